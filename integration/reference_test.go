@@ -60,13 +60,13 @@ Made from the code by ` + "`go generate ./integration`" + `: do not edit it.
 
 A setting is looked for as a flag, then in the environment, then in the YAML file that ` + "`--config`" + ` names; then its
 default holds. The flag ` + "`--snapshot-interval`" + ` is ` + "`KVATLAS_SNAPSHOT_INTERVAL`" + ` in the environment and
-` + "`snapshot-interval`" + ` in the file. These flags have the names that NATS users know, too:
+` + "`snapshot-interval`" + ` in the file. These flags have the names that users of NATS and OpenTelemetry know, too:
 
 | flag | environment |
 |---|---|
 `)
-	for _, flag := range slices.Sorted(maps.Keys(cli.NATSNames)) {
-		fmt.Fprintf(&b, "| `--%s` | `%s` |\n", flag, cli.NATSNames[flag])
+	for _, flag := range slices.Sorted(maps.Keys(cli.KnownNames)) {
+		fmt.Fprintf(&b, "| `--%s` | `%s` |\n", flag, cli.KnownNames[flag])
 	}
 	for _, name := range []string{"indexer", "worker-shim"} {
 		r := harness.Run(t, name, "man", "--markdown")

@@ -52,7 +52,7 @@ func TestUnitSettings(t *testing.T) {
 		for _, file := range files {
 			for _, m := range assigned.FindAllStringSubmatch(readFile(t, filepath.Join("../deploy/systemd", file)), -1) {
 				flag := strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(m[1], "KVATLAS_"), "_", "-"))
-				for natural, variable := range cli.NATSNames {
+				for natural, variable := range cli.KnownNames {
 					if variable == m[1] {
 						flag = natural
 					}

@@ -38,6 +38,7 @@ type serving struct {
 	tokenizers               string
 	nats                     *cli.NATS
 	debug                    *cli.Debug
+	traces                   *cli.Traces
 }
 
 func serveCommand() *cobra.Command {
@@ -156,6 +157,7 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 	f.IntVar(&s.FunnelBlocks, "funnel-blocks", 1<<19,
 		"blocks that are remembered to say where reusable tokens are lost (indexer funnel); some 120 bytes each")
 	f.Float64Var(&s.Guesses.PruneRatio, "guess-prune-ratio", 0.8, "share of --guess-max-blocks that is left then")
+	s.traces = cli.TraceFlags(f)
 	s.debug = cli.DebugFlag(f)
 	logger := cli.LogFlags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -220,7 +222,7 @@ func (s *serving) check() error {
 		bad(err != nil && addr != "", "%s %q is not HOST:PORT", name, addr)
 	}
 	delete(listen, "--nats-listen")
-	errs = append(errs, s.debug.Check(), s.security.Check(listen))
+	errs = append(errs, s.debug.Check(), s.security.Check(listen), s.traces.Check())
 	failed("--nats-config", (&jetstream.ServerOptions{ConfigFile: s.natsConfig}).CheckFile())
 	var err error
 	s.Engines.OnRefused, err = shim.ParseOnRefused(s.onRefused)
@@ -264,6 +266,12 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	defer debugStop()
+	tracer, tracesEnd, err := s.traces.Open(ctx, "kvatlas-indexer", s.ID, log)
+	if err != nil {
+		return err
+	}
+	defer tracesEnd()
+	s.Tracer = tracer
 	cli.GrowHeap()
 	began := time.Now()
 	if s.Conn, s.Embedded, err = s.connect(ctx, log); err != nil {

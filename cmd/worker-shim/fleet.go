@@ -162,6 +162,7 @@ func (f *fleet) serve(key events.RankKey, feed <-chan shim.Frame, decoder shim.D
 		Limits:   shim.Limits{QueueBytes: one.queueBytes},
 		Log:      shim.NewStreamLog(f.ns, key, watch.logFailed),
 		Control:  server, Keep: one.keep(report, log), Hooks: watch.hooks(f.ctx),
+		Tracer: one.tracer,
 	})
 }
 

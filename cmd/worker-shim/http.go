@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/metrics"
 	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/internal/tracing"
 	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -92,6 +93,7 @@ func (p *httpPort) handler(f *fleetFigures) http.Handler {
 // fleetFigures are what this process knows of its ranks. Any goroutine may use it.
 type fleetFigures struct {
 	queueMost int // bytes, of a rank
+	tracer    *tracing.Tracer
 
 	mu    sync.Mutex
 	ranks map[*watcher]*rankFigures
@@ -147,8 +149,8 @@ func (f *fleetFigures) figures() *metrics.ShimFigures {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	sum := f.past
-	out := &metrics.ShimFigures{Skipped: map[string]uint64{}, QueueMost: f.queueMost * len(f.ranks),
-		Ranks: map[string]uint64{"connected": 0, "silent": 0, "gone": 0, "unknown": 0}}
+	out := &metrics.ShimFigures{Spans: f.tracer.Counts(), Skipped: map[string]uint64{},
+		QueueMost: f.queueMost * len(f.ranks), Ranks: map[string]uint64{"connected": 0, "silent": 0, "gone": 0, "unknown": 0}}
 	for _, r := range f.ranks {
 		sum.add(r)
 		out.Ranks[cmp.Or(string(r.state.Engine), "unknown")]++

@@ -18,6 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/internal/tracing"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -63,6 +64,8 @@ type running struct {
 	onRefused                           string
 	silentAfter, goneAfter              time.Duration
 	debug                               *cli.Debug
+	traces                              *cli.Traces
+	tracer                              *tracing.Tracer
 	reconnects                          *reconnects
 	http                                *httpPort
 	figures                             *fleetFigures
@@ -167,6 +170,7 @@ objects, for indexers to know without asking. It needs --engine and --master alo
 		"after how long a silence the engine counts as gone, and what it had in device and host memory is cleared; 0: never")
 	f.DurationVar(&r.logWindow, "log-repeat", 10*time.Second, "least time between two log lines about the same trouble")
 	r.http = httpFlags(f)
+	r.traces = cli.TraceFlags(f)
 	r.debug = cli.DebugFlag(f)
 	logger := cli.LogFlags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -186,6 +190,15 @@ objects, for indexers to know without asking. It needs --engine and --master alo
 			if err := r.http.check(); err != nil {
 				return err
 			}
+			if err := r.traces.Check(); err != nil {
+				return cli.UsageErrorf("%w", err)
+			}
+			tracer, tracesEnd, err := r.traces.Open(cmd.Context(), "kvatlas-worker-shim", r.instance, log)
+			if err != nil {
+				return err
+			}
+			defer tracesEnd()
+			r.tracer, r.figures.tracer = tracer, tracer
 			r.figures.queueMost = r.queueBytes
 			httpStop, err := r.http.serve(r.figures, log)
 			if err != nil {
@@ -416,6 +429,7 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 		Keep:            r.keep(watch.report, log),
 		ReplayTimeout:   r.replayTimeout, IdleCheck: r.idleCheck, Hooks: watch.hooks(ctx),
 		OnRefused: onRefused, SilentAfter: r.silentAfter, GoneAfter: r.goneAfter,
+		Tracer: r.tracer,
 	})
 }
 

@@ -197,13 +197,16 @@ var unhurried = []string{
 	"KVATLAS_LEASE=15m", "KVATLAS_CLAIM_WAIT=15m", "KVATLAS_ENGINE_SILENT_AFTER=15m", // of shims
 	"KVATLAS_PENDING_FOR=24h", "KVATLAS_TOMBSTONE_FOR=24h", "KVATLAS_L3_TIMEOUT=4m", "KVATLAS_NATS_WAIT=4m", // of indexers
 	"KVATLAS_PARK_FOR=24h", "KVATLAS_REMEMBER_FOR=24h", // of indexers of v0.4
-	"KVATLAS_TIMEOUT=4m", // of who asks them
+	"KVATLAS_TIMEOUT=4m",                                                  // of who asks them
+	"OTEL_EXPORTER_OTLP_TIMEOUT=240000", "OTEL_BSP_EXPORT_TIMEOUT=240000", // of traces
+	"OTEL_BSP_SCHEDULE_DELAY=100",
 }
 
 // Environment is that of a program: nothing of ours is in it but what is unhurried.
 func Environment(args []string) (env []string) {
 	for _, v := range os.Environ() {
-		if !strings.HasPrefix(v, "NATS_") && !strings.HasPrefix(v, "KVATLAS_") {
+		if !strings.HasPrefix(v, "NATS_") && !strings.HasPrefix(v, "KVATLAS_") &&
+			!strings.HasPrefix(v, "OTEL_") {
 			env = append(env, v)
 		}
 	}

@@ -4,7 +4,8 @@
 // A setting is looked for as a flag, then in the environment, then in the file that --config names, then its default is
 // taken. The flag --snapshot-interval is KVATLAS_SNAPSHOT_INTERVAL in the environment and snapshot-interval in the
 // file, which is YAML (so JSON will do). Settings of the NATS connection also have the names that NATS users know:
-// NATS_URL, NATS_CREDS, NATS_NKEY, NATS_USER, NATS_PASSWORD, NATS_TOKEN, NATS_CERT, NATS_KEY, NATS_CA.
+// NATS_URL, NATS_CREDS, NATS_NKEY, NATS_USER, NATS_PASSWORD, NATS_TOKEN, NATS_CERT, NATS_KEY, NATS_CA. Those of traces
+// have the names that OpenTelemetry users know, such as OTEL_EXPORTER_OTLP_ENDPOINT.
 //
 // Exit status: 0 success; 1 it failed, or the answer is no; 2 what was given makes no sense, whoever is asked: the
 // command line, a setting, a name that cannot be one, a file to be read that is not there or not what it should be. So
@@ -46,11 +47,12 @@ type unableError struct{ error }
 // UnableErrorf makes the error of a question that has no answer: it ends the program with status 3.
 func UnableErrorf(format string, args ...any) error { return unableError{fmt.Errorf(format, args...)} }
 
-// NATSNames are the environment variables, by flag, that NATS users know.
-var NATSNames = map[string]string{
+// KnownNames are the environment variables, by flag, that users of NATS and of OpenTelemetry know.
+var KnownNames = map[string]string{
 	"nats": "NATS_URL", "nats-creds": "NATS_CREDS", "nats-nkey": "NATS_NKEY", "nats-user": "NATS_USER",
 	"nats-password": "NATS_PASSWORD",
 	"nats-token":    "NATS_TOKEN", "nats-cert": "NATS_CERT", "nats-key": "NATS_KEY", "nats-ca": "NATS_CA",
+	"otlp-endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT",
 }
 
 // Main runs a program's root command and returns its exit status. The command's context ends at SIGINT or SIGTERM; a
@@ -153,7 +155,7 @@ func fillFlags(cmd *cobra.Command) error {
 		if f.Changed || overruled(cmd, f) {
 			return
 		}
-		names := []string{variable(f.Name), NATSNames[f.Name]}
+		names := []string{variable(f.Name), KnownNames[f.Name]}
 		for _, old := range f.Annotations[oldNames] {
 			names = append(names, variable(old))
 		}

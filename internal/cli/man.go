@@ -100,7 +100,7 @@ func options(flags *pflag.FlagSet) (list []option) {
 		if slices.Contains([]string{"0", "0s", "false", "[]"}, o.value) {
 			o.value = ""
 		}
-		if other := NATSNames[f.Name]; other != "" {
+		if other := KnownNames[f.Name]; other != "" {
 			o.variables += ", " + other
 		}
 		list = append(list, o)

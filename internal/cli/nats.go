@@ -38,7 +38,7 @@ func OtherNATSFlags(flags *pflag.FlagSet, name, usage string) *NATS {
 func natsFlags(flags *pflag.FlagSet, name, def, usage string, optional bool) *NATS {
 	n := &NATS{name: name, optional: optional}
 	text := func(into *string, suffix, def, usage string) {
-		if env := NATSNames[name+suffix]; env != "" && suffix != "-password" && suffix != "-token" {
+		if env := KnownNames[name+suffix]; env != "" && suffix != "-password" && suffix != "-token" {
 			usage += " (also " + env + ")"
 		}
 		flags.StringVar(into, name+suffix, def, usage)
@@ -63,7 +63,7 @@ func natsFlags(flags *pflag.FlagSet, name, def, usage string, optional bool) *NA
 
 // secretVariable is the environment variable of a flag that is better not given on the command line.
 func secretVariable(flag string) string {
-	if name := NATSNames[flag]; name != "" {
+	if name := KnownNames[flag]; name != "" {
 		return name
 	}
 	return variable(flag)

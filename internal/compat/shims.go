@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/internal/tracing"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -48,6 +49,8 @@ type ShimsHooks struct {
 type Engines struct {
 	OnRefused              shim.OnRefused
 	SilentAfter, GoneAfter time.Duration
+
+	Tracer *tracing.Tracer // of what is published
 }
 
 // Shims is the shims that this process runs.
@@ -317,6 +320,7 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 				s.hooks.StateChanged(key, now)
 			},
 		},
+		Tracer:    s.engines.Tracer,
 		OnRefused: s.engines.OnRefused, SilentAfter: s.engines.SilentAfter, GoneAfter: s.engines.GoneAfter,
 	})
 }

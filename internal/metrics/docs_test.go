@@ -84,5 +84,5 @@ func TestPage(t *testing.T) {
 
 func shimFigures() *ShimFigures {
 	one := map[string]uint64{"x": 1}
-	return &ShimFigures{Ranks: one, Incidents: one, Skipped: one}
+	return &ShimFigures{Ranks: one, Incidents: one, Skipped: one, Spans: one}
 }

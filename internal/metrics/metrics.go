@@ -31,6 +31,8 @@ type Figures struct {
 	Events []EventCount // applied to the index
 	Ages   Histogram    // of messages when they were applied, in seconds
 	Loads  []WorkerLoad // of each rank that has requests, and one without a worker for each model
+
+	Spans map[string]uint64 // of traces, by what became of them; nil: none are sent
 }
 
 // EventCount counts events of one class.
@@ -291,6 +293,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	to.applied(f)
 	to.loads(f.Loads, c.Workers)
+	to.spans(f.Spans)
 	to.send(ch)
 }
 
@@ -366,6 +369,12 @@ func (to emitter) applied(f *Figures) {
 	to.metrics[age] = &metric{histogram: &f.Ages, desc: prometheus.NewDesc(age,
 		"Time from when the log took a message, by the NATS server's clock, to when it was applied, by this host's; "+
 			"of partitions that served.", nil, nil)}
+}
+
+// spans tells of traces, if they are sent.
+func (to emitter) spans(counts map[string]uint64) {
+	to.counts("kvatlas_trace_spans_total", "Spans of traces by what became of them: sent, failed (the collector did not "+
+		"take them) or dropped (too many waited). Absent without --otlp-endpoint.", "outcome", counts)
 }
 
 // loads tells of requests under way, by model, and of as many workers as are wanted.

@@ -167,7 +167,7 @@ func full() *Figures {
 			Sessions: &api.SessionStatus{}, EngineReports: &api.ReportCounts{}, SnapshotBucket: api.Usage{Limit: 1},
 			Store: api.Usage{Limit: 1},
 		},
-		Events: make([]EventCount, 1), Loads: []WorkerLoad{{Worker: "w"}},
+		Events: make([]EventCount, 1), Loads: []WorkerLoad{{Worker: "w"}}, Spans: map[string]uint64{"sent": 1},
 	}
 }
 

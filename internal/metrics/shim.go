@@ -18,6 +18,8 @@ type ShimFigures struct {
 
 	Incidents map[string]uint64 // by what happened
 	Skipped   map[string]uint64 // events that were passed over, by reason
+
+	Spans map[string]uint64 // as in [Figures]
 }
 
 // NewShim returns a handler of /metrics for a shim's process. Any goroutine calls figures, at each scrape.
@@ -52,5 +54,6 @@ func (c shimCollector) Collect(ch chan<- prometheus.Metric) {
 			"gone), resync (was asked for), snapshot (of the engine, in place of what could not be replayed), joined_late "+
 			"(what it said before is not known), correction (of a wrong hash).", "what", f.Incidents)
 	to.counts("kvatlas_shim_events_skipped_total", "Events that were passed over, by reason.", "reason", f.Skipped)
+	to.spans(f.Spans)
 	to.send(ch)
 }

@@ -85,7 +85,7 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		return nil, err
 	}
 	if q.Tokens != nil {
-		begun = n.stage(StageHash, begun)
+		begun = n.stage(ctx, StageHash, begun)
 	}
 	answer := &api.Answer{Model: q.Model, BlockSize: served.BlockSize, Workers: []api.Overlap{},
 		Blocks: max(len(s.locals), len(q.EngineHashes))}
@@ -145,7 +145,7 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 			answer.Workers = append(answer.Workers, overlap)
 		}
 	}
-	n.stage(StageIndex, begun)
+	n.stage(ctx, StageIndex, begun)
 	if n.lapses.Load() != lapses { // a partition may have been emptied under the query
 		missing = n.lapsed(s, missing)
 		i := -1
@@ -171,7 +171,7 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	}
 	if shared.Asked() {
 		begun = time.Now()
-		defer func() { n.stage(StageStore, begun) }()
+		defer func() { n.stage(ctx, StageStore, begun) }()
 	}
 	shared.merge(ctx, answer, idle)
 	finish := answer.Finish
@@ -183,9 +183,9 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 }
 
 // stage tells how long a part of a query took that ends now.
-func (n *Node) stage(stage string, begun time.Time) (now time.Time) {
+func (n *Node) stage(ctx context.Context, stage string, begun time.Time) (now time.Time) {
 	now = time.Now()
-	n.cfg.Hooks.Stage(stage, now.Sub(begun))
+	n.cfg.Hooks.Stage(ctx, stage, now.Sub(begun))
 	return now
 }
 

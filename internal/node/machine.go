@@ -96,6 +96,8 @@ type Message struct {
 	Key  events.RankKey
 	Bad  bool // Key could not be read from the subject
 	Data []byte
+
+	Trace string // the header of its publisher's trace; the machine does not read it
 }
 
 // NewMachine returns a machine for partitions 0 to n-1, all of them empty.

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -69,6 +70,8 @@ type Config struct {
 	// it: it must not block. nil: it is never known.
 	Source func(events.RankKey) string
 
+	Traced bool // Message.Trace is read from the log
+
 	Hooks Hooks
 }
 
@@ -79,7 +82,11 @@ type Hooks struct {
 	Rejected func(p events.Partition, what string, err error)
 	CaughtUp func(p events.Partition, seq events.StreamSeq)
 	Applying func([]Message) // messages of the log will be applied now; they may be kept
-	Ready    func()          // every partition that is kept serves
+
+	// messages of the log were applied, some of which are of a trace; of those that are of none it is not told
+	AppliedTraced func(p events.Partition, messages []Message, took time.Duration)
+
+	Ready func() // every partition that is kept serves
 	// the log is not the one that was applied; begin again
 	Unfit     func(p events.Partition, notice jetstream.Notice)
 	Trouble   func(p events.Partition, err error)                 // the log cannot be read for now
@@ -99,7 +106,8 @@ type Hooks struct {
 	// something rejects writes, or, with nil, takes them again
 	Unwritable func(what string, err error)
 
-	Stage func(stage string, took time.Duration) // a part of a query took so long; see StageHash
+	// a part of a query, of this context, took so long; see StageHash
+	Stage func(ctx context.Context, stage string, took time.Duration)
 }
 
 // Restored says from what a partition was restored.
@@ -173,7 +181,7 @@ func New(cfg Config) *Node {
 	cfg.ResyncPause = cmp.Or(max(cfg.ResyncPause, 0), resyncPause)
 	cfg.CapacityCheck = cmp.Or(max(cfg.CapacityCheck, 0), 5*time.Second)
 	if cfg.Hooks.Stage == nil { // else each query would pay for reflection
-		cfg.Hooks.Stage = func(string, time.Duration) {}
+		cfg.Hooks.Stage = func(context.Context, string, time.Duration) {}
 	}
 	hooks.Fill(&cfg.Hooks)
 	n := &Node{cfg: cfg, index: radix.New(cfg.Index), l3: newL3(cfg.L3), work: make(chan work, 16),
@@ -251,7 +259,14 @@ func (n *Node) write(ctx context.Context) {
 // unbroken, so they were lost between the reader and the index.
 func (n *Node) apply(w work) {
 	n.cfg.Hooks.Applying(w.messages)
+	begun := time.Time{}
+	if n.cfg.Traced && slices.ContainsFunc(w.messages, func(m Message) bool { return m.Trace != "" }) {
+		begun = time.Now()
+	}
 	whole := n.machine.Apply(w.partition, w.messages)
+	if !begun.IsZero() {
+		n.cfg.Hooks.AppliedTraced(w.partition, w.messages, time.Since(begun))
+	}
 	if w.live {
 		n.machine.applied(w.messages, time.Now())
 	}
@@ -304,6 +319,7 @@ func (n *Node) read(ctx context.Context, p events.Partition, epoch jetstream.Epo
 	updates := make(chan jetstream.Update, 2)
 	reader, err := n.cfg.Namespace.StartReader(jetstream.ReaderConfig{
 		Partition: p, After: at, Out: updates, Watch: n.cfg.Watch, Ends: endsEvery,
+		Traced: n.cfg.Traced,
 	})
 	if err != nil {
 		n.step(p, func(pt *partition) effects { return pt.failed(begun, err) })
@@ -355,7 +371,7 @@ const maxKeys = 65536
 // message translates one message of the log. keys remembers what subjects mean.
 func message(m jetstream.Message, keys map[string]events.RankKey) Message {
 	key, known := keys[m.Subject]
-	out := Message{Seq: m.Seq, Time: m.Time, Key: key, Data: m.Data}
+	out := Message{Seq: m.Seq, Time: m.Time, Key: key, Data: m.Data, Trace: m.Trace}
 	if !known {
 		_, _, key, err := jetstream.ParseEventSubject(m.Subject)
 		if err != nil {

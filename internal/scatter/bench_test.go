@@ -28,7 +28,7 @@ type wires struct {
 	reply []byte
 }
 
-func (w *wires) Send(_, _ string, _ time.Duration, _ []byte, to rpc.Receiver, tag int) (uint64, error) {
+func (w *wires) Send(_, _ string, _ time.Duration, _ string, _ []byte, to rpc.Receiver, tag int) (uint64, error) {
 	to.Receive(tag, rpc.Reply{Body: w.reply})
 	return 1, nil
 }

@@ -7,7 +7,10 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"github.com/kvatlas/kvatlas/internal/loop"
+	"github.com/kvatlas/kvatlas/internal/tracing"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -162,6 +165,7 @@ type inFlight struct {
 	node    string
 	at      time.Duration
 	replied bool
+	span    tracing.Span
 }
 
 // arrival is a reply: of the request with a tag, or, if own is not nil, of this node to a request of the round.
@@ -389,12 +393,22 @@ func (c *call) request(r Request) *api.Error {
 	if err != nil {
 		return api.Errorf(api.CodeInternal, "encode the request: %v", err)
 	}
-	now, tag := c.s.now(), len(c.queue.sent)
-	c.queue.sent = append(c.queue.sent, inFlight{request: r.ID, node: r.Node, at: now})
+	now, tag, trace := c.s.now(), len(c.queue.sent), ""
+	ctx, span := tracing.Ask(c.ctx, "peer")
+	if span.On() {
+		span.Set(attribute.String("kvatlas.node", r.Node), attribute.String("kvatlas.peer.kind", r.Kind.String()),
+			attribute.Int("kvatlas.partitions", len(r.Partitions)))
+		trace = rpc.Traceparent(ctx)
+	}
+	c.queue.sent = append(c.queue.sent, inFlight{request: r.ID, node: r.Node, at: now, span: span})
 	c.s.cfg.Hooks.Asked(r.Kind)
-	id, err := c.s.cfg.Transport.Send(r.Node, c.g.op(), max(c.until-c.margin-now, time.Millisecond), body, c.queue, tag)
+	id, err := c.s.cfg.Transport.Send(r.Node, c.g.op(), max(c.until-c.margin-now, time.Millisecond), trace, body,
+		c.queue, tag)
 	if err != nil {
-		return c.s.replied(rpc.Reply{Err: err}, 0)
+		e := c.s.replied(rpc.Reply{Err: err}, 0)
+		span.Fail(string(e.Code), true)
+		span.End()
+		return e
 	}
 	c.queue.sent[tag].id = id
 	return nil
@@ -410,6 +424,10 @@ func (c *call) receive(a arrival) {
 	f := &c.queue.sent[a.tag]
 	f.replied = true
 	e := c.s.replied(a.reply, a.at-f.at)
+	if e != nil {
+		f.span.Fail(string(e.Code), false)
+	}
+	f.span.End()
 	r := reply{}
 	switch {
 	case c.fatal != nil:
@@ -455,6 +473,8 @@ func (c *call) end() {
 		if f.id == 0 || f.replied {
 			continue
 		}
+		f.span.Fail("not_awaited", false)
+		f.span.End()
 		tag := int(f.at)
 		if c.g.patient() {
 			tag = ^tag

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/hooks"
+	"github.com/kvatlas/kvatlas/internal/tracing"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/rpc"
@@ -25,8 +26,9 @@ type View interface {
 // Transport carries requests to other nodes.
 type Transport interface {
 	// Send sends a request for an operation, in MessagePack, and returns at once. The reply goes to the receiver, if it
-	// comes, with the tag; patience says how long it is waited for. See [rpc.Pool].
-	Send(node, op string, patience time.Duration, body []byte, to rpc.Receiver, tag int) (id uint64, err error)
+	// comes, with the tag; patience says how long it is waited for, trace is the header of its trace. See [rpc.Pool].
+	Send(node, op string, patience time.Duration, trace string, body []byte, to rpc.Receiver, tag int) (
+		id uint64, err error)
 
 	// Redirect gives the reply to a request, if it is still to come, to another receiver.
 	Redirect(id uint64, to rpc.Receiver, tag int)
@@ -72,8 +74,8 @@ type Hooks struct {
 	HedgesDenied func(n int)                              // hedges that were due and not made
 	Missing      func(op string, n int)                   // partitions that an answer lacks
 
-	// a part of a query took so long: StageHash, StagePeers or StageStore
-	Stage func(stage string, took time.Duration)
+	// a part of a query, of this context, took so long: StageHash, StagePeers or StageStore
+	Stage func(ctx context.Context, stage string, took time.Duration)
 }
 
 // The parts of a query that Hooks.Stage is told of, if the query is scattered.
@@ -107,7 +109,7 @@ const maxReadings = 1024
 // New returns what answers for a cluster.
 func New(cfg Config) *Scatter {
 	if cfg.Hooks.Stage == nil { // else each query would pay for reflection
-		cfg.Hooks.Stage = func(string, time.Duration) {}
+		cfg.Hooks.Stage = func(context.Context, string, time.Duration) {}
 	}
 	hooks.Fill(&cfg.Hooks)
 	s := &Scatter{
@@ -278,7 +280,7 @@ func (s *Scatter) find(ctx context.Context, q *api.Query, wanted []Wanted) (*api
 			if share.Hashed, err = known.hash(q); err != nil {
 				return nil, err
 			}
-			s.cfg.Hooks.Stage(StageHash, time.Since(begun))
+			s.cfg.Hooks.Stage(ctx, StageHash, time.Since(begun))
 			question = s.askStore(q, known.blockSize)
 		}
 		share.Idle = q.Idle || question != nil && question.Asked()
@@ -330,7 +332,7 @@ func (s *Scatter) finish(ctx context.Context, q *api.Query, a *api.Answer, quest
 	if question != nil {
 		begun := time.Now()
 		if question.Merge(ctx, a); question.Asked() {
-			s.cfg.Hooks.Stage(StageStore, time.Since(begun))
+			s.cfg.Hooks.Stage(ctx, StageStore, time.Since(begun))
 		}
 	}
 	if q.Raw {
@@ -360,8 +362,10 @@ func (s *Scatter) remember(key readingKey, r reading) {
 // union asks a query, which has hashes and no tokens, of one node for each partition.
 func (s *Scatter) union(ctx context.Context, q *api.Query, wanted []Wanted) (*api.Answer, error) {
 	u, begun := NewUnion(q, s.cfg.PartitionOf), time.Now()
-	missing, err := s.gather(ctx, wanted, &finding{query: q, union: u, local: s.cfg.Local})
-	s.cfg.Hooks.Stage(StagePeers, time.Since(begun))
+	asking, span := tracing.Start(ctx, StagePeers)
+	missing, err := s.gather(asking, wanted, &finding{query: q, union: u, local: s.cfg.Local})
+	span.End()
+	s.cfg.Hooks.Stage(ctx, StagePeers, time.Since(begun))
 	if err != nil {
 		return nil, err
 	}

@@ -247,7 +247,8 @@ func handle(ctx context.Context, n *node, op string, body []byte) rpc.Reply {
 	return rpc.Reply{Body: out, Err: err}
 }
 
-func (f *fleet) Send(to, op string, patience time.Duration, body []byte, who rpc.Receiver, tag int) (uint64, error) {
+func (f *fleet) Send(to, op string, patience time.Duration, _ string, body []byte, who rpc.Receiver, tag int) (
+	uint64, error) {
 	f.asked.Add(1)
 	id, n, there, back := f.add(who, tag), f.nodes[to], f.delay(), f.delay()
 	go func() {

@@ -58,7 +58,8 @@ type Config struct {
 	// Pending bounds the choices that are kept for a booking by their id alone.
 	Pending PendingLimits
 
-	Stage func(stage string, took time.Duration) // is told how long each part of a selection took; may be nil
+	// Stage is told how long each part of a selection, of this context, took; may be nil.
+	Stage func(ctx context.Context, stage string, took time.Duration)
 }
 
 // DefaultPolicy is the policy of requests that name none.
@@ -80,7 +81,7 @@ func New(cfg Config) (*Service, error) {
 		cfg.Policy = DefaultPolicy
 	}
 	if cfg.Stage == nil {
-		cfg.Stage = func(string, time.Duration) {}
+		cfg.Stage = func(context.Context, string, time.Duration) {}
 	}
 	s := &Service{cfg: cfg, selectors: map[string]*routing.Selector{}, pending: newPending(cfg.Pending)}
 	for _, name := range routing.Policies() {
@@ -108,7 +109,8 @@ type scratch struct {
 	rng     *rand.Rand
 	busy    *routing.Refusal // that all are; else nil
 	asked   asked
-	began   time.Time // the stage that is timed
+	ctx     context.Context // of the selection
+	began   time.Time       // the stage that is timed
 	request routing.Request
 	list    []routing.Candidate
 	depths  []int32 // by row of the load table
@@ -140,7 +142,7 @@ type Details struct {
 // lap ends a stage.
 func (s *Service) lap(x *scratch, stage string) {
 	now := time.Now()
-	s.cfg.Stage(stage, now.Sub(x.began))
+	s.cfg.Stage(x.ctx, stage, now.Sub(x.began))
 	x.began = now
 }
 
@@ -170,7 +172,8 @@ func (s *Service) SelectDetailed(ctx context.Context, r *api.SelectRequest, d *D
 	}
 	x := s.scratches.Get().(*scratch)
 	defer s.scratches.Put(x)
-	x.began = time.Now()
+	defer func() { x.ctx = nil }()
+	x.ctx, x.began = ctx, time.Now()
 	prompt := r.Prompt()
 	isl, err := x.hash(&prompt, of.blockSize)
 	if err != nil {

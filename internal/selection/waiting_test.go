@@ -359,7 +359,7 @@ func TestAdmittedOneByOne(t *testing.T) {
 	second := make(chan struct{}, 1)
 	chosen := 0
 	var mu sync.Mutex
-	f.service.cfg.Stage = func(stage string, _ time.Duration) {
+	f.service.cfg.Stage = func(_ context.Context, stage string, _ time.Duration) {
 		if stage != stageChoose {
 			return
 		}

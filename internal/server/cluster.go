@@ -141,13 +141,13 @@ type peers struct {
 
 // Send sends a request to a node. See [rpc.Pool.Send].
 func (p *peers) Send(
-	node, op string, patience time.Duration, body []byte, to rpc.Receiver, tag int,
+	node, op string, patience time.Duration, trace string, body []byte, to rpc.Receiver, tag int,
 ) (id uint64, err error) {
 	subject, err := jetstream.NodeSubject(p.namespace, node, op)
 	if err != nil {
 		return 0, api.Errorf(api.CodeInternal, "%v", err)
 	}
-	return p.Pool.Send(subject, api.MsgPack, patience, body, to, tag)
+	return p.Pool.Send(subject, api.MsgPack, patience, trace, body, to, tag)
 }
 
 // peer returns a client of another node, which answers for what it holds itself.

@@ -42,5 +42,5 @@ func (s *Server) guarded(h http.Handler, body int64) http.Handler {
 	}
 	room := s.room(body, deny)
 	a := &access{token: s.HTTPToken, open: map[string]bool{"/health": true}, deny: deny}
-	return a.guard(room.limit(h, s.endedHTTP), s.endedHTTP)
+	return a.guard(room.limit(s.tracedHTTP(h), s.endedHTTP), s.endedHTTP)
 }

@@ -9,7 +9,8 @@ import (
 // figures are what a scrape shows. Nobody who applies events waits for it.
 func (s *Server) figures() *metrics.Figures {
 	status, applied := s.node.Recent()
-	f := &metrics.Figures{Status: s.complete(status), Ages: ages(&applied.Ages), Loads: s.workerLoads()}
+	f := &metrics.Figures{Status: s.complete(status), Ages: ages(&applied.Ages), Loads: s.workerLoads(),
+		Spans: s.Tracer.Counts()}
 	for class, n := range applied.Events {
 		f.Events = append(f.Events, metrics.EventCount{Source: class.Source, Event: class.Kind.String(),
 			Tier: class.Tier.String(), Count: n})

@@ -81,7 +81,8 @@ func (s *Server) handler() http.Handler {
 	s.register(mux, front)
 	page.Register(mux)
 	room := s.room(api.MaxBody, denyAsAPI)
-	return (&access{token: s.HTTPToken, open: open, deny: denyAsAPI}).guard(room.limit(mux, front.ended), front.ended)
+	a := &access{token: s.HTTPToken, open: open, deny: denyAsAPI}
+	return a.guard(room.limit(s.tracedHTTP(mux), front.ended), front.ended)
 }
 
 // register adds all paths of the HTTP port.

@@ -86,7 +86,7 @@ func (v *service) serve(
 			return err
 		}
 		cfg.Endpoints = append(cfg.Endpoints, jetstream.Endpoint{Name: op, Subject: on, QueueGroup: group,
-			Handler: overNATS(answer, op)})
+			Handler: v.s.tracedNATS(op, by, overNATS(answer, op))})
 	}
 	service, err := jetstream.Serve(v.s.Conn, cfg)
 	if err == nil {
@@ -101,7 +101,8 @@ func (v *service) config(name string, by api.Transport) jetstream.ServiceConfig 
 		Name: name, Version: serviceVersion(v.s.Version),
 		Description: "index of KV cache, namespace " + v.s.Namespace,
 		Workers:     v.s.QueryWorkers, Queue: v.s.QueryQueue, MaxBody: jetstream.MaxValue, Refuse: refuse,
-		Hooks: jetstream.ServiceHooks{Ended: func(op, outcome string) { v.s.outcomes.Count(by, op, outcome) }},
+		Traced: v.s.Tracer.On(),
+		Hooks:  jetstream.ServiceHooks{Ended: func(op, outcome string) { v.s.outcomes.Count(by, op, outcome) }},
 	}
 }
 

@@ -40,6 +40,7 @@ func (s *Server) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		}
 		if a, err = s.withGuesses(q, a, err); err == nil {
 			s.asked(q, a)
+			traceAnswer(ctx, q, a)
 		}
 		return a, err
 	})

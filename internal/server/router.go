@@ -64,6 +64,7 @@ func (r router) Select(ctx context.Context, q *api.SelectRequest) (*api.Selectio
 		outcome = string(api.AsError(err).Code)
 	}
 	r.s.queries.Selected(policy, outcome)
+	traceChoice(ctx, q, policy, out)
 	return out, err
 }
 

@@ -29,6 +29,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/selection"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/tokenize"
+	"github.com/kvatlas/kvatlas/internal/tracing"
 	"github.com/kvatlas/kvatlas/internal/watch"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -89,6 +90,8 @@ type Settings struct {
 	ConductorListen string // where requests are answered as by Mooncake's conductor; empty: they are not
 
 	GRPCListen string // empty: gRPC is not served
+
+	Tracer *tracing.Tracer // of requests; nil: they are not traced
 
 	HTTPToken []byte // that requests over HTTP and gRPC must bring; nil: none
 	HTTPTLS   *tls.Config
@@ -184,7 +187,8 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		SnapshotInterval: s.SnapshotInterval, SnapshotBlocks: s.SnapshotBlocks, Recreate: st.mendLog,
 		Shared: true, View: s.views.Now, Hooks: hooks, Source: s.registry.Source,
 	}
-	nodeConfig.Hooks.Stage = s.queries.Stage
+	stage := s.stageHook()
+	nodeConfig.Hooks.Stage, nodeConfig.Traced, nodeConfig.Hooks.AppliedTraced = stage, s.Tracer.On(), s.traceApplied
 	if s.Embedded != nil {
 		nodeConfig.StoreLimit, nodeConfig.Health = s.Embedded.Limit, s.Embedded.Health
 	}
@@ -196,7 +200,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		Hooks: scatter.Hooks{
 			Asked:   func(k scatter.Kind) { s.queries.Asked(k.String()) },
 			Replied: s.queries.Replied, HedgesDenied: s.queries.HedgesDenied, Missing: s.queries.Missing,
-			Stage: s.queries.Stage,
+			Stage: stage,
 		},
 	})
 	if s.guesses, err = guess.New(guess.Config{Settings: s.Guesses, Pool: s.registry.Pool}); err != nil {
@@ -211,13 +215,14 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	s.sessions = s.newSessions()
 	s.selection, err = selection.New(selection.Config{
 		Find: s.find, Pool: s.registry.Pool, Loads: s.loads, Guesses: s.guesses, Engines: s.engines.read,
-		Stage: s.queries.SelectionStage, Sessions: s.sessions,
+		Stage: s.selectionStageHook(), Sessions: s.sessions,
 		Policy: s.Policy, Routing: s.Routing,
 	})
 	if err != nil {
 		return nil, err
 	}
 	s.hub = watch.New(watch.Config{Self: s.ID, Source: watched{s}})
+	s.Engines.Tracer = s.Tracer
 	s.shims = compat.NewShims(s.ns, st.workers, s.ID, s.Engines, shimsHooks(log))
 	cfg.Keeper, cfg.Views = s.node, s.views
 	if s.member, err = cluster.Join(ctx, cfg); err != nil {

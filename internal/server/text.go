@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/tokenize"
+	"github.com/kvatlas/kvatlas/internal/tracing"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -48,8 +51,15 @@ func (s *Server) readText(ctx context.Context, q *api.Query) (asked api.Query, o
 	asked, out = *q, &api.Tokenization{}
 	asked.Text = nil
 	begun := time.Now()
-	tokens, err := s.tokenizers.Tokenize(ctx, q.Model, q.Text)
+	making, span := tracing.Start(ctx, "tokenize")
+	tokens, err := s.tokenizers.Tokenize(making, q.Model, q.Text)
 	s.queries.Stage("tokenize", time.Since(begun))
+	if err != nil {
+		span.Fail(string(tokenize.OutcomeOf(err)), true)
+	} else if span.On() {
+		span.Set(attribute.Int("llm_d.epp.token_producer.token_count", len(tokens.IDs)))
+	}
+	span.End()
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return asked, nil, ctx.Err()

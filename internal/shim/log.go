@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 
+	"go.opentelemetry.io/otel/attribute"
+
+	"github.com/kvatlas/kvatlas/internal/tracing"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
@@ -131,6 +134,9 @@ func (l *StreamLog) findRank(ctx context.Context, p events.Partition, bucket *je
 
 // Publish appends messages to the rank's subject, all acknowledged.
 func (l *StreamLog) Publish(ctx context.Context, msgs [][]byte) (events.StreamSeq, error) {
+	if span := tracing.Of(ctx); span.On() {
+		span.Set(attribute.String("messaging.destination.name", l.pub.Subject()))
+	}
 	seq, err := l.pub.Publish(ctx, msgs)
 	switch {
 	case errors.Is(err, jetstream.ErrConflict):

@@ -9,8 +9,11 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"github.com/kvatlas/kvatlas/internal/hooks"
 	"github.com/kvatlas/kvatlas/internal/loop"
+	"github.com/kvatlas/kvatlas/internal/tracing"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -98,6 +101,8 @@ type Config struct {
 	// GoneAfter is after how much longer a silent engine counts as gone, and what it had in memory is cleared. Default
 	// 0: never.
 	GoneAfter time.Duration
+
+	Tracer *tracing.Tracer // of what is published; nil: that is not traced
 
 	Sockets zmtp.Config // bounds of the engine's sockets; its hooks are Run's
 	Hooks   Hooks
@@ -501,7 +506,9 @@ func (r *runner) checkIdle(now time.Time) {
 // publish carries one flight to the log, and finds out what the log holds if it does not take that.
 func (r *runner) publish(ctx context.Context, flight [][]byte) {
 	var f flushed
-	last, err := r.cfg.Log.Publish(ctx, flight)
+	publishing, span := r.cfg.Tracer.Produce(ctx, "shim.batch")
+	last, err := r.cfg.Log.Publish(publishing, flight)
+	r.traced(span, flight, last, err)
 	switch {
 	case err == nil:
 		f.last = last
@@ -521,6 +528,31 @@ func (r *runner) publish(ctx context.Context, flight [][]byte) {
 		f.err = err
 	}
 	r.giveFlushed(ctx, f)
+}
+
+// traced ends the span of a flight, if it has one.
+func (r *runner) traced(span tracing.Span, flight [][]byte, last events.StreamSeq, err error) {
+	if !span.On() {
+		return
+	}
+	size := 0
+	for _, m := range flight {
+		size += len(m)
+	}
+	span.Set(attribute.String("messaging.system", "nats"), attribute.String("messaging.operation.type", "send"),
+		attribute.String("messaging.operation.name", "publish"),
+		attribute.Int("messaging.batch.message_count", len(flight)), attribute.Int("messaging.message.body.size", size),
+		attribute.String("kvatlas.model", r.cfg.Identity.Model), attribute.Int64("kvatlas.log.sequence", int64(last)))
+	switch {
+	case err == nil:
+	case errors.Is(err, ErrFenced):
+		span.Fail("fenced", true)
+	case errors.Is(err, ErrLogLost):
+		span.Fail("log_lost", true)
+	default:
+		span.Fail("unavailable", true)
+	}
+	span.End()
 }
 
 // lookIntoLog finds out whether the incarnation was closed.

@@ -178,6 +178,9 @@ func (r *Remote) post(ctx context.Context, url string, text []byte) (answer []by
 		return nil, 0, err
 	}
 	q.Header.Set("Content-Type", "application/json")
+	if trace := rpc.Traceparent(ctx); trace != "" {
+		q.Header.Set(rpc.HeaderTrace, trace)
+	}
 	if r.Token != "" {
 		q.Header.Set("Authorization", "Bearer "+r.Token)
 	}

@@ -79,6 +79,9 @@ func (t *httpTransport) send(ctx context.Context, r *request, patience time.Dura
 	r.attempt++
 	req.Header.Set("Content-Type", api.MsgPack)
 	req.Header.Set(rpc.HeaderDeadline, strconv.FormatInt(max(patience.Milliseconds(), 1), 10))
+	if trace := rpc.Traceparent(ctx); trace != "" {
+		req.Header.Set(rpc.HeaderTrace, trace)
+	}
 	if t.token != "" {
 		req.Header.Set("Authorization", "Bearer "+t.token)
 	}

@@ -45,11 +45,11 @@ type natsTransport struct {
 	absent  string
 }
 
-func (t *natsTransport) send(_ context.Context, r *request, patience time.Duration) (outcome, error) {
+func (t *natsTransport) send(ctx context.Context, r *request, patience time.Duration) (outcome, error) {
 	if len(r.flights) == 0 {
 		r.since, r.absent = t.pool.LastError(), t.absent
 	}
-	id, err := t.pool.Send(t.subject(r.op), api.MsgPack, patience, r.body, r, 0)
+	id, err := t.pool.Send(t.subject(r.op), api.MsgPack, patience, rpc.Traceparent(ctx), r.body, r, 0)
 	if err == nil {
 		r.flights = append(r.flights, id)
 		return outcome{}, nil

@@ -16,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/hooks"
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // headerRoom is what a limit on messages leaves for our headers.
@@ -167,6 +168,8 @@ func (p *Publisher) MaxMessage() int { return p.limit }
 // [Publisher.MaxMessage] (nothing was sent then), [ErrFull] or [ErrDenied] if the server says so (see
 // [PublisherOptions]), [ErrConflict] if another publisher was faster (a [ConflictError] says who), [ErrLost] if the log
 // has lost what it had. After the last two every further call returns the same error.
+//
+// If the context has a span of a trace, the messages carry its header.
 func (p *Publisher) Publish(ctx context.Context, msgs [][]byte) (events.StreamSeq, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -233,6 +236,9 @@ func batchRefused(code int) bool {
 func (p *Publisher) send(ctx context.Context, msgs [][]byte, first int, single bool) (stored int, err error) {
 	m := &nats.Msg{Subject: p.subject, Header: nats.Header{headerExpectedLast: []string{strconv.FormatUint(p.last,
 		10)}}}
+	if trace := rpc.Traceparent(ctx); trace != "" {
+		m.Header[headerTrace] = []string{trace}
+	}
 	tag := p.id + "." + decimal(p.flush) + "." + strconv.Itoa(first)
 	if !p.atomic || single || !p.worthBatch(msgs) {
 		m.Header[headerWriter] = []string{tag}

@@ -17,6 +17,7 @@ type Message struct {
 	Time    events.Millis // when the stream took it
 	Subject string
 	Data    []byte
+	Trace   string // the header of its publisher's trace, if it is sampled; see [ReaderConfig.Traced]
 }
 
 // Position is how far a partition's stream has been applied: what a snapshot keeps.
@@ -106,6 +107,8 @@ type ReaderConfig struct {
 	// Ends is the least time between two notices [AtEnd]; 0: none are sent. While nothing is published one can be sent
 	// a second.
 	Ends time.Duration
+
+	Traced bool // Message.Trace is read
 
 	// What the server is asked for at once; default 2000 messages and 8 MiB (at least what one message can
 	// have). A reader holds at most three times as much: what is in Out, what is next, what is on the way.

@@ -42,6 +42,8 @@ type ServiceConfig struct {
 
 	Timeout time.Duration // how long a request that carries no deadline may take; default 5 s.
 
+	Traced bool // Request.Trace is read
+
 	// Refuse makes the answer to a request that no handler answers, or whose answer does not fit into a message: code
 	// is one of those above, and why the words that go with it. Nil: the two alone.
 	Refuse func(r Request, code int, why string) Response
@@ -78,6 +80,7 @@ type Request struct {
 	Subject     string
 	ContentType string // empty if the caller did not say
 	ID          string // that the caller gives what it asks, for what follows; empty if it does not
+	Trace       string // the header of its trace, as [rpc.Traceparent] makes it; see [ServiceConfig.Traced]
 	Body        []byte
 }
 
@@ -172,6 +175,9 @@ func Serve(c *Conn, cfg ServiceConfig) (*Service, error) {
 // that there is none.
 func (s *Service) accept(e *Endpoint, req micro.Request) {
 	j := jobOf(e, req)
+	if s.cfg.Traced {
+		j.Trace = req.Headers().Get(headerTrace)
+	}
 	if len(j.Body) > s.cfg.MaxBody {
 		s.refuse(&j, CodeTooLarge, fmt.Sprintf("the request has %d bytes, more than %d", len(j.Body), s.cfg.MaxBody))
 		return

@@ -167,7 +167,7 @@ func TestServiceBusyAndLate(t *testing.T) {
 	defer pool.Close()
 	const soon = 200 * time.Millisecond
 	for range 5 { // the first waits for the worker
-		if _, err := pool.Send("t.slow", "", soon, nil, told(answers), 0); err != nil {
+		if _, err := pool.Send("t.slow", "", soon, "", nil, told(answers), 0); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -327,7 +327,7 @@ func TestServiceWorkers(t *testing.T) {
 			hold = make(chan struct{})
 			for i := range each {
 				want = append(want, byte(i))
-				_, err := pool.Send(fmt.Sprint("t.echo.", workers), "", patience, []byte{byte(i)}, told(answers), 0)
+				_, err := pool.Send(fmt.Sprint("t.echo.", workers), "", patience, "", []byte{byte(i)}, told(answers), 0)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -29,6 +29,7 @@ import (
 type session struct {
 	// if Seq is not 0: the message with which the session begins, which was read before and must be the same
 	anchor Message
+	traced bool // headers of traces are read
 	wake   chan struct{}
 	pull   func() error // asks the server for one more lot
 
@@ -68,7 +69,8 @@ func (r *Reader) session(ctx context.Context) (Notice, error) {
 		r.target, r.targeted = info.Last, true
 	}
 
-	s := &session{next: r.pos.Seq + 1, nextDel: 1, passed: true, wake: make(chan struct{}, 1)}
+	s := &session{next: r.pos.Seq + 1, nextDel: 1, passed: true, traced: r.cfg.Traced,
+		wake: make(chan struct{}, 1)}
 	if r.pos.Time != 0 && r.pos.Seq >= info.First {
 		s.anchor, s.next, s.passed = Message{Seq: r.pos.Seq, Time: r.pos.Time}, r.pos.Seq, false
 	}
@@ -367,7 +369,11 @@ func (s *session) receive(msg *nats.Msg) {
 	if s.buf == nil {
 		s.buf = make([]Message, 0, 16+min(s.left, int(min(d.pending, 1<<20))))
 	}
-	s.buf = append(s.buf, Message{Seq: d.streamSeq, Time: d.time, Subject: msg.Subject, Data: msg.Data})
+	m := Message{Seq: d.streamSeq, Time: d.time, Subject: msg.Subject, Data: msg.Data}
+	if s.traced {
+		m.Trace = msg.Header.Get(headerTrace)
+	}
+	s.buf = append(s.buf, m)
 	if len(s.buf) == 1 {
 		loop.Wake(s.wake)
 	}

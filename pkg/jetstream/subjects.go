@@ -37,6 +37,7 @@ const (
 	headerWriter      = "Kv-Writer"
 	headerDeadline    = rpc.HeaderDeadline
 	headerContentType = rpc.HeaderContentType
+	headerTrace       = rpc.HeaderTrace
 	headerRequestID   = "X-Request-Id" // on requests of Dynamo's request plane
 
 	headerExpectedLast = "Nats-Expected-Last-Subject-Sequence"

@@ -3,7 +3,7 @@
 // A [Pool] sends requests on one connection and gives each reply to whoever sent the request:
 //
 //	pool, err := rpc.NewPool(conn)
-//	id, err := pool.Send("kv.v1.default.q.find", rpc.MsgPack, time.Second, body, receiver, 0)
+//	id, err := pool.Send("kv.v1.default.q.find", api.MsgPack, time.Second, "", body, receiver, 0)
 //
 // One subscription takes all replies, so a request costs nothing but its message. pkg/client asks through a pool, and
 // the nodes of a cluster ask each other through one; both take their hedged requests from its [Budget].

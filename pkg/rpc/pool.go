@@ -16,6 +16,7 @@ import (
 const (
 	HeaderDeadline    = "Kv-Deadline-Ms" // how many milliseconds the caller will still wait
 	HeaderContentType = "Content-Type"
+	HeaderTrace       = "traceparent" // of W3C: the span that a request is a part of
 
 	HeaderErrorCode = "Nats-Service-Error-Code" // on a reply that says that a request failed
 	HeaderError     = "Nats-Service-Error"
@@ -117,8 +118,10 @@ func (p *Pool) Lost() <-chan struct{} {
 func (p *Pool) Closed() bool { return p.conn.IsClosed() }
 
 // Send sends a request. Its reply goes to the receiver, with the tag. patience travels with it: nobody works on it for
-// longer. The error wraps [ErrTooLarge], [ErrBusy] or [ErrDisconnected].
-func (p *Pool) Send(subject, contentType string, patience time.Duration, body []byte, to Receiver, tag int,
+// longer; so does the header of its trace, unless that is empty. The error wraps [ErrTooLarge], [ErrBusy] or
+// [ErrDisconnected].
+func (p *Pool) Send(
+	subject, contentType string, patience time.Duration, trace string, body []byte, to Receiver, tag int,
 ) (id uint64, err error) {
 	now := time.Now()
 	p.mu.Lock()
@@ -142,6 +145,9 @@ func (p *Pool) Send(subject, contentType string, patience time.Duration, body []
 	}}
 	if contentType != "" {
 		m.Header[HeaderContentType] = []string{contentType}
+	}
+	if trace != "" {
+		m.Header[HeaderTrace] = []string{trace}
 	}
 	if err := p.conn.PublishMsg(m); err != nil {
 		p.Drop(id)

@@ -119,7 +119,7 @@ func TestPool(t *testing.T) {
 	replies := make(receiver, 100)
 	send := func(tag int, subject string) uint64 {
 		t.Helper()
-		id, err := pool.Send(subject, jetstream.ContentMsgpack, time.Hour, fmt.Append(nil, "body ", tag), replies, tag)
+		id, err := pool.Send(subject, jetstream.ContentMsgpack, time.Hour, "", fmt.Append(nil, "body ", tag), replies, tag)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -149,7 +149,7 @@ func TestPool(t *testing.T) {
 	if g.tag != 61 || !errors.As(g.r.Err, &refused) || refused.Code != 409 || string(g.r.Body) != "why" {
 		t.Errorf("refused: %+v", g)
 	}
-	_, err = pool.Send("t.echo", "", time.Second, make([]byte, 2<<20), replies, 62)
+	_, err = pool.Send("t.echo", "", time.Second, "", make([]byte, 2<<20), replies, 62)
 	if !errors.Is(err, rpc.ErrTooLarge) {
 		t.Errorf("too large: %v", err)
 	}
@@ -168,7 +168,7 @@ func TestPool(t *testing.T) {
 	server.Stop()
 	<-lost
 	for { // until the connection has noticed too
-		if _, err := pool.Send("t.echo", "", time.Second, nil, replies, 63); errors.Is(err, rpc.ErrDisconnected) {
+		if _, err := pool.Send("t.echo", "", time.Second, "", nil, replies, 63); errors.Is(err, rpc.ErrDisconnected) {
 			break
 		}
 		time.Sleep(time.Millisecond)
@@ -176,7 +176,7 @@ func TestPool(t *testing.T) {
 	pool.Close()
 	pool.Close()
 	conn.Close()
-	if _, err := pool.Send("t.echo", "", time.Second, nil, replies, 64); !errors.Is(err, rpc.ErrDisconnected) {
+	if _, err := pool.Send("t.echo", "", time.Second, "", nil, replies, 64); !errors.Is(err, rpc.ErrDisconnected) {
 		t.Errorf("closed: %v", err)
 	}
 	if len(replies)+len(other) > 0 {

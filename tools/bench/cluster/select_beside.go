@@ -155,7 +155,7 @@ func (s *selecting) one() error {
 // requestOver asks as pkg/client does, with a body that is made already: as poster over HTTP.
 func (s *selecting) requestOver(subject string, body []byte) error {
 	w := waiters.Get().(*waiter)
-	if _, err := s.pool.Send(subject, api.MsgPack, patience, body, w, 0); err != nil {
+	if _, err := s.pool.Send(subject, api.MsgPack, patience, "", body, w, 0); err != nil {
 		return err
 	}
 	select {

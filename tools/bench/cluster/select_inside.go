@@ -63,7 +63,7 @@ func (s *selecting) inside() error {
 	if err != nil {
 		return err
 	}
-	cfg.Stage = func(stage string, took time.Duration) { stages[stage] = append(stages[stage], took) }
+	cfg.Stage = func(_ context.Context, stage string, took time.Duration) { stages[stage] = append(stages[stage], took) }
 	timed, err := selection.New(cfg)
 	if err != nil {
 		return err

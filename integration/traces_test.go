@@ -1,0 +1,273 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"go.opentelemetry.io/otel/trace"
+	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
+	"github.com/kvatlas/kvatlas/tools/mastersim"
+)
+
+// caller returns a context with the span of somebody who asks.
+func caller(ctx context.Context, n byte, flags trace.TraceFlags) (context.Context, trace.SpanContext) {
+	of := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{0: 7, 15: n},
+		SpanID: trace.SpanID{0: 9, 7: n}, TraceFlags: flags})
+	return trace.ContextWithSpanContext(ctx, of), of
+}
+
+// spanTree writes a trace below a span as names in order, each with what is below it.
+func spanTree(spans []harness.CollectedSpan, parent string) string {
+	var below []string
+	for _, s := range spans {
+		if s.Parent == parent {
+			below = append(below, s.Name+"@"+s.Instance+spanTree(spans, s.ID))
+		}
+	}
+	if below == nil {
+		return ""
+	}
+	slices.Sort(below)
+	return "(" + strings.Join(slices.Compact(below), " ") + ")"
+}
+
+// TestTraces: two nodes, of which each has workers that the other has not, two shims, a tokenizer and a shared store
+// send spans to a collector, which are the whole way of a query, a choice and a batch of events. What is not sampled
+// sends none.
+func TestTraces(t *testing.T) {
+	t.Parallel()
+	collector := harness.StartCollector(t)
+	sending := func(sample string) []string {
+		return []string{"--otlp-endpoint", collector.URL, "--otlp-headers-file", collector.Headers, "--trace-sample", sample}
+	}
+	master, err := mastersim.Start("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer master.Stop()
+	host, port, err := net.SplitHostPort(master.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := hicache.SGLang{Backend: "mooncake", PageSize: harness.BlockSize, TPSize: 1, PPSize: 1,
+		Master: hicache.Master{Address: host}}
+	if store.MetricsPort, err = strconv.Atoi(port); err != nil {
+		t.Fatal(err)
+	}
+	prompt := harness.Tokens(1, 10*harness.BlockSize)
+	tokenizer, _, _ := startTokenizer(t, prompt)
+	tokenizers := filepath.Join(t.TempDir(), "tokenizers.yaml")
+	text := "models:\n  m: {tokenize: " + tokenizer + ", timeout_ms: 60000}\n"
+	if err := os.WriteFile(tokenizers, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	nats := harness.StartNATS(t)
+	nodes := map[string]*harness.Indexer{}
+	for _, id := range []string{"a", "b"} {
+		x := &harness.Indexer{NATS: nats, Process: harness.Start(t, "indexer", append([]string{"serve", "--nats", nats,
+			"--node-id", id, "--partitions", "4", "--replication", "1", "--http-listen", "127.0.0.1:0", "--tokenizers",
+			tokenizers, "--l3-config", harness.WriteStores(t, map[string]hicache.Config{"m": {SGLang: &store}})},
+			sending("1")...)...)}
+		nodes[id] = x
+	}
+	for _, x := range nodes {
+		x.HTTP = x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
+		x.WaitFor(`msg=ready`)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 4*harness.Patience)
+	defer cancel()
+	one, two := harness.StartSimEngine(t), harness.StartSimEngine(t)
+	traced := harness.StartSimShim(t, one, nats, "traced", sending("1")...)
+	quiet := harness.StartSimShim(t, two, nats, "quiet", sending("0")...)
+	harness.ServePrompt(t, one, prompt[:6*harness.BlockSize])
+	harness.ServePrompt(t, two, prompt[:3*harness.BlockSize])
+	ns := harness.OpenNamespace(t, ctx, nats)
+	hasher, err := events.NewHasher(harness.BlockSize, events.Space{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const more = 8 // so that some are in each partition
+	for i := range more {
+		e := events.Event{Kind: events.Stored, Tier: events.Device, Locals: hasher.Hash(nil, prompt[:2*harness.BlockSize]),
+			Blocks: []events.BlockHash{1, 2}}
+		harness.PublishAs(t, ctx, ns, events.WorkerID(fmt.Sprint("w", i)), &events.Batch{Incarnation: 1, FirstID: 1,
+			Model: "m", BlockSize: harness.BlockSize, Events: []events.Event{e}})
+	}
+	over, err := client.NATS(connectNATS(t, "nats://"+nats), "default", client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer over.Close()
+	onA, err := client.HTTP([]string{"http://" + nodes["a"].HTTP}, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	query := &client.Query{Model: "m", Text: &api.Text{Prompt: "a prompt of which nobody is to know"}}
+	harness.Eventually(t, "both nodes are asked, and the shared store", func() (bool, string) {
+		a, err := onA.Find(ctx, query)
+		return err == nil && a.Complete && len(a.Workers) == more+2 && a.Workers[0].Device == 6 &&
+			a.L3.Status == api.L3OK, fmt.Sprintf("%+v %v", a, err)
+	})
+
+	of := func(c trace.SpanContext) []harness.CollectedSpan {
+		return collector.Spans(func(s *harness.CollectedSpan) bool { return s.Trace == c.TraceID().String() })
+	}
+	number := byte(0)
+	// until asks, each time with a span of its own, until is is true of the trace that follows from one of them: nodes
+	// may be taken for gone if the machine stands still, and what is asked then goes another way.
+	until := func(what string, ask func(ctx context.Context) error, is func([]harness.CollectedSpan, string) bool) (
+		spans []harness.CollectedSpan) {
+		t.Helper()
+		var asked []trace.SpanContext
+		harness.Eventually(t, what, func() (bool, string) {
+			if number < 250 {
+				number++
+				asking, at := caller(ctx, number, trace.FlagsSampled)
+				if err := ask(asking); err != nil {
+					return false, err.Error()
+				}
+				asked = append(asked, at)
+			}
+			last := ""
+			for _, at := range asked {
+				if spans = of(at); is(spans, at.SpanID().String()) {
+					return true, ""
+				}
+				last = spanTree(spans, at.SpanID().String())
+			}
+			return false, last
+		})
+		return spans
+	}
+	named := func(spans []harness.CollectedSpan, name string) (span harness.CollectedSpan) {
+		for _, s := range spans {
+			if s.Name == name {
+				span = s
+			}
+		}
+		return span
+	}
+	attributes := func(s harness.CollectedSpan, kind tracepb.Span_SpanKind, want map[string]string) {
+		t.Helper()
+		for key, value := range want {
+			if s.Attributes[key] != value {
+				t.Errorf("%s: %s is %q, not %q", s.Name, key, s.Attributes[key], value)
+			}
+		}
+		if s.Kind != kind {
+			t.Errorf("%s is a span of %v", s.Name, s.Kind)
+		}
+	}
+	const server = tracepb.Span_SPAN_KIND_SERVER
+
+	spans := until("the trace of a query has all its parts", func(ctx context.Context) error {
+		_, err := onA.Find(ctx, query)
+		return err
+	}, func(spans []harness.CollectedSpan, caller string) bool {
+		return spanTree(spans, caller) ==
+			"(kvatlas.find@a(hash@a peers@a(index@a peer@a(kvatlas.own_find@b(index@b))) store@a tokenize@a))"
+	})
+	attributes(named(spans, "kvatlas.find"), server, map[string]string{"gen_ai.request.model": "m",
+		"llm_d.epp.producer.total_blocks": "10", "llm_d.epp.producer.max_match_blocks": "6", "http.route": "/v1/find",
+		"http.response.status_code": "200", "kvatlas.complete": "true"})
+	attributes(named(spans, "kvatlas.own_find"), server, map[string]string{"messaging.system": "nats",
+		"messaging.destination.name": "kv.v1.default.node.b.find"})
+	attributes(named(spans, "peer"), tracepb.Span_SPAN_KIND_CLIENT, map[string]string{"kvatlas.node": "b",
+		"kvatlas.peer.kind": "first"})
+	attributes(named(spans, "tokenize"), tracepb.Span_SPAN_KIND_INTERNAL,
+		map[string]string{"llm_d.epp.token_producer.token_count": "160"})
+
+	bookings := 0
+	spans = until("the trace of a choice has all its parts", func(ctx context.Context) error {
+		bookings++
+		chosen, err := over.Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt},
+			RequestID: fmt.Sprint("r", bookings), Book: true})
+		if err == nil && (!chosen.Booked || chosen.Worker == "") {
+			err = fmt.Errorf("%+v", chosen)
+		}
+		return err
+	}, func(spans []harness.CollectedSpan, caller string) bool {
+		root := named(spans, "kvatlas.select")
+		for _, name := range []string{"hash", "peers", "load", "choose", "book"} {
+			if s := named(spans, name); s.ID == "" || s.Parent != root.ID {
+				return false
+			}
+		}
+		return root.Parent == caller && named(spans, "kvatlas.own_find").Parent == named(spans, "peer").ID
+	})
+	root := named(spans, "kvatlas.select")
+	attributes(root, server, map[string]string{"messaging.system": "nats", "kvatlas.policy": "dynamo",
+		"gen_ai.request.model": "m", "llm_d.epp.picker.candidate_endpoints": "2"})
+	if !strings.HasPrefix(root.Attributes["gen_ai.request.id"], "r") || root.Attributes["kvatlas.worker"] == "" {
+		t.Errorf("a choice: %v", root.Attributes)
+	}
+
+	spans = until("the trace of what is refused says why", func(ctx context.Context) error {
+		if _, err := over.Find(ctx, &client.Query{Model: "none", Tokens: prompt}); client.CodeOf(err) !=
+			api.CodeUnknownModel {
+			return fmt.Errorf("no refusal: %w", err)
+		}
+		return nil
+	}, func(spans []harness.CollectedSpan, _ string) bool { return named(spans, "kvatlas.find").ID != "" })
+	attributes(named(spans, "kvatlas.find"), server, map[string]string{"error.type": string(api.CodeUnknownModel)})
+
+	// Batches of events, and who has applied them.
+	harness.Eventually(t, "batches have spans, and who applied them has linked ones", func() (bool, string) {
+		batches := collector.Spans(func(s *harness.CollectedSpan) bool { return s.Name == "shim.batch" })
+		for _, b := range batches {
+			links := collector.Spans(func(s *harness.CollectedSpan) bool {
+				return s.Name == "apply" && slices.Contains(s.Links, b.Trace+" "+b.ID)
+			})
+			if len(links) == 0 {
+				return false, fmt.Sprintf("nobody has applied %+v", b)
+			}
+			attributes(b, tracepb.Span_SPAN_KIND_PRODUCER, map[string]string{"messaging.system": "nats", "kvatlas.model": "m"})
+			attributes(links[0], tracepb.Span_SPAN_KIND_CONSUMER, map[string]string{"messaging.system": "nats",
+				"messaging.operation.name": "apply"})
+			if b.Instance != "traced" || b.Service != "kvatlas-worker-shim" || b.Parent != "" ||
+				links[0].Service != "kvatlas-indexer" || links[0].Trace == b.Trace {
+				t.Errorf("a batch %+v, applied by %+v", b, links[0])
+			}
+		}
+		return len(batches) > 0, "no batch"
+	})
+
+	// What is not sampled, or must not be seen.
+	asking, unsampled := caller(ctx, 255, 0)
+	for _, c := range []*client.Client{onA, over} {
+		if _, err := c.Find(asking, query); err != nil {
+			t.Fatal(err)
+		}
+	}
+	status, scrape, err := harness.Request(nodes["b"].HTTP, "GET", "/metrics", "")
+	if err != nil || status != 200 || !strings.Contains(scrape, `kvatlas_trace_spans_total{outcome="dropped"} 0`) {
+		t.Errorf("%d %v: no metric of spans:\n%s", status, err, scrape)
+	}
+	said := ""
+	for _, p := range []*harness.Process{traced, quiet, nodes["a"].Process, nodes["b"].Process} {
+		p.Stop() // who is stopped sends what waits
+		said += p.Said()
+	}
+	if spans := of(unsampled); len(spans) > 0 {
+		t.Errorf("not sampled: %+v", spans)
+	}
+	wrong := collector.Spans(func(s *harness.CollectedSpan) bool {
+		return strings.Contains(fmt.Sprint(s.Attributes), "of which nobody is to know") || s.Instance == "quiet"
+	})
+	if len(wrong) > 0 || strings.Contains(said, "collectors-own-token") {
+		t.Errorf("sent all the same: %+v, said: %s", wrong, said)
+	}
+}
