@@ -1,8 +1,8 @@
 // Command fetch puts what the judges need into the user's cache folder, unless it is there: Python environments, wheels
 // that are read and not installed, the libraries that Mooncake's programs load, Debian's Prometheus, Helm's library,
 // compiled, and Dynamo's worker selector, built with cargo. All of it but Prometheus is pinned, and not installed on
-// the machine. Only Chromium and systemd-analyze are: where there is none, apt-get installs Debian's, for which this
-// runs as root. `make judges` runs it before the tests.
+// the machine. Only Chromium, tmux and systemd-analyze are: where there is none, apt-get installs Debian's, for which
+// this runs as root. `make judges` runs it before the tests.
 //
 //	go run ./integration/judges/fetch
 package main
@@ -64,8 +64,10 @@ func fetch(progress io.Writer) error {
 	if err := step("etcd", func() error { return pyenv.FetchEtcd(progress) }); err != nil {
 		return err
 	}
-	if err := step("Chromium", func() error { return install(progress, "chromium", "chromium") }); err != nil {
-		return err
+	for _, name := range []string{"chromium", "tmux"} {
+		if err := step(name, func() error { return install(progress, name, name) }); err != nil {
+			return err
+		}
 	}
 	err = step("systemd-analyze", func() error { return install(progress, "systemd-analyze", "systemd") })
 	if err != nil {
