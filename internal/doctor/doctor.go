@@ -29,6 +29,7 @@ const (
 type Finding struct {
 	Severity Severity `json:"severity"`
 	Check    string   `json:"check"`
+	ID       Fault    `json:"id"`
 	Where    string   `json:"where"` // the server, stream, node, worker or model
 	What     string   `json:"what"`
 	Evidence string   `json:"evidence"`

@@ -31,10 +31,10 @@ const natsFlag = "give --nats (or NATS_URL) the address of the NATS servers"
 
 func judgeNATS(f *Facts) (list []Finding) {
 	if err := f.ConnectError; err != nil {
-		found := Finding{Error, "", f.Shown, "NATS is not reached", err.Error(),
+		found := Finding{Error, "", natsUnreachable, f.Shown, "NATS is not reached", err.Error(),
 			"start `indexer serve --data DIR`, or nats-server -js, there; or " + natsFlag}
 		if errors.Is(err, jetstream.ErrDenied) {
-			found.What, found.Remedy = "NATS refuses this user",
+			found.ID, found.What, found.Remedy = natsRefused, "NATS refuses this user",
 				"give --nats-creds, --nats-nkey, or --nats-user with NATS_PASSWORD; "+
 					"indexer auth example prints what each user needs"
 		}
@@ -42,13 +42,13 @@ func judgeNATS(f *Facts) (list []Finding) {
 	}
 	s := &f.Server
 	if s.MaxPayload < jetstream.MessageRoom {
-		list = append(list, Finding{Error, "", s.Name, "messages have no room for an indexer's snapshots",
+		list = append(list, Finding{Error, "", natsPayload, s.Name, "messages have no room for an indexer's snapshots",
 			fmt.Sprintf("max_payload is %d bytes, an indexer needs %d", s.MaxPayload, jetstream.MessageRoom),
 			fmt.Sprintf("set max_payload: %d or more in the configuration of each NATS server "+
 				"(1048576 is its default), and reload", jetstream.MessageRoom)})
 	}
 	if s.RoundTrip > farAway {
-		list = append(list, Finding{Warning, "", s.Name, "NATS is far away from this host",
+		list = append(list, Finding{Warning, "", natsFar, s.Name, "NATS is far away from this host",
 			fmt.Sprintf("a round trip takes %v", s.RoundTrip.Round(time.Millisecond)),
 			"if indexers and shims are as far: " + natsFlag + " in their own site; each event and each answer over NATS " +
 				"waits that long"})
@@ -60,15 +60,15 @@ func judgeJetStream(f *Facts) (list []Finding) {
 	where := f.Server.Name
 	switch err := f.AccountError; {
 	case errors.Is(err, jetstream.ErrNoJetStream):
-		return []Finding{{Error, "", where, "there is no JetStream for this account", err.Error(),
+		return []Finding{{Error, "", jetStreamOff, where, "there is no JetStream for this account", err.Error(),
 			"start nats-server with -js (or jetstream {} in its configuration), and say jetstream: enabled in the account"}}
 	case err != nil:
-		return []Finding{{Error, "", where, "JetStream does not answer", err.Error(),
+		return []Finding{{Error, "", jetStreamDown, where, "JetStream does not answer", err.Error(),
 			"start the NATS servers that are away: more than half of those with JetStream must be up"}}
 	}
 	a := &f.Account
 	if a.Level < jetstream.BatchLevel {
-		list = append(list, Finding{Warning, "", where, "NATS has no atomic batches",
+		list = append(list, Finding{Warning, "", jetStreamOld, where, "NATS has no atomic batches",
 			fmt.Sprintf("nats-server %s has API level %d, batches begin with %d", f.Server.Version, a.Level,
 				jetstream.BatchLevel),
 			"run nats-server 2.12 or later on all servers, then restart shims and indexers: " +
@@ -79,7 +79,7 @@ func judgeJetStream(f *Facts) (list []Finding) {
 		if a.Storage >= a.MaxStorage {
 			severity = Error
 		}
-		list = append(list, Finding{severity, "", where, "the account's storage is nearly used up",
+		list = append(list, Finding{severity, "", jetStreamStorage, where, "the account's storage is nearly used up",
 			fmt.Sprintf("%d of %d bytes", a.Storage, a.MaxStorage),
 			"raise max_file of the account (of the server in an indexer: --store-bytes), or keep less: --log-bytes"})
 	}
@@ -89,14 +89,14 @@ func judgeJetStream(f *Facts) (list []Finding) {
 func judgeNamespace(f *Facts) (list []Finding) {
 	switch err := f.OpenError; {
 	case errors.Is(err, jetstream.ErrNoNamespace):
-		return []Finding{{Error, "", f.Namespace, "no indexer has made the namespace", err.Error(),
+		return []Finding{{Error, "", namespaceMissing, f.Namespace, "no indexer has made the namespace", err.Error(),
 			"start indexer serve --namespace " + f.Namespace + ", or give the right one with --namespace"}}
 	case err != nil:
-		return []Finding{{Error, "", f.Namespace, "the namespace's record is not for this version", err.Error(),
-			"use the indexer of the version that runs there"}}
+		return []Finding{{Error, "", namespaceVersion, f.Namespace, "the namespace's record is not for this version",
+			err.Error(), "use the indexer of the version that runs there"}}
 	}
 	if need := int(f.Partitions) + buckets; f.Account.MaxStreams > 0 && f.Account.MaxStreams < need {
-		list = append(list, Finding{Error, "", f.Namespace, "the account has no room for all streams",
+		list = append(list, Finding{Error, "", namespaceStreams, f.Namespace, "the account has no room for all streams",
 			fmt.Sprintf("max_streams is %d, %d partitions and %d buckets need %d", f.Account.MaxStreams, f.Partitions,
 				buckets, need),
 			fmt.Sprintf("set max_streams: %d or more for the account, or -1", need)})
@@ -107,15 +107,15 @@ func judgeNamespace(f *Facts) (list []Finding) {
 func judgeStreams(f *Facts) (list []Finding) {
 	for i := range f.Streams {
 		s := &f.Streams[i]
-		found := func(severity Severity, what, evidence, remedy string) {
-			list = append(list, Finding{severity, "", s.Name, what, evidence, remedy})
+		found := func(id Fault, severity Severity, what, evidence, remedy string) {
+			list = append(list, Finding{severity, "", id, s.Name, what, evidence, remedy})
 		}
 		kind := "the log of a partition"
 		if s.Bucket != "" {
 			kind = "the bucket of " + s.Usage
 		}
 		if s.Err != nil {
-			found(Error, kind+" is missing", s.Err.Error(),
+			found(streamMissing, Error, kind+" is missing", s.Err.Error(),
 				"see that an indexer serves this namespace: it makes what is missing within seconds")
 			continue
 		}
@@ -125,33 +125,33 @@ func judgeStreams(f *Facts) (list []Finding) {
 			if s.Bucket != "" {
 				remedy = "stop the indexers, delete it with nats kv del " + s.Bucket + ", and start them: they make it anew"
 			}
-			found(Error, "somebody has changed "+kind+": events could be lost unseen",
+			found(streamChanged, Error, "somebody has changed "+kind+": events could be lost unseen",
 				strings.Join(s.Odd, "; "), remedy)
 		}
 		if s.Refused != nil && errors.Is(s.Refused, jetstream.ErrFull) {
-			found(Error, kind+" takes no writes", s.Refused.Error(),
+			found(streamUnwritable, Error, kind+" takes no writes", s.Refused.Error(),
 				"make room on the disk of NATS server "+s.Server+", then restart that server: it takes nothing more until then")
 		}
 		if !s.Direct {
-			found(Warning, kind+" allows no direct gets", "allow_direct is off",
+			found(streamNoDirect, Warning, kind+" allows no direct gets", "allow_direct is off",
 				"restart an indexer: it turns that on")
 		}
 		if !s.Batches && f.Account.Level >= jetstream.BatchLevel {
-			found(Warning, kind+" takes no atomic batches", "allow_atomic is off, and the server has them",
+			found(streamNoBatches, Warning, kind+" takes no atomic batches", "allow_atomic is off, and the server has them",
 				"restart an indexer: it turns that on")
 		}
 		if len(s.Behind) > 0 {
-			found(Warning, kind+" has replicas that are away or behind", strings.Join(s.Behind, ", "),
+			found(streamBehind, Warning, kind+" has replicas that are away or behind", strings.Join(s.Behind, ", "),
 				"start these NATS servers, or wait until they have caught up: another loss could stop the log")
 		}
 		if s.Bucket != "" && s.MaxBytes > 0 && float64(s.Bytes) >= nearlyAll*float64(s.MaxBytes) {
-			found(Error, kind+" is full", fmt.Sprintf("%d of %d bytes", s.Bytes, s.MaxBytes),
+			found(bucketFull, Error, kind+" is full", fmt.Sprintf("%d of %d bytes", s.Bytes, s.MaxBytes),
 				"raise --snapshot-bytes of the indexers")
 		}
 	}
 	if servers := oddReplicas(f.Streams); servers != "" {
-		list = append(list, Finding{Warning, "", f.Namespace, "streams have different numbers of replicas", servers,
-			"start an indexer with --replicas N: it gives all streams as many"})
+		list = append(list, Finding{Warning, "", streamReplicas, f.Namespace, "streams have different numbers of replicas",
+			servers, "start an indexer with --replicas N: it gives all streams as many"})
 	}
 	return list
 }
@@ -184,7 +184,7 @@ func whatToDo(problem, otherwise string) (what, remedy string) {
 
 func judgeNodes(f *Facts) (list []Finding) {
 	if f.NodesError != nil {
-		return []Finding{{Error, "", f.Namespace, "no indexer node answers", f.NodesError.Error(),
+		return []Finding{{Error, "", nodeNone, f.Namespace, "no indexer node answers", f.NodesError.Error(),
 			"start indexer serve" + namespaceFlag(f.Namespace) + " with the same --nats"}}
 	}
 	versions := map[string][]string{}
@@ -192,7 +192,7 @@ func judgeNodes(f *Facts) (list []Finding) {
 	for _, n := range f.Nodes.Nodes {
 		where := "node " + n.Node
 		if n.Status == nil {
-			list = append(list, Finding{Error, "", where, "the node does not answer", n.Error,
+			list = append(list, Finding{Error, "", nodeSilent, where, "the node does not answer", n.Error,
 				"start indexer serve --node-id " + n.Node + " again, with its --data; a node that is gone for good is " +
 					"forgotten ten minutes after its end"})
 			continue
@@ -200,15 +200,15 @@ func judgeNodes(f *Facts) (list []Finding) {
 		s := n.Status
 		versions[s.Version] = append(versions[s.Version], n.Node)
 		if !s.Ready {
-			list = append(list, Finding{Error, "", where, "the node is not ready", "it restores, or catches up with the log",
-				"wait; indexer status --node " + n.Node + " shows how far it is"})
+			list = append(list, Finding{Error, "", nodeNotReady, where, "the node is not ready",
+				"it restores, or catches up with the log", "wait; indexer status --node " + n.Node + " shows how far it is"})
 		}
 		for _, p := range s.Problems {
 			if saidElsewhere(p) {
 				continue
 			}
 			what, remedy := whatToDo(p, "see indexer status --node "+n.Node)
-			list = append(list, Finding{Error, "", where, "the node reports a problem", what, remedy})
+			list = append(list, Finding{Error, "", nodeProblem, where, "the node reports a problem", what, remedy})
 		}
 		if s.Cluster != nil {
 			for _, p := range s.Cluster.Unserved {
@@ -218,7 +218,7 @@ func judgeNodes(f *Facts) (list []Finding) {
 	}
 	if len(unserved) > 0 {
 		parts := slices.Sorted(maps.Keys(unserved))
-		list = append(list, Finding{Error, "", f.Namespace, "partitions are served by no node",
+		list = append(list, Finding{Error, "", partitionsUnserved, f.Namespace, "partitions are served by no node",
 			fmt.Sprint("partitions ", parts), "start more nodes, or those that are gone: indexer cluster shows who serves what"})
 	}
 	if len(versions) > 1 {
@@ -226,8 +226,8 @@ func judgeNodes(f *Facts) (list []Finding) {
 		for _, v := range slices.Sorted(maps.Keys(versions)) {
 			said = append(said, v+": "+registry.First(versions[v]))
 		}
-		list = append(list, Finding{Warning, "", f.Namespace, "nodes are of different versions", strings.Join(said, "; "),
-			"end the upgrade: restart the nodes of the older version with the newer program"})
+		list = append(list, Finding{Warning, "", nodeVersions, f.Namespace, "nodes are of different versions",
+			strings.Join(said, "; "), "end the upgrade: restart the nodes of the older version with the newer program"})
 	}
 	return list
 }
@@ -258,7 +258,7 @@ func judgeClocks(f *Facts) (list []Finding) {
 		if off >= clockBad {
 			severity = Error
 		}
-		list = append(list, Finding{severity, "", c.Of, "clocks differ",
+		list = append(list, Finding{severity, "", clockOffset, c.Of, "clocks differ",
 			fmt.Sprintf("its clock is at least %v %s this host's", off.Round(time.Millisecond), way),
 			"run chrony or systemd-timesyncd (timedatectl set-ntp true) on both hosts; ages, leases and times of " +
 				"snapshots are shown wrong till then"})
@@ -278,12 +278,12 @@ func judgeReplicas(f *Facts) (list []Finding) {
 			sums[c.Checksum] = true
 			said = append(said, fmt.Sprintf("%s has %s at %d", c.Node, c.Checksum, c.Seq))
 		}
-		found := Finding{Error, "", fmt.Sprintf("partition %d", r.Partition), "replicas are not equal",
+		found := Finding{Error, "", replicasUnequal, fmt.Sprintf("partition %d", r.Partition), "replicas are not equal",
 			strings.Join(said, ", "),
 			"restart the node that differs from the others, which reads the partition anew; then indexer status --verify. " +
 				"Please report it with indexer dump of both: it is a bug"}
 		if slices.ContainsFunc(r.Replicas, func(c api.ReplicaSum) bool { return c.Seq != r.Replicas[0].Seq }) {
-			found.Severity, found.What = Warning, "replicas did not come to one place in the log"
+			found.ID, found.Severity, found.What = replicasApart, Warning, "replicas did not come to one place in the log"
 			found.Remedy = "run indexer doctor again; if it stays, see the node's LAG in indexer status"
 		}
 		list = append(list, found)
@@ -294,17 +294,18 @@ func judgeReplicas(f *Facts) (list []Finding) {
 func judgeWorkers(f *Facts) (list []Finding) {
 	l := f.Workers
 	if !l.Complete {
-		list = append(list, Finding{Error, "", f.Namespace, "answers lack workers",
+		list = append(list, Finding{Error, "", workersMissing, f.Namespace, "answers lack workers",
 			fmt.Sprint("partitions ", l.Missing, " could not be looked at"), "see indexer cluster and indexer status"})
 	}
 	if len(l.Workers) == 0 {
-		return append(list, Finding{Warning, "", f.Namespace, "no worker is known", "no shim has announced anything",
+		return append(list, Finding{Warning, "", workerNone, f.Namespace, "no worker is known",
+			"no shim has announced anything",
 			"run worker-shim run beside each engine" + namespaceFlag(f.Namespace) + "; docs/engines has a page for each"})
 	}
 	for i := range l.Workers {
 		w := &l.Workers[i]
-		found := func(severity Severity, what, evidence, remedy string) {
-			list = append(list, Finding{severity, "", fmt.Sprintf("%s/%d", w.Instance, w.Rank), what, evidence, remedy})
+		found := func(id Fault, severity Severity, what, evidence, remedy string) {
+			list = append(list, Finding{severity, "", id, fmt.Sprintf("%s/%d", w.Instance, w.Rank), what, evidence, remedy})
 		}
 		blocks := fmt.Sprintf("it is credited with %d blocks", w.Blocks.Device+w.Blocks.Host+w.Blocks.Disk+w.Blocks.External)
 		noEvents := w.Record != nil && w.Record.Events == api.EventsNone
@@ -312,12 +313,13 @@ func judgeWorkers(f *Facts) (list []Finding) {
 		case noEvents:
 			continue
 		case w.Lease == nil:
-			found(Warning, "nobody holds a lease on the rank: it is not cleared when it is gone", blocks,
+			found(leaseNone, Warning, "nobody holds a lease on the rank: it is not cleared when it is gone", blocks,
 				fmt.Sprintf("run its worker-shim, with a NATS user that may write leases (indexer auth example); "+
 					"or clear it: indexer forget %s", w.Instance))
 		case w.Lease.State == string(registry.Expired):
-			found(Error, "the lease has expired", fmt.Sprintf("process %d on %s renewed it at %s", w.Lease.PID, w.Lease.Host,
-				w.Lease.Renewed.UTC().Format(time.RFC3339)),
+			found(leaseExpired, Error, "the lease has expired",
+				fmt.Sprintf("process %d on %s renewed it at %s",
+					w.Lease.PID, w.Lease.Host, w.Lease.Renewed.UTC().Format(time.RFC3339)),
 				fmt.Sprintf("start its worker-shim on %s again, or forget it: indexer forget %s", w.Lease.Host, w.Instance))
 		}
 		since := ""
@@ -326,21 +328,21 @@ func judgeWorkers(f *Facts) (list []Finding) {
 		}
 		switch w.Engine {
 		case api.EngineSilent:
-			found(Error, "the engine does not answer its shim", since+w.EngineWhy+"; "+blocks,
+			found(engineSilent, Error, "the engine does not answer its shim", since+w.EngineWhy+"; "+blocks,
 				"see whether its process hangs, and restart it; worker-shim run --engine-gone-after 1m "+
 					"has such an engine cleared by itself")
 		case api.EngineGone:
-			found(Warning, "the engine has ended", since+w.EngineWhy,
+			found(engineGone, Warning, "the engine has ended", since+w.EngineWhy,
 				"start it again, or stop its worker-shim too")
 		}
 		if w.Engine == api.EngineConnected && w.Lease != nil && w.Stored == 0 && w.Blocks == (api.TierCounts{}) {
-			found(Warning, "the engine is connected and has announced no block", "no stored event since it began",
+			found(engineQuiet, Warning, "the engine is connected and has announced no block", "no stored event since it began",
 				`send it a prompt longer than a block; if nothing comes: vllm serve --kv-events-config `+
 					`'{"enable_kv_cache_events":true,"publisher":"zmq"}' `+
 					"with prefix caching on, for SGLang without --disable-radix-cache; and worker-shim run without --topic")
 		}
 		if w.Record != nil && w.Record.State == api.WorkerIncomplete {
-			found(Error, "the worker may not be chosen", strings.Join(w.Record.Reasons, "; "),
+			found(workerIncomplete, Error, "the worker may not be chosen", strings.Join(w.Record.Reasons, "; "),
 				"give its worker-shim the flags that are missing, or indexer workers change "+string(w.Instance))
 		}
 	}
@@ -362,7 +364,8 @@ func judgeModels(f *Facts) (list []Finding) {
 			for _, size := range slices.Sorted(maps.Keys(of)) {
 				said = append(said, fmt.Sprintf("%d tokens: %s", size, registry.First(of[size])))
 			}
-			list = append(list, Finding{Error, "", "model " + model, "the model's workers have different block sizes",
+			list = append(list, Finding{Error, "", blockSizes, "model " + model,
+				"the model's workers have different block sizes",
 				strings.Join(said, "; "),
 				"start the engines with one size (vLLM: --block-size, SGLang: --page-size) and their worker-shim with the same " +
 					"--block-size; or give each size a model name of its own: --model"})
@@ -391,7 +394,8 @@ func judgeHashes(records []registry.Record) (list []Finding) {
 			why = err.Error()
 		}
 		if why != "" {
-			list = append(list, Finding{Error, "", rank, "nothing of the shared store can be credited to the worker", why,
+			list = append(list, Finding{Error, "", storeUncredited, rank,
+				"nothing of the shared store can be credited to the worker", why,
 				hashRemedy})
 			continue
 		}
@@ -413,8 +417,9 @@ func judgeHashes(records []registry.Record) (list []Finding) {
 		for _, n := range stores[at] {
 			said = append(said, fmt.Sprintf("%s: %s", n.config, registry.First(n.ranks)))
 		}
-		list = append(list, Finding{Error, "", "model " + at.model, "workers call the same blocks differently in store " +
-			at.store + ", so that none finds another's", strings.Join(said, "; "), hashRemedy})
+		list = append(list, Finding{Error, "", storeNames, "model " + at.model,
+			"workers call the same blocks differently in store " + at.store + ", so that none finds another's",
+			strings.Join(said, "; "), hashRemedy})
 	}
 	return list
 }
@@ -464,7 +469,7 @@ func judgeShims(f *Facts) (list []Finding) {
 		if w.Lease == nil || w.Lease.State != string(registry.Held) || answered[key] {
 			continue
 		}
-		list = append(list, Finding{Warning, "", key.String(), "the shim renews its lease and does not answer",
+		list = append(list, Finding{Warning, "", shimSilent, key.String(), "the shim renews its lease and does not answer",
 			fmt.Sprintf("process %d on %s, nothing within two seconds on the control subject", w.Lease.PID, w.Lease.Host),
 			"see that its process does not hang, and that its NATS user may subscribe to the control subjects: " +
 				"indexer auth example --shim " + string(w.Instance)})
@@ -472,7 +477,8 @@ func judgeShims(f *Facts) (list []Finding) {
 	for _, r := range f.Records {
 		if r.Shim != nil && r.Shim.Unusable != "" {
 			what, remedy := whatToDo(r.Shim.Unusable, "see its log")
-			list = append(list, Finding{Error, "", r.Key().String(), "what the engine announces is passed over", what, remedy})
+			list = append(list, Finding{Error, "", engineUnusable, r.Key().String(),
+				"what the engine announces is passed over", what, remedy})
 		}
 	}
 	return list
@@ -480,15 +486,16 @@ func judgeShims(f *Facts) (list []Finding) {
 
 func judgeShim(s *control.Shim) (list []Finding) {
 	where := s.Key().String()
-	found := func(severity Severity, what, evidence, remedy string) {
-		list = append(list, Finding{severity, "", where, what, evidence, remedy})
+	found := func(id Fault, severity Severity, what, evidence, remedy string) {
+		list = append(list, Finding{severity, "", id, where, what, evidence, remedy})
 	}
 	if w := s.Waiting; w != nil {
-		found(Error, "the log takes nothing from the shim", fmt.Sprintf("since %s: %s", w.Since.UTC().Format(time.RFC3339),
-			w.Why), w.Do)
+		found(shimWaiting, Error, "the log takes nothing from the shim",
+			fmt.Sprintf("since %s: %s",
+				w.Since.UTC().Format(time.RFC3339), w.Why), w.Do)
 	}
 	if !s.Replay {
-		found(Warning, "the shim has no replay endpoint: what the engine said before is not known, "+
+		found(shimNoReplay, Warning, "the shim has no replay endpoint: what the engine said before is not known, "+
 			"and each gap clears the rank",
 			fmt.Sprint(s), `start the engine with "replay_endpoint":"tcp://*:5657" in --kv-events-config, and give `+
 				"worker-shim run --replay tcp://HOST:5657")
@@ -498,12 +505,12 @@ func judgeShim(s *control.Shim) (list []Finding) {
 		return list
 	}
 	if h.ReplayFailed != "" {
-		found(Error, "the replay endpoint does not answer", s.ReplayEndpoint+": "+h.ReplayFailed,
+		found(replayDead, Error, "the replay endpoint does not answer", s.ReplayEndpoint+": "+h.ReplayFailed,
 			"see that --replay is the engine's replay_endpoint, and that this port of the engine can be reached from "+s.Host)
 	}
 	if h.Unreadable > 0 {
-		found(Error, "messages of the engine cannot be read", fmt.Sprintf("%d of %d since the shim began", h.Unreadable,
-			h.Messages), "give worker-shim run the right --source; see its log for what is odd. If the engine is newer than "+
+		found(messagesUnreadable, Error, "messages of the engine cannot be read", fmt.Sprintf("%d of %d since the shim began",
+			h.Unreadable, h.Messages), "give worker-shim run the right --source; see its log for what is odd. If the engine is newer than "+
 			"docs/engines says, report it: --on-unreadable clear has answers right, and lower, till then")
 	}
 	if len(h.Skipped) > 0 {
@@ -516,15 +523,15 @@ func judgeShim(s *control.Shim) (list []Finding) {
 			remedy = "stop the shim and start it with --block-size N, the size of the engine's blocks; " +
 				"if it then says that the model has another size: indexer forget --model MODEL"
 		}
-		found(Error, "events of the engine are passed over", strings.Join(said, ", "), remedy)
+		found(eventsSkipped, Error, "events of the engine are passed over", strings.Join(said, ", "), remedy)
 	}
 	if h.Gaps > 0 {
-		found(Warning, "messages of the engine were lost, and what the rank held was cleared", plural(int(h.Gaps), "time")+
+		found(messagesLost, Warning, "messages of the engine were lost, and what the rank held was cleared", plural(int(h.Gaps), "time")+
 			" since the shim began at "+s.Since.UTC().Format(time.RFC3339),
 			`raise "buffer_steps" (and "hwm") in the engine's --kv-events-config, and give worker-shim run --replay`)
 	}
 	if h.JoinedLate > 0 {
-		found(Warning, "the engine had spoken before its shim came, and could not say it again",
+		found(joinedLate, Warning, "the engine had spoken before its shim came, and could not say it again",
 			plural(int(h.JoinedLate), "time"),
 			`start the shim before the engine; raise "buffer_steps" in --kv-events-config; `+
 				`or empty the engine's cache: POST /reset_prefix_cache`)
@@ -536,46 +543,48 @@ func judgeEngines(f *Facts) (list []Finding) {
 	for i := range f.Engines {
 		e := &f.Engines[i]
 		where := fmt.Sprintf("%s at %s", e.Worker, e.URL)
-		found := func(severity Severity, what, evidence, remedy string) {
-			list = append(list, Finding{severity, "", where, what, evidence, remedy})
+		found := func(id Fault, severity Severity, what, evidence, remedy string) {
+			list = append(list, Finding{severity, "", id, where, what, evidence, remedy})
 		}
 		switch {
 		case errors.Is(e.Err, enginehttp.ErrNoEvents):
-			found(Error, "the engine publishes no events that its shim could hear", e.Err.Error(),
+			found(engineNoEvents, Error, "the engine publishes no events that its shim could hear", e.Err.Error(),
 				`restart it with --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557",`+
 					`"replay_endpoint":"tcp://*:5657"}'`)
 			continue
 		case errors.Is(e.Err, enginehttp.ErrNotReady):
-			found(Warning, "the engine does not answer over HTTP from this host", e.Err.Error(),
+			found(engineUnreachable, Warning, "the engine does not answer over HTTP from this host", e.Err.Error(),
 				"see that it runs and that its port can be reached from here; change a wrong address with indexer workers change "+
 					string(e.Worker)+" --endpoint URL")
 			continue
 		case e.Err != nil:
-			found(Warning, "what answers does not say how it publishes", e.Err.Error(),
+			found(engineUnknown, Warning, "what answers does not say how it publishes", e.Err.Error(),
 				"give --engine-http-token-file if it wants an API key; if this is no engine's own port, nothing is wrong")
 			continue
 		}
 		said := e.Said
 		if said.BlockSize != 0 && said.BlockSize != e.BlockSize {
-			found(Error, "the engine's blocks have another size than its shim says",
+			found(engineBlockSize, Error, "the engine's blocks have another size than its shim says",
 				fmt.Sprintf("%s %s has %d tokens, the shim %d", said.Kind, said.Version, said.BlockSize, e.BlockSize),
 				fmt.Sprintf("start worker-shim run with --block-size %d, or without: --engine-http learns it; "+
 					"then indexer forget --model %s if it refuses", said.BlockSize, e.Model))
 		}
 		if said.Model != "" && said.Model != e.Model {
-			found(Warning, "the engine serves the model under another name", fmt.Sprintf("the engine says %q, the shim %q",
-				said.Model, e.Model), "if routers ask for the engine's name: worker-shim run --model "+said.Model)
+			found(engineModel, Warning, "the engine serves the model under another name",
+				fmt.Sprintf("the engine says %q, the shim %q", said.Model, e.Model),
+				"if routers ask for the engine's name: worker-shim run --model "+said.Model)
 		}
 		for _, r := range said.Ranks {
 			if r.Replay == "" {
-				found(Warning, "the engine has no replay endpoint",
+				found(engineNoReplay, Warning, "the engine has no replay endpoint",
 					fmt.Sprintf("rank %d publishes at %s alone", r.Rank, r.Endpoint),
 					`add "replay_endpoint":"tcp://*:5657" to --kv-events-config`)
 			}
 		}
 		if len(said.Ranks) > e.Ranks {
-			found(Error, "ranks of the engine have no shim", fmt.Sprintf("it has %d ranks, %d are registered", len(said.Ranks),
-				e.Ranks), fmt.Sprintf("worker-shim run --ranks %d, or --engine-http %s, which finds all", len(said.Ranks), e.URL))
+			found(ranksUnserved, Error, "ranks of the engine have no shim",
+				fmt.Sprintf("it has %d ranks, %d are registered", len(said.Ranks), e.Ranks),
+				fmt.Sprintf("worker-shim run --ranks %d, or --engine-http %s, which finds all", len(said.Ranks), e.URL))
 		}
 	}
 	return list
@@ -588,23 +597,24 @@ func judgeStores(f *Facts) (list []Finding) {
 		}
 		for i := range n.Status.L3 {
 			s := &n.Status.L3[i]
-			found := func(severity Severity, what, evidence, remedy string) {
+			found := func(id Fault, severity Severity, what, evidence, remedy string) {
 				where := fmt.Sprintf("node %s, store %s", n.Node, s.Store)
-				list = append(list, Finding{severity, "", where, what, evidence, remedy})
+				list = append(list, Finding{severity, "", id, where, what, evidence, remedy})
 			}
 			if s.Down != "" {
-				found(Error, "the node does not ask the store: its blocks count for nobody", s.Down,
+				found(storeDown, Error, "the node does not ask the store: its blocks count for nobody", s.Down,
 					"see that the store's master runs, and that its HTTP port can be reached from the node's host; the address is "+
 						"that of worker-shim's --l3-config")
 			}
 			if s.Busy > 0 {
-				found(Warning, "queries went without the store, as too many questions were under way",
+				found(storeBusy, Warning, "queries went without the store, as too many questions were under way",
 					fmt.Sprintf("%d of %d", s.Busy, s.Busy+s.Questions),
 					"give the store's master more room, or have its events heard: worker-shim run --source mooncake")
 			}
 			if s.Set != nil && (!s.Set.Whole || s.Set.Overflows > 0) {
-				found(Warning, "what the store's events say is not whole", fmt.Sprintf("gaps %d, overflows %d, lists %d",
-					s.Set.Gaps, s.Set.Overflows, s.Set.Lists), "see that worker-shim run --source mooncake runs for this store")
+				found(storeEvents, Warning, "what the store's events say is not whole",
+					fmt.Sprintf("gaps %d, overflows %d, lists %d", s.Set.Gaps, s.Set.Overflows, s.Set.Lists),
+					"see that worker-shim run --source mooncake runs for this store")
 			}
 		}
 	}
@@ -615,7 +625,7 @@ func judgeTokenizers(f *Facts) (list []Finding) {
 	slices.SortFunc(f.Tokenizers, func(a, b TokenizerFacts) int { return strings.Compare(a.Model, b.Model) })
 	for _, t := range f.Tokenizers {
 		if t.Error != "" {
-			list = append(list, Finding{Error, "", "model " + t.Model,
+			list = append(list, Finding{Error, "", tokenizerFailed, "model " + t.Model,
 				"texts are not tokenized: requests that bring text find nothing", t.Error,
 				"mend the model's entry in the file of indexer serve --tokenizers; " +
 					"indexer tokenizer check compares it with the engine"})

@@ -64,6 +64,7 @@ func store(t *testing.T, seed string) *hicache.Config {
 func TestEachFaultIsFound(t *testing.T) {
 	w := func(f *Facts) *api.WorkerInfo { return &f.Workers.Workers[0] }
 	status := func(f *Facts) *api.Status { return f.Nodes.Nodes[0].Status }
+	provoked := map[Fault]bool{}
 	for _, c := range []struct {
 		check    string
 		severity Severity
@@ -195,6 +196,7 @@ func TestEachFaultIsFound(t *testing.T) {
 		for _, k := range checks {
 			for _, got := range k.judge(f) {
 				n++
+				provoked[got.ID] = true
 				if k.name != c.check || got.Severity != c.severity || !strings.Contains(got.What, c.what) ||
 					!strings.Contains(got.Remedy, c.remedy) || got.Where == "" || got.Evidence == "" &&
 					!strings.Contains("has ended does not answer", c.what) {
@@ -205,6 +207,15 @@ func TestEachFaultIsFound(t *testing.T) {
 		if n != 1 {
 			t.Errorf("%s, %q: %d findings", c.check, c.what, n)
 		}
+	}
+	for _, id := range Faults() {
+		if !provoked[id] {
+			t.Errorf("nothing here has the fault %s", id)
+		}
+		delete(provoked, id)
+	}
+	if len(provoked) > 0 {
+		t.Errorf("findings have names that are not among the faults: %v", provoked)
 	}
 }
 
@@ -217,17 +228,25 @@ func TestFineIsFine(t *testing.T) {
 	}
 }
 
-// TestDocumented: the page has each check, in order.
+// TestDocumented: the page has each check, and each fault, in order.
 func TestDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/doctor.md")
 	if err != nil {
 		t.Fatal(err)
 	}
+	checks, faults, _ := strings.Cut(string(text), "## All findings")
 	var has []string
-	for _, m := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\|").FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\|").FindAllStringSubmatch(checks, -1) {
 		has = append(has, m[1])
 	}
 	if fmt.Sprint(has) != fmt.Sprint(Names()) {
 		t.Errorf("the page has %v, the checks are %v", has, Names())
+	}
+	has = nil
+	for _, m := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\|").FindAllStringSubmatch(faults, -1) {
+		has = append(has, m[1])
+	}
+	if fmt.Sprint(has) != fmt.Sprint(Faults()) {
+		t.Errorf("the page has %v, the faults are %v", has, Faults())
 	}
 }

@@ -274,16 +274,17 @@ func lookAtTokenizers(ctx context.Context, x *examination) (string, error) {
 	if x.facts.Nodes == nil {
 		return "", errNoNodes
 	}
-	models := map[string]bool{}
+	models := map[string]uint32{} // and one of their block sizes
 	for _, n := range x.facts.Nodes.Nodes {
 		if n.Status != nil {
 			for i := range n.Status.Models {
-				models[n.Status.Models[i].Model] = true
+				models[n.Status.Models[i].Model] = n.Status.Models[i].BlockSize
 			}
 		}
 	}
-	for model := range models {
-		a, err := x.client.Find(ctx, &api.Query{Model: model, Text: &api.Text{Prompt: "the doctor asks"}, L3: api.L3Off})
+	for model, size := range models {
+		a, err := x.client.Find(ctx, &api.Query{Model: model, BlockSize: size, Text: &api.Text{Prompt: "the doctor asks"},
+			L3: api.L3Off})
 		switch {
 		case client.CodeOf(err) == api.CodeMalformed:
 			return "", errSkipped{"nodes make no tokens (indexer serve --tokenizers)"}
