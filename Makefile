@@ -1,13 +1,16 @@
 # Bare `make` prints the words one may ask for.
 
 .DEFAULT_GOAL := help
-.PHONY: help build images demo demo-gateway test judges real-vllm short race lint explore fuzz bench bench-peers bench-path clean
+.PHONY: help build release images demo demo-gateway test judges real-vllm short race lint explore fuzz bench bench-peers bench-path clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build both programs into bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/...
+
+release: ## build archives, bills of materials and SHA256SUMS of this commit into bin/release, for Linux and macOS
+	go run ./tools/release
 
 images: ## build the container images that docker-compose.yml runs, pulling nothing
 	mkdir -p bin/image/data

@@ -1,0 +1,240 @@
+// Command release builds what is handed out: for each platform an archive with both programs, manual pages, completions
+// and licence, on Linux systemd's units too; a bill of materials (CycloneDX) beside it; and SHA256SUMS of all. The same
+// commit and the same Go make the same bytes, wherever and whenever.
+//
+//	go run ./tools/release [--out bin/release] [--platforms linux/amd64,linux/arm64,darwin/amd64,darwin/arm64]
+package main
+
+import (
+	"crypto/sha256"
+	"debug/buildinfo"
+	"flag"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/cli"
+)
+
+var programs = []string{"indexer", "worker-shim"}
+
+func main() {
+	out := flag.String("out", "bin/release", "folder for archives; what it had is removed")
+	platforms := flag.String("platforms", "linux/amd64,linux/arm64,darwin/amd64,darwin/arm64",
+		"GOOS/GOARCH, with commas between")
+	flag.Parse()
+	if flag.NArg() > 0 {
+		fmt.Fprintln(os.Stderr, "release: what is", flag.Arg(0), "for?")
+		os.Exit(2)
+	}
+	if err := release(*out, strings.Split(*platforms, ",")); err != nil {
+		fmt.Fprintln(os.Stderr, "release:", err)
+		os.Exit(1)
+	}
+}
+
+// release makes all files of a release in the folder out. The current folder is the repository's root.
+func release(out string, platforms []string) error {
+	tmp, err := os.MkdirTemp("", "kvatlas-release-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	common, err := commonFiles(tmp)
+	if err != nil {
+		return err
+	}
+	if err := os.RemoveAll(out); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return err
+	}
+	commit, err := headCommit()
+	if err != nil {
+		return err
+	}
+	var sums strings.Builder
+	for _, platform := range platforms {
+		goos, goarch, ok := strings.Cut(platform, "/")
+		if !ok {
+			return fmt.Errorf("platform %q is not GOOS/GOARCH", platform)
+		}
+		files := maps.Clone(common)
+		if goos == "linux" {
+			if err := addFolder(files, "systemd", "deploy/systemd"); err != nil {
+				return err
+			}
+		}
+		var infos []*debug.BuildInfo
+		for _, name := range programs {
+			program, err := build(tmp, name, goos, goarch)
+			if err != nil {
+				return err
+			}
+			info, err := buildinfo.ReadFile(program)
+			if err != nil {
+				return err
+			}
+			infos = append(infos, info)
+			if err := files.add("bin/"+name, program, 0o755); err != nil {
+				return err
+			}
+		}
+		version := commit.version(infos[0].Main.Version)
+		name := fmt.Sprintf("kvatlas_%s_%s_%s", strings.TrimPrefix(version, "v"), goos, goarch)
+		bill := billOfMaterials(version, platform, commit.time, infos)
+		files["sbom.cdx.json"] = entry{bill, 0o644}
+		packed, err := pack(name, files, commit.time)
+		if err != nil {
+			return err
+		}
+		for _, f := range []struct {
+			name string
+			data []byte
+		}{{name + ".cdx.json", bill}, {name + ".tar.gz", packed}} {
+			if err := os.WriteFile(filepath.Join(out, f.name), f.data, 0o644); err != nil {
+				return err
+			}
+			fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(f.data), f.name)
+		}
+		fmt.Printf("%s  %s\n", filepath.Join(out, name+".tar.gz"), cli.Bytes(int64(len(packed))))
+	}
+	return os.WriteFile(filepath.Join(out, "SHA256SUMS"), []byte(sums.String()), 0o644)
+}
+
+// build compiles a program into a folder, unless it is there, and returns its path.
+func build(dir, name, goos, goarch string) (file string, err error) {
+	file = filepath.Join(dir, fmt.Sprintf("%s-%s-%s", name, goos, goarch))
+	if _, err := os.Stat(file); err == nil {
+		return file, nil
+	}
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", file, "./cmd/"+name)
+	// what could be set on a machine, and would make other bytes
+	cmd.Env = append(os.Environ(), "GOOS="+goos, "GOARCH="+goarch, "CGO_ENABLED=0", "GOFLAGS=-mod=readonly", "GOWORK=off",
+		"GOAMD64=v1", "GOARM64=v8.0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%s for %s/%s: %w\n%s", cmd, goos, goarch, err, out)
+	}
+	return file, nil
+}
+
+// A commit is what a release is made of.
+type commit struct {
+	revision string
+	time     time.Time
+	modified bool // there are changes that it has not
+}
+
+// headCommit is the commit that is checked out.
+func headCommit() (c commit, err error) {
+	git := func(args ...string) string {
+		out, failed := exec.Command("git", args...).Output()
+		if failed != nil && err == nil {
+			err = fmt.Errorf("git %s, to know which commit this is: %w", strings.Join(args, " "), failed)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	revision, seconds, _ := strings.Cut(git("log", "-1", "--format=%H %ct"), " ")
+	c.revision, c.modified = revision, git("status", "--porcelain") != ""
+	if err != nil {
+		return c, err
+	}
+	unix, err := strconv.ParseInt(seconds, 10, 64)
+	if err != nil {
+		return c, fmt.Errorf("git says that the commit was made at %q: %w", seconds, err)
+	}
+	c.time = time.Unix(unix, 0).UTC()
+	return c, nil
+}
+
+var released = regexp.MustCompile(`^v\d+\.\d+\.\d+(-[a-z]+\.?\d*)?$`)
+
+// version is what a build of the commit is called. module is the version that the toolchain gives it: v0.5.0 at that
+// tag. Elsewhere it is the last release and the commit.
+func (c commit) version(module string) string {
+	if released.MatchString(module) {
+		return module
+	}
+	version := cli.Version() + "-" + c.revision[:min(12, len(c.revision))]
+	if c.modified {
+		version += "-modified"
+	}
+	return version
+}
+
+// entry is a file of an archive.
+type entry struct {
+	data []byte
+	mode int64
+}
+
+// contents are the files of an archive, by path.
+type contents map[string]entry
+
+func (c contents) add(name, file string, mode int64) error {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	c[name] = entry{data, mode}
+	return nil
+}
+
+// addFolder adds all files of a folder and of those below it.
+func addFolder(c contents, name, dir string) error {
+	return filepath.WalkDir(dir, func(file string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		below, err := filepath.Rel(dir, file)
+		if err != nil {
+			return err
+		}
+		return c.add(path.Join(name, filepath.ToSlash(below)), file, 0o644)
+	})
+}
+
+// commonFiles are those of all platforms. Manual pages and completions are what the programs of this one write.
+func commonFiles(tmp string) (contents, error) {
+	files := contents{}
+	for _, name := range []string{"LICENSE", "README.md", "CHANGELOG.md"} {
+		if err := files.add(name, name, 0o644); err != nil {
+			return nil, err
+		}
+	}
+	man := filepath.Join(tmp, "man")
+	for _, name := range programs {
+		program, err := build(tmp, name, runtime.GOOS, runtime.GOARCH)
+		if err != nil {
+			return nil, err
+		}
+		if out, err := exec.Command(program, "man", man).CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("%s man: %w\n%s", name, err, out)
+		}
+		for shell, file := range map[string]string{"bash": name + ".bash", "zsh": "_" + name, "fish": name + ".fish"} {
+			cmd := exec.Command(program, "completion", shell)
+			cmd.Args[0] = name // by which the script calls it
+			out, err := cmd.Output()
+			if err != nil {
+				return nil, fmt.Errorf("%s completion %s: %w", name, shell, err)
+			}
+			files["completions/"+file] = entry{out, 0o644}
+		}
+	}
+	return files, addFolder(files, "man/man1", man)
+}
+
+// sorted are the paths in the order in which they are packed.
+func (c contents) sorted() []string { return slices.Sorted(maps.Keys(c)) }
