@@ -20,7 +20,7 @@ import (
 // environments are the requirements files of integration/python that judges use.
 var environments = []string{"requirements.txt", "engines.txt", "dynamo.txt", "dynamo-mocker.txt", "kubernetes.txt",
 	"mooncake.txt", "python-client.txt", "python-adapters.txt", "envoy.txt", "tokenizers.txt", "grpc.txt",
-	"openapi.txt"}
+	"openapi.txt", "sbom.txt"}
 
 func main() {
 	if err := fetch(os.Stderr); err != nil {
