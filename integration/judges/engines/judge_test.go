@@ -197,9 +197,12 @@ func (c judged) run(t *testing.T, x *harness.Indexer, kinds []string, size int, 
 	shim.WaitFor("connected to the engine")
 	l := &load{t: t, rng: rand.New(rand.NewPCG(seed, uint64(size))), engine: engine, size: size, ahead: c.ahead,
 		groups: groups, salts: []string{"", "", "tenant-a", "tenant-b"}, changes: rand.New(rand.NewPCG(seed, 16))}
-	// Of prompts with images, 2 in 7,000 are found shorter than the engine does if it has a draft model and Mamba states
-	// both: the index lacks a state that the engine has.
-	l.media = !c.old && !(c.eagle && slices.Contains(groups, "mamba:align"))
+	// With a draft model, a window and Mamba states, 2 look-ups in 18,966 are shorter than the engine's, all of prompts
+	// with images, which are left out therefore. vLLM (0.33, HybridKVCacheCoordinator.find_longest_cache_hit) looks for
+	// one block beyond a window's hit, for the draft model, at the length that it has then. If the Mamba group, which
+	// counts as the draft model's too, shortens the hit in the same round, that look-up is not repeated: the block that
+	// follows the shorter hit may be missing in the window's group. We ask for it.
+	l.media = !c.old && !(c.eagle && slices.Contains(groups, "mamba:align") && len(groups) > 2)
 	if c.old {
 		l.salts = l.salts[:1]
 	}
