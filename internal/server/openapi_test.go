@@ -49,7 +49,7 @@ var operations = map[string]operation{
 	api.OpVerify: {"A node's status, with checksums of all replicas compared", reflect.TypeFor[api.VerifyRequest](), "",
 		true, reflect.TypeFor[api.Status](), nil},
 	api.OpSnapshot: {"Write snapshots now", nil, "", true, reflect.TypeFor[api.SnapshotList](), nil},
-	api.OpPrefixes: {"The largest part of the tree of prefixes that workers of a model share, as one node has it",
+	api.OpPrefixes: {"The largest part of the tree of prefixes that workers of a model share, as all nodes have it or one",
 		reflect.TypeFor[api.PrefixesRequest](), "", false, reflect.TypeFor[api.PrefixTree](), []api.Code{
 			api.CodeUnknownModel, api.CodeBlockSizeMismatch, api.CodeMissingModel}},
 	api.OpSelect: {"Which worker should serve a prompt. The prompt is given as for `/v1/find`",

@@ -2,11 +2,14 @@ package server
 
 import (
 	"errors"
+	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // TestTreesAreShared: a tree that was made a moment ago is not made again; one that took long lasts longer, and an
@@ -16,11 +19,12 @@ func TestTreesAreShared(t *testing.T) {
 		var list trees
 		made, cost := 0, time.Duration(0)
 		get := func(model string, failure error) error {
-			_, err := list.get(api.PrefixesRequest{Model: model}, func(*api.PrefixesRequest) (*api.PrefixTree, error) {
+			make := func(*api.PrefixesRequest) (*api.PrefixTree, time.Duration, error) {
 				made++
 				time.Sleep(cost)
-				return &api.PrefixTree{}, failure
-			})
+				return &api.PrefixTree{}, cost, failure
+			}
+			_, err := list.get(&api.PrefixesRequest{Model: model}, make)
 			return err
 		}
 		for _, c := range []struct {
@@ -45,4 +49,47 @@ func TestTreesAreShared(t *testing.T) {
 			t.Errorf("%d were made: an error is kept", made)
 		}
 	})
+}
+
+// TestGather: each partition's part is asked of one node; where that fails or does not serve, of another; what nobody
+// has is missing, with the names of those that did not answer.
+func TestGather(t *testing.T) {
+	var mu sync.Mutex
+	asked := map[string][]string{}
+	g := gathering{model: "m", asked: make([][]string, 4),
+		serving: func(p events.Partition) []string {
+			return [][]string{{"a", "b"}, {"b", "c"}, {"c", "a"}, {"dead"}}[p]
+		},
+		ask: func(name string, share []events.Partition) (*api.PrefixTree, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			asked[name] = append(asked[name], fmt.Sprint(share))
+			switch name {
+			case "b", "dead":
+				return nil, errors.New("not now")
+			case "c": // it does not serve 2 any more, and has no worker of the model in 1
+				if share[0] == 2 {
+					return &api.PrefixTree{Missing: share}, nil
+				}
+				return &api.PrefixTree{Complete: true}, nil
+			}
+			return &api.PrefixTree{Complete: true, BlockSize: 16}, nil
+		}}
+	if err := g.gather(); err != nil || g.size != 16 {
+		t.Fatal(g.size, err)
+	}
+	if got := fmt.Sprint(asked); got != "map[a:[[0] [2]] b:[[1]] c:[[2] [1]] dead:[[3]]]" {
+		t.Error(got)
+	}
+	if got := fmt.Sprint(g.open, g.unheard()); got != "[3] [dead]" {
+		t.Error(got)
+	}
+	g = gathering{model: "m", size: 32, asked: make([][]string, 1), serving: func(events.Partition) []string {
+		return []string{"a"}
+	}, ask: func(string, []events.Partition) (*api.PrefixTree, error) {
+		return &api.PrefixTree{Complete: true, BlockSize: 16}, nil
+	}}
+	if err := g.gather(); api.AsError(err).Code != api.CodeBlockSizeMismatch {
+		t.Error(err)
+	}
 }

@@ -149,7 +149,8 @@ type Server struct {
 	queries  *metrics.Queries
 	scrape   http.Handler
 	hub      *watch.Hub // of the live page
-	trees    trees      // of prefixes
+	trees    trees      // of prefixes, as this node has them
+	forests  trees      // and of all nodes
 }
 
 // New opens the namespace and puts a node together. It waits for JetStream, and until it is known that no other process

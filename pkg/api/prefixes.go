@@ -10,14 +10,21 @@ const OpPrefixes = "prefixes"
 const (
 	UsualPrefixes = 500  // of a request that says nothing
 	MaxPrefixes   = 5000 // of any
+
+	// MaxPrefixHashes bounds the hashes that a node tells of all runs, so that they can be joined with other nodes'.
+	MaxPrefixHashes = 40_000
 )
 
-// PrefixesRequest asks for the tree as one node has it.
+// PrefixesRequest asks for the tree of all nodes, or as one node has it.
 type PrefixesRequest struct {
 	Model     string `json:"model" msgpack:"model"`
 	BlockSize uint32 `json:"block_size,omitempty" msgpack:"block_size,omitempty"` // needed if the model has several
-	Node      string `json:"node,omitempty" msgpack:"node,omitempty"`             // empty: whoever answers
+	Node      string `json:"node,omitempty" msgpack:"node,omitempty"`             // empty: all nodes together
 	Limit     uint32 `json:"limit,omitempty" msgpack:"limit,omitempty"`           // runs at most; default 500
+
+	// Partitions are those of which the workers count, with a node; empty: all that it has. Nodes ask each other so, and
+	// are told what it takes to join the runs.
+	Partitions []events.Partition `json:"partitions,omitempty" msgpack:"partitions,omitempty"`
 }
 
 // Check refuses what no node could answer. The error is an [Error].
@@ -28,28 +35,37 @@ func (r *PrefixesRequest) Check() error {
 	if r.Limit > MaxPrefixes {
 		return Errorf(CodeMalformed, "limit is %d, more than %d", r.Limit, MaxPrefixes)
 	}
+	if len(r.Partitions) > 0 && r.Node == "" {
+		return Errorf(CodeMalformed, "partitions go with a node")
+	}
 	return nil
 }
 
 func (r *PrefixesRequest) members(list []member) []member {
 	return append(list, member{"model", &r.Model}, member{"block_size", (*positiveNumber)(&r.BlockSize)},
-		member{"node", &r.Node}, member{"limit", (*positiveNumber)(&r.Limit)})
+		member{"node", &r.Node}, member{"limit", (*positiveNumber)(&r.Limit)}, member{"partitions", &r.Partitions})
 }
 
-// PrefixTree is the largest part of the tree of prefixes that workers of a model hold, by what one node knows: of the
-// workers in its partitions.
+// PrefixTree is the largest part of the tree of prefixes that workers of a model hold: of all workers, or of those in
+// one node's partitions.
 type PrefixTree struct {
-	Node      string      `json:"node" msgpack:"node"`
+	Node      string      `json:"node,omitempty" msgpack:"node,omitempty"` // whose it is; empty: all nodes'
 	Model     string      `json:"model" msgpack:"model"`
 	BlockSize uint32      `json:"block_size" msgpack:"block_size"`
 	Runs      []PrefixRun `json:"runs" msgpack:"runs"` // parents before children; those with most blocks times holders
 
-	// What the node has in all: runs that somebody holds, and their blocks.
+	// What there is in all: runs that somebody holds, and their blocks. Where nodes have more than they tell, runs that
+	// several of them have are counted for each.
 	TotalRuns   int64 `json:"total_runs" msgpack:"total_runs"`
 	TotalBlocks int64 `json:"total_blocks" msgpack:"total_blocks"`
 
-	Ranks      int                `json:"ranks" msgpack:"ranks"`           // of the model, on this node
+	Ranks      int                `json:"ranks" msgpack:"ranks"`           // of the model
 	Partitions []events.Partition `json:"partitions" msgpack:"partitions"` // that these ranks are in
+
+	// Complete is false if partitions are missing, with the nodes that were asked for them and did not answer.
+	Complete bool               `json:"complete" msgpack:"complete"`
+	Missing  []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
+	Unheard  []string           `json:"unheard,omitempty" msgpack:"unheard,omitempty"`
 }
 
 // PrefixRun is a run of consecutive blocks with the same continuation.
@@ -61,4 +77,19 @@ type PrefixRun struct {
 	Holders int         `json:"holders" msgpack:"holders"` // ranks that hold any of it
 	Tiers   TierCounts  `json:"tiers" msgpack:"tiers"`     // the same in each tier
 	Workers []RankPlace `json:"workers" msgpack:"workers"` // some of the holders, at most 32
+
+	// Of a request with partitions: local hashes of the first blocks, of all if there is room, and who does not hold all
+	// of the run in a tier; of too many of these none is told, and they are taken to hold all.
+	Hashes Hashes       `json:"hashes,omitzero" msgpack:"hashes,omitempty"`
+	Partly []PrefixPart `json:"partly,omitempty" msgpack:"partly,omitempty"`
+}
+
+// PrefixPart is a part of a run that a rank holds, from one of the run's blocks to before another.
+type PrefixPart struct {
+	Instance events.WorkerID `json:"instance" msgpack:"instance"`
+	Rank     events.Rank     `json:"rank" msgpack:"rank"`
+	Tier     string          `json:"tier" msgpack:"tier"` // its name
+	From     uint32          `json:"from" msgpack:"from"`
+	To       uint32          `json:"to" msgpack:"to"`
+	Whole    bool            `json:"whole,omitempty" msgpack:"whole,omitempty"` // it holds all of the run in another tier
 }

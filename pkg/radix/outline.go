@@ -28,16 +28,43 @@ type OutlineRun struct {
 	Holders int                     // ranks that hold any of it
 	Tiers   [events.NumTiers]uint32 // the same for each tier
 	Ranks   []RankID                // some of the holders, no more than OutlineNames
+
+	// With OutlineQuery.Hashes: what it takes to join the run with those of another index.
+	Locals []events.LocalHash // of its first blocks
+	Partly []OutlinePart      // by those who do not hold all of it in a tier
 }
 
-// OutlineNames is how many holders of a run an outline names.
-const OutlineNames = 32
+// OutlinePart is a part of a run that a rank holds in a tier, from a block of the run to before another.
+type OutlinePart struct {
+	Rank     RankID
+	Tier     events.Tier
+	From, To uint32
+	Whole    bool // the rank holds all of the run in another tier
+}
+
+// Bounds of an outline.
+const (
+	OutlineNames = 32 // holders of a run that are named
+	outlineParts = 64 // of a run; who holds more is taken to hold all of it
+	outlineLeast = 16 // hashes of a run that are told whatever the bound
+)
+
+// OutlineQuery says which outline is wanted.
+type OutlineQuery struct {
+	Space uint32
+	Most  int      // runs
+	Among *RankSet // whose holdings count; nil: everybody's
+
+	// Hashes bounds the local hashes that are told of all runs together. Of a run for which there is no room, only the
+	// first few are. 0: none are told.
+	Hashes int
+}
 
 // Outline returns the runs of a space that are largest by blocks times holders, at most so many, with all that lead to
 // them. It looks at every run of the index, and allocates what it returns. Any goroutine may call it at any time; the
 // writer does not wait for it.
-func (x *Index) Outline(space uint32, most int) *Outline {
-	o := outliner{x: x, space: space, most: most, byID: map[uint32]int{}}
+func (x *Index) Outline(q OutlineQuery) *Outline {
+	o := outliner{x: x, space: q.Space, most: q.Most, among: q.Among, hashes: q.Hashes, byID: map[uint32]int{}}
 	for id := uint32(firstNode); ; id++ {
 		v := x.view.Load()
 		if int(id) >= len(v.nodes) {
@@ -83,6 +110,8 @@ type outliner struct {
 	x       *Index
 	space   uint32
 	most    int
+	among   *RankSet
+	hashes  int // that may be told still
 	largest sights
 	out     Outline
 	byID    map[uint32]int // position in out.Runs; -1: it cannot be placed
@@ -91,6 +120,11 @@ type outliner struct {
 	tiers [events.NumTiers][]uint64
 	any   []uint64
 	ids   []uint32
+
+	// With told: its hashes, so many at most, and who holds parts of it.
+	told   int
+	locals []events.LocalHash
+	parts  []OutlinePart
 }
 
 // read looks at a run. It is false if there is none, or the writer was in the way again and again.
@@ -116,6 +150,10 @@ func (o *outliner) read(id uint32) (s sight, ok bool) {
 			for _, word := range o.any {
 				s.holders += bits.OnesCount64(word)
 			}
+			o.locals = nil
+			for i := start; i < start+min(s.blocks, uint32(o.told)) && int(i) < len(v.locals); i++ {
+				o.locals = append(o.locals, events.LocalHash(atomic.LoadUint64(&v.locals[i])))
+			}
 		}
 		if atomic.LoadUint32(&n.version) == version && o.x.view.Load() == v && o.x.hidden.Load() == hidden {
 			return s, ok
@@ -127,7 +165,7 @@ func (o *outliner) read(id uint32) (s sight, ok bool) {
 // holders notes who holds any of a run. It is false if what it reads is half written.
 func (o *outliner) holders(v *view, n *node, id uint32, hidden uint64) bool {
 	o.any = append(o.any[:0], make([]uint64, v.stride)...)
-	o.ids = v.ids
+	o.ids, o.parts = v.ids, nil
 	parts, count := atomic.LoadUint32(&n.parts), atomic.LoadUint32(&n.nparts)
 	if uint64(parts)+uint64(count) > uint64(len(v.parts)) {
 		return false
@@ -137,6 +175,7 @@ func (o *outliner) holders(v *view, n *node, id uint32, hidden uint64) bool {
 		if m := v.masks[t]; m != nil {
 			for i := range v.stride {
 				o.tiers[t][i] = atomic.LoadUint64(&m[int(id)*v.stride+i])
+				o.any[i] |= o.tiers[t][i] // all of the run, so far
 			}
 		}
 	}
@@ -150,14 +189,54 @@ func (o *outliner) holders(v *view, n *node, id uint32, hidden uint64) bool {
 			return false
 		}
 		o.tiers[t][slot>>6] |= 1 << (slot & 63)
+		rank := RankID(atomic.LoadUint32(&v.ids[slot]))
+		if o.told > 0 && (o.among == nil || o.among.Has(rank)) && !isHidden(hidden, slot, t) {
+			part := OutlinePart{Rank: rank, Tier: events.Tier(t + 1), Whole: o.any[slot>>6]>>(slot&63)&1 != 0}
+			if !o.ranges(v, &v.parts[parts+i], atomic.LoadUint32(&n.len), part) {
+				return false
+			}
+		}
 	}
 	for t := range o.tiers {
-		if slot := uint32(hidden &^ hiding >> 8); hidden&hiding != 0 && hidden>>t&1 != 0 && int(slot>>6) < v.stride {
+		if slot := uint32(hidden &^ hiding >> 8); isHidden(hidden, slot, t) && int(slot>>6) < v.stride {
 			o.tiers[t][slot>>6] &^= 1 << (slot & 63)
 		}
-		for i, word := range o.tiers[t] {
-			o.any[i] |= word
+		for i := range o.tiers[t] {
+			if o.among != nil {
+				o.tiers[t][i] &= o.among.word(i)
+			}
+			if t == 0 {
+				o.any[i] = 0
+			}
+			o.any[i] |= o.tiers[t][i]
 		}
+	}
+	return true
+}
+
+// isHidden reports whether a clear is taking a tier of a rank away.
+func isHidden(hidden uint64, slot uint32, tier int) bool {
+	return hidden&hiding != 0 && hidden>>tier&1 != 0 && uint32(hidden&^hiding>>8) == slot
+}
+
+// ranges notes what of a run of n blocks is held with a part. It is false if what it reads is half written.
+func (o *outliner) ranges(v *view, p *part, n uint32, held OutlinePart) bool {
+	lead, first, words := atomic.LoadUint32(&p.lead), atomic.LoadUint32(&p.bits), atomic.LoadUint32(&p.words)
+	if first != 0 && uint64(first)+uint64(words) > uint64(len(v.bits)) {
+		return false
+	}
+	for at := uint32(0); at < n && len(o.parts) <= outlineParts; at++ {
+		if at >= lead && (first == 0 || at>>6 >= words || atomic.LoadUint64(&v.bits[first+at>>6])>>(at&63)&1 == 0) {
+			continue
+		}
+		if last := len(o.parts) - 1; held.To != 0 && held.To == at {
+			o.parts[last].To = at + 1
+		} else {
+			held.From = at
+			o.parts = append(o.parts, held)
+			o.parts[len(o.parts)-1].To = at + 1
+		}
+		held.To = at + 1
 	}
 	return true
 }
@@ -220,12 +299,19 @@ func (o *outliner) place(id uint32) int {
 		return -1
 	}
 	for _, id := range slices.Backward(way) {
+		if o.hashes > 0 {
+			o.told = max(o.hashes-outlineLeast*(o.most-len(o.out.Runs)), outlineLeast)
+		}
 		s, ok := o.read(id)
+		o.told = 0
 		if !ok || s.depth != depth || s.holders == 0 { // it has changed since
 			return o.cannot(nil, id)
 		}
 		run := OutlineRun{Parent: at, Depth: s.depth, Blocks: s.blocks, First: events.LocalHash(s.first),
-			Holders: s.holders}
+			Holders: s.holders, Locals: o.locals}
+		if o.hashes -= len(o.locals); len(o.parts) <= outlineParts {
+			run.Partly = o.parts
+		}
 		for t, words := range o.tiers {
 			for _, word := range words {
 				run.Tiers[t] += uint32(bits.OnesCount64(word))

@@ -41,7 +41,7 @@ func TestOutline(t *testing.T) {
 		}
 		return list
 	}
-	all := x.Outline(1, 100)
+	all := x.Outline(OutlineQuery{Space: 1, Most: 100})
 	want := []string{"-1: 0+10 first 1 by 3 [2 1 0 0]", "0: 10+20 first 100 by 1 [1 0 0 0]",
 		"0: 10+5 first 200 by 1 [1 0 0 0]"}
 	if got := text(all); !slices.Equal(got, want) || all.TotalRuns != 3 || all.TotalBlocks != 35 {
@@ -50,17 +50,26 @@ func TestOutline(t *testing.T) {
 	if names := all.Runs[0].Ranks; !slices.Equal(names, []RankID{a, b, c}) {
 		t.Errorf("holders %v", names)
 	}
-	if got := text(x.Outline(1, 2)); !slices.Equal(got, want[:2]) {
+	if got := text(x.Outline(OutlineQuery{Space: 1, Most: 2})); !slices.Equal(got, want[:2]) {
 		t.Errorf("of two: %q", got)
 	}
-	if got := text(x.Outline(2, 5)); !slices.Equal(got, []string{"-1: 0+50 first 500 by 1 [1 0 0 0]"}) {
+	if got := text(x.Outline(OutlineQuery{Space: 2, Most: 5})); !slices.Equal(got,
+		[]string{"-1: 0+50 first 500 by 1 [1 0 0 0]"}) {
 		t.Errorf("of the other space: %q", got)
 	}
-	if o := x.Outline(3, 5); len(o.Runs) > 0 || o.TotalRuns > 0 {
+	if o := x.Outline(OutlineQuery{Space: 3, Most: 5}); len(o.Runs) > 0 || o.TotalRuns > 0 {
 		t.Errorf("of no space: %v", o)
 	}
+	some := &RankSet{}
+	some.Add(c)
+	part := x.Outline(OutlineQuery{Space: 1, Most: 5, Among: some, Hashes: 100})
+	if got := text(part); !slices.Equal(got, []string{"-1: 0+10 first 1 by 1 [0 1 0 0]"}) || part.TotalRuns != 1 ||
+		!slices.Equal(part.Runs[0].Locals, system) || !slices.Equal(part.Runs[0].Partly,
+		[]OutlinePart{{Rank: c, Tier: events.Host, To: 4}}) {
+		t.Errorf("of c: %q %+v", got, part)
+	}
 	x.Apply(a, 0, []events.Event{{Kind: events.Cleared}})
-	if got := text(x.Outline(1, 100)); len(got) != 2 {
+	if got := text(x.Outline(OutlineQuery{Space: 1, Most: 100})); len(got) != 2 {
 		t.Errorf("without a: %q", got)
 	}
 }
@@ -81,7 +90,7 @@ func TestOutlineBesideTheWriter(t *testing.T) {
 				ended = true
 			default:
 			}
-			o := x.Outline(1, 50)
+			o := x.Outline(OutlineQuery{Space: 1, Most: 50, Hashes: 1000})
 			for i, r := range o.Runs {
 				up := uint32(0)
 				if r.Parent >= i {
@@ -90,6 +99,14 @@ func TestOutlineBesideTheWriter(t *testing.T) {
 					up = o.Runs[r.Parent].Depth + o.Runs[r.Parent].Blocks
 				}
 				// where each document's blocks are tells its hashes: the first of a run at a depth is no other
+				if len(r.Locals) == 0 || r.Locals[0] != r.First || len(r.Locals) > int(r.Blocks) {
+					t.Errorf("hashes %v of %+v", r.Locals, r)
+				}
+				for _, p := range r.Partly {
+					if p.From >= p.To || p.To > r.Blocks {
+						t.Errorf("%+v of %+v", p, r)
+					}
+				}
 				if r.Depth != up || r.Blocks == 0 || r.Holders == 0 || int(r.First)%1000 != int(r.Depth) {
 					t.Errorf("%+v", r)
 				}

@@ -64,3 +64,34 @@ export async function ask(method, path, body, signal) {
   }
   return (await request(path, options)).json();
 }
+
+const every = 5000; // ms between two looks
+
+// looking asks again and again, one question at a time. question is given a signal that ends it, and returns an answer;
+// take is given that, or the failure. look asks at once, end asks no more.
+export function looking(question, take) {
+  let timer = 0;
+  let asking = null;
+  let ended = false;
+  async function look() {
+    clearTimeout(timer);
+    asking?.abort();
+    if (ended) return;
+    const mine = asking = new AbortController();
+    let answer = null, failure = null;
+    try {
+      answer = await question(mine.signal);
+    } catch (e) {
+      failure = e;
+    }
+    if (mine !== asking || ended) return; // it was asked anew
+    take(answer, failure);
+    timer = setTimeout(look, every);
+  }
+  const end = () => {
+    ended = true;
+    clearTimeout(timer);
+    asking?.abort();
+  };
+  return { look, end };
+}

@@ -1,8 +1,8 @@
 // Ask: for one prompt, who holds how much of it and why no more, and which worker would be chosen at what cost. Nothing
 // is booked. The prompt goes to the indexer and is kept nowhere.
 import { ask } from "./api.js";
-import { models, onChange } from "./live.js";
-import { el, setText, count, percent, tiers, tip, empty } from "./ui.js";
+import { choices, onChange } from "./live.js";
+import { el, setText, count, percent, tiers, tip, empty, pick, fill } from "./ui.js";
 
 export const title = "Ask";
 
@@ -32,7 +32,7 @@ function parse(text) {
 }
 
 export function show(place) {
-  const model = el("select", { id: "ask-model" });
+  const [model, modelField] = pick("ask-model", "Model", []);
   const prompt = el("textarea", { id: "ask-prompt", rows: "5", spellcheck: "false", autocomplete: "off",
     placeholder: "[128000, 882, 128001, …]" });
   const lora = el("input", { id: "ask-lora", autocomplete: "off" });
@@ -43,7 +43,7 @@ export function show(place) {
   const kinds = [["tokens", "token ids"], ["prompt", "text"], ["hashes", "local hashes"], ["engine_hashes", "engine hashes"]];
   const form = el("form", { class: "card view", submit: send },
     el("div", { class: "fields" },
-      el("div", { class: "field" }, el("label", { for: "ask-model" }, "Model"), model),
+      modelField,
       el("div", { class: "field" }, el("label", { for: "ask-lora" }, "LoRA (if any)"), lora),
       el("div", { class: "field" }, el("label", { for: "ask-salt" }, "Cache salt (if any)"), salt)),
     el("fieldset", { class: "modes" }, el("legend", { class: "sr" }, "What the prompt is given as"),
@@ -56,19 +56,10 @@ export function show(place) {
   result.append(el("div", { class: "card" }, empty("Paste a prompt to see who holds it",
     "For each worker: its blocks by tier, the rule that ended its prefix, and what choosing it would cost.")));
 
-  function listModels() {
-    const found = models();
-    const text = found.map((m) => m.model + m.block_size).join("\n");
-    if (model.dataset.of === text) return;
-    model.dataset.of = text;
-    const chosen = model.value;
-    model.replaceChildren(...found.map((m) => {
-      const twice = found.filter((o) => o.model === m.model).length > 1;
-      const value = JSON.stringify(twice ? m : { model: m.model });
-      return el("option", { value, selected: value === chosen }, m.model + (twice ? ", blocks of " + m.block_size : ""));
-    }));
-    if (!found.length) model.append(el("option", { value: "" }, "no model yet"));
-  }
+  const listModels = () => {
+    const found = choices();
+    fill(model, found.length ? found : [["", "no model yet"]]);
+  };
 
   async function send(e) {
     e.preventDefault();

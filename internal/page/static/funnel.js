@@ -1,13 +1,12 @@
 // Funnel: of the tokens of all prompts that a model was asked for, how many could have been reused, how many were, and
 // where the others were lost.
-import { ask } from "./api.js";
+import { ask, looking } from "./api.js";
 import { live, models, onChange } from "./live.js";
 import { causes, steps } from "./causes.js";
-import { el, setText, count, short, canvas, colour, tip, tile, empty, code } from "./ui.js";
+import { el, setText, count, short, canvas, colour, tip, tile, empty, code, pick, fill, onDraw } from "./ui.js";
 
 export const title = "Funnel";
 
-const every = 5000; // ms between two looks
 const windows = [["1m", "1 minute"], ["5m", "5 minutes"], ["10m", "10 minutes"], ["30m", "30 minutes"], ["1h", "1 hour"]];
 const views = { fleet: "Look at the fleet", cluster: "Look at the cluster", ask: "Ask for a prompt" };
 const chartHeight = 180, margin = 44; // of the chart; the margin is for the axis
@@ -23,14 +22,7 @@ export function show(place) {
   let funnel = null; // as the indexer said it
   let bars = []; // of the chart
   let current = -1; // the bar that the keyboard is at
-  let timer = 0;
-  let asking = null;
-  let ended = false;
 
-  const pick = (id, name, list, change) => {
-    const select = el("select", { id, change: (e) => change(e.target.value) }, list.map(([value, text]) => el("option", { value }, text)));
-    return [select, el("div", { class: "field" }, el("label", { for: id }, name), select)];
-  };
   const [model, modelField] = pick("funnel-model", "Model", [], (v) => { set.model = v; funnel = null; look(); });
   const [since, sinceField] = pick("funnel-since", "Window", windows, (v) => { set.since = v; look(); });
   const [kind, kindField] = pick("funnel-chart", "Shown as", [["tokens", "tokens"], ["share", "share of what was asked"]],
@@ -76,32 +68,17 @@ export function show(place) {
   }
 
   function options() {
-    const found = [...new Set(models().map((m) => m.model))];
-    if (model.dataset.of === found.join("\n")) return;
-    model.dataset.of = found.join("\n");
-    model.replaceChildren(...found.map((m) => el("option", { value: m, selected: m === set.model }, m)));
+    if (!fill(model, [...new Set(models().map((m) => m.model))].map((m) => [m, m]), set.model)) return;
     set.model = model.value;
     look();
   }
 
-  async function look() {
-    clearTimeout(timer);
-    asking?.abort();
-    if (ended) return;
-    const mine = asking = new AbortController();
-    if (set.model) {
-      try {
-        funnel = await ask("GET", "v1/funnel?" + new URLSearchParams({ model: set.model, since: set.since }), undefined, mine.signal);
-        setText(error, "");
-      } catch (failure) {
-        if (failure.name === "AbortError") return;
-        setText(error, failure.message);
-      }
-      if (mine !== asking || ended) return;
-    }
+  const { look, end } = looking((signal) => set.model &&
+    ask("GET", "v1/funnel?" + new URLSearchParams({ model: set.model, since: set.since }), undefined, signal), (answer, failure) => {
+    funnel = answer || funnel;
+    setText(error, failure ? failure.message : "");
     refresh();
-    timer = setTimeout(look, every);
-  }
+  });
 
   function refresh() {
     const there = funnel && funnel.requests > 0;
@@ -253,17 +230,13 @@ export function show(place) {
   }
 
   const stop = onChange((what) => what === "cluster" && (options(), refresh()));
-  addEventListener("resize", draw);
-  addEventListener("theme", draw);
+  const still = onDraw(draw);
   options();
   refresh();
   return () => {
-    ended = true;
+    end();
     stop();
-    clearTimeout(timer);
-    asking?.abort();
+    still();
     tip(null, "");
-    removeEventListener("resize", draw);
-    removeEventListener("theme", draw);
   };
 }

@@ -57,6 +57,15 @@ export function models() {
   return [...found.values()].sort((a, b) => a.model < b.model ? -1 : a.model > b.model ? 1 : a.block_size - b.block_size);
 }
 
+// choices are the models to choose from: what of a request names one, as JSON, and a text.
+export function choices() {
+  const found = models();
+  return found.map((m) => {
+    const twice = found.filter((o) => o.model === m.model).length > 1;
+    return [JSON.stringify(twice ? m : { model: m.model }), m.model + (twice ? ", blocks of " + m.block_size : "")];
+  });
+}
+
 // watch follows the stream of server-sent events, and begins again when it ends. It is read by fetch, so that the token
 // can go with it. said is told how it stands.
 export async function watch(said) {

@@ -1,13 +1,12 @@
 // Prefixes: the tree of blocks that workers share, as an icicle. The width of a run is its blocks and those behind it,
 // its colour how many ranks hold it.
-import { ask } from "./api.js";
-import { live, models, onChange } from "./live.js";
-import { el, setText, count, short, step, canvas, colour, tip, tiers, empty } from "./ui.js";
+import { ask, looking } from "./api.js";
+import { live, models, choices, onChange } from "./live.js";
+import { el, setText, count, short, step, canvas, colour, tip, tiers, empty, pick, fill, onDraw } from "./ui.js";
 
 export const title = "Prefixes";
 
 const rowHeight = 30;
-const every = 5000; // ms between two looks
 
 const set = { model: "", node: "" }; // what the reader has chosen
 
@@ -43,12 +42,9 @@ export function show(place_) {
   let laid = null;
   let zoomed = ""; // the hash path of the run that is zoomed to
   let current = null; // the run that the keyboard is at
-  let timer = 0;
-  let asking = null;
-  let ended = false;
 
-  const model = el("select", { id: "prefix-model", change: (e) => { set.model = e.target.value; zoomed = ""; current = null; look(); } });
-  const node = el("select", { id: "prefix-node", change: (e) => { set.node = e.target.value; look(); } });
+  const [model, modelField] = pick("prefix-model", "Model", [], (v) => { set.model = v; zoomed = ""; current = null; look(); });
+  const [node, nodeField] = pick("prefix-node", "As known by", [], (v) => { set.node = v; look(); });
   const crumbs = el("div", { class: "crumbs", role: "navigation", "aria-label": "Zoom" });
   const picture = el("canvas", { id: "icicle", tabindex: "0", role: "application", pointermove: hover, pointerleave: (e) => tip(e, ""),
     click: (e) => { const n = at(e); if (n) { current = n; zoom(n); } }, keydown: press, "aria-describedby": "icicle-now",
@@ -58,46 +54,29 @@ export function show(place_) {
   const error = el("p", { class: "error", role: "alert" });
   const scale = el("div", { class: "scale" });
   const box = el("div", { class: "card view" }, el("div", { class: "head" }, crumbs, scale), el("div", { class: "icicle" }, picture), now, said);
+  const missing = el("div", { class: "notice warn", hidden: true });
   const none = el("div", { class: "card", hidden: true });
   place_.append(el("div", { class: "view" }, el("div", { class: "head" }, el("h1", {}, "Prefixes"), el("div", { class: "fields" },
-    el("div", { class: "field" }, el("label", { for: "prefix-model" }, "Model"), model),
-    el("div", { class: "field" }, el("label", { for: "prefix-node" }, "As known by"), node))), error, box, none));
+    modelField, nodeField)), error, missing, box, none));
 
   function options() {
-    const found = models();
     const nodes = (live.cluster?.nodes || []).map((n) => n.node);
-    const text = JSON.stringify([found, nodes]);
-    if (model.dataset.of === text) return;
-    model.dataset.of = text;
-    model.replaceChildren(...found.map((m) => el("option", { value: JSON.stringify(m), selected: JSON.stringify(m) === set.model },
-      m.model + (found.filter((o) => o.model === m.model).length > 1 ? ", blocks of " + m.block_size : ""))));
-    node.replaceChildren(...nodes.map((n) => el("option", { value: n, selected: n === (set.node || live.cluster.node) }, n)));
+    const changed = fill(model, choices(), set.model);
+    if (!fill(node, [["", "all nodes"], ...nodes.map((n) => [n, n])], set.node) && !changed) return;
     set.model = model.value;
     set.node = node.value;
     look();
   }
 
-  async function look() {
-    clearTimeout(timer);
-    if (ended) return;
-    asking?.abort();
-    const mine = asking = new AbortController();
-    if (set.model) {
-      try {
-        tree = await ask("POST", "v1/prefixes", { ...JSON.parse(set.model), node: set.node }, mine.signal);
-        setText(error, "");
-      } catch (failure) {
-        if (failure.name === "AbortError") return;
-        setText(error, failure.message);
-      }
-      if (mine !== asking || ended) return;
+  const { look, end } = looking((signal) => set.model && ask("POST", "v1/prefixes", { ...JSON.parse(set.model), node: set.node }, signal),
+    (answer, failure) => {
+      tree = answer || tree;
+      setText(error, failure ? failure.message : "");
       const was = current && path(current);
       laid = tree && layout(tree.runs);
       current = was && laid ? laid.nodes.find((n) => path(n) === was) || null : null;
       draw();
-    } else draw();
-    timer = setTimeout(look, every);
-  }
+    });
 
   const path = (n) => n.parent ? path(n.parent) + "/" + n.hash : "";
   const focus = () => laid.nodes.find((n) => path(n) === zoomed) || laid.root;
@@ -111,6 +90,11 @@ export function show(place_) {
     const there = laid && laid.nodes.length > 0;
     box.hidden = !there;
     none.hidden = there;
+    missing.hidden = !tree || tree.complete;
+    if (!missing.hidden) {
+      setText(missing, (tree.missing.length === 1 ? "Partition " : "Partitions ") + tree.missing.join(", ") + " could not be looked at: their workers are not shown." +
+        (tree.unheard ? " Not heard: " + tree.unheard.join(", ") + "." : ""));
+    }
     if (!there) {
       none.replaceChildren(live.cluster && !models().length || tree ? empty("No prefixes yet", "As soon as an engine stores blocks of a prompt, they appear here.") :
         empty("Waiting for the indexer…"));
@@ -162,9 +146,11 @@ export function show(place_) {
     scale.replaceChildren("held by 1 ", el("span", { "aria-hidden": "true" }, [1, 2, 3, 4, 5, 6, 7, 8].map((i) => el("i", { class: "s" + i }))),
       " by " + count(most));
     const shown = laid.nodes.reduce((s, n) => s + n.blocks, 0);
-    setText(said, count(laid.nodes.length) + " of " + count(tree.total_runs) + " runs with " + count(shown) + " of " + count(tree.total_blocks) +
-      " blocks, those with most blocks times holders. " + tree.node + " knows " + count(tree.ranks) + (tree.ranks === 1 ? " rank" : " ranks") +
-      " of the model, in " + (tree.partitions.length === 1 ? "partition " : "partitions ") + tree.partitions.join(", ") + ".");
+    const more = tree.total_runs - laid.nodes.length;
+    setText(said, count(laid.nodes.length) + (laid.nodes.length === 1 ? " run" : " runs") + " with " + count(shown) + " of " + count(tree.total_blocks) + " blocks" +
+      (more > 0 ? ", those with most blocks times holders, and " + count(more) + " more runs" : "") + ". " + (tree.node ? tree.node + " knows " : "All nodes know ") +
+      count(tree.ranks) + (tree.ranks === 1 ? " rank" : " ranks") + " of the model, in " + (tree.partitions.length > 8 ?
+      count(tree.partitions.length) + " partitions" : (tree.partitions.length === 1 ? "partition " : "partitions ") + tree.partitions.join(", ")) + ".");
     picture.dataset.runs = laid.nodes.length;
     picture.dataset.blocks = shown;
     setText(now, current ? words(current) : "");
@@ -214,18 +200,13 @@ export function show(place_) {
   }
 
   const stop = onChange((what) => what === "cluster" && options());
-  const redraw = () => laid && draw();
-  addEventListener("resize", redraw);
-  addEventListener("theme", redraw);
+  const still = onDraw(() => laid && draw());
   options();
   draw();
   return () => {
-    ended = true;
+    end();
     stop();
-    clearTimeout(timer);
-    asking?.abort();
+    still();
     tip(null, "");
-    removeEventListener("resize", redraw);
-    removeEventListener("theme", redraw);
   };
 }

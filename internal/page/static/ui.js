@@ -19,6 +19,23 @@ export function setText(e, text) {
   if (e.textContent !== text) e.textContent = text;
 }
 
+// pick is a select with its label: it, and the field that holds both. change is told what was chosen.
+export function pick(id, name, list, change) {
+  const select = el("select", { id, change: (e) => change?.(e.target.value) });
+  fill(select, list);
+  return [select, el("div", { class: "field" }, el("label", { for: id }, name), select)];
+}
+
+// fill gives a select its options, each a value and a text, and reports whether they are other ones. What was chosen
+// stays so, if it is there.
+export function fill(select, list, chosen = select.value) {
+  const text = JSON.stringify(list);
+  if (select.dataset.of === text) return false;
+  select.dataset.of = text;
+  select.replaceChildren(...list.map(([value, name]) => el("option", { value, selected: value === chosen }, name)));
+  return true;
+}
+
 const whole = new Intl.NumberFormat("en-US");
 export const count = (n) => whole.format(n);
 
@@ -105,4 +122,10 @@ export function tip(event, text) {
   const { width, height } = shown.getBoundingClientRect();
   shown.style.left = Math.max(8, Math.min(event.clientX + 14, innerWidth - width - 8)) + "px";
   shown.style.top = (event.clientY + 18 + height < innerHeight ? event.clientY + 18 : event.clientY - height - 10) + "px";
+}
+
+// onDraw has a picture drawn anew when the window or the theme changes, until the function that it returns is called.
+export function onDraw(draw) {
+  for (const what of ["resize", "theme"]) addEventListener(what, draw);
+  return () => { for (const what of ["resize", "theme"]) removeEventListener(what, draw); };
 }
