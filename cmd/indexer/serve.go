@@ -81,6 +81,9 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 	f.StringVar(&s.ID, "node-id", "", "how this node calls itself (default: the host's name)")
 	f.Uint32Var(&s.Partitions, "partitions", 0,
 		"shares of the log, fixed when the namespace is created (default: what is there, or 8)")
+	f.IntVar(&s.IndexShards, "index-shards", 0,
+		"indexes of this node among which its partitions are dealt out, each with a writer of its own, at most one for each "+
+			"partition (default: one for two cores)")
 	f.IntVar(&s.Replicas, "replicas", 1, "copies of streams and buckets on the NATS servers: 1, 3 or 5")
 	f.IntVar(&s.Replication, "replication", 0,
 		"with --nats: how many nodes keep each partition; the greatest that any node says counts "+
@@ -236,6 +239,7 @@ func (s *serving) check() error {
 	bad(!slices.Contains(routing.Policies(), s.Policy), "--policy %q is none of %s", s.Policy,
 		strings.Join(routing.Policies(), ", "))
 	errs = append(errs, s.Guesses.Check())
+	bad(s.IndexShards < 0, "--index-shards %d is negative", s.IndexShards)
 	bad(s.FunnelBlocks < 1, "--funnel-blocks %d is not positive", s.FunnelBlocks)
 	bad(s.Guesses.TTL == 0, "--guess-ttl 0s is not positive; --guess-policy off turns guesses off")
 	s.Routing, err = readRouting(s.routingConfig)

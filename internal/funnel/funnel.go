@@ -84,7 +84,7 @@ type Tracker struct {
 	recorded            atomic.Int64 // Unix nanoseconds: when what is recorded has taken its time
 	dropped, eventsLost atomic.Uint64
 	forgotten, unheard  atomic.Uint64
-	reading             budget // of who calls Applying
+	reading             budget
 
 	mu      sync.Mutex // of what follows
 	history *History
@@ -104,14 +104,17 @@ type blockSizes struct {
 	at   time.Time
 }
 
-// budget is a token bucket of bytes.
+// budget is a token bucket of bytes. Any goroutine may use it.
 type budget struct {
+	mu   sync.Mutex
 	left float64
 	at   time.Time
 }
 
 // spend reports whether there are n bytes, and takes them. A second brings rate bytes, and maxUnread are kept at most.
 func (b *budget) spend(n, rate int, now time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.left = min(maxUnread, b.left+float64(rate)*now.Sub(b.at).Seconds())
 	if b.at = now; b.left < float64(n) {
 		return false
@@ -139,7 +142,7 @@ func New(cfg Config) *Tracker {
 	}
 	now := time.Now()
 	return &Tracker{cfg: cfg, queue: make(chan item, maxQueue), history: NewHistory(cfg.Blocks, now.UnixMicro()),
-		began: now, reading: budget{maxUnread, now}, pending: map[string]*pending{}, sizes: map[string]*blockSizes{}}
+		began: now, reading: budget{left: maxUnread, at: now}, pending: map[string]*pending{}, sizes: map[string]*blockSizes{}}
 }
 
 // Admit reports whether a request with a prompt of so many blocks is to be recorded now, and counts it if not. It is
@@ -169,7 +172,6 @@ func (t *Tracker) Record(r *Request) {
 }
 
 // Applying takes messages of the log that are about to be applied, which do not change any more. It waits for nothing.
-// One goroutine at a time may call it.
 func (t *Tracker) Applying(messages []node.Message) {
 	if len(messages) == 0 {
 		return

@@ -75,8 +75,8 @@ func TestAgesSurviveARestart(t *testing.T) {
 		t.Helper()
 		info, err := w.ns.StreamInfo(w.ctx, 0)
 		w.must(err)
-		w.must(n.notifier.wait(w.ctx, func() bool { return n.machine.Applied(0) >= info.Last }))
-		w.must(n.do(w.ctx, func(m *Machine) {
+		w.must(n.notifier.wait(w.ctx, func() bool { return n.applied(0) >= info.Last }))
+		w.must(n.do(w.ctx, 0, func(m *Machine) {
 			st := m.index.Stats()
 			s = state{m.checksum(0), len(m.parts[0].ranks), st.Pending, st.Tombstones, st.Holdings}
 		}))
@@ -86,7 +86,7 @@ func TestAgesSurviveARestart(t *testing.T) {
 		t.Helper()
 		one, other := look(w.node), look(steady)
 		dropped := uint64(0)
-		w.must(steady.do(w.ctx, func(m *Machine) { dropped = m.counts.Index.Expired }))
+		w.must(steady.do(w.ctx, 0, func(m *Machine) { dropped = m.counts.Index.Expired }))
 		if one != other || int(one.holdings[0]) != truth.Holdings() || dropped != expired {
 			t.Fatalf("restarted %+v; steady %+v, with %d blocks expired; the twin holds %d, and %d have expired", one,
 				other, dropped, truth.Holdings(), expired)

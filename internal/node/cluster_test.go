@@ -128,7 +128,7 @@ func (f *fleet) start(name string) *peer {
 	p.node = New(Config{
 		ID: name, Namespace: ns, Snapshots: snapshots, SnapshotInterval: 300 * time.Millisecond,
 		Watch:  50 * time.Millisecond,
-		Shared: true, View: func() *cluster.View { return p.member.View() },
+		Shards: 1 + f.lives%4, Shared: true, View: func() *cluster.View { return p.member.View() },
 		Hooks: Hooks{Ready: func() { close(ready) }},
 	})
 	p.member, err = cluster.Join(f.ctx, cluster.MemberConfig{
@@ -336,7 +336,7 @@ func (f *fleet) settled() {
 					why = fmt.Sprintf("%s sees partition %d served by %v, not %v", name, p, got, want)
 				}
 				empty := false
-				f.must(peer.node.do(f.ctx, func(m *Machine) { empty = m.Empty(p) }))
+				f.must(peer.node.do(f.ctx, p, func(m *Machine) { empty = m.Empty(p) }))
 				if owns := slices.Contains(want, name); owns == empty {
 					why = fmt.Sprintf("%s owns partition %d: %v, and it is empty there: %v", name, p, owns, empty)
 				}
@@ -366,7 +366,7 @@ func (f *fleet) equal() {
 			}
 			f.must(peer.node.waitFor(f.ctx, api.PartitionSeq{Partition: p, Seq: seq}))
 			var sum uint64
-			f.must(peer.node.do(f.ctx, func(m *Machine) { sum = m.checksum(p) }))
+			f.must(peer.node.do(f.ctx, p, func(m *Machine) { sum = m.checksum(p) }))
 			sums[sum] = append(sums[sum], name)
 		}
 		if len(sums) != 1 {

@@ -12,10 +12,10 @@
 //	bucket ─────────▶  owner   ◀──────────── log      saver ─────────▶ bucket
 //	                     │ work                         │ capture, export a little at a time
 //	                     ▼                              ▼
-//	                  writer: owns the Machine and writes to the index
+//	                  writer of the partition's shard: owns its Machine and writes to its index
 //	                     │ View, how far each partition has come
 //	                     ▼
-//	                  queries, in whatever goroutine
+//	                  queries, in whatever goroutine, of all shards
 //
 // # Promises
 //
@@ -26,7 +26,9 @@
 //  4. Where what was said before cannot be known any more, the partition says that it needs a resync, asks the shims
 //     for one (resync.go), and credits nobody with what it does not know.
 //
-// One goroutine, the writer, owns the machine; everything else asks it through a bounded queue. Queries read the index
-// and the machine's View, which do not wait for it. What an index is, is for pkg/radix; bytes of snapshots for
-// pkg/snapshot; names and guarantees of the log for pkg/jetstream.
+// Partitions are dealt out among shards ([Config.Shards], shards.go), each with an index, a machine, and one goroutine,
+// the writer, which owns both; everything else asks it through a bounded queue. Queries read the indexes and the node's
+// View, which do not wait for writers. What is said does not depend on how many shards there are, but for the memory
+// that an index takes. What an index is, is for pkg/radix; bytes of snapshots for pkg/snapshot; names and guarantees of
+// the log for pkg/jetstream.
 package node

@@ -19,7 +19,7 @@ const (
 
 // explain gives the first ranks of an answer, in its order, the way along the prompt: where they hold what, and which
 // rule ended their prefix. What they hold of the prefix is that of the same moment then.
-func (n *Node) explain(s *scratch, q *api.Query, served *Served, answer *api.Answer, lookaheads []uint32,
+func (n *Node) explain(s *scratch, q *api.Query, view *View, served *Served, answer *api.Answer, lookaheads []uint32,
 	own bool) error {
 	slices.SortFunc(answer.Workers, api.CompareOverlaps)
 	some := answer.Workers[:min(len(answer.Workers), max(minPaths, min(maxPaths, maxPathBlocks/max(1, answer.Blocks))))]
@@ -28,8 +28,8 @@ func (n *Node) explain(s *scratch, q *api.Query, served *Served, answer *api.Ans
 		if err := s.hash(q, served.BlockSize, lookahead); err != nil {
 			return err
 		}
-		var set radix.RankSet
-		of := map[radix.RankID]*api.Overlap{}
+		sets := make([]radix.RankSet, len(n.shards))
+		of := map[*RankOfView]*api.Overlap{}
 		for i := range some {
 			key := events.RankKey{Instance: some[i].Instance, Rank: some[i].Rank}
 			at, found := slices.BinarySearchFunc(served.Ranks, key,
@@ -37,32 +37,44 @@ func (n *Node) explain(s *scratch, q *api.Query, served *Served, answer *api.Ans
 			if !found || own && served.Ranks[at].Lookahead != lookahead {
 				continue
 			}
-			set.Add(served.Ranks[at].ID)
-			of[served.Ranks[at].ID] = &some[i]
+			r := served.Ranks[at]
+			sets[r.Shard].Add(r.ID)
+			of[r] = &some[i]
 		}
-		ex := n.index.Explain(served.Space, s.locals, &set)
-		nothing := radix.StopAbsent
-		if ex.Known == 0 {
-			nothing = radix.StopUnknown
+		known, parts := uint32(0), make([]*radix.Explanation, len(n.shards))
+		for _, shard := range served.Shards {
+			parts[shard] = n.shards[shard].index.Explain(served.Space, s.locals, &sets[shard])
+			known = max(known, parts[shard].Known)
 		}
 		for _, o := range of {
 			o.Device, o.Host, o.Disk, o.External = 0, 0, 0, 0
-			o.Path = &api.Path{Stop: nothing.String()}
+			o.Path = &api.Path{Stop: stopped(radix.StopUnknown, 0, known)}
 		}
-		for i := range ex.Ranks {
-			p := &ex.Ranks[i]
-			if o := of[p.Rank]; o != nil {
-				o.Device, o.Host, o.Disk, o.External = p.Depth[0], p.Depth[1], p.Depth[2], p.Depth[3]
-				o.Path = pathOf(p, runs)
+		for _, shard := range served.Shards {
+			for i := range parts[shard].Ranks {
+				p := &parts[shard].Ranks[i]
+				if o := of[view.Rank(shard, p.Rank)]; o != nil {
+					o.Device, o.Host, o.Disk, o.External = p.Depth[0], p.Depth[1], p.Depth[2], p.Depth[3]
+					o.Path = pathOf(p, stopped(p.Stop, parts[shard].Known, known), runs)
+				}
 			}
 		}
 	}
 	return nil
 }
 
-// pathOf is a rank's way with equal blocks that follow each other as one run, of which there are most at the most.
-func pathOf(p *radix.RankPath, most int) *api.Path {
-	path := &api.Path{Stop: p.Stop.String(), Behind: p.Behind}
+// stopped names a rule. What is unknown behind the blocks that a shard knows may be known to another, of all of them
+// the most.
+func stopped(by radix.Stop, inShard, inAny uint32) string {
+	if by == radix.StopUnknown && inShard < inAny {
+		by = radix.StopAbsent
+	}
+	return by.String()
+}
+
+// pathOf is a rank's way, which ended by a rule, with equal blocks that follow each other as one run, of which there are most at the most.
+func pathOf(p *radix.RankPath, stop string, most int) *api.Path {
+	path := &api.Path{Stop: stop, Behind: p.Behind}
 	if p.Stop == radix.StopGroup {
 		path.Group = &api.PathGroup{Index: p.Group.Group, Kind: p.Group.Kind.String(), Window: p.Group.Window}
 	}

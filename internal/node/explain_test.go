@@ -22,7 +22,7 @@ func TestPathOf(t *testing.T) {
 			}
 		}
 		most := 1 + rng.IntN(12)
-		path := pathOf(p, most)
+		path := pathOf(p, p.Stop.String(), most)
 		got := make([]radix.TierSet, len(p.Blocks))
 		for i, r := range path.Held {
 			if r.From >= r.To || len(r.Tiers) == 0 || i > 0 && r.From < path.Held[i-1].To {

@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// figures are what the writer has counted. They do not change once they are published.
+// figures are what a shard's writer has counted, or the sum of these. They do not change once they are published.
 type figures struct {
 	index    api.IndexStatus
 	events   map[string]uint64
@@ -84,6 +84,35 @@ func (m *Machine) figures(stats radix.Stats) *figures {
 	return f
 }
 
+// add adds what another shard has counted, whose partitions these are.
+func (f *figures) add(of *figures, partitions []events.Partition) {
+	if f.events == nil {
+		*f = figures{events: map[string]uint64{}, ranks: make([]int, len(of.ranks)),
+			applied: Applied{Events: map[EventClass]uint64{}}}
+	}
+	x, y := &f.index, &of.index
+	x.Blocks.Device += y.Blocks.Device
+	x.Blocks.Host += y.Blocks.Host
+	x.Blocks.Disk += y.Blocks.Disk
+	x.Blocks.External += y.Blocks.External
+	x.Distinct += y.Distinct
+	x.Bytes += y.Bytes
+	x.BlocksApplied += y.BlocksApplied
+	x.DecoderBytes += y.DecoderBytes
+	for name, n := range of.events {
+		f.events[name] += n
+	}
+	for _, p := range partitions {
+		f.ranks[p] = of.ranks[p]
+	}
+	f.problems = append(f.problems, of.problems...)
+	slices.Sort(f.problems)
+	for class, n := range of.applied.Events {
+		f.applied.Events[class] += n
+	}
+	f.applied.Ages.join(&of.applied.Ages)
+}
+
 // AgeBounds are the upper bounds of the classes of Ages.
 var AgeBounds = [...]time.Duration{
 	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond,
@@ -104,6 +133,13 @@ func (a *Ages) add(age time.Duration) {
 	a.Sum += age
 }
 
+func (a *Ages) join(b *Ages) {
+	for i, n := range b.Counts {
+		a.Counts[i] += n
+	}
+	a.Sum += b.Sum
+}
+
 // applied notes that messages of a partition that serves are applied.
 func (m *Machine) applied(msgs []Message, now time.Time) {
 	at := now.UnixMilli()
@@ -121,15 +157,3 @@ const (
 	censusShare = 100
 	censusPause = time.Second
 )
-
-// count counts a part of what is in the index, publishes figures when all is counted, and returns after how long the
-// next part is due. The writer calls it.
-func (n *Node) count(c *radix.Census) (next time.Duration) {
-	begun := time.Now()
-	stats, done := n.index.Count(c, censusPart)
-	if done {
-		n.figures.Store(n.machine.figures(stats))
-		next = censusPause
-	}
-	return max(next, censusShare*time.Since(begun))
-}

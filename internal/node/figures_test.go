@@ -28,13 +28,13 @@ func TestNobodyWaitsForAScrape(t *testing.T) {
 	at, release := make(chan struct{}), make(chan struct{})
 	left := make(chan error, 1)
 	go func() {
-		left <- w.node.do(w.ctx, func(*Machine) {
+		left <- w.node.do(w.ctx, 0, func(*Machine) {
 			close(at)
 			<-release
 		})
 	}()
 	<-at
-	for range 2 * cap(w.node.work) { // more than fit into the queue
+	for range 2 * cap(w.node.shards[0].work) { // more than fit into the queue
 		if s, _ := w.node.Recent(); s.Index.Blocks != want.Index.Blocks || s.Index.Distinct != want.Index.Distinct ||
 			s.Partitions[0].Ranks != 1 {
 			t.Fatalf("got %+v, want %+v", s.Index, want.Index)
@@ -104,7 +104,7 @@ func TestCountingInParts(t *testing.T) {
 	w.startShim()
 	w.grow(20)
 	w.awaitAll()
-	w.must(w.node.do(context.Background(), func(m *Machine) {
+	w.must(w.node.do(context.Background(), 0, func(m *Machine) {
 		var c radix.Census
 		for range 2 { // it begins anew
 			parts := 0

@@ -19,8 +19,8 @@ import (
 
 type scratch struct {
 	locals  []events.LocalHash
-	allowed radix.RankSet
-	holding radix.RankSet // the ranks of the answer
+	allowed []radix.RankSet // by shard, like the next
+	holding []radix.RankSet // the ranks of the answer
 	answer  radix.Answer
 	names   []events.BlockHash // the query's engine hashes
 	named   radix.Named
@@ -60,7 +60,7 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	lapses := n.lapses.Load()
 	s.reflected = n.progress(s.reflected[:0])
 	missing := s.look(q.Partitions)
-	view := n.machine.View()
+	view := n.view()
 	served, err := view.serving(q)
 	if err != nil {
 		if len(q.Partitions) > 0 {
@@ -96,14 +96,14 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		answer.Lookaheads = served.Lookaheads
 	}
 	shared := n.l3.begin(q, served.BlockSize) // asked at the same time as the index
-	allowed, some := s.allow(q.Workers, served)
+	allowed, some := n.allow(s, q.Workers, served)
 	switch {
 	case !some:
 		answer.Reason = api.ReasonNotAllowed
 	case answer.Blocks == 0:
 		answer.Reason = api.ReasonNoBlocks
 	}
-	s.holding.Clear()
+	s.holding = cleared(s.holding, len(n.shards))
 	s.of = s.of[:0]
 	if answer.Reason != "" {
 		lookaheads = nil
@@ -114,35 +114,37 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 				return nil, err
 			}
 		}
-		found, err := s.match(n.index, q, served.Space, allowed)
-		if err != nil {
-			return nil, err
-		}
-		answer.Workers = slices.Grow(answer.Workers, len(found.Ranks))
-		within := slices.Clone(found.Within) // what answers have of it is not of the scratch
-		for i, o := range found.Ranks {
-			r := view.Rank(o.Rank)
-			if r == nil || !s.sees(r) || own && r.Lookahead != lookahead {
-				continue
+		for _, shard := range served.Shards {
+			found, err := s.match(n.shards[shard].index, q, served.Space, of(allowed, shard))
+			if err != nil {
+				return nil, err
 			}
-			s.holding.Add(o.Rank)
-			s.of = append(s.of, r.Partition)
-			overlap := api.Overlap{
-				Instance: r.Key.Instance, Rank: r.Key.Rank,
-				Device: o.Depth[0], Host: o.Depth[1], Disk: o.Depth[2], External: o.Depth[3],
-			}
-			if r.Bounded {
-				overlap.Bound = api.BoundFullAttentionOnly
-			}
-			if k := len(q.Within); k > 0 {
-				if list := within[i*k : (i+1)*k : (i+1)*k]; slices.Max(list) > 0 {
-					overlap.Within = list
+			answer.Workers = slices.Grow(answer.Workers, len(found.Ranks))
+			within := slices.Clone(found.Within) // what answers have of it is not of the scratch
+			for i, o := range found.Ranks {
+				r := view.Rank(shard, o.Rank)
+				if r == nil || !s.sees(r) || own && r.Lookahead != lookahead {
+					continue
 				}
+				s.holding[shard].Add(o.Rank)
+				s.of = append(s.of, r.Partition)
+				overlap := api.Overlap{
+					Instance: r.Key.Instance, Rank: r.Key.Rank,
+					Device: o.Depth[0], Host: o.Depth[1], Disk: o.Depth[2], External: o.Depth[3],
+				}
+				if r.Bounded {
+					overlap.Bound = api.BoundFullAttentionOnly
+				}
+				if k := len(q.Within); k > 0 {
+					if list := within[i*k : (i+1)*k : (i+1)*k]; slices.Max(list) > 0 {
+						overlap.Within = list
+					}
+				}
+				if q.Raw {
+					overlap.Number = uint32(o.Rank.Slot()*len(n.shards)+shard) + 1
+				}
+				answer.Workers = append(answer.Workers, overlap)
 			}
-			if q.Raw {
-				overlap.Number = uint32(o.Rank.Slot()) + 1
-			}
-			answer.Workers = append(answer.Workers, overlap)
 		}
 	}
 	n.stage(ctx, StageIndex, begun)
@@ -165,7 +167,7 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		idle = noRanks
 	}
 	if q.Explain && lookaheads != nil {
-		if err := n.explain(s, q, served, answer, lookaheads, own); err != nil {
+		if err := n.explain(s, q, view, served, answer, lookaheads, own); err != nil {
 			return nil, err
 		}
 	}
@@ -243,10 +245,10 @@ func (s *scratch) hash(q *api.Query, blockSize, lookahead uint32) error {
 func noRanks(func(*RankOfView) bool) {}
 
 // idle iterates over the ranks that may serve a query and hold nothing of its prompt.
-func (s *scratch) idle(served *Served, allowed *radix.RankSet) iter.Seq[*RankOfView] {
+func (s *scratch) idle(served *Served, allowed []radix.RankSet) iter.Seq[*RankOfView] {
 	return func(yield func(*RankOfView) bool) {
 		for _, r := range served.Ranks {
-			if s.sees(r) && (allowed == nil || allowed.Has(r.ID)) && !s.holding.Has(r.ID) && !yield(r) {
+			if s.sees(r) && (allowed == nil || allowed[r.Shard].Has(r.ID)) && !s.holding[r.Shard].Has(r.ID) && !yield(r) {
 				return
 			}
 		}
@@ -330,7 +332,7 @@ func (v *View) serving(q *api.Query) (*Served, *api.Error) {
 
 // BlockSizes are those of a model's workers in the partitions that this node keeps, ascending.
 func (n *Node) BlockSizes(model string) (sizes []uint32) {
-	for _, s := range n.machine.View().Models[model] {
+	for _, s := range n.view().Models[model] {
 		sizes = append(sizes, s.BlockSize)
 	}
 	return sizes
@@ -348,21 +350,41 @@ func (v *View) known() string {
 	return "; known: " + strings.Join(names, ", ")
 }
 
-// allow makes the set of ranks that a query is restricted to; nil stands for all. some is false if none is left.
-func (s *scratch) allow(workers []events.WorkerID, served *Served) (set *radix.RankSet, some bool) {
+// allow makes the sets of ranks, by shard, that a query is restricted to; nil stands for all. some is false if none is
+// left.
+func (n *Node) allow(s *scratch, workers []events.WorkerID, served *Served) (sets []radix.RankSet, some bool) {
 	if len(workers) == 0 {
 		return nil, true
 	}
-	s.allowed.Clear()
+	s.allowed = cleared(s.allowed, len(n.shards))
 	for _, w := range workers {
 		i, _ := slices.BinarySearchFunc(served.Ranks, events.RankKey{Instance: w},
 			func(r *RankOfView, key events.RankKey) int {
 				return r.Key.Compare(key)
 			})
 		for ; i < len(served.Ranks) && served.Ranks[i].Key.Instance == w; i++ {
-			s.allowed.Add(served.Ranks[i].ID)
+			s.allowed[served.Ranks[i].Shard].Add(served.Ranks[i].ID)
 			some = true
 		}
 	}
-	return &s.allowed, some
+	return s.allowed, some
+}
+
+// cleared is so many empty sets, in memory that was used before.
+func cleared(sets []radix.RankSet, n int) []radix.RankSet {
+	for len(sets) < n {
+		sets = append(sets, radix.RankSet{})
+	}
+	for i := range sets {
+		sets[i].Clear()
+	}
+	return sets
+}
+
+// of is a shard's of some sets; nil, for all ranks, if there are none.
+func of(sets []radix.RankSet, shard int) *radix.RankSet {
+	if sets == nil {
+		return nil
+	}
+	return &sets[shard]
 }

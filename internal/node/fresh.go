@@ -48,7 +48,7 @@ func (n *Node) watchAge(ctx context.Context) {
 
 // tick measures how far a partition is behind its log, and reports whether what is known of it is old.
 func (n *Node) tick(now time.Time, p events.Partition) (aged bool) {
-	applied := n.machine.Applied(p)
+	applied := n.applied(p)
 	n.step(p, func(pt *partition) effects {
 		aged = pt.age(now) > 0
 		return pt.tick(now, applied)

@@ -175,14 +175,14 @@ func TestWhatIsLostOnTheWayIsReadAgain(t *testing.T) {
 func (w *site) lose(done func()) {
 	w.Helper()
 	lost := false
-	w.must(w.node.do(w.ctx, func(*Machine) { // the writer does nothing else meanwhile
+	w.must(w.node.do(w.ctx, 0, func(*Machine) { // the writer does nothing else meanwhile
 		done()
 		for !lost {
 			select {
-			case x := <-w.node.work:
+			case x := <-w.node.shards[0].work:
 				lost = len(x.messages) > 0
 				if x.do != nil {
-					x.do(w.node.machine)
+					x.do(w.node.shards[0].machine)
 					close(x.done)
 				}
 			case <-w.ctx.Done():

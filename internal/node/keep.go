@@ -122,16 +122,16 @@ const emptyBudget = 16384
 // empty forgets what a partition holds, a few ranks at a time. If it holds anything, it waits for a snapshot under way.
 func (n *Node) empty(ctx context.Context, p events.Partition) error {
 	empty := false
-	if err := n.do(ctx, func(m *Machine) { empty = m.Empty(p) }); err != nil || empty {
+	if err := n.do(ctx, p, func(m *Machine) { empty = m.Empty(p) }); err != nil || empty {
 		return err
 	}
 	n.saving.Lock()
 	defer n.saving.Unlock()
-	if err := n.do(ctx, func(m *Machine) { m.Forget(p) }); err != nil {
+	if err := n.do(ctx, p, func(m *Machine) { m.Forget(p) }); err != nil {
 		return err
 	}
 	for more := true; more; {
-		if err := n.do(ctx, func(m *Machine) { more = m.Drop(p, emptyBudget) }); err != nil {
+		if err := n.do(ctx, p, func(m *Machine) { more = m.Drop(p, emptyBudget) }); err != nil {
 			return err
 		}
 	}
@@ -248,7 +248,7 @@ func (n *Node) Advertisement() (st cluster.Advertisement) {
 		o.mu.Unlock()
 	}
 	models := map[string]cluster.Set{}
-	for model, list := range n.machine.View().Models {
+	for model, list := range n.view().Models {
 		var of cluster.Set
 		for _, served := range list {
 			for _, p := range served.Partitions {
@@ -269,7 +269,7 @@ func (n *Node) ModelsChanged() <-chan struct{} { return n.modelsChanged }
 
 // MayServe reports whether the node knows of workers of a model in a partition, now.
 func (n *Node) MayServe(p events.Partition, model string) bool {
-	return slices.ContainsFunc(n.machine.View().Models[model], func(s *Served) bool {
+	return slices.ContainsFunc(n.view().Models[model], func(s *Served) bool {
 		_, has := slices.BinarySearch(s.Partitions, p)
 		return has
 	})

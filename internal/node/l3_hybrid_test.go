@@ -86,7 +86,7 @@ func TestStoreFollowsWhatHybridEnginesReuse(t *testing.T) {
 			msgs = append(msgs, Message{Seq: events.StreamSeq(w + 1), Time: 1000, Key: events.RankKey{Instance: name},
 				Data: data})
 		}
-		if !x.machine.Apply(0, msgs) {
+		if !x.shards[0].machine.Apply(0, msgs) {
 			t.Fatal("the machine does not take the log")
 		}
 		vllm := hicache.VLLM{

@@ -85,7 +85,7 @@ func newL3Node(t testing.TB, tokens, workers int, depth func(worker int) int, co
 		msgs = append(msgs, Message{Seq: events.StreamSeq(w + 1), Time: 1000,
 			Key: events.RankKey{Instance: events.WorkerID(fmt.Sprintf("w%03d", w))}, Data: data})
 	}
-	if !x.machine.Apply(0, msgs) {
+	if !x.shards[0].machine.Apply(0, msgs) {
 		t.Fatal("the machine does not take the log")
 	}
 	return x

@@ -2,7 +2,6 @@ package node
 
 import (
 	"fmt"
-	"slices"
 	"sync/atomic"
 
 	"github.com/zeebo/xxh3"
@@ -13,7 +12,7 @@ import (
 )
 
 // Machine applies the log to the index. It is stepped: it starts nothing, waits for nothing and reads no clock. One
-// goroutine, the node's writer, owns it; only View and the index's own readers may be used beside it.
+// goroutine, its shard's writer, owns it; only View and the index's own readers may be used beside it.
 //
 // Invariants:
 //  1. A partition's index is what its log up to `applied` says, from the first message or from a snapshot on.
@@ -21,12 +20,14 @@ import (
 //     first.
 //  3. A rank is in the index under the space of the model and block size that its incarnation announced.
 type Machine struct {
-	index     *radix.Index
-	parts     []*replica
-	spaces    map[spaceKey]uint32
-	nextSpace uint32
-	view      atomic.Pointer[View]
-	stale     bool // the view no longer shows what ranks there are
+	index  *radix.Index
+	parts  []*replica
+	spaces *spaces
+	view   atomic.Pointer[View]
+	stale  bool // the view no longer shows what ranks there are
+
+	shard     int         // of the node; its views name it
+	published func(*View) // is told of each view, before anything that it has is said to be applied
 
 	batch  events.Batch // decoded into, again and again
 	counts Counts
@@ -102,7 +103,7 @@ type Message struct {
 
 // NewMachine returns a machine for partitions 0 to n-1, all of them empty.
 func NewMachine(index *radix.Index, n int) *Machine {
-	m := &Machine{index: index, spaces: map[spaceKey]uint32{}, nextSpace: 1, tallies: map[string]*tally{},
+	m := &Machine{index: index, spaces: new(spaces), tallies: map[string]*tally{}, published: func(*View) {},
 		source: func(events.RankKey) string { return "" }}
 	for p := range n {
 		m.parts = append(m.parts, &replica{id: events.Partition(p), ranks: map[events.RankKey]*rank{}})
@@ -223,23 +224,12 @@ func (m *Machine) applyMessage(part *replica, msg *Message) {
 
 func (m *Machine) begin(r *rank, key events.RankKey, b *events.Batch) {
 	m.counts.Incarnations++
-	*r = rank{space: m.space(b.Model, b.BlockSize), RankState: snapshot.RankState{
+	*r = rank{space: m.spaces.number(spaceKey{b.Model, b.BlockSize}, 0), RankState: snapshot.RankState{
 		Instance: snapshot.Text(key.Instance), Rank: key.Rank, Model: snapshot.Text(b.Model), BlockSize: b.BlockSize,
 		Incarnation: b.Incarnation,
 	}, tally: m.tallyOf(key)}
 	r.id = m.index.AddRank(r.space, r.BlockSize)
 	m.stale = true
-}
-
-func (m *Machine) space(model string, blockSize uint32) uint32 {
-	key := spaceKey{model, blockSize}
-	s, ok := m.spaces[key]
-	if !ok {
-		s = m.nextSpace
-		m.nextSpace++
-		m.spaces[key] = s
-	}
-	return s
 }
 
 // checksum is of what all ranks of a partition hold, whoever applied it and in whatever order they came: a sum over
@@ -255,74 +245,20 @@ func (m *Machine) checksum(p events.Partition) (sum uint64) {
 
 func (m *Machine) count(c radix.Counts) { m.counts.Index.Add(c) }
 
-// View is what queries know of ranks and models. It does not change; a later one replaces it.
-type View struct {
-	Models map[string][]*Served // by model; one for each block size
-	slots  []*RankOfView        // by radix.RankID.Slot; nil where no rank is
-}
-
-// Rank returns the rank with an id, or nil if the view does not have it: it came later or went before.
-func (v *View) Rank(id radix.RankID) *RankOfView {
-	if i := id.Slot(); i < len(v.slots) && v.slots[i] != nil && v.slots[i].ID == id {
-		return v.slots[i]
-	}
-	return nil
-}
-
-// Served is one model at one block size.
-type Served struct {
-	BlockSize  uint32
-	Space      uint32
-	Lookaheads []uint32           // what its ranks have, each once, ascending
-	Ranks      []*RankOfView      // ordered by instance and rank
-	Partitions []events.Partition // those that these ranks are in, ascending
-}
-
-// RankOfView is a rank as queries know it.
-type RankOfView struct {
-	Key       events.RankKey
-	ID        radix.RankID
-	Partition events.Partition
-	Lookahead uint32 // how many tokens beyond a block its engine hashes with the block; see events.Event
-	Bounded   bool   // its depths are an upper bound; see [radix.Index.Bounded]
-}
-
 // View returns the ranks and models of now. Any goroutine may call it.
 func (m *Machine) View() *View { return m.view.Load() }
 
 func (m *Machine) publishView() {
 	m.stale = false
 	v := &View{Models: map[string][]*Served{}}
-	served := map[spaceKey]*Served{}
 	for _, part := range m.parts {
 		for _, r := range part.ranks {
-			key := spaceKey{string(r.Model), r.BlockSize}
-			s := served[key]
-			if s == nil {
-				s = &Served{BlockSize: r.BlockSize, Space: r.space}
-				served[key] = s
-				v.Models[key.model] = append(v.Models[key.model], s)
-			}
 			r.bounded = m.index.Bounded(r.id)
-			ref := &RankOfView{Key: r.Key(), ID: r.id, Partition: part.id, Lookahead: r.Lookahead, Bounded: r.bounded}
-			s.Ranks = append(s.Ranks, ref)
-			if at, ok := slices.BinarySearch(s.Lookaheads, r.Lookahead); !ok {
-				s.Lookaheads = slices.Insert(s.Lookaheads, at, r.Lookahead)
-			}
-			if n := len(s.Partitions); n == 0 || s.Partitions[n-1] != part.id {
-				s.Partitions = append(s.Partitions, part.id)
-			}
-			for len(v.slots) <= r.id.Slot() {
-				v.slots = append(v.slots, nil)
-			}
-			v.slots[r.id.Slot()] = ref
+			v.add(spaceKey{string(r.Model), r.BlockSize}, r.space, &RankOfView{Key: r.Key(), Shard: m.shard, ID: r.id,
+				Partition: part.id, Lookahead: r.Lookahead, Bounded: r.bounded})
 		}
 	}
-	for _, s := range served {
-		slices.SortFunc(s.Ranks, func(a, b *RankOfView) int { return a.Key.Compare(b.Key) })
-	}
-	for _, list := range v.Models {
-		slices.SortFunc(list, func(a, b *Served) int { return int(a.BlockSize) - int(b.BlockSize) })
-	}
+	v.order()
 	m.view.Store(v)
+	m.published(v)
 }

@@ -195,7 +195,7 @@ func agree(t *rapid.T, m *Machine, n naive, what string) {
 			m.index.Match(list[0].Space, locals, nil, &a)
 			got := map[events.RankKey][events.NumTiers]uint32{}
 			for _, o := range a.Ranks {
-				if r := m.View().Rank(o.Rank); r != nil { // else it is forgotten
+				if r := m.View().Rank(0, o.Rank); r != nil { // else it is forgotten
 					got[r.Key] = o.Depth
 				}
 			}
@@ -347,7 +347,7 @@ func TestSnapshotThenTailEqualsTailFromTheStart(t *testing.T) {
 				func() { apply(applied + rapid.IntRange(0, 2).Draw(t, "meanwhile")) })
 			if rapid.Bool().Draw(t, "crash") {
 				m = newMachine()
-				m.space("other", 8) // numbers need not be the same in another process
+				m.spaces.number(spaceKey{"other", 8}, 0) // numbers need not be the same in another process
 				runIndex = load(t, m, bucket)
 				applied = int(m.Applied(0))
 			}

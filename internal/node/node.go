@@ -13,7 +13,6 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/internal/hooks"
-	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -37,6 +36,10 @@ type Config struct {
 	View func() *cluster.View
 
 	Index radix.Config
+
+	// Shards is how many indexes the node has, each with a writer of its own; at most one for each partition, default 1.
+	// Answers do not depend on it.
+	Shards int
 
 	L3 L3Config
 
@@ -66,8 +69,8 @@ type Config struct {
 	// Health, if not nil, returns what is wrong with the NATS server in this process.
 	Health func() error
 
-	// Source returns how a rank's engine speaks, as its shim registered it; empty if that is not known. The writer calls
-	// it: it must not block. nil: it is never known.
+	// Source returns how a rank's engine speaks, as its shim registered it; empty if that is not known. Writers call it:
+	// it must not block. nil: it is never known.
 	Source func(events.RankKey) string
 
 	Traced bool // Message.Trace is read from the log
@@ -81,9 +84,10 @@ type Hooks struct {
 	// a snapshot that could not be used; an older one, or none, is
 	Rejected func(p events.Partition, what string, err error)
 	CaughtUp func(p events.Partition, seq events.StreamSeq)
-	Applying func([]Message) // messages of the log will be applied now; they may be kept
+	Applying func([]Message) // messages of the log will be applied now; they may be kept; several goroutines call it
 
-	// messages of the log were applied, some of which are of a trace; of those that are of none it is not told
+	// messages of the log were applied, some of which are of a trace; of those that are of none it is not told. Several
+	// goroutines call it
 	AppliedTraced func(p events.Partition, messages []Message, took time.Duration)
 
 	Ready func() // every partition that is kept serves
@@ -122,15 +126,16 @@ type Restored struct {
 // Node keeps the index of a namespace's partitions, or of some: it restores, follows the log, answers, and writes
 // snapshots.
 //
-// One goroutine, the writer, owns the machine and writes to the index; it takes work from a bounded queue. Each
-// partition has an owner, which restores it, reads its log and hands messages over. One goroutine writes snapshots, a
+// Partitions are dealt out among shards, each with an index, a machine, and one goroutine, the writer, which owns both
+// and takes work from a bounded queue. Each partition has an owner, which restores it, reads its log and hands messages
+// over. One goroutine writes snapshots, a
 // little at a time. Queries run wherever they are called.
 type Node struct {
 	cfg           Config
-	index         *radix.Index
-	machine       *Machine
+	shards        []*shard
+	spaces        spaces
+	views         views
 	l3            *l3
-	work          chan work
 	notifier      notifier
 	modelsChanged chan struct{} // of ModelsChanged
 	started       time.Time
@@ -152,8 +157,6 @@ type Node struct {
 	saves      struct{ written, failed atomic.Uint64 }
 	rejections [snapshot.NumReasons]atomic.Uint64
 	capacity   capacity
-
-	figures atomic.Pointer[figures] // which the writer counted last
 }
 
 // work is something for the writer: messages of a partition, or something to do with the machine.
@@ -184,14 +187,8 @@ func New(cfg Config) *Node {
 		cfg.Hooks.Stage = func(context.Context, string, time.Duration) {}
 	}
 	hooks.Fill(&cfg.Hooks)
-	n := &Node{cfg: cfg, index: radix.New(cfg.Index), l3: newL3(cfg.L3), work: make(chan work, 16),
-		modelsChanged: make(chan struct{}, 1), started: time.Now()}
+	n := &Node{cfg: cfg, l3: newL3(cfg.L3), modelsChanged: make(chan struct{}, 1), started: time.Now()}
 	partitions := int(cfg.Namespace.Partitions())
-	n.machine = NewMachine(n.index, partitions)
-	if cfg.Source != nil {
-		n.machine.source = cfg.Source
-	}
-	n.figures.Store(n.machine.figures(radix.Stats{}))
 	of := &policy{
 		started: n.started, snapshotInterval: cfg.SnapshotInterval,
 		snapshotBlocks: cfg.SnapshotBlocks, resyncPause: cfg.ResyncPause, newID: rand.Text,
@@ -203,6 +200,11 @@ func New(cfg Config) *Node {
 		}
 	}
 	n.assigned.Store(!cfg.Shared)
+	for i := range min(max(1, cfg.Shards), partitions) {
+		n.views.of = append(n.views.of, &View{})
+		n.shards = append(n.shards, n.newShard(i))
+	}
+	n.views.all.Store(&View{})
 	return n
 }
 
@@ -210,8 +212,10 @@ func New(cfg Config) *Node {
 func (n *Node) Run(ctx context.Context) {
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	n.l3.watch(running)
-	var writer, others sync.WaitGroup
-	writer.Go(func() { n.write(running) })
+	var writers, others sync.WaitGroup
+	for _, s := range n.shards {
+		writers.Go(func() { n.write(running, s) })
+	}
 	waitForOwners := n.startOwners(ctx)
 	others.Go(func() { n.saveWhenDue(ctx) })
 	others.Go(func() { n.resyncWhenNeeded(ctx) })
@@ -223,75 +227,37 @@ func (n *Node) Run(ctx context.Context) {
 	n.saveChanged(last)
 	cancel()
 	stop()
-	writer.Wait()
+	writers.Wait()
 }
 
 // lastSave bounds the snapshots that are written when the node stops.
 const lastSave = 10 * time.Second
 
-func (n *Node) write(ctx context.Context) {
-	var census radix.Census
-	due := time.NewTimer(0) // a part of the census
-	defer due.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-due.C:
-			due.Reset(n.count(&census))
-		case w := <-n.work:
-			if w.do != nil {
-				w.do(n.machine)
-				close(w.done)
-			} else {
-				before := n.machine.View()
-				n.apply(w)
-				if n.machine.View() != before {
-					loop.Wake(n.modelsChanged)
-				}
-			}
-			n.notifier.notify()
-		}
-	}
-}
-
 // apply applies messages of a log, and reports to the partition's machine if some are missing. What the reader sends is
 // unbroken, so they were lost between the reader and the index.
-func (n *Node) apply(w work) {
+func (n *Node) apply(m *Machine, w work) {
 	n.cfg.Hooks.Applying(w.messages)
 	begun := time.Time{}
 	if n.cfg.Traced && slices.ContainsFunc(w.messages, func(m Message) bool { return m.Trace != "" }) {
 		begun = time.Now()
 	}
-	whole := n.machine.Apply(w.partition, w.messages)
+	whole := m.Apply(w.partition, w.messages)
 	if !begun.IsZero() {
 		n.cfg.Hooks.AppliedTraced(w.partition, w.messages, time.Since(begun))
 	}
 	if w.live {
-		n.machine.applied(w.messages, time.Now())
+		m.applied(w.messages, time.Now())
 	}
 	if whole && w.end == nil {
 		return
 	}
-	now, applied := time.Now(), n.machine.Applied(w.partition)
+	now, applied := time.Now(), m.Applied(w.partition)
 	n.step(w.partition, func(pt *partition) effects {
 		if !whole {
 			return pt.missed(now, applied)
 		}
 		return pt.noticed(now, *w.end, applied)
 	})
-}
-
-// do runs f in the writer, and waits until it has.
-func (n *Node) do(ctx context.Context, f func(*Machine)) error {
-	w := work{do: f, done: make(chan struct{})}
-	select {
-	case n.work <- w:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	<-w.done // the writer outlives its callers
-	return nil
 }
 
 // every calls do at each tick, until ctx ends.
@@ -311,7 +277,7 @@ func every(ctx context.Context, d time.Duration, do func(now time.Time)) {
 // read applies what follows in a partition's log, until ctx ends.
 func (n *Node) read(ctx context.Context, p events.Partition, epoch jetstream.Epoch) {
 	at := jetstream.Position{Epoch: epoch}
-	if n.do(ctx, func(m *Machine) { at.Seq, at.Time = m.Applied(p), m.parts[p].time }) != nil {
+	if n.do(ctx, p, func(m *Machine) { at.Seq, at.Time = m.Applied(p), m.parts[p].time }) != nil {
 		return
 	}
 	begun := time.Now() // nothing of the reader before is under way to the writer any more
@@ -350,7 +316,7 @@ func (n *Node) read(ctx context.Context, p events.Partition, epoch jetstream.Epo
 			w.end = &notice
 		default:
 			applied := events.StreamSeq(0)
-			if n.do(ctx, func(m *Machine) { applied = m.Applied(p) }) != nil { // what was read before is applied then
+			if n.do(ctx, p, func(m *Machine) { applied = m.Applied(p) }) != nil { // what was read before is applied then
 				return
 			}
 			now := time.Now()
@@ -358,7 +324,7 @@ func (n *Node) read(ctx context.Context, p events.Partition, epoch jetstream.Epo
 			continue
 		}
 		select {
-		case n.work <- w:
+		case n.shard(p).work <- w:
 		case <-ctx.Done():
 			return
 		}
@@ -446,6 +412,12 @@ func (a at) status(p events.Partition) api.PartitionStatus {
 	return api.PartitionStatus{Partition: p, Epoch: a.epoch, Seq: a.seq, StaleMS: a.stale, ResyncNeeded: a.resync}
 }
 
+// applied is how far a partition's log has been applied.
+func (n *Node) applied(p events.Partition) events.StreamSeq { return n.shard(p).machine.Applied(p) }
+
+// view is what is known of ranks and models now.
+func (n *Node) view() *View { return n.views.all.Load() }
+
 // progress appends to out, by partition, what answers reflect now.
 func (n *Node) progress(out []at) []at {
 	aged, now := n.aged.Load(), time.Time{}
@@ -453,7 +425,7 @@ func (n *Node) progress(out []at) []at {
 		now = time.Now()
 	}
 	for p, o := range n.parts {
-		reflects := at{seq: n.machine.Applied(events.Partition(p))}
+		reflects := at{seq: n.applied(events.Partition(p))}
 		o.mu.Lock()
 		reflects.whole, reflects.resync, reflects.lapses = o.serves(), o.need() != nil, o.lapses
 		if k := o.phase.data(); k != nil {
@@ -475,10 +447,10 @@ func (n *Node) waitFor(ctx context.Context, want api.PartitionSeq) error {
 	if !n.keeps(want.Partition) {
 		return nil // the answer names it as missing, if it is about it
 	}
-	err := n.notifier.wait(ctx, func() bool { return n.machine.Applied(want.Partition) >= want.Seq })
+	err := n.notifier.wait(ctx, func() bool { return n.applied(want.Partition) >= want.Seq })
 	if errors.Is(err, context.DeadlineExceeded) {
 		return api.Errorf(api.CodeBehind, "partition %d is at %d and did not reach %d before the deadline",
-			want.Partition, n.machine.Applied(want.Partition), want.Seq)
+			want.Partition, n.applied(want.Partition), want.Seq)
 	}
 	return err
 }

@@ -47,8 +47,8 @@ func logOfTen(t *testing.T, applied events.StreamSeq, at events.Millis) (context
 	info, err := ns.StreamInfo(ctx, 0)
 	must(err)
 	n := New(Config{ID: "n", Namespace: ns, Snapshots: bucket})
-	go n.write(ctx)
-	must(n.do(ctx, func(m *Machine) { m.Begin(0, applied, at) }))
+	go n.write(ctx, n.shards[0])
+	must(n.do(ctx, 0, func(m *Machine) { m.Begin(0, applied, at) }))
 	n.put(0, servingAt(info.Epoch))
 	return ctx, n
 }

@@ -48,7 +48,7 @@ func (n *Node) restore(ctx context.Context, p events.Partition, divergedAt event
 		n.rejected(p, snapshot.ReasonOf(err), err)
 	}
 	if r.used == nil {
-		if err := n.do(ctx, func(m *Machine) { m.Begin(p, r.seq, 0) }); err != nil {
+		if err := n.do(ctx, p, func(m *Machine) { m.Begin(p, r.seq, 0) }); err != nil {
 			return nil, err
 		}
 	}
@@ -147,7 +147,7 @@ func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifes
 	}
 	var reader *snapshot.Reader
 	var restored *imageSink
-	if err := n.do(ctx, func(machine *Machine) {
+	if err := n.do(ctx, p, func(machine *Machine) {
 		restored = machine.restore(p, m, ranks)
 		reader = snapshot.NewReader(m, ranks, restored)
 	}); err != nil {
@@ -156,7 +156,7 @@ func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifes
 	finished := false
 	defer func() {
 		if !finished { // what was imported holds on to its place in the index until then
-			err = errors.Join(err, n.do(context.WithoutCancel(ctx), func(*Machine) { _ = restored.finish() }))
+			err = errors.Join(err, n.do(context.WithoutCancel(ctx), p, func(*Machine) { _ = restored.finish() }))
 		}
 	}()
 	ahead, stop := n.fetchAhead(ctx, m.Restore(), fetch)
@@ -166,7 +166,7 @@ func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifes
 			return nil, fmt.Errorf("chunk %s: %w", chunk.key, chunk.err)
 		}
 		var bad error
-		if err := n.do(ctx, func(*Machine) { bad = reader.Chunk(chunk.key, chunk.data) }); err != nil || bad != nil {
+		if err := n.do(ctx, p, func(*Machine) { bad = reader.Chunk(chunk.key, chunk.data) }); err != nil || bad != nil {
 			return nil, errors.Join(err, bad)
 		}
 	}
@@ -174,7 +174,7 @@ func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifes
 		return nil, ctx.Err()
 	}
 	var bad error
-	err = n.do(ctx, func(machine *Machine) {
+	err = n.do(ctx, p, func(machine *Machine) {
 		if runIndex, bad = reader.Close(); bad != nil {
 			return
 		}
@@ -245,14 +245,14 @@ type imageSink struct {
 func (m *Machine) restore(p events.Partition, manifest *snapshot.Manifest, states []snapshot.RankState) *imageSink {
 	part := m.parts[p]
 	to := &imageSink{spaces: map[uint32]uint32{}}
-	for _, s := range manifest.Spaces {
-		to.spaces[s.Space] = m.adoptSpace(string(s.Model), s.BlockSize, s.Space)
+	for _, s := range manifest.Spaces { // the number that the snapshot has if it is free: the next one writes the same
+		to.spaces[s.Space] = m.spaces.number(spaceKey{string(s.Model), s.BlockSize}, s.Space)
 	}
 	ids := make([]radix.RankID, len(states))
 	for i := range states {
 		r := &rank{RankState: states[i], cursor: states[i].Cursor.Cursor(), placed: true}
 		r.Cursor, r.Refused, r.Checksum = nil, "", 0
-		r.space, r.tally = m.space(string(r.Model), r.BlockSize), m.tallyOf(r.Key())
+		r.space, r.tally = m.spaces.number(spaceKey{string(r.Model), r.BlockSize}, 0), m.tallyOf(r.Key())
 		r.id = m.index.AddRank(r.space, r.BlockSize)
 		ids[i] = r.id
 		part.ranks[r.Key()] = r
@@ -260,23 +260,6 @@ func (m *Machine) restore(p events.Partition, manifest *snapshot.Manifest, state
 	m.stale = true
 	to.imported = m.index.StartImport(ids)
 	return to
-}
-
-// adoptSpace gives a (model, block size) the number that a snapshot has for it if that is free, so that the next
-// snapshot writes the same.
-func (m *Machine) adoptSpace(model string, blockSize, want uint32) uint32 {
-	key := spaceKey{model, blockSize}
-	if s, ok := m.spaces[key]; ok {
-		return s
-	}
-	for _, s := range m.spaces {
-		if s == want {
-			return m.space(model, blockSize)
-		}
-	}
-	m.spaces[key] = want
-	m.nextSpace = max(m.nextSpace, want+1)
-	return want
 }
 
 func (r *imageSink) Run(run *events.Run) error {

@@ -129,7 +129,7 @@ func (n *Node) resyncDue(ctx context.Context, p events.Partition, now time.Time)
 	o.mu.Unlock()
 	var partial []partialRank
 	begun := false
-	if !serves || n.do(ctx, func(m *Machine) { partial, begun = m.partials(p), m.begun(p, answered) }) != nil {
+	if !serves || n.do(ctx, p, func(m *Machine) { partial, begun = m.partials(p), m.begun(p, answered) }) != nil {
 		return nil
 	}
 	n.step(p, func(pt *partition) effects {

@@ -123,13 +123,17 @@ func (n *Node) due(ctx context.Context, now time.Time) (due []events.Partition) 
 	return due
 }
 
-// grown asks the writer how much was applied to each partition since the process began.
-func (n *Node) grown(ctx context.Context) (grown []growth) {
-	_ = n.do(ctx, func(m *Machine) { // fails only with ctx, and then nothing is due
-		for _, part := range m.parts {
-			grown = append(grown, part.grown)
+// grown asks the writers how much was applied to each partition since the process began.
+func (n *Node) grown(ctx context.Context) []growth {
+	grown := make([]growth, len(n.parts))
+	err := n.onShards(ctx, func(s *shard, m *Machine) {
+		for _, p := range n.partitions(s) {
+			grown[p] = m.parts[p].grown
 		}
 	})
+	if err != nil { // ctx has ended: nothing is due
+		return nil
+	}
 	return grown
 }
 
@@ -207,7 +211,7 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 		return info, errOtherLog
 	}
 	var c *capture
-	if err := n.do(ctx, func(m *Machine) { c = m.capture(p) }); err != nil {
+	if err := n.do(ctx, p, func(m *Machine) { c = m.capture(p) }); err != nil {
 		return info, err
 	}
 	defer c.export.Close() // what is left of it is the writer's no more
@@ -239,7 +243,7 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 	for done := false; !done; {
 		var bad error
 		var took time.Duration
-		if err := n.do(ctx, func(*Machine) {
+		if err := n.do(ctx, p, func(*Machine) {
 			begun := time.Now()
 			done, bad = c.export.Step(exportBudget, w)
 			took = time.Since(begun)

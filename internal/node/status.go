@@ -25,7 +25,7 @@ func timeOf(ms events.Millis) time.Time {
 func (n *Node) Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error) {
 	list := &api.WorkerList{Workers: []api.WorkerInfo{}}
 	before := n.progress(nil)
-	err := n.do(ctx, func(m *Machine) {
+	err := n.onShards(ctx, func(_ *shard, m *Machine) {
 		for _, part := range m.parts {
 			for _, r := range part.ranks {
 				list.Workers = append(list.Workers, api.WorkerInfo{
@@ -35,11 +35,20 @@ func (n *Node) Workers(ctx context.Context, asked api.WorkersRequest) (*api.Work
 				})
 			}
 		}
-		list.Cut(asked)
+	})
+	if err != nil {
+		return nil, err
+	}
+	list.Cut(asked)
+	err = n.onShards(ctx, func(s *shard, m *Machine) {
 		for i := range list.Workers {
 			w := &list.Workers[i]
-			s := m.index.RankStats(m.parts[w.Partition].ranks[events.RankKey{Instance: w.Instance, Rank: w.Rank}].id)
-			w.Blocks, w.Copies, w.Pending = tiers(s.Holdings), uint64(s.Copies), int(s.Pending)
+			r := m.parts[w.Partition].ranks[events.RankKey{Instance: w.Instance, Rank: w.Rank}]
+			if n.shard(w.Partition) != s || r == nil { // it has gone since
+				continue
+			}
+			of := m.index.RankStats(r.id)
+			w.Blocks, w.Copies, w.Pending = tiers(of.Holdings), uint64(of.Copies), int(of.Pending)
 			w.Parked = w.Pending
 		}
 	})
@@ -56,22 +65,25 @@ func tiers(h [events.NumTiers]int64) api.TierCounts {
 	return api.TierCounts{Device: uint64(h[0]), Host: uint64(h[1]), Disk: uint64(h[2]), External: uint64(h[3])}
 }
 
-// Status says how the node is doing. The writer counts what is in the index for it. Any goroutine may call it.
+// Status says how the node is doing. The writers count what is in the index for it. Any goroutine may call it.
 func (n *Node) Status(ctx context.Context) (*api.Status, error) { return n.statusNow(ctx, nil) }
 
-// Recent says how the node is doing, with what the writer last counted by itself: some seconds ago, or longer where the
-// index is large. The writer is not asked. Any goroutine may call it.
+// Recent says how the node is doing, with what the writers last counted by themselves: some seconds ago, or longer
+// where the index is large. No writer is asked. Any goroutine may call it.
 func (n *Node) Recent() (*api.Status, *Applied) {
-	f := n.figures.Load()
+	f := new(figures)
+	for _, s := range n.shards {
+		f.add(s.figures.Load(), n.partitions(s))
+	}
 	s, _ := n.status(f, nil) // fails only where a checksum does
 	return s, &f.applied
 }
 
-// statusNow has the writer count, and says how the node is doing.
+// statusNow has the writers count, and says how the node is doing.
 func (n *Node) statusNow(ctx context.Context, checksum func(events.Partition, *events.StreamSeq) (string,
 	error)) (*api.Status, error) {
-	var f *figures
-	err := n.do(ctx, func(m *Machine) { f = m.figures(m.index.Stats()) })
+	f := new(figures)
+	err := n.onShards(ctx, func(s *shard, m *Machine) { f.add(m.figures(m.index.Stats()), n.partitions(s)) })
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +100,7 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 		Now:    time.Now().UTC(),
 		Models: []api.ModelStatus{}, Problems: []string{}, L3: n.l3.status(),
 	}
-	for model, list := range n.machine.View().Models {
+	for model, list := range n.view().Models {
 		for _, served := range list {
 			s.Models = append(s.Models, api.ModelStatus{Model: model, BlockSize: served.BlockSize,
 				Ranks: len(served.Ranks)})

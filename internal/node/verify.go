@@ -66,7 +66,7 @@ func (n *Node) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, 
 		}
 		k := &checksumRequest{seq: want.Seq, done: make(chan struct{})}
 		pending := false
-		if err := n.do(ctx, func(m *Machine) { pending = m.RequestChecksum(want.Partition, k) }); err != nil {
+		if err := n.do(ctx, want.Partition, func(m *Machine) { pending = m.RequestChecksum(want.Partition, k) }); err != nil {
 			return nil, err
 		}
 		if pending {
@@ -79,7 +79,7 @@ func (n *Node) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, 
 		select {
 		case <-k.done:
 		case <-waiting.Done():
-			if err := n.do(context.WithoutCancel(ctx), func(m *Machine) { m.CancelChecksum(p, k) }); err != nil {
+			if err := n.do(context.WithoutCancel(ctx), p, func(m *Machine) { m.CancelChecksum(p, k) }); err != nil {
 				return nil, err
 			}
 		}
@@ -94,7 +94,7 @@ func (n *Node) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, 
 			}
 		}
 		text := ""
-		err := n.do(ctx, func(m *Machine) {
+		err := n.do(ctx, p, func(m *Machine) {
 			*applied = m.Applied(p)
 			text = sumText(m.checksum(p))
 		})

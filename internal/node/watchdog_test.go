@@ -127,7 +127,7 @@ func TestLogPurgedPastTheNode(t *testing.T) {
 // awaitLog waits until so many messages have been said, and returns the last one's place.
 func (w *site) awaitLog(n events.StreamSeq) events.StreamSeq {
 	w.Helper()
-	before := w.node.machine.Applied(0)
+	before := w.node.applied(0)
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		info, err := w.ns.StreamInfo(w.ctx, 0)
 		w.must(err)
@@ -278,7 +278,7 @@ func seenInItsMiddle(t *testing.T) *site {
 	w.node = New(Config{Namespace: w.ns, Snapshots: w.bucket})
 	w.awaitLog(1)
 	w.grow(1)
-	w.node.machine.parts[0].applied.Store(1)
+	w.node.shards[0].machine.parts[0].applied.Store(1)
 	last := w.awaitLog(1)
 	stop()
 	w.purge(last)

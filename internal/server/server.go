@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -62,7 +63,9 @@ type Settings struct {
 	SnapshotInterval time.Duration
 	SnapshotBlocks   uint64
 
-	Index   radix.Config
+	Index       radix.Config
+	IndexShards int // of the node: see node.Config; 0: one for two cores
+
 	L3      node.L3Config
 	Policy  string         // by which workers are chosen; empty: selection.DefaultPolicy
 	Routing routing.Config // of all policies
@@ -184,7 +187,8 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	hooks := nodeHooks(log, func() { close(s.ready) })
 	hooks.Applying = s.funnel.Applying
 	nodeConfig := node.Config{
-		ID: s.ID, Version: s.Version, Namespace: s.ns, Snapshots: st.snapshots, Index: s.Index, L3: s.L3,
+		ID: s.ID, Version: s.Version, Namespace: s.ns, Snapshots: st.snapshots, Index: s.Index,
+		Shards: cmp.Or(s.IndexShards, runtime.GOMAXPROCS(0)/2), L3: s.L3,
 		SnapshotInterval: s.SnapshotInterval, SnapshotBlocks: s.SnapshotBlocks, Recreate: st.mendLog,
 		Shared: true, View: s.views.Now, Hooks: hooks, Source: s.registry.Source,
 	}

@@ -71,6 +71,7 @@ func durablecommand() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&o.File, "corpus", "", "corpus file (required)")
 	f.Uint32Var(&o.Partitions, "partitions", 8, "shares of the log")
+	f.IntVar(&o.Shards, "index-shards", 1, "indexes of the node, as of indexer serve")
 	f.DurationVar(&o.Sync, "sync-interval", 0,
 		"how long what was acknowledged may wait for the disk; 0 waits for it each time")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object")

@@ -28,6 +28,7 @@ import (
 type Options struct {
 	File       string        // a corpus
 	Partitions uint32        // of the log
+	Shards     int           // indexes of the node
 	Sync       time.Duration // how long the log may keep what it acknowledged from the disk; 0: not at all
 }
 
@@ -267,7 +268,8 @@ type running struct {
 func (b *bed) start() (*running, error) {
 	isReady := make(chan struct{})
 	n := node.New(node.Config{
-		ID: "bench", Namespace: b.ns, Snapshots: b.bucket, SnapshotInterval: 1000 * time.Hour, SnapshotBlocks: 1 << 62,
+		ID: "bench", Namespace: b.ns, Snapshots: b.bucket, Shards: b.o.Shards,
+		SnapshotInterval: 1000 * time.Hour, SnapshotBlocks: 1 << 62,
 		Hooks: node.Hooks{Ready: func() { close(isReady) }},
 	})
 	ctx, cancel := context.WithCancel(b.ctx)

@@ -1,0 +1,154 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// TestShardsAnswerAsOne: nodes with 1, 2, 3 and 5 shards that have applied the same logs of five partitions give the
+// same answers, checksums, figures and lists of workers.
+func TestShardsAnswerAsOne(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
+	defer cancel()
+	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), Listen: "127.0.0.1:0",
+		SyncInterval: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Stop()
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server, Wait: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	const partitions = 5
+	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "test", Partitions: partitions})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		var logs [partitions][]Message
+		for p := range logs {
+			if rapid.IntRange(0, 4).Draw(t, "nothing") == 0 {
+				continue
+			}
+			logs[p] = logOf(t)
+			for i := range logs[p] {
+				logs[p][i].Key.Instance += events.WorkerID(fmt.Sprintf("-%d", p))
+			}
+		}
+		queries := queriesOf(t, partitions)
+		var want []string
+		for _, shards := range []int{1, 2, 3, 99} {
+			n := New(Config{ID: "n", Namespace: ns, Index: bounds, Shards: shards})
+			if got := len(n.shards); got != min(shards, partitions) {
+				t.Fatalf("%d shards, where %d are wanted for %d partitions", got, shards, partitions)
+			}
+			got := said(t, n, logs[:], queries)
+			if shards == 1 {
+				want = got
+			}
+			for i := range want {
+				if got[i] != want[i] {
+					t.Fatalf("%d shards say\n%s\none says\n%s", shards, got[i], want[i])
+				}
+			}
+		}
+	})
+}
+
+// queriesOf draws questions about what logOf draws.
+func queriesOf(t *rapid.T, partitions int) (list []*api.Query) {
+	for _, model := range []string{"m0", "m1", "none"} {
+		for range 8 {
+			q := &api.Query{Model: model, L3: api.L3Off, Idle: rapid.Bool().Draw(t, "idle"),
+				Explain: rapid.Bool().Draw(t, "explain")}
+			from, n := rapid.IntRange(0, 1).Draw(t, "from"), rapid.IntRange(0, 12).Draw(t, "blocks")
+			if rapid.IntRange(0, 3).Draw(t, "by name") == 0 {
+				q.EngineHashes, q.Explain = []uint64{}, false
+				for i := range n {
+					q.EngineHashes = append(q.EngineHashes, uint64(100+from+i))
+				}
+			} else {
+				q.Hashes = []uint64{}
+				for i := range n {
+					q.Hashes = append(q.Hashes, uint64(7*(from+i)))
+				}
+			}
+			for range rapid.IntRange(0, 2).Draw(t, "workers") {
+				q.Workers = append(q.Workers, events.WorkerID(fmt.Sprintf("w%d-%d", rapid.IntRange(0, 1).Draw(t, "worker"),
+					rapid.IntRange(0, partitions-1).Draw(t, "of"))))
+			}
+			if rapid.IntRange(0, 3).Draw(t, "some") == 0 {
+				q.Partitions = []events.Partition{events.Partition(rapid.IntRange(0, partitions-1).Draw(t, "partition"))}
+			}
+			list = append(list, q)
+		}
+	}
+	return list
+}
+
+// said applies logs to a node that does not run, and is all that it says then.
+func said(t *rapid.T, n *Node, logs [][]Message, queries []*api.Query) (list []string) {
+	text := func(v any, err error) {
+		data, bad := json.Marshal(v)
+		if bad != nil {
+			t.Fatal(bad)
+		}
+		list = append(list, fmt.Sprintf("%s %v", data, err))
+	}
+	for p, log := range logs {
+		p := events.Partition(p)
+		n.put(p, servingAt(0))
+		n.shard(p).machine.Apply(p, log)
+		text(n.shard(p).machine.checksum(p), nil)
+	}
+	for _, q := range queries {
+		a, err := n.Find(t.Context(), q)
+		text(a, err)
+		if a == nil || q.Explain {
+			continue
+		}
+		raw := *q
+		raw.Raw, raw.Idle = true, false
+		a, err = n.Find(t.Context(), &raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		numbers := map[uint32]bool{}
+		for _, w := range a.Workers {
+			if numbers[w.Number] || w.Number == 0 {
+				t.Fatalf("two ranks have the number %d, or it is 0: %+v", w.Number, a.Workers)
+			}
+			numbers[w.Number] = true
+		}
+	}
+	for _, s := range n.shards { // which wait for each other's writers else
+		go func() {
+			for w := range s.work {
+				w.do(s.machine)
+				close(w.done)
+			}
+		}()
+		defer close(s.work)
+	}
+	workers, err := n.Workers(t.Context(), api.WorkersRequest{})
+	text(workers, err)
+	status, err := n.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	status.Index.Distinct, status.Index.Bytes, status.Index.DecoderBytes = 0, 0, 0 // shards do not share blocks
+	text([]any{status.Models, status.Index, status.Events, status.Problems}, nil)
+	text(n.grown(t.Context()), nil)
+	return list
+}
