@@ -14,9 +14,10 @@ type Request struct {
 	Model     string
 	BlockSize uint32
 
-	// Tokens, with their Space, or the local hashes of the blocks; neither: the tokens of a text are not known.
+	// Tokens, with their Space and images, or the local hashes of the blocks; neither: the tokens of a text are not known.
 	Tokens []uint32
 	Space  events.Space
+	Media  []events.MediaItem
 	Hashes []uint64
 
 	ISL uint64 // tokens of the prompt; 0: those of the above
@@ -150,7 +151,7 @@ func (p *prompt) hash(names []Name, r *Request, size uint32, in events.Space) []
 	if err != nil {
 		return names
 	}
-	p.locals = hasher.Hash(p.locals[:0], r.Tokens)
+	p.locals = hasher.HashItems(p.locals[:0], r.Tokens, r.Media)
 	return p.appendNames(names, r.Model, size)
 }
 

@@ -191,6 +191,19 @@ func TestDivide(t *testing.T) {
 	}
 }
 
+// TestImagesAreOfThePrompt: prompts with other images, whose tokens are the same, are other prompts from there on.
+func TestImagesAreOfThePrompt(t *testing.T) {
+	names := func(image uint64) []Name {
+		r := &Request{Model: "m", BlockSize: 4, Tokens: make([]uint32, 12),
+			Media: []events.MediaItem{{Hash: image, Offset: 5, Length: 2}}}
+		return r.names()
+	}
+	a, b := names(1), names(2)
+	if a[0] != b[0] || a[1] == b[1] || a[2] == b[2] {
+		t.Errorf("%x and %x", a, b)
+	}
+}
+
 func (r *Request) names() []Name { p := r.prompt(false); return p.names }
 
 // TestDivideIsWhole: whatever a request and the history say, each step and what is lost before it are the step before.

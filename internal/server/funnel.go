@@ -113,7 +113,7 @@ func (s *Server) recorded(q *api.Query, blockSize uint32) *funnel.Request {
 		return nil
 	}
 	return &funnel.Request{At: now, Model: q.Model, BlockSize: blockSize, Tokens: q.Tokens,
-		Space: events.Space{LoRA: q.LoRA, Salt: q.CacheSalt}, Hashes: q.Hashes,
+		Space: events.Space{LoRA: q.LoRA, Salt: q.CacheSalt}, Media: q.Media, Hashes: q.Hashes,
 		Restricted: q.Workers != nil || q.Ranks != nil || q.Endpoints != nil}
 }
 
