@@ -13,7 +13,7 @@ import (
 )
 
 // TestPrefixesOfAllNodes: three nodes with a third of the partitions each show the tree that one node with all of them
-// shows, whichever is asked; a node that is named shows its own.
+// shows, whichever is asked; a node that is named shows its own, joined if it has several indexes.
 func TestPrefixesOfAllNodes(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
@@ -22,9 +22,11 @@ func TestPrefixesOfAllNodes(t *testing.T) {
 	var three []*harness.Process
 	for i := range 3 {
 		three = append(three, harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", fmt.Sprint("n", i),
-			"--partitions", "8", "--replication", "1", "--http-listen", "127.0.0.1:0"))
+			"--partitions", "8", "--replication", "1", "--http-listen", "127.0.0.1:0",
+			"--index-shards", fmt.Sprint(i+1)))
 	}
-	one := harness.StartIndexer(t, t.TempDir(), "", "--node-id", "one")
+	one := harness.StartIndexer(t, t.TempDir(), "", "--node-id", "one", "--index-shards", "1")
+	sharded := harness.StartIndexer(t, t.TempDir(), "", "--node-id", "sharded", "--index-shards", "3")
 	nodes := []string{one.HTTP}
 	for _, n := range three {
 		nodes = append(nodes, n.WaitFor(`HTTP is served" listen=(\S+)`)[1])
@@ -35,7 +37,7 @@ func TestPrefixesOfAllNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	const workers = 24
-	for _, address := range []string{one.NATS, nats} {
+	for _, address := range []string{one.NATS, sharded.NATS, nats} {
 		ns := harness.OpenNamespace(t, ctx, address)
 		for i := range workers { // the system's prompt, one of four users', and what each has alone
 			tokens := slices.Concat(harness.Tokens(1, 20*harness.BlockSize),
@@ -77,14 +79,19 @@ func TestPrefixesOfAllNodes(t *testing.T) {
 		want = text(&tree)
 		return len(tree.Runs) == 1+4+workers && tree.Runs[0].Holders == workers, fmt.Sprint(tree, err)
 	})
-	for _, node := range nodes {
-		harness.Eventually(t, "the same of all nodes", func() (bool, string) {
-			tree, err := tree(node, "")
+	same := func(what, node, name string) {
+		harness.Eventually(t, what, func() (bool, string) {
+			tree, err := tree(node, name)
 			got := text(&tree)
-			return err == nil && tree.Complete && tree.Node == "" && slices.Equal(got, want),
+			return err == nil && tree.Complete && tree.Node == name && slices.Equal(got, want),
 				fmt.Sprintf("%v\n%q\nwant\n%q", err, got, want)
 		})
 	}
+	for _, node := range nodes {
+		same("the same of all nodes", node, "")
+	}
+	same("the same of several indexes", sharded.HTTP, "sharded")
+	same("the same of several indexes, as of all nodes", sharded.HTTP, "")
 	ranks := 0
 	for i := range three {
 		part, err := tree(nodes[1], fmt.Sprint("n", i))

@@ -68,8 +68,11 @@ func (s *Server) prefixesOf(ctx context.Context, q *api.PrefixesRequest) (*api.P
 	if q.Node == s.ID {
 		return s.trees.get(q, func(q *api.PrefixesRequest) (*api.PrefixTree, time.Duration, error) {
 			begun := time.Now()
-			tree, err := s.node.Prefixes(q)
-			return tree, time.Since(begun), err
+			trees, err := s.node.Prefixes(q)
+			if err != nil {
+				return nil, 0, err
+			}
+			return s.oneTree(trees, q), time.Since(begun), nil
 		})
 	}
 	other, err := s.peer(q.Node)
@@ -77,6 +80,21 @@ func (s *Server) prefixesOf(ctx context.Context, q *api.PrefixesRequest) (*api.P
 		return nil, api.Errorf(api.CodeMalformed, "%v", err)
 	}
 	return other.Prefixes(ctx, q)
+}
+
+// oneTree joins this node's trees, or, for nodes that join it with others, puts them into one.
+func (s *Server) oneTree(trees []*api.PrefixTree, q *api.PrefixesRequest) *api.PrefixTree {
+	first := trees[0]
+	switch {
+	case len(trees) == 1:
+		return first
+	case len(q.Partitions) > 0:
+		first.Shards = trees[1:]
+		return first
+	}
+	tree := joinTrees(trees, cmp.Or(int(q.Limit), api.UsualPrefixes))
+	tree.Node, tree.Model, tree.BlockSize, tree.Complete = s.ID, q.Model, first.BlockSize, first.Complete
+	return tree
 }
 
 // prefixRounds is how many nodes are asked for a partition, one after the other.
@@ -165,7 +183,7 @@ func (g *gathering) gather() error {
 			}
 			g.size = cmp.Or(g.size, a.BlockSize)
 			g.open = append(g.open, a.Missing...)
-			g.parts = append(g.parts, a)
+			g.parts = append(append(g.parts, a), a.Shards...)
 		}
 	}
 	slices.Sort(g.open)

@@ -66,6 +66,9 @@ type PrefixTree struct {
 	Complete bool               `json:"complete" msgpack:"complete"`
 	Missing  []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
 	Unheard  []string           `json:"unheard,omitempty" msgpack:"unheard,omitempty"`
+
+	// Shards are the trees of the node's other indexes, of a request with partitions.
+	Shards []*PrefixTree `json:"shards,omitempty" msgpack:"shards,omitempty"`
 }
 
 // PrefixRun is a run of consecutive blocks with the same continuation.
