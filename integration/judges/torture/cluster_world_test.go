@@ -88,8 +88,9 @@ func startClusterWorld(
 			return code == 1 && strings.Contains(last, "not available")
 		}, append([]string{"serve", "--nats", toNATS(id), "--node-id", id, "--replication", fmt.Sprint(clusterCopies),
 			"--replicas", fmt.Sprint(clusterServers), "--http-listen", "127.0.0.1:0",
-			"--partitions", fmt.Sprint(clusterPartitions), "--snapshot-interval", interval, "--log-bytes",
-			fmt.Sprint(64 << 20), "--pending-for", "24h", "--tombstone-for", "24h", "--log-level", "debug"}, args...)...)
+			"--partitions", fmt.Sprint(clusterPartitions), "--index-shards", fmt.Sprint(1 + i%3),
+			"--snapshot-interval", interval, "--log-bytes", fmt.Sprint(64 << 20), "--pending-for",
+			"24h", "--tombstone-for", "24h", "--log-level", "debug"}, args...)...)
 		if i < clusterNodes {
 			w.nodes = append(w.nodes, d)
 		} else {

@@ -56,8 +56,8 @@ func startWorld(t testing.TB, rng *rand.Rand, programs func(string) string, coun
 	w.indexer = w.daemon("indexer", programs("indexer"), func(code int, last string) bool {
 		return code == 1 && strings.Contains(last, "not available")
 	}, "serve", "--nats", toNATS("indexer"), "--http-listen", "127.0.0.1:0", "--partitions", fmt.Sprint(partitionsT),
-		"--snapshot-interval", interval, "--log-bytes", fmt.Sprint(logBytes), "--pending-for", "24h", "--tombstone-for",
-		"24h", "--log-level", "debug")
+		"--index-shards", fmt.Sprint(partitionsT), "--snapshot-interval", interval, "--log-bytes", fmt.Sprint(logBytes),
+		"--pending-for", "24h", "--tombstone-for", "24h", "--log-level", "debug")
 	w.servers, w.nodes = []*daemon{w.nats}, []*daemon{w.indexer}
 	for i := range 2 {
 		w.engine(i, rng, programs, toNATS)
