@@ -142,7 +142,8 @@ func New(cfg Config) *Tracker {
 	}
 	now := time.Now()
 	return &Tracker{cfg: cfg, queue: make(chan item, maxQueue), history: NewHistory(cfg.Blocks, now.UnixMicro()),
-		began: now, reading: budget{left: maxUnread, at: now}, pending: map[string]*pending{}, sizes: map[string]*blockSizes{}}
+		began: now, reading: budget{left: maxUnread, at: now}, pending: map[string]*pending{},
+		sizes: map[string]*blockSizes{}}
 }
 
 // Admit reports whether a request with a prompt of so many blocks is to be recorded now, and counts it if not. It is

@@ -72,7 +72,8 @@ func stopped(by radix.Stop, inShard, inAny uint32) string {
 	return by.String()
 }
 
-// pathOf is a rank's way, which ended by a rule, with equal blocks that follow each other as one run, of which there are most at the most.
+// pathOf is a rank's way, which ended by a rule, with equal blocks that follow each other as one run, of which there
+// are most at the most.
 func pathOf(p *radix.RankPath, stop string, most int) *api.Path {
 	path := &api.Path{Stop: stop, Behind: p.Behind}
 	if p.Stop == radix.StopGroup {
