@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -165,6 +166,37 @@ func TestFunnel(t *testing.T) {
 	longer := append(one[:160:160], prompt(3, 2, 0)...)
 	selects("a3", longer, "w1")
 	lose("m", [5]int{192, 160, 160, 160}, lost{api.CauseNew: 32, api.CauseNotReported: 160})
+	for i, c := range asks { // whoever is asked, all nodes' requests are listed
+		list, err := c.Recorded(ctx, &api.RecordedRequest{Model: "m", Limit: 2})
+		if err != nil || len(list.Requests) != 2 || !list.More || list.Missing != nil || list.Requests[1].RequestID != "a2" {
+			t.Fatalf("node %d lists %+v, %v", i, list, err)
+		}
+		got, err := c.Recorded(ctx, &api.RecordedRequest{Model: "m", ID: list.Requests[0].ID})
+		if err != nil || len(got.Requests) != 1 {
+			t.Fatalf("node %d shows %+v, %v", i, got, err)
+		}
+		r := got.Requests[0]
+		if r.RequestID != "a3" || r.Worker != "w1" || r.Selected != 10 || r.Held != 10 || r.Blocks != 12 ||
+			r.ISLTokens != 192 || r.Decision != "best" {
+			t.Errorf("node %d shows %+v", i, r)
+		}
+		var hashes api.Hashes
+		for _, text := range r.Hashes {
+			h, err := strconv.ParseUint(text, 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			hashes = append(hashes, h)
+		}
+		a, err := c.Find(ctx, &client.Query{Model: "m", BlockSize: size, Hashes: hashes, Explain: true})
+		if err != nil || a.Blocks != 12 || a.Workers[0].Instance != "w1" || a.Workers[0].Device != 10 {
+			t.Errorf("asked by its hashes: %+v, %v", a, err)
+		}
+		_, err = c.Recorded(ctx, &api.RecordedRequest{Model: "m", ID: "1-n0"})
+		if client.CodeOf(err) != api.CodeUnknownRequest {
+			t.Errorf("one that is not kept: %v", err)
+		}
+	}
 	report("a3", 128)
 	lose("m", [5]int{4: 128}, lost{api.CauseNotReported: -160, api.CauseEngine: 32})
 	if err := next().Report(ctx, &api.Report{RequestID: "a3"}); client.CodeOf(err) != api.CodeUnknownRequest {

@@ -103,6 +103,7 @@ type prompt struct {
 	bare  []Name   // the same as prompts have them that have none
 	other [][]Name // in blocks of other sizes
 	sizes []uint32 // of these
+	own   []events.LocalHash
 
 	locals []events.LocalHash // these two are of one use
 	seq    []events.SeqHash
@@ -118,15 +119,17 @@ func (r *Request) prompt(salted bool) *prompt {
 // read is Request.prompt into memory that was used before.
 func (p *prompt) read(r *Request, salted bool) {
 	p.names, p.plain, p.bare, p.other, p.sizes = p.names[:0], p.plain[:0], p.bare[:0], p.other[:0], p.sizes[:0]
+	p.locals, p.own = p.locals[:0], p.own[:0]
 	if r.Tokens == nil {
-		p.locals = p.locals[:0]
 		for _, h := range r.Hashes {
 			p.locals = append(p.locals, events.LocalHash(h))
 		}
+		p.own = append(p.own, p.locals...)
 		p.names = p.appendNames(p.names, r.Model, r.BlockSize)
 		return
 	}
 	p.names = p.hash(p.names, r, r.BlockSize, r.Space)
+	p.own = append(p.own, p.locals...)
 	bare := p.names
 	if r.Space != (events.Space{}) {
 		p.bare = p.hash(p.bare, r, r.BlockSize, events.Space{})

@@ -90,6 +90,8 @@ type Tracker struct {
 	history *History
 	sums    Buckets
 	began   time.Time
+	recent  map[string]*recent // by model
+	lastID  int64
 
 	prompts [maxBatch]prompt // Run's alone, like what follows
 	pending map[string]*pending
@@ -143,7 +145,8 @@ func New(cfg Config) *Tracker {
 	now := time.Now()
 	return &Tracker{cfg: cfg, queue: make(chan item, maxQueue), history: NewHistory(cfg.Blocks, now.UnixMicro()),
 		began: now, reading: budget{left: maxUnread, at: now}, pending: map[string]*pending{},
-		sizes: map[string]*blockSizes{}}
+		recent: map[string]*recent{},
+		sizes:  map[string]*blockSizes{}}
 }
 
 // Admit reports whether a request with a prompt of so many blocks is to be recorded now, and counts it if not. It is
@@ -219,16 +222,8 @@ func (t *Tracker) ReportLater(r api.Report) {
 
 // Funnel is this node's part, of all that was recorded before.
 func (t *Tracker) Funnel(ctx context.Context, model string, since time.Duration) (*api.Funnel, error) {
-	done := make(chan struct{})
-	select {
-	case t.queue <- item{done: done}:
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	select {
-	case <-done:
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	if err := t.settle(ctx); err != nil {
+		return nil, err
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -245,6 +240,22 @@ func (t *Tracker) Funnel(ctx context.Context, model string, since time.Duration)
 		PeersUnheard: t.unheard.Load(),
 	}}
 	return f, nil
+}
+
+// settle waits until all that came before is recorded.
+func (t *Tracker) settle(ctx context.Context) error {
+	done := make(chan struct{})
+	select {
+	case t.queue <- item{done: done}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // BlockHistory is what this node remembers.
@@ -447,6 +458,9 @@ func (t *Tracker) record(ctx context.Context, r *Request, p *prompt, others else
 	t.history.Asked(p.names, int(r.Held), r.Worker, now)
 	if r.Space != (events.Space{}) {
 		t.history.Asked(p.plain, 0, "", now)
+	}
+	if counted {
+		t.keep(r, p, part.asked)
 	}
 	t.mu.Unlock()
 	if !counted {

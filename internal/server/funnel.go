@@ -237,6 +237,50 @@ func (f funnels) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel,
 	return sum, nil
 }
 
+// Recorded lists the newest that all nodes have recorded, or asks the one that has recorded one.
+func (f funnels) Recorded(ctx context.Context, q *api.RecordedRequest) (*api.RecordedList, error) {
+	if err := f.s.admit(); err != nil {
+		return nil, err
+	}
+	names := f.s.otherNodes()
+	if q.ID != "" {
+		node, err := funnel.RecordedNode(q.ID)
+		if err != nil {
+			return nil, err
+		}
+		names = slices.DeleteFunc(names, func(name string) bool { return name != node })
+	}
+	all, err := f.s.funnel.Recorded(ctx, q)
+	if err != nil {
+		return nil, api.AsError(err)
+	}
+	asking, cancel := context.WithTimeout(ctx, f.s.patience(ctx))
+	defer cancel()
+	parts, failed := onAll(names, func(name string) (*api.RecordedList, error) {
+		other, err := f.s.peer(name)
+		if err != nil {
+			return nil, err
+		}
+		return other.Recorded(asking, q)
+	})
+	for i, part := range parts {
+		if failed[i] != nil {
+			all.Missing = append(all.Missing, names[i])
+		} else {
+			funnel.MergeRecorded(all, part, q)
+		}
+	}
+	switch {
+	case q.ID == "" || len(all.Requests) > 0:
+		return all, nil
+	case len(all.Missing) > 0:
+		return nil, api.Errorf(api.CodeUnavailable, "node %s, which has recorded the request, does not answer",
+			all.Missing[0])
+	}
+	return nil, api.Errorf(api.CodeUnknownRequest, "request %.100q of %q is not kept: only the newest %d of each model "+
+		"on each node are", q.ID, q.Model, api.MaxRecorded)
+}
+
 // Report looks for the node that has made the choice.
 func (f funnels) Report(ctx context.Context, r *api.Report) error {
 	if err := f.s.admit(); err != nil {
@@ -291,6 +335,10 @@ func (f ownFunnels) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funn
 		return nil, err
 	}
 	return f.s.funnel.Funnel(ctx, r.Model, window)
+}
+
+func (f ownFunnels) Recorded(ctx context.Context, q *api.RecordedRequest) (*api.RecordedList, error) {
+	return f.s.funnel.Recorded(ctx, q)
 }
 
 func (f ownFunnels) Report(ctx context.Context, r *api.Report) error {

@@ -39,6 +39,7 @@ var routes = []struct{ method, path, op string }{
 	{http.MethodGet, "/v1/loads", api.OpLoads}, {http.MethodPost, "/v1/loads", api.OpLoads},
 	{http.MethodPost, "/v1/potential_loads", api.OpPotentialLoads},
 	{http.MethodGet, "/v1/engine_load", api.OpEngineLoads}, {http.MethodPost, "/v1/engine_load", api.OpEngineLoad},
+	{http.MethodPost, "/v1/recorded", api.OpRecorded},
 	{http.MethodGet, "/v1/funnel", api.OpFunnel}, {http.MethodPost, "/v1/report", api.OpReport},
 	{http.MethodPost, "/v1/workers", api.OpRegisterWorker},
 	{http.MethodPatch, "/v1/workers/{instance}", api.OpChangeWorker},
@@ -54,6 +55,7 @@ var routes = []struct{ method, path, op string }{
 //	GET, POST /v1/loads        nothing, or a LoadsRequest → a LoadList
 //	POST /v1/potential_loads   a PotentialRequest → a PotentialList
 //	POST /v1/engine_load       EngineLoads → Done; GET: what is known → EngineLoads
+//	POST /v1/recorded  a RecordedRequest → a RecordedList
 //	GET  /v1/funnel?model=&since=  → a Funnel
 //	POST /v1/report    a Report → Done
 //	GET  /v1/workers   → a WorkerList

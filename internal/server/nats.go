@@ -43,7 +43,7 @@ func (v *service) serveOwn() error {
 	}
 	return v.serve(&v.own, "kvatlas-own", "", api.FromNodes, answer, subject, api.OpFind, api.OpWorkers, api.OpStatus,
 		api.OpVerify, api.OpSnapshot, api.OpRemoveWorker, api.OpFunnel, api.OpReport, api.OpBlockHistory,
-		api.OpPrefixes)
+		api.OpPrefixes, api.OpRecorded)
 }
 
 // serveQueries serves everything else, once the node is ready.
@@ -53,7 +53,7 @@ func (v *service) serveQueries() error {
 	}
 	ops := []string{api.OpFind, api.OpWorkers, api.OpVerify, api.OpSnapshot, api.OpRegisterWorker, api.OpChangeWorker,
 		api.OpRemoveWorker, api.OpBook, api.OpPrefillComplete, api.OpOutputBlock, api.OpFree, api.OpLoads,
-		api.OpPotentialLoads, api.OpEngineLoad, api.OpEngineLoads, api.OpFunnel, api.OpReport}
+		api.OpPotentialLoads, api.OpEngineLoad, api.OpEngineLoads, api.OpFunnel, api.OpReport, api.OpRecorded}
 	if v.s.Routing.Queue == nil {
 		ops = append(ops, api.OpSelect)
 	} else if err := v.serve(&v.shared, selectService, queueGroup, api.OverNATS, v.answer, v.anyNode,

@@ -74,6 +74,9 @@ var operations = map[string]operation{
 	api.OpFunnel: {"Where a model's tokens are lost that could have been reused: parameters of the URL, or a body",
 		reflect.TypeFor[api.FunnelRequest](), "", true, reflect.TypeFor[api.Funnel](),
 		[]api.Code{api.CodeMissingModel, api.CodeUnknownModel}},
+	api.OpRecorded: {"The newest requests that were recorded of a model, or one of them, by hashes",
+		reflect.TypeFor[api.RecordedRequest](), "", false, reflect.TypeFor[api.RecordedList](), []api.Code{
+			api.CodeMissingModel, api.CodeUnknownRequest}},
 	api.OpReport: {"What an engine has reused of a prompt for which a worker was chosen", reflect.TypeFor[api.Report](),
 		"", false, reflect.TypeFor[api.Done](), []api.Code{api.CodeUnknownRequest}},
 	api.OpRegisterWorker: {"Register a worker", reflect.TypeFor[api.WorkerRegistration](), "", false,
@@ -97,6 +100,7 @@ var needs = map[string][]string{
 	"Report":             {"request_id"},
 	"WorkerRegistration": {"instance", "model", "block_size"},
 	"PrefixesRequest":    {"model"},
+	"RecordedRequest":    {"model"},
 	"PartitionSeq":       {"partition", "seq"}, "EngineLoad": {"worker"},
 	"MediaItem": {"hash", "offset", "length"},
 }
@@ -116,6 +120,7 @@ var limits = map[string]object{
 	"decay_fraction":                {"minimum": 0, "maximum": 1},
 	"limit":                         {"minimum": 0, "maximum": math.MaxInt32},
 	"PrefixesRequest.limit":         {"minimum": 1, "maximum": api.MaxPrefixes},
+	"RecordedRequest.limit":         {"minimum": 1, "maximum": api.MaxRecorded},
 	"loads":                         {"maxItems": api.MaxEngineLoads},
 	"media":                         {"maxItems": api.MaxMedia},
 	"MediaItem.length":              {"minimum": 1},

@@ -262,6 +262,7 @@ type Funnels interface {
 	Funnel(ctx context.Context, r *FunnelRequest) (*Funnel, error)
 	Report(ctx context.Context, r *Report) error
 	BlockHistory(ctx context.Context, r *BlockHistoryRequest) (*BlockHistory, error)
+	Recorded(ctx context.Context, r *RecordedRequest) (*RecordedList, error)
 }
 
 // funnel answers an operation of [Funnels].
@@ -271,6 +272,8 @@ func (h Handler) funnel(ctx context.Context, op string, b requestBody) (any, err
 		return serve(ctx, b, (*FunnelRequest).Check, h.Funnels.Funnel)
 	case OpReport:
 		return serve(ctx, b, (*Report).Check, done(h.Funnels.Report))
+	case OpRecorded:
+		return serve(ctx, b, (*RecordedRequest).Check, h.Funnels.Recorded)
 	default: // OpBlockHistory
 		return serve(ctx, b, (*BlockHistoryRequest).Check, h.Funnels.BlockHistory)
 	}

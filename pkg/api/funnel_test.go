@@ -22,6 +22,10 @@ func (f *funnelStub) BlockHistory(_ context.Context, r *BlockHistoryRequest) (*B
 	return &BlockHistory{Blocks: make([]BlockPast, len(r.Blocks))}, nil
 }
 
+func (f *funnelStub) Recorded(_ context.Context, r *RecordedRequest) (*RecordedList, error) {
+	return &RecordedList{Requests: []Recorded{{Model: r.Model, ID: r.ID}}}, nil
+}
+
 func TestFunnelRequests(t *testing.T) {
 	for _, c := range []struct{ op, body, answer, failure string }{
 		{OpFunnel, `{"model":"m","since":"90s"}`, `"model":"m"`, ""},
@@ -34,6 +38,10 @@ func TestFunnelRequests(t *testing.T) {
 		{OpReport, `{"cached_tokens":7}`, "", "request_id has 0 bytes"},
 		{OpReport, `{"request_id":"r","cached_tokens":-7}`, "", "cached_tokens"},
 		{OpReport, `{"request_id":"r","cached_tokens":4294967297}`, "", "malformed"},
+		{OpRecorded, `{"model":"m","limit":3,"id":"1-a"}`, `"id":"1-a"`, ""},
+		{OpRecorded, `{}`, "", "missing_model"},
+		{OpRecorded, `{"model":"m","limit":129}`, "", "limit is 129, more than 128"},
+		{OpRecorded, `{"model":"m","id":"1-a","before":"2-a"}`, "", "send one of them"},
 		{OpBlockHistory, `{"blocks":[1,2]}`, `"blocks":[{`, ""},
 	} {
 		reply, failure := Handler{Funnels: &funnelStub{}}.Handle(t.Context(), c.op, JSON, []byte(c.body))

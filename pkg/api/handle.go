@@ -126,7 +126,7 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 		if h.Router != nil {
 			return h.route(ctx, op, b)
 		}
-	case OpFunnel, OpReport, OpBlockHistory:
+	case OpFunnel, OpReport, OpBlockHistory, OpRecorded:
 		if h.Funnels != nil {
 			return h.funnel(ctx, op, b)
 		}

@@ -193,6 +193,11 @@ func (c *Client) EngineLoads(ctx context.Context) (*api.EngineLoads, error) {
 	return call[api.EngineLoads](ctx, c, api.OpEngineLoads, nil)
 }
 
+// Recorded asks for the newest requests that were recorded of a model, or for one of them.
+func (c *Client) Recorded(ctx context.Context, r *api.RecordedRequest) (*api.RecordedList, error) {
+	return call[api.RecordedList](ctx, c, api.OpRecorded, r)
+}
+
 // Funnel asks where a model's tokens are lost that could have been reused.
 func (c *Client) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel, error) {
 	return call[api.Funnel](ctx, c, api.OpFunnel, r)

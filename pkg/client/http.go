@@ -33,7 +33,8 @@ var paths = map[string]struct{ method, path string }{
 	api.OpFree:            {http.MethodPost, "/v1/free"}, api.OpLoads: {http.MethodPost, "/v1/loads"},
 	api.OpPotentialLoads: {http.MethodPost, "/v1/potential_loads"},
 	api.OpEngineLoad:     {http.MethodPost, "/v1/engine_load"}, api.OpEngineLoads: {http.MethodGet, "/v1/engine_load"},
-	api.OpFunnel: {http.MethodGet, "/v1/funnel"}, api.OpReport: {http.MethodPost, "/v1/report"},
+	api.OpRecorded: {http.MethodPost, "/v1/recorded"},
+	api.OpFunnel:   {http.MethodGet, "/v1/funnel"}, api.OpReport: {http.MethodPost, "/v1/report"},
 	api.OpChangeWorker: {http.MethodPatch, "/v1/workers/"}, api.OpRemoveWorker: {http.MethodDelete, "/v1/workers/"},
 }
 

@@ -7,20 +7,21 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-var cost = flag.Duration("cost", 0, "measure what ten watchers cost at 1,000 workers, for so long each")
+var cost = flag.Duration("cost", 0, "measure what ten watching pages cost three nodes with 1,000 workers, so long each")
 
 // TestCost measures; nothing of it is judged, as it is a matter of the machine.
 func TestCost(t *testing.T) {
@@ -28,15 +29,26 @@ func TestCost(t *testing.T) {
 		t.Skip("measures only with -cost")
 	}
 	const workers, watchers, storing = 1000, 10, 20 // workers that store at each moment
-	x := harness.StartIndexer(t, t.TempDir(), "")
+	nats := harness.StartNATS(t)
+	var nodes []*harness.Process
+	var addresses []string
+	for i := range 3 {
+		nodes = append(nodes, harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", fmt.Sprint("n", i+1),
+			"--replication", "2", "--partitions", "8", "--http-listen", "127.0.0.1:0"))
+	}
+	for _, n := range nodes {
+		addresses = append(addresses, n.WaitFor(`HTTP is served" listen=(\S+)`)[1])
+		n.WaitFor(`msg=ready`)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	ns := harness.OpenNamespace(t, ctx, x.NATS)
+	ns := harness.OpenNamespace(t, ctx, nats)
 	hasher, err := events.NewHasher(harness.BlockSize, events.Space{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	logs := make([]*shim.StreamLog, workers)
+	var published atomic.Int64
 	publish := func(i, round int) {
 		from := round * 16
 		e := events.Event{Kind: events.Stored, Tier: events.Device,
@@ -52,6 +64,7 @@ func TestCost(t *testing.T) {
 		if err != nil && ctx.Err() == nil {
 			t.Error(err)
 		}
+		published.Add(1)
 	}
 	for i := range logs {
 		logs[i] = shim.NewStreamLog(ns, events.RankKey{Instance: events.WorkerID(fmt.Sprintf("worker-%04d", i))}, nil)
@@ -72,8 +85,8 @@ func TestCost(t *testing.T) {
 			<-every.C
 		}
 	}()
-	used := func() time.Duration { // processor time of the indexer
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", x.Cmd.Process.Pid))
+	used := func(n *harness.Process) time.Duration { // processor time
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", n.Cmd.Process.Pid))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -83,17 +96,23 @@ func TestCost(t *testing.T) {
 		fmt.Sscan(words[12], &system)
 		return time.Duration(user+system) * 10 * time.Millisecond
 	}
-	measure := func(what string) time.Duration {
-		before := used()
+	measure := func(what string) {
+		var before [3]time.Duration
+		for i, n := range nodes {
+			before[i] = used(n)
+		}
+		begun, batches := time.Now(), published.Load()
 		time.Sleep(*cost)
-		took := used() - before
-		t.Logf("%s: %v in %v, %.2f %% of one core", what, took, *cost, 100*float64(took)/float64(*cost))
-		return took
+		t.Logf("%s: %.0f blocks stored a second", what, 16*float64(published.Load()-batches)/time.Since(begun).Seconds())
+		for i, n := range nodes {
+			took := used(n) - before[i]
+			t.Logf("%s: n%d %.2f %% of one core", what, i+1, 100*float64(took)/float64(time.Since(begun)))
+		}
 	}
-	alone := measure("without watchers")
-	var events, received atomic.Int64
+	measure("nobody watches")
+	var looks, received atomic.Int64
 	for range watchers {
-		r, err := http.Get("http://" + x.HTTP + "/v1/watch")
+		r, err := http.Get("http://" + addresses[0] + "/v1/watch")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -104,18 +123,50 @@ func TestCost(t *testing.T) {
 				line, err := lines.ReadSlice('\n')
 				received.Add(int64(len(line)))
 				if strings.HasPrefix(string(line), "event: fleet") {
-					events.Add(1)
+					looks.Add(1)
 				}
-				if err == io.EOF || err != nil && err != bufio.ErrBufferFull {
+				if err != nil && err != bufio.ErrBufferFull {
 					return
 				}
 			}
 		}()
 	}
-	with := measure("with ten watchers")
-	t.Logf("watchers: %.2f %% of one core more; %d fleet events and %d KiB to each", 100*float64(with-alone)/float64(*cost),
-		events.Load()/watchers, received.Load()/watchers>>10)
-	measure("with ten watchers, again")
+	measure("ten watch the fleet on n1")
+	t.Logf("%d looks at the fleet and %d KiB to each", looks.Load()/watchers, received.Load()/watchers>>10)
+	measure("the same again")
+	// what the views of prefixes and of the funnel ask for, every five seconds each
+	asking := func(view string, ask func() error) {
+		asked, leave := context.WithCancel(ctx)
+		var pages sync.WaitGroup
+		for range watchers {
+			pages.Go(func() {
+				for every := time.NewTicker(5 * time.Second); asked.Err() == nil; {
+					if err := ask(); err != nil && asked.Err() == nil {
+						t.Error(err)
+					}
+					select {
+					case <-every.C:
+					case <-asked.Done():
+					}
+				}
+			})
+		}
+		measure("and have the view of " + view)
+		leave()
+		pages.Wait()
+	}
+	asking("prefixes", func() error {
+		var tree api.PrefixTree
+		err := harness.HTTPDo(addresses[0], "POST", "/v1/prefixes", api.PrefixesRequest{Model: "m"}, &tree)
+		if err == nil && (!tree.Complete || tree.Ranks != workers) {
+			err = fmt.Errorf("%d ranks, complete: %v", tree.Ranks, tree.Complete)
+		}
+		return err
+	})
+	asking("the funnel", func() error {
+		return harness.HTTPDo(addresses[0], "GET", "/v1/funnel?model=m", nil, &api.Funnel{})
+	})
+	measure("the fleet only, at the end")
 	cancel()
 	<-ended
 }

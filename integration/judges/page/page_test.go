@@ -193,6 +193,79 @@ func TestAsk(t *testing.T) {
 	}
 }
 
+// TestRecorded: recorded requests are listed as the API has them, page by page, and one is shown with what find says of
+// its hashes, with the keyboard alone.
+func TestRecorded(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.traffic(0)
+	w.traffic(1)
+	b := open(t, w.url("ask"), 1200, 900, false)
+	b.await("document.querySelector('#ask-model option[value*=m]')")
+	b.tabTo(".recorded summary")
+	b.press(kb.Enter)
+	b.await("document.querySelectorAll('#recorded tbody tr').length === 10")
+	recorded := func(node string, q api.RecordedRequest) (list api.RecordedList) {
+		t.Helper()
+		if err := harness.HTTPDo(node, "POST", "/v1/recorded", q, &list); err != nil {
+			t.Fatal(err)
+		}
+		return list
+	}
+	all := recorded(w.nodes[1], api.RecordedRequest{Model: "m", Limit: 100})
+	if len(all.Requests) != 20 || all.More {
+		t.Fatalf("%+v", all)
+	}
+	listed := func(want []api.Recorded) {
+		t.Helper()
+		type row struct{ ID, Blocks, Held, Worker string }
+		var list []row
+		for _, r := range want {
+			worker := string(r.Worker)
+			if worker == "" {
+				worker = "–"
+			}
+			list = append(list, row{r.ID, fmt.Sprint(r.Blocks), fmt.Sprint(r.Held), worker})
+		}
+		got := get[[]row](b, `[...document.querySelectorAll('#recorded tbody tr')].map(r => ({id: r.dataset.id,
+			blocks: r.cells[2].textContent, held: r.cells[3].textContent, worker: r.cells[4].textContent}))`)
+		if !slices.Equal(got, list) {
+			t.Errorf("the page has\n%v, the API\n%v", got, list)
+		}
+	}
+	listed(all.Requests[:10])
+	b.faults("recorded requests")
+	b.tabTo(".recorded .older")
+	b.press(kb.Enter)
+	b.await(fmt.Sprintf("document.querySelector('#recorded tbody tr')?.dataset.id === %q", all.Requests[10].ID))
+	listed(all.Requests[10:])
+	at := slices.IndexFunc(all.Requests, func(r api.Recorded) bool { return r.RequestID == "request-1" })
+	if at < 10 {
+		t.Fatalf("request-1 is the %dth", at)
+	}
+	b.tabTo(fmt.Sprintf("[data-id=%q] button", all.Requests[at].ID))
+	b.press(kb.Enter)
+	b.await("document.querySelector('#recorded-as')?.textContent.startsWith('Request request-1,')")
+	b.await("document.querySelector('#costs')")
+	one := recorded(w.nodes[2], api.RecordedRequest{Model: "m", ID: all.Requests[at].ID})
+	query := map[string]any{"model": "m", "hashes": one.Requests[0].Hashes, "explain": true}
+	var found api.Answer
+	if err := harness.HTTPDo(w.nodes[0], "POST", "/v1/find", query, &found); err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, o := range found.Workers {
+		want = append(want, fmt.Sprint(o.Instance, " ", o.Total()))
+	}
+	got := get[[]string](b,
+		"[...document.querySelectorAll('#strips .strip')].map(s => s.dataset.worker + ' ' + s.dataset.depth)")
+	if !slices.Equal(got, want) || found.Workers[0].Total() == 0 {
+		t.Errorf("the page has %v, the API %v", got, want)
+	}
+	b.fits()
+	b.faults("a recorded request")
+}
+
 // TestPrefixes: the icicle has the runs of the API, and the keyboard zooms to the one that most hold.
 func TestPrefixes(t *testing.T) {
 	t.Parallel()

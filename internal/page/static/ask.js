@@ -1,5 +1,5 @@
 // Ask: for one prompt, who holds how much of it and why no more, and which worker would be chosen at what cost. Nothing
-// is booked. The prompt goes to the indexer and is kept nowhere.
+// is booked. The prompt goes to the indexer and is kept nowhere. Requests that were recorded are known by hashes only.
 import { ask } from "./api.js";
 import { choices, onChange } from "./live.js";
 import { el, setText, count, percent, tiers, tip, empty, pick, fill } from "./ui.js";
@@ -21,6 +21,13 @@ const reasons = {
   none_allowed: "None of the workers that were allowed serves the model.", not_tokenized: "No tokens could be made of the text.",
 };
 const most = 200; // strips
+const page = 10; // recorded requests that are listed at once
+
+// decisions are outcomes of choices, in words.
+const decisions = {
+  best: "best", lost_to_load: "lost to load", cold: "nobody held it", pinned: "pinned", no_index: "index incomplete",
+  no_worker: "no worker",
+};
 
 // parse reads token ids, or hashes: numbers with anything but digits between them.
 function parse(text) {
@@ -32,6 +39,8 @@ function parse(text) {
 }
 
 export function show(place) {
+  let turn = null; // what was asked last
+  let listing = null; // the list that was asked for last
   const [model, modelField] = pick("ask-model", "Model", []);
   const prompt = el("textarea", { id: "ask-prompt", rows: "5", spellcheck: "false", autocomplete: "off",
     placeholder: "[128000, 882, 128001, …]" });
@@ -40,6 +49,9 @@ export function show(place) {
   const error = el("p", { class: "error", role: "alert" });
   const button = el("button", { type: "submit", class: "main" }, "Ask");
   const result = el("div", { class: "view" });
+  const recorded = el("div", {});
+  const past = el("details", { class: "card recorded", toggle: () => past.open && list() },
+    el("summary", {}, "Or take a recorded request"), recorded);
   const kinds = [["tokens", "token ids"], ["prompt", "text"], ["hashes", "local hashes"], ["engine_hashes", "engine hashes"]];
   const form = el("form", { class: "card view", submit: send },
     el("div", { class: "fields" },
@@ -52,7 +64,8 @@ export function show(place) {
     error,
     el("div", { class: "fields" }, button, el("span", { class: "soft small" }, "Nothing is booked, and the prompt is kept nowhere. Ctrl+Enter asks too.")));
   prompt.addEventListener("keydown", (e) => { if (e.key === "Enter" && (e.ctrlKey || e.metaKey)) form.requestSubmit(); });
-  place.append(el("div", { class: "view" }, el("div", { class: "head" }, el("h1", {}, "Ask")), form, result));
+  place.append(el("div", { class: "view" }, el("div", { class: "head" }, el("h1", {}, "Ask")), form, past, result));
+  model.addEventListener("change", () => past.open && list());
   result.append(el("div", { class: "card" }, empty("Paste a prompt to see who holds it",
     "For each worker: its blocks by tier, the rule that ended its prefix, and what choosing it would cost.")));
 
@@ -83,25 +96,97 @@ export function show(place) {
     }
     button.disabled = true;
     setText(button, "Asking…");
-    const [found, chosen] = await Promise.allSettled([ask("POST", "v1/find", query),
-      ask("POST", "v1/select", { ...query, explain: true, advisory: true })]);
+    try {
+      await inquire(query);
+    } catch (failure) {
+      setText(error, failure.message);
+    }
     button.disabled = false;
     setText(button, "Ask");
-    if (found.status === "rejected") {
-      setText(error, found.reason.message);
-      return;
-    }
-    present(found.value, chosen);
   }
 
-  function present(a, chosen) {
+  // inquire asks who holds a prompt and who would be chosen, and shows it, with what was recorded of it.
+  async function inquire(query, record) {
+    const mine = turn = {};
+    const [found, chosen] = await Promise.allSettled([ask("POST", "v1/find", query),
+      ask("POST", "v1/select", { ...query, explain: true, advisory: true })]);
+    if (mine !== turn) return; // another was asked since
+    if (found.status === "rejected") throw found.reason;
+    present(found.value, chosen, record);
+  }
+
+  // list lists the newest recorded requests of the model, or those before one.
+  async function list(before) {
+    const mine = listing = {};
+    try {
+      if (!model.value) throw new Error("No node serves a model yet.");
+      const of = JSON.parse(model.value).model;
+      const found = await ask("POST", "v1/recorded", { model: of, limit: page, ...(before && { before }) });
+      if (mine !== listing) return;
+      recorded.replaceChildren(...table(of, found, before));
+    } catch (failure) {
+      if (mine === listing) recorded.replaceChildren(el("p", { class: "error", role: "alert" }, failure.message));
+    }
+  }
+
+  function table(of, found, before) {
+    const heads = ["Time", "Request", "Blocks", "Held at most", "Chosen", "It held", "Choice", ""];
+    return [found.missing && el("div", { class: "notice warn" }, "Not heard: " + found.missing.join(", ") + ". What they recorded is missing here."),
+      found.requests.length ? el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Recorded requests" }, el("table", { id: "recorded" },
+        el("thead", {}, el("tr", {}, heads.map((h, i) => h ? el("th", { scope: "col", class: [2, 3, 5].includes(i) ? "num" : null }, h) : el("td", {})))),
+        el("tbody", {}, found.requests.map((r) => el("tr", { "data-id": r.id }, el("td", {}, clock(r.at)), el("th", { scope: "row" }, name(r)),
+          el("td", { class: "num" }, count(r.blocks)), el("td", { class: "num" }, count(r.held)), el("td", {}, r.worker || "–"),
+          el("td", { class: "num" }, r.worker ? count(r.selected || 0) : "–"),
+          el("td", {}, r.decision ? decisions[r.decision] || r.decision : "only asked"),
+          el("td", {}, r.blocks > 0 && el("button", { type: "button", "aria-label": "Show " + name(r), click: (e) => take(r, e.target) }, "Show"))))))) :
+        empty(before ? "No older ones are kept" : "Nothing of " + of + " was recorded yet"),
+      el("div", { class: "fields" }, el("button", { type: "button", click: () => list() }, before ? "Newest" : "Refresh"),
+        found.more && el("button", { type: "button", class: "older", click: () => list(found.requests.at(-1).id) }, "Older"),
+        el("span", { class: "soft small" }, "Each node keeps the hashes of the newest 128 requests of a model, or of 32,768 blocks; no text, no tokens."))].filter(Boolean);
+  }
+
+  // name is a request's own id, or the end of the one under which it is kept.
+  const name = (r) => r.request_id || r.id.split("-")[0].slice(-8);
+  const clock = (at) => new Date(at).toLocaleTimeString("en-GB", { fractionalSecondDigits: 3 });
+
+  // take shows a recorded request.
+  async function take(r, at) {
+    at.disabled = true;
+    setText(error, "");
+    try {
+      const [record] = (await ask("POST", "v1/recorded", { model: r.model, id: r.id })).requests;
+      if (record.hashes?.length) await inquire({ model: r.model, block_size: r.block_size, hashes: record.hashes, explain: true }, record);
+      else {
+        turn = {};
+        result.replaceChildren(el("section", { class: "card" }, was(record), el("p", {}, "Its blocks are too many for their hashes to be kept.")));
+      }
+      result.scrollIntoView({ block: "nearest" });
+    } catch (failure) {
+      setText(error, failure.message);
+      error.scrollIntoView({ block: "nearest" });
+    }
+    at.disabled = false;
+  }
+
+  // was says what was recorded.
+  function was(r) {
+    const blocks = (n) => count(n) + (n === 1 ? " block" : " blocks");
+    return el("p", { id: "recorded-as" }, el("strong", {}, "Request " + name(r)), ", at " + clock(r.at) + " by " + r.node + ": ",
+      r.worker ? r.worker + " was chosen (" + (decisions[r.decision] || r.decision) + "), which held " + blocks(r.selected || 0) + " of " + count(r.blocks) :
+        r.decision ? "no worker could be chosen for " + blocks(r.blocks) : blocks(r.blocks) + " were only asked for",
+      ". The most that any worker held was " + blocks(r.held) + "; the shared store had " + blocks(r.shared) + " from the start." +
+      (r.restricted ? " The request excluded workers, which is not repeated here." : "") + (r.incomplete ? " The index lacked partitions then." : ""));
+  }
+
+  function present(a, chosen, record) {
     const best = a.workers[0];
     const total = (o) => o.device + o.host + o.disk + o.external;
     const missing = !a.complete && el("div", { class: "notice warn" }, "Partitions " + (a.missing || []).join(", ") +
       " could not be looked at: their workers are not shown.");
     const tokenized = a.tokenize_error && el("div", { class: "notice warn" }, a.tokenize_error);
     const shown = a.workers.slice(0, most);
-    result.replaceChildren(...[missing, tokenized,
+    result.replaceChildren(...[missing, tokenized, record && el("section", { class: "card" }, was(record),
+      el("p", { class: "soft" }, "This is how its blocks are held, and what choosing would cost, now. What the shared store has is not known by hashes.")),
       el("section", { class: "card" }, el("div", { class: "head" }, el("h2", {}, count(a.blocks) + " blocks of " + a.block_size + " tokens" +
         (a.prompt_tokens ? ", from " + count(a.prompt_tokens) + " tokens" : "")), legend()),
       a.reason && el("p", {}, reasons[a.reason] || a.reason),
@@ -194,6 +279,7 @@ export function show(place) {
   const stop = onChange((what) => what === "cluster" && listModels());
   listModels();
   return () => {
+    turn = listing = {};
     stop();
     tip(null, "");
   };

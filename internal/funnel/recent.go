@@ -1,0 +1,140 @@
+package funnel
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// maxRecentBlocks bounds the hashes of a model's newest requests, of which api.MaxRecorded are kept.
+const maxRecentBlocks = 1 << 15
+
+// recent are a model's newest requests, by time, oldest first.
+type recent struct {
+	list   []kept
+	blocks int // whose hashes are kept
+}
+
+type kept struct {
+	api.Recorded
+	hashes []events.LocalHash
+}
+
+// add keeps a request, and forgets the oldest ones for it.
+func (s *recent) add(r api.Recorded, locals []events.LocalHash) {
+	k := kept{Recorded: r}
+	if len(locals) <= maxRecentBlocks {
+		k.hashes = slices.Clone(locals)
+	}
+	s.list, s.blocks = append(s.list, k), s.blocks+len(k.hashes)
+	n := 0
+	for ; len(s.list)-n > api.MaxRecorded || s.blocks > maxRecentBlocks; n++ {
+		s.blocks -= len(s.list[n].hashes)
+	}
+	s.list = slices.Delete(s.list, 0, n)
+}
+
+// keep remembers a request. Nothing of another than its hashes and numbers is kept.
+func (t *Tracker) keep(r *Request, p *prompt, asked uint64) {
+	t.lastID = max(t.lastID+1, r.At.UnixNano())
+	out := api.Recorded{ID: recordedID{t.lastID, t.cfg.Node}.String(), At: r.At.UTC(), Node: t.cfg.Node, Model: r.Model,
+		BlockSize: r.BlockSize, ISLTokens: asked, Blocks: uint32(len(p.names)), Held: r.Held, Shared: r.Shared,
+		Incomplete: r.Incomplete, Restricted: r.Restricted, RequestID: r.ID, Worker: r.Worker, Selected: r.Selected}
+	if r.Routed {
+		out.Decision = r.outcome()
+	}
+	of := t.recent[r.Model]
+	if of == nil { // no more models than there are buckets of
+		of = &recent{}
+		t.recent[r.Model] = of
+	}
+	of.add(out, p.own)
+}
+
+// Recorded lists requests that this node has recorded, of all that came before. Asked for one that it does not keep,
+// it returns none.
+func (t *Tracker) Recorded(ctx context.Context, q *api.RecordedRequest) (*api.RecordedList, error) {
+	if err := t.settle(ctx); err != nil {
+		return nil, err
+	}
+	before, err := readRecordedID(cmp.Or(q.Before, q.ID))
+	if err != nil {
+		return nil, err
+	}
+	out := &api.RecordedList{Requests: []api.Recorded{}}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	of := t.recent[q.Model]
+	if of == nil {
+		return out, nil
+	}
+	for _, r := range slices.Backward(of.list) {
+		id, _ := readRecordedID(r.ID)
+		switch {
+		case q.ID != "":
+			if r.ID == q.ID {
+				for _, h := range r.hashes {
+					r.Hashes = append(r.Hashes, strconv.FormatUint(uint64(h), 10))
+				}
+				out.Requests = append(out.Requests, r.Recorded)
+			}
+		case q.Before != "" && id.compare(before) >= 0:
+		case len(out.Requests) == recordedLimit(q):
+			out.More = true
+		default:
+			out.Requests = append(out.Requests, r.Recorded)
+		}
+	}
+	return out, nil
+}
+
+// MergeRecorded adds what another node has recorded.
+func MergeRecorded(all, part *api.RecordedList, q *api.RecordedRequest) {
+	all.Requests = append(all.Requests, part.Requests...)
+	slices.SortFunc(all.Requests, func(a, b api.Recorded) int {
+		x, _ := readRecordedID(a.ID)
+		y, _ := readRecordedID(b.ID)
+		return y.compare(x)
+	})
+	all.More = all.More || part.More
+	if limit := recordedLimit(q); len(all.Requests) > limit {
+		all.Requests, all.More = all.Requests[:limit], true
+	}
+}
+
+func recordedLimit(q *api.RecordedRequest) int { return int(cmp.Or(q.Limit, api.UsualRecorded)) }
+
+// recordedID is an id: a time in nanoseconds, which no two of a node share, in base 36, and the node.
+type recordedID struct {
+	at   int64
+	node string
+}
+
+func (i recordedID) String() string { return strconv.FormatInt(i.at, 36) + "-" + i.node }
+
+func (i recordedID) compare(j recordedID) int {
+	return cmp.Or(cmp.Compare(i.at, j.at), cmp.Compare(i.node, j.node))
+}
+
+func readRecordedID(text string) (id recordedID, err error) {
+	if text == "" {
+		return id, nil
+	}
+	at, node, _ := strings.Cut(text, "-")
+	if id.at, err = strconv.ParseInt(at, 36, 64); err != nil || node == "" {
+		return id, api.Errorf(api.CodeMalformed, "%.64q is no id of a recorded request; take one from the list", text)
+	}
+	id.node = node
+	return id, nil
+}
+
+// RecordedNode is the node that has recorded the request of an id.
+func RecordedNode(id string) (string, error) {
+	of, err := readRecordedID(id)
+	return of.node, err
+}
