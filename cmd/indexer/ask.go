@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -79,7 +80,7 @@ func ask[T any](
 // show asks one thing of indexers, and prints the answer as JSON or with print. With --json an error that a node gave
 // is printed as JSON too.
 func show[T any](
-	ctx context.Context, a *asking, what func(context.Context, *client.Client) (T, error), print func(io.Writer, T) error,
+	ctx context.Context, a *asking, what func(context.Context, *client.Client) (T, error), print func(io.Writer, T),
 ) (answer T, err error) {
 	if answer, err = ask(ctx, a, what); err != nil {
 		return answer, a.refused(err)
@@ -87,13 +88,19 @@ func show[T any](
 	if a.json {
 		return answer, cli.PrintJSON(os.Stdout, answer)
 	}
-	return answer, print(os.Stdout, answer)
+	return answer, printed(os.Stdout, func(w io.Writer) { print(w, answer) })
+}
+
+// printed has something printed to a writer. print need not look at errors of the writer: the first is returned.
+func printed(to io.Writer, print func(io.Writer)) error {
+	w := bufio.NewWriter(to)
+	print(w)
+	return w.Flush()
 }
 
 // refused returns the error, after printing it as JSON if it is one that a node gives and programs are to read it.
 func (a *asking) refused(err error) error {
-	var failure *api.Error
-	if a.json && errors.As(err, &failure) {
+	if failure, is := errors.AsType[*api.Error](err); is && a.json {
 		if err := cli.PrintJSON(os.Stdout, api.ErrorBody{Error: failure}); err != nil {
 			return err
 		}
@@ -281,7 +288,7 @@ events do not say so.`,
 		}
 		_, err = show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.Answer, error) {
 			return c.Find(ctx, &q)
-		}, func(w io.Writer, answer *api.Answer) error { return printAnswer(w, answer, &q) })
+		}, func(w io.Writer, answer *api.Answer) { printAnswer(w, answer, &q) })
 		return err
 	}
 	return cmd
@@ -360,7 +367,7 @@ func printTokenization(w io.Writer, t *api.Tokenization) {
 	}
 }
 
-func printAnswer(w io.Writer, a *api.Answer, q *api.Query) error {
+func printAnswer(w io.Writer, a *api.Answer, q *api.Query) {
 	fmt.Fprintf(w, "%s: %d blocks of %d tokens\n", a.Model, a.Blocks, a.BlockSize)
 	printTokenization(w, a.Tokenization)
 	if !a.Complete {
@@ -384,7 +391,8 @@ func printAnswer(w io.Writer, a *api.Answer, q *api.Query) error {
 		fmt.Fprintln(w)
 	}
 	if q.Explain && a.Blocks > 0 && len(a.Workers) > 0 {
-		return printExplanation(w, a)
+		printExplanation(w, a)
+		return
 	}
 	if len(a.Workers) == 0 {
 		why := map[api.Reason]string{
@@ -393,8 +401,8 @@ func printAnswer(w io.Writer, a *api.Answer, q *api.Query) error {
 			api.ReasonNoTokens:   "no tokens could be made of it",
 			api.ReasonNotAllowed: "none of the named workers serves this model",
 		}[a.Reason]
-		_, err := fmt.Fprintln(w, "no worker holds any of it:", why)
-		return err
+		fmt.Fprintln(w, "no worker holds any of it:", why)
+		return
 	}
 	heading := []string{"WORKER", "RANK", "DEVICE", "HOST", "DISK", "EXTERNAL", "OF PROMPT"}
 	for _, set := range q.Within {
@@ -444,5 +452,5 @@ func printAnswer(w io.Writer, a *api.Answer, q *api.Query) error {
 			rows[i] = append(rows[i], o.Endpoint)
 		}
 	}
-	return cli.Table(w, heading, rows)
+	cli.Table(w, heading, rows)
 }

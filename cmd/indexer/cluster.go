@@ -58,7 +58,7 @@ func aloneCluster(s *api.Status) *api.ClusterStatus {
 	return c
 }
 
-func printCluster(w io.Writer, c *api.ClusterStatus) error {
+func printCluster(w io.Writer, c *api.ClusterStatus) {
 	rows := make([][]any, len(c.Nodes))
 	for i, n := range c.Nodes {
 		var state []string
@@ -74,15 +74,11 @@ func printCluster(w io.Writer, c *api.ClusterStatus) error {
 	for _, name := range c.Gone {
 		rows = append(rows, []any{name, "", "", "", "", "", "gone"})
 	}
-	if err := cli.Table(w, []string{"NODE", "VERSION", "PARTITIONS", "READY", "BEHIND", "RELEASING", ""},
-		rows); err != nil {
-		return err
-	}
+	cli.Table(w, []string{"NODE", "VERSION", "PARTITIONS", "READY", "BEHIND", "RELEASING", ""}, rows)
 	fmt.Fprintf(w, "\neach partition is to be kept by %d\n", c.Copies)
 	if len(c.Short) > 0 {
 		fmt.Fprintf(w, "fewer are ready for %s\n", ranges(c.Short))
 	}
-	return nil
 }
 
 // ranges writes partitions as "0-5,9".

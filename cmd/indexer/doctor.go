@@ -61,7 +61,7 @@ Exit status 1 if there is an error, 3 if there is none and something could not b
 		if a.json {
 			err = cli.PrintJSON(os.Stdout, r)
 		} else {
-			err = printFindings(os.Stdout, r)
+			err = printed(os.Stdout, func(w io.Writer) { printFindings(w, r) })
 		}
 		errs, unable := r.Findings(doctor.Error), r.Unable()
 		switch {
@@ -99,24 +99,18 @@ func progress(c doctor.Result) string {
 }
 
 // printFindings writes a table of all findings, the worst first, and below it the evidence and remedy of each.
-func printFindings(w io.Writer, r *doctor.Report) error {
+func printFindings(w io.Writer, r *doctor.Report) {
 	all := append(r.Findings(doctor.Error), r.Findings(doctor.Warning)...)
 	if len(all) == 0 {
-		_, err := fmt.Fprintln(w, "nothing found")
-		return err
+		fmt.Fprintln(w, "nothing found")
+		return
 	}
 	rows := make([][]any, len(all))
 	for i, f := range all {
 		rows[i] = []any{i + 1, f.Severity, f.Check, f.Where, f.What}
 	}
-	if err := cli.Table(w, []string{"", "SEVERITY", "CHECK", "WHERE", "WHAT"}, rows); err != nil {
-		return err
-	}
+	cli.Table(w, []string{"", "SEVERITY", "CHECK", "WHERE", "WHAT"}, rows)
 	for i, f := range all {
-		if _, err := fmt.Fprintf(w, "\n%d. %s: %s\n   evidence: %s\n   what to do: %s\n", i+1, f.Where, f.What, f.Evidence,
-			f.Remedy); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "\n%d. %s: %s\n   evidence: %s\n   what to do: %s\n", i+1, f.Where, f.What, f.Evidence, f.Remedy)
 	}
-	return nil
 }

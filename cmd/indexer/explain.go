@@ -17,7 +17,7 @@ const namesInCell = 6
 
 // printExplanation prints where each block of a prompt is, equal ones that follow each other as one line, and what
 // stopped each worker.
-func printExplanation(w io.Writer, a *api.Answer) error {
+func printExplanation(w io.Writer, a *api.Answer) {
 	tiers := []string{"device", "host", "disk", "external"}
 	cuts := map[uint32]bool{0: true, uint32(a.Blocks): true}
 	cut := func(from, to uint32) { cuts[from], cuts[to] = true, true }
@@ -59,9 +59,7 @@ func printExplanation(w io.Writer, a *api.Answer) error {
 		rows = append(rows, append(row, store))
 	}
 	fmt.Fprintln(w)
-	if err := cli.Table(w, []string{"BLOCKS", "DEVICE", "HOST", "DISK", "EXTERNAL", "STORE"}, rows); err != nil {
-		return err
-	}
+	cli.Table(w, []string{"BLOCKS", "DEVICE", "HOST", "DISK", "EXTERNAL", "STORE"}, rows)
 	fmt.Fprintln(w)
 	rows = nil
 	unexplained := 0
@@ -75,19 +73,15 @@ func printExplanation(w io.Writer, a *api.Answer) error {
 		}
 		rows = append(rows, []any{name(o), o.Total(), whyStopped(o), o.L3, whyNoMore(o, a)})
 	}
-	if err := cli.Table(w, []string{"WORKER", "OWN", "STOPPED", "LOADS", "NO MORE, FOR"}, rows); err != nil {
-		return err
-	}
+	cli.Table(w, []string{"WORKER", "OWN", "STOPPED", "LOADS", "NO MORE, FOR"}, rows)
 	for i := range a.Workers {
 		if o := &a.Workers[i]; o.Guessed > 0 {
 			fmt.Fprintf(w, "%s probably holds %d blocks on its device, as requests were sent there\n", name(o), o.Guessed)
 		}
 	}
 	if unexplained > 0 {
-		_, err := fmt.Fprintf(w, "%d more ranks are not explained; name some with --worker\n", unexplained)
-		return err
+		fmt.Fprintf(w, "%d more ranks are not explained; name some with --worker\n", unexplained)
 	}
-	return nil
 }
 
 func name(o *api.Overlap) string { return fmt.Sprintf("%s/%d", o.Instance, o.Rank) }

@@ -42,7 +42,7 @@ were lost. All nodes are asked, and the answer says which of them did not answer
 	return cmd
 }
 
-func printFunnel(w io.Writer, f *api.Funnel) error {
+func printFunnel(w io.Writer, f *api.Funnel) {
 	fmt.Fprintf(w, "%d requests, %d routed, %d reported, in %v until %s\n\n", f.Requests, f.Routed, f.Reported,
 		f.To.Sub(f.From).Round(time.Second), f.To.Local().Format(time.TimeOnly))
 	var rows [][]any
@@ -52,9 +52,7 @@ func printFunnel(w io.Writer, f *api.Funnel) error {
 		}
 		rows = append(rows, []any{step.Step, step.Tokens, percent(step.Share), ""})
 	}
-	if err := cli.Table(w, []string{"STEP", "TOKENS", "SHARE", "BY"}, rows); err != nil {
-		return err
-	}
+	cli.Table(w, []string{"STEP", "TOKENS", "SHARE", "BY"}, rows)
 	for _, name := range f.Missing {
 		fmt.Fprintf(w, "node %s did not answer: what it recorded is missing here\n", name)
 	}
@@ -67,7 +65,6 @@ func printFunnel(w io.Writer, f *api.Funnel) error {
 				n.HistoryFrom.Local().Format(time.TimeOnly))
 		}
 	}
-	return nil
 }
 
 func percent(share float64) string { return fmt.Sprintf("%.1f %%", 100*share) }

@@ -97,7 +97,7 @@ func target(flag, text string) (*routing.Target, error) {
 	return t, nil
 }
 
-func printSelection(w io.Writer, s *api.Selection) error {
+func printSelection(w io.Writer, s *api.Selection) {
 	fmt.Fprintf(w, "%s: %d tokens, %d whole blocks of %d\n", s.Model, s.ISLTokens, s.Blocks, s.BlockSize)
 	printTokenization(w, s.Tokenization)
 	if !s.Complete {
@@ -127,21 +127,18 @@ func printSelection(w io.Writer, s *api.Selection) error {
 		fmt.Fprintf(w, "session %s: %s\n", b.ID, b.Binding)
 	}
 	if s.Explanation != nil {
-		if err := printChoice(w, s.Explanation); err != nil {
-			return err
-		}
+		printChoice(w, s.Explanation)
 	}
 	if d := s.Disaggregation; d != nil && d.Bypass {
 		fmt.Fprintf(w, "no prefill worker: %s\n", d.Reason)
 	} else if s.Prefill != nil {
 		fmt.Fprintf(w, "\nprefill (%s):\n", d.Reason)
-		return printSelection(w, s.Prefill)
+		printSelection(w, s.Prefill)
 	}
-	return nil
 }
 
 // printChoice prints the candidates, the cheapest first, and who was dropped.
-func printChoice(w io.Writer, x *routing.Explanation) error {
+func printChoice(w io.Writer, x *routing.Explanation) {
 	fmt.Fprintln(w)
 	list := slices.Clone(x.Candidates)
 	slices.SortStableFunc(list, func(a, b routing.Considered) int { return cmp.Compare(a.Cost, b.Cost) })
@@ -171,13 +168,10 @@ func printChoice(w io.Writer, x *routing.Explanation) error {
 			rows[i] = append(rows[i], c.Terms.GuessedBlocks)
 		}
 	}
-	if err := cli.Table(w, heading, rows); err != nil {
-		return err
-	}
+	cli.Table(w, heading, rows)
 	for _, d := range x.Dropped {
 		fmt.Fprintf(w, "dropped by %s: worker %s rank %d %s\n", d.Filter, d.Worker, d.Rank, d.Reason)
 	}
-	return nil
 }
 
 func loadsCommand() *cobra.Command {
@@ -201,10 +195,10 @@ that several requests of a rank share count once), and requests. Every node has 
 	return cmd
 }
 
-func printLoads(w io.Writer, list *api.LoadList) error {
+func printLoads(w io.Writer, list *api.LoadList) {
 	if len(list.Models) == 0 {
-		_, err := fmt.Fprintln(w, "no request is under way")
-		return err
+		fmt.Fprintln(w, "no request is under way")
+		return
 	}
 	var rows [][]any
 	for _, m := range list.Models {
@@ -216,5 +210,5 @@ func printLoads(w io.Writer, list *api.LoadList) error {
 			rows = append(rows, []any{m.Model, r.Worker, r.Rank, r.ActiveRequests, r.ActivePrefillTokens, r.ActiveBlocks})
 		}
 	}
-	return cli.Table(w, []string{"MODEL", "WORKER", "RANK", "REQUESTS", "PREFILL TOKENS", "BLOCKS"}, rows)
+	cli.Table(w, []string{"MODEL", "WORKER", "RANK", "REQUESTS", "PREFILL TOKENS", "BLOCKS"}, rows)
 }

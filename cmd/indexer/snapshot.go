@@ -27,12 +27,12 @@ func snapshotNowCommand() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		list, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.SnapshotList, error) {
 			return c.Snapshot(ctx)
-		}, func(w io.Writer, list *api.SnapshotList) error {
+		}, func(w io.Writer, list *api.SnapshotList) {
 			rows := make([][]any, len(list.Snapshots))
 			for i, s := range list.Snapshots {
 				rows[i] = []any{s.Partition, s.Generation, s.Seq, cli.Bytes(s.Bytes), cli.Bytes(s.Written)}
 			}
-			return cli.Table(w, []string{"PARTITION", "GENERATION", "SEQ", "SIZE", "WRITTEN"}, rows)
+			cli.Table(w, []string{"PARTITION", "GENERATION", "SEQ", "SIZE", "WRITTEN"}, rows)
 		})
 		if err == nil && len(list.Missing) > 0 {
 			return fmt.Errorf("no node has written a snapshot of partitions %s", ranges(list.Missing))
@@ -95,15 +95,15 @@ func showGenerations(ctx context.Context, a *asking, verify bool) (list *api.Gen
 		case a.json:
 			return cli.PrintJSON(os.Stdout, list)
 		}
-		return printGenerations(os.Stdout, list)
+		return printed(os.Stdout, func(w io.Writer) { printGenerations(w, list) })
 	})
 	return list, err
 }
 
-func printGenerations(w io.Writer, list *api.GenerationList) error {
+func printGenerations(w io.Writer, list *api.GenerationList) {
 	if len(list.Generations) == 0 {
-		_, err := fmt.Fprintln(w, "the bucket has no snapshots")
-		return err
+		fmt.Fprintln(w, "the bucket has no snapshots")
+		return
 	}
 	rows := make([][]any, len(list.Generations))
 	for i, g := range list.Generations {
@@ -123,10 +123,8 @@ func printGenerations(w io.Writer, list *api.GenerationList) error {
 		rows[i] = []any{g.Partition, g.Generation, g.Seq, age, g.Ranks, g.Holdings, g.Chunks, cli.Bytes(g.Bytes),
 			cli.Bytes(g.New), state}
 	}
-	if err := cli.Table(w, []string{"PARTITION", "GENERATION", "SEQ", "TAKEN", "RANKS", "HOLDINGS", "CHUNKS", "SIZE",
-		"NEW", "STATE"}, rows); err != nil {
-		return err
-	}
+	cli.Table(w, []string{"PARTITION", "GENERATION", "SEQ", "TAKEN", "RANKS", "HOLDINGS", "CHUNKS", "SIZE", "NEW",
+		"STATE"}, rows)
 	for _, g := range list.Generations {
 		if g.Why != "" {
 			fmt.Fprintf(w, "partition %d, generation %d: %s: %s\n", g.Partition, g.Generation, g.Unusable, g.Why)
@@ -135,5 +133,4 @@ func printGenerations(w io.Writer, list *api.GenerationList) error {
 			fmt.Fprintf(w, "partition %d, generation %d: %s: %s\n", g.Partition, g.Generation, c.Reason, c.Why)
 		}
 	}
-	return nil
 }

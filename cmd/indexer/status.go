@@ -77,9 +77,10 @@ func failing(problems []string) error {
 }
 
 // printReport writes a line for each node, and what is wrong; if there is only one, all of it.
-func printReport(w io.Writer, r *survey.Report) error {
+func printReport(w io.Writer, r *survey.Report) {
 	if len(r.Nodes) == 1 && r.Nodes[0].Status != nil {
-		return printStatus(w, r.Nodes[0].Status)
+		printStatus(w, r.Nodes[0].Status)
+		return
 	}
 	fmt.Fprintf(w, "namespace %s: %d nodes\n\n", r.Namespace, len(r.Nodes))
 	rows := make([][]any, len(r.Nodes))
@@ -101,21 +102,17 @@ func printReport(w io.Writer, r *survey.Report) error {
 		rows[i] = []any{n.Node, s.Version, state, time.Since(s.Since).Round(time.Second), len(s.Partitions), lag, held,
 			cli.Bytes(s.Index.Bytes), len(survey.ProblemsOf(s))}
 	}
-	if err := cli.Table(w, []string{"NODE", "VERSION", "STATE", "UP", "PARTITIONS", "LAG", "BLOCKS HELD", "INDEX",
-		"PROBLEMS"}, rows); err != nil {
-		return err
-	}
+	cli.Table(w, []string{"NODE", "VERSION", "STATE", "UP", "PARTITIONS", "LAG", "BLOCKS HELD", "INDEX", "PROBLEMS"}, rows)
 	if len(r.Problems) > 0 {
 		fmt.Fprintln(w)
 	}
 	for _, p := range r.Problems {
 		fmt.Fprintln(w, "problem:", p)
 	}
-	_, err := fmt.Fprintf(w, "\nindexer status --node NAME shows one node with its partitions\n")
-	return err
+	fmt.Fprintf(w, "\nindexer status --node NAME shows one node with its partitions\n")
 }
 
-func printStatus(w io.Writer, s *api.Status) error {
+func printStatus(w io.Writer, s *api.Status) {
 	ready := "ready"
 	if !s.Ready {
 		ready = "NOT READY"
@@ -189,10 +186,10 @@ func printStatus(w io.Writer, s *api.Status) error {
 	if len(s.Partitions) > 0 && s.Partitions[0].Checksum != "" {
 		heading = append(heading, "CHECKSUM")
 	}
-	if err := cli.Table(w, heading, rows); err != nil || len(s.Replicas) == 0 {
-		return err
+	cli.Table(w, heading, rows)
+	if len(s.Replicas) > 0 {
+		printReplicas(w, s.Replicas)
 	}
-	return printReplicas(w, s.Replicas)
 }
 
 // used writes how full something is.

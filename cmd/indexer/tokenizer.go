@@ -86,7 +86,7 @@ Texts that are refused here are counted only: their requests are routed by load.
 		if asJSON {
 			err = cli.PrintJSON(cmd.OutOrStdout(), compared)
 		} else {
-			err = printCompared(cmd.OutOrStdout(), compared)
+			err = printed(cmd.OutOrStdout(), func(w io.Writer) { printCompared(w, compared) })
 		}
 		if err != nil {
 			return err
@@ -147,7 +147,7 @@ func tally(list []tokenize.Comparison) map[string]int {
 	return counts
 }
 
-func printCompared(w io.Writer, list []tokenize.Comparison) error {
+func printCompared(w io.Writer, list []tokenize.Comparison) {
 	counts := tally(list)
 	var rows [][]any
 	for i := range list {
@@ -156,14 +156,11 @@ func printCompared(w io.Writer, list []tokenize.Comparison) error {
 		}
 	}
 	if len(rows) > 0 {
-		if err := cli.Table(w, []string{"", "TEXT", ""}, rows); err != nil {
-			return err
-		}
+		cli.Table(w, []string{"", "TEXT", ""}, rows)
 		fmt.Fprintln(w)
 	}
-	_, err := fmt.Fprintf(w, "%d texts: %d same, %d differ, %d refused here, %d refused there, %d not compared\n", len(list),
+	fmt.Fprintf(w, "%d texts: %d same, %d differ, %d refused here, %d refused there, %d not compared\n", len(list),
 		counts["same"], counts["differ"], counts["refused here"], counts["refused there"], counts["NOT COMPARED"])
-	return err
 }
 
 // comparedError is nil if texts were compared and none differs.

@@ -23,7 +23,7 @@ func differing(list []api.PartitionReplicas) error {
 	return fmt.Errorf("replicas of partitions %s are not equal, or did not come to one place in the log", ranges(bad))
 }
 
-func printReplicas(w io.Writer, list []api.PartitionReplicas) error {
+func printReplicas(w io.Writer, list []api.PartitionReplicas) {
 	var rows [][]any
 	for i := range list {
 		for _, r := range list[i].Replicas {
@@ -43,5 +43,5 @@ func printReplicas(w io.Writer, list []api.PartitionReplicas) error {
 		}
 	}
 	fmt.Fprintln(w)
-	return cli.Table(w, []string{"PARTITION", "NODE", "SEQ", "CHECKSUM", ""}, rows)
+	cli.Table(w, []string{"PARTITION", "NODE", "SEQ", "CHECKSUM", ""}, rows)
 }

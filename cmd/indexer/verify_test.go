@@ -19,8 +19,8 @@ func TestReplicasThatDiffer(t *testing.T) {
 			t.Errorf("lost: %v: %v", lost, err)
 		}
 		var b strings.Builder
-		if err := printReplicas(&b, list); err != nil || strings.Contains(b.String(), "DIFFERS") != lost {
-			t.Errorf("lost: %v: %v\n%s", lost, err, &b)
+		if printReplicas(&b, list); strings.Contains(b.String(), "DIFFERS") != lost {
+			t.Errorf("lost: %v:\n%s", lost, &b)
 		}
 	}
 }

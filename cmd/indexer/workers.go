@@ -72,13 +72,13 @@ chosen for new requests; what keeps it from that is said below the table. --json
 	return cmd
 }
 
-func printWorkers(w io.Writer, list *api.WorkerList) error {
+func printWorkers(w io.Writer, list *api.WorkerList) {
 	if !list.Complete {
 		fmt.Fprintf(w, "INCOMPLETE: partitions %v could not be looked at; see indexer status\n", list.Missing)
 	}
 	if len(list.Workers) == 0 {
-		_, err := fmt.Fprintln(w, "no worker has announced anything yet; feed one with worker-shim run")
-		return err
+		fmt.Fprintln(w, "no worker has announced anything yet; feed one with worker-shim run")
+		return
 	}
 	rows := make([][]any, len(list.Workers))
 	for i, k := range list.Workers {
@@ -91,11 +91,9 @@ func printWorkers(w io.Writer, list *api.WorkerList) error {
 			max(k.Pending, k.Parked), k.LastEvent, seen, leaseAge(k.Lease, time.Now()), leaseLeft(k.Lease, time.Now()),
 			engineStands(&k, time.Now()), stateOf(k.Record)}
 	}
-	if err := cli.Table(w, []string{"WORKER", "RANK", "MODEL", "BLOCK SIZE", "PARTITION", "DEVICE", "HOST", "DISK",
-		"EXTERNAL", "PENDING", "LAST EVENT", "LAST SEEN", "LEASE AGE", "EXPIRES", "ENGINE", "STATE"}, rows); err != nil {
-		return err
-	}
-	return printReasons(w, list.Workers)
+	cli.Table(w, []string{"WORKER", "RANK", "MODEL", "BLOCK SIZE", "PARTITION", "DEVICE", "HOST", "DISK",
+		"EXTERNAL", "PENDING", "LAST EVENT", "LAST SEEN", "LEASE AGE", "EXPIRES", "ENGINE", "STATE"}, rows)
+	printReasons(w, list.Workers)
 }
 
 // stateOf is a rank's state, and its role if that is not the usual one.
@@ -111,29 +109,25 @@ func stateOf(r *api.WorkerRecord) string {
 
 // printReasons says below a table why workers are not schedulable: once for all ranks of a worker of which it is the
 // same.
-func printReasons(w io.Writer, list []api.WorkerInfo) error {
+func printReasons(w io.Writer, list []api.WorkerInfo) {
 	said := map[string]bool{}
 	for _, k := range list {
 		if k.Record == nil || len(k.Record.Reasons) == 0 {
 			continue
 		}
 		line := fmt.Sprintf("%s is %s: %s", k.Instance, k.Record.State, strings.Join(k.Record.Reasons, "; "))
-		if said[line] {
-			continue
-		}
-		said[line] = true
-		if _, err := fmt.Fprintln(w, line); err != nil {
-			return err
+		if !said[line] {
+			said[line] = true
+			fmt.Fprintln(w, line)
 		}
 	}
-	return nil
 }
 
 // printWorker says what a worker is registered as.
-func printWorker(w io.Writer, k *api.Worker) error {
+func printWorker(w io.Writer, k *api.Worker) {
 	if len(k.Ranks) == 0 {
-		_, err := fmt.Fprintf(w, "%s: nothing is registered of it now\n", k.Instance)
-		return err
+		fmt.Fprintf(w, "%s: nothing is registered of it now\n", k.Instance)
+		return
 	}
 	rows := make([][]any, len(k.Ranks))
 	list := make([]api.WorkerInfo, len(k.Ranks))
@@ -144,11 +138,9 @@ func printWorker(w io.Writer, k *api.Worker) error {
 			orDash(strings.Join(r.LoRAAdapters, ",")), r.State}
 		list[i] = api.WorkerInfo{Instance: k.Instance, Record: &r.WorkerRecord}
 	}
-	if err := cli.Table(w, []string{"WORKER", "RANK", "MODEL", "ROLE", "ENDPOINT", "KV BLOCKS", "BATCHED TOKENS",
-		"TAINTS", "DOMAINS", "ADAPTERS", "STATE"}, rows); err != nil {
-		return err
-	}
-	return printReasons(w, list)
+	cli.Table(w, []string{"WORKER", "RANK", "MODEL", "ROLE", "ENDPOINT", "KV BLOCKS", "BATCHED TOKENS",
+		"TAINTS", "DOMAINS", "ADAPTERS", "STATE"}, rows)
+	printReasons(w, list)
 }
 
 func orDash(text string) string {
