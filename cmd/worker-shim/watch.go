@@ -281,11 +281,10 @@ func (w *watcher) advice(err error, to endpoint, known *atomic.Bool) string {
 
 // advice is what to do about a connection that has never come about.
 func advice(err error, to endpoint) string {
-	var refused *zmtp.RefusedError
-	switch {
-	case errors.As(err, &refused) && refused.Mechanism != "":
+	switch refused, is := errors.AsType[*zmtp.RefusedError](err); {
+	case is && refused.Mechanism != "":
 		return "start the engine's event sockets without CURVE or PLAIN; keep them on a network of their own"
-	case errors.As(err, &refused):
+	case is:
 		for _, p := range []struct{ sign, whose string }{
 			{"HTTP/", "an HTTP server, perhaps the engine's API"}, {"INFO ", "a NATS server"}, {`\x15\x03`,
 				"a TLS server"}, {to.other, to.mixed},

@@ -80,16 +80,15 @@ func Main(root *cobra.Command) int {
 	if err != nil {
 		said = oneLine(err.Error())
 	}
-	var usage usageError
-	switch {
+	switch _, usage := errors.AsType[usageError](err); {
 	case err == nil:
 		return 0
-	case !running || errors.As(err, &usage) || errors.Is(err, jetstream.ErrBadName):
+	case !running || usage || errors.Is(err, jetstream.ErrBadName):
 		fmt.Fprintf(os.Stderr, "%s: %s (see %s --help)\n", cmd.CommandPath(), said, cmd.CommandPath())
 		return 2
 	}
 	fmt.Fprintf(os.Stderr, "%s: %s\n", cmd.CommandPath(), said)
-	if unable := (unableError{}); errors.As(err, &unable) {
+	if _, unable := errors.AsType[unableError](err); unable {
 		return 3
 	}
 	return 1

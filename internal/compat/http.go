@@ -197,8 +197,7 @@ func fail(status int, code api.Code, format string, args ...any) error {
 
 // unprocessable is the error of JSON that is not what it should be.
 func unprocessable(err error) error {
-	var e *api.Error
-	if errors.As(err, &e) && e.Code != api.CodeTooLarge {
+	if e, is := errors.AsType[*api.Error](err); is && e.Code != api.CodeTooLarge {
 		return &failure{http.StatusUnprocessableEntity, e}
 	}
 	return err
@@ -277,11 +276,10 @@ func open(w http.ResponseWriter, r *http.Request, method string) ([]byte, error)
 
 // statusOf is the status of an error, and the error as clients get it; nil for none.
 func statusOf(err error) (int, *api.Error) {
-	var f *failure
-	switch {
+	switch f, is := errors.AsType[*failure](err); {
 	case err == nil:
 		return http.StatusOK, nil
-	case errors.As(err, &f):
+	case is:
 		return f.status, f.why
 	}
 	e := AsError(err)
@@ -290,9 +288,8 @@ func statusOf(err error) (int, *api.Error) {
 
 // AsError is an error of [Shims], or of what they write to, as clients get it. err is not nil.
 func AsError(err error) *api.Error {
-	var e *api.Error
-	switch {
-	case errors.As(err, &e):
+	switch e, is := errors.AsType[*api.Error](err); {
+	case is:
 		return e
 	case errors.Is(err, ErrExists):
 		return api.Errorf(api.CodeRegistered, "%v", err)
@@ -530,9 +527,8 @@ func (cfg *Config) find(ctx context.Context, req *request, byHash, all bool) (*a
 		}
 		answer, err = cfg.Server.Find(ctx, q)
 	}
-	var e *api.Error
 	switch {
-	case errors.As(err, &e) && e.Code == api.CodeUnknownModel:
+	case api.HasCode(err, api.CodeUnknownModel):
 		for _, l := range cfg.Shims.Listeners() {
 			if l.Record.Model == model {
 				blocks := len(req.Hashes)

@@ -202,9 +202,8 @@ func ask(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, req r
 			break
 		}
 	}
-	var refused *jetstream.ServiceError
-	switch {
-	case errors.Is(err, jetstream.ErrNoResponder), errors.Is(err, jetstream.ErrTimeout), errors.As(err, &refused):
+	switch _, refused := errors.AsType[*jetstream.ServiceError](err); {
+	case errors.Is(err, jetstream.ErrNoResponder), errors.Is(err, jetstream.ErrTimeout), refused:
 		return nil, nil
 	case err != nil:
 		return nil, err

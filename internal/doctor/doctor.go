@@ -205,9 +205,8 @@ func Examine(ctx context.Context, cfg Config) *Report {
 		looked, err := c.look(within, x)
 		cancel()
 		result.Looked = looked
-		var skipped errSkipped
-		switch {
-		case errors.As(err, &skipped):
+		switch skipped, is := errors.AsType[errSkipped](err); {
+		case is:
 			result.Skipped = skipped.why
 		case err != nil:
 			result.Skipped, result.Unable = err.Error(), true

@@ -130,13 +130,12 @@ func (p *port) stream(service any, s grpc.ServerStream, info *grpc.StreamServerI
 // outcome notes what a call is counted as, and makes a status of its error.
 func outcome(ctx context.Context, err error) error {
 	c := ctx.Value(callKey{}).(*call)
-	var failure *api.Error
-	switch {
+	switch failure, is := errors.AsType[*api.Error](err); {
 	case err == nil:
 		c.outcome = api.OutcomeOK
 	case ctx.Err() != nil:
 		err = status.FromContextError(ctx.Err()).Err()
-	case errors.As(err, &failure):
+	case is:
 		c.outcome = api.Outcome(failure)
 		err = Status(failure)
 	}

@@ -135,11 +135,10 @@ func (l *listing) finish(missing []events.Partition) *api.WorkerList {
 
 // failure is an error as clients get it; nil for none.
 func failure(err error) *api.Error {
-	var e *api.Error
-	switch {
+	switch e, is := errors.AsType[*api.Error](err); {
 	case err == nil:
 		return nil
-	case errors.As(err, &e):
+	case is:
 		return e
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return api.Errorf(api.CodeUnavailable, "%v", err)

@@ -151,8 +151,7 @@ func (s *Scatter) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		}
 	}
 	a, err := s.find(ctx, q, wanted)
-	var e *api.Error
-	if errors.As(err, &e) && e.Code == api.CodeUnknownModel && len(q.Partitions) == 0 &&
+	if api.HasCode(err, api.CodeUnknownModel) && len(q.Partitions) == 0 &&
 		uint32(len(wanted)) < s.cfg.Partitions {
 		// nodes do not announce at once what they learn
 		return s.find(ctx, q, s.all(view, func(events.Partition) bool { return true }))
@@ -165,8 +164,7 @@ func done(a *api.Answer, err error, everything bool) bool {
 	if err == nil {
 		return a.Complete
 	}
-	var e *api.Error
-	if errors.As(err, &e) {
+	if e, is := errors.AsType[*api.Error](err); is {
 		return e.Code != api.CodeNotReady && (!Verdict(e) || everything && len(e.Missing) == 0)
 	}
 	return true

@@ -149,8 +149,7 @@ func (w *waitingRoom) enter(s *Service, u *waiter, cached uint64, ranks int) (id
 		w.models[r.Model] = m
 	}
 	id, err = m.Add(e, ranks)
-	var refusal *queue.Refusal
-	if errors.As(err, &refusal) {
+	if refusal, is := errors.AsType[*queue.Refusal](err); is {
 		refused := w.refuse(r.Model, class, refusal.Limit, refusal.Bound, refusal.Waits,
 			"all workers that may be chosen are busy, and %v", refusal)
 		return 0, class, refused

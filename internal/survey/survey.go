@@ -47,11 +47,10 @@ func Nodes(ctx context.Context, c *client.Client) (*Report, error) {
 			all.Go(func() {
 				reports[i].Node = name
 				s, err := c.StatusOf(ctx, name)
-				var refused *api.Error
-				switch {
+				switch refused, is := errors.AsType[*api.Error](err); {
 				case err == nil:
 					reports[i].Status = s
-				case errors.As(err, &refused):
+				case is:
 					reports[i].Error = refused.Message
 				default:
 					reports[i].Error = err.Error()

@@ -59,11 +59,10 @@ func failed(o Outcome, format string, args ...any) *Error {
 
 // OutcomeOf is what an error of [Service.Tokenize] counts as; nil is OK.
 func OutcomeOf(err error) Outcome {
-	var e *Error
-	switch {
+	switch e, is := errors.AsType[*Error](err); {
 	case err == nil:
 		return OK
-	case errors.As(err, &e):
+	case is:
 		return e.Outcome
 	}
 	return TimedOut

@@ -51,11 +51,10 @@ func ReadBodyInto(b *bytes.Buffer, w http.ResponseWriter, r *http.Request, most 
 	}
 	_, err := b.ReadFrom(http.MaxBytesReader(w, r.Body, most))
 	body := b.Bytes()
-	var large *http.MaxBytesError
-	switch {
+	switch _, large := errors.AsType[*http.MaxBytesError](err); {
 	case err == nil:
 		return body, nil
-	case errors.As(err, &large):
+	case large:
 		return nil, api.Errorf(api.CodeTooLarge,
 			"the request has more than %d bytes (%d MiB); ask with hashes instead of tokens, or for a part at a time",
 			most, most>>20)

@@ -84,9 +84,8 @@ func (h Handler) Handle(ctx context.Context, op, contentType string, body []byte
 
 // AsError is an error as clients get it. err is not nil.
 func AsError(err error) *Error {
-	var e *Error
-	switch {
-	case errors.As(err, &e):
+	switch e, is := errors.AsType[*Error](err); {
+	case is:
 		return e
 	case errors.Is(err, context.DeadlineExceeded):
 		return Errorf(CodeBehind, "the deadline passed before there was an answer")
@@ -94,6 +93,12 @@ func AsError(err error) *Error {
 		return Errorf(CodeUnavailable, "it was given up: whoever asked has gone, or this node stops")
 	}
 	return Errorf(CodeInternal, "%v", err)
+}
+
+// HasCode reports whether an error is an [Error] of a code, or wraps one.
+func HasCode(err error, code Code) bool {
+	e, is := errors.AsType[*Error](err)
+	return is && e.Code == code
 }
 
 func (h Handler) dispatch(ctx context.Context, op, contentType string, body []byte) (any, error) {

@@ -78,15 +78,14 @@ func openSource(contentType string, body []byte) (source, error) {
 
 // notForm is the error of a body that is not of its content type; nil if err is.
 func notForm(contentType string, err error) error {
-	var refused *Error
 	form := "JSON"
 	if contentType == MsgPack {
 		form = "MessagePack"
 	}
-	switch {
+	switch refused, is := errors.AsType[*Error](err); {
 	case err == nil:
 		return nil
-	case errors.As(err, &refused):
+	case is:
 		return refused
 	case errors.Is(err, io.EOF):
 		err = errEmpty

@@ -219,8 +219,7 @@ func (c *Client) Close() { c.to.close() }
 
 // CodeOf is the code of an error of this package; empty if it has none.
 func CodeOf(err error) Code {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, is := errors.AsType[*Error](err); is {
 		return e.Code
 	}
 	return ""

@@ -107,10 +107,9 @@ func (t *httpTransport) do(req *http.Request) outcome {
 			return replied(reply, body)
 		}
 	}
-	var dial *net.OpError
 	o := outcome{again: AgainLost, err: failed(api.CodeUnavailable, err, "the indexer cannot be reached")}
-	switch {
-	case errors.As(err, &dial) && dial.Op == "dial":
+	switch dial, is := errors.AsType[*net.OpError](err); {
+	case is && dial.Op == "dial":
 		o.again = AgainAbsent
 	case errors.As(err, new(*tls.CertificateVerificationError)), errors.Is(err, context.Canceled):
 		o.again = ""

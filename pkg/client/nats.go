@@ -72,12 +72,11 @@ func (r *request) Receive(_ int, reply rpc.Reply) {
 
 // refuse makes the outcome of a reply that is an error.
 func (r *request) refuse(o *outcome, reply rpc.Reply) {
-	var refused *rpc.ServiceError
-	switch {
+	switch refused, is := errors.AsType[*rpc.ServiceError](reply.Err); {
 	case errors.Is(reply.Err, rpc.ErrNoResponder):
 		o.err, o.again = failed(api.CodeNotReady, reply.Err, "%s", r.absent), AgainAbsent
 		return
-	case errors.As(reply.Err, &refused) && refused.Code == api.CodeNotReady.HTTPStatus():
+	case is && refused.Code == api.CodeNotReady.HTTPStatus():
 		form, _ := api.ContentType(reply.ContentType)
 		o.again = refusal(form, reply.Body)
 	}
@@ -113,15 +112,14 @@ func Failure(r rpc.Reply) error {
 	if r.Err == nil {
 		return nil
 	}
-	var refused *rpc.ServiceError
-	var own *Error
+	refused, isRefused := errors.AsType[*rpc.ServiceError](r.Err)
 	var body api.ErrorBody
-	switch {
-	case errors.As(r.Err, &own):
+	switch _, own := errors.AsType[*Error](r.Err); {
+	case own:
 		return r.Err
 	case len(r.Body) > 0 && api.Unmarshal(api.MsgPack, r.Body, &body) == nil && body.Error != nil:
 		return body.Error
-	case errors.As(r.Err, &refused):
+	case isRefused:
 		return api.Refusal(refused.Code, refused.Description) // of a node before v0.4.0, which says no more
 	case errors.Is(r.Err, rpc.ErrTooLarge):
 		return api.Errorf(api.CodeTooLarge,

@@ -116,8 +116,7 @@ func (c *watchedConn) Close() error {
 
 func (c *watchedConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	var late net.Error
-	if err != nil && !(errors.As(err, &late) && late.Timeout()) && c.closed.CompareAndSwap(false, true) {
+	if late, is := errors.AsType[net.Error](err); err != nil && !(is && late.Timeout()) && c.closed.CompareAndSwap(false, true) {
 		c.lost()
 	}
 	return n, err
@@ -280,9 +279,8 @@ func (m *Mooncake) open(ctx context.Context, path string) (*http.Response, error
 		return nil, err
 	}
 	res, err := m.client.Do(req)
-	var wrapped *url.Error // its text repeats the whole query
-	if errors.As(err, &wrapped) {
-		err = wrapped.Err
+	if wrapped, is := errors.AsType[*url.Error](err); is {
+		err = wrapped.Err // the text around it repeats the whole query
 	}
 	return res, err
 }

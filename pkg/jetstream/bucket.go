@@ -299,9 +299,8 @@ func (b *Bucket) commit(ctx context.Context, action string, values []Value, guar
 			return revision, nil
 		}
 		class := classOf(err)
-		var api *apiError
 		switch {
-		case errors.As(err, &api) && batch && batchRefused(api.ErrCode):
+		case batch && batchRefused(codeOf(err)):
 			batch = false
 		case class == ErrConflict:
 			entry, deleted, lastErr := b.last(ctx, guard.Key)

@@ -210,8 +210,8 @@ func (c *Conn) natsOptions(o ConnOptions) ([]nats.Option, error) {
 
 // connectRefused reports whether an error of connecting is an answer, which trying again will not change.
 func connectRefused(err error) bool {
-	var cert *tls.CertificateVerificationError
-	return classOf(err) == ErrDenied || errors.As(err, &cert) ||
+	_, cert := errors.AsType[*tls.CertificateVerificationError](err)
+	return classOf(err) == ErrDenied || cert ||
 		errors.Is(err, nats.ErrSecureConnRequired) || errors.Is(err, nats.ErrSecureConnWanted) ||
 		errors.Is(err, nats.ErrNkeysNotSupported) || errors.Is(err, nats.ErrInvalidArg)
 }

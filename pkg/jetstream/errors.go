@@ -127,15 +127,21 @@ type apiError struct {
 
 func (e *apiError) Error() string { return fmt.Sprintf("%s (%d)", e.Description, e.ErrCode) }
 
+// codeOf is the code of a JetStream API answer, 0 of another error.
+func codeOf(err error) int {
+	if own, is := errors.AsType[*apiError](err); is {
+		return own.ErrCode
+	}
+	return 0
+}
+
 // classOf finds the class of an error. It is nil for an error that has none: a bug of ours, or a server that speaks
 // otherwise.
 func classOf(err error) error {
-	var own *apiError
-	if errors.As(err, &own) {
+	if own, is := errors.AsType[*apiError](err); is {
 		return classOfCode(own.Code, own.ErrCode)
 	}
-	var theirs *jetstream.APIError
-	if errors.As(err, &theirs) {
+	if theirs, is := errors.AsType[*jetstream.APIError](err); is {
 		return classOfCode(theirs.Code, int(theirs.ErrorCode))
 	}
 	for _, c := range classes {
@@ -143,7 +149,7 @@ func classOf(err error) error {
 			return c.class
 		}
 	}
-	if netErr := net.Error(nil); errors.As(err, &netErr) {
+	if _, is := errors.AsType[net.Error](err); is {
 		return ErrUnavailable
 	}
 	return nil
@@ -205,7 +211,7 @@ func failed(action string, err error) error {
 	}
 	err = sent(err)
 	class := classOf(err)
-	if own := new(apiError); errors.As(err, &own) && own.ErrCode == codeNoLeader && !errors.Is(err, ErrNoLeader) {
+	if codeOf(err) == codeNoLeader && !errors.Is(err, ErrNoLeader) {
 		return fmt.Errorf("%s: %w: %w: %w", action, class, ErrNoLeader, err)
 	}
 	if class == nil || errors.Is(err, class) {

@@ -155,11 +155,11 @@ func (c *Conn) ensure(ctx context.Context, want jetstream.StreamConfig,
 			return err
 		}
 		err = c.call(ctx, action, "STREAM.CREATE."+want.Name, want, nil)
-		var api *apiError
-		if errors.As(err, &api) && api.ErrCode == codeStreamNameInUse {
+		switch codeOf(err) {
+		case codeStreamNameInUse:
 			continue // somebody else was faster, with other limits
-		}
-		if !errors.As(err, &api) || api.ErrCode != codeNoPeers {
+		case codeNoPeers:
+		default:
 			return err
 		}
 		if refused.IsZero() {
@@ -228,8 +228,7 @@ func (n *Namespace) Writable(ctx context.Context, p events.Partition) error {
 func (c *Conn) writable(ctx context.Context, stream, nobody string) error {
 	action := "write to stream " + stream
 	err := c.call(ctx, action, "STREAM.PURGE."+stream, purgeArgs{Subject: nobody}, nil)
-	var api *apiError
-	if errors.As(err, &api) && api.ErrCode == codeStreamGeneral {
+	if api, is := errors.AsType[*apiError](err); is && api.ErrCode == codeStreamGeneral {
 		return fmt.Errorf("%s: %w: %s", action, ErrFull, api.Description)
 	}
 	return err

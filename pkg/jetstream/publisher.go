@@ -205,10 +205,9 @@ func (p *Publisher) Publish(ctx context.Context, msgs [][]byte) (events.StreamSe
 			return 0, fmt.Errorf("%s: %w", action, p.dead)
 		}
 		most := time.Second
-		var api *apiError
-		if errors.As(err, &api) && batchRefused(api.ErrCode) {
+		if code := codeOf(err); batchRefused(code) {
 			single = true
-			p.atomic = p.atomic && api.ErrCode != codeAtomicDisabled
+			p.atomic = p.atomic && code != codeAtomicDisabled
 		} else if class := classOf(err); class != ErrUnavailable && class != ErrConflict {
 			err = failed(action, err)
 			if !p.o.Persist || class == ErrTooLarge {

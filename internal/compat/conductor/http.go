@@ -92,7 +92,7 @@ func read(w http.ResponseWriter, r *http.Request, method string) ([]byte, error)
 	}
 	if form == api.MsgPack {
 		text, err := api.ObjectJSON(body)
-		if e := (*api.Error)(nil); errors.As(err, &e) {
+		if e, is := errors.AsType[*api.Error](err); is {
 			return nil, refuse("invalid_msgpack", "", "Invalid msgpack object: %s", e.Message)
 		}
 		return text, err
@@ -173,8 +173,7 @@ func (c *conductor) send(w http.ResponseWriter, asked *http.Request, path string
 
 // refusalOf is an error as clients get it; err is not nil.
 func refusalOf(err error) *refusal {
-	var r *refusal
-	if errors.As(err, &r) {
+	if r, is := errors.AsType[*refusal](err); is {
 		return r
 	}
 	e := compat.AsError(err)
@@ -414,9 +413,8 @@ func (c *conductor) query(ctx context.Context, body []byte) (any, error) {
 		}
 	}
 	answer, err := c.Server.Find(ctx, q)
-	var e *api.Error
 	switch {
-	case errors.As(err, &e) && e.Code == api.CodeUnknownModel:
+	case api.HasCode(err, api.CodeUnknownModel):
 		answer = &api.Answer{Complete: true}
 	case err != nil:
 		return nil, err

@@ -50,7 +50,7 @@ func open(body []byte, known ...string) (fields, error) {
 		f[name] = value
 		return nil
 	})
-	if e := (*api.Error)(nil); errors.As(err, &e) {
+	if e, is := errors.AsType[*api.Error](err); is {
 		return nil, refuse("invalid_json", "", "Invalid JSON object: %s", e.Message)
 	} else if err != nil {
 		return nil, err
@@ -136,7 +136,7 @@ func (f fields) tokens() (api.Tokens, error) {
 		return nil, refuse("not_array", name, "token_ids must be an array")
 	}
 	tokens, err := api.ReadTokens(name, f[name])
-	if e := (*api.Error)(nil); errors.As(err, &e) && e.Code == api.CodeTooLarge {
+	if e, is := errors.AsType[*api.Error](err); is && e.Code == api.CodeTooLarge {
 		return nil, &refusal{status: http.StatusRequestEntityTooLarge, code: e.Code, Message: e.Message,
 			Reason: "out_of_range", Field: name}
 	}

@@ -106,8 +106,7 @@ func fail(status int, format string, args ...any) error {
 
 // failed is an error of what stands behind, as clients get it; err is not nil.
 func failed(err error) *failure {
-	var f *failure
-	if errors.As(err, &f) {
+	if f, is := errors.AsType[*failure](err); is {
 		return f
 	}
 	e := api.AsError(err)
