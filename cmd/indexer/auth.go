@@ -45,20 +45,15 @@ alone; files that are there are not touched.`,
 	f.StringVar(&keys, "keys", "", "folder for the keys (required)")
 	f.Uint32Var(&partitions, "partitions", jetstream.DefaultPartitions, "how many partitions the namespaces have")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		var errs []error
+		var wrong cli.Complaints
 		for _, ns := range namespaces {
-			if err := jetstream.CheckNamespace(ns); err != nil {
-				errs = append(errs, fmt.Errorf("--namespace: %w", err))
-			}
+			wrong.About("--namespace", jetstream.CheckNamespace(ns))
 		}
-		if keys == "" {
-			errs = append(errs, errors.New("--keys is missing"))
-		}
-		if partitions == 0 || partitions > jetstream.MaxPartitions {
-			errs = append(errs, fmt.Errorf("--partitions %d is not from 1 to %d", partitions, jetstream.MaxPartitions))
-		}
-		if err := errors.Join(errs...); err != nil {
-			return cli.UsageErrorf("%w", err)
+		wrong.When(keys == "", "--keys is missing")
+		wrong.When(partitions == 0 || partitions > jetstream.MaxPartitions, "--partitions %d is not from 1 to %d", partitions,
+			jetstream.MaxPartitions)
+		if err := wrong.Usage(); err != nil {
+			return err
 		}
 		return authExample(namespaces, shims, stores, partitions, keys)
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -43,21 +42,17 @@ Exit status 1 if there is an error, 3 if there is none and something could not b
 		if _, err := a.nats.Options(""); err != nil {
 			return err
 		}
-		var token []byte
-		if tokenFile != "" {
-			var err error
-			if token, err = os.ReadFile(tokenFile); err != nil {
-				return cli.UsageErrorf("--engine-http-token-file: %w", err)
-			}
+		token, err := cli.TokenFile("engine-http-token-file", tokenFile)
+		if err != nil {
+			return err
 		}
 		r := doctor.Examine(cmd.Context(), doctor.Config{
-			Namespace: a.namespace, Shown: a.nats.Shown(), Timeout: a.timeout, EngineToken: string(bytes.TrimSpace(token)),
+			Namespace: a.namespace, Shown: a.nats.Shown(), Timeout: a.timeout, EngineToken: token,
 			Connect: func(ctx context.Context) (*jetstream.Conn, error) {
 				return a.nats.ConnectCore(ctx, "kvatlas indexer")
 			},
 			Progress: func(c doctor.Result) { fmt.Fprintln(os.Stderr, progress(c)) },
 		})
-		var err error
 		if a.json {
 			err = cli.PrintJSON(os.Stdout, r)
 		} else {

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -192,66 +191,60 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 
 // check refuses what makes no sense, all of it at once.
 func (s *serving) check() error {
-	var errs []error
-	bad := func(is bool, format string, args ...any) {
-		if is {
-			errs = append(errs, fmt.Errorf(format, args...))
-		}
-	}
-	failed := func(what string, err error) { bad(err != nil, "%s: %w", what, err) }
-	failed("--namespace", jetstream.CheckNamespace(s.Namespace))
-	bad(s.Replicas != 1 && s.Replicas != 3 && s.Replicas != 5, "--replicas %d is none of 1, 3, 5", s.Replicas)
+	var wrong cli.Complaints
+	wrong.About("--namespace", jetstream.CheckNamespace(s.Namespace))
+	wrong.When(s.Replicas != 1 && s.Replicas != 3 && s.Replicas != 5, "--replicas %d is none of 1, 3, 5", s.Replicas)
 	for name, d := range map[string]time.Duration{
 		"--snapshot-interval": s.SnapshotInterval, "--log-age": s.LogAge, "--drain-timeout": s.Drain,
 		"--l3-timeout": s.L3.Timeout, "--l3-hit-life": s.L3.Cache.HitLife, "--l3-miss-life": s.L3.Cache.MissLife,
 		"--request-expiry": s.RequestExpiry,
 	} {
-		bad(d <= 0, "%s %v is not positive", name, d)
+		wrong.When(d <= 0, "%s %v is not positive", name, d)
 	}
-	bad(s.LogBytes != 0 && s.LogBytes < 1<<20, "--log-bytes %d is less than 1 MiB", s.LogBytes)
-	bad(s.LogAge > 0 && s.LogAge < 2*s.SnapshotInterval,
+	wrong.When(s.LogBytes != 0 && s.LogBytes < 1<<20, "--log-bytes %d is less than 1 MiB", s.LogBytes)
+	wrong.When(s.LogAge > 0 && s.LogAge < 2*s.SnapshotInterval,
 		"--log-age %v is less than twice --snapshot-interval %v: messages would leave the log before two snapshots have them",
 		s.LogAge, s.SnapshotInterval)
-	bad(s.Replication < 0, "--replication %d is negative", s.Replication)
-	bad(s.natsWait < 0, "--nats-wait %v is negative", s.natsWait)
-	bad(s.storeBytes < 0, "--store-bytes %d is negative", s.storeBytes)
-	bad(s.syncInterval < 0, "--sync-interval %v is negative", s.syncInterval)
+	wrong.When(s.Replication < 0, "--replication %d is negative", s.Replication)
+	wrong.When(s.natsWait < 0, "--nats-wait %v is negative", s.natsWait)
+	wrong.When(s.storeBytes < 0, "--store-bytes %d is negative", s.storeBytes)
+	wrong.When(s.syncInterval < 0, "--sync-interval %v is negative", s.syncInterval)
 	listen := map[string]string{"--nats-listen": s.natsListen, "--http-listen": s.HTTPListen,
 		"--select-listen": s.SelectListen, "--slot-tracker-listen": s.SlotTrackerListen,
 		"--conductor-listen": s.ConductorListen,
 		"--grpc-listen":      s.GRPCListen}
 	for name, addr := range listen {
 		_, _, err := net.SplitHostPort(addr)
-		bad(err != nil && addr != "", "%s %q is not HOST:PORT", name, addr)
+		wrong.When(err != nil && addr != "", "%s %q is not HOST:PORT", name, addr)
 	}
 	delete(listen, "--nats-listen")
-	errs = append(errs, s.debug.Check(), s.security.Check(listen), s.traces.Check())
-	failed("--nats-config", (&jetstream.ServerOptions{ConfigFile: s.natsConfig}).CheckFile())
+	wrong = append(wrong, s.debug.Check(), s.security.Check(listen), s.traces.Check())
+	wrong.About("--nats-config", (&jetstream.ServerOptions{ConfigFile: s.natsConfig}).CheckFile())
 	var err error
 	s.Engines.OnRefused, err = shim.ParseOnRefused(s.onRefused)
-	failed("--on-engine-refused", err)
-	bad(s.Engines.SilentAfter < time.Second, "--engine-silent-after %v is less than 1s", s.Engines.SilentAfter)
-	bad(s.Engines.GoneAfter != 0 && s.Engines.GoneAfter < s.Engines.SilentAfter,
+	wrong.About("--on-engine-refused", err)
+	wrong.When(s.Engines.SilentAfter < time.Second, "--engine-silent-after %v is less than 1s", s.Engines.SilentAfter)
+	wrong.When(s.Engines.GoneAfter != 0 && s.Engines.GoneAfter < s.Engines.SilentAfter,
 		"--engine-gone-after %v is less than --engine-silent-after %v", s.Engines.GoneAfter, s.Engines.SilentAfter)
-	bad(s.MetricsWorkers < 0, "--metrics-workers %d is negative", s.MetricsWorkers)
-	bad(s.QueryWorkers < 0, "--query-workers %d is negative", s.QueryWorkers)
-	bad(s.QueryQueue < 0, "--query-queue %d is negative", s.QueryQueue)
-	bad(!slices.Contains(routing.Policies(), s.Policy), "--policy %q is none of %s", s.Policy,
+	wrong.When(s.MetricsWorkers < 0, "--metrics-workers %d is negative", s.MetricsWorkers)
+	wrong.When(s.QueryWorkers < 0, "--query-workers %d is negative", s.QueryWorkers)
+	wrong.When(s.QueryQueue < 0, "--query-queue %d is negative", s.QueryQueue)
+	wrong.When(!slices.Contains(routing.Policies(), s.Policy), "--policy %q is none of %s", s.Policy,
 		strings.Join(routing.Policies(), ", "))
-	errs = append(errs, s.Guesses.Check())
-	bad(s.IndexShards < 0, "--index-shards %d is negative", s.IndexShards)
-	bad(s.FunnelBlocks < 1, "--funnel-blocks %d is not positive", s.FunnelBlocks)
-	bad(s.Guesses.TTL == 0, "--guess-ttl 0s is not positive; --guess-policy off turns guesses off")
+	wrong = append(wrong, s.Guesses.Check())
+	wrong.When(s.IndexShards < 0, "--index-shards %d is negative", s.IndexShards)
+	wrong.When(s.FunnelBlocks < 1, "--funnel-blocks %d is not positive", s.FunnelBlocks)
+	wrong.When(s.Guesses.TTL == 0, "--guess-ttl 0s is not positive; --guess-policy off turns guesses off")
 	s.Routing, err = readRouting(s.routingConfig)
-	failed("--routing-config", err)
+	wrong.About("--routing-config", err)
 	s.Tokenizers, err = readTokenizers(s.tokenizers)
-	failed("--tokenizers", err)
+	wrong.About("--tokenizers", err)
 	if s.l3Config != "" {
 		s.L3.Models, err = readL3Config(s.l3Config)
-		failed("--l3-config", err)
+		wrong.About("--l3-config", err)
 	}
-	if err := errors.Join(errs...); err != nil {
-		return cli.UsageErrorf("%w", err)
+	if err := wrong.Usage(); err != nil {
+		return err
 	}
 	s.Index.PendingFor, s.Index.TombstoneFor = events.Millis(s.pendingFor.Milliseconds()),
 		events.Millis(s.tombstoneFor.Milliseconds())

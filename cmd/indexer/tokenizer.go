@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
@@ -63,13 +62,11 @@ Texts that are refused here are counted only: their requests are routed by load.
 		if render {
 			kind = tokenize.Render
 		}
-		token := []byte(nil)
-		if tokenFile != "" {
-			if token, err = os.ReadFile(tokenFile); err != nil {
-				return cli.UsageErrorf("--token-file: %w", err)
-			}
+		token, err := cli.TokenFile("token-file", tokenFile)
+		if err != nil {
+			return err
 		}
-		there, err := tokenize.Against(kind, against, cmp.Or(as, model), strings.TrimSpace(string(token)))
+		there, err := tokenize.Against(kind, against, cmp.Or(as, model), token)
 		if err != nil {
 			return cli.UsageErrorf("--against: %w", err)
 		}

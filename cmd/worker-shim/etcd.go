@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/dynamo"
 )
 
@@ -39,17 +40,17 @@ func etcdURLs(engine string) (urls []string) {
 }
 
 // check refuses flags that make no sense.
-func (e *etcdFlags) check(wrong *complaints, source, engine string) {
+func (e *etcdFlags) check(wrong *cli.Complaints, source, engine string) {
 	urls := etcdURLs(engine)
 	if source != sourcePlane || urls == nil {
-		wrong.when(*e != etcdFlags{}, "--etcd-user and what begins so are for --source %s with --engine http://HOST:PORT",
+		wrong.When(*e != etcdFlags{}, "--etcd-user and what begins so are for --source %s with --engine http://HOST:PORT",
 			sourcePlane)
 		return
 	}
-	wrong.when((e.cert == "") != (e.key == ""), "--etcd-cert and --etcd-key go together")
-	wrong.when(e.user == "" && e.password != "", "--etcd-password goes with --etcd-user")
+	wrong.When((e.cert == "") != (e.key == ""), "--etcd-cert and --etcd-key go together")
+	wrong.When(e.user == "" && e.password != "", "--etcd-password goes with --etcd-user")
 	_, err := e.open(urls)
-	wrong.about("--engine", err)
+	wrong.About("--engine", err)
 }
 
 // open makes a copy of what is in etcd.

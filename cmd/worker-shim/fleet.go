@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -35,7 +36,7 @@ func (r *running) fleet() bool {
 	return r.source == sourceLines || r.source == sourceDynamo || r.source == sourcePlane
 }
 
-func (r *running) checkFleet(wrong *complaints) {
+func (r *running) checkFleet(wrong *cli.Complaints) {
 	for _, f := range []struct {
 		name string
 		set  bool
@@ -45,10 +46,10 @@ func (r *running) checkFleet(wrong *complaints) {
 		{"--serving-endpoint", r.instance == "" && r.worker.Said("serving-endpoint")},
 		{"--stable-routing-id", r.instance == "" && r.worker.Said("stable-routing-id")},
 		{"--on-engine-refused", r.onRefused != "clear"}, {"--engine-gone-after", r.goneAfter != 0}} {
-		wrong.when(f.set, "%s is not for --source %s", f.name, r.source)
+		wrong.When(f.set, "%s is not for --source %s", f.name, r.source)
 	}
 	path, isPath := strings.CutPrefix(r.engine, "ipc://")
-	wrong.when(r.source == sourceLines && r.engine != "" && r.engine != "-" && (!isPath || path == ""),
+	wrong.When(r.source == sourceLines && r.engine != "" && r.engine != "-" && (!isPath || path == ""),
 		"--engine %q is neither - nor ipc://PATH", r.engine)
 }
 

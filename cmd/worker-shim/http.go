@@ -2,13 +2,11 @@ package main
 
 import (
 	"cmp"
-	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"sync"
-	"time"
 
 	"github.com/spf13/pflag"
 
@@ -49,18 +47,8 @@ func (p *httpPort) serve(f *fleetFigures, log *slog.Logger) (stop func(), err er
 	if p.listen == "" {
 		return func() {}, nil
 	}
-	l, err := net.Listen("tcp", p.listen)
-	if err != nil {
-		return nil, fmt.Errorf("HTTP: %w; choose another with --http-listen", err)
-	}
-	log.Info("HTTP is served", "listen", l.Addr().String())
-	if p.security.TLS != nil {
-		l = tls.NewListener(l, p.security.TLS)
-	}
-	server := &http.Server{Handler: p.handler(f), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second,
-		IdleTimeout: 2 * time.Minute}
-	go server.Serve(l)
-	return func() { _ = server.Close() }, nil
+	return web.Serve(web.Face{Listen: p.listen, Flag: "--http-listen", What: "HTTP", Handler: p.handler(f)},
+		p.security.TLS, log)
 }
 
 // handler lets anybody ask whether the process is well, as an indexer does. Metrics are for who brings the token; where

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -43,14 +42,11 @@ func (r *running) checkLearning() error {
 
 // asker is who asks the engine.
 func (r *running) asker() (*enginehttp.Asker, error) {
-	var token []byte
-	if r.engineHTTPToken != "" {
-		var err error
-		if token, err = os.ReadFile(r.engineHTTPToken); err != nil {
-			return nil, fmt.Errorf("--engine-http-token-file: %w", err)
-		}
+	token, err := cli.TokenFile("engine-http-token-file", r.engineHTTPToken)
+	if err != nil {
+		return nil, err
 	}
-	a, err := enginehttp.New(r.engineHTTP, string(bytes.TrimSpace(token)))
+	a, err := enginehttp.New(r.engineHTTP, token)
 	if err != nil {
 		return nil, fmt.Errorf("--engine-http: %w", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -54,16 +55,7 @@ func (f *fleet) hearLoads(conn *jetstream.Conn) {
 			}
 		})
 	}
-	tick := time.NewTicker(loadDelay)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			r.pass()
-		case <-f.ctx.Done():
-			return
-		}
-	}
+	loop.Every(f.ctx, loadDelay, func(time.Time) { r.pass() })
 }
 
 // heard keeps a load until the next pass.

@@ -216,82 +216,61 @@ objects, for indexers to know without asking. It needs --engine and --master alo
 	return cmd
 }
 
-// complaints are what is wrong with the flags.
-type complaints []error
-
-// when adds a complaint if something is wrong.
-func (c *complaints) when(wrong bool, format string, args ...any) {
-	if wrong {
-		*c = append(*c, fmt.Errorf(format, args...))
-	}
-}
-
-// about adds what is wrong with a flag, unless err is nil.
-func (c *complaints) about(flag string, err error) { c.when(err != nil, "%s: %w", flag, err) }
-
-// usage is an error of usage with all complaints; nil if there are none.
-func (c *complaints) usage() error {
-	if err := errors.Join(*c...); err != nil {
-		return cli.UsageErrorf("%w", err)
-	}
-	return nil
-}
-
 func (r *running) check() error {
-	var wrong complaints
+	var wrong cli.Complaints
 	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--worker", r.instance},
 		{"--model", r.model}} {
 		optional := r.fleet() && s.name == "--worker" || r.engineHTTP != ""
-		wrong.when(s.value == "" && !optional, "%s is missing", s.name)
+		wrong.When(s.value == "" && !optional, "%s is missing", s.name)
 		if s.name != "--engine" && !(s.value == "" && r.engineHTTP != "") {
 			_, err := jetstream.EscapeToken(s.value)
-			wrong.about(s.name, err)
+			wrong.About(s.name, err)
 		}
 	}
-	wrong.when(r.blockSize == 0 && r.engineHTTP == "" || r.blockSize > events.MaxBlockSize,
+	wrong.When(r.blockSize == 0 && r.engineHTTP == "" || r.blockSize > events.MaxBlockSize,
 		"--block-size %d is not from 1 to %d", r.blockSize, events.MaxBlockSize)
 	if r.fleet() {
 		r.checkFleet(&wrong)
 	} else {
 		_, err := events.EngineOf(r.source)
-		wrong.when(err != nil, "--source %q is none of auto, vllm, sglang, ndjson, dynamo-nats, dynamo-zmq, mooncake",
+		wrong.When(err != nil, "--source %q is none of auto, vllm, sglang, ndjson, dynamo-nats, dynamo-zmq, mooncake",
 			r.source)
 	}
-	wrong.when(r.master != "", "--master is for --source %s", sourceMooncake)
-	wrong.when(r.engineNATS.Said() && (r.source != sourceDynamo || r.engineNATS.URL == ""),
+	wrong.When(r.master != "", "--master is for --source %s", sourceMooncake)
+	wrong.When(r.engineNATS.Said() && (r.source != sourceDynamo || r.engineNATS.URL == ""),
 		"--engine-nats and what begins so are for --source %s, and say nothing without --engine-nats itself",
 		sourceDynamo)
 	r.etcd.check(&wrong, r.source, r.engine)
 	_, err := r.engineNATS.Options("") // which is connected to much later
 	wrong = append(wrong, err)
-	wrong.about("--namespace", jetstream.CheckNamespace(r.namespace))
+	wrong.About("--namespace", jetstream.CheckNamespace(r.namespace))
 	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--replay", r.replay},
 		{"--engine-snapshot", r.engineSnapshot}} {
 		if s.value != "" && !r.fleet() {
-			wrong.about(s.name, zmtp.CheckEndpoint(s.value))
+			wrong.About(s.name, zmtp.CheckEndpoint(s.value))
 		}
 	}
 	if r.ranks == 0 || r.ranks > maxRanks {
-		wrong.when(true, "--ranks %d is not from 1 to %d", r.ranks, maxRanks)
+		wrong.When(true, "--ranks %d is not from 1 to %d", r.ranks, maxRanks)
 	} else if errors.Join(wrong...) == nil && !r.fleet() && r.engine != "" {
 		wrong = append(wrong, r.checkPorts())
 	}
 	wrong = append(wrong, r.checkLearning())
-	wrong.when(r.lease < registry.MinLease || r.lease > registry.MaxLease, "--lease %v is not from %v to %v", r.lease,
+	wrong.When(r.lease < registry.MinLease || r.lease > registry.MaxLease, "--lease %v is not from %v to %v", r.lease,
 		registry.MinLease, registry.MaxLease)
 	if r.l3Config != "" {
-		wrong.about("--l3-config", r.readL3Config())
+		wrong.About("--l3-config", r.readL3Config())
 	}
 	wrong = append(wrong, r.readGroups(), r.readWorker())
-	wrong.when(r.onUnreadable != unreadablePass && r.onUnreadable != unreadableClear,
+	wrong.When(r.onUnreadable != unreadablePass && r.onUnreadable != unreadableClear,
 		"--on-unreadable %q is neither %s nor %s", r.onUnreadable, unreadablePass, unreadableClear)
 	_, err = shim.ParseOnRefused(r.onRefused)
-	wrong.about("--on-engine-refused", err)
-	wrong.when(r.silentAfter < time.Second, "--engine-silent-after %v is less than 1s", r.silentAfter)
-	wrong.when(r.goneAfter != 0 && r.goneAfter < r.silentAfter,
+	wrong.About("--on-engine-refused", err)
+	wrong.When(r.silentAfter < time.Second, "--engine-silent-after %v is less than 1s", r.silentAfter)
+	wrong.When(r.goneAfter != 0 && r.goneAfter < r.silentAfter,
 		"--engine-gone-after %v is less than --engine-silent-after %v", r.goneAfter, r.silentAfter)
-	wrong.when(r.queueBytes < 1<<20, "--queue-bytes %d is less than 1 MiB", r.queueBytes)
-	return wrong.usage()
+	wrong.When(r.queueBytes < 1<<20, "--queue-bytes %d is less than 1 MiB", r.queueBytes)
+	return wrong.Usage()
 }
 
 // connect waits for a NATS server. what is the connection's name there; without is what happens while the server is

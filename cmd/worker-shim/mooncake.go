@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -31,20 +32,20 @@ const storeCheck = 500 * time.Millisecond
 var ofStores = []string{"source", "engine", "master", "namespace", "log-repeat", "log-level", "log-format"}
 
 func (r *running) checkStore(flags *pflag.FlagSet) error {
-	var wrong complaints
-	wrong.about("--engine, the master's event endpoint", zmtp.CheckEndpoint(r.engine))
+	var wrong cli.Complaints
+	wrong.About("--engine, the master's event endpoint", zmtp.CheckEndpoint(r.engine))
 	if _, _, err := net.SplitHostPort(r.master); err != nil {
-		wrong.when(true, "--master %q is not HOST:PORT", r.master)
+		wrong.When(true, "--master %q is not HOST:PORT", r.master)
 	} else {
 		_, err := jetstream.StoreSubject(r.namespace, r.master)
-		wrong.about("--master", err)
+		wrong.About("--master", err)
 	}
-	wrong.about("--namespace", jetstream.CheckNamespace(r.namespace))
+	wrong.About("--namespace", jetstream.CheckNamespace(r.namespace))
 	flags.Visit(func(f *pflag.Flag) {
 		known := slices.Contains(ofStores, f.Name) || f.Name == "nats" || strings.HasPrefix(f.Name, "nats-")
-		wrong.when(!known, "--%s is not for --source %s", f.Name, sourceMooncake)
+		wrong.When(!known, "--%s is not for --source %s", f.Name, sourceMooncake)
 	})
-	return wrong.usage()
+	return wrong.Usage()
 }
 
 func (r *running) runStore(cmd *cobra.Command, log *slog.Logger) error {

@@ -41,6 +41,27 @@ func (u usageError) Unwrap() error { return u.error }
 // UsageErrorf makes the error of something given that makes no sense: it ends the program with status 2.
 func UsageErrorf(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
+// Complaints are what is wrong with a command's flags.
+type Complaints []error
+
+// When adds a complaint if something is wrong.
+func (c *Complaints) When(wrong bool, format string, args ...any) {
+	if wrong {
+		*c = append(*c, fmt.Errorf(format, args...))
+	}
+}
+
+// About adds what is wrong with a flag, unless err is nil.
+func (c *Complaints) About(flag string, err error) { c.When(err != nil, "%s: %w", flag, err) }
+
+// Usage is an error of usage with all complaints; nil if there are none.
+func (c *Complaints) Usage() error {
+	if err := errors.Join(*c...); err != nil {
+		return UsageErrorf("%w", err)
+	}
+	return nil
+}
+
 // unableError is that something could not be found out.
 type unableError struct{ error }
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"maps"
 	"net"
 	"os"
@@ -31,36 +30,40 @@ func HTTPSecurityFlags(f *pflag.FlagSet, what string) *HTTPSecurity {
 	return s
 }
 
+// TokenFile reads the token in a file that a flag names; empty if it names none. The error is one of usage.
+func TokenFile(flag, path string) (token string, err error) {
+	if path == "" {
+		return "", nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "", UsageErrorf("--%s: %w", flag, err)
+	}
+	return string(bytes.TrimSpace(text)), nil
+}
+
 // Check reads what the flags name. listen has where HTTP is served, by flag. A port that is not on loopback must have a
 // token: what it answers tells of prompts, and it takes commands.
 func (s *HTTPSecurity) Check(listen map[string]string) error {
-	var errs []error
+	var wrong Complaints
 	if (s.cert == "") != (s.key == "") {
-		errs = append(errs, errors.New("--http-cert and --http-key go together"))
+		wrong.When(true, "--http-cert and --http-key go together")
 	} else if s.cert != "" {
 		pair, err := tls.LoadX509KeyPair(s.cert, s.key)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("--http-cert, --http-key: %w", err))
-		}
+		wrong.About("--http-cert, --http-key", err)
 		s.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
 	}
 	if s.tokenFile != "" {
 		text, err := os.ReadFile(s.tokenFile)
 		s.Token = bytes.TrimSpace(text)
-		switch {
-		case err != nil:
-			errs = append(errs, fmt.Errorf("--http-token-file: %w", err))
-		case len(s.Token) < 16:
-			errs = append(errs, fmt.Errorf("--http-token-file %s: a token of %d bytes is too short; use at least 16",
-				s.tokenFile, len(s.Token)))
-		}
+		wrong.About("--http-token-file", err)
+		wrong.When(err == nil && len(s.Token) < 16,
+			"--http-token-file %s: a token of %d bytes is too short; use at least 16", s.tokenFile, len(s.Token))
 	}
 	for _, flag := range slices.Sorted(maps.Keys(listen)) {
 		host, _, err := net.SplitHostPort(listen[flag])
-		if err == nil && s.tokenFile == "" && !OnLoopback(host) {
-			errs = append(errs, fmt.Errorf(
-				"%s %s can be reached from other hosts: give --http-token-file, or listen on 127.0.0.1", flag, listen[flag]))
-		}
+		wrong.When(err == nil && s.tokenFile == "" && !OnLoopback(host),
+			"%s %s can be reached from other hosts: give --http-token-file, or listen on 127.0.0.1", flag, listen[flag])
 	}
-	return errors.Join(errs...)
+	return errors.Join(wrong...)
 }

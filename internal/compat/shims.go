@@ -95,15 +95,11 @@ func (s *Shims) prefix() (string, error) {
 
 // keys are those of a rank's lease, and of its registration.
 func (s *Shims) keys(key events.RankKey) (lease, registration string, err error) {
-	p, err := s.ns.PartitionOf(key.Instance)
-	if err != nil {
-		return "", "", err
-	}
 	prefix, err := s.prefix()
 	if err != nil {
 		return "", "", err
 	}
-	lease, err = jetstream.WorkerKey(p, key)
+	lease, err = s.ns.WorkerKey(key)
 	return lease, prefix + lease, err
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/load"
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -167,16 +168,7 @@ func (s *Service) Refute(name string, ranks []registry.PoolRank, seq []events.Se
 
 // Run lets guesses expire until ctx ends.
 func (s *Service) Run(ctx context.Context) {
-	t := time.NewTicker(tick)
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-			s.expire()
-		case <-ctx.Done():
-			return
-		}
-	}
+	loop.Every(ctx, tick, func(time.Time) { s.expire() })
 }
 
 func (s *Service) expire() {

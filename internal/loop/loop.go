@@ -16,6 +16,20 @@ func Wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
+// Every calls do at each tick, until the context ends.
+func Every(ctx context.Context, d time.Duration, do func(now time.Time)) {
+	tick := time.NewTicker(d)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			do(now)
+		}
+	}
+}
+
 // Wake has whoever waits for a channel of capacity 1 look. If it has not looked since it was woken, it will.
 func Wake(c chan<- struct{}) {
 	select {

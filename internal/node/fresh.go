@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -37,7 +38,7 @@ const ageCheck = 250 * time.Millisecond
 // watchAge measures how far partitions are behind, and whether anything is old enough that queries must compute its
 // age, until ctx ends.
 func (n *Node) watchAge(ctx context.Context) {
-	every(ctx, ageCheck, func(now time.Time) {
+	loop.Every(ctx, ageCheck, func(now time.Time) {
 		aged := false
 		for p := range n.parts {
 			aged = n.tick(now, events.Partition(p)) || aged

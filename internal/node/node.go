@@ -260,20 +260,6 @@ func (n *Node) apply(m *Machine, w work) {
 	})
 }
 
-// every calls do at each tick, until ctx ends.
-func every(ctx context.Context, d time.Duration, do func(now time.Time)) {
-	tick := time.NewTicker(d)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case now := <-tick.C:
-			do(now)
-		}
-	}
-}
-
 // read applies what follows in a partition's log, until ctx ends.
 func (n *Node) read(ctx context.Context, p events.Partition, epoch jetstream.Epoch) {
 	at := jetstream.Position{Epoch: epoch}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvatlas/kvatlas/internal/control"
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -107,7 +108,7 @@ func (m *Machine) begun(p events.Partition, answered map[events.RankKey]events.I
 
 // resyncWhenNeeded asks shims for as long as partitions need it, until ctx ends.
 func (n *Node) resyncWhenNeeded(ctx context.Context) {
-	every(ctx, min(resyncTick, n.cfg.ResyncPause), func(now time.Time) {
+	loop.Every(ctx, min(resyncTick, n.cfg.ResyncPause), func(now time.Time) {
 		var all sync.WaitGroup
 		for p := range events.Partition(len(n.parts)) {
 			if r := n.resyncDue(ctx, p, now); r != nil {

@@ -102,7 +102,7 @@ func (m *Machine) capture(p events.Partition) *capture {
 
 // saveWhenDue writes the snapshots that are due, one after the other, until ctx ends.
 func (n *Node) saveWhenDue(ctx context.Context) {
-	every(ctx, saveTick, func(now time.Time) {
+	loop.Every(ctx, saveTick, func(now time.Time) {
 		for _, p := range n.due(ctx, now) {
 			if ctx.Err() == nil {
 				n.saveAndReport(ctx, p)

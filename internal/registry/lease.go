@@ -54,11 +54,7 @@ func NewLease(ns *jetstream.Namespace, record Record, h LeaseHooks) (*Lease, err
 	if err := record.Check(); err != nil {
 		return nil, err
 	}
-	p, err := ns.PartitionOf(record.Instance)
-	if err != nil {
-		return nil, err
-	}
-	name, err := jetstream.WorkerKey(p, record.Key())
+	name, err := ns.WorkerKey(record.Key())
 	if err != nil {
 		return nil, err
 	}

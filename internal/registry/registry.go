@@ -479,7 +479,7 @@ func (r *Registry) endMissing(ctx context.Context) {
 	for _, d := range due {
 		key := d.Record.Key()
 		ending, cancel := context.WithTimeout(ctx, endTime)
-		name, err := r.key(key)
+		name, err := r.cfg.Namespace.WorkerKey(key)
 		if err == nil {
 			err = r.gone(ending, name, d)
 		}
@@ -504,7 +504,7 @@ func (r *Registry) end(ctx context.Context, d Due) error {
 	ctx, cancel := context.WithTimeout(ctx, endTime)
 	defer cancel()
 	record, revision := d.Record, d.Revision
-	name, err := r.key(record.Key())
+	name, err := r.cfg.Namespace.WorkerKey(record.Key())
 	if err != nil {
 		return err
 	}
@@ -595,12 +595,4 @@ func (r *Registry) sweep(ctx context.Context) {
 		}
 		r.mu.Unlock()
 	}
-}
-
-func (r *Registry) key(key events.RankKey) (string, error) {
-	p, err := r.cfg.Namespace.PartitionOf(key.Instance)
-	if err != nil {
-		return "", err
-	}
-	return jetstream.WorkerKey(p, key)
 }

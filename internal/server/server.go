@@ -5,9 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"runtime"
 	"sync"
@@ -32,6 +30,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/tokenize"
 	"github.com/kvatlas/kvatlas/internal/tracing"
 	"github.com/kvatlas/kvatlas/internal/watch"
+	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -241,7 +240,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 func (s *Server) Run(ctx context.Context) error {
 	defer s.pool.Close()
 	for _, face := range s.faces() {
-		stop, err := serveHTTP(face, s.HTTPTLS, s.log)
+		stop, err := web.Serve(face, s.HTTPTLS, s.log)
 		if err != nil {
 			return err
 		}
@@ -332,51 +331,24 @@ func (s *Server) drain(ctx context.Context, left <-chan error, service *service)
 	return <-left
 }
 
-// face is what answers on one HTTP port.
-type face struct {
-	listen, flag, what string
-	handler            http.Handler
-}
-
 // faces are what is served over HTTP.
-func (s *Server) faces() (list []face) {
+func (s *Server) faces() (list []web.Face) {
 	if s.HTTPListen != "" {
-		list = append(list, face{s.HTTPListen, "--http-listen", "HTTP", s.handler()})
+		list = append(list, web.Face{s.HTTPListen, "--http-listen", "HTTP", s.handler()})
 	}
 	if s.SelectListen != "" {
-		list = append(list, face{s.SelectListen, "--select-listen", "the selection service",
+		list = append(list, web.Face{s.SelectListen, "--select-listen", "the selection service",
 			s.guarded(dynamoselect.Selection(s.dynamo()), dynamoselect.SelectBody)})
 	}
 	if s.SlotTrackerListen != "" {
-		list = append(list, face{s.SlotTrackerListen, "--slot-tracker-listen", "the slot tracker",
+		list = append(list, web.Face{s.SlotTrackerListen, "--slot-tracker-listen", "the slot tracker",
 			s.guarded(dynamoselect.Tracker(s.dynamo()), dynamoselect.TrackerBody)})
 	}
 	if s.ConductorListen != "" {
-		list = append(list, face{s.ConductorListen, "--conductor-listen", "Mooncake's conductor",
+		list = append(list, web.Face{s.ConductorListen, "--conductor-listen", "Mooncake's conductor",
 			s.guarded(conductor.Handler(s.conductor()), api.MaxBody)})
 	}
 	return list
-}
-
-// serveHTTP listens and serves until the returned function is called.
-func serveHTTP(f face, secure *tls.Config, log *slog.Logger) (stop func(), err error) {
-	l, err := net.Listen("tcp", f.listen)
-	if err != nil {
-		return nil, fmt.Errorf("HTTP: %w; choose another with %s", err, f.flag)
-	}
-	if secure != nil {
-		l = tls.NewListener(l, secure)
-	}
-	server := &http.Server{
-		Handler: f.handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
-	}
-	go server.Serve(l)
-	log.Info(f.what+" is served", "listen", l.Addr().String())
-	return func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-		defer cancel()
-		server.Shutdown(ctx)
-	}, nil
 }
 
 // store is what a namespace has on NATS.

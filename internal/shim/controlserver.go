@@ -23,19 +23,22 @@ type ControlServer struct {
 	incarnation atomic.Uint64                   // of the machine, as of its last step
 	waiting     atomic.Pointer[control.Waiting] // for the log; nil: it takes events
 
-	heard struct { // how it stands with the engine
-		sync.Mutex
-		endpoint     string
-		replay       string
-		counts       Counts
-		begun        bool
-		skips        events.SkipCounts
-		replayFailed error
-	}
+	hearing sync.Mutex // guards heard
+	heard   engineHeard
 
 	mu    sync.Mutex // one resync at a time
 	done  map[string]events.Incarnation
 	order []string // the keys of done, oldest first
+}
+
+// engineHeard is how it stands with the engine.
+type engineHeard struct {
+	endpoint     string
+	replay       string
+	counts       Counts
+	begun        bool
+	skips        events.SkipCounts
+	replayFailed error
 }
 
 // request asks for a new incarnation, on its way to the loop that owns the machine.
@@ -76,8 +79,8 @@ func (s *ControlServer) Who() control.Shim {
 	who := s.who
 	who.Incarnation = events.Incarnation(s.incarnation.Load())
 	who.Waiting = s.waiting.Load()
-	s.heard.Lock()
-	defer s.heard.Unlock()
+	s.hearing.Lock()
+	defer s.hearing.Unlock()
 	if who.Endpoint, who.ReplayEndpoint = s.heard.endpoint, s.heard.replay; !s.heard.begun {
 		return who
 	}
@@ -97,42 +100,38 @@ func (s *ControlServer) Who() control.Shim {
 	return who
 }
 
-// begin has the server say where the engine is heard. A nil server says nothing.
+// hear changes how it stands with the engine. A nil server says nothing.
+func (s *ControlServer) hear(change func(h *engineHeard)) {
+	if s != nil {
+		s.hearing.Lock()
+		defer s.hearing.Unlock()
+		change(&s.heard)
+	}
+}
+
+// begin has the server say where the engine is heard.
 func (s *ControlServer) begin(cfg *Config) {
-	if s != nil && cfg.Feed == nil {
-		s.heard.Lock()
-		s.heard.endpoint, s.heard.replay = cfg.Engine, cfg.Replay
-		s.heard.Unlock()
+	if cfg.Feed == nil {
+		s.hear(func(h *engineHeard) { h.endpoint, h.replay = cfg.Engine, cfg.Replay })
 	}
 }
 
 // stepped has the server say how far the machine is.
 func (s *ControlServer) stepped(incarnation events.Incarnation, c Counts) {
-	if s == nil {
-		return
-	}
-	s.incarnation.Store(uint64(incarnation))
-	s.heard.Lock()
-	s.heard.counts, s.heard.begun = c, true
-	s.heard.Unlock()
+	s.hear(func(h *engineHeard) {
+		s.incarnation.Store(uint64(incarnation))
+		h.counts, h.begun = c, true
+	})
 }
 
 // skipped has the server say what the decoder has passed over so far.
 func (s *ControlServer) skipped(n events.SkipCounts) {
-	if s != nil {
-		s.heard.Lock()
-		s.heard.skips = n
-		s.heard.Unlock()
-	}
+	s.hear(func(h *engineHeard) { h.skips = n })
 }
 
 // replayed has the server say how the last question to the replay endpoint ended.
 func (s *ControlServer) replayed(err error) {
-	if s != nil {
-		s.heard.Lock()
-		s.heard.replayFailed = err
-		s.heard.Unlock()
-	}
+	s.hear(func(h *engineHeard) { h.replayFailed = err })
 }
 
 // Wait has the server say that the log takes nothing, and why; nil says that it does. A nil server says nothing.

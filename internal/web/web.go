@@ -4,13 +4,19 @@ package web
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"crypto/subtle"
+	"crypto/tls"
 	"errors"
+	"fmt"
+	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
@@ -84,4 +90,32 @@ func WriteReply(w http.ResponseWriter, contentType string, body []byte, status i
 	w.WriteHeader(status)
 	_, err := w.Write(body)
 	return err
+}
+
+// Face is what answers on one HTTP port.
+type Face struct {
+	Listen, Flag string // HOST:PORT, and the flag that says it
+	What         string // is served, for the log
+	Handler      http.Handler
+}
+
+// Serve listens and serves until the returned function is called.
+func Serve(f Face, secure *tls.Config, log *slog.Logger) (stop func(), err error) {
+	l, err := net.Listen("tcp", f.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("HTTP: %w; choose another with %s", err, f.Flag)
+	}
+	if secure != nil {
+		l = tls.NewListener(l, secure)
+	}
+	server := &http.Server{
+		Handler: f.Handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
+	}
+	go server.Serve(l)
+	log.Info(f.What+" is served", "listen", l.Addr().String())
+	return func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		server.Shutdown(ctx)
+	}, nil
 }

@@ -272,6 +272,21 @@ func (m *Mooncake) get(ctx context.Context, path string, limit int64) (body []by
 	return body, res.StatusCode, err
 }
 
+// getJSON asks for a path whose answer is JSON.
+func (m *Mooncake) getJSON(ctx context.Context, path string, into any) error {
+	body, status, err := m.get(ctx, path, 64<<10)
+	if err == nil && status != http.StatusOK {
+		err = refusal(status, body)
+	}
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		return fmt.Errorf("%w: %w", ErrReply, err)
+	}
+	return nil
+}
+
 // open begins to read an answer, whose body the caller closes.
 func (m *Mooncake) open(ctx context.Context, path string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, m.base+path, nil)
@@ -313,16 +328,9 @@ func (h *health) identity() string {
 
 // Health asks the master whether it serves, and what it is.
 func (m *Mooncake) Health(ctx context.Context) (identity string, err error) {
-	body, status, err := m.get(ctx, "/health", 64<<10)
-	if err != nil {
-		return "", fmt.Errorf("mooncake: ask after its health: %w", err)
-	}
-	if status != http.StatusOK {
-		return "", fmt.Errorf("mooncake: ask after its health: %w", refusal(status, body))
-	}
 	h := health{View: -1}
-	if err := json.Unmarshal(body, &h); err != nil {
-		return "", fmt.Errorf("mooncake: ask after its health: %w: %w", ErrReply, err)
+	if err := m.getJSON(ctx, "/health", &h); err != nil {
+		return "", fmt.Errorf("mooncake: ask after its health: %w", err)
 	}
 	if !h.Ready {
 		return h.identity(), fmt.Errorf("mooncake: %w: %s, state %q, not ready", ErrStandby, h.identity(), h.HAState)
@@ -398,15 +406,8 @@ type EventStatus struct {
 
 // Events asks the master what it has published.
 func (m *Mooncake) Events(ctx context.Context) (s EventStatus, err error) {
-	body, status, err := m.get(ctx, "/kv_events/status", 64<<10)
-	if err == nil && status != http.StatusOK {
-		err = refusal(status, body)
+	if err = m.getJSON(ctx, "/kv_events/status", &s); err != nil {
+		err = fmt.Errorf("mooncake: ask after its events: %w", err)
 	}
-	if err != nil {
-		return s, fmt.Errorf("mooncake: ask after its events: %w", err)
-	}
-	if err := json.Unmarshal(body, &s); err != nil {
-		return s, fmt.Errorf("mooncake: ask after its events: %w: %w", ErrReply, err)
-	}
-	return s, nil
+	return s, err
 }

@@ -159,6 +159,15 @@ func (n *Namespace) PartitionOf(instance events.WorkerID) (events.Partition, err
 	return PartitionOf(instance, n.partitions)
 }
 
+// WorkerKey is the key of one (worker, rank) in the bucket of workers.
+func (n *Namespace) WorkerKey(key events.RankKey) (string, error) {
+	p, err := n.PartitionOf(key.Instance)
+	if err != nil {
+		return "", err
+	}
+	return WorkerKey(p, key)
+}
+
 // RegisterModel says that a worker serves a model with a block size. The first one decides, until
 // [Namespace.ForgetModel]; who differs gets an error that wraps [ErrMismatch] and names both sizes.
 func (n *Namespace) RegisterModel(ctx context.Context, m Model) error {

@@ -2,6 +2,7 @@ package dynamoselect
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"math"
@@ -271,22 +272,22 @@ func sequence(hashes api.Hashes) []events.SeqHash {
 }
 
 func (t *tracker) prefillComplete(r *asked) (int, any, error) {
-	var k key
-	var requestID string
-	if err := r.fields.read(request(&k, &requestID)...); err != nil {
-		return 0, nil, err
-	}
-	if _, err := t.of(k); err != nil {
-		return 0, nil, err
-	}
-	if err := t.Loads.PrefillComplete(r.ctx, k.table(), requestID); err != nil {
-		return 0, nil, t.refused(err, requestID)
-	}
-	return 0, ok, nil
+	return t.change(r, t.Loads.PrefillComplete)
 }
 
 // free ends a request. One that is not under way has ended.
 func (t *tracker) free(r *asked) (int, any, error) {
+	return t.change(r, func(ctx context.Context, of load.Model, id string) error {
+		err := t.Loads.Free(ctx, of, id)
+		if errors.Is(err, load.ErrUnknown) {
+			return nil
+		}
+		return err
+	})
+}
+
+// change changes the request that is named.
+func (t *tracker) change(r *asked, do func(context.Context, load.Model, string) error) (int, any, error) {
 	var k key
 	var requestID string
 	if err := r.fields.read(request(&k, &requestID)...); err != nil {
@@ -295,7 +296,7 @@ func (t *tracker) free(r *asked) (int, any, error) {
 	if _, err := t.of(k); err != nil {
 		return 0, nil, err
 	}
-	if err := t.Loads.Free(r.ctx, k.table(), requestID); err != nil && !errors.Is(err, load.ErrUnknown) {
+	if err := do(r.ctx, k.table(), requestID); err != nil {
 		return 0, nil, t.refused(err, requestID)
 	}
 	return 0, ok, nil
