@@ -227,19 +227,12 @@ func (f *fleet) lines(from io.ReadCloser, name string) error {
 // line takes a line, and reports whether it is the last. Where --worker names the worker, a line need not.
 func (f *fleet) line(text []byte, name string, number int) (last bool) {
 	err := fmt.Errorf("longer than %d bytes", maxLine)
-	deliver := func(e events.RouterEvent, text []byte) error {
-		f.deliver(e, events.PayloadDigest(text))
-		return nil
-	}
-	switch {
-	case len(text) > maxLine:
-	case f.cfg.instance != "":
-		last, err = events.ReadWorkerEvents(text, events.WorkerID(f.cfg.instance), deliver)
-	default:
-		var e events.RouterEvent
-		if e, err = events.ReadRouterEvent(text); err == nil {
-			_ = deliver(e, text)
-		}
+	if len(text) <= maxLine {
+		last, err = events.ReadWorkerEvents(text, events.WorkerID(f.cfg.instance),
+			func(e events.RouterEvent, text []byte) error {
+				f.deliver(e, events.PayloadDigest(text))
+				return nil
+			})
 	}
 	if err != nil {
 		f.bad.warn(f.log, "a line that is no router event; passed over", "from", name, "line", number, "error", err)

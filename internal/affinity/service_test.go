@@ -46,8 +46,11 @@ func TestServices(t *testing.T) {
 		return s, func() {
 			cancel()
 			<-done
-			if err := conn.Drain(context.Background()); err != nil {
+			if err := conn.NATS().Drain(); err != nil {
 				t.Error(err)
+			}
+			for !conn.NATS().IsClosed() {
+				time.Sleep(time.Millisecond)
 			}
 		}
 	}

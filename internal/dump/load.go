@@ -109,19 +109,10 @@ type loading struct {
 // load takes a line.
 func (l *loader) load(ctx context.Context, text []byte) error {
 	var failed error // that is not the line's
-	take := func(e events.RouterEvent, text []byte) error {
+	_, err := events.ReadWorkerEvents(text, l.worker, func(e events.RouterEvent, text []byte) error {
 		failed = l.take(ctx, e, text)
 		return failed
-	}
-	var err error
-	if l.worker != "" {
-		_, err = events.ReadWorkerEvents(text, l.worker, take)
-	} else {
-		var e events.RouterEvent
-		if e, err = events.ReadRouterEvent(text); err == nil {
-			err = take(e, text)
-		}
-	}
+	})
 	if err != nil && failed == nil {
 		return fmt.Errorf("%w: %w", ErrLine, err)
 	}

@@ -394,13 +394,8 @@ func (r *Replica) beat(answers uint64) {
 	r.send(Model{}, appendBeat(appendHead(nil, kindBeat, r.cfg.Origin), &b))
 }
 
-// Receive takes what another node has sent. The errors are for counters: there is nothing to do.
-func (r *Replica) Receive(now time.Duration, data []byte) error {
-	m, err := decode(data, r.cfg.Origin)
-	return r.accept(now, m, err)
-}
-
-// accept takes a message that was read, or why it could not be.
+// accept takes a message of another node, or why it could not be read. The errors are for counters: there is nothing
+// to do.
 func (r *Replica) accept(now time.Duration, m *message, err error) error {
 	r.now = now
 	if err != nil {

@@ -138,12 +138,6 @@ func (s *Service) LocateSoon(ctx context.Context, id string, among func(Model) b
 	return s.Locate(id, among)
 }
 
-// Loads lists the loads of all ranks that have, or had, requests of a model.
-func (s *Service) Loads(model Model) (list []Load) {
-	s.Read(model, func(t *Table) { list = t.Loads(nil, nil) })
-	return list
-}
-
 // Read calls read with a model's table, which does not change meanwhile, and reports whether there is one. Readers
 // share the table with each other; whoever books waits for them.
 func (s *Service) Read(model Model, read func(*Table)) bool {

@@ -41,8 +41,11 @@ func (f *fleet) node() (*Service, func()) {
 	stop := func() {
 		cancel()
 		<-done
-		if err := conn.Drain(context.Background()); err != nil {
+		if err := conn.NATS().Drain(); err != nil {
 			f.Errorf("drain: %v", err)
+		}
+		for !conn.NATS().IsClosed() {
+			time.Sleep(time.Millisecond)
 		}
 	}
 	return s, stop
@@ -210,4 +213,10 @@ func TestAloneAtOnce(t *testing.T) {
 	if err := s.Book(context.Background(), m, Booking{ID: "x", Rank: rankKey(0)}); err != nil {
 		t.Errorf("after its end: %v", err)
 	}
+}
+
+// Loads lists the loads of all ranks that have, or had, requests of a model.
+func (s *Service) Loads(model Model) (list []Load) {
+	s.Read(model, func(t *Table) { list = t.Loads(nil, nil) })
+	return list
 }

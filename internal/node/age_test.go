@@ -47,11 +47,13 @@ func TestAgesSurviveARestart(t *testing.T) {
 			Events: evs})
 		w.must(err)
 		next += events.EventID(len(evs))
-		_, err = pub.Publish(w.ctx, [][]byte{data})
+		seq, err := pub.Publish(w.ctx, [][]byte{data})
 		w.must(err)
-		last, err := w.ns.LastMessage(w.ctx, key)
+		p, err := w.ns.PartitionOf(key.Instance)
 		w.must(err)
-		expired += truth.Apply(last.Time, evs).Expired
+		at, err := w.ns.TimeOf(w.ctx, p, seq)
+		w.must(err)
+		expired += truth.Apply(at, evs).Expired
 	}
 	store := func(parent events.BlockHash, names ...events.BlockHash) events.Event {
 		e := events.Event{Kind: events.Stored, Tier: events.Device, HasParent: parent != 0, Parent: parent,

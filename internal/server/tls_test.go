@@ -18,6 +18,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/web"
 )
 
 // certify writes a certificate for 127.0.0.1 that signs itself, and its key, and returns who trusts it.
@@ -62,7 +64,7 @@ func TestHTTPOverTLS(t *testing.T) {
 	var said strings.Builder
 	nothing := func(string, string) {}
 	guarded := (&access{token: []byte(token), open: open, deny: denyAsAPI}).guard(front(&anything{}, nothing), nothing)
-	stop, err := serveHTTP(face{listen: "127.0.0.1:0", what: "HTTP", handler: guarded},
+	stop, err := web.Serve(web.Face{Listen: "127.0.0.1:0", What: "HTTP", Handler: guarded},
 		&tls.Config{Certificates: []tls.Certificate{pair}},
 		slog.New(slog.NewJSONHandler(&said, nil)))
 	if err != nil {

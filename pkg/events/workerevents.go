@@ -8,11 +8,19 @@ import (
 
 // ReadWorkerEvents reads what one worker says of itself, without its name (ai-dynamo/dynamo › lib/kv-router,
 // protocols): {"event_id":1,"data":{…},"dp_rank":0}, a KvCacheEvent, or {"events":[…],"shutdown":false}, KvCacheEvents;
-// and a router event, whose worker_id does not count then. yield is called with each event and its own JSON, in order;
+// and a router event, whose worker_id does not count then. Without a worker it reads a router event that names one, as
+// [ReadRouterEvent] does. yield is called with each event and its own JSON, in order;
 // an error says that the rest cannot be read. shutdown says that the worker will say nothing more.
 func ReadWorkerEvents(
 	line []byte, worker WorkerID, yield func(e RouterEvent, text []byte) error,
 ) (shutdown bool, err error) {
+	if worker == "" {
+		e, err := ReadRouterEvent(line)
+		if err == nil {
+			err = yield(e, line)
+		}
+		return false, err
+	}
 	var form struct {
 		Worker   json.RawMessage   `json:"worker_id"`
 		Event    json.RawMessage   `json:"event"`

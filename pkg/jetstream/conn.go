@@ -242,30 +242,8 @@ func (c *Conn) apiLevel(ctx context.Context) (int, error) {
 	return info.API.Level, nil
 }
 
-// Close ends the connection at once. [Conn.Drain] is the polite way.
+// Close ends the connection at once.
 func (c *Conn) Close() { c.nc.Close() }
-
-// Drain lets subscriptions hand over what they have, sends what is written, and closes. It returns when that is
-// done or when the context ends.
-func (c *Conn) Drain(ctx context.Context) error {
-	closed := c.nc.StatusChanged(nats.CLOSED)
-	if err := c.nc.Drain(); err != nil {
-		c.nc.Close()
-		if errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, nats.ErrConnectionReconnecting) {
-			return nil
-		}
-		return failed("drain", err)
-	}
-	for !c.nc.IsClosed() {
-		select {
-		case <-closed:
-		case <-ctx.Done():
-			c.nc.Close()
-			return failed("drain", ctx.Err())
-		}
-	}
-	return nil
-}
 
 // NATS is the connection itself, for those who ask services over it (pkg/client, pkg/rpc).
 func (c *Conn) NATS() *nats.Conn { return c.nc }

@@ -235,12 +235,8 @@ func TestReconnect(t *testing.T) {
 	if _, err := JoinNamespace(ctxFor(t), c, NamespaceConfig{Name: "a"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Drain(ctxFor(t)); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Drain(ctxFor(t)); err != nil {
-		t.Fatal(err)
-	}
+	c.Close()
+	c.Close()
 	if _, err := c.Request(ctxFor(t), "a", "", nil); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("request on a closed connection: %v", err)
 	}

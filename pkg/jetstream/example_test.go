@@ -33,7 +33,7 @@ func embedded(ctx context.Context) (ns *jetstream.Namespace, stop func()) {
 		log.Fatal(err)
 	}
 	return ns, func() {
-		_ = c.Drain(ctx)
+		c.Close()
 		srv.Stop()
 		_ = os.RemoveAll(dir)
 	}

@@ -359,17 +359,3 @@ func (n *Namespace) TimeOf(ctx context.Context, p events.Partition, seq events.S
 	})
 	return events.Millis(m.Time.UnixMilli()), failed(fmt.Sprintf("read message %d of %s", seq, stream), err)
 }
-
-// LastMessage reads the last message of one (worker, rank) from the stream's leader. The error wraps
-// [ErrNotFound] if there is none.
-func (n *Namespace) LastMessage(ctx context.Context, key events.RankKey) (Message, error) {
-	part, subject, err := n.subjectOf(key)
-	if err != nil {
-		return Message{}, err
-	}
-	m, err := n.c.lastOn(ctx, StreamName(n.name, part), subject)
-	if err != nil {
-		return Message{}, err
-	}
-	return m.Message, nil
-}

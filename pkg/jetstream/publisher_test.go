@@ -118,11 +118,11 @@ func TestPublishAsBatch(t *testing.T) {
 	if !ok || found.Seq != 11 || string(found.Data) != "11" {
 		t.Fatalf("found %+v %v", found, ok)
 	}
-	last, err := w.ns.LastMessage(w.ctx, w1)
+	last, err := w.c.lastOn(w.ctx, p.stream, p.subject)
 	if err != nil || last.Seq != 11 {
 		t.Fatal(last, err)
 	}
-	if _, err := w.ns.LastMessage(w.ctx, events.RankKey{Instance: "nobody"}); !errors.Is(err, ErrNotFound) {
+	if _, err := w.c.lastOn(w.ctx, p.stream, p.subject+".nobody"); !errors.Is(err, ErrNotFound) {
 		t.Fatal(err)
 	}
 	if seq, err := p.Publish(w.ctx, nil); err != nil || seq != 11 {
