@@ -334,19 +334,19 @@ func (s *Server) drain(ctx context.Context, left <-chan error, service *service)
 // faces are what is served over HTTP.
 func (s *Server) faces() (list []web.Face) {
 	if s.HTTPListen != "" {
-		list = append(list, web.Face{s.HTTPListen, "--http-listen", "HTTP", s.handler()})
+		list = append(list, web.Face{Listen: s.HTTPListen, Flag: "--http-listen", What: "HTTP", Handler: s.handler()})
 	}
 	if s.SelectListen != "" {
-		list = append(list, web.Face{s.SelectListen, "--select-listen", "the selection service",
-			s.guarded(dynamoselect.Selection(s.dynamo()), dynamoselect.SelectBody)})
+		list = append(list, web.Face{Listen: s.SelectListen, Flag: "--select-listen", What: "the selection service",
+			Handler: s.guarded(dynamoselect.Selection(s.dynamo()), dynamoselect.SelectBody)})
 	}
 	if s.SlotTrackerListen != "" {
-		list = append(list, web.Face{s.SlotTrackerListen, "--slot-tracker-listen", "the slot tracker",
-			s.guarded(dynamoselect.Tracker(s.dynamo()), dynamoselect.TrackerBody)})
+		list = append(list, web.Face{Listen: s.SlotTrackerListen, Flag: "--slot-tracker-listen", What: "the slot tracker",
+			Handler: s.guarded(dynamoselect.Tracker(s.dynamo()), dynamoselect.TrackerBody)})
 	}
 	if s.ConductorListen != "" {
-		list = append(list, web.Face{s.ConductorListen, "--conductor-listen", "Mooncake's conductor",
-			s.guarded(conductor.Handler(s.conductor()), api.MaxBody)})
+		list = append(list, web.Face{Listen: s.ConductorListen, Flag: "--conductor-listen", What: "Mooncake's conductor",
+			Handler: s.guarded(conductor.Handler(s.conductor()), api.MaxBody)})
 	}
 	return list
 }
