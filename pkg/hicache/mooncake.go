@@ -116,7 +116,8 @@ func (c *watchedConn) Close() error {
 
 func (c *watchedConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	if late, is := errors.AsType[net.Error](err); err != nil && !(is && late.Timeout()) && c.closed.CompareAndSwap(false, true) {
+	late, is := errors.AsType[net.Error](err)
+	if err != nil && !(is && late.Timeout()) && c.closed.CompareAndSwap(false, true) {
 		c.lost()
 	}
 	return n, err
