@@ -1,7 +1,7 @@
 # Bare `make` prints the words one may ask for.
 
 .DEFAULT_GOAL := help
-.PHONY: help build release images demo demo-gateway test judges real-vllm short race lint explore fuzz bench bench-peers bench-path clean
+.PHONY: help build release images demo demo-gateway test judges real-vllm soak short race lint explore fuzz bench bench-peers bench-path clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ real-vllm: ## fetch a whole vLLM (once, 1 GB), then compare its answers with our
 	go run ./integration/judges/vllm/fetch
 	go test -tags realvllm -count 1 -timeout 2h -v ./integration/judges/vllm -vllm.requests=$${N:-300}
 
+soak: ## a cluster of three under load for a long time: nothing may grow (make soak T=1h); needs what make judges has fetched
+	go test -tags judges,soak -count 1 -timeout 0 -v ./integration/judges/torture -run TestSoak -soak.for=$${T:-1h}
+
 short: ## run the quick ones of them
 	go test -short ./...
 
@@ -48,9 +51,9 @@ race: ## run all tests that need nothing but Go under the race detector
 lint: ## vet, format and staticcheck, the judges too
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "run gofmt -w on these"; exit 1; }
 	go vet ./...
-	go vet -tags judges ./...
+	go vet -tags judges,soak ./...
 	go vet -tags realvllm ./integration/judges/vllm/...
-	go tool staticcheck -tags judges,realvllm ./...
+	go tool staticcheck -tags judges,soak,realvllm ./...
 
 explore: ## run the random tests from seeds that are new each time: make explore N=100
 	go test ./internal/shim ./pkg/radix -run 'NothingIsLostOrInvented|SnapshotsMakeUpForEverything|LongHistories' -seed=0 -count=$${N:-10} -timeout 0
