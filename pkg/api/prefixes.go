@@ -22,20 +22,21 @@ type PrefixesRequest struct {
 	Node      string `json:"node,omitempty" msgpack:"node,omitempty"`             // empty: all nodes together
 	Limit     uint32 `json:"limit,omitempty" msgpack:"limit,omitempty"`           // runs at most; default 500
 
-	// Partitions are those of which the workers count, with a node; empty: all that it has. Nodes ask each other so, and
+	// Partitions are those of which the workers count, with a node; nil: all that it has. Nodes ask each other so, and
 	// are told what it takes to join the runs.
 	Partitions []events.Partition `json:"partitions,omitempty" msgpack:"partitions,omitempty"`
 }
 
 // Check refuses what no node could answer. The error is an [Error].
 func (r *PrefixesRequest) Check() error {
-	if r.Model == "" {
+	switch {
+	case r.Model == "":
 		return Errorf(CodeMissingModel, "the request names no model")
-	}
-	if r.Limit > MaxPrefixes {
+	case r.Limit > MaxPrefixes:
 		return Errorf(CodeMalformed, "limit is %d, more than %d", r.Limit, MaxPrefixes)
-	}
-	if len(r.Partitions) > 0 && r.Node == "" {
+	case r.Partitions != nil && len(r.Partitions) == 0:
+		return Errorf(CodeMalformed, "partitions is an empty list, which allows none; leave it out to allow all")
+	case len(r.Partitions) > 0 && r.Node == "":
 		return Errorf(CodeMalformed, "partitions go with a node")
 	}
 	return nil

@@ -134,6 +134,8 @@ func TestRefusedByName(t *testing.T) {
 		{OpFind, `{"model":"m","tokens":[1],"workers":["w1",2]}`, `workers[1] is 2, not text`},
 		{OpFind, `{"model":"m","tokens":[1],"workers":[null]}`, `workers[0] is null, not text`},
 		{OpFind, `{"model":"m","tokens":[1],"partitions":[]}`, `partitions is an empty list`},
+		{OpPrefixes, `{"model":"m","node":"n","partitions":[]}`, `partitions is an empty list`},
+		{OpPrefixes, `{"model":"m","partitions":[1]}`, `partitions go with a node`},
 		{OpFind, `{"model":"m","hashed":[]}`, `hashed is an empty list`},
 		{OpFind, `{"model":"m","hashed":[{"lookahead":1,"hash":[1]}]}`,
 			`there is no field "hashed[0].hash"; did you mean "hashes"?`},
