@@ -24,7 +24,7 @@ type Config struct {
 	// costs some microsecond; others are counted. Default 100,000.
 	MaxRate int
 
-	// MaxRead bounds the bytes of the log's messages that are read in a second, beyond a burst of 16 MiB: here every
+	// MaxRead bounds the bytes of the log's messages that are read in a second, beyond a burst of 4 MiB: here every
 	// event is decoded a second time, which may not take a core from a node that follows a fast log or reads a long one
 	// again. Other messages are counted. Default 4 MiB, some 200,000 blocks.
 	MaxRead int
@@ -44,6 +44,7 @@ const (
 	maxBatch    = 64                     // requests that other nodes are asked about at once
 	maxQueue    = 4096                   // items
 	maxUnread   = 16 << 20               // bytes of messages that wait
+	maxBurst    = 4 << 20                // bytes of messages that are read whatever their rate
 	peerTime    = 500 * time.Millisecond // for other nodes' answers
 	maxPending  = 1 << 15                // choices that wait for a report
 	maxPendingN = 1 << 21                // blocks of these
@@ -113,12 +114,13 @@ type budget struct {
 	at   time.Time
 }
 
-// spend reports whether there are n bytes, and takes them. A second brings rate bytes, and maxUnread are kept at most.
+// spend reports whether any bytes are left, and takes n, which may leave a debt. A second brings rate bytes, and
+// maxBurst are kept at most.
 func (b *budget) spend(n, rate int, now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.left = min(maxUnread, b.left+float64(rate)*now.Sub(b.at).Seconds())
-	if b.at = now; b.left < float64(n) {
+	b.left = min(maxBurst, b.left+float64(rate)*now.Sub(b.at).Seconds())
+	if b.at = now; b.left <= 0 {
 		return false
 	}
 	b.left -= float64(n)
@@ -144,7 +146,7 @@ func New(cfg Config) *Tracker {
 	}
 	now := time.Now()
 	return &Tracker{cfg: cfg, queue: make(chan item, maxQueue), history: NewHistory(cfg.Blocks, now.UnixMicro()),
-		began: now, reading: budget{left: maxUnread, at: now}, pending: map[string]*pending{},
+		began: now, reading: budget{left: maxBurst, at: now}, pending: map[string]*pending{},
 		recent: map[string]*recent{},
 		sizes:  map[string]*blockSizes{}}
 }
