@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -216,7 +217,8 @@ func (n *Node) Ready() error {
 	case !n.assigned.Load():
 		return errors.New("it is not known yet which partitions this node is to keep")
 	default:
-		return notReady(unready, len(n.kept()))
+		return fmt.Errorf("%d of %d partitions are not restored and caught up yet", unready,
+			max(int(unready), len(n.kept())))
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -379,10 +378,6 @@ func (n *Node) step(p events.Partition, f func(*partition) effects) {
 	if owed > 0 && now == 0 {
 		n.checkReady()
 	}
-}
-
-func notReady(unready int32, of int) error {
-	return fmt.Errorf("%d of %d partitions are not restored and caught up yet", unready, max(int(unready), of))
 }
 
 type at struct {

@@ -124,11 +124,6 @@ func (s *ControlServer) stepped(incarnation events.Incarnation, c Counts) {
 	})
 }
 
-// skipped has the server say what the decoder has passed over so far.
-func (s *ControlServer) skipped(n events.SkipCounts) {
-	s.hear(func(h *engineHeard) { h.skips = n })
-}
-
 // replayed has the server say how the last question to the replay endpoint ended.
 func (s *ControlServer) replayed(err error) {
 	s.hear(func(h *engineHeard) { h.replayFailed = err })

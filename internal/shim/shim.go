@@ -288,7 +288,7 @@ func (o observed) Decode(payload []byte) (events.Message, error) {
 	if d, ok := o.cfg.Decoder.(interface{ Counts() events.SkipCounts }); ok && o.cfg.Control != nil {
 		if now := d.Counts(); now != o.skips {
 			o.runner.skips = now
-			o.cfg.Control.skipped(now)
+			o.cfg.Control.hear(func(h *engineHeard) { h.skips = now })
 		}
 	}
 	return msg, err

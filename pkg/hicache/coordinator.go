@@ -342,7 +342,8 @@ func (c *Coordinator) StoreMask(tokens int) ([][]bool, error) {
 		for _, g := range s.gids {
 			eagle := s.eagle
 			if !safe { // 0.24 does not spread the flag over merged groups
-				eagle = c.layout.Groups[g].Eagle || c.layout.UseEagle && !c.anyFlag()
+				eagle = c.layout.Groups[g].Eagle || c.layout.UseEagle &&
+					!slices.ContainsFunc(c.layout.Groups, func(g Group) bool { return g.Eagle })
 			}
 			switch {
 			case s.Kind == Mamba && safe:
@@ -408,10 +409,6 @@ func (c *Coordinator) lookedFor(present [][]bool, tokens int) ([][]bool, error) 
 		}
 	}
 	return out, nil
-}
-
-func (c *Coordinator) anyFlag() bool {
-	return slices.ContainsFunc(c.layout.Groups, func(g Group) bool { return g.Eagle })
 }
 
 // reachable lists the blocks of a sliding group that a hit at some multiple of the alignment needs, per blocks apart;

@@ -186,7 +186,8 @@ func (s *Service) accept(e *Endpoint, req micro.Request) {
 	if j.patience != "" {
 		var ok bool
 		if patience, ok = parseDeadline(j.patience); !ok {
-			s.refuse(&j, CodeBad, badDeadline(j.patience))
+			s.refuse(&j, CodeBad, fmt.Sprintf("the header %s is %.40q, not a whole number of milliseconds above 0",
+				headerDeadline, j.patience))
 			return
 		}
 	}
@@ -248,10 +249,6 @@ func (s *Service) next(mine chan job) (j job, ok bool) {
 func parseDeadline(text string) (time.Duration, bool) {
 	ms, err := strconv.ParseUint(text, 10, 64)
 	return min(time.Duration(min(ms, 1<<31))*time.Millisecond, 24*time.Hour), err == nil && ms > 0
-}
-
-func badDeadline(text string) string {
-	return fmt.Sprintf("the header %s is %.40q, not a whole number of milliseconds above 0", headerDeadline, text)
 }
 
 // work is a worker, which begins with a request.
