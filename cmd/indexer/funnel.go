@@ -60,7 +60,7 @@ func printFunnel(w io.Writer, f *api.Funnel) {
 		if n.Dropped > 0 {
 			fmt.Fprintf(w, "node %s did not record %d requests: they were too many\n", n.Node, n.Dropped)
 		}
-		if n.HistoryFrom.After(f.From) {
+		if n.HistoryFrom.After(n.From.Add(time.Second)) { // it has forgotten some since it began
 			fmt.Fprintf(w, "node %s remembers blocks since %s only: see --funnel-blocks of indexer serve\n", n.Node,
 				n.HistoryFrom.Local().Format(time.TimeOnly))
 		}

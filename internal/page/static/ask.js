@@ -147,7 +147,8 @@ export function show(place) {
 
   // name is a request's own id, or the end of the one under which it is kept.
   const name = (r) => r.request_id || r.id.split("-")[0].slice(-8);
-  const clock = (at) => new Date(at).toLocaleTimeString("en-GB", { fractionalSecondDigits: 3 });
+  const clock = (at) => new Date(at).toLocaleTimeString("en-GB",
+    { hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3 });
 
   // take shows a recorded request.
   async function take(r, at) {
