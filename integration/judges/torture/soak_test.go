@@ -16,7 +16,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"text/tabwriter"
 	"time"
@@ -94,9 +93,9 @@ func (r *soak) run() {
 	r.hurts = asking.hurts
 	ctx, stop := context.WithCancel(context.Background())
 	var bookers sync.WaitGroup
-	var booked, refused atomic.Uint64
-	for i := range soakBookers {
-		bookers.Go(func() { r.book(ctx, i, &booked, &refused) })
+	booked := make([]map[string]int, soakBookers)
+	for i := range booked {
+		bookers.Go(func() { booked[i] = r.book(ctx, i) })
 	}
 	untouched := []*daemon{r.w.servers[0], r.w.nodes[0], r.w.shims[0]}
 	begun := time.Now()
@@ -120,8 +119,11 @@ func (r *soak) run() {
 	}
 	stop()
 	bookers.Wait()
-	r.counts["choices that were booked and freed"], r.counts["choices without an answer"] = int(booked.Load()),
-		int(refused.Load())
+	for _, counts := range booked {
+		for what, n := range counts {
+			r.counts[what] += n
+		}
+	}
 	r.undo(true)
 	r.settle()
 	asking.end()
@@ -131,13 +133,14 @@ func (r *soak) run() {
 	}
 }
 
-// book chooses workers for prompts and ends the requests, again and again.
-func (r *soak) book(ctx context.Context, number int, booked, refused *atomic.Uint64) {
+// book chooses workers for prompts and ends the requests, again and again. It returns how often what came of it.
+func (r *soak) book(ctx context.Context, number int) map[string]int {
+	counts := map[string]int{}
 	rng := rand.New(rand.NewPCG(uint64(number), 7))
 	addr := r.w.addrs[number%len(r.w.addrs)]
 	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + addr}, Wait: true})
 	if err != nil {
-		return // ctx has ended
+		return counts // ctx has ended
 	}
 	defer conn.Close()
 	c := harness.Client(r.T, conn, "default", client.Options{})
@@ -146,18 +149,17 @@ func (r *soak) book(ctx context.Context, number int, booked, refused *atomic.Uin
 		id := fmt.Sprintf("soak-%d-%d", number, n)
 		_, err := c.Select(ctx, &client.SelectRequest{Query: harness.LocalsQuery(r.w.engines[0].hasher.Hash(nil,
 			p.tokens(0, p.blocks()))), RequestID: id, Book: true})
-		if err == nil {
+		if err != nil {
+			counts[fmt.Sprintf("choices that failed: %s", client.CodeOf(err))]++
+		} else {
 			_ = c.PrefillComplete(ctx, "m", id) // a node may be away: then the request expires
 			_ = c.OutputBlock(ctx, &client.RequestRef{Model: "m", RequestID: id})
-			err = c.Free(ctx, "m", id)
-		}
-		if err != nil {
-			refused.Add(1)
-		} else {
-			booked.Add(1)
+			freed := client.CodeOf(c.Free(ctx, "m", id))
+			counts[fmt.Sprintf("choices, freed with %q", freed)]++
 		}
 		time.Sleep(soakRest)
 	}
+	return counts
 }
 
 func (r *soak) add(name, unit string, at time.Duration, value float64) {
