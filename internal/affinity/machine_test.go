@@ -282,9 +282,8 @@ func (w *world) op() {
 		return // it is asked for nothing
 	}
 	if w.IntN(4) == 0 {
-		for id := range w.alive {
-			delete(w.alive, id)
-			break
+		if ids := slices.Sorted(maps.Keys(w.alive)); len(ids) > 0 {
+			delete(w.alive, ids[w.IntN(len(ids))])
 		}
 		return
 	}
