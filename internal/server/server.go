@@ -129,7 +129,7 @@ type Server struct {
 	ns       *jetstream.Namespace
 	pool     *rpc.Pool
 	views    *cluster.Views
-	member   *cluster.Member
+	joining  cluster.MemberConfig
 	node     *node.Node
 	registry *registry.Registry
 	scatter  *scatter.Scatter
@@ -155,8 +155,8 @@ type Server struct {
 	forests  trees      // and of all nodes
 }
 
-// New opens the namespace and puts a node together. It waits for JetStream, and until it is known that no other process
-// lives under the node's name.
+// New opens the namespace and puts a node together. It waits for JetStream. Other nodes know nothing of the node until
+// Run.
 func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, error) {
 	settings.setDefaults()
 	st, err := openStore(ctx, &settings, log)
@@ -229,14 +229,13 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	s.Engines.Tracer = s.Tracer
 	s.shims = compat.NewShims(s.ns, st.workers, s.ID, s.Engines, shimsHooks(log))
 	cfg.Keeper, cfg.Views = s.node, s.views
-	if s.member, err = cluster.Join(ctx, cfg); err != nil {
-		return nil, err
-	}
+	s.joining = cfg
 	return s, nil
 }
 
-// Run serves until ctx ends, and then hands over what this node keeps. It returns early with an error if another
-// process took this node's name.
+// Run serves until ctx ends, and then hands over what this node keeps. It returns early with an error if a port cannot
+// be listened on, before other nodes know of this one, and if another process has this node's name or took it. It waits
+// until it is known that none has.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.pool.Close()
 	for _, face := range s.faces() {
@@ -252,6 +251,10 @@ func (s *Server) Run(ctx context.Context) error {
 			return err
 		}
 		defer stop()
+	}
+	member, err := cluster.Join(ctx, s.joining)
+	if err != nil {
+		return err
 	}
 	service := s.newService()
 	if err := errors.Join(service.serveStatus(), service.serveOwn()); err != nil {
@@ -285,12 +288,12 @@ func (s *Server) Run(ctx context.Context) error {
 	parts.Go(func() { s.hub.Run(running) })
 	parts.Go(func() { logRefusals(running, &s.outcomes, s.log) })
 	left := make(chan error, 1) // when this node has left the cluster: after ctx has ended, or because it cannot stay
-	go func() { left <- s.member.Run(ctx) }()
+	go func() { left <- member.Run(ctx) }()
 	select {
 	case <-s.ready:
 		// else others, and whoever asks for the status, know it a heartbeat later
 		announcing, cancel := context.WithTimeout(ctx, memberBeat)
-		s.member.Announce(announcing)
+		member.Announce(announcing)
 		cancel()
 		s.waitLoads(ctx)
 		if len(s.views.Now().Peers) > 0 {

@@ -1,0 +1,37 @@
+package integration
+
+import (
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/api"
+)
+
+// TestPortTaken: a node that cannot have one of its ports says which flag chooses another, ends, and no other node has
+// heard of it.
+func TestPortTaken(t *testing.T) {
+	t.Parallel()
+	nats := harness.StartNATS(t)
+	harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", "a", "--http-listen", "").WaitFor(`msg=ready`)
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	for _, flag := range []string{"--http-listen", "--grpc-listen", "--select-listen", "--slot-tracker-listen",
+		"--conductor-listen"} {
+		args := []string{"serve", "--nats", nats, "--node-id", "b", flag, taken.Addr().String()}
+		if flag != "--http-listen" {
+			args = append(args, "--http-listen", "127.0.0.1:0")
+		}
+		if r := harness.Run(t, "indexer", args...); r.Code != 1 ||
+			!strings.Contains(r.Stderr, "address already in use; choose another with "+flag) {
+			t.Errorf("%s: %+v", flag, r)
+		}
+		if s := harness.IndexerJSON[api.ClusterStatus](t, nats, "cluster"); len(s.Nodes) != 1 || len(s.Gone) != 0 {
+			t.Errorf("%s: the cluster is %+v", flag, s)
+		}
+	}
+}
