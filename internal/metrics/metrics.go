@@ -10,6 +10,7 @@ package metrics
 import (
 	"cmp"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -271,9 +272,18 @@ func New(cfg Config) (http.Handler, *Queries) {
 	for _, stage := range []string{"hash", "match", "load", "choose", "book"} {
 		q.selection[stage] = selection.WithLabelValues(stage)
 	}
-	registry.MustRegister(collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collector{cfg})
+	registry.MustRegister(append(ofProcess(), collector{cfg})...)
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), q
+}
+
+// ofProcess collects what Go and the system say of this process, with what lived through the last garbage collection:
+// go_gc_heap_live_bytes, in which a leak shows long before resident memory does.
+func ofProcess() []prometheus.Collector {
+	live := collectors.GoRuntimeMetricsRule{Matcher: regexp.MustCompile(`^/gc/heap/live:bytes$`)}
+	return []prometheus.Collector{
+		collectors.NewGoCollector(collectors.WithGoCollectorRuntimeMetrics(live)),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	}
 }
 
 // collector reads the figures at each scrape.

@@ -4,7 +4,6 @@ import (
 	"net/http"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
@@ -25,8 +24,7 @@ type ShimFigures struct {
 // NewShim returns a handler of /metrics for a shim's process. Any goroutine calls figures, at each scrape.
 func NewShim(figures func() *ShimFigures) http.Handler {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), shimCollector(figures))
+	registry.MustRegister(append(ofProcess(), shimCollector(figures))...)
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 }
 

@@ -6,16 +6,18 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"iter"
 	"maps"
 	"math"
 	"math/rand/v2"
-	"net/http"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"text/tabwriter"
 	"time"
@@ -31,31 +33,42 @@ var soakFor = flag.Duration("soak.for", time.Hour, "how long TestSoak runs")
 
 const (
 	soakEngines = 8
-	soakSample  = 5 * time.Second
+	soakSample  = 2 * time.Second
 	soakKill    = 20 * time.Second // between two of them
 	soakBookers = 4
 	soakRest    = 20 * time.Millisecond // of each between two requests, and between two announcements
 
-	// flatShare is how much of its mean a quantity may grow over the time that is judged, where it is steadier than
-	// that; else it may grow by twice its own spread around the line.
-	flatShare = 0.05
+	soakMedians = 60      // so many medians of samples are judged and printed
+	soakSettle  = 1.0 / 3 // of the time passes before anything is judged: caches fill
+	soakPages   = 1.0 / 2 // of the time passes before resident memory is judged
+
+	// flatShare is how much of its median a quantity may rise over the time that is judged, if it is steadier than
+	// that; else it may rise by spreadTimes the interquartile range of its medians around the line.
+	flatShare   = 0.02
+	spreadTimes = 1.5
 )
 
 // TestSoak is a cluster under load for a long time: three NATS servers, three indexers, eight engines whose small
 // caches churn, queries, choices that are booked and freed, and every twenty seconds a process that is killed and
-// started again. One of each kind of process is never touched. Of these, memory, goroutines and descriptors are
-// sampled, and of the cluster how much log and snapshots take. After a third of the time, in which caches fill, each
-// may not grow: a line through its samples is judged by flatShare. At the end every answer must be what the engines
-// say.
+// started again. One of each kind of process is never touched. Of these, the heap that lived through the last
+// collection, resident memory, goroutines and descriptors are sampled, and of the cluster how much log and snapshots
+// take. After a third of the time, in which caches fill, none may grow; resident memory, which first grows until the
+// collector has found its pace, after half of it. Growth is the slope of Theil and Sen through medians of samples,
+// judged by flatShare and spreadTimes. At the end every answer must be what the engines say.
 func TestSoak(t *testing.T) {
 	pyenv.Python(t)
 	seed := scheduleSeed()
 	program := func(name string) string { return harness.Program(t, name) }
 	r := &soak{clusterTorture{T: t, mayhem: newMayhem(rand.New(rand.NewPCG(seed, 6))), prompts: allPaths(),
-		tallies: map[string]*harness.Tally{}, programs: program}, map[string]*series{}}
+		tallies: map[string]*harness.Tally{}, programs: program}, map[string]*series{}, atomic.Value{}}
+	r.killed.Store("nothing")
 	r.begun = time.Now()
 	r.w = startClusterWorld(t, r.rng, r.programs, r.counts, soakEngines, "--log-level", "info", "--request-expiry",
 		"30s")
+	r.w.shims[0].args = append(r.w.shims[0].args, "--http-listen", "127.0.0.1:0")
+	for _, d := range []*daemon{r.w.nodes[0], r.w.shims[0]} {
+		d.args = append(d.args, "--debug-listen", "127.0.0.1:0")
+	}
 	r.stage = r.w.stage
 	defer func() {
 		if t.Failed() {
@@ -78,12 +91,15 @@ func TestSoak(t *testing.T) {
 type soak struct {
 	clusterTorture
 	series map[string]*series
+	killed atomic.Value // the kind of what was killed last
 }
 
 // series are samples of one quantity.
 type series struct {
 	unit   string
-	at     []float64 // hours
+	least  float64 // rises below it say nothing
+	from   float64 // share of the time before it is judged
+	at     []time.Duration
 	values []float64
 }
 
@@ -100,6 +116,7 @@ func (r *soak) run() {
 	untouched := []*daemon{r.w.servers[0], r.w.nodes[0], r.w.shims[0]}
 	begun := time.Now()
 	sampleAt, killAt := begun, begun.Add(soakKill)
+	var early []string
 	for time.Since(begun) < *soakFor {
 		r.load()
 		r.undo(false)
@@ -107,16 +124,21 @@ func (r *soak) run() {
 			sampleAt = now.Add(soakSample)
 			r.sample(now.Sub(begun), untouched)
 			r.transcript = nil
+			if early == nil && now.Sub(begun) > time.Duration(soakSettle*float64(*soakFor)) {
+				early = r.profile(untouched, "early")
+			}
 		}
 		if now := time.Now(); now.After(killAt) {
 			killAt = now.Add(soakKill)
 			r.startAll()
 			if d := r.victim(); !slices.Contains(untouched, d) {
+				r.killed.Store(strings.Fields(d.name)[0])
 				r.kill(d)
 			}
 		}
 		time.Sleep(soakRest)
 	}
+	r.Logf("what is in the heaps, early and late: %v %v", early, r.profile(untouched, "late"))
 	stop()
 	bookers.Wait()
 	for _, counts := range booked {
@@ -133,12 +155,20 @@ func (r *soak) run() {
 	}
 }
 
-// book chooses workers for prompts and ends the requests, again and again. It returns how often what came of it.
+// book chooses workers for prompts and ends the requests, again and again. It returns how often what came of it. The
+// last caller knows all NATS servers, as callers should; each other knows one. The first one's is never killed.
 func (r *soak) book(ctx context.Context, number int) map[string]int {
 	counts := map[string]int{}
 	rng := rand.New(rand.NewPCG(uint64(number), 7))
-	addr := r.w.addrs[number%len(r.w.addrs)]
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + addr}, Wait: true})
+	who, addrs := "of all NATS servers", r.w.addrs
+	if number < len(addrs) {
+		who, addrs = "of "+r.w.servers[number].name+" alone", addrs[number:number+1]
+	}
+	var urls []string
+	for _, addr := range addrs {
+		urls = append(urls, "nats://"+addr)
+	}
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: urls, Wait: true})
 	if err != nil {
 		return counts // ctx has ended
 	}
@@ -150,12 +180,13 @@ func (r *soak) book(ctx context.Context, number int) map[string]int {
 		_, err := c.Select(ctx, &client.SelectRequest{Query: harness.LocalsQuery(r.w.engines[0].hasher.Hash(nil,
 			p.tokens(0, p.blocks()))), RequestID: id, Book: true})
 		if err != nil {
-			counts[fmt.Sprintf("choices that failed: %s", client.CodeOf(err))]++
+			counts[fmt.Sprintf("choices by a client %s that failed, after a kill of %s: %s: %.100s", who,
+				r.killed.Load(), client.CodeOf(err), numbers.ReplaceAllString(err.Error(), "…"))]++
 		} else {
 			_ = c.PrefillComplete(ctx, "m", id) // a node may be away: then the request expires
 			_ = c.OutputBlock(ctx, &client.RequestRef{Model: "m", RequestID: id})
 			freed := client.CodeOf(c.Free(ctx, "m", id))
-			counts[fmt.Sprintf("choices, freed with %q", freed)]++
+			counts[fmt.Sprintf("choices by a client %s, freed with %q", who, freed)]++
 		}
 		time.Sleep(soakRest)
 	}
@@ -165,13 +196,23 @@ func (r *soak) book(ctx context.Context, number int) map[string]int {
 func (r *soak) add(name, unit string, at time.Duration, value float64) {
 	s := r.series[name]
 	if s == nil {
-		s = &series{unit: unit}
+		s = &series{unit: unit, from: soakSettle}
+		switch {
+		case unit == "":
+			s.least = 2
+		case strings.HasSuffix(name, "resident"):
+			s.least, s.from = 1, soakPages
+		case strings.HasSuffix(name, "heap"):
+			s.least = 1
+		}
 		r.series[name] = s
 	}
-	s.at, s.values = append(s.at, at.Hours()), append(s.values, value)
+	s.at, s.values = append(s.at, at), append(s.values, value)
 }
 
-// sample reads what processes take, and what the cluster stores. A node that does not answer is read the next time.
+const mib = 1 << 20
+
+// sample reads what processes take, and what the cluster stores. A process that does not answer is read the next time.
 func (r *soak) sample(at time.Duration, list []*daemon) {
 	for _, d := range list {
 		if !d.alive() {
@@ -190,99 +231,196 @@ func (r *soak) sample(at time.Duration, list []*daemon) {
 		if open, err := os.ReadDir(proc + "/fd"); err == nil {
 			r.add(kind+": descriptors", "", at, float64(len(open)))
 		}
+		var page string
+		if r.w.ask(d, "GET", "/metrics", nil, &page) == nil { // a NATS server has none
+			for _, m := range runtimeFigures.FindAllStringSubmatch(page, -1) {
+				value, err := strconv.ParseFloat(m[2], 64)
+				switch {
+				case err != nil:
+					r.Fatalf("%s says %s", d.name, m[0])
+				case m[1] == "go_goroutines":
+					r.add(kind+": goroutines", "", at, value)
+				default:
+					r.add(kind+": live heap", "MiB", at, value/mib)
+				}
+			}
+		}
 	}
-	node := r.w.nodes[0]
-	if n, err := r.goroutines(node); err == nil {
-		r.add("indexer: goroutines", "", at, n)
+	var nats struct {
+		Connections, Subscriptions int
+		Streams, Consumers         int
+	}
+	if harness.HTTPOnce(r.w.monitors[0], "GET", "/varz", nil, &nats) == nil &&
+		harness.HTTPOnce(r.w.monitors[0], "GET", "/jsz", nil, &nats) == nil {
+		r.add("nats-server: connections", "", at, float64(nats.Connections))
+		r.add("nats-server: subscriptions", "", at, float64(nats.Subscriptions))
+		r.add("nats-server: consumers", "", at, float64(nats.Consumers))
 	}
 	var status api.Status
-	if err := r.w.ask(node, "GET", "/v1/status", nil, &status); err != nil {
+	if err := r.w.ask(r.w.nodes[0], "GET", "/v1/status", nil, &status); err != nil {
 		return
 	}
 	log := int64(0)
 	for _, p := range status.Partitions {
 		log += p.Log.Bytes
 	}
-	r.add("log of the node's partitions", "MiB", at, float64(log)/(1<<20))
-	r.add("bucket of snapshots", "MiB", at, float64(status.SnapshotBucket.Bytes)/(1<<20))
+	if n := len(status.Partitions); n > 0 { // more while another node is away
+		r.add("cluster: log of a partition", "MiB", at, float64(log)/float64(n)/mib)
+	}
+	r.add("cluster: snapshots", "MiB", at, float64(status.SnapshotBucket.Bytes)/mib)
+	r.add("cluster: all in NATS", "MiB", at, float64(status.Store.Bytes)/mib)
+	r.add("indexer: index", "MiB", at, float64(status.Index.Bytes)/mib)
+	r.add("indexer: decoder", "MiB", at, float64(status.Index.DecoderBytes)/mib)
 	if status.Load != nil {
 		requests := uint64(0)
 		for _, m := range status.Load.Models {
 			requests += uint64(m.Requests)
 		}
-		r.add("requests under way", "", at, float64(requests))
+		r.add("cluster: requests", "", at, float64(requests))
 	}
+}
+
+// profile writes what is in the heaps of processes into files, which a failure leaves, for go tool pprof -base.
+func (r *soak) profile(list []*daemon, when string) (files []string) {
+	for _, d := range list {
+		found := profiledAt.FindStringSubmatch(d.words(d.begun.Load()))
+		if found == nil {
+			continue // a NATS server has none
+		}
+		var heap string
+		if err := harness.HTTPOnce(found[1], "GET", "/debug/pprof/heap?gc=1", nil, &heap); err != nil {
+			r.Fatal(err)
+		}
+		file := filepath.Join(r.w.dir, strings.Fields(d.name)[0]+"-"+when+".pprof")
+		if err := os.WriteFile(file, []byte(heap), 0o644); err != nil {
+			r.Fatal(err)
+		}
+		files = append(files, file)
+	}
+	return files
 }
 
 var (
-	residentSet = regexp.MustCompile(`VmRSS:\s+(\d+) kB`)
-	goroutines  = regexp.MustCompile(`(?m)^go_goroutines (\S+)$`)
+	profiledAt     = regexp.MustCompile(`profiles are served" listen=(\S+)`)
+	residentSet    = regexp.MustCompile(`VmRSS:\s+(\d+) kB`)
+	runtimeFigures = regexp.MustCompile(`(?m)^(go_goroutines|go_gc_heap_live_bytes) (\S+)$`)
 )
 
-func (r *soak) goroutines(d *daemon) (float64, error) {
-	addr, err := d.served()
-	if err != nil {
-		return 0, err
+// medians are the medians of equal stretches of the time, NaN where there is no sample.
+func (s *series) medians() []float64 {
+	all := make([][]float64, soakMedians)
+	for i, at := range s.at {
+		k := min(int(at*soakMedians / *soakFor), soakMedians-1)
+		all[k] = append(all[k], s.values[i])
 	}
-	reply, err := http.Get("http://" + addr + "/metrics")
-	if err != nil {
-		return 0, err
+	out := make([]float64, soakMedians)
+	for k := range all {
+		out[k] = median(all[k])
 	}
-	defer reply.Body.Close()
-	text := new(strings.Builder)
-	if err := reply.Write(text); err != nil {
-		return 0, err
-	}
-	m := goroutines.FindStringSubmatch(strings.ReplaceAll(text.String(), "\r\n", "\n"))
-	if m == nil {
-		return 0, fmt.Errorf("%s says no number of goroutines", d.name)
-	}
-	return strconv.ParseFloat(m[1], 64)
+	return out
 }
 
-// line is the least squares line through the samples after the first third: by how much it rises over them, their mean,
-// and their spread around it.
-func (s *series) line() (rise, mean, spread float64) {
-	from := len(s.at) / 3
-	at, values := s.at[from:], s.values[from:]
-	n := float64(len(at))
-	var sx, sy, sxx, sxy float64
+func median(values []float64) float64 { return quantile(values, 0.5) }
+
+func quantile(values []float64, q float64) float64 {
+	if len(values) == 0 {
+		return math.NaN()
+	}
+	values = slices.Sorted(slices.Values(values))
+	at := q * float64(len(values)-1)
+	low, part := values[int(at)], at-math.Floor(at)
+	return low + part*(values[min(int(at)+1, len(values)-1)]-low)
+}
+
+// line is the line of Theil and Sen through the medians that are judged: by how much it rises over them, their median,
+// and the interquartile range of what is left of them without it.
+func (s *series) line() (rise, middle, spread float64) {
+	all := s.medians()
+	from := int(s.from * soakMedians)
+	var at, values, slopes, rest []float64
+	for k, v := range all[from:] {
+		if !math.IsNaN(v) {
+			at, values = append(at, float64(k)), append(values, v)
+		}
+	}
 	for i := range at {
-		sx, sy, sxx, sxy = sx+at[i], sy+values[i], sxx+at[i]*at[i], sxy+at[i]*values[i]
+		for j := range i {
+			slopes = append(slopes, (values[i]-values[j])/(at[i]-at[j]))
+		}
 	}
-	slope := 0.0
-	if d := n*sxx - sx*sx; d > 0 {
-		slope = (n*sxy - sx*sy) / d
-	}
-	mean = sy / n
+	slope := median(slopes)
 	for i := range at {
-		off := values[i] - mean - slope*(at[i]-sx/n)
-		spread += off * off
+		rest = append(rest, values[i]-slope*at[i])
 	}
-	return slope * (at[len(at)-1] - at[0]), mean, math.Sqrt(spread / n)
+	return slope * float64(soakMedians-from), median(values), quantile(rest, 0.75) - quantile(rest, 0.25)
 }
 
 // judge prints all series, and fails for each that grows.
 func (r *soak) judge() {
 	var text strings.Builder
 	table := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(table, "WHAT\tUNIT\tSAMPLES\tFIRST\tMEAN\tLAST\tRISE\tSPREAD\n")
+	fmt.Fprintf(table, "WHAT\tUNIT\tSAMPLES\tMEDIAN\tRISE\tSPREAD\tBOUND OF RISE\n")
 	var grown []string
-	for _, name := range slices.Sorted(maps.Keys(r.series)) {
+	names := slices.Sorted(maps.Keys(r.series))
+	for _, name := range names {
 		s := r.series[name]
-		if len(s.at) < 12 {
-			r.Fatalf("%s has only %d samples: let it run for longer", name, len(s.at))
+		if len(s.at) < 2*soakMedians {
+			r.Errorf("%s has only %d samples: let it run for longer", name, len(s.at))
+			continue
 		}
-		rise, mean, spread := s.line()
-		fmt.Fprintf(table, "%s\t%s\t%d\t%.4g\t%.4g\t%.4g\t%+.3g\t%.3g\n", name, s.unit, len(s.at),
-			s.values[len(s.at)/3], mean, s.values[len(s.at)-1], rise, spread)
-		if rise > max(flatShare*mean, 2*spread) {
+		rise, middle, spread := s.line()
+		bound := max(flatShare*middle, spreadTimes*spread, s.least)
+		fmt.Fprintf(table, "%s\t%s\t%d\t%.4g\t%+.3g\t%.3g\t%.3g\n", name, s.unit, len(s.at), middle, rise, spread, bound)
+		if !(rise <= bound) {
 			grown = append(grown, name)
 		}
 	}
 	_ = table.Flush()
-	r.Logf("after the first third of %v:\n%s", *soakFor, text.String())
+	r.Logf("lines through medians of %v, after %v, those of resident memory after %v:\n%s",
+		*soakFor/soakMedians, time.Duration(soakSettle*float64(*soakFor)).Round(time.Second),
+		time.Duration(soakPages*float64(*soakFor)).Round(time.Second), text.String())
+	for kind, list := range groups(names) {
+		r.Logf("%s, medians of %v:\n%s", kind, *soakFor/soakMedians, r.course(kind, list))
+	}
 	if len(grown) > 0 {
 		r.Errorf("not flat: %s", strings.Join(grown, "; "))
 	}
+}
+
+// groups are the series of each kind of process, in order.
+func groups(names []string) iter.Seq2[string, []string] {
+	return func(yield func(string, []string) bool) {
+		for len(names) > 0 {
+			kind, _, _ := strings.Cut(names[0], ":")
+			n := 0
+			for n < len(names) && strings.HasPrefix(names[n], kind+":") {
+				n++
+			}
+			if !yield(kind, names[:n]) {
+				return
+			}
+			names = names[n:]
+		}
+	}
+}
+
+// course is a table of all medians of some series.
+func (r *soak) course(kind string, names []string) string {
+	var text strings.Builder
+	table := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	fmt.Fprint(table, "AFTER")
+	var columns [][]float64
+	for _, name := range names {
+		s := r.series[name]
+		fmt.Fprintf(table, "\t%s", strings.TrimSpace(strings.TrimPrefix(name, kind+": ")+" "+s.unit))
+		columns = append(columns, s.medians())
+	}
+	for k := range soakMedians {
+		fmt.Fprintf(table, "\n%v", time.Duration(k+1)*(*soakFor/soakMedians))
+		for _, c := range columns {
+			fmt.Fprintf(table, "\t%.4g", c[k])
+		}
+	}
+	_ = table.Flush()
+	return text.String()
 }
