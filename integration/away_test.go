@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -113,4 +114,35 @@ func peakMemory(t *testing.T, p *harness.Process) int64 {
 		}
 	}
 	return 0
+}
+
+// TestStopWhileNATSIsAway: a node that has others beside it, and a shim, end well and soon when they are told to while
+// the NATS server is gone, or hangs, however long the node may drain.
+func TestStopWhileNATSIsAway(t *testing.T) {
+	t.Parallel()
+	for name, away := range map[string]os.Signal{"gone": syscall.SIGKILL, "hangs": syscall.SIGSTOP} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			addr := loopback.Reserve(t)
+			server := harness.Start(t, "nats-server", "-js", "-sd", t.TempDir(), "-a", "127.0.0.1", "-p",
+				addr[strings.LastIndex(addr, ":")+1:])
+			server.WaitFor("Server is ready")
+			serve := func(id string) *harness.Process {
+				return harness.Start(t, "indexer", "serve", "--nats", "nats://"+addr, "--http-listen", "", "--node-id", id,
+					"--partitions", "4", "--drain-timeout", "24h")
+			}
+			a, b := serve("a"), serve("b")
+			a.WaitFor(`msg=ready`)
+			b.WaitFor(`msg=ready`)
+			e := harness.StartSimEngine(t)
+			shim := harness.StartSimShim(t, e, addr, "w1")
+			shim.WaitFor("registered")
+			harness.ServePrompt(t, e, harness.Tokens(1, 10*harness.BlockSize))
+			if err := server.Cmd.Process.Signal(away); err != nil {
+				t.Fatal(err)
+			}
+			shim.Stop()
+			a.Stop()
+		})
+	}
 }

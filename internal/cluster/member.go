@@ -286,8 +286,8 @@ func (m *Member) Announce(ctx context.Context) {
 	}
 }
 
-// Run keeps the node a member until ctx ends, and then until other nodes have acquired what it has, or for Drain. The
-// error wraps [ErrNameInUse] if another process took its name.
+// Run keeps the node a member until ctx ends, and then until other nodes have acquired what it has, for Drain, or until
+// the connection is closed. The error wraps [ErrNameInUse] if another process took its name.
 func (m *Member) Run(ctx context.Context) error {
 	working := context.WithoutCancel(ctx)
 	begun, acked := time.Now(), uint64(0)
@@ -324,6 +324,9 @@ func (m *Member) Run(ctx context.Context) error {
 		err := m.write(working, advertised, leave)
 		if errors.Is(err, ErrNameInUse) {
 			return err
+		}
+		if leave && m.cfg.Namespace.Conn().Closed() {
+			return nil // the record stays; the other nodes find that this one is silent
 		}
 		var look *Look
 		if err == nil {

@@ -264,7 +264,18 @@ func (s *Server) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	running, end := context.WithCancel(context.WithoutCancel(ctx))
+	working, giveUp := context.WithCancel(context.WithoutCancel(ctx))
+	defer giveUp()
+	if s.Embedded == nil {
+		context.AfterFunc(ctx, func() {
+			if s.Conn.CloseWhenAway(working, awayPatience) {
+				s.log.Warn("NATS does not answer; this node stops without handing over", "after", awayPatience, "what_to_do",
+					"nothing: other nodes, and this one when it starts again, take the last snapshots and the log after them")
+				giveUp()
+			}
+		})
+	}
+	running, end := context.WithCancel(working)
 	defer end()
 	if s.Embedded != nil {
 		go s.Embedded.Supervise(running, superviseHooks(s.log))
@@ -304,10 +315,10 @@ func (s *Server) Run(ctx context.Context) error {
 			if s.Ready != nil {
 				s.Ready()
 			}
-			err = s.drain(ctx, left, service)
+			err = s.drain(ctx, working, left, service)
 		}
 	case <-ctx.Done():
-		err = s.drain(ctx, left, service)
+		err = s.drain(ctx, working, left, service)
 	case err = <-left:
 	}
 	s.log.Info("stopping")
@@ -320,15 +331,19 @@ func (s *Server) Run(ctx context.Context) error {
 	return err
 }
 
-// drain waits until ctx ends, and then answers what is asked of this node by its name until others have what it had.
-func (s *Server) drain(ctx context.Context, left <-chan error, service *service) error {
+// awayPatience is how long a node that stops waits for NATS servers that do not answer, in all.
+const awayPatience = 3 * time.Second
+
+// drain waits until ctx ends, and then answers what is asked of this node by its name until others have what it had, or
+// working has ended too.
+func (s *Server) drain(ctx, working context.Context, left <-chan error, service *service) error {
 	select {
 	case err := <-left:
 		return err
 	case <-ctx.Done():
 	}
 	s.log.Info("draining", "timeout", s.Drain)
-	leaving, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.Drain/4)
+	leaving, cancel := context.WithTimeout(working, s.Drain/4)
 	service.leave(leaving)
 	cancel()
 	return <-left

@@ -245,6 +245,29 @@ func (c *Conn) apiLevel(ctx context.Context) (int, error) {
 // Close ends the connection at once.
 func (c *Conn) Close() { c.nc.Close() }
 
+// CloseWhenAway closes the connection once the server has not answered for patience, and reports whether it did; it
+// returns false when ctx ends before. Whoever waits for the server gets an error then. It is for processes that stop.
+func (c *Conn) CloseWhenAway(ctx context.Context, patience time.Duration) bool {
+	for answered := time.Now(); ; {
+		asking, cancel := context.WithDeadline(ctx, answered.Add(patience))
+		err := c.flush(asking)
+		cancel()
+		switch {
+		case err == nil:
+			answered = time.Now()
+		case time.Since(answered) >= patience && ctx.Err() == nil:
+			c.Close()
+			return true
+		}
+		if !loop.Wait(ctx, 100*time.Millisecond) {
+			return false
+		}
+	}
+}
+
+// Closed reports whether the connection was closed for good.
+func (c *Conn) Closed() bool { return c.nc.IsClosed() }
+
 // NATS is the connection itself, for those who ask services over it (pkg/client, pkg/rpc).
 func (c *Conn) NATS() *nats.Conn { return c.nc }
 
