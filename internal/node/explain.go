@@ -21,7 +21,7 @@ const (
 // rule ended their prefix. What they hold of the prefix is that of the same moment then.
 func (n *Node) explain(s *scratch, q *api.Query, view *View, served *Served, answer *api.Answer, lookaheads []uint32,
 	own bool) error {
-	slices.SortFunc(answer.Workers, api.CompareOverlaps)
+	api.SortOverlaps(answer.Workers)
 	some := answer.Workers[:min(len(answer.Workers), max(minPaths, min(maxPaths, maxPathBlocks/max(1, answer.Blocks))))]
 	runs := max(minPathRuns, maxPathRuns/max(1, len(some)))
 	for _, lookahead := range lookaheads {

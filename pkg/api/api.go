@@ -221,7 +221,7 @@ func (a *Answer) UpToDate() bool {
 // nobody has anything.
 func (a *Answer) Finish(idle bool, why Reason) {
 	a.FinishRaw(idle, why)
-	slices.SortFunc(a.Workers, CompareOverlaps)
+	SortOverlaps(a.Workers)
 }
 
 // FinishRaw is Finish for a query that is Raw.
@@ -436,15 +436,6 @@ func (o Overlap) WithGuess() Overlap {
 		covered -= n
 	}
 	return o
-}
-
-// CompareOverlaps orders workers as answers have them: best first, guesses last.
-func CompareOverlaps(a, b Overlap) int {
-	return cmp.Or(
-		cmp.Compare(b.Device, a.Device), cmp.Compare(b.Host, a.Host), cmp.Compare(b.Disk,
-			a.Disk), cmp.Compare(b.External, a.External), cmp.Compare(b.L3, a.L3), cmp.Compare(b.Guessed, a.Guessed),
-		cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.Rank, b.Rank),
-	)
 }
 
 // PartitionStatus says which place in a partition's log an answer reflects.
