@@ -2,7 +2,6 @@ package compat
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -97,33 +96,15 @@ type media struct {
 	Objects []MediaObject `json:"mm_objects"`
 }
 
-// MediaObject is an item of a block, as Dynamo has it.
+// MediaObject is an item of a block, as Dynamo has it. Its offsets are no part of Dynamo's hashes.
 type MediaObject struct {
 	Hash MediaHash `json:"mm_hash"`
-
-	// Offsets are where its tokens are, from one on and up to another, counted from the block's first one. What they are
-	// not is as if they were not there.
-	Offsets json.RawMessage `json:"offsets"`
 }
 
-// BlockMedia are a block's items as they are hashed: one item is hashed by itself; of several each place counts, in the
-// order of the places, or, if one has none, in that of the list.
+// BlockMedia are a block's items as they are hashed: one item as Dynamo does, of several the order counts too.
 func BlockMedia(objects []MediaObject) (list []events.BlockMedia) {
-	ordered := true
 	for _, o := range objects {
-		var ranges [][2]uint64
-		if json.Unmarshal(o.Offsets, &ranges) != nil || len(ranges) == 0 {
-			ordered, ranges = false, [][2]uint64{{events.NoOffset}}
-		}
-		if len(objects) == 1 {
-			ranges = ranges[:1]
-		}
-		for _, r := range ranges {
-			list = append(list, events.BlockMedia{Hash: uint64(o.Hash), Offset: r[0]})
-		}
-	}
-	if ordered {
-		slices.SortStableFunc(list, func(a, b events.BlockMedia) int { return cmp.Compare(a.Offset, b.Offset) })
+		list = append(list, events.BlockMedia{Hash: uint64(o.Hash), Offset: events.NoOffset})
 	}
 	return list
 }

@@ -82,10 +82,10 @@ func (h *Hasher) Hash(dst []LocalHash, tokens []uint32) []LocalHash {
 // HashMedia is Hash for prompts with images and the like: media[i] has the items that touch what is hashed of block i,
 // in the order of their tokens. It may be shorter than there are blocks, and is not changed.
 //
-// A block with one item has Dynamo's hash: of the tokens and, after them, the item's hash as little-endian u64. Dynamo
-// sorts the hashes of several items, so that two images which have changed places make the same block. Of several items
-// we hash each one's hash and offset, both as little-endian u64, in the order of the items: only the same items at the
-// same places make the same block, and no block of Dynamo's has that hash.
+// A block's items are hashed after its tokens: of each its hash as little-endian u64 and its offset as i64, then one
+// byte, 1. So blocks are equal only if engines hash them as equal, and no other block has as many bytes. A block of one
+// item without a place has Dynamo's hash, which is of the tokens and the item's hash: it is never that of a block whose
+// items have places.
 func (h *Hasher) HashMedia(dst []LocalHash, tokens []uint32, media [][]BlockMedia) []LocalHash {
 	var scratch blockScratch
 	n := h.blocks(len(tokens))
@@ -103,16 +103,15 @@ func (h *Hasher) HashMedia(dst []LocalHash, tokens []uint32, media [][]BlockMedi
 
 // BlockMedia is an image or the like of which some token is in a block.
 type BlockMedia struct {
-	Hash uint64 // the MediaHash of its identifier
+	Hash uint64 // the MediaHash of its identifier; if it has no place, Dynamo's mm_hash
 
-	// Offset is the item's first token, counted from the block's first one; 0 if it is in a block before. NoOffset is that
-	// of an item of which it is not said: vLLM says it from 0.23 on.
-	Offset uint64
+	// Offset is the item's first token, counted from the block's first one: negative if it is in a block before. NoOffset
+	// is that of an item of which it is not said: vLLM says it from 0.23 on, Dynamo never.
+	Offset int64
 }
 
-// NoOffset is the offset of an item whose place is not known. A block with such an item and another one is no block of
-// any prompt whose items have known places.
-const NoOffset = math.MaxUint64
+// NoOffset is the offset of an item whose place is not known.
+const NoOffset = math.MinInt64
 
 // MediaItem is an image or the like in a prompt.
 type MediaItem struct {
@@ -134,17 +133,21 @@ func (h *Hasher) HashItems(dst []LocalHash, tokens []uint32, items []MediaItem) 
 	for _, item := range items {
 		first := max(0, int(item.Offset)-h.window+h.block) / h.block
 		for i := first; i < len(media) && i*h.block < int(item.Offset)+int(item.Length); i++ {
-			media[i] = append(media[i], BlockMedia{item.Hash, uint64(max(0, int(item.Offset)-i*h.block))})
+			media[i] = append(media[i], BlockMedia{item.Hash, int64(item.Offset) - int64(i*h.block)})
 		}
 	}
 	return h.HashMedia(dst, tokens, media)
 }
 
-// MediaHash is the number by which a multimodal item with this identifier enters its blocks' hashes: the first 16 of 64
-// hexadecimal digits, or the XXH3-64 of any other string.
-func MediaHash[T string | []byte](identifier T) (v uint64) {
+// MediaHash is the number by which a multimodal item with this identifier enters its blocks' hashes: its XXH3-64. It is
+// not Dynamo's mm_hash, which is the same for all identifiers of 64 hexadecimal digits that begin with the same 16.
+func MediaHash(identifier string) uint64 { return xxh3.HashString(identifier) }
+
+// dynamoMediaHash is Dynamo's mm_hash of an identifier: the first 16 of 64 hexadecimal digits, or the XXH3-64 of any
+// other text.
+func dynamoMediaHash(identifier []byte) (v uint64) {
 	if !isDigest(identifier) {
-		return xxh3.Hash([]byte(identifier))
+		return xxh3.Hash(identifier)
 	}
 	for i := range 16 {
 		v = v<<4 | uint64(hexDigit(identifier[i]))
@@ -206,17 +209,20 @@ func (s *blockScratch) hash(tokens []uint32, media []BlockMedia, seed uint64) Lo
 	for _, t := range tokens {
 		s.bytes = binary.LittleEndian.AppendUint32(s.bytes, t)
 	}
-	for _, m := range media {
-		s.bytes = binary.LittleEndian.AppendUint64(s.bytes, m.Hash)
-		if len(media) > 1 {
-			s.bytes = binary.LittleEndian.AppendUint64(s.bytes, m.Offset)
+	if len(media) == 1 && media[0].Offset == NoOffset {
+		s.bytes = binary.LittleEndian.AppendUint64(s.bytes, media[0].Hash)
+	} else if len(media) > 0 {
+		for _, m := range media {
+			s.bytes = binary.LittleEndian.AppendUint64(s.bytes, m.Hash)
+			s.bytes = binary.LittleEndian.AppendUint64(s.bytes, uint64(m.Offset))
 		}
+		s.bytes = append(s.bytes, 1)
 	}
 	return LocalHash(xxh3.HashSeed(s.bytes, seed))
 }
 
 // isDigest reports whether s is 64 hexadecimal digits.
-func isDigest[T string | []byte](s T) bool {
+func isDigest(s []byte) bool {
 	if len(s) != 64 {
 		return false
 	}

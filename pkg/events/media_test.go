@@ -4,21 +4,23 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 )
 
-// mediaBlocks are local hashes of one item and of several, in blocks of two tokens 0 and 1. Those of one item are
-// Dynamo's; those of several are part of snapshots and logs and must not change either.
+// mediaBlocks are local hashes of items in blocks of two tokens 0 and 1, of which the first is Dynamo's. Those of items
+// with places were computed with Python's xxhash. They are part of snapshots and logs and must not change.
 var mediaBlocks = []struct {
 	media []BlockMedia
 	want  LocalHash
 }{
-	{[]BlockMedia{{42, 0}}, 6100948656312251355},
-	{[]BlockMedia{{42, 1}}, 6100948656312251355},
 	{[]BlockMedia{{42, NoOffset}}, 6100948656312251355},
-	{[]BlockMedia{{42, 0}, {43, 1}}, 5206454422411081494},
-	{[]BlockMedia{{43, 0}, {42, 1}}, 10569940962670842215},
-	{[]BlockMedia{{42, NoOffset}, {43, NoOffset}}, 3739415956091413019},
+	{[]BlockMedia{{42, 0}}, 2117319670889744571},
+	{[]BlockMedia{{42, 1}}, 9659140180895511161},
+	{[]BlockMedia{{42, -3}}, 11338092855403261866},
+	{[]BlockMedia{{42, 0}, {43, 1}}, 11360654830478593672},
+	{[]BlockMedia{{43, 0}, {42, 1}}, 3884491956456615948},
+	{[]BlockMedia{{42, NoOffset}, {43, NoOffset}}, 1598710929150674555},
 }
 
 func TestMediaBlocks(t *testing.T) {
@@ -30,14 +32,19 @@ func TestMediaBlocks(t *testing.T) {
 	}
 }
 
+// placeholder is the token of all images. Texts have it too.
+const placeholder = 99
+
+// imageNames have digests that Dynamo does not tell apart.
+var imageNames = []string{"a", "b", "c", strings.Repeat("0", 63) + "1", strings.Repeat("0", 63) + "2",
+	strings.Repeat("a", 64), strings.Repeat("A", 64)}
+
 // segment is a token of a text, or an image.
 type segment struct {
-	text  uint32
-	image string
+	text   uint32
+	image  string
+	length int // tokens of an image; the same one may have more or fewer elsewhere
 }
-
-// imageTokens is how many tokens an image has. All have the same token, which no text has, as those of real models.
-var imageTokens = map[string]int{"a": 1, "b": 2, "c": 3, "d": 3, "e": 7, "f": 12}
 
 // imagePrompt is a prompt of segments as an engine has it.
 type imagePrompt struct {
@@ -52,10 +59,9 @@ func promptOf(segments []segment) (p imagePrompt) {
 			p.tokens = append(p.tokens, s.text)
 			continue
 		}
-		n := imageTokens[s.image]
-		p.items = append(p.items, MediaItem{MediaHash(s.image), uint32(len(p.tokens)), uint32(n)})
+		p.items = append(p.items, MediaItem{MediaHash(s.image), uint32(len(p.tokens)), uint32(s.length)})
 		p.names = append(p.names, s.image)
-		p.tokens = append(p.tokens, slices.Repeat([]uint32{99}, n)...)
+		p.tokens = append(p.tokens, slices.Repeat([]uint32{placeholder}, s.length)...)
 	}
 	return p
 }
@@ -79,27 +85,29 @@ func (p imagePrompt) keys(size, ahead int) (keys []any) {
 	return keys
 }
 
-// TestMediaTwin swaps, shifts, doubles, takes out and replaces images, alone and beside each other. The leading blocks
-// that an engine's events and a query have in common are those which a naive engine shares: those of which the tokens,
-// and the identifiers with their offsets, are equal from the first block on.
+// TestMediaTwin swaps, shifts, doubles, takes out and replaces images, alone and beside each other, also so that the
+// tokens stay the same. The leading blocks that an engine's events and a query have in common are those which a naive
+// engine shares: those of which the tokens, and the identifiers with their offsets, are equal from the first block on.
 func TestMediaTwin(t *testing.T) {
 	rng := rand.New(rand.NewPCG(16, 2))
-	images := []string{"a", "b", "c", "d", "e", "f"}
-	image := func() segment { return segment{image: images[rng.IntN(len(images))]} }
-	shared, cut := 0, 0 // prompts of which all is shared though they have images, and of which some is
-	for range 20_000 {
+	image := func() segment {
+		return segment{image: imageNames[rng.IntN(len(imageNames))], length: 1 + rng.IntN(4)*rng.IntN(4)}
+	}
+	text := func() segment { return segment{text: []uint32{0, 1, placeholder, placeholder}[rng.IntN(4)]} }
+	shared, cut, moved := 0, 0, 0 // prompts with images: all is shared, some is, none though the tokens are
+	for range 40_000 {
 		size, ahead := 1+rng.IntN(8), rng.IntN(2)*rng.IntN(4)
 		var was []segment
 		for range rng.IntN(20) {
 			if rng.IntN(2) == 0 {
 				was = append(was, image())
 			} else {
-				was = append(was, segment{text: rng.Uint32N(3)})
+				was = append(was, text())
 			}
 		}
 		now := slices.Clone(was)
 		for range min(len(now), rng.IntN(3)) {
-			switch i, j := rng.IntN(len(now)), rng.IntN(len(now)); rng.IntN(6) {
+			switch i, j := rng.IntN(len(now)), rng.IntN(len(now)); rng.IntN(7) {
 			case 0:
 				now[i], now[j] = now[j], now[i]
 			case 1: // neighbours
@@ -108,13 +116,26 @@ func TestMediaTwin(t *testing.T) {
 			case 2:
 				now = slices.Insert(now, i, now[j])
 			case 3:
-				now = slices.Insert(now, i, segment{text: rng.Uint32N(3)})
+				now = slices.Insert(now, i, text())
 			case 4:
 				now = slices.Delete(now, i, i+1)
 				now = append(now, image())
 			case 5:
 				if now[i].image != "" {
-					now[i] = image()
+					now[i] = segment{image: image().image, length: now[i].length}
+				}
+			case 6: // the same tokens: an image becomes shorter or text, and what follows another one
+				if now[i].image != "" {
+					rest := rng.IntN(now[i].length)
+					tail := slices.Repeat([]segment{{text: placeholder}}, now[i].length-rest)
+					if rng.IntN(2) == 0 {
+						tail = []segment{{image: image().image, length: len(tail)}}
+					}
+					if now[i].length = rest; rest == 0 {
+						now = slices.Delete(now, i, i+1)
+						i--
+					}
+					now = slices.Insert(now, i+1, tail...)
 				}
 			}
 		}
@@ -138,16 +159,18 @@ func TestMediaTwin(t *testing.T) {
 			t.Fatalf("blocks of %d and %d ahead, the engine has %v, asked is %v: %d blocks in common, want %d", size, ahead,
 				was, now, got, want)
 		}
-		if len(query.items) > 1 && got > 0 {
-			if got == len(hashes) {
-				shared++
-			} else {
-				cut++
-			}
+		switch {
+		case len(query.items) == 0 || len(hashes) == 0:
+		case got == len(hashes):
+			shared++
+		case got > 0:
+			cut++
+		case slices.Equal(engine.tokens, query.tokens):
+			moved++
 		}
 	}
-	if shared < 500 || cut < 500 {
-		t.Errorf("%d prompts shared, %d cut, are no test", shared, cut)
+	if min(shared, cut, moved) < 500 {
+		t.Errorf("%d prompts shared, %d cut, %d with images elsewhere, are no test", shared, cut, moved)
 	}
 }
 
@@ -181,11 +204,12 @@ func announce(t *testing.T, p imagePrompt, keys []any, size, ahead int) []LocalH
 	return m.Events[0].Locals
 }
 
-// TestMediaOffsetsUnknown: an engine that does not say where items are, as vLLM before 0.23, shares no block of several
-// items with a query; blocks of one item it does.
+// TestMediaOffsetsUnknown: an engine that does not say where items are, as vLLM before 0.23, shares no block with an
+// item with a query that says it. Those with one item are as Dynamo hashes them.
 func TestMediaOffsetsUnknown(t *testing.T) {
-	p := promptOf([]segment{{text: 1}, {image: "b"}, {text: 2}, {image: "a"}, {image: "a"}, {text: 1}})
-	keys := []any{[]any{"b"}, []any{"a", "a"}}
+	p := promptOf([]segment{{text: 1}, {text: 2}, {text: 3}, {text: 1}, {image: "b", length: 2}, {text: 2},
+		{image: "a", length: 1}, {image: "a", length: 1}, {text: 1}})
+	keys := []any{nil, []any{"b"}, []any{"a", "a"}}
 	tokens := make([]any, len(p.tokens))
 	for i, token := range p.tokens {
 		tokens[i] = token
@@ -194,12 +218,14 @@ func TestMediaOffsetsUnknown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := d.Decode(message(t, []any{"BlockStored", []any{1, 2}, 9, tokens[:6], 3, nil, "GPU", nil, keys}))
+	m, err := d.Decode(message(t, []any{"BlockStored", []any{1, 2, 3}, 9, tokens[:9], 3, nil, "GPU", nil, keys}))
 	if err != nil || len(m.Events) != 1 {
 		t.Fatalf("%+v, %v", m, err)
 	}
-	locals, hashes := m.Events[0].Locals, mustHasher(t, 3, Space{}, false).HashItems(nil, p.tokens, p.items)
-	if locals[0] != hashes[0] || locals[1] == hashes[1] {
-		t.Errorf("announced %d, asked %d", locals, hashes)
+	h := mustHasher(t, 3, Space{}, false)
+	locals, asked := m.Events[0].Locals, h.HashItems(nil, p.tokens, p.items)
+	dynamo := h.HashMedia(nil, p.tokens, [][]BlockMedia{{}, {{MediaHash("b"), NoOffset}}})
+	if locals[0] != asked[0] || locals[1] == asked[1] || locals[2] == asked[2] || locals[1] != dynamo[1] {
+		t.Errorf("announced %d, asked %d, Dynamo's %d", locals, asked, dynamo)
 	}
 }

@@ -171,7 +171,7 @@ func TestWhatEnginesWrite(t *testing.T) {
 			want: []Event{{Kind: Stored, Tier: Device, Blocks: []BlockHash{1, 2},
 				Locals: mustHasher(t, 4, Space{LoRA: "a", Salt: "tenant"}, false).
 					HashMedia(nil, count(1, 8), [][]BlockMedia{{{MediaHash("img"), 2},
-						{MediaHash(hex.EncodeToString(digest32)), NoOffset}}, {{MediaHash("img"), 0}}})}}},
+						{PayloadDigest(digest32), NoOffset}}, {{MediaHash("img"), -2}}})}}},
 		{says: "an adapter's name in extra keys is no item",
 			events: []any{store(names(1), 9, tokens, pair{"lora_name", "a"}, pair{"extra_keys", []any{[]any{"a"}}})},
 			want: []Event{{Kind: Stored, Tier: Device, HasParent: true, Parent: 9, Blocks: one,

@@ -362,7 +362,7 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 						(shownSalt == "" || shownSalt == v):
 						shownSalt = v
 					default:
-						media[i] = append(media[i], BlockMedia{MediaHash(v), NoOffset})
+						media[i] = append(media[i], BlockMedia{naiveDynamo(v), NoOffset})
 					}
 				case []any:
 					if len(v) == 0 {
@@ -372,15 +372,16 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 					if !ok {
 						return nil, "unreadable_space"
 					}
-					at := uint64(NoOffset)
+					item := BlockMedia{m, NoOffset}
+					if s, isText := v[0].(string); isText {
+						item.Hash = naiveDynamo(s)
+					}
 					if len(v) > 1 {
-						if bits, negative, ok := randval.AsInteger(v[1]); ok && negative {
-							at = 0
-						} else if ok {
-							at = bits
+						if bits, _, ok := randval.AsInteger(v[1]); ok {
+							item = BlockMedia{m, int64(bits)}
 						}
 					}
-					media[i] = append(media[i], BlockMedia{m, at})
+					media[i] = append(media[i], item)
 				case []byte:
 					m, _ := naiveMedia(v)
 					media[i] = append(media[i], BlockMedia{m, NoOffset})
@@ -467,6 +468,15 @@ func allNil(values []any) bool {
 	return true
 }
 
+// naiveDynamo is Dynamo's mm_hash of an identifier.
+func naiveDynamo(s string) uint64 {
+	if digestLike.MatchString(s) {
+		v, _ := strconv.ParseUint(s[:16], 16, 64)
+		return v
+	}
+	return MediaHash(s)
+}
+
 func naiveMedia(v any) (uint64, bool) {
 	if bits, _, ok := randval.AsInteger(v); ok {
 		return bits, true
@@ -475,9 +485,6 @@ func naiveMedia(v any) (uint64, bool) {
 	case string:
 		return MediaHash(v), true
 	case []byte:
-		if len(v) == 32 {
-			return MediaHash(fmt.Sprintf("%x", v)), true
-		}
 		return PayloadDigest(v), true // XXH3-64, whatever it is of
 	}
 	return 0, false

@@ -588,7 +588,7 @@ func (d *Decoder) blockKeys(r *msgp.Reader, e *rawEvent, keys, i int) bool {
 				}
 				bare, before = s, len(d.media.values)
 			default:
-				d.addMedia(MediaHash(s))
+				d.media.add(BlockMedia{dynamoMediaHash(s), NoOffset})
 			}
 		case msgp.Array:
 			parts, ok := r.Array()
@@ -599,17 +599,26 @@ func (d *Decoder) blockKeys(r *msgp.Reader, e *rawEvent, keys, i int) bool {
 				d.insertMedia(before, bare)
 				bare = nil
 			}
-			if !d.mediaItem(r) {
+			hash, dynamo, ok := readIdentifier(r)
+			if !ok {
 				return false
 			}
+			item := BlockMedia{dynamo, NoOffset}
 			if parts > 1 {
-				d.mediaOffset(r)
+				if at, _, ok := r.Int(); ok { // negative for an item that begins in a block before
+					item = BlockMedia{hash, int64(at)}
+				} else {
+					r.Skip()
+				}
 				r.SkipN(parts - 2)
 			}
+			d.media.add(item)
 		case msgp.Bin:
-			if !d.mediaItem(r) {
+			hash, _, ok := readIdentifier(r)
+			if !ok {
 				return false
 			}
+			d.media.add(BlockMedia{hash, NoOffset})
 		default:
 			return false
 		}
@@ -624,43 +633,21 @@ func (d *Decoder) blockKeys(r *msgp.Reader, e *rawEvent, keys, i int) bool {
 	return true
 }
 
-// addMedia adds an item to the block in hand, at a place that is not known.
-func (d *Decoder) addMedia(hash uint64) { d.media.add(BlockMedia{hash, NoOffset}) }
-
 // insertMedia adds an item that stands before others of the block in hand.
 func (d *Decoder) insertMedia(at int, identifier []byte) {
-	d.media.values = slices.Insert(d.media.values, at, BlockMedia{MediaHash(identifier), NoOffset})
+	d.media.values = slices.Insert(d.media.values, at, BlockMedia{dynamoMediaHash(identifier), NoOffset})
 }
 
-// mediaOffset reads the place of the item that was added last. It is negative for one that begins in a block before.
-func (d *Decoder) mediaOffset(r *msgp.Reader) {
-	item := &d.media.values[len(d.media.values)-1]
-	if v, negative, ok := r.Int(); !ok {
-		r.Skip()
-	} else if item.Offset = v; negative {
-		item.Offset = 0
-	}
-}
-
-// mediaItem reads the identifier of a multimodal item or of prompt embeddings.
-func (d *Decoder) mediaItem(r *msgp.Reader) bool {
+// readIdentifier reads what a multimodal item or prompt embeddings are called: its hash, and Dynamo's.
+func readIdentifier(r *msgp.Reader) (hash, dynamo uint64, ok bool) {
 	if v, _, ok := r.Int(); ok {
-		d.addMedia(v)
-		return true
+		return v, v, true
 	}
 	if s, ok := r.Str(); ok {
-		d.addMedia(MediaHash(s))
-		return true
+		return xxh3.Hash(s), dynamoMediaHash(s), true
 	}
-	if b, ok := r.Bin(); ok {
-		if len(b) == 32 { // what 64 hexadecimal digits would say
-			d.addMedia(binary.BigEndian.Uint64(b))
-		} else {
-			d.addMedia(xxh3.Hash(b))
-		}
-		return true
-	}
-	return false
+	b, ok := r.Bin()
+	return xxh3.Hash(b), xxh3.Hash(b), ok
 }
 
 // readLookahead reads, for each of n blocks, the tokens beyond the block that went into the engine's hash of it: nil,

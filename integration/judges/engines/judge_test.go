@@ -348,10 +348,10 @@ func begun(p harness.Prompt) []harness.Media {
 }
 
 // addMedia puts up to two images into a prompt, or others where some were, which only their identifiers tell: digests,
-// as vLLM's own, and what a client calls them. As with real models the text says where an image begins, and what is in
-// it says how many tokens it has.
+// as vLLM's own, two of which begin alike, and what a client calls them. As with real models the text says where an
+// image begins, and what is in it says how many tokens it has.
 func (l *load) addMedia(p *harness.Prompt) {
-	images := []string{strings.Repeat("0a1b2c3d", 8), strings.Repeat("f", 64), "photo", "7"}
+	images := []string{strings.Repeat("0a1b2c3d", 8), strings.Repeat("f", 64), "photo", strings.Repeat("f", 63) + "e"}
 	p.Media = slices.Clone(p.Media)
 	if n := len(p.Media); n > 0 {
 		if last := p.Media[n-1]; int(last.Offset+last.Length) > len(p.Tokens) {
@@ -382,6 +382,12 @@ func (l *load) question() harness.Prompt {
 		p.Media = slices.Clone(p.Media)
 		i := l.changes.IntN(n - 1)
 		p.Media[i].Identifier, p.Media[i+1].Identifier = p.Media[i+1].Identifier, p.Media[i].Identifier
+	}
+	if n := len(p.Media); n > 0 && l.changes.IntN(2) == 0 { // the tokens are the same, an image's first one is text
+		p.Media = slices.Clone(p.Media)
+		if m := &p.Media[l.changes.IntN(n)]; m.Length > 1 {
+			m.Offset, m.Length = m.Offset+1, m.Length-1
+		}
 	}
 	return p
 }

@@ -131,8 +131,12 @@ func hashCases(t *testing.T) (cases []hashCase) {
 			var items []events.BlockMedia
 			var said [][]string
 			for range rng.IntN(3) {
-				item := events.BlockMedia{Hash: rng.Uint64(), Offset: rng.Uint64N(16)}
-				items, said = append(items, item), append(said, texts([]uint64{item.Hash, item.Offset}))
+				item := events.BlockMedia{Hash: rng.Uint64(), Offset: rng.Int64N(32) - 16}
+				if rng.IntN(4) == 0 {
+					item.Offset = events.NoOffset
+				}
+				items = append(items, item)
+				said = append(said, []string{fmt.Sprint(item.Hash), fmt.Sprint(item.Offset)})
 			}
 			media, c.Media = append(media, items), append(c.Media, said)
 		}

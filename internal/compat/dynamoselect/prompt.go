@@ -1,6 +1,7 @@
 package dynamoselect
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 
@@ -71,7 +72,7 @@ type mediaItem compat.MediaObject
 
 func (m *mediaItem) UnmarshalJSON(data []byte) error {
 	return object(data, member{"mm_hash", &m.Hash, required, "a 64-bit number"},
-		member{"offsets", &m.Offsets, defaulted, "a list"})
+		member{"offsets", new(json.RawMessage), defaulted, "a list"})
 }
 
 // object reads an object that is the value of a field.

@@ -1,7 +1,8 @@
 """Hashes of a prompt's blocks, so that its tokens stay where they are. Needs the extra `kvatlas[hash]`.
 
 A block's local hash is the XXH3-64 of its tokens as little-endian u32, with the seed 1337, to which the XXH3-64 of a
-LoRA's name (seed 0) and of a cache salt (seed 1) are added. These are the hashes of NVIDIA Dynamo's router.
+LoRA's name (seed 0) and of a cache salt (seed 1) are added. These are the hashes of NVIDIA Dynamo's router, but for
+blocks with images, whose places we hash too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ except ImportError as e:  # pragma: no cover
 
 _SEED = 1337
 _MASK = (1 << 64) - 1
-_HEX = frozenset("0123456789abcdefABCDEF")
+_NO_PLACE = -1 << 63
 
 
 def block_hashes(tokens: Iterable[int], block_size: int, *, lora_name: str = "", cache_salt: str = "",
@@ -27,8 +28,9 @@ def block_hashes(tokens: Iterable[int], block_size: int, *, lora_name: str = "",
 
     lookahead is how many tokens beyond a block its engine reads (`WorkerInfo.lookahead`): with EAGLE, one.
     media[i] has the images that touch what is hashed of block i, in the order of their tokens: each one's hash
-    (`media_hash`) and the place of its first token, counted from the block's first one, 0 if that is in a block before.
-    Of a single image the hash is enough.
+    (`media_hash`) and the place of its first token, counted from the block's first one, negative if that is in a block
+    before. A number alone is an image without a place, by the `mm_hash` that Dynamo has of it: so hashed, prompts find
+    blocks of engines that do not say the places.
     """
     if not 1 <= block_size <= 65535:
         raise ValueError(f"block_size is {block_size}, not from 1 to 65535")
@@ -47,10 +49,13 @@ def block_hashes(tokens: Iterable[int], block_size: int, *, lora_name: str = "",
         return [xxh3_64_intdigest(data[i:i + window], seed=seed) for i in range(0, count * step, step)]
     hashes = []
     for i in range(count):
-        items = [item if isinstance(item, tuple) else (item, _MASK) for item in media[i]] if i < len(media) else []
-        numbers = [n for item in items for n in item] if len(items) > 1 else [hash for hash, _ in items]
-        hashes.append(xxh3_64_intdigest(
-            bytes(data[i * step:i * step + window]) + struct.pack(f"<{len(numbers)}Q", *numbers), seed=seed))
+        block = bytes(data[i * step:i * step + window])
+        items = [item if isinstance(item, tuple) else (item, _NO_PLACE) for item in media[i]] if i < len(media) else []
+        if len(items) == 1 and items[0][1] == _NO_PLACE:
+            block += struct.pack("<Q", items[0][0])
+        elif items:
+            block += b"".join(struct.pack("<Qq", *item) for item in items) + b"\x01"
+        hashes.append(xxh3_64_intdigest(block, seed=seed))
     return hashes
 
 
@@ -64,6 +69,4 @@ def sequence_hashes(hashes: Sequence[int]) -> list[int]:
 
 def media_hash(identifier: str) -> int:
     """The number by which an image enters its blocks' hashes, from the identifier that the engine gives it."""
-    if len(identifier) == 64 and _HEX.issuperset(identifier):
-        return int(identifier[:16], 16)
     return xxh3_64_intdigest(identifier.encode())
