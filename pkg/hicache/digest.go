@@ -87,9 +87,9 @@ func (v *VLLM) nameable(lora, salt string) error {
 	return nil
 }
 
-// Digests appends to dst what vLLM calls the hash blocks of a prompt, HashBlockSize tokens each. Digests of 16 bytes
-// are the first of a PageHash, the rest of which is 0. An adapter's name and a cache salt are part of the hash; the
-// zero Space is the plain one. Its error wraps ErrNames. v must have passed Check.
+// Digests appends to dst, which has the digests of the prompt's first hash blocks or none, what vLLM calls the others,
+// HashBlockSize tokens each. Digests of 16 bytes are the first of a PageHash, the rest of which is 0. An adapter's name
+// and a cache salt are part of the hash. Its error wraps ErrNames. v must have passed Check.
 func (v *VLLM) Digests(dst []PageHash, tokens []uint32, lora, salt string) ([]PageHash, error) {
 	if err := v.nameable(lora, salt); err != nil {
 		return dst, err
@@ -105,11 +105,20 @@ func (v *VLLM) Digests(dst []PageHash, tokens []uint32, lora, salt string) ([]Pa
 		copy(h[:], d[:])
 		return h
 	}
-	e.begin()
-	e.text(seed)
-	prior := sum()
-	for first := 0; first+v.HashBlockSize+v.HashLookahead <= len(tokens); first += v.HashBlockSize {
+	var prior PageHash
+	if n := len(dst); n > 0 {
+		prior = dst[n-1]
+	} else {
+		e.begin()
+		e.text(seed)
+		prior = sum()
+	}
+	for {
+		first := len(dst) * v.HashBlockSize
 		end := first + v.HashBlockSize
+		if end+v.HashLookahead > len(tokens) {
+			return dst, nil
+		}
 		e.begin()
 		e.tuple(3)
 		e.binary(prior[:v.digestSize()])
@@ -132,7 +141,6 @@ func (v *VLLM) Digests(dst []PageHash, tokens []uint32, lora, salt string) ([]Pa
 		prior = sum()
 		dst = append(dst, prior)
 	}
-	return dst, nil
 }
 
 // extra writes what else than tokens is hashed: the adapter in every block, the salt in the first.

@@ -41,6 +41,12 @@ func TestDigests(t *testing.T) {
 		if err != nil || !slices.Equal(got, c.Hashes) {
 			t.Errorf("case %d (%+v): %v, %v", i, c, got, err)
 		}
+		for n := range digests { // those that are there already stay, and lead to the others
+			more, err := v.Digests(slices.Clone(digests[:n]), c.Tokens, c.LoRA, c.Salt)
+			if err != nil || !slices.Equal(more, digests) {
+				t.Errorf("case %d, from digest %d on: %v, %v", i, n, more, err)
+			}
+		}
 	}
 }
 

@@ -78,7 +78,7 @@ func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*
 				prefixes = v.keyPrefixes(g)
 			}
 			if len(digests) < to*span { // they can be named
-				digests, _ = v.Digests(digests[:0], tokens[:to*span*v.HashBlockSize+v.HashLookahead], lora, salt)
+				digests, _ = v.Digests(digests, tokens[:to*span*v.HashBlockSize+v.HashLookahead], lora, salt)
 			}
 			keys, size := make([]string, 0, (to-from)*len(prefixes)), v.digestSize()
 			for i := from; i < to; i++ {

@@ -56,7 +56,7 @@ func (s *SGLang) lane(tokens []uint32, space Space) Lane {
 	var pages []PageHash // as many as were named so far
 	l.Names = func(from, to int) PageKeys {
 		if len(pages) < to {
-			pages = s.PageHashes(pages[:0], tokens[:min(len(tokens), to*s.PageSize+1)], space)
+			pages = s.PageHashes(pages, tokens[:min(len(tokens), to*s.PageSize+1)], space)
 		}
 		if s.Backend == "file" {
 			return s.FileKeys(pages[from:to])
@@ -74,8 +74,9 @@ func (s *SGLang) lane(tokens []uint32, space Space) Lane {
 	return l
 }
 
-// PageHashes appends to dst the hashes of the whole pages of tokens. Tokens that do not fill a page have none. With
-// EAGLE a page is of pairs (t, t+1), so n tokens have (n-1)/page_size pages. s must have passed Check.
+// PageHashes appends to dst, which has the hashes of the first pages or none, those of the other whole pages of tokens.
+// Tokens that do not fill a page have none. With EAGLE a page is of pairs (t, t+1), so n tokens have (n-1)/page_size
+// pages. s must have passed Check.
 func (s *SGLang) PageHashes(dst []PageHash, tokens []uint32, space Space) []PageHash {
 	width := 1
 	if s.IsEagle {
@@ -83,15 +84,18 @@ func (s *SGLang) PageHashes(dst []PageHash, tokens []uint32, space Space) []Page
 	}
 	buf := make([]byte, sha256.Size+4*s.PageSize*width) // the page before, or what stands for it, and a page
 	text := buf[sha256.Size:]
-	if !s.namespacesIgnored() {
+	if done := len(dst); done > 0 {
+		copy(buf, dst[done-1][:])
+		text = buf
+	} else if !s.namespacesIgnored() {
 		if seed := space.seed(); seed != nil {
 			copy(buf, seed)
 			text = buf
 		}
 	}
 	count := s.pages(len(tokens))
-	dst = slices.Grow(dst, count)
-	for first := 0; first < count*s.PageSize; first += s.PageSize {
+	dst = slices.Grow(dst, max(0, count-len(dst)))
+	for first := len(dst) * s.PageSize; first < count*s.PageSize; first += s.PageSize {
 		at := sha256.Size
 		for i := first; i < first+s.PageSize; i++ {
 			for j := range width {

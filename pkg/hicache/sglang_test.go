@@ -123,6 +123,15 @@ func BenchmarkSGLang4096Pages(b *testing.B) {
 			c.Keys(c.PageHashes(make([]PageHash, 0, 4096), tokens, Space{}))
 		}
 	})
+	b.Run("hashes and keys by runs", func(b *testing.B) { // as a question that goes on asks for them
+		b.ReportAllocs()
+		for b.Loop() {
+			l := c.lane(tokens, Space{})
+			for at := 0; at < l.Pages; at = runEnd(at) {
+				l.Names(at, min(runEnd(at), l.Pages))
+			}
+		}
+	})
 	b.Run("hashes", func(b *testing.B) {
 		dst := make([]PageHash, 0, 4096)
 		b.ReportAllocs()
