@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// BenchmarkHandle answers a query of 767 hashes, as a prompt of 12,272 tokens has in blocks of 16, from an indexer that
-// knows the answer.
+// BenchmarkHandle answers a query of 767 hashes, as a prompt of 12,272 tokens has in blocks of 16, or of these tokens,
+// from an indexer that knows the answer.
 func BenchmarkHandle(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 15))
 	q := &Query{Model: "m"}
@@ -18,11 +18,16 @@ func BenchmarkHandle(b *testing.B) {
 	for i, h := range q.Hashes {
 		signed[i] = int64(h)
 	}
+	tokens := &Query{Model: "m"}
+	for range 767 * 16 {
+		tokens.Tokens = append(tokens.Tokens, rng.Uint32N(150_000))
+	}
 	for _, c := range []struct {
 		name, contentType string
 		query             any
 	}{
 		{"json", JSON, q}, {"json/signed", JSON, map[string]any{"model": "m", "hashes": signed}}, {"msgpack", MsgPack, q},
+		{"json/tokens", JSON, tokens}, {"msgpack/tokens", MsgPack, tokens},
 	} {
 		contentType := c.contentType
 		body, err := Marshal(contentType, c.query)

@@ -390,14 +390,14 @@ func (s *jsonSource) end() error {
 }
 
 func (s *jsonSource) tokens(field string) (Tokens, error) {
-	return jsonNumbers(s, field, CodeBadTokens, wantToken, func(word []byte) (uint32, bool) {
+	return jsonNumbers(s, field, CodeBadTokens, wantToken, shortNumbers, func(word []byte) (uint32, bool) {
 		v, is := parseWhole(word)
 		return uint32(v), is == positive && v <= 1<<32-1
 	})
 }
 
 func (s *jsonSource) hashes(field string) (Hashes, error) {
-	return jsonNumbers(s, field, CodeMalformed, wantHash, func(word []byte) (uint64, bool) {
+	return jsonNumbers(s, field, CodeMalformed, wantHash, nil, func(word []byte) (uint64, bool) {
 		if len(word) > 2 && word[0] == '"' {
 			word = word[1 : len(word)-1]
 		}
@@ -406,10 +406,11 @@ func (s *jsonSource) hashes(field string) (Hashes, error) {
 	})
 }
 
-// jsonNumbers reads a list of numbers, of 64 bits with or without a sign. other reads an element that is written
+// jsonNumbers reads a list of numbers, of 64 bits with or without a sign. many, if not nil, appends those at the front
+// of data that it can read and returns their length with what is between them; other reads an element that is written
 // otherwise.
-func jsonNumbers[T uint32 | uint64](
-	s *jsonSource, field string, code Code, want string, other func(word []byte) (T, bool),
+func jsonNumbers[T uint32 | uint64](s *jsonSource, field string, code Code, want string,
+	many func(dst []T, data []byte) ([]T, int), other func(word []byte) (T, bool),
 ) ([]T, error) {
 	most := uint64(^T(0))
 	signed := int(most >> 63)
@@ -429,6 +430,10 @@ func jsonNumbers[T uint32 | uint64](
 		return out, nil
 	}
 	for {
+		if many != nil {
+			out, i = many(out, data[s.at:])
+			s.at += i
+		}
 		s.space()
 		i = s.at
 		minus := 0
@@ -459,6 +464,25 @@ func jsonNumbers[T uint32 | uint64](
 			return out, err
 		}
 	}
+}
+
+// shortNumbers appends to dst, up to its capacity, the numbers of at most seven digits at the front of data that each
+// have a comma behind them, with a blank after it or none. It returns their length with these.
+func shortNumbers(dst []uint32, data []byte) ([]uint32, int) {
+	free, count, i := dst[len(dst):cap(dst)], 0, 0
+	for i+10 <= len(data) && count < len(free) {
+		w := (*[10]byte)(data[i:])
+		v, n := leadingDigits(binary.LittleEndian.Uint64(w[:]))
+		if n == 0 || n == 8 || w[n] != ',' || w[0] == '0' && n > 1 {
+			break
+		}
+		free[count] = uint32(v)
+		count++
+		if i += n + 1; w[n+1] == ' ' {
+			i++
+		}
+	}
+	return dst[:len(dst)+count], i
 }
 
 // digitsOf reads the n decimal digits that data begins with, eight at a time and without a branch for each, which

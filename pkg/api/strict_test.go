@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -436,5 +437,44 @@ func TestDigits(t *testing.T) {
 				t.Fatalf("%q: %d, %d digits, want %d, %d digits", text, v, n, want, digits)
 			}
 		}
+	}
+}
+
+// TestTokensAgainstJSON compares lists of tokens, written in all ways and broken here and there, with what the standard
+// library reads.
+func TestTokensAgainstJSON(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 3))
+	taken := 0
+	for range 20_000 {
+		separators := [][]string{{","}, {", "}, {",", ", ", " ,", ",\n", ",  "}}[rng.IntN(3)]
+		text := "["
+		for i := range rng.IntN(20) {
+			if i > 0 {
+				text += separators[rng.IntN(len(separators))]
+			}
+			text += fmt.Sprint(rng.Uint64() >> (30 + rng.IntN(34)))
+		}
+		b := []byte(text + "]")
+		if rng.IntN(3) == 0 {
+			b[rng.IntN(len(b))] = "0123456789, -.]\"\x00\xff"[rng.IntN(18)]
+		}
+		var want []uint32
+		refused := json.Unmarshal(b, &want)
+		s := &jsonSource{data: b}
+		got, err := Tokens(nil), s.unexpected("a list")
+		if s.kind() == kindList {
+			if got, err = s.tokens("tokens"); err == nil {
+				err = s.end()
+			}
+		}
+		if (err == nil) != (refused == nil) || err == nil && !slices.Equal(got, want) {
+			t.Fatalf("%q is read as %v (%v), is %v (%v)", b, got, err, want, refused)
+		}
+		if err == nil {
+			taken++
+		}
+	}
+	if taken < 10_000 {
+		t.Errorf("only %d of the lists were taken", taken)
 	}
 }
