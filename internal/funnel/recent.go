@@ -3,18 +3,25 @@ package funnel
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// maxRecentBlocks bounds the hashes of a model's newest requests, of which api.MaxRecorded are kept.
-const maxRecentBlocks = 1 << 15
+// What is kept of a model: api.MaxRecorded requests, the newest ones and a sample of those of the last hour before, and
+// so many blocks' hashes of them.
+const (
+	maxRecentBlocks = 1 << 15
+	newestKept      = 32
+	recentFor       = time.Hour
+)
 
-// recent are a model's newest requests, by time, oldest first.
+// recent are requests of a model, by time, oldest first.
 type recent struct {
 	list   []kept
 	blocks int // whose hashes are kept
@@ -25,18 +32,37 @@ type kept struct {
 	hashes []events.LocalHash
 }
 
-// add keeps a request, and forgets the oldest ones for it.
+// add keeps a request, and forgets others for it.
 func (s *recent) add(r api.Recorded, locals []events.LocalHash) {
 	k := kept{Recorded: r}
 	if len(locals) <= maxRecentBlocks {
 		k.hashes = slices.Clone(locals)
 	}
 	s.list, s.blocks = append(s.list, k), s.blocks+len(k.hashes)
-	n := 0
-	for ; len(s.list)-n > api.MaxRecorded || s.blocks > maxRecentBlocks; n++ {
-		s.blocks -= len(s.list[n].hashes)
+	for r.At.Sub(s.list[0].At) > recentFor {
+		s.forget(0)
 	}
-	s.list = slices.Delete(s.list, 0, n)
+	for len(s.list) > api.MaxRecorded || s.blocks > maxRecentBlocks {
+		s.forget(s.leastMissed())
+	}
+}
+
+func (s *recent) forget(i int) {
+	s.blocks -= len(s.list[i].hashes)
+	s.list = slices.Delete(s.list, i, i+1)
+}
+
+// leastMissed is the request, of all but the newest, without which the gap between its neighbours is the least for its
+// age: so each minute of the last ones, and each ten minutes of the hour, keep some.
+func (s *recent) leastMissed() (at int) {
+	now, least := s.list[len(s.list)-1].At, math.Inf(1)
+	for i := 1; i < len(s.list)-newestKept; i++ {
+		gap := float64(s.list[i+1].At.Sub(s.list[i-1].At)) / float64(max(now.Sub(s.list[i].At), 1))
+		if gap < least {
+			at, least = i, gap
+		}
+	}
+	return at
 }
 
 // keep remembers a request. Nothing of another than its hashes and numbers is kept.

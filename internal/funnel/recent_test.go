@@ -106,3 +106,40 @@ func TestRecorded(t *testing.T) {
 		t.Error("a long prompt's hashes are kept")
 	}
 }
+
+// TestRecordedOfTheLastHour: of a hundred requests a second those are kept that came last, some of each time before, and
+// none that is older than an hour.
+func TestRecordedOfTheLastHour(t *testing.T) {
+	s, at := &recent{}, time.Unix(1_800_000_000, 0)
+	add := func() {
+		at = at.Add(10 * time.Millisecond)
+		s.add(api.Recorded{At: at}, nil)
+	}
+	for range 20 * 60 * 100 {
+		add()
+	}
+	within := func(from, to time.Duration) (n int) {
+		for _, r := range s.list {
+			if age := at.Sub(r.At); age >= from && age < to {
+				n++
+			}
+		}
+		return n
+	}
+	if n := within(0, newestKept*10*time.Millisecond); n != newestKept {
+		t.Errorf("%d of the newest %d are kept", n, newestKept)
+	}
+	for _, d := range [][2]time.Duration{{time.Second, 10 * time.Second}, {10 * time.Second, time.Minute},
+		{time.Minute, 5 * time.Minute}, {5 * time.Minute, 20 * time.Minute}} {
+		if n := within(d[0], d[1]); n < 10 {
+			t.Errorf("%d from %v to %v ago are kept", n, d[0], d[1])
+		}
+	}
+	if !slices.IsSortedFunc(s.list, func(a, b kept) int { return a.At.Compare(b.At) }) || len(s.list) != api.MaxRecorded {
+		t.Errorf("%d are kept, or not in order", len(s.list))
+	}
+	at = at.Add(recentFor)
+	if add(); len(s.list) != 1 {
+		t.Errorf("%d are kept an hour later", len(s.list))
+	}
+}

@@ -142,7 +142,7 @@ export function show(place) {
         empty(before ? "No older ones are kept" : "Nothing of " + of + " was recorded yet"),
       el("div", { class: "fields" }, el("button", { type: "button", click: () => list() }, before ? "Newest" : "Refresh"),
         found.more && el("button", { type: "button", class: "older", click: () => list(found.requests.at(-1).id) }, "Older"),
-        el("span", { class: "soft small" }, "Each node keeps the hashes of the newest 128 requests of a model, or of 32,768 blocks; no text, no tokens."))].filter(Boolean);
+        el("span", { class: "soft small" }, "Each node keeps the hashes of 128 requests of a model, the newest and a sample of the last hour's, or of 32,768 blocks; no text, no tokens."))].filter(Boolean);
   }
 
   // name is a request's own id, or the end of the one under which it is kept.
@@ -259,7 +259,7 @@ export function show(place) {
     const list = [...(x.candidates || [])].sort((p, q) => p.cost - q.cost);
     const n = (v) => v === undefined ? "–" : (Math.round(v * 1000) / 1000).toLocaleString("en-US");
     const terms = list.some((c) => c.terms);
-    const head = ["Worker", "Cost", "Probability", "Cached tokens", ...(terms ? ["Prefill", "Device credit", "Host credit", "Disk credit", "Store credit",
+    const head = ["Worker", "Cost", "Probability", "Cached tokens", ...(terms ? ["Raw prefill", "Device credit", "Host credit", "Disk credit", "Store credit",
       "Decode", "Requests", "Taints"] : (list[0]?.scores || []).map((p) => p.scorer))];
     return el("section", { class: "card" }, el("div", { class: "head" }, el("h2", {}, "The choice: " + name(s)),
       el("span", { class: "soft" }, "policy " + s.policy + ", " + count(s.candidates) + (s.candidates === 1 ? " candidate" : " candidates"))),
