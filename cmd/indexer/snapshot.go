@@ -22,7 +22,13 @@ func snapshotCommand() *cobra.Command {
 }
 
 func snapshotNowCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "now", Short: "Write a snapshot of every partition now"}
+	cmd := &cobra.Command{
+		Use:   "now",
+		Short: "Write a snapshot of every partition now",
+		Long: `Write a snapshot of every partition now. SEQ is the last message of the log that it stands for, SIZE the bytes of all
+its chunks, and NEW those of the chunks that were written: one that is as it was in the snapshot before is not written
+again.`,
+	}
 	a := askingFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		list, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.SnapshotList, error) {
@@ -32,7 +38,7 @@ func snapshotNowCommand() *cobra.Command {
 			for i, s := range list.Snapshots {
 				rows[i] = []any{s.Partition, s.Generation, s.Seq, cli.Bytes(s.Bytes), cli.Bytes(s.Written)}
 			}
-			cli.Table(w, []string{"PARTITION", "GENERATION", "SEQ", "SIZE", "WRITTEN"}, rows)
+			cli.Table(w, []string{"PARTITION", "GENERATION", "SEQ", "SIZE", "NEW"}, rows)
 		})
 		if err == nil && len(list.Missing) > 0 {
 			return fmt.Errorf("no node has written a snapshot of partitions %s", ranges(list.Missing))
@@ -47,7 +53,8 @@ func snapshotListCommand() *cobra.Command {
 		Use:   "list",
 		Short: "List the snapshots in the bucket",
 		Long: `List the snapshots that are in the bucket: two generations of each partition as a rule. They are read from NATS,
-whether an indexer runs or not. SEQ is the last message of the log that a snapshot stands for.`,
+whether an indexer runs or not. SEQ is the last message of the log that a snapshot stands for, SIZE the bytes of all its
+chunks, NEW those of the chunks that the snapshot before has not.`,
 	}
 	a := askingFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -93,7 +93,7 @@ func TestGone(t *testing.T) {
 		told[0].Events[0].Reason != events.ReasonRestart {
 		t.Fatalf("told %+v", told)
 	}
-	if c := m.Counts(); c.Departures != 1 || c.Restarts != 2 || c.Gaps != 0 || c.JoinedLate != 0 {
+	if c := m.Counts(); c.Departures != 1 || c.Restarts != 1 || c.Gaps != 0 || c.JoinedLate != 0 {
 		t.Errorf("counted %+v", c)
 	}
 

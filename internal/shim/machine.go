@@ -134,7 +134,7 @@ type Counts struct {
 	Overtaken   uint64 // live messages not kept while a replay ran; they are asked for again
 	// gaps that nothing could fill, in the engine's stream or in the log; each became a cleared event
 	Gaps       uint64
-	Restarts   uint64 // new incarnations; each began with a cleared event
+	Restarts   uint64 // new incarnations after that which the shim began with; each began with a cleared event
 	Departures uint64 // engines whose process was found to be gone
 	Resyncs    uint64 // new incarnations because somebody asked; Restarts has them too
 	Snapshots  uint64 // engine snapshots taken in place of what could not be replayed; each began a new incarnation
@@ -278,6 +278,7 @@ func (m *Machine) Recovered(p Published, now events.Millis) {
 	m.taken = p.Cursor
 	if !p.Found || p.Shutdown || !p.Cursor.Known {
 		m.begin(events.ReasonRestart, now)
+		m.counts.Restarts = 0 // it is the shim that starts
 	} else if l, ok := m.decode.(Learner); ok && m.replay && l.Blank() != nil {
 		m.learning = &learning{learner: l, cursor: p.Cursor, spare: m.limits.HeldBytes}
 	}

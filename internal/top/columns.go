@@ -52,7 +52,7 @@ var columns = []column{
 		number: func(v *View, r *api.FleetRank) (float64, bool) { return r.RemovedRate, v.rated }},
 	{name: "REQS", key: 'n', rank: 7, help: "requests under way, as routers have booked them",
 		number: load(func(r *api.FleetRank) uint64 { return r.Requests })},
-	{name: "PREFILL", key: 'p', rank: 8, help: "tokens of these still to be prefilled",
+	{name: "PREFILL", key: 'p', rank: 8, help: "prompt tokens of these that are still to be computed; cached ones are not counted",
 		number: load(func(r *api.FleetRank) uint64 { return r.PrefillTokens })},
 	{name: "DECODE", key: 'b', rank: 9, help: "blocks that these hold",
 		number: load(func(r *api.FleetRank) uint64 { return r.ActiveBlocks })},

@@ -417,11 +417,10 @@ func (v *View) notice() Line {
 		return line(Bad, fmt.Sprintf("INCOMPLETE: partitions %v could not be looked at; see indexer status",
 			v.look.Workers.Missing))
 	case len(v.look.Problems) > 0:
-		more := ""
-		if n := len(v.look.Problems) - 1; n > 0 {
-			more = fmt.Sprintf("%d more in indexer status; ", n)
+		if n := len(v.look.Problems); n > 1 {
+			return line(Bad, fmt.Sprintf("1 of %d problems (indexer status has all): %s", n, v.look.Problems[0]))
 		}
-		return line(Bad, "problem: "+more+v.look.Problems[0])
+		return line(Bad, "problem: "+v.look.Problems[0])
 	case v.look.NoLoads != nil:
 		return line(Warning, "loads are not known: "+v.look.NoLoads.Error())
 	}
