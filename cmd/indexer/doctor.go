@@ -93,19 +93,25 @@ func progress(c doctor.Result) string {
 	return fmt.Sprintf("%-11s %-22s %s", c.Check, verdict, said)
 }
 
-// printFindings writes a table of all findings, the worst first, and below it the evidence and remedy of each.
+// printFindings writes a table of all findings, the worst first, and below it the evidence and remedy of each. Those
+// that say the same of several places are one.
 func printFindings(w io.Writer, r *doctor.Report) {
-	all := append(r.Findings(doctor.Error), r.Findings(doctor.Warning)...)
+	all := append(r.Groups(doctor.Error), r.Groups(doctor.Warning)...)
 	if len(all) == 0 {
 		fmt.Fprintln(w, "nothing found")
 		return
 	}
 	rows := make([][]any, len(all))
 	for i, f := range all {
-		rows[i] = []any{i + 1, f.Severity, f.Check, f.Where, f.What}
+		rows[i] = []any{i + 1, f.Severity, f.Check, f.Where(), f.What}
 	}
 	cli.Table(w, []string{"", "SEVERITY", "CHECK", "WHERE", "WHAT"}, rows)
 	for i, f := range all {
-		fmt.Fprintf(w, "\n%d. %s: %s\n   evidence: %s\n   what to do: %s\n", i+1, f.Where, f.What, f.Evidence, f.Remedy)
+		evidence, remedy := "evidence", "what to do"
+		if len(f.Wheres) > 1 {
+			of := " (of " + f.Wheres[0] + ")"
+			evidence, remedy = evidence+of, remedy+of
+		}
+		fmt.Fprintf(w, "\n%d. %s: %s\n   %s: %s\n   %s: %s\n", i+1, f.Where(), f.What, evidence, f.Evidence, remedy, f.Remedy)
 	}
 }

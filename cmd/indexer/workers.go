@@ -55,7 +55,9 @@ func workersCommand() *cobra.Command {
 		Use:   "workers",
 		Short: "List the workers, what they hold and whether they may be chosen; change, drain and remove them",
 		Long: `List the workers that the log knows or that are registered, and what they hold. STATE says whether a worker may be
-chosen for new requests; what keeps it from that is said below the table. --json has all that is registered of each.`,
+chosen for new requests; what keeps it from that is said below the table. So is whose lease has expired within the
+last hour: until it is back or "workers remove" was said, if it was not drained before. --json has all that is
+registered of each.`,
 		Example: `  indexer workers
   indexer workers drain w1 --why "new driver"
   indexer workers undrain w1
@@ -76,6 +78,7 @@ func printWorkers(w io.Writer, list *api.WorkerList) {
 	if !list.Complete {
 		fmt.Fprintf(w, "INCOMPLETE: partitions %v could not be looked at; see indexer status\n", list.Missing)
 	}
+	defer printExpired(w, list.Expired, time.Now())
 	if len(list.Workers) == 0 {
 		fmt.Fprintln(w, "no worker has announced anything yet; feed one with worker-shim run")
 		return
@@ -94,6 +97,15 @@ func printWorkers(w io.Writer, list *api.WorkerList) {
 	cli.Table(w, []string{"WORKER", "RANK", "MODEL", "BLOCK SIZE", "PARTITION", "DEVICE", "HOST", "DISK",
 		"EXTERNAL", "PENDING", "LAST EVENT", "LAST SEEN", "LEASE AGE", "EXPIRES", "ENGINE", "STATE"}, rows)
 	printReasons(w, list.Workers)
+}
+
+// printExpired says below a table whose leases have expired within the last hour.
+func printExpired(w io.Writer, list []api.ExpiredWorker, now time.Time) {
+	for i := range list {
+		k := &list[i]
+		fmt.Fprintf(w, "%s/%d is gone: its shim, process %d on %s, renewed the lease last %s ago; what it held is cleared\n",
+			k.Instance, k.Rank, k.Lease.PID, k.Lease.Host, leaseAge(&k.Lease, now))
+	}
 }
 
 // stateOf is a rank's state, and its role if that is not the usual one.
@@ -245,7 +257,7 @@ func registerCommand() *cobra.Command {
 func removeCommand() *cobra.Command {
 	return changing(&cobra.Command{
 		Use:   "remove WORKER",
-		Short: "End the registration of a worker that has no shim of its own",
+		Short: "End the registration of a worker that has no shim of its own; or name one no more whose lease has expired",
 	}, func(ctx context.Context, c *client.Client, worker events.WorkerID) (*api.Worker, error) {
 		return c.RemoveWorker(ctx, worker)
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/control"
@@ -59,6 +60,44 @@ func (r *Report) Findings(s Severity) (list []Finding) {
 				list = append(list, f)
 			}
 		}
+	}
+	return list
+}
+
+// Group is findings that are the same but for where and the evidence.
+type Group struct {
+	Finding          // the first of them
+	Wheres  []string // of all
+}
+
+// Where names the first few places of a group.
+func (g *Group) Where() string {
+	if n := len(g.Wheres); n > groupNames {
+		return fmt.Sprintf("%s and %d more", strings.Join(g.Wheres[:groupNames], ", "), n-groupNames)
+	}
+	return strings.Join(g.Wheres, ", ")
+}
+
+// groupNames is how many places of a group are named.
+const groupNames = 3
+
+// Groups joins the findings of a severity that say the same of several places. What to do may differ by the place's
+// name.
+func (r *Report) Groups(s Severity) (list []Group) {
+	type kind struct {
+		id           Fault
+		what, remedy string
+	}
+	at := map[kind]int{}
+	for _, f := range r.Findings(s) {
+		name, _, _ := strings.Cut(f.Where, "/")
+		k := kind{f.ID, f.What, strings.ReplaceAll(f.Remedy, name, "")}
+		i, known := at[k]
+		if !known {
+			i = len(list)
+			at[k], list = i, append(list, Group{Finding: f})
+		}
+		list[i].Wheres = append(list[i].Wheres, f.Where)
 	}
 	return list
 }

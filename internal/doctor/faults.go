@@ -49,6 +49,7 @@ var (
 	workerNone         = fault("worker_none")
 	leaseNone          = fault("lease_none")
 	leaseExpired       = fault("lease_expired")
+	workerExpired      = fault("worker_expired")
 	engineSilent       = fault("engine_silent")
 	engineGone         = fault("engine_gone")
 	engineQuiet        = fault("engine_quiet")

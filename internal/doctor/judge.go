@@ -297,6 +297,15 @@ func judgeWorkers(f *Facts) (list []Finding) {
 		list = append(list, Finding{Error, "", workersMissing, f.Namespace, "answers lack workers",
 			fmt.Sprint("partitions ", l.Missing, " could not be looked at"), "see indexer cluster and indexer status"})
 	}
+	for i := range l.Expired {
+		w := &l.Expired[i]
+		list = append(list, Finding{Warning, "", workerExpired, fmt.Sprintf("%s/%d", w.Instance, w.Rank),
+			"the worker's lease has expired: what it held is cleared, and it is not chosen",
+			fmt.Sprintf("process %d on %s renewed it last at %s", w.Lease.PID, w.Lease.Host,
+				w.Lease.Renewed.UTC().Format(time.RFC3339)),
+			"start its worker-shim on " + w.Lease.Host + " again; if it is gone for good: indexer workers remove " +
+				string(w.Instance)})
+	}
 	if len(l.Workers) == 0 {
 		return append(list, Finding{Warning, "", workerNone, f.Namespace, "no worker is known",
 			"no shim has announced anything",

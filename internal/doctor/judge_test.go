@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -123,6 +124,9 @@ func TestEachFaultIsFound(t *testing.T) {
 		}},
 		{"replicas", Warning, "did not come to one place", "doctor again", func(f *Facts) {
 			f.Replicas[0].Equal, f.Replicas[0].Replicas[1].Seq = false, 2
+		}},
+		{"workers", Warning, "lease has expired", "indexer workers remove w3", func(f *Facts) {
+			f.Workers.Expired = []api.ExpiredWorker{{Instance: "w3", Lease: api.Lease{Host: "h"}}}
 		}},
 		{"workers", Error, "answers lack workers", "indexer cluster", func(f *Facts) { f.Workers.Complete = false }},
 		{"workers", Warning, "no worker is known", "worker-shim run", func(f *Facts) {
@@ -248,5 +252,25 @@ func TestDocumented(t *testing.T) {
 	}
 	if fmt.Sprint(has) != fmt.Sprint(Faults()) {
 		t.Errorf("the page has %v, the faults are %v", has, Faults())
+	}
+}
+
+// TestGroups: findings that say the same of several places are one, which names a few of them; others stay apart.
+func TestGroups(t *testing.T) {
+	f := fine()
+	for i := range 6 {
+		f.Workers.Expired = append(f.Workers.Expired, api.ExpiredWorker{Instance: events.WorkerID(fmt.Sprint("gone-", i)),
+			Lease: api.Lease{Host: "h"}})
+	}
+	f.Workers.Expired[5].Lease.Host = "other" // which is in the remedy
+	f.Workers.Workers[0].Lease = nil
+	r := &Report{Checks: []Result{{Findings: judgeWorkers(f)}}}
+	var got []string
+	for _, g := range r.Groups(Warning) {
+		got = append(got, fmt.Sprintf("%s %s", g.ID, g.Where()))
+	}
+	want := []string{"worker_expired gone-0/0, gone-1/0, gone-2/0 and 2 more", "worker_expired gone-5/0", "lease_none w1/0"}
+	if !slices.Equal(got, want) || len(r.Groups(Error)) != 0 {
+		t.Errorf("the groups are %q, want %q", got, want)
 	}
 }

@@ -190,7 +190,8 @@ func (r *Registry) Change(ctx context.Context, c *api.WorkerChange) (*api.Worker
 	})
 }
 
-// Remove forgets what operators say of a worker: one that has no shim is gone then. The error is an [api.Error], or of
+// Remove forgets what operators say of a worker: one that has no shim is gone then, and one whose lease has expired is
+// named no more. The error is an [api.Error], or of
 // the bucket.
 func (r *Registry) Remove(ctx context.Context, instance events.WorkerID) (*api.Worker, error) {
 	if err := r.unleased(instance, api.CodeConflict, "stop the shim, and the worker goes with its lease"); err != nil {
@@ -198,7 +199,7 @@ func (r *Registry) Remove(ctx context.Context, instance events.WorkerID) (*api.W
 	}
 	was, _ := r.Registered(instance)
 	_, err := r.Edit(ctx, instance, func(o *Operator, found bool) error {
-		if !found {
+		if !found && !r.expired.has(instance) {
 			return api.Errorf(api.CodeUnknownWorker, "nobody has registered worker %q", instance)
 		}
 		*o = Operator{Version: operatorVersion, Instance: instance}
@@ -278,7 +279,8 @@ func (r *Registry) Edit(ctx context.Context, instance events.WorkerID,
 		}
 		revision := entry.Revision
 		switch {
-		case !found && o.empty(), found && bytes.Equal(entry.Value, data): // there is nothing to write
+		case !found && o.empty() && !r.expired.has(instance), found && bytes.Equal(entry.Value, data):
+			// there is nothing to write; a mark of deletion has all nodes forget that the worker's lease has expired
 		case o.empty():
 			revision, err = r.cfg.Bucket.Delete(ctx, name, entry.Revision)
 		default:

@@ -108,6 +108,7 @@ type Registry struct {
 	serving   sync.Map                         // model → []events.Partition, likewise
 	sources   sync.Map                         // rank → how its engine speaks; written with mu held
 	ended     *lru.Cache[events.WorkerID, struct{}]
+	expired   expired
 }
 
 // New returns a registry that knows nobody until Run.
@@ -118,8 +119,8 @@ func New(cfg Config) *Registry {
 	hooks.Fill(&cfg.Hooks)
 	ended, _ := lru.New[events.WorkerID, struct{}](maxEnded) // whose error is of a size that is not positive
 	return &Registry{
-		ended: ended,
-		cfg:   cfg, start: time.Now(), machine: NewMachine(), workers: map[events.RankKey]Worker{},
+		ended: ended, expired: newExpired(),
+		cfg: cfg, start: time.Now(), machine: NewMachine(), workers: map[events.RankKey]Worker{},
 		marks:   map[string]uint64{},
 		changed: make(chan struct{}),
 		operators: operators{
@@ -292,6 +293,9 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 				calls = append(calls, func() { r.cfg.Hooks.Bad(e.Key, err) })
 			case is && e.Deleted:
 				r.marks[e.Key] = e.Revision
+				if instance, ok := jetstream.ParseOperatorKey(e.Key); ok {
+					r.expired.remove(instance)
+				}
 			case is:
 				delete(r.marks, e.Key)
 			}
@@ -327,6 +331,7 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 		}
 		w, there := r.workers[key]
 		changed = changed || !there || !sameButState(w.Record, record)
+		r.expired.note(key, record, w.Renewed, e.Written)
 		w = Worker{
 			Record: record, Partition: p, Revision: e.Revision, Renewed: e.Written, text: e.Value,
 			old: e.Written.Before(r.cfg.Began),

@@ -2,11 +2,14 @@ package registry
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -184,6 +187,53 @@ func TestTheBucketOfWorkersIsLost(t *testing.T) {
 	if got := s.nodes[0].Partitions("other"); len(got) != 0 {
 		t.Errorf("another model is in partitions %v", got)
 	}
+}
+
+// TestExpiredAreNamed: both nodes name whose lease has expired, with who held it, until the shim is back, somebody
+// removes the worker, or an hour has passed; and not whom an operator had drained.
+func TestExpiredAreNamed(t *testing.T) {
+	s := newSite(t)
+	named := func(now time.Time, names ...events.WorkerID) {
+		t.Helper()
+		for i, r := range s.nodes {
+			var list []api.ExpiredWorker
+			s.until(fmt.Sprintf("node %d names %v", i, names), func() bool {
+				var got []events.WorkerID
+				list = r.Expired(now)
+				for _, w := range list {
+					got = append(got, w.Instance)
+				}
+				return slices.Equal(got, names)
+			})
+			for _, w := range list {
+				if l := w.Lease; w.Model != "m" || l.PID != os.Getpid() || l.Expires.Sub(l.Renewed) != MinLease ||
+					l.State != string(Expired) {
+					t.Errorf("node %d: %+v", i, w)
+				}
+			}
+		}
+	}
+	end, drain := s.shim("drained", MinLease), true
+	s.until("a worker is drained", func() bool {
+		_, err := s.nodes[0].Change(s.ctx, &api.WorkerChange{Instance: "drained", Drain: &drain})
+		return err == nil
+	})
+	end()
+	for _, name := range []string{"back", "gone"} {
+		s.shim(name, MinLease)()
+	}
+	named(time.Now(), "back", "gone")
+	s.shim("back", time.Hour)
+	named(time.Now(), "gone")
+	if _, err := s.nodes[0].Remove(s.ctx, "never"); code(err) != api.CodeUnknownWorker {
+		t.Error(err)
+	}
+	must(s.nodes[1].Remove(s.ctx, "gone"))
+	named(time.Now())
+
+	s.shim("late", MinLease)()
+	named(time.Now(), "late")
+	named(time.Now().Add(2 * time.Hour))
 }
 
 func must[T any](v T, err error) T {

@@ -1,6 +1,8 @@
 package registry
 
 import (
+	"time"
+
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -9,6 +11,9 @@ import (
 // into it, and each has its lease, its record, and how it stands with its engine.
 func (r *Registry) MarkWorkers(list *api.WorkerList, asked api.WorkersRequest) {
 	r.addRegistered(list, asked)
+	if asked.After == nil {
+		list.Expired = r.Expired(time.Now())
+	}
 	for i := range list.Workers {
 		w := &list.Workers[i]
 		key := events.RankKey{Instance: w.Instance, Rank: w.Rank}
@@ -23,18 +28,24 @@ func (r *Registry) MarkWorkers(list *api.WorkerList, asked api.WorkersRequest) {
 		if !leased {
 			continue
 		}
-		record := known.Record
-		w.Lease = &api.Lease{
-			Holder: record.Holder.ID, Host: record.Holder.Host, PID: record.Holder.PID, Since: record.Holder.Since,
-			State:   string(record.State),
-			L3:      record.L3.String(),
-			Renewed: known.Renewed.UTC(), Expires: known.Renewed.Add(record.Lease()).UTC(),
-		}
+		lease := known.lease()
+		w.Lease = &lease
 		standing := known.state()
 		w.Engine, w.EngineWhy, w.CatchingUp = standing.Engine, standing.Why, standing.CatchingUp
 		if !standing.Since.IsZero() {
 			w.EngineSince = &standing.Since
 		}
+	}
+}
+
+// lease is the worker's lease, as it is shown.
+func (w *Worker) lease() api.Lease {
+	r := &w.Record
+	return api.Lease{
+		Holder: r.Holder.ID, Host: r.Holder.Host, PID: r.Holder.PID, Since: r.Holder.Since,
+		State:   string(r.State),
+		L3:      r.L3.String(),
+		Renewed: w.Renewed.UTC(), Expires: w.Renewed.Add(r.Lease()).UTC(),
 	}
 }
 

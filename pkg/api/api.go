@@ -483,6 +483,19 @@ type WorkerList struct {
 	// Complete is false if there may be workers in the Missing partitions, which could not be looked at.
 	Complete bool               `json:"complete" msgpack:"complete"`
 	Missing  []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
+
+	// Expired are ranks that are not among Workers: their leases have expired within the last hour, as far as the node
+	// that answers has seen. Those that came back, were drained before, or were removed since are not listed. They are
+	// in the first part of a list.
+	Expired []ExpiredWorker `json:"expired,omitempty" msgpack:"expired,omitempty"`
+}
+
+// ExpiredWorker is a rank whose shim is gone. What the rank held is cleared.
+type ExpiredWorker struct {
+	Instance events.WorkerID `json:"instance" msgpack:"instance"`
+	Rank     events.Rank     `json:"rank" msgpack:"rank"`
+	Model    string          `json:"model" msgpack:"model"`
+	Lease    Lease           `json:"lease" msgpack:"lease"` // its last
 }
 
 // WorkerInfo is what the log knows of one rank.
@@ -543,6 +556,7 @@ func (l *WorkerList) Cut(r WorkersRequest) {
 // Append puts the next part of the list behind this one.
 func (l *WorkerList) Append(next *WorkerList) {
 	l.Workers, l.Next = append(l.Workers, next.Workers...), next.Next
+	l.Expired = append(l.Expired, next.Expired...)
 	for _, p := range next.Missing {
 		if at, there := slices.BinarySearch(l.Missing, p); !there {
 			l.Missing = slices.Insert(l.Missing, at, p)
