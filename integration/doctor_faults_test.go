@@ -306,6 +306,9 @@ func doctorsFleet(t *testing.T, s *staged) {
 	if err := shim.Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	killed := harness.StartSimShim(t, harness.StartSimEngine(t), x.NATS, "killed", "--lease", "1s")
+	killed.WaitFor("msg=registered")
+	killed.Kill()
 	hasher, err := events.NewHasher(32, events.Space{})
 	if err != nil {
 		t.Fatal(err)
@@ -321,7 +324,7 @@ func doctorsFleet(t *testing.T, s *staged) {
 		{"engine_quiet", "quiet/0", "enable_kv_cache_events"}, {"shim_silent", "frozen/0", "--shim frozen"},
 		{"lease_none", "unleased/0", "forget unleased"}, {"block_sizes", "model m", "--block-size"},
 		{"worker_incomplete", "wide/0", "workers change wide"}, {"tokenizer_failed", "model m", "--tokenizers"},
-		{"node_problem", "node ", ""},
+		{"node_problem", "node ", ""}, {"worker_expired", "killed/0", "workers remove killed"},
 	}, func() { // engines go on, so that shims find out
 		serve(deaf)
 		serve(dead)
