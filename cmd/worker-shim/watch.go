@@ -198,8 +198,8 @@ func (w *watcher) stepped(c shim.Counts, queued int) {
 	if c.Resyncs > w.counts.Resyncs {
 		w.log.Warn("asked to say again what the engine holds", "times", c.Resyncs)
 	}
-	if c.Restarts > w.counts.Restarts {
-		w.log.Info("a new incarnation of the engine begins", "incarnations", c.Restarts)
+	if c.Incarnations > w.counts.Incarnations {
+		w.log.Info("a new incarnation of the engine begins", "incarnations", c.Incarnations)
 	}
 	if c.JoinedLate > w.counts.JoinedLate {
 		w.log.Warn("the engine has spoken before and cannot say it again; what it holds from then is not known",

@@ -133,11 +133,12 @@ type Counts struct {
 	Blocks      uint64 // blocks in stored events
 	Overtaken   uint64 // live messages not kept while a replay ran; they are asked for again
 	// gaps that nothing could fill, in the engine's stream or in the log; each became a cleared event
-	Gaps       uint64
-	Restarts   uint64 // new incarnations after that which the shim began with; each began with a cleared event
-	Departures uint64 // engines whose process was found to be gone
-	Resyncs    uint64 // new incarnations because somebody asked; Restarts has them too
-	Snapshots  uint64 // engine snapshots taken in place of what could not be replayed; each began a new incarnation
+	Gaps         uint64
+	Restarts     uint64 // new incarnations but for one that the shim began with; each began with a cleared event
+	Incarnations uint64 // new ones in all
+	Departures   uint64 // engines whose process was found to be gone
+	Resyncs      uint64 // new incarnations because somebody asked; Restarts has them too
+	Snapshots    uint64 // engine snapshots taken in place of what could not be replayed; each began a new incarnation
 	// first contact after message 0, and no replay from there; what it said is not known (some engines count from 1)
 	JoinedLate  uint64
 	Corrections uint64 // events published because learning showed that others had a wrong hash
@@ -438,6 +439,7 @@ func (m *Machine) gap() {
 
 // begin begins a new incarnation. Its first event says why.
 func (m *Machine) begin(why events.Reason, now events.Millis) {
+	m.counts.Incarnations++
 	m.counts.Restarts++
 	m.incarnation = max(m.incarnation+1, events.Incarnation(max(now, 1)))
 	m.nextID = 1
