@@ -269,7 +269,8 @@ func TestGroups(t *testing.T) {
 	for _, g := range r.Groups(Warning) {
 		got = append(got, fmt.Sprintf("%s %s", g.ID, g.Where()))
 	}
-	want := []string{"worker_expired gone-0/0, gone-1/0, gone-2/0 and 2 more", "worker_expired gone-5/0", "lease_none w1/0"}
+	want := []string{"worker_expired gone-0/0, gone-1/0, gone-2/0 and 2 more", "worker_expired gone-5/0",
+		"lease_none w1/0"}
 	if !slices.Equal(got, want) || len(r.Groups(Error)) != 0 {
 		t.Errorf("the groups are %q, want %q", got, want)
 	}

@@ -107,8 +107,8 @@ func TestRecorded(t *testing.T) {
 	}
 }
 
-// TestRecordedOfTheLastHour: of a hundred requests a second those are kept that came last, some of each time before, and
-// none that is older than an hour.
+// TestRecordedOfTheLastHour: of a hundred requests a second those are kept that came last, some of each time before,
+// and none that is older than an hour.
 func TestRecordedOfTheLastHour(t *testing.T) {
 	s, at := &recent{}, time.Unix(1_800_000_000, 0)
 	add := func() {
