@@ -23,7 +23,7 @@ func (r *Replica) summarize(m *replica, to uint64, answered *incoming) {
 		p := &parts[i]
 		p.to, p.id, p.part, p.parts, p.reply, p.sent = to, r.summary, uint64(i), uint64(len(parts)), answered != nil, sent
 		b := appendModel(appendHead(nil, kindSummary, r.cfg.Origin), m.Model)
-		r.send(m.Model, appendSummary(b, p))
+		r.send(m.Model, to, appendSummary(b, p))
 	}
 }
 
@@ -96,10 +96,7 @@ func (r *Replica) compare(m *replica, from uint64, s *summary) {
 		}
 	}
 	delete(in.missing, s.part)
-	under := map[uint64][]*record{}
-	for key, rec := range t.records {
-		under[key.Origin] = append(under[key.Origin], rec)
-	}
+	under := t.under(s)
 	var origins []uint64
 	for origin, list := range under {
 		// The last first, so that what is seen grows at its end.
@@ -141,6 +138,32 @@ func (r *Replica) compare(m *replica, from uint64, s *summary) {
 			m.settle()
 		}
 	}
+}
+
+// under has what is under way of the numbers of each origin that a part of a summary is about.
+func (t *Table) under(s *summary) map[uint64][]*record {
+	about := map[uint64]span{}
+	for i := range s.shares {
+		h := &s.shares[i]
+		p, known := about[h.origin]
+		if !known {
+			p.first = h.first
+		}
+		about[h.origin] = span{min(p.first, h.first), max(p.last, h.last)}
+	}
+	under := map[uint64][]*record{}
+	for key, rec := range t.records {
+		p, listed := about[key.Origin]
+		if !listed && s.part == 0 {
+			_, listed = slices.BinarySearch(s.origins, key.Origin)
+			p = span{1, math.MaxUint64}
+			listed = !listed
+		}
+		if listed && p.first <= key.Seq && key.Seq <= p.last {
+			under[key.Origin] = append(under[key.Origin], rec)
+		}
+	}
+	return under
 }
 
 func (r *Replica) compareShare(m *replica, from uint64, h *share, under []*record, push func(change, *record)) {

@@ -13,7 +13,7 @@ func (r *Replica) recall(m *replica, from uint64) {
 	r.summary++
 	m.recall, m.past = r.summary, map[uint64][]Request{}
 	b := appendModel(appendHead(nil, kindRecall, r.cfg.Origin), m.Model)
-	r.send(m.Model, msgp.AppendUint(msgp.AppendUint(b, from), m.recall))
+	r.send(m.Model, from, msgp.AppendUint(msgp.AppendUint(b, from), m.recall))
 }
 
 // remember answers a question for past requests.
@@ -39,7 +39,7 @@ func (r *Replica) remember(m *replica, to, id uint64) {
 	for i, p := range parts {
 		b := appendModel(appendHead(nil, kindPast, r.cfg.Origin), m.Model)
 		b = msgp.AppendArrayHead(appendPart(b, to, id, uint64(i), uint64(len(parts))), p.n)
-		r.send(m.Model, append(b, p.list...))
+		r.send(m.Model, to, append(b, p.list...))
 	}
 }
 

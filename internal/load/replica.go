@@ -2,6 +2,7 @@ package load
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -29,6 +30,7 @@ type ReplicaConfig struct {
 // Times of the protocol.
 const (
 	batchDelay  = time.Millisecond
+	batchPeers  = 16 // so many of them add a millisecond to the least time between two batches
 	beatPeriod  = 500 * time.Millisecond
 	exchangeGap = 400 * time.Millisecond  // between two exchanges with one peer about one model
 	rivalGrace  = 500 * time.Millisecond  // an exchange with each peer, so that the end of one of the two is heard
@@ -49,12 +51,15 @@ const (
 	pushBytes   = 16 << 20  // that one exchange sends of a model; the rest goes with the next
 	outboxBytes = 64 << 20  // that wait to be sent
 	partPoints  = 4096      // live keys and ends of spans in a part of a summary
+	summaryRoom = 64 << 10  // requests in the summaries that a node begins within exchangeGap, if it is more than one
 	maxParts    = 1 << 16
 )
 
-// Message is to be published where the nodes of the namespace listen for a model; the empty model is for all.
+// Message is to be published where the nodes of the namespace listen for a model; the empty model is for all. One to a
+// node is published where that one listens.
 type Message struct {
 	Model Model
+	To    uint64 // the origin of the only node that it is for; 0: all
 	Data  []byte
 }
 
@@ -88,6 +93,9 @@ type Replica struct {
 	now      time.Duration
 	summary  uint64 // the last one's number
 
+	window time.Duration // when summaries began to count
+	begun  int           // requests in those that were begun since
+
 	began  time.Duration
 	ready  bool
 	source uint64        // whose tables are waited for; 0: nobody's
@@ -98,6 +106,7 @@ type Replica struct {
 type other struct {
 	heard  time.Duration // when it was last
 	silent bool          // it was not for a while, and that was noted
+	ready  bool
 }
 
 // replica is the table of one model.
@@ -107,6 +116,8 @@ type replica struct {
 	batch   []byte // events that wait
 	events  int
 	due     time.Duration // when they are to be sent
+	flushed time.Duration // when the last were made a message
+	doubt   bool          // some nodes may know what others do not, though nobody will miss a message
 	sent    uint64        // how many messages of events have been sent, or would have been if somebody had been there
 	peers   map[uint64]*peer
 	last    Digest        // as it was
@@ -125,7 +136,6 @@ type peer struct {
 	got       seen // which of its messages of events have come, or are not needed any more
 	exchanged time.Duration
 	agreed    time.Duration // when the digests were last equal, or compared
-	doubt     bool          // something may have reached one of the two only
 	in        [2]incoming   // a summary that wants an answer; one that is an answer
 }
 
@@ -253,7 +263,8 @@ func (r *Replica) enqueue(m *replica, kind change, rec *record) {
 		return
 	}
 	if m.events == 0 {
-		m.due = r.now + batchDelay
+		pace := time.Duration(len(r.peers)/batchPeers) * time.Millisecond
+		m.due = max(r.now+batchDelay, m.flushed+pace)
 	}
 	m.batch = appendEvent(m.batch, kind, rec, rec.deadline-r.now)
 	if m.events++; m.events >= maxEvents || len(m.batch) >= batchBytes {
@@ -269,17 +280,17 @@ func (r *Replica) flush(m *replica) {
 	b := make([]byte, 0, len(m.batch)+len(m.Name)+len(m.Group)+32)
 	m.sent++
 	b = appendEvents(appendModel(appendHead(b, kindEvents, r.cfg.Origin), m.Model), m.sent, m.events, m.batch)
-	m.batch, m.events = m.batch[:0], 0
-	r.send(m.Model, b)
+	m.batch, m.events, m.flushed = m.batch[:0], 0, r.now
+	r.send(m.Model, 0, b)
 }
 
-func (r *Replica) send(model Model, data []byte) {
+func (r *Replica) send(model Model, to uint64, data []byte) {
 	if r.outBytes+len(data) > outboxBytes {
 		r.Counts.Dropped++
 		return
 	}
 	r.outBytes += len(data)
-	r.out = append(r.out, Message{model, data})
+	r.out = append(r.out, Message{model, to, data})
 	r.Counts.Sent++
 }
 
@@ -298,7 +309,12 @@ func (r *Replica) Wake() time.Duration {
 }
 
 // Finish is the last step: what waits in batches is due.
-func (r *Replica) Finish(now time.Duration) []Message { return r.Step(now + batchDelay) }
+func (r *Replica) Finish(now time.Duration) []Message {
+	for _, m := range r.models {
+		r.flush(m)
+	}
+	return r.Step(now)
+}
 
 // Step goes on to now and returns what is to be sent, in any order.
 func (r *Replica) Step(now time.Duration) []Message {
@@ -323,7 +339,7 @@ func (r *Replica) Step(now time.Duration) []Message {
 			} else if now-o.heard > silence && !o.silent {
 				o.silent = true
 				for _, m := range r.models {
-					m.doubt()
+					m.doubt = true
 				}
 			}
 		}
@@ -391,7 +407,13 @@ func (r *Replica) beat(answers uint64) {
 		b.models = append(b.models, modelBeat{m.Model, m.table.sum, m.table.next, m.sent, m.calm(r.now)})
 	}
 	r.Counts.Beats++
-	r.send(Model{}, appendBeat(appendHead(nil, kindBeat, r.cfg.Origin), &b))
+	r.send(Model{}, 0, appendBeat(appendHead(nil, kindBeat, r.cfg.Origin), &b))
+}
+
+// Receive takes a message of another node.
+func (r *Replica) Receive(now time.Duration, data []byte) error {
+	m, err := decode(data, r.cfg.Origin)
+	return r.accept(now, m, err)
 }
 
 // accept takes a message of another node, or why it could not be read. The errors are for counters: there is nothing
@@ -410,7 +432,10 @@ func (r *Replica) accept(now time.Duration, m *message, err error) error {
 		return nil
 	}
 	r.Counts.Received++
-	r.peers[m.from] = &other{heard: now}
+	if r.peers[m.from] == nil {
+		r.peers[m.from] = &other{}
+	}
+	r.peers[m.from].heard, r.peers[m.from].silent = now, false
 	switch m.kind {
 	case kindBeat:
 		r.heard(m.from, &m.beat)
@@ -456,18 +481,10 @@ func (m *replica) take(now time.Duration, list []event) {
 		}
 	}
 	if m.table.suspect {
-		m.table.suspect = false
-		m.doubt()
+		m.table.suspect, m.doubt = false, true
 	}
 	m.touch(now)
 	m.settle()
-}
-
-// doubt says that some nodes may know what others do not, though nobody will miss a message.
-func (m *replica) doubt() {
-	for _, p := range m.peers {
-		p.doubt = true
-	}
 }
 
 // settle ends the wait for a source's table if all of it has come.
@@ -505,9 +522,10 @@ func (r *Replica) heard(from uint64, b *beat) {
 	if b.ask && r.ready {
 		r.beat(from)
 	}
-	if b.ready {
+	if r.peers[from].ready = b.ready; b.ready {
 		r.others = r.now
 	}
+	next := from == r.next()
 	source := !r.ready && r.source == 0 && b.ready && b.answers == r.cfg.Origin
 	if source {
 		r.source, r.since = from, r.now
@@ -542,10 +560,38 @@ func (r *Replica) heard(from uint64, b *beat) {
 			r.recall(m, from)
 		case r.ready != b.ready: // who starts asks one node for all
 		case r.now-p.exchanged < exchangeGap:
-		case !p.got.all(d.sent), p.doubt, !equal && d.calm && m.calm(r.now), r.now-p.agreed >= doubtMost:
-			p.agreed, p.doubt = r.now, false
+		case !p.got.all(d.sent), !equal && d.calm && m.calm(r.now), next && (m.doubt || r.now-p.agreed >= doubtMost):
+			if !r.begins(t.Len()) {
+				continue // the next beat comes soon
+			}
+			p.agreed, m.doubt = r.now, m.doubt && !next
 			r.Counts.Exchanges++
 			r.summarize(m, from, nil)
 		}
 	}
+}
+
+// next is the node with which this one compares what may be known to some nodes only: the next ready one by origin, as
+// in a ring. Of what some of the nodes in a ring know and the others do not, one that lacks it is before one that has
+// it; and what it is then sent goes to all. So as many exchanges as there are nodes do, and not as many as pairs.
+func (r *Replica) next() (origin uint64) {
+	least := uint64(math.MaxUint64)
+	for of, o := range r.peers {
+		if o.ready && !o.silent && of-r.cfg.Origin <= least { // it wraps
+			origin, least = of, of-r.cfg.Origin
+		}
+	}
+	return origin
+}
+
+// begins reports whether this node may begin an exchange now, and counts it.
+func (r *Replica) begins(requests int) bool {
+	if r.now-r.window >= exchangeGap {
+		r.window, r.begun = r.now, 0
+	}
+	if r.begun > 0 && r.begun+requests > summaryRoom {
+		return false
+	}
+	r.begun += requests
+	return true
 }

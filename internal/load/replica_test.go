@@ -1002,9 +1002,3 @@ func TestWhatWasBookedAloneIsMissed(t *testing.T) {
 		t.Errorf("%d exchanges", b.Counts.Exchanges)
 	}
 }
-
-// Receive takes what another node has sent, as [Service] does.
-func (r *Replica) Receive(now time.Duration, data []byte) error {
-	m, err := decode(data, r.cfg.Origin)
-	return r.accept(now, m, err)
-}

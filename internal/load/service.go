@@ -47,9 +47,9 @@ func New(cfg Config) *Service {
 	replica := NewReplica(0, ReplicaConfig{Origin: s.origin, Limits: cfg.Limits, Models: cfg.Models,
 		Watch: cfg.Watch, Past: cfg.Past, Recall: cfg.Recall})
 	s.Runner = replication.New(replica, replication.Config[Message]{Conn: cfg.Conn,
-		Subject: jetstream.LoadSubjects(cfg.Namespace), Receive: s.receive, Changed: s.notify, Hooks: cfg.Hooks,
+		Subjects: jetstream.LoadSubjects(cfg.Namespace, s.origin), Receive: s.receive, Changed: s.notify, Hooks: cfg.Hooks,
 		Send: func(m Message) error {
-			subject, err := jetstream.LoadSubject(cfg.Namespace, m.Model.Name, m.Model.Group)
+			subject, err := jetstream.LoadSubject(cfg.Namespace, m.Model.Name, m.Model.Group, m.To)
 			if err != nil {
 				return err
 			}

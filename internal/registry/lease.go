@@ -3,10 +3,11 @@ package registry
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
+	crand "crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"sync"
 	"time"
@@ -37,6 +38,7 @@ type Lease struct {
 	record Record // what changes is its ShimState
 	data   []byte
 	giveUp context.CancelFunc // ends the attempt to renew that is under way, or a past one
+	back   bool               // NATS is back, for many shims at once
 }
 
 // NewLease prepares a lease. What the record leaves open of version, holder, state and length is filled in. It writes
@@ -50,7 +52,7 @@ func NewLease(ns *jetstream.Namespace, record Record, h LeaseHooks) (*Lease, err
 	if err != nil {
 		host = "unknown"
 	}
-	record.Holder = Holder{ID: rand.Text(), Host: host, PID: os.Getpid(), Since: time.Now().UTC().Truncate(time.Second)}
+	record.Holder = Holder{ID: crand.Text(), Host: host, PID: os.Getpid(), Since: time.Now().UTC().Truncate(time.Second)}
 	if err := record.Check(); err != nil {
 		return nil, err
 	}
@@ -82,12 +84,14 @@ func (l *Lease) SetState(s ShimState) {
 }
 
 // Renew has the lease renewed soon rather than when it is time: NATS was away, and is to see that the shim is there.
-// What is being tried is given up, as it may wait for an answer that is lost. Any goroutine may call it.
+// What is being tried is given up, as it may wait for an answer that is lost. As NATS is back for every shim at the
+// same moment, each waits for a random part of a twelfth of its lease. Any goroutine may call it.
 func (l *Lease) Renew() {
 	l.mu.Lock()
 	if l.giveUp != nil {
 		l.giveUp()
 	}
+	l.back = true
 	l.mu.Unlock()
 	loop.Wake(l.soon)
 }
@@ -122,14 +126,26 @@ func (l *Lease) pause(ctx context.Context, d time.Duration) bool {
 	case <-t.C:
 		return true
 	case <-l.soon:
-		return loop.Wait(ctx, min(d, calm))
+		return loop.Wait(ctx, min(d, l.haste()))
 	}
 }
 
-// Keep takes the lease, from whoever has it, and renews it three times in its length until ctx ends; then it returns
-// nil, and the lease stays until it expires: a shim that is started again takes it over. When it finds that the lease
-// had expired it takes it again and calls lost, twice: at once, and when it renews for the next time, by when a clear
-// that was under way has come into the log or never will.
+// haste is how long to wait before a renewal that is not due yet.
+func (l *Lease) haste() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.back {
+		return calm
+	}
+	l.back = false
+	return max(calm, rand.N(l.record.Lease()/12))
+}
+
+// Keep takes the lease, from whoever has it, and renews it three times in its length, at random a twelfth of that early
+// so that shims which began together do not stay together, until ctx ends; then it returns nil, and the lease stays
+// until it expires: a shim that is started again takes it over. When it finds that the lease had expired it takes it
+// again and calls lost, twice: at once, and when it renews for the next time, by when a clear that was under way has
+// come into the log or never will.
 //
 // It returns [ErrTaken] if another holder has taken the lease, and an error that wraps [jetstream.ErrDenied] if the
 // bucket may not be written.
@@ -164,9 +180,9 @@ func (l *Lease) Keep(ctx context.Context, lost func()) error {
 			}
 			revision = next
 		}
-		wait := every - time.Since(begun)
+		wait := every - rand.N(every/12) - time.Since(begun)
 		if err != nil {
-			wait = every / 10
+			wait = every/10 + rand.N(every/10)
 		}
 		if !l.pause(ctx, wait) {
 			return nil

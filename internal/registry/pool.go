@@ -115,12 +115,64 @@ func (r *Registry) Pools() []*Pool {
 	return list
 }
 
+// keptPool is a pool that was put together, and the workers of which anything has changed since.
+type keptPool struct {
+	ranks   []PoolRank
+	altered map[events.WorkerID]bool
+}
+
+// alter notes that something of a worker may have changed. r.mu is held.
+func (r *Registry) alter(instance events.WorkerID) {
+	for model, k := range r.kept {
+		k.altered[instance] = true
+		if len(k.altered) > len(k.ranks)/4+16 { // to look through all is not much more
+			delete(r.kept, model)
+		}
+	}
+}
+
+// poolRanks lists the ranks of a model: those that it had, with the workers that have changed put in their place.
+// r.mu is held.
+func (r *Registry) poolRanks(model string) []PoolRank {
+	k := r.kept[model]
+	if k == nil {
+		return r.ranksWhere(func(_ events.WorkerID, m string) bool { return m == model })
+	}
+	if len(k.altered) == 0 {
+		return k.ranks
+	}
+	news := r.ranksWhere(func(of events.WorkerID, m string) bool { return m == model && k.altered[of] })
+	list := make([]PoolRank, 0, len(k.ranks)+len(news))
+	for from := 0; from < len(k.ranks); {
+		if k.altered[k.ranks[from].Instance] {
+			from++
+			continue
+		}
+		to := from + 1
+		for to < len(k.ranks) && !k.altered[k.ranks[to].Instance] &&
+			(len(news) == 0 || k.ranks[to].Compare(news[0].RankKey) < 0) {
+			to++
+		}
+		for len(news) > 0 && news[0].Compare(k.ranks[from].RankKey) < 0 {
+			list, news = append(list, news[0]), news[1:]
+		}
+		list = append(list, k.ranks[from:to]...)
+		from = to
+	}
+	if list = append(list, news...); len(list) == 0 {
+		return nil
+	}
+	return list
+}
+
 // pool puts a pool together. r.mu is held.
 func (r *Registry) pool(model string) *Pool {
-	p := &Pool{Model: model, Ranks: r.ranksWhere(func(_ events.WorkerID, m string) bool { return m == model })}
+	p := &Pool{Model: model, Ranks: r.poolRanks(model)}
 	if len(p.Ranks) == 0 {
+		delete(r.kept, model)
 		return p // else names that nobody has would be remembered
 	}
+	r.kept[model] = &keptPool{p.Ranks, map[events.WorkerID]bool{}}
 	p.endpoints = sync.OnceValue(p.byEndpoint)
 	next := map[string]*Pool{model: p}
 	if known := r.pools.Load(); known != nil {
@@ -228,9 +280,11 @@ func (r *Registry) modelOf(key events.RankKey) string {
 // ranksWhere lists the ranks of workers and models for which which holds, by instance and rank. r.mu is held.
 func (r *Registry) ranksWhere(which func(instance events.WorkerID, model string) bool) []PoolRank {
 	var list []PoolRank
-	leased := map[events.WorkerID]bool{}
+	leased := map[events.WorkerID]bool{} // of those that are declared too
 	for key, w := range r.workers {
-		leased[key.Instance] = true
+		if o := r.operators.known[key.Instance]; o != nil && o.Declared != nil {
+			leased[key.Instance] = true
+		}
 		if which(key.Instance, w.Record.Model) {
 			list = append(list, PoolRank{RankKey: key, Partition: w.Partition, BlockSize: w.Record.BlockSize})
 		}

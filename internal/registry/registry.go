@@ -104,6 +104,7 @@ type Registry struct {
 	operators operators
 	pools     atomic.Pointer[map[string]*Pool] // by model, until the next change; written with mu held
 	allPools  atomic.Pointer[[]*Pool]          // of all models, likewise
+	kept      map[string]*keptPool             // by model: what the next pool is made from; guarded by mu
 	shared    sync.Map                         // model → *hicache.Sharing, until the next change; written with mu held
 	serving   sync.Map                         // model → []events.Partition, likewise
 	sources   sync.Map                         // rank → how its engine speaks; written with mu held
@@ -121,7 +122,7 @@ func New(cfg Config) *Registry {
 	return &Registry{
 		ended: ended, expired: newExpired(),
 		cfg: cfg, start: time.Now(), machine: NewMachine(), workers: map[events.RankKey]Worker{},
-		marks:   map[string]uint64{},
+		marks: map[string]uint64{}, kept: map[string]*keptPool{},
 		changed: make(chan struct{}),
 		operators: operators{
 			known: map[events.WorkerID]*Operator{}, texts: map[events.WorkerID][]byte{}, ended: ended,
@@ -288,6 +289,9 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 		p, key, ok := jetstream.ParseWorkerKey(e.Key)
 		if !ok {
 			is, other, err := r.operators.see(e)
+			if instance, of := jetstream.ParseOperatorKey(e.Key); of && other {
+				r.alter(instance)
+			}
 			switch {
 			case err != nil:
 				calls = append(calls, func() { r.cfg.Hooks.Bad(e.Key, err) })
@@ -308,6 +312,7 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 			_, there := r.workers[key]
 			changed = changed || there
 			delete(r.workers, key)
+			r.alter(key.Instance)
 			r.forget(key)
 			continue
 		}
@@ -339,6 +344,7 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 		r.workers[key] = w
 		r.impaired.note(key, w.state())
 		r.sources.Store(key, w.source())
+		r.alter(key.Instance)
 		r.pools.Store(nil)
 		r.allPools.Store(nil)
 		r.machine.Seen(record, e.Revision, r.now())
@@ -354,6 +360,7 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 		}
 		changed = r.operators.current(r.lost) || changed || !r.current
 		r.current, r.listing = true, false
+		clear(r.kept)
 	}
 	if changed {
 		r.notify()
@@ -575,6 +582,7 @@ func (r *Registry) gone(ctx context.Context, name string, d Due) error {
 	key := d.Record.Key()
 	if w, ok := r.workers[key]; ok && w.Revision == d.Revision {
 		delete(r.workers, key)
+		r.alter(key.Instance)
 		r.forget(key)
 		r.machine.Gone(key)
 		r.notify()

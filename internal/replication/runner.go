@@ -34,12 +34,12 @@ type Hooks struct {
 
 // Config says how a machine reaches other nodes.
 type Config[T any] struct {
-	Conn    *jetstream.Conn
-	Subject string                  // of what other nodes send
-	Receive func(jetstream.Request) // takes one of their messages
-	Send    func(T) error
-	Changed func() // the state may have changed; called without the lock. nil: nobody is told
-	Hooks   Hooks
+	Conn     *jetstream.Conn
+	Subjects []string                // of what other nodes send
+	Receive  func(jetstream.Request) // takes one of their messages, from a goroutine for each subject
+	Send     func(T) error
+	Changed  func() // the state may have changed; called without the lock. nil: nobody is told
+	Hooks    Hooks
 }
 
 // Runner runs a machine. Its methods may be called from any goroutine, and are harmless before Run and after it.
@@ -98,7 +98,9 @@ func (r *Runner[M, T]) Run(ctx context.Context) {
 	r.Machine.Begin(r.Now())
 	r.Mu.Unlock()
 	var parts sync.WaitGroup
-	parts.Go(func() { r.cfg.Conn.KeepSubscribed(ctx, r.cfg.Subject, r.cfg.Receive, r.cfg.Hooks.Listen) })
+	for _, subject := range r.cfg.Subjects {
+		parts.Go(func() { r.cfg.Conn.KeepSubscribed(ctx, subject, r.cfg.Receive, r.cfg.Hooks.Listen) })
+	}
 	parts.Go(func() { r.publish(ctx) })
 	parts.Wait()
 }

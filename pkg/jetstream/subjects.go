@@ -18,7 +18,7 @@ import (
 //	kv.v1.<ns>.dynamo.<model>.<verb>      as Dynamo's router is asked, any ready node; queue group
 //	kv.v1.<ns>.node.<node>.<verb>         the same of one node, about what it holds itself
 //	kv.v1.<ns>.nodes                      what a node has written into the bucket of nodes and others should know before they look again
-//	kv.v1.<ns>.load.<model>[.<group>]     requests under way, between nodes; <model> is = for what is of all models
+//	kv.v1.<ns>.load.<model>[.<group>[.<session>]]  requests under way, between nodes, or to one session of a node; <model> is = for what is of all models
 //	kv.v1.<ns>.engine.<instance>          how full an engine says that it is, to all nodes
 //	kv.v1.<ns>.sessions                   which sessions are bound to which workers, between nodes
 //	kv.v1.<ns>.ctl.<p>                    to the shims of a partition: say again what you hold
@@ -249,19 +249,26 @@ func NodeSubject(ns, node, verb string) (string, error) {
 func NodesSubject(ns string) string { return subjectRoot + ns + ".nodes" }
 
 // LoadSubject is where nodes tell each other what requests of a model and routing group are under way. The usual group
-// is empty; without a model it is what concerns all of them.
-func LoadSubject(ns, model, group string) (string, error) {
+// is empty; without a model it is what concerns all of them. To one of the nodes, named by its session's number, it is
+// three tokens long; 0 is all nodes. Nodes before v0.5.0 hear all of it.
+func LoadSubject(ns, model, group string, to uint64) (string, error) {
 	token, err := EscapeToken(model)
 	subject := subjectRoot + ns + ".load." + token
-	if err != nil || group == "" {
+	if err != nil || group == "" && to == 0 {
 		return subject, err
 	}
 	token, err = EscapeToken(group)
-	return subject + "." + token, err
+	if subject += "." + token; to != 0 {
+		subject += fmt.Sprintf(".%x", to)
+	}
+	return subject, err
 }
 
-// LoadSubjects is all that LoadSubject can be.
-func LoadSubjects(ns string) string { return subjectRoot + ns + ".load.>" }
+// LoadSubjects is all that LoadSubject can be of what a node is to hear.
+func LoadSubjects(ns string, self uint64) []string {
+	all := subjectRoot + ns + ".load.*"
+	return []string{all, all + ".*", fmt.Sprintf("%s.*.%x", all, self)}
+}
 
 // EngineSubject is where it is told to all nodes how full an engine says that it is. Only what is about the instance
 // that the subject names is heeded there.

@@ -1,0 +1,201 @@
+package fleet
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/load"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+var (
+	scaleNodes    = flag.Int("scale.nodes", 12, "nodes of TestBookings")
+	scaleWorkers  = flag.Int("scale.workers", 1000, "workers of TestBookings")
+	scaleRequests = flag.Int("scale.requests", 1000, "requests under way in TestBookings")
+)
+
+// booker is a node's replica of the tables of requests under way.
+type booker struct {
+	*load.Replica
+	origin   uint64
+	gone     bool
+	messages int // that it has received
+	bytes    int
+	busy     time.Duration // of this machine's time, in receiving
+	own      []string      // its requests under way
+}
+
+// bookings are nodes that tell each other what they book, over a net that takes a millisecond.
+type bookings struct {
+	testing.TB
+	rng     *rand.Rand
+	now     time.Duration
+	nodes   []*booker
+	flying  []flying
+	sent    int
+	bytes   int
+	largest int
+	booked  int
+	refused int
+}
+
+type flying struct {
+	at   time.Duration
+	from *booker
+	to   uint64
+	data []byte
+}
+
+func newBookings(t testing.TB, nodes int) *bookings {
+	b := &bookings{TB: t, rng: rand.New(rand.NewPCG(1, 9))}
+	for range nodes {
+		origin := b.rng.Uint64() | 1
+		b.nodes = append(b.nodes, &booker{Replica: load.NewReplica(0, load.ReplicaConfig{Origin: origin}), origin: origin})
+	}
+	return b
+}
+
+var bookedModel = load.Model{Name: "m"}
+
+// step is a millisecond.
+func (b *bookings) step() {
+	b.now += ms
+	n := 0
+	for _, f := range b.flying {
+		if f.at > b.now {
+			break
+		}
+		n++
+		for _, to := range b.nodes {
+			if to.gone || to == f.from || f.to != 0 && f.to != to.origin {
+				continue
+			}
+			begun := time.Now()
+			if err := to.Receive(b.now, f.data); err != nil {
+				b.Fatal(err)
+			}
+			to.busy += time.Since(begun)
+			to.messages++
+			to.bytes += len(f.data)
+		}
+	}
+	b.flying = b.flying[n:]
+	for _, from := range b.nodes {
+		if from.gone || from.Wake() > b.now {
+			continue
+		}
+		begun := time.Now()
+		for _, m := range from.Step(b.now) {
+			b.flying = append(b.flying, flying{b.now + ms, from, m.To, m.Data})
+			b.sent++
+			b.bytes += len(m.Data)
+			b.largest = max(b.largest, len(m.Data))
+		}
+		from.busy += time.Since(begun)
+	}
+}
+
+func (b *bookings) run(d time.Duration) {
+	for end := b.now + d; b.now < end; {
+		b.step()
+	}
+}
+
+// live books and frees requests for a while, so many each second, so that so many are under way.
+func (b *bookings) live(d time.Duration, rate, under int) {
+	due := 0.0
+	for end := b.now + d; b.now < end; {
+		for due += float64(rate) / 1000; due >= 1; due-- {
+			n := b.nodes[b.rng.IntN(len(b.nodes))]
+			if n.gone {
+				continue
+			}
+			hashes := make([]events.SeqHash, 16)
+			for i := range hashes {
+				hashes[i] = events.SeqHash(b.rng.Uint64())
+			}
+			id := fmt.Sprint("request-", b.booked)
+			rank := events.RankKey{Instance: events.WorkerID(fmt.Sprintf("vllm-decode-%05d", b.rng.IntN(*scaleWorkers)))}
+			if err := n.Book(b.now, bookedModel, load.Booking{ID: id, Rank: rank, Hashes: hashes,
+				PrefillTokens: 256}); err != nil {
+				b.refused++
+				continue
+			}
+			b.booked++
+			if n.own = append(n.own, id); len(n.own) > under/len(b.nodes) {
+				if err := n.Free(b.now, bookedModel, n.own[0]); err != nil {
+					b.Fatal(err)
+				}
+				n.own = n.own[1:]
+			}
+		}
+		b.step()
+	}
+}
+
+// figures are of all nodes together.
+type figures struct {
+	sent, bytes, messages, received int
+	busy                            time.Duration
+	counts                          load.ReplicaCounts
+}
+
+func (b *bookings) figures() (f figures) {
+	f.sent, f.bytes = b.sent, b.bytes
+	for _, n := range b.nodes {
+		f.messages, f.received, f.busy = f.messages+n.messages, f.received+n.bytes, f.busy+n.busy
+		f.counts.Exchanges += n.Counts.Exchanges
+		f.counts.Pushed += n.Counts.Pushed
+		f.counts.Healed += n.Counts.Healed
+	}
+	return f
+}
+
+// tell prints what a second has cost since, on each node.
+func (b *bookings) tell(what string, since figures, d time.Duration) {
+	f, n, s := b.figures(), float64(len(b.nodes)), d.Seconds()
+	b.Logf("%s: each node hears %.0f messages/s of %.2f MB/s and works for %.1f %% of a core; %d exchanges, %d pushed, %d healed",
+		what, float64(f.messages-since.messages)/n/s, float64(f.received-since.received)/n/s/1e6,
+		(f.busy-since.busy).Seconds()/n/s*100, f.counts.Exchanges-since.counts.Exchanges,
+		f.counts.Pushed-since.counts.Pushed, f.counts.Healed-since.counts.Healed)
+}
+
+// TestBookings keeps requests under way on many nodes, and has an eighth of the nodes die at once. The others compare
+// what they have in as many exchanges as they are, not as there are pairs, and have the same afterwards. It is as large
+// as flags say:
+//
+//	go test ./tools/fleet -run TestBookings -v -timeout 0 -scale.nodes 64 -scale.workers 100000 -scale.requests 65000
+func TestBookings(t *testing.T) {
+	b := newBookings(t, *scaleNodes)
+	b.run(3 * time.Second)
+	phase := func(what string, d time.Duration, do func(time.Duration)) (exchanges uint64) {
+		f := b.figures()
+		do(d)
+		b.tell(what, f, d)
+		return b.figures().counts.Exchanges - f.counts.Exchanges
+	}
+	r := *scaleRequests
+	rate := func(n int) func(time.Duration) { return func(d time.Duration) { b.live(d, n, r) } }
+	phase("nothing", 2*time.Second, b.run)
+	phase("filling", 4*time.Second, rate(r/4))
+	phase("steady", 12*time.Second, rate(r/20))
+	for i := range len(b.nodes) / 8 {
+		b.nodes[i].gone = true
+	}
+	if n := phase("a rack is gone", 5*time.Second, rate(r/20)); n > 2*uint64(len(b.nodes)) {
+		t.Errorf("%d exchanges when an eighth of %d nodes is gone", n, len(b.nodes))
+	}
+	phase("calm", 3*time.Second, b.run)
+	var first load.Digest
+	for i, n := range b.nodes {
+		if d := n.Table(bookedModel).Digest(); first == (load.Digest{}) && !n.gone {
+			first = d
+		} else if d != first && !n.gone {
+			t.Errorf("node %d has %+v, others %+v", i, d, first)
+		}
+	}
+	t.Logf("%d booked, %d refused, the largest message has %d bytes", b.booked, b.refused, b.largest)
+}
