@@ -30,7 +30,8 @@ func New(cfg ServiceConfig) *Service {
 	cfg.Origin = rand.Uint64() | 1
 	s := &Service{turns: map[Key]chan struct{}{}}
 	subject := jetstream.SessionsSubject(cfg.Namespace)
-	s.Runner = replication.New(NewMachine(0, cfg.Config), replication.Config[[]byte]{Conn: cfg.Conn, Subjects: []string{subject},
+	s.Runner = replication.New(NewMachine(0, cfg.Config), replication.Config[[]byte]{Conn: cfg.Conn,
+		Subjects: []string{subject},
 		Receive: func(r jetstream.Request) {
 			_ = s.Change(func(m *Machine, now time.Duration) error { return m.Receive(now, r.Body) })
 		},
