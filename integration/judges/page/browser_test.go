@@ -150,6 +150,50 @@ func (b *browser) fits() {
 	}
 }
 
+// whole fails if a text is cut where it is not meant to be, or lies upon another. Meant are ellipses, and what scrolls.
+func (b *browser) whole(what string) {
+	b.Helper()
+	for _, fault := range get[[]string](b, `(() => {
+		const found = [], texts = [];
+		const called = (e) => e.tagName + "." + e.className + " " + JSON.stringify(e.textContent.slice(0, 60));
+		for (const e of (document.querySelector("dialog[open]") || document).querySelectorAll("*")) {
+			if (!e.checkVisibility() || e.closest(".sr, .skip, textarea, option")) continue;
+			if (![...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim())) continue;
+			const range = document.createRange();
+			range.selectNodeContents(e);
+			const r = range.getBoundingClientRect();
+			const seen = { left: r.left, right: r.right, top: r.top, bottom: r.bottom };
+			for (let p = e; p && p !== document.body; p = p.parentElement) {
+				const style = getComputedStyle(p), box = p.getBoundingClientRect();
+				if (style.overflowX === "visible") continue;
+				const meant = style.textOverflow === "ellipsis" || style.overflowX === "auto";
+				const list = p.querySelector(".body"); // which scrolls in height
+				if (!meant && (r.left < box.left - 1 || r.right > box.right + 1) ||
+					!list && style.overflowY === "hidden" && (r.top < box.top - 1 || r.bottom > box.bottom + 1)) {
+					found.push("cut: " + called(e));
+				}
+				seen.left = Math.max(seen.left, box.left);
+				seen.right = Math.min(seen.right, box.right);
+				seen.top = Math.max(seen.top, box.top);
+				seen.bottom = Math.min(seen.bottom, box.bottom);
+				if (meant) break;
+			}
+			texts.push([e, seen]);
+		}
+		for (const [i, [a, r]] of texts.entries()) {
+			for (const [b, s] of texts.slice(0, i)) {
+				if (a.closest(".bar") !== b.closest(".bar") || a.contains(b) || b.contains(a)) continue;
+				const wide = Math.min(r.right, s.right) - Math.max(r.left, s.left);
+				const high = Math.min(r.bottom, s.bottom) - Math.max(r.top, s.top);
+				if (wide >= 2 && high >= 4) found.push(called(a) + " lies upon " + called(b));
+			}
+		}
+		return found;
+	})()`) {
+		b.Errorf("%s: %s", what, fault)
+	}
+}
+
 // faults has axe-core look at what is shown: of what it finds, nothing may be serious or critical.
 func (b *browser) faults(what string) {
 	b.Helper()

@@ -4,6 +4,7 @@ package page
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/performance"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
@@ -36,19 +38,17 @@ func (m *many) EngineLoads(context.Context) (*api.EngineLoads, error) { return &
 func (m *many) Nodes() []string                                       { return nil }
 func (m *many) StatusOf(context.Context, string) (*api.Status, error) { return &api.Status{}, nil }
 
-// TestManyWorkers: with 10,000 workers in the stream there are no more elements than are seen, and a frame of scrolling
-// and a change of the fleet touch no more than these; nothing is sorted by name again.
-func TestManyWorkers(t *testing.T) {
-	t.Parallel()
-	const workers, most = 10_000, 1000
-	source := &many{}
+// fleetOf serves the page with a fleet of simulated workers, which is looked at so often.
+func fleetOf(t *testing.T, workers int, every time.Duration) (source *many, url string) {
+	t.Helper()
+	source = &many{}
 	for i := range workers {
 		w := api.WorkerInfo{Model: "m", BlockSize: 16, Incarnation: 1}
 		w.Instance = events.WorkerID(fmt.Sprintf("worker-%05d", i))
 		w.Blocks.Device = uint64(1000 + i%997)
 		source.list = append(source.list, w)
 	}
-	hub := watch.New(watch.Config{Self: "a", Source: source, Fleet: 200 * time.Millisecond})
+	hub := watch.New(watch.Config{Self: "a", Source: source, Fleet: every})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() { defer close(ended); hub.Run(ctx) }()
@@ -64,8 +64,17 @@ func TestManyWorkers(t *testing.T) {
 	})
 	server := httptest.NewServer(mux)
 	t.Cleanup(func() { cancel(); <-ended; server.Close() })
-	b := open(t, server.URL+"/#/fleet", 1600, 1000, false)
-	b.await(fmt.Sprintf("document.querySelector('.grid').getAttribute('aria-rowcount') == %d", workers+1))
+	return source, server.URL + "/#/fleet"
+}
+
+// TestManyWorkers: with 10,000 workers in the stream there are no more elements than are seen, and a frame of scrolling
+// and a change of the fleet touch no more than these; nothing is sorted by name again.
+func TestManyWorkers(t *testing.T) {
+	t.Parallel()
+	const workers, most = 10_000, 1000
+	source, url := fleetOf(t, workers, 200*time.Millisecond)
+	b := open(t, url, 1600, 1000, false)
+	b.await(fmt.Sprintf("document.querySelector('.grid .body').getAttribute('aria-rowcount') == %d", workers+1))
 	b.do(chromedp.Evaluate(`(() => {
 		window.touched = window.compared = 0;
 		new MutationObserver((list) => { touched = Math.max(touched, list.length); }).observe(document,
@@ -105,4 +114,84 @@ func TestManyWorkers(t *testing.T) {
 	b.do(chromedp.Click(".top .c-device button", chromedp.ByQuery))
 	b.await("document.querySelector('.top .c-device').getAttribute('aria-sort') === 'descending'")
 	bounded("another order")
+}
+
+var frames = flag.Duration("frames", 0, "measure the frames of the fleet's view with 10,000 workers, so long each")
+
+// TestFrames measures; nothing of it is judged, as it is a matter of the machine.
+func TestFrames(t *testing.T) {
+	if *frames == 0 {
+		t.Skip("measures only with -frames")
+	}
+	const workers = 10_000
+	source, url := fleetOf(t, workers, time.Second)
+	b := open(t, url, 1600, 1000, false)
+	b.await(fmt.Sprintf("document.querySelector('.grid .body').getAttribute('aria-rowcount') == %d", workers+1))
+	b.do(performance.Enable().WithTimeDomain(performance.EnableTimeDomainThreadTicks))
+	used := func() (seconds float64) { // processor time of the page's thread
+		b.do(chromedp.ActionFunc(func(ctx context.Context) error {
+			metrics, err := performance.GetMetrics().Do(ctx)
+			for _, m := range metrics {
+				if m.Name == "TaskDuration" {
+					seconds = m.Value
+				}
+			}
+			return err
+		}))
+		return seconds
+	}
+	for _, changing := range []int{0, 500, workers} {
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			for every := time.NewTicker(time.Second); ; {
+				source.mu.Lock()
+				for i := range changing {
+					source.list[i*workers/changing].Blocks.Device++
+				}
+				source.mu.Unlock()
+				select {
+				case <-every.C:
+				case <-ctx.Done():
+					every.Stop()
+					return
+				}
+			}
+		}()
+		for _, move := range []int{0, 200} {
+			before := used()
+			b.do(chromedp.Evaluate(fmt.Sprintf(`(() => {
+				window.took = [];
+				window.long = [];
+				new PerformanceObserver((list) => long.push(...list.getEntries().map((e) => e.duration)))
+					.observe({ type: "longtask" });
+				const body = document.querySelector(".grid .body");
+				let last = performance.now(), way = %d;
+				const end = last + %d;
+				requestAnimationFrame(function next(now) {
+					took.push(now - last);
+					last = now;
+					const to = body.scrollTop + way;
+					if (to < 0 || to > body.scrollHeight - body.clientHeight) way = -way;
+					body.scrollTop += way;
+					if (now < end) requestAnimationFrame(next);
+					else window.done = true;
+				});
+			})()`, move, frames.Milliseconds()), nil))
+			b.await("window.done")
+			of := get[map[string]float64](b, `(() => {
+				delete window.done;
+				took.sort((a, b) => a - b);
+				const at = (part) => took[Math.min(took.length - 1, Math.floor(part * took.length))];
+				return { frames: took.length, p50: at(0.5), p99: at(0.99), most: at(1), long: long.length,
+					longest: Math.max(0, ...long) };
+			})()`)
+			t.Logf("%5d workers change a second, %3d pixels a frame: %4.0f frames, p50 %.1f ms, p99 %.1f ms, most %.1f ms; "+
+				"%.0f tasks above 50 ms, longest %.0f ms; processor %.1f ms a frame", changing, move, of["frames"], of["p50"],
+				of["p99"], of["most"], of["long"], of["longest"], 1000*(used()-before)/of["frames"])
+		}
+		cancel()
+		<-ended
+	}
 }

@@ -2,7 +2,7 @@
 // is booked. The prompt goes to the indexer and is kept nowhere. Requests that were recorded are known by hashes only.
 import { ask } from "./api.js";
 import { choices, onChange } from "./live.js";
-import { el, setText, count, percent, tiers, tip, empty, pick, fill } from "./ui.js";
+import { el, setText, long, count, percent, tiers, tip, empty, pick, fill } from "./ui.js";
 
 export const title = "Ask";
 
@@ -64,7 +64,8 @@ export function show(place) {
     error,
     el("div", { class: "fields" }, button, el("span", { class: "soft small" }, "Nothing is booked, and the prompt is kept nowhere. Ctrl+Enter asks too.")));
   prompt.addEventListener("keydown", (e) => { if (e.key === "Enter" && (e.ctrlKey || e.metaKey)) form.requestSubmit(); });
-  place.append(el("div", { class: "view" }, el("div", { class: "head" }, el("h1", {}, "Ask")), form, past, result));
+  place.append(el("div", { class: "view" }, el("div", { class: "head" }, el("h1", {}, "Ask")),
+    el("div", { class: "view sides" }, el("div", { class: "view" }, form, past), result)));
   model.addEventListener("change", () => past.open && list());
   result.append(el("div", { class: "card" }, empty("Paste a prompt to see who holds it",
     "For each worker: its blocks by tier, the rule that ended its prefix, and what choosing it would cost.")));
@@ -98,6 +99,7 @@ export function show(place) {
     setText(button, "Asking…");
     try {
       await inquire(query);
+      result.scrollIntoView({ block: "nearest" });
     } catch (failure) {
       setText(error, failure.message);
     }
@@ -130,15 +132,15 @@ export function show(place) {
   }
 
   function table(of, found, before) {
-    const heads = ["Time", "Request", "Blocks", "Held at most", "Chosen", "It held", "Choice", ""];
+    const heads = ["Time", "Request", "Blocks", "Held at most", "Chosen", "It held", "Choice"];
     return [found.missing && el("div", { class: "notice warn" }, "Not heard: " + found.missing.join(", ") + ". What they recorded is missing here."),
       found.requests.length ? el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Recorded requests" }, el("table", { id: "recorded" },
-        el("thead", {}, el("tr", {}, heads.map((h, i) => h ? el("th", { scope: "col", class: [2, 3, 5].includes(i) ? "num" : null }, h) : el("td", {})))),
-        el("tbody", {}, found.requests.map((r) => el("tr", { "data-id": r.id }, el("td", {}, clock(r.at)), el("th", { scope: "row" }, name(r)),
+        el("thead", {}, el("tr", {}, heads.map((h, i) => el("th", { scope: "col", class: [2, 3, 5].includes(i) ? "num" : null }, h)))),
+        el("tbody", {}, found.requests.map((r) => el("tr", { "data-id": r.id }, el("td", {}, clock(r.at)), el("th", { scope: "row" }, r.blocks > 0 ?
+          el("button", { type: "button", class: "link", title: "show how its blocks are held now", click: (e) => take(r, e.target) }, name(r)) : name(r)),
           el("td", { class: "num" }, count(r.blocks)), el("td", { class: "num" }, count(r.held)), el("td", {}, r.worker || "–"),
           el("td", { class: "num" }, r.worker ? count(r.selected || 0) : "–"),
-          el("td", {}, r.decision ? decisions[r.decision] || r.decision : "only asked"),
-          el("td", {}, r.blocks > 0 && el("button", { type: "button", "aria-label": "Show " + name(r), click: (e) => take(r, e.target) }, "Show"))))))) :
+          el("td", {}, r.decision ? decisions[r.decision] || r.decision : "only asked")))))) :
         empty(before ? "No older ones are kept" : "Nothing of " + of + " was recorded yet"),
       el("div", { class: "fields" }, el("button", { type: "button", click: () => list() }, before ? "Newest" : "Refresh"),
         found.more && el("button", { type: "button", class: "older", click: () => list(found.requests.at(-1).id) }, "Older"),
@@ -191,7 +193,7 @@ export function show(place) {
       el("section", { class: "card" }, el("div", { class: "head" }, el("h2", {}, count(a.blocks) + " blocks of " + a.block_size + " tokens" +
         (a.prompt_tokens ? ", from " + count(a.prompt_tokens) + " tokens" : "")), legend()),
       a.reason && el("p", {}, reasons[a.reason] || a.reason),
-      a.blocks > 0 && shown.length > 0 ? el("div", { id: "strips" }, shown.map((o) => strip(a, o, total(o)))) :
+      a.blocks > 0 && shown.length > 0 ? el("div", { id: "strips" }, shown.map((o) => strip(a, o, total(o), chosen.value))) :
         a.blocks > 0 && !a.reason ? empty("No worker serves this model") : null,
       a.blocks > 0 && store(a),
       a.workers.length > most && el("p", { class: "soft small" }, "The best " + most + " of " + count(a.workers.length) + " ranks are shown.")),
@@ -214,7 +216,8 @@ export function show(place) {
 
   const blocksOf = (from, to) => to - from === 1 ? "block " + from : "blocks " + from + " to " + (to - 1);
 
-  function strip(a, o, depth) {
+  function strip(a, o, depth, choice) {
+    const chosen = choice?.worker === o.instance && (choice.rank || 0) === (o.rank || 0);
     const runs = o.path?.held || depths(o);
     const end = el("b", { title: "the prefix ends here" });
     end.style.left = "min(" + 100 * depth / a.blocks + "%, calc(100% - 2px))";
@@ -223,7 +226,8 @@ export function show(place) {
     const also = [rule, o.path?.behind ? count(o.path.behind) + " more behind, of no use" : "", o.l3 ? count(o.l3) + " more from the store" : "",
       o.guessed > o.device ? "guessed to have " + count(o.guessed) : "", o.engine ? "engine " + o.engine : "", o.catching_up ? "its shim is catching up" : "",
       o.bound ? "at most: of some groups it is not known what they need" : ""].filter(Boolean);
-    return el("div", { class: "strip", "data-worker": o.instance, "data-depth": depth }, el("div", { class: "name" }, o.instance + (o.rank ? " / " + o.rank : "")),
+    return el("div", { class: "strip", "data-worker": o.instance, "data-depth": depth }, el("div", { class: "name", title: o.instance },
+      long(o.instance + (o.rank ? " / " + o.rank : "")), chosen && el("span", { class: "chip good" }, "chosen")),
       el("div", { class: "track", "aria-hidden": "true" }, runs.map((r) => piece(r.from, r.to, a.blocks,
         "t-" + r.tiers[0] + (r.tiers.length > 1 ? " two" : ""), blocksOf(r.from, r.to) + " in " + r.tiers.join(" and "))), depth > 0 && end),
       el("div", { class: "share" }, count(depth) + " blocks, " + percent(depth, a.blocks)),
@@ -257,7 +261,7 @@ export function show(place) {
     const s = chosen.value, x = s.explanation || {};
     const name = (c) => c.worker + (c.rank ? " / " + c.rank : "");
     const list = [...(x.candidates || [])].sort((p, q) => p.cost - q.cost);
-    const n = (v) => v === undefined ? "–" : (Math.round(v * 1000) / 1000).toLocaleString("en-US");
+    const n = (v) => v === undefined ? "–" : (Math.round(v * 1000) / 1000 || 0).toLocaleString("en-US");
     const terms = list.some((c) => c.terms);
     const head = ["Worker", "Cost", "Probability", "Cached tokens", ...(terms ? ["Raw prefill", "Device credit", "Host credit", "Disk credit", "Store credit",
       "Decode", "Requests", "Taints"] : (list[0]?.scores || []).map((p) => p.scorer))];

@@ -1,7 +1,7 @@
 // The cluster: nodes, partitions and who serves them, snapshots, the log's room, NATS.
 import { ask } from "./api.js";
 import { live, onChange } from "./live.js";
-import { el, setText, short, count, age, bytes, meter, tile, empty } from "./ui.js";
+import { el, setText, short, count, age, bytes, clock, meter, tile, empty } from "./ui.js";
 
 export const title = "Cluster";
 
@@ -25,7 +25,7 @@ export function show(place) {
     setText(said, "Every block is counted on every node…");
     try {
       const status = await ask("GET", "v1/verify");
-      compared = { at: Date.now(), by: new Map((status.replicas || []).map((r) => [r.partition, r])) };
+      compared = { at: Date.now() + clock.ahead, by: new Map((status.replicas || []).map((r) => [r.partition, r])) };
       setText(said, "");
     } catch (failure) {
       setText(said, failure.message);
@@ -48,7 +48,8 @@ export function show(place) {
       content.replaceChildren(el("div", { class: "card" }, empty("Waiting for the indexer…", "Every node is asked how it is; that may take a few seconds.")));
       return;
     }
-    const at = place.querySelector(".scroll")?.scrollLeft || 0;
+    const tables = () => [...place.querySelectorAll(".scroll")];
+    const at = tables().map((t) => t.scrollLeft), focus = tables().indexOf(document.activeElement);
     const good = live.cluster.nodes.filter((n) => n.status);
     const gone = new Set(good.flatMap((n) => n.status.cluster?.gone || []));
     for (const n of live.cluster.nodes) gone.delete(n.node);
@@ -70,34 +71,39 @@ export function show(place) {
       (n.status.problems || []).map((p) => n.node + ": " + p));
     const sum = (f) => good.reduce((s, n) => s + (f(n.status) || 0), 0);
 
+    const engines = one?.engines;
+    const ill = engines && [[engines.silent, "silent"], [engines.gone, "gone"], [engines.catching_up, "catching up"]].filter(([n]) => n)
+      .map(([n, how]) => count(n) + " " + how).join(", ");
+
     content.replaceChildren(...[
       problems.length > 0 && el("div", { class: "notice warn" }, el("strong", {}, problems.length === 1 ? "One problem" : problems.length + " problems"),
         el("ul", {}, problems.slice(0, 50).map((p) => el("li", {}, p)))),
-      el("dl", { class: "tiles" }, tile("Nodes", good.length + (good.length < nodes.length ? " of " + nodes.length : ""), "answer"),
+      el("dl", { class: "tiles" }, tile("Nodes", good.length + (good.length < nodes.length ? " of " + nodes.length : ""), "answer",
+        good.length < nodes.length ? "warn" : null),
         tile("Partitions", count(numbers.length), one?.cluster ? one.cluster.copies + (one.cluster.copies === 1 ? " replica" : " replicas") + " each" : ""),
+        engines && tile("Engines", count(engines.connected), "connected" + (ill && ", " + ill), ill ? "warn" : null),
         tile("Largest lag", short(Math.max(0, ...all.map((p) => p.lag))), "messages"),
-        tile("Distinct blocks", short(Math.max(0, ...good.map((n) => n.status.index.distinct))), "at most on a node"),
+        tile("Distinct blocks", short(Math.max(0, ...good.map((n) => n.status.index.distinct))), "on the fullest node"),
         tile("Index memory", bytes(sum((s) => s.index.bytes)), "on all nodes"),
         tile("Requests under way", short(Math.max(0, ...good.map((n) => (n.status.load?.models || []).reduce((s, m) => s + m.requests, 0)))))),
+      el("div", { class: "view halves" }, el("div", { class: "view" },
       el("section", { class: "card" }, el("h2", {}, "Nodes"), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Nodes" }, el("table", {},
         el("thead", {}, el("tr", {}, ["Node", "State", "Up for", "Version", "Partitions", "Holdings", "Memory", "Snapshots", "Queries"]
           .map((h, i) => el("th", { scope: "col", class: i > 3 && i < 7 || i === 8 ? "num" : null }, h)))),
         el("tbody", {}, nodes.map(nodeRow))))),
-      el("section", { class: "card" }, el("h2", {}, "Partitions"), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Partitions" }, el("table", { id: "partitions" },
-        el("thead", {}, el("tr", {}, el("th", { scope: "col", class: "num" }, "Partition"), good.map((n) => el("th", { scope: "col" }, n.node)),
-          el("th", { scope: "col" }, "Replicas" + (compared ? ", " + age(new Date(compared.at)) + " ago" : "")),
-          ["Ranks", "Snapshot", "Log"].map((h) => el("th", { scope: "col" }, h)))),
-        el("tbody", {}, numbers.map((p) => partitionRow(p, partitions.get(p), good))))),
-        el("p", { class: "soft small" }, "The number beside a state is how many messages of the log are not applied yet. W marks who writes the partition's snapshots.")),
       one && el("section", { class: "card" }, el("h2", {}, "NATS"), el("dl", { class: "facts" },
         el("dt", {}, "Namespace"), el("dd", {}, one.namespace),
         el("dt", {}, "Storage of the account"), el("dd", {}, meter(one.store.bytes, one.store.limit), refused(one.store)),
-        el("dt", {}, "Snapshots"), el("dd", {}, meter(one.snapshot_bucket.bytes, one.snapshot_bucket.limit), refused(one.snapshot_bucket)),
-        el("dt", {}, "Engines"), el("dd", {}, one.engines ? one.engines.connected + " connected, " + one.engines.silent + " silent, " +
-          one.engines.gone + " gone, " + one.engines.catching_up + " shims catching up" : "not said"))),
+        el("dt", {}, "Snapshots"), el("dd", {}, meter(one.snapshot_bucket.bytes, one.snapshot_bucket.limit), refused(one.snapshot_bucket))))),
+      el("section", { class: "card" }, el("h2", {}, "Partitions"), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Partitions" }, el("table", { id: "partitions" },
+        el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Partition"), good.map((n) => el("th", { scope: "col" }, n.node)),
+          el("th", { scope: "col" }, "Replicas" + (compared ? ", " + age(new Date(compared.at)) + " ago" : "")),
+          ["Ranks", "Snapshot", "Log"].map((h) => el("th", { scope: "col", class: h === "Ranks" ? "num" : null }, h)))),
+        el("tbody", {}, numbers.map((p) => partitionRow(p, partitions.get(p), good))))),
+        el("p", { class: "soft small" }, "A node is behind by the messages of the log that it has not applied yet. W marks who writes the partition's snapshots."))),
     ].filter(Boolean));
-    const scroll = place.querySelector(".scroll");
-    if (scroll) scroll.scrollLeft = at;
+    for (const [i, t] of tables().entries()) t.scrollLeft = at[i] || 0;
+    tables()[focus]?.focus({ preventScroll: true });
   }
 
   const refused = (usage) => usage.refused ? el("span", { class: "error" }, " takes no writes: " + usage.refused) : null;
@@ -125,13 +131,13 @@ export function show(place) {
     const list = [...by.values()];
     const writer = list.find((p) => p.writer)?.writer;
     const newest = list.reduce((best, p) => !best || p.snapshot_seq > best.snapshot_seq ? p : best, null);
-    return el("tr", {}, el("th", { scope: "row", class: "num" }, number),
+    return el("tr", {}, el("th", { scope: "row" }, number),
       nodes.map((n) => {
         const p = by.get(n.node);
         if (!p) return el("td", {}, el("span", { class: "part none soft" }, "–"));
         const [text, kind] = p.behind ? ["behind", "warn"] : states[p.state] || [p.state, "warn"];
-        return el("td", {}, el("span", { class: "part " + kind }, text + " " + short(p.lag)),
-          writer === n.node && el("abbr", { class: "soft", title: "writes the partition's snapshots" }, " W"));
+        return el("td", {}, el("span", { class: "part " + kind }, text + (p.lag ? ", " + short(p.lag) + " behind" : "")),
+          writer === n.node && [" ", el("abbr", { class: "soft", title: "writes the partition's snapshots" }, "W")]);
       }),
       el("td", { class: "wrap" }, list.length === 0 ? el("span", { class: "chip bad" }, "no node serves it") : equal(number, list.length)),
       el("td", { class: "num" }, count(Math.max(0, ...list.map((p) => p.ranks)))),

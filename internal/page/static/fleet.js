@@ -1,12 +1,14 @@
 // The fleet: all workers by tiers as a map, and as a list of which only the rows that are seen exist.
 import { ask } from "./api.js";
 import { live, key, models, onChange } from "./live.js";
-import { el, setText, short, count, age, step, tiers, canvas, colour, tip, tile, empty, code } from "./ui.js";
+import { el, setText, long, setLong, short, count, age, step, tiers, canvas, colour, tip, tile, empty, code } from "./ui.js";
 
 export const title = "Fleet";
 
 const name = (r) => r.instance + (r.rank ? " / " + r.rank : "");
 const order = ["schedulable", "draining", "incomplete", "unschedulable"];
+
+const notWell = (r) => ["bad", "warn"].includes(state(r)[1]);
 
 // state is how it stands with a rank, in a word, and how bad that is.
 function state(r) {
@@ -74,7 +76,7 @@ export function show(place) {
     input: (e) => { set.text = e.target.value; refresh(); } });
   const model = el("select", { id: "fleet-model", change: (e) => { set.model = e.target.value; refresh(); } });
   const stateSelect = el("select", { id: "fleet-state", change: (e) => { set.state = e.target.value; refresh(); } },
-    ["", "schedulable", "draining", "incomplete", "unschedulable", "engine silent", "engine gone", "catching up", "unregistered"]
+    ["", "not well", "schedulable", "draining", "incomplete", "unschedulable", "engine silent", "engine gone", "catching up", "unregistered"]
       .map((s) => el("option", { value: s, selected: s === set.state }, s || "any state")));
   const shown = el("span", { class: "soft", role: "status" });
   const map = el("canvas", { role: "img", click: (e) => pick(at(e)), pointermove: hover, pointerleave: (e) => tip(e, "") });
@@ -83,14 +85,13 @@ export function show(place) {
     el("div", { class: "map" }, el("ul", { "aria-hidden": "true" }, tiers.map((t) => el("li", {}, t))), map, scale));
   const heads = columns.map((c) => el("div", { role: "columnheader", class: (c.num ? "num " : "text ") + "c-" + c.id },
     el("button", { type: "button", click: () => sort(c.id) }, c.name)));
-  const top = el("div", { class: "row top", role: "row" }, heads,
+  const top = el("div", { class: "row top", role: "row", "aria-rowindex": "1" }, heads,
     el("div", { role: "columnheader", class: "c-act plain" }, "Drain"));
   const sheet = el("div", { class: "sheet", role: "rowgroup" });
-  const body = el("div", { class: "body", tabindex: "0", role: "rowgroup", "aria-label": "Workers", scroll: draw, keydown: press });
-  body.append(sheet);
-  const grid = el("div", { class: "grid", role: "grid", "aria-label": "Workers", "aria-colcount": columns.length + 1 },
-    el("div", { role: "rowgroup" }, top), body);
-  sheet.setAttribute("role", "presentation");
+  const body = el("div", { class: "body", tabindex: "0", role: "grid", "aria-label": "Workers", "aria-colcount": columns.length + 1,
+    scroll: () => draw(true), keydown: press }, el("div", { class: "heads", role: "rowgroup" }, top), sheet);
+  const grid = el("div", { class: "grid" }, body);
+  const room = () => body.clientHeight - top.offsetHeight; // for rows
   const none = el("div", { class: "card" });
   const missing = el("div", { class: "notice warn", hidden: true });
   const details = el("dialog", { "aria-labelledby": "details-title", close: () => { opened = null; body.focus(); } });
@@ -116,7 +117,7 @@ export function show(place) {
     arrange(all);
     list = all.filter((r) => {
       if (set.model && r.model !== set.model) return false;
-      if (set.state && state(r)[0] !== set.state && r.state !== set.state) return false;
+      if (set.state && (set.state === "not well" ? !notWell(r) : state(r)[0] !== set.state && r.state !== set.state)) return false;
       const text = wanted.length && (name(r) + " " + r.model + " " + (r.endpoint || "") + " " + (r.lease_host || "")).toLowerCase();
       return wanted.every((w) => text.includes(w));
     });
@@ -135,13 +136,13 @@ export function show(place) {
       sum.stored += r.stored_rate || 0;
       sum.removed += r.removed_rate || 0;
       sum.requests += r.requests || 0;
-      if (["bad", "warn"].includes(state(r)[1])) sum.not++;
+      if (notWell(r)) sum.not++;
     }
     tileBox.replaceChildren(tile("Workers", count(new Set(list.map((r) => r.instance)).size),
-      list.length + (list.length === 1 ? " rank" : " ranks")),
+      list.length + (list.length === 1 ? " rank" : " ranks")), tile("Not well", count(sum.not), sum.not === 1 ? "rank" : "ranks", sum.not ? "warn" : null),
     ...tiers.filter((t) => t === "device" || sum[t] > 0).map((t) => tile("Blocks in " + t, short(sum[t]))),
     tile("Stored", short(sum.stored), "blocks/s"), tile("Removed", short(sum.removed), "blocks/s"),
-    tile("Under way", short(sum.requests), "requests"), tile("Not well", count(sum.not), "ranks"));
+    tile("Under way", short(sum.requests), "requests"));
     for (const [i, c] of columns.entries()) {
       if (c.id === set.sort) heads[i].setAttribute("aria-sort", set.down ? "descending" : "ascending");
       else heads[i].removeAttribute("aria-sort");
@@ -150,6 +151,7 @@ export function show(place) {
     const names2 = [...new Set(all.map((r) => r.model))].sort();
     if (model.dataset.of !== names2.join("\n")) {
       model.dataset.of = names2.join("\n");
+      grid.classList.toggle("one-model", names2.length < 2);
       model.replaceChildren(...["", ...names2].map((m) => el("option", { value: m, selected: m === set.model }, m || "all models")));
     }
     setText(shown, live.fleetAt === null ? "" : list.length === all.length ? "" : count(list.length) + " of " + count(all.length) + " ranks are shown");
@@ -163,24 +165,24 @@ export function show(place) {
       empty("No workers yet", "Run a shim beside each engine, and it appears here within a second:",
         code("worker-shim run --engine-http http://127.0.0.1:8000 --nats nats://127.0.0.1:4222"),
         "Without an engine at hand, indexer demo runs a whole fleet of simulated ones."));
-    grid.setAttribute("aria-rowcount", list.length + 1);
-    sheet.style.height = list.length * rowHeight + "px";
-    body.style.height = list.length * rowHeight + "px"; // no more than the style sheet allows
+    body.setAttribute("aria-rowcount", list.length + 1);
+    sheet.style.height = list.length * rowHeight + "px"; // the body is no higher than the style sheet allows
     paint();
     draw();
     if (opened) fill();
   }
 
-  // draw fills the rows that are seen.
-  function draw() {
+  // draw fills the rows that are seen, or if the list was only scrolled those that were not. Each place of the list has
+  // its row as long as both are seen.
+  function draw(scrolled) {
     const first = Math.max(0, Math.floor(body.scrollTop / rowHeight) - 2);
-    const last = Math.min(list.length, first + Math.ceil(body.clientHeight / rowHeight) + 5);
+    const last = Math.min(list.length, first + Math.ceil(room() / rowHeight) + 5);
     while (rows.length < last - first) rows.push(makeRow());
-    for (const [i, row] of rows.entries()) {
-      const r = list[first + i];
-      const there = first + i < last;
-      row.e.hidden = !there;
-      if (there) fillRow(row, r, first + i);
+    for (const [k, row] of rows.entries()) {
+      const i = first + (k - first % rows.length + rows.length) % rows.length;
+      const known = scrolled && !row.e.hidden && row.at === i && row.rank === list[i];
+      row.e.hidden = i >= last;
+      if (!row.e.hidden && !known) fillRow(row, list[i], i);
     }
     const current = rows.find((row) => !row.e.hidden && row.key === now);
     if (current) body.setAttribute("aria-activedescendant", current.e.id);
@@ -189,7 +191,7 @@ export function show(place) {
 
   function makeRow() {
     const cells = columns.map((c) => {
-      const cell = el("div", { role: "gridcell", class: (c.num ? "num " : "text ") + "c-" + c.id }, el("span"));
+      const cell = el("div", { role: "gridcell", class: (c.num ? "num " : "text ") + "c-" + c.id }, c.id === "worker" ? long("") : el("span"));
       return { e: cell, text: cell.firstChild, class: cell.className };
     });
     const button = el("button", { type: "button", tabindex: "-1", click: (e) => { e.stopPropagation(); drain(row.rank); } });
@@ -216,10 +218,11 @@ export function show(place) {
         const [text, kind] = c.chip(r);
         setText(cell.text, text);
         cell.text.className = "chip " + kind;
+        row.e.dataset.kind = kind;
         cell.e.title = r.why || r.engine_why || "";
         continue;
       }
-      setText(cell.text, c.text(r));
+      (c.id === "worker" ? setLong : setText)(cell.text, c.text(r));
       if (c.heat) cell.e.className = cell.class + " s" + step(r.blocks[c.id], most[c.id]);
       else if (!c.num) cell.e.title = c.text(r);
     }
@@ -231,7 +234,7 @@ export function show(place) {
   // press moves through the list.
   function press(e) {
     if (e.target !== body) return;
-    const page = Math.max(1, Math.floor(body.clientHeight / rowHeight) - 1);
+    const page = Math.max(1, Math.floor(room() / rowHeight) - 1);
     let i = list.findIndex((r) => key(r) === now);
     const to = { ArrowDown: i + 1, ArrowUp: i < 0 ? 0 : i - 1, PageDown: i + page, PageUp: i - page, Home: 0, End: list.length - 1 }[e.key];
     if (to !== undefined) {
@@ -247,7 +250,7 @@ export function show(place) {
     if (!list[i]) return;
     now = key(list[i]);
     if (body.scrollTop > i * rowHeight) body.scrollTop = i * rowHeight;
-    if (body.scrollTop < (i + 1) * rowHeight - body.clientHeight) body.scrollTop = (i + 1) * rowHeight - body.clientHeight;
+    body.scrollTop = Math.max(body.scrollTop, (i + 1) * rowHeight - room());
     draw();
   }
 
@@ -264,18 +267,21 @@ export function show(place) {
   }
 
   function fill() {
+    const there = live.ranks.has(opened.key);
     const r = opened.rank = live.ranks.get(opened.key) || opened.rank;
     const facts = [["State", state(r)[0] + (r.why ? ": " + r.why : "")], ["Model", r.model + ", blocks of " + r.block_size + " tokens"],
       ["Role", r.role || "–"], ["Serves at", r.endpoint || "–"],
-      ...tiers.map((t) => ["Blocks in " + t, count(r.blocks[t])]), ["Waiting for their parents", count(r.pending || 0) + " blocks"],
+      ["Blocks", tiers.filter((t) => t === "device" || r.blocks[t]).map((t) => count(r.blocks[t]) + " in " + t).join(", ") +
+        (r.pending ? "; " + count(r.pending) + " wait for their parents" : "")],
       ["Stored, removed", count(r.stored) + ", " + count(r.removed) + " blocks in incarnation " + r.incarnation],
       ["Rates", (r.stored_rate || 0) + " stored, " + (r.removed_rate || 0) + " removed blocks/s"],
+      ["Lag", lag.has(r.partition) ? count(lag.get(r.partition)) + " messages of partition " + r.partition : "not known"],
       ["Last event", age(r.last_seen) + (Date.parse(r.last_seen) > 0 ? " ago" : "")],
       ["Lease", (r.lease || "none") + (r.lease_host ? ", on " + r.lease_host : "")],
       ["Engine", (r.engine || "not said") + (r.engine_why ? ": " + r.engine_why : "")],
       ["Under way", count(r.requests || 0) + " requests, " + count(r.prefill_tokens || 0) + " tokens to prefill, " + count(r.active_blocks || 0) + " blocks"],
-      ["Device memory", r.total_blocks ? count(r.used_blocks || 0) + " of " + count(r.total_blocks) + " blocks" : "not said"],
-      ["Partition", r.partition]];
+      ["Device memory", r.total_blocks ? count(r.used_blocks || 0) + " of " + count(r.total_blocks) + " blocks" : "not said"]];
+    if (!there) facts.unshift(["Gone", "the index has nothing of it any more; this is how it was"]);
     if (!details.firstChild) {
       details.append(el("h2", { id: "details-title" }), el("dl", { class: "facts" }), el("p", { class: "error", role: "alert" }),
         el("div", { class: "actions" }, el("button", { type: "button", class: "drain main", click: change }),
@@ -284,13 +290,14 @@ export function show(place) {
     const [head, dl, error, actions] = details.children;
     setText(head, name(r));
     while (dl.children.length < 2 * facts.length) dl.append(el("dt"), el("dd"));
+    while (dl.children.length > 2 * facts.length) dl.lastChild.remove();
     for (const [i, f] of facts.entries()) {
       setText(dl.children[2 * i], f[0]);
       setText(dl.children[2 * i + 1], f[1]);
     }
     setText(error, opened.said);
     const button = actions.firstChild;
-    button.hidden = !r.state;
+    button.hidden = !r.state || !there;
     setText(button, r.state === "draining" ? "Undrain: new requests may come" : "Drain: no new requests");
   }
 
@@ -330,7 +337,8 @@ export function show(place) {
     }
     map.setAttribute("aria-label", "Blocks of " + list.length + " ranks: at most " + tiers.map((t) => count(most[t]) + " in " + t).join(", "));
     scale.replaceChildren("none ", el("span", {}, [0, 1, 2, 3, 4, 5, 6, 7, 8].map((i) => el("i", { class: i ? "s" + i : "s0" }))),
-      " most of its tier");
+      " most of its tier", el("span", { class: "of" }, list.length > columns ? "a column is " + Math.ceil(list.length / columns) +
+        " ranks, of which the fullest counts" : "a column is a rank, in the order of the list"));
   }
 
   function at(e) {
@@ -348,9 +356,11 @@ export function show(place) {
   const resized = () => { paint(); draw(); };
   addEventListener("resize", resized);
   addEventListener("theme", resized);
+  const aging = setInterval(() => { draw(); if (opened) fill(); }, 1000); // events may be rare, or end
   refresh();
   return () => {
     stop();
+    clearInterval(aging);
     tip(null, "");
     removeEventListener("resize", resized);
     removeEventListener("theme", resized);

@@ -42,12 +42,13 @@ export function show(place) {
     "aria-label": "Tokens of each step over time: arrows move", pointermove: (e) => { const b = bars[at(e)]; tip(e, b ? words(b) : ""); },
     pointerleave: (e) => tip(e, ""), keydown: press });
   const now = el("p", { id: "funnel-now", class: "small", role: "status" });
+  const per = el("span", { class: "soft small" });
   const rests = el("div", { class: "view" });
-  const box = el("div", { class: "view" }, tiles,
+  const box = el("div", { class: "view" }, tiles, el("div", { class: "view halves" },
     el("section", { class: "card", "aria-label": "Steps" }, list, el("ul", { class: "legend" },
       el("li", {}, el("i", { class: "f-mend" }), "lost; open a cause for what to do"), el("li", {}, el("i", { class: "f-lost" }), "lost; nothing to mend, or not known"))),
-    el("section", { class: "card" }, el("div", { class: "head" }, el("h2", {}, "Over time"), kindField), el("div", { class: "icicle" }, chart), now,
-      el("ul", { class: "legend" }, Object.keys(steps).map((s) => el("li", {}, el("i", { class: "f-" + s }), s)))), rests);
+    el("div", { class: "view" }, el("section", { class: "card" }, el("div", { class: "head" }, el("h2", {}, "Over time"), per, kindField), el("div", { class: "icicle" }, chart), now,
+      el("ul", { class: "legend" }, Object.keys(steps).map((s) => el("li", {}, el("i", { class: "f-" + s }), s)))), rests)));
   const none = el("div", { class: "card" });
   place.append(el("div", { class: "view" }, el("div", { class: "head" }, el("h1", {}, "Funnel"),
     el("div", { class: "fields" }, modelField, sinceField)), error, missing, box, none));
@@ -187,6 +188,7 @@ export function show(place) {
     g.fillText(clock(from), margin, chartHeight - 8);
     g.textAlign = "right";
     g.fillText(clock(to), width, chartHeight - 8);
+    setText(per, "each bar is " + (wide < 60000 ? wide / 1000 + " seconds" : wide / 60000 + " min"));
     chart.dataset.asked = bars.reduce((sum, b) => sum + b.asked, 0);
     chart.dataset.reused = bars.reduce((sum, b) => sum + b.reused, 0);
     setText(now, current >= 0 ? words(bars[current]) : "");

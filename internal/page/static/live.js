@@ -1,5 +1,6 @@
 // What the indexer says of the fleet and the cluster, as it changes.
 import { request } from "./api.js";
+import { clock } from "./ui.js";
 
 export const live = {
   ranks: new Map(), // by key(rank)
@@ -35,6 +36,7 @@ function tell(what) {
 const take = {
   fleet(event) {
     live.fleetAt = event.at;
+    clock.ahead = Date.parse(event.at) - Date.now();
     live.missing = event.missing || [];
     live.error = event.error || null;
     if (event.full) live.ranks = new Map();

@@ -2,7 +2,7 @@
 // its colour how many ranks hold it.
 import { ask, looking } from "./api.js";
 import { live, models, choices, onChange } from "./live.js";
-import { el, setText, count, short, step, canvas, colour, tip, tiers, empty, pick, fill, onDraw } from "./ui.js";
+import { el, setText, count, short, step, canvas, colour, tip, tiers, tile, percent, empty, pick, fill, onDraw } from "./ui.js";
 
 export const title = "Prefixes";
 
@@ -54,10 +54,11 @@ export function show(place_) {
   const error = el("p", { class: "error", role: "alert" });
   const scale = el("div", { class: "scale" });
   const box = el("div", { class: "card view" }, el("div", { class: "head" }, crumbs, scale), el("div", { class: "icicle" }, picture), now, said);
+  const tiles = el("dl", { class: "tiles" });
   const missing = el("div", { class: "notice warn", hidden: true });
   const none = el("div", { class: "card", hidden: true });
   place_.append(el("div", { class: "view" }, el("div", { class: "head" }, el("h1", {}, "Prefixes"), el("div", { class: "fields" },
-    modelField, nodeField)), error, missing, box, none));
+    modelField, nodeField)), error, missing, tiles, box, none));
 
   function options() {
     const nodes = (live.cluster?.nodes || []).map((n) => n.node);
@@ -88,7 +89,7 @@ export function show(place_) {
 
   function draw() {
     const there = laid && laid.nodes.length > 0;
-    box.hidden = !there;
+    box.hidden = tiles.hidden = !there;
     none.hidden = there;
     missing.hidden = !tree || tree.complete;
     if (!missing.hidden) {
@@ -124,7 +125,7 @@ export function show(place_) {
         g.fillRect(x + w - 1, y, 1, rowHeight - 1);
       }
       const text = short(n.blocks) + (w > 140 ? (n.blocks === 1 ? " block, held by " : " blocks, held by ") + short(n.holders) : "");
-      if (w > 40 && g.measureText(text).width < w - 10) {
+      if (w > 16 && g.measureText(text).width < w - 10) {
         g.fillStyle = ink[s > 5 ? 1 : 0];
         g.fillText(text, x + 6, y + rowHeight / 2);
       }
@@ -145,15 +146,25 @@ export function show(place_) {
     }
     scale.replaceChildren("held by 1 ", el("span", { "aria-hidden": "true" }, [1, 2, 3, 4, 5, 6, 7, 8].map((i) => el("i", { class: "s" + i }))),
       " by " + count(most));
-    const shown = laid.nodes.reduce((s, n) => s + n.blocks, 0);
     const more = tree.total_runs - laid.nodes.length;
+    let shown = 0, shared = 0, copies = 0, longest = 0; // blocks
+    for (const n of laid.nodes) {
+      shown += n.blocks;
+      copies += n.blocks * n.holders;
+      if (n.holders < 2) continue;
+      shared += n.blocks;
+      longest = Math.max(longest, n.depth + n.blocks);
+    }
+    tiles.replaceChildren(tile("Ranks", count(tree.ranks)), tile("Distinct blocks", short(tree.total_blocks)),
+      tile("Held by several ranks", percent(shared, shown), more > 0 ? "of the blocks shown" : "of the blocks"),
+      tile("Copies of a block", (copies / shown).toFixed(1), "on average"), tile("Longest shared prefix", short(longest), "blocks"));
     setText(said, count(laid.nodes.length) + (laid.nodes.length === 1 ? " run" : " runs") + " with " + count(shown) + " of " + count(tree.total_blocks) + " blocks" +
       (more > 0 ? ", those with most blocks times holders, and " + count(more) + " more runs" : "") + ". " + (tree.node ? tree.node + " knows " : "All nodes know ") +
       count(tree.ranks) + (tree.ranks === 1 ? " rank" : " ranks") + " of the model, in " + (tree.partitions.length > 8 ?
       count(tree.partitions.length) + " partitions" : (tree.partitions.length === 1 ? "partition " : "partitions ") + tree.partitions.join(", ")) + ".");
     picture.dataset.runs = laid.nodes.length;
     picture.dataset.blocks = shown;
-    setText(now, current ? words(current) : "");
+    setText(now, current ? words(current) : "Width is blocks, a run's own and those behind it. Point at a run to see who holds it; click it to zoom.");
   }
 
   const deepest = (n) => n.children.reduce((d, c) => Math.max(d, deepest(c)), n.level);

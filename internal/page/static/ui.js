@@ -9,7 +9,7 @@ export function el(tag, attributes, ...children) {
     else if (name === "class") e.className = value;
     else e.setAttribute(name, value === true ? "" : value);
   }
-  e.append(...children.flat().filter((c) => c !== null && c !== undefined && c !== false));
+  e.append(...children.flat(2).filter((c) => c !== null && c !== undefined && c !== false));
   return e;
 }
 
@@ -17,6 +17,14 @@ export function el(tag, attributes, ...children) {
 export function setText(e, text) {
   text = String(text);
   if (e.textContent !== text) e.textContent = text;
+}
+
+// long is a text whose middle is left out where there is no room: names of pods differ at the end. setLong changes it.
+export const long = (text) => setLong(el("span", { class: "long" }, el("span"), el("span")), text);
+export function setLong(e, text) {
+  setText(e.firstChild, text.slice(0, -6));
+  setText(e.lastChild, text.slice(-6));
+  return e;
 }
 
 // pick is a select with its label: it, and the field that holds both. change is told what was chosen.
@@ -53,8 +61,11 @@ export function bytes(n) {
   return (unit === 0 ? n : n.toFixed(n < 10 ? 1 : 0)) + " " + ["B", "KiB", "MiB", "GiB", "TiB"][unit];
 }
 
-// age writes how long ago a time was.
-export function age(time, now = Date.now()) {
+// clock: how many milliseconds the indexer's is ahead of this computer's.
+export const clock = { ahead: 0 };
+
+// age writes how long ago a time of the indexer was.
+export function age(time, now = Date.now() + clock.ahead) {
   const at = Date.parse(time);
   if (!at || at < 0) return "never";
   const s = Math.max(0, Math.round((now - at) / 1000));
@@ -81,8 +92,8 @@ export function empty(title, ...rest) {
 
 export const code = (text) => el("code", {}, text);
 
-export function tile(name, value, unit) {
-  const number = el("dd", {}, value);
+export function tile(name, value, unit, kind) {
+  const number = el("dd", { class: kind }, value);
   if (unit) number.append(" ", el("small", {}, unit));
   return el("div", { class: "tile" }, el("dt", {}, name), number);
 }
