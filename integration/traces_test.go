@@ -2,7 +2,9 @@ package integration
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -11,14 +13,19 @@ import (
 	"strings"
 	"testing"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"go.opentelemetry.io/otel/trace"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/kvindexer/kvindexerpb"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
@@ -269,5 +276,96 @@ func TestTraces(t *testing.T) {
 	})
 	if len(wrong) > 0 || strings.Contains(said, "collectors-own-token") {
 		t.Errorf("sent all the same: %+v, said: %s", wrong, said)
+	}
+}
+
+// TestTracesGRPC: calls over gRPC go on in the trace that their metadata name: SGLang's question and its find, Envoy's
+// stream and its choice. What is not sampled there is not sent.
+func TestTracesGRPC(t *testing.T) {
+	t.Parallel()
+	collector := harness.StartCollector(t)
+	x := harness.StartIndexer(t, t.TempDir(), "", "--node-id", "a", "--grpc-listen", "127.0.0.1:0",
+		"--otlp-endpoint", collector.URL, "--otlp-headers-file", collector.Headers, "--trace-sample", "0")
+	conn := dialGRPC(t, x)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*harness.Patience)
+	defer cancel()
+	prompt := harness.Tokens(1, 4*harness.BlockSize)
+	e := harness.StartSimEngine(t)
+	harness.StartSimShim(t, e, x.NATS, "one", "--serving-endpoint", "http://127.0.0.1:8000")
+	harness.ServePrompt(t, e, prompt)
+	harness.Eventually(t, "the worker may be chosen", func() (bool, string) {
+		var list api.WorkerList
+		err := harness.HTTPDo(x.HTTP, "GET", "/v1/workers", nil, &list)
+		return err == nil && len(list.Workers) == 1 && list.Workers[0].Record != nil && list.Workers[0].Blocks.Device == 4,
+			fmt.Sprint(list, err)
+	})
+	ask := func(ctx context.Context) error {
+		a, err := kvindexerpb.NewKVIndexerClient(conn).MatchExternalKvPrefix(ctx,
+			&kvindexerpb.MatchExternalKvPrefixRequest{Hashes: []int64{1, 2}})
+		if err == nil && a.BlocksRead != 2 {
+			err = fmt.Errorf("%+v", a)
+		}
+		return err
+	}
+	body := []byte(`{"model":"m","prompt":` + harness.JSONList(prompt) + `}`)
+	choose := func(ctx context.Context) error {
+		stream, err := extprocv3.NewExternalProcessorClient(conn).Process(ctx)
+		if err != nil {
+			return err
+		}
+		headers := &corev3.HeaderMap{}
+		for _, h := range [][2]string{{":method", "POST"}, {":path", "/v1/completions"},
+			{"content-type", "application/json"}} {
+			headers.Headers = append(headers.Headers, &corev3.HeaderValue{Key: h[0], RawValue: []byte(h[1])})
+		}
+		first := &extprocv3.HttpHeaders{Headers: headers}
+		rest := &extprocv3.HttpBody{Body: body, EndOfStream: true}
+		for _, m := range []*extprocv3.ProcessingRequest{
+			{Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: first}},
+			{Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: rest}},
+		} {
+			if err := stream.Send(m); err != nil {
+				return err
+			}
+		}
+		_ = stream.CloseSend()
+		for replies := 0; ; replies++ {
+			if _, err := stream.Recv(); errors.Is(err, io.EOF) && replies > 0 {
+				return nil
+			} else if err != nil {
+				return err
+			}
+		}
+	}
+	for i, c := range []struct {
+		what string
+		ask  func(context.Context) error
+		want string
+	}{
+		{"SGLang's question", ask, "(kv_indexer.v1.KVIndexer/MatchExternalKvPrefix(kvatlas.find(index)))"},
+		{"Envoy's stream", choose,
+			"(envoy.service.ext_proc.v3.ExternalProcessor/Process(kvatlas.select(book choose hash index load)))"},
+	} {
+		var asked []trace.SpanContext
+		harness.Eventually(t, c.what+" is traced", func() (bool, string) {
+			for flags := trace.TraceFlags(0); flags <= trace.FlagsSampled && len(asked) < 120; flags++ {
+				asking, at := caller(ctx, byte(2*len(asked)+i), flags)
+				if err := c.ask(metadata.AppendToOutgoingContext(ctx, rpc.HeaderTrace, rpc.Traceparent(asking))); err != nil {
+					return false, err.Error()
+				}
+				asked = append(asked, at)
+			}
+			last := ""
+			for _, at := range asked {
+				spans := collector.Spans(func(s *harness.CollectedSpan) bool { return s.Trace == at.TraceID().String() })
+				if len(spans) > 0 && !at.IsSampled() {
+					t.Fatalf("not sampled: %+v", spans)
+				}
+				if last = strings.ReplaceAll(spanTree(spans, at.SpanID().String()), "@a", ""); last == c.want {
+					return true, ""
+				}
+			}
+			return false, last
+		})
 	}
 }

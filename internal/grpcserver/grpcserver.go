@@ -6,13 +6,18 @@ import (
 	"errors"
 	"math"
 	"net"
+	"net/http"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
+	"github.com/kvatlas/kvatlas/internal/tracing"
 	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -42,6 +47,8 @@ type Config struct {
 
 	Ready func() error                 // nil: the node answers
 	Ended func(method, outcome string) // is told what became of each call: "ok", or an error's code
+
+	Tracer *tracing.Tracer // of calls but those of grpc.health.v1; nil: they are not traced
 }
 
 // port is one listener's state.
@@ -113,7 +120,9 @@ func (p *port) call(ctx context.Context, q any, info *grpc.UnaryServerInfo, next
 	end, err := p.admit(ctx, info.FullMethod, &p.calls, p.Calls)
 	defer end()
 	if err == nil {
-		a, err = next(ctx, q)
+		traced, span := p.begin(ctx, info.FullMethod)
+		a, err = next(traced, q)
+		finish(span, err)
 	}
 	return a, outcome(ctx, err)
 }
@@ -122,10 +131,53 @@ func (p *port) stream(service any, s grpc.ServerStream, info *grpc.StreamServerI
 	end, err := p.admit(s.Context(), info.FullMethod, &p.streams, p.Streams)
 	defer end()
 	if err == nil {
+		traced, span := p.begin(s.Context(), info.FullMethod)
+		if span.On() {
+			s = tracedStream{s, traced}
+		}
 		err = next(service, s)
+		finish(span, err)
 	}
 	return outcome(s.Context(), err)
 }
+
+// begin begins the span of a call, in the caller's trace if its metadata name one.
+func (p *port) begin(ctx context.Context, method string) (context.Context, tracing.Span) {
+	if !p.Tracer.On() || isHealth(method) {
+		return ctx, tracing.Span{}
+	}
+	parent := ""
+	if values := metadata.ValueFromIncomingContext(ctx, rpc.HeaderTrace); len(values) == 1 {
+		parent = values[0]
+	}
+	ctx, span := p.Tracer.Serve(ctx, strings.TrimPrefix(method, "/"), parent)
+	if span.On() {
+		service, name, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
+		span.Set(attribute.String("rpc.system", "grpc"), attribute.String("rpc.service", service),
+			attribute.String("rpc.method", name))
+	}
+	return ctx, span
+}
+
+// finish ends the span of a call that has ended so.
+func finish(span tracing.Span, err error) {
+	if err != nil && span.On() {
+		code, blame := status.Code(err).String(), false
+		if failure, is := errors.AsType[*api.Error](err); is {
+			code, blame = api.Outcome(failure), failure.Code.HTTPStatus() >= http.StatusInternalServerError
+		}
+		span.Fail(code, blame)
+	}
+	span.End()
+}
+
+// tracedStream has the span of its call in its context.
+type tracedStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s tracedStream) Context() context.Context { return s.ctx }
 
 // outcome notes what a call is counted as, and makes a status of its error.
 func outcome(ctx context.Context, err error) error {

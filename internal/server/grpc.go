@@ -21,15 +21,16 @@ func (s *Server) serveGRPC() (stop func(), err error) {
 	calls := s.QueryWorkers + s.QueryQueue
 	stop, at, err := grpcserver.Serve(s.GRPCListen, grpcserver.Config{
 		Token: s.HTTPToken, TLS: s.HTTPTLS, Calls: calls, Streams: streamsPerCall * calls,
-		Ready: router{s}.admit,
-		Ended: func(method, outcome string) { s.outcomes.Count(api.OverGRPC, method, outcome) },
+		Ready:  router{s}.admit,
+		Ended:  func(method, outcome string) { s.outcomes.Count(api.OverGRPC, method, outcome) },
+		Tracer: s.Tracer,
 	}, func(r grpc.ServiceRegistrar) {
 		extprocv3.RegisterExternalProcessorServer(r, gateway.New(gateway.Config{
-			Router: router{s}, Pool: s.registry.Pool, All: s.registry.All, MaxBodies: maxBodies,
+			Router: tracedRouter{router{s}}, Pool: s.registry.Pool, All: s.registry.All, MaxBodies: maxBodies,
 			Text:  s.tokenizers != nil,
 			Hooks: gateway.Hooks{Reused: s.reuse, Moved: s.queries.Moved},
 		}))
-		kvindexerpb.RegisterKVIndexerServer(r, kvindexer.New(kvindexer.Config{Find: s.find, Pools: s.registry.Pools}))
+		kvindexerpb.RegisterKVIndexerServer(r, kvindexer.New(kvindexer.Config{Find: s.tracedFind, Pools: s.registry.Pools}))
 	})
 	if err != nil {
 		return nil, fmt.Errorf("gRPC: %w; choose another with --grpc-listen", err)

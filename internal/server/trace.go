@@ -171,3 +171,31 @@ func traceChoice(ctx context.Context, q *api.SelectRequest, policy string, out *
 			attribute.Int("kvatlas.cached_tokens", int(out.CachedTokens)), attribute.Bool("kvatlas.complete", out.Complete))
 	}
 }
+
+// tracedFind is find for a face whose requests may come to several.
+func (s *Server) tracedFind(ctx context.Context, q *api.Query) (*api.Answer, error) {
+	ctx, span := tracing.Start(ctx, "kvatlas."+api.OpFind)
+	defer span.End()
+	a, err := s.find(ctx, q)
+	failSpan(span, err)
+	return a, err
+}
+
+// tracedRouter is a router for a face whose requests are more than a choice.
+type tracedRouter struct{ router }
+
+func (r tracedRouter) Select(ctx context.Context, q *api.SelectRequest) (*api.Selection, error) {
+	ctx, span := tracing.Start(ctx, "kvatlas."+api.OpSelect)
+	defer span.End()
+	out, err := r.router.Select(ctx, q)
+	failSpan(span, err)
+	return out, err
+}
+
+// failSpan says of a span what its request has failed with.
+func failSpan(span tracing.Span, err error) {
+	if err != nil && span.On() {
+		e := api.AsError(err)
+		span.Fail(api.Outcome(e), e.Code.HTTPStatus() >= http.StatusInternalServerError)
+	}
+}
