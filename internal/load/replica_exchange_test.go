@@ -1,0 +1,173 @@
+package load
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// TestUnmissed has differences of which no missed message tells. They are gone within two seconds, whether tables
+// change meanwhile or not.
+func TestUnmissed(t *testing.T) {
+	for name, do := range map[string]func(w *world, m Model) (last *simNode, is func(t *Table) bool){
+		"a node dies when its last booking has reached one of two": func(w *world, m Model) (*simNode,
+			func(*Table) bool) {
+			w.nodes[1].group = 1
+			if err := w.nodes[2].Book(w.now, m, Booking{ID: "last", Rank: rankKey(1)}); err != nil {
+				t.Fatal(err)
+			}
+			w.run(2 * time.Millisecond)
+			w.nodes[1].group = 0
+			w.nodes[2].group = 2
+			return w.nodes[1], func(t *Table) bool { return t.Has("last") }
+		},
+		"an update overtakes the booking": func(w *world, m Model) (*simNode, func(*Table) bool) {
+			if err := w.nodes[0].Book(w.now, m, Booking{ID: "late", Rank: rankKey(1)}); err != nil {
+				t.Fatal(err)
+			}
+			w.now += batchDelay
+			booking := w.nodes[0].Step(w.now)
+			give(t, booking, w.nodes[1].Replica)
+			if err := w.nodes[1].PrefillComplete(w.now, m, "late"); err != nil {
+				t.Fatal(err)
+			}
+			w.now += batchDelay
+			update := w.nodes[1].Step(w.now)
+			give(t, update, w.nodes[0].Replica)
+			give(t, update, w.nodes[2].Replica)
+			give(t, booking, w.nodes[2].Replica)
+			return w.nodes[2], func(t *Table) bool { return t.Has("late") && t.ids["late"].done }
+		},
+	} {
+		for _, busy := range []bool{false, true} {
+			w, m := quiet(t, 3), testModels[0]
+			w.delay = 1 // else a beat may overtake events, which looks like a loss
+			w.churn(2*time.Second, busy, w.nodes[:2]...)
+			last, is := do(w, m)
+			if is(last.Table(m)) {
+				t.Errorf("%s: it has it already", name)
+			}
+			w.churn(2*time.Second, busy, w.nodes[:2]...)
+			if !is(last.Table(m)) {
+				t.Errorf("%s, busy %v: it lacks it", name, busy)
+			}
+		}
+	}
+}
+
+// TestDigestsAreCompared changes one table and tells nobody, as only a fault of this program can. The digests show it.
+func TestDigestsAreCompared(t *testing.T) {
+	for _, busy := range []bool{false, true} {
+		w, m := quiet(t, 3), testModels[0]
+		w.delay = 1
+		if err := w.nodes[0].Book(w.now, m, Booking{ID: "r", Rank: rankKey(1)}); err != nil {
+			t.Fatal(err)
+		}
+		w.churn(2*time.Second, busy, w.nodes...)
+		table := w.nodes[1].Table(m)
+		next := table.ids["r"].state
+		next.done = true
+		table.replace(table.ids["r"], next)
+		patience := 2 * time.Second
+		if busy {
+			patience += doubtMost
+		}
+		w.churn(patience, busy, w.nodes...)
+		for _, n := range w.nodes {
+			if !n.Table(m).ids["r"].done {
+				t.Errorf("busy %v: node %d does not know it", busy, n.place)
+			}
+		}
+	}
+}
+
+// TestBusy has tables that change each millisecond. That alone makes nobody exchange summaries, though digests are
+// never equal; when something is lost it is healed meanwhile.
+func TestBusy(t *testing.T) {
+	w := quiet(t, 3)
+	work := func(d time.Duration) {
+		for end := w.now + d; w.now < end; w.run(time.Millisecond) {
+			w.op()
+		}
+	}
+	exchanges := func() (n uint64) {
+		for _, n2 := range w.nodes {
+			n += n2.Counts.Exchanges
+		}
+		return n
+	}
+	w.delay = 200 * time.Microsecond
+	work(5 * time.Second)
+	if n := exchanges(); n > 1 { // where a request goes on on another node before its booking came to a third
+		t.Errorf("%d exchanges though nothing was lost", n)
+	}
+	before := exchanges()
+	w.loss = 1
+	work(20 * time.Millisecond)
+	w.loss = 0
+	work(1500 * time.Millisecond)
+	if exchanges() == before {
+		t.Error("what was lost was not missed")
+	}
+	w.run(5 * time.Millisecond)
+	for _, m := range testModels {
+		for _, n := range w.nodes {
+			if got, want := n.Table(m).Digest(), w.nodes[0].Table(m).Digest(); got != want {
+				t.Errorf("node %d: %+v, want %+v", n.place, got, want)
+			}
+		}
+	}
+}
+
+// TestAnAnswerClaimsNoMoreThanIsInIt loses what a node sends beside its answer to a summary. That is missed at the next
+// beat, though tables change.
+func TestAnAnswerClaimsNoMoreThanIsInIt(t *testing.T) {
+	m, now := testModels[0], time.Duration(0)
+	a, b := NewReplica(0, ReplicaConfig{Origin: 1}), NewReplica(0, ReplicaConfig{Origin: 2})
+	a.Alone()
+	b.Alone()
+	give(t, a.Step(0), b)
+	give(t, b.Step(0), a)
+	b.model(m)
+	for i := range 2 * maxEvents { // whole messages
+		if err := a.Book(now, m, Booking{ID: fmt.Sprint(i), Rank: rankKey(0)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.Step(now + batchDelay) // is lost
+	for round := range uint64(3) {
+		now += beatPeriod
+		a.now, b.now = now, now
+		if err := b.Book(now, m, Booking{ID: fmt.Sprint("b", round), Rank: rankKey(0)}); err != nil { // it is not calm
+			t.Fatal(err)
+		}
+		beat := a.Step(now)
+		give(t, beat[len(beat)-1:], b)
+		if b.Counts.Exchanges != round+1 {
+			t.Fatalf("round %d: %d exchanges", round, b.Counts.Exchanges)
+		}
+		give(t, b.Step(now), a)
+		for _, answer := range a.Step(now + batchDelay) {
+			if read, _ := decode(answer.Data, 0); read.kind == kindSummary {
+				give(t, []Message{answer}, b)
+			}
+		}
+	}
+}
+
+// TestWhatWasBookedAloneIsMissed has nodes that began cut off from each other, and whose tables change.
+func TestWhatWasBookedAloneIsMissed(t *testing.T) {
+	m := testModels[0]
+	a, b := NewReplica(0, ReplicaConfig{Origin: 1}), NewReplica(0, ReplicaConfig{Origin: 2})
+	a.Alone()
+	b.Alone()
+	for i, r := range []*Replica{a, b} {
+		if err := r.Book(0, m, Booking{ID: fmt.Sprint(i), Rank: rankKey(0)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	give(t, a.Step(0), b)
+	if b.Counts.Exchanges != 1 {
+		t.Errorf("%d exchanges", b.Counts.Exchanges)
+	}
+}

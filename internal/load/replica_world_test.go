@@ -1,0 +1,460 @@
+package load
+
+import (
+	"container/heap"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+)
+
+var rounds = flag.Int("rounds", 200, "histories of TestReplicas")
+
+// testModels are what histories book in.
+var testModels = []Model{{"m", ""}, {"m", "group"}}
+
+// truth is what nodes have said of one booking, joined without the code under test. What a session said that was
+// killed since may have been lost with it.
+type truth struct {
+	id       string
+	deadline time.Duration
+	said     []saying
+}
+
+type saying struct {
+	by   *simNode
+	kind change
+	state
+}
+
+// simNode is one session of a node.
+type simNode struct {
+	*Replica
+	w     *world
+	place int // which node it is
+	dead  bool
+	group int // of nodes that hear each other
+
+	watched map[Model]map[Key]*Request // under way, as Watch told it
+	ended   map[Model]map[Key]*Request // not any more
+	wrong   error                      // of what Watch told
+}
+
+type flight struct {
+	at     time.Duration
+	serial int
+	to     int // place
+	data   []byte
+}
+
+type flights []flight
+
+func (f flights) Len() int { return len(f) }
+func (f flights) Less(i, j int) bool {
+	return f[i].at < f[j].at || f[i].at == f[j].at && f[i].serial < f[j].serial
+}
+func (f flights) Swap(i, j int) { f[i], f[j] = f[j], f[i] }
+func (f *flights) Push(x any)   { *f = append(*f, x.(flight)) }
+func (f *flights) Pop() any {
+	x := (*f)[len(*f)-1]
+	*f = (*f)[:len(*f)-1]
+	return x
+}
+
+// world is a few nodes in virtual time, and the net between them.
+type world struct {
+	*rand.Rand
+	limits Limits
+	now    time.Duration
+	nodes  []*simNode
+	flight flights
+	serial int
+	truth  map[Model]map[Key]*truth
+
+	loss, twice float64
+	delay       time.Duration // the most
+	published   [][]byte
+	record      bool // keep what is published
+	bytes       int  // of it
+}
+
+func newWorld(seed uint64, n int, limits Limits) *world {
+	limits.setDefaults()
+	w := &world{Rand: rand.New(rand.NewPCG(seed, 9)), limits: limits, truth: map[Model]map[Key]*truth{},
+		delay: 2 * time.Millisecond}
+	for _, m := range testModels {
+		w.truth[m] = map[Key]*truth{}
+	}
+	for i := range n {
+		w.nodes = append(w.nodes, nil)
+		w.start(i)
+	}
+	return w
+}
+
+// start begins a new session at a place, in place of the one that is there.
+func (w *world) start(place int) {
+	group := 0
+	if before := w.nodes[place]; before != nil {
+		before.dead, group = true, before.group
+	}
+	n := &simNode{w: w, place: place, group: group, watched: map[Model]map[Key]*Request{},
+		ended: map[Model]map[Key]*Request{}}
+	n.Replica = NewReplica(w.now, ReplicaConfig{Origin: w.Uint64() | 1, Limits: w.limits, Watch: n.watch, Past: n.past,
+		Recall: n.recall})
+	w.nodes[place] = n
+	for _, m := range testModels {
+		table := n.model(m).table
+		said := table.changed
+		table.changed = func(kind change, r *record) {
+			n.note(m, kind, r)
+			said(kind, r)
+		}
+	}
+}
+
+// watch keeps what it is told of: each request is new once, then changes, and ends.
+func (n *simNode) watch(m Model, r *Request) {
+	if n.watched[m] == nil {
+		n.watched[m] = map[Key]*Request{}
+	}
+	known := n.watched[m][r.Key] != nil
+	switch {
+	case r.New && known || !r.New && !known && !r.Ended:
+		n.wrong = fmt.Errorf("node %d is told of %+v; it is known: %v", n.place, r, known)
+	case r.Age < 0 || r.Age > n.w.limits.Expiry:
+		n.wrong = fmt.Errorf("node %d is told of %+v of this age", n.place, r)
+	case r.Ended:
+		delete(n.watched[m], r.Key)
+		n.recall(m, r)
+	default:
+		n.watched[m][r.Key] = r
+	}
+}
+
+// past yields what n remembers.
+func (n *simNode) past(m Model, yield func(*Request) bool) {
+	for _, r := range n.ended[m] {
+		if !yield(r) {
+			return
+		}
+	}
+}
+
+func (n *simNode) recall(m Model, r *Request) {
+	if n.ended[m] == nil {
+		n.ended[m] = map[Key]*Request{}
+	}
+	n.ended[m][r.Key] = r
+}
+
+// checkWatched compares what Watch told with the table.
+func (n *simNode) checkWatched(m Model) error {
+	under := 0
+	for key, r := range n.Table(m).records {
+		if r.gone {
+			continue
+		}
+		under++
+		q := n.watched[m][key]
+		if q == nil || q.Rank != r.rank || q.Private != int(r.private) || q.Outputs != int(r.outputs()) ||
+			q.PrefillDone != r.done || !slices.Equal(q.Hashes, r.hashes) {
+			return fmt.Errorf("watched %+v, there is %+v", q, r)
+		}
+	}
+	if under != len(n.watched[m]) {
+		return fmt.Errorf("watched %d requests, there are %d", len(n.watched[m]), under)
+	}
+	return n.wrong
+}
+
+func (n *simNode) note(m Model, kind change, r *record) {
+	all := n.w.truth[m]
+	if kind == booked {
+		all[r.key] = &truth{id: r.id, deadline: n.w.now + n.w.limits.Expiry}
+	}
+	s := saying{by: n, kind: kind, state: r.state}
+	s.outs, s.runs = slices.Clone(r.outs), slices.Clone(r.runs)
+	all[r.key].said = append(all[r.key].said, s)
+}
+
+// run lets time pass.
+func (w *world) run(d time.Duration) {
+	for end := w.now + d; ; {
+		next := end
+		for _, n := range w.nodes {
+			next = min(next, n.Wake())
+		}
+		if len(w.flight) > 0 {
+			next = min(next, w.flight[0].at)
+		}
+		w.now = max(w.now, next)
+		for len(w.flight) > 0 && w.flight[0].at <= w.now {
+			f := heap.Pop(&w.flight).(flight)
+			if err := w.nodes[f.to].Receive(w.now, f.data); err != nil {
+				panic(err)
+			}
+		}
+		for _, n := range w.nodes {
+			if n.Wake() <= w.now {
+				for _, m := range n.Step(w.now) {
+					w.publish(n, m.Data)
+				}
+			}
+		}
+		if w.now >= end {
+			return
+		}
+	}
+}
+
+func (w *world) publish(from *simNode, data []byte) {
+	if w.bytes += len(data); w.record {
+		w.published = append(w.published, data)
+	}
+	for i, n := range w.nodes {
+		if n.group != from.group {
+			continue // its own echo comes too
+		}
+		for copies := 1 + w.chance(w.twice); copies > 0; copies-- {
+			if w.chance(w.loss) == 0 {
+				w.serial++
+				at := w.now + time.Duration(w.Int64N(int64(w.delay)))
+				heap.Push(&w.flight, flight{at, w.serial, i, data})
+			}
+		}
+	}
+}
+
+func (w *world) chance(p float64) int {
+	if w.Float64() < p {
+		return 1
+	}
+	return 0
+}
+
+// op does something at a random node.
+func (w *world) op() {
+	n, m := w.nodes[w.IntN(len(w.nodes))], testModels[w.IntN(len(testModels))]
+	id := fmt.Sprint("r", w.IntN(60))
+	switch w.IntN(20) {
+	case 0, 1, 2, 3, 4, 5, 6:
+		_ = n.Book(w.now, m, Booking{ID: id, Rank: rankKey(w.IntN(6)), Hashes: prompt(w), NoReuse: w.IntN(5) == 0,
+			PrefillTokens: int64(w.IntN(3) * 100)})
+	case 7, 8, 9:
+		_ = n.PrefillComplete(w.now, m, id)
+	case 10, 11, 12, 13, 14:
+		_ = n.OutputBlock(w.now, m, id, float64(w.IntN(18)-1)/16)
+	case 15, 16, 17, 18:
+		_ = n.Free(w.now, m, id)
+	case 19:
+		if w.IntN(5) == 0 {
+			n.RemoveRank(w.now, rankKey(w.IntN(6)))
+		}
+	}
+}
+
+// heal ends all faults; what is in flight arrives.
+func (w *world) heal() {
+	w.loss, w.twice, w.delay = 0, 0, 2*time.Millisecond
+	for _, n := range w.nodes {
+		n.group = 0
+	}
+	for i := range w.flight {
+		w.flight[i].at = min(w.flight[i].at, w.now+w.delay)
+	}
+	heap.Init(&w.flight)
+}
+
+// check compares all tables with each other and with what was said. Bookings that were, or are, near their expiry may
+// be there or not.
+func (w *world) check(late time.Duration) error {
+	for _, m := range testModels {
+		first := w.nodes[0].Table(m)
+		near := false
+		for _, n := range w.nodes {
+			t := n.Table(m)
+			if err := errors.Join(t.Check(), n.checkWatched(m)); err != nil {
+				return fmt.Errorf("node %d: %w", n.place, err)
+			}
+			if len(t.rivals) > 0 {
+				return fmt.Errorf("node %d: ids of two requests: %v", n.place, t.rivals)
+			}
+			for key, r := range t.records {
+				if w.truth[m][key] == nil {
+					return fmt.Errorf("node %d: nobody booked %v", n.place, key)
+				}
+				if r.id != w.truth[m][key].id {
+					return fmt.Errorf("node %d: %v is of %q", n.place, key, r.id)
+				}
+			}
+		}
+		for key, is := range w.truth[m] {
+			if is.deadline > w.now-late && is.deadline < w.now+50*time.Millisecond {
+				near = true
+				continue
+			}
+			for _, n := range w.nodes[1:] {
+				a, b := first.records[key], n.Table(m).records[key]
+				if (a == nil) != (b == nil) || a != nil && !a.state.equal(&b.state) {
+					return fmt.Errorf("of %v nodes 0 and %d have %+v and %+v", key, n.place, a, b)
+				}
+			}
+			if err := is.agrees(first.records[key], w.now); err != nil {
+				return fmt.Errorf("%v of %q: %w", key, is.id, err)
+			}
+		}
+		if near {
+			continue
+		}
+		rows := naive(first)
+		for _, n := range w.nodes {
+			t := n.Table(m)
+			if t.Digest() != first.Digest() {
+				return fmt.Errorf("digests %+v and %+v", t.Digest(), first.Digest())
+			}
+			others := map[string]Load{}
+			for _, l := range t.Loads(nil, nil) {
+				if l.Requests > 0 {
+					others[l.Rank.String()] = l
+				}
+			}
+			if !maps.Equal(rows, others) {
+				return fmt.Errorf("loads of node %d are %v, want %v", n.place, others, rows)
+			}
+		}
+	}
+	return nil
+}
+
+// naive computes the loads of a table from its requests alone, by rank.
+func naive(t *Table) map[string]Load {
+	rows, blocks := map[string]Load{}, map[string]map[string]uint64{}
+	for _, r := range t.records {
+		if r.gone {
+			continue
+		}
+		rank := r.rank.String()
+		l := rows[rank]
+		l.Rank = r.rank
+		if l.Requests++; !r.done {
+			l.PrefillTokens += r.tokens
+		}
+		rows[rank] = l
+		if blocks[rank] == nil {
+			blocks[rank] = map[string]uint64{}
+		}
+		for i := range r.hashes {
+			w := uint64(one)
+			for _, run := range r.runs {
+				if int(run.from) <= i {
+					w = run.weight
+				}
+			}
+			p := path(r.hashes[:i+1])
+			blocks[rank][p] = max(blocks[rank][p], w)
+		}
+		outputs := uint32(0)
+		for _, o := range r.outs {
+			outputs += o.n
+		}
+		private := uint64(one)
+		if r.mark.after > 0 {
+			private = r.mark.weight
+		}
+		blocks[rank]["own of "+r.id] = uint64(r.private)*private + uint64(r.mark.after)*r.mark.weight +
+			uint64(outputs-r.mark.after)*one
+	}
+	for rank, of := range blocks {
+		sum := uint64(0)
+		for _, w := range of {
+			sum += w
+		}
+		l := rows[rank]
+		l.Blocks = int64(math.Floor(float64(sum)/one + 0.5))
+		rows[rank] = l
+	}
+	return rows
+}
+
+// agrees compares a record, nil if there is none, with what was said.
+func (is *truth) agrees(r *record, now time.Duration) error {
+	var sure, all state // joined
+	known, freed, maybe := false, false, false
+	outs := [2]map[uint64]uint32{{}, {}}
+	for _, s := range is.said {
+		if s.kind == 3 {
+			freed, maybe = freed || !s.by.dead, true
+			continue
+		}
+		known = known || !s.by.dead
+		for i, to := range []*state{&sure, &all} {
+			if i == 0 && s.by.dead {
+				continue
+			}
+			to.done, to.gone = to.done || s.done, to.gone || s.gone
+			for _, o := range s.outs {
+				outs[i][o.origin] = max(outs[i][o.origin], o.n)
+			}
+			if s.mark.after > to.mark.after || s.mark.after == to.mark.after && s.mark.origin >= to.mark.origin {
+				to.mark, to.runs = s.mark, s.runs
+			}
+		}
+	}
+	expired := is.deadline <= now
+	switch {
+	case r == nil && known && !maybe && !expired:
+		return errors.New("it is missing")
+	case r == nil:
+		return nil
+	case expired:
+		return fmt.Errorf("it should have expired at %v", is.deadline)
+	case freed:
+		return errors.New("it was freed")
+	}
+	if sure.done && !r.done || r.done && !all.done || sure.gone && !r.gone || r.gone && !all.gone {
+		return fmt.Errorf("%+v, want %+v to %+v", r.state, sure, all)
+	}
+	for _, o := range r.outs {
+		if o.n < outs[0][o.origin] || o.n > outs[1][o.origin] {
+			return fmt.Errorf("%d outputs of %x, want %d to %d", o.n, o.origin, outs[0][o.origin], outs[1][o.origin])
+		}
+		delete(outs[0], o.origin)
+	}
+	if len(outs[0]) > 0 {
+		return fmt.Errorf("no outputs of %v", outs[0])
+	}
+	if sure.mark == all.mark && (r.mark != all.mark || !slices.Equal(r.runs, all.runs)) {
+		return fmt.Errorf("decay %+v with %v, want %+v with %v", r.mark, r.runs, all.mark, all.runs)
+	}
+	return nil
+}
+
+// quiet is a world of ready nodes without faults.
+func quiet(t *testing.T, n int) *world {
+	w := newWorld(*seed, n, Limits{})
+	w.run(2 * time.Second)
+	for _, n := range w.nodes {
+		if !n.Ready() {
+			t.Fatalf("node %d is not ready", n.place)
+		}
+	}
+	return w
+}
+
+// churn lets time pass. If the tables are to be busy the nodes book and free a request of their own each millisecond.
+func (w *world) churn(d time.Duration, busy bool, nodes ...*simNode) {
+	for end := w.now + d; w.now < end; w.run(time.Millisecond) {
+		for i, n := range nodes {
+			id, m := fmt.Sprint("busy", i), testModels[0]
+			if busy && n.Book(w.now, m, Booking{ID: id, Rank: rankKey(0)}) != nil {
+				_ = n.Free(w.now, m, id)
+			}
+		}
+	}
+}
