@@ -36,7 +36,8 @@ func TestPermissionsAreEnough(t *testing.T) {
 	}
 	addr := loopback.Reserve(t)
 	config := filepath.Join(dir, "nats.conf")
-	text := fmt.Sprintf("listen: %q\njetstream { store_dir: %q }\n%s", addr, filepath.Join(dir, "data"), example.Stdout)
+	text := fmt.Sprintf("listen: %q\njetstream { store_dir: %q, max_file_store: 64GB }\n%s", addr,
+		filepath.Join(dir, "data"), example.Stdout)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
