@@ -191,8 +191,7 @@ func (r *Registry) Change(ctx context.Context, c *api.WorkerChange) (*api.Worker
 }
 
 // Remove forgets what operators say of a worker: one that has no shim is gone then, and one whose lease has expired is
-// named no more. The error is an [api.Error], or of
-// the bucket.
+// named no more. The error is an [api.Error], or of the bucket.
 func (r *Registry) Remove(ctx context.Context, instance events.WorkerID) (*api.Worker, error) {
 	if err := r.unleased(instance, api.CodeConflict, "stop the shim, and the worker goes with its lease"); err != nil {
 		return nil, err

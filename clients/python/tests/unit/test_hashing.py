@@ -19,11 +19,12 @@ def test_blocks() -> None:
     assert len(block_hashes(tokens[:32], 16, lookahead=1)) == 1
     assert len({block_hashes(tokens, 16, **kw)[0] for kw in
                 ({}, {"lora_name": "a"}, {"cache_salt": "a"}, {"lookahead": 1}, {"media": [[7]]})}) == 5
-    for media, want in [
+    golden: list[tuple[list[list[int | tuple[int, int]]], int]] = [
         ([[42]], 6100948656312251355), ([[(42, 0)]], 2117319670889744571), ([[(42, 1)]], 9659140180895511161),
         ([[(42, -3)]], 11338092855403261866), ([[(42, 0), (43, 1)], []], 11360654830478593672),
         ([[(43, 0), (42, 1)]], 3884491956456615948), ([[42, 43]], 1598710929150674555),
-    ]:
+    ]
+    for media, want in golden:
         assert block_hashes([0, 1], 2, media=media) == [want]
     assert sequence_hashes([]) == [] and sequence_hashes(hashes)[0] == hashes[0]
     assert len({media_hash(s) for s in ("a" * 64, "A" * 64, "a" * 63 + "b", "a")}) == 4
