@@ -292,6 +292,7 @@ func FuzzReadJSON(f *testing.F) {
 	f.Add(
 		[]byte(
 			`{"model":"\ud83d\ude00\u0000\/","hashes":["-1", -1 ,"18446744073709551615"],"min_seq":[{"seq":"1","partition":2}]}`))
+	f.Add([]byte(`{"model":"m","tokens":[` + strings.Repeat("7, 12345,0,99999999,", 40) + `4294967295]}`))
 	f.Add([]byte(`{"a":{"b":[1e5,-0.5,true,null,"\n"]},"model":"m"}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, unknown := range []UnknownFields{RefuseUnknown, IgnoreUnknown} {
@@ -445,16 +446,20 @@ func TestDigits(t *testing.T) {
 func TestTokensAgainstJSON(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 3))
 	taken := 0
-	for range 20_000 {
+	for i := range 20_000 {
 		separators := [][]string{{","}, {", "}, {",", ", ", " ,", ",\n", ",  "}}[rng.IntN(3)]
-		text := "["
-		for i := range rng.IntN(20) {
-			if i > 0 {
-				text += separators[rng.IntN(len(separators))]
-			}
-			text += fmt.Sprint(rng.Uint64() >> (30 + rng.IntN(34)))
+		most, bits := 20, 34
+		if i%16 == 0 { // long lists, most of them of short numbers
+			most, bits = 3000, 17+rng.IntN(18)
 		}
-		b := []byte(text + "]")
+		text := []byte("[")
+		for i := range rng.IntN(most) {
+			if i > 0 {
+				text = append(text, separators[rng.IntN(len(separators))]...)
+			}
+			text = strconv.AppendUint(text, rng.Uint64()>>(64-bits+rng.IntN(bits)), 10)
+		}
+		b := append(text, ']')
 		if rng.IntN(3) == 0 {
 			b[rng.IntN(len(b))] = "0123456789, -.]\"\x00\xff"[rng.IntN(18)]
 		}
