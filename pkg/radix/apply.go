@@ -402,7 +402,7 @@ func (r *rank) notHeld(e *events.Event, name events.BlockHash, c *Counts) {
 func (x *Index) collect(r *rank, e *events.Event, c *Counts) {
 	tier := int(e.Tier) - 1
 	t := x.table(r)
-	slot := r.slot()
+	slot, owner := r.slot(), r.owner()
 	extra := &r.extra[tier]
 	x.queue = x.queue[:0]
 	var id, start, end, prev uint32 // the node of the block before
@@ -411,9 +411,8 @@ func (x *Index) collect(r *rank, e *events.Event, c *Counts) {
 	asked := 0 // names before this one have been looked at in the table
 	for i, name := range e.Blocks {
 		block, ok := prev-1, false
-		if prev > slabBlocks && r.naming == namesShared { // engines evict tails first
-			g := &x.slabs.s[block/slabBlocks]
-			ok = g.named&^g.own>>(block%slabBlocks)&1 != 0 && x.engines.s[block] == uint64(name)
+		if prev > slabBlocks { // engines evict tails first
+			ok = x.slabs.s[block/slabBlocks].names(block%slabBlocks, owner) && x.engines.s[block] == uint64(name)
 		}
 		if !ok {
 			if i >= asked {
@@ -460,13 +459,17 @@ func (x *Index) scout(t *names, hashes []uint64, from int) int {
 	if t.size == 0 {
 		return to
 	}
-	var blocks [group]uint32
+	var refs [group]uint32
 	for i, h := range hashes[from:to] {
-		blocks[i] = t.likely(h)
+		refs[i] = t.likely(h)
 	}
 	sum := uint64(0)
-	for _, b := range blocks[:to-from] {
-		sum += x.engines.s[b] + uint64(x.slabs.s[b/slabBlocks].node)
+	for i, ref := range refs[:to-from] {
+		block, name := t.at(ref)
+		refs[i], sum = block, sum+name
+	}
+	for _, block := range refs[:to-from] {
+		sum += uint64(x.slabs.s[block/slabBlocks].node)
 	}
 	x.touched = sum
 	return to
@@ -490,6 +493,10 @@ func (x *Index) removeQueued(r *rank, tier int, c *Counts) {
 		slices.Sort(keys)
 	}
 	x.keys = keys
+	others := false // the rank holds something in another tier
+	for t := range r.held {
+		others = others || t != tier && r.held[t] > 0
+	}
 	open := uint32(0)
 	for _, k := range keys {
 		i := int(uint32(k))
@@ -504,15 +511,11 @@ func (x *Index) removeQueued(r *rank, tier int, c *Counts) {
 		}
 		lo := min(q[i].block, q[i+n-1].block) - x.v.nodes[id].start
 		x.unmark(id, lo, lo+uint32(n), r, tier)
-		x.forgetQueued(r, id, q[i:i+n])
+		x.forgetQueued(r, id, q[i:i+n], others)
 	}
 	x.unlock(open)
 	c.Removed += uint64(len(q))
 	r.held[tier] -= int64(len(q))
-	others := false
-	for t := range r.held {
-		others = others || t != tier && r.held[t] > 0
-	}
 	lost := q[:0]
 	for _, l := range q {
 		g := &x.slabs.s[l.block/slabBlocks]
@@ -546,33 +549,31 @@ func stretch(q []removal) int {
 	return n
 }
 
-// forgetQueued takes the names of blocks that a rank has just lost in one tier out of its table, if nobody who shares
-// it needs them.
-func (x *Index) forgetQueued(r *rank, id uint32, q []removal) {
-	switch {
-	case r.naming == namesShared && x.sharedFull(id):
-	case r.naming == namesShared:
-		n := &x.v.nodes[id]
-		var hashes [group]uint64
-		for i := range q {
-			if i%group == 0 && len(q) > 1 {
-				for from := i + min(i, 1)*group; from < min(i+2*group, len(q)); from += group { // one group ahead
-					k := 0
-					for ; k < group && from+k < len(q); k++ {
-						hashes[k] = q[from+k].hash
-					}
-					x.shared.prefetch(hashes[:k])
+// forgetQueued takes the names of blocks that a rank has just lost in one tier out of its table, if nobody who has that
+// table needs them: the rank itself if it has others in other tiers, and all who share it.
+func (x *Index) forgetQueued(r *rank, id uint32, q []removal, others bool) {
+	shared := r.naming == namesShared
+	if shared && x.sharedFull(id) {
+		return
+	}
+	t, n := x.table(r), &x.v.nodes[id]
+	var hashes [group]uint64
+	for i := range q {
+		if i%group == 0 && len(q) > 1 {
+			for from := i + min(i, 1)*group; from < min(i+2*group, len(q)); from += group { // one group ahead
+				k := 0
+				for ; k < group && from+k < len(q); k++ {
+					hashes[k] = q[from+k].hash
 				}
-			}
-			if n.nparts == 0 || !x.sharedPart(id, q[i].block-n.start) {
-				x.dropName(r, q[i].hash, q[i].block)
+				t.prefetch(hashes[:k])
 			}
 		}
-	default:
-		for i := range q {
-			if !x.holdsAny(r.slot(), q[i].block) {
-				x.dropName(r, q[i].hash, q[i].block)
-			}
+		needed := others && x.holdsAny(r.slot(), q[i].block)
+		if shared {
+			needed = n.nparts > 0 && x.sharedPart(id, q[i].block-n.start)
+		}
+		if !needed {
+			x.dropName(r, q[i].hash, q[i].block)
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 // Check verifies the invariants: of the tree, of who holds what, of names, and of what each rank keeps. The writer
 // calls it, while no import is under way.
 func (x *Index) Check() error {
-	c := &checker{x: x, pins: map[uint32]uint32{}, named: map[uint32]bool{}, own: map[uint32]bool{},
+	c := &checker{x: x, pins: map[uint32]uint32{}, named: map[uint32]uint32{},
 		sharedHeld: map[uint32]bool{}}
 	for _, f := range []func() error{c.tree, c.arena, c.holders, c.ranks, c.ends, c.names, c.slabs, c.leaves} {
 		if err := f(); err != nil {
@@ -25,7 +25,7 @@ func (x *Index) Check() error {
 type checker struct {
 	x          *Index
 	pins       map[uint32]uint32 // by slab
-	named, own map[uint32]bool   // blocks, as tables have it
+	named      map[uint32]uint32 // owners of the names in the arena, by block, as tables have it
 	sharedHeld map[uint32]bool   // blocks that sharing ranks hold
 	partSpace  int64
 	bitSpace   int64
@@ -422,7 +422,7 @@ func (c *checker) names() error {
 		}
 		delete(c.sharedHeld, block)
 		return nil
-	}, false); err != nil {
+	}, sharedOwner); err != nil {
 		return err
 	}
 	for block := range c.sharedHeld {
@@ -442,7 +442,7 @@ func (c *checker) names() error {
 			}
 			blocks[block] = true
 			return nil
-		}, true); err != nil {
+		}, r.owner()); err != nil {
 			return err
 		}
 		n := 0
@@ -455,7 +455,7 @@ func (c *checker) names() error {
 }
 
 // table verifies that a table is sorted and complete.
-func (c *checker) table(t *names, f func(name uint64, block uint32) error, own bool) error {
+func (c *checker) table(t *names, f func(name uint64, block uint32) error, owner uint32) error {
 	n, last, lastAt := 0, uint64(0), -1
 	for i, v := range t.slots.s {
 		if v == 0 {
@@ -469,13 +469,10 @@ func (c *checker) table(t *names, f func(name uint64, block uint32) error, own b
 		}
 		n, last, lastAt = n+1, hash, i
 		if ref := uint32(v); ref&aliasBit == 0 {
-			if c.named[ref] {
+			if _, other := c.named[ref]; other {
 				return fmt.Errorf("block %d: its name is in two tables", ref)
 			}
-			c.named[ref] = true
-			if own {
-				c.own[ref] = true
-			}
+			c.named[ref] = owner
 		}
 		if err := f(name, block); err != nil {
 			return err
@@ -491,18 +488,18 @@ func (c *checker) table(t *names, f func(name uint64, block uint32) error, own b
 func (c *checker) slabs() error {
 	for i := range c.x.slabs.s {
 		g := &c.x.slabs.s[i]
-		var named, own uint16
+		var named uint16
 		for b := range uint32(slabBlocks) {
-			if c.named[uint32(i)*slabBlocks+b] {
-				named |= 1 << b
+			owner, ok := c.named[uint32(i)*slabBlocks+b]
+			if !ok {
+				continue
 			}
-			if c.own[uint32(i)*slabBlocks+b] {
-				own |= 1 << b
+			if named |= 1 << b; owner != g.owner {
+				return fmt.Errorf("slab %d: %+v, want a name of owner %d at %d", i, g, owner, b)
 			}
 		}
-		if g.named != named || g.own != own || g.queued != 0 || g.pins != c.pins[uint32(i)] {
-			return fmt.Errorf("slab %d: %+v, want named %#x, own %#x, %d pins", i, g, named, own,
-				c.pins[uint32(i)])
+		if g.named != named || g.queued != 0 || g.pins != c.pins[uint32(i)] {
+			return fmt.Errorf("slab %d: %+v, want named %#x, %d pins", i, g, named, c.pins[uint32(i)])
 		}
 	}
 	return nil

@@ -1,6 +1,7 @@
 package radix
 
 import (
+	"slices"
 	"sync"
 	"unsafe"
 )
@@ -81,6 +82,18 @@ func (m *memory) touchSoon(part []byte) {
 			touchMemory(part)
 		})
 	}
+}
+
+// release gives the memory of an array back that nobody reads any more.
+func (a *array[T]) release(m *memory) {
+	if a.mapped != nil {
+		m.touches.Wait()
+		m.regions = slices.DeleteFunc(m.regions, func(region []byte) bool {
+			return unsafe.SliceData(region) == unsafe.SliceData(a.mapped)
+		})
+		unmapMemory(a.mapped)
+	}
+	a.s, a.mapped = nil, nil
 }
 
 // bytes is what the array takes of memory, as far as it has been used.

@@ -50,9 +50,13 @@ func TestArray(t *testing.T) {
 						t.Errorf("mapped: %v", mapped)
 					}
 				}
-			}
-			if grown := len(m.regions) > 0; runtime.GOOS == "linux" && grown != (name != "heap") {
-				t.Errorf("%d regions", len(m.regions))
+				left := len(m.regions)
+				if a.mapped != nil {
+					left--
+				}
+				if a.release(m); len(m.regions) != left || a.s != nil || a.mapped != nil {
+					t.Errorf("%d regions are left of an array that was given back, want %d", len(m.regions), left)
+				}
 			}
 		})
 	}

@@ -21,7 +21,9 @@ func reserveMemory(size, least int) []byte {
 func (m *memory) release() {
 	m.touches.Wait()
 	for _, region := range m.regions {
-		_ = unix.Munmap(region)
+		unmapMemory(region)
 	}
 	m.regions = nil
 }
+
+func unmapMemory(region []byte) { _ = unix.Munmap(region) }

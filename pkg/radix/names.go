@@ -62,13 +62,13 @@ func (t *names) find(name, hash uint64) (block uint32, pos uint64, ok bool) {
 	}
 }
 
-// likely is the block of the first name with a hash, if that stands in the arena; else 0.
+// likely is the value of the first slot with a hash; 0 if there is none.
 func (t *names) likely(hash uint64) uint32 {
 	for pos := t.home(hash); ; pos++ {
 		if v := t.slots.s[pos]; v == 0 || v>>32 > hash {
 			return 0
-		} else if ref := uint32(v); v>>32 == hash && ref&aliasBit == 0 {
-			return ref
+		} else if v>>32 == hash {
+			return uint32(v)
 		}
 	}
 }
@@ -180,11 +180,19 @@ func (t *names) remove(hash uint64, block uint32) (wasAlias bool) {
 	return wasAlias
 }
 
-// grow makes room for more homes, in place: from the end to the start, some slots at a time move to where they belong
-// now, which is never before where they were.
+// grow makes room for more homes. A table on the heap is read from the start and written anew. A mapped one grows in
+// place: from the end to the start, some slots at a time move to where they belong now, which is never before where
+// they were.
 func (t *names) grow(m *memory, size uint64) {
-	end := len(t.slots.s)
 	t.size = size
+	if t.slots.mapped == nil {
+		was := t.slots.s
+		t.slots.s = nil
+		t.slots.grow(m, int(size)+tailMargin, 0)
+		t.refill(m, was)
+		return
+	}
+	end := len(t.slots.s)
 	t.slots.grow(m, int(t.size)+tailMargin, 0)
 	var few [512]uint64
 	for end > 0 {
@@ -214,6 +222,20 @@ func (t *names) grow(m *memory, size uint64) {
 			}
 			next++
 		}
+	}
+}
+
+// refill enters slots, some of them empty, into a table that is empty.
+func (t *names) refill(m *memory, slots []uint64) {
+	s, next := t.slots.s, uint64(0)
+	for _, v := range slots {
+		next = max(next, t.home(v>>32))
+		if int(next) == len(s)-1 { // only names chosen to collide come here
+			t.slots.grow(m, len(s)+tailMargin, 0)
+			s = t.slots.s
+		}
+		s[next] = v
+		next += (v | -v) >> 63 // one, if there is a name
 	}
 }
 

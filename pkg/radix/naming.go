@@ -16,8 +16,9 @@ import (
 // In the shared table a name is there as long as any sharing rank holds its block in any tier; in a rank's own, as long
 // as that rank does. That a rank knows a name is thus: the name is in its table, and it holds the block.
 //
-// The name that came first to a block stands in the arena (slab.named, and slab.own if it is of a rank's own table).
-// Others are aliases in their tables; for those in the shared one, sharedElse finds them by block.
+// The name that came first to a block stands in the arena (slab.named), if the names of the blocks beside it are of the
+// same table (slab.owner). Others are aliases in their tables; for those in the shared one, sharedElse finds them by
+// block.
 
 // Places in a table are asked for a while before they are needed, some at a time.
 const (
@@ -26,17 +27,29 @@ const (
 	few   = 4  // names of an event that are all asked for at once
 )
 
-func (g *slab) setNamed(i uint32, own bool) {
-	g.named |= 1 << i
-	if own {
-		g.own |= 1 << i
+// sharedOwner is the owner of names in the shared table.
+const sharedOwner = 0
+
+// owner stands for the table that a rank without exact counts has its names in.
+func (r *rank) owner() uint32 {
+	if r.naming == namesOwn {
+		return r.slot() + 1
 	}
+	return sharedOwner
 }
 
-func (g *slab) unname(i uint32) {
-	g.named &^= 1 << i
-	g.own &^= 1 << i
+// names reports whether an owner's name of the slab's block i stands in the arena.
+func (g *slab) names(i, owner uint32) bool { return g.owner == owner && g.named>>i&1 != 0 }
+
+// mayName reports whether an owner's names of all blocks that have none yet may stand in the arena.
+func (g *slab) mayName(owner uint32) bool { return g.named == 0 || g.owner == owner }
+
+func (g *slab) setNamed(bits uint16, owner uint32) {
+	g.named |= bits
+	g.owner = owner
 }
+
+func (g *slab) unname(i uint32) { g.named &^= 1 << i }
 
 // table is where the names of a rank without exact counts are.
 func (x *Index) table(r *rank) *names {
@@ -49,7 +62,7 @@ func (x *Index) table(r *rank) *names {
 // sharedName is what sharing ranks call a block.
 func (x *Index) sharedName(block uint32) (name uint64, ok bool) {
 	g := &x.slabs.s[block/slabBlocks]
-	if bit := uint16(1) << (block % slabBlocks); g.named&^g.own&bit != 0 {
+	if g.names(block%slabBlocks, sharedOwner) {
 		return x.engines.s[block], true
 	}
 	if len(x.sharedElse) == 0 {
@@ -63,10 +76,10 @@ func (x *Index) sharedName(block uint32) (name uint64, ok bool) {
 func (x *Index) setName(r *rank, name, hash, pos uint64, block uint32) {
 	g := &x.slabs.s[block/slabBlocks]
 	t := x.table(r)
-	taken := g.named>>(block%slabBlocks)&1 != 0
+	taken := !g.mayName(r.owner()) || g.named>>(block%slabBlocks)&1 != 0
 	if !taken {
 		x.engines.s[block] = name
-		g.setNamed(block%slabBlocks, r.naming == namesOwn)
+		g.setNamed(1<<(block%slabBlocks), r.owner())
 	} else if r.naming == namesShared {
 		if x.sharedElse == nil {
 			x.sharedElse = map[uint32]uint64{}
@@ -116,12 +129,12 @@ func (x *Index) nameBlocks(r *rank, e *events.Event, cancelled []bool) (n int, v
 	for si := range x.segs {
 		s := &x.segs[si]
 		switch {
-		case r.naming == namesShared && s.fresh && cancelled == nil:
-			n, v = x.nameFresh(r, e, s)
-		case r.naming == namesShared && cancelled == nil:
-			n, v = x.nameRest(r, e, s, x.alreadyNamed(s, e.Blocks[s.first:s.first+int(s.n)]), nil)
-		default:
+		case cancelled != nil:
 			n, v = x.nameRest(r, e, s, 0, cancelled)
+		case s.fresh && x.slabs.s[s.block/slabBlocks].mayName(r.owner()):
+			n, v = x.nameFresh(r, e, s)
+		default:
+			n, v = x.nameRest(r, e, s, x.alreadyNamed(r, s, e.Blocks[s.first:s.first+int(s.n)]), nil)
 		}
 		if v != named {
 			return n, v
@@ -130,13 +143,12 @@ func (x *Index) nameBlocks(r *rank, e *events.Event, cancelled []bool) (n int, v
 	return len(e.Blocks), named
 }
 
-// alreadyNamed is how many blocks from a stretch's start on are called in the shared table what they are called here.
-func (x *Index) alreadyNamed(s *seg, names []events.BlockHash) uint32 {
+// alreadyNamed is how many blocks from a stretch's start on are called in the rank's table what they are called here.
+func (x *Index) alreadyNamed(r *rank, s *seg, names []events.BlockHash) uint32 {
 	same := unsafe.Slice((*uint64)(unsafe.SliceData(names)), len(names))
 	n := uint32(0)
 	for n < s.n && x.engines.s[s.block+n] == same[n] {
-		g := &x.slabs.s[(s.block+n)/slabBlocks]
-		if (g.named&^g.own)>>((s.block+n)%slabBlocks)&1 == 0 {
+		if !x.slabs.s[(s.block+n)/slabBlocks].names((s.block+n)%slabBlocks, r.owner()) {
 			break
 		}
 		n++
@@ -152,6 +164,7 @@ func (x *Index) nameRest(r *rank, e *events.Event, s *seg, from uint32, cancelle
 	t.room(x.memory, len(names))
 	hashes := x.hashAll(t, names)
 	t.prefetch(hashes[:min(ahead, len(hashes))])
+	present := !s.fresh && x.present(s.node, r.slot())
 	for j, name := range names {
 		i := first + j
 		if j%group == 0 {
@@ -169,12 +182,12 @@ func (x *Index) nameRest(r *rank, e *events.Event, s *seg, from uint32, cancelle
 			return i, x.clash(r, at, i, cancelled)
 		case s.fresh:
 		case r.naming == namesOwn:
-			if x.holdsAny(r.slot(), block) {
+			if present && x.holdsAny(r.slot(), block) {
 				return i, ambiguous
 			}
 		default:
 			if _, other := x.sharedName(block); other {
-				if x.holdsAny(r.slot(), block) {
+				if present && x.holdsAny(r.slot(), block) {
 					return i, ambiguous
 				}
 				return i, diverged
@@ -193,9 +206,9 @@ func (x *Index) clash(r *rank, at uint32, i int, cancelled []bool) verdict {
 	return diverged
 }
 
-// nameFresh enters the names of a stretch that was not there before, for a sharing rank: nobody has named these blocks.
+// nameFresh enters the names of a stretch that was not there before: nobody has named these blocks.
 func (x *Index) nameFresh(r *rank, e *events.Event, s *seg) (n int, v verdict) {
-	t := &x.shared
+	t := x.table(r)
 	names := e.Blocks[s.first : s.first+int(s.n)]
 	t.room(x.memory, len(names))
 	hashes := x.hashAll(t, names)
@@ -216,7 +229,7 @@ func (x *Index) nameFresh(r *rank, e *events.Event, s *seg) (n int, v verdict) {
 	for lo, hi := s.block, s.block+uint32(n-s.first); lo < hi; {
 		g := lo / slabBlocks
 		to := min(hi, (g+1)*slabBlocks)
-		x.slabs.s[g].named |= uint16(1<<(to-g*slabBlocks) - 1<<(lo-g*slabBlocks))
+		x.slabs.s[g].setNamed(uint16(1<<(to-g*slabBlocks)-1<<(lo-g*slabBlocks)), r.owner())
 		lo = to
 	}
 	return n, v
@@ -385,6 +398,7 @@ func (x *Index) dropOwn(r *rank) {
 			x.slabs.s[ref/slabBlocks].unname(ref % slabBlocks)
 		}
 	}
+	r.own.slots.release(x.memory)
 	r.own = &names{engines: &x.engines, seed: x.shared.seed}
 }
 

@@ -10,8 +10,8 @@ const slabBlocks = 16
 type slab struct {
 	node   uint32 // the deepest node with blocks in it
 	pins   uint32 // removals that remember a block in it, and names of exact counts
-	named  uint16 // blocks whose engine hash stands in the arena...
-	own    uint16 // ...and belongs to a rank with a table of its own
+	owner  uint32 // whose names those in the arena are; has no meaning if there are none
+	named  uint16 // blocks whose name stands in the arena
 	queued uint16 // blocks that the event in hand removes
 }
 
@@ -156,7 +156,7 @@ func (x *Index) claim(id uint32, n uint32) bool {
 	return true
 }
 
-// freeGranules gives slabs from first up to end back.
+// freeSlabs gives slabs from first up to end back.
 func (x *Index) freeSlabs(first, end uint32) {
 	for g := first; g < end; g++ {
 		x.slabs.s[g].node = 0
