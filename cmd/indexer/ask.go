@@ -39,7 +39,7 @@ func askingFlags(cmd *cobra.Command) *asking {
 // connectFlags is askingFlags for a command that prints no JSON.
 func connectFlags(cmd *cobra.Command) *asking {
 	a := &asking{nats: cli.NATSFlags(cmd.Flags(), false)}
-	cmd.Flags().StringVar(&a.namespace, "namespace", "default", "namespace: one deployment's world")
+	cmd.Flags().StringVar(&a.namespace, "namespace", "default", "name of the deployment; several may share NATS servers")
 	cmd.Flags().DurationVar(&a.timeout, "timeout", 5*time.Second, "how long to wait for the answer")
 	cmd.Args = cobra.NoArgs
 	return a
@@ -163,7 +163,7 @@ func (p *promptFlags) add(cmd *cobra.Command, workers string) {
 			"stand for it, counted from 0; may be given several times, in order")
 	f.StringSliceVar(&p.workers, "worker", nil, workers+"; may be given several times")
 	f.StringArrayVar(&p.endpoints, "endpoint", nil,
-		"the same by the address that it is registered with, in place of --worker; may be given several times")
+		"in place of --worker: these serving addresses, as workers are registered with them; may be given several times")
 	f.StringVar((*string)(&p.query.L3), "l3", "",
 		"what the shared store is asked for: all, beyond (all that no worker has), off (default: what workers would load)")
 }

@@ -88,7 +88,7 @@ func progress(c doctor.Result) string {
 				errs++
 			}
 		}
-		verdict = fmt.Sprintf("%d errors, %d warnings", errs, len(c.Findings)-errs)
+		verdict = cli.Count(uint64(errs), "error") + ", " + cli.Count(uint64(len(c.Findings)-errs), "warning")
 	}
 	return fmt.Sprintf("%-11s %-22s %s", c.Check, verdict, said)
 }

@@ -43,8 +43,8 @@ were lost. All nodes are asked, and the answer says which of them did not answer
 }
 
 func printFunnel(w io.Writer, f *api.Funnel) {
-	fmt.Fprintf(w, "%d requests, %d routed, %d reported, in %v until %s\n\n", f.Requests, f.Routed, f.Reported,
-		f.To.Sub(f.From).Round(time.Second), f.To.Local().Format(time.TimeOnly))
+	fmt.Fprintf(w, "%s, %d routed, %d reported, in %v until %s\n\n", cli.Count(f.Requests, "request"), f.Routed,
+		f.Reported, f.To.Sub(f.From).Round(time.Second), f.To.Local().Format(time.TimeOnly))
 	var rows [][]any
 	for _, step := range f.Steps {
 		for _, l := range step.Lost {
@@ -60,7 +60,7 @@ func printFunnel(w io.Writer, f *api.Funnel) {
 		if n.Dropped > 0 {
 			fmt.Fprintf(w, "node %s did not record %d requests: they were too many\n", n.Node, n.Dropped)
 		}
-		if n.HistoryFrom.After(n.From.Add(time.Second)) { // it has forgotten some since it began
+		if n.HistoryLost > 0 && n.HistoryFrom.After(n.From) {
 			fmt.Fprintf(w, "node %s remembers blocks since %s only: see --funnel-blocks of indexer serve\n", n.Node,
 				n.HistoryFrom.Local().Format(time.TimeOnly))
 		}

@@ -38,7 +38,7 @@ POST /v1/free, or lets it expire.`,
 	prompt.add(cmd, "choose among these workers only")
 	f := cmd.Flags()
 	f.StringVar(&r.Policy, "policy", "",
-		"how to choose: "+strings.Join(routing.Policies(), ", ")+" (default the service's)")
+		"how to choose: "+strings.Join(routing.Policies(), ", ")+" (default: that of the nodes)")
 	f.StringVar(&role, "role", "", "pool: aggregated, prefill or decode (default any)")
 	f.BoolVar(&r.Disaggregated, "disaggregated", false, "a decode worker, and a prefill worker beside it or why not")
 	f.BoolVar(&r.Advisory, "advisory", false, "only ask, and show the worker's load")
@@ -50,7 +50,7 @@ POST /v1/free, or lets it expire.`,
 		"how many seconds earlier it counts as having come, where requests wait")
 	f.StringVar(&pin, "pin", "", "check this worker, WORKER or WORKER/RANK, instead of choosing")
 	f.StringVar(&r.RequestID, "book", "", "book the request under this id")
-	f.Float64Var(&temperature, "temperature", 0, "spread requests over workers of like cost (default the service's)")
+	f.Float64Var(&temperature, "temperature", 0, "spread requests over workers of like cost (default: that of the nodes)")
 	f.BoolVar(&r.Explain, "explain", false, "show each candidate's cost, and which rule dropped whom")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		q, err := prompt.read(cmd)

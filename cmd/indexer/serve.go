@@ -76,7 +76,7 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 	f.StringVar(&s.GRPCListen, "grpc-listen", "", "where gRPC is served, such as 127.0.0.1:9002; empty: nowhere")
 	s.security = cli.HTTPSecurityFlags(f, "HTTP and gRPC")
 	f.StringVar(&s.Namespace, "namespace", "default",
-		"namespace: one deployment's world of subjects, streams and buckets")
+		"name of the deployment, which has subjects, streams and buckets of its own; several may share NATS servers")
 	f.StringVar(&s.ID, "node-id", "", "how this node calls itself (default: the host's name)")
 	f.Uint32Var(&s.Partitions, "partitions", 0,
 		"shares of the log, fixed when the namespace is created (default: what is there, or 8)")

@@ -173,12 +173,9 @@ func printStatus(w io.Writer, s *api.Status) {
 		"WRITER"}
 	rows := make([][]any, len(s.Partitions))
 	for i, p := range s.Partitions {
-		age := "never"
-		if !p.SnapshotTime.IsZero() {
-			age = time.Since(p.SnapshotTime).Round(time.Second).String() + " ago"
-		}
-		rows[i] = []any{p.Partition, p.State, p.Ranks, p.Seq, p.Lag, staleAge(p.StaleMS), used(p.Log), p.SnapshotSeq,
-			cli.Bytes(p.SnapshotSize), age, p.Writer}
+		seq, size, age := snapshotOf(&p, s.Node)
+		rows[i] = []any{p.Partition, p.State, p.Ranks, p.Seq, p.Lag, staleAge(p.StaleMS), used(p.Log), seq, size, age,
+			p.Writer}
 		if p.Checksum != "" {
 			rows[i] = append(rows[i], p.Checksum)
 		}
@@ -190,6 +187,20 @@ func printStatus(w io.Writer, s *api.Status) {
 	if len(s.Replicas) > 0 {
 		printReplicas(w, s.Replicas)
 	}
+}
+
+// snapshotOf is what a node knows of a partition's snapshot: the one that it has written or restored. Of a partition
+// that another node writes it may know of none, though there is one.
+func snapshotOf(p *api.PartitionDetail, node string) (seq, size, age string) {
+	switch {
+	case !p.SnapshotTime.IsZero():
+		age = time.Since(p.SnapshotTime).Round(time.Second).String() + " ago"
+	case p.Writer == node || p.Writer == "":
+		age = "never"
+	default:
+		return "-", "-", "-"
+	}
+	return fmt.Sprint(p.SnapshotSeq), cli.Bytes(p.SnapshotSize), age
 }
 
 // used writes how full something is.

@@ -145,14 +145,22 @@ func printWorker(w io.Writer, k *api.Worker) {
 	list := make([]api.WorkerInfo, len(k.Ranks))
 	for i := range k.Ranks {
 		r := &k.Ranks[i]
-		rows[i] = []any{k.Instance, r.Rank, k.Model, r.Role, orDash(r.Endpoint), r.TotalKVBlocks, r.MaxBatchedTokens,
-			orDash(strings.Join(r.Taints, ",")), orDash(domains(r.TopologyDomains)),
+		rows[i] = []any{k.Instance, r.Rank, k.Model, r.Role, orDash(r.Endpoint), known(r.TotalKVBlocks),
+			known(r.MaxBatchedTokens), orDash(strings.Join(r.Taints, ",")), orDash(domains(r.TopologyDomains)),
 			orDash(strings.Join(r.LoRAAdapters, ",")), r.State}
 		list[i] = api.WorkerInfo{Instance: k.Instance, Record: &r.WorkerRecord}
 	}
 	cli.Table(w, []string{"WORKER", "RANK", "MODEL", "ROLE", "ENDPOINT", "KV BLOCKS", "BATCHED TOKENS",
 		"TAINTS", "DOMAINS", "ADAPTERS", "STATE"}, rows)
 	printReasons(w, list)
+}
+
+// known is a number that is 0 where nobody has said it.
+func known[T uint32 | uint64](n T) string {
+	if n == 0 {
+		return "-"
+	}
+	return fmt.Sprint(n)
 }
 
 func orDash(text string) string {

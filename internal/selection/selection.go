@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -92,7 +93,8 @@ func New(cfg Config) (*Service, error) {
 		s.selectors[name] = selector
 	}
 	if s.selectors[cfg.Policy] == nil {
-		return nil, fmt.Errorf("no policy is named %q; there are %q", cfg.Policy, routing.Policies())
+		return nil, fmt.Errorf("no policy is named %q; there are %s", cfg.Policy,
+			strings.Join(routing.Policies(), ", "))
 	}
 	if cfg.Routing.Queue != nil {
 		s.room = newWaitingRoom(cfg.Routing.Queue)
@@ -156,7 +158,8 @@ func (s *Service) Select(ctx context.Context, r *api.SelectRequest) (*api.Select
 func (s *Service) SelectDetailed(ctx context.Context, r *api.SelectRequest, d *Details) (*api.Selection, error) {
 	selector := s.selectors[s.policy(r.Policy)]
 	if selector == nil {
-		return nil, api.Errorf(api.CodeMalformed, "policy is %.40q; there are %q", r.Policy, routing.Policies())
+		return nil, api.Errorf(api.CodeMalformed, "policy is %.40q; there are %s", r.Policy,
+			strings.Join(routing.Policies(), ", "))
 	}
 	of, err := s.candidates(r.Model, r.BlockSize)
 	if err != nil {

@@ -103,8 +103,12 @@ func (o *outcomes) Problems(now time.Time) (list []string) {
 	o.turn(now)
 	for outcome, whatToDo := range overload {
 		if n := o.late.now[outcome] + o.late.before[outcome]; n > 0 {
-			was := strings.Replace(outcome, "busy", "refused as busy", 1)
-			list = append(list, fmt.Sprintf("%d requests were %s within the last two minutes: %s", n, was, whatToDo))
+			was := strings.NewReplacer("busy", "refused as busy", "expired", "not answered in time").Replace(outcome)
+			requests := "requests were"
+			if n == 1 {
+				requests = "request was"
+			}
+			list = append(list, fmt.Sprintf("%d %s %s within the last two minutes: %s", n, requests, was, whatToDo))
 		}
 	}
 	slices.Sort(list)

@@ -26,7 +26,7 @@ func TestProblemsOfLate(t *testing.T) {
 	count(string(api.CodeBusy), 2)
 	count(api.OutcomeUnsent, 1)
 	if p := problems(); !strings.Contains(p, "2 requests were refused as busy") ||
-		!strings.Contains(p, "1 requests were unsent") {
+		!strings.Contains(p, "1 request was unsent") {
 		t.Errorf("%q", p)
 	}
 	at = at.Add(lately)

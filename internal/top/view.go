@@ -395,6 +395,9 @@ func (v *View) summary() []Line {
 	b := &sum.Blocks
 	blocks := fmt.Sprintf("blocks  device %s  host %s  disk %s  external %s", n(float64(b.Device)),
 		n(float64(b.Host)), n(float64(b.Disk)), n(float64(b.External)))
+	if v.rated && !v.exact && len(blocks+rates) > 80 { // as the columns are called
+		rates = fmt.Sprintf("  +%s/s  -%s/s", n(sum.StoredRate), n(sum.RemovedRate))
+	}
 	load := "load    not known"
 	if v.look.Loads != nil {
 		load = fmt.Sprintf("load    requests %s  prefill %s tokens  decode %s blocks", n(float64(sum.Requests)),

@@ -372,6 +372,20 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
+// TestSummaryFits80Columns: a busy fleet's rates are told by the columns' signs.
+func TestSummaryFits80Columns(t *testing.T) {
+	t.Parallel()
+	busy := func(seconds int) *Look {
+		return seen(seconds, api.WorkerInfo{Instance: "gpu-1", Model: "llama", BlockSize: 16, Partition: 1, Incarnation: 1,
+			Blocks: api.TierCounts{Device: 16_000}, Stored: uint64(11_960 * seconds), Removed: uint64(11_961 * seconds)})
+	}
+	v := newView(t, "worker", "", busy(0), busy(2))
+	got := strings.Split(shows(t, v, 80, 14), "\n")[1]
+	if want := "blocks  device 16000  host 0  disk 0  external 0  +11960/s  -11961/s"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // TestNamesAreShortenedInTheirMiddle: what tells workers apart is at the end of their names.
 func TestNamesAreShortenedInTheirMiddle(t *testing.T) {
 	t.Parallel()

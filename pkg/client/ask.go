@@ -160,7 +160,7 @@ func (c *Client) ask(
 func (r *retry) expired(op string, last outcome) ([]byte, error) {
 	if r.pending > 0 || last.err == nil && last.reply == nil {
 		return nil, failed(api.CodeUnavailable, context.DeadlineExceeded,
-			"no answer in time to %s, asked %d times", op, r.sent)
+			"no answer in time to %s, requests sent: %d", op, r.sent)
 	}
 	return last.reply, last.err
 }

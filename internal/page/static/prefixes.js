@@ -155,7 +155,7 @@ export function show(place_) {
       shared += n.blocks;
       longest = Math.max(longest, n.depth + n.blocks);
     }
-    tiles.replaceChildren(tile("Ranks", count(tree.ranks)), tile("Distinct blocks", short(tree.total_blocks)),
+    tiles.replaceChildren(tile("Ranks", count(tree.ranks)), tile("Blocks in runs", short(tree.total_blocks), "some may be evicted"),
       tile("Held by several ranks", percent(shared, shown), more > 0 ? "of the blocks shown" : "of the blocks"),
       tile("Copies of a block", (copies / shown).toFixed(1), "on average"), tile("Longest shared prefix", short(longest), "blocks"));
     setText(said, count(laid.nodes.length) + (laid.nodes.length === 1 ? " run" : " runs") + " with " + count(shown) + " of " + count(tree.total_blocks) + " blocks" +

@@ -63,7 +63,7 @@ async def ask(to: Transport, op: str, body: bytes, *, once: bool, timeout: float
             now = clock() - begun
             if now >= timeout:
                 if retry.pending or last is None:
-                    raise UnavailableError(f"no answer in time to {op}, asked {retry.sent} times")
+                    raise UnavailableError(f"no answer in time to {op}, requests sent: {retry.sent}")
                 raise last
             if retry.over(now):
                 raise last or UnavailableError(f"nobody answers {op}")
