@@ -40,6 +40,12 @@ func (x expired) note(key events.RankKey, r Record, renewed, written time.Time) 
 	}
 }
 
+// ended takes a record that is no more in the bucket: its lease has expired, even if the watch has not shown the mark.
+func (x expired) ended(key events.RankKey, w Worker) {
+	w.Record.State = Expired
+	x.note(key, w.Record, w.Renewed, w.Renewed)
+}
+
 // remove forgets a worker.
 func (x expired) remove(instance events.WorkerID) {
 	for _, key := range x.last.Keys() {

@@ -309,8 +309,11 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 		if e.Deleted {
 			r.marks[e.Key] = e.Revision
 			r.machine.Gone(key)
-			_, there := r.workers[key]
+			w, there := r.workers[key]
 			changed = changed || there
+			if there {
+				r.expired.ended(key, w)
+			}
 			delete(r.workers, key)
 			r.alter(key.Instance)
 			r.forget(key)
@@ -353,6 +356,7 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 		for _, key := range r.machine.Current() {
 			if w, there := r.workers[key]; there && !r.refills(w) {
 				r.machine.Missed(w.Record, w.Revision, r.now())
+				r.expired.ended(key, w)
 			}
 			delete(r.workers, key)
 			r.forget(key)
@@ -581,6 +585,7 @@ func (r *Registry) gone(ctx context.Context, name string, d Due) error {
 	defer r.mu.Unlock()
 	key := d.Record.Key()
 	if w, ok := r.workers[key]; ok && w.Revision == d.Revision {
+		r.expired.ended(key, w)
 		delete(r.workers, key)
 		r.alter(key.Instance)
 		r.forget(key)

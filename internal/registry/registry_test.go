@@ -236,6 +236,37 @@ func TestExpiredAreNamed(t *testing.T) {
 	named(time.Now().Add(2 * time.Hour))
 }
 
+// TestUnseenExpiry: a watch makes one change of several of a record, so a node may see only that it is deleted, or,
+// after a break, that it is not there; the rank is named all the same.
+func TestUnseenExpiry(t *testing.T) {
+	now := time.Now()
+	r := New(Config{Namespace: &jetstream.Namespace{}})
+	var entries []jetstream.Entry
+	for i, name := range []string{"deleted", "lives", "missing"} {
+		held := record(name, MinLease)
+		entries = append(entries, jetstream.Entry{Key: must(jetstream.WorkerKey(0, held.Key())), Value: must(held.encode()),
+			Revision: uint64(i + 1), Written: now})
+	}
+	r.apply(jetstream.Watched{Anew: true})
+	r.apply(jetstream.Watched{Entries: entries, Current: true})
+	r.apply(jetstream.Watched{Entries: []jetstream.Entry{{Key: entries[0].Key, Deleted: true, Revision: 4}}})
+	r.apply(jetstream.Watched{Anew: true})
+	r.apply(jetstream.Watched{Entries: entries[1:2], Current: true})
+	got := r.Expired(now)
+	if len(got) != 2 || got[0].Instance != "deleted" || got[1].Instance != "missing" {
+		t.Fatalf("named are %+v", got)
+	}
+	for _, w := range got {
+		if w.Lease.State != string(Expired) || !w.Lease.Renewed.Equal(now) {
+			t.Errorf("%+v", w)
+		}
+	}
+	r.apply(jetstream.Watched{Entries: entries[2:]})
+	if got = r.Expired(now); len(got) != 1 || got[0].Instance != "deleted" {
+		t.Errorf("one is back, and named are %+v", got)
+	}
+}
+
 func must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
