@@ -67,6 +67,7 @@ type View struct {
 	since time.Time
 
 	ranks []api.FleetRank // by instance and rank
+	rows  []row           // these, and then the ranks whose leases have expired
 	lag   map[events.Partition]uint64
 
 	sort   int  // index of a column
@@ -76,8 +77,8 @@ type View struct {
 	help   bool
 
 	// What follows from these, which arrange keeps so.
-	shown  []*api.FleetRank // in order
-	widths []int            // of each column's widest cell so far, its name included
+	shown  []*row // in order
+	widths []int  // of each column's widest cell so far, its name included
 
 	exact bool // numbers in full
 
@@ -105,6 +106,15 @@ func (v *View) Learn(l *Look) {
 		since = l.At.Sub(v.look.At)
 	}
 	v.ranks = watch.Ranks(l.Workers, l.Loads, l.Engines, v.ranks, since)
+	v.rows = v.rows[:0]
+	for i := range v.ranks {
+		v.rows = append(v.rows, row{FleetRank: v.ranks[i]})
+	}
+	for i := range l.Workers.Expired {
+		w := &l.Workers.Expired[i]
+		v.rows = append(v.rows, row{api.FleetRank{Instance: w.Instance, Rank: w.Rank, Model: w.Model,
+			Lease: w.Lease.State, LeaseHost: w.Lease.Host}, w})
+	}
 	v.look, v.err = l, nil
 	v.lag = map[events.Partition]uint64{}
 	for _, n := range l.Nodes {
@@ -132,9 +142,9 @@ func (v *View) Fail(err error, at time.Time) {
 func (v *View) arrange() {
 	wanted := strings.Fields(strings.ToLower(v.filter))
 	v.shown = v.shown[:0]
-	for i := range v.ranks {
-		r := &v.ranks[i]
-		word, _ := state(r)
+	for i := range v.rows {
+		r := &v.rows[i]
+		word, _ := v.state(r)
 		text := strings.ToLower(fmt.Sprintf("%s/%d %s %s %s %s %s", r.Instance, r.Rank, r.Model, r.Role, word,
 			r.LeaseHost, r.Endpoint))
 		if !slices.ContainsFunc(wanted, func(w string) bool { return !strings.Contains(text, w) }) {
@@ -142,7 +152,7 @@ func (v *View) arrange() {
 		}
 	}
 	by := &columns[v.sort]
-	slices.SortStableFunc(v.shown, func(a, b *api.FleetRank) int { return by.compare(v, a, b) })
+	slices.SortStableFunc(v.shown, func(a, b *row) int { return by.compare(v, a, b) })
 	for i := range columns {
 		c := &columns[i]
 		v.widths[i] = max(v.widths[i], len(c.name))
@@ -156,7 +166,7 @@ func (v *View) arrange() {
 // at is the index of the current row; -1: there are no rows.
 func (v *View) at() int {
 	if v.current != nil {
-		at := slices.IndexFunc(v.shown, func(r *api.FleetRank) bool { return r.Place() == *v.current })
+		at := slices.IndexFunc(v.shown, func(r *row) bool { return r.Place() == *v.current })
 		if at >= 0 {
 			return at
 		}
@@ -363,8 +373,12 @@ func (v *View) summary() []Line {
 		all += lag
 	}
 	var sum api.FleetRank
-	workers := map[events.WorkerID]bool{}
+	workers, ranks := map[events.WorkerID]bool{}, 0
 	for _, r := range v.shown {
+		if r.expired != nil {
+			continue
+		}
+		ranks++
 		workers[r.Instance] = true
 		sum.Blocks.Device += r.Blocks.Device
 		sum.Blocks.Host += r.Blocks.Host
@@ -377,7 +391,7 @@ func (v *View) summary() []Line {
 		sum.ActiveBlocks += r.ActiveBlocks
 	}
 	of := ""
-	if len(v.shown) < len(v.ranks) {
+	if ranks < len(v.ranks) {
 		of = fmt.Sprintf(" of %d", len(v.ranks))
 	}
 	head := line(Bold, "kvatlas "+v.look.Namespace)
@@ -386,7 +400,7 @@ func (v *View) summary() []Line {
 		nodes.Style = Bad
 	}
 	head.Spans = append(head.Spans, Span{v.look.At.UTC().Format("  15:04:05 UTC  "), Dim}, nodes,
-		Span{Text: fmt.Sprintf("  workers %d  ranks %d%s  partitions %d", len(workers), len(v.shown), of, len(v.lag))})
+		Span{Text: fmt.Sprintf("  workers %d  ranks %d%s  partitions %d", len(workers), ranks, of, len(v.lag))})
 	n := func(x float64) string { return v.number(x) }
 	rates := "  stored -  removed -"
 	if v.rated {
@@ -427,14 +441,21 @@ func (v *View) notice() Line {
 	case v.look.NoLoads != nil:
 		return line(Warning, "loads are not known: "+v.look.NoLoads.Error())
 	}
-	return Line{}
+	switch gone := v.look.Workers.Expired; len(gone) {
+	case 0:
+		return Line{}
+	case 1:
+		return line(Warning, fmt.Sprintf("the lease of %s/%d has expired: its shim is gone", gone[0].Instance, gone[0].Rank))
+	default:
+		return line(Warning, fmt.Sprintf("the leases of %d ranks have expired: their shims are gone", len(gone)))
+	}
 }
 
 func (v *View) empty() string {
 	switch {
 	case v.look == nil:
 		return ""
-	case len(v.ranks) > 0:
+	case len(v.rows) > 0:
 		return "no rank fits the filter; Esc ends it"
 	}
 	return "no worker has announced anything yet; feed one with worker-shim run"
@@ -447,7 +468,12 @@ func (v *View) details() Line {
 		return Line{}
 	}
 	r := v.shown[at]
-	word, _ := state(r)
+	if r.expired != nil {
+		l := &r.expired.Lease
+		return line(Dim, fmt.Sprintf("%s expired %s ago; process %d on %s renewed its lease last %s ago; what it held is "+
+			"cleared; model %s", place(r), v.ago(l.Expires), l.PID, l.Host, v.ago(l.Renewed), r.Model))
+	}
+	word, _ := v.state(r)
 	parts := []string{place(r) + " " + word}
 	add := func(what string, parenthesis string) {
 		if parenthesis != "" {

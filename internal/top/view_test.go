@@ -181,6 +181,64 @@ gpu-3/0  engine-gone  -                0     0      0         0    0    0     0 
 	}
 }
 
+// TestExpired: ranks whose leases have expired stand behind all others in any order, with how long ago that was, and
+// are not counted.
+func TestExpired(t *testing.T) {
+	t.Parallel()
+	l := seen(2)
+	gone := func(name events.WorkerID, ago time.Duration) api.ExpiredWorker {
+		expires := l.At.Add(-ago)
+		return api.ExpiredWorker{Instance: name, Model: "llama", Lease: api.Lease{State: "expired", Host: "host-1", PID: 7,
+			Expires: expires, Renewed: expires.Add(-10 * time.Second)}}
+	}
+	l.Workers.Expired = []api.ExpiredWorker{gone("gpu-0", 12*time.Minute+3*time.Second)}
+	v := newView(t, "worker", "", seen(0), l)
+	press(v, "⤓")
+	const want = `kvatlas default  12:00:02 UTC  nodes 2/2 ready  workers 3  ranks 3  partitions 2
+blocks  device 123k  host 40  disk 99999  external 0  stored 25/s  removed 3/s
+load    requests 3  prefill 1240 tokens  decode 94 blocks  waiting 2  lag 5
+the lease of gpu-0/0 has expired: its shim is gone
+WORKER  STATE       ROLE       DEVICE HOST  DISK +/S -/S REQS PREFILL DECODE LAG
+gpu-1/0 schedulable aggregated   123k   40     0  25   0    1      40      4   5
+gpu-2/1 draining    decode          7    0 99999   0   3    2    1200     90   0
+gpu-3/0 engine-gone -               0    0     0   0   0    0       0      0   0
+gpu-0/0 expired-12m -               -    -     -   -   -    -       -      -   -
+
+
+
+gpu-0/0 expired 12m3s ago; process 7 on host-1 renewed its lease last 12m13s ag…
+q quit  / filter  < > sort  ? help  by WORKER up`
+	if got := shows(t, v, 80, 14); got != want {
+		t.Errorf("80 columns:\n%s\nwant\n%s", got, want)
+	}
+	if got := v.Text(); !strings.Contains(got, "\ngpu-0/0  expired-12m  -") {
+		t.Errorf("as text:\n%s", got)
+	}
+	for _, keys := range []string{"w", "d", "d", "s", "s", "e", "a", "m", "m"} {
+		press(v, keys)
+		if got := rows(t, v); len(got) != 4 || got[3] != "gpu-0/0" {
+			t.Errorf("after %q: %v", keys, got)
+		}
+	}
+	press(v, "w/expired\n")
+	if got := shows(t, v, 120, 14); !strings.Contains(got, "workers 0  ranks 0 of 3  partitions 2") ||
+		fmt.Sprint(rows(t, v)) != "[gpu-0/0]" {
+		t.Errorf("the expired ones:\n%s", got)
+	}
+	l = seen(3)
+	l.Workers.Expired = []api.ExpiredWorker{gone("gpu-0", 59*time.Minute), gone("gpu-9", time.Second)}
+	v.Learn(l)
+	if got := shows(t, v, 120, 14); !strings.Contains(got, "the leases of 2 ranks have expired: their shims are gone") ||
+		!strings.Contains(got, "gpu-9/0  expired-1s") {
+		t.Errorf("two of them:\n%s", got)
+	}
+	v.Learn(seen(4))
+	press(v, "\x1b")
+	if got := shows(t, v, 120, 14); strings.Contains(got, "expired") || len(rows(t, v)) != 3 {
+		t.Errorf("none is expired any more:\n%s", got)
+	}
+}
+
 // TestFitsEverySize: whatever the terminal's size and the names are, a frame fills it and no more.
 func TestFitsEverySize(t *testing.T) {
 	t.Parallel()

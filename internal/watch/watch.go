@@ -61,8 +61,9 @@ type Hub struct {
 	begun chan struct{} // somebody began to watch
 
 	// Of the last look at the fleet; the goroutine in Run owns it.
-	ranks []api.FleetRank
-	at    time.Time
+	ranks   []api.FleetRank
+	expired []api.ExpiredWorker
+	at      time.Time
 }
 
 // look is what was seen at once, as it is sent.
@@ -221,13 +222,17 @@ func (h *Hub) fleet(ctx context.Context) (changes []byte, full func() []byte) {
 		engines = nil
 	}
 	ranks := Ranks(list, loads, engines, h.ranks, now.Sub(h.at))
-	all := api.FleetEvent{At: now, Full: true, Ranks: ranks, Missing: list.Missing}
+	expired := append([]api.ExpiredWorker{}, list.Expired...) // never nil
+	all := api.FleetEvent{At: now, Full: true, Ranks: ranks, Missing: list.Missing, Expired: expired}
 	some := api.FleetEvent{At: now, Missing: list.Missing}
 	some.Ranks, some.Gone = difference(ranks, h.ranks)
+	if !slices.Equal(expired, h.expired) {
+		some.Expired = expired
+	}
 	if h.ranks != nil {
 		changes = event(api.EventFleet, some)
 	}
-	h.ranks, h.at = ranks, now
+	h.ranks, h.expired, h.at = ranks, expired, now
 	return changes, sync.OnceValue(func() []byte { return event(api.EventFleet, all) })
 }
 

@@ -23,6 +23,7 @@ type fleet struct {
 	cost     time.Duration // of a look
 	err      error
 	workers  []api.WorkerInfo
+	expired  []api.ExpiredWorker
 	requests uint64
 }
 
@@ -31,7 +32,7 @@ func (f *fleet) Workers(context.Context, api.WorkersRequest) (*api.WorkerList, e
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.looks++
-	list := &api.WorkerList{Workers: append([]api.WorkerInfo(nil), f.workers...)}
+	list := &api.WorkerList{Workers: append([]api.WorkerInfo(nil), f.workers...), Expired: f.expired}
 	return list, f.err
 }
 
@@ -124,38 +125,46 @@ func TestChanges(t *testing.T) {
 		synctest.Wait()
 		names, fleets := w.got()
 		if fmt.Sprint(names) != "[fleet cluster]" || !fleets[0].Full || len(fleets[0].Ranks) != 3 ||
-			fleets[0].Ranks[0].UsedBlocks != 7 {
+			fleets[0].Ranks[0].UsedBlocks != 7 || fleets[0].Expired == nil || len(fleets[0].Expired) > 0 {
 			t.Fatalf("%v %+v", names, fleets)
 		}
 		f.change(func() {
 			f.workers, f.requests = []api.WorkerInfo{worker("w1", 150), worker("w2", 0)}, 2
+			f.expired = []api.ExpiredWorker{{Instance: "w3"}}
 		})
 		time.Sleep(time.Second)
 		synctest.Wait()
 		_, fleets = w.got()
 		next := fleets[1]
 		if next.Full || len(next.Ranks) != 2 || next.Ranks[0].StoredRate != 50 || next.Ranks[1].Requests != 2 ||
-			len(next.Gone) != 1 || next.Gone[0].Instance != "w3" {
+			len(next.Gone) != 1 || next.Gone[0].Instance != "w3" || !slices.Equal(next.Expired, f.expired) {
 			t.Errorf("%+v", next)
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
 		_, fleets = w.got()
-		if last := fleets[2]; len(last.Ranks) != 1 || last.Ranks[0].StoredRate != 0 { // w1's rate is 0 again
+		last := fleets[2]
+		if len(last.Ranks) != 1 || last.Ranks[0].StoredRate != 0 || last.Expired != nil { // w1's rate is 0 again
 			t.Errorf("%+v", last)
+		}
+		f.change(func() { f.expired = nil })
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if _, fleets = w.got(); fleets[3].Expired == nil || len(fleets[3].Expired) > 0 {
+			t.Errorf("nobody is expired any more: %+v", fleets[3])
 		}
 		f.change(func() { f.err = errors.New("not now") })
 		time.Sleep(time.Second)
 		synctest.Wait()
 		_, fleets = w.got()
-		if last := fleets[3]; last.Error == nil || !last.Full {
+		if last := fleets[4]; last.Error == nil || !last.Full {
 			t.Errorf("%+v", last)
 		}
 		f.change(func() { f.err = nil })
 		time.Sleep(time.Second)
 		synctest.Wait()
 		_, fleets = w.got()
-		if last := fleets[4]; last.Error != nil || !last.Full || len(last.Ranks) != 2 {
+		if last := fleets[5]; last.Error != nil || !last.Full || len(last.Ranks) != 2 {
 			t.Errorf("%+v", last)
 		}
 		cancel()

@@ -25,6 +25,9 @@ type FleetEvent struct {
 	// as in a WorkerList
 	Missing []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
 
+	// Expired are as in a WorkerList: none of them is among Ranks. Left out, they are as in the event before.
+	Expired []ExpiredWorker `json:"expired,omitzero" msgpack:"expired,omitempty"`
+
 	Error *Error `json:"error,omitempty" msgpack:"error,omitempty"` // why nothing is known now; there are no Ranks then
 }
 

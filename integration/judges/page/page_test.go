@@ -22,9 +22,12 @@ import (
 
 var pictures = flag.Bool("pictures", false, "write docs/pictures anew")
 
+// living is what selects the rows of the workers in the fleet that are not expired.
+const living = ".sheet .row:not([hidden]):not([data-kind=gone])"
+
 // views are all views, and what is there once one shows data.
 var views = []struct{ name, there string }{
-	{"fleet", "document.querySelectorAll('.sheet .row:not([hidden])').length === 8"},
+	{"fleet", fmt.Sprintf("document.querySelectorAll(`%s`).length === %d", living, engines+2)},
 	{"prefixes", "document.getElementById('icicle')?.dataset.runs > 3"},
 	{"funnel", "document.querySelector('.funnel')?.dataset.requests > 0"},
 	{"cluster", "document.querySelectorAll('#partitions tbody tr').length === 8"},
@@ -105,6 +108,65 @@ func TestFleet(t *testing.T) {
 	}
 }
 
+// TestExpired: a worker whose lease has expired is shown as such behind all others, with how long ago, and is not
+// counted with them; it goes when it is removed.
+func TestExpired(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.expire("a-gone")
+	for _, width := range []int64{1600, 400} {
+		b := open(t, w.url("fleet"), width, 1000, false)
+		b.await(views[0].there)
+		b.do(chromedp.Evaluate("document.querySelector('.top .c-worker button').click()", nil)) // the last name first
+		b.await("document.querySelector('.sheet .row[aria-rowindex=\"2\"] .c-worker').textContent === 'tiers-2'")
+		at := fmt.Sprintf(".sheet .row[aria-rowindex=%q]", fmt.Sprint(engines+4))
+		said := get[[]string](b, fmt.Sprintf(`(r => [r.querySelector('.c-worker').textContent, r.dataset.kind,
+			r.querySelector('.c-device').textContent, r.querySelector('.c-act button').checkVisibility() ? 'drain' : ''])(
+			document.querySelector(%q))`, at))
+		if !slices.Equal(said, []string{"a-gone", "gone", "–", ""}) {
+			t.Errorf("the last row is %v", said)
+		}
+		mark := "document.querySelector(%q).querySelector('.c-state').textContent"
+		if width < 600 {
+			mark = "'expired' + document.querySelector(%q).dataset.ago"
+			if content := get[string](b, fmt.Sprintf("getComputedStyle(document.querySelector(%q), '::before').content",
+				at+" .c-worker > span")); !strings.HasPrefix(content, `"expired"`) && !strings.HasPrefix(content, `"expired `) {
+				t.Errorf("beside its name it says %s", content)
+			}
+		}
+		b.await("/^expired \\d+ (s|min)$/.test(" + fmt.Sprintf(mark, at) + ")")
+		tiles := get[map[string]string](b, `Object.fromEntries([...document.querySelectorAll('.tile')].map(
+			e => [e.querySelector('dt').textContent, e.querySelector('dd').textContent]))`)
+		if tiles["Workers"] != fmt.Sprintf("%d %d ranks", engines+2, engines+2) || tiles["Expired"] != "1 rank" ||
+			tiles["Not well"] != "0 ranks" {
+			t.Errorf("it counts %v", tiles)
+		}
+		if label := get[string](b, "document.querySelector('.map canvas').getAttribute('aria-label')"); !strings.HasPrefix(
+			label, fmt.Sprintf("Blocks of %d ranks", engines+2)) {
+			t.Errorf("the map is %s", label)
+		}
+		b.fits()
+		b.whole(fmt.Sprint("an expired worker at ", width))
+		b.faults(fmt.Sprint("an expired worker at ", width))
+		b.do(chromedp.SetValue("#fleet-state", "expired", chromedp.ByID), chromedp.Evaluate(
+			"document.querySelector('#fleet-state').dispatchEvent(new Event('change'))", nil))
+		b.await("document.querySelectorAll('.sheet .row:not([hidden])').length === 1 && " +
+			"!document.querySelector('.map canvas').checkVisibility()")
+		b.tabTo(".grid .body")
+		b.press(kb.Home, kb.Enter)
+		b.await("document.querySelector('dialog[open]')?.textContent.includes('indexer workers remove a-gone')")
+		b.whole("an expired worker's details")
+		b.faults("an expired worker's details")
+		b.press(kb.Escape)
+		if width < 600 {
+			if err := harness.HTTPDo(w.nodes[0], "DELETE", "/v1/workers/a-gone", nil, &api.Worker{}); err != nil {
+				t.Fatal(err)
+			}
+			b.await("document.body.innerText.includes('No worker is like that')")
+		}
+	}
+}
+
 // TestKeyboard: with the keyboard alone one changes the theme, comes to a worker, drains it and lets it be chosen
 // again, and asks.
 func TestKeyboard(t *testing.T) {
@@ -139,7 +201,7 @@ func TestKeyboard(t *testing.T) {
 	b.do(chromedp.KeyEvent(harness.JSONList(w.tiered[:4*harness.BlockSize])))
 	b.tabTo("form [type=submit]")
 	b.press(kb.Enter)
-	b.await("document.querySelectorAll('#strips .strip').length === 8")
+	b.await("document.querySelectorAll('#strips .strip').length === " + fmt.Sprint(engines+2))
 }
 
 // TestAsk: the strips have the depths that find says, and the costs those of select.
@@ -415,6 +477,7 @@ func TestLooks(t *testing.T) {
 	if err := harness.HTTPDo(w.nodes[0], "PATCH", "/v1/workers/gpu-2", drain, &api.Worker{}); err != nil {
 		t.Fatal(err)
 	}
+	w.expire("gpu-0")
 	w.traffic(0)
 	for round := 1; *pictures && round < 9; round++ {
 		time.Sleep(10 * time.Second) // of which the picture shows one bar each

@@ -26,12 +26,15 @@ import (
 type many struct {
 	mu   sync.Mutex
 	list []api.WorkerInfo
+
+	expired []api.ExpiredWorker
 }
 
 func (m *many) Workers(context.Context, api.WorkersRequest) (*api.WorkerList, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return &api.WorkerList{Complete: true, Workers: append([]api.WorkerInfo(nil), m.list...)}, nil
+	return &api.WorkerList{Complete: true, Workers: append([]api.WorkerInfo(nil), m.list...),
+		Expired: m.expired}, nil
 }
 func (m *many) Loads(context.Context) (*api.LoadList, error)          { return &api.LoadList{}, nil }
 func (m *many) EngineLoads(context.Context) (*api.EngineLoads, error) { return &api.EngineLoads{}, nil }

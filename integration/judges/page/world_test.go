@@ -22,6 +22,7 @@ const (
 // world is a cluster of three nodes with simulated engines, and two workers that hold blocks in all tiers.
 type world struct {
 	*testing.T
+	nats  string
 	nodes []string // addresses of their HTTP ports
 	// what everybody's prompts begin with, and one that the workers of all tiers hold
 	system, tiered []uint32
@@ -33,6 +34,7 @@ func newWorld(t *testing.T) *world {
 	w := &world{T: t, system: harness.Tokens(1, common*harness.BlockSize),
 		tiered: harness.Tokens(100_000, 40*harness.BlockSize), evicted: harness.Tokens(200_000, 20*harness.BlockSize)}
 	nats := harness.StartNATS(t)
+	w.nats = nats
 	var nodes []*harness.Process
 	for _, id := range []string{"node-a", "node-b", "node-c"} {
 		nodes = append(nodes, harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--replication", "2",
@@ -95,6 +97,22 @@ func newWorld(t *testing.T) *world {
 		})
 	}
 	return w
+}
+
+// expire has a worker come and go without a farewell, until all nodes know that its lease has expired.
+func (w *world) expire(name string) {
+	w.Helper()
+	e := harness.StartSimEngine(w)
+	shim := harness.StartSimShim(w, e, w.nats, name, "--lease", "1s")
+	shim.WaitFor("msg=registered")
+	harness.ServePrompt(w, e, w.system)
+	shim.Kill()
+	for _, node := range w.nodes {
+		harness.Eventually(w, "every node knows that "+name+" has expired", func() (bool, string) {
+			list := w.workers(node)
+			return len(list.Expired) == 1 && len(list.Workers) == engines+2, fmt.Sprint(list)
+		})
+	}
 }
 
 // traffic routes prompts, reports for most of them what was reused, and asks for some without routing them.

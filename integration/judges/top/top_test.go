@@ -263,6 +263,17 @@ func TestTop(t *testing.T) {
 		return len(rows) == 4 && rows[2]["DEVICE"] == "17"
 	})
 	same(t, addr, "the screen shows the same again", screen)
+
+	shim := harness.StartSimShim(t, harness.StartSimEngine(t), addr, "gpu-0", "--lease", "1s")
+	shim.WaitFor("msg=registered")
+	shim.Kill()
+	x.await("gpu-0 has expired, stands behind the others and is not counted", func(screen string) bool {
+		rows := table(screen)
+		return len(rows) == 5 && rows[4]["WORKER"] == "gpu-0/0" && strings.HasPrefix(rows[4]["STATE"], "expired-") &&
+			rows[4]["DEVICE"] == "-" && strings.Contains(screen, "workers 4  ranks 4  partitions 4")
+	})
+	x.press("End")
+	x.shows("gpu-0/0 expired ")
 	x.press("q")
 	x.await("it has ended, and the terminal is as it was", func(screen string) bool {
 		return strings.HasPrefix(screen, "ended with 0\n") && !strings.Contains(screen, "gpu-1")

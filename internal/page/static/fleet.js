@@ -12,6 +12,7 @@ const notWell = (r) => ["bad", "warn"].includes(state(r)[1]);
 
 // state is how it stands with a rank, in a word, and how bad that is.
 function state(r) {
+  if (r.expired) return ["expired", "gone"];
   if (r.engine === "gone") return ["engine gone", "bad"];
   if (r.lease === "expired") return ["lease expired", "bad"];
   if (r.state === "draining") return ["draining", "warn"];
@@ -47,7 +48,7 @@ const load = (r) => r.total_blocks && r.used_blocks ? r.used_blocks / r.total_bl
 const columns = [
   { id: "worker", name: "Worker", by: (r) => places.get(key(r)), text: name },
   { id: "model", name: "Model", by: (r) => r.model, text: (r) => r.model },
-  { id: "state", name: "State", by: (r) => order.indexOf(r.state || "schedulable") + (r.engine ? 1 : 0), chip: state },
+  { id: "state", name: "State", by: (r) => order.indexOf(r.state || "schedulable") + (r.engine ? 1 : 0), chip: true },
   ...tiers.map((t) => ({ id: t, name: t[0].toUpperCase() + t.slice(1), num: true, heat: true, by: (r) => r.blocks[t],
     text: (r) => r.blocks[t] ? short(r.blocks[t]) : "–" })),
   { id: "stored_rate", name: "Stored/s", num: true, by: (r) => r.stored_rate || 0, text: (r) => short(r.stored_rate || 0) },
@@ -66,17 +67,18 @@ const set = { text: "", model: "", state: "", sort: "worker", down: false };
 
 export function show(place) {
   let list = []; // what is shown, in order
+  let living = 0; // how many of the list are no expired ones, which stand behind them
   let most = {}; // of each tier
   let now = null; // the key of the current row
   let rows = []; // elements that are used again and again
-  let opened = null; // the rank whose details are open
+  let opened = null; // the rank whose details are open; they have the focus, so that an Enter that repeats presses no button
 
   const tileBox = el("dl", { class: "tiles" });
   const search = el("input", { type: "search", id: "fleet-search", placeholder: "name, host, endpoint", value: set.text,
     input: (e) => { set.text = e.target.value; refresh(); } });
   const model = el("select", { id: "fleet-model", change: (e) => { set.model = e.target.value; refresh(); } });
   const stateSelect = el("select", { id: "fleet-state", change: (e) => { set.state = e.target.value; refresh(); } },
-    ["", "not well", "schedulable", "draining", "incomplete", "unschedulable", "engine silent", "engine gone", "catching up", "unregistered"]
+    ["", "not well", "schedulable", "draining", "incomplete", "unschedulable", "engine silent", "engine gone", "catching up", "unregistered", "expired"]
       .map((s) => el("option", { value: s, selected: s === set.state }, s || "any state")));
   const shown = el("span", { class: "soft", role: "status" });
   const map = el("canvas", { role: "img", click: (e) => pick(at(e)), pointermove: hover, pointerleave: (e) => tip(e, "") });
@@ -94,7 +96,7 @@ export function show(place) {
   const room = () => body.clientHeight - top.offsetHeight; // for rows
   const none = el("div", { class: "card" });
   const missing = el("div", { class: "notice warn", hidden: true });
-  const details = el("dialog", { "aria-labelledby": "details-title", close: () => { opened = null; body.focus(); } });
+  const details = el("dialog", { "aria-labelledby": "details-title", tabindex: "-1", close: () => { opened = null; body.focus(); } });
 
   place.append(el("div", { class: "view" },
     el("div", { class: "head" }, el("h1", {}, "Fleet"),
@@ -113,7 +115,7 @@ export function show(place) {
   function refresh() {
     lag = lags();
     const wanted = set.text.toLowerCase().split(/\s+/).filter(Boolean);
-    const all = [...live.ranks.values()];
+    const all = [...live.ranks.values(), ...live.expired.values()];
     arrange(all);
     list = all.filter((r) => {
       if (set.model && r.model !== set.model) return false;
@@ -126,9 +128,12 @@ export function show(place) {
     const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
     keyed.sort((a, b) => (set.down ? compare(b[0], a[0]) : compare(a[0], b[0])) || a[1] - b[1]);
     list = keyed.map((k) => k[2]);
+    const gone = list.filter((r) => r.expired);
+    if (gone.length > 0) list = list.filter((r) => !r.expired).concat(gone);
+    living = list.length - gone.length;
     most = {};
     const sum = { stored: 0, removed: 0, requests: 0, device: 0, host: 0, disk: 0, external: 0, not: 0 };
-    for (const r of list) {
+    for (const r of list.slice(0, living)) {
       for (const t of tiers) {
         most[t] = Math.max(most[t] || 0, r.blocks[t]);
         sum[t] += r.blocks[t];
@@ -138,8 +143,9 @@ export function show(place) {
       sum.requests += r.requests || 0;
       if (notWell(r)) sum.not++;
     }
-    tileBox.replaceChildren(tile("Workers", count(new Set(list.map((r) => r.instance)).size),
-      list.length + (list.length === 1 ? " rank" : " ranks")), tile("Not well", count(sum.not), sum.not === 1 ? "rank" : "ranks", sum.not ? "warn" : null),
+    tileBox.replaceChildren(tile("Workers", count(new Set(list.slice(0, living).map((r) => r.instance)).size),
+      count(living) + (living === 1 ? " rank" : " ranks")), tile("Not well", count(sum.not), sum.not === 1 ? "rank" : "ranks", sum.not ? "warn" : null),
+    ...(gone.length > 0 ? [tile("Expired", count(gone.length), gone.length === 1 ? "rank" : "ranks")] : []),
     ...tiers.filter((t) => t === "device" || sum[t] > 0).map((t) => tile("Blocks in " + t, short(sum[t]))),
     tile("Stored", short(sum.stored), "blocks/s"), tile("Removed", short(sum.removed), "blocks/s"),
     tile("Under way", short(sum.requests), "requests"));
@@ -158,7 +164,8 @@ export function show(place) {
     shown.hidden = !shown.textContent;
     missing.hidden = live.missing.length === 0;
     setText(missing, "Partitions " + live.missing.join(", ") + " could not be looked at: their workers are not shown.");
-    grid.hidden = mapCard.hidden = list.length === 0;
+    grid.hidden = list.length === 0;
+    mapCard.hidden = living === 0;
     none.hidden = list.length > 0;
     if (!none.hidden) none.replaceChildren(live.fleetAt === null ? empty("Waiting for the indexer…") :
       all.length > 0 ? empty("No worker is like that", "Clear the filter to see all " + count(all.length) + ".") :
@@ -215,14 +222,16 @@ export function show(place) {
     for (const [k, c] of columns.entries()) {
       const cell = row.cells[k];
       if (c.chip) {
-        const [text, kind] = c.chip(r);
-        setText(cell.text, text);
+        const [text, kind] = state(r);
+        const ago = r.expired ? " " + age(r.expired) : "";
+        setText(cell.text, text + ago);
+        row.e.dataset.ago = ago;
         cell.text.className = "chip " + kind;
         row.e.dataset.kind = kind;
         cell.e.title = r.why || r.engine_why || "";
         continue;
       }
-      (c.id === "worker" ? setLong : setText)(cell.text, c.text(r));
+      (c.id === "worker" ? setLong : setText)(cell.text, r.expired && c.num ? "–" : c.text(r));
       if (c.heat) cell.e.className = cell.class + " s" + step(r.blocks[c.id], most[c.id]);
       else if (!c.num) cell.e.title = c.text(r);
     }
@@ -264,12 +273,15 @@ export function show(place) {
     opened = { key: key(r), rank: r, said: "" };
     fill();
     if (!details.open) details.showModal();
+    details.focus();
   }
 
   function fill() {
     const there = live.ranks.has(opened.key);
-    const r = opened.rank = live.ranks.get(opened.key) || opened.rank;
-    const facts = [["State", state(r)[0] + (r.why ? ": " + r.why : "")], ["Model", r.model + ", blocks of " + r.block_size + " tokens"],
+    const r = opened.rank = live.ranks.get(opened.key) || live.expired.get(opened.key) || opened.rank;
+    const facts = r.expired ? [["State", "expired " + age(r.expired) + " ago: what it held is cleared, and it is not chosen"],
+      ["Model", r.model], ["Lease", "renewed last " + age(r.renewed) + " ago, by process " + r.pid + " on " + r.lease_host],
+      ["What to do", "start its worker-shim again; if it is gone for good: indexer workers remove " + r.instance]] : [["State", state(r)[0] + (r.why ? ": " + r.why : "")], ["Model", r.model + ", blocks of " + r.block_size + " tokens"],
       ["Role", r.role || "–"], ["Serves at", r.endpoint || "–"],
       ["Blocks", tiers.filter((t) => t === "device" || r.blocks[t]).map((t) => count(r.blocks[t]) + " in " + t).join(", ") +
         (r.pending ? "; " + count(r.pending) + " wait for their parents" : "")],
@@ -281,7 +293,7 @@ export function show(place) {
       ["Engine", (r.engine || "not said") + (r.engine_why ? ": " + r.engine_why : "")],
       ["Under way", count(r.requests || 0) + " requests, " + count(r.prefill_tokens || 0) + " tokens to prefill, " + count(r.active_blocks || 0) + " blocks"],
       ["Device memory", r.total_blocks ? count(r.used_blocks || 0) + " of " + count(r.total_blocks) + " blocks" : "not said"]];
-    if (!there) facts.unshift(["Gone", "the index has nothing of it any more; this is how it was"]);
+    if (!there && !r.expired) facts.unshift(["Gone", "the index has nothing of it any more; this is how it was"]);
     if (!details.firstChild) {
       details.append(el("h2", { id: "details-title" }), el("dl", { class: "facts" }), el("p", { class: "error", role: "alert" }),
         el("div", { class: "actions" }, el("button", { type: "button", class: "drain main", click: change }),
@@ -318,15 +330,15 @@ export function show(place) {
   // paint draws the map: a column for each rank in the list's order, or for several if there are more than pixels, of
   // which the fullest counts.
   function paint() {
-    if (mapCard.hidden || !list.length) return;
+    if (mapCard.hidden) return;
     const { g, width, height } = canvas(map);
     const h = height / tiers.length;
     const steps = [colour("--sunken")];
     for (let i = 1; i <= 8; i++) steps.push(colour("--h" + i));
-    const columns = Math.min(list.length, Math.floor(width));
+    const columns = Math.min(living, Math.floor(width));
     const w = width / columns;
     for (let x = 0; x < columns; x++) {
-      const from = Math.floor(x * list.length / columns), to = Math.max(from + 1, Math.floor((x + 1) * list.length / columns));
+      const from = Math.floor(x * living / columns), to = Math.max(from + 1, Math.floor((x + 1) * living / columns));
       for (const [y, t] of tiers.entries()) {
         let n = 0;
         for (let i = from; i < to; i++) n = Math.max(n, list[i].blocks[t]);
@@ -335,16 +347,16 @@ export function show(place) {
         g.fillRect(x * w, y * h, w - gap, h - 1);
       }
     }
-    map.setAttribute("aria-label", "Blocks of " + list.length + " ranks: at most " + tiers.map((t) => count(most[t]) + " in " + t).join(", "));
+    map.setAttribute("aria-label", "Blocks of " + living + " ranks: at most " + tiers.map((t) => count(most[t]) + " in " + t).join(", "));
     scale.replaceChildren("none ", el("span", {}, [0, 1, 2, 3, 4, 5, 6, 7, 8].map((i) => el("i", { class: i ? "s" + i : "s0" }))),
-      " most of its tier", el("span", { class: "of" }, list.length > columns ? "a column is " + Math.ceil(list.length / columns) +
+      " most of its tier", el("span", { class: "of" }, living > columns ? "a column is " + Math.ceil(living / columns) +
         " ranks, of which the fullest counts" : "a column is a rank, in the order of the list"));
   }
 
   function at(e) {
     const box = map.getBoundingClientRect();
-    const i = Math.floor((e.clientX - box.left) / box.width * Math.min(list.length, Math.floor(box.width)));
-    return Math.max(0, Math.min(list.length - 1, Math.floor(i * list.length / Math.min(list.length, Math.floor(box.width)))));
+    const i = Math.floor((e.clientX - box.left) / box.width * Math.min(living, Math.floor(box.width)));
+    return Math.max(0, Math.min(living - 1, Math.floor(i * living / Math.min(living, Math.floor(box.width)))));
   }
   function hover(e) {
     const r = list[at(e)];

@@ -4,6 +4,7 @@ import { clock } from "./ui.js";
 
 export const live = {
   ranks: new Map(), // by key(rank)
+  expired: new Map(), // ranks whose leases have expired, as rows of the fleet; the index has nothing of them
   missing: [],
   error: null, // why nothing is known of the fleet
   cluster: null,
@@ -40,6 +41,8 @@ const take = {
     live.missing = event.missing || [];
     live.error = event.error || null;
     if (event.full) live.ranks = new Map();
+    if (event.full || event.expired) live.expired = new Map((event.expired || []).map((w) => [key(w), { ...w,
+      blocks: { device: 0, host: 0, disk: 0, external: 0 }, lease: w.lease.state, lease_host: w.lease.host, pid: w.lease.pid, expired: w.lease.expires, renewed: w.lease.renewed }]));
     for (const r of event.ranks) live.ranks.set(key(r), r);
     for (const r of event.gone || []) live.ranks.delete(key(r));
     tell("fleet");
