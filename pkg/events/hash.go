@@ -90,6 +90,9 @@ func (h *Hasher) HashMedia(dst []LocalHash, tokens []uint32, media [][]BlockMedi
 	var scratch blockScratch
 	n := h.blocks(len(tokens))
 	dst = slices.Grow(dst, n)
+	if h.block == 16 && h.window == 16 && len(media) == 0 {
+		return hashSixteens(dst, tokens[:16*n], h.seed)
+	}
 	for i := range n {
 		block := tokens[i*h.block : i*h.block+h.window]
 		if i < len(media) && len(media[i]) > 0 {
@@ -183,6 +186,30 @@ func nextSeqHash(seq SeqHash, local LocalHash) SeqHash {
 	x ^= x >> 37
 	x *= 0x165667919e3779f9
 	return SeqHash(x ^ x>>32)
+}
+
+// hashSixteens appends to dst the hashes of blocks of 16 tokens, as most engines have them: XXH3-64 of 64 bytes, as
+// xxh3.HashSeed computes it, without deciding for each block how long it is. The constants are the secret's first eight
+// words, the length times a prime, and the multiplier of the avalanche.
+func hashSixteens(dst []LocalHash, tokens []uint32, seed uint64) []LocalHash {
+	k0, k1 := 0xbe4ba423396cfeb8+seed, 0x1cad21f72c81017c-seed
+	k2, k3 := 0xdb979083e96dd4de+seed, 0x1f67b3b7a4a44072-seed
+	k4, k5 := 0x78e5c0cc4ee679cb+seed, 0x2172ffcc7dd05a82-seed
+	k6, k7 := 0x8e2443f7744608b8+seed, 0x4c263a81e69035e0-seed
+	mix := func(a, b, c, d uint32, lo, hi uint64) uint64 {
+		high, low := bits.Mul64(lo^(uint64(a)|uint64(b)<<32), hi^(uint64(c)|uint64(d)<<32))
+		return high ^ low
+	}
+	const length = 64 * 0x9e3779b185ebca87 & (1<<64 - 1)
+	for ; len(tokens) >= 16; tokens = tokens[16:] {
+		t := (*[16]uint32)(tokens)
+		x := length + mix(t[0], t[1], t[2], t[3], k0, k1) + mix(t[4], t[5], t[6], t[7], k4, k5) +
+			mix(t[8], t[9], t[10], t[11], k6, k7) + mix(t[12], t[13], t[14], t[15], k2, k3)
+		x ^= x >> 37
+		x *= 0x165667919e3779f9
+		dst = append(dst, LocalHash(x^x>>32))
+	}
+	return dst
 }
 
 // PayloadDigest is the digest that a [Cursor] keeps of an engine's message.

@@ -255,6 +255,33 @@ func TestHashDoesNotAllocate(t *testing.T) {
 	}
 }
 
+// TestHashSixteens compares blocks of 16 tokens with the library's hash of their bytes.
+func TestHashSixteens(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 16))
+	for range 2000 {
+		tokens := make([]uint32, rng.IntN(200))
+		for i := range tokens {
+			tokens[i] = rng.Uint32() >> rng.IntN(32)
+		}
+		space := Space{LoRA: []string{"", "a"}[rng.IntN(2)], Salt: []string{"", "b"}[rng.IntN(2)]}
+		h, err := NewHasher(16, space)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []LocalHash{7}
+		for i := 0; i+16 <= len(tokens); i += 16 {
+			var block []byte
+			for _, v := range tokens[i : i+16] {
+				block = binary.LittleEndian.AppendUint32(block, v)
+			}
+			want = append(want, LocalHash(xxh3.HashSeed(block, space.seed())))
+		}
+		if got := h.Hash([]LocalHash{7}, tokens); !slices.Equal(got, want) {
+			t.Fatalf("%v in %+v: %x, want %x", tokens, space, got, want)
+		}
+	}
+}
+
 func BenchmarkHash(b *testing.B) {
 	for _, size := range []uint32{16, 64, 512} {
 		b.Run(fmt.Sprintf("block=%d", size), func(b *testing.B) {
