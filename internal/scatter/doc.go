@@ -28,6 +28,27 @@
 //     before the deadline, less what the answer needs to travel, is named in Missing.
 //  7. The store that workers share is asked once, here, while the nodes are, and merged into what they say together.
 //
+// # What it costs
+//
+// A query that travels on is two requests, one after the other, so it takes twice as long as one at least. Its own work
+// is little: 8.8 µs on warm caches for a query of 128 blocks over 8 partitions with 32 workers, an answer of this node
+// and one of another, of which 1.5 µs decode the other's answer. The time of three nodes' processors for such a query
+// (738 µs for both nodes that work on it, by samples, on two cores with much other work):
+//
+//	handlers of both nodes: read, look up, send, merge, write   30 %
+//	the Go runtime's monitor, which wakes in each process       20 %
+//	the Go scheduler: threads that wait, poll and wake          19 %
+//	reading from NATS                                           11 %
+//	writing to NATS                                             10 %
+//	the funnel, after the answer                                 5 %
+//	passing messages on to workers                               3 %
+//	garbage collection, the rest                                 3 %
+//
+// What is beyond two requests is so mostly that more processes take turns on two cores, each with cold caches. It is of
+// no use, as measured by turns with the code that is there: to write each message at once instead of by the
+// connection's goroutine; to let that goroutine run before this node answers its own share; to have the funnel wait
+// some milliseconds.
+//
 // # Promises
 //
 // A complete answer is that of a node that has everything. An incomplete one is the same without the missing
