@@ -24,47 +24,76 @@ type lostKey struct {
 	cause api.FunnelCause
 }
 
-type workerKey struct {
-	lostKey
+// workerTier is who lost something, and from which tier.
+type workerTier struct {
 	worker events.WorkerID
 	tier   events.Tier
 }
 
 type lostBy struct {
+	workerTier
 	tokens uint64
 	ages   float64 // microseconds, times tokens
 }
 
-// bucket is what was asked in one span of time.
+// bucket is what was asked in one span of time. Its sums are lists, for they are few, and a map takes many times their
+// memory: there are buckets for an hour of each model.
 type bucket struct {
 	from                                int64 // Unix time in spans
 	requests, routed, reports           uint64
 	asked, seen, held, selected, reused uint64
 	reported                            uint64 // of selected: tokens of choices of which there is a report
-	lost                                map[lostKey]uint64
-	workers                             map[workerKey]lostBy
-	named                               map[lostKey]int
-	decisions                           map[string]uint64
+	lost                                []lost
+	decisions                           []decided
+}
+
+// lost are the tokens that a step has lost for one reason.
+type lost struct {
+	lostKey
+	tokens uint64
+	by     []lostBy // maxWorkers of them, and all others together
+}
+
+type decided struct {
+	outcome string
+	n       uint64
 }
 
 func (b *bucket) lose(l *loss) {
 	k := lostKey{l.step, l.cause}
-	b.lost[k] += l.tokens
+	of := slices.IndexFunc(b.lost, func(t lost) bool { return t.lostKey == k })
+	if of < 0 {
+		of = len(b.lost)
+		b.lost = append(b.lost, lost{lostKey: k})
+	}
+	sum := &b.lost[of]
+	sum.tokens += l.tokens
 	if l.worker == "" {
 		return
 	}
-	w := workerKey{k, l.worker, l.tier}
-	if _, there := b.workers[w]; !there {
-		if b.named[k] >= maxWorkers {
-			w.worker, w.tier = other, events.AllTiers
-		} else {
-			b.named[k]++
+	w := workerTier{l.worker, l.tier}
+	find := func() int { return slices.IndexFunc(sum.by, func(by lostBy) bool { return by.workerTier == w }) }
+	at := find()
+	if at < 0 && len(sum.by) >= maxWorkers {
+		w = workerTier{other, events.AllTiers}
+		at = find()
+	}
+	if at < 0 {
+		at = len(sum.by)
+		sum.by = append(sum.by, lostBy{workerTier: w})
+	}
+	sum.by[at].tokens += l.tokens
+	sum.by[at].ages += float64(l.age) * float64(l.tokens)
+}
+
+func (b *bucket) decide(outcome string) {
+	for i := range b.decisions {
+		if d := &b.decisions[i]; d.outcome == outcome {
+			d.n++
+			return
 		}
 	}
-	by := b.workers[w]
-	by.tokens += l.tokens
-	by.ages += float64(l.age) * float64(l.tokens)
-	b.workers[w] = by
+	b.decisions = append(b.decisions, decided{outcome, 1})
 }
 
 // Buckets are sums over time, by model. One goroutine at a time may use them.
@@ -83,8 +112,7 @@ func (s *Buckets) at(model string, t time.Time) *bucket {
 		if s.models == nil {
 			s.models = map[string][]*bucket{}
 		}
-		b := &bucket{from: from, lost: map[lostKey]uint64{}, workers: map[workerKey]lostBy{}, named: map[lostKey]int{},
-			decisions: map[string]uint64{}}
+		b := &bucket{from: from}
 		list = slices.Insert(list, at, b)
 		if most := int(api.MaxFunnelSince/span) + 1; len(list) > most {
 			if at == 0 {
@@ -107,7 +135,7 @@ func (s *Buckets) add(r *Request, part *share) bool {
 	b.requests++
 	if r.Routed {
 		b.routed++
-		b.decisions[r.outcome()]++
+		b.decide(r.outcome())
 	}
 	b.asked += part.asked
 	b.seen += part.seen
@@ -126,7 +154,11 @@ func (s *Buckets) funnel(model string, since, now time.Time) *api.Funnel {
 	for _, step := range steps {
 		f.Steps = append(f.Steps, api.FunnelTokens{Step: step, Lost: []api.FunnelLoss{}})
 	}
-	workers := map[workerKey]lostBy{}
+	type key struct {
+		lostKey
+		workerTier
+	}
+	workers := map[key]lostBy{}
 	for _, b := range s.models[model] {
 		if b.from < since.UnixNano()/int64(span) {
 			continue
@@ -153,16 +185,17 @@ func (s *Buckets) funnel(model string, since, now time.Time) *api.Funnel {
 			}
 			step.Lost[at].Tokens += n
 		}
-		for k, n := range b.lost {
-			lose(k, n)
+		for _, l := range b.lost {
+			lose(l.lostKey, l.tokens)
+			for _, by := range l.by {
+				k := key{l.lostKey, by.workerTier}
+				sum := workers[k]
+				workers[k] = lostBy{by.workerTier, sum.tokens + by.tokens, sum.ages + by.ages}
+			}
 		}
 		lose(lostKey{api.StepReused, api.CauseNotReported}, b.selected-b.reported)
-		for k, by := range b.workers {
-			sum := workers[k]
-			workers[k] = lostBy{sum.tokens + by.tokens, sum.ages + by.ages}
-		}
-		for outcome, n := range b.decisions {
-			f.Decisions[outcome] += n
+		for _, d := range b.decisions {
+			f.Decisions[d.outcome] += d.n
 		}
 		f.Buckets = append(f.Buckets, out)
 	}

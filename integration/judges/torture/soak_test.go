@@ -299,22 +299,26 @@ func (r *soak) natsCounts(i int) *natsCounts {
 	return of
 }
 
-// profile writes what is in the heaps of processes into files, which a failure leaves, for go tool pprof -base.
+// profile writes what is in the heaps of processes, and where their goroutines are, into files, which a failure leaves,
+// for go tool pprof -base.
 func (r *soak) profile(list []*daemon, when string) (files []string) {
 	for _, d := range list {
 		found := profiledAt.FindStringSubmatch(d.words(d.begun.Load()))
 		if found == nil {
 			continue // a NATS server has none
 		}
-		var heap string
-		if err := harness.HTTPOnce(found[1], "GET", "/debug/pprof/heap?gc=1", nil, &heap); err != nil {
-			r.Fatal(err)
+		for _, what := range []string{"heap?gc=1", "goroutine"} {
+			var profile string
+			if err := harness.HTTPOnce(found[1], "GET", "/debug/pprof/"+what, nil, &profile); err != nil {
+				r.Fatal(err)
+			}
+			name, _, _ := strings.Cut(what, "?")
+			file := filepath.Join(r.w.dir, strings.Fields(d.name)[0]+"-"+when+"-"+name+".pprof")
+			if err := os.WriteFile(file, []byte(profile), 0o644); err != nil {
+				r.Fatal(err)
+			}
+			files = append(files, file)
 		}
-		file := filepath.Join(r.w.dir, strings.Fields(d.name)[0]+"-"+when+".pprof")
-		if err := os.WriteFile(file, []byte(heap), 0o644); err != nil {
-			r.Fatal(err)
-		}
-		files = append(files, file)
 	}
 	return files
 }
