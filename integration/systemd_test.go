@@ -1,6 +1,8 @@
 package integration
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"net"
 	"net/http"
 	"os"
@@ -64,6 +66,71 @@ func TestUnitSettings(t *testing.T) {
 		}
 		if seen < 8 {
 			t.Errorf("only %d settings were found in %q: the pattern has become too narrow", seen, files)
+		}
+	}
+}
+
+// TestUnitCredentials starts the indexer with the settings of secrets.conf, those in comments too but for the key for
+// NATS servers, and the files that systemd would put into a folder for it, which only it may read: HTTP needs the token
+// and the certificate.
+func TestUnitCredentials(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	credentials := filepath.Join(dir, "credentials")
+	if err := os.Mkdir(credentials, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	certFile, keyFile := writeCertificate(t, dir)
+	cert, key := readFile(t, certFile), readFile(t, keyFile)
+	loaded := map[string]string{"http-token": "0123456789abcdef0123\n", "http.crt": cert, "http.key": key, "node.nk": ""}
+	text := strings.ReplaceAll(readFile(t, "../deploy/systemd/secrets.conf"), "\n#", "\n")
+	for name, content := range loaded {
+		if !strings.Contains(text, "\nLoadCredential="+name+":/etc/kvatlas/"+name+"\n") {
+			t.Errorf("secrets.conf does not load %s", name)
+		}
+		if err := os.WriteFile(filepath.Join(credentials, name), []byte(content), 0o400); err != nil {
+			t.Fatal(err)
+		}
+	}
+	env := map[string]string{"CREDENTIALS_DIRECTORY": credentials, "KVATLAS_HTTP_LISTEN": "127.0.0.1:0",
+		"KVATLAS_NATS_LISTEN": "127.0.0.1:0"}
+	for _, m := range regexp.MustCompile(`(?:^|[= ])([A-Z_]+)=%d/(\S+)`).FindAllStringSubmatch(text, -1) {
+		if _, ok := loaded[m[2]]; !ok {
+			t.Errorf("%s is the file %s, which is not loaded", m[1], m[2])
+		}
+		if m[2] != "node.nk" {
+			env[m[1]] = filepath.Join(credentials, m[2])
+		}
+	}
+	name, args := execStart(t, "kvatlas-indexer.service")
+	program, err := exec.LookPath("env")
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := []string{"-C", dir}
+	for name, value := range env {
+		words = append(words, name+"="+value)
+	}
+	x := harness.Start(t, program, append(append(words, harness.Program(t, name)), args...)...)
+	at := x.WaitFor(`HTTPS? is served" listen=(\S+)`)[1]
+	x.WaitFor("msg=ready")
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM([]byte(cert))
+	c := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
+	for token, want := range map[string]int{"": http.StatusUnauthorized, "0123456789abcdef0123": http.StatusOK} {
+		r, err := http.NewRequest("GET", "https://"+at+"/v1/workers", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if token != "" {
+			r.Header.Set("Authorization", "Bearer "+token)
+		}
+		res, err := c.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res.Body.Close(); res.StatusCode != want {
+			t.Errorf("with the token %q: %s", token, res.Status)
 		}
 	}
 }
