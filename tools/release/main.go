@@ -3,6 +3,13 @@
 // commit and the same Go make the same bytes, wherever and whenever.
 //
 //	go run ./tools/release [--out bin/release] [--platforms linux/amd64,linux/arm64,darwin/amd64,darwin/arm64]
+//
+// It is a program of ours and not goreleaser, as "make release" would then need tools that go.mod cannot pin at little
+// cost. In November 2026 goreleaser 2.18.2 asked for Go 1.27.1; 2.17.0 could not be built, as the Go proxy refused its
+// module go.digitalxero.dev/go-msix; 2.15.1 could, with Go 1.26.8, and is 121 MB of 325 modules. Its snapshot mode made
+// the archive, and then failed without syft, another program, for the bill of materials. Manual pages and completions
+// would still be made by hooks. Here the bill is what the toolchain has written into the programs, and the standard
+// library is all that it needs.
 package main
 
 import (
