@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	engines = 6  // simulated, gpu-1 and so on
+	engines = 8  // simulated, gpu-1 and so on
 	common  = 24 // blocks of the prompt that all have served
 	own     = 12 // blocks of each engine's own prompt behind these
 )
