@@ -296,10 +296,10 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 			case err != nil:
 				calls = append(calls, func() { r.cfg.Hooks.Bad(e.Key, err) })
 			case is && e.Deleted:
-				r.marks[e.Key] = e.Revision
-				if instance, ok := jetstream.ParseOperatorKey(e.Key); ok {
-					r.expired.remove(instance)
+				if instance, ok := jetstream.ParseOperatorKey(e.Key); ok && r.marks[e.Key] != e.Revision {
+					r.expired.remove(instance) // once: the mark stays, and a watch that begins anew shows it again
 				}
+				r.marks[e.Key] = e.Revision
 			case is:
 				delete(r.marks, e.Key)
 			}
@@ -595,12 +595,17 @@ func (r *Registry) gone(ctx context.Context, name string, d Due) error {
 	return nil
 }
 
-// sweep erases marks of deletion that it has seen.
+// sweep erases marks of deletion that it has seen, but those of operators' records. A server that was killed reads its
+// files anew, and finds there a value that was replaced, since it wrote down only what was erased: without its mark, a
+// drain that has ended would come back. A lease that comes back so has expired, and ends again.
 func (r *Registry) sweep(ctx context.Context) {
 	r.mu.Lock()
 	marks := maps.Clone(r.marks)
 	r.mu.Unlock()
 	for name, revision := range marks {
+		if _, is := jetstream.ParseOperatorKey(name); is {
+			continue
+		}
 		erasing, cancel := context.WithTimeout(ctx, endTime)
 		err := r.cfg.Bucket.Erase(erasing, name, revision)
 		cancel()
