@@ -24,9 +24,9 @@ type Config struct {
 	// costs some microsecond; others are counted. Default 100,000.
 	MaxRate int
 
-	// MaxRead bounds the bytes of the log's messages that are read in a second, beyond a burst of 4 MiB: here every
+	// MaxRead bounds the bytes of the log's messages that are read in a second, beyond a burst of 2 MiB: here every
 	// event is decoded a second time, which may not take a core from a node that follows a fast log or reads a long one
-	// again. Other messages are counted. Default 4 MiB, some 200,000 blocks.
+	// again. Other messages are counted. Default 2 MiB, some 100,000 blocks.
 	MaxRead int
 
 	// Peers asks all other nodes what they remember. unheard is how many did not answer. nil: there are none.
@@ -44,7 +44,7 @@ const (
 	maxBatch    = 64                     // requests that other nodes are asked about at once
 	maxQueue    = 4096                   // items
 	maxUnread   = 16 << 20               // bytes of messages that wait
-	maxBurst    = 4 << 20                // bytes of messages that are read whatever their rate
+	maxBurst    = 2 << 20                // bytes of messages that are read whatever their rate
 	peerTime    = 500 * time.Millisecond // for other nodes' answers
 	maxPending  = 1 << 15                // choices that wait for a report
 	maxPendingN = 1 << 21                // blocks of these
@@ -136,7 +136,7 @@ func New(cfg Config) *Tracker {
 		cfg.MaxRate = 100_000
 	}
 	if cfg.MaxRead == 0 {
-		cfg.MaxRead = 4 << 20
+		cfg.MaxRead = 2 << 20
 	}
 	if cfg.Counted == nil {
 		cfg.Counted = func(string, uint64, uint64, Tiers, Tiers, string) {}

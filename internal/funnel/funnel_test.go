@@ -325,8 +325,8 @@ func TestReadingIsBounded(t *testing.T) {
 			read++
 		}
 	}
-	if read != 4+4 {
-		t.Errorf("%d MiB were read of a burst of 4 and a second's 4", read)
+	if read != maxBurst/megabyte+4 {
+		t.Errorf("%d MiB were read of a burst of %d and a second's 4", read, maxBurst/megabyte)
 	}
 	if now = now.Add(time.Hour); !b.spend(2*maxBurst, 4*megabyte, now) || b.spend(1, 4*megabyte, now) {
 		t.Error("an hour without messages brings other than one burst")
