@@ -144,8 +144,13 @@ type chunk struct {
 	at    []int // positions of its keys in what was asked
 }
 
-// chunks cuts keys into requests. Keys that must not be sent are left out; bad is about the first of them.
+// leastKeys is how many keys are worth a request of their own beside others.
+const leastKeys = 128
+
+// chunks cuts keys into requests: as many as may be under way at once, for the master looks keys of one up one after
+// the other. Keys that must not be sent are left out; bad is about the first of them.
 func (m *Mooncake) chunks(keys []string) (out []chunk, bad error) {
+	most := min(m.cfg.MaxKeys, max(leastKeys, (len(keys)+m.cfg.Parallel-1)/m.cfg.Parallel))
 	var query strings.Builder
 	var at []int
 	end := func() {
@@ -167,7 +172,7 @@ func (m *Mooncake) chunks(keys []string) (out []chunk, bad error) {
 			}
 			continue
 		}
-		if len(at) == m.cfg.MaxKeys || len(batchPath)+query.Len()+1+len(escaped) > m.cfg.MaxURL {
+		if len(at) == most || len(batchPath)+query.Len()+1+len(escaped) > m.cfg.MaxURL {
 			end()
 		}
 		if len(at) > 0 {
@@ -210,13 +215,18 @@ func (m *Mooncake) Exists(ctx context.Context, keys []string) (present, known Bi
 	replies := make([]map[string]bool, len(list))
 	var group errgroup.Group // not of a context: what one request learns stays true when another fails
 	group.SetLimit(m.cfg.Parallel)
-	for i := range list {
-		group.Go(func() (err error) {
-			replies[i], err = m.batch(ctx, &list[i])
-			return err
-		})
+	ask := func(i int) (err error) {
+		replies[i], err = m.batch(ctx, &list[i])
+		return err
 	}
-	err = group.Wait()
+	if len(list) == 1 { // the usual one: without another goroutine
+		err = ask(0)
+	} else {
+		for i := range list {
+			group.Go(func() error { return ask(i) })
+		}
+		err = group.Wait()
+	}
 	for i := range list {
 		asked := 0
 		for _, at := range list[i].at {

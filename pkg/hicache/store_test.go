@@ -167,6 +167,33 @@ func TestMooncakeParallelAndKeepAlive(t *testing.T) {
 	}
 }
 
+// TestMooncakeShares: many keys are asked for in as many requests as may be under way at once, few in one.
+func TestMooncakeShares(t *testing.T) {
+	t.Parallel()
+	m, err := NewMooncake(MooncakeConfig{Address: "127.0.0.1:1", MaxKeys: 300})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n, want := range map[int][]int{1: {1}, 128: {128}, 129: {128, 1}, 600: {150, 150, 150, 150},
+		1300: {300, 300, 300, 300, 100}} {
+		keys := make([]string, n)
+		for i := range keys {
+			keys[i] = fmt.Sprint("k", i)
+		}
+		list, err := m.chunks(keys)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int
+		for _, c := range list {
+			got = append(got, len(c.at))
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%d keys are asked for as %d, want %d", n, got, want)
+		}
+	}
+}
+
 // One deadline is for all requests: what was answered in time is known, the rest is not, and nobody waits longer.
 func TestMooncakeOneDeadlineForAll(t *testing.T) {
 	t.Parallel()
