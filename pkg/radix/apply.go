@@ -116,8 +116,8 @@ func (x *Index) stored(r *rank, e *events.Event, c *Counts) {
 	case len(e.Blocks) == 0:
 		return
 	}
-	if t := x.table(r); len(e.Blocks) <= few && r.naming != namesExact { // while their place is looked for
-		t.prefetch(x.hashAll(t, e.Blocks))
+	if len(e.Blocks) <= few && r.naming != namesExact { // while their place is looked for
+		x.names.prefetch(x.hashAll(r.owner(), e.Blocks))
 	}
 	if len(e.Locals) == 0 {
 		for i := range e.Blocks {
@@ -368,7 +368,8 @@ func (x *Index) abandon() {
 // removal is a block that the event in hand removes.
 type removal struct {
 	name  uint64
-	hash  uint64
+	hash  uint32
+	ref   uint32 // where the name stands
 	block uint32
 	node  uint32
 }
@@ -401,24 +402,30 @@ func (r *rank) notHeld(e *events.Event, name events.BlockHash, c *Counts) {
 // collect takes second copies away, and leaves the blocks that the rank loses for good in x.queue.
 func (x *Index) collect(r *rank, e *events.Event, c *Counts) {
 	tier := int(e.Tier) - 1
-	t := x.table(r)
-	slot, owner := r.slot(), r.owner()
+	t, slot, owner := &x.names, r.slot(), r.owner()
 	extra := &r.extra[tier]
 	x.queue = x.queue[:0]
 	var id, start, end, prev uint32 // the node of the block before
 	full := false
-	hashes := x.hashAll(t, e.Blocks)
+	hashes := x.hashAll(owner, e.Blocks)
 	asked := 0 // names before this one have been looked at in the table
 	for i, name := range e.Blocks {
-		block, ok := prev-1, false
+		block, ref, ok := prev-1, prev-1, false
 		if prev > slabBlocks { // engines evict tails first
 			ok = x.slabs.s[block/slabBlocks].names(block%slabBlocks, owner) && x.engines.s[block] == uint64(name)
 		}
 		if !ok {
 			if i >= asked {
-				asked = x.scout(t, hashes, i)
+				asked = x.scout(hashes, i)
 			}
-			block, _, ok = t.find(uint64(name), hashes[i])
+			ref = x.likely[i%group]
+			if ok = ref != 0; ok {
+				b, n, o := t.at(ref)
+				if block = b; n != uint64(name) || o != owner {
+					ref, _, ok = t.find(uint64(name), hashes[i], owner)
+					block, _, _ = t.at(ref)
+				}
+			}
 		}
 		if ok && (block < start || block >= end) {
 			var n *node
@@ -444,31 +451,28 @@ func (x *Index) collect(r *rank, e *events.Event, c *Counts) {
 			continue
 		}
 		g.queued |= bit
-		x.queue = append(x.queue, removal{uint64(name), hashes[i], block, id})
+		x.queue = append(x.queue, removal{uint64(name), uint32(hashes[i]), ref, block, id})
 	}
 }
 
-// scout visits all that the next names lead to, stage by stage, so that the processor fetches each stage together. It
-// returns how far it has come.
-func (x *Index) scout(t *names, hashes []uint64, from int) int {
-	to := min(from+group, len(hashes))
-	if from == 0 || t.size == 0 {
+// scout visits all that the next names lead to, stage by stage, so that the processor fetches each stage together, and
+// leaves the slots that are likely theirs in x.likely, by position modulo the size of a group. It returns how far it
+// has come.
+func (x *Index) scout(hashes []uint64, from int) int {
+	t, to := &x.names, min(from/group*group+group, len(hashes))
+	if from == 0 {
 		t.prefetch(hashes[from:to])
 	}
 	t.prefetch(hashes[to:min(to+group, len(hashes))])
-	if t.size == 0 {
-		return to
-	}
-	var refs [group]uint32
-	for i, h := range hashes[from:to] {
-		refs[i] = t.likely(h)
-	}
+	likely := x.likely[from%group:]
+	t.likely(hashes[from:to], likely[:to-from])
 	sum := uint64(0)
-	for i, ref := range refs[:to-from] {
-		block, name := t.at(ref)
-		refs[i], sum = block, sum+name
+	var blocks [group]uint32
+	for i, ref := range likely[:to-from] {
+		block, name, owner := t.at(ref)
+		blocks[i], sum = block, sum+name+uint64(owner)
 	}
-	for _, block := range refs[:to-from] {
+	for _, block := range blocks[:to-from] {
 		sum += uint64(x.slabs.s[block/slabBlocks].node)
 	}
 	x.touched = sum
@@ -549,33 +553,24 @@ func stretch(q []removal) int {
 	return n
 }
 
-// forgetQueued takes the names of blocks that a rank has just lost in one tier out of its table, if nobody who has that
-// table needs them: the rank itself if it has others in other tiers, and all who share it.
+// forgetQueued takes the names of blocks that a rank has just lost in one tier out of the table, if nobody whose names
+// they are needs them: the rank itself if it has others in other tiers, and all who share them.
 func (x *Index) forgetQueued(r *rank, id uint32, q []removal, others bool) {
 	shared := r.naming == namesShared
 	if shared && x.sharedFull(id) {
 		return
 	}
-	t, n := x.table(r), &x.v.nodes[id]
-	var hashes [group]uint64
+	n := &x.v.nodes[id]
 	for i := range q {
-		if i%group == 0 && len(q) > 1 {
-			for from := i + min(i, 1)*group; from < min(i+2*group, len(q)); from += group { // one group ahead
-				k := 0
-				for ; k < group && from+k < len(q); k++ {
-					hashes[k] = q[from+k].hash
-				}
-				t.prefetch(hashes[:k])
-			}
-		}
 		needed := others && x.holdsAny(r.slot(), q[i].block)
 		if shared {
 			needed = n.nparts > 0 && x.sharedPart(id, q[i].block-n.start)
 		}
 		if !needed {
-			x.dropName(r, q[i].hash, q[i].block)
+			x.drop(uint64(q[i].hash), q[i].ref)
 		}
 	}
+	x.dropNow()
 }
 
 // clear empties a tier, or all of them; then the rank is as it was when it was added, but for its clock.
@@ -620,10 +615,10 @@ func (x *Index) clear(r *rank, tier events.Tier, c *Counts) {
 func (x *Index) fresh(r *rank) {
 	r.groups = nil
 	x.learnReuse(r)
-	*r = rank{id: r.id, space: r.space, block: r.block, clock: r.clock, naming: r.naming, own: r.own}
+	*r = rank{id: r.id, space: r.space, block: r.block, clock: r.clock, naming: r.naming}
 	if r.naming == namesExact {
 		x.exactRanks--
-		r.naming, r.own = namesOwn, &names{engines: &x.engines, seed: x.shared.seed}
+		r.naming = namesOwn
 	}
 }
 
@@ -647,23 +642,8 @@ func (x *Index) clearMarks(r *rank, tiers TierSet, c *Counts) {
 		})
 		x.unlock(id)
 	}
-	switch {
-	case r.naming == namesOwn && all:
-		x.dropOwn(r)
-	case r.naming == namesOwn:
-		type pair struct {
-			hash  uint64
-			block uint32
-		}
-		var lost []pair
-		r.own.each(func(name uint64, block uint32) {
-			if !x.holdsAny(r.slot(), block) {
-				lost = append(lost, pair{r.own.hash(name), block})
-			}
-		})
-		for _, p := range lost {
-			x.dropName(r, p.hash, p.block)
-		}
+	if r.naming == namesOwn {
+		x.dropOwn(r, nodes, all)
 	}
 	tiers.each(func(t int) { r.held[t], r.extra[t] = 0, countMap{} })
 	for _, id := range nodes {
@@ -677,7 +657,7 @@ func (x *Index) unmarkAll(r *rank, id uint32, tier int) {
 	if x.v.full(id, tier, r.slot()) {
 		x.setFull(id, tier, r.slot(), false)
 		if r.naming == namesShared {
-			x.forget(r, id, 0, n.len)
+			x.forget(id, 0, n.len)
 		}
 		return
 	}
@@ -688,7 +668,7 @@ func (x *Index) unmarkAll(r *rank, id uint32, tier int) {
 		}
 		x.dropPart(id, p)
 		if r.naming == namesShared {
-			x.forget(r, id, 0, far)
+			x.forget(id, 0, far)
 		}
 	}
 }

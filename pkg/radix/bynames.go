@@ -16,7 +16,7 @@ type Named struct {
 }
 
 // MatchNames is [Index.Match] for a prompt whose blocks are given as engines call them. A block counts for a rank if
-// the rank holds it under the name that is given, at its place in the prompt: ranks that share the table of names are
+// the rank holds it under the name that is given, at its place in the prompt: ranks that share names are
 // matched together, every other by its own names. Any goroutine may call it at any time; it waits for a change of the
 // index that is under way.
 func (x *Index) MatchNames(space uint32, names []events.BlockHash, allowed *RankSet, out *Named) {
@@ -56,9 +56,10 @@ func (x *Index) MatchNames(space uint32, names []events.BlockHash, allowed *Rank
 	}
 }
 
-// sharedPlace is the block that ranks which share the table of names call so.
+// sharedPlace is the block that ranks which share names call so.
 func (x *Index) sharedPlace(name events.BlockHash) (block uint32, ok bool) {
-	block, _, ok = x.shared.find(uint64(name), x.shared.hash(uint64(name)))
+	ref, _, ok := x.names.find(uint64(name), x.names.hash(uint64(name), sharedOwner), sharedOwner)
+	block, _, _ = x.names.at(ref)
 	return block, ok
 }
 

@@ -2,6 +2,7 @@ package radix
 
 import (
 	"fmt"
+	"maps"
 	"math/bits"
 	"reflect"
 	"slices"
@@ -328,11 +329,12 @@ func (c *checker) windows(r *rank) error {
 	switch r.naming {
 	case namesShared:
 		x.eachHeld(r, func(block uint32, _ TierSet) {
-			name, _ := x.sharedName(block)
+			name, _, _ := x.sharedName(block)
 			names[block] = events.BlockHash(name)
 		})
 	case namesOwn:
-		r.own.each(func(name uint64, block uint32) { names[block] = events.BlockHash(name) })
+		x.tidy(r)
+		x.eachOwn(r, r.nodes, func(name uint64, block, _ uint32) { names[block] = events.BlockHash(name) })
 	}
 	if got, want := r.reuse, reuseOf(r.groups, r.block); !reflect.DeepEqual(got, want) {
 		return fmt.Errorf("it wants %+v, by its groups %+v", got, want)
@@ -410,76 +412,98 @@ func (c *checker) exact(r *rank) error {
 	return nil
 }
 
-// names verifies the tables.
+// names verifies that the table is sorted and has the names of all owners, and no others.
 func (c *checker) names() error {
-	x := c.x
-	if err := c.table(&x.shared, func(name uint64, block uint32) error {
-		if !c.sharedHeld[block] {
-			return fmt.Errorf("shared name %#x of block %d, which nobody holds", name, block)
-		}
-		if got, ok := x.sharedName(block); !ok || got != name {
-			return fmt.Errorf("shared name %#x of block %d, which is called %#x", name, block, got)
-		}
-		delete(c.sharedHeld, block)
-		return nil
-	}, sharedOwner); err != nil {
-		return err
-	}
-	for block := range c.sharedHeld {
-		return fmt.Errorf("block %d is held and has no shared name", block)
-	}
-	for slot, r := range x.slots {
-		if r == nil || r.own == nil {
-			continue
-		}
-		if r.naming != namesOwn {
-			return fmt.Errorf("rank %d has a table of its own, naming %d", slot, r.naming)
-		}
-		blocks := map[uint32]bool{}
-		if err := c.table(r.own, func(name uint64, block uint32) error {
-			if blocks[block] || !x.holdsAny(r.slot(), block) {
-				return fmt.Errorf("rank %d: name %#x of block %d", slot, name, block)
-			}
-			blocks[block] = true
-			return nil
-		}, r.owner()); err != nil {
-			return err
-		}
-		n := 0
-		x.eachHeld(r, func(uint32, TierSet) { n++ })
-		if n != len(blocks) {
-			return fmt.Errorf("rank %d: %d blocks, %d names", slot, n, len(blocks))
-		}
-	}
-	return nil
-}
-
-// table verifies that a table is sorted and complete.
-func (c *checker) table(t *names, f func(name uint64, block uint32) error, owner uint32) error {
+	x, t := c.x, &c.x.names
 	n, last, lastAt := 0, uint64(0), -1
+	own := map[uint32]map[uint32]bool{} // blocks with a name, by owner
+	aliases := map[uint32]int{}         // by owner
 	for i, v := range t.slots.s {
 		if v == 0 {
 			continue
 		}
-		block, name := t.at(uint32(v))
+		block, name, owner := t.at(uint32(v))
 		hash := v >> 32
-		if at, _, ok := t.find(name, t.hash(name)); !ok || at != block || hash < last || uint64(i) < t.home(hash) ||
-			lastAt != i-1 && t.home(hash) != uint64(i) {
-			return fmt.Errorf("slot %d: name %#x of block %d, found %v %d", i, name, block, ok, at)
+		if at, _, ok := t.find(name, t.hash(name, owner), owner); !ok || at != uint32(v) || hash < last ||
+			uint64(i) < t.home(hash) || lastAt != i-1 && t.home(hash) != uint64(i) {
+			return fmt.Errorf("slot %d: name %#x of owner %d for block %d, found %v %d", i, name, owner, block, ok, at)
 		}
 		n, last, lastAt = n+1, hash, i
-		if ref := uint32(v); ref&aliasBit == 0 {
-			if _, other := c.named[ref]; other {
-				return fmt.Errorf("block %d: its name is in two tables", ref)
-			}
+		if ref := uint32(v); ref&aliasBit != 0 {
+			aliases[owner]++
+		} else if _, other := c.named[ref]; other {
+			return fmt.Errorf("block %d: its name is there twice", ref)
+		} else {
 			c.named[ref] = owner
 		}
-		if err := f(name, block); err != nil {
-			return err
+		if own[owner] == nil {
+			own[owner] = map[uint32]bool{}
+		}
+		if own[owner][block] {
+			return fmt.Errorf("block %d has two names of owner %d", block, owner)
+		}
+		own[owner][block] = true
+		if got, at, ok := x.sharedName(block); owner == sharedOwner && (!ok || got != name || at != uint32(v)) {
+			return fmt.Errorf("shared name %#x of block %d, which is called %#x", name, block, got)
 		}
 	}
 	if n != t.n {
 		return fmt.Errorf("%d names, counted %d", n, t.n)
+	}
+	if !maps.Equal(own[sharedOwner], c.sharedHeld) && len(own[sharedOwner])+len(c.sharedHeld) > 0 {
+		return fmt.Errorf("shared names of blocks %v, held are %v", own[sharedOwner], c.sharedHeld)
+	}
+	delete(own, sharedOwner)
+	for slot, r := range x.slots {
+		if r == nil || r.naming != namesOwn {
+			continue
+		}
+		held := map[uint32]bool{}
+		x.eachHeld(r, func(block uint32, _ TierSet) { held[block] = true })
+		if got := own[r.owner()]; len(got)+len(held) > 0 && !maps.Equal(got, held) {
+			return fmt.Errorf("rank %d holds blocks %v, has names for %v", slot, held, got)
+		}
+		delete(own, r.owner())
+	}
+	if len(own) > 0 {
+		return fmt.Errorf("names of owners that have none: %v", own)
+	}
+	return c.aliases(aliases)
+}
+
+// aliases verifies that each page is one owner's or nobody's, and each place in use or to be used again.
+func (c *checker) aliases(want map[uint32]int) error {
+	l := &c.x.names.aliases
+	pages := map[uint32]bool{0: true}
+	take := func(list []uint32) error {
+		for _, p := range list {
+			if pages[p] {
+				return fmt.Errorf("page %d of aliases has two owners", p)
+			}
+			pages[p] = true
+		}
+		return nil
+	}
+	if err := take(l.spare); err != nil {
+		return err
+	}
+	for owner, own := range l.owners {
+		if err := take(own.pages); err != nil {
+			return err
+		}
+		used, free := 0, 0
+		l.each(uint32(owner), func(uint32, alias) { used++ })
+		for i := own.free; i != 0 && free <= len(own.pages)*aliasPage; i = uint32(l.all.s[i].name) {
+			free++
+		}
+		if used != own.n || used != want[uint32(owner)] || used+free != len(own.pages)*aliasPage ||
+			used == 0 && free > 0 {
+			return fmt.Errorf("owner %d: %d aliases, %d free, %+v, in the table %d", owner, used, free, own,
+				want[uint32(owner)])
+		}
+	}
+	if len(l.all.s) > 0 && len(pages) != len(l.all.s)/aliasPage {
+		return fmt.Errorf("%d pages of aliases, %d known", len(l.all.s)/aliasPage, len(pages))
 	}
 	return nil
 }

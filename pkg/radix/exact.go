@@ -60,16 +60,18 @@ func (x *Index) countExactly(r *rank) {
 	var own map[uint32]uint64
 	if r.naming == namesOwn {
 		own = map[uint32]uint64{}
-		r.own.each(func(name uint64, block uint32) { own[block] = name })
+		x.tidy(r)
+		x.eachOwn(r, r.nodes, func(name uint64, block, _ uint32) { own[block] = name })
 	} else {
 		x.sharedMask[slot>>6] &^= 1 << (slot & 63)
 	}
 	x.eachHeld(r, func(block uint32, tiers TierSet) {
 		name, ok := own[block]
 		if !ok {
-			name, _ = x.sharedName(block)
+			var ref uint32
+			name, ref, _ = x.sharedName(block)
 			if !x.sharedHolder(block) {
-				x.dropName(r, x.shared.hash(name), block)
+				x.drop(x.names.hash(name, sharedOwner), ref)
 			}
 		}
 		n := &exactName{block: block}
@@ -82,9 +84,9 @@ func (x *Index) countExactly(r *rank) {
 			l.held[heldKey{events.Tier(t + 1), r.group, block}] = copies
 		})
 	})
+	x.dropNow()
 	if r.naming == namesOwn {
-		x.dropOwn(r)
-		r.own = nil
+		x.dropOwn(r, r.nodes, true)
 	}
 	x.exactRanks++
 	r.naming, r.exact, r.extra = namesExact, l, [events.NumTiers]countMap{}

@@ -30,7 +30,7 @@ type Export struct {
 	runAt []uint32
 	cuts  []runCut
 	byID  map[uint32]uint32  // position in cuts
-	alias map[uint32][]alias // by slot, for ranks with tables of their own: by block
+	alias map[uint32][]alias // by slot, for ranks that own their names: by block
 
 	nextRank int
 }
@@ -248,24 +248,22 @@ func (e *Export) holding(run *events.Run, n *node, slot uint32, tier int, p *par
 
 // name is what a rank without exact counts calls a block that it holds; first is the name that the arena has for it.
 func (e *Export) name(r *rank, block uint32, first uint64) uint64 {
+	x := e.x
 	if r.naming == namesShared {
-		name, _ := e.x.sharedName(block)
+		name, _, _ := x.sharedName(block)
 		return name
 	}
-	if b, _, ok := r.own.find(first, r.own.hash(first)); ok && b == block {
+	if x.slabs.s[block/slabBlocks].names(block%slabBlocks, r.owner()) {
 		return first
 	}
 	list, ok := e.alias[r.slot()]
 	if !ok {
-		list = slices.Clone(r.own.aliases)
+		x.names.aliases.each(r.owner(), func(_ uint32, a alias) { list = append(list, a) })
 		slices.SortFunc(list, func(a, b alias) int { return cmp.Compare(a.block, b.block) })
 		e.alias[r.slot()] = list
 	}
-	i, _ := slices.BinarySearchFunc(list, block, func(a alias, b uint32) int { return cmp.Compare(a.block, b) })
-	for ; i < len(list) && list[i].block == block; i++ { // those that were given back may still be there
-		if b, _, ok := r.own.find(list[i].name, r.own.hash(list[i].name)); ok && b == block {
-			return list[i].name
-		}
+	if i, ok := slices.BinarySearchFunc(list, block, func(a alias, b uint32) int { return cmp.Compare(a.block, b) }); ok {
+		return list[i].name
 	}
 	return first
 }

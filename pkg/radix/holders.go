@@ -75,6 +75,19 @@ func (v *view) partHas(p *part, off uint32) bool {
 	return off < p.lead || p.bits != 0 && off>>6 < p.words && v.bits[p.bits+off>>6]>>(off&63)&1 != 0
 }
 
+// partHasSome reports whether a part has any of the blocks from lo up to hi.
+func (v *view) partHasSome(p *part, lo, hi uint32) bool {
+	if lo < p.lead {
+		return true
+	}
+	for w := lo >> 6; p.bits != 0 && w < p.words && w<<6 < hi; w++ {
+		if v.bits[p.bits+w]&rangeMask(w, lo, hi) != 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // holds reports whether a rank holds block off of a node.
 func (v *view) holds(id uint32, off uint32, tier int, slot uint32) bool {
 	if v.full(id, tier, slot) {
@@ -89,6 +102,22 @@ func (x *Index) holdsAny(slot, block uint32) bool {
 	id, n := x.where(block)
 	for t := range events.NumTiers {
 		if x.v.masks[t] != nil && x.v.holds(id, block-n.start, t, slot) {
+			return true
+		}
+	}
+	return false
+}
+
+// holdsSome reports whether a rank holds any of a node's blocks from lo up to hi in some tier.
+func (x *Index) holdsSome(slot, id, lo, hi uint32) bool {
+	for t := range events.NumTiers {
+		if x.v.masks[t] == nil {
+			continue
+		}
+		if x.v.full(id, t, slot) {
+			return true
+		}
+		if p := x.v.part(id, keyOf(slot, t)); p != nil && x.v.partHasSome(p, lo, hi) {
 			return true
 		}
 	}

@@ -38,7 +38,7 @@ func (m *Import) Expect(blocks int) {
 	x.naming.Lock()
 	defer x.naming.Unlock()
 	blocks = max(0, min(blocks, 1<<28))
-	x.shared.room(x.memory, blocks)
+	x.names.room(x.memory, blocks)
 	x.roomForBlocks(x.slabEnd + uint32(blocks)/slabBlocks)
 }
 

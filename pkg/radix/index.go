@@ -44,10 +44,10 @@ type Index struct {
 	// The writer holds it while it changes anything; of readers, only those that look names up. See bynames.go.
 	naming sync.RWMutex
 
-	// Names that ranks share; see naming.go.
-	shared     names
-	sharedMask []uint64          // ranks that use them, by slot
-	sharedElse map[uint32]uint64 // shared names of blocks where the arena has a name of a rank's own
+	// See naming.go.
+	names      names
+	sharedMask []uint64          // ranks that share names, by slot
+	sharedElse map[uint32]uint32 // by block: where its shared name stands, if the arena has another's
 
 	slots      []*rank
 	unused     []int
@@ -58,8 +58,11 @@ type Index struct {
 	// Scratch of the event in hand.
 	segs              []seg
 	queue             []removal
+	drops             drops
 	keys              []uint64
 	hashes            []uint64
+	refs              []uint32
+	likely            [group]uint32
 	touched           uint64
 	spots             []spot
 	marksOn, marksOff []uint64
@@ -74,8 +77,8 @@ const hiding = 1 << 63
 type naming uint8
 
 const (
-	namesShared naming = iota // in the table that all ranks share: it calls every block as the others do
-	namesOwn                  // in a table of its own
+	namesShared naming = iota // shared: it calls every block as the others do
+	namesOwn                  // as its own
 	namesExact                // in its exact counts: it has several main groups, or two names for one block
 )
 
@@ -94,7 +97,6 @@ type rank struct {
 	naming   naming
 	group    events.GroupIndex // the main group, if there is one
 	hasGroup bool
-	own      *names
 	exact    *exact
 
 	held   [events.NumTiers]int64    // blocks; with exact counts, by whatever main group
@@ -118,7 +120,8 @@ func newIndex(cfg Config, l limits) *Index {
 	x.rehashEdges()
 	x.locals.one, x.engines.one, x.slabs.one = true, true, true
 	x.growBlocks()
-	x.shared = names{slots: array[uint64]{one: true}, engines: &x.engines, seed: rand.Uint64()}
+	x.names = names{engines: &x.engines, slabs: &x.slabs, seed: rand.Uint64()}
+	x.names.slots.one, x.names.aliases.all.one = true, true
 	runtime.AddCleanup(x, func(m *memory) { m.release() }, x.memory)
 	return x
 }

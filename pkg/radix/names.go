@@ -2,25 +2,20 @@ package radix
 
 import "math/bits"
 
-// names is a table from engine hashes to blocks, for the writer alone. A slot is 32 bits of the name's hash above 32
-// bits that say where the name is: in the arena at its block, or, if the arena has another name there, in a list of
-// aliases.
+// names is a table from engine hashes and their owners to blocks, for the writer alone. A slot is 32 bits of the hash
+// of both above 32 bits that say where the name is: in the arena at its block, or, if the arena has another name there,
+// among the aliases.
 //
 // Slots are sorted by hash, each at or after its home, which is the hash scaled to the table's size. A search that
-// misses ends early, and the table grows in place by any factor in two passes from one end to the other.
+// misses ends early, and the table grows in place by any factor in one pass from its end to its start.
 type names struct {
 	slots   array[uint64] // size of them and a margin behind; 0 is empty
 	size    uint64
 	n       int
-	aliases []alias
-	spare   []uint32 // aliases to use again
+	aliases aliases
 	engines *array[uint64]
+	slabs   *array[slab]
 	seed    uint64
-}
-
-type alias struct {
-	name  uint64
-	block uint32
 }
 
 const (
@@ -28,24 +23,24 @@ const (
 	tailMargin = 128
 )
 
-func (t *names) hash(name uint64) uint64 {
-	hi, lo := bits.Mul64(name^t.seed, 0x9e3779b97f4a7c15)
+func (t *names) hash(name uint64, owner uint32) uint64 {
+	hi, lo := bits.Mul64(name^t.seed^uint64(owner)*0xd6e8feb86659fd93, 0x9e3779b97f4a7c15)
 	return (hi ^ lo) & (1<<32 - 1)
 }
 
 func (t *names) home(hash uint64) uint64 { return hash * t.size >> 32 }
 
-// at is the block that a slot's value stands for, and its name.
-func (t *names) at(ref uint32) (block uint32, name uint64) {
+// at is the block that a slot's value stands for, its name, and whose name that is.
+func (t *names) at(ref uint32) (block uint32, name uint64, owner uint32) {
 	if ref&aliasBit != 0 {
-		a := t.aliases[ref&^aliasBit]
-		return a.block, a.name
+		a := t.aliases.all.s[ref&^aliasBit]
+		return a.block, a.name, a.owner
 	}
-	return ref, t.engines.s[ref]
+	return ref, t.engines.s[ref], t.slabs.s[ref/slabBlocks].owner
 }
 
-// find looks a name up. If it is not there, pos is where it would go.
-func (t *names) find(name, hash uint64) (block uint32, pos uint64, ok bool) {
+// find looks an owner's name up, and returns the value of its slot. If it is not there, pos is where it would go.
+func (t *names) find(name, hash uint64, owner uint32) (ref uint32, pos uint64, ok bool) {
 	if t.size == 0 {
 		return 0, 0, false
 	}
@@ -55,60 +50,54 @@ func (t *names) find(name, hash uint64) (block uint32, pos uint64, ok bool) {
 		if h := v >> 32; v == 0 || h > hash {
 			return 0, pos, false
 		} else if h == hash {
-			if b, n := t.at(uint32(v)); n == name {
-				return b, pos, true
+			if _, n, o := t.at(uint32(v)); n == name && o == owner {
+				return uint32(v), pos, true
 			}
 		}
 	}
 }
 
-// likely is the value of the first slot with a hash; 0 if there is none.
-func (t *names) likely(hash uint64) uint32 {
-	for pos := t.home(hash); ; pos++ {
-		if v := t.slots.s[pos]; v == 0 || v>>32 > hash {
-			return 0
-		} else if v>>32 == hash {
-			return uint32(v)
+// likely writes the value of the first slot with each hash, or 0 if there is none.
+func (t *names) likely(hashes []uint64, refs []uint32) {
+	if t.size == 0 {
+		clear(refs)
+		return
+	}
+	for i := 0; i < len(hashes); i++ {
+		if t.vectors() {
+			if i += findVectors(&t.slots.s[0], t.size, &hashes[i], len(hashes)-i, &refs[i]); i == len(hashes) {
+				break
+			}
+		}
+		refs[i] = 0
+		for pos := t.home(hashes[i]); ; pos++ {
+			if v := t.slots.s[pos]; v == 0 || v>>32 > hashes[i] {
+				break
+			} else if v>>32 == hashes[i] {
+				refs[i] = uint32(v)
+				break
+			}
 		}
 	}
 }
 
-// room makes room for n names more. A small table, as a rank's own, is kept at most 80 % full and grows by a quarter,
-// for there may be many. A large one, which nearly every event visits, is kept at most 65 % full: chains are short, and
-// growing by two fifths, or doubling while it is not very large, enters each name less often again.
+// room makes room for n names more. The table, which nearly every event visits, is kept at most two thirds full,
+// so that chains are short; it doubles while it is not very large, so that each name is entered seldom again.
 func (t *names) room(m *memory, n int) {
-	const large, veryLarge = 1 << 17, 1 << 22
-	want := uint64(t.n + n)
-	need, next := want*5/4+1, t.size+t.size/4
-	if want >= large {
-		need, next = want*20/13+1, t.size+t.size*2/5
-		if t.size < veryLarge {
-			next = min(2*t.size, veryLarge)
-		}
+	const veryLarge = 1 << 22
+	need := uint64(t.n+n)*3/2 + 1
+	if need <= t.size {
+		return
 	}
-	if need > t.size {
-		t.grow(m, max(64, next, need))
+	next := t.size + t.size*2/5
+	if t.size < veryLarge {
+		next = min(2*t.size, veryLarge)
 	}
+	t.grow(m, max(64, next, need))
 }
 
-// insert puts a name that find missed at pos, for which there is room. The name must stand in the arena at its block,
-// or become an alias.
-func (t *names) insert(m *memory, name, hash, pos uint64, block uint32, asAlias bool) {
-	ref := block
-	if asAlias {
-		if n := len(t.spare); n > 0 {
-			ref, t.spare = t.spare[n-1], t.spare[:n-1]
-		} else {
-			ref = uint32(len(t.aliases))
-			t.aliases = append(t.aliases, alias{})
-		}
-		t.aliases[ref] = alias{name, block}
-		ref |= aliasBit
-	}
-	t.insertRef(m, hash, pos, ref)
-}
-
-func (t *names) insertRef(m *memory, hash, pos uint64, ref uint32) {
+// insert puts a name that find missed at pos, for which there is room. It stands where ref says.
+func (t *names) insert(m *memory, hash, pos uint64, ref uint32) {
 	t.n++
 	t.put(m, hash<<32|uint64(ref), pos)
 }
@@ -129,43 +118,67 @@ func (t *names) put(m *memory, v, pos uint64) {
 	}
 }
 
-// enter puts a name in that stands in the arena at its block, if it is not there yet; otherwise it says at which block
-// it is.
-func (t *names) enter(m *memory, name, hash uint64, block uint32) (at uint32, there bool) {
+// enter puts an owner's name in that stands where ref says, if it is not there yet; otherwise it says at which block it
+// is.
+func (t *names) enter(m *memory, name, hash uint64, owner, ref uint32) (at uint32, there bool) {
 	s := t.slots.s
 	for pos := t.home(hash); ; pos++ {
 		v := s[pos]
 		switch h := v >> 32; {
 		case v == 0 && int(pos) < len(s)-1:
-			s[pos] = hash<<32 | uint64(block)
+			s[pos] = hash<<32 | uint64(ref)
 			t.n++
 			return 0, false
 		case v == 0 || h > hash:
-			t.insertRef(m, hash, pos, block)
+			t.insert(m, hash, pos, ref)
 			return 0, false
 		case h == hash:
-			if b, n := t.at(uint32(v)); n == name {
+			if b, n, o := t.at(uint32(v)); n == name && o == owner {
 				return b, true
 			}
 		}
 	}
 }
 
-// remove takes the name of a block out, and reports whether it was an alias. It must be there.
-func (t *names) remove(hash uint64, block uint32) (wasAlias bool) {
-	s := t.slots.s
-	pos := t.home(hash)
-	for ; ; pos++ {
-		v := s[pos]
-		if v>>32 == hash {
-			if ref := uint32(v); ref == block {
-				break
-			} else if ref&aliasBit != 0 && t.aliases[ref&^aliasBit].block == block {
-				t.spare = append(t.spare, ref&^aliasBit)
-				wasAlias = true
+// enterAll enters an owner's names that stand where refs say, for all of which there is room. It stops at one that is
+// there already, and says at which block that is, and how many came before it.
+func (t *names) enterAll(
+	m *memory, names, hashes []uint64, owner uint32, refs []uint32,
+) (n int, at uint32, there bool) {
+	t.prefetch(hashes[:min(ahead, len(hashes))])
+	for ; n < len(hashes); n++ {
+		if t.vectors() {
+			done := enterVectors(&t.slots.s[0], t.size, &hashes[n], len(hashes)-n, &refs[n])
+			t.n += done
+			if n += done; n == len(hashes) {
 				break
 			}
+		} else {
+			t.prefetchGroup(hashes, n)
 		}
+		if at, there = t.enter(m, names[n], hashes[n], owner, refs[n]); there {
+			return n, at, true
+		}
+	}
+	return n, 0, false
+}
+
+// vectors reports whether the processor can work on several names at a time.
+func (t *names) vectors() bool { return vectors && t.size < 1<<32 }
+
+// prefetchGroup asks for a group of names when the one numbered i is in hand, if it is time.
+func (t *names) prefetchGroup(hashes []uint64, i int) {
+	if i%group == 0 {
+		t.prefetch(hashes[min(i+ahead, len(hashes)):min(i+ahead+group, len(hashes))])
+	}
+}
+
+// remove takes a name out that is there, and stands, or stood, where ref says.
+func (t *names) remove(hash uint64, ref uint32) {
+	s := t.slots.s
+	pos := t.home(hash)
+	for s[pos] != hash<<32|uint64(ref) {
+		pos++
 	}
 	for {
 		v := s[pos+1]
@@ -177,7 +190,23 @@ func (t *names) remove(hash uint64, block uint32) (wasAlias bool) {
 	}
 	s[pos] = 0
 	t.n--
-	return wasAlias
+}
+
+// removeAll takes names out that are there, and stand, or stood, where refs say.
+func (t *names) removeAll(hashes []uint64, refs []uint32) {
+	t.prefetch(hashes[:min(ahead, len(hashes))])
+	for i := 0; i < len(hashes); i++ {
+		if t.vectors() {
+			done := removeVectors(&t.slots.s[0], t.size, &hashes[i], len(hashes)-i, &refs[i])
+			t.n -= done
+			if i += done; i == len(hashes) {
+				break
+			}
+		} else {
+			t.prefetchGroup(hashes, i)
+		}
+		t.remove(hashes[i], refs[i])
+	}
 }
 
 // grow makes room for more homes. A table on the heap is read from the start and written anew. A mapped one grows in
@@ -236,15 +265,5 @@ func (t *names) refill(m *memory, slots []uint64) {
 		}
 		s[next] = v
 		next += (v | -v) >> 63 // one, if there is a name
-	}
-}
-
-// each calls f for every name.
-func (t *names) each(f func(name uint64, block uint32)) {
-	for _, v := range t.slots.s {
-		if v != 0 {
-			b, n := t.at(uint32(v))
-			f(n, b)
-		}
 	}
 }

@@ -7,18 +7,17 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Engine hashes count only within one rank, but engines configured alike agree on them. So ranks share one table of
-// names, in which a block has one name and a name one block, until one of them contradicts it: it calls a block
-// otherwise than those who hold it, or other blocks hold its name. From then on that rank has a table of its own. A
-// rank with two names for one block, or with several main groups, has exact counts instead, which are slow and keep
-// everything apart.
+// Engine hashes count only within one rank, but engines configured alike agree on them. So ranks share names, of which
+// a block has one and one stands for one block, until one of them contradicts it: it calls a block otherwise than those
+// who hold it, or other blocks hold its name. From then on that rank owns its names. A rank with two names for one
+// block, or with several main groups, has exact counts instead, which are slow and keep everything apart.
 //
-// In the shared table a name is there as long as any sharing rank holds its block in any tier; in a rank's own, as long
-// as that rank does. That a rank knows a name is thus: the name is in its table, and it holds the block.
+// One table has them all, by name and owner. A shared name is there as long as any sharing rank holds its block in any
+// tier; a rank's own, as long as that rank does. That a rank knows a name is thus: the name is in the table, and the
+// rank holds the block.
 //
-// The name that came first to a block stands in the arena (slab.named), if the names of the blocks beside it are of the
-// same table (slab.owner). Others are aliases in their tables; for those in the shared one, sharedElse finds them by
-// block.
+// The name that came first to a block stands in the arena (slab.named), if the names of the blocks beside it have the
+// same owner (slab.owner). Others are aliases; of shared ones, sharedElse finds them by block.
 
 // Places in a table are asked for a while before they are needed, some at a time.
 const (
@@ -27,10 +26,10 @@ const (
 	few   = 4  // names of an event that are all asked for at once
 )
 
-// sharedOwner is the owner of names in the shared table.
+// sharedOwner is the owner of names that ranks share.
 const sharedOwner = 0
 
-// owner stands for the table that a rank without exact counts has its names in.
+// owner is whose the names of a rank without exact counts are.
 func (r *rank) owner() uint32 {
 	if r.naming == namesOwn {
 		return r.slot() + 1
@@ -44,70 +43,79 @@ func (g *slab) names(i, owner uint32) bool { return g.owner == owner && g.named>
 // mayName reports whether an owner's names of all blocks that have none yet may stand in the arena.
 func (g *slab) mayName(owner uint32) bool { return g.named == 0 || g.owner == owner }
 
-func (g *slab) setNamed(bits uint16, owner uint32) {
-	g.named |= bits
-	g.owner = owner
+// sharedName is what sharing ranks call a block, and where that stands.
+func (x *Index) sharedName(block uint32) (name uint64, ref uint32, ok bool) {
+	if x.slabs.s[block/slabBlocks].names(block%slabBlocks, sharedOwner) {
+		return x.engines.s[block], block, true
+	}
+	if ref, ok = x.sharedElse[block]; ok {
+		_, name, _ = x.names.at(ref)
+	}
+	return name, ref, ok
 }
 
-func (g *slab) unname(i uint32) { g.named &^= 1 << i }
-
-// table is where the names of a rank without exact counts are.
-func (x *Index) table(r *rank) *names {
-	if r.naming == namesOwn {
-		return r.own
-	}
-	return &x.shared
-}
-
-// sharedName is what sharing ranks call a block.
-func (x *Index) sharedName(block uint32) (name uint64, ok bool) {
-	g := &x.slabs.s[block/slabBlocks]
-	if g.names(block%slabBlocks, sharedOwner) {
-		return x.engines.s[block], true
-	}
-	if len(x.sharedElse) == 0 {
-		return 0, false
-	}
-	name, ok = x.sharedElse[block]
-	return name, ok
-}
-
-// setName puts a name that is not there, at pos, into the rank's table.
-func (x *Index) setName(r *rank, name, hash, pos uint64, block uint32) {
-	g := &x.slabs.s[block/slabBlocks]
-	t := x.table(r)
-	taken := !g.mayName(r.owner()) || g.named>>(block%slabBlocks)&1 != 0
-	if !taken {
+// stand gives an owner's name of a block a place, in the arena or among the aliases, before it is entered into the
+// table.
+func (x *Index) stand(owner uint32, name uint64, block uint32) (ref uint32) {
+	g, bit := &x.slabs.s[block/slabBlocks], uint16(1)<<(block%slabBlocks)
+	if g.mayName(owner) && g.named&bit == 0 {
 		x.engines.s[block] = name
-		g.setNamed(1<<(block%slabBlocks), r.owner())
-	} else if r.naming == namesShared {
-		if x.sharedElse == nil {
-			x.sharedElse = map[uint32]uint64{}
-		}
-		x.sharedElse[block] = name
+		g.named, g.owner = g.named|bit, owner
+		return block
 	}
-	t.insert(x.memory, name, hash, pos, block, taken)
+	ref = x.names.aliases.add(x.memory, alias{name, block, owner}) | aliasBit
+	if owner == sharedOwner {
+		if x.sharedElse == nil {
+			x.sharedElse = map[uint32]uint32{}
+		}
+		x.sharedElse[block] = ref
+	}
+	return ref
 }
 
-// dropName takes a block's name out of a rank's table.
-func (x *Index) dropName(r *rank, hash uint64, block uint32) {
-	if !x.table(r).remove(hash, block) {
-		x.slabs.s[block/slabBlocks].unname(block % slabBlocks)
-	} else if r.naming == namesShared {
+// unstand gives the place of a name back.
+func (x *Index) unstand(ref uint32) {
+	if ref&aliasBit == 0 {
+		x.slabs.s[ref/slabBlocks].named &^= 1 << (ref % slabBlocks)
+		return
+	}
+	if block, _, owner := x.names.at(ref); owner == sharedOwner {
 		delete(x.sharedElse, block)
 	}
+	x.names.aliases.remove(ref &^ aliasBit)
+}
+
+// setName enters a rank's name that is not in the table, at pos.
+func (x *Index) setName(r *rank, name, hash, pos uint64, block uint32) {
+	x.names.insert(x.memory, hash, pos, x.stand(r.owner(), name, block))
+}
+
+// drops are names without a place that are still in the table. Many are taken out together, so that the processor
+// fetches their slots at the same time.
+type drops struct {
+	hashes []uint64
+	refs   []uint32
+}
+
+// drop takes a name out of the table, at the latest with dropNow, which comes before anything else is looked up.
+func (x *Index) drop(hash uint64, ref uint32) {
+	x.unstand(ref)
+	d := &x.drops
+	d.hashes, d.refs = append(d.hashes, hash), append(d.refs, ref)
+	if len(d.hashes) == 8*group {
+		x.dropNow()
+	}
+}
+
+func (x *Index) dropNow() {
+	d := &x.drops
+	x.names.removeAll(d.hashes, d.refs)
+	d.hashes, d.refs = d.hashes[:0], d.refs[:0]
 }
 
 // known is the block of a name: one that the rank holds, or else the one that the name left last.
 func (x *Index) known(r *rank, name events.BlockHash) (uint32, bool) {
-	if r.naming == namesExact {
-		if n := r.exact.names[name]; n != nil {
-			return n.block, true
-		}
-		return r.tombstones.find(name)
-	}
-	t := x.table(r)
-	if b, _, ok := t.find(uint64(name), t.hash(uint64(name))); ok && (r.naming == namesOwn || x.holdsAny(r.slot(), b)) {
+	if b, ok := x.heldPlace(r, name); ok {
 		return b, true
 	}
 	return r.tombstones.find(name)
@@ -131,8 +139,8 @@ func (x *Index) nameBlocks(r *rank, e *events.Event, cancelled []bool) (n int, v
 		switch {
 		case cancelled != nil:
 			n, v = x.nameRest(r, e, s, 0, cancelled)
-		case s.fresh && x.slabs.s[s.block/slabBlocks].mayName(r.owner()):
-			n, v = x.nameFresh(r, e, s)
+		case s.fresh || r.naming == namesOwn && !x.holdsSome(r.slot(), s.node, s.off, s.off+s.n):
+			n, v = x.nameNew(r, e, s)
 		default:
 			n, v = x.nameRest(r, e, s, x.alreadyNamed(r, s, e.Blocks[s.first:s.first+int(s.n)]), nil)
 		}
@@ -143,7 +151,7 @@ func (x *Index) nameBlocks(r *rank, e *events.Event, cancelled []bool) (n int, v
 	return len(e.Blocks), named
 }
 
-// alreadyNamed is how many blocks from a stretch's start on are called in the rank's table what they are called here.
+// alreadyNamed is how many blocks from a stretch's start on are called what they are called here, by the rank's names.
 func (x *Index) alreadyNamed(r *rank, s *seg, names []events.BlockHash) uint32 {
 	same := unsafe.Slice((*uint64)(unsafe.SliceData(names)), len(names))
 	n := uint32(0)
@@ -158,23 +166,22 @@ func (x *Index) alreadyNamed(r *rank, s *seg, names []events.BlockHash) uint32 {
 
 // nameRest enters the names of a stretch's blocks from the one at from on.
 func (x *Index) nameRest(r *rank, e *events.Event, s *seg, from uint32, cancelled []bool) (n int, v verdict) {
-	t := x.table(r)
+	t, owner := &x.names, r.owner()
 	first := s.first + int(from)
 	names := e.Blocks[first : s.first+int(s.n)]
 	t.room(x.memory, len(names))
-	hashes := x.hashAll(t, names)
+	hashes := x.hashAll(owner, names)
 	t.prefetch(hashes[:min(ahead, len(hashes))])
 	present := !s.fresh && x.present(s.node, r.slot())
 	for j, name := range names {
 		i := first + j
-		if j%group == 0 {
-			t.prefetch(hashes[min(j+ahead, len(hashes)):min(j+ahead+group, len(hashes))])
-		}
+		t.prefetchGroup(hashes, j)
 		if cancelled != nil && cancelled[i] {
 			continue
 		}
 		block := s.block + from + uint32(j)
-		at, pos, ok := t.find(uint64(name), hashes[j])
+		ref, pos, ok := t.find(uint64(name), hashes[j], owner)
+		at, _, _ := t.at(ref)
 		switch {
 		case ok && at == block:
 			continue
@@ -186,7 +193,7 @@ func (x *Index) nameRest(r *rank, e *events.Event, s *seg, from uint32, cancelle
 				return i, ambiguous
 			}
 		default:
-			if _, other := x.sharedName(block); other {
+			if _, _, other := x.sharedName(block); other {
 				if present && x.holdsAny(r.slot(), block) {
 					return i, ambiguous
 				}
@@ -206,43 +213,43 @@ func (x *Index) clash(r *rank, at uint32, i int, cancelled []bool) verdict {
 	return diverged
 }
 
-// nameFresh enters the names of a stretch that was not there before: nobody has named these blocks.
-func (x *Index) nameFresh(r *rank, e *events.Event, s *seg) (n int, v verdict) {
-	t := x.table(r)
-	names := e.Blocks[s.first : s.first+int(s.n)]
+// nameNew enters the names of a stretch of which nobody whose names they are holds a block.
+func (x *Index) nameNew(r *rank, e *events.Event, s *seg) (n int, v verdict) {
+	t, owner := &x.names, r.owner()
+	blocks := e.Blocks[s.first : s.first+int(s.n)]
+	names := unsafe.Slice((*uint64)(unsafe.SliceData(blocks)), len(blocks))
 	t.room(x.memory, len(names))
-	hashes := x.hashAll(t, names)
-	t.prefetch(hashes[:min(ahead, len(hashes))])
-	engines := x.engines.s[s.block : s.block+s.n]
-	n, v = s.first+len(names), named
-	for j, name := range names {
-		if j%group == 0 {
-			t.prefetch(hashes[min(j+ahead, len(hashes)):min(j+ahead+group, len(hashes))])
+	x.refs = x.refs[:0]
+	if s.fresh && x.slabs.s[s.block/slabBlocks].mayName(owner) {
+		copy(x.engines.s[s.block:], names)
+		for block, end := s.block, s.block+s.n; block < end; block++ {
+			g := &x.slabs.s[block/slabBlocks]
+			g.named, g.owner = g.named|1<<(block%slabBlocks), owner
+			x.refs = append(x.refs, block)
 		}
-		if at, ok := t.enter(x.memory, uint64(name), hashes[j], s.block+uint32(j)); ok {
-			n = s.first + j
-			v = x.clash(r, at, n, nil)
-			break
+	} else {
+		for j, name := range names {
+			x.refs = append(x.refs, x.stand(owner, name, s.block+uint32(j)))
 		}
-		engines[j] = uint64(name)
 	}
-	for lo, hi := s.block, s.block+uint32(n-s.first); lo < hi; {
-		g := lo / slabBlocks
-		to := min(hi, (g+1)*slabBlocks)
-		x.slabs.s[g].setNamed(uint16(1<<(to-g*slabBlocks)-1<<(lo-g*slabBlocks)), r.owner())
-		lo = to
+	n, at, there := t.enterAll(x.memory, names, x.hashAll(owner, blocks), owner, x.refs)
+	for _, ref := range x.refs[n:] {
+		x.unstand(ref)
+	}
+	if n += s.first; there {
+		v = x.clash(r, at, n, nil)
 	}
 	return n, v
 }
 
-// hashAll computes the hashes of names.
-func (x *Index) hashAll(t *names, blocks []events.BlockHash) []uint64 {
+// hashAll computes the hashes of an owner's names.
+func (x *Index) hashAll(owner uint32, blocks []events.BlockHash) []uint64 {
 	if cap(x.hashes) < len(blocks) {
 		x.hashes = make([]uint64, len(blocks), 2*len(blocks))
 	}
 	x.hashes = x.hashes[:len(blocks)]
 	for i, name := range blocks {
-		x.hashes[i] = t.hash(uint64(name))
+		x.hashes[i] = x.names.hash(uint64(name), owner)
 	}
 	return x.hashes
 }
@@ -261,7 +268,6 @@ func (x *Index) inEvent(block uint32, i int, cancelled []bool) bool {
 
 // unnameBlocks takes back what nameBlocks entered for the first n blocks.
 func (x *Index) unnameBlocks(r *rank, e *events.Event, cancelled []bool, n int) {
-	t := x.table(r)
 	for si := range x.segs {
 		s := &x.segs[si]
 		for j := range s.n {
@@ -274,7 +280,10 @@ func (x *Index) unnameBlocks(r *rank, e *events.Event, cancelled []bool, n int) 
 				x.sharedHolder(block)) {
 				continue
 			}
-			x.dropName(r, t.hash(uint64(e.Blocks[i])), block)
+			hash := x.names.hash(uint64(e.Blocks[i]), r.owner())
+			ref, _, _ := x.names.find(uint64(e.Blocks[i]), hash, r.owner())
+			x.drop(hash, ref)
+			x.dropNow()
 		}
 	}
 }
@@ -313,37 +322,22 @@ func (x *Index) sharedPart(id, off uint32) bool {
 	return false
 }
 
-// forget takes the names of blocks from lo up to hi of a node, which a sharing rank no longer holds, out of the shared
-// table, but for those that another sharing rank still needs.
-func (x *Index) forget(r *rank, id, lo, hi uint32) {
+// forget takes the names of blocks from lo up to hi of a node, which a sharing rank no longer holds, out of the table,
+// but for those that another sharing rank still needs.
+func (x *Index) forget(id, lo, hi uint32) {
 	if x.sharedFull(id) {
 		return
 	}
 	n := &x.v.nodes[id]
-	var at [2][group]uint32
-	var hashes [2][group]uint64
-	var count [2]int
-	next := func(k int) { // finds the next names, and asks for them
-		c := 0
-		for ; lo < hi && c < group; lo++ {
-			if n.nparts > 0 && x.sharedPart(id, lo) {
-				continue
-			}
-			if name, ok := x.sharedName(n.start + lo); ok {
-				at[k][c], hashes[k][c] = n.start+lo, x.shared.hash(name)
-				c++
-			}
+	for ; lo < hi; lo++ {
+		if n.nparts > 0 && x.sharedPart(id, lo) {
+			continue
 		}
-		count[k] = c
-		x.shared.prefetch(hashes[k][:c])
-	}
-	next(0)
-	for k := 0; count[k] > 0; k ^= 1 {
-		next(k ^ 1)
-		for j := range count[k] {
-			x.dropName(r, hashes[k][j], at[k][j])
+		if name, ref, ok := x.sharedName(n.start + lo); ok {
+			x.drop(x.names.hash(name, sharedOwner), ref)
 		}
 	}
+	x.dropNow()
 }
 
 // eachHeld calls f for every block that a rank holds in some tier, with those tiers as bits.
@@ -365,7 +359,7 @@ func (x *Index) eachHeld(r *rank, f func(block uint32, tiers TierSet)) {
 	}
 }
 
-// diverge gives a sharing rank a table of its own.
+// diverge has a sharing rank own its names.
 func (x *Index) diverge(r *rank) {
 	slot := r.slot()
 	x.sharedMask[slot>>6] &^= 1 << (slot & 63)
@@ -375,31 +369,50 @@ func (x *Index) diverge(r *rank) {
 	}
 	var moved []pair
 	x.eachHeld(r, func(block uint32, _ TierSet) {
-		name, _ := x.sharedName(block)
+		name, ref, _ := x.sharedName(block)
 		moved = append(moved, pair{name, block})
 		if !x.sharedHolder(block) {
-			x.dropName(r, x.shared.hash(name), block)
+			x.drop(x.names.hash(name, sharedOwner), ref)
 		}
 	})
+	x.dropNow()
 	r.naming = namesOwn
-	r.own = &names{engines: &x.engines, seed: x.shared.seed}
-	r.own.room(x.memory, len(moved))
+	x.names.room(x.memory, len(moved))
 	for _, p := range moved {
-		h := r.own.hash(p.name)
-		_, pos, _ := r.own.find(p.name, h)
+		h := x.names.hash(p.name, r.owner())
+		_, pos, _ := x.names.find(p.name, h, r.owner())
 		x.setName(r, p.name, h, pos, p.block)
 	}
 }
 
-// dropOwn takes all names of a rank's own table away.
-func (x *Index) dropOwn(r *rank) {
-	for _, v := range r.own.slots.s {
-		if ref := uint32(v); v != 0 && ref&aliasBit == 0 {
-			x.slabs.s[ref/slabBlocks].unname(ref % slabBlocks)
+// eachOwn calls f for every name that a rank owns in some nodes, or that is an alias, with the value of its slot. f may
+// drop those for which it has been called.
+func (x *Index) eachOwn(r *rank, nodes []uint32, f func(name uint64, block, ref uint32)) {
+	owner := r.owner()
+	for _, id := range nodes {
+		n := &x.v.nodes[id]
+		for block, end := n.start, n.start+n.len; block < end; {
+			g := &x.slabs.s[block/slabBlocks]
+			to := min(end, (block/slabBlocks+1)*slabBlocks)
+			for bits := g.named; g.owner == owner && block < to; block++ {
+				if bits>>(block%slabBlocks)&1 != 0 {
+					f(x.engines.s[block], block, block)
+				}
+			}
+			block = to
 		}
 	}
-	r.own.slots.release(x.memory)
-	r.own = &names{engines: &x.engines, seed: x.shared.seed}
+	x.names.aliases.each(owner, func(i uint32, a alias) { f(a.name, a.block, i|aliasBit) })
+}
+
+// dropOwn takes away what a rank owns of names, or of those of blocks that it no longer holds.
+func (x *Index) dropOwn(r *rank, nodes []uint32, all bool) {
+	x.eachOwn(r, nodes, func(name uint64, block, ref uint32) {
+		if all || !x.holdsAny(r.slot(), block) {
+			x.drop(x.names.hash(name, r.owner()), ref)
+		}
+	})
+	x.dropNow()
 }
 
 // tiersOf is the tiers that a set has.

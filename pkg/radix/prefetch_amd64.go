@@ -5,7 +5,7 @@ package radix
 //go:noescape
 func prefetchHomes(slots *uint64, size uint64, hashes *uint64, n int)
 
-// ask asks for the places of hashes in the table.
+// prefetch asks for the homes of hashes in the table.
 func (t *names) prefetch(hashes []uint64) {
 	if t.size > 0 && len(hashes) > 0 {
 		prefetchHomes(&t.slots.s[0], t.size, &hashes[0], len(hashes))

@@ -2,7 +2,7 @@
 
 package radix
 
-// ask visits the places of hashes in the table, so that the processor fetches them together.
+// prefetch visits the homes of hashes in the table, so that the processor fetches them together.
 func (t *names) prefetch(hashes []uint64) { t.visit(hashes) }
 
 func prefetchWords(*uint64, int) {}

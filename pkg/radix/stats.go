@@ -44,7 +44,7 @@ func (x *Index) Count(c *Census, n int) (s Stats, done bool) {
 // complete adds what is known without a visit to each node.
 func (x *Index) complete(s *Stats) {
 	s.Splits = x.splits
-	own := int64(0)
+	exact := int64(0)
 	for _, r := range x.slots {
 		if r == nil {
 			continue
@@ -59,16 +59,13 @@ func (x *Index) complete(s *Stats) {
 		s.SetBlocks += int64(len(r.sets))
 		s.Bytes.Ranks += 512 + int64(r.pending.blocks)*200 + int64(len(r.tombstones.ring))*28 + int64(len(r.sets))*40 + int64(
 			cap(r.nodes))*4
-		if r.own != nil {
-			own += r.own.bytes()
-		}
 		if r.exact != nil {
-			own += int64(len(r.exact.names)) * 200
+			exact += int64(len(r.exact.names)) * 200
 		}
 	}
 	v := x.v
 	s.Bytes.Blocks = x.locals.bytes() + x.engines.bytes() + x.slabs.bytes() + int64(len(x.freeSlab.words))*8
-	s.Bytes.Names = own + x.shared.bytes() + int64(len(x.sharedElse))*40
+	s.Bytes.Names = exact + x.names.bytes() + int64(len(x.sharedElse))*40
 	s.Bytes.Nodes = int64(len(v.nodes))*(32+16) + int64(len(v.edges))*8 + int64(len(v.ends))*28
 	for _, m := range v.masks {
 		s.Bytes.Nodes += int64(len(m)) * 8
@@ -77,7 +74,7 @@ func (x *Index) complete(s *Stats) {
 	s.Bytes.Total = s.Bytes.Blocks + s.Bytes.Names + s.Bytes.Nodes + s.Bytes.Holes + s.Bytes.Ranks
 }
 
-func (t *names) bytes() int64 { return t.slots.bytes() + int64(cap(t.aliases))*16 }
+func (t *names) bytes() int64 { return t.slots.bytes() + t.aliases.bytes() }
 
 // alive is how many of a node's blocks somebody holds.
 func (x *Index) alive(id uint32) uint32 {

@@ -212,8 +212,8 @@ func (x *Index) heldPlace(r *rank, name events.BlockHash) (uint32, bool) {
 		}
 		return 0, false
 	}
-	t := x.table(r)
-	b, _, ok := t.find(uint64(name), t.hash(uint64(name)))
+	ref, _, ok := x.names.find(uint64(name), x.names.hash(uint64(name), r.owner()), r.owner())
+	b, _, _ := x.names.at(ref)
 	return b, ok && (r.naming == namesOwn || x.holdsAny(r.slot(), b))
 }
 

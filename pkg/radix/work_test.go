@@ -203,9 +203,9 @@ func TestNamesThatCollide(t *testing.T) {
 			}
 		}
 		far := uint64(0)
-		for i, v := range x.shared.slots.s {
+		for i, v := range x.names.slots.s {
 			if v != 0 {
-				far += uint64(i) - x.shared.home(v>>32)
+				far += uint64(i) - x.names.home(v>>32)
 			}
 		}
 		if healthy(t, x); far > 8*n {
@@ -214,28 +214,58 @@ func TestNamesThatCollide(t *testing.T) {
 	}
 }
 
-// Even if all names had one hash, the table would be right.
+// Even if all names had one hash, for several owners, the table would be right.
 func TestNamesOfOneHash(t *testing.T) {
-	engines := array[uint64]{s: make([]uint64, 5000)}
-	tab := &names{engines: &engines}
+	engines, slabs := array[uint64]{s: make([]uint64, 5000)}, array[slab]{s: make([]slab, 5000/slabBlocks+1)}
+	tab := &names{engines: &engines, slabs: &slabs}
 	m := &memory{limits: usualLimits}
-	for h, n := range map[uint64]int{0: 600, 1<<32 - 1: 600, 1 << 31: 600} {
-		for i := range n {
-			b := uint32(h>>30)*1000 + uint32(i) + 1
-			engines.s[b] = h<<20 | uint64(i)
-			tab.room(m, 1)
-			if _, there := tab.enter(m, engines.s[b], h, b); there {
-				t.Fatalf("%d is there", b)
+	hashes := []uint64{0, 1<<32 - 1, 1 << 31}
+	const owners = 3 // the first has its names in the arena, the others call the blocks alike
+	each := func(f func(hash uint64, owner, block uint32)) {
+		for _, h := range hashes {
+			for i := range uint32(600) {
+				for owner := range uint32(owners) {
+					f(h, owner, uint32(h>>30)*1000+i+1)
+				}
 			}
 		}
 	}
-	for h := range map[uint64]int{0: 600, 1<<32 - 1: 600, 1 << 31: 600} {
-		for i := range 600 {
-			b := uint32(h>>30)*1000 + uint32(i) + 1
-			if at, _, ok := tab.find(engines.s[b], h); !ok || at != b {
-				t.Fatalf("%d: found %v at %d", b, ok, at)
-			}
+	refs := map[uint32][owners]uint32{} // by block
+	each(func(h uint64, owner, b uint32) {
+		tab.room(m, 1)
+		r := refs[b]
+		if r[owner] = b; owner == 0 {
+			engines.s[b] = h<<20 | uint64(b)
+		} else {
+			r[owner] = tab.aliases.add(m, alias{engines.s[b], b, owner}) | aliasBit
 		}
+		refs[b] = r
+		name, hash, ref := engines.s[b:b+1], []uint64{h}, []uint32{r[owner]}
+		if n, at, there := tab.enterAll(m, name, hash, owner, ref); n != 1 || there {
+			t.Fatalf("%d of owner %d is there at %d", b, owner, at)
+		}
+		if n, at, there := tab.enterAll(m, name, hash, owner, ref); n != 0 || !there || at != b {
+			t.Fatalf("%d of owner %d is not there, or at %d", b, owner, at)
+		}
+	})
+	for gone := range uint32(owners + 1) {
+		each(func(h uint64, owner, b uint32) {
+			at, _, ok := tab.find(engines.s[b], h, owner)
+			if ok != (owner >= gone) || ok && at != refs[b][owner] {
+				t.Fatalf("%d of owner %d: found %v at %#x, when owners up to %d are gone", b, owner, ok, at, gone)
+			}
+		})
+		if gone == owners {
+			break
+		}
+		each(func(h uint64, owner, b uint32) {
+			if owner == gone {
+				tab.removeAll([]uint64{h}, []uint32{refs[b][owner]})
+			}
+		})
+	}
+	if tab.n != 0 {
+		t.Errorf("%d names are left", tab.n)
 	}
 }
 

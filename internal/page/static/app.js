@@ -23,12 +23,8 @@ function show() {
   }
   document.title = views[view].title + " · kvatlas";
 }
-document.querySelector(".skip").addEventListener("click", (e) => {
-  e.preventDefault(); // the address goes on to name the view
-  document.getElementById("main").focus();
-});
 addEventListener("hashchange", () => {
-  if (!location.hash.startsWith("#/")) return;
+  if (!location.hash.startsWith("#/")) return; // the skip link
   show();
   document.getElementById("main").focus({ preventScroll: true });
   scrollTo(0, 0);
