@@ -112,7 +112,7 @@ enter:
 	BITS(Y1, Y2, R12, R13) // empty ones
 	SHRXQ R11, R12, R12
 	TZCNTQ R12, R12 // how many names are to move
-	CMPQ R12, $4
+	CMPQ R12, $8
 	JA entered
 	LEAQ (R10)(R11*8), R10
 	MOVQ (R10), BX
@@ -123,6 +123,8 @@ enter:
 	JNE entered // the hash is there
 
 move:
+	CMPQ R12, $4
+	JA moveMore
 	VMOVQ R12, X7
 	VPBROADCASTQ X7, Y7
 	VPCMPGTQ Y13, Y7, Y7
@@ -130,16 +132,46 @@ move:
 	VMOVDQU 8(R10), Y9
 	VPBLENDVB Y7, Y8, Y9, Y9
 	VMOVDQU Y9, 8(R10)
+
+value:
 	MOVL (R8)(R9*4), BX
 	ORQ AX, BX
 	MOVQ BX, (R10)
 	INCQ R9
 	JMP enter
 
+moveMore:
+	SUBQ $4, R12
+	VMOVQ R12, X7
+	VPBROADCASTQ X7, Y7
+	VPCMPGTQ Y13, Y7, Y7
+	VMOVDQU (R10), Y6
+	VMOVDQU 32(R10), Y8
+	VMOVDQU 40(R10), Y9
+	VPBLENDVB Y7, Y8, Y9, Y9
+	VMOVDQU Y6, 8(R10)
+	VMOVDQU Y9, 40(R10)
+	JMP value
+
 entered:
 	MOVQ R9, done+40(FP)
 	VZEROUPPER
 	RET
+
+// STAY counts the names in four slots, of which the first is behind slot R11, that do not stay when a gap comes before
+// them: those before the first that is at its home, or is none. If there is no such one the count is more than four.
+#define STAY(slots) \
+	VPSRLQ $32, slots, Y5 \
+	VPMULUDQ Y11, Y5, Y5 \
+	VPSRLQ $32, Y5, Y5 \
+	VMOVQ R11, X6 \
+	VPBROADCASTQ X6, Y6 \
+	VPADDQ Y10, Y6, Y6 \
+	VPCMPEQQ Y6, Y5, Y5 \
+	VPCMPEQQ Y12, slots, Y7 \
+	VPOR Y5, Y7, Y7 \
+	VMOVMSKPD Y7, R12 \
+	TZCNTQ R12, R12
 
 // func removeVectors(slots *uint64, size uint64, hashes *uint64, n int, refs *uint32) (done int)
 TEXT ·removeVectors(SB), NOSPLIT, $0-48
@@ -175,21 +207,13 @@ remove:
 	JA removed
 	LEAQ (R10)(R12*8), R10
 	ADDQ R12, R11
+
+gap:
 	VMOVDQU (R10), Y3
 	VMOVDQU 8(R10), Y4
-	VPSRLQ $32, Y4, Y5
-	VPMULUDQ Y11, Y5, Y5
-	VPSRLQ $32, Y5, Y5 // homes of those behind it
-	VMOVQ R11, X6
-	VPBROADCASTQ X6, Y6
-	VPADDQ Y10, Y6, Y6
-	VPCMPEQQ Y6, Y5, Y5 // those that are there
-	VPCMPEQQ Y12, Y4, Y7
-	VPOR Y5, Y7, Y7
-	VMOVMSKPD Y7, R12
-	TZCNTQ R12, R12 // how many names are to move
+	STAY(Y4)
 	CMPQ R12, $4
-	JA removed
+	JA four
 	VMOVQ R12, X8
 	VPBROADCASTQ X8, Y8
 	VPCMPGTQ Y13, Y8, Y9   // lanes of names that move
@@ -200,6 +224,16 @@ remove:
 	VMOVDQU Y3, (R10)
 	INCQ R9
 	JMP remove
+
+four: // all four move, if one of the next four does not
+	VMOVDQU 40(R10), Y8
+	ADDQ $4, R11
+	STAY(Y8)
+	CMPQ R12, $4
+	JA removed
+	VMOVDQU Y4, (R10)
+	ADDQ $32, R10
+	JMP gap
 
 removed:
 	MOVQ R9, done+40(FP)
