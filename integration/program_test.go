@@ -54,6 +54,8 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		{"indexer demo --block-size 7", "--block-size"},
 		{"indexer demo --engines 0", "--engines 0 is not from 1"},
 		{"indexer demo --l3-python x", "--l3-python and --l3-limit say nothing without --l3"},
+		{"indexer serve --max-requests 0", "--max-requests 0 is not from 1 to 1048576"},
+		{"indexer serve --max-requests 1048577", "--max-requests 1048577 is not from 1 to 1048576"},
 		{"indexer serve --l3-hit-life 0s", "--l3-hit-life 0s is not positive"},
 		{"indexer auth example", "--keys is missing"},
 		{"indexer auth example --keys x --namespace Bad.Name", "--namespace"},

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/guess"
+	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/internal/selection"
 	"github.com/kvatlas/kvatlas/internal/server"
 	"github.com/kvatlas/kvatlas/internal/shim"
@@ -145,6 +146,9 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 		"YAML file that says for each model what makes tokens of prompts and messages; see docs/text.md")
 	f.DurationVar(&s.RequestExpiry, "request-expiry", 300*time.Second,
 		"age at which a request that was booked and not freed is forgotten; the same on all nodes")
+	f.IntVar(&s.MaxRequests, "max-requests", load.DefaultRequests,
+		"booked requests of one model that may be under way on all nodes together, with 256 blocks each on average; more "+
+			"are refused as busy. Each node keeps them all, some 600 bytes and 8 for each block; the same on all nodes")
 	f.StringVar((*string)(&s.Guesses.Policy), "guess-policy", string(guess.TTL),
 		"for how long workers registered without events are taken to hold what they were sent: "+
 			"ttl, lru (by total_kv_blocks, as an engine evicts) or off")
@@ -234,6 +238,8 @@ func (s *serving) check() error {
 	wrong = append(wrong, s.Guesses.Check())
 	wrong.When(s.IndexShards < 0, "--index-shards %d is negative", s.IndexShards)
 	wrong.When(s.FunnelBlocks < 1, "--funnel-blocks %d is not positive", s.FunnelBlocks)
+	wrong.When(s.MaxRequests < 1 || s.MaxRequests > load.MaxRequests, "--max-requests %d is not from 1 to %d",
+		s.MaxRequests, load.MaxRequests)
 	wrong.When(s.Guesses.TTL == 0, "--guess-ttl 0s is not positive; --guess-policy off turns guesses off")
 	s.Routing, err = readRouting(s.routingConfig)
 	wrong.About("--routing-config", err)

@@ -18,10 +18,12 @@ var (
 	ErrInvalid  = errors.New("bad booking")
 )
 
-// Limits bound a [Table]. They are checked where a request is booked; what other nodes have booked is always taken.
+// Limits bound a [Table]. They are checked where a request is booked, or gets an output block, against all that is
+// under way on all nodes; what other nodes have booked is always taken. So of nodes with different limits the one with
+// lower ones refuses earlier, and all keep as much as the greatest limit allows.
 type Limits struct {
-	Requests int           // under way at once; 0: 65,536
-	Blocks   int           // of prompts and outputs of all requests, shared ones counted for each; 0: 2^24
+	Requests int           // under way at once, at most [MaxRequests]; 0: [DefaultRequests]
+	Blocks   int           // of all prompts and outputs, shared ones counted for each; 0: 256 for each of Requests
 	Prompt   int           // blocks of one prompt; 0: 65,536, which is half a MiB on the wire
 	Expiry   time.Duration // the age at which a request is forgotten; 0: 300 s, as in Dynamo
 }
@@ -33,15 +35,22 @@ func (l *Limits) setDefaults() {
 		}
 		*v = min(*v, most)
 	}
-	set(&l.Requests, 1<<16, 1<<20)
-	set(&l.Blocks, 1<<24, 1<<26)
+	set(&l.Requests, DefaultRequests, MaxRequests)
+	set(&l.Blocks, blocksEach*l.Requests, blocksEach*MaxRequests)
 	set(&l.Prompt, maxPrompt, maxPrompt)
 	if l.Expiry <= 0 {
 		l.Expiry = 300 * time.Second
 	}
 }
 
+// Limits of requests under way.
 const (
+	DefaultRequests = 1 << 16
+	MaxRequests     = 1 << 20
+)
+
+const (
+	blocksEach = 256     // for each of Limits.Requests
 	maxPrompt  = 1 << 16 // blocks
 	maxID      = 1 << 10 // bytes of a request id
 	maxTokens  = 1 << 40

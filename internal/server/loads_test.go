@@ -32,8 +32,9 @@ func TestLoadsOfThreeNodes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s, err = New(ctx, Settings{ID: name, Conn: conn, Namespace: "n", Partitions: 2, Drain: 4 * time.Second,
-			LogBytes: 1 << 20, SnapshotInterval: time.Hour}, slog.New(slog.DiscardHandler))
+		s, err = New(ctx, Settings{ID: name, Conn: conn, Namespace: "n", Partitions: 2,
+			Drain: 4 * time.Second, MaxRequests: 12, LogBytes: 1 << 20, SnapshotInterval: time.Hour},
+			slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -112,6 +113,18 @@ func TestLoadsOfThreeNodes(t *testing.T) {
 		t.Error(err)
 	}
 	until("a has what was freed on b", loaded(a, 9))
+	for i := range 4 {
+		err := b.loads.Book(ctx, m, load.Booking{ID: fmt.Sprint("more", i), Rank: key})
+		if full := errors.Is(err, load.ErrFull); full != (i == 3) || err != nil && !full {
+			t.Errorf("request %d of 12 at most: %v", 10+i, err)
+		}
+	}
+	for i := range 3 {
+		if err := b.loads.Free(ctx, m, fmt.Sprint("more", i)); err != nil {
+			t.Error(err)
+		}
+	}
+	until("a has 9 again", loaded(a, 9))
 
 	status := func(s *Server) api.ModelDigest {
 		st, err := s.Status(ctx)

@@ -75,6 +75,7 @@ type Settings struct {
 
 	Tokenizers tokenize.Settings // what makes tokens of texts, by model
 
+	MaxRequests   int           // requests under way of one model; 0: [load.DefaultRequests]
 	RequestExpiry time.Duration // the age at which a request under way that nobody has freed is forgotten; 0: 300 s
 
 	// QueryWorkers is how many queries over NATS are answered at once; 0: 128, or one for each core if there are more.
@@ -211,8 +212,9 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		return nil, err
 	}
 	s.announced = s.newAnnounced()
-	s.loads = load.New(load.Config{Conn: s.Conn, Namespace: s.Namespace, Limits: load.Limits{Expiry: s.RequestExpiry},
-		Hooks: sharedHooks(log, "requests under way", "requests"), Watch: s.observe, Past: s.guesses.Past,
+	s.loads = load.New(load.Config{Conn: s.Conn, Namespace: s.Namespace,
+		Limits: load.Limits{Requests: s.MaxRequests, Expiry: s.RequestExpiry},
+		Hooks:  sharedHooks(log, "requests under way", "requests"), Watch: s.observe, Past: s.guesses.Past,
 		Recall: s.guesses.Recall})
 	s.tokenizers = s.newTokenizers()
 	s.engines = newEngines(s.Conn, s.Namespace, log)

@@ -95,8 +95,9 @@ var rows = []row{
 	{"Cluster and durability", 8, []panel{
 		{"Nodes, as each sees them", "Equal lines: all see the same.", number, false, []query{
 			{"{{instance}}", `kvatlas_cluster_nodes`}}},
-		{"Requests between nodes", "hedge: a second request beside a slow one.", perSec, false, []query{
-			{"{{kind}}", `sum by (kind) (rate(kvatlas_peer_requests_total[$__rate_interval]))`}}},
+		{"Requests between nodes", "hedge: a second request beside a slow one. Empty while each node keeps all partitions.",
+			perSec, false, []query{
+				{"{{kind}}", `sum by (kind) (rate(kvatlas_peer_requests_total[$__rate_interval]))`}}},
 		{"Room in NATS", "Share of the limits that is used.", percent, false, []query{
 			{"store", `max(kvatlas_store_bytes / kvatlas_store_limit_bytes)`},
 			{"fullest log", `max(kvatlas_log_bytes / kvatlas_log_limit_bytes)`}}},
@@ -112,7 +113,7 @@ var rows = []row{
 			{"{{instance}}", `kvatlas_shim_queue_bytes / kvatlas_shim_queue_limit_bytes`}}},
 		{"Shims: incidents", "What happened beside the usual.", perSec, false, []query{
 			{"{{what}}", `sum by (what) (rate(kvatlas_shim_incidents_total[$__rate_interval]))`}}},
-		{"Shared stores: requests", "By outcome.", perSec, false, []query{
+		{"Shared stores: requests", "By outcome. Empty while workers have no shared store.", perSec, false, []query{
 			{"{{store}} {{outcome}}", `sum by (store, outcome) (rate(kvatlas_l3_questions_total[$__rate_interval]))`}}},
 	}},
 }

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 
@@ -15,8 +16,9 @@ package = importlib.util.find_spec("mooncake").submodule_search_locations[0]
 program = os.path.join(package, "mooncake_master")
 if not os.access(program, os.X_OK):
     os.chmod(program, 0o755)
+said = tempfile.TemporaryFile()
 master = subprocess.Popen([program, "--rpc_address=127.0.0.1", "--rpc_port=" + rpc, "--metrics_host=127.0.0.1", "--metrics_port=" + http],
-                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                          stdout=subprocess.DEVNULL, stderr=said)
 try:
     for _ in range(3000):
         try:
@@ -24,7 +26,8 @@ try:
             break
         except OSError:
             if master.poll() is not None:
-                sys.exit(f"mooncake_master has ended with {master.returncode}")
+                said.seek(0)
+                sys.exit(f"mooncake_master has ended with {master.returncode}: " + said.read(1000).decode(errors="replace").strip())
             time.sleep(0.01)
     from mooncake.store import MooncakeDistributedStore
     store = MooncakeDistributedStore()

@@ -139,6 +139,25 @@ func (b *browser) tabTo(selector string) {
 	b.Fatalf("the keyboard does not come to %s", selector)
 }
 
+// focused fails unless the element that a selector names gets the focus.
+func (b *browser) focused(selector string) {
+	b.Helper()
+	b.await(fmt.Sprintf("document.activeElement.matches(%q)", selector))
+}
+
+// even fails if tiles lie in rows of which one lacks more than there are rows, or does not fill the width.
+func (b *browser) even(what string) {
+	b.Helper()
+	for _, fault := range get[[]string](b, `[...document.querySelectorAll(".tiles")].filter((e) => e.checkVisibility()).map((box) => {
+		const rows = Object.values(Object.groupBy([...box.children], (e) => e.offsetTop)), most = rows[0].length;
+		const right = box.getBoundingClientRect().right;
+		return rows.every((r) => r.length > most - rows.length && r.length <= most &&
+			Math.abs(r.at(-1).getBoundingClientRect().right - right) < 3) ? "" : rows.map((r) => r.length).join(" + ");
+	}).filter(Boolean)`) {
+		b.Errorf("%s: tiles lie as %s", what, fault)
+	}
+}
+
 // fits fails if the page is wider than the window.
 func (b *browser) fits() {
 	b.Helper()

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
@@ -174,6 +175,12 @@ func TestKeyboard(t *testing.T) {
 	w := newWorld(t)
 	b := open(t, w.url("fleet"), 1200, 800, false)
 	b.await(views[0].there)
+	b.tabTo(".skip")
+	b.press(kb.Enter)
+	b.focused("#main")
+	if at := get[string](b, "location.hash"); at != "#/fleet" {
+		t.Errorf("the skip link leads to %s", at)
+	}
 	b.tabTo("#theme")
 	b.press(kb.Enter, kb.Enter)
 	if dark := get[string](b, "getComputedStyle(document.documentElement).colorScheme"); dark != "dark" {
@@ -189,7 +196,7 @@ func TestKeyboard(t *testing.T) {
 	b.tabTo("dialog .drain")
 	b.press(kb.Enter)
 	b.await("document.querySelector('dialog[open] .drain').textContent.startsWith('Undrain')")
-	b.tabTo("dialog .drain")
+	b.focused("dialog .drain")
 	b.press(kb.Enter)
 	b.await("document.querySelector('dialog[open] .drain').textContent.startsWith('Drain')")
 	b.press(kb.Escape)
@@ -202,6 +209,14 @@ func TestKeyboard(t *testing.T) {
 	b.tabTo("form [type=submit]")
 	b.press(kb.Enter)
 	b.await("document.querySelectorAll('#strips .strip').length === " + fmt.Sprint(engines+2))
+	b.focused("form [type=submit]")
+	b.tabTo(".bar a[href='#/cluster']")
+	b.press(kb.Enter)
+	b.await("document.querySelectorAll('#partitions tbody tr').length === 8")
+	b.tabTo("main .head button")
+	b.press(kb.Enter)
+	b.await("document.querySelectorAll('#partitions .chip.good').length === 8")
+	b.focused("main .head button")
 }
 
 // TestAsk: the strips have the depths that find says, and the costs those of select.
@@ -301,6 +316,7 @@ func TestRecorded(t *testing.T) {
 	b.press(kb.Enter)
 	b.await(fmt.Sprintf("document.querySelector('#recorded tbody tr')?.dataset.id === %q", all.Requests[10].ID))
 	listed(all.Requests[10:])
+	b.focused(".recorded .fields button")
 	at := slices.IndexFunc(all.Requests, func(r api.Recorded) bool { return r.RequestID == "request-1" })
 	if at < 10 {
 		t.Fatalf("request-1 is the %dth", at)
@@ -309,6 +325,7 @@ func TestRecorded(t *testing.T) {
 	b.press(kb.Enter)
 	b.await("document.querySelector('#recorded-as')?.textContent.startsWith('Request request-1,')")
 	b.await("document.querySelector('#costs')")
+	b.focused(fmt.Sprintf("[data-id=%q] button", all.Requests[at].ID))
 	one := recorded(w.nodes[2], api.RecordedRequest{Model: "m", ID: all.Requests[at].ID})
 	query := map[string]any{"model": "m", "hashes": one.Requests[0].Hashes, "explain": true}
 	var found api.Answer
@@ -343,7 +360,7 @@ func TestPrefixes(t *testing.T) {
 		blocks += int(r.Blocks)
 		most = max(most, r.Holders)
 	}
-	if int64(blocks) != tree.TotalBlocks || int64(len(tree.Runs)) != tree.TotalRuns || tree.Ranks == 0 {
+	if int64(blocks) != tree.TotalBlocks || int64(len(tree.Runs)) != tree.TotalRuns || tree.Ranks != engines+2 {
 		t.Errorf("%d blocks in %d runs of %+v", blocks, len(tree.Runs), tree)
 	}
 	if got := get[[]string](b, "[icicle.dataset.runs, icicle.dataset.blocks]"); !slices.Equal(got,
@@ -357,6 +374,38 @@ func TestPrefixes(t *testing.T) {
 	b.await("document.querySelectorAll('.crumbs button').length === 2")
 	b.press(kb.Escape)
 	b.await("document.querySelectorAll('.crumbs button').length === 1")
+	at := func() (s string) {
+		return get[string](b, "[...document.querySelectorAll('.crumbs button')].at(-1).textContent + ': ' + "+
+			"document.getElementById('icicle-now').textContent")
+	}
+	b.press(kb.ArrowDown, kb.ArrowDown, kb.Enter)
+	b.await("document.querySelectorAll('.crumbs button').length === 4")
+	if name, now, _ := strings.Cut(at(), ": "); !strings.Contains(now, ", first "+name) {
+		t.Errorf("zoomed to %s, the keyboard is at %s", name, now)
+	}
+	b.press(kb.ArrowRight) // out of what is zoomed to, which gives way
+	if n := get[int](b, "document.querySelectorAll('.crumbs button').length"); n != 3 {
+		t.Errorf("beside what is zoomed to there are %d crumbs", n)
+	}
+	b.do(chromedp.Click(".crumbs button", chromedp.ByQuery))
+	b.focused("#icicle")
+
+	// What the pointer shows is what lies there, also when that has become another run.
+	area := get[struct{ X, Y, Width float64 }](b, "icicle.getBoundingClientRect()")
+	tip := func() string { return get[string](b, "document.querySelector('.tip:not([hidden])').textContent") }
+	b.do(chromedp.MouseEvent(input.MouseMoved, area.X+10, area.Y+45))
+	second := tip()
+	b.do(chromedp.MouseClickXY(area.X+10, area.Y+15))
+	b.do(chromedp.MouseEvent(input.MouseMoved, area.X+10, area.Y+15))
+	first := tip()
+	if first == second || !strings.Contains(first, fmt.Sprintf("held by %d ranks in device: ", most)) {
+		t.Errorf("the pointer shows %q, and behind it %q", first, second)
+	}
+	b.do(chromedp.MouseClickXY(area.X+10, area.Y+45))
+	b.await("document.querySelectorAll('.crumbs button').length === 3")
+	if now := tip(); now != second { // it lies where the first lay
+		t.Errorf("once it is zoomed to %q the pointer shows %q", second, now)
+	}
 }
 
 // TestFunnel: it has the numbers of the API, and says of each cause what to do, with the keyboard alone.
@@ -494,6 +543,7 @@ func TestLooks(t *testing.T) {
 		for _, v := range views {
 			b.show(w, v.name)
 			b.fits()
+			b.even(v.name + " " + look.name)
 			b.whole(v.name + " " + look.name)
 			if v.name == "fleet" {
 				b.await("document.querySelector('.row[data-kind=warn]')")

@@ -112,6 +112,11 @@ func (w *world) expire(name string) {
 			list := w.workers(node)
 			return len(list.Expired) == 1 && len(list.Workers) == engines+2, fmt.Sprint(list)
 		})
+		harness.Eventually(w, "the tree of prefixes has all others", func() (bool, string) {
+			var tree api.PrefixTree
+			err := harness.HTTPDo(node, "POST", "/v1/prefixes", map[string]any{"model": "m"}, &tree)
+			return err == nil && tree.Complete && tree.Ranks == engines+2, fmt.Sprint(tree, err)
+		})
 	}
 }
 

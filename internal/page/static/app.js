@@ -23,8 +23,12 @@ function show() {
   }
   document.title = views[view].title + " · kvatlas";
 }
+document.querySelector(".skip").addEventListener("click", (e) => {
+  e.preventDefault(); // the address goes on to name the view
+  document.getElementById("main").focus();
+});
 addEventListener("hashchange", () => {
-  if (!location.hash.startsWith("#/")) return; // the skip link
+  if (!location.hash.startsWith("#/")) return;
   show();
   document.getElementById("main").focus({ preventScroll: true });
   scrollTo(0, 0);

@@ -2,7 +2,7 @@
 // is booked. The prompt goes to the indexer and is kept nowhere. Requests that were recorded are known by hashes only.
 import { ask } from "./api.js";
 import { choices, onChange } from "./live.js";
-import { el, setText, long, count, percent, tiers, tip, empty, pick, fill } from "./ui.js";
+import { el, setText, long, count, percent, tiers, tip, busy, empty, pick, fill } from "./ui.js";
 
 export const title = "Ask";
 
@@ -95,15 +95,15 @@ export function show(place) {
       setText(error, failure.message);
       return;
     }
-    button.disabled = true;
     setText(button, "Asking…");
-    try {
-      await inquire(query);
-      result.scrollIntoView({ block: "nearest" });
-    } catch (failure) {
-      setText(error, failure.message);
-    }
-    button.disabled = false;
+    await busy(button, async () => {
+      try {
+        await inquire(query);
+        result.scrollIntoView({ block: "nearest" });
+      } catch (failure) {
+        setText(error, failure.message);
+      }
+    });
     setText(button, "Ask");
   }
 
@@ -125,7 +125,9 @@ export function show(place) {
       const of = JSON.parse(model.value).model;
       const found = await ask("POST", "v1/recorded", { model: of, limit: page, ...(before && { before }) });
       if (mine !== listing) return;
+      const older = document.activeElement?.matches(".older"), focused = recorded.contains(document.activeElement);
       recorded.replaceChildren(...table(of, found, before));
+      if (focused) (older && recorded.querySelector(".older") || recorded.querySelector(".fields button")).focus();
     } catch (failure) {
       if (mine === listing) recorded.replaceChildren(el("p", { class: "error", role: "alert" }, failure.message));
     }
@@ -154,21 +156,21 @@ export function show(place) {
 
   // take shows a recorded request.
   async function take(r, at) {
-    at.disabled = true;
     setText(error, "");
-    try {
-      const [record] = (await ask("POST", "v1/recorded", { model: r.model, id: r.id })).requests;
-      if (record.hashes?.length) await inquire({ model: r.model, block_size: r.block_size, hashes: record.hashes, explain: true }, record);
-      else {
-        turn = {};
-        result.replaceChildren(el("section", { class: "card" }, was(record), el("p", {}, "Its blocks are too many for their hashes to be kept.")));
+    await busy(at, async () => {
+      try {
+        const [record] = (await ask("POST", "v1/recorded", { model: r.model, id: r.id })).requests;
+        if (record.hashes?.length) await inquire({ model: r.model, block_size: r.block_size, hashes: record.hashes, explain: true }, record);
+        else {
+          turn = {};
+          result.replaceChildren(el("section", { class: "card" }, was(record), el("p", {}, "Its blocks are too many for their hashes to be kept.")));
+        }
+        result.scrollIntoView({ block: "nearest" });
+      } catch (failure) {
+        setText(error, failure.message);
+        error.scrollIntoView({ block: "nearest" });
       }
-      result.scrollIntoView({ block: "nearest" });
-    } catch (failure) {
-      setText(error, failure.message);
-      error.scrollIntoView({ block: "nearest" });
-    }
-    at.disabled = false;
+    });
   }
 
   // was says what was recorded.

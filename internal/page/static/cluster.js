@@ -1,7 +1,7 @@
 // The cluster: nodes, partitions and who serves them, snapshots, the log's room, NATS.
 import { ask } from "./api.js";
 import { live, onChange } from "./live.js";
-import { el, setText, short, count, age, bytes, clock, meter, tile, empty } from "./ui.js";
+import { el, setText, short, count, age, bytes, clock, meter, tile, tileBox, busy, empty } from "./ui.js";
 
 export const title = "Cluster";
 
@@ -21,16 +21,16 @@ export function show(place) {
     el("div", { class: "fields" }, said, compare)), content));
 
   async function verify() {
-    compare.disabled = true;
     setText(said, "Every block is counted on every node…");
-    try {
-      const status = await ask("GET", "v1/verify");
-      compared = { at: Date.now() + clock.ahead, by: new Map((status.replicas || []).map((r) => [r.partition, r])) };
-      setText(said, "");
-    } catch (failure) {
-      setText(said, failure.message);
-    }
-    compare.disabled = false;
+    await busy(compare, async () => {
+      try {
+        const status = await ask("GET", "v1/verify");
+        compared = { at: Date.now() + clock.ahead, by: new Map((status.replicas || []).map((r) => [r.partition, r])) };
+        setText(said, "");
+      } catch (failure) {
+        setText(said, failure.message);
+      }
+    });
     refresh();
   }
 
@@ -67,7 +67,7 @@ export function show(place) {
     for (const p of unserved) if (!partitions.has(p)) partitions.set(p, new Map());
     const numbers = [...partitions.keys()].sort((a, b) => a - b);
     const all = numbers.flatMap((p) => [...partitions.get(p).values()]);
-    const problems = nodes.flatMap((n) => n.error ? [n.node + ": " + n.error.message] :
+    const problems = nodes.flatMap((n) => n.error ? [(n.error.message.includes(n.node) ? "" : n.node + ": ") + n.error.message] :
       (n.status.problems || []).map((p) => n.node + ": " + p));
     const sum = (f) => good.reduce((s, n) => s + (f(n.status) || 0), 0);
 
@@ -78,14 +78,14 @@ export function show(place) {
     content.replaceChildren(...[
       problems.length > 0 && el("div", { class: "notice warn" }, el("strong", {}, problems.length === 1 ? "One problem" : problems.length + " problems"),
         el("ul", {}, problems.slice(0, 50).map((p) => el("li", {}, p)))),
-      el("dl", { class: "tiles" }, tile("Nodes", good.length + (good.length < nodes.length ? " of " + nodes.length : ""), "answer",
+      tileBox(...[tile("Nodes", good.length + (good.length < nodes.length ? " of " + nodes.length : ""), "answer",
         good.length < nodes.length ? "warn" : null),
         tile("Partitions", count(numbers.length), one?.cluster ? one.cluster.copies + (one.cluster.copies === 1 ? " replica" : " replicas") + " each" : ""),
         engines && tile("Engines", count(engines.connected), "connected" + (ill && ", " + ill), ill ? "warn" : null),
         tile("Largest lag", short(Math.max(0, ...all.map((p) => p.lag))), "messages"),
         tile("Distinct blocks", short(Math.max(0, ...good.map((n) => n.status.index.distinct))), "on the fullest node"),
         tile("Index memory", bytes(sum((s) => s.index.bytes)), "on all nodes"),
-        tile("Requests under way", short(Math.max(0, ...good.map((n) => (n.status.load?.models || []).reduce((s, m) => s + m.requests, 0)))))),
+        tile("Requests under way", short(Math.max(0, ...good.map((n) => (n.status.load?.models || []).reduce((s, m) => s + m.requests, 0)))))].filter(Boolean)),
       el("div", { class: "view halves" }, el("div", { class: "view" },
       el("section", { class: "card" }, el("h2", {}, "Nodes"), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Nodes" }, el("table", {},
         el("thead", {}, el("tr", {}, ["Node", "State", "Up for", "Version", "Partitions", "Holdings", "Memory", "Snapshots", "Queries"]

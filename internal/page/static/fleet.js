@@ -1,7 +1,7 @@
 // The fleet: all workers by tiers as a map, and as a list of which only the rows that are seen exist.
 import { ask } from "./api.js";
 import { live, key, models, onChange } from "./live.js";
-import { el, setText, long, setLong, short, count, age, step, tiers, canvas, colour, tip, tile, empty, code } from "./ui.js";
+import { el, setText, long, setLong, short, count, age, step, tiers, canvas, colour, tip, tile, tileBox, hovering, busy, empty, code } from "./ui.js";
 
 export const title = "Fleet";
 
@@ -73,7 +73,7 @@ export function show(place) {
   let rows = []; // elements that are used again and again
   let opened = null; // the rank whose details are open; they have the focus, so that an Enter that repeats presses no button
 
-  const tileBox = el("dl", { class: "tiles" });
+  const tiled = tileBox();
   const search = el("input", { type: "search", id: "fleet-search", placeholder: "name, host, endpoint", value: set.text,
     input: (e) => { set.text = e.target.value; refresh(); } });
   const model = el("select", { id: "fleet-model", change: (e) => { set.model = e.target.value; refresh(); } });
@@ -81,7 +81,11 @@ export function show(place) {
     ["", "not well", "schedulable", "draining", "incomplete", "unschedulable", "engine silent", "engine gone", "catching up", "unregistered", "expired"]
       .map((s) => el("option", { value: s, selected: s === set.state }, s || "any state")));
   const shown = el("span", { class: "soft", role: "status" });
-  const map = el("canvas", { role: "img", click: (e) => pick(at(e)), pointermove: hover, pointerleave: (e) => tip(e, "") });
+  const { again, ...hover } = hovering((e) => {
+    const r = list[at(e)];
+    return r ? name(r) + "\n" + tiers.map((t) => t + " " + count(r.blocks[t])).join(", ") + "\n" + state(r)[0] : "";
+  });
+  const map = el("canvas", { role: "img", click: (e) => pick(at(e)), ...hover });
   const scale = el("div", { class: "scale", "aria-hidden": "true" });
   const mapCard = el("section", { class: "card", "aria-label": "Map of workers by tiers" },
     el("div", { class: "map" }, el("ul", { "aria-hidden": "true" }, tiers.map((t) => el("li", {}, t))), map, scale));
@@ -104,7 +108,7 @@ export function show(place) {
         el("div", { class: "field" }, el("label", { for: "fleet-search" }, "Filter"), search),
         el("div", { class: "field" }, el("label", { for: "fleet-model" }, "Model"), model),
         el("div", { class: "field" }, el("label", { for: "fleet-state" }, "State"), stateSelect))),
-    missing, tileBox, mapCard, shown, grid, none, details));
+    missing, tiled, mapCard, shown, grid, none, details));
 
   function sort(id) {
     if (set.sort === id) set.down = !set.down;
@@ -143,12 +147,12 @@ export function show(place) {
       sum.requests += r.requests || 0;
       if (notWell(r)) sum.not++;
     }
-    tileBox.replaceChildren(tile("Workers", count(new Set(list.slice(0, living).map((r) => r.instance)).size),
+    tiled.replaceChildren(tile("Workers", count(new Set(list.slice(0, living).map((r) => r.instance)).size),
       count(living) + (living === 1 ? " rank" : " ranks")), tile("Not well", count(sum.not), sum.not === 1 ? "rank" : "ranks", sum.not ? "warn" : null),
     ...(gone.length > 0 ? [tile("Expired", count(gone.length), gone.length === 1 ? "rank" : "ranks")] : []),
     ...tiers.filter((t) => t === "device" || sum[t] > 0).map((t) => tile("Blocks in " + t, short(sum[t]))),
     tile("Stored", short(sum.stored), "blocks/s"), tile("Removed", short(sum.removed), "blocks/s"),
-    tile("Under way", short(sum.requests), "requests"));
+    tile("Under way", short(sum.requests), sum.requests === 1 ? "request" : "requests"));
     for (const [i, c] of columns.entries()) {
       if (c.id === set.sort) heads[i].setAttribute("aria-sort", set.down ? "descending" : "ascending");
       else heads[i].removeAttribute("aria-sort");
@@ -315,15 +319,15 @@ export function show(place) {
 
   async function change(e) {
     const of = opened;
-    e.target.disabled = true;
-    try {
-      const drain = of.rank.state !== "draining";
-      await ask("PATCH", "v1/workers/" + encodeURIComponent(of.rank.instance), drain ? { drain, why: "drained on the page" } : { drain });
-      of.said = "";
-    } catch (failure) {
-      of.said = failure.message;
-    }
-    e.target.disabled = false;
+    await busy(e.target, async () => {
+      try {
+        const drain = of.rank.state !== "draining";
+        await ask("PATCH", "v1/workers/" + encodeURIComponent(of.rank.instance), drain ? { drain, why: "drained on the page" } : { drain });
+        of.said = "";
+      } catch (failure) {
+        of.said = failure.message;
+      }
+    });
     if (opened === of) fill();
   }
 
@@ -351,16 +355,13 @@ export function show(place) {
     scale.replaceChildren("none ", el("span", {}, [0, 1, 2, 3, 4, 5, 6, 7, 8].map((i) => el("i", { class: i ? "s" + i : "s0" }))),
       " most of its tier", el("span", { class: "of" }, living > columns ? "a column is " + Math.ceil(living / columns) +
         " ranks, of which the fullest counts" : "a column is a rank, in the order of the list"));
+    again();
   }
 
   function at(e) {
     const box = map.getBoundingClientRect();
     const i = Math.floor((e.clientX - box.left) / box.width * Math.min(living, Math.floor(box.width)));
     return Math.max(0, Math.min(living - 1, Math.floor(i * living / Math.min(living, Math.floor(box.width)))));
-  }
-  function hover(e) {
-    const r = list[at(e)];
-    if (r) tip(e, name(r) + "\n" + tiers.map((t) => t + " " + count(r.blocks[t])).join(", ") + "\n" + state(r)[0]);
   }
   const pick = (i) => select(i);
 

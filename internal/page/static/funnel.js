@@ -3,7 +3,7 @@
 import { ask, looking } from "./api.js";
 import { live, models, onChange } from "./live.js";
 import { causes, steps } from "./causes.js";
-import { el, setText, count, short, canvas, colour, tip, tile, empty, code, pick, fill, onDraw } from "./ui.js";
+import { el, setText, count, short, canvas, colour, tip, tile, tileBox, hovering, empty, code, pick, fill, onDraw } from "./ui.js";
 
 export const title = "Funnel";
 
@@ -31,16 +31,16 @@ export function show(place) {
   kind.value = set.chart;
   const error = el("p", { class: "error", role: "alert" });
   const missing = el("div", { class: "notice warn", hidden: true });
-  const tiles = el("dl", { class: "tiles" });
+  const tiles = tileBox();
   const rows = {}; // of each step: its row, and its losses by cause
   const list = el("ol", { class: "funnel" }, Object.keys(steps).map((s) => {
     rows[s] = { ...line(steps[s]), losses: el("ul"), causes: {} };
     rows[s].fill.className = "f-" + s;
     return el("li", { "data-step": s }, rows[s].losses, el("div", { class: "line step" }, rows[s].parts));
   }));
+  const { again, ...hover } = hovering((e) => { const b = bars[at(e)]; return b ? words(b) : ""; });
   const chart = el("canvas", { id: "funnel-time", tabindex: "0", role: "application", "aria-describedby": "funnel-now",
-    "aria-label": "Tokens of each step over time: arrows move", pointermove: (e) => { const b = bars[at(e)]; tip(e, b ? words(b) : ""); },
-    pointerleave: (e) => tip(e, ""), keydown: press });
+    "aria-label": "Tokens of each step over time: arrows move", ...hover, keydown: press });
   const now = el("p", { id: "funnel-now", class: "small", role: "status" });
   const per = el("span", { class: "soft small" });
   const rests = el("div", { class: "view" });
@@ -91,7 +91,7 @@ export function show(place) {
     if (!there) {
       none.replaceChildren(funnel ? empty("Nothing was asked of " + funnel.model + " since " + clock(funnel.from),
         "As soon as prompts are routed or asked for, it is shown here what becomes of their tokens. Look further back, or choose a worker for a prompt:",
-        code('curl -X POST ' + location.origin + '/v1/select -d \'{"model":"' + funnel.model + '","tokens":[…],"request_id":"r1"}\'')) :
+        code('curl ' + location.origin + '/v1/select -H \'Content-Type: application/json\' -d \'{"model":"' + funnel.model + '","tokens":[…],"request_id":"r1"}\'')) :
         live.cluster && !models().length ? empty("No model yet", "Run a shim beside each engine, and its model appears here:",
           code("worker-shim run --engine-http http://127.0.0.1:8000 --nats nats://127.0.0.1:4222"),
           "Without an engine at hand, indexer demo runs a whole fleet of simulated ones.") : empty("Waiting for the indexer…"));
@@ -192,6 +192,7 @@ export function show(place) {
     chart.dataset.asked = bars.reduce((sum, b) => sum + b.asked, 0);
     chart.dataset.reused = bars.reduce((sum, b) => sum + b.reused, 0);
     setText(now, current >= 0 ? words(bars[current]) : "");
+    again();
   }
 
   const words = (b) => clock(b.from) + " to " + clock(b.to) + ": " + count(b.requests) + (b.requests === 1 ? " request" : " requests") + "\n" +

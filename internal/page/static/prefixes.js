@@ -2,7 +2,7 @@
 // its colour how many ranks hold it.
 import { ask, looking } from "./api.js";
 import { live, models, choices, onChange } from "./live.js";
-import { el, setText, count, short, step, canvas, colour, tip, tiers, tile, percent, empty, pick, fill, onDraw } from "./ui.js";
+import { el, setText, count, short, step, canvas, colour, tip, tiers, tile, tileBox, hovering, percent, empty, pick, fill, onDraw } from "./ui.js";
 
 export const title = "Prefixes";
 
@@ -10,10 +10,10 @@ const rowHeight = 30;
 
 const set = { model: "", node: "" }; // what the reader has chosen
 
-// layout makes a tree of the runs: each with its children, what it and they come to in blocks, and where it lies, from 0
-// to 1 in width.
+// layout makes a tree of the runs: each with its children, what it and they come to in blocks, the hashes from the start
+// to it, by which it is known again, and where it lies, from 0 to 1 in width.
 function layout(runs) {
-  const root = { blocks: 0, depth: 0, holders: 0, children: [], level: -1, parent: null };
+  const root = { blocks: 0, depth: 0, holders: 0, children: [], level: -1, parent: null, path: "" };
   const nodes = runs.map((r) => ({ ...r, children: [] }));
   for (const n of nodes) {
     n.parent = n.parent < 0 ? root : nodes[n.parent];
@@ -32,6 +32,7 @@ function place(n, from, to) {
   for (const c of n.children.sort((a, b) => b.holders - a.holders || b.sum - a.sum || (a.hash < b.hash ? -1 : 1))) {
     const width = (to - from) * c.sum / n.sum; // what is left is the run's own blocks
     c.level = n.level + 1;
+    c.path = n.path + "/" + c.hash;
     place(c, at, at + width);
     at += width;
   }
@@ -40,13 +41,14 @@ function place(n, from, to) {
 export function show(place_) {
   let tree = null; // as the indexer said it
   let laid = null;
-  let zoomed = ""; // the hash path of the run that is zoomed to
+  let zoomed = ""; // the path of the run that is zoomed to
   let current = null; // the run that the keyboard is at
 
   const [model, modelField] = pick("prefix-model", "Model", [], (v) => { set.model = v; zoomed = ""; current = null; look(); });
   const [node, nodeField] = pick("prefix-node", "As known by", [], (v) => { set.node = v; look(); });
   const crumbs = el("div", { class: "crumbs", role: "navigation", "aria-label": "Zoom" });
-  const picture = el("canvas", { id: "icicle", tabindex: "0", role: "application", pointermove: hover, pointerleave: (e) => tip(e, ""),
+  const { again, ...hover } = hovering((e) => { const n = at(e); return n ? words(n) : ""; });
+  const picture = el("canvas", { id: "icicle", tabindex: "0", role: "application", ...hover,
     click: (e) => { const n = at(e); if (n) { current = n; zoom(n); } }, keydown: press, "aria-describedby": "icicle-now",
     "aria-label": "Icicle of prefixes: arrows move, Enter zooms, Escape goes back" });
   const now = el("p", { id: "icicle-now", class: "small", role: "status" });
@@ -54,7 +56,7 @@ export function show(place_) {
   const error = el("p", { class: "error", role: "alert" });
   const scale = el("div", { class: "scale" });
   const box = el("div", { class: "card view" }, el("div", { class: "head" }, crumbs, scale), el("div", { class: "icicle" }, picture), now, said);
-  const tiles = el("dl", { class: "tiles" });
+  const tiles = tileBox();
   const missing = el("div", { class: "notice warn", hidden: true });
   const none = el("div", { class: "card", hidden: true });
   place_.append(el("div", { class: "view" }, el("div", { class: "head" }, el("h1", {}, "Prefixes"), el("div", { class: "fields" },
@@ -73,17 +75,25 @@ export function show(place_) {
     (answer, failure) => {
       tree = answer || tree;
       setText(error, failure ? failure.message : "");
-      const was = current && path(current);
       laid = tree && layout(tree.runs);
-      current = was && laid ? laid.nodes.find((n) => path(n) === was) || null : null;
+      current = laid && current && nearest(current.path);
+      zoomed = (laid && nearest(zoomed))?.path || "";
       draw();
     });
 
-  const path = (n) => n.parent ? path(n.parent) + "/" + n.hash : "";
-  const focus = () => laid.nodes.find((n) => path(n) === zoomed) || laid.root;
+  const focus = () => laid.nodes.find((n) => n.path === zoomed) || laid.root;
+
+  // nearest is the run at a path, or if it is evicted the last one on the way to it that is there; null is none.
+  function nearest(path) {
+    for (; path; path = path.slice(0, path.lastIndexOf("/"))) {
+      const n = laid.nodes.find((n) => n.path === path);
+      if (n) return n;
+    }
+    return null;
+  }
 
   function zoom(n) {
-    zoomed = n === laid.root || path(n) === zoomed ? path(n.parent || n) : path(n);
+    zoomed = n.path === zoomed ? (n.parent || n).path : n.path;
     draw();
   }
 
@@ -139,10 +149,12 @@ export function show(place_) {
     for (let n = top; n; n = n.parent) way.unshift(n);
     const names = way.map((n) => n === laid.root ? "all prompts" : n.hash.slice(0, 8));
     if (crumbs.dataset.of !== names.join()) {
-      const paths = way.map(path);
+      const paths = way.map((n) => n.path);
+      const focused = crumbs.contains(document.activeElement);
       crumbs.dataset.of = names.join();
       crumbs.replaceChildren(...way.flatMap((n, i) => [i ? "›" : "", el("button", { type: "button", disabled: i === way.length - 1,
         click: () => { zoomed = paths[i]; draw(); } }, names[i])]));
+      if (focused) picture.focus(); // what had the focus is gone
     }
     scale.replaceChildren("held by 1 ", el("span", { "aria-hidden": "true" }, [1, 2, 3, 4, 5, 6, 7, 8].map((i) => el("i", { class: "s" + i }))),
       " by " + count(most));
@@ -164,16 +176,19 @@ export function show(place_) {
       count(tree.partitions.length) + " partitions" : (tree.partitions.length === 1 ? "partition " : "partitions ") + tree.partitions.join(", ")) + ".");
     picture.dataset.runs = laid.nodes.length;
     picture.dataset.blocks = shown;
-    setText(now, current ? words(current) : "Width is blocks, a run's own and those behind it. Point at a run to see who holds it; click it to zoom.");
+    setText(now, current ? words(current).replaceAll("\n", "; ") : "Width is blocks, a run's own and those behind it. Point at a run to see who holds it; click it to zoom.");
+    again();
   }
 
   const deepest = (n) => n.children.reduce((d, c) => Math.max(d, deepest(c)), n.level);
 
   function words(n) {
     const who = n.workers.map((p) => p.instance + (p.rank ? " / " + p.rank : "")).join(", ");
-    return count(n.blocks) + (n.blocks === 1 ? " block" : " blocks") + " after " + count(n.depth) + ", first " + n.hash + "\nheld by " + count(n.holders) +
-      (n.holders === 1 ? " rank: " : " ranks: ") + who + (n.holders > n.workers.length ? ", …" : "") + "\n" +
-      tiers.filter((t) => n.tiers[t]).map((t) => count(n.tiers[t]) + " in " + t).join(", ");
+    const ranks = (c) => count(c) + (c === 1 ? " rank" : " ranks");
+    const held = tiers.filter((t) => n.tiers[t]).map((t) => ranks(n.tiers[t]) + " in " + t);
+    return count(n.blocks) + (n.blocks === 1 ? " block" : " blocks") + " after " + count(n.depth) + ", first " + n.hash + "\nheld by " +
+      (held.length === 1 ? held[0] : ranks(n.holders)) + ": " + who + (n.holders > n.workers.length ? ", …" : "") +
+      (held.length > 1 ? "\n" + held.join(", ") : "");
   }
 
   function at(e) {
@@ -185,11 +200,6 @@ export function show(place_) {
     const where = top.from + x / area.width * span;
     return laid?.nodes.find((n) => n.level === level && n.from <= where && where < n.to);
   }
-  function hover(e) {
-    const n = at(e);
-    tip(e, n ? words(n) : "");
-  }
-
   function press(e) {
     if (!laid) return;
     const top = focus();
@@ -200,9 +210,12 @@ export function show(place_) {
     };
     const to = {
       ArrowDown: () => (from ? from.children[0] || from : laid.root.children[0]), ArrowUp: () => from && (from.parent === laid.root ? from : from.parent),
-      ArrowLeft: () => beside(-1), ArrowRight: () => beside(1), Home: () => laid.root.children[0],
+      ArrowLeft: () => beside(-1), ArrowRight: () => beside(1), Home: () => top.children[0] || top,
     }[e.key];
-    if (to) current = to() || laid.root.children[0];
+    if (to) {
+      current = to() || laid.root.children[0];
+      while (!(current.path + "/").startsWith(zoomed + "/")) zoomed = zoomed.slice(0, zoomed.lastIndexOf("/")); // until it is seen
+    }
     else if (e.key === "Enter" && current) zoom(current);
     else if (e.key === "Escape" && zoomed) zoom(top);
     else return;

@@ -98,6 +98,32 @@ export function tile(name, value, unit, kind) {
   return el("div", { class: "tile" }, el("dt", {}, name), number);
 }
 
+// tileBox holds tiles in rows of about the same length, whatever there is room for: ten are two rows of five, not one of
+// nine and one that stands alone.
+export function tileBox(...tiles) {
+  const box = el("dl", { class: "tiles" }, ...tiles);
+  const lay = () => {
+    const most = Math.max(2, Math.floor((box.clientWidth + 1) / 137)); // a tile has at least 136 pixels, a line is between two
+    const rows = Math.ceil(box.children.length / most);
+    box.style.setProperty("--in-row", Math.ceil(box.children.length / rows) || 1);
+  };
+  new ResizeObserver(lay).observe(box);
+  new MutationObserver(lay).observe(box, { childList: true });
+  return box;
+}
+
+// busy disables a button while work is done. A button that is disabled loses the focus, and so gets it back.
+export async function busy(button, work) {
+  const focused = document.activeElement === button;
+  button.disabled = true;
+  try {
+    await work();
+  } finally {
+    button.disabled = false;
+    if (focused && document.activeElement === document.body) button.focus({ preventScroll: true });
+  }
+}
+
 // meter shows how much of a bound is used.
 export function meter(used, limit) {
   if (!limit) return el("span", {}, bytes(used));
@@ -133,6 +159,14 @@ export function tip(event, text) {
   const { width, height } = shown.getBoundingClientRect();
   shown.style.left = Math.max(8, Math.min(event.clientX + 14, innerWidth - width - 8)) + "px";
   shown.style.top = (event.clientY + 18 + height < innerHeight ? event.clientY + 18 : event.clientY - height - 10) + "px";
+}
+
+// hovering are the listeners that show what words says of where the pointer is. again is to be called when something else
+// may lie there.
+export function hovering(words) {
+  let last = null;
+  const again = () => last && tip(last, words(last));
+  return { again, pointermove: (e) => { last = e; again(); }, pointerleave: (e) => { last = null; tip(e, ""); } };
 }
 
 // onDraw has a picture drawn anew when the window or the theme changes, until the function that it returns is called.
