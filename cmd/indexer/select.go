@@ -107,9 +107,9 @@ func printSelection(w io.Writer, s *api.Selection) {
 	if s.Endpoint != "" {
 		fmt.Fprintf(w, " at %s", s.Endpoint)
 	}
-	fmt.Fprintf(w, ", by %s from %d candidates, cost %.3f\n", s.Policy, s.Candidates, s.Cost)
-	fmt.Fprintf(w, "%d tokens are cached, %d are to be computed; it will have %d blocks under way\n", s.CachedTokens,
-		s.EffectivePrefillTokens, s.PotentialDecodeBlocks)
+	fmt.Fprintf(w, ", by %s from %s, cost %.3f\n", s.Policy, cli.Count(uint64(s.Candidates), "candidate"), s.Cost)
+	fmt.Fprintf(w, "%d tokens are cached, %d are to be computed; it will have %s under way\n", s.CachedTokens,
+		s.EffectivePrefillTokens, cli.Count(s.PotentialDecodeBlocks, "block"))
 	if len(s.UnknownEndpoints) > 0 {
 		fmt.Fprintf(w, "no worker of the model is registered at %s\n", strings.Join(s.UnknownEndpoints, ", "))
 	}
@@ -161,7 +161,7 @@ func printChoice(w io.Writer, x *routing.Explanation) {
 			c.Estimate.CachedTokens}
 		if t := c.Terms; terms {
 			credit := t.DeviceCredit + t.HostCredit + t.DiskCredit + t.SharedCredit
-			rows[i] = append(rows[i], fmt.Sprintf("%.3f", t.RawPrefill), fmt.Sprintf("-%.3f", credit),
+			rows[i] = append(rows[i], fmt.Sprintf("%.3f", t.RawPrefill), fmt.Sprintf("%.3f", 0-credit),
 				fmt.Sprintf("%.3f", t.Decode), fmt.Sprintf("%.3f", t.ActiveRequests), fmt.Sprintf("x%.3f", t.TaintFactor))
 		}
 		if guessed {
