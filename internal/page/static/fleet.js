@@ -290,12 +290,12 @@ export function show(place) {
       ["Blocks", tiers.filter((t) => t === "device" || r.blocks[t]).map((t) => count(r.blocks[t]) + " in " + t).join(", ") +
         (r.pending ? "; " + count(r.pending) + " wait for their parents" : "")],
       ["Stored, removed", count(r.stored) + ", " + count(r.removed) + " blocks in incarnation " + r.incarnation],
-      ["Rates", (r.stored_rate || 0) + " stored, " + (r.removed_rate || 0) + " removed blocks/s"],
+      ["Rates", count(r.stored_rate || 0) + " stored, " + count(r.removed_rate || 0) + " removed blocks/s"],
       ["Lag", lag.has(r.partition) ? count(lag.get(r.partition)) + " messages of partition " + r.partition : "not known"],
       ["Last event", age(r.last_seen) + (Date.parse(r.last_seen) > 0 ? " ago" : "")],
       ["Lease", (r.lease || "none") + (r.lease_host ? ", on " + r.lease_host : "")],
       ["Engine", (r.engine || "not said") + (r.engine_why ? ": " + r.engine_why : "")],
-      ["Under way", count(r.requests || 0) + " requests, " + count(r.prefill_tokens || 0) + " tokens to prefill, " + count(r.active_blocks || 0) + " blocks"],
+      ["Under way", count(r.requests || 0) + (r.requests === 1 ? " request, " : " requests, ") + count(r.prefill_tokens || 0) + " tokens to prefill, " + count(r.active_blocks || 0) + " blocks"],
       ["Device memory", r.total_blocks ? count(r.used_blocks || 0) + " of " + count(r.total_blocks) + " blocks" : "not said"]];
     if (!there && !r.expired) facts.unshift(["Gone", "the index has nothing of it any more; this is how it was"]);
     if (!details.firstChild) {
