@@ -47,16 +47,17 @@
 // tables has it is known whether it is new to the other or has ended there. There are no tombstones with a lifetime.
 //
 // Twice a second each node publishes a beat: for each table a [Digest], and how many messages of events it has sent.
-// Two nodes exchange summaries if one has missed such a message, or if their digests differ while neither table
-// changes. If something may have reached some nodes only (a node has gone silent, or an update came before its
-// booking), or tables change all the time, each node exchanges summaries with the next one in a ring by session. That
-// is enough: of what some nodes lack, one that lacks it is before one that has it, and what is sent for it goes to all.
-// So when one of 64 nodes dies there are 63 exchanges and not 1,953. A node begins as many in 400 ms as have 65,536
-// requests together, or one; summaries go to the node that they are for. Where many nodes change much, batches wait up
-// to a millisecond for each 16 nodes. A summary says what was seen, what is under way, and a hash of each state: some
-// twelve bytes per request. Each node then ends what the other has seen the end of, and publishes what the other lacks.
-// A node that starts asks, gets the summary of a node that is ready, and is ready when all of that has come, or when
-// nobody that is ready was heard for 1.5 s.
+// Two nodes exchange summaries if one has missed such a message. If their digests differ while neither table changes,
+// if something may have reached some nodes only (a node has gone silent, or an update came before its booking), or if
+// tables change all the time, each node exchanges summaries with the next one in a ring by session. That is enough: of
+// what some nodes lack, one that lacks it is before one that has it, and what is sent for it goes to all. So when one
+// of 64 nodes dies there are 63 exchanges and not 1,953. A node that has missed messages of many asks one, and the next
+// when that has answered, since each sends what it lacks; and as many in 400 ms as have 65,536 requests together, or
+// one. Summaries, and what a node lacks that starts, go to the node that they are for. Where many nodes change much,
+// batches wait up to a millisecond for each 16 nodes. A summary says what was seen, what is under way, and a hash of
+// each state: some twelve bytes per request. Each node then ends what the other has seen the end of, and publishes what
+// the other lacks. A node that starts asks, gets the summary of a node that is ready, and is ready when all of that has
+// come, or when nobody that is ready was heard for 1.5 s.
 //
 // A request expires when its age says so on the node that booked it, and on others when the rest of its life has passed
 // that came with it: clocks of hosts are not compared. Whoever forgets it first has seen its end.

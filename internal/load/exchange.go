@@ -76,7 +76,8 @@ func (t *Table) summary() (parts []summary) {
 }
 
 // compare takes a part of a peer's summary: what the peer has seen the end of ends here, and what the peer lacks is
-// sent. When all parts have come the peer gets our summary, and does the same.
+// sent, to all nodes, or to the peer alone while it starts. When all parts have come the peer gets our summary, and
+// does the same.
 func (r *Replica) compare(m *replica, from uint64, s *summary) {
 	t := m.table
 	r.flush(m)
@@ -105,14 +106,33 @@ func (r *Replica) compare(m *replica, from uint64, s *summary) {
 	}
 	slices.Sort(origins)
 	room := pushBytes
+	starts := r.peers[from].starts
+	var direct []byte // events for a node that starts: the others have them, and it asks until all have come
+	n := 0
+	flush := func() {
+		if n > 0 {
+			b := appendModel(appendHead(nil, kindEvents, r.cfg.Origin), m.Model)
+			r.send(m.Model, from, appendEvents(b, 0, n, direct))
+			direct, n = direct[:0], 0
+		}
+	}
 	push := func(kind change, rec *record) {
 		if room <= 0 {
 			return
 		}
-		before := len(m.batch)
-		r.enqueue(m, kind, rec)
-		room -= max(len(m.batch)-before, 8*len(rec.hashes))
 		r.Counts.Pushed++
+		if !starts {
+			before := len(m.batch)
+			r.enqueue(m, kind, rec)
+			room -= max(len(m.batch)-before, 8*len(rec.hashes))
+			return
+		}
+		before := len(direct)
+		direct = appendEvent(direct, kind, rec, rec.deadline-r.now)
+		room -= len(direct) - before
+		if n++; n >= maxEvents || len(direct) >= batchBytes {
+			flush()
+		}
 	}
 	for i := range s.shares {
 		r.compareShare(m, from, &s.shares[i], under[s.shares[i].origin], push)
@@ -126,12 +146,16 @@ func (r *Replica) compare(m *replica, from uint64, s *summary) {
 			}
 		}
 	}
+	flush()
 	m.touch(r.now)
 	switch {
 	case len(in.missing) > 0:
 	case !s.reply:
 		r.summarize(m, from, in)
 	default: // the peer has had our summary and this is its answer: whatever it sent before is in it
+		if r.asked == from {
+			r.asked = 0
+		}
 		p.got.add(1, s.sent)
 		if from == r.source {
 			m.complete = true

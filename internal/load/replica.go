@@ -95,6 +95,7 @@ type Replica struct {
 
 	window time.Duration // when summaries began to count
 	begun  int           // requests in those that were begun since
+	asked  uint64        // whose answer is awaited; 0: nobody's
 
 	began  time.Duration
 	ready  bool
@@ -107,6 +108,7 @@ type other struct {
 	heard  time.Duration // when it was last
 	silent bool          // it was not for a while, and that was noted
 	ready  bool
+	starts bool // it is not ready, as it says
 }
 
 // replica is the table of one model.
@@ -325,7 +327,8 @@ func (r *Replica) Step(now time.Duration) []Message {
 			m.table.Tick(now)
 			m.table.forget(now)
 			for origin := range m.peers {
-				if _, there := r.peers[origin]; !there {
+				// One that comes back soon is not asked again for what has come.
+				if r.peers[origin] == nil && m.table.seen[origin] == nil {
 					delete(m.peers, origin)
 				}
 			}
@@ -522,7 +525,7 @@ func (r *Replica) heard(from uint64, b *beat) {
 	if b.ask && r.ready {
 		r.beat(from)
 	}
-	if r.peers[from].ready = b.ready; b.ready {
+	if r.peers[from].ready, r.peers[from].starts = b.ready, !b.ready; b.ready {
 		r.others = r.now
 	}
 	next := from == r.next()
@@ -560,8 +563,9 @@ func (r *Replica) heard(from uint64, b *beat) {
 			r.recall(m, from)
 		case r.ready != b.ready: // who starts asks one node for all
 		case r.now-p.exchanged < exchangeGap:
-		case !p.got.all(d.sent), !equal && d.calm && m.calm(r.now), next && (m.doubt || r.now-p.agreed >= doubtMost):
-			if !r.begins(t.Len()) {
+		case !p.got.all(d.sent),
+			next && (m.doubt || !equal && d.calm && m.calm(r.now) || r.now-p.agreed >= doubtMost):
+			if !r.begins(from, t.Len()) {
 				continue // the next beat comes soon
 			}
 			p.agreed, m.doubt = r.now, m.doubt && !next
@@ -584,14 +588,15 @@ func (r *Replica) next() (origin uint64) {
 	return origin
 }
 
-// begins reports whether this node may begin an exchange now, and counts it.
-func (r *Replica) begins(requests int) bool {
+// begins reports whether this node may begin an exchange with a peer now, and counts it. Before one peer has answered
+// it asks no other: what a node has missed all others have, and each that is asked sends it.
+func (r *Replica) begins(with uint64, requests int) bool {
 	if r.now-r.window >= exchangeGap {
-		r.window, r.begun = r.now, 0
+		r.window, r.begun, r.asked = r.now, 0, 0
 	}
-	if r.begun > 0 && r.begun+requests > summaryRoom {
+	if r.begun > 0 && r.begun+requests > summaryRoom || r.asked != 0 && r.asked != with {
 		return false
 	}
-	r.begun += requests
+	r.begun, r.asked = r.begun+requests, with
 	return true
 }

@@ -229,3 +229,38 @@ func TestBlocksGrowWithRequests(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatANodeHasMissedIsSentOnce cuts a node off, for less and for longer than the others remember that it is there.
+// When it is back one of them sends it what it lacks, and not each.
+func TestWhatANodeHasMissedIsSentOnce(t *testing.T) {
+	for _, away := range []time.Duration{3 * time.Second, 8 * time.Second} {
+		w := quiet(t, 8)
+		m := testModels[0]
+		for i, n := range w.nodes {
+			if err := n.Book(w.now, m, Booking{ID: fmt.Sprint("before", i), Rank: rankKey(i)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.run(time.Second)
+		w.nodes[7].group = 1
+		w.run(away)
+		for i := range 700 {
+			if err := w.nodes[i%7].Book(w.now, m, Booking{ID: fmt.Sprint(i), Rank: rankKey(i % 8)}); err != nil {
+				t.Fatal(err)
+			}
+			w.run(time.Millisecond)
+		}
+		w.heal()
+		w.run(2 * time.Second)
+		if err := w.check(0); err != nil {
+			t.Error(err)
+		}
+		pushed := uint64(0)
+		for _, n := range w.nodes {
+			pushed += n.Counts.Pushed
+		}
+		if pushed < 700 || pushed > 2100 { // by who was asked, and by its neighbours in the ring
+			t.Errorf("away for %v: %d requests were sent, 700 are missed", away, pushed)
+		}
+	}
+}

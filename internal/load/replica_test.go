@@ -19,7 +19,7 @@ func TestReplicas(t *testing.T) {
 	var tables Counts
 	var replicas ReplicaCounts
 	for round := range uint64(*rounds) {
-		if err := history(*seed+round, &tables, &replicas); err != nil {
+		if err := history(*seed+round, 0, &tables, &replicas); err != nil {
 			t.Errorf("-seed=%d -rounds=1: %v", *seed+round, err)
 		}
 	}
@@ -31,10 +31,16 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
-func history(seed uint64, tables *Counts, replicas *ReplicaCounts) error {
+// history is one of nodes of which so many compare tables in pairs.
+func history(seed uint64, pairs float64, tables *Counts, replicas *ReplicaCounts) error {
 	r := rand.New(rand.NewPCG(seed, 3))
 	expiry := []time.Duration{8 * time.Second, 300 * time.Second}[r.IntN(2)]
 	w := newWorld(seed, 3+r.IntN(3), Limits{Expiry: expiry})
+	if w.pairs = pairs; pairs > 0 {
+		for place := range w.nodes {
+			w.start(place)
+		}
+	}
 	w.run(2 * time.Second)
 	late := time.Duration(0)
 	for range 4 + r.IntN(8) {
@@ -226,6 +232,28 @@ func TestStart(t *testing.T) {
 				t.Errorf("ready with %d of %d requests that had ended", got, want)
 			}
 		}
+	}
+}
+
+// TestWhoStartsIsSentWhatItLacksAlone: the other nodes have it, and are not sent it again.
+func TestWhoStartsIsSentWhatItLacksAlone(t *testing.T) {
+	w := quiet(t, 4)
+	for i := range 1000 {
+		if err := w.nodes[i%4].Book(w.now, testModels[0], Booking{ID: fmt.Sprint(i), Rank: rankKey(i % 8),
+			Hashes: make([]events.SeqHash, 32)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.run(2 * time.Second)
+	before := w.nodes[0].bytes
+	w.start(3)
+	w.run(400 * time.Millisecond)
+	if n := w.nodes[3]; !n.Ready() || n.bytes < 256_000 || n.Table(testModels[0]).Len() != 1000 {
+		t.Errorf("the node that starts is ready: %v, has heard %d bytes and has %d requests", n.Ready(), n.bytes,
+			n.Table(testModels[0]).Len())
+	}
+	if n := w.nodes[0].bytes - before; n > 64_000 { // beats, and half of a summary
+		t.Errorf("another node has heard %d bytes", n)
 	}
 }
 

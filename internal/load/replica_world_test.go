@@ -38,7 +38,9 @@ type simNode struct {
 	w     *world
 	place int // which node it is
 	dead  bool
-	group int // of nodes that hear each other
+	bytes int    // that it has received
+	group int    // of nodes that hear each other
+	pairs *pairs // it compares tables as nodes did before the ring; nil: in the ring
 
 	watched map[Model]map[Key]*Request // under way, as Watch told it
 	ended   map[Model]map[Key]*Request // not any more
@@ -76,6 +78,7 @@ type world struct {
 	serial int
 	truth  map[Model]map[Key]*truth
 
+	pairs       float64 // how many of the nodes that start are from before the ring
 	loss, twice float64
 	delay       time.Duration // the most
 	published   [][]byte
@@ -107,6 +110,9 @@ func (w *world) start(place int) {
 		ended: map[Model]map[Key]*Request{}}
 	n.Replica = NewReplica(w.now, ReplicaConfig{Origin: w.Uint64() | 1, Limits: w.limits, Watch: n.watch, Past: n.past,
 		Recall: n.recall})
+	if w.pairs > 0 && w.chance(w.pairs) == 1 {
+		n.pairs = &pairs{Replica: n.Replica, doubts: map[*peer]bool{}}
+	}
 	w.nodes[place] = n
 	for _, m := range testModels {
 		table := n.model(m).table
@@ -196,14 +202,23 @@ func (w *world) run(d time.Duration) {
 		w.now = max(w.now, next)
 		for len(w.flight) > 0 && w.flight[0].at <= w.now {
 			f := heap.Pop(&w.flight).(flight)
-			if err := w.nodes[f.to].Receive(w.now, f.data); err != nil {
+			n := w.nodes[f.to]
+			n.bytes += len(f.data)
+			receive := n.Receive
+			if n.pairs != nil {
+				receive = n.pairs.receive
+			}
+			if err := receive(w.now, f.data); err != nil {
 				panic(err)
 			}
 		}
 		for _, n := range w.nodes {
 			if n.Wake() <= w.now {
 				for _, m := range n.Step(w.now) {
-					w.publish(n, m.Data)
+					w.publish(n, m)
+				}
+				if n.pairs != nil {
+					n.pairs.spread()
 				}
 			}
 		}
@@ -213,13 +228,19 @@ func (w *world) run(d time.Duration) {
 	}
 }
 
-func (w *world) publish(from *simNode, data []byte) {
+// publish sends a message to all nodes, or to one. Nodes from before the ring know no messages to one: they send them
+// to all, and hear those to others.
+func (w *world) publish(from *simNode, m Message) {
+	data := m.Data
 	if w.bytes += len(data); w.record {
 		w.published = append(w.published, data)
 	}
 	for i, n := range w.nodes {
 		if n.group != from.group {
 			continue // its own echo comes too
+		}
+		if m.To != 0 && m.To != n.cfg.Origin && from.pairs == nil && n.pairs == nil {
+			continue
 		}
 		for copies := 1 + w.chance(w.twice); copies > 0; copies-- {
 			if w.chance(w.loss) == 0 {
