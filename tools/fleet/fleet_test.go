@@ -64,7 +64,7 @@ func TestFleet(t *testing.T) {
 		{"a node drains", func() { any().leaves = true }, 0, nil},
 		{"a node is held for three seconds", func() { late = any(); late.held = true }, 3 * time.Second,
 			func() { late.resume() }},
-		{"NATS is away for 40 s", func() { w.down = true }, 40 * time.Second, func() { w.down = false }},
+		{"NATS is away for 40 s", func() { w.down = true }, 40 * time.Second, w.back},
 		{"a node is killed, and its name comes back at once", func() {
 			n := any()
 			held := n.machine.Held()

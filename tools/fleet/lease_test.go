@@ -70,7 +70,7 @@ func (k *worker) renew(life int, first bool) {
 		return
 	}
 	if w.down {
-		w.after(renewal/10, func() { k.renew(life, first) })
+		w.offline = append(w.offline, func() { k.renew(life, first) })
 		return
 	}
 	lost := k.state != registry.Held && !first
@@ -122,6 +122,7 @@ func (n *node) hear() {
 		if c.at > w.now-20*ms {
 			return
 		}
+		w.counts.heard++
 		if c.state == "" {
 			n.leases.Gone(c.of.record.Key())
 			continue
@@ -155,6 +156,15 @@ func (n *node) probe() {
 			n.after(w.between(0, 20*ms), func() { n.expire(w.byName(d.Record.Instance), d) })
 		}
 	})
+}
+
+// back has NATS back: each shim that could not renew does so after a random time, as registry.Lease.
+func (w *world) back() {
+	w.down = false
+	for _, renew := range w.offline {
+		w.after(w.between(100*ms, lease/12), renew)
+	}
+	w.offline = nil
 }
 
 func (w *world) byName(id events.WorkerID) *worker {

@@ -35,7 +35,7 @@ func (w *world) fault(most int) {
 		w.after(w.between(0, 7*deadAfter), any.resume)
 	case 5:
 		w.down = true
-		w.after(w.between(0, 4*deadAfter), func() { w.down = false })
+		w.after(w.between(0, 4*deadAfter), w.back)
 	}
 }
 

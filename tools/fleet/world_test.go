@@ -39,12 +39,13 @@ type size struct {
 type world struct {
 	testing.TB
 	size
-	rng   *rand.Rand
-	now   time.Duration
-	queue queue
-	count int // of what was ever queued
-	down  bool
-	calm  bool // no more workers come and go
+	rng     *rand.Rand
+	now     time.Duration
+	queue   queue
+	count   int // of what was ever queued
+	down    bool
+	offline []func() // renewals that wait until it is back
+	calm    bool     // no more workers come and go
 
 	bucket   map[string]cluster.Seen   // what nodes announce
 	past     []map[string]cluster.Seen // the bucket a while ago, if looks may be stale
@@ -69,6 +70,8 @@ type world struct {
 		returns, renewals           int
 		beats, beatBytes, beatMost  int
 		queries, requests, nextAsks int
+		missing                     int // partitions of which queries had no answer
+		heard                       int // changes of workers' records, by all nodes
 	}
 }
 
@@ -505,6 +508,7 @@ func (w *world) query() {
 		send(asks)
 	}
 	round.End(now)
+	w.counts.missing += len(round.Missing())
 	for _, p := range round.Missing() {
 		for _, n := range w.nodes {
 			if n.serves.Has(p) && !n.held && w.now-n.since[p] > heardAfter {
