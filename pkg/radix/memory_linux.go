@@ -12,15 +12,17 @@ const mapFlags = unix.MAP_NORESERVE
 // too.
 func adviseHuge(region []byte) { _ = unix.Madvise(region, unix.MADV_HUGEPAGE) }
 
-// touchMemory has the system provide the pages of a part of a mapping, and changes nothing that stands there. Any
-// goroutine may call it while the mapping is there. Systems older than Linux 5.14 leave it to the first who comes.
+// touchMemory has the system provide the pages of a part of a mapping, and changes nothing that stands there. It begins
+// at the part's end, as a table does that grows in place. Any goroutine may call it while the mapping is there. Systems
+// older than Linux 5.14 leave it to the first who comes.
 func touchMemory(part []byte) {
-	part = part[min(len(part), int(-uintptr(unsafe.Pointer(unsafe.SliceData(part)))%uintptr(unix.Getpagesize()))):]
+	page := uintptr(unix.Getpagesize())
+	part = part[min(len(part), int(-uintptr(unsafe.Pointer(unsafe.SliceData(part)))%page)):]
 	for len(part) > 0 { // in steps, for nobody can unmap or map in the meantime
-		n := min(hugePage, len(part))
-		if unix.Madvise(part[:n], unix.MADV_POPULATE_WRITE) != nil {
+		from := (len(part) - 1) / hugePage * hugePage
+		if unix.Madvise(part[from:], unix.MADV_POPULATE_WRITE) != nil {
 			return
 		}
-		part = part[n:]
+		part = part[:from]
 	}
 }

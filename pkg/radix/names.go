@@ -6,10 +6,11 @@ import "math/bits"
 // of both above 32 bits that say where the name is: in the arena at its block, or, if the arena has another name there,
 // among the aliases.
 //
-// Slots are sorted by hash, each at or after its home, which is the hash scaled to the table's size. A search that
-// misses ends early, and the table grows in place by any factor in one pass from its end to its start.
+// Slots are sorted by hash, each at or after its home, which is the start of a bucket: the hash scaled to their number.
+// A bucket is a line of the processor's caches. A search that misses ends early, and the table grows in place by any
+// factor in one pass from its end to its start.
 type names struct {
-	slots   array[uint64] // size of them and a margin behind; 0 is empty
+	slots   array[uint64] // size of them, whole buckets, and a margin behind; 0 is empty
 	size    uint64
 	n       int
 	aliases aliases
@@ -21,6 +22,7 @@ type names struct {
 const (
 	aliasBit   = 1 << 31
 	tailMargin = 128
+	bucket     = 8 // slots
 )
 
 func (t *names) hash(name uint64, owner uint32) uint64 {
@@ -28,7 +30,7 @@ func (t *names) hash(name uint64, owner uint32) uint64 {
 	return (hi ^ lo) & (1<<32 - 1)
 }
 
-func (t *names) home(hash uint64) uint64 { return hash * t.size >> 32 }
+func (t *names) home(hash uint64) uint64 { return hash * (t.size / bucket) >> 32 * bucket }
 
 // at is the block that a slot's value stands for, its name, and whose name that is.
 func (t *names) at(ref uint32) (block uint32, name uint64, owner uint32) {
@@ -93,7 +95,7 @@ func (t *names) room(m *memory, n int) {
 	if t.size < veryLarge {
 		next = min(2*t.size, veryLarge)
 	}
-	t.grow(m, max(64, next, need))
+	t.grow(m, (max(64, next, need)+bucket-1)/bucket*bucket)
 }
 
 // insert puts a name that find missed at pos, for which there is room. It stands where ref says.
@@ -164,7 +166,7 @@ func (t *names) enterAll(
 }
 
 // vectors reports whether the processor can work on several names at a time.
-func (t *names) vectors() bool { return vectors && t.size < 1<<32 }
+func (t *names) vectors() bool { return vectors && t.size/bucket < 1<<32 }
 
 // prefetchGroup asks for a group of names when the one numbered i is in hand, if it is time.
 func (t *names) prefetchGroup(hashes []uint64, i int) {

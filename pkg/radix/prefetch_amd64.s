@@ -1,9 +1,9 @@
 #include "textflag.h"
 
-// func prefetchHomes(slots *uint64, size uint64, hashes *uint64, n int)
+// func prefetchHomes(slots *uint64, buckets uint64, hashes *uint64, n int)
 TEXT ·prefetchHomes(SB), NOSPLIT, $0-32
 	MOVQ slots+0(FP), DI
-	MOVQ size+8(FP), SI
+	MOVQ buckets+8(FP), SI
 	MOVQ hashes+16(FP), DX
 	MOVQ n+24(FP), CX
 
@@ -13,8 +13,8 @@ loop:
 	MOVQ  (DX), AX
 	IMULQ SI, AX
 	SHRQ  $32, AX
-	PREFETCHT0 (DI)(AX*8)
-	PREFETCHT0 40(DI)(AX*8) // a name is seldom further from its home
+	SHLQ  $6, AX
+	PREFETCHT0 (DI)(AX*1)
 	ADDQ  $8, DX
 	DECQ  CX
 	JMP   loop
