@@ -415,7 +415,7 @@ func (x *Index) dropOwn(r *rank, nodes []uint32, all bool) {
 	x.dropNow()
 }
 
-// tiersOf is the tiers that a set has.
+// each calls f for every tier of a set.
 func (s TierSet) each(f func(tier int)) {
 	for ; s != 0; s &= s - 1 {
 		f(bits.TrailingZeros8(uint8(s)))

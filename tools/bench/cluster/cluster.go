@@ -7,7 +7,8 @@
 //     restores it. It is asked in each form for a long prompt, by turns with bare requests of the same sizes to the
 //     echo.
 //  2. Three nodes with two replicas take in the same events.
-//  3. Queries to any of the three, and bare requests of the same sizes to the echo, by turns.
+//  3. Queries to any of the three, and bare requests of the same sizes, by turns: to the echo, and to a relay, which
+//     asks the echo before it answers, as a node asks another.
 //  4. One of the three is killed while queries are asked, and its partitions are restored by the others.
 //
 // `indexer bench select` ([RunSelect]) measures the choice of workers on the same bed: in this process by stage, on
@@ -71,6 +72,9 @@ func (o *Options) Validate() error {
 type Report struct {
 	QueryP50 float64 `json:"query_p50_ratio"` // three nodes beside a bare request-reply; at most 2.5
 	QueryP99 float64 `json:"query_p99_ratio"` // the same; at most 4
+	// a request to a process that asks another one before it answers, beside a bare request-reply: no query over several
+	// nodes can do with less
+	RelayP50 float64 `json:"relay_p50_ratio"`
 	// blocks applied per second of processor time, three nodes beside one; at least 0.8
 	Ingest float64 `json:"ingest_ratio"`
 	// after a node is killed, the last query that was not answered whole was asked; at most 1
@@ -87,6 +91,7 @@ type Report struct {
 
 	Query Times `json:"query"`
 	Bare  Times `json:"bare"`
+	Relay Times `json:"relay"`
 	One   Taken `json:"one_node"`
 	Three Taken `json:"three_nodes"`
 
@@ -140,6 +145,7 @@ const (
 	flight    = 64 // messages published at once
 	patience  = 2 * time.Minute
 	echoAt    = "bench.echo"
+	relayAt   = "bench.relay"
 )
 
 // Rounds is how often each worker stores all its blocks; before each but the first it loses them all.
@@ -182,6 +188,7 @@ func Run(ctx context.Context, o Options, progress func(string)) (r *Report, err 
 	}
 	v := &b.report
 	v.QueryP50, v.QueryP99 = v.Query.P50/v.Bare.P50, v.Query.P99/v.Bare.P99
+	v.RelayP50 = v.Relay.P50 / v.Bare.P50
 	v.Ingest = v.Three.PerCPU / v.One.PerCPU
 	v.Rereplication = v.Rereplicated.Rate / v.Restore.Rate
 	return v, nil
@@ -213,7 +220,7 @@ func (b *bed) join(url string) (err error) {
 	return err
 }
 
-// RunRole is what the processes beside the nodes do, until ctx ends: "nats" or "echo".
+// RunRole is what the processes beside the nodes do, until ctx ends: "nats", "echo" or "relay".
 func RunRole(ctx context.Context, role, data, url string, say io.Writer) error {
 	switch role {
 	case "nats":
@@ -226,24 +233,34 @@ func RunRole(ctx context.Context, role, data, url string, say io.Writer) error {
 		fmt.Fprintf(say, "listen=%s\n", server.Addr())
 		<-ctx.Done()
 		return nil
-	case "echo":
+	case "echo", "relay":
 		conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{url}})
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
 		zeros := make([]byte, 1<<20)
-		service, err := jetstream.Serve(conn, jetstream.ServiceConfig{Name: "echo", Version: "0.0.0", Workers: 128,
-			Endpoints: []jetstream.Endpoint{{
-				Name: "echo", Subject: echoAt, Handler: func(_ context.Context,
-					r jetstream.Request) jetstream.Response {
-					n := 0
-					if len(r.Body) >= 4 {
-						n = int(min(binary.LittleEndian.Uint32(r.Body), uint32(len(zeros)/2)))
-					}
-					return jetstream.Response{ContentType: api.MsgPack, Body: zeros[:n]}
-				},
-			}}})
+		endpoint := jetstream.Endpoint{Name: "echo", Subject: echoAt, Handler: func(_ context.Context,
+			r jetstream.Request) jetstream.Response {
+			n := 0
+			if len(r.Body) >= 4 {
+				n = int(min(binary.LittleEndian.Uint32(r.Body), uint32(len(zeros)/2)))
+			}
+			return jetstream.Response{ContentType: api.MsgPack, Body: zeros[:n]}
+		}}
+		if role == "relay" {
+			endpoint = jetstream.Endpoint{Name: "relay", Subject: relayAt, Handler: func(ctx context.Context,
+				r jetstream.Request) jetstream.Response {
+				reply, err := conn.Request(ctx, echoAt, api.MsgPack, r.Body)
+				if err != nil {
+					fmt.Fprintln(say, err)
+					return jetstream.Response{}
+				}
+				return jetstream.Response{ContentType: api.MsgPack, Body: reply.Body}
+			}}
+		}
+		service, err := jetstream.Serve(conn, jetstream.ServiceConfig{Name: role, Version: "0.0.0", Workers: 128,
+			Endpoints: []jetstream.Endpoint{endpoint}})
 		if err != nil {
 			return err
 		}
@@ -257,7 +274,7 @@ func RunRole(ctx context.Context, role, data, url string, say io.Writer) error {
 		service.Stop(stopping)
 		return nil
 	}
-	return fmt.Errorf("role %q is neither nats nor echo", role)
+	return fmt.Errorf("role %q is none of nats, echo and relay", role)
 }
 
 // node starts a node and waits until it is ready.
@@ -579,9 +596,9 @@ func (b *bed) heard(client *client.Client) error {
 	return nil
 }
 
-// echo starts what answers bare requests.
-func (b *bed) echo() (*process, error) {
-	p, err := b.start("bench", "cluster", "--role", "echo", "--url", b.url)
+// echo starts what answers bare requests: "echo", or "relay" by asking it.
+func (b *bed) echo(role string) (*process, error) {
+	p, err := b.start("bench", "cluster", "--role", role, "--url", b.url)
 	if err != nil {
 		return nil, err
 	}
@@ -592,16 +609,21 @@ func (b *bed) echo() (*process, error) {
 	return p, nil
 }
 
-// queries asks by turns: a query, and a bare request of the same sizes.
+// queries asks by turns: a query, and bare requests of the same sizes.
 func (b *bed) queries() error {
-	echo, err := b.echo()
+	echo, err := b.echo("echo")
 	if err != nil {
 		return err
 	}
 	defer echo.stop()
+	relay, err := b.echo("relay")
+	if err != nil {
+		return err
+	}
+	defer relay.stop()
 	var asked, answered int // bytes
 	client := b.client("three")
-	var query, bare []time.Duration
+	var query, bare, relayed []time.Duration
 	body := make([]byte, 0, 4096)
 	for i, lacking := 0, 0; i < b.o.Queries+200; i++ {
 		q := b.question(i)
@@ -629,22 +651,32 @@ func (b *bed) queries() error {
 		answered = len(packed)
 		body = append(body[:0], make([]byte, asked)...)
 		binary.LittleEndian.PutUint32(body, uint32(answered))
-		begun = time.Now()
-		reply, err := b.conn.Request(b.ctx, echoAt, api.MsgPack, body)
-		plain := time.Since(begun)
+		plain, err := b.timed(echoAt, body, answered)
 		if err != nil {
 			return err
 		}
-		if len(reply.Body) != answered {
-			return fmt.Errorf("the echo sent %d bytes, not %d", len(reply.Body), answered)
+		twice, err := b.timed(relayAt, body, answered)
+		if err != nil {
+			return err
 		}
 		if i >= 200 { // by then connections and caches are warm
-			query, bare = append(query, took), append(bare, plain)
+			query, bare, relayed = append(query, took), append(bare, plain), append(relayed, twice)
 		}
 	}
-	b.report.Query, b.report.Bare = timesOf(query), timesOf(bare)
+	b.report.Query, b.report.Bare, b.report.Relay = timesOf(query), timesOf(bare), timesOf(relayed)
 	b.report.Asked, b.report.Answered = asked, answered
 	return nil
+}
+
+// timed asks for bytes at a subject, and says how long it took.
+func (b *bed) timed(subject string, body []byte, answered int) (time.Duration, error) {
+	begun := time.Now()
+	reply, err := b.conn.Request(b.ctx, subject, api.MsgPack, body)
+	took := time.Since(begun)
+	if err == nil && len(reply.Body) != answered {
+		err = fmt.Errorf("%s sent %d bytes, not %d", subject, len(reply.Body), answered)
+	}
+	return took, err
 }
 
 // failover kills a node while four clients ask, and waits until every partition has two replicas again.

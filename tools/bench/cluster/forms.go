@@ -44,7 +44,7 @@ func longPrompt() (t api.Tokens) {
 // forms asks the one node by turns in each form, each query beside a bare request. Requests are encoded before, and
 // replies decoded after what is measured.
 func (b *bed) forms(namespace string) error {
-	echo, err := b.echo()
+	echo, err := b.echo("echo")
 	if err != nil {
 		return err
 	}
@@ -97,15 +97,11 @@ func (b *bed) ask(subject string, f *Form, counts bool) error {
 		return err
 	}
 	binary.LittleEndian.PutUint32(f.plain, uint32(len(reply.Body)))
-	begun = time.Now()
-	echoed, err := b.conn.Request(b.ctx, echoAt, f.contentType, f.plain)
-	bare := time.Since(begun)
-	switch {
-	case err != nil:
+	bare, err := b.timed(echoAt, f.plain, len(reply.Body))
+	if err != nil {
 		return err
-	case len(echoed.Body) != len(reply.Body):
-		return fmt.Errorf("the echo sent %d bytes, not %d", len(echoed.Body), len(reply.Body))
-	case len(reply.Body) != f.Answered: // one that is as long as the one before says the same
+	}
+	if len(reply.Body) != f.Answered { // one that is as long as the one before says the same
 		var a api.Answer
 		if err := api.DecodeReply(f.contentType, reply.Body, &a); err != nil {
 			return err
