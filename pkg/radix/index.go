@@ -118,10 +118,8 @@ func newIndex(cfg Config, l limits) *Index {
 	x.growNodes()
 	x.useTier(device)
 	x.rehashEdges()
-	x.locals.one, x.engines.one, x.slabs.one = true, true, true
 	x.growBlocks()
 	x.names = names{engines: &x.engines, slabs: &x.slabs, seed: rand.Uint64()}
-	x.names.slots.one, x.names.aliases.all.one = true, true
 	runtime.AddCleanup(x, func(m *memory) { m.release() }, x.memory)
 	return x
 }

@@ -1,7 +1,6 @@
 package radix
 
 import (
-	"slices"
 	"sync"
 	"unsafe"
 )
@@ -20,21 +19,19 @@ type memory struct {
 type array[T any] struct {
 	s      []T
 	mapped []byte // the reserved region, if any
-	one    bool   // an index has one of it
 }
 
 // limits say how large an array is before it is mapped, and what a mapping takes. What an array on the heap leaves
 // behind each time it grows is given back to the system later, in the background, and each piece of it interrupts the
 // readers. But a mapping takes whole huge pages.
 type limits struct {
-	one     int // bytes; of what an index has one
-	many    int // bytes; of what each rank may have one
+	mapped  int // bytes from which on an array is
 	reserve int // address space of one mapping; less if the system refuses
 	step    int // bytes by which a mapped array grows
 }
 
 // mappedLimits are those of an index whose large arrays are mapped.
-var mappedLimits = limits{one: 256 << 10, many: 4 << 20, reserve: 32 << 30, step: 256 << 10}
+var mappedLimits = limits{mapped: 256 << 10, reserve: 32 << 30, step: 256 << 10}
 
 const hugePage = 2 << 20
 
@@ -45,11 +42,7 @@ func (a *array[T]) grow(m *memory, n, spare int) (moved bool) {
 		return false
 	}
 	size := int(unsafe.Sizeof(*new(T)))
-	from := m.limits.many
-	if a.one {
-		from = m.limits.one
-	}
-	if a.mapped == nil && n*size >= from {
+	if a.mapped == nil && n*size >= m.limits.mapped {
 		if region := reserveMemory(max(m.limits.reserve, 2*n*size), n*size); region != nil {
 			m.regions = append(m.regions, region)
 			a.mapped, moved = region, true
@@ -82,18 +75,6 @@ func (m *memory) touchSoon(part []byte) {
 			touchMemory(part)
 		})
 	}
-}
-
-// release gives the memory of an array back that nobody reads any more.
-func (a *array[T]) release(m *memory) {
-	if a.mapped != nil {
-		m.touches.Wait()
-		m.regions = slices.DeleteFunc(m.regions, func(region []byte) bool {
-			return unsafe.SliceData(region) == unsafe.SliceData(a.mapped)
-		})
-		unmapMemory(a.mapped)
-	}
-	a.s, a.mapped = nil, nil
 }
 
 // bytes is what the array takes of memory, as far as it has been used.

@@ -5,4 +5,4 @@ package radix
 import "math"
 
 // usualLimits keep arrays on the heap, where the race detector sees them. Tests map some all the same.
-var usualLimits = limits{one: math.MaxInt, many: math.MaxInt}
+var usualLimits = limits{mapped: math.MaxInt}

@@ -52,8 +52,8 @@ type step struct {
 // memories are the kinds of memory that an index is made of, whatever the build: heap; mappings that arrays move to
 // early, grow in and leave again as they are full; and what the build has.
 var memories = []limits{
-	{one: math.MaxInt, many: math.MaxInt},
-	{one: 128, many: 256, reserve: 64 << 10, step: 4 << 10},
+	{mapped: math.MaxInt},
+	{mapped: 128, reserve: 64 << 10, step: 4 << 10},
 	usualLimits,
 }
 
