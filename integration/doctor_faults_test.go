@@ -34,6 +34,7 @@ var unstaged = map[doctor.Fault]string{
 	"node_not_ready":         "it lasts for a moment",
 	"partitions_unserved":    "nodes take over at once",
 	"node_versions":          "two releases",
+	"zone_shared":            "it lasts for a moment",
 	"replicas_unequal":       "a bug",
 	"replicas_apart":         "it lasts for a moment",
 	"workers_missing":        "nodes take over at once",
@@ -208,12 +209,13 @@ func (a *admin) publish(subject string, bytes int) {
 func doctorsStreams(t *testing.T, s *staged) {
 	nats := harness.StartNATS(t)
 	nodes := map[string]*harness.Process{}
-	for _, id := range []string{"node-a", "node-b"} {
+	for id, zone := range map[string]string{"node-a": "rack-1", "node-b": ""} {
 		nodes[id] = harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--partitions", "2",
-			"--http-listen", "")
+			"--http-listen", "", "--zone", zone)
 		nodes[id].WaitFor(`msg=ready`)
 	}
-	s.await(t, []symptom{{"worker_none", "default", "worker-shim run"}}, nil, "--nats", nats)
+	s.await(t, []symptom{{"worker_none", "default", "worker-shim run"}, {"node_without_zone", "default", "--zone"}}, nil,
+		"--nats", nats)
 
 	// A host whose clock is a minute behind.
 	ctx, cancel := context.WithTimeout(context.Background(), 2*harness.Patience)

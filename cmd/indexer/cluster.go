@@ -68,13 +68,13 @@ func printCluster(w io.Writer, c *api.ClusterStatus) {
 		if n.Leaving {
 			state = append(state, "leaving")
 		}
-		rows[i] = []any{n.Node, n.Build, len(n.Ready), ranges(n.Ready), ranges(n.Behind), ranges(n.Releasing),
+		rows[i] = []any{n.Node, n.Zone, n.Build, len(n.Ready), ranges(n.Ready), ranges(n.Behind), ranges(n.Releasing),
 			strings.Join(state, ", ")}
 	}
 	for _, name := range c.Gone {
-		rows = append(rows, []any{name, "", "", "", "", "", "gone"})
+		rows = append(rows, []any{name, "", "", "", "", "", "", "gone"})
 	}
-	cli.Table(w, []string{"NODE", "VERSION", "PARTITIONS", "READY", "BEHIND", "RELEASING", ""}, rows)
+	cli.Table(w, []string{"NODE", "ZONE", "VERSION", "PARTITIONS", "READY", "BEHIND", "RELEASING", ""}, rows)
 	fmt.Fprintf(w, "\neach partition is to be kept by %d\n", c.Copies)
 	if len(c.Short) > 0 {
 		fmt.Fprintf(w, "fewer are ready for %s\n", ranges(c.Short))

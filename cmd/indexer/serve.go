@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/internal/guess"
 	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/internal/selection"
@@ -79,6 +80,9 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 	f.StringVar(&s.Namespace, "namespace", "default",
 		"name of the deployment, which has subjects, streams and buckets of its own; several may share NATS servers")
 	f.StringVar(&s.ID, "node-id", "", "how this node calls itself (default: the host's name)")
+	f.StringVar(&s.Zone, "zone", "",
+		"what this node fails together with, such as a rack or an availability zone: a partition's replicas are kept in "+
+			"different zones (default: a zone of its own)")
 	f.Uint32Var(&s.Partitions, "partitions", 0,
 		"shares of the log, fixed when the namespace is created (default: what is there, or 8)")
 	f.IntVar(&s.IndexShards, "index-shards", 0,
@@ -209,6 +213,7 @@ func (s *serving) check() error {
 	wrong.When(s.LogAge > 0 && s.LogAge < 2*s.SnapshotInterval,
 		"--log-age %v is less than twice --snapshot-interval %v: messages would leave the log before two snapshots have them",
 		s.LogAge, s.SnapshotInterval)
+	wrong.About("--zone", cluster.CheckZone(s.Zone))
 	wrong.When(s.Replication < 0, "--replication %d is negative", s.Replication)
 	wrong.When(s.natsWait < 0, "--nats-wait %v is negative", s.natsWait)
 	wrong.When(s.storeBytes < 0, "--store-bytes %d is negative", s.storeBytes)

@@ -26,6 +26,20 @@
 // the greatest replication that any node asks for. If none asks, R is the number of nodes up to three, and two beyond
 // that.
 //
+// # Zones
+//
+// Nodes may say a zone: what they fail together with. The order of nodes is then by their rank in their own zone for
+// that partition, and by the hash among nodes of the same rank. So the first owners are in as many zones as there are,
+// and still a node that joins takes over only what it owns: behind it each node of its zone falls back by one rank at
+// most, and no node gets before another that it was behind. A node without a zone is a zone of its own. If none says
+// one, the order is that of the hash.
+//
+// A zone never gets more than its share of the replicas by rank: with R zones or more, each partition once at most. So
+// nodes of small zones have more than those of large ones; TestLoadOfZones has the figures.
+//
+// Nodes of earlier versions do not know zones. Each record says the latest version of the rule that its node knows.
+// While one that is alive knows none, nobody looks at zones.
+//
 // # Liveness: heartbeats
 //
 // A record's heartbeat counter grows with each write. A node is dead when its counter has not changed for DeadAfter of

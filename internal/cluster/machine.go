@@ -3,17 +3,18 @@ package cluster
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/zeebo/xxh3"
 )
 
 // Config is one machine's.
 type Config struct {
 	Node, Session string
 	Build         string // of the program, for people
+	Zone          string // see [CheckZone]; empty: a zone of its own
 	Partitions    uint32
 	Replication   int           // 0: all nodes up to three, then two
 	Heartbeat     time.Duration // between two steps, about
@@ -64,10 +65,11 @@ type Machine struct {
 	begun        time.Duration // when others were first looked at
 	lastStarting time.Duration // when a starting node last appeared
 
-	nodes  []string   // for which owners were computed
-	copies int        // how many owners each partition had then
-	owners [][]string // by partition
-	orders orders     // of all that are alive
+	nodes  []string          // for which owners were computed
+	zones  map[string]string // theirs, as owners were computed with
+	copies int               // how many owners each partition had then
+	owners [][]string        // by partition
+	orders orders            // of all that are alive
 }
 
 type peer struct {
@@ -89,7 +91,7 @@ func (m *Machine) Announce(s Advertisement, leave bool) Record {
 	m.leaving = m.leaving || leave
 	r := Record{
 		Version: RecordVersion, Node: m.cfg.Node, Session: m.cfg.Session, Build: m.cfg.Build, Heartbeat: m.heartbeat,
-		Partitions:  m.cfg.Partitions,
+		Zone: m.cfg.Zone, Placement: placementZones, Partitions: m.cfg.Partitions,
 		Replication: m.cfg.Replication, Leaving: m.leaving, Advertisement: s,
 	}
 	for p, since := range m.releasing {
@@ -258,14 +260,29 @@ func (m *Machine) assign() {
 		}
 	}
 	slices.Sort(nodes)
-	copies := Replication(len(nodes), most)
-	if m.owners != nil && copies == m.copies && slices.Equal(nodes, m.nodes) {
+	copies, zones := Replication(len(nodes), most), m.knownZones()
+	if m.owners != nil && copies == m.copies && slices.Equal(nodes, m.nodes) && maps.Equal(zones, m.zones) {
 		return
 	}
-	m.nodes, m.copies, m.owners = nodes, copies, make([][]string, m.cfg.Partitions)
+	m.nodes, m.zones, m.copies, m.owners = nodes, zones, copies, make([][]string, m.cfg.Partitions)
 	for p := range m.owners {
-		m.owners[p] = Order(nodes, events.Partition(p))[:copies]
+		m.owners[p] = Order(nodes, zones, events.Partition(p))[:copies]
 	}
+}
+
+// knownZones returns the zones of the nodes that are alive; none while one of them, which may be leaving, places
+// without zones.
+func (m *Machine) knownZones() map[string]string {
+	zones := map[string]string{m.cfg.Node: m.cfg.Zone}
+	for name, p := range m.peers {
+		if m.alive(p) {
+			if p.Placement < placementZones {
+				return nil
+			}
+			zones[name] = p.Zone
+		}
+	}
+	return zones
 }
 
 // allReady reports whether a partition has owners and all of them are ready, are not releasing it, and have been heard.
@@ -321,36 +338,4 @@ func (m *Machine) Problems() (list []string) {
 	}
 	slices.Sort(list)
 	return list
-}
-
-// Replication is how many owners a partition has among n nodes; asked is the most that any of them asks for, 0 if none
-// does.
-func Replication(n, asked int) int {
-	switch {
-	case asked > 0:
-		return min(n, asked)
-	case n <= 3:
-		return n
-	}
-	return 2
-}
-
-// Order returns nodes in a partition's order of preference: by a hash of both.
-func Order(nodes []string, p events.Partition) []string {
-	type scored struct {
-		name  string
-		score uint64
-	}
-	list := make([]scored, len(nodes))
-	for i, name := range nodes {
-		list[i] = scored{name, xxh3.HashStringSeed(name, (uint64(p)+1)*0x9E3779B97F4A7C15)}
-	}
-	slices.SortFunc(list, func(a, b scored) int {
-		return cmp.Or(cmp.Compare(b.score, a.score), cmp.Compare(a.name, b.name))
-	})
-	out := make([]string, len(nodes))
-	for i := range list {
-		out[i] = list[i].name
-	}
-	return out
 }

@@ -47,7 +47,7 @@ func TestMovementIsBounded(t *testing.T) {
 		copies := Replication(n, 2)
 		moved, load := 0, map[string]int{}
 		for p := range events.Partition(partitions) {
-			now := Order(nodes, p)[:copies]
+			now := Order(nodes, nil, p)[:copies]
 			for _, o := range now {
 				load[o]++
 			}
@@ -57,7 +57,7 @@ func TestMovementIsBounded(t *testing.T) {
 			for _, o := range now {
 				if o == name {
 					moved++
-				} else if !slices.Contains(Order(before, p)[:2], o) {
+				} else if !slices.Contains(Order(before, nil, p)[:2], o) {
 					t.Fatalf("%s joins and %s takes partition %d", name, o, p)
 				}
 			}
@@ -192,7 +192,7 @@ func TestWhatNobodyCountsOnIsLetGoAtOnce(t *testing.T) {
 	look.Records = []Seen{{Record{Version: RecordVersion, Node: "b", Heartbeat: 1, Partitions: 64}, 1}}
 	released := step(4).Release
 	for p := range events.Partition(64) {
-		gone, owned := slices.Contains(released, p), Order([]string{"a", "b"}, p)[0] == "a"
+		gone, owned := slices.Contains(released, p), Order([]string{"a", "b"}, nil, p)[0] == "a"
 		if want := !owned && !ready.Has(p); gone != want {
 			t.Errorf("partition %d: let go: %v; owned: %v, served: %v", p, gone, owned, ready.Has(p))
 		}
@@ -206,7 +206,7 @@ func TestWhatNobodyCountsOnIsLetGoAtOnce(t *testing.T) {
 // before their words were in the bucket, each sees the other ready. Neither may let go on such a look, and with those
 // of the leader one of them stays.
 func TestTwoThatLetGoForEachOther(t *testing.T) {
-	name := Order([]string{"x", "y"}, 0) // the first owns partition 0
+	name := Order([]string{"x", "y"}, nil, 0) // the first owns partition 0
 	all := Advertisement{Ready: SetOf(0)}
 	var machines [2]*Machine
 	bucket, beats, revision := [2]Seen{}, [2]uint64{}, uint64(0)

@@ -361,7 +361,7 @@ func TestTheBucketOfNodesIsLost(t *testing.T) {
 				return false
 			}
 			for p := range events.Partition(8) {
-				if want := Order(names, p)[:1]; len(v.Serving(p)) != 1 || v.Serving(p)[0] != want[0] {
+				if want := Order(names, nil, p)[:1]; len(v.Serving(p)) != 1 || v.Serving(p)[0] != want[0] {
 					return false
 				}
 			}

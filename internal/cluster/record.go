@@ -18,7 +18,9 @@ type Record struct {
 	Node        string `json:"node"`
 	Session     string `json:"life"` // of this process; no other process has it
 	Build       string `json:"build,omitempty"`
-	Heartbeat   uint64 `json:"beat"` // grows with each write
+	Zone        string `json:"zone,omitempty"`
+	Placement   int    `json:"placement,omitempty"` // the latest version of the placement rule that the node knows
+	Heartbeat   uint64 `json:"beat"`                // grows with each write
 	Partitions  uint32 `json:"partitions"`
 	Replication int    `json:"replication"` // asked for; 0: the default
 	Leaving     bool   `json:"leaving,omitempty"`

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -21,6 +22,7 @@ type View struct {
 	Writer []string
 
 	node    string     // this one
+	order   [][]string // by partition: all that are alive
 	serving [][]string // by partition
 	fit     []int      // by partition: how many of them are ready and stay
 }
@@ -33,6 +35,14 @@ func (v *View) Serving(p events.Partition) []string {
 		return nil
 	}
 	return v.serving[p]
+}
+
+// Order lists the nodes that are alive in a partition's order of preference. The caller must not change it.
+func (v *View) Order(p events.Partition) []string {
+	if int(p) >= len(v.order) {
+		return nil
+	}
+	return v.order[p]
 }
 
 // Fit is how many of [View.Serving] are ready, and neither releasing nor leaving: they are equally good.
@@ -65,17 +75,18 @@ func (v *View) MayServe(p events.Partition, model string) bool {
 	return !served
 }
 
-// orders caches the order of nodes in each partition for as long as the nodes are the same.
+// orders caches the order of nodes in each partition for as long as the nodes and their zones are the same.
 type orders struct {
 	nodes []string
+	zones map[string]string
 	list  [][]string
 }
 
-func (o *orders) of(nodes []string, partitions uint32) [][]string {
-	if o.list == nil || !slices.Equal(nodes, o.nodes) {
-		o.nodes, o.list = nodes, make([][]string, partitions)
+func (o *orders) of(nodes []string, zones map[string]string, partitions uint32) [][]string {
+	if o.list == nil || !slices.Equal(nodes, o.nodes) || !maps.Equal(zones, o.zones) {
+		o.nodes, o.zones, o.list = nodes, zones, make([][]string, partitions)
 		for p := range o.list {
-			o.list[p] = Order(nodes, events.Partition(p))
+			o.list[p] = Order(nodes, zones, events.Partition(p))
 		}
 	}
 	return o.list
@@ -96,7 +107,8 @@ func (m *Machine) View() *View {
 		records[v.Peers[i].Node] = &v.Peers[i]
 	}
 	slices.Sort(nodes)
-	for p, order := range m.orders.of(nodes, m.cfg.Partitions) {
+	v.order = m.orders.of(nodes, m.knownZones(), m.cfg.Partitions)
+	for p, order := range v.order {
 		p := events.Partition(p)
 		var going, behind []string
 		for _, name := range order {

@@ -33,8 +33,8 @@ func TestView(t *testing.T) {
 		record("odd", Advertisement{Ready: SetOf(0, 1, 2, 3)}, func(r *Record) { r.Partitions = 8 }),
 	}})
 	v := m.View()
-	fit := Order([]string{"self", "ready"}, 0)
-	going := Order([]string{"releasing", "leaving"}, 0)
+	fit := Order([]string{"self", "ready"}, nil, 0)
+	going := Order([]string{"releasing", "leaving"}, nil, 0)
 	if want := append(append(slices.Clone(fit), going...), "behind"); !slices.Equal(v.Serving(0), want) ||
 		v.Fit(0) != 2 {
 		t.Errorf("partition 0: %v, want %v; %d are fit", v.Serving(0), want, v.Fit(0))
@@ -91,7 +91,7 @@ func TestModelsOfARecordAreBounded(t *testing.T) {
 // TestWhoCannotWriteLeavesItToAnother: the writer is the first that is ready and can write; if none can, the first that
 // is ready.
 func TestWhoCannotWriteLeavesItToAnother(t *testing.T) {
-	names := Order([]string{"a", "b", "c"}, 0)
+	names := Order([]string{"a", "b", "c"}, nil, 0)
 	m := New(Config{Node: "a", Session: "1", Partitions: 1, Replication: 3, Heartbeat: time.Second,
 		DeadAfter: time.Hour})
 	beat := uint64(0)

@@ -42,6 +42,8 @@ var (
 	nodeProblem        = fault("node_problem")
 	partitionsUnserved = fault("partitions_unserved")
 	nodeVersions       = fault("node_versions")
+	nodeZone           = fault("node_without_zone")
+	zoneShared         = fault("zone_shared")
 	clockOffset        = fault("clock_offset")
 	replicasUnequal    = fault("replicas_unequal")
 	replicasApart      = fault("replicas_apart")

@@ -229,6 +229,50 @@ func judgeNodes(f *Facts) (list []Finding) {
 		list = append(list, Finding{Warning, "", nodeVersions, f.Namespace, "nodes are of different versions",
 			strings.Join(said, "; "), "end the upgrade: restart the nodes of the older version with the newer program"})
 	}
+	for _, n := range f.Nodes.Nodes {
+		if n.Status != nil && n.Status.Cluster != nil {
+			return append(list, judgeZones(f.Namespace, n.Status.Cluster)...) // any node knows all others
+		}
+	}
+	return list
+}
+
+// judgeZones finds partitions whose ready replicas could be in more zones, if nodes say zones.
+func judgeZones(namespace string, c *api.ClusterStatus) (list []Finding) {
+	zones, without := map[string]bool{}, []string(nil)
+	replicas, of := map[events.Partition]int{}, map[events.Partition]map[string]bool{}
+	for _, n := range c.Nodes {
+		zone := n.Zone
+		if zone == "" {
+			without, zone = append(without, n.Node), "node "+n.Node
+		}
+		zones[zone] = true
+		for _, p := range n.Ready {
+			if replicas[p]++; of[p] == nil {
+				of[p] = map[string]bool{}
+			}
+			of[p][zone] = true
+		}
+	}
+	if len(without) == len(c.Nodes) {
+		return nil
+	}
+	if len(without) > 0 {
+		list = append(list, Finding{Warning, "", nodeZone, namespace, "nodes say no zone, while others do",
+			registry.First(without), "restart them with --zone: each counts as a zone of its own"})
+	}
+	var shared []events.Partition
+	for p, in := range of {
+		if replicas[p] >= c.Copies && len(in) < min(c.Copies, len(zones)) {
+			shared = append(shared, p)
+		}
+	}
+	if len(shared) > 0 {
+		slices.Sort(shared)
+		list = append(list, Finding{Warning, "", zoneShared, namespace, "partitions have replicas in one zone",
+			fmt.Sprint("partitions ", shared), "wait until they have moved; nodes of earlier versions know no zones: " +
+				"upgrade them"})
+	}
 	return list
 }
 

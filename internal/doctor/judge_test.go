@@ -25,6 +25,10 @@ func fine() *Facts {
 	now := time.Date(2026, 11, 1, 8, 0, 0, 0, time.UTC)
 	node := func(name string) survey.Node {
 		return survey.Node{Node: name, Status: &api.Status{Node: name, Version: "v1", Ready: true,
+			Cluster: &api.ClusterStatus{Copies: 2, Nodes: []api.NodeStatus{
+				{Node: "a", Zone: "1", Ready: []events.Partition{0, 1}},
+				{Node: "b", Zone: "1", Ready: []events.Partition{0, 2}},
+				{Node: "c", Zone: "2", Ready: []events.Partition{0, 1, 2}}}},
 			L3: []api.StoreStatus{{Store: "master:9003"}}}}
 	}
 	rank := func(name events.WorkerID) api.WorkerInfo {
@@ -114,9 +118,11 @@ func TestEachFaultIsFound(t *testing.T) {
 			status(f).Problems = []string{"it is odd; what to do: do this"}
 		}},
 		{"nodes", Error, "served by no node", "indexer cluster", func(f *Facts) {
-			status(f).Cluster = &api.ClusterStatus{Unserved: []events.Partition{0}}
+			status(f).Cluster.Unserved = []events.Partition{0}
 		}},
 		{"nodes", Warning, "different versions", "upgrade", func(f *Facts) { status(f).Version = "v2" }},
+		{"nodes", Warning, "say no zone", "--zone", func(f *Facts) { status(f).Cluster.Nodes[0].Zone = "" }},
+		{"nodes", Warning, "in one zone", "wait", func(f *Facts) { status(f).Cluster.Nodes[2].Ready = nil }},
 		{"clocks", Warning, "clocks differ", "chrony", func(f *Facts) { f.Clocks[0].Ahead = 3 * time.Second }},
 		{"clocks", Error, "clocks differ", "chrony", func(f *Facts) { f.Clocks[0].Ahead = -time.Minute }},
 		{"replicas", Error, "not equal", "status --verify", func(f *Facts) {

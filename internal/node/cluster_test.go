@@ -329,7 +329,7 @@ func (f *fleet) settled() {
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		why = ""
 		for p := range events.Partition(fleetPartitions) {
-			want := cluster.Order(names, p)[:cluster.Replication(len(names), 2)]
+			want := cluster.Order(names, nil, p)[:cluster.Replication(len(names), 2)]
 			for _, name := range names {
 				peer := peers[name]
 				if got := peer.member.View().Serving(p); !slices.Equal(got, want) {
@@ -454,7 +454,7 @@ func TestAnotherWritesTheSnapshots(t *testing.T) {
 	f.settled()
 	failing := 0
 	for p := range events.Partition(fleetPartitions) {
-		if cluster.Order([]string{"a", "b"}, p)[0] != "a" {
+		if cluster.Order([]string{"a", "b"}, nil, p)[0] != "a" {
 			continue
 		}
 		failing++

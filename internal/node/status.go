@@ -209,7 +209,7 @@ func clusterStatus(v *cluster.View, self string) *api.ClusterStatus {
 			continue // not announced yet
 		}
 		c.Nodes = append(c.Nodes, api.NodeStatus{
-			Node: r.Node, Build: r.Build, Answers: r.Node == self, Leaving: r.Leaving,
+			Node: r.Node, Build: r.Build, Zone: r.Zone, Answers: r.Node == self, Leaving: r.Leaving,
 			Ready: list(r.Ready), Behind: list(r.Behind), Releasing: list(r.Releasing),
 		})
 	}

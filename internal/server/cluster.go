@@ -44,8 +44,8 @@ func (s *Server) clusterConfig(ctx context.Context) (cluster.MemberConfig, error
 	views := &viewLog{log: s.log}
 	return cluster.MemberConfig{
 		Config: cluster.Config{
-			Node: s.ID, Session: session, Build: s.Version, Partitions: s.ns.Partitions(), Replication: s.Replication,
-			Heartbeat: memberBeat, DeadAfter: memberDeadAfter, Host: s.Embedded != nil,
+			Node: s.ID, Session: session, Build: s.Version, Zone: s.Zone, Partitions: s.ns.Partitions(),
+			Replication: s.Replication, Heartbeat: memberBeat, DeadAfter: memberDeadAfter, Host: s.Embedded != nil,
 		},
 		Dead: dead, Namespace: s.ns, Bucket: bucket,
 		Drain: s.Drain * 3 / 4, // the rest is for what is under way, and for last snapshots
@@ -116,11 +116,8 @@ func (c candidates) Serving(p events.Partition) []string {
 	if known := c.view.Serving(p); len(known) > 0 {
 		return known
 	}
-	names := []string{c.view.Self.Node}
-	for i := range c.view.Peers {
-		names = append(names, c.view.Peers[i].Node)
-	}
-	return cluster.Order(names, p)[:min(len(names), likelyServing)]
+	all := c.view.Order(p)
+	return all[:min(len(all), likelyServing)]
 }
 
 // nodes lists all nodes that live, this one too.

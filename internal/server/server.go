@@ -51,6 +51,7 @@ type Settings struct {
 	Began    time.Time
 
 	Namespace   string
+	Zone        string        // see [cluster.CheckZone]; empty: one of this node's own
 	Partitions  uint32        // 0: those of the namespace, or the usual number
 	Replicas    int           // of streams and buckets, on the NATS servers
 	Replication int           // how many nodes keep each partition; 0: the usual number

@@ -276,6 +276,7 @@ type ClusterStatus struct {
 type NodeStatus struct {
 	Node      string             `json:"node" msgpack:"node"`
 	Build     string             `json:"build" msgpack:"build"`
+	Zone      string             `json:"zone,omitempty" msgpack:"zone,omitempty"`
 	Answers   bool               `json:"answers,omitempty" msgpack:"answers,omitempty"` // it gave this status
 	Leaving   bool               `json:"leaving,omitempty" msgpack:"leaving,omitempty"`
 	Ready     []events.Partition `json:"ready" msgpack:"ready"`

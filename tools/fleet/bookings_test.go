@@ -15,6 +15,7 @@ import (
 var (
 	scaleNodes    = flag.Int("scale.nodes", 12, "nodes of TestBookings and TestScale")
 	scaleCopies   = flag.Int("scale.copies", 2, "replicas of each partition in TestScale")
+	scaleZones    = flag.Int("scale.zones", 8, "zones of nodes in TestScale, the first of which goes; 0: they say none")
 	scaleWorkers  = flag.Int("scale.workers", 1000, "workers of TestBookings and TestScale")
 	scaleRequests = flag.Int("scale.requests", 1000, "requests under way in TestBookings")
 )

@@ -56,7 +56,8 @@ func (w *world) rest() {
 }
 
 // TestRandomly does things to clusters: what is let go has another owner at every moment, and when nothing happens any
-// more, everything is where it belongs, and written by one.
+// more, everything is where it belongs, and written by one. Half of them have zones, and some of those nodes of a
+// version that knows none.
 func TestRandomly(t *testing.T) {
 	seeds := 80
 	if testing.Short() || underRace {
@@ -64,7 +65,11 @@ func TestRandomly(t *testing.T) {
 	}
 	takes, releases := 0, 0
 	for seed := range uint64(seeds) {
-		w := newWorld(t, seed, size{copies: int(seed % 4), partitions: 32, slowest: time.Second, stale: true})
+		s := size{copies: int(seed % 4), partitions: 32, slowest: time.Second, stale: true}
+		if seed%8 >= 4 {
+			s.zones, s.old = 1+int(seed/8%4), int(seed/8%3*4)
+		}
+		w := newWorld(t, seed, s)
 		w.mayLack()
 		for i := range 1 + int(seed%5) {
 			w.start(fmt.Sprint("first-", i))

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"fmt"
 	"testing"
 	"time"
@@ -10,13 +11,16 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestScale has NATS go and come back, then an eighth of the nodes and workers, a rack. It says what nodes hear and
+// TestScale has NATS go and come back, then a rack of nodes, which is a zone if nodes say zones, and as large a part of
+// the workers. With zones no partition is only in that rack. It says what nodes hear and
 // work meanwhile, and after how long all is as it should be. A node's share of a core is of the machines that decide,
 // and of the simulation itself: there is no NATS, and records are not decoded. It is as large as flags say:
 //
 //	go test ./tools/fleet -run TestScale -v -timeout 0 -scale.nodes 64 -scale.workers 100000
 func TestScale(t *testing.T) {
-	s := size{nodes: *scaleNodes, copies: *scaleCopies, workers: *scaleWorkers, partitions: 8 * uint32(*scaleNodes)}
+	s := size{nodes: *scaleNodes, copies: *scaleCopies, workers: *scaleWorkers, partitions: 8 * uint32(*scaleNodes),
+		zones: *scaleZones}
+	racks := cmp.Or(s.zones, 8)
 	w := newWorld(t, 1, s)
 	begun, before, busy := w.now, w.counts, processorTime(t)
 	peak, last := 0, 0 // renewals in a tenth of a second
@@ -73,7 +77,11 @@ func TestScale(t *testing.T) {
 
 	var dead cluster.Set // partitions that only the rack serves
 	w.allowed = func(p events.Partition) bool { return dead.Has(p) }
-	rack, workers := w.names()[:s.nodes/8], w.workers[:s.workers/8]
+	var rack []string
+	for i := 0; i < s.nodes; i += racks {
+		rack = append(rack, fmt.Sprintf("indexer-%d", i))
+	}
+	workers := w.workers[:s.workers/racks]
 	held := make([]int, s.partitions)
 	for _, name := range rack {
 		for _, p := range w.nodes[name].serves.List() {
@@ -81,6 +89,9 @@ func TestScale(t *testing.T) {
 				dead.Add(p)
 			}
 		}
+	}
+	if s.zones > 1 && s.copies > 1 && dead.Len() > 0 {
+		t.Errorf("all replicas of partitions %v are in one zone of %d", dead, s.zones)
 	}
 	for _, name := range rack {
 		w.nodes[name].end()

@@ -33,6 +33,8 @@ type size struct {
 	// that a restore of one partition may take; default 230 ms: 20,000 to 300,000 holdings
 	slowest time.Duration
 	stale   bool // a look may be at a replica of the bucket that is behind
+	zones   int  // that nodes are in; 0: they say none
+	old     int  // one of so many nodes is of a version that knows no zones; 0: none is
 }
 
 // world is nodes, workers and a NATS in virtual time.
@@ -50,7 +52,8 @@ type world struct {
 	bucket   map[string]cluster.Seen   // what nodes announce
 	past     []map[string]cluster.Seen // the bucket a while ago, if looks may be stale
 	revision uint64
-	nodes    map[string]*node // those that live
+	nodes    map[string]*node  // those that live
+	zone     map[string]string // of all that ever lived
 	lives    int
 
 	ready    []int                       // by partition: live nodes that serve it
@@ -98,7 +101,7 @@ func (q *queue) Pop() any {
 
 func newWorld(t testing.TB, seed uint64, s size) *world {
 	w := &world{TB: t, size: s, rng: rand.New(rand.NewPCG(seed, 8)), bucket: map[string]cluster.Seen{},
-		nodes: map[string]*node{},
+		nodes: map[string]*node{}, zone: map[string]string{},
 		ready: make([]int, s.partitions), single: make([]time.Duration, s.partitions), died: make([]time.Duration,
 			s.partitions), settling: true}
 	for p := range w.single {
@@ -168,6 +171,7 @@ type node struct {
 	acked   uint64
 	told    int // of the workers' bucket's changes
 	leaves  bool
+	old     bool
 	ended   bool
 	held    bool // by SIGSTOP
 	waiting []func()
@@ -175,10 +179,13 @@ type node struct {
 
 func (w *world) start(name string) *node {
 	w.lives++
-	n := &node{w: w, name: name, since: map[events.Partition]time.Duration{}, leases: registry.NewMachine(),
-		peers: scatter.NewPeers(&rpc.Budget{}), machine: cluster.New(cluster.Config{
-			Node: name, Session: fmt.Sprint(w.lives), Build: "v0.0.0", Partitions: w.partitions, Replication: w.copies,
-			Heartbeat: beat, DeadAfter: deadAfter,
+	if w.zones > 0 && w.zone[name] == "" {
+		w.zone[name] = fmt.Sprint("rack-", len(w.zone)%w.zones)
+	}
+	n := &node{w: w, name: name, old: w.old > 0 && w.rng.IntN(w.old) == 0, since: map[events.Partition]time.Duration{},
+		leases: registry.NewMachine(), peers: scatter.NewPeers(&rpc.Budget{}), machine: cluster.New(cluster.Config{
+			Node: name, Session: fmt.Sprint(w.lives), Build: "v0.0.0", Zone: w.zone[name], Partitions: w.partitions,
+			Replication: w.copies, Heartbeat: beat, DeadAfter: deadAfter,
 		})}
 	w.nodes[name] = n
 	n.leases.Anew()
@@ -232,7 +239,7 @@ func (n *node) announce() {
 	for _, p := range n.serves.List() {
 		n.said.Add(p)
 	}
-	r := n.machine.Announce(s, n.leaves)
+	r := n.known(n.machine.Announce(s, n.leaves))
 	if text, err := json.Marshal(r); err == nil {
 		w.counts.beats++
 		w.counts.beatBytes += len(text)
@@ -254,6 +261,14 @@ func (n *node) announce() {
 	})
 }
 
+// known is what a node writes, or reads, of a record.
+func (n *node) known(r cluster.Record) cluster.Record {
+	if n.old {
+		r.Zone, r.Placement = "", 0
+	}
+	return r
+}
+
 func (n *node) look() {
 	w := n.w
 	var look *cluster.Look
@@ -266,6 +281,7 @@ func (n *node) look() {
 			from = w.past[w.rng.IntN(len(w.past))]
 		}
 		for _, s := range from {
+			s.Record = n.known(s.Record)
 			look.Records = append(look.Records, s)
 		}
 	}
@@ -353,11 +369,16 @@ func (w *world) mustServe(p events.Partition) {
 
 // settled says what is not as it is to be when nothing happens.
 func (w *world) settled() error {
-	names := w.names()
+	names, zones := w.names(), w.zone
+	for _, n := range w.nodes {
+		if n.old {
+			zones = nil
+		}
+	}
 	copies := cluster.Replication(len(names), w.copies)
 	owned := map[string]cluster.Set{}
 	for p := range events.Partition(w.partitions) {
-		for _, name := range cluster.Order(names, p)[:copies] {
+		for _, name := range cluster.Order(names, zones, p)[:copies] {
 			set := owned[name]
 			set.Add(p)
 			owned[name] = set
@@ -430,8 +451,8 @@ func (w *world) mustMove(before, after []string) (least, most int) {
 
 func (w *world) moves(before, after []string) (n int) {
 	for p := range events.Partition(w.partitions) {
-		had := cluster.Order(before, p)[:min(w.copies, len(before))]
-		for _, name := range cluster.Order(after, p)[:min(w.copies, len(after))] {
+		had := cluster.Order(before, w.zone, p)[:min(w.copies, len(before))]
+		for _, name := range cluster.Order(after, w.zone, p)[:min(w.copies, len(after))] {
 			if !slices.Contains(had, name) {
 				n++
 			}

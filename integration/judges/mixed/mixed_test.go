@@ -61,10 +61,12 @@ func (s *site) program(version bool, name string) string {
 // node starts a node, and waits until it is ready.
 func (s *site) node(version bool, id string) {
 	s.Helper()
-	p := harness.Start(s, s.program(version, "indexer"), "serve", "--nats", s.nats, "--node-id", id, "--replication",
-		"2",
-		"--partitions", fmt.Sprint(partitions), "--http-listen", "127.0.0.1:0", "--drain-timeout", "15m",
-		"--snapshot-interval", "1h")
+	args := []string{"serve", "--nats", s.nats, "--node-id", id, "--replication", "2", "--partitions",
+		fmt.Sprint(partitions), "--http-listen", "127.0.0.1:0", "--drain-timeout", "15m", "--snapshot-interval", "1h"}
+	if version == now { // all in one, so that owners are others than those that nodes of the version before choose
+		args = append(args, "--zone", "rack-1")
+	}
+	p := harness.Start(s, s.program(version, "indexer"), args...)
 	s.nodes[id], s.before[id] = p, version == old
 	s.https[id] = p.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 	p.WaitFor(`msg=ready`)

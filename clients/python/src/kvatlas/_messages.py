@@ -559,6 +559,7 @@ class NodeStatus:
     releasing: tuple[int, ...] = ()
     answers: bool = False
     leaving: bool = False
+    zone: str = ""
 
 
 @dataclass(frozen=True)
