@@ -57,7 +57,9 @@ type Index struct {
 
 	// Scratch of the event in hand.
 	segs              []seg
-	queue             []removal
+	queue             []stretch
+	chains, blocks    []uint32
+	lost              []uint64
 	drops             drops
 	keys              []uint64
 	hashes            []uint64
@@ -180,9 +182,12 @@ func (x *Index) rank(id RankID) *rank {
 // pin keeps a block in memory, whoever holds it.
 func (x *Index) pin(block uint32) { x.slabs.s[block/slabBlocks].pins++ }
 
-func (x *Index) unpin(block uint32) {
-	g := &x.slabs.s[block/slabBlocks]
-	if g.pins--; g.pins == 0 {
+func (x *Index) unpin(block uint32) { x.unpinSlab(block/slabBlocks, 1) }
+
+// unpinSlab takes n pins from a slab.
+func (x *Index) unpinSlab(slab, n uint32) {
+	g := &x.slabs.s[slab]
+	if g.pins -= n; g.pins == 0 {
 		x.reclaim(g.node)
 	}
 }

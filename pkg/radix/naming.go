@@ -291,7 +291,7 @@ func (x *Index) unnameBlocks(r *rank, e *events.Event, cancelled []bool, n int) 
 // sharedHolder reports whether any sharing rank holds a block.
 func (x *Index) sharedHolder(block uint32) bool {
 	id, n := x.where(block)
-	return x.sharedFull(id) || x.sharedPart(id, block-n.start)
+	return x.sharedFull(id) || x.sharedPart(id, block-n.start, block-n.start+1)
 }
 
 // sharedFull reports whether a sharing rank holds all of a node in some tier.
@@ -310,12 +310,13 @@ func (x *Index) sharedFull(id uint32) bool {
 	return false
 }
 
-func (x *Index) sharedPart(id, off uint32) bool {
+// sharedPart reports whether a sharing rank that does not hold all of a node holds any of its blocks from lo up to hi.
+func (x *Index) sharedPart(id, lo, hi uint32) bool {
 	n := &x.v.nodes[id]
 	for i := range x.v.parts[n.parts : n.parts+n.nparts] {
 		p := &x.v.parts[int(n.parts)+i]
 		if slot := slotOf(p.key); planeOf(p.key) < events.NumTiers && x.sharedMask[slot>>6]>>(slot&63)&1 != 0 &&
-			x.v.partHas(p, off) {
+			x.v.partHasSome(p, lo, hi) {
 			return true
 		}
 	}
@@ -330,7 +331,7 @@ func (x *Index) forget(id, lo, hi uint32) {
 	}
 	n := &x.v.nodes[id]
 	for ; lo < hi; lo++ {
-		if n.nparts > 0 && x.sharedPart(id, lo) {
+		if n.nparts > 0 && x.sharedPart(id, lo, lo+1) {
 			continue
 		}
 		if name, ref, ok := x.sharedName(n.start + lo); ok {

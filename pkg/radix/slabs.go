@@ -8,11 +8,10 @@ const slabBlocks = 16
 
 // slab is what the writer keeps for sixteen blocks.
 type slab struct {
-	node   uint32 // the deepest node with blocks in it
-	pins   uint32 // removals that remember a block in it, and names of exact counts
-	owner  uint32 // whose names those in the arena are; has no meaning if there are none
-	named  uint16 // blocks whose name stands in the arena
-	queued uint16 // blocks that the event in hand removes
+	node  uint32 // the deepest node with blocks in it
+	pins  uint32 // removals that remember a block in it, and names of exact counts
+	owner uint32 // whose names those in the arena are; has no meaning if there are none
+	named uint16 // blocks whose name stands in the arena
 }
 
 // idSet is a set of small numbers, that gives out the lowest or a wanted one.

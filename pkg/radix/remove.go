@@ -1,0 +1,380 @@
+package radix
+
+import (
+	"math/bits"
+	"slices"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// A removal is worked on in three steps. findAll looks its names up, and puts their blocks into x.queue. takeQueued
+// goes through the nodes from the first to the last, and takes from the rank what it has of them. rememberLost
+// remembers, in the order of the event, what is lost for good.
+
+// stretch is blocks that the event in hand removes: neighbours in it and in a node, upwards or downwards. By their
+// places in the event the names' hashes are in x.hashes, their values in the table in x.refs, the blocks in x.blocks.
+type stretch struct {
+	node    uint32
+	block   uint32 // the first one
+	step    uint32 // to the next one: 1, or less than 0 by one; of a single block it means nothing
+	first   uint32 // its place in the event
+	n       uint32
+	next    uint32 // the next of the same node in x.queue; behind the last comes the first
+	aliases bool   // some of the names do not stand in the arena
+}
+
+// from is the lowest block.
+func (s *stretch) from() uint32 { return min(s.block, s.block+(s.n-1)*s.step) }
+
+// part is n blocks of it, from the one numbered i on.
+func (s *stretch) part(i, n uint32) stretch {
+	p := *s
+	p.block, p.first, p.n = s.block+i*s.step, s.first+i, n
+	return p
+}
+
+func (x *Index) removed(r *rank, e *events.Event, c *Counts) {
+	switch {
+	case !r.main(e.Group):
+		x.removedBeside(r, e, c)
+	case r.naming == namesExact:
+		x.removeExact(r, e, c)
+	case !r.hasGroup || r.group != e.Group || x.v.masks[e.Tier-1] == nil:
+		for _, name := range e.Blocks {
+			r.notHeld(e, name, c)
+		}
+	default:
+		x.findAll(r, e, c)
+		x.takeQueued(r, e, c)
+		x.rememberLost(r, e)
+	}
+}
+
+// notHeld passes over the removal of a name without copies, but for one that waits.
+func (r *rank) notHeld(e *events.Event, name events.BlockHash, c *Counts) {
+	if r.pending.len() > 0 && r.pending.cancel(copyKey{e.Tier, e.Group, name}) {
+		c.Cancelled++
+	} else {
+		c.UnknownRemovals++
+	}
+}
+
+// findAll looks names up, and puts their blocks, also those that the rank does not have, into x.queue.
+func (x *Index) findAll(r *rank, e *events.Event, c *Counts) {
+	t, owner := &x.names, r.owner()
+	hashes := x.hashAll(owner, e.Blocks)
+	x.refs = slices.Grow(x.refs[:0], len(hashes))[:len(hashes)]
+	x.blocks = slices.Grow(x.blocks[:0], len(hashes))[:len(hashes)]
+	x.queue, x.keys = x.queue[:0], x.keys[:0]
+	x.startChains(len(hashes))
+	var id, start, end uint32 // the node of the block before
+	prev := uint32(0)         // that block
+	asked := 0                // names before this one have been looked at in the table
+	for i := 0; i < len(hashes); {
+		if prev > start { // engines evict tails first
+			if n := x.below(start, prev-1, owner, e.Blocks[i:]); n > 0 {
+				x.enqueue(id, prev-1, n, i)
+				i, prev = i+int(n), prev-n
+				continue
+			}
+		}
+		if i >= asked {
+			asked = x.scout(hashes, i)
+		}
+		ref, name := x.likely[i%group], uint64(e.Blocks[i])
+		block, ok := uint32(0), ref != 0
+		if ok {
+			var n uint64
+			var o uint32
+			if block, n, o = t.at(ref); n != name || o != owner {
+				ref, _, ok = t.find(name, hashes[i], owner)
+				block, _, _ = t.at(ref)
+			}
+		}
+		if !ok {
+			r.notHeld(e, e.Blocks[i], c)
+			i++
+			continue
+		}
+		if block < start || block >= end {
+			var n *node
+			id, n = x.where(block)
+			start, end = n.start, n.start+n.len
+		}
+		x.enqueue(id, block, 1, i)
+		if x.refs[i] = ref; ref&aliasBit != 0 {
+			x.queue[len(x.queue)-1].aliases = true
+		}
+		prev = block
+		i++
+	}
+}
+
+// below is how many of some names are an owner's for the blocks from top on downwards, in the arena. It looks no
+// further down than a slab, and start.
+func (x *Index) below(start, top, owner uint32, names []events.BlockHash) (n uint32) {
+	g := &x.slabs.s[top/slabBlocks]
+	if g.owner != owner {
+		return 0
+	}
+	most := min(top+1-max(start, top/slabBlocks*slabBlocks), uint32(len(names)))
+	for n < most && x.engines.s[top-n] == uint64(names[n]) && g.named>>((top-n)%slabBlocks)&1 != 0 {
+		n++
+	}
+	return n
+}
+
+// enqueue puts n blocks of a node from top on downwards, of which the names stand in the arena, into x.queue. The first
+// is at a place in the event.
+func (x *Index) enqueue(id, top, n uint32, first int) {
+	for j := range n {
+		x.refs[uint32(first)+j], x.blocks[uint32(first)+j] = top-j, top-j
+	}
+	if len(x.queue) > 0 {
+		s := &x.queue[len(x.queue)-1]
+		step := top - s.block - (s.n-1)*s.step
+		follows := step == ^uint32(0) || step == 1 && n == 1
+		if follows && s.node == id && s.first+s.n == uint32(first) && (s.n == 1 || s.step == step) {
+			s.step, s.n = step, s.n+n
+			return
+		}
+	}
+	x.queue = append(x.queue, stretch{node: id, block: top, step: ^uint32(0), first: uint32(first), n: n})
+	x.chain(uint32(len(x.queue) - 1))
+}
+
+// startChains makes room for so many nodes in x.chains, which has the last stretch of each node, plus one: a hash table.
+func (x *Index) startChains(n int) {
+	size := 1 << bits.Len(uint(n)) * 2
+	x.chains = slices.Grow(x.chains[:0], size)[:size]
+	clear(x.chains)
+}
+
+// chain puts a stretch behind the others of its node. For the first of a node it adds the place of the chain to x.keys,
+// below the depth of the node.
+func (x *Index) chain(i uint32) {
+	s := &x.queue[i]
+	mask := uint32(len(x.chains) - 1)
+	for at := s.node * 0x9e3779b1 >> 8 & mask; ; at = (at + 1) & mask {
+		c := &x.chains[at]
+		switch {
+		case *c == 0:
+			s.next = i
+			x.keys = append(x.keys, uint64(x.v.nodes[s.node].depth)<<32|uint64(at))
+		case x.queue[*c-1].node == s.node:
+			s.next, x.queue[*c-1].next = x.queue[*c-1].next, i
+		default:
+			continue
+		}
+		*c = i + 1
+		return
+	}
+}
+
+// scout visits all that the next names lead to, stage by stage, so that the processor fetches each stage together, and
+// leaves the slots that are likely theirs in x.likely, by position modulo the size of a group. It returns how far it
+// has come.
+func (x *Index) scout(hashes []uint64, from int) int {
+	t, to := &x.names, min(from/group*group+group, len(hashes))
+	if from == 0 {
+		t.prefetch(hashes[from:to])
+	}
+	t.prefetch(hashes[to:min(to+group, len(hashes))])
+	likely := x.likely[from%group:]
+	t.likely(hashes[from:to], likely[:to-from])
+	sum := uint64(0)
+	var blocks [group]uint32
+	for i, ref := range likely[:to-from] {
+		block, name, owner := t.at(ref)
+		blocks[i], sum = block, sum+name+uint64(owner)
+	}
+	for _, block := range blocks[:to-from] {
+		sum += uint64(x.slabs.s[block/slabBlocks].node)
+	}
+	x.touched = sum
+	return to
+}
+
+// takeQueued takes the blocks in x.queue from a rank, as far as it has them: from the first node to the last, so that a
+// reader, which goes the same way and looks back at the end, sees them all go at once. Those that are lost for good are
+// pinned, and noted in x.lost.
+func (x *Index) takeQueued(r *rank, e *events.Event, c *Counts) {
+	slices.Sort(x.keys)
+	words := (len(e.Blocks) + 63) / 64
+	x.lost = slices.Grow(x.lost[:0], words)[:words]
+	clear(x.lost)
+	others := false // the rank holds something in another tier
+	for t := range r.held {
+		others = others || t != int(e.Tier)-1 && r.held[t] > 0
+	}
+	for _, key := range x.keys {
+		last := x.chains[uint32(key)] - 1
+		id := x.queue[last].node
+		x.lock(id)
+		for i := x.queue[last].next; ; i = x.queue[i].next {
+			x.take(r, e, &x.queue[i], others, c)
+			if i == last {
+				break
+			}
+		}
+		x.unlock(id)
+	}
+	x.dropNow()
+}
+
+// take takes a stretch's blocks of an open node from a rank, as far as it has them.
+func (x *Index) take(r *rank, e *events.Event, s *stretch, others bool, c *Counts) {
+	tier := int(e.Tier) - 1
+	for i := uint32(0); i < s.n; {
+		n := x.single(r, s, i, tier)
+		if n == 0 {
+			if r.extra[tier].remove(s.block + i*s.step) {
+				c.Removed++
+			} else {
+				r.notHeld(e, e.Blocks[s.first+i], c)
+			}
+			i++
+			continue
+		}
+		p := s.part(i, n)
+		lo := p.from() - x.v.nodes[s.node].start
+		x.unmark(s.node, lo, lo+n, r, tier)
+		r.held[tier] -= int64(n)
+		c.Removed += uint64(n)
+		i += n
+		if !others {
+			x.lose(r, &p)
+			continue
+		}
+		for j := range n {
+			if one := p.part(j, 1); !x.holdsAny(r.slot(), one.block) {
+				x.lose(r, &one)
+			}
+		}
+	}
+}
+
+// single is of how many of a stretch's blocks, from the one numbered i on, a rank has one copy in a tier.
+func (x *Index) single(r *rank, s *stretch, i uint32, tier int) (n uint32) {
+	extra := &r.extra[tier]
+	full, part := x.v.full(s.node, tier, r.slot()), (*part)(nil)
+	if !full {
+		if part = x.v.part(s.node, keyOf(r.slot(), tier)); part == nil {
+			return 0
+		}
+	} else if extra.n == 0 {
+		return s.n - i
+	}
+	start := x.v.nodes[s.node].start
+	for ; i+n < s.n; n++ {
+		block := s.block + (i+n)*s.step
+		if !full && !x.v.partHas(part, block-start) || extra.get(block) > 0 {
+			break
+		}
+	}
+	return n
+}
+
+// lose pins blocks that a rank has lost for good, notes them in x.lost, and takes their names out of the table if
+// nobody else whose names they are needs them. dropNow must follow.
+func (x *Index) lose(r *rank, s *stretch) {
+	for w := s.first >> 6; w<<6 < s.first+s.n; w++ {
+		x.lost[w] |= rangeMask(w, s.first, s.first+s.n)
+	}
+	lo := s.from()
+	x.slabsOf(lo, lo+s.n, func(g *slab, bits uint16, n uint32) { g.pins += n })
+	if r.naming == namesShared {
+		if x.sharedFull(s.node) {
+			return
+		}
+		off := lo - x.v.nodes[s.node].start
+		if x.sharedPart(s.node, off, off+s.n) {
+			for j := uint32(0); s.n > 1 && j < s.n; j++ {
+				off := s.block + j*s.step - x.v.nodes[s.node].start
+				if !x.sharedPart(s.node, off, off+1) {
+					x.drop(x.hashes[s.first+j], x.refs[s.first+j])
+				}
+			}
+			return
+		}
+	}
+	hashes, refs := x.hashes[s.first:s.first+s.n], x.refs[s.first:s.first+s.n]
+	if s.aliases || s.n < group {
+		for i, hash := range hashes {
+			x.drop(hash, refs[i])
+		}
+		return
+	}
+	x.slabsOf(lo, lo+s.n, func(g *slab, bits uint16, n uint32) { g.named &^= bits })
+	x.names.removeAll(hashes, refs)
+}
+
+// slabsOf calls f for the slabs of blocks from lo up to hi, with those blocks as bits, and their number.
+func (x *Index) slabsOf(lo, hi uint32, f func(g *slab, bits uint16, n uint32)) {
+	for lo < hi {
+		to := min(hi, (lo/slabBlocks+1)*slabBlocks)
+		f(&x.slabs.s[lo/slabBlocks], uint16((1<<(to-lo)-1)<<(lo%slabBlocks)), to-lo)
+		lo = to
+	}
+}
+
+// rememberLost remembers the names of the blocks in x.lost, which have been pinned for it.
+func (x *Index) rememberLost(r *rank, e *events.Event) {
+	total := 0
+	for _, word := range x.lost {
+		total += bits.OnesCount64(word)
+	}
+	if r.reuse != nil {
+		x.spots = x.spots[:0]
+		for i := range x.eachLost {
+			x.spots = append(x.spots, spot{block: x.blocks[i]})
+		}
+		x.settleWindows(r, x.spots)
+	}
+	m, u := &r.tombstones, unpins{x: x}
+	for over := min(m.len(), m.len()+total-x.cfg.MaxTombstones); over > 0; over-- {
+		u.add(m.shift().block)
+	}
+	skip := total - x.cfg.MaxTombstones // those behind them would push them out
+	for i := range x.eachLost {
+		if skip > 0 {
+			skip--
+			u.add(x.blocks[i])
+			continue
+		}
+		m.push(tombstone{name: e.Blocks[i], since: r.clock, block: x.blocks[i]})
+	}
+	u.done()
+}
+
+// eachLost yields the places in x.lost, in the order of the event.
+func (x *Index) eachLost(yield func(i int) bool) {
+	for w, word := range x.lost {
+		for ; word != 0; word &= word - 1 {
+			if !yield(w<<6 + bits.TrailingZeros64(word)) {
+				return
+			}
+		}
+	}
+}
+
+// unpins takes pins away, those of one slab together.
+type unpins struct {
+	x       *Index
+	slab, n uint32
+}
+
+func (u *unpins) add(block uint32) {
+	if slab := block / slabBlocks; slab != u.slab {
+		u.done()
+		u.slab = slab
+	}
+	u.n++
+}
+
+func (u *unpins) done() {
+	if u.n > 0 {
+		u.x.unpinSlab(u.slab, u.n)
+		u.n = 0
+	}
+}
