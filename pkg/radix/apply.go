@@ -242,7 +242,7 @@ func (x *Index) hold(r *rank, e *events.Event, cancelled []bool, n int, c *Count
 	tier := int(e.Tier) - 1
 	stored := uint32(0)
 	again := func(block uint32) {
-		r.extra[tier].add(block, 1)
+		x.again(r, tier, block, 1)
 		c.Duplicates++
 	}
 	for si := len(x.segs) - 1; si >= 0; si-- {

@@ -234,6 +234,9 @@ func (c *checker) ranks() error {
 			n, total := 0, uint64(0)
 			for _, s := range r.extra[t].slots {
 				if s.count > 0 {
+					if x.slabs.s[s.block/slabBlocks].twice>>(s.block%slabBlocks)&1 == 0 {
+						return fmt.Errorf("rank %d: nothing says that block %d has copies", slot, s.block)
+					}
 					n++
 					total += uint64(s.count)
 				}

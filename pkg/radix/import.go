@@ -187,7 +187,7 @@ func (m *Import) holding(run *events.Run, h *events.Holding, spans []span, fresh
 		if r.naming == namesExact {
 			x.addExact(r, block, names[k.Block], h.Tier, h.Group, k.Count-1)
 		} else {
-			r.extra[h.Tier-1].add(block, k.Count-1)
+			x.again(r, int(h.Tier)-1, block, k.Count-1)
 		}
 	}
 	for _, a := range h.Also {

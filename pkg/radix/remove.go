@@ -23,15 +23,8 @@ type stretch struct {
 	aliases bool   // some of the names do not stand in the arena
 }
 
-// from is the lowest block.
-func (s *stretch) from() uint32 { return min(s.block, s.block+(s.n-1)*s.step) }
-
-// part is n blocks of it, from the one numbered i on.
-func (s *stretch) part(i, n uint32) stretch {
-	p := *s
-	p.block, p.first, p.n = s.block+i*s.step, s.first+i, n
-	return p
-}
+// at is the block numbered i.
+func (s *stretch) at(i uint32) uint32 { return s.block + i*s.step }
 
 func (x *Index) removed(r *rank, e *events.Event, c *Counts) {
 	switch {
@@ -188,8 +181,12 @@ func (x *Index) scout(hashes []uint64, from int) int {
 		block, name, owner := t.at(ref)
 		blocks[i], sum = block, sum+name+uint64(owner)
 	}
-	for _, block := range blocks[:to-from] {
-		sum += uint64(x.slabs.s[block/slabBlocks].node)
+	var nodes [group]uint32
+	for i, block := range blocks[:to-from] {
+		nodes[i] = x.slabs.s[block/slabBlocks].node
+	}
+	for _, id := range nodes[:to-from] {
+		sum += uint64(x.v.nodes[id].start)
 	}
 	x.touched = sum
 	return to
@@ -207,7 +204,10 @@ func (x *Index) takeQueued(r *rank, e *events.Event, c *Counts) {
 	for t := range r.held {
 		others = others || t != int(e.Tier)-1 && r.held[t] > 0
 	}
-	for _, key := range x.keys {
+	for k, key := range x.keys {
+		if k%group == 0 {
+			x.scoutNodes(r, x.keys[k:min(k+group, len(x.keys))], int(e.Tier)-1)
+		}
 		last := x.chains[uint32(key)] - 1
 		id := x.queue[last].node
 		x.lock(id)
@@ -222,13 +222,35 @@ func (x *Index) takeQueued(r *rank, e *events.Event, c *Counts) {
 	x.dropNow()
 }
 
+// scoutNodes visits what it takes to take blocks of some nodes from a rank, as scout does.
+func (x *Index) scoutNodes(r *rank, keys []uint64, tier int) {
+	if len(keys) == 1 || len(x.v.parts) == 0 || len(x.v.bits) == 0 {
+		return // nothing is far apart, or nobody has anything in part
+	}
+	var nodes [group]*node
+	sum, m, slot := uint64(0), x.v.masks[tier], r.slot()
+	for k, key := range keys {
+		id := x.queue[x.chains[uint32(key)]-1].node
+		nodes[k] = &x.v.nodes[id]
+		sum += m[int(id)*x.v.stride+int(slot>>6)] + uint64(x.v.parts[nodes[k].parts].key)
+	}
+	key := keyOf(slot, tier)
+	for _, n := range nodes[:len(keys)] {
+		list := x.v.parts[n.parts : n.parts+n.nparts]
+		if i := search(list, key); i < len(list) && list[i].key == key {
+			sum += x.v.bits[list[i].bits]
+		}
+	}
+	x.touched = sum
+}
+
 // take takes a stretch's blocks of an open node from a rank, as far as it has them.
 func (x *Index) take(r *rank, e *events.Event, s *stretch, others bool, c *Counts) {
 	tier := int(e.Tier) - 1
 	for i := uint32(0); i < s.n; {
 		n := x.single(r, s, i, tier)
 		if n == 0 {
-			if r.extra[tier].remove(s.block + i*s.step) {
+			if r.extra[tier].remove(s.at(i)) {
 				c.Removed++
 			} else {
 				r.notHeld(e, e.Blocks[s.first+i], c)
@@ -236,21 +258,20 @@ func (x *Index) take(r *rank, e *events.Event, s *stretch, others bool, c *Count
 			i++
 			continue
 		}
-		p := s.part(i, n)
-		lo := p.from() - x.v.nodes[s.node].start
+		lo := min(s.at(i), s.at(i+n-1)) - x.v.nodes[s.node].start
 		x.unmark(s.node, lo, lo+n, r, tier)
 		r.held[tier] -= int64(n)
 		c.Removed += uint64(n)
-		i += n
 		if !others {
-			x.lose(r, &p)
-			continue
-		}
-		for j := range n {
-			if one := p.part(j, 1); !x.holdsAny(r.slot(), one.block) {
-				x.lose(r, &one)
+			x.lose(r, s, i, n)
+		} else {
+			for j := i; j < i+n; j++ {
+				if !x.holdsAny(r.slot(), s.at(j)) {
+					x.lose(r, s, j, 1)
+				}
 			}
 		}
+		i += n
 	}
 }
 
@@ -267,45 +288,46 @@ func (x *Index) single(r *rank, s *stretch, i uint32, tier int) (n uint32) {
 	}
 	start := x.v.nodes[s.node].start
 	for ; i+n < s.n; n++ {
-		block := s.block + (i+n)*s.step
-		if !full && !x.v.partHas(part, block-start) || extra.get(block) > 0 {
+		block := s.at(i + n)
+		twice := x.slabs.s[block/slabBlocks].twice>>(block%slabBlocks)&1 != 0
+		if !full && !x.v.partHas(part, block-start) || twice && extra.get(block) > 0 {
 			break
 		}
 	}
 	return n
 }
 
-// lose pins blocks that a rank has lost for good, notes them in x.lost, and takes their names out of the table if
-// nobody else whose names they are needs them. dropNow must follow.
-func (x *Index) lose(r *rank, s *stretch) {
-	for w := s.first >> 6; w<<6 < s.first+s.n; w++ {
-		x.lost[w] |= rangeMask(w, s.first, s.first+s.n)
+// lose pins n of a stretch's blocks, from the one numbered i on, which a rank has lost for good, notes them in x.lost,
+// and takes their names out of the table if nobody else whose names they are needs them. dropNow must follow.
+func (x *Index) lose(r *rank, s *stretch, i, n uint32) {
+	first := s.first + i
+	for w := first >> 6; w<<6 < first+n; w++ {
+		x.lost[w] |= rangeMask(w, first, first+n)
 	}
-	lo := s.from()
-	x.slabsOf(lo, lo+s.n, func(g *slab, bits uint16, n uint32) { g.pins += n })
+	lo := min(s.at(i), s.at(i+n-1))
+	x.slabsOf(lo, lo+n, func(g *slab, bits uint16, n uint32) { g.pins += n })
 	if r.naming == namesShared {
 		if x.sharedFull(s.node) {
 			return
 		}
-		off := lo - x.v.nodes[s.node].start
-		if x.sharedPart(s.node, off, off+s.n) {
-			for j := uint32(0); s.n > 1 && j < s.n; j++ {
-				off := s.block + j*s.step - x.v.nodes[s.node].start
-				if !x.sharedPart(s.node, off, off+1) {
+		start := x.v.nodes[s.node].start
+		if x.sharedPart(s.node, lo-start, lo-start+n) {
+			for j := i; n > 1 && j < i+n; j++ {
+				if off := s.at(j) - start; !x.sharedPart(s.node, off, off+1) {
 					x.drop(x.hashes[s.first+j], x.refs[s.first+j])
 				}
 			}
 			return
 		}
 	}
-	hashes, refs := x.hashes[s.first:s.first+s.n], x.refs[s.first:s.first+s.n]
-	if s.aliases || s.n < group {
-		for i, hash := range hashes {
-			x.drop(hash, refs[i])
+	hashes, refs := x.hashes[first:first+n], x.refs[first:first+n]
+	if s.aliases || n < group {
+		for j, hash := range hashes {
+			x.drop(hash, refs[j])
 		}
 		return
 	}
-	x.slabsOf(lo, lo+s.n, func(g *slab, bits uint16, n uint32) { g.named &^= bits })
+	x.slabsOf(lo, lo+n, func(g *slab, bits uint16, n uint32) { g.named &^= bits })
 	x.names.removeAll(hashes, refs)
 }
 
@@ -332,9 +354,17 @@ func (x *Index) rememberLost(r *rank, e *events.Event) {
 		x.settleWindows(r, x.spots)
 	}
 	m, u := &r.tombstones, unpins{x: x}
-	for over := min(m.len(), m.len()+total-x.cfg.MaxTombstones); over > 0; over-- {
+	over := uint32(max(0, min(m.len(), m.len()+total-x.cfg.MaxTombstones)))
+	sum := uint32(0)
+	for i := range over {
+		if i%group == 0 {
+			for j := i; j < min(i+group, over); j++ {
+				sum += x.slabs.s[m.at(m.first+j-i).block/slabBlocks].pins
+			}
+		}
 		u.add(m.shift().block)
 	}
+	x.touched = uint64(sum)
 	skip := total - x.cfg.MaxTombstones // those behind them would push them out
 	for i := range x.eachLost {
 		if skip > 0 {

@@ -12,6 +12,7 @@ type slab struct {
 	pins  uint32 // removals that remember a block in it, and names of exact counts
 	owner uint32 // whose names those in the arena are; has no meaning if there are none
 	named uint16 // blocks whose name stands in the arena
+	twice uint16 // blocks of which some rank has, or has had, a second copy
 }
 
 // idSet is a set of small numbers, that gives out the lowest or a wanted one.
@@ -158,7 +159,13 @@ func (x *Index) claim(id uint32, n uint32) bool {
 // freeSlabs gives slabs from first up to end back.
 func (x *Index) freeSlabs(first, end uint32) {
 	for g := first; g < end; g++ {
-		x.slabs.s[g].node = 0
+		x.slabs.s[g].node, x.slabs.s[g].twice = 0, 0
 		x.freeSlab.add(g)
 	}
+}
+
+// again gives a rank n copies more of a block that it has in a tier.
+func (x *Index) again(r *rank, tier int, block, n uint32) {
+	x.slabs.s[block/slabBlocks].twice |= 1 << (block % slabBlocks)
+	r.extra[tier].add(block, n)
 }
