@@ -51,6 +51,19 @@ GLOBL ·four<>(SB), RODATA|NOPTR, $8
 	BUCKET(AX) \
 	PREFETCHT0 (R10)
 
+// BEHIND asks for the bucket behind that of the hash that comes 16 after the one in hand, or of the last, if that bucket
+// is full.
+#define BEHIND \
+	LEAQ 16(R9), AX \
+	CMPQ AX, R15 \
+	CMOVQGT R15, AX \
+	BUCKET(AX) \
+	MOVQ 56(R10), R11 \
+	NEGQ R11 \
+	SBBQ R11, R11 \
+	ANDQ $64, R11 \
+	PREFETCHT0 (R10)(R11*1)
+
 // LOAD reads the bucket at R10.
 #define LOAD \
 	VMOVDQU (R10), Y1 \
@@ -145,6 +158,7 @@ enter:
 	CMPQ R9, CX
 	JGE entered
 	AHEAD
+	BEHIND
 	BUCKET(R9)
 	SHLQ $32, AX
 	LOAD
@@ -200,6 +214,7 @@ remove:
 	CMPQ R9, CX
 	JGE removed
 	AHEAD
+	BEHIND
 	BUCKET(R9)
 	SHLQ $32, AX
 	MOVL (R8)(R9*4), BX
