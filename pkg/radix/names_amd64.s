@@ -164,7 +164,9 @@ enter:
 	LOAD
 	PLACE
 	CMPQ R11, $8
-	JE entered
+	JE beyond
+
+place:
 	MOVQ (R10)(R11*8), BX
 	MOVQ BX, R12
 	XORQ AX, R12
@@ -176,30 +178,58 @@ enter:
 new:
 	MOVL (R8)(R9*4), BX
 	ORQ BX, AX
+	VMOVQ AX, X0
+	VPBROADCASTQ X0, Y0
 	MOVQ 56(R10), R12
 	TESTQ R12, R12
 	JNE full
-	VMOVQ AX, X0
-	VPBROADCASTQ X0, Y0
+
+put:
 	INSERT
 	INCQ R9
 	JMP enter
 
-full: // its last goes to the next bucket, if there is room
-	MOVQ 120(R10), BX
-	TESTQ BX, BX
-	JNE entered
-	VMOVQ AX, X0
-	VPBROADCASTQ X0, Y0
+full: // its last goes to the next bucket, whose last may go to the next, if one of the next few has room
+	MOVQ R10, R13
+	LEAQ (6*64)(R10), BX
+
+room:
+	ADDQ $64, R13
+	CMPQ R13, BX
+	JA entered
+	CMPQ 56(R13), $0
+	JNE room
+
+push:
 	INSERT
 	ADDQ $64, R10
 	LOAD
 	VMOVQ R12, X0
 	VPBROADCASTQ X0, Y0
 	XORQ R11, R11
-	INSERT
-	INCQ R9
-	JMP enter
+	MOVQ 56(R10), R12
+	TESTQ R12, R12
+	JNE push
+	JMP put
+
+beyond: // all of a full bucket come before it, so it goes to one of the next few
+	MOVQ R10, R13
+	LEAQ (6*64)(R10), BX
+
+end:
+	ADDQ $64, R13
+	CMPQ R13, BX
+	JA entered
+	CMPQ 56(R13), $0
+	JNE end
+
+next:
+	ADDQ $64, R10
+	LOAD
+	PLACE
+	CMPQ R11, $8
+	JE next
+	JMP place
 
 entered:
 	MOVQ R9, done+40(FP)
@@ -222,13 +252,17 @@ remove:
 	VMOVQ AX, X0
 	VPBROADCASTQ X0, Y0
 	LOAD
+
+look:
 	VPCMPEQQ Y1, Y0, Y3
 	VPCMPEQQ Y2, Y0, Y4
 	BITS(Y3, Y4, R11, R12)
 	TZCNTQ R11, R11
-	CMPQ R11, $8
-	JA removed
 	MOVQ 56(R10), R12
+	CMPQ R11, $8
+	JA further
+
+check:
 	TESTQ R12, R12
 	JNE last
 
@@ -236,6 +270,13 @@ gone:
 	DELETE
 	INCQ R9
 	JMP remove
+
+further: // it is in the next bucket, for this one is full
+	TESTQ R12, R12
+	JEQ removed
+	ADDQ $64, R10
+	LOAD
+	JMP look
 
 last: // the first of the next bucket is to come, if it belongs here
 	MOVQ 64(R10), BX
@@ -249,17 +290,13 @@ last: // the first of the next bucket is to come, if it belongs here
 	ADDQ DI, R13
 	CMPQ R13, R10
 	JA gone
-	MOVQ 120(R10), R12
-	TESTQ R12, R12
-	JNE removed
 	DELETE
 	MOVQ BX, 56(R10)
 	ADDQ $64, R10
 	LOAD
 	XORQ R11, R11
-	DELETE
-	INCQ R9
-	JMP remove
+	MOVQ 56(R10), R12
+	JMP check
 
 removed:
 	MOVQ R9, done+40(FP)
