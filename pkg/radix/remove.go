@@ -136,14 +136,14 @@ func (x *Index) enqueue(id, top, n uint32, first int) {
 	x.chain(uint32(len(x.queue) - 1))
 }
 
-// startChains makes room for so many nodes in x.chains, which has the last stretch of each node, plus one: a hash table.
+// startChains makes room for n nodes in x.chains, a hash table that has the last stretch of each node, plus one.
 func (x *Index) startChains(n int) {
 	size := 1 << bits.Len(uint(n)) * 2
 	x.chains = slices.Grow(x.chains[:0], size)[:size]
 	clear(x.chains)
 }
 
-// chain puts a stretch behind the others of its node. For the first of a node it adds the place of the chain to x.keys,
+// chain puts a stretch behind the others of its node. For the first of a node it adds the chain to x.keys,
 // below the depth of the node.
 func (x *Index) chain(i uint32) {
 	s := &x.queue[i]
