@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"syscall"
@@ -12,181 +11,219 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-var (
-	scaleNodes    = flag.Int("scale.nodes", 12, "nodes of TestBookings and TestScale")
-	scaleCopies   = flag.Int("scale.copies", 2, "replicas of each partition in TestScale")
-	scaleZones    = flag.Int("scale.zones", 8, "zones of nodes in TestScale, the first of which goes; 0: they say none")
-	scaleWorkers  = flag.Int("scale.workers", 1000, "workers of TestBookings and TestScale")
-	scaleRequests = flag.Int("scale.requests", 1000, "requests under way in TestBookings")
-)
+// bookings are requests under way, and each node's replica of the tables of them, over a net that takes a millisecond.
+// While NATS is away nodes go on booking, as over HTTP, and do not hear each other.
+type bookings struct {
+	w     *world
+	rng   *rand.Rand
+	under int     // requests that are to be under way
+	rate  int     // that are booked each second; as many end once there are enough
+	due   float64 // to be booked now
+	made  int     // bookings
 
-// booker is a node's replica of the tables of requests under way.
+	all    []*booker // of each life of a node
+	flying []flying
+
+	largest int // bytes of a message
+}
+
+// booker is one life of a node's replica.
 type booker struct {
 	*load.Replica
+	node     *node
 	origin   uint64
-	gone     bool
-	away     bool // from NATS
-	messages int  // that it has received
+	messages int // that it has received
 	bytes    int
 	own      []own // its requests under way, the oldest first
 }
 
 type own struct {
 	id string
+	of *worker
 	at time.Duration
-}
-
-// bookings are nodes that tell each other what they book, over a net that takes a millisecond.
-type bookings struct {
-	testing.TB
-	rng     *rand.Rand
-	now     time.Duration
-	nodes   []*booker
-	flying  []flying
-	sent    int
-	bytes   int
-	largest int
-	booked  int
-	refused int
 }
 
 type flying struct {
 	at   time.Duration
 	from *booker
-	to   uint64
+	to   uint64 // 0: all
 	data []byte
 }
 
-func newBookings(t testing.TB, nodes int) *bookings {
-	b := &bookings{TB: t, rng: rand.New(rand.NewPCG(1, 9))}
-	for range nodes {
-		b.nodes = append(b.nodes, b.node(0))
-	}
-	return b
+// book keeps requests under way from now on; nodes that start later take part.
+func (w *world) book(under int) {
+	w.bookings = &bookings{w: w, rng: rand.New(rand.NewPCG(1, 9)), under: under}
+	w.after(ms, w.bookings.tick)
 }
 
-// node is a node that starts.
-func (b *bookings) node(now time.Duration) *booker {
+// join has a node that starts take part.
+func (b *bookings) join(n *node) {
 	origin := b.rng.Uint64() | 1
-	return &booker{Replica: load.NewReplica(now, load.ReplicaConfig{Origin: origin,
-		Limits: load.Limits{Requests: load.MaxRequests}}), origin: origin}
+	n.booker = &booker{Replica: load.NewReplica(b.w.now, load.ReplicaConfig{Origin: origin,
+		Limits: load.Limits{Requests: load.MaxRequests}}), node: n, origin: origin}
+	b.all = append(b.all, n.booker)
 }
+
+// runs reports whether a life goes on and is not held.
+func (k *booker) runs() bool { return !k.node.ended && !k.node.held }
 
 var bookedModel = load.Model{Name: "m"}
 
-// step is a millisecond.
-func (b *bookings) step() {
-	b.now += ms
-	n := 0
-	for _, f := range b.flying {
-		if f.at > b.now {
-			break
-		}
-		n++
-		for _, to := range b.nodes {
-			if to.gone || to.away || to == f.from || f.to != 0 && f.to != to.origin {
+// tick is a millisecond.
+func (b *bookings) tick() {
+	now, n := b.w.now, 0
+	for ; n < len(b.flying) && b.flying[n].at <= now; n++ {
+		f := &b.flying[n]
+		for _, to := range b.all {
+			if b.w.down || !to.runs() || to == f.from || f.to != 0 && f.to != to.origin {
 				continue
 			}
-			if err := to.Receive(b.now, f.data); err != nil {
-				b.Fatal(err)
+			if err := to.Receive(now, f.data); err != nil {
+				b.w.Fatal(err)
 			}
 			to.messages++
 			to.bytes += len(f.data)
 		}
 	}
 	b.flying = b.flying[n:]
-	for _, from := range b.nodes {
-		if from.gone || from.Wake() > b.now {
+	for b.due += float64(b.rate) / 1000; b.due >= 1; b.due-- {
+		b.bookOne()
+	}
+	for _, from := range b.all {
+		if !from.runs() || from.Wake() > now {
 			continue
 		}
-		for _, m := range from.Step(b.now) {
-			if from.away {
-				continue
-			}
-			b.flying = append(b.flying, flying{b.now + ms, from, m.To, m.Data})
-			b.sent++
-			b.bytes += len(m.Data)
-			b.largest = max(b.largest, len(m.Data))
-		}
-	}
-}
-
-func (b *bookings) run(d time.Duration) {
-	for end := b.now + d; b.now < end; {
-		b.step()
-	}
-}
-
-// live books and frees requests for a while, so many each second, so that so many are under way.
-func (b *bookings) live(d time.Duration, rate, under int) {
-	due := 0.0
-	for end := b.now + d; b.now < end; {
-		for due += float64(rate) / 1000; due >= 1; due-- {
-			n := b.nodes[b.rng.IntN(len(b.nodes))]
-			if n.gone || n.away || !n.Ready() {
-				continue
-			}
-			hashes := make([]events.SeqHash, 16)
-			for i := range hashes {
-				hashes[i] = events.SeqHash(b.rng.Uint64())
-			}
-			id := fmt.Sprint("request-", b.booked)
-			rank := events.RankKey{Instance: events.WorkerID(fmt.Sprintf("vllm-decode-%05d", b.rng.IntN(*scaleWorkers)))}
-			if err := n.Book(b.now, bookedModel, load.Booking{ID: id, Rank: rank, Hashes: hashes,
-				PrefillTokens: 256}); err != nil {
-				b.refused++
-				continue
-			}
-			b.booked++
-			if n.own = append(n.own, own{id, b.now}); len(n.own) > under/len(b.nodes) {
-				if err := n.Free(b.now, bookedModel, n.own[0].id); err != nil {
-					b.Fatal(err)
-				}
-				n.own = n.own[1:]
+		for _, m := range from.Step(now) {
+			if !b.w.down {
+				b.flying = append(b.flying, flying{now + ms, from, m.To, m.Data})
+				b.largest = max(b.largest, len(m.Data))
 			}
 		}
-		b.step()
+	}
+	b.w.after(ms, b.tick)
+}
+
+// bookOne books a request on some node for some worker, and ends that node's oldest if it has its share.
+func (b *bookings) bookOne() {
+	k, of := b.all[b.rng.IntN(len(b.all))], b.w.workers[b.rng.IntN(len(b.w.workers))]
+	for !k.runs() || !k.Ready() {
+		k = b.all[b.rng.IntN(len(b.all))]
+	}
+	for !of.alive {
+		of = b.w.workers[b.rng.IntN(len(b.w.workers))]
+	}
+	hashes := make([]events.SeqHash, 16)
+	for i := range hashes {
+		hashes[i] = events.SeqHash(b.rng.Uint64())
+	}
+	id := fmt.Sprint("request-", b.made)
+	if err := k.Book(b.w.now, bookedModel, load.Booking{ID: id, Rank: of.record.Key(), Hashes: hashes,
+		PrefillTokens: 256}); err != nil {
+		b.w.Fatal(err)
+	}
+	b.made++
+	if k.own = append(k.own, own{id, of, b.w.now}); len(k.own) > b.under/b.w.size.nodes {
+		b.free(k, k.own[0])
+		k.own = k.own[1:]
 	}
 }
 
-// right reports whether nodes choose by what is under way: by all requests that were booked on nodes that live, but for
-// the last 50 ms, and as many as those and what nodes that died have booked.
-func (b *bookings) right(nodes []*booker, most int) bool {
-	for _, n := range nodes {
-		t, live := n.Table(bookedModel), 0
-		if t == nil {
+func (b *bookings) free(k *booker, o own) {
+	if err := k.Free(b.w.now, bookedModel, o.id); err != nil {
+		b.w.Fatalf("at %v %s of %s: %v", b.w.now, o.id, o.of.record.Instance, err)
+	}
+}
+
+// abandon ends the requests of workers that have died: their callers see that.
+func (b *bookings) abandon() {
+	for _, k := range b.all {
+		kept := k.own[:0]
+		for _, o := range k.own {
+			if o.of.alive || !k.runs() {
+				kept = append(kept, o)
+			} else {
+				b.free(k, o)
+			}
+		}
+		k.own = kept
+	}
+}
+
+// lost is how many requests were under way on nodes that died then: they may stay until they expire.
+func (b *bookings) lost() (n int) {
+	for _, k := range b.all {
+		if k.node.ended {
+			n += len(k.own)
+		}
+	}
+	return n
+}
+
+// right reports whether nodes choose by what is under way: they have all requests that were booked on nodes that live,
+// but for the last 50 ms, and no more than those, what was lost, and a hundredth, of which the news may be on the way.
+func (b *bookings) right() bool {
+	if b.under == 0 {
+		return true
+	}
+	live, lost := 0, b.lost()
+	for _, of := range b.all {
+		if !of.node.ended {
+			live += len(of.own)
+		}
+	}
+	for _, k := range b.all {
+		if k.node.ended {
+			continue
+		}
+		t := k.Table(bookedModel)
+		if t == nil || t.Len() > live+lost+b.under/100 {
 			return false
 		}
-		for _, of := range b.nodes {
-			for _, q := range of.own {
-				if live++; !of.gone && b.now-q.at > 50*ms && !t.Has(q.id) {
+		for _, of := range b.all {
+			if of.node.ended {
+				continue
+			}
+			for _, o := range of.own {
+				if b.w.now-o.at > 50*ms && !t.Has(o.id) {
 					return false
 				}
 			}
 		}
-		if t.Len() > live+most {
+	}
+	return true
+}
+
+// same reports whether all nodes have the same table.
+func (b *bookings) same() bool {
+	var first *load.Digest
+	for _, k := range b.all {
+		if k.node.ended {
+			continue
+		}
+		d := k.Table(bookedModel).Digest()
+		if first == nil {
+			first = &d
+		}
+		if d != *first {
 			return false
 		}
 	}
 	return true
 }
 
-// figures are of all nodes together.
-type figures struct {
-	sent, bytes, messages, received int
-	busy                            time.Duration // of this process, on all cores
-	counts                          load.ReplicaCounts
+// traffic is what all lives have heard.
+type traffic struct {
+	messages, bytes           int
+	exchanges, pushed, healed uint64
 }
 
-func (b *bookings) figures() (f figures) {
-	f.sent, f.bytes = b.sent, b.bytes
-	for _, n := range b.nodes {
-		f.messages, f.received = f.messages+n.messages, f.received+n.bytes
-		f.counts.Exchanges += n.Counts.Exchanges
-		f.counts.Pushed += n.Counts.Pushed
-		f.counts.Healed += n.Counts.Healed
+func (b *bookings) traffic() (f traffic) {
+	for _, k := range b.all {
+		f.messages, f.bytes = f.messages+k.messages, f.bytes+k.bytes
+		f.exchanges += k.Counts.Exchanges
+		f.pushed += k.Counts.Pushed
+		f.healed += k.Counts.Healed
 	}
-	f.busy = processorTime(b)
 	return f
 }
 
@@ -197,74 +234,4 @@ func processorTime(t testing.TB) time.Duration {
 		t.Fatal(err)
 	}
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
-}
-
-// tell prints what a second has cost since, on each node.
-func (b *bookings) tell(what string, since figures, d time.Duration) {
-	f, n, s := b.figures(), float64(len(b.nodes)), d.Seconds()
-	b.Logf("%s: each node hears %.0f messages/s of %.2f MB/s and works for %.2f %% of a core; %d exchanges, %d pushed, %d healed",
-		what, float64(f.messages-since.messages)/n/s, float64(f.received-since.received)/n/s/1e6,
-		(f.busy-since.busy).Seconds()/n/s*100, f.counts.Exchanges-since.counts.Exchanges,
-		f.counts.Pushed-since.counts.Pushed, f.counts.Healed-since.counts.Healed)
-}
-
-// TestBookings keeps requests under way on many nodes, and has an eighth of the nodes die at once and come back. The
-// others compare what they have in as many exchanges as they are, not as there are pairs, and have the same afterwards.
-// Then a node misses everything for six seconds. It is as large as flags say:
-//
-//	go test ./tools/fleet -run TestBookings -v -timeout 0 -scale.nodes 64 -scale.workers 100000 -scale.requests 65000
-func TestBookings(t *testing.T) {
-	b := newBookings(t, *scaleNodes)
-	b.run(3 * time.Second)
-	phase := func(what string, d time.Duration, do func(time.Duration)) (exchanges uint64) {
-		f := b.figures()
-		do(d)
-		b.tell(what, f, d)
-		return b.figures().counts.Exchanges - f.counts.Exchanges
-	}
-	r := *scaleRequests
-	rate := func(n int) func(time.Duration) { return func(d time.Duration) { b.live(d, n, r) } }
-	lost := 0 // requests whose node has died: they stay until they expire
-	// heal runs until nodes choose rightly again.
-	heal := func(what string, nodes ...*booker) {
-		begun, f := b.now, b.figures()
-		for !b.right(nodes, lost+r/100) {
-			if b.live(100*ms, r/20, r); b.now-begun > time.Minute {
-				t.Fatalf("%s: choices are not right after %v", what, b.now-begun)
-			}
-		}
-		b.tell(fmt.Sprint(what, ", right after ", b.now-begun), f, max(100*ms, b.now-begun))
-	}
-	phase("nothing", 2*time.Second, b.run)
-	phase("filling", 4*time.Second, rate(r/4))
-	phase("steady", 5*time.Second, rate(r/20))
-	rack := b.nodes[:len(b.nodes)/8]
-	for _, n := range rack {
-		n.gone = true
-	}
-	if n := phase("a rack is gone", 5*time.Second, rate(r/20)); n > 2*uint64(len(b.nodes)) {
-		t.Errorf("%d exchanges when an eighth of %d nodes is gone", n, len(b.nodes))
-	}
-	for _, n := range rack {
-		lost += len(n.own)
-		*n = *b.node(b.now)
-	}
-	heal("the rack is back", rack...)
-	one := b.nodes[len(b.nodes)-1]
-	one.away = true
-	phase("one misses everything", 6*time.Second, rate(r/20))
-	one.away = false
-	heal("it is back", one)
-	phase("steady", 5*time.Second, rate(r/20))
-	phase("calm", 3*time.Second, b.run)
-	var first load.Digest
-	for i, n := range b.nodes {
-		if d := n.Table(bookedModel).Digest(); i == 0 {
-			first = d
-		} else if d != first {
-			t.Errorf("node %d has %+v, others %+v", i, d, first)
-		}
-	}
-	t.Logf("%d booked, %d refused, %d lost their node; the largest message has %d bytes", b.booked, b.refused, lost,
-		b.largest)
 }

@@ -125,6 +125,9 @@ func (n *node) hear() {
 		w.counts.heard++
 		if c.state == "" {
 			n.leases.Gone(c.of.record.Key())
+			if n.booker != nil && c.of.state == "" { // as if it was heard at once
+				n.booker.RemoveRank(w.now, c.of.record.Key())
+			}
 			continue
 		}
 		r := c.of.record

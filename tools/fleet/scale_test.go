@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"cmp"
+	"flag"
 	"fmt"
 	"testing"
 	"time"
@@ -11,20 +12,33 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestScale has NATS go and come back, then a rack of nodes, which is a zone if nodes say zones, and as large a part of
-// the workers. With zones no partition is only in that rack. It says what nodes hear and
-// work meanwhile, and after how long all is as it should be. A node's share of a core is of the machines that decide,
-// and of the simulation itself: there is no NATS, and records are not decoded. It is as large as flags say:
+var (
+	scaleNodes    = flag.Int("scale.nodes", 12, "nodes of TestScale")
+	scaleCopies   = flag.Int("scale.copies", 2, "replicas of each partition in TestScale")
+	scaleZones    = flag.Int("scale.zones", 8, "zones of nodes in TestScale, the first of which goes; 0: they say none")
+	scaleWorkers  = flag.Int("scale.workers", 1000, "workers of TestScale")
+	scaleRequests = flag.Int("scale.requests", 1000, "requests under way in TestScale")
+)
+
+// TestScale has a rack of nodes, which is a zone if nodes say zones, and as large a part of the workers go and come
+// back. Then a node is held, then NATS goes and comes back. Meanwhile requests are booked and end. With zones no
+// partition is only in that rack; no lease expires while NATS is away; in the end all nodes have the same requests.
 //
-//	go test ./tools/fleet -run TestScale -v -timeout 0 -scale.nodes 64 -scale.workers 100000
+// It says what nodes hear and work meanwhile, and after how long all is as it should be. A node's share of a core is of
+// the machines that decide, and of the simulation itself: there is no NATS, and workers' records are not decoded. It is
+// as large as flags say:
+//
+//	go test ./tools/fleet -run TestScale -v -timeout 0 -scale.nodes 64 -scale.workers 100000 -scale.requests 65000
 func TestScale(t *testing.T) {
 	s := size{nodes: *scaleNodes, copies: *scaleCopies, workers: *scaleWorkers, partitions: 8 * uint32(*scaleNodes),
 		zones: *scaleZones}
 	racks := cmp.Or(s.zones, 8)
 	w := newWorld(t, 1, s)
-	begun, before, busy := w.now, w.counts, processorTime(t)
+	w.book(*scaleRequests)
+	b := w.bookings
+	begun, before, busy, heard := w.now, w.counts, processorTime(t), b.traffic()
 	peak, last := 0, 0 // renewals in a tenth of a second
-	incomplete := time.Duration(0)
+	incomplete, right := time.Duration(0), time.Duration(0)
 	var watch func()
 	watch = func() {
 		peak, last = max(peak, w.counts.renewals-last), w.counts.renewals
@@ -32,15 +46,30 @@ func TestScale(t *testing.T) {
 	}
 	watch()
 	phase := func(what string) {
-		took, n, c := w.now-begun, float64(len(w.nodes)), w.counts
-		t.Logf("%s: %v; each node hears %.0f changes/s and works for %.1f %% of a core; at most %d renewals in 100 ms; "+
-			"%d expiries, %d cleared; %d partitions restored; longest with one replica %v; answers incomplete for %v, "+
-			"%d partitions missing in %d queries", what, took.Round(100*ms),
-			float64(c.heard-before.heard)/n/took.Seconds(), (processorTime(t)-busy).Seconds()/n/took.Seconds()*100, peak,
-			c.expiries-before.expiries, c.clears-before.clears, c.restores-before.restores, w.longest.Round(100*ms),
-			incomplete.Round(100*ms), c.missing-before.missing, c.queries-before.queries)
-		begun, before, busy = w.now, c, processorTime(t)
-		peak, w.longest, incomplete = 0, 0, 0
+		took, n, c, f := w.now-begun, float64(len(w.nodes)), w.counts, b.traffic()
+		each := n * took.Seconds()
+		t.Logf("%s: %v; each node works for %.1f %% of a core\n"+
+			"  each node hears %.0f changes of records/s; at most %d renewals in 100 ms; %d expiries, %d cleared\n"+
+			"  %d partitions restored; longest with one replica %v; answers incomplete for %v, %d partitions missing in %d queries\n"+
+			"  bookings: choices right after %v; each node hears %.0f messages/s of %.2f MB/s; %d exchanges, %d pushed, %d healed",
+			what, took.Round(100*ms), (processorTime(t)-busy).Seconds()/each*100,
+			float64(c.heard-before.heard)/each, peak, c.expiries-before.expiries, c.clears-before.clears,
+			c.restores-before.restores, w.longest.Round(100*ms), incomplete.Round(100*ms), c.missing-before.missing,
+			c.queries-before.queries,
+			right.Round(100*ms), float64(f.messages-heard.messages)/each, float64(f.bytes-heard.bytes)/each/1e6,
+			f.exchanges-heard.exchanges, f.pushed-heard.pushed, f.healed-heard.healed)
+		begun, before, busy, heard = w.now, c, processorTime(t), f
+		peak, w.longest, incomplete, right = 0, 0, 0, 0
+	}
+	// settle runs until choices are right, and partitions are where they belong.
+	settle := func() {
+		for from := w.now; !b.right(); right = w.now - from {
+			if w.run(100 * ms); w.now-from > 2*time.Minute {
+				t.Fatalf("choices are not right after %v", w.now-from)
+			}
+		}
+		w.run(max(0, 2*time.Second-right))
+		w.untilSettled()
 	}
 	for i := range s.nodes {
 		w.start(fmt.Sprintf("indexer-%d", i))
@@ -53,6 +82,10 @@ func TestScale(t *testing.T) {
 	}
 	w.run(renewal)
 	phase("workers register")
+	b.rate = b.under / 4
+	w.run(5 * time.Second)
+	phase("requests come")
+	b.rate = b.under / 20
 	var ask func()
 	ask = func() {
 		was := w.counts.missing
@@ -64,16 +97,6 @@ func TestScale(t *testing.T) {
 	ask()
 	w.run(renewal)
 	phase("nothing happens")
-
-	w.down = true
-	w.run(15 * time.Second)
-	w.back()
-	w.run(5 * time.Second)
-	w.untilSettled()
-	phase("NATS is away for 15 s")
-	if w.counts.expiries > 0 {
-		t.Errorf("%d leases expired while NATS was away", w.counts.expiries)
-	}
 
 	var dead cluster.Set // partitions that only the rack serves
 	w.allowed = func(p events.Partition) bool { return dead.Has(p) }
@@ -99,8 +122,11 @@ func TestScale(t *testing.T) {
 	for _, k := range workers {
 		k.dies(0)
 	}
-	w.run(2 * time.Second)
-	w.untilSettled()
+	b.abandon()
+	settle()
+	if n := b.traffic().exchanges - heard.exchanges; n > 3*uint64(s.nodes) { // not as many as pairs
+		t.Errorf("%d exchanges when %d of %d nodes are gone", n, len(rack), s.nodes)
+	}
 	phase(fmt.Sprintf("a rack is gone, with all replicas of %d partitions", dead.Len()))
 	for w.run(time.Second); w.counts.clears < len(workers); w.run(time.Second) {
 		if w.now-begun > 3*lease {
@@ -115,9 +141,27 @@ func TestScale(t *testing.T) {
 	for _, k := range workers {
 		w.after(w.between(0, time.Second), k.live)
 	}
-	w.run(2 * time.Second)
-	w.untilSettled()
+	settle()
 	phase("the rack is back")
+
+	late := w.nodes[w.names()[1]]
+	late.held = true
+	w.run(6 * time.Second)
+	phase("a node is held")
+	late.resume()
+	settle()
+	phase("it goes on")
+
+	w.down = true
+	w.run(15 * time.Second)
+	phase("NATS is away")
+	w.back()
+	settle()
+	w.run(max(0, 5*time.Second-(w.now-begun)))
+	phase("it is back")
+	if w.counts.expiries > len(workers) {
+		t.Errorf("%d leases expired while NATS was away", w.counts.expiries-len(workers))
+	}
 	for _, k := range w.workers {
 		if k.state != registry.Held {
 			t.Fatalf("%s is %q", k.record.Instance, k.state)
@@ -126,4 +170,11 @@ func TestScale(t *testing.T) {
 	if w.counts.missing > 0 && dead.Len() == 0 {
 		t.Errorf("%d partitions were missing in answers", w.counts.missing)
 	}
+	for b.rate = 0; b.under > 0 && !b.same(); w.run(100 * ms) {
+		if w.now-begun > time.Minute {
+			t.Fatal("nodes do not come to the same tables")
+		}
+	}
+	phase("no more requests come: all nodes have the same tables")
+	t.Logf("%d booked, %d lost their node; the largest message has %d bytes", b.made, b.lost(), b.largest)
 }

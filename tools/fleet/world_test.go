@@ -64,6 +64,8 @@ type world struct {
 	longest  time.Duration               // with one only
 	settling bool                        // owners have not been there yet: nothing is asserted of them
 
+	bookings *bookings // nil: none
+
 	workers []*worker // all that ever were
 	changes []change  // of the workers' bucket, in order
 
@@ -170,6 +172,7 @@ type node struct {
 	todo    []events.Partition                 // taken, to be restored one after the other
 	acked   uint64
 	told    int // of the workers' bucket's changes
+	booker  *booker
 	leaves  bool
 	old     bool
 	ended   bool
@@ -188,6 +191,9 @@ func (w *world) start(name string) *node {
 			Replication: w.copies, Heartbeat: beat, DeadAfter: deadAfter,
 		})}
 	w.nodes[name] = n
+	if w.bookings != nil {
+		w.bookings.join(n)
+	}
 	n.leases.Anew()
 	n.after(w.between(0, beat), func() {
 		n.hear()
