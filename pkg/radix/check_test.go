@@ -74,9 +74,13 @@ func (c *checker) tree() error {
 		}
 	}
 	seen := 0
-	for _, e := range v.edges {
-		if e != 0 && e != edgeGone {
-			seen++
+	for i, e := range v.edges {
+		if e == 0 || e == edgeGone {
+			continue
+		}
+		seen++
+		if v.starts[i] != v.nodes[uint32(e)].start {
+			return fmt.Errorf("the edge to node %d says that its run begins at %d", uint32(e), v.starts[i])
 		}
 	}
 	if used != x.nodes || edges != x.edgeCount || seen != edges {

@@ -26,6 +26,7 @@ type view struct {
 	parts  []part
 	bits   []uint64 // bitmaps of parts
 	edges  []uint64 // a power of two: hash<<32 | child, 0 or gone
+	starts []uint32 // by edge: where its child's run begins, to be asked for early; where there is none it means nothing
 	locals []uint64 // by block
 	ids    []uint32 // RankID by slot
 	roots  []root
@@ -51,7 +52,10 @@ func edgeHash(parent uint32, local uint64) uint64 {
 	return h ^ h>>29
 }
 
-const edgeGone = 1 // the place of an edge that was taken away; node 0 is no child
+const (
+	edgeGone = 1  // the place of an edge that was taken away; node 0 is no child
+	runAhead = 32 // words of a child's run that are asked for before the node says where they are
+)
 
 // edge finds the edge from parent to the child that begins with local: its slot, and the child; 0 if there is none.
 func (v *view) edge(parent uint32, local uint64) (slot int, child uint32) {
@@ -63,6 +67,9 @@ func (v *view) edge(parent uint32, local uint64) (slot int, child uint32) {
 			break
 		}
 		if c := uint32(e); e>>32 == h>>32 && e != edgeGone && int(c) < len(v.nodes) {
+			if start := int(atomic.LoadUint32(&v.starts[i])); start < len(v.locals) {
+				prefetchWords(&v.locals[start], runAhead)
+			}
 			n := &v.nodes[c]
 			start := atomic.LoadUint32(&n.start)
 			if atomic.LoadUint32(&n.parent) == parent && int(start) < len(v.locals) &&
@@ -217,6 +224,7 @@ func (x *Index) link(parent, child uint32) {
 	}
 	x.edgeUsed++
 	x.edgeCount++
+	put32(&x.v.starts[i], x.v.nodes[child].start)
 	put64(&x.v.edges[i], h>>32<<32|uint64(child))
 	if x.v.nodes[parent].children == mostWide && x.v.masks[planeWatch] != nil {
 		x.tooWide(parent)
@@ -242,7 +250,7 @@ func (x *Index) rehashEdges() {
 		size *= 2
 	}
 	old := x.v.edges
-	edges := make([]uint64, size)
+	edges, starts := make([]uint64, size), make([]uint32, size)
 	mask := uint64(size - 1)
 	for _, e := range old {
 		if e != 0 && e != edgeGone {
@@ -251,11 +259,11 @@ func (x *Index) rehashEdges() {
 			for edges[i] != 0 {
 				i = (i + 1) & mask
 			}
-			edges[i] = e
+			edges[i], starts[i] = e, n.start
 		}
 	}
 	x.edgeUsed = x.edgeCount
-	x.publish(func(v *view) { v.edges = edges })
+	x.publish(func(v *view) { v.edges, v.starts = edges, starts })
 }
 
 // split cuts a node in two before its block at off. The blocks before get a new node, which it returns; the rest, with

@@ -66,7 +66,7 @@ func (x *Index) complete(s *Stats) {
 	v := x.v
 	s.Bytes.Blocks = x.locals.bytes() + x.engines.bytes() + x.slabs.bytes() + int64(len(x.freeSlab.words))*8
 	s.Bytes.Names = exact + x.names.bytes() + int64(len(x.sharedElse))*40
-	s.Bytes.Nodes = int64(len(v.nodes))*(32+16) + int64(len(v.edges))*8 + int64(len(v.ends))*28
+	s.Bytes.Nodes = int64(len(v.nodes))*(32+16) + int64(len(v.edges))*12 + int64(len(v.ends))*28
 	for _, m := range v.masks {
 		s.Bytes.Nodes += int64(len(m)) * 8
 	}
