@@ -67,7 +67,9 @@ type CacheConfig struct {
 	// after the caller's deadline is cached for the next one.
 	Patience time.Duration
 
-	Flights int // how many questions may be under way; default 32. Beyond, callers go without.
+	// Flights is how many requests may be under way; default 64. Beyond, callers go without. A question that follows a
+	// long run has up to four.
+	Flights int
 
 	Now func() time.Time // default time.Now
 }
@@ -139,11 +141,12 @@ type CacheStats struct {
 	Forgotten uint64 // how often all was dropped
 }
 
-// flight is a question under way. Its fields are written before done is closed.
+// flight is a request under way. err and runs are written before done is closed.
 type flight struct {
-	done chan struct{}
-	err  error
-	runs map[runKey]cachedRun
+	done  chan struct{}
+	err   error
+	runs  map[runKey]cachedRun
+	wakes []chan struct{} // of those who follow several flights; guarded by Cache.mu
 }
 
 // NewCache returns a cache that remembers nothing yet.
@@ -152,7 +155,7 @@ func NewCache(store Store, cfg CacheConfig) *Cache {
 	cfg.MissLife = cmp.Or(max(cfg.MissLife, 0), 500*time.Millisecond)
 	cfg.Bytes = cmp.Or(max(cfg.Bytes, 0), 64<<20)
 	cfg.Patience = cmp.Or(max(cfg.Patience, 0), 2*time.Second)
-	cfg.Flights = cmp.Or(max(cfg.Flights, 0), 32)
+	cfg.Flights = cmp.Or(max(cfg.Flights, 0), 64)
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
@@ -199,6 +202,7 @@ type Question struct {
 	err     error
 	late    bool // ctx ended before all was asked for
 	waiting []waiting
+	wake    chan struct{} // of Follow, holds one signal: a flight has landed; nil otherwise
 }
 
 type waiting struct {
@@ -223,10 +227,10 @@ func (c *Cache) Begin(lane Lane, from int) *Question {
 
 // Ask looks at what is cached of the runs in which pages from, up to and not including, to are, and has the store asked
 // for the rest. It waits for nothing.
-func (q *Question) Ask(from, to int) { q.ask([2]int{max(from, q.from), min(to, q.lane.Pages)}) }
+func (q *Question) Ask(from, to int) { q.ask([][2]int{{max(from, q.from), min(to, q.lane.Pages)}}) }
 
 // ask is Ask for several ranges, in one request.
-func (q *Question) ask(ranges ...[2]int) {
+func (q *Question) ask(ranges [][2]int) {
 	c, now := q.cache, q.cache.cfg.Now()
 	var mine *flight
 	var todo []ask
@@ -236,9 +240,7 @@ func (q *Question) ask(ranges ...[2]int) {
 			if q.wanted.Get(first) {
 				continue
 			}
-			pages := min(runLength(first), q.lane.Pages-first)
-			want := ^uint64(0) >> (64 - pages)
-			q.wanted[first>>6] |= want << (first & 63)
+			pages, want := q.want(first)
 			key := runKey{q.lane.ID, q.lane.fingerprints[runOf(first)]}
 			run, _ := c.runs.Get(key)
 			run.age(now, &c.cfg)
@@ -264,6 +266,7 @@ func (q *Question) ask(ranges ...[2]int) {
 				c.asked[key] = f
 				todo = append(todo, ask{key: key, first: first, pages: pages, before: run})
 			}
+			f.signal(q.wake)
 			q.waiting = append(q.waiting, waiting{f, key, first, pages})
 		}
 	}
@@ -277,33 +280,175 @@ func (q *Question) ask(ranges ...[2]int) {
 	}
 }
 
-// Follow asks for the unbroken run of pages that begins at each of starts, in windows that grow, and waits for the
-// answers, until ctx ends at the latest. What follows the first page that is not there is not asked for, but for the
-// rest of its window.
+// How far Follow asks ahead of what is known to be there, in pages, and how many it puts into a request: enough for
+// all of a master's threads. It is also what a run's end costs at most in answers that nobody needs.
+const (
+	maxAhead     = 512
+	requestPages = 128
+)
+
+// trail is how far Follow has come along an unbroken run.
+type trail struct {
+	start int // where the run begins
+	at    int // the first page that is not known to be there
+	asked int // the page up to which it was asked for
+}
+
+// Follow asks for the unbroken run of pages that begins at each of starts, and waits for the answers, until ctx ends at
+// the latest. Requests overlap, and how far it asks ahead grows as in TCP's slow start: a run of pages at first, then
+// four times what was found, up to maxAhead. What was asked for behind the first page that is not there is not waited
+// for, and nobody needs to know it. Where pages were there when they were asked for last, however long ago, Follow asks
+// so far ahead at once.
 func (q *Question) Follow(ctx context.Context, starts []int) {
-	starts = slices.Clone(starts)
-	var ranges [][2]int
-	for window := shortRun; ; window *= 2 {
-		ranges = ranges[:0]
-		for i, at := range starts {
-			at = next(q.present, q.known, at, q.lane.Pages, ^uint64(0))
-			if starts[i] = at; at < q.lane.Pages && !q.wanted.Get(at) {
-				ranges = append(ranges, [2]int{at, min(q.lane.Pages, runEnd(at)+window-shortRun)})
-			}
+	trails := make([]trail, len(starts))
+	for i, start := range starts {
+		trails[i] = trail{start, start, start}
+	}
+	before := slices.Clone(q.wanted)
+	q.wake = make(chan struct{}, 1)
+	q.cache.subscribe(q)
+	for over := false; ; {
+		q.collect()
+		over = over || ctx.Err() != nil
+		open, asked := q.extend(trails, over)
+		if open > 0 && over {
+			q.err = cmp.Or(q.err, ctx.Err())
 		}
-		switch {
-		case len(ranges)+len(q.waiting) == 0:
-			return
-		case len(ranges) > 0 && ctx.Err() != nil:
-			q.err, q.late = cmp.Or(q.err, ctx.Err()), true
-			return
+		if open == 0 || over {
+			break
 		}
-		q.ask(ranges...)
-		q.wait(ctx)
-		if window < 4*longRun {
-			window *= 2
+		if asked { // what is cached may have been enough
+			continue
+		}
+		select {
+		case <-q.wake:
+		case <-ctx.Done():
+			over = true
 		}
 	}
+	q.wake = nil
+	q.wanted = before
+	for _, t := range trails {
+		for first := t.start - t.start%runLength(t.start); first < min(t.at+1, q.lane.Pages); first += runLength(first) {
+			q.want(first)
+		}
+	}
+	q.waiting = slices.DeleteFunc(q.waiting, func(w waiting) bool { return !q.wanted.Get(w.first) })
+}
+
+// extend finds how far runs are known, and asks on for those of which more is to be known, unless it is too late. It
+// reports how many these are, and whether it has asked for any.
+func (q *Question) extend(trails []trail, late bool) (open int, asked bool) {
+	var ranges [][2]int // of the next request
+	pages := 0          // of these
+	flush := func() {
+		if pages > 0 {
+			q.ask(ranges)
+			ranges, pages, asked = ranges[:0], 0, true
+		}
+	}
+	for i := range trails {
+		t := &trails[i]
+		t.at = next(q.present, q.known, t.at, q.lane.Pages, ^uint64(0))
+		if t.at == q.lane.Pages || q.known.Get(t.at) || q.wanted.Get(t.at) && !q.awaits(t.at) {
+			continue // it is there whole, or ends here, or nothing more can be known
+		}
+		open++
+		if late {
+			if !q.wanted.Get(t.at) {
+				q.late = true
+			}
+			continue
+		}
+		ahead := shortRun
+		switch {
+		case t.at > t.start:
+			ahead = min(maxAhead, max(longRun, 4*(t.at-t.start)))
+		case t.asked == t.start:
+			ahead = min(maxAhead, shortRun+q.cache.seen(&q.lane, t.at))
+		}
+		t.asked = max(t.asked, t.at)
+		end := min(q.lane.Pages, runEnd(t.at)+ahead-shortRun)
+		if t.asked > t.at && end-t.asked < requestPages && end < q.lane.Pages {
+			continue // until there is enough for a request
+		}
+		for t.asked < end {
+			to := min(end, runEnd(t.asked+requestPages-1))
+			ranges, pages = append(ranges, [2]int{t.asked, to}), pages+to-t.asked
+			if t.asked = to; pages >= requestPages {
+				flush()
+			}
+		}
+	}
+	flush()
+	return open, asked
+}
+
+// awaits reports whether a page was asked for and the answer is still to come.
+func (q *Question) awaits(page int) bool {
+	return slices.ContainsFunc(q.waiting, func(w waiting) bool { return w.first <= page && page < w.first+w.pages })
+}
+
+// collect takes the answers that have come.
+func (q *Question) collect() {
+	q.waiting = slices.DeleteFunc(q.waiting, func(w waiting) bool {
+		select {
+		case <-w.on.done:
+			q.take(w)
+			return true
+		default:
+			return false
+		}
+	})
+}
+
+// take takes an answer that has come.
+func (q *Question) take(w waiting) {
+	q.add(w.on.runs[w.key], w.first)
+	if q.err == nil {
+		q.err = w.on.err
+	}
+}
+
+// want notes that a run's pages are to be known.
+func (q *Question) want(first int) (pages int, mask uint64) {
+	pages = min(runLength(first), q.lane.Pages-first)
+	mask = ^uint64(0) >> (64 - pages)
+	q.wanted[first>>6] |= mask << (first & 63)
+	return pages, mask
+}
+
+// signal has a flight's landing signalled, unless wake is nil. Called with Cache.mu held.
+func (f *flight) signal(wake chan struct{}) {
+	if n := len(f.wakes); wake != nil && (n == 0 || f.wakes[n-1] != wake) {
+		f.wakes = append(f.wakes, wake)
+	}
+}
+
+// subscribe has it signalled when a flight lands for which a question waits.
+func (c *Cache) subscribe(q *Question) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, w := range q.waiting {
+		w.on.signal(q.wake)
+	}
+}
+
+// seen is how many pages from one on were there when they were asked for last, whenever that was; maxAhead at most.
+func (c *Cache) seen(lane *Lane, from int) (pages int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for at := from; at < lane.Pages && pages < maxAhead; {
+		first := at - at%runLength(at)
+		run, _ := c.runs.Peek(runKey{lane.ID, lane.fingerprints[runOf(at)]})
+		end := min(runEnd(at), lane.Pages)
+		want := ^uint64(0) >> (64 - (end - at)) << (at - first)
+		if run.present&want != want {
+			break
+		}
+		pages, at = pages+end-at, end
+	}
+	return pages
 }
 
 // age drops what is too old.
@@ -365,10 +510,7 @@ func (q *Question) wait(ctx context.Context) {
 				continue
 			}
 		}
-		q.add(w.on.runs[w.key], w.first)
-		if q.err == nil {
-			q.err = w.on.err
-		}
+		q.take(w)
 	}
 	q.waiting = q.waiting[:0]
 }
@@ -404,8 +546,7 @@ func (c *Cache) request(f *flight, todo []ask, epoch uint64) {
 		run, bit int
 		keys     []string
 	}
-	var pages []page
-	var first []string
+	pages, first := make([]page, 0, len(todo)*shortRun), make([]string, 0, len(todo)*shortRun)
 	for r, a := range todo {
 		for i := range a.pages {
 			if a.before.known>>i&1 == 0 {
@@ -477,6 +618,12 @@ func (c *Cache) request(f *flight, todo []ask, epoch uint64) {
 		}
 	}
 	c.flights--
-	c.mu.Unlock()
 	close(f.done)
+	for _, wake := range f.wakes {
+		select {
+		case wake <- struct{}{}:
+		default: // there is a signal already
+		}
+	}
+	c.mu.Unlock()
 }

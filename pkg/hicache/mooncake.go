@@ -51,7 +51,8 @@ type MooncakeConfig struct {
 // of a client that died stay for ten seconds more.
 type Mooncake struct {
 	cfg    MooncakeConfig
-	client *http.Client
+	asking *pool        // of batches
+	client *http.Client // of all else; that it loses a connection is heard at once
 	base   string
 	down   atomic.Pointer[string] // why Watch finds that the master does not serve; nil: it does, or nobody watches
 	unseen atomic.Uint64          // keys in replies that nobody had asked for
@@ -68,17 +69,20 @@ func NewMooncake(cfg MooncakeConfig) (*Mooncake, error) {
 	cfg.Check = cmp.Or(max(cfg.Check, 0), time.Second)
 	m := &Mooncake{cfg: cfg, base: "http://" + cfg.Address}
 	dialer := &net.Dialer{Timeout: 2 * time.Second, KeepAlive: 5 * time.Second}
+	dial := func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dialer.DialContext(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return &watchedConn{Conn: c, lost: func() { m.changed("a connection to the master broke") }}, nil
+	}
+	m.asking = newPool(cfg.Address, cfg.Parallel, func(ctx context.Context) (net.Conn, error) {
+		return dial(ctx, "tcp", cfg.Address)
+	})
 	m.client = &http.Client{
 		Transport: &http.Transport{
-			MaxConnsPerHost: cfg.Parallel + 1, MaxIdleConnsPerHost: cfg.Parallel + 1, IdleConnTimeout: time.Minute,
-			DisableCompression: true, WriteBufferSize: 32 << 10, ReadBufferSize: 32 << 10, // some 400 keys are one write
-			DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-				c, err := dialer.DialContext(ctx, network, addr)
-				if err != nil {
-					return nil, err
-				}
-				return &watchedConn{Conn: c, lost: func() { m.changed("a connection to the master broke") }}, nil
-			},
+			MaxConnsPerHost: 2, MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute, DisableCompression: true,
+			DialContext: dial,
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
@@ -116,11 +120,21 @@ func (c *watchedConn) Close() error {
 
 func (c *watchedConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
+	c.judge(err)
+	return n, err
+}
+
+func (c *watchedConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.judge(err)
+	return n, err
+}
+
+func (c *watchedConn) judge(err error) {
 	late, is := errors.AsType[net.Error](err)
 	if err != nil && !(is && late.Timeout()) && c.closed.CompareAndSwap(false, true) {
 		c.lost()
 	}
-	return n, err
 }
 
 // checkMooncakeKey refuses a key that the master cannot be asked for: it splits at commas, and one key that is not
@@ -161,6 +175,11 @@ func (m *Mooncake) chunks(keys []string) (out []chunk, bad error) {
 		}
 	}
 	for i, key := range keys {
+		if len(at) == 0 { // the others are about as long
+			n := min(most, len(keys)-i)
+			query.Grow(min(m.cfg.MaxURL, n*(len(key)+1)))
+			at = make([]int, 0, n)
+		}
 		err := checkMooncakeKey(key)
 		escaped := escapeKey(key)
 		if err == nil && len(batchPath)+len(escaped) > m.cfg.MaxURL {
@@ -255,7 +274,7 @@ func (m *Mooncake) Exists(ctx context.Context, keys []string) (present, known Bi
 
 func (m *Mooncake) batch(ctx context.Context, c *chunk) (map[string]bool, error) {
 	const perKey = 8 << 10 // of a reply; some 300 bytes are usual
-	body, status, err := m.get(ctx, batchPath+c.query, int64(64<<10+perKey*len(c.at)))
+	body, status, err := m.asking.get(ctx, batchPath+c.query, int64(64<<10+perKey*len(c.at)))
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("mooncake: ask for %d keys: %w", len(c.at), err)
@@ -276,12 +295,7 @@ func (m *Mooncake) get(ctx context.Context, path string, limit int64) (body []by
 		return nil, 0, err
 	}
 	defer res.Body.Close()
-	if n := res.ContentLength; 0 <= n && n <= limit {
-		body = make([]byte, n)
-		_, err = io.ReadFull(res.Body, body)
-	} else {
-		body, err = io.ReadAll(io.LimitReader(res.Body, limit+1))
-	}
+	body, err = io.ReadAll(io.LimitReader(res.Body, limit+1))
 	if err == nil && int64(len(body)) > limit {
 		err = fmt.Errorf("%w: it has more than %d bytes", ErrReply, limit)
 	}
@@ -358,10 +372,12 @@ func (m *Mooncake) Health(ctx context.Context) (identity string, err error) {
 // serve, Exists fails at once with the reason instead of waiting for it.
 func (m *Mooncake) Watch(ctx context.Context) {
 	defer m.client.CloseIdleConnections()
+	defer m.asking.closeIdle()
 	last := ""
 	tick := time.NewTicker(m.cfg.Check)
 	defer tick.Stop()
 	for {
+		m.asking.closeBroken()
 		asking, cancel := context.WithTimeout(ctx, max(m.cfg.Check, time.Second))
 		identity, err := m.Health(asking)
 		cancel()

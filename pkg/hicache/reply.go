@@ -5,12 +5,13 @@ import (
 	"fmt"
 	"strings"
 	"unicode/utf8"
+	"unsafe"
 )
 
 // readBatchReply reads what /batch_query_keys answers: which keys were answered for, and whether their objects exist.
-// hint is how many keys there should be.
+// hint is how many keys there should be. The answer's keys are in body, which must not change any more.
 func readBatchReply(body []byte, hint int) (map[string]bool, error) {
-	if out, is := scanBatchReply(string(body), hint); is {
+	if out, is := scanBatchReply(unsafe.String(unsafe.SliceData(body), len(body)), hint); is {
 		return out, nil
 	}
 	return decodeBatchReply(body, hint)

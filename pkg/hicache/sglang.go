@@ -170,18 +170,30 @@ func (s *SGLang) Keys(pages []PageHash) PageKeys {
 // pageKeys names objects: a tag, a page's hash, and each of the suffixes.
 func pageKeys(tag string, pages []PageHash, suffixes []string) PageKeys {
 	keys := make([]string, 0, len(pages)*len(suffixes))
-	var text []byte
-	for i := range pages {
+	size := 0 // of a page's keys
+	for _, end := range suffixes {
+		size += len(tag) + hex.EncodedLen(sha256.Size) + len(end)
+	}
+	const together = 64 << 10 // bytes in one allocation: a run's keys, and not all of a long prompt's
+	step := max(1, together/max(1, size))
+	text := make([]byte, 0, min(step, len(pages))*size)
+	for len(pages) > 0 {
+		n := min(step, len(pages))
 		text = text[:0]
-		for _, end := range suffixes {
-			text = append(hex.AppendEncode(append(text, tag...), pages[i][:]), end...)
+		for i := range n {
+			for _, end := range suffixes {
+				text = append(hex.AppendEncode(append(text, tag...), pages[i][:]), end...)
+			}
 		}
-		page, at := string(text), 0 // one allocation for all keys of a page
-		for _, end := range suffixes {
-			n := len(tag) + hex.EncodedLen(len(pages[i])) + len(end)
-			keys = append(keys, page[at:at+n])
-			at += n
+		all, at := string(text), 0
+		for range n {
+			for _, end := range suffixes {
+				length := len(tag) + hex.EncodedLen(sha256.Size) + len(end)
+				keys = append(keys, all[at:at+length])
+				at += length
+			}
 		}
+		pages = pages[n:]
 	}
 	return PageKeys{Keys: keys, PerPage: len(suffixes)}
 }

@@ -1,0 +1,162 @@
+package hicache
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"syscall"
+	"time"
+)
+
+// pool asks one server over a fixed number of kept connections, each by whoever has it in hand: writing and reading
+// happen in the caller's goroutine. [http.Transport] hands both to goroutines of its own, and a question of a few keys
+// costs little more than to wake them. A pool asks with GET alone and has no use for redirects, proxies and trailers.
+type pool struct {
+	host  string
+	dial  func(context.Context) (net.Conn, error)
+	slots chan *kept    // as many as connections may be open; nil: one that is not
+	usual *http.Request // what replies are to
+}
+
+// kept is a connection, with what bounds the bytes that are read of one reply.
+type kept struct {
+	net.Conn
+	bound io.LimitedReader
+	in    *bufio.Reader
+	buf   []byte // the request
+}
+
+// maxHead bounds the head of a reply.
+const maxHead = 64 << 10
+
+func newPool(host string, size int, dial func(context.Context) (net.Conn, error)) *pool {
+	p := &pool{host: host, dial: dial, slots: make(chan *kept, size), usual: &http.Request{Method: http.MethodGet}}
+	for range size {
+		p.slots <- nil
+	}
+	return p
+}
+
+// get asks for a path and reads at most limit bytes of what it answers; ErrReply if there are more. A request that a
+// kept connection did not survive is made again on a new one: the server had closed it in the meantime.
+func (p *pool) get(ctx context.Context, path string, limit int64) (body []byte, status int, err error) {
+	var c *kept
+	select {
+	case c = <-p.slots:
+	case <-ctx.Done():
+		return nil, 0, ctx.Err()
+	}
+	defer func() { p.slots <- c }()
+	for fresh := c == nil; ; fresh = true {
+		if fresh {
+			if c, err = p.open(ctx); err != nil {
+				return nil, 0, err
+			}
+		}
+		var read, keep bool
+		body, status, read, keep, err = p.ask(ctx, c, path, limit)
+		if !keep {
+			c.Close()
+			c = nil
+		}
+		switch {
+		case err == nil:
+			return body, status, nil
+		case ctx.Err() != nil:
+			return nil, 0, ctx.Err()
+		case read || fresh:
+			return nil, 0, err
+		}
+	}
+}
+
+func (p *pool) open(ctx context.Context) (*kept, error) {
+	conn, err := p.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c := &kept{Conn: conn, bound: io.LimitedReader{R: conn}}
+	c.in = bufio.NewReaderSize(&c.bound, 32<<10)
+	return c, nil
+}
+
+// ask asks on a connection. read is whether any of a reply came, keep whether the connection can be used again.
+func (p *pool) ask(ctx context.Context, c *kept, path string, limit int64) (body []byte, status int, read, keep bool,
+	err error) {
+	c.bound.N = maxHead + limit + 1
+	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
+	defer func() { keep = stop() && keep }()
+	c.buf = append(append(append(append(c.buf[:0], "GET "...), path...), " HTTP/1.1\r\nHost: "...), p.host...)
+	c.buf = append(c.buf, "\r\n\r\n"...)
+	if _, err = c.Write(c.buf); err != nil {
+		return nil, 0, false, false, err
+	}
+	if _, err = c.in.Peek(1); err != nil {
+		return nil, 0, false, false, err
+	}
+	res, err := http.ReadResponse(c.in, p.usual)
+	if err != nil {
+		return nil, 0, true, false, fmt.Errorf("%w: %w", ErrReply, err)
+	}
+	if n := res.ContentLength; 0 <= n && n <= limit {
+		body = make([]byte, n)
+		_, err = io.ReadFull(res.Body, body)
+	} else {
+		body, err = io.ReadAll(io.LimitReader(res.Body, limit+1))
+	}
+	if err == nil && int64(len(body)) > limit {
+		err = fmt.Errorf("%w: it has more than %d bytes", ErrReply, limit)
+	}
+	return body, res.StatusCode, true, err == nil && !res.Close && c.in.Buffered() == 0, err
+}
+
+// eachIdle does something with each of the open connections that nobody uses, and closes those that it is not to keep.
+func (p *pool) eachIdle(keep func(*kept) bool) {
+	for range cap(p.slots) {
+		select {
+		case c := <-p.slots:
+			if c != nil && !keep(c) {
+				c.Close()
+				c = nil
+			}
+			p.slots <- c
+		default:
+			return
+		}
+	}
+}
+
+func (p *pool) closeIdle() { p.eachIdle(func(*kept) bool { return false }) }
+
+// closeBroken closes idle connections that the other side has closed. Nobody reads them, so nobody else would notice.
+func (p *pool) closeBroken() { p.eachIdle(func(c *kept) bool { return !hungUp(c.Conn) }) }
+
+// hungUp reports whether the other side has closed an idle connection, or said something that nobody asked for.
+func hungUp(conn net.Conn) bool {
+	if w, is := conn.(*watchedConn); is {
+		gone := hungUp(w.Conn)
+		if gone {
+			w.judge(io.EOF)
+		}
+		return gone
+	}
+	tcp, is := conn.(syscall.Conn)
+	if !is {
+		return false
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return true
+	}
+	gone := false
+	err = raw.Read(func(fd uintptr) bool {
+		_, _, err := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK) // which does not block
+		gone = !errors.Is(err, syscall.EAGAIN) && !errors.Is(err, syscall.EINTR)
+		return true
+	})
+	return gone || err != nil
+}
