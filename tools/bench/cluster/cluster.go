@@ -7,8 +7,9 @@
 //     restores it. It is asked in each form for a long prompt, by turns with bare requests of the same sizes to the
 //     echo.
 //  2. Three nodes with two replicas take in the same events.
-//  3. Queries to any of the three, and bare requests of the same sizes, by turns: to the echo, and to a relay, which
-//     asks the echo before it answers, as a node asks another.
+//  3. Queries to any of the three, and bare requests of the same sizes, by turns: to the echo, and to three relays, of
+//     which one gets the request and asks another before it answers, as nodes do. The nodes' names are chosen so that
+//     none keeps all partitions, which makes every query travel.
 //  4. One of the three is killed while queries are asked, and its partitions are restored by the others.
 //
 // `indexer bench select` ([RunSelect]) measures the choice of workers on the same bed: in this process by stage, on
@@ -26,9 +27,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -72,8 +77,8 @@ func (o *Options) Validate() error {
 type Report struct {
 	QueryP50 float64 `json:"query_p50_ratio"` // three nodes beside a bare request-reply; at most 2.5
 	QueryP99 float64 `json:"query_p99_ratio"` // the same; at most 4
-	// a request to a process that asks another one before it answers, beside a bare request-reply: no query over several
-	// nodes can do with less
+	// a request to any of three processes, which asks another of them before it answers, beside a bare request-reply:
+	// what a query over three nodes would take if nodes had nothing to do
 	RelayP50 float64 `json:"relay_p50_ratio"`
 	// blocks applied per second of processor time, three nodes beside one; at least 0.8
 	Ingest float64 `json:"ingest_ratio"`
@@ -146,6 +151,7 @@ const (
 	patience  = 2 * time.Minute
 	echoAt    = "bench.echo"
 	relayAt   = "bench.relay"
+	relays    = 3
 )
 
 // Rounds is how often each worker stores all its blocks; before each but the first it loses them all.
@@ -159,6 +165,8 @@ type bed struct {
 	url      string
 	conn     *jetstream.Conn
 	pool     *rpc.Pool
+	names    []string                              // of the three nodes
+	filled   map[events.Partition]events.StreamSeq // what was taken in last: partitions that have events, and up to where
 	progress func(string)
 	report   Report
 }
@@ -168,7 +176,7 @@ func Run(ctx context.Context, o Options, progress func(string)) (r *Report, err 
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	b := &bed{ctx: ctx, o: o, progress: progress}
+	b := &bed{ctx: ctx, o: o, progress: progress, names: nodeNames(o.Partitions, 2)}
 	if b.dir, err = os.MkdirTemp("", "kvatlas-bench-"); err != nil {
 		return nil, err
 	}
@@ -220,7 +228,8 @@ func (b *bed) join(url string) (err error) {
 	return err
 }
 
-// RunRole is what the processes beside the nodes do, until ctx ends: "nats", "echo" or "relay".
+// RunRole is what the processes beside the nodes do, until ctx ends: "nats", "echo" or "relay0" to
+// "relay2".
 func RunRole(ctx context.Context, role, data, url string, say io.Writer) error {
 	switch role {
 	case "nats":
@@ -233,34 +242,28 @@ func RunRole(ctx context.Context, role, data, url string, say io.Writer) error {
 		fmt.Fprintf(say, "listen=%s\n", server.Addr())
 		<-ctx.Done()
 		return nil
-	case "echo", "relay":
+	case "echo", "relay0", "relay1", "relay2":
 		conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{url}})
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
 		zeros := make([]byte, 1<<20)
-		endpoint := jetstream.Endpoint{Name: "echo", Subject: echoAt, Handler: func(_ context.Context,
+		endpoints := []jetstream.Endpoint{{Name: "echo", Subject: echoAt, Handler: func(_ context.Context,
 			r jetstream.Request) jetstream.Response {
 			n := 0
 			if len(r.Body) >= 4 {
 				n = int(min(binary.LittleEndian.Uint32(r.Body), uint32(len(zeros)/2)))
 			}
 			return jetstream.Response{ContentType: api.MsgPack, Body: zeros[:n]}
-		}}
-		if role == "relay" {
-			endpoint = jetstream.Endpoint{Name: "relay", Subject: relayAt, Handler: func(ctx context.Context,
-				r jetstream.Request) jetstream.Response {
-				reply, err := conn.Request(ctx, echoAt, api.MsgPack, r.Body)
-				if err != nil {
-					fmt.Fprintln(say, err)
-					return jetstream.Response{}
-				}
-				return jetstream.Response{ContentType: api.MsgPack, Body: reply.Body}
-			}}
+		}}}
+		if own, is := strings.CutPrefix(role, "relay"); is {
+			endpoints[0].Subject = relayAt + "." + own
+			endpoints = append(endpoints, jetstream.Endpoint{Name: "relay", Subject: relayAt, QueueGroup: "relays",
+				Handler: relay(conn, own, say)})
 		}
 		service, err := jetstream.Serve(conn, jetstream.ServiceConfig{Name: role, Version: "0.0.0", Workers: 128,
-			Endpoints: []jetstream.Endpoint{endpoint}})
+			Endpoints: endpoints})
 		if err != nil {
 			return err
 		}
@@ -274,7 +277,46 @@ func RunRole(ctx context.Context, role, data, url string, say io.Writer) error {
 		service.Stop(stopping)
 		return nil
 	}
-	return fmt.Errorf("role %q is none of nats, echo and relay", role)
+	return fmt.Errorf("role %q is none of nats, echo and relay0 to relay2", role)
+}
+
+// relay answers with what the two other relays say, one after the other.
+func relay(conn *jetstream.Conn, own string, say io.Writer) jetstream.Handler {
+	var others []string
+	for i := range relays {
+		if name := strconv.Itoa(i); name != own {
+			others = append(others, relayAt+"."+name)
+		}
+	}
+	var turn atomic.Uint32
+	return func(ctx context.Context, r jetstream.Request) jetstream.Response {
+		reply, err := conn.Request(ctx, others[int(turn.Add(1))%len(others)], api.MsgPack, r.Body)
+		if err != nil {
+			fmt.Fprintln(say, err)
+			return jetstream.Response{}
+		}
+		return jetstream.Response{ContentType: api.MsgPack, Body: reply.Body}
+	}
+}
+
+// nodeNames returns names of three nodes of which none keeps all partitions, where that can be.
+func nodeNames(partitions uint32, copies int) (names []string) {
+	for try := range 1000 {
+		names = names[:0]
+		kept := map[string]uint32{}
+		for _, letter := range []string{"a", "b", "c"} {
+			names = append(names, letter+strconv.Itoa(try))
+		}
+		for p := range events.Partition(partitions) {
+			for _, owner := range cluster.Order(names, nil, p)[:min(copies, len(names))] {
+				kept[owner]++
+			}
+		}
+		if copies >= len(names) || max(kept[names[0]], kept[names[1]], kept[names[2]]) < partitions {
+			break
+		}
+	}
+	return names
 }
 
 // node starts a node and waits until it is ready.
@@ -385,7 +427,7 @@ func (b *bed) three() error {
 			n.kill()
 		}
 	}()
-	for _, id := range []string{"a", "b", "c"} {
+	for _, id := range b.names {
 		n, err := b.node("three", id)
 		if err != nil {
 			return err
@@ -408,7 +450,7 @@ func (b *bed) three() error {
 		return err
 	}
 	b.progress("snapshot, a node is killed")
-	for _, id := range []string{"a", "b", "c"} { // each writes those that are its own to write
+	for _, id := range b.names { // each writes those that are its own to write
 		within, cancel := context.WithTimeout(b.ctx, patience)
 		_, err := b.nodeClient("three", id).Snapshot(within)
 		cancel()
@@ -511,6 +553,7 @@ func (b *bed) ingest(namespace string, client *client.Client, copies int, nodes 
 			last[pub.Partition()] = max(last[pub.Partition()], seq)
 		}
 	}
+	b.filled = last
 	if err := b.reflected(namespace, last, len(nodes)); err != nil {
 		return t, err
 	}
@@ -527,7 +570,7 @@ func (b *bed) ingest(namespace string, client *client.Client, copies int, nodes 
 
 // reflected waits until every replica has applied the log: each node is asked what it has come to.
 func (b *bed) reflected(namespace string, last map[events.Partition]events.StreamSeq, nodes int) error {
-	names := []string{"a", "b", "c"}
+	names := b.names
 	if nodes == 1 {
 		names = []string{"one"}
 	}
@@ -596,7 +639,7 @@ func (b *bed) heard(client *client.Client) error {
 	return nil
 }
 
-// echo starts what answers bare requests: "echo", or "relay" by asking it.
+// echo starts what answers bare requests: "echo", or one of the relays.
 func (b *bed) echo(role string) (*process, error) {
 	p, err := b.start("bench", "cluster", "--role", role, "--url", b.url)
 	if err != nil {
@@ -616,11 +659,13 @@ func (b *bed) queries() error {
 		return err
 	}
 	defer echo.stop()
-	relay, err := b.echo("relay")
-	if err != nil {
-		return err
+	for i := range relays {
+		p, err := b.echo("relay" + strconv.Itoa(i))
+		if err != nil {
+			return err
+		}
+		defer p.stop()
 	}
-	defer relay.stop()
 	var asked, answered int // bytes
 	client := b.client("three")
 	var query, bare, relayed []time.Duration
@@ -687,8 +732,12 @@ func (b *bed) failover(client *client.Client, nodes []*process) error {
 		return err
 	}
 	for _, n := range before.Cluster.Nodes {
-		if n.Node == "c" { // nodes[2]
-			lost = len(n.Ready)
+		if n.Node == b.names[2] { // nodes[2]
+			for _, p := range n.Ready {
+				if _, has := b.filled[p]; has { // of others there is nothing to restore
+					lost++
+				}
+			}
 		}
 	}
 	var mu sync.Mutex

@@ -103,7 +103,7 @@ func RunSelect(ctx context.Context, o SelectOptions, progress func(string)) (r *
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	s := &selecting{SelectOptions: o, bed: bed{ctx: ctx, progress: progress,
+	s := &selecting{SelectOptions: o, bed: bed{ctx: ctx, progress: progress, names: nodeNames(8, o.Copies),
 		o: Options{Program: o.Program, Workers: o.Workers, Blocks: overlap, Partitions: 8}}}
 	if s.dir, err = os.MkdirTemp("", "kvatlas-bench-"); err != nil {
 		return nil, err
@@ -283,7 +283,7 @@ func (s *selecting) three() error {
 			n.kill()
 		}
 	}()
-	for _, id := range []string{"a", "b", "c"} {
+	for _, id := range s.names {
 		n, err := s.node("three", id, "--request-expiry", "10h", "--replication", fmt.Sprint(s.Copies),
 			"--guess-policy", "off")
 		if err != nil {

@@ -180,7 +180,7 @@ processes of their own. Ratios come first, each with the bound that it is to kee
 			{"its replicas restored, to a restore", fmt.Sprintf("%.2f", r.Rereplication)},
 			{"query over three nodes", times(r.Query)},
 			{"bare request-reply", fmt.Sprintf("%s; %d bytes, %d back", times(r.Bare), r.Asked, r.Answered)},
-			{"the same by way of a relay", fmt.Sprintf("%s: %.2f times", times(r.Relay), r.RelayP50)},
+			{"the same over three relays", fmt.Sprintf("%s: %.2f times", times(r.Relay), r.RelayP50)},
 			{"events, one node", taken(r.One)},
 			{"events, three nodes", taken(r.Three)},
 			{"queries from the kill on", fmt.Sprintf("%d, %d not whole, longest whole one %.0f ms", r.FailQueries,
