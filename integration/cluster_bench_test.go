@@ -23,8 +23,8 @@ func TestBenchCluster(t *testing.T) {
 		t.Errorf("one replica has %d holdings; applied are %d on one node and %d on three, restored %d", r.Holdings,
 			r.One.Blocks, r.Three.Blocks, r.Restore.Holdings)
 	}
-	if r.Query.N != 100 || r.Bare.N != 100 || r.Relay.N != 100 || r.FailQueries == 0 || r.Redundant <= 0 || r.Rereplicated.Holdings == 0 ||
-		r.Rereplicated.Holdings >= r.Holdings {
+	if r.Query.N != 100 || r.Bare.N != 100 || r.Relay.N != 100 || r.FailQueries == 0 || r.Redundant <= 0 ||
+		r.Rereplicated.Holdings == 0 || r.Rereplicated.Holdings >= r.Holdings {
 		t.Errorf("something was not measured: %s", out.Stdout)
 	}
 	if len(r.Forms) != 3 {
