@@ -334,7 +334,6 @@ func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstrea
 		Reconnected: func(url string) { log.Info("NATS connection is back", "server", url) },
 		AsyncError:  func(err error) { log.Error("NATS", "error", err, "what_to_do", cli.AsyncAdvice) },
 	}
-	options.WriteAtOnce = true
 	if s.nats.URL == "" {
 		dir, err := filepath.Abs(s.Data)
 		if err != nil {

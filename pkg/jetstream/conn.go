@@ -48,13 +48,6 @@ type ConnOptions struct {
 	// [Conn.Request], and for clients of services ([Conn.NATS]).
 	Core bool
 
-	// WriteAtOnce has each message written to the socket by the goroutine that publishes it. Else another goroutine of
-	// the connection is woken for that, and writes what has gathered until it runs. At once is sooner and takes more
-	// system calls, so it is for programs whose messages somebody waits for one by one, such as answers. It does nothing
-	// with Server: a connection inside the process has no buffer, and the goroutine that reads must not wait for one
-	// that writes.
-	WriteAtOnce bool
-
 	// Wait says what Connect does while no server can be reached: false returns the error at once, true tries again
 	// until the context ends. A refusal (credentials, TLS) is always returned at once. A JetStream without a leader is
 	// waited for in both cases.
@@ -195,7 +188,6 @@ func (c *Conn) natsOptions(o ConnOptions) ([]nats.Option, error) {
 		option nats.Option
 	}{
 		{o.Server != nil, nats.InProcessServer(o.Server)},
-		{o.WriteAtOnce && o.Server == nil, nats.WriteBufferSize(1)},
 		{o.CredsFile != "", nats.UserCredentials(o.CredsFile)},
 		{o.User != "", nats.UserInfo(o.User, o.Password)},
 		{o.Token != "", nats.Token(o.Token)},

@@ -243,20 +243,6 @@ func TestReconnect(t *testing.T) {
 }
 
 // TestASilentServerIsLeft: a server whose words do not come any more, as if it stood still, is left for another.
-// TestWriteAtOnce: what is published is in the socket when Publish returns.
-func TestWriteAtOnce(t *testing.T) {
-	t.Parallel()
-	c := connect(t, ConnOptions{URLs: []string{startServer(t, t.TempDir(), loopback.Reserve(t)).URL()}, WriteAtOnce: true})
-	for range 1000 {
-		if err := c.Send("somewhere", "", []byte("x")); err != nil {
-			t.Fatal(err)
-		}
-		if n, err := c.nc.Buffered(); n != 0 || err != nil {
-			t.Fatalf("%d bytes wait for another goroutine (%v)", n, err)
-		}
-	}
-}
-
 func TestASilentServerIsLeft(t *testing.T) {
 	t.Parallel()
 	var urls []string
