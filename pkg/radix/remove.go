@@ -16,7 +16,7 @@ import (
 type stretch struct {
 	node    uint32
 	block   uint32 // the first one
-	step    uint32 // to the next one: 1, or less than 0 by one; of a single block it means nothing
+	step    uint32 // to the next one: 1 or -1, modulo 2^32; of a single block it means nothing
 	first   uint32 // its place in the event
 	n       uint32
 	next    uint32 // the next of the same node in x.queue; behind the last comes the first
@@ -143,8 +143,8 @@ func (x *Index) startChains(n int) {
 	clear(x.chains)
 }
 
-// chain puts a stretch behind the others of its node. For the first of a node it adds the chain to x.keys,
-// below the depth of the node.
+// chain puts a stretch behind the others of its node. For the first of a node it adds the chain's place in x.chains to
+// x.keys; in the upper half of the key is the node's depth.
 func (x *Index) chain(i uint32) {
 	s := &x.queue[i]
 	mask := uint32(len(x.chains) - 1)
@@ -312,7 +312,7 @@ func (x *Index) lose(r *rank, s *stretch, i, n uint32) {
 		}
 		start := x.v.nodes[s.node].start
 		if x.sharedPart(s.node, lo-start, lo-start+n) {
-			for j := i; n > 1 && j < i+n; j++ {
+			for j := i; n > 1 && j < i+n; j++ { // of a single block it is known
 				if off := s.at(j) - start; !x.sharedPart(s.node, off, off+1) {
 					x.drop(x.hashes[s.first+j], x.refs[s.first+j])
 				}
