@@ -161,7 +161,7 @@ func TestNamedCorpora(t *testing.T) {
 				counted, unknown)
 		}
 	}
-	if want := []string{"conv64", "conv256", "every256", "holes64", "private64"}; !slices.Equal(names, want) {
+	if want := []string{"conv64", "conv256", "every256", "holes64", "private64", "spread64"}; !slices.Equal(names, want) {
 		t.Errorf("%q, want %q", names, want)
 	}
 	if d, known := Expected(Header{}); known {

@@ -23,6 +23,8 @@ func TheNamed() []Named {
 		{"holes64", with(func(o *Options) { o.Evict = Random }),
 			"blocks leave from anywhere, second copies are common"},
 		{"private64", with(func(o *Options) { o.Names = Private }), "every worker has its own names"},
+		{"spread64", with(func(o *Options) { o.Names, o.Sticky = Private, 0 }),
+			"every worker has its own names, and requests go anywhere, so that many hold the same"},
 	}
 }
 
@@ -35,6 +37,7 @@ var right = map[Header]Digest{
 	{256, 16, 279084, 6494264, 1557450, 12031, 9044013, 263984, 3069, 4936814, 4544657}: 0x21883218545996d2, // conv256
 	{256, 16, 245544, 8011776, 0, 40, 31625, 245504, 0, 8011776, 31296}:                 0xcc0d2a8c22ed2b8e, // every256
 	{64, 16, 281434, 7545850, 3705850, 12031, 9044013, 264008, 5395, 3416099, 3208589}:  0x277043a950fe394a, // holes64
+	{64, 16, 283316, 8783305, 4943305, 12031, 9044013, 264048, 7237, 3840000, 2737855}:  0xacb475ccd827ed5f, // spread64
 
 	// generated conv64, private64
 	{64, 16, 279597, 6153796, 2321449, 12031, 9058725, 263034, 4532, 3832347, 3471231}: 0x7c145c9c07c03ab4,
@@ -44,6 +47,8 @@ var right = map[Header]Digest{
 	{256, 16, 238120, 8782848, 0, 40, 34666, 238080, 0, 8782848, 34308}: 0xcc0d2a8c22ed2b8e,
 	// generated holes64
 	{64, 16, 279597, 7311047, 3478700, 12031, 9058725, 263034, 4532, 3390781, 3161530}: 0x03e6ed342ebe6508,
+	// generated spread64
+	{64, 16, 281612, 8824259, 4984259, 12031, 9058725, 263036, 6545, 3840000, 2570213}: 0x92ef3fd432cfd8ae,
 }
 
 // Expected is the digest of right answers for a corpus with that header, if it is one of [TheNamed] from Mooncake's

@@ -165,7 +165,7 @@ func TestFlags(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 	if f, err := parse([]string{"--peers", "", "--cache", "/c"}); err != nil || len(f.peers) != 0 ||
-		len(f.corpora) != 5 {
+		len(f.corpora) != len(corpus.TheNamed()) {
 		t.Errorf("%+v, %v", f, err)
 	}
 	for want, args := range map[string][]string{
