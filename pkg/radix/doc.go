@@ -56,9 +56,9 @@
 //
 // Where things are: node.go (the tree), slabs.go (the arena), holders.go (who holds what), names.go (the table of
 // engine hashes; names_amd64.s does the same many at a time), aliases.go (names for which the arena has no place),
-// naming.go (whose names they are), exact.go (ranks that need more), apply.go (events), match.go (queries), bynames.go
-// (those by engine hashes), windows.go, limits.go and ends.go (groups beside the main ones), export.go and import.go
-// (images), check_test.go (every invariant, in code). DESIGN.md says why.
+// naming.go (whose names they are), exact.go (ranks that need more), apply.go (events), remove.go (those that remove),
+// match.go (queries), bynames.go (those by engine hashes), windows.go, limits.go and ends.go (groups beside the main
+// ones), export.go and import.go (images), check_test.go (every invariant, in code). DESIGN.md says why.
 //
 // It leaves to others who a rank is, the log, the format of snapshots, and time: it knows none but what it is given.
 package radix
