@@ -22,6 +22,7 @@ func array[T ~uint64](r *Reader, n uint64) ([]T, error) {
 	if err != nil {
 		return nil, fmt.Errorf("take %d bytes: %w", n*8, err)
 	}
+	adviseHuge(b)
 	r.free = append(r.free, func() error { return unix.Munmap(b) })
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), int(n)), nil
 }

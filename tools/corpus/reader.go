@@ -22,15 +22,18 @@ type Op struct {
 	Locals    []events.LocalHash // store, query
 }
 
-// Reader is a corpus in memory: an array of operations, one of engine hashes and one of local hashes. The arrays of
-// hashes lie outside of the Go heap, so that they neither cost the garbage collector anything nor let it run more
-// rarely than it would with the index alone.
+// Reader is a corpus in memory: an array of operations, one of engine hashes and two of local hashes, the stores' and
+// the queries'. The arrays of hashes lie outside of the Go heap, so that they neither cost the garbage collector
+// anything nor let it run more rarely than it would with the index alone. They lie in huge pages where the system has
+// them: a program that asks has just computed its hashes, and waits for no page's address; and tools/peers' programs,
+// which are measured beside it, have theirs in the same way.
 type Reader struct {
-	header Header
-	ops    []place
-	blocks []events.BlockHash
-	locals []events.LocalHash
-	free   []func() error
+	header  Header
+	ops     []place
+	blocks  []events.BlockHash
+	locals  []events.LocalHash // of stores
+	prompts []events.LocalHash // of queries
+	free    []func() error
 }
 
 // place is an operation and where its hashes are.
@@ -41,7 +44,7 @@ type place struct {
 	n         uint32
 	parent    events.BlockHash
 	blocks    uint64 // store, remove: blocks[blocks:][:n]
-	locals    uint64 // store, query: locals[locals:][:n]
+	locals    uint64 // store: locals[locals:][:n]; query: prompts[locals:][:n]
 }
 
 // Open reads a corpus file whole. An error that comes from what is in it wraps [ErrFormat] and says where.
@@ -84,7 +87,10 @@ func (r *Reader) read(in *input) error {
 	if r.blocks, err = array[events.BlockHash](r, r.header.Stored+r.header.Removed); err != nil {
 		return err
 	}
-	if r.locals, err = array[events.LocalHash](r, r.header.Stored+r.header.QueryBlocks); err != nil {
+	if r.locals, err = array[events.LocalHash](r, r.header.Stored); err != nil {
+		return err
+	}
+	if r.prompts, err = array[events.LocalHash](r, r.header.QueryBlocks); err != nil {
 		return err
 	}
 	r.ops = make([]place, 0, r.header.Ops)
@@ -111,7 +117,7 @@ func (r *Reader) readOp(in *input, seen *Header) error {
 	p := place{
 		kind: kind, hasParent: flags&flagParent != 0,
 		worker: binary.LittleEndian.Uint32(b[4:]), n: binary.LittleEndian.Uint32(b[8:]),
-		blocks: seen.Stored + seen.Removed, locals: seen.Stored + seen.QueryBlocks,
+		blocks: seen.Stored + seen.Removed, locals: seen.Stored,
 	}
 	switch {
 	case flags&^flagParent != 0 || b[2] != 0 || b[3] != 0:
@@ -140,12 +146,13 @@ func (r *Reader) readOp(in *input, seen *Header) error {
 		})
 	case Query:
 		seen.Queries++
+		p.locals = seen.QueryBlocks
 		if seen.QueryBlocks += n; seen.QueryBlocks > r.header.QueryBlocks {
 			return fmt.Errorf("%w: %d blocks, beyond the %d queried ones of the header", ErrFormat, n,
 				r.header.QueryBlocks)
 		}
 		err = each(in, 8, p.n, func(i uint64, b []byte) {
-			r.locals[p.locals+i] = events.LocalHash(binary.LittleEndian.Uint64(b))
+			r.prompts[p.locals+i] = events.LocalHash(binary.LittleEndian.Uint64(b))
 		})
 	default:
 		return fmt.Errorf("%w: unknown %v", ErrFormat, kind)
@@ -220,11 +227,13 @@ func (r *Reader) Len() int { return len(r.ops) }
 func (r *Reader) Op(i int) Op {
 	p := &r.ops[i]
 	op := Op{Kind: p.kind, HasParent: p.hasParent, Worker: p.worker, Parent: p.parent}
-	if p.kind != Query {
+	switch p.kind {
+	case Store:
+		op.Blocks, op.Locals = r.blocks[p.blocks:][:p.n:p.n], r.locals[p.locals:][:p.n:p.n]
+	case Remove:
 		op.Blocks = r.blocks[p.blocks:][:p.n:p.n]
-	}
-	if p.kind != Remove {
-		op.Locals = r.locals[p.locals:][:p.n:p.n]
+	case Query:
+		op.Locals = r.prompts[p.locals:][:p.n:p.n]
 	}
 	return op
 }

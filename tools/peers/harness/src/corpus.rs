@@ -1,6 +1,8 @@
 //! A corpus file in memory, in the forms in which the peers take it. The format is described in the doc comment of the Go
 //! package tools/corpus.
 
+use std::mem::MaybeUninit;
+
 use kv_index::{ContentHash, SequenceHash, StoredBlock};
 
 pub enum Op {
@@ -48,6 +50,44 @@ impl Bytes<'_> {
     }
 }
 
+/// A column of the corpus: mapped in huge pages whatever the allocator, and for the life of the process, so that all
+/// programs that are compared read the same operations from memory of the same kind.
+struct Column<T: 'static> {
+    at: &'static mut [MaybeUninit<T>],
+    len: usize,
+}
+
+impl<T: Copy> Column<T> {
+    fn new(most: u64) -> Result<Self, String> {
+        let most = most as usize;
+        if most == 0 {
+            return Ok(Column { at: &mut [], len: 0 });
+        }
+        let size = most.checked_mul(size_of::<T>()).ok_or("more than can be addressed")?;
+        // SAFETY: a private anonymous mapping of its own. It is page-aligned, zeroed and never unmapped.
+        let at = unsafe {
+            let at =
+                libc::mmap(std::ptr::null_mut(), size, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_ANONYMOUS | libc::MAP_PRIVATE, -1, 0);
+            if at == libc::MAP_FAILED {
+                return Err(format!("take {size} bytes: {}", std::io::Error::last_os_error()));
+            }
+            libc::madvise(at, size, libc::MADV_HUGEPAGE);
+            std::slice::from_raw_parts_mut(at.cast(), most)
+        };
+        Ok(Column { at, len: 0 })
+    }
+
+    fn push(&mut self, value: T) {
+        self.at[self.len].write(value);
+        self.len += 1;
+    }
+
+    fn all(self) -> &'static [T] {
+        // SAFETY: the first len have been written.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr().cast(), self.len) }
+    }
+}
+
 fn parse(data: &[u8]) -> Result<Corpus, String> {
     let mut b = Bytes(data.strip_prefix(b"KVCORP01").ok_or("not a corpus")?);
     let (workers, block_size) = (b.u32()?, b.u32()?);
@@ -68,9 +108,9 @@ fn parse(data: &[u8]) -> Result<Corpus, String> {
         Query(usize, usize),
     }
     let mut places = Vec::with_capacity(ops as usize);
-    let mut blocks = Vec::with_capacity(stored as usize);
-    let mut names = Vec::with_capacity(removed as usize);
-    let mut locals = Vec::with_capacity(query_blocks as usize);
+    let mut blocks = Column::new(stored)?;
+    let mut names = Column::new(removed)?;
+    let mut locals = Column::new(query_blocks)?;
     for _ in 0..ops {
         let (kind, worker, n) = (b.u32()?, b.u32()?, b.u32()? as usize);
         if worker >= workers {
@@ -79,21 +119,21 @@ fn parse(data: &[u8]) -> Result<Corpus, String> {
         match kind {
             0x001 | 0x101 => {
                 let parent = b.u64()?;
-                let at = blocks.len();
+                let at = blocks.len;
                 for _ in 0..n {
                     blocks.push(StoredBlock { seq_hash: SequenceHash(b.u64()?), content_hash: ContentHash(b.u64()?) });
                 }
                 places.push(Place::Store(worker, (kind == 0x101).then_some(parent), at, n));
             }
             0x002 => {
-                let at = names.len();
+                let at = names.len;
                 for _ in 0..n {
                     names.push(SequenceHash(b.u64()?));
                 }
                 places.push(Place::Remove(worker, at, n));
             }
             0x003 => {
-                let at = locals.len();
+                let at = locals.len;
                 for _ in 0..n {
                     locals.push(b.u64()?);
                 }
@@ -102,7 +142,7 @@ fn parse(data: &[u8]) -> Result<Corpus, String> {
             _ => return Err(format!("operation {}: unknown kind and flags {kind:#x}", places.len())),
         }
     }
-    let (blocks, names, locals): (&[StoredBlock], &[SequenceHash], &[u64]) = (blocks.leak(), names.leak(), locals.leak());
+    let (blocks, names, locals): (&[StoredBlock], &[SequenceHash], &[u64]) = (blocks.all(), names.all(), locals.all());
     let ops = places
         .into_iter()
         .map(|place| match place {
