@@ -13,8 +13,8 @@ import (
 // statusOfAll is what indexer status --json prints.
 type statusOfAll struct {
 	Nodes []struct {
-		Node, Error string
-		Status      *api.Status
+		Node, Zone, Error string
+		Status            *api.Status
 	}
 	Problems []string
 }
@@ -24,9 +24,10 @@ type statusOfAll struct {
 func TestStatusOfAllNodes(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
+	zones := map[string]string{"a": "rack-1", "b": "", "c": "rack-2"}
 	serve := func(name string) *harness.Process {
 		x := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", name, "--partitions", "2",
-			"--http-listen", "")
+			"--http-listen", "", "--zone", zones[name])
 		x.WaitFor(`msg=ready`)
 		return x
 	}
@@ -45,7 +46,7 @@ func TestStatusOfAllNodes(t *testing.T) {
 		r, s := ask()
 		known := 0
 		for _, n := range s.Nodes {
-			if n.Status != nil && n.Status.Node == n.Node {
+			if n.Status != nil && n.Status.Node == n.Node && n.Zone == zones[n.Node] {
 				known += len(n.Status.Cluster.Nodes)
 			}
 		}
@@ -65,9 +66,14 @@ func TestStatusOfAllNodes(t *testing.T) {
 			t.Errorf("--node %s: %+v", name, r)
 		}
 	}
+	if r := harness.Run(t, "indexer", "top", "--nats", nats, "--once", "--interval", "1ms"); r.Code != 0 ||
+		!strings.Contains(r.Stdout, "\nzones   rack-1 1/1  rack-2 1/1  none 1/1\n") {
+		t.Errorf("top: %+v", r)
+	}
 	c.Kill()
 	r, s := ask()
-	if r.Code != 1 || len(s.Nodes) != 3 || s.Nodes[2].Status != nil || !strings.Contains(s.Nodes[2].Error, "node c ") ||
+	if r.Code != 1 || len(s.Nodes) != 3 || s.Nodes[2].Status != nil || s.Nodes[2].Zone != "rack-2" ||
+		!strings.Contains(s.Nodes[2].Error, "node c ") ||
 		!strings.Contains(r.Stderr, "node c ") {
 		t.Errorf("with a node that was killed just now: %+v", r)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -83,8 +84,11 @@ func printReport(w io.Writer, r *survey.Report) {
 		return
 	}
 	fmt.Fprintf(w, "namespace %s: %d nodes\n\n", r.Namespace, len(r.Nodes))
+	heading := []string{"NODE", "VERSION", "STATE", "UP", "PARTITIONS", "LAG", "BLOCKS HELD", "INDEX", "PROBLEMS"}
 	rows := make([][]any, len(r.Nodes))
+	zoned := false // some node has a zone
 	for i, n := range r.Nodes {
+		zoned = zoned || n.Zone != ""
 		s := n.Status
 		if s == nil {
 			rows[i] = []any{n.Node, "", "NO ANSWER", "", "", "", "", "", ""}
@@ -102,7 +106,13 @@ func printReport(w io.Writer, r *survey.Report) {
 		rows[i] = []any{n.Node, s.Version, state, time.Since(s.Since).Round(time.Second), len(s.Partitions), lag, held,
 			cli.Bytes(s.Index.Bytes), len(survey.ProblemsOf(s))}
 	}
-	cli.Table(w, []string{"NODE", "VERSION", "STATE", "UP", "PARTITIONS", "LAG", "BLOCKS HELD", "INDEX", "PROBLEMS"}, rows)
+	if zoned {
+		heading = slices.Insert(heading, 1, "ZONE")
+		for i := range rows {
+			rows[i] = slices.Insert(rows[i], 1, any(cmp.Or(r.Nodes[i].Zone, "-")))
+		}
+	}
+	cli.Table(w, heading, rows)
 	if len(r.Problems) > 0 {
 		fmt.Fprintln(w)
 	}
@@ -117,7 +127,11 @@ func printStatus(w io.Writer, s *api.Status) {
 	if !s.Ready {
 		ready = "NOT READY"
 	}
-	fmt.Fprintf(w, "node %s (%s), namespace %s: %s, up %s\n", s.Node, s.Version, s.Namespace, ready,
+	zone := ""
+	if name := survey.Zones([]*api.Status{s})[s.Node]; name != "" {
+		zone = ", zone " + name
+	}
+	fmt.Fprintf(w, "node %s (%s)%s, namespace %s: %s, up %s\n", s.Node, s.Version, zone, s.Namespace, ready,
 		time.Since(s.Since).Round(time.Second))
 	for _, p := range s.Problems {
 		fmt.Fprintln(w, "problem:", p)

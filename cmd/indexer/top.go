@@ -150,7 +150,7 @@ func lookAt(ctx context.Context, c *client.Client) (*top.Look, error) {
 	}
 	l.Namespace, l.Problems = report.Namespace, report.Problems
 	for _, n := range report.Nodes {
-		state := api.NodeState{Node: n.Node, Status: n.Status}
+		state := api.NodeState{Node: n.Node, Zone: n.Zone, Status: n.Status}
 		if n.Error != "" {
 			state.Error = api.Errorf(api.CodeUnavailable, "%s", n.Error)
 		}

@@ -5,6 +5,7 @@ package survey
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -23,6 +24,7 @@ type Report struct {
 // Node is the status of one node, or why there is none.
 type Node struct {
 	Node   string      `json:"node"`
+	Zone   string      `json:"zone,omitempty"` // as [Zones] has it
 	Status *api.Status `json:"status,omitempty"`
 	Error  string      `json:"error,omitempty"`
 }
@@ -61,6 +63,7 @@ func Nodes(ctx context.Context, c *client.Client) (*Report, error) {
 		r.Nodes = append(r.Nodes, reports...)
 	}
 	r.addGone()
+	r.addZones()
 	slices.SortFunc(r.Nodes, func(a, b Node) int { return strings.Compare(a.Node, b.Node) })
 	r.Problems = r.problems()
 	return r, nil
@@ -126,6 +129,40 @@ func (r *Report) addGone() {
 			}
 		}
 	}
+}
+
+// addZones says of each node its zone, also of one that does not answer and that others know.
+func (r *Report) addZones() {
+	statuses := make([]*api.Status, len(r.Nodes))
+	for i := range r.Nodes {
+		statuses[i] = r.Nodes[i].Status
+	}
+	zones := Zones(statuses)
+	for i := range r.Nodes {
+		r.Nodes[i].Zone = zones[r.Nodes[i].Node]
+	}
+}
+
+// Zones returns the zones of nodes by their names, as statuses tell them; statuses that are nil tell none. What a node
+// says of itself wins over what others say of it. Nodes that have no zone are not in the map. Nodes up to v0.4.0 tell
+// the zone of nobody.
+func Zones(statuses []*api.Status) map[string]string {
+	zones, own := map[string]string{}, map[string]bool{}
+	for _, s := range statuses {
+		if s == nil || s.Cluster == nil {
+			continue
+		}
+		for _, n := range s.Cluster.Nodes {
+			switch {
+			case n.Node == s.Node:
+				zones[n.Node], own[n.Node] = n.Zone, true
+			case n.Zone != "" && !own[n.Node]:
+				zones[n.Node] = n.Zone
+			}
+		}
+	}
+	maps.DeleteFunc(zones, func(_, zone string) bool { return zone == "" })
+	return zones
 }
 
 // ProblemsOf is what of a node's status people should know.

@@ -24,3 +24,27 @@ func TestAProblemOfSeveralNodesIsSaidOnce(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
+
+// TestZones: a node's own word wins, others speak for one that does not answer, and nodes of earlier versions tell
+// nothing.
+func TestZones(t *testing.T) {
+	status := func(of string, nodes ...api.NodeStatus) *api.Status {
+		return &api.Status{Node: of, Cluster: &api.ClusterStatus{Nodes: nodes}}
+	}
+	node := func(name, zone string) api.NodeStatus { return api.NodeStatus{Node: name, Zone: zone} }
+	r := Report{Nodes: []Node{
+		{Node: "a", Status: status("a", node("a", "rack-1"), node("b", "rack-2"), node("c", "rack-9"), node("e", "rack-5"))},
+		{Node: "alone", Status: &api.Status{Node: "alone"}},
+		{Node: "b", Error: "node b does not answer"},
+		{Node: "c", Status: status("c", node("a", "rack-8"), node("c", "rack-3"))}, // both have begun again in others
+		{Node: "d", Status: status("d", node("a", ""), node("b", ""), node("c", ""), node("d", ""), node("e", ""))},
+		{Node: "e", Status: status("e", node("e", ""), node("a", "rack-1"))}, // begun again without one
+		{Node: "f", Error: "node f is gone"},
+	}}
+	r.addZones()
+	for _, n := range r.Nodes {
+		if want := map[string]string{"a": "rack-1", "b": "rack-2", "c": "rack-3"}[n.Node]; n.Zone != want {
+			t.Errorf("node %s is in zone %q, want %q", n.Node, n.Zone, want)
+		}
+	}
+}

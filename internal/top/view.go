@@ -417,8 +417,59 @@ func (v *View) summary() []Line {
 		load = fmt.Sprintf("load    requests %s  prefill %s tokens  decode %s blocks", n(float64(sum.Requests)),
 			n(float64(sum.PrefillTokens)), n(float64(sum.ActiveBlocks)))
 	}
-	return []Line{head, line(Plain, blocks+rates),
+	lines := []Line{head, line(Plain, blocks+rates),
 		line(Plain, fmt.Sprintf("%s  waiting %d  lag %s", load, waiting, n(float64(all))))}
+	if zones := v.zones(); zones != nil {
+		lines = append(lines, *zones)
+	}
+	return lines
+}
+
+// zones says how many nodes of each zone are ready, and names those that are not: zones with such nodes first, then by
+// name. Nodes without a zone come last of either. It is nil if no node has one.
+func (v *View) zones() *Line {
+	type zone struct {
+		name       string
+		ready, all int
+		not        []string
+	}
+	var list []*zone
+	by, zoned := map[string]*zone{}, false
+	for _, n := range v.look.Nodes {
+		zoned = zoned || n.Zone != ""
+		z := by[n.Zone]
+		if z == nil {
+			z = &zone{name: n.Zone}
+			by[n.Zone], list = z, append(list, z)
+		}
+		z.all++
+		if n.Status != nil && n.Status.Ready {
+			z.ready++
+		} else {
+			z.not = append(z.not, n.Node)
+		}
+	}
+	if !zoned {
+		return nil
+	}
+	slices.SortFunc(list, func(a, b *zone) int {
+		if (len(a.not) > 0) != (len(b.not) > 0) {
+			return len(b.not) - len(a.not)
+		}
+		if (a.name == "") != (b.name == "") {
+			return len(b.name) - len(a.name)
+		}
+		return strings.Compare(a.name, b.name)
+	})
+	l := line(Plain, "zones ")
+	for _, z := range list {
+		text, style := fmt.Sprintf("%s %d/%d", cmp.Or(z.name, "none"), z.ready, z.all), Plain
+		if len(z.not) > 0 {
+			text, style = text+" (not "+strings.Join(z.not, ", ")+")", Bad
+		}
+		l.Spans = append(l.Spans, Span{Text: "  "}, Span{clean(text), style})
+	}
+	return &l
 }
 
 // notice is the worst that there is to say; an empty line if all is well.

@@ -412,6 +412,33 @@ func TestNotices(t *testing.T) {
 	says("nodes 1/2 ready", true)
 }
 
+// TestZones: a line says how each zone's nodes are, the worst first, if any node has a zone.
+func TestZones(t *testing.T) {
+	t.Parallel()
+	l := seen(2)
+	ready := &api.Status{Ready: true}
+	l.Nodes = append(l.Nodes, api.NodeState{Node: "c", Zone: "rack-1", Status: ready},
+		api.NodeState{Node: "d", Zone: "rack-2", Status: ready})
+	l.Nodes[1].Zone, l.Nodes[1].Status = "rack-2", &api.Status{}
+	v := newView(t, "worker", "", seen(0), l)
+	const line = "\nzones   rack-2 1/2 (not b)  rack-1 1/1  none 1/1\n"
+	if got := shows(t, v, 80, 14); !strings.Contains(got, line) {
+		t.Errorf("80 columns:\n%s\nwant in it%s", got, line)
+	}
+	if got := v.Text(); !strings.Contains(got, line) {
+		t.Errorf("as text:\n%s\nwant in it%s", got, line)
+	}
+	l.Nodes[0].Status = nil
+	v.Learn(l)
+	if got := v.Text(); !strings.Contains(got, "\nzones   rack-2 1/2 (not b)  none 0/1 (not a)  rack-1 1/1\n") {
+		t.Errorf("with a node that does not answer:\n%s", got)
+	}
+	v.Learn(seen(3))
+	if got := shows(t, v, 80, 14); strings.Contains(got, "zones") {
+		t.Errorf("no node has a zone:\n%s", got)
+	}
+}
+
 // TestNumbers: five columns are enough, or the number is written in full.
 func TestNumbers(t *testing.T) {
 	t.Parallel()

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/loop"
+	"github.com/kvatlas/kvatlas/internal/survey"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
@@ -351,6 +352,14 @@ func (h *Hub) cluster(ctx context.Context) (changes []byte, full func() []byte) 
 		})
 	}
 	asked.Wait()
+	statuses := make([]*api.Status, len(nodes))
+	for i := range nodes {
+		statuses[i] = nodes[i].Status
+	}
+	zones := survey.Zones(statuses)
+	for i := range nodes {
+		nodes[i].Zone = zones[nodes[i].Node]
+	}
 	now := time.Now().UTC().Round(time.Millisecond)
 	return nil, sync.OnceValue(func() []byte {
 		return event(api.EventCluster, api.ClusterEvent{At: now, Node: h.cfg.Self, Nodes: nodes})

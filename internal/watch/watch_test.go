@@ -68,7 +68,8 @@ func (f *fleet) StatusOf(_ context.Context, node string) (*api.Status, error) {
 	if node == "b" {
 		return nil, api.Errorf(api.CodeUnavailable, "it is away")
 	}
-	return &api.Status{Node: node}, nil
+	return &api.Status{Node: node, Cluster: &api.ClusterStatus{Nodes: []api.NodeStatus{{Node: "a", Zone: "rack-1"},
+		{Node: "b", Zone: "rack-2"}}}}, nil
 }
 
 func worker(name string, stored uint64) api.WorkerInfo {
@@ -81,6 +82,7 @@ type watcher struct {
 	mu     sync.Mutex
 	names  []string
 	fleets []api.FleetEvent
+	nodes  []api.NodeState // as the latest event of the cluster has them
 }
 
 // got is what it was sent so far: the events' names, and those of the fleet.
@@ -104,6 +106,13 @@ func (w *watcher) send(event []byte) error {
 			w.t.Error(err)
 		}
 		w.fleets = append(w.fleets, f)
+	}
+	if name == api.EventCluster {
+		var c api.ClusterEvent
+		if err := json.Unmarshal([]byte(data), &c); err != nil {
+			w.t.Error(err)
+		}
+		w.nodes = c.Nodes
 	}
 	return nil
 }
@@ -166,6 +175,24 @@ func TestChanges(t *testing.T) {
 		_, fleets = w.got()
 		if last := fleets[5]; last.Error != nil || !last.Full || len(last.Ranks) != 2 {
 			t.Errorf("%+v", last)
+		}
+		cancel()
+		synctest.Wait()
+	})
+}
+
+// TestZones: each node comes with its zone, also one that does not answer and that others know.
+func TestZones(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		h := New(Config{Self: "a", Source: &fleet{}})
+		go h.Run(ctx)
+		w := &watcher{t: t}
+		go h.Watch(ctx, w.send)
+		synctest.Wait()
+		w.got()
+		if n := w.nodes; len(n) != 2 || n[0].Zone != "rack-1" || n[1].Status != nil || n[1].Zone != "rack-2" {
+			t.Errorf("%+v", n)
 		}
 		cancel()
 		synctest.Wait()

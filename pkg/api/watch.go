@@ -85,6 +85,7 @@ type ClusterEvent struct {
 // NodeState is the status of one node, or why there is none.
 type NodeState struct {
 	Node   string  `json:"node" msgpack:"node"`
+	Zone   string  `json:"zone,omitempty" msgpack:"zone,omitempty"` // empty: it said none
 	Status *Status `json:"status,omitempty" msgpack:"status,omitempty"`
 	Error  *Error  `json:"error,omitempty" msgpack:"error,omitempty"`
 }

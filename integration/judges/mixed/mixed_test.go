@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/survey"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -273,6 +274,7 @@ func TestMixedCluster(t *testing.T) {
 	s.settled()
 	s.equal("four nodes")
 	s.healthy("four nodes")
+	s.zones()
 	s.drained("w0", "w1")
 	s.equal("two workers are drained")
 	for _, id := range []string{"a", "b"} {
@@ -285,6 +287,18 @@ func TestMixedCluster(t *testing.T) {
 	}
 	s.equal("one node of each")
 	s.records("one node of each", "w0", "w1")
+}
+
+// zones waits until the status of all has the zones of the nodes that tell one, whichever node is asked first.
+func (s *site) zones() {
+	s.Helper()
+	harness.Eventually(s, "zones are shown", func() (bool, string) {
+		var r survey.Report
+		text := s.command(now, &r, "status")
+		return len(r.Nodes) == len(s.nodes) && !slices.ContainsFunc(r.Nodes, func(n survey.Node) bool {
+			return (n.Zone == "rack-1") == s.before[n.Node]
+		}), text
+	})
 }
 
 // drained drains workers, and waits until every node of this version says so.

@@ -476,6 +476,12 @@ func TestCluster(t *testing.T) {
 	b := open(t, w.url("cluster"), 1600, 1000, false)
 	b.await("[...document.querySelectorAll('main table')[0]?.tBodies[0].rows || []].filter(" +
 		"r => r.textContent.includes('ready')).length === 3")
+	if got := get[[]string](b, `(() => { const t = document.querySelector('main table');
+		const at = [...t.tHead.rows[0].cells].findIndex((c) => c.textContent === 'Zone');
+		return [...t.tBodies[0].rows].map((r) => r.cells[at]?.textContent) })()`); !slices.Equal(got,
+		[]string{zones[0], zones[1], "–"}) {
+		t.Errorf("zones of the nodes: %q", got)
+	}
 	serving := map[string]string{}
 	for _, node := range w.nodes {
 		var s api.Status
@@ -515,6 +521,11 @@ func TestToken(t *testing.T) {
 		t.Errorf("the address is %s", at)
 	}
 	b.faults("no workers")
+	b.do(chromedp.Navigate("http://" + x.HTTP + "/#/cluster"))
+	b.await("document.querySelector('main table')?.tBodies[0].rows.length === 1")
+	if got := get[string](b, "document.querySelector('main table').tHead.textContent"); strings.Contains(got, "Zone") {
+		t.Errorf("a node without a zone has the columns %s", got)
+	}
 }
 
 // TestLooks: each view, light and dark, wide and narrow, fits its window, cuts no text and has no serious fault by

@@ -19,6 +19,9 @@ const (
 	own     = 12 // blocks of each engine's own prompt behind these
 )
 
+// zones are those of the nodes; the last node has none.
+var zones = []string{"eu-west-1a", "eu-west-1b", ""}
+
 // world is a cluster of three nodes with simulated engines, and two workers that hold blocks in all tiers.
 type world struct {
 	*testing.T
@@ -36,9 +39,9 @@ func newWorld(t *testing.T) *world {
 	nats := harness.StartNATS(t)
 	w.nats = nats
 	var nodes []*harness.Process
-	for _, id := range []string{"node-a", "node-b", "node-c"} {
+	for i, id := range []string{"node-a", "node-b", "node-c"} {
 		nodes = append(nodes, harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--replication", "2",
-			"--partitions", "8", "--http-listen", "127.0.0.1:0"))
+			"--partitions", "8", "--http-listen", "127.0.0.1:0", "--zone", zones[i]))
 	}
 	for _, n := range nodes {
 		w.nodes = append(w.nodes, n.WaitFor(`HTTP is served" listen=(\S+)`)[1])

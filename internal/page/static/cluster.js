@@ -11,6 +11,9 @@ const states = {
   restoring: ["restoring", "warn"], unavailable: ["unavailable", "bad"],
 };
 
+// numeric are the columns of nodes that are numbers.
+const numeric = new Set(["Partitions", "Holdings", "Memory", "Queries"]);
+
 let compared = null; // the last comparison of replicas
 
 export function show(place) {
@@ -69,6 +72,7 @@ export function show(place) {
     const all = numbers.flatMap((p) => [...partitions.get(p).values()]);
     const problems = nodes.flatMap((n) => n.error ? [(n.error.message.includes(n.node) ? "" : n.node + ": ") + n.error.message] :
       (n.status.problems || []).map((p) => n.node + ": " + p));
+    const zoned = nodes.some((n) => n.zone);
     const sum = (f) => good.reduce((s, n) => s + (f(n.status) || 0), 0);
 
     const engines = one?.engines;
@@ -88,9 +92,9 @@ export function show(place) {
         tile("Requests under way", short(Math.max(0, ...good.map((n) => (n.status.load?.models || []).reduce((s, m) => s + m.requests, 0)))))].filter(Boolean)),
       el("div", { class: "view halves" }, el("div", { class: "view" },
       el("section", { class: "card" }, el("h2", {}, "Nodes"), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Nodes" }, el("table", {},
-        el("thead", {}, el("tr", {}, ["Node", "State", "Up for", "Version", "Partitions", "Holdings", "Memory", "Snapshots", "Queries"]
-          .map((h, i) => el("th", { scope: "col", class: i > 3 && i < 7 || i === 8 ? "num" : null }, h)))),
-        el("tbody", {}, nodes.map(nodeRow))))),
+        el("thead", {}, el("tr", {}, ["Node", zoned && "Zone", "State", "Up for", "Version", "Partitions", "Holdings", "Memory", "Snapshots", "Queries"]
+          .filter(Boolean).map((h) => el("th", { scope: "col", class: numeric.has(h) ? "num" : null }, h)))),
+        el("tbody", {}, nodes.map((n) => nodeRow(n, zoned)))))),
       one && el("section", { class: "card" }, el("h2", {}, "NATS"), el("dl", { class: "facts" },
         el("dt", {}, "Namespace"), el("dd", {}, one.namespace),
         el("dt", {}, "Storage of the account"), el("dd", {}, meter(one.store.bytes, one.store.limit), refused(one.store)),
@@ -108,17 +112,18 @@ export function show(place) {
 
   const refused = (usage) => usage.refused ? el("span", { class: "error" }, " takes no writes: " + usage.refused) : null;
 
-  function nodeRow(n) {
+  function nodeRow(n, zoned) {
     const self = n.node === live.cluster.node ? el("span", { class: "soft" }, " this one") : null;
+    const zone = zoned && el("td", {}, n.zone || el("span", { class: "soft" }, "–"));
     if (!n.status) {
-      return el("tr", {}, el("th", { scope: "row" }, n.node, self), el("td", {}, el("span", { class: "chip bad" }, "no answer")),
+      return el("tr", {}, el("th", { scope: "row" }, n.node, self), zone, el("td", {}, el("span", { class: "chip bad" }, "no answer")),
         el("td", { colspan: "7", class: "wrap" }, n.error.message));
     }
     const s = n.status;
     const held = s.index.blocks.device + s.index.blocks.host + s.index.blocks.disk + s.index.blocks.external;
     const leaving = s.cluster?.nodes?.find((m) => m.node === n.node)?.leaving;
     const answered = (s.requests || []).filter((r) => r.operation === "find" && r.outcome === "ok").reduce((sum, r) => sum + r.count, 0);
-    return el("tr", {}, el("th", { scope: "row" }, n.node, self),
+    return el("tr", {}, el("th", { scope: "row" }, n.node, self), zone,
       el("td", {}, leaving ? el("span", { class: "chip warn" }, "leaving") : s.ready ? el("span", { class: "chip good" }, "ready") :
         el("span", { class: "chip warn" }, "not ready")),
       el("td", {}, age(s.since)), el("td", {}, s.version), el("td", { class: "num" }, count((s.partitions || []).length)),
