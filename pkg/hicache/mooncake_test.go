@@ -1,0 +1,327 @@
+package hicache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/tools/mastersim"
+)
+
+// startMaster starts the built-in master, which decodes first and splits at commas then, as a real one does.
+func startMaster(t testing.TB) *mastersim.Master {
+	f, err := mastersim.Start("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.Stop)
+	return f
+}
+
+// storeOf is a store that asks a master.
+func storeOf(t testing.TB, f *mastersim.Master, cfg MooncakeConfig) *Mooncake {
+	cfg.Address = f.Addr()
+	m, err := NewMooncake(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func TestMooncakeAsksInChunks(t *testing.T) {
+	f := startMaster(t)
+	m := storeOf(t, f, MooncakeConfig{MaxKeys: 10, MaxURL: 400})
+	keys := []string{"with,comma", "not\xff8", "", "a b", "a+b", "a%2Cb", "pre@m@tp_rank:0/ü\n\"",
+		strings.Repeat("x", 500)}
+	const odd = 8
+	for i := range 100 {
+		keys = append(keys, fmt.Sprintf("key-%d-%s", i, strings.Repeat("y", i%60)))
+	}
+	for i := 3; i < len(keys); i += 2 {
+		f.Put(keys[i])
+	}
+	present, known, err := m.Exists(soon(t), keys)
+	if !errors.Is(err, ErrKey) {
+		t.Errorf("keys that cannot be asked for: %v", err)
+	}
+	for i, key := range keys {
+		asked := i >= 3 && i != 7
+		if known.Get(i) != asked || present.Get(i) != (asked && f.Has(key)) {
+			t.Errorf("%.20q: known %v, present %v", key, known.Get(i), present.Get(i))
+		}
+	}
+	for _, n := range f.Asked() {
+		if n > 10 {
+			t.Errorf("a request has %d keys", n)
+		}
+	}
+	if present.Count() != (len(keys)-odd)/2+2 {
+		t.Errorf("%d are there", present.Count())
+	}
+}
+
+// Requests have raw commas between keys, and no more keys and bytes than they may.
+func TestMooncakeRequests(t *testing.T) {
+	m, err := NewMooncake(MooncakeConfig{Address: "127.0.0.1:1", MaxKeys: 7, MaxURL: 300})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rng := rand.New(rand.NewPCG(1, 9))
+	for range 300 {
+		keys := make([]string, rng.IntN(60))
+		for i := range keys {
+			text := make([]byte, 1+rng.IntN(120))
+			for j := range text {
+				text[j] = byte(' ' + rng.IntN(95))
+			}
+			keys[i] = strings.ReplaceAll(string(text), ",", ";")
+		}
+		list, _ := m.chunks(keys)
+		asked := map[int]bool{}
+		for _, c := range list {
+			path := batchPath + c.query
+			parts := strings.Split(c.query, ",")
+			if len(path) > 300 || len(c.at) > 7 || len(parts) != len(c.at) || len(c.at) == 0 {
+				t.Fatalf("a request of %d bytes, %d keys, %d parts", len(path), len(c.at), len(parts))
+			}
+			for i, part := range parts {
+				if text, err := url.QueryUnescape(part); err != nil || text != keys[c.at[i]] || asked[c.at[i]] {
+					t.Fatalf("%q stands for %q (%v)", part, keys[c.at[i]], err)
+				}
+				asked[c.at[i]] = true
+			}
+		}
+		for i, key := range keys {
+			if fits := len(batchPath)+len(escapeKey(key)) <= 300; asked[i] != fits {
+				t.Fatalf("%q is asked for: %v, fits: %v", key, asked[i], fits)
+			}
+		}
+	}
+}
+
+// However much is asked for, only so many requests are under way at once, on connections that are kept.
+func TestMooncakeParallelAndKeepAlive(t *testing.T) {
+	f := startMaster(t)
+	const parallel = 3
+	m := storeOf(t, f, MooncakeConfig{MaxKeys: 1, Parallel: parallel})
+	var now, most atomic.Int64
+	together := make(chan struct{})
+	f.Fault(func(http.ResponseWriter, []string) bool {
+		n := now.Add(1)
+		defer now.Add(-1)
+		for {
+			old := most.Load()
+			if n <= old || most.CompareAndSwap(old, n) {
+				break
+			}
+		}
+		if n == parallel && most.Load() == parallel {
+			select {
+			case <-together:
+			default:
+				close(together)
+			}
+		}
+		select { // the first ones wait for each other
+		case <-together:
+		case <-time.After(patience):
+		}
+		return false
+	})
+	keys := make([]string, 40)
+	for i := range keys {
+		keys[i] = fmt.Sprint("k", i)
+	}
+	for range 5 {
+		if _, known, err := m.Exists(soon(t), keys); err != nil || known.Count() != len(keys) {
+			t.Fatalf("%v, %d known", err, known.Count())
+		}
+	}
+	if n := most.Load(); n != parallel {
+		t.Errorf("%d requests were under way at once, want %d", n, parallel)
+	}
+	if n := f.Dialled(); n > 4*parallel || len(f.Asked()) != 5*len(keys) {
+		t.Errorf("%d connections for %d requests", n, len(f.Asked()))
+	}
+}
+
+// TestMooncakeShares: many keys are asked for in as many requests as may be under way at once, few in one.
+func TestMooncakeShares(t *testing.T) {
+	t.Parallel()
+	m, err := NewMooncake(MooncakeConfig{Address: "127.0.0.1:1", MaxKeys: 300})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n, want := range map[int][]int{1: {1}, 128: {128}, 129: {128, 1}, 600: {150, 150, 150, 150},
+		1300: {300, 300, 300, 300, 100}} {
+		keys := make([]string, n)
+		for i := range keys {
+			keys[i] = fmt.Sprint("k", i)
+		}
+		list, err := m.chunks(keys)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int
+		for _, c := range list {
+			got = append(got, len(c.at))
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%d keys are asked for as %d, want %d", n, got, want)
+		}
+	}
+}
+
+// One deadline is for all requests: what was answered in time is known, the rest is not, and nobody waits longer.
+func TestMooncakeOneDeadlineForAll(t *testing.T) {
+	t.Parallel()
+	f := startMaster(t)
+	release := make(chan struct{})
+	defer close(release)
+	ctx, over := context.WithCancel(soon(t))
+	f.Fault(func(_ http.ResponseWriter, keys []string) bool {
+		switch keys[0] {
+		case "k0":
+			return false
+		case "k2": // it is asked for when k0 is known, since k1 is not
+			over()
+		}
+		<-release
+		return false
+	})
+	m := storeOf(t, f, MooncakeConfig{MaxKeys: 1, Parallel: 2})
+	keys := make([]string, 30)
+	for i := range keys {
+		keys[i] = fmt.Sprint("k", i)
+	}
+	if _, _, err := m.Exists(soon(t), keys[:1]); err != nil {
+		t.Fatal(err)
+	}
+	_, known, err := m.Exists(ctx, keys) // and does not wait for the rest
+	if !errors.Is(err, context.Canceled) || known.Count() != 1 || !known.Get(0) {
+		t.Errorf("%v, %d known", err, known.Count())
+	}
+}
+
+// A master that is ill makes an error, never a wrong answer.
+func TestMooncakeFaults(t *testing.T) {
+	f := startMaster(t)
+	f.Put("a")
+	say := func(body string) func(http.ResponseWriter, []string) bool {
+		return func(w http.ResponseWriter, _ []string) bool { fmt.Fprint(w, body); return true }
+	}
+	for name, c := range map[string]struct {
+		fault func(http.ResponseWriter, []string) bool
+		want  error
+		known string
+	}{
+		"half an answer": {say(`{"success":true,"data":{"a":{"ok":true}}}`), ErrReply, "a"},
+		"cut off":        {say(`{"success":true,"data":{"a":{"ok":tr`), ErrReply, ""},
+		"another type":   {say(`{"success":true,"data":{"a":{"ok":"yes"}}}`), ErrReply, ""},
+		"a list":         {say(`[]`), ErrReply, ""},
+		"nulls":          {say(`{"success":true,"data":{"a":null,"b":{"ok":null}}}`), ErrReply, ""},
+		"no data":        {say(`{"success":true,"data":null}`), ErrReply, ""},
+		"no success":     {say(`{"data":{"a":{"ok":true},"b":{"ok":true}}}`), ErrReply, ""},
+		"failure":        {say(`{"success":false,"error":"no"}`), ErrReply, ""},
+		"nothing":        {say(``), ErrReply, ""},
+		"unasked":        {say(`{"success":true,"data":{"z":{"ok":true},"y":{"ok":true}}}`), ErrReply, ""},
+		"too much":       {say(`{"success":true,"data":{}}` + strings.Repeat(" ", 1<<20)), ErrReply, ""},
+		"500": {func(w http.ResponseWriter, _ []string) bool { w.WriteHeader(500); return true }, ErrReply,
+			""},
+		"standby": {func(w http.ResponseWriter, _ []string) bool {
+			w.WriteHeader(503)
+			fmt.Fprint(w, `{"success":false,"error_code":-1011}`)
+			return true
+		}, ErrStandby, ""},
+		"connection reset": {func(http.ResponseWriter, []string) bool { panic(http.ErrAbortHandler) }, nil, ""},
+	} {
+		f.Fault(c.fault)
+		m := storeOf(t, f, MooncakeConfig{})
+		present, known, err := m.Exists(soon(t), []string{"a", "b"})
+		if err == nil || c.want != nil && !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if known.Get(0) != (c.known == "a") || known.Get(1) || present.Get(1) {
+			t.Errorf("%s: present %b, known %b", name, present, known)
+		}
+		if name == "unasked" && m.Unseen() != 2 {
+			t.Errorf("%d keys that nobody asked for", m.Unseen())
+		}
+	}
+}
+
+// A deadline is kept, and a broken connection, another role and silence are told.
+func TestMooncakeIsWatched(t *testing.T) {
+	f := startMaster(t)
+	told := make(chan string, 100)
+	m := storeOf(t, f, MooncakeConfig{Check: 5 * time.Millisecond, Changed: func(why string) { told <- why }})
+	hear := func(want string) {
+		t.Helper()
+		for deadline := time.After(patience); ; {
+			select {
+			case why := <-told:
+				if strings.Contains(why, want) {
+					return
+				}
+			case <-deadline:
+				t.Fatalf("not told of %q", want)
+			}
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { m.Watch(ctx); close(ended) }()
+	for ctx := soon(t); ; { // it has no connection before it is asked; who stood still finds the master silent once
+		_, _, err := m.Exists(ctx, []string{"a"})
+		if err == nil {
+			break
+		}
+		if ctx.Err() != nil {
+			t.Fatal(err)
+		}
+	}
+	f.Drop()
+	hear("connection")
+	f.SetRole("standby")
+	hear("standby")
+	for deadline := time.Now().Add(patience); ; {
+		_, _, err := m.Exists(soon(t), []string{"a"})
+		if errors.Is(err, ErrStandby) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("a standby answers: %v", err)
+		}
+	}
+	cancel()
+	<-ended
+}
+
+func TestMooncakeKeepsTheDeadline(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	m, err := NewMooncake(MooncakeConfig{Address: l.Addr().String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	if _, known, err := m.Exists(ctx, []string{"a"}); !errors.Is(err, context.DeadlineExceeded) || known.Count() > 0 {
+		t.Fatalf("%v, %d known", err, known.Count())
+	}
+	if _, err := NewMooncake(MooncakeConfig{Address: "nowhere"}); err == nil {
+		t.Error("an address without a port")
+	}
+}
