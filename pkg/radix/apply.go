@@ -24,6 +24,7 @@ func (x *Index) change(r *rank, now events.Millis, evs []events.Event, c *Counts
 	r.clock = max(r.clock, now)
 	x.expire(r, c)
 	for i := range evs {
+		x.passing.letPass()
 		e := &evs[i]
 		switch {
 		case e.Kind == events.Stored && e.Tier.Valid() && (len(e.Locals) == 0 || len(e.Locals) == len(e.Blocks)):

@@ -24,6 +24,8 @@ type Index struct {
 	// To readers they are gone from its first moment.
 	hidden atomic.Uint64
 
+	passing passing // readers by the writer
+
 	// The arena. locals are the view's.
 	locals, engines array[uint64]
 	slabs           array[slab]

@@ -64,11 +64,11 @@ func (x *Index) Match(space uint32, locals []events.LocalHash, allowed *RankSet,
 	if len(q) > 0 {
 		prefetchWords(&q[0], min(len(q), promptAhead))
 	}
-	for tries := 1; !x.try(space, q, allowed, out); tries++ {
-		if tries%16 == 0 {
-			runtime.Gosched()
-		}
+	var t turn
+	for !x.try(space, q, allowed, out) {
+		t.failed(&x.passing)
 	}
+	t.done(&x.passing)
 	out.walk.v = nil
 	runtime.KeepAlive(x)
 }
