@@ -65,7 +65,8 @@ func (x *Index) allocate(want uint32) (first, n uint32) {
 		x.growBlocks()
 		return first, n
 	case n == 0: // much is free, but not near
-		first, n = free.lowest(), 1
+		x.slabHand = free.lowest() >> 6
+		first, n = x.searchFree(want)
 	}
 	n = min(n, want)
 	for g := first; g < first+n; g++ {

@@ -1,0 +1,21 @@
+package radix
+
+import "testing"
+
+// TestAllocateFarAway has free slabs only where the search for some does not come by. They are given out in a row all
+// the same: a row is a node, and a node is three misses of the caches for a reader.
+func TestAllocateFarAway(t *testing.T) {
+	x := New(Config{})
+	x.slabEnd = 128 << 6
+	x.growBlocks()
+	for g := uint32(64); g < 1100; g++ {
+		x.freeSlab.add(g)
+	}
+	x.slabHand = 30
+	if first, n := x.allocate(40); first != 64 || n != 40 {
+		t.Errorf("%d slabs from %d on, want 40 from 64 on", n, first)
+	}
+	if first, n := x.allocate(40); first != 104 || n != 40 {
+		t.Errorf("then %d slabs from %d on, want 40 from 104 on", n, first)
+	}
+}
