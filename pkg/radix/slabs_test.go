@@ -11,6 +11,8 @@ func TestAllocateFarAway(t *testing.T) {
 	for g := uint32(64); g < 1100; g++ {
 		x.freeSlab.add(g)
 	}
+	x.freeSlab.add(x.slabEnd - 1)
+	x.freeSlab.take(x.slabEnd - 1)
 	x.slabHand = 30
 	if first, n := x.allocate(40); first != 64 || n != 40 {
 		t.Errorf("%d slabs from %d on, want 40 from 64 on", n, first)
