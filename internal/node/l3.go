@@ -212,8 +212,9 @@ type L3Question struct {
 	explain   bool
 }
 
-// begin has the store asked for a query's prompt, while the index is: for all of it, or, where what workers would load
-// of it is found by asking on from where they are, for its beginning. With api.L3Beyond merge asks for everything.
+// begin has the store asked for all of a query's prompt, while the index is. Where what workers would load of it is
+// found by asking on from where they are, merge asks, in one request for all of them; and with api.L3Beyond, for
+// everything.
 func (l *l3) begin(q *api.Query, blockSize uint32) *L3Question {
 	s := &L3Question{timeout: l.cfg.Timeout, explain: q.Explain}
 	if q.L3TimeoutMS > 0 {
@@ -252,24 +253,21 @@ func (l *l3) begin(q *api.Query, blockSize uint32) *L3Question {
 	}
 	s.store = store
 	s.follow = s.prompt.Unbroken && q.L3 == "" && !q.Explain
-	switch {
-	case s.follow:
-		s.ask(0, 1)
-	case q.L3 != api.L3Beyond:
-		s.ask(0, math.MaxInt)
+	if !s.follow && q.L3 != api.L3Beyond {
+		s.ask(0)
 	}
 	return s
 }
 
-// ask has the store asked for what may follow the first own blocks, up to a page.
-func (s *L3Question) ask(own uint32, to int) {
+// ask has the store asked for what may follow the first own blocks.
+func (s *L3Question) ask(own uint32) {
 	for _, lane := range s.prompt.Lanes {
 		from := 0
 		if s.prompt.Continues {
 			from = min(int(own), lane.Pages)
 		}
 		question := s.store.cache.Begin(lane, from)
-		question.Ask(0, to)
+		question.Ask(0, lane.Pages)
 		s.questions = append(s.questions, question)
 	}
 }
@@ -304,12 +302,12 @@ func (s *L3Question) merge(ctx context.Context, answer *api.Answer, idle iter.Se
 	if s.store == nil {
 		return
 	}
-	if s.questions == nil {
+	if s.questions == nil && !s.follow {
 		own := uint32(0)
 		for i := range answer.Workers {
 			own = max(own, answer.Workers[i].Total())
 		}
-		s.ask(own, math.MaxInt)
+		s.ask(own)
 	}
 	if deadline, has := ctx.Deadline(); has { // the answer must travel too
 		if travel := time.Now().Add(time.Until(deadline) / 2); travel.Before(s.deadline) {
@@ -340,6 +338,11 @@ func (s *L3Question) merge(ctx context.Context, answer *api.Answer, idle iter.Se
 func (s *L3Question) wait(ctx context.Context, answer *api.Answer) *hicache.Map {
 	if s.follow {
 		starts := s.starts(answer)
+		for _, lane := range s.prompt.Lanes {
+			q := s.store.cache.Begin(lane, 0)
+			q.Sound(starts)
+			s.questions = append(s.questions, q)
+		}
 		for _, q := range s.questions {
 			q.Follow(ctx, starts)
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"math/bits"
 	"slices"
 	"sync"
 	"time"
@@ -195,12 +196,12 @@ type Question struct {
 	cache   *Cache
 	lane    Lane
 	from    int
-	wanted  Bitmap // pages of the runs that were looked up, and asked for if they were not cached
+	wanted  Bitmap // pages that are to be known
+	asked   Bitmap // pages that were looked up, and asked for if they were not cached
 	present Bitmap
 	known   Bitmap
 	oldest  time.Time
 	err     error
-	late    bool // ctx ended before all was asked for
 	waiting []waiting
 	wake    chan struct{} // of Follow, holds one signal: a flight has landed; nil otherwise
 }
@@ -209,7 +210,7 @@ type waiting struct {
 	on    *flight
 	key   runKey
 	first int
-	pages int
+	mask  uint64 // of the run's pages
 }
 
 // Found is what is known of a lane's pages. Bit i stands for page i. A bit that is not set in Known says nothing.
@@ -221,60 +222,93 @@ type Found struct {
 
 // Begin begins a question about a lane's pages from page from on. Nothing is asked yet.
 func (c *Cache) Begin(lane Lane, from int) *Question {
-	return &Question{cache: c, lane: lane, from: from, wanted: NewBitmap(lane.Pages), present: NewBitmap(lane.Pages),
-		known: NewBitmap(lane.Pages)}
+	return &Question{cache: c, lane: lane, from: from, wanted: NewBitmap(lane.Pages), asked: NewBitmap(lane.Pages),
+		present: NewBitmap(lane.Pages), known: NewBitmap(lane.Pages)}
 }
 
 // Ask looks at what is cached of the runs in which pages from, up to and not including, to are, and has the store asked
 // for the rest. It waits for nothing.
-func (q *Question) Ask(from, to int) { q.ask([][2]int{{max(from, q.from), min(to, q.lane.Pages)}}) }
+func (q *Question) Ask(from, to int) {
+	parts := q.runs(nil, max(from, q.from), min(to, q.lane.Pages))
+	for _, p := range parts {
+		q.wanted[p.first>>6] |= p.mask << (p.first & 63)
+	}
+	q.ask(parts)
+}
 
-// ask is Ask for several ranges, in one request.
-func (q *Question) ask(ranges [][2]int) {
+// part is some pages of a run: bit i stands for the i-th.
+type part struct {
+	first int // the run's first page
+	mask  uint64
+}
+
+// runs appends the runs in which pages are.
+func (q *Question) runs(dst []part, from, to int) []part {
+	for first := from - from%runLength(from); first < to; first += runLength(first) {
+		dst = append(dst, part{first, ^uint64(0) >> (64 - min(runLength(first), q.lane.Pages-first))})
+	}
+	return dst
+}
+
+// single is one page of a run.
+func single(at int) part {
+	first := at - at%runLength(at)
+	return part{first, 1 << (at - first)}
+}
+
+// ask looks at what is cached, and has the store asked for the rest in one request.
+func (q *Question) ask(parts []part) {
 	c, now := q.cache, q.cache.cfg.Now()
 	var mine *flight
 	var todo []ask
 	c.mu.Lock()
-	for _, r := range ranges {
-		for first := r[0] - r[0]%runLength(r[0]); first < r[1]; first += runLength(first) {
-			if q.wanted.Get(first) {
-				continue
-			}
-			pages, want := q.want(first)
-			key := runKey{q.lane.ID, q.lane.fingerprints[runOf(first)]}
-			run, _ := c.runs.Get(key)
-			run.age(now, &c.cfg)
-			q.add(run, first)
-			if run.known&want == want {
-				continue
-			}
-			f := c.asked[key]
-			if f == nil {
-				if mine == nil {
-					if c.flights >= c.cfg.Flights {
-						if q.err == nil {
-							c.stats.Busy++
-						}
-						q.err = errBusy
-						continue
-					}
-					mine = &flight{done: make(chan struct{}), runs: map[runKey]cachedRun{}}
-					c.flights++
-					c.stats.Questions++
-				}
-				f = mine
-				c.asked[key] = f
-				todo = append(todo, ask{key: key, first: first, pages: pages, before: run})
-			}
-			f.signal(q.wake)
-			q.waiting = append(q.waiting, waiting{f, key, first, pages})
+	for _, p := range parts {
+		word, shift := p.first>>6, p.first&63
+		if q.asked[word]>>shift&p.mask == p.mask {
+			continue
 		}
+		q.asked[word] |= p.mask << shift
+		key := runKey{q.lane.ID, q.lane.fingerprints[runOf(p.first)]}
+		run, _ := c.runs.Get(key)
+		run.age(now, &c.cfg)
+		q.add(run, p.first)
+		if run.known&p.mask == p.mask {
+			continue
+		}
+		f := c.asked[key]
+		if f == nil {
+			if mine == nil {
+				if c.flights >= c.cfg.Flights {
+					if q.err == nil {
+						c.stats.Busy++
+					}
+					q.err = errBusy
+					continue
+				}
+				mine = &flight{done: make(chan struct{}), runs: map[runKey]cachedRun{}}
+				c.flights++
+				c.stats.Questions++
+			}
+			f = mine
+			if bits.OnesCount64(p.mask) == min(runLength(p.first), q.lane.Pages-p.first) {
+				c.asked[key] = f // others may wait for it, as it asks for the whole run
+			}
+			if i := slices.IndexFunc(todo, func(a ask) bool { return a.key == key }); i >= 0 {
+				todo[i].mask |= p.mask &^ run.known
+			} else {
+				todo = append(todo, ask{key: key, first: p.first, mask: p.mask &^ run.known, before: run})
+			}
+		}
+		f.signal(q.wake)
+		q.waiting = append(q.waiting, waiting{f, key, p.first, p.mask})
 	}
 	epoch := c.epoch
 	c.mu.Unlock()
 	if mine != nil {
 		for i := range todo {
-			todo[i].names = q.lane.Names(todo[i].first, todo[i].first+todo[i].pages)
+			a := &todo[i]
+			a.from = a.first + bits.TrailingZeros64(a.mask)
+			a.names = q.lane.Names(a.from, a.first+bits.Len64(a.mask))
 		}
 		go c.request(mine, todo, epoch)
 	}
@@ -287,6 +321,45 @@ const (
 	requestPages = 128
 )
 
+// firstSounding is how many pages from a run's begin on the first sounding is the last of, soundingSteps how many times
+// as many the next.
+const (
+	firstSounding = 64
+	soundingSteps = 4
+)
+
+// Sound has the store asked what Follow asks first, and waits for nothing: who follows several lanes sounds all of them
+// before.
+func (q *Question) Sound(starts []int) {
+	var parts []part
+	for _, start := range starts {
+		if start < q.lane.Pages && q.cache.seen(&q.lane, start) == 0 {
+			parts = q.soundings(parts, start)
+		}
+	}
+	q.ask(parts)
+}
+
+// soundings appends the page at which an unbroken run would begin, and a few single pages ahead of it, each four times
+// as far as the one before, which say how far the run may go.
+func (q *Question) soundings(dst []part, start int) []part {
+	if start < q.lane.Pages {
+		dst = append(dst, single(start))
+	}
+	for n := firstSounding; start+n <= q.lane.Pages; n *= soundingSteps {
+		dst = append(dst, single(start+n-1))
+	}
+	return dst
+}
+
+// sounded is how many pages a run that begins at start may have, by the soundings that are there.
+func (q *Question) sounded(start int) (pages int) {
+	for n := firstSounding; start+n <= q.lane.Pages && q.present.Get(start+n-1); n *= soundingSteps {
+		pages = n
+	}
+	return pages
+}
+
 // trail is how far Follow has come along an unbroken run.
 type trail struct {
 	start int // where the run begins
@@ -295,16 +368,15 @@ type trail struct {
 }
 
 // Follow asks for the unbroken run of pages that begins at each of starts, and waits for the answers, until ctx ends at
-// the latest. Requests overlap, and how far it asks ahead grows as in TCP's slow start: a run of pages at first, then
-// four times what was found, up to maxAhead. What was asked for behind the first page that is not there is not waited
-// for, and nobody needs to know it. Where pages were there when they were asked for last, however long ago, Follow asks
-// so far ahead at once.
+// the latest. It sounds each run first. Where its first page is there, it asks for whole runs ahead, in requests that
+// overlap: for twice as far as was sounded and four times what was found, up to maxAhead, and not beyond a page that is
+// known not to be there. What was asked for behind the first page that is not there is not waited for, and nobody needs
+// to know it. Where pages were there when they were asked for last, however long ago, Follow asks so far ahead at once.
 func (q *Question) Follow(ctx context.Context, starts []int) {
 	trails := make([]trail, len(starts))
 	for i, start := range starts {
 		trails[i] = trail{start, start, start}
 	}
-	before := slices.Clone(q.wanted)
 	q.wake = make(chan struct{}, 1)
 	q.cache.subscribe(q)
 	for over := false; ; {
@@ -327,54 +399,59 @@ func (q *Question) Follow(ctx context.Context, starts []int) {
 		}
 	}
 	q.wake = nil
-	q.wanted = before
 	for _, t := range trails {
-		for first := t.start - t.start%runLength(t.start); first < min(t.at+1, q.lane.Pages); first += runLength(first) {
-			q.want(first)
+		for i := t.start; i < min(t.at+1, q.lane.Pages); i++ {
+			q.wanted.Set(i)
 		}
 	}
-	q.waiting = slices.DeleteFunc(q.waiting, func(w waiting) bool { return !q.wanted.Get(w.first) })
+	q.waiting = slices.DeleteFunc(q.waiting, func(w waiting) bool {
+		return q.wanted[w.first>>6]>>(w.first&63)&w.mask == 0
+	})
 }
 
 // extend finds how far runs are known, and asks on for those of which more is to be known, unless it is too late. It
 // reports how many these are, and whether it has asked for any.
 func (q *Question) extend(trails []trail, late bool) (open int, asked bool) {
-	var ranges [][2]int // of the next request
-	pages := 0          // of these
+	var parts []part // of the next request
+	pages := 0       // of these
 	flush := func() {
-		if pages > 0 {
-			q.ask(ranges)
-			ranges, pages, asked = ranges[:0], 0, true
+		if len(parts) > 0 {
+			q.ask(parts)
+			parts, pages, asked = parts[:0], 0, true
 		}
 	}
 	for i := range trails {
 		t := &trails[i]
 		t.at = next(q.present, q.known, t.at, q.lane.Pages, ^uint64(0))
-		if t.at == q.lane.Pages || q.known.Get(t.at) || q.wanted.Get(t.at) && !q.awaits(t.at) {
+		if t.at == q.lane.Pages || q.known.Get(t.at) || q.asked.Get(t.at) && !q.awaits(t.at) {
 			continue // it is there whole, or ends here, or nothing more can be known
 		}
-		open++
-		if late {
-			if !q.wanted.Get(t.at) {
-				q.late = true
-			}
+		if open++; late {
 			continue
 		}
-		ahead := shortRun
-		switch {
-		case t.at > t.start:
-			ahead = min(maxAhead, max(longRun, 4*(t.at-t.start)))
-		case t.asked == t.start:
-			ahead = min(maxAhead, shortRun+q.cache.seen(&q.lane, t.at))
+		ahead := 0
+		if t.at > t.start {
+			ahead = min(maxAhead, max(longRun, 4*(t.at-t.start), 2*q.sounded(t.start)))
+		} else if t.asked == t.start {
+			if ahead = q.cache.seen(&q.lane, t.at); ahead == 0 {
+				if !q.asked.Get(t.at) {
+					parts = q.soundings(parts, t.at)
+					pages++
+				}
+				continue
+			}
+			ahead = min(maxAhead, shortRun+ahead)
 		}
 		t.asked = max(t.asked, t.at)
-		end := min(q.lane.Pages, runEnd(t.at)+ahead-shortRun)
-		if t.asked > t.at && end-t.asked < requestPages && end < q.lane.Pages {
+		far := runEnd(t.at) + ahead - shortRun
+		end := q.gone(t.at, min(far, q.lane.Pages))
+		if t.asked > t.at && end-t.asked < requestPages && end == far {
 			continue // until there is enough for a request
 		}
 		for t.asked < end {
 			to := min(end, runEnd(t.asked+requestPages-1))
-			ranges, pages = append(ranges, [2]int{t.asked, to}), pages+to-t.asked
+			parts = q.runs(parts, t.asked, to)
+			pages += to - t.asked
 			if t.asked = to; pages >= requestPages {
 				flush()
 			}
@@ -384,9 +461,21 @@ func (q *Question) extend(trails []trail, late bool) (open int, asked bool) {
 	return open, asked
 }
 
+// gone is the first page from at on, before end, that is known not to be there; end if there is none.
+func (q *Question) gone(at, end int) int {
+	for at < end {
+		if rest := (q.known[at>>6] &^ q.present[at>>6]) >> (at & 63); rest != 0 {
+			return min(end, at+bits.TrailingZeros64(rest))
+		}
+		at = (at | 63) + 1
+	}
+	return end
+}
+
 // awaits reports whether a page was asked for and the answer is still to come.
-func (q *Question) awaits(page int) bool {
-	return slices.ContainsFunc(q.waiting, func(w waiting) bool { return w.first <= page && page < w.first+w.pages })
+func (q *Question) awaits(at int) bool {
+	p := single(at)
+	return slices.ContainsFunc(q.waiting, func(w waiting) bool { return w.first == p.first && w.mask&p.mask != 0 })
 }
 
 // collect takes the answers that have come.
@@ -408,14 +497,6 @@ func (q *Question) take(w waiting) {
 	if q.err == nil {
 		q.err = w.on.err
 	}
-}
-
-// want notes that a run's pages are to be known.
-func (q *Question) want(first int) (pages int, mask uint64) {
-	pages = min(runLength(first), q.lane.Pages-first)
-	mask = ^uint64(0) >> (64 - pages)
-	q.wanted[first>>6] |= mask << (first & 63)
-	return pages, mask
 }
 
 // signal has a flight's landing signalled, unless wake is nil. Called with Cache.mu held.
@@ -462,6 +543,18 @@ func (r *cachedRun) age(now time.Time, cfg *CacheConfig) {
 	}
 }
 
+// add adds what was found of a run's pages, which were asked for at a time.
+func (r *cachedRun) add(present, known uint64, asked time.Time) {
+	r.present, r.known = r.present&^known, r.known&^known
+	if present != 0 && (r.present == 0 || asked.Before(r.hit)) {
+		r.hit = asked
+	}
+	if present != known && (r.known == r.present || asked.Before(r.miss)) {
+		r.miss = asked
+	}
+	r.present, r.known = r.present|present, r.known|known
+}
+
 // add adds what is known of a run that begins at a page. A run never lies across two words of a bitmap.
 func (q *Question) add(r cachedRun, first int) {
 	if first < q.from {
@@ -492,7 +585,7 @@ func (q *Question) whole() bool {
 			return false
 		}
 	}
-	return !q.late
+	return true
 }
 
 // wait waits for what the store was asked, until ctx ends at the latest.
@@ -531,9 +624,10 @@ func (q *Question) Wait(ctx context.Context) Found {
 type ask struct {
 	key    runKey
 	first  int
-	pages  int
-	names  PageKeys  // of the run's pages
-	before cachedRun // what is known of it
+	mask   uint64    // of the run's pages that are asked for
+	from   int       // the first of these
+	names  PageKeys  // of the pages from that one on
+	before cachedRun // what is known of the run
 }
 
 // request asks the store. Of pages with several objects it asks for the first alone, and for the rest only where that
@@ -546,13 +640,17 @@ func (c *Cache) request(f *flight, todo []ask, epoch uint64) {
 		run, bit int
 		keys     []string
 	}
-	pages, first := make([]page, 0, len(todo)*shortRun), make([]string, 0, len(todo)*shortRun)
+	asked := 0
+	for r := range todo {
+		asked += bits.OnesCount64(todo[r].mask)
+	}
+	pages, first := make([]page, 0, asked), make([]string, 0, asked)
 	for r, a := range todo {
-		for i := range a.pages {
-			if a.before.known>>i&1 == 0 {
-				keys := a.names.Keys[i*a.names.PerPage : (i+1)*a.names.PerPage]
-				pages, first = append(pages, page{r, i, keys}), append(first, keys[0])
-			}
+		for rest := a.mask; rest != 0; rest &= rest - 1 {
+			bit := bits.TrailingZeros64(rest)
+			at := (a.first + bit - a.from) * a.names.PerPage
+			keys := a.names.Keys[at : at+a.names.PerPage]
+			pages, first = append(pages, page{r, bit, keys}), append(first, keys[0])
 		}
 	}
 	present, known, err := c.store.Exists(ctx, first)
@@ -569,11 +667,8 @@ func (c *Cache) request(f *flight, todo []ask, epoch uint64) {
 			err = failed
 		}
 	}
-	results := make([]cachedRun, len(todo))
-	for r := range todo {
-		results[r] = todo[r].before
-	}
-	at := 0 // in more
+	found := make([]cachedRun, len(todo)) // in this request
+	at := 0                               // in more
 	for i, p := range pages {
 		ok, sure := present.Get(i), known.Get(i)
 		if ok && sure {
@@ -587,20 +682,11 @@ func (c *Cache) request(f *flight, todo []ask, epoch uint64) {
 			}
 			at += len(p.keys) - 1
 		}
-		r := &results[p.run]
-		switch {
-		case !sure:
-		case ok:
-			if r.present == 0 {
-				r.hit = begun
-			}
-			r.present |= 1 << p.bit
+		if r := &found[p.run]; sure {
 			r.known |= 1 << p.bit
-		default:
-			if r.known == r.present {
-				r.miss = begun
+			if ok {
+				r.present |= 1 << p.bit
 			}
-			r.known |= 1 << p.bit
 		}
 	}
 	f.err = err
@@ -609,9 +695,13 @@ func (c *Cache) request(f *flight, todo []ask, epoch uint64) {
 		c.stats.Failed++
 	}
 	for r, a := range todo {
-		f.runs[a.key] = results[r]
-		if epoch == c.epoch && results[r].known != 0 {
-			c.runs.Add(a.key, results[r])
+		now, _ := c.runs.Peek(a.key) // which may be more by now
+		now.age(begun, &c.cfg)
+		now.add(found[r].present, found[r].known, begun)
+		a.before.add(found[r].present, found[r].known, begun)
+		f.runs[a.key] = a.before
+		if epoch == c.epoch && found[r].known != 0 {
+			c.runs.Add(a.key, now)
 		}
 		if c.asked[a.key] == f {
 			delete(c.asked, a.key)

@@ -99,7 +99,7 @@ func TestCacheIsBoundedInBytes(t *testing.T) {
 	fill := func(c *Cache, n int) {
 		for i := range n {
 			f := &flight{done: make(chan struct{}), runs: map[runKey]cachedRun{}}
-			todo := []ask{{key: runKey{fingerprint: fingerprint{byte(i), byte(i >> 8), byte(i >> 16)}}, pages: 1,
+			todo := []ask{{key: runKey{fingerprint: fingerprint{byte(i), byte(i >> 8), byte(i >> 16)}}, mask: 1,
 				names: PageKeys{Keys: []string{"k"}, PerPage: 1}}}
 			c.flights++
 			c.request(f, todo, c.epoch)

@@ -153,9 +153,40 @@ func checkMooncakeKey(key string) error {
 
 const batchPath = "/batch_query_keys?keys="
 
+// chunk is one request, and what is read of its reply. A master writes keys in their order.
 type chunk struct {
 	query string
-	at    []int // positions of its keys in what was asked
+	keys  []string // of all requests
+	at    []int    // positions in keys of those that are asked for, in the order of these
+
+	said, there Bitmap // bit i stands for at[i]
+	next        int    // in at, if keys come in order
+	unseen      uint64 // keys that nobody had asked for
+}
+
+// hear takes what a reply says of a key. Of what it says twice the last counts.
+func (c *chunk) hear(key string, ok bool) {
+	i := c.next
+	if i >= len(c.at) || c.keys[c.at[i]] != key {
+		i, _ = slices.BinarySearchFunc(c.at, key, func(at int, key string) int { return cmp.Compare(c.keys[at], key) })
+		if i == len(c.at) || c.keys[c.at[i]] != key {
+			c.unseen++
+			return
+		}
+	}
+	for ; i < len(c.at) && c.keys[c.at[i]] == key; i++ {
+		c.said.Set(i)
+		c.there[i>>6] &^= 1 << (i & 63)
+		if ok {
+			c.there.Set(i)
+		}
+	}
+	c.next = i
+}
+
+// forget drops what was read of a reply.
+func (c *chunk) forget() {
+	c.said, c.there, c.next, c.unseen = NewBitmap(len(c.at)), NewBitmap(len(c.at)), 0, 0
 }
 
 // leastKeys is how many keys are worth a request of their own beside others.
@@ -169,7 +200,8 @@ func (m *Mooncake) chunks(keys []string) (out []chunk, bad error) {
 	var at []int
 	end := func() {
 		if len(at) > 0 {
-			out = append(out, chunk{query.String(), at})
+			slices.SortFunc(at, func(a, b int) int { return cmp.Compare(keys[a], keys[b]) })
+			out = append(out, chunk{query: query.String(), keys: keys, at: at})
 			at = nil
 			query.Reset()
 		}
@@ -180,8 +212,11 @@ func (m *Mooncake) chunks(keys []string) (out []chunk, bad error) {
 			query.Grow(min(m.cfg.MaxURL, n*(len(key)+1)))
 			at = make([]int, 0, n)
 		}
-		err := checkMooncakeKey(key)
+		var err error
 		escaped := escapeKey(key)
+		if len(escaped) != len(key) || key == "" { // else there is nothing wrong with it
+			err = checkMooncakeKey(key)
+		}
 		if err == nil && len(batchPath)+len(escaped) > m.cfg.MaxURL {
 			err = fmt.Errorf("mooncake: %w: %.80q is longer than a request may be", ErrKey, key)
 		}
@@ -231,13 +266,9 @@ func (m *Mooncake) Exists(ctx context.Context, keys []string) (present, known Bi
 		return present, known, fmt.Errorf("mooncake: %w: %s", ErrStandby, *why)
 	}
 	list, bad := m.chunks(keys)
-	replies := make([]map[string]bool, len(list))
 	var group errgroup.Group // not of a context: what one request learns stays true when another fails
 	group.SetLimit(m.cfg.Parallel)
-	ask := func(i int) (err error) {
-		replies[i], err = m.batch(ctx, &list[i])
-		return err
-	}
+	ask := func(i int) error { return m.batch(ctx, &list[i]) }
 	if len(list) == 1 { // the usual one: without another goroutine
 		err = ask(0)
 	} else {
@@ -247,45 +278,39 @@ func (m *Mooncake) Exists(ctx context.Context, keys []string) (present, known Bi
 		err = group.Wait()
 	}
 	for i := range list {
-		asked := 0
-		for _, at := range list[i].at {
-			ok, said := replies[i][keys[at]]
-			if !said {
+		c := &list[i]
+		for i, at := range c.at {
+			if !c.said.Get(i) {
 				continue
 			}
-			asked++
 			known.Set(at)
-			if ok {
+			if c.there.Get(i) {
 				present.Set(at)
 			}
 		}
-		if err == nil && asked < len(list[i].at) {
-			err = fmt.Errorf("mooncake: %w: it lacks %d of %d keys", ErrReply, len(list[i].at)-asked, len(list[i].at))
+		if n := c.said.Count(); err == nil && n < len(c.at) {
+			err = fmt.Errorf("mooncake: %w: it lacks %d of %d keys", ErrReply, len(c.at)-n, len(c.at))
 		}
-		for key := range replies[i] {
-			isKey := func(at int) bool { return keys[at] == key }
-			if len(replies[i]) > asked && !slices.ContainsFunc(list[i].at, isKey) {
-				m.unseen.Add(1)
-			}
-		}
+		m.unseen.Add(c.unseen)
 	}
 	return present, known, errors.Join(err, bad)
 }
 
-func (m *Mooncake) batch(ctx context.Context, c *chunk) (map[string]bool, error) {
+// batch asks for a chunk's keys, and has it hear the reply.
+func (m *Mooncake) batch(ctx context.Context, c *chunk) error {
 	const perKey = 8 << 10 // of a reply; some 300 bytes are usual
-	body, status, err := m.asking.get(ctx, batchPath+c.query, int64(64<<10+perKey*len(c.at)))
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("mooncake: ask for %d keys: %w", len(c.at), err)
-	case status != http.StatusOK:
-		return nil, fmt.Errorf("mooncake: ask for %d keys: %w", len(c.at), refusal(status, body))
-	}
-	out, err := readBatchReply(body, len(c.at))
+	c.forget()
+	err := m.asking.get(ctx, batchPath+c.query, int64(64<<10+perKey*len(c.at)), func(body []byte, status int) error {
+		if status != http.StatusOK {
+			return refusal(status, body)
+		}
+		return readBatchReply(body, c)
+	})
 	if err != nil {
-		return nil, fmt.Errorf("mooncake: %w", err)
+		c.forget()
+		return fmt.Errorf("mooncake: ask for %d keys: %w", len(c.at), err)
 	}
-	return out, nil
+	return nil
 }
 
 // get asks for a path and reads at most limit bytes.

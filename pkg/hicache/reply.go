@@ -1,6 +1,7 @@
 package hicache
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -8,44 +9,71 @@ import (
 	"unsafe"
 )
 
-// readBatchReply reads what /batch_query_keys answers: which keys were answered for, and whether their objects exist.
-// hint is how many keys there should be. The answer's keys are in body, which must not change any more.
-func readBatchReply(body []byte, hint int) (map[string]bool, error) {
-	if out, is := scanBatchReply(unsafe.String(unsafe.SliceData(body), len(body)), hint); is {
-		return out, nil
+// readBatchReply has a chunk hear what /batch_query_keys answers: which keys were answered for, and whether their
+// objects exist.
+func readBatchReply(body []byte, c *chunk) error {
+	if scanBatchReply(unsafe.String(unsafe.SliceData(body), len(body)), c.hear) {
+		return nil
 	}
-	return decodeBatchReply(body, hint)
+	c.forget()
+	out, err := decodeBatchReply(body, len(c.at))
+	for key, ok := range out {
+		c.hear(key, ok)
+	}
+	return err
 }
 
 // scanBatchReply reads a reply in the form that masters write: {"success":true,"data":{KEY:{"ok":BOOL,...},...}}, with
-// no escape in text. Of another form, or if it is no JSON, it is for decodeBatchReply, which reads the same in it.
-func scanBatchReply(text string, hint int) (out map[string]bool, is bool) {
-	s := replyScanner{text: text}
-	success := false
-	is = s.object(func(name string) bool {
+// no escape in text. Of another form, or if it is no JSON, it is for decodeBatchReply, which reads the same in it; what
+// hear was told is worth nothing then. Keys are parts of text.
+func scanBatchReply(text string, hear func(key string, ok bool)) bool {
+	s := replyScanner{text: text, plain: plainText(text)}
+	success, data := false, false
+	is := s.object(func(name string) bool {
 		switch {
 		case name == "success" && !success:
 			success = true
 			return s.word("true")
-		case name == "data" && out == nil:
-			out = make(map[string]bool, hint)
+		case name == "data" && !data:
+			data = true
 			return s.object(func(key string) bool {
 				ok, said := s.entry()
-				out[key] = ok
-				return said && utf8.ValidString(key)
+				if said = said && (s.plain || utf8.ValidString(key)); said {
+					hear(key, ok)
+				}
+				return said
 			})
 		}
 		return false
 	})
 	s.space()
-	return out, is && success && out != nil && s.at == len(text)
+	return is && success && data && s.at == len(text)
+}
+
+// plainText reports whether text is of ASCII, without control characters and backslashes.
+func plainText(text string) bool {
+	const ones = 0x0101010101010101
+	b := unsafe.Slice(unsafe.StringData(text), len(text))
+	bad := uint64(0) // bit 7 of each byte
+	for ; len(b) >= 8; b = b[8:] {
+		w := binary.LittleEndian.Uint64(b)
+		slash := w ^ '\\'*ones
+		bad |= w | (w-' '*ones)&^w | (slash-ones)&^slash
+	}
+	for _, c := range b {
+		if c < ' ' || c >= 0x80 || c == '\\' {
+			return false
+		}
+	}
+	return bad&(0x80*ones) == 0
 }
 
 // replyScanner reads JSON of the plainest form. Its methods report whether they have read what they are for; if not,
 // nothing else is to be read.
 type replyScanner struct {
-	text string
-	at   int
+	text  string
+	at    int
+	plain bool // text passes plainText
 }
 
 // entry reads what is said of one key.
@@ -91,6 +119,14 @@ func (s *replyScanner) word(w string) bool {
 func (s *replyScanner) quoted() (text string, is bool) {
 	if !s.byte('"') {
 		return "", false
+	}
+	if s.plain {
+		n := strings.IndexByte(s.text[s.at:], '"')
+		if n < 0 {
+			return "", false
+		}
+		text, s.at = s.text[s.at:s.at+n], s.at+n+1
+		return text, true
 	}
 	for i := s.at; i < len(s.text); i++ {
 		switch c := s.text[i]; {

@@ -59,8 +59,8 @@ func replies() []string {
 // sameReply checks that the scanner reads what the naive twin reads, if it reads the text at all.
 func sameReply(t *testing.T, text string) (scanned bool) {
 	t.Helper()
-	got, is := scanBatchReply(text, 1)
-	if !is {
+	got := map[string]bool{}
+	if !scanBatchReply(text, func(key string, ok bool) { got[key] = ok }) {
 		return false
 	}
 	if want, err := decodeBatchReply([]byte(text), 1); err != nil || !maps.Equal(got, want) {
@@ -110,15 +110,79 @@ func FuzzReadBatchReply(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) { sameReply(t, text) })
 }
 
+// A chunk knows of its keys what a naive twin knows of a reply to it, in whatever order and form it is, also if keys
+// were asked for twice; and how many others were named.
+func TestChunkAgainstTwin(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 8))
+	m := &Mooncake{cfg: MooncakeConfig{MaxKeys: 1000, MaxURL: 64 << 10, Parallel: 1}}
+	for range 500 {
+		asked, said := masterKeys(1+rng.IntN(200)), masterKeys(rng.IntN(250))
+		for i := range asked {
+			j, k := rng.IntN(len(asked)), rng.IntN(len(asked))
+			asked[j], asked[k] = asked[k], asked[j]
+			if rng.IntN(50) == 0 {
+				asked[i] = asked[j]
+			}
+		}
+		text := masterReply(said)
+		if rng.IntN(3) == 0 {
+			rng.Shuffle(len(said), func(i, j int) { said[i], said[j] = said[j], said[i] })
+			text = masterReply(said)
+		}
+		if rng.IntN(3) == 0 { // for which the scanner is not enough
+			text = strings.Replace(text, `"data"`, `"more":1.5,"data"`, 1)
+		}
+		twin, err := decodeBatchReply([]byte(text), 1)
+		list, bad := m.chunks(asked)
+		if err != nil || bad != nil || len(list) != 1 {
+			t.Fatal(err, bad, len(list))
+		}
+		c := &list[0]
+		if c.forget(); readBatchReply([]byte(text), c) != nil {
+			t.Fatalf("%q is not read", text)
+		}
+		for i, at := range c.at {
+			want, is := twin[asked[at]]
+			if c.said.Get(i) != is || c.there.Get(i) != want {
+				t.Fatalf("key %s: said %v, there %v, want %v, %v", asked[at], c.said.Get(i), c.there.Get(i), is, want)
+			}
+		}
+		for _, key := range asked {
+			delete(twin, key)
+		}
+		if c.unseen != uint64(len(twin)) {
+			t.Fatalf("%d keys are strange, want %d", c.unseen, len(twin))
+		}
+	}
+}
+
+func TestPlainText(t *testing.T) {
+	for n := range 20 {
+		for at := range n {
+			for b := range 256 {
+				text := []byte(strings.Repeat("x", n))
+				text[at] = byte(b)
+				if got, want := plainText(string(text)), b >= ' ' && b < 0x80 && b != '\\'; got != want {
+					t.Fatalf("%q: %v", text, got)
+				}
+			}
+		}
+	}
+}
+
 func BenchmarkReadBatchReply(b *testing.B) {
-	body := []byte(masterReply(masterKeys(740)))
-	for name, read := range map[string]func([]byte, int) (map[string]bool, error){"scan": readBatchReply,
-		"reflect": decodeBatchReply} {
+	keys := masterKeys(740)
+	body := []byte(masterReply(keys))
+	m := &Mooncake{cfg: MooncakeConfig{MaxKeys: 1000, MaxURL: 64 << 10, Parallel: 1}}
+	list, _ := m.chunks(keys)
+	for name, read := range map[string]func() error{
+		"scan":    func() error { return readBatchReply(body, &list[0]) },
+		"reflect": func() error { _, err := decodeBatchReply(body, 740); return err }} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if out, err := read(body, 740); err != nil || len(out) != 740 {
-					b.Fatal(err)
+				if list[0].forget(); read() != nil {
+					b.Fatal("it is not read")
 				}
 			}
 		})

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -28,6 +29,7 @@ type kept struct {
 	bound io.LimitedReader
 	in    *bufio.Reader
 	buf   []byte // the request
+	body  []byte // of the reply
 }
 
 // maxHead bounds the head of a reply.
@@ -41,35 +43,40 @@ func newPool(host string, size int, dial func(context.Context) (net.Conn, error)
 	return p
 }
 
-// get asks for a path and reads at most limit bytes of what it answers; ErrReply if there are more. A request that a
-// kept connection did not survive is made again on a new one: the server had closed it in the meantime.
-func (p *pool) get(ctx context.Context, path string, limit int64) (body []byte, status int, err error) {
+// get asks for a path and has read read the answer, of at most limit bytes, which are read's until it returns; ErrReply
+// if there are more. A request that a kept connection did not survive is made again on a new one: the server had closed
+// it in the meantime.
+func (p *pool) get(ctx context.Context, path string, limit int64, read func(body []byte, status int) error) error {
 	var c *kept
 	select {
 	case c = <-p.slots:
 	case <-ctx.Done():
-		return nil, 0, ctx.Err()
+		return ctx.Err()
 	}
 	defer func() { p.slots <- c }()
 	for fresh := c == nil; ; fresh = true {
 		if fresh {
+			var err error
 			if c, err = p.open(ctx); err != nil {
-				return nil, 0, err
+				return err
 			}
 		}
-		var read, keep bool
-		body, status, read, keep, err = p.ask(ctx, c, path, limit)
+		body, status, begun, keep, err := p.ask(ctx, c, path, limit)
+		said := err == nil
+		if said {
+			err = read(body, status)
+		}
 		if !keep {
 			c.Close()
 			c = nil
 		}
 		switch {
-		case err == nil:
-			return body, status, nil
+		case said:
+			return err
 		case ctx.Err() != nil:
-			return nil, 0, ctx.Err()
-		case read || fresh:
-			return nil, 0, err
+			return ctx.Err()
+		case begun || fresh:
+			return err
 		}
 	}
 }
@@ -84,8 +91,12 @@ func (p *pool) open(ctx context.Context) (*kept, error) {
 	return c, nil
 }
 
-// ask asks on a connection. read is whether any of a reply came, keep whether the connection can be used again.
-func (p *pool) ask(ctx context.Context, c *kept, path string, limit int64) (body []byte, status int, read, keep bool,
+// keptBody is how many bytes a connection keeps for the next reply.
+const keptBody = 1 << 20
+
+// ask asks on a connection. begun is whether any of a reply came, keep whether the connection can be used again. The
+// body is the connection's.
+func (p *pool) ask(ctx context.Context, c *kept, path string, limit int64) (body []byte, status int, begun, keep bool,
 	err error) {
 	c.bound.N = maxHead + limit + 1
 	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
@@ -103,7 +114,12 @@ func (p *pool) ask(ctx context.Context, c *kept, path string, limit int64) (body
 		return nil, 0, true, false, fmt.Errorf("%w: %w", ErrReply, err)
 	}
 	if n := res.ContentLength; 0 <= n && n <= limit {
-		body = make([]byte, n)
+		if n > keptBody {
+			body = make([]byte, n)
+		} else {
+			c.body = slices.Grow(c.body[:0], int(n))
+			body = c.body[:n]
+		}
 		_, err = io.ReadFull(res.Body, body)
 	} else {
 		body, err = io.ReadAll(io.LimitReader(res.Body, limit+1))

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -94,7 +95,12 @@ func TestPoolAgainstClient(t *testing.T) {
 		client.CloseIdleConnections()
 		p := poolOf(l)
 		for range 3 { // on kept connections, where they are kept
-			body, got, err := p.get(soon(t), "/a", limit)
+			var body []byte
+			got := 0
+			err := p.get(soon(t), "/a", limit, func(b []byte, status int) error {
+				body, got = slices.Clone(b), status
+				return nil
+			})
 			if (err == nil) != (failed == nil) || err == nil && (got != status || string(body) != string(want)) {
 				t.Errorf("%.80q: %d %.20q, %v; want %d %.20q, %v", c.reply, got, body, err, status, want, failed)
 			}
