@@ -1,7 +1,9 @@
 package load
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"slices"
 )
 
@@ -129,6 +131,11 @@ func (t *Table) Check() error {
 	for origin, s := range t.seen {
 		if s.live != live[origin] {
 			return fmt.Errorf("%d requests of %x, want %d", s.live, origin, live[origin])
+		}
+		if got := s.underWay(1, math.MaxUint64); len(got) != s.live || slices.ContainsFunc(got, func(r *record) bool {
+			return t.records[r.key] != r || r.key.Origin != origin
+		}) || !slices.IsSortedFunc(got, func(a, b *record) int { return cmp.Compare(a.key.Seq, b.key.Seq) }) {
+			return fmt.Errorf("under way of %x are %d requests, want %d in order", origin, len(got), s.live)
 		}
 		if err := s.check(); err != nil {
 			return fmt.Errorf("what was seen of %x: %w", origin, err)

@@ -53,7 +53,15 @@
 // what some nodes lack, one that lacks it is before one that has it, and what is sent for it goes to all. So when one
 // of 64 nodes dies there are 63 exchanges and not 1,953. A node that has missed messages of many asks one, and the next
 // when that has answered, since each sends what it lacks; and as many in 400 ms as have 65,536 requests together, or
-// one. Summaries, and what a node lacks that starts, go to the node that they are for. Where many nodes change much,
+// one.
+//
+// Beside its answer a peer sends a version vector: up to which message of each node it had all before it was asked.
+// Of these the asker misses none any more, since what they changed is in the answer. It asks the first node in the ring
+// of those of which it has missed messages. So where all have missed messages of all, as when NATS was away, a node has
+// those of one other, then of 3, then of 7, and compares with six of 64 and not with 63. While not all that is lacking
+// fits into an answer, and to a node that starts, no vector is sent.
+//
+// Summaries, and what a node lacks that starts, go to the node that they are for. Where many nodes change much,
 // batches wait up to a millisecond for each 16 nodes. A summary says what was seen, what is under way, and a hash of
 // each state: some twelve bytes per request. Each node then ends what the other has seen the end of, and publishes what
 // the other lacks. A node that starts asks, gets the summary of a node that is ready, and is ready when all of that has

@@ -2,6 +2,7 @@ package load
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"slices"
 	"sort"
@@ -25,6 +26,42 @@ func (r *Replica) summarize(m *replica, to uint64, answered *incoming) {
 		b := appendModel(appendHead(nil, kindSummary, r.cfg.Origin), m.Model)
 		r.send(m.Model, to, appendSummary(b, p))
 	}
+	// A node that starts compares with a second one before it believes what others have heard.
+	if o := r.peers[to]; answered != nil && !answered.cut && len(answered.versions) > 0 && o != nil && !o.starts {
+		b := appendModel(appendHead(nil, kindVersions, r.cfg.Origin), m.Model)
+		r.send(m.Model, to, appendVersions(b, to, r.summary, answered.versions))
+	}
+}
+
+// versions returns up to which message of events of each node, but for one, this node has all: a version vector.
+func (m *replica) versions(but uint64) (list []version) {
+	for origin, p := range m.peers {
+		if spans := p.got.spans; origin != but && len(spans) > 0 && spans[0].first == 1 {
+			list = append(list, version{origin, spans[0].last})
+		}
+	}
+	slices.SortFunc(list, func(a, b version) int { return cmp.Compare(a.origin, b.origin) })
+	return list
+}
+
+// advance notes that messages are not needed any more that a peer had before it answered a summary: what they changed
+// is in the answer, and in what the peer sent with it.
+func (r *Replica) advance(m *replica, p *peer) {
+	for _, v := range p.versions {
+		if r.peers[v.origin] != nil {
+			m.peer(v.origin, r.now).got.add(1, v.number)
+		}
+	}
+	p.versions, p.versionsOf = nil, 0
+}
+
+// learn takes a peer's version vector, which belongs to an answer of the peer: it counts when all of that has come.
+func (r *Replica) learn(m *replica, from, id uint64, list []version) {
+	p := m.peer(from, r.now)
+	p.versions, p.versionsOf = list, id
+	if in := &p.in[1]; in.id == id && len(in.missing) == 0 {
+		r.advance(m, p)
+	}
 }
 
 // summary is what a table has and has seen, in parts of bounded size. Each part holds by itself.
@@ -38,17 +75,16 @@ func (t *Table) summary() (parts []summary) {
 			parts, part, points = append(parts, part), summary{}, 0
 		}
 	}
-	under := map[uint64][]live{}
-	for key, r := range t.records {
-		under[key.Origin] = append(under[key.Origin], live{key.Seq, r.digest})
-	}
 	for origin := range t.seen {
 		part.origins = append(part.origins, origin)
 	}
 	slices.Sort(part.origins)
 	for _, origin := range slices.Clone(part.origins) {
-		lives := under[origin]
-		slices.SortFunc(lives, func(a, b live) int { return cmp.Compare(a.seq, b.seq) })
+		under := t.seen[origin].underWay(1, math.MaxUint64)
+		lives := make([]live, len(under))
+		for i, r := range under {
+			lives[i] = live{r.key.Seq, r.digest}
+		}
 		h := share{origin: origin, first: 1}
 		for _, p := range t.seen[origin].spans {
 			for {
@@ -88,7 +124,10 @@ func (r *Replica) compare(m *replica, from uint64, s *summary) {
 		in = &p.in[1]
 	}
 	if in.id != s.id {
-		*in = incoming{s.id, map[uint64]bool{}, m.sent}
+		*in = incoming{id: s.id, missing: map[uint64]bool{}, sent: m.sent}
+		if !s.reply {
+			in.versions = m.versions(from)
+		}
 		for i := range s.parts {
 			in.missing[i] = true
 		}
@@ -97,14 +136,6 @@ func (r *Replica) compare(m *replica, from uint64, s *summary) {
 		}
 	}
 	delete(in.missing, s.part)
-	under := t.under(s)
-	var origins []uint64
-	for origin, list := range under {
-		// The last first, so that what is seen grows at its end.
-		slices.SortFunc(list, func(a, b *record) int { return cmp.Compare(b.key.Seq, a.key.Seq) })
-		origins = append(origins, origin)
-	}
-	slices.Sort(origins)
 	room := pushBytes
 	starts := r.peers[from].starts
 	var direct []byte // events for a node that starts: the others have them, and it asks until all have come
@@ -118,6 +149,7 @@ func (r *Replica) compare(m *replica, from uint64, s *summary) {
 	}
 	push := func(kind change, rec *record) {
 		if room <= 0 {
+			in.cut = true
 			return
 		}
 		r.Counts.Pushed++
@@ -135,12 +167,12 @@ func (r *Replica) compare(m *replica, from uint64, s *summary) {
 		}
 	}
 	for i := range s.shares {
-		r.compareShare(m, from, &s.shares[i], under[s.shares[i].origin], push)
+		r.compareShare(m, from, &s.shares[i], push)
 	}
 	if s.part == 0 {
-		for _, origin := range origins {
+		for _, origin := range slices.Sorted(maps.Keys(t.seen)) {
 			if _, known := slices.BinarySearch(s.origins, origin); !known {
-				for _, rec := range under[origin] {
+				for _, rec := range r.comparable(m, origin, 1, math.MaxUint64) {
 					push(booked, rec)
 				}
 			}
@@ -157,6 +189,9 @@ func (r *Replica) compare(m *replica, from uint64, s *summary) {
 			r.asked = 0
 		}
 		p.got.add(1, s.sent)
+		if p.versionsOf == s.id {
+			r.advance(m, p)
+		}
 		if from == r.source {
 			m.complete = true
 			m.settle()
@@ -164,39 +199,19 @@ func (r *Replica) compare(m *replica, from uint64, s *summary) {
 	}
 }
 
-// under has what is under way of the numbers of each origin that a part of a summary is about.
-func (t *Table) under(s *summary) map[uint64][]*record {
-	about := map[uint64]span{}
-	for i := range s.shares {
-		h := &s.shares[i]
-		p, known := about[h.origin]
-		if !known {
-			p.first = h.first
-		}
-		about[h.origin] = span{min(p.first, h.first), max(p.last, h.last)}
-	}
-	under := map[uint64][]*record{}
-	for key, rec := range t.records {
-		p, listed := about[key.Origin]
-		if !listed && s.part == 0 {
-			_, listed = slices.BinarySearch(s.origins, key.Origin)
-			p = span{1, math.MaxUint64}
-			listed = !listed
-		}
-		if listed && p.first <= key.Seq && key.Seq <= p.last {
-			under[key.Origin] = append(under[key.Origin], rec)
-		}
-	}
-	return under
+// comparable returns what is under way of the numbers of an origin that a share is about. The last come first, so that
+// what is seen grows at its end.
+func (r *Replica) comparable(m *replica, origin, first, last uint64) []*record {
+	list := slices.Clone(m.table.seen[origin].underWay(first, last))
+	slices.Reverse(list)
+	r.Counts.Compared += uint64(len(list))
+	return list
 }
 
-func (r *Replica) compareShare(m *replica, from uint64, h *share, under []*record, push func(change, *record)) {
+func (r *Replica) compareShare(m *replica, from uint64, h *share, push func(change, *record)) {
 	t := m.table
 	theirs := seen{spans: h.spans}
-	for _, rec := range under {
-		if rec.key.Seq < h.first || rec.key.Seq > h.last {
-			continue
-		}
+	for _, rec := range r.comparable(m, h.origin, h.first, h.last) {
 		at, ok := slices.BinarySearchFunc(h.live, rec.key.Seq, func(l live, seq uint64) int {
 			return cmp.Compare(l.seq, seq)
 		})

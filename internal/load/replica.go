@@ -1,6 +1,7 @@
 package load
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -69,6 +70,7 @@ type ReplicaCounts struct {
 	Beats                                   uint64 // of those sent
 	Exchanges                               uint64 // summaries sent because a peer's digest differed
 	Pushed                                  uint64 // events sent because a peer's summary lacked them
+	Compared                                uint64 // requests under way that were compared with summaries
 	Healed                                  uint64 // requests ended because a peer had seen their end
 	Dropped                                 uint64 // messages that were not sent, because too many wait, or taken
 	Unsynced                                uint64 // 1: it was ready without a peer's tables although there are peers
@@ -96,6 +98,7 @@ type Replica struct {
 	window time.Duration // when summaries began to count
 	begun  int           // requests in those that were begun since
 	asked  uint64        // whose answer is awaited; 0: nobody's
+	late   uint64        // who has not answered within exchangeGap; 0: nobody
 
 	began  time.Duration
 	ready  bool
@@ -135,10 +138,15 @@ type replica struct {
 
 // peer is another node's table of the same model.
 type peer struct {
-	got       seen // which of its messages of events have come, or are not needed any more
+	got       seen   // which of its messages of events have come, or are not needed any more
+	sent      uint64 // how many it has sent, as it said last
 	exchanged time.Duration
 	agreed    time.Duration // when the digests were last equal, or compared
 	in        [2]incoming   // a summary that wants an answer; one that is an answer
+
+	// versions came beside the peer's answer versionsOf, of which not all has come; 0: there are none
+	versions   []version
+	versionsOf uint64
 }
 
 // incoming is a summary of which parts may be missing.
@@ -146,6 +154,9 @@ type incoming struct {
 	id      uint64
 	missing map[uint64]bool
 	sent    uint64 // how many messages we had sent when it began to come
+
+	versions []version // what we had of others' messages then
+	cut      bool      // not all that the peer lacks was sent
 }
 
 // NewReplica returns a replica that knows nothing, and is ready when it has a peer's tables or there is no peer.
@@ -455,6 +466,10 @@ func (r *Replica) accept(now time.Duration, m *message, err error) error {
 		if of := r.model(m.model); of != nil && m.to == r.cfg.Origin {
 			r.compare(of, m.from, &m.summary)
 		}
+	case kindVersions:
+		if of := r.byName[m.model]; of != nil && m.to == r.cfg.Origin {
+			r.learn(of, m.from, m.id, m.versions)
+		}
 	case kindRecall:
 		if of := r.byName[m.model]; of != nil && m.to == r.cfg.Origin {
 			r.remember(of, m.from, m.id)
@@ -552,6 +567,7 @@ func (r *Replica) heard(from uint64, b *beat) {
 			s.active = max(s.active, r.now)
 		}
 		p := m.peer(from, r.now)
+		p.sent = d.sent
 		equal := t.sum == d.Digest && s.all(d.last)
 		if equal {
 			p.agreed = r.now
@@ -563,14 +579,10 @@ func (r *Replica) heard(from uint64, b *beat) {
 			r.recall(m, from)
 		case r.ready != b.ready: // who starts asks one node for all
 		case r.now-p.exchanged < exchangeGap:
-		case !p.got.all(d.sent),
-			next && (m.doubt || !equal && d.calm && m.calm(r.now) || r.now-p.agreed >= doubtMost):
-			if !r.begins(from, t.Len()) {
-				continue // the next beat comes soon
-			}
-			p.agreed, m.doubt = r.now, m.doubt && !next
-			r.Counts.Exchanges++
-			r.summarize(m, from, nil)
+		case next && (m.doubt || !equal && d.calm && m.calm(r.now) || r.now-p.agreed >= doubtMost):
+			m.doubt = !r.exchange(m, from) && m.doubt
+		case !p.got.all(d.sent):
+			r.exchange(m, cmp.Or(r.missed(m), from))
 		}
 	}
 }
@@ -588,11 +600,41 @@ func (r *Replica) next() (origin uint64) {
 	return origin
 }
 
+// exchange begins an exchange with a peer and reports whether it did; if not, the next beat comes soon.
+func (r *Replica) exchange(m *replica, with uint64) bool {
+	if !r.begins(with, m.table.Len()) {
+		return false
+	}
+	m.peer(with, r.now).agreed = r.now
+	r.Counts.Exchanges++
+	r.summarize(m, with, nil)
+	return true
+}
+
+// missed is which of the nodes of which messages were missed to exchange summaries with: the first in the ring after
+// this one. Its answer says what it has had of the nodes behind it. So if all have missed messages of all, as when they
+// were cut off from each other, a node has those of one node, then of 3, then of 7: as many exchanges as the number of
+// nodes has bits do. It is 0 if there is none to ask now.
+//
+// The next one is asked when a peer is heard, and not as soon as an answer has come: what was sent with answers to
+// others is still under way then, and would be sent again by each node that is asked.
+func (r *Replica) missed(m *replica) (origin uint64) {
+	least := uint64(math.MaxUint64)
+	for of, p := range m.peers {
+		o := r.peers[of]
+		if o != nil && o.ready && !o.silent && of != r.late && r.now-p.exchanged >= exchangeGap && !p.got.all(p.sent) &&
+			of-r.cfg.Origin <= least { // it wraps
+			origin, least = of, of-r.cfg.Origin
+		}
+	}
+	return origin
+}
+
 // begins reports whether this node may begin an exchange with a peer now, and counts it. Before one peer has answered
 // it asks no other: what a node has missed all others have, and each that is asked sends it.
 func (r *Replica) begins(with uint64, requests int) bool {
 	if r.now-r.window >= exchangeGap {
-		r.window, r.begun, r.asked = r.now, 0, 0
+		r.window, r.begun, r.asked, r.late = r.now, 0, 0, r.asked
 	}
 	if r.begun > 0 && r.begun+requests > summaryRoom || r.asked != 0 && r.asked != with {
 		return false

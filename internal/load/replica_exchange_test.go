@@ -3,6 +3,7 @@ package load
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -261,6 +262,135 @@ func TestWhatANodeHasMissedIsSentOnce(t *testing.T) {
 		}
 		if pushed < 700 || pushed > 2100 { // by who was asked, and by its neighbours in the ring
 			t.Errorf("away for %v: %d requests were sent, 700 are missed", away, pushed)
+		}
+	}
+}
+
+// TestNodesThatWereCutOffFromEachOther has sixteen nodes go on booking alone, as while NATS is away. When they hear
+// each other again, and change all the time, each compares with about as many others as the number of nodes has bits,
+// and not with each.
+func TestNodesThatWereCutOffFromEachOther(t *testing.T) {
+	const nodes, bits, each = 16, 4, 40
+	w := quiet(t, nodes)
+	w.delay = 1 // else a beat may overtake events, which looks like a loss
+	m := testModels[0]
+	exchanges := func() (began, pushed uint64) {
+		for _, n := range w.nodes {
+			began, pushed = began+n.Counts.Exchanges, pushed+n.Counts.Pushed
+		}
+		return began, pushed
+	}
+	book := func(what string) {
+		for i, n := range w.nodes {
+			for j := range each {
+				id := fmt.Sprint(what, i, "/", j)
+				if err := n.Book(w.now, m, Booking{ID: id, Rank: rankKey(i)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	book("before")
+	w.run(time.Second)
+	for i, n := range w.nodes {
+		n.group = i
+	}
+	book("alone")
+	for i, n := range w.nodes {
+		for j := range each {
+			if err := n.Free(w.now, m, fmt.Sprint("before", i, "/", j)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	w.run(8 * time.Second)
+	began, pushed := exchanges()
+	for _, n := range w.nodes {
+		n.group = 0
+	}
+	w.churn(8*time.Second, true, w.nodes[:2]...)
+	began2, pushed2 := exchanges()
+	if n := began2 - began; n > nodes*2*bits {
+		t.Errorf("%d exchanges of %d nodes, want %d for each at most", n, nodes, 2*bits)
+	}
+	if n := pushed2 - pushed; n < nodes*each || n > 4*nodes*each {
+		t.Errorf("%d requests were sent, %d are missed", n, nodes*each)
+	}
+	w.run(50 * time.Millisecond)
+	if err := w.check(0); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestEachRequestIsComparedOnce compares a table with a summary of several parts: each part is about some of the
+// requests, and the others are not looked at.
+func TestEachRequestIsComparedOnce(t *testing.T) {
+	x, y, _ := pair(t)
+	m := x.model(Model{Name: "m"})
+	n := y.model(Model{Name: "m"})
+	for _, r := range m.table.records {
+		c := *r
+		c.row, c.tail, c.rival = nil, nil, nil
+		n.table.insert(0, &c)
+	}
+	all := uint64(m.table.Len())
+	if parts := uint64(len(m.table.summary())); all/parts > partPoints || parts < 3 {
+		t.Fatalf("%d requests in %d parts", all, parts)
+	}
+	x.summarize(m, 2, nil)
+	give(t, x.Step(0), y)
+	if y.Counts.Compared != all {
+		t.Errorf("compared %d of %d requests", y.Counts.Compared, all)
+	}
+	give(t, y.Step(0), x)
+	if x.Counts.Compared != all {
+		t.Errorf("with the answer compared %d of %d requests", x.Counts.Compared, all)
+	}
+}
+
+// TestAVectorCountsWithItsAnswer has a node get what a peer has heard of a third one before, after and without the
+// summary that it belongs to.
+func TestAVectorCountsWithItsAnswer(t *testing.T) {
+	m := testModels[0]
+	for _, order := range []string{"vector", "answer", "vector answer", "answer vector"} {
+		var nodes []*Replica
+		for i := range uint64(3) {
+			r := NewReplica(0, ReplicaConfig{Origin: i + 1})
+			r.Alone()
+			r.model(m)
+			nodes = append(nodes, r)
+		}
+		a, b, c := nodes[0], nodes[1], nodes[2]
+		for _, from := range nodes {
+			list := from.Step(0)
+			for _, to := range nodes {
+				give(t, list, to)
+			}
+		}
+		if err := c.Book(0, m, Booking{ID: "r", Rank: rankKey(0)}); err != nil {
+			t.Fatal(err)
+		}
+		give(t, c.Step(batchDelay), b) // a does not get it
+		a.now, b.now = time.Second, time.Second
+		a.summarize(a.byName[m], 2, nil)
+		give(t, a.Step(time.Second)[:1], b) // and not its beat
+		kinds := map[string][]Message{}
+		for _, message := range b.Step(time.Second + batchDelay) {
+			read, err := decode(message.Data, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			kind := map[uint64]string{kindSummary: "answer", kindVersions: "vector", kindEvents: "events"}[read.kind]
+			kinds[kind] = append(kinds[kind], message)
+		}
+		if len(kinds["answer"]) != 1 || len(kinds["vector"]) != 1 || len(kinds["events"]) != 1 {
+			t.Fatalf("b sends %v", kinds)
+		}
+		for _, kind := range strings.Fields(order) {
+			give(t, kinds[kind], a)
+		}
+		if got, want := a.byName[m].peer(3, 0).got.all(1), strings.Contains(order, " "); got != want {
+			t.Errorf("after %q nothing of c is missed: %v, want %v", order, got, want)
 		}
 	}
 }

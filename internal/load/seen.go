@@ -2,6 +2,7 @@ package load
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"time"
 )
@@ -16,6 +17,55 @@ type seen struct {
 	spans  []span
 	live   int           // how many of them are under way
 	active time.Duration // when the origin was last heard of
+
+	// under are the requests under way, and some that have ended: see underWay. mixed says that they may be in another
+	// order than that of their numbers.
+	under []*record
+	mixed bool
+}
+
+// enter adds a request that is under way.
+func (s *seen) enter(r *record) {
+	s.add(r.key.Seq, r.key.Seq)
+	s.live++
+	s.mixed = s.mixed || len(s.under) > 0 && s.under[len(s.under)-1].key.Seq > r.key.Seq
+	s.under = append(s.under, r)
+}
+
+// leave notes that a request of under has ended.
+func (s *seen) leave() {
+	if s.live--; len(s.under)-s.live > 16+s.live/4 {
+		s.sweep()
+	}
+}
+
+// sweep drops requests that have ended from under.
+func (s *seen) sweep() {
+	s.under = slices.DeleteFunc(s.under, func(r *record) bool { return r.ended })
+}
+
+// underWay returns the requests under way with the numbers from first to last, by number. It is valid until the next
+// change.
+func (s *seen) underWay(first, last uint64) []*record {
+	if s == nil {
+		return nil
+	}
+	if len(s.under) > s.live {
+		s.sweep()
+	}
+	if s.mixed {
+		slices.SortFunc(s.under, func(a, b *record) int { return cmp.Compare(a.key.Seq, b.key.Seq) })
+		s.mixed = false
+	}
+	at := func(n uint64) int {
+		i, _ := slices.BinarySearchFunc(s.under, n, func(r *record, n uint64) int { return cmp.Compare(r.key.Seq, n) })
+		return i
+	}
+	list := s.under[at(first):]
+	if last < math.MaxUint64 {
+		list = s.under[at(first):at(last+1)]
+	}
+	return list
 }
 
 // seenOf returns what was seen of an origin, from which something comes now.

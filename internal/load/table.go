@@ -121,6 +121,7 @@ type record struct {
 	state
 	deadline time.Duration
 	digest   uint64
+	ended    bool // it is not in the table any more
 
 	row   *row    // nil: gone
 	pos   int     // in row.records
@@ -412,9 +413,7 @@ func (t *Table) insert(now time.Duration, r *record) {
 	t.records[r.key] = r
 	t.blocks += r.blocks()
 	heap.Push(&t.queue, r)
-	seen := t.seenOf(r.key.Origin, now)
-	seen.add(r.key.Seq, r.key.Seq)
-	seen.live++
+	t.seenOf(r.key.Origin, now).enter(r)
 	head := &record{rival: t.ids[r.id]}
 	at := head
 	for at.rival != nil && at.rival.key.less(r.key) {
@@ -443,7 +442,8 @@ func (t *Table) remove(now time.Duration, r *record) {
 		row.idle = now
 	}
 	delete(t.records, r.key)
-	t.seen[r.key.Origin].live--
+	r.ended = true
+	t.seen[r.key.Origin].leave()
 	t.blocks -= r.blocks()
 	heap.Remove(&t.queue, r.due)
 	head := &record{rival: t.ids[r.id]}
@@ -461,6 +461,7 @@ func (t *Table) remove(now time.Duration, r *record) {
 		delete(t.rivals, r.id)
 	}
 	t.tell(r, 0, false, true)
+	r.hashes = nil // [seen] may keep r for a while
 }
 
 // replace gives a record a new state.

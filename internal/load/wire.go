@@ -21,6 +21,9 @@ const (
 	kindSummary = 3 // name, group, to, id, part, parts, reply, last message's number, array of origins, array of shares
 	kindRecall  = 4 // name, group, to, id
 	kindPast    = 5 // name, group, to, id, part, parts, array of requests, as [appendPast] writes them
+	// name, group, to, id of a summary, array of origins each with a number: the sender had all messages of events of
+	// that origin up to it before it was sent the summary that this one answers
+	kindVersions = 6
 )
 
 const (
@@ -79,6 +82,9 @@ type share struct {
 
 type live struct{ seq, digest uint64 }
 
+// version is up to which message of events of a node all have come.
+type version struct{ origin, number uint64 }
+
 type message struct {
 	kind   uint64
 	from   uint64
@@ -87,7 +93,8 @@ type message struct {
 	events []event
 	beat
 	summary
-	past []Request
+	past     []Request
+	versions []version
 }
 
 func appendHead(b []byte, kind, from uint64) []byte {
@@ -197,6 +204,14 @@ func appendSummary(b []byte, s *summary) []byte {
 	return b
 }
 
+func appendVersions(b []byte, to, id uint64, list []version) []byte {
+	b = msgp.AppendArrayHead(msgp.AppendUint(msgp.AppendUint(b, to), id), 2*len(list))
+	for _, v := range list {
+		b = msgp.AppendUint(msgp.AppendUint(b, v.origin), v.number)
+	}
+	return b
+}
+
 // reader reads values of which each must be there. After the first that is not, bad is set and all are zero.
 type reader struct {
 	msgp.Reader
@@ -290,6 +305,14 @@ func decode(data []byte, self uint64) (*message, error) {
 		m.summary = r.summary()
 	case kindRecall:
 		m.to, m.id = r.uint(math.MaxUint64), r.uint(math.MaxUint64)
+	case kindVersions:
+		m.to, m.id = r.uint(math.MaxUint64), r.uint(math.MaxUint64)
+		r.ok(m.id > 0)
+		for range r.pairs() {
+			if m.versions = append(m.versions, version{r.uint(math.MaxUint64), r.uint(maxSeq)}); r.bad {
+				break
+			}
+		}
 	case kindPast:
 		m.to, m.id, m.part, m.parts = r.part()
 		for range r.array(-1) {

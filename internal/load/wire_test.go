@@ -25,6 +25,8 @@ func again(m *message) []byte {
 		return appendBeat(b, &m.beat)
 	case kindRecall:
 		return msgp.AppendUint(msgp.AppendUint(appendModel(b, m.model), m.to), m.id)
+	case kindVersions:
+		return appendVersions(appendModel(b, m.model), m.to, m.id, m.versions)
 	case kindPast:
 		b = msgp.AppendArrayHead(appendPart(appendModel(b, m.model), m.to, m.id, m.part, m.parts), len(m.past))
 		for i := range m.past {
@@ -68,7 +70,7 @@ func TestWireRoundTrip(t *testing.T) {
 			t.Fatalf("one byte more: %v", err)
 		}
 	}
-	if len(kinds) != 5 {
+	if len(kinds) != 6 {
 		t.Errorf("kinds %v", kinds)
 	}
 	if _, err := decode([]byte{2, 1, 1}, 0); !errors.Is(err, errVersion) {
