@@ -47,6 +47,9 @@ func WrongContentType(header string) *Error {
 		shorten(header), JSON, MsgPack)
 }
 
+// errForwarded is for a query that somebody else is to answer.
+var errForwarded = errors.New("the query is forwarded")
+
 // Observer is told of every request that Handle answered: its operation, "ok" or the error's code, and the time it
 // took.
 type Observer func(op, outcome string, took time.Duration)
@@ -59,6 +62,10 @@ type Handler struct {
 	Observe Observer      // may be nil
 	Unknown UnknownFields // what becomes of fields of requests that are not known
 
+	// Forward, if it is not nil, is offered each query that was read and is right. It returns true if somebody else is to
+	// answer it: then Handle returns nothing, and observes nothing.
+	Forward func(ctx context.Context, q *Query) bool
+
 	// Instance is the worker that the request is about, where something beside the body says so; else empty.
 	Instance events.WorkerID
 }
@@ -68,6 +75,9 @@ type Handler struct {
 func (h Handler) Handle(ctx context.Context, op, contentType string, body []byte) (reply []byte, failure *Error) {
 	begun := time.Now()
 	answer, err := h.dispatch(ctx, op, contentType, body)
+	if err == errForwarded {
+		return nil, nil
+	}
 	if err != nil {
 		failure = AsError(err)
 		answer = ErrorBody{Error: failure}
@@ -125,6 +135,9 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 		ctx, done := q.Bounded(ctx)
 		defer done()
 		q.DeadlineMS = 0 // nodes that are asked are told by the context
+		if h.Forward != nil && h.Forward(ctx, &q) {
+			return nil, errForwarded
+		}
 		return h.Indexer.Find(ctx, &q)
 	case OpSelect, OpBook, OpPrefillComplete, OpOutputBlock, OpFree, OpLoads, OpPotentialLoads,
 		OpEngineLoad, OpEngineLoads:

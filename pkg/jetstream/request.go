@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -66,6 +67,31 @@ func (c *Conn) Request(ctx context.Context, subject, contentType string, body []
 // a [Publisher] or a request.
 func (c *Conn) Send(subject, contentType string, body []byte) error {
 	return failed("send to "+subject, c.nc.PublishMsg(message(subject, contentType, body)))
+}
+
+// Forward sends a request whose reply goes to another subject, where somebody waits for it: the sender hears nothing of
+// it. patience travels with it, and so does the header of its trace, unless that is empty.
+func (c *Conn) Forward(
+	subject, contentType string, patience time.Duration, trace, reply string, body []byte,
+) error {
+	m := message(subject, contentType, body)
+	m.Reply = reply
+	m.Header[headerDeadline] = []string{strconv.FormatInt(max(patience.Milliseconds(), 1), 10)}
+	if trace != "" {
+		m.Header[headerTrace] = []string{trace}
+	}
+	return failed("forward to "+subject, c.nc.PublishMsg(m))
+}
+
+// MayForward reports whether a NATS server lets a client send a request whose reply goes to this subject. It does not
+// if the request came from another account or cluster.
+func MayForward(reply string) bool {
+	for _, reserved := range []string{"_R_.", "_GR_.", "$GR.", "$JS.ACK."} {
+		if strings.HasPrefix(reply, reserved) {
+			return false
+		}
+	}
+	return reply != ""
 }
 
 // message is a message with a content type, if that is not empty.

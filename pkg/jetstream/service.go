@@ -81,6 +81,7 @@ type Request struct {
 	ContentType string // empty if the caller did not say
 	ID          string // that the caller gives what it asks, for what follows; empty if it does not
 	Trace       string // the header of its trace, as [rpc.Traceparent] makes it; see [ServiceConfig.Traced]
+	Reply       string // the subject of its reply; empty if it wants none
 	Body        []byte
 }
 
@@ -93,6 +94,20 @@ type Response struct {
 	Description string
 
 	Outcome string // what the request is counted as; default "ok", or the code
+
+	// Later, if it is not nil, is called in place of sending this: the answer is what answer is called with, once, from
+	// any goroutine. Until then the handler's context goes on, and [Service.Stop] waits.
+	Later func(answer func(Response))
+
+	// Elsewhere says that nothing is to be sent: somebody else has answered, or will.
+	Elsewhere bool
+
+	// Undelivered is where the NATS server says, as to a request without a responder, that nobody is there to receive
+	// this. Empty: nowhere.
+	Undelivered string
+
+	// Sent, if it is not nil, is called when this was handed to the connection, with the error if it could not be.
+	Sent func(error)
 }
 
 // Service answers requests until it is stopped.
@@ -122,11 +137,10 @@ type endings struct {
 	outcomes map[string]uint64
 }
 
-// job is a request that was accepted, and the subject of its reply: empty if it wants none.
+// job is a request that was accepted.
 type job struct {
 	endpoint *Endpoint
 	Request
-	reply    string
 	patience string // header
 	deadline time.Time
 }
@@ -261,15 +275,29 @@ func (s *Service) work(j job) {
 		}
 		ctx := withDeadline(s.base, j.deadline)
 		answer := j.endpoint.Handler(ctx, j.Request)
+		if answer.Later != nil {
+			s.later(ctx, j, answer.Later)
+			continue
+		}
 		ctx.end()
 		s.respond(&j, answer)
 	}
 }
 
+// later lets a request be answered when this worker has gone on.
+func (s *Service) later(ctx *deadline, j job, begin func(answer func(Response))) {
+	s.workers.Add(1)
+	begin(func(r Response) {
+		defer s.workers.Done()
+		ctx.end()
+		s.respond(&j, r)
+	})
+}
+
 // jobOf reads a request. Names of headers may have any letter case, as in HTTP; if one is there twice, the one in ours
 // counts.
 func jobOf(e *Endpoint, req micro.Request) job {
-	j := job{endpoint: e, Request: Request{Subject: req.Subject(), Body: req.Data()}, reply: req.Reply()}
+	j := job{endpoint: e, Request: Request{Subject: req.Subject(), Reply: req.Reply(), Body: req.Data()}}
 	for key, values := range req.Headers() {
 		if len(values) == 0 {
 			continue
@@ -302,12 +330,12 @@ func (s *Service) respond(j *job, r Response) {
 	default:
 		r.Outcome = "ok"
 	}
-	if j.reply == "" {
+	if j.Reply == "" || r.Elsewhere {
 		s.count(j.endpoint, r.Code, r.Outcome)
 		return
 	}
 	// Not by the request's own methods: they write what the subscription's goroutine reads once accept has returned.
-	m := &nats.Msg{Subject: j.reply, Data: r.Body}
+	m := &nats.Msg{Subject: j.Reply, Reply: r.Undelivered, Data: r.Body}
 	if r.Code != 0 {
 		m.Header = nats.Header{micro.ErrorCodeHeader: {strconv.Itoa(r.Code)},
 			micro.ErrorHeader: {cmp.Or(oneLine(r.Description), "error "+strconv.Itoa(r.Code))}}
@@ -318,8 +346,12 @@ func (s *Service) respond(j *job, r Response) {
 		}
 		m.Header[headerContentType] = []string{r.ContentType}
 	}
-	if s.c.nc.PublishMsg(m) != nil {
+	err := s.c.nc.PublishMsg(m)
+	if err != nil {
 		r.Outcome = OutcomeUnsent
+	}
+	if r.Sent != nil {
+		r.Sent(err)
 	}
 	s.count(j.endpoint, r.Code, r.Outcome)
 }

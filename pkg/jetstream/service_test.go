@@ -505,3 +505,95 @@ func TestSubscribe(t *testing.T) {
 type told chan error
 
 func (t told) Receive(_ int, r rpc.Reply) { t <- r.Err }
+
+// TestForward: a request whose reply goes to another subject is answered there, later, and once; who answered may be
+// told that this was sent, and that nobody is there to receive it. A service that is stopped waits for what is to be
+// answered later.
+func TestForward(t *testing.T) {
+	t.Parallel()
+	server, client := pair(t)
+	ctx := ctxFor(t)
+	later, sent := make(chan func(Response), 1), make(chan error, 3)
+	s := serve(t, server, ServiceConfig{Endpoints: []Endpoint{
+		{Name: "later", Subject: "t.later", Handler: func(ctx context.Context, r Request) Response {
+			return Response{Later: func(answer func(Response)) {
+				later <- func(out Response) {
+					if ctx.Err() != nil {
+						t.Errorf("before the answer: %v", ctx.Err())
+					}
+					answer(out)
+				}
+			}}
+		}},
+		{Name: "receipt", Subject: "t.receipt", Handler: func(_ context.Context, r Request) Response {
+			return Response{Body: r.Body, Undelivered: "t.unheard.1", Sent: func(err error) { sent <- err }}
+		}},
+	}})
+	unheard, heard := make(chan string, 1), make(chan Request, 1)
+	for subject, f := range map[string]func(Request){"t.unheard.*": func(r Request) { unheard <- r.Subject },
+		"t.heard": func(r Request) { heard <- r }} {
+		stop, err := server.Subscribe(subject, f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stop()
+	}
+	if err := server.flush(ctx); err != nil {
+		t.Fatal(err)
+	}
+	forward := func(subject, reply string) {
+		t.Helper()
+		if err := client.Forward(subject, ContentJSON, time.Second, "", reply, []byte(reply)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	forward("t.receipt", "t.heard")
+	if r := <-heard; string(r.Body) != "t.heard" || <-sent != nil {
+		t.Errorf("heard %+v", r)
+	}
+	forward("t.receipt", "t.nobody")
+	if at := <-unheard; at != "t.unheard.1" || <-sent != nil {
+		t.Errorf("told at %s that nobody is there", at)
+	}
+	forward("t.later", "t.heard")
+	(<-later)(Response{Body: []byte("now")})
+	if r := <-heard; string(r.Body) != "now" {
+		t.Errorf("heard %+v", r)
+	}
+	waitStats(t, client, `"outcomes":{"ok":1}`)
+	forward("t.later", "t.heard")
+	answer, stopped := <-later, make(chan struct{})
+	go func() { s.Stop(ctx); close(stopped) }()
+	select {
+	case <-stopped:
+		t.Error("the service has stopped, and has not answered")
+	case <-time.After(50 * time.Millisecond):
+	}
+	answer(Response{Elsewhere: true})
+	<-stopped
+	select {
+	case r := <-heard:
+		t.Errorf("somebody else answers, and this came: %+v", r)
+	default:
+	}
+}
+
+// TestMayForward: the server refuses requests whose replies go where MayForward says that they may not.
+func TestMayForward(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, t.TempDir(), "127.0.0.1:0")
+	refused := make(chan error, 1)
+	client := connect(t, ConnOptions{URLs: []string{s.URL()},
+		Hooks: ConnHooks{AsyncError: func(err error) { refused <- err }}})
+	for _, reply := range []string{"_R_.a.b", "_GR_.abcdef.ghijkl.x"} {
+		if err := client.Forward("t.any", "", time.Second, "", reply, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-refused; MayForward(reply) || !strings.Contains(err.Error(), "ermission") {
+			t.Errorf("%s: %v, may be forwarded: %v", reply, err, MayForward(reply))
+		}
+	}
+	if MayForward("") || !MayForward("_INBOX_reader.x.1") {
+		t.Error("only what has a reply of its client may be forwarded")
+	}
+}

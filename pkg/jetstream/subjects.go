@@ -16,7 +16,7 @@ import (
 //	kv.v1.<ns>.ev.<p>.<instance>.<rank>   events of one (worker, rank)            stream KV_EVENTS_<ns>_<p>
 //	kv.v1.<ns>.q.<verb>                   queries, any ready node                 queue group
 //	kv.v1.<ns>.dynamo.<model>.<verb>      as Dynamo's router is asked, any ready node; queue group
-//	kv.v1.<ns>.node.<node>.<verb>         the same of one node, about what it holds itself
+//	kv.v1.<ns>.node.<node>.<verb>         the same of one node, about what it holds itself, and what nodes forward to each other
 //	kv.v1.<ns>.nodes                      what a node has written into the bucket of nodes and others should know before they look again
 //	kv.v1.<ns>.load.<model>[.<group>[.<session>]]  requests under way, between nodes, or to one session of a node; <model> is = for what is of all models
 //	kv.v1.<ns>.engine.<instance>          how full an engine says that it is, to all nodes
