@@ -36,6 +36,7 @@ type serving struct {
 	security                 *cli.HTTPSecurity
 	l3Config, onRefused      string
 	routingConfig            string
+	forwardQueries           bool
 	tokenizers               string
 	nats                     *cli.NATS
 	debug                    *cli.Debug
@@ -132,6 +133,9 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 	f.IntVar(&s.QueryQueue, "query-queue", 0,
 		"queries over NATS that may wait for a worker, 64 MiB of them at most; more are refused as busy "+
 			"(default: 512 for each core); over HTTP so many and --query-workers more may be under way")
+	f.BoolVar(&s.forwardQueries, "forward-queries", true,
+		"with several nodes: have a query over NATS finished, and its client answered, by a node that has what this one "+
+			"lacks, which saves a message; both nodes must say so")
 	cli.Exclusive(f, "data", "nats")
 	f.StringVar(&s.l3Config, "l3-config", "",
 		"JSON file that says for each model how its workers use a shared store, in place of what they register; "+
@@ -246,6 +250,7 @@ func (s *serving) check() error {
 	wrong.When(s.MaxRequests < 1 || s.MaxRequests > load.MaxRequests, "--max-requests %d is not from 1 to %d",
 		s.MaxRequests, load.MaxRequests)
 	wrong.When(s.Guesses.TTL == 0, "--guess-ttl 0s is not positive; --guess-policy off turns guesses off")
+	s.NoForwarding = !s.forwardQueries
 	s.Routing, err = readRouting(s.routingConfig)
 	wrong.About("--routing-config", err)
 	s.Tokenizers, err = readTokenizers(s.tokenizers)

@@ -24,6 +24,8 @@ type Config struct {
 	// has no start-up grace. It acquires what it owns even if nothing can be written, as on a full disk: all who read
 	// the bucket ask this server.
 	Host bool
+
+	Finishes bool // the node answers queries that others forward
 }
 
 // A node that starts waits for others that start with it; otherwise each would restore what the next one takes over.
@@ -92,7 +94,8 @@ func (m *Machine) Announce(s Advertisement, leave bool) Record {
 	r := Record{
 		Version: RecordVersion, Node: m.cfg.Node, Session: m.cfg.Session, Build: m.cfg.Build, Heartbeat: m.heartbeat,
 		Zone: m.cfg.Zone, Placement: placementZones, Partitions: m.cfg.Partitions,
-		Replication: m.cfg.Replication, Leaving: m.leaving, Advertisement: s,
+		Replication: m.cfg.Replication, Leaving: m.leaving, Finishes: m.cfg.Finishes,
+		Advertisement: s,
 	}
 	for p, since := range m.releasing {
 		if since == 0 {

@@ -25,6 +25,7 @@ type Record struct {
 	Replication int    `json:"replication"` // asked for; 0: the default
 	Leaving     bool   `json:"leaving,omitempty"`
 	Releasing   Set    `json:"releasing,omitempty"` // still serves them, and is about to release them
+	Finishes    bool   `json:"finishes,omitempty"`  // answers queries that other nodes forward (package scatter)
 	Advertisement
 }
 

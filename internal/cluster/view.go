@@ -75,6 +75,12 @@ func (v *View) MayServe(p events.Partition, model string) bool {
 	return !served
 }
 
+// Finishes reports whether another node answers queries that are forwarded to it.
+func (v *View) Finishes(node string) bool {
+	i := slices.IndexFunc(v.Peers, func(r Record) bool { return r.Node == node })
+	return i >= 0 && v.Peers[i].Finishes
+}
+
 // orders caches the order of nodes in each partition for as long as the nodes and their zones are the same.
 type orders struct {
 	nodes []string

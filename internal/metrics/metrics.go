@@ -72,15 +72,17 @@ type Queries struct {
 	replied  *prometheus.HistogramVec
 	withheld prometheus.Counter // denied under its old name
 	denied   prometheus.Counter
-	missing  *prometheus.CounterVec
-	selected *prometheus.CounterVec
-	texts    *prometheus.CounterVec
-	textTime *prometheus.HistogramVec
-	checks   *prometheus.CounterVec
-	reused   *prometheus.CounterVec
-	moved    *prometheus.CounterVec
-	routed   [4]*prometheus.CounterVec // tokens by step; of the last two by tier too
-	outcomes *prometheus.CounterVec
+
+	forwarded *prometheus.CounterVec
+	missing   *prometheus.CounterVec
+	selected  *prometheus.CounterVec
+	texts     *prometheus.CounterVec
+	textTime  *prometheus.HistogramVec
+	checks    *prometheus.CounterVec
+	reused    *prometheus.CounterVec
+	moved     *prometheus.CounterVec
+	routed    [4]*prometheus.CounterVec // tokens by step; of the last two by tier too
+	outcomes  *prometheus.CounterVec
 
 	ratio *prometheus.HistogramVec
 
@@ -121,7 +123,7 @@ func (q *Queries) Observe(op, outcome string, took time.Duration) {
 	q.duration.WithLabelValues(op, outcome).Observe(took.Seconds())
 }
 
-// Asked counts a request to another node by its kind: first, next (after a failure) or hedge.
+// Asked counts a request to another node by its kind: first, next (after a failure), hedge or forward.
 func (q *Queries) Asked(kind string) { q.asked.WithLabelValues(kind).Inc() }
 
 // Replied counts the end of a request to another node: "ok", or an error's code.
@@ -134,6 +136,9 @@ func (q *Queries) HedgesDenied(n int) {
 	q.denied.Add(float64(n))
 	q.withheld.Add(float64(n))
 }
+
+// Forwarded counts a query that was forwarded by what became of it.
+func (q *Queries) Forwarded(outcome string) { q.forwarded.WithLabelValues(outcome).Inc() }
 
 // Missing counts partitions that an answer lacks.
 func (q *Queries) Missing(op string, n int) { q.missing.WithLabelValues(op).Add(float64(n)) }
@@ -220,13 +225,16 @@ func New(cfg Config) (http.Handler, *Queries) {
 		duration: histogram("kvatlas_request_duration_seconds", "Time from a request's arrival at the node's handler to "+
 			"its answer. Operations with the prefix own_ are requests of other nodes.", usual, "operation", "outcome"),
 		asked: counter("kvatlas_peer_requests_total", "Requests to other nodes for their shares of a query: first, next "+
-			"after a failure, or hedge beside a slow one.", "kind"),
+			"after a failure, hedge beside a slow one, or forward, with which the other node finishes the query.", "kind"),
 		replied: histogram("kvatlas_peer_reply_duration_seconds", "Time from a request to another node to its reply, by "+
 			"what it is. Requests without a reply are not counted.", usual, "outcome"),
 		withheld: counter("kvatlas_peer_hedges_withheld_total",
 			"Old name of kvatlas_peer_hedges_denied_total, for one release.").WithLabelValues(),
 		denied: counter("kvatlas_peer_hedges_denied_total",
 			"Hedged requests that were due and denied by the budget.").WithLabelValues(),
+		forwarded: counter("kvatlas_forwarded_queries_total", "Queries that were forwarded to another node, by what became "+
+			"of them: answered by it, or by this node as it declined, was hedged, given up, or not reached (unsent). "+
+			"redelivered counts, beside these, answers that reached their client through this node only.", "outcome"),
 		missing: counter("kvatlas_answer_missing_partitions_total",
 			"Partitions that answers lack, as no node answered for them.", "operation"),
 		selected: counter("kvatlas_selections_total", "Choices of a worker on this node, by policy (other: it is not "+

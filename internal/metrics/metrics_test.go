@@ -180,6 +180,7 @@ func everything(t *testing.T) string {
 	q.Asked("first")
 	q.Replied("ok", 1)
 	q.HedgesDenied(1)
+	q.Forwarded("answered")
 	q.Missing("find", 1)
 	q.Selected("dynamo", "ok")
 	q.Reused("m", 1)

@@ -289,6 +289,15 @@ func (s *L3Question) starts(answer *api.Answer) []int {
 // BeginL3 begins to ask for a query's prompt, for a node that answers for the whole cluster. Any goroutine may call it.
 func (n *Node) BeginL3(q *api.Query, blockSize uint32) *L3Question { return n.l3.begin(q, blockSize) }
 
+// SharesStore reports whether workers of a model say that they share a store, even if it cannot be asked.
+func (n *Node) SharesStore(model string) bool {
+	sharing := n.l3.models[model]
+	if sharing == nil {
+		sharing = n.l3.cfg.Registered(model)
+	}
+	return sharing.Reason != "" || sharing.Config != hicache.Config{}
+}
+
 // Asked reports whether there is a store that can be asked.
 func (s *L3Question) Asked() bool { return s.store != nil }
 

@@ -28,14 +28,49 @@
 //     before the deadline, less what the answer needs to travel, is named in Missing.
 //  7. The store that workers share is asked once, here, while the nodes are, and merged into what they say together.
 //
+// # Forwarding
+//
+// A query over NATS that one other node can complete takes a message less: three, not four. The field calls this
+// recursive routing, as opposed to iterative. The node that is asked is the query's origin; the other one finishes it.
+//
+//	client --query--> origin --query, origin's share--> finisher --answer--> client
+//	                                                    finisher --report--> origin
+//
+// In this order:
+//
+//  1. [Scatter.Forward] chooses a fit node that has all partitions which this one lacks, looks up this node's share,
+//     and packs both. Where an answer takes more than the indexes of two nodes, the query is scattered instead:
+//     explain, min_seq, a shared store, guesses, ranks by address. So is every query over HTTP and every choice of a
+//     worker.
+//  2. [Forward.Send] sends that with the client's own reply subject: where users have no more rights than they need, a
+//     NATS server lets only those answer a client who got a message with its reply subject. It refuses to take replies
+//     of other accounts and clusters, so their queries are not forwarded (jetstream.MayForward).
+//  3. [Scatter.Finish] looks up the rest and merges by the same [Union]. It answers only if that is complete, and if
+//     tokens were hashed as all workers do it now.
+//  4. [Forwarded.Report] tells the origin: either a summary of the answer, which it counts as if it had given it, or
+//     why there is none. The client has its answer by then.
+//  5. Where the report is an error, the origin answers as above ([Scatter.Find]). It does so too if there is no report
+//     when a hedge is due and the budget allows one, or after 250 ms. The client may then get two answers. It takes
+//     the first one; its library drops the other.
+//
+// A forward is awaited, unhedged (no hedge is left) or overtaken (the origin answers); a report ends it. Exactly one of
+// its report and its time decides who accounts for the query, which is always the origin. Nodes announce that they
+// finish queries (cluster.Record); nodes before v0.5.0 do not, and get none. A node that was penalised gets none until
+// it has answered a request, since a request to a dead node fails at once and a forward does not; one that declined
+// gets none for a second.
+//
 // # What it costs
 //
-// A query that travels on is two requests, one after the other, so it takes twice as long as one at least. Its own work
-// is little: 8.8 µs on warm caches for a query of 128 blocks over 8 partitions with 32 workers, an answer of this node
-// and one of another, of which 1.5 µs decode the other's answer. The rest is getting from one goroutine, process and
-// machine to the next. Three processes that relay in the same way and do nothing else take 2.1 times a bare request on
-// two cores (tools/bench/cluster); a query takes 2.8 times. Of the 621 µs of one run some 90 are the nodes' own, one
-// after the other, by their metrics (kvatlas_request_stage_seconds and its like). On warm caches they are several times
+// A query that travels on is two requests, one after the other, so it takes twice as long as one at least, and one and
+// a half times if it is forwarded. Forwarding takes 22 % off p50 on two cores, in turns with the same nodes without it
+// (docs/measurements/2026-11-cluster.md). What follows is of queries that are not forwarded.
+//
+// Their own work is little: 8.8 µs on warm caches for a query of 128 blocks over 8 partitions with 32 workers, an
+// answer of this node and one of another, of which 1.5 µs decode the other's answer. The rest is getting from one
+// goroutine, process and machine to the next. Three processes that relay in the same way and do nothing else take 2.1
+// times a bare request on two cores (tools/bench/cluster); a query takes 2.8 times. Of the 621 µs of one run some 90
+// are the nodes' own, one after the other, by their metrics (kvatlas_request_stage_seconds and its like). On warm
+// caches they are several times
 // less, but many processes take turns on two cores:
 //
 //	this node, before and after the others are asked: read, plan, merge, write      31 µs
@@ -73,5 +108,6 @@
 //
 // # What it leaves to others
 //
-// Who serves what (internal/cluster), how requests travel (pkg/rpc), what a node says (internal/node).
+// Who serves what (internal/cluster), how requests travel (pkg/rpc), what a node says (internal/node), and that the
+// answer to a forwarded query reaches its client, where only the origin does (internal/server).
 package scatter

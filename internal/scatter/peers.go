@@ -40,6 +40,7 @@ type peer struct {
 	count   int                   // of replies ever
 	slow    time.Duration         // the percentile of times; 0: too few
 	penalty time.Duration         // until then the node is asked where there is no other; 0: it is not
+	decline time.Duration         // until then nothing is forwarded to the node; 0: it has declined nothing
 }
 
 // NewPeers returns a memory of nobody. Hedged requests are taken from the budget.
@@ -78,6 +79,22 @@ func (p *Peers) Penalise(node string, now time.Duration) {
 	p.mu.Lock()
 	p.of(node).penalty = now + penaltyTime
 	p.mu.Unlock()
+}
+
+// Declined tells that a node could not finish a query that was forwarded to it. For a while it gets no other.
+func (p *Peers) Declined(node string, now time.Duration) {
+	p.mu.Lock()
+	p.of(node).decline = now + penaltyTime
+	p.mu.Unlock()
+}
+
+// finishes reports whether a query may be forwarded to a node. Whether one that was penalised is back is found out with
+// a request: if nobody is there, that is known at once.
+func (p *Peers) finishes(node string, now time.Duration) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.nodes[node]
+	return n == nil || n.penalty == 0 && now >= n.decline
 }
 
 // penalised reports whether a node is to be avoided.

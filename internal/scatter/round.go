@@ -29,12 +29,13 @@ type Request struct {
 type Kind uint8
 
 const (
-	First Kind = iota // nobody was asked before
-	Next              // somebody failed, or said that he does not serve it, or was given up
-	Hedge             // somebody is slow
+	First      Kind = iota // nobody was asked before
+	Next                   // somebody failed, or said that he does not serve it, or was given up
+	Hedge                  // somebody is slow
+	Forwarding             // the query, to be finished there
 )
 
-func (k Kind) String() string { return [...]string{"first", "next", "hedge"}[k] }
+func (k Kind) String() string { return [...]string{"first", "next", "hedge", "forward"}[k] }
 
 // Round has each wanted partition answered by one node, as long as there are nodes to ask and time. It is stepped:
 // whoever steps it sends what it returns, tells it what comes back, and calls Tick when Next says. One goroutine owns

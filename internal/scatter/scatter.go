@@ -21,6 +21,7 @@ type View interface {
 	// that many of them are as good as each other; the others are for who has no choice
 	Fit(p events.Partition) int
 	MayServe(p events.Partition, model string) bool // whether the partition may have workers of a model
+	Finishes(node string) bool                      // whether another node answers queries that are forwarded to it
 }
 
 // Transport carries requests to other nodes.
@@ -61,6 +62,10 @@ type Config struct {
 	Transport Transport
 	Hedges    *rpc.Budget // that requests of this transport share
 
+	// Forward sends a query to the node that is to finish it, which answers at the subject reply. May be nil: then no
+	// query is forwarded.
+	Forward func(node string, patience time.Duration, trace, reply string, body []byte) error
+
 	// Store begins a query's question to the shared store. May be nil.
 	Store func(q *api.Query, blockSize uint32) Question
 
@@ -72,6 +77,7 @@ type Hooks struct {
 	Asked        func(Kind)                               // another node is asked
 	Replied      func(outcome string, took time.Duration) // "ok", or an error's code
 	HedgesDenied func(n int)                              // hedges that were due and not made
+	Forwarded    func(outcome string)                     // what became of a query that was forwarded
 	Missing      func(op string, n int)                   // partitions that an answer lacks
 
 	// a part of a query, of this context, took so long: StageHash, StagePeers or StageStore
@@ -91,6 +97,8 @@ type Scatter struct {
 	peers  *Peers
 	begun  time.Time
 	queues sync.Pool
+
+	forwards forwards
 
 	mu       sync.Mutex
 	late     map[string]*lateReplies // by node
@@ -116,6 +124,9 @@ func New(cfg Config) *Scatter {
 		cfg: cfg, peers: NewPeers(cfg.Hedges), begun: time.Now(), late: map[string]*lateReplies{},
 		readings: map[readingKey]reading{}, missing: make([]atomic.Int64, cfg.Partitions),
 	}
+	s.forwards.list = map[uint64]*Forward{}
+	s.forwards.timer = time.AfterFunc(time.Hour, s.tickForwards)
+	s.forwards.timer.Stop()
 	s.queues.New = func() any {
 		timer := time.NewTimer(time.Hour)
 		timer.Stop()
@@ -245,6 +256,12 @@ type reading struct {
 	lookaheads []uint32
 }
 
+// holds reports whether tokens that were hashed by r are hashed as all workers do, if these do it by now.
+func (r reading) holds(now reading) bool {
+	return r.blockSize == now.blockSize &&
+		!slices.ContainsFunc(now.lookaheads, func(l uint32) bool { return !slices.Contains(r.lookaheads, l) })
+}
+
 // readingKey says of which queries a reading is.
 type readingKey struct {
 	model     string
@@ -287,13 +304,11 @@ func (s *Scatter) find(ctx context.Context, q *api.Query, wanted []Wanted) (*api
 			return nil, err
 		}
 		was := known
-		known = reading{a.BlockSize, a.Lookaheads}
-		if len(known.lookaheads) == 0 {
+		if known = (reading{a.BlockSize, a.Lookaheads}); len(known.lookaheads) == 0 {
 			known.lookaheads = []uint32{0}
 		}
 		s.remember(key, known)
-		if was.blockSize == known.blockSize &&
-			!slices.ContainsFunc(known.lookaheads, func(l uint32) bool { return !slices.Contains(was.lookaheads, l) }) {
+		if was.holds(known) {
 			a.Lookaheads = nil
 			return s.finish(ctx, q, a, question), nil
 		}

@@ -175,17 +175,19 @@ type fleet struct {
 	states map[string]string // "", "silent", "dead", "failing"
 	until  time.Time         // the dead are dead until then; zero: for ever
 	replies
-	delay   func() time.Duration
-	asked   atomic.Int64
-	tokens  atomic.Bool // somebody was sent tokens
-	serving [][]string
-	fit     []int
-	models  func(p events.Partition, model string) bool
+	delay    func() time.Duration
+	asked    atomic.Int64
+	tokens   atomic.Bool // somebody was sent tokens
+	serving  [][]string
+	fit      []int
+	models   func(p events.Partition, model string) bool
+	finishes bool
 }
 
 func (f *fleet) Serving(p events.Partition) []string            { return f.serving[p] }
 func (f *fleet) Fit(p events.Partition) int                     { return f.fit[p] }
 func (f *fleet) MayServe(p events.Partition, model string) bool { return f.models(p, model) }
+func (f *fleet) Finishes(node string) bool                      { return f.finishes }
 
 // replies gives replies to those who wait for them.
 type replies struct {

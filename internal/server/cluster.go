@@ -46,6 +46,7 @@ func (s *Server) clusterConfig(ctx context.Context) (cluster.MemberConfig, error
 		Config: cluster.Config{
 			Node: s.ID, Session: session, Build: s.Version, Zone: s.Zone, Partitions: s.ns.Partitions(),
 			Replication: s.Replication, Heartbeat: memberBeat, DeadAfter: memberDeadAfter, Host: s.Embedded != nil,
+			Finishes: !s.NoForwarding,
 		},
 		Dead: dead, Namespace: s.ns, Bucket: bucket,
 		Drain: s.Drain * 3 / 4, // the rest is for what is under way, and for last snapshots
@@ -99,6 +100,8 @@ type candidates struct {
 }
 
 func (c candidates) Fit(p events.Partition) int { return c.view.Fit(p) }
+
+func (c candidates) Finishes(node string) bool { return c.view.Finishes(node) }
 
 // MayServe reports whether a partition may have workers of a model: this node or another says so, or one is registered.
 func (c candidates) MayServe(p events.Partition, model string) bool {

@@ -71,7 +71,7 @@ func (h *holders) take(a *api.Answer) {
 	h.n, h.asked, h.shared, h.incomplete = 0, true, a.L3.FromStart, !a.Complete
 	for i := range a.Workers {
 		o := &a.Workers[i]
-		in := funnel.NewTiers(max(o.Device, o.Guessed), o.Host, o.Disk, o.External)
+		in := tiers(o)
 		depth := in.Blocks()
 		if depth == 0 || h.n == len(h.list) && depth <= h.list[h.n-1].depth {
 			continue

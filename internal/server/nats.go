@@ -22,6 +22,7 @@ type service struct {
 	answer api.Handler
 	shared []*jetstream.Service // any node's subjects
 	own    []*jetstream.Service // this node's
+	stops  []func()             // end subscriptions
 }
 
 // newService returns the service of a node. It serves nothing yet.
@@ -85,8 +86,12 @@ func (v *service) serve(
 		if err != nil {
 			return err
 		}
+		handler := overNATS(answer, op)
+		if op == api.OpFind && by == api.OverNATS && !v.s.NoForwarding {
+			handler = v.findOverNATS(answer)
+		}
 		cfg.Endpoints = append(cfg.Endpoints, jetstream.Endpoint{Name: op, Subject: on, QueueGroup: group,
-			Handler: v.s.tracedNATS(op, by, overNATS(answer, op))})
+			Handler: v.s.tracedNATS(op, by, handler)})
 	}
 	service, err := jetstream.Serve(v.s.Conn, cfg)
 	if err == nil {
@@ -134,12 +139,17 @@ func overNATS(answer api.Handler, op string) jetstream.Handler {
 			return failed(contentType, api.WrongContentType(r.ContentType))
 		}
 		reply, failure := answer.Handle(ctx, op, contentType, r.Body)
-		out := jetstream.Response{ContentType: contentType, Body: reply, Outcome: api.OutcomeOK}
-		if failure != nil {
-			out.Code, out.Description, out.Outcome = failure.Code.HTTPStatus(), failure.Error(), api.Outcome(failure)
-		}
-		return out
+		return natsReply(contentType, reply, failure)
 	}
+}
+
+// natsReply is the response to a request that was handled.
+func natsReply(contentType string, reply []byte, failure *api.Error) jetstream.Response {
+	out := jetstream.Response{ContentType: contentType, Body: reply, Outcome: api.OutcomeOK}
+	if failure != nil {
+		out.Code, out.Description, out.Outcome = failure.Code.HTTPStatus(), failure.Error(), api.Outcome(failure)
+	}
+	return out
 }
 
 // leave lets what is under way be answered, and takes only what is asked of this node by its name.
@@ -157,4 +167,8 @@ func (v *service) stop(ctx context.Context) {
 		service.Stop(ctx)
 	}
 	v.own = nil
+	for _, stop := range v.stops {
+		stop()
+	}
+	v.stops = nil
 }

@@ -62,7 +62,7 @@ func (x *indexer) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 func TestEveryRequestIsAnsweredOrCounted(t *testing.T) {
 	conn := connect(t)
 	x := &indexer{gate: make(chan struct{})}
-	s := &Server{Settings: Settings{Conn: conn, Namespace: "default", QueryWorkers: 2, QueryQueue: 8}}
+	s := &Server{Settings: Settings{Conn: conn, Namespace: "default", NoForwarding: true, QueryWorkers: 2, QueryQueue: 8}}
 	service := &service{s: s, answer: api.Handler{Indexer: x}}
 	if err := service.serveQueries(); err != nil {
 		t.Fatal(err)
@@ -129,7 +129,7 @@ func TestEveryRequestIsAnsweredOrCounted(t *testing.T) {
 // does.
 func TestErrorsHaveBodies(t *testing.T) {
 	conn := connect(t)
-	s := &Server{Settings: Settings{Conn: conn, Namespace: "default", QueryWorkers: 2, QueryQueue: 8}}
+	s := &Server{Settings: Settings{Conn: conn, Namespace: "default", NoForwarding: true, QueryWorkers: 2, QueryQueue: 8}}
 	service := &service{s: s, answer: api.Handler{Indexer: &indexer{}}}
 	if err := service.serveQueries(); err != nil {
 		t.Fatal(err)

@@ -31,12 +31,8 @@ func (s *Server) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	}
 	return s.addressed(ctx, q, func(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		a, err := s.find(ctx, q)
-		if err == nil && a.Blocks > 0 && !q.Raw {
-			best := uint32(0)
-			if len(a.Workers) > 0 {
-				best = a.Workers[0].Total()
-			}
-			s.queries.Best(a.Model, float64(best)/float64(a.Blocks))
+		if err == nil {
+			s.countBest(q, a)
 		}
 		if a, err = s.withGuesses(q, a, err); err == nil {
 			s.asked(q, a)
@@ -44,6 +40,24 @@ func (s *Server) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		}
 		return a, err
 	})
+}
+
+// account counts an answer that another node has given to a query of this one, by its summary.
+func (s *Server) account(q *api.Query, a *api.Answer) {
+	s.countBest(q, a)
+	s.asked(q, a)
+}
+
+// countBest counts how much of a prompt the worker holds that holds most.
+func (s *Server) countBest(q *api.Query, a *api.Answer) {
+	if a.Blocks == 0 || q.Raw {
+		return
+	}
+	best := uint32(0)
+	if len(a.Workers) > 0 {
+		best = a.Workers[0].Total()
+	}
+	s.queries.Best(a.Model, float64(best)/float64(a.Blocks))
 }
 
 // addressed restricts a query to the serving addresses that it names, and writes those of the ranks into its answer, if

@@ -84,6 +84,8 @@ type Settings struct {
 	// once.
 	QueryWorkers, QueryQueue int
 
+	NoForwarding bool // queries over NATS are not forwarded to nodes that can finish them, nor taken from such
+
 	HTTPListen string // empty: HTTP is not served
 
 	MetricsWorkers int // how many workers have series of their own in the metrics
@@ -202,11 +204,11 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	s.scatter = scatter.New(scatter.Config{
 		Self: s.ID, Partitions: s.ns.Partitions(), PartitionOf: s.ns.PartitionOf, Local: s.node, View: s.view,
 		Store:     func(q *api.Query, blockSize uint32) scatter.Question { return s.node.BeginL3(q, blockSize) },
-		Transport: &peers{s.pool, s.Namespace}, Hedges: &s.pool.Hedges,
+		Transport: &peers{s.pool, s.Namespace}, Hedges: &s.pool.Hedges, Forward: s.forward,
 		Hooks: scatter.Hooks{
 			Asked:   func(k scatter.Kind) { s.queries.Asked(k.String()) },
 			Replied: s.queries.Replied, HedgesDenied: s.queries.HedgesDenied, Missing: s.queries.Missing,
-			Stage: stage,
+			Forwarded: s.queries.Forwarded, Stage: stage,
 		},
 	})
 	if s.guesses, err = guess.New(guess.Config{Settings: s.Guesses, Pool: s.registry.Pool}); err != nil {
@@ -260,7 +262,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return err
 	}
 	service := s.newService()
-	if err := errors.Join(service.serveStatus(), service.serveOwn()); err != nil {
+	if err := errors.Join(service.serveStatus(), service.serveOwn(), service.serveForwards()); err != nil {
 		return err
 	}
 	recallStop, err := shim.ServeRecall(s.ns)

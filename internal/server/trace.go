@@ -78,15 +78,29 @@ func (s *Server) tracedNATS(op string, by api.Transport, next jetstream.Handler)
 		if !span.On() {
 			return next(ctx, r)
 		}
-		defer span.End()
 		out := next(ctx, r)
 		span.Set(attribute.String("messaging.system", "nats"), attribute.String("messaging.destination.name", r.Subject),
 			attribute.Int("messaging.message.body.size", len(r.Body)))
-		if out.Code != 0 {
-			span.Fail(cmp.Or(out.Outcome, strconv.Itoa(out.Code)), out.Code >= http.StatusInternalServerError)
+		if later := out.Later; later != nil {
+			out.Later = func(answer func(jetstream.Response)) {
+				later(func(out jetstream.Response) {
+					endNATS(span, out)
+					answer(out)
+				})
+			}
+			return out
 		}
+		endNATS(span, out)
 		return out
 	}
+}
+
+// endNATS ends the span of a request over NATS.
+func endNATS(span tracing.Span, out jetstream.Response) {
+	if out.Code != 0 {
+		span.Fail(cmp.Or(out.Outcome, strconv.Itoa(out.Code)), out.Code >= http.StatusInternalServerError)
+	}
+	span.End()
 }
 
 // tracedHTTP has each request over HTTP begin a span, but for those that tell how this process is.

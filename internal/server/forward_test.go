@@ -1,0 +1,98 @@
+package server
+
+import (
+	"context"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/metrics"
+	"github.com/kvatlas/kvatlas/internal/scatter"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// TestUnheardAnswers: an answer of which the server says that nobody listens for it is delivered by the origin of its
+// query.
+func TestUnheardAnswers(t *testing.T) {
+	conn := connect(t)
+	_, queries := metrics.New(metrics.Config{Figures: func() *metrics.Figures { return &metrics.Figures{} }})
+	s := &Server{Settings: Settings{Conn: conn, Namespace: "n", ID: "b"}, queries: queries}
+	f := &finisher{Server: s, unheard: unheard{subject: "kv.v1.n.node.b.unheard."}}
+	delivered, arrived := make(chan jetstream.Request, 1), make(chan jetstream.Request, 1)
+	for subject, heard := range map[string]func(jetstream.Request){
+		"kv.v1.n.node.b.unheard.*": f.redeliver,
+		"kv.v1.n.node.a.deliver":   func(r jetstream.Request) { delivered <- r },
+	} {
+		stop, err := conn.Subscribe(subject, heard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stop()
+	}
+	service, err := jetstream.Serve(conn, jetstream.ServiceConfig{Name: "test", Version: "0.0.0",
+		Endpoints: []jetstream.Endpoint{{Name: "finish", Subject: "finish", Handler: func(_ context.Context,
+			r jetstream.Request) jetstream.Response {
+			query := &scatter.Forwarded{Origin: "a", ContentType: api.JSON}
+			return jetstream.Response{Body: r.Body, Undelivered: f.unheard.keep(query, r.Reply, r.Body)}
+		}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer service.Stop(t.Context())
+	if err := conn.NATS().Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 * len(f.unheard.ring) {
+		if err := conn.Forward("finish", "", time.Second, "", "client", []byte("an answer")); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case r := <-delivered:
+			if strings.Count(string(r.Body), "client") != 1 || !strings.HasSuffix(string(r.Body), "an answer") {
+				t.Fatalf("the origin is to deliver %q", r.Body)
+			}
+			stop, err := conn.Subscribe("client", func(r jetstream.Request) { arrived <- r })
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.deliver(r)
+			if got := <-arrived; string(got.Body) != "an answer" || got.ContentType != api.JSON {
+				t.Fatalf("the client got %+v", got)
+			}
+			stop()
+			if err := conn.NATS().Flush(); err != nil {
+				t.Fatal(err)
+			}
+		case <-time.After(patience):
+			t.Fatal("the origin was not told")
+		}
+	}
+	large := f.unheard.keep(&scatter.Forwarded{}, "client", make([]byte, maxUnheard+1))
+	if _, kept := f.unheard.take("kv.v1.n.node.b.unheard.0"); kept || large != "" {
+		t.Error("what was not kept is there")
+	}
+	s.deliver(jetstream.Request{Body: []byte("nonsense")})
+}
+
+// TestSummary: what is counted of an answer's summary is what is counted of the answer.
+func TestSummary(t *testing.T) {
+	held := func(name string, device, host uint32) api.Overlap {
+		return api.Overlap{Instance: "w" + "-" + "x", Device: device, Host: host, Endpoint: name}
+	}
+	for _, workers := range [][]api.Overlap{
+		{}, {held("a", 0, 0)}, {held("a", 3, 0), held("b", 2, 0)}, {held("a", 1, 0), held("b", 0, 5), held("c", 0, 5)},
+		{held("a", 2, 2), held("b", 4, 0), held("c", 0, 4)},
+	} {
+		whole := &api.Answer{Blocks: 8, Complete: true, Workers: workers, L3: api.L3{FromStart: 2}}
+		var of, ofSummary holders
+		of.take(whole)
+		short := summary(whole)
+		ofSummary.take(short)
+		if of.list[0] != ofSummary.list[0] || of.shared != ofSummary.shared || of.incomplete != ofSummary.incomplete ||
+			len(short.Workers) > 2 || len(workers) > 0 && !reflect.DeepEqual(short.Workers[0], workers[0]) {
+			t.Errorf("of %+v: %+v, not %+v", workers, ofSummary, of)
+		}
+	}
+}
