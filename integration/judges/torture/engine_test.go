@@ -92,7 +92,7 @@ type tortured struct {
 	events  int
 	dropped int // for good
 
-	changed func() // called after each change of the truth; may be nil
+	changed func() // called after each event; may be nil
 }
 
 func (e *tortured) exact() bool { return e.lost <= e.base }
@@ -185,13 +185,16 @@ func (e *tortured) announce() {
 	}
 }
 
-// publish sends one message and notes what is true from then on.
+// publish sends one message and notes what is true from then on, after each of its events: an answer may come between
+// any two.
 func (e *tortured) publish(said []pyenv.Event, meant []events.Event, clears bool) {
 	seq, _ := e.pub.Publish(said...)
 	e.sent(seq, clears)
-	e.truth.Apply(1, meant)
+	for i := range meant {
+		e.truth.Apply(1, meant[i:i+1])
+		e.tell()
+	}
 	e.events += len(meant)
-	e.tell()
 }
 
 func (e *tortured) tell() {
