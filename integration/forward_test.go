@@ -108,11 +108,11 @@ accounts {
 	harness.Eventually(t, "every node answers whole", func() (bool, string) {
 		for _, at := range https {
 			var a api.Answer
-			err := harness.HTTPDo(at, "POST", "/v1/find", api.Query{Model: "m", Tokens: prompt}, &a)
-			if asked++; err == nil {
-				err = same(&a)
+			if err := harness.HTTPDo(at, "POST", "/v1/find", api.Query{Model: "m", Tokens: prompt}, &a); err != nil {
+				return false, err.Error()
 			}
-			if err != nil {
+			asked++ // errors are counted apart
+			if err := same(&a); err != nil {
 				return false, err.Error()
 			}
 		}
