@@ -2,7 +2,6 @@ package scatter
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -45,7 +44,7 @@ type Forward struct {
 	span   tracing.Span
 	phase  phase
 	sent   time.Duration
-	slow   time.Duration // when a hedge is due
+	slow   time.Duration // when a hedge is due: a report may be held for a while
 	giveUp time.Duration
 	ended  func(*api.Answer)
 }
@@ -172,7 +171,7 @@ func (f *Forward) Send(reply string, ended func(summary *api.Answer)) {
 		trace = rpc.Traceparent(ctx)
 	}
 	f.span, f.ended, f.phase, f.sent = span, ended, awaited, now
-	f.slow = now + s.peers.sent(f.node, now, Forwarding)
+	f.slow = now + s.peers.sent(f.node, now, Forwarding) + reportWithin
 	f.giveUp = now + min(giveUpAfter, (f.until-now)/2)
 	if !f.others {
 		f.phase = unhedged
@@ -198,35 +197,37 @@ func (s *Scatter) answerHere(f *Forward, why string) {
 	go f.ended(nil)
 }
 
-// Finished takes a finisher's report ([Forwarded.Report]).
-func (s *Scatter) Finished(report []byte) {
-	r := msgp.Reader{Data: report}
-	n, is := r.Array()
-	id, isID := r.Uint(1<<64 - 1)
-	outcome, isText := r.Str()
-	body, isBody := r.Bin()
-	if !is || n < 3 || !isID || !isText || !isBody {
-		return // of a version that is not known: it is as if it was lost
+// Finished takes a finisher's reports ([Reports]), one after the other. What is not whole, or of a version that is not
+// known, is as if it was lost.
+func (s *Scatter) Finished(reports []byte) {
+	for r := (msgp.Reader{Data: reports}); r.Left() > 0; {
+		report, ok := readReport(&r)
+		if !ok {
+			return
+		}
+		if f := s.forwards.take(report.id); f != nil {
+			s.finished(f, &report)
+		}
 	}
-	f := s.forwards.take(id)
-	if f == nil {
-		return
-	}
+}
+
+func (s *Scatter) finished(f *Forward, r *report) {
 	now := s.now()
-	s.peers.Answered(f.node, now-f.sent)
-	s.cfg.Hooks.Replied(string(outcome), now-f.sent)
+	took := max(now-f.sent-r.waited, 0)
+	s.peers.Answered(f.node, took)
+	s.cfg.Hooks.Replied(r.outcome, took)
 	if f.phase == overtaken {
 		return
 	}
 	summary := &api.Answer{}
 	switch {
-	case string(outcome) != api.OutcomeOK:
-		if !Verdict(&api.Error{Code: api.Code(outcome)}) {
+	case r.outcome != api.OutcomeOK:
+		if !Verdict(&api.Error{Code: api.Code(r.outcome)}) {
 			s.peers.Declined(f.node, now)
 		}
-		f.span.Fail(string(outcome), false)
+		f.span.Fail(r.outcome, false)
 		s.answerHere(f, ForwardDeclined)
-	case api.Unmarshal(api.MsgPack, body, summary) != nil:
+	case api.Unmarshal(api.MsgPack, r.summary, summary) != nil:
 		s.answerHere(f, ForwardDeclined) // it is answered twice
 	default:
 		s.cfg.Hooks.Forwarded(ForwardAnswered)
@@ -341,113 +342,4 @@ func (t *forwards) tick(now time.Duration, peers *Peers) (due []*Forward, denied
 		t.set(now, next)
 	}
 	return due, denied
-}
-
-// Forwarded is a query that another node forwards.
-type Forwarded struct {
-	Origin      string // the node that forwards it
-	ID          uint64 // by which the origin knows it
-	ContentType string // of the answer
-
-	hashedFor    uint32 // block size for which the tokens were hashed; 0: they were not
-	query, share []byte // for the partitions that the origin lacks; the origin's answer for the others
-}
-
-// appendForwarded writes what [ReadForwarded] reads: an array, to whose end later versions may add.
-func appendForwarded(f *Forwarded, query *api.Query, share *api.Answer) ([]byte, error) {
-	q, err := api.Marshal(api.MsgPack, query)
-	if err != nil {
-		return nil, err
-	}
-	a, err := api.Marshal(api.MsgPack, share)
-	if err != nil {
-		return nil, err
-	}
-	b := make([]byte, 0, len(q)+len(a)+len(f.Origin)+len(f.ContentType)+32)
-	b = msgp.AppendArrayHead(b, 6)
-	b = msgp.AppendStr(b, f.Origin)
-	b = msgp.AppendUint(b, f.ID)
-	b = msgp.AppendStr(b, f.ContentType)
-	b = msgp.AppendUint(b, uint64(f.hashedFor))
-	b = append(msgp.AppendBinHead(b, len(q)), q...)
-	return append(msgp.AppendBinHead(b, len(a)), a...), nil
-}
-
-// ReadForwarded reads what another node forwards. It keeps the body.
-func ReadForwarded(body []byte) (*Forwarded, error) {
-	r := msgp.Reader{Data: body}
-	n, is := r.Array()
-	origin, isOrigin := r.Str()
-	id, isID := r.Uint(1<<64 - 1)
-	form, isForm := r.Str()
-	size, isSize := r.Uint(1<<32 - 1)
-	query, isQuery := r.Bin()
-	share, isShare := r.Bin()
-	if !is || n < 6 || !isOrigin || !isID || !isForm || !isSize || !isQuery || !isShare {
-		return nil, errors.New("this is no forwarded query")
-	}
-	return &Forwarded{Origin: string(origin), ID: id, ContentType: string(form), hashedFor: uint32(size), query: query,
-		share: share}, nil
-}
-
-// Report is what the origin is to be told of a forwarded query: that it was answered, in summary, or, if there is an
-// error, that it was not. The origin hands it to [Scatter.Finished].
-func (f *Forwarded) Report(summary *api.Answer, failure *api.Error) []byte {
-	var body []byte
-	if failure == nil {
-		var err error
-		if body, err = api.Marshal(api.MsgPack, summary); err != nil {
-			failure = api.Errorf(api.CodeInternal, "encode the summary: %v", err)
-		}
-	}
-	b := msgp.AppendArrayHead(make([]byte, 0, len(body)+32), 3)
-	b = msgp.AppendUint(b, f.ID)
-	b = msgp.AppendStr(b, api.Outcome(failure))
-	return append(msgp.AppendBinHead(b, len(body)), body...)
-}
-
-// Finish answers a query that another node forwards, from its share of the answer and this node's. The answer is
-// complete. After an error the origin is to answer.
-func (s *Scatter) Finish(ctx context.Context, f *Forwarded) (*api.Query, *api.Answer, error) {
-	q, share := &api.Query{}, &api.Answer{}
-	if err := errors.Join(api.Unmarshal(api.MsgPack, f.query, q), api.Unmarshal(api.MsgPack, f.share, share)); err != nil {
-		return nil, nil, err
-	}
-	if err := s.check(q); err != nil {
-		return nil, nil, err
-	}
-	u := NewUnion(q, s.cfg.PartitionOf)
-	if len(share.Partitions) > 0 {
-		theirs := make([]events.Partition, len(share.Partitions))
-		for i := range theirs {
-			theirs[i] = share.Partitions[i].Partition
-		}
-		u.Add(theirs, share, nil)
-	}
-	switch here := found(s.cfg.Local.Find(ctx, q)); {
-	case here.err != nil:
-		return nil, nil, here.err
-	case len(here.not) > 0:
-		return nil, nil, &api.Error{Code: api.CodeNotReady, Missing: here.not, Message: "this node does not serve them"}
-	default:
-		u.Add(q.Partitions, here.answer, here.verdict)
-	}
-	a, err := u.Answer(nil)
-	if err != nil {
-		return nil, nil, err
-	}
-	if f.hashedFor > 0 && !(reading{f.hashedFor, lookaheads(q)}).holds(reading{a.BlockSize, a.Lookaheads}) {
-		return nil, nil, api.Errorf(api.CodeUnavailable, "the workers of %q hash otherwise than the origin did", q.Model)
-	}
-	a.Lookaheads, a.L3 = nil, share.L3
-	a.Finish(q.Idle, a.Reason)
-	return q, a, nil
-}
-
-// lookaheads are those with which a query was hashed.
-func lookaheads(q *api.Query) (list []uint32) {
-	for i := range q.Hashed {
-		list = append(list, q.Hashed[i].Lookahead)
-	}
-	return list
 }

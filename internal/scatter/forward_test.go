@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/msgp"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/rpc"
@@ -21,6 +22,7 @@ import (
 type forwarding struct {
 	*fleet
 	scatters map[string]*Scatter
+	reports  *Reports      // of all nodes
 	faulty   func() string // what happens to a forwarded query: "", "lost", "slow", "unreported", "unsent", "held"
 
 	mu       sync.Mutex
@@ -32,6 +34,12 @@ func newForwarding(t *testing.T, f *fleet, partitions uint32, faulty func() stri
 	f.finishes = true
 	g := &forwarding{fleet: f, scatters: map[string]*Scatter{}, faulty: faulty, answers: map[string][]*api.Answer{},
 		outcomes: map[string]int{}}
+	g.reports = NewReports(func(origin string, reports []byte) {
+		go func() {
+			time.Sleep(g.delay())
+			g.scatters[origin].Finished(reports)
+		}()
+	})
 	for name, n := range f.nodes {
 		g.scatters[name] = New(Config{
 			Self: name, Partitions: partitions, PartitionOf: partitionOf, Local: n, View: func() View { return f },
@@ -58,7 +66,7 @@ func (g *forwarding) deliver(reply string, a *api.Answer) {
 }
 
 func (g *forwarding) forward(to string, patience time.Duration, reply string, body []byte) error {
-	fault, there, back := g.faulty(), g.delay(), g.delay()
+	fault, there := g.faulty(), g.delay()
 	if fault == "unsent" {
 		return rpc.ErrDisconnected
 	}
@@ -84,16 +92,17 @@ func (g *forwarding) forward(to string, patience time.Duration, reply string, bo
 		} else {
 			_, a, err = g.scatters[to].Finish(ctx, f)
 		}
-		report := f.Report(a, failure(err))
+		summary := &api.Answer{}
 		if err == nil {
+			*summary = *a
 			time.Sleep(g.delay())
 			g.deliver(reply, a)
 		}
 		if fault == "held" {
 			time.Sleep(6 * time.Second)
 		}
-		if time.Sleep(back); fault != "unreported" {
-			g.scatters[f.Origin].Finished(report)
+		if fault != "unreported" {
+			g.reports.Add(f, summary, failure(err))
 		}
 	}()
 	return nil
@@ -400,21 +409,84 @@ func TestForwardedCodec(t *testing.T) {
 		}
 	}
 	s := New(Config{Partitions: 1})
-	report := in.Report(&api.Answer{Blocks: 2}, nil)
-	for n := range report {
+	var reports []byte
+	r := NewReports(func(origin string, b []byte) { reports = append(reports, b...) })
+	r.Add(in, &api.Answer{Blocks: 2}, nil)
+	r.Flush()
+	for n := range reports {
 		ended := 0
 		s.forwards.list[in.ID] = &Forward{s: s, ended: func(*api.Answer) { ended++ }}
-		if s.Finished(report[:n]); ended > 0 || s.forwards.take(in.ID) == nil {
-			t.Errorf("%d of %d bytes of a report were read", n, len(report))
+		if s.Finished(reports[:n]); ended > 0 || s.forwards.take(in.ID) == nil {
+			t.Errorf("%d of %d bytes of a report were read", n, len(reports))
 		}
 	}
 	var got *api.Answer
 	s.forwards.list[in.ID] = &Forward{s: s, ended: func(a *api.Answer) { got = a }}
-	s.Finished(report)
-	if s.Finished(report); got == nil || got.Blocks != 2 {
+	s.Finished(slices.Concat(reports, reports, []byte{0xc1}))
+	if got == nil || got.Blocks != 2 {
 		t.Errorf("the report says %+v", got)
 	}
 	if failure(errors.New("x")).Code != api.CodeInternal {
 		t.Error("an error is none")
 	}
+}
+
+// TestReportsTravelTogether: what one origin is told within a millisecond is one message, unless it is much, or the
+// origin is to answer. Each report says how long it has waited.
+func TestReportsTravelTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type message struct {
+			origin string
+			at     time.Duration
+			ids    []uint64
+			waited []time.Duration
+		}
+		var mu sync.Mutex
+		var sent []message
+		begun := time.Now()
+		r := NewReports(func(origin string, reports []byte) {
+			m := message{origin: origin, at: time.Since(begun)}
+			for in := (msgp.Reader{Data: reports}); in.Left() > 0; {
+				one, ok := readReport(&in)
+				if !ok {
+					t.Fatal("a report is not whole")
+				}
+				m.ids, m.waited = append(m.ids, one.id), append(m.waited, one.waited)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			sent = append(sent, m)
+		})
+		add := func(origin string, id uint64, failure *api.Error) {
+			r.Add(&Forwarded{Origin: origin, ID: id}, &api.Answer{}, failure)
+		}
+		add("a", 1, nil)
+		time.Sleep(reportWithin / 2)
+		add("a", 2, nil)
+		add("b", 3, nil)
+		time.Sleep(2 * reportWithin)
+		add("a", 4, nil)
+		add("a", 5, api.Errorf(api.CodeNotReady, "no"))
+		for i := range uint64(maxReports) {
+			add("b", 10+i, nil)
+		}
+		add("b", 6, nil)
+		r.Flush()
+		time.Sleep(10 * reportWithin)
+		synctest.Wait()
+		half := reportWithin / 2
+		want := []message{
+			{"a", reportWithin, []uint64{1, 2}, []time.Duration{reportWithin, half}},
+			{"b", reportWithin + half, []uint64{3}, []time.Duration{reportWithin}},
+			{"a", 5 * half, []uint64{4, 5}, []time.Duration{0, 0}},
+			{"b", 5 * half, nil, nil},
+			{"b", 5 * half, []uint64{6}, []time.Duration{0}},
+		}
+		for i := range uint64(maxReports) {
+			want[3].ids, want[3].waited = append(want[3].ids, 10+i), append(want[3].waited, 0)
+		}
+		if !reflect.DeepEqual(sent, want) {
+			t.Errorf("sent\n%v, not\n%v", sent, want)
+		}
+	})
 }

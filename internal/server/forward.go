@@ -17,7 +17,7 @@ import (
 // What nodes tell each other of queries that are forwarded, as the last part of a node's subjects.
 const (
 	opForward  = "forward"  // a query, to the node that is to finish it; its reply goes to the client
-	opFinished = "finished" // a report, to the origin
+	opFinished = "finished" // reports, to the origin
 	opDeliver  = "deliver"  // an answer that the finisher could not deliver, to the origin
 	opUnheard  = "unheard"  // of the finisher itself: the server says there that nobody listens for an answer
 )
@@ -74,7 +74,7 @@ func (v *service) serveForwards() error {
 		}
 		on[op] = subject
 	}
-	f := &finisher{Server: s, unheard: unheard{subject: on[opUnheard] + "."}}
+	f := &finisher{Server: s, reports: scatter.NewReports(s.report), unheard: unheard{subject: on[opUnheard] + "."}}
 	for subject, heard := range map[string]func(jetstream.Request){
 		on[opFinished]:       func(r jetstream.Request) { s.scatter.Finished(r.Body) },
 		on[opDeliver]:        s.deliver,
@@ -95,6 +95,7 @@ func (v *service) serveForwards() error {
 	service, err := jetstream.Serve(s.Conn, cfg)
 	if err == nil {
 		v.own = append(v.own, service)
+		v.stops = append(v.stops, f.reports.Flush)
 	}
 	return err
 }
@@ -102,6 +103,7 @@ func (v *service) serveForwards() error {
 // finisher answers queries that other nodes forward.
 type finisher struct {
 	*Server
+	reports *scatter.Reports
 	unheard unheard
 }
 
@@ -123,10 +125,10 @@ func (s *finisher) finish(ctx context.Context, r jetstream.Request) jetstream.Re
 		ContentType: f.ContentType, Body: body, Outcome: api.OutcomeOK, Undelivered: s.unheard.keep(f, r.Reply, body),
 		Sent: func(err error) {
 			if err != nil {
-				s.report(f, nil, api.Errorf(api.CodeUnavailable, "%v", err))
+				s.reports.Add(f, nil, api.Errorf(api.CodeUnavailable, "%v", err))
 				return
 			}
-			s.report(f, summary(a), nil)
+			s.reports.Add(f, summary(a), nil)
 		},
 	}
 }
@@ -151,15 +153,15 @@ func (s *finisher) finishQuery(ctx context.Context, f *scatter.Forwarded) (*api.
 // decline has the origin of a forwarded query answer.
 func (s *finisher) decline(r jetstream.Request, why *api.Error) jetstream.Response {
 	if f, err := scatter.ReadForwarded(r.Body); err == nil {
-		s.report(f, nil, why)
+		s.reports.Add(f, nil, why)
 	}
 	return jetstream.Response{Elsewhere: true, Outcome: api.Outcome(why)}
 }
 
-// report tells the origin of a forwarded query what became of it. If that is lost, the origin answers too.
-func (s *finisher) report(f *scatter.Forwarded, summary *api.Answer, why *api.Error) {
-	if subject, err := jetstream.NodeSubject(s.Namespace, f.Origin, opFinished); err == nil {
-		_ = s.Conn.Send(subject, "", f.Report(summary, why))
+// report tells an origin what became of queries that it has forwarded.
+func (s *Server) report(origin string, reports []byte) {
+	if subject, err := jetstream.NodeSubject(s.Namespace, origin, opFinished); err == nil {
+		_ = s.Conn.Send(subject, "", reports)
 	}
 }
 
