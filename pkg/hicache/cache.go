@@ -197,6 +197,7 @@ type Question struct {
 	lane    Lane
 	from    int
 	wanted  Bitmap // pages that are to be known
+	ends    []int  // of runs that were followed: the first page of each that was not known to be there
 	asked   Bitmap // pages that were looked up, and asked for if they were not cached
 	present Bitmap
 	known   Bitmap
@@ -403,6 +404,7 @@ func (q *Question) Follow(ctx context.Context, starts []int) {
 		for i := t.start; i < min(t.at+1, q.lane.Pages); i++ {
 			q.wanted.Set(i)
 		}
+		q.ends = append(q.ends, t.at)
 	}
 	q.waiting = slices.DeleteFunc(q.waiting, func(w waiting) bool {
 		return q.wanted[w.first>>6]>>(w.first&63)&w.mask == 0
@@ -575,7 +577,8 @@ func (q *Question) add(r cachedRun, first int) {
 	}
 }
 
-// whole reports whether all is known that was asked for.
+// whole reports whether all is known that was asked for, and of runs that were followed, where they end. What comes after
+// Follow was cut off may show that a run goes on.
 func (q *Question) whole() bool {
 	for i, want := range q.wanted {
 		if from := q.from - i*64; from > 0 {
@@ -585,7 +588,10 @@ func (q *Question) whole() bool {
 			return false
 		}
 	}
-	return true
+	return !slices.ContainsFunc(q.ends, func(end int) bool {
+		at := next(q.present, q.known, end, q.lane.Pages, ^uint64(0))
+		return at >= q.from && at < q.lane.Pages && !q.known.Get(at)
+	})
 }
 
 // wait waits for what the store was asked, until ctx ends at the latest.

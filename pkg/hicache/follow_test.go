@@ -193,33 +193,47 @@ func (s *gathering) Exists(ctx context.Context, keys []string) (present, known B
 	return present, known, err
 }
 
-// Who follows a run stops when his time is over, and says so, though all that he was told is known.
+// Who follows a run stops when his time is over, and says so, though all that he was told is known: whether the answer
+// that he waits for comes at once, or just after he has stopped.
 func TestFollowStopsInTime(t *testing.T) {
 	l := lane(400)
-	m := &memory{objects: map[string]bool{}}
-	for _, key := range l.Names(0, l.Pages).Keys {
-		m.objects[key] = true
-	}
-	ctx, cancel := context.WithCancel(soon(t))
-	stop := stopAfter{m, 2, cancel}
-	q := NewCache(&stop, CacheConfig{}).Begin(l, 0)
-	q.Follow(ctx, []int{0})
-	// each window is asked for first keys, then the others; only the first window was
-	if f := q.Wait(ctx); !errors.Is(f.Err, context.Canceled) || f.Present.Count() > shortRun || m.calls.Load() > 2 {
-		t.Errorf("%v, %d present, %d requests", f.Err, f.Present.Count(), m.calls.Load())
+	for _, late := range []bool{false, true} {
+		m := &memory{objects: map[string]bool{}}
+		for _, key := range l.Names(0, l.Pages).Keys {
+			m.objects[key] = true
+		}
+		ctx, cancel := context.WithCancel(soon(t))
+		stop := stopAfter{memory: m, calls: 2, cancel: cancel, answer: make(chan struct{})}
+		if !late {
+			close(stop.answer)
+		}
+		q := NewCache(&stop, CacheConfig{Patience: patience}).Begin(l, 0)
+		q.Follow(ctx, []int{0})
+		if late {
+			close(stop.answer)
+		}
+		for _, w := range q.waiting {
+			<-w.on.done
+		}
+		// each window is asked for first keys, then the others; only the first window was
+		if f := q.Wait(ctx); !errors.Is(f.Err, context.Canceled) || f.Present.Count() > shortRun || m.calls.Load() > 2 {
+			t.Errorf("late %t: %v, %d present, %d requests", late, f.Err, f.Present.Count(), m.calls.Load())
+		}
 	}
 }
 
-// stopAfter ends somebody's patience with a request to a store.
+// stopAfter ends somebody's patience with a request to a store, and answers it when it may.
 type stopAfter struct {
 	*memory
 	calls  int
 	cancel func()
+	answer chan struct{}
 }
 
 func (s *stopAfter) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {
 	if s.calls--; s.calls == 0 {
 		s.cancel()
+		<-s.answer
 	}
 	return s.memory.Exists(ctx, keys)
 }
