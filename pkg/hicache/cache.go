@@ -577,8 +577,8 @@ func (q *Question) add(r cachedRun, first int) {
 	}
 }
 
-// whole reports whether all is known that was asked for, and of runs that were followed, where they end. What comes after
-// Follow was cut off may show that a run goes on.
+// whole reports whether all is known that was asked for, and of runs that were followed, where they end. What comes
+// after Follow was cut off may show that a run goes on.
 func (q *Question) whole() bool {
 	for i, want := range q.wanted {
 		if from := q.from - i*64; from > 0 {
