@@ -17,6 +17,7 @@ var errImage = errors.New("image contradicts itself")
 type Import struct {
 	x       *Index
 	ranks   []RankID
+	left    int // blocks that are still expected
 	runs    map[events.RunID][]span
 	pending map[events.RunID][]*events.Run // by the parent that is missing
 }
@@ -32,14 +33,17 @@ func (x *Index) StartImport(ranks []RankID) *Import {
 		pending: map[events.RunID][]*events.Run{}}
 }
 
-// Expect makes room at once for about as many blocks as the image has, which spares growing step by step.
+// Expect says about how many blocks the image has. Until they are there the table of names grows in fewer, larger
+// steps, to at most four times what it needs if the index has all of them already.
 func (m *Import) Expect(blocks int) {
-	x := m.x
-	x.naming.Lock()
-	defer x.naming.Unlock()
-	blocks = max(0, min(blocks, 1<<28))
-	x.names.room(x.memory, blocks)
-	x.roomForBlocks(x.slabEnd + uint32(blocks)/slabBlocks)
+	m.x.naming.Lock()
+	defer m.x.naming.Unlock()
+	m.expect(max(0, min(blocks, 1<<28)))
+}
+
+func (m *Import) expect(blocks int) {
+	m.x.names.coming += blocks - m.left
+	m.left = blocks
 }
 
 // Run takes a run, in any order. It keeps nothing of it.
@@ -100,6 +104,7 @@ func (m *Import) run(run *events.Run) error {
 		spans[i].each(x.pin)
 	}
 	m.runs[run.ID] = spans
+	m.expect(max(0, m.left-len(run.Locals)))
 	for i := range run.Holdings {
 		h := &run.Holdings[i]
 		if err := m.holding(run, h, spans, fresh && i == 0); err != nil {
@@ -322,5 +327,6 @@ func (m *Import) Finish() (err error) {
 		}
 	}
 	m.runs, m.pending = nil, nil
+	m.expect(0)
 	return err
 }

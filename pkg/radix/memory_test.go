@@ -64,7 +64,8 @@ func TestArray(t *testing.T) {
 // TestUsualMemory: the build that users get maps large arrays, and an index that is collected gives all of it back.
 func TestUsualMemory(t *testing.T) {
 	x := New(Config{})
-	x.roomForBlocks(uint32(mappedLimits.mapped / slabBlocks))
+	x.slabEnd = uint32(mappedLimits.mapped / slabBlocks)
+	x.growBlocks()
 	if mapped, want := x.locals.mapped != nil, usualLimits.mapped != math.MaxInt &&
 		runtime.GOOS == "linux"; mapped != want {
 		t.Errorf("locals are mapped: %v, want %v", mapped, want)

@@ -13,6 +13,7 @@ type names struct {
 	slots   array[uint64] // size of them, whole buckets, and a margin behind; 0 is empty
 	size    uint64
 	n       int
+	coming  int // names that are expected soon
 	aliases aliases
 	engines *array[uint64]
 	slabs   *array[slab]
@@ -84,10 +85,12 @@ func (t *names) likely(hashes []uint64, refs []uint32) {
 }
 
 // room makes room for n names more. The table, which nearly every event visits, is kept at most two thirds full,
-// so that chains are short; it doubles while it is not very large, so that each name is entered seldom again.
+// so that chains are short; it doubles while it is not very large, so that each name is entered seldom again. While
+// more names are expected it grows up to fourfold.
 func (t *names) room(m *memory, n int) {
 	const veryLarge = 1 << 22
-	need := uint64(t.n+n)*3/2 + 1
+	sizeFor := func(n int) uint64 { return uint64(n)*3/2 + 1 }
+	need := sizeFor(t.n + n)
 	if need <= t.size {
 		return
 	}
@@ -95,6 +98,7 @@ func (t *names) room(m *memory, n int) {
 	if t.size < veryLarge {
 		next = min(2*t.size, veryLarge)
 	}
+	next = max(next, min(4*t.size, sizeFor(t.n+n+t.coming)))
 	t.grow(m, (max(64, next, need)+bucket-1)/bucket*bucket)
 }
 

@@ -115,13 +115,9 @@ func (x *Index) growBlocks() {
 	if x.slabEnd > aliasBit/slabBlocks {
 		panic("radix: more than 2^31 blocks at a time")
 	}
-	x.roomForBlocks(x.slabEnd)
-}
-
-// roomForBlocks makes the arena at least so many slabs large.
-func (x *Index) roomForBlocks(slabs uint32) {
-	x.slabs.grow(x.memory, int(slabs), int(slabs)/4)
-	blocks := int(slabs) * slabBlocks
+	slabs := int(x.slabEnd)
+	x.slabs.grow(x.memory, slabs, slabs/4)
+	blocks := slabs * slabBlocks
 	x.engines.grow(x.memory, blocks, blocks/4)
 	if n := len(x.locals.s); n < blocks {
 		x.locals.grow(x.memory, blocks, blocks/4)

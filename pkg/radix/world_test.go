@@ -1,6 +1,7 @@
 package radix
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -332,9 +333,13 @@ func (m *image) into(x *Index, ids []RankID, backwards bool) (err error) {
 		slices.Reverse(runs)
 	}
 	im := x.StartImport(ids)
+	im.Expect(len(runs) * 20) // for some it is too few, for others too many
 	defer func() {
 		if e := im.Finish(); err == nil {
 			err = e
+		}
+		if n := x.names.coming; n != 0 {
+			err = errors.Join(err, fmt.Errorf("%d names are expected after the import", n))
 		}
 	}()
 	for i := range runs {
