@@ -107,7 +107,7 @@ func lookaheads(q *api.Query) (list []uint32) {
 }
 
 const (
-	reportWithin = time.Millisecond // how long a report waits for others at most
+	reportWithin = 5 * time.Millisecond // how long a report waits for others at most
 	maxReports   = 64               // that wait for one origin
 )
 
