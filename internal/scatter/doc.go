@@ -48,9 +48,9 @@
 //  3. [Scatter.Finish] looks up the rest and merges by the same [Union]. It answers only if that is complete, and if
 //     tokens were hashed as all workers do it now.
 //  4. [Reports] tells the origin: either a summary of the answer, which it counts as if it had given it, or why there
-//     is none. The client has its answer by then, so reports wait up to a millisecond for others to the same origin.
+//     is none. The client has its answer by then, so reports wait up to 5 ms for others to the same origin.
 //  5. Where the report is an error, the origin answers as above ([Scatter.Find]). It does so too if there is no report
-//     a millisecond after a hedge is due and the budget allows one, or after 250 ms. The client may then get two
+//     5 ms after a hedge is due and the budget allows one, or after 250 ms. The client may then get two
 //     answers. It takes the first one; its library drops the other.
 //
 // A forward is awaited, unhedged (no hedge is left) or overtaken (the origin answers); a report ends it. Exactly one of

@@ -112,7 +112,7 @@ const (
 )
 
 // Reports tells origins what became of the queries that they have forwarded. A client has its answer by then, so what
-// one origin is told within a millisecond travels together. Any goroutine may use it.
+// one origin is told within five milliseconds travels together. Any goroutine may use it.
 type Reports struct {
 	send func(origin string, reports []byte)
 

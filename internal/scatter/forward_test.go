@@ -434,7 +434,7 @@ func TestForwardedCodec(t *testing.T) {
 	}
 }
 
-// TestReportsTravelTogether: what one origin is told within a millisecond is one message, unless it is much, or the
+// TestReportsTravelTogether: what one origin is told within five milliseconds is one message, unless it is much, or the
 // origin is to answer. Each report says how long it has waited.
 func TestReportsTravelTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
