@@ -1,11 +1,11 @@
 package load
 
 import (
-	"encoding/binary"
 	"errors"
 	"math"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/littleendian"
 	"github.com/kvatlas/kvatlas/internal/msgp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -143,11 +143,7 @@ func appendEvent(b []byte, kind change, r *record, left time.Duration) []byte {
 }
 
 func appendHashes(b []byte, list []events.SeqHash) []byte {
-	b = msgp.AppendBinHead(b, 8*len(list))
-	for _, h := range list {
-		b = binary.LittleEndian.AppendUint64(b, uint64(h))
-	}
-	return b
+	return littleendian.Append(msgp.AppendBinHead(b, 8*len(list)), list)
 }
 
 // appendPast appends a past request.
@@ -381,9 +377,7 @@ func (r *reader) hashes() (list []events.SeqHash) {
 	bin, ok := r.Bin()
 	if r.ok(ok && len(bin)%8 == 0 && len(bin)/8 <= maxPrompt) && len(bin) > 0 {
 		list = make([]events.SeqHash, len(bin)/8)
-		for i := range list {
-			list[i] = events.SeqHash(binary.LittleEndian.Uint64(bin[8*i:]))
-		}
+		littleendian.Read(list, bin)
 	}
 	return list
 }

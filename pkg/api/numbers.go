@@ -1,6 +1,6 @@
 package api
 
-import "encoding/binary"
+import "github.com/kvatlas/kvatlas/internal/littleendian"
 
 // Tokens are token ids. In JSON an array of numbers; in MessagePack the same, or a bin of little-endian u32.
 type Tokens []uint32
@@ -55,17 +55,13 @@ func (h *Hashes) UnmarshalJSON(data []byte) (err error) {
 // readTokens reads little-endian u32.
 func readTokens(b []byte) Tokens {
 	t := make(Tokens, len(b)/4)
-	for i := range t {
-		t[i] = binary.LittleEndian.Uint32(b[4*i:])
-	}
+	littleendian.Read(t, b)
 	return t
 }
 
 // readHashes reads little-endian u64.
 func readHashes(b []byte) Hashes {
 	h := make(Hashes, len(b)/8)
-	for i := range h {
-		h[i] = binary.LittleEndian.Uint64(b[8*i:])
-	}
+	littleendian.Read(h, b)
 	return h
 }

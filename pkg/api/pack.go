@@ -4,12 +4,13 @@ import (
 	"bytes"
 	"encoding/binary"
 	"reflect"
-	"slices"
 	"time"
 
+	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/kvatlas/kvatlas/internal/littleendian"
 	"github.com/kvatlas/kvatlas/internal/msgp"
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/vmihailenco/msgpack/v5"
 )
 
 // Queries and answers are encoded and decoded by hand: reflection would be most of what a query costs. The bytes are
@@ -151,12 +152,7 @@ func (p *packer) hashes(h Hashes) {
 		*p = msgp.AppendNil(*p)
 		return
 	}
-	*p = msgp.AppendBinHead(*p, 8*len(h))
-	at := len(*p)
-	*p = slices.Grow(*p, 8*len(h))[:at+8*len(h)]
-	for to := (*p)[at:]; len(h) > 0 && len(to) >= 8; h, to = h[1:], to[8:] {
-		binary.LittleEndian.PutUint64(to, h[0])
-	}
+	*p = littleendian.Append(msgp.AppendBinHead(*p, 8*len(h)), h)
 }
 
 // usual reports whether nothing is asked for but what nearly all requests ask for.
@@ -237,10 +233,7 @@ func packQuery(q *Query, more int) []byte {
 	p.optNumber(m, "block_size", uint64(q.BlockSize))
 	if q.Tokens != nil {
 		p.field(m, "tokens")
-		p = msgp.AppendBinHead(p, 4*len(q.Tokens))
-		for _, v := range q.Tokens {
-			p = binary.LittleEndian.AppendUint32(p, v)
-		}
+		p = littleendian.Append(msgp.AppendBinHead(p, 4*len(q.Tokens)), q.Tokens)
 	}
 	if q.Hashes != nil {
 		p.field(m, "hashes")

@@ -1,12 +1,12 @@
 package events
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
 	"unsafe"
 
+	"github.com/kvatlas/kvatlas/internal/littleendian"
 	"github.com/kvatlas/kvatlas/internal/msgp"
 )
 
@@ -169,18 +169,7 @@ func appendHashes[H ~uint64](dst []byte, hashes []H) []byte {
 	if len(hashes) == 0 {
 		return msgp.AppendNil(dst)
 	}
-	dst = msgp.AppendBinHead(dst, 8*len(hashes))
-	if littleEndian {
-		return append(dst, unsafe.Slice((*byte)(unsafe.Pointer(&hashes[0])), 8*len(hashes))...)
-	}
-	return appendHashesPortably(dst, hashes)
-}
-
-func appendHashesPortably[H ~uint64](dst []byte, hashes []H) []byte {
-	for _, h := range hashes {
-		dst = binary.LittleEndian.AppendUint64(dst, uint64(h))
-	}
-	return dst
+	return littleendian.Append(msgp.AppendBinHead(dst, 8*len(hashes)), hashes)
 }
 
 // DecodeBatch reads one batch into b. It overwrites all of b and uses again the memory that b decoded into before; so a
@@ -393,16 +382,6 @@ func decodeHashes[H ~uint64](r *msgp.Reader, buffer *[]uint64) ([]H, bool) {
 	begin := len(*buffer)
 	*buffer = (*buffer)[:begin+n]
 	into := (*buffer)[begin:]
-	if littleEndian {
-		copy(unsafe.Slice((*byte)(unsafe.Pointer(&into[0])), 8*n), bytes)
-	} else {
-		decodeHashesPortably(into, bytes)
-	}
+	littleendian.Read(into, bytes)
 	return unsafe.Slice((*H)(unsafe.Pointer(&into[0])), n), true
-}
-
-func decodeHashesPortably(into []uint64, bytes []byte) {
-	for i := range into {
-		into[i] = binary.LittleEndian.Uint64(bytes[8*i:])
-	}
 }

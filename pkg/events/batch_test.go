@@ -13,9 +13,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/internal/msgp"
 	"github.com/vmihailenco/msgpack/v5"
 	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/internal/msgp"
 )
 
 func init() { flag.Set("rapid.seed", "1") } // the same cases each time; `make explore` takes others
@@ -361,24 +362,6 @@ func TestAppendBatchRefuses(t *testing.T) {
 			t.Errorf("%s: %q, %v", name, out, err)
 		}
 	}
-}
-
-func TestPortableHashesTwin(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		hashes := rapid.SliceOfN(rapid.Uint64(), 1, 50).Draw(t, "hashes")
-		fast := appendHashes(nil, hashes)
-		r := msgp.Reader{Data: fast}
-		body, ok := r.Bin()
-		if !ok || !bytes.Equal(body, appendHashesPortably(nil, hashes)) {
-			t.Fatalf("%x is not the portable %x", body, appendHashesPortably(nil, hashes))
-		}
-		r = msgp.Reader{Data: fast}
-		buffer, portable := make([]uint64, 0, len(hashes)), make([]uint64, len(hashes))
-		got, ok := decodeHashes[uint64](&r, &buffer)
-		if decodeHashesPortably(portable, body); !ok || !slices.Equal(got, hashes) || !slices.Equal(portable, hashes) {
-			t.Fatalf("%x and %x, want %x", got, portable, hashes)
-		}
-	})
 }
 
 func TestBatchDoesNotAllocate(t *testing.T) {

@@ -6,9 +6,10 @@ import (
 	"math"
 	"math/bits"
 	"slices"
-	"unsafe"
 
 	"github.com/zeebo/xxh3"
+
+	"github.com/kvatlas/kvatlas/internal/littleendian"
 )
 
 // Hashes of tokens as NVIDIA Dynamo computes them (ai-dynamo/dynamo › lib/kv-router and lib/llm,
@@ -215,13 +216,10 @@ func hashSixteens(dst []LocalHash, tokens []uint32, seed uint64) []LocalHash {
 // PayloadDigest is the digest that a [Cursor] keeps of an engine's message.
 func PayloadDigest(payload []byte) uint64 { return xxh3.Hash(payload) }
 
-// littleEndian says whether this machine keeps numbers as the formats do.
-var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
-
 // hashTokens hashes tokens as little-endian u32: in place where the machine keeps them so.
 func hashTokens(tokens []uint32, seed uint64) LocalHash {
-	if littleEndian && len(tokens) > 0 {
-		return LocalHash(xxh3.HashSeed(unsafe.Slice((*byte)(unsafe.Pointer(&tokens[0])), 4*len(tokens)), seed))
+	if bytes, ok := littleendian.InPlace(tokens); ok {
+		return LocalHash(xxh3.HashSeed(bytes, seed))
 	}
 	var scratch blockScratch
 	return scratch.hash(tokens, nil, seed)
@@ -233,9 +231,7 @@ type blockScratch struct{ bytes []byte }
 // hash hashes the tokens and, after them, multimodal items, as [Hasher.HashMedia] says.
 func (s *blockScratch) hash(tokens []uint32, media []BlockMedia, seed uint64) LocalHash {
 	s.bytes = s.bytes[:0]
-	for _, t := range tokens {
-		s.bytes = binary.LittleEndian.AppendUint32(s.bytes, t)
-	}
+	s.bytes = littleendian.Append(s.bytes, tokens)
 	if len(media) == 1 && media[0].Offset == NoOffset {
 		s.bytes = binary.LittleEndian.AppendUint64(s.bytes, media[0].Hash)
 	} else if len(media) > 0 {

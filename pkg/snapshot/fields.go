@@ -5,6 +5,8 @@ import (
 	"errors"
 	"math"
 	"slices"
+
+	"github.com/kvatlas/kvatlas/internal/littleendian"
 )
 
 // cursor reads a chunk's two columns. The first thing that is wrong is kept in err, and from then on everything reads
@@ -120,25 +122,11 @@ func appendInt(b []byte, v int64) []byte { return binary.AppendVarint(b, v) }
 
 func appendNear(b []byte, v, from uint32) []byte { return appendInt(b, int64(v)-int64(from)) }
 
-// putWords and getWords move words between memory and a column.
-func putWords[T ~uint64](b []byte, words []T) []byte {
-	start := len(b)
-	b = grow(b, 8*len(words))
-	out := b[start:]
-	for _, w := range words {
-		binary.LittleEndian.PutUint64(out, uint64(w))
-		out = out[8:]
-	}
-	return b
-}
-
+// getWords appends a column's words to dst.
 func getWords[T ~uint64](dst []T, b []byte) []T {
 	start := len(dst)
 	dst = grow(dst, len(b)/8)
-	out := dst[start:]
-	for i := range out {
-		out[i] = T(binary.LittleEndian.Uint64(b[8*i:]))
-	}
+	littleendian.Read(dst[start:], b)
 	return dst
 }
 

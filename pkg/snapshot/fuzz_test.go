@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/littleendian"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -90,7 +91,7 @@ func FuzzContent(f *testing.F) {
 		hash := add(kindRuns, runF, runW)
 		m.Chunks = m.Chunks[:0]
 		if len(deadF) > 0 && len(deadW) >= 16 { // mostly of the chunk that there is
-			deadW = putWords(nil, []uint64{hash.Hi, hash.Lo})
+			deadW = littleendian.Append(nil, []uint64{hash.Hi, hash.Lo})
 		}
 		add(kindDead, deadF, deadW)
 		add(kindHoldings, holdF, holdW)

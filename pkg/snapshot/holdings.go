@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/bits"
 
+	"github.com/kvatlas/kvatlas/internal/littleendian"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -154,7 +155,7 @@ func appendHolding(fields, words []byte, h *events.Holding, run, before events.R
 	case formWords:
 		fields = appendUint(fields, uint64(first))
 		fields = appendUint(fields, uint64(last-first))
-		words = putWords(words, h.Bits[first:last])
+		words = littleendian.Append(words, h.Bits[first:last])
 	case formHeld:
 		fields = appendUint(fields, uint64(popcount(h.Bits[first:last])))
 		next := int(h.Lead)

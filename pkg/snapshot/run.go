@@ -8,6 +8,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvatlas/kvatlas/internal/littleendian"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -63,10 +64,10 @@ func (r *record) encodePiece(run *events.Run, from, to int) {
 		f = appendUint(f, uint64(from))
 		f = appendUint(f, uint64(to-from))
 	}
-	w := putWords(r.words[:0], run.Locals[from:to])
+	w := littleendian.Append(r.words[:0], run.Locals[from:to])
 	switch named {
 	case len(names):
-		w = putWords(w, names)
+		w = littleendian.Append(w, names)
 	case 0:
 		r.flags |= runNoneNamed
 	default:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/kvatlas/kvatlas/internal/littleendian"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -95,7 +96,7 @@ func encodeState(s *sections, img *events.RankImage) error {
 			for _, n := range set.Counts[from:to] {
 				s.fields = appendUint(s.fields, uint64(n))
 			}
-			s.words = putWords(s.words, set.Blocks[from:to])
+			s.words = littleendian.Append(s.words, set.Blocks[from:to])
 			s.cutIfFull()
 		}
 	}
@@ -131,8 +132,8 @@ func encodePending(s *sections, p *events.Pending) error {
 		next = at
 	}
 	s.words = binary.LittleEndian.AppendUint64(s.words, uint64(e.Parent))
-	s.words = putWords(s.words, e.Blocks)
-	s.words = putWords(s.words, e.Locals)
+	s.words = littleendian.Append(s.words, e.Blocks)
+	s.words = littleendian.Append(s.words, e.Locals)
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/kvatlas/kvatlas/internal/littleendian"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -385,7 +386,7 @@ func (w *Writer) putDead(segments []*segment) error {
 			}
 		}
 		hash := s.refs[0].hash()
-		words = putWords(words, []uint64{hash.Hi, hash.Lo})
+		words = littleendian.Append(words, []uint64{hash.Hi, hash.Lo})
 		fields = append(appendUint(fields, uint64(dead)), list...)
 	}
 	return flush()
