@@ -108,7 +108,7 @@ func lookaheads(q *api.Query) (list []uint32) {
 
 const (
 	reportWithin = 5 * time.Millisecond // how long a report waits for others at most
-	maxReports   = 64               // that wait for one origin
+	maxReports   = 64                   // that wait for one origin
 )
 
 // Reports tells origins what became of the queries that they have forwarded. A client has its answer by then, so what
