@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"math/bits"
 	"strings"
 	"unicode/utf8"
 	"unsafe"
@@ -73,11 +74,79 @@ func plainText(text string) bool {
 type replyScanner struct {
 	text  string
 	at    int
-	plain bool // text passes plainText
+	plain bool          // text passes plainText
+	read  [2]replyEntry // the last two entries that were read member by member
 }
 
-// entry reads what is said of one key.
+// replyEntry is what was said of a key, and what it meant.
+type replyEntry struct {
+	text     string
+	ok, said bool
+}
+
+// entry reads what is said of one key. Most entries are like one of the two before them but for addresses.
 func (s *replyScanner) entry() (ok, said bool) {
+	for i := range s.read {
+		if e := &s.read[i]; e.text != "" && s.like(e.text) {
+			return e.ok, e.said
+		}
+	}
+	s.space()
+	first := s.at
+	if ok, said = s.newEntry(); said {
+		s.read[1] = s.read[0]
+		s.read[0] = replyEntry{s.text[first:s.at], ok, said}
+	}
+	return ok, said
+}
+
+// like passes over text that differs from what was read before in nothing but digits, where both have some: whole
+// numbers, or a part of a quoted text. So it is of the same form and means the same.
+func (s *replyScanner) like(before string) bool {
+	text := s.text[s.at:]
+	for i, j := 0, 0; ; {
+		n := commonPrefix(before[i:], text[j:])
+		i, j = i+n, j+n
+		if i == len(before) {
+			s.at += j
+			return true
+		}
+		equal := 0 // digits before here
+		for equal < n && before[i-equal-1]-'0' <= 9 {
+			equal++
+		}
+		was, is := i, j
+		for was < len(before) && before[was]-'0' <= 9 {
+			was++
+		}
+		for is < len(text) && text[is]-'0' <= 9 {
+			is++
+		}
+		digits := is - j + equal
+		if was == i && is == j || was-i+equal == 0 || digits == 0 || digits > 1 && text[is-digits] == '0' {
+			return false
+		}
+		i, j = was, is
+	}
+}
+
+// commonPrefix is how many bytes at the start of two texts are the same.
+func commonPrefix(a, b string) (n int) {
+	most := min(len(a), len(b))
+	x, y := unsafe.Slice(unsafe.StringData(a), most), unsafe.Slice(unsafe.StringData(b), most)
+	for ; n+8 <= most; n += 8 {
+		if d := binary.LittleEndian.Uint64(x[n:]) ^ binary.LittleEndian.Uint64(y[n:]); d != 0 {
+			return n + bits.TrailingZeros64(d)/8
+		}
+	}
+	for n < most && x[n] == y[n] {
+		n++
+	}
+	return n
+}
+
+// newEntry reads an entry member by member.
+func (s *replyScanner) newEntry() (ok, said bool) {
 	read := s.object(func(name string) bool {
 		switch {
 		case name == "ok":
