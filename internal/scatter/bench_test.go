@@ -77,3 +77,72 @@ func BenchmarkFind(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkForward is what two nodes and their client compute for a query of 128 blocks that one forwards to the other,
+// each with 16 workers in four of eight partitions: all but looking up, sending and waiting.
+func BenchmarkForward(b *testing.B) {
+	const partitions = 8
+	w := &wires{}
+	w.finishes = true
+	w.models = func(events.Partition, string) bool { return true }
+	shares := map[string]*still{}
+	for i := range 32 {
+		id := events.WorkerID(fmt.Sprint("worker-", i))
+		p := events.Partition(id[len(id)-1]) % partitions
+		node := fmt.Sprint("n", p%2)
+		if i < partitions {
+			w.serving, w.fit = append(w.serving, []string{node}), append(w.fit, 1)
+		}
+		share := shares[node]
+		if share == nil {
+			share = &still{answer: api.Answer{Model: "m", BlockSize: 16, Blocks: 128, Complete: true}}
+			shares[node] = share
+		}
+		if i < partitions {
+			share.answer.Partitions = append(share.answer.Partitions,
+				api.PartitionStatus{Partition: p, Epoch: time.Unix(1_750_000_000, 5), Seq: 123456})
+		}
+		share.answer.Workers = append(share.answer.Workers,
+			api.Overlap{Instance: id, Device: 128})
+	}
+	node := func(name string) *Scatter {
+		return New(Config{Self: name, Partitions: partitions, Local: shares[name], View: func() View { return w },
+			Transport: w, Hedges: &rpc.Budget{},
+			Forward: func(string, time.Duration, string, string, []byte) error { return nil },
+			PartitionOf: func(id events.WorkerID) (events.Partition, error) {
+				return events.Partition(id[len(id)-1]) % partitions, nil
+			}})
+	}
+	origin, finisher := node("n0"), node("n1")
+	packed, err := api.Marshal(api.MsgPack, &api.Query{Model: "m", Hashes: make(api.Hashes, 128)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx := context.Background()
+	b.ReportAllocs()
+	for b.Loop() {
+		q, answer := &api.Query{}, &api.Answer{}
+		if err := api.Unmarshal(api.MsgPack, packed, q); err != nil {
+			b.Fatal(err)
+		}
+		f := origin.Forward(ctx, api.MsgPack, q)
+		if f == nil {
+			b.Fatal("it is not forwarded")
+		}
+		there, err := ReadForwarded(f.body)
+		if err != nil {
+			b.Fatal(err)
+		}
+		_, a, err := finisher.Finish(ctx, there)
+		if err != nil {
+			b.Fatal(err)
+		}
+		body, err := api.Marshal(api.MsgPack, a)
+		if err == nil {
+			err = api.Unmarshal(api.MsgPack, body, answer)
+		}
+		if err != nil || len(answer.Workers) != 32 || !answer.Complete {
+			b.Fatal(len(answer.Workers), answer.Complete, err)
+		}
+	}
+}
