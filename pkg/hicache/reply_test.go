@@ -43,12 +43,14 @@ func replies() []string {
 	entries := []string{`null`, `{}`, `{"ok":null}`, `{"ok":"yes"}`, `{"ok":1}`, `{"OK":true}`, `{"o\u006b":true}`,
 		"{\"o\u212a\":true}", `{"ok":true,"Ok":false}`, `{"ok":true,"ok":false}`, `{"ok":true,"ok":null}`,
 		`{"ok":true,"x":00}`, `{"ok":true,"x":01}`, `{"ok":true,"x":105}`, `{"ok":true,"x":1}`, `{"ok":true,"x":}`,
-		`{"ok":true,"x":"10"}`, `{"ok":true,"x":10,"y":20}`, `{"ok":true,"x":-1.5e+7}`, `{"ok":true,"x":0}`, `{"ok":true,"x":1.}`,
+		`{"ok":true,"x":"10"}`, `{"ok":true,"x":10,"y":20}`, `{"ok":true,"x":-1.5e+7}`, `{"ok":true,"x":0}`,
+		`{"ok":true,"x":1.}`,
 		`{"ok":true,"x":"a\"b"}`, `{"ok":true,"x":"\q"}`, "{\"ok\":true,\"x\":\"\n\"}", `{"ok":true,"x":[1,]}`,
 		`{"ok":true,"x":` + strings.Repeat("[", 20) + strings.Repeat("]", 20) + `}`, `{"ok":true,}`, `{"ok":tru}`,
 		`{"ok":true,"x":[1 2]}`, `{"ok":true,"x":{"a":1,"b":[{},{"c":null}]}}`, `{"ok":truex}`}
 	for _, e := range entries {
-		list = append(list, `{"success":true,"data":{"a":`+e+`}}`, `{"success":true,"data":{"a":{"ok":true},"a":`+e+`}}`,
+		list = append(list, `{"success":true,"data":{"a":`+e+`}}`,
+			`{"success":true,"data":{"a":{"ok":true},"a":`+e+`}}`,
 			`{"success":true,"data":{"b":{"ok":true,"x":10},"a":`+e+`}}`)
 	}
 	return append(list, ``, `[]`, `{}`, `{"success":true}`, `{"success":true,"data":null}`, `{"success":true,"data":[]}`,
