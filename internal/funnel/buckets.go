@@ -12,6 +12,9 @@ import (
 
 const (
 	span       = 10 * time.Second // of a bucket
+	fine       = 60               // the newest spans, of which each has a bucket of its own
+	wide       = 6                // spans of older buckets
+	hour       = int64(api.MaxFunnelSince / span)
 	maxModels  = 64
 	maxWorkers = 16 // named in one bucket for one cause
 )
@@ -36,10 +39,10 @@ type lostBy struct {
 	ages   float64 // microseconds, times tokens
 }
 
-// bucket is what was asked in one span of time. Its sums are lists, for they are few, and a map takes many times their
-// memory: there are buckets for an hour of each model.
+// bucket is what was asked in some time. Its sums are lists, for they are few, and a map takes many times their memory:
+// there are buckets for an hour of each model.
 type bucket struct {
-	from                                int64 // Unix time in spans
+	from, spans                         int64 // Unix time in spans, and how many: 1, or wide from a whole minute on
 	requests, routed, reports           uint64
 	asked, seen, held, selected, reused uint64
 	reported                            uint64 // of selected: tokens of choices of which there is a report
@@ -60,70 +63,123 @@ type decided struct {
 }
 
 func (b *bucket) lose(l *loss) {
-	k := lostKey{l.step, l.cause}
-	of := slices.IndexFunc(b.lost, func(t lost) bool { return t.lostKey == k })
-	if of < 0 {
-		of = len(b.lost)
+	sum := b.lostFor(lostKey{l.step, l.cause})
+	sum.tokens += l.tokens
+	if l.worker != "" {
+		sum.add(lostBy{workerTier{l.worker, l.tier}, l.tokens, float64(l.age) * float64(l.tokens)})
+	}
+}
+
+// lostFor is what is lost for a reason, to be changed before the next call.
+func (b *bucket) lostFor(k lostKey) *lost {
+	at := slices.IndexFunc(b.lost, func(t lost) bool { return t.lostKey == k })
+	if at < 0 {
+		at = len(b.lost)
 		b.lost = append(b.lost, lost{lostKey: k})
 	}
-	sum := &b.lost[of]
-	sum.tokens += l.tokens
-	if l.worker == "" {
-		return
+	return &b.lost[at]
+}
+
+func (l *lost) add(by lostBy) {
+	find := func() int {
+		return slices.IndexFunc(l.by, func(x lostBy) bool { return x.workerTier == by.workerTier })
 	}
-	w := workerTier{l.worker, l.tier}
-	find := func() int { return slices.IndexFunc(sum.by, func(by lostBy) bool { return by.workerTier == w }) }
 	at := find()
-	if at < 0 && len(sum.by) >= maxWorkers {
-		w = workerTier{other, events.AllTiers}
+	if at < 0 && len(l.by) >= maxWorkers {
+		by.workerTier = workerTier{other, events.AllTiers}
 		at = find()
 	}
 	if at < 0 {
-		at = len(sum.by)
-		sum.by = append(sum.by, lostBy{workerTier: w})
+		l.by = append(l.by, by)
+		return
 	}
-	sum.by[at].tokens += l.tokens
-	sum.by[at].ages += float64(l.age) * float64(l.tokens)
+	l.by[at].tokens += by.tokens
+	l.by[at].ages += by.ages
 }
 
-func (b *bucket) decide(outcome string) {
+func (b *bucket) decide(outcome string, n uint64) {
 	for i := range b.decisions {
 		if d := &b.decisions[i]; d.outcome == outcome {
-			d.n++
+			d.n += n
 			return
 		}
 	}
-	b.decisions = append(b.decisions, decided{outcome, 1})
+	b.decisions = append(b.decisions, decided{outcome, n})
 }
 
-// Buckets are sums over time, by model. One goroutine at a time may use them.
+// join adds what another bucket has.
+func (b *bucket) join(o *bucket) {
+	b.requests, b.routed, b.reports = b.requests+o.requests, b.routed+o.routed, b.reports+o.reports
+	b.asked, b.seen, b.held = b.asked+o.asked, b.seen+o.seen, b.held+o.held
+	b.selected, b.reused, b.reported = b.selected+o.selected, b.reused+o.reused, b.reported+o.reported
+	for i := range o.lost {
+		sum := b.lostFor(o.lost[i].lostKey)
+		sum.tokens += o.lost[i].tokens
+		for _, by := range o.lost[i].by {
+			sum.add(by)
+		}
+	}
+	for _, d := range o.decisions {
+		b.decide(d.outcome, d.n)
+	}
+}
+
+// Buckets are sums over time, by model: of spans, and of minutes of what is older than ten, as in a round-robin
+// database. One goroutine at a time may use them.
 type Buckets struct{ models map[string][]*bucket }
+
+// search finds the bucket that has a moment, in spans, or where it belongs.
+func search(list []*bucket, moment int64) (at int, found bool) {
+	return slices.BinarySearchFunc(list, moment, func(b *bucket, moment int64) int {
+		if b.from <= moment && moment < b.from+b.spans {
+			return 0
+		}
+		return cmp.Compare(b.from, moment)
+	})
+}
 
 // at is the bucket of a moment, nil if it is too old, or there are too many models.
 func (s *Buckets) at(model string, t time.Time) *bucket {
-	from := t.UnixNano() / int64(span)
+	moment := t.UnixNano() / int64(span)
 	list := s.models[model]
 	if list == nil && len(s.models) >= maxModels {
 		return nil
 	}
-	at, found := slices.BinarySearchFunc(list, from,
-		func(b *bucket, from int64) int { return cmp.Compare(b.from, from) })
+	at, found := search(list, moment)
 	if !found {
 		if s.models == nil {
 			s.models = map[string][]*bucket{}
 		}
-		b := &bucket{from: from}
-		list = slices.Insert(list, at, b)
-		if most := int(api.MaxFunnelSince/span) + 1; len(list) > most {
-			if at == 0 {
-				return nil
-			}
-			list = slices.Delete(list, 0, len(list)-most)
-			at = slices.Index(list, b)
-		}
+		list = consolidate(slices.Insert(list, at, &bucket{from: moment, spans: 1}))
 		s.models[model] = list
+		if at, found = search(list, moment); !found {
+			return nil
+		}
 	}
-	return s.models[model][at]
+	return list[at]
+}
+
+// consolidate joins buckets that are no longer fine, and forgets those that are older than an hour.
+func consolidate(list []*bucket) []*bucket {
+	newest := list[len(list)-1].from
+	minutes := (newest - fine) / wide * wide // joined before
+	kept := list[:0]
+	for _, b := range list {
+		if b.from+b.spans <= newest-hour {
+			continue
+		}
+		if b.spans == 1 && b.from < minutes {
+			from := b.from / wide * wide
+			if last := len(kept) - 1; last < 0 || kept[last].from != from || kept[last].spans != wide {
+				kept = append(kept, &bucket{from: from, spans: wide})
+			}
+			kept[len(kept)-1].join(b)
+			continue
+		}
+		kept = append(kept, b)
+	}
+	clear(list[len(kept):])
+	return kept
 }
 
 // add counts a request. It is false if there is no room for its model.
@@ -135,7 +191,7 @@ func (s *Buckets) add(r *Request, part *share) bool {
 	b.requests++
 	if r.Routed {
 		b.routed++
-		b.decide(r.outcome())
+		b.decide(r.outcome(), 1)
 	}
 	b.asked += part.asked
 	b.seen += part.seen
@@ -149,7 +205,11 @@ func (s *Buckets) add(r *Request, part *share) bool {
 
 // funnel sums up the buckets of a model since some moment.
 func (s *Buckets) funnel(model string, since, now time.Time) *api.Funnel {
-	f := &api.Funnel{Model: model, From: time.Unix(0, since.UnixNano()/int64(span)*int64(span)), To: now,
+	first := since.UnixNano() / int64(span)
+	if first < now.UnixNano()/int64(span)-fine {
+		first -= first % wide // all nodes begin with a whole minute, whether their buckets are joined yet or not
+	}
+	f := &api.Funnel{Model: model, From: time.Unix(0, first*int64(span)), To: now,
 		Steps: []api.FunnelTokens{}, Decisions: map[string]uint64{}, Buckets: []api.FunnelBucket{}}
 	for _, step := range steps {
 		f.Steps = append(f.Steps, api.FunnelTokens{Step: step, Lost: []api.FunnelLoss{}})
@@ -160,14 +220,15 @@ func (s *Buckets) funnel(model string, since, now time.Time) *api.Funnel {
 	}
 	workers := map[key]lostBy{}
 	for _, b := range s.models[model] {
-		if b.from < since.UnixNano()/int64(span) {
+		if b.from < first {
 			continue
 		}
 		f.Requests += b.requests
 		f.Routed += b.routed
 		f.Reported += b.reports
-		out := api.FunnelBucket{From: time.Unix(0, b.from*int64(span)).UTC(), Seconds: uint32(span / time.Second),
-			Requests: b.requests, Asked: b.asked, Seen: b.seen, Held: b.held, Selected: b.selected, Reused: b.reused,
+		out := api.FunnelBucket{From: time.Unix(0, b.from*int64(span)).UTC(),
+			Seconds: uint32(b.spans * int64(span/time.Second)), Requests: b.requests,
+			Asked: b.asked, Seen: b.seen, Held: b.held, Selected: b.selected, Reused: b.reused,
 			Lost: map[api.FunnelCause]uint64{}}
 		for i, n := range []uint64{b.asked, b.seen, b.held, b.selected, b.reused} {
 			f.Steps[i].Tokens += n
@@ -281,27 +342,37 @@ func Merge(f, part *api.Funnel) {
 	for outcome, n := range part.Decisions {
 		f.Decisions[outcome] += n
 	}
-	for _, b := range part.Buckets {
-		at, found := slices.BinarySearchFunc(f.Buckets, b,
-			func(a, b api.FunnelBucket) int { return a.From.Compare(b.From) })
-		if !found {
-			b.Lost = maps.Clone(b.Lost)
-			f.Buckets = slices.Insert(f.Buckets, at, b)
+	f.Buckets = mergeBuckets(f.Buckets, part.Buckets)
+	f.Nodes = append(f.Nodes, part.Nodes...)
+	slices.SortFunc(f.Nodes, func(a, b api.FunnelNode) int { return cmp.Compare(a.Node, b.Node) })
+	f.Missing = append(f.Missing, part.Missing...)
+	finish(f)
+}
+
+// mergeBuckets merges two lists by time. Where one has a minute and the other spans of it, the minute takes all.
+func mergeBuckets(a, b []api.FunnelBucket) []api.FunnelBucket {
+	all := append(slices.Clone(a), b...)
+	slices.SortStableFunc(all, func(x, y api.FunnelBucket) int {
+		return cmp.Or(x.From.Compare(y.From), cmp.Compare(y.Seconds, x.Seconds)) // the wider one first
+	})
+	merged := all[:0]
+	for _, x := range all {
+		last := len(merged) - 1
+		if last < 0 || !x.From.Before(merged[last].From.Add(time.Duration(merged[last].Seconds)*time.Second)) {
+			x.Lost = maps.Clone(x.Lost)
+			merged = append(merged, x)
 			continue
 		}
-		to := &f.Buckets[at]
-		to.Requests += b.Requests
-		to.Asked, to.Seen, to.Held = to.Asked+b.Asked, to.Seen+b.Seen, to.Held+b.Held
-		to.Selected, to.Reused = to.Selected+b.Selected, to.Reused+b.Reused
-		for cause, n := range b.Lost {
+		to := &merged[last]
+		to.Requests += x.Requests
+		to.Asked, to.Seen, to.Held = to.Asked+x.Asked, to.Seen+x.Seen, to.Held+x.Held
+		to.Selected, to.Reused = to.Selected+x.Selected, to.Reused+x.Reused
+		for cause, n := range x.Lost {
 			if to.Lost == nil {
 				to.Lost = map[api.FunnelCause]uint64{}
 			}
 			to.Lost[cause] += n
 		}
 	}
-	f.Nodes = append(f.Nodes, part.Nodes...)
-	slices.SortFunc(f.Nodes, func(a, b api.FunnelNode) int { return cmp.Compare(a.Node, b.Node) })
-	f.Missing = append(f.Missing, part.Missing...)
-	finish(f)
+	return merged
 }

@@ -21,7 +21,7 @@
 //     nothing of what it was. Its memory is bounded: two generations, of which the older one is forgotten when the
 //     younger is full; what is used again moves to the younger.
 //   - [divide] is the arithmetic of one request: steps and causes from what the history says.
-//   - [Buckets] are sums over spans of ten seconds, for an hour.
+//   - [Buckets] are sums over spans of ten seconds, for ten minutes, and over minutes, for an hour.
 //   - Of each model the newest requests are kept, with the hashes of their blocks, so that one can be looked at.
 //
 // A node remembers what it was asked itself, and what the log of its own partitions says. Of blocks that a request has

@@ -130,7 +130,7 @@ type FunnelWorker struct {
 	AgeMS  uint64          `json:"age_ms" msgpack:"age_ms"` // how long before it was asked for, on average
 }
 
-// FunnelBucket is a span of time of the window.
+// FunnelBucket is a span of time of the window: ten seconds, or, of what is older than ten minutes, a minute.
 type FunnelBucket struct {
 	From     time.Time `json:"from" msgpack:"from"`
 	Seconds  uint32    `json:"seconds" msgpack:"seconds"`

@@ -143,11 +143,12 @@ export function show(place) {
     return l;
   }
 
-  // draw shows the steps over time: spans of ten seconds, joined so that no more than 60 are shown.
+  // draw shows the steps over time: buckets of ten seconds, or of a minute where some are, joined so that some 60 are shown.
   function draw() {
     if (!funnel || box.hidden) return;
-    const from = Date.parse(funnel.from), to = Date.parse(funnel.to);
-    const wide = Math.max(1, Math.ceil((to - from) / 60 / 10000)) * 10000;
+    const widest = Math.max(10, ...funnel.buckets.map((b) => b.seconds)) * 1000;
+    const from = Math.floor(Date.parse(funnel.from) / widest) * widest, to = Date.parse(funnel.to);
+    const wide = Math.max(1, Math.ceil((to - from) / 60 / widest)) * widest;
     bars = Array.from({ length: Math.max(1, Math.ceil((to - from) / wide)) }, (_, i) => ({ from: from + i * wide, to: from + (i + 1) * wide, requests: 0,
       asked: 0, seen: 0, held: 0, selected: 0, reused: 0 }));
     for (const b of funnel.buckets) {
