@@ -354,6 +354,10 @@ func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstrea
 		}
 		options.Server = embedded
 		log.Info("NATS server runs in this process", "listen", embedded.Addr(), "data", dir)
+		if openToOthers(embedded.Addr()) && !embedded.Authenticates() {
+			log.Warn("whoever reaches the NATS server's port may read and write everything", "listen", embedded.Addr(),
+				"what_to_do", "give it users by --nats-config (docs/security.md), or leave --nats-listen on loopback")
+		}
 	}
 	if conn, err = jetstream.Connect(connecting, options); err != nil {
 		if embedded != nil {
@@ -365,6 +369,12 @@ func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstrea
 		log.Info("connected to NATS", "server", conn.ServerURL())
 	}
 	return conn, embedded, nil
+}
+
+// openToOthers reports whether other hosts can reach an address, which is empty if nothing listens.
+func openToOthers(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	return err == nil && !cli.OnLoopback(host)
 }
 
 // quieter passes on what the NATS server says of its daily life as debug messages.

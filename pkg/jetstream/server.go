@@ -243,6 +243,15 @@ func (s *Server) Addr() string {
 	return ""
 }
 
+// Authenticates reports whether clients must say who they are: as a user, with a token, or by a certificate.
+func (s *Server) Authenticates() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o := s.opts
+	return len(o.Users)+len(o.Nkeys)+len(o.TrustedKeys)+len(o.TrustedOperators) > 0 || o.Username != "" ||
+		o.Authorization != "" || o.AuthCallout != nil || o.TLSVerify
+}
+
 // MaxStore is the bound on all streams and buckets together.
 func (s *Server) MaxStore() int64 {
 	s.mu.Lock()

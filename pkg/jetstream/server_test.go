@@ -437,6 +437,31 @@ func TestServerKilled(t *testing.T) {
 	t.Logf("%d messages, %d kills", next-1, rounds)
 }
 
+// TestAuthenticates has servers that must know who comes, and such that need not.
+func TestAuthenticates(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]bool{
+		"max_payload: 2097152":                                                         false,
+		"authorization { user: u, password: p }":                                       true,
+		"authorization { token: t }":                                                   true,
+		"accounts { A { jetstream: true, users [{ user: u, password: p }] } }":         true,
+		"authorization { users [{ user: u, password: p }, { user: v, password: p }] }": true,
+	} {
+		conf := filepath.Join(t.TempDir(), "nats.conf")
+		if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, err := StartServer(ctxFor(t), ServerOptions{Dir: t.TempDir(), ConfigFile: conf})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := s.Authenticates(); got != want {
+			t.Errorf("%s: %v", text, got)
+		}
+		s.Stop()
+	}
+}
+
 func TestServerConfigFile(t *testing.T) {
 	t.Parallel()
 	conf := filepath.Join(t.TempDir(), "nats.conf")
