@@ -9,9 +9,9 @@
 // keeps is bounded by what is held, plus a bounded rest for each rank ([Config]).
 //
 // One goroutine, the writer, may call AddRank, DropRank, Apply, Checksum, Stats, RankStats, Bounded and everything
-// about exports and imports. Match and Explain may be called from any goroutine at any time; they never wait for the
-// writer, and see an event as a whole or not at all. So may MatchNames, which asks by engine hashes; it and the writer
-// wait for each other.
+// about exports and imports. Match and Explain may be called from any goroutine at any time, and see an event as a
+// whole or not at all. Match never waits for the writer, and Explain only after it was overtaken some times. So may
+// MatchNames, which asks by engine hashes; it and the writer wait for each other.
 //
 // What events mean: a rank's copies are counted by (tier, group, engine hash). A name, that is an engine hash under
 // which the rank holds a copy in whatever tier or group, stands for one place: the path of local hashes from the root.

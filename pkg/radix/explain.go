@@ -53,10 +53,19 @@ type Explanation struct {
 	Ranks []RankPath // every rank that holds any of them
 }
 
-// Explain is Match with reasons, for people. It allocates. Any goroutine may call it at any time.
+// explainTries is after how many walks in vain Explain has the writer wait: a walk takes milliseconds where many ranks
+// hold a long prompt, and the root changes with each new prompt.
+const explainTries = 8
+
+// Explain is Match with reasons, for people. It allocates. Any goroutine may call it at any time; beside a writer that
+// never rests it has the writer wait for one walk.
 func (x *Index) Explain(space uint32, locals []events.LocalHash, allowed *RankSet) *Explanation {
 	q := unsafe.Slice((*uint64)(unsafe.SliceData(locals)), len(locals))
-	for {
+	for tries := 0; ; tries++ {
+		if tries == explainTries {
+			x.naming.RLock()
+			defer x.naming.RUnlock()
+		}
 		var a Answer
 		w := &a.walk
 		w.v, w.hidden, w.tries = x.view.Load(), x.hidden.Load(), 1
@@ -125,7 +134,7 @@ func (w *walk) explainCut(p *RankPath, u *reuse, usable [events.NumTiers]uint32)
 	held := p.Overlap.Blocks()
 	p.Depth = usable
 	n := p.Overlap.Blocks()
-	if n == held {
+	if n >= held || int(held) > len(p.Blocks) { // more than was seen is half written: the walk is not valid
 		return
 	}
 	slot := uint32(p.Rank.Slot())

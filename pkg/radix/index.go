@@ -145,8 +145,8 @@ func (x *Index) AddRank(space, block uint32) RankID {
 		}
 		x.slots = append(x.slots, nil)
 		x.sharedMask = append(x.sharedMask, make([]uint64, i>>6+1-len(x.sharedMask))...)
+		x.widen(uint32(i)) // first, for readers go by ids
 		x.publish(func(v *view) { v.ids = append(slices.Clone(v.ids), 0) })
-		x.widen(uint32(i))
 	}
 	r := &rank{id: RankID(gen<<slotBits | uint32(i)), space: space, block: block}
 	atomic.StoreUint32(&x.v.ids[i], uint32(r.id))

@@ -185,7 +185,7 @@ func (o *outliner) holders(v *view, n *node, id uint32, hidden uint64) bool {
 		if t >= events.NumTiers {
 			break
 		}
-		if int(slot>>6) >= v.stride {
+		if int(slot>>6) >= v.stride || int(slot) >= len(v.ids) { // of a rank that is not in this view
 			return false
 		}
 		o.tiers[t][slot>>6] |= 1 << (slot & 63)

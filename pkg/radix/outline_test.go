@@ -125,3 +125,20 @@ func TestOutlineBesideTheWriter(t *testing.T) {
 	close(done)
 	reader.Wait()
 }
+
+// TestOutlineOfAnEarlierView has a reader look at a node with the view of before a rank came that holds a part of it.
+func TestOutlineOfAnEarlierView(t *testing.T) {
+	x := New(Config{})
+	doc := sequence(1, 40)
+	store(x, x.AddRank(1, 16), events.Device, 1000, doc)
+	for range 3 {
+		store(x, x.AddRank(1, 16), events.Device, 1000, doc[:20])
+	}
+	v := x.view.Load()
+	store(x, x.AddRank(1, 16), events.Device, 1000, doc[:10])
+	_, at := x.v.edge(x.v.root(1), 1)
+	o := outliner{x: x, byID: map[uint32]int{}}
+	if o.holders(v, &v.nodes[at], at, 0) {
+		t.Error("it takes a part of a rank that the view has not for what it is")
+	}
+}

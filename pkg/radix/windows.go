@@ -72,7 +72,7 @@ func reuseOf(groups []events.GroupKind, block uint32) *reuse {
 		case g.Kind == events.AttentionChunkedLocal:
 			w.size = g.Window
 		case g.Kind.Windowed():
-			w.need = max(1, (g.Window-1+w.block-1)/w.block)
+			w.need = max(1, uint32((uint64(g.Window)+uint64(w.block)-2)/uint64(w.block)))
 		default: // encoders' groups are no matter of the prefix
 			continue
 		}
