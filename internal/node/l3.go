@@ -311,6 +311,9 @@ func (s *L3Question) merge(ctx context.Context, answer *api.Answer, idle iter.Se
 	if s.store == nil {
 		return
 	}
+	if s.questions == nil { // it is asked from now on: how long the index took, and other nodes, is not its time
+		s.deadline = time.Now().Add(s.timeout)
+	}
 	if s.questions == nil && !s.follow {
 		own := uint32(0)
 		for i := range answer.Workers {

@@ -144,9 +144,24 @@ func BenchmarkFindL3(b *testing.B) {
 	}
 }
 
+// The store has its time from when it is asked: where that is after the index has answered, the time that this took, or
+// that other nodes took, is not the store's.
+func TestTheStoreHasItsOwnTime(t *testing.T) {
+	const blocks, own = 64, 20
+	x := newL3Node(t, blocks*16, 1, func(int) int { return own }, nil)
+	x.store(t, 0, blocks)
+	for _, l3 := range []api.L3Ask{"", api.L3Beyond} {
+		s := x.BeginL3(&api.Query{Model: "m", Tokens: x.prompt, L3: l3}, 16)
+		s.deadline = time.Now().Add(-time.Second)
+		a := &api.Answer{Workers: []api.Overlap{{Instance: "w000", Device: own}}}
+		if s.Merge(x.ctx, a); a.L3.Status != api.L3OK || a.Workers[0].L3 != blocks-own {
+			t.Errorf("%q: %+v, %+v", l3, a.L3, a.Workers)
+		}
+	}
+}
+
 // The store is asked for what workers would load, for the whole prompt at once, or only for what no worker holds
-// itself; and one that is slow costs
-// an answer what it holds, and the caller no more time than the query allows.
+// itself; and one that is slow costs an answer what it holds, and the caller no more time than the query allows.
 func TestWhatTheStoreIsAskedFor(t *testing.T) {
 	master, err := mastersim.Start("127.0.0.1:0")
 	if err != nil {

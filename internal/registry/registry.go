@@ -198,14 +198,18 @@ func (r *Registry) Sharing(model string) *hicache.Sharing {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	ranks := map[events.RankKey]hicache.Config{}
+	ranks, known := map[events.RankKey]hicache.Config{}, false
 	for key, w := range r.workers {
-		if w.Record.Model == model && w.Record.L3 != nil {
-			ranks[key] = *w.Record.L3
+		if w.Record.Model == model {
+			if known = true; w.Record.L3 != nil {
+				ranks[key] = *w.Record.L3
+			}
 		}
 	}
 	s := hicache.Share(ranks)
-	r.shared.Store(model, s)
+	if known { // else names that nobody has would be remembered
+		r.shared.Store(model, s)
+	}
 	return s
 }
 

@@ -67,8 +67,8 @@ type CacheConfig struct {
 	// after the caller's deadline is cached for the next one.
 	Patience time.Duration
 
-	// Flights is how many requests may be under way; default 64. Beyond, callers go without. A question that follows a
-	// long run has up to four.
+	// Flights is how many requests may be under way; default 64. Beyond, callers go without. A question that follows
+	// runs has up to five.
 	Flights int
 
 	Now func() time.Time // default time.Now
@@ -109,6 +109,12 @@ type runKey struct {
 	fingerprint fingerprint
 }
 
+// partKey stands for some pages of a run, or for all of it, if mask is 0.
+type partKey struct {
+	runKey
+	mask uint64
+}
+
 // cachedRun is what is known of a run's pages; bit i stands for its page i.
 type cachedRun struct {
 	present, known uint64
@@ -118,15 +124,15 @@ type cachedRun struct {
 // errBusy is returned by a cache that has as many questions under way as it may.
 var errBusy = errors.New("too many questions to the store are under way")
 
-// Cache asks a store and remembers its answers for a short while. For each run of pages at most one question is under
-// way. Any number of goroutines may use it.
+// Cache asks a store and remembers its answers for a short while. For each run of pages, and for the same part of one,
+// at most one request is under way. Any number of goroutines may use it.
 type Cache struct {
 	store Store
 	cfg   CacheConfig
 
 	mu      sync.Mutex
 	runs    *simplelru.LRU[runKey, cachedRun]
-	asked   map[runKey]*flight
+	asked   map[partKey]*flight
 	flights int
 	epoch   uint64 // counts Forget
 	stats   CacheStats
@@ -146,7 +152,8 @@ type flight struct {
 	done  chan struct{}
 	err   error
 	runs  map[runKey]cachedRun
-	wakes []chan struct{} // of those who follow several flights; guarded by Cache.mu
+	parts []partKey       // under which others find it in Cache.asked; guarded by Cache.mu, like
+	wakes []chan struct{} // of those who follow several flights
 }
 
 // NewCache returns a cache that remembers nothing yet.
@@ -163,7 +170,7 @@ func NewCache(store Store, cfg CacheConfig) *Cache {
 	if err != nil {
 		panic(err) // only of a size that is not positive
 	}
-	return &Cache{store: store, cfg: cfg, runs: runs, asked: map[runKey]*flight{}}
+	return &Cache{store: store, cfg: cfg, runs: runs, asked: map[partKey]*flight{}}
 }
 
 // Forget drops all that is cached, and what is under way will not be cached: the store is not what it was.
@@ -173,7 +180,7 @@ func (c *Cache) Forget() {
 	c.epoch++
 	c.stats.Forgotten++
 	c.runs.Purge()
-	c.asked = map[runKey]*flight{}
+	c.asked = map[partKey]*flight{}
 }
 
 // Stats counts.
@@ -312,8 +319,10 @@ func (c *Cache) request(f *flight, todo []ask, epoch uint64) {
 		if epoch == c.epoch && found[r].known != 0 {
 			c.runs.Add(a.key, now)
 		}
-		if c.asked[a.key] == f {
-			delete(c.asked, a.key)
+	}
+	for _, key := range f.parts {
+		if c.asked[key] == f {
+			delete(c.asked, key)
 		}
 	}
 	c.flights--

@@ -12,10 +12,11 @@ import (
 const (
 	maxAhead     = 512
 	requestPages = 128
+	mostRequests = maxAhead/requestPages + 1 // under way for one question, however many runs it follows
 )
 
 // firstSounding is how many pages from a run's begin on the first sounding is the last of, soundingSteps how many times
-// as many the next.
+// as many the next, up to maxAhead: a page's name is made of all pages before it, so that far soundings are dear.
 const (
 	firstSounding = 64
 	soundingSteps = 4
@@ -39,7 +40,7 @@ func (q *Question) soundings(dst []part, start int) []part {
 	if start < q.lane.Pages {
 		dst = append(dst, single(start))
 	}
-	for n := firstSounding; start+n <= q.lane.Pages; n *= soundingSteps {
+	for n := firstSounding; n <= maxAhead && start+n <= q.lane.Pages; n *= soundingSteps {
 		dst = append(dst, single(start+n-1))
 	}
 	return dst
@@ -47,7 +48,7 @@ func (q *Question) soundings(dst []part, start int) []part {
 
 // sounded is how many pages a run that begins at start may have, by the soundings that are there.
 func (q *Question) sounded(start int) (pages int) {
-	for n := firstSounding; start+n <= q.lane.Pages && q.present.Get(start+n-1); n *= soundingSteps {
+	for n := firstSounding; n <= maxAhead && start+n <= q.lane.Pages && q.present.Get(start+n-1); n *= soundingSteps {
 		pages = n
 	}
 	return pages
@@ -63,8 +64,9 @@ type trail struct {
 // Follow asks for the unbroken run of pages that begins at each of starts, and waits for the answers, until ctx ends at
 // the latest. It sounds each run first. Where its first page is there, it asks for whole runs ahead, in requests that
 // overlap: for twice as far as was sounded and four times what was found, up to maxAhead, and not beyond a page that is
-// known not to be there. What was asked for behind the first page that is not there is not waited for, and nobody needs
-// to know it. Where pages were there when they were asked for last, however long ago, Follow asks so far ahead at once.
+// known not to be there, and mostRequests at once. What was asked for behind the first page that is not there is not
+// waited for, and nobody needs to know it. Where pages were there when they were asked for last, however long ago,
+// Follow asks so far ahead at once.
 func (q *Question) Follow(ctx context.Context, starts []int) {
 	trails := make([]trail, len(starts))
 	for i, start := range starts {
@@ -99,7 +101,7 @@ func (q *Question) Follow(ctx context.Context, starts []int) {
 		q.ends = append(q.ends, t.at)
 	}
 	q.waiting = slices.DeleteFunc(q.waiting, func(w waiting) bool {
-		return q.wanted[w.first>>6]>>(w.first&63)&w.mask == 0
+		return (q.wanted[w.first>>6]&^q.known[w.first>>6])>>(w.first&63)&w.mask == 0
 	})
 }
 
@@ -108,10 +110,12 @@ func (q *Question) Follow(ctx context.Context, starts []int) {
 func (q *Question) extend(trails []trail, late bool) (open int, asked bool) {
 	var parts []part // of the next request
 	pages := 0       // of these
+	full := q.requests() >= mostRequests
 	flush := func() {
 		if len(parts) > 0 {
 			q.ask(parts)
 			parts, pages, asked = parts[:0], 0, true
+			full = q.requests() >= mostRequests
 		}
 	}
 	for i := range trails {
@@ -120,7 +124,7 @@ func (q *Question) extend(trails []trail, late bool) (open int, asked bool) {
 		if t.at == q.lane.Pages || q.known.Get(t.at) || q.asked.Get(t.at) && !q.awaits(t.at) {
 			continue // it is there whole, or ends here, or nothing more can be known
 		}
-		if open++; late {
+		if open++; late || full {
 			continue
 		}
 		ahead := 0
@@ -142,7 +146,7 @@ func (q *Question) extend(trails []trail, late bool) (open int, asked bool) {
 		if t.asked > t.at && end-t.asked < requestPages && end == far {
 			continue // until there is enough for a request
 		}
-		for t.asked < end {
+		for t.asked < end && !full {
 			to := min(end, runEnd(t.asked+requestPages-1))
 			parts = q.runs(parts, t.asked, to)
 			pages += to - t.asked
@@ -153,6 +157,17 @@ func (q *Question) extend(trails []trail, late bool) (open int, asked bool) {
 	}
 	flush()
 	return open, asked
+}
+
+// requests is how many requests are under way for q.
+func (q *Question) requests() (n int) {
+	var last *flight // waiting has a request's runs together
+	for _, w := range q.waiting {
+		if w.on != last {
+			n, last = n+1, w.on
+		}
+	}
+	return n
 }
 
 // gone is the first page from at on, before end, that is known not to be there; end if there is none.

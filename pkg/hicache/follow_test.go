@@ -237,3 +237,114 @@ func (s *stopAfter) Exists(ctx context.Context, keys []string) (present, known B
 	}
 	return s.memory.Exists(ctx, keys)
 }
+
+// However many runs are followed, a question has few requests under way, and knows all of them in the end.
+func TestFollowManyRuns(t *testing.T) {
+	l := lane(4096)
+	m := &memory{objects: map[string]bool{}}
+	for _, key := range l.Names(0, l.Pages).Keys {
+		m.objects[key] = true
+	}
+	s := &counting{memory: m}
+	q := NewCache(s, CacheConfig{Patience: patience}).Begin(l, 0)
+	var starts []int
+	for at := 0; at < l.Pages; at += 16 {
+		starts = append(starts, at)
+	}
+	q.Sound(starts)
+	q.Follow(soon(t), starts)
+	if f := q.Wait(soon(t)); f.Err != nil || f.Present.Count() != l.Pages || s.most > mostRequests {
+		t.Errorf("%v, %d pages of %d, %d requests at once", f.Err, f.Present.Count(), l.Pages, s.most)
+	}
+}
+
+// counting is a slow store that knows how many requests were under way at most.
+type counting struct {
+	*memory
+	mu        sync.Mutex
+	now, most int
+}
+
+func (s *counting) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {
+	add := func(n int) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.now += n
+		s.most = max(s.most, s.now)
+	}
+	add(1)
+	defer add(-1)
+	time.Sleep(200 * time.Microsecond)
+	return s.memory.Exists(ctx, keys)
+}
+
+// A prompt of which the store has nothing is not named to its end, however long it is.
+func TestSoundingsAreNear(t *testing.T) {
+	l := lane(1 << 16)
+	named, names := 0, l.Names
+	l.Names = func(from, to int) PageKeys {
+		named = max(named, to)
+		return names(from, to)
+	}
+	q := NewCache(&memory{objects: map[string]bool{}}, CacheConfig{}).Begin(l, 0)
+	q.Sound([]int{0})
+	q.Follow(soon(t), []int{0})
+	if f := q.Wait(soon(t)); f.Err != nil || !f.Known.Get(0) || named > maxAhead {
+		t.Errorf("%v, named up to page %d", f.Err, named)
+	}
+}
+
+// Who asks for the same waits for the same answer, also where it is not for whole runs.
+func TestSoundingsAreShared(t *testing.T) {
+	m := &memory{objects: map[string]bool{}, gate: make(chan struct{})}
+	c := NewCache(m, CacheConfig{Flights: 1, Patience: patience})
+	l := lane(1000)
+	var asking []*Question
+	for range 10 {
+		q := c.Begin(l, 0)
+		q.Sound([]int{0, 3})
+		asking = append(asking, q)
+	}
+	close(m.gate)
+	for _, q := range asking {
+		q.Follow(soon(t), []int{0, 3})
+		if f := q.Wait(soon(t)); f.Err != nil || !f.Known.Get(0) || !f.Known.Get(3) {
+			t.Errorf("%v", f.Err)
+		}
+	}
+	if s := c.Stats(); s.Questions != 1 || s.Busy != 0 || len(c.asked) != 0 {
+		t.Errorf("%+v, and %d parts are still asked for", s, len(c.asked))
+	}
+}
+
+// A sounding is not waited for if another request has said what it was to say.
+func TestFollowDoesNotWaitForWhatItKnows(t *testing.T) {
+	l := lane(1000)
+	m := &memory{objects: map[string]bool{}}
+	for _, key := range l.Names(0, 600).Keys {
+		m.objects[key] = true
+	}
+	s := &holding{m, make(chan struct{})}
+	c := NewCache(s, CacheConfig{HitLife: time.Hour, MissLife: time.Hour, Patience: patience})
+	all(c, Lane{ID: l.ID, Pages: shortRun, fingerprints: l.fingerprints, Names: l.Names}, 0).Wait(soon(t))
+	q := c.Begin(l, 0)
+	q.Sound([]int{0, 100})
+	q.Follow(soon(t), []int{0, 100})
+	if f := q.Wait(soon(t)); f.Err != nil || f.Present.Count() < 600 {
+		t.Errorf("%v, %d pages", f.Err, f.Present.Count())
+	}
+	close(s.until)
+}
+
+// holding is a store that answers requests for a few keys late.
+type holding struct {
+	*memory
+	until chan struct{}
+}
+
+func (s *holding) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {
+	if len(keys) < shortRun {
+		<-s.until
+	}
+	return s.memory.Exists(ctx, keys)
+}

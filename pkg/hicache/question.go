@@ -1,6 +1,7 @@
 package hicache
 
 import (
+	"cmp"
 	"context"
 	"math/bits"
 	"slices"
@@ -73,8 +74,9 @@ func single(at int) part {
 	return part{first, 1 << (at - first)}
 }
 
-// ask looks at what is cached, and has the store asked for the rest in one request.
+// ask looks at what is cached, and has the store asked for the rest in one request. It sorts parts.
 func (q *Question) ask(parts []part) {
+	slices.SortStableFunc(parts, func(a, b part) int { return a.first - b.first })
 	c, now := q.cache, q.cache.cfg.Now()
 	var mine *flight
 	var todo []ask
@@ -92,7 +94,11 @@ func (q *Question) ask(parts []part) {
 		if run.known&p.mask == p.mask {
 			continue
 		}
-		f := c.asked[key]
+		part := partKey{key, p.mask}
+		if bits.OnesCount64(p.mask) == min(runLength(p.first), q.lane.Pages-p.first) {
+			part.mask = 0
+		}
+		f := cmp.Or(c.asked[partKey{runKey: key}], c.asked[part])
 		if f == nil {
 			if mine == nil {
 				if c.flights >= c.cfg.Flights {
@@ -107,10 +113,9 @@ func (q *Question) ask(parts []part) {
 				c.stats.Questions++
 			}
 			f = mine
-			if bits.OnesCount64(p.mask) == min(runLength(p.first), q.lane.Pages-p.first) {
-				c.asked[key] = f // others may wait for it, as it asks for the whole run
-			}
-			if i := slices.IndexFunc(todo, func(a ask) bool { return a.key == key }); i >= 0 {
+			c.asked[part] = f // others may wait for it
+			f.parts = append(f.parts, part)
+			if i := len(todo) - 1; i >= 0 && todo[i].key == key {
 				todo[i].mask |= p.mask &^ run.known
 			} else {
 				todo = append(todo, ask{key: key, first: p.first, mask: p.mask &^ run.known, before: run})

@@ -124,10 +124,11 @@ func (p *pool) ask(ctx context.Context, c *kept, path string, limit int64) (body
 	} else {
 		body, err = io.ReadAll(io.LimitReader(res.Body, limit+1))
 	}
+	interim := res.StatusCode < 200 // the final one may follow, and would be taken for the next request's
 	if err == nil && int64(len(body)) > limit {
 		err = fmt.Errorf("%w: it has more than %d bytes", ErrReply, limit)
 	}
-	return body, res.StatusCode, true, err == nil && !res.Close && c.in.Buffered() == 0, err
+	return body, res.StatusCode, true, err == nil && !res.Close && !interim && c.in.Buffered() == 0, err
 }
 
 // eachIdle does something with each of the open connections that nobody uses, and closes those that it is not to keep.

@@ -146,3 +146,21 @@ func TestMooncakeNoticesAnIdleConnectionThatBreaks(t *testing.T) {
 		t.Errorf("%v, told %d times", err, len(told))
 	}
 }
+
+// A server that says something before its reply (1xx) is not asked again on that connection, or each request would get
+// the reply to the one before.
+func TestPoolAfterAnInterimReply(t *testing.T) {
+	l := saying(t, "HTTP/1.1 103 Early Hints\r\n\r\n", false)
+	p := poolOf(l)
+	for range 3 {
+		status := 0
+		err := p.get(soon(t), "/", 100, func(_ []byte, got int) error { status = got; return nil })
+		if err != nil || status != 103 {
+			t.Errorf("%d, %v", status, err)
+		}
+		open := 0
+		if p.eachIdle(func(*kept) bool { open++; return true }); open > 0 {
+			t.Errorf("%d connections are kept", open)
+		}
+	}
+}
