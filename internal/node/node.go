@@ -421,6 +421,10 @@ func (n *Node) progress(out []at) []at {
 	return out
 }
 
+// maxWait bounds how long a query waits for a position of the log, whatever its deadline: nobody says that a client has
+// gone, and who waits takes one of the node's workers.
+const maxWait = 30 * time.Second
+
 func (n *Node) waitFor(ctx context.Context, want api.PartitionSeq) error {
 	if int(want.Partition) >= len(n.parts) {
 		return api.Errorf(api.CodeMalformed, "min_seq names partition %d; there are %d", want.Partition, len(n.parts))
@@ -428,6 +432,8 @@ func (n *Node) waitFor(ctx context.Context, want api.PartitionSeq) error {
 	if !n.keeps(want.Partition) {
 		return nil // the answer names it as missing, if it is about it
 	}
+	ctx, cancel := context.WithTimeout(ctx, maxWait)
+	defer cancel()
 	err := n.notifier.wait(ctx, func() bool { return n.applied(want.Partition) >= want.Seq })
 	if errors.Is(err, context.DeadlineExceeded) {
 		return api.Errorf(api.CodeBehind, "partition %d is at %d and did not reach %d before the deadline",

@@ -58,12 +58,14 @@ func (m *Machine) reached(part *replica, seq events.StreamSeq) {
 // and comes to it within a second; else of where it is. Reckoning it visits every block held and holds up events
 // meanwhile, not queries.
 func (n *Node) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, error) {
-	requests := map[events.Partition]*checksumRequest{}
 	for _, want := range at {
 		if int(want.Partition) >= len(n.parts) {
 			return nil, api.Errorf(api.CodeMalformed, "the request names partition %d; there are %d", want.Partition,
 				len(n.parts))
 		}
+	}
+	requests := map[events.Partition]*checksumRequest{}
+	for _, want := range at {
 		k := &checksumRequest{seq: want.Seq, done: make(chan struct{})}
 		pending := false
 		if err := n.do(ctx, want.Partition, func(m *Machine) { pending = m.RequestChecksum(want.Partition, k) }); err != nil {

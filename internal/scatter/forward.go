@@ -44,9 +44,9 @@ type Forward struct {
 	span   tracing.Span
 	phase  phase
 	sent   time.Duration
-	slow   time.Duration // when a hedge is due: a report may be held for a while
+	slow   time.Duration // when a hedge is due: a report may be held for a while, and its timer go off late
 	giveUp time.Duration
-	ended  func(*api.Answer)
+	ended  func(summary *api.Answer, late time.Duration)
 }
 
 // phase is how far a forward has come. One of which the finisher has reported is in no table.
@@ -72,6 +72,13 @@ func (s *Scatter) Forward(ctx context.Context, contentType string, q *api.Query)
 	}
 	wanted, all := s.plan(view, q)
 	if all {
+		return nil
+	}
+	left := defaultDeadline
+	if deadline, has := ctx.Deadline(); has {
+		left = time.Until(deadline)
+	}
+	if left < 10*reportWithin { // this node might give up before it hears of the answer
 		return nil
 	}
 	var own []events.Partition
@@ -124,10 +131,6 @@ func (s *Scatter) Forward(ctx context.Context, contentType string, q *api.Query)
 	f.others = slices.ContainsFunc(lacking, func(w Wanted) bool {
 		return slices.ContainsFunc(w.Serving, func(node string) bool { return node != f.node && node != s.cfg.Self })
 	})
-	left := defaultDeadline
-	if deadline, has := ctx.Deadline(); has {
-		left = time.Until(deadline)
-	}
 	f.margin = min(left/10, 50*time.Millisecond)
 	f.until = now + left - f.margin
 	f.id = s.forwards.next()
@@ -160,8 +163,9 @@ func (s *Scatter) finisher(view View, lacking []Wanted, now time.Duration) strin
 
 // Send sends the query. The finisher sends its answer to the subject reply, where somebody waits for it. ended is
 // called once, from another goroutine or from whoever hands over reports: with a summary of the answer that was given,
-// or with nil if none was, and this node is to answer. In rare cases there are two answers.
-func (f *Forward) Send(reply string, ended func(summary *api.Answer)) {
+// and how long ago that was, as the finisher says; or with nil if none was, and this node is to answer. In rare cases
+// there are two answers.
+func (f *Forward) Send(reply string, ended func(summary *api.Answer, late time.Duration)) {
 	s, now := f.s, f.s.now()
 	trace := ""
 	ctx, span := tracing.Ask(f.ctx, "peer")
@@ -171,7 +175,7 @@ func (f *Forward) Send(reply string, ended func(summary *api.Answer)) {
 		trace = rpc.Traceparent(ctx)
 	}
 	f.span, f.ended, f.phase, f.sent = span, ended, awaited, now
-	f.slow = now + s.peers.sent(f.node, now, Forwarding) + reportWithin
+	f.slow = now + s.peers.sent(f.node, now, Forwarding) + 2*reportWithin
 	f.giveUp = now + min(giveUpAfter, (f.until-now)/2)
 	if !f.others {
 		f.phase = unhedged
@@ -179,6 +183,7 @@ func (f *Forward) Send(reply string, ended func(summary *api.Answer)) {
 	s.cfg.Hooks.Asked(Forwarding)
 	s.forwards.add(now, f)
 	err := s.cfg.Forward(f.node, max(f.until-f.margin-now, time.Millisecond), trace, reply, f.body)
+	f.body = nil // the forward is kept for longer
 	if err == nil {
 		return
 	}
@@ -194,7 +199,9 @@ func (f *Forward) Send(reply string, ended func(summary *api.Answer)) {
 func (s *Scatter) answerHere(f *Forward, why string) {
 	s.cfg.Hooks.Forwarded(why)
 	f.span.End()
-	go f.ended(nil)
+	ended := f.ended
+	f.ended = nil // it holds the request, and the forward may be kept
+	go ended(nil, 0)
 }
 
 // Finished takes a finisher's reports ([Reports]), one after the other. What is not whole, or of a version that is not
@@ -232,7 +239,7 @@ func (s *Scatter) finished(f *Forward, r *report) {
 	default:
 		s.cfg.Hooks.Forwarded(ForwardAnswered)
 		f.span.End()
-		f.ended(summary)
+		f.ended(summary, r.waited)
 	}
 }
 

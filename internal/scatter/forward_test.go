@@ -129,7 +129,7 @@ func (g *forwarding) ask(t *testing.T, node string, q *api.Query, reply string) 
 		return false, g.answers[reply], err
 	}
 	ended, begun := 0, time.Now()
-	f.Send(reply, func(summary *api.Answer) {
+	f.Send(reply, func(summary *api.Answer, _ time.Duration) {
 		g.mu.Lock()
 		ended++
 		g.mu.Unlock()
@@ -418,13 +418,13 @@ func TestForwardedCodec(t *testing.T) {
 	r.Flush()
 	for n := range reports {
 		ended := 0
-		s.forwards.list[in.ID] = &Forward{s: s, ended: func(*api.Answer) { ended++ }}
+		s.forwards.list[in.ID] = &Forward{s: s, ended: func(*api.Answer, time.Duration) { ended++ }}
 		if s.Finished(reports[:n]); ended > 0 || s.forwards.take(in.ID) == nil {
 			t.Errorf("%d of %d bytes of a report were read", n, len(reports))
 		}
 	}
 	var got *api.Answer
-	s.forwards.list[in.ID] = &Forward{s: s, ended: func(a *api.Answer) { got = a }}
+	s.forwards.list[in.ID] = &Forward{s: s, ended: func(a *api.Answer, _ time.Duration) { got = a }}
 	s.Finished(slices.Concat(reports, reports, []byte{0xc1}))
 	if got == nil || got.Blocks != 2 {
 		t.Errorf("the report says %+v", got)
@@ -492,4 +492,31 @@ func TestReportsTravelTogether(t *testing.T) {
 			t.Errorf("sent\n%v, not\n%v", sent, want)
 		}
 	})
+}
+
+// TestNotForwardedInAHurry: a query with little time is not forwarded, as this node might answer it too before it hears
+// that it is answered. One with more is, and is answered once.
+func TestNotForwardedInAHurry(t *testing.T) {
+	for _, left := range []time.Duration{5 * ms, 20 * ms, 100 * ms} {
+		synctest.Test(t, func(t *testing.T) {
+			g := three(t, func() string { return "" })
+			g.delay = func() time.Duration { return 200 * time.Microsecond }
+			s := g.scatters["n0"]
+			q := &api.Query{Model: "m", Hashes: g.nodes["n0"].workers[0].blocks(make([]uint32, 16), &api.Query{})}
+			ctx, cancel := context.WithTimeout(t.Context(), left)
+			defer cancel()
+			f := s.Forward(ctx, api.MsgPack, q)
+			if hurry := left < 10*reportWithin; (f == nil) != hurry {
+				t.Fatalf("%v are left, forwarded: %v", left, f != nil)
+			}
+			if f != nil {
+				f.Send("reply", func(a *api.Answer, _ time.Duration) {
+					if a == nil {
+						t.Errorf("%v were left, and the finisher's answer came in time", left)
+					}
+				})
+			}
+			time.Sleep(10 * time.Second)
+		})
+	}
 }

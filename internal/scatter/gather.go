@@ -433,7 +433,7 @@ func (c *call) receive(a arrival) {
 		return
 	case e == nil:
 		r = c.g.decode(a.reply.Body)
-	case Verdict(e):
+	case Verdict(e) && c.g.op() == api.OpFind:
 		r.verdict, r.not = e, e.Missing
 	default:
 		r.err = e

@@ -125,6 +125,7 @@ func New(cfg Config) *Scatter {
 		readings: map[readingKey]reading{}, missing: make([]atomic.Int64, cfg.Partitions),
 	}
 	s.forwards.list = map[uint64]*Forward{}
+	s.forwards.last = uint64(time.Now().UnixNano()) // so that reports to an earlier process of this name match nothing
 	s.forwards.timer = time.AfterFunc(time.Hour, s.tickForwards)
 	s.forwards.timer.Stop()
 	s.queues.New = func() any {

@@ -592,3 +592,22 @@ func code(err error) api.Code {
 	}
 	return ""
 }
+
+// refusing is a transport to peers that answer nothing but that they do not know the model.
+type refusing struct{ fleet }
+
+func (r *refusing) Send(_, _ string, _ time.Duration, _ string, _ []byte, who rpc.Receiver, tag int) (uint64, error) {
+	id := r.add(who, tag)
+	go r.give(id, rpc.Reply{Err: api.Errorf(api.CodeUnknownModel, "no such model")})
+	return id, nil
+}
+
+// TestVerdictsAreOfQueries: a peer that answers another request with what is a verdict of a query has not answered it.
+func TestVerdictsAreOfQueries(t *testing.T) {
+	g := three(t, func() string { return "" })
+	s := New(Config{Self: "n0", Partitions: 3, PartitionOf: partitionOf, Local: g.nodes["n0"],
+		View: func() View { return g.fleet }, Transport: &refusing{}, Hedges: &rpc.Budget{}})
+	if list, err := s.Workers(t.Context(), api.WorkersRequest{}); err == nil && len(list.Missing) == 0 {
+		t.Errorf("%+v: nothing is missing", list)
+	}
+}

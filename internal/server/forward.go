@@ -31,11 +31,15 @@ func (v *service) findOverNATS(answer api.Handler) jetstream.Handler {
 			return here(ctx, r)
 		}
 		begun, answer := time.Now(), answer
+		answer.Observe = func(op, outcome string, _ time.Duration) { s.queries.Observe(op, outcome, time.Since(begun)) }
+		here := overNATS(answer, api.OpFind) // if the finisher does not answer
+		var until time.Time                  // the query's own deadline, which does not begin anew then
 		var f *scatter.Forward
 		var asked *api.Query
 		answer.Forward = func(ctx context.Context, q *api.Query) bool {
 			if s.mayForward(q) {
 				asked, f = q, s.scatter.Forward(ctx, contentType, q)
+				until, _ = ctx.Deadline()
 			}
 			return f != nil
 		}
@@ -44,12 +48,17 @@ func (v *service) findOverNATS(answer api.Handler) jetstream.Handler {
 			return natsReply(contentType, reply, failure)
 		}
 		return jetstream.Response{Later: func(answer func(jetstream.Response)) {
-			f.Send(r.Reply, func(summary *api.Answer) {
+			f.Send(r.Reply, func(summary *api.Answer, late time.Duration) {
 				if summary == nil {
+					if !until.IsZero() {
+						var cancel func()
+						ctx, cancel = context.WithDeadline(ctx, until)
+						defer cancel()
+					}
 					answer(here(ctx, r))
 					return
 				}
-				s.queries.Observe(api.OpFind, api.OutcomeOK, time.Since(begun))
+				s.queries.Observe(api.OpFind, api.OutcomeOK, time.Since(begun)-late)
 				s.account(asked, summary)
 				answer(jetstream.Response{Elsewhere: true, Outcome: api.OutcomeOK})
 			})
@@ -230,8 +239,11 @@ func (u *unheard) take(subject string) (a undelivered, kept bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	at := &u.ring[n%uint64(len(u.ring))]
+	if n == 0 || at.number != n {
+		return a, false
+	}
 	a, *at = *at, undelivered{}
-	return a, a.number == n && n > 0
+	return a, true
 }
 
 // redeliver has the origin deliver an answer for which nobody listens here.

@@ -96,3 +96,18 @@ func TestSummary(t *testing.T) {
 		}
 	}
 }
+
+// TestUnheardRing: who asks for an answer that is kept no more takes no other with it.
+func TestUnheardRing(t *testing.T) {
+	u := unheard{subject: "s."}
+	var subjects []string
+	for range len(u.ring) + 1 {
+		subjects = append(subjects, u.keep(&scatter.Forwarded{Origin: "a"}, "r", []byte("x")))
+	}
+	if _, kept := u.take(subjects[0]); kept {
+		t.Error("the oldest is still there")
+	}
+	if _, kept := u.take(subjects[len(u.ring)]); !kept {
+		t.Error("asking for one that is gone has lost the newest")
+	}
+}
