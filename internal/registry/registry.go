@@ -398,15 +398,15 @@ func (r *Registry) refills(w Worker) bool {
 	return err == nil && r.lost[name] != nil
 }
 
-// atOnce is how many leases are ended at the same time.
-const atOnce = 16
-
-// supervise probes the bucket, and ends leases that have expired, until ctx ends.
+// supervise probes the bucket, and has leases ended that have expired, until ctx ends. A probe waits for none of them:
+// after a longer silence than leases allow, all ages would begin anew.
 func (r *Registry) supervise(ctx context.Context) {
 	const idle = time.Second
+	var ends ends
+	defer ends.wait()
 	for {
 		r.recreate(ctx)
-		r.endMissing(ctx)
+		r.endMissing(ctx, &ends)
 		r.mu.Lock()
 		every := r.machine.Every()
 		r.mu.Unlock()
@@ -432,20 +432,32 @@ func (r *Registry) supervise(ctx context.Context) {
 		r.machine.Probed(sent)
 		due := r.machine.Due(r.now(), func(key events.RankKey) bool { return r.cfg.Mine(r.workers[key].Partition) })
 		r.mu.Unlock()
-		var all errgroup.Group
-		all.SetLimit(atOnce)
 		for _, d := range due {
-			all.Go(func() error {
-				if err := r.end(ctx, d); err != nil && ctx.Err() == nil {
-					r.cfg.Hooks.Failed(d.Record.Key(), err)
-				}
-				return nil
-			})
+			r.endLater(ctx, &ends, d, r.end)
 		}
-		_ = all.Wait()
 		r.sweep(ctx)
 	}
 }
+
+// endLater has a lease ended, and says if that fails.
+func (r *Registry) endLater(ctx context.Context, ends *ends, d Due, end func(context.Context, Due) error) {
+	key := d.Record.Key()
+	p, err := r.cfg.Namespace.PartitionOf(key.Instance)
+	if err != nil {
+		r.cfg.Hooks.Failed(key, err)
+		return
+	}
+	ends.add(p, key, func() {
+		ending, cancel := context.WithTimeout(ctx, endTime)
+		defer cancel()
+		if err := end(ending, d); err != nil && ctx.Err() == nil {
+			r.cfg.Hooks.Failed(key, err)
+		}
+	})
+}
+
+// refillsAtOnce is how many records are written into a new bucket at the same time.
+const refillsAtOnce = 16
 
 // recreate makes the bucket anew if it was deleted, and writes into a new one what the old one had: shims renew their
 // leases there as if nothing had been, and those that are gone expire. What somebody else has written meanwhile stays.
@@ -469,7 +481,7 @@ func (r *Registry) recreate(ctx context.Context) {
 	}
 	var written atomic.Int64
 	var all errgroup.Group
-	all.SetLimit(atOnce)
+	all.SetLimit(refillsAtOnce)
 	for name, text := range lost {
 		all.Go(func() error {
 			writing, cancel := context.WithTimeout(ctx, endTime)
@@ -490,29 +502,26 @@ func (r *Registry) recreate(ctx context.Context) {
 	r.cfg.Hooks.Refilled(int(written.Load()))
 }
 
-// endMissing ends the leases of those whose records have gone without a word, once a shim that lives would have written
-// again. Who was ended already is ended twice, which does no harm.
-func (r *Registry) endMissing(ctx context.Context) {
+// endMissing has the leases ended of those whose records have gone without a word, once a shim that lives would have
+// written again. Who was ended already is ended twice, which does no harm.
+func (r *Registry) endMissing(ctx context.Context, ends *ends) {
 	r.mu.Lock()
 	due := r.machine.DueMissing(r.now())
 	r.mu.Unlock()
 	for _, d := range due {
-		key := d.Record.Key()
-		ending, cancel := context.WithTimeout(ctx, endTime)
-		name, err := r.cfg.Namespace.WorkerKey(key)
-		if err == nil {
-			err = r.gone(ending, name, d)
-		}
-		cancel()
-		if err != nil {
-			if ctx.Err() == nil {
-				r.cfg.Hooks.Failed(key, err)
+		r.endLater(ctx, ends, d, func(ctx context.Context, d Due) error {
+			name, err := r.cfg.Namespace.WorkerKey(d.Record.Key())
+			if err == nil {
+				err = r.gone(ctx, name, d)
 			}
-			return
-		}
-		r.mu.Lock()
-		r.machine.Ended(key)
-		r.mu.Unlock()
+			if err != nil {
+				return err
+			}
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.machine.Ended(d.Record.Key())
+			return nil
+		})
 	}
 }
 
@@ -521,8 +530,6 @@ const endTime = 10 * time.Second
 
 // end brings a lease that is due to its end, as far as nobody else does.
 func (r *Registry) end(ctx context.Context, d Due) error {
-	ctx, cancel := context.WithTimeout(ctx, endTime)
-	defer cancel()
 	record, revision := d.Record, d.Revision
 	name, err := r.cfg.Namespace.WorkerKey(record.Key())
 	if err != nil {

@@ -29,12 +29,14 @@ type site struct {
 
 	mu      sync.Mutex
 	cleared []events.WorkerID
+	hangs   events.WorkerID // whose clear does not end by itself
+	hanging chan struct{}   // takes a word when one hangs
 }
 
 func newSite(t *testing.T) *site {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 	t.Cleanup(cancel)
-	s := &site{T: t, ctx: ctx, mended: make(chan error, 100)}
+	s := &site{T: t, ctx: ctx, mended: make(chan error, 100), hanging: make(chan struct{}, 1)}
 	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), SyncInterval: time.Minute})
 	s.must(err)
 	s.server = server
@@ -54,6 +56,17 @@ func newSite(t *testing.T) *site {
 				return err
 			},
 			Clear: func(ctx context.Context, r Record, still func(context.Context) (bool, error)) error {
+				s.mu.Lock()
+				hangs := s.hangs == r.Instance
+				s.mu.Unlock()
+				if hangs {
+					select {
+					case s.hanging <- struct{}{}:
+					default:
+					}
+					<-ctx.Done()
+					return ctx.Err()
+				}
 				is, err := still(ctx)
 				if is && err == nil {
 					s.mu.Lock()
