@@ -279,7 +279,9 @@ func (w *world) answer() {
 		}
 	case len(w.replay) == 0:
 		w.asked = false
-		w.machine.ReplayEnded(w.now)
+		if w.machine.ReplayEnded(w.now).Again {
+			w.machine.RetryReplay()
+		}
 	default:
 		f := w.replay[0]
 		w.replay = w.replay[1:]
@@ -588,4 +590,40 @@ func wantsSnapshot(m *Machine) bool { return advance(m).Snapshot }
 func wantsLearning(m *Machine) (to events.Cursor, ok bool) {
 	r := advance(m)
 	return r.Learn, r.Learn.Known
+}
+
+// TestReplayOfAnother: a replay that is answered and never gets as far as a live message says, as when it is another
+// rank's, is asked for a few times with pauses; then what is missing counts as lost, and live messages are taken.
+func TestReplayOfAnother(t *testing.T) {
+	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
+	m.Recovered(Published{}, 1)
+	m.Connected()
+	frame := func(n events.EngineSeq) Frame { return Frame{Seq: n, Payload: []byte("x +1")} }
+	due := func() bool {
+		r, err := m.Advance(false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Replay
+	}
+	due()
+	m.Replayed(frame(0), 1)
+	m.ReplayEnded(1)
+	m.Live(frame(1000), 1)
+	replays := 0
+	for ; due(); replays++ {
+		if replays > m.limits.ReplayFailures {
+			t.Fatal("it is asked for without end")
+		}
+		m.Replayed(frame(0), 2)
+		if retry := m.ReplayEnded(2); retry.Again {
+			if retry.Failures != replays+1 {
+				t.Errorf("%d have failed, want %d", retry.Failures, replays+1)
+			}
+			m.RetryReplay()
+		}
+	}
+	if m.counts.Gaps != 1 || m.taken.Seq != 1000 || replays != m.limits.ReplayFailures {
+		t.Errorf("%d gaps, taken up to %d, after %d replays", m.counts.Gaps, m.taken.Seq, replays)
+	}
 }

@@ -121,35 +121,55 @@ func (m *Machine) Replayed(f Frame, now events.Millis) ReplayState {
 	return ReplayGoesOn
 }
 
-// ReplayEnded tells that the replay has come to its end marker.
-func (m *Machine) ReplayEnded(now events.Millis) {
+// ReplayEnded tells that the replay has come to its end marker. One that has not got as far as live messages say is as
+// one that failed: it may have been asked for before the engine had more, or be that of another rank.
+func (m *Machine) ReplayEnded(now events.Millis) ReplayRetry {
 	p := m.running()
 	if p == nil {
-		return
+		return ReplayRetry{}
 	}
 	if m.taken.Known && !p.verified { // the engine's newest is older than what was taken: it has begun anew
 		m.begin(events.ReasonRestart, now)
 		m.startReplay()
-		return
+		return ReplayRetry{}
+	}
+	if m.beyond() {
+		return m.ReplayFailed(now)
 	}
 	m.attempts = attempts{}
 	m.learning.verified()
 	m.release(now, false)
+	return ReplayRetry{}
+}
+
+// beyond reports whether a live message that is held does not follow what was taken.
+func (m *Machine) beyond() bool {
+	next := m.taken.Seq + 1
+	for i := range m.held.frames {
+		switch f := &m.held.frames[i]; {
+		case m.taken.Known && f.Seq > next:
+			return true
+		case f.Seq == next:
+			next++
+		}
+	}
+	return false
 }
 
 // ReplayedWhole takes all that the engine holds, in place of the replay that was asked for last: it does not keep what
 // was asked for.
-func (m *Machine) ReplayedWhole(s Snapshot, now events.Millis) {
+func (m *Machine) ReplayedWhole(s Snapshot, now events.Millis) (retry ReplayRetry) {
 	p := m.running()
 	switch {
 	case p == nil:
 	case m.taken.Known && m.basis == named && s.Next == m.taken.Seq+1: // nothing came since the last one
 		p.verified = true
-		m.ReplayEnded(now)
+		return m.ReplayEnded(now)
 	default:
 		m.phase = &awaitingSnapshot{asked: true}
 		m.Snapshot(s, now)
 	}
+	return ReplayRetry{}
 }
 
 // ReplayRetry says what follows from a replay that failed.
@@ -281,26 +301,34 @@ func (r *runner) replayed(ctx context.Context, got replayed) {
 		case errors.Is(got.err, zmtp.ErrSilent):
 			r.watching.presence.mute()
 		}
-		if retry := r.machine.ReplayFailed(now); retry.Again {
-			pause := min(r.cfg.RetryMin<<min(retry.Failures-1, 16), most)
-			r.retry.Reset(pause/2 + rand.N(pause/2+1))
-		} else if zmtp.Refuses(got.err) && r.cfg.Feed == nil {
+		switch {
+		case r.retryLater(r.machine.ReplayFailed(now), most):
+		case zmtp.Refuses(got.err) && r.cfg.Feed == nil:
 			// live messages went on without it; whether they are the same engine's is asked as soon as it is back
 			r.knock(ctx)
-		} else {
+		default:
 			r.askSoon()
 		}
 	case got.whole != nil:
 		r.cfg.Hooks.ReplayEnded()
 		r.cfg.Control.replayed(nil)
-		r.machine.ReplayedWhole(*got.whole, now)
+		r.retryLater(r.machine.ReplayedWhole(*got.whole, now), r.cfg.RetryMax)
 	default:
 		r.cfg.Hooks.ReplayEnded()
 		r.cfg.Control.replayed(nil)
-		r.machine.ReplayEnded(now)
+		r.retryLater(r.machine.ReplayEnded(now), r.cfg.RetryMax)
 		r.dialNow() // who answers here publishes too
 	}
 	r.replay.end()
+}
+
+// retryLater asks again after a pause, if that is wanted, and reports whether it is.
+func (r *runner) retryLater(retry ReplayRetry, most time.Duration) bool {
+	if retry.Again {
+		pause := min(r.cfg.RetryMin<<min(retry.Failures-1, 16), most)
+		r.retry.Reset(pause/2 + rand.N(pause/2+1))
+	}
+	return retry.Again
 }
 
 // askSoon has the engine asked again before long, talkative as it may be.
