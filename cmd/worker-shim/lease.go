@@ -20,6 +20,7 @@ import (
 // it when it is gone.
 func (r *running) keep(report *shim.Report, log *slog.Logger) func(context.Context, func()) error {
 	return func(ctx context.Context, lost func()) error {
+		defer r.reconnects.notify(report.Renew)()
 		err := report.Keep(ctx, lost)
 		if errors.Is(err, jetstream.ErrDenied) {
 			log.Warn("the NATS server does not permit registration; when this worker is gone nobody will know",
@@ -39,7 +40,7 @@ func (r *running) register(ns *jetstream.Namespace, key events.RankKey, server *
 		}
 	}
 	trouble := limiter{every: r.logWindow}
-	report, err := shim.NewReport(ns, registry.Record{
+	return shim.NewReport(ns, registry.Record{
 		Instance: key.Instance, Rank: key.Rank, Model: r.model, BlockSize: r.blockSize, Source: r.source,
 		LeaseMS: r.lease.Milliseconds(), L3: r.l3, Worker: r.spec,
 	}, registry.LeaseHooks{
@@ -50,22 +51,30 @@ func (r *running) register(ns *jetstream.Namespace, key events.RankKey, server *
 				"see that NATS answers and has room; until it is renewed nothing is lost, unless it expires")
 		},
 	}, server)
-	if err == nil {
-		r.reconnects.notify(report.Renew)
-	}
-	return report, err
 }
 
 // reconnects tells the ranks of a process that its connection to NATS is back.
 type reconnects struct {
-	mu  sync.Mutex
-	all []func()
+	mu   sync.Mutex
+	last int
+	all  map[int]func()
 }
 
-func (n *reconnects) notify(f func()) {
+// notify has f called at each, until end is.
+func (n *reconnects) notify(f func()) (end func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.all = append(n.all, f)
+	if n.all == nil {
+		n.all = map[int]func(){}
+	}
+	n.last++
+	this := n.last
+	n.all[this] = f
+	return func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		delete(n.all, this)
+	}
 }
 
 func (n *reconnects) tell() {
