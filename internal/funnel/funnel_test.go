@@ -117,6 +117,34 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 }
 
+// TestRanksAreBounded: of very many ranks the newest are remembered, and one that is heard of again is known again.
+func TestRanksAreBounded(t *testing.T) {
+	h := NewHistory(64, 0)
+	name := func(i int) events.RankKey { return events.RankKey{Instance: events.WorkerID(fmt.Sprint(i))} }
+	message := func(block uint64) []byte {
+		e := events.Event{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{events.BlockHash(block)},
+			Locals: []events.LocalHash{events.LocalHash(block)}}
+		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 16,
+			Events: []events.Event{e}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	h.Apply(name(0), message(7), 1)
+	for i := range maxRanks + 10 {
+		h.Apply(name(i+1), message(9), int64(i+2))
+	}
+	if len(h.ranks) > maxRanks || len(h.of) > maxRanks || h.known(h.of[name(0)]) != nil {
+		t.Errorf("%d and %d ranks are remembered", len(h.ranks), len(h.of))
+	}
+	h.Apply(name(0), message(9), maxRanks+20)
+	p, _ := h.Of(Name(uint64(events.SeqHashes(nil, []events.LocalHash{9})[0]) ^ space("m", 16)))
+	if r := h.known(h.of[name(0)]); r == nil || len(r.roots) != 1 || p.Last != maxRanks+20 {
+		t.Errorf("%+v, %+v", r, p)
+	}
+}
+
 // TestDivide has each step and cause that follows from an answer and what is remembered.
 func TestDivide(t *testing.T) {
 	at := time.UnixMicro(1_000_000)

@@ -22,14 +22,22 @@ const plain = 0x9e3779b97f4a7c15
 // past is what is remembered of a block. Times are microseconds since 1970; 0: never.
 type past struct {
 	asked, stored, last, lost int64
-	by                        [2]int32 // who stored it last, and the other one before; places of History.ranks; 0: nobody
-	lostBy                    int32
+	by                        [2]rankID // who stored it last, and the other one before; 0: nobody
+	lostBy                    rankID
 	tier                      events.Tier // that it left last
 	held                      bool        // when first asked for
 }
 
+// rankID numbers ranks in the order in which they were heard of first.
+type rankID uint32
+
+// maxRanks is how many ranks are remembered: a new one takes the place of the one that came so many before it. Who is
+// heard of again is a new one then.
+const maxRanks = 1 << 16
+
 // rank is what is remembered of one rank.
 type rank struct {
+	id          rankID
 	key         events.RankKey
 	incarnation events.Incarnation
 	last        events.EventID
@@ -56,8 +64,9 @@ type History struct {
 	blocks generations[past]           // by name
 	seqs   generations[events.SeqHash] // by engine hash and space
 	sent   generations[sent]           // by name of the first block
-	ranks  []rank                      // the first is nobody
-	of     map[events.RankKey]int32
+	ranks  []rank                      // by id, modulo maxRanks; the first is nobody at first
+	of     map[events.RankKey]rankID
+	last   rankID
 	from   int64 // nothing since then is forgotten
 	ahead  int64 // when the younger generation of blocks began
 	clock  int64 // of the last event: each has its own time, so that they have an order
@@ -70,7 +79,7 @@ type History struct {
 
 // NewHistory returns a history of at most so many blocks, which knows what is since now.
 func NewHistory(blocks int, now int64) *History {
-	h := &History{ranks: make([]rank, 1), of: map[events.RankKey]int32{}, from: now, ahead: now}
+	h := &History{ranks: make([]rank, 1), of: map[events.RankKey]rankID{}, from: now, ahead: now}
 	h.blocks.most, h.seqs.most, h.sent.most = max(1, blocks/2), max(1, blocks/2), max(1, blocks/32)
 	return h
 }
@@ -87,15 +96,29 @@ func (h *History) block(n Name, now int64) *past {
 	return p
 }
 
-// rank is the place of a rank.
-func (h *History) rank(key events.RankKey) int32 {
-	at, ok := h.of[key]
-	if !ok {
-		at = int32(len(h.ranks))
-		h.ranks = append(h.ranks, rank{key: key})
-		h.of[key] = at
+// rank is what is remembered of a rank, from now on if nothing was.
+func (h *History) rank(key events.RankKey) *rank {
+	if r := h.known(h.of[key]); r != nil {
+		return r
 	}
-	return at
+	h.last++
+	at := int(h.last % maxRanks)
+	if at == len(h.ranks) {
+		h.ranks = append(h.ranks, rank{})
+	}
+	r := &h.ranks[at]
+	delete(h.of, r.key)
+	*r = rank{id: h.last, key: key}
+	h.of[key] = h.last
+	return r
+}
+
+// known is what is remembered of the rank of an id, nil if nothing is.
+func (h *History) known(id rankID) *rank {
+	if at := int(id % maxRanks); id != 0 && at < len(h.ranks) && h.ranks[at].id == id {
+		return &h.ranks[at]
+	}
+	return nil
 }
 
 // Apply takes a message of the log. now is when it was applied. What cannot be read changes nothing.
@@ -104,8 +127,7 @@ func (h *History) Apply(key events.RankKey, data []byte, now int64) {
 	if events.DecodeBatch(data, b) != nil {
 		return
 	}
-	at := h.rank(key)
-	r := &h.ranks[at]
+	r := h.rank(key)
 	tick := func() int64 {
 		h.clock = max(now, h.clock+1)
 		return h.clock
@@ -123,7 +145,7 @@ func (h *History) Apply(key events.RankKey, data []byte, now int64) {
 	for i := range b.Events {
 		if id := b.FirstID + events.EventID(i); id > r.last {
 			r.last = id
-			h.event(at, in, &b.Events[i], tick())
+			h.event(r, in, &b.Events[i], tick())
 		}
 	}
 	if b.Shutdown {
@@ -132,19 +154,18 @@ func (h *History) Apply(key events.RankKey, data []byte, now int64) {
 	b.Trim()
 }
 
-func (h *History) event(at int32, in uint64, e *events.Event, now int64) {
+func (h *History) event(r *rank, in uint64, e *events.Event, now int64) {
 	switch e.Kind {
 	case events.Stored:
-		h.stored(at, in, e, now)
+		h.stored(r, in, e, now)
 	case events.Removed:
 		for _, b := range e.Blocks {
 			if seq, ok := h.seqs.get(uint64(b) ^ in); ok {
 				p := h.block(Name(uint64(seq)^in), now)
-				p.lost, p.lostBy, p.tier = now, at, e.Tier
+				p.lost, p.lostBy, p.tier = now, r.id, e.Tier
 			}
 		}
 	case events.Cleared:
-		r := &h.ranks[at]
 		r.lost, r.why = now, api.CauseCleared
 		if e.Reason == events.ReasonLeaseExpiry || e.Reason == events.ReasonEngineGone {
 			r.why = api.CauseWorkerGone
@@ -152,11 +173,11 @@ func (h *History) event(at int32, in uint64, e *events.Event, now int64) {
 	}
 }
 
-func (h *History) stored(at int32, in uint64, e *events.Event, now int64) {
+func (h *History) stored(r *rank, in uint64, e *events.Event, now int64) {
 	if len(e.Locals) == 0 { // copies of what has a name
 		for _, b := range e.Blocks {
 			if seq, ok := h.seqs.get(uint64(b) ^ in); ok {
-				h.store(Name(uint64(seq)^in), at, now)
+				h.store(Name(uint64(seq)^in), r.id, now)
 			}
 		}
 		return
@@ -175,9 +196,8 @@ func (h *History) stored(at int32, in uint64, e *events.Event, now int64) {
 		known, _ := h.seqs.put(uint64(e.Blocks[i]) ^ in)
 		*known = seq
 		n := Name(uint64(seq) ^ in)
-		h.store(n, at, now)
+		h.store(n, r.id, now)
 		if i == 0 && !e.HasParent {
-			r := &h.ranks[at]
 			if len(r.roots) == maxRoots {
 				r.roots = slices.Delete(r.roots, 0, 1)
 			}
@@ -186,13 +206,13 @@ func (h *History) stored(at int32, in uint64, e *events.Event, now int64) {
 	}
 }
 
-func (h *History) store(n Name, at int32, now int64) {
+func (h *History) store(n Name, by rankID, now int64) {
 	p := h.block(n, now)
 	if p.stored == 0 {
 		p.stored = now
 	}
-	if p.last = now; p.by[0] != at {
-		p.by[0], p.by[1] = at, p.by[0]
+	if p.last = now; p.by[0] != by {
+		p.by[0], p.by[1] = by, p.by[0]
 	}
 }
 
@@ -217,10 +237,13 @@ func (h *History) Of(n Name) (out api.BlockPast, ok bool) {
 	p, ok := h.blocks.get(uint64(n))
 	out = api.BlockPast{Asked: p.asked, Stored: p.stored, Last: p.last, Held: p.held}
 	if p.lost != 0 {
-		out.Lost, out.Why, out.Worker, out.Tier = p.lost, api.CauseEvicted, h.ranks[p.lostBy].key.Instance, p.tier
+		out.Lost, out.Why, out.Tier = p.lost, api.CauseEvicted, p.tier
+		if r := h.known(p.lostBy); r != nil {
+			out.Worker = r.key.Instance
+		}
 	}
 	for _, by := range p.by {
-		if r := &h.ranks[by]; by != 0 && r.lost >= p.last && r.lost > out.Lost {
+		if r := h.known(by); r != nil && r.lost >= p.last && r.lost > out.Lost {
 			out.Lost, out.Why, out.Worker, out.Tier = r.lost, r.why, r.key.Instance, events.AllTiers
 		}
 	}
@@ -233,7 +256,7 @@ func (h *History) Of(n Name) (out api.BlockPast, ok bool) {
 // Roots appends the beginnings of prompts that a worker stored last.
 func (h *History) Roots(list []api.StoredRoot, worker events.WorkerID) []api.StoredRoot {
 	for i := range h.ranks {
-		if r := &h.ranks[i]; i > 0 && r.key.Instance == worker {
+		if r := &h.ranks[i]; r.id != 0 && r.key.Instance == worker {
 			for _, x := range r.roots {
 				list = append(list, api.StoredRoot{Worker: worker, Block: uint64(x.name), At: x.at})
 			}
