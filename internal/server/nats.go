@@ -107,7 +107,13 @@ func (v *service) config(name string, by api.Transport) jetstream.ServiceConfig 
 		Description: "index of KV cache, namespace " + v.s.Namespace,
 		Workers:     v.s.QueryWorkers, Queue: v.s.QueryQueue, MaxBody: jetstream.MaxValue, Refuse: refuse,
 		Traced: v.s.Tracer.On(),
-		Hooks:  jetstream.ServiceHooks{Ended: func(op, outcome string) { v.s.outcomes.Count(by, op, outcome) }},
+		Hooks: jetstream.ServiceHooks{
+			Ended: func(op, outcome string) { v.s.outcomes.Count(by, op, outcome) },
+			Panicked: func(op string, why any, stack []byte) {
+				v.s.log.Error("a fault in this program ended a request; it goes on", "operation", op, "fault", why, "stack",
+					string(stack), "what_to_do", "report it with these lines; indexer version says what runs")
+			},
+		},
 	}
 }
 

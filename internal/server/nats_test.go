@@ -169,7 +169,7 @@ func TestErrorsHaveBodies(t *testing.T) {
 	for code, want := range map[int]api.Code{
 		jetstream.CodeBad: api.CodeMalformed, jetstream.CodeTooLarge: api.CodeTooLarge,
 		jetstream.CodeBusy: api.CodeBusy, jetstream.CodeStopping: api.CodeNotReady,
-		jetstream.CodeInternal: api.CodeTooLarge,
+		jetstream.CodeInternal: api.CodeTooLarge, jetstream.CodeFault: api.CodeInternal,
 	} {
 		r := refuse(jetstream.Request{ContentType: api.MsgPack}, code, "why")
 		var e api.ErrorBody

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -24,6 +25,7 @@ const (
 	CodeBusy     = 429 // all workers are busy and the queue is full: ask another, or later
 	CodeInternal = 500 // the answer does not fit into a message
 	CodeStopping = 503 // this instance is being stopped
+	CodeFault    = 520 // the handler panicked
 )
 
 // ServiceConfig describes a service: a set of endpoints under one name, which `nats micro` can list and ask for
@@ -67,6 +69,10 @@ type Handler func(ctx context.Context, r Request) Response
 type ServiceHooks struct {
 	// Ended tells what became of a request, once for each: the outcome of the response that was sent, or one of these.
 	Ended func(endpoint, outcome string)
+
+	// Panicked tells that a handler did, and where. Its request is refused with [CodeFault], and the service goes on:
+	// clients repeat a request elsewhere, which must not end one node after the other.
+	Panicked func(endpoint string, why any, stack []byte)
 }
 
 // What becomes of requests to which no answer was sent.
@@ -157,6 +163,9 @@ func Serve(c *Conn, cfg ServiceConfig) (*Service, error) {
 	}
 	if cfg.Hooks.Ended == nil {
 		cfg.Hooks.Ended = func(string, string) {}
+	}
+	if cfg.Hooks.Panicked == nil {
+		cfg.Hooks.Panicked = func(string, any, []byte) {}
 	}
 	s := &Service{c: c, cfg: cfg, ended: map[string]*endings{}, jobs: make(chan job, cfg.Queue)}
 	for _, e := range cfg.Endpoints {
@@ -274,7 +283,7 @@ func (s *Service) work(j job) {
 			continue
 		}
 		ctx := withDeadline(s.base, j.deadline)
-		answer := j.endpoint.Handler(ctx, j.Request)
+		answer := s.handle(ctx, &j)
 		if answer.Later != nil {
 			s.later(ctx, j, answer.Later)
 			continue
@@ -282,6 +291,16 @@ func (s *Service) work(j job) {
 		ctx.end()
 		s.respond(&j, answer)
 	}
+}
+
+func (s *Service) handle(ctx context.Context, j *job) (r Response) {
+	defer func() {
+		if why := recover(); why != nil {
+			s.cfg.Hooks.Panicked(j.endpoint.Name, why, debug.Stack())
+			r = s.cfg.Refuse(j.Request, CodeFault, "a fault in this program ended the request; its log has more")
+		}
+	}()
+	return j.endpoint.Handler(ctx, j.Request)
 }
 
 // later lets a request be answered when this worker has gone on.

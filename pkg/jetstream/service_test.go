@@ -293,6 +293,30 @@ func TestServiceRefuses(t *testing.T) {
 
 // TestServiceWorkers: as many requests are handled at once as there are workers, and all are answered; also those that
 // come when the workers have been idle. With one worker they are handled in the order in which they came.
+// TestServicePanics: a handler that panics costs its request, and nothing else.
+func TestServicePanics(t *testing.T) {
+	t.Parallel()
+	server, client := pair(t)
+	told := make(chan string, 1)
+	serve(t, server, ServiceConfig{Workers: 1, Endpoints: []Endpoint{{Name: "e", Subject: "e",
+		Handler: func(_ context.Context, r Request) Response {
+			if len(r.Body) == 0 {
+				panic("nothing")
+			}
+			return Response{Body: r.Body}
+		}}}, Hooks: ServiceHooks{Panicked: func(endpoint string, why any, stack []byte) {
+		told <- fmt.Sprint(endpoint, " ", why, " ", bytes.Contains(stack, []byte("TestServicePanics")))
+	}}})
+	_, err := client.Request(ctxFor(t), "e", "", nil)
+	wantCode(t, err, CodeFault)
+	if got := <-told; got != "e nothing true" {
+		t.Errorf("it is told of %s", got)
+	}
+	if r, err := client.Request(ctxFor(t), "e", "", []byte("x")); err != nil || string(r.Body) != "x" {
+		t.Errorf("the next request: %q, %v", r.Body, err)
+	}
+}
+
 func TestServiceWorkers(t *testing.T) {
 	t.Parallel()
 	server, client := pair(t)
