@@ -39,6 +39,10 @@ const (
 	soakFunnel  = 4096                  // blocks that nodes remember: by default 524,288, which an hour does not fill
 	soakRest    = 20 * time.Millisecond // of each between two requests, and between two announcements
 
+	// soakIndex is by how many MiB an index as small as here comes and goes: with what it remembers of removals, and by
+	// the quarters by which its arrays grow when more blocks are held at once than ever before.
+	soakIndex = 1.0 / 16
+
 	soakMedians = 60      // so many medians of samples are judged and printed
 	soakSettle  = 1.0 / 3 // of the time passes before anything is judged: caches fill
 	soakPages   = 1.0 / 2 // of the time passes before resident memory is judged
@@ -205,6 +209,8 @@ func (r *soak) add(name, unit string, at time.Duration, value float64) {
 			s.least, s.from = 1, soakPages
 		case strings.HasSuffix(name, "heap"):
 			s.least = 1
+		case strings.HasSuffix(name, "index"):
+			s.least = soakIndex
 		}
 		r.series[name] = s
 	}
