@@ -211,6 +211,9 @@ type heldBlock struct {
 // Reset forgets which blocks are held.
 func (d *setDecoder) Reset() { clear(d.held) }
 
+// Cleared forgets which blocks are held.
+func (d *setDecoder) Cleared() { clear(d.held) }
+
 // Decode reads a line, which is empty for an event that is passed over.
 func (d *setDecoder) Decode(line []byte) (m events.Message, err error) {
 	if len(line) == 0 {

@@ -2,9 +2,11 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/dynamo"
+	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -53,6 +55,42 @@ func TestSetDecoder(t *testing.T) {
 	}
 	if _, err := d.Decode([]byte("{")); err == nil {
 		t.Error("what is no event is one")
+	}
+}
+
+// TestSetDecoderAfterAGap: the message that was lost may have told that a block is removed; it is stored anew when it is
+// said again, and what is behind it has its parent.
+func TestSetDecoderAfterAGap(t *testing.T) {
+	line := func(parent, b events.BlockHash) []byte {
+		e := events.Event{Kind: events.Stored, Tier: events.Device, HasParent: parent != 0, Parent: parent,
+			Blocks: []events.BlockHash{b}, Locals: []events.LocalHash{events.LocalHash(b)}}
+		return events.AppendRouterEvent(nil, events.RankKey{Instance: "1"}, 1, &e)
+	}
+	m := shim.NewMachine(shim.Identity{Model: "m", BlockSize: 16}, shim.Limits{}, false, &setDecoder{})
+	m.Recovered(shim.Published{}, 1)
+	for _, f := range []shim.Frame{{Seq: 1, Payload: line(0, 1)}, {Seq: 3, Payload: line(0, 1)},
+		{Seq: 4, Payload: line(1, 2)}} {
+		m.Live(f, 1)
+	}
+	ready, err := m.Advance(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var held []events.BlockHash
+	for _, data := range ready.Flight {
+		var b events.Batch
+		if err := events.DecodeBatch(data, &b); err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range b.Events {
+			if e.Kind == events.Cleared {
+				held = nil
+			}
+			held = append(held, e.Blocks...)
+		}
+	}
+	if !slices.Equal(held, []events.BlockHash{1, 2}) {
+		t.Errorf("after the gap the log has %v", held)
 	}
 }
 

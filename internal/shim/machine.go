@@ -123,6 +123,15 @@ type Learner interface {
 	Adopt(*events.Decoder)
 }
 
+// Clearer is a Decoder that remembers which blocks it has said to be stored.
+type Clearer interface {
+	Decoder
+
+	// Cleared tells that the log says that nothing is held any more. The engine process is the same: what was learned of
+	// it stays.
+	Cleared()
+}
+
 // Counts says what became of what the engine sent. All only grow.
 type Counts struct {
 	Taken uint64 // engine messages taken, in order
@@ -424,7 +433,7 @@ func (m *Machine) unread() {
 	if !m.strict || m.emptied {
 		return
 	}
-	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonGap}, m.taken)
+	m.clearHeld()
 	m.emptied = true
 }
 
@@ -433,8 +442,16 @@ func (m *Machine) gap() {
 	m.counts.Gaps++
 	m.offers.lost()
 	m.taken.Partial = 0
-	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonGap}, m.taken)
+	m.clearHeld()
 	m.record(nil, 0, m.queue[len(m.queue)-1:])
+}
+
+// clearHeld clears, within the incarnation, all that the rank was known to hold.
+func (m *Machine) clearHeld() {
+	if c, ok := m.decode.(Clearer); ok {
+		c.Cleared()
+	}
+	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonGap}, m.taken)
 }
 
 // begin begins a new incarnation. Its first event says why.

@@ -300,6 +300,12 @@ func (o observed) Reset() {
 	}
 }
 
+func (o observed) Cleared() {
+	if c, ok := o.cfg.Decoder.(Clearer); ok {
+		c.Cleared()
+	}
+}
+
 func (o observed) Blank() *events.Decoder {
 	if l, ok := o.cfg.Decoder.(Learner); ok {
 		return l.Blank()

@@ -1,0 +1,50 @@
+package shim
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// once decodes words, and says of a block that it is stored only once until it is removed or cleared.
+type once struct {
+	words
+	held map[events.BlockHash]bool
+}
+
+func (o once) Reset()   { clear(o.held) }
+func (o once) Cleared() { clear(o.held) }
+
+func (o once) Decode(payload []byte) (events.Message, error) {
+	m, err := o.words.Decode(payload)
+	m.Events = slices.DeleteFunc(m.Events, func(e events.Event) bool {
+		again := e.Kind == events.Stored && o.held[e.Blocks[0]]
+		o.held[e.Blocks[0]] = e.Kind == events.Stored
+		return again
+	})
+	return m, err
+}
+
+// TestClearsTellTheDecoder: where the log is cleared within an incarnation, after a gap or a message that cannot be
+// read, blocks that the decoder had said to be stored are stored anew.
+func TestClearsTellTheDecoder(t *testing.T) {
+	for name, said := range map[string][]string{"gap": {"life1 +1", "", "life1 +1 +2"},
+		"unreadable": {"life1 +1", "life1 ?", "life1 +1 +2"}} {
+		log, feed := newMemory(), make(chan Frame, len(said))
+		for seq, payload := range said {
+			if payload != "" { // else it is lost
+				feed <- Frame{Seq: events.EngineSeq(seq), Payload: []byte(payload)}
+			}
+		}
+		close(feed)
+		if err := Run(t.Context(), Config{Feed: feed, Decoder: once{held: map[events.BlockHash]bool{}}, Log: log,
+			Identity: Identity{Model: "m", BlockSize: 16}, ClearUnreadable: true}); err != nil {
+			t.Fatal(err)
+		}
+		if held := slices.Sorted(maps.Keys(log.held)); !slices.Equal(held, []events.BlockHash{1, 2}) {
+			t.Errorf("%s: the log says %v", name, held)
+		}
+	}
+}
