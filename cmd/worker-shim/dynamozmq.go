@@ -243,8 +243,12 @@ func (d *setDecoder) Decode(line []byte) (m events.Message, err error) {
 	return m, nil
 }
 
-// store appends what of a stored event is not held yet.
+// store appends what of a stored event is not held yet. One of a KV-cache group has no local hashes, and may have no
+// blocks: it says what the group serves.
 func (d *setDecoder) store(to []events.Event, e events.Event) []events.Event {
+	if len(e.Blocks) == 0 {
+		return append(to, e)
+	}
 	for i := 0; i < len(e.Blocks); {
 		from := i
 		for ; i < len(e.Blocks); i++ {
@@ -256,9 +260,12 @@ func (d *setDecoder) store(to []events.Event, e events.Event) []events.Event {
 		}
 		if i > from {
 			part := e
-			part.Blocks, part.Locals = e.Blocks[from:i], e.Locals[from:i]
-			if from > 0 {
-				part.HasParent, part.Parent = true, e.Blocks[from-1]
+			part.Blocks = e.Blocks[from:i]
+			if len(e.Locals) > 0 {
+				part.Locals = e.Locals[from:i]
+				if from > 0 {
+					part.HasParent, part.Parent = true, e.Blocks[from-1]
+				}
 			}
 			to = append(to, part)
 		}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -55,6 +56,23 @@ func TestSetDecoder(t *testing.T) {
 	}
 	if _, err := d.Decode([]byte("{")); err == nil {
 		t.Error("what is no event is one")
+	}
+}
+
+// TestSetDecoderGroups: what KV-cache groups serve, and which blocks they hold that are no part of a prefix, is passed
+// on; each block once.
+func TestSetDecoderGroups(t *testing.T) {
+	d := &setDecoder{}
+	group := func(g events.GroupIndex, blocks ...events.BlockHash) events.Event {
+		return events.Event{Kind: events.Stored, Tier: events.Device, Group: g, Window: 16,
+			Attention: events.AttentionSlidingWindow, Blocks: blocks}
+	}
+	want := []events.Event{{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonEngine}, group(1),
+		group(2, 5), group(2, 6), group(3, 5)}
+	m, err := d.Decode(events.AppendRouterEvent(nil, events.RankKey{Instance: "1"}, 1, &want[0], group(1),
+		group(2, 5, 5, 6), group(3, 5)))
+	if err != nil || !reflect.DeepEqual(m.Events, want) {
+		t.Errorf("%+v, want %+v, %v", m.Events, want, err)
 	}
 }
 
