@@ -42,7 +42,7 @@ func routerLine(t testing.TB, instance string, rank events.Rank, id events.Event
 }
 
 // TestLines has an engine of no known kind tell what it holds in lines, on a Unix socket: two workers on one
-// connection, bad lines between, a restarted shim that goes on, a gap that clears, and a beginning anew.
+// connection, bad names and lines between, a restarted shim that goes on, a gap that clears, and a beginning anew.
 func TestLines(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -72,12 +72,14 @@ func TestLines(t *testing.T) {
 		return string(routerLine(t, "a", 0, id, prompt[:blocks*harness.BlockSize], from))
 	}
 	p, c := launch()
+	say(c, string(routerLine(t, strings.Repeat("x", 256), 0, 1, prompt, 0)), string(routerLine(t, "", 0, 1, prompt, 0)))
+	p.WaitFor("cannot be a worker's name")
 	say(c, one(1, 2, 0), "this is no JSON", `{"worker_id":"a","event":{"event_id":2,"data":{"renamed":{}}}}`,
 		one(3, 4, 2),
 		string(routerLine(t, "b", 0, 1, prompt[:harness.BlockSize], 0)))
 	x.WaitDepth(t, "m", prompt, "a", 4)
 	x.WaitDepth(t, "m", prompt, "b", 1)
-	p.WaitFor("line=3") // an empty line counts
+	p.WaitFor("line=7") // empty lines count
 	if w := harness.WaitLease(t, x, "a", true); w.Lease.PID != p.Cmd.Process.Pid {
 		t.Errorf("the lease is %+v, not of process %d", w.Lease, p.Cmd.Process.Pid)
 	}

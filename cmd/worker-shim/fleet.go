@@ -61,7 +61,7 @@ type fleet struct {
 	ctx context.Context
 	all *errgroup.Group
 
-	bad, full, passed limiter
+	bad, full, passed, unnamed limiter
 
 	mu    sync.Mutex
 	feeds map[events.RankKey]chan shim.Frame
@@ -71,7 +71,7 @@ type fleet struct {
 func (r *running) runFleet(ctx context.Context, ns *jetstream.Namespace, log *slog.Logger) error {
 	all, ctx := errgroup.WithContext(ctx)
 	f := &fleet{cfg: r, ns: ns, log: log, ctx: ctx, all: all, feeds: map[events.RankKey]chan shim.Frame{}}
-	for _, l := range []*limiter{&f.bad, &f.full, &f.passed} {
+	for _, l := range []*limiter{&f.bad, &f.full, &f.passed, &f.unnamed} {
 		l.every = r.logWindow
 	}
 	all.Go(func() error {
@@ -105,14 +105,22 @@ func (f *fleet) deliver(e events.RouterEvent, digest uint64) {
 	if e.Skipped == "" {
 		read.Events = e.Events()
 	}
+	var bad error
 	f.mu.Lock()
 	feed := f.feeds[e.Key]
-	if feed == nil && len(f.feeds) < maxRanks {
+	if feed == nil {
+		bad = checkWorker(e.Key.Instance)
+	}
+	if feed == nil && bad == nil && len(f.feeds) < maxRanks {
 		feed = make(chan shim.Frame, 64)
 		f.feeds[e.Key] = feed
 		f.all.Go(func() error { return f.serve(e.Key, feed, nil, nil) })
 	}
 	f.mu.Unlock()
+	if bad != nil {
+		f.unnamed.warn(f.log, "router events passed over: their worker_id cannot be a worker's name", "error", bad)
+		return
+	}
 	if feed == nil {
 		f.full.do(func(n uint64) {
 			f.log.Error("too many workers and ranks for one shim; events passed over", "at_most", maxRanks, "worker",
@@ -125,6 +133,15 @@ func (f *fleet) deliver(e events.RouterEvent, digest uint64) {
 	case feed <- shim.Frame{Seq: events.EngineSeq(e.ID), Read: read}:
 	case <-f.ctx.Done():
 	}
+}
+
+// checkWorker says why a name cannot be a worker's. Who serves a rank would find out too late: its end is the fleet's.
+func checkWorker(name events.WorkerID) error {
+	if name == "" {
+		return errors.New("it is empty")
+	}
+	_, err := jetstream.EscapeToken(string(name))
+	return err
 }
 
 // eventLine is what an event is known again by; empty of one that is passed over.
