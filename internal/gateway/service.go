@@ -193,7 +193,7 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	default:
 		q.ISLTokens, q.LoRA, q.CacheSalt = p.estimate(), "", "" // these go with tokens
 	}
-	if q.Workers, err = s.allowed(q.Model, a.Subset); err != nil {
+	if q.Endpoints, err = s.allowed(q.Model, a.Subset); err != nil {
 		return nil, booking{}, err
 	}
 	chosen, err := s.cfg.Router.Select(ctx, q)
@@ -202,7 +202,13 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	}
 	b := booking{ref: api.RequestRef{Model: q.Model, RequestID: q.RequestID}, prompt: q.Prompt()}
 	b.prompt.ISLTokens = chosen.ISLTokens
-	return s.choice(chosen), b, nil
+	c := s.choice(chosen, a.Subset)
+	if c == nil {
+		_ = s.cfg.Router.Free(ctx, &b.ref)
+		return nil, booking{}, api.Errorf(api.CodeNoWorkers,
+			"the chosen worker of %q is no longer at an address that may be chosen", q.Model)
+	}
+	return c, b, nil
 }
 
 // serving finds out whose model a request means: a pool's, an adapter's that workers of a pool have, or the only one
@@ -231,12 +237,12 @@ func (s *Service) serving(q *api.SelectRequest) error {
 	return nil // select says that it is not known
 }
 
-// places are where the workers of a pool take requests. They do not change.
+// places are where the ranks of a pool take requests. They do not change.
 type places struct {
 	pool      *registry.Pool
-	workers   []events.WorkerID // those with an address, each once
-	addresses []string          // of these
-	all       bool              // there are no others
+	endpoints []string // the serving addresses that proxies can send to, as they are registered, each once
+	addresses []string // of these
+	all       bool     // there are no others
 }
 
 // places are those of a model, made anew when its pool has changed.
@@ -247,15 +253,17 @@ func (s *Service) places(model string) *places {
 		return at
 	}
 	at := &places{pool: pool, all: true}
+	seen := map[string]bool{}
 	for i := range pool.Ranks {
-		r := &pool.Ranks[i]
-		if i > 0 && r.Instance == pool.Ranks[i-1].Instance {
+		endpoint := pool.Ranks[i].Record.Endpoint
+		if seen[endpoint] {
 			continue
 		}
-		if a := address(r.Record.Endpoint); a == "" {
+		seen[endpoint] = true
+		if a := address(endpoint); a == "" {
 			at.all = false
 		} else {
-			at.workers, at.addresses = append(at.workers, r.Instance), append(at.addresses, a)
+			at.endpoints, at.addresses = append(at.endpoints, endpoint), append(at.addresses, a)
 		}
 	}
 	if len(pool.Ranks) > 0 { // else names that nobody has would be remembered
@@ -266,23 +274,23 @@ func (s *Service) places(model string) *places {
 	return at
 }
 
-// allowed are the workers of a model that may be chosen: of a subset, and at an address that proxies can send to; nil:
-// all.
-func (s *Service) allowed(model string, subset []string) (list []events.WorkerID, err error) {
+// allowed are the serving addresses, as they are registered, of a model's ranks that may be chosen: of a subset, and
+// such that proxies can send there; nil: all.
+func (s *Service) allowed(model string, subset []string) (list []string, err error) {
 	at := s.places(model)
 	switch {
 	case len(at.pool.Ranks) == 0:
 		return nil, nil // select says that it is not known
-	case len(at.workers) == 0:
+	case len(at.endpoints) == 0:
 		return nil, api.Errorf(api.CodeNoWorkers, "no worker of %q is registered with a serving address IP:PORT", model)
 	case subset == nil && at.all:
 		return nil, nil
 	case subset == nil:
-		return at.workers, nil
+		return at.endpoints, nil
 	}
 	for i, a := range at.addresses {
 		if slices.Contains(subset, a) {
-			list = append(list, at.workers[i])
+			list = append(list, at.endpoints[i])
 		}
 	}
 	if list == nil {
@@ -292,9 +300,21 @@ func (s *Service) allowed(model string, subset []string) (list []events.WorkerID
 	return list, nil
 }
 
-// choice is where a request goes that was booked: to the chosen worker, or to the next best.
-func (s *Service) choice(of *api.Selection) *Choice {
-	c := &Choice{Addresses: []string{address(of.Endpoint)}}
+// choice is where a request goes that was booked: to the chosen worker, or to the next best of the subset. It is nil if
+// the chosen one is no longer where the proxy may send to: it has registered anew meanwhile.
+func (s *Service) choice(of *api.Selection, subset []string) *Choice {
+	usable := func(endpoint string) string {
+		at := address(endpoint)
+		if subset != nil && !slices.Contains(subset, at) {
+			return ""
+		}
+		return at
+	}
+	chosen := usable(of.Endpoint)
+	if chosen == "" {
+		return nil
+	}
+	c := &Choice{Addresses: []string{chosen}}
 	pool := s.cfg.Pool(of.Model)
 	if len(pool.Worker(of.Worker)) > 1 {
 		c.Rank = strconv.FormatUint(uint64(of.Rank), 10)
@@ -312,7 +332,7 @@ func (s *Service) choice(of *api.Selection) *Choice {
 		if r == nil {
 			continue // its registration has ended
 		}
-		if at := address(r.Record.Endpoint); at != "" && !slices.Contains(c.Addresses, at) {
+		if at := usable(r.Record.Endpoint); at != "" && !slices.Contains(c.Addresses, at) {
 			c.Addresses = append(c.Addresses, at)
 		}
 	}

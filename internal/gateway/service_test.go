@@ -78,7 +78,7 @@ func (w *world) Select(_ context.Context, r *api.SelectRequest) (*api.Selection,
 		text = fmt.Sprintf(" text %q %s", r.Text.Prompt, r.Messages)
 	}
 	w.say("select %s %s tokens %v isl %d lora %q salt %q of %v%s", w.id(r.RequestID), r.Model, r.Tokens, r.ISLTokens,
-		r.LoRA, r.CacheSalt, r.Workers, text)
+		r.LoRA, r.CacheSalt, r.Endpoints, text)
 	if w.fail != nil {
 		return nil, w.fail
 	}
@@ -87,7 +87,7 @@ func (w *world) Select(_ context.Context, r *api.SelectRequest) (*api.Selection,
 	}
 	out := &api.Selection{Model: "m", ISLTokens: 7, Explanation: &routing.Explanation{}}
 	for i, p := range w.pool.Ranks {
-		if r.Workers != nil && !slices.Contains(r.Workers, p.Instance) {
+		if r.Endpoints != nil && !slices.Contains(r.Endpoints, p.Record.Endpoint) {
 			continue
 		}
 		if out.Worker == "" || p.Instance == "b" {
@@ -141,6 +141,7 @@ func (s *script) Send(r *extprocv3.ProcessingResponse) error {
 // TestChoices serves streams, and compares what the router is asked and the proxy is told.
 func TestChoices(t *testing.T) {
 	const from = "headers buffered"
+	const all = "[http://10.0.0.1:8000/v1 10.0.0.2:8000 http://10.0.0.3]" // at which proxies can send
 	for name, c := range map[string]struct {
 		send []string
 		fail error
@@ -149,7 +150,7 @@ func TestChoices(t *testing.T) {
 		"tokens": {
 			[]string{from, `body {"model":"m","prompt":[1,2,3],"cache_salt":"s"}`, "response 10.0.0.2:8000",
 				"response-body x", `response-body "cached_tokens":2}`, "response-body end"}, nil,
-			[]string{"<- headers", `select r1 m tokens [1 2 3] isl 0 lora "" salt "s" of [a b c]`,
+			[]string{"<- headers", `select r1 m tokens [1 2 3] isl 0 lora "" salt "s" of ` + all,
 				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
 					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000",
 				"<- response", "prefill complete r1", "<- response-body", "reused m 2", "<- response-body",
@@ -157,12 +158,12 @@ func TestChoices(t *testing.T) {
 		},
 		"an adapter, a subset, and nobody answers": {
 			[]string{from + " 10.0.0.1:8000,10.9.9.9:1", `body {"model":"adapter","prompt":[[1],[2]]}`}, nil,
-			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "adapter" salt "" of [a]`,
+			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "adapter" salt "" of [http://10.0.0.1:8000/v1]`,
 				"<- body gateway-destination-endpoint=10.0.0.1:8000 metadata=10.0.0.1:8000", "free r1"},
 		},
 		"text, and another answers": {
 			[]string{from, `body {"prompt":["hello","you"]}`, "response 10.0.0.3:80", "response-body x"}, nil,
-			[]string{"<- headers", `select r1 m tokens [] isl 0 lora "" salt "" of [a b c] text "hello" `,
+			[]string{"<- headers", `select r1 m tokens [] isl 0 lora "" salt "" of ` + all + ` text "hello" `,
 				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
 					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000",
 				"moved m", "free r1", "book r2 at c/0 prefill 7 of 7", "<- response",
@@ -172,14 +173,14 @@ func TestChoices(t *testing.T) {
 			[]string{from, `body {"model":"m","messages":[{"role":"user"}]}`, "response 10.7.7.7:80", "response-body x end"},
 			nil,
 			[]string{"<- headers",
-				`select r1 m tokens [] isl 0 lora "" salt "" of [a b c] text "" [{"role":"user"}]`,
+				`select r1 m tokens [] isl 0 lora "" salt "" of ` + all + ` text "" [{"role":"user"}]`,
 				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
 					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000",
 				"moved m", "free r1", "<- response", "<- response-body"},
 		},
 		"neither": {
 			[]string{from, `body {"model":"m","input":"x"}`}, nil,
-			[]string{"<- headers", `select r1 m tokens [] isl 1 lora "" salt "" of [a b c]`,
+			[]string{"<- headers", `select r1 m tokens [] isl 1 lora "" salt "" of ` + all,
 				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
 					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000", "free r1"},
 		},
@@ -195,7 +196,7 @@ func TestChoices(t *testing.T) {
 		},
 		"shed": {
 			[]string{from, `body {"model":"m","prompt":[1]}`}, api.Errorf(api.CodeOverloaded, "busy"),
-			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "" salt "" of [a b c]`,
+			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "" salt "" of ` + all,
 				`<- status 429 {"error":{"code":"overloaded","message":"busy","type":"kvatlas_error"}}`},
 		},
 		"nobody of the subset": {
@@ -221,6 +222,80 @@ func TestChoices(t *testing.T) {
 		if got, want := strings.Join(w.log, "\n"), strings.Join(c.want, "\n"); got != want {
 			t.Errorf("%s:\n%s\nwant\n%s", name, got, want)
 		}
+	}
+}
+
+// moving is a router whose chosen worker registers anew, at another address, while it is chosen.
+type moving struct {
+	*world
+	to string
+}
+
+func (m moving) Select(ctx context.Context, r *api.SelectRequest) (*api.Selection, error) {
+	out, err := m.world.Select(ctx, r)
+	out.Endpoint = m.to
+	return out, err
+}
+
+// TestRanksAtOwnAddresses: each rank of a worker is chosen by its own address, which may be of none that a proxy can
+// send to.
+func TestRanksAtOwnAddresses(t *testing.T) {
+	const first, second = "10.0.0.2:8000", "10.0.0.2:8001"
+	for _, c := range []struct {
+		ranks  []string
+		subset string
+		moved  *string // where the chosen one is by then
+		of, to string
+	}{
+		{[]string{first, second}, "", nil, "[]", "10.0.0.2:8001,10.0.0.2:8000 data-parallel-rank=1"},
+		{[]string{first, second, ""}, "", nil, "[10.0.0.2:8000 10.0.0.2:8001]",
+			"10.0.0.2:8001,10.0.0.2:8000 data-parallel-rank=1"},
+		{[]string{"", second}, "", nil, "[10.0.0.2:8001]", "10.0.0.2:8001 data-parallel-rank=1"},
+		{[]string{first, second}, second, nil, "[10.0.0.2:8001]", "10.0.0.2:8001 data-parallel-rank=1"},
+		{[]string{first, second}, first, nil, "[10.0.0.2:8000]", "10.0.0.2:8000 data-parallel-rank=0"},
+		{[]string{"http://" + first, first}, first, nil, "[http://10.0.0.2:8000 10.0.0.2:8000]",
+			"10.0.0.2:8000 data-parallel-rank=1"},
+		{[]string{first, second}, "", new(""), "[]", ""},
+		{[]string{first, second}, first, new(second), "[10.0.0.2:8000]", ""},
+	} {
+		w := newWorld()
+		w.pool.Ranks = nil
+		for i, at := range c.ranks {
+			record := &api.WorkerRecord{State: api.WorkerSchedulable}
+			record.Endpoint = at
+			w.pool.Ranks = append(w.pool.Ranks, registry.PoolRank{
+				RankKey: events.RankKey{Instance: "b", Rank: events.Rank(i)}, BlockSize: 16, Record: record})
+		}
+		cfg := w.config()
+		if c.moved != nil {
+			cfg.Router = moving{w, *c.moved}
+		}
+		send := []string{"headers buffered " + c.subset, `body {"model":"m","prompt":[1]}`}
+		if err := New(cfg).Process(&script{t: t, w: w, send: send}); err != nil {
+			t.Fatal(err)
+		}
+		want := []string{"<- headers", `select r1 m tokens [1] isl 0 lora "" salt "" of ` + c.of}
+		if addresses, _, _ := strings.Cut(c.to, " "); c.to != "" {
+			want = append(want, "<- body gateway-destination-endpoint="+c.to+" metadata="+addresses, "free r1")
+		} else {
+			want = append(want, "free r1", `<- status 503 {"error":{"code":"no_workers","message":"the chosen worker of \"m\" `+
+				`is no longer at an address that may be chosen","type":"kvatlas_error"}}`)
+		}
+		if !slices.Equal(w.log, want) {
+			t.Errorf("ranks at %q, subset %q:\n%s\nwant\n%s", c.ranks, c.subset, strings.Join(w.log, "\n"),
+				strings.Join(want, "\n"))
+		}
+	}
+}
+
+// TestFallbacksAreOfTheSubset: one that registers anew while another is chosen is named only where it may be chosen.
+func TestFallbacksAreOfTheSubset(t *testing.T) {
+	s := New(newWorld().config())
+	of := &api.Selection{Model: "m", Worker: "a", Endpoint: "10.0.0.1:8000", Explanation: &routing.Explanation{
+		Candidates: []routing.Considered{{Worker: "a"}, {Worker: "b"}, {Worker: "c"}, {Worker: "d"}}}}
+	c := s.choice(of, []string{"10.0.0.1:8000", "10.0.0.3:80"})
+	if want := []string{"10.0.0.1:8000", "10.0.0.3:80"}; !slices.Equal(c.Addresses, want) {
+		t.Errorf("%q, want %q", c.Addresses, want)
 	}
 }
 
