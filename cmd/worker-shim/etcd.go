@@ -50,6 +50,9 @@ func (e *etcdFlags) check(wrong *cli.Complaints, source, engine string) {
 	wrong.When((e.cert == "") != (e.key == ""), "--etcd-cert and --etcd-key go together")
 	wrong.When(e.user == "" && e.password != "", "--etcd-password goes with --etcd-user")
 	_, err := e.open(urls)
+	if errors.Is(err, dynamo.ErrUserInURL) {
+		err = fmt.Errorf("%w; give these as --etcd-user and KVATLAS_ETCD_PASSWORD", err)
+	}
 	wrong.About("--engine", err)
 }
 

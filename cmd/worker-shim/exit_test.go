@@ -59,11 +59,14 @@ func TestExitStatus(t *testing.T) {
 			"absent"}, {with(fleet, "--engine-nats-ca", junk), 2, "junk"},
 		{with(store, "--master", "nowhere"), 2, "--master"}, {with(store, "--replay", "tcp://x:1"), 2,
 			"--replay"}, {with(store, "--nats-ca", junk), 2, "junk"},
+		{with(fleet, "--engine-nats", "", "--source", "dynamo-zmq", "--engine", "http://root:geheim@etcd:2379"), 2,
+			"--etcd-user and KVATLAS_ETCD_PASSWORD"},
 		{[]string{"simulate", "--endpoint", "x"}, 2, "--endpoint"}, {[]string{"simulate", "--block-size", "7"}, 2,
 			"--block-size"}, {[]string{"simulate", "--rate", "0"}, 2, "--rate"},
 	}
 	for _, c := range cases {
-		if code, said := program(t, c.args...); code != c.want || !strings.Contains(said, c.said) {
+		if code, said := program(t, c.args...); code != c.want || !strings.Contains(said, c.said) ||
+			strings.Contains(said, "geheim") {
 			t.Errorf("%q ended with %d and said %q, want %d and %q", c.args, code, said, c.want, c.said)
 		}
 	}

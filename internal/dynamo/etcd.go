@@ -52,11 +52,20 @@ const (
 // ErrNotAsked is returned by [Etcd.Publishers] until etcd has answered for the first time, or could not be asked.
 var ErrNotAsked = errors.New("etcd has not been asked yet")
 
+// ErrUserInURL is returned by [NewEtcd], which does not repeat the URL: who asks etcd is not part of it.
+var ErrUserInURL = errors.New("a URL of etcd with a user or password")
+
 // NewEtcd makes a copy that is empty until [Etcd.Run] runs.
 func NewEtcd(cfg EtcdConfig) (*Etcd, error) {
-	for _, u := range cfg.URLs {
-		if p, err := url.Parse(u); err != nil || p.Scheme != "http" && p.Scheme != "https" || p.Host == "" ||
-			strings.Trim(p.Path, "/") != "" || p.User != nil || p.RawQuery != "" {
+	for i, u := range cfg.URLs {
+		p, err := url.Parse(u)
+		switch {
+		case strings.Contains(u, "@"):
+			return nil, fmt.Errorf("URL %d of %d: %w", i+1, len(cfg.URLs), ErrUserInURL)
+		case err != nil: // which repeats the URL, and a comma in a password cuts it in two
+			return nil, fmt.Errorf("URL %d of %d is not http://HOST:PORT or https://HOST:PORT", i+1, len(cfg.URLs))
+		case p.Scheme != "http" && p.Scheme != "https" || p.Host == "" || strings.Trim(p.Path, "/") != "" ||
+			p.RawQuery != "":
 			return nil, fmt.Errorf("%q is not http://HOST:PORT or https://HOST:PORT", u)
 		}
 	}

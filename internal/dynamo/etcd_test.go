@@ -228,10 +228,11 @@ func TestEtcd(t *testing.T) {
 }
 
 func TestEtcdRefuses(t *testing.T) {
-	for _, urls := range [][]string{nil, {"127.0.0.1:2379"}, {"http://"}, {"http://h:1/x"}, {"http://u:p@h:1"}, {"ftp://h"},
-		{"http://h:1", ""}} {
-		if _, err := NewEtcd(EtcdConfig{URLs: urls}); err == nil {
-			t.Errorf("%q", urls)
+	for _, urls := range [][]string{nil, {"127.0.0.1:2379"}, {"http://"}, {"http://h:1/x"}, {"ftp://h"}, {"http://h:1", ""},
+		{"http://u:secret@h:1"}, {"http://h:1", "u:secret@h:1"}, {"http://u:secret@h:%zz"}, {"http://u:secret", "x@h:1"}} {
+		_, err := NewEtcd(EtcdConfig{URLs: urls})
+		if err == nil || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%q: %v", urls, err)
 		}
 	}
 	s := &etcdServer{t: t, password: "secret"}
