@@ -76,8 +76,8 @@ func TestSetDecoderGroups(t *testing.T) {
 	}
 }
 
-// TestSetDecoderAfterAGap: the message that was lost may have told that a block is removed; it is stored anew when it is
-// said again, and what is behind it has its parent.
+// TestSetDecoderAfterAGap: the message that was lost may have told that a block is removed; it is stored anew when it
+// is said again, and what is behind it has its parent.
 func TestSetDecoderAfterAGap(t *testing.T) {
 	line := func(parent, b events.BlockHash) []byte {
 		e := events.Event{Kind: events.Stored, Tier: events.Device, HasParent: parent != 0, Parent: parent,
