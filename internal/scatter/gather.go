@@ -455,7 +455,8 @@ func (c *call) settle(id int, r reply) []Request {
 func (c *call) failed(id int, err *api.Error) []Request {
 	switch err.Code {
 	case api.CodeTooLarge:
-		c.fatal = err
+		c.fatal = api.Errorf(api.CodeTooLarge, "other nodes must be asked too, and a message between nodes has room for "+
+			"some 112,000 blocks; give engines larger blocks, or have each node keep all partitions (--replication)")
 		return nil
 	case api.CodeBehind:
 		c.behind = err

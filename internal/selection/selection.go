@@ -316,7 +316,7 @@ func (s *Service) choose(a *asked, x *scratch) (c chosen, err error) {
 	}
 	if d := a.details; d != nil {
 		c.detailed = true
-		d.Chosen, d.SequenceHashes = x.list[choice.Index], slices.Clone(x.seq)
+		d.Chosen, d.SequenceHashes, d.Ranks = x.list[choice.Index], slices.Clone(x.seq), d.Ranks[:0] // again if it waited
 		for i := range x.list {
 			if x.list[i].Worker.ID == choice.Worker {
 				d.Ranks = append(d.Ranks, x.list[i])
