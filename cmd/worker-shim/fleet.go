@@ -118,7 +118,8 @@ func (f *fleet) deliver(e events.RouterEvent, digest uint64) {
 	}
 	f.mu.Unlock()
 	if bad != nil {
-		f.unnamed.warn(f.log, "router events passed over: their worker_id cannot be a worker's name", "error", bad)
+		f.unnamed.warn(f.log, "router events passed over: their worker_id cannot be a worker's name", "error", bad,
+			"what_to_do", "give the worker a name of 1 to 255 bytes; of a single one, --worker may say it")
 		return
 	}
 	if feed == nil {
