@@ -1,6 +1,8 @@
 package main
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,6 +25,8 @@ func TestExitStatus(t *testing.T) {
 	}
 	absent, junk, empty := filepath.Join(dir, "absent"), file("junk", "what is this\n"), file("empty", "")
 	nobody := ports.Reserve(t)
+	serves := httptest.NewServer(http.NotFoundHandler())
+	defer serves.Close()
 	nats := "nats://" + nobody
 	long := strings.Repeat("x", 256)
 	query := []string{"query", "--nats", nats, "--timeout", "100ms", "--model", "m"}
@@ -62,6 +66,8 @@ func TestExitStatus(t *testing.T) {
 			"absent"}, {[]string{"load", junk}, 2, "--model"},
 		{[]string{"resync"}, 2, "--partition"}, {[]string{"forget"}, 2, "worker"}, {[]string{"probe", "ftp://x"}, 2,
 			"ftp"}, {[]string{"probe", "http://x", "--timeout", "0s"}, 2, "--timeout"},
+		{[]string{"probe", "ftp://u:geheim@x"}, 2, "ftp"}, {[]string{"probe", "http://u:geheim@x:%zz"}, 2, "cannot be read"},
+		{[]string{"probe", "http://u:geheim@" + serves.Listener.Addr().String()}, 1, "404"},
 		{[]string{"serve", "--nats-config", absent}, 2, "absent"}, {[]string{"serve", "--nats-config",
 			file("conf", "listen: nonsense")}, 2, "conf"},
 		{[]string{"serve", "--l3-config", absent}, 2, "absent"}, {[]string{"serve", "--l3-config", junk}, 2,
@@ -93,7 +99,7 @@ func TestExitStatus(t *testing.T) {
 	}
 	for _, c := range cases {
 		code, said := program(t, c.args...)
-		if code != c.want || !strings.Contains(said, c.said) {
+		if code != c.want || !strings.Contains(said, c.said) || strings.Contains(said, "geheim") {
 			t.Errorf("%q ended with %d and said %q, want %d and %q", c.args, code, said, c.want, c.said)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/cobra"
 )
 
@@ -29,7 +30,7 @@ its monitoring port.`,
 	cmd.Flags().DurationVar(&timeout, "timeout", 2*time.Second, "how long to wait for the answer")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if !strings.HasPrefix(args[0], "http://") && !strings.HasPrefix(args[0], "https://") {
-			return cli.UsageErrorf("%q is not an http:// or https:// URL", args[0])
+			return cli.UsageErrorf("%q is not an http:// or https:// URL", jetstream.ShownAddress(args[0]))
 		}
 		if timeout <= 0 {
 			return cli.UsageErrorf("--timeout %v is not positive", timeout)
@@ -44,8 +45,8 @@ its monitoring port.`,
 // probe is nil if a GET of the URL is answered with 200.
 func probe(ctx context.Context, url string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return cli.UsageErrorf("%w", err)
+	if err != nil { // which repeats the URL, and a password in it
+		return cli.UsageErrorf("%q cannot be read as a URL", jetstream.ShownAddress(url))
 	}
 	reply, err := http.DefaultClient.Do(req)
 	if err != nil {
@@ -56,5 +57,5 @@ func probe(ctx context.Context, url string) error {
 		return nil
 	}
 	text, _ := io.ReadAll(io.LimitReader(reply.Body, maxProbeText))
-	return fmt.Errorf("%s: %s: %s", url, reply.Status, strings.TrimSpace(string(text)))
+	return fmt.Errorf("%s: %s: %s", req.URL.Redacted(), reply.Status, strings.TrimSpace(string(text)))
 }

@@ -61,6 +61,12 @@ func TestExitStatus(t *testing.T) {
 			"--replay"}, {with(store, "--nats-ca", junk), 2, "junk"},
 		{with(fleet, "--engine-nats", "", "--source", "dynamo-zmq", "--engine", "http://root:geheim@etcd:2379"), 2,
 			"--etcd-user and KVATLAS_ETCD_PASSWORD"},
+		{with(engine, "--engine", "http://root:geheim@etcd:2379"), 2, "tcp or ipc"}, {with(fleet, "--engine-nats", "",
+			"--source", "ndjson", "--engine", "http://root:geheim@etcd:2379"), 2, "neither"},
+		{with(engine, "--engine-http", "http://root:geheim@engine:8000"), 2, "--engine-http"}, {with(engine,
+			"--engine-http", "root:geheim@engine:8000"), 2, "--engine-http"},
+		{with(engine, "--engine-http", "http://root:geheim@engine:%zz"), 2, "--engine-http"}, {with(engine,
+			"--otlp-endpoint", "root:geheim@collector:4318"), 2, "--otlp-endpoint"},
 		{[]string{"simulate", "--endpoint", "x"}, 2, "--endpoint"}, {[]string{"simulate", "--block-size", "7"}, 2,
 			"--block-size"}, {[]string{"simulate", "--rate", "0"}, 2, "--rate"},
 	}

@@ -50,7 +50,7 @@ func (r *running) checkFleet(wrong *cli.Complaints) {
 	}
 	path, isPath := strings.CutPrefix(r.engine, "ipc://")
 	wrong.When(r.source == sourceLines && r.engine != "" && r.engine != "-" && (!isPath || path == ""),
-		"--engine %q is neither - nor ipc://PATH", r.engine)
+		"--engine %q is neither - nor ipc://PATH", jetstream.ShownAddress(r.engine))
 }
 
 // fleet is the ranks that were heard of, each with a shim of its own.

@@ -65,13 +65,15 @@ type Asker struct {
 // bearer token.
 func New(address, token string) (*Asker, error) {
 	base, err := url.Parse(address)
-	if err != nil {
-		return nil, err
-	}
-	if base.Scheme != "http" && base.Scheme != "https" || base.Hostname() == "" {
+	isHTTP := err == nil && (base.Scheme == "http" || base.Scheme == "https") && base.Hostname() != ""
+	switch {
+	case isHTTP && base.User != nil:
+		return nil, errors.New("a user or password is no part of the URL; an engine takes an API key")
+	case err != nil || !isHTTP && strings.Contains(address, "@"): // not repeated: it may have a password
+		return nil, errors.New("it is not http://HOST:PORT")
+	case !isHTTP:
 		return nil, fmt.Errorf("%q is not http://HOST:PORT", address)
-	}
-	if base.RawQuery != "" || base.Fragment != "" || base.User != nil {
+	case base.RawQuery != "" || base.Fragment != "":
 		return nil, fmt.Errorf("%q has more than a host, a port and a path", address)
 	}
 	return &Asker{base: base, token: token, http: &http.Client{Timeout: timeout}}, nil

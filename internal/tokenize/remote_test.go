@@ -298,6 +298,9 @@ func TestSettings(t *testing.T) {
 		`{"models":{"m":{}}}`: "model m: it has 0 of render, tokenize, engines and path",
 		`{"models":{"m":{"render":"http://a:1","tokenize":["http://b:1"]}}}`: "it has 2 of",
 		`{"models":{"m":{"render":"a:1"}}}`:                                  "is not http://HOST:PORT",
+		`{"models":{"m":{"render":"http://u:geheim@a:1"}}}`:                  "is not http://HOST:PORT",
+		`{"models":{"m":{"render":"u:geheim@a:1"}}}`:                         "is not http://HOST:PORT",
+		`{"models":{"m":{"render":"http://u:geheim@a:%zz"}}}`:                "is not http://HOST:PORT",
 		`{"models":{"m":{"engines":"both"}}}`:                                `engines is "both"`,
 		`{"models":{"m":{"engines":"render","timeout_ms":-1}}}`:              "negative",
 		`{"models":{"m":{"engines":"render","token_file":"none"}}}`:          "token_file: no such file",
@@ -308,7 +311,7 @@ func TestSettings(t *testing.T) {
 			t.Fatal(err)
 		}
 		err := s.Complete(func(string) ([]byte, error) { return nil, fmt.Errorf("no such file") })
-		if err == nil || !strings.Contains(err.Error(), says) {
+		if err == nil || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "geheim") {
 			t.Errorf("%s: %v", text, err)
 		}
 	}

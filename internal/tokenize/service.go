@@ -147,12 +147,13 @@ func (s *Source) complete(read func(path string) ([]byte, error)) error {
 // baseURL checks a server's address, and returns it without what may stand at its end: a slash or /v1.
 func baseURL(text string) (string, error) {
 	u, err := url.Parse(text)
-	if err != nil {
-		return "", err
-	}
-	if u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.RawQuery != "" || u.Fragment != "" ||
-		u.User != nil {
-		return "", fmt.Errorf("%.80q is not http://HOST:PORT or https://HOST:PORT", text)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.RawQuery != "" ||
+		u.Fragment != "" || u.User != nil {
+		named := fmt.Sprintf("%.80q", text)
+		if err != nil || strings.Contains(text, "@") {
+			named = "a URL" // which may have a password
+		}
+		return "", fmt.Errorf("%s is not http://HOST:PORT or https://HOST:PORT", named)
 	}
 	return strings.TrimSuffix(strings.TrimSuffix(u.String(), "/"), "/v1"), nil
 }

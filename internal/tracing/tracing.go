@@ -351,7 +351,7 @@ func ParseEndpoint(text string) (string, error) {
 
 // redacted is a text without what should not be shown.
 func redacted(u *url.URL, text string) string {
-	if u == nil {
+	if u == nil || u.User == nil && strings.Contains(text, "@") { // user:password@host:port is no URL
 		return "it"
 	}
 	return cmp.Or(u.Redacted(), text)

@@ -186,6 +186,7 @@ func TestParseEndpoint(t *testing.T) {
 		"http://user:secret@host":    "",
 		"http://host:4318?key=value": "",
 		"ftp://user:secret@host":     "",
+		"user:secret@host:4318":      "",
 		"http://":                    "",
 		"":                           "",
 	} {

@@ -62,6 +62,9 @@ func parseEndpoint(text string) (endpoint, error) {
 		e.network, e.host, e.port, e.addr = "tcp", host, port, addr
 		return e, nil
 	}
+	if strings.Contains(rest, "@") { // another program's URL, which may have a password
+		text = scheme + "://..."
+	}
 	return e, fmt.Errorf("zmtp: endpoint %q: transport %q is not known: want tcp or ipc", text, scheme)
 }
 
