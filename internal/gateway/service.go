@@ -314,11 +314,8 @@ func (s *Service) choice(of *api.Selection, subset []string) *Choice {
 	if chosen == "" {
 		return nil
 	}
-	c := &Choice{Addresses: []string{chosen}}
 	pool := s.cfg.Pool(of.Model)
-	if len(pool.Worker(of.Worker)) > 1 {
-		c.Rank = strconv.FormatUint(uint64(of.Rank), 10)
-	}
+	c := &Choice{Addresses: []string{chosen}, Rank: serverRank(pool.Worker(of.Worker), of.Rank, chosen)}
 	if of.Explanation == nil {
 		return c
 	}
@@ -337,6 +334,26 @@ func (s *Service) choice(of *api.Selection, subset []string) *Choice {
 		}
 	}
 	return c
+}
+
+// serverRank is the rank as the server at its address counts, empty if the server has no other. Where several servers
+// share a worker's ranks, each counts its own (vllm-project/vllm › vllm/v1/engine/input_processor.py: with hybrid and
+// external load balancing a rank must be less than data_parallel_size_local).
+func serverRank(worker []registry.PoolRank, rank events.Rank, at string) string {
+	first, here := rank, 0
+	for i := range worker {
+		if address(worker[i].Record.Endpoint) == at {
+			first = min(first, worker[i].Rank)
+			here++
+		}
+	}
+	switch {
+	case here < 2:
+		return ""
+	case here < len(worker):
+		rank -= first
+	}
+	return strconv.FormatUint(uint64(rank), 10)
 }
 
 // anyone chooses for a request that says nothing of a model: any worker that may be chosen, and others.

@@ -238,7 +238,7 @@ func (m moving) Select(ctx context.Context, r *api.SelectRequest) (*api.Selectio
 }
 
 // TestRanksAtOwnAddresses: each rank of a worker is chosen by its own address, which may be of none that a proxy can
-// send to.
+// send to. A server that has some of the ranks counts its own.
 func TestRanksAtOwnAddresses(t *testing.T) {
 	const first, second = "10.0.0.2:8000", "10.0.0.2:8001"
 	for _, c := range []struct {
@@ -247,12 +247,14 @@ func TestRanksAtOwnAddresses(t *testing.T) {
 		moved  *string // where the chosen one is by then
 		of, to string
 	}{
-		{[]string{first, second}, "", nil, "[]", "10.0.0.2:8001,10.0.0.2:8000 data-parallel-rank=1"},
+		{[]string{first, second}, "", nil, "[]", "10.0.0.2:8001,10.0.0.2:8000"},
 		{[]string{first, second, ""}, "", nil, "[10.0.0.2:8000 10.0.0.2:8001]",
-			"10.0.0.2:8001,10.0.0.2:8000 data-parallel-rank=1"},
-		{[]string{"", second}, "", nil, "[10.0.0.2:8001]", "10.0.0.2:8001 data-parallel-rank=1"},
-		{[]string{first, second}, second, nil, "[10.0.0.2:8001]", "10.0.0.2:8001 data-parallel-rank=1"},
-		{[]string{first, second}, first, nil, "[10.0.0.2:8000]", "10.0.0.2:8000 data-parallel-rank=0"},
+			"10.0.0.2:8001,10.0.0.2:8000"},
+		{[]string{"", second}, "", nil, "[10.0.0.2:8001]", "10.0.0.2:8001"},
+		{[]string{first, second}, second, nil, "[10.0.0.2:8001]", "10.0.0.2:8001"},
+		{[]string{first, second}, first, nil, "[10.0.0.2:8000]", "10.0.0.2:8000"},
+		{[]string{first, first, second, second}, second, nil, "[10.0.0.2:8001]", "10.0.0.2:8001 data-parallel-rank=1"},
+		{[]string{first, first, second, second}, first, nil, "[10.0.0.2:8000]", "10.0.0.2:8000 data-parallel-rank=1"},
 		{[]string{"http://" + first, first}, first, nil, "[http://10.0.0.2:8000 10.0.0.2:8000]",
 			"10.0.0.2:8000 data-parallel-rank=1"},
 		{[]string{first, second}, "", new(""), "[]", ""},
