@@ -129,8 +129,8 @@ func (f *fleet) follow(heard map[uint64]*hearing, unknown looks, list []dynamo.P
 	}
 }
 
-// hearPublisher hears one publisher until ctx ends, and shims its rank.
-func (f *fleet) hearPublisher(ctx context.Context, p dynamo.Publisher) error {
+// hearPublisher hears one publisher, and shims its rank, until ctx or the shim ends.
+func (f *fleet) hearPublisher(ctx context.Context, p dynamo.Publisher) (err error) {
 	log := f.log.With("worker", p.Key.Instance, "rank", p.Key.Rank)
 	sub, err := zmtp.DialSub(ctx, p.Endpoint, []string{p.Topic}, zmtp.Config{})
 	if err != nil {
@@ -145,13 +145,16 @@ func (f *fleet) hearPublisher(ctx context.Context, p dynamo.Publisher) error {
 	if p.Known {
 		key := f.named(p.Key)
 		feed, served := make(chan shim.Frame, 64), make(chan error, 1)
-		go func() { served <- f.serve(key, feed, &setDecoder{}, f.source(&p, log)) }()
+		hearing, stop := context.WithCancel(ctx)
+		ctx = hearing
+		go func() {
+			served <- f.serve(key, feed, &setDecoder{}, f.source(&p, log))
+			stop()
+		}()
 		give := func(frame shim.Frame) {
 			select {
 			case feed <- frame:
-			case <-ctx.Done():
-			case err = <-served: // it ends the shim, or the shim ends
-				served <- err
+			case <-hearing.Done():
 			}
 		}
 		opened = func() { give(shim.Frame{Opened: true}) }
@@ -167,10 +170,10 @@ func (f *fleet) hearPublisher(ctx context.Context, p dynamo.Publisher) error {
 			err = <-served
 		}()
 	}
-	for err == nil {
-		m, failed := sub.Recv(ctx)
+	for {
+		m, ended := sub.Recv(ctx)
 		switch {
-		case failed != nil:
+		case ended != nil:
 			return nil
 		case m.Kind == zmtp.Opened:
 			opened()
@@ -187,7 +190,6 @@ func (f *fleet) hearPublisher(ctx context.Context, p dynamo.Publisher) error {
 			}
 		}
 	}
-	return err
 }
 
 // named is a rank's key with the name that --worker gives.
