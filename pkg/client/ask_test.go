@@ -86,6 +86,11 @@ func TestRetrySteps(t *testing.T) {
 	if once.late(once.at, false); once.at >= once.left || once.over(once.at) {
 		t.Errorf("what is asked once: %+v", once)
 	}
+	once.failed(time.Millisecond, AgainAbsent)
+	if once.over(time.Millisecond) {
+		t.Errorf("what is asked once has reached nobody: %+v", once)
+	}
+	once.sends(time.Millisecond)
 	if once.failed(time.Millisecond, AgainLost); !once.over(time.Millisecond) {
 		t.Errorf("what is asked once has failed: %+v", once)
 	}
@@ -354,7 +359,7 @@ func TestAskUntilSomebodyServes(t *testing.T) {
 	}
 }
 
-// TestSelectIsAskedAgain while nobody serves, unless it books: that is sent once.
+// TestSelectIsAskedAgain while nobody serves, one that books too: it has reached nobody.
 func TestSelectIsAskedAgain(t *testing.T) {
 	t.Parallel()
 	var why again
@@ -365,12 +370,12 @@ func TestSelectIsAskedAgain(t *testing.T) {
 	}
 	defer c.Close()
 	r := &SelectRequest{Query: Query{Model: "m", Hashes: api.Hashes{1}}, RequestID: "r", Book: true}
-	if _, err := c.Select(within(t, patience), r); CodeOf(err) != api.CodeNotReady || why.count(AgainAbsent) != 0 {
-		t.Errorf("one that books: %v, asked again %d times", err, why.count(AgainAbsent))
-	}
-	r.Book = false
-	if _, err := c.Select(within(t, patience), r); CodeOf(err) != api.CodeNotReady || why.count(AgainAbsent) == 0 {
-		t.Errorf("one that does not book: %v, asked again %d times", err, why.count(AgainAbsent))
+	for _, r.Book = range []bool{true, false} {
+		before := why.count(AgainAbsent)
+		_, err := c.Select(within(t, patience), r)
+		if n := why.count(AgainAbsent) - before; CodeOf(err) != api.CodeNotReady || n == 0 {
+			t.Errorf("booking: %v: %v, asked again %d times", r.Book, err, n)
+		}
 	}
 }
 

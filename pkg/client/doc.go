@@ -25,7 +25,7 @@
 //     (a hedged request), the next after twice as long, and so on. Hedged requests are at most a tenth of all, and a
 //     hundred at once after a time without.
 //
-// The first answer counts. Verify and Snapshot are asked once.
+// The first answer counts. Verify and Snapshot are asked once, and what books: again only if they have reached nobody.
 //
 // # Errors
 //

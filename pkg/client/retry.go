@@ -20,10 +20,11 @@ const (
 type retry struct {
 	left  time.Duration // until nobody waits for the answer
 	bound time.Duration // how long it is asked while nobody can answer
-	once  bool          // it is not asked again
+	once  bool          // it is not asked again, unless it has reached nobody
 
 	pending     int // attempts that may still be answered
 	sent        int // attempts in all
+	unheard     int // of these, that have reached nobody
 	at          time.Duration
 	slow        time.Duration // after which the answer to the next attempt is late
 	pause       time.Duration // after the next failure
@@ -55,8 +56,11 @@ func (r *retry) late(now time.Duration, allowed bool) {
 
 // failed tells that an attempt will not be answered; none will, if the connection is lost.
 func (r *retry) failed(now time.Duration, why string) {
-	if r.pending--; why == AgainLost {
+	switch r.pending--; why {
+	case AgainLost:
 		r.pending = 0
+	case AgainAbsent:
+		r.unheard++
 	}
 	switch {
 	case why == AgainLost:
@@ -73,5 +77,5 @@ func (r *retry) failed(now time.Duration, why string) {
 
 // over reports whether nobody could answer for so long that nobody will.
 func (r *retry) over(now time.Duration) bool {
-	return r.pending == 0 && (r.once && r.sent > 0 || r.absentSince >= 0 && now-r.absentSince >= r.bound)
+	return r.pending == 0 && (r.once && r.sent > r.unheard || r.absentSince >= 0 && now-r.absentSince >= r.bound)
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 from ._client import AsyncClient
 from ._messages import Selection, SelectRequest
-from .errors import KvatlasError
+from .errors import InternalError, KvatlasError, UnavailableError
 
 log = logging.getLogger("kvatlas")
 
@@ -19,7 +19,8 @@ class Chooser:
     """Chooses workers by `select`, and books requests on them until they end."""
 
     def __init__(self, urls: str | Sequence[str], timeout: float, book: bool, client: dict[str, Any]) -> None:
-        self._client = AsyncClient(urls, timeout=timeout, **client)
+        self._options = {"urls": urls, "timeout": timeout, **client}
+        self._client = AsyncClient(**self._options)
         self._timeout = timeout
         self._book = book
         self._last = ""  # the code of the last failure
@@ -28,12 +29,14 @@ class Chooser:
 
     async def choose(self, **request: Any) -> Selection | None:
         """The choice among request's workers; None if there is none: then the caller chooses as it would without."""
+        if self._loop is not None and self._loop.is_closed():
+            self._client = AsyncClient(**self._options)  # the connections of the one before went with its loop
         self._loop = asyncio.get_running_loop()
         if self._book:
             request.update(book=True, request_id=uuid.uuid4().hex)
         try:
-            chosen = await self._client.select(SelectRequest(**request))
-        except (KvatlasError, TypeError, ValueError) as e:
+            chosen = await self._select(request)
+        except Exception as e:  # whatever it is, the request goes on
             code = e.code if isinstance(e, KvatlasError) else type(e).__name__
             if code != self._last:
                 log.warning("kvatlas chooses no worker, so this router's own way is taken: %s", e)
@@ -43,6 +46,14 @@ class Chooser:
             log.info("kvatlas chooses workers again")
         self._last = ""
         return chosen
+
+    async def _select(self, request: dict[str, Any]) -> Selection:
+        try:
+            return await self._client.select(SelectRequest(**request))
+        except BaseException as e:  # where its answer did not come, it may be booked all the same
+            if self._book and (not isinstance(e, KvatlasError) or isinstance(e, (UnavailableError, InternalError))):
+                self.end(request["model"], request["request_id"])
+            raise
 
     def end(self, model: str, request_id: str) -> None:
         """A booked request has ended. Any thread may say so; nobody waits for it."""
@@ -57,13 +68,13 @@ class Chooser:
     async def _end(self, model: str, request_id: str) -> None:
         try:
             await self._client.free(model, request_id, timeout=max(self._timeout, 5.0))
-        except KvatlasError as e:  # it expires by itself
+        except Exception as e:  # it expires by itself
             log.debug("free %s: %s", request_id, e)
 
     async def close(self) -> None:
         """Waits for what was ended, and ends the client."""
         await asyncio.sleep(0)  # what another thread has said
-        await asyncio.gather(*self._ends)
+        await asyncio.gather(*self._ends, return_exceptions=True)
         await self._client.close()
 
 

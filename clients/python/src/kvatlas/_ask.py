@@ -12,11 +12,12 @@ from .errors import InternalError, KvatlasError, UnavailableError, error_of
 
 
 class Outcome(NamedTuple):
-    """What became of an attempt: a reply or an error, and why it may be asked again, if it may."""
+    """What became of an attempt: a reply or an error, why it may be asked again, if it may, and whether it was sent."""
 
     reply: Any = None
     error: KvatlasError | None = None
     again: str = ""
+    unsent: bool = False
 
 
 class Transport(Protocol):
@@ -90,7 +91,7 @@ async def ask(to: Transport, op: str, body: bytes, *, once: bool, timeout: float
                         raise outcome.error
                     return outcome.reply
                 last = outcome.error
-                retry.failed(clock() - begun, outcome.again)
+                retry.failed(clock() - begun, outcome.again, outcome.unsent)
     finally:
         for attempt in attempts:
             attempt.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import ssl
 import threading
@@ -189,10 +190,18 @@ class Client:
             closed, self._closed = self._closed, True
         if closed or self._pid != os.getpid():
             return
-        asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _end(self) -> None:
+        """Ends the connections, and what other threads wait for."""
+        await self._client.close()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
 
     def __enter__(self) -> Client:
         return self
@@ -217,6 +226,8 @@ class Client:
             future = asyncio.run_coroutine_threadsafe(call(self._client), self._loop)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise RuntimeError("the client was closed meanwhile") from None
         except BaseException:
             future.cancel()
             raise

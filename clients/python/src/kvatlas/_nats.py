@@ -61,10 +61,12 @@ class NATS:
     async def attempt(self, op: str, body: bytes, patience: float, number: int) -> Outcome:
         assert self._connecting is not None
         await asyncio.wait([self._connecting], timeout=_CONNECT_WAIT)
+        if self._connecting.cancelled():
+            return Outcome(error=UnavailableError("the client is closed"))
         if self._connecting.done() and (error := self._connecting.exception()):
             return Outcome(error=_caused(UnavailableError(f"no NATS server: {error}"), error))
         if not self._connecting.done() or not self._conn.is_connected:
-            return self._lost(op)
+            return self._lost(op)._replace(unsent=True)
         reply_to = f"{self._inbox}.{next(self._numbers)}"
         reply: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         self._replies[reply_to] = reply

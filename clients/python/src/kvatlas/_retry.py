@@ -52,6 +52,7 @@ class Retry:
         self.once = once
         self.pending = 0
         self.sent = 0
+        self.unheard = 0  # of these, that have reached nobody
         self.at = 0.0
         self.slow = min(SLOW_AFTER, max(left / 4, NEVER_SLOW))
         self.pause = FIRST_PAUSE
@@ -70,9 +71,11 @@ class Retry:
         if allowed:
             self.at, self.slow, self.why = now, 2 * self.slow, SLOW
 
-    def failed(self, now: float, why: str) -> None:
-        """An attempt will not be answered; none will, if the connection is lost."""
+    def failed(self, now: float, why: str, unsent: bool = False) -> None:
+        """An attempt will not be answered, or was not even sent; none will, if the connection is lost."""
         self.pending -= 1
+        if unsent or why == ABSENT:
+            self.unheard += 1
         if why == LOST:
             self.pending, self.absent_since = 0, None
         elif self.absent_since is None:
@@ -86,4 +89,4 @@ class Retry:
         """Nobody could answer for so long that nobody will."""
         if self.pending:
             return False
-        return self.once and self.sent > 0 or self.absent_since is not None and now - self.absent_since >= self.bound
+        return self.once and self.sent > self.unheard or self.absent_since is not None and now - self.absent_since >= self.bound

@@ -19,6 +19,7 @@ import kvatlas
 from kvatlas import (
     AsyncClient, BookRequest, Client, MediaItem, Prompt, Query, RankPlace, SelectRequest, Target, errors,
 )
+from kvatlas._adapter import Chooser
 
 PATIENCE = 240  # seconds: the machine may stand still
 
@@ -130,12 +131,12 @@ def test_the_next_node_is_asked() -> None:
             c.find(Query("llama", tokens=[1]))
         assert set(asked) == {"gone", "starting", "there"} and set(why) == {"absent", "refused"}
         asked.clear()
-        for _ in range(3):  # what books is sent once, whatever comes of it
+        for _ in range(3):  # what books is sent once, whatever comes of it, but where it reached nobody
             try:
                 c.select(SelectRequest("llama", request_id="r", book=True))
             except (errors.UnavailableError, errors.NotReadyError, errors.InternalError):
                 pass
-        assert sorted(asked) == ["gone", "starting", "there"]
+        assert sorted(asked) == ["gone", "starting", "starting", "there"]
 
 
 def test_no_worker_may_be_chosen() -> None:
@@ -260,3 +261,52 @@ def test_every_message_is_exported() -> None:
     assert set(kvatlas.__all__) <= set(dir(kvatlas))
     assert set(errors.__all__) == {n for n, v in vars(errors).items()
                                    if inspect.isclass(v) and issubclass(v, errors.KvatlasError)} | {"error_of"}
+
+
+def test_close_ends_what_other_threads_wait_for() -> None:
+    asked = threading.Event()
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        asked.set()
+        await asyncio.Event().wait()
+        return httpx.Response(200)
+
+    c = Client("http://there", timeout=3600, options={"transport": httpx.MockTransport(handler)})
+    ended: list[BaseException] = []
+
+    def find() -> None:
+        try:
+            c.find(Query("m"))
+        except RuntimeError as e:
+            ended.append(e)
+
+    asker = threading.Thread(target=find)
+    asker.start()
+    asked.wait()
+    c.close()
+    asker.join()
+    assert "closed" in str(ended[0])
+
+
+def test_a_choice_without_an_answer_is_freed() -> None:
+    """It may have been booked; and whatever happens, and in whichever loop, the router goes on."""
+    asked: list[tuple[str, str]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        said = json.loads(request.content)
+        asked.append((request.url.path.rpartition("/")[2], said["request_id"]))
+        if request.url.path.endswith("select"):
+            raise httpx.ReadError("reset", request=request)
+        return httpx.Response(200, json={"done": True})
+
+    chooser = Chooser("http://there", 5.0, True, {"options": {"transport": httpx.MockTransport(handler)}})
+
+    async def choose() -> None:
+        assert await chooser.choose(model="m", tokens=[1]) is None
+        while len(asked) % 2:
+            await asyncio.sleep(0.001)
+
+    for _ in range(2):
+        asyncio.run(choose())
+    assert [op for op, _ in asked] == ["select", "free", "select", "free"]
+    assert asked[0][1] == asked[1][1] != asked[2][1] == asked[3][1]

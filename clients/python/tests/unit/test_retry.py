@@ -52,6 +52,10 @@ def test_once() -> None:
     r.sends(0)
     r.late(r.at, False)
     assert r.at < r.left and not r.over(r.at)
+    for why, unsent in (ABSENT, False), (LOST, True):
+        r.failed(0.001, why, unsent)  # it has reached nobody
+        assert not r.over(0.001)
+        r.sends(0.001)
     r.failed(0.001, LOST)
     assert r.over(0.001)
 
