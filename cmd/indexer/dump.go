@@ -40,9 +40,12 @@ its own fields: of a hybrid model, what its groups serve and hold.`,
 	cmd.Flags().BoolVar(&now, "now", false, "have the running indexer write snapshots first")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if now {
-			_, err := ask(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.SnapshotList, error) {
+			list, err := ask(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.SnapshotList, error) {
 				return c.Snapshot(ctx)
 			})
+			if err == nil {
+				err = wholeSnapshot(list)
+			}
 			if err != nil {
 				return err
 			}

@@ -40,12 +40,20 @@ again.`,
 			}
 			cli.Table(w, []string{"PARTITION", "GENERATION", "SEQ", "SIZE", "NEW"}, rows)
 		})
-		if err == nil && len(list.Missing) > 0 {
-			return fmt.Errorf("no node has written a snapshot of partitions %s", ranges(list.Missing))
+		if err == nil {
+			err = wholeSnapshot(list)
 		}
 		return err
 	}
 	return cmd
+}
+
+// wholeSnapshot is an error if not all partitions were written.
+func wholeSnapshot(list *api.SnapshotList) error {
+	if len(list.Missing) > 0 {
+		return fmt.Errorf("no node has written a snapshot of partitions %s", ranges(list.Missing))
+	}
+	return nil
 }
 
 func snapshotListCommand() *cobra.Command {

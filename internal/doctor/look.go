@@ -31,13 +31,13 @@ func lookAtNATS(ctx context.Context, x *examination) (string, error) {
 		return x.cfg.Shown, nil
 	}
 	var err error
+	if x.client, err = client.NATS(x.conn.NATS(), x.cfg.Namespace, client.Options{}); err != nil {
+		return "", err
+	}
 	if x.facts.Server, err = x.conn.Server(); err != nil {
 		return x.cfg.Shown, err
 	}
 	s := &x.facts.Server
-	if x.client, err = client.NATS(x.conn.NATS(), x.cfg.Namespace, client.Options{}); err != nil {
-		return "", err
-	}
 	return fmt.Sprintf("%s, nats-server %s at %s, %v away", s.Name, s.Version, s.URL,
 		s.RoundTrip.Round(10*time.Microsecond)), nil
 }
