@@ -188,8 +188,8 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	}
 	switch {
 	case tokens != nil:
-	case s.cfg.Text && p.Text.Check() == nil:
-		q.Text = &p.Text
+	case s.cfg.Text && p.ChatTemplate == "" && p.Text.Check() == nil:
+		q.Text = &p.Text // but not with a template of the user's, which is a program: vLLM refuses those by default too
 	default:
 		q.ISLTokens, q.LoRA, q.CacheSalt = p.estimate(), "", "" // these go with tokens
 	}

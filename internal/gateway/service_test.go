@@ -334,3 +334,21 @@ func TestAddress(t *testing.T) {
 		}
 	}
 }
+
+// TestTextsOfUsers: what is null is absent, and a template of the user's own is not rendered.
+func TestTextsOfUsers(t *testing.T) {
+	for body, text := range map[string]bool{
+		`{"model":"m","messages":[{"role":"user","content":"hi"}],"tools":null,"chat_template_kwargs":null}`: true,
+		`{"model":"m","prompt":"hi","messages":null,"tools":null}`:                                           true,
+		`{"model":"m","messages":[{"role":"user","content":"hi"}],"chat_template":"{{ 1 }}"}`:                false,
+	} {
+		w := newWorld()
+		send := []string{"headers buffered ", "body " + body}
+		if err := New(w.config()).Process(&script{t: t, w: w, send: send}); err != nil {
+			t.Fatal(err)
+		}
+		if asked := strings.Contains(strings.Join(w.log, "\n"), " text "); asked != text {
+			t.Errorf("%s: as text: %v\n%q", body, asked, w.log)
+		}
+	}
+}

@@ -56,7 +56,9 @@ func (v Value) MarshalJSON() ([]byte, error) { return json.RawMessage(v).Marshal
 
 // UnmarshalJSON keeps the value.
 func (v *Value) UnmarshalJSON(data []byte) error {
-	*v = bytes.Clone(data)
+	if *v = nil; string(data) != "null" { // which is as if the field were absent
+		*v = bytes.Clone(data)
+	}
 	return nil
 }
 
