@@ -217,6 +217,7 @@ func (s *serving) check() error {
 	wrong.When(s.LogAge > 0 && s.LogAge < 2*s.SnapshotInterval,
 		"--log-age %v is less than twice --snapshot-interval %v: messages would leave the log before two snapshots have them",
 		s.LogAge, s.SnapshotInterval)
+	wrong.When(s.RequestExpiry > load.MaxExpiry, "--request-expiry %v is more than %v", s.RequestExpiry, load.MaxExpiry)
 	wrong.About("--zone", cluster.CheckZone(s.Zone))
 	wrong.When(s.Replication < 0, "--replication %d is negative", s.Replication)
 	wrong.When(s.natsWait < 0, "--nats-wait %v is negative", s.natsWait)

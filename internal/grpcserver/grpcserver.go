@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -47,6 +48,9 @@ type Config struct {
 
 	Ready func() error                 // nil: the node answers
 	Ended func(method, outcome string) // is told what became of each call: "ok", or an error's code
+
+	// Panicked tells that a handler did, and where. Its call is an error, and the port goes on, as over HTTP.
+	Panicked func(method string, why any, stack []byte)
 
 	Tracer *tracing.Tracer // of calls but those of grpc.health.v1; nil: they are not traced
 }
@@ -121,7 +125,10 @@ func (p *port) call(ctx context.Context, q any, info *grpc.UnaryServerInfo, next
 	defer end()
 	if err == nil {
 		traced, span := p.begin(ctx, info.FullMethod)
-		a, err = next(traced, q)
+		err = p.guard(info.FullMethod, func() (err error) {
+			a, err = next(traced, q)
+			return err
+		})
 		finish(span, err)
 	}
 	return a, outcome(ctx, err)
@@ -135,10 +142,21 @@ func (p *port) stream(service any, s grpc.ServerStream, info *grpc.StreamServerI
 		if span.On() {
 			s = tracedStream{s, traced}
 		}
-		err = next(service, s)
+		err = p.guard(info.FullMethod, func() error { return next(service, s) })
 		finish(span, err)
 	}
 	return outcome(s.Context(), err)
+}
+
+// guard makes an error of a panic.
+func (p *port) guard(method string, handle func() error) (err error) {
+	defer func() {
+		if why := recover(); why != nil {
+			p.Panicked(method, why, debug.Stack())
+			err = api.Errorf(api.CodeInternal, "a fault in this program ended the call; its log has more")
+		}
+	}()
+	return handle()
 }
 
 // begin begins the span of a call, in the caller's trace if its metadata name one.

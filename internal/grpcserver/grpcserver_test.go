@@ -96,6 +96,28 @@ func say(ctx context.Context, conn *grpc.ClientConn, text string) error {
 	return conn.Invoke(ctx, "/test.Echo/Say", wrapperspb.String(text), &wrapperspb.StringValue{})
 }
 
+// TestPanics: a call that panics is an error, and the port goes on.
+func TestPanics(t *testing.T) {
+	told := make(chan string, 1)
+	conn, _ := serve(t, Config{Calls: 1, Streams: 1, Panicked: func(method string, why any, stack []byte) {
+		told <- fmt.Sprint(method, " ", why, " ", len(stack) > 0)
+	}}, echo(func(_ context.Context, text string) error {
+		if text == "bad" {
+			panic(text)
+		}
+		return nil
+	}))
+	if err := say(t.Context(), conn, "bad"); status.Code(err) != codes.Internal {
+		t.Errorf("%v", err)
+	}
+	if got := <-told; got != "/test.Echo/Say bad true" {
+		t.Errorf("told %s", got)
+	}
+	if err := say(t.Context(), conn, "good"); err != nil {
+		t.Errorf("the next call: %v", err)
+	}
+}
+
 // TestStatuses: errors of the catalogue come as statuses, and every call is counted by its outcome, those too that the
 // library refuses.
 func TestStatuses(t *testing.T) {

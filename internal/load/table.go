@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -41,7 +42,11 @@ func (l *Limits) setDefaults() {
 	if l.Expiry <= 0 {
 		l.Expiry = 300 * time.Second
 	}
+	l.Expiry = min(l.Expiry, MaxExpiry)
 }
+
+// MaxExpiry is the greatest age that an event can tell, 49 days.
+const MaxExpiry = math.MaxUint32 * time.Millisecond
 
 // Limits of requests under way.
 const (

@@ -169,13 +169,11 @@ func (q *Queue) Remove(id uint64) bool {
 // Examine tries who can go, in order: go reports whether the request has gone, and then it waits no more. It must not
 // use the queue.
 func (q *Queue) Examine(try func(id uint64) bool) {
-	vain := map[uint64]bool{} // groups
-	next := func(c *class) *waiting {
-		if len(vain) == 0 && len(c.list) > 0 {
-			return c.list[0]
-		}
-		for _, w := range c.list {
-			if !vain[w.Group] {
+	vain := map[uint64]bool{}           // groups
+	from := make([]int, len(q.classes)) // of each class: those before are of groups that were tried in vain
+	next := func(class int) *waiting {
+		for list := q.classes[class].list; from[class] < len(list); from[class]++ {
+			if w := list[from[class]]; !vain[w.Group] {
 				return w
 			}
 		}
@@ -183,7 +181,7 @@ func (q *Queue) Examine(try func(id uint64) bool) {
 	}
 	for {
 		c := &q.classes[q.turn]
-		w, others := next(c), q.others(next)
+		w, others := next(q.turn), q.others(next)
 		switch {
 		case w == nil && !others:
 			return // the turn stays where it is
@@ -208,9 +206,9 @@ func (q *Queue) Examine(try func(id uint64) bool) {
 }
 
 // others reports whether a class has somebody to try whose turn it is not. Without, a deficit holds nobody back.
-func (q *Queue) others(next func(*class) *waiting) bool {
+func (q *Queue) others(next func(class int) *waiting) bool {
 	for i := range q.classes {
-		if i != q.turn && next(&q.classes[i]) != nil {
+		if i != q.turn && next(i) != nil {
 			return true
 		}
 	}

@@ -21,9 +21,10 @@ func (s *Server) serveGRPC() (stop func(), err error) {
 	calls := s.QueryWorkers + s.QueryQueue
 	stop, at, err := grpcserver.Serve(s.GRPCListen, grpcserver.Config{
 		Token: s.HTTPToken, TLS: s.HTTPTLS, Calls: calls, Streams: streamsPerCall * calls,
-		Ready:  router{s}.admit,
-		Ended:  func(method, outcome string) { s.outcomes.Count(api.OverGRPC, method, outcome) },
-		Tracer: s.Tracer,
+		Ready:    router{s}.admit,
+		Ended:    func(method, outcome string) { s.outcomes.Count(api.OverGRPC, method, outcome) },
+		Panicked: s.panicked,
+		Tracer:   s.Tracer,
 	}, func(r grpc.ServiceRegistrar) {
 		extprocv3.RegisterExternalProcessorServer(r, gateway.New(gateway.Config{
 			Router: tracedRouter{router{s}}, Pool: s.registry.Pool, All: s.registry.All, MaxBodies: maxBodies,

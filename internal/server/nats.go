@@ -108,13 +108,16 @@ func (v *service) config(name string, by api.Transport) jetstream.ServiceConfig 
 		Workers:     v.s.QueryWorkers, Queue: v.s.QueryQueue, MaxBody: jetstream.MaxValue, Refuse: refuse,
 		Traced: v.s.Tracer.On(),
 		Hooks: jetstream.ServiceHooks{
-			Ended: func(op, outcome string) { v.s.outcomes.Count(by, op, outcome) },
-			Panicked: func(op string, why any, stack []byte) {
-				v.s.log.Error("a fault in this program ended a request; it goes on", "operation", op, "fault", why, "stack",
-					string(stack), "what_to_do", "report it with these lines; indexer version says what runs")
-			},
+			Ended:    func(op, outcome string) { v.s.outcomes.Count(by, op, outcome) },
+			Panicked: v.s.panicked,
 		},
 	}
+}
+
+// panicked says of a fault that a request has brought to light.
+func (s *Server) panicked(op string, why any, stack []byte) {
+	s.log.Error("a fault in this program ended a request; it goes on", "operation", op, "fault", why, "stack",
+		string(stack), "what_to_do", "report it with these lines; indexer version says what runs")
 }
 
 // serviceVersion is a semantic version, which micro services must have.

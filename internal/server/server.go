@@ -243,12 +243,14 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 // until it is known that none has.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.pool.Close()
+	var ports []func() // end what is served over HTTP and gRPC
 	for _, face := range s.faces() {
 		stop, err := web.Serve(face, s.HTTPTLS, s.log)
 		if err != nil {
 			return err
 		}
 		defer stop()
+		ports = append(ports, stop)
 	}
 	if s.GRPCListen != "" {
 		stop, err := s.serveGRPC()
@@ -256,6 +258,7 @@ func (s *Server) Run(ctx context.Context) error {
 			return err
 		}
 		defer stop()
+		ports = append(ports, stop)
 	}
 	member, err := cluster.Join(ctx, s.joining)
 	if err != nil {
@@ -331,6 +334,11 @@ func (s *Server) Run(ctx context.Context) error {
 	service.stop(stopping)
 	recallStop(stopping)
 	cancel()
+	var closing sync.WaitGroup // before the last step of bookings, which tells others what these last requests have done
+	for _, stop := range ports {
+		closing.Go(stop)
+	}
+	closing.Wait()
 	end()
 	parts.Wait()
 	return err

@@ -140,7 +140,9 @@ var errNotStarted = errors.New("the shim has not read the log yet")
 
 // Resync has the machine begin a new incarnation, once for each id, if what is asked makes it necessary.
 func (s *ControlServer) Resync(ctx context.Context, a control.ResyncRequest) (control.Shim, error) {
-	s.mu.Lock()
+	if !s.mu.TryLock() { // another is in hand. Who waited for it would keep this shim from saying who it is
+		return s.Who(), errNotStarted
+	}
 	defer s.mu.Unlock()
 	who := s.Who()
 	if incarnation, ok := s.done[a.ID]; ok {

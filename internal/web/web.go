@@ -16,6 +16,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -113,9 +114,11 @@ func Serve(f Face, secure *tls.Config, log *slog.Logger) (stop func(), err error
 	}
 	go server.Serve(l)
 	log.Info(f.What+" is served", "listen", l.Addr().String())
-	return func() {
+	return sync.OnceFunc(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
-		server.Shutdown(ctx)
-	}, nil
+		if server.Shutdown(ctx) != nil {
+			server.Close() // who watches does not end by himself
+		}
+	}), nil
 }
