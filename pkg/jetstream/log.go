@@ -135,7 +135,6 @@ func (n *Namespace) ensureStream(ctx context.Context, p events.Partition, cfg Lo
 // ensure creates a stream, or lets amend change the configuration of the one that is there and updates it if it did.
 func (c *Conn) ensure(ctx context.Context, want jetstream.StreamConfig,
 	amend func(there *jetstream.StreamConfig) error) error {
-	action := "create stream " + want.Name
 	var refused time.Time // when the servers first had no room for all replicas
 	for {
 		there, err := c.streamInfo(ctx, want.Name)
@@ -149,12 +148,10 @@ func (c *Conn) ensure(ctx context.Context, want jetstream.StreamConfig,
 				cfg.AllowAtomicPublish == before.AllowAtomicPublish && cfg.AllowDirect == before.AllowDirect {
 				return nil
 			}
-			return c.call(ctx, "update stream "+want.Name, "STREAM.UPDATE."+want.Name, cfg, nil)
+			err = c.call(ctx, "update stream "+want.Name, "STREAM.UPDATE."+want.Name, cfg, nil)
+		} else if errors.Is(err, ErrNotFound) {
+			err = c.call(ctx, "create stream "+want.Name, "STREAM.CREATE."+want.Name, want, nil)
 		}
-		if !errors.Is(err, ErrNotFound) {
-			return err
-		}
-		err = c.call(ctx, action, "STREAM.CREATE."+want.Name, want, nil)
 		switch codeOf(err) {
 		case codeStreamNameInUse:
 			continue // somebody else was faster, with other limits
