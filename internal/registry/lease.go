@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"bytes"
 	"context"
 	crand "crypto/rand"
 	"encoding/json"
@@ -190,8 +189,9 @@ func (l *Lease) Keep(ctx context.Context, lost func()) error {
 	}
 }
 
-// renew writes the record after the revision that it had, or finds out what became of it. revision is 0 for a lease
-// that is not ours yet.
+// renew writes the record after the revision that it had, or after what it finds there. It writes even where an attempt
+// whose acknowledgement was lost has stored the same: a node that began since has not heard from this shim. revision is
+// 0 for a lease that is not ours yet.
 func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expired bool, err error) {
 	data := l.text()
 	if revision != 0 {
@@ -214,9 +214,6 @@ func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expire
 				return 0, false, fmt.Errorf("%w: process %d on %s, since %s", ErrTaken, there.Holder.PID,
 					there.Holder.Host, there.Holder.Since.Format(time.RFC3339))
 			}
-		}
-		if bytes.Equal(entry.Value, data) {
-			return entry.Revision, false, nil // an earlier attempt was stored after all
 		}
 	}
 	next, err = l.write(ctx, data, entry.Revision)
