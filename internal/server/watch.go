@@ -8,9 +8,6 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// watchWrite is how long a watcher may take to take an event.
-const watchWrite = 10 * time.Second
-
 // watched is what the live page is told of.
 type watched struct{ *Server }
 
@@ -22,7 +19,7 @@ func (w watched) EngineLoads(context.Context) (*api.EngineLoads, error) { return
 
 func (w watched) Nodes() []string { return w.nodes() }
 
-// watch sends server-sent events until whoever watches has gone.
+// watch sends server-sent events until whoever watches has gone, or takes none any more.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	control := http.NewResponseController(w)
 	begun := false
@@ -33,7 +30,6 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "text/event-stream")
 			w.Header().Set("Cache-Control", "no-store")
 		}
-		_ = control.SetWriteDeadline(time.Now().Add(watchWrite))
 		if _, err := w.Write(event); err != nil {
 			return err
 		}

@@ -106,19 +106,67 @@ func Serve(f Face, secure *tls.Config, log *slog.Logger) (stop func(), err error
 	if err != nil {
 		return nil, fmt.Errorf("HTTP: %w; choose another with %s", err, f.Flag)
 	}
+	log.Info(f.What+" is served", "listen", l.Addr().String())
+	return serve(l, f.Handler, secure), nil
+}
+
+func serve(l net.Listener, handler http.Handler, secure *tls.Config) (stop func()) {
+	l = listener{l}
 	if secure != nil {
-		l = tls.NewListener(l, secure)
+		l = tls.NewListener(l, secure) // above the deadlines, as net/http must see that it is TLS
 	}
 	server := &http.Server{
-		Handler: f.Handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
+		Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
 	}
 	go server.Serve(l)
-	log.Info(f.What+" is served", "listen", l.Addr().String())
 	return sync.OnceFunc(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
 		if server.Shutdown(ctx) != nil {
 			server.Close() // who watches does not end by himself
 		}
-	}), nil
+	})
+}
+
+// A client must take writePiece bytes within writeTimeout, or its connection ends: one that reads nothing would hold a
+// reply and its room for ever. A bound of whole replies, such as [http.Server.WriteTimeout], would end streams.
+const (
+	writeTimeout = 30 * time.Second
+	writePiece   = 1 << 20
+)
+
+// listener bounds how long writing to its connections takes.
+type listener struct{ net.Listener }
+
+func (l listener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return conn{c}, nil
+}
+
+// conn has a deadline of its own for each piece that is written, in place of what was set.
+type conn struct{ net.Conn }
+
+func (c conn) Write(b []byte) (n int, err error) {
+	for {
+		if err := c.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+			return n, err
+		}
+		wrote, err := c.Conn.Write(b[n:min(n+writePiece, len(b))])
+		n += wrote
+		if err != nil || n == len(b) {
+			return n, err
+		}
+	}
+}
+
+// CloseWrite is what net/http ends a connection with whose request it has not read to its end, so that the reply
+// arrives.
+func (c conn) CloseWrite() error {
+	if half, can := c.Conn.(interface{ CloseWrite() error }); can {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
 }

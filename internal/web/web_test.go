@@ -1,0 +1,162 @@
+package web
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// pipes is a listener of connections in memory, without any buffer: what is written waits until it is read.
+type pipes struct {
+	dialed chan net.Conn
+	closed chan struct{}
+}
+
+func (p pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.dialed:
+		return c, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
+func (p pipes) Close() error {
+	close(p.closed)
+	return nil
+}
+
+// ask sends a request to a handler that is served until the returned function is called.
+func ask(t *testing.T, handle http.HandlerFunc) (c net.Conn, stop func()) {
+	t.Helper()
+	l := pipes{make(chan net.Conn), make(chan struct{})}
+	end := serve(l, handle, nil)
+	c, there := net.Pipe()
+	l.dialed <- there
+	if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	return c, func() {
+		c.Close()
+		end()
+	}
+}
+
+// TestUnread: who asks and does not read holds a reply for a while only.
+func TestUnread(t *testing.T) {
+	for name, read := range map[string]int64{"nothing": 0, "a part": writePiece + 1000} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ended := make(chan error, 1)
+				c, stop := ask(t, func(w http.ResponseWriter, _ *http.Request) {
+					ended <- WriteReply(w, "text/plain", make([]byte, 3*writePiece), http.StatusOK)
+				})
+				defer stop()
+				if _, err := io.CopyN(io.Discard, c, read); err != nil {
+					t.Fatal(err)
+				}
+				select {
+				case err := <-ended:
+					if err == nil {
+						t.Error("the reply is sent, it is said")
+					}
+				case <-time.After(time.Hour): // of the test's clock
+					t.Error("the handler goes on")
+				}
+			})
+		})
+	}
+}
+
+// TestSlowReader: who reads slowly, and reads on, gets all of a reply.
+func TestSlowReader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const size = 8 * writePiece
+		c, stop := ask(t, func(w http.ResponseWriter, _ *http.Request) {
+			if err := WriteReply(w, "text/plain", make([]byte, size), http.StatusOK); err != nil {
+				t.Error(err)
+			}
+		})
+		defer stop()
+		reply, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		begun := time.Now()
+		for range 2 * size / writePiece {
+			time.Sleep(writeTimeout / 4)
+			if _, err := io.CopyN(io.Discard, reply.Body, writePiece/2); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if took := time.Since(begun); took < 2*writeTimeout {
+			t.Errorf("the reader took %v, which is not slow", took)
+		}
+		if n, err := io.Copy(io.Discard, reply.Body); n > 0 || err != nil {
+			t.Errorf("%d bytes more, %v", n, err)
+		}
+	})
+}
+
+// TestStream: a stream goes on for as long as each part of it is read, however long it is silent.
+func TestStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const lines = 10
+		c, stop := ask(t, func(w http.ResponseWriter, _ *http.Request) {
+			for range lines {
+				if _, err := io.WriteString(w, "line\n"); err != nil {
+					t.Error(err)
+				}
+				if err := http.NewResponseController(w).Flush(); err != nil {
+					t.Error(err)
+				}
+				time.Sleep(2 * writeTimeout)
+			}
+		})
+		defer stop()
+		reply, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(reply.Body)
+		if err != nil || string(text) != strings.Repeat("line\n", lines) {
+			t.Errorf("%q, %v", text, err)
+		}
+	})
+}
+
+// TestCloseWrite: net/http can end its half of a connection, so that a reply arrives though more is sent to it.
+func TestCloseWrite(t *testing.T) {
+	on, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer on.Close()
+	c, err := net.Dial("tcp", on.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	there, err := listener{on}.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer there.Close()
+	half, can := there.(interface{ CloseWrite() error })
+	if !can {
+		t.Fatal("it cannot")
+	}
+	if err := half.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := io.Copy(io.Discard, c); n > 0 || err != nil {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+}
