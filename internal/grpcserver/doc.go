@@ -11,7 +11,8 @@
 //
 // A call needs the metadata "authorization: Bearer TOKEN", if the port has a token. What is refused is an [api.Error]'s
 // message with the status that [Status] gives its code. Calls beyond [Config.Calls] and [Config.Streams] are refused
-// with RESOURCE_EXHAUSTED, messages beyond [MaxMessage] by the gRPC library.
+// with RESOURCE_EXHAUSTED, messages beyond [MaxMessage] by the gRPC library. All this but the last is decided before a
+// message is read. The message of a call must come within 30 s, as the call has its place by then.
 //
 // Handlers return errors of type [*api.Error], or statuses.
 package grpcserver

@@ -35,6 +35,9 @@ const MaxMessage = 8 << 20
 // drain is how long calls under way may take to end once the port is told to stop.
 const drain = 2 * time.Second
 
+// readTimeout is how long a call's message may take to come, as a request's over HTTP may.
+const readTimeout = 30 * time.Second
+
 // forHealth is how many calls of grpc.health.v1 a connection has room for beside all others.
 const forHealth = 16
 
@@ -86,7 +89,7 @@ func Serve(listen string, cfg Config, register func(grpc.ServiceRegistrar)) (sto
 		options = append(options, grpc.Creds(credentials.NewTLS(cfg.TLS)))
 	}
 	server := grpc.NewServer(options...)
-	register(server)
+	register(registrar{server, p})
 	grpc_health_v1.RegisterHealthServer(server, &health{p: p})
 	p.services = server.GetServiceInfo()
 	go server.Serve(l)
@@ -107,30 +110,67 @@ func (p *port) admit(ctx context.Context, method string, underWay *atomic.Int64,
 	if isHealth(method) {
 		return func() {}, nil
 	}
-	if n := underWay.Add(1); n > int64(most) {
-		err = api.Errorf(api.CodeBusy, "%d calls are under way over gRPC; ask again a little later", most)
-	}
 	given := ""
 	if values := metadata.ValueFromIncomingContext(ctx, "authorization"); len(values) == 1 {
 		given = values[0]
 	}
 	if !p.token(given) {
-		err = api.Errorf(api.CodeUnauthorized, "this port wants a bearer token: metadata authorization: Bearer ...")
+		return func() {}, api.Errorf(api.CodeUnauthorized,
+			"this port wants a bearer token: metadata authorization: Bearer ...")
+	}
+	if n := underWay.Add(1); n > int64(most) {
+		err = api.Errorf(api.CodeBusy, "%d calls are under way over gRPC; ask again a little later", most)
 	}
 	return func() { underWay.Add(-1) }, err
 }
 
-func (p *port) call(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (a any, err error) {
-	end, err := p.admit(ctx, info.FullMethod, &p.calls, p.Calls)
-	defer end()
-	if err == nil {
-		traced, span := p.begin(ctx, info.FullMethod)
-		err = p.guard(info.FullMethod, func() (err error) {
-			a, err = next(traced, q)
-			return err
-		})
-		finish(span, err)
+// registrar registers services whose calls are admitted before their messages are read. Interceptors come after that.
+type registrar struct {
+	grpc.ServiceRegistrar
+	p *port
+}
+
+func (r registrar) RegisterService(desc *grpc.ServiceDesc, service any) {
+	admitting := *desc
+	admitting.Methods = slices.Clone(desc.Methods)
+	for i := range admitting.Methods {
+		m := &admitting.Methods[i]
+		m.Handler = r.p.admitting("/"+desc.ServiceName+"/"+m.MethodName, m.Handler)
 	}
+	r.ServiceRegistrar.RegisterService(&admitting, service)
+}
+
+func (p *port) admitting(method string, handle grpc.MethodHandler) grpc.MethodHandler {
+	return func(service any, ctx context.Context, read func(any) error, around grpc.UnaryServerInterceptor) (any, error) {
+		end, err := p.admit(ctx, method, &p.calls, p.Calls)
+		defer end()
+		if err != nil {
+			return nil, outcome(ctx, err)
+		}
+		return handle(service, ctx, func(q any) error { return readInTime(ctx, read, q) }, around)
+	}
+}
+
+// readInTime reads a call's message. Reading goes on after readTimeout, until the library ends the call, as there is no
+// other way to end it.
+func readInTime(ctx context.Context, read func(any) error, q any) error {
+	done := make(chan error, 1)
+	go func() { done <- read(q) }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(readTimeout):
+		return outcome(ctx, api.Errorf(api.CodeRequestTimeout, "the message did not come within %v", readTimeout))
+	}
+}
+
+func (p *port) call(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (a any, err error) {
+	traced, span := p.begin(ctx, info.FullMethod)
+	err = p.guard(info.FullMethod, func() (err error) {
+		a, err = next(traced, q)
+		return err
+	})
+	finish(span, err)
 	return a, outcome(ctx, err)
 }
 
@@ -272,7 +312,7 @@ var statuses = map[api.Code]codes.Code{
 	api.CodeTooLarge:         codes.ResourceExhausted, api.CodeBusy: codes.ResourceExhausted,
 	api.CodeOverloaded: codes.ResourceExhausted,
 	api.CodeNoWorkers:  codes.Unavailable, api.CodeNotReady: codes.Unavailable, api.CodeUnavailable: codes.Unavailable,
-	api.CodeBehind: codes.DeadlineExceeded,
+	api.CodeBehind: codes.DeadlineExceeded, api.CodeRequestTimeout: codes.DeadlineExceeded,
 }
 
 // Status is an error of the catalogue as gRPC has it.

@@ -7,7 +7,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -254,6 +257,75 @@ func TestRoom(t *testing.T) {
 	}
 	for first.RecvMsg(&wrapperspb.StringValue{}) == nil { // until the server has ended it
 	}
+}
+
+// TestNoMessage: a call is refused by its headers alone, and counted.
+func TestNoMessage(t *testing.T) {
+	var counted counts
+	begun, end := make(chan struct{}), make(chan struct{})
+	conn, stop := serve(t, Config{Token: []byte("0123456789abcdef"), Calls: 1, Streams: 1, Ended: counted.ended},
+		echo(func(context.Context, string) error {
+			close(begun)
+			<-end
+			return nil
+		}))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // not to hang
+	defer cancel()
+	sendNothing := func(ctx context.Context) error {
+		s, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true}, "/test.Echo/Say")
+		if err != nil {
+			return err
+		}
+		return s.RecvMsg(&wrapperspb.StringValue{})
+	}
+	if err := sendNothing(ctx); status.Code(err) != codes.Unauthenticated {
+		t.Fatal("without the token:", err)
+	}
+	if err := say(ctx, conn, strings.Repeat("x", MaxMessage+1)); status.Code(err) != codes.Unauthenticated {
+		t.Error("without the token, and too large:", err)
+	}
+	known := metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer 0123456789abcdef")
+	waited := make(chan error)
+	go func() { waited <- say(known, conn, "") }()
+	<-begun
+	if err := sendNothing(known); status.Code(err) != codes.ResourceExhausted {
+		t.Error("a second call:", err)
+	}
+	if err := sendNothing(ctx); status.Code(err) != codes.Unauthenticated {
+		t.Error("without the token, while there is no room:", err)
+	}
+	close(end)
+	if err := <-waited; err != nil {
+		t.Error(err)
+	}
+	stop()
+	if got := counted.String(); got != "map[Say busy:1 Say ok:1 Say unauthorized:3]" {
+		t.Errorf("counted %s", got)
+	}
+}
+
+// TestLateMessage: a message that does not come keeps a call's place for a while only.
+func TestLateMessage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, c, begun := &port{Config: Config{Calls: 1}, token: web.Bearer(nil)}, &call{}, time.Now()
+		never := make(chan struct{})
+		defer close(never)
+		handle := p.admitting("/test.Echo/Say", func(_ any, _ context.Context, read func(any) error,
+			_ grpc.UnaryServerInterceptor) (any, error) {
+			if n := p.calls.Load(); n != 1 {
+				t.Errorf("%d calls have a place while the message is read", n)
+			}
+			return nil, read(nil)
+		})
+		_, err := handle(nil, context.WithValue(t.Context(), callKey{}, c), func(any) error {
+			<-never
+			return nil
+		}, nil)
+		if status.Code(err) != codes.DeadlineExceeded || c.outcome != string(api.CodeRequestTimeout) ||
+			time.Since(begun) != readTimeout || p.calls.Load() != 0 {
+			t.Errorf("%v, counted as %s, after %v; %d calls have a place", err, c.outcome, time.Since(begun), p.calls.Load())
+		}
+	})
 }
 
 // TestStop ends a port under an open stream.
