@@ -1,6 +1,7 @@
 package bpe
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -266,9 +267,10 @@ func (t *Tokenizer) readTemplate(f *file) error {
 	return nil
 }
 
-// Encode appends the tokens of a text, which is UTF-8, with those that the template puts around it.
-func (t *Tokenizer) Encode(to []uint32, text string) ([]uint32, error) {
-	to, err := t.EncodeText(append(to, t.before...), text, nil)
+// Encode appends the tokens of a text, which is UTF-8, with those that the template puts around it. It ends early with
+// the context's error.
+func (t *Tokenizer) Encode(ctx context.Context, to []uint32, text string) ([]uint32, error) {
+	to, err := t.EncodeText(ctx, append(to, t.before...), text, nil)
 	return append(to, t.after...), err
 }
 
@@ -282,10 +284,13 @@ type Memory interface {
 const remembered = 64
 
 // EncodeText appends the tokens of a text alone (add_special_tokens=False). The memory may be nil.
-func (t *Tokenizer) EncodeText(to []uint32, text string, parts Memory) ([]uint32, error) {
-	m := merger{t: t}
+func (t *Tokenizer) EncodeText(ctx context.Context, to []uint32, text string, parts Memory) ([]uint32, error) {
+	m := merger{t: t, ctx: ctx}
 	token := func(id uint32) { to = append(to, id) }
-	piece := func(s string) { to = m.merge(to, s) }
+	piece := func(s string) bool {
+		to = m.merge(to, s)
+		return m.err == nil
+	}
 	err := t.raw.split(text, func(s string) (err error) {
 		if part := s; parts != nil && len(part) >= remembered {
 			if ids, has := parts.Get(part); has {
@@ -308,24 +313,26 @@ func (t *Tokenizer) EncodeText(to []uint32, text string, parts Memory) ([]uint32
 		}
 		return t.normal.split(s, func(s string) error {
 			t.pieces(s, 0, piece)
-			return nil
+			return m.err
 		}, token)
 	}, token)
 	return to, err
 }
 
-// pieces splits a text by the patterns from one on.
-func (t *Tokenizer) pieces(s string, from int, piece func(string)) {
+// pieces splits a text by the patterns from one on, until piece returns false. It reports whether that never was.
+func (t *Tokenizer) pieces(s string, from int, piece func(string) bool) bool {
 	if from == len(t.matchers) {
-		piece(s)
-		return
+		return piece(s)
 	}
-	split(s, t.matchers[from], func(s string) { t.pieces(s, from+1, piece) })
+	return split(s, t.matchers[from], func(s string) bool { return t.pieces(s, from+1, piece) })
 }
 
 // merger merges the bytes of pieces. Its slices are used again.
 type merger struct {
 	t     *Tokenizer
+	ctx   context.Context
+	left  int   // steps until the context is looked at
+	err   error // the context's: what is merged is not to be used
 	parts []part
 	heap  []uint64 // rank and place of a pair, the lowest first; those that are gone stay until they are met
 }
@@ -338,8 +345,23 @@ type part struct {
 	to         uint32 // what that becomes
 }
 
-// merge appends the tokens of one piece.
+// stepsPerCheck take less than a millisecond.
+const stepsPerCheck = 4096
+
+// step counts a step, and reports whether there may be another.
+func (m *merger) step() bool {
+	if m.left--; m.left >= 0 {
+		return true
+	}
+	m.left, m.err = stepsPerCheck, m.ctx.Err()
+	return m.err == nil
+}
+
+// merge appends the tokens of one piece, unless the context ends.
 func (m *merger) merge(to []uint32, s string) []uint32 {
+	if !m.step() {
+		return to
+	}
 	if id, ok := m.t.vocab[s]; ok && m.t.whole {
 		return append(to, id)
 	}
@@ -349,9 +371,14 @@ func (m *merger) merge(to []uint32, s string) []uint32 {
 	}
 	m.parts[len(s)-1].next = -1
 	for i := range m.parts {
-		m.pair(int32(i))
+		if m.pair(int32(i)); !m.step() {
+			return to
+		}
 	}
 	for len(m.heap) > 0 {
+		if !m.step() {
+			return to
+		}
 		top := m.pop()
 		at := int32(uint32(top))
 		p := &m.parts[at]

@@ -1,7 +1,9 @@
 package bpe
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"reflect"
@@ -104,7 +106,7 @@ func TestMerges(t *testing.T) {
 			}
 		}
 		x := w.open(t)
-		m := merger{t: x}
+		m := merger{t: x, ctx: t.Context()}
 		for range 30 {
 			text := make([]byte, 1+rng.IntN(40))
 			for i := range text {
@@ -130,20 +132,20 @@ func TestEncode(t *testing.T) {
 		"x<a>e\u0301!ab": {1000, 'x', 1000, 1002, 256},
 		"ab c1234":       {1000, 256, ' ', 'c', '1', '2', '3', '4'},
 	} {
-		got, err := w.open(t).Encode(nil, text)
+		got, err := w.open(t).Encode(t.Context(), nil, text)
 		if err != nil || !slices.Equal(got, want) {
 			t.Errorf("%q is %v, not %v: %v", text, got, want, err)
 		}
 	}
-	if _, err := w.open(t).Encode(nil, "e"+strings.Repeat("\u0301", 40)); err == nil {
+	if _, err := w.open(t).Encode(t.Context(), nil, "e"+strings.Repeat("\u0301", 40)); err == nil {
 		t.Error("too many combining characters are taken")
 	}
 	w.merges = []string{"b c", "a b", "ab c"} // which nothing merges to abc
-	if got, _ := w.open(t).Encode(nil, "abc"); !slices.Equal(got, []uint32{1000, 'a', 256}) {
+	if got, _ := w.open(t).Encode(t.Context(), nil, "abc"); !slices.Equal(got, []uint32{1000, 'a', 256}) {
 		t.Errorf("by merges: %v", got)
 	}
 	w.change = func(file map[string]any) { file["model"].(map[string]any)["ignore_merges"] = true }
-	if got, _ := w.open(t).Encode(nil, "abc"); !slices.Equal(got, []uint32{1000, 258}) {
+	if got, _ := w.open(t).Encode(t.Context(), nil, "abc"); !slices.Equal(got, []uint32{1000, 258}) {
 		t.Errorf("with ignore_merges: %v", got)
 	}
 }
@@ -172,7 +174,7 @@ func TestAdded(t *testing.T) {
 		"be\u0301a":         {'b', 0xc3, 0xa9, 'a'},
 		"\u200cone one":     {0xe2, 0x80, 0x8c, 'o', 'n', 'e', ' ', 1003},
 	} {
-		got, err := w.open(t).EncodeText(nil, text, nil)
+		got, err := w.open(t).EncodeText(t.Context(), nil, text, nil)
 		if err != nil || !slices.Equal(got, want) {
 			t.Errorf("%q is %v, not %v: %v", text, got, want, err)
 		}
@@ -191,7 +193,7 @@ func TestSplit(t *testing.T) {
 	} {
 		for text, want := range texts {
 			var got []string
-			split(text, patterns[pattern], func(s string) { got = append(got, s) })
+			split(text, patterns[pattern], func(s string) bool { got = append(got, s); return true })
 			if strings.Join(got, "|") != want {
 				t.Errorf("%q: %q, not %q", text, got, want)
 			}
@@ -242,7 +244,7 @@ func FuzzSplit(f *testing.F) {
 		}
 		for pattern, match := range patterns {
 			var got []string
-			split(text, match, func(s string) { got = append(got, s) })
+			split(text, match, func(s string) bool { got = append(got, s); return true })
 			if strings.Join(got, "") != text || slices.Contains(got, "") {
 				t.Errorf("%s: %q is split into %q", pattern, text, got)
 			}
@@ -258,11 +260,45 @@ func FuzzNew(f *testing.F) {
 		if err != nil || !utf8.ValidString(text) {
 			return
 		}
-		one, _ := x.Encode(nil, text)
-		if two, _ := x.Encode(nil, text); !reflect.DeepEqual(one, two) {
+		one, _ := x.Encode(t.Context(), nil, text)
+		if two, _ := x.Encode(t.Context(), nil, text); !reflect.DeepEqual(one, two) {
 			t.Error(fmt.Sprint(one, two))
 		}
 	})
+}
+
+// ending is a context that ends when it has been asked so often whether it has.
+type ending struct {
+	context.Context
+	after int
+}
+
+func (e *ending) Err() error {
+	if e.after--; e.after < 0 {
+		return context.Canceled
+	}
+	return nil
+}
+
+// TestEnds has the context end before, in and between pieces: no tokens of such a text are remembered.
+func TestEnds(t *testing.T) {
+	x := world{merges: []string{"a a", "aa aa", "aaaa aaaa"}}.open(t)
+	const n = 16 * stepsPerCheck
+	for text, all := range map[string]int{strings.Repeat("a", n): 20, strings.Repeat("a1", n/2): 12} {
+		for after := range all {
+			m := &memory{parts: map[string][]uint32{}}
+			ctx := &ending{t.Context(), after}
+			if _, err := x.EncodeText(ctx, nil, text, m); !errors.Is(err, context.Canceled) || len(m.parts) > 0 {
+				t.Errorf("%.4q ended after %d checks: %v, %d parts", text, after, err, len(m.parts))
+			}
+			if ctx.after < -1 {
+				t.Errorf("%.4q went on after the end, for %d checks", text, -1-ctx.after)
+			}
+		}
+	}
+	if _, err := x.Encode(&ending{t.Context(), 0}, nil, "a"); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
 }
 
 // BenchmarkEncode makes tokens of a text of words and numbers.
@@ -273,7 +309,7 @@ func BenchmarkEncode(b *testing.B) {
 	b.ReportAllocs()
 	var ids []uint32
 	for b.Loop() {
-		ids, _ = x.Encode(ids[:0], text)
+		ids, _ = x.Encode(b.Context(), ids[:0], text)
 	}
 }
 
@@ -300,12 +336,12 @@ func TestMemory(t *testing.T) {
 	text := ""
 	for turn := range 50 {
 		text += "<a>" + strings.Repeat("e\u0301 turn ", turn+1) + fmt.Sprint(turn)
-		want, err := tok.EncodeText(nil, text, nil)
+		want, err := tok.EncodeText(t.Context(), nil, text, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		before := m.hits
-		got, err := tok.EncodeText([]uint32{7}, text, m)
+		got, err := tok.EncodeText(t.Context(), []uint32{7}, text, m)
 		if err != nil || !slices.Equal(got[1:], want) || got[0] != 7 {
 			t.Fatalf("turn %d: %v, %v, not %v", turn, got, err, want)
 		}

@@ -2,7 +2,7 @@
 // vocabularies of Llama 3, Qwen 2, 2.5 and 3, DeepSeek V3 and gpt-oss.
 //
 //	t, err := bpe.New(data)        // the file's bytes
-//	ids, err := t.Encode(ids, text) // with the tokens that the file's template puts around a prompt
+//	ids, err := t.Encode(ctx, ids, text) // with the tokens that the file's template puts around a prompt
 //
 // # Promises
 //
@@ -10,7 +10,7 @@
 //     vocabularies, texts and every code point. What is not known to be the same is refused by [New], with what it is:
 //     other models, normalizers and patterns. Patterns are recognised by their exact text, and each has a splitter that
 //     is written by hand, since Go's regular expressions have no look-ahead.
-//  2. A text costs n log n steps at most, for whichever text: merges wait in a heap.
+//  2. A text costs n log n steps at most, for whichever text: merges wait in a heap. It ends with the context.
 //  3. A Tokenizer does not change. Any number of goroutines may use it.
 //
 // # The way of a text

@@ -29,8 +29,9 @@ var patterns = map[string]matcher{
 		" ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+": matchDeepSeek,
 }
 
-// split calls piece for each match in a text, and for what is between them.
-func split(s string, match matcher, piece func(s string)) {
+// split calls piece for each match in a text, and for what is between them, until it returns false. It reports whether
+// that never was.
+func split(s string, match matcher, piece func(s string) bool) bool {
 	from := 0
 	for i := 0; i < len(s); {
 		end := match(s, i)
@@ -39,15 +40,12 @@ func split(s string, match matcher, piece func(s string)) {
 			i += n
 			continue
 		}
-		if from < i {
-			piece(s[from:i])
+		if from < i && !piece(s[from:i]) || !piece(s[i:end]) {
+			return false
 		}
-		piece(s[i:end])
 		from, i = end, end
 	}
-	if from < len(s) {
-		piece(s[from:])
-	}
+	return from == len(s) || piece(s[from:])
 }
 
 // runOf is the end of a run of code points of a class, of so many at most; fewer than 0: of any number.

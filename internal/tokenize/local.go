@@ -41,11 +41,11 @@ func (l *Local) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
 		if err != nil {
 			return Tokens{}, err
 		}
-		return l.encode(text, func(to []uint32, text string) ([]uint32, error) {
-			return l.bpe.EncodeText(to, text, l.parts)
+		return l.encode(ctx, text, func(ctx context.Context, to []uint32, text string) ([]uint32, error) {
+			return l.bpe.EncodeText(ctx, to, text, l.parts)
 		})
 	}
-	return l.encode(t.Prompt, l.bpe.Encode)
+	return l.encode(ctx, t.Prompt, l.bpe.Encode)
 }
 
 func (l *Local) render(ctx context.Context, t *api.Text) (string, error) {
@@ -72,9 +72,13 @@ func (l *Local) render(ctx context.Context, t *api.Text) (string, error) {
 	return text, nil
 }
 
-func (l *Local) encode(text string, by func([]uint32, string) ([]uint32, error)) (Tokens, error) {
-	ids, err := by(make(api.Tokens, 0, len(text)/bytesPerToken+8), text)
+func (l *Local) encode(
+	ctx context.Context, text string, by func(context.Context, []uint32, string) ([]uint32, error),
+) (Tokens, error) {
+	ids, err := by(ctx, make(api.Tokens, 0, len(text)/bytesPerToken+8), text)
 	switch {
+	case err != nil && ctx.Err() != nil:
+		return Tokens{}, ctx.Err()
 	case err != nil:
 		return Tokens{}, failed(Refused, "%w", err)
 	case len(ids) > api.MaxTokens:

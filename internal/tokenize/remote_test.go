@@ -3,6 +3,7 @@ package tokenize
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"net/http"
@@ -380,6 +381,17 @@ func TestLocal(t *testing.T) {
 	_, err = s.Tokenize(t.Context(), "m", chat)
 	if OutcomeOf(err) != Refused || !strings.Contains(err.Error(), "render") {
 		t.Error(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	local := *settings.Models["m"].local
+	if local.chat, err = (&renderer{}).with("x"); err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []*api.Text{{Prompt: "a"}, chat} { // the template is too short to look at the context
+		if _, err := local.Tokenize(ended, text); !errors.Is(err, context.Canceled) || OutcomeOf(err) != TimedOut {
+			t.Error(err)
+		}
 	}
 	if err := settings.Complete(func(string) ([]byte, error) { return []byte("{}"), nil }); err == nil ||
 		!strings.Contains(err.Error(), "give the model a render or tokenize URL") {

@@ -187,7 +187,7 @@ func (x *judged) compare(t *testing.T, texts []string) {
 		if err := json.Unmarshal(lines[i], &want); err != nil {
 			t.Fatal(err)
 		}
-		got, err := x.ours.Encode(nil, text)
+		got, err := x.ours.Encode(t.Context(), nil, text)
 		if err != nil {
 			refused++
 		} else if !slices.Equal(got, want) {
