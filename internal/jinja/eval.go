@@ -212,13 +212,15 @@ func (r *run) statement(n *node, s *scope, out *strings.Builder) (flow, error) {
 		}
 		ns.of[n.name] = v
 	case opSetBlock:
-		text, err := r.capture(n.kids[0], &scope{up: s})
-		s.set(n.names[0], text)
-		return normal, err
+		text, f, err := r.capture(n.kids[0], &scope{up: s})
+		if f == normal && err == nil { // else it is left before its end
+			s.set(n.names[0], text)
+		}
+		return f, err
 	case opMacro:
 		s.set(n.name, &macro{n, s})
 	case opGeneration:
-		text, err := r.capture(n.kids[0], &scope{up: s})
+		text, _, err := r.capture(n.kids[0], &scope{up: s})
 		if err != nil {
 			return normal, err
 		}
@@ -232,10 +234,10 @@ func (r *run) statement(n *node, s *scope, out *strings.Builder) (flow, error) {
 }
 
 // capture renders a block into a text of its own.
-func (r *run) capture(n *node, s *scope) (string, error) {
+func (r *run) capture(n *node, s *scope) (string, flow, error) {
 	var b strings.Builder
-	_, err := r.exec(n, s, &b)
-	return b.String(), err
+	f, err := r.exec(n, s, &b)
+	return b.String(), f, err
 }
 
 // loop is the variable of that name.
@@ -302,7 +304,7 @@ func (r *run) loop(n *node, s *scope, out *strings.Builder) (flow, error) {
 		}
 		items = kept
 	}
-	l := &loop{items: items}
+	l, whole := &loop{items: items}, false // whole: a round has come to its end, as Jinja2 has it for else
 	for at, v := range items {
 		l.at = at
 		round := &scope{up: s, of: map[string]any{"loop": l}}
@@ -316,8 +318,9 @@ func (r *run) loop(n *node, s *scope, out *strings.Builder) (flow, error) {
 		if f == breaks {
 			break
 		}
+		whole = whole || f == normal
 	}
-	if len(items) == 0 && n.kids[3] != nil {
+	if !whole && n.kids[3] != nil {
 		return r.exec(n.kids[3], &scope{up: s}, out)
 	}
 	return normal, nil
@@ -571,7 +574,8 @@ func (r *run) macro(m *macro, pos []any, kw []argument) (any, error) {
 		}
 		s.set(name, v)
 	}
-	return r.text(r.capture(m.node.kids[0], s))
+	text, _, err := r.capture(m.node.kids[0], s)
+	return r.text(text, err)
 }
 
 // missing is an argument that was not given.

@@ -190,18 +190,22 @@ func (r *run) split(s string, fromRight bool, pos []any) (any, error) {
 		switch {
 		case !is || sep == "":
 			return nil, errMethod
+		case fromRight: // finds others than from the left if the separator overlaps with itself
+			rest := s
+			for ; most != 0; most-- {
+				i := strings.LastIndex(rest, sep)
+				if i < 0 {
+					break
+				}
+				parts = append(parts, rest[i+len(sep):])
+				rest = rest[:i]
+			}
+			parts = append(parts, rest)
+			slices.Reverse(parts)
 		case most < 0 || most >= int64(strings.Count(s, sep)):
 			parts = strings.Split(s, sep)
-		case !fromRight:
-			parts = strings.SplitN(s, sep, int(most)+1)
 		default:
-			for ; most > 0; most-- {
-				i := strings.LastIndex(s, sep)
-				parts = append(parts, s[i+len(sep):])
-				s = s[:i]
-			}
-			parts = append(parts, s)
-			slices.Reverse(parts)
+			parts = strings.SplitN(s, sep, int(most)+1)
 		}
 	}
 	l := &list{items: make([]any, len(parts))}
