@@ -43,8 +43,9 @@
 //
 // Two states join into one in any order: counts by their maximum, flags by or, the decay after more outputs. So a later
 // event makes up for a lost one. A table remembers which numbers of each session it has seen, as spans. That costs a
-// few bytes and holds for ever: a booking that comes after its end stays out, and of a booking that only one of two
-// tables has it is known whether it is new to the other or has ended there. There are no tombstones with a lifetime.
+// few bytes and holds while there is the table: a booking that comes after its end stays out, and of a booking that
+// only one of two tables has it is known whether it is new to the other or has ended there. There are no tombstones
+// with a lifetime.
 //
 // Twice a second each node publishes a beat: for each table a [Digest], and how many messages of events it has sent.
 // Two nodes exchange summaries if one has missed such a message. If their digests differ while neither table changes,
@@ -76,6 +77,12 @@
 //
 // Who watches a table (internal/guess) remembers requests that have ended. A node that starts asks for them too, and is
 // ready a second later at most though they may not have come.
+//
+// A table that had nothing for twice the expiry is dropped: whatever was booked in it has expired everywhere, so nobody
+// needs to know what it has seen. Each node drops its own in its own time, and makes no table for a beat in which
+// another's has nothing. Others may remember what was said of the table that was dropped. So one that is made again
+// counts its keys and messages on, from the greatest of all tables that were dropped. Who lacks what was before finds
+// that by the beats, and has it after one exchange.
 //
 // While no other node is heard nothing but beats is published.
 //

@@ -180,6 +180,7 @@ func (r *Replica) compare(m *replica, from uint64, s *summary) {
 	}
 	flush()
 	m.touch(r.now)
+	m.used = r.now
 	switch {
 	case len(in.missing) > 0:
 	case !s.reply:

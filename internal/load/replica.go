@@ -75,6 +75,7 @@ type ReplicaCounts struct {
 	Dropped                                 uint64 // messages that were not sent, because too many wait, or taken
 	Unsynced                                uint64 // 1: it was ready without a peer's tables although there are peers
 	Recalled                                uint64 // past requests that a peer has told of
+	Idle                                    uint64 // tables dropped because nothing was booked there for long
 }
 
 // Replica keeps the same tables on every node. It is stepped: time and messages are arguments, and what is to be sent
@@ -86,6 +87,7 @@ type Replica struct {
 	cfg      ReplicaConfig
 	models   []*replica
 	byName   map[Model]*replica
+	dropped  numbers
 	peers    map[uint64]*other
 	others   time.Duration // when a ready node was last heard, or this one began
 	out      []Message
@@ -114,11 +116,16 @@ type other struct {
 	starts bool // it is not ready, as it says
 }
 
+// numbers are the last ones of own keys and own messages of events, of all tables that were dropped. A table that is
+// made again counts on from them, as other nodes may remember which of its numbers they have seen.
+type numbers struct{ key, sent uint64 }
+
 // replica is the table of one model.
 type replica struct {
 	Model
 	table   *Table
-	batch   []byte // events that wait
+	used    time.Duration // when anything was last said of its requests, here or by another node
+	batch   []byte        // events that wait
 	events  int
 	due     time.Duration // when they are to be sent
 	flushed time.Duration // when the last were made a message
@@ -212,7 +219,8 @@ func (r *Replica) Table(model Model) *Table {
 func (r *Replica) model(model Model) *replica {
 	m := r.byName[model]
 	if m == nil && len(r.models) < r.cfg.Models {
-		m = &replica{Model: model, table: NewTable(r.cfg.Origin, r.cfg.Limits), peers: map[uint64]*peer{}}
+		m = &replica{Model: model, table: NewTable(r.cfg.Origin, r.cfg.Limits), used: r.now, peers: map[uint64]*peer{}}
+		m.table.former = r.dropped.key
 		m.table.changed = func(kind change, rec *record) { r.enqueue(m, kind, rec) }
 		if r.cfg.Watch != nil {
 			m.table.watch = func(q *Request) { r.cfg.Watch(model, q) }
@@ -221,6 +229,24 @@ func (r *Replica) model(model Model) *replica {
 		r.models = append(r.models, m)
 	}
 	return m
+}
+
+// dropIdle drops tables that have had nothing for so long that whatever was booked in them has expired everywhere: what
+// they have seen is not needed any more.
+func (r *Replica) dropIdle() {
+	if !r.ready {
+		return
+	}
+	r.models = slices.DeleteFunc(r.models, func(m *replica) bool {
+		t := m.table
+		idle := t.Len() == 0 && m.events == 0 && r.now-m.used > 2*t.limits.Expiry
+		if idle {
+			r.Counts.Idle++
+			r.dropped.key, r.dropped.sent = max(r.dropped.key, t.next), max(r.dropped.sent, m.sent)
+			delete(r.byName, m.Model)
+		}
+		return idle
+	})
 }
 
 // Book is [Table.Book]. [ErrFull] may also say that there are too many models.
@@ -271,8 +297,9 @@ func (r *Replica) RemoveRank(now time.Duration, key events.RankKey) {
 // who comes later finds by the digests that it lacks something.
 func (r *Replica) enqueue(m *replica, kind change, rec *record) {
 	m.touch(r.now)
+	m.used = r.now
 	if len(r.peers) == 0 {
-		m.sent++
+		r.number(m)
 		return
 	}
 	if m.events == 0 {
@@ -285,13 +312,21 @@ func (r *Replica) enqueue(m *replica, kind change, rec *record) {
 	}
 }
 
+// number gives a message of events its number.
+func (r *Replica) number(m *replica) {
+	if m.sent == 0 {
+		m.sent = r.dropped.sent
+	}
+	m.sent++
+}
+
 // flush makes a message of the events that wait.
 func (r *Replica) flush(m *replica) {
 	if m.events == 0 {
 		return
 	}
 	b := make([]byte, 0, len(m.batch)+len(m.Name)+len(m.Group)+32)
-	m.sent++
+	r.number(m)
 	b = appendEvents(appendModel(appendHead(b, kindEvents, r.cfg.Origin), m.Model), m.sent, m.events, m.batch)
 	m.batch, m.events, m.flushed = m.batch[:0], 0, r.now
 	r.send(m.Model, 0, b)
@@ -344,6 +379,7 @@ func (r *Replica) Step(now time.Duration) []Message {
 				}
 			}
 		}
+		r.dropIdle()
 	}
 	if now >= r.nextBeat {
 		r.nextBeat = now + beatPeriod
@@ -502,6 +538,7 @@ func (m *replica) take(now time.Duration, list []event) {
 		m.table.suspect, m.doubt = false, true
 	}
 	m.touch(now)
+	m.used = now
 	m.settle()
 }
 
@@ -553,6 +590,11 @@ func (r *Replica) heard(from uint64, b *beat) {
 	}
 	for i := range b.models {
 		d := &b.models[i]
+		// One that has nothing is not made: nodes drop such tables, each in its own time. Who starts asks its source for
+		// past requests too.
+		if r.byName[d.Model] == nil && d.Digest == (Digest{}) && !source {
+			continue
+		}
 		m := r.model(d.Model)
 		if m == nil {
 			continue

@@ -13,8 +13,8 @@ import (
 )
 
 // TestReplicas lets nodes work while messages are lost, late, twice and out of order, nodes are cut off from each other
-// and restarted. Two seconds after that has ended all tables are equal, and what was said; and when all has expired
-// they are empty.
+// and restarted, and models are not used for so long that their tables are dropped. Two seconds after that has ended
+// all tables are equal, and what was said; and when all has expired they are empty.
 func TestReplicas(t *testing.T) {
 	var tables Counts
 	var replicas ReplicaCounts
@@ -26,7 +26,7 @@ func TestReplicas(t *testing.T) {
 	t.Logf("%+v", tables)
 	t.Logf("%+v", replicas)
 	if *rounds >= 100 && (tables.Rivals == 0 || tables.Superseded == 0 || tables.Stray == 0 || tables.Expired == 0 ||
-		tables.Gone == 0 || tables.Conflicts == 0 || replicas.Healed == 0 || replicas.Pushed == 0) {
+		tables.Gone == 0 || tables.Conflicts == 0 || replicas.Healed == 0 || replicas.Pushed == 0 || replicas.Idle == 0) {
 		t.Error("some of what should happen did not")
 	}
 }
@@ -34,7 +34,7 @@ func TestReplicas(t *testing.T) {
 // history is one of nodes of which so many compare tables in pairs.
 func history(seed uint64, pairs float64, tables *Counts, replicas *ReplicaCounts) error {
 	r := rand.New(rand.NewPCG(seed, 3))
-	expiry := []time.Duration{8 * time.Second, 300 * time.Second}[r.IntN(2)]
+	expiry := []time.Duration{8 * time.Second, 8 * time.Second, 300 * time.Second}[r.IntN(3)]
 	w := newWorld(seed, 3+r.IntN(3), Limits{Expiry: expiry})
 	if w.pairs = pairs; pairs > 0 {
 		for place := range w.nodes {
@@ -44,7 +44,8 @@ func history(seed uint64, pairs float64, tables *Counts, replicas *ReplicaCounts
 	w.run(2 * time.Second)
 	late := time.Duration(0)
 	for range 4 + r.IntN(8) {
-		switch r.IntN(6) {
+		pace := time.Millisecond
+		switch r.IntN(8) {
 		case 0:
 			w.loss = r.Float64() * 0.7
 		case 1:
@@ -60,11 +61,16 @@ func history(seed uint64, pairs float64, tables *Counts, replicas *ReplicaCounts
 			w.start(r.IntN(len(w.nodes)))
 		case 5:
 			w.heal()
+		case 6: // some models are not used for long
+			w.models, pace = testModels[r.IntN(2):][:1], 20*time.Millisecond
+		case 7: // none is
+			w.run(time.Duration(r.IntN(3)) * expiry)
 		}
 		for range r.IntN(80) {
 			w.op()
-			w.run(time.Duration(r.IntN(60)) * time.Millisecond)
+			w.run(time.Duration(r.IntN(60)) * pace)
 		}
+		w.models = testModels
 	}
 	w.heal()
 	w.run(2 * time.Second)
@@ -79,8 +85,9 @@ func history(seed uint64, pairs float64, tables *Counts, replicas *ReplicaCounts
 		replicas.Pushed += n.Counts.Pushed
 		replicas.Healed += n.Counts.Healed
 		replicas.Unsynced += n.Counts.Unsynced
-		for _, m := range testModels {
-			c := n.Table(m).Counts
+		replicas.Idle += n.Counts.Idle
+		for _, t := range n.tables {
+			c := t.Counts
 			tables.Booked += c.Booked
 			tables.PrefillDone += c.PrefillDone
 			tables.OutputBlocks += c.OutputBlocks
@@ -91,6 +98,8 @@ func history(seed uint64, pairs float64, tables *Counts, replicas *ReplicaCounts
 			tables.Rivals += c.Rivals
 			tables.Superseded += c.Superseded
 			tables.Stray += c.Stray
+		}
+		for _, m := range testModels {
 			if t := n.Table(m); t.Len() > 0 || t.Blocks() > 0 || t.Digest() != (Digest{}) || t.Check() != nil {
 				return fmt.Errorf("node %d has %d requests after all have expired, %v", n.place, t.Len(), t.Check())
 			}
@@ -328,6 +337,92 @@ func TestBatches(t *testing.T) {
 			i >= 254 && !errors.Is(err, ErrFull) {
 			t.Fatalf("model %d: %v", i, err)
 		}
+	}
+}
+
+// TestIdleModelsMakeRoom books in as many models as there may be, and then in as many others.
+func TestIdleModelsMakeRoom(t *testing.T) {
+	w := newWorld(*seed, 2, Limits{Expiry: 2 * time.Second})
+	w.run(2 * time.Second)
+	book := func(name string) error {
+		return w.nodes[0].Book(w.now, Model{Name: name}, Booking{ID: "r", Rank: rankKey(0)})
+	}
+	for round := range 3 {
+		for i := range 254 {
+			if err := book(fmt.Sprint(round, "-", i)); err != nil {
+				t.Fatalf("round %d, model %d: %v", round, i, err)
+			}
+			if i%16 == 0 {
+				w.run(10 * time.Millisecond)
+			}
+		}
+		w.run(10 * time.Millisecond)
+		for _, n := range w.nodes {
+			if n.Len() != 254 {
+				t.Errorf("round %d: node %d has %d requests", round, n.place, n.Len())
+			}
+		}
+		// Two models are always busy, so that beats and exchanges go on.
+		for end := w.now + 10*time.Second; w.now < end; w.run(time.Second) {
+			for _, m := range testModels {
+				_ = w.nodes[1].Book(w.now, m, Booking{ID: "busy", Rank: rankKey(0)})
+			}
+		}
+		w.run(3 * time.Second)
+	}
+	for _, n := range w.nodes {
+		for _, m := range n.Models() {
+			if !slices.Contains(testModels, m) {
+				t.Errorf("node %d has a table of %v", n.place, m)
+			}
+		}
+	}
+}
+
+// TestATableThatIsMadeAgainRepeatsNoNumber has a node that drops a table and makes it again, and another that has its
+// own still: it takes what is booked, and misses a message that is lost.
+func TestATableThatIsMadeAgainRepeatsNoNumber(t *testing.T) {
+	w := newWorld(*seed, 3, Limits{Expiry: 2 * time.Second})
+	w.run(2 * time.Second)
+	w.record = true
+	m, of, other := testModels[0], w.nodes[0], w.nodes[1]
+	book := func(id string) {
+		if err := of.Book(w.now, m, Booking{ID: id, Rank: rankKey(0)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 10 {
+		book(fmt.Sprint(i))
+		w.run(5 * time.Millisecond)
+	}
+	other.byName[m].used = w.now + time.Hour // as if it had not come to that yet
+	w.run(8 * time.Second)
+	if of.Replica.Table(m) != nil || other.Replica.Table(m) == nil {
+		t.Fatal("not one of the two has dropped its table")
+	}
+	of.model(m)
+	of.noteTables()
+	book("again")
+	if w.run(5 * time.Millisecond); !other.Table(m).Has("again") {
+		t.Error("the other node does not know the first booking")
+	}
+	numbers := map[uint64]bool{}
+	for _, data := range w.published {
+		is, err := decode(data, 0)
+		if err != nil || is.kind != kindEvents || is.from != of.cfg.Origin || is.number == 0 {
+			continue
+		}
+		if numbers[is.number] {
+			t.Errorf("two messages of events have the number %d", is.number)
+		}
+		numbers[is.number] = true
+	}
+	if len(numbers) != 11 {
+		t.Errorf("%d messages of events", len(numbers))
+	}
+	w.run(time.Second)
+	if err := w.check(0); err != nil {
+		t.Error(err)
 	}
 }
 

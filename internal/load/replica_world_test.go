@@ -42,6 +42,8 @@ type simNode struct {
 	group int    // of nodes that hear each other
 	pairs *pairs // it compares tables as nodes did before the ring; nil: in the ring
 
+	tables []*Table // all that it has or has dropped
+
 	watched map[Model]map[Key]*Request // under way, as Watch told it
 	ended   map[Model]map[Key]*Request // not any more
 	wrong   error                      // of what Watch told
@@ -77,6 +79,7 @@ type world struct {
 	flight flights
 	serial int
 	truth  map[Model]map[Key]*truth
+	models []Model // in which ops book
 
 	pairs       float64 // how many of the nodes that start are from before the ring
 	loss, twice float64
@@ -89,7 +92,7 @@ type world struct {
 func newWorld(seed uint64, n int, limits Limits) *world {
 	limits.setDefaults()
 	w := &world{Rand: rand.New(rand.NewPCG(seed, 9)), limits: limits, truth: map[Model]map[Key]*truth{},
-		delay: 2 * time.Millisecond}
+		models: testModels, delay: 2 * time.Millisecond}
 	for _, m := range testModels {
 		w.truth[m] = map[Key]*truth{}
 	}
@@ -115,13 +118,33 @@ func (w *world) start(place int) {
 	}
 	w.nodes[place] = n
 	for _, m := range testModels {
-		table := n.model(m).table
+		n.model(m)
+	}
+	n.noteTables()
+}
+
+// noteTables notes what is said of requests of tables that are new.
+func (n *simNode) noteTables() {
+	for _, m := range testModels {
+		table := n.Replica.Table(m)
+		if table == nil || slices.Contains(n.tables, table) {
+			continue
+		}
+		n.tables = append(n.tables, table)
 		said := table.changed
 		table.changed = func(kind change, r *record) {
 			n.note(m, kind, r)
 			said(kind, r)
 		}
 	}
+}
+
+// Table is a model's table; one without requests if there is none.
+func (n *simNode) Table(m Model) *Table {
+	if t := n.Replica.Table(m); t != nil {
+		return t
+	}
+	return NewTable(n.cfg.Origin, n.w.limits)
 }
 
 // watch keeps what it is told of: each request is new once, then changes, and ends.
@@ -211,6 +234,7 @@ func (w *world) run(d time.Duration) {
 			if err := receive(w.now, f.data); err != nil {
 				panic(err)
 			}
+			n.noteTables()
 		}
 		for _, n := range w.nodes {
 			if n.Wake() <= w.now {
@@ -261,10 +285,12 @@ func (w *world) chance(p float64) int {
 
 // op does something at a random node.
 func (w *world) op() {
-	n, m := w.nodes[w.IntN(len(w.nodes))], testModels[w.IntN(len(testModels))]
+	n, m := w.nodes[w.IntN(len(w.nodes))], w.models[w.IntN(len(w.models))]
 	id := fmt.Sprint("r", w.IntN(60))
 	switch w.IntN(20) {
 	case 0, 1, 2, 3, 4, 5, 6:
+		n.model(m)
+		n.noteTables()
 		_ = n.Book(w.now, m, Booking{ID: id, Rank: rankKey(w.IntN(6)), Hashes: prompt(w), NoReuse: w.IntN(5) == 0,
 			PrefillTokens: int64(w.IntN(3) * 100)})
 	case 7, 8, 9:

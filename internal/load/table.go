@@ -162,6 +162,7 @@ type Table struct {
 	limits  Limits
 	origin  uint64
 	next    uint64 // the last own key
+	former  uint64 // own keys up to it are of tables before this one: they have been seen
 	records map[Key]*record
 	ids     map[string]*record
 	rivals  map[string]time.Duration // ids of more than one record, since when
@@ -237,6 +238,10 @@ func (t *Table) Book(now time.Duration, b Booking) error {
 	if len(t.records) >= t.limits.Requests || t.blocks+len(b.Hashes) > t.limits.Blocks {
 		t.Counts.Full++
 		return fmt.Errorf("book %.64q: %w: %d requests with %d blocks", b.ID, ErrFull, len(t.records), t.blocks)
+	}
+	if t.next < t.former {
+		t.next = t.former
+		t.seenOf(t.origin, now).add(1, t.next)
 	}
 	t.next++
 	r := &record{key: Key{t.origin, t.next}, id: b.ID, rank: b.Rank, tokens: b.PrefillTokens, expected: b.ExpectedOutput,
