@@ -1,7 +1,8 @@
 // Package watch computes what the live page shows: how all ranks are, and the status of all nodes. It does so once for
 // all who watch, while anybody does, and no more often than a share of one core allows. A watcher is sent everything at
 // first, and then what has changed; one that is slow is sent everything again in place of what it missed, so nothing
-// is queued.
+// is queued. Where there is nothing new it is sent a comment now and then, so that it can tell silence from a node that
+// has stopped.
 package watch
 
 import (
@@ -48,6 +49,12 @@ const (
 	longestPause = 30 * time.Second
 	lookTimeout  = 10 * time.Second
 )
+
+// Silence is the longest that a watcher is sent nothing. The page gives up a stream after three times as long.
+const Silence = 5 * time.Second
+
+// still is a comment of server-sent events, which readers pass over.
+var still = []byte(":\n\n")
 
 // Hub has the latest look at everything. Any goroutine may use it.
 type Hub struct {
@@ -145,7 +152,8 @@ func (h *Hub) publish(topic int, l *look) {
 }
 
 // Watch sends what there is, and then what changes, until ctx ends, the hub ends or sending fails. What it sends are
-// whole server-sent events, which must not be changed. The error is an [api.Error] if too many watch, or sending's.
+// whole server-sent events, or a comment if nothing was sent for [Silence]; they must not be changed. The error
+// is an [api.Error] if too many watch, or sending's.
 func (h *Hub) Watch(ctx context.Context, send func(event []byte) error) error {
 	h.mu.Lock()
 	if h.watchers >= h.cfg.Most {
@@ -189,6 +197,10 @@ func (h *Hub) Watch(ctx context.Context, send func(event []byte) error) error {
 		}
 		select {
 		case <-changed:
+		case <-time.After(Silence):
+			if err := send(still); err != nil {
+				return err
+			}
 		case <-ctx.Done():
 			return nil
 		}

@@ -83,6 +83,7 @@ type watcher struct {
 	names  []string
 	fleets []api.FleetEvent
 	nodes  []api.NodeState // as the latest event of the cluster has them
+	still  int             // comments
 }
 
 // got is what it was sent so far: the events' names, and those of the fleet.
@@ -93,6 +94,12 @@ func (w *watcher) got() ([]string, []api.FleetEvent) {
 }
 
 func (w *watcher) send(event []byte) error {
+	if string(event) == ":\n\n" {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.still++
+		return nil
+	}
 	name, data, found := strings.Cut(strings.TrimPrefix(string(event), "event: "), "\ndata: ")
 	if !found || !strings.HasSuffix(data, "\n\n") || strings.Count(data, "\n") != 2 {
 		w.t.Errorf("no event: %q", event)
@@ -238,6 +245,27 @@ func TestShared(t *testing.T) {
 		synctest.Wait()
 		if f.seen() > before {
 			t.Error("it looks, and nobody watches")
+		}
+	})
+}
+
+// TestSilence: a watcher is sent something every few seconds, also while a look takes long and until the next is due.
+func TestSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := New(Config{Source: &fleet{cost: lookTimeout}})
+		go h.Run(t.Context())
+		watching, leave := context.WithCancel(t.Context())
+		w := &watcher{t: t}
+		last, longest := time.Now(), time.Duration(0)
+		go h.Watch(watching, func(event []byte) error {
+			longest, last = max(longest, time.Since(last)), time.Now()
+			return w.send(event)
+		})
+		time.Sleep(time.Minute)
+		leave()
+		synctest.Wait()
+		if names, _ := w.got(); longest > Silence || w.still == 0 || len(names) < 3 {
+			t.Errorf("nothing was sent for %v, with %v and %d comments", longest, names, w.still)
 		}
 	})
 }

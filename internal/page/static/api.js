@@ -12,6 +12,9 @@ export class Failure extends Error {
   }
 }
 
+// locked reports whether the reader is asked for a token.
+export const locked = () => waiting !== null;
+
 // unlocked waits until the reader has typed a token.
 function unlocked(message) {
   document.getElementById("gate-error").textContent = message;
@@ -40,7 +43,7 @@ export async function request(path, options = {}) {
     try {
       reply = await fetch(path, { ...options, headers, cache: "no-store" });
     } catch (e) {
-      if (e.name === "AbortError") throw e;
+      if (options.signal?.aborted) throw e;
       throw new Failure(0, "unreachable", "The indexer does not answer. It is asked again.");
     }
     if (reply.status === 401) {

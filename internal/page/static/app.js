@@ -1,6 +1,6 @@
 // The page: its views, its theme, and the stream that feeds it.
 import { watch, live, onChange } from "./live.js";
-import { setText, age } from "./ui.js";
+import { setText, time } from "./ui.js";
 import * as fleet from "./fleet.js";
 import * as cluster from "./cluster.js";
 import * as prefixes from "./prefixes.js";
@@ -55,12 +55,12 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => disp
 // How it stands.
 const status = document.getElementById("live");
 const alert = document.getElementById("alert");
-let connected = "connecting";
+let stands = "connecting", why = "", since = 0;
 function say() {
   const of = live.cluster ? " · " + live.cluster.node : "";
-  setText(status, connected === "on" ? "live" + of : status.dataset.text || "connecting");
-  const text = connected === "off" ? "Not live: " + status.dataset.text + (live.fleetAt ? " What is shown is " +
-    age(live.fleetAt) + " old." : "") : live.error ? "The indexer cannot say how the fleet is: " + live.error.message : "";
+  setText(status, { connecting: "connecting", on: "live" + of, off: "not live" }[stands]);
+  const text = stands === "off" ? "Not live" + (since ? " since " + time(since) : "") + ": " + why :
+    live.error ? "The indexer cannot say how the fleet is: " + live.error.message : "";
   alert.hidden = !text;
   setText(alert, text);
 }
@@ -69,9 +69,8 @@ onChange(say);
 dress();
 if (!location.hash.startsWith("#/")) history.replaceState(null, "", "#/fleet");
 show();
-watch((state, text) => {
-  connected = state;
-  status.className = "live " + state;
-  status.dataset.text = text;
+watch((...said) => {
+  [stands, why, since] = said;
+  status.className = "live " + stands;
   say();
 });

@@ -1,5 +1,5 @@
 // What the indexer says of the fleet and the cluster, as it changes.
-import { request } from "./api.js";
+import { request, locked, Failure } from "./api.js";
 import { clock } from "./ui.js";
 
 export const live = {
@@ -71,18 +71,31 @@ export function choices() {
   });
 }
 
-// watch follows the stream of server-sent events, and begins again when it ends. It is read by fetch, so that the token
-// can go with it. said is told how it stands.
+const silence = 15000; // ms after which a node is taken for frozen; one that is not says something every five seconds
+
+// watch follows the stream of server-sent events, and begins again when it ends or nothing more is read. It is read by
+// fetch, so that the token can go with it. said is told how it stands: "on", or "off" with why and when anything was read
+// last, in ms; 0 is never.
 export async function watch(said) {
+  let heard = 0;
   for (let tries = 0; ; tries++) {
+    const stream = new AbortController();
+    let timer = 0;
+    const wait = () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => locked() ? wait() : stream.abort(new Failure(0, "silent", "The indexer has said nothing for " +
+        silence / 1000 + " seconds. It is asked again.")), silence);
+    };
     try {
-      said("connecting", tries > 0 ? "connecting again" : "connecting");
-      const reply = await request("v1/watch");
-      said("on", "live");
+      wait();
+      const reply = await request("v1/watch", { signal: stream.signal });
+      said("on");
       tries = 0;
       const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
       let parts = [];
       for (;;) {
+        heard = Date.now();
+        wait();
         const { value, done } = await reader.read();
         if (done) break;
         parts.push(value);
@@ -95,10 +108,12 @@ export async function watch(said) {
           if (take[name] && data) take[name](JSON.parse(data));
         }
       }
-      said("off", "ended");
+      said("off", "The indexer has ended the connection. It is asked again.", heard);
     } catch (e) {
-      said("off", e.message);
+      said("off", (stream.signal.reason || e).message, heard);
     }
+    clearTimeout(timer);
+    stream.abort(); // what is not read to its end would stay open
     await new Promise((resolve) => setTimeout(resolve, Math.min(10000, 500 * 2 ** Math.min(tries, 5))));
   }
 }

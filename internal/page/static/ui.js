@@ -64,6 +64,14 @@ export function bytes(n) {
 // clock: how many milliseconds the indexer's is ahead of this computer's.
 export const clock = { ahead: 0 };
 
+// time writes a moment: the time of the day, with the date unless it is today's.
+export function time(at, digits) {
+  const t = new Date(at);
+  const date = t.toDateString() === new Date().toDateString() ? "" :
+    t.toLocaleDateString("en-GB", { day: "numeric", month: "short" }) + ", ";
+  return date + t.toLocaleTimeString("en-GB", digits);
+}
+
 // age writes how long ago a time of the indexer was.
 export function age(time, now = Date.now() + clock.ahead) {
   const at = Date.parse(time);
