@@ -21,6 +21,7 @@ const reasons = {
   none_allowed: "None of the workers that were allowed serves the model.", not_tokenized: "No tokens could be made of the text.",
 };
 const most = 200; // strips
+const set = { model: "" }; // what the reader has chosen
 const page = 10; // recorded requests that are listed at once
 
 // decisions are outcomes of choices, in words.
@@ -41,7 +42,7 @@ function parse(text) {
 export function show(place) {
   let turn = null; // what was asked last
   let listing = null; // the list that was asked for last
-  const [model, modelField] = pick("ask-model", "Model", []);
+  const [model, modelField] = pick("ask-model", "Model", [], (v) => { set.model = v; if (past.open) list(); });
   const prompt = el("textarea", { id: "ask-prompt", rows: "5", spellcheck: "false", autocomplete: "off",
     placeholder: "[128000, 882, 128001, …]" });
   const lora = el("input", { id: "ask-lora", autocomplete: "off" });
@@ -66,13 +67,14 @@ export function show(place) {
   prompt.addEventListener("keydown", (e) => { if (e.key === "Enter" && (e.ctrlKey || e.metaKey)) form.requestSubmit(); });
   place.append(el("div", { class: "view" }, el("div", { class: "head" }, el("h1", {}, "Ask")),
     el("div", { class: "view sides" }, el("div", { class: "view" }, form, past), result)));
-  model.addEventListener("change", () => past.open && list());
   result.append(el("div", { class: "card" }, empty("Paste a prompt to see who holds it",
     "For each worker: its blocks by tier, the rule that ended its prefix, and what choosing it would cost.")));
 
   const listModels = () => {
-    const found = choices();
-    fill(model, found.length ? found : [["", "no model yet"]]);
+    const found = choices(set.model);
+    if (!fill(model, found.length ? found : [["", "no model yet"]], set.model) || set.model === model.value) return;
+    set.model = model.value;
+    if (past.open) list();
   };
 
   async function send(e) {

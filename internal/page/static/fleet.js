@@ -1,7 +1,7 @@
 // The fleet: all workers by tiers as a map, and as a list of which only the rows that are seen exist.
 import { ask } from "./api.js";
 import { live, key, models, onChange } from "./live.js";
-import { el, setText, long, setLong, short, count, age, step, tiers, canvas, colour, tip, tile, tileBox, hovering, busy, empty, code } from "./ui.js";
+import { el, fill, setText, long, setLong, short, count, age, step, tiers, canvas, colour, tip, tile, tileBox, hovering, busy, empty, code } from "./ui.js";
 
 export const title = "Fleet";
 
@@ -159,11 +159,7 @@ export function show(place) {
       setText(heads[i].firstChild, c.name + (c.id === set.sort ? (set.down ? " ↓" : " ↑") : ""));
     }
     const names2 = [...new Set(all.map((r) => r.model))].sort();
-    if (model.dataset.of !== names2.join("\n")) {
-      model.dataset.of = names2.join("\n");
-      grid.classList.toggle("one-model", names2.length < 2);
-      model.replaceChildren(...["", ...names2].map((m) => el("option", { value: m, selected: m === set.model }, m || "all models")));
-    }
+    if (fill(model, [["", "all models"], ...names2.map((m) => [m, m])], set.model)) grid.classList.toggle("one-model", names2.length < 2);
     setText(shown, live.fleetAt === null ? "" : list.length === all.length ? "" : count(list.length) + " of " + count(all.length) + " ranks are shown");
     shown.hidden = !shown.textContent;
     missing.hidden = live.missing.length === 0;
@@ -180,7 +176,7 @@ export function show(place) {
     sheet.style.height = list.length * rowHeight + "px"; // the body is no higher than the style sheet allows
     paint();
     draw();
-    if (opened) fill();
+    if (opened) describe();
   }
 
   // draw fills the rows that are seen, or if the list was only scrolled those that were not. Each place of the list has
@@ -275,12 +271,12 @@ export function show(place) {
 
   function open(r) {
     opened = { key: key(r), rank: r, said: "" };
-    fill();
+    describe();
     if (!details.open) details.showModal();
     details.focus();
   }
 
-  function fill() {
+  function describe() {
     const there = live.ranks.has(opened.key);
     const r = opened.rank = live.ranks.get(opened.key) || live.expired.get(opened.key) || opened.rank;
     const facts = r.expired ? [["State", "expired " + age(r.expired) + " ago: what it held is cleared, and it is not chosen"],
@@ -328,7 +324,7 @@ export function show(place) {
         of.said = failure.message;
       }
     });
-    if (opened === of) fill();
+    if (opened === of) describe();
   }
 
   // paint draws the map: a column for each rank in the list's order, or for several if there are more than pixels, of
@@ -369,7 +365,7 @@ export function show(place) {
   const resized = () => { paint(); draw(); };
   addEventListener("resize", resized);
   addEventListener("theme", resized);
-  const aging = setInterval(() => { draw(); if (opened) fill(); }, 1000); // events may be rare, or end
+  const aging = setInterval(() => { draw(); if (opened) describe(); }, 1000); // events may be rare, or end
   refresh();
   return () => {
     stop();

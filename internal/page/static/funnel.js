@@ -24,7 +24,7 @@ export function show(place) {
   let current = -1; // the bar that the keyboard is at
 
   const [model, modelField] = pick("funnel-model", "Model", [], (v) => { set.model = v; funnel = null; look(); });
-  const [since, sinceField] = pick("funnel-since", "Window", windows, (v) => { set.since = v; look(); });
+  const [since, sinceField] = pick("funnel-since", "Window", windows, (v) => { set.since = v; funnel = null; look(); });
   const [kind, kindField] = pick("funnel-chart", "Shown as", [["tokens", "tokens"], ["share", "share of what was asked"]],
     (v) => { set.chart = v; draw(); });
   since.value = set.since;

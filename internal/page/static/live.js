@@ -1,6 +1,6 @@
 // What the indexer says of the fleet and the cluster, as it changes.
 import { request, locked, Failure } from "./api.js";
-import { clock } from "./ui.js";
+import { clock, keep } from "./ui.js";
 
 export const live = {
   ranks: new Map(), // by key(rank)
@@ -62,13 +62,15 @@ export function models() {
   return [...found.values()].sort((a, b) => a.model < b.model ? -1 : a.model > b.model ? 1 : a.block_size - b.block_size);
 }
 
-// choices are the models to choose from: what of a request names one, as JSON, and a text.
-export function choices() {
+// choices are the models to choose from: what of a request names one, as JSON, and a text. The one that was chosen is
+// among them.
+export function choices(chosen) {
   const found = models();
-  return found.map((m) => {
+  const list = found.map((m) => {
     const twice = found.filter((o) => o.model === m.model).length > 1;
-    return [JSON.stringify(twice ? m : { model: m.model }), m.model + (twice ? ", blocks of " + m.block_size : "")];
+    return [JSON.stringify(m), m.model + (twice ? ", blocks of " + m.block_size : "")];
   });
+  return chosen ? keep(list, chosen, JSON.parse(chosen).model) : list;
 }
 
 const silence = 15000; // ms after which a node is taken for frozen; one that is not says something every five seconds

@@ -41,11 +41,12 @@ function place(n, from, to) {
 export function show(place_) {
   let tree = null; // as the indexer said it
   let laid = null;
+  let other = false; // the reader has chosen another tree since
   let zoomed = ""; // the path of the run that is zoomed to
   let current = null; // the run that the keyboard is at
 
-  const [model, modelField] = pick("prefix-model", "Model", [], (v) => { set.model = v; zoomed = ""; current = null; look(); });
-  const [node, nodeField] = pick("prefix-node", "As known by", [], (v) => { set.node = v; look(); });
+  const [model, modelField] = pick("prefix-model", "Model", [], (v) => { set.model = v; zoomed = ""; current = null; other = true; look(); });
+  const [node, nodeField] = pick("prefix-node", "As known by", [], (v) => { set.node = v; other = true; look(); });
   const crumbs = el("div", { class: "crumbs", role: "navigation", "aria-label": "Zoom" });
   const { again, ...hover } = hovering((e) => { const n = at(e); return n ? words(n) : ""; });
   const picture = el("canvas", { id: "icicle", tabindex: "0", role: "application", ...hover,
@@ -64,7 +65,7 @@ export function show(place_) {
 
   function options() {
     const nodes = (live.cluster?.nodes || []).map((n) => n.node);
-    const changed = fill(model, choices(), set.model);
+    const changed = fill(model, choices(set.model), set.model);
     if (!fill(node, [["", "all nodes"], ...nodes.map((n) => [n, n])], set.node) && !changed) return;
     set.model = model.value;
     set.node = node.value;
@@ -73,7 +74,8 @@ export function show(place_) {
 
   const { look, end } = looking((signal) => set.model && ask("POST", "v1/prefixes", { ...JSON.parse(set.model), node: set.node }, signal),
     (answer, failure) => {
-      tree = answer || tree;
+      tree = answer || (other ? null : tree); // one of another model is not shown under this one's name
+      other = false;
       setText(error, failure ? failure.message : "");
       laid = tree && layout(tree.runs);
       current = laid && current && nearest(current.path);

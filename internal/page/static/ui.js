@@ -34,9 +34,14 @@ export function pick(id, name, list, change) {
   return [select, el("div", { class: "field" }, el("label", { for: id }, name), select)];
 }
 
+// keep adds what was chosen to options that lack it: what a node serves is away for a moment while it restarts.
+export const keep = (list, chosen, name = chosen) =>
+  !chosen || list.some(([value]) => value === chosen) ? list : [...list, [chosen, name + " (not there now)"]];
+
 // fill gives a select its options, each a value and a text, and reports whether they are other ones. What was chosen
-// stays so, if it is there.
-export function fill(select, list, chosen = select.value) {
+// stays so.
+export function fill(select, list, chosen) {
+  list = keep(list, chosen);
   const text = JSON.stringify(list);
   if (select.dataset.of === text) return false;
   select.dataset.of = text;
