@@ -34,7 +34,7 @@ func lookAtNATS(ctx context.Context, x *examination) (string, error) {
 	if x.client, err = client.NATS(x.conn.NATS(), x.cfg.Namespace, client.Options{}); err != nil {
 		return "", err
 	}
-	if x.facts.Server, err = x.conn.Server(); err != nil {
+	if x.facts.Server, err = x.conn.Server(ctx); err != nil {
 		return x.cfg.Shown, err
 	}
 	s := &x.facts.Server

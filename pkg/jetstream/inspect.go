@@ -25,13 +25,15 @@ type ServerInfo struct {
 	MaxPayload                  int64 // bytes of a message
 }
 
-// Server asks the server for a round trip.
-func (c *Conn) Server() (s ServerInfo, err error) {
+// Server asks the server for a round trip, and waits for it until ctx ends, which must have a deadline.
+func (c *Conn) Server(ctx context.Context) (s ServerInfo, err error) {
 	s = ServerInfo{Name: c.nc.ConnectedServerName(), Version: c.nc.ConnectedServerVersion(),
 		Cluster: c.nc.ConnectedClusterName(), URL: c.ServerURL(), MaxPayload: c.nc.MaxPayload()}
-	if s.RoundTrip, err = c.nc.RTT(); err != nil {
+	asked := time.Now()
+	if err = c.nc.FlushWithContext(ctx); err != nil {
 		return s, failed("ask the NATS server for a round trip", err)
 	}
+	s.RoundTrip = time.Since(asked)
 	return s, nil
 }
 
