@@ -226,3 +226,35 @@ func TestResyncLeavesTheFlightInTheAir(t *testing.T) {
 		t.Fatalf("the log holds %v, %+v; counted %+v", log.held, log.last, m.Counts())
 	}
 }
+
+// TestSecondResyncDoesNotWait: while a resync is under way, who asks for another hears at once that there is none yet,
+// and does not wait behind it.
+func TestSecondResyncDoesNotWait(t *testing.T) {
+	s := &ControlServer{requests: make(chan request), done: map[string]events.Incarnation{}}
+	first := make(chan control.Shim, 1)
+	go func() {
+		who, err := s.Resync(context.Background(), control.ResyncRequest{ID: "a"})
+		if err != nil {
+			t.Errorf("the first: %v", err)
+		}
+		first <- who
+	}()
+	underWay := <-s.requests
+	second := make(chan error, 1)
+	go func() {
+		_, err := s.Resync(context.Background(), control.ResyncRequest{ID: "b"})
+		second <- err
+	}()
+	select {
+	case err := <-second:
+		if !errors.Is(err, errNotStarted) {
+			t.Errorf("the second: %v", err)
+		}
+	case <-time.After(patience):
+		t.Fatal("the second waits behind the first")
+	}
+	underWay.begun <- 7
+	if who := <-first; who.Incarnation != 7 {
+		t.Errorf("the first begins %d", who.Incarnation)
+	}
+}
