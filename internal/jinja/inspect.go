@@ -28,8 +28,10 @@ func (t *Template) Reads() (names []string) {
 			assigned[n.name] = true
 		}
 	})
+	seen := map[string]bool{}
 	walk(t.root, func(n *node) {
-		if n.op == opName && !assigned[n.name] && !slices.Contains(names, n.name) {
+		if n.op == opName && !assigned[n.name] && !seen[n.name] {
+			seen[n.name] = true
 			names = append(names, n.name)
 		}
 	})
@@ -39,53 +41,62 @@ func (t *Template) Reads() (names []string) {
 // LoopsOver reports whether a loop may go through what has a name: a variable or an item of it, or what was assigned
 // from that, or given to a macro. It may say so of a template that does not, and not the other way round.
 func (t *Template) LoopsOver(name string) bool {
-	tainted := map[string]bool{name: true}
-	mentions := func(list []*node) (is bool) {
-		for _, n := range list {
+	// leads has where a value may go: from a name, a macro's arguments, or a statement that assigns or loops
+	type arguments string
+	leads := map[any][]any{}
+	lead := func(from []*node, to any) {
+		for _, n := range from {
 			walk(n, func(n *node) {
 				text, _ := n.val.(string)
-				is = is || (n.op == opName || n.op == opAttr) && tainted[n.name] || n.op == opConst && text == name
+				switch {
+				case n.op == opName || n.op == opAttr:
+					leads[n.name] = append(leads[n.name], to)
+				case n.op == opConst && text == name:
+					leads[name] = append(leads[name], to)
+				}
 			})
 		}
-		return is
 	}
-	taint := func(names ...string) {
+	assign := func(from any, names []string) {
 		for _, name := range names {
-			tainted[name] = true
+			leads[from] = append(leads[from], name)
 		}
 	}
-	for before := 0; before != len(tainted); {
-		before = len(tainted)
-		walk(t.root, func(n *node) {
-			switch n.op {
-			case opSet:
-				if mentions(n.kids) {
-					taint(n.names...)
-				}
-			case opSetAttr:
-				if mentions(n.kids) {
-					taint(n.name)
-				}
-			case opFor:
-				if mentions(n.kids[:1]) {
-					taint(n.names...)
-				}
-			case opCall:
-				args := slices.Clone(n.kids[1:])
-				for _, a := range n.named {
-					args = append(args, a.node)
-				}
-				if n.kids[0].op == opName && mentions(args) {
-					walk(t.root, func(m *node) {
-						if m.op == opMacro && m.name == n.kids[0].name {
-							taint(m.names...)
-						}
-					})
-				}
+	walk(t.root, func(n *node) {
+		switch n.op {
+		case opSet:
+			lead(n.kids, n)
+			assign(n, n.names)
+		case opSetAttr:
+			lead(n.kids, n.name)
+		case opFor:
+			lead(n.kids[:1], n)
+			assign(n, n.names)
+		case opMacro:
+			assign(arguments(n.name), n.names)
+		case opCall:
+			args := slices.Clone(n.kids[1:])
+			for _, a := range n.named {
+				args = append(args, a.node)
 			}
-		})
+			if n.kids[0].op == opName {
+				lead(args, arguments(n.kids[0].name))
+			}
+		}
+	})
+	seen, open := map[any]bool{name: true}, []any{name}
+	for len(open) > 0 {
+		last := open[len(open)-1]
+		open = open[:len(open)-1]
+		if n, is := last.(*node); is && n.op == opFor {
+			return true
+		}
+		for _, to := range leads[last] {
+			if !seen[to] {
+				seen[to] = true
+				open = append(open, to)
+			}
+		}
 	}
-	loops := false
-	walk(t.root, func(n *node) { loops = loops || n.op == opFor && mentions(n.kids[:1]) })
-	return loops
+	return false
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -103,6 +104,10 @@ func TestRefused(t *testing.T) {
 		{strings.Repeat("{% if b %}", 200), "nested more than"},
 		{"{{ " + strings.Repeat("(", 200) + "1" + strings.Repeat(")", 200) + " }}",
 			"nested more than"},
+		{"\n{% macro m() %}{{ m()" + strings.Repeat("+1", 100000) + " }}{% endmacro %}{{ m() }}",
+			"line 2: more than 1000 operators, filters or calls"},
+		{"{% macro m(" + strings.Repeat("x,", 1000) + "x) %}{% endmacro %}", "more than 1000 parameters"},
+		{"{{ namespace(" + numbered("x%d=1,", 1001) + ") }}", "more than 1000 arguments"},
 	} {
 		template, want := c[0], c[1]
 		vars := Vars{"s": "x", "d": NewDict(), "big": big("99999999999999999999"), "l": List(), "b": true}
@@ -112,6 +117,80 @@ func TestRefused(t *testing.T) {
 	}
 	if _, err := Parse(strings.Repeat("x", MaxTemplate+1)); err == nil {
 		t.Error("a large template is taken")
+	}
+}
+
+// numbered repeats a text with a number in it.
+func numbered(format string, n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, format, i)
+	}
+	return b.String()
+}
+
+// TestLoopsOver has the ways on which a value may get into a loop.
+func TestLoopsOver(t *testing.T) {
+	for template, want := range map[string]bool{
+		"{% for p in m.content %}{% endfor %}":                                                   true,
+		"{% for p in m['content'] %}{% endfor %}":                                                true,
+		"{% for p in m|map(attribute='content') %}{% endfor %}":                                  true,
+		"{% for p in m.role %}{{ m.content }}{% endfor %}":                                       false,
+		"{% for p in b %}{% endfor %}{% set b = a %}{% set a = m.content %}":                     true,
+		"{% set a, b = m.content, 1 %}{% for p in b %}{% endfor %}":                              true,
+		"{% set ns.x = m.content %}{% for p in ns.x %}{% endfor %}":                              true,
+		"{% set ns.x = m.content %}{% for p in ns.y %}{% endfor %}":                              false,
+		"{% for x in [m.content] %}{% for p in x %}{% endfor %}{% endfor %}":                     true,
+		"{% macro f(a, b) %}{% for p in b %}{% endfor %}{% endmacro %}{{ f(b=m.content|trim) }}": true,
+		"{% macro f(a) %}{{ g(a) }}{% endmacro %}{% macro g(b) %}{% for p in b %}{% endfor %}{% endmacro %}" +
+			"{{ f(m.content) }}": true,
+		"{% macro f(a) %}{{ a }}{% endmacro %}{% macro g(b) %}{% for p in b %}{% endfor %}{% endmacro %}" +
+			"{{ f(m.content) }}": false,
+	} {
+		tpl, err := Parse(template)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := tpl.LoopsOver("content"); got != want {
+			t.Errorf("%s: %v", template, got)
+		}
+	}
+}
+
+// TestLarge has templates near the bound of their size, with which what takes the square of that would take minutes.
+func TestLarge(t *testing.T) {
+	var chain strings.Builder // from its end to its beginning
+	for i := 35000; i > 0; i-- {
+		fmt.Fprintf(&chain, "{%% set a%d = a%d %%}\n", i, i-1)
+	}
+	done := make(chan bool)
+	go func() {
+		defer close(done)
+		for template, reads := range map[string]int{
+			chain.String():               1,
+			numbered("{{ a%d }}", 80000): 80000,
+			"{% macro f(a) %}{% endmacro %}" + strings.Repeat("{{ f(a0) }}", 80000): 1,
+		} {
+			tpl, err := Parse(template)
+			if err != nil {
+				t.Error(err)
+				continue
+			}
+			if got := len(tpl.Reads()); got < reads {
+				t.Errorf("%.40s: %d names are read, not %d", template, got, reads)
+			}
+			if tpl.LoopsOver("a0") {
+				t.Errorf("%.40s has no loop", template)
+			}
+		}
+		if _, err := Parse(chain.String() + "{{ ? }}"); err == nil || !strings.HasPrefix(err.Error(), "line 35001:") {
+			t.Error(err)
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		t.Fatal("it takes minutes")
 	}
 }
 

@@ -57,8 +57,12 @@ func lex(src string) (list []token, err error) {
 	}
 	src = strings.ReplaceAll(strings.ReplaceAll(src, "\r\n", "\n"), "\r", "\n")
 	src = strings.TrimSuffix(src, "\n")
-	at := 0
-	line := func() int { return 1 + strings.Count(src[:at], "\n") }
+	at, lines, counted := 0, 1, 0
+	line := func() int { // of at, which only grows
+		lines += strings.Count(src[counted:at], "\n")
+		counted = at
+		return lines
+	}
 	fresh := true // what was consumed before ends with a line
 	for {
 		next, tag := nextTag(src[at:])

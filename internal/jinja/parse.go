@@ -66,6 +66,8 @@ type named struct {
 const (
 	MaxTemplate = 1 << 20 // bytes
 	maxNesting  = 100     // of statements and expressions
+	maxChain    = 1000    // of what is nested as one operator, filter or call stands behind another
+	maxNames    = 1000    // of a call's arguments and of a macro's parameters
 )
 
 // Template is a chat template.
@@ -88,7 +90,28 @@ func Parse(text string) (*Template, error) {
 	if p.err != nil {
 		return nil, p.err
 	}
+	if n := below(root, maxChain); n != nil {
+		return nil, fmt.Errorf("line %d: more than %d operators, filters or calls stand one behind another", n.line, maxChain)
+	}
 	return &Template{root}, nil
+}
+
+// below returns a node that lies so deep below another; nil: there is none.
+func below(n *node, depth int) *node {
+	if n == nil || depth == 0 {
+		return n
+	}
+	for _, kid := range n.kids {
+		if deep := below(kid, depth-1); deep != nil {
+			return deep
+		}
+	}
+	for _, a := range n.named {
+		if deep := below(a.node, depth-1); deep != nil {
+			return deep
+		}
+	}
+	return nil
 }
 
 // parser reads tokens. After its first error all of its methods do nothing, and cur is the end.
@@ -228,7 +251,9 @@ func (p *parser) statement() *node {
 			if len(n.names) > 0 {
 				p.expect(tokOp, ",")
 			}
-			n.names = append(n.names, p.word())
+			if n.names = append(n.names, p.word()); len(n.names) > maxNames {
+				p.fail("a macro has more than %d parameters", maxNames)
+			}
 			if p.skip(tokOp, "=") {
 				n.kids = append(n.kids, p.expression())
 			} else if len(n.kids) > 1 {
@@ -472,7 +497,9 @@ func (p *parser) arguments(n *node) {
 			if slices.ContainsFunc(n.named, func(a named) bool { return a.name == t.val }) {
 				p.fail("the argument %.40q is given twice", t.val)
 			}
-			n.named = append(n.named, named{t.val, p.expression()})
+			if n.named = append(n.named, named{t.val, p.expression()}); len(n.named) > maxNames {
+				p.fail("a call has more than %d arguments with names", maxNames)
+			}
 			continue
 		}
 		if len(n.named) > 0 {
