@@ -16,9 +16,11 @@ type Vars map[string]any
 
 // Bounds of one rendering.
 const (
-	MaxOutput = 64 << 20 // bytes of all texts that are made on the way
+	MaxOutput = 64 << 20 // bytes of all texts and lists that are made on the way
 	maxSteps  = 4e6
-	maxCalls  = 100 // of macros within each other
+	stepBytes = 1024 // of a text that is gone through at once are a step
+	itemBytes = 16   // of a value in a list
+	maxCalls  = 100  // of macros within each other
 )
 
 // ErrTooMuch says that a rendering was ended since it took too many steps, or made too much.
@@ -56,17 +58,22 @@ type run struct {
 }
 
 // step counts a step.
-func (r *run) step() error {
-	if r.steps++; r.steps > maxSteps {
+func (r *run) step() error { return r.work(0) }
+
+// work counts a step that goes through so many bytes.
+func (r *run) work(bytes int) error {
+	const perCheck = 1024
+	before := r.steps
+	if r.steps += 1 + bytes/stepBytes; r.steps > maxSteps {
 		return ErrTooMuch
 	}
-	if r.steps%1024 == 0 {
+	if before/perCheck != r.steps/perCheck {
 		return r.ctx.Err()
 	}
 	return nil
 }
 
-// made counts a text.
+// made counts bytes of a text or a list.
 func (r *run) made(n int) error {
 	if r.bytes += n; n < 0 || r.bytes > MaxOutput {
 		return ErrTooMuch
@@ -106,12 +113,12 @@ func (s *scope) set(name string, v any) {
 }
 
 // assign sets names to a value, or to its parts.
-func (s *scope) assign(names []string, v any) error {
+func (r *run) assign(s *scope, names []string, v any) error {
 	if len(names) == 1 {
 		s.set(names[0], v)
 		return nil
 	}
-	parts, err := iterate(v)
+	parts, err := r.iterate(v)
 	if err != nil {
 		return err
 	}
@@ -203,7 +210,7 @@ func (r *run) statement(n *node, s *scope, out *strings.Builder) (flow, error) {
 			return normal, err
 		}
 		if n.op == opSet {
-			return normal, s.assign(n.names, v)
+			return normal, r.assign(s, n.names, v)
 		}
 		to, _ := s.get(n.names[0])
 		ns, is := to.(*namespace)
@@ -282,7 +289,7 @@ func (r *run) loop(n *node, s *scope, out *strings.Builder) (flow, error) {
 	if err != nil {
 		return normal, err
 	}
-	items, err := iterate(v)
+	items, err := r.iterate(v)
 	if err != nil {
 		return normal, err
 	}
@@ -291,7 +298,7 @@ func (r *run) loop(n *node, s *scope, out *strings.Builder) (flow, error) {
 		for _, v := range items {
 			// what the test may not see, since Jinja2 has nothing there
 			round := &scope{up: s, of: map[string]any{"loop": undefined{"loop"}}}
-			if err := round.assign(n.names, v); err != nil {
+			if err := r.assign(round, n.names, v); err != nil {
 				return normal, err
 			}
 			is, err := r.eval(test, round)
@@ -308,7 +315,7 @@ func (r *run) loop(n *node, s *scope, out *strings.Builder) (flow, error) {
 	for at, v := range items {
 		l.at = at
 		round := &scope{up: s, of: map[string]any{"loop": l}}
-		if err := round.assign(n.names, v); err != nil {
+		if err := r.assign(round, n.names, v); err != nil {
 			return normal, err
 		}
 		f, err := r.exec(n.kids[2], round, out)
@@ -396,9 +403,9 @@ func (r *run) eval(n *node, s *scope) (any, error) {
 	case opAttr:
 		return attr(vals[0], n.name)
 	case opItem:
-		return item(vals[0], vals[1])
+		return r.item(vals[0], vals[1])
 	case opSlice:
-		return part(vals[0], vals[1], vals[2], vals[3])
+		return r.part(vals[0], vals[1], vals[2], vals[3])
 	case opCall:
 		return r.call(vals[0], vals[1:], kw)
 	case opFilter:
@@ -430,12 +437,15 @@ func (r *run) eval(n *node, s *scope) (any, error) {
 		var b strings.Builder
 		for _, v := range vals {
 			text, err := str(v)
+			if err == nil {
+				err = r.made(len(text))
+			}
 			if err != nil {
 				return nil, err
 			}
 			b.WriteString(text)
 		}
-		return r.text(b.String(), nil)
+		return b.String(), nil
 	}
 	return nil, fmt.Errorf("node %d is not known", n.op)
 }
@@ -453,18 +463,18 @@ func (r *run) compare(n *node, s *scope) (any, error) {
 		var is bool
 		switch op {
 		case "==":
-			is, err = equal(left, right)
+			is, err = r.equal(left, right, 0)
 		case "!=":
-			is, err = equal(left, right)
+			is, err = r.equal(left, right, 0)
 			is = !is
 		case "in":
-			is, err = contains(right, left)
+			is, err = r.contains(right, left)
 		case "not in":
-			is, err = contains(right, left)
+			is, err = r.contains(right, left)
 			is = !is
 		default:
 			var by int
-			by, err = order(left, right)
+			by, err = r.order(left, right)
 			is = op == "<" && by < 0 || op == "<=" && by <= 0 || op == ">" && by > 0 || op == ">=" && by >= 0
 		}
 		if err != nil || !is {
@@ -489,7 +499,7 @@ func (r *run) math(op string, a, b any) (any, error) {
 		}
 		return sa + sb, nil
 	case op == "+" && isLA && isLB && la.form == lb.form && la.form <= aTuple:
-		if err := r.made(16 * (len(la.items) + len(lb.items))); err != nil {
+		if err := r.made(itemBytes * (len(la.items) + len(lb.items))); err != nil {
 			return nil, err
 		}
 		return &list{la.form, slices.Concat(la.items, lb.items)}, nil

@@ -95,7 +95,7 @@ func init() { // since select and the like look filters and tests up themselves
 					return nil, err
 				}
 			}
-			items, err := iterate(v)
+			items, err := r.iterate(v)
 			if err != nil {
 				return nil, err
 			}
@@ -103,10 +103,10 @@ func init() { // since select and the like look filters and tests up themselves
 			if err != nil {
 				return nil, err
 			}
-			return r.text(strings.Join(texts, between), nil)
+			return r.join(texts, between)
 		}, "d", "attribute"),
-		"first": taking(func(_ *run, v any, _ []any) (any, error) {
-			items, err := iterate(v)
+		"first": taking(func(r *run, v any, _ []any) (any, error) {
+			items, err := r.iterate(v)
 			if err != nil || len(items) == 0 {
 				return undefined{"the first item"}, err
 			}
@@ -115,29 +115,30 @@ func init() { // since select and the like look filters and tests up themselves
 			}
 			return items[0], nil
 		}),
-		"last": taking(func(_ *run, v any, _ []any) (any, error) {
+		"last": taking(func(r *run, v any, _ []any) (any, error) {
 			if l, is := v.(*list); is && l.form == generator {
 				return nil, errors.New("what a filter returned cannot be reversed")
 			}
-			items, err := iterate(v)
+			items, err := r.iterate(v)
 			if err != nil || len(items) == 0 {
 				return undefined{"the last item"}, err
 			}
 			return items[len(items)-1], nil
 		}),
 		"list": taking(func(r *run, v any, _ []any) (any, error) {
-			items, err := iterate(v)
+			items, err := r.iterate(v)
 			if err != nil {
 				return nil, err
 			}
-			return &list{aList, items}, r.made(16 * len(items))
+			return &list{aList, items}, nil
 		}),
-		"items": taking(func(_ *run, v any, _ []any) (any, error) {
+		"items": taking(func(r *run, v any, _ []any) (any, error) {
 			switch v := v.(type) {
 			case undefined:
 				return &list{form: generator}, nil
 			case *Dict:
-				return &list{generator, pairs(v)}, nil
+				items, err := r.pairs(v)
+				return &list{generator, items}, err
 			}
 			return nil, fmt.Errorf("%s has no items", what(v))
 		}),
@@ -147,8 +148,8 @@ func init() { // since select and the like look filters and tests up themselves
 	}
 }
 
-func lengthFilter(_ *run, v any, _ []any) (any, error) {
-	n, err := length(v)
+func lengthFilter(r *run, v any, _ []any) (any, error) {
+	n, err := r.length(v)
 	return int64(n), err
 }
 
@@ -164,27 +165,30 @@ func defaultFilter(_ *run, v any, vals []any) (any, error) {
 	return vals[0], nil
 }
 
-func pairs(d *Dict) []any {
+func (r *run) pairs(d *Dict) ([]any, error) {
+	if err := r.made(6 * itemBytes * len(d.keys)); err != nil {
+		return nil, err
+	}
 	items := make([]any, len(d.keys))
 	for i, k := range d.keys {
 		items[i] = &list{aTuple, []any{k, d.of[k]}}
 	}
-	return items
+	return items, nil
 }
 
 // path is v.a.b for "a.b", as filters take attributes.
-func path(v any, name any) (any, error) {
+func (r *run) path(v any, name any) (any, error) {
 	text, is := name.(string)
 	if !is {
 		return nil, fmt.Errorf("%s is an attribute's name, which is not known here", what(name))
 	}
-	for _, part := range strings.Split(text, ".") {
+	for part := range strings.SplitSeq(text, ".") {
 		var key any = part
 		if i, err := strconv.ParseInt(part, 10, 64); err == nil && i >= 0 {
 			key = i
 		}
 		var err error
-		if v, err = item(v, key); err != nil {
+		if v, err = r.item(v, key); err != nil {
 			return nil, err
 		}
 	}
@@ -192,7 +196,7 @@ func path(v any, name any) (any, error) {
 }
 
 func mapFilter(r *run, v any, pos []any, kw []argument) (any, error) {
-	each := func(v any) (any, error) { return path(v, kw[0].val) }
+	each := func(v any) (any, error) { return r.path(v, kw[0].val) }
 	if len(pos) > 0 {
 		name, _ := pos[0].(string)
 		f := filterNames[name]
@@ -203,12 +207,18 @@ func mapFilter(r *run, v any, pos []any, kw []argument) (any, error) {
 	} else if len(kw) != 1 || kw[0].name != "attribute" {
 		return nil, errors.New("it takes the name of a filter, or an attribute")
 	}
-	items, err := iterate(v)
+	items, err := r.iterate(v)
 	if err != nil {
+		return nil, err
+	}
+	if err := r.made(itemBytes * len(items)); err != nil {
 		return nil, err
 	}
 	made := &list{generator, make([]any, len(items))}
 	for i, v := range items {
+		if err := r.step(); err != nil {
+			return nil, err
+		}
 		if made.items[i], err = each(v); err != nil {
 			return nil, err
 		}
@@ -225,7 +235,7 @@ func choose(attribute, keep bool) filter {
 				return nil, errors.New("it takes an attribute's name")
 			}
 			name := pos[0]
-			of = func(v any) (any, error) { return path(v, name) }
+			of = func(v any) (any, error) { return r.path(v, name) }
 			pos = pos[1:]
 		}
 		is := func(v any) (any, error) { return truth(v), nil }
@@ -236,7 +246,7 @@ func choose(attribute, keep bool) filter {
 			}
 			is = func(v any) (any, error) { return r.test(name, v, pos[1:], kw) }
 		}
-		items, err := iterate(v)
+		items, err := r.iterate(v)
 		if err != nil {
 			return nil, err
 		}

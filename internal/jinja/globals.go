@@ -30,7 +30,7 @@ var globals = map[string]any{
 		}
 		return ns, nil
 	}),
-	"range": global(func(_ *run, pos []any, kw []argument) (any, error) {
+	"range": global(func(r *run, pos []any, kw []argument) (any, error) {
 		vals := []int64{0, 0, 1}
 		if len(pos) == 0 || len(pos) > 3 || len(kw) > 0 {
 			return nil, errors.New("range takes one to three integers")
@@ -54,7 +54,7 @@ var globals = map[string]any{
 				return nil, errors.New("range is too large")
 			}
 		}
-		return l, nil
+		return l, r.made(2 * itemBytes * len(l.items))
 	}),
 	"strftime_now": global(func(r *run, pos []any, kw []argument) (any, error) {
 		vals, err := bind(pos, kw, "format")

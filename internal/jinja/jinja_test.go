@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -196,6 +197,19 @@ func TestLarge(t *testing.T) {
 
 // TestBounds has templates that would go on for ever, or make more than there is memory.
 func TestBounds(t *testing.T) {
+	long, keys := strings.Repeat("a", 1<<20), NewDict()
+	for i := range 1000 {
+		keys.Set(fmt.Sprint(i), "x")
+	}
+	vars := Vars{"s": long, "same": strings.Repeat("a", 1<<20), "d": keys, "l": List(make([]any, 1000)...)}
+	again := func(what string) string {
+		return "{% for i in range(9999) %}{% set x = " + what + " %}{% endfor %}"
+	}
+	nested := func(n int, what, compare string) string {
+		return fmt.Sprintf("{%% set a = namespace(x=1) %%}{%% set b = namespace(x=1) %%}{%% for i in range(%d) %%}"+
+			"{%% set a.x = %s %%}{%% set b.x = %s %%}{%% endfor %%}{{ %s }}", n, strings.ReplaceAll(what, "x", "a.x"),
+			strings.ReplaceAll(what, "x", "b.x"), compare)
+	}
 	nine, often := "{% for a in range(99999) %}", "{% for i in range(99) %}"
 	for _, template := range []string{
 		strings.Repeat(nine, 4) + strings.Repeat("{% endfor %}", 4),
@@ -205,10 +219,38 @@ func TestBounds(t *testing.T) {
 		"{% set ns = namespace(x=[1]) %}" + often + "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x|tojson }}",
 		"{{ 'x' * 999999999 }}",
 		"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+
+		nested(24, "[x, x]", "a.x == b.x"), nested(24, "{'k': x, 'l': x}", "a.x in [b.x]"),
+		nested(24, "(x, x)", "a.x is eq b.x"), nested(300, "[x]", "a.x != b.x"),
+		"{{ range(99999)|join('x' * 15000) }}", "{{ s" + strings.Repeat("~s", 700) + " }}",
+		again("d.items()"), again("d|items"), again("d.keys()"), again("d.values()"), again("d|map('trim')"),
+		again("l[1:]"), again("range(1000)"), again("s[9:2:-1]"),
+		"{% for i in range(99) %}{% for c in s %}{% break %}{% endfor %}{% endfor %}",
 	} {
-		if text, err := render(t.Context(), template, nil); !errors.Is(err, ErrTooMuch) {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		if text, err := render(t.Context(), template, vars); !errors.Is(err, ErrTooMuch) {
 			t.Errorf("%.80q: %d bytes, %v", template, len(text), err)
 		}
+		runtime.ReadMemStats(&after)
+		if made := after.TotalAlloc - before.TotalAlloc; made > 1<<30 {
+			t.Errorf("%.80q took %d MiB", template, made>>20)
+		}
+	}
+	for _, what := range []string{"s == same", "s <= same", "'b' in s", "s|length", "s.find('b')", "s[:99999]",
+		"s is eq same", "s in [same]", "s[9999:][-999999]", "'b'.startswith((s, ''))"} {
+		tpl, err := Parse("{{ " + what + " }}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := &run{ctx: t.Context()}
+		if _, err := r.exec(tpl.root, &scope{of: vars}, &strings.Builder{}); err != nil || r.steps < len(long)/stepBytes/2 {
+			t.Errorf("%s: %d steps, %v", what, r.steps, err)
+		}
+	}
+	if text, err := render(t.Context(), "{% for i in range(999) %}{{ s[0] }}{{ s[-1] }}{% endfor %}", vars); err != nil ||
+		text != strings.Repeat("aa", 999) {
+		t.Errorf("%d bytes, %v", len(text), err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

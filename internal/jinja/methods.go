@@ -40,11 +40,15 @@ func (r *run) method(m method, pos []any, kw []argument) (any, error) {
 	case *Dict:
 		switch {
 		case m.name == "items" && len(pos) == 0:
-			return &list{aView, pairs(v)}, nil
+			items, err := r.pairs(v)
+			return &list{aView, items}, err
 		case m.name == "keys" && len(pos) == 0:
-			items, err := iterate(v)
+			items, err := r.iterate(v)
 			return &list{aView, items}, err
 		case m.name == "values" && len(pos) == 0:
+			if err := r.made(itemBytes * len(v.keys)); err != nil {
+				return nil, err
+			}
 			l := &list{form: aView}
 			for _, k := range v.keys {
 				l.items = append(l.items, v.of[k])
@@ -68,6 +72,9 @@ func (r *run) method(m method, pos []any, kw []argument) (any, error) {
 }
 
 func (r *run) strMethod(s, name string, pos []any) (any, error) {
+	if err := r.work(len(s)); err != nil {
+		return nil, err
+	}
 	texts := make([]string, len(pos))
 	all := true
 	for i, v := range pos {
@@ -92,6 +99,9 @@ func (r *run) strMethod(s, name string, pos []any) (any, error) {
 			t, is := v.(string)
 			if !is {
 				return nil, errMethod
+			}
+			if err := r.work(len(t)); err != nil {
+				return nil, err
 			}
 			if name == "startswith" && strings.HasPrefix(s, t) || name == "endswith" && strings.HasSuffix(s, t) {
 				return true, nil
@@ -120,7 +130,7 @@ func (r *run) strMethod(s, name string, pos []any) (any, error) {
 	case name == "count" && len(pos) == 1 && all:
 		return int64(strings.Count(s, texts[0])), nil
 	case name == "join" && len(pos) == 1:
-		items, err := iterate(pos[0])
+		items, err := r.iterate(pos[0])
 		if err != nil {
 			return nil, err
 		}
@@ -131,7 +141,7 @@ func (r *run) strMethod(s, name string, pos []any) (any, error) {
 				return nil, errMethod
 			}
 		}
-		return r.text(strings.Join(parts, s), nil)
+		return r.join(parts, s)
 	}
 	return nil, errMethod
 }
@@ -145,7 +155,11 @@ func strip(s string, chars any, left, right bool) (any, error) {
 	switch c := chars.(type) {
 	case nil, missing:
 	case string:
-		of = func(r rune) bool { return strings.ContainsRune(c, r) }
+		in := map[rune]bool{}
+		for _, r := range c {
+			in[r] = true
+		}
+		of = func(r rune) bool { return in[r] }
 	default:
 		return nil, errMethod
 	}
@@ -166,6 +180,17 @@ func (r *run) replace(s, from, to string) (any, error) {
 	return r.text(strings.ReplaceAll(s, from, to), nil)
 }
 
+func (r *run) join(texts []string, between string) (any, error) {
+	n := itemBytes*len(texts) + len(between)*max(0, len(texts)-1)
+	for _, text := range texts {
+		n += len(text)
+	}
+	if err := r.made(n); err != nil {
+		return nil, err
+	}
+	return strings.Join(texts, between), nil
+}
+
 // split is Python's str.split and str.rsplit.
 func (r *run) split(s string, fromRight bool, pos []any) (any, error) {
 	most := int64(-1)
@@ -176,6 +201,9 @@ func (r *run) split(s string, fromRight bool, pos []any) (any, error) {
 		}
 		most = n
 	}
+	if err := r.made(len(s)); err != nil {
+		return nil, err
+	}
 	var parts []string
 	switch by := any(nil); {
 	case len(pos) > 2:
@@ -184,33 +212,40 @@ func (r *run) split(s string, fromRight bool, pos []any) (any, error) {
 		if most >= 0 {
 			return nil, errMethod
 		}
-		parts = strings.FieldsFunc(s, IsSpace)
+		for part := range strings.FieldsFuncSeq(s, IsSpace) {
+			if err := r.made(2 * itemBytes); err != nil {
+				return nil, err
+			}
+			parts = append(parts, part)
+		}
 	default:
 		sep, is := pos[0].(string)
-		switch {
-		case !is || sep == "":
+		if !is || sep == "" {
 			return nil, errMethod
-		case fromRight: // finds others than from the left if the separator overlaps with itself
-			rest := s
-			for ; most != 0; most-- {
-				i := strings.LastIndex(rest, sep)
-				if i < 0 {
-					break
-				}
-				parts = append(parts, rest[i+len(sep):])
-				rest = rest[:i]
-			}
-			parts = append(parts, rest)
-			slices.Reverse(parts)
-		case most < 0 || most >= int64(strings.Count(s, sep)):
-			parts = strings.Split(s, sep)
-		default:
-			parts = strings.SplitN(s, sep, int(most)+1)
 		}
+		cuts := int64(strings.Count(s, sep))
+		if most >= 0 {
+			cuts = min(cuts, most)
+		}
+		if err := r.made(2 * itemBytes * int(cuts+1)); err != nil {
+			return nil, err
+		}
+		if !fromRight {
+			parts = strings.SplitN(s, sep, int(cuts)+1)
+			break
+		}
+		rest := s // in which others are found than from the left if the separator overlaps with itself
+		for ; cuts > 0; cuts-- {
+			i := strings.LastIndex(rest, sep)
+			parts = append(parts, rest[i+len(sep):])
+			rest = rest[:i]
+		}
+		parts = append(parts, rest)
+		slices.Reverse(parts)
 	}
 	l := &list{items: make([]any, len(parts))}
 	for i, part := range parts {
 		l.items[i] = part
 	}
-	return l, r.made(len(s) + 16*len(parts))
+	return l, nil
 }

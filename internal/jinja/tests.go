@@ -7,7 +7,7 @@ import (
 
 // test evaluates one of [testNames].
 func (r *run) test(name string, v any, pos []any, kw []argument) (any, error) {
-	is, err := testNames[name](v, pos)
+	is, err := testNames[name](r, v, pos)
 	if len(kw) > 0 {
 		err = errors.New("it takes no names")
 	}
@@ -18,8 +18,8 @@ func (r *run) test(name string, v any, pos []any, kw []argument) (any, error) {
 }
 
 // kindTest makes a test without arguments.
-func kindTest(is func(v any) bool) func(any, []any) (bool, error) {
-	return func(v any, pos []any) (bool, error) {
+func kindTest(is func(v any) bool) func(*run, any, []any) (bool, error) {
+	return func(_ *run, v any, pos []any) (bool, error) {
 		if len(pos) > 0 {
 			return false, errors.New("it takes no arguments")
 		}
@@ -28,12 +28,12 @@ func kindTest(is func(v any) bool) func(any, []any) (bool, error) {
 }
 
 // withOther makes a test with one argument.
-func withOther(is func(v, other any) (bool, error)) func(any, []any) (bool, error) {
-	return func(v any, pos []any) (bool, error) {
+func withOther(is func(r *run, v, other any) (bool, error)) func(*run, any, []any) (bool, error) {
+	return func(r *run, v any, pos []any) (bool, error) {
 		if len(pos) != 1 {
 			return false, errors.New("it takes one argument")
 		}
-		return is(v, pos[0])
+		return is(r, v, pos[0])
 	}
 }
 
@@ -59,14 +59,14 @@ func isSequence(v any) bool {
 
 func isNumber(v any) bool { _, _, _, ok := numeric(v); return ok || isBig(v) }
 
-func same(v, other any) (bool, error) { return equal(v, other) }
+func same(r *run, v, other any) (bool, error) { return r.equal(v, other, 0) }
 
-func different(v, other any) (bool, error) {
-	is, err := equal(v, other)
+func different(r *run, v, other any) (bool, error) {
+	is, err := r.equal(v, other, 0)
 	return !is, err
 }
 
-var testNames = map[string]func(v any, pos []any) (bool, error){
+var testNames = map[string]func(r *run, v any, pos []any) (bool, error){
 	"defined":   kindTest(isDefined),
 	"undefined": kindTest(func(v any) bool { return !isDefined(v) }),
 	"none":      kindTest(func(v any) bool { return v == nil }),
@@ -82,7 +82,7 @@ var testNames = map[string]func(v any, pos []any) (bool, error){
 	"float":     kindTest(func(v any) bool { _, is := v.(float64); return is }),
 	"equalto":   withOther(same), "eq": withOther(same), "==": withOther(same),
 	"ne": withOther(different), "!=": withOther(different),
-	"in":   withOther(func(v, other any) (bool, error) { return contains(other, v) }),
+	"in":   withOther(func(r *run, v, other any) (bool, error) { return r.contains(other, v) }),
 	"odd":  kindTest(func(v any) bool { i, is := v.(int64); return is && i%2 != 0 }),
 	"even": kindTest(func(v any) bool { i, is := v.(int64); return is && i%2 == 0 }),
 }

@@ -271,8 +271,14 @@ func numeric(v any) (f float64, i int64, whole, ok bool) {
 // exact is up to which integers floats hold each.
 const exact = 1 << 53
 
-// equal is Python's ==.
-func equal(a, b any) (bool, error) {
+// equal is Python's ==, of values so deep in others.
+func (r *run) equal(a, b any, depth int) (bool, error) {
+	if depth > maxDepth {
+		return false, ErrTooMuch
+	}
+	if err := r.step(); err != nil {
+		return false, err
+	}
 	if m, ok := a.(markup); ok {
 		a = string(m)
 	}
@@ -301,7 +307,10 @@ func equal(a, b any) (bool, error) {
 		return is, nil
 	case string:
 		s, is := b.(string)
-		return is && a == s, nil
+		if !is || len(a) != len(s) {
+			return false, nil
+		}
+		return a == s, r.work(len(a))
 	case *list:
 		l, is := b.(*list)
 		if !is {
@@ -314,7 +323,7 @@ func equal(a, b any) (bool, error) {
 			return false, nil
 		}
 		for i := range a.items {
-			if same, err := equal(a.items[i], l.items[i]); !same || err != nil {
+			if same, err := r.equal(a.items[i], l.items[i], depth+1); !same || err != nil {
 				return false, err
 			}
 		}
@@ -329,7 +338,7 @@ func equal(a, b any) (bool, error) {
 			if !has {
 				return false, nil
 			}
-			if same, err := equal(a.of[k], v); !same || err != nil {
+			if same, err := r.equal(a.of[k], v, depth+1); !same || err != nil {
 				return false, err
 			}
 		}
@@ -350,14 +359,14 @@ func equal(a, b any) (bool, error) {
 func isBig(v any) bool { _, is := v.(big); return is }
 
 // order is whether a is before, at or behind b.
-func order(a, b any) (int, error) {
+func (r *run) order(a, b any) (int, error) {
 	fa, ia, wa, oka := numeric(a)
 	fb, ib, wb, okb := numeric(b)
 	sa, isA := a.(string)
 	sb, isB := b.(string)
 	switch {
 	case isA && isB:
-		return strings.Compare(sa, sb), nil // of UTF-8 that is the order of code points
+		return strings.Compare(sa, sb), r.work(min(len(sa), len(sb))) // of UTF-8 that is the order of code points
 	case oka && okb && wa && wb:
 		return compare(ia, ib), nil
 	case oka && okb && math.Abs(fa) <= exact && math.Abs(fb) <= exact:
@@ -377,12 +386,12 @@ func compare[T int64 | float64](a, b T) int {
 }
 
 // length is Python's len.
-func length(v any) (int, error) {
+func (r *run) length(v any) (int, error) {
 	switch v := v.(type) {
 	case undefined:
 		return 0, nil
 	case string:
-		return utf8.RuneCountInString(v), nil
+		return utf8.RuneCountInString(v), r.work(len(v))
 	case *Dict:
 		return len(v.keys), nil
 	case *list:
@@ -394,17 +403,24 @@ func length(v any) (int, error) {
 }
 
 // iterate returns what a loop over a value goes through.
-func iterate(v any) ([]any, error) {
+func (r *run) iterate(v any) ([]any, error) {
 	switch v := v.(type) {
 	case undefined:
 		return nil, nil
 	case string:
-		items := make([]any, 0, len(v))
-		for _, r := range v {
-			items = append(items, string(r))
+		n := utf8.RuneCountInString(v)
+		if err := r.made(2 * itemBytes * n); err != nil {
+			return nil, err
+		}
+		items := make([]any, 0, n)
+		for _, c := range v {
+			items = append(items, string(c))
 		}
 		return items, nil
 	case *Dict:
+		if err := r.made(2 * itemBytes * len(v.keys)); err != nil {
+			return nil, err
+		}
 		items := make([]any, len(v.keys))
 		for i, k := range v.keys {
 			items[i] = k
@@ -421,7 +437,7 @@ func iterate(v any) ([]any, error) {
 }
 
 // contains is Python's in.
-func contains(v, item any) (bool, error) {
+func (r *run) contains(v, item any) (bool, error) {
 	switch v := v.(type) {
 	case undefined:
 		return false, nil
@@ -430,7 +446,7 @@ func contains(v, item any) (bool, error) {
 		if !is {
 			return false, fmt.Errorf("%s cannot be in a str", what(item))
 		}
-		return strings.Contains(v, s), nil
+		return strings.Contains(v, s), r.work(len(v))
 	case *Dict:
 		switch k := item.(type) {
 		case string:
@@ -445,7 +461,7 @@ func contains(v, item any) (bool, error) {
 			break
 		}
 		for _, x := range v.items {
-			if same, err := equal(x, item); same || err != nil {
+			if same, err := r.equal(x, item, 0); same || err != nil {
 				return same, err
 			}
 		}
@@ -455,21 +471,23 @@ func contains(v, item any) (bool, error) {
 }
 
 // part is Python's v[from:to:step]; nil is what is not given.
-func part(v any, from, to, step any) (any, error) {
-	var items []any
+func (r *run) part(v any, from, to, step any) (any, error) {
+	n := 0
 	text, isText := v.(string)
 	l, isList := v.(*list)
 	switch {
 	case isText:
-		items, _ = iterate(text)
+		n = utf8.RuneCountInString(text)
 	case isList && l.form <= aTuple:
-		items = l.items
+		n = len(l.items)
 	case v == nil:
 		return undefined{"a slice"}, nil
 	default:
 		return nil, fmt.Errorf("%s is cut, which is not known here", what(v))
 	}
-	n := len(items)
+	if err := r.work(len(text)); err != nil {
+		return nil, err
+	}
 	by, err := place(step, 1)
 	if err != nil || by == 0 {
 		return nil, errors.Join(err, errors.New("a slice's step cannot be 0"))
@@ -497,18 +515,53 @@ func part(v any, from, to, step any) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	var cut []any
-	for ; by > 0 && at < until || by < 0 && at > until; at += by {
-		cut = append(cut, items[at])
+	if isText && by == 1 {
+		text = text[offset(text, at):]
+		return text[:offset(text, max(until-at, 0))], nil
 	}
 	if !isText {
-		return &list{l.form, cut}, nil
+		cut := every(l.items, at, until, by)
+		return &list{l.form, cut}, r.made(itemBytes * len(cut))
 	}
-	var b strings.Builder
-	for _, c := range cut {
-		b.WriteString(c.(string))
+	if err := r.made(4 * n); err != nil {
+		return nil, err
 	}
-	return b.String(), nil
+	return r.text(string(every([]rune(text), at, until, by)), nil)
+}
+
+// every returns each by-th of a list.
+func every[T any](list []T, at, until, by int) (cut []T) {
+	for ; by > 0 && at < until || by < 0 && at > until; at += by {
+		cut = append(cut, list[at])
+	}
+	return cut
+}
+
+// offset is where the n-th code point of a text begins, or the text's end.
+func offset(s string, n int) int {
+	for i := range s {
+		if n--; n < 0 {
+			return i
+		}
+	}
+	return len(s)
+}
+
+// letter is the code point at a place of a text, counted from the end if it is negative.
+func (r *run) letter(s string, at int64) (letter string, has bool, err error) {
+	if at >= 0 {
+		from := offset(s, int(at))
+		_, size := utf8.DecodeRuneInString(s[from:])
+		return s[from : from+size], size > 0, r.work(from)
+	}
+	from, size := len(s), 0
+	for ; at < 0; at++ {
+		if _, size = utf8.DecodeLastRuneInString(s[:from]); size == 0 {
+			break
+		}
+		from -= size
+	}
+	return s[from : from+size], size > 0, r.work(len(s) - from)
 }
 
 // place is an index; nil is one that is not given.
@@ -524,7 +577,7 @@ func place(v any, unset int) (int, error) {
 }
 
 // item is what Jinja2 makes of v[key].
-func item(v, key any) (any, error) {
+func (r *run) item(v, key any) (any, error) {
 	name, isName := key.(string)
 	switch v := v.(type) {
 	case undefined:
@@ -539,20 +592,24 @@ func item(v, key any) (any, error) {
 		if !ok || !whole || isList && l.form > aTuple {
 			break
 		}
-		items := []any(nil)
-		if isList {
-			items = l.items
-		} else {
-			items, _ = iterate(v)
+		if text, is := v.(string); is {
+			if letter, has, err := r.letter(text, i); has || err != nil {
+				return letter, err
+			}
+			break
 		}
-		if n := int64(len(items)); i >= -n && i < n {
-			return items[(i+n)%n], nil
+		if n := int64(len(l.items)); i >= -n && i < n {
+			return l.items[(i+n)%n], nil
 		}
 	}
 	if isName {
 		return attribute(v, name, true)
 	}
-	return undefined{fmt.Sprint(key)}, nil
+	name, err := str(key)
+	if err != nil {
+		name = what(key)
+	}
+	return undefined{name}, nil
 }
 
 // attr is what Jinja2 makes of v.name.
