@@ -335,12 +335,17 @@ func TestAddress(t *testing.T) {
 	}
 }
 
-// TestTextsOfUsers: what is null is absent, and a template of the user's own is not rendered.
+// TestTextsOfUsers: what is null is absent, a template of the user's own is not rendered, and what engines refuse is no
+// text either.
 func TestTextsOfUsers(t *testing.T) {
 	for body, text := range map[string]bool{
 		`{"model":"m","messages":[{"role":"user","content":"hi"}],"tools":null,"chat_template_kwargs":null}`: true,
 		`{"model":"m","prompt":"hi","messages":null,"tools":null}`:                                           true,
 		`{"model":"m","messages":[{"role":"user","content":"hi"}],"chat_template":"{{ 1 }}"}`:                false,
+		`{"model":"m","messages":"hi"}`:                                                      false,
+		`{"model":"m","messages":{"role":"user","content":"hi"}}`:                            false,
+		`{"model":"m","messages":[{"role":"user","content":"hi"}],"tools":{}}`:               false,
+		`{"model":"m","messages":[{"role":"user","content":"hi"}],"chat_template_kwargs":1}`: false,
 	} {
 		w := newWorld()
 		send := []string{"headers buffered ", "body " + body}

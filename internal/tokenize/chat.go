@@ -194,7 +194,10 @@ func messages(data api.Value) ([]any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("messages: %w", err)
 	}
-	items, _ := jinja.Items(v)
+	items, is := jinja.Items(v)
+	if !is {
+		return nil, errors.New("messages is no list")
+	}
 	list := make([]any, len(items))
 	for i, item := range items {
 		if list[i], err = message(item); err != nil {
@@ -348,7 +351,10 @@ func tools(data api.Value) (any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tools: %w", err)
 	}
-	items, _ := jinja.Items(v)
+	items, is := jinja.Items(v)
+	if !is {
+		return nil, errors.New("tools is no list")
+	}
 	if len(items) == 0 {
 		return nil, errors.New("tools is empty, which engines refuse; leave it out")
 	}

@@ -105,6 +105,8 @@ func TestChatsRefused(t *testing.T) {
 			"bos_token"},
 		{`{"messages":[` + user + `],"chat_template":"{% for p in messages[0].content %}{% endfor %}"}`,
 			"in parts"},
+		{`{"messages":"hi"}`, "messages is no list"},
+		{`{"messages":[` + user + `],"tools":{}}`, "tools is no list"},
 	} {
 		request, want := c[0], c[1]
 		var text api.Text

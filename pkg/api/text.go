@@ -212,6 +212,16 @@ func appendQuoted(to []byte, text string) []byte {
 
 // Check refuses what nobody could make tokens of. The error is an [Error].
 func (t *Text) Check() error {
+	for _, f := range []struct {
+		name  string
+		value Value
+		want  kind
+	}{{"messages", t.Messages, kindList}, {"tools", t.Tools, kindList},
+		{"chat_template_kwargs", t.ChatTemplateKwargs, kindObject}} {
+		if s := (&jsonSource{data: f.value}); f.value != nil && s.kind() != f.want {
+			return Errorf(CodeMalformed, "%s is %s, not %s", f.name, s.shown(), f.want)
+		}
+	}
 	chat := t.Tools != nil || t.ChatTemplate != "" || t.ChatTemplateKwargs != nil || t.AddGenerationPrompt != nil ||
 		t.ContinueFinalMessage != nil
 	switch {

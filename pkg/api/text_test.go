@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"encoding/json"
 	"reflect"
 	"strings"
 	"testing"
@@ -86,6 +87,29 @@ func TestText(t *testing.T) {
 			nil || got.Check() != nil || got.ChatTemplate != want.ChatTemplate || got.RequestID != "r" ||
 			!reflect.DeepEqual(got.Tools, want.Tools) {
 			t.Errorf("%s: %+v, %v", contentType, got, err)
+		}
+	}
+}
+
+// TestTextCheck has values of the wrong kind that did not come by way of a query, which is read strictly.
+func TestTextCheck(t *testing.T) {
+	for body, says := range map[string]string{
+		`{"messages":1}`:                              "messages is 1, not a list",
+		`{"messages": {"role":"user"}}`:               `messages is {"role":"user"}, not a list`,
+		`{"messages":"]"}`:                            `messages is "]", not a list`,
+		`{"messages":[{}],"tools":"x"}`:               `tools is "x", not a list`,
+		`{"messages":[{}],"tools":[]}`:                "",
+		`{"messages":[{}],"tools":null}`:              "",
+		`{"messages":false,"prompt":"x"}`:             "messages is false, not a list",
+		`{"messages":[{}],"chat_template_kwargs":[]}`: "chat_template_kwargs is [], not an object",
+		`{"messages":[{}],"chat_template_kwargs":{}}`: "",
+	} {
+		var text Text
+		if err := json.Unmarshal([]byte(body), &text); err != nil {
+			t.Fatal(err)
+		}
+		if err := text.Check(); (err != nil) != (says != "") || err != nil && !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %q", body, err, says)
 		}
 	}
 }
