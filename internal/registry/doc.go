@@ -42,6 +42,10 @@
 // has vanished without a mark is ended in the same way. A shim that comes back looks into the log: if its incarnation
 // was closed it begins a new one with all that its engine can say again, else it takes up where it was.
 //
+// A record that cannot be read, such as one of a later release, renews nothing and ends nothing. The registration that
+// it was written over counts until its lease has run out, and then this node does not know the worker. In the log it
+// stays, as the record may be good for others.
+//
 // # A bucket that is lost
 //
 // If somebody deletes the bucket, a node makes it anew ([Config].Recreate), and the nodes write into it what they had

@@ -30,6 +30,7 @@ type entry struct {
 	revision uint64
 	seen     time.Duration // when the revision was first seen
 	next     time.Duration // not to be tried before
+	unread   bool          // what was written over it cannot be read
 }
 
 // missing is a rank whose record has gone without a mark of deletion: somebody has ended it while nothing was heard, or
@@ -39,10 +40,12 @@ type missing struct {
 	since time.Duration
 }
 
-// Due is a lease to be ended: marked as expired if it is held, and then cleared.
+// Due is a lease to be ended: marked as expired if it is held, and then cleared. One that is Unread is only forgotten
+// here: what was written over it cannot be read, and may be a lease that others understand.
 type Due struct {
 	Record   Record
 	Revision uint64
+	Unread   bool
 }
 
 // NewMachine returns a machine that knows nobody.
@@ -64,7 +67,7 @@ func (m *Machine) Resumed() { m.broken = false }
 
 // Missed tells that a record has gone without a mark of deletion, as Current returned.
 func (m *Machine) Missed(r Record, revision uint64, now time.Duration) {
-	m.missing[r.Key()] = missing{Due{r, revision}, now}
+	m.missing[r.Key()] = missing{Due{Record: r, Revision: revision}, now}
 }
 
 // Ended tells that a lease which DueMissing has listed is ended.
@@ -111,7 +114,20 @@ func (m *Machine) Seen(r Record, revision uint64, now time.Duration) {
 	if e.revision != revision {
 		e.revision, e.seen, e.next = revision, now, 0
 	}
-	e.record = r
+	e.record, e.unread = r, false
+}
+
+// Unread tells that a key has a record that cannot be read. The one before it is not renewed thereby.
+func (m *Machine) Unread(key events.RankKey) {
+	delete(m.missing, key)
+	e := m.entries[key]
+	if e == nil {
+		return
+	}
+	if m.fresh != nil {
+		m.fresh[key] = true
+	}
+	e.unread = true
 }
 
 // Gone tells that a key has no record any more.
@@ -147,8 +163,8 @@ func (m *Machine) Probed(sent time.Duration) {
 }
 
 // Due lists the leases to be ended now, and does not name them again for a while. Those for which mine is false are
-// left to others for half a lease. It looks at all leases: 0.25 ms for 10,000 (BenchmarkDue), eight times in a lease,
-// which at 30 s is less than a ten-thousandth of a processor.
+// left to others for half a lease, unless they are unread. It looks at all leases: 0.25 ms for 10,000 (BenchmarkDue),
+// eight times in a lease, which at 30 s is less than a ten-thousandth of a processor.
 func (m *Machine) Due(now time.Duration, mine func(events.RankKey) bool) (list []Due) {
 	gap := m.gap()
 	if !m.proved || m.fresh != nil || now-m.confirmed > gap {
@@ -160,11 +176,11 @@ func (m *Machine) Due(now time.Duration, mine func(events.RankKey) bool) (list [
 			wait = 0
 		}
 		age := m.confirmed - max(e.seen, m.since)
-		if now < e.next || age < wait || age < wait+e.record.Lease()/2 && !mine(key) {
+		if now < e.next || age < wait || !e.unread && age < wait+e.record.Lease()/2 && !mine(key) {
 			continue
 		}
 		e.next = now + gap
-		list = append(list, Due{e.record, e.revision})
+		list = append(list, Due{e.record, e.revision, e.unread})
 	}
 	slices.SortFunc(list, func(a, b Due) int { return a.Record.Key().Compare(b.Record.Key()) })
 	return list

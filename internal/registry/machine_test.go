@@ -69,6 +69,40 @@ func TestALeaseExpiresAfterItsLength(t *testing.T) {
 	}
 }
 
+// TestAnUnreadRecordRenewsNothing: the lease before it runs out, and is due as one that is not to be cleared.
+func TestAnUnreadRecordRenewsNothing(t *testing.T) {
+	w := newWorld(t)
+	a := record("a", 8*time.Second)
+	w.m.Seen(a, 1, w.now)
+	w.m.Probed(w.now)
+	for range 2 {
+		w.m.Unread(a.Key())
+		if due := w.run(3*time.Second, true); len(due) > 0 {
+			t.Fatalf("due: %v", due)
+		}
+	}
+	w.m.Anew()
+	w.m.Unread(a.Key())
+	if gone := w.m.Current(); len(gone) > 0 {
+		t.Errorf("gone: %v", gone)
+	}
+	w.m.Probed(w.now)
+	for end := w.now + 8*time.Second; w.now < end; w.m.Probed(w.now) {
+		w.now += w.m.Every()
+	}
+	none := func(events.RankKey) bool { return false }
+	if due := w.m.Due(w.now, none); len(due) != 1 || !due[0].Unread || due[0].Revision != 1 {
+		t.Errorf("due: %+v", due)
+	}
+	w.m.Seen(a, 2, w.now)
+	if w.m.Seen(a, 3, w.now); len(w.run(3*time.Second, true)) > 0 {
+		t.Error("due though it was renewed")
+	}
+	for _, d := range w.m.Due(w.now+10*time.Second, all) {
+		t.Errorf("due without a probe: %+v", d)
+	}
+}
+
 func TestNobodyExpiresWhileTheBucketIsAway(t *testing.T) {
 	for name, away := range map[string]func(*world){
 		"no probe is acknowledged": func(w *world) { w.run(100*time.Second, false) },

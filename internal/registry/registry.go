@@ -47,7 +47,7 @@ type Hooks struct {
 	Expired   func(r Record)                      // this node has marked it
 	Cleared   func(r Record)                      // this node has seen to it that the log says so
 	Failed    func(key events.RankKey, err error) // ending a lease failed; it is tried again
-	Bad       func(key string, err error)         // a record that cannot be read; nobody is expired by it
+	Bad       func(key string, err error)         // a record that cannot be read; nobody is cleared by it
 	Watch     func(err error)                     // the bucket cannot be watched (nil: again)
 	Recreated func(err error)                     // the bucket was deleted, and is made anew or could not be
 	// so many records of the bucket that was deleted are written into the new one
@@ -338,7 +338,7 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 		record, err := decode(key, e.Value)
 		if err != nil {
 			calls = append(calls, func() { r.cfg.Hooks.Bad(e.Key, err) })
-			r.machine.Gone(key)
+			r.machine.Unread(key)
 			continue
 		}
 		w, there := r.workers[key]
@@ -433,6 +433,12 @@ func (r *Registry) supervise(ctx context.Context) {
 		due := r.machine.Due(r.now(), func(key events.RankKey) bool { return r.cfg.Mine(r.workers[key].Partition) })
 		r.mu.Unlock()
 		for _, d := range due {
+			if d.Unread {
+				r.mu.Lock()
+				r.leave(d)
+				r.mu.Unlock()
+				continue
+			}
 			r.endLater(ctx, &ends, d, r.end)
 		}
 		r.sweep(ctx)
@@ -594,16 +600,24 @@ func (r *Registry) gone(ctx context.Context, name string, d Due) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if w, left := r.leave(d); left {
+		r.expired.ended(d.Record.Key(), w)
+	}
+	return nil
+}
+
+// leave forgets a registration, unless it was written again since it was due. r.mu is held.
+func (r *Registry) leave(d Due) (w Worker, left bool) {
 	key := d.Record.Key()
-	if w, ok := r.workers[key]; ok && w.Revision == d.Revision {
-		r.expired.ended(key, w)
+	w, left = r.workers[key]
+	if left = left && w.Revision == d.Revision; left {
 		delete(r.workers, key)
 		r.alter(key.Instance)
 		r.forget(key)
 		r.machine.Gone(key)
 		r.notify()
 	}
-	return nil
+	return w, left
 }
 
 // sweep erases marks of deletion that it has seen, but those of operators' records. A server that was killed reads its

@@ -202,6 +202,30 @@ func TestTheBucketOfWorkersIsLost(t *testing.T) {
 	}
 }
 
+// TestARecordThatCannotBeRead is written over a worker's, and nobody renews: the worker is known until its lease has
+// run out, and then no more, as to a node that begins then. It is not cleared, and the record stays.
+func TestARecordThatCannotBeRead(t *testing.T) {
+	s := newSite(t)
+	s.shim("other", time.Hour)
+	const lease = 6 * time.Second // who lives has three times as long to renew as it may take here
+	end := s.shim("w", lease)
+	s.until("both are known", func() bool { return s.know("other", "w") })
+	end()
+	key := must(jetstream.WorkerKey(must(s.ns.PartitionOf("w")), events.RankKey{Instance: "w"}))
+	later := record("w", lease)
+	later.Version = recordVersion + 1
+	revision := must(s.bucket.Put(s.ctx, key, must(later.encode())))
+	if !s.know("other", "w") {
+		t.Error("the worker is not known any more at once")
+	}
+	s.until("the worker is known no more", func() bool { return s.know("other") })
+	if entry := must(s.bucket.Latest(s.ctx, key)); entry.Revision != revision || s.wasCleared("w") {
+		t.Errorf("at revision %d there is %s; it was cleared: %v", entry.Revision, entry.Value, s.wasCleared("w"))
+	}
+	s.shim("w", time.Hour)
+	s.until("it is known again", func() bool { return s.know("other", "w") })
+}
+
 // TestExpiredAreNamed: both nodes name whose lease has expired, with who held it, until the shim is back, somebody
 // removes the worker, or an hour has passed; and not whom an operator had drained.
 func TestExpiredAreNamed(t *testing.T) {

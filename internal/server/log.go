@@ -189,7 +189,8 @@ func registryHooks(log *slog.Logger) registry.Hooks {
 				"see that NATS answers and has room; it is tried again")
 		},
 		Bad: func(key string, err error) {
-			log.Warn("a worker's registration cannot be read", "key", key, "error", err)
+			log.Warn("a worker's registration cannot be read", "key", key, "error", err, "what_to_do",
+				"give indexers the release that the shims have, or a later one; see that nobody else writes to the bucket")
 		},
 		Recreated: func(err error) { bucketRecreated(log, "workers' registrations", err) },
 		Refilled: func(n int) {
