@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -432,6 +433,20 @@ func TestHedgedRequestsKeepToTheirBudget(t *testing.T) {
 	}
 	if n := c.to.(*natsTransport).pool.InFlight(); n != 0 {
 		t.Errorf("%d requests are still in flight", n)
+	}
+}
+
+// TestAURLWithASecretIsNotRepeated where it is refused; another is.
+func TestAURLWithASecretIsNotRepeated(t *testing.T) {
+	for _, text := range []string{"http://me:secret@host:port", "http//me:secret@host", "me:secret@host:8090",
+		"http://me:%secret@host", "http://host/?key=secret", "http://a:1,http://me:secret@b:bad"} {
+		_, err := HTTP([]string{"http://127.0.0.1:8090", text}, Options{})
+		if err == nil || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), "URL 2 of 2") {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	if _, err := HTTP([]string{"host:8090"}, Options{}); err == nil || !strings.Contains(err.Error(), `"host:8090"`) {
+		t.Error(err)
 	}
 }
 

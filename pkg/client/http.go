@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -48,10 +49,14 @@ func HTTP(urls []string, o Options) (*Client, error) {
 	if t.client == nil {
 		t.client = http.DefaultClient
 	}
-	for _, text := range urls {
+	for i, text := range urls {
 		u, err := url.Parse(text)
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" {
-			return nil, api.Errorf(api.CodeMalformed, "%.100q is not an http:// or https:// URL of an indexer", text)
+			shown := fmt.Sprintf("%.100q", text)
+			if strings.ContainsAny(text, "@?") { // it may have a password or a key
+				shown = fmt.Sprintf("URL %d of %d", i+1, len(urls))
+			}
+			return nil, api.Errorf(api.CodeMalformed, "%s is not an http:// or https:// URL of an indexer", shown)
 		}
 		t.urls = append(t.urls, strings.TrimSuffix(u.String(), "/"))
 	}
