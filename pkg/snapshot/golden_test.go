@@ -86,6 +86,17 @@ func goldenWindows() *image {
 	return im
 }
 
+// goldenWideWindows is the same with windows of 2^20 tokens and more.
+func goldenWideWindows() *image {
+	im := goldenImage()
+	im.states[0].Groups = append(im.states[0].Groups,
+		events.GroupKind{Group: 4, Kind: events.AttentionSlidingWindow, Window: 1<<20 - 1},
+		events.GroupKind{Group: 5, Kind: events.AttentionSlidingWindow, Window: 1 << 20},
+		events.GroupKind{Group: 6, Kind: events.AttentionChunkedLocal, Window: 10_000_000, Drops: true},
+		events.GroupKind{Group: maxWindowGroup, Kind: events.AttentionSlidingWindow, Window: 1<<32 - 1})
+	return im
+}
+
 // golden is a directory of testdata.
 type golden struct {
 	dir         string
@@ -93,7 +104,8 @@ type golden struct {
 	image       func() *image
 }
 
-var goldens = []golden{{"v1", 0, goldenImage}, {"v1-ranks-apart", 500, goldenImage}, {"v1-windows", 0, goldenWindows}}
+var goldens = []golden{{"v1", 0, goldenImage}, {"v1-ranks-apart", 500, goldenImage}, {"v1-windows", 0, goldenWindows},
+	{"v1-wide-windows", 0, goldenWideWindows}}
 
 // store is what the golden image gives after a first snapshot of something else.
 func (g *golden) store(t *testing.T) *store {

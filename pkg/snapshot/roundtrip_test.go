@@ -67,7 +67,7 @@ func drawState(t *rapid.T) (s events.RankImage) {
 	if rapid.Bool().Draw(t, "windowed") {
 		g := events.GroupKind{Group: events.GroupIndex(rapid.Uint32Range(0, maxWindowGroup).Draw(t, "group")),
 			Kind: events.AttentionSlidingWindow}
-		g.Window, g.Drops = rapid.Uint32Range(0, maxWindow).Draw(t, "window"), rapid.Bool().Draw(t, "drops")
+		g.Window, g.Drops = rapid.Uint32().Draw(t, "window"), rapid.Bool().Draw(t, "drops")
 		s.Groups = append(slices.DeleteFunc(s.Groups, func(o events.GroupKind) bool { return o.Group == g.Group }), g)
 	}
 	for range rapid.IntRange(0, 3).Draw(t, "pending") {

@@ -28,6 +28,13 @@ const (
 	windowBits      = 20
 	maxWindow       = 1<<windowBits - 1
 	maxWindowGroup  = 1<<(31-windowBits) - 1
+
+	// A window above maxWindow is in two records, one of each half. Programs from before take these for groups likewise.
+	windowKindWide = 0xf2
+	wideBits       = 16
+	wideHalf       = 1<<wideBits - 1
+	wideDrops      = 1 << wideBits         // in the number of the high half
+	wideHigh       = 1 << (windowBits - 1) // it is the high half
 )
 
 // The flags of a pending event.
@@ -48,14 +55,7 @@ func encodeState(s *sections, img *events.RankImage) error {
 	for _, g := range img.Groups {
 		s.fields = append(s.fields, stateGroup, byte(g.Kind))
 		s.fields = appendUint(s.fields, uint64(g.Group))
-		if (g.Window > 0 || g.Drops) && g.Window <= maxWindow && g.Group <= maxWindowGroup {
-			kind := byte(windowKind)
-			if g.Drops {
-				kind = windowKindDrops
-			}
-			s.fields = append(s.fields, stateGroup, kind)
-			s.fields = appendUint(s.fields, windowFlag|uint64(g.Group)<<windowBits|uint64(g.Window))
-		}
+		encodeWindow(s, &g)
 		s.cutIfFull()
 	}
 	for i := range img.Pending {
@@ -103,6 +103,28 @@ func encodeState(s *sections, img *events.RankImage) error {
 	return nil
 }
 
+// encodeWindow writes what a group's own record does not say.
+func encodeWindow(s *sections, g *events.GroupKind) {
+	says := func(kind byte, number uint32) {
+		s.fields = append(s.fields, stateGroup, kind)
+		s.fields = appendUint(s.fields, windowFlag|uint64(g.Group)<<windowBits|uint64(number))
+	}
+	switch {
+	case g.Window == 0 && !g.Drops, g.Group > maxWindowGroup:
+	case g.Window > maxWindow:
+		high := wideHigh | g.Window>>wideBits
+		if g.Drops {
+			high |= wideDrops
+		}
+		says(windowKindWide, g.Window&wideHalf)
+		says(windowKindWide, high)
+	case g.Drops:
+		says(windowKindDrops, g.Window)
+	default:
+		says(windowKind, g.Window)
+	}
+}
+
 func encodePending(s *sections, p *events.Pending) error {
 	e := &p.Event
 	if len(e.Locals) != 0 && len(e.Locals) != len(e.Blocks) {
@@ -139,15 +161,22 @@ func encodePending(s *sections, p *events.Pending) error {
 
 // decodeGroup adds what one group record says.
 func decodeGroup(img *events.RankImage, kind byte, number uint32) {
-	if kind != windowKind && kind != windowKindDrops || number < windowFlag {
+	if kind < windowKind || kind > windowKindWide || number < windowFlag {
 		img.Groups = append(img.Groups, events.GroupKind{Group: events.GroupIndex(number),
 			Kind: events.Attention(kind)})
 		return
 	}
 	group := events.GroupIndex(number &^ windowFlag >> windowBits)
 	for i := range img.Groups {
-		if g := &img.Groups[i]; g.Group == group {
+		g := &img.Groups[i]
+		switch {
+		case g.Group != group:
+		case kind != windowKindWide:
 			g.Window, g.Drops = number&maxWindow, kind == windowKindDrops
+		case number&wideHigh == 0:
+			g.Window = g.Window&^wideHalf | number&wideHalf
+		default:
+			g.Window, g.Drops = g.Window&wideHalf|number&wideHalf<<wideBits, number&wideDrops != 0
 		}
 	}
 }
