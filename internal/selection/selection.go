@@ -267,6 +267,7 @@ func (a *asked) refused(err error) error {
 type chosen struct {
 	out      *api.Selection
 	booking  load.Booking
+	eligible int          // ranks that the request might go to
 	detailed bool         // of SelectDetailed
 	prefill  load.Booking // of a disaggregated request on its prefill worker; without an ID there is none
 	session  string       // of the request; empty: none
@@ -310,7 +311,7 @@ func (s *Service) choose(a *asked, x *scratch) (c chosen, err error) {
 	s.lap(x, stageChoose)
 	c.out = a.of.selection(a.r, a.answer, a.selector, &choice)
 	c.out.ISLTokens, c.out.Blocks, c.out.Candidates = x.request.ISL, a.blocks, len(x.list)
-	c.out.UnknownEndpoints = a.unknown()
+	c.out.UnknownEndpoints, c.eligible = a.unknown(), choice.Eligible
 	if picked := &x.list[choice.Index]; picked.Guessed > 0 {
 		c.out.Guessed = picked.Device
 	}

@@ -211,7 +211,7 @@ func (s *Service) goOrWait(u *waiter) (id uint64, class string) {
 		return id, class
 	case u.err == nil && w.overtakes(u.a.r):
 		var refusal error
-		if id, class, refusal = w.enter(s, u, u.c.out.CachedTokens, u.c.out.Candidates); refusal == nil {
+		if id, class, refusal = w.enter(s, u, u.c.out.CachedTokens, u.c.eligible); refusal == nil {
 			return id, class
 		} // else it goes where there is room
 	}

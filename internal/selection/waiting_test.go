@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/loop"
+	"github.com/kvatlas/kvatlas/internal/queue"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -175,6 +176,30 @@ func TestQueueRefuses(t *testing.T) {
 			}
 			<-got
 		}
+	}
+}
+
+// TestLimitsCountRanksThatMayBeChosen: a request that might go at once, but for one before it that waits for the same
+// worker, waits only if the limit for that one worker allows; else it goes.
+func TestLimitsCountRanksThatMayBeChosen(t *testing.T) {
+	f := withQueue(t, 4, func(q *routing.Queue) { q.MaxRequests = ptr(1.0) })
+	r := request("r", 20)
+	r.Pinned = &routing.Target{Worker: "w00"}
+	w := f.service.room
+	m := &modelQueue{queue.New(w.classes), map[uint64]*waiter{}}
+	id, err := m.Add(queue.Entry{Group: group(r)}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	m.waiters[id] = &waiter{ctx: gone} // nobody chooses for it any more, and it has not left yet
+	w.models["m"] = m
+	w.waiting.Add(1)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if s, err := f.service.Select(ctx, r); err != nil || s.Worker != "w00" {
+		t.Errorf("%+v %v", s, err)
 	}
 }
 

@@ -15,6 +15,8 @@ type Choice struct {
 	Rank   events.Rank
 	Index  int // of the candidate, in the call
 
+	Eligible int // how many candidates the request might go to; the policy's own filters may have dropped some of them
+
 	Cost        float64 // the sum of the policy's scorers
 	Probability float64 // how likely this candidate was to be chosen
 
@@ -84,8 +86,12 @@ func (s *Selector) Choose(r *Request, candidates []Candidate, rng *rand.Rand, sc
 	if r.Explain {
 		x = &Explanation{Policy: s.name, Config: v.Config}
 	}
+	eligible := 0
 	for i, filters := range [...][]Filter{eligibility, s.policy.Filters} {
-		if i == 1 && r.Queue != nil && v.Len() > 0 {
+		if i == 1 {
+			eligible = v.Len()
+		}
+		if i == 1 && r.Queue != nil && eligible > 0 {
 			if busy := v.allBusy(r.Queue, x); busy != nil {
 				return Choice{}, busy
 			}
@@ -128,7 +134,7 @@ func (s *Selector) Choose(r *Request, candidates []Candidate, rng *rand.Rand, sc
 	}
 	c := v.At(picked)
 	choice := Choice{
-		Worker: c.Worker.ID, Rank: c.Rank, Index: v.Index(picked),
+		Worker: c.Worker.ID, Rank: c.Rank, Index: v.Index(picked), Eligible: eligible,
 		Cost: scratch.cost[picked], Probability: scratch.probability[picked],
 		RequiredBlocks: r.RequestBlocks(), TrackPrefillTokens: v.Config.RouterTrackPrefillTokens,
 	}
