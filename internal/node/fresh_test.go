@@ -182,8 +182,7 @@ func (w *site) lose(done func()) {
 			case x := <-w.node.shards[0].work:
 				lost = len(x.messages) > 0
 				if x.do != nil {
-					x.do(w.node.shards[0].machine)
-					close(x.done)
+					x.run(w.node.shards[0].machine)
 				}
 			case <-w.ctx.Done():
 				return

@@ -165,7 +165,16 @@ type work struct {
 	live      bool             // the partition served when they were read
 	end       *jetstream.AtEnd // not nil: the log had nothing more then
 	do        func(*Machine)
+	taken     *atomic.Bool  // do is, by the writer, or by whoever wanted it and waits no more
 	done      chan struct{} // closed after do
+}
+
+// run does what is to be done with the machine, unless nobody waits for it any more.
+func (w *work) run(m *Machine) {
+	if w.taken.CompareAndSwap(false, true) {
+		w.do(m)
+	}
+	close(w.done)
 }
 
 // owner carries out what one partition's machine decides. The node's goroutines step the machine by way of [Node.step].

@@ -59,8 +59,7 @@ func (n *Node) write(ctx context.Context, s *shard) {
 			due.Reset(s.count(&census))
 		case w := <-s.work:
 			if w.do != nil {
-				w.do(s.machine)
-				close(w.done)
+				w.run(s.machine)
 			} else {
 				before := s.machine.View()
 				n.apply(s.machine, w)
@@ -73,15 +72,23 @@ func (n *Node) write(ctx context.Context, s *shard) {
 	}
 }
 
-// do runs f in the shard's writer, and waits until it has.
+// do runs f in the shard's writer, and waits until it has. If it returns an error f does not run, now or later.
 func (s *shard) do(ctx context.Context, f func(*Machine)) error {
-	w := work{do: f, done: make(chan struct{})}
+	w := work{do: f, taken: new(atomic.Bool), done: make(chan struct{})}
 	select {
 	case s.work <- w:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	<-w.done // the writer outlives its callers
+	select {
+	case <-w.done:
+		return nil
+	case <-ctx.Done():
+	}
+	if w.taken.CompareAndSwap(false, true) {
+		return ctx.Err()
+	}
+	<-w.done // the writer is at it
 	return nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
@@ -62,6 +63,42 @@ func TestShardsAnswerAsOne(t *testing.T) {
 					t.Fatalf("%d shards say\n%s\none says\n%s", shards, got[i], want[i])
 				}
 			}
+		}
+	})
+}
+
+// TestDoEndsWithItsContext: what waits for a writer that is busy, or that does not run, ends with its context and is
+// not done later; what the writer is at is waited for.
+func TestDoEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &shard{work: make(chan work, 1)}
+		ended := make(chan error, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		ran := false
+		go func() { ended <- s.do(ctx, func(*Machine) { ran = true }) }()
+		synctest.Wait()
+		cancel()
+		if err := <-ended; err != context.Canceled {
+			t.Error(err)
+		}
+		w := <-s.work
+		if w.run(nil); ran {
+			t.Error("it was done though nobody waits for it")
+		}
+		ctx, cancel = context.WithCancel(t.Context())
+		release := make(chan struct{})
+		go func() { ended <- s.do(ctx, func(*Machine) { <-release }) }()
+		w = <-s.work
+		go w.run(nil)
+		synctest.Wait()
+		cancel()
+		synctest.Wait()
+		if len(ended) > 0 {
+			t.Error("it is not waited for though the writer is at it")
+		}
+		close(release)
+		if err := <-ended; err != nil {
+			t.Error(err)
 		}
 	})
 }
@@ -135,8 +172,7 @@ func said(t *rapid.T, n *Node, logs [][]Message, queries []*api.Query) (list []s
 	for _, s := range n.shards { // which wait for each other's writers else
 		go func() {
 			for w := range s.work {
-				w.do(s.machine)
-				close(w.done)
+				w.run(s.machine)
 			}
 		}()
 		defer close(s.work)
