@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -15,9 +14,11 @@ import (
 // trees are the trees of prefixes that were made a moment ago: making one looks at the whole index, so that a share of
 // one core bounds it, as with what internal/watch looks at.
 type trees struct {
-	mu   sync.Mutex
-	made map[string]tree // by request
+	turn chan struct{}   // of capacity one: full while somebody looks for a tree, or makes it
+	made map[string]tree // by request; of whose turn it is
 }
+
+func newTrees() trees { return trees{turn: make(chan struct{}, 1)} }
 
 type tree struct {
 	until time.Time
@@ -30,12 +31,16 @@ const (
 )
 
 // get returns a tree that was made a moment ago, or makes one, which says how long its work took. Requests wait for
-// each other.
-func (t *trees) get(q *api.PrefixesRequest, make func(*api.PrefixesRequest) (*api.PrefixTree, time.Duration, error)) (
-	*api.PrefixTree, error) {
+// each other until their contexts end.
+func (t *trees) get(ctx context.Context, q *api.PrefixesRequest,
+	make func(*api.PrefixesRequest) (*api.PrefixTree, time.Duration, error)) (*api.PrefixTree, error) {
 	key := fmt.Sprintf("%+v", *q)
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	select {
+	case t.turn <- struct{}{}:
+		defer func() { <-t.turn }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 	if kept := t.made[key]; time.Now().Before(kept.until) {
 		return kept.tree, nil
 	}
@@ -58,7 +63,7 @@ func (s *Server) Prefixes(ctx context.Context, q *api.PrefixesRequest) (*api.Pre
 	if q.Node != "" {
 		return s.prefixesOf(ctx, q)
 	}
-	return s.forests.get(q, func(q *api.PrefixesRequest) (*api.PrefixTree, time.Duration, error) {
+	return s.forests.get(ctx, q, func(q *api.PrefixesRequest) (*api.PrefixTree, time.Duration, error) {
 		return s.allPrefixes(context.WithoutCancel(ctx), q, s.patience(ctx)/prefixRounds) // others wait for it too
 	})
 }
@@ -66,7 +71,7 @@ func (s *Server) Prefixes(ctx context.Context, q *api.PrefixesRequest) (*api.Pre
 // prefixesOf is one node's tree.
 func (s *Server) prefixesOf(ctx context.Context, q *api.PrefixesRequest) (*api.PrefixTree, error) {
 	if q.Node == s.ID {
-		return s.trees.get(q, func(q *api.PrefixesRequest) (*api.PrefixTree, time.Duration, error) {
+		return s.trees.get(ctx, q, func(q *api.PrefixesRequest) (*api.PrefixTree, time.Duration, error) {
 			begun := time.Now()
 			trees, err := s.node.Prefixes(q)
 			if err != nil {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -16,7 +17,7 @@ import (
 // error is not kept.
 func TestTreesAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var list trees
+		list := newTrees()
 		made, cost := 0, time.Duration(0)
 		get := func(model string, failure error) error {
 			make := func(*api.PrefixesRequest) (*api.PrefixTree, time.Duration, error) {
@@ -24,7 +25,7 @@ func TestTreesAreShared(t *testing.T) {
 				time.Sleep(cost)
 				return &api.PrefixTree{}, cost, failure
 			}
-			_, err := list.get(&api.PrefixesRequest{Model: model}, make)
+			_, err := list.get(t.Context(), &api.PrefixesRequest{Model: model}, make)
 			return err
 		}
 		for _, c := range []struct {
@@ -47,6 +48,37 @@ func TestTreesAreShared(t *testing.T) {
 		}
 		if made != 6 {
 			t.Errorf("%d were made: an error is kept", made)
+		}
+	})
+}
+
+// TestATreeIsNotWaitedForWithoutEnd: who waits for another's tree leaves when his context ends.
+func TestATreeIsNotWaitedForWithoutEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		list := newTrees()
+		release, ended := make(chan struct{}), make(chan error, 1)
+		tree := func(*api.PrefixesRequest) (*api.PrefixTree, time.Duration, error) {
+			<-release
+			return &api.PrefixTree{}, 0, nil
+		}
+		get := func(ctx context.Context) {
+			_, err := list.get(ctx, &api.PrefixesRequest{Model: "m"}, tree)
+			ended <- err
+		}
+		go get(t.Context())
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		go get(ctx)
+		time.Sleep(2 * time.Second) // of the bubble's clock
+		if len(ended) == 0 {
+			t.Error("it waits though its time is over")
+		} else if err := <-ended; !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		close(release)
+		if err := <-ended; err != nil {
+			t.Error(err)
 		}
 	})
 }

@@ -167,7 +167,8 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{Settings: settings, log: log, ns: st.ns, ready: make(chan struct{})}
+	s := &Server{Settings: settings, log: log, ns: st.ns, ready: make(chan struct{}), trees: newTrees(),
+		forests: newTrees()}
 	if s.pool, err = rpc.NewPool(s.Conn.NATS()); err != nil {
 		return nil, err
 	}
