@@ -19,10 +19,11 @@ import (
 func TestFrozen(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
-	b := open(t, "http://"+x.HTTP+"/", 1000, 700, false)
+	publish(t, x, "m")
+	b := open(t, "http://"+x.HTTP+"/#/prefixes", 1000, 700, false)
 	live := "document.getElementById('live').textContent.startsWith('live') && document.getElementById('alert').hidden"
 	b.await(live)
-	b.await("document.body.innerText.includes('No workers yet')")
+	b.await("document.getElementById('icicle').dataset.runs === '1'")
 	signal(t, x.Process, syscall.SIGSTOP)
 	b.await(`/^Not live since \d\d:\d\d:\d\d: The indexer has said nothing for \d+ seconds/.test(
 		document.getElementById('alert').checkVisibility() && document.getElementById('alert').textContent)`)
@@ -30,8 +31,24 @@ func TestFrozen(t *testing.T) {
 		t.Errorf("at its top the page says %q", chip)
 	}
 	b.faults("a frozen node")
+	b.await("document.querySelector('#view .error').textContent.includes('does not answer')") // asked for the tree
 	signal(t, x.Process, syscall.SIGCONT)
 	b.await(live)
+	b.await("!document.querySelector('#view .error').textContent")
+}
+
+// publish has a worker of each model store a block.
+func publish(t *testing.T, x *harness.Indexer, models ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+	defer cancel()
+	ns := harness.OpenNamespace(t, ctx, x.NATS)
+	for _, model := range models {
+		stored := events.Event{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{1},
+			Locals: []events.LocalHash{1}}
+		harness.PublishAs(t, ctx, ns, events.WorkerID("of-"+model), &events.Batch{Incarnation: 1, FirstID: 1,
+			Model: model, BlockSize: harness.BlockSize, Events: []events.Event{stored}})
+	}
 }
 
 func signal(t *testing.T, p *harness.Process, s syscall.Signal) {
@@ -47,15 +64,7 @@ func TestModelAway(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
 	x := harness.StartIndexer(t, data, "", "--node-id", "node-a")
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
-	ns := harness.OpenNamespace(t, ctx, x.NATS)
-	for i, model := range []string{"first", "second"} {
-		stored := events.Event{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{events.BlockHash(1 + i)},
-			Locals: []events.LocalHash{events.LocalHash(1 + i)}}
-		harness.PublishAs(t, ctx, ns, events.WorkerID("of-"+model), &events.Batch{Incarnation: 1, FirstID: 1,
-			Model: model, BlockSize: harness.BlockSize, Events: []events.Event{stored}})
-	}
+	publish(t, x, "first", "second")
 	b := open(t, "http://"+x.HTTP+"/", 1200, 800, false)
 	selects := []struct{ view, id, choice string }{{"fleet", "fleet-model", "second"},
 		{"prefixes", "prefix-model", "second"}, {"prefixes", "prefix-node", "node-a"},
@@ -90,7 +99,7 @@ func TestModelAway(t *testing.T) {
 	harness.StartIndexer(t, data, "", "--node-id", "node-a", "--http-listen", x.HTTP)
 	shown("")
 	b.view("prefixes")
-	b.await("document.getElementById('icicle').dataset.runs === '1' && document.getElementById('icicle').checkVisibility()")
+	b.await("document.getElementById('icicle').dataset.runs === '1' && icicle.checkVisibility()")
 
 	// Where the model that was chosen last cannot be had, another one's tree is not shown as if it were its.
 	b.do(chromedp.Evaluate("window.fetch = () => Promise.reject(new TypeError()); 0", nil))

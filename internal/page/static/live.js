@@ -1,5 +1,5 @@
 // What the indexer says of the fleet and the cluster, as it changes.
-import { request, locked, Failure } from "./api.js";
+import { request, bounded } from "./api.js";
 import { clock, keep } from "./ui.js";
 
 export const live = {
@@ -81,15 +81,8 @@ const silence = 15000; // ms after which a node is taken for frozen; one that is
 export async function watch(said) {
   let heard = 0;
   for (let tries = 0; ; tries++) {
-    const stream = new AbortController();
-    let timer = 0;
-    const wait = () => {
-      clearTimeout(timer);
-      timer = setTimeout(() => locked() ? wait() : stream.abort(new Failure(0, "silent", "The indexer has said nothing for " +
-        silence / 1000 + " seconds. It is asked again.")), silence);
-    };
+    const stream = bounded(silence, "The indexer has said nothing for " + silence / 1000 + " seconds. It is asked again.");
     try {
-      wait();
       const reply = await request("v1/watch", { signal: stream.signal });
       said("on");
       tries = 0;
@@ -97,7 +90,7 @@ export async function watch(said) {
       let parts = [];
       for (;;) {
         heard = Date.now();
-        wait();
+        stream.wait();
         const { value, done } = await reader.read();
         if (done) break;
         parts.push(value);
@@ -114,7 +107,6 @@ export async function watch(said) {
     } catch (e) {
       said("off", (stream.signal.reason || e).message, heard);
     }
-    clearTimeout(timer);
     stream.abort(); // what is not read to its end would stay open
     await new Promise((resolve) => setTimeout(resolve, Math.min(10000, 500 * 2 ** Math.min(tries, 5))));
   }
