@@ -261,6 +261,19 @@ func TestAsk(t *testing.T) {
 			t.Errorf("the page has costs\n%v, the API\n%v", shown, costs)
 		}
 	}
+
+	// Where the pointer rests there is another answer now, which has nothing there.
+	b.ask(w.tiered)
+	b.await("document.querySelector('#strips .track i')")
+	at := get[struct{ X, Y float64 }](b, "document.querySelector('#strips .track i').getBoundingClientRect()")
+	b.do(chromedp.MouseEvent(input.MouseMoved, at.X+2, at.Y+2))
+	b.await("document.querySelector('.tip:not([hidden])')")
+	b.do(chromedp.SetValue("#ask-prompt", harness.JSONList(harness.Tokens(900_000, 64)), chromedp.ByID),
+		chromedp.Evaluate("document.querySelector('#view form').requestSubmit()", nil))
+	b.await("document.querySelector('#strips .strip') && !document.querySelector('#strips .track i')")
+	if tip := get[string](b, "document.querySelector('.tip:not([hidden])')?.textContent || ''"); tip != "" {
+		t.Errorf("the pointer shows %q, which has gone", tip)
+	}
 	var load api.LoadList
 	w.get(w.nodes[0], "/v1/loads", &load)
 	for _, m := range load.Models {
@@ -343,6 +356,16 @@ func TestRecorded(t *testing.T) {
 	}
 	b.fits()
 	b.faults("a recorded request")
+
+	// What has failed can be asked for again.
+	b.do(chromedp.Evaluate("window.asked = fetch; window.fetch = () => Promise.reject(new TypeError()); 0", nil))
+	b.tabTo(".recorded .fields button")
+	b.press(kb.Enter)
+	b.await("document.querySelector('.recorded .error')?.textContent.includes('does not answer')")
+	b.focused(".recorded .fields button")
+	b.do(chromedp.Evaluate("window.fetch = asked; 0", nil))
+	b.press(kb.Enter)
+	b.await("document.querySelectorAll('#recorded tbody tr').length === 10")
 }
 
 // TestPrefixes: the icicle has the runs of the API, and the keyboard zooms to the one that most hold.
@@ -389,6 +412,14 @@ func TestPrefixes(t *testing.T) {
 	}
 	b.do(chromedp.Click(".crumbs button", chromedp.ByQuery))
 	b.focused("#icicle")
+
+	// What the browser has keys for it does itself.
+	before := get[string](b, "document.getElementById('icicle-now').textContent")
+	taken := get[bool](b, `[["ArrowDown", "altKey"], ["Home", "ctrlKey"], ["ArrowLeft", "metaKey"]].some(([key, held]) =>
+		!icicle.dispatchEvent(new KeyboardEvent("keydown", { key, [held]: true, cancelable: true, bubbles: true })))`)
+	if after := get[string](b, "document.getElementById('icicle-now').textContent"); taken || after != before {
+		t.Error("the icicle takes keys that are the browser's")
+	}
 
 	// What the pointer shows is what lies there, also when that has become another run.
 	area := get[struct{ X, Y, Width float64 }](b, "icicle.getBoundingClientRect()")
@@ -467,6 +498,21 @@ func TestFunnel(t *testing.T) {
 	b.tabTo("#funnel-time")
 	b.press(kb.Home)
 	b.await("document.getElementById('funnel-now').textContent.includes(' request')")
+
+	// A node that has run for long: a bar is no part of a minute, and a time of another day has its date.
+	b.do(chromedp.Evaluate(`(() => {
+		const asked = fetch;
+		window.fetch = async (path, options) => {
+			const reply = await asked(path, options);
+			if (!path.includes("v1/funnel")) return reply;
+			const f = await reply.json();
+			f.from = new Date(Date.parse(f.to) - 3605_000);
+			f.nodes[0].history_from = "2026-01-02T12:00:00Z";
+			return new Response(JSON.stringify(f));
+		};
+	})()`, nil))
+	b.await("document.querySelector('main').innerText.includes('each bar is 70 seconds')")
+	b.await("/^(1|2|3) Jan, /.test(document.querySelector('.basis tbody tr').cells[2].textContent)")
 }
 
 // TestCluster: nodes and partitions are as the nodes' own statuses say, and replicas are compared.
@@ -496,9 +542,34 @@ func TestCluster(t *testing.T) {
 	if fmt.Sprint(got) != fmt.Sprint(serving) {
 		t.Errorf("the page has %v, the nodes say %v", got, serving)
 	}
+	compare(b)
+	b.await("document.querySelectorAll('#partitions .chip.good').length === 8")
+}
+
+// TestOneReplica: a partition with one replica is not called equal, as there is nothing to compare it with.
+func TestOneReplica(t *testing.T) {
+	t.Parallel()
+	nats, address := harness.StartNATS(t), ""
+	for _, id := range []string{"node-a", "node-b"} {
+		n := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--replication", "1", "--partitions", "4",
+			"--http-listen", "127.0.0.1:0")
+		address = n.WaitFor(`HTTP is served" listen=(\S+)`)[1]
+	}
+	b := open(t, "http://"+address+"/#/cluster", 1200, 800, false)
+	b.await(`(t => t && t.tHead.rows[0].cells.length === 7 && t.tBodies[0].rows.length === 4 && [...t.tBodies[0].rows].every(
+		(r) => r.textContent.split("serving").length === 2))(document.getElementById("partitions"))`)
+	compare(b)
+	b.await("document.querySelector('#partitions thead').textContent.includes(' ago')")
+	if n := get[int](b, "document.querySelectorAll('#partitions .chip').length"); n > 0 {
+		t.Errorf("of partitions with one replica %d are said to be equal, or not", n)
+	}
+}
+
+// compare has replicas compared.
+func compare(b *browser) {
+	b.Helper()
 	b.do(chromedp.Evaluate("[...document.querySelectorAll('button')].find("+
 		"b => b.textContent.startsWith('Compare')).click()", nil))
-	b.await("document.querySelectorAll('#partitions .chip.good').length === 8")
 }
 
 // TestToken: without the token nothing is shown; the form takes it, and the address never has it.
@@ -512,6 +583,11 @@ func TestToken(t *testing.T) {
 	b := open(t, "http://"+x.HTTP+"/", 1000, 700, false)
 	b.await("document.querySelector('#gate[open]')")
 	b.faults("token")
+	b.press(kb.Escape, kb.Escape) // without the token there is nothing to see
+	b.await("document.querySelector('#gate[open]')")
+	b.do(chromedp.SendKeys("#gate-token", "0123456789abcdef0123…"+kb.Enter, chromedp.ByID)) // what no header can have
+	b.await("document.getElementById('gate-error').textContent.includes('does not take')")
+	b.do(chromedp.Evaluate("document.getElementById('gate-error').textContent = ''", nil))
 	b.do(chromedp.SendKeys("#gate-token", "wrong"+kb.Enter, chromedp.ByID))
 	b.await("document.getElementById('gate-error').textContent.includes('does not take')")
 	b.do(chromedp.SendKeys("#gate-token", "0123456789abcdef0123"+kb.Enter, chromedp.ByID))

@@ -26,6 +26,7 @@ import (
 type many struct {
 	mu   sync.Mutex
 	list []api.WorkerInfo
+	err  error
 
 	expired []api.ExpiredWorker
 }
@@ -34,7 +35,7 @@ func (m *many) Workers(context.Context, api.WorkersRequest) (*api.WorkerList, er
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return &api.WorkerList{Complete: true, Workers: append([]api.WorkerInfo(nil), m.list...),
-		Expired: m.expired}, nil
+		Expired: m.expired}, m.err
 }
 func (m *many) Loads(context.Context) (*api.LoadList, error)          { return &api.LoadList{}, nil }
 func (m *many) EngineLoads(context.Context) (*api.EngineLoads, error) { return &api.EngineLoads{}, nil }
@@ -120,6 +121,34 @@ func TestManyWorkers(t *testing.T) {
 }
 
 var frames = flag.Duration("frames", 0, "measure the frames of the fleet's view with 10,000 workers, so long each")
+
+// TestStates: by state the worst are last; D drains and Ctrl+D is the browser's; what is not known is not called none.
+func TestStates(t *testing.T) {
+	t.Parallel()
+	source, url := fleetOf(t, 3, 200*time.Millisecond)
+	source.list[0].Engine, source.list[0].Record = api.EngineConnected, &api.WorkerRecord{State: api.WorkerSchedulable}
+	source.list[1].Engine = api.EngineGone
+	source.list[2].CatchingUp = true
+	b := open(t, url, 1600, 1000, false)
+	b.await("document.querySelectorAll('.sheet .row').length === 3")
+	b.do(chromedp.Click(".top .c-state button", chromedp.ByQuery))
+	b.await(`[...document.querySelectorAll(".sheet .row")].sort((a, b) => a.ariaRowIndex - b.ariaRowIndex).map(
+		(r) => r.querySelector(".c-state").textContent).join() === "schedulable,catching up,engine gone"`)
+	b.tabTo(".grid .body")
+	b.press(kb.Home)
+	if get[bool](b, `!document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key: "d", ctrlKey: true,
+		cancelable: true, bubbles: true })) || !!document.querySelector("dialog[open] .drain")`) {
+		t.Error("Ctrl+D is taken from the browser")
+	}
+	b.press("D")
+	b.focused("dialog[open] .drain")
+	b.press(kb.Escape)
+	source.mu.Lock()
+	source.err = api.Errorf(api.CodeUnavailable, "not now")
+	source.mu.Unlock()
+	b.await("document.querySelector('#view').innerText.includes('It is not known how the fleet is')")
+	b.await("document.getElementById('alert').textContent.includes('not now')")
+}
 
 // TestFrames measures; nothing of it is judged, as it is a matter of the machine.
 func TestFrames(t *testing.T) {

@@ -2,7 +2,7 @@
 // is booked. The prompt goes to the indexer and is kept nowhere. Requests that were recorded are known by hashes only.
 import { ask } from "./api.js";
 import { choices, onChange } from "./live.js";
-import { el, setText, long, count, percent, tiers, tip, busy, empty, pick, fill } from "./ui.js";
+import { el, setText, long, count, percent, tiers, tip, time, busy, empty, pick, fill } from "./ui.js";
 
 export const title = "Ask";
 
@@ -131,7 +131,11 @@ export function show(place) {
       recorded.replaceChildren(...table(of, found, before));
       if (focused) (older && recorded.querySelector(".older") || recorded.querySelector(".fields button")).focus();
     } catch (failure) {
-      if (mine === listing) recorded.replaceChildren(el("p", { class: "error", role: "alert" }, failure.message));
+      if (mine !== listing) return;
+      const focused = recorded.contains(document.activeElement);
+      const again = el("button", { type: "button", click: () => list(before) }, "Ask again");
+      recorded.replaceChildren(el("p", { class: "error", role: "alert" }, failure.message), el("div", { class: "fields" }, again));
+      if (focused) again.focus();
     }
   }
 
@@ -153,7 +157,7 @@ export function show(place) {
 
   // name is a request's own id, or the end of the one under which it is kept.
   const name = (r) => r.request_id || r.id.split("-")[0].slice(-8);
-  const clock = (at) => new Date(at).toLocaleTimeString("en-GB",
+  const clock = (at) => time(at,
     { hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3 });
 
   // take shows a recorded request.
@@ -192,6 +196,7 @@ export function show(place) {
       " could not be looked at: their workers are not shown.");
     const tokenized = a.tokenize_error && el("div", { class: "notice warn" }, a.tokenize_error);
     const shown = a.workers.slice(0, most);
+    tip(null, ""); // what the pointer was at is gone
     result.replaceChildren(...[missing, tokenized, record && el("section", { class: "card" }, was(record),
       el("p", { class: "soft" }, "This is how its blocks are held, and what choosing would cost, now. What the shared store has is not known by hashes.")),
       el("section", { class: "card" }, el("div", { class: "head" }, el("h2", {}, count(a.blocks) + " blocks of " + a.block_size + " tokens" +

@@ -39,9 +39,8 @@ export function show(place) {
 
   // equal says whether the replicas of a partition are equal.
   function equal(partition, replicas) {
-    if (!compared) return el("span", { class: "soft" }, replicas > 1 ? "not compared" : "one replica");
-    const found = compared.by.get(partition);
-    if (!found) return el("span", { class: "soft" }, "one replica");
+    const found = compared?.by.get(partition);
+    if (!found || found.replicas.length < 2) return el("span", { class: "soft" }, replicas > 1 ? "not compared" : "one replica");
     return found.equal ? el("span", { class: "chip good" }, "equal") : el("span", { class: "chip bad" },
       "differ: " + found.replicas.map((r) => r.node + " " + r.checksum.slice(0, 6) + " at " + r.seq).join(", "));
   }

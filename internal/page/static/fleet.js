@@ -1,12 +1,13 @@
 // The fleet: all workers by tiers as a map, and as a list of which only the rows that are seen exist.
 import { ask } from "./api.js";
 import { live, key, models, onChange } from "./live.js";
-import { el, fill, setText, long, setLong, short, count, age, step, tiers, canvas, colour, tip, tile, tileBox, hovering, busy, empty, code } from "./ui.js";
+import { el, fill, setText, long, setLong, short, count, age, step, tiers, canvas, colour, tip, bare, tile, tileBox, hovering, busy, empty, code } from "./ui.js";
 
 export const title = "Fleet";
 
 const name = (r) => r.instance + (r.rank ? " / " + r.rank : "");
-const order = ["schedulable", "draining", "incomplete", "unschedulable"];
+const order = ["schedulable", "unregistered", "catching up", "incomplete", "draining", "engine silent", "unschedulable",
+  "lease expired", "engine gone", "expired"]; // of states, the worst last
 
 const notWell = (r) => ["bad", "warn"].includes(state(r)[1]);
 
@@ -48,7 +49,7 @@ const load = (r) => r.total_blocks && r.used_blocks ? r.used_blocks / r.total_bl
 const columns = [
   { id: "worker", name: "Worker", by: (r) => places.get(key(r)), text: name },
   { id: "model", name: "Model", by: (r) => r.model, text: (r) => r.model },
-  { id: "state", name: "State", by: (r) => order.indexOf(r.state || "schedulable") + (r.engine ? 1 : 0), chip: true },
+  { id: "state", name: "State", by: (r) => order.indexOf(state(r)[0]), chip: true },
   ...tiers.map((t) => ({ id: t, name: t[0].toUpperCase() + t.slice(1), num: true, heat: true, by: (r) => r.blocks[t],
     text: (r) => r.blocks[t] ? short(r.blocks[t]) : "–" })),
   { id: "stored_rate", name: "Stored/s", num: true, by: (r) => r.stored_rate || 0, text: (r) => short(r.stored_rate || 0) },
@@ -168,7 +169,7 @@ export function show(place) {
     mapCard.hidden = living === 0;
     none.hidden = list.length > 0;
     if (!none.hidden) none.replaceChildren(live.fleetAt === null ? empty("Waiting for the indexer…") :
-      all.length > 0 ? empty("No worker is like that", "Clear the filter to see all " + count(all.length) + ".") :
+      live.error ? empty("It is not known how the fleet is", live.error.message) : all.length > 0 ? empty("No worker is like that", "Clear the filter to see all " + count(all.length) + ".") :
       empty("No workers yet", "Run a shim beside each engine, and it appears here within a second:",
         code("worker-shim run --engine-http http://127.0.0.1:8000 --nats nats://127.0.0.1:4222"),
         "Without an engine at hand, indexer demo runs a whole fleet of simulated ones."));
@@ -242,7 +243,7 @@ export function show(place) {
 
   // press moves through the list.
   function press(e) {
-    if (e.target !== body) return;
+    if (e.target !== body || !bare(e)) return;
     const page = Math.max(1, Math.floor(room() / rowHeight) - 1);
     let i = list.findIndex((r) => key(r) === now);
     const to = { ArrowDown: i + 1, ArrowUp: i < 0 ? 0 : i - 1, PageDown: i + page, PageUp: i - page, Home: 0, End: list.length - 1 }[e.key];
@@ -250,7 +251,7 @@ export function show(place) {
       i = Math.max(0, Math.min(list.length - 1, to));
       select(i);
     } else if (e.key === "Enter" && i >= 0) open(list[i]);
-    else if (e.key === "d" && i >= 0 && list[i].state) drain(list[i]);
+    else if (e.key.toLowerCase() === "d" && i >= 0 && list[i].state) drain(list[i]);
     else return;
     e.preventDefault();
   }

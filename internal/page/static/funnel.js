@@ -3,7 +3,7 @@
 import { ask, looking } from "./api.js";
 import { live, models, onChange } from "./live.js";
 import { causes, steps } from "./causes.js";
-import { el, setText, count, short, canvas, colour, tip, tile, tileBox, hovering, empty, code, pick, fill, onDraw } from "./ui.js";
+import { el, setText, count, short, canvas, colour, tip, bare, time, tile, tileBox, hovering, empty, code, pick, fill, onDraw } from "./ui.js";
 
 export const title = "Funnel";
 
@@ -15,7 +15,6 @@ const shades = { asked: "--h2", seen: "--h4", held: "--h5", selected: "--h6", re
 const set = { model: "", since: "10m", chart: "tokens" }; // what the reader has chosen
 
 const share = (part, all) => (all > 0 ? (100 * part / all).toFixed(1) + "%" : "–");
-const clock = (t) => new Date(t).toLocaleTimeString("en-GB");
 const span = (ms) => (ms < 1000 ? Math.round(ms) + " ms" : ms < 60000 ? (ms / 1000).toFixed(1) + " s" : Math.round(ms / 60000) + " min");
 
 export function show(place) {
@@ -89,7 +88,7 @@ export function show(place) {
     missing.hidden = unheard.length === 0;
     setText(missing, "Not heard: " + unheard.join(", ") + ". What " + (unheard.length === 1 ? "it" : "they") + " recorded is missing here.");
     if (!there) {
-      none.replaceChildren(funnel ? empty("Nothing was asked of " + funnel.model + " since " + clock(funnel.from),
+      none.replaceChildren(funnel ? empty("Nothing was asked of " + funnel.model + " since " + time(funnel.from),
         "As soon as prompts are routed or asked for, it is shown here what becomes of their tokens. Look further back, or choose a worker for a prompt:",
         code('curl ' + location.origin + '/v1/select -H \'Content-Type: application/json\' -d \'{"model":"' + funnel.model + '","tokens":[…],"request_id":"r1"}\'')) :
         live.cluster && !models().length ? empty("No model yet", "Run a shim beside each engine, and its model appears here:",
@@ -186,17 +185,17 @@ export function show(place) {
     }
     g.fillStyle = soft;
     g.textAlign = "left";
-    g.fillText(clock(from), margin, chartHeight - 8);
+    g.fillText(time(from), margin, chartHeight - 8);
     g.textAlign = "right";
-    g.fillText(clock(to), width, chartHeight - 8);
-    setText(per, "each bar is " + (wide < 60000 ? wide / 1000 + " seconds" : wide / 60000 + " min"));
+    g.fillText(time(to), width, chartHeight - 8);
+    setText(per, "each bar is " + (wide % 60000 ? wide / 1000 + " seconds" : wide / 60000 + " min"));
     chart.dataset.asked = bars.reduce((sum, b) => sum + b.asked, 0);
     chart.dataset.reused = bars.reduce((sum, b) => sum + b.reused, 0);
     setText(now, current >= 0 ? words(bars[current]) : "");
     again();
   }
 
-  const words = (b) => clock(b.from) + " to " + clock(b.to) + ": " + count(b.requests) + (b.requests === 1 ? " request" : " requests") + "\n" +
+  const words = (b) => time(b.from) + " to " + time(b.to) + ": " + count(b.requests) + (b.requests === 1 ? " request" : " requests") + "\n" +
     Object.keys(steps).map((s) => s + " " + count(b[s]) + (s === "asked" ? "" : ", " + share(b[s], b.asked))).join("\n");
 
   function at(e) {
@@ -205,6 +204,7 @@ export function show(place) {
   }
 
   function press(e) {
+    if (!bare(e)) return;
     const to = { ArrowLeft: current < 0 ? bars.length - 1 : current - 1, ArrowRight: current + 1, Home: 0, End: bars.length - 1, Escape: -1 }[e.key];
     if (to === undefined) return;
     current = e.key === "Escape" ? -1 : Math.max(0, Math.min(bars.length - 1, to));
@@ -214,7 +214,7 @@ export function show(place) {
 
   // basis says what the numbers rest on.
   function basis() {
-    const columns = [["Recorded since", (n) => clock(n.from)], ["Blocks remembered since", (n) => clock(n.history_from)], ["Blocks forgotten", "history_lost"],
+    const columns = [["Recorded since", (n) => time(n.from)], ["Blocks remembered since", (n) => time(n.history_from)], ["Blocks forgotten", "history_lost"],
       ["Requests dropped", "dropped"], ["Messages unread", "events_unread"], ["Choices not reported in time", "forgotten"],
       ["Questions unanswered", "peers_unheard"]];
     const left = rests.querySelector(".scroll")?.scrollLeft || 0;
@@ -226,7 +226,7 @@ export function show(place) {
         typeof of === "function" ? el("td", { class: "num" }, of(n)) : el("td", { class: "num" },
           n[of] && of !== "forgotten" && of !== "history_lost" ? el("span", { class: "chip warn" }, count(n[of])) : count(n[of]))))))));
     rests.replaceChildren(el("section", { class: "card" }, el("h2", {}, "What it rests on"),
-      el("p", { class: "soft" }, "From " + clock(funnel.from) + " to " + clock(funnel.to) + ", on " + count(funnel.nodes.length) +
+      el("p", { class: "soft" }, "From " + time(funnel.from) + " to " + time(funnel.to) + ", on " + count(funnel.nodes.length) +
         (funnel.nodes.length === 1 ? " node" : " nodes") + (decided.length ? ". Choices: " + decided.map(([o, n]) => count(n) + " " + o.replaceAll("_", " ")).join(", ") : "") +
         ". Counts of a node are since it started."), table));
     table.scrollLeft = left;

@@ -2,7 +2,7 @@
 // its colour how many ranks hold it.
 import { ask, looking } from "./api.js";
 import { live, models, choices, onChange } from "./live.js";
-import { el, setText, count, short, step, canvas, colour, tip, tiers, tile, tileBox, hovering, percent, empty, pick, fill, onDraw } from "./ui.js";
+import { el, setText, count, short, step, canvas, colour, tip, bare, tiers, tile, tileBox, hovering, percent, empty, pick, fill, onDraw } from "./ui.js";
 
 export const title = "Prefixes";
 
@@ -203,7 +203,7 @@ export function show(place_) {
     return laid?.nodes.find((n) => n.level === level && n.from <= where && where < n.to);
   }
   function press(e) {
-    if (!laid) return;
+    if (!laid || !bare(e)) return;
     const top = focus();
     const from = current || (top === laid.root ? null : top);
     const beside = (d) => {

@@ -13,6 +13,9 @@ export function el(tag, attributes, ...children) {
   return e;
 }
 
+// bare reports whether a key was pressed without those that make it the browser's: Alt and an arrow go back a page.
+export const bare = (e) => !(e.altKey || e.ctrlKey || e.metaKey);
+
 // setText changes an element's text, if it is another.
 export function setText(e, text) {
   text = String(text);
