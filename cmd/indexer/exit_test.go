@@ -74,6 +74,8 @@ func TestExitStatus(t *testing.T) {
 			"junk"}, {[]string{"serve", "--http-token-file", empty}, 2, "short"},
 		{[]string{"serve", "--http-cert", junk, "--http-key", junk}, 2,
 			"--http-cert"}, {[]string{"serve", "--namespace", "NO"}, 2, "--namespace"},
+		{[]string{"serve", "--nats", nats, "--nats-wait", "0s", "--request-expiry", "1194h"}, 2,
+			"--request-expiry 1194h0m0s is more than 1193h2m47.295s"},
 		{[]string{"auth", "example", "--keys", filepath.Join(dir, "more"), "--shim", long}, 2, "256"},
 		{[]string{"demo", "--trace", absent}, 2, "absent"}, {[]string{"demo", "--trace", junk}, 2,
 			"line 1"}, {[]string{"demo", "--trace", empty}, 2, "two"},

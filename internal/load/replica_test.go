@@ -303,6 +303,24 @@ func TestAlone(t *testing.T) {
 	}
 }
 
+// TestLongExpiry has requests that would be forgotten later than a message can tell: they are forgotten with the
+// greatest age of which it can, and other nodes can read of them.
+func TestLongExpiry(t *testing.T) {
+	w := newWorld(*seed, 1, Limits{Expiry: 2 * MaxExpiry})
+	w.start(0)
+	n, m := w.nodes[0], testModels[0]
+	n.Alone()
+	if err := n.Book(w.now, m, Booking{ID: "a", Rank: rankKey(0)}); err != nil {
+		t.Fatal(err)
+	}
+	w.nodes = append(w.nodes, nil)
+	w.start(1)
+	w.run(10 * time.Second)
+	if got := w.nodes[1].Table(m).Len(); got != 1 {
+		t.Errorf("another node has %d requests of one", got)
+	}
+}
+
 // TestBatches has at most 256 events in a message, no message much larger than its bound, and none later than 1 ms.
 func TestBatches(t *testing.T) {
 	w := quiet(t, 2)

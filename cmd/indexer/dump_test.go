@@ -1,0 +1,52 @@
+package main
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// TestSnapshotsNotWritten: where no node has written a snapshot of some partitions, that is the error, of a dump that
+// wants snapshots first too: it would write the old ones.
+func TestSnapshotsNotWritten(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), Listen: "127.0.0.1:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Stop()
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	namespace := jetstream.NamespaceConfig{Name: "default", Partitions: 4} // without it a dump would fail in any case
+	if _, err := jetstream.JoinNamespace(ctx, conn, namespace); err != nil {
+		t.Fatal(err)
+	}
+	service, err := jetstream.Serve(conn, jetstream.ServiceConfig{Name: "node", Version: "1.0.0",
+		Endpoints: []jetstream.Endpoint{{Name: api.OpSnapshot, Subject: jetstream.QuerySubject("default", api.OpSnapshot),
+			Handler: func(_ context.Context, r jetstream.Request) jetstream.Response {
+				body, err := api.Marshal(r.ContentType, &api.SnapshotList{Missing: []events.Partition{1, 3}})
+				if err != nil {
+					t.Error(err)
+				}
+				return jetstream.Response{Body: body}
+			}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer service.Stop(ctx)
+	for _, args := range [][]string{{"snapshot", "now"}, {"dump", "--now"}} {
+		code, said := program(t, append(args, "--nats", server.URL(), "--timeout", "1m")...)
+		if code != 1 || !strings.Contains(said, "no node has written a snapshot of partitions 1,3") {
+			t.Errorf("%q ended with %d and said %q", args, code, said)
+		}
+	}
+}
