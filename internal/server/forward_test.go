@@ -7,10 +7,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/guess"
 	"github.com/kvatlas/kvatlas/internal/metrics"
 	"github.com/kvatlas/kvatlas/internal/scatter"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // TestUnheardAnswers: an answer of which the server says that nobody listens for it is delivered by the origin of its
@@ -109,5 +112,63 @@ func TestUnheardRing(t *testing.T) {
 	}
 	if _, kept := u.take(subjects[len(u.ring)]); !kept {
 		t.Error("asking for one that is gone has lost the newest")
+	}
+}
+
+// other is a view in which another node serves all there is.
+type other struct{}
+
+func (other) Serving(events.Partition) []string      { return []string{"b"} }
+func (other) Fit(events.Partition) int               { return 1 }
+func (other) MayServe(events.Partition, string) bool { return true }
+func (other) Finishes(string) bool                   { return true }
+
+// untilWhen is an indexer that tells until when it may take.
+type untilWhen struct {
+	api.Indexer
+	told chan time.Time
+}
+
+func (x *untilWhen) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
+	until, _ := ctx.Deadline()
+	x.told <- until
+	return &api.Answer{Model: q.Model, Complete: true}, nil
+}
+
+// TestDeadlineOfAForwardInVain: a query whose finisher says nothing is answered here, and its deadline_ms has begun when
+// it came, not when that was given up.
+func TestDeadlineOfAForwardInVain(t *testing.T) {
+	_, queries := metrics.New(metrics.Config{Figures: func() *metrics.Figures { return &metrics.Figures{} }})
+	guesses, err := guess.New(guess.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Server{Settings: Settings{Namespace: "n", ID: "a"}, queries: queries, guesses: guesses,
+		ready: make(chan struct{})}
+	close(s.ready)
+	forwarded := 0
+	s.scatter = scatter.New(scatter.Config{Self: "a", Partitions: 1, Hedges: &rpc.Budget{},
+		View:    func() scatter.View { return other{} },
+		Forward: func(string, time.Duration, string, string, []byte) error { forwarded++; return nil }})
+	told := make(chan time.Time, 1)
+	handle := (&service{s: s}).findOverNATS(api.Handler{Indexer: &untilWhen{told: told}})
+	response := handle(t.Context(), jetstream.Request{Reply: "client", ContentType: api.JSON,
+		Body: []byte(`{"model":"m","hashes":[1],"l3":"off","deadline_ms":60000}`)})
+	latest := time.Now().Add(time.Minute)
+	if response.Later == nil {
+		t.Fatalf("it is not forwarded: %+v", response)
+	}
+	answered := make(chan jetstream.Response, 1)
+	response.Later(func(r jetstream.Response) { answered <- r })
+	select {
+	case until := <-told:
+		if until.After(latest) {
+			t.Errorf("it may take %v longer than was asked", until.Sub(latest))
+		}
+	case <-time.After(patience):
+		t.Fatal("it is not answered here")
+	}
+	if r := <-answered; forwarded != 1 || r.Code != 0 {
+		t.Errorf("forwarded %d times, %+v", forwarded, r)
 	}
 }
