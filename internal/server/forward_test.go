@@ -135,8 +135,8 @@ func (x *untilWhen) Find(ctx context.Context, q *api.Query) (*api.Answer, error)
 	return &api.Answer{Model: q.Model, Complete: true}, nil
 }
 
-// TestDeadlineOfAForwardInVain: a query whose finisher says nothing is answered here, and its deadline_ms has begun when
-// it came, not when that was given up.
+// TestDeadlineOfAForwardInVain: a query whose finisher says nothing is answered here. Its deadline_ms has begun when it
+// came, and not when the finisher was given up.
 func TestDeadlineOfAForwardInVain(t *testing.T) {
 	_, queries := metrics.New(metrics.Config{Figures: func() *metrics.Figures { return &metrics.Figures{} }})
 	guesses, err := guess.New(guess.Config{})
