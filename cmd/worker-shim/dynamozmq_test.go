@@ -1,15 +1,58 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"log/slog"
+	"net"
 	"reflect"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/kvatlas/kvatlas/internal/dynamo"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
+
+// TestShimOfAPublisherEnds: where a rank's shim ends, as another has the rank, hearing its publisher ends with the
+// reason, though the publisher says nothing.
+func TestShimOfAPublisherEnds(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Stop()
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server, Wait: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "test", Partitions: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := events.RankKey{Instance: "w"}
+	other, err := shim.Claim(ctx, ns, key, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	f := &fleet{cfg: &running{}, ns: ns, log: slog.New(slog.DiscardHandler), ctx: ctx}
+	err = f.hearPublisher(ctx, dynamo.Publisher{Key: key, Known: true, Endpoint: "tcp://" + silent.Addr().String()})
+	if !errors.Is(err, shim.ErrFenced) || ctx.Err() != nil {
+		t.Errorf("%v, %v", err, ctx.Err())
+	}
+}
 
 // TestSetDecoder: a block that is stored twice is stored once, and what is new of an event keeps its place.
 func TestSetDecoder(t *testing.T) {
