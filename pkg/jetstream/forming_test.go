@@ -8,8 +8,9 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// TestStreamWaitsForServers creates a stream while the servers say what they say as long as their leader has not heard
-// all of them. The answers are nats-server's own: a real cluster passes through this state in some milliseconds only.
+// TestStreamWaitsForServers creates a stream, and gives another one more replicas, while the servers say what they say
+// as long as their leader has not heard all of them. The answers are nats-server's own: a real cluster passes through
+// this state in some milliseconds only.
 func TestStreamWaitsForServers(t *testing.T) {
 	t.Parallel()
 	srv := plainServer(t, &server.Options{})
@@ -40,6 +41,17 @@ func TestStreamWaitsForServers(t *testing.T) {
 		`{"error":{"code":400,"err_code":10005,"description":"no suitable peers for placement, peer offline"}}`, `{}`)
 	want := jetstream.StreamConfig{Name: "wanted", Subjects: []string{"wanted"}, Replicas: 3}
 	if err := conn.ensure(ctxFor(t), want, nil); err != nil {
+		t.Error(err)
+	}
+
+	answer("$JS.API.STREAM.INFO.there", `{"config":{"name":"there","num_replicas":1}}`)
+	answer("$JS.API.STREAM.UPDATE.there",
+		`{"error":{"code":400,"err_code":10005,"description":"no suitable peers for placement, peer offline"}}`, `{}`)
+	err = conn.ensure(ctxFor(t), jetstream.StreamConfig{Name: "there"}, func(there *jetstream.StreamConfig) error {
+		there.Replicas = 3
+		return nil
+	})
+	if err != nil {
 		t.Error(err)
 	}
 }
