@@ -134,6 +134,23 @@ func TestRequestWaits(t *testing.T) {
 	}
 }
 
+// TestDetailsOfTheLastDecision: what a selection rests on is of the last decision alone. A request that would overtake
+// another is decided again when its turn comes.
+func TestDetailsOfTheLastDecision(t *testing.T) {
+	f := withQueue(t, 1, nil)
+	var d Details
+	for range 2 {
+		r := request("r", 30)
+		r.Book = false
+		if _, err := f.service.SelectDetailed(t.Context(), r, &d); err != nil {
+			t.Fatal(err)
+		}
+		if len(d.Ranks) != 1 || d.Ranks[0].Worker.ID != "w00" || d.Chosen.Worker.ID != "w00" {
+			t.Errorf("%d ranks: %+v", len(d.Ranks), d)
+		}
+	}
+}
+
 // TestQueueRefuses what may not wait, with the reason.
 func TestQueueRefuses(t *testing.T) {
 	for _, c := range []struct {
