@@ -593,12 +593,15 @@ func code(err error) api.Code {
 	return ""
 }
 
-// refusing is a transport to peers that answer nothing but that they do not know the model.
-type refusing struct{ fleet }
+// refusing is a transport to peers that answer all with one error.
+type refusing struct {
+	fleet
+	with *api.Error
+}
 
 func (r *refusing) Send(_, _ string, _ time.Duration, _ string, _ []byte, who rpc.Receiver, tag int) (uint64, error) {
 	id := r.add(who, tag)
-	go r.give(id, rpc.Reply{Err: api.Errorf(api.CodeUnknownModel, "no such model")})
+	go r.give(id, rpc.Reply{Err: r.with})
 	return id, nil
 }
 
@@ -606,8 +609,23 @@ func (r *refusing) Send(_, _ string, _ time.Duration, _ string, _ []byte, who rp
 func TestVerdictsAreOfQueries(t *testing.T) {
 	g := three(t, func() string { return "" })
 	s := New(Config{Self: "n0", Partitions: 3, PartitionOf: partitionOf, Local: g.nodes["n0"],
-		View: func() View { return g.fleet }, Transport: &refusing{}, Hedges: &rpc.Budget{}})
+		View: func() View { return g.fleet }, Hedges: &rpc.Budget{},
+		Transport: &refusing{with: api.Errorf(api.CodeUnknownModel, "no such model")}})
 	if list, err := s.Workers(t.Context(), api.WorkersRequest{}); err == nil && len(list.Missing) == 0 {
 		t.Errorf("%+v: nothing is missing", list)
+	}
+}
+
+// TestTooLargeBetweenNodes: of a prompt that does not fit into a message between nodes it is said what helps there, and
+// not what helps who asks over NATS.
+func TestTooLargeBetweenNodes(t *testing.T) {
+	g := three(t, func() string { return "" })
+	s := New(Config{Self: "n0", Partitions: 3, PartitionOf: partitionOf, Local: g.nodes["n0"],
+		View: func() View { return g.fleet }, Hedges: &rpc.Budget{},
+		Transport: &refusing{with: api.Errorf(api.CodeTooLarge, "ask over HTTP, or send hashes")}})
+	_, err := s.Find(t.Context(), &api.Query{Model: "m", Hashes: api.Hashes{1}})
+	if code(err) != api.CodeTooLarge || !strings.Contains(err.Error(), "--replication") ||
+		strings.Contains(err.Error(), "HTTP") {
+		t.Errorf("%v", err)
 	}
 }
