@@ -6,6 +6,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
 func TestNotifierWakesEveryWaiter(t *testing.T) {
@@ -32,4 +36,18 @@ func TestNotifierWakesEveryWaiter(t *testing.T) {
 	if n := b.waiting.Load(); n != 0 {
 		t.Fatalf("%d wait still", n)
 	}
+}
+
+// TestMinSeqIsNotWaitedForWithoutEnd: a query that names a position to which the log never comes does not keep a worker
+// of the node, though it has no deadline.
+func TestMinSeqIsNotWaitedForWithoutEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &Node{shards: []*shard{{machine: NewMachine(nil, 1)}}, parts: []*owner{{}}}
+		n.parts[0].phase = &restoring{kept: &kept{}}
+		begun := time.Now()
+		err := n.waitFor(t.Context(), api.PartitionSeq{Partition: 0, Seq: 5})
+		if took := time.Since(begun); !api.HasCode(err, api.CodeBehind) || took != maxWait {
+			t.Errorf("after %v: %v", took, err)
+		}
+	})
 }
