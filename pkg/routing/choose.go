@@ -88,10 +88,7 @@ func (s *Selector) Choose(r *Request, candidates []Candidate, rng *rand.Rand, sc
 	}
 	eligible := 0
 	for i, filters := range [...][]Filter{eligibility, s.policy.Filters} {
-		if i == 1 {
-			eligible = v.Len()
-		}
-		if i == 1 && r.Queue != nil && eligible > 0 {
+		if eligible = v.Len(); i == 1 && r.Queue != nil && eligible > 0 {
 			if busy := v.allBusy(r.Queue, x); busy != nil {
 				return Choice{}, busy
 			}
