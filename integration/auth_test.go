@@ -25,7 +25,7 @@ func TestPermissionsAreEnough(t *testing.T) {
 		t.Fatal(example.Stderr)
 	}
 	if again := harness.Run(t, "indexer", "auth", "example", "--namespace", "red", "--keys", keys); again.Code != 1 ||
-		!strings.Contains(again.Stderr, "red-node.nk") {
+		!strings.Contains(again.Stderr, "roster.json") {
 		t.Errorf("keys that are there: ended with %d and %q", again.Code, again.Stderr)
 	}
 	for _, name := range []string{"red-node", "red-reader", "red-shim-w1", "blue-node"} {

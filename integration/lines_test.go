@@ -20,9 +20,9 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
 	"github.com/vmihailenco/msgpack/v5"
 )
 
@@ -233,6 +233,22 @@ func TestDynamoOverNATS(t *testing.T) {
 	harness.WaitLease(t, x, "7", true)
 }
 
+// newUserKey makes an nkey of a NATS user.
+func newUserKey(t *testing.T) (seed []byte, public string) {
+	t.Helper()
+	pair, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if seed, err = pair.Seed(); err != nil {
+		t.Fatal(err)
+	}
+	if public, err = pair.PublicKey(); err != nil {
+		t.Fatal(err)
+	}
+	return seed, public
+}
+
 // TestDynamosOwnServer hears a Dynamo fleet on a NATS server of its own, which has no JetStream and wants TLS and to
 // know who comes: by password, and by nkey.
 func TestDynamosOwnServer(t *testing.T) {
@@ -240,10 +256,7 @@ func TestDynamosOwnServer(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	dir := t.TempDir()
 	cert, key := writeCertificate(t, dir)
-	seed, public, err := jetstream.NewUserKey()
-	if err != nil {
-		t.Fatal(err)
-	}
+	seed, public := newUserKey(t)
 	addr, config, nkey := loopback.Reserve(t), filepath.Join(dir, "nats.conf"), filepath.Join(dir, "dynamo.nk")
 	text := fmt.Sprintf(
 		"listen: %q\ntls { cert_file: %q, key_file: %q }\nauthorization { users: [ { user: dynamo, password: secret }, { nkey: %s } ] }\n", addr, cert, key, public)

@@ -1,49 +1,103 @@
 package main
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"os"
-	"path/filepath"
+	"slices"
 	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
-	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/internal/natsauth"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
-	"github.com/spf13/cobra"
 )
 
 func authCommand() *cobra.Command {
 	return cli.Group(&cobra.Command{
 		Use:   "auth",
-		Short: "Who may do what on a NATS server",
-	}, authExampleCommand())
+		Short: "Make, add, replace and remove the keys of NATS users",
+		Long: `Keep the keys of NATS users in a folder, and write what NATS servers must know of them. Nodes, readers, routers,
+operators, and each shim, pool of shims or store have a NATS account of their own, which imports the subjects of its
+role from the nodes' account.`,
+	}, authExampleCommand(), authAddCommand(), authRotateCommand(), authRemoveCommand(), authPrintCommand(),
+		authPushCommand())
+}
+
+// shimFlags are the flags that name users for shims.
+type shimFlags struct{ shims, pools, stores, models []string }
+
+func (s *shimFlags) register(f *pflag.FlagSet) {
+	f.StringSliceVar(&s.shims, "shim", nil, "worker whose shim gets a key of its own; may be given again")
+	f.StringSliceVar(&s.pools, "pool", nil,
+		"name of a pool: shims of any worker that share a key and trust each other; may be given again")
+	f.StringSliceVar(&s.stores, "store", nil,
+		"HTTP address of a shared store's master whose shim gets a key of its own; may be given again")
+	f.StringSliceVar(&s.models, "model", nil,
+		"model that the workers of --shim and --pool may serve; may be given again (default: any model)")
+}
+
+func (s *shimFlags) members(namespace string) (list []natsauth.Member) {
+	for _, worker := range s.shims {
+		list = append(list, natsauth.Member{Namespace: namespace, Role: jetstream.RoleShim, Worker: worker,
+			Models: s.models})
+	}
+	for _, pool := range s.pools {
+		list = append(list, natsauth.Member{Namespace: namespace, Role: jetstream.RolePool, Pool: pool, Models: s.models})
+	}
+	for _, store := range s.stores {
+		list = append(list, natsauth.Member{Namespace: namespace, Role: jetstream.RoleStore, Store: store})
+	}
+	return list
+}
+
+// keysFlag is the folder with the keys.
+func keysFlag(f *pflag.FlagSet, keys *string) {
+	f.StringVar(keys, "keys", "", "folder with the keys (required)")
+}
+
+func resolverFlag(f *pflag.FlagSet, resolver *string) {
+	f.StringVar(resolver, "resolver-dir", "jwt",
+		"folder in which the NATS servers keep accounts; for keys that were made with --jwt")
 }
 
 func authExampleCommand() *cobra.Command {
-	var namespaces, shims, stores []string
-	var keys string
+	var namespaces []string
+	var named shimFlags
+	var keys, resolver string
 	var partitions uint32
+	var jwt, keep bool
 	cmd := &cobra.Command{
-		Use:   "example [--namespace NS]... [--shim WORKER]... [--store HOST:PORT]... --keys DIR",
+		Use:   "example [--namespace NS]... [--shim WORKER]... [--model M]... [--pool NAME]... --keys DIR",
 		Short: "Make keys, and print the accounts part of a nats-server configuration that goes with them",
-		Long: `Print accounts for a nats-server configuration: one for each namespace, so that two namespaces see nothing of each
-other. In each there is a user for indexer nodes (all of the namespace), one for readers (queries only), one for routers
-(queries, choices and bookings), one for operators (queries, and changes of workers), and one for each --shim, which may
-publish that worker's events and nothing else, and for each --store, which may pass on what that store's master
-publishes; without --shim, one user for all shims. New nkeys go into --keys, one file each, readable by their owner
-alone; files that are there are not touched.`,
-		Example: `  indexer auth example --namespace prod --shim worker-1 --keys keys > accounts.conf
+		Long: `Make keys for the NATS users of one or more namespaces, and print the accounts part of a nats-server configuration.
+Each namespace gets a user for indexer nodes, one for readers (queries), one for routers (queries, choices and bookings),
+one for operators (queries and changes of workers), and one for each --shim, --pool and --store. Each has an account of
+its own. Without --shim and --pool there is one pool for all shims.
+
+A key of --shim may publish the events of that worker, for the models of --model. A key of --pool may publish the events
+of any worker.
+
+New keys go into --keys, one file each, readable by their owner alone. The command prints the flags with which a program
+connects as each user to standard error.
+
+With --jwt the configuration names an operator instead of users. Servers then take new shims while they run, without a
+new configuration or a reload: indexer auth add, then indexer auth push.`,
+		Example: `  indexer auth example --namespace prod --shim worker-1 --model llama --keys keys > accounts.conf
   indexer serve --nats nats://nats-1 --namespace prod --nats-nkey keys/prod-node.nk --nats-inbox-prefix _INBOX_node`,
 		Args: cobra.NoArgs,
 	}
 	f := cmd.Flags()
 	f.StringSliceVar(&namespaces, "namespace", []string{"default"}, "namespace; may be given again")
-	f.StringSliceVar(&shims, "shim", nil, "worker that has a shim of its own; may be given again")
-	f.StringSliceVar(&stores, "store", nil,
-		"HTTP address of a shared store's master that has a shim of its own; may be given again")
-	f.StringVar(&keys, "keys", "", "folder for the keys (required)")
+	named.register(f)
+	keysFlag(f, &keys)
 	f.Uint32Var(&partitions, "partitions", jetstream.DefaultPartitions, "how many partitions the namespaces have")
+	f.BoolVar(&jwt, "jwt", false, "let servers take new users while they run: accounts are signed by an operator (JWT)")
+	f.BoolVar(&keep, "keep-keys", false, "use the keys of users that --keys has from a release before 0.5, without --jwt")
+	resolverFlag(f, &resolver)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var wrong cli.Complaints
 		for _, ns := range namespaces {
@@ -52,65 +106,272 @@ alone; files that are there are not touched.`,
 		wrong.When(keys == "", "--keys is missing")
 		wrong.When(partitions == 0 || partitions > jetstream.MaxPartitions, "--partitions %d is not from 1 to %d", partitions,
 			jetstream.MaxPartitions)
+		wrong.When(jwt && keep, "--jwt and --keep-keys exclude each other: users of a JWT need new credentials")
 		if err := wrong.Usage(); err != nil {
 			return err
 		}
-		return authExample(namespaces, shims, stores, partitions, keys)
+		mode := natsauth.Static
+		if jwt {
+			mode = natsauth.JWT
+		}
+		ring, err := natsauth.Create(keys, mode)
+		if err != nil {
+			return err
+		}
+		if keep {
+			ring.KeepKeys()
+		}
+		for _, ns := range namespaces {
+			if err := ring.AddNamespace(ns, partitions); err != nil {
+				return err
+			}
+			members := named.members(ns)
+			if len(named.shims)+len(named.pools) == 0 {
+				members = append(members, natsauth.Member{Namespace: ns, Role: jetstream.RolePool, Models: named.models})
+			}
+			for _, m := range members {
+				if _, err := ring.Add(m); err != nil {
+					return err
+				}
+			}
+		}
+		if err := ring.Save(); err != nil {
+			return err
+		}
+		for _, ns := range namespaces {
+			if err := printUsers(ring, ns); err != nil {
+				return err
+			}
+		}
+		return printServers(ring, resolver)
 	}
 	return cmd
 }
 
-// authExample makes the keys and prints the configuration.
-func authExample(namespaces, shims, stores []string, partitions uint32, keys string) error {
-	if err := os.MkdirAll(keys, 0o700); err != nil {
-		return err
-	}
-	var accounts []jetstream.Account
-	for _, ns := range namespaces {
-		grants := []jetstream.Grant{jetstream.NodeGrant(ns), jetstream.ReaderGrant(ns), jetstream.RouterGrant(ns),
-			jetstream.OperatorGrant(ns)}
-		for _, instance := range shims {
-			g, err := jetstream.ShimGrant(ns, partitions, events.WorkerID(instance))
-			if err != nil {
-				return fmt.Errorf("--shim: %w", err)
-			}
-			grants = append(grants, g)
-		}
-		for _, store := range stores {
-			g, err := jetstream.StoreGrant(ns, store)
-			if err != nil {
-				return fmt.Errorf("--store: %w", err)
-			}
-			grants = append(grants, g)
-		}
-		if len(shims) == 0 {
-			grants = append(grants, jetstream.AnyShimGrant(ns, partitions))
-		}
-		account := jetstream.Account{Name: "KVATLAS_" + strings.ReplaceAll(ns, "-", "_")}
-		for _, g := range grants {
-			path := filepath.Join(keys, ns+"-"+g.User+".nk")
-			seed, public, err := jetstream.NewUserKey()
-			if err != nil {
-				return err
-			}
-			if err := writeNew(path, seed); err != nil {
-				return err
-			}
-			fmt.Fprintf(os.Stderr, "%s: --nats-nkey %s --nats-inbox-prefix %s\n", g.User, path, g.Inbox)
-			account.Users = append(account.Users, jetstream.User{Grant: g, Key: public})
-		}
-		accounts = append(accounts, account)
-	}
-	_, err := fmt.Print(jetstream.AccountsConfig(accounts))
-	return err
-}
-
-// writeNew writes a secret to a file that is not there yet.
-func writeNew(path string, secret []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+// printUsers prints to standard error how programs connect as a namespace's users: all of them, or those named.
+func printUsers(ring *natsauth.Ring, namespace string, only ...string) error {
+	grants, err := ring.Grants(namespace)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(append(secret, '\n'))
-	return errors.Join(err, f.Close())
+	for _, g := range grants {
+		if len(only) == 0 || slices.Contains(only, g.User) {
+			fmt.Fprintf(os.Stderr, "%s: %s\n", g.User, ring.Flags(namespace, &g))
+		}
+	}
+	return nil
+}
+
+// printServers prints the configuration of NATS servers.
+func printServers(ring *natsauth.Ring, resolver string) error {
+	text, err := ring.ServerConfig(resolver)
+	if err == nil {
+		_, err = fmt.Print(text)
+	}
+	return err
+}
+
+// published says what makes a change of a ring take effect.
+func published(ring *natsauth.Ring, resolver string) error {
+	if ring.Mode == natsauth.JWT {
+		fmt.Fprintln(os.Stderr, "run `indexer auth push` to give the accounts to the NATS servers")
+		return nil
+	}
+	fmt.Fprintln(os.Stderr, "replace the accounts in the NATS servers' configuration with these, and reload one server "+
+		"after the other (nats-server --signal reload; SIGHUP to an indexer with a server inside)")
+	return printServers(ring, resolver)
+}
+
+// ringCommand is a command that changes a ring.
+func ringCommand(cmd *cobra.Command, flags func(*pflag.FlagSet), namespaceToo bool,
+	change func(ring *natsauth.Ring, namespace string) error) *cobra.Command {
+	var keys, namespace string
+	cmd.Args = cobra.NoArgs
+	keysFlag(cmd.Flags(), &keys)
+	if namespaceToo {
+		cmd.Flags().StringVar(&namespace, "namespace", "", "namespace (default: the only one of the folder)")
+	}
+	flags(cmd.Flags())
+	cmd.RunE = func(*cobra.Command, []string) error {
+		if keys == "" {
+			return cli.UsageErrorf("--keys is missing")
+		}
+		ring, err := natsauth.Open(keys)
+		if err != nil {
+			return err
+		}
+		if namespaceToo && namespace == "" {
+			if len(ring.Namespaces) != 1 {
+				return cli.UsageErrorf("--namespace is missing: %s has %d namespaces", keys, len(ring.Namespaces))
+			}
+			namespace = ring.Namespaces[0].Name
+		}
+		return change(ring, namespace)
+	}
+	return cmd
+}
+
+func authAddCommand() *cobra.Command {
+	var named shimFlags
+	var resolver string
+	return ringCommand(&cobra.Command{
+		Use:   "add [--shim WORKER]... [--model M]... [--pool NAME]... [--store HOST:PORT]... --keys DIR",
+		Short: "Make keys for further shims",
+		Long: `Make keys for further shims, pools and stores. The command prints the flags with which each connects to standard
+error, and the new accounts part of the servers' configuration to standard output (without --jwt keys: see push).`,
+		Example: `  indexer auth add --shim worker-2 --model llama --keys keys > accounts.conf`,
+	}, func(f *pflag.FlagSet) { named.register(f); resolverFlag(f, &resolver) }, true,
+		func(ring *natsauth.Ring, namespace string) error {
+			members := named.members(namespace)
+			if len(members) == 0 {
+				return cli.UsageErrorf("--shim, --pool or --store is missing")
+			}
+			var added []string
+			for _, m := range members {
+				g, err := ring.Add(m)
+				if err != nil {
+					return err
+				}
+				added = append(added, g.User)
+			}
+			if err := ring.Save(); err != nil {
+				return err
+			}
+			if err := printUsers(ring, namespace, added...); err != nil {
+				return err
+			}
+			return published(ring, resolver)
+		})
+}
+
+func authRotateCommand() *cobra.Command {
+	var users []string
+	var finish bool
+	var resolver string
+	return ringCommand(&cobra.Command{
+		Use:   "rotate [--user NAME]... [--finish] --keys DIR",
+		Short: "Replace the keys of users, without downtime",
+		Long: `Replace the keys of users: all of the namespace, or those of --user. Both keys are valid until --finish, so that
+programs can be restarted one after the other:
+
+1. indexer auth rotate makes new keys. Give the servers the configuration that it prints, or run indexer auth push.
+2. Restart each program with its new key, which has the old file's name. The old key's file ends in .old.
+3. indexer auth rotate --finish makes the old keys invalid. Give the servers the configuration again, or push.`,
+		Example: `  indexer auth rotate --user reader --keys keys > accounts.conf
+  indexer auth rotate --user reader --finish --keys keys > accounts.conf`,
+	}, func(f *pflag.FlagSet) {
+		f.StringSliceVar(&users, "user", nil, "user, as the other commands print it; may be given again (default: all)")
+		f.BoolVar(&finish, "finish", false, "make the old keys invalid")
+		resolverFlag(f, &resolver)
+	}, true, func(ring *natsauth.Ring, namespace string) error {
+		if len(users) == 0 {
+			grants, err := ring.Grants(namespace)
+			if err != nil {
+				return err
+			}
+			for _, g := range grants {
+				users = append(users, g.User)
+			}
+		}
+		for _, user := range users {
+			if !finish {
+				if err := ring.Rotate(namespace, user); err != nil {
+					return err
+				}
+				if err := ring.Save(); err != nil { // each at once: its secret is in the folder
+					return err
+				}
+				continue
+			}
+			ended, err := ring.Finish(namespace, user)
+			if err != nil {
+				return err
+			}
+			if !ended {
+				fmt.Fprintf(os.Stderr, "%s: no old key\n", user)
+			}
+		}
+		if err := ring.Save(); err != nil {
+			return err
+		}
+		if err := printUsers(ring, namespace, users...); err != nil {
+			return err
+		}
+		return published(ring, resolver)
+	})
+}
+
+func authRemoveCommand() *cobra.Command {
+	var users []string
+	var resolver string
+	return ringCommand(&cobra.Command{
+		Use:   "remove --user NAME... --keys DIR",
+		Short: "Remove users of shims, pools and stores, with their keys",
+		Long: `Remove users of shims, pools and stores. Their keys are deleted from the folder, and are no longer valid once the
+servers have the configuration that the command prints, or indexer auth push was run.`,
+		Example: `  indexer auth remove --user shim-worker-2 --keys keys > accounts.conf`,
+	}, func(f *pflag.FlagSet) {
+		f.StringSliceVar(&users, "user", nil, "user, as the other commands print it; may be given again (required)")
+		resolverFlag(f, &resolver)
+	}, true, func(ring *natsauth.Ring, namespace string) error {
+		if len(users) == 0 {
+			return cli.UsageErrorf("--user is missing")
+		}
+		for _, user := range users {
+			if err := ring.Remove(namespace, user); err != nil {
+				return err
+			}
+		}
+		if err := ring.Save(); err != nil {
+			return err
+		}
+		return published(ring, resolver)
+	})
+}
+
+func authPrintCommand() *cobra.Command {
+	var resolver string
+	return ringCommand(&cobra.Command{
+		Use:   "print --keys DIR",
+		Short: "Print the accounts part of a nats-server configuration again",
+		Long: `Print the accounts part of a nats-server configuration that goes with the keys in a folder, and the flags with which a
+program connects as each user to standard error.`,
+		Example: `  indexer auth print --keys keys > accounts.conf`,
+	}, func(f *pflag.FlagSet) { resolverFlag(f, &resolver) }, false, func(ring *natsauth.Ring, _ string) error {
+		for _, ns := range ring.Namespaces {
+			if err := printUsers(ring, ns.Name); err != nil {
+				return err
+			}
+		}
+		return printServers(ring, resolver)
+	})
+}
+
+func authPushCommand() *cobra.Command {
+	var nats *cli.NATS
+	var timeout time.Duration
+	return ringCommand(&cobra.Command{
+		Use:   "push --nats URL --keys DIR",
+		Short: "Give running NATS servers the accounts of keys that were made with --jwt",
+		Long: `Give running NATS servers the accounts of keys that were made with --jwt, and have them delete the accounts of users
+that were removed. One server passes them on to its cluster. The command may be repeated. It connects with system.creds
+of the folder unless a flag names other credentials.`,
+		Example: `  indexer auth push --nats nats://nats-1:4222 --keys keys`,
+	}, func(f *pflag.FlagSet) {
+		nats = cli.NATSFlags(f, false)
+		f.DurationVar(&timeout, "timeout", time.Minute, "how long to wait for the servers")
+	}, false, func(ring *natsauth.Ring, _ string) error {
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		defer cancel()
+		conn, err := nats.ConnectCoreAs(ctx, "kvatlas indexer", ring.SystemCreds())
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		taken, err := ring.Push(ctx, conn)
+		if err == nil {
+			fmt.Printf("%s taken by %s\n", cli.Count(uint64(taken), "account"), strings.TrimSpace(nats.Shown()))
+		}
+		return err
+	})
 }

@@ -49,7 +49,7 @@ func TestExitStatus(t *testing.T) {
 		{[]string{}, 0, ""}, {[]string{"--help"}, 0, ""}, {[]string{"auth", "example", "--keys",
 			filepath.Join(dir, "keys")}, 0, ""},
 		// it makes sense, and cannot be done twice
-		{[]string{"auth", "example", "--keys", filepath.Join(dir, "keys")}, 1, "exists"},
+		{[]string{"auth", "example", "--keys", filepath.Join(dir, "keys")}, 1, "roster.json"},
 		{[]string{"probe", "http://" + nobody + "/healthz"}, 1, "refused"},
 		{[]string{"serve", "--nats", nats, "--nats-wait", "0s"}, 1, "not available"},
 

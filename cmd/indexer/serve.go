@@ -6,9 +6,11 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
@@ -294,6 +296,9 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	if s.Embedded != nil {
 		s.Began = began
 		defer s.Embedded.Stop()
+		if s.natsConfig != "" {
+			defer reloadOnHangup(s.Embedded, log)()
+		}
 	}
 	defer s.Conn.Close()
 	s.Version, s.HTTPToken, s.HTTPTLS = cli.Version(), s.security.Token, s.security.TLS
@@ -370,6 +375,29 @@ func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstrea
 		log.Info("connected to NATS", "server", conn.ServerURL())
 	}
 	return conn, embedded, nil
+}
+
+// reloadOnHangup reads the NATS server's configuration again at each SIGHUP, until stop is called.
+func reloadOnHangup(srv *jetstream.Server, log *slog.Logger) (stop func()) {
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for range hangups {
+			if err := srv.Reload(); err != nil {
+				log.Error("the NATS server keeps its configuration", "error", err, "what_to_do",
+					"correct the file of --nats-config and send SIGHUP again")
+				continue
+			}
+			log.Info("the NATS server has read its configuration again")
+		}
+	}()
+	return func() {
+		signal.Stop(hangups)
+		close(hangups)
+		<-ended
+	}
 }
 
 // openToOthers reports whether other hosts can reach an address, which is empty if nothing listens.

@@ -57,7 +57,8 @@ func natsFlags(flags *pflag.FlagSet, name, def, usage string, optional bool) *NA
 	text(&o.CertFile, "-cert", "", "file with this client's certificate")
 	text(&o.KeyFile, "-key", "", "file with its key")
 	text(&o.InboxPrefix, "-inbox-prefix", "",
-		"first part of the subjects on which replies are taken, where permissions ask for one (default: _INBOX)")
+		"first part of the subjects on which replies are taken, where permissions ask for one; it begins with _INBOX "+
+			"(default: _INBOX)")
 	return n
 }
 
@@ -86,6 +87,10 @@ func (n *NATS) Options(name string) (jetstream.ConnOptions, error) {
 	}
 	if len(o.URLs) == 0 && !n.optional {
 		return o, UsageErrorf("--%s is empty", n.name)
+	}
+	if o.InboxPrefix != "" && !strings.HasPrefix(o.InboxPrefix, jetstream.InboxRoot) {
+		return o, UsageErrorf("--%s-inbox-prefix %q does not begin with %s: indexers and shims reply to inboxes alone",
+			n.name, o.InboxPrefix, jetstream.InboxRoot)
 	}
 	if (o.CertFile == "") != (o.KeyFile == "") {
 		return o, UsageErrorf("--%[1]s-cert and --%[1]s-key go together", n.name)
@@ -117,6 +122,14 @@ func (n *NATS) Connect(ctx context.Context, name string, patience time.Duration)
 // ConnectCore is Connect for what needs no JetStream: requests to indexers are answered without it.
 func (n *NATS) ConnectCore(ctx context.Context, name string) (*jetstream.Conn, error) {
 	return n.connect(ctx, name, true, 0)
+}
+
+// ConnectCoreAs is ConnectCore with a credentials file, unless flags say who connects.
+func (n *NATS) ConnectCoreAs(ctx context.Context, name, creds string) (*jetstream.Conn, error) {
+	if !slices.ContainsFunc(n.how, func(s *string) bool { return *s != "" }) {
+		n.options.CredsFile = creds
+	}
+	return n.ConnectCore(ctx, name)
 }
 
 func (n *NATS) connect(ctx context.Context, name string, core bool, patience time.Duration) (*jetstream.Conn, error) {

@@ -120,6 +120,10 @@ func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(),
 	if err != nil {
 		return nil, err
 	}
+	answers, err := jetstream.AnswerSubject(ns.Name(), p, key, "")
+	if err != nil {
+		return nil, err
+	}
 	answer := func(ctx context.Context, r jetstream.Request) jetstream.Response {
 		var req request
 		if err := json.Unmarshal(r.Body, &req); err != nil {
@@ -148,6 +152,7 @@ func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(),
 	service, err := jetstream.Serve(ns.Conn(), jetstream.ServiceConfig{
 		Name: "kvatlas-shim", Version: "0.0.0", Description: "shim of " + key.String() + ", namespace " +
 			ns.Name(), Workers: 2,
+		AnswerOn: func(id string) string { return answers + id },
 		Endpoints: []jetstream.Endpoint{
 			{Name: "partition", Subject: jetstream.ControlSubject(ns.Name(), p), Handler: answer},
 			{Name: "rank", Subject: subject, Handler: answer},
@@ -181,23 +186,13 @@ func Resync(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, a 
 // ask asks for one rank and takes the first answer. A shim that is there and does not answer is asked once more: it, or
 // the whole machine, may have stood still for a moment.
 func ask(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, req request) (*Shim, error) {
-	p, err := ns.PartitionOf(key.Instance)
-	if err != nil {
-		return nil, err
-	}
-	subject, err := jetstream.ControlRankSubject(ns.Name(), p, key)
-	if err != nil {
-		return nil, err
-	}
 	body, err := json.Marshal(req)
 	if err != nil {
 		return nil, err
 	}
 	var reply jetstream.Reply
 	for range 2 {
-		within, cancel := context.WithTimeout(ctx, patience)
-		reply, err = ns.Conn().Request(within, subject, jetstream.ContentJSON, body)
-		cancel()
+		reply, err = ns.AskShim(ctx, patience, key, body)
 		if !errors.Is(err, jetstream.ErrTimeout) {
 			break
 		}
@@ -227,7 +222,7 @@ func gather(ctx context.Context, ns *jetstream.Namespace, p events.Partition, re
 	if err != nil {
 		return nil, err
 	}
-	replies, err := ns.Conn().Gather(ctx, patience, jetstream.ControlSubject(ns.Name(), p), jetstream.ContentJSON, body)
+	replies, err := ns.AskShims(ctx, patience, p, body)
 	if err != nil {
 		return nil, err
 	}

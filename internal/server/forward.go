@@ -27,7 +27,7 @@ func (v *service) findOverNATS(answer api.Handler) jetstream.Handler {
 	s, here := v.s, overNATS(answer, api.OpFind)
 	return func(ctx context.Context, r jetstream.Request) jetstream.Response {
 		contentType, known := api.ContentType(r.ContentType)
-		if !known || !jetstream.MayForward(r.Reply) {
+		if !known || r.Reply == "" {
 			return here(ctx, r)
 		}
 		begun, answer := time.Now(), answer
@@ -96,6 +96,7 @@ func (v *service) serveForwards() error {
 		v.stops = append(v.stops, stop)
 	}
 	cfg := v.config("kvatlas-forwarded", api.FromNodes)
+	cfg.Forwarded = true
 	cfg.Refuse = func(r jetstream.Request, code int, why string) jetstream.Response {
 		return f.decline(r, api.Refusal(code, why))
 	}
@@ -268,7 +269,7 @@ func (s *Server) deliver(r jetstream.Request) {
 	reply, isReply := in.Str()
 	contentType, isType := in.Str()
 	body, isBody := in.Bin()
-	if !is || n < 3 || !isReply || !isType || !isBody {
+	if !is || n < 3 || !isReply || !isType || !isBody || !jetstream.ReplyAllowed(string(reply)) {
 		return
 	}
 	s.queries.Forwarded("redelivered")

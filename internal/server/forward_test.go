@@ -47,16 +47,17 @@ func TestUnheardAnswers(t *testing.T) {
 	if err := conn.NATS().Flush(); err != nil {
 		t.Fatal(err)
 	}
+	const client = "_INBOX.client"
 	for range 3 * len(f.unheard.ring) {
-		if err := conn.Forward("finish", "", time.Second, "", "client", []byte("an answer")); err != nil {
+		if err := conn.Forward("finish", "", time.Second, "", client, []byte("an answer")); err != nil {
 			t.Fatal(err)
 		}
 		select {
 		case r := <-delivered:
-			if strings.Count(string(r.Body), "client") != 1 || !strings.HasSuffix(string(r.Body), "an answer") {
+			if strings.Count(string(r.Body), client) != 1 || !strings.HasSuffix(string(r.Body), "an answer") {
 				t.Fatalf("the origin is to deliver %q", r.Body)
 			}
-			stop, err := conn.Subscribe("client", func(r jetstream.Request) { arrived <- r })
+			stop, err := conn.Subscribe(client, func(r jetstream.Request) { arrived <- r })
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -463,7 +463,7 @@ func (b *Bucket) All(ctx context.Context) (entries []Entry, err error) {
 		return nil, fmt.Errorf("%s: %w", action, err)
 	}
 	m := &nats.Msg{Subject: b.c.api + "DIRECT.GET." + b.stream, Data: args}
-	err = b.c.collect(ctx, b.c.attempt, m, func(m *nats.Msg) (bool, error) {
+	err = b.c.collect(ctx, b.c.attempt, m, "", func(m *nats.Msg) (bool, error) {
 		switch m.Header.Get("Status") {
 		case "":
 			entry, err := b.entry(m)

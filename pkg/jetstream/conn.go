@@ -199,7 +199,7 @@ func (c *Conn) natsOptions(o ConnOptions) ([]nats.Option, error) {
 		}
 	}
 	if o.NkeyFile != "" {
-		nkey, err := nats.NkeyOptionFromSeed(o.NkeyFile)
+		nkey, err := nkeyOption(o.NkeyFile)
 		if err != nil {
 			return nil, fmt.Errorf("nkey file %s: %w", o.NkeyFile, err)
 		}

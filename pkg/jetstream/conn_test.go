@@ -276,15 +276,16 @@ func TestPermissions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := configServer(t, "jetstream: enabled\n"+AccountsConfig([]Account{{Name: "KV", Users: []User{
-		{Grant: Grant{User: "admin", Publish: []string{">"}, Subscribe: []string{">"}}, Password: "x"},
+	srv := configServer(t, "jetstream: enabled\n"+AccountsConfig(Accounts("test", []User{
+		{Grant: Grant{Role: RoleNode, User: "admin", Inbox: "_INBOX", Publish: []string{">"}, Subscribe: []string{">"}},
+			Password: "x"},
 		{Grant: shimGrant, Password: "x"},
 		{Grant: NodeGrant("test"), Password: "x"},
 		{Grant: ReaderGrant("test"), Password: "x"},
-	}}}))
+	})))
 	as := func(user, inbox string) *Conn {
 		return connect(t, ConnOptions{URLs: []string{srv.ClientURL()}, User: user, Password: "x", InboxPrefix: inbox,
-			AttemptTimeout: time.Hour})
+			AttemptTimeout: time.Hour, Core: user == "reader"})
 	}
 	ctx := ctxFor(t)
 	admin := as("admin", "")
@@ -358,7 +359,7 @@ func TestPermissions(t *testing.T) {
 		t.Fatalf("creating a namespace: %v", err)
 	}
 	// A client whose replies cannot arrive learns it from its first request.
-	if _, err := Connect(ctx, ConnOptions{URLs: []string{srv.ClientURL()}, User: "reader", Password: "x",
+	if _, err := Connect(ctx, ConnOptions{URLs: []string{srv.ClientURL()}, User: "node", Password: "x",
 		AttemptTimeout: time.Hour, Wait: true}); !errors.Is(err, ErrDenied) {
 		t.Fatalf("a refused inbox: %v", err)
 	}
@@ -417,14 +418,15 @@ func TestPermissions(t *testing.T) {
 	if _, err := shim.Conn().Request(ctx, rank, ContentJSON, nil); !errors.Is(err, ErrNoResponder) {
 		t.Fatalf("asking for the rank: %v", err)
 	}
+	answers, err := AnswerSubject("test", 0, w1, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	handler := func(context.Context, Request) Response { return Response{Body: []byte("w1")} }
 	desk, err := Serve(shim.Conn(), ServiceConfig{Name: "shim", Version: "1.0.0", Endpoints: []Endpoint{
-		{Name: "rank", Subject: rank, Handler: func(context.Context,
-			Request) Response {
-			return Response{Body: []byte("w1")}
-		}},
-		{Name: "partition", Subject: ControlSubject("test", 0),
-			Handler: func(context.Context, Request) Response { return Response{Body: []byte("w1")} }},
-	}})
+		{Name: "rank", Subject: rank, Handler: handler},
+		{Name: "partition", Subject: ControlSubject("test", 0), Handler: handler},
+	}, AnswerOn: func(id string) string { return answers + id }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -432,12 +434,13 @@ func TestPermissions(t *testing.T) {
 	if err := shim.Conn().flush(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if reply, err := indexer.Conn().Request(ctx, rank, ContentJSON, nil); err != nil || string(reply.Body) != "w1" {
-		t.Fatal(reply, err)
+	for _, ns := range []*Namespace{indexer, shim} { // from another account, and from the shim's own
+		if reply, err := ns.AskShim(ctx, patience, w1, nil); err != nil || string(reply.Body) != "w1" {
+			t.Fatal(reply, err)
+		}
 	}
 	for replies := []Reply(nil); len(replies) == 0; {
-		if replies, err = indexer.Conn().Gather(ctx, time.Second, ControlSubject("test", 0), ContentJSON,
-			nil); err != nil || len(replies) > 1 {
+		if replies, err = indexer.AskShims(ctx, time.Second, 0, nil); err != nil || len(replies) > 1 {
 			t.Fatal(replies, err)
 		}
 	}

@@ -26,7 +26,7 @@ func (o *ConnOptions) CheckFiles() error {
 		errs = append(errs, about("credentials file", o.CredsFile, err))
 	}
 	if o.NkeyFile != "" {
-		_, err := nats.NkeyOptionFromSeed(o.NkeyFile)
+		_, err := nkeyOption(o.NkeyFile)
 		errs = append(errs, about("nkey file", o.NkeyFile, err))
 	}
 	if o.CAFile != "" {
@@ -50,6 +50,27 @@ func (o *ServerOptions) CheckFile() error {
 	}
 	_, err := o.natsOptions()
 	return err
+}
+
+// nkeyOption identifies a connection by the key in a file. The seed is read once: a file that is replaced while its
+// program runs, as in a rotation, takes effect with the next start, and reconnecting goes on with the key of before.
+func nkeyOption(path string) (nats.Option, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := nkeys.ParseDecoratedNKey(text)
+	if err != nil {
+		return nil, err
+	}
+	public, err := pair.PublicKey()
+	if err != nil {
+		return nil, err
+	}
+	if !nkeys.IsValidPublicUserKey(public) {
+		return nil, errors.New("not the seed of a NATS user")
+	}
+	return nats.Nkey(public, pair.Sign), nil
 }
 
 func about(what, path string, err error) error {

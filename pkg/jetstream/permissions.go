@@ -1,185 +1,191 @@
 package jetstream
 
 import (
-	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/nats-io/nkeys"
 )
 
-// Grant is what one NATS user may do: the allow lists of an authorization block (docs.nats.io, "Authorization"). What
-// is not on a list is refused.
+// Role names a kind of NATS user.
+type Role string
+
+// The roles. Each has a NATS account of its own; each shim, pool and store too. See [Account].
+const (
+	RoleNode     Role = "node"     // an indexer node
+	RoleReader   Role = "reader"   // queries
+	RoleRouter   Role = "router"   // queries, choices, bookings
+	RoleOperator Role = "operator" // queries, changes of workers
+	RoleShim     Role = "shim"     // the shim of one worker
+	RolePool     Role = "pool"     // shims that trust each other, of any worker
+	RoleStore    Role = "store"    // the shim of a shared store
+)
+
+// Grant lists the subjects of one NATS user. The server refuses all other subjects.
 type Grant struct {
-	User string // a name for people, unique in its account
-	// prefix of the subjects on which it takes replies; its connections must use it ([ConnOptions.InboxPrefix])
-	Inbox     string
+	Role Role
+	User string // a name for people, unique in the namespace
+
+	// Inbox is the first token of the user's reply subjects; its connections must use it ([ConnOptions.InboxPrefix]).
+	Inbox string
+
+	// Requests are subjects that the user publishes to and that nodes or JetStream serve. A user outside the nodes'
+	// account imports each of them as a service: the server then replaces the reply subject by one of its own.
+	Requests []string
+
+	// Hears are subjects of the nodes' account that the user subscribes to; it imports each of them as a stream.
+	Hears []string
+
+	// Publish and Subscribe are further subjects, within the user's own account.
 	Publish   []string
 	Subscribe []string
-	Respond   bool // it may answer whoever asks it, for a few seconds
 }
 
-// NodeGrant is for indexer nodes: all of a namespace, and JetStream in their account. A namespace has an account of its
-// own, which is what keeps two namespaces on one server apart.
+// AllowPublish returns the complete publish allow list.
+func (g *Grant) AllowPublish() []string {
+	return slices.Concat(g.Requests, g.Publish)
+}
+
+// AllowSubscribe returns the complete subscribe allow list.
+func (g *Grant) AllowSubscribe() []string {
+	return slices.Concat([]string{g.Inbox + ".>"}, g.Hears, g.Subscribe)
+}
+
+// NodeGrant is for indexer nodes: the whole namespace, and JetStream in their account. A node replies to requests of
+// other accounts and to other nodes, and nowhere else.
 func NodeGrant(ns string) Grant {
-	g := Grant{User: "node", Inbox: "_INBOX_node", Respond: true}
-	g.Publish = []string{"$JS.API.>", subjectRoot + ns + ".>"}
+	g := Grant{Role: RoleNode, User: string(RoleNode), Inbox: "_INBOX_node"}
+	g.Publish = []string{"$JS.API.>", subjectRoot + ns + ".>", userInfo, responses + ">", g.Inbox + ".>"}
 	for _, bucket := range []string{metaBucket(ns), snapshotBucket(ns), nodesBucket(ns), workersBucket(ns)} {
 		g.Publish = append(g.Publish, keySubject(bucket, ">"))
 	}
-	g.Subscribe = []string{g.Inbox + ".>", subjectRoot + ns + ".>", "$SRV.>"}
+	g.Subscribe = []string{subjectRoot + ns + ".>", discovery}
 	return g
 }
 
-// ReaderGrant is for whoever only asks.
+// userInfo is where the server tells a user its account and permissions.
+const userInfo = "$SYS.REQ.USER.INFO"
+
+// discovery covers the subjects of NATS service discovery (ADR-32).
+const discovery = "$SRV.>"
+
+// ReaderGrant is for queries.
 func ReaderGrant(ns string) Grant {
-	return askerGrant(ns, "reader")
+	return askerGrant(ns, RoleReader)
 }
 
-// RouterGrant is for who chooses workers, books requests on them and ends these, and reports how full engines are: a
-// reader's rights and these.
+// RouterGrant is for programs that choose workers, book requests on them, end these, and report how full engines are:
+// a reader's rights and these.
 func RouterGrant(ns string) Grant {
-	g := askerGrant(ns, "router", "select", "book", "prefill_complete", "output_block", "free", "engine_load",
-		"report")
-	g.Publish = append(g.Publish, subjectRoot+ns+".dynamo.*.generate", subjectRoot+ns+".dynamo.*.select")
+	g := askerGrant(ns, RoleRouter, "select", "book", "prefill_complete", "output_block", "free", "engine_load", "report")
+	g.Requests = append(g.Requests, subjectRoot+ns+".dynamo.*.generate", subjectRoot+ns+".dynamo.*.select")
 	return g
 }
 
-// askerGrant is for who sends requests to nodes: a reader's operations and more.
-func askerGrant(ns, user string, more ...string) Grant {
-	inbox := "_INBOX_" + user
-	g := Grant{User: user, Inbox: inbox, Publish: []string{"$JS.API.INFO"}, Subscribe: []string{inbox + ".>"}}
-	for _, op := range append([]string{"find", "workers", "status", "loads", "potential_loads", "engine_loads", "funnel"},
-		more...) {
-		g.Publish = append(g.Publish, QuerySubject(ns, op))
+// OperatorGrant is for changing, draining, registering and removing workers, and for listing services: a reader's
+// rights and these.
+func OperatorGrant(ns string) Grant {
+	g := askerGrant(ns, RoleOperator, "worker_register", "worker_change", "worker_remove")
+	for _, verb := range []string{"PING", "INFO", "STATS"} {
+		g.Requests = append(g.Requests, "$SRV."+verb, "$SRV."+verb+".>")
 	}
 	return g
 }
 
-// OperatorGrant is for who changes, drains, registers and removes workers: a reader's rights and these.
-func OperatorGrant(ns string) Grant {
-	return askerGrant(ns, "operator", "worker_register", "worker_change", "worker_remove")
+// askerGrant is for clients of nodes: a reader's operations and more.
+func askerGrant(ns string, role Role, more ...string) Grant {
+	g := Grant{Role: role, User: string(role), Inbox: "_INBOX_" + string(role)}
+	for _, op := range append([]string{"find", "workers", "status", "loads", "potential_loads", "engine_loads", "funnel"},
+		more...) {
+		g.Requests = append(g.Requests, QuerySubject(ns, op))
+	}
+	return g
 }
 
-// ShimGrant is for the shim of one worker, with any ranks; partitions is the namespace's. It may publish this worker's
-// events, its lease and how full it is, answer for it, and read the last event and lease. What snapshots know of the
-// worker a node tells it.
-func ShimGrant(ns string, partitions uint32, instance events.WorkerID) (Grant, error) {
+// ShimGrant is for the shim of one worker, with any ranks; partitions is the namespace's. The shim may publish this
+// worker's events, its lease and how full it is, answer for it, and read the last event and lease. It may register the
+// models alone, or any model if there are none.
+func ShimGrant(ns string, partitions uint32, instance events.WorkerID, models ...string) (Grant, error) {
 	token, err := EscapeToken(string(instance))
 	if err != nil {
 		return Grant{}, err
 	}
-	p := partitionOfToken(token, partitions)
-	g := shimGrant(ns, "shim-"+token, []events.Partition{p})
-	log := subjectRoot + ns + ".ev." + decimal(uint64(p)) + "." + token + ".*"
-	lease := keySubject(workersBucket(ns), decimal(uint64(p))+"."+token+".*")
-	g.Publish = append(g.Publish, log, lease, subjectRoot+ns+".engine."+token, ControlSubject(ns, p)+"."+token+".*",
-		RecallPrefix(ns)+decimal(uint64(p))+"."+token+".*", directGet+StreamName(ns, p)+"."+log,
-		directGet+bucketStream(workersBucket(ns))+"."+lease)
-	g.Subscribe = append(g.Subscribe, ControlSubject(ns, p), ControlSubject(ns, p)+"."+token+".*")
-	return g, nil
+	return shimGrant(ns, RoleShim, "shim-"+token, token, []events.Partition{partitionOfToken(token, partitions)}, models)
 }
 
-// AnyShimGrant is for shims of whichever worker or shared store, where workers come and go too often for a user each.
-func AnyShimGrant(ns string, partitions uint32) Grant {
+// PoolGrant is for shims of any worker that trust each other, where workers come and go too often for a key each. An
+// empty pool is the default one, of the user "shim", which may stand for shared stores too.
+func PoolGrant(ns string, partitions uint32, pool string, models ...string) (Grant, error) {
 	all := make([]events.Partition, partitions)
 	for i := range all {
 		all[i] = events.Partition(i)
 	}
-	g := shimGrant(ns, "shim", all)
-	leases := keySubject(workersBucket(ns), "*.*.*") // and no key of operators
-	g.Publish = append(g.Publish, subjectRoot+ns+".ev.>", subjectRoot+ns+".ctl.>", subjectRoot+ns+".store.>", leases,
-		EngineSubjects(ns),
-		RecallPrefix(ns)+">", directGet+bucketStream(workersBucket(ns))+"."+leases)
-	for _, p := range all {
-		g.Publish = append(g.Publish, directGet+StreamName(ns, p)+"."+streamSubjects(ns, p))
+	user := "shim"
+	if pool != "" {
+		token, err := EscapeToken(pool)
+		if err != nil {
+			return Grant{}, err
+		}
+		user = "pool-" + token
 	}
-	g.Subscribe = append(g.Subscribe, subjectRoot+ns+".ctl.>")
-	return g
+	g, err := shimGrant(ns, RolePool, user, "*", all, models)
+	if pool == "" {
+		g.Requests = append(g.Requests, subjectRoot+ns+".store.*")
+	}
+	return g, err
 }
 
 // directGet begins the subjects of direct gets; the stream's name and the subject whose last message is wanted follow.
 const directGet = "$JS.API.DIRECT.GET."
 
-// StoreGrant is for the shim of one shared store, whose master has this HTTP address. It may pass on what that
-// publishes, and reads nothing.
+// shimGrant is for shims of the worker with this token, or of all if it is "*".
+func shimGrant(
+	ns string, role Role, user, token string, partitions []events.Partition, models []string,
+) (Grant, error) {
+	g := Grant{Role: role, User: user, Inbox: "_INBOX_" + user}
+	ranks := "*." + token + ".*"
+	if len(partitions) == 1 {
+		ranks = decimal(uint64(partitions[0])) + "." + token + ".*"
+	}
+	g.Requests = []string{"$JS.API.INFO", "$JS.API.STREAM.MSG.GET." + bucketStream(metaBucket(ns)),
+		subjectRoot + ns + ".ev." + ranks, RecallPrefix(ns) + ranks, answerPrefix(ns) + ranks + ".*",
+		subjectRoot + ns + ".engine." + token}
+	models = slices.Clone(models)
+	for i, model := range models {
+		m, err := EscapeToken(model)
+		if err != nil {
+			return Grant{}, err
+		}
+		models[i] = m
+	}
+	if len(models) == 0 {
+		models = []string{"*"}
+	}
+	for _, m := range models {
+		g.Requests = append(g.Requests, keySubject(metaBucket(ns), "model."+m))
+	}
+	for _, p := range partitions {
+		place := decimal(uint64(p)) + "." + token + ".*"
+		lease := keySubject(workersBucket(ns), place) // one for each partition: not all keys of the bucket are leases
+		g.Requests = append(g.Requests, lease, directGet+bucketStream(workersBucket(ns))+"."+lease,
+			"$JS.API.STREAM.INFO."+StreamName(ns, p), directGet+StreamName(ns, p)+"."+subjectRoot+ns+".ev."+place)
+		g.Hears = append(g.Hears, ControlSubject(ns, p))
+	}
+	control := subjectRoot + ns + ".ctl." + ranks
+	g.Hears = append(g.Hears, control)
+	// A shim looks for another shim of its rank, and is looked for, within its account.
+	g.Publish = []string{control, g.Inbox + ".>"}
+	g.Subscribe = []string{answerPrefix(ns) + ranks + ".*", discovery}
+	return g, nil
+}
+
+// StoreGrant is for the shim of one shared store, whose master has this HTTP address. The shim may pass on what the
+// master publishes, and reads nothing.
 func StoreGrant(ns, store string) (Grant, error) {
 	subject, err := StoreSubject(ns, store)
 	if err != nil {
 		return Grant{}, err
 	}
-	token, _ := EscapeToken(store) // it was one just now
+	token, _ := EscapeToken(store) // StoreSubject has checked it
 	user := "store-" + token
-	return Grant{User: user, Inbox: "_INBOX_" + user, Publish: []string{subject}, Subscribe: []string{"_INBOX_" + user +
-		".>"}}, nil
-}
-
-func shimGrant(ns, user string, partitions []events.Partition) Grant {
-	g := Grant{User: user, Inbox: "_INBOX_" + user, Respond: true}
-	g.Publish = []string{"$JS.API.INFO", "$JS.API.STREAM.MSG.GET." + bucketStream(metaBucket(ns)),
-		keySubject(metaBucket(ns), "model.*")}
-	for _, p := range partitions {
-		g.Publish = append(g.Publish, "$JS.API.STREAM.INFO."+StreamName(ns, p))
-	}
-	g.Subscribe = []string{g.Inbox + ".>", "$SRV.>"}
-	return g
-}
-
-// Account is a NATS account with users, by their public nkeys or, where Key is empty, by name and password.
-type Account struct {
-	Name  string
-	Users []User
-}
-
-// User is a grant for who holds a key.
-type User struct {
-	Grant    Grant
-	Key      string // public nkey, "U…"
-	Password string // with Grant.User, if there is no key
-}
-
-// AccountsConfig writes accounts in the form of a nats-server configuration file.
-func AccountsConfig(accounts []Account) string {
-	var b strings.Builder
-	b.WriteString("accounts {\n")
-	for _, a := range accounts {
-		fmt.Fprintf(&b, "  %s {\n    jetstream: enabled\n    users: [\n", a.Name)
-		for _, u := range a.Users {
-			if u.Key != "" {
-				fmt.Fprintf(&b, "      { nkey: %s, permissions: { # %s\n", u.Key, u.Grant.User)
-			} else {
-				fmt.Fprintf(&b, "      { user: %q, password: %q, permissions: {\n", u.Grant.User, u.Password)
-			}
-			list := func(what string, subjects []string) {
-				fmt.Fprintf(&b, "          %s: { allow: [\n", what)
-				for line := range slices.Chunk(subjects, 2) {
-					fmt.Fprintf(&b, "            \"%s\"\n", strings.Join(line, `", "`))
-				}
-				b.WriteString("          ] }\n")
-			}
-			list("publish", u.Grant.Publish)
-			list("subscribe", u.Grant.Subscribe)
-			if u.Grant.Respond {
-				b.WriteString("          allow_responses: { max: 1, ttl: \"5s\" }\n")
-			}
-			b.WriteString("      } }\n")
-		}
-		b.WriteString("    ]\n  }\n")
-	}
-	b.WriteString("}\n")
-	return b.String()
-}
-
-// NewUserKey makes an nkey for a user: the seed, which is the secret, and the public key.
-func NewUserKey() (seed []byte, public string, err error) {
-	pair, err := nkeys.CreateUser()
-	if err != nil {
-		return nil, "", err
-	}
-	if seed, err = pair.Seed(); err != nil {
-		return nil, "", err
-	}
-	public, err = pair.PublicKey()
-	return seed, public, err
+	return Grant{Role: RoleStore, User: user, Inbox: "_INBOX_" + user, Requests: []string{subject}}, nil
 }

@@ -5,11 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nuid"
 
+	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
@@ -70,28 +71,22 @@ func (c *Conn) Send(subject, contentType string, body []byte) error {
 }
 
 // Forward sends a request whose reply goes to another subject, where somebody waits for it: the sender hears nothing of
-// it. patience travels with it, and so does the header of its trace, unless that is empty.
+// it. patience travels with it, and so does the header of its trace, unless that is empty. A service receives it whose
+// [ServiceConfig.Forwarded] is set.
 func (c *Conn) Forward(
 	subject, contentType string, patience time.Duration, trace, reply string, body []byte,
 ) error {
 	m := message(subject, contentType, body)
-	m.Reply = reply
+	if crossesAccounts(reply) {
+		m.Header[headerReply] = []string{reply}
+	} else {
+		m.Reply = reply
+	}
 	m.Header[headerDeadline] = []string{strconv.FormatInt(max(patience.Milliseconds(), 1), 10)}
 	if trace != "" {
 		m.Header[headerTrace] = []string{trace}
 	}
 	return failed("forward to "+subject, c.nc.PublishMsg(m))
-}
-
-// MayForward reports whether a NATS server lets a client send a request whose reply goes to this subject. It does not
-// if the request came from another account or cluster.
-func MayForward(reply string) bool {
-	for _, reserved := range []string{"_R_.", "_GR_.", "$GR.", "$JS.ACK."} {
-		if strings.HasPrefix(reply, reserved) {
-			return false
-		}
-	}
-	return reply != ""
 }
 
 // message is a message with a content type, if that is not empty.
@@ -108,9 +103,13 @@ func message(subject, contentType string, body []byte) *nats.Msg {
 // does not do so in time is not missed.
 func (c *Conn) Gather(ctx context.Context, wait time.Duration, subject, contentType string, body []byte) ([]Reply,
 	error) {
+	return c.gather(ctx, wait, message(subject, contentType, body), "")
+}
+
+func (c *Conn) gather(ctx context.Context, wait time.Duration, m *nats.Msg, more string) ([]Reply, error) {
 	var replies []Reply
-	err := c.collect(ctx, wait, message(subject, contentType, body), func(a *nats.Msg) (bool, error) {
-		switch r := rpc.ReadReply(a, contentType); {
+	err := c.collect(ctx, wait, m, more, func(a *nats.Msg) (bool, error) {
+		switch r := rpc.ReadReply(a, m.Header.Get(headerContentType)); {
 		case errors.Is(r.Err, ErrNoResponder):
 			return false, nats.ErrNoResponders
 		case r.Err == nil:
@@ -121,20 +120,75 @@ func (c *Conn) Gather(ctx context.Context, wait time.Duration, subject, contentT
 	if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, errAttemptOver) {
 		return replies, nil
 	}
-	return replies, failed("gather "+subject, err)
+	return replies, failed("gather "+m.Subject, err)
+}
+
+// AskShims sends a request to all shims of a partition and returns their answers as [Conn.Gather] does. A shim may be
+// in another account than its caller, where the caller's inbox is unknown: it answers on its [AnswerSubject].
+func (n *Namespace) AskShims(
+	ctx context.Context, wait time.Duration, p events.Partition, body []byte,
+) ([]Reply, error) {
+	m, id := shimRequest(ControlSubject(n.name, p), body)
+	return n.c.gather(ctx, wait, m, answerPrefix(n.name)+decimal(uint64(p))+".*.*."+id)
+}
+
+// AskShim sends a request to the shim of one rank and returns its answer; see [Namespace.AskShims]. Errors are those of
+// [Conn.Request].
+func (n *Namespace) AskShim(ctx context.Context, wait time.Duration, key events.RankKey, body []byte) (Reply, error) {
+	p, err := n.PartitionOf(key.Instance)
+	if err != nil {
+		return Reply{}, err
+	}
+	subject, err := ControlRankSubject(n.name, p, key)
+	if err != nil {
+		return Reply{}, err
+	}
+	m, id := shimRequest(subject, body)
+	answers, err := AnswerSubject(n.name, p, key, id)
+	if err != nil {
+		return Reply{}, err
+	}
+	var answer rpc.Reply
+	err = n.c.collect(ctx, wait, m, answers, func(a *nats.Msg) (bool, error) {
+		answer = rpc.ReadReply(a, ContentJSON)
+		return true, answer.Err
+	})
+	_, refused := errors.AsType[*ServiceError](err)
+	switch {
+	case err == nil, refused, errors.Is(err, ErrNoResponder):
+	case errors.Is(err, errAttemptOver), errors.Is(err, context.DeadlineExceeded):
+		err = ErrTimeout
+	default:
+		return Reply{}, failed("request "+subject, err)
+	}
+	if err != nil {
+		err = fmt.Errorf("request %s: %w", subject, err)
+	}
+	return Reply{answer.ContentType, answer.Body}, err
+}
+
+func shimRequest(subject string, body []byte) (m *nats.Msg, id string) {
+	m, id = message(subject, ContentJSON, body), nuid.Next()
+	m.Header[headerAnswer] = []string{id}
+	return m, id
 }
 
 // collect sends a message and hands each answer to receive, until that reports the last one, or an error, or the time
-// is over.
-func (c *Conn) collect(ctx context.Context, wait time.Duration, m *nats.Msg,
+// is over. Answers arrive on an inbox, and on one more subject unless that is empty.
+func (c *Conn) collect(ctx context.Context, wait time.Duration, m *nats.Msg, more string,
 	receive func(*nats.Msg) (last bool, err error)) error {
 	m.Reply = c.nc.NewInbox()
 	answers := make(chan *nats.Msg, 1100)
-	sub, err := c.nc.ChanSubscribe(m.Reply, answers)
-	if err != nil {
-		return err
+	for _, subject := range []string{m.Reply, more} {
+		if subject == "" {
+			continue
+		}
+		sub, err := c.nc.ChanSubscribe(subject, answers)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = sub.Unsubscribe() }() // fails only without a connection, and then nothing comes
 	}
-	defer func() { _ = sub.Unsubscribe() }() // fails only without a connection, and then nothing comes
 	return c.tryFor(ctx, wait, m.Subject, func(ctx context.Context) error {
 		if err := c.nc.PublishMsg(m); err != nil {
 			return err

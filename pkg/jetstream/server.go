@@ -309,6 +309,27 @@ func (s *Server) Restart(ctx context.Context) error {
 	return nil
 }
 
+// Reload reads the configuration file again and applies its users and accounts, without interrupting the connections
+// of users that stay as they are. The error says why the server keeps its configuration.
+func (s *Server) Reload() error {
+	s.turns.Lock()
+	defer s.turns.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return errors.New("reload server: it was stopped")
+	}
+	opts, err := s.o.natsOptions()
+	if err == nil {
+		err = s.srv.ReloadOptions(opts)
+	}
+	if err != nil {
+		return fmt.Errorf("reload server: %w", err)
+	}
+	s.opts = opts
+	return nil
+}
+
 // Stop ends the server, waits until all is written and releases the data folder. Clients should have drained
 // before. Calling it again does nothing.
 func (s *Server) Stop() {

@@ -451,7 +451,7 @@ func TestAuthenticates(t *testing.T) {
 		if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		s, err := StartServer(ctxFor(t), ServerOptions{Dir: t.TempDir(), ConfigFile: conf})
+		s, err := StartServer(ctxFor(t), ServerOptions{Dir: t.TempDir(), ConfigFile: conf, Listen: "127.0.0.1:0"})
 		if err != nil {
 			t.Fatal(err)
 		}

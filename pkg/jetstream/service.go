@@ -46,6 +46,14 @@ type ServiceConfig struct {
 
 	Traced bool // Request.Trace is read
 
+	// Forwarded makes the service reply where a [Conn.Forward] says. Only nodes may be permitted to publish on its
+	// subjects.
+	Forwarded bool
+
+	// AnswerOn returns the subject of the answer to a request of [Namespace.AskShims] with this id. Nil: such requests
+	// are answered as others.
+	AnswerOn func(id string) string
+
 	// Refuse makes the answer to a request that no handler answers, or whose answer does not fit into a message: code
 	// is one of those above, and why the words that go with it. Nil: the two alone.
 	Refuse func(r Request, code int, why string) Response
@@ -79,6 +87,9 @@ type ServiceHooks struct {
 const (
 	OutcomeExpired = "expired" // the caller's deadline passed while it waited for a worker
 	OutcomeUnsent  = "unsent"  // there was an answer, and it could not be sent
+
+	// OutcomeReplyRefused: the request names a reply subject that is no inbox; see [ReplyAllowed]. It was not handled.
+	OutcomeReplyRefused = "reply_refused"
 )
 
 // Request is what a caller sent.
@@ -201,6 +212,10 @@ func (s *Service) accept(e *Endpoint, req micro.Request) {
 	if s.cfg.Traced {
 		j.Trace = req.Headers().Get(headerTrace)
 	}
+	if !s.route(&j, req.Headers()) {
+		s.count(e, 0, OutcomeReplyRefused)
+		return
+	}
 	if len(j.Body) > s.cfg.MaxBody {
 		s.refuse(&j, CodeTooLarge, fmt.Sprintf("the request has %d bytes, more than %d", len(j.Body), s.cfg.MaxBody))
 		return
@@ -218,6 +233,22 @@ func (s *Service) accept(e *Endpoint, req micro.Request) {
 	if code, why := s.hand(&j); code != 0 {
 		s.refuse(&j, code, why)
 	}
+}
+
+// route decides where the answer to a request goes. It returns false if the request names a subject that it must not.
+func (s *Service) route(j *job, h micro.Headers) bool {
+	if s.cfg.Forwarded {
+		if to := h.Get(headerReply); to != "" {
+			j.Reply = to
+		}
+	}
+	if s.cfg.AnswerOn != nil {
+		if id := h.Get(headerAnswer); id != "" {
+			j.Reply = s.cfg.AnswerOn(id)
+			return answerID(id)
+		}
+	}
+	return j.Reply == "" || ReplyAllowed(j.Reply)
 }
 
 // hand gives a request to a worker, or lets it wait for one, or says why not.

@@ -113,7 +113,7 @@ func TestService(t *testing.T) {
 		wantCode(t, err, 409)
 	}
 	waitStats(t, client, `"data":{"errors":201,"outcomes":{"409":201}}`)
-	if _, err := client.Request(ctx, "t.nobody", "", nil); !errors.Is(err, ErrNoResponder) {
+	if _, err := client.Request(ctx, "_INBOX.t.nobody", "", nil); !errors.Is(err, ErrNoResponder) {
 		t.Fatal(err)
 	}
 	if _, err := client.Request(ctx, "t.echo", "", make([]byte, 2<<20)); !errors.Is(err, ErrTooLarge) {
@@ -555,7 +555,7 @@ func TestForward(t *testing.T) {
 	}})
 	unheard, heard := make(chan string, 1), make(chan Request, 1)
 	for subject, f := range map[string]func(Request){"t.unheard.*": func(r Request) { unheard <- r.Subject },
-		"t.heard": func(r Request) { heard <- r }} {
+		"_INBOX.t.heard": func(r Request) { heard <- r }} {
 		stop, err := server.Subscribe(subject, f)
 		if err != nil {
 			t.Fatal(err)
@@ -571,21 +571,21 @@ func TestForward(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	forward("t.receipt", "t.heard")
-	if r := <-heard; string(r.Body) != "t.heard" || <-sent != nil {
+	forward("t.receipt", "_INBOX.t.heard")
+	if r := <-heard; string(r.Body) != "_INBOX.t.heard" || <-sent != nil {
 		t.Errorf("heard %+v", r)
 	}
-	forward("t.receipt", "t.nobody")
+	forward("t.receipt", "_INBOX.t.nobody")
 	if at := <-unheard; at != "t.unheard.1" || <-sent != nil {
 		t.Errorf("told at %s that nobody is there", at)
 	}
-	forward("t.later", "t.heard")
+	forward("t.later", "_INBOX.t.heard")
 	(<-later)(Response{Body: []byte("now")})
 	if r := <-heard; string(r.Body) != "now" {
 		t.Errorf("heard %+v", r)
 	}
 	waitStats(t, client, `"outcomes":{"ok":1}`)
-	forward("t.later", "t.heard")
+	forward("t.later", "_INBOX.t.heard")
 	answer, stopped := <-later, make(chan struct{})
 	go func() { s.Stop(ctx); close(stopped) }()
 	select {
@@ -602,22 +602,82 @@ func TestForward(t *testing.T) {
 	}
 }
 
-// TestMayForward: the server refuses requests whose replies go where MayForward says that they may not.
-func TestMayForward(t *testing.T) {
+// TestReplyAllowed: services reply to inboxes and to subjects that the server makes, which no client can name.
+func TestReplyAllowed(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), "127.0.0.1:0")
 	refused := make(chan error, 1)
 	client := connect(t, ConnOptions{URLs: []string{s.URL()},
 		Hooks: ConnHooks{AsyncError: func(err error) { refused <- err }}})
-	for _, reply := range []string{"_R_.a.b", "_GR_.abcdef.ghijkl.x"} {
-		if err := client.Forward("t.any", "", time.Second, "", reply, nil); err != nil {
+	for _, reply := range []string{"_R_.a.b", "_GR_.abcdef.ghijkl.x", "_GR_.abcdef.ghijkl._INBOX.x"} {
+		if err := client.NATS().PublishRequest("t.any", reply, nil); err != nil {
 			t.Fatal(err)
 		}
-		if err := <-refused; MayForward(reply) || !strings.Contains(err.Error(), "ermission") {
-			t.Errorf("%s: %v, may be forwarded: %v", reply, err, MayForward(reply))
+		if err := <-refused; !crossesAccounts(reply) || !strings.Contains(err.Error(), "ermission") {
+			t.Errorf("%s: %v", reply, err)
 		}
 	}
-	if MayForward("") || !MayForward("_INBOX_reader.x.1") {
-		t.Error("only what has a reply of its client may be forwarded")
+	for reply, want := range map[string]bool{
+		"_INBOX.x": true, "_INBOX_reader.x.1": true, "_R_.a.b": true, "_GR_.abcdef.ghijkl._INBOX.x": true,
+		"$GR.abcdef._INBOX.x":                       true,
+		"_GR_.abcdef.ghijkl.$JS.API.STREAM.PURGE.S": false, "_GR_.a._INBOX.x": false, "$GR.a.kv.v1.x": false,
+		"$JS.API.STREAM.PURGE.S": false, "$KV.kvatlas_a.namespace": false, "kv.v1.a.ev.0.w.0": false,
+		"$SYS.REQ.SERVER.PING": false, "$JS.ACK.x": false, "x": false, "": false, "_inbox.x": false,
+	} {
+		if ReplyAllowed(reply) != want {
+			t.Errorf("ReplyAllowed(%q) is %v", reply, !want)
+		}
+	}
+}
+
+// TestRepliesStayInInboxes: a request that names another reply subject is not handled, and is counted.
+func TestRepliesStayInInboxes(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, t.TempDir(), "127.0.0.1:0")
+	conn := connect(t, ConnOptions{URLs: []string{s.URL()}})
+	handled, ended := make(chan string, 10), make(chan string, 10)
+	svc, err := Serve(conn, ServiceConfig{Name: "test", Version: "1.0.0",
+		Endpoints: []Endpoint{{Name: "e", Subject: "t.e", Handler: func(_ context.Context, r Request) Response {
+			handled <- r.Reply
+			return Response{Body: []byte("x")}
+		}}},
+		AnswerOn: func(id string) string { return "t.answers." + id },
+		Hooks:    ServiceHooks{Ended: func(_, outcome string) { ended <- outcome }}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer svc.Stop(t.Context())
+	if err := conn.flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ reply, id, forwarded, handled, outcome string }{
+		{reply: "_INBOX.a", handled: "_INBOX.a", outcome: "ok"},
+		{outcome: "ok"},
+		{reply: "t.other", outcome: OutcomeReplyRefused},
+		{reply: "$JS.API.STREAM.PURGE.X", outcome: OutcomeReplyRefused},
+		{reply: "$KV.b.key", outcome: OutcomeReplyRefused},
+		{reply: "_INBOX.a", id: "abcdefgh1234", handled: "t.answers.abcdefgh1234", outcome: "ok"},
+		{reply: "_INBOX.a", id: "abcdefgh.>", outcome: OutcomeReplyRefused},
+		{reply: "_INBOX.a", id: "short", outcome: OutcomeReplyRefused},
+		// The service takes no forwarded requests: where one would go does not count.
+		{reply: "_INBOX.a", forwarded: "_INBOX.b", handled: "_INBOX.a", outcome: "ok"},
+	} {
+		m := &nats.Msg{Subject: "t.e", Reply: c.reply, Header: nats.Header{}}
+		for name, value := range map[string]string{headerAnswer: c.id, headerReply: c.forwarded} {
+			if value != "" {
+				m.Header.Set(name, value)
+			}
+		}
+		if err := conn.NATS().PublishMsg(m); err != nil {
+			t.Fatal(err)
+		}
+		if outcome := <-ended; outcome != c.outcome {
+			t.Errorf("%+v: outcome %s", c, outcome)
+		}
+		if c.outcome == "ok" {
+			if reply := <-handled; reply != c.handled {
+				t.Errorf("%+v: replied to %s", c, reply)
+			}
+		}
 	}
 }

@@ -23,6 +23,7 @@ import (
 //	kv.v1.<ns>.sessions                   which sessions are bound to which workers, between nodes
 //	kv.v1.<ns>.ctl.<p>                    to the shims of a partition: say again what you hold
 //	kv.v1.<ns>.ctl.<p>.<instance>.<rank>  to one shim
+//	kv.v1.<ns>.answer.<p>.<instance>.<rank>.<id>  a shim's answer to a request on a control subject
 //	kv.v1.<ns>.store.<store>              what a shared store's master publishes; <store> is its HOST:PORT
 //	bucket kvatlas_<ns>                   namespace record and models
 //	bucket kvatlas_<ns>_snap              snapshots; their keys are pkg/snapshot's
@@ -38,6 +39,8 @@ const (
 	headerDeadline    = rpc.HeaderDeadline
 	headerContentType = rpc.HeaderContentType
 	headerTrace       = rpc.HeaderTrace
+	headerAnswer      = "Kv-Answer-Id" // on a request to shims: the last token of the subjects of their answers
+	headerReply       = "Kv-Reply-To"  // on a request that a node forwards: the subject of the client's reply
 	headerRequestID   = "X-Request-Id" // on requests of Dynamo's request plane
 
 	headerExpectedLast = "Nats-Expected-Last-Subject-Sequence"
@@ -303,6 +306,15 @@ func ControlRankSubject(ns string, p events.Partition, key events.RankKey) (stri
 	name, err := WorkerKey(p, key)
 	return subjectRoot + ns + ".ctl." + name, err
 }
+
+// AnswerSubject is where the shim of a rank answers the request with this id. The shim's own name is in it, so a NATS
+// server can keep shims from answering for each other.
+func AnswerSubject(ns string, p events.Partition, key events.RankKey, id string) (string, error) {
+	name, err := WorkerKey(p, key)
+	return answerPrefix(ns) + name + "." + id, err
+}
+
+func answerPrefix(ns string) string { return subjectRoot + ns + ".answer." }
 
 // RecallSubject is where nodes are asked what the snapshots know of one (worker, rank).
 func RecallSubject(ns string, p events.Partition, key events.RankKey) (string, error) {

@@ -1,0 +1,579 @@
+package integration
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/jwt/v2"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/natsauth"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/tools/loopback"
+)
+
+// The users of the matrix. Shims and the pool may serve the model m1.
+const (
+	nodeUser     = "node"
+	readerUser   = "reader"
+	routerUser   = "router"
+	operatorUser = "operator"
+	shimUser     = "shim-w1"
+	poolUser     = "pool-gpu"
+	storeUser    = "store-master=3A9003"
+)
+
+var (
+	allUsers = []string{nodeUser, readerUser, routerUser, operatorUser, shimUser, poolUser, storeUser}
+	nodeOnly = []string{nodeUser}
+	askers   = []string{nodeUser, readerUser, routerUser, operatorUser}
+	routers  = []string{nodeUser, routerUser}
+	managers = []string{nodeUser, operatorUser}
+	shims    = []string{nodeUser, shimUser, poolUser}
+	pools    = []string{nodeUser, poolUser}
+	stores   = []string{nodeUser, storeUser}
+)
+
+// matrixRow says which users may use a subject. Of is the function of pkg/jetstream/subjects.go or the constant of
+// pkg/api that the subject belongs to.
+type matrixRow struct {
+	of        string
+	subject   string
+	publish   []string
+	subscribe []string
+}
+
+// matrix is every kind of subject of namespace "a", with 4 partitions. p and q are the partitions of w1 and w2.
+func matrix(p, q events.Partition) []matrixRow {
+	own := fmt.Sprintf("%d.w1.0", p)
+	other := fmt.Sprintf("%d.w2.0", q)
+	wrong := fmt.Sprintf("%d.w1.0", (p+1)%4)
+	ownLog, otherLog := fmt.Sprintf("KV_EVENTS_a_%d", p), fmt.Sprintf("KV_EVENTS_a_%d", (p+1)%4)
+	control := []string{nodeUser, shimUser, poolUser}
+	rows := []matrixRow{
+		{"EventSubject", "kv.v1.a.ev." + own, shims, nodeOnly},
+		{"EventSubject", "kv.v1.a.ev." + other, pools, nodeOnly},
+		{"EventSubject", "kv.v1.a.ev." + wrong, pools, nodeOnly},
+		{"streamSubjects", "kv.v1.a.ev.0.>", nil, nodeOnly},
+		{"nobodysSubject", "kv.v1.a.ev.0.=.nobody", pools, nodeOnly},
+		{"DynamoSubject", "kv.v1.a.dynamo.m1.generate", routers, nodeOnly},
+		{"DynamoSubject", "kv.v1.a.dynamo.m1.select", routers, nodeOnly},
+		{"DynamoSubject", "kv.v1.a.dynamo.m1.other", nodeOnly, nodeOnly},
+		{"NodeSubject", "kv.v1.a.node.n1.find", nodeOnly, nodeOnly},
+		{"NodeSubject", "kv.v1.a.node.n1.forward", nodeOnly, nodeOnly},
+		{"NodesSubject", "kv.v1.a.nodes", nodeOnly, nodeOnly},
+		{"LoadSubject", "kv.v1.a.load.m1", nodeOnly, nodeOnly},
+		{"LoadSubjects", "kv.v1.a.load.m1.g.1f", nodeOnly, nodeOnly},
+		{"EngineSubject", "kv.v1.a.engine.w1", shims, nodeOnly},
+		{"EngineSubjects", "kv.v1.a.engine.w2", pools, nodeOnly},
+		{"SessionsSubject", "kv.v1.a.sessions", nodeOnly, nodeOnly},
+		{"ControlSubject", fmt.Sprintf("kv.v1.a.ctl.%d", p), nodeOnly, control},
+		{"ControlRankSubject", "kv.v1.a.ctl." + own, shims, control},
+		{"ControlRankSubject", "kv.v1.a.ctl." + other, pools, pools},
+		{"AnswerSubject", "kv.v1.a.answer." + own + ".id", shims, control},
+		{"AnswerSubject", "kv.v1.a.answer." + other + ".id", pools, pools},
+		{"RecallSubject", "kv.v1.a.recall." + own, shims, nodeOnly},
+		{"RecallPrefix", "kv.v1.a.recall." + other, pools, nodeOnly},
+		{"StoreSubject", "kv.v1.a.store.master=3A9003", stores, nodeOnly},
+		{"StoreSubject", "kv.v1.a.store.other=3A9003", nodeOnly, nodeOnly},
+		{"metaBucket", "$KV.kvatlas_a.namespace", nodeOnly, nil},
+		{"modelKey", "$KV.kvatlas_a.model.m1", shims, nil},
+		{"modelKey", "$KV.kvatlas_a.model.m2", nodeOnly, nil},
+		{"snapshotBucket", "$KV.kvatlas_a_snap.p0.manifest", nodeOnly, nil},
+		{"nodesBucket", "$KV.kvatlas_a_nodes.n1", nodeOnly, nil},
+		{"WorkerKey", "$KV.kvatlas_a_workers." + own, shims, nil},
+		{"workersBucket", "$KV.kvatlas_a_workers." + other, pools, nil},
+		{"OperatorKey", "$KV.kvatlas_a_workers.operator.w1", nodeOnly, nil},
+		{"ProbeKey", "$KV.kvatlas_a_workers.probe", nodeOnly, nil},
+		{"another namespace", "kv.v1.b.ev." + own, nil, nil},
+		{"another namespace", "kv.v1.b.q.find", nil, nil},
+		{"another namespace", "$KV.kvatlas_b.namespace", nil, nil},
+		{"another namespace", "$KV.kvatlas_b_workers." + own, nil, nil},
+		{"JetStream", "$JS.API.INFO", shims, nil},
+		{"JetStream", "$JS.API.STREAM.INFO." + ownLog, shims, nil},
+		{"JetStream", "$JS.API.STREAM.INFO." + otherLog, pools, nil},
+		{"JetStream", "$JS.API.STREAM.MSG.GET.KV_kvatlas_a", shims, nil},
+		{"JetStream", "$JS.API.DIRECT.GET." + ownLog + ".kv.v1.a.ev." + own, shims, nil},
+		{"JetStream", "$JS.API.DIRECT.GET.KV_EVENTS_a_" + strings.Split(other, ".")[0] + ".kv.v1.a.ev." + other, pools, nil},
+		{"JetStream", "$JS.API.DIRECT.GET.KV_kvatlas_a_workers.$KV.kvatlas_a_workers." + own, shims, nil},
+		{"JetStream", "$JS.API.DIRECT.GET.KV_kvatlas_a_workers.$KV.kvatlas_a_workers." + other, pools, nil},
+		{"JetStream", "$JS.API.DIRECT.GET." + ownLog, nodeOnly, nil},
+		{"JetStream", "$JS.API.DIRECT.GET.KV_kvatlas_a_snap.$KV.kvatlas_a_snap.p0.manifest", nodeOnly, nil},
+		{"JetStream", "$JS.API.STREAM.INFO.KV_kvatlas_a_snap", nodeOnly, nil},
+		{"JetStream", "$JS.API.STREAM.INFO.KV_kvatlas_a_workers", nodeOnly, nil},
+		{"JetStream", "$JS.API.STREAM.NAMES", nodeOnly, nil},
+		{"JetStream", "$JS.API.STREAM.LIST", nodeOnly, nil},
+		{"another account", "$SYS.REQ.SERVER.PING", nil, nil},
+		{"another account", "$SYS.REQ.CLAIMS.UPDATE", nil, nil},
+		{"another account", "$SYS.REQ.USER.INFO", nodeOnly, nil},
+		{"discovery", "$SRV.PING", []string{operatorUser}, shims},
+		{"discovery", "$SRV.INFO.kvatlas-indexer", []string{operatorUser}, shims},
+	}
+	for _, stream := range []string{ownLog, "KV_kvatlas_a", "KV_kvatlas_a_workers", "KV_kvatlas_a_snap",
+		"KV_kvatlas_a_nodes"} {
+		for _, verb := range []string{"PURGE", "DELETE", "CREATE", "UPDATE", "MSG.DELETE", "SNAPSHOT", "RESTORE",
+			"LEADER.STEPDOWN", "PEER.REMOVE"} {
+			rows = append(rows, matrixRow{"JetStream", "$JS.API.STREAM." + verb + "." + stream, nodeOnly, nil})
+		}
+		rows = append(rows, matrixRow{"JetStream", "$JS.API.CONSUMER.CREATE." + stream + ".x", nodeOnly, nil})
+		if stream != "KV_kvatlas_a" {
+			rows = append(rows, matrixRow{"JetStream", "$JS.API.STREAM.MSG.GET." + stream, nodeOnly, nil})
+		}
+	}
+	for op, users := range map[string][]string{
+		"OpFind": askers, "OpWorkers": askers, "OpStatus": askers, "OpLoads": askers, "OpPotentialLoads": askers,
+		"OpEngineLoads": askers, "OpFunnel": askers,
+		"OpSelect": routers, "OpBook": routers, "OpPrefillComplete": routers, "OpOutputBlock": routers, "OpFree": routers,
+		"OpEngineLoad": routers, "OpReport": routers,
+		"OpRegisterWorker": managers, "OpChangeWorker": managers, "OpRemoveWorker": managers,
+		"OpVerify": nodeOnly, "OpSnapshot": nodeOnly, "OpBlockHistory": nodeOnly, "OpRecorded": nodeOnly,
+		"OpPrefixes": nodeOnly,
+	} {
+		rows = append(rows, matrixRow{op, "QuerySubject " + op, users, nodeOnly})
+	}
+	for _, user := range allUsers {
+		rows = append(rows, matrixRow{"inbox", "_INBOX_" + user + ".x", onlyShims(user), []string{user}})
+	}
+	return append(rows, matrixRow{"inbox", "_INBOX.x", nil, nil}, matrixRow{"all", ">", nil, nil},
+		matrixRow{"all", "kv.v1.a.>", nodeOnly, nodeOnly}, matrixRow{"all", "$KV.>", nil, nil},
+		matrixRow{"all", "$JS.API.>", nodeOnly, nil}, matrixRow{"all", "_INBOX.>", nil, nil})
+}
+
+// onlyShims are the users that may reply within their own account.
+func onlyShims(user string) []string {
+	if slices.Contains(shims, user) {
+		return []string{user}
+	}
+	return nil
+}
+
+// operations are the constants of pkg/api that name operations.
+func operations(t *testing.T) map[string]string {
+	t.Helper()
+	ops := map[string]string{}
+	for _, f := range parseDir(t, "../pkg/api") {
+		ast.Inspect(f, func(n ast.Node) bool {
+			if v, is := n.(*ast.ValueSpec); is && strings.HasPrefix(v.Names[0].Name, "Op") && len(v.Values) == 1 {
+				if lit, is := v.Values[0].(*ast.BasicLit); is && lit.Kind == token.STRING {
+					ops[v.Names[0].Name], _ = strconv.Unquote(lit.Value)
+				}
+			}
+			return true
+		})
+	}
+	return ops
+}
+
+func parseDir(t *testing.T, dir string) (files []*ast.File) {
+	t.Helper()
+	pkgs, err := parser.ParseDir(token.NewFileSet(), dir,
+		func(f fs.FileInfo) bool { return !strings.HasSuffix(f.Name(), "_test.go") }, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range pkgs {
+		for _, f := range p.Files {
+			files = append(files, f)
+		}
+	}
+	return files
+}
+
+// subjectFunctions are the functions of pkg/jetstream that name a subject, a bucket or a key of one.
+func subjectFunctions(t *testing.T) (names []string) {
+	t.Helper()
+	for _, f := range parseDir(t, "../pkg/jetstream") {
+		for _, d := range f.Decls {
+			fn, is := d.(*ast.FuncDecl)
+			if !is || fn.Recv != nil || strings.HasPrefix(fn.Name.Name, "Parse") {
+				continue
+			}
+			uses := strings.HasSuffix(fn.Name.Name, "Key") || strings.HasSuffix(fn.Name.Name, "Bucket")
+			ast.Inspect(fn, func(n ast.Node) bool {
+				id, is := n.(*ast.Ident)
+				uses = uses || is && id.Name == "subjectRoot"
+				return true
+			})
+			returnsText := fn.Type.Results != nil && len(fn.Type.Results.List) > 0
+			if returnsText {
+				id, is := fn.Type.Results.List[0].Type.(*ast.Ident)
+				list, isList := fn.Type.Results.List[0].Type.(*ast.ArrayType)
+				returnsText = is && id.Name == "string" || isList && fmt.Sprint(list.Elt) == "string"
+			}
+			if uses && returnsText {
+				names = append(names, fn.Name.Name)
+			}
+		}
+	}
+	return names
+}
+
+// Functions and constants that name no subject of their own.
+var noRowOf = []string{"answerPrefix", "validKey", "OpOther"}
+
+// TestEverySubjectHasARow: a new subject, bucket, key or operation needs a row in the matrix.
+func TestEverySubjectHasARow(t *testing.T) {
+	t.Parallel()
+	rows := map[string]bool{"QuerySubject": true}
+	for _, r := range matrix(0, 1) {
+		rows[r.of] = true
+	}
+	functions := subjectFunctions(t)
+	for _, name := range functions {
+		if !rows[name] && !slices.Contains(noRowOf, name) {
+			t.Errorf("%s of pkg/jetstream has no row in the matrix of permissions: say who may use its subject", name)
+		}
+	}
+	ops := operations(t)
+	for name := range ops {
+		if !rows[name] && !slices.Contains(noRowOf, name) {
+			t.Errorf("%s of pkg/api has no row in the matrix of permissions: say who may ask for it", name)
+		}
+	}
+	if len(functions) < 20 || len(ops) < 15 {
+		t.Errorf("the test finds too little: %v, %v", functions, ops)
+	}
+}
+
+// matrixServer is a NATS server with the accounts of a ring and one more user of the nodes' account, who sees all.
+type matrixServer struct {
+	addr string
+	ring *natsauth.Ring
+	dir  string
+	kind string
+}
+
+// startMatrix runs an indexer of namespace "a" with a NATS server: inside it, or on its own, or on its own with signed
+// accounts.
+func startMatrix(t *testing.T, kind string, amend func(config string) string) *matrixServer {
+	t.Helper()
+	s := &matrixServer{addr: loopback.Reserve(t), dir: t.TempDir(), kind: kind}
+	mode := natsauth.Static
+	if kind == "jwt" {
+		mode = natsauth.JWT
+	}
+	var err error
+	if s.ring, err = natsauth.Create(s.dir, mode); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.ring.AddNamespace("a", 4); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []natsauth.Member{{Role: jetstream.RoleShim, Worker: "w1", Models: []string{"m1"}},
+		{Role: jetstream.RolePool, Pool: "gpu", Models: []string{"m1"}}, {Role: jetstream.RoleStore, Store: "master:9003"}} {
+		m.Namespace = "a"
+		if _, err := s.ring.Add(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	config, err := s.ring.ServerConfig(filepath.Join(s.dir, "jwt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if mode == natsauth.Static {
+		config = strings.Replace(config, "    users: [\n", "    users: [\n      { user: watcher, password: x }\n", 1)
+	}
+	if amend != nil {
+		config = amend(config)
+	}
+	path := filepath.Join(s.dir, "nats.conf")
+	if kind != "embedded" {
+		config = fmt.Sprintf("listen: %q\njetstream { store_dir: %q }\n%s", s.addr, filepath.Join(s.dir, "js"), config)
+	}
+	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"serve", "--namespace", "a", "--partitions", "4", "--http-listen", "", "--nats-inbox-prefix",
+		"_INBOX_node"}
+	if kind == "embedded" {
+		args = append(args, "--data", filepath.Join(s.dir, "data"), "--nats-listen", s.addr, "--nats-config", path)
+	} else {
+		harness.Start(t, "nats-server", "-c", path).WaitFor(`Server is ready`)
+		args = append(args, "--nats", s.addr)
+	}
+	flag, file := s.login(nodeUser)
+	harness.Start(t, "indexer", append(args, flag, file)...).WaitFor(`msg=ready`)
+	if mode == natsauth.JWT {
+		conn, err := jetstream.Connect(t.Context(), jetstream.ConnOptions{URLs: []string{"nats://" + s.addr}, Core: true,
+			CredsFile: s.ring.SystemCreds()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if n, err := s.ring.Push(t.Context(), conn); err != nil || n != 7 {
+			t.Fatal(n, err)
+		}
+	}
+	return s
+}
+
+func (s *matrixServer) login(user string) (flag, file string) {
+	if s.kind == "jwt" {
+		return "--nats-creds", filepath.Join(s.dir, "a-"+user+".creds")
+	}
+	return "--nats-nkey", filepath.Join(s.dir, "a-"+user+".nk")
+}
+
+// connect connects as a user of the matrix.
+func (s *matrixServer) connect(t *testing.T, user string) *nats.Conn {
+	t.Helper()
+	_, file := s.login(user)
+	as := nats.UserCredentials(file)
+	if s.kind != "jwt" {
+		var err error
+		if as, err = nats.NkeyOptionFromSeed(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s.dial(t, as, nats.CustomInboxPrefix("_INBOX_"+user))
+}
+
+func (s *matrixServer) dial(t *testing.T, o ...nats.Option) *nats.Conn {
+	t.Helper()
+	nc, err := nats.Connect("nats://"+s.addr, append(o, nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	return nc
+}
+
+// watcher connects as a user of the nodes' account without any limits.
+func (s *matrixServer) watcher(t *testing.T) *nats.Conn {
+	t.Helper()
+	if s.kind != "jwt" {
+		return s.dial(t, nats.UserInfo("watcher", "x"))
+	}
+	seed, err := os.ReadFile(filepath.Join(s.dir, "a-node.account.nk"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	account, err := nkeys.ParseDecoratedNKey(seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	user, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := user.PublicKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := jwt.NewUserClaims(public).Encode(account)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.dial(t, nats.UserJWT(func() (string, error) { return text, nil }, user.Sign))
+}
+
+// refused reports whether the server refused what was just sent.
+func refused(t *testing.T, nc *nats.Conn, before error, kind, subject string) bool {
+	t.Helper()
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	last := nc.LastError()
+	return last != nil && last != before &&
+		strings.Contains(last.Error(), "ermissions Violation for "+kind+` to "`+subject+`"`)
+}
+
+var serverKinds = []string{"embedded", "standalone", "jwt"}
+
+// TestPermissionMatrix tries each subject as each user, on each kind of server.
+func TestPermissionMatrix(t *testing.T) {
+	t.Parallel()
+	for _, kind := range serverKinds {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			s := startMatrix(t, kind, nil)
+			ops := operations(t)
+			p, q := partitionIn4(t, "w1"), partitionIn4(t, "w2")
+			for _, user := range allUsers {
+				nc := s.connect(t, user)
+				for _, row := range matrix(p, q) {
+					subject := row.subject
+					if name, is := strings.CutPrefix(subject, "QuerySubject "); is {
+						subject = "kv.v1.a.q." + ops[name]
+					}
+					if may := slices.Contains(row.subscribe, user); !strings.HasPrefix(subject, "$JS.") || may {
+						before := nc.LastError()
+						sub, err := nc.SubscribeSync(subject)
+						if err != nil {
+							t.Fatal(err)
+						}
+						if refused(t, nc, before, "Subscription", subject) == may {
+							t.Errorf("%s may subscribe to %s: %v; want %v", user, subject, !may, may)
+						}
+						_ = sub.Unsubscribe() // a refused one cannot be
+					}
+					if strings.ContainsAny(subject, "*>") || user == nodeUser && strings.HasPrefix(subject, "$JS.API.STREAM.") {
+						continue // a node may do what would end this test
+					}
+					before := nc.LastError()
+					if err := nc.Publish(subject, []byte("{")); err != nil {
+						t.Fatal(err)
+					}
+					if may := slices.Contains(row.publish, user); refused(t, nc, before, "Publish", subject) == may {
+						t.Errorf("%s may publish to %s: %v; want %v", user, subject, !may, may)
+					}
+				}
+			}
+		})
+	}
+}
+
+func partitionIn4(t *testing.T, worker events.WorkerID) events.Partition {
+	t.Helper()
+	p, err := jetstream.PartitionOf(worker, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// targets are subjects of the nodes' account that no request may be answered on. No program uses them here.
+func targets(p events.Partition) []string {
+	return []string{
+		fmt.Sprintf("kv.v1.a.ev.%d.victim.0", p), "kv.v1.a.ev.0.=.nobody", "kv.v1.a.nodes.victim", "kv.v1.a.load.victim",
+		"kv.v1.a.node.victim.forward", "kv.v1.a.ctl.0.victim.0", "kv.v1.a.engine.victim", "kv.v1.a.store.victim",
+		"kv.v1.a.answer.0.victim.0.abcdefgh", "kv.v1.a.q.victim", "kv.v1.a.recall.0.victim.0",
+		"$KV.kvatlas_a_workers.0.victim.0", "$KV.kvatlas_a_workers.operator.victim", "$KV.kvatlas_a.namespace",
+		"$KV.kvatlas_a.model.victim", "$KV.kvatlas_a_snap.p0.victim", "$KV.kvatlas_a_nodes.victim",
+		"$JS.API.STREAM.PURGE.KV_kvatlas_a", "$JS.API.STREAM.DELETE.KV_kvatlas_a_snap",
+		"$JS.API.CONSUMER.DELETE.KV_EVENTS_a_0.victim", "_INBOX_node.victim", "_INBOX_reader.victim", "$SRV.PING.victim",
+	}
+}
+
+// aim sends each request that a user may send with each target as its reply subject, as the destination of a trace, and
+// in the headers that say where a reply goes. It returns the targets on which something arrived in the nodes' account.
+func (s *matrixServer) aim(t *testing.T, user string) (hit []string) {
+	t.Helper()
+	p, q := partitionIn4(t, "w1"), partitionIn4(t, "w2")
+	watcher := s.watcher(t)
+	seen := map[string]bool{}
+	all, err := watcher.SubscribeSync(">")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := all.SetPendingLimits(-1, -1); err != nil {
+		t.Fatal(err)
+	}
+	if err := watcher.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	ops := operations(t)
+	nc := s.connect(t, user)
+	aims := targets(p)
+	own := map[string]bool{} // targets that the user may publish on anyway
+	for _, target := range aims {
+		before := nc.LastError()
+		if err := nc.Publish(target, nil); err != nil {
+			t.Fatal(err)
+		}
+		own[target] = !refused(t, nc, before, "Publish", target)
+	}
+	for _, row := range matrix(p, q) {
+		subject := row.subject
+		if name, is := strings.CutPrefix(subject, "QuerySubject "); is {
+			subject = "kv.v1.a.q." + ops[name]
+		}
+		if !slices.Contains(row.publish, user) || strings.ContainsAny(subject, "*>") {
+			continue
+		}
+		for _, target := range aims {
+			for _, m := range []*nats.Msg{
+				{Subject: subject, Reply: target, Data: []byte(`{"model":"none","tokens":[1]}`)},
+				{Subject: subject, Reply: target, Data: []byte("\x81\xa5model\xa4none"),
+					Header: nats.Header{"Content-Type": {"application/msgpack"}}},
+				{Subject: subject, Reply: "_INBOX_" + user + ".x", Header: nats.Header{"Nats-Trace-Dest": {target}}},
+				{Subject: subject, Reply: "_INBOX_" + user + ".x", Header: nats.Header{"Kv-Reply-To": {target}}},
+				{Subject: subject, Reply: target, Header: nats.Header{"Kv-Answer-Id": {"x." + target}}},
+			} {
+				if err := nc.PublishMsg(m); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err := nc.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Whatever is still under way in the indexer is answered before its answers to these.
+	node := s.connect(t, nodeUser)
+	for range 20 {
+		if _, err := node.Request("kv.v1.a.q.status", nil, harness.Patience); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := watcher.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		m, err := all.NextMsg(200 * time.Millisecond)
+		if err != nil {
+			break
+		}
+		// An empty message is the user's own, from the look at what it may do.
+		if slices.Contains(aims, m.Subject) && !own[m.Subject] && !seen[m.Subject] && len(m.Data)+len(m.Header) > 0 {
+			seen[m.Subject] = true
+			hit = append(hit, m.Subject)
+		}
+	}
+	return hit
+}
+
+// TestNoReplyLeavesItsAccount: no request makes a node or JetStream publish where the requester may not.
+func TestNoReplyLeavesItsAccount(t *testing.T) {
+	t.Parallel()
+	for _, kind := range serverKinds {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			s := startMatrix(t, kind, nil)
+			for _, user := range allUsers[1:] {
+				if hit := s.aim(t, user); len(hit) > 0 {
+					t.Errorf("%s had messages published on %q", user, hit)
+				}
+			}
+		})
+	}
+}
+
+// TestOneAccountIsNotEnough: with the same permissions in one account, JetStream replies where a shim says. The test
+// above would see it.
+func TestOneAccountIsNotEnough(t *testing.T) {
+	t.Parallel()
+	s := startMatrix(t, "standalone", func(config string) string {
+		i := strings.Index(config, "\n  }\n  \"KVATLAS_a_reader\"")
+		if i < 0 {
+			t.Fatal(config)
+		}
+		// The users of the other accounts join the first.
+		nodes, users := config[:i], ""
+		for _, block := range strings.Split(config[i:], "    users: [\n")[1:] {
+			users += block[:strings.Index(block, "\n    ]")] + "\n"
+		}
+		return strings.TrimSuffix(nodes, "    ]") + users + "    ]\n  }\n}\n"
+	})
+	if hit := s.aim(t, shimUser); len(hit) < 5 {
+		t.Errorf("a shim in the nodes' account reached only %q", hit)
+	}
+	// Nodes reply to inboxes alone, whatever the accounts; whose inbox it is they cannot see.
+	hit := s.aim(t, readerUser)
+	if hit = slices.DeleteFunc(hit, func(s string) bool { return s == "_INBOX_node.victim" }); len(hit) > 0 {
+		t.Errorf("a reader in the nodes' account had a node publish on %q", hit)
+	}
+}

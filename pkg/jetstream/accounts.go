@@ -1,0 +1,172 @@
+package jetstream
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Account is a NATS account with its users.
+//
+// A namespace has one account for its nodes, with JetStream, and one for each other role, shim, pool and store. A user
+// outside the nodes' account reaches a subject of theirs only through an import. nats-server then replaces the reply
+// subject of a request by one of its own, so a request cannot make a node or JetStream publish where its sender may
+// not. Permissions within one account do not give that: they say nothing about reply subjects.
+type Account struct {
+	Name      string
+	JetStream bool
+	Exports   []Export
+	Imports   []Import
+	Users     []User
+}
+
+// Export opens a subject of an account to other accounts.
+type Export struct {
+	Subject string
+	Stream  bool // others hear what is published; else they send requests
+	Many    bool // a request may have several replies
+}
+
+// Import makes another account's export usable under the same subject.
+type Import struct {
+	From    string // name of the exporting account
+	Subject string // covered by an export of that account
+	Stream  bool
+}
+
+// User is a grant for the holder of a key.
+type User struct {
+	Grant    Grant
+	Keys     []string // public nkeys, "U…"; several while a key is replaced
+	Password string   // with Grant.User, if there are no keys
+}
+
+// NodesAccount is the name of a namespace's account for nodes.
+func NodesAccount(ns string) string { return "KVATLAS_" + strings.ReplaceAll(ns, "-", "_") }
+
+// accountOf is the name of the account of a grant's user.
+func accountOf(ns string, g *Grant) string {
+	if g.Role == RoleNode {
+		return NodesAccount(ns)
+	}
+	return NodesAccount(ns) + "_" + g.User
+}
+
+// Accounts arranges the users of a namespace in accounts, one for each grant. The nodes' account is the first.
+func Accounts(ns string, users []User) []Account {
+	nodes := Account{Name: NodesAccount(ns), JetStream: true, Exports: exports(ns)}
+	accounts := []Account{nodes}
+	for _, u := range users {
+		name := accountOf(ns, &u.Grant)
+		i := slices.IndexFunc(accounts, func(a Account) bool { return a.Name == name })
+		if i < 0 {
+			i = len(accounts)
+			accounts = append(accounts, Account{Name: name, Imports: imports(nodes.Name, &u.Grant)})
+		}
+		accounts[i].Users = append(accounts[i].Users, u)
+	}
+	return accounts
+}
+
+// exports are what the nodes' account offers. The list is the same whatever users there are, so a new shim changes
+// nothing in the nodes' account; each account imports its part of it.
+func exports(ns string) []Export {
+	root := subjectRoot + ns
+	list := []Export{{Subject: root + ".ctl.>", Stream: true}, {Subject: discovery, Many: true}}
+	for _, subject := range []string{
+		root + ".q.*", root + ".dynamo.*.*", root + ".ev.*.*.*", root + ".engine.*", root + ".store.*",
+		RecallPrefix(ns) + "*.*.*", answerPrefix(ns) + "*.*.*.*",
+		keySubject(metaBucket(ns), "model.*"), keySubject(workersBucket(ns), "*.*.*"),
+		"$JS.API.INFO", "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET." + bucketStream(metaBucket(ns)), directGet + ">",
+	} {
+		list = append(list, Export{Subject: subject})
+	}
+	return list
+}
+
+// imports are what an account takes from the nodes' account for a grant.
+func imports(nodes string, g *Grant) []Import {
+	var list []Import
+	for _, subject := range g.Requests {
+		list = append(list, Import{From: nodes, Subject: subject})
+	}
+	for _, subject := range g.Hears {
+		list = append(list, Import{From: nodes, Subject: subject, Stream: true})
+	}
+	return list
+}
+
+// AccountsConfig writes accounts in the form of a nats-server configuration file.
+func AccountsConfig(accounts []Account) string {
+	var b strings.Builder
+	b.WriteString("accounts {\n")
+	for _, a := range accounts {
+		fmt.Fprintf(&b, "  %q {\n", a.Name)
+		if a.JetStream {
+			b.WriteString("    jetstream: enabled\n")
+		}
+		section(&b, "exports", len(a.Exports), func(i int) string { return a.Exports[i].config() })
+		section(&b, "imports", len(a.Imports), func(i int) string { return a.Imports[i].config() })
+		b.WriteString("    users: [\n")
+		for _, u := range a.Users {
+			u.config(&b)
+		}
+		b.WriteString("    ]\n  }\n")
+	}
+	b.WriteString("}\n")
+	return b.String()
+}
+
+func section(b *strings.Builder, name string, n int, line func(int) string) {
+	if n == 0 {
+		return
+	}
+	fmt.Fprintf(b, "    %s: [\n", name)
+	for i := range n {
+		fmt.Fprintf(b, "      %s\n", line(i))
+	}
+	b.WriteString("    ]\n")
+}
+
+func kindOf(stream bool) string {
+	if stream {
+		return "stream"
+	}
+	return "service"
+}
+
+func (e Export) config() string {
+	more := ""
+	if e.Many {
+		more = ", response_type: stream"
+	}
+	return fmt.Sprintf("{ %s: %q%s }", kindOf(e.Stream), e.Subject, more)
+}
+
+func (i Import) config() string {
+	return fmt.Sprintf("{ %s: { account: %q, subject: %q } }", kindOf(i.Stream), i.From, i.Subject)
+}
+
+func (u *User) config(b *strings.Builder) {
+	logins := make([]string, 0, 1+len(u.Keys))
+	for _, key := range u.Keys {
+		logins = append(logins, "nkey: "+key)
+	}
+	if len(logins) == 0 {
+		logins = append(logins, fmt.Sprintf("user: %q, password: %q", u.Grant.User, u.Password))
+	}
+	for _, login := range logins {
+		fmt.Fprintf(b, "      { %s, permissions: { # %s\n", login, u.Grant.User)
+		allow(b, "publish", u.Grant.AllowPublish())
+		allow(b, "subscribe", u.Grant.AllowSubscribe())
+		b.WriteString("      } }\n")
+	}
+}
+
+func allow(b *strings.Builder, what string, subjects []string) {
+	fmt.Fprintf(b, "          %s: { allow: [\n", what)
+	for line := range slices.Chunk(subjects, 2) {
+		fmt.Fprintf(b, "            \"%s\"\n", strings.Join(line, `", "`))
+	}
+	b.WriteString("          ] }\n")
+}

@@ -1,0 +1,45 @@
+package jetstream
+
+import "strings"
+
+// InboxRoot begins the first token of every subject on which a client may take replies.
+const InboxRoot = "_INBOX"
+
+// Reserved prefixes of reply subjects. nats-server refuses them in requests of clients (server/client.go,
+// isReservedReply), so a request that names one has come through the server from another account or cluster.
+const (
+	responses     = "_R_."  // of requests from another account; a token follows
+	gatewayReply  = "_GR_." // of requests from another cluster: two tokens and the client's own subject follow
+	gatewayBefore = "$GR."  // the same, of old servers, with one token
+)
+
+// ReplyAllowed reports whether a service may publish on the reply subject of a request. NATS checks the rights of the
+// replying program, and not those of the requester. A request could therefore name a subject of the log, of a bucket or
+// of JetStream. Allowed are inboxes and the subjects that the NATS server makes for requests of other accounts.
+func ReplyAllowed(subject string) bool {
+	if rest, is := strings.CutPrefix(subject, gatewayReply); is {
+		_, rest, _ = strings.Cut(rest, ".")
+		_, subject, _ = strings.Cut(rest, ".")
+	} else if rest, is := strings.CutPrefix(subject, gatewayBefore); is {
+		_, subject, _ = strings.Cut(rest, ".")
+	}
+	return strings.HasPrefix(subject, InboxRoot) || strings.HasPrefix(subject, responses)
+}
+
+// crossesAccounts reports whether a request with this reply subject came from another account or cluster. nats-server
+// refuses a client's request with such a subject.
+func crossesAccounts(reply string) bool {
+	for _, reserved := range []string{responses, gatewayReply, gatewayBefore, "$JS.ACK."} {
+		if strings.HasPrefix(reply, reserved) {
+			return true
+		}
+	}
+	return false
+}
+
+// answerID reports whether a text may be the id of a request to shims: 8 to 64 letters and digits.
+func answerID(id string) bool {
+	return len(id) >= 8 && len(id) <= 64 && !strings.ContainsFunc(id, func(c rune) bool {
+		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9')
+	})
+}
