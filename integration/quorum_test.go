@@ -13,8 +13,9 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// natsCluster starts three NATS servers with JetStream that are one cluster.
-func natsCluster(t *testing.T) (addrs []string, servers []*harness.Process) {
+// natsCluster starts three NATS servers with JetStream that are one cluster. include, if it is not empty, is a
+// configuration file that each includes.
+func natsCluster(t *testing.T, include string) (addrs []string, servers []*harness.Process) {
 	t.Helper()
 	var routes, monitors []string
 	for range 3 {
@@ -27,6 +28,14 @@ func natsCluster(t *testing.T) (addrs []string, servers []*harness.Process) {
 			"server_name: n%d\nlisten: %q\nhttp: %q\njetstream { store_dir: %q }\ncluster { name: c, listen: %q, routes: [%q, %q, %q] }\n",
 			i, addrs[i], monitors[i], t.TempDir(), routes[i], "nats://"+routes[0], "nats://"+routes[1], "nats://"+
 				routes[2])
+		if include != "" {
+			// The path is relative to the configuration's folder.
+			path, err := filepath.Rel(filepath.Dir(config), include)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text += fmt.Sprintf("include %q\n", path)
+		}
 		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -45,7 +54,7 @@ func natsCluster(t *testing.T) (addrs []string, servers []*harness.Process) {
 // JetStream says what is missing.
 func TestAskingWithoutQuorum(t *testing.T) {
 	t.Parallel()
-	addrs, servers := natsCluster(t)
+	addrs, servers := natsCluster(t, "")
 	urls := strings.Join(addrs, ",")
 	prompt := filepath.Join(t.TempDir(), "prompt.json")
 	engine := harness.Start(t, "worker-shim", "simulate", "--endpoint", "tcp://127.0.0.1:0", "--replay",

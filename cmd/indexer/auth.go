@@ -178,7 +178,8 @@ func published(ring *natsauth.Ring, resolver string) error {
 		return nil
 	}
 	fmt.Fprintln(os.Stderr, "replace the accounts in the NATS servers' configuration with these, and reload one server "+
-		"after the other (nats-server --signal reload; SIGHUP to an indexer with a server inside)")
+		"after the other, each twice (nats-server --signal reload; SIGHUP to an indexer with a server inside): a new "+
+		"account's imports work from the second reload on")
 	return printServers(ring, resolver)
 }
 
@@ -331,13 +332,25 @@ servers have the configuration that the command prints, or indexer auth push was
 
 func authPrintCommand() *cobra.Command {
 	var resolver string
+	var transition bool
 	return ringCommand(&cobra.Command{
 		Use:   "print --keys DIR",
 		Short: "Print the accounts part of a nats-server configuration again",
 		Long: `Print the accounts part of a nats-server configuration that goes with the keys in a folder, and the flags with which a
 program connects as each user to standard error.`,
 		Example: `  indexer auth print --keys keys > accounts.conf`,
-	}, func(f *pflag.FlagSet) { resolverFlag(f, &resolver) }, false, func(ring *natsauth.Ring, _ string) error {
+	}, func(f *pflag.FlagSet) {
+		resolverFlag(f, &resolver)
+		f.BoolVar(&transition, "transition", false,
+			"leave all users in the nodes' account: the first step from a release before 0.5 (docs/upgrade.md)")
+	}, false, func(ring *natsauth.Ring, _ string) error {
+		if transition {
+			text, err := ring.TransitionConfig()
+			if err == nil {
+				_, err = fmt.Print(text)
+			}
+			return err
+		}
 		for _, ns := range ring.Namespaces {
 			if err := printUsers(ring, ns.Name); err != nil {
 				return err

@@ -53,6 +53,9 @@ func (r *Ring) writeCreds(m *Member, g *jetstream.Grant) error {
 	user.Name = m.Namespace + "-" + g.User
 	user.Pub.Allow = g.AllowPublish()
 	user.Sub.Allow = g.AllowSubscribe()
+	if g.Respond {
+		user.Resp = &jwt.ResponsePermission{MaxMsgs: 1, Expires: jetstream.ReplyWithin}
+	}
 	return r.writeUser(user, accountSeed(m.Namespace, g.User), filepath.Base(r.seedPath(m.Namespace, g.User)),
 		r.credsPath(m.Namespace, g.User))
 }

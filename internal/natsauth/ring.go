@@ -289,13 +289,25 @@ func (r *Ring) ServerConfig(resolver string) (string, error) {
 	if r.Mode == JWT {
 		return r.operatorConfig(resolver)
 	}
+	return r.staticConfig(func(accounts []jetstream.Account) []jetstream.Account { return accounts })
+}
+
+// TransitionConfig is ServerConfig with all users of a namespace in one account, as releases before 0.5 had them.
+func (r *Ring) TransitionConfig() (string, error) {
+	if r.Mode == JWT {
+		return "", fmt.Errorf("the keys in %s are of JWT: servers take new accounts with `indexer auth push`", r.dir)
+	}
+	return r.staticConfig(jetstream.OneAccount)
+}
+
+func (r *Ring) staticConfig(arrange func([]jetstream.Account) []jetstream.Account) (string, error) {
 	var all []jetstream.Account
 	for _, ns := range r.Namespaces {
 		accounts, err := r.accounts(ns.Name)
 		if err != nil {
 			return "", err
 		}
-		all = append(all, accounts...)
+		all = append(all, arrange(accounts)...)
 	}
 	return jetstream.AccountsConfig(all), nil
 }

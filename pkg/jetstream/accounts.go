@@ -68,6 +68,17 @@ func Accounts(ns string, users []User) []Account {
 	return accounts
 }
 
+// OneAccount returns the accounts with all users in the nodes' account. Servers that had them there before take this
+// first, so that every account exists when the users move.
+func OneAccount(accounts []Account) []Account {
+	accounts = slices.Clone(accounts)
+	for i := range accounts[1:] {
+		accounts[0].Users = append(slices.Clone(accounts[0].Users), accounts[i+1].Users...)
+		accounts[i+1].Users = nil
+	}
+	return accounts
+}
+
 // exports are what the nodes' account offers. The list is the same whatever users there are, so a new shim changes
 // nothing in the nodes' account; each account imports its part of it.
 func exports(ns string) []Export {
@@ -159,6 +170,9 @@ func (u *User) config(b *strings.Builder) {
 		fmt.Fprintf(b, "      { %s, permissions: { # %s\n", login, u.Grant.User)
 		allow(b, "publish", u.Grant.AllowPublish())
 		allow(b, "subscribe", u.Grant.AllowSubscribe())
+		if u.Grant.Respond {
+			fmt.Fprintf(b, "          allow_responses: { max: 1, ttl: %q }\n", ReplyWithin)
+		}
 		b.WriteString("      } }\n")
 	}
 }

@@ -81,10 +81,11 @@ type Conn struct {
 	patience time.Duration // 0: no bound
 	hooks    ConnHooks
 
-	mu      sync.Mutex
-	waiting map[*waiter]struct{} // attempts under way
-	lost    chan struct{}        // closed when the connection is lost
-	noInbox error                // why no reply can arrive, if the server refused our inbox
+	mu        sync.Mutex
+	waiting   map[*waiter]struct{} // attempts under way
+	lost      chan struct{}        // closed when the connection is lost
+	noInbox   error                // why no reply can arrive, if the server refused our inbox
+	noAnswers bool                 // the server refused an AnswerSubject: answers go to inboxes
 }
 
 // waiter is an attempt under way: a loss of the connection or a refusal of its subject ends it before its time.
@@ -282,7 +283,7 @@ func (c *Conn) atomicBatches() bool { return c.level >= BatchLevel }
 
 func (c *Conn) disconnected(err error) {
 	c.mu.Lock()
-	c.noInbox = nil
+	c.noInbox, c.noAnswers = nil, false
 	close(c.lost)
 	c.lost = make(chan struct{})
 	for w := range c.waiting {
@@ -310,6 +311,7 @@ func (c *Conn) asyncError(sub *nats.Subscription, err error) {
 			if kind == "Subscription" && strings.HasPrefix(subject, c.inbox+".") {
 				c.noInbox = err
 			}
+			c.noAnswers = c.noAnswers || kind == "Publish" && isAnswerSubject(subject)
 			for w := range c.waiting {
 				if c.noInbox != nil || kind == "Publish" && (w.subject == subject ||
 					strings.HasSuffix(w.subject, ".") && strings.HasPrefix(subject, w.subject)) {
@@ -323,6 +325,14 @@ func (c *Conn) asyncError(sub *nats.Subscription, err error) {
 		err = fmt.Errorf("subscription %s: %w", sub.Subject, err)
 	}
 	c.hooks.AsyncError(err)
+}
+
+// answersDirectly reports whether the server refuses an [AnswerSubject], as one does whose permissions are of a version
+// before there were any. Shims and nodes are in one account then.
+func (c *Conn) answersDirectly() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.noAnswers
 }
 
 // refusedSubject reads `… Permissions Violation for Publish to "subject"` (nats-server server/client.go).

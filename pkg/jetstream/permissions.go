@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"slices"
+	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -38,7 +39,13 @@ type Grant struct {
 	// Publish and Subscribe are further subjects, within the user's own account.
 	Publish   []string
 	Subscribe []string
+
+	// Respond lets the user publish one reply on the reply subject of each request that it receives.
+	Respond bool
 }
+
+// ReplyWithin is how long a user with [Grant.Respond] may take for a reply.
+const ReplyWithin = 5 * time.Minute
 
 // AllowPublish returns the complete publish allow list.
 func (g *Grant) AllowPublish() []string {
@@ -50,10 +57,10 @@ func (g *Grant) AllowSubscribe() []string {
 	return slices.Concat([]string{g.Inbox + ".>"}, g.Hears, g.Subscribe)
 }
 
-// NodeGrant is for indexer nodes: the whole namespace, and JetStream in their account. A node replies to requests of
-// other accounts and to other nodes, and nowhere else.
+// NodeGrant is for indexer nodes: the whole namespace, and JetStream in their account. Only nodes are in that account,
+// so requests from elsewhere have reply subjects of the server's making.
 func NodeGrant(ns string) Grant {
-	g := Grant{Role: RoleNode, User: string(RoleNode), Inbox: "_INBOX_node"}
+	g := Grant{Role: RoleNode, User: string(RoleNode), Inbox: "_INBOX_node", Respond: true}
 	g.Publish = []string{"$JS.API.>", subjectRoot + ns + ".>", userInfo, responses + ">", g.Inbox + ".>"}
 	for _, bucket := range []string{metaBucket(ns), snapshotBucket(ns), nodesBucket(ns), workersBucket(ns)} {
 		g.Publish = append(g.Publish, keySubject(bucket, ">"))

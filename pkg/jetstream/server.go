@@ -319,14 +319,18 @@ func (s *Server) Reload() error {
 	if s.stopped {
 		return errors.New("reload server: it was stopped")
 	}
-	opts, err := s.o.natsOptions()
-	if err == nil {
-		err = s.srv.ReloadOptions(opts)
+	// nats-server 2.15 starts the service imports of an account that a reload adds with the next reload (server.go,
+	// configureAccounts: only accounts that exist have theirs processed).
+	for range 2 {
+		opts, err := s.o.natsOptions()
+		if err == nil {
+			err = s.srv.ReloadOptions(opts)
+		}
+		if err != nil {
+			return fmt.Errorf("reload server: %w", err)
+		}
+		s.opts = opts
 	}
-	if err != nil {
-		return fmt.Errorf("reload server: %w", err)
-	}
-	s.opts = opts
 	return nil
 }
 

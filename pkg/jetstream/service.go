@@ -243,7 +243,7 @@ func (s *Service) route(j *job, h micro.Headers) bool {
 		}
 	}
 	if s.cfg.AnswerOn != nil {
-		if id := h.Get(headerAnswer); id != "" {
+		if id := h.Get(headerAnswer); id != "" && !s.c.answersDirectly() {
 			j.Reply = s.cfg.AnswerOn(id)
 			return answerID(id)
 		}

@@ -314,6 +314,13 @@ func AnswerSubject(ns string, p events.Partition, key events.RankKey, id string)
 	return answerPrefix(ns) + name + "." + id, err
 }
 
+// isAnswerSubject reports whether a subject is an [AnswerSubject] of any namespace.
+func isAnswerSubject(subject string) bool {
+	rest, ours := strings.CutPrefix(subject, subjectRoot)
+	_, rest, _ = strings.Cut(rest, ".")
+	return ours && strings.HasPrefix(rest, "answer.")
+}
+
 func answerPrefix(ns string) string { return subjectRoot + ns + ".answer." }
 
 // RecallSubject is where nodes are asked what the snapshots know of one (worker, rank).
