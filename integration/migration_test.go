@@ -121,8 +121,8 @@ func TestMigrationToAccounts(t *testing.T) {
 		})
 	}
 
-	example := harness.Run(t, "indexer", "auth", "example", "--namespace", "a", "--partitions", "4", "--shim", "w0", "--shim",
-		"w1", "--shim", "w2", "--keep-keys", "--keys", keys)
+	example := harness.Run(t, "indexer", "auth", "example", "--namespace", "a", "--partitions", "4", "--shim", "w0",
+		"--shim", "w1", "--shim", "w2", "--keep-keys", "--keys", keys)
 	if example.Code != 0 {
 		t.Fatal(example.Stderr)
 	}

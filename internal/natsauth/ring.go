@@ -262,7 +262,7 @@ func (r *Ring) Remove(namespace, user string) error {
 
 // Flags are the flags with which a program connects as a user.
 func (r *Ring) Flags(namespace string, g *jetstream.Grant) string {
-	flag, path := "--nats-nkey", r.seedPath(namespace, g.User)
+	flag, path := "--nats-nkey", r.SeedFile(namespace, g)
 	if r.Mode == JWT {
 		flag, path = "--nats-creds", r.credsPath(namespace, g.User)
 	}
@@ -382,6 +382,9 @@ func (r *Ring) member(namespace, user string) (*Member, jetstream.Grant, error) 
 	g, err := r.grant(&r.Members[i])
 	return &r.Members[i], g, err
 }
+
+// SeedFile is the file with the seed of a user's key.
+func (r *Ring) SeedFile(namespace string, g *jetstream.Grant) string { return r.seedPath(namespace, g.User) }
 
 func (r *Ring) seedPath(namespace, user string) string {
 	return filepath.Join(r.dir, namespace+"-"+user+".nk")

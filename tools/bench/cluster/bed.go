@@ -11,7 +11,6 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
-	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // bed is what is measured on.
@@ -19,9 +18,8 @@ type bed struct {
 	ctx      context.Context
 	o        Options
 	dir      string
-	url      string
-	conn     *jetstream.Conn
-	pool     *rpc.Pool
+	addr     string // of the NATS server
+	users    *users
 	names    []string                              // of the three nodes
 	filled   map[events.Partition]events.StreamSeq // what was taken in last: partitions that have events, and up to where
 	progress func(string)
@@ -30,28 +28,37 @@ type bed struct {
 
 // connect starts a NATS server and connects to it.
 func (b *bed) connect() (server *process, err error) {
-	if server, err = b.start("bench", "cluster", "--role", "nats", "--data", filepath.Join(b.dir, "nats")); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			server.stop()
+	if b.users = (&users{}); b.o.Accounts {
+		if b.users, err = newUsers(b.dir, b.o.Partitions); err != nil {
+			return nil, err
 		}
-	}()
-	m, err := server.wait(b.ctx, `listen=(\S+)`)
-	if err != nil {
+	}
+	if server, err = b.start("bench", "cluster", "--role", "nats", "--data", filepath.Join(b.dir, "nats"), "--nats-config",
+		b.users.config); err != nil {
 		return nil, err
 	}
-	return server, b.join(m[1])
+	m, err := server.wait(b.ctx, `listen=(\S+)`)
+	if err == nil {
+		err = b.join(m[1])
+	}
+	if err != nil {
+		server.stop()
+	}
+	return server, err
 }
 
 // join connects to a NATS server.
-func (b *bed) join(url string) (err error) {
-	b.url = url
-	if b.conn, err = jetstream.Connect(b.ctx, jetstream.ConnOptions{URLs: []string{url}}); err == nil {
-		b.pool, err = rpc.NewPool(b.conn.NATS())
+func (b *bed) join(addr string) error {
+	b.addr = addr
+	return b.users.connect(b, addr)
+}
+
+// echoURL is the URL of the server for what answers bare requests.
+func (b *bed) echoURL() string {
+	if b.o.Accounts {
+		return "nats://echo:echo@" + b.addr
 	}
-	return err
+	return "nats://" + b.addr
 }
 
 // nodeNames returns names of three nodes of which none keeps all partitions, where that can be.
@@ -76,11 +83,11 @@ func nodeNames(partitions uint32, copies int) (names []string) {
 
 // node starts a node and waits until it is ready.
 func (b *bed) node(namespace, id string, args ...string) (*process, error) {
-	p, err := b.start(append([]string{"serve", "--nats", b.url, "--namespace", namespace, "--node-id", id,
+	p, err := b.start(append([]string{"serve", "--nats", b.addr, "--namespace", namespace, "--node-id", id,
 		"--replication", "2", "--http-listen", "",
 		"--partitions", fmt.Sprint(b.o.Partitions), "--snapshot-interval", "1000h", "--log-age", "2000h",
 		"--snapshot-blocks", "4000000000",
-		"--log-bytes", fmt.Sprint(64<<20 + 24*Rounds*b.o.Workers*b.o.Blocks)}, args...)...)
+		"--log-bytes", fmt.Sprint(64<<20 + 24*Rounds*b.o.Workers*b.o.Blocks)}, append(b.users.flags(namespace), args...)...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -116,15 +123,19 @@ func (b *bed) settled(client *client.Client, nodes, copies int) error {
 	}
 }
 
-// client asks any node of a namespace.
+// client asks any node of a namespace, as a router does.
 func (b *bed) client(namespace string) *client.Client {
+	return b.clientOf(namespace, jetstream.RoleRouter)
+}
+
+func (b *bed) clientOf(namespace string, role jetstream.Role) *client.Client {
 	subject := func(op string) string { return jetstream.QuerySubject(namespace, op) }
-	return client.OverPool(b.pool, subject, "no node answers", client.Options{})
+	return client.OverPool(b.users.as(namespace, role).pool, subject, "no node answers", client.Options{})
 }
 
 // nodeClient asks one node, which answers for what it holds itself.
 func (b *bed) nodeClient(namespace, node string) *client.Client {
-	return client.OverPool(b.pool, func(op string) string {
+	return client.OverPool(b.users.as(namespace, jetstream.RoleNode).pool, func(op string) string {
 		subject, _ := jetstream.NodeSubject(namespace, node, op) // our nodes' names are good
 		return subject
 	}, "node "+node+" does not answer", client.Options{})

@@ -24,6 +24,8 @@ import (
 	"fmt"
 	"os"
 	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 // Options says what to measure.
@@ -34,6 +36,8 @@ type Options struct {
 	Blocks     int // each worker's
 	Queries    int
 	Partitions uint32
+
+	Accounts bool // NATS users have accounts of their own
 }
 
 // Defaults are small.
@@ -88,7 +92,7 @@ func Run(ctx context.Context, o Options, progress func(string)) (r *Report, err 
 		return nil, err
 	}
 	defer server.stop()
-	defer b.conn.Close()
+	defer b.users.close()
 	b.report.Workers = o.Workers
 	if err := b.one(); err != nil {
 		return nil, fmt.Errorf("one node: %w", err)
@@ -122,7 +126,7 @@ func (b *bed) one() error {
 	b.progress("snapshot, restore")
 	within, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
-	if _, err := client.Snapshot(within); err != nil {
+	if _, err := b.clientOf("one", jetstream.RoleNode).Snapshot(within); err != nil {
 		return err
 	}
 	n.stop()

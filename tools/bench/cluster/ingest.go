@@ -69,7 +69,7 @@ func (b *bed) messages(worker int) (list [][]byte, err error) {
 
 // ingest publishes all workers' events and waits until nodes reflect them, each block on so many of them.
 func (b *bed) ingest(namespace string, client *client.Client, copies int, nodes ...*process) (t Taken, err error) {
-	ns, err := jetstream.OpenNamespace(b.ctx, b.conn, namespace)
+	ns, err := jetstream.OpenNamespace(b.ctx, b.users.as(namespace, jetstream.RolePool).conn, namespace)
 	if err != nil {
 		return t, err
 	}

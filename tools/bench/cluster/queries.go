@@ -116,7 +116,7 @@ func (b *bed) queries() error {
 // timed asks for bytes at a subject, and says how long it took.
 func (b *bed) timed(subject string, body []byte, answered int) (time.Duration, error) {
 	begun := time.Now()
-	reply, err := b.conn.Request(b.ctx, subject, api.MsgPack, body)
+	reply, err := b.users.bare.conn.Request(b.ctx, subject, api.MsgPack, body)
 	took := time.Since(begun)
 	if err == nil && len(reply.Body) != answered {
 		err = fmt.Errorf("%s sent %d bytes, not %d", subject, len(reply.Body), answered)

@@ -16,10 +16,10 @@ import (
 
 // RunRole is what the processes beside the nodes do, until ctx ends: "nats", "echo" or "relay0" to
 // "relay2".
-func RunRole(ctx context.Context, role, data, url string, say io.Writer) error {
+func RunRole(ctx context.Context, role, data, config, url string, say io.Writer) error {
 	switch role {
 	case "nats":
-		server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: data, Listen: "127.0.0.1:0",
+		server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: data, Listen: "127.0.0.1:0", ConfigFile: config,
 			SyncInterval: 2 * time.Minute})
 		if err != nil {
 			return err
@@ -29,7 +29,7 @@ func RunRole(ctx context.Context, role, data, url string, say io.Writer) error {
 		<-ctx.Done()
 		return nil
 	case "echo", "relay0", "relay1", "relay2":
-		conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{url}})
+		conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{url}, Core: true})
 		if err != nil {
 			return err
 		}
@@ -87,7 +87,7 @@ func relay(conn *jetstream.Conn, own string, say io.Writer) jetstream.Handler {
 
 // echo starts what answers bare requests: "echo", or one of the relays.
 func (b *bed) echo(role string) (*process, error) {
-	p, err := b.start("bench", "cluster", "--role", role, "--url", b.url)
+	p, err := b.start("bench", "cluster", "--role", role, "--url", b.echoURL())
 	if err != nil {
 		return nil, err
 	}

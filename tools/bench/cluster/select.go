@@ -30,6 +30,8 @@ type SelectOptions struct {
 	Callers   int // of one service at the same time, over one connection to NATS
 	Decisions int // booked in each round, by each contender
 	Rounds    int
+
+	Accounts bool // NATS users have accounts of their own
 }
 
 // SelectDefaults are the sizes for which there are goals.
@@ -104,7 +106,7 @@ func RunSelect(ctx context.Context, o SelectOptions, progress func(string)) (r *
 		return nil, err
 	}
 	s := &selecting{SelectOptions: o, bed: bed{ctx: ctx, progress: progress, names: nodeNames(8, o.Copies),
-		o: Options{Program: o.Program, Workers: o.Workers, Blocks: overlap, Partitions: 8}}}
+		o: Options{Program: o.Program, Workers: o.Workers, Blocks: overlap, Partitions: 8, Accounts: o.Accounts}}}
 	if s.dir, err = os.MkdirTemp("", "kvatlas-bench-"); err != nil {
 		return nil, err
 	}
@@ -114,7 +116,7 @@ func RunSelect(ctx context.Context, o SelectOptions, progress func(string)) (r *
 		return nil, err
 	}
 	defer server.stop()
-	defer func() { s.conn.Close() }()
+	defer func() { s.users.close() }()
 	for _, step := range []struct {
 		name string
 		do   func() error
@@ -202,7 +204,7 @@ func (s *selecting) holding(ns *jetstream.Namespace) (map[events.Partition]event
 
 // fill registers the workers, publishes what they hold, and books what is under way, on nodes of a namespace.
 func (s *selecting) fill(namespace string, client *client.Client, nodes int) error {
-	ns, err := jetstream.OpenNamespace(s.ctx, s.conn, namespace)
+	ns, err := jetstream.OpenNamespace(s.ctx, s.users.as(namespace, jetstream.RolePool).conn, namespace)
 	if err != nil {
 		return err
 	}
@@ -213,11 +215,12 @@ func (s *selecting) fill(namespace string, client *client.Client, nodes int) err
 	if err := s.reflected(namespace, last, nodes); err != nil {
 		return err
 	}
+	operator := s.clientOf(namespace, jetstream.RoleOperator)
 	if err := s.concurrently(s.Workers, func(i int) error {
 		// What they hold is in the log, as if shims had announced it, so that nodes are told to guess nothing beside.
 		w := &api.WorkerRegistration{Instance: worker(i), Model: model, BlockSize: blockSize}
 		w.Events, w.Endpoint = api.EventsNone, fmt.Sprintf("http://%s:8000", w.Instance)
-		_, err := client.RegisterWorker(s.ctx, w)
+		_, err := operator.RegisterWorker(s.ctx, w)
 		return err
 	}); err != nil {
 		return err
@@ -298,7 +301,7 @@ func (s *selecting) three() error {
 	if err := s.fill("three", client, 3); err != nil {
 		return err
 	}
-	echo, err := s.start("bench", "cluster", "--role", "echo", "--url", s.url)
+	echo, err := s.start("bench", "cluster", "--role", "echo", "--url", s.echoURL())
 	if err != nil {
 		return err
 	}
@@ -346,7 +349,7 @@ func (s *selecting) turns(client *client.Client) (took, bare []time.Duration, er
 		s.report.Asked, s.report.Answered = len(asked), len(answered)
 		binary.LittleEndian.PutUint32(asked, uint32(len(answered)))
 		begun = time.Now()
-		reply, err := s.conn.Request(s.ctx, echoAt, api.MsgPack, asked)
+		reply, err := s.users.bare.conn.Request(s.ctx, echoAt, api.MsgPack, asked)
 		plain := time.Since(begun)
 		if err != nil {
 			return nil, nil, err

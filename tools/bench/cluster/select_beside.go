@@ -87,8 +87,9 @@ func ratio(a, b *contender, get func(Rate) float64) float64 {
 // one measures one node with a NATS server in it, over HTTP and NATS, and Dynamo's selection service beside it, by
 // turns.
 func (s *selecting) one() error {
-	n, err := s.start("serve", "--data", filepath.Join(s.dir, "one"), "--nats-listen", "127.0.0.1:0", "--namespace",
-		"single", "--node-id", "one", "--request-expiry", "10h", "--http-listen", "127.0.0.1:0", "--guess-policy", "off")
+	n, err := s.start(append(s.users.flags("single"), "serve", "--data", filepath.Join(s.dir, "one"), "--nats-listen", "127.0.0.1:0", "--namespace",
+		"single", "--node-id", "one", "--request-expiry", "10h", "--http-listen", "127.0.0.1:0", "--guess-policy", "off",
+		"--nats-config", s.users.config)...)
 	if err != nil {
 		return err
 	}
@@ -105,8 +106,8 @@ func (s *selecting) one() error {
 		return err
 	}
 	base := "http://" + at[0]
-	s.conn.Close()
-	if err := s.join("nats://" + at[1]); err != nil {
+	s.users.close()
+	if err := s.join(at[1]); err != nil {
 		return err
 	}
 	client := s.client("single")
@@ -154,15 +155,15 @@ func (s *selecting) one() error {
 
 // requestOver asks as pkg/client does, with a body that is made already: as poster over HTTP.
 func (s *selecting) requestOver(subject string, body []byte) error {
-	w := waiters.Get().(*waiter)
-	if _, err := s.pool.Send(subject, api.MsgPack, patience, "", body, w, 0); err != nil {
+	w, pool := waiters.Get().(*waiter), s.users.as("single", jetstream.RoleRouter).pool
+	if _, err := pool.Send(subject, api.MsgPack, patience, "", body, w, 0); err != nil {
 		return err
 	}
 	select {
 	case r := <-w.replies:
 		waiters.Put(w)
 		return r.Err
-	case <-s.pool.Lost():
+	case <-pool.Lost():
 		return rpc.ErrDisconnected
 	case <-s.ctx.Done():
 		return s.ctx.Err()

@@ -18,7 +18,8 @@ import (
 
 // inside measures choices in this process: the index of a node, a load table, and the selection that joins them.
 func (s *selecting) inside() error {
-	ns, err := jetstream.JoinNamespace(s.ctx, s.conn, jetstream.NamespaceConfig{Name: "inside",
+	conn := s.users.as("inside", jetstream.RoleNode).conn
+	ns, err := jetstream.JoinNamespace(s.ctx, conn, jetstream.NamespaceConfig{Name: "inside",
 		Partitions: s.o.Partitions})
 	if err != nil {
 		return err
@@ -55,7 +56,7 @@ func (s *selecting) inside() error {
 		pool.Ranks = append(pool.Ranks, registry.PoolRank{RankKey: events.RankKey{Instance: worker(i)},
 			BlockSize: blockSize, Record: record})
 	}
-	loads := load.New(load.Config{Conn: s.conn, Namespace: "inside"})
+	loads := load.New(load.Config{Conn: conn, Namespace: "inside"})
 	stages := map[string][]time.Duration{}
 	cfg := selection.Config{Find: n.Find, Pool: func(string) *registry.Pool { return pool }, Loads: loads,
 		Routing: routing.DefaultConfig()}

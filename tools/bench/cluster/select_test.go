@@ -21,7 +21,7 @@ func TestInside(t *testing.T) {
 	defer conn.Close()
 	s := &selecting{SelectOptions: SelectOptions{Workers: 8, Blocks: 80, UnderWay: 100, Callers: 8, Decisions: 100,
 		Rounds: 2},
-		bed: bed{ctx: t.Context(), conn: conn, o: Options{Partitions: 4}}}
+		bed: bed{ctx: t.Context(), users: &users{bare: &user{conn: conn}}, o: Options{Partitions: 4}}}
 	if err := s.inside(); err != nil {
 		t.Fatal(err)
 	}

@@ -74,6 +74,7 @@ func durablecommand() *cobra.Command {
 	f.IntVar(&o.Shards, "index-shards", 1, "indexes of the node, as of indexer serve")
 	f.DurationVar(&o.Sync, "sync-interval", 0,
 		"how long what was acknowledged may wait for the disk; 0 waits for it each time")
+	f.BoolVar(&o.Accounts, "accounts", false, "give shims and the node NATS accounts, as indexer auth example does")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if o.File == "" {
@@ -124,7 +125,7 @@ func durablecommand() *cobra.Command {
 func clustercommand() *cobra.Command {
 	o := cluster.Defaults()
 	var asJSON bool
-	var role, data, url string
+	var role, data, config, url string
 	cmd := &cobra.Command{
 		Use:   "cluster",
 		Short: "Measure queries, events and a node's death on three nodes with two replicas, beside one node and bare NATS",
@@ -137,16 +138,18 @@ processes of their own. Ratios come first, each with the bound that it is to kee
 	f.IntVar(&o.Blocks, "blocks", o.Blocks, "blocks that each announces, half of them the same on all")
 	f.IntVar(&o.Queries, "queries", o.Queries, "queries, and as many bare requests")
 	f.Uint32Var(&o.Partitions, "partitions", o.Partitions, "shares of the log")
+	f.BoolVar(&o.Accounts, "accounts", false, "give each role a NATS account, as indexer auth example does")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object")
 	f.StringVar(&role, "role", "", "be one of the processes beside the nodes")
 	f.StringVar(&data, "data", "", "its folder")
+	f.StringVar(&config, "nats-config", "", "its configuration")
 	f.StringVar(&url, "url", "", "its NATS server")
-	for _, name := range []string{"role", "data", "url"} {
+	for _, name := range []string{"role", "data", "nats-config", "url"} {
 		f.Lookup(name).Hidden = true
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if role != "" {
-			return cluster.RunRole(cmd.Context(), role, data, url, os.Stdout)
+			return cluster.RunRole(cmd.Context(), role, data, config, url, os.Stdout)
 		}
 		if err := o.Validate(); err != nil {
 			return cli.UsageErrorf("%w", err)
@@ -222,6 +225,7 @@ ai-dynamo-runtime==1.6.1). Figures are medians of the rounds. Ratios come first,
 	f.IntVar(&o.Callers, "callers", o.Callers, "callers of the one node at the same time, over one connection to NATS")
 	f.IntVar(&o.Decisions, "decisions", o.Decisions, "decisions in each round")
 	f.IntVar(&o.Rounds, "rounds", o.Rounds, "rounds, in each of which all take their turn")
+	f.BoolVar(&o.Accounts, "accounts", false, "give each role a NATS account, as indexer auth example does")
 	f.StringVar(&o.Dynamo, "dynamo", "", "Python interpreter with ai-dynamo-runtime")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

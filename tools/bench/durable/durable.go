@@ -11,11 +11,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/natsauth"
 	"github.com/kvatlas/kvatlas/internal/node"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -30,6 +32,7 @@ type Options struct {
 	Partitions uint32        // of the log
 	Shards     int           // indexes of the node
 	Sync       time.Duration // how long the log may keep what it acknowledged from the disk; 0: not at all
+	Accounts   bool          // shims and the node have NATS accounts of their own
 }
 
 // Report is what was found. Times are wall times; server and node share the machine.
@@ -98,6 +101,7 @@ type bed struct {
 	c      *corpus.Reader
 	conn   *jetstream.Conn
 	ns     *jetstream.Namespace
+	shims  *jetstream.Namespace // the same, as shims see it
 	bucket *jetstream.Bucket
 	fleet  []*worker
 	probe  *worker // a worker beside the corpus', for what is timed
@@ -133,21 +137,40 @@ func Run(ctx context.Context, o Options, progress func(string)) (*Report, error)
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: dir, SyncInterval: o.Sync})
+	keys, err := os.MkdirTemp("", "kvatlas-bench-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(keys)
+	node, shims, config, err := users(keys, o)
+	if err != nil {
+		return nil, err
+	}
+	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: dir, SyncInterval: o.Sync, ConfigFile: config,
+		Listen: "127.0.0.1:0"})
 	if err != nil {
 		return nil, err
 	}
 	defer server.Stop()
 	b := &bed{ctx: ctx, o: o, c: c}
-	if b.conn, err = jetstream.Connect(ctx, jetstream.ConnOptions{Server: server}); err != nil {
+	node.Server, shims.Server = server, server
+	if b.conn, err = jetstream.Connect(ctx, node); err != nil {
 		return nil, err
 	}
 	defer b.conn.Close()
+	publishing, err := jetstream.Connect(ctx, shims)
+	if err != nil {
+		return nil, err
+	}
+	defer publishing.Close()
 	if b.ns, err = jetstream.JoinNamespace(ctx, b.conn, jetstream.NamespaceConfig{Name: "bench",
 		Partitions: o.Partitions}); err != nil {
 		return nil, err
 	}
 	if err = b.ns.EnsureStreams(ctx, jetstream.LogConfig{MaxBytes: 2 << 30}); err != nil {
+		return nil, err
+	}
+	if b.shims, err = jetstream.OpenNamespace(ctx, publishing, "bench"); err != nil {
 		return nil, err
 	}
 	if b.bucket, err = b.ns.EnsureSnapshots(ctx, jetstream.BucketConfig{MaxBytes: -1}); err != nil {
@@ -167,13 +190,41 @@ func Run(ctx context.Context, o Options, progress func(string)) (*Report, error)
 	return &b.report, nil
 }
 
+// users says as whom the node and the shims connect, and returns the server's configuration, which is empty without
+// accounts.
+func users(dir string, o Options) (node, shims jetstream.ConnOptions, config string, err error) {
+	if !o.Accounts {
+		return node, shims, "", nil
+	}
+	ring, err := natsauth.Create(filepath.Join(dir, "keys"), natsauth.Static)
+	if err != nil {
+		return node, shims, "", err
+	}
+	if err = ring.AddNamespace("bench", o.Partitions); err != nil {
+		return node, shims, "", err
+	}
+	pool, err := ring.Add(natsauth.Member{Namespace: "bench", Role: jetstream.RolePool})
+	if err != nil {
+		return node, shims, "", err
+	}
+	text, err := ring.ServerConfig("")
+	if err != nil {
+		return node, shims, "", err
+	}
+	own := jetstream.NodeGrant("bench")
+	node = jetstream.ConnOptions{NkeyFile: ring.SeedFile("bench", &own), InboxPrefix: own.Inbox}
+	shims = jetstream.ConnOptions{NkeyFile: ring.SeedFile("bench", &pool), InboxPrefix: pool.Inbox}
+	config = filepath.Join(dir, "accounts.conf")
+	return node, shims, config, os.WriteFile(config, []byte(text), 0o600)
+}
+
 func (b *bed) open(name string) (*worker, error) {
 	key := events.RankKey{Instance: events.WorkerID(name)}
 	at, err := b.ns.PartitionOf(key.Instance)
 	if err != nil {
 		return nil, err
 	}
-	w := &worker{at: at, log: shim.NewStreamLog(b.ns, key, nil)}
+	w := &worker{at: at, log: shim.NewStreamLog(b.shims, key, nil)}
 	before, err := w.log.Last(b.ctx)
 	if err != nil {
 		return nil, err
