@@ -19,8 +19,8 @@ type user struct {
 	pool *rpc.Pool
 }
 
-// users are the NATS users of a measurement: one without a name for everything, or one for each role, each in an account
-// of its own as indexer auth example makes them.
+// users are the NATS users of a measurement: one without a name for everything, or one for each role. Each is in an
+// account of its own then, as indexer auth example makes them.
 type users struct {
 	config    string // of the NATS server; empty: it takes everybody
 	ring      *natsauth.Ring
