@@ -19,8 +19,8 @@ import (
 func RunRole(ctx context.Context, role, data, config, url string, say io.Writer) error {
 	switch role {
 	case "nats":
-		server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: data, Listen: "127.0.0.1:0", ConfigFile: config,
-			SyncInterval: 2 * time.Minute})
+		server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: data, Listen: "127.0.0.1:0",
+			ConfigFile: config, SyncInterval: 2 * time.Minute})
 		if err != nil {
 			return err
 		}
