@@ -88,9 +88,8 @@ func ratio(a, b *contender, get func(Rate) float64) float64 {
 // turns.
 func (s *selecting) one() error {
 	n, err := s.start(append(s.users.flags("single"), "serve", "--data", filepath.Join(s.dir, "one"),
-		"--nats-listen", "127.0.0.1:0", "--namespace", "single", "--node-id", "one", "--request-expiry", "10h", "--http-listen", "127.0.0.1:0",
-		"--guess-policy", "off",
-		"--nats-config", s.users.config)...)
+		"--nats-listen", "127.0.0.1:0", "--nats-config", s.users.config, "--namespace", "single", "--node-id", "one",
+		"--request-expiry", "10h", "--http-listen", "127.0.0.1:0", "--guess-policy", "off")...)
 	if err != nil {
 		return err
 	}
