@@ -69,12 +69,15 @@ func (a *added) match(s string, i int) (addedToken, bool) {
 }
 
 // split calls text for what is between added tokens, and token for each of those.
-func (a *added) split(s string, text func(string) error, token func(uint32)) error {
+func (a *added) split(w *work, s string, text func(string) error, token func(uint32)) error {
 	if len(a.tokens) == 0 {
 		return text(s)
 	}
 	from := 0
 	for i := 0; i < len(s); {
+		if !w.step() {
+			return w.err
+		}
 		t, ok := a.match(s, i)
 		if !ok {
 			i++

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"golang.org/x/text/unicode/norm"
 )
@@ -285,13 +287,13 @@ const remembered = 64
 
 // EncodeText appends the tokens of a text alone (add_special_tokens=False). The memory may be nil.
 func (t *Tokenizer) EncodeText(ctx context.Context, to []uint32, text string, parts Memory) ([]uint32, error) {
-	m := merger{t: t, ctx: ctx}
+	m := merger{work: work{ctx: ctx}, t: t}
 	token := func(id uint32) { to = append(to, id) }
 	piece := func(s string) bool {
 		to = m.merge(to, s)
 		return m.err == nil
 	}
-	err := t.raw.split(text, func(s string) (err error) {
+	err := t.raw.split(&m.work, text, func(s string) (err error) {
 		if part := s; parts != nil && len(part) >= remembered {
 			if ids, has := parts.Get(part); has {
 				to = append(to, ids...)
@@ -304,35 +306,64 @@ func (t *Tokenizer) EncodeText(ctx context.Context, to []uint32, text string, pa
 				}
 			}()
 		}
-		if t.nfc && !norm.NFC.IsNormalString(s) {
-			n := norm.NFC.String(s)
-			if strings.Count(n, "\u034f") > strings.Count(s, "\u034f") {
-				return errors.New("the text has more than 30 combining characters in a row")
+		if t.nfc {
+			if s, err = m.nfc(s); err != nil {
+				return err
 			}
-			s = n
 		}
-		return t.normal.split(s, func(s string) error {
-			t.pieces(s, 0, piece)
+		return t.normal.split(&m.work, s, func(s string) error {
+			t.pieces(&m.work, s, 0, piece)
 			return m.err
 		}, token)
 	}, token)
 	return to, err
 }
 
+// segmentBytes is how much of a text is normalized between two steps.
+const segmentBytes = 16 << 10
+
+// nfc returns a text in the form NFC. It goes from one code point that combines with none before it to another.
+func (w *work) nfc(s string) (string, error) {
+	var out []byte
+	from := 0 // of what is not in out
+	for at := 0; at < len(s); {
+		end := min(len(s), at+segmentBytes)
+		for ; end < len(s) && !(utf8.RuneStart(s[end]) && norm.NFC.PropertiesString(s[end:]).BoundaryBefore()); end++ {
+			if !w.step() {
+				return "", w.err
+			}
+		}
+		if w.left -= segmentBytes; !w.step() {
+			return "", w.err
+		}
+		if part := s[at:end]; !norm.NFC.IsNormalString(part) {
+			n := norm.NFC.String(part)
+			if strings.Count(n, "\u034f") > strings.Count(part, "\u034f") {
+				return "", errors.New("the text has more than 30 combining characters in a row")
+			}
+			out = append(append(out, s[from:at]...), n...)
+			from = end
+		}
+		at = end
+	}
+	if from == 0 {
+		return s, nil
+	}
+	return string(append(out, s[from:]...)), nil
+}
+
 // pieces splits a text by the patterns from one on, until piece returns false. It reports whether that never was.
-func (t *Tokenizer) pieces(s string, from int, piece func(string) bool) bool {
+func (t *Tokenizer) pieces(w *work, s string, from int, piece func(string) bool) bool {
 	if from == len(t.matchers) {
 		return piece(s)
 	}
-	return split(s, t.matchers[from], func(s string) bool { return t.pieces(s, from+1, piece) })
+	return split(w, s, t.matchers[from], func(s string) bool { return t.pieces(w, s, from+1, piece) })
 }
 
 // merger merges the bytes of pieces. Its slices are used again.
 type merger struct {
+	work
 	t     *Tokenizer
-	ctx   context.Context
-	left  int   // steps until the context is looked at
-	err   error // the context's: what is merged is not to be used
 	parts []part
 	heap  []uint64 // rank and place of a pair, the lowest first; those that are gone stay until they are met
 }
@@ -345,16 +376,25 @@ type part struct {
 	to         uint32 // what that becomes
 }
 
+// work counts the steps of one text.
+type work struct {
+	ctx  context.Context
+	left int   // steps until the context is looked at
+	err  error // the context's: what is made is not to be used
+}
+
 // stepsPerCheck take less than a millisecond.
 const stepsPerCheck = 4096
 
 // step counts a step, and reports whether there may be another.
-func (m *merger) step() bool {
-	if m.left--; m.left >= 0 {
+func (w *work) step() bool {
+	if w.left--; w.left >= 0 {
 		return true
 	}
-	m.left, m.err = stepsPerCheck, m.ctx.Err()
-	return m.err == nil
+	if w.err == nil {
+		w.left, w.err = stepsPerCheck, w.ctx.Err()
+	}
+	return w.err == nil
 }
 
 // merge appends the tokens of one piece, unless the context ends.
@@ -365,8 +405,11 @@ func (m *merger) merge(to []uint32, s string) []uint32 {
 	if id, ok := m.t.vocab[s]; ok && m.t.whole {
 		return append(to, id)
 	}
-	m.parts, m.heap = m.parts[:0], m.heap[:0]
+	m.parts, m.heap = slices.Grow(m.parts[:0], len(s)), m.heap[:0]
 	for i := range len(s) {
+		if !m.step() {
+			return to
+		}
 		m.parts = append(m.parts, part{id: m.t.bytes[s[i]], prev: int32(i) - 1, next: int32(i) + 1})
 	}
 	m.parts[len(s)-1].next = -1

@@ -106,7 +106,7 @@ func TestMerges(t *testing.T) {
 			}
 		}
 		x := w.open(t)
-		m := merger{t: x, ctx: t.Context()}
+		m := merger{work: work{ctx: t.Context()}, t: x}
 		for range 30 {
 			text := make([]byte, 1+rng.IntN(40))
 			for i := range text {
@@ -193,7 +193,7 @@ func TestSplit(t *testing.T) {
 	} {
 		for text, want := range texts {
 			var got []string
-			split(text, patterns[pattern], func(s string) bool { got = append(got, s); return true })
+			split(&work{ctx: t.Context()}, text, patterns[pattern], func(s string) bool { got = append(got, s); return true })
 			if strings.Join(got, "|") != want {
 				t.Errorf("%q: %q, not %q", text, got, want)
 			}
@@ -244,7 +244,7 @@ func FuzzSplit(f *testing.F) {
 		}
 		for pattern, match := range patterns {
 			var got []string
-			split(text, match, func(s string) bool { got = append(got, s); return true })
+			split(&work{ctx: t.Context()}, text, match, func(s string) bool { got = append(got, s); return true })
 			if strings.Join(got, "") != text || slices.Contains(got, "") {
 				t.Errorf("%s: %q is split into %q", pattern, text, got)
 			}

@@ -6,24 +6,25 @@ import (
 )
 
 // A matcher returns where the match of a pattern ends that begins at i, or i if there is none. Matches are not empty.
-type matcher func(s string, i int) int
+// The result is not valid if the context of the work is done.
+type matcher func(w *work, s string, i int) int
 
 // patterns are those that are known, by their exact text in tokenizer.json.
 var patterns = map[string]matcher{
 	// Llama 3
 	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|` +
-		`\s+(?!\S)|\s+`: func(s string, i int) int { return matchWords(s, i, 3) },
+		`\s+(?!\S)|\s+`: func(w *work, s string, i int) int { return matchWords(w, s, i, 3) },
 	// Qwen 2, 2.5 and 3
 	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|` +
-		`\s+(?!\S)|\s+`: func(s string, i int) int { return matchWords(s, i, 1) },
+		`\s+(?!\S)|\s+`: func(w *work, s string, i int) int { return matchWords(w, s, i, 1) },
 	// gpt-oss (o200k)
 	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|` +
 		`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|` +
 		`\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`: matchCased,
 	// DeepSeek V3: three, one after another
-	`\p{N}{1,3}`: func(s string, i int) int { return runOf(s, i, 3, unicode.IsNumber) },
-	`[一-龥぀-ゟ゠-ヿ]+`: func(s string, i int) int {
-		return runOf(s, i, -1, func(r rune) bool { return '一' <= r && r <= '龥' || 0x3040 <= r && r <= 0x30ff })
+	`\p{N}{1,3}`: func(w *work, s string, i int) int { return runOf(w, s, i, 3, unicode.IsNumber) },
+	`[一-龥぀-ゟ゠-ヿ]+`: func(w *work, s string, i int) int {
+		return runOf(w, s, i, -1, func(r rune) bool { return '一' <= r && r <= '龥' || 0x3040 <= r && r <= 0x30ff })
 	},
 	"[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+|" +
 		" ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+": matchDeepSeek,
@@ -31,10 +32,13 @@ var patterns = map[string]matcher{
 
 // split calls piece for each match in a text, and for what is between them, until it returns false. It reports whether
 // that never was.
-func split(s string, match matcher, piece func(s string) bool) bool {
+func split(w *work, s string, match matcher, piece func(s string) bool) bool {
 	from := 0
 	for i := 0; i < len(s); {
-		end := match(s, i)
+		end := match(w, s, i)
+		if !w.step() {
+			return false
+		}
 		if end == i {
 			_, n := utf8.DecodeRuneInString(s[i:])
 			i += n
@@ -49,8 +53,8 @@ func split(s string, match matcher, piece func(s string) bool) bool {
 }
 
 // runOf is the end of a run of code points of a class, of so many at most; fewer than 0: of any number.
-func runOf(s string, i, most int, class func(rune) bool) int {
-	for ; most != 0 && i < len(s); most-- {
+func runOf(w *work, s string, i, most int, class func(rune) bool) int {
+	for ; most != 0 && i < len(s) && w.step(); most-- {
 		r, n := utf8.DecodeRuneInString(s[i:])
 		if !class(r) {
 			break
@@ -93,22 +97,22 @@ func contraction(s string, i int) int {
 }
 
 // marks matches [ ?class+after*].
-func marks(s string, i int, class, after func(rune) bool) int {
+func marks(w *work, s string, i int, class, after func(rune) bool) int {
 	from := i
 	if s[i] == ' ' {
 		from++
 	}
-	end := runOf(s, from, -1, class)
+	end := runOf(w, s, from, -1, class)
 	if end == from {
 		return i
 	}
-	return runOf(s, end, -1, after)
+	return runOf(w, s, end, -1, after)
 }
 
 // spaces matches \s*[\r\n]+|\s+(?!\S)|\s+.
-func spaces(s string, i int) int {
+func spaces(w *work, s string, i int) int {
 	line, last, end := i, i, i // behind the last newline, before the last code point, and the end of the run
-	for end < len(s) {
+	for end < len(s) && w.step() {
 		r, n := utf8.DecodeRuneInString(s[end:])
 		if !unicode.IsSpace(r) {
 			break
@@ -127,7 +131,7 @@ func spaces(s string, i int) int {
 	return end
 }
 
-func matchWords(s string, i, digits int) int {
+func matchWords(w *work, s string, i, digits int) int {
 	if end := contraction(s, i); end > i {
 		return end
 	}
@@ -136,51 +140,51 @@ func matchWords(s string, i, digits int) int {
 	if lead(r) {
 		from += n
 	}
-	if end := runOf(s, from, -1, unicode.IsLetter); end > from {
+	if end := runOf(w, s, from, -1, unicode.IsLetter); end > from {
 		return end
 	}
-	if end := runOf(s, i, digits, unicode.IsNumber); end > i {
+	if end := runOf(w, s, i, digits, unicode.IsNumber); end > i {
 		return end
 	}
-	if end := marks(s, i, other, newline); end > i {
+	if end := marks(w, s, i, other, newline); end > i {
 		return end
 	}
-	return spaces(s, i)
+	return spaces(w, s, i)
 }
 
-func matchCased(s string, i int) int {
+func matchCased(w *work, s string, i int) int {
 	r, n := utf8.DecodeRuneInString(s[i:])
 	from := []int{i}
 	if lead(r) {
 		from = []int{i + n, i}
 	}
 	for _, at := range from {
-		if end := lowerWord(s, at); end > at {
+		if end := lowerWord(w, s, at); end > at {
 			return contraction(s, end)
 		}
 	}
 	for _, at := range from {
-		if end := runOf(s, at, -1, upper); end > at {
-			return contraction(s, runOf(s, end, -1, lower))
+		if end := runOf(w, s, at, -1, upper); end > at {
+			return contraction(s, runOf(w, s, end, -1, lower))
 		}
 	}
-	if end := runOf(s, i, 3, unicode.IsNumber); end > i {
+	if end := runOf(w, s, i, 3, unicode.IsNumber); end > i {
 		return end
 	}
-	if end := marks(s, i, other, func(r rune) bool { return newline(r) || r == '/' }); end > i {
+	if end := marks(w, s, i, other, func(r rune) bool { return newline(r) || r == '/' }); end > i {
 		return end
 	}
-	return spaces(s, i)
+	return spaces(w, s, i)
 }
 
 // lowerWord matches [upper]*[lower]+: the first gives back what the second needs.
-func lowerWord(s string, i int) int {
+func lowerWord(w *work, s string, i int) int {
 	last := i // behind the last of the first run that is of both
-	up := runOf(s, i, -1, upper)
-	if end := runOf(s, up, -1, lower); end > up {
+	up := runOf(w, s, i, -1, upper)
+	if end := runOf(w, s, up, -1, lower); end > up {
 		return end
 	}
-	for at := up; at > i; {
+	for at := up; at > i && w.step(); {
 		r, n := utf8.DecodeLastRuneInString(s[:at])
 		if lower(r) {
 			last = at
@@ -191,7 +195,7 @@ func lowerWord(s string, i int) int {
 	return last
 }
 
-func matchDeepSeek(s string, i int) int {
+func matchDeepSeek(w *work, s string, i int) int {
 	if c := s[i]; c > ' ' && c < 0x7f && !alphanumeric(c) {
 		end := i + 1
 		for end < len(s) && s[end] < 0x80 && alphanumeric(s[end]) && s[end] > '9' {
@@ -203,17 +207,17 @@ func matchDeepSeek(s string, i int) int {
 	}
 	r, n := utf8.DecodeRuneInString(s[i:])
 	if !newline(r) && !unicode.IsLetter(r) && !mark(r) {
-		if end := runOf(s, i+n, -1, word); end > i+n {
+		if end := runOf(w, s, i+n, -1, word); end > i+n {
 			return end
 		}
 	}
-	if end := runOf(s, i, -1, word); end > i {
+	if end := runOf(w, s, i, -1, word); end > i {
 		return end
 	}
-	if end := marks(s, i, mark, newline); end > i {
+	if end := marks(w, s, i, mark, newline); end > i {
 		return end
 	}
-	return spaces(s, i)
+	return spaces(w, s, i)
 }
 
 func alphanumeric(c byte) bool {
