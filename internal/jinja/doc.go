@@ -11,8 +11,9 @@
 //     known to be the same is refused, with what it is: by [Parse] if the text shows it (statements, filters, tests,
 //     global names), by [Template.Render] if only the values do (printing a list, upper case of letters that are not
 //     ASCII).
-//  2. A template reads nothing but its variables: there are no loaders. Its steps, the bytes that it makes and its
-//     depth are bounded, and it ends with the context.
+//  2. A template reads nothing but its variables: there are no loaders. Its work, the bytes that it makes and its
+//     depth are bounded. Work is counted by the bytes that are read and written, and the context is checked after each
+//     256 KiB of it: a rendering ends within milliseconds after the context is done. [ParseContext] does the same.
 //  3. A Template does not change. Any number of goroutines may use it.
 //
 // # Values
@@ -25,4 +26,10 @@
 //	undefined       [undefined]
 //
 // [Decode] makes them of JSON, as Python's json.loads does.
+//
+// # Builtins
+//
+// Filters, tests, functions and methods are each a builtin, which only run.invoke calls. It counts the size of all
+// operands. A builtin that does not read its operands, or only by functions that count, is marked as counted. Texts are
+// read by the functions of text.go alone, which count piece by piece; a test finds others.
 package jinja

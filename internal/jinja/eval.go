@@ -6,25 +6,11 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"time"
-	"unicode/utf8"
 )
 
 // Vars are what a template is rendered with. The values are those of [Dict.Set].
 type Vars map[string]any
-
-// Bounds of one rendering.
-const (
-	MaxOutput = 64 << 20 // bytes of all texts and lists that are made on the way
-	maxSteps  = 4e6
-	stepBytes = 1024 // of a text that is gone through at once are a step
-	itemBytes = 16   // of a value in a list
-	maxCalls  = 100  // of macros within each other
-)
-
-// ErrTooMuch says that a rendering was ended since it took too many steps, or made too much.
-var ErrTooMuch = errors.New("rendering the template takes too much")
 
 // Render returns the text. Errors are those of the template (raise_exception), of values that do not fit it, of what is
 // not known here, [ErrTooMuch], and the context's.
@@ -34,59 +20,21 @@ func (t *Template) Render(ctx context.Context, vars Vars) (text string, err erro
 
 // RenderAt has strftime_now say another time.
 func (t *Template) RenderAt(ctx context.Context, vars Vars, now time.Time) (text string, err error) {
+	return (&run{ctx: ctx, now: now}).render(t, vars)
+}
+
+func (r *run) render(t *Template, vars Vars) (text string, err error) {
 	defer func() {
 		if bug := recover(); bug != nil {
 			text, err = "", fmt.Errorf("rendering the template failed: %v", bug)
 		}
 	}()
-	r := &run{ctx: ctx, now: now}
 	top := &scope{of: vars}
-	var out strings.Builder
+	out := buffer{run: r}
 	if _, err := r.exec(t.root, &scope{up: top}, &out); err != nil {
 		return "", err
 	}
 	return out.String(), nil
-}
-
-// run is one rendering.
-type run struct {
-	ctx   context.Context
-	now   time.Time
-	steps int
-	bytes int
-	calls int
-}
-
-// step counts a step.
-func (r *run) step() error { return r.work(0) }
-
-// work counts a step that goes through so many bytes.
-func (r *run) work(bytes int) error {
-	const perCheck = 1024
-	before := r.steps
-	if r.steps += 1 + bytes/stepBytes; r.steps > maxSteps {
-		return ErrTooMuch
-	}
-	if before/perCheck != r.steps/perCheck {
-		return r.ctx.Err()
-	}
-	return nil
-}
-
-// made counts bytes of a text or a list.
-func (r *run) made(n int) error {
-	if r.bytes += n; n < 0 || r.bytes > MaxOutput {
-		return ErrTooMuch
-	}
-	return nil
-}
-
-// text counts a text that is returned.
-func (r *run) text(s string, err error) (any, error) {
-	if err == nil {
-		err = r.made(len(s))
-	}
-	return s, err
 }
 
 // scope has the variables of a template, a loop's round or a macro's call.
@@ -147,8 +95,9 @@ const (
 )
 
 // exec renders a statement.
-func (r *run) exec(n *node, s *scope, out *strings.Builder) (flow, error) {
-	if err := r.step(); err != nil {
+func (r *run) exec(n *node, s *scope, out *buffer) (flow, error) {
+	defer func() { r.depth-- }()
+	if err := r.deeper(); err != nil {
 		return normal, err
 	}
 	f, err := r.statement(n, s, out)
@@ -168,11 +117,7 @@ type atLine struct {
 func (e *atLine) Error() string { return fmt.Sprintf("line %d of the template: %v", e.line, e.err) }
 func (e *atLine) Unwrap() error { return e.err }
 
-func (r *run) statement(n *node, s *scope, out *strings.Builder) (flow, error) {
-	write := func(text string) error {
-		out.WriteString(text)
-		return r.made(len(text))
-	}
+func (r *run) statement(n *node, s *scope, out *buffer) (flow, error) {
 	switch n.op {
 	case opBlock:
 		for _, kid := range n.kids {
@@ -181,7 +126,7 @@ func (r *run) statement(n *node, s *scope, out *strings.Builder) (flow, error) {
 			}
 		}
 	case opData:
-		return normal, write(n.name)
+		return normal, out.add(n.name)
 	case opPrint:
 		v, err := r.eval(n.kids[0], s)
 		if err != nil {
@@ -191,7 +136,7 @@ func (r *run) statement(n *node, s *scope, out *strings.Builder) (flow, error) {
 		if err != nil {
 			return normal, err
 		}
-		return normal, write(text)
+		return normal, out.add(text)
 	case opIf:
 		v, err := r.eval(n.kids[0], s)
 		switch {
@@ -226,12 +171,13 @@ func (r *run) statement(n *node, s *scope, out *strings.Builder) (flow, error) {
 		return f, err
 	case opMacro:
 		s.set(n.name, &macro{n, s})
+		return normal, r.made(dictBytes)
 	case opGeneration:
 		text, _, err := r.capture(n.kids[0], &scope{up: s})
 		if err != nil {
 			return normal, err
 		}
-		return normal, write(text)
+		return normal, out.add(text)
 	case opBreak:
 		return breaks, nil
 	case opContinue:
@@ -242,7 +188,7 @@ func (r *run) statement(n *node, s *scope, out *strings.Builder) (flow, error) {
 
 // capture renders a block into a text of its own.
 func (r *run) capture(n *node, s *scope) (string, flow, error) {
-	var b strings.Builder
+	b := buffer{run: r}
 	f, err := r.exec(n, s, &b)
 	return b.String(), f, err
 }
@@ -284,7 +230,7 @@ func (l *loop) attr(name string) (any, error) {
 	return nil, fmt.Errorf("loop.%.40s is not known here", name)
 }
 
-func (r *run) loop(n *node, s *scope, out *strings.Builder) (flow, error) {
+func (r *run) loop(n *node, s *scope, out *buffer) (flow, error) {
 	v, err := r.eval(n.kids[0], s)
 	if err != nil {
 		return normal, err
@@ -306,6 +252,9 @@ func (r *run) loop(n *node, s *scope, out *strings.Builder) (flow, error) {
 				return normal, err
 			}
 			if truth(is) {
+				if err := r.made(itemBytes); err != nil {
+					return normal, err
+				}
 				kept = append(kept, v)
 			}
 		}
@@ -335,7 +284,8 @@ func (r *run) loop(n *node, s *scope, out *strings.Builder) (flow, error) {
 
 // eval returns the value of an expression.
 func (r *run) eval(n *node, s *scope) (any, error) {
-	if err := r.step(); err != nil {
+	defer func() { r.depth-- }()
+	if err := r.deeper(); err != nil {
 		return nil, err
 	}
 	switch n.op {
@@ -387,21 +337,13 @@ func (r *run) eval(n *node, s *scope) (any, error) {
 	}
 	switch n.op {
 	case opList:
-		return &list{aList, vals}, nil
+		return &list{aList, vals}, r.made(itemBytes * (len(vals) + 1))
 	case opTuple:
-		return &list{aTuple, vals}, nil
+		return &list{aTuple, vals}, r.made(itemBytes * (len(vals) + 1))
 	case opDict:
-		d := NewDict()
-		for i := 0; i < len(vals); i += 2 {
-			key, is := vals[i].(string)
-			if !is {
-				return nil, fmt.Errorf("%s is a key, which is not known here", what(vals[i]))
-			}
-			d.Set(key, vals[i+1])
-		}
-		return d, nil
+		return r.dict(vals)
 	case opAttr:
-		return attr(vals[0], n.name)
+		return r.attribute(vals[0], n.name, false)
 	case opItem:
 		return r.item(vals[0], vals[1])
 	case opSlice:
@@ -409,7 +351,7 @@ func (r *run) eval(n *node, s *scope) (any, error) {
 	case opCall:
 		return r.call(vals[0], vals[1:], kw)
 	case opFilter:
-		v, err := filterNames[n.name](r, vals[0], vals[1:], kw)
+		v, err := r.invoke(filterNames[n.name], vals[0], vals[1:], kw)
 		if err != nil {
 			return nil, fmt.Errorf("filter %s: %w", n.name, err)
 		}
@@ -434,20 +376,38 @@ func (r *run) eval(n *node, s *scope) (any, error) {
 	case opMath:
 		return r.math(n.name, vals[0], vals[1])
 	case opConcat:
-		var b strings.Builder
+		b := buffer{run: r}
 		for _, v := range vals {
 			text, err := str(v)
 			if err == nil {
-				err = r.made(len(text))
+				err = b.add(text)
 			}
 			if err != nil {
 				return nil, err
 			}
-			b.WriteString(text)
 		}
 		return b.String(), nil
 	}
 	return nil, fmt.Errorf("node %d is not known", n.op)
+}
+
+// dict returns a dictionary of keys and values in turn.
+func (r *run) dict(vals []any) (any, error) {
+	if err := r.made(dictBytes + 2*itemBytes*len(vals)); err != nil {
+		return nil, err
+	}
+	d := NewDict()
+	for i := 0; i < len(vals); i += 2 {
+		key, is := vals[i].(string)
+		if !is {
+			return nil, fmt.Errorf("%s is a key, which is not known here", what(vals[i]))
+		}
+		if err := r.spend(len(key)); err != nil {
+			return nil, err
+		}
+		d.Set(key, vals[i+1])
+	}
+	return d, nil
 }
 
 func (r *run) compare(n *node, s *scope) (any, error) {
@@ -502,12 +462,9 @@ func (r *run) math(op string, a, b any) (any, error) {
 		if err := r.made(itemBytes * (len(la.items) + len(lb.items))); err != nil {
 			return nil, err
 		}
-		return &list{la.form, slices.Concat(la.items, lb.items)}, nil
+		return &list{la.form, append(append(make([]any, 0, len(la.items)+len(lb.items)), la.items...), lb.items...)}, nil
 	case op == "*" && isA && okb && wb:
-		if ib > 0 && len(sa) > 0 && ib > int64(MaxOutput/len(sa)) {
-			return nil, ErrTooMuch
-		}
-		return r.text(strings.Repeat(sa, int(max(ib, 0))), nil)
+		return r.repeat(sa, ib)
 	case !oka || !okb:
 		return nil, fmt.Errorf("%s %s %s is not possible", what(a), op, what(b))
 	case (op == "/" || op == "//" || op == "%") && fb == 0:
@@ -547,8 +504,8 @@ func (r *run) math(op string, a, b any) (any, error) {
 // call calls a value.
 func (r *run) call(f any, pos []any, kw []argument) (any, error) {
 	switch f := f.(type) {
-	case global:
-		return f(r, pos, kw)
+	case builtin:
+		return r.invoke(f, nil, pos, kw)
 	case method:
 		v, err := r.method(f, pos, kw)
 		if err != nil {
@@ -566,6 +523,9 @@ func (r *run) macro(m *macro, pos []any, kw []argument) (any, error) {
 		return nil, ErrTooMuch
 	}
 	defer func() { r.calls-- }()
+	if err := r.spend(len(kw) * len(m.node.names)); err != nil {
+		return nil, err
+	}
 	vals, err := bind(pos, kw, m.node.names...)
 	if err != nil {
 		return nil, fmt.Errorf("macro %s: %w", m.node.name, err)
@@ -585,7 +545,7 @@ func (r *run) macro(m *macro, pos []any, kw []argument) (any, error) {
 		s.set(name, v)
 	}
 	text, _, err := r.capture(m.node.kids[0], s)
-	return r.text(text, err)
+	return text, err
 }
 
 // missing is an argument that was not given.
@@ -610,14 +570,4 @@ func bind(pos []any, kw []argument, names ...string) ([]any, error) {
 		vals[i] = a.val
 	}
 	return vals, nil
-}
-
-// ascii returns an error for text of which Python's and Go's cases may differ.
-func ascii(s string) error {
-	for i := range len(s) {
-		if s[i] >= utf8.RuneSelf {
-			return errors.New("the case of letters beyond ASCII is not known here")
-		}
-	}
-	return nil
 }

@@ -4,31 +4,27 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 )
 
-// filter is one of [filterNames].
-type filter func(r *run, v any, pos []any, kw []argument) (any, error)
-
 // taking makes a filter with the parameters that are named; do gets the value and theirs, in their order.
-func taking(do func(r *run, v any, vals []any) (any, error), params ...string) filter {
-	return func(r *run, v any, pos []any, kw []argument) (any, error) {
+func taking(do func(r *run, v any, vals []any) (any, error), params ...string) builtin {
+	return builtin{do: func(r *run, v any, pos []any, kw []argument) (any, error) {
 		vals, err := bind(pos, kw, params...)
 		if err != nil {
 			return nil, err
 		}
 		return do(r, v, vals)
-	}
+	}}
 }
 
 // onText makes a filter of a function of the value's text.
-func onText(do func(string) (string, error)) filter {
+func onText(do func(r *run, text string) (any, error)) builtin {
 	return taking(func(r *run, v any, _ []any) (any, error) {
 		text, err := plain(v)
 		if err != nil {
 			return nil, err
 		}
-		return r.text(do(text))
+		return do(r, text)
 	})
 }
 
@@ -51,30 +47,28 @@ func plains(list []any) (texts []string, err error) {
 	return texts, nil
 }
 
-var filterNames map[string]filter
+var filterNames map[string]builtin
 
 func init() { // since select and the like look filters and tests up themselves
-	filterNames = map[string]filter{
-		"trim": taking(func(r *run, v any, vals []any) (any, error) {
+	filterNames = map[string]builtin{
+		"trim": counts(taking(func(r *run, v any, vals []any) (any, error) {
 			text, err := plain(v)
 			if err != nil {
 				return nil, err
 			}
-			return strip(text, vals[0], true, true)
-		}, "chars"),
-		"upper":  onText(upper),
-		"lower":  onText(lower),
-		"string": onText(func(s string) (string, error) { return s, nil }),
-		"safe": taking(func(_ *run, v any, _ []any) (any, error) {
+			return r.strip(text, vals[0], true, true)
+		}, "chars")),
+		"upper":  onText((*run).upper),
+		"lower":  onText((*run).lower),
+		"string": onText((*run).text),
+		"safe": counts(taking(func(_ *run, v any, _ []any) (any, error) {
 			text, err := str(v)
 			return markup(text), err
-		}),
-		"length": taking(lengthFilter), "count": taking(lengthFilter),
-		"tojson": func(r *run, v any, pos []any, kw []argument) (any, error) {
-			return r.toJSON(v, pos, kw)
-		},
-		"default": taking(defaultFilter, "default_value", "boolean"),
-		"d":       taking(defaultFilter, "default_value", "boolean"),
+		})),
+		"length": counts(taking(lengthFilter)), "count": counts(taking(lengthFilter)),
+		"tojson":  {do: (*run).toJSON},
+		"default": counts(taking(defaultFilter, "default_value", "boolean")),
+		"d":       counts(taking(defaultFilter, "default_value", "boolean")),
 		"replace": taking(func(r *run, v any, vals []any) (any, error) {
 			if _, is := vals[2].(missing); !is && vals[2] != nil {
 				return nil, errors.New("a count is not known here")
@@ -99,13 +93,9 @@ func init() { // since select and the like look filters and tests up themselves
 			if err != nil {
 				return nil, err
 			}
-			texts, err := plains(items)
-			if err != nil {
-				return nil, err
-			}
-			return r.join(texts, between)
+			return r.join(items, between, plain)
 		}, "d", "attribute"),
-		"first": taking(func(r *run, v any, _ []any) (any, error) {
+		"first": counts(taking(func(r *run, v any, _ []any) (any, error) {
 			items, err := r.iterate(v)
 			if err != nil || len(items) == 0 {
 				return undefined{"the first item"}, err
@@ -114,8 +104,8 @@ func init() { // since select and the like look filters and tests up themselves
 				l.items = items[1:] // the others are still to come
 			}
 			return items[0], nil
-		}),
-		"last": taking(func(r *run, v any, _ []any) (any, error) {
+		})),
+		"last": counts(taking(func(r *run, v any, _ []any) (any, error) {
 			if l, is := v.(*list); is && l.form == generator {
 				return nil, errors.New("what a filter returned cannot be reversed")
 			}
@@ -124,15 +114,15 @@ func init() { // since select and the like look filters and tests up themselves
 				return undefined{"the last item"}, err
 			}
 			return items[len(items)-1], nil
-		}),
-		"list": taking(func(r *run, v any, _ []any) (any, error) {
+		})),
+		"list": counts(taking(func(r *run, v any, _ []any) (any, error) {
 			items, err := r.iterate(v)
 			if err != nil {
 				return nil, err
 			}
 			return &list{aList, items}, nil
-		}),
-		"items": taking(func(r *run, v any, _ []any) (any, error) {
+		})),
+		"items": counts(taking(func(r *run, v any, _ []any) (any, error) {
 			switch v := v.(type) {
 			case undefined:
 				return &list{form: generator}, nil
@@ -141,11 +131,17 @@ func init() { // since select and the like look filters and tests up themselves
 				return &list{generator, items}, err
 			}
 			return nil, fmt.Errorf("%s has no items", what(v))
-		}),
-		"map":    mapFilter,
+		})),
+		"map":    counted(mapFilter),
 		"select": choose(false, true), "reject": choose(false, false),
 		"selectattr": choose(true, true), "rejectattr": choose(true, false),
 	}
+}
+
+// counts marks a builtin that counts its own work.
+func counts(b builtin) builtin {
+	b.counts = true
+	return b
 }
 
 func lengthFilter(r *run, v any, _ []any) (any, error) {
@@ -182,28 +178,27 @@ func (r *run) path(v any, name any) (any, error) {
 	if !is {
 		return nil, fmt.Errorf("%s is an attribute's name, which is not known here", what(name))
 	}
-	for part := range strings.SplitSeq(text, ".") {
+	err := r.split(text, ".", -1, func(part string) (err error) {
 		var key any = part
 		if i, err := strconv.ParseInt(part, 10, 64); err == nil && i >= 0 {
 			key = i
 		}
-		var err error
-		if v, err = r.item(v, key); err != nil {
-			return nil, err
+		if err = r.step(); err == nil {
+			v, err = r.item(v, key)
 		}
-	}
-	return v, nil
+		return err
+	})
+	return v, err
 }
 
 func mapFilter(r *run, v any, pos []any, kw []argument) (any, error) {
 	each := func(v any) (any, error) { return r.path(v, kw[0].val) }
 	if len(pos) > 0 {
 		name, _ := pos[0].(string)
-		f := filterNames[name]
-		if f == nil {
+		if !known(filterNames, name) {
 			return nil, fmt.Errorf("the filter %.40q is not known here", name)
 		}
-		each = func(v any) (any, error) { return f(r, v, pos[1:], kw) }
+		each = func(v any) (any, error) { return r.invoke(filterNames[name], v, pos[1:], kw) }
 	} else if len(kw) != 1 || kw[0].name != "attribute" {
 		return nil, errors.New("it takes the name of a filter, or an attribute")
 	}
@@ -227,8 +222,8 @@ func mapFilter(r *run, v any, pos []any, kw []argument) (any, error) {
 }
 
 // choose makes the filters select, reject, selectattr and rejectattr.
-func choose(attribute, keep bool) filter {
-	return func(r *run, v any, pos []any, kw []argument) (any, error) {
+func choose(attribute, keep bool) builtin {
+	return counted(func(r *run, v any, pos []any, kw []argument) (any, error) {
 		of := func(v any) (any, error) { return v, nil }
 		if attribute {
 			if len(pos) == 0 {
@@ -241,7 +236,7 @@ func choose(attribute, keep bool) filter {
 		is := func(v any) (any, error) { return truth(v), nil }
 		if len(pos) > 0 {
 			name, _ := pos[0].(string)
-			if testNames[name] == nil {
+			if !known(testNames, name) {
 				return nil, fmt.Errorf("the test %.40q is not known here", name)
 			}
 			is = func(v any) (any, error) { return r.test(name, v, pos[1:], kw) }
@@ -264,9 +259,12 @@ func choose(attribute, keep bool) filter {
 				return nil, err
 			}
 			if yes == keep {
+				if err := r.made(itemBytes); err != nil {
+					return nil, err
+				}
 				kept.items = append(kept.items, v)
 			}
 		}
 		return kept, nil
-	}
+	})
 }

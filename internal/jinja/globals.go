@@ -4,12 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
 )
 
 // globals are the functions that every template has. Their variables may have the same names.
 var globals = map[string]any{
-	"raise_exception": global(func(_ *run, pos []any, kw []argument) (any, error) {
+	"raise_exception": counted(func(_ *run, _ any, pos []any, kw []argument) (any, error) {
 		vals, err := bind(pos, kw, "message")
 		if err != nil {
 			return nil, err
@@ -20,7 +19,10 @@ var globals = map[string]any{
 		}
 		return nil, fmt.Errorf("it says: %.400s", text)
 	}),
-	"namespace": global(func(_ *run, pos []any, kw []argument) (any, error) {
+	"namespace": counted(func(r *run, _ any, pos []any, kw []argument) (any, error) {
+		if err := r.made(dictBytes + 2*itemBytes*len(kw)); err != nil {
+			return nil, err
+		}
 		ns := &namespace{map[string]any{}}
 		if len(pos) > 0 {
 			return nil, errors.New("namespace takes names only here")
@@ -30,7 +32,7 @@ var globals = map[string]any{
 		}
 		return ns, nil
 	}),
-	"range": global(func(r *run, pos []any, kw []argument) (any, error) {
+	"range": counted(func(r *run, _ any, pos []any, kw []argument) (any, error) {
 		vals := []int64{0, 0, 1}
 		if len(pos) == 0 || len(pos) > 3 || len(kw) > 0 {
 			return nil, errors.New("range takes one to three integers")
@@ -50,13 +52,16 @@ var globals = map[string]any{
 		}
 		l := &list{form: aTuple}
 		for i := vals[0]; vals[2] > 0 && i < vals[1] || vals[2] < 0 && i > vals[1]; i += vals[2] {
+			if err := r.made(2 * itemBytes); err != nil {
+				return nil, err
+			}
 			if l.items = append(l.items, i); len(l.items) > 100000 { // as in Jinja2's sandbox
 				return nil, errors.New("range is too large")
 			}
 		}
-		return l, r.made(2 * itemBytes * len(l.items))
+		return l, nil
 	}),
-	"strftime_now": global(func(r *run, pos []any, kw []argument) (any, error) {
+	"strftime_now": builtin{do: func(r *run, _ any, pos []any, kw []argument) (any, error) {
 		vals, err := bind(pos, kw, "format")
 		if err != nil {
 			return nil, err
@@ -66,7 +71,7 @@ var globals = map[string]any{
 			return nil, fmt.Errorf("strftime_now takes a str, not %s", what(vals[0]))
 		}
 		return r.strftime(format)
-	}),
+	}},
 }
 
 // layouts are what strftime's letters stand for, in Go's layouts.
@@ -74,21 +79,27 @@ var layouts = map[byte]string{'a': "Mon", 'A': "Monday", 'b': "Jan", 'B': "Janua
 	'Y': "2006", 'H': "15", 'I': "03", 'M': "04", 'S': "05", 'p': "PM", 'j': "002"}
 
 func (r *run) strftime(format string) (any, error) {
-	var b strings.Builder
+	out := buffer{run: r}
+	from := 0 // of what is copied as it is
 	for i := 0; i < len(format); i++ {
 		if format[i] != '%' {
-			b.WriteByte(format[i])
 			continue
 		}
+		text := format[from:i]
 		i++
-		if i < len(format) && format[i] == '%' {
-			b.WriteByte('%')
-			continue
-		}
-		if i == len(format) || layouts[format[i]] == "" {
+		from = i + 1
+		switch {
+		case i < len(format) && format[i] == '%':
+			text += "%"
+		case i == len(format) || layouts[format[i]] == "":
 			return nil, fmt.Errorf("strftime_now(%.40q) is not known here", format)
+		default:
+			text += r.now.Format(layouts[format[i]])
 		}
-		b.WriteString(r.now.Format(layouts[format[i]]))
+		if err := errors.Join(r.step(), out.add(text)); err != nil {
+			return nil, err
+		}
 	}
-	return r.text(b.String(), nil)
+	err := out.add(format[min(from, len(format)):])
+	return out.String(), err
 }

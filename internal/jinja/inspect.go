@@ -1,7 +1,5 @@
 package jinja
 
-import "slices"
-
 // walk calls f for a node and all below it.
 func walk(n *node, f func(*node)) {
 	if n == nil {
@@ -41,49 +39,8 @@ func (t *Template) Reads() (names []string) {
 // LoopsOver reports whether a loop may go through what has a name: a variable or an item of it, or what was assigned
 // from that, or given to a macro. It may say so of a template that does not, and not the other way round.
 func (t *Template) LoopsOver(name string) bool {
-	// leads has where a value may go: from a name, a macro's arguments, or a statement that assigns or loops
-	type arguments string
-	leads := map[any][]any{}
-	lead := func(from []*node, to any) {
-		for _, n := range from {
-			walk(n, func(n *node) {
-				text, _ := n.val.(string)
-				switch {
-				case n.op == opName || n.op == opAttr:
-					leads[n.name] = append(leads[n.name], to)
-				case n.op == opConst && text == name:
-					leads[name] = append(leads[name], to)
-				}
-			})
-		}
-	}
-	assign := func(from any, names []string) {
-		for _, name := range names {
-			leads[from] = append(leads[from], name)
-		}
-	}
-	walk(t.root, func(n *node) {
-		switch n.op {
-		case opSet:
-			lead(n.kids, n)
-			assign(n, n.names)
-		case opSetAttr:
-			lead(n.kids, n.name)
-		case opFor:
-			lead(n.kids[:1], n)
-			assign(n, n.names)
-		case opMacro:
-			assign(arguments(n.name), n.names)
-		case opCall:
-			args := slices.Clone(n.kids[1:])
-			for _, a := range n.named {
-				args = append(args, a.node)
-			}
-			if n.kids[0].op == opName {
-				lead(args, arguments(n.kids[0].name))
-			}
-		}
-	})
+	f := flows{name: name, leads: map[any][]any{}}
+	f.visit(t.root, nil)
 	seen, open := map[any]bool{name: true}, []any{name}
 	for len(open) > 0 {
 		last := open[len(open)-1]
@@ -91,7 +48,7 @@ func (t *Template) LoopsOver(name string) bool {
 		if n, is := last.(*node); is && n.op == opFor {
 			return true
 		}
-		for _, to := range leads[last] {
+		for _, to := range f.leads[last] {
 			if !seen[to] {
 				seen[to] = true
 				open = append(open, to)
@@ -99,4 +56,77 @@ func (t *Template) LoopsOver(name string) bool {
 		}
 	}
 	return false
+}
+
+// flows are the ways of values. Its size is that of the template.
+type flows struct {
+	name string
+
+	// leads has where a value may go: from a name, the parameters of a macro, the arguments of a call, or a statement
+	// that assigns or loops.
+	leads map[any][]any
+}
+
+// parameters are those of a macro, and passed the arguments of a call.
+type (
+	parameters string
+	passed     struct{ call *node }
+)
+
+func (f *flows) lead(from, to any) {
+	if to != nil {
+		f.leads[from] = append(f.leads[from], to)
+	}
+}
+
+// visit follows the values of a node and of all below it, which go to what it is part of; nil: nowhere.
+func (f *flows) visit(n *node, to any) {
+	if n == nil {
+		return
+	}
+	text, _ := n.val.(string)
+	targets := func(from any) {
+		for _, name := range n.names {
+			f.lead(from, name)
+		}
+	}
+	switch {
+	case n.op == opName || n.op == opAttr:
+		f.lead(n.name, to)
+	case n.op == opConst && text == f.name:
+		f.lead(text, to)
+	case n.op == opSet:
+		targets(n)
+		to = n
+	case n.op == opSetAttr:
+		to = n.name
+	case n.op == opFor:
+		targets(n)
+		f.visit(n.kids[0], n)
+		for _, kid := range n.kids[1:] {
+			f.visit(kid, nil)
+		}
+		return
+	case n.op == opMacro:
+		targets(parameters(n.name))
+	case n.op == opCall:
+		f.visit(n.kids[0], to)
+		f.lead(passed{n}, to)
+		if n.kids[0].op == opName {
+			f.lead(passed{n}, parameters(n.kids[0].name))
+		}
+		for _, kid := range n.kids[1:] {
+			f.visit(kid, passed{n})
+		}
+		for _, a := range n.named {
+			f.visit(a.node, passed{n})
+		}
+		return
+	}
+	for _, kid := range n.kids {
+		f.visit(kid, to)
+	}
+	for _, a := range n.named {
+		f.visit(a.node, to)
+	}
 }

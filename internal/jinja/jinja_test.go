@@ -17,7 +17,7 @@ var at = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 func decodeVars(t *testing.T, data []byte) Vars {
 	t.Helper()
-	v, err := Decode(data)
+	v, err := Decode(t.Context(), data)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -238,14 +238,14 @@ func TestBounds(t *testing.T) {
 		}
 	}
 	for _, what := range []string{"s == same", "s <= same", "'b' in s", "s|length", "s.find('b')", "s[:99999]",
-		"s is eq same", "s in [same]", "s[9999:][-999999]", "'b'.startswith((s, ''))"} {
+		"s is eq same", "s in [same]", "s[9999:][-999999]", "s.startswith((same, ''))"} {
 		tpl, err := Parse("{{ " + what + " }}")
 		if err != nil {
 			t.Fatal(err)
 		}
 		r := &run{ctx: t.Context()}
-		if _, err := r.exec(tpl.root, &scope{of: vars}, &strings.Builder{}); err != nil || r.steps < len(long)/stepBytes/2 {
-			t.Errorf("%s: %d steps, %v", what, r.steps, err)
+		if _, err := r.exec(tpl.root, &scope{of: vars}, &buffer{run: r}); err != nil || r.work < int64(len(long))/2 {
+			t.Errorf("%s: work %d, %v", what, r.work, err)
 		}
 	}
 	if text, err := render(t.Context(), "{% for i in range(999) %}{{ s[0] }}{{ s[-1] }}{% endfor %}", vars); err != nil ||
@@ -265,7 +265,7 @@ func TestDecode(t *testing.T) {
 			`"a": [1.0, 0, 1000.0, 123456789012345678901]}`,
 		`null`: "null",
 	} {
-		v, err := Decode([]byte(text))
+		v, err := Decode(t.Context(), []byte(text))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -275,13 +275,15 @@ func TestDecode(t *testing.T) {
 	}
 	deep := strings.Repeat("[", 1000) + strings.Repeat("]", 1000)
 	for _, text := range []string{"", "{", `{"a":}`, "1 2", "1e999", deep} {
-		if v, err := Decode([]byte(text)); err == nil {
+		if v, err := Decode(t.Context(), []byte(text)); err == nil {
 			t.Errorf("%.20q: %v", text, v)
 		}
 	}
 }
 
-// FuzzRender finds panics: none may come out, and none should be needed to be caught.
+// FuzzRender finds panics: none may come out, and none should be needed to be caught. It also finds work that is not
+// counted: the bounds hold, the context is checked often, and no time goes by without a check. The variable large is
+// 1 MiB of the variable s.
 func FuzzRender(f *testing.F) {
 	data, err := os.ReadFile("testdata/cases.json")
 	if err != nil {
@@ -294,16 +296,32 @@ func FuzzRender(f *testing.F) {
 	for _, c := range file.Cases {
 		f.Add(c.Template, `{"messages":[{"role":"user","content":"x"}],"l":[1,2],"s":"abc"}`)
 	}
+	for _, template := range []string{"{{ range(5000)|map('trim', large)|list }}",
+		"{{ large[::-1]|tojson(ensure_ascii=true) }}",
+		"{{ large.split(s)|join(large) }}", "{% for i in range(9999) %}{{ large|replace(s, large) }}{% endfor %}",
+		"{{ strftime_now(large) }}", "{{ (large ~ 'x') in large ~ large }}"} {
+		f.Add(template, `{"s":"\u4e00%A%%"}`)
+	}
 	f.Fuzz(func(t *testing.T, template, vars string) {
-		v, err := Decode([]byte(vars))
+		tpl, err := ParseContext(t.Context(), template)
+		if err != nil {
+			return
+		}
+		v, err := Decode(t.Context(), []byte(vars))
 		d, is := v.(*Dict)
 		if err != nil || !is {
 			return
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if _, err := render(ctx, template, d.of); err != nil && strings.Contains(err.Error(), "template failed") {
+		if s, is := d.of["s"].(string); is && s != "" {
+			d.Set("large", strings.Repeat(s, max(1, 1<<20/len(s))))
+		}
+		r, p := paced(t.Context(), enough)
+		if _, err := r.render(tpl, d.of); err != nil && strings.Contains(err.Error(), "template failed") {
 			t.Error(err)
+		}
+		_ = p.Err()
+		if p.longest > patience || p.gap > MaxOutput+2*checkWork || r.work > maxWork+MaxOutput || p.checks > enough+2 {
+			t.Errorf("%v and work %d between two of %d checks, work %d", p.longest, p.gap, p.checks, r.work)
 		}
 	})
 }

@@ -4,11 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
-	"strings"
 	"unicode/utf16"
 )
+
+// maxIndent is how many spaces tojson may put before each level.
+const maxIndent = 64
 
 // toJSON is the filter tojson: Python's json.dumps.
 func (r *run) toJSON(v any, pos []any, kw []argument) (any, error) {
@@ -17,12 +18,12 @@ func (r *run) toJSON(v any, pos []any, kw []argument) (any, error) {
 		return nil, err
 	}
 	given := func(i int) bool { _, is := vals[i].(missing); return !is && vals[i] != nil }
-	w := &writer{indent: -1, item: ", ", key: ": ", run: r}
+	w := &writer{buffer: buffer{run: r}, indent: -1, item: ", ", key: ": "}
 	w.ascii = given(0) && truth(vals[0])
 	w.sort = given(3) && truth(vals[3])
 	if given(1) {
 		n, is := vals[1].(int64)
-		if !is || n < 0 || n > 64 {
+		if !is || n < 0 || n > maxIndent {
 			return nil, fmt.Errorf("an indent that is %s is not known here", what(vals[1]))
 		}
 		w.indent, w.item = int(n), ","
@@ -38,13 +39,12 @@ func (r *run) toJSON(v any, pos []any, kw []argument) (any, error) {
 	if err := w.write(v, 0); err != nil {
 		return nil, err
 	}
-	return r.text(w.b.String(), nil)
+	return w.String(), nil
 }
 
 // writer writes JSON as Python does.
 type writer struct {
-	b         strings.Builder
-	run       *run
+	buffer
 	ascii     bool
 	sort      bool
 	indent    int // negative: all in a line
@@ -55,86 +55,120 @@ func (w *writer) write(v any, depth int) error {
 	if err := w.run.step(); err != nil {
 		return err
 	}
-	if depth > maxDepth || w.b.Len() > MaxOutput {
+	if depth > maxDepth {
 		return ErrTooMuch
 	}
 	switch v := v.(type) {
 	case nil:
-		w.b.WriteString("null")
+		return w.add("null")
 	case bool:
-		w.b.WriteString(strconv.FormatBool(v))
+		return w.add(strconv.FormatBool(v))
 	case int64, big:
 		text, _ := str(v)
-		w.b.WriteString(text)
+		return w.add(text)
 	case float64:
 		if math.IsNaN(v) || math.IsInf(v, 0) {
 			return errors.New("a number is not finite")
 		}
-		w.b.WriteString(floatText(v))
+		return w.add(floatText(v))
 	case string:
-		w.quote(v)
+		return w.quote(v)
 	case *list:
 		if v.form > aTuple {
 			return errors.New("a view or generator is no JSON")
 		}
-		return w.collection('[', ']', len(v.items), depth, func(i int) error { return w.write(v.items[i], depth+1) })
+		return w.collection("[", "]", len(v.items), depth, func(i int) error { return w.write(v.items[i], depth+1) })
 	case *Dict:
 		keys := v.keys
 		if w.sort {
-			keys = slices.Sorted(slices.Values(keys))
+			var err error
+			if keys, err = w.run.sorted(keys); err != nil {
+				return err
+			}
 		}
-		return w.collection('{', '}', len(keys), depth, func(i int) error {
-			w.quote(keys[i])
-			w.b.WriteString(w.key)
-			return w.write(v.of[keys[i]], depth+1)
+		return w.collection("{", "}", len(keys), depth, func(i int) error {
+			if err := w.quote(keys[i]); err != nil {
+				return err
+			}
+			if err := w.add(w.key); err != nil {
+				return err
+			}
+			x, _, err := w.run.get(v, keys[i])
+			if err != nil {
+				return err
+			}
+			return w.write(x, depth+1)
 		})
-	default:
-		return fmt.Errorf("%s is no JSON", what(v))
 	}
-	return nil
+	return fmt.Errorf("%s is no JSON", what(v))
 }
 
-func (w *writer) collection(opening, closing byte, n, depth int, write func(i int) error) error {
-	line := func(depth int) {
-		if w.indent >= 0 && n > 0 {
-			w.b.WriteByte('\n')
-			w.b.WriteString(strings.Repeat(" ", w.indent*depth))
+func (w *writer) collection(opening, closing string, n, depth int, write func(i int) error) error {
+	line := func(depth int) error {
+		if w.indent < 0 || n == 0 {
+			return nil
 		}
+		return w.add("\n" + spaces[:w.indent*depth])
 	}
-	w.b.WriteByte(opening)
+	if err := w.add(opening); err != nil {
+		return err
+	}
 	for i := range n {
 		if i > 0 {
-			w.b.WriteString(w.item)
+			if err := w.add(w.item); err != nil {
+				return err
+			}
 		}
-		line(depth + 1)
+		if err := line(depth + 1); err != nil {
+			return err
+		}
 		if err := write(i); err != nil {
 			return err
 		}
 	}
-	line(depth)
-	w.b.WriteByte(closing)
-	return nil
+	if err := line(depth); err != nil {
+		return err
+	}
+	return w.add(closing)
 }
 
-func (w *writer) quote(s string) {
-	w.b.WriteByte('"')
-	for _, r := range s {
-		switch {
-		case r == '"' || r == '\\':
-			w.b.WriteByte('\\')
-			w.b.WriteRune(r)
-		case r < ' ' || w.ascii && r > '~':
-			if i := strings.IndexRune("\n\r\t\b\f", r); i >= 0 {
-				w.b.WriteByte('\\')
-				w.b.WriteByte("nrtbf"[i])
-				break
-			}
-			for _, unit := range utf16.Encode([]rune{r}) {
-				fmt.Fprintf(&w.b, `\u%04x`, unit)
-			}
-		default:
-			w.b.WriteRune(r)
-		}
+func (w *writer) quote(s string) error {
+	if err := w.add(`"`); err != nil {
+		return err
 	}
-	w.b.WriteByte('"')
+	if err := w.addMapped(s, w.escape); err != nil {
+		return err
+	}
+	return w.add(`"`)
+}
+
+// escape returns the escape of a code point; empty: it has none.
+func (w *writer) escape(c rune) string {
+	switch {
+	case c >= ' ' && c != '"' && c != '\\' && (!w.ascii || c <= '~'):
+		return ""
+	case c > 0xffff:
+		high, low := utf16.EncodeRune(c)
+		return escapeUnit(high) + escapeUnit(low)
+	}
+	switch c {
+	case '"', '\\':
+		return `\` + string(c)
+	case '\n':
+		return `\n`
+	case '\r':
+		return `\r`
+	case '\t':
+		return `\t`
+	case '\b':
+		return `\b`
+	case '\f':
+		return `\f`
+	}
+	return escapeUnit(c)
+}
+
+func escapeUnit(unit rune) string {
+	const digits = "0123456789abcdef"
+	return string([]byte{'\\', 'u', digits[unit>>12&15], digits[unit>>8&15], digits[unit>>4&15], digits[unit&15]})
 }

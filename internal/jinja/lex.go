@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 	"strings"
@@ -50,8 +51,11 @@ func IsSpace(r rune) bool {
 var operators = []string{"//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}",
 	">", "<", "=", ".", ":", "|", ",", ";"}
 
+// tokensPerCheck is how many tokens are read between two checks of the context.
+const tokensPerCheck = 512
+
 // lex splits a template into tokens, with the white space around tags removed as Jinja2 does.
-func lex(src string) (list []token, err error) {
+func lex(ctx context.Context, src string) (list []token, err error) {
 	if !utf8.ValidString(src) {
 		return nil, fmt.Errorf("it is not UTF-8")
 	}
@@ -64,6 +68,7 @@ func lex(src string) (list []token, err error) {
 		return lines
 	}
 	fresh := true // what was consumed before ends with a line
+	check := tokensPerCheck
 	for {
 		next, tag := nextTag(src[at:])
 		if next < 0 {
@@ -134,6 +139,12 @@ func lex(src string) (list []token, err error) {
 					at += len(sign) + 2
 					at, fresh = afterTag(src, at, sign == "-", sign == "" && tag == "{%")
 					break inside
+				}
+			}
+			if len(list) >= check {
+				check = len(list) + tokensPerCheck
+				if err := ctx.Err(); err != nil {
+					return nil, err
 				}
 			}
 			t, n, err := lexOne(rest)
@@ -233,6 +244,9 @@ func lexOne(s string) (t token, n int, err error) {
 		}
 		if n < len(s) && s[n] >= utf8.RuneSelf {
 			return t, 0, fmt.Errorf("the name %.20q is not ASCII", s)
+		}
+		if n > maxName {
+			return t, 0, fmt.Errorf("the name %.20q has %d bytes, more than %d", s, n, maxName)
 		}
 		return token{kind: tokName, val: s[:n]}, n, nil
 	}

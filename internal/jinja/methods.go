@@ -3,8 +3,6 @@ package jinja
 import (
 	"errors"
 	"slices"
-	"strings"
-	"unicode/utf8"
 )
 
 // dictMethods are the attributes that Python's dict has.
@@ -31,221 +29,263 @@ var errMethod = errors.New("this method is not known here, or not with these arg
 
 // method calls a method of a str or a dict.
 func (r *run) method(m method, pos []any, kw []argument) (any, error) {
-	if len(kw) > 0 {
+	var b builtin
+	has := false
+	switch m.of.(type) {
+	case string:
+		b, has = strBuiltins[m.name]
+	case *Dict:
+		b, has = dictBuiltins[m.name]
+	}
+	if !has {
 		return nil, errMethod
 	}
-	switch v := m.of.(type) {
-	case string:
-		return r.strMethod(v, m.name, pos)
-	case *Dict:
-		switch {
-		case m.name == "items" && len(pos) == 0:
-			items, err := r.pairs(v)
-			return &list{aView, items}, err
-		case m.name == "keys" && len(pos) == 0:
-			items, err := r.iterate(v)
-			return &list{aView, items}, err
-		case m.name == "values" && len(pos) == 0:
-			if err := r.made(itemBytes * len(v.keys)); err != nil {
-				return nil, err
-			}
-			l := &list{form: aView}
-			for _, k := range v.keys {
-				l.items = append(l.items, v.of[k])
-			}
-			return l, nil
-		case m.name == "get" && (len(pos) == 1 || len(pos) == 2):
-			key, is := pos[0].(string)
-			if !is {
-				return nil, errMethod
-			}
-			if x, has := v.of[key]; has {
-				return x, nil
-			}
-			if len(pos) == 2 {
-				return pos[1], nil
-			}
-			return nil, nil
-		}
-	}
-	return nil, errMethod
+	return r.invoke(b, m.of, pos, kw)
 }
 
-func (r *run) strMethod(s, name string, pos []any) (any, error) {
-	if err := r.work(len(s)); err != nil {
-		return nil, err
-	}
-	texts := make([]string, len(pos))
-	all := true
-	for i, v := range pos {
-		var is bool
-		texts[i], is = v.(string)
-		all = all && is
-	}
-	switch {
-	case len(pos) <= 1 && (name == "strip" || name == "lstrip" || name == "rstrip"):
-		var chars any = missing{}
-		if len(pos) > 0 {
-			chars = pos[0]
+// dictBuiltins are the methods of a dict that are known here.
+var dictBuiltins = map[string]builtin{
+	"items": dictMethod(0, func(r *run, d *Dict, _ []any) (any, error) {
+		items, err := r.pairs(d)
+		return &list{aView, items}, err
+	}),
+	"keys": dictMethod(0, func(r *run, d *Dict, _ []any) (any, error) {
+		items, err := r.iterate(d)
+		return &list{aView, items}, err
+	}),
+	"values": dictMethod(0, func(r *run, d *Dict, _ []any) (any, error) {
+		if err := r.made(itemBytes * len(d.keys)); err != nil {
+			return nil, err
 		}
-		return strip(s, chars, name != "rstrip", name != "lstrip")
-	case name == "split" || name == "rsplit":
-		return r.split(s, name == "rsplit", pos)
-	case len(pos) == 1 && (name == "startswith" || name == "endswith"):
-		if l, is := pos[0].(*list); is && l.form == aTuple {
-			pos = l.items
-		}
-		for _, v := range pos {
-			t, is := v.(string)
-			if !is {
-				return nil, errMethod
-			}
-			if err := r.work(len(t)); err != nil {
+		l := &list{form: aView}
+		for _, k := range d.keys {
+			v, _, err := r.get(d, k)
+			if err != nil {
 				return nil, err
 			}
-			if name == "startswith" && strings.HasPrefix(s, t) || name == "endswith" && strings.HasSuffix(s, t) {
-				return true, nil
-			}
+			l.items = append(l.items, v)
 		}
-		return false, nil
-	case name == "upper" && len(pos) == 0:
-		return r.text(upper(s))
-	case name == "lower" && len(pos) == 0:
-		return r.text(lower(s))
-	case name == "replace" && len(pos) == 2 && all:
-		return r.replace(s, texts[0], texts[1])
-	case name == "removeprefix" && len(pos) == 1 && all:
-		return strings.TrimPrefix(s, texts[0]), nil
-	case name == "removesuffix" && len(pos) == 1 && all:
-		return strings.TrimSuffix(s, texts[0]), nil
-	case (name == "find" || name == "rfind") && len(pos) == 1 && all:
-		i := strings.Index(s, texts[0])
-		if name == "rfind" {
-			i = strings.LastIndex(s, texts[0])
+		return l, nil
+	}),
+	"get": dictMethod(2, func(r *run, d *Dict, pos []any) (any, error) {
+		if len(pos) == 0 {
+			return nil, errMethod
 		}
-		if i > 0 {
-			i = utf8.RuneCountInString(s[:i])
+		key, is := pos[0].(string)
+		if !is {
+			return nil, errMethod
 		}
-		return int64(i), nil
-	case name == "count" && len(pos) == 1 && all:
-		return int64(strings.Count(s, texts[0])), nil
-	case name == "join" && len(pos) == 1:
+		v, has, err := r.get(d, key)
+		if !has && len(pos) == 2 {
+			v = pos[1]
+		}
+		return v, err
+	}),
+}
+
+// dictMethod makes a method that counts its own work and takes so many arguments at most.
+func dictMethod(most int, do func(r *run, d *Dict, pos []any) (any, error)) builtin {
+	return counted(func(r *run, v any, pos []any, kw []argument) (any, error) {
+		if len(pos) > most || len(kw) > 0 {
+			return nil, errMethod
+		}
+		return do(r, v.(*Dict), pos)
+	})
+}
+
+// strBuiltins are the methods of a str that are known here.
+var strBuiltins = map[string]builtin{
+	"strip":  stripMethod(true, true),
+	"lstrip": stripMethod(true, false),
+	"rstrip": stripMethod(false, true),
+	"split":  strMethod(0, 2, func(r *run, s string, pos []any) (any, error) { return r.parts(s, false, pos) }),
+	"rsplit": strMethod(0, 2, func(r *run, s string, pos []any) (any, error) { return r.parts(s, true, pos) }),
+	"startswith": strMethod(1, 1, func(r *run, s string, pos []any) (any, error) {
+		return anyText(pos[0], func(t string) (bool, error) { return r.hasPrefix(s, t) })
+	}),
+	"endswith": strMethod(1, 1, func(r *run, s string, pos []any) (any, error) {
+		return anyText(pos[0], func(t string) (bool, error) { return r.hasSuffix(s, t) })
+	}),
+	"upper": strMethod(0, 0, func(r *run, s string, _ []any) (any, error) { return r.upper(s) }),
+	"lower": strMethod(0, 0, func(r *run, s string, _ []any) (any, error) { return r.lower(s) }),
+	"replace": textsMethod(2, func(r *run, s string, of []string) (any, error) {
+		return r.replace(s, of[0], of[1])
+	}),
+	"removeprefix": textsMethod(1, func(r *run, s string, of []string) (any, error) {
+		is, err := r.hasPrefix(s, of[0])
+		if is {
+			s = s[len(of[0]):]
+		}
+		return s, err
+	}),
+	"removesuffix": textsMethod(1, func(r *run, s string, of []string) (any, error) {
+		is, err := r.hasSuffix(s, of[0])
+		if is {
+			s = s[:len(s)-len(of[0])]
+		}
+		return s, err
+	}),
+	"find":  findMethod((*run).index),
+	"rfind": findMethod((*run).lastIndex),
+	"count": textsMethod(1, func(r *run, s string, of []string) (any, error) {
+		n := int64(-1)
+		if of[0] == "" {
+			points, err := r.codePoints(s)
+			return int64(points) + 1, err
+		}
+		err := r.split(s, of[0], -1, func(string) error { n++; return nil })
+		return n, err
+	}),
+	"join": strMethod(1, 1, func(r *run, s string, pos []any) (any, error) {
 		items, err := r.iterate(pos[0])
 		if err != nil {
 			return nil, err
 		}
-		parts := make([]string, len(items))
-		for i, v := range items {
+		return r.join(items, s, func(v any) (string, error) {
+			text, is := v.(string)
+			if !is {
+				return "", errMethod
+			}
+			return text, nil
+		})
+	}),
+}
+
+// stripMethod makes a method that removes code points from some ends of a text.
+func stripMethod(left, right bool) builtin {
+	return strMethod(0, 1, func(r *run, s string, pos []any) (any, error) { return r.strip(s, first(pos), left, right) })
+}
+
+// findMethod makes a method that returns the place of a text in another, in code points; -1: there is none.
+func findMethod(index func(r *run, s, sub string) (int, error)) builtin {
+	return textsMethod(1, func(r *run, s string, of []string) (any, error) {
+		at, err := index(r, s, of[0])
+		if at > 0 && err == nil {
+			at, err = r.codePoints(s[:at])
+		}
+		return int64(at), err
+	})
+}
+
+// strMethod makes a method with so many arguments at least and at most.
+func strMethod(least, most int, do func(r *run, s string, pos []any) (any, error)) builtin {
+	return builtin{do: func(r *run, v any, pos []any, kw []argument) (any, error) {
+		if len(pos) < least || len(pos) > most || len(kw) > 0 {
+			return nil, errMethod
+		}
+		return do(r, v.(string), pos)
+	}}
+}
+
+// textsMethod makes a method with so many arguments, which are texts.
+func textsMethod(n int, do func(r *run, s string, of []string) (any, error)) builtin {
+	return strMethod(n, n, func(r *run, s string, pos []any) (any, error) {
+		of := make([]string, n)
+		for i, v := range pos {
 			var is bool
-			if parts[i], is = v.(string); !is {
+			if of[i], is = v.(string); !is {
 				return nil, errMethod
 			}
 		}
-		return r.join(parts, s)
-	}
-	return nil, errMethod
+		return do(r, s, of)
+	})
 }
 
-func upper(s string) (string, error) { return strings.ToUpper(s), ascii(s) }
-func lower(s string) (string, error) { return strings.ToLower(s), ascii(s) }
+// first returns the first argument, if there is one.
+func first(pos []any) any {
+	if len(pos) == 0 {
+		return missing{}
+	}
+	return pos[0]
+}
+
+// anyText reports whether is holds for a text, or for one of the texts of a tuple.
+func anyText(v any, is func(string) (bool, error)) (any, error) {
+	texts := []any{v}
+	if l, isList := v.(*list); isList && l.form == aTuple {
+		texts = l.items
+	}
+	for _, v := range texts {
+		text, isText := v.(string)
+		if !isText {
+			return nil, errMethod
+		}
+		if yes, err := is(text); yes || err != nil {
+			return yes, err
+		}
+	}
+	return false, nil
+}
 
 // strip removes code points from the ends of a text; by default those that are space.
-func strip(s string, chars any, left, right bool) (any, error) {
-	of := IsSpace
+func (r *run) strip(s string, chars any, left, right bool) (any, error) {
+	of, err := IsSpace, error(nil)
 	switch c := chars.(type) {
 	case nil, missing:
 	case string:
-		in := map[rune]bool{}
-		for _, r := range c {
-			in[r] = true
-		}
-		of = func(r rune) bool { return in[r] }
+		of, err = r.class(c)
 	default:
-		return nil, errMethod
+		err = errMethod
 	}
-	if left {
-		s = strings.TrimLeftFunc(s, of)
+	if left && err == nil {
+		s, err = r.trimLeft(s, of)
 	}
-	if right {
-		s = strings.TrimRightFunc(s, of)
+	if right && err == nil {
+		s, err = r.trimRight(s, of)
 	}
-	return s, nil
+	return s, err
 }
 
-func (r *run) replace(s, from, to string) (any, error) {
-	n := strings.Count(s, from)
-	if n > 0 && len(to) > (MaxOutput-len(s))/n {
-		return nil, ErrTooMuch
+// join returns the texts of items with another between them.
+func (r *run) join(items []any, between string, text func(v any) (string, error)) (any, error) {
+	out := buffer{run: r}
+	for i, v := range items {
+		text, err := text(v)
+		if err == nil && i > 0 {
+			err = out.add(between)
+		}
+		if err == nil {
+			err = r.made(itemBytes)
+		}
+		if err == nil {
+			err = out.add(text)
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
-	return r.text(strings.ReplaceAll(s, from, to), nil)
+	return out.String(), nil
 }
 
-func (r *run) join(texts []string, between string) (any, error) {
-	n := itemBytes*len(texts) + len(between)*max(0, len(texts)-1)
-	for _, text := range texts {
-		n += len(text)
-	}
-	if err := r.made(n); err != nil {
-		return nil, err
-	}
-	return strings.Join(texts, between), nil
-}
-
-// split is Python's str.split and str.rsplit.
-func (r *run) split(s string, fromRight bool, pos []any) (any, error) {
-	most := int64(-1)
+// parts is Python's str.split and str.rsplit.
+func (r *run) parts(s string, fromRight bool, pos []any) (any, error) {
+	cuts := int64(-1)
 	if len(pos) == 2 {
 		_, n, whole, ok := numeric(pos[1])
 		if !ok || !whole {
 			return nil, errMethod
 		}
-		most = n
+		cuts = max(n, -1)
 	}
-	if err := r.made(len(s)); err != nil {
-		return nil, err
+	l := &list{}
+	part := func(text string) error {
+		l.items = append(l.items, text)
+		return r.made(2*itemBytes + len(text))
 	}
-	var parts []string
-	switch by := any(nil); {
-	case len(pos) > 2:
+	if sep := first(pos); sep == nil || sep == any(missing{}) {
+		if cuts >= 0 {
+			return nil, errMethod
+		}
+		return l, r.words(s, part)
+	}
+	sep, is := pos[0].(string)
+	if !is || sep == "" {
 		return nil, errMethod
-	case len(pos) == 0 || pos[0] == by:
-		if most >= 0 {
-			return nil, errMethod
-		}
-		for part := range strings.FieldsFuncSeq(s, IsSpace) {
-			if err := r.made(2 * itemBytes); err != nil {
-				return nil, err
-			}
-			parts = append(parts, part)
-		}
-	default:
-		sep, is := pos[0].(string)
-		if !is || sep == "" {
-			return nil, errMethod
-		}
-		cuts := int64(strings.Count(s, sep))
-		if most >= 0 {
-			cuts = min(cuts, most)
-		}
-		if err := r.made(2 * itemBytes * int(cuts+1)); err != nil {
-			return nil, err
-		}
-		if !fromRight {
-			parts = strings.SplitN(s, sep, int(cuts)+1)
-			break
-		}
-		rest := s // in which others are found than from the left if the separator overlaps with itself
-		for ; cuts > 0; cuts-- {
-			i := strings.LastIndex(rest, sep)
-			parts = append(parts, rest[i+len(sep):])
-			rest = rest[:i]
-		}
-		parts = append(parts, rest)
-		slices.Reverse(parts)
 	}
-	l := &list{items: make([]any, len(parts))}
-	for i, part := range parts {
-		l.items[i] = part
+	if !fromRight {
+		return l, r.split(s, sep, cuts, part)
 	}
-	return l, nil
+	err := r.splitRight(s, sep, cuts, part)
+	slices.Reverse(l.items)
+	return l, err
 }

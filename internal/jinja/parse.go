@@ -1,9 +1,11 @@
 package jinja
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // op is what a node does.
@@ -65,6 +67,7 @@ type named struct {
 // Bounds of a template's text.
 const (
 	MaxTemplate = 1 << 20 // bytes
+	maxName     = 1000    // bytes of a name
 	maxNesting  = 100     // of statements and expressions
 	maxChain    = 1000    // of what is nested as one operator, filter or call stands behind another
 	maxNames    = 1000    // of a call's arguments and of a macro's parameters
@@ -74,15 +77,18 @@ const (
 type Template struct{ root *node }
 
 // Parse reads a template. The error says what of it is not known here.
-func Parse(text string) (*Template, error) {
+func Parse(text string) (*Template, error) { return ParseContext(context.Background(), text) }
+
+// ParseContext is Parse until the context is done. The error is the context's then.
+func ParseContext(ctx context.Context, text string) (*Template, error) {
 	if len(text) > MaxTemplate {
 		return nil, fmt.Errorf("the template has %d bytes, more than %d", len(text), MaxTemplate)
 	}
-	tokens, err := lex(text)
+	tokens, err := lex(ctx, text)
 	if err != nil {
 		return nil, err
 	}
-	p := &parser{tokens: tokens}
+	p := &parser{ctx: ctx, tokens: tokens}
 	root := p.block()
 	if p.err == nil && p.cur().kind != tokEnd {
 		p.fail("%v does not belong here", p.cur())
@@ -116,9 +122,11 @@ func below(n *node, depth int) *node {
 
 // parser reads tokens. After its first error all of its methods do nothing, and cur is the end.
 type parser struct {
+	ctx    context.Context
 	tokens []token
 	at     int
 	depth  int
+	check  int // the token at which the context is checked next
 	loops  int // around what is read
 	err    error
 }
@@ -167,8 +175,15 @@ func (p *parser) word() string {
 
 func (p *parser) node(o op, kids ...*node) *node { return &node{op: o, line: p.cur().line, kids: kids} }
 
-// deeper counts nesting; what it returns counts it back.
+// deeper counts nesting; what it returns counts it back. It stops the parser if the context is done.
 func (p *parser) deeper() func() {
+	if p.at >= p.check {
+		p.check = p.at + tokensPerCheck
+		if err := p.ctx.Err(); err != nil && p.err == nil {
+			p.err = err
+			p.at = len(p.tokens) - 1
+		}
+	}
 	if p.depth++; p.depth > maxNesting {
 		p.fail("it is nested more than %d deep", maxNesting)
 	}
@@ -442,7 +457,7 @@ func (p *parser) unary(filters bool) *node {
 		switch {
 		case p.skip(tokOp, "|"):
 			f := p.node(opFilter, n)
-			if f.name = p.word(); filterNames[f.name] == nil {
+			if f.name = p.word(); !known(filterNames, f.name) {
 				p.fail("the filter %.40q is not known here", f.name)
 			}
 			if p.skip(tokOp, "(") {
@@ -460,11 +475,13 @@ func (p *parser) unary(filters bool) *node {
 	return n
 }
 
+func known(builtins map[string]builtin, name string) bool { _, is := builtins[name]; return is }
+
 // test reads a test behind its is.
 func (p *parser) test(of *node) *node {
 	n := p.node(opTest, of)
 	negated := p.skip(tokName, "not")
-	if n.name = p.word(); testNames[n.name] == nil {
+	if n.name = p.word(); !known(testNames, n.name) {
 		p.fail("the test %.40q is not known here", n.name)
 	}
 	switch t := p.cur(); {
@@ -575,10 +592,18 @@ func (p *parser) primary() *node {
 		}
 		n.op, n.name = opName, t.val
 	case t.kind == tokString:
-		for p.cur().kind == tokString {
-			t.val += p.next().val
+		if p.cur().kind != tokString {
+			n.val = t.val
+			break
 		}
-		n.val = t.val
+		var whole strings.Builder
+		for ; t.kind == tokString; t = p.next() {
+			whole.WriteString(t.val)
+			if p.cur().kind != tokString {
+				break
+			}
+		}
+		n.val = whole.String()
 	case t.kind == tokInt:
 		i, err := strconv.ParseInt(t.val, 10, 64)
 		if err != nil {

@@ -7,8 +7,8 @@ import (
 
 // test evaluates one of [testNames].
 func (r *run) test(name string, v any, pos []any, kw []argument) (any, error) {
-	is, err := testNames[name](r, v, pos)
-	if len(kw) > 0 {
+	is, err := r.invoke(testNames[name], v, pos, kw)
+	if err == nil && len(kw) > 0 {
 		err = errors.New("it takes no names")
 	}
 	if err != nil {
@@ -18,23 +18,23 @@ func (r *run) test(name string, v any, pos []any, kw []argument) (any, error) {
 }
 
 // kindTest makes a test without arguments.
-func kindTest(is func(v any) bool) func(*run, any, []any) (bool, error) {
-	return func(_ *run, v any, pos []any) (bool, error) {
+func kindTest(is func(v any) bool) builtin {
+	return counted(func(_ *run, v any, pos []any, _ []argument) (any, error) {
 		if len(pos) > 0 {
 			return false, errors.New("it takes no arguments")
 		}
 		return is(v), nil
-	}
+	})
 }
 
 // withOther makes a test with one argument.
-func withOther(is func(r *run, v, other any) (bool, error)) func(*run, any, []any) (bool, error) {
-	return func(r *run, v any, pos []any) (bool, error) {
+func withOther(is func(r *run, v, other any) (bool, error)) builtin {
+	return counted(func(r *run, v any, pos []any, _ []argument) (any, error) {
 		if len(pos) != 1 {
 			return false, errors.New("it takes one argument")
 		}
 		return is(r, v, pos[0])
-	}
+	})
 }
 
 func isDefined(v any) bool { _, is := v.(undefined); return !is }
@@ -66,7 +66,7 @@ func different(r *run, v, other any) (bool, error) {
 	return !is, err
 }
 
-var testNames = map[string]func(r *run, v any, pos []any) (bool, error){
+var testNames = map[string]builtin{
 	"defined":   kindTest(isDefined),
 	"undefined": kindTest(func(v any) bool { return !isDefined(v) }),
 	"none":      kindTest(func(v any) bool { return v == nil }),

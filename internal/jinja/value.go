@@ -1,16 +1,11 @@
 package jinja
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"slices"
 	"strconv"
-	"strings"
-	"unicode/utf8"
 )
 
 // undefined is what a name or a key is that is not there.
@@ -80,85 +75,9 @@ type method struct {
 	name string
 }
 
-// global is a function that every template has.
-type global func(r *run, pos []any, kw []argument) (any, error)
-
 type argument struct {
 	name string
 	val  any
-}
-
-// maxDepth bounds what lies in each other in values.
-const maxDepth = 200
-
-// Decode reads JSON.
-func Decode(data []byte) (any, error) {
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.UseNumber()
-	v, err := decode(d, 0)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("there is more than one JSON value")
-	}
-	return v, nil
-}
-
-func decode(d *json.Decoder, depth int) (any, error) {
-	t, err := d.Token()
-	if err != nil {
-		return nil, err
-	}
-	if depth > maxDepth {
-		return nil, fmt.Errorf("values are nested more than %d deep", maxDepth)
-	}
-	switch t := t.(type) {
-	case json.Number:
-		return number(string(t))
-	case json.Delim:
-		if t == '[' {
-			l := &list{}
-			for d.More() {
-				v, err := decode(d, depth+1)
-				if err != nil {
-					return nil, err
-				}
-				l.items = append(l.items, v)
-			}
-			_, err := d.Token()
-			return l, err
-		}
-		o := NewDict()
-		for d.More() {
-			key, err := d.Token()
-			if err != nil {
-				return nil, err
-			}
-			v, err := decode(d, depth+1)
-			if err != nil {
-				return nil, err
-			}
-			o.Set(key.(string), v)
-		}
-		_, err := d.Token()
-		return o, err
-	}
-	return t, nil
-}
-
-func number(s string) (any, error) {
-	if strings.ContainsAny(s, ".eE") {
-		f, err := strconv.ParseFloat(s, 64)
-		if err != nil {
-			return nil, fmt.Errorf("the number %.40s is too large", s)
-		}
-		return f, nil
-	}
-	if i, err := strconv.ParseInt(s, 10, 64); err == nil {
-		return i, nil
-	}
-	return big(s), nil
 }
 
 // what is a value's type, as Python calls it.
@@ -233,25 +152,6 @@ func str(v any) (string, error) {
 	return "", fmt.Errorf("%s is made text of, which is not known here", what(v))
 }
 
-// floatText is Python's repr of a float.
-func floatText(f float64) string {
-	switch {
-	case math.IsNaN(f):
-		return "nan"
-	case math.IsInf(f, 0):
-		return strings.ToLower(strings.TrimPrefix(strconv.FormatFloat(f, 'g', -1, 64), "+"))
-	}
-	s := strconv.FormatFloat(f, 'e', -1, 64)
-	exp, _ := strconv.Atoi(s[strings.IndexByte(s, 'e')+1:])
-	if exp < -4 || exp >= 16 {
-		return s
-	}
-	if s = strconv.FormatFloat(f, 'f', -1, 64); !strings.Contains(s, ".") {
-		s += ".0"
-	}
-	return s
-}
-
 // numeric returns a number as a float, and as an integer if it is one.
 func numeric(v any) (f float64, i int64, whole, ok bool) {
 	switch v := v.(type) {
@@ -307,10 +207,10 @@ func (r *run) equal(a, b any, depth int) (bool, error) {
 		return is, nil
 	case string:
 		s, is := b.(string)
-		if !is || len(a) != len(s) {
+		if !is {
 			return false, nil
 		}
-		return a == s, r.work(len(a))
+		return r.same(a, s)
 	case *list:
 		l, is := b.(*list)
 		if !is {
@@ -334,9 +234,9 @@ func (r *run) equal(a, b any, depth int) (bool, error) {
 			return false, nil
 		}
 		for _, k := range a.keys {
-			v, has := d.of[k]
-			if !has {
-				return false, nil
+			v, has, err := r.get(d, k)
+			if !has || err != nil {
+				return false, err
 			}
 			if same, err := r.equal(a.of[k], v, depth+1); !same || err != nil {
 				return false, err
@@ -366,7 +266,7 @@ func (r *run) order(a, b any) (int, error) {
 	sb, isB := b.(string)
 	switch {
 	case isA && isB:
-		return strings.Compare(sa, sb), r.work(min(len(sa), len(sb))) // of UTF-8 that is the order of code points
+		return r.before(sa, sb)
 	case oka && okb && wa && wb:
 		return compare(ia, ib), nil
 	case oka && okb && math.Abs(fa) <= exact && math.Abs(fb) <= exact:
@@ -391,7 +291,7 @@ func (r *run) length(v any) (int, error) {
 	case undefined:
 		return 0, nil
 	case string:
-		return utf8.RuneCountInString(v), r.work(len(v))
+		return r.codePoints(v)
 	case *Dict:
 		return len(v.keys), nil
 	case *list:
@@ -408,15 +308,7 @@ func (r *run) iterate(v any) ([]any, error) {
 	case undefined:
 		return nil, nil
 	case string:
-		n := utf8.RuneCountInString(v)
-		if err := r.made(2 * itemBytes * n); err != nil {
-			return nil, err
-		}
-		items := make([]any, 0, n)
-		for _, c := range v {
-			items = append(items, string(c))
-		}
-		return items, nil
+		return r.letters(v)
 	case *Dict:
 		if err := r.made(2 * itemBytes * len(v.keys)); err != nil {
 			return nil, err
@@ -446,12 +338,13 @@ func (r *run) contains(v, item any) (bool, error) {
 		if !is {
 			return false, fmt.Errorf("%s cannot be in a str", what(item))
 		}
-		return strings.Contains(v, s), r.work(len(v))
+		i, err := r.index(v, s)
+		return i >= 0, err
 	case *Dict:
 		switch k := item.(type) {
 		case string:
-			_, has := v.of[k]
-			return has, nil
+			_, has, err := r.get(v, k)
+			return has, err
 		case *list, *Dict:
 			return false, fmt.Errorf("%s cannot be a key", what(item))
 		}
@@ -477,16 +370,16 @@ func (r *run) part(v any, from, to, step any) (any, error) {
 	l, isList := v.(*list)
 	switch {
 	case isText:
-		n = utf8.RuneCountInString(text)
+		var err error
+		if n, err = r.codePoints(text); err != nil {
+			return nil, err
+		}
 	case isList && l.form <= aTuple:
 		n = len(l.items)
 	case v == nil:
 		return undefined{"a slice"}, nil
 	default:
 		return nil, fmt.Errorf("%s is cut, which is not known here", what(v))
-	}
-	if err := r.work(len(text)); err != nil {
-		return nil, err
 	}
 	by, err := place(step, 1)
 	if err != nil || by == 0 {
@@ -515,53 +408,41 @@ func (r *run) part(v any, from, to, step any) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if isText && by == 1 {
-		text = text[offset(text, at):]
-		return text[:offset(text, max(until-at, 0))], nil
+	switch {
+	case isText && by == 1:
+		return r.section(text, at, until)
+	case isText:
+		return r.every(text, n, at, until, by)
 	}
-	if !isText {
-		cut := every(l.items, at, until, by)
-		return &list{l.form, cut}, r.made(itemBytes * len(cut))
+	count := 0
+	if by > 0 && at < until || by < 0 && at > until {
+		count = (until-at)/by + 1
 	}
-	if err := r.made(4 * n); err != nil {
+	if err := r.made(itemBytes * count); err != nil {
 		return nil, err
 	}
-	return r.text(string(every([]rune(text), at, until, by)), nil)
-}
-
-// every returns each by-th of a list.
-func every[T any](list []T, at, until, by int) (cut []T) {
+	cut := make([]any, 0, count)
 	for ; by > 0 && at < until || by < 0 && at > until; at += by {
-		cut = append(cut, list[at])
+		cut = append(cut, l.items[at])
 	}
-	return cut
+	return &list{l.form, cut}, nil
 }
 
-// offset is where the n-th code point of a text begins, or the text's end.
-func offset(s string, n int) int {
-	for i := range s {
-		if n--; n < 0 {
-			return i
-		}
+// section returns a part of a text by the places of its code points.
+func (r *run) section(text string, at, until int) (any, error) {
+	from, err := r.offset(text, at)
+	if err != nil {
+		return nil, err
 	}
-	return len(s)
+	text = text[from:]
+	to, err := r.offset(text, max(until-at, 0))
+	return text[:to], err
 }
 
-// letter is the code point at a place of a text, counted from the end if it is negative.
-func (r *run) letter(s string, at int64) (letter string, has bool, err error) {
-	if at >= 0 {
-		from := offset(s, int(at))
-		_, size := utf8.DecodeRuneInString(s[from:])
-		return s[from : from+size], size > 0, r.work(from)
-	}
-	from, size := len(s), 0
-	for ; at < 0; at++ {
-		if _, size = utf8.DecodeLastRuneInString(s[:from]); size == 0 {
-			break
-		}
-		from -= size
-	}
-	return s[from : from+size], size > 0, r.work(len(s) - from)
+// get returns the value of a key. It counts the bytes of the key, which are hashed.
+func (r *run) get(d *Dict, key string) (v any, has bool, err error) {
+	v, has = d.of[key]
+	return v, has, r.spend(len(key))
 }
 
 // place is an index; nil is one that is not given.
@@ -583,8 +464,8 @@ func (r *run) item(v, key any) (any, error) {
 	case undefined:
 		return nil, fmt.Errorf("%s has no items", what(v))
 	case *Dict:
-		if x, has := v.of[name]; isName && has {
-			return x, nil
+		if x, has, err := r.get(v, name); isName && has || err != nil {
+			return x, err
 		}
 	case string, *list:
 		_, i, whole, ok := numeric(key)
@@ -603,7 +484,7 @@ func (r *run) item(v, key any) (any, error) {
 		}
 	}
 	if isName {
-		return attribute(v, name, true)
+		return r.attribute(v, name, true)
 	}
 	name, err := str(key)
 	if err != nil {
@@ -612,12 +493,12 @@ func (r *run) item(v, key any) (any, error) {
 	return undefined{name}, nil
 }
 
-// attr is what Jinja2 makes of v.name.
-func attr(v any, name string) (any, error) { return attribute(v, name, false) }
-
-// attribute is attr, or what remains of item when the value has no such item.
-func attribute(v any, name string, noItem bool) (any, error) {
-	if strings.HasPrefix(name, "_") {
+// attribute returns what Jinja2 makes of v.name, or of v[name] if the value has no such item.
+func (r *run) attribute(v any, name string, noItem bool) (any, error) {
+	if err := r.spend(len(name)); err != nil {
+		return nil, err
+	}
+	if name != "" && name[0] == '_' {
 		return nil, fmt.Errorf("the attribute %.40q is not known here", name)
 	}
 	switch v := v.(type) {

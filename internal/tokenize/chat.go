@@ -67,15 +67,15 @@ func readChat(dir, path string, read func(string) ([]byte, error)) (*renderer, e
 			c.tokens[name] = text
 		}
 	}
-	if c, err = c.with(string(text)); err != nil {
+	if c, err = c.with(context.Background(), string(text)); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return c, nil
 }
 
-// with returns the same with another template.
-func (c *renderer) with(text string) (*renderer, error) {
-	t, err := jinja.Parse(text)
+// with returns the same with another template. It returns the context's error if that is done before the end.
+func (c *renderer) with(ctx context.Context, text string) (*renderer, error) {
+	t, err := jinja.ParseContext(ctx, text)
 	if err != nil {
 		return nil, err
 	}
@@ -106,15 +106,15 @@ func (c *renderer) render(ctx context.Context, t *api.Text) (string, error) {
 			vars[name] = text
 		}
 	}
-	if err := arguments(vars, t.ChatTemplateKwargs); err != nil {
+	if err := arguments(ctx, vars, t.ChatTemplateKwargs); err != nil {
 		return "", err
 	}
-	messages, err := messages(t.Messages)
+	messages, err := messages(ctx, t.Messages)
 	if err != nil {
 		return "", err
 	}
 	if t.Tools != nil {
-		if vars["tools"], err = tools(t.Tools); err != nil {
+		if vars["tools"], err = tools(ctx, t.Tools); err != nil {
 			return "", err
 		}
 	}
@@ -148,7 +148,11 @@ func (c *renderer) continued(ctx context.Context, vars jinja.Vars, messages []an
 		return "", err
 	}
 	at := strings.LastIndex(text, strings.TrimSpace(continueTag))
-	if at < 0 || !strings.Contains(text, strings.TrimFunc(final, jinja.IsSpace)) || !strings.Contains(c.text, "content") {
+	shown, err := jinja.Contains(ctx, text, strings.TrimFunc(final, jinja.IsSpace))
+	if err != nil {
+		return "", err
+	}
+	if at < 0 || !shown || !strings.Contains(c.text, "content") {
 		return "", errors.New("the template does not show the final message as it is, so that it cannot be continued")
 	}
 	if strings.HasPrefix(text[at:], continueTag) {
@@ -166,11 +170,11 @@ var ownArguments = []string{"messages", "conversation", "tools", "documents", "c
 	"return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs"}
 
 // arguments adds chat_template_kwargs to the variables.
-func arguments(vars jinja.Vars, kwargs api.Value) error {
+func arguments(ctx context.Context, vars jinja.Vars, kwargs api.Value) error {
 	if kwargs == nil {
 		return nil
 	}
-	v, err := jinja.Decode(kwargs)
+	v, err := jinja.Decode(ctx, kwargs)
 	if err != nil {
 		return fmt.Errorf("chat_template_kwargs: %w", err)
 	}
@@ -189,8 +193,8 @@ func arguments(vars jinja.Vars, kwargs api.Value) error {
 }
 
 // messages reads messages, and makes of each what vLLM gives to a template whose contents are text.
-func messages(data api.Value) ([]any, error) {
-	v, err := jinja.Decode(data)
+func messages(ctx context.Context, data api.Value) ([]any, error) {
+	v, err := jinja.Decode(ctx, data)
 	if err != nil {
 		return nil, fmt.Errorf("messages: %w", err)
 	}
@@ -200,14 +204,14 @@ func messages(data api.Value) ([]any, error) {
 	}
 	list := make([]any, len(items))
 	for i, item := range items {
-		if list[i], err = message(item); err != nil {
+		if list[i], err = message(ctx, item); err != nil {
 			return nil, fmt.Errorf("message %d: %w", i, err)
 		}
 	}
 	return list, nil
 }
 
-func message(v any) (*jinja.Dict, error) {
+func message(ctx context.Context, v any) (*jinja.Dict, error) {
 	in, is := v.(*jinja.Dict)
 	if !is {
 		return nil, errors.New("it is no object")
@@ -237,7 +241,7 @@ func message(v any) (*jinja.Dict, error) {
 			}
 			made := make([]any, len(items))
 			for i, call := range items {
-				if made[i], err = toolCall(call); err != nil {
+				if made[i], err = toolCall(ctx, call); err != nil {
 					return nil, fmt.Errorf("tool call %d: %w", i, err)
 				}
 			}
@@ -316,7 +320,7 @@ func fields(v any, names ...string) (*jinja.Dict, error) {
 }
 
 // toolCall is a tool call whose arguments are an object.
-func toolCall(v any) (*jinja.Dict, error) {
+func toolCall(ctx context.Context, v any) (*jinja.Dict, error) {
 	call, err := fields(v, "id", "function", "type")
 	if err != nil {
 		return nil, err
@@ -331,7 +335,7 @@ func toolCall(v any) (*jinja.Dict, error) {
 	}
 	given, _ := function.Get("arguments")
 	if text, is := given.(string); is && text != "" {
-		if given, err = jinja.Decode([]byte(text)); err != nil {
+		if given, err = jinja.Decode(ctx, []byte(text)); err != nil {
 			return nil, fmt.Errorf("its arguments are no JSON: %w", err)
 		}
 	} else if given == nil || is {
@@ -346,8 +350,8 @@ func toolCall(v any) (*jinja.Dict, error) {
 }
 
 // tools reads tools, each as vLLM gives it to a template: with all keys, in vLLM's order.
-func tools(data api.Value) (any, error) {
-	v, err := jinja.Decode(data)
+func tools(ctx context.Context, data api.Value) (any, error) {
+	v, err := jinja.Decode(ctx, data)
 	if err != nil {
 		return nil, fmt.Errorf("tools: %w", err)
 	}

@@ -1,10 +1,15 @@
 package tokenize
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"io/fs"
+	"net/http"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -42,7 +47,7 @@ func TestChats(t *testing.T) {
 		if text.ContinueFinalMessage != nil {
 			template = showContinued
 		}
-		r, err := (&renderer{}).with(template)
+		r, err := (&renderer{}).with(t.Context(), template)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -105,6 +110,8 @@ func TestChatsRefused(t *testing.T) {
 			"bos_token"},
 		{`{"messages":[` + user + `],"chat_template":"{% for p in messages[0].content %}{% endfor %}"}`,
 			"in parts"},
+		{`{"messages":[` + user + `],"chat_template":"{{ 'x' * 9000000 }}"}`,
+			"a text of 9000000 bytes"},
 		{`{"messages":"hi"}`, "messages is no list"},
 		{`{"messages":[` + user + `],"tools":{}}`, "tools is no list"},
 	} {
@@ -113,7 +120,7 @@ func TestChatsRefused(t *testing.T) {
 		if err := json.Unmarshal([]byte(request), &text); err != nil {
 			t.Fatal(err)
 		}
-		r, err := (&renderer{}).with(showAll)
+		r, err := (&renderer{}).with(t.Context(), showAll)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -202,6 +209,85 @@ func TestClock(t *testing.T) {
 		}
 		if !slices.Equal(outcomes, []Outcome{OK, want}) {
 			t.Errorf("%s: %v", template, outcomes)
+		}
+	}
+}
+
+// TestDisconnect has clients whose connections end while their texts are made: the only slot of the model is free again
+// at once. Each of the texts would take minutes, with few steps of the template.
+func TestDisconnect(t *testing.T) {
+	const n = 7 << 20
+	settings := Settings{Models: map[string]Source{"m": {Path: "m/tokenizer.json", InFlight: 1,
+		TimeoutMS: int((10 * patience).Milliseconds())}}}
+	read := folder(t, map[string]string{"m/chat_template.jinja": "{% for m in messages %}{{ m.content }}{% endfor %}"})
+	if err := settings.Complete(read); err != nil {
+		t.Fatal(err)
+	}
+	s := New(Config{Settings: settings})
+	begun, ended := make(chan bool), make(chan error)
+	url := serve(t, func(_ http.ResponseWriter, r *http.Request) {
+		var text api.Text
+		if err := json.NewDecoder(r.Body).Decode(&text); err != nil {
+			t.Error(err)
+		}
+		_, _ = io.Copy(io.Discard, r.Body) // net/http sees the connection's end after the body's
+		begun <- true
+		_, err := s.Tokenize(r.Context(), "m", &text)
+		ended <- err
+	})
+	wide := strings.Repeat("\u4e00", n/3)
+	period := strings.Repeat("a"+strings.Repeat("b", 16), n/2/17)
+	yes, no := true, false
+	message := func(contents ...string) api.Value {
+		var list []map[string]string
+		for _, text := range contents {
+			list = append(list, map[string]string{"role": "user", "content": text})
+		}
+		data, err := json.Marshal(list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	for name, text := range map[string]api.Text{
+		"trim": {Messages: message(wide), ChatTemplate: "{% set c = messages[0].content %}{% set c = c ~ c ~ c %}" +
+			"{% set x = range(5000)|map('trim', c)|list %}"},
+		"search": {Messages: message(period, period[:n/3]+"c"), ChatTemplate: "{% set a = messages[0].content %}" +
+			"{% set a = a ~ a ~ a %}{% for i in range(500) %}{% set x = messages[1].content in a %}{% endfor %}"},
+		"continued": {Messages: message(period, period[:n/3]+"c"), AddGenerationPrompt: &no, ContinueFinalMessage: &yes},
+	} {
+		body, err := json.Marshal(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		gone := make(chan bool)
+		go func() {
+			if a, err := http.DefaultClient.Do(r); err == nil {
+				a.Body.Close()
+			}
+			close(gone)
+		}()
+		<-begun
+		for len(s.of("m").slots) == 0 {
+			runtime.Gosched()
+		}
+		cancel()
+		<-gone
+		select {
+		case err := <-ended:
+			if o := OutcomeOf(err); o != TimedOut && o != Refused { // refused for too much work
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(patience):
+			t.Fatalf("%s: the text is still made %v after its client has gone", name, patience)
+		}
+		if _, err := s.Tokenize(t.Context(), "m", &api.Text{Prompt: "x" + name}); err != nil {
+			t.Errorf("%s: no slot is free: %v", name, err)
 		}
 	}
 }

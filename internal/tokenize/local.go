@@ -56,7 +56,11 @@ func (l *Local) render(ctx context.Context, t *api.Text) (string, error) {
 	}
 	var err error
 	if t.ChatTemplate != "" {
-		if c, err = c.with(t.ChatTemplate); err != nil {
+		c, err = c.with(ctx, t.ChatTemplate)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return "", ctx.Err()
+		case err != nil:
 			return "", failed(Refused, "chat_template: %w", err)
 		}
 	}
@@ -68,6 +72,9 @@ func (l *Local) render(ctx context.Context, t *api.Text) (string, error) {
 		return "", failed(Refused, "%w; %s", err, adviceURL)
 	case err != nil:
 		return "", failed(Refused, "%w", err)
+	case t.ChatTemplate != "" && len(text) > api.MaxBody:
+		return "", failed(Refused, "chat_template makes a text of %d bytes, more than the %d of a request", len(text),
+			api.MaxBody)
 	}
 	return text, nil
 }

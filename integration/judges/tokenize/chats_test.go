@@ -149,7 +149,7 @@ func renderAll(t *testing.T, cases []chatCase) []chatResult {
 
 func renderOurs(t *testing.T, template *jinja.Template, vars []byte) (string, error) {
 	t.Helper()
-	v, err := jinja.Decode(vars)
+	v, err := jinja.Decode(t.Context(), vars)
 	if err != nil {
 		t.Fatal(err)
 	}
