@@ -64,6 +64,65 @@ func startTokenizer(t *testing.T, prompt []uint32) (url string, asked *atomic.In
 	return s.URL, asked, fails
 }
 
+// TestRequestTemplates has chat templates of requests: a node refuses them over HTTP and NATS, in find and select, and
+// asks no tokenizer, unless it is told to run them.
+func TestRequestTemplates(t *testing.T) {
+	t.Parallel()
+	url, asked, _ := startTokenizer(t, harness.Tokens(1, 2*harness.BlockSize))
+	file := filepath.Join(t.TempDir(), "tokenizers.yaml")
+	if err := os.WriteFile(file, []byte("models: {m: {tokenize: "+url+", timeout_ms: 60000}}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 4*harness.Patience)
+	defer cancel()
+	chat := api.Value(`[{"role":"user","content":"hi"}]`)
+	texts := map[string]*api.Text{
+		"field":     {Messages: chat, ChatTemplate: "{{ messages }}"},
+		"arguments": {Messages: chat, ChatTemplateKwargs: api.Value(`{"chat_template":"{{ messages }}"}`)},
+	}
+	for _, runs := range []bool{false, true} {
+		x := harness.StartIndexer(t, t.TempDir(), "", "--tokenizers", file, fmt.Sprint("--request-templates=", runs))
+		sim := harness.StartSimEngine(t)
+		harness.StartSimShim(t, sim, x.NATS, "w1")
+		known := harness.Tokens(9000, harness.BlockSize)
+		harness.ServePrompt(t, sim, known)
+		x.WaitDepth(t, "m", known, "w1", 1)
+		http, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		nats, err := client.NATS(connectNATS(t, "nats://"+x.NATS), "default", client.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nats.Close()
+		for over, c := range map[string]*client.Client{"HTTP": http, "NATS": nats} {
+			for where, text := range texts {
+				before := asked.Load()
+				a, found := c.Find(ctx, &client.Query{Model: "m", Text: text})
+				s, chosen := c.Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Text: text}})
+				if runs {
+					if found != nil || chosen != nil || !a.Tokenized || !s.Tokenized {
+						t.Errorf("%s, %s: %+v, %v; %+v, %v", over, where, a, found, s, chosen)
+					}
+					continue
+				}
+				for _, err := range []error{found, chosen} {
+					e := api.AsError(err)
+					if e.Code != api.CodeMalformed || !strings.Contains(e.Message, "--request-templates") ||
+						asked.Load() != before {
+						t.Errorf("%s, %s: %v; asked %d times", over, where, err, asked.Load()-before)
+					}
+				}
+			}
+			large := &api.Text{Messages: chat, ChatTemplate: strings.Repeat("x", api.MaxChatTemplate+1)}
+			if _, err := c.Find(ctx, &client.Query{Model: "m", Text: large}); api.AsError(err).Code != api.CodeTooLarge {
+				t.Errorf("%s: a large template: %v", over, err)
+			}
+		}
+	}
+}
+
 // TestText asks three nodes about texts: one has a tokenizer's URL, one a renderer's, and one asks the model's own
 // workers.
 func TestText(t *testing.T) {

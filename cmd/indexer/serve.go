@@ -154,6 +154,9 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 		"YAML file with constants of the choice, such as router_temperature: 0.5; see docs/routing.md")
 	f.StringVar(&s.tokenizers, "tokenizers", "",
 		"YAML file that says for each model what makes tokens of prompts and messages; see docs/text.md")
+	f.BoolVar(&s.RequestTemplates, "request-templates", false,
+		"run the chat templates that requests bring (chat_template), in place of the model's own; by default such requests "+
+			"are refused, as by vLLM without --trust-request-chat-template")
 	f.DurationVar(&s.RequestExpiry, "request-expiry", 300*time.Second,
 		"age at which a request that was booked and not freed is forgotten; the same on all nodes")
 	f.IntVar(&s.MaxRequests, "max-requests", load.DefaultRequests,

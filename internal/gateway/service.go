@@ -40,6 +40,10 @@ type Config struct {
 	All    func() []registry.ModelRank
 	Text   bool // Router makes tokens of texts; else requests with a text go by load
 
+	// Templates is set if Router runs chat templates of requests. Otherwise such requests go by load. vLLM too refuses
+	// them by default.
+	Templates bool
+
 	Fallbacks int   // how many workers are named beside the chosen one; default 2
 	MaxBodies int64 // bytes of the bodies that are read at once; default 64 MiB
 
@@ -188,8 +192,8 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	}
 	switch {
 	case tokens != nil:
-	case s.cfg.Text && p.ChatTemplate == "" && p.Text.Check() == nil:
-		q.Text = &p.Text // but not with a template of the user's, which is a program: vLLM refuses those by default too
+	case s.cfg.Text && (s.cfg.Templates || !p.HasTemplate()) && p.Text.Check() == nil:
+		q.Text = &p.Text
 	default:
 		q.ISLTokens, q.LoRA, q.CacheSalt = p.estimate(), "", "" // these go with tokens
 	}

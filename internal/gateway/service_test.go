@@ -339,9 +339,10 @@ func TestAddress(t *testing.T) {
 // text either.
 func TestTextsOfUsers(t *testing.T) {
 	for body, text := range map[string]bool{
-		`{"model":"m","messages":[{"role":"user","content":"hi"}],"tools":null,"chat_template_kwargs":null}`: true,
-		`{"model":"m","prompt":"hi","messages":null,"tools":null}`:                                           true,
-		`{"model":"m","messages":[{"role":"user","content":"hi"}],"chat_template":"{{ 1 }}"}`:                false,
+		`{"model":"m","messages":[{"role":"user","content":"hi"}],"tools":null,"chat_template_kwargs":null}`:     true,
+		`{"model":"m","prompt":"hi","messages":null,"tools":null}`:                                               true,
+		`{"model":"m","messages":[{"role":"user","content":"hi"}],"chat_template":"{{ 1 }}"}`:                    false,
+		`{"model":"m","messages":[{"role":"user","content":"hi"}],"chat_template_kwargs":{"chat_template":"x"}}`: false,
 		`{"model":"m","messages":"hi"}`:                                                      false,
 		`{"model":"m","messages":{"role":"user","content":"hi"}}`:                            false,
 		`{"model":"m","messages":[{"role":"user","content":"hi"}],"tools":{}}`:               false,
@@ -355,5 +356,16 @@ func TestTextsOfUsers(t *testing.T) {
 		if asked := strings.Contains(strings.Join(w.log, "\n"), " text "); asked != text {
 			t.Errorf("%s: as text: %v\n%q", body, asked, w.log)
 		}
+	}
+	w := newWorld()
+	config := w.config()
+	config.Templates = true
+	send := []string{"headers buffered ",
+		`body {"model":"m","messages":[{"role":"user","content":"hi"}],"chat_template":"{{ 1 }}"}`}
+	if err := New(config).Process(&script{t: t, w: w, send: send}); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(strings.Join(w.log, "\n"), " text ") {
+		t.Errorf("a template goes by load although templates are run: %q", w.log)
 	}
 }

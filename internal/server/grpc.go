@@ -28,7 +28,7 @@ func (s *Server) serveGRPC() (stop func(), err error) {
 	}, func(r grpc.ServiceRegistrar) {
 		extprocv3.RegisterExternalProcessorServer(r, gateway.New(gateway.Config{
 			Router: tracedRouter{router{s}}, Pool: s.registry.Pool, All: s.registry.All, MaxBodies: maxBodies,
-			Text:  s.tokenizers != nil,
+			Text: s.tokenizers != nil, Templates: s.RequestTemplates,
 			Hooks: gateway.Hooks{Reused: s.reuse, Moved: s.queries.Moved},
 		}))
 		kvindexerpb.RegisterKVIndexerServer(r, kvindexer.New(kvindexer.Config{Find: s.tracedFind, Pools: s.registry.Pools}))

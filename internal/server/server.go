@@ -74,7 +74,8 @@ type Settings struct {
 
 	FunnelBlocks int // that are remembered to say where reusable tokens are lost; 0: the usual number
 
-	Tokenizers tokenize.Settings // what makes tokens of texts, by model
+	Tokenizers       tokenize.Settings // what makes tokens of texts, by model
+	RequestTemplates bool              // chat templates of requests are run
 
 	MaxRequests   int           // requests under way of one model; 0: [load.DefaultRequests]
 	RequestExpiry time.Duration // the age at which a request under way that nobody has freed is forgotten; 0: 300 s

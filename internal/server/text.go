@@ -44,6 +44,11 @@ func servingEndpoints(pool *registry.Pool) (list []string) {
 // readText makes tokens of a query's text. Without any, the query is that of a prompt of which nobody holds anything.
 // An error says that nothing here makes tokens at all.
 func (s *Server) readText(ctx context.Context, q *api.Query) (asked api.Query, out *api.Tokenization, err error) {
+	if q.Text.HasTemplate() && !s.RequestTemplates {
+		return asked, nil, api.Errorf(api.CodeMalformed, "the query has a chat_template, and this node runs no chat "+
+			"templates of requests: leave it out, so that the model's own is used, or start indexer serve with "+
+			"--request-templates")
+	}
 	if s.tokenizers == nil {
 		return asked, nil, api.Errorf(api.CodeMalformed, "this node makes no tokens of prompts and messages: "+
 			"send tokens, or start indexer serve with --tokenizers")

@@ -15,6 +15,9 @@ const (
 	// MaxBody is the size of a request, in bytes, beyond which it is refused.
 	MaxBody = 8 << 20
 
+	// MaxChatTemplate is the size of the chat template of a request, in bytes.
+	MaxChatTemplate = 64 << 10
+
 	// MaxTokens is how many tokens, and as many block hashes, one query may have.
 	MaxTokens = 1 << 20
 )

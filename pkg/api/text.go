@@ -210,6 +210,23 @@ func appendQuoted(to []byte, text string) []byte {
 	return append(to, bytes.TrimSuffix(b.Bytes(), []byte("\n"))...)
 }
 
+// HasTemplate reports whether the text brings a chat template: a program that makes its prompt. Engines also accept one
+// among the arguments of templates.
+func (t *Text) HasTemplate() bool {
+	if t.ChatTemplate != "" {
+		return true
+	}
+	s, has := &jsonSource{data: t.ChatTemplateKwargs}, false
+	if s.kind() != kindObject {
+		return false
+	}
+	err := s.object(func(key []byte) error {
+		has = has || string(key) == "chat_template" && s.kind() != kindNull
+		return s.skip()
+	})
+	return has || err != nil
+}
+
 // Check refuses what nobody could make tokens of. The error is an [Error].
 func (t *Text) Check() error {
 	for _, f := range []struct {
@@ -231,6 +248,9 @@ func (t *Text) Check() error {
 		return Errorf(CodeMalformed, "the query has a prompt and messages; give one of them")
 	case t.Messages == nil && chat:
 		return Errorf(CodeMalformed, "tools and what else a chat template is given go with messages only")
+	case len(t.ChatTemplate) > MaxChatTemplate:
+		return Errorf(CodeTooLarge, "chat_template has %d bytes, more than %d; give the model's file a template of that size",
+			len(t.ChatTemplate), MaxChatTemplate)
 	case t.Messages != nil && (&jsonSource{data: t.Messages}).empty():
 		return Errorf(CodeMalformed, "messages is an empty list")
 	case t.on(t.AddGenerationPrompt) && t.on(t.ContinueFinalMessage):

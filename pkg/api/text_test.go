@@ -114,6 +114,39 @@ func TestTextCheck(t *testing.T) {
 	}
 }
 
+// TestHasTemplate finds a chat template wherever engines accept one.
+func TestHasTemplate(t *testing.T) {
+	for body, has := range map[string]bool{
+		`{"messages":[{}]}`:                    false,
+		`{"messages":[{}],"chat_template":""}`: false,
+		`{"messages":[{}],"chat_template":null,"chat_template_kwargs":null}`:                     false,
+		`{"messages":[{}],"chat_template":"x"}`:                                                  true,
+		`{"messages":[{}],"chat_template_kwargs":{"enable_thinking":true}}`:                      false,
+		`{"messages":[{}],"chat_template_kwargs":{"chat_template":null}}`:                        false,
+		`{"messages":[{}],"chat_template_kwargs":{"x":{"chat_template":"x"}}}`:                   false,
+		`{"messages":[{}],"chat_template_kwargs":{"chat_template":"x"}}`:                         true,
+		`{"messages":[{}],"chat_template_kwargs":{"a":[1],"chat\u005ftemplate":1}}`:              true,
+		`{"messages":[{}],"chat_template_kwargs":{"chat_template":"x","chat_template":null}}`:    true,
+		`{"messages":[{}],"chat_template_kwargs": {"chat_template" : null,"chat_template":"x"}}`: true,
+	} {
+		var text Text
+		if err := json.Unmarshal([]byte(body), &text); err != nil {
+			t.Fatal(err)
+		}
+		if text.HasTemplate() != has {
+			t.Errorf("%s: it has a template: %v", body, !has)
+		}
+	}
+	text := Text{Messages: Value(`[{}]`), ChatTemplate: strings.Repeat("x", MaxChatTemplate)}
+	if err := text.Check(); err != nil {
+		t.Error(err)
+	}
+	text.ChatTemplate += "x"
+	if err := text.Check(); AsError(err).Code != CodeTooLarge {
+		t.Error(err)
+	}
+}
+
 // TestTextRefused has what nobody could make tokens of.
 func TestTextRefused(t *testing.T) {
 	for body, says := range map[string]string{
