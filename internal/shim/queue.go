@@ -135,6 +135,7 @@ func (m *Machine) Resync(now events.Millis) {
 // reset begins a new incarnation, above what the log has, with all that the engine can say again. What waits and is not
 // in the air is dropped.
 func (m *Machine) reset(why events.Reason, now events.Millis) {
+	m.abandon()
 	for i := m.inflight; i < len(m.queue); i++ {
 		m.queuedBytes -= m.queue[i].memory()
 		m.queue[i] = entry{}
