@@ -13,7 +13,7 @@ type Limits struct {
 	QueueBytes int
 
 	// PartBytes is how much may wait to be published while a message of very many events is decoded further. It bounds
-	// the memory of such a message, which may be 40 times its size. Default 16 MiB.
+	// the memory of such a message, which may be 40 times its size. Default 4 MiB.
 	PartBytes int
 
 	// HeldBytes is how much live traffic is kept while a replay runs. What does not fit is asked for again. Default 64
@@ -43,7 +43,7 @@ type Limits struct {
 
 func (l Limits) withDefaults() Limits {
 	l.QueueBytes = cmp.Or(max(l.QueueBytes, 0), 64<<20)
-	l.PartBytes = cmp.Or(max(l.PartBytes, 0), 16<<20)
+	l.PartBytes = cmp.Or(max(l.PartBytes, 0), 4<<20)
 	l.HeldBytes = cmp.Or(max(l.HeldBytes, 0), 64<<20)
 	l.MessageBytes = cmp.Or(max(l.MessageBytes, 0), 768<<10)
 	l.FlightMessages = cmp.Or(max(l.FlightMessages, 0), 32)
