@@ -92,6 +92,8 @@ type Frame struct {
 	// Opened says that this is no message: a connection of who feeds has begun, before which something may have been
 	// missed.
 	Opened bool
+
+	received chan struct{} // is closed when a shim has received the frame; see Give
 }
 
 // Read is what an engine's message says, and a digest by which it is known again. The machine keeps neither.

@@ -193,3 +193,36 @@ func TestLargeMessagesWaitOutsideTheShim(t *testing.T) {
 		}
 	}
 }
+
+// TestLargeFramesWaitOutsideTheFeed: so do large frames that are fed.
+func TestLargeFramesWaitOutsideTheFeed(t *testing.T) {
+	for size, most := range map[int]int{largeMessage: 1, 100: 64} {
+		ctx, cancel := context.WithCancel(t.Context())
+		feed, given := make(chan Frame, 64), make(chan int, 1000)
+		go func() {
+			for ctx.Err() == nil {
+				given <- size
+				Give(ctx, feed, Frame{Payload: make([]byte, size)})
+			}
+			close(feed)
+		}()
+		r := &runner{cfg: Config{Feed: feed}}
+		for range 3 {
+			if _, ok := r.feed(ctx); !ok {
+				t.Fatal("the feed has ended")
+			}
+			for range 100 {
+				runtime.Gosched()
+			}
+			if n := len(feed); n > most {
+				t.Errorf("%d more of %d bytes wait", n, size)
+			}
+		}
+		cancel()
+		for range feed {
+		}
+		if n := len(given); n > 3+most+1 {
+			t.Errorf("%d frames of %d bytes are given", n, size)
+		}
+	}
+}

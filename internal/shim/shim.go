@@ -425,10 +425,32 @@ func (r *runner) receive(ctx context.Context) (inbound, bool) {
 	return inbound{Message: msg}, err == nil
 }
 
+// Give hands a frame to a shim by its [Config].Feed. It waits until the shim has received a large frame, so that large
+// frames do not pile up in the channel. It returns when ctx ends.
+func Give(ctx context.Context, feed chan<- Frame, f Frame) {
+	if f.size() >= largeMessage {
+		f.received = make(chan struct{})
+	}
+	select {
+	case feed <- f:
+	case <-ctx.Done():
+		return
+	}
+	if f.received != nil {
+		select {
+		case <-f.received:
+		case <-ctx.Done():
+		}
+	}
+}
+
 // feed returns the next message that was handed in.
 func (r *runner) feed(ctx context.Context) (inbound, bool) {
 	select {
 	case f, ok := <-r.cfg.Feed:
+		if f.received != nil {
+			close(f.received)
+		}
 		return inbound{fed: &f}, ok
 	case <-ctx.Done():
 		return inbound{}, false
