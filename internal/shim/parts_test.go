@@ -38,8 +38,8 @@ func largeMessages(size int) map[string]struct {
 	}
 }
 
-// TestLargeMessagesTakeLittleMemory: what a message decodes to waits in parts, whatever it has very many of. A shim that
-// is killed between two batches of the message goes on where it was, and the last batch has the message's cursor.
+// TestLargeMessagesTakeLittleMemory: what a message decodes to waits in parts, whatever it has very many of. A shim
+// that is killed between two batches of the message goes on where it was, and the last batch has the message's cursor.
 func TestLargeMessagesTakeLittleMemory(t *testing.T) {
 	const size = 8 << 20
 	for name, large := range largeMessages(size) {

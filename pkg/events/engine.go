@@ -183,7 +183,9 @@ func (d *Decoder) Begin(payload []byte) (m Message, more bool, err error) {
 }
 
 func (d *Decoder) begin(payload []byte, bound partBound) (m Message, more bool, err error) {
-	d.close()
+	if d.envelope.r.Data != nil {
+		d.close()
+	}
 	if len(payload) > maxPayload {
 		return m, false, malformed(0, "%s message of %d bytes: at most %d", d.engine, len(payload), maxPayload)
 	}
@@ -231,7 +233,14 @@ func (d *Decoder) part(done bool) (part []Event, more bool) {
 }
 
 // close forgets the message in hand.
-func (d *Decoder) close() { d.envelope, d.removing, d.raw = envelope{}, longRemove{}, rawEvent{} }
+func (d *Decoder) close() {
+	d.envelope = envelope{}
+	if d.removing.names.Data != nil {
+		d.removing = longRemove{}
+	}
+	e := &d.raw // of the last event
+	e.data, e.lora, e.loraID, e.salt = nil, nil, nil, nil
+}
 
 func (d *Decoder) emptyPart() {
 	clear(d.events)

@@ -23,9 +23,10 @@ type StoreEvent struct {
 const DefaultTenant = "default"
 
 // ReadStoreEvents reads the third frame of a Mooncake master's message, [timestamp_ms, [event maps], dp_rank], which
-// follows an empty topic and a big-endian number. It checks all of the message, and returns the events one at a time, in
-// order. The payload must not change meanwhile. The error wraps [ErrMalformed]; then nothing is known of what the message
-// said. Fields that are not needed are skipped, an event of an unknown type is not: its effect on the store is unknown.
+// follows an empty topic and a big-endian number. It checks all of the message, and returns the events one at a time,
+// in order. The payload must not change meanwhile. The error wraps [ErrMalformed]; then nothing is known of what the
+// message said. Fields that are not needed are skipped. An event of an unknown type is an error: its effect on the
+// store is unknown.
 func ReadStoreEvents(payload []byte) (iter.Seq[StoreEvent], error) {
 	if len(payload) > maxPayload {
 		return nil, malformed(0, "a store's message of %d bytes: at most %d", len(payload), maxPayload)
