@@ -151,12 +151,7 @@ func (f *fleet) hearPublisher(ctx context.Context, p dynamo.Publisher) (err erro
 			served <- f.serve(key, feed, &setDecoder{}, f.source(&p, log))
 			stop()
 		}()
-		give := func(frame shim.Frame) {
-			select {
-			case feed <- frame:
-			case <-hearing.Done():
-			}
-		}
+		give := func(frame shim.Frame) { shim.Give(hearing, feed, frame) }
 		opened = func() { give(shim.Frame{Opened: true}) }
 		deliver = func(e events.RouterEvent) {
 			if e.Key == p.Key {

@@ -130,10 +130,7 @@ func (f *fleet) deliver(e events.RouterEvent, digest uint64) {
 		})
 		return
 	}
-	select {
-	case feed <- shim.Frame{Seq: events.EngineSeq(e.ID), Read: read}:
-	case <-f.ctx.Done():
-	}
+	shim.Give(f.ctx, feed, shim.Frame{Seq: events.EngineSeq(e.ID), Read: read})
 }
 
 // checkWorker says why a name cannot be a worker's. Who serves a rank would find out too late: its end is the fleet's.

@@ -55,9 +55,26 @@ func (w *watcher) examiner(decoder *events.Decoder) *shim.Examiner {
 	}
 }
 
-// Decode decodes and looks at what was passed over.
-func (w *watcher) Decode(payload []byte) (events.Message, error) {
-	msg, err := w.Examiner.Decode(payload)
+// Begin decodes the first part of a message, and looks at what was passed over.
+func (w *watcher) Begin(payload []byte) (msg events.Message, more bool, err error) {
+	msg, more, err = w.Examiner.Begin(payload)
+	w.look()
+	if msg.HasRank && msg.Rank != events.Rank(w.cfg.rank) && !w.otherRank {
+		w.otherRank = true
+		w.log.Error("the engine says that it is another data-parallel rank; see --rank", "engine_rank", msg.Rank,
+			"what_to_do", "give this shim the rank, or the other rank's endpoint")
+	}
+	return msg, more, err
+}
+
+// Continue decodes the next part, and looks at what was passed over.
+func (w *watcher) Continue() (part []events.Event, more bool) {
+	part, more = w.Examiner.Continue()
+	w.look()
+	return part, more
+}
+
+func (w *watcher) look() {
 	if now := w.Counts(); now != w.skipped {
 		w.skips.do(func(uint64) {
 			for s := range now {
@@ -69,12 +86,6 @@ func (w *watcher) Decode(payload []byte) (events.Message, error) {
 		})
 		w.cfg.figures.of(w, func(r *rankFigures) { r.skipped = now })
 	}
-	if msg.HasRank && msg.Rank != events.Rank(w.cfg.rank) && !w.otherRank {
-		w.otherRank = true
-		w.log.Error("the engine says that it is another data-parallel rank; see --rank", "engine_rank", msg.Rank,
-			"what_to_do", "give this shim the rank, or the other rank's endpoint")
-	}
-	return msg, err
 }
 
 // wrongBlockSize is what to do about blocks of another size. The wrong size stays registered for the model until it is

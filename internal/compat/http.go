@@ -1,7 +1,6 @@
 package compat
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,8 +32,11 @@ type Config struct {
 	Server Server
 	Shims  *Shims
 
-	// Dump writes what all workers hold as router events, one JSON object a line.
-	Dump func(ctx context.Context, out io.Writer) error
+	// Dump writes what workers hold as router events, one JSON object a line. Each line is one call of Write.
+	Dump func(ctx context.Context, of []events.WorkerID, out io.Writer) error
+
+	// Dumps has room for as many elements as dumps may be under way.
+	Dumps chan struct{}
 
 	// Ended is told what became of each request, by its path without the slash. May be nil.
 	Ended func(op, outcome string)
@@ -199,6 +201,14 @@ func Register(mux web.Mux, cfg Config) {
 			if err == nil {
 				out, err = do(ctx, body, r.URL.Query())
 			}
+			if dump, is := out.(*Dump); is {
+				var begun bool
+				if begun, err = dump.Stream(r.Context(), w); begun || err == nil {
+					cfg.Ended(op, Streamed(err))
+					AbortAfter(err)
+					return
+				}
+			}
 			status, e := statusOf(err)
 			if e != nil {
 				out = map[string]string{"error": e.Message, "code": string(e.Code)}
@@ -232,6 +242,21 @@ func Register(mux web.Mux, cfg Config) {
 			http.Error(w, http.StatusText(http.StatusMethodNotAllowed), http.StatusMethodNotAllowed)
 		}
 	})
+}
+
+// Streamed is the outcome of an answer whose first bytes are sent.
+func Streamed(err error) string {
+	if err != nil {
+		return api.OutcomeUnsent
+	}
+	return api.OutcomeOK
+}
+
+// AbortAfter ends the connection after an error in the middle of an answer, so that the client sees that it is cut off.
+func AbortAfter(err error) {
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
 }
 
 // open reads a request's body. What is posted must say that it is JSON, as in Dynamo: a web page may post anything else
@@ -571,51 +596,4 @@ func hashMedia(
 		hashes = append(hashes, uint64(local))
 	}
 	return hashes, nil
-}
-
-type dumped struct {
-	Size   uint32            `json:"block_size"`
-	Events []json.RawMessage `json:"events"`
-}
-
-// Holdings is what /dump tells.
-func (cfg *Config) Holdings(ctx context.Context) (any, error) { return cfg.dump(ctx, nil, nil) }
-
-// dump has snapshots written and reads them back: what it tells is what the log said a moment ago.
-func (cfg *Config) dump(ctx context.Context, _ []byte, _ url.Values) (any, error) {
-	list, err := cfg.Server.Workers(ctx, api.WorkersRequest{})
-	if err != nil {
-		return nil, err
-	}
-	if _, err := cfg.Server.Snapshot(ctx); err != nil {
-		return nil, err
-	}
-	var text bytes.Buffer
-	if err := cfg.Dump(ctx, &text); err != nil {
-		return nil, err
-	}
-	out, models := map[string]*dumped{}, map[ID]*dumped{}
-	grouped := map[string]bool{}
-	for _, l := range cfg.Shims.Listeners() {
-		grouped[l.Record.Model] = l.Record.Engine.Group != DefaultGroup
-	}
-	for _, w := range list.Workers {
-		key := w.Model + ":" + DefaultGroup
-		if grouped[w.Model] {
-			key = w.Model
-		}
-		if out[key] == nil {
-			out[key] = &dumped{Size: w.BlockSize, Events: []json.RawMessage{}}
-		}
-		models[ID(w.Instance)] = out[key]
-	}
-	for _, line := range bytes.Split(bytes.TrimSpace(text.Bytes()), []byte{'\n'}) {
-		var of struct {
-			Worker ID `json:"worker_id"`
-		}
-		if json.Unmarshal(line, &of) == nil && models[of.Worker] != nil {
-			models[of.Worker].Events = append(models[of.Worker].Events, json.RawMessage(line))
-		}
-	}
-	return out, nil
 }

@@ -10,37 +10,40 @@ import (
 // blocksPerEvent is how many blocks one dumped event has at most.
 const blocksPerEvent = 1024
 
-// Image is a partition's image, kept whole. It is a snapshot.Sink.
+// Image is a partition's image, kept whole: 16 bytes a block, and 200 bytes for each run and for each rank that holds
+// some of it. It is a snapshot.Sink.
 type Image struct {
-	runs  map[events.RunID]*events.Run
-	held  map[uint32][]heldRun // by rank
+	runs  map[events.RunID]*run
+	held  map[uint32][]heldRun // by rank; a run's holdings follow each other
 	ranks map[int]events.RankImage
 }
 
-// heldRun is a run of which a rank holds something.
+type run struct {
+	id, parent events.RunID
+	offset     uint32
+	locals     []events.LocalHash
+	names      []events.BlockHash
+}
+
+// heldRun is what a rank holds of a run in one tier for one group.
 type heldRun struct {
-	run      events.RunID
-	holdings []events.Holding
+	run     *run
+	holding events.Holding
 }
 
 // NewImage returns an empty image.
 func NewImage() *Image {
-	return &Image{runs: map[events.RunID]*events.Run{}, held: map[uint32][]heldRun{}, ranks: map[int]events.RankImage{}}
+	return &Image{runs: map[events.RunID]*run{}, held: map[uint32][]heldRun{}, ranks: map[int]events.RankImage{}}
 }
 
 func (im *Image) Run(r *events.Run) error {
-	im.runs[r.ID] = &events.Run{ID: r.ID, Parent: r.Parent, Offset: r.Offset, Locals: slices.Clone(r.Locals),
-		Names: slices.Clone(r.Names)}
+	kept := &run{id: r.ID, parent: r.Parent, offset: r.Offset, locals: slices.Clone(r.Locals),
+		names: slices.Clone(r.Names)}
+	im.runs[r.ID] = kept
 	for _, h := range r.Holdings {
 		h.Bits, h.Copies, h.Names, h.Also = slices.Clone(h.Bits), slices.Clone(h.Copies), slices.Clone(h.Names),
 			slices.Clone(h.Also)
-		list := im.held[h.Rank]
-		if n := len(list); n == 0 || list[n-1].run != r.ID {
-			list = append(list, heldRun{run: r.ID})
-		}
-		last := &list[len(list)-1]
-		last.holdings = append(last.holdings, h)
-		im.held[h.Rank] = list
+		im.held[h.Rank] = append(im.held[h.Rank], heldRun{kept, h})
 	}
 	return nil
 }
@@ -58,13 +61,13 @@ type copies struct {
 }
 
 // each calls f for every block of a run that a holding has, with its copies.
-func each(run *events.Run, h *events.Holding, f func(block uint32, c copies)) {
+func each(run *run, h *events.Holding, f func(block uint32, c copies)) {
 	names, counts, also := h.Names, h.Copies, h.Also
-	for b := range uint32(len(run.Locals)) {
+	for b := range uint32(len(run.locals)) {
 		if b >= h.Lead && (int(b/64) >= len(h.Bits) || h.Bits[b/64]>>(b%64)&1 == 0) {
 			continue
 		}
-		c := copies{h.Tier, run.Names[b], 1}
+		c := copies{h.Tier, run.names[b], 1}
 		if len(names) > 0 && names[0].Block == b {
 			c.name, names = names[0].Name, names[1:]
 		}
@@ -81,11 +84,47 @@ func each(run *events.Run, h *events.Holding, f func(block uint32, c copies)) {
 
 // path is how much of a run a rank's events must name: up to the last block that it holds, or that another run follows.
 type path struct {
-	run   *events.Run
-	depth int // runs above it
-	need  uint32
-	names []events.BlockHash // as dumped; 0..need
-	held  [][]copies
+	run    *run
+	held   []heldRun // what the rank holds of it
+	depth  int       // runs above it
+	need   uint32
+	parent events.BlockHash // as dumped, of the block before the run's first, if hasParent
+	up     *path            // the path with that block, and its position there
+	at     uint32
+}
+
+// runCopies are the copies that a rank has of each block of one run.
+type runCopies struct {
+	of    [][]copies
+	mains int // the rank's main groups: of several, a block counts that all of them hold
+}
+
+// read reads the copies of a run's blocks. need is how many blocks there are up to the last one that is held.
+func (rc *runCopies) read(run *run, held []heldRun) (need uint32) {
+	rc.of = slices.Grow(rc.of[:0], len(run.locals))[:len(run.locals)]
+	for b := range rc.of {
+		rc.of[b] = rc.of[b][:0]
+	}
+	byGroups := map[[2]uint32]map[events.GroupIndex]bool{} // (block, tier) → groups
+	for i := range held {
+		each(run, &held[i].holding, func(b uint32, c copies) {
+			if rc.mains > 1 {
+				at := [2]uint32{b, uint32(c.tier)}
+				if byGroups[at] == nil {
+					byGroups[at] = map[events.GroupIndex]bool{}
+				}
+				byGroups[at][held[i].holding.Group] = true
+				if len(byGroups[at]) < rc.mains ||
+					slices.ContainsFunc(rc.of[b], func(o copies) bool { return o.tier == c.tier }) {
+					return
+				}
+				c.count = 1
+			}
+			rc.of[b] = append(rc.of[b], c)
+			need = max(need, b+1)
+		})
+	}
+	return need
 }
 
 // Events gives what a rank holds as events, a parent before its children. What emit gets is good until it returns. A
@@ -101,63 +140,103 @@ func (im *Image) Events(rank int, emit func(e *events.Event, groups ...events.Ev
 	if len(groups) > 0 {
 		w.write(&events.Event{Kind: events.Cleared, Reason: events.ReasonEngine}, groups...)
 	}
-	paths, used := im.paths(rank, mains)
-	list := make([]*path, 0, len(paths))
-	for _, p := range paths {
-		list = append(list, p)
-	}
-	slices.SortFunc(list, func(a, b *path) int {
-		return cmp.Or(cmp.Compare(a.depth, b.depth), cmp.Compare(a.run.ID, b.run.ID))
-	})
-	var made []events.BlockHash
-	next := events.BlockHash(1) << 63
+	list := im.paths(rank, mains)
+	made := nameMaker{held: im.held[uint32(rank)]}
+	held := runCopies{mains: mains}
+	var names []events.BlockHash // as dumped, of the run in hand
+	children := slices.DeleteFunc(slices.Clone(list), func(p *path) bool { return p.up == nil })
+	slices.SortFunc(children, func(a, b *path) int { return cmp.Compare(a.up.run.id, b.up.run.id) })
 	for _, p := range list {
 		if w.err != nil {
 			break
 		}
-		parent, hasParent := events.BlockHash(0), false
-		if up, at, ok := im.above(p.run); ok {
-			parent, hasParent = paths[up.ID].names[at], true
-		}
+		held.read(p.run, p.held)
+		parent, hasParent := p.parent, p.up != nil
+		names = names[:0]
 		for b := range p.need {
 			var c copies
-			if len(p.held[b]) > 0 {
-				c = p.held[b][0]
+			if len(held.of[b]) > 0 {
+				c = held.of[b][0]
 			} else { // nothing there: a name of ours, to be removed at the end
-				for used[next] {
-					next++
-				}
-				c = copies{events.Device, next, 1}
-				made = append(made, next)
-				next++
+				c = copies{events.Device, made.next(), 1}
 			}
-			p.names = append(p.names, c.name)
-			w.store(c.tier, hasParent, parent, c.name, p.run.Locals[b])
+			names = append(names, c.name)
+			w.store(c.tier, hasParent, parent, c.name, p.run.locals[b])
 			parent, hasParent = c.name, true
 		}
 		w.flush()
 		// The other copies: all parents are known by now.
 		for b := range p.need {
-			parent, hasParent := events.BlockHash(0), false
+			parent, hasParent := p.parent, p.up != nil
 			if b > 0 {
-				parent, hasParent = p.names[b-1], true
-			} else if up, at, ok := im.above(p.run); ok {
-				parent, hasParent = paths[up.ID].names[at], true
+				parent, hasParent = names[b-1], true
 			}
-			for i, c := range p.held[b] {
+			for i, c := range held.of[b] {
 				for n := range c.count {
 					if i > 0 || n > 0 {
-						w.store(c.tier, hasParent, parent, c.name, p.run.Locals[b])
+						w.store(c.tier, hasParent, parent, c.name, p.run.locals[b])
 					}
 				}
 			}
 		}
 		w.flush()
+		at, _ := slices.BinarySearchFunc(children, p.run.id, func(c *path, id events.RunID) int {
+			return cmp.Compare(c.up.run.id, id)
+		})
+		for ; at < len(children) && children[at].up == p; at++ {
+			children[at].parent = names[children[at].at]
+		}
 	}
-	for part := range slices.Chunk(made, blocksPerEvent) {
-		w.write(&events.Event{Kind: events.Removed, Tier: events.Device, Group: main, Blocks: part})
+	for made.count > 0 && w.err == nil {
+		w.write(&events.Event{Kind: events.Removed, Tier: events.Device, Group: main, Blocks: made.again(blocksPerEvent)})
 	}
 	return pending, w.err
+}
+
+// nameMaker makes names that a rank holds no block under. They follow each other.
+type nameMaker struct {
+	held  []heldRun
+	first events.BlockHash // 0: none is made yet
+	count int
+}
+
+// madeRange is how many names lie between two numbers that names may begin with.
+const madeRange = 1 << 32
+
+func (m *nameMaker) next() events.BlockHash {
+	if m.first == 0 {
+		m.first = m.free()
+	}
+	m.count++
+	return m.first + events.BlockHash(m.count) - 1
+}
+
+// free returns the first of madeRange names that the rank does not use.
+func (m *nameMaker) free() events.BlockHash {
+	const at = 1 << 16 // so many ranges are looked at together
+	for first := events.BlockHash(1) << 63; ; first += at * madeRange {
+		var used [at]bool
+		for i := range m.held {
+			each(m.held[i].run, &m.held[i].holding, func(_ uint32, c copies) {
+				if r := (c.name - first) / madeRange; r < at {
+					used[r] = true
+				}
+			})
+		}
+		if i := slices.Index(used[:], false); i >= 0 {
+			return first + events.BlockHash(i)*madeRange
+		}
+	}
+}
+
+// again returns the next of the names that were made, at most so many, each once.
+func (m *nameMaker) again(most int) (names []events.BlockHash) {
+	for m.count > 0 && len(names) < most {
+		names = append(names, m.first)
+		m.first++
+		m.count--
+	}
+	return names
 }
 
 // groupsOf is what a rank's groups serve and what those hold that are no part of the prefix, as stored events: none if
@@ -194,59 +273,48 @@ func groupsOf(img *events.RankImage) (groups []events.Event, mains int, main eve
 	return groups, mains, all.Group
 }
 
-// paths finds the runs that a rank's events must name, and the names that it has. mains is how many main groups the
+// paths finds the runs that a rank's events must name, a parent before its children. mains is how many main groups the
 // rank has.
-func (im *Image) paths(rank, mains int) (paths map[events.RunID]*path, used map[events.BlockHash]bool) {
-	paths, used = map[events.RunID]*path{}, map[events.BlockHash]bool{}
-	open := func(run *events.Run) *path {
-		p := paths[run.ID]
+func (im *Image) paths(rank, mains int) (list []*path) {
+	paths := map[events.RunID]*path{}
+	open := func(run *run) *path {
+		p := paths[run.id]
 		if p == nil {
-			p = &path{run: run, held: make([][]copies, len(run.Locals))}
-			paths[run.ID] = p
+			p = &path{run: run}
+			paths[run.id] = p
 		}
 		return p
 	}
-	for _, h := range im.held[uint32(rank)] {
-		p := open(im.runs[h.run])
-		byGroups := map[[2]uint32]map[events.GroupIndex]bool{} // (block, tier) → groups
-		for i := range h.holdings {
-			each(p.run, &h.holdings[i], func(b uint32, c copies) {
-				used[c.name] = true
-				if mains > 1 {
-					at := [2]uint32{b, uint32(c.tier)}
-					if byGroups[at] == nil {
-						byGroups[at] = map[events.GroupIndex]bool{}
-					}
-					byGroups[at][h.holdings[i].Group] = true
-					if len(byGroups[at]) < mains ||
-						slices.ContainsFunc(p.held[b], func(o copies) bool { return o.tier == c.tier }) {
-						return
-					}
-					c.count = 1
-				}
-				p.held[b] = append(p.held[b], c)
-				p.need = max(p.need, b+1)
-			})
+	copies := runCopies{mains: mains}
+	for held := im.held[uint32(rank)]; len(held) > 0; {
+		n := 1
+		for n < len(held) && held[n].run == held[0].run {
+			n++
 		}
-	}
-	for _, h := range im.held[uint32(rank)] {
-		if paths[h.run].need == 0 {
+		p := open(held[0].run)
+		p.held = held[:n]
+		p.need = max(p.need, copies.read(p.run, p.held))
+		held = held[n:]
+		if p.need == 0 {
 			continue
 		}
-		for run := im.runs[h.run]; ; {
+		for run := p.run; ; {
 			up, at, ok := im.above(run)
 			if !ok {
 				break
 			}
-			p := open(up)
-			p.need = max(p.need, at+1)
+			q := open(up)
+			q.need = max(q.need, at+1)
 			run = up
 		}
 	}
-	for id, p := range paths {
+	for _, p := range paths {
 		if p.need == 0 {
-			delete(paths, id)
 			continue
+		}
+		list = append(list, p)
+		if up, at, ok := im.above(p.run); ok {
+			p.up, p.at = paths[up.id], at
 		}
 		for run := p.run; ; p.depth++ {
 			up, _, ok := im.above(run)
@@ -256,14 +324,17 @@ func (im *Image) paths(rank, mains int) (paths map[events.RunID]*path, used map[
 			run = up
 		}
 	}
-	return paths, used
+	slices.SortFunc(list, func(a, b *path) int {
+		return cmp.Or(cmp.Compare(a.depth, b.depth), cmp.Compare(a.run.id, b.run.id))
+	})
+	return list
 }
 
 // above is the block before a run's first: a run and a position in it. It reports false at the start of a prompt.
-func (im *Image) above(run *events.Run) (up *events.Run, at uint32, ok bool) {
-	for run.Parent != events.NoRun {
-		offset := run.Offset
-		if run = im.runs[run.Parent]; offset > 0 {
+func (im *Image) above(run *run) (up *run, at uint32, ok bool) {
+	for run.parent != events.NoRun {
+		offset := run.offset
+		if run = im.runs[run.parent]; offset > 0 {
 			return run, offset - 1, true
 		}
 	}

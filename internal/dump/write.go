@@ -22,18 +22,38 @@ type Dumped struct {
 }
 
 // Write dumps all workers, or one, from the newest usable snapshots in the bucket, and tells of each partition. It
-// needs the memory of one partition's image.
+// needs the memory of one partition's [Image]. Each line is one call of out.Write.
 func Write(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID, out io.Writer,
 	tell func(Dumped)) error {
-	first, end := events.Partition(0), events.Partition(ns.Partitions())
 	if worker != "" {
+		return write(ctx, ns, []events.WorkerID{worker}, false, out, tell)
+	}
+	return write(ctx, ns, nil, true, out, tell)
+}
+
+// WriteWorkers is Write for the workers in a list.
+func WriteWorkers(ctx context.Context, ns *jetstream.Namespace, workers []events.WorkerID, out io.Writer) error {
+	return write(ctx, ns, workers, false, out, func(Dumped) {})
+}
+
+func write(ctx context.Context, ns *jetstream.Namespace, workers []events.WorkerID, all bool, out io.Writer,
+	tell func(Dumped)) error {
+	wanted := make([]map[events.WorkerID]bool, ns.Partitions())
+	for _, worker := range workers {
 		p, err := ns.PartitionOf(worker)
 		if err != nil {
 			return err
 		}
-		first, end = p, p+1
+		if wanted[p] == nil {
+			wanted[p] = map[events.WorkerID]bool{}
+		}
+		wanted[p][worker] = true
 	}
-	for p := first; p < end; p++ {
+	for p, of := range wanted {
+		if of == nil && !all {
+			continue
+		}
+		p := events.Partition(p)
 		var image *Image
 		var ranks []snapshot.RankState
 		manifest, err := node.ReadSnapshot(ctx, ns, p,
@@ -48,7 +68,7 @@ func Write(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID,
 		if manifest != nil {
 			d.Known, d.Seq = true, manifest.Seq
 			for i := range ranks {
-				if worker == "" || events.WorkerID(ranks[i].Instance) == worker {
+				if all || of[events.WorkerID(ranks[i].Instance)] {
 					if err := d.rank(image, i, &ranks[i], out); err != nil {
 						return err
 					}

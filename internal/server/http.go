@@ -118,9 +118,10 @@ func (s *Server) room(body int64, deny denial) *httpRoom {
 func (s *Server) compat(ended func(op, outcome string)) compat.Config {
 	return compat.Config{
 		Server: s, Shims: s.shims, Ended: ended,
-		Dump: func(ctx context.Context, out io.Writer) error {
-			return dump.Write(ctx, s.ns, "", out, func(dump.Dumped) {})
+		Dump: func(ctx context.Context, of []events.WorkerID, out io.Writer) error {
+			return dump.WriteWorkers(ctx, s.ns, of, out)
 		},
+		Dumps: s.dumps,
 	}
 }
 

@@ -152,6 +152,7 @@ type Server struct {
 	shims     *compat.Shims
 	ready     chan struct{} // closed once every partition that is kept serves
 
+	dumps    chan struct{} // those under way
 	outcomes outcomes
 	queries  *metrics.Queries
 	scrape   http.Handler
@@ -169,7 +170,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		return nil, err
 	}
 	s := &Server{Settings: settings, log: log, ns: st.ns, ready: make(chan struct{}), trees: newTrees(),
-		forests: newTrees()}
+		forests: newTrees(), dumps: make(chan struct{}, compat.MaxDumps)}
 	if s.pool, err = rpc.NewPool(s.Conn.NATS()); err != nil {
 		return nil, err
 	}

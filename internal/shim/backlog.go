@@ -17,8 +17,10 @@ type backlog struct {
 
 // CatchingUp reports whether the log lacks what the engine said a while ago: a replay still brings it, or it waits to
 // be published, or it was published with local hashes that learning may correct. What the engine says now, and what is
-// found missing when the engine is asked on suspicion, is none of it.
-func (m *Machine) CatchingUp() bool { return m.backlog.progress != level || m.learning.pending() }
+// found missing when the engine is asked on suspicion, is none of it. A message that is too large for one flight is.
+func (m *Machine) CatchingUp() bool {
+	return m.backlog.progress != level || m.learning.pending() || m.Busy()
+}
 
 // fallBehind tells that there may be more of what the engine said than has been heard.
 func (m *Machine) fallBehind() {

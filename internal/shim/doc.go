@@ -48,4 +48,9 @@
 // The queue towards the log is bounded in bytes ([Limits]). While it is full the engine's socket is not read: TCP and
 // then the engine's own high-water mark hold things back, and what the engine drops there shows as a gap, which its
 // replay buffer fills when the log is back.
+//
+// A message may decode to 40 times its size, so the machine decodes it in parts (work.go), the next one when less than
+// Limits.PartBytes wait. Between the socket and the machine one large message waits at a time. Together a message takes
+// less than four times its size. A shim that dies in the middle goes on there: each batch has the cursor of the message
+// before, and how many events of the next one are published (events.Cursor.Partial).
 package shim

@@ -17,6 +17,10 @@ func (m *Machine) Gone() {
 	case recovering, departed:
 		return
 	}
+	if m.Busy() {
+		m.leaving = true
+		return
+	}
 	m.phase = departed{}
 	m.counts.Departures++
 	m.held = held{}

@@ -30,7 +30,7 @@ type learning struct {
 // recorded is an engine message that was taken, and what was published of it.
 type recorded struct {
 	payload   []byte
-	skip      uint32         // how many of its events a shim before this one has published
+	skip      int            // how many of its events a shim before this one has published
 	published []events.Event // they share the queue's memory
 }
 
@@ -55,18 +55,30 @@ func (l *learning) interrupt() {
 }
 
 // record keeps a message that was taken, for as long as its hashes may have to be corrected.
-func (m *Machine) record(payload []byte, skip uint32, published []entry) {
+func (m *Machine) record(payload []byte) {
+	if l := m.learning; l != nil {
+		l.record = append(l.record, recorded{payload: payload})
+		m.spend(len(payload) + frameSize)
+	}
+}
+
+// recordEvent keeps an event of the message that was recorded last.
+func (m *Machine) recordEvent(e *events.Event, published bool) {
 	l := m.learning
 	if l == nil {
 		return
 	}
-	r := recorded{payload: payload, skip: skip}
-	l.spare -= len(payload) + frameSize
-	for i := range published {
-		r.published = append(r.published, published[i].event)
-		l.spare -= published[i].memory()
+	if r := &l.record[len(l.record)-1]; published {
+		r.published = append(r.published, *e)
+	} else {
+		r.skip++
 	}
-	if l.record = append(l.record, r); l.spare < 0 {
+	m.spend(e.EncodedSize() + entrySize)
+}
+
+// spend takes bytes for the record. Learning ends when there are none left.
+func (m *Machine) spend(bytes int) {
+	if m.learning.spare -= bytes; m.learning.spare < 0 {
 		m.learning = nil
 	}
 }
@@ -87,6 +99,7 @@ func (m *Machine) dueLearning() events.Cursor {
 
 // Learned takes what could be had of the messages up to the cursor. nil says that it is of no use.
 func (m *Machine) Learned(k *knowledge) {
+	m.complete()
 	l := m.learning
 	if l == nil || !l.running {
 		return
@@ -126,18 +139,20 @@ func (l *learning) corrections(k *knowledge) []events.Event {
 	for _, r := range l.record {
 		var read []events.Event
 		if r.payload != nil {
-			if msg, err := k.decoder.Decode(r.payload); err == nil {
-				read = msg.Events
-			}
+			_ = eachEvent(k.decoder, r.payload, func(e *events.Event) { // an error was counted when it was taken
+				if len(read) <= r.skip+len(r.published) { // else they differ
+					read = append(read, cloned(e))
+				}
+			})
 		}
-		for i := range min(int(r.skip), len(read)) {
-			record = append(record, understood{event: cloned(&read[i])})
+		for i := range min(r.skip, len(read)) {
+			record = append(record, understood{event: read[i]})
 		}
-		read = read[min(int(r.skip), len(read)):]
+		read = read[min(r.skip, len(read)):]
 		for i, e := range r.published {
 			u := understood{event: e}
 			if len(read) == len(r.published) && otherwise(&e, &read[i], wrong) {
-				u.event, u.wrong = cloned(&read[i]), true
+				u.event, u.wrong = read[i], true
 				for _, name := range e.Blocks {
 					wrong[name] = true
 				}
@@ -279,12 +294,32 @@ type knowledge struct {
 	held    copies          // what the engine held at the cursor, as far as its replay buffer says
 }
 
+// maxLearned bounds the blocks that are counted while learning, in 100 MB of memory. An engine that holds more is not
+// learned from.
+const maxLearned = 1 << 20
+
+// errHoldsMore: the engine holds more than maxLearned blocks.
+var errHoldsMore = errors.New("the engine holds too many blocks to learn from")
+
 // lessonTries is how often a message that a replay left out is asked for; lessonPatience is how many times as long as
 // for one answer may be waited for all of them.
 const (
 	lessonTries    = 3
 	lessonPatience = 5
 )
+
+// eachEvent decodes a message in parts. do must not keep the event.
+func eachEvent(d *events.Decoder, payload []byte, do func(*events.Event)) error {
+	msg, more, err := d.Begin(payload)
+	for part := msg.Events; ; part, more = d.Continue() {
+		for i := range part {
+			do(&part[i])
+		}
+		if !more {
+			return err
+		}
+	}
+}
 
 func (r *runner) startLearning(ctx context.Context, to events.Cursor) {
 	r.lesson.end()
@@ -298,7 +333,7 @@ func (r *runner) startLearning(ctx context.Context, to events.Cursor) {
 		err := k.learn(to, func(from events.EngineSeq, give func(Frame) bool) error {
 			return askReplay(ctx, r.cfg, from, give)
 		})
-		if errors.Is(err, errOtherEngine) {
+		if errors.Is(err, errOtherEngine) || errors.Is(err, errHoldsMore) {
 			k = nil
 		}
 		l.out <- k
@@ -314,7 +349,7 @@ var errLearned = errors.New("the cursor is reached")
 // learn has the decoder read an engine's messages up to one of them. replay asks for all from a message on, and
 // gives them until that wants no more. A ROUTER socket drops what its queue does not take, so what is missing is asked
 // for again: each answer brings the messages that follow those before. What never comes is passed over. After an error
-// the decoder has read a part, which is better than nothing, unless it is errOtherEngine.
+// the decoder has read a part, which is better than nothing, unless it is errOtherEngine or errHoldsMore.
 func (k *knowledge) learn(to events.Cursor, replay func(events.EngineSeq, func(Frame) bool) error) error {
 	next, known := events.EngineSeq(0), false // the message that is to come; not known: the oldest that the engine has
 	for tries := 0; ; tries++ {
@@ -332,13 +367,16 @@ func (k *knowledge) learn(to events.Cursor, replay func(events.EngineSeq, func(F
 				end = errOtherEngine
 				return false
 			}
-			if msg, err := k.decoder.Decode(f.Payload); err == nil { // else it was counted when it was taken
-				for i := range msg.Events {
-					k.held.apply(&msg.Events[i])
+			_ = eachEvent(k.decoder, f.Payload, func(e *events.Event) { // an error was counted when it was taken
+				if len(k.held.count) <= maxLearned {
+					k.held.apply(e)
 				}
-			}
+			})
 			next, known, tries = f.Seq+1, true, 0
-			if f.Seq == to.Seq {
+			switch {
+			case len(k.held.count) > maxLearned:
+				end = errHoldsMore
+			case f.Seq == to.Seq:
 				end = errLearned
 			}
 			return end == nil

@@ -12,6 +12,10 @@ type Limits struct {
 	// the engine's own replay buffer holds the rest. Default 64 MiB.
 	QueueBytes int
 
+	// PartBytes is how much may wait to be published while a message of very many events is decoded further. It bounds
+	// the memory of such a message, which may be 40 times its size. Default 4 MiB.
+	PartBytes int
+
 	// HeldBytes is how much live traffic is kept while a replay runs. What does not fit is asked for again. Default 64
 	// MiB.
 	HeldBytes int
@@ -39,6 +43,7 @@ type Limits struct {
 
 func (l Limits) withDefaults() Limits {
 	l.QueueBytes = cmp.Or(max(l.QueueBytes, 0), 64<<20)
+	l.PartBytes = cmp.Or(max(l.PartBytes, 0), 4<<20)
 	l.HeldBytes = cmp.Or(max(l.HeldBytes, 0), 64<<20)
 	l.MessageBytes = cmp.Or(max(l.MessageBytes, 0), 768<<10)
 	l.FlightMessages = cmp.Or(max(l.FlightMessages, 0), 32)
@@ -87,6 +92,8 @@ type Frame struct {
 	// Opened says that this is no message: a connection of who feeds has begun, before which something may have been
 	// missed.
 	Opened bool
+
+	received chan struct{} // is closed when a shim has received the frame; see Give
 }
 
 // Read is what an engine's message says, and a digest by which it is known again. The machine keeps neither.
@@ -110,6 +117,14 @@ type Decoder interface {
 
 	// Reset forgets what was learned of an engine process.
 	Reset()
+}
+
+// PartDecoder is a Decoder that returns the events of a large message in parts, as [events.Decoder] does. Begin takes
+// the place of Decode.
+type PartDecoder interface {
+	Decoder
+	Begin(payload []byte) (m events.Message, more bool, err error)
+	Continue() (part []events.Event, more bool)
 }
 
 // Learner is a Decoder that remembers what one message leaves to be known of another.
@@ -167,6 +182,8 @@ type Counts struct {
 //  3. In the phases recovering, replaying and awaitingSnapshot no live message is taken: it is held, or dropped and
 //     asked for again.
 //  4. What was taken is an unbroken run of the engine's numbers, or a cleared event stands at the break.
+//  5. While work is under way (Busy), nothing else is queued: Full is true, and each input but Flushed, Delayed,
+//     Verify, RetryReplay, Gone and those that begin a new incarnation completes the work first.
 type Machine struct {
 	id     Identity
 	limits Limits
@@ -188,10 +205,14 @@ type Machine struct {
 	inflight    int
 	flight      [][]byte
 
-	attempts attempts // of replays
-	held     held     // live messages, while they are not taken
-	offers   offers   // the engine's snapshots
-	emptied  bool     // nothing was queued since the clear after a message that could not be decoded
+	reading   reading    // the message in hand
+	releasing *releasing // held messages that are taken one after the other
+	adopting  *adopting  // the engine snapshot in hand
+	leaving   bool       // Gone follows when the work under way is done
+	attempts  attempts   // of replays
+	held      held       // live messages, while they are not taken
+	offers    offers     // the engine's snapshots
+	emptied   bool       // nothing was queued since the clear after a message that could not be decoded
 
 	backlog  backlog
 	learning *learning // nil: what the decoder remembers is all that it can know
@@ -238,6 +259,7 @@ type Ready struct {
 // Advance begins what is due and returns it for the owner to do, each thing once. publish allows a flight to take off.
 // An error says that an event cannot be written, which is a bug.
 func (m *Machine) Advance(publish bool) (r Ready, err error) {
+	m.work(m.hasRoom)
 	switch p := m.phase.(type) {
 	case *replaying:
 		// From the last one again: its digest shows whether this is the same engine. It is 0 if none is known.
@@ -245,7 +267,9 @@ func (m *Machine) Advance(publish bool) (r Ready, err error) {
 	case *awaitingSnapshot:
 		r.Snapshot, p.asked = !p.asked, true
 	case live:
-		r.Learn = m.dueLearning()
+		if !m.Busy() {
+			r.Learn = m.dueLearning()
+		}
 	}
 	if publish {
 		r.Flight, err = m.fly()
@@ -274,7 +298,7 @@ func (m *Machine) Acked() Published { return m.acked }
 func (m *Machine) Queued() (entries, bytes int) { return len(m.queue), m.queuedBytes }
 
 // Full reports whether the owner should stop reading from the engine.
-func (m *Machine) Full() bool { return m.queuedBytes >= m.limits.QueueBytes }
+func (m *Machine) Full() bool { return m.queuedBytes >= m.limits.QueueBytes || m.Busy() }
 
 // Recovered tells what the log holds of this rank. now becomes the incarnation's number if a new one begins.
 func (m *Machine) Recovered(p Published, now events.Millis) {
@@ -298,6 +322,7 @@ func (m *Machine) Recovered(p Published, now events.Millis) {
 // Connected tells that the engine's socket is connected, for the first time or again. Whether it is still the same
 // engine is for a replay to show.
 func (m *Machine) Connected() {
+	m.complete()
 	m.held = held{}
 	switch m.phase.(type) {
 	case recovering:
@@ -323,7 +348,7 @@ func (m *Machine) Connected() {
 
 // Verify makes a replay due that shows whether the engine is still the same and has said nothing that was not heard.
 func (m *Machine) Verify() {
-	if _, ok := m.phase.(live); !ok {
+	if _, ok := m.phase.(live); !ok || m.adopting != nil {
 		return
 	}
 	m.offers.askAgain()
@@ -337,6 +362,7 @@ func (m *Machine) Verify() {
 
 // Live takes one message from the engine's live stream.
 func (m *Machine) Live(f Frame, now events.Millis) {
+	m.complete()
 	if m.phase.takesLive() {
 		m.takeLive(f, now, false)
 	} else {
@@ -388,36 +414,29 @@ func (m *Machine) takeFirst(f Frame) {
 	m.take(f)
 }
 
-// take queues the events of the next engine message.
+// take queues the events of the next engine message, as far as there is room.
 func (m *Machine) take(f Frame) {
-	skip := m.taken.Partial
 	before := m.taken
-	queued := len(m.queue)
 	m.taken = events.Cursor{Known: true, Seq: f.Seq, Digest: f.digest()}
 	if m.basis == named {
 		m.basis = heard
 	}
 	m.counts.Taken++
-	var evs []events.Event
+	m.reading = reading{cursor: m.taken, before: before}
+	m.record(f.Payload)
 	if f.Read != nil {
-		evs = f.Read.Events
-	} else if msg, err := m.decode.Decode(f.Payload); err != nil {
+		m.queuePart(f.Read.Events, false)
+	} else if part, more, err := m.decodeFirst(f.Payload); err != nil {
+		m.reading = reading{}
+		queued := len(m.queue)
 		m.unread()
+		for i := range m.queue[queued:] {
+			m.recordEvent(&m.queue[queued+i].event, true)
+		}
 	} else {
-		evs = msg.Events
+		m.queuePart(part, more)
 	}
-	for i := range evs {
-		if uint32(i) < skip {
-			continue
-		}
-		cursor := m.taken
-		if i < len(evs)-1 {
-			cursor = before
-			cursor.Partial = uint32(i) + 1
-		}
-		m.push(evs[i], cursor)
-	}
-	m.record(f.Payload, skip, m.queue[queued:])
+	m.read(m.hasRoom)
 }
 
 // ClearUnreadable has a message that cannot be decoded count as one that is missing. It is to be called before
@@ -443,7 +462,8 @@ func (m *Machine) gap() {
 	m.offers.lost()
 	m.taken.Partial = 0
 	m.clearHeld()
-	m.record(nil, 0, m.queue[len(m.queue)-1:])
+	m.record(nil)
+	m.recordEvent(&m.queue[len(m.queue)-1].event, true)
 }
 
 // clearHeld clears, within the incarnation, all that the rank was known to hold.

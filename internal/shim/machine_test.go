@@ -25,12 +25,13 @@ type engine struct {
 	held   map[events.BlockHash]bool
 	block  events.BlockHash
 	rng    *rand.Rand
+	most   int // a message has fewer events
 
 	garbles bool // now and then it says what cannot be decoded
 }
 
 func newEngine(rng *rand.Rand, keep int) *engine {
-	e := &engine{rng: rng, keep: keep}
+	e := &engine{rng: rng, keep: keep, most: 4}
 	e.restart()
 	return e
 }
@@ -44,7 +45,7 @@ func (e *engine) restart() {
 // between lives.
 func (e *engine) publish() Frame {
 	words := []string{fmt.Sprintf("life%d", e.life)}
-	for range e.rng.IntN(4) {
+	for range e.rng.IntN(e.most) {
 		switch n := e.rng.IntN(20); {
 		case n == 0:
 			words = append(words, "clear")
@@ -111,6 +112,25 @@ func (words) Decode(payload []byte) (events.Message, error) {
 	return events.Message{Events: evs}, nil
 }
 
+// wordParts is words that returns the events of a message in parts of one or two.
+type wordParts struct {
+	words
+	rest []events.Event
+}
+
+func (p *wordParts) Begin(payload []byte) (m events.Message, more bool, err error) {
+	m, err = p.Decode(payload)
+	p.rest = m.Events
+	m.Events, more = p.Continue()
+	return m, more, err
+}
+
+func (p *wordParts) Continue() (part []events.Event, more bool) {
+	n := min(len(p.rest), 1+len(p.rest)%2)
+	part, p.rest = p.rest[:n], p.rest[n:]
+	return part, len(p.rest) > 0
+}
+
 // logbook is the log of one rank, and what a reader of it believes the rank to hold.
 type logbook struct {
 	t    *testing.T
@@ -170,6 +190,8 @@ type world struct {
 	losses  uint64
 
 	noReplay, snapshots bool
+	decoder             Decoder
+	busy                int       // how often something waited for the rest of a message
 	snapshot            *Snapshot // asked for, and to come
 
 	departures uint64 // engines that were taken to be gone
@@ -179,7 +201,7 @@ func (w *world) start() {
 	if w.machine != nil {
 		w.losses += w.machine.Counts().Gaps + w.machine.Counts().JoinedLate + w.machine.Counts().Undecodable
 	}
-	w.machine = NewMachine(Identity{Model: "m", BlockSize: 16}, w.limits, !w.noReplay, words{})
+	w.machine = NewMachine(Identity{Model: "m", BlockSize: 16}, w.limits, !w.noReplay, w.decoder)
 	w.machine.ClearUnreadable()
 	if w.snapshots {
 		w.machine.UseSnapshots()
@@ -230,6 +252,9 @@ func (w *world) step() bool {
 		w.flight = flight
 	}
 	switch choice := w.rng.IntN(4); {
+	case w.machine.Full() && choice > 0: // the shell brings nothing
+		w.busy++
+		return true
 	case choice == 3 && w.snapshot != nil:
 		s := w.snapshot
 		if w.snapshot = nil; w.evil && w.rng.IntN(4) == 0 {
@@ -310,6 +335,7 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 	if seed == 0 {
 		seed = uint64(time.Now().UnixNano())
 	}
+	busy := 0
 	rounds, departures := 3000, uint64(0)
 	if snapshots {
 		rounds = 1000
@@ -323,6 +349,10 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 		w := &world{T: t, rng: rng, engine: newEngine(rng, 1+rng.IntN(200)), now: 1000}
 		w.limits = Limits{MessageBytes: 60 + rng.IntN(400), FlightMessages: 1 + rng.IntN(5),
 			HeldBytes: 50 + rng.IntN(2000)}
+		w.decoder = words{}
+		if rng.IntN(2) == 0 {
+			w.decoder, w.limits.PartBytes, w.engine.most = &wordParts{}, 1+rng.IntN(1000), 12
+		}
 		w.snapshots, w.noReplay = snapshots, snapshots && rng.IntN(3) == 0
 		w.log = &logbook{t: t, held: map[events.BlockHash]bool{}}
 		w.start()
@@ -389,6 +419,10 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 			}
 		}
 		departures += w.departures
+		busy += w.busy
+	}
+	if busy == 0 {
+		t.Error("no message was ever waited for")
 	}
 	if departures == 0 {
 		t.Error("no engine was ever gone")

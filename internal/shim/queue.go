@@ -21,6 +21,9 @@ const (
 	frameSize = 64
 )
 
+// spareEntries bounds the memory that an empty queue keeps, at 5 MB.
+const spareEntries = 32 << 10
+
 // memory is what an entry takes of QueueBytes.
 func (e *entry) memory() int { return e.bytes + entrySize }
 
@@ -89,7 +92,12 @@ func (m *Machine) Flushed() {
 		m.queuedBytes -= landed[i].memory()
 		landed[i] = entry{}
 	}
-	m.queue, m.inflight = m.queue[m.inflight:], 0
+	if m.inflight == len(m.queue) && cap(m.queue) <= spareEntries {
+		m.queue = m.queue[:0]
+	} else {
+		m.queue = m.queue[m.inflight:]
+	}
+	m.inflight = 0
 	m.counts.Messages += uint64(len(m.flight))
 	m.checkAcked()
 }
@@ -135,6 +143,7 @@ func (m *Machine) Resync(now events.Millis) {
 // reset begins a new incarnation, above what the log has, with all that the engine can say again. What waits and is not
 // in the air is dropped.
 func (m *Machine) reset(why events.Reason, now events.Millis) {
+	m.abandon()
 	for i := m.inflight; i < len(m.queue); i++ {
 		m.queuedBytes -= m.queue[i].memory()
 		m.queue[i] = entry{}

@@ -74,6 +74,7 @@ const (
 
 // Replayed takes one message of the replay that was asked for last.
 func (m *Machine) Replayed(f Frame, now events.Millis) ReplayState {
+	m.complete()
 	p := m.running()
 	if p == nil {
 		return ReplaySuperseded
@@ -124,6 +125,7 @@ func (m *Machine) Replayed(f Frame, now events.Millis) ReplayState {
 // ReplayEnded tells that the replay has come to its end marker. One that has not got as far as live messages say is as
 // one that failed: it may have been asked for before the engine had more, or be that of another rank.
 func (m *Machine) ReplayEnded(now events.Millis) ReplayRetry {
+	m.complete()
 	p := m.running()
 	if p == nil {
 		return ReplayRetry{}
@@ -159,6 +161,7 @@ func (m *Machine) beyond() bool {
 // ReplayedWhole takes all that the engine holds, in place of the replay that was asked for last: it does not keep what
 // was asked for.
 func (m *Machine) ReplayedWhole(s Snapshot, now events.Millis) (retry ReplayRetry) {
+	m.complete()
 	p := m.running()
 	switch {
 	case p == nil:
@@ -180,6 +183,7 @@ type ReplayRetry struct {
 
 // ReplayFailed tells that the replay could not be had.
 func (m *Machine) ReplayFailed(now events.Millis) ReplayRetry {
+	m.complete()
 	if m.running() == nil {
 		return ReplayRetry{}
 	}
@@ -208,25 +212,36 @@ func (m *Machine) RetryReplay() {
 // loss if replays are in vain.
 func (m *Machine) release(now events.Millis, inVain bool) {
 	m.phase = live{}
-	was := m.held
-	m.held = held{overtaken: was.overtaken}
-	for _, f := range was.frames {
+	m.releasing = &releasing{m.held.frames, now, inVain}
+	m.held = held{overtaken: m.held.overtaken}
+	m.work(m.hasRoom)
+}
+
+// releaseNext goes on with the next message that was held, and behind the last one ends the release.
+func (m *Machine) releaseNext() {
+	r := m.releasing
+	if len(r.frames) > 0 {
+		f := r.frames[0]
+		r.frames[0] = Frame{}
+		r.frames = r.frames[1:]
 		switch {
 		case !m.phase.takesLive():
 			m.hold(f)
-		case m.taken.Known && f.Seq <= m.taken.Seq && !inVain:
+		case m.taken.Known && f.Seq <= m.taken.Seq && !r.inVain:
 			// the replay brought it, or the snapshot
 		default:
-			m.takeLive(f, now, inVain)
+			m.takeLive(f, r.now, r.inVain)
 		}
+		return
 	}
+	m.releasing = nil
 	if !m.phase.takesLive() {
 		return
 	}
 	missed := m.held.overtaken > 0 && (!m.taken.Known || m.held.overtaken > m.taken.Seq+1)
 	m.held.overtaken = 0
 	switch {
-	case !missed || inVain: // the next live message shows it
+	case !missed || r.inVain: // the next live message shows it
 	case m.replay:
 		m.startReplay()
 	case !m.wantSnapshot():
@@ -239,6 +254,7 @@ func (m *Machine) release(now events.Millis, inVain bool) {
 type replay struct {
 	conversation[replayed]
 	from events.EngineSeq
+	pace pace
 }
 
 // conversation is a question to the engine whose answers come to out. The zero value is none.
@@ -273,7 +289,7 @@ func (r *runner) startReplay(ctx context.Context, from events.EngineSeq) {
 	r.snapshot.end()
 	r.lesson.end()
 	ctx, with := converse[replayed](ctx, 64)
-	r.replay = replay{with, from}
+	r.replay = replay{with, from, newPace()}
 	run := r.replay // its own copy: r.replay is of the next one when this one ends
 	go run.run(ctx, r.cfg)
 }
@@ -349,6 +365,7 @@ func (p *replay) run(ctx context.Context, cfg Config) {
 			if !p.give(ctx, replayed{frame: said.Frames[i]}) {
 				return
 			}
+			said.Frames[i] = Frame{}
 		}
 		p.give(ctx, replayed{ended: true, whole: said.Whole, err: err})
 		return
@@ -360,10 +377,10 @@ func (p *replay) run(ctx context.Context, cfg Config) {
 func (p *replay) give(ctx context.Context, got replayed) bool {
 	select {
 	case p.out <- got:
-		return true
 	case <-ctx.Done():
 		return false
 	}
+	return got.ended || p.pace.sent(ctx, got.frame.size())
 }
 
 // ask sends a question to an engine's ROUTER socket. The answers come from what it returns, which is to be stopped.

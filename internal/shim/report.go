@@ -139,9 +139,21 @@ type Examiner struct {
 	forgiven uint64        // events that were so before this engine
 }
 
-// Decode decodes, and looks at what was found out.
-func (x *Examiner) Decode(payload []byte) (events.Message, error) {
-	msg, err := x.Decoder.Decode(payload)
+// Begin decodes the first part of a message, and looks at what was found out.
+func (x *Examiner) Begin(payload []byte) (msg events.Message, more bool, err error) {
+	msg, more, err = x.Decoder.Begin(payload)
+	x.look()
+	return msg, more, err
+}
+
+// Continue decodes the next part, and looks at what was found out.
+func (x *Examiner) Continue() (part []events.Event, more bool) {
+	part, more = x.Decoder.Continue()
+	x.look()
+	return part, more
+}
+
+func (x *Examiner) look() {
 	if e, why := x.Engine(); why != "" && e != x.engine {
 		x.engine = e
 		x.Found(e, why)
@@ -150,7 +162,6 @@ func (x *Examiner) Decode(payload []byte) (events.Message, error) {
 		x.told = true
 		x.Unusable(&wrong, wrong.Got)
 	}
-	return msg, err
 }
 
 // wrong is what is known of blocks of another size.

@@ -133,6 +133,7 @@ type runner struct {
 	sub     *zmtp.Sub
 
 	inbound  chan inbound
+	pace     pace // of inbound
 	flushes  chan flushed
 	replay   replay // the one that runs, if one does
 	snapshot conversation[snapshotted]
@@ -156,6 +157,65 @@ type runner struct {
 type inbound struct {
 	zmtp.Message
 	fed *Frame
+}
+
+// size is about how many bytes of memory a message takes.
+func (in *inbound) size() int {
+	n := 0
+	for _, frame := range in.Frames {
+		n += len(frame)
+	}
+	if in.fed != nil {
+		n += in.fed.size()
+	}
+	return n
+}
+
+func (f *Frame) size() int {
+	n := len(f.Payload)
+	if f.Read != nil {
+		for i := range f.Read.Events {
+			n += f.Read.Events[i].EncodedSize() + entrySize
+		}
+	}
+	return n
+}
+
+// largeMessage is the size from which on only one message waits in a channel of messages.
+const largeMessage = 64 << 10
+
+// pace keeps large messages from piling up in a channel. After a large message the sender waits until the receiver is
+// done with it.
+type pace struct {
+	next chan struct{}
+	owed bool // the receiver has received a large message, and the sender waits
+}
+
+func newPace() pace { return pace{next: make(chan struct{})} }
+
+// sent waits, if the message that was sent is large, until the receiver wants the next one. It returns false if ctx
+// ends first.
+func (p pace) sent(ctx context.Context, size int) bool {
+	if size < largeMessage {
+		return true
+	}
+	select {
+	case p.next <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// received notes the size of what was received.
+func (p *pace) received(size int) { p.owed = p.owed || size >= largeMessage }
+
+// due returns the channel to receive from to let the sender go on; nil while the sender does not wait.
+func (p *pace) due() <-chan struct{} {
+	if !p.owed {
+		return nil
+	}
+	return p.next
 }
 
 type flushed struct {
@@ -183,6 +243,7 @@ func Run(ctx context.Context, cfg Config) error {
 	cfg.RetryMax = cmp.Or(max(cfg.RetryMax, 0), 5*time.Second)
 	cfg.RetryReachable = cmp.Or(max(cfg.RetryReachable, 0), max(cfg.RetryMin, min(500*time.Millisecond, cfg.RetryMax)))
 	cfg.SilentAfter = cmp.Or(max(cfg.SilentAfter, 0), 10*time.Second)
+	cfg.Sockets.RecvBytes = cmp.Or(max(cfg.Sockets.RecvBytes, 0), 16<<20)
 	if len(cfg.Topics) == 0 {
 		cfg.Topics = []string{""}
 	}
@@ -190,6 +251,7 @@ func Run(ctx context.Context, cfg Config) error {
 	r := &runner{
 		cfg:     cfg,
 		inbound: make(chan inbound, 64),
+		pace:    newPace(),
 		flushes: make(chan flushed, 1),
 		retry:   time.NewTimer(time.Hour),
 		check:   time.NewTimer(cfg.IdleCheck),
@@ -282,6 +344,29 @@ type observed struct{ *runner }
 
 func (o observed) Decode(payload []byte) (events.Message, error) {
 	msg, err := o.cfg.Decoder.Decode(payload)
+	o.look(err)
+	return msg, err
+}
+
+// Begin decodes all of a message if the configured decoder has no parts.
+func (o observed) Begin(payload []byte) (msg events.Message, more bool, err error) {
+	if d, ok := o.cfg.Decoder.(PartDecoder); ok {
+		msg, more, err = d.Begin(payload)
+	} else {
+		msg, err = o.cfg.Decoder.Decode(payload)
+	}
+	o.look(err)
+	return msg, more, err
+}
+
+func (o observed) Continue() (part []events.Event, more bool) {
+	part, more = o.cfg.Decoder.(PartDecoder).Continue() // Begin reported more
+	o.look(nil)
+	return part, more
+}
+
+// look passes on what the decoder has found out.
+func (o observed) look(err error) {
 	if err != nil {
 		o.cfg.Hooks.Undecodable(o.machine.Taken().Seq, err)
 	}
@@ -291,7 +376,6 @@ func (o observed) Decode(payload []byte) (events.Message, error) {
 			o.cfg.Control.hear(func(h *engineHeard) { h.skips = now })
 		}
 	}
-	return msg, err
 }
 
 func (o observed) Reset() {
@@ -341,10 +425,32 @@ func (r *runner) receive(ctx context.Context) (inbound, bool) {
 	return inbound{Message: msg}, err == nil
 }
 
+// Give hands a frame to a shim by its [Config].Feed. It waits until the shim has received a large frame, so that large
+// frames do not pile up in the channel. It returns when ctx ends.
+func Give(ctx context.Context, feed chan<- Frame, f Frame) {
+	if f.size() >= largeMessage {
+		f.received = make(chan struct{})
+	}
+	select {
+	case feed <- f:
+	case <-ctx.Done():
+		return
+	}
+	if f.received != nil {
+		select {
+		case <-f.received:
+		case <-ctx.Done():
+		}
+	}
+}
+
 // feed returns the next message that was handed in.
 func (r *runner) feed(ctx context.Context) (inbound, bool) {
 	select {
 	case f, ok := <-r.cfg.Feed:
+		if f.received != nil {
+			close(f.received)
+		}
 		return inbound{fed: &f}, ok
 	case <-ctx.Done():
 		return inbound{}, false
@@ -369,6 +475,9 @@ func (r *runner) pump(ctx context.Context, next func(context.Context) (inbound, 
 		select {
 		case r.inbound <- msg:
 		case <-ctx.Done():
+			return
+		}
+		if !r.pace.sent(ctx, msg.size()) {
 			return
 		}
 	}
@@ -403,9 +512,10 @@ func (r *runner) loop(ctx context.Context) error {
 		if entries, _ := r.machine.Queued(); r.fed && entries == 0 {
 			return nil
 		}
-		inbound, replayed, snapshotted := r.inbound, r.replay.out, r.snapshot.out
+		inbound, replayed, snapshotted, lesson := r.inbound, r.replay.out, r.snapshot.out, r.lesson.out
+		next, nextReplayed := r.pace.due(), r.replay.pace.due()
 		if r.machine.Full() {
-			inbound, replayed, snapshotted = nil, nil, nil
+			inbound, replayed, snapshotted, lesson, next, nextReplayed = nil, nil, nil, nil, nil, nil
 		}
 		r.watch(ctx)
 		select {
@@ -416,6 +526,7 @@ func (r *runner) loop(ctx context.Context) error {
 				r.fed, r.inbound = true, nil
 				continue
 			}
+			r.pace.received(msg.size())
 			if msg.fed != nil && msg.fed.Opened {
 				r.feedOpened()
 			} else if msg.fed != nil {
@@ -425,10 +536,15 @@ func (r *runner) loop(ctx context.Context) error {
 				r.heard(msg.Message)
 			}
 		case got := <-replayed:
+			r.replay.pace.received(got.frame.size())
 			r.replayed(ctx, got)
+		case <-next:
+			r.pace.owed = false
+		case <-nextReplayed:
+			r.replay.pace.owed = false
 		case got := <-snapshotted:
 			r.snapshotted(got)
-		case k := <-r.lesson.out:
+		case k := <-lesson:
 			r.lesson.end()
 			r.machine.Learned(k)
 		case <-r.retry.C:

@@ -109,35 +109,49 @@ func (m *Machine) awaited() bool {
 // Snapshot takes what the engine holds, in a new incarnation. Until a message after it was taken the log has no cursor,
 // so that a shim which starts again meanwhile begins from nothing.
 func (m *Machine) Snapshot(s Snapshot, now events.Millis) {
+	m.complete()
 	if !m.awaited() {
 		return
 	}
 	if m.taken.Known || m.spoken() { // else the incarnation has its first clear and nothing more
 		m.begin(events.ReasonGap, now)
 	}
-	for _, payload := range s.Payloads {
-		msg, err := m.decode.Decode(payload)
-		if err != nil { // in part it is worth nothing
-			m.counts.Undecodable++
-			m.begin(events.ReasonGap, now)
-			m.noSnapshot(true, now)
+	m.adopting = &adopting{s, now}
+	m.work(m.hasRoom)
+}
+
+// adoptNext takes the next message of the snapshot in hand, and behind the last one goes on with live messages.
+func (m *Machine) adoptNext() {
+	a := m.adopting
+	if len(a.snapshot.Payloads) > 0 {
+		payload := a.snapshot.Payloads[0]
+		a.snapshot.Payloads[0] = nil
+		a.snapshot.Payloads = a.snapshot.Payloads[1:]
+		part, more, err := m.decodeFirst(payload)
+		if err == nil {
+			m.reading = reading{}
+			m.queuePart(part, more)
 			return
 		}
-		for i := range msg.Events {
-			m.push(msg.Events[i], events.Cursor{})
-		}
+		m.counts.Undecodable++ // a part of a snapshot is worth nothing
+		m.adopting = nil
+		m.begin(events.ReasonGap, a.now)
+		m.noSnapshot(true, a.now)
+		return
 	}
+	m.adopting = nil
 	m.offers.none, m.offers.lacking = false, false
 	m.counts.Snapshots++
-	if s.Next > 0 {
-		m.taken, m.basis = events.Cursor{Known: true, Seq: s.Next - 1}, named
+	if a.snapshot.Next > 0 {
+		m.taken, m.basis = events.Cursor{Known: true, Seq: a.snapshot.Next - 1}, named
 	}
-	m.release(now, false)
+	m.release(a.now, false)
 }
 
 // SnapshotFailed tells that there is no snapshot: what is missing counts as lost. If one is offered at all it is asked
 // for again with the next Verify, since the engine may have it by then.
 func (m *Machine) SnapshotFailed(offered bool, now events.Millis) {
+	m.complete()
 	if m.awaited() {
 		m.noSnapshot(offered, now)
 	}

@@ -51,7 +51,7 @@ func (d *Dealer) dial(ctx context.Context) error {
 
 func (d *Dealer) serve() {
 	cause := d.conn.Run(func(frames [][]byte) error {
-		if err := d.in.put(d.ctx, frames, size(frames)); err != nil {
+		if err := d.in.receive(d.ctx, frames, size(frames)); err != nil {
 			return ErrStopped
 		}
 		return nil

@@ -178,11 +178,12 @@ func (r *reader) command(flags byte, size uint64) (item, error) {
 	return item{name: string(r.cmd[1:n]), data: r.cmd[n:]}, nil
 }
 
-// appendFrom appends n bytes from r, taking memory as they arrive.
+// appendFrom appends n bytes from r, taking memory as they arrive: at most four times as much as has arrived. Each step
+// leaves a copy behind, so there are few.
 func appendFrom(dst []byte, r io.Reader, n int) ([]byte, error) {
 	for n > 0 {
 		if len(dst) == cap(dst) {
-			dst = slices.Grow(dst, min(n, max(growStep, len(dst))))
+			dst = slices.Grow(dst, min(n, max(growStep, 3*len(dst))))
 		}
 		step := min(n, cap(dst)-len(dst))
 		at := len(dst)

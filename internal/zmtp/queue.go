@@ -83,6 +83,31 @@ func (q *queue[T]) put(ctx context.Context, v T, size int) error {
 	}
 }
 
+// receive puts v, and then waits until less than maxBytes wait. So a reader does not read the next message into memory
+// while one as large as the whole queue waits.
+func (q *queue[T]) receive(ctx context.Context, v T, size int) error {
+	err := q.put(ctx, v, size)
+	for err == nil && size >= q.maxBytes && !q.roomy() {
+		select {
+		case <-q.room:
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+	}
+	return err
+}
+
+// roomy reports whether more may be put, or nothing ever again.
+func (q *queue[T]) roomy() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed == nil && !(q.bytes < q.maxBytes) {
+		return false
+	}
+	loop.Wake(q.room) // for the next of several putters
+	return true
+}
+
 // tryGet takes the first entry. Without one, ok is false, and err says whether the queue is closed.
 func (q *queue[T]) tryGet() (v T, ok bool, err error) {
 	q.mu.Lock()

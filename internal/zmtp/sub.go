@@ -141,7 +141,7 @@ func (s *Sub) serve(c *Conn) {
 		c.End(ErrStopped)
 	}
 	cause := c.Run(func(frames [][]byte) error {
-		if err := s.in.put(s.ctx, Message{Peer: &peer, Frames: frames}, size(frames)); err != nil {
+		if err := s.in.receive(s.ctx, Message{Peer: &peer, Frames: frames}, size(frames)); err != nil {
 			return ErrStopped
 		}
 		return nil

@@ -191,7 +191,7 @@ func (l *look) field(f field) {
 			r.Skip()
 			return
 		}
-		switch tier, known := tierOfMedium(string(name)); {
+		switch tier, known := tierOfMedium(string(name[:min(len(name), maxMedium+1)])); {
 		case !known || tier == Device:
 		case ofSGLang(name):
 			l.has[signMedium] = true

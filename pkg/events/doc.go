@@ -7,7 +7,8 @@
 // A shim makes one [Decoder] for each rank and gives it every message of the engine:
 //
 //	d, err := events.NewDecoder(events.DecoderConfig{Engine: events.VLLM, BlockSize: 16})
-//	m, err := d.Decode(payload) // m.Events, good until the next call
+//	m, err := d.Decode(payload)       // m.Events, good until the next call
+//	m, more, err := d.Begin(payload)  // the first part of a large message; d.Continue returns the next
 //
 // It numbers the events, cuts them into batches, writes each with [AppendBatch] and publishes it. A
 // shim that starts again reads the cursor of the last one with [DecodeBatchHeader]. An indexer node reads batches with

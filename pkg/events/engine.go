@@ -95,10 +95,14 @@ type Decoder struct {
 	mismatch BlockSizeError // Events > 0: there is something to report
 	accepted uint64         // stored events with tokens
 
-	// Memory of the message that was decoded last.
+	// Memory of the part that was decoded last.
 	events []Event
 	blocks []BlockHash
 	locals []LocalHash
+
+	envelope envelope   // the message in hand
+	removing longRemove // the removed event in hand, if it names very many blocks
+	bound    partBound
 
 	// Memory of the event in hand.
 	raw     rawEvent
@@ -140,6 +144,7 @@ func (d *Decoder) Reset() {
 	d.salts.clear()
 	d.zero, d.hasMain, d.otherMains = false, false, false
 	d.engine, d.why = d.asked, ""
+	d.close()
 }
 
 // Blank returns a decoder of the same configuration that remembers nothing.
@@ -156,78 +161,257 @@ func (d *Decoder) Adopt(other *Decoder) {
 	d.salts, d.zero, d.engine, d.why = other.salts, other.zero, other.engine, other.why
 }
 
-// Decode decodes one message. What it returns is good until the next call.
+// Decode decodes one message. The returned events are valid until the next call.
 //
-// No event makes a message fail: what cannot be taken is passed over and counted. ErrMalformed means that the message
-// as a whole cannot be read; none of its events is returned, and the decoder is as good as before.
+// No event makes a message fail: an event that cannot be used is skipped and counted. ErrMalformed means that the
+// message as a whole cannot be read; none of its events is returned, and the decoder is as good as before.
+//
+// Decode returns all events at once. A message of the smallest events takes 40 times its size; see [Decoder.Begin].
 func (d *Decoder) Decode(payload []byte) (Message, error) {
-	if len(payload) > maxPayload {
-		return Message{}, malformed(0, "%s message of %d bytes: at most %d", d.engine, len(payload), maxPayload)
+	m, _, err := d.begin(payload, partBound{math.MaxInt, math.MaxInt})
+	return m, err
+}
+
+// Begin decodes the first part of a message. While more is set, [Decoder.Continue] returns the next part, so that
+// memory is bounded by the parts and not by the message. The parts together are what Decode returns. Errors are those
+// of Decode: a message is checked to its end before Begin returns.
+//
+// The caller must not change payload until the last part is returned. The returned events are valid until the next
+// call. Another Begin or a Reset abandons the rest of the message.
+func (d *Decoder) Begin(payload []byte) (m Message, more bool, err error) {
+	return d.begin(payload, usualPart)
+}
+
+func (d *Decoder) begin(payload []byte, bound partBound) (m Message, more bool, err error) {
+	if d.envelope.r.Data != nil {
+		d.close()
 	}
-	clear(d.events)
-	d.events, d.blocks, d.locals = recycle(d.events), recycle(d.blocks), recycle(d.locals)
+	if len(payload) > maxPayload {
+		return m, false, malformed(0, "%s message of %d bytes: at most %d", d.engine, len(payload), maxPayload)
+	}
+	d.bound = bound
+	d.emptyPart()
 	if d.engine == AnyEngine {
 		d.detectEngine(payload)
 	}
-	r := msgp.Reader{Data: payload}
-	var m Message
-	if err := d.message(&r, &m); err != nil {
-		d.events = d.events[:0]
-		return Message{}, err
+	v := &d.envelope
+	v.r = msgp.Reader{Data: payload}
+	done := false
+	if err = v.open(d); err == nil {
+		done, err = d.fill()
 	}
-	m.Events = d.events
-	return m, nil
+	if err == nil && !done {
+		err = d.checkRest()
+	}
+	if err != nil {
+		d.events = d.events[:0]
+		d.close()
+		return m, false, err
+	}
+	m = v.message
+	m.Events, more = d.part(done)
+	return m, more, nil
 }
 
-// message reads the envelope: [ts, events, rank], with the rank missing in old builds and elements to come in new ones,
-// or a map of the same.
-func (d *Decoder) message(r *msgp.Reader, m *Message) error {
+// Continue decodes the next part of the message that Begin opened, and reports whether another one follows.
+func (d *Decoder) Continue() (part []Event, more bool) {
+	if !d.envelope.opened {
+		return nil, false
+	}
+	d.nextPart()
+	done, err := d.fill() // checkRest has read all of it
+	return d.part(done || err != nil)
+}
+
+// part returns what is decoded. Of an unfinished message the last event is kept back, so that more is exact.
+func (d *Decoder) part(done bool) (part []Event, more bool) {
+	if done {
+		d.close()
+		return d.events, false
+	}
+	return d.events[:len(d.events)-1], true
+}
+
+// close forgets the message in hand.
+func (d *Decoder) close() {
+	d.envelope = envelope{}
+	if d.removing.names.Data != nil {
+		d.removing = longRemove{}
+	}
+	e := &d.raw // of the last event
+	e.data, e.lora, e.loraID, e.salt = nil, nil, nil, nil
+}
+
+func (d *Decoder) emptyPart() {
+	clear(d.events)
+	d.events, d.blocks, d.locals = recycle(d.events), recycle(d.blocks), recycle(d.locals)
+}
+
+// nextPart empties the decoder's memory but for the event that was kept back.
+func (d *Decoder) nextPart() {
+	kept := d.events[len(d.events)-1]
+	blocks, locals := kept.Blocks, kept.Locals
+	d.emptyPart()
+	if d.blocks = append(d.blocks, blocks...); len(blocks) > 0 {
+		kept.Blocks = d.blocks[:len(blocks):len(blocks)]
+	}
+	if d.locals = append(d.locals, locals...); len(locals) > 0 {
+		kept.Locals = d.locals[:len(locals):len(locals)]
+	}
+	d.events = append(d.events, kept)
+}
+
+// partBound is the size beyond which a part is complete. One stored event may exceed it, by maxEventTokens blocks.
+type partBound struct{ events, blocks int }
+
+// usualPart takes 2 MiB: messages of usual size are one part.
+var usualPart = partBound{events: 4096, blocks: 64 << 10}
+
+func (d *Decoder) full() bool {
+	return len(d.events) > 1 && (len(d.events) > d.bound.events || len(d.blocks) > d.bound.blocks)
+}
+
+// fill decodes events until the part is full, or the message is done.
+func (d *Decoder) fill() (done bool, err error) {
+	v := &d.envelope
+	for !d.full() {
+		switch {
+		case d.removing.left > 0:
+			d.removeMore()
+		case v.left > 0:
+			begin := v.r.At
+			v.left--
+			if d.event(&v.r); v.r.Broken {
+				return false, v.cutOff(d, begin)
+			}
+		default:
+			return true, v.end(d)
+		}
+	}
+	return false, nil
+}
+
+// checkRest reads the rest of the message without decoding it, so that an error is found before the first part is
+// returned. It adds the rank to the message, which follows the events.
+func (d *Decoder) checkRest() error {
+	counts := d.counts
+	rest := d.envelope
+	for broken := false; rest.left > 0 && !broken; rest.left-- {
+		broken = !rest.r.Skip()
+	}
+	if !rest.r.Broken && rest.end(d) == nil {
+		d.counts = counts
+		d.envelope.message = rest.message
+		return nil
+	}
+	d.counts = counts
+	for { // the events before the error leave the same traces as in a message of one part
+		d.nextPart()
+		switch done, err := d.fill(); {
+		case err != nil:
+			return err
+		case done:
+			return malformed(d.envelope.r.At, "%s message: no MessagePack", d.engine)
+		}
+	}
+}
+
+// envelope reads what surrounds the events: [ts, events, rank], with the rank missing in old builds and elements to
+// come in new ones, or a map of the same.
+type envelope struct {
+	r       msgp.Reader
+	opened  bool // the list of events is reached
+	pairs   int  // left in a map
+	more    int  // elements behind the events in an array
+	events  int  // in the list
+	left    int  // of them, still to be read
+	message Message
+}
+
+// open reads up to the first event.
+func (v *envelope) open(d *Decoder) error {
+	r := &v.r
 	if n, ok := r.Array(); ok {
 		if n < 2 {
 			return malformed(r.At, "%s message: an array of %d elements, want [ts, events, rank]", d.engine, n)
 		}
-		d.timestamp(r, m)
-		if err := d.eventList(r); err != nil {
-			return err
-		}
-		if n > 2 {
-			d.rank(r, m)
-			r.SkipN(n - 3)
-		}
-	} else if n, ok := r.Map(); ok {
-		listed := false
-		for range n {
-			key, isStr := r.Str()
-			switch string(key) {
-			case "ts":
-				d.timestamp(r, m)
-			case "data_parallel_rank", "attn_dp_rank":
-				d.rank(r, m)
-			case "events":
-				if listed {
-					return malformed(r.At, "%s message: events twice", d.engine)
-				}
-				if err := d.eventList(r); err != nil {
-					return err
-				}
-				listed = true
-			default:
-				if !isStr {
-					r.Skip()
-				}
-				r.Skip()
-			}
-		}
-		if !listed && !r.Broken {
-			return malformed(r.At, "%s message: a map without events", d.engine)
-		}
-	} else {
+		d.timestamp(r, &v.message)
+		v.more = n - 2
+		return v.list(d)
+	}
+	n, ok := r.Map()
+	if !ok {
 		return malformed(r.At, "%s message: neither array nor map", d.engine)
 	}
-	if r.Broken {
-		return malformed(r.At, "%s message: cut off or no MessagePack", d.engine)
+	v.pairs = n
+	if err := v.fields(d); err != nil || v.opened {
+		return err
+	}
+	if !r.Broken {
+		return malformed(r.At, "%s message: a map without events", d.engine)
+	}
+	return v.broken(d)
+}
+
+// fields reads a map's pairs up to the events, or to the end.
+func (v *envelope) fields(d *Decoder) error {
+	r := &v.r
+	for ; v.pairs > 0 && !r.Broken; v.pairs-- {
+		key, isStr := r.Str()
+		switch string(key) {
+		case "ts":
+			d.timestamp(r, &v.message)
+		case "data_parallel_rank", "attn_dp_rank":
+			d.rank(r, &v.message)
+		case "events":
+			if v.opened {
+				return malformed(r.At, "%s message: events twice", d.engine)
+			}
+			v.pairs--
+			return v.list(d)
+		default:
+			if !isStr {
+				r.Skip()
+			}
+			r.Skip()
+		}
 	}
 	return nil
+}
+
+func (v *envelope) list(d *Decoder) error {
+	n, ok := v.r.Array()
+	if !ok {
+		return malformed(v.r.At, "%s message: no array of events", d.engine)
+	}
+	v.opened, v.events, v.left = true, n, n
+	return nil
+}
+
+// end reads what follows the events.
+func (v *envelope) end(d *Decoder) error {
+	if v.more > 0 {
+		d.rank(&v.r, &v.message)
+		v.r.SkipN(v.more - 1)
+		v.more = 0
+	}
+	if err := v.fields(d); err != nil {
+		return err
+	}
+	return v.broken(d)
+}
+
+func (v *envelope) broken(d *Decoder) error {
+	if v.r.Broken {
+		return malformed(v.r.At, "%s message: cut off or no MessagePack", d.engine)
+	}
+	return nil
+}
+
+// cutOff is the error of the event that was read last, from this byte on.
+func (v *envelope) cutOff(d *Decoder, begin int) error {
+	return malformed(v.r.At, "%s message: event %d of %d, from byte %d on: cut off or no MessagePack", d.engine,
+		v.events-v.left-1, v.events, begin)
 }
 
 func (d *Decoder) timestamp(r *msgp.Reader, m *Message) {
@@ -252,22 +436,6 @@ func (d *Decoder) ignore(r *msgp.Reader) {
 		d.counts[SkipField]++
 		r.Skip()
 	}
-}
-
-func (d *Decoder) eventList(r *msgp.Reader) error {
-	n, ok := r.Array()
-	if !ok {
-		return malformed(r.At, "%s message: no array of events", d.engine)
-	}
-	for i := range n {
-		begin := r.At
-		d.event(r)
-		if r.Broken {
-			return malformed(r.At, "%s message: event %d of %d, from byte %d on: cut off or no MessagePack",
-				d.engine, i, n, begin)
-		}
-	}
-	return nil
 }
 
 func (d *Decoder) event(r *msgp.Reader) {
@@ -316,8 +484,45 @@ func (d *Decoder) cleared(e Event) Skip {
 	return notSkipped
 }
 
+// longRemove is what is left of a removed event that names more than maxEventTokens blocks.
+type longRemove struct {
+	names msgp.Reader
+	left  int   // names that are still to be read
+	event Event // without blocks
+	bad   bool  // a name could not be read, which is counted
+}
+
+// removeMore decodes the next blocks of a long removed event.
+func (d *Decoder) removeMore() {
+	l := &d.removing
+	begin := len(d.blocks)
+	for ; l.left > 0 && len(d.blocks)-begin < MaxBlocksPerEvent; l.left-- {
+		name, ok := d.readHash(&l.names)
+		switch {
+		case ok:
+			d.blocks = append(d.blocks, name)
+		default:
+			l.names.Skip()
+			if !l.bad {
+				l.bad = true
+				d.counts[SkipHash]++
+			}
+		}
+	}
+	if n := len(d.blocks); n > begin {
+		e := l.event
+		e.Blocks = d.blocks[begin:n:n]
+		d.events = append(d.events, e)
+	}
+}
+
 // removed takes what names can be read: no block can have been stored under the others.
 func (d *Decoder) removed(e *rawEvent) Skip {
+	if e.longNames > 0 {
+		d.removing = longRemove{names: msgp.Reader{Data: e.data, At: e.namesAt}, left: e.longNames,
+			event: Event{Kind: Removed, Tier: e.deviceUnlessSaid(), Group: e.group}}
+		return notSkipped
+	}
 	if e.badNames {
 		d.counts[SkipHash]++
 	}
@@ -336,13 +541,15 @@ func (d *Decoder) removed(e *rawEvent) Skip {
 
 func (d *Decoder) stored(e *rawEvent) Skip {
 	blocks := d.blocks[e.blocks:]
-	if e.badNames {
+	if e.badNames || e.longNames > 0 && !d.readable(e) {
 		e.passStored(SkipHash)
 	}
 	d.complete(e)
 	switch {
 	case e.skipStored != notSkipped:
 		return e.skipStored
+	case e.longNames > 0:
+		return SkipTooLarge
 	// a group that keeps none of the prompt's blocks: that it is there counts
 	case len(blocks) == 0 && e.attention.Bounds():
 		d.events = append(d.events, Event{
@@ -352,8 +559,6 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 		return notSkipped
 	case len(blocks) == 0:
 		return SkipEmpty
-	case len(blocks) > maxEventTokens:
-		return SkipTooLarge
 	}
 	if e.hasParent && e.parent == 0 && !d.zero {
 		e.hasParent = false
@@ -413,6 +618,17 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 		}
 	}
 	return notSkipped
+}
+
+// readable reports whether all names of a long event can be read.
+func (d *Decoder) readable(e *rawEvent) bool {
+	r := msgp.Reader{Data: e.data, At: e.namesAt}
+	for range e.longNames {
+		if _, ok := d.readHash(&r); !ok {
+			return false
+		}
+	}
+	return true
 }
 
 // wrongBlockSize tells an edge block, which some engines announce beside whole ones, from an engine whose blocks all

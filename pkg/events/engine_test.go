@@ -436,6 +436,7 @@ func fuzzDecoder(f *testing.F, engine Engine) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, payload []byte) {
+		checkParts(t, mustDecoder(t, engine, 2), mustDecoder(t, engine, 2), payload, partBound{1, 2})
 		d := mustDecoder(t, engine, 2)
 		m, err := d.Decode(payload)
 		if err != nil {

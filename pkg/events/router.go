@@ -2,6 +2,7 @@ package events
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -358,53 +359,87 @@ type RouterAnswer struct {
 // ReadRouterAnswer reads an answer from MessagePack. An error says also why there is none, if the worker says that.
 func ReadRouterAnswer(data []byte) (a RouterAnswer, err error) {
 	r := &msgp.Reader{Data: data}
-	text := appendJSON(nil, r, maxRouterNesting)
-	if r.Broken || r.Left() > 0 {
-		return a, malformed(r.At, "an answer that is cut off, or not of maps with names")
-	}
-	var wire struct {
-		Data map[string]json.RawMessage `json:"data"`
-	}
-	if err := json.Unmarshal(text, &wire); err != nil {
-		return a, err
-	}
-	var said struct {
-		Events []json.RawMessage `json:"events"`
-		Last   *uint64           `json:"last_event_id"`
-		Newest *uint64           `json:"newest_available"`
-	}
-	for kind, text := range wire.Data {
-		if kind == "Events" || kind == "TreeDump" || kind == "TooNew" {
-			err = json.Unmarshal(text, &said)
+	kinds := 0
+	var said error // why there is no answer
+	err = each(r, func(key string) bool {
+		if key != "data" {
+			return r.Skip()
 		}
-		last := said.Last
-		if kind == "TooNew" {
-			last = said.Newest
-		}
-		if err != nil || len(wire.Data) > 1 || last == nil {
-			return a, fmt.Errorf("the worker answers %.40q: %.300s", kind, text)
-		}
-		a.Whole, a.Last = kind == "TreeDump", *last
-	}
-	if len(wire.Data) == 0 {
-		return a, errors.New("the worker's answer says nothing")
-	}
-	for i, text := range said.Events {
-		e, err := readRouterEvent(text, false)
-		if err != nil {
-			return a, fmt.Errorf("event %d of %d: %w", i, len(said.Events), err)
-		}
-		a.Events = append(a.Events, e)
+		return each(r, func(kind string) bool {
+			kinds++
+			if kind == "Events" || kind == "TreeDump" || kind == "TooNew" {
+				a.Whole = kind == "TreeDump"
+				said = cmp.Or(said, a.read(r, kind == "TooNew"))
+			} else {
+				begin := r.At
+				r.Skip()
+				text := appendJSON(nil, &msgp.Reader{Data: data[:r.At], At: begin}, maxRouterNesting)
+				said = fmt.Errorf("the worker answers %.40q: %.300s", kind, text)
+			}
+			return !r.Broken
+		}) == nil
+	})
+	switch {
+	case said != nil && !r.Broken:
+		return RouterAnswer{}, said
+	case err != nil || r.Broken || r.Left() > 0:
+		return RouterAnswer{}, malformed(r.At, "an answer that is cut off, or not of maps with names")
+	case kinds != 1:
+		return RouterAnswer{}, fmt.Errorf("the worker's answer says %d things, not one", kinds)
 	}
 	return a, nil
 }
 
+// read reads an answer, one event at a time: their JSON takes more memory than they do.
+func (a *RouterAnswer) read(r *msgp.Reader, tooNew bool) (said error) {
+	known := false
+	if err := each(r, func(key string) bool {
+		switch {
+		case key == "last_event_id" && !tooNew, key == "newest_available" && tooNew:
+			a.Last, known = r.Uint(math.MaxUint64)
+			return known
+		case key != "events":
+			return r.Skip()
+		case r.Null():
+			return true
+		}
+		n, ok := r.Array()
+		var line []byte
+		for i := 0; i < n && ok && said == nil; i++ {
+			var e RouterEvent
+			line = appendJSON(line[:0], r, maxRouterNesting)
+			if ok = !r.Broken; !ok {
+				break
+			}
+			if e, said = readRouterEvent(line, false); said != nil {
+				said = fmt.Errorf("event %d of %d: %w", i, n, said)
+				r.SkipN(n - i - 1)
+			}
+			a.Events = append(a.Events, e)
+		}
+		return ok
+	}); err != nil {
+		return err
+	}
+	if !known && said == nil {
+		said = errors.New("the worker's answer does not say which event is the newest")
+	}
+	return said
+}
+
+// Bounds of one router event. A prompt of a million tokens in blocks of 16 has 65,536 blocks in 7 MB of JSON.
+const (
+	maxRouterEvent  = 16 << 20 // bytes of JSON
+	maxRouterString = 1 << 20  // bytes
+)
+
 // maxRouterNesting is how deep values of a router event may lie within each other.
 const maxRouterNesting = 64
 
-// appendJSON appends the next value in JSON, in which it has the same names; null for what JSON cannot say.
+// appendJSON appends the next value in JSON, in which it has the same names; null for what JSON cannot say. A value
+// beyond the bounds of a router event breaks the reader.
 func appendJSON(dst []byte, r *msgp.Reader, depth int) []byte {
-	if depth == 0 {
+	if depth == 0 || len(dst) > maxRouterEvent {
 		r.Broken = true
 	}
 	switch form := r.Next(); form {
@@ -419,9 +454,14 @@ func appendJSON(dst []byte, r *msgp.Reader, depth int) []byte {
 		return strconv.AppendUint(dst, bits, 10)
 	case msgp.Str:
 		text, _ := r.Str()
+		if len(text) > maxRouterString {
+			r.Broken = true
+			return dst
+		}
 		return appendJSONString(dst, string(text))
 	case msgp.Array:
 		n, _ := r.Array()
+		r.Broken = r.Broken || n > maxEventTokens
 		dst = append(dst, '[')
 		for i := 0; i < n && !r.Broken; i++ {
 			if i > 0 {

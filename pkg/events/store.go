@@ -3,6 +3,7 @@ package events
 import (
 	"encoding/binary"
 	"fmt"
+	"iter"
 	"math"
 
 	"github.com/kvatlas/kvatlas/internal/msgp"
@@ -22,10 +23,11 @@ type StoreEvent struct {
 const DefaultTenant = "default"
 
 // ReadStoreEvents reads the third frame of a Mooncake master's message, [timestamp_ms, [event maps], dp_rank], which
-// follows an empty topic and a big-endian number. The error wraps [ErrMalformed]; then nothing is known of what the
-// message said. Fields that are not needed are passed over, an event of an unknown type is not: nobody knows what it
-// did to the store.
-func ReadStoreEvents(payload []byte) ([]StoreEvent, error) {
+// follows an empty topic and a big-endian number. It checks all of the message, and returns the events one at a time,
+// in order. The payload must not change meanwhile. The error wraps [ErrMalformed]; then nothing is known of what the
+// message said. Fields that are not needed are skipped. An event of an unknown type is an error: its effect on the
+// store is unknown.
+func ReadStoreEvents(payload []byte) (iter.Seq[StoreEvent], error) {
 	if len(payload) > maxPayload {
 		return nil, malformed(0, "a store's message of %d bytes: at most %d", len(payload), maxPayload)
 	}
@@ -37,31 +39,54 @@ func ReadStoreEvents(payload []byte) ([]StoreEvent, error) {
 	if !ok {
 		return nil, malformed(r.At, "no array of a store's events")
 	}
-	out := make([]StoreEvent, 0, min(n, 64))
+	first := r.At
 	for range n {
-		e, err := storeEvent(r)
-		if err != nil {
+		if _, err := readStoreEvent(r); err != nil {
 			return nil, err
 		}
-		out = append(out, e)
 	}
-	return out, nil
+	return func(yield func(StoreEvent) bool) {
+		r := &msgp.Reader{Data: payload, At: first}
+		for range n {
+			f, _ := readStoreEvent(r) // the same bytes had no error
+			if !yield(f.event()) {
+				return
+			}
+		}
+	}, nil
 }
 
-func storeEvent(r *msgp.Reader) (StoreEvent, error) {
-	var kind string
-	e, at := StoreEvent{Tenant: DefaultTenant}, r.At
-	err := each(r, func(key string) bool {
-		var into *string
+// storeFields is an event as it was read. The texts are the payload's own.
+type storeFields struct {
+	kind                   Kind
+	tenant, object, medium []byte
+}
+
+func (f *storeFields) event() StoreEvent {
+	e := StoreEvent{Kind: f.kind, Tenant: DefaultTenant}
+	if f.tenant != nil {
+		e.Tenant = string(f.tenant)
+	}
+	if f.kind != Cleared {
+		e.Object, e.Medium = string(f.object), string(f.medium)
+	}
+	return e
+}
+
+func readStoreEvent(r *msgp.Reader) (f storeFields, err error) {
+	var kind []byte
+	at := r.At
+	err = each(r, func(key string) bool {
+		var into *[]byte
 		switch key {
 		case "event_type":
 			into = &kind
 		case "tenant_id":
-			into = &e.Tenant
+			into = &f.tenant
 		case "object_key":
-			into = &e.Object
+			into = &f.object
 		case "medium":
-			into = &e.Medium
+			into = &f.medium
 		default:
 			return r.Skip()
 		}
@@ -69,27 +94,27 @@ func storeEvent(r *msgp.Reader) (StoreEvent, error) {
 			return true
 		}
 		text, ok := r.Str()
-		*into = string(text)
+		*into = text
 		return ok
 	})
 	if err != nil {
-		return e, err
+		return f, err
 	}
-	switch kind {
+	switch string(kind) {
 	case "stored":
-		e.Kind = Stored
+		f.kind = Stored
 	case "removed":
-		e.Kind = Removed
+		f.kind = Removed
 	case "cleared":
-		e.Kind, e.Object, e.Medium = Cleared, "", ""
-		return e, nil
+		f.kind = Cleared
+		return f, nil
 	default:
-		return e, malformed(at, "a store's event of type %.40q", kind)
+		return f, malformed(at, "a store's event of type %.40q", kind)
 	}
-	if e.Object == "" {
-		return e, malformed(at, "a store's event that names no object")
+	if len(f.object) == 0 {
+		return f, malformed(at, "a store's event that names no object")
 	}
-	return e, nil
+	return f, nil
 }
 
 // StoreMessage is how a shim passes on what a store's master publishes. It is sent without acknowledgement: what is

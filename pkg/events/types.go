@@ -92,9 +92,15 @@ func (t Tier) String() string {
 // Valid reports whether t names one of the four tiers.
 func (t Tier) Valid() bool { return t >= Device && t <= External }
 
+// maxMedium bounds the name of a medium, which is copied.
+const maxMedium = 32
+
 // tierOfMedium translates what an engine calls a medium. An absent medium is the device. It reports false for a name
 // that no engine known to us uses.
 func tierOfMedium(medium string) (Tier, bool) {
+	if len(medium) > maxMedium {
+		return 0, false
+	}
 	switch strings.ToUpper(medium) {
 	case "", "GPU", "DEVICE":
 		return Device, true

@@ -120,6 +120,8 @@ type rawEvent struct {
 	blocks     int // where its names begin, and its local hashes
 	locals     int
 	badNames   bool // there are some that cannot be read
+	longNames  int  // how many there are, if more than maxEventTokens: then they are not read, and begin at namesAt
+	namesAt    int
 	parent     BlockHash
 	hasParent  bool
 	tokenCount int // how many block sizes count: of pairs, the pairs
@@ -310,13 +312,18 @@ func (d *Decoder) readLoRAID(r *msgp.Reader) {
 
 func (d *Decoder) readBlocks(r *msgp.Reader) {
 	e := &d.raw
-	d.blocks = d.blocks[:e.blocks]
+	d.blocks, e.longNames = d.blocks[:e.blocks], 0
 	n, ok := r.Array()
 	if !ok {
 		if !r.Null() {
 			e.pass(SkipMalformed)
 			r.Skip()
 		}
+		return
+	}
+	if n > maxEventTokens {
+		e.longNames, e.namesAt = n, r.At
+		r.SkipN(n)
 		return
 	}
 	for ; n > 0; n-- {
@@ -374,7 +381,13 @@ func (e Engine) digestPart(digest []byte, n int) []byte {
 	return digest[len(digest)-n:]
 }
 
+// maxDigits bounds a block's name in digits. Parsing a number copies its text.
+const maxDigits = 256
+
 func (e Engine) hashOfDigits(digits []byte) (BlockHash, bool) {
+	if len(digits) > maxDigits {
+		return 0, false
+	}
 	if v, err := strconv.ParseUint(string(digits), 10, 64); err == nil {
 		return BlockHash(v), true
 	}
@@ -434,7 +447,7 @@ func (d *Decoder) readMedium(r *msgp.Reader) {
 	case "CPU", "CPU_PINNED":
 		d.raw.tier = Host
 	default:
-		if d.raw.tier, ok = tierOfMedium(string(medium)); !ok {
+		if d.raw.tier, ok = tierOfMedium(string(medium[:min(len(medium), maxMedium+1)])); !ok {
 			d.raw.pass(SkipMedium)
 		}
 	}
@@ -458,6 +471,9 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 	}
 	if !d.readLookahead(e, len(blocks)) {
 		return SkipLookahead
+	}
+	if e.skipStored != notSkipped {
+		return e.skipStored
 	}
 	seed := uint64(baseSeed)
 	switch {
@@ -566,6 +582,10 @@ func (e *rawEvent) blockValues(span [2]int, n int) (r msgp.Reader, some, ok bool
 }
 
 func (d *Decoder) blockKeys(r *msgp.Reader, e *rawEvent, keys, i int) bool {
+	if len(d.media.values)+keys > maxEventTokens {
+		e.passStored(SkipTooLarge)
+		return r.SkipN(keys)
+	}
 	first := i == 0 && !e.hasParent
 	var bare []byte // the last bare string, while it may be the salt
 	before := 0     // items before it
@@ -661,6 +681,13 @@ func (d *Decoder) readLookahead(e *rawEvent, n int) bool {
 			tokens, many := r.Array()
 			if !many {
 				tokens = 1
+			}
+			switch {
+			case tokens >= MaxBlockSize:
+				return false
+			case len(d.beyond.values)+tokens > maxEventTokens:
+				e.passStored(SkipTooLarge)
+				return true
 			}
 			if d.beyond.values, ok = r.Uint32s(d.beyond.values, tokens); !ok {
 				return false

@@ -3,6 +3,7 @@ package hicache
 import (
 	"cmp"
 	"context"
+	"iter"
 	"strings"
 	"sync"
 	"time"
@@ -123,7 +124,7 @@ func (m *Mirror) Receive(ctx context.Context, data []byte) {
 // receive reports whether a list must be asked for, for which set.
 func (m *Mirror) receive(data []byte) (epoch uint64, list bool) {
 	msg, err := events.ReadStoreMessage(data)
-	var batch []events.StoreEvent
+	var batch iter.Seq[events.StoreEvent]
 	if err == nil && msg.Kind == events.StoreBatch {
 		batch, err = events.ReadStoreEvents(msg.Payload)
 	}
@@ -148,8 +149,10 @@ func (m *Mirror) receive(data []byte) (epoch uint64, list bool) {
 	if msg.Kind == events.StoreAlive {
 		m.alive = now
 	}
-	for i := range batch {
-		m.apply(&batch[i])
+	if batch != nil {
+		for e := range batch {
+			m.apply(&e)
+		}
 	}
 	if m.whole || m.listing || now.Before(m.next) || !m.trusted() {
 		return 0, false

@@ -148,6 +148,14 @@ func mux(prefix string, routes []route, maxBody int64, ended func(op, outcome st
 			for _, route := range routes {
 				if r.Method == route.method || r.Method == http.MethodHead && route.method == http.MethodGet {
 					status, body, err := serve(w, r, &route, maxBody)
+					if dump, is := body.(*compat.Dump); is && err == nil {
+						var begun bool
+						if begun, err = dump.Stream(r.Context(), w); begun || err == nil {
+							ended(op, compat.Streamed(err))
+							compat.AbortAfter(err)
+							return
+						}
+					}
 					send(w, status, body, err, op, ended)
 					return
 				}

@@ -32,7 +32,7 @@ type Config struct {
 	Choice *selection.Service
 	Shims  *compat.Shims
 	Find   func(ctx context.Context, q *api.Query) (*api.Answer, error)
-	Dump   func(ctx context.Context) (any, error) // what workers hold, as compat has it at /dump
+	Dump   func(ctx context.Context) (*compat.Dump, error) // what workers hold, as compat has it at /dump
 
 	// Unregister ends the shims of a worker that another node runs.
 	Unregister func(ctx context.Context, instance events.WorkerID) error

@@ -1,0 +1,95 @@
+package shim
+
+import "github.com/kvatlas/kvatlas/pkg/events"
+
+// A message may decode to 40 times its size. So it is decoded in parts, and a part only while few bytes wait for the
+// log. The rest of the work waits in the machine: the message in hand, held messages, payloads of an engine snapshot.
+
+// reading is a message whose events are queued in parts. The zero value is none.
+type reading struct {
+	cursor events.Cursor // of its last event
+	before events.Cursor // of the message before; the other events have it, with Partial
+	at     uint32        // how many of its events were decoded
+	more   bool          // the decoder has more
+}
+
+// releasing is the release of held messages.
+type releasing struct {
+	frames []Frame
+	now    events.Millis
+	inVain bool
+}
+
+// adopting is an engine snapshot in hand.
+type adopting struct {
+	snapshot Snapshot
+	now      events.Millis
+}
+
+// Busy reports whether a part of what the machine was given is not queued yet.
+func (m *Machine) Busy() bool { return m.reading.more || m.releasing != nil || m.adopting != nil }
+
+// hasRoom reports whether the next part may be decoded.
+func (m *Machine) hasRoom() bool { return m.queuedBytes < m.limits.PartBytes }
+
+// complete does the work under way, whatever it takes. An owner that respects Full never makes it work.
+func (m *Machine) complete() { m.work(func() bool { return true }) }
+
+// work does the work under way, one part after the other while may returns true.
+func (m *Machine) work(may func() bool) {
+	for m.Busy() && may() {
+		switch {
+		case m.reading.more:
+			m.read(may)
+		case m.adopting != nil:
+			m.adoptNext()
+		default:
+			m.releaseNext()
+		}
+	}
+	if m.leaving && !m.Busy() {
+		m.leaving = false
+		m.Gone()
+	}
+}
+
+// abandon drops the work under way: a new incarnation begins with all that the engine can say again.
+func (m *Machine) abandon() { m.reading, m.releasing, m.adopting = reading{}, nil, nil }
+
+// decodeFirst decodes a message, or its first part.
+func (m *Machine) decodeFirst(payload []byte) (part []events.Event, more bool, err error) {
+	if d, ok := m.decode.(PartDecoder); ok {
+		msg, more, err := d.Begin(payload)
+		return msg.Events, more, err
+	}
+	msg, err := m.decode.Decode(payload)
+	return msg.Events, false, err
+}
+
+// read queues further parts of the message in hand.
+func (m *Machine) read(may func() bool) {
+	for m.reading.more && may() {
+		m.queuePart(m.decode.(PartDecoder).Continue())
+	}
+}
+
+// queuePart queues the next events of the message in hand.
+func (m *Machine) queuePart(part []events.Event, more bool) {
+	r := &m.reading
+	for i := range part {
+		if r.at++; r.at <= r.before.Partial { // a shim before this one has published it
+			m.recordEvent(&part[i], false)
+			continue
+		}
+		cursor := r.cursor
+		if r.cursor.Known && (more || i < len(part)-1) {
+			cursor = r.before
+			cursor.Partial = r.at
+		}
+		m.push(part[i], cursor)
+		m.recordEvent(&m.queue[len(m.queue)-1].event, true)
+	}
+	if r.more = more; !more {
+		*r = reading{}
+	}
+}
