@@ -14,6 +14,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/internal/rights"
+	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -31,23 +33,23 @@ type tracker struct {
 }
 
 // Tracker returns what answers as Dynamo's slot tracker.
-func Tracker(cfg Config) http.Handler {
+func Tracker(cfg Config) *web.Mux {
 	t := &tracker{Config: cfg}
 	routes := []route{
-		{method: http.MethodPost, path: "/register", do: t.register},
-		{method: http.MethodPost, path: "/unregister", do: t.unregister},
-		{method: http.MethodGet, path: "/workers", do: t.workers},
-		{method: http.MethodPost, path: "/add", do: t.add},
-		{method: http.MethodPost, path: "/prefill_complete", do: t.prefillComplete},
-		{method: http.MethodPost, path: "/free", do: t.free},
-		{method: http.MethodGet, path: "/loads", do: t.loads},
-		{method: http.MethodPost, path: "/potential_loads", do: t.potentialLoads},
+		{method: http.MethodPost, path: "/register", rule: web.Registers, do: t.register},
+		{method: http.MethodPost, path: "/unregister", rule: web.Removes, do: t.unregister},
+		{method: http.MethodGet, path: "/workers", rule: web.Reads, do: t.workers},
+		{method: http.MethodPost, path: "/add", rule: web.Chooses, do: t.add},
+		{method: http.MethodPost, path: "/prefill_complete", rule: web.Chooses, do: t.prefillComplete},
+		{method: http.MethodPost, path: "/free", rule: web.Chooses, do: t.free},
+		{method: http.MethodGet, path: "/loads", rule: web.Reads, do: t.loads},
+		{method: http.MethodPost, path: "/potential_loads", rule: web.Reads, do: t.potentialLoads},
 	}
 	for i := range routes {
 		routes[i].do = cfg.admitted(routes[i].do)
 	}
 	routes = append(routes, replication...)
-	routes = append(routes, route{method: http.MethodGet, path: "/health",
+	routes = append(routes, route{method: http.MethodGet, path: "/health", rule: web.Rule{Needs: rights.Anybody, Cost: web.Probe},
 		do: func(*asked) (int, any, error) { return 0, nil, nil }})
 	return mux("slots_", routes, TrackerBody, cfg.Ended)
 }
