@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/rights"
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -52,7 +53,7 @@ type ID string
 
 func (i *ID) UnmarshalJSON(data []byte) error {
 	if len(data) > 0 && data[0] == '"' {
-		return json.Unmarshal(data, (*string)(i))
+		return strictjson.Unmarshal(data, (*string)(i))
 	}
 	_, signed := strconv.ParseInt(string(data), 10, 64)
 	if _, err := strconv.ParseUint(string(data), 10, 64); err != nil && signed != nil {
@@ -122,7 +123,7 @@ func (h *MediaHash) UnmarshalJSON(data []byte) error {
 // field reads a value into to.
 func field[T any](to *T, want string) func(name string, value []byte) error {
 	return func(name string, value []byte) error {
-		if json.Unmarshal(value, to) != nil {
+		if strictjson.Unmarshal(value, to) != nil {
 			return fail(http.StatusUnprocessableEntity, api.CodeMalformed, "%s is %.40s, not %s", name, value, want)
 		}
 		return nil
@@ -228,7 +229,8 @@ func Register(mux *web.Mux, cfg Config) {
 	}
 	handle(http.MethodPost, "/overlap_scores", web.Reads, http.StatusOK, cfg.overlapScores)
 	handle(http.MethodGet, "/dump", web.Rule{Needs: rights.Operate, Cost: web.Costly}, http.StatusOK, cfg.dump)
-	mux.Handle("/health", web.Rules{http.MethodGet: {Needs: rights.Any, Cost: web.Probe}}, func(w http.ResponseWriter, r *http.Request) {
+	health := web.Rules{http.MethodGet: {Needs: rights.Any, Cost: web.Probe}}
+	mux.Handle("/health", health, func(w http.ResponseWriter, r *http.Request) {
 		if !web.Allowed(w, r, http.MethodGet) {
 			http.Error(w, http.StatusText(http.StatusMethodNotAllowed), http.StatusMethodNotAllowed)
 		}
@@ -614,7 +616,7 @@ func (cfg *Config) dump(ctx context.Context, _ []byte, _ url.Values) (any, error
 		var of struct {
 			Worker ID `json:"worker_id"`
 		}
-		if json.Unmarshal(line, &of) == nil && models[of.Worker] != nil {
+		if strictjson.Unmarshal(line, &of) == nil && models[of.Worker] != nil {
 			models[of.Worker].Events = append(models[of.Worker].Events, json.RawMessage(line))
 		}
 	}

@@ -16,10 +16,11 @@ const token = "0123456789abcdef"
 // token.
 func TestParse(t *testing.T) {
 	for text, want := range map[string]string{
-		token: "0123456789abcdef read or route or register or operate", token + "\n": "0123456789abcdef read or route or register or operate",
-		"read " + token:                               "0123456789abcdef read",
-		"  route\t" + token + "\r\n\n# x\n":           "0123456789abcdef read or route",
-		"register,operate " + token:                   "0123456789abcdef read or register or operate",
+		token:                               "0123456789abcdef read or route or register or operate",
+		token + "\n":                        "0123456789abcdef read or route or register or operate",
+		"read " + token:                     "0123456789abcdef read",
+		"  route\t" + token + "\r\n\n# x\n": "0123456789abcdef read or route",
+		"register,operate " + token:         "0123456789abcdef read or register or operate",
 		"register " + token + "\n" + token[1:] + "zz": "0123456789abcdef register, 123456789abcdefzz read or route or register or operate",
 	} {
 		list, err := New([]byte(text))

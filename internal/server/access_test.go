@@ -413,7 +413,8 @@ func TestPlaces(t *testing.T) {
 	<-entered
 	<-entered
 	for _, path := range []string{"/v1/find", "/other"} {
-		if w := ask("POST", path, "{}"); w.Code != 429 || !strings.Contains(w.Body.String(), "2 requests are under way over") {
+		w := ask("POST", path, "{}")
+		if w.Code != 429 || !strings.Contains(w.Body.String(), "2 requests are under way over HTTP") {
 			t.Errorf("%s: %d %s", path, w.Code, w.Body)
 		}
 	}

@@ -94,7 +94,8 @@ func (s *Server) register(mux *web.Mux, front *httpFront) {
 	compat.Register(mux, s.compat(front.ended))
 	front.get(mux, "/metrics", web.Rule{Needs: rights.Read, Cost: web.Probe}, s.scrape.ServeHTTP)
 	front.get(mux, "/v1/watch", web.Rule{Needs: rights.Read, Cost: web.Lasting}, s.watch)
-	front.get(mux, "/readyz", web.Rule{Needs: rights.Anybody, Cost: web.Probe}, func(w http.ResponseWriter, _ *http.Request) {
+	probe := web.Rule{Needs: rights.Anybody, Cost: web.Probe}
+	front.get(mux, "/readyz", probe, func(w http.ResponseWriter, _ *http.Request) {
 		if err := s.node.Ready(); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return

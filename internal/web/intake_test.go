@@ -235,7 +235,8 @@ func TestBuffer(t *testing.T) {
 	for _, size := range []int{0, 1, 4095, 4096, 4097, 70_000, 1<<20 - 1, 1 << 20, 1<<20 + 1, 5 << 20} {
 		for range 3 { // the second time from pools
 			text := strings.Repeat("abcdefg", size/7+1)[:size]
-			r, _ := http.NewRequest("POST", "/", io.MultiReader(strings.NewReader(text[:size/3]), strings.NewReader(text[size/3:])))
+			parts := io.MultiReader(strings.NewReader(text[:size/3]), strings.NewReader(text[size/3:]))
+			r, _ := http.NewRequest("POST", "/", parts)
 			var b Buffer
 			body, failure := b.Read(nil, r, 5<<20)
 			if failure != nil || string(body) != text || cap(body) > 4*size+4096 {

@@ -120,12 +120,14 @@ func TestParseConfig(t *testing.T) {
 		t.Errorf("with a field of a newer worker: %+v, %v, %v", c, passed, err)
 	}
 	for text, want := range map[string]string{
-		strings.Replace(published, "page_size", "pagesize", 1): "page_size",
-		strings.Replace(published, "64", `"64"`, 1):            "mooncake.page_size is text, not a whole number",
-		strings.Replace(published, "64", "0", 1):               "page_size",
-		"":                                                     "EOF",
-		"[]":                                                   "it is a list, not an object",
-		"{x":                                                   "it is no JSON: invalid character",
+		strings.Replace(published, "page_size", "pagesize", 1):                    "page_size",
+		strings.Replace(published, "64", `"64"`, 1):                               "mooncake.page_size is text, not a whole number",
+		strings.Replace(published, "64", "0", 1):                                  "page_size",
+		strings.Replace(published, "page_size", "Page_size", 1):                   "page_size",
+		strings.Replace(published, `"page_size"`, `"page_size":1,"page_size"`, 1): `"page_size" is given twice`,
+		"":   "it is no JSON: unexpected end",
+		"[]": "it is a list, not an object",
+		"{x": "it is no JSON: invalid character",
 	} {
 		if _, _, err := ParseConfig([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)

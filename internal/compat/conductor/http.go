@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -190,7 +191,7 @@ type told struct {
 
 // of is what the conductor was told of a rank; false if it was registered otherwise.
 func of(r registry.Record) (t told, was bool) {
-	return t, r.Engine.Conductor != nil && json.Unmarshal(r.Engine.Conductor, &t) == nil
+	return t, r.Engine.Conductor != nil && strictjson.Unmarshal(r.Engine.Conductor, &t) == nil
 }
 
 // place is what a registration is called.

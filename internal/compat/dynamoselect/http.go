@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/compat"
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
@@ -32,7 +33,7 @@ type id string
 func (i *id) UnmarshalJSON(data []byte) error {
 	if len(data) > 0 && data[0] == '"' {
 		var name string
-		if err := json.Unmarshal(data, &name); err != nil {
+		if err := strictjson.Unmarshal(data, &name); err != nil {
 			return err
 		}
 		if _, err := strconv.ParseUint(name, 10, 64); err == nil || name == "" {
@@ -278,7 +279,7 @@ func (f fields) read(list ...member) error {
 		case *api.Hashes:
 			*to, err = api.ReadHashes(m.name, value)
 		default:
-			err = json.Unmarshal(value, to)
+			err = strictjson.Unmarshal(value, to)
 		}
 		if err != nil {
 			return unprocessable("%s is %.40s, not %s", m.name, value, m.want)

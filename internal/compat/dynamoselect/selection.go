@@ -54,8 +54,10 @@ func Selection(cfg Config) *web.Mux {
 	s := &selectService{Config: cfg}
 	const post, get, drop = http.MethodPost, http.MethodGet, http.MethodDelete
 	routes := []route{
-		{method: post, path: "/select", rule: web.Chooses, do: func(r *asked) (int, any, error) { return s.choose(r, false) }},
-		{method: post, path: "/select_and_reserve", rule: web.Chooses, do: func(r *asked) (int, any, error) { return s.choose(r, true) }},
+		{method: post, path: "/select", rule: web.Chooses,
+			do: func(r *asked) (int, any, error) { return s.choose(r, false) }},
+		{method: post, path: "/select_and_reserve", rule: web.Chooses,
+			do: func(r *asked) (int, any, error) { return s.choose(r, true) }},
 		{method: post, path: "/reservations", rule: web.Chooses, do: s.reserve},
 		{method: post, path: "/reservations/{id}/prefill_complete", rule: web.Chooses, do: s.prefillComplete},
 		{method: post, path: "/reservations/{id}/output_block", rule: web.Chooses, do: s.outputBlock},
@@ -68,10 +70,11 @@ func Selection(cfg Config) *web.Mux {
 		{method: get, path: "/loads", rule: web.Reads, do: s.loads},
 		{method: post, path: "/potential_loads", rule: web.Reads, do: s.potentialLoads},
 		{method: post, path: "/overlap_scores", rule: web.Reads, do: s.overlapScores},
-		{method: get, path: "/dump", rule: web.Rule{Needs: rights.Operate, Cost: web.Costly}, do: func(r *asked) (int, any, error) {
-			out, err := s.Dump(r.ctx)
-			return 0, out, err
-		}},
+		{method: get, path: "/dump", rule: web.Rule{Needs: rights.Operate, Cost: web.Costly},
+			do: func(r *asked) (int, any, error) {
+				out, err := s.Dump(r.ctx)
+				return 0, out, err
+			}},
 	}
 	for i := range routes {
 		routes[i].do = cfg.admitted(routes[i].do)

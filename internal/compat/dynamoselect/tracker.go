@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/rights"
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -49,8 +50,9 @@ func Tracker(cfg Config) *web.Mux {
 		routes[i].do = cfg.admitted(routes[i].do)
 	}
 	routes = append(routes, replication...)
-	routes = append(routes, route{method: http.MethodGet, path: "/health", rule: web.Rule{Needs: rights.Anybody, Cost: web.Probe},
-		do: func(*asked) (int, any, error) { return 0, nil, nil }})
+	routes = append(routes, route{method: http.MethodGet, path: "/health",
+		rule: web.Rule{Needs: rights.Anybody, Cost: web.Probe},
+		do:   func(*asked) (int, any, error) { return 0, nil, nil }})
 	return mux("slots_", routes, TrackerBody, cfg.Ended)
 }
 
@@ -92,7 +94,7 @@ func (k key) table() load.Model { return load.Model{Name: k.tracked()} }
 func (t *tracker) registered() (list []*slots) {
 	for _, o := range t.Registry.Posted() {
 		w := &slots{}
-		if Tracked(string(o.Instance)) && json.Unmarshal(o.Posted, w) == nil {
+		if Tracked(string(o.Instance)) && strictjson.Unmarshal(o.Posted, w) == nil {
 			list = append(list, w)
 		}
 	}
@@ -177,7 +179,7 @@ func (t *tracker) unregister(r *asked) (int, any, error) {
 		if o.Posted == nil {
 			return fail(http.StatusNotFound, "worker %s not found for %s", worker, k)
 		}
-		err := json.Unmarshal(o.Posted, &was)
+		err := strictjson.Unmarshal(o.Posted, &was)
 		*o = registry.Operator{Version: o.Version, Instance: o.Instance}
 		return err
 	})
