@@ -353,7 +353,8 @@ func TestSlowUploads(t *testing.T) {
 		done := make(chan *world, 4)
 		for range cap(done) {
 			of := newWorld()
-			slow := &stalled{script{t: t, w: of, send: []string{"headers duplex", "body " + strings.Repeat("x", 250_000)}}, ended}
+			send := []string{"headers duplex", "body " + strings.Repeat("x", 250_000)}
+			slow := &stalled{script{t: t, w: of, send: send}, ended}
 			go func() {
 				if err := s.Process(slow); err != nil {
 					t.Error(err)

@@ -18,7 +18,8 @@ func TestKeysAreExact(t *testing.T) {
 	if r, err := decode(key, text); err != nil || r.Model != "m" {
 		t.Fatalf("%+v, %v", r, err)
 	}
-	for insert, want := range map[string]string{`"MODEL":"other",`: "", `"Block_Size":1,`: "", `"model":"other",`: "twice"} {
+	for insert, want := range map[string]string{`"MODEL":"other",`: "", `"Block_Size":1,`: "",
+		`"model":"other",`: "twice"} {
 		changed := append([]byte("{"+insert), text[1:]...)
 		last := append(text[:len(text)-1:len(text)-1], ","+strings.TrimSuffix(insert, ",")+"}"...)
 		for _, text := range [][]byte{changed, last} {

@@ -160,7 +160,8 @@ type Place interface {
 }
 
 // Receive has a request's body count in an Intake, and gives the request's place, which it has, to others while the
-// body is received. The returned function says that the request is answered: it gives up whatever the request still has.
+// body is received. The returned function says that the request is answered: it gives up whatever the request still
+// has.
 func (in *Intake) Receive(w http.ResponseWriter, r *http.Request, place Place) (end func()) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return place.Leave
