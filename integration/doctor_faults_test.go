@@ -32,6 +32,7 @@ var unstaged = map[doctor.Fault]string{
 	"stream_replicas_behind": "a cluster of NATS servers",
 	"stream_replicas_differ": "a cluster of NATS servers",
 	"node_not_ready":         "it lasts for a moment",
+	"node_warning":           "a port that other hosts can reach",
 	"partitions_unserved":    "nodes take over at once",
 	"node_versions":          "two releases",
 	"zone_shared":            "it lasts for a moment",

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/routing"
 	"go.yaml.in/yaml/v3"
 )
@@ -37,9 +37,7 @@ func readRouting(path string) (routing.Config, error) {
 		}
 		field, err := json.Marshal(map[string]any{name: value})
 		if err == nil {
-			decoder := json.NewDecoder(bytes.NewReader(field))
-			decoder.DisallowUnknownFields()
-			err = decoder.Decode(&c)
+			err = strictjson.UnmarshalKnown(field, &c)
 		}
 		if err != nil {
 			wrong = append(wrong, fmt.Errorf("%s is %v, which it cannot be: %w", name, value, err))

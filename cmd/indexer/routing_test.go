@@ -44,7 +44,7 @@ func TestReadRouting(t *testing.T) {
 		"router_temperature: hot":                           "router_temperature is hot, which it cannot be",
 		"router_temperature: -1":                            "router_temperature is -1",
 		"host_cache_hit_weight: 1.5":                        "host_cache_hit_weight is 1.5: it must be from 0 to 1",
-		"disaggregation: {bypas: isl_bounding}":             `unknown field "bypas"`,
+		"disaggregation: {bypas: isl_bounding}":             `no field "bypas"`,
 		"disaggregation: {bypass: maybe}":                   `disaggregation.bypass is "maybe": it must be "isl_bounding"`,
 		"disaggregation: {bypass: isl_or_load}":             "it needs disaggregation.prefill_busy_threshold",
 		"queue: {policy: fcfs}":                             "queue has neither threshold_tokens nor threshold_frac",

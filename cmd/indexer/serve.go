@@ -304,7 +304,9 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 		}
 	}
 	defer s.Conn.Close()
-	s.Version, s.HTTPToken, s.HTTPTLS = cli.Version(), s.security.Token, s.security.TLS
+	s.Version, s.HTTPTokens, s.HTTPTLS = cli.Version(), s.security.Tokens, s.security.TLS
+	s.ClearText = s.security.ClearText()
+	s.HTTPTokens.LogStart(log, s.ClearText)
 	s.Ready = func() {
 		if err := cli.NotifyReady(); err != nil {
 			log.Warn("the service manager does not hear that this node is ready", "error", err, "what_to_do",

@@ -136,6 +136,9 @@ func printStatus(w io.Writer, s *api.Status) {
 	for _, p := range s.Problems {
 		fmt.Fprintln(w, "problem:", p)
 	}
+	for _, warning := range s.Warnings {
+		fmt.Fprintln(w, "warning:", warning)
+	}
 	b := s.Index.Blocks
 	fmt.Fprintf(w, "index: %d blocks held on device, %d host, %d disk, %d external; %d distinct; %s\n",
 		b.Device, b.Host, b.Disk, b.External, s.Index.Distinct, cli.Bytes(s.Index.Bytes))

@@ -1,11 +1,11 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
 
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/internal/tokenize"
 	"go.yaml.in/yaml/v3"
 )
@@ -26,9 +26,7 @@ func readTokenizers(path string) (s tokenize.Settings, err error) {
 	if text, err = json.Marshal(given); err != nil {
 		return s, fmt.Errorf("%s: %w", path, err)
 	}
-	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&s); err != nil {
+	if err := strictjson.UnmarshalKnown(text, &s); err != nil {
 		return s, fmt.Errorf("%s: %w; see docs/text.md", path, err)
 	}
 	if err := s.Complete(os.ReadFile); err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"log/slog"
 	"net"
@@ -12,9 +13,11 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/metrics"
+	"github.com/kvatlas/kvatlas/internal/rights"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/tracing"
 	"github.com/kvatlas/kvatlas/internal/web"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -47,14 +50,27 @@ func (p *httpPort) serve(f *fleetFigures, log *slog.Logger) (stop func(), err er
 	if p.listen == "" {
 		return func() {}, nil
 	}
-	return web.Serve(web.Face{Listen: p.listen, Flag: "--http-listen", What: "HTTP", Handler: p.handler(f)},
+	tokens := p.security.Tokens
+	tokens.LogStart(log, p.security.ClearText())
+	stop, err = web.Serve(web.Face{Listen: p.listen, Flag: "--http-listen", What: "HTTP", Handler: p.handler(f)},
 		p.security.TLS, log)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var watching sync.WaitGroup
+	watching.Go(func() { tokens.Watch(ctx, tokens.LogChanges(log)) })
+	return func() {
+		cancel()
+		watching.Wait()
+		stop()
+	}, nil
 }
 
 // handler lets anybody ask whether the process is well, as an indexer does. Metrics are for who brings the token; where
 // there is none, for who asks for an address or localhost.
 func (p *httpPort) handler(f *fleetFigures) http.Handler {
-	allowed, scrape := web.Bearer(p.security.Token), metrics.NewShim(f.figures)
+	tokens, scrape := p.security.Tokens, metrics.NewShim(f.figures)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
@@ -65,11 +81,14 @@ func (p *httpPort) handler(f *fleetFigures) http.Handler {
 		fmt.Fprintln(w, "ready")
 	})
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		failure := tokens.Check(r.Header.Get("Authorization"), rights.Read, "Authorization: Bearer ...")
 		switch {
-		case !allowed(r.Header.Get("Authorization")):
-			w.Header().Set("WWW-Authenticate", `Bearer realm="kvatlas"`)
-			http.Error(w, "this port wants a bearer token: Authorization: Bearer ...", http.StatusUnauthorized)
-		case p.security.Token == nil && !cli.OwnHost(r.Host):
+		case failure != nil:
+			if failure.Code == api.CodeUnauthorized {
+				w.Header().Set("WWW-Authenticate", `Bearer realm="kvatlas"`)
+			}
+			http.Error(w, failure.Message, failure.Code.HTTPStatus())
+		case tokens == nil && !cli.OwnHost(r.Host):
 			http.Error(w, "ask for an address or localhost, or give --http-token-file", http.StatusForbidden)
 		default:
 			scrape.ServeHTTP(w, r)

@@ -9,22 +9,26 @@ import (
 	"os"
 	"slices"
 
+	"github.com/kvatlas/kvatlas/internal/rights"
 	"github.com/spf13/pflag"
 )
 
 // HTTPSecurity is how HTTP ports are kept to those who may use them.
 type HTTPSecurity struct {
-	Token []byte // that requests must bring; nil: none
-	TLS   *tls.Config
+	Tokens *rights.Tokens // of which requests must bring one; nil: none
+	TLS    *tls.Config
 
 	tokenFile, cert, key string
+	clear                []string // addresses without TLS that other hosts can reach
 }
 
 // HTTPSecurityFlags adds --http-token-file, --http-cert and --http-key. what is served so.
 func HTTPSecurityFlags(f *pflag.FlagSet, what string) *HTTPSecurity {
 	s := &HTTPSecurity{}
 	f.StringVar(&s.tokenFile, "http-token-file", "",
-		"file with the bearer token that "+what+" requests must bring; needed to listen on other than loopback")
+		"file with the bearer tokens of which "+what+" requests must bring one, each in a line \"ROLE[,ROLE] TOKEN\" "+
+			"(roles: read, route, register, operate) or \"TOKEN\" (all roles); it is read again when it changes; "+
+			"needed to listen on other than loopback")
 	f.StringVar(&s.cert, "http-cert", "", "certificate file (PEM) with which to serve "+what+" over TLS")
 	f.StringVar(&s.key, "http-key", "", "its key")
 	return s
@@ -54,16 +58,20 @@ func (s *HTTPSecurity) Check(listen map[string]string) error {
 		s.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
 	}
 	if s.tokenFile != "" {
-		text, err := os.ReadFile(s.tokenFile)
-		s.Token = bytes.TrimSpace(text)
+		var err error
+		s.Tokens, err = rights.Open(s.tokenFile)
 		wrong.About("--http-token-file", err)
-		wrong.When(err == nil && len(s.Token) < 16,
-			"--http-token-file %s: a token of %d bytes is too short; use at least 16", s.tokenFile, len(s.Token))
 	}
 	for _, flag := range slices.Sorted(maps.Keys(listen)) {
 		host, _, err := net.SplitHostPort(listen[flag])
 		wrong.When(err == nil && s.tokenFile == "" && !OnLoopback(host),
 			"%s %s can be reached from other hosts: give --http-token-file, or listen on 127.0.0.1", flag, listen[flag])
+		if err == nil && s.cert == "" && !OnLoopback(host) {
+			s.clear = append(s.clear, flag+" "+listen[flag])
+		}
 	}
 	return errors.Join(wrong...)
 }
+
+// ClearText returns the flags and addresses where tokens cross the network in clear text.
+func (s *HTTPSecurity) ClearText() []string { return s.clear }

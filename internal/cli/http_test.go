@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/rights"
 )
 
 // TestHTTPSecurity: a port that others can reach needs a token.
@@ -32,7 +34,10 @@ func TestHTTPSecurity(t *testing.T) {
 	if err := s.Check(map[string]string{"--http-listen": ":0"}); err != nil {
 		t.Fatal(err)
 	}
-	if string(s.Token) != "0123456789abcdef" {
-		t.Errorf("the token is read as %q", s.Token)
+	if s.Tokens.Of("Bearer 0123456789abcdef") != rights.Any || s.Tokens.Of("Bearer 0123456789abcdeX") != 0 {
+		t.Error("the token is not that of the file")
+	}
+	if list := s.ClearText(); len(list) != 1 || list[0] != "--http-listen :0" {
+		t.Errorf("tokens cross the network in clear text on %q", list)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -136,7 +137,7 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 // dead reports whether a record is of a process that is known to have ended.
 func (m *Member) dead(e *jetstream.Entry) bool {
 	var r Record
-	return m.cfg.Dead != nil && json.Unmarshal(e.Value, &r) == nil && m.cfg.Dead(r.Session)
+	return m.cfg.Dead != nil && strictjson.Unmarshal(e.Value, &r) == nil && m.cfg.Dead(r.Session)
 }
 
 // removeDead removes the records of other names whose processes are known to have ended. What cannot be read or removed
@@ -203,7 +204,7 @@ func (m *Member) write(ctx context.Context, s Advertisement, leave bool) error {
 		m.revision = entry.Revision
 	case lastErr != nil:
 		return lastErr
-	case json.Unmarshal(entry.Value, &there) == nil && there.Session == m.cfg.Session: // a late write of ours
+	case strictjson.Unmarshal(entry.Value, &there) == nil && there.Session == m.cfg.Session: // a late write of ours
 		m.revision = entry.Revision
 	case entry.Revision < m.revision:
 		// The bucket was restored from an earlier time; the writer of this has lost the name since.
@@ -235,7 +236,7 @@ func (m *Member) look(ctx context.Context, acked uint64) (*Look, error) {
 			}
 		}
 		s := Seen{Revision: e.Revision}
-		if json.Unmarshal(e.Value, &s.Record) == nil {
+		if strictjson.Unmarshal(e.Value, &s.Record) == nil {
 			look.Records = append(look.Records, s)
 		}
 	}
@@ -256,7 +257,7 @@ func (m *Member) broadcast() {
 
 func (m *Member) receive(text []byte) {
 	var s Seen
-	if json.Unmarshal(text, &s) == nil && m.machine.Receive(s) {
+	if strictjson.Unmarshal(text, &s) == nil && m.machine.Receive(s) {
 		m.show()
 	}
 }

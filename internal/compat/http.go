@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/internal/rights"
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -53,7 +55,7 @@ type ID string
 
 func (i *ID) UnmarshalJSON(data []byte) error {
 	if len(data) > 0 && data[0] == '"' {
-		return json.Unmarshal(data, (*string)(i))
+		return strictjson.Unmarshal(data, (*string)(i))
 	}
 	_, signed := strconv.ParseInt(string(data), 10, 64)
 	if _, err := strconv.ParseUint(string(data), 10, 64); err != nil && signed != nil {
@@ -123,7 +125,7 @@ func (h *MediaHash) UnmarshalJSON(data []byte) error {
 // field reads a value into to.
 func field[T any](to *T, want string) func(name string, value []byte) error {
 	return func(name string, value []byte) error {
-		if json.Unmarshal(value, to) != nil {
+		if strictjson.Unmarshal(value, to) != nil {
 			return fail(http.StatusUnprocessableEntity, api.CodeMalformed, "%s is %.40s, not %s", name, value, want)
 		}
 		return nil
@@ -187,13 +189,14 @@ func unprocessable(err error) error {
 }
 
 // Register adds the paths that clients of Dynamo's standalone indexer, or of RFC #1403, ask.
-func Register(mux web.Mux, cfg Config) {
+func Register(mux *web.Mux, cfg Config) {
 	if cfg.Ended == nil {
 		cfg.Ended = func(string, string) {}
 	}
-	handle := func(method, path string, good int, do func(context.Context, []byte, url.Values) (any, error)) {
+	handle := func(method, path string, rule web.Rule, good int,
+		do func(context.Context, []byte, url.Values) (any, error)) {
 		op := strings.TrimPrefix(path, "/")
-		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+		mux.Handle(path, web.Rules{method: rule}, func(w http.ResponseWriter, r *http.Request) {
 			ctx, cancel := context.WithTimeout(r.Context(), deadline)
 			defer cancel()
 			var out any
@@ -227,17 +230,17 @@ func Register(mux web.Mux, cfg Config) {
 			cfg.Ended(op, outcome)
 		})
 	}
-	handle(http.MethodPost, "/register", http.StatusCreated, cfg.register)
-	handle(http.MethodPost, "/unregister", http.StatusOK, cfg.unregister)
-	handle(http.MethodGet, "/workers", http.StatusOK, cfg.workers)
+	handle(http.MethodPost, "/register", web.Registers, http.StatusCreated, cfg.register)
+	handle(http.MethodPost, "/unregister", web.Removes, http.StatusOK, cfg.unregister)
+	handle(http.MethodGet, "/workers", web.Reads, http.StatusOK, cfg.workers)
 	for path, byHash := range map[string]bool{"/query": false, "/query_by_hash": true} {
-		handle(http.MethodPost, path, http.StatusOK, func(ctx context.Context, body []byte, _ url.Values) (any, error) {
-			return cfg.query(ctx, body, byHash)
-		})
+		handle(http.MethodPost, path, web.Reads, http.StatusOK,
+			func(ctx context.Context, body []byte, _ url.Values) (any, error) { return cfg.query(ctx, body, byHash) })
 	}
-	handle(http.MethodPost, "/overlap_scores", http.StatusOK, cfg.overlapScores)
-	handle(http.MethodGet, "/dump", http.StatusOK, cfg.dump)
-	mux.HandleFunc("/health", func(w http.ResponseWriter, r *http.Request) {
+	handle(http.MethodPost, "/overlap_scores", web.Reads, http.StatusOK, cfg.overlapScores)
+	handle(http.MethodGet, "/dump", web.Rule{Needs: rights.Operate, Cost: web.Costly}, http.StatusOK, cfg.dump)
+	health := web.Rules{http.MethodGet: {Needs: rights.Any, Cost: web.Probe}}
+	mux.Handle("/health", health, func(w http.ResponseWriter, r *http.Request) {
 		if !web.Allowed(w, r, http.MethodGet) {
 			http.Error(w, http.StatusText(http.StatusMethodNotAllowed), http.StatusMethodNotAllowed)
 		}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
@@ -38,7 +39,7 @@ func register(l3 string) string {
 func TestReadAsDynamoDoes(t *testing.T) {
 	counts := map[string]int{}
 	x := &asked{}
-	h := http.NewServeMux()
+	h := web.NewMux()
 	Register(h, Config{Server: x, Shims: NewShims(nil, nil, "one", Engines{}, ShimsHooks{}),
 		Ended: func(op, outcome string) { counts[op+" "+outcome]++ }})
 	total := 0
@@ -126,7 +127,7 @@ func TestReadAsDynamoDoes(t *testing.T) {
 // workers hash.
 func TestMultimodalItems(t *testing.T) {
 	x := &asked{}
-	h := http.NewServeMux()
+	h := web.NewMux()
 	Register(h, Config{Server: x})
 	post := func(body string) *httptest.ResponseRecorder {
 		r, w := httptest.NewRequest("POST", "/query", strings.NewReader(body)), httptest.NewRecorder()

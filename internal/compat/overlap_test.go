@@ -4,11 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"math/rand/v2"
-	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -32,7 +32,7 @@ func TestOverlapScores(t *testing.T) {
 		{Instance: "10", Rank: 0, Device: 3, Host: 2, Disk: 1, External: 1},
 		{Instance: "9", Rank: 0}},
 		L3: api.L3{Status: api.L3OK, Ranges: [][2]uint32{{0, 2}, {4, 7}}, Total: 5}}}
-	h := http.NewServeMux()
+	h := web.NewMux()
 	Register(h, Config{Server: x, Shims: NewShims(nil, nil, "one", Engines{}, ShimsHooks{})})
 	post := func(body string) *httptest.ResponseRecorder {
 		r, w := httptest.NewRequest("POST", "/overlap_scores", strings.NewReader(body)), httptest.NewRecorder()

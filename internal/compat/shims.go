@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/internal/tracing"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -146,7 +147,7 @@ func (s *Shims) recall(ctx context.Context) error {
 			return err
 		}
 		var r registry.Record
-		if json.Unmarshal(entry.Value, &r) != nil || r.Engine == nil {
+		if strictjson.Unmarshal(entry.Value, &r) != nil || r.Engine == nil {
 			continue
 		}
 		s.mu.Lock()

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -126,7 +127,7 @@ func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(),
 	}
 	answer := func(ctx context.Context, r jetstream.Request) jetstream.Response {
 		var req request
-		if err := json.Unmarshal(r.Body, &req); err != nil {
+		if err := strictjson.Unmarshal(r.Body, &req); err != nil {
 			return jetstream.Response{Code: 400, Description: "the request is not JSON: " + err.Error()}
 		}
 		var s Shim
@@ -232,7 +233,7 @@ func gather(ctx context.Context, ns *jetstream.Namespace, p events.Partition, re
 func read(replies []jetstream.Reply) (shims []Shim, err error) {
 	for _, r := range replies {
 		var s Shim
-		if err := json.Unmarshal(r.Body, &s); err != nil {
+		if err := strictjson.Unmarshal(r.Body, &s); err != nil {
 			return shims, fmt.Errorf("a shim's answer: %w", err)
 		}
 		shims = append(shims, s)

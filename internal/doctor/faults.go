@@ -40,6 +40,7 @@ var (
 	nodeSilent         = fault("node_silent")
 	nodeNotReady       = fault("node_not_ready")
 	nodeProblem        = fault("node_problem")
+	nodeWarning        = fault("node_warning")
 	partitionsUnserved = fault("partitions_unserved")
 	nodeVersions       = fault("node_versions")
 	nodeZone           = fault("node_without_zone")

@@ -210,6 +210,10 @@ func judgeNodes(f *Facts) (list []Finding) {
 			what, remedy := whatToDo(p, "see indexer status --node "+n.Node)
 			list = append(list, Finding{Error, "", nodeProblem, where, "the node reports a problem", what, remedy})
 		}
+		for _, p := range s.Warnings {
+			what, remedy := whatToDo(p, "see indexer status --node "+n.Node)
+			list = append(list, Finding{Warning, "", nodeWarning, where, "the node warns", what, remedy})
+		}
 		if s.Cluster != nil {
 			for _, p := range s.Cluster.Unserved {
 				unserved[p] = true

@@ -117,6 +117,9 @@ func TestEachFaultIsFound(t *testing.T) {
 		{"nodes", Error, "reports a problem", "do this", func(f *Facts) {
 			status(f).Problems = []string{"it is odd; what to do: do this"}
 		}},
+		{"nodes", Warning, "the node warns", "--http-cert", func(f *Facts) {
+			status(f).Warnings = []string{"tokens are in clear text; what to do: give --http-cert"}
+		}},
 		{"nodes", Error, "served by no node", "indexer cluster", func(f *Facts) {
 			status(f).Cluster.Unserved = []events.Partition{0}
 		}},

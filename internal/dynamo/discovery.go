@@ -1,7 +1,6 @@
 package dynamo
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -114,7 +114,7 @@ func publishers(channels, sources []record) (list []Publisher, wrong []error) {
 	known := map[uint64]source{}
 	for _, r := range sources {
 		var s source
-		if err := json.Unmarshal(r.text, &s); err != nil {
+		if err := strictjson.Unmarshal(r.text, &s); err != nil {
 			wrong = append(wrong, fmt.Errorf("%s: %w", r.name, err))
 			continue
 		}
@@ -122,7 +122,7 @@ func publishers(channels, sources []record) (list []Publisher, wrong []error) {
 	}
 	for _, r := range channels {
 		var c channel
-		err := json.Unmarshal(r.text, &c)
+		err := strictjson.Unmarshal(r.text, &c)
 		switch {
 		case err == nil && c.Topic != Topic:
 			continue

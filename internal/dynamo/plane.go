@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/msgp"
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -199,7 +200,7 @@ func readCall(conn net.Conn, subject string) (ours bool, a events.RouterAnswer, 
 		Subject string `json:"subject"`
 		Type    string `json:"stream_type"`
 	}
-	if err != nil || json.Unmarshal(head, &hello) != nil || hello.Subject != subject || hello.Type != "response" {
+	if err != nil || strictjson.Unmarshal(head, &hello) != nil || hello.Subject != subject || hello.Type != "response" {
 		return false, a, err
 	}
 	if head, _, err = readMessage(r, 0); err != nil {
@@ -208,7 +209,7 @@ func readCall(conn net.Conn, subject string) (ours bool, a events.RouterAnswer, 
 	var prologue struct {
 		Error *string `json:"error"`
 	}
-	if err := json.Unmarshal(head, &prologue); err != nil {
+	if err := strictjson.Unmarshal(head, &prologue); err != nil {
 		return true, a, fmt.Errorf("the worker's answer begins with %.100q", head)
 	}
 	if prologue.Error != nil {

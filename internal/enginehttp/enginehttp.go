@@ -2,7 +2,6 @@ package enginehttp
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +10,8 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 )
 
 // The errors of [Asker.Ask], by what is done next.
@@ -165,7 +166,7 @@ func (a *Asker) get(ctx context.Context, path string) (body []byte, status int, 
 }
 
 func decode(path string, body []byte, into any) error {
-	if err := json.Unmarshal(body, into); err != nil {
+	if err := strictjson.Unmarshal(body, into); err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrUnknown, path, err)
 	}
 	return nil

@@ -6,6 +6,8 @@ import (
 	"net"
 	"strconv"
 	"strings"
+
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 )
 
 // serverInfo is what SGLang's /server_info says, as far as it matters (sgl-project/sglang ›
@@ -40,7 +42,7 @@ type publisher struct {
 // isSGLang reports whether a /server_info is SGLang's. vLLM has a path of that name too, in its development mode.
 func isSGLang(body []byte) bool {
 	var fields map[string]json.RawMessage
-	if json.Unmarshal(body, &fields) != nil {
+	if strictjson.Unmarshal(body, &fields) != nil {
 		return false
 	}
 	_, page := fields["page_size"]

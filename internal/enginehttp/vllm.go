@@ -2,13 +2,14 @@ package enginehttp
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 )
 
 // source is vLLM's KVEventsConfig (vllm-project/vllm › vllm/config/kv_events.py), as far as it matters. Its endpoints
@@ -129,7 +130,7 @@ func (a *Asker) vllmServes(ctx context.Context, e *Engine) error {
 	if err != nil && status == 0 {
 		return err
 	}
-	if status == http.StatusOK && json.Unmarshal(body, &info) == nil { // else it is not in its development mode
+	if status == http.StatusOK && strictjson.Unmarshal(body, &info) == nil { // else it is not in its development mode
 		e.MaxBatchedTokens = info.Config.Scheduler.MaxBatchedTokens
 	}
 	return nil

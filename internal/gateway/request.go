@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
@@ -22,13 +23,13 @@ type prompt struct {
 // readPrompt reads the body of an OpenAI-compatible request. Of a list of prompts the first counts. Without tokens, the
 // prompt's Text may be one.
 func readPrompt(body []byte) (p prompt, tokens api.Tokens, err error) {
-	if err := json.Unmarshal(body, &p); err != nil {
+	if err := strictjson.Unmarshal(body, &p); err != nil {
 		return p, nil, api.Errorf(api.CodeMalformed, "the body is not the JSON of a request: %v", err)
 	}
 	p.ReturnTokenIDs = false // it is said to the engine
 	first := p.Prompt
 	var list []json.RawMessage
-	if opens(first, '[') && json.Unmarshal(first, &list) == nil && len(list) > 0 &&
+	if opens(first, '[') && strictjson.Unmarshal(first, &list) == nil && len(list) > 0 &&
 		(opens(list[0], '[') || opens(list[0], '"')) {
 		first = list[0]
 	}
@@ -36,7 +37,7 @@ func readPrompt(body []byte) (p prompt, tokens api.Tokens, err error) {
 	case opens(first, '['):
 		tokens, err = api.ReadTokens("prompt", first)
 	case opens(first, '"'):
-		err = json.Unmarshal(first, &p.Text.Prompt)
+		err = strictjson.Unmarshal(first, &p.Text.Prompt)
 	}
 	return p, tokens, err
 }

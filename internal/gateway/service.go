@@ -14,11 +14,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/routing"
@@ -60,7 +60,7 @@ type Hooks struct {
 type Service struct {
 	extprocv3.UnimplementedExternalProcessorServer
 	cfg    Config
-	bodies atomic.Int64
+	bodies *web.Intake
 	known  sync.Map // model → *places
 }
 
@@ -74,7 +74,7 @@ func New(cfg Config) *Service {
 	if cfg.Hooks.Moved == nil {
 		cfg.Hooks.Moved = func(string) {}
 	}
-	return &Service{cfg: cfg}
+	return &Service{cfg: cfg, bodies: &web.Intake{Most: cfg.MaxBodies}}
 }
 
 // freeing bounds how long the end of a request is said for, after its stream has ended.
@@ -86,28 +86,30 @@ func (s *Service) Process(stream grpc.BidiStreamingServer[extprocv3.ProcessingRe
 	ctx := stream.Context()
 	m := NewMachine()
 	var b booking
-	held := 0
+	var up upload
 	defer func() {
-		s.bodies.Add(-int64(held))
+		up.end()
 		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), freeing)
 		defer cancel()
 		s.load(ending, &b, m.End())
 	}()
 	for {
-		r, err := stream.Recv()
+		r, err := up.receive(stream)
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
-		if err != nil {
+		failure, slow := errors.AsType[*api.Error](err)
+		if err != nil && !slow {
 			return err
 		}
-		e := m.Step(r)
-		now := m.Held()
-		if all := s.bodies.Add(int64(now - held)); all > s.cfg.MaxBodies && all > int64(now) && now > held {
-			e = m.Refuse(api.Errorf(api.CodeBusy, "%d MiB of requests are being read; ask again a little later",
-				s.cfg.MaxBodies>>20))
+		var e Effects
+		if !slow {
+			e = m.Step(r)
+			failure = up.add(s.bodies, m.Held())
 		}
-		held = now
+		if failure != nil {
+			e = m.Refuse(failure)
+		}
 		for {
 			s.load(ctx, &b, e)
 			for _, reply := range e.Replies {
@@ -118,19 +120,82 @@ func (s *Service) Process(stream grpc.BidiStreamingServer[extprocv3.ProcessingRe
 			if e.Err != nil {
 				return e.Err
 			}
+			if slow {
+				return nil // the message that comes yet is nobody's
+			}
 			if e.Ask == nil {
 				break
 			}
+			up.complete()
 			var c *Choice
 			if c, b, err = s.choose(ctx, e.Ask); err != nil {
 				e = m.Refuse(err)
 			} else {
 				e = m.Chosen(c)
 			}
-			s.bodies.Add(-int64(held))
-			held = 0
+			up.end()
 		}
 	}
+}
+
+// upload is the body that a stream reads. The zero value is none.
+type upload struct {
+	arrival *web.Arrival
+	held    int
+	gone    chan struct{} // closed when the body has to make room for others
+}
+
+// receive returns the stream's next message. Its error is an [api.Error] if the body has to make room meanwhile: then
+// the stream must end.
+func (u *upload) receive(stream grpc.BidiStreamingServer[extprocv3.ProcessingRequest, extprocv3.ProcessingResponse],
+) (*extprocv3.ProcessingRequest, error) {
+	if u.arrival == nil {
+		return stream.Recv()
+	}
+	type message struct {
+		r   *extprocv3.ProcessingRequest
+		err error
+	}
+	next := make(chan message, 1)
+	go func() {
+		r, err := stream.Recv()
+		next <- message{r, err}
+	}()
+	select {
+	case m := <-next:
+		return m.r, m.err
+	case <-u.gone:
+		return nil, u.arrival.Add(0)
+	}
+}
+
+// add counts what is held of the body now.
+func (u *upload) add(bodies *web.Intake, held int) *api.Error {
+	if held <= u.held {
+		return nil
+	}
+	if u.arrival == nil {
+		gone := make(chan struct{})
+		u.gone, u.arrival = gone, bodies.Begin(func() { close(gone) })
+	}
+	more := held - u.held
+	u.held = held
+	return u.arrival.Add(more)
+}
+
+// complete says that all of the body has come: it counts on, and makes no room for others.
+func (u *upload) complete() {
+	if u.arrival != nil {
+		_ = u.arrival.Complete() // one that has just had to make room is here already, and is served
+	}
+}
+
+// end has the body count no more.
+func (u *upload) end() {
+	if u.arrival != nil {
+		u.arrival.End()
+	}
+	*u = upload{}
 }
 
 // booking is a request whose load is counted. The zero value is none.

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/kvatlas/kvatlas/internal/registry"
@@ -301,24 +303,96 @@ func TestFallbacksAreOfTheSubset(t *testing.T) {
 	}
 }
 
-// TestBodiesAreBounded: where others read as much as there is room for, a request is refused, and the room comes back.
+// TestBodiesAreBounded: where bodies that have come fill the room, a request is refused, and the room comes back.
 func TestBodiesAreBounded(t *testing.T) {
 	w := newWorld()
 	cfg := w.config()
-	cfg.MaxBodies = 1000
+	cfg.MaxBodies = 100_000
 	s := New(cfg)
-	s.bodies.Store(900)
-	send := []string{"headers duplex", "body bytes-" + strings.Repeat("x", 200), "body y end"}
+	other := s.bodies.Begin(func() { t.Error("a body that has come makes room") })
+	if failure := other.Add(99_000); failure != nil || other.Complete() != nil {
+		t.Fatal(failure)
+	}
+	send := []string{"headers duplex", "body bytes-" + strings.Repeat("x", 20_000), "body y end"}
 	if err := s.Process(&script{t: t, w: w, send: send}); err != nil {
 		t.Fatal(err)
 	}
-	if len(w.log) != 1 || !strings.HasPrefix(w.log[0], "<- status 429") || s.bodies.Load() != 900 {
-		t.Errorf("%q, and %d bytes are counted", w.log, s.bodies.Load())
+	if len(w.log) != 1 || !strings.HasPrefix(w.log[0], "<- status 429") || s.bodies.Held() != 99_000 {
+		t.Errorf("%q, and %d bytes are counted", w.log, s.bodies.Held())
 	}
-	s.bodies.Store(0)
-	send = []string{"headers duplex", "body " + strings.Repeat("x", 3000)}
-	if err := s.Process(&script{t: t, w: w, send: send}); err != nil || s.bodies.Load() != 0 {
-		t.Errorf("a body alone: %v, and %d bytes are counted", err, s.bodies.Load())
+	other.End()
+	send = []string{"headers duplex", "body " + strings.Repeat("x", 300_000)}
+	if err := s.Process(&script{t: t, w: w, send: send}); err != nil || s.bodies.Held() != 0 {
+		t.Errorf("a body alone: %v, and %d bytes are counted", err, s.bodies.Held())
+	}
+}
+
+// stalled is a stream that sends messages and then nothing until it ends.
+type stalled struct {
+	script
+	ended chan struct{}
+}
+
+func (s *stalled) Recv() (*extprocv3.ProcessingRequest, error) {
+	if len(s.send) == 0 {
+		<-s.ended
+		return nil, io.EOF
+	}
+	return s.script.Recv()
+}
+
+// TestSlowUploads: bodies that do not come on make room for others.
+func TestSlowUploads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		cfg := w.config()
+		cfg.MaxBodies = 1 << 20
+		s := New(cfg)
+		ended := make(chan struct{})
+		defer close(ended)
+		done := make(chan *world, 4)
+		for range cap(done) {
+			of := newWorld()
+			send := []string{"headers duplex", "body " + strings.Repeat("x", 250_000)}
+			slow := &stalled{script{t: t, w: of, send: send}, ended}
+			go func() {
+				if err := s.Process(slow); err != nil {
+					t.Error(err)
+				}
+				done <- of
+			}()
+		}
+		time.Sleep(2 * time.Second)
+		body := `{"model":"m","prompt":"` + strings.Repeat("y", 200_000) + `"}`
+		send := []string{"headers duplex", "body " + body + " end"}
+		if err := s.Process(&script{t: t, w: w, send: send}); err != nil || !strings.HasPrefix(w.log[0], "select ") {
+			t.Errorf("another request: %.200q, %v", w.log, err)
+		}
+		if of := <-done; len(of.log) != 1 || !strings.HasPrefix(of.log[0], "<- status 408") {
+			t.Errorf("a slow one: %.200q", of.log)
+		}
+	})
+}
+
+// TestKeysAreExact: the model is that of the key model, written so, and once.
+func TestKeysAreExact(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"model":"m","MODEL":"n","prompt":[1]}`:                             "select r1 m tokens [1]",
+		`{"MODEL":"n","model":"m","Prompt":[2],"prompt":[1]}`:                "select r1 m tokens [1]",
+		`{"\u006dodel":"m","prompt":[1]}`:                                    "select r1 m tokens [1]",
+		`{"model":"m","prompt":[1],"Cache_Salt":"s"}`:                        `salt "" of`,
+		`{"model":"m","model":"m","prompt":[1]}`:                             "<- status 400",
+		`{"model":"m","prompt":[1],"prompt":[2]}`:                            "<- status 400",
+		`{"model":"m","prompt":[1],"temperature":1,"unknown":{"model":"n"}}`: "select r1 m tokens [1]",
+	} {
+		w := newWorld()
+		send := []string{"headers buffered ", "body " + body}
+		if err := New(w.config()).Process(&script{t: t, w: w, send: send}); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(strings.Join(w.log, "\n"), want) {
+			t.Errorf("%s: %q, want %s", body, w.log, want)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package grpcserver
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -15,8 +16,8 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
+	"github.com/kvatlas/kvatlas/internal/rights"
 	"github.com/kvatlas/kvatlas/internal/tracing"
-	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 	"google.golang.org/grpc"
@@ -35,16 +36,22 @@ const MaxMessage = 8 << 20
 // drain is how long calls under way may take to end once the port is told to stop.
 const drain = 2 * time.Second
 
-// readTimeout is how long a call's message may take to come, as a request's over HTTP may.
-const readTimeout = 30 * time.Second
+// Limits of messages that come slowly. A call has no place among others while its message comes. After quickly it needs
+// one of slowMessages places, which bound the memory of such messages to 64 MiB.
+const (
+	readTimeout  = 30 * time.Second // as of a request over HTTP
+	quickly      = time.Second
+	slowMessages = 64 << 20 / MaxMessage
+)
 
 // forHealth is how many calls of grpc.health.v1 a connection has room for beside all others.
 const forHealth = 16
 
 // Config is who may use a port, and for how much.
 type Config struct {
-	Token []byte      // that calls must bring; nil: none
-	TLS   *tls.Config // nil: plain text
+	Tokens *rights.Tokens          // of which calls must bring one; nil: none
+	Needs  map[string]rights.Roles // by method, such as /package.Service/Method: of all that are registered
+	TLS    *tls.Config             // nil: plain text
 
 	Calls   int // calls of one message each that may be under way at once
 	Streams int // streams that may be; each has at most one message in hand
@@ -61,9 +68,32 @@ type Config struct {
 // port is one listener's state.
 type port struct {
 	Config
-	token          func(header string) bool
 	services       map[string]grpc.ServiceInfo
-	calls, streams atomic.Int64
+	calls, streams places
+	slow           places
+}
+
+// places are those of calls that are under way.
+type places struct {
+	taken atomic.Int64
+	most  int64
+}
+
+// take returns an error if there is no place left.
+func (p *places) take() error {
+	if p.taken.Add(1) > p.most {
+		p.taken.Add(-1)
+		return api.Errorf(api.CodeBusy, "%d calls are under way over gRPC; ask again a little later", p.most)
+	}
+	return nil
+}
+
+func (p *places) leave() { p.taken.Add(-1) }
+
+func newPort(cfg Config) *port {
+	p := &port{Config: cfg}
+	p.calls.most, p.streams.most, p.slow.most = int64(cfg.Calls), int64(cfg.Streams), slowMessages
+	return p
 }
 
 // Serve listens and serves until stop is called, which may be done more than once. register adds the services.
@@ -72,7 +102,7 @@ func Serve(listen string, cfg Config, register func(grpc.ServiceRegistrar)) (sto
 	if err != nil {
 		return nil, nil, err
 	}
-	p := &port{Config: cfg, token: web.Bearer(cfg.Token)}
+	p := newPort(cfg)
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(MaxMessage), grpc.MaxSendMsgSize(MaxMessage),
 		grpc.MaxConcurrentStreams(uint32(min(cfg.Calls+cfg.Streams+forHealth, math.MaxUint32))), // of one connection
@@ -105,26 +135,21 @@ func isHealth(method string) bool {
 	return strings.HasPrefix(method, "/"+grpc_health_v1.Health_ServiceDesc.ServiceName+"/")
 }
 
-// admit is nil if a call may be made. end is to be called when it has ended, in either case.
-func (p *port) admit(ctx context.Context, method string, underWay *atomic.Int64, most int) (end func(), err error) {
-	if isHealth(method) {
-		return func() {}, nil
-	}
+// admit is nil if whoever calls may do so.
+func (p *port) admit(ctx context.Context, method string) error {
 	given := ""
 	if values := metadata.ValueFromIncomingContext(ctx, "authorization"); len(values) == 1 {
 		given = values[0]
 	}
-	if !p.token(given) {
-		return func() {}, api.Errorf(api.CodeUnauthorized,
-			"this port wants a bearer token: metadata authorization: Bearer ...")
+	needs := cmp.Or(p.Needs[method], rights.Any) // of a method that is not there
+	if failure := p.Tokens.Check(given, needs, "metadata authorization: Bearer ..."); failure != nil {
+		return failure
 	}
-	if n := underWay.Add(1); n > int64(most) {
-		err = api.Errorf(api.CodeBusy, "%d calls are under way over gRPC; ask again a little later", most)
-	}
-	return func() { underWay.Add(-1) }, err
+	return nil
 }
 
 // registrar registers services whose calls are admitted before their messages are read. Interceptors come after that.
+// It panics if nobody has said which roles a method needs.
 type registrar struct {
 	grpc.ServiceRegistrar
 	p *port
@@ -132,6 +157,11 @@ type registrar struct {
 
 func (r registrar) RegisterService(desc *grpc.ServiceDesc, service any) {
 	admitting := *desc
+	for _, name := range methods(desc) {
+		if r.p.Needs["/"+desc.ServiceName+"/"+name] == 0 {
+			panic(desc.ServiceName + "/" + name + " has no roles")
+		}
+	}
 	admitting.Methods = slices.Clone(desc.Methods)
 	for i := range admitting.Methods {
 		m := &admitting.Methods[i]
@@ -140,28 +170,94 @@ func (r registrar) RegisterService(desc *grpc.ServiceDesc, service any) {
 	r.ServiceRegistrar.RegisterService(&admitting, service)
 }
 
+// methods are the names of a service's methods.
+func methods(desc *grpc.ServiceDesc) (names []string) {
+	for _, m := range desc.Methods {
+		names = append(names, m.MethodName)
+	}
+	for _, s := range desc.Streams {
+		names = append(names, s.StreamName)
+	}
+	return names
+}
+
 func (p *port) admitting(method string, handle grpc.MethodHandler) grpc.MethodHandler {
 	return func(service any, ctx context.Context, read func(any) error, around grpc.UnaryServerInterceptor) (any, error) {
-		end, err := p.admit(ctx, method, &p.calls, p.Calls)
-		defer end()
+		err := p.admit(ctx, method)
+		if err == nil {
+			err = p.calls.take()
+		}
 		if err != nil {
 			return nil, outcome(ctx, err)
 		}
-		return handle(service, ctx, func(q any) error { return readInTime(ctx, read, q) }, around)
+		placed := true
+		defer func() {
+			if placed {
+				p.calls.leave()
+			}
+		}()
+		return handle(service, ctx, func(q any) error {
+			placed = false
+			err := p.receive(&p.calls, func() error { return read(q) })
+			placed = err == nil
+			if _, ours := errors.AsType[*api.Error](err); ours {
+				err = outcome(ctx, err)
+			}
+			return err
+		}, around)
 	}
 }
 
-// readInTime reads a call's message. Reading goes on after readTimeout, until the library ends the call, as there is no
-// other way to end it.
-func readInTime(ctx context.Context, read func(any) error, q any) error {
+// receive reads a call's message. Meanwhile the call gives its place to others; it has it again unless there is an
+// error. After one, reading goes on until the library ends the call, as there is no other way to end it.
+func (p *port) receive(of *places, read func() error) error {
+	of.leave()
 	done := make(chan error, 1)
-	go func() { done <- read(q) }()
+	go func() { done <- read() }()
+	quick := time.NewTimer(quickly)
+	defer quick.Stop()
 	select {
 	case err := <-done:
-		return err
-	case <-time.After(readTimeout):
-		return outcome(ctx, api.Errorf(api.CodeRequestTimeout, "the message did not come within %v", readTimeout))
+		return arrived(of, err)
+	case <-quick.C:
 	}
+	if p.slow.take() != nil {
+		return api.Errorf(api.CodeRequestTimeout, "the message did not come within %v, and %d others come as slowly", quickly,
+			slowMessages)
+	}
+	defer p.slow.leave()
+	select {
+	case err := <-done:
+		return arrived(of, err)
+	case <-time.After(readTimeout - quickly):
+		return api.Errorf(api.CodeRequestTimeout, "the message did not come within %v", readTimeout)
+	}
+}
+
+// arrived has a call whose message has come take its place again.
+func arrived(of *places, err error) error {
+	if err == nil {
+		err = of.take()
+	}
+	return err
+}
+
+// firstInTime is a stream whose first message is received as a call's is.
+type firstInTime struct {
+	grpc.ServerStream
+	p      *port
+	begun  bool
+	placed bool
+}
+
+func (s *firstInTime) RecvMsg(m any) error {
+	if s.begun {
+		return s.ServerStream.RecvMsg(m)
+	}
+	s.begun, s.placed = true, false
+	err := s.p.receive(&s.p.streams, func() error { return s.ServerStream.RecvMsg(m) })
+	s.placed = err == nil
+	return err
 }
 
 func (p *port) call(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (a any, err error) {
@@ -175,16 +271,29 @@ func (p *port) call(ctx context.Context, q any, info *grpc.UnaryServerInfo, next
 }
 
 func (p *port) stream(service any, s grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-	end, err := p.admit(s.Context(), info.FullMethod, &p.streams, p.Streams)
-	defer end()
-	if err == nil {
-		traced, span := p.begin(s.Context(), info.FullMethod)
-		if span.On() {
-			s = tracedStream{s, traced}
-		}
-		err = p.guard(info.FullMethod, func() error { return next(service, s) })
-		finish(span, err)
+	if isHealth(info.FullMethod) {
+		return outcome(s.Context(), p.guard(info.FullMethod, func() error { return next(service, s) }))
 	}
+	err := p.admit(s.Context(), info.FullMethod)
+	if err == nil {
+		err = p.streams.take()
+	}
+	if err != nil {
+		return outcome(s.Context(), err)
+	}
+	first := &firstInTime{ServerStream: s, p: p, placed: true}
+	defer func() {
+		if first.placed {
+			p.streams.leave()
+		}
+	}()
+	s = first
+	traced, span := p.begin(s.Context(), info.FullMethod)
+	if span.On() {
+		s = tracedStream{s, traced}
+	}
+	err = p.guard(info.FullMethod, func() error { return next(service, s) })
+	finish(span, err)
 	return outcome(s.Context(), err)
 }
 

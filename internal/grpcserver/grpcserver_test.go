@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/web"
+	"github.com/kvatlas/kvatlas/internal/rights"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -73,6 +74,16 @@ func echo(answer func(ctx context.Context, text string) error) func(grpc.Service
 	}
 }
 
+// tokens are those of a token file's text.
+func tokens(t *testing.T, text string) *rights.Tokens {
+	t.Helper()
+	list, err := rights.New([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
 // serve serves until the test ends.
 func serve(t *testing.T, cfg Config, register func(grpc.ServiceRegistrar)) (conn *grpc.ClientConn, stop func()) {
 	t.Helper()
@@ -81,6 +92,9 @@ func serve(t *testing.T, cfg Config, register func(grpc.ServiceRegistrar)) (conn
 	}
 	if cfg.Ended == nil {
 		cfg.Ended = func(string, string) {}
+	}
+	if cfg.Needs == nil {
+		cfg.Needs = map[string]rights.Roles{"/test.Echo/Say": rights.Read, "/test.Echo/Chat": rights.Route}
 	}
 	stop, at, err := Serve("127.0.0.1:0", cfg, register)
 	if err != nil {
@@ -163,7 +177,7 @@ func TestStatuses(t *testing.T) {
 func TestToken(t *testing.T) {
 	ready := errors.New("not yet")
 	var mu sync.Mutex
-	conn, _ := serve(t, Config{Token: []byte("0123456789abcdef"), Calls: 10, Streams: 10, Ready: func() error {
+	conn, _ := serve(t, Config{Tokens: tokens(t, "0123456789abcdef"), Calls: 10, Streams: 10, Ready: func() error {
 		mu.Lock()
 		defer mu.Unlock()
 		return ready
@@ -263,7 +277,7 @@ func TestRoom(t *testing.T) {
 func TestNoMessage(t *testing.T) {
 	var counted counts
 	begun, end := make(chan struct{}), make(chan struct{})
-	conn, stop := serve(t, Config{Token: []byte("0123456789abcdef"), Calls: 1, Streams: 1, Ended: counted.ended},
+	conn, stop := serve(t, Config{Tokens: tokens(t, "0123456789abcdef"), Calls: 1, Streams: 1, Ended: counted.ended},
 		echo(func(context.Context, string) error {
 			close(begun)
 			<-end
@@ -304,28 +318,124 @@ func TestNoMessage(t *testing.T) {
 	}
 }
 
-// TestLateMessage: a message that does not come keeps a call's place for a while only.
+// TestRoles: a call needs a token with the role of its method.
+func TestRoles(t *testing.T) {
+	conn, _ := serve(t, Config{Tokens: tokens(t, "read 0123456789abcdef-r\nroute 0123456789abcdef-c\n"+
+		"register 0123456789abcdef-e"), Calls: 10, Streams: 10}, echo(func(context.Context, string) error { return nil }))
+	for token, want := range map[string][2]codes.Code{"r": {codes.OK, codes.PermissionDenied},
+		"c": {codes.OK, codes.OK}, "e": {codes.PermissionDenied, codes.PermissionDenied},
+		"x": {codes.Unauthenticated, codes.Unauthenticated}} {
+		ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer 0123456789abcdef-"+token)
+		err := say(ctx, conn, "")
+		if status.Code(err) != want[0] || want[0] == codes.PermissionDenied && !strings.Contains(err.Error(), "role read") {
+			t.Errorf("a call of %s: %v", token, err)
+		}
+		s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/test.Echo/Chat")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = s.SendMsg(wrapperspb.String("x")) // Recv has the status
+		if err := s.RecvMsg(&wrapperspb.StringValue{}); status.Code(err) != want[1] {
+			t.Errorf("a stream of %s: %v", token, err)
+		}
+		if err := conn.Invoke(ctx, "/test.Echo/Other", wrapperspb.String(""), &wrapperspb.StringValue{}); token != "x" &&
+			status.Code(err) != codes.Unimplemented {
+			t.Errorf("another method of %s: %v", token, err)
+		}
+	}
+}
+
+// TestUnclassified: a method without roles is a bug.
+func TestUnclassified(t *testing.T) {
+	defer func() {
+		if why := fmt.Sprint(recover()); !strings.Contains(why, "test.Echo/Chat has no roles") {
+			t.Errorf("it is registered: %v", why)
+		}
+	}()
+	p := newPort(Config{Needs: map[string]rights.Roles{"/test.Echo/Say": rights.Read}})
+	echo(nil)(registrar{grpc.NewServer(), p})
+}
+
+// TestLateMessage: messages that do not come keep no places, and only slowMessages of them are waited for long.
 func TestLateMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p, c, begun := &port{Config: Config{Calls: 1}, token: web.Bearer(nil)}, &call{}, time.Now()
+		p, begun := newPort(Config{Calls: 1}), time.Now()
 		never := make(chan struct{})
 		defer close(never)
 		handle := p.admitting("/test.Echo/Say", func(_ any, _ context.Context, read func(any) error,
 			_ grpc.UnaryServerInterceptor) (any, error) {
-			if n := p.calls.Load(); n != 1 {
-				t.Errorf("%d calls have a place while the message is read", n)
-			}
 			return nil, read(nil)
 		})
-		_, err := handle(nil, context.WithValue(t.Context(), callKey{}, c), func(any) error {
-			<-never
-			return nil
-		}, nil)
-		if status.Code(err) != codes.DeadlineExceeded || c.outcome != string(api.CodeRequestTimeout) ||
-			time.Since(begun) != readTimeout || p.calls.Load() != 0 {
-			t.Errorf("%v, counted as %s, after %v; %d calls have a place", err, c.outcome, time.Since(begun), p.calls.Load())
+		const late = 3 * slowMessages
+		ended := make(chan time.Duration, late)
+		for range late {
+			go func() {
+				c := &call{}
+				_, err := handle(nil, context.WithValue(t.Context(), callKey{}, c), func(any) error {
+					<-never
+					return nil
+				}, nil)
+				if status.Code(err) != codes.DeadlineExceeded || c.outcome != string(api.CodeRequestTimeout) {
+					t.Errorf("%v, counted as %s", err, c.outcome)
+				}
+				ended <- time.Since(begun)
+			}()
+			synctest.Wait()
+		}
+		c := &call{}
+		_, err := handle(nil, context.WithValue(t.Context(), callKey{}, c), func(any) error { return nil }, nil)
+		if err != nil {
+			t.Error("a call beside late ones:", err)
+		}
+		after := map[time.Duration]int{}
+		for range late {
+			after[<-ended]++
+		}
+		if after[quickly] != late-slowMessages || after[readTimeout] != slowMessages || len(after) != 2 {
+			t.Errorf("they end after %v", after)
+		}
+		if n, m := p.calls.taken.Load(), p.slow.taken.Load(); n != 0 || m != 0 {
+			t.Errorf("%d and %d places are taken", n, m)
 		}
 	})
+}
+
+// TestSilentStreams: streams without a first message keep no others out.
+func TestSilentStreams(t *testing.T) {
+	conn, _ := serve(t, Config{Calls: 1, Streams: 2}, echo(func(context.Context, string) error { return nil }))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // not to hang
+	defer cancel()
+	open := func() grpc.ClientStream {
+		s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/test.Echo/Chat")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	var silent []grpc.ClientStream
+	for range 10 { // of one connection, which has room for no more
+		silent = append(silent, open())
+	}
+	s := open()
+	if err := s.SendMsg(wrapperspb.String("x")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.RecvMsg(&wrapperspb.StringValue{}); err != nil {
+		t.Error("a stream beside silent ones:", err)
+	}
+	ended := make(chan error)
+	for _, s := range silent {
+		go func() { ended <- s.RecvMsg(&wrapperspb.StringValue{}) }()
+	}
+	for range len(silent) - slowMessages {
+		if err := <-ended; !errors.Is(err, io.EOF) { // as this service ends then
+			t.Error("a silent stream:", err)
+		}
+	}
+	cancel()
+	for range slowMessages {
+		<-ended
+	}
 }
 
 // TestStop ends a port under an open stream.

@@ -384,7 +384,9 @@ func (r *Ring) member(namespace, user string) (*Member, jetstream.Grant, error) 
 }
 
 // SeedFile is the file with the seed of a user's key.
-func (r *Ring) SeedFile(namespace string, g *jetstream.Grant) string { return r.seedPath(namespace, g.User) }
+func (r *Ring) SeedFile(namespace string, g *jetstream.Grant) string {
+	return r.seedPath(namespace, g.User)
+}
 
 func (r *Ring) seedPath(namespace, user string) string {
 	return filepath.Join(r.dir, namespace+"-"+user+".nk")

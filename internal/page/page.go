@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"path"
 
+	"github.com/kvatlas/kvatlas/internal/rights"
 	"github.com/kvatlas/kvatlas/internal/web"
 )
 
@@ -56,23 +57,15 @@ var contentTypes = map[string]string{
 	".svg": "image/svg+xml",
 }
 
-// Paths are the paths of the page's files. Anybody may read them.
-func Paths() (list []string) {
-	for i := range files {
-		list = append(list, files[i].path)
-	}
-	return list
-}
-
 // Register adds the page's files.
-func Register(mux web.Mux) {
+func Register(mux *web.Mux) {
 	for i := range files {
 		f := &files[i]
 		pattern := f.path
 		if pattern == "/" {
 			pattern = "/{$}"
 		}
-		mux.HandleFunc(pattern, f.serve)
+		mux.Handle(pattern, web.Rules{http.MethodGet: {Needs: rights.Anybody, Cost: web.Probe}}, f.serve)
 	}
 }
 

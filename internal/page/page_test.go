@@ -1,17 +1,18 @@
 package page
 
 import (
-	"net/http"
 	"net/http/httptest"
 	"os"
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/web"
 )
 
 func get(t *testing.T, path, tag string) *httptest.ResponseRecorder {
 	t.Helper()
-	mux := http.NewServeMux()
+	mux := web.NewMux()
 	Register(mux)
 	r, w := httptest.NewRequest("GET", path, nil), httptest.NewRecorder()
 	r.Header.Set("If-None-Match", tag)
@@ -21,7 +22,8 @@ func get(t *testing.T, path, tag string) *httptest.ResponseRecorder {
 
 // TestFiles: each file is served with its type and a policy, and is not sent twice.
 func TestFiles(t *testing.T) {
-	for _, path := range Paths() {
+	for i := range files {
+		path := files[i].path
 		w := get(t, path, "")
 		h := w.Header()
 		if w.Code != 200 || h.Get("Content-Type") == "" || !strings.Contains(h.Get("Content-Security-Policy"),

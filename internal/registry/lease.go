@@ -3,7 +3,6 @@ package registry
 import (
 	"context"
 	crand "crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/hooks"
 	"github.com/kvatlas/kvatlas/internal/loop"
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -208,7 +208,7 @@ func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expire
 		return 0, false, err
 	default:
 		var there Record
-		if json.Unmarshal(entry.Value, &there) == nil { // what cannot be read is overwritten
+		if strictjson.Unmarshal(entry.Value, &there) == nil { // what cannot be read is overwritten
 			expired = there.State == Expired
 			if revision != 0 && there.Holder.ID != l.record.Holder.ID {
 				return 0, false, fmt.Errorf("%w: process %d on %s, since %s", ErrTaken, there.Holder.PID,

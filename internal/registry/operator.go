@@ -11,6 +11,7 @@ import (
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -50,7 +51,7 @@ const operatorVersion = 1
 
 func decodeOperator(instance events.WorkerID, data []byte) (*Operator, error) {
 	o := &Operator{}
-	if err := json.Unmarshal(data, o); err != nil {
+	if err := strictjson.Unmarshal(data, o); err != nil {
 		return nil, fmt.Errorf("what operators say of %s: %w", instance, err)
 	}
 	if o.Version != operatorVersion {

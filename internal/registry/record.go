@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
@@ -131,7 +132,7 @@ func (r *Record) Check() error {
 // decode reads the record of a key.
 func decode(key events.RankKey, data []byte) (Record, error) {
 	var r Record
-	if err := json.Unmarshal(data, &r); err != nil {
+	if err := strictjson.Unmarshal(data, &r); err != nil {
 		return r, fmt.Errorf("registration of %s: %w", key, err)
 	}
 	if r.Key() != key {

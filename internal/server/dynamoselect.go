@@ -2,12 +2,9 @@ package server
 
 import (
 	"context"
-	"encoding/json"
-	"net/http"
 
 	"github.com/kvatlas/kvatlas/internal/compat/conductor"
 	"github.com/kvatlas/kvatlas/internal/compat/dynamoselect"
-	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -32,15 +29,3 @@ func (s *Server) conductor() conductor.Config {
 }
 
 func (s *Server) endedHTTP(op, outcome string) { s.outcomes.Count(api.OverHTTP, op, outcome) }
-
-// guarded keeps a port of Dynamo's, or of Mooncake's conductor, to those who may use the HTTP port, with as much room,
-// and its errors to their form. Anybody may ask for /health.
-func (s *Server) guarded(h http.Handler, body int64) http.Handler {
-	deny := func(w http.ResponseWriter, failure *api.Error) {
-		text, _ := json.Marshal(map[string]string{"error": failure.Message}) // text can always be encoded
-		_ = web.WriteReply(w, api.JSON, text, failure.Code.HTTPStatus())     // or the caller has gone
-	}
-	room := s.room(body, deny)
-	a := &access{token: s.HTTPToken, open: map[string]bool{"/health": true}, deny: deny}
-	return a.guard(room.limit(s.tracedHTTP(h), s.endedHTTP), s.endedHTTP)
-}

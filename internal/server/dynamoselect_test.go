@@ -21,7 +21,9 @@ import (
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/compat/dynamoselect"
+	"github.com/kvatlas/kvatlas/internal/rights"
 	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/routing"
@@ -252,8 +254,14 @@ func sorted(v any) any {
 
 // TestDynamoPortsAreGuarded: the ports of Dynamo's services have the HTTP port's rules, and Dynamo's form of errors.
 func TestDynamoPortsAreGuarded(t *testing.T) {
-	s := &Server{Settings: Settings{HTTPToken: []byte("0123456789abcdef"), QueryWorkers: 1}}
-	h := s.guarded(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "in") }), 1<<20)
+	s := &Server{Settings: Settings{HTTPTokens: tokens(t, "0123456789abcdef"), QueryWorkers: 1},
+		intake: web.Intake{Most: maxBodies}}
+	in := func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "in") }
+	mux := web.NewMux()
+	mux.Handle("/health", web.Rules{http.MethodGet: {Needs: rights.Anybody, Cost: web.Probe}}, in)
+	mux.Handle("/loads", web.Rules{http.MethodGet: web.Reads}, in)
+	mux.Handle("/select", web.Rules{http.MethodPost: web.Chooses}, in)
+	h := s.guarded(mux, denyAsDynamo)
 	for _, c := range []struct {
 		path, token, origin string
 		status              int
@@ -273,11 +281,11 @@ func TestDynamoPortsAreGuarded(t *testing.T) {
 			t.Errorf("%s: %d %s, want %d %s", c.path, w.Code, w.Body, c.status, c.want)
 		}
 	}
-	s.HTTPToken = nil
+	s.HTTPTokens = nil
 	r := httptest.NewRequest(http.MethodPost, "/select", nil)
 	r.Host = "evil.example"
 	w := httptest.NewRecorder()
-	if h := s.guarded(h, 1<<20); !cli.OwnHost("127.0.0.1:1") {
+	if h := s.guarded(mux, denyAsDynamo); !cli.OwnHost("127.0.0.1:1") {
 		t.Fatal("the test's host is not our own")
 	} else if h.ServeHTTP(w, r); w.Code != 403 || !strings.HasPrefix(w.Body.String(), `{"error":"the request is for`) {
 		t.Errorf("another host: %d %s", w.Code, w.Body)

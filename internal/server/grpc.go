@@ -8,6 +8,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/grpcserver"
 	"github.com/kvatlas/kvatlas/internal/kvindexer"
 	"github.com/kvatlas/kvatlas/internal/kvindexer/kvindexerpb"
+	"github.com/kvatlas/kvatlas/internal/rights"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"google.golang.org/grpc"
 )
@@ -16,11 +17,17 @@ import (
 // lives as long as its request, and has nothing to do most of that time.
 const streamsPerCall = 8
 
+// grpcNeeds are the roles that may use each method. grpc.health.v1 is for anybody.
+var grpcNeeds = map[string]rights.Roles{
+	extprocv3.ExternalProcessor_Process_FullMethodName:         rights.Route,
+	kvindexerpb.KVIndexer_MatchExternalKvPrefix_FullMethodName: rights.Read,
+}
+
 // serveGRPC listens and serves gRPC until the returned function is called.
 func (s *Server) serveGRPC() (stop func(), err error) {
 	calls := s.QueryWorkers + s.QueryQueue
 	stop, at, err := grpcserver.Serve(s.GRPCListen, grpcserver.Config{
-		Token: s.HTTPToken, TLS: s.HTTPTLS, Calls: calls, Streams: streamsPerCall * calls,
+		Tokens: s.HTTPTokens, Needs: grpcNeeds, TLS: s.HTTPTLS, Calls: calls, Streams: streamsPerCall * calls,
 		Ready:    router{s}.admit,
 		Ended:    func(method, outcome string) { s.outcomes.Count(api.OverGRPC, method, outcome) },
 		Panicked: s.panicked,

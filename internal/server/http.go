@@ -1,7 +1,6 @@
 package server
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,13 +11,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/dump"
 	"github.com/kvatlas/kvatlas/internal/kvindexer/kvindexerpb"
 	"github.com/kvatlas/kvatlas/internal/page"
+	"github.com/kvatlas/kvatlas/internal/rights"
 	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -28,25 +27,33 @@ import (
 // usualDeadline bounds a request over HTTP that names no deadline, or a later one.
 const usualDeadline = 5 * time.Second
 
-// routes are the operations' paths.
-var routes = []struct{ method, path, op string }{
-	{http.MethodPost, "/v1/find", api.OpFind}, {http.MethodGet, "/v1/workers", api.OpWorkers},
-	{http.MethodGet, "/v1/status", api.OpStatus}, {http.MethodGet, "/v1/verify", api.OpVerify},
-	{http.MethodPost, "/v1/snapshot", api.OpSnapshot}, {http.MethodPost, "/v1/prefixes", api.OpPrefixes},
-	{http.MethodPost, "/v1/select", api.OpSelect}, {http.MethodPost, "/v1/book", api.OpBook},
-	{http.MethodPost, "/v1/prefill_complete", api.OpPrefillComplete},
-	{http.MethodPost, "/v1/output_block", api.OpOutputBlock}, {http.MethodPost, "/v1/free", api.OpFree},
-	{http.MethodGet, "/v1/loads", api.OpLoads}, {http.MethodPost, "/v1/loads", api.OpLoads},
-	{http.MethodPost, "/v1/potential_loads", api.OpPotentialLoads},
-	{http.MethodGet, "/v1/engine_load", api.OpEngineLoads}, {http.MethodPost, "/v1/engine_load", api.OpEngineLoad},
-	{http.MethodPost, "/v1/recorded", api.OpRecorded},
-	{http.MethodGet, "/v1/funnel", api.OpFunnel}, {http.MethodPost, "/v1/report", api.OpReport},
-	{http.MethodPost, "/v1/workers", api.OpRegisterWorker},
-	{http.MethodPatch, "/v1/workers/{instance}", api.OpChangeWorker},
-	{http.MethodDelete, "/v1/workers/{instance}", api.OpRemoveWorker},
+// routes are the operations' paths, and who may use them.
+var routes = []struct {
+	method, path, op string
+	rule             web.Rule
+}{
+	{http.MethodPost, "/v1/find", api.OpFind, web.Reads}, {http.MethodGet, "/v1/workers", api.OpWorkers, web.Reads},
+	{http.MethodGet, "/v1/status", api.OpStatus, web.Reads},
+	{http.MethodGet, "/v1/verify", api.OpVerify, web.Rule{Needs: rights.Operate, Cost: web.Costly}},
+	{http.MethodPost, "/v1/snapshot", api.OpSnapshot, web.Operates},
+	{http.MethodPost, "/v1/prefixes", api.OpPrefixes, web.Reads},
+	{http.MethodPost, "/v1/select", api.OpSelect, web.Chooses}, {http.MethodPost, "/v1/book", api.OpBook, web.Chooses},
+	{http.MethodPost, "/v1/prefill_complete", api.OpPrefillComplete, web.Chooses},
+	{http.MethodPost, "/v1/output_block", api.OpOutputBlock, web.Chooses},
+	{http.MethodPost, "/v1/free", api.OpFree, web.Chooses},
+	{http.MethodGet, "/v1/loads", api.OpLoads, web.Reads}, {http.MethodPost, "/v1/loads", api.OpLoads, web.Reads},
+	{http.MethodPost, "/v1/potential_loads", api.OpPotentialLoads, web.Reads},
+	{http.MethodGet, "/v1/engine_load", api.OpEngineLoads, web.Reads},
+	{http.MethodPost, "/v1/engine_load", api.OpEngineLoad,
+		web.Rule{Needs: rights.Route | rights.Register, Cost: web.Usual}}, // by a router, or beside an engine
+	{http.MethodPost, "/v1/recorded", api.OpRecorded, web.Reads},
+	{http.MethodGet, "/v1/funnel", api.OpFunnel, web.Reads}, {http.MethodPost, "/v1/report", api.OpReport, web.Chooses},
+	{http.MethodPost, "/v1/workers", api.OpRegisterWorker, web.Registers},
+	{http.MethodPatch, "/v1/workers/{instance}", api.OpChangeWorker, web.Operates},
+	{http.MethodDelete, "/v1/workers/{instance}", api.OpRemoveWorker, web.Removes},
 }
 
-// handler returns what answers on the HTTP port:
+// paths returns what answers on the HTTP port:
 //
 //	POST /v1/find      a Query, as JSON or MessagePack by Content-Type → an Answer
 //	POST /v1/select    a SelectRequest → a Selection
@@ -74,26 +81,21 @@ var routes = []struct{ method, path, op string }{
 //	GET  /v1/kv_indexer.proto  what the gRPC port has beside the endpoint picker
 //
 // the paths of internal/compat, and the live page of internal/page.
-func (s *Server) handler() http.Handler {
-	front := &httpFront{
-		requests: s.requests(), ended: func(op, outcome string) { s.outcomes.Count(api.OverHTTP, op, outcome) },
-		deadline: usualDeadline,
-	}
-	mux := http.NewServeMux()
-	s.register(mux, front)
+func (s *Server) paths() *web.Mux {
+	mux := web.NewMux()
+	s.register(mux, &httpFront{requests: s.requests(), ended: s.endedHTTP, deadline: usualDeadline})
 	page.Register(mux)
-	room := s.room(api.MaxBody, denyAsAPI)
-	a := &access{token: s.HTTPToken, open: open, deny: denyAsAPI}
-	return a.guard(room.limit(s.tracedHTTP(mux), front.ended), front.ended)
+	return mux
 }
 
 // register adds all paths of the HTTP port.
-func (s *Server) register(mux web.Mux, front *httpFront) {
+func (s *Server) register(mux *web.Mux, front *httpFront) {
 	front.register(mux)
 	compat.Register(mux, s.compat(front.ended))
-	front.get(mux, "/metrics", s.scrape.ServeHTTP)
-	front.get(mux, "/v1/watch", s.watch)
-	front.get(mux, "/readyz", func(w http.ResponseWriter, _ *http.Request) {
+	front.get(mux, "/metrics", web.Rule{Needs: rights.Read, Cost: web.Probe}, s.scrape.ServeHTTP)
+	front.get(mux, "/v1/watch", web.Rule{Needs: rights.Read, Cost: web.Lasting}, s.watch)
+	probe := web.Rule{Needs: rights.Anybody, Cost: web.Probe}
+	front.get(mux, "/readyz", probe, func(w http.ResponseWriter, _ *http.Request) {
 		if err := s.node.Ready(); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
@@ -103,15 +105,6 @@ func (s *Server) register(mux web.Mux, front *httpFront) {
 			fmt.Fprintln(w, note)
 		}
 	})
-}
-
-// room is what one HTTP port has: requests that wait for a worker are beside the others.
-func (s *Server) room(body int64, deny denial) *httpRoom {
-	room := &httpRoom{requests: int64(s.QueryWorkers + s.QueryQueue), bytes: maxBodies, body: body, deny: deny}
-	if q := s.Routing.Queue; q != nil {
-		room.requests += int64(q.Most())
-	}
-	return room
 }
 
 // compat is what clients of Dynamo's indexer are answered with.
@@ -133,17 +126,17 @@ type httpFront struct {
 }
 
 // register adds the operations' paths, their description, /healthz, and what is said of all others.
-func (f *httpFront) register(mux web.Mux) {
-	ops, methods := map[string]map[string]string{}, map[string][]string{} // by path
+func (f *httpFront) register(mux *web.Mux) {
+	ops, methods, rules := map[string]map[string]string{}, map[string][]string{}, map[string]web.Rules{} // by path
 	for _, route := range routes {
 		if ops[route.path] == nil {
-			ops[route.path] = map[string]string{}
+			ops[route.path], rules[route.path] = map[string]string{}, web.Rules{}
 		}
-		ops[route.path][route.method] = route.op
+		ops[route.path][route.method], rules[route.path][route.method] = route.op, route.rule
 		methods[route.path] = append(methods[route.path], route.method)
 	}
 	for path, methods := range methods {
-		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+		mux.Handle(path, rules[path], func(w http.ResponseWriter, r *http.Request) {
 			op := ops[path][r.Method]
 			if op == "" {
 				op = ops[path][methods[0]] // HEAD, where that is GET
@@ -155,22 +148,24 @@ func (f *httpFront) register(mux web.Mux) {
 			}
 		})
 	}
-	f.get(mux, "/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	f.get(mux, "/v1/openapi.json", func(w http.ResponseWriter, _ *http.Request) {
+	anyToken := web.Rule{Needs: rights.Any, Cost: web.Usual}
+	f.get(mux, "/healthz", web.Rule{Needs: rights.Anybody, Cost: web.Probe},
+		func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	f.get(mux, "/v1/openapi.json", anyToken, func(w http.ResponseWriter, _ *http.Request) {
 		_ = web.WriteReply(w, api.JSON, openAPI, http.StatusOK) // or the caller has gone
 	})
-	f.get(mux, "/v1/kv_indexer.proto", func(w http.ResponseWriter, _ *http.Request) {
+	f.get(mux, "/v1/kv_indexer.proto", anyToken, func(w http.ResponseWriter, _ *http.Request) {
 		_ = web.WriteReply(w, "text/plain; charset=utf-8", kvindexerpb.Proto, http.StatusOK)
 	})
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+	mux.Otherwise(func(w http.ResponseWriter, r *http.Request) {
 		failure := api.Errorf(api.CodeUnknownOperation, "there is no %s %s", r.Method, r.URL.Path)
 		f.refuse(w, api.OpOther, api.JSON, failure)
 	})
 }
 
 // get adds a path that takes GET.
-func (f *httpFront) get(mux web.Mux, path string, handle http.HandlerFunc) {
-	mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+func (f *httpFront) get(mux *web.Mux, path string, rule web.Rule, handle http.HandlerFunc) {
+	mux.Handle(path, web.Rules{http.MethodGet: rule}, func(w http.ResponseWriter, r *http.Request) {
 		if web.Allowed(w, r, http.MethodGet) {
 			handle(w, r)
 		} else {
@@ -181,14 +176,9 @@ func (f *httpFront) get(mux web.Mux, path string, handle http.HandlerFunc) {
 
 // serve answers one request, and counts it.
 func (f *httpFront) serve(w http.ResponseWriter, r *http.Request, op string) {
-	buffer := bodies.Get().(*bytes.Buffer)
-	defer func() {
-		if buffer.Cap() <= mostKept {
-			buffer.Reset()
-			bodies.Put(buffer)
-		}
-	}()
-	contentType, body, deadline, failure := f.open(buffer, w, r, op)
+	var buffer web.Buffer // nothing of the body is kept once the request is answered
+	defer buffer.Free()
+	contentType, body, deadline, failure := f.open(&buffer, w, r, op)
 	if failure != nil {
 		f.refuse(w, op, contentType, failure)
 		return
@@ -209,13 +199,8 @@ func (f *httpFront) serve(w http.ResponseWriter, r *http.Request, op string) {
 	f.send(w, op, contentType, reply, status, api.Outcome(failure))
 }
 
-// bodies are buffers for requests' bodies, of which nothing is kept once a request is answered.
-var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
-
-const mostKept = 1 << 20 // bytes of a buffer that is kept
-
 // open reads a request. The failure is to be sent in the content type.
-func (f *httpFront) open(buffer *bytes.Buffer, w http.ResponseWriter, r *http.Request, op string) (
+func (f *httpFront) open(buffer *web.Buffer, w http.ResponseWriter, r *http.Request, op string) (
 	contentType string, body []byte, deadline time.Duration, failure *api.Error) {
 	header := r.Header.Get("Content-Type")
 	contentType, known := api.ContentType(header)
@@ -242,7 +227,7 @@ func (f *httpFront) open(buffer *bytes.Buffer, w http.ResponseWriter, r *http.Re
 		return contentType, nil, 0, api.Errorf(api.CodeMalformed,
 			"%s takes no parameters in its URL, such as %.40s; they belong into the body", r.URL.Path, name)
 	}
-	body, failure = web.ReadBodyInto(buffer, w, r, api.MaxBody)
+	body, failure = buffer.Read(w, r, api.MaxBody)
 	return contentType, body, deadline, failure
 }
 

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
@@ -147,8 +148,8 @@ func TestStalledBody(t *testing.T) {
 }
 
 // front is the operations over HTTP, as an indexer answers them.
-func front(x api.Indexer, ended func(op, outcome string)) http.Handler {
-	mux := http.NewServeMux()
+func front(x api.Indexer, ended func(op, outcome string)) *web.Mux {
+	mux := web.NewMux()
 	(&httpFront{requests: api.Handler{Indexer: x}, ended: ended, deadline: usualDeadline}).register(mux)
 	return mux
 }
@@ -168,7 +169,7 @@ func (w *waits) Find(ctx context.Context, _ *api.Query) (*api.Answer, error) {
 // TestWhoAskedHasGone: a request that is given up by who made it is counted as that, and not as our mistake.
 func TestWhoAskedHasGone(t *testing.T) {
 	x, ended := &waits{begun: make(chan struct{})}, make(chan string, 1)
-	mux := http.NewServeMux()
+	mux := web.NewMux()
 	(&httpFront{
 		requests: api.Handler{Indexer: x}, deadline: time.Hour, ended: func(_, outcome string) { ended <- outcome },
 	}).register(mux)

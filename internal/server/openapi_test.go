@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/compat"
+	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/rpc"
@@ -341,29 +342,24 @@ func TestOpenAPI(t *testing.T) {
 	}
 }
 
-// paths notes what is registered.
-type paths map[string]bool
-
-func (p paths) HandleFunc(path string, _ func(http.ResponseWriter, *http.Request)) { p[path] = true }
-
 // TestOpenAPIHasAllPaths: the document has each path of the HTTP port but those of other indexers, with its methods.
 func TestOpenAPIHasAllPaths(t *testing.T) {
 	var described struct{ Paths map[string]map[string]any }
 	if err := json.Unmarshal(openAPI, &described); err != nil {
 		t.Fatal(err)
 	}
-	served, others := paths{}, paths{"/": true}
+	mux, others := web.NewMux(), web.NewMux()
 	s := &Server{scrape: http.NotFoundHandler()}
-	s.register(served, &httpFront{})
+	s.register(mux, &httpFront{ended: func(string, string) {}})
 	compat.Register(others, compat.Config{})
-	maps.DeleteFunc(served, func(path string, _ bool) bool { return others[path] })
+	served := mux.Routes()
+	maps.DeleteFunc(served, func(path string, _ web.Rules) bool { return others.Routes()[path] != nil })
 	if a, b := slices.Sorted(maps.Keys(served)), slices.Sorted(maps.Keys(described.Paths)); !slices.Equal(a, b) {
 		t.Errorf("the port has the paths\n%q, the document\n%q", a, b)
 	}
 	for path, methods := range described.Paths {
 		r := httptest.NewRequest("NONE", strings.ReplaceAll(path, "{instance}", "w"), nil)
-		mux, w := http.NewServeMux(), httptest.NewRecorder()
-		s.register(mux, &httpFront{ended: func(string, string) {}})
+		w := httptest.NewRecorder()
 		mux.ServeHTTP(w, r)
 		for allowed := range strings.SplitSeq(w.Header().Get("Allow"), ", ") {
 			if methods[strings.ToLower(allowed)] == nil && allowed != http.MethodHead {

@@ -3,8 +3,10 @@ package server
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/rights"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -179,6 +181,13 @@ func (s *Server) complete(status *api.Status) *api.Status {
 	status.Problems = append(status.Problems, s.outcomes.Problems(time.Now())...)
 	status.Problems = append(status.Problems, s.tokenizers.Problems(time.Now())...)
 	status.Problems = append(status.Problems, s.announced.Problems()...)
+	if problem := s.HTTPTokens.Problem(); problem != "" {
+		status.Problems = append(status.Problems, problem)
+	}
+	if len(s.ClearText) > 0 && s.HTTPTokens != nil {
+		status.Warnings = append(status.Warnings, "bearer tokens cross the network in clear text: "+
+			strings.Join(s.ClearText, ", ")+"; what to do: "+rights.ClearTextRemedy)
+	}
 	s.registry.MarkStatus(status)
 	status.Load = loadStatus(s.loads.Status())
 	for _, g := range s.guesses.Status() {

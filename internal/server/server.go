@@ -24,6 +24,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/metrics"
 	"github.com/kvatlas/kvatlas/internal/node"
 	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/internal/rights"
 	"github.com/kvatlas/kvatlas/internal/scatter"
 	"github.com/kvatlas/kvatlas/internal/selection"
 	"github.com/kvatlas/kvatlas/internal/shim"
@@ -100,8 +101,9 @@ type Settings struct {
 
 	Tracer *tracing.Tracer // of requests; nil: they are not traced
 
-	HTTPToken []byte // that requests over HTTP and gRPC must bring; nil: none
-	HTTPTLS   *tls.Config
+	HTTPTokens *rights.Tokens // of which requests over HTTP and gRPC must bring one; nil: none
+	HTTPTLS    *tls.Config
+	ClearText  []string // flags and addresses where tokens cross the network without TLS
 
 	Ready func() // called once, by Run, when the node answers; nil: nothing is
 }
@@ -153,6 +155,7 @@ type Server struct {
 	ready     chan struct{} // closed once every partition that is kept serves
 
 	dumps    chan struct{} // those under way
+	intake   web.Intake    // of all HTTP ports
 	outcomes outcomes
 	queries  *metrics.Queries
 	scrape   http.Handler
@@ -170,7 +173,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		return nil, err
 	}
 	s := &Server{Settings: settings, log: log, ns: st.ns, ready: make(chan struct{}), trees: newTrees(),
-		forests: newTrees(), dumps: make(chan struct{}, compat.MaxDumps)}
+		forests: newTrees(), dumps: make(chan struct{}, compat.MaxDumps), intake: web.Intake{Most: maxBodies}}
 	if s.pool, err = rpc.NewPool(s.Conn.NATS()); err != nil {
 		return nil, err
 	}
@@ -308,6 +311,7 @@ func (s *Server) Run(ctx context.Context) error {
 	parts.Go(func() { s.removeGone(running) })
 	parts.Go(func() { s.engines.listen(running) })
 	parts.Go(func() { s.hub.Run(running) })
+	parts.Go(func() { s.HTTPTokens.Watch(running, s.HTTPTokens.LogChanges(s.log)) })
 	parts.Go(func() { logRefusals(running, &s.outcomes, s.log) })
 	left := make(chan error, 1) // when this node has left the cluster: after ctx has ended, or because it cannot stay
 	go func() { left <- member.Run(ctx) }()
@@ -365,22 +369,32 @@ func (s *Server) drain(ctx, working context.Context, left <-chan error, service 
 	return <-left
 }
 
+// httpPorts are all ports that can serve HTTP. mux makes the paths of one.
+func (s *Server) httpPorts() []httpPort {
+	return []httpPort{
+		{s.HTTPListen, "--http-listen", "HTTP", denyAsAPI, s.paths},
+		{s.SelectListen, "--select-listen", "the selection service", denyAsDynamo,
+			func() *web.Mux { return dynamoselect.Selection(s.dynamo()) }},
+		{s.SlotTrackerListen, "--slot-tracker-listen", "the slot tracker", denyAsDynamo,
+			func() *web.Mux { return dynamoselect.Tracker(s.dynamo()) }},
+		{s.ConductorListen, "--conductor-listen", "Mooncake's conductor", denyAsDynamo,
+			func() *web.Mux { return conductor.Handler(s.conductor()) }},
+	}
+}
+
+type httpPort struct {
+	listen, flag, what string // listen is empty where nothing is to be served
+	deny               denial
+	mux                func() *web.Mux
+}
+
 // faces are what is served over HTTP.
 func (s *Server) faces() (list []web.Face) {
-	if s.HTTPListen != "" {
-		list = append(list, web.Face{Listen: s.HTTPListen, Flag: "--http-listen", What: "HTTP", Handler: s.handler()})
-	}
-	if s.SelectListen != "" {
-		list = append(list, web.Face{Listen: s.SelectListen, Flag: "--select-listen", What: "the selection service",
-			Handler: s.guarded(dynamoselect.Selection(s.dynamo()), dynamoselect.SelectBody)})
-	}
-	if s.SlotTrackerListen != "" {
-		list = append(list, web.Face{Listen: s.SlotTrackerListen, Flag: "--slot-tracker-listen", What: "the slot tracker",
-			Handler: s.guarded(dynamoselect.Tracker(s.dynamo()), dynamoselect.TrackerBody)})
-	}
-	if s.ConductorListen != "" {
-		list = append(list, web.Face{Listen: s.ConductorListen, Flag: "--conductor-listen", What: "Mooncake's conductor",
-			Handler: s.guarded(conductor.Handler(s.conductor()), api.MaxBody)})
+	for _, p := range s.httpPorts() {
+		if p.listen != "" {
+			list = append(list, web.Face{Listen: p.listen, Flag: p.flag, What: p.what,
+				Handler: s.guarded(p.mux(), p.deny)})
+		}
 	}
 	return list
 }

@@ -63,7 +63,8 @@ func TestHTTPOverTLS(t *testing.T) {
 	}
 	var said strings.Builder
 	nothing := func(string, string) {}
-	guarded := (&access{token: []byte(token), open: open, deny: denyAsAPI}).guard(front(&anything{}, nothing), nothing)
+	s := &Server{Settings: Settings{HTTPTokens: tokens(t, token), QueryWorkers: 10}}
+	guarded := s.guarded(front(&anything{}, nothing), denyAsAPI)
 	stop, err := web.Serve(web.Face{Listen: "127.0.0.1:0", What: "HTTP", Handler: guarded},
 		&tls.Config{Certificates: []tls.Certificate{pair}},
 		slog.New(slog.NewJSONHandler(&said, nil)))

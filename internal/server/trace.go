@@ -12,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/node"
 	"github.com/kvatlas/kvatlas/internal/scatter"
 	"github.com/kvatlas/kvatlas/internal/tracing"
+	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -103,13 +104,13 @@ func endNATS(span tracing.Span, out jetstream.Response) {
 	span.End()
 }
 
-// tracedHTTP has each request over HTTP begin a span, but for those that tell how this process is.
-func (s *Server) tracedHTTP(next http.Handler) http.Handler {
+// tracedHTTP has each request over HTTP begin a span, but for those that last.
+func (s *Server) tracedHTTP(next *web.Mux) http.Handler {
 	if !s.Tracer.On() {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if open[r.URL.Path] || r.URL.Path == "/metrics" || r.URL.Path == "/health" || r.URL.Path == "/v1/watch" {
+		if next.Rule(r).Cost == web.Lasting {
 			next.ServeHTTP(w, r)
 			return
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -60,7 +61,7 @@ func (l *StreamLog) recall(ctx context.Context, p events.Partition) (found Publi
 	defer cancel()
 	reply, asked := l.ns.Conn().Request(asking, subject, "", nil)
 	if asked == nil {
-		if err := json.Unmarshal(reply.Body, &found); err != nil {
+		if err := strictjson.Unmarshal(reply.Body, &found); err != nil {
 			return Published{}, fmt.Errorf("what a node says of %v: %w", l.key, err)
 		}
 		return found, nil

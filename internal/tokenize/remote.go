@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/rpc"
@@ -200,12 +201,12 @@ func (r *Remote) post(ctx context.Context, url string, text []byte) (answer []by
 func (r *Remote) read(answer []byte) (Tokens, error) {
 	var list []reply
 	if trimmed := bytes.TrimSpace(answer); len(trimmed) > 0 && trimmed[0] == '[' {
-		if err := json.Unmarshal(answer, &list); err != nil {
+		if err := strictjson.Unmarshal(answer, &list); err != nil {
 			return Tokens{}, err
 		}
 	} else {
 		list = make([]reply, 1)
-		if err := json.Unmarshal(answer, &list[0]); err != nil {
+		if err := strictjson.Unmarshal(answer, &list[0]); err != nil {
 			return Tokens{}, err
 		}
 	}
@@ -266,7 +267,7 @@ func said(answer []byte) string {
 		} `json:"error"`
 	}
 	text := ""
-	if json.Unmarshal(answer, &known) == nil {
+	if strictjson.Unmarshal(answer, &known) == nil {
 		switch {
 		case known.Error.Message != "":
 			text = known.Error.Message
@@ -290,14 +291,14 @@ func hasMedia(messages api.Value) bool {
 	var list []struct {
 		Content json.RawMessage `json:"content"`
 	}
-	if json.Unmarshal(messages, &list) != nil {
+	if strictjson.Unmarshal(messages, &list) != nil {
 		return false // the server says what is wrong
 	}
 	for _, m := range list {
 		var parts []struct {
 			Type string `json:"type"`
 		}
-		if json.Unmarshal(m.Content, &parts) != nil {
+		if strictjson.Unmarshal(m.Content, &parts) != nil {
 			continue // text
 		}
 		for _, p := range parts {

@@ -3,13 +3,11 @@
 package web
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -21,11 +19,6 @@ import (
 
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
-
-// Mux is where paths are registered: an [http.ServeMux].
-type Mux interface {
-	HandleFunc(path string, handle func(http.ResponseWriter, *http.Request))
-}
 
 // Allowed reports whether a request has a method that its path takes; else the answer's header says which these are.
 // Where GET is taken, so is HEAD.
@@ -47,42 +40,85 @@ func WrongMethod(r *http.Request, methods ...string) *api.Error {
 
 // ReadBody reads a request's body of so many bytes at most.
 func ReadBody(w http.ResponseWriter, r *http.Request, most int64) ([]byte, *api.Error) {
-	return ReadBodyInto(new(bytes.Buffer), w, r, most)
+	return new(Buffer).Read(w, r, most)
 }
 
-// ReadBodyInto is [ReadBody] into a buffer, which is empty: the body is the buffer's.
-func ReadBodyInto(b *bytes.Buffer, w http.ResponseWriter, r *http.Request, most int64) ([]byte, *api.Error) {
-	const before = 64 << 10 // that is set aside before anything has come
-	if r.ContentLength > 0 {
-		b.Grow(int(min(r.ContentLength, before)) + bytes.MinRead)
+// Buffer holds a request's body. Its memory comes from pools and grows with the bytes that have come, whatever the
+// request announces.
+type Buffer struct {
+	bytes []byte
+	pool  int // the pool of bytes
+}
+
+// The sizes of pooled memory. A larger one is taken once the one before is full, so that a client that sends slowly
+// holds little more than it has sent.
+var (
+	poolSizes = [...]int{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20}
+	pools     [len(poolSizes)]sync.Pool
+)
+
+// Read reads a request's body of so many bytes at most. The body is valid until Free.
+func (b *Buffer) Read(w http.ResponseWriter, r *http.Request, most int64) ([]byte, *api.Error) {
+	from := http.MaxBytesReader(w, r.Body, most)
+	for {
+		if len(b.bytes) == cap(b.bytes) {
+			b.grow()
+		}
+		n, err := from.Read(b.bytes[len(b.bytes):cap(b.bytes)])
+		b.bytes = b.bytes[:len(b.bytes)+n]
+		if err != nil {
+			return b.end(err, most)
+		}
 	}
-	_, err := b.ReadFrom(http.MaxBytesReader(w, r.Body, most))
-	body := b.Bytes()
-	switch _, large := errors.AsType[*http.MaxBytesError](err); {
-	case err == nil:
-		return body, nil
-	case large:
+}
+
+// end is the body, or what is wrong with it.
+func (b *Buffer) end(err error, most int64) ([]byte, *api.Error) {
+	if errors.Is(err, io.EOF) {
+		return b.bytes, nil
+	}
+	if _, large := errors.AsType[*http.MaxBytesError](err); large {
 		return nil, api.Errorf(api.CodeTooLarge,
 			"the request has more than %d bytes (%d MiB); ask with hashes instead of tokens, or for a part at a time",
 			most, most>>20)
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, api.Errorf(api.CodeRequestTimeout, "of the body %d bytes came in time, and not its end", len(body))
 	}
-	return nil, api.Errorf(api.CodeMalformed, "the body ends too early, after %d bytes", len(body))
+	if failure, is := errors.AsType[*api.Error](err); is {
+		return nil, failure
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil, slow(int64(len(b.bytes)))
+	}
+	return nil, api.Errorf(api.CodeMalformed, "the body ends too early, after %d bytes", len(b.bytes))
 }
 
-// Bearer returns what tells whether the value of an Authorization header has the token. Without a token every value
-// has.
-func Bearer(token []byte) func(header string) bool {
-	if token == nil {
-		return func(string) bool { return true }
+// grow moves the bytes to larger memory.
+func (b *Buffer) grow() {
+	var larger Buffer
+	for larger.pool < len(poolSizes) && poolSizes[larger.pool] <= len(b.bytes) {
+		larger.pool++
 	}
-	want := sha256.Sum256(token)
-	return func(header string) bool {
-		scheme, given, _ := strings.Cut(header, " ")
-		got := sha256.Sum256([]byte(given)) // of one length, so that comparing takes the same time whatever was given
-		return subtle.ConstantTimeCompare(got[:], want[:]) == 1 && strings.EqualFold(scheme, "Bearer")
+	if larger.pool == len(poolSizes) {
+		b.bytes = slices.Grow(b.bytes, len(b.bytes))
+		b.pool = larger.pool
+		return
 	}
+	if kept, is := pools[larger.pool].Get().(*[]byte); is {
+		larger.bytes = *kept
+	} else {
+		larger.bytes = make([]byte, 0, poolSizes[larger.pool])
+	}
+	larger.bytes = append(larger.bytes, b.bytes...)
+	b.Free()
+	*b = larger
+}
+
+// Free gives the memory back: nobody uses the body any more.
+func (b *Buffer) Free() {
+	if cap(b.bytes) > 0 && b.pool < len(poolSizes) {
+		kept := b.bytes[:0]
+		pools[b.pool].Put(&kept)
+	}
+	*b = Buffer{}
 }
 
 // WriteReply answers a request.
@@ -116,7 +152,7 @@ func serve(l net.Listener, handler http.Handler, secure *tls.Config) (stop func(
 		l = tls.NewListener(l, secure) // above the deadlines, as net/http must see that it is TLS
 	}
 	server := &http.Server{
-		Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
+		Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: readTimeout, IdleTimeout: 2 * time.Minute,
 	}
 	go server.Serve(l)
 	return sync.OnceFunc(func() {

@@ -20,6 +20,7 @@ type Status struct {
 	// what became of events since the node started, by outcome
 	Events   map[string]uint64 `json:"events" msgpack:"events"`
 	Problems []string          `json:"problems" msgpack:"problems"`
+	Warnings []string          `json:"warnings,omitempty" msgpack:"warnings,omitempty"` // dangers that stop nothing
 
 	// what became of requests to this node since it started
 	Requests []RequestCount `json:"requests" msgpack:"requests"`

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/kvatlas/kvatlas/internal/msgp"
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 )
 
 // EngineLoad is how full a rank is, as its engine says, or as a router of another make counts what it has sent there.
@@ -134,7 +135,7 @@ func eachOfEnvelope(data []byte, what string, do func(line []byte) error) error 
 
 func readDynamoLoad(line []byte) (EngineLoad, error) {
 	var d dynamoLoad
-	if err := json.Unmarshal(line, &d); err != nil {
+	if err := strictjson.Unmarshal(line, &d); err != nil {
 		return EngineLoad{}, err
 	}
 	if d.Worker == nil {

@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"github.com/kvatlas/kvatlas/internal/msgp"
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 )
 
 // RouterEvent is one of NVIDIA Dynamo's router events (ai-dynamo/dynamo › lib/kv-router, protocols): what an engine
@@ -196,7 +197,7 @@ func ReadRouterEvent(line []byte) (RouterEvent, error) { return readRouterEvent(
 // readRouterEvent passes over an event whose data is a word that is not known, unless strict.
 func readRouterEvent(line []byte, strict bool) (RouterEvent, error) {
 	var e routerJSON
-	if err := json.Unmarshal(line, &e); err != nil {
+	if err := strictjson.Unmarshal(line, &e); err != nil {
 		return RouterEvent{}, err
 	}
 	if e.Event == nil || e.Worker == nil || e.Event.Data == nil {
@@ -231,7 +232,7 @@ func readRouterEvent(line []byte, strict bool) (RouterEvent, error) {
 		return out, err
 	}
 	var kinds map[string]json.RawMessage
-	if err := json.Unmarshal(e.Event.Data, &kinds); err != nil || len(kinds) != 1 {
+	if err := strictjson.Unmarshal(e.Event.Data, &kinds); err != nil || len(kinds) != 1 {
 		return out, errors.New(`data is neither "cleared" nor an object of one kind of event`)
 	}
 	switch {
@@ -239,7 +240,7 @@ func readRouterEvent(line []byte, strict bool) (RouterEvent, error) {
 		out.Event, err = routerStoredOf(kinds["stored"], tier)
 	case kinds["removed"] != nil:
 		var r routerRemoved
-		if err = json.Unmarshal(kinds["removed"], &r); err == nil && len(r.Blocks) == 0 {
+		if err = strictjson.Unmarshal(kinds["removed"], &r); err == nil && len(r.Blocks) == 0 {
 			err = errors.New("removed without block_hashes")
 		}
 		out.Event = Event{Kind: Removed, Tier: tier, Group: r.Group}
@@ -262,7 +263,7 @@ const (
 func routerWorker(text json.RawMessage) (WorkerID, error) {
 	var name string
 	if text[0] == '"' {
-		err := json.Unmarshal(text, &name)
+		err := strictjson.Unmarshal(text, &name)
 		return WorkerID(name), err
 	}
 	var id routerHash
@@ -275,7 +276,7 @@ func routerWorker(text json.RawMessage) (WorkerID, error) {
 func routerStoredOf(text json.RawMessage, tier Tier) (Event, error) {
 	var s routerStored
 	e := Event{Kind: Stored, Tier: tier}
-	if err := json.Unmarshal(text, &s); err != nil {
+	if err := strictjson.Unmarshal(text, &s); err != nil {
 		return e, err
 	}
 	e.Lookahead, e.Group = uint32(s.Lookahead), s.Group

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 )
 
 // ReadWorkerEvents reads what one worker says of itself, without its name (ai-dynamo/dynamo › lib/kv-router,
@@ -28,7 +30,7 @@ func ReadWorkerEvents(
 		Shutdown bool              `json:"shutdown"`
 		ID       json.RawMessage   `json:"event_id"`
 	}
-	if err := json.Unmarshal(line, &form); err != nil {
+	if err := strictjson.Unmarshal(line, &form); err != nil {
 		return false, err
 	}
 	list := form.Events

@@ -1,7 +1,6 @@
 package hicache
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -11,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -261,7 +261,7 @@ func (c *Config) String() string {
 func ParseConfig(data []byte) (c Config, passed, err error) {
 	if err = DecodeConfig(data, &c); errors.Is(err, errNoField) {
 		passed, c = err, Config{}
-		err = decodeConfig(json.NewDecoder(bytes.NewReader(data)), &c)
+		err = decodeError(strictjson.Unmarshal(data, &c))
 	}
 	if err != nil {
 		return Config{}, nil, err
@@ -294,21 +294,21 @@ func ParseModels(data []byte) (map[string]Config, error) {
 // DecodeConfig decodes a configuration, or what has some. Its errors name fields as they are written, and say what they
 // should be. Whether the values make sense is for [Config.Check].
 func DecodeConfig(data []byte, into any) error {
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.DisallowUnknownFields()
-	return decodeConfig(dec, into)
+	return decodeError(strictjson.UnmarshalKnown(data, into))
 }
 
-func decodeConfig(dec *json.Decoder, into any) error {
-	err := dec.Decode(into)
+// decodeError is an error of strictjson in words.
+func decodeError(err error) error {
 	if err == nil {
 		return nil
 	}
 	var wrong *json.UnmarshalTypeError
-	name, unknown := strings.CutPrefix(err.Error(), "json: unknown field ")
+	name, unknown := errors.AsType[strictjson.UnknownField](err)
 	switch {
 	case unknown:
-		return fmt.Errorf("%w %s", errNoField, name)
+		return fmt.Errorf("%w %q", errNoField, string(name))
+	case errors.Is(err, strictjson.ErrTwice):
+		return err
 	case errors.As(err, &wrong) && wrong.Field == "":
 		return fmt.Errorf("it is %s, not an object", article(wrong.Value))
 	case errors.As(err, &wrong):

@@ -119,13 +119,16 @@ func TestParseConfig(t *testing.T) {
 		passed.Error() != `there is no field "of_next_year"` {
 		t.Errorf("with a field of a newer worker: %+v, %v, %v", c, passed, err)
 	}
+	twice := strings.Replace(published, `"page_size"`, `"page_size":1,"page_size"`, 1)
 	for text, want := range map[string]string{
-		strings.Replace(published, "page_size", "pagesize", 1): "page_size",
-		strings.Replace(published, "64", `"64"`, 1):            "mooncake.page_size is text, not a whole number",
-		strings.Replace(published, "64", "0", 1):               "page_size",
-		"":                                                     "EOF",
-		"[]":                                                   "it is a list, not an object",
-		"{x":                                                   "it is no JSON: invalid character",
+		twice: "is given twice",
+		strings.Replace(published, "page_size", "pagesize", 1):  "page_size",
+		strings.Replace(published, "64", `"64"`, 1):             "mooncake.page_size is text, not a whole number",
+		strings.Replace(published, "64", "0", 1):                "page_size",
+		strings.Replace(published, "page_size", "Page_size", 1): "page_size",
+		"":   "it is no JSON: unexpected end",
+		"[]": "it is a list, not an object",
+		"{x": "it is no JSON: invalid character",
 	} {
 		if _, _, err := ParseConfig([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)

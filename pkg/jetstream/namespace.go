@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/loop"
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -131,7 +132,7 @@ func readNamespace(ctx context.Context, meta *Bucket, name string) (*Namespace, 
 		return nil, err
 	}
 	var rec namespaceRecord
-	if err := json.Unmarshal(entry.Value, &rec); err != nil {
+	if err := strictjson.Unmarshal(entry.Value, &rec); err != nil {
 		return nil, fmt.Errorf("record %q in bucket %s cannot be read: %w", namespaceKey, meta.name, err)
 	}
 	if rec.Version != namespaceVersion {
@@ -233,7 +234,7 @@ func (n *Namespace) readModel(ctx context.Context, key string) (m Model, revisio
 	if err != nil {
 		return Model{}, 0, err
 	}
-	if err := json.Unmarshal(entry.Value, &m); err != nil {
+	if err := strictjson.Unmarshal(entry.Value, &m); err != nil {
 		return Model{}, 0, fmt.Errorf("record %q in bucket %s cannot be read: %w", key, n.meta.name, err)
 	}
 	return m, entry.Revision, nil

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/page"
 	"github.com/kvatlas/kvatlas/internal/watch"
+	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -56,9 +57,9 @@ func fleetOf(t *testing.T, workers int, every time.Duration) (source *many, url 
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() { defer close(ended); hub.Run(ctx) }()
-	mux := http.NewServeMux()
+	mux := web.NewMux()
 	page.Register(mux)
-	mux.HandleFunc("/v1/watch", func(w http.ResponseWriter, r *http.Request) {
+	mux.Handle("/v1/watch", web.Rules{http.MethodGet: web.Reads}, func(w http.ResponseWriter, r *http.Request) {
 		_ = hub.Watch(r.Context(), func(event []byte) error {
 			if _, err := w.Write(event); err != nil {
 				return err

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -40,20 +41,21 @@ type conductor struct {
 }
 
 // Handler returns what answers as Mooncake's conductor.
-func Handler(cfg Config) http.Handler {
+func Handler(cfg Config) *web.Mux {
 	c := &conductor{Config: cfg}
-	mux := http.NewServeMux()
+	mux := web.NewMux()
 	for path, route := range map[string]struct {
 		method string
+		rule   web.Rule
 		do     func(ctx context.Context, body []byte) (any, error)
 	}{
-		"/query":       {http.MethodPost, c.query},
-		"/register":    {http.MethodPost, c.register},
-		"/unregister":  {http.MethodPost, c.unregister},
-		"/services":    {http.MethodGet, c.services},
-		"/global_view": {http.MethodGet, c.globalView},
+		"/query":       {http.MethodPost, web.Reads, c.query},
+		"/register":    {http.MethodPost, web.Registers, c.register},
+		"/unregister":  {http.MethodPost, web.Removes, c.unregister},
+		"/services":    {http.MethodGet, web.Reads, c.services},
+		"/global_view": {http.MethodGet, web.Reads, c.globalView},
 	} {
-		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+		mux.Handle(path, web.Rules{route.method: route.rule}, func(w http.ResponseWriter, r *http.Request) {
 			ctx, cancel := context.WithTimeout(r.Context(), deadline)
 			defer cancel()
 			body, err := read(w, r, route.method)
@@ -64,7 +66,7 @@ func Handler(cfg Config) http.Handler {
 			c.send(w, r, path, answer, err)
 		})
 	}
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+	mux.Otherwise(func(w http.ResponseWriter, r *http.Request) {
 		c.send(w, r, "/other", nil, &refusal{status: http.StatusNotFound, code: api.CodeUnknownOperation,
 			Message: "there is no " + r.URL.Path})
 	})
@@ -189,7 +191,7 @@ type told struct {
 
 // of is what the conductor was told of a rank; false if it was registered otherwise.
 func of(r registry.Record) (t told, was bool) {
-	return t, r.Engine.Conductor != nil && json.Unmarshal(r.Engine.Conductor, &t) == nil
+	return t, r.Engine.Conductor != nil && strictjson.Unmarshal(r.Engine.Conductor, &t) == nil
 }
 
 // place is what a registration is called.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/compat"
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
@@ -32,7 +33,7 @@ type id string
 func (i *id) UnmarshalJSON(data []byte) error {
 	if len(data) > 0 && data[0] == '"' {
 		var name string
-		if err := json.Unmarshal(data, &name); err != nil {
+		if err := strictjson.Unmarshal(data, &name); err != nil {
 			return err
 		}
 		if _, err := strconv.ParseUint(name, 10, 64); err == nil || name == "" {
@@ -129,6 +130,7 @@ type handler func(r *asked) (status int, body any, err error)
 type route struct {
 	method, path string
 	do           handler
+	rule         web.Rule
 	number       bool // {id} is a worker's number
 }
 
@@ -136,15 +138,19 @@ var ok = map[string]string{"status": "ok"}
 
 // mux answers the routes. Who is not allowed, or asks for what is not there, gets Dynamo's words. ended is told what
 // became of each request, by its first path segment behind the prefix.
-func mux(prefix string, routes []route, maxBody int64, ended func(op, outcome string)) http.Handler {
-	m := http.NewServeMux()
+func mux(prefix string, routes []route, maxBody int64, ended func(op, outcome string)) *web.Mux {
+	m := web.NewMux()
 	paths := map[string][]route{}
 	for _, r := range routes {
 		paths[r.path] = append(paths[r.path], r)
 	}
 	for path, routes := range paths {
 		op := prefix + strings.Split(path, "/")[1]
-		m.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+		rules := web.Rules{}
+		for _, r := range routes {
+			rules[r.method] = r.rule
+		}
+		m.Handle(path, rules, func(w http.ResponseWriter, r *http.Request) {
 			for _, route := range routes {
 				if r.Method == route.method || r.Method == http.MethodHead && route.method == http.MethodGet {
 					status, body, err := serve(w, r, &route, maxBody)
@@ -168,7 +174,7 @@ func mux(prefix string, routes []route, maxBody int64, ended func(op, outcome st
 			send(w, 0, nil, fail(http.StatusMethodNotAllowed, "method not allowed"), op, ended)
 		})
 	}
-	m.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+	m.Otherwise(func(w http.ResponseWriter, _ *http.Request) {
 		send(w, 0, nil, fail(http.StatusNotFound, "route not found"), prefix+"other", ended)
 	})
 	return m
@@ -281,7 +287,7 @@ func (f fields) read(list ...member) error {
 		case *api.Hashes:
 			*to, err = api.ReadHashes(m.name, value)
 		default:
-			err = json.Unmarshal(value, to)
+			err = strictjson.Unmarshal(value, to)
 		}
 		if err != nil {
 			return unprocessable("%s is %.40s, not %s", m.name, value, m.want)

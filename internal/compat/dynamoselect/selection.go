@@ -14,7 +14,9 @@ import (
 	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/internal/rights"
 	"github.com/kvatlas/kvatlas/internal/selection"
+	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -48,34 +50,38 @@ type selectService struct {
 }
 
 // Selection returns what answers as Dynamo's selection service.
-func Selection(cfg Config) http.Handler {
+func Selection(cfg Config) *web.Mux {
 	s := &selectService{Config: cfg}
 	const post, get, drop = http.MethodPost, http.MethodGet, http.MethodDelete
 	routes := []route{
-		{method: post, path: "/select", do: func(r *asked) (int, any, error) { return s.choose(r, false) }},
-		{method: post, path: "/select_and_reserve", do: func(r *asked) (int, any, error) { return s.choose(r, true) }},
-		{method: post, path: "/reservations", do: s.reserve},
-		{method: post, path: "/reservations/{id}/prefill_complete", do: s.prefillComplete},
-		{method: post, path: "/reservations/{id}/output_block", do: s.outputBlock},
-		{method: drop, path: "/reservations/{id}", do: s.free},
-		{method: post, path: "/workers", do: s.post},
-		{method: get, path: "/workers", do: s.list},
-		{method: http.MethodPatch, path: "/workers/{id}", do: s.patch, number: true},
-		{method: drop, path: "/workers/{id}", do: s.remove, number: true},
-		{method: get, path: "/ready", do: s.ready},
-		{method: get, path: "/loads", do: s.loads},
-		{method: post, path: "/potential_loads", do: s.potentialLoads},
-		{method: post, path: "/overlap_scores", do: s.overlapScores},
-		{method: get, path: "/dump", do: func(r *asked) (int, any, error) {
-			out, err := s.Dump(r.ctx)
-			return 0, out, err
-		}},
+		{method: post, path: "/select", rule: web.Chooses,
+			do: func(r *asked) (int, any, error) { return s.choose(r, false) }},
+		{method: post, path: "/select_and_reserve", rule: web.Chooses,
+			do: func(r *asked) (int, any, error) { return s.choose(r, true) }},
+		{method: post, path: "/reservations", rule: web.Chooses, do: s.reserve},
+		{method: post, path: "/reservations/{id}/prefill_complete", rule: web.Chooses, do: s.prefillComplete},
+		{method: post, path: "/reservations/{id}/output_block", rule: web.Chooses, do: s.outputBlock},
+		{method: drop, path: "/reservations/{id}", rule: web.Chooses, do: s.free},
+		{method: post, path: "/workers", rule: web.Registers, do: s.post},
+		{method: get, path: "/workers", rule: web.Reads, do: s.list},
+		{method: http.MethodPatch, path: "/workers/{id}", rule: web.Operates, do: s.patch, number: true},
+		{method: drop, path: "/workers/{id}", rule: web.Removes, do: s.remove, number: true},
+		{method: get, path: "/ready", rule: web.Rule{Needs: rights.Any, Cost: web.Usual}, do: s.ready},
+		{method: get, path: "/loads", rule: web.Reads, do: s.loads},
+		{method: post, path: "/potential_loads", rule: web.Reads, do: s.potentialLoads},
+		{method: post, path: "/overlap_scores", rule: web.Reads, do: s.overlapScores},
+		{method: get, path: "/dump", rule: web.Rule{Needs: rights.Operate, Cost: web.Costly},
+			do: func(r *asked) (int, any, error) {
+				out, err := s.Dump(r.ctx)
+				return 0, out, err
+			}},
 	}
 	for i := range routes {
 		routes[i].do = cfg.admitted(routes[i].do)
 	}
 	routes = append(routes, replication...)
-	routes = append(routes, route{method: get, path: "/health", do: func(*asked) (int, any, error) { return 0, ok, nil }})
+	routes = append(routes, route{method: get, path: "/health", rule: web.Rule{Needs: rights.Anybody, Cost: web.Probe},
+		do: func(*asked) (int, any, error) { return 0, ok, nil }})
 	return mux("selection_", routes, SelectBody, cfg.Ended)
 }
 
@@ -91,10 +97,10 @@ func (cfg *Config) admitted(do handler) handler {
 
 // replication is how replicas of Dynamo's services find each other. Ours have no need of it.
 var replication = []route{
-	{method: http.MethodGet, path: "/replica_sync/peers",
+	{method: http.MethodGet, path: "/replica_sync/peers", rule: web.Reads,
 		do: func(*asked) (int, any, error) { return 0, []string{}, nil }},
-	{method: http.MethodPost, path: "/replica_sync/register_peer", do: noPeers},
-	{method: http.MethodPost, path: "/replica_sync/deregister_peer", do: noPeers},
+	{method: http.MethodPost, path: "/replica_sync/register_peer", rule: web.Operates, do: noPeers},
+	{method: http.MethodPost, path: "/replica_sync/deregister_peer", rule: web.Operates, do: noPeers},
 }
 
 func noPeers(r *asked) (int, any, error) {

@@ -14,6 +14,9 @@ import (
 	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/internal/rights"
+	"github.com/kvatlas/kvatlas/internal/strictjson"
+	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -31,24 +34,25 @@ type tracker struct {
 }
 
 // Tracker returns what answers as Dynamo's slot tracker.
-func Tracker(cfg Config) http.Handler {
+func Tracker(cfg Config) *web.Mux {
 	t := &tracker{Config: cfg}
 	routes := []route{
-		{method: http.MethodPost, path: "/register", do: t.register},
-		{method: http.MethodPost, path: "/unregister", do: t.unregister},
-		{method: http.MethodGet, path: "/workers", do: t.workers},
-		{method: http.MethodPost, path: "/add", do: t.add},
-		{method: http.MethodPost, path: "/prefill_complete", do: t.prefillComplete},
-		{method: http.MethodPost, path: "/free", do: t.free},
-		{method: http.MethodGet, path: "/loads", do: t.loads},
-		{method: http.MethodPost, path: "/potential_loads", do: t.potentialLoads},
+		{method: http.MethodPost, path: "/register", rule: web.Registers, do: t.register},
+		{method: http.MethodPost, path: "/unregister", rule: web.Removes, do: t.unregister},
+		{method: http.MethodGet, path: "/workers", rule: web.Reads, do: t.workers},
+		{method: http.MethodPost, path: "/add", rule: web.Chooses, do: t.add},
+		{method: http.MethodPost, path: "/prefill_complete", rule: web.Chooses, do: t.prefillComplete},
+		{method: http.MethodPost, path: "/free", rule: web.Chooses, do: t.free},
+		{method: http.MethodGet, path: "/loads", rule: web.Reads, do: t.loads},
+		{method: http.MethodPost, path: "/potential_loads", rule: web.Reads, do: t.potentialLoads},
 	}
 	for i := range routes {
 		routes[i].do = cfg.admitted(routes[i].do)
 	}
 	routes = append(routes, replication...)
 	routes = append(routes, route{method: http.MethodGet, path: "/health",
-		do: func(*asked) (int, any, error) { return 0, nil, nil }})
+		rule: web.Rule{Needs: rights.Anybody, Cost: web.Probe},
+		do:   func(*asked) (int, any, error) { return 0, nil, nil }})
 	return mux("slots_", routes, TrackerBody, cfg.Ended)
 }
 
@@ -90,7 +94,7 @@ func (k key) table() load.Model { return load.Model{Name: k.tracked()} }
 func (t *tracker) registered() (list []*slots) {
 	for _, o := range t.Registry.Posted() {
 		w := &slots{}
-		if Tracked(string(o.Instance)) && json.Unmarshal(o.Posted, w) == nil {
+		if Tracked(string(o.Instance)) && strictjson.Unmarshal(o.Posted, w) == nil {
 			list = append(list, w)
 		}
 	}
@@ -175,7 +179,7 @@ func (t *tracker) unregister(r *asked) (int, any, error) {
 		if o.Posted == nil {
 			return fail(http.StatusNotFound, "worker %s not found for %s", worker, k)
 		}
-		err := json.Unmarshal(o.Posted, &was)
+		err := strictjson.Unmarshal(o.Posted, &was)
 		*o = registry.Operator{Version: o.Version, Instance: o.Instance}
 		return err
 	})

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -58,7 +59,7 @@ func (e *enforcement) UnmarshalJSON(data []byte) error {
 	if s := string(data); s != `"required"` && s != `"preferred"` {
 		return errors.New("it is required or preferred")
 	}
-	return json.Unmarshal(data, (*string)(e))
+	return strictjson.Unmarshal(data, (*string)(e))
 }
 
 // members are the fields of a registration, or of a change, where all may be null.
@@ -224,7 +225,7 @@ func (s *selectService) posted(number string) (*worker, error) {
 		return nil, notFound
 	}
 	w := &worker{}
-	if err := json.Unmarshal(o.Posted, w); err != nil {
+	if err := strictjson.Unmarshal(o.Posted, w); err != nil {
 		return nil, fmt.Errorf("worker %s: %w", number, err)
 	}
 	return w, nil
@@ -444,7 +445,7 @@ func (s *selectService) judge(w *worker, ranks []registry.ModelRank) {
 func (s *selectService) all() (list []*worker) {
 	for _, o := range s.Registry.Posted() {
 		w := &worker{}
-		if !Tracked(string(o.Instance)) && json.Unmarshal(o.Posted, w) == nil {
+		if !Tracked(string(o.Instance)) && strictjson.Unmarshal(o.Posted, w) == nil {
 			list = append(list, w)
 		}
 	}

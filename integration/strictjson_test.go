@@ -1,0 +1,63 @@
+package integration
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// lenient are the files that decode JSON with encoding/json alone, and why that is no danger: names of fields are not
+// told apart by letter case there, and of two of one name the last counts. All others use internal/strictjson or the
+// readers of pkg/api.
+var lenient = map[string]string{
+	"cmd/indexer/ask.go":                    "a text of the user's own command line",
+	"internal/bpe/bpe.go":                   "a file of the operator's",
+	"internal/tokenize/chat.go":             "a file of the operator's",
+	"internal/tokenize/compare.go":          "a file of the user's",
+	"internal/tokenize/service.go":          "one text or a list of texts",
+	"internal/jinja/value.go":               "values without fields: of two keys the last counts, as in Python",
+	"internal/compat/conductor/http.go":     "our own answer, once more as MessagePack",
+	"internal/compat/conductor/requests.go": "a text, or a list of raw values; objects are read by api.Members",
+	"internal/compat/dynamoselect/http.go":  "text, and a raw value that api.Members reads",
+	"internal/dynamo/etcd.go":               "answers of the operator's etcd",
+	"internal/strictjson/strictjson.go":     "it is what the others use",
+	"pkg/api/handle.go":                     "replies to clients; requests have a reader of their own",
+	"pkg/hicache/mooncake.go":               "answers of a store's master",
+	"pkg/hicache/reply.go":                  "answers of a store's master",
+	"pkg/jetstream/batch.go":                "answers of the NATS server",
+	"pkg/jetstream/conn.go":                 "answers of the NATS server",
+	"pkg/snapshot/manifest.go":              "what nodes write",
+	"pkg/snapshot/ranks.go":                 "what nodes write",
+}
+
+// TestStrictJSON: a new decoder of JSON uses internal/strictjson, or has a reason in the list.
+func TestStrictJSON(t *testing.T) {
+	decodes := regexp.MustCompile(`\bjson\.(Unmarshal|NewDecoder)\(`)
+	found := map[string]bool{}
+	for _, root := range []string{"cmd", "internal", "pkg"} {
+		err := filepath.WalkDir(filepath.Join("..", root), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			if name := filepath.ToSlash(strings.TrimPrefix(path, "../")); decodes.Match(text) {
+				found[name] = true
+				if lenient[name] == "" {
+					t.Errorf("%s decodes by encoding/json; use internal/strictjson, or say here why that is no danger", name)
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name := range lenient {
+		if !found[name] {
+			t.Errorf("%s is in the list and decodes nothing by encoding/json", name)
+		}
+	}
+}

@@ -1,0 +1,320 @@
+// Package strictjson decodes JSON as [encoding/json] does, with two differences: names of fields are told apart by
+// letter case, and an object that names a field or key twice is refused.
+//
+// encoding/json takes the key MODEL for the field model, and of two the last. Another reader of the same bytes, such
+// as an engine or a proxy, takes them otherwise: a request could be checked by one meaning and served by another.
+//
+// A type that decodes itself ([json.Unmarshaler]), [json.RawMessage] and interfaces hold what they are given: what is
+// within is for their reader. Any goroutine may call the functions.
+package strictjson
+
+import (
+	"bytes"
+	"encoding"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// Unmarshal decodes data into to. Fields that the type does not have are passed over.
+func Unmarshal(data []byte, to any) error { return unmarshal(data, to, false) }
+
+// UnmarshalKnown is Unmarshal, but refuses fields that the type does not have: the error is an [UnknownField].
+func UnmarshalKnown(data []byte, to any) error { return unmarshal(data, to, true) }
+
+// UnknownField is the error of a field that the type does not have.
+type UnknownField string
+
+func (f UnknownField) Error() string { return fmt.Sprintf("there is no field %q", string(f)) }
+
+// ErrTwice is wrapped by the errors of names that are there twice.
+var ErrTwice = errors.New("is given twice")
+
+func unmarshal(data []byte, to any, known bool) error {
+	if t := reflect.TypeOf(to); t != nil {
+		w := walker{data: data, known: known}
+		w.value(t)
+		if w.err != nil && json.Valid(data) { // else Unmarshal says what is wrong
+			return w.err
+		}
+		data = w.data
+	}
+	return json.Unmarshal(data, to)
+}
+
+// shape is what of a type the walk looks at.
+type shape struct {
+	kind   kind
+	fields map[string]reflect.Type // of a struct, by name
+	folded map[string]bool         // the names as encoding/json compares them
+	of     reflect.Type            // elements
+}
+
+type kind int
+
+const (
+	opaque kind = iota
+	object
+	list
+	mapping
+)
+
+var shapes sync.Map // reflect.Type → *shape
+
+var (
+	decodes     = reflect.TypeFor[json.Unmarshaler]()
+	decodesText = reflect.TypeFor[encoding.TextUnmarshaler]()
+)
+
+// shapeOf returns the shape of a type.
+func shapeOf(t reflect.Type) *shape {
+	if s, is := shapes.Load(t); is {
+		return s.(*shape)
+	}
+	base := t
+	for base.Kind() == reflect.Pointer && !base.Implements(decodes) {
+		base = base.Elem()
+	}
+	s := &shape{}
+	own := reflect.PointerTo(base)
+	switch {
+	case own.Implements(decodes) || base.Implements(decodes) || own.Implements(decodesText):
+	case base.Kind() == reflect.Struct:
+		s.kind, s.fields, s.folded = object, map[string]reflect.Type{}, map[string]bool{}
+		s.add(base)
+	case base.Kind() == reflect.Slice || base.Kind() == reflect.Array:
+		s.kind, s.of = list, base.Elem()
+	case base.Kind() == reflect.Map:
+		s.kind, s.of = mapping, base.Elem()
+	}
+	known, _ := shapes.LoadOrStore(t, s)
+	return known.(*shape)
+}
+
+// add adds the fields of a struct, and those of structs that it embeds, which its own fields hide.
+func (s *shape) add(t reflect.Type) {
+	var embedded []reflect.Type
+	for i := range t.NumField() {
+		f := t.Field(i)
+		tag := f.Tag.Get("json")
+		name, _, _ := strings.Cut(tag, ",")
+		inner := f.Type
+		if inner.Kind() == reflect.Pointer {
+			inner = inner.Elem()
+		}
+		switch {
+		case tag == "-":
+		case f.Anonymous && name == "" && inner.Kind() == reflect.Struct:
+			embedded = append(embedded, inner)
+		case f.IsExported():
+			if name == "" {
+				name = f.Name
+			}
+			if s.fields[name] == nil {
+				s.fields[name], s.folded[fold(name)] = f.Type, true
+			}
+		}
+	}
+	for _, inner := range embedded {
+		s.add(inner)
+	}
+}
+
+// fold returns a name without letter case. Names that encoding/json takes for the same fold to the same.
+func fold(name string) string {
+	return strings.Map(func(r rune) rune {
+		switch r {
+		case 'ſ': // the long s and the sign of Kelvin are s and k by Unicode's simple folding
+			return 's'
+		case 'K':
+			return 'k'
+		}
+		if 'A' <= r && r <= 'Z' {
+			return r + 'a' - 'A'
+		}
+		return r
+	}, name)
+}
+
+// walker walks over a value, along its type. It does not validate: where the data is not JSON, it may end anywhere.
+type walker struct {
+	data  []byte
+	at    int
+	own   bool // data is a copy
+	known bool
+	depth int
+	err   error
+}
+
+// maxDepth is how deep values may lie within each other: less deep than encoding/json refuses.
+const maxDepth = 10_000
+
+// next passes over blanks and returns the byte that follows, 0 at the end.
+func (w *walker) next() byte {
+	for w.at < len(w.data) {
+		switch c := w.data[w.at]; c {
+		case ' ', '\t', '\r', '\n':
+			w.at++
+		default:
+			return c
+		}
+	}
+	return 0
+}
+
+// value walks over a value of a type.
+func (w *walker) value(t reflect.Type) {
+	if w.depth++; w.depth > maxDepth {
+		w.err = fmt.Errorf("values lie more than %d deep", maxDepth)
+		return
+	}
+	defer func() { w.depth-- }()
+	s := shapeOf(t)
+	switch c := w.next(); {
+	case s.kind == list && c == '[':
+		w.elements(func() { w.value(s.of) })
+	case (s.kind == object || s.kind == mapping) && c == '{':
+		w.object(s)
+	default:
+		w.skip()
+	}
+}
+
+// elements walks over what is between brackets or braces.
+func (w *walker) elements(each func()) {
+	w.at++
+	for w.err == nil {
+		switch w.next() {
+		case ']', '}':
+			w.at++
+			return
+		case ',':
+			w.at++
+		case 0:
+			return
+		default:
+			before := w.at
+			if each(); w.at == before {
+				w.at++ // it is no JSON
+			}
+		}
+	}
+}
+
+// object walks over an object: no name may be there twice.
+func (w *walker) object(s *shape) {
+	var few [16]string
+	seen := few[:0]
+	var many map[string]bool
+	w.elements(func() {
+		start := w.at
+		name := w.name()
+		twice := slices.Contains(seen, name)
+		if many != nil {
+			twice = many[name]
+		}
+		if twice {
+			w.err = fmt.Errorf("%q %w", name, ErrTwice)
+			return
+		}
+		if seen = append(seen, name); many != nil {
+			many[name] = true
+		} else if len(seen) == len(few) {
+			many = make(map[string]bool, 2*len(few))
+			for _, name := range seen {
+				many[name] = true
+			}
+		}
+		of := s.of
+		if s.kind == object {
+			of = s.fields[name]
+			switch {
+			case of != nil:
+			case w.known:
+				w.err = UnknownField(name)
+				return
+			case s.folded[fold(name)]:
+				w.blank(start, w.at)
+			}
+		}
+		if w.next() == ':' {
+			w.at++
+		}
+		if of == nil {
+			w.skip()
+		} else {
+			w.value(of)
+		}
+	})
+}
+
+// blank makes a name one that no field has, of the same length.
+func (w *walker) blank(from, to int) {
+	if !w.own {
+		w.data, w.own = bytes.Clone(w.data), true
+	}
+	for i := from + 1; i < to-1; i++ {
+		w.data[i] = ' '
+	}
+}
+
+// name reads a text in quotation marks.
+func (w *walker) name() (name string) {
+	start := w.at
+	w.skip()
+	raw := w.data[start:w.at]
+	if len(raw) >= 2 && bytes.IndexByte(raw, '\\') < 0 {
+		return string(raw[1 : len(raw)-1])
+	}
+	_ = json.Unmarshal(raw, &name) // or it is no JSON
+	return name
+}
+
+// skip passes over any value.
+func (w *walker) skip() {
+	for depth := 0; ; {
+		switch c := w.next(); c {
+		case 0:
+			return
+		case '"':
+			w.text()
+		case '[', '{':
+			depth++
+			w.at++
+		case ']', '}':
+			depth--
+			w.at++
+		case ',', ':':
+			w.at++
+		default:
+			for w.at < len(w.data) && bytes.IndexByte([]byte(" \t\r\n,:[]{}\""), w.data[w.at]) < 0 {
+				w.at++
+			}
+		}
+		if depth <= 0 {
+			return
+		}
+	}
+}
+
+// text passes over a text in quotation marks.
+func (w *walker) text() {
+	for w.at++; w.at < len(w.data); {
+		end := bytes.IndexByte(w.data[w.at:], '"')
+		if end < 0 {
+			w.at = len(w.data)
+			return
+		}
+		back := 0
+		for back < end && w.data[w.at+end-1-back] == '\\' {
+			back++
+		}
+		if w.at += end + 1; back%2 == 0 {
+			return
+		}
+	}
+}
