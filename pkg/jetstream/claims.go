@@ -15,13 +15,13 @@ import (
 // (nats-server server/events.go, UserInfo).
 const userInfoSubject = "$SYS.REQ.USER.INFO"
 
-// claimsLook is the time between two requests of [Namespace.WatchClaimsRequired] on one connection. A server that reloads
-// its configuration can change permissions without closing connections.
+// claimsLook is the time between two requests of [Namespace.WatchClaimsRequired] on one connection. A server that
+// reloads its configuration can change permissions without closing connections.
 const claimsLook = 3 * time.Second
 
 // ClaimsRequired reports whether the NATS server requires this user to enforce model claims: whether its publish
-// permissions list [ClaimsRequiredSubject] by name. A wildcard that matches the subject does not count. It reports false
-// if the user has no permissions, may not send the request, or the server has no such service.
+// permissions list [ClaimsRequiredSubject] by name. A wildcard that matches the subject does not count. The result is
+// false if the user has no permissions, may not send the request, or the server has no such service.
 //
 // The error wraps [ErrUnavailable] if the server did not respond until the context ended.
 func (n *Namespace) ClaimsRequired(ctx context.Context) (required bool, err error) {

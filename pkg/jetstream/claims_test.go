@@ -56,7 +56,7 @@ func claimsAccount(user string) string {
 	return "jetstream: enabled\naccounts { A { jetstream: enabled, users: [" + user + "] } }"
 }
 
-// TestClaimsRequiredIsWatched changes the permissions in the configuration of a server that runs: no connection is closed.
+// TestClaimsRequiredIsWatched changes permissions in the configuration of a server that runs: no connection is closed.
 func TestClaimsRequiredIsWatched(t *testing.T) {
 	t.Parallel()
 	conf := filepath.Join(t.TempDir(), "nats.conf")

@@ -386,12 +386,18 @@ const operatorPrefix = "operator."
 // ClaimKey returns the key of a model claim in the bucket of workers: the statement that a worker serves a model. A NATS
 // server can restrict a shim to the claims of its own worker and models.
 func ClaimKey(instance events.WorkerID, model string) (string, error) {
-	worker, err := EscapeToken(string(instance))
+	prefix, err := ClaimPrefix(instance)
 	if err != nil {
 		return "", err
 	}
 	token, err := EscapeToken(model)
-	return claimPrefix + worker + "." + token, err
+	return prefix + token, err
+}
+
+// ClaimPrefix begins every [ClaimKey] of a worker.
+func ClaimPrefix(instance events.WorkerID) (string, error) {
+	token, err := EscapeToken(string(instance))
+	return claimPrefix + token + ".", err
 }
 
 // ParseClaimKey returns the worker and the model of a [ClaimKey]. It reports false for any other key of the bucket.
