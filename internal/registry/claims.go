@@ -217,8 +217,8 @@ func (r *Registry) requireClaims(required bool) (calls []func()) {
 	return append(r.report(withheld), r.cfg.Hooks.ClaimsChanged)
 }
 
-// claimsOf notes that the claims of a worker may have changed. It reports whether the change affects which leases count,
-// and returns calls of hooks. r.mu is held.
+// claimsOf notes that the claims of a worker may have changed. It reports whether other leases count now, and returns
+// calls of hooks. r.mu is held.
 func (r *Registry) claimsOf(instance events.WorkerID) (changed bool, calls []func()) {
 	models := slices.Sorted(maps.Keys(r.claims.known[instance]))
 	before, _ := r.claims.models.Load(instance)
