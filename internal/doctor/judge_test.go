@@ -80,7 +80,7 @@ func TestEachFaultIsFound(t *testing.T) {
 		{"nodes", Error, "its lease is ignored", "auth example --shim", func(f *Facts) {
 			status(f).Claims = &api.ClaimStatus{Required: true, Unclaimed: []api.UnclaimedRank{
 				{Instance: "w1", Model: "other", Lease: true, Events: true}}}
-			status(f).Problems = []string{registry.UnclaimedProblem + "1 ranks is ignored: w1/0"}
+			status(f).Problems = []string{registry.UnclaimedProblem + "w1/0"}
 		}},
 		{"nodes", Error, "answers leave out the blocks", "revoke its NATS key", func(f *Facts) {
 			status(f).Claims = &api.ClaimStatus{Required: true, Unclaimed: []api.UnclaimedRank{

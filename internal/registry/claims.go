@@ -417,14 +417,13 @@ func (r *Registry) markClaims(s *api.Status) {
 			u := &c.Unclaimed[i]
 			names = append(names, fmt.Sprintf("%v (model %q)", events.RankKey{Instance: u.Instance, Rank: u.Rank}, u.Model))
 		}
-		s.Problems = append(s.Problems, fmt.Sprintf("%s%d ranks is ignored: %s; what to do: %s", UnclaimedProblem,
-			len(names), First(names), ClaimRemedy))
+		s.Problems = append(s.Problems, fmt.Sprintf("%s%s; what to do: %s", UnclaimedProblem, First(names), ClaimRemedy))
 		c.Unclaimed = c.Unclaimed[:min(len(c.Unclaimed), maxUnclaimed)]
 	}
 }
 
 // UnclaimedProblem begins the problem of a status that names ranks without a claim.
-const UnclaimedProblem = "a model that its worker has not claimed: what is said of "
+const UnclaimedProblem = "ranks are ignored because their workers have not claimed the model: "
 
 // ClaimRemedy is what to do about a worker under a model that it has not claimed.
 const ClaimRemedy = "run a worker-shim of this release, with a NATS user that may claim the model " +
