@@ -238,7 +238,7 @@ func judgeNodes(f *Facts) (list []Finding) {
 	return list
 }
 
-// judgeClaims finds workers that a node ignores under a model that they have not claimed. Of each rank one node says so.
+// judgeClaims finds workers that a node ignores under a model that they have not claimed. One node reports a rank.
 func judgeClaims(c *api.ClaimStatus) (list []Finding) {
 	if c == nil {
 		return nil
@@ -296,7 +296,8 @@ func judgeZones(namespace string, c *api.ClusterStatus) (list []Finding) {
 
 // saidElsewhere reports whether a node's problem is of engines or claims: those are judged one by one.
 func saidElsewhere(problem string) bool {
-	return strings.HasPrefix(problem, registry.UnclaimedProblem) || strings.HasPrefix(problem, "engines of ") || strings.HasPrefix(problem, "what engines of ") ||
+	return strings.HasPrefix(problem, registry.UnclaimedProblem) ||
+		strings.HasPrefix(problem, "engines of ") || strings.HasPrefix(problem, "what engines of ") ||
 		strings.HasPrefix(problem, "the log takes nothing from the shims of ")
 }
 

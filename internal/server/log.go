@@ -174,8 +174,8 @@ func (t *viewLog) viewed(v *cluster.View) {
 	t.peers, t.said = peers, v.Problems
 }
 
-// registryHooks make log lines of what happens to workers' registrations. claimsChanged is called when model claims have
-// changed.
+// registryHooks make log lines of what happens to workers' registrations. claimsChanged is called when model claims
+// have changed.
 func registryHooks(log *slog.Logger, claimsChanged func()) registry.Hooks {
 	return registry.Hooks{
 		ClaimsChanged: claimsChanged,

@@ -11,10 +11,6 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// userInfoSubject is the subject on which a NATS server describes the user of the connection that sends the request
-// (nats-server server/events.go, UserInfo).
-const userInfoSubject = "$SYS.REQ.USER.INFO"
-
 // claimsLook is the time between two requests of [Namespace.WatchClaimsRequired] on one connection. A server that
 // reloads its configuration can change permissions without closing connections.
 const claimsLook = 3 * time.Second
@@ -27,7 +23,7 @@ const claimsLook = 3 * time.Second
 func (n *Namespace) ClaimsRequired(ctx context.Context) (required bool, err error) {
 	var reply *nats.Msg
 	err = n.c.retry(ctx, func() (err error) {
-		reply, err = n.c.request(ctx, &nats.Msg{Subject: userInfoSubject})
+		reply, err = n.c.request(ctx, &nats.Msg{Subject: userInfo})
 		if errors.Is(err, nats.ErrNoResponders) {
 			reply, err = nil, nil
 		}

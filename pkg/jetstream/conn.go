@@ -319,7 +319,7 @@ func (c *Conn) asyncError(sub *nats.Subscription, err error) {
 				}
 			}
 			c.mu.Unlock()
-			if kind == "Publish" && subject == userInfoSubject {
+			if kind == "Publish" && subject == userInfo {
 				return // a user without this permission needs no model claims
 			}
 		}

@@ -383,8 +383,8 @@ func ParseOperatorKey(text string) (events.WorkerID, bool) {
 
 const operatorPrefix = "operator."
 
-// ClaimKey returns the key of a model claim in the bucket of workers: the statement that a worker serves a model. A NATS
-// server can restrict a shim to the claims of its own worker and models.
+// ClaimKey returns the key of a model claim in the bucket of workers: the statement that a worker serves a model. A
+// NATS server can restrict a shim to the claims of its own worker and models.
 func ClaimKey(instance events.WorkerID, model string) (string, error) {
 	prefix, err := ClaimPrefix(instance)
 	if err != nil {
