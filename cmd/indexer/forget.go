@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/control"
+	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -81,6 +82,9 @@ is forced; an indexer must run, for it knows them.`,
 				return fmt.Errorf("nothing is known of worker %s", worker)
 			}
 			done, err := forget(ctx, ns, worker, ranks, force)
+			if err == nil && !force && !cmd.Flags().Changed("rank") { // by force, a shim may still need its claims
+				err = registry.Unclaim(ctx, ns, worker)
+			}
 			if a.json {
 				return errors.Join(cli.PrintJSON(os.Stdout, map[string]any{"forgotten": done}), err)
 			}

@@ -173,6 +173,10 @@ func printStatus(w io.Writer, s *api.Status) {
 				"%d booked twice\n", m.Model, m.Requests, m.Hash, m.Booked, m.Expired, m.Conflicts+m.Full, m.Rivals)
 		}
 	}
+	if c := s.Claims; c != nil && c.Required {
+		fmt.Fprintf(w, "model claims: required; %d claimed, %d leases and %d ranks ignored without a claim, "+
+			"%d claims refused\n", c.Claims, c.Leases, c.Ranks, c.Ignored)
+	}
 	fmt.Fprintf(w, "storage: %s; snapshots: %s\n", used(s.Store), used(s.SnapshotBucket))
 	for _, x := range s.L3 {
 		how := "asked"

@@ -46,6 +46,11 @@ func (r *running) register(ns *jetstream.Namespace, key events.RankKey, server *
 	}, registry.LeaseHooks{
 		Taken: func() { log.Info("registered", "lease", r.lease) },
 		Lost:  func() { log.Warn("the lease had expired; it is taken again") },
+		Unclaimed: func(err error) {
+			log.Warn("the NATS server does not permit the claim of the model; indexers that require claims ignore this worker",
+				"model", r.model, "error", err, "what_to_do", "grant it to this user: indexer auth example --shim "+
+					r.instance+" --model "+r.model)
+		},
 		Failed: func(err error) {
 			trouble.warn(log, "the lease cannot be renewed", "error", err, "what_to_do",
 				"see that NATS answers and has room; until it is renewed nothing is lost, unless it expires")

@@ -204,9 +204,9 @@ func ask(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, req r
 	case err != nil:
 		return nil, err
 	}
-	shims, err := read([]jetstream.Reply{reply})
-	if err != nil {
-		return nil, err
+	shims := read([]jetstream.Reply{reply}, func(s Shim) bool { return s.Key() == key })
+	if len(shims) == 0 {
+		return nil, nil
 	}
 	return &shims[0], nil
 }
@@ -227,16 +227,20 @@ func gather(ctx context.Context, ns *jetstream.Namespace, p events.Partition, re
 	if err != nil {
 		return nil, err
 	}
-	return read(replies)
+	return read(replies, func(s Shim) bool {
+		of, err := ns.PartitionOf(s.Instance)
+		return err == nil && of == p && (req.Instance == "" || s.Instance == req.Instance)
+	}), nil
 }
 
-func read(replies []jetstream.Reply) (shims []Shim, err error) {
+// read reads answers. It skips an answer that cannot be read or names a rank that was not asked: a shim speaks for no
+// other rank, and does not void the answers of others.
+func read(replies []jetstream.Reply, asked func(Shim) bool) (shims []Shim) {
 	for _, r := range replies {
 		var s Shim
-		if err := strictjson.Unmarshal(r.Body, &s); err != nil {
-			return shims, fmt.Errorf("a shim's answer: %w", err)
+		if strictjson.Unmarshal(r.Body, &s) == nil && asked(s) {
+			shims = append(shims, s)
 		}
-		shims = append(shims, s)
 	}
-	return shims, nil
+	return shims
 }

@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -69,5 +70,66 @@ func TestAskedTwice(t *testing.T) {
 	}
 	if err != nil || who == nil || who.PID != 7 {
 		t.Errorf("of a shim that stood still: %v, %v", who, err)
+	}
+}
+
+// claiming is a shim that speaks for another rank than its own.
+type claiming struct{ Shim }
+
+func (c claiming) Who() Shim                                           { return c.Shim }
+func (c claiming) Resync(context.Context, ResyncRequest) (Shim, error) { return c.Shim, nil }
+
+// TestAShimSpeaksForItself: answers that name a rank which was not asked are skipped, and others count.
+func TestAShimSpeaksForItself(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+	defer cancel()
+	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), SyncInterval: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Stop()
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "test", Partitions: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	byPartition := map[events.Partition][]events.WorkerID{}
+	for i := range 20 {
+		name := events.WorkerID(fmt.Sprint("w", i))
+		p, err := ns.PartitionOf(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		byPartition[p] = append(byPartition[p], name)
+	}
+	good, bad, other := byPartition[0][0], byPartition[0][1], byPartition[1][0]
+	for name, says := range map[events.WorkerID]Shim{
+		good: {Instance: good}, bad: {Instance: other, Incarnation: 1 << 60},
+	} {
+		stop, err := Serve(ns, events.RankKey{Instance: name}, claiming{says})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stop()
+	}
+	if who, err := Resync(ctx, ns, events.RankKey{Instance: bad}, ResyncRequest{ID: "1"}); who != nil || err != nil {
+		t.Errorf("the shim of %s, which says that it is another: %+v, %v", bad, who, err)
+	}
+	if who, err := Who(ctx, ns, events.RankKey{Instance: good}); who == nil || who.Instance != good || err != nil {
+		t.Errorf("the shim of %s: %+v, %v", good, who, err)
+	}
+	stop, err := conn.Subscribe(jetstream.ControlSubject("test", 0), func(r jetstream.Request) {
+		_ = conn.Send(r.Reply, jetstream.ContentJSON, []byte("no JSON"))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	if all, err := WhoAll(ctx, ns, 0); err != nil || len(all) != 1 || all[0].Instance != good {
+		t.Errorf("all shims of partition 0: %+v, %v", all, err)
 	}
 }

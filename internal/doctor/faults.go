@@ -53,6 +53,7 @@ var (
 	leaseNone          = fault("lease_none")
 	leaseExpired       = fault("lease_expired")
 	workerExpired      = fault("worker_expired")
+	modelUnclaimed     = fault("model_unclaimed")
 	engineSilent       = fault("engine_silent")
 	engineGone         = fault("engine_gone")
 	engineQuiet        = fault("engine_quiet")

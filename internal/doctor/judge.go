@@ -214,6 +214,7 @@ func judgeNodes(f *Facts) (list []Finding) {
 			what, remedy := whatToDo(p, "see indexer status --node "+n.Node)
 			list = append(list, Finding{Warning, "", nodeWarning, where, "the node warns", what, remedy})
 		}
+		list = append(list, judgeClaims(s.Claims)...)
 		if s.Cluster != nil {
 			for _, p := range s.Cluster.Unserved {
 				unserved[p] = true
@@ -237,6 +238,23 @@ func judgeNodes(f *Facts) (list []Finding) {
 		if n.Status != nil && n.Status.Cluster != nil {
 			return append(list, judgeZones(f.Namespace, n.Status.Cluster)...) // any node knows all others
 		}
+	}
+	return list
+}
+
+// judgeClaims finds workers that a node ignores under a model that they have not claimed. One node reports a rank.
+func judgeClaims(c *api.ClaimStatus) (list []Finding) {
+	if c == nil {
+		return nil
+	}
+	for _, u := range c.Unclaimed {
+		what := "the worker has not claimed the model that it names: its lease is ignored"
+		if !u.Lease {
+			what = "the worker has not claimed the model that it names: answers leave out the blocks that it announces"
+		}
+		list = append(list, Finding{Error, "", modelUnclaimed, events.RankKey{Instance: u.Instance, Rank: u.Rank}.String(),
+			what, fmt.Sprintf("model %q, and the NATS user of the indexers requires model claims", u.Model),
+			registry.ClaimRemedy})
 	}
 	return list
 }
@@ -280,9 +298,10 @@ func judgeZones(namespace string, c *api.ClusterStatus) (list []Finding) {
 	return list
 }
 
-// saidElsewhere reports whether a node's problem is of engines: those are judged one by one.
+// saidElsewhere reports whether a node's problem is of engines or claims: those are judged one by one.
 func saidElsewhere(problem string) bool {
-	return strings.HasPrefix(problem, "engines of ") || strings.HasPrefix(problem, "what engines of ") ||
+	return strings.HasPrefix(problem, registry.UnclaimedProblem) ||
+		strings.HasPrefix(problem, "engines of ") || strings.HasPrefix(problem, "what engines of ") ||
 		strings.HasPrefix(problem, "the log takes nothing from the shims of ")
 }
 

@@ -77,6 +77,15 @@ func TestEachFaultIsFound(t *testing.T) {
 		remedy   string // is in its remedy
 		fault    func(f *Facts)
 	}{
+		{"nodes", Error, "its lease is ignored", "auth example --shim", func(f *Facts) {
+			status(f).Claims = &api.ClaimStatus{Required: true, Unclaimed: []api.UnclaimedRank{
+				{Instance: "w1", Model: "other", Lease: true, Events: true}}}
+			status(f).Problems = []string{registry.UnclaimedProblem + "w1/0"}
+		}},
+		{"nodes", Error, "answers leave out the blocks", "revoke its NATS key", func(f *Facts) {
+			status(f).Claims = &api.ClaimStatus{Required: true, Unclaimed: []api.UnclaimedRank{
+				{Instance: "w1", Model: "other", Events: true}}}
+		}},
 		{"nats", Error, "not reached", "indexer serve", func(f *Facts) { f.ConnectError = jetstream.ErrUnavailable }},
 		{"nats", Error, "refuses this user", "--nats-creds", func(f *Facts) { f.ConnectError = jetstream.ErrDenied }},
 		{"nats", Error, "no room", "max_payload", func(f *Facts) { f.Server.MaxPayload = 1000 }},

@@ -9,6 +9,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -158,6 +159,11 @@ func (l *loader) open(ctx context.Context, key events.RankKey) (*loading, error)
 	before.Cursor = events.Cursor{} // what was published before is not ours to go on with
 	r.machine = shim.NewMachine(l.id, shim.Limits{}, false, &r.decoded)
 	r.machine.Recovered(before, events.Millis(time.Now().UnixMilli()))
+	err = registry.Claim(ctx, l.ns, key.Instance, l.id.Model)
+	if err != nil && !errors.Is(err, jetstream.ErrDenied) { // a user from before claims; its indexers require none
+		server.Close()
+		return nil, err
+	}
 	return r, nil
 }
 

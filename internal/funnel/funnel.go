@@ -32,6 +32,9 @@ type Config struct {
 	// Peers asks all other nodes what they remember. unheard is how many did not answer. nil: there are none.
 	Peers func(ctx context.Context, q *api.BlockHistoryRequest) (answers []*api.BlockHistory, unheard int)
 
+	// Claimed reports whether a worker's events under a model count; see [node.Config].Claimed. nil: all count.
+	Claimed func(instance events.WorkerID, model string) bool
+
 	// BlockSizes are those of a model's workers, as this node knows them. nil: they are not looked at.
 	BlockSizes func(model string) []uint32
 
@@ -145,7 +148,9 @@ func New(cfg Config) *Tracker {
 		cfg.Reused = func(string, uint64) {}
 	}
 	now := time.Now()
-	return &Tracker{cfg: cfg, queue: make(chan item, maxQueue), history: NewHistory(cfg.Blocks, now.UnixMicro()),
+	history := NewHistory(cfg.Blocks, now.UnixMicro())
+	history.claimed = cfg.Claimed
+	return &Tracker{cfg: cfg, queue: make(chan item, maxQueue), history: history,
 		began: now, reading: budget{left: maxBurst, at: now}, pending: map[string]*pending{},
 		recent: map[string]*recent{},
 		sizes:  map[string]*blockSizes{}}

@@ -72,6 +72,8 @@ type History struct {
 	clock  int64 // of the last event: each has its own time, so that they have an order
 	salted bool  // a prompt with a salt or LoRA was asked for
 
+	claimed func(instance events.WorkerID, model string) bool // a worker's events under a model count; nil: all do
+
 	batch  events.Batch
 	locals []events.LocalHash
 	seq    []events.SeqHash
@@ -124,7 +126,7 @@ func (h *History) known(id rankID) *rank {
 // Apply takes a message of the log. now is when it was applied. What cannot be read changes nothing.
 func (h *History) Apply(key events.RankKey, data []byte, now int64) {
 	b := &h.batch
-	if events.DecodeBatch(data, b) != nil {
+	if events.DecodeBatch(data, b) != nil || h.claimed != nil && !h.claimed(key.Instance, b.Model) {
 		return
 	}
 	r := h.rank(key)

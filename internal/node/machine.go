@@ -19,6 +19,7 @@ import (
 //  2. A rank's events are applied in the order of their ids, each once; where ids are missing the rank is cleared
 //     first.
 //  3. A rank is in the index under the space of the model and block size that its incarnation announced.
+//  4. A rank is in the view only if its worker has claimed that model: queries see no others.
 type Machine struct {
 	index  *radix.Index
 	parts  []*replica
@@ -32,8 +33,9 @@ type Machine struct {
 	batch  events.Batch // decoded into, again and again
 	counts Counts
 
-	source  func(events.RankKey) string // how a rank's engine speaks; empty: not known
-	tallies map[string]*tally           // by source
+	source  func(events.RankKey) string        // how a rank's engine speaks; empty: not known
+	claimed func(events.WorkerID, string) bool // queries may use the worker under the model
+	tallies map[string]*tally                  // by source
 	ages    Ages
 }
 
@@ -68,6 +70,7 @@ type rank struct {
 	cursor             events.Cursor
 	bounded            bool   // its depths are an upper bound, by what it has said of its groups
 	placed             bool   // some of its blocks had a place in the index, or that is not known
+	hidden             bool   // the view leaves it out: its worker has not claimed the model
 	tally              *tally // where its events are counted
 }
 
@@ -104,7 +107,7 @@ type Message struct {
 // NewMachine returns a machine for partitions 0 to n-1, all of them empty.
 func NewMachine(index *radix.Index, n int) *Machine {
 	m := &Machine{index: index, spaces: new(spaces), tallies: map[string]*tally{}, published: func(*View) {},
-		source: func(events.RankKey) string { return "" }}
+		source: func(events.RankKey) string { return "" }, claimed: func(events.WorkerID, string) bool { return true }}
 	for p := range n {
 		m.parts = append(m.parts, &replica{id: events.Partition(p), ranks: map[events.RankKey]*rank{}})
 	}
@@ -254,6 +257,10 @@ func (m *Machine) publishView() {
 	for _, part := range m.parts {
 		for _, r := range part.ranks {
 			r.bounded = m.index.Bounded(r.id)
+			if r.hidden = !m.claims(r); r.hidden {
+				v.Hidden = append(v.Hidden, HiddenRank{Key: r.Key(), Model: string(r.Model), Partition: part.id})
+				continue
+			}
 			v.add(spaceKey{string(r.Model), r.BlockSize}, r.space, &RankOfView{Key: r.Key(), Shard: m.shard, ID: r.id,
 				Partition: part.id, Lookahead: r.Lookahead, Bounded: r.bounded})
 		}
@@ -261,4 +268,21 @@ func (m *Machine) publishView() {
 	v.order()
 	m.view.Store(v)
 	m.published(v)
+}
+
+// claims reports whether the worker of a rank has claimed the model that the rank announced.
+func (m *Machine) claims(r *rank) bool {
+	return m.claimed(events.WorkerID(r.Instance), string(r.Model))
+}
+
+// Recheck publishes a new view if claims have changed that hide or show a rank.
+func (m *Machine) Recheck() {
+	for _, part := range m.parts {
+		for _, r := range part.ranks {
+			if r.hidden == m.claims(r) {
+				m.publishView()
+				return
+			}
+		}
+	}
 }

@@ -72,6 +72,10 @@ type Config struct {
 	// it must not block. nil: it is never known.
 	Source func(events.RankKey) string
 
+	// Claimed reports whether queries may use a worker under a model. Writers call it: it must not block. After its
+	// results have changed, [Node.ClaimsChanged] must be called. nil: they may use all.
+	Claimed func(instance events.WorkerID, model string) bool
+
 	Traced bool // Message.Trace is read from the log
 
 	Hooks Hooks

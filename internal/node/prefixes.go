@@ -34,10 +34,11 @@ func (n *Node) Prefixes(q *api.PrefixesRequest) ([]*api.PrefixTree, error) {
 	if len(q.Partitions) > 0 || len(served.Shards) > 1 {
 		query.Hashes = api.MaxPrefixHashes
 	}
+	among := len(q.Partitions) > 0 || len(view.Hidden) > 0 // else the index has no other ranks of the space
 	var trees []*api.PrefixTree
 	for _, shard := range served.Shards {
 		tree := *none
-		var among radix.RankSet
+		var ranks radix.RankSet
 		for _, r := range served.Ranks {
 			if r.Shard != shard || slices.Contains(missing, r.Partition) ||
 				len(q.Partitions) > 0 && !slices.Contains(q.Partitions, r.Partition) {
@@ -45,10 +46,10 @@ func (n *Node) Prefixes(q *api.PrefixesRequest) ([]*api.PrefixTree, error) {
 			}
 			tree.Ranks++
 			tree.Partitions = include(tree.Partitions, r.Partition)
-			among.Add(r.ID)
+			ranks.Add(r.ID)
 		}
-		if len(q.Partitions) > 0 {
-			query.Among = &among
+		if among {
+			query.Among = &ranks
 		}
 		if tree.Ranks > 0 {
 			outline(&tree, view, shard, n.shards[shard].index.Outline(query))

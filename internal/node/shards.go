@@ -20,16 +20,21 @@ type shard struct {
 	index   *radix.Index
 	machine *Machine
 	work    chan work
+	claims  chan struct{}           // of [Node.ClaimsChanged]
 	figures atomic.Pointer[figures] // which the writer counted last
 }
 
 func (n *Node) newShard(number int) *shard {
 	x := radix.New(n.cfg.Index)
-	s := &shard{number: number, index: x, machine: NewMachine(x, len(n.parts)), work: make(chan work, 16)}
+	s := &shard{number: number, index: x, machine: NewMachine(x, len(n.parts)), work: make(chan work, 16),
+		claims: make(chan struct{}, 1)}
 	s.machine.shard, s.machine.spaces = number, &n.spaces
 	s.machine.published = func(v *View) { n.views.publish(number, v) }
 	if n.cfg.Source != nil {
 		s.machine.source = n.cfg.Source
+	}
+	if n.cfg.Claimed != nil {
+		s.machine.claimed = n.cfg.Claimed
 	}
 	s.figures.Store(s.machine.figures(radix.Stats{}))
 	return s
@@ -46,17 +51,38 @@ func (n *Node) partitions(s *shard) (list []events.Partition) {
 	return list
 }
 
+// recheckPause is the least time between two looks at all ranks of a shard after changes of claims.
+const recheckPause = 20 * time.Millisecond
+
+// ClaimsChanged has writers look whether [Config.Claimed] now hides or shows a rank. It does not block.
+func (n *Node) ClaimsChanged() {
+	for _, s := range n.shards {
+		loop.Wake(s.claims)
+	}
+}
+
 // write does a shard's work until ctx ends.
 func (n *Node) write(ctx context.Context, s *shard) {
 	var census radix.Census
 	due := time.NewTimer(0) // a part of the census
 	defer due.Stop()
+	claims, pause := (<-chan struct{})(s.claims), time.NewTimer(0)
+	defer pause.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-due.C:
 			due.Reset(s.count(&census))
+		case <-pause.C:
+			claims = s.claims
+		case <-claims:
+			claims = nil
+			pause.Reset(recheckPause)
+			before := s.machine.View()
+			if s.machine.Recheck(); s.machine.View() != before {
+				loop.Wake(n.modelsChanged)
+			}
 		case w := <-s.work:
 			if w.do != nil {
 				w.run(s.machine)
@@ -151,6 +177,7 @@ func (s *spaces) number(key spaceKey, want uint32) uint32 {
 // View is what queries know of ranks and models. It does not change; a later one replaces it.
 type View struct {
 	Models map[string][]*Served // by model; one for each block size
+	Hidden []HiddenRank         // in the index, and in no answer
 	slots  [][]*RankOfView      // by shard and radix.RankID.Slot; nil where no rank is
 }
 
@@ -164,6 +191,13 @@ func (v *View) Rank(shard int, id radix.RankID) *RankOfView {
 		return slots[i]
 	}
 	return nil
+}
+
+// HiddenRank is a rank that the view leaves out: its worker has not claimed the model that it announces.
+type HiddenRank struct {
+	Key       events.RankKey
+	Model     string
+	Partition events.Partition
 }
 
 // Served is one model at one block size.
@@ -249,6 +283,7 @@ func (vs *views) publish(shard int, v *View) {
 func joined(list []*View) *View {
 	all := &View{Models: map[string][]*Served{}}
 	for _, v := range list {
+		all.Hidden = append(all.Hidden, v.Hidden...)
 		for model, list := range v.Models {
 			for _, s := range list {
 				for _, r := range s.Ranks {

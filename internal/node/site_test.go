@@ -44,6 +44,7 @@ type site struct {
 	stopping chan struct{} // closed when the node is told to stop
 	mend     func(context.Context) error
 	view     func() *cluster.View
+	claimed  func(events.WorkerID, string) bool
 	index    radix.Config
 	interval time.Duration // between snapshots
 	room     time.Duration // between looks at how full things are
@@ -131,6 +132,7 @@ func (w *site) start() {
 		ID: "n", Namespace: w.ns, Snapshots: w.bucket, SnapshotInterval: w.interval, SnapshotBlocks: w.blocks,
 		Watch:       50 * time.Millisecond,
 		ResyncPause: 50 * time.Millisecond, CapacityCheck: w.room, Recreate: w.mend, Index: w.index, View: w.view,
+		Claimed: w.claimed,
 		Hooks: w.recorded(Hooks{
 			Ready: func() { close(ready) },
 			Restored: func(_ events.Partition, r Restored) {

@@ -28,6 +28,9 @@ func (n *Node) Workers(ctx context.Context, asked api.WorkersRequest) (*api.Work
 	err := n.onShards(ctx, func(_ *shard, m *Machine) {
 		for _, part := range m.parts {
 			for _, r := range part.ranks {
+				if r.hidden {
+					continue
+				}
 				list.Workers = append(list.Workers, api.WorkerInfo{
 					Instance: events.WorkerID(r.Instance), Rank: r.Rank, Model: string(r.Model), BlockSize: r.BlockSize,
 					Partition: part.id, Incarnation: r.Incarnation, LastEvent: r.LastID, LastSeen: timeOf(r.LastSeen),
@@ -100,7 +103,15 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 		Now:    time.Now().UTC(),
 		Models: []api.ModelStatus{}, Problems: []string{}, L3: n.l3.status(),
 	}
-	for model, list := range n.view().Models {
+	view := n.view()
+	s.Claims = &api.ClaimStatus{Ranks: len(view.Hidden)}
+	for _, h := range view.Hidden {
+		if n.writes(h.Partition) {
+			s.Claims.Unclaimed = append(s.Claims.Unclaimed,
+				api.UnclaimedRank{Instance: h.Key.Instance, Rank: h.Key.Rank, Model: h.Model, Events: true})
+		}
+	}
+	for model, list := range view.Models {
 		for _, served := range list {
 			s.Models = append(s.Models, api.ModelStatus{Model: model, BlockSize: served.BlockSize,
 				Ranks: len(served.Ranks)})

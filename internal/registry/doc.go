@@ -22,6 +22,18 @@
 // neither overwrites the other. A [Pool] has both put together: what the shim says, with what operators say above it,
 // and the state that follows. It is made at the first question after a change and does not change itself.
 //
+// # Model claims
+//
+// The key serves.<instance>.<model> claims that a worker serves a model. [Lease.Keep] writes it before the lease.
+// Unlike the record's text, a NATS server can restrict this key: the user of a shim may claim the models of its own
+// worker only. If the NATS user of the node requires claims ([jetstream.Namespace.ClaimsRequired]), a lease counts only
+// while its worker has claimed the model that the lease names. Another lease is kept apart: nothing of it is used, and
+// it expires as any other. It counts at once when the claim appears. Queries find what a worker has announced under a
+// model only if [Registry.Claimed] is true. Claims are in the stream of the leases, so a node reads a claim first.
+//
+// A worker has at most 64 claims; nodes delete further ones. Nodes also delete the claims of a worker that is removed,
+// and of a worker without a lease for half an hour. [Claim] writes claims that stay, for workers that have no lease.
+//
 // # Time
 //
 // No clock of a host, nor of a server, is compared with another's. A lease's age is how long the watching node has not

@@ -24,6 +24,10 @@ type LeaseHooks struct {
 	Taken  func()          // the lease is ours
 	Lost   func()          // it had expired; it is ours again
 	Failed func(err error) // it could not be written; it is tried again
+
+	// Unclaimed: the NATS server does not permit this user to claim the model of the record. The lease is taken all the
+	// same: nodes ignore it if they require claims.
+	Unclaimed func(err error)
 }
 
 // Lease is a shim's hold on the registration of its rank.
@@ -140,7 +144,9 @@ func (l *Lease) haste() time.Duration {
 	return max(calm, rand.N(l.record.Lease()/12))
 }
 
-// Keep takes the lease, from whoever has it, and renews it three times in its length, at random a twelfth of that early
+// Keep claims the model of the record for the worker.
+//
+// It takes the lease, from whoever has it, and renews it three times in its length, at random a twelfth of that early
 // so that shims which began together do not stay together, until ctx ends; then it returns nil, and the lease stays
 // until it expires: a shim that is started again takes it over. When it finds that the lease had expired it takes it
 // again and calls lost, twice: at once, and when it renews for the next time, by when a clear that was under way has
@@ -216,8 +222,23 @@ func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expire
 			}
 		}
 	}
+	if err := l.claim(ctx); err != nil {
+		return 0, false, err
+	}
 	next, err = l.write(ctx, data, entry.Revision)
 	return next, expired, err
+}
+
+// claim claims the model of the record, before a lease with the model is taken. A node deletes the claims of a worker
+// that has had no lease for long, so each taking of the lease writes the claim again. A NATS user whose permissions
+// predate claims is refused; its nodes require none.
+func (l *Lease) claim(ctx context.Context) error {
+	err := putClaim(ctx, l.bucket, l.record.Instance, l.record.Model, claim{Version: claimVersion})
+	if errors.Is(err, jetstream.ErrDenied) {
+		l.hooks.Unclaimed(err)
+		return nil
+	}
+	return err
 }
 
 func (l *Lease) write(ctx context.Context, data []byte, expected uint64) (uint64, error) {

@@ -211,16 +211,19 @@ func (r *Registry) Remove(ctx context.Context, instance events.WorkerID) (*api.W
 	for i := range was.Ranks {
 		was.Ranks[i].Because(api.WorkerUnschedulable, "it is removed")
 	}
-	return was, nil
+	return was, r.forgetClaims(ctx, instance)
 }
 
-// Forget forgets what operators say of a worker, if anything.
+// Forget forgets what operators say of a worker, if anything, and deletes its model claims.
 func (r *Registry) Forget(ctx context.Context, instance events.WorkerID) error {
 	_, err := r.Edit(ctx, instance, func(o *Operator, _ bool) error {
 		*o = Operator{Version: operatorVersion, Instance: instance}
 		return nil
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	return r.forgetClaims(ctx, instance)
 }
 
 // Posted lists what operators say of workers that were posted, by instance.

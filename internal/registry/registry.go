@@ -48,10 +48,14 @@ type Hooks struct {
 	Cleared   func(r Record)                      // this node has seen to it that the log says so
 	Failed    func(key events.RankKey, err error) // ending a lease failed; it is tried again
 	Bad       func(key string, err error)         // a record that cannot be read; nobody is cleared by it
+	Unclaimed func(r Record)                      // a lease of a worker is ignored: its model is not claimed
 	Watch     func(err error)                     // the bucket cannot be watched (nil: again)
 	Recreated func(err error)                     // the bucket was deleted, and is made anew or could not be
 	// so many records of the bucket that was deleted are written into the new one
 	Refilled func(n int)
+
+	// ClaimsChanged: what Registry.Claimed returns may have changed
+	ClaimsChanged func()
 }
 
 // Worker is what the registry knows of one rank.
@@ -88,18 +92,20 @@ type Registry struct {
 	cfg   Config
 	start time.Time
 
-	mu       sync.Mutex
-	machine  *Machine
-	workers  map[events.RankKey]Worker
-	marks    map[string]uint64 // keys with marks of deletion
-	changed  chan struct{}
-	current  bool
-	down     bool
-	epoch    time.Time         // of the bucket that is watched
-	lost     map[string][]byte // by key: what the bucket had that was there before, and this one is to have too
-	listing  bool              // the watch does not show all yet
-	heard    uint64            // up to which revision the watch has shown all
-	impaired impaired
+	mu        sync.Mutex
+	machine   *Machine
+	workers   map[events.RankKey]Worker
+	unclaimed map[events.RankKey]Worker // leases that are ignored, as long as their models are not claimed
+	marks     map[string]uint64         // keys with marks of deletion
+	changed   chan struct{}
+	current   bool
+	down      bool
+	epoch     time.Time         // of the bucket that is watched
+	lost      map[string][]byte // by key: what the bucket had that was there before, and this one is to have too
+	listing   bool              // the watch does not show all yet
+	heard     uint64            // up to which revision the watch has shown all
+	impaired  impaired
+	claims    claims
 
 	operators operators
 	pools     atomic.Pointer[map[string]*Pool] // by model, until the next change; written with mu held
@@ -122,7 +128,7 @@ func New(cfg Config) *Registry {
 	return &Registry{
 		ended: ended, expired: newExpired(),
 		cfg: cfg, start: time.Now(), machine: NewMachine(), workers: map[events.RankKey]Worker{},
-		marks: map[string]uint64{}, kept: map[string]*keptPool{},
+		unclaimed: map[events.RankKey]Worker{}, claims: newClaims(), marks: map[string]uint64{}, kept: map[string]*keptPool{},
 		changed: make(chan struct{}),
 		operators: operators{
 			known: map[events.WorkerID]*Operator{}, texts: map[events.WorkerID][]byte{}, ended: ended,
@@ -252,6 +258,7 @@ func (r *Registry) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	all.Go(func() { r.cfg.Bucket.Watch(ctx, r.observe) })
 	all.Go(func() { r.supervise(ctx) })
+	all.Go(func() { r.cfg.Namespace.WatchClaimsRequired(ctx, r.RequireClaims) })
 	all.Wait()
 }
 
@@ -287,9 +294,21 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 		}
 		r.epoch, r.listing, r.heard = u.Epoch, true, 0
 		r.operators.fresh = map[events.WorkerID]bool{}
+		r.claims.fresh = map[claimKey]bool{}
+		clear(r.claims.surplus)
 	}
 	for _, e := range u.Entries {
 		r.heard = max(r.heard, e.Revision)
+		if instance, is := r.claims.see(e); is {
+			if e.Deleted {
+				r.marks[e.Key] = e.Revision
+			} else {
+				delete(r.marks, e.Key)
+			}
+			counts, said := r.claimsOf(instance)
+			changed, calls = changed || counts, append(calls, said...)
+			continue
+		}
 		p, key, ok := jetstream.ParseWorkerKey(e.Key)
 		if !ok {
 			is, other, err := r.operators.see(e)
@@ -318,18 +337,17 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 			if there {
 				r.expired.ended(key, w)
 			}
-			delete(r.workers, key)
-			r.alter(key.Instance)
-			r.forget(key)
+			r.dropLease(key)
 			continue
 		}
 		delete(r.marks, e.Key)
 		// a renewal, as nearly all that a watch tells
-		if w, there := r.workers[key]; there && bytes.Equal(w.text, e.Value) {
+		if w, there := r.leased(key); there && bytes.Equal(w.text, e.Value) {
 			was := w.old
 			w.Revision, w.Renewed, w.old = e.Revision, e.Written, e.Written.Before(r.cfg.Began)
-			r.workers[key] = w
-			if w.old != was {
+			if _, counts := r.workers[key]; !counts {
+				r.unclaimed[key] = w
+			} else if r.workers[key] = w; w.old != was {
 				r.impaired.note(key, w.state())
 			}
 			r.machine.Seen(w.Record, e.Revision, r.now())
@@ -341,30 +359,40 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 			r.machine.Unread(key)
 			continue
 		}
-		w, there := r.workers[key]
-		changed = changed || !there || !sameButState(w.Record, record)
-		r.expired.note(key, record, w.Renewed, e.Written)
-		w = Worker{
+		before, there := r.workers[key]
+		r.machine.Seen(record, e.Revision, r.now())
+		w := Worker{
 			Record: record, Partition: p, Revision: e.Revision, Renewed: e.Written, text: e.Value,
 			old: e.Written.Before(r.cfg.Began),
 		}
-		r.workers[key] = w
-		r.impaired.note(key, w.state())
-		r.sources.Store(key, w.source())
-		r.alter(key.Instance)
-		r.pools.Store(nil)
-		r.allPools.Store(nil)
-		r.machine.Seen(record, e.Revision, r.now())
+		if !r.claims.allows(key.Instance, record.Model) {
+			if there {
+				r.dropLease(key)
+				changed = true
+			}
+			r.unclaimed[key] = w
+			calls = append(calls, r.report([]Worker{w})...)
+			continue
+		}
+		changed = changed || !there || !sameButState(before.Record, record)
+		r.expired.note(key, record, before.Renewed, e.Written)
+		delete(r.unclaimed, key)
+		r.register(key, w)
 	}
 	if u.Current {
 		for _, key := range r.machine.Current() {
-			if w, there := r.workers[key]; there && !r.refills(w) {
+			if w, there := r.leased(key); there && !r.refills(w) {
 				r.machine.Missed(w.Record, w.Revision, r.now())
-				r.expired.ended(key, w)
+				if _, counts := r.workers[key]; counts {
+					r.expired.ended(key, w)
+				}
 			}
-			delete(r.workers, key)
-			r.forget(key)
+			r.dropLease(key)
 			changed = true
+		}
+		for _, instance := range r.claims.current(r.lost) {
+			counts, said := r.claimsOf(instance)
+			changed, calls = changed || counts, append(calls, said...)
 		}
 		changed = r.operators.current(r.lost) || changed || !r.current
 		r.current, r.listing = true, false
@@ -376,12 +404,31 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 	return calls
 }
 
+// register enters the lease of a rank. r.mu is held.
+func (r *Registry) register(key events.RankKey, w Worker) {
+	r.workers[key] = w
+	r.impaired.note(key, w.state())
+	r.sources.Store(key, w.source())
+	r.alter(key.Instance)
+	r.pools.Store(nil)
+	r.allPools.Store(nil)
+}
+
 // all is every record that is known, by its key.
 func (r *Registry) all() map[string][]byte {
 	records := map[string][]byte{}
-	for key, w := range r.workers {
-		if name, err := jetstream.WorkerKey(w.Partition, key); err == nil { // it was one
-			records[name] = w.text
+	for _, leases := range []map[events.RankKey]Worker{r.workers, r.unclaimed} {
+		for key, w := range leases {
+			if name, err := jetstream.WorkerKey(w.Partition, key); err == nil { // it was one
+				records[name] = w.text
+			}
+		}
+	}
+	for instance, of := range r.claims.known {
+		for model, c := range of {
+			if name, err := jetstream.ClaimKey(instance, model); err == nil {
+				records[name] = c.text
+			}
 		}
 	}
 	for instance, text := range r.operators.texts {
@@ -404,7 +451,12 @@ func (r *Registry) supervise(ctx context.Context) {
 	const idle = time.Second
 	var ends ends
 	defer ends.wait()
+	swept := r.now()
 	for {
+		if now := r.now(); now-swept >= claimSweep {
+			swept = now
+			r.sweepClaims(ctx)
+		}
 		r.recreate(ctx)
 		r.endMissing(ctx, &ends)
 		r.mu.Lock()
@@ -430,7 +482,10 @@ func (r *Registry) supervise(ctx context.Context) {
 		}
 		r.mu.Lock()
 		r.machine.Probed(sent)
-		due := r.machine.Due(r.now(), func(key events.RankKey) bool { return r.cfg.Mine(r.workers[key].Partition) })
+		due := r.machine.Due(r.now(), func(key events.RankKey) bool {
+			w, _ := r.leased(key)
+			return r.cfg.Mine(w.Partition)
+		})
 		r.mu.Unlock()
 		for _, d := range due {
 			if d.Unread {
@@ -600,7 +655,8 @@ func (r *Registry) gone(ctx context.Context, name string, d Due) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if w, left := r.leave(d); left {
+	_, counted := r.workers[d.Record.Key()]
+	if w, left := r.leave(d); left && counted {
 		r.expired.ended(d.Record.Key(), w)
 	}
 	return nil
@@ -609,11 +665,9 @@ func (r *Registry) gone(ctx context.Context, name string, d Due) error {
 // leave forgets a registration, unless it was written again since it was due. r.mu is held.
 func (r *Registry) leave(d Due) (w Worker, left bool) {
 	key := d.Record.Key()
-	w, left = r.workers[key]
+	w, left = r.leased(key)
 	if left = left && w.Revision == d.Revision; left {
-		delete(r.workers, key)
-		r.alter(key.Instance)
-		r.forget(key)
+		r.dropLease(key)
 		r.machine.Gone(key)
 		r.notify()
 	}

@@ -34,14 +34,21 @@ type site struct {
 }
 
 func newSite(t *testing.T) *site {
+	return newSiteOn(t, jetstream.ServerOptions{}, jetstream.ConnOptions{})
+}
+
+// newSiteOn is a site on a server with these options, whose nodes connect with those.
+func newSiteOn(t *testing.T, on jetstream.ServerOptions, as jetstream.ConnOptions) *site {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 	t.Cleanup(cancel)
 	s := &site{T: t, ctx: ctx, mended: make(chan error, 100), hanging: make(chan struct{}, 1)}
-	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), SyncInterval: time.Minute})
+	on.Dir, on.SyncInterval = t.TempDir(), time.Minute
+	server, err := jetstream.StartServer(ctx, on)
 	s.must(err)
 	s.server = server
 	t.Cleanup(server.Stop)
-	s.conn, err = jetstream.Connect(ctx, jetstream.ConnOptions{Server: server, Wait: true})
+	as.Server, as.Wait = server, true
+	s.conn, err = jetstream.Connect(ctx, as)
 	s.must(err)
 	t.Cleanup(s.conn.Close)
 	s.ns, err = jetstream.JoinNamespace(ctx, s.conn, jetstream.NamespaceConfig{Name: "n", Partitions: 4})

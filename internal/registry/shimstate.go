@@ -132,6 +132,7 @@ const goneLong = 10 * time.Minute
 // MarkStatus writes into a status how it stands with the ranks. Problems are told by the node that would end their
 // leases, so that one of a cluster does.
 func (r *Registry) MarkStatus(s *api.Status) {
+	r.markClaims(s)
 	s.Engines = &api.EngineCounts{}
 	problems := map[api.EngineState][]string{}
 	var unusable, refused []string

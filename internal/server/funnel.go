@@ -20,6 +20,7 @@ func (s *Server) newFunnel() *funnel.Tracker {
 		Counted: func(model string, asked, seen uint64, held, selected funnel.Tiers, outcome string) {
 			s.queries.Routed(model, asked, seen, held, selected, outcome)
 		},
+		Claimed:    s.registry.Claimed,
 		BlockSizes: func(model string) []uint32 { return s.node.BlockSizes(model) },
 		Peers: func(ctx context.Context, q *api.BlockHistoryRequest) (answers []*api.BlockHistory, unheard int) {
 			replies, failed := s.askOthers(func(name string) (*api.BlockHistory, error) {

@@ -174,9 +174,15 @@ func (t *viewLog) viewed(v *cluster.View) {
 	t.peers, t.said = peers, v.Problems
 }
 
-// registryHooks make log lines of what happens to workers' registrations.
-func registryHooks(log *slog.Logger) registry.Hooks {
+// registryHooks make log lines of what happens to workers' registrations. claimsChanged is called when model claims
+// have changed.
+func registryHooks(log *slog.Logger, claimsChanged func()) registry.Hooks {
 	return registry.Hooks{
+		ClaimsChanged: claimsChanged,
+		Unclaimed: func(r registry.Record) {
+			log.Warn("a worker's lease is ignored: the worker has not claimed the model that the lease names", "worker",
+				r.Key(), "model", r.Model, "host", r.Holder.Host, "pid", r.Holder.PID, "what_to_do", registry.ClaimRemedy)
+		},
 		Expired: func(r registry.Record) {
 			log.Warn("a worker's lease has expired", "worker", r.Key(), "lease", r.Lease(), "host", r.Holder.Host,
 				"pid", r.Holder.PID)

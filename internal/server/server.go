@@ -183,8 +183,9 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	}
 	s.views = cluster.NewViews(cfg.Config)
 	s.registry = registry.New(registry.Config{
-		Namespace: s.ns, Bucket: st.workers, Recreate: st.recreateWorkers, Began: s.Began, Hooks: registryHooks(log),
-		Mine: func(p events.Partition) bool { return s.views.Now().Writes(p) },
+		Namespace: s.ns, Bucket: st.workers, Recreate: st.recreateWorkers, Began: s.Began,
+		Hooks: registryHooks(log, func() { s.node.ClaimsChanged() }),
+		Mine:  func(p events.Partition) bool { return s.views.Now().Writes(p) },
 		Clear: func(ctx context.Context, r registry.Record, still func(context.Context) (bool, error)) error {
 			id := shim.Identity{Model: r.Model, BlockSize: r.BlockSize}
 			return shim.Clear(ctx, s.ns, r.Key(), id, events.ReasonLeaseExpiry, still)
@@ -199,7 +200,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		ID: s.ID, Version: s.Version, Namespace: s.ns, Snapshots: st.snapshots, Index: s.Index,
 		Shards: cmp.Or(s.IndexShards, runtime.GOMAXPROCS(0)/2), L3: s.L3,
 		SnapshotInterval: s.SnapshotInterval, SnapshotBlocks: s.SnapshotBlocks, Recreate: st.mendLog,
-		Shared: true, View: s.views.Now, Hooks: hooks, Source: s.registry.Source,
+		Shared: true, View: s.views.Now, Hooks: hooks, Source: s.registry.Source, Claimed: s.registry.Claimed,
 	}
 	stage := s.stageHook()
 	nodeConfig.Hooks.Stage, nodeConfig.Traced, nodeConfig.Hooks.AppliedTraced = stage, s.Tracer.On(), s.traceApplied
@@ -207,6 +208,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		nodeConfig.StoreLimit, nodeConfig.Health = s.Embedded.Limit, s.Embedded.Health
 	}
 	s.node = node.New(nodeConfig)
+	s.registry.RequireClaims(st.claimsRequired)
 	s.scatter = scatter.New(scatter.Config{
 		Self: s.ID, Partitions: s.ns.Partitions(), PartitionOf: s.ns.PartitionOf, Local: s.node, View: s.view,
 		Store:     func(q *api.Query, blockSize uint32) scatter.Question { return s.node.BeginL3(q, blockSize) },
@@ -295,7 +297,12 @@ func (s *Server) Run(ctx context.Context) error {
 		go s.Embedded.Supervise(running, superviseHooks(s.log))
 	}
 	var parts sync.WaitGroup
-	parts.Go(func() { s.node.Run(running) })
+	parts.Go(func() {
+		if s.registry.ClaimsRequired() {
+			s.registry.Await(running) // else answers would lack all workers until the claims are read
+		}
+		s.node.Run(running)
+	})
 	parts.Go(func() { s.registry.Run(running) })
 	parts.Go(func() { s.shims.Run(running) })
 	parts.Go(func() {
@@ -405,8 +412,13 @@ type store struct {
 	snapshots *jetstream.Bucket
 	workers   *jetstream.Bucket
 
+	claimsRequired bool // see [jetstream.Namespace.ClaimsRequired]
+
 	mendLog, recreateWorkers func(context.Context) error // make what is missing
 }
+
+// claimsPatience is how long a start waits for the NATS server to say whether model claims are required.
+const claimsPatience = 3 * time.Second
 
 // openPatience is how long JetStream may take to open a namespace before it is said that it is waited for.
 const openPatience = 10 * time.Second
@@ -440,6 +452,12 @@ func openOnce(ctx context.Context, s *Settings) (*store, error) {
 		return nil, err
 	}
 	st := &store{ns: ns}
+	asking, cancel := context.WithTimeout(ctx, claimsPatience)
+	defer cancel()
+	// if the server does not respond in time, the registry repeats the request
+	if st.claimsRequired, err = ns.ClaimsRequired(asking); err != nil && !errors.Is(err, jetstream.ErrUnavailable) {
+		return nil, err
+	}
 	if st.snapshots, err = ns.EnsureSnapshots(ctx, jetstream.BucketConfig{
 		MaxBytes: s.SnapshotBytes, Replicas: s.Replicas,
 	}); err != nil {

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -41,6 +42,8 @@ type Status struct {
 
 	Engines *EngineCounts `json:"engines,omitempty" msgpack:"engines,omitempty"` // nil: the node does not say
 
+	Claims *ClaimStatus `json:"claims,omitempty" msgpack:"claims,omitempty"` // nil: the node knows no model claims
+
 	Load *LoadStatus `json:"load,omitempty" msgpack:"load,omitempty"` // nil: the node is older than routing
 
 	Guesses []GuessStatus `json:"guesses,omitempty" msgpack:"guesses,omitempty"` // of models that have, or had, any
@@ -50,6 +53,40 @@ type Status struct {
 
 	EngineReports *ReportCounts `json:"engine_reports,omitempty" msgpack:"engine_reports,omitempty"`
 }
+
+// ClaimStatus says whether workers must claim the models that they serve, and which ranks a node ignores because their
+// workers have not.
+type ClaimStatus struct {
+	// Required says that the NATS server requires claims of this node: a rank counts only under models that its worker
+	// has claimed.
+	Required bool `json:"required" msgpack:"required"`
+	Claims   int  `json:"claims" msgpack:"claims"` // of all workers
+
+	// Ignored counts claims beyond 64 of one worker since the node started.
+	Ignored uint64 `json:"ignored" msgpack:"ignored"`
+	Leases  int    `json:"leases" msgpack:"leases"` // ignored, of the whole namespace
+	Ranks   int    `json:"ranks" msgpack:"ranks"`   // of this node's index, which answers leave out
+
+	// Unclaimed are the first of these leases and ranks, of the partitions whose snapshots this node writes.
+	Unclaimed []UnclaimedRank `json:"unclaimed,omitempty" msgpack:"unclaimed,omitempty"`
+}
+
+// UnclaimedRank is a rank that is ignored under a model: its worker has not claimed the model.
+type UnclaimedRank struct {
+	Instance events.WorkerID `json:"instance" msgpack:"instance"`
+	Rank     events.Rank     `json:"rank" msgpack:"rank"`
+	Model    string          `json:"model" msgpack:"model"`
+	Lease    bool            `json:"lease" msgpack:"lease"`   // its lease names the model
+	Events   bool            `json:"events" msgpack:"events"` // its events name the model
+}
+
+// Compare orders ranks by instance, rank and model.
+func (u UnclaimedRank) Compare(v UnclaimedRank) int {
+	return cmp.Or(cmp.Compare(u.Instance, v.Instance), cmp.Compare(u.Rank, v.Rank), cmp.Compare(u.Model, v.Model))
+}
+
+// Same reports whether two entries are of the same rank and model.
+func (u UnclaimedRank) Same(v UnclaimedRank) bool { return u.Compare(v) == 0 }
 
 // LoadStatus is what a node knows of requests under way. Counts are since it started.
 type LoadStatus struct {

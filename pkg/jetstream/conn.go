@@ -319,6 +319,9 @@ func (c *Conn) asyncError(sub *nats.Subscription, err error) {
 				}
 			}
 			c.mu.Unlock()
+			if kind == "Publish" && subject == userInfo {
+				return // a user without this permission needs no model claims
+			}
 		}
 	}
 	if sub != nil {

@@ -61,7 +61,8 @@ func (g *Grant) AllowSubscribe() []string {
 // so requests from elsewhere have reply subjects of the server's making.
 func NodeGrant(ns string) Grant {
 	g := Grant{Role: RoleNode, User: string(RoleNode), Inbox: "_INBOX_node", Respond: true}
-	g.Publish = []string{"$JS.API.>", subjectRoot + ns + ".>", userInfo, responses + ">", g.Inbox + ".>"}
+	g.Publish = []string{"$JS.API.>", subjectRoot + ns + ".>", userInfo, responses + ">", g.Inbox + ".>",
+		ClaimsRequiredSubject(ns)}
 	for _, bucket := range []string{metaBucket(ns), snapshotBucket(ns), nodesBucket(ns), workersBucket(ns)} {
 		g.Publish = append(g.Publish, keySubject(bucket, ">"))
 	}
@@ -168,7 +169,8 @@ func shimGrant(
 		models = []string{"*"}
 	}
 	for _, m := range models {
-		g.Requests = append(g.Requests, keySubject(metaBucket(ns), "model."+m))
+		g.Requests = append(g.Requests, keySubject(metaBucket(ns), "model."+m),
+			keySubject(workersBucket(ns), claimPrefix+token+"."+m))
 	}
 	for _, p := range partitions {
 		place := decimal(uint64(p)) + "." + token + ".*"

@@ -28,7 +28,8 @@ import (
 //	bucket kvatlas_<ns>                   namespace record and models
 //	bucket kvatlas_<ns>_snap              snapshots; their keys are pkg/snapshot's
 //	bucket kvatlas_<ns>_nodes             which indexer nodes there are; a record that is not renewed goes by itself
-//	bucket kvatlas_<ns>_workers           workers' registrations: <p>.<instance>.<rank>; operator.<instance>, what operators say of a worker; and "probe", which nodes write to see that they can
+//	bucket kvatlas_<ns>_workers           workers' registrations: <p>.<instance>.<rank>; serves.<instance>.<model>, the claim of a worker to serve a model; operator.<instance>, what operators say of a worker; and "probe", which nodes write to see that they can
+//	kv.v1.<ns>.claims.required            carries no message; a node whose user may publish there by name ignores workers under models that they have not claimed
 const subjectRoot = "kv.v1."
 
 // Headers. Those of NATS itself: nats-server server/stream.go, ADR-50 for batches
@@ -381,6 +382,47 @@ func ParseOperatorKey(text string) (events.WorkerID, bool) {
 }
 
 const operatorPrefix = "operator."
+
+// ClaimKey returns the key of a model claim in the bucket of workers: the statement that a worker serves a model. A
+// NATS server can restrict a shim to the claims of its own worker and models.
+func ClaimKey(instance events.WorkerID, model string) (string, error) {
+	prefix, err := ClaimPrefix(instance)
+	if err != nil {
+		return "", err
+	}
+	token, err := EscapeToken(model)
+	return prefix + token, err
+}
+
+// ClaimPrefix begins every [ClaimKey] of a worker.
+func ClaimPrefix(instance events.WorkerID) (string, error) {
+	token, err := EscapeToken(string(instance))
+	return claimPrefix + token + ".", err
+}
+
+// ParseClaimKey returns the worker and the model of a [ClaimKey]. It reports false for any other key of the bucket.
+func ParseClaimKey(text string) (instance events.WorkerID, model string, ok bool) {
+	rest, ok := strings.CutPrefix(text, claimPrefix)
+	worker, token, split := strings.Cut(rest, ".")
+	if !ok || !split {
+		return "", "", false
+	}
+	name, err := unescapeToken(worker)
+	if err != nil {
+		return "", "", false
+	}
+	model, err = unescapeToken(token)
+	return events.WorkerID(name), model, err == nil
+}
+
+const claimPrefix = "serves."
+
+// ClaimsRequiredSubject returns the marker subject of a namespace in which workers must claim their models. No program
+// publishes to it. A node enforces claims if the publish permissions of its NATS user list this subject by name. See
+// [Namespace.ClaimsRequired].
+func ClaimsRequiredSubject(ns string) string { return subjectRoot + ns + ".claims.required" }
+
+func isClaimsRequired(subject string) bool { return strings.HasSuffix(subject, ".claims.required") }
 
 // ProbeKey is the key of the bucket of workers that nodes write to see that it can be written.
 const ProbeKey = "probe"

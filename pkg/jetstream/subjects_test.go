@@ -69,6 +69,11 @@ func checkName(t *testing.T, name string) {
 	if err != nil || !server.SubjectMatchesFilter(engine, EngineSubjects("ns-1")) || !named || back != key.Instance {
 		t.Fatalf("subject %q, %v: %q", engine, err, back)
 	}
+	claim, err := ClaimKey(key.Instance, name)
+	worker, model, claims := ParseClaimKey(claim)
+	if err != nil || !validKey(claim) || !claims || worker != key.Instance || model != name {
+		t.Fatalf("key %q, %v: %q %q", claim, err, worker, model)
+	}
 	if ns, p, back, err := ParseEventSubject(subject); err != nil || ns != "ns-1" || p != 7 || back != key {
 		t.Fatalf("%q: %q %d %v %v", subject, ns, p, back, err)
 	}
@@ -112,6 +117,27 @@ func FuzzParseEventSubject(f *testing.F) {
 		}
 		if again, err := EventSubject(ns, p, key); err != nil || again != subject {
 			t.Fatalf("%q parsed to what is %q, %v", subject, again, err)
+		}
+	})
+}
+
+// FuzzParseClaimKey checks that a key that is read is the only spelling of its claim, and of no other record.
+func FuzzParseClaimKey(f *testing.F) {
+	for _, s := range []string{"serves.w1.llama", "serves.w1", "serves..m", "serves.w.m.x", "serves.=.=", "serves.=61.m",
+		"0.w1.0", "operator.w1", "serves"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		instance, model, ok := ParseClaimKey(text)
+		if !ok {
+			return
+		}
+		if again, err := ClaimKey(instance, model); err != nil || again != text {
+			t.Fatalf("%q is the claim %q, %v", text, again, err)
+		}
+		_, _, lease := ParseWorkerKey(text)
+		if _, operator := ParseOperatorKey(text); lease || operator {
+			t.Fatalf("%q is also a key of another record", text)
 		}
 	})
 }

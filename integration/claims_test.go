@@ -1,0 +1,171 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/tools/loopback"
+)
+
+// claimsServer writes the configuration of a NATS server with one account: a node, a reader, and a shim for each worker
+// that may claim one model. If claims are required, the permissions of the node list the marker.
+func claimsServer(t *testing.T, file, addr, data string, required bool, models map[string]string) {
+	t.Helper()
+	const ns, partitions = "default", jetstream.DefaultPartitions
+	var b strings.Builder
+	user := func(name string, publish ...string) {
+		fmt.Fprintf(&b, "{ user: %s, password: x, permissions: { publish: { allow: [\"%s\"] }, subscribe: { allow: "+
+			"[\">\"] }, allow_responses: true } }\n", name, strings.Join(publish, `", "`))
+	}
+	node := []string{"$JS.API.>", "$KV.>", "kv.v1.>", "_INBOX.>", "$SYS.REQ.USER.INFO"}
+	if required {
+		node = append(node, jetstream.ClaimsRequiredSubject(ns))
+	}
+	user("node", node...)
+	for name, model := range models {
+		p, err := jetstream.PartitionOf(events.WorkerID(name), partitions)
+		if err != nil {
+			t.Fatal(err)
+		}
+		claim, err := jetstream.ClaimKey(events.WorkerID(name), model)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := fmt.Sprintf("%d.%s.*", p, name)
+		bucket := "$KV.kvatlas_" + ns + "_workers."
+		user(name, "$JS.API.INFO", "$JS.API.STREAM.MSG.GET.KV_kvatlas_"+ns, "$KV.kvatlas_"+ns+".model.*",
+			"$JS.API.STREAM.INFO.>", "$JS.API.DIRECT.GET.>", "kv.v1."+ns+".ev."+at, "kv.v1."+ns+".ctl."+at,
+			"kv.v1."+ns+".recall."+at, bucket+at, bucket+claim)
+	}
+	text := fmt.Sprintf("listen: %q\njetstream { store_dir: %q, max_file_store: 64GB }\n"+
+		"accounts { A { jetstream: enabled, users: [\n%s] } }\n", addr, data, b.String())
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestModelClaims runs shims whose NATS users may claim one model each, before and after NATS requires claims: one that
+// keeps to its model, one that says that it serves another's, and one that claims nothing, like shims before claims.
+func TestModelClaims(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	addr, config := loopback.Reserve(t), filepath.Join(dir, "nats.conf")
+	models := map[string]string{"good": "m", "evil": "own", "old": "none"}
+	write := func(required bool) { claimsServer(t, config, addr, filepath.Join(dir, "data"), required, models) }
+	write(false)
+	server := harness.Start(t, "nats-server", "-c", config)
+	server.WaitFor(`Server is ready`)
+	as := func(user string) string { return "nats://" + user + ":x@" + addr }
+	listen := loopback.Reserve(t)
+	node := harness.Start(t, "indexer", "serve", "--nats", as("node"), "--http-listen", listen)
+	node.WaitFor(`msg=ready`)
+	x := &harness.Indexer{Process: node, NATS: as("node"), HTTP: "http://" + listen}
+
+	prompt := harness.Tokens(1, 4*harness.BlockSize)
+	start := func(name, model string) *harness.Process {
+		t.Helper()
+		e := harness.StartSimEngine(t)
+		shim := harness.Start(t, "worker-shim", "run", "--engine", e.Endpoint(), "--replay", e.Replay(), "--worker", name,
+			"--model", model, "--block-size", "16", "--nats", as(name), "--serving-endpoint", "http://"+loopback.Reserve(t))
+		shim.WaitFor(`msg=registered`)
+		harness.ServePrompt(t, e, prompt)
+		return shim
+	}
+	start("good", "m")
+	evil, old := start("evil", "m"), start("old", "m")
+	evil.WaitFor(`does not permit the claim of the model`)
+
+	// known returns the workers that hold the prompt of a model, that may be chosen for it, and that are listed with it.
+	known := func(model string) (holders, chosen, listed []string) {
+		t.Helper()
+		var a api.Answer
+		if harness.HTTPDo(listen, "POST", "/v1/find", &api.Query{Model: model, Tokens: prompt}, &a) == nil {
+			for _, o := range a.Workers {
+				if o.Device == 4 {
+					holders = append(holders, string(o.Instance))
+				}
+			}
+		}
+		var s api.Selection
+		r := &api.SelectRequest{Query: api.Query{Model: model, Tokens: prompt, Explain: true}, Advisory: true}
+		if harness.HTTPDo(listen, "POST", "/v1/select", r, &s) == nil {
+			chosen = append(chosen, string(s.Worker))
+		}
+		var list api.WorkerList
+		if err := harness.HTTPDo(listen, "GET", "/v1/workers", nil, &list); err != nil {
+			t.Fatal(err)
+		}
+		for i := range list.Workers {
+			if w := &list.Workers[i]; w.Model == model {
+				listed = append(listed, string(w.Instance))
+			}
+		}
+		slices.Sort(holders)
+		slices.Sort(listed)
+		return holders, chosen, listed
+	}
+	await := func(what, model string, want ...string) {
+		t.Helper()
+		harness.Eventually(t, what, func() (bool, string) {
+			holders, chosen, listed := known(model)
+			ok := slices.Equal(holders, want) && slices.Equal(listed, want) && (len(chosen) == 1) == (len(want) > 0)
+			return ok, fmt.Sprintf("holders %v, chosen %v, listed %v", holders, chosen, listed)
+		})
+	}
+	await("without the requirement all count", "m", "evil", "good", "old")
+
+	reload := func() {
+		t.Helper()
+		write(true)
+		if err := server.Cmd.Process.Signal(syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reload()
+	await("with the requirement only claims count", "m", "good")
+	status := harness.Status(t, x.NATS)
+	var named []string
+	for _, u := range status.Claims.Unclaimed {
+		named = append(named, fmt.Sprintf("%s/%d %s %v %v", u.Instance, u.Rank, u.Model, u.Lease, u.Events))
+	}
+	if want := []string{"evil/0 m true true", "old/0 m true true"}; !slices.Equal(named, want) ||
+		status.Claims.Leases != 2 || status.Claims.Ranks != 2 || !status.Claims.Required {
+		t.Errorf("status: %+v; want %v", status.Claims, want)
+	}
+	doctor := harness.Run(t, "indexer", "doctor", "--nats", x.NATS)
+	for _, want := range []string{"its lease is ignored", "evil/0", "old/0", "auth example --shim"} {
+		if !strings.Contains(doctor.Stdout, want) {
+			t.Errorf("the doctor does not say %q:\n%s", want, doctor.Stdout)
+		}
+	}
+
+	// The old shim is replaced by one that may claim its model, the other one by one that keeps to its model.
+	old.Stop()
+	models["old"] = "m"
+	reload()
+	start("old", "m")
+	await("a shim that claims its model counts", "m", "good", "old")
+	evil.Stop()
+	start("evil", "own")
+	await("the worker counts under its own model", "own", "evil")
+	await("and under no other", "m", "good", "old")
+	harness.Eventually(t, "nothing is ignored", func() (bool, string) {
+		s := harness.Status(t, x.NATS)
+		return s.Claims.Leases == 0 && s.Claims.Ranks == 0 && s.Claims.Claims == 3, fmt.Sprintf("%+v", s.Claims)
+	})
+	for _, name := range []string{"evil", "old"} {
+		if n := strings.Count(node.Said(), "lease is ignored: the worker has not claimed the model that the lease names\" "+
+			"worker="+name+"/0"); n != 1 {
+			t.Errorf("the lease of %s was reported %d times", name, n)
+		}
+	}
+}

@@ -1,0 +1,430 @@
+package registry
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// Bounds of model claims.
+const (
+	maxClaims    = 64               // of one worker; further ones are ignored and deleted
+	claimGrace   = 30 * time.Minute // a claim without a lease is deleted later; longer than a third of [MaxLease]
+	claimSweep   = time.Minute      // between two looks for claims without a lease
+	unclaimedLog = 10 * time.Minute // between two reports of leases of one worker
+)
+
+// claimVersion is the version of claims that this program writes.
+const claimVersion = 1
+
+// claim is the value of a model claim in JSON. The key alone states the claim: a value that cannot be read counts too.
+type claim struct {
+	Version int `json:"version"`
+
+	// Kept claims stay until the worker is removed. Others are deleted when the worker has had no lease for claimGrace.
+	Kept bool `json:"kept,omitempty"`
+}
+
+// Claim writes that a worker serves a model, for a worker without a lease: the claim stays until the worker is removed.
+// [Lease.Keep] claims the model of its record by itself.
+func Claim(ctx context.Context, ns *jetstream.Namespace, instance events.WorkerID, model string) error {
+	return putClaim(ctx, ns.OpenWorkers(), instance, model, claim{Version: claimVersion, Kept: true})
+}
+
+// Unclaim deletes all claims of a worker.
+func Unclaim(ctx context.Context, ns *jetstream.Namespace, instance events.WorkerID) error {
+	bucket := ns.OpenWorkers()
+	prefix, err := jetstream.ClaimPrefix(instance)
+	if err != nil {
+		return err
+	}
+	keys, err := bucket.Keys(ctx, prefix)
+	if errors.Is(err, jetstream.ErrNotFound) {
+		return nil // there is no bucket
+	}
+	if err != nil {
+		return fmt.Errorf("list the model claims of worker %q: %w", instance, err)
+	}
+	for _, key := range keys {
+		entry, err := bucket.Latest(ctx, key)
+		if err == nil {
+			_, err = bucket.Delete(ctx, key, entry.Revision)
+		}
+		if err != nil && !errors.Is(err, jetstream.ErrNotFound) && !errors.Is(err, jetstream.ErrConflict) {
+			return err
+		}
+	}
+	return nil
+}
+
+// putClaim writes a claim whatever was there. A node deletes an abandoned claim by compare-and-set, so it does not
+// delete one that was written again. The writer needs no permission to read.
+func putClaim(ctx context.Context, bucket *jetstream.Bucket, instance events.WorkerID, model string, c claim) error {
+	key, err := jetstream.ClaimKey(instance, model)
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(c)
+	if err == nil {
+		_, err = bucket.Put(ctx, key, data)
+	}
+	if err != nil {
+		return fmt.Errorf("claim model %q for worker %q: %w", model, instance, err)
+	}
+	return nil
+}
+
+// claimKey names a claim.
+type claimKey struct {
+	instance events.WorkerID
+	model    string
+}
+
+// claims is which worker may be known under which model. The registry's lock guards all but required and models.
+type claims struct {
+	required atomic.Bool // a worker counts only under models that it has claimed
+	models   sync.Map    // worker → []string, its models; written with the registry's lock held, read by writers
+
+	known   map[events.WorkerID]map[string]storedClaim
+	fresh   map[claimKey]bool                 // seen since the watch began anew; nil once it is current
+	surplus map[claimKey]uint64               // claims beyond maxClaims, to be deleted, with their revisions
+	orphans map[events.WorkerID]time.Duration // since when workers have claims and no lease
+	ignored uint64                            // claims beyond maxClaims, since the start
+
+	reported *lru.Cache[events.WorkerID, time.Duration] // when leases of workers were reported last
+}
+
+// storedClaim is a claim in the bucket.
+type storedClaim struct {
+	revision uint64
+	kept     bool
+	text     []byte
+}
+
+func newClaims() claims {
+	reported, _ := lru.New[events.WorkerID, time.Duration](maxExpired) // whose error is of a size that is not positive
+	return claims{known: map[events.WorkerID]map[string]storedClaim{}, surplus: map[claimKey]uint64{},
+		orphans: map[events.WorkerID]time.Duration{}, reported: reported}
+}
+
+// allows reports whether a worker may be known under a model. Any goroutine may call it.
+func (c *claims) allows(instance events.WorkerID, model string) bool {
+	if !c.required.Load() {
+		return true
+	}
+	models, _ := c.models.Load(instance)
+	list, _ := models.([]string)
+	return slices.Contains(list, model)
+}
+
+// see takes an entry of the bucket. It reports whether the entry is a claim, and whose.
+func (c *claims) see(e jetstream.Entry) (instance events.WorkerID, is bool) {
+	instance, model, is := jetstream.ParseClaimKey(e.Key)
+	if !is {
+		return "", false
+	}
+	key, of := claimKey{instance, model}, c.known[instance]
+	_, had := of[model]
+	switch {
+	case e.Deleted:
+		c.forget(key)
+		return instance, true
+	case !had && len(of) >= maxClaims:
+		if _, seen := c.surplus[key]; !seen {
+			c.ignored++
+		}
+		c.surplus[key] = e.Revision
+		return instance, true
+	case of == nil:
+		of = map[string]storedClaim{}
+		c.known[instance] = of
+	}
+	if c.fresh != nil {
+		c.fresh[key] = true
+	}
+	var value claim
+	_ = json.Unmarshal(e.Value, &value) // the key counts alone
+	of[model] = storedClaim{e.Revision, value.Kept, e.Value}
+	delete(c.orphans, instance)
+	return instance, true
+}
+
+func (c *claims) forget(key claimKey) {
+	delete(c.surplus, key)
+	delete(c.known[key.instance], key.model)
+	if len(c.known[key.instance]) == 0 {
+		delete(c.known, key.instance)
+		delete(c.orphans, key.instance)
+	}
+}
+
+// current tells that all keys have been told, and returns the workers of which claims are gone. The claims that are to
+// be written again into a new bucket stay.
+func (c *claims) current(lost map[string][]byte) (altered []events.WorkerID) {
+	for instance, of := range c.known {
+		for model := range of {
+			key := claimKey{instance, model}
+			name, err := jetstream.ClaimKey(instance, model)
+			if c.fresh != nil && !c.fresh[key] && (err != nil || lost[name] == nil) {
+				c.forget(key)
+				altered = append(altered, instance)
+			}
+		}
+	}
+	c.fresh = nil
+	return altered
+}
+
+// Claimed reports whether queries may use a worker under a model: the worker has claimed the model, or claims are not
+// required. It does not block.
+func (r *Registry) Claimed(instance events.WorkerID, model string) bool {
+	return r.claims.allows(instance, model)
+}
+
+// ClaimsRequired reports whether workers count only under models that they have claimed.
+func (r *Registry) ClaimsRequired() bool { return r.claims.required.Load() }
+
+// RequireClaims sets whether workers count only under models that they have claimed. Any goroutine may call it.
+func (r *Registry) RequireClaims(required bool) {
+	for _, call := range r.requireClaims(required) {
+		call()
+	}
+}
+
+func (r *Registry) requireClaims(required bool) (calls []func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.claims.required.Swap(required) == required {
+		return nil
+	}
+	withheld := r.withhold(func(Worker) bool { return true })
+	admitted := r.admit(func(Worker) bool { return true })
+	if len(withheld)+admitted > 0 {
+		r.notify()
+	}
+	return append(r.report(withheld), r.cfg.Hooks.ClaimsChanged)
+}
+
+// claimsOf notes that the claims of a worker may have changed. It reports whether other leases count now, and returns
+// calls of hooks. r.mu is held.
+func (r *Registry) claimsOf(instance events.WorkerID) (changed bool, calls []func()) {
+	models := slices.Sorted(maps.Keys(r.claims.known[instance]))
+	before, _ := r.claims.models.Load(instance)
+	was, _ := before.([]string)
+	if slices.Equal(was, models) {
+		return false, nil
+	}
+	if len(models) == 0 {
+		r.claims.models.Delete(instance)
+	} else {
+		r.claims.models.Store(instance, models)
+	}
+	if !r.claims.required.Load() {
+		return false, nil
+	}
+	of := func(w Worker) bool { return w.Record.Instance == instance }
+	var withheld []Worker
+	if slices.ContainsFunc(was, func(model string) bool { return !slices.Contains(models, model) }) {
+		withheld = r.withhold(of)
+	}
+	admitted := r.admit(of)
+	return len(withheld)+admitted > 0, append(r.report(withheld), r.cfg.Hooks.ClaimsChanged)
+}
+
+// admit registers the ranks whose leases count now, of those that of holds for, and returns how many. r.mu is held.
+func (r *Registry) admit(of func(Worker) bool) (n int) {
+	for key, w := range r.unclaimed {
+		if of(w) && r.claims.allows(key.Instance, w.Record.Model) {
+			delete(r.unclaimed, key)
+			r.register(key, w)
+			n++
+		}
+	}
+	return n
+}
+
+// withhold removes the ranks whose leases no longer count, of those that of holds for, and returns them. r.mu is held.
+func (r *Registry) withhold(of func(Worker) bool) (list []Worker) {
+	for key, w := range r.workers {
+		if of(w) && !r.claims.allows(key.Instance, w.Record.Model) {
+			delete(r.workers, key)
+			r.alter(key.Instance)
+			r.forget(key)
+			r.unclaimed[key] = w
+			list = append(list, w)
+		}
+	}
+	return list
+}
+
+// report returns the calls of hooks for leases that do not count, one for each worker. r.mu is held.
+func (r *Registry) report(unclaimed []Worker) (calls []func()) {
+	for _, w := range unclaimed {
+		instance, now := w.Record.Instance, r.now()
+		if last, known := r.claims.reported.Get(instance); !known || now-last >= unclaimedLog {
+			r.claims.reported.Add(instance, now)
+			calls = append(calls, func() { r.cfg.Hooks.Unclaimed(w.Record) })
+		}
+	}
+	return calls
+}
+
+// leased returns the lease of a rank, whether it counts or not. r.mu is held.
+func (r *Registry) leased(key events.RankKey) (w Worker, there bool) {
+	if w, there = r.workers[key]; !there {
+		w, there = r.unclaimed[key]
+	}
+	return w, there
+}
+
+// dropLease forgets the lease of a rank. r.mu is held.
+func (r *Registry) dropLease(key events.RankKey) {
+	delete(r.workers, key)
+	delete(r.unclaimed, key)
+	r.alter(key.Instance)
+	r.forget(key)
+}
+
+// dueClaim is a claim to be deleted.
+type dueClaim struct {
+	claimKey
+	revision uint64
+}
+
+// dueClaims returns the claims that this node deletes now: claims beyond the bound, and claims of workers that have had
+// no lease for claimGrace.
+func (r *Registry) dueClaims(now time.Duration) (list []dueClaim) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.down || r.listing || !r.current {
+		return nil
+	}
+	for key, revision := range r.claims.surplus {
+		if r.writes(key.instance) {
+			list = append(list, dueClaim{key, revision})
+		}
+	}
+	leased := map[events.WorkerID]bool{}
+	for _, leases := range []map[events.RankKey]Worker{r.workers, r.unclaimed} {
+		for key := range leases {
+			leased[key.Instance] = true
+		}
+	}
+	for instance, of := range r.claims.known {
+		since, orphan := r.claims.orphans[instance]
+		switch {
+		case leased[instance]:
+			delete(r.claims.orphans, instance)
+		case !orphan:
+			r.claims.orphans[instance] = now
+		case now-since >= claimGrace && r.writes(instance):
+			for model, c := range of {
+				if !c.kept {
+					list = append(list, dueClaim{claimKey{instance, model}, c.revision})
+				}
+			}
+		}
+	}
+	return list
+}
+
+// writes reports whether this node ends leases of a worker.
+func (r *Registry) writes(instance events.WorkerID) bool {
+	p, err := r.cfg.Namespace.PartitionOf(instance)
+	return err == nil && r.cfg.Mine(p)
+}
+
+// sweepClaims deletes claims that are due. A failed deletion is repeated at the next look.
+func (r *Registry) sweepClaims(ctx context.Context) {
+	for _, d := range r.dueClaims(r.now()) {
+		if r.deleteClaim(ctx, d) != nil {
+			return
+		}
+	}
+}
+
+// deleteClaim deletes a claim, unless it was written again.
+func (r *Registry) deleteClaim(ctx context.Context, d dueClaim) error {
+	name, err := jetstream.ClaimKey(d.instance, d.model)
+	if err != nil {
+		return err
+	}
+	if _, err = r.cfg.Bucket.Delete(ctx, name, d.revision); errors.Is(err, jetstream.ErrConflict) {
+		return nil
+	}
+	return err
+}
+
+// forgetClaims deletes all claims of a worker that this node knows.
+func (r *Registry) forgetClaims(ctx context.Context, instance events.WorkerID) error {
+	r.mu.Lock()
+	var list []dueClaim
+	for model, c := range r.claims.known[instance] {
+		list = append(list, dueClaim{claimKey{instance, model}, c.revision})
+	}
+	r.mu.Unlock()
+	for _, d := range list {
+		if err := r.deleteClaim(ctx, d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// maxUnclaimed is how many ranks without a claim a status names.
+const maxUnclaimed = 16
+
+// markClaims writes into a status which workers do not count. The status has already what the index knows of that.
+func (r *Registry) markClaims(s *api.Status) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s.Claims == nil {
+		s.Claims = &api.ClaimStatus{}
+	}
+	c := s.Claims
+	c.Required, c.Ignored, c.Leases = r.claims.required.Load(), r.claims.ignored, len(r.unclaimed)
+	for _, of := range r.claims.known {
+		c.Claims += len(of)
+	}
+	for key, w := range r.unclaimed {
+		if !r.cfg.Mine(w.Partition) {
+			continue
+		}
+		rank := api.UnclaimedRank{Instance: key.Instance, Rank: key.Rank, Model: w.Record.Model}
+		at := slices.IndexFunc(c.Unclaimed, rank.Same)
+		if at < 0 {
+			at = len(c.Unclaimed)
+			c.Unclaimed = append(c.Unclaimed, rank)
+		}
+		c.Unclaimed[at].Lease = true
+	}
+	slices.SortFunc(c.Unclaimed, api.UnclaimedRank.Compare)
+	if len(c.Unclaimed) > 0 {
+		var names []string
+		for i := range c.Unclaimed {
+			u := &c.Unclaimed[i]
+			names = append(names, fmt.Sprintf("%v (model %q)", events.RankKey{Instance: u.Instance, Rank: u.Rank}, u.Model))
+		}
+		s.Problems = append(s.Problems, fmt.Sprintf("%s%s; what to do: %s", UnclaimedProblem, First(names), ClaimRemedy))
+		c.Unclaimed = c.Unclaimed[:min(len(c.Unclaimed), maxUnclaimed)]
+	}
+}
+
+// UnclaimedProblem begins the problem of a status that names ranks without a claim.
+const UnclaimedProblem = "ranks are ignored because their workers have not claimed the model: "
+
+// ClaimRemedy is what to do about a worker under a model that it has not claimed.
+const ClaimRemedy = "run a worker-shim of this release, with a NATS user that may claim the model " +
+	"(indexer auth example --shim WORKER --model MODEL); if the worker does not serve the model, revoke its NATS key"
