@@ -379,18 +379,18 @@ func TestIPCStaleSocket(t *testing.T) {
 func TestProbe(t *testing.T) {
 	at := "tcp://" + loopback.Reserve(t)
 	pub := mustPub(t, at, Config{})
-	if err := Probe(Within(t), at, Patience); err != nil {
+	if err := Probe(Within(t), at, Patience, nil); err != nil {
 		t.Errorf("%s: %v", at, err)
 	}
 	pub.Stop()
-	if err := Probe(Within(t), at, Patience); err == nil || !Refuses(err) {
+	if err := Probe(Within(t), at, Patience, nil); err == nil || !Refuses(err) {
 		t.Errorf("%s, where nobody listens any more: %v", at, err)
 	}
 	gone := "ipc://" + filepath.Join(t.TempDir(), "s")
-	if err := Probe(Within(t), gone, Patience); err == nil || !Refuses(err) {
+	if err := Probe(Within(t), gone, Patience, nil); err == nil || !Refuses(err) {
 		t.Errorf("%s: %v", gone, err)
 	}
-	if err := Probe(Within(t), "tcp://127.0.0.1:0", Patience); err == nil || Refuses(err) {
+	if err := Probe(Within(t), "tcp://127.0.0.1:0", Patience, nil); err == nil || Refuses(err) {
 		t.Errorf("port 0: %v", err)
 	}
 }
