@@ -179,6 +179,10 @@ func (s *Server) complete(status *api.Status) *api.Status {
 	status.Problems = append(status.Problems, s.outcomes.Problems(time.Now())...)
 	status.Problems = append(status.Problems, s.tokenizers.Problems(time.Now())...)
 	status.Problems = append(status.Problems, s.announced.Problems()...)
+	if problem := s.Screen.Rule.Problem(time.Now()); problem != "" {
+		status.Problems = append(status.Problems, problem)
+	}
+	status.DialsDenied = s.Screen.Rule.Denied()
 	s.registry.MarkStatus(status)
 	status.Load = loadStatus(s.loads.Status())
 	for _, g := range s.guesses.Status() {

@@ -18,6 +18,7 @@ import (
 func (s *Server) newTokenizers() *tokenize.Service {
 	t := tokenize.New(tokenize.Config{
 		Settings:  s.Tokenizers,
+		Rule:      s.Screen.Rule,
 		Endpoints: func(model string) []string { return servingEndpoints(s.registry.Pool(model)) },
 		Observe: func(model, from string, o tokenize.Outcome, took time.Duration) {
 			s.queries.Tokenized(model, from, string(o), took)

@@ -298,7 +298,7 @@ func TestMooncakeIsWatched(t *testing.T) {
 	f.Drop()
 	hear("connection")
 	f.SetRole("standby")
-	hear("standby")
+	hear("another role")
 	for deadline := time.Now().Add(patience); ; {
 		_, _, err := m.Exists(soon(t), []string{"a"})
 		if errors.Is(err, ErrStandby) {
