@@ -273,7 +273,7 @@ func TestAddressesOutsideDialAllow(t *testing.T) {
 	for i := 3; i < 5; i++ {
 		harness.Eventually(t, "no engine is asked", func() (bool, string) {
 			a := post("/v1/find", fmt.Sprintf(`{"model":"h%d","prompt":"hello"}`, i))
-			return strings.Contains(a, "no worker of the model is registered with an http endpoint"), a
+			return strings.Contains(a, "no_source: ") && strings.Contains(a, "not_tokenized"), a
 		})
 	}
 	_, metrics, err := harness.Request(x.HTTP, "GET", "/metrics", "")

@@ -264,7 +264,14 @@ func TestEnginesThatGetTheToken(t *testing.T) {
 			t.Errorf("%+v at %q: %s, not %s", c.source, c.endpoints, got, c.want)
 		}
 	}
-	s, _ := service(t, Source{Engines: Tokenize, TokenFile: "f", Addresses: []string{host}}, trusted, other)
+	s, _ := service(t, Source{Engines: Tokenize, TokenFile: "f"})
+	if list := s.cfg.Unasked(); !slices.Equal(list, []string{"m"}) {
+		t.Errorf("engines of %q are not asked", list)
+	}
+	s, _ = service(t, Source{Engines: Tokenize, TokenFile: "f", Addresses: []string{host}}, trusted, other)
+	if list := s.cfg.Unasked(); list != nil {
+		t.Errorf("engines of %q are not asked", list)
+	}
 	if _, err := s.Tokenize(t.Context(), "m", chat); err != nil {
 		t.Error(err)
 	}

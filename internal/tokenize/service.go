@@ -225,6 +225,21 @@ func New(cfg Config) *Service {
 	return s
 }
 
+// Unasked lists the models whose engines get no texts, since the settings have a token and no addresses that may get
+// it. "default" stands for the models that are not named.
+func (s *Settings) Unasked() (models []string) {
+	unasked := func(x *Source) bool { return x.Engines != "" && x.token != "" && x.addresses == nil }
+	for _, name := range slices.Sorted(maps.Keys(s.Models)) {
+		if x := s.Models[name]; unasked(&x) {
+			models = append(models, name)
+		}
+	}
+	if s.Default != nil && unasked(s.Default) {
+		models = append(models, "default")
+	}
+	return models
+}
+
 // Serves reports whether anything makes tokens, of whichever model.
 func (s *Service) Serves() bool { return s != nil && (len(s.cfg.Models) > 0 || s.cfg.Default != nil) }
 
