@@ -25,7 +25,7 @@ func TestRegisteredStore(t *testing.T) {
 		return hicache.Config{SGLang: &c}
 	}
 	plain := of(func(*hicache.SGLang) {})
-	x := harness.StartIndexer(t, t.TempDir(), "")
+	x := harness.StartIndexer(t, t.TempDir(), "", "--l3-folder", folder)
 	engines := []string{"w1", "small", "none"}
 	prompt := harness.Tokens(500, 20*harness.BlockSize)
 	harness.PutPages(t, plain.SGLang, prompt, 0, 12)

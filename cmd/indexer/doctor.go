@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/internal/doctor"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/cobra"
@@ -23,7 +24,8 @@ say what is wrong, with the evidence and the flag or command that mends it. Noth
 tells of each check.
 
 Run it with a NATS user that may do what an indexer node may; what another may not ask is said to be not checked.
-Engines are asked over HTTP at the addresses that their workers are registered with.
+Engines are asked over HTTP at the addresses that their workers are registered with, if --dial-allow permits these. The
+engines of --engine-address get the API key of --engine-http-token-file.
 
 Exit status 1 if there is an error, 3 if there is none and something could not be checked; warnings alone are 0.`,
 		Example: `  indexer doctor
@@ -32,6 +34,10 @@ Exit status 1 if there is an error, 3 if there is none and something could not b
 	a := askingFlags(cmd)
 	var tokenFile string
 	cmd.Flags().StringVar(&tokenFile, "engine-http-token-file", "", "file with the API key that engines want over HTTP")
+	var keyed []string
+	cmd.Flags().StringSliceVar(&keyed, "engine-address", nil,
+		"HOST:PORT, host or CIDR of engines that get the API key; may be given again")
+	rule := cli.DialFlag(cmd.Flags(), "networks in which engines are asked")
 	cmd.Flags().Lookup("timeout").Usage = "how long each check may take"
 	cmd.Flags().Lookup("timeout").DefValue = "20s"
 	a.timeout = 20 * time.Second
@@ -46,8 +52,19 @@ Exit status 1 if there is an error, 3 if there is none and something could not b
 		if err != nil {
 			return err
 		}
+		var wrong cli.Complaints
+		allowed, err := rule()
+		wrong.About("--dial-allow", err)
+		engines, err := dial.ParseAddresses(keyed)
+		wrong.About("--engine-address", err)
+		wrong.When(token != "" && len(keyed) == 0, "--engine-http-token-file needs --engine-address: workers registered "+
+			"the addresses, and only those that you name get the API key")
+		if err := wrong.Usage(); err != nil {
+			return err
+		}
 		r := doctor.Examine(cmd.Context(), doctor.Config{
 			Namespace: a.namespace, Shown: a.nats.Shown(), Timeout: a.timeout, EngineToken: token,
+			EngineAddresses: engines, Rule: allowed,
 			Connect: func(ctx context.Context) (*jetstream.Conn, error) {
 				return a.nats.ConnectCore(ctx, "kvatlas indexer")
 			},

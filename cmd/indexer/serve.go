@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/cluster"
+	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/internal/guess"
 	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/internal/selection"
@@ -40,6 +41,7 @@ type serving struct {
 	routingConfig            string
 	forwardQueries           bool
 	tokenizers               string
+	rule                     func() (*dial.Rule, error)
 	nats                     *cli.NATS
 	debug                    *cli.Debug
 	traces                   *cli.Traces
@@ -148,6 +150,9 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 		"how long a block that was in the shared store is taken to be there")
 	f.DurationVar(&s.L3.Cache.MissLife, "l3-miss-life", 500*time.Millisecond,
 		"how long one that was not is taken not to be")
+	s.rule = cli.DialFlag(f, "networks in which the addresses of clients, leases and registrations are dialled")
+	f.StringSliceVar(&s.Screen.Folders, "l3-folder", nil,
+		"folder of a shared store that registrations may name; may be given again (default: none)")
 	f.StringVar(&s.Policy, "policy", selection.DefaultPolicy,
 		"how workers are chosen where a request does not say: "+strings.Join(routing.Policies(), ", "))
 	f.StringVar(&s.routingConfig, "routing-config", "",
@@ -259,6 +264,12 @@ func (s *serving) check() error {
 	s.NoForwarding = !s.forwardQueries
 	s.Routing, err = readRouting(s.routingConfig)
 	wrong.About("--routing-config", err)
+	s.Screen.Rule, err = s.rule()
+	wrong.About("--dial-allow", err)
+	for i, folder := range s.Screen.Folders {
+		wrong.When(!filepath.IsAbs(folder), "--l3-folder %q is not an absolute path", folder)
+		s.Screen.Folders[i] = filepath.Clean(folder)
+	}
 	s.Tokenizers, err = readTokenizers(s.tokenizers)
 	wrong.About("--tokenizers", err)
 	if s.l3Config != "" {

@@ -132,10 +132,14 @@ func (f *fleet) follow(heard map[uint64]*hearing, unknown looks, list []dynamo.P
 // hearPublisher hears one publisher, and shims its rank, until ctx or the shim ends.
 func (f *fleet) hearPublisher(ctx context.Context, p dynamo.Publisher) (err error) {
 	log := f.log.With("worker", p.Key.Instance, "rank", p.Key.Rank)
-	sub, err := zmtp.DialSub(ctx, p.Endpoint, []string{p.Topic}, zmtp.Config{})
+	err = zmtp.CheckRemote(p.Endpoint, f.cfg.rule)
+	var sub *zmtp.Sub
+	if err == nil {
+		sub, err = zmtp.DialSub(ctx, p.Endpoint, []string{p.Topic}, zmtp.Config{Rule: f.cfg.rule})
+	}
 	if err != nil {
 		f.bad.warn(log, "a publisher of Dynamo's cannot be heard", "endpoint", p.Endpoint, "error", err, "what_to_do",
-			"see what the worker says of its event plane: the endpoint is none of ZeroMQ's that can be dialled")
+			"see what the worker says of its event plane; --dial-allow permits addresses")
 		return nil
 	}
 	defer sub.Stop()
@@ -298,7 +302,7 @@ func (x *indexer) Ask(ctx context.Context, from events.EngineSeq) (said shim.Sai
 	if !x.asked {
 		from = 0
 	}
-	a, err := dynamo.Ask(ctx, x.url, x.of, uint64(from))
+	a, err := dynamo.Ask(ctx, x.f.cfg.rule, x.url, x.of, uint64(from))
 	if err != nil {
 		return said, err
 	}
@@ -311,7 +315,7 @@ func (x *indexer) Ask(ctx context.Context, from events.EngineSeq) (said shim.Sai
 	}
 	since := events.RouterAnswer{}
 	if a.Last > 0 {
-		if since, err = dynamo.Ask(ctx, x.url, x.of, max(a.Last, behind)-behind+1); err != nil {
+		if since, err = dynamo.Ask(ctx, x.f.cfg.rule, x.url, x.of, max(a.Last, behind)-behind+1); err != nil {
 			return said, err
 		}
 	}

@@ -46,7 +46,7 @@ func (r *running) asker() (*enginehttp.Asker, error) {
 	if err != nil {
 		return nil, err
 	}
-	a, err := enginehttp.New(r.engineHTTP, token)
+	a, err := enginehttp.New(r.engineHTTP, token, nil)
 	if err != nil {
 		return nil, fmt.Errorf("--engine-http: %w", err)
 	}
@@ -152,7 +152,7 @@ func (r *running) at(ctx context.Context, rank enginehttp.Rank) *running {
 	one.topic = cmp.Or(one.topic, rank.Topic)
 	one.listen = r.listen || rank.Listen
 	if rank.Unclear && !one.listen { // the engine runs: where it does not listen it dials out
-		err := zmtp.Probe(ctx, rank.Endpoint, 2*time.Second)
+		err := zmtp.Probe(ctx, rank.Endpoint, 2*time.Second, nil)
 		one.listen = err != nil && zmtp.Refuses(err)
 	}
 	return &one

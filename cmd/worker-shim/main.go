@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/shim"
@@ -46,6 +47,8 @@ type running struct {
 	engineSnapshot                      string
 	engineNATS                          *cli.NATS
 	etcd                                *etcdFlags
+	makeRule                            func() (*dial.Rule, error)
+	rule                                *dial.Rule // of addresses of Dynamo's discovery
 	listen                              bool
 	instance, model                     string
 	rank, ranks, blockSize              uint32
@@ -116,6 +119,7 @@ objects, for indexers to know without asking. It needs --engine and --master alo
 	r.engineNATS = cli.OtherNATSFlags(f, "engine-nats",
 		"of dynamo-nats: the NATS server of the Dynamo fleet, if it is another than --nats")
 	r.etcd = addEtcdFlags(f)
+	r.makeRule = cli.DialFlag(f, "of dynamo-zmq: networks in which the addresses of Dynamo's discovery are dialled")
 	f.BoolVar(&r.listen, "listen", false, "listen on --engine; the engine dials in")
 	f.StringVar(&r.replay, "replay", "", "the engine's replay endpoint")
 	f.StringVar(&r.engineSnapshot, "engine-snapshot", "",
@@ -241,7 +245,10 @@ func (r *running) check() error {
 		"--engine-nats and what begins so are for --source %s, and say nothing without --engine-nats itself",
 		sourceDynamo)
 	r.etcd.check(&wrong, r.source, r.engine)
-	_, err := r.engineNATS.Options("") // which is connected to much later
+	var err error
+	r.rule, err = r.makeRule()
+	wrong.About("--dial-allow", err)
+	_, err = r.engineNATS.Options("") // which is connected to much later
 	wrong = append(wrong, err)
 	wrong.About("--namespace", jetstream.CheckNamespace(r.namespace))
 	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--replay", r.replay},

@@ -296,13 +296,13 @@ func advice(err error, to endpoint) string {
 	case is && refused.Mechanism != "":
 		return "start the engine's event sockets without CURVE or PLAIN; keep them on a network of their own"
 	case is:
-		for _, p := range []struct{ sign, whose string }{
-			{"HTTP/", "an HTTP server, perhaps the engine's API"}, {"INFO ", "a NATS server"}, {`\x15\x03`,
-				"a TLS server"}, {to.other, to.mixed},
-		} {
-			if strings.Contains(refused.Reason, p.sign) {
-				return "this port belongs to " + p.whose + "; " + to.is
-			}
+		whose := map[string]string{"HTTP": "an HTTP server, perhaps the engine's API", "NATS": "a NATS server",
+			"TLS": "a TLS server"}[refused.Protocol]
+		if whose == "" && strings.Contains(refused.Reason, to.other) {
+			whose = to.mixed
+		}
+		if whose != "" {
+			return "this port belongs to " + whose + "; " + to.is
 		}
 		return "this port is not that endpoint of an engine; " + to.is
 	case errors.Is(err, syscall.ECONNREFUSED):

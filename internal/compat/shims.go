@@ -35,6 +35,7 @@ type ShimsHooks struct {
 	Started     func(r registry.Record)
 	EngineFound func(key events.RankKey, engine events.Engine, why string) // which engine it is, where that was left open
 	Ended       func(key events.RankKey, err error)                        // a shim ended; it is started again
+	Rejected    func(key events.RankKey, err error)                        // an earlier registration is not acted on
 
 	// StateChanged: how it stands with an engine has changed.
 	StateChanged func(key events.RankKey, s shim.State)
@@ -52,6 +53,8 @@ type Engines struct {
 	SilentAfter, GoneAfter time.Duration
 
 	Tracer *tracing.Tracer // of what is published
+
+	Screen registry.Screen // its rule judges engines' addresses too
 }
 
 // Shims is the shims that this process runs.
@@ -167,12 +170,8 @@ func (s *Shims) Register(ctx context.Context, r registry.Record) error {
 		return fmt.Errorf("%w: model_name, endpoint and a block_size from 1 to %d are needed", ErrBad,
 			events.MaxBlockSize)
 	}
-	for _, endpoint := range []string{r.Engine.Endpoint, r.Engine.Replay, r.Engine.Snapshot} {
-		if endpoint != "" || endpoint == r.Engine.Endpoint {
-			if err := zmtp.CheckEndpoint(endpoint); err != nil {
-				return fmt.Errorf("%w: %w", ErrBad, err)
-			}
-		}
+	if err := s.checkAddresses(&r); err != nil {
+		return err
 	}
 	if _, err := events.EngineOf(r.Source); err != nil {
 		return fmt.Errorf("%w: type: %w", ErrBad, err)
@@ -197,6 +196,21 @@ func (s *Shims) Register(ctx context.Context, r registry.Record) error {
 		return err
 	}
 	s.start(run)
+	return nil
+}
+
+// checkAddresses refuses a registration with an address or a folder that this node does not use. The error is ErrBad.
+func (s *Shims) checkAddresses(r *registry.Record) error {
+	for _, endpoint := range []string{r.Engine.Endpoint, r.Engine.Replay, r.Engine.Snapshot} {
+		if endpoint != "" || endpoint == r.Engine.Endpoint {
+			if err := zmtp.CheckRemote(endpoint, s.engines.Screen.Rule); err != nil {
+				return fmt.Errorf("%w: %w", ErrBad, err)
+			}
+		}
+	}
+	if err := s.engines.Screen.Store(r.L3); err != nil {
+		return fmt.Errorf("%w: l3: %w", ErrBad, err)
+	}
 	return nil
 }
 
@@ -249,6 +263,10 @@ func (s *Shims) start(run *running) {
 			if ctx.Err() != nil {
 				return
 			}
+			if errors.Is(err, ErrBad) { // until it is unregistered
+				s.hooks.Rejected(run.record.Key(), err)
+				return
+			}
 			s.hooks.Ended(run.record.Key(), err)
 			loop.Wait(ctx, 5*time.Second)
 		}
@@ -258,6 +276,9 @@ func (s *Shims) start(run *running) {
 // shim runs one rank's shim once.
 func (s *Shims) shim(ctx context.Context, run *running) error {
 	r := run.record
+	if err := s.checkAddresses(&r); err != nil { // another release, or other flags, took the registration
+		return err
+	}
 	engine, err := events.EngineOf(r.Source)
 	if err != nil {
 		return err
@@ -318,6 +339,7 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 			},
 		},
 		Tracer:    s.engines.Tracer,
+		Sockets:   zmtp.Config{Rule: s.engines.Screen.Rule},
 		OnRefused: s.engines.OnRefused, SilentAfter: s.engines.SilentAfter, GoneAfter: s.engines.GoneAfter,
 	})
 }

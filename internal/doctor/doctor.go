@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/control"
+	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/internal/enginehttp"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/survey"
@@ -122,8 +123,11 @@ type Config struct {
 
 	Timeout time.Duration // of each question
 
-	// EngineToken is the bearer token that engines want over HTTP, if any.
-	EngineToken string
+	// EngineToken is the bearer token that engines want over HTTP, if any. Workers registered the engines' addresses, so
+	// only those of EngineAddresses get it. Rule judges the addresses; nil permits all.
+	EngineToken     string
+	EngineAddresses *dial.Addresses
+	Rule            *dial.Rule
 
 	// Now is the clock that is compared with others; nil: the system's.
 	Now func() time.Time

@@ -635,7 +635,7 @@ func judgeEngines(f *Facts) (list []Finding) {
 			continue
 		case e.Err != nil:
 			found(engineUnknown, Warning, "what answers does not say how it publishes", e.Err.Error(),
-				"give --engine-http-token-file if it wants an API key; if this is no engine's own port, nothing is wrong")
+				"give --engine-http-token-file and --engine-address if it wants an API key; if this is no engine's own port, nothing is wrong")
 			continue
 		}
 		said := e.Said

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -242,7 +243,11 @@ func lookAtEngines(ctx context.Context, x *examination) (string, error) {
 			slots <- struct{}{}
 			defer func() { <-slots }()
 			e := &x.facts.Engines[i]
-			asker, err := enginehttp.New(e.URL, x.cfg.EngineToken)
+			token := ""
+			if u, err := url.Parse(e.URL); err == nil && x.cfg.EngineAddresses.Contains(u) {
+				token = x.cfg.EngineToken
+			}
+			asker, err := enginehttp.New(e.URL, token, x.cfg.Rule)
 			if e.Err = err; err == nil {
 				e.Said, e.Err = asker.Ask(ctx)
 			}

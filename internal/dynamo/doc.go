@@ -4,7 +4,7 @@
 //	list, wrong, err := dynamo.Publishers("/tmp/dynamo_store_kv", time.Now())  // from the folder of file discovery
 //	list, wrong, err := etcd.Publishers()                                       // from etcd; see [Etcd]
 //	data, err := dynamo.Envelope(frames)                                        // of a message of their ZeroMQ sockets
-//	answer, err := dynamo.Ask(ctx, list[0].Indexer, list[0].Key, 17)           // events from 17 on, or all that is held
+//	answer, err := dynamo.Ask(ctx, rule, list[0].Indexer, list[0].Key, 17)           // events from 17 on, or all that is held
 //
 // The forms are those of ai-dynamo 1.6.1, as its own processes write them; `make judges` compares.
 //

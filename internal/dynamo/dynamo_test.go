@@ -161,7 +161,7 @@ func TestAsk(t *testing.T) {
 	defer cancel()
 	key := events.RankKey{Instance: "16906666470417415194", Rank: 1}
 	at, said := worker(t, "", unhex(t, treeDump))
-	a, err := Ask(ctx, at, key, 0)
+	a, err := Ask(ctx, nil, at, key, 0)
 	if err != nil || !a.Whole || a.Last != 1 || len(a.Events) != 1 || len(a.Events[0].Event.Blocks) != 2 {
 		t.Errorf("%+v, %v", a, err)
 	}
@@ -172,15 +172,15 @@ func TestAsk(t *testing.T) {
 		t.Errorf("the query is %s", got)
 	}
 	at, _ = worker(t, "", unhex(t, tooNew))
-	if a, err := Ask(ctx, at, key, 9); err != nil || a.Whole || a.Last != 1 || len(a.Events) != 0 {
+	if a, err := Ask(ctx, nil, at, key, 9); err != nil || a.Whole || a.Last != 1 || len(a.Events) != 0 {
 		t.Errorf("%+v, %v", a, err)
 	}
 	at, _ = worker(t, "Server overloaded: a", nil)
-	if _, err := Ask(ctx, at, key, 9); err == nil || !strings.Contains(err.Error(), "Server overloaded: a") {
+	if _, err := Ask(ctx, nil, at, key, 9); err == nil || !strings.Contains(err.Error(), "Server overloaded: a") {
 		t.Error(err)
 	}
 	for _, bad := range []string{"127.0.0.1:1", "127.0.0.1:1/x"} {
-		if _, err := Ask(ctx, bad, key, 9); err == nil {
+		if _, err := Ask(ctx, nil, bad, key, 9); err == nil {
 			t.Errorf("%s answers", bad)
 		}
 	}

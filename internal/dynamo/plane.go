@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/internal/msgp"
 	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -41,17 +42,22 @@ const maxHead = 1 << 20
 // ErrRefused: the worker does not take the request, for the reason in the text.
 var ErrRefused = errors.New("the worker refuses")
 
-// Ask asks a rank's local indexer for its events from an id on, or, from 0, for all that it holds.
-func Ask(ctx context.Context, indexer string, key events.RankKey, from uint64) (a events.RouterAnswer, err error) {
+// Ask asks a rank's local indexer for its events from an id on, or, from 0, for all that it holds. The rule judges the
+// address; nil permits all.
+func Ask(ctx context.Context, rule *dial.Rule, indexer string, key events.RankKey, from uint64) (a events.RouterAnswer,
+	err error) {
 	addr, path, ok := strings.Cut(indexer, "/")
 	if !ok {
 		return a, fmt.Errorf("%q is not HOST:PORT/PATH", indexer)
+	}
+	if _, _, err := dial.SplitHostPort(addr); err != nil {
+		return a, err
 	}
 	worker, err := strconv.ParseUint(string(key.Instance), 10, 64)
 	if err != nil {
 		return a, fmt.Errorf("worker %q is none of Dynamo's, which are numbers", key.Instance)
 	}
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	conn, err := dial.Dialer{Rule: rule}.DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return a, err
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/internal/strictjson"
 )
 
@@ -63,8 +64,8 @@ type Asker struct {
 }
 
 // New returns an asker of the engine at a URL, http://HOST:PORT or https://HOST:PORT. token, if not empty, is sent as
-// bearer token.
-func New(address, token string) (*Asker, error) {
+// bearer token. The rule judges the engine's address; nil permits all. Redirects are not followed.
+func New(address, token string, rule *dial.Rule) (*Asker, error) {
 	base, err := url.Parse(address)
 	isHTTP := err == nil && (base.Scheme == "http" || base.Scheme == "https") && base.Hostname() != ""
 	switch {
@@ -77,7 +78,7 @@ func New(address, token string) (*Asker, error) {
 	case base.RawQuery != "" || base.Fragment != "":
 		return nil, fmt.Errorf("%q has more than a host, a port and a path", address)
 	}
-	return &Asker{base: base, token: token, http: &http.Client{Timeout: timeout}}, nil
+	return &Asker{base: base, token: token, http: dial.Client(rule, timeout)}, nil
 }
 
 // Bounds of one request.

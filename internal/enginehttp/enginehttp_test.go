@@ -26,7 +26,7 @@ func engineOf(t *testing.T, answers map[string]string) *Asker {
 		http.NotFound(w, r)
 	}))
 	t.Cleanup(s.Close)
-	a, err := New(s.URL, "")
+	a, err := New(s.URL, "", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,13 +165,13 @@ func TestWhoIsNoEngine(t *testing.T) {
 			http.NotFound(w, r)
 		}))
 		t.Cleanup(s.Close)
-		a, err := New(s.URL, "")
+		a, err := New(s.URL, "", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return a
 	}
-	nobody, err := New("http://"+loopback.Reserve(t), "")
+	nobody, err := New("http://"+loopback.Reserve(t), "", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,13 +209,13 @@ func TestWhoIsNoEngine(t *testing.T) {
 	}
 	for _, bad := range []string{"", "host:8000", "ftp://host", "http://", "http://u:p@host", "http://host/?x=1",
 		"http://[::1"} {
-		if a, err := New(bad, ""); err == nil {
+		if a, err := New(bad, "", nil); err == nil {
 			t.Errorf("%q: %+v", bad, a)
 		}
 	}
 	for text, want := range map[string]string{"http://host:8000": "host 8000", "https://host/prefix/": "host 443",
 		"http://[::1]": "::1 80"} {
-		if a, err := New(text, ""); err != nil || a.Host()+" "+a.Port() != want {
+		if a, err := New(text, "", nil); err != nil || a.Host()+" "+a.Port() != want {
 			t.Errorf("%s: %v, %v", text, a, err)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -445,7 +446,8 @@ func (s *Service) anyone(a *Ask) (*Choice, error) {
 	return c, nil
 }
 
-// address is the IP:PORT of a serving address; empty if it has none.
+// address is the IP:PORT of a serving address; empty if it has none, or one to which no proxy should be sent, such as a
+// cloud's metadata service.
 func address(endpoint string) string {
 	host := endpoint
 	port := "80"
@@ -459,10 +461,10 @@ func address(endpoint string) string {
 			port = "443"
 		}
 	}
-	if at, err := netip.ParseAddrPort(host); err == nil {
+	if at, err := netip.ParseAddrPort(host); err == nil && !dial.Never(at.Addr()) {
 		return at.String()
 	}
-	if at, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
+	if at, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil && !dial.Never(at) {
 		return net.JoinHostPort(at.String(), port)
 	}
 	return ""

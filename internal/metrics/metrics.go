@@ -523,7 +523,12 @@ func (to emitter) node(s *api.Status) {
 		to.gauge("kvatlas_shims_catching_up",
 			"Registered ranks whose shims are still replaying their engines' backlog. The same at each node.",
 			float64(e.CatchingUp))
+		to.gauge("kvatlas_registrations_skipped",
+			"Registered ranks of which an address or a folder is not used: the node's status names them.",
+			float64(e.Skipped))
 	}
+	to.count("kvatlas_dials_denied_total",
+		"Connections to registered addresses that --dial-allow does not permit, since the process started.", s.DialsDenied)
 	held := s.Index.Blocks
 	to.gauges("kvatlas_index_blocks", "Blocks held, counted for each rank that holds them, by tier.", "tier",
 		map[string]uint64{"device": held.Device, "host": held.Host, "disk": held.Disk, "external": held.External})

@@ -8,6 +8,7 @@ import (
 	"iter"
 	"maps"
 	"math"
+	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -24,8 +25,10 @@ type L3Config struct {
 	Models map[string]hicache.Config
 
 	// Registered is what the workers of a model registered; nil: they register nothing. Any goroutine calls it, for
-	// every query.
+	// every query. Dial connects to the masters that they name, as [hicache.MooncakeConfig] has it; those of Models are
+	// dialled anywhere.
 	Registered func(model string) *hicache.Sharing
+	Dial       func(ctx context.Context, network, address string) (net.Conn, error)
 
 	// Listen, if not nil, calls heard with each message of a Mooncake store's shim, in order, until ctx ends. The store
 	// is its master's HTTP address.
@@ -53,10 +56,16 @@ type l3 struct {
 	models map[string]*hicache.Sharing // cfg.Models
 
 	mu     sync.Mutex
-	stores map[string]*askedStore         // by what they are and where
-	opened map[hicache.Config]*askedStore // the same, by configurations that were asked for
-	asked  uint64                         // counts uses of stores
-	ctx    context.Context                // of the goroutines that watch stores; ends with the node
+	stores map[string]*askedStore     // by what they are and where
+	opened map[namedStore]*askedStore // the same, by configurations that were asked for
+	asked  uint64                     // counts uses of stores
+	ctx    context.Context            // of the goroutines that watch stores; ends with the node
+}
+
+// namedStore is a store's configuration and who named it.
+type namedStore struct {
+	config     hicache.Config
+	configured bool // by the operator, in Models; else workers registered it
 }
 
 type askedStore struct {
@@ -103,7 +112,7 @@ func newL3(cfg L3Config) *l3 {
 		cfg.Registered = func(string) *hicache.Sharing { return &hicache.Sharing{} }
 	}
 	l := &l3{cfg: cfg, models: map[string]*hicache.Sharing{}, stores: map[string]*askedStore{},
-		opened: map[hicache.Config]*askedStore{}}
+		opened: map[namedStore]*askedStore{}}
 	for model, c := range cfg.Models {
 		l.models[model] = hicache.ForAll(c)
 	}
@@ -121,7 +130,7 @@ func (l *l3) watch(ctx context.Context) {
 const maxOpened = 1024
 
 // store returns a configuration's store.
-func (l *l3) store(c hicache.Config) (*askedStore, error) {
+func (l *l3) store(c namedStore) (*askedStore, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.opened[c]
@@ -141,12 +150,17 @@ func (l *l3) store(c hicache.Config) (*askedStore, error) {
 }
 
 // open connects to a configuration's store, unless the node has. Called with l.mu held.
-func (l *l3) open(c hicache.Config) (*askedStore, error) {
+func (l *l3) open(named namedStore) (*askedStore, error) {
+	c := named.config
 	where := c.Where()
 	if where == "" {
 		return nil, errors.New("the workers did not say where their store is")
 	}
 	id := c.Identity()
+	dial := l.cfg.Dial
+	if named.configured { // it is dialled anywhere, which one that workers registered must not be
+		id, dial = "configured "+id, nil
+	}
 	if s := l.stores[id]; s != nil {
 		return s, nil
 	}
@@ -154,11 +168,11 @@ func (l *l3) open(c hicache.Config) (*askedStore, error) {
 		return nil, errors.New("the node is not running")
 	}
 	s := &askedStore{where: where, stop: func() {}}
-	if c.SGLang != nil && c.SGLang.Backend == "file" {
+	if c.Folder() != "" {
 		s.cache = hicache.NewCache(hicache.NewFolder(where), l.cfg.Cache)
 	} else {
 		master, err := hicache.NewMooncake(hicache.MooncakeConfig{Address: where, Check: l.cfg.Check,
-			Changed: func(string) { l.forget(id) }})
+			Dial: dial, Changed: func(string) { l.forget(id) }})
 		if err != nil {
 			return nil, err
 		}
@@ -228,7 +242,9 @@ func (l *l3) begin(q *api.Query, blockSize uint32) *L3Question {
 	if q.L3 == api.L3Off {
 		return say(api.L3NotConfigured, "the query asks for no store")
 	}
-	if s.sharing = l.models[q.Model]; s.sharing == nil {
+	s.sharing = l.models[q.Model]
+	configured := s.sharing != nil
+	if !configured {
 		s.sharing = l.cfg.Registered(q.Model)
 	}
 	config := s.sharing.Config
@@ -244,7 +260,7 @@ func (l *l3) begin(q *api.Query, blockSize uint32) *L3Question {
 	if q.Tokens == nil {
 		return say(api.L3Unavailable, "the query has hashes; the names of what is in the store are made from tokens")
 	}
-	store, err := l.store(config)
+	store, err := l.store(namedStore{config, configured})
 	if err == nil {
 		s.prompt, err = config.Prompt(q.Plain(), q.LoRA, q.CacheSalt, blockSize)
 	}

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -332,6 +333,10 @@ func (r *Registry) judge(ranks []PoolRank) {
 			spec = o.Declared.Worker
 		}
 		record := &api.WorkerRecord{WorkerSpec: spec.With(o.Change), State: api.WorkerSchedulable}
+		if err := dial.CheckServing(record.Endpoint); record.Endpoint != "" && err != nil {
+			record.Endpoint = ""
+			record.Because(api.WorkerIncomplete, fmt.Sprintf("its serving address is not used: %v", err))
+		}
 		if err := record.Check(); err != nil { // a version that knows more may have written it
 			record.Because(api.WorkerIncomplete, api.AsError(err).Message)
 		}
@@ -385,5 +390,8 @@ func (w *Worker) judge(record *api.WorkerRecord) {
 	}
 	if standing.Unusable != "" {
 		record.Because(api.WorkerIncomplete, standing.Unusable)
+	}
+	if w.noStore != nil {
+		record.Because(api.WorkerSchedulable, fmt.Sprintf("its shared store is not used: %v", w.noStore))
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -36,6 +37,9 @@ type Config struct {
 	// renewed.
 	Began time.Time
 
+	// Screen decides which shared stores that shims register are used.
+	Screen Screen
+
 	// Mine reports whether this node should end the leases of a partition; others do if it does not. nil: all.
 	Mine func(events.Partition) bool
 
@@ -50,6 +54,7 @@ type Hooks struct {
 	Bad       func(key string, err error)         // a record that cannot be read; nobody is cleared by it
 	Unclaimed func(r Record)                      // a lease of a worker is ignored: its model is not claimed
 	Watch     func(err error)                     // the bucket cannot be watched (nil: again)
+	Skipped   func(key events.RankKey, why error) // a part of a record that is not used, such as an address
 	Recreated func(err error)                     // the bucket was deleted, and is made anew or could not be
 	// so many records of the bucket that was deleted are written into the new one
 	Refilled func(n int)
@@ -67,6 +72,9 @@ type Worker struct {
 
 	text []byte // the record as it was read
 	old  bool   // with Config.Began: it was not renewed since
+
+	skipped error // what of the record is not used, and why; nil: all is used
+	noStore error // why the shared store is not used; nil: it is, or there is none
 }
 
 // state is how it stands with the rank, as far as is known.
@@ -205,14 +213,20 @@ func (r *Registry) Sharing(model string) *hicache.Sharing {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	ranks, known := map[events.RankKey]hicache.Config{}, false
+	skipped := "" // a rank whose store is not used, and why
 	for key, w := range r.workers {
 		if w.Record.Model == model {
-			if known = true; w.Record.L3 != nil {
+			if known = true; w.noStore != nil {
+				skipped = max(skipped, fmt.Sprintf("%s registered a store that is not used: %v", key, w.noStore))
+			} else if w.Record.L3 != nil {
 				ranks[key] = *w.Record.L3
 			}
 		}
 	}
 	s := hicache.Share(ranks)
+	if len(ranks) == 0 && skipped != "" {
+		s = &hicache.Sharing{Reason: skipped}
+	}
 	if known { // else names that nobody has would be remembered
 		r.shared.Store(model, s)
 	}
@@ -363,7 +377,10 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 		r.machine.Seen(record, e.Revision, r.now())
 		w := Worker{
 			Record: record, Partition: p, Revision: e.Revision, Renewed: e.Written, text: e.Value,
-			old: e.Written.Before(r.cfg.Began),
+			old: e.Written.Before(r.cfg.Began), noStore: r.cfg.Screen.Store(record.L3),
+		}
+		if w.skipped = r.cfg.Screen.screen(&record); w.skipped != nil {
+			calls = append(calls, func() { r.cfg.Hooks.Skipped(key, w.skipped) })
 		}
 		if !r.claims.allows(key.Instance, record.Model) {
 			if there {

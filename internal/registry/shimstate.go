@@ -135,7 +135,7 @@ func (r *Registry) MarkStatus(s *api.Status) {
 	r.markClaims(s)
 	s.Engines = &api.EngineCounts{}
 	problems := map[api.EngineState][]string{}
-	var unusable, refused []string
+	var unusable, refused, skipped []string
 	for _, w := range r.Workers() {
 		standing := w.state()
 		if standing.CatchingUp {
@@ -150,6 +150,12 @@ func (r *Registry) MarkStatus(s *api.Status) {
 			s.Engines.Gone++
 		default:
 			s.Engines.Unknown++
+		}
+		if w.skipped != nil {
+			s.Engines.Skipped++
+			if r.cfg.Mine(w.Partition) {
+				skipped = append(skipped, fmt.Sprintf("%s: %v", w.Record.Key(), w.skipped))
+			}
 		}
 		if standing.Unusable != "" && r.cfg.Mine(w.Partition) {
 			unusable = append(unusable, fmt.Sprintf("%s: %s", w.Record.Key(), standing.Unusable))
@@ -169,6 +175,10 @@ func (r *Registry) MarkStatus(s *api.Status) {
 	if len(refused) > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("the log takes nothing from the shims of %d ranks, which wait: %s",
 			len(refused), First(refused)))
+	}
+	if len(skipped) > 0 {
+		s.Problems = append(s.Problems, fmt.Sprintf("a part of the registrations of %d ranks is not used: %s",
+			len(skipped), First(skipped)))
 	}
 	if len(unusable) > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("what engines of %d ranks announce is passed over: %s",

@@ -198,6 +198,10 @@ func registryHooks(log *slog.Logger, claimsChanged func()) registry.Hooks {
 			log.Warn("a worker's registration cannot be read", "key", key, "error", err, "what_to_do",
 				"give indexers the release that the shims have, or a later one; see that nobody else writes to the bucket")
 		},
+		Skipped: func(key events.RankKey, why error) {
+			log.Warn("a part of a worker's registration is not used", "worker", key, "error", why, "what_to_do",
+				"register another address, or permit it with --dial-allow or --l3-folder if you trust the worker")
+		},
 		Recreated: func(err error) { bucketRecreated(log, "workers' registrations", err) },
 		Refilled: func(n int) {
 			log.Info("registrations of the bucket that was gone are written again", "workers", n)
@@ -226,6 +230,10 @@ func shimsHooks(log *slog.Logger) compat.ShimsHooks {
 		Ended: func(key events.RankKey, err error) {
 			log.Warn("a shim in this process has ended; it is started again", "worker", key, "error", err, "what_to_do",
 				"see the error; unregister the worker if its engine is gone")
+		},
+		Rejected: func(key events.RankKey, err error) {
+			log.Warn("a registration is not acted on", "worker", key, "error", err, "what_to_do",
+				"unregister the worker and register it with another address, or permit it with --dial-allow or --l3-folder")
 		},
 		Unusable: func(key events.RankKey, err error, do string) {
 			log.Error("a registered engine's blocks are not of the block_size that was registered", "worker", key,

@@ -188,6 +188,10 @@ func (s *Server) complete(status *api.Status) *api.Status {
 		status.Warnings = append(status.Warnings, "bearer tokens cross the network in clear text: "+
 			strings.Join(s.ClearText, ", ")+"; what to do: "+rights.ClearTextRemedy)
 	}
+	if problem := s.Screen.Rule.Problem(time.Now()); problem != "" {
+		status.Problems = append(status.Problems, problem)
+	}
+	status.DialsDenied = s.Screen.Rule.Denied()
 	s.registry.MarkStatus(status)
 	status.Load = loadStatus(s.loads.Status())
 	for _, g := range s.guesses.Status() {

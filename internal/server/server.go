@@ -17,6 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/compat/conductor"
 	"github.com/kvatlas/kvatlas/internal/compat/dynamoselect"
+	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/internal/funnel"
 	"github.com/kvatlas/kvatlas/internal/guess"
 	"github.com/kvatlas/kvatlas/internal/load"
@@ -66,6 +67,8 @@ type Settings struct {
 
 	Index       radix.Config
 	IndexShards int // of the node: see node.Config; 0: one for two cores
+
+	Screen registry.Screen // which addresses of clients, leases and registrations are dialled
 
 	L3      node.L3Config
 	Policy  string         // by which workers are chosen; empty: selection.DefaultPolicy
@@ -184,14 +187,16 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	s.views = cluster.NewViews(cfg.Config)
 	s.registry = registry.New(registry.Config{
 		Namespace: s.ns, Bucket: st.workers, Recreate: st.recreateWorkers, Began: s.Began,
-		Hooks: registryHooks(log, func() { s.node.ClaimsChanged() }),
-		Mine:  func(p events.Partition) bool { return s.views.Now().Writes(p) },
+		Hooks:  registryHooks(log, func() { s.node.ClaimsChanged() }),
+		Screen: s.Screen,
+		Mine:   func(p events.Partition) bool { return s.views.Now().Writes(p) },
 		Clear: func(ctx context.Context, r registry.Record, still func(context.Context) (bool, error)) error {
 			id := shim.Identity{Model: r.Model, BlockSize: r.BlockSize}
 			return shim.Clear(ctx, s.ns, r.Key(), id, events.ReasonLeaseExpiry, still)
 		},
 	})
 	s.L3.Registered, s.L3.Listen = s.registry.Sharing, s.listenStore
+	s.L3.Dial = dial.Quick(s.Screen.Rule).DialContext
 	s.scrape, s.queries = metrics.New(metrics.Config{Figures: s.figures, Workers: s.MetricsWorkers})
 	s.funnel = s.newFunnel()
 	hooks := nodeHooks(log, func() { close(s.ready) })
@@ -239,7 +244,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		return nil, err
 	}
 	s.hub = watch.New(watch.Config{Self: s.ID, Source: watched{s}})
-	s.Engines.Tracer = s.Tracer
+	s.Engines.Tracer, s.Engines.Screen = s.Tracer, s.Screen
 	s.shims = compat.NewShims(s.ns, st.workers, s.ID, s.Engines, shimsHooks(log))
 	cfg.Keeper, cfg.Views = s.node, s.views
 	s.joining = cfg

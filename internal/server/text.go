@@ -18,11 +18,16 @@ import (
 func (s *Server) newTokenizers() *tokenize.Service {
 	t := tokenize.New(tokenize.Config{
 		Settings:  s.Tokenizers,
+		Rule:      s.Screen.Rule,
 		Endpoints: func(model string) []string { return servingEndpoints(s.registry.Pool(model)) },
 		Observe: func(model, from string, o tokenize.Outcome, took time.Duration) {
 			s.queries.Tokenized(model, from, string(o), took)
 		},
 	})
+	if models := s.Tokenizers.Unasked(); len(models) > 0 {
+		s.log.Warn("engines get no texts: the file of --tokenizers has a token_file for them and no addresses", "models",
+			models, "what_to_do", "list the engines that may get the token in addresses; see docs/text.md")
+	}
 	if !t.Serves() {
 		return nil
 	}

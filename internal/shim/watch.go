@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -18,8 +19,9 @@ const probeTimeout = 2 * time.Second
 // watching is what waits around a presence. Run's loop owns it.
 type watching struct {
 	presence presence
-	reported State    // to the hook
-	ports    []string // of the engine's own
+	reported State      // to the hook
+	ports    []string   // of the engine's own
+	rule     *dial.Rule // that judges them
 	tick     *time.Timer
 
 	delayed *time.Timer // runs while a flight is in the air
@@ -34,6 +36,7 @@ type watching struct {
 func newWatching(cfg *Config, now time.Time) watching {
 	w := watching{
 		presence: presence{onRefused: cfg.OnRefused, silentAfter: cfg.SilentAfter, goneAfter: cfg.GoneAfter, sign: now},
+		rule:     cfg.Sockets.Rule,
 		tick:     time.NewTimer(time.Hour),
 		delayed:  time.NewTimer(time.Hour),
 		probed:   make(chan bool, 1),
@@ -85,7 +88,7 @@ func (w *watching) probe(ctx context.Context, in time.Duration) {
 	}
 	refused := true
 	for _, port := range w.ports {
-		err := zmtp.Probe(ctx, port, probeTimeout)
+		err := zmtp.Probe(ctx, port, probeTimeout, w.rule)
 		if refused = err != nil && zmtp.Refuses(err); !refused {
 			break
 		}
@@ -117,7 +120,7 @@ func (r *runner) knock(ctx context.Context) {
 	}
 	ctx, w.knocking = context.WithCancel(ctx)
 	go func() {
-		for zmtp.Probe(ctx, r.cfg.Replay, probeTimeout) != nil && ctx.Err() == nil {
+		for zmtp.Probe(ctx, r.cfg.Replay, probeTimeout, w.rule) != nil && ctx.Err() == nil {
 			sleep(ctx, r.cfg.RetryReachable)
 		}
 		if ctx.Err() == nil {

@@ -4,11 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"slices"
 	"time"
 	"unicode/utf8"
 
+	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
@@ -30,8 +30,8 @@ func Against(kind Kind, url, model, token string) (*Remote, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Remote{Kind: kind, Model: model, Token: token, URLs: func() []string { return []string{base} },
-		HTTP: http.DefaultClient, Hedge: time.Hour, Budget: &rpc.Budget{}}, nil
+	return &Remote{Kind: kind, Model: model, Token: token, URLs: func() ([]string, error) { return []string{base}, nil },
+		HTTP: dial.Client(nil, 0), Hedge: time.Hour, Budget: &rpc.Budget{}}, nil
 }
 
 // Source returns what makes tokens of a model's texts, without time limits and cache; nil: nothing does.

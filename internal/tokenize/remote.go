@@ -9,12 +9,13 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -33,12 +34,14 @@ const (
 // Remote asks servers.
 type Remote struct {
 	Kind   Kind
-	Model  string          // as the servers call it
-	URLs   func() []string // where they are, http://HOST:PORT; asked for each text
-	Token  string          // bearer token; empty: none
+	Model  string // as the servers call it
+	Token  string // bearer token; empty: none
 	HTTP   *http.Client
 	Hedge  time.Duration // after which a second server is asked beside a first that has not answered
 	Budget *rpc.Budget   // of hedged requests
+
+	// URLs are where they are, http://HOST:PORT; asked for each text. The error says why there are none.
+	URLs func() ([]string, error)
 
 	turn atomic.Uint64
 	old  sync.Map // URLs of servers that have /v1/tokenize in place of /tokenize
@@ -78,9 +81,9 @@ func (r *Remote) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
 		return Tokens{}, failed(Refused, "messages have other parts than text, and a tokenizer does not say where their "+
 			"tokens are; give the model a render URL")
 	}
-	urls := r.URLs()
-	if len(urls) == 0 {
-		return Tokens{}, failed(Unavailable, "no worker of the model is registered with an http endpoint")
+	urls, err := r.URLs()
+	if err != nil {
+		return Tokens{}, err
 	}
 	asked := body{Model: r.Model, Text: *t}
 	asked.ReturnTokenIDs = false
@@ -97,11 +100,11 @@ func (r *Remote) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
 	ended := make(chan end, mostTries)
 	first, sent, open := int(r.turn.Add(1)%uint64(len(urls))), 0, 0
 	send := func() {
-		url := urls[(first+sent)%len(urls)]
+		base := urls[(first+sent)%len(urls)]
 		sent++
 		open++
 		go func() {
-			tokens, err := r.ask(ctx, url, t.Messages != nil, text)
+			tokens, err := r.ask(ctx, base, t.Messages != nil, text)
 			ended <- end{tokens, err}
 		}()
 	}
@@ -131,32 +134,31 @@ func (r *Remote) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
 }
 
 // ask asks one server.
-func (r *Remote) ask(ctx context.Context, url string, chat bool, text []byte) (Tokens, error) {
-	_, old := r.old.Load(url)
+func (r *Remote) ask(ctx context.Context, base string, chat bool, text []byte) (Tokens, error) {
+	_, old := r.old.Load(base)
 	path := r.path(chat, old)
-	answer, status, err := r.post(ctx, url+path, text)
+	answer, status, err := r.post(ctx, base, path, text)
 	if err == nil && status == http.StatusNotFound && r.Kind == Tokenize && !old {
 		path = r.path(chat, true)
-		if answer, status, err = r.post(ctx, url+path, text); err == nil && status == http.StatusOK {
-			r.old.Store(url, true)
+		if answer, status, err = r.post(ctx, base, path, text); err == nil && status == http.StatusOK {
+			r.old.Store(base, true)
 		}
 	}
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return Tokens{}, ctx.Err()
 	case err != nil:
-		return Tokens{}, failed(Unavailable, "%w", err)
-	case status >= 500:
-		return Tokens{}, failed(Unavailable, "%s%s: %d %s: %s", url, path, status, http.StatusText(status), said(answer))
+		return Tokens{}, failed(Unavailable, "%s%s: %w", base, path, err)
+	case status >= 500: // the errors repeat nothing of the answer: clients get them, and may have named the server
+		return Tokens{}, failed(Unavailable, "%s%s: %d %s", base, path, status, http.StatusText(status))
 	case status == http.StatusNotFound && r.Kind == Render:
-		return Tokens{}, failed(Refused, "%s%s: 404 %s; start vLLM with --enable-scale-out, or as vllm launch render",
-			url, path, said(answer))
+		return Tokens{}, failed(Refused, "%s%s: 404; start vLLM with --enable-scale-out, or as vllm launch render", base, path)
 	case status != http.StatusOK:
-		return Tokens{}, failed(Refused, "%s%s: %d %s: %s", url, path, status, http.StatusText(status), said(answer))
+		return Tokens{}, failed(Refused, "%s%s: %d %s", base, path, status, http.StatusText(status))
 	}
 	tokens, err := r.read(answer)
 	if err != nil {
-		return Tokens{}, failed(Malformed, "%s%s: %w", url, path, err)
+		return Tokens{}, failed(Malformed, "%s%s: %w", base, path, err)
 	}
 	return tokens, nil
 }
@@ -173,10 +175,14 @@ func (r *Remote) path(chat, old bool) string {
 	return "/tokenize"
 }
 
-func (r *Remote) post(ctx context.Context, url string, text []byte) (answer []byte, status int, err error) {
-	q, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(text))
+func (r *Remote) post(ctx context.Context, base, path string, text []byte) (answer []byte, status int, err error) {
+	target, err := url.JoinPath(base, path)
 	if err != nil {
-		return nil, 0, err
+		return nil, 0, errors.New("the address is not a URL")
+	}
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, target, bytes.NewReader(text))
+	if err != nil {
+		return nil, 0, errors.New("the address is not a URL")
 	}
 	q.Header.Set("Content-Type", "application/json")
 	if trace := rpc.Traceparent(ctx); trace != "" {
@@ -187,27 +193,30 @@ func (r *Remote) post(ctx context.Context, url string, text []byte) (answer []by
 	}
 	a, err := r.HTTP.Do(q)
 	if err != nil {
-		return nil, 0, err
+		return nil, 0, dial.Fixed(err)
 	}
 	defer a.Body.Close()
 	answer, err = io.ReadAll(io.LimitReader(a.Body, maxReply+1))
 	if err == nil && len(answer) > maxReply {
-		err = fmt.Errorf("%s answers with more than %d bytes", url, maxReply)
+		return nil, 0, fmt.Errorf("the answer has more than %d bytes", maxReply)
 	}
-	return answer, a.StatusCode, err
+	return answer, a.StatusCode, dial.Fixed(err)
 }
+
+// errAnswer stands for the errors of package json, which repeat parts of the answer.
+var errAnswer = errors.New("the answer is not the JSON of such a server")
 
 // read reads an answer.
 func (r *Remote) read(answer []byte) (Tokens, error) {
 	var list []reply
 	if trimmed := bytes.TrimSpace(answer); len(trimmed) > 0 && trimmed[0] == '[' {
-		if err := strictjson.Unmarshal(answer, &list); err != nil {
-			return Tokens{}, err
+		if strictjson.Unmarshal(answer, &list) != nil {
+			return Tokens{}, errAnswer
 		}
 	} else {
 		list = make([]reply, 1)
-		if err := strictjson.Unmarshal(answer, &list[0]); err != nil {
-			return Tokens{}, err
+		if strictjson.Unmarshal(answer, &list[0]) != nil {
+			return Tokens{}, errAnswer
 		}
 	}
 	if len(list) != 1 {
@@ -255,32 +264,6 @@ func (t *Tokens) readMedia(f *features) {
 			return
 		}
 	}
-}
-
-// said is what a server says of an error, for a message.
-func said(answer []byte) string {
-	var known struct {
-		Message string `json:"message"`
-		Detail  any    `json:"detail"`
-		Error   struct {
-			Message string `json:"message"`
-		} `json:"error"`
-	}
-	text := ""
-	if strictjson.Unmarshal(answer, &known) == nil {
-		switch {
-		case known.Error.Message != "":
-			text = known.Error.Message
-		case known.Message != "":
-			text = known.Message
-		case known.Detail != nil:
-			text = fmt.Sprint(known.Detail)
-		}
-	}
-	if text == "" {
-		text = string(answer)
-	}
-	return strings.ToValidUTF8(strings.TrimSpace(text[:min(len(text), 300)]), "?")
 }
 
 // hasMedia reports whether messages have parts that are not text.

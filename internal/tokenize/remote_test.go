@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -123,6 +124,14 @@ func TestOutcomes(t *testing.T) {
 			fmt.Fprint(w, text)
 		}
 	}
+	banner := func(text string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			if c, _, err := http.NewResponseController(w).Hijack(); err == nil {
+				fmt.Fprint(c, text)
+				c.Close()
+			}
+		}
+	}
 	gone := httptest.NewServer(nil)
 	gone.Close()
 	for _, c := range []struct {
@@ -132,15 +141,23 @@ func TestOutcomes(t *testing.T) {
 		want   Outcome
 		says   string
 	}{
-		{answer: status(400, `{"error":{"message":"too long","code":400}}`), want: Refused, says: "too long"},
-		{answer: status(400, `{"object":"error","message":"no model"}`), want: Refused, says: "400 Bad Request: no model"},
-		{answer: status(422, `{"detail":[{"msg":"Field required"}]}`), want: Refused, says: "Field required"},
-		{answer: status(307, `elsewhere`), want: Refused, says: "307"},
-		{answer: status(503, `loading`), want: Unavailable, says: "503 Service Unavailable: loading"},
-		{answer: status(404, `no`), want: Refused, says: "--enable-scale-out",
+		{answer: status(400, `{"error":{"message":"SECRET","code":400}}`), want: Refused, says: "/tokenize: 400 Bad Request"},
+		{answer: status(400, `{"object":"error","message":"SECRET"}`), want: Refused, says: "400 Bad Request"},
+		{answer: status(422, `{"detail":[{"msg":"SECRET"}]}`), want: Refused, says: "422"},
+		{answer: status(307, `SECRET`), want: Refused, says: "307"},
+		{answer: status(503, `SECRET`), want: Unavailable, says: "503 Service Unavailable"},
+		{answer: status(404, `SECRET`), want: Refused, says: "--enable-scale-out",
 			source: func(url string) Source { return Source{Render: URLs{url}} }},
 		{answer: status(200, `{"count":1}`), want: Malformed, says: "no tokens"},
-		{answer: status(200, `{"tokens":[-1]}`), want: Malformed, says: "tokens[0] is -1"},
+		{answer: status(200, `{"tokens":[-1]}`), want: Malformed, says: "not the JSON"},
+		{answer: status(200, `SECRET`), want: Malformed, says: "not the JSON"},
+		{answer: status(200, `{"tokens":"SECRET"}`), want: Malformed, says: "not the JSON"},
+		{answer: status(200, `{"tokens":[98765432109876]}`), want: Malformed, says: "not the JSON"},
+		{answer: banner("SSH-2.0-SECRET\r\n"), want: Unavailable, says: "not valid HTTP"},
+		{answer: banner("HTTP/1.1 SECRET\r\n\r\n"), want: Unavailable, says: "not valid HTTP"},
+		{answer: banner("HTTP/1.1 200 OK\r\nContent-Length: SECRET\r\n\r\n"), want: Unavailable, says: "not valid HTTP"},
+		{answer: banner("HTTP/1.1 302 Found\r\nLocation: http://[SECRET\r\n\r\n"), want: Unavailable,
+			says: "not valid HTTP"},
 		{answer: status(200, `[{"token_ids":[1]},{"token_ids":[2]}]`), want: Malformed, says: "2 prompts",
 			source: func(url string) Source { return Source{Render: URLs{url}} }},
 		{source: func(string) Source { return Source{Tokenize: URLs{gone.URL}} }, want: Unavailable, says: "refused"},
@@ -167,6 +184,9 @@ func TestOutcomes(t *testing.T) {
 		if OutcomeOf(err) != c.want || err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%v, not %s: %s", err, c.want, c.says)
 		}
+		if p := fmt.Sprint(err, s.Problems(time.Now())); strings.Contains(p, "SECRET") || strings.Contains(p, "98765") {
+			t.Errorf("an error repeats what the server said: %s", p)
+		}
 		if got := told(); len(got) != 1 || !strings.HasSuffix(got[0], " "+string(c.want)) {
 			t.Errorf("told %q", got)
 		}
@@ -183,6 +203,80 @@ func TestOutcomes(t *testing.T) {
 	}
 	if got := told(); len(got) != 1 || got[0] != "other none no_source" {
 		t.Errorf("told %q", got)
+	}
+}
+
+// TestEnginesThatGetTheToken has engines at addresses that workers chose. A text and the token go to those that the
+// file lists. Without a list and with a token, no engine gets anything; without a token all do that the rule permits.
+func TestEnginesThatGetTheToken(t *testing.T) {
+	asked := make(chan string, 100)
+	answer := func(name string) string {
+		return serve(t, func(w http.ResponseWriter, r *http.Request) {
+			asked <- name + " " + r.Header.Get("Authorization")
+			fmt.Fprint(w, `{"tokens":[1]}`)
+		})
+	}
+	trusted, other := answer("trusted"), answer("other")
+	local := func(cidr string) *dial.Rule {
+		rule, err := dial.NewRule([]string{cidr})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rule
+	}
+	host := strings.TrimPrefix(trusted, "http://")
+	for _, c := range []struct {
+		source    Source
+		rule      *dial.Rule
+		endpoints []string
+		want      string // whom a text reached, or the error
+	}{
+		{Source{TokenFile: "f", Addresses: []string{host}}, nil, []string{other, trusted}, "trusted Bearer secret"},
+		{Source{TokenFile: "f", Addresses: []string{host}}, nil, []string{other}, "1 engines of the model get no texts: " +
+			"they are not in addresses"},
+		{Source{TokenFile: "f"}, nil, []string{other, trusted}, "has a token_file and no addresses"},
+		{Source{TokenFile: "f", Addresses: []string{}}, nil, []string{trusted}, "not in addresses"},
+		{Source{TokenFile: "f", Addresses: []string{"127.0.0.0/8"}}, nil, []string{trusted}, "trusted Bearer secret"},
+		{Source{TokenFile: "f", Addresses: []string{"127.0.0.0/8"}}, nil,
+			[]string{strings.Replace(trusted, "127.0.0.1", "localhost", 1)}, "not in addresses"},
+		{Source{TokenFile: "f", Addresses: []string{"LOCALHOST"}}, nil,
+			[]string{strings.Replace(trusted, "127.0.0.1", "localhost", 1)}, "trusted Bearer secret"},
+		{Source{Addresses: []string{host}}, nil, []string{other}, "not in addresses"},
+		{Source{}, nil, []string{trusted}, "trusted "},
+		{Source{}, local("127.0.0.0/8"), []string{trusted}, "trusted "},
+		{Source{}, local("10.0.0.0/8"), []string{trusted}, "not within --dial-allow"},
+		{Source{}, local("10.0.0.0/8"), []string{strings.Replace(trusted, "127.0.0.1", "localhost", 1)},
+			"not within --dial-allow"},
+		{Source{}, nil, []string{trusted + "/admin?x="}, "no worker of the model is registered with an http endpoint"},
+	} {
+		c.source.Engines, c.source.TimeoutMS = Tokenize, int(patience.Milliseconds())
+		s, _ := service(t, c.source, c.endpoints...)
+		s.engine = dial.Client(c.rule, 0)
+		_, err := s.Tokenize(t.Context(), "m", chat)
+		var got string
+		if err != nil {
+			got = err.Error()
+		}
+		for len(asked) > 0 {
+			got += <-asked
+		}
+		if err == nil && got != c.want || !strings.Contains(got, c.want) {
+			t.Errorf("%+v at %q: %s, not %s", c.source, c.endpoints, got, c.want)
+		}
+	}
+	s, _ := service(t, Source{Engines: Tokenize, TokenFile: "f"})
+	if list := s.cfg.Unasked(); !slices.Equal(list, []string{"m"}) {
+		t.Errorf("engines of %q are not asked", list)
+	}
+	s, _ = service(t, Source{Engines: Tokenize, TokenFile: "f", Addresses: []string{host}}, trusted, other)
+	if list := s.cfg.Unasked(); list != nil {
+		t.Errorf("engines of %q are not asked", list)
+	}
+	if _, err := s.Tokenize(t.Context(), "m", chat); err != nil {
+		t.Error(err)
+	}
+	if p := s.Problems(time.Now()); len(p) != 1 || !strings.Contains(p[0], "1 engines of model m get no texts") {
+		t.Errorf("problems %q", p)
 	}
 }
 
@@ -305,6 +399,8 @@ func TestSettings(t *testing.T) {
 		`{"models":{"m":{"engines":"both"}}}`:                                `engines is "both"`,
 		`{"models":{"m":{"engines":"render","timeout_ms":-1}}}`:              "negative",
 		`{"models":{"m":{"engines":"render","token_file":"none"}}}`:          "token_file: no such file",
+		`{"models":{"m":{"engines":"render","addresses":["http://a/b"]}}}`:   "addresses:",
+		`{"models":{"m":{"render":"http://a:1","addresses":["a:1"]}}}`:       "addresses is for engines only",
 		`{"default":{"render":"http://a:1"}}`:                                "default: it may only be engines",
 	} {
 		var s Settings

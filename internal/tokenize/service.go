@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
@@ -38,14 +39,20 @@ type Source struct {
 	// prompts only.
 	ChatTemplate string `json:"chat_template"`
 
-	Model      string `json:"model"`       // as the servers call it; default: as it is called here
-	TokenFile  string `json:"token_file"`  // with the bearer token that they want
+	Model     string `json:"model"`      // as the servers call it; default: as it is called here
+	TokenFile string `json:"token_file"` // with the bearer token that they want
+
+	// Addresses are the engines that get texts and the token: HOST:PORT, hosts and CIDRs. Without it, engines get texts if
+	// there is no token, and nothing if there is one: their addresses are what workers registered.
+	Addresses []string `json:"addresses"`
+
 	TimeoutMS  int    `json:"timeout_ms"`  // how long a text may take; default 250
 	InFlight   int    `json:"in_flight"`   // texts at once; more wait; default 64
 	CacheBytes *int64 `json:"cache_bytes"` // of the cache of this model; default 64 MiB; 0: none
 
-	token string
-	local *Local // of Path
+	token     string
+	addresses *dial.Addresses // nil: none are given
+	local     *Local          // of Path
 }
 
 // Defaults of a [Source].
@@ -113,6 +120,15 @@ func (s *Source) complete(read func(path string) ([]byte, error)) error {
 			list[i] = base
 		}
 	}
+	if s.Addresses != nil {
+		var err error
+		if s.addresses, err = dial.ParseAddresses(s.Addresses); err != nil {
+			errs = append(errs, fmt.Errorf("addresses: %w", err))
+		}
+		if s.Engines == "" {
+			errs = append(errs, errors.New("addresses is for engines only; the other servers are named in the file"))
+		}
+	}
 	if s.TimeoutMS < 0 || s.InFlight < 0 || s.CacheBytes != nil && *s.CacheBytes < 0 {
 		errs = append(errs, errors.New("timeout_ms, in_flight and cache_bytes cannot be negative"))
 	}
@@ -162,6 +178,9 @@ func baseURL(text string) (string, error) {
 type Config struct {
 	Settings
 
+	// Rule judges the addresses of engines; nil permits all. Servers that the settings name are dialled anywhere.
+	Rule *dial.Rule
+
 	// Endpoints are where workers of a model serve, if engines are a source.
 	Endpoints func(model string) []string
 
@@ -172,12 +191,16 @@ type Config struct {
 // Service makes tokens for all models. Any number of goroutines may use it.
 type Service struct {
 	cfg    Config
-	http   *http.Client
+	http   *http.Client // of servers that the settings name
+	engine *http.Client // of those that workers registered
 	budget rpc.Budget
 
 	mu     sync.Mutex
 	models map[string]*source
 }
+
+// fromEngines is [source.from] of what workers registered.
+const fromEngines = "engines"
 
 // source is what a service has for one model.
 type source struct {
@@ -195,13 +218,26 @@ type source struct {
 
 // New returns a service for settings that are complete.
 func New(cfg Config) *Service {
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.MaxIdleConnsPerHost = DefaultInFlight
-	return &Service{cfg: cfg, models: map[string]*source{}, http: &http.Client{
-		Transport: transport,
-		// who answers elsewhere would get the token
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}}
+	s := &Service{cfg: cfg, models: map[string]*source{}, http: dial.Client(nil, 0), engine: dial.Client(cfg.Rule, 0)}
+	for _, c := range []*http.Client{s.http, s.engine} {
+		c.Transport.(*http.Transport).MaxIdleConnsPerHost = DefaultInFlight
+	}
+	return s
+}
+
+// Unasked lists the models whose engines get no texts, since the settings have a token and no addresses that may get
+// it. "default" stands for the models that are not named.
+func (s *Settings) Unasked() (models []string) {
+	unasked := func(x *Source) bool { return x.Engines != "" && x.token != "" && x.addresses == nil }
+	for _, name := range slices.Sorted(maps.Keys(s.Models)) {
+		if x := s.Models[name]; unasked(&x) {
+			models = append(models, name)
+		}
+	}
+	if s.Default != nil && unasked(s.Default) {
+		models = append(models, "default")
+	}
+	return models
 }
 
 // Serves reports whether anything makes tokens, of whichever model.
@@ -229,13 +265,14 @@ func (s *Service) of(model string) *source {
 
 // open makes a source of its settings.
 func (s *Service) open(model string, settings Source) *source {
-	remote := &Remote{Kind: settings.Engines, Model: model, Token: settings.token, HTTP: s.http,
+	remote := &Remote{Kind: settings.Engines, Model: model, Token: settings.token, HTTP: s.engine,
 		Hedge: settings.timeout() / 4, Budget: &s.budget,
-		URLs: func() []string { return httpEndpoints(s.cfg.Endpoints(model)) }}
-	from := "engines"
+		URLs: func() ([]string, error) { return settings.servers(s.cfg.Endpoints(model)) }}
+	from := fromEngines
 	for kind, list := range map[Kind]URLs{Render: settings.Render, Tokenize: settings.Tokenize} {
 		if len(list) > 0 {
-			remote.Kind, from, remote.URLs = kind, string(kind), func() []string { return list }
+			remote.Kind, from, remote.HTTP = kind, string(kind), s.http
+			remote.URLs = func() ([]string, error) { return list, nil }
 		}
 	}
 	if settings.Model != "" {
@@ -272,14 +309,43 @@ func (s *Source) timeout() time.Duration {
 	return time.Duration(s.TimeoutMS) * time.Millisecond
 }
 
-// httpEndpoints are those of endpoints that are URLs.
-func httpEndpoints(endpoints []string) (list []string) {
+// engines are the servers among the serving addresses of workers that may get texts, and the token. The others are
+// skipped.
+func (s *Source) engines(endpoints []string) (list []string, skipped int) {
+	seen := map[string]bool{}
 	for _, e := range endpoints {
-		if base, err := baseURL(e); err == nil && !slices.Contains(list, base) {
+		base, err := baseURL(e)
+		if err != nil || dial.CheckServing(e) != nil || seen[base] {
+			continue
+		}
+		seen[base] = true
+		if u, err := url.Parse(base); err == nil && (s.addresses.Contains(u) || s.addresses == nil && s.token == "") {
 			list = append(list, base)
+		} else {
+			skipped++
 		}
 	}
-	return list
+	return list, skipped
+}
+
+// whySkipped is why engines get no texts.
+func (s *Source) whySkipped() string {
+	if s.addresses == nil {
+		return "the file of --tokenizers has a token_file and no addresses, which lists the engines that may get the token"
+	}
+	return "they are not in addresses of the file of --tokenizers"
+}
+
+// servers are the engines to be asked. The error says why there are none.
+func (s *Source) servers(endpoints []string) ([]string, error) {
+	list, skipped := s.engines(endpoints)
+	switch {
+	case len(list) > 0:
+		return list, nil
+	case skipped > 0:
+		return nil, failed(Unavailable, "%d engines of the model get no texts: %s", skipped, s.whySkipped())
+	}
+	return nil, failed(Unavailable, "no worker of the model is registered with an http endpoint")
 }
 
 // Tokenize makes tokens of a text. It takes no longer than the source's time limit, and than half of the time that the
@@ -376,6 +442,11 @@ func (s *Service) Problems(now time.Time) (list []string) {
 	s.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(models)) {
 		x := models[name]
+		if x.from == fromEngines {
+			if _, skipped := x.engines(s.cfg.Endpoints(name)); skipped > 0 {
+				list = append(list, fmt.Sprintf("%d engines of model %s get no texts: %s", skipped, name, x.whySkipped()))
+			}
+		}
 		x.mu.Lock()
 		if x.last != "" && now.Sub(x.at) < lately {
 			all, failures := uint64(0), uint64(0)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/internal/hooks"
 )
 
@@ -60,6 +61,10 @@ type Config struct {
 	// Identity is what a Dealer calls itself; at most 255 bytes, not beginning with a zero. Default: the router
 	// makes up a name.
 	Identity []byte
+
+	// Rule, if not nil, judges each address that is dialled, for endpoints that somebody else than the operator named.
+	// Unix sockets are refused then.
+	Rule *dial.Rule
 
 	// Hooks are told what happens.
 	Hooks Hooks
@@ -121,7 +126,8 @@ var (
 
 // RefusedError says why a peer cannot be talked to.
 type RefusedError struct {
-	Mechanism string // the mechanism that the peer demands, if that is the reason
+	Mechanism string // the mechanism that the peer demands, if that is the reason; "unknown" if its name is not known
+	Protocol  string // the protocol that the peer speaks, HTTP, NATS or TLS, if that is the reason
 	Reason    string // in words
 }
 

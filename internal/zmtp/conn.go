@@ -128,7 +128,7 @@ func (c *Conn) read(onMessage func([][]byte) error, onCommand func(string, []byt
 			err = c.onPing(it.data)
 		case "PONG":
 		case "ERROR":
-			err = fmt.Errorf("%w: the peer ends the connection: %s", ErrProtocol, errorReason(it.data))
+			err = fmt.Errorf("%w: the peer ends the connection", ErrProtocol)
 		default:
 			err = onCommand(it.name, it.data)
 		}

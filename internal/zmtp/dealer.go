@@ -36,7 +36,7 @@ func (d *Dealer) dial(ctx context.Context) error {
 	if err := d.ep.dialable(); err != nil {
 		return err
 	}
-	nc, err := d.ep.dial(ctx, d.cfg.ConnectTimeout)
+	nc, err := d.ep.dial(ctx, d.cfg.ConnectTimeout, d.cfg.Rule)
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/dial"
 )
 
 // endpoint is where to dial or listen, in the words of package net.
@@ -25,6 +27,26 @@ type endpoint struct {
 func CheckEndpoint(text string) error {
 	_, err := parseEndpoint(text)
 	return err
+}
+
+// CheckRemote refuses an endpoint that another host cannot serve, or that the rule does not permit: it is tcp://HOST:PORT.
+// It is for endpoints that somebody else than the operator named.
+func CheckRemote(text string, rule *dial.Rule) error {
+	if _, err := parseEndpoint(text); err != nil {
+		return err
+	}
+	rest, isTCP := strings.CutPrefix(text, "tcp://")
+	if !isTCP {
+		return fmt.Errorf("zmtp: endpoint %q: only tcp://HOST:PORT is taken from clients", text)
+	}
+	host, _, err := dial.SplitHostPort(rest)
+	if err == nil {
+		err = rule.CheckHost(host)
+	}
+	if err != nil {
+		return fmt.Errorf("zmtp: endpoint: %w", err)
+	}
+	return nil
 }
 
 // parseEndpoint reads tcp://HOST:PORT and ipc://PATH.
@@ -71,14 +93,14 @@ func parseEndpoint(text string) (endpoint, error) {
 // keepAlive finds a dead host where heartbeats are not spoken.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 4}
 
-func (e endpoint) dial(ctx context.Context, timeout time.Duration) (net.Conn, error) {
-	d := net.Dialer{Timeout: timeout, KeepAliveConfig: keepAlive}
+func (e endpoint) dial(ctx context.Context, timeout time.Duration, rule *dial.Rule) (net.Conn, error) {
+	d := dial.Dialer{Rule: rule, Timeout: timeout, KeepAlive: keepAlive}
 	return d.DialContext(ctx, e.network, e.addr)
 }
 
 // Probe connects to an endpoint and hangs up at once. nil says that somebody listens there; [Refuses] tells of an error
-// whether nobody does.
-func Probe(ctx context.Context, text string, timeout time.Duration) error {
+// whether nobody does. The rule judges the address; nil permits all.
+func Probe(ctx context.Context, text string, timeout time.Duration, rule *dial.Rule) error {
 	e, err := parseEndpoint(text)
 	if err == nil {
 		err = e.dialable()
@@ -86,7 +108,7 @@ func Probe(ctx context.Context, text string, timeout time.Duration) error {
 	if err != nil {
 		return err
 	}
-	c, err := e.dial(ctx, timeout)
+	c, err := e.dial(ctx, timeout, rule)
 	if err != nil {
 		return err
 	}

@@ -41,6 +41,13 @@ var peersOf = map[string][]string{
 	"ROUTER": {"DEALER", "REQ", "ROUTER"},
 }
 
+// socketTypes and mechanisms are the names that errors repeat. Anything else that a peer says stays out of errors:
+// these end in answers to clients, who may have named the peer.
+var (
+	socketTypes = []string{"PUB", "XPUB", "SUB", "XSUB", "REQ", "REP", "DEALER", "ROUTER", "PAIR", "PUSH", "PULL"}
+	mechanisms  = []string{"PLAIN", "CURVE", "GSSAPI"}
+)
+
 // handshake does greeting and READY. It fills in what it learns of the peer also where it fails.
 func handshake(rw io.ReadWriter, r *reader, socketType string, identity []byte, p *Peer) error {
 	if err := greet(rw, r.r, p); err != nil {
@@ -56,11 +63,11 @@ func handshake(rw io.ReadWriter, r *reader, socketType string, identity []byte, 
 	switch it.name {
 	case "READY":
 	case "ERROR":
-		return &RefusedError{Reason: "the peer refuses us: " + errorReason(it.data)}
+		return &RefusedError{Reason: "the peer refuses us"}
 	case "":
 		return fmt.Errorf("%w: a message before READY", ErrProtocol)
 	default:
-		return fmt.Errorf("%w: command %q before READY", ErrProtocol, it.name)
+		return fmt.Errorf("%w: another command before READY", ErrProtocol)
 	}
 	if err := readReady(it.data, p); err != nil {
 		return err
@@ -68,7 +75,11 @@ func handshake(rw io.ReadWriter, r *reader, socketType string, identity []byte, 
 	if slices.Contains(peersOf[socketType], p.SocketType) {
 		return nil
 	}
-	return &RefusedError{Reason: fmt.Sprintf("the peer is a %q socket, a %s needs one of %s", p.SocketType, socketType,
+	kind := "socket of an unknown kind"
+	if slices.Contains(socketTypes, p.SocketType) {
+		kind = fmt.Sprintf("%q socket", p.SocketType)
+	}
+	return &RefusedError{Reason: fmt.Sprintf("the peer is a %s, a %s needs one of %s", kind, socketType,
 		strings.Join(peersOf[socketType], ", "))}
 }
 
@@ -108,6 +119,9 @@ func greet(w io.Writer, r io.Reader, p *Peer) error {
 	}
 	name, _, _ := bytes.Cut(g[mechanismFrom:mechanismTo], []byte{0})
 	if mechanism := string(name); mechanism != "NULL" {
+		if !slices.Contains(mechanisms, mechanism) {
+			mechanism = "unknown"
+		}
 		return &RefusedError{Mechanism: mechanism,
 			Reason: fmt.Sprintf("the peer demands the security mechanism %q, only NULL is spoken here", mechanism)}
 	}
@@ -115,7 +129,12 @@ func greet(w io.Writer, r io.Reader, p *Peer) error {
 }
 
 func notZMTP(b []byte) error {
-	return &RefusedError{Reason: fmt.Sprintf("the peer does not speak ZMTP 3: it began with %q", b)}
+	for _, of := range []struct{ sign, protocol string }{{"HTTP/", "HTTP"}, {"INFO ", "NATS"}, {"\x15\x03", "TLS"}} {
+		if bytes.HasPrefix(b, []byte(of.sign)) {
+			return &RefusedError{Protocol: of.protocol, Reason: "the peer speaks " + of.protocol + ", not ZMTP 3"}
+		}
+	}
+	return &RefusedError{Reason: "the peer does not speak ZMTP 3"}
 }
 
 // ready is a READY command with our properties: for each, the length of its name (1 octet), the name, the length of its
@@ -156,20 +175,12 @@ func readReady(data []byte, p *Peer) error {
 			p.SocketType = string(value)
 		case "identity":
 			if len(value) > 255 || len(value) > 0 && value[0] == 0 {
-				return fmt.Errorf("%w: identity %q", ErrProtocol, value)
+				return fmt.Errorf("%w: an identity that is none", ErrProtocol)
 			}
 			p.Identity = string(value)
 		}
 	}
 	return nil
-}
-
-// errorReason reads the body of an ERROR command: a length (1 octet) and as much text.
-func errorReason(data []byte) string {
-	if len(data) == 0 || int(data[0]) > len(data)-1 {
-		return "without a reason"
-	}
-	return fmt.Sprintf("%q", data[1:1+int(data[0])])
 }
 
 // shakeError says what a failed handshake means. A peer that closes without a word in the middle of it is most

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -123,8 +124,8 @@ func TestHandshakeRefusals(t *testing.T) {
 	}{
 		{name: "curve", say: curve, is: ErrRefused, mechanism: "CURVE", text: `"CURVE"`},
 		{name: "plain", say: rawGreeting(0, "PLAIN"), is: ErrRefused, mechanism: "PLAIN", text: `"PLAIN"`},
-		{name: "http", say: []byte("HTTP/1.1 400 Bad Request\r\n\r\n"), is: ErrRefused, text: "HTTP/1.1 40"},
-		{name: "short", say: []byte("-ERR\r\n"), hangUp: true, is: ErrRefused, text: "-ERR"},
+		{name: "http", say: []byte("HTTP/1.1 400 Bad Request\r\n\r\n"), is: ErrRefused, text: "speaks HTTP, not"},
+		{name: "short", say: []byte("-ERR\r\n"), hangUp: true, is: ErrRefused, text: "does not speak"},
 		{name: "zmtp 2", say: old[:12], is: ErrRefused, text: "ZMTP 2"},
 		{name: "zmtp 1", say: []byte{1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0}, is: ErrRefused, text: "does not speak"},
 		{name: "mute", is: ErrSilent, text: "handshake"},
@@ -133,9 +134,13 @@ func TestHandshakeRefusals(t *testing.T) {
 		{name: "hangs up after the greeting", say: rawGreeting(1, "NULL"), hangUp: true, is: io.ErrUnexpectedEOF},
 		{name: "wrong socket", say: append(rawGreeting(1, "NULL"), rawReady("REP")...), is: ErrRefused, text: `"REP"`},
 		{name: "error", say: append(rawGreeting(1, "NULL"), appendCommand(nil, "ERROR", []byte("\x04nope"))...),
-			is: ErrRefused, text: "nope"},
+			is: ErrRefused, text: "refuses us"},
 		{name: "error without a reason", say: append(rawGreeting(1, "NULL"), appendCommand(nil, "ERROR", []byte{9})...),
 			is: ErrRefused},
+		{name: "secret mechanism", say: rawGreeting(0, "nope"), is: ErrRefused, mechanism: "unknown", text: "unknown"},
+		{name: "secret socket", say: append(rawGreeting(1, "NULL"), rawReady("nope")...), is: ErrRefused, text: "unknown"},
+		{name: "secret command", say: append(rawGreeting(1, "NULL"), appendCommand(nil, "nope", nil)...), is: ErrProtocol},
+		{name: "secret banner", say: []byte("SSH-2.0-nope_9.9\r\n"), is: ErrRefused, text: "does not speak"},
 		{name: "message first", say: append(rawGreeting(1, "NULL"), 0, 1, 'x'), is: ErrProtocol},
 		{name: "other command first", say: append(rawGreeting(1, "NULL"), appendCommand(nil, "HELLO", nil)...),
 			is: ErrProtocol},
@@ -172,6 +177,9 @@ func TestHandshakeRefusals(t *testing.T) {
 					nc.(*net.TCPConn).CloseWrite()
 				}
 				err := <-failed
+				if regexp.MustCompile("nope|ERR|400|SSH").MatchString(err.Error()) {
+					t.Errorf("the error repeats the peer's words: %v", err)
+				}
 				if !errors.Is(err, tc.is) || !strings.Contains(err.Error(), tc.text) {
 					t.Errorf("%v, want one that is %q and says %q", err, tc.is, tc.text)
 				}

@@ -104,7 +104,7 @@ func (s *Sub) closeAtEnd() {
 func (s *Sub) keepDialling() {
 	pause := backoff{min: s.cfg.BackoffMin, max: s.cfg.BackoffMax, now: s.now}
 	for {
-		nc, err := s.ep.dial(s.ctx, s.cfg.ConnectTimeout)
+		nc, err := s.ep.dial(s.ctx, s.cfg.ConnectTimeout, s.cfg.Rule)
 		if err == nil {
 			began := time.Now()
 			if s.shakeAndServe(nc, false, s.serve) == nil && time.Since(began) >= s.cfg.BackoffMax {

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/dial"
 	. "github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 	"github.com/kvatlas/kvatlas/tools/zmtpserver"
@@ -375,22 +376,63 @@ func TestIPCStaleSocket(t *testing.T) {
 	mustPub(t, "ipc://"+path, Config{})
 }
 
+// Endpoints that clients name are TCP, and within the rule when they are dialled.
+func TestEndpointsOfClients(t *testing.T) {
+	rule, err := dial.NewRule([]string{"10.0.0.0/8"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, good := range map[string]bool{"tcp://10.0.0.1:5557": true, "tcp://engine-1:5557": true,
+		"tcp://127.0.0.1:5557": false, "ipc:///x": false, "tcp://*:5557": false, "tcp://10.0.0.1:0": false,
+		"tcp://10.0.0.1:*": false, "tcp://a/b:1": false, "tcp://[fe80::1%lo]:1": false, "inproc://x": false, "10.0.0.1:1": false} {
+		if err := CheckRemote(text, rule); (err == nil) != good {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	at := loopback.Reserve(t)
+	mustPub(t, "tcp://"+at, Config{})
+	_, port, _ := net.SplitHostPort(at)
+	socket := "ipc://" + filepath.Join(t.TempDir(), "s")
+	mustPub(t, socket, Config{})
+	for _, endpoint := range []string{"tcp://" + at, "tcp://localhost:" + port, socket} {
+		if err := Probe(Within(t), endpoint, Patience, rule); !errors.Is(err, dial.ErrDenied) {
+			t.Errorf("a probe of %s: %v", endpoint, err)
+		}
+		if _, err := DialDealer(Within(t), endpoint, Config{Rule: rule}); !errors.Is(err, dial.ErrDenied) {
+			t.Errorf("a dealer at %s: %v", endpoint, err)
+		}
+		failed := make(chan error, 1)
+		cfg := Quick()
+		cfg.Rule = rule
+		cfg.Hooks.Failed = func(_ Peer, err error) {
+			select {
+			case failed <- err:
+			default:
+			}
+		}
+		MustSub(t, endpoint, cfg, "")
+		if err := <-failed; !errors.Is(err, dial.ErrDenied) {
+			t.Errorf("a subscriber at %s: %v", endpoint, err)
+		}
+	}
+}
+
 // Probe tells a port at which somebody listens from one at which nobody does.
 func TestProbe(t *testing.T) {
 	at := "tcp://" + loopback.Reserve(t)
 	pub := mustPub(t, at, Config{})
-	if err := Probe(Within(t), at, Patience); err != nil {
+	if err := Probe(Within(t), at, Patience, nil); err != nil {
 		t.Errorf("%s: %v", at, err)
 	}
 	pub.Stop()
-	if err := Probe(Within(t), at, Patience); err == nil || !Refuses(err) {
+	if err := Probe(Within(t), at, Patience, nil); err == nil || !Refuses(err) {
 		t.Errorf("%s, where nobody listens any more: %v", at, err)
 	}
 	gone := "ipc://" + filepath.Join(t.TempDir(), "s")
-	if err := Probe(Within(t), gone, Patience); err == nil || !Refuses(err) {
+	if err := Probe(Within(t), gone, Patience, nil); err == nil || !Refuses(err) {
 		t.Errorf("%s: %v", gone, err)
 	}
-	if err := Probe(Within(t), "tcp://127.0.0.1:0", Patience); err == nil || Refuses(err) {
+	if err := Probe(Within(t), "tcp://127.0.0.1:0", Patience, nil); err == nil || Refuses(err) {
 		t.Errorf("port 0: %v", err)
 	}
 }

@@ -43,6 +43,8 @@ type Status struct {
 	Engines *EngineCounts `json:"engines,omitempty" msgpack:"engines,omitempty"` // nil: the node does not say
 
 	Claims *ClaimStatus `json:"claims,omitempty" msgpack:"claims,omitempty"` // nil: the node knows no model claims
+	// connections to addresses of registrations that --dial-allow does not permit, since the node started
+	DialsDenied uint64 `json:"dials_denied,omitempty" msgpack:"dials_denied,omitempty"`
 
 	Load *LoadStatus `json:"load,omitempty" msgpack:"load,omitempty"` // nil: the node is older than routing
 
@@ -163,6 +165,9 @@ type EngineCounts struct {
 	Gone       int `json:"gone" msgpack:"gone"`
 	Unknown    int `json:"unknown" msgpack:"unknown"`
 	CatchingUp int `json:"catching_up" msgpack:"catching_up"`
+
+	// ranks that registered an address or a folder that is not used
+	Skipped int `json:"skipped,omitempty" msgpack:"skipped,omitempty"`
 }
 
 // RequestCount is how many requests had an outcome.

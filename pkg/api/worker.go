@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -129,6 +130,8 @@ func (s *WorkerSpec) Check() error {
 			uint64(s.RankStart)+uint64(s.RankSize)-1)
 	case len(s.Endpoint) > maxEndpoint:
 		return Errorf(CodeMalformed, "endpoint has %d bytes, more than %d", len(s.Endpoint), maxEndpoint)
+	case s.Endpoint != "" && dial.CheckServing(s.Endpoint) != nil:
+		return Errorf(CodeMalformed, "endpoint: %v", dial.CheckServing(s.Endpoint))
 	case len(s.StableRoutingID) > maxWorkerText:
 		return Errorf(CodeMalformed, "stable_routing_id has %d bytes, more than %d", len(s.StableRoutingID), maxWorkerText)
 	case len(s.TopologyDomains) > maxTaints:

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -39,14 +40,23 @@ type Master struct {
 	MetricsPort int    `json:"master_metrics_port,omitempty"`   // of its HTTP; 0 is 9003
 }
 
+// host is the host of an address, which is HOST:PORT or HOST; an IPv6 address stands with or without brackets.
+func (m Master) host() (host string, err error) {
+	if host, _, err = dial.SplitHostPort(m.Address); err == nil {
+		return host, nil
+	}
+	host = m.Address
+	if inner, bracketed := strings.CutPrefix(host, "["); bracketed {
+		host = strings.TrimSuffix(inner, "]")
+	}
+	return host, dial.CheckHost(host)
+}
+
 // http is the master's host:port for HTTP, or "" if no address is known.
 func (m Master) http() string {
-	if m.Address == "" {
+	host, err := m.host()
+	if m.Address == "" || err != nil {
 		return ""
-	}
-	host, _, err := net.SplitHostPort(m.Address)
-	if err != nil {
-		host = m.Address
 	}
 	return net.JoinHostPort(host, fmt.Sprint(cmp.Or(m.MetricsPort, defaultMetricsPort)))
 }
@@ -54,6 +64,9 @@ func (m Master) http() string {
 func (m Master) check() error {
 	if m.MetricsPort < 0 || m.MetricsPort > 65535 {
 		return fmt.Errorf("master_metrics_port %d is no port", m.MetricsPort)
+	}
+	if _, err := m.host(); m.Address != "" && err != nil {
+		return fmt.Errorf("master_server_address is not HOST:PORT: %w", err)
 	}
 	return nil
 }
@@ -204,6 +217,26 @@ func (s SGLang) settled() SGLang {
 	}
 	s.EngineVersion = ""
 	return s
+}
+
+// Folder is the folder of the store; "" if it is none. Who reads a configuration of somebody else must know the folder:
+// to look into it says what is there.
+func (c *Config) Folder() string {
+	if c.SGLang != nil && c.SGLang.Backend == "file" {
+		return c.SGLang.Directory
+	}
+	return ""
+}
+
+// CheckMaster says what is wrong with the address of the store's master; nil is nothing.
+func (c *Config) CheckMaster() error {
+	switch {
+	case c.SGLang != nil:
+		return c.SGLang.Master.check()
+	case c.VLLM != nil:
+		return c.VLLM.Master.check()
+	}
+	return nil
 }
 
 // Where is the folder, or the host:port for HTTP, of the store; "" if the workers did not say.

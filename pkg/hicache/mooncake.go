@@ -19,6 +19,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/kvatlas/kvatlas/internal/dial"
 )
 
 // MooncakeConfig says where a Mooncake master's admin server is and how it is asked. The zero value of all but Address
@@ -38,6 +40,9 @@ type MooncakeConfig struct {
 	// Check is how often Watch asks after the master's health; default 1 s.
 	Check time.Duration
 
+	// Dial, if not nil, makes the connections. Without it any address is dialled.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+
 	// Changed, if not nil, is called, from any goroutine, when what the master answered before is worth nothing any
 	// more: its role or view has changed, or a connection to it broke, which is all that can be seen of a restart.
 	Changed func(why string)
@@ -51,38 +56,39 @@ type MooncakeConfig struct {
 // of a client that died stay for ten seconds more.
 type Mooncake struct {
 	cfg    MooncakeConfig
-	asking *pool        // of batches
-	client *http.Client // of all else; that it loses a connection is heard at once
-	base   string
+	asking *pool                  // of batches
+	client *http.Client           // of all else; that it loses a connection is heard at once
 	down   atomic.Pointer[string] // why Watch finds that the master does not serve; nil: it does, or nobody watches
 	unseen atomic.Uint64          // keys in replies that nobody had asked for
 }
 
 // NewMooncake returns a store; it connects when it is first asked.
 func NewMooncake(cfg MooncakeConfig) (*Mooncake, error) {
-	if _, _, err := net.SplitHostPort(cfg.Address); err != nil {
-		return nil, fmt.Errorf("mooncake master: %q is not HOST:PORT", cfg.Address)
+	if _, _, err := dial.SplitHostPort(cfg.Address); err != nil {
+		return nil, fmt.Errorf("mooncake master: %w", err)
 	}
 	cfg.MaxKeys = cmp.Or(max(cfg.MaxKeys, 0), 1000)
 	cfg.MaxURL = cmp.Or(max(cfg.MaxURL, 0), 64<<10)
 	cfg.Parallel = cmp.Or(max(cfg.Parallel, 0), 4)
 	cfg.Check = cmp.Or(max(cfg.Check, 0), time.Second)
-	m := &Mooncake{cfg: cfg, base: "http://" + cfg.Address}
-	dialer := &net.Dialer{Timeout: 2 * time.Second, KeepAlive: 5 * time.Second}
-	dial := func(ctx context.Context, network, addr string) (net.Conn, error) {
-		c, err := dialer.DialContext(ctx, network, addr)
+	if cfg.Dial == nil {
+		cfg.Dial = dial.Quick(nil).DialContext
+	}
+	m := &Mooncake{cfg: cfg}
+	watched := func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := cfg.Dial(ctx, network, addr)
 		if err != nil {
 			return nil, err
 		}
 		return &watchedConn{Conn: c, lost: func() { m.changed("a connection to the master broke") }}, nil
 	}
 	m.asking = newPool(cfg.Address, cfg.Parallel, func(ctx context.Context) (net.Conn, error) {
-		return dial(ctx, "tcp", cfg.Address)
+		return watched(ctx, "tcp", cfg.Address)
 	})
 	m.client = &http.Client{
 		Transport: &http.Transport{
 			MaxConnsPerHost: 2, MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute, DisableCompression: true,
-			DialContext: dial,
+			DialContext: watched,
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
@@ -321,7 +327,10 @@ func (m *Mooncake) get(ctx context.Context, path string, limit int64) (body []by
 	}
 	defer res.Body.Close()
 	body, err = io.ReadAll(io.LimitReader(res.Body, limit+1))
-	if err == nil && int64(len(body)) > limit {
+	if err != nil {
+		return nil, 0, dial.Fixed(err)
+	}
+	if int64(len(body)) > limit {
 		err = fmt.Errorf("%w: it has more than %d bytes", ErrReply, limit)
 	}
 	return body, res.StatusCode, err
@@ -336,45 +345,45 @@ func (m *Mooncake) getJSON(ctx context.Context, path string, into any) error {
 	if err != nil {
 		return err
 	}
-	if err := json.Unmarshal(body, into); err != nil {
-		return fmt.Errorf("%w: %w", ErrReply, err)
+	if err := json.Unmarshal(body, into); err != nil { // whose text repeats a part of the body
+		return fmt.Errorf("%w: it is not the JSON of a master", ErrReply)
 	}
 	return nil
 }
 
 // open begins to read an answer, whose body the caller closes.
 func (m *Mooncake) open(ctx context.Context, path string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, m.base+path, nil)
+	target := url.URL{Scheme: "http", Host: m.cfg.Address, Path: path}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
 	if err != nil {
 		return nil, err
 	}
 	res, err := m.client.Do(req)
-	if wrapped, is := errors.AsType[*url.Error](err); is {
-		err = wrapped.Err // the text around it repeats the whole query
+	if err != nil {
+		return nil, dial.Fixed(err)
 	}
-	return res, err
+	return res, nil
 }
 
-// refusal makes an error of a reply that is not 200.
+// refusal makes an error of a reply that is not 200. It repeats nothing of the body: a worker's registration named the
+// server, and the error is in answers to clients.
 func refusal(status int, body []byte) error {
 	var said struct {
-		Code    int    `json:"error_code"`
-		Message string `json:"error_message"`
+		Code int `json:"error_code"`
 	}
 	if json.Unmarshal(body, &said) == nil && said.Code == -1011 { // UNAVAILABLE_IN_CURRENT_MODE
-		return fmt.Errorf("%w: %.200q", ErrStandby, said.Message)
+		return fmt.Errorf("%w: the master is unavailable in its current mode", ErrStandby)
 	}
-	return fmt.Errorf("%w: status %d, %.200q", ErrReply, status, body)
+	return fmt.Errorf("%w: status %d", ErrReply, status)
 }
 
 // health is what /health says. The fields that a master without high availability does not have are null, which leaves
 // them as they are.
 type health struct {
-	Role    string `json:"role"`
-	Ready   bool   `json:"service_ready"`
-	Leader  string `json:"leader_address"`
-	View    int64  `json:"view_version"`
-	HAState string `json:"ha_state"`
+	Role   string `json:"role"`
+	Ready  bool   `json:"service_ready"`
+	Leader string `json:"leader_address"`
+	View   int64  `json:"view_version"`
 }
 
 func (h *health) identity() string {
@@ -388,7 +397,7 @@ func (m *Mooncake) Health(ctx context.Context) (identity string, err error) {
 		return "", fmt.Errorf("mooncake: ask after its health: %w", err)
 	}
 	if !h.Ready {
-		return h.identity(), fmt.Errorf("mooncake: %w: %s, state %q, not ready", ErrStandby, h.identity(), h.HAState)
+		return h.identity(), fmt.Errorf("mooncake: %w: the master is not ready", ErrStandby)
 	}
 	return h.identity(), nil
 }
@@ -411,7 +420,7 @@ func (m *Mooncake) Watch(ctx context.Context) {
 		}
 		if identity != "" && identity != last {
 			if last != "" || m.down.Load() != nil { // who it was before it was away is not known
-				m.changed("the master is another: " + identity)
+				m.changed("the master is another, or has another role or view")
 			}
 			last = identity
 		}
@@ -445,7 +454,7 @@ func (m *Mooncake) Keys(ctx context.Context, key func([]byte) bool) error {
 	for in := bufio.NewReaderSize(res.Body, 64<<10); ; {
 		line, err := in.ReadSlice('\n')
 		if err != nil && !errors.Is(err, io.EOF) {
-			return fmt.Errorf("mooncake: list all keys: %w: %w", ErrReply, err)
+			return fmt.Errorf("mooncake: list all keys: %w: %w", ErrReply, dial.Fixed(err))
 		}
 		line = bytes.TrimSuffix(line, []byte("\n"))
 		if len(line) > 0 && !key(line) || err != nil {

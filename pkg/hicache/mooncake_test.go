@@ -248,6 +248,27 @@ func TestMooncakeFaults(t *testing.T) {
 			fmt.Fprint(w, `{"success":false,"error_code":-1011}`)
 			return true
 		}, ErrStandby, ""},
+		"words":     {say(`SECRET`), ErrReply, ""},
+		"a word":    {say(`{"success":true,"data":{"a":{"ok":"SECRET"}}}`), ErrReply, ""},
+		"an error":  {say(`{"success":false,"error":"SECRET"}`), ErrReply, ""},
+		"no number": {say(`{"success":true,"data":98765432109876}`), ErrReply, ""},
+		"401 with words": {func(w http.ResponseWriter, _ []string) bool {
+			w.WriteHeader(401)
+			fmt.Fprint(w, "SECRET")
+			return true
+		}, ErrReply, ""},
+		"standby with words": {func(w http.ResponseWriter, _ []string) bool {
+			w.WriteHeader(503)
+			fmt.Fprint(w, `{"success":false,"error_code":-1011,"error_message":"SECRET"}`)
+			return true
+		}, ErrStandby, ""},
+		"another protocol": {func(w http.ResponseWriter, _ []string) bool {
+			if c, _, err := http.NewResponseController(w).Hijack(); err == nil {
+				fmt.Fprint(c, "SSH-2.0-SECRET\r\n")
+				c.Close()
+			}
+			return true
+		}, ErrReply, ""},
 		"connection reset": {func(http.ResponseWriter, []string) bool { panic(http.ErrAbortHandler) }, nil, ""},
 	} {
 		f.Fault(c.fault)
@@ -256,12 +277,46 @@ func TestMooncakeFaults(t *testing.T) {
 		if err == nil || c.want != nil && !errors.Is(err, c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
+		if err != nil && (strings.Contains(err.Error(), "SECRET") || strings.Contains(err.Error(), "98765")) {
+			t.Errorf("%s: the error repeats the master's words: %v", name, err)
+		}
 		if known.Get(0) != (c.known == "a") || known.Get(1) || present.Get(1) {
 			t.Errorf("%s: present %b, known %b", name, present, known)
 		}
 		if name == "unasked" && m.Unseen() != 2 {
 			t.Errorf("%d keys that nobody asked for", m.Unseen())
 		}
+	}
+}
+
+// The master's address cannot change what is asked, and connections are made by Dial.
+func TestMooncakeAddress(t *testing.T) {
+	for address, want := range map[string]string{
+		"mooncake": "mooncake:9003", "mooncake:50051": "mooncake:9003", "[::1]:50051": "[::1]:9003", "[::1]": "[::1]:9003",
+		"::1": "[::1]:9003", "10.0.0.1:1": "10.0.0.1:9003", "": "",
+
+		"a/b?x": "!", "a/b:1": "!", "a?x:1": "!", "a#x": "!", "u:p@a:1": "!", "http://a:1": "!", "a b": "!", "a\r\nb:1": "!",
+		"fe80::1%eth0": "!", "[fe80::1%eth0]:1": "!", "a:x": "!", "a:1:2": "!", "etcd://a:1;b:2": "!", "/etc/passwd": "!",
+	} {
+		for _, c := range []Config{{VLLM: &VLLM{Master: Master{Address: address}}},
+			{SGLang: &SGLang{Backend: "mooncake", Master: Master{Address: address}}}} {
+			if err := c.CheckMaster(); (err != nil) != (want == "!") || err == nil && c.Where() != want ||
+				err != nil && c.Where() != "" {
+				t.Errorf("%q is at %q, %v; want %q", address, c.Where(), err, want)
+			}
+		}
+	}
+	refused := errors.New("refused")
+	m, err := NewMooncake(MooncakeConfig{Address: "127.0.0.1:1",
+		Dial: func(context.Context, string, string) (net.Conn, error) { return nil, refused }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := m.Exists(soon(t), []string{"a"}); !errors.Is(err, refused) {
+		t.Errorf("a query is dialled otherwise: %v", err)
+	}
+	if _, err := m.Health(soon(t)); !errors.Is(err, refused) {
+		t.Errorf("the health is dialled otherwise: %v", err)
 	}
 }
 
@@ -298,7 +353,7 @@ func TestMooncakeIsWatched(t *testing.T) {
 	f.Drop()
 	hear("connection")
 	f.SetRole("standby")
-	hear("standby")
+	hear("another role")
 	for deadline := time.Now().Add(patience); ; {
 		_, _, err := m.Exists(soon(t), []string{"a"})
 		if errors.Is(err, ErrStandby) {

@@ -277,10 +277,10 @@ func decodeBatchReply(body []byte, hint int) (map[string]bool, error) {
 		Data    map[string]*entry `json:"data"`
 	}{Data: make(map[string]*entry, hint)}
 	if err := json.Unmarshal(body, &reply); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrReply, err)
+		return nil, fmt.Errorf("%w: it is not JSON", ErrReply) // whose text would repeat a part of the body
 	}
 	if reply.Success == nil || !*reply.Success {
-		return nil, fmt.Errorf("%w: it does not say success: %.200q", ErrReply, body)
+		return nil, fmt.Errorf("%w: it does not say success", ErrReply)
 	}
 	out := make(map[string]bool, len(reply.Data))
 	for key, e := range reply.Data {

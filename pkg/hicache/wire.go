@@ -11,6 +11,8 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/dial"
 )
 
 // pool asks one server over a fixed number of kept connections, each by whoever has it in hand: writing and reading
@@ -111,7 +113,7 @@ func (p *pool) ask(ctx context.Context, c *kept, path string, limit int64) (body
 	}
 	res, err := http.ReadResponse(c.in, p.usual)
 	if err != nil {
-		return nil, 0, true, false, fmt.Errorf("%w: %w", ErrReply, err)
+		return nil, 0, true, false, fmt.Errorf("%w: %w", ErrReply, dial.Fixed(err)) // the text repeats what is no HTTP
 	}
 	if n := res.ContentLength; 0 <= n && n <= limit {
 		if n > keptBody {

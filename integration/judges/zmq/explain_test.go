@@ -28,7 +28,7 @@ func TestExplain(t *testing.T) {
 		Directory: folder, PrefetchThreshold: 4 * harness.BlockSize}
 	much := store
 	much.PrefetchThreshold = 10 * harness.BlockSize
-	x := harness.StartIndexer(t, t.TempDir(), "")
+	x := harness.StartIndexer(t, t.TempDir(), "", "--l3-folder", folder)
 	prompt := harness.Tokens(500, 20*harness.BlockSize)
 	engine := map[string]*pyenv.Publisher{}
 	for name, c := range map[string]*hicache.SGLang{"hole": &store, "tiers": &store, "choosy": &much, "other": nil} {

@@ -1,0 +1,99 @@
+package integration
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// dialSites are the files that may connect without [dial.Dialer], and why the address is not one that a client, a lease
+// or a registration named.
+var dialSites = map[string]string{
+	"internal/dial/dialer.go":   "the dialer itself",
+	"internal/cli/notify.go":    "the service manager's socket, of the environment",
+	"internal/zmtp/endpoint.go": "stale looks at a socket that this process is about to listen at",
+	"internal/dynamo/etcd.go":   "etcd, of a flag",
+	"pkg/client/http.go":        "the indexer, of a program that uses the client",
+	"pkg/hicache/mooncake.go":   "its connections are made by MooncakeConfig.Dial",
+	"pkg/jetstream/conn.go":     "NATS, of a flag",
+	"cmd/indexer/probe.go":      "the indexer itself, of a flag",
+}
+
+// zmtpSites are the files that may open ZeroMQ connections. Each passes a rule, or an endpoint of a flag.
+var zmtpSites = map[string]string{
+	"internal/shim/shim.go":        "Config.Sockets has the rule",
+	"internal/shim/replay.go":      "the same",
+	"internal/shim/watch.go":       "the same",
+	"cmd/worker-shim/dynamozmq.go": "the rule of --dial-allow",
+	"cmd/worker-shim/learn.go":     "the engine that --engine-http names",
+	"cmd/worker-shim/mooncake.go":  "the master that --engine names",
+}
+
+// TestDialSites finds every place of the programs that connects. A new one must use [dial.Dialer] or [dial.Client] with
+// the rule of --dial-allow, or have a reason here.
+func TestDialSites(t *testing.T) {
+	t.Parallel()
+	connects := map[string]map[string]bool{
+		"net": {"Dial": true, "DialTimeout": true, "DialTCP": true, "DialUDP": true, "DialUnix": true, "DialIP": true,
+			"Dialer": true},
+		"tls": {"Dial": true, "DialWithDialer": true, "Dialer": true},
+		"http": {"Client": true, "DefaultClient": true, "Transport": true, "DefaultTransport": true, "Get": true,
+			"Head": true, "Post": true, "PostForm": true},
+		"grpc": {"NewClient": true, "Dial": true, "DialContext": true},
+		"nats": {"Connect": true},
+		"zmtp": {"DialSub": true, "DialDealer": true, "Probe": true},
+	}
+	used := map[string]bool{}
+	for _, root := range []string{"../internal", "../pkg", "../cmd"} {
+		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+			if err != nil {
+				return err
+			}
+			name := strings.TrimPrefix(filepath.ToSlash(path), "../")
+			ast.Inspect(file, func(n ast.Node) bool {
+				if pointer, is := n.(*ast.StarExpr); is { // a type, of what somebody else has made
+					of, is := pointer.X.(*ast.SelectorExpr)
+					return !is || of.Sel.Name != "Client" && of.Sel.Name != "Transport" && of.Sel.Name != "Dialer"
+				}
+				of, is := n.(*ast.SelectorExpr)
+				if !is {
+					return true
+				}
+				pkg, is := of.X.(*ast.Ident)
+				if !is || !connects[pkg.Name][of.Sel.Name] {
+					return true
+				}
+				sites := dialSites
+				if pkg.Name == "zmtp" {
+					sites = zmtpSites
+				}
+				if sites[name] == "" {
+					t.Errorf("%s uses %s.%s: addresses that clients name are dialled by internal/dial with the rule of "+
+						"--dial-allow; if this address is the operator's, add the file and the reason to this test", name,
+						pkg.Name, of.Sel.Name)
+				}
+				used[name] = true
+				return true
+			})
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, sites := range []map[string]string{dialSites, zmtpSites} {
+		for name := range sites {
+			if !used[name] {
+				t.Errorf("%s connects nowhere any more: remove it from this test", name)
+			}
+		}
+	}
+}

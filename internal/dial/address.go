@@ -1,0 +1,148 @@
+package dial
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// SplitHostPort reads HOST:PORT. The host is a name or an IP address without a zone, the port a number from 1 to 65535.
+// Nothing else may be in the text, so that it cannot change the meaning of a URL.
+func SplitHostPort(text string) (host, port string, err error) {
+	host, port, err = net.SplitHostPort(text)
+	if err != nil {
+		return "", "", fmt.Errorf("%s is not HOST:PORT", shown(text))
+	}
+	if err := CheckHost(host); err != nil {
+		return "", "", err
+	}
+	return host, port, checkPort(text, port)
+}
+
+func checkPort(text, port string) error {
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || strconv.FormatUint(n, 10) != port {
+		return fmt.Errorf("%s has no port from 1 to 65535", shown(text))
+	}
+	return nil
+}
+
+// CheckHost refuses text that is neither an IP address without a zone nor a host name.
+func CheckHost(host string) error {
+	if addr, err := netip.ParseAddr(host); err == nil {
+		if addr.Zone() != "" {
+			return fmt.Errorf("%s has a zone, which only link-local addresses need; these are not dialled", shown(host))
+		}
+		return nil
+	}
+	good := len(host) <= 253
+	for label := range strings.SplitSeq(strings.TrimSuffix(host, "."), ".") {
+		good = good && label != "" && len(label) <= 63
+		for i := range len(label) {
+			c := label[i]
+			good = good && ('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_')
+		}
+	}
+	if !good {
+		return fmt.Errorf("%s is neither a host name nor an IP address", shown(host))
+	}
+	return nil
+}
+
+// shown is an address in an error. One that may contain a password is not repeated.
+func shown(text string) string {
+	if strings.Contains(text, "@") {
+		return "the address (not shown: it contains @)"
+	}
+	return fmt.Sprintf("%.80q", text)
+}
+
+// servingSchemes are the schemes of serving addresses.
+var servingSchemes = []string{"http", "https", "grpc", "grpcs"}
+
+// CheckServing refuses text that is no serving address of a worker: HOST, HOST:PORT, or SCHEME://HOST or
+// SCHEME://HOST:PORT with one of the schemes http, https, grpc and grpcs, and nothing behind but / or /v1. An IP address
+// that is never dialled is refused too.
+func CheckServing(text string) error {
+	rest := text
+	if scheme, after, isURL := strings.Cut(text, "://"); isURL {
+		if !slices.Contains(servingSchemes, scheme) {
+			return fmt.Errorf("%s does not begin with http://, https://, grpc:// or grpcs://", shown(text))
+		}
+		rest = strings.TrimSuffix(strings.TrimSuffix(after, "/"), "/v1")
+	}
+	host, port := rest, ""
+	if _, err := netip.ParseAddr(rest); err != nil && strings.ContainsAny(rest, ":[]") {
+		if inner, bracketed := strings.CutPrefix(rest, "["); bracketed && strings.HasSuffix(inner, "]") {
+			host = strings.TrimSuffix(inner, "]")
+		} else if host, port, err = net.SplitHostPort(rest); err != nil {
+			return fmt.Errorf("%s is not HOST:PORT or http://HOST:PORT", shown(text))
+		} else if err := checkPort(text, port); err != nil {
+			return err
+		}
+	}
+	if err := CheckHost(host); err != nil {
+		return fmt.Errorf("%s is not HOST:PORT or http://HOST:PORT: %w", shown(text), err)
+	}
+	if addr, err := netip.ParseAddr(host); err == nil && Never(addr) {
+		return fmt.Errorf("%s: %w", shown(text), ErrDenied)
+	}
+	return nil
+}
+
+// Addresses is a list of addresses that may get a secret.
+type Addresses struct {
+	networks []netip.Prefix
+	names    map[string]bool // hosts, and HOST:PORT
+}
+
+// ParseAddresses reads a list of HOST:PORT, HOST and CIDR. A HOST stands for all of its ports. A CIDR contains servers
+// that are named by an IP address.
+func ParseAddresses(list []string) (*Addresses, error) {
+	a := &Addresses{names: map[string]bool{}}
+	var errs []error
+	for _, text := range list {
+		if p, err := parsePrefix(text); err == nil {
+			a.networks = append(a.networks, p)
+			continue
+		}
+		host, port, err := SplitHostPort(text)
+		switch {
+		case err == nil:
+			a.names[net.JoinHostPort(canonical(host), port)] = true
+		case CheckHost(text) == nil:
+			a.names[canonical(text)] = true
+		default:
+			errs = append(errs, fmt.Errorf("%s is not HOST:PORT, a host or a CIDR", shown(text)))
+		}
+	}
+	return a, errors.Join(errs...)
+}
+
+// canonical is a host in the form in which hosts are compared.
+func canonical(host string) string {
+	if addr, err := netip.ParseAddr(host); err == nil {
+		return addr.Unmap().String()
+	}
+	return strings.ToLower(strings.TrimSuffix(host, "."))
+}
+
+// Contains reports whether a URL's server is in the list. A URL without a port has the port of its scheme. A nil list
+// contains nothing.
+func (a *Addresses) Contains(u *url.URL) bool {
+	if a == nil {
+		return false
+	}
+	host, port := u.Hostname(), u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	if addr, err := netip.ParseAddr(host); err == nil && within(a.networks, addr.Unmap()) {
+		return true
+	}
+	return a.names[canonical(host)] || a.names[net.JoinHostPort(canonical(host), port)]
+}

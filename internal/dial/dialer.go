@@ -1,0 +1,107 @@
+package dial
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Dialer connects to addresses that its rule permits.
+type Dialer struct {
+	Rule      *Rule // nil permits all
+	Timeout   time.Duration
+	KeepAlive net.KeepAliveConfig
+}
+
+// Quick returns the dialer of short requests, which finds out soon that a host does not answer.
+func Quick(rule *Rule) Dialer {
+	return Dialer{Rule: rule, Timeout: 2 * time.Second,
+		KeepAlive: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second}}
+}
+
+// DialContext connects as [net.Dialer.DialContext] does. With a rule, it connects over TCP only, to addresses that the
+// rule permits; the error then has a fixed text.
+func (d Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	plain := net.Dialer{Timeout: d.Timeout, KeepAliveConfig: d.KeepAlive}
+	if d.Rule == nil {
+		return plain.DialContext(ctx, network, address)
+	}
+	if !strings.HasPrefix(network, "tcp") {
+		d.Rule.deny(network + "://" + address)
+		return nil, ErrDenied
+	}
+	plain.ControlContext = d.Rule.control
+	c, err := plain.DialContext(ctx, network, address)
+	if errors.Is(err, ErrDenied) {
+		d.Rule.deny(address)
+	}
+	if err != nil {
+		return nil, Fixed(err)
+	}
+	return c, nil
+}
+
+// control is called with the resolved address before each connect call.
+func (r *Rule) control(_ context.Context, _, address string, _ syscall.RawConn) error {
+	if at, err := netip.ParseAddrPort(address); err != nil || !r.Allows(at.Addr()) {
+		return ErrDenied
+	}
+	return nil
+}
+
+// Client returns an HTTP client whose connections the rule judges. It does not follow redirects. With a rule, it
+// ignores the proxies of the environment: a proxy would dial in its place.
+func Client(rule *Rule, timeout time.Duration) *http.Client {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	if rule != nil {
+		transport.Proxy = nil
+		transport.DialContext = Dialer{Rule: rule, Timeout: 30 * time.Second}.DialContext
+	}
+	return &http.Client{
+		Transport:     transport,
+		Timeout:       timeout,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+// fixedError has a fixed text in place of that of the error within.
+type fixedError struct {
+	text string
+	err  error
+}
+
+func (e *fixedError) Error() string { return e.text }
+func (e *fixedError) Unwrap() error { return e.err }
+
+// Fixed returns an error that wraps err and whose text repeats nothing that a server, a resolver or a certificate said.
+// It is for errors of connecting and of HTTP. nil stays nil.
+func Fixed(err error) error {
+	if err == nil {
+		return nil
+	}
+	var named *net.DNSError
+	var late net.Error
+	text := "the connection failed, or the answer is not valid HTTP"
+	switch {
+	case errors.Is(err, ErrDenied):
+		text = ErrDenied.Error()
+	case errors.Is(err, context.Canceled):
+		text = context.Canceled.Error()
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &late) && late.Timeout():
+		text = "timeout"
+	case errors.As(err, &named):
+		text = "the host name cannot be resolved"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		text = "connection refused"
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		text = "connection reset"
+	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+		text = "the host cannot be reached"
+	}
+	return &fixedError{text, err}
+}
