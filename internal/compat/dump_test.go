@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -38,7 +39,7 @@ func info(instance events.WorkerID, model string, size uint32) (w api.WorkerInfo
 func dumping(t *testing.T, lines func(ctx context.Context, worker events.WorkerID, out io.Writer) error,
 	workers ...api.WorkerInfo) (url string, outcomes chan string) {
 	outcomes = make(chan string, 100)
-	mux := http.NewServeMux()
+	mux := web.NewMux()
 	Register(mux, Config{
 		Server: &fleet{workers: workers}, Shims: NewShims(nil, nil, "one", Engines{}, ShimsHooks{}),
 		Dump: func(ctx context.Context, of []events.WorkerID, out io.Writer) error {
