@@ -14,9 +14,9 @@ release: ## build archives, bills of materials and SHA256SUMS of this commit int
 
 images: ## build the container images that docker-compose.yml runs, pulling nothing
 	mkdir -p bin/image/data
-	test -s bin/http-token || head -c 24 /dev/urandom | base64 > bin/http-token
 	CGO_ENABLED=0 go build -trimpath -ldflags=-s -o bin/image/ ./cmd/indexer ./cmd/worker-shim
 	CGO_ENABLED=0 go build -trimpath -ldflags=-s -o bin/image/nats-server github.com/nats-io/nats-server/v2
+	deploy/docker/secrets.sh "$(CURDIR)/bin/image/indexer" bin/secrets
 	docker build -q --target kvatlas -t kvatlas/kvatlas:dev -f deploy/docker/Dockerfile .
 	docker build -q --target nats -t kvatlas/nats:dev -f deploy/docker/Dockerfile .
 
