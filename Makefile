@@ -1,7 +1,7 @@
 # Bare `make` prints the words one may ask for.
 
 .DEFAULT_GOAL := help
-.PHONY: help build release images demo demo-gateway test judges real-vllm soak short race lint explore fuzz bench bench-peers bench-path clean
+.PHONY: help build release images demo demo-gateway test judges real-vllm soak short race lint vulncheck explore fuzz bench bench-peers bench-path clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -10,13 +10,13 @@ build: ## build both programs into bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/...
 
 release: ## build archives, bills of materials and SHA256SUMS of this commit into bin/release, for Linux and macOS
-	go run ./tools/release
+	GOTOOLCHAIN=auto go run ./tools/release
 
 images: ## build the container images that docker-compose.yml runs, pulling nothing
 	mkdir -p bin/image/data
-	test -s bin/http-token || head -c 24 /dev/urandom | base64 > bin/http-token
 	CGO_ENABLED=0 go build -trimpath -ldflags=-s -o bin/image/ ./cmd/indexer ./cmd/worker-shim
 	CGO_ENABLED=0 go build -trimpath -ldflags=-s -o bin/image/nats-server github.com/nats-io/nats-server/v2
+	deploy/docker/secrets.sh "$(CURDIR)/bin/image/indexer" bin/secrets
 	docker build -q --target kvatlas -t kvatlas/kvatlas:dev -f deploy/docker/Dockerfile .
 	docker build -q --target nats -t kvatlas/nats:dev -f deploy/docker/Dockerfile .
 
@@ -54,6 +54,9 @@ lint: ## vet, format and staticcheck, the judges too
 	go vet -tags judges,soak ./...
 	go vet -tags realvllm ./integration/judges/vllm/...
 	go tool staticcheck -tags judges,soak,realvllm ./...
+
+vulncheck: ## look for known vulnerabilities in the code that the programs call; needs vuln.go.dev or the Go module proxy
+	go run ./tools/vulncheck
 
 explore: ## run the random tests from seeds that are new each time: make explore N=100
 	go test ./internal/shim ./pkg/radix -run 'NothingIsLostOrInvented|SnapshotsMakeUpForEverything|LongHistories' -seed=0 -count=$${N:-10} -timeout 0

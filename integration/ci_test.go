@@ -55,6 +55,27 @@ func TestWhatUsersRunIsTested(t *testing.T) {
 	}
 }
 
+// TestDailyChecks: .ci/daily begins with the search for known vulnerabilities, and a command that fails ends it. go.mod
+// pins govulncheck, and releases are built with the Go that is checked.
+func TestDailyChecks(t *testing.T) {
+	run := commands(readFile(t, "../.ci/daily"), "")
+	if len(run) < 3 || run[0] != "set -euo pipefail" || run[2] != "make vulncheck" {
+		t.Errorf(".ci/daily runs %q", run)
+	}
+	mod, makefile := readFile(t, "../go.mod"), readFile(t, "../Makefile")
+	for text, words := range map[string][]string{
+		mod: {"\tgolang.org/x/vuln/cmd/govulncheck\n", "\ntoolchain go1."},
+		makefile: {"\nvulncheck: ## ", "\n\tgo run ./tools/vulncheck\n",
+			"\n\tGOTOOLCHAIN=auto go run ./tools/release\n"},
+	} {
+		for _, word := range words {
+			if !strings.Contains(text, word) {
+				t.Errorf("neither go.mod nor Makefile has %q where it should be", word)
+			}
+		}
+	}
+}
+
 // TestJudgesRunAll: make judges fetches first, and then runs every package that has tests with the build tag judges,
 // and every module of its own.
 func TestJudgesRunAll(t *testing.T) {

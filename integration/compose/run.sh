@@ -91,8 +91,20 @@ say "starting"
 compose up -d >"$work/up.log" 2>&1 || { cat "$work/up.log"; fail "compose up"; }
 for n in 1 2 3; do until_true 120 "indexer-$n is healthy" healthy indexer-$n; done
 until_true 60 "both workers hold the whole prompt" holds_all indexer-1
-user=$(docker inspect -f '{{.Config.User}}' "$(compose ps -q indexer-1)")
-[ "$user" = 65532:65532 ] || fail "containers run as $user"
+for container in $(compose ps -q); do
+  read -r name pid <<<"$(docker inspect -f '{{.Name}} {{.State.Pid}}' "$container")"
+  has=$(awk '$1 ~ /^(Uid|CapEff|CapBnd|NoNewPrivs):$/ { printf "%s%s ", $1, $2 }' "/proc/$pid/status")
+  [ "$has" = "Uid:65532 CapEff:0000000000000000 CapBnd:0000000000000000 NoNewPrivs:1 " ] || fail "$name has $has"
+  [ "$(docker inspect -f '{{.HostConfig.ReadonlyRootfs}}' "$container")" = true ] || fail "$name writes to its root"
+done
+for n in 1 2; do
+  mounted=$(docker inspect -f '{{range .Mounts}}{{.Source}}{{"\n"}}{{end}}' "$(compose ps -q shim-$n)" | grep keys/)
+  [ "$(basename "$mounted")" = "default-shim-worker-$n.nk" ] || fail "shim-$n has the keys $mounted"
+done
+compose exec -T engine-1 /indexer probe http://indexer-1:8090/healthz >"$work/last" 2>&1 && fail "an engine reaches indexers"
+compose exec -T -e NATS_NKEY= indexer-1 /indexer status >"$work/last" 2>&1 && fail "NATS asks for no key"
+grep -qi auth "$work/last" || { cat "$work/last"; fail "NATS does not refuse a client without a key"; }
+say "containers have no rights, and only their own keys"
 
 say "killing nats-2 and indexer-1"
 docker kill "$(compose ps -q nats-2)" "$(compose ps -q indexer-1)" >/dev/null

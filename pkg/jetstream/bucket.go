@@ -423,9 +423,9 @@ func (b *Bucket) Writable(ctx context.Context) error {
 	return b.c.writable(ctx, b.stream, keySubject(b.name, nobodysKey))
 }
 
-// goneFor is for how long a bucket must have been gone before it is made anew. A stream that nats-server 2.15.2 makes
+// goneFor is for how long a bucket must have been gone before it is made anew. A stream that nats-server 2.15.3 makes
 // while it still removes one of the same name may store nothing, ever: in a loop that made it as soon as it was not
-// found, the 4th and the 24th did not; once the removal was acknowledged, all of 150 did.
+// found, one or two of 150 did not; once the removal was acknowledged, all of 150 did.
 const goneFor = time.Second
 
 // Gone reports whether the bucket was deleted, so that it may be made anew. It takes a second to say yes.

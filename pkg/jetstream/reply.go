@@ -27,9 +27,9 @@ func ReplyAllowed(subject string) bool {
 }
 
 // crossesAccounts reports whether a request with this reply subject came from another account or cluster. nats-server
-// refuses a client's request with such a subject.
+// refuses a client's request with such a subject; from 2.15.3 on with every one below $JS too.
 func crossesAccounts(reply string) bool {
-	for _, reserved := range []string{responses, gatewayReply, gatewayBefore, "$JS.ACK."} {
+	for _, reserved := range []string{responses, gatewayReply, gatewayBefore, "$JS."} {
 		if strings.HasPrefix(reply, reserved) {
 			return true
 		}

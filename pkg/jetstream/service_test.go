@@ -609,7 +609,8 @@ func TestReplyAllowed(t *testing.T) {
 	refused := make(chan error, 1)
 	client := connect(t, ConnOptions{URLs: []string{s.URL()},
 		Hooks: ConnHooks{AsyncError: func(err error) { refused <- err }}})
-	for _, reply := range []string{"_R_.a.b", "_GR_.abcdef.ghijkl.x", "_GR_.abcdef.ghijkl._INBOX.x"} {
+	for _, reply := range []string{"_R_.a.b", "_GR_.abcdef.ghijkl.x", "_GR_.abcdef.ghijkl._INBOX.x",
+		"$JS.ACK.S.C.1.30.4.5.6", "$JS.API.STREAM.PURGE.S", "$JS.hub.API.STREAM.PURGE.S"} {
 		if err := client.NATS().PublishRequest("t.any", reply, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -654,7 +655,6 @@ func TestRepliesStayInInboxes(t *testing.T) {
 		{reply: "_INBOX.a", handled: "_INBOX.a", outcome: "ok"},
 		{outcome: "ok"},
 		{reply: "t.other", outcome: OutcomeReplyRefused},
-		{reply: "$JS.API.STREAM.PURGE.X", outcome: OutcomeReplyRefused},
 		{reply: "$KV.b.key", outcome: OutcomeReplyRefused},
 		{reply: "_INBOX.a", id: "abcdefgh1234", handled: "t.answers.abcdefgh1234", outcome: "ok"},
 		{reply: "_INBOX.a", id: "abcdefgh.>", outcome: OutcomeReplyRefused},

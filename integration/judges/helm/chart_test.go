@@ -132,6 +132,11 @@ var renderings = map[string]string{
 nats: {mode: embedded, storage: {className: fast}}
 indexer: {replicas: 1}
 `,
+	"embedded, with an engine": `
+nats: {mode: embedded}
+indexer: {replicas: 1}
+engineExample: {enabled: true}
+`,
 	"everything": `
 image: {pullPolicy: IfNotPresent, tag: v0.4.0}
 imagePullSecrets: [{name: registry}]
@@ -150,7 +155,11 @@ http: {tokenSecret: my-token, tlsSecret: my-tls}
 grpc: {enabled: true, port: 9003}
 nats: {mode: external, url: "tls://nats-1:4222,tls://nats-2:4222", caSecret: nats-ca, nkeySecret: my-key}
 serviceMonitor: {enabled: true, interval: 30s, labels: {release: prometheus}, caSecret: my-ca}
-engineExample: {enabled: true, replicas: 1, model: llama, blockSize: 64}
+engineExample: {enabled: true, replicas: 1, model: llama, blockSize: 64, nkeySecret: my-pool, pool: llama}
+networkPolicy:
+  httpFrom: [{namespaceSelector: {matchLabels: {team: routing}}}]
+  enginePorts: [5557, 30000]
+  extraEgress: [{to: [{podSelector: {matchLabels: {app: collector}}}], ports: [{port: 4318}]}]
 `,
 	"no keys": `
 nats: {mode: external, url: "nats://nats", nkeySecret: ""}
@@ -230,7 +239,7 @@ func TestDefaultIsTheManifests(t *testing.T) {
 			t.Errorf("%s (deploy/kubernetes, chart): %s", name, d)
 		}
 	}
-	if _, is := rendered(t, ""); is["Deployment engine-example"] != nil {
+	if _, is := rendered(t, ""); is["StatefulSet engine-example"] != nil {
 		t.Error("the example is there without being asked for")
 	}
 }
@@ -281,9 +290,9 @@ func TestValues(t *testing.T) {
 			t.Errorf("%s is there with NATS servers of another", name)
 		}
 	}
-	shim := at(all["Deployment engine-example"], "spec", "template", "spec", "containers", 1)
+	shim := at(all["StatefulSet engine-example"], "spec", "template", "spec", "containers", 1)
 	if words := fmt.Sprint(at(shim, "args")); !strings.Contains(words, "--model=llama --block-size=64 "+
-		"--nats=tls://nats-1:4222,tls://nats-2:4222 --nats-nkey=/etc/kvatlas/keys/shim.nk --nats-inbox-prefix=_INBOX_shim "+
+		"--nats=tls://nats-1:4222,tls://nats-2:4222 --nats-nkey=/etc/kvatlas/shim.nk --nats-inbox-prefix=_INBOX_pool-llama "+
 		"--nats-ca=/etc/kvatlas/nats-ca/ca.crt --namespace=prod") {
 		t.Errorf("the shim has %s", words)
 	}
@@ -309,6 +318,7 @@ func TestValues(t *testing.T) {
 		"indexer: {podDisruptionBudget: {enabled: false}}": "PodDisruptionBudget kvatlas-indexer",
 		"nats: {podDisruptionBudget: {enabled: false}}":    "PodDisruptionBudget kvatlas-nats",
 		"networkPolicy: {enabled: false}":                  "NetworkPolicy kvatlas-nats",
+		"{networkPolicy: {enabled: false} }":               "NetworkPolicy kvatlas-indexer",
 		"serviceMonitor: {enabled: false}":                 "ServiceMonitor kvatlas-indexer",
 	} {
 		if _, all := rendered(t, switched); all[gone] != nil {
@@ -356,6 +366,10 @@ func TestRefusedValues(t *testing.T) {
 		"image: {pullPolicy: Sometimes}":                       "pullPolicy",
 		"grpc: {port: 8090}":                                   "port",
 		"indexer: {podDisruptionBudget: {maxUnavailable: -1}}": "maxUnavailable",
+		"networkPolicy: {httpFrom: []}":                        "httpFrom",
+		"networkPolicy: {dns: [{ip: 10.0.0.1}]}":               "dns",
+		"networkPolicy: {enginePorts: [http]}":                 "enginePorts",
+		"engineExample: {pool: a/b}":                           "pool",
 	} {
 		if _, err := render(t, text); err == nil || !strings.Contains(err.Error(), word) {
 			t.Errorf("%s: %v", text, err)
@@ -455,6 +469,83 @@ func TestSecure(t *testing.T) {
 	}
 	if pods < 6 {
 		t.Errorf("only %d pods were looked at", pods)
+	}
+}
+
+// TestPolicies: whatever the values, a policy for both directions selects each pod, no rule lets it connect to
+// everything, and none to addresses at which clouds answer with a machine's credentials. TestDefaultIsTheManifests and
+// integration's TestNetworkPolicies look at what else the default allows.
+func TestPolicies(t *testing.T) {
+	for name, text := range renderings {
+		_, all := rendered(t, text)
+		selected := map[string]bool{}
+		for id, o := range all {
+			if o["kind"] != "NetworkPolicy" {
+				continue
+			}
+			if types := fmt.Sprint(at(o, "spec", "policyTypes")); types != "[Ingress Egress]" {
+				t.Errorf("%s: %s is for %s", name, id, types)
+			}
+			selected[fmt.Sprint(at(o, "spec", "podSelector", "matchLabels", "app.kubernetes.io/name"))] = true
+			for direction, peers := range map[string]string{"ingress": "from", "egress": "to"} {
+				rules, _ := at(o, "spec", direction).([]any)
+				for _, rule := range rules {
+					if list, _ := at(rule, peers).([]any); len(list) == 0 || at(rule, "ports") == nil {
+						t.Errorf("%s: %s has a rule for everything: %v", name, id, rule)
+					}
+				}
+			}
+			for _, m := range regexp.MustCompile(`cidr:(\S+?)[ \]](?:except:\[([^\]]*))?`).FindAllStringSubmatch(
+				fmt.Sprint(at(o, "spec", "egress")), -1) {
+				if !strings.Contains(m[2], "169.254.0.0/16") && !strings.Contains(m[2], "fe80::/10") {
+					t.Errorf("%s: %s allows %s", name, id, m[0])
+				}
+			}
+		}
+		for id, o := range all {
+			label := at(o, "spec", "template", "metadata", "labels", "app.kubernetes.io/name")
+			if label != nil && !selected[fmt.Sprint(label)] {
+				t.Errorf("%s: no policy selects the pods of %s", name, id)
+			}
+		}
+	}
+	_, all := rendered(t, renderings["everything"])
+	spec := fmt.Sprint(at(all["NetworkPolicy kvatlas-indexer"], "spec"))
+	for _, part := range []string{"team:routing", "port:9003", "port:30000", "app:collector", "port:4222", "0.0.0.0/0",
+		"namespaceSelector:map[]"} {
+		if !strings.Contains(spec, part) {
+			t.Errorf("the indexers' policy has no %s: %s", part, spec)
+		}
+	}
+	_, all = rendered(t, renderings["embedded"])
+	ingress := fmt.Sprint(at(all["NetworkPolicy kvatlas-indexer"], "spec", "ingress"))
+	if !strings.Contains(ingress, "port:4222") {
+		t.Errorf("shims do not reach the NATS server in the indexer: %s", ingress)
+	}
+}
+
+// TestOwnKeys: a container mounts secrets of its own, and of one with several keys a single file.
+func TestOwnKeys(t *testing.T) {
+	for name, text := range map[string]string{"default": "engineExample: {enabled: true}",
+		"everything": renderings["everything"]} {
+		_, all := rendered(t, text)
+		pod := at(all["StatefulSet engine-example"], "spec", "template", "spec")
+		mounts := fmt.Sprint(at(pod, "containers", 1, "volumeMounts", 0))
+		file := map[string]string{"default": "$(POD_NAME).nk", "everything": "llama.nk"}[name]
+		if mounts != "map[mountPath:/etc/kvatlas/shim.nk name:keys readOnly:true subPathExpr:"+file+"]" {
+			t.Errorf("%s: the shim mounts %s", name, mounts)
+		}
+		if engine := at(pod, "containers", 0, "volumeMounts"); engine != nil {
+			t.Errorf("%s: the engine mounts %v", name, engine)
+		}
+		for id, o := range all {
+			secrets := fmt.Sprint(at(o, "spec", "template", "spec", "volumes"))
+			for _, other := range []string{"kvatlas-shims", "my-pool"} {
+				if id != "StatefulSet engine-example" && strings.Contains(secrets, other) {
+					t.Errorf("%s: %s mounts %s", name, id, secrets)
+				}
+			}
+		}
 	}
 }
 

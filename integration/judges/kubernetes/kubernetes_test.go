@@ -113,7 +113,8 @@ func withoutMonitors(t *testing.T, file string) (path string) {
 func TestKubernetesRuns(t *testing.T) {
 	dir := t.TempDir()
 	keys := filepath.Join(dir, "keys")
-	accounts := harness.Run(t, "indexer", "auth", "example", "--keys", keys)
+	accounts := harness.Run(t, "indexer", "auth", "example", "--keys", keys, "--model", "sim",
+		"--shim", "engine-example-0", "--shim", "engine-example-1")
 	if accounts.Code != 0 {
 		t.Fatal(accounts.Stderr)
 	}
@@ -129,9 +130,9 @@ func TestKubernetesRuns(t *testing.T) {
 		}
 	}
 	here := strings.NewReplacer(
-		"nats://kvatlas-nats:4222", "nats://"+client, "/etc/kvatlas/keys/", keys+
-			"/default-", "/etc/kvatlas/http/token", token,
-		"0.0.0.0:8090", "127.0.0.1:0", "127.0.0.1:5557", engine, "127.0.0.1:5657", replay, "$(POD_NAME)", "pod-0",
+		"nats://kvatlas-nats:4222", "nats://"+client, "/etc/kvatlas/keys/", keys+"/default-",
+		"/etc/kvatlas/shim.nk", keys+"/default-shim-engine-example-0.nk", "/etc/kvatlas/http/token", token,
+		"0.0.0.0:8090", "127.0.0.1:0", "127.0.0.1:5557", engine, "127.0.0.1:5657", replay, "$(POD_NAME)", "engine-example-0",
 		"--replicas=3", "--replicas=1",
 	)
 	objects := map[string]manifest{}
@@ -175,7 +176,7 @@ func TestKubernetesRuns(t *testing.T) {
 	harness.Eventually(t, "the example's worker holds something", func() (bool, string) {
 		r := harness.Run(t, "indexer", "workers", "--json", "--nats", client, "--nats-nkey",
 			filepath.Join(keys, "default-reader.nk"), "--nats-inbox-prefix", "_INBOX_reader")
-		return r.Code == 0 && strings.Contains(r.Stdout, `"pod-0"`), r.Stdout + r.Stderr
+		return r.Code == 0 && strings.Contains(r.Stdout, `"engine-example-0"`), r.Stdout + r.Stderr
 	})
 }
 

@@ -43,13 +43,45 @@ readOnlyRootFilesystem: true
 capabilities: {drop: ["ALL"]}
 {{- end -}}
 
+{{/* Egress rules of a NetworkPolicy: names. */}}
+{{- define "kvatlas.egressToDNS" -}}
+- to: # names
+    {{- toYaml .Values.networkPolicy.dns | nindent 4 }}
+  ports:
+    - {port: 53, protocol: UDP}
+    - {port: 53, protocol: TCP}
+{{- end -}}
+
+{{/* Egress rules of a NetworkPolicy: NATS servers, none where the server is in the indexer itself. */}}
+{{- define "kvatlas.egressToNATS" -}}
+{{- if eq .Values.nats.mode "cluster" -}}
+- to:
+    - podSelector:
+        matchLabels: {app.kubernetes.io/name: {{ include "kvatlas.fullname" . }}-nats}
+  ports:
+    - {port: 4222, protocol: TCP}
+{{- else if eq .Values.nats.mode "external" -}}
+- to: # NATS servers of others
+    {{- toYaml .Values.networkPolicy.externalNATS | nindent 4 }}
+  ports:
+    {{- $ports := list }}
+    {{- range splitList "," .Values.nats.url }}
+    {{- $ports = append $ports (regexFind "[0-9]+$" (regexFind ":[0-9]+$" .) | default "4222") }}
+    {{- end }}
+    {{- range $ports | uniq }}
+    - {port: {{ . }}, protocol: TCP}
+    {{- end }}
+{{- end -}}
+{{- end -}}
+
 {{/*
 The container that shims the engine of its pod, for a sidecar of your own. Called with the chart's context and the
 engine's settings:
 
-  {{ include "kvatlas.shim" (list . (dict "model" "llama" "blockSize" 16 "inboxPrefix" "_INBOX_shim")) }}
+  {{ include "kvatlas.shim" (list . (dict "model" "llama" "blockSize" 16 "nkeySecret" "kvatlas-shims")) }}
 
-The pod needs the label kvatlas.io/client: "true" and, for a key, the volume `key` with the file shim.nk.
+The pod needs the label kvatlas.io/client: "true" and, for a key, the volume `keys`. The container gets one file of it:
+that of its pod, POD.nk, or that of its `pool`, POOL.nk.
 */}}
 {{- define "kvatlas.shim" -}}
 {{- $root := index . 0 -}}
@@ -66,8 +98,8 @@ args:
   - --block-size={{ $engine.blockSize }}
   - --nats={{ include "kvatlas.natsURL" $root }}
   {{- if $engine.nkeySecret }}
-  - --nats-nkey=/etc/kvatlas/keys/shim.nk
-  - --nats-inbox-prefix={{ $engine.inboxPrefix }}
+  - --nats-nkey=/etc/kvatlas/shim.nk
+  - --nats-inbox-prefix=_INBOX_{{ with $engine.pool }}pool-{{ . }}{{ else }}shim-$(POD_NAME){{ end }}
   {{- end }}
   {{- if and $root.Values.nats.caSecret (eq $root.Values.nats.mode "external") }}
   - --nats-ca=/etc/kvatlas/nats-ca/ca.crt
@@ -89,7 +121,8 @@ securityContext:
 {{- if or $engine.nkeySecret $ca }}
 volumeMounts:
   {{- if $engine.nkeySecret }}
-  - {name: key, mountPath: /etc/kvatlas/keys, readOnly: true}
+  # one file of the secret: the key of this pod{{ with $engine.pool }}'s pool{{ end }}
+  - {name: keys, mountPath: /etc/kvatlas/shim.nk, subPathExpr: {{ $engine.pool | default "$(POD_NAME)" }}.nk, readOnly: true}
   {{- end }}
   {{- if $ca }}
   - {name: nats-ca, mountPath: /etc/kvatlas/nats-ca, readOnly: true}
