@@ -421,13 +421,17 @@ func (r *running) join(ctx context.Context, conn *jetstream.Conn, log *slog.Logg
 			return nil, fmt.Errorf("%w; if no worker has that size any more: indexer forget --model %s", err, r.model)
 		}
 		if err == nil || ctx.Err() != nil || !(errors.Is(err, jetstream.ErrNoNamespace) ||
-			errors.Is(err, jetstream.ErrUnavailable)) {
+			errors.Is(err, jetstream.ErrBadRecord) || errors.Is(err, jetstream.ErrUnavailable)) {
 			return ns, err
 		}
 		waiting.do(func(n uint64) {
 			what, todo := "waiting for an indexer to create the namespace",
 				"start `indexer serve` on this NATS server, with --namespace "+r.namespace
-			if !errors.Is(err, jetstream.ErrNoNamespace) {
+			switch {
+			case errors.Is(err, jetstream.ErrBadRecord):
+				what, todo = "waiting for the namespace's record, which cannot be read",
+					"start `indexer serve` with --restore-namespace on this NATS server"
+			case errors.Is(err, jetstream.ErrUnavailable):
 				what, todo = cli.NoJetStream()
 			}
 			log.Warn(what, "namespace", r.namespace, "error", err, "what_to_do", todo, "times", n)

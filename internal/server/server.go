@@ -50,12 +50,15 @@ type Settings struct {
 	Data     string
 	Began    time.Time
 
-	Namespace   string
-	Zone        string        // see [cluster.CheckZone]; empty: one of this node's own
-	Partitions  uint32        // 0: those of the namespace, or the usual number
-	Replicas    int           // of streams and buckets, on the NATS servers
-	Replication int           // how many nodes keep each partition; 0: the usual number
-	Drain       time.Duration // how long a node that is told to end waits until others have taken what it has
+	Namespace  string
+	Zone       string // see [cluster.CheckZone]; empty: one of this node's own
+	Partitions uint32 // 0: those of the namespace, or the usual number
+	// RestoreNamespace writes the namespace's record again if it is missing or unreadable; see
+	// [jetstream.NamespaceConfig].
+	RestoreNamespace bool
+	Replicas         int           // of streams and buckets, on the NATS servers
+	Replication      int           // how many nodes keep each partition; 0: the usual number
+	Drain            time.Duration // how long a node that is told to end waits until others have taken what it has
 
 	LogBytes         int64 // of each partition; 0: the usual bound
 	LogAge           time.Duration
@@ -413,7 +416,7 @@ func openStore(ctx context.Context, s *Settings, log *slog.Logger) (*store, erro
 
 func openOnce(ctx context.Context, s *Settings) (*store, error) {
 	ns, err := jetstream.JoinNamespace(ctx, s.Conn, jetstream.NamespaceConfig{
-		Name: s.Namespace, Partitions: s.Partitions, Replicas: s.Replicas,
+		Name: s.Namespace, Partitions: s.Partitions, Replicas: s.Replicas, Restore: s.RestoreNamespace,
 	})
 	if err != nil {
 		return nil, err

@@ -1,7 +1,6 @@
 package jetstream
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -43,6 +42,10 @@ type NamespaceConfig struct {
 	// Replicas of the namespace's record: 1, 3 or 5, and the default for streams and buckets. Zero leaves what is
 	// there, or 1 in a new namespace.
 	Replicas int
+
+	// Restore writes the namespace's record again if it is missing or unreadable. The number of partitions is the
+	// number of the log's streams. Without Restore such a namespace is a [RecordError].
+	Restore bool
 }
 
 // Namespace is one deployment's world on a connection. Its methods may be called from any goroutine.
@@ -56,6 +59,9 @@ type Namespace struct {
 
 // JoinNamespace creates the namespace if nobody has, by compare-and-set: of several indexers that start at once one
 // creates and all see the same. It is for indexers.
+//
+// A namespace is new only if its log has no streams. If streams exist and the record is missing or unreadable, the
+// error is a [RecordError]: a new record could have another number of partitions than the log.
 //
 // The server must take messages that have room for the largest value of a bucket, as it does by default; else the error
 // wraps [ErrTooLarge] and names both sizes and the setting. If the namespace has another number of partitions than the
@@ -82,17 +88,16 @@ func joinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespac
 	if err != nil {
 		return nil, err
 	}
-	text, err := json.Marshal(namespaceRecord{Version: namespaceVersion,
-		Partitions: cmp.Or(cfg.Partitions, DefaultPartitions), Created: time.Now().UTC().Truncate(time.Second)})
-	if err != nil {
-		return nil, err
-	}
-	if err := meta.create(ctx, namespaceKey, text); err != nil && !errors.Is(err, ErrConflict) {
-		return nil, err
-	}
 	ns, err := readNamespace(ctx, meta, cfg.Name)
-	for tries := 0; errors.Is(err, ErrNotFound) && tries < 20 && loop.Wait(ctx, 100*time.Millisecond); tries++ {
-		ns, err = readNamespace(ctx, meta, cfg.Name) // it is there; a server that has not heard of the bucket has answered
+	if recordLost(err) {
+		if err := createRecord(ctx, meta, cfg); err != nil {
+			return nil, err
+		}
+		ns, err = readNamespace(ctx, meta, cfg.Name)
+		for tries := 0; errors.Is(err, ErrNotFound) && tries < 20 && loop.Wait(ctx, 100*time.Millisecond); tries++ {
+			// it is there; a server that has not heard of the bucket has answered
+			ns, err = readNamespace(ctx, meta, cfg.Name)
+		}
 	}
 	if err != nil {
 		return nil, err
@@ -110,7 +115,7 @@ func joinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespac
 }
 
 // OpenNamespace reads a namespace that an indexer has created. It is for shims and clients: it creates nothing.
-// If there is none, the error wraps [ErrNoNamespace].
+// If there is none, the error wraps [ErrNoNamespace]. If its record is unreadable, the error wraps [ErrBadRecord].
 func OpenNamespace(ctx context.Context, c *Conn, name string) (*Namespace, error) {
 	if err := CheckNamespace(name); err != nil {
 		return nil, fmt.Errorf("open: %w", err)
@@ -118,6 +123,8 @@ func OpenNamespace(ctx context.Context, c *Conn, name string) (*Namespace, error
 	ns, err := readNamespace(ctx, openBucket(c, metaBucket(name)), name)
 	if errors.Is(err, ErrNotFound) {
 		err = fmt.Errorf("%w: start an indexer first (%w)", ErrNoNamespace, err)
+	} else if errors.Is(err, ErrBadRecord) {
+		err = fmt.Errorf("%w; start an indexer with --restore-namespace, which writes it again", err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open namespace %s: %w", name, err)
@@ -130,17 +137,9 @@ func readNamespace(ctx context.Context, meta *Bucket, name string) (*Namespace, 
 	if err != nil {
 		return nil, err
 	}
-	var rec namespaceRecord
-	if err := json.Unmarshal(entry.Value, &rec); err != nil {
-		return nil, fmt.Errorf("record %q in bucket %s cannot be read: %w", namespaceKey, meta.name, err)
-	}
-	if rec.Version != namespaceVersion {
-		return nil, fmt.Errorf("%w: the namespace's record has version %d, this program knows version %d", ErrMismatch,
-			rec.Version, namespaceVersion)
-	}
-	if rec.Partitions == 0 || rec.Partitions > MaxPartitions {
-		return nil, fmt.Errorf("%w: the namespace's record says %d partitions, there can be 1 to %d", ErrMismatch,
-			rec.Partitions, MaxPartitions)
+	rec, err := parseRecord(entry.Value)
+	if err != nil {
+		return nil, fmt.Errorf("record %q in bucket %s: %w", namespaceKey, meta.name, err)
 	}
 	return &Namespace{c: meta.c, name: name, partitions: rec.Partitions, replicas: 1, meta: meta}, nil
 }

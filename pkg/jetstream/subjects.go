@@ -201,9 +201,10 @@ func ParseEventSubject(subject string) (ns string, p events.Partition, key event
 }
 
 // StreamName is the stream of one partition.
-func StreamName(ns string, p events.Partition) string {
-	return "KV_EVENTS_" + ns + "_" + decimal(uint64(p))
-}
+func StreamName(ns string, p events.Partition) string { return streamPrefix(ns) + decimal(uint64(p)) }
+
+// streamPrefix begins the names of the streams of a namespace's log; the partition follows.
+func streamPrefix(ns string) string { return "KV_EVENTS_" + ns + "_" }
 
 // streamSubjects is what the stream of one partition takes.
 func streamSubjects(ns string, p events.Partition) string {
