@@ -179,7 +179,7 @@ func (f *fleet) serve(key events.RankKey, feed <-chan shim.Frame, decoder shim.D
 		Feed: feed, Decoder: decoder, Source: source,
 		Identity: shim.Identity{Model: one.model, BlockSize: one.blockSize},
 		Limits:   shim.Limits{QueueBytes: one.queueBytes},
-		Log:      shim.NewStreamLog(f.ns, key, watch.logFailed),
+		Log:      shim.NewStreamLog(f.ns, key, watch.logFailed).OnCrowded(watch.logCrowded),
 		Control:  server, Keep: one.keep(report, log), Hooks: watch.hooks(f.ctx),
 		Tracer: one.tracer,
 	})

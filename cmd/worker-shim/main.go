@@ -403,7 +403,7 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 		Identity: shim.Identity{Model: r.model, BlockSize: r.blockSize},
 		Limits:   shim.Limits{QueueBytes: r.queueBytes}, Decoder: watch,
 		ClearUnreadable: r.onUnreadable == unreadableClear,
-		Log:             shim.NewStreamLog(ns, key, watch.logFailed),
+		Log:             shim.NewStreamLog(ns, key, watch.logFailed).OnCrowded(watch.logCrowded),
 		Control:         server,
 		Keep:            r.keep(watch.report, log),
 		ReplayTimeout:   r.replayTimeout, IdleCheck: r.idleCheck, Hooks: watch.hooks(ctx),

@@ -134,7 +134,7 @@ const goneLong = 10 * time.Minute
 func (r *Registry) MarkStatus(s *api.Status) {
 	s.Engines = &api.EngineCounts{}
 	problems := map[api.EngineState][]string{}
-	var unusable, refused []string
+	var unusable, refused, slowed []string
 	for _, w := range r.Workers() {
 		standing := w.state()
 		if standing.CatchingUp {
@@ -156,6 +156,9 @@ func (r *Registry) MarkStatus(s *api.Status) {
 		if standing.Refused != "" && r.cfg.Mine(w.Partition) && !saysHowShimsWait(s, w.Partition) {
 			refused = append(refused, fmt.Sprintf("%s: %s", w.Record.Key(), standing.Refused))
 		}
+		if standing.Slowed != "" && r.cfg.Mine(w.Partition) {
+			slowed = append(slowed, fmt.Sprintf("%s: %s", w.Record.Key(), standing.Slowed))
+		}
 		unhealthy := standing.Engine == api.EngineSilent || standing.Engine == api.EngineGone &&
 			time.Since(standing.Since) >= goneLong
 		if unhealthy && r.cfg.Mine(w.Partition) {
@@ -168,6 +171,10 @@ func (r *Registry) MarkStatus(s *api.Status) {
 	if len(refused) > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("the log takes nothing from the shims of %d ranks, which wait: %s",
 			len(refused), First(refused)))
+	}
+	if len(slowed) > 0 {
+		s.Problems = append(s.Problems, fmt.Sprintf(
+			"the log stores events of the shims of %d ranks one by one, which is slower: %s", len(slowed), First(slowed)))
 	}
 	if len(unusable) > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("what engines of %d ranks announce is passed over: %s",

@@ -225,6 +225,10 @@ func shimsHooks(log *slog.Logger) compat.ShimsHooks {
 			log.Error("a registered engine's blocks are not of the block_size that was registered", "worker", key,
 				"error", err, "what_to_do", do)
 		},
+		Unreadable: func(key events.RankKey, err error) {
+			log.Warn("a rank's last message in the log cannot be read; a new incarnation begins", "worker", key, "error",
+				err, "what_to_do", "see that only this worker's shim has a key that may write its events")
+		},
 		Refused: func(key events.RankKey, err error) {
 			if err == nil {
 				log.Info("the log takes events of a registered engine again", "worker", key)
