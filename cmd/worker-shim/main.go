@@ -252,6 +252,8 @@ func (r *running) check() error {
 	}
 	if r.ranks == 0 || r.ranks > maxRanks {
 		wrong.When(true, "--ranks %d is not from 1 to %d", r.ranks, maxRanks)
+	} else if last := uint64(r.rank) + uint64(r.ranks) - 1; last >= events.MaxRanks {
+		wrong.When(true, "rank %d (--rank, --ranks) is not from 0 to %d", last, events.MaxRanks-1)
 	} else if errors.Join(wrong...) == nil && !r.fleet() && r.engine != "" {
 		wrong = append(wrong, r.checkPorts())
 	}

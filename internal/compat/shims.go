@@ -304,7 +304,8 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 				}
 			},
 		},
-		Log: shim.NewStreamLog(s.ns, key, refused).OnCrowded(func(err error) { report.LogCrowded(err) }), Control: server, Keep: report.Keep,
+		Log:     shim.NewStreamLog(s.ns, key, refused).OnCrowded(func(err error) { report.LogCrowded(err) }),
+		Control: server, Keep: report.Keep,
 		Hooks: shim.Hooks{
 			Connected:     func(string) { run.connected.Store(true) },
 			Disconnected:  func(string, error) { run.connected.Store(false) },

@@ -72,6 +72,10 @@ type Config struct {
 	// it must not block. nil: it is never known.
 	Source func(events.RankKey) string
 
+	// BlockSize returns the registered block size of a model, in tokens; 0 if none is known. It decides which ranks of
+	// the model queries see. Writers call it: it must not block. nil: none is known.
+	BlockSize func(model string) uint32
+
 	Traced bool // Message.Trace is read from the log
 
 	Hooks Hooks

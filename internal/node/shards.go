@@ -31,6 +31,9 @@ func (n *Node) newShard(number int) *shard {
 	if n.cfg.Source != nil {
 		s.machine.source = n.cfg.Source
 	}
+	if n.cfg.BlockSize != nil {
+		s.machine.size = n.cfg.BlockSize
+	}
 	s.figures.Store(s.machine.figures(radix.Stats{}))
 	return s
 }

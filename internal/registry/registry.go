@@ -36,6 +36,10 @@ type Config struct {
 	// renewed.
 	Began time.Time
 
+	// BlockSize returns the registered block size of a model, in tokens; 0 if none is known. Registrations that state
+	// another one for the model are skipped. It must not block. nil: none is known. See [Registry.ModelsChanged].
+	BlockSize func(model string) uint32
+
 	// Mine reports whether this node should end the leases of a partition; others do if it does not. nil: all.
 	Mine func(events.Partition) bool
 
@@ -48,6 +52,7 @@ type Hooks struct {
 	Cleared   func(r Record)                      // this node has seen to it that the log says so
 	Failed    func(key events.RankKey, err error) // ending a lease failed; it is tried again
 	Bad       func(key string, err error)         // a record that cannot be read; nobody is cleared by it
+	Skipped   func(key events.RankKey, err error) // a registration that is skipped; it is called once for each cause
 	Watch     func(err error)                     // the bucket cannot be watched (nil: again)
 	Recreated func(err error)                     // the bucket was deleted, and is made anew or could not be
 	// so many records of the bucket that was deleted are written into the new one
@@ -100,6 +105,7 @@ type Registry struct {
 	listing  bool              // the watch does not show all yet
 	heard    uint64            // up to which revision the watch has shown all
 	impaired impaired
+	skipped  skipped
 
 	operators operators
 	pools     atomic.Pointer[map[string]*Pool] // by model, until the next change; written with mu held
@@ -114,6 +120,9 @@ type Registry struct {
 
 // New returns a registry that knows nobody until Run.
 func New(cfg Config) *Registry {
+	if cfg.BlockSize == nil {
+		cfg.BlockSize = func(string) uint32 { return 0 }
+	}
 	if cfg.Mine == nil {
 		cfg.Mine = func(events.Partition) bool { return true }
 	}
@@ -200,7 +209,7 @@ func (r *Registry) Sharing(model string) *hicache.Sharing {
 	defer r.mu.Unlock()
 	ranks, known := map[events.RankKey]hicache.Config{}, false
 	for key, w := range r.workers {
-		if w.Record.Model == model {
+		if w.Record.Model == model && r.otherSize(&w.Record) == nil {
 			if known = true; w.Record.L3 != nil {
 				ranks[key] = *w.Record.L3
 			}
@@ -310,6 +319,12 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 			changed = changed || other
 			continue
 		}
+		if key.Rank >= events.MaxRanks {
+			if !e.Deleted && r.skipped.rank(key, e.Written) {
+				calls = append(calls, func() { r.cfg.Hooks.Skipped(key, errOtherRank) })
+			}
+			continue
+		}
 		if e.Deleted {
 			r.marks[e.Key] = e.Revision
 			r.machine.Gone(key)
@@ -342,6 +357,12 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 			continue
 		}
 		w, there := r.workers[key]
+		if err := r.otherSize(&record); err != nil {
+			r.skipped.sizes++
+			if !there || r.otherSize(&w.Record) == nil {
+				calls = append(calls, func() { r.cfg.Hooks.Skipped(key, err) })
+			}
+		}
 		changed = changed || !there || !sameButState(w.Record, record)
 		r.expired.note(key, record, w.Renewed, e.Written)
 		w = Worker{

@@ -168,6 +168,7 @@ func (r *Registry) MarkStatus(s *api.Status) {
 		}
 	}
 	s.Problems = append(s.Problems, engineProblems(problems)...)
+	r.markSkipped(s)
 	if len(refused) > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("the log takes nothing from the shims of %d ranks, which wait: %s",
 			len(refused), First(refused)))

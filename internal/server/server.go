@@ -140,6 +140,7 @@ type Server struct {
 	joining  cluster.MemberConfig
 	node     *node.Node
 	registry *registry.Registry
+	models   *jetstream.Models
 	scatter  *scatter.Scatter
 	loads    *load.Service
 	sessions *affinity.Service // nil: sessions are not kept together
@@ -181,7 +182,9 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		return nil, err
 	}
 	s.views = cluster.NewViews(cfg.Config)
+	s.models = jetstream.NewModels(s.ns, modelHooks(log, func() { s.registry.ModelsChanged() }))
 	s.registry = registry.New(registry.Config{
+		BlockSize: s.models.BlockSize,
 		Namespace: s.ns, Bucket: st.workers, Recreate: st.recreateWorkers, Began: s.Began, Hooks: registryHooks(log),
 		Mine: func(p events.Partition) bool { return s.views.Now().Writes(p) },
 		Clear: func(ctx context.Context, r registry.Record, still func(context.Context) (bool, error)) error {
@@ -199,6 +202,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		Shards: cmp.Or(s.IndexShards, runtime.GOMAXPROCS(0)/2), L3: s.L3,
 		SnapshotInterval: s.SnapshotInterval, SnapshotBlocks: s.SnapshotBlocks, Recreate: st.mendLog,
 		Shared: true, View: s.views.Now, Hooks: hooks, Source: s.registry.Source,
+		BlockSize: s.models.BlockSize,
 	}
 	stage := s.stageHook()
 	nodeConfig.Hooks.Stage, nodeConfig.Traced, nodeConfig.Hooks.AppliedTraced = stage, s.Tracer.On(), s.traceApplied
@@ -295,6 +299,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	var parts sync.WaitGroup
 	parts.Go(func() { s.node.Run(running) })
+	parts.Go(func() { s.models.Run(running) })
 	parts.Go(func() { s.registry.Run(running) })
 	parts.Go(func() { s.shims.Run(running) })
 	parts.Go(func() {
@@ -320,6 +325,7 @@ func (s *Server) Run(ctx context.Context) error {
 		member.Announce(announcing)
 		cancel()
 		s.waitLoads(ctx)
+		s.models.Await(ctx) // else an unregistered block size could make a query ambiguous
 		if len(s.views.Now().Peers) > 0 {
 			s.engines.ask(ctx, s.anyNode())
 		}

@@ -31,8 +31,8 @@ func NewStreamLog(ns *jetstream.Namespace, key events.RankKey, failed func(error
 	return &StreamLog{ns: ns, key: key, o: jetstream.PublisherOptions{Retry: failed, Persist: failed != nil}}
 }
 
-// OnCrowded has f called when the NATS server refuses batches; see [jetstream.PublisherOptions]. It is to be called before
-// Last. It returns l.
+// OnCrowded has f called when the NATS server refuses batches; see [jetstream.PublisherOptions]. It is to be called
+// before Last. It returns l.
 func (l *StreamLog) OnCrowded(f func(error)) *StreamLog {
 	l.o.Crowded = f
 	return l

@@ -122,9 +122,9 @@ func (m *Machine) Ended(p Published, now events.Millis) {
 	m.reset(events.ReasonLeaseExpiry, now)
 }
 
-// LogUnreadable tells that the rank's last message in the log cannot be read. The machine does not know what the message
-// said of the rank: it begins a new incarnation with all that the engine can say again. It returns false if the machine
-// has done that for this message already.
+// LogUnreadable tells that the rank's last message in the log cannot be read. The machine does not know what that
+// message says of the rank: it begins a new incarnation with all that the engine can say again. It returns false if the
+// machine has done that for this message already.
 func (m *Machine) LogUnreadable(p Published, now events.Millis) bool {
 	if _, ok := m.phase.(recovering); ok {
 		return false

@@ -177,8 +177,9 @@ func (n *Namespace) RegisterModel(ctx context.Context, m Model) error {
 }
 
 func (n *Namespace) registerModel(ctx context.Context, m Model) error {
-	if m.Name == "" || m.BlockSize == 0 {
-		return fmt.Errorf("with block size %d: both must be given", m.BlockSize)
+	if m.Name == "" || m.BlockSize == 0 || m.BlockSize > events.MaxBlockSize {
+		return fmt.Errorf("with block size %d: both must be given, and a block has 1 to %d tokens", m.BlockSize,
+			events.MaxBlockSize)
 	}
 	key, err := modelKey(m.Name)
 	if err != nil {
@@ -191,7 +192,14 @@ func (n *Namespace) registerModel(ctx context.Context, m Model) error {
 	if err = n.meta.create(ctx, key, text); !errors.Is(err, ErrConflict) {
 		return err
 	}
-	there, err := n.Model(ctx, m.Name)
+	there, revision, err := n.readModel(ctx, key)
+	if errors.Is(err, errBadModel) { // nobody can use it: it is written again
+		_, err = n.meta.Commit(ctx, nil, Value{key, text}, revision)
+		if !errors.Is(err, ErrConflict) {
+			return err
+		}
+		there, _, err = n.readModel(ctx, key)
+	}
 	if err == nil && there.BlockSize != m.BlockSize {
 		err = fmt.Errorf("%w: registered with block size %d, this worker has %d", ErrMismatch, there.BlockSize,
 			m.BlockSize)
@@ -210,15 +218,15 @@ func (n *Namespace) Model(ctx context.Context, name string) (Model, error) {
 }
 
 // ForgetModel removes what was registered for a model, so that the next worker decides anew; [ErrNotFound] if nothing
-// was. Whether a worker still serves the model is for the caller to know. Two workers that register it meanwhile, one
-// before and one after, may differ.
+// was. A record that cannot be read is removed too. Whether a worker still serves the model is for the caller to know.
+// Two workers that register it meanwhile, one before and one after, may differ.
 func (n *Namespace) ForgetModel(ctx context.Context, name string) (Model, error) {
 	key, err := modelKey(name)
 	if err != nil {
 		return Model{}, err
 	}
 	m, revision, err := n.readModel(ctx, key)
-	if err == nil {
+	if err == nil || errors.Is(err, errBadModel) {
 		_, err = n.meta.Delete(ctx, key, revision)
 	}
 	if err != nil {
@@ -227,13 +235,31 @@ func (n *Namespace) ForgetModel(ctx context.Context, name string) (Model, error)
 	return m, nil
 }
 
+// readModel reads the record of a model. With an error that wraps errBadModel it returns the record's revision too.
 func (n *Namespace) readModel(ctx context.Context, key string) (m Model, revision uint64, err error) {
 	entry, err := n.meta.Latest(ctx, key)
 	if err != nil {
 		return Model{}, 0, err
 	}
-	if err := json.Unmarshal(entry.Value, &m); err != nil {
-		return Model{}, 0, fmt.Errorf("record %q in bucket %s cannot be read: %w", key, n.meta.name, err)
+	if m, err = parseModel(key, entry.Value); err != nil {
+		err = fmt.Errorf("record %q in bucket %s: %w", key, n.meta.name, err)
 	}
-	return m, entry.Revision, nil
+	return m, entry.Revision, err
+}
+
+// errBadModel: the record of a model cannot be read. A shim of the model writes it again when it starts.
+var errBadModel = errors.New("the model's record cannot be read")
+
+// parseModel reads the record of a model under its key. The error wraps errBadModel.
+func parseModel(key string, text []byte) (m Model, err error) {
+	name, ok := parseModelKey(key)
+	switch err := json.Unmarshal(text, &m); {
+	case err != nil:
+		return Model{}, fmt.Errorf("%w: %w", errBadModel, err)
+	case !ok || m.Name != name:
+		return Model{}, fmt.Errorf("%w: it names the model %.64q", errBadModel, m.Name)
+	case m.BlockSize == 0 || m.BlockSize > events.MaxBlockSize:
+		return Model{}, fmt.Errorf("%w: its block size is %d", errBadModel, m.BlockSize)
+	}
+	return m, nil
 }

@@ -359,7 +359,8 @@ func (p *Publisher) explain(ctx context.Context, conflict *ConflictError) error 
 	return p.dead
 }
 
-// RanksInLog lists the ranks of a worker that have messages in the log, ascending.
+// RanksInLog lists the ranks of a worker that have messages in the log, ascending. Ranks beyond [events.MaxRanks] are
+// left out, as nodes skip them.
 func (n *Namespace) RanksInLog(ctx context.Context, worker events.WorkerID) (ranks []events.Rank, err error) {
 	part, subject, err := n.subjectOf(events.RankKey{Instance: worker})
 	if err != nil {
@@ -368,7 +369,7 @@ func (n *Namespace) RanksInLog(ctx context.Context, worker events.WorkerID) (ran
 	all := subject[:strings.LastIndexByte(subject, '.')] + ".*"
 	subjects, err := n.c.subjects(ctx, "list the ranks of worker "+string(worker), StreamName(n.name, part), all)
 	for _, s := range subjects {
-		if _, _, key, err := ParseEventSubject(s); err == nil {
+		if _, _, key, err := ParseEventSubject(s); err == nil && key.Rank < events.MaxRanks {
 			ranks = append(ranks, key.Rank)
 		}
 	}

@@ -349,8 +349,14 @@ func snapshotBucket(ns string) string { return "kvatlas_" + ns + "_snap" }
 func workersBucket(ns string) string { return "kvatlas_" + ns + "_workers" }
 
 // WorkerKey is the key of one (worker, rank) in the bucket of workers.
+//
+// A rank beyond [events.MaxRanks] is refused with [ErrBadName].
 func WorkerKey(p events.Partition, key events.RankKey) (string, error) {
 	token, err := EscapeToken(string(key.Instance))
+	if err == nil && key.Rank >= events.MaxRanks {
+		err = fmt.Errorf("rank %d of worker %.64q: %w: ranks are numbered 0 to %d", key.Rank, key.Instance, ErrBadName,
+			events.MaxRanks-1)
+	}
 	return decimal(uint64(p)) + "." + token + "." + decimal(uint64(key.Rank)), err
 }
 
@@ -394,8 +400,20 @@ const namespaceKey = "namespace"
 
 func modelKey(model string) (string, error) {
 	token, err := EscapeToken(model)
-	return "model." + token, err
+	return modelPrefix + token, err
 }
+
+// parseModelKey returns the model of a key of modelKey. It reports false for any other key.
+func parseModelKey(key string) (model string, ok bool) {
+	token, ok := strings.CutPrefix(key, modelPrefix)
+	if !ok {
+		return "", false
+	}
+	model, err := unescapeToken(token)
+	return model, err == nil
+}
+
+const modelPrefix = "model."
 
 // validKey reports whether a key can be part of a subject as it is (the rule of nats.go jetstream/kv.go).
 func validKey(key string) bool {
