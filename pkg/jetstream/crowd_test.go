@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -42,7 +43,9 @@ func (w *world) openBatches(nc *nats.Conn, subject string, n int) (commit func()
 // its messages one by one, reports the cause, and returns to batches.
 func TestCrowded(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 1)
+	srv := plainServer(t, &server.Options{JetStream: true, StoreDir: t.TempDir()}) // with nats-server's own limits
+	w := &world{t: t, ctx: ctxFor(t), c: connect(t, ConnOptions{URLs: []string{srv.ClientURL()}})}
+	w.join()
 	type report struct {
 		crowded int
 		last    error
@@ -67,7 +70,7 @@ func TestCrowded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	commit := w.openBatches(plainConn(t, w.srv.URL()), bad, 60)
+	commit := w.openBatches(plainConn(t, srv.ClientURL()), bad, 60)
 	next := 21
 	w.publish(p, next, 20)
 	next += 20
@@ -87,6 +90,21 @@ func TestCrowded(t *testing.T) {
 	next += 20
 	if m, err = w.c.lastOnce(w.ctx, p.stream, p.subject); err != nil || m.header.Get(headerBatchSeq) != "20" {
 		t.Fatalf("after: %v, %v", m.header, err)
+	}
+}
+
+// TestSomeOpenBatches: on the embedded server, sixty batches that one client leaves open refuse nobody's.
+func TestSomeOpenBatches(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	p, err := w.ns.OpenPublisher(w.ctx, w1, PublisherOptions{Crowded: func(err error) { t.Error(err) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.openBatches(plainConn(t, w.srv.URL()), strings.Replace(p.subject, ".w1.0", ".bad.7", 1), 60)
+	w.publish(p, 1, 20)
+	if m, err := w.c.lastOnce(w.ctx, p.stream, p.subject); err != nil || m.header.Get(headerBatchSeq) != "20" {
+		t.Fatalf("%v, %v", m, err)
 	}
 }
 
