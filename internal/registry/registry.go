@@ -51,7 +51,7 @@ type Hooks struct {
 	Expired   func(r Record)                      // this node has marked it
 	Cleared   func(r Record)                      // this node has seen to it that the log says so
 	Failed    func(key events.RankKey, err error) // ending a lease failed; it is tried again
-	Bad       func(key string, err error)         // a record that cannot be read; nobody is cleared by it
+	Bad       func(key string, err error)         // a record that cannot be read (one a second); it clears nothing
 	Skipped   func(key events.RankKey, err error) // a registration that is skipped; it is called once for each cause
 	Watch     func(err error)                     // the bucket cannot be watched (nil: again)
 	Recreated func(err error)                     // the bucket was deleted, and is made anew or could not be
@@ -307,7 +307,9 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 			}
 			switch {
 			case err != nil:
-				calls = append(calls, func() { r.cfg.Hooks.Bad(e.Key, err) })
+				if r.skipped.unreadable(time.Now()) {
+					calls = append(calls, func() { r.cfg.Hooks.Bad(e.Key, err) })
+				}
 			case is && e.Deleted:
 				if instance, ok := jetstream.ParseOperatorKey(e.Key); ok && r.marks[e.Key] != e.Revision {
 					r.expired.remove(instance) // once: the mark stays, and a watch that begins anew shows it again
@@ -352,7 +354,9 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 		}
 		record, err := decode(key, e.Value)
 		if err != nil {
-			calls = append(calls, func() { r.cfg.Hooks.Bad(e.Key, err) })
+			if r.skipped.unreadable(time.Now()) {
+				calls = append(calls, func() { r.cfg.Hooks.Bad(e.Key, err) })
+			}
 			r.machine.Unread(key)
 			continue
 		}

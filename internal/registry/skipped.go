@@ -20,9 +20,12 @@ var errOtherSize = errors.New("another block size is registered for the model")
 // its memory is bounded. The registry's lock guards it.
 type skipped struct {
 	sizes uint64 // with another block size than the model's
-	ranks uint64 // of ranks beyond the limit
-	last  events.RankKey
-	at    time.Time // of last, by the server's clock
+	bad   uint64 // that cannot be read
+
+	badTold time.Time // when the last of those was reported
+	ranks   uint64    // of ranks beyond the limit
+	last    events.RankKey
+	at      time.Time // of last, by the server's clock
 }
 
 // skippedFor is how long a skipped registration is a problem.
@@ -33,6 +36,16 @@ func (s *skipped) rank(key events.RankKey, at time.Time) (first bool) {
 	first = at.Sub(s.at) > skippedFor
 	s.ranks, s.last, s.at = s.ranks+1, key, at
 	return first
+}
+
+// unreadable counts a record that cannot be read, and reports true if it is to be reported: at most one is in a second,
+// since who writes many of them must not fill the disk with log lines.
+func (s *skipped) unreadable(now time.Time) (report bool) {
+	s.bad++
+	if report = now.Sub(s.badTold) >= time.Second; report {
+		s.badTold = now
+	}
+	return report
 }
 
 // otherSize returns an error if a registration states another block size for its model than the registered one.
@@ -66,6 +79,7 @@ func (r *Registry) markSkipped(s *api.Status) {
 		s.Events = map[string]uint64{}
 	}
 	s.Events["registrations_block_size"], s.Events["registrations_rank_beyond_limit"] = beyond.sizes, beyond.ranks
+	s.Events["registrations_unreadable"] = beyond.bad
 	if len(others) > 0 {
 		slices.Sort(others)
 		s.Problems = append(s.Problems, fmt.Sprintf("the registrations of %d ranks are skipped: %s; what to do: restart "+

@@ -93,6 +93,20 @@ func TestSkippedRegistrations(t *testing.T) {
 	}
 }
 
+// TestUnreadableReports: every unreadable record is counted, and one a second is reported.
+func TestUnreadableReports(t *testing.T) {
+	var s skipped
+	now, reported := time.Unix(1000, 0), 0
+	for i := range 30_000 {
+		if s.unreadable(now.Add(time.Duration(i) * 100 * time.Microsecond)) {
+			reported++
+		}
+	}
+	if s.bad != 30_000 || reported != 3 {
+		t.Errorf("%d counted, %d reported", s.bad, reported)
+	}
+}
+
 // TestLeaseOverForeignRecord: what no shim of the rank wrote does not end the shim that holds the lease.
 func TestLeaseOverForeignRecord(t *testing.T) {
 	s := newSite(t)
