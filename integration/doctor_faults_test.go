@@ -243,13 +243,17 @@ func doctorsStreams(t *testing.T, s *staged) {
 	log := jetstream.StreamName("default", 0)
 	admin.change(log, map[string]any{"max_msgs_per_subject": 5, "allow_direct": false, "allow_atomic": false})
 	admin.change("KV_kvatlas_default_snap", map[string]any{"max_bytes": 20_000})
+	admin.change("KV_kvatlas_default_workers", map[string]any{"allow_rollup_hdrs": true})
 	s.await(t, []symptom{{"stream_changed", log, "nats stream rm"}, {"stream_no_direct_gets", log, "restart an indexer"},
-		{"stream_no_batches", log, "restart an indexer"}, {"bucket_full", "snap", "--snapshot-bytes"}},
+		{"stream_no_batches", log, "restart an indexer"}, {"stream_rollups", "workers", "restart an indexer"},
+		{"bucket_full", "snap", "--snapshot-bytes"}},
 		func() { admin.publish("$KV.kvatlas_default_snap.fill", 19_000) }, "--nats", nats)
 	nodes["node-a"].Kill()
 	admin.call("STREAM.DELETE."+log, nil)
 	s.await(t, []symptom{{"stream_missing", log, "an indexer serves"}, {"node_none", "default", "--nats"}}, nil,
 		"--nats", nats)
+	admin.publish("$KV.kvatlas_default.namespace", 10)
+	s.await(t, []symptom{{"namespace_record", "default", "--restore-namespace"}}, nil, "--nats", nats)
 }
 
 // doctorsFleet is of shims beside engines that are not as they should be.

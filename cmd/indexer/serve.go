@@ -90,6 +90,9 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 			"different zones (default: a zone of its own)")
 	f.Uint32Var(&s.Partitions, "partitions", 0,
 		"shares of the log, fixed when the namespace is created (default: what is there, or 8)")
+	f.BoolVar(&s.RestoreNamespace, "restore-namespace", false,
+		"if the namespace's record is missing or unreadable, write it again with the number of partitions that the log's "+
+			"streams show; without it such a start is refused (a readable record is never changed)")
 	f.IntVar(&s.IndexShards, "index-shards", 0,
 		"indexes of this node among which its partitions are dealt out, each with a writer of its own, at most one for each "+
 			"partition (default: one for two cores)")

@@ -132,6 +132,12 @@ func (f *fleet) follow(heard map[uint64]*hearing, unknown looks, list []dynamo.P
 // hearPublisher hears one publisher, and shims its rank, until ctx or the shim ends.
 func (f *fleet) hearPublisher(ctx context.Context, p dynamo.Publisher) (err error) {
 	log := f.log.With("worker", p.Key.Instance, "rank", p.Key.Rank)
+	if p.Known {
+		if bad := checkRank(f.named(p.Key)); bad != nil {
+			f.unnamed.warn(log, "a publisher of Dynamo's is passed over", "error", bad, "what_to_do", nameAdvice)
+			return nil
+		}
+	}
 	err = zmtp.CheckRemote(p.Endpoint, f.cfg.rule)
 	var sub *zmtp.Sub
 	if err == nil {

@@ -109,7 +109,7 @@ func (f *fleet) deliver(e events.RouterEvent, digest uint64) {
 	f.mu.Lock()
 	feed := f.feeds[e.Key]
 	if feed == nil {
-		bad = checkWorker(e.Key.Instance)
+		bad = checkRank(e.Key)
 	}
 	if feed == nil && bad == nil && len(f.feeds) < maxRanks {
 		feed = make(chan shim.Frame, 64)
@@ -118,8 +118,8 @@ func (f *fleet) deliver(e events.RouterEvent, digest uint64) {
 	}
 	f.mu.Unlock()
 	if bad != nil {
-		f.unnamed.warn(f.log, "router events passed over: their worker_id cannot be a worker's name", "error", bad,
-			"what_to_do", "give the worker a name of 1 to 255 bytes; of a single one, --worker may say it")
+		f.unnamed.warn(f.log, "router events passed over: their worker_id or dp_rank cannot be a worker's", "error", bad,
+			"what_to_do", nameAdvice)
 		return
 	}
 	if feed == nil {
@@ -133,12 +133,15 @@ func (f *fleet) deliver(e events.RouterEvent, digest uint64) {
 	shim.Give(f.ctx, feed, shim.Frame{Seq: events.EngineSeq(e.ID), Read: read})
 }
 
-// checkWorker says why a name cannot be a worker's. Who serves a rank would find out too late: its end is the fleet's.
-func checkWorker(name events.WorkerID) error {
-	if name == "" {
-		return errors.New("it is empty")
+// nameAdvice is what to do about a rank that checkRank refuses.
+const nameAdvice = "give the worker a name of 1 to 255 bytes (of a single one, --worker may say it), and ranks below 4096"
+
+// checkRank says why a key cannot be a rank's. Who serves a rank would find out too late: its end is the fleet's.
+func checkRank(key events.RankKey) error {
+	if key.Instance == "" {
+		return errors.New("the name is empty")
 	}
-	_, err := jetstream.EscapeToken(string(name))
+	_, err := jetstream.WorkerKey(0, key)
 	return err
 }
 
@@ -176,7 +179,7 @@ func (f *fleet) serve(key events.RankKey, feed <-chan shim.Frame, decoder shim.D
 		Feed: feed, Decoder: decoder, Source: source,
 		Identity: shim.Identity{Model: one.model, BlockSize: one.blockSize},
 		Limits:   shim.Limits{QueueBytes: one.queueBytes},
-		Log:      shim.NewStreamLog(f.ns, key, watch.logFailed),
+		Log:      shim.NewStreamLog(f.ns, key, watch.logFailed).OnCrowded(watch.logCrowded),
 		Control:  server, Keep: one.keep(report, log), Hooks: watch.hooks(f.ctx),
 		Tracer: one.tracer,
 	})

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kvatlas/kvatlas/internal/dynamo"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -32,10 +33,15 @@ func TestNamesThatNobodyCanHave(t *testing.T) {
 	for _, worker := range []string{long, "", long, "w"} {
 		say(worker)
 	}
+	f.deliver(events.RouterEvent{Key: events.RankKey{Instance: "w", Rank: events.MaxRanks}, ID: 1}, 1)
+	if err := f.hearPublisher(ctx, dynamo.Publisher{Known: true,
+		Key: events.RankKey{Instance: "w", Rank: events.MaxRanks}}); err != nil {
+		t.Error(err)
+	}
 	if err := all.Wait(); err != nil || len(f.feeds) != 1 || len(feed) != 1 || (<-feed).Seq != 1 {
 		t.Errorf("%d ranks, %v", len(f.feeds), err)
 	}
-	if strings.Count(said.String(), "bad name") != 1 || f.unnamed.count.Load() != 2 {
+	if strings.Count(said.String(), "bad name") != 1 || f.unnamed.count.Load() != 4 {
 		t.Errorf("%d more, said:\n%s", f.unnamed.count.Load(), said.String())
 	}
 }

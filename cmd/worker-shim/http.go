@@ -113,6 +113,7 @@ type rankFigures struct {
 	skipped events.SkipCounts
 	state   shim.State
 	refused bool
+	crowded uint64 // batches that the log has refused
 }
 
 // of calls change with what is known of a rank.
@@ -145,7 +146,8 @@ func (r *rankFigures) add(o *rankFigures) {
 	a.Undecodable, a.Overtaken, a.Gaps = a.Undecodable+b.Undecodable, a.Overtaken+b.Overtaken, a.Gaps+b.Gaps
 	a.Restarts, a.Departures, a.Resyncs = a.Restarts+b.Restarts, a.Departures+b.Departures, a.Resyncs+b.Resyncs
 	a.Snapshots, a.JoinedLate = a.Snapshots+b.Snapshots, a.JoinedLate+b.JoinedLate
-	a.Corrections += b.Corrections
+	a.Corrections, a.Unreadable = a.Corrections+b.Corrections, a.Unreadable+b.Unreadable
+	r.crowded += o.crowded
 	for i, n := range o.skipped {
 		r.skipped[i] += n
 	}
@@ -173,7 +175,8 @@ func (f *fleetFigures) figures() *metrics.ShimFigures {
 	out.Messages, out.Events, out.Blocks, out.Published = c.Taken, c.Events, c.Blocks, c.Messages
 	out.Incidents = map[string]uint64{"undecodable": c.Undecodable, "overtaken": c.Overtaken, "gap": c.Gaps,
 		"restart": c.Restarts, "departure": c.Departures, "resync": c.Resyncs, "snapshot": c.Snapshots,
-		"joined_late": c.JoinedLate, "correction": c.Corrections}
+		"joined_late": c.JoinedLate, "correction": c.Corrections, "log_unreadable": c.Unreadable,
+		"batch_refused": sum.crowded}
 	for reason, n := range sum.skipped {
 		out.Skipped[events.Skip(reason).String()] = n
 	}

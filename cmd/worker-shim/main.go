@@ -259,6 +259,8 @@ func (r *running) check() error {
 	}
 	if r.ranks == 0 || r.ranks > maxRanks {
 		wrong.When(true, "--ranks %d is not from 1 to %d", r.ranks, maxRanks)
+	} else if last := uint64(r.rank) + uint64(r.ranks) - 1; last >= events.MaxRanks {
+		wrong.When(true, "rank %d (--rank, --ranks) is not from 0 to %d", last, events.MaxRanks-1)
 	} else if errors.Join(wrong...) == nil && !r.fleet() && r.engine != "" {
 		wrong = append(wrong, r.checkPorts())
 	}
@@ -410,7 +412,7 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 		Identity: shim.Identity{Model: r.model, BlockSize: r.blockSize},
 		Limits:   shim.Limits{QueueBytes: r.queueBytes}, Decoder: watch,
 		ClearUnreadable: r.onUnreadable == unreadableClear,
-		Log:             shim.NewStreamLog(ns, key, watch.logFailed),
+		Log:             shim.NewStreamLog(ns, key, watch.logFailed).OnCrowded(watch.logCrowded),
 		Control:         server,
 		Keep:            r.keep(watch.report, log),
 		ReplayTimeout:   r.replayTimeout, IdleCheck: r.idleCheck, Hooks: watch.hooks(ctx),
@@ -428,13 +430,17 @@ func (r *running) join(ctx context.Context, conn *jetstream.Conn, log *slog.Logg
 			return nil, fmt.Errorf("%w; if no worker has that size any more: indexer forget --model %s", err, r.model)
 		}
 		if err == nil || ctx.Err() != nil || !(errors.Is(err, jetstream.ErrNoNamespace) ||
-			errors.Is(err, jetstream.ErrUnavailable)) {
+			errors.Is(err, jetstream.ErrBadRecord) || errors.Is(err, jetstream.ErrUnavailable)) {
 			return ns, err
 		}
 		waiting.do(func(n uint64) {
 			what, todo := "waiting for an indexer to create the namespace",
 				"start `indexer serve` on this NATS server, with --namespace "+r.namespace
-			if !errors.Is(err, jetstream.ErrNoNamespace) {
+			switch {
+			case errors.Is(err, jetstream.ErrBadRecord):
+				what, todo = "waiting for the namespace's record, which cannot be read",
+					"start `indexer serve` with --restore-namespace on this NATS server"
+			case errors.Is(err, jetstream.ErrUnavailable):
 				what, todo = cli.NoJetStream()
 			}
 			log.Warn(what, "namespace", r.namespace, "error", err, "what_to_do", todo, "times", n)

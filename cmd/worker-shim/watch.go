@@ -34,7 +34,7 @@ type watcher struct {
 
 	connected, replays atomic.Bool // the event endpoint was connected before; the replay endpoint has answered before
 
-	failed, stray, undecodable, skips, replayFailed, snapshotFailed, logTrouble limiter
+	failed, stray, undecodable, skips, replayFailed, snapshotFailed, logTrouble, unreadable limiter
 }
 
 // examiner returns the decoder, with what it says of the engine logged and reported.
@@ -105,9 +105,23 @@ func (w *watcher) logFailed(err error) {
 	w.logTrouble.warn(w.log, "the log does not take events; they wait", "error", err, "what_to_do", shim.LogAdvice(err))
 }
 
+// logCrowded reports that the log refuses batches, and that it accepts them again.
+func (w *watcher) logCrowded(err error) {
+	if err != nil {
+		w.cfg.figures.of(w, func(r *rankFigures) { r.crowded++ })
+	}
+	switch changed := w.report.LogCrowded(err); {
+	case changed && err != nil:
+		w.log.Warn("the log refuses batches; events are stored one by one", "error", err, "what_to_do",
+			shim.CrowdedAdvice)
+	case changed:
+		w.log.Info("the log accepts batches again")
+	}
+}
+
 func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 	for _, l := range []*limiter{&w.failed, &w.stray, &w.undecodable, &w.skips, &w.replayFailed, &w.snapshotFailed,
-		&w.logTrouble} {
+		&w.logTrouble, &w.unreadable} {
 		l.every = w.cfg.logWindow
 	}
 	log := w.log
@@ -146,7 +160,11 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 			w.snapshotFailed.warn(log, "the engine gave no snapshot", "error", err, "what_to_do",
 				"see that --engine-snapshot is the engine's snapshot endpoint; it begins with what it says from now on")
 		},
-		LogFailed:    w.logFailed,
+		LogFailed: w.logFailed,
+		LogUnreadable: func(err error) {
+			w.unreadable.warn(log, "the rank's last message in the log cannot be read; a new incarnation begins", "error",
+				err, "what_to_do", "see that only this worker's shim has a key that may write its events")
+		},
 		Stepped:      w.stepped,
 		StateChanged: w.stateChanged,
 	}

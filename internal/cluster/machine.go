@@ -212,6 +212,10 @@ func (s *Seen) starting() bool { return s.Heartbeat <= startingHeartbeats }
 func (m *Machine) absorb(look *Look) {
 	there := map[string]bool{}
 	clear(m.unsupported)
+	for _, key := range look.Unreadable {
+		m.unsupported[key] = fmt.Sprintf(
+			"the record of node %s cannot be read and is skipped; the node writes it again if it lives", key)
+	}
 	for i := range look.Records {
 		s := &look.Records[i]
 		if s.Node == m.cfg.Node {

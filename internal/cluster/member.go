@@ -55,6 +55,9 @@ type MemberConfig struct {
 	Recreate  func(context.Context) error
 	Recreated func(error)
 
+	// Unreadable, if not nil, is called when the member's record has been found unreadable; it is written again.
+	Unreadable func(error)
+
 	// Trouble, if not nil, is called with what keeps other nodes from hearing this member; with nil when they hear it
 	// again.
 	Trouble func(error)
@@ -79,13 +82,32 @@ type Member struct {
 	machine  *Machine
 	key      string
 	revision uint64
+	rival    *rival // nil: the last write found none
 	views    *Views
 	asked    chan chan struct{} // of Announce: closed when the record has been written
 }
 
+// rival is another session's record, found where this node's own should be. Only a record that changes proves that its
+// process lives.
+type rival struct {
+	session  string
+	revision uint64
+	silence  silence
+}
+
+// readRecord decodes an entry of the bucket of nodes. It reports false for an entry that no node wrote under this key.
+func readRecord(e *jetstream.Entry) (r Record, ok bool) {
+	if strictjson.Unmarshal(e.Value, &r) != nil || r.Session == "" {
+		return Record{}, false
+	}
+	key, err := jetstream.EscapeToken(r.Node)
+	return r, err == nil && key == e.Key
+}
+
 // Join claims the node's name. If there is a record of another process and its heartbeat goes on, the error wraps
 // [ErrNameInUse]. A record that does not change for DeadAfter, while this process is not paused, is taken over by
-// compare-and-set. What that process writes afterwards fails, and ends it.
+// compare-and-set. What that process writes afterwards fails, and ends it. A record that cannot be read proves nothing:
+// its process writes it again if it lives.
 func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 	if cfg.Drain <= 0 {
 		cfg.Drain = 20 * time.Second
@@ -120,6 +142,8 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 			}
 		case entry.Revision < first.Revision: // the bucket was restored from an earlier time
 			first, silent = &entry, silence{at: time.Now()}
+		case entry.Revision != first.Revision && !readable(&entry):
+			first = &entry
 		case entry.Revision != first.Revision:
 			return nil, fmt.Errorf("node %s: %w, and it lives: choose another --node-id", cfg.Node, ErrNameInUse)
 		case silent.heard(time.Now(), cfg.Heartbeat) > cfg.DeadAfter:
@@ -134,10 +158,16 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 	}
 }
 
+// readable reports whether an entry of the bucket of nodes is a record.
+func readable(e *jetstream.Entry) bool {
+	_, ok := readRecord(e)
+	return ok
+}
+
 // dead reports whether a record is of a process that is known to have ended.
 func (m *Member) dead(e *jetstream.Entry) bool {
-	var r Record
-	return m.cfg.Dead != nil && strictjson.Unmarshal(e.Value, &r) == nil && m.cfg.Dead(r.Session)
+	r, ok := readRecord(e)
+	return ok && m.cfg.Dead != nil && m.cfg.Dead(r.Session)
 }
 
 // removeDead removes the records of other names whose processes are known to have ended. What cannot be read or removed
@@ -191,28 +221,50 @@ func (m *Member) write(ctx context.Context, s Advertisement, leave bool) error {
 	defer cancel()
 	revision, err := m.cfg.Bucket.Commit(ctx, nil, jetstream.Value{Key: m.key, Data: text}, m.revision)
 	if err == nil {
-		m.revision = revision
+		m.revision, m.rival = revision, nil
 		return nil
 	}
 	if !errors.Is(err, jetstream.ErrConflict) {
 		return err
 	}
 	entry, lastErr := m.cfg.Bucket.Latest(ctx, m.key)
-	var there Record
+	there, ok := readRecord(&entry)
 	switch {
 	case errors.Is(lastErr, jetstream.ErrNotFound): // it has expired, or another process has removed it
 		m.revision = entry.Revision
 	case lastErr != nil:
 		return lastErr
-	case strictjson.Unmarshal(entry.Value, &there) == nil && there.Session == m.cfg.Session: // a late write of ours
+	case !ok:
+		m.revision = entry.Revision
+		err = fmt.Errorf("node %s: its record in bucket %s cannot be read: %w", m.cfg.Node, m.cfg.Bucket.Name(), err)
+		if m.cfg.Unreadable != nil {
+			m.cfg.Unreadable(err)
+		}
+	case there.Session == m.cfg.Session: // a late write of ours
 		m.revision = entry.Revision
 	case entry.Revision < m.revision:
 		// The bucket was restored from an earlier time; the writer of this has lost the name since.
 		m.revision = entry.Revision
 	default:
-		return fmt.Errorf("node %s: %w", m.cfg.Node, ErrNameInUse)
+		return m.contest(&entry, there.Session, err)
 	}
 	return err
+}
+
+// contest handles another session's record in place of this node's own. The error wraps [ErrNameInUse] if the record
+// has changed since the last write, which proves that its process lives. A record that does not change for DeadAfter is
+// overwritten by the next write.
+func (m *Member) contest(e *jetstream.Entry, session string, err error) error {
+	switch r := m.rival; {
+	case r == nil || r.session != session:
+		m.rival = &rival{session: session, revision: e.Revision, silence: silence{at: time.Now()}}
+	case r.revision != e.Revision:
+		return fmt.Errorf("node %s: %w", m.cfg.Node, ErrNameInUse)
+	case r.silence.heard(time.Now(), m.cfg.Heartbeat) > m.cfg.DeadAfter:
+		m.revision, m.rival = e.Revision, nil
+	}
+	return fmt.Errorf("node %s: its record in bucket %s is another session's; this node ends if that record changes: %w",
+		m.cfg.Node, m.cfg.Bucket.Name(), err)
 }
 
 // look reads all records.
@@ -235,9 +287,10 @@ func (m *Member) look(ctx context.Context, acked uint64) (*Look, error) {
 				return nil, err
 			}
 		}
-		s := Seen{Revision: e.Revision}
-		if strictjson.Unmarshal(e.Value, &s.Record) == nil {
-			look.Records = append(look.Records, s)
+		if r, ok := readRecord(&e); ok {
+			look.Records = append(look.Records, Seen{Record: r, Revision: e.Revision})
+		} else if e.Key != m.key {
+			look.Unreadable = append(look.Unreadable, e.Key)
 		}
 	}
 	return look, nil

@@ -197,6 +197,10 @@ func TestMembers(t *testing.T) {
 		t.Errorf("over the record of a former life: %v", err)
 	}
 	must(d.write(ctx, Advertisement{}, false))
+	if err := old.write(ctx, Advertisement{}, false); err == nil || errors.Is(err, ErrNameInUse) {
+		t.Errorf("the former life, before the record changes: %v", err)
+	}
+	must(d.write(ctx, Advertisement{}, false))
 	if err := old.write(ctx, Advertisement{}, false); !errors.Is(err, ErrNameInUse) {
 		t.Errorf("the former life: %v", err)
 	}

@@ -84,7 +84,8 @@ type Seen struct {
 
 // Look is one look at all records.
 type Look struct {
-	Records []Seen
+	Records    []Seen
+	Unreadable []string // keys of other entries: nobody's records
 
 	// After is the heartbeat of this node's own record that had been acknowledged before the look began, if each record
 	// came from the bucket's leader; else 0.

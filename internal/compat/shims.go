@@ -43,6 +43,9 @@ type ShimsHooks struct {
 	// Unusable: what an engine announces is passed over, since its blocks have another size than was registered.
 	Unusable func(key events.RankKey, err error, do string)
 
+	// Unreadable: a rank's last message in the log cannot be read; a new incarnation begins.
+	Unreadable func(key events.RankKey, err error)
+
 	// Refused: the log does not take events, or (nil) takes them again.
 	Refused func(key events.RankKey, err error)
 }
@@ -323,11 +326,13 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 				}
 			},
 		},
-		Log: shim.NewStreamLog(s.ns, key, refused), Control: server, Keep: report.Keep,
+		Log:     shim.NewStreamLog(s.ns, key, refused).OnCrowded(func(err error) { report.LogCrowded(err) }),
+		Control: server, Keep: report.Keep,
 		Hooks: shim.Hooks{
-			Connected:    func(string) { run.connected.Store(true) },
-			Disconnected: func(string, error) { run.connected.Store(false) },
-			LogFailed:    refused,
+			Connected:     func(string) { run.connected.Store(true) },
+			Disconnected:  func(string, error) { run.connected.Store(false) },
+			LogFailed:     refused,
+			LogUnreadable: func(err error) { s.hooks.Unreadable(key, err) },
 			Stepped: func(c shim.Counts, _ int) {
 				if report.Stepped(c) {
 					s.hooks.Refused(key, nil)

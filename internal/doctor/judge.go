@@ -87,7 +87,11 @@ func judgeJetStream(f *Facts) (list []Finding) {
 }
 
 func judgeNamespace(f *Facts) (list []Finding) {
+	record, lost := errors.AsType[*jetstream.RecordError](f.OpenError)
 	switch err := f.OpenError; {
+	case lost:
+		return []Finding{{Error, "", namespaceRecord, f.Namespace, "the namespace's record is missing or unreadable",
+			record.Error(), "start one indexer with --restore-namespace: it derives the record from the log's streams"}}
 	case errors.Is(err, jetstream.ErrNoNamespace):
 		return []Finding{{Error, "", namespaceMissing, f.Namespace, "no indexer has made the namespace", err.Error(),
 			"start indexer serve --namespace " + f.Namespace + ", or give the right one with --namespace"}}
@@ -135,6 +139,10 @@ func judgeStreams(f *Facts) (list []Finding) {
 		if !s.Direct {
 			found(streamNoDirect, Warning, kind+" allows no direct gets", "allow_direct is off",
 				"restart an indexer: it turns that on")
+		}
+		if s.Rollups {
+			found(streamRollups, Warning, kind+" allows rollups: a message on one key can remove all others",
+				"allow_rollup_hdrs is on", "restart an indexer: it turns that off")
 		}
 		if !s.Batches && f.Account.Level >= jetstream.BatchLevel {
 			found(streamNoBatches, Warning, kind+" takes no atomic batches", "allow_atomic is off, and the server has them",

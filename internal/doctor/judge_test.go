@@ -100,6 +100,10 @@ func TestEachFaultIsFound(t *testing.T) {
 			func(f *Facts) { f.OpenError = jetstream.ErrNoNamespace }},
 		{"namespace", Error, "not for this version", "version",
 			func(f *Facts) { f.OpenError = jetstream.ErrMismatch }},
+		{"namespace", Error, "missing or unreadable", "--restore-namespace", func(f *Facts) {
+			f.OpenError = &jetstream.RecordError{Namespace: "default", Cause: jetstream.ErrNotFound,
+				Streams: []string{"KV_EVENTS_default_0"}, Partitions: 1}
+		}},
 		{"namespace", Error, "no room for all streams", "max_streams: 5",
 			func(f *Facts) { f.Account.MaxStreams = 4 }},
 		{"streams", Error, "is missing", "an indexer serves",
@@ -111,6 +115,8 @@ func TestEachFaultIsFound(t *testing.T) {
 		{"streams", Warning, "no direct gets", "restart an indexer", func(f *Facts) { f.Streams[0].Direct = false }},
 		{"streams", Warning, "no atomic batches", "restart an indexer",
 			func(f *Facts) { f.Streams[0].Batches = false }},
+		{"streams", Warning, "allows rollups", "restart an indexer",
+			func(f *Facts) { f.Streams[0].Rollups = true }},
 		{"streams", Warning, "away or behind", "start these",
 			func(f *Facts) { f.Streams[0].Behind = []string{"n2"} }},
 		{"streams", Error, "is full", "--snapshot-bytes", func(f *Facts) {

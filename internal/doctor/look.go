@@ -64,8 +64,14 @@ func lookAtNamespace(ctx context.Context, x *examination) (string, error) {
 		return "", errSkipped{"there is no JetStream"}
 	}
 	ns, err := jetstream.OpenNamespace(ctx, x.conn, x.cfg.Namespace)
+	if errors.Is(err, jetstream.ErrNoNamespace) || errors.Is(err, jetstream.ErrBadRecord) {
+		if lost := jetstream.LostRecord(ctx, x.conn, x.cfg.Namespace); lost != nil {
+			err = lost
+		}
+	}
 	switch {
-	case errors.Is(err, jetstream.ErrNoNamespace), errors.Is(err, jetstream.ErrMismatch):
+	case errors.Is(err, jetstream.ErrNoNamespace), errors.Is(err, jetstream.ErrMismatch),
+		errors.Is(err, jetstream.ErrBadRecord), errors.Is(err, jetstream.ErrNotFound):
 		x.facts.OpenError = err
 		return x.cfg.Namespace, nil
 	case err != nil:

@@ -50,7 +50,8 @@ func (c shimCollector) Collect(ch chan<- prometheus.Metric) {
 		"What happened beside the usual: undecodable (an engine's message), overtaken (a message that is asked for "+
 			"again), gap (nothing could fill it: the rank was cleared), restart (of an engine), departure (its process is "+
 			"gone), resync (was asked for), snapshot (of the engine, in place of what could not be replayed), joined_late "+
-			"(what it said before is not known), correction (of a wrong hash).", "what", f.Incidents)
+			"(what it said before is not known), correction (of a wrong hash), log_unreadable (the rank's last message in "+
+			"the log: a new incarnation began), batch_refused (by the log: too many were open).", "what", f.Incidents)
 	to.counts("kvatlas_shim_events_skipped_total", "Events that were passed over, by reason.", "reason", f.Skipped)
 	to.spans(f.Spans)
 	to.send(ch)

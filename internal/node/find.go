@@ -61,7 +61,7 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	s.reflected = n.progress(s.reflected[:0])
 	missing := s.look(q.Partitions)
 	view := n.view()
-	served, err := view.serving(q)
+	served, err := view.serving(q, n.registered(q.Model))
 	if err != nil {
 		if len(q.Partitions) > 0 {
 			err.Missing = missing
@@ -305,8 +305,31 @@ func (s *scratch) reflects(answer *api.Answer, q *api.Query, served *Served, mis
 // sees reports whether a rank is of a partition that was looked at.
 func (s *scratch) sees(r *RankOfView) bool { return !s.some || s.looked.Has(r.Partition) }
 
-func (v *View) serving(q *api.Query) (*Served, *api.Error) {
-	list := v.Models[q.Model]
+// registered returns the registered block size of a model; 0 if none is known.
+func (n *Node) registered(model string) uint32 {
+	if n.cfg.BlockSize == nil {
+		return 0
+	}
+	return n.cfg.BlockSize(model)
+}
+
+// of lists what serves a model. If a block size is registered, ranks that state another one are left out: they are no
+// workers of the model that others have.
+func (v *View) of(model string, registered uint32) []*Served {
+	list := v.Models[model]
+	if registered == 0 {
+		return list
+	}
+	for i, s := range list {
+		if s.BlockSize == registered {
+			return list[i : i+1]
+		}
+	}
+	return nil
+}
+
+func (v *View) serving(q *api.Query, registered uint32) (*Served, *api.Error) {
+	list := v.of(q.Model, registered)
 	if len(list) == 0 {
 		return nil, api.Errorf(api.CodeUnknownModel, "no worker has announced the model %q%s", q.Model, v.known())
 	}
@@ -332,7 +355,7 @@ func (v *View) serving(q *api.Query) (*Served, *api.Error) {
 
 // BlockSizes are those of a model's workers in the partitions that this node keeps, ascending.
 func (n *Node) BlockSizes(model string) (sizes []uint32) {
-	for _, s := range n.view().Models[model] {
+	for _, s := range n.view().of(model, n.registered(model)) {
 		sizes = append(sizes, s.BlockSize)
 	}
 	return sizes

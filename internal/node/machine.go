@@ -35,6 +35,7 @@ type Machine struct {
 
 	source  func(events.RankKey) string        // how a rank's engine speaks; empty: not known
 	claimed func(events.WorkerID, string) bool // queries may use the worker under the model
+	size    func(model string) uint32          // the registered block size of a model; 0: not known
 	tallies map[string]*tally                  // by source
 	ages    Ages
 }
@@ -84,6 +85,8 @@ type spaceKey struct {
 type Counts struct {
 	Messages     uint64 // messages applied
 	Poison       uint64 // messages that could not be read; skipped
+	OtherRank    uint64 // messages of ranks beyond [events.MaxRanks]; skipped
+	OtherSize    uint64 // messages with another block size than the model's registered one; queries do not see them
 	Stale        uint64 // messages of an incarnation that is over; skipped
 	Repeated     uint64 // events seen before; skipped
 	Gaps         uint64 // places where event ids are missing; the rank was cleared
@@ -107,7 +110,8 @@ type Message struct {
 // NewMachine returns a machine for partitions 0 to n-1, all of them empty.
 func NewMachine(index *radix.Index, n int) *Machine {
 	m := &Machine{index: index, spaces: new(spaces), tallies: map[string]*tally{}, published: func(*View) {},
-		source: func(events.RankKey) string { return "" }, claimed: func(events.WorkerID, string) bool { return true }}
+		source: func(events.RankKey) string { return "" }, claimed: func(events.WorkerID, string) bool { return true },
+		size: func(string) uint32 { return 0 }}
 	for p := range n {
 		m.parts = append(m.parts, &replica{id: events.Partition(p), ranks: map[events.RankKey]*rank{}})
 	}
@@ -170,7 +174,14 @@ func (m *Machine) applyMessage(part *replica, msg *Message) {
 		m.counts.Poison++
 		return
 	}
+	if msg.Key.Rank >= events.MaxRanks {
+		m.counts.OtherRank++
+		return
+	}
 	b := &m.batch
+	if size := m.size(b.Model); size != 0 && b.BlockSize != size {
+		m.counts.OtherSize++
+	}
 	r := part.ranks[msg.Key]
 	switch {
 	case r == nil:

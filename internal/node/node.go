@@ -75,6 +75,9 @@ type Config struct {
 	// Claimed reports whether queries may use a worker under a model. Writers call it: it must not block. After its
 	// results have changed, [Node.ClaimsChanged] must be called. nil: they may use all.
 	Claimed func(instance events.WorkerID, model string) bool
+	// BlockSize returns the registered block size of a model, in tokens; 0 if none is known. It decides which ranks of
+	// the model queries see. Writers call it: it must not block. nil: none is known.
+	BlockSize func(model string) uint32
 
 	Traced bool // Message.Trace is read from the log
 

@@ -19,7 +19,7 @@ func (n *Node) Prefixes(q *api.PrefixesRequest) ([]*api.PrefixTree, error) {
 		missing = (&scratch{reflected: n.progress(nil)}).look(q.Partitions)
 	}
 	view := n.view()
-	served, failure := view.serving(&api.Query{Model: q.Model, BlockSize: q.BlockSize})
+	served, failure := view.serving(&api.Query{Model: q.Model, BlockSize: q.BlockSize}, n.registered(q.Model))
 	none := &api.PrefixTree{Node: n.cfg.ID, Model: q.Model, Complete: len(missing) == 0, Missing: missing,
 		Runs: []api.PrefixRun{}, Partitions: []events.Partition{}}
 	switch {

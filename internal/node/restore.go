@@ -180,6 +180,7 @@ func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifes
 		}
 		finished = true
 		if bad = restored.finish(); bad == nil {
+			machine.dropOtherRanks(p)
 			machine.Begin(p, m.Seq, events.Millis(m.SeqTime))
 		}
 	})
@@ -275,5 +276,16 @@ func (r *imageSink) Run(run *events.Run) error {
 }
 
 func (r *imageSink) Rank(i int, img *events.RankImage) error { return r.imported.Rank(i, img) }
+
+// dropOtherRanks drops the restored ranks whose events are skipped: no event could end them.
+func (m *Machine) dropOtherRanks(p events.Partition) {
+	for key, r := range m.parts[p].ranks {
+		if key.Rank >= events.MaxRanks {
+			m.index.DropRank(r.id)
+			delete(m.parts[p].ranks, key)
+			m.stale = true
+		}
+	}
+}
 
 func (r *imageSink) finish() error { return r.imported.Finish() }

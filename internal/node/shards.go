@@ -36,6 +36,9 @@ func (n *Node) newShard(number int) *shard {
 	if n.cfg.Claimed != nil {
 		s.machine.claimed = n.cfg.Claimed
 	}
+	if n.cfg.BlockSize != nil {
+		s.machine.size = n.cfg.BlockSize
+	}
 	s.figures.Store(s.machine.figures(radix.Stats{}))
 	return s
 }

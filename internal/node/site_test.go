@@ -46,10 +46,11 @@ type site struct {
 	view     func() *cluster.View
 	claimed  func(events.WorkerID, string) bool
 	index    radix.Config
-	interval time.Duration // between snapshots
-	room     time.Duration // between looks at how full things are
-	blocks   uint64        // after which one is due earlier; 0: the usual
-	strict   bool          // what the shim cannot read clears its rank
+	interval time.Duration       // between snapshots
+	room     time.Duration       // between looks at how full things are
+	blocks   uint64              // after which one is due earlier; 0: the usual
+	strict   bool                // what the shim cannot read clears its rank
+	size     func(string) uint32 // the registered block size of a model; nil: none is known
 
 	mu     sync.Mutex
 	told   []string
@@ -132,7 +133,8 @@ func (w *site) start() {
 		ID: "n", Namespace: w.ns, Snapshots: w.bucket, SnapshotInterval: w.interval, SnapshotBlocks: w.blocks,
 		Watch:       50 * time.Millisecond,
 		ResyncPause: 50 * time.Millisecond, CapacityCheck: w.room, Recreate: w.mend, Index: w.index, View: w.view,
-		Claimed: w.claimed,
+		Claimed:   w.claimed,
+		BlockSize: w.size,
 		Hooks: w.recorded(Hooks{
 			Ready: func() { close(ready) },
 			Restored: func(_ events.Partition, r Restored) {

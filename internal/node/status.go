@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cluster"
@@ -111,7 +112,9 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 				api.UnclaimedRank{Instance: h.Key.Instance, Rank: h.Key.Rank, Model: h.Model, Events: true})
 		}
 	}
-	for model, list := range view.Models {
+	for model := range view.Models {
+		registered := n.registered(model)
+		list := view.of(model, registered)
 		for _, served := range list {
 			s.Models = append(s.Models, api.ModelStatus{Model: model, BlockSize: served.BlockSize,
 				Ranks: len(served.Ranks)})
@@ -119,6 +122,9 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 		if len(list) > 1 {
 			s.Problems = append(s.Problems,
 				fmt.Sprintf("workers of model %q have different block sizes: queries must name one", model))
+		}
+		if p := view.otherSizes(model, registered); p != "" {
+			s.Problems = append(s.Problems, p)
 		}
 	}
 	slices.SortFunc(s.Models, func(a, b api.ModelStatus) int {
@@ -207,6 +213,31 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 		s.Partitions = append(s.Partitions, d)
 	}
 	return s, nil
+}
+
+// otherSizes names the ranks whose events state another block size for a model than the registered one; empty if none
+// do.
+func (v *View) otherSizes(model string, registered uint32) string {
+	var others []string
+	for _, s := range v.Models[model] {
+		for _, r := range s.Ranks {
+			if registered != 0 && s.BlockSize != registered {
+				others = append(others, fmt.Sprintf("%v (%d)", r.Key, s.BlockSize))
+			}
+		}
+	}
+	if len(others) == 0 {
+		return ""
+	}
+	const named = 5
+	slices.Sort(others)
+	more := ""
+	if n := len(others) - named; n > 0 {
+		others, more = others[:named], fmt.Sprintf(" and %d more", n)
+	}
+	return fmt.Sprintf("events of ranks state another block size for model %q than the registered %d; they are not used: "+
+		"%s%s; what to do: restart their shims with --block-size %d, or revoke their keys; if the registered size is "+
+		"wrong: indexer forget --model", model, registered, strings.Join(others, ", "), more, registered)
 }
 
 func clusterStatus(v *cluster.View, self string) *api.ClusterStatus {
@@ -304,7 +335,8 @@ func copiesProblem(r *rank, s radix.RankStats, held int64) string {
 func (c *Counts) byName() map[string]uint64 {
 	ix := &c.Index
 	return map[string]uint64{
-		"messages": c.Messages, "poison": c.Poison, "stale": c.Stale, "repeated_events": c.Repeated, "gaps": c.Gaps,
+		"messages": c.Messages, "poison": c.Poison, "rank_beyond_limit": c.OtherRank,
+		"block_size_not_registered": c.OtherSize, "stale": c.Stale, "repeated_events": c.Repeated, "gaps": c.Gaps,
 		"incarnations": c.Incarnations, "ended": c.Ended,
 		"blocks_stored": ix.Stored, "blocks_duplicate": ix.Duplicates, "blocks_removed": ix.Removed,
 		"removals_unknown":   ix.UnknownRemovals,

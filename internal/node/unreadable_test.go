@@ -1,10 +1,12 @@
 package node
 
 import (
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // TestUnreadableMessage has an engine say what cannot be read to a shim that clears its rank then: nobody is credited
@@ -40,4 +42,49 @@ func TestUnreadableMessage(t *testing.T) {
 	w.must(w.engine.Clear())
 	w.grow(2) // with all that came before it
 	w.awaitAll()
+}
+
+// garbled are messages that no shim writes, and what is left of some that one wrote.
+func garbled(t *testing.T) map[string][]byte {
+	whole, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1 << 60, FirstID: 7, Model: "m", BlockSize: 4,
+		Events: []events.Event{{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{1, 2}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	later := slices.Clone(whole)
+	later[1] = 99 // the format's version
+	return map[string][]byte{"empty": nil, "text": []byte("x"), "an answer": []byte(`{"node":"n","ready":true}`),
+		"cut off": whole[:len(whole)-5], "longer": append(slices.Clone(whole), 0), "a later version": later}
+}
+
+// TestUnreadableLog: whatever the last message of a rank is in the log, its shim goes on, and starts again, with a new
+// incarnation that has all that the engine holds.
+func TestUnreadableLog(t *testing.T) {
+	w := newSite(t)
+	w.start()
+	stop := w.startShim()
+	w.grow(3)
+	w.awaitAll()
+	garble := func(data []byte) {
+		t.Helper()
+		_, err := w.js.Publish(w.ctx, "kv.v1.test.ev.0.w1.0", data)
+		w.must(err)
+	}
+	poisoned := 0
+	for name, data := range garbled(t) {
+		before := w.awaitAll().Events["incarnations"]
+		garble(data) // while it runs: it finds out when it publishes next
+		w.grow(1)
+		if now := w.awaitAll().Events; now["incarnations"] != before+1 {
+			t.Errorf("%s, while the shim runs: incarnations %d, before %d", name, now["incarnations"], before)
+		}
+		stop()
+		garble(data)
+		stop = w.startShim()
+		w.grow(1)
+		poisoned += 2
+		if now := w.awaitAll().Events; now["incarnations"] != before+2 || now["poison"] != uint64(poisoned) {
+			t.Errorf("%s, while no shim runs: %v, incarnations before %d", name, now, before)
+		}
+	}
 }

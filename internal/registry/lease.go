@@ -213,8 +213,9 @@ func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expire
 	case err != nil:
 		return 0, false, err
 	default:
+		// A record that names no holder, or another rank, is no shim's: it is overwritten, as one that cannot be read.
 		var there Record
-		if strictjson.Unmarshal(entry.Value, &there) == nil { // what cannot be read is overwritten
+		if strictjson.Unmarshal(entry.Value, &there) == nil && there.Key() == l.record.Key() && there.Holder.ID != "" {
 			expired = there.State == Expired
 			if revision != 0 && there.Holder.ID != l.record.Holder.ID {
 				return 0, false, fmt.Errorf("%w: process %d on %s, since %s", ErrTaken, there.Holder.PID,

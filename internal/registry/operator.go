@@ -49,17 +49,22 @@ type Drain struct {
 // operatorVersion is the version of the records that this program writes.
 const operatorVersion = 1
 
+// errLater: an operator's record is of a later version, and must not be written over.
+var errLater = errors.New("it is of a later version")
+
+// decodeOperator reads the operators' record of a worker. The error wraps errLater if other nodes may be able to read
+// it.
 func decodeOperator(instance events.WorkerID, data []byte) (*Operator, error) {
 	o := &Operator{}
 	if err := strictjson.Unmarshal(data, o); err != nil {
 		return nil, fmt.Errorf("what operators say of %s: %w", instance, err)
 	}
-	if o.Version != operatorVersion {
-		return nil, fmt.Errorf("what operators say of %s has version %d; this program knows %d", instance, o.Version,
-			operatorVersion)
+	if o.Version > operatorVersion {
+		return nil, fmt.Errorf("what operators say of %s has version %d; this program knows %d: %w", instance, o.Version,
+			operatorVersion, errLater)
 	}
-	if o.Instance != instance {
-		return nil, fmt.Errorf("what operators say of %s names %s", instance, o.Instance)
+	if o.Version != operatorVersion || o.Instance != instance {
+		return nil, fmt.Errorf("what operators say of %s has version %d and names %q", instance, o.Version, o.Instance)
 	}
 	return o, nil
 }
@@ -269,8 +274,10 @@ func (r *Registry) Edit(ctx context.Context, instance events.WorkerID,
 		case err != nil:
 			return nil, err
 		default:
-			if o, err = decodeOperator(instance, entry.Value); err != nil {
+			if o, err = decodeOperator(instance, entry.Value); errors.Is(err, errLater) {
 				return nil, api.Errorf(api.CodeConflict, "%v", err)
+			} else if err != nil {
+				o = r.operatorBefore(instance) // nobody can read it: it is written again
 			}
 		}
 		if err := change(o, found); err != nil {
@@ -302,6 +309,17 @@ func (r *Registry) Edit(ctx context.Context, instance events.WorkerID,
 		w, _ := r.Registered(instance)
 		return w, nil
 	}
+}
+
+// operatorBefore returns what this node knew of a worker's operators before their record became unreadable.
+func (r *Registry) operatorBefore(instance events.WorkerID) *Operator {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if known := r.operators.known[instance]; known != nil {
+		before := *known
+		return &before
+	}
+	return &Operator{Version: operatorVersion, Instance: instance}
 }
 
 // await waits until the watch has shown all up to a revision, or ctx ends.

@@ -283,6 +283,9 @@ func (r *Registry) ranksWhere(which func(instance events.WorkerID, model string)
 	var list []PoolRank
 	leased := map[events.WorkerID]bool{} // of those that are declared too
 	for key, w := range r.workers {
+		if r.otherSize(&w.Record) != nil {
+			continue
+		}
 		if o := r.operators.known[key.Instance]; o != nil && o.Declared != nil {
 			leased[key.Instance] = true
 		}
@@ -291,7 +294,8 @@ func (r *Registry) ranksWhere(which func(instance events.WorkerID, model string)
 		}
 	}
 	for instance, o := range r.operators.known {
-		if o.Declared == nil || leased[instance] || !which(instance, o.Declared.Model) {
+		if o.Declared == nil || leased[instance] || !which(instance, o.Declared.Model) ||
+			r.otherSize(&Record{Model: o.Declared.Model, BlockSize: o.Declared.BlockSize}) != nil {
 			continue
 		}
 		p, err := r.cfg.Namespace.PartitionOf(instance)

@@ -66,6 +66,9 @@ type ShimState struct {
 	// Refused is why the log takes nothing from the shim, and what to do; empty: it takes what there is.
 	Refused string `json:"refused,omitempty"`
 
+	// Slowed is why the log stores the shim's events one by one, and what to do; empty: it stores batches.
+	Slowed string `json:"slowed,omitempty"`
+
 	// Unusable is why what the engine announces is passed over, and what to do; empty: it is not.
 	Unusable string `json:"unusable,omitempty"`
 }

@@ -39,6 +39,9 @@ type Config struct {
 
 	// Screen decides which shared stores that shims register are used.
 	Screen Screen
+	// BlockSize returns the registered block size of a model, in tokens; 0 if none is known. Registrations that state
+	// another one for the model are skipped. It must not block. nil: none is known. See [Registry.ModelsChanged].
+	BlockSize func(model string) uint32
 
 	// Mine reports whether this node should end the leases of a partition; others do if it does not. nil: all.
 	Mine func(events.Partition) bool
@@ -51,10 +54,11 @@ type Hooks struct {
 	Expired   func(r Record)                      // this node has marked it
 	Cleared   func(r Record)                      // this node has seen to it that the log says so
 	Failed    func(key events.RankKey, err error) // ending a lease failed; it is tried again
-	Bad       func(key string, err error)         // a record that cannot be read; nobody is cleared by it
+	Bad       func(key string, err error)         // a record that cannot be read (one a second); it clears nothing
+	Skipped   func(key events.RankKey, err error) // a registration that is skipped; it is called once for each cause
 	Unclaimed func(r Record)                      // a lease of a worker is ignored: its model is not claimed
 	Watch     func(err error)                     // the bucket cannot be watched (nil: again)
-	Skipped   func(key events.RankKey, why error) // a part of a record that is not used, such as an address
+	Unused    func(key events.RankKey, why error) // a part of a record that is not used, such as an address
 	Recreated func(err error)                     // the bucket was deleted, and is made anew or could not be
 	// so many records of the bucket that was deleted are written into the new one
 	Refilled func(n int)
@@ -114,6 +118,7 @@ type Registry struct {
 	heard     uint64            // up to which revision the watch has shown all
 	impaired  impaired
 	claims    claims
+	skipped   skipped
 
 	operators operators
 	pools     atomic.Pointer[map[string]*Pool] // by model, until the next change; written with mu held
@@ -128,6 +133,9 @@ type Registry struct {
 
 // New returns a registry that knows nobody until Run.
 func New(cfg Config) *Registry {
+	if cfg.BlockSize == nil {
+		cfg.BlockSize = func(string) uint32 { return 0 }
+	}
 	if cfg.Mine == nil {
 		cfg.Mine = func(events.Partition) bool { return true }
 	}
@@ -215,7 +223,7 @@ func (r *Registry) Sharing(model string) *hicache.Sharing {
 	ranks, known := map[events.RankKey]hicache.Config{}, false
 	skipped := "" // a rank whose store is not used, and why
 	for key, w := range r.workers {
-		if w.Record.Model == model {
+		if w.Record.Model == model && r.otherSize(&w.Record) == nil {
 			if known = true; w.noStore != nil {
 				skipped = max(skipped, fmt.Sprintf("%s registered a store that is not used: %v", key, w.noStore))
 			} else if w.Record.L3 != nil {
@@ -331,7 +339,9 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 			}
 			switch {
 			case err != nil:
-				calls = append(calls, func() { r.cfg.Hooks.Bad(e.Key, err) })
+				if r.skipped.unreadable(time.Now()) {
+					calls = append(calls, func() { r.cfg.Hooks.Bad(e.Key, err) })
+				}
 			case is && e.Deleted:
 				if instance, ok := jetstream.ParseOperatorKey(e.Key); ok && r.marks[e.Key] != e.Revision {
 					r.expired.remove(instance) // once: the mark stays, and a watch that begins anew shows it again
@@ -341,6 +351,12 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 				delete(r.marks, e.Key)
 			}
 			changed = changed || other
+			continue
+		}
+		if key.Rank >= events.MaxRanks {
+			if !e.Deleted && r.skipped.rank(key, e.Written) {
+				calls = append(calls, func() { r.cfg.Hooks.Skipped(key, errOtherRank) })
+			}
 			continue
 		}
 		if e.Deleted {
@@ -369,18 +385,26 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 		}
 		record, err := decode(key, e.Value)
 		if err != nil {
-			calls = append(calls, func() { r.cfg.Hooks.Bad(e.Key, err) })
+			if r.skipped.unreadable(time.Now()) {
+				calls = append(calls, func() { r.cfg.Hooks.Bad(e.Key, err) })
+			}
 			r.machine.Unread(key)
 			continue
 		}
 		before, there := r.workers[key]
+		if err := r.otherSize(&record); err != nil {
+			r.skipped.sizes++
+			if !there || r.otherSize(&before.Record) == nil {
+				calls = append(calls, func() { r.cfg.Hooks.Skipped(key, err) })
+			}
+		}
 		r.machine.Seen(record, e.Revision, r.now())
 		w := Worker{
 			Record: record, Partition: p, Revision: e.Revision, Renewed: e.Written, text: e.Value,
 			old: e.Written.Before(r.cfg.Began), noStore: r.cfg.Screen.Store(record.L3),
 		}
 		if w.skipped = r.cfg.Screen.screen(&record); w.skipped != nil {
-			calls = append(calls, func() { r.cfg.Hooks.Skipped(key, w.skipped) })
+			calls = append(calls, func() { r.cfg.Hooks.Unused(key, w.skipped) })
 		}
 		if !r.claims.allows(key.Instance, record.Model) {
 			if there {

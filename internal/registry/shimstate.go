@@ -135,7 +135,7 @@ func (r *Registry) MarkStatus(s *api.Status) {
 	r.markClaims(s)
 	s.Engines = &api.EngineCounts{}
 	problems := map[api.EngineState][]string{}
-	var unusable, refused, skipped []string
+	var unusable, refused, skipped, slowed []string
 	for _, w := range r.Workers() {
 		standing := w.state()
 		if standing.CatchingUp {
@@ -163,6 +163,9 @@ func (r *Registry) MarkStatus(s *api.Status) {
 		if standing.Refused != "" && r.cfg.Mine(w.Partition) && !saysHowShimsWait(s, w.Partition) {
 			refused = append(refused, fmt.Sprintf("%s: %s", w.Record.Key(), standing.Refused))
 		}
+		if standing.Slowed != "" && r.cfg.Mine(w.Partition) {
+			slowed = append(slowed, fmt.Sprintf("%s: %s", w.Record.Key(), standing.Slowed))
+		}
 		unhealthy := standing.Engine == api.EngineSilent || standing.Engine == api.EngineGone &&
 			time.Since(standing.Since) >= goneLong
 		if unhealthy && r.cfg.Mine(w.Partition) {
@@ -172,6 +175,7 @@ func (r *Registry) MarkStatus(s *api.Status) {
 		}
 	}
 	s.Problems = append(s.Problems, engineProblems(problems)...)
+	r.markSkipped(s)
 	if len(refused) > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("the log takes nothing from the shims of %d ranks, which wait: %s",
 			len(refused), First(refused)))
@@ -179,6 +183,10 @@ func (r *Registry) MarkStatus(s *api.Status) {
 	if len(skipped) > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("a part of the registrations of %d ranks is not used: %s",
 			len(skipped), First(skipped)))
+	}
+	if len(slowed) > 0 {
+		s.Problems = append(s.Problems, fmt.Sprintf(
+			"the log stores events of the shims of %d ranks one by one, which is slower: %s", len(slowed), First(slowed)))
 	}
 	if len(unusable) > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("what engines of %d ranks announce is passed over: %s",

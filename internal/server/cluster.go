@@ -59,6 +59,10 @@ func (s *Server) clusterConfig(ctx context.Context) (cluster.MemberConfig, error
 			return err
 		},
 		Recreated: func(err error) { bucketRecreated(s.log, "nodes", err) }, Trouble: views.trouble, Viewed: views.viewed,
+		Unreadable: func(err error) {
+			s.log.Warn("this node's record cannot be read; it is written again", "error", err, "what_to_do",
+				"see who but nodes may write to the bucket of nodes: indexer auth example prints what each user needs")
+		},
 	}, nil
 }
 

@@ -174,6 +174,25 @@ func (t *viewLog) viewed(v *cluster.View) {
 	t.peers, t.said = peers, v.Problems
 }
 
+// modelHooks make log lines of what happens to the records of models and of the namespace.
+func modelHooks(log *slog.Logger, changed func()) jetstream.ModelHooks {
+	return jetstream.ModelHooks{
+		Changed: changed,
+		Bad: func(key string, err error) {
+			log.Warn("a model's record cannot be read; what was known of the model stays", "key", key, "error", err,
+				"what_to_do", "restart a shim of the model, which writes it again, or indexer forget --model")
+		},
+		Restored: func(err error) {
+			log.Warn("the namespace's record was lost; it is written again", "error", err, "what_to_do",
+				"see who but nodes may write to the bucket: indexer auth example prints what each user needs")
+		},
+		Failed: func(err error) {
+			log.Warn("the namespace's record is lost and cannot be written yet; it is tried again", "error", err,
+				"what_to_do", "see that NATS answers and has room; until then no node can start")
+		},
+	}
+}
+
 // registryHooks make log lines of what happens to workers' registrations. claimsChanged is called when model claims
 // have changed.
 func registryHooks(log *slog.Logger, claimsChanged func()) registry.Hooks {
@@ -198,9 +217,13 @@ func registryHooks(log *slog.Logger, claimsChanged func()) registry.Hooks {
 			log.Warn("a worker's registration cannot be read", "key", key, "error", err, "what_to_do",
 				"give indexers the release that the shims have, or a later one; see that nobody else writes to the bucket")
 		},
-		Skipped: func(key events.RankKey, why error) {
+		Unused: func(key events.RankKey, why error) {
 			log.Warn("a part of a worker's registration is not used", "worker", key, "error", why, "what_to_do",
 				"register another address, or permit it with --dial-allow or --l3-folder if you trust the worker")
+		},
+		Skipped: func(key events.RankKey, err error) {
+			log.Warn("a registration is skipped", "worker", key, "error", err, "what_to_do",
+				"restart the shim with the registered --block-size and a rank below the limit, or revoke its key")
 		},
 		Recreated: func(err error) { bucketRecreated(log, "workers' registrations", err) },
 		Refilled: func(n int) {
@@ -238,6 +261,10 @@ func shimsHooks(log *slog.Logger) compat.ShimsHooks {
 		Unusable: func(key events.RankKey, err error, do string) {
 			log.Error("a registered engine's blocks are not of the block_size that was registered", "worker", key,
 				"error", err, "what_to_do", do)
+		},
+		Unreadable: func(key events.RankKey, err error) {
+			log.Warn("a rank's last message in the log cannot be read; a new incarnation begins", "worker", key, "error",
+				err, "what_to_do", "see that only this worker's shim has a key that may write its events")
 		},
 		Refused: func(key events.RankKey, err error) {
 			if err == nil {

@@ -52,12 +52,15 @@ type Settings struct {
 	Data     string
 	Began    time.Time
 
-	Namespace   string
-	Zone        string        // see [cluster.CheckZone]; empty: one of this node's own
-	Partitions  uint32        // 0: those of the namespace, or the usual number
-	Replicas    int           // of streams and buckets, on the NATS servers
-	Replication int           // how many nodes keep each partition; 0: the usual number
-	Drain       time.Duration // how long a node that is told to end waits until others have taken what it has
+	Namespace  string
+	Zone       string // see [cluster.CheckZone]; empty: one of this node's own
+	Partitions uint32 // 0: those of the namespace, or the usual number
+	// RestoreNamespace writes the namespace's record again if it is missing or unreadable; see
+	// [jetstream.NamespaceConfig].
+	RestoreNamespace bool
+	Replicas         int           // of streams and buckets, on the NATS servers
+	Replication      int           // how many nodes keep each partition; 0: the usual number
+	Drain            time.Duration // how long a node that is told to end waits until others have taken what it has
 
 	LogBytes         int64 // of each partition; 0: the usual bound
 	LogAge           time.Duration
@@ -142,6 +145,7 @@ type Server struct {
 	joining  cluster.MemberConfig
 	node     *node.Node
 	registry *registry.Registry
+	models   *jetstream.Models
 	scatter  *scatter.Scatter
 	loads    *load.Service
 	sessions *affinity.Service // nil: sessions are not kept together
@@ -185,7 +189,9 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		return nil, err
 	}
 	s.views = cluster.NewViews(cfg.Config)
+	s.models = jetstream.NewModels(s.ns, modelHooks(log, func() { s.registry.ModelsChanged() }))
 	s.registry = registry.New(registry.Config{
+		BlockSize: s.models.BlockSize,
 		Namespace: s.ns, Bucket: st.workers, Recreate: st.recreateWorkers, Began: s.Began,
 		Hooks:  registryHooks(log, func() { s.node.ClaimsChanged() }),
 		Screen: s.Screen,
@@ -206,6 +212,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		Shards: cmp.Or(s.IndexShards, runtime.GOMAXPROCS(0)/2), L3: s.L3,
 		SnapshotInterval: s.SnapshotInterval, SnapshotBlocks: s.SnapshotBlocks, Recreate: st.mendLog,
 		Shared: true, View: s.views.Now, Hooks: hooks, Source: s.registry.Source, Claimed: s.registry.Claimed,
+		BlockSize: s.models.BlockSize,
 	}
 	stage := s.stageHook()
 	nodeConfig.Hooks.Stage, nodeConfig.Traced, nodeConfig.Hooks.AppliedTraced = stage, s.Tracer.On(), s.traceApplied
@@ -308,6 +315,7 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 		s.node.Run(running)
 	})
+	parts.Go(func() { s.models.Run(running) })
 	parts.Go(func() { s.registry.Run(running) })
 	parts.Go(func() { s.shims.Run(running) })
 	parts.Go(func() {
@@ -334,6 +342,7 @@ func (s *Server) Run(ctx context.Context) error {
 		member.Announce(announcing)
 		cancel()
 		s.waitLoads(ctx)
+		s.models.Await(ctx) // else an unregistered block size could make a query ambiguous
 		if len(s.views.Now().Peers) > 0 {
 			s.engines.ask(ctx, s.anyNode())
 		}
@@ -445,7 +454,7 @@ func openStore(ctx context.Context, s *Settings, log *slog.Logger) (*store, erro
 
 func openOnce(ctx context.Context, s *Settings) (*store, error) {
 	ns, err := jetstream.JoinNamespace(ctx, s.Conn, jetstream.NamespaceConfig{
-		Name: s.Namespace, Partitions: s.Partitions, Replicas: s.Replicas,
+		Name: s.Namespace, Partitions: s.Partitions, Replicas: s.Replicas, Restore: s.RestoreNamespace,
 	})
 	if err != nil {
 		return nil, err

@@ -19,6 +19,10 @@ func (s *Server) RegisterWorker(ctx context.Context, w *api.WorkerRegistration) 
 	if w.EventsEndpoint == "" {
 		return answered(s.registry.Declare(ctx, w))
 	}
+	if uint64(w.RankStart)+uint64(w.RankSize) > events.MaxRanks {
+		return nil, api.Errorf(api.CodeMalformed, "ranks %d to %d: a worker with events has ranks 0 to %d", w.RankStart,
+			uint64(w.RankStart)+uint64(w.RankSize)-1, events.MaxRanks-1)
+	}
 	source := w.Source
 	if source == "" {
 		source = "auto"

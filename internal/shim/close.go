@@ -37,7 +37,9 @@ func Forget(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, fo
 		defer server.Close()
 	}
 	done.Was, done.Seq, err = closeRank(ctx, ns, key, func(was Published) (*events.Batch, error) {
-		done.Incarnation = was.Incarnation + 1
+		if done.Incarnation = was.Incarnation + 1; was.Unreadable != nil {
+			done.Incarnation = was.next(millis(time.Now()))
+		}
 		return &events.Batch{Incarnation: done.Incarnation, FirstID: 1, Model: was.Identity.Model,
 			BlockSize: was.Identity.BlockSize}, nil
 	}, events.ReasonOperator, func(err error) bool {
@@ -61,6 +63,10 @@ func Clear(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, id 
 	_, _, err := closeRank(ctx, ns, key, func(last Published) (*events.Batch, error) {
 		if ok, err := still(ctx); err != nil || !ok {
 			return nil, err
+		}
+		if last.Unreadable != nil { // it is not known which incarnation it is to close
+			return &events.Batch{Incarnation: last.next(millis(time.Now())), FirstID: 1, Model: id.Model,
+				BlockSize: id.BlockSize}, nil
 		}
 		return &events.Batch{Incarnation: last.Incarnation, FirstID: last.LastID + 1, Model: id.Model,
 			BlockSize: id.BlockSize, Cursor: last.Cursor}, nil

@@ -31,6 +31,13 @@ func NewStreamLog(ns *jetstream.Namespace, key events.RankKey, failed func(error
 	return &StreamLog{ns: ns, key: key, o: jetstream.PublisherOptions{Retry: failed, Persist: failed != nil}}
 }
 
+// OnCrowded has f called when the NATS server refuses batches; see [jetstream.PublisherOptions]. It is to be called
+// before Last. It returns l.
+func (l *StreamLog) OnCrowded(f func(error)) *StreamLog {
+	l.o.Crowded = f
+	return l
+}
+
 // Last reads the last message of the rank's subject. If the log was trimmed past it, the snapshot that allowed the
 // trimming knows as much, and a node reads it for us ([ServeRecall]).
 func (l *StreamLog) Last(ctx context.Context) (Published, error) {
@@ -48,14 +55,26 @@ func (l *StreamLog) Last(ctx context.Context) (Published, error) {
 	if !found {
 		return l.recall(ctx, pub.Partition())
 	}
-	h, err := events.DecodeBatchHeader(last.Data)
-	if err != nil {
-		return Published{}, fmt.Errorf("%w: the last message on %s: %w", ErrUnusable, pub.Subject(), err)
+	var b events.Batch // whole, as nodes read it
+	if err := events.DecodeBatch(last.Data, &b); err != nil {
+		return l.unreadable(ctx, pub, fmt.Errorf("message %d on %s: %w", last.Seq, pub.Subject(), err)), nil
 	}
 	return Published{
-		Found: true, Identity: Identity{h.Model, h.BlockSize}, Reached: Reached{h.Incarnation, h.LastID(), h.Cursor},
-		Shutdown: h.Shutdown, Seq: last.Seq, LogFirst: pub.LogFirst(),
+		Found: true, Identity: Identity{b.Model, b.BlockSize}, Reached: Reached{b.Incarnation, b.LastID(), b.Cursor},
+		Shutdown: b.Shutdown, Seq: last.Seq, LogFirst: pub.LogFirst(),
 	}, nil
+}
+
+// unreadable is what the log holds of a rank whose last message cannot be read. A snapshot may have an incarnation that
+// is later than the clock; if none can be read, the clock alone numbers the next incarnation.
+func (l *StreamLog) unreadable(ctx context.Context, pub *jetstream.Publisher, why error) Published {
+	p, err := l.recall(ctx, pub.Partition())
+	if err != nil {
+		p = Published{}
+	}
+	last, _ := pub.Found()
+	p.Found, p.Shutdown, p.Unreadable, p.Seq, p.LogFirst = true, false, why, last.Seq, pub.LogFirst()
+	return p
 }
 
 // lastInSnapshot finds the rank in its partition's snapshot. It counts only if the log goes on where the snapshot ends:

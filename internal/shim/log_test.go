@@ -193,3 +193,57 @@ func TestSnapshotOfAnotherHistory(t *testing.T) {
 		t.Fatalf("of a snapshot without a time: %+v", p)
 	}
 }
+
+// TestCloseUnreadable: a rank whose last message cannot be read can be closed, by an operator and by its lease's end.
+// The batch that closes it begins a later incarnation than a snapshot knows, and is the clock's otherwise.
+func TestCloseUnreadable(t *testing.T) {
+	w := newLogWorld(t)
+	if _, err := w.log.Last(w.ctx); err != nil {
+		t.Fatal(err)
+	}
+	w.publish(2)
+	w.snapshot(w.info().Epoch.Time())
+	garble := func() {
+		t.Helper()
+		if _, err := w.log.Last(w.ctx); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.log.Publish(w.ctx, [][]byte{[]byte("no batch")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	began := events.Incarnation(time.Now().UnixMilli())
+	for name, end := range map[string]func() error{
+		"operator": func() error {
+			_, err := Forget(w.ctx, w.ns, w.key, false)
+			return err
+		},
+		"lease": func() error {
+			return Clear(w.ctx, w.ns, w.key, Identity{"m", 16}, events.ReasonLeaseExpiry,
+				func(context.Context) (bool, error) { return true, nil })
+		},
+	} {
+		garble()
+		found, err := w.log.Last(w.ctx)
+		if err != nil || found.Unreadable == nil || !found.Found || found.Shutdown || found.Seq == 0 {
+			t.Fatalf("%s: %+v, %v", name, found, err)
+		}
+		if err := end(); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		p, err := w.log.Last(w.ctx)
+		if err != nil || !p.Shutdown || p.Unreadable != nil || p.Incarnation < began || p.LastID != 1 {
+			t.Errorf("%s: %+v, %v", name, p, err)
+		}
+	}
+}
+
+// TestNextIncarnation: it follows the last one, and is not before now.
+func TestNextIncarnation(t *testing.T) {
+	for _, c := range []struct{ last, now, want int64 }{{0, 0, 1}, {0, 100, 100}, {100, 50, 101}, {5, 6, 6}} {
+		p := Published{Reached: Reached{Incarnation: events.Incarnation(c.last)}}
+		if got := p.next(events.Millis(c.now)); got != events.Incarnation(c.want) {
+			t.Errorf("after %d at %d: %d, want %d", c.last, c.now, got, c.want)
+		}
+	}
+}

@@ -79,6 +79,15 @@ type Published struct {
 	Shutdown bool
 	Seq      events.StreamSeq // where in the log
 	LogFirst events.StreamSeq // the first message that the log has; 0: not known
+
+	// Unreadable is why the last message cannot be read; nil if it can. Identity and Reached are those of a snapshot
+	// then, or zero. A new incarnation must follow.
+	Unreadable error `json:"-"`
+}
+
+// next is the number of the incarnation that follows p and begins now.
+func (p *Published) next(now events.Millis) events.Incarnation {
+	return max(p.Incarnation+1, events.Incarnation(max(now, 1)))
 }
 
 // Frame is one message of an engine: its number and its payload as sent. The machine keeps the payload.
@@ -166,6 +175,7 @@ type Counts struct {
 	// first contact after message 0, and no replay from there; what it said is not known (some engines count from 1)
 	JoinedLate  uint64
 	Corrections uint64 // events published because learning showed that others had a wrong hash
+	Unreadable  uint64 // last messages of the log that could not be read; each began a new incarnation
 	Messages    uint64 // messages of the log acknowledged
 }
 
@@ -310,8 +320,13 @@ func (m *Machine) Recovered(p Published, now events.Millis) {
 	m.incarnation = p.Incarnation
 	m.nextID = p.LastID + 1
 	m.taken = p.Cursor
-	if !p.Found || p.Shutdown || !p.Cursor.Known {
-		m.begin(events.ReasonRestart, now)
+	if !p.Found || p.Shutdown || !p.Cursor.Known || p.Unreadable != nil {
+		why := events.ReasonRestart
+		if p.Unreadable != nil {
+			why = events.ReasonGap
+			m.counts.Unreadable++
+		}
+		m.begin(why, now)
 		m.counts.Restarts = 0 // it is the shim that starts
 	} else if l, ok := m.decode.(Learner); ok && m.replay && l.Blank() != nil {
 		m.learning = &learning{learner: l, cursor: p.Cursor, spare: m.limits.HeldBytes}
@@ -478,7 +493,7 @@ func (m *Machine) clearHeld() {
 func (m *Machine) begin(why events.Reason, now events.Millis) {
 	m.counts.Incarnations++
 	m.counts.Restarts++
-	m.incarnation = max(m.incarnation+1, events.Incarnation(max(now, 1)))
+	m.incarnation = (&Published{Reached: Reached{Incarnation: m.incarnation}}).next(now)
 	m.nextID = 1
 	m.taken, m.basis = events.Cursor{}, heard
 	if _, ok := m.phase.(*awaitingSnapshot); ok {

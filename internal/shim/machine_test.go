@@ -661,3 +661,33 @@ func TestReplayOfAnother(t *testing.T) {
 		t.Errorf("%d gaps, taken up to %d, after %d replays", m.counts.Gaps, m.taken.Seq, replays)
 	}
 }
+
+// TestLogUnreadable: a message that cannot be read begins one incarnation, however often the log is looked into before
+// the next flight lands, and another message begins another.
+func TestLogUnreadable(t *testing.T) {
+	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, false, words{})
+	m.Recovered(Published{Found: true, Unreadable: events.ErrMalformed, Seq: 9,
+		Reached: Reached{Incarnation: 500, LastID: 3, Cursor: events.Cursor{Known: true, Seq: 4}}}, 100)
+	if c := m.Counts(); m.Incarnation() != 501 || c.Unreadable != 1 || c.Restarts != 0 || m.Taken().Known {
+		t.Fatalf("at the start: %d, %+v, %+v", m.Incarnation(), c, m.Taken())
+	}
+	fly := func() {
+		t.Helper()
+		flight, err := m.fly()
+		if err != nil || len(flight) == 0 {
+			t.Fatal(flight, err)
+		}
+	}
+	fly()
+	m.Flushed()
+	m.Live(Frame{Seq: 0, Payload: []byte("life1 +1")}, 100)
+	fly()
+	for i, seq := range []events.StreamSeq{20, 20, 21} {
+		if got := m.LogUnreadable(Published{Found: true, Unreadable: events.ErrMalformed, Seq: seq}, 100); got != (i != 1) {
+			t.Errorf("look %d: %v", i, got)
+		}
+	}
+	if c := m.Counts(); m.Incarnation() != 503 || c.Unreadable != 3 {
+		t.Errorf("%d, %+v", m.Incarnation(), c)
+	}
+}

@@ -130,6 +130,23 @@ func (m *Machine) Ended(p Published, now events.Millis) {
 	m.reset(events.ReasonLeaseExpiry, now)
 }
 
+// LogUnreadable tells that the rank's last message in the log cannot be read. The machine does not know what that
+// message says of the rank: it begins a new incarnation with all that the engine can say again. It returns false if the
+// machine has done that for this message already.
+func (m *Machine) LogUnreadable(p Published, now events.Millis) bool {
+	if _, ok := m.phase.(recovering); ok {
+		return false
+	}
+	if m.acked.Unreadable != nil && m.acked.Seq == p.Seq {
+		m.inflight = 0
+		return false
+	}
+	m.acked, m.inflight = p, 0
+	m.counts.Unreadable++
+	m.reset(events.ReasonGap, now)
+	return true
+}
+
 // Resync begins a new incarnation because somebody asked: with a clear, and then all that the engine can say again.
 // What waits and is not in the air is part of that.
 func (m *Machine) Resync(now events.Millis) {

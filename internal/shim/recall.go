@@ -61,10 +61,9 @@ func (l *StreamLog) recall(ctx context.Context, p events.Partition) (found Publi
 	defer cancel()
 	reply, asked := l.ns.Conn().Request(asking, subject, "", nil)
 	if asked == nil {
-		if err := strictjson.Unmarshal(reply.Body, &found); err != nil {
-			return Published{}, fmt.Errorf("what a node says of %v: %w", l.key, err)
+		if asked = strictjson.Unmarshal(reply.Body, &found); asked == nil {
+			return found, nil
 		}
-		return found, nil
 	}
 	found, err = l.lastInSnapshot(ctx, p)
 	if errors.Is(err, jetstream.ErrDenied) {

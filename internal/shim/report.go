@@ -23,6 +23,7 @@ type Report struct {
 	mu       sync.Mutex
 	state    registry.ShimState
 	waits    bool   // the log did not take events, and has taken none since
+	crowded  int    // times in a row that the log has refused a batch
 	messages uint64 // that the log had taken at the last Stepped
 }
 
@@ -53,7 +54,7 @@ func (r *Report) Renew() { r.lease.Renew() }
 // SetState says how it stands with the shim and its engine.
 func (r *Report) SetState(s State) {
 	r.change(func(has *registry.ShimState) {
-		s.Refused, s.Unusable, s.Speaks = has.Refused, has.Unusable, has.Speaks
+		s.Refused, s.Unusable, s.Speaks, s.Slowed = has.Refused, has.Unusable, has.Speaks, has.Slowed
 		*has = s
 	})
 }
@@ -86,6 +87,35 @@ func (r *Report) LogFailed(err error) (first bool) {
 	})
 	return first
 }
+
+// crowdedFor is the number of refused batches in a row after which the shim reports that it is slowed down: about a
+// second. Many shims that publish at the same moment refuse each other batches for milliseconds.
+const crowdedFor = 4
+
+// LogCrowded notes that the log has refused a batch because too many are open; nil: it has accepted one again. It
+// reports true if the record says something else from now on.
+func (r *Report) LogCrowded(err error) (changed bool) {
+	r.mu.Lock()
+	before := r.crowded
+	if r.crowded++; err == nil {
+		r.crowded = 0
+	}
+	changed = r.crowded == crowdedFor || err == nil && before >= crowdedFor
+	r.mu.Unlock()
+	if changed {
+		r.change(func(has *registry.ShimState) {
+			if has.Slowed = ""; err != nil {
+				has.Slowed = fmt.Sprintf("%v; what to do: %s", err, CrowdedAdvice)
+			}
+		})
+	}
+	return changed
+}
+
+// CrowdedAdvice is what to do about a log that refuses batches because too many are open.
+const CrowdedAdvice = "find the client that leaves batches open, by the NATS advisories " +
+	"$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.>, and revoke its key; if so many shims publish at once, raise " +
+	"jetstream.limits.batch.max_inflight_per_stream of the NATS servers"
 
 // Stepped looks at whether the log takes events, and reports true if it does again.
 func (r *Report) Stepped(c Counts) (again bool) {

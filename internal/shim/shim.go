@@ -121,6 +121,7 @@ type Hooks struct {
 	// SnapshotFailed tells why the engine gave no snapshot; that it offers none is such a reason.
 	SnapshotFailed func(err error)
 	LogFailed      func(err error)
+	LogUnreadable  func(err error) // the rank's last message in the log: a new incarnation begins
 	Published      func(cursor events.Cursor, last events.StreamSeq)
 	Stepped        func(Counts, int) // after each step: the counts, and the bytes that are queued
 	StateChanged   func(State)       // how it stands has changed; the first time when Run's loop begins
@@ -301,6 +302,9 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	r.machine.Recovered(published, millis(time.Now()))
+	if published.Unreadable != nil {
+		cfg.Hooks.LogUnreadable(published.Unreadable)
+	}
 	r.span.recovered(published, r.machine.Incarnation())
 	if cfg.Source != nil {
 		r.feedOpened()
@@ -638,7 +642,8 @@ func (r *runner) publish(ctx context.Context, flight [][]byte) {
 		return
 	case errors.Is(err, ErrFenced):
 		f.outcome = flightFenced
-		if f.present, f.err = r.recover(ctx); f.err == nil && !f.present.Shutdown {
+		if f.present, f.err = r.recover(ctx); f.err == nil && !f.present.Shutdown &&
+			f.present.Unreadable == nil {
 			f.err = err
 		}
 	case errors.Is(err, ErrLogLost):
@@ -706,6 +711,8 @@ func (r *runner) landed(f flushed) error {
 		r.cfg.Hooks.Published(r.machine.Acked().Cursor, f.last)
 	case f.outcome == logRolledBack:
 		r.logLost(f.present)
+	case f.present.Unreadable != nil:
+		r.logUnreadable(f.present)
 	case f.present.Shutdown:
 		r.machine.Ended(f.present, millis(time.Now()))
 	case f.outcome == logRead:

@@ -52,6 +52,14 @@ func (r *runner) logLost(present Published) {
 	r.span = span{lastSeq: present.Seq}
 }
 
+// logUnreadable tells the machine that the rank's last message in the log cannot be read.
+func (r *runner) logUnreadable(present Published) {
+	if r.machine.LogUnreadable(present, millis(time.Now())) {
+		r.span = span{lastSeq: present.Seq}
+		r.cfg.Hooks.LogUnreadable(present.Unreadable)
+	}
+}
+
 // answerRequests tells those who have asked which incarnation they will see.
 func (r *runner) answerRequests() {
 	for _, a := range r.waiting {

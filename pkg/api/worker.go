@@ -43,7 +43,7 @@ const (
 
 // Limits of a worker's registration.
 const (
-	MaxWorkerRanks = 4096
+	MaxWorkerRanks = events.MaxRanks
 	maxWorkerText  = 255  // bytes of one text
 	maxEndpoint    = 2048 // bytes
 	maxTaints      = 64   // and as many topology domains

@@ -47,6 +47,10 @@ func (r Reason) String() string {
 // at multiples of this number, so that the same engine message gives the same events in every life of a shim.
 const MaxBlocksPerEvent = 4096
 
+// MaxRanks bounds the ranks of one worker: they are numbered 0 to MaxRanks-1. Events and registrations of other ranks
+// are skipped, so that one worker's key cannot fill the memory of nodes.
+const MaxRanks = 4096
+
 // Event is one change of what one rank holds.
 //
 // A stored event's blocks follow each other: the first follows Parent (or starts a prompt, if HasParent is false). A

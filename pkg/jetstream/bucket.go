@@ -40,6 +40,8 @@ type BucketConfig struct {
 	// TTL is after how long without being written a key goes, by the servers' clocks. Zero: never. It is part of what a
 	// bucket is: a bucket that is there with another is refused.
 	TTL time.Duration
+
+	batches bool // the bucket accepts atomic batches: its users commit values together with a guard
 }
 
 // Bucket is a NATS key-value bucket of history 1, which `nats kv` can read. Revisions are sequences of its
@@ -70,6 +72,7 @@ type Value struct {
 // EnsureSnapshots opens the bucket for snapshots, creates it if it is missing, and sets the limits that the
 // configuration names.
 func (n *Namespace) EnsureSnapshots(ctx context.Context, cfg BucketConfig) (*Bucket, error) {
+	cfg.batches = true
 	return ensureBucket(ctx, n.c, snapshotBucket(n.name), cfg, n.replicas)
 }
 
@@ -114,11 +117,12 @@ func openBucket(c *Conn, name string) *Bucket {
 	return &Bucket{c: c, name: name, stream: bucketStream(name)}
 }
 
-// ensureBucket creates a bucket as nats.go's CreateKeyValue would (jetstream/kv.go), with atomic batches
-// allowed where the server has them.
+// ensureBucket creates a bucket, or brings an existing one up to date. The stream has the shape of nats.go's
+// CreateKeyValue (jetstream/kv.go) with two differences. Rollups are off: a message with the header Nats-Rollup would
+// remove the keys of other users. Atomic batches are on only in buckets that need them.
 func ensureBucket(ctx context.Context, c *Conn, name string, cfg BucketConfig, replicas int) (*Bucket, error) {
 	b := openBucket(c, name)
-	b.atomic = c.atomicBatches()
+	b.atomic = cfg.batches && c.atomicBatches()
 	want := jetstream.StreamConfig{
 		Name:               b.stream,
 		Subjects:           []string{keySubject(name, ">")},
@@ -130,23 +134,25 @@ func ensureBucket(ctx context.Context, c *Conn, name string, cfg BucketConfig, r
 		MaxAge:             cfg.TTL,
 		Storage:            jetstream.FileStorage,
 		Replicas:           cmp.Or(cfg.Replicas, replicas),
-		AllowRollup:        true,
 		DenyDelete:         true,
 		AllowDirect:        true,
 		Discard:            jetstream.DiscardNew,
 		AllowAtomicPublish: b.atomic,
 	}
 	err := c.ensure(ctx, want, func(there *jetstream.StreamConfig) error {
-		if there.MaxMsgsPerSubject != 1 || there.Storage != want.Storage || there.Discard != want.Discard ||
-			there.MaxAge != want.MaxAge {
-			return fmt.Errorf(
-				"bucket %s: %w: want history 1, file storage and life %v per key (0: for ever), have history %d, %v storage, life %v",
-				name, ErrMismatch, want.MaxAge, there.MaxMsgsPerSubject, there.Storage, there.MaxAge)
+		odd := oddBucket(there)
+		if there.MaxAge != want.MaxAge {
+			odd = append(odd, fmt.Sprintf("a life of %v per key, not %v (0: for ever)", there.MaxAge, want.MaxAge))
 		}
+		if len(odd) > 0 {
+			return fmt.Errorf("bucket %s: %w: its stream %s has %q; copy what is needed, delete the stream, start again",
+				name, ErrMismatch, want.Name, odd)
+		}
+		there.AllowRollup, there.AllowBatchPublish, there.RePublish = false, false, nil
 		there.MaxBytes = cmp.Or(cfg.MaxBytes, there.MaxBytes)
 		there.Replicas = cmp.Or(cfg.Replicas, there.Replicas)
 		there.AllowDirect = true
-		there.AllowAtomicPublish = there.AllowAtomicPublish || want.AllowAtomicPublish
+		there.AllowAtomicPublish = cfg.batches && there.AllowAtomicPublish || want.AllowAtomicPublish
 		return nil
 	})
 	if err != nil {

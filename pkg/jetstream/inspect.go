@@ -74,7 +74,8 @@ type StreamState struct {
 	MaxBytes        int64
 	MaxAge          time.Duration
 	Replicas        int
-	Direct, Batches bool     // it allows direct gets, atomic batches
+	Direct, Batches bool     // it allows direct gets; it allows atomic batches, or needs none
+	Rollups         bool     // of a bucket: it allows rollups, which an indexer that starts turns off
 	Behind          []string // servers with a replica that is away or not current
 	Refused         error    // why it takes no writes, as far as its server knows; [ErrDenied]: this user may not ask
 
@@ -98,14 +99,11 @@ func (n *Namespace) Inspect(ctx context.Context) (list []StreamState) {
 		{nodesBucket(n.name), "which nodes there are"}, {workersBucket(n.name), "workers' registrations"},
 	} {
 		s := StreamState{Name: bucketStream(b.name), Bucket: b.name, Usage: b.what}
-		n.inspect(ctx, &s, keySubject(b.name, nobodysKey), func(there *jetstream.StreamConfig) (odd []string) {
-			if there.MaxMsgsPerSubject != 1 || there.Storage != jetstream.FileStorage ||
-				there.Discard != jetstream.DiscardNew {
-				odd = append(odd, fmt.Sprintf("history %d, %v storage, discard %v, not history 1, file storage, discard new",
-					there.MaxMsgsPerSubject, there.Storage, there.Discard))
-			}
-			return odd
+		n.inspect(ctx, &s, keySubject(b.name, nobodysKey), func(there *jetstream.StreamConfig) []string {
+			s.Rollups = there.AllowRollup
+			return oddBucket(there)
 		})
+		s.Batches = s.Batches || b.name != snapshotBucket(n.name)
 		list = append(list, s)
 	}
 	return list
@@ -152,22 +150,44 @@ func Ahead(then, asked, answered time.Time) time.Duration {
 	return min(then.Sub(asked), 0)
 }
 
-// oddLog says what of a partition's stream is not as it must be.
-func oddLog(there *jetstream.StreamConfig, subjects string) (odd []string) {
-	check := func(bad bool, format string, v ...any) {
-		if bad {
-			odd = append(odd, fmt.Sprintf(format, v...))
-		}
+// oddities is a list of settings of a stream with which messages could be lost unseen.
+type oddities []string
+
+func (o *oddities) check(bad bool, format string, v ...any) {
+	if bad {
+		*o = append(*o, fmt.Sprintf(format, v...))
 	}
+}
+
+// common checks the settings that no stream of a namespace may have. The server turns none of them off again.
+func (o *oddities) common(there *jetstream.StreamConfig) {
+	o.check(there.Storage != jetstream.FileStorage, "storage %v, not %v", there.Storage, jetstream.FileStorage)
+	o.check(there.AllowMsgTTL, "a life per message")
+	o.check(there.AllowMsgSchedules, "message schedules")
+	o.check(there.AllowMsgCounter, "message counters")
+	o.check(there.Mirror != nil || len(there.Sources) > 0, "a mirror or sources")
+	o.check(there.SubjectTransform != nil, "a subject transform")
+	o.check(there.PersistMode == jetstream.AsyncPersistMode, "asynchronous persistence")
+}
+
+// oddBucket lists the settings of a bucket's stream that are not as they must be.
+func oddBucket(there *jetstream.StreamConfig) []string {
+	var odd oddities
+	odd.check(there.MaxMsgsPerSubject != 1, "history %d, not 1", there.MaxMsgsPerSubject)
+	odd.check(there.Discard != jetstream.DiscardNew, "discard %v, not %v", there.Discard, jetstream.DiscardNew)
+	odd.common(there)
+	return odd
+}
+
+// oddLog lists the settings of a partition's stream that are not as they must be.
+func oddLog(there *jetstream.StreamConfig, subjects string) []string {
+	var odd oddities
+	check := odd.check
 	check(!slices.Equal(there.Subjects, []string{subjects}), "subjects %q, not %q", there.Subjects, []string{subjects})
 	check(there.Retention != jetstream.LimitsPolicy, "retention %v, not %v", there.Retention, jetstream.LimitsPolicy)
-	check(there.Storage != jetstream.FileStorage, "storage %v, not %v", there.Storage, jetstream.FileStorage)
 	check(there.Discard != jetstream.DiscardOld, "discard %v, not %v", there.Discard, jetstream.DiscardOld)
 	check(there.MaxMsgsPerSubject > 0, "a limit of %d messages per subject", there.MaxMsgsPerSubject)
 	check(there.AllowRollup, "rollups")
-	check(there.AllowMsgTTL, "a life per message")
-	check(there.Mirror != nil || len(there.Sources) > 0, "a mirror or sources")
-	check(there.SubjectTransform != nil, "a subject transform")
-	check(there.PersistMode == jetstream.AsyncPersistMode, "asynchronous persistence")
+	odd.common(there)
 	return odd
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -128,6 +129,7 @@ func (n *Namespace) ensureStream(ctx context.Context, p events.Partition, cfg Lo
 		there.Replicas = cmp.Or(cfg.Replicas, there.Replicas)
 		there.AllowAtomicPublish = there.AllowAtomicPublish || want.AllowAtomicPublish
 		there.AllowDirect = true
+		there.AllowBatchPublish, there.RePublish = false, nil
 		return nil
 	})
 }
@@ -144,8 +146,7 @@ func (c *Conn) ensure(ctx context.Context, want jetstream.StreamConfig,
 			if err := amend(&cfg); err != nil {
 				return err
 			}
-			if cfg.MaxBytes == before.MaxBytes && cfg.MaxAge == before.MaxAge && cfg.Replicas == before.Replicas &&
-				cfg.AllowAtomicPublish == before.AllowAtomicPublish && cfg.AllowDirect == before.AllowDirect {
+			if reflect.DeepEqual(cfg, before) {
 				return nil
 			}
 			err = c.call(ctx, "update stream "+want.Name, "STREAM.UPDATE."+want.Name, cfg, nil)

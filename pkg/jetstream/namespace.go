@@ -1,7 +1,6 @@
 package jetstream
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -44,6 +43,10 @@ type NamespaceConfig struct {
 	// Replicas of the namespace's record: 1, 3 or 5, and the default for streams and buckets. Zero leaves what is
 	// there, or 1 in a new namespace.
 	Replicas int
+
+	// Restore writes the namespace's record again if it is missing or unreadable. The number of partitions is the
+	// number of the log's streams. Without Restore such a namespace is a [RecordError].
+	Restore bool
 }
 
 // Namespace is one deployment's world on a connection. Its methods may be called from any goroutine.
@@ -57,6 +60,9 @@ type Namespace struct {
 
 // JoinNamespace creates the namespace if nobody has, by compare-and-set: of several indexers that start at once one
 // creates and all see the same. It is for indexers.
+//
+// A namespace is new only if its log has no streams. If streams exist and the record is missing or unreadable, the
+// error is a [RecordError]: a new record could have another number of partitions than the log.
 //
 // The server must take messages that have room for the largest value of a bucket, as it does by default; else the error
 // wraps [ErrTooLarge] and names both sizes and the setting. If the namespace has another number of partitions than the
@@ -83,17 +89,16 @@ func joinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespac
 	if err != nil {
 		return nil, err
 	}
-	text, err := json.Marshal(namespaceRecord{Version: namespaceVersion,
-		Partitions: cmp.Or(cfg.Partitions, DefaultPartitions), Created: time.Now().UTC().Truncate(time.Second)})
-	if err != nil {
-		return nil, err
-	}
-	if err := meta.create(ctx, namespaceKey, text); err != nil && !errors.Is(err, ErrConflict) {
-		return nil, err
-	}
 	ns, err := readNamespace(ctx, meta, cfg.Name)
-	for tries := 0; errors.Is(err, ErrNotFound) && tries < 20 && loop.Wait(ctx, 100*time.Millisecond); tries++ {
-		ns, err = readNamespace(ctx, meta, cfg.Name) // it is there; a server that has not heard of the bucket has answered
+	if recordLost(err) {
+		if err := createRecord(ctx, meta, cfg); err != nil {
+			return nil, err
+		}
+		ns, err = readNamespace(ctx, meta, cfg.Name)
+		for tries := 0; errors.Is(err, ErrNotFound) && tries < 20 && loop.Wait(ctx, 100*time.Millisecond); tries++ {
+			// it is there; a server that has not heard of the bucket has answered
+			ns, err = readNamespace(ctx, meta, cfg.Name)
+		}
 	}
 	if err != nil {
 		return nil, err
@@ -111,7 +116,7 @@ func joinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespac
 }
 
 // OpenNamespace reads a namespace that an indexer has created. It is for shims and clients: it creates nothing.
-// If there is none, the error wraps [ErrNoNamespace].
+// If there is none, the error wraps [ErrNoNamespace]. If its record is unreadable, the error wraps [ErrBadRecord].
 func OpenNamespace(ctx context.Context, c *Conn, name string) (*Namespace, error) {
 	if err := CheckNamespace(name); err != nil {
 		return nil, fmt.Errorf("open: %w", err)
@@ -119,6 +124,8 @@ func OpenNamespace(ctx context.Context, c *Conn, name string) (*Namespace, error
 	ns, err := readNamespace(ctx, openBucket(c, metaBucket(name)), name)
 	if errors.Is(err, ErrNotFound) {
 		err = fmt.Errorf("%w: start an indexer first (%w)", ErrNoNamespace, err)
+	} else if errors.Is(err, ErrBadRecord) {
+		err = fmt.Errorf("%w; start an indexer with --restore-namespace, which writes it again", err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open namespace %s: %w", name, err)
@@ -131,17 +138,9 @@ func readNamespace(ctx context.Context, meta *Bucket, name string) (*Namespace, 
 	if err != nil {
 		return nil, err
 	}
-	var rec namespaceRecord
-	if err := strictjson.Unmarshal(entry.Value, &rec); err != nil {
-		return nil, fmt.Errorf("record %q in bucket %s cannot be read: %w", namespaceKey, meta.name, err)
-	}
-	if rec.Version != namespaceVersion {
-		return nil, fmt.Errorf("%w: the namespace's record has version %d, this program knows version %d", ErrMismatch,
-			rec.Version, namespaceVersion)
-	}
-	if rec.Partitions == 0 || rec.Partitions > MaxPartitions {
-		return nil, fmt.Errorf("%w: the namespace's record says %d partitions, there can be 1 to %d", ErrMismatch,
-			rec.Partitions, MaxPartitions)
+	rec, err := parseRecord(entry.Value)
+	if err != nil {
+		return nil, fmt.Errorf("record %q in bucket %s: %w", namespaceKey, meta.name, err)
 	}
 	return &Namespace{c: meta.c, name: name, partitions: rec.Partitions, replicas: 1, meta: meta}, nil
 }
@@ -179,8 +178,9 @@ func (n *Namespace) RegisterModel(ctx context.Context, m Model) error {
 }
 
 func (n *Namespace) registerModel(ctx context.Context, m Model) error {
-	if m.Name == "" || m.BlockSize == 0 {
-		return fmt.Errorf("with block size %d: both must be given", m.BlockSize)
+	if m.Name == "" || m.BlockSize == 0 || m.BlockSize > events.MaxBlockSize {
+		return fmt.Errorf("with block size %d: both must be given, and a block has 1 to %d tokens", m.BlockSize,
+			events.MaxBlockSize)
 	}
 	key, err := modelKey(m.Name)
 	if err != nil {
@@ -193,7 +193,14 @@ func (n *Namespace) registerModel(ctx context.Context, m Model) error {
 	if err = n.meta.create(ctx, key, text); !errors.Is(err, ErrConflict) {
 		return err
 	}
-	there, err := n.Model(ctx, m.Name)
+	there, revision, err := n.readModel(ctx, key)
+	if errors.Is(err, errBadModel) { // nobody can use it: it is written again
+		_, err = n.meta.Commit(ctx, nil, Value{key, text}, revision)
+		if !errors.Is(err, ErrConflict) {
+			return err
+		}
+		there, _, err = n.readModel(ctx, key)
+	}
 	if err == nil && there.BlockSize != m.BlockSize {
 		err = fmt.Errorf("%w: registered with block size %d, this worker has %d", ErrMismatch, there.BlockSize,
 			m.BlockSize)
@@ -212,15 +219,15 @@ func (n *Namespace) Model(ctx context.Context, name string) (Model, error) {
 }
 
 // ForgetModel removes what was registered for a model, so that the next worker decides anew; [ErrNotFound] if nothing
-// was. Whether a worker still serves the model is for the caller to know. Two workers that register it meanwhile, one
-// before and one after, may differ.
+// was. A record that cannot be read is removed too. Whether a worker still serves the model is for the caller to know.
+// Two workers that register it meanwhile, one before and one after, may differ.
 func (n *Namespace) ForgetModel(ctx context.Context, name string) (Model, error) {
 	key, err := modelKey(name)
 	if err != nil {
 		return Model{}, err
 	}
 	m, revision, err := n.readModel(ctx, key)
-	if err == nil {
+	if err == nil || errors.Is(err, errBadModel) {
 		_, err = n.meta.Delete(ctx, key, revision)
 	}
 	if err != nil {
@@ -229,13 +236,31 @@ func (n *Namespace) ForgetModel(ctx context.Context, name string) (Model, error)
 	return m, nil
 }
 
+// readModel reads the record of a model. With an error that wraps errBadModel it returns the record's revision too.
 func (n *Namespace) readModel(ctx context.Context, key string) (m Model, revision uint64, err error) {
 	entry, err := n.meta.Latest(ctx, key)
 	if err != nil {
 		return Model{}, 0, err
 	}
-	if err := strictjson.Unmarshal(entry.Value, &m); err != nil {
-		return Model{}, 0, fmt.Errorf("record %q in bucket %s cannot be read: %w", key, n.meta.name, err)
+	if m, err = parseModel(key, entry.Value); err != nil {
+		err = fmt.Errorf("record %q in bucket %s: %w", key, n.meta.name, err)
 	}
-	return m, entry.Revision, nil
+	return m, entry.Revision, err
+}
+
+// errBadModel: the record of a model cannot be read. A shim of the model writes it again when it starts.
+var errBadModel = errors.New("the model's record cannot be read")
+
+// parseModel reads the record of a model under its key. The error wraps errBadModel.
+func parseModel(key string, text []byte) (m Model, err error) {
+	name, ok := parseModelKey(key)
+	switch err := strictjson.Unmarshal(text, &m); {
+	case err != nil:
+		return Model{}, fmt.Errorf("%w: %w", errBadModel, err)
+	case !ok || m.Name != name:
+		return Model{}, fmt.Errorf("%w: it names the model %.64q", errBadModel, m.Name)
+	case m.BlockSize == 0 || m.BlockSize > events.MaxBlockSize:
+		return Model{}, fmt.Errorf("%w: its block size is %d", errBadModel, m.BlockSize)
+	}
+	return m, nil
 }

@@ -90,6 +90,8 @@ func TestNamespaceRecords(t *testing.T) {
 	meta := openBucket(c, metaBucket("a"))
 	for _, bad := range []struct{ record, says string }{
 		{`{"version":2,"partitions":4}`, "version 2"},
+		{`{"version":0,"partitions":4}`, "version 0"},
+		{`{"node":"n","problems":[]}`, "version 0"},
 		{`{"version":1,"partitions":0}`, "0 partitions"},
 		{`{"version":1,"partitions":100000}`, "100000 partitions"},
 		{`not json`, "cannot be read"},

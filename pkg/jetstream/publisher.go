@@ -34,6 +34,11 @@ type PublisherOptions struct {
 	// Persist has an attempt made again that the server refused ([ErrFull], [ErrDenied] and what has no class), until
 	// the context ends. Else Publish returns the refusal.
 	Persist bool
+
+	// Crowded is called from within Publish with an error that wraps [ErrCrowded] each time the server refuses a batch
+	// because too many are open, and with nil when it accepts one again. Meanwhile messages go one by one. It may be
+	// nil.
+	Crowded func(err error)
 }
 
 // Publisher appends the messages of one (worker, rank) to the log, each acknowledged, in order, with nothing of
@@ -61,6 +66,7 @@ type Publisher struct {
 	dead          error // fenced, or the log has lost messages
 	limit         int   // bytes of one message
 	atomic        bool
+	crowd         crowd
 	replicas      int // of the stream
 }
 
@@ -208,14 +214,17 @@ func (p *Publisher) Publish(ctx context.Context, msgs [][]byte) (events.StreamSe
 		if code := codeOf(err); batchRefused(code) {
 			single = true
 			p.atomic = p.atomic && code != codeAtomicDisabled
+			p.batchRefused(code, err)
 		} else if class := classOf(err); class != ErrUnavailable && class != ErrConflict {
 			err = failed(action, err)
 			if !p.o.Persist || class == ErrTooLarge {
 				return 0, err
 			}
 			most = 5 * time.Second
+			p.o.Retry(err)
+		} else {
+			p.o.Retry(err)
 		}
-		p.o.Retry(err)
 		if p.c.nc.IsClosed() || !loop.Wait(ctx, pause) {
 			return 0, fmt.Errorf("%s: %w: %w", action, ErrUnavailable, err)
 		}
@@ -230,6 +239,16 @@ func batchRefused(code int) bool {
 		code == codeAtomicTooMany
 }
 
+// batchRefused reports why the server has refused a batch, if that is known already.
+func (p *Publisher) batchRefused(code int, err error) {
+	switch {
+	case p.crowd.note(code, time.Now()):
+		p.o.Crowded(crowded(p.stream, err))
+	case !p.crowd.asks:
+		p.o.Retry(err)
+	}
+}
+
 // send makes one attempt to store messages after p.last and returns how many were stored. first is the position
 // of the first in the flush.
 func (p *Publisher) send(ctx context.Context, msgs [][]byte, first int, single bool) (stored int, err error) {
@@ -239,7 +258,14 @@ func (p *Publisher) send(ctx context.Context, msgs [][]byte, first int, single b
 		m.Header[headerTrace] = []string{trace}
 	}
 	tag := p.id + "." + decimal(p.flush) + "." + strconv.Itoa(first)
-	if !p.atomic || single || !p.worthBatch(msgs) {
+	now := time.Now()
+	n := min(len(msgs), maxBatch)
+	if p.crowd.probes(now) {
+		n = 1
+	} else if single || p.crowd.waits(now) || !p.worthBatch(msgs) {
+		n = 0
+	}
+	if !p.atomic || n == 0 {
 		m.Header[headerWriter] = []string{tag}
 		m.Data = msgs[0]
 		seq, err := p.c.store(ctx, p.stream, m)
@@ -250,7 +276,6 @@ func (p *Publisher) send(ctx context.Context, msgs [][]byte, first int, single b
 		return 1, nil
 	}
 	p.tries++
-	n := min(len(msgs), maxBatch)
 	seq, err := p.c.storeBatch(ctx, p.stream, p.subject, tag+"."+decimal(p.tries), n, func(i int) *nats.Msg {
 		if i == 1 {
 			delete(m.Header, headerExpectedLast) // only the first of a subject in a batch may expect
@@ -262,6 +287,9 @@ func (p *Publisher) send(ctx context.Context, msgs [][]byte, first int, single b
 		return 0, err
 	}
 	p.last = seq
+	if p.crowd.accepted() {
+		p.o.Crowded(nil)
+	}
 	return n, nil
 }
 
@@ -331,7 +359,8 @@ func (p *Publisher) explain(ctx context.Context, conflict *ConflictError) error 
 	return p.dead
 }
 
-// RanksInLog lists the ranks of a worker that have messages in the log, ascending.
+// RanksInLog lists the ranks of a worker that have messages in the log, ascending. Ranks beyond [events.MaxRanks] are
+// left out, as nodes skip them.
 func (n *Namespace) RanksInLog(ctx context.Context, worker events.WorkerID) (ranks []events.Rank, err error) {
 	part, subject, err := n.subjectOf(events.RankKey{Instance: worker})
 	if err != nil {
@@ -340,7 +369,7 @@ func (n *Namespace) RanksInLog(ctx context.Context, worker events.WorkerID) (ran
 	all := subject[:strings.LastIndexByte(subject, '.')] + ".*"
 	subjects, err := n.c.subjects(ctx, "list the ranks of worker "+string(worker), StreamName(n.name, part), all)
 	for _, s := range subjects {
-		if _, _, key, err := ParseEventSubject(s); err == nil {
+		if _, _, key, err := ParseEventSubject(s); err == nil && key.Rank < events.MaxRanks {
 			ranks = append(ranks, key.Rank)
 		}
 	}

@@ -115,6 +115,11 @@ func roomIn(dir string) (int64, error) {
 	return room, nil
 }
 
+// openBatches is how many atomic batches may be open on a stream of the embedded server; nats-server's default is 50.
+// Each costs a few files. Fifty shims of a partition that publish at the same moment, or one client that leaves batches
+// open, would have the server refuse the batches of all others.
+const openBatches = 256
+
 // natsOptions says it in nats-server's words.
 func (o *ServerOptions) natsOptions() (*server.Options, error) {
 	opts := &server.Options{}
@@ -130,6 +135,9 @@ func (o *ServerOptions) natsOptions() (*server.Options, error) {
 	opts.StoreDir = o.Dir
 	opts.JetStreamMaxStore = o.MaxStore
 	opts.JetStreamMaxMemory = o.MaxMemory
+	if limits := &opts.JetStreamLimits; limits.MaxBatchInflightPerStream == 0 { // the configuration file leaves it open
+		limits.MaxBatchInflightPerStream = openBatches
+	}
 	opts.SyncAlways = o.SyncInterval <= 0
 	if o.SyncInterval > 0 {
 		opts.SyncInterval = o.SyncInterval

@@ -202,9 +202,10 @@ func ParseEventSubject(subject string) (ns string, p events.Partition, key event
 }
 
 // StreamName is the stream of one partition.
-func StreamName(ns string, p events.Partition) string {
-	return "KV_EVENTS_" + ns + "_" + decimal(uint64(p))
-}
+func StreamName(ns string, p events.Partition) string { return streamPrefix(ns) + decimal(uint64(p)) }
+
+// streamPrefix begins the names of the streams of a namespace's log; the partition follows.
+func streamPrefix(ns string) string { return "KV_EVENTS_" + ns + "_" }
 
 // streamSubjects is what the stream of one partition takes.
 func streamSubjects(ns string, p events.Partition) string {
@@ -349,8 +350,14 @@ func snapshotBucket(ns string) string { return "kvatlas_" + ns + "_snap" }
 func workersBucket(ns string) string { return "kvatlas_" + ns + "_workers" }
 
 // WorkerKey is the key of one (worker, rank) in the bucket of workers.
+//
+// A rank beyond [events.MaxRanks] is refused with [ErrBadName].
 func WorkerKey(p events.Partition, key events.RankKey) (string, error) {
 	token, err := EscapeToken(string(key.Instance))
+	if err == nil && key.Rank >= events.MaxRanks {
+		err = fmt.Errorf("rank %d of worker %.64q: %w: ranks are numbered 0 to %d", key.Rank, key.Instance, ErrBadName,
+			events.MaxRanks-1)
+	}
 	return decimal(uint64(p)) + "." + token + "." + decimal(uint64(key.Rank)), err
 }
 
@@ -435,8 +442,20 @@ const namespaceKey = "namespace"
 
 func modelKey(model string) (string, error) {
 	token, err := EscapeToken(model)
-	return "model." + token, err
+	return modelPrefix + token, err
 }
+
+// parseModelKey returns the model of a key of modelKey. It reports false for any other key.
+func parseModelKey(key string) (model string, ok bool) {
+	token, ok := strings.CutPrefix(key, modelPrefix)
+	if !ok {
+		return "", false
+	}
+	model, err := unescapeToken(token)
+	return model, err == nil
+}
+
+const modelPrefix = "model."
 
 // validKey reports whether a key can be part of a subject as it is (the rule of nats.go jetstream/kv.go).
 func validKey(key string) bool {

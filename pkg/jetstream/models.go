@@ -1,0 +1,166 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/hooks"
+	"github.com/kvatlas/kvatlas/internal/loop"
+)
+
+// ModelHooks are called from the goroutines of [Models.Run]. Each may be nil. They must not block.
+type ModelHooks struct {
+	Changed  func()                      // a model was registered or forgotten
+	Bad      func(key string, err error) // a record that cannot be read; what was known of the model stays
+	Restored func(err error)             // the namespace's record was lost (err says how), and is written again
+	Failed   func(err error)             // the namespace's record is lost, and could not be written again yet
+}
+
+// Models keeps the registered block sizes of a namespace's models current, and the namespace's record readable: its
+// owner knows the number of partitions. It is for indexers. Its methods may be called from any goroutine.
+type Models struct {
+	ns    *Namespace
+	hooks ModelHooks
+	sizes atomic.Pointer[map[string]uint32] // tokens in a block, by model
+	lost  chan struct{}                     // the namespace's record may be lost
+
+	current     chan struct{} // closed once all that is registered is known
+	currentOnce sync.Once
+
+	fresh map[string]bool // keys seen since the watch began anew; nil: all are known. Watch's goroutine owns it
+}
+
+// NewModels returns what Run fills.
+func NewModels(ns *Namespace, h ModelHooks) *Models {
+	hooks.Fill(&h)
+	m := &Models{ns: ns, hooks: h, lost: make(chan struct{}, 1), current: make(chan struct{})}
+	m.sizes.Store(&map[string]uint32{})
+	return m
+}
+
+// BlockSize returns the registered block size of a model, in tokens; 0 if none is registered or known.
+func (m *Models) BlockSize(model string) uint32 { return (*m.sizes.Load())[model] }
+
+// Await waits until all that is registered is known, or ctx ends.
+func (m *Models) Await(ctx context.Context) {
+	select {
+	case <-m.current:
+	case <-ctx.Done():
+	}
+}
+
+// Run watches until ctx ends.
+func (m *Models) Run(ctx context.Context) {
+	var all sync.WaitGroup
+	all.Go(func() { m.ns.meta.Watch(ctx, m.observe) })
+	all.Go(func() { m.keepRecord(ctx) })
+	all.Wait()
+}
+
+func (m *Models) observe(u Watched) {
+	if u.Err != nil {
+		return // the watch goes on by itself; what is known stays
+	}
+	if u.Anew {
+		m.fresh = map[string]bool{}
+	}
+	before := *m.sizes.Load()
+	now := maps.Clone(before)
+	for i := range u.Entries {
+		m.see(now, &u.Entries[i])
+	}
+	if u.Current {
+		for model := range now {
+			if key, err := modelKey(model); err == nil && !m.fresh[key] {
+				delete(now, model)
+			}
+		}
+		if !m.fresh[namespaceKey] {
+			loop.Wake(m.lost)
+		}
+		m.fresh = nil
+		m.currentOnce.Do(func() { close(m.current) })
+	}
+	if !maps.Equal(before, now) {
+		m.sizes.Store(&now)
+		m.hooks.Changed()
+	}
+}
+
+// see updates the block sizes by one entry of the bucket.
+func (m *Models) see(sizes map[string]uint32, e *Entry) {
+	if m.fresh != nil && !e.Deleted {
+		m.fresh[e.Key] = true
+	}
+	if e.Key == namespaceKey {
+		if _, err := parseRecord(e.Value); e.Deleted || errors.Is(err, ErrBadRecord) {
+			loop.Wake(m.lost)
+		}
+		return
+	}
+	name, ok := parseModelKey(e.Key)
+	switch {
+	case !ok:
+	case e.Deleted:
+		delete(sizes, name)
+	default:
+		model, err := parseModel(e.Key, e.Value)
+		if err != nil {
+			m.hooks.Bad(e.Key, err)
+			return
+		}
+		sizes[name] = model.BlockSize
+	}
+}
+
+// keepRecord writes the namespace's record again when it is lost.
+func (m *Models) keepRecord(ctx context.Context) {
+	for {
+		select {
+		case <-m.lost:
+		case <-ctx.Done():
+			return
+		}
+		for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
+			lost, err := m.restore(ctx)
+			if err == nil {
+				if lost != nil {
+					m.hooks.Restored(lost)
+				}
+				break
+			}
+			if ctx.Err() == nil {
+				m.hooks.Failed(err)
+			}
+			if !loop.Wait(ctx, pause) {
+				return
+			}
+		}
+	}
+}
+
+// restore writes the namespace's record if it is lost, and returns how it was.
+func (m *Models) restore(ctx context.Context) (lost, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	entry, deleted, err := m.ns.meta.last(ctx, namespaceKey)
+	switch {
+	case errors.Is(err, ErrNotFound) || err == nil && deleted:
+		lost = fmt.Errorf("record %q in bucket %s: %w", namespaceKey, m.ns.meta.name, ErrNotFound)
+	case err != nil:
+		return nil, err
+	default:
+		if _, lost = parseRecord(entry.Value); !errors.Is(lost, ErrBadRecord) {
+			return nil, nil
+		}
+	}
+	if err = m.ns.meta.writeRecord(ctx, m.ns.partitions, entry.Revision); errors.Is(err, ErrConflict) {
+		return nil, nil // another node was faster
+	}
+	return lost, err
+}

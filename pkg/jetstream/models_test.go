@@ -1,0 +1,127 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+)
+
+// watchModels runs Models until the test ends.
+func (w *world) watchModels(h ModelHooks) *Models {
+	w.t.Helper()
+	m := NewModels(w.ns, h)
+	ctx, end := context.WithCancel(w.ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		m.Run(ctx)
+	}()
+	w.t.Cleanup(func() {
+		end()
+		<-done
+	})
+	return m
+}
+
+func TestModelsAreWatched(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	changed, bad := make(chan struct{}, 100), make(chan string, 100)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(w.ns.RegisterModel(w.ctx, Model{"a/b c", 16}))
+	m := w.watchModels(ModelHooks{Changed: func() { changed <- struct{}{} }, Bad: func(key string, err error) {
+		if !errors.Is(err, errBadModel) {
+			t.Errorf("%s: %v", key, err)
+		}
+		bad <- key
+	}})
+	if m.Await(w.ctx); m.BlockSize("a/b c") != 16 || m.BlockSize("m") != 0 {
+		t.Fatalf("%d, %d", m.BlockSize("a/b c"), m.BlockSize("m"))
+	}
+	<-changed
+	until := func(model string, size uint32) {
+		t.Helper()
+		for m.BlockSize(model) != size {
+			select {
+			case <-changed:
+			case <-w.ctx.Done():
+				t.Fatalf("%s has %d, not %d", model, m.BlockSize(model), size)
+			}
+		}
+	}
+	must(w.ns.RegisterModel(w.ctx, Model{"m", 32}))
+	until("m", 32)
+	key, _ := modelKey("m")
+	for _, text := range []string{"", "{", `{"model":"other","block_size":8}`, `{"model":"m","block_size":0}`,
+		`{"model":"m","block_size":65536}`} {
+		_, err := w.ns.meta.Put(w.ctx, key, []byte(text))
+		must(err)
+		if <-bad != key || m.BlockSize("m") != 32 {
+			t.Errorf("%q: block size %d", text, m.BlockSize("m"))
+		}
+		if err := w.ns.RegisterModel(w.ctx, Model{"m", 32}); err != nil { // a shim that starts
+			t.Errorf("%q: %v", text, err)
+		}
+		if got, err := w.ns.Model(w.ctx, "m"); err != nil || got.BlockSize != 32 {
+			t.Errorf("%q: %v, %v", text, got, err)
+		}
+	}
+	_, err := w.ns.meta.Put(w.ctx, key, []byte("{"))
+	must(err)
+	_, err = w.ns.ForgetModel(w.ctx, "m")
+	must(err)
+	until("m", 0)
+	must(w.ns.RegisterModel(w.ctx, Model{"m", 64}))
+	until("m", 64)
+}
+
+// TestRecordIsKept: a node that runs writes the namespace's record again, however it was lost.
+func TestRecordIsKept(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	restored := make(chan error, 10)
+	m := w.watchModels(ModelHooks{Restored: func(err error) { restored <- err },
+		Failed: func(err error) { t.Error(err) }})
+	m.Await(w.ctx)
+	revision := func() uint64 {
+		e, _, err := w.ns.meta.last(w.ctx, namespaceKey)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e.Revision
+	}
+	for name, lose := range map[string]func() error{
+		"deleted": func() error {
+			_, err := w.ns.meta.Delete(w.ctx, namespaceKey, revision())
+			return err
+		},
+		"garbled": func() error {
+			_, err := w.ns.meta.Put(w.ctx, namespaceKey, []byte(`{"node":"n1","problems":[]}`))
+			return err
+		},
+	} {
+		if err := lose(); err != nil {
+			t.Fatal(name, err)
+		}
+		if err := <-restored; !recordLost(err) || !strings.Contains(err.Error(), "namespace") && name == "deleted" {
+			t.Errorf("%s: %v", name, err)
+		}
+		if ns, err := JoinNamespace(w.ctx, w.c, NamespaceConfig{Name: "test"}); err != nil || ns.Partitions() != 3 {
+			t.Errorf("%s: %v, %v", name, ns, err)
+		}
+	}
+	// Erased without a mark while nobody watched: the next watch finds that it is missing.
+	if err := w.ns.meta.Erase(w.ctx, namespaceKey, revision()); err != nil {
+		t.Fatal(err)
+	}
+	w.watchModels(ModelHooks{Restored: func(err error) { restored <- err }})
+	if err := <-restored; !errors.Is(err, ErrNotFound) {
+		t.Error(err)
+	}
+}
