@@ -67,7 +67,7 @@ func TestARankWithoutAClaimIsHidden(t *testing.T) {
 	c.announces("bad", "llama", 65535)
 	c.knows("llama", 1, "good")
 	// A block size that nobody has claimed does not make the model's block size ambiguous.
-	if served, err := c.View().serving(&api.Query{Model: "llama"}); err != nil || served.BlockSize != 16 {
+	if served, err := c.View().serving(&api.Query{Model: "llama"}, 0); err != nil || served.BlockSize != 16 {
 		t.Errorf("a query without a block size: %+v, %v", served, err)
 	}
 	before := c.View()
