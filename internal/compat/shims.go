@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/escape"
 	"github.com/kvatlas/kvatlas/internal/hooks"
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/registry"
@@ -466,7 +467,7 @@ func otherBlockSize(size uint32, model string) string {
 		is = fmt.Sprint(size)
 	}
 	return fmt.Sprintf("unregister the worker and register it with block_size %s; if the model has another size then: "+
-		"indexer forget --model %s", is, model)
+		"indexer forget --model %s", is, escape.Shell(model))
 }
 
 // groupsOf is what a registration says of the engine's KV-cache groups.
