@@ -281,7 +281,7 @@ func LogFlags(flags *pflag.FlagSet) func(w io.Writer) (*slog.Logger, error) {
 		opts := &slog.HandlerOptions{Level: l}
 		switch *format {
 		case "text":
-			return slog.New(slog.NewTextHandler(w, opts)), nil
+			return slog.New(slog.NewTextHandler(lineWriter{w}, opts)), nil
 		case "json":
 			return slog.New(slog.NewJSONHandler(w, opts)), nil
 		}

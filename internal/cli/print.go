@@ -63,3 +63,14 @@ func (s shown) Format(f fmt.State, verb rune) {
 	}
 	_, _ = io.WriteString(f, escape.Text(fmt.Sprintf(fmt.FormatString(f, verb), s.value)))
 }
+
+// lineWriter writes lines of [slog.TextHandler], one with each Write, as [escape.Text] returns them: the handler quotes
+// most of what a terminal would obey, but not DEL and not all that is invisible.
+type lineWriter struct{ to io.Writer }
+
+func (w lineWriter) Write(line []byte) (int, error) {
+	if _, err := io.WriteString(w.to, escape.Text(strings.TrimSuffix(string(line), "\n"))+"\n"); err != nil {
+		return 0, err
+	}
+	return len(line), nil
+}

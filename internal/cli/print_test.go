@@ -5,12 +5,15 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/escape"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // named is a text of others by way of a method.
@@ -59,6 +62,25 @@ func TestErrorsAreEscaped(t *testing.T) {
 	want := `p: worker w\x1b[2J; ready\t\u009b\u202e\u2028\xff is odd` + "\n"
 	if status != 1 || string(text[:n]) != want {
 		t.Errorf("status %d, %q, want %q", status, text[:n], want)
+	}
+}
+
+// TestLogsAreEscaped: lines of the log are harmless, whatever names and messages are.
+func TestLogsAreEscaped(t *testing.T) {
+	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	logger := LogFlags(flags)
+	var out strings.Builder
+	log, err := logger(&out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{hostile, "a\x7f", "a\ufe0fb", "\u2800", "\x9b", "a\nb", "\u061c"} {
+		out.Reset()
+		log.Info(text, text, text, "error", errors.New(text), "list", []string{text}, slog.Group(text, "a", named(text)))
+		line, ended := strings.CutSuffix(out.String(), "\n")
+		if !ended || escape.Text(line) != line {
+			t.Errorf("%q is logged as %q", text, out.String())
+		}
 	}
 }
 

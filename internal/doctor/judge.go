@@ -202,7 +202,8 @@ func judgeNodes(f *Facts) (list []Finding) {
 		versions[s.Version] = append(versions[s.Version], n.Node)
 		if !s.Ready {
 			list = append(list, Finding{Error, "", nodeNotReady, where, "the node is not ready",
-				"it restores, or catches up with the log", "wait; indexer status --node " + escape.Shell(n.Node) + " shows how far it is"})
+				"it restores, or catches up with the log",
+				"wait; indexer status --node " + escape.Shell(n.Node) + " shows how far it is"})
 		}
 		for _, p := range s.Problems {
 			if saidElsewhere(p) {

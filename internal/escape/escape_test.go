@@ -93,7 +93,9 @@ func checkShell(t *testing.T, text string) {
 func TestShell(t *testing.T) {
 	for text, want := range map[string]string{"worker-1": "worker-1", "http://w:8000/v1": "http://w:8000/v1",
 		"": "''", "a b": "'a b'", "it's": `'it'\''s'`, "-x": "'-x'", "~": "'~'", "a=b": "'a=b'",
-		"$(id)`id`;id|id&": "'$(id)`id`;id|id&'", "\x1b": `"$(printf '\033')"`, "a\nb'%\\": `"$(printf 'a\012b\047%%\134')"`} {
+		"$(id)`id`;id|id&": "'$(id)`id`;id|id&'",
+		"\x1b":             `"$(printf '\033')"`,
+		"a\nb'%\\":         `"$(printf 'a\012b\047%%\134')"`} {
 		if got := Shell(text); got != want {
 			t.Errorf("%q: %s, want %s", text, got, want)
 		}
