@@ -121,10 +121,11 @@ func judgeStreams(f *Facts) (list []Finding) {
 			continue
 		}
 		if len(s.Odd) > 0 {
-			remedy := "stop the indexers, delete it with nats stream rm " + escape.Shell(s.Name) + ", start them: they make it anew, " +
-				"and shims repeat what engines hold"
+			remedy := "stop the indexers, delete it with nats stream rm " + escape.Shell(s.Name) + ", start them: they make " +
+				"it anew, and shims repeat what engines hold"
 			if s.Bucket != "" {
-				remedy = "stop the indexers, delete it with nats kv del " + escape.Shell(s.Bucket) + ", and start them: they make it anew"
+				remedy = "stop the indexers, delete it with nats kv del " + escape.Shell(s.Bucket) + ", and start them: " +
+					"they make it anew"
 			}
 			found(streamChanged, Error, "somebody has changed "+kind+": events could be lost unseen",
 				strings.Join(s.Odd, "; "), remedy)
@@ -194,8 +195,8 @@ func judgeNodes(f *Facts) (list []Finding) {
 		where := "node " + n.Node
 		if n.Status == nil {
 			list = append(list, Finding{Error, "", nodeSilent, where, "the node does not answer", n.Error,
-				"start indexer serve --node-id " + escape.Shell(n.Node) + " again, with its --data; a node that is gone for good is " +
-					"forgotten ten minutes after its end"})
+				"start indexer serve --node-id " + escape.Shell(n.Node) + " again, with its --data; a node that is gone for " +
+					"good is forgotten ten minutes after its end"})
 			continue
 		}
 		s := n.Status

@@ -99,7 +99,7 @@ func (r *Request) outcome() string {
 // prompt is a request's prompt by names.
 type prompt struct {
 	names []Name
-	plain []Name   // without its LoRA, as prompts with one are also remembered; empty: not known, or no prompt has one
+	plain []Name   // without its LoRA, as prompts with one are remembered too; empty: no prompt has one
 	bare  []Name   // without its LoRA, as prompts without one are remembered; empty: it has none
 	other [][]Name // in blocks of other sizes
 	sizes []uint32 // of these
@@ -109,8 +109,8 @@ type prompt struct {
 	seq    []events.SeqHash
 }
 
-// prompt makes the names of a request's blocks; those without a LoRA too, if any prompt has one. All names are made with
-// the request's salt: a salt keeps a tenant apart, so that nothing that is found for one salt may depend on the prompts
+// prompt makes the names of a request's blocks; those without a LoRA too, if any prompt has one. All are made with the
+// request's salt: a salt keeps a tenant apart, so that nothing that is found for one salt may depend on the prompts
 // of another.
 func (r *Request) prompt(adapted bool) *prompt {
 	p := new(prompt)
