@@ -153,10 +153,16 @@ func TestFunnel(t *testing.T) {
 	salted := prompt(2, 4, 0)
 	find(client.Query{Model: "m", Tokens: salted, CacheSalt: "a"})
 	lose("m", [5]int{64}, lost{api.CauseNew: 64})
-	find(client.Query{Model: "m", Tokens: salted, CacheSalt: "b"})
-	lose("m", [5]int{64}, lost{api.CauseOtherSpace: 64})
-	find(client.Query{Model: "m", Tokens: salted, LoRA: "l"})
-	lose("m", [5]int{64}, lost{api.CauseOtherSpace: 64})
+	for _, other := range []client.Query{{CacheSalt: "b"}, {LoRA: "l"}, {LoRA: "l", CacheSalt: "c"}} {
+		other.Model, other.Tokens = "m", salted
+		find(other) // another tenant's, of whom it is not told
+		lose("m", [5]int{64}, lost{api.CauseNew: 64})
+	}
+	for _, same := range []client.Query{{LoRA: "k"}, {LoRA: "l", CacheSalt: "a"}, {LoRA: "k", CacheSalt: "c"}} {
+		same.Model, same.Tokens = "m", salted
+		find(same)
+		lose("m", [5]int{64}, lost{api.CauseOtherSpace: 64})
+	}
 
 	// from selected to reused
 	selects("a2", one, "w1")

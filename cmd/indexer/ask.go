@@ -363,32 +363,34 @@ func numbers[T uint32 | uint64](r io.Reader, bits int) ([]T, error) {
 // printTokenization says that no tokens could be made of a text.
 func printTokenization(w io.Writer, t *api.Tokenization) {
 	if t != nil && !t.Tokenized {
-		fmt.Fprintf(w, "NOT TOKENIZED: what workers hold of it is not known: %s\n", t.TokenizeError)
+		cli.Fprintf(w, "NOT TOKENIZED: what workers hold of it is not known: %s\n", t.TokenizeError)
 	}
 }
 
 func printAnswer(w io.Writer, a *api.Answer, q *api.Query) {
-	fmt.Fprintf(w, "%s: %d blocks of %d tokens\n", a.Model, a.Blocks, a.BlockSize)
+	cli.Fprintf(w, "%s: %d blocks of %d tokens\n", a.Model, a.Blocks, a.BlockSize)
 	printTokenization(w, a.Tokenization)
 	if !a.Complete {
-		fmt.Fprintf(w, "INCOMPLETE: partitions %v could not be looked at; see indexer status\n", a.Missing)
+		cli.Fprintf(w, "INCOMPLETE: partitions %v could not be looked at; see indexer status\n", a.Missing)
 	}
-	fmt.Fprint(w, lacks(a.Partitions))
+	if line := lacks(a.Partitions); line != "" {
+		cli.Fprintln(w, line)
+	}
 	if len(a.UnknownEndpoints) > 0 {
-		fmt.Fprintf(w, "no worker of the model is registered at %s\n", strings.Join(a.UnknownEndpoints, ", "))
+		cli.Fprintf(w, "no worker of the model is registered at %s\n", strings.Join(a.UnknownEndpoints, ", "))
 	}
 	if l := a.L3; l.Status != api.L3NotConfigured && l.Status != "" {
-		fmt.Fprintf(w, "shared store: %s, %d blocks found", l.Status, l.Total)
+		cli.Fprintf(w, "shared store: %s, %d blocks found", l.Status, l.Total)
 		for _, r := range l.Ranges {
-			fmt.Fprintf(w, " [%d,%d)", r[0], r[1])
+			cli.Fprintf(w, " [%d,%d)", r[0], r[1])
 		}
 		if l.AgeMS > 0 {
-			fmt.Fprintf(w, ", as of %.0f ms ago", l.AgeMS)
+			cli.Fprintf(w, ", as of %.0f ms ago", l.AgeMS)
 		}
 		if l.Reason != "" {
-			fmt.Fprintf(w, ": %s", l.Reason)
+			cli.Fprintf(w, ": %s", l.Reason)
 		}
-		fmt.Fprintln(w)
+		cli.Fprintln(w)
 	}
 	if q.Explain && a.Blocks > 0 && len(a.Workers) > 0 {
 		printExplanation(w, a)
@@ -401,7 +403,7 @@ func printAnswer(w io.Writer, a *api.Answer, q *api.Query) {
 			api.ReasonNoTokens:   "no tokens could be made of it",
 			api.ReasonNotAllowed: "none of the named workers serves this model",
 		}[a.Reason]
-		fmt.Fprintln(w, "no worker holds any of it:", why)
+		cli.Fprintln(w, "no worker holds any of it:", why)
 		return
 	}
 	heading := []string{"WORKER", "RANK", "DEVICE", "HOST", "DISK", "EXTERNAL", "OF PROMPT"}

@@ -2,7 +2,7 @@ package main
 
 import (
 	"context"
-	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -156,7 +156,7 @@ func printUsers(ring *natsauth.Ring, namespace string, only ...string) error {
 	}
 	for _, g := range grants {
 		if len(only) == 0 || slices.Contains(only, g.User) {
-			fmt.Fprintf(os.Stderr, "%s: %s\n", g.User, ring.Flags(namespace, &g))
+			cli.Fprintf(os.Stderr, "%s: %s\n", g.User, ring.Flags(namespace, &g))
 		}
 	}
 	return nil
@@ -166,7 +166,7 @@ func printUsers(ring *natsauth.Ring, namespace string, only ...string) error {
 func printServers(ring *natsauth.Ring, resolver string) error {
 	text, err := ring.ServerConfig(resolver)
 	if err == nil {
-		_, err = fmt.Print(text)
+		_, err = io.WriteString(os.Stdout, text)
 	}
 	return err
 }
@@ -174,10 +174,10 @@ func printServers(ring *natsauth.Ring, resolver string) error {
 // published says what makes a change of a ring take effect.
 func published(ring *natsauth.Ring, resolver string) error {
 	if ring.Mode == natsauth.JWT {
-		fmt.Fprintln(os.Stderr, "run `indexer auth push` to give the accounts to the NATS servers")
+		cli.Fprintln(os.Stderr, "run `indexer auth push` to give the accounts to the NATS servers")
 		return nil
 	}
-	fmt.Fprintln(os.Stderr, "replace the accounts in the NATS servers' configuration with these, and reload one server "+
+	cli.Fprintln(os.Stderr, "replace the accounts in the NATS servers' configuration with these, and reload one server "+
 		"after the other, each twice (nats-server --signal reload; SIGHUP to an indexer with a server inside): a new "+
 		"account's imports work from the second reload on")
 	return printServers(ring, resolver)
@@ -289,7 +289,7 @@ programs can be restarted one after the other:
 				return err
 			}
 			if !ended {
-				fmt.Fprintf(os.Stderr, "%s: no old key\n", user)
+				cli.Fprintf(os.Stderr, "%s: no old key\n", user)
 			}
 		}
 		if err := ring.Save(); err != nil {
@@ -347,7 +347,7 @@ program connects as each user to standard error.`,
 		if transition {
 			text, err := ring.TransitionConfig()
 			if err == nil {
-				_, err = fmt.Print(text)
+				_, err = io.WriteString(os.Stdout, text)
 			}
 			return err
 		}
@@ -383,7 +383,7 @@ of the folder unless a flag names other credentials.`,
 		defer conn.Close()
 		taken, err := ring.Push(ctx, conn)
 		if err == nil {
-			fmt.Printf("%s taken by %s\n", cli.Count(uint64(taken), "account"), strings.TrimSpace(nats.Shown()))
+			cli.Fprintf(os.Stdout, "%s taken by %s\n", cli.Count(uint64(taken), "account"), strings.TrimSpace(nats.Shown()))
 		}
 		return err
 	})

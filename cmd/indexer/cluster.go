@@ -75,9 +75,9 @@ func printCluster(w io.Writer, c *api.ClusterStatus) {
 		rows = append(rows, []any{name, "", "", "", "", "", "", "gone"})
 	}
 	cli.Table(w, []string{"NODE", "ZONE", "VERSION", "PARTITIONS", "READY", "BEHIND", "RELEASING", ""}, rows)
-	fmt.Fprintf(w, "\neach partition is to be kept by %d\n", c.Copies)
+	cli.Fprintf(w, "\neach partition is to be kept by %d\n", c.Copies)
 	if len(c.Short) > 0 {
-		fmt.Fprintf(w, "fewer are ready for %s\n", ranges(c.Short))
+		cli.Fprintf(w, "fewer are ready for %s\n", ranges(c.Short))
 	}
 }
 

@@ -68,7 +68,7 @@ Exit status 1 if there is an error, 3 if there is none and something could not b
 			Connect: func(ctx context.Context) (*jetstream.Conn, error) {
 				return a.nats.ConnectCore(ctx, "kvatlas indexer")
 			},
-			Progress: func(c doctor.Result) { fmt.Fprintln(os.Stderr, progress(c)) },
+			Progress: func(c doctor.Result) { cli.Fprintln(os.Stderr, progress(c)) },
 		})
 		if a.json {
 			err = cli.PrintJSON(os.Stdout, r)
@@ -115,7 +115,7 @@ func progress(c doctor.Result) string {
 func printFindings(w io.Writer, r *doctor.Report) {
 	all := append(r.Groups(doctor.Error), r.Groups(doctor.Warning)...)
 	if len(all) == 0 {
-		fmt.Fprintln(w, "nothing found")
+		cli.Fprintln(w, "nothing found")
 		return
 	}
 	rows := make([][]any, len(all))
@@ -129,6 +129,6 @@ func printFindings(w io.Writer, r *doctor.Report) {
 			of := " (of " + f.Wheres[0] + ")"
 			evidence, remedy = evidence+of, remedy+of
 		}
-		fmt.Fprintf(w, "\n%d. %s: %s\n   %s: %s\n   %s: %s\n", i+1, f.Where(), f.What, evidence, f.Evidence, remedy, f.Remedy)
+		cli.Fprintf(w, "\n%d. %s: %s\n   %s: %s\n   %s: %s\n", i+1, f.Where(), f.What, evidence, f.Evidence, remedy, f.Remedy)
 	}
 }

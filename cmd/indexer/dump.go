@@ -59,15 +59,15 @@ its own fields: of a hybrid model, what its groups serve and hold.`,
 					return
 				}
 				ranks += d.Ranks
-				fmt.Fprintf(os.Stderr, "partition %d: %d events of %d ranks, as of %d in its log", d.Partition,
+				cli.Fprintf(os.Stderr, "partition %d: %d events of %d ranks, as of %d in its log", d.Partition,
 					d.Events, d.Ranks, d.Seq)
 				if d.Pending > 0 {
-					fmt.Fprintf(os.Stderr, "; left out: %d blocks that wait for their parents", d.Pending)
+					cli.Fprintf(os.Stderr, "; left out: %d blocks that wait for their parents", d.Pending)
 				}
-				fmt.Fprintln(os.Stderr)
+				cli.Fprintln(os.Stderr)
 			})
 			if missing > 0 {
-				fmt.Fprintf(os.Stderr, "partitions without a snapshot: %d\n", missing)
+				cli.Fprintf(os.Stderr, "partitions without a snapshot: %d\n", missing)
 			}
 			if err = errors.Join(err, out.Flush()); err == nil && worker != "" && ranks == 0 {
 				err = fmt.Errorf("no snapshot knows the worker %q", worker)
@@ -125,10 +125,10 @@ too.`,
 			if a.json {
 				return cli.PrintJSON(os.Stdout, loaded)
 			}
-			fmt.Printf("%d lines: %d events of %d ranks published, with %d blocks\n", loaded.Lines, loaded.Events,
+			cli.Fprintf(os.Stdout, "%d lines: %d events of %d ranks published, with %d blocks\n", loaded.Lines, loaded.Events,
 				loaded.Ranks, loaded.Blocks)
 			for _, why := range slices.Sorted(maps.Keys(loaded.Skipped)) {
-				fmt.Printf("%d lines passed over: unknown %s\n", loaded.Skipped[why], why)
+				cli.Fprintf(os.Stdout, "%d lines passed over: unknown %s\n", loaded.Skipped[why], why)
 			}
 			return nil
 		})

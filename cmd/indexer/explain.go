@@ -58,9 +58,9 @@ func printExplanation(w io.Writer, a *api.Answer) {
 		}
 		rows = append(rows, append(row, store))
 	}
-	fmt.Fprintln(w)
+	cli.Fprintln(w)
 	cli.Table(w, []string{"BLOCKS", "DEVICE", "HOST", "DISK", "EXTERNAL", "STORE"}, rows)
-	fmt.Fprintln(w)
+	cli.Fprintln(w)
 	rows = nil
 	unexplained := 0
 	for i := range a.Workers {
@@ -76,11 +76,11 @@ func printExplanation(w io.Writer, a *api.Answer) {
 	cli.Table(w, []string{"WORKER", "OWN", "STOPPED", "LOADS", "NO MORE, FOR"}, rows)
 	for i := range a.Workers {
 		if o := &a.Workers[i]; o.Guessed > 0 {
-			fmt.Fprintf(w, "%s probably holds %d blocks on its device, as requests were sent there\n", name(o), o.Guessed)
+			cli.Fprintf(w, "%s probably holds %d blocks on its device, as requests were sent there\n", name(o), o.Guessed)
 		}
 	}
 	if unexplained > 0 {
-		fmt.Fprintf(w, "%d more ranks are not explained; name some with --worker\n", unexplained)
+		cli.Fprintf(w, "%d more ranks are not explained; name some with --worker\n", unexplained)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/control"
+	"github.com/kvatlas/kvatlas/internal/escape"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/client"
@@ -153,8 +154,8 @@ func forgetModel(ctx context.Context, a *asking, ns *jetstream.Namespace, model 
 		}
 		for _, w := range list.Workers {
 			if w.Model == model {
-				return fmt.Errorf(
-					"worker %s/%d serves %q with blocks of %d tokens; stop its shim, then indexer forget %s, or use --force", w.Instance, w.Rank, model, w.BlockSize, w.Instance)
+				return fmt.Errorf("worker %s/%d serves %q with blocks of %d tokens; stop its shim, then indexer forget %s, "+
+					"or use --force", w.Instance, w.Rank, model, w.BlockSize, escape.Operand(string(w.Instance)))
 			}
 		}
 	}
@@ -168,6 +169,6 @@ func forgetModel(ctx context.Context, a *asking, ns *jetstream.Namespace, model 
 	if a.json {
 		return cli.PrintJSON(os.Stdout, map[string]any{"forgotten": was})
 	}
-	fmt.Printf("%s had blocks of %d tokens; its next worker decides anew\n", was.Name, was.BlockSize)
+	cli.Fprintf(os.Stdout, "%s had blocks of %d tokens; its next worker decides anew\n", was.Name, was.BlockSize)
 	return nil
 }

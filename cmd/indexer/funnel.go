@@ -43,7 +43,7 @@ were lost. All nodes are asked, and the answer says which of them did not answer
 }
 
 func printFunnel(w io.Writer, f *api.Funnel) {
-	fmt.Fprintf(w, "%s, %d routed, %d reported, in %v until %s\n\n", cli.Count(f.Requests, "request"), f.Routed,
+	cli.Fprintf(w, "%s, %d routed, %d reported, in %v until %s\n\n", cli.Count(f.Requests, "request"), f.Routed,
 		f.Reported, f.To.Sub(f.From).Round(time.Second), f.To.Local().Format(time.TimeOnly))
 	var rows [][]any
 	for _, step := range f.Steps {
@@ -54,14 +54,14 @@ func printFunnel(w io.Writer, f *api.Funnel) {
 	}
 	cli.Table(w, []string{"STEP", "TOKENS", "SHARE", "BY"}, rows)
 	for _, name := range f.Missing {
-		fmt.Fprintf(w, "node %s did not answer: what it recorded is missing here\n", name)
+		cli.Fprintf(w, "node %s did not answer: what it recorded is missing here\n", name)
 	}
 	for _, n := range f.Nodes {
 		if n.Dropped > 0 {
-			fmt.Fprintf(w, "node %s did not record %d requests: they were too many\n", n.Node, n.Dropped)
+			cli.Fprintf(w, "node %s did not record %d requests: they were too many\n", n.Node, n.Dropped)
 		}
 		if n.HistoryLost > 0 && n.HistoryFrom.After(n.From) {
-			fmt.Fprintf(w, "node %s remembers blocks since %s only: see --funnel-blocks of indexer serve\n", n.Node,
+			cli.Fprintf(w, "node %s remembers blocks since %s only: see --funnel-blocks of indexer serve\n", n.Node,
 				n.HistoryFrom.Local().Format(time.TimeOnly))
 		}
 	}

@@ -98,48 +98,48 @@ func target(flag, text string) (*routing.Target, error) {
 }
 
 func printSelection(w io.Writer, s *api.Selection) {
-	fmt.Fprintf(w, "%s: %d tokens, %d whole blocks of %d\n", s.Model, s.ISLTokens, s.Blocks, s.BlockSize)
+	cli.Fprintf(w, "%s: %d tokens, %d whole blocks of %d\n", s.Model, s.ISLTokens, s.Blocks, s.BlockSize)
 	printTokenization(w, s.Tokenization)
 	if !s.Complete {
-		fmt.Fprintf(w, "INCOMPLETE: what workers of partitions %v hold is not known; see indexer status\n", s.Missing)
+		cli.Fprintf(w, "INCOMPLETE: what workers of partitions %v hold is not known; see indexer status\n", s.Missing)
 	}
-	fmt.Fprintf(w, "worker %s rank %d", s.Worker, s.Rank)
+	cli.Fprintf(w, "worker %s rank %d", s.Worker, s.Rank)
 	if s.Endpoint != "" {
-		fmt.Fprintf(w, " at %s", s.Endpoint)
+		cli.Fprintf(w, " at %s", s.Endpoint)
 	}
-	fmt.Fprintf(w, ", by %s from %s, cost %.3f\n", s.Policy, cli.Count(uint64(s.Candidates), "candidate"), s.Cost)
-	fmt.Fprintf(w, "%d tokens are cached, %d are to be computed; it will have %s under way\n", s.CachedTokens,
+	cli.Fprintf(w, ", by %s from %s, cost %.3f\n", s.Policy, cli.Count(uint64(s.Candidates), "candidate"), s.Cost)
+	cli.Fprintf(w, "%d tokens are cached, %d are to be computed; it will have %s under way\n", s.CachedTokens,
 		s.EffectivePrefillTokens, cli.Count(s.PotentialDecodeBlocks, "block"))
 	if len(s.UnknownEndpoints) > 0 {
-		fmt.Fprintf(w, "no worker of the model is registered at %s\n", strings.Join(s.UnknownEndpoints, ", "))
+		cli.Fprintf(w, "no worker of the model is registered at %s\n", strings.Join(s.UnknownEndpoints, ", "))
 	}
 	if s.Guessed > 0 {
-		fmt.Fprintf(w, "its events confirm %d blocks on its device; it probably holds %d, as requests were sent there\n",
+		cli.Fprintf(w, "its events confirm %d blocks on its device; it probably holds %d, as requests were sent there\n",
 			s.Device, s.Guessed)
 	}
 	if l := s.WorkerLoad; l != nil {
-		fmt.Fprintf(w, "it has %d tokens to compute, and room for %d\n", l.ActivePrefillTokens, l.PrefillTokenCapacity)
+		cli.Fprintf(w, "it has %d tokens to compute, and room for %d\n", l.ActivePrefillTokens, l.PrefillTokenCapacity)
 	}
 	if s.Booked {
-		fmt.Fprintf(w, "booked as %s\n", s.RequestID)
+		cli.Fprintf(w, "booked as %s\n", s.RequestID)
 	}
 	if b := s.Session; b != nil {
-		fmt.Fprintf(w, "session %s: %s\n", b.ID, b.Binding)
+		cli.Fprintf(w, "session %s: %s\n", b.ID, b.Binding)
 	}
 	if s.Explanation != nil {
 		printChoice(w, s.Explanation)
 	}
 	if d := s.Disaggregation; d != nil && d.Bypass {
-		fmt.Fprintf(w, "no prefill worker: %s\n", d.Reason)
+		cli.Fprintf(w, "no prefill worker: %s\n", d.Reason)
 	} else if s.Prefill != nil {
-		fmt.Fprintf(w, "\nprefill (%s):\n", d.Reason)
+		cli.Fprintf(w, "\nprefill (%s):\n", d.Reason)
 		printSelection(w, s.Prefill)
 	}
 }
 
 // printChoice prints the candidates, the cheapest first, and who was dropped.
 func printChoice(w io.Writer, x *routing.Explanation) {
-	fmt.Fprintln(w)
+	cli.Fprintln(w)
 	list := slices.Clone(x.Candidates)
 	slices.SortStableFunc(list, func(a, b routing.Considered) int { return cmp.Compare(a.Cost, b.Cost) })
 	heading := []string{"", "WORKER", "RANK", "COST", "PROBABILITY", "CACHED TOKENS"}
@@ -170,7 +170,7 @@ func printChoice(w io.Writer, x *routing.Explanation) {
 	}
 	cli.Table(w, heading, rows)
 	for _, d := range x.Dropped {
-		fmt.Fprintf(w, "dropped by %s: worker %s rank %d %s\n", d.Filter, d.Worker, d.Rank, d.Reason)
+		cli.Fprintf(w, "dropped by %s: worker %s rank %d %s\n", d.Filter, d.Worker, d.Rank, d.Reason)
 	}
 }
 
@@ -197,13 +197,13 @@ that several requests of a rank share count once), and requests. Every node has 
 
 func printLoads(w io.Writer, list *api.LoadList) {
 	if len(list.Models) == 0 {
-		fmt.Fprintln(w, "no request is under way")
+		cli.Fprintln(w, "no request is under way")
 		return
 	}
 	var rows [][]any
 	for _, m := range list.Models {
 		if m.PendingCount > 0 {
-			defer fmt.Fprintf(w, "%s: %d requests with %d tokens wait on this node\n", m.Model, m.PendingCount,
+			defer cli.Fprintf(w, "%s: %d requests with %d tokens wait on this node\n", m.Model, m.PendingCount,
 				m.PendingISLTokens)
 		}
 		for _, r := range m.Ranks {

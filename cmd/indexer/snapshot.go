@@ -117,7 +117,7 @@ func showGenerations(ctx context.Context, a *asking, verify bool) (list *api.Gen
 
 func printGenerations(w io.Writer, list *api.GenerationList) {
 	if len(list.Generations) == 0 {
-		fmt.Fprintln(w, "the bucket has no snapshots")
+		cli.Fprintln(w, "the bucket has no snapshots")
 		return
 	}
 	rows := make([][]any, len(list.Generations))
@@ -142,10 +142,10 @@ func printGenerations(w io.Writer, list *api.GenerationList) {
 		"STATE"}, rows)
 	for _, g := range list.Generations {
 		if g.Why != "" {
-			fmt.Fprintf(w, "partition %d, generation %d: %s: %s\n", g.Partition, g.Generation, g.Unusable, g.Why)
+			cli.Fprintf(w, "partition %d, generation %d: %s: %s\n", g.Partition, g.Generation, g.Unusable, g.Why)
 		}
 		for _, c := range g.BadChunks {
-			fmt.Fprintf(w, "partition %d, generation %d: %s: %s\n", g.Partition, g.Generation, c.Reason, c.Why)
+			cli.Fprintf(w, "partition %d, generation %d: %s: %s\n", g.Partition, g.Generation, c.Reason, c.Why)
 		}
 	}
 }

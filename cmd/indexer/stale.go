@@ -32,7 +32,7 @@ func lacks(parts []api.PartitionStatus) string {
 	if len(say) == 0 {
 		return ""
 	}
-	return strings.Join(say, "; ") + "; see indexer status\n"
+	return strings.Join(say, "; ") + "; see indexer status"
 }
 
 // staleAge is a partition's age in a table; "-" is none.

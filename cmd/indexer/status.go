@@ -83,7 +83,7 @@ func printReport(w io.Writer, r *survey.Report) {
 		printStatus(w, r.Nodes[0].Status)
 		return
 	}
-	fmt.Fprintf(w, "namespace %s: %d nodes\n\n", r.Namespace, len(r.Nodes))
+	cli.Fprintf(w, "namespace %s: %d nodes\n\n", r.Namespace, len(r.Nodes))
 	heading := []string{"NODE", "VERSION", "STATE", "UP", "PARTITIONS", "LAG", "BLOCKS HELD", "INDEX", "PROBLEMS"}
 	rows := make([][]any, len(r.Nodes))
 	zoned := false // some node has a zone
@@ -114,12 +114,12 @@ func printReport(w io.Writer, r *survey.Report) {
 	}
 	cli.Table(w, heading, rows)
 	if len(r.Problems) > 0 {
-		fmt.Fprintln(w)
+		cli.Fprintln(w)
 	}
 	for _, p := range r.Problems {
-		fmt.Fprintln(w, "problem:", p)
+		cli.Fprintln(w, "problem:", p)
 	}
-	fmt.Fprintf(w, "\nindexer status --node NAME shows one node with its partitions\n")
+	cli.Fprintf(w, "\nindexer status --node NAME shows one node with its partitions\n")
 }
 
 func printStatus(w io.Writer, s *api.Status) {
@@ -131,19 +131,19 @@ func printStatus(w io.Writer, s *api.Status) {
 	if name := survey.Zones([]*api.Status{s})[s.Node]; name != "" {
 		zone = ", zone " + name
 	}
-	fmt.Fprintf(w, "node %s (%s)%s, namespace %s: %s, up %s\n", s.Node, s.Version, zone, s.Namespace, ready,
+	cli.Fprintf(w, "node %s (%s)%s, namespace %s: %s, up %s\n", s.Node, s.Version, zone, s.Namespace, ready,
 		time.Since(s.Since).Round(time.Second))
 	for _, p := range s.Problems {
-		fmt.Fprintln(w, "problem:", p)
+		cli.Fprintln(w, "problem:", p)
 	}
 	for _, warning := range s.Warnings {
-		fmt.Fprintln(w, "warning:", warning)
+		cli.Fprintln(w, "warning:", warning)
 	}
 	b := s.Index.Blocks
-	fmt.Fprintf(w, "index: %d blocks held on device, %d host, %d disk, %d external; %d distinct; %s\n",
+	cli.Fprintf(w, "index: %d blocks held on device, %d host, %d disk, %d external; %d distinct; %s\n",
 		b.Device, b.Host, b.Disk, b.External, s.Index.Distinct, cli.Bytes(s.Index.Bytes))
 	for _, m := range s.Models {
-		fmt.Fprintf(w, "model %s: blocks of %d tokens, %d ranks\n", m.Model, m.BlockSize, m.Ranks)
+		cli.Fprintf(w, "model %s: blocks of %d tokens, %d ranks\n", m.Model, m.BlockSize, m.Ranks)
 	}
 	var outcomes []string
 	for name, n := range s.Events {
@@ -156,28 +156,28 @@ func printStatus(w io.Writer, s *api.Status) {
 	if len(outcomes) == 0 {
 		outcomes = []string{"nothing"}
 	}
-	fmt.Fprintf(w, "since start: %s\n", strings.Join(outcomes, ", "))
+	cli.Fprintf(w, "since start: %s\n", strings.Join(outcomes, ", "))
 	if asked := requestsLine(s.Requests); asked != "" {
-		fmt.Fprintf(w, "requests since start: %s\n", asked)
+		cli.Fprintf(w, "requests since start: %s\n", asked)
 	}
 	if k := s.Snapshots; k.Written+k.Failed > 0 || len(k.Rejected) > 0 {
-		fmt.Fprintf(w, "snapshots since start: %d written, %d failed", k.Written, k.Failed)
+		cli.Fprintf(w, "snapshots since start: %d written, %d failed", k.Written, k.Failed)
 		for _, reason := range slices.Sorted(maps.Keys(k.Rejected)) {
-			fmt.Fprintf(w, ", %d rejected (%s)", k.Rejected[reason], reason)
+			cli.Fprintf(w, ", %d rejected (%s)", k.Rejected[reason], reason)
 		}
-		fmt.Fprintln(w)
+		cli.Fprintln(w)
 	}
 	if s.Load != nil {
 		for _, m := range s.Load.Models {
-			fmt.Fprintf(w, "requests under way of %s: %d, digest %s; since start %d booked, %d expired, %d refused, "+
+			cli.Fprintf(w, "requests under way of %s: %d, digest %s; since start %d booked, %d expired, %d refused, "+
 				"%d booked twice\n", m.Model, m.Requests, m.Hash, m.Booked, m.Expired, m.Conflicts+m.Full, m.Rivals)
 		}
 	}
 	if c := s.Claims; c != nil && c.Required {
-		fmt.Fprintf(w, "model claims: required; %d claimed, %d leases and %d ranks ignored without a claim, "+
+		cli.Fprintf(w, "model claims: required; %d claimed, %d leases and %d ranks ignored without a claim, "+
 			"%d claims refused\n", c.Claims, c.Leases, c.Ranks, c.Ignored)
 	}
-	fmt.Fprintf(w, "storage: %s; snapshots: %s\n", used(s.Store), used(s.SnapshotBucket))
+	cli.Fprintf(w, "storage: %s; snapshots: %s\n", used(s.Store), used(s.SnapshotBucket))
 	for _, x := range s.L3 {
 		how := "asked"
 		if x.Down != "" {
@@ -186,10 +186,10 @@ func printStatus(w io.Writer, s *api.Status) {
 		if x.Set != nil && x.Set.Whole {
 			how += fmt.Sprintf(", %d objects known from its events", x.Set.Objects)
 		}
-		fmt.Fprintf(w, "shared store %s: %s; since start %d questions, %d failed, %d answers partial\n", x.Store, how,
+		cli.Fprintf(w, "shared store %s: %s; since start %d questions, %d failed, %d answers partial\n", x.Store, how,
 			x.Questions, x.Failed, x.Partial)
 	}
-	fmt.Fprintln(w)
+	cli.Fprintln(w)
 	heading := []string{"PARTITION", "STATE", "RANKS", "APPLIED", "LAG", "STALE", "LOG", "SNAPSHOT SEQ", "SIZE", "TAKEN",
 		"WRITER"}
 	rows := make([][]any, len(s.Partitions))

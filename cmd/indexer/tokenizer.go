@@ -154,9 +154,9 @@ func printCompared(w io.Writer, list []tokenize.Comparison) {
 	}
 	if len(rows) > 0 {
 		cli.Table(w, []string{"", "TEXT", ""}, rows)
-		fmt.Fprintln(w)
+		cli.Fprintln(w)
 	}
-	fmt.Fprintf(w, "%d texts: %d same, %d differ, %d refused here, %d refused there, %d not compared\n", len(list),
+	cli.Fprintf(w, "%d texts: %d same, %d differ, %d refused here, %d refused there, %d not compared\n", len(list),
 		counts["same"], counts["differ"], counts["refused here"], counts["refused there"], counts["NOT COMPARED"])
 }
 

@@ -42,6 +42,6 @@ func printReplicas(w io.Writer, list []api.PartitionReplicas) {
 			rows = append(rows, []any{list[i].Partition, r.Node, r.Seq, r.Checksum, verdict})
 		}
 	}
-	fmt.Fprintln(w)
+	cli.Fprintln(w)
 	cli.Table(w, []string{"PARTITION", "NODE", "SEQ", "CHECKSUM", ""}, rows)
 }

@@ -76,11 +76,11 @@ registered of each.`,
 
 func printWorkers(w io.Writer, list *api.WorkerList) {
 	if !list.Complete {
-		fmt.Fprintf(w, "INCOMPLETE: partitions %v could not be looked at; see indexer status\n", list.Missing)
+		cli.Fprintf(w, "INCOMPLETE: partitions %v could not be looked at; see indexer status\n", list.Missing)
 	}
 	defer printExpired(w, list.Expired, time.Now())
 	if len(list.Workers) == 0 {
-		fmt.Fprintln(w, "no worker has announced anything yet; feed one with worker-shim run")
+		cli.Fprintln(w, "no worker has announced anything yet; feed one with worker-shim run")
 		return
 	}
 	rows := make([][]any, len(list.Workers))
@@ -103,7 +103,7 @@ func printWorkers(w io.Writer, list *api.WorkerList) {
 func printExpired(w io.Writer, list []api.ExpiredWorker, now time.Time) {
 	for i := range list {
 		k := &list[i]
-		fmt.Fprintf(w, "%s/%d is gone: its shim, process %d on %s, renewed the lease last %s ago; what it held is cleared\n",
+		cli.Fprintf(w, "%s/%d is gone: its shim, process %d on %s, renewed the lease last %s ago; what it held is cleared\n",
 			k.Instance, k.Rank, k.Lease.PID, k.Lease.Host, leaseAge(&k.Lease, now))
 	}
 }
@@ -130,7 +130,7 @@ func printReasons(w io.Writer, list []api.WorkerInfo) {
 		line := fmt.Sprintf("%s is %s: %s", k.Instance, k.Record.State, strings.Join(k.Record.Reasons, "; "))
 		if !said[line] {
 			said[line] = true
-			fmt.Fprintln(w, line)
+			cli.Fprintln(w, line)
 		}
 	}
 }
@@ -138,7 +138,7 @@ func printReasons(w io.Writer, list []api.WorkerInfo) {
 // printWorker says what a worker is registered as.
 func printWorker(w io.Writer, k *api.Worker) {
 	if len(k.Ranks) == 0 {
-		fmt.Fprintf(w, "%s: nothing is registered of it now\n", k.Instance)
+		cli.Fprintf(w, "%s: nothing is registered of it now\n", k.Instance)
 		return
 	}
 	rows := make([][]any, len(k.Ranks))

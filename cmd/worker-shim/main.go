@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/dial"
+	"github.com/kvatlas/kvatlas/internal/escape"
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/shim"
@@ -427,7 +428,8 @@ func (r *running) join(ctx context.Context, conn *jetstream.Conn, log *slog.Logg
 	for {
 		ns, err := r.open(ctx, conn)
 		if errors.Is(err, jetstream.ErrMismatch) {
-			return nil, fmt.Errorf("%w; if no worker has that size any more: indexer forget --model %s", err, r.model)
+			return nil, fmt.Errorf("%w; if no worker has that size any more: indexer forget --model %s", err,
+				escape.Shell(r.model))
 		}
 		if err == nil || ctx.Err() != nil || !(errors.Is(err, jetstream.ErrNoNamespace) ||
 			errors.Is(err, jetstream.ErrBadRecord) || errors.Is(err, jetstream.ErrUnavailable)) {

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/escape"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -96,7 +97,7 @@ func wrongBlockSize(got uint32, model string) string {
 		size = fmt.Sprint(got)
 	}
 	return fmt.Sprintf("stop this shim and start it with --block-size %s; if it then says that the model has another "+
-		"size: indexer forget --model %s", size, model)
+		"size: indexer forget --model %s", size, escape.Shell(model))
 }
 
 func (w *watcher) logFailed(err error) {

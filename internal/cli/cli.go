@@ -25,7 +25,6 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
-	"text/tabwriter"
 
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/cobra"
@@ -105,10 +104,10 @@ func Main(root *cobra.Command) int {
 	case err == nil:
 		return 0
 	case !running || usage || errors.Is(err, jetstream.ErrBadName):
-		fmt.Fprintf(os.Stderr, "%s: %s (see %s --help)\n", cmd.CommandPath(), said, cmd.CommandPath())
+		Fprintf(os.Stderr, "%s: %s (see %s --help)\n", cmd.CommandPath(), said, cmd.CommandPath())
 		return 2
 	}
-	fmt.Fprintf(os.Stderr, "%s: %s\n", cmd.CommandPath(), said)
+	Fprintf(os.Stderr, "%s: %s\n", cmd.CommandPath(), said)
 	if _, unable := errors.AsType[unableError](err); unable {
 		return 3
 	}
@@ -282,7 +281,7 @@ func LogFlags(flags *pflag.FlagSet) func(w io.Writer) (*slog.Logger, error) {
 		opts := &slog.HandlerOptions{Level: l}
 		switch *format {
 		case "text":
-			return slog.New(slog.NewTextHandler(w, opts)), nil
+			return slog.New(slog.NewTextHandler(lineWriter{w}, opts)), nil
 		case "json":
 			return slog.New(slog.NewJSONHandler(w, opts)), nil
 		}
@@ -303,22 +302,6 @@ func Count(n uint64, noun string) string {
 		return "1 " + noun
 	}
 	return fmt.Sprintf("%d %ss", n, noun)
-}
-
-// Table prints rows under a heading, in columns. Cells are printed with %v.
-func Table(w io.Writer, heading []string, rows [][]any) error {
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, strings.Join(heading, "\t"))
-	for _, row := range rows {
-		for i, cell := range row {
-			if i > 0 {
-				fmt.Fprint(tw, "\t")
-			}
-			fmt.Fprint(tw, cell)
-		}
-		fmt.Fprintln(tw)
-	}
-	return tw.Flush()
 }
 
 // Bytes writes a number of bytes for people.

@@ -407,7 +407,7 @@ func (cfg *Config) unregister(ctx context.Context, body []byte, _ url.Values) (a
 		return NameOf(r) == *req.Model && (req.Group == nil || r.Engine.Group == req.group()) &&
 			(req.Rank == nil || r.Rank == *req.Rank)
 	}
-	if err := cfg.Shims.Unregister(ctx, events.WorkerID(*req.Instance), which); err != nil {
+	if err := cfg.Shims.Unregister(ctx, events.WorkerID(*req.Instance), which, nil); err != nil {
 		return nil, err
 	}
 	return ok, nil

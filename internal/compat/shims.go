@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/escape"
 	"github.com/kvatlas/kvatlas/internal/hooks"
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/registry"
@@ -20,6 +21,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"golang.org/x/sync/errgroup"
 )
 
 // The errors that a registration may meet.
@@ -67,6 +69,7 @@ type Shims struct {
 	node    string
 	engines Engines
 	hooks   ShimsHooks
+	starts  chan struct{} // has an element for each shim that starts
 
 	mu    sync.Mutex
 	ctx   context.Context
@@ -91,7 +94,7 @@ func NewShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, en
 	h ShimsHooks) *Shims {
 	hooks.Fill(&h)
 	return &Shims{ns: ns, bucket: bucket, node: node, engines: engines, hooks: h,
-		ranks: map[events.RankKey]*running{}}
+		starts: make(chan struct{}, maxStarts), ranks: map[events.RankKey]*running{}}
 }
 
 // prefix is where registrations are remembered, beside the leases: registered.<node>.<partition>.<instance>.<rank>.
@@ -167,39 +170,61 @@ func (s *Shims) recall(ctx context.Context) error {
 	return nil
 }
 
-// Register runs a shim for a rank, and remembers that.
-func (s *Shims) Register(ctx context.Context, r registry.Record) error {
-	if r.Engine == nil || r.Model == "" || r.BlockSize == 0 || r.BlockSize > events.MaxBlockSize {
-		return fmt.Errorf("%w: model_name, endpoint and a block_size from 1 to %d are needed", ErrBad,
-			events.MaxBlockSize)
+// maxRemovals is how many ranks are removed at the same time.
+const maxRemovals = 64
+
+// undoWithin is how long Register and Unregister wait for a removal after the caller's context is done.
+const undoWithin = 5 * time.Second
+
+// Register runs a shim for each of the ranks and remembers them. It registers all ranks or none: shims start when all
+// records are written. If it fails, or ctx is done before, the written records are removed.
+func (s *Shims) Register(ctx context.Context, records ...registry.Record) error {
+	if len(records) == 0 {
+		return nil
 	}
-	if err := s.checkAddresses(&r); err != nil {
+	names := make([]string, len(records))
+	for i := range records {
+		name, err := s.check(&records[i])
+		if err != nil {
+			return err
+		}
+		names[i] = name
+	}
+	runs, err := s.reserve(records)
+	if err != nil {
 		return err
 	}
-	if _, err := events.EngineOf(r.Source); err != nil {
-		return fmt.Errorf("%w: type: %w", ErrBad, err)
+	if err := cmp.Or(s.remember(ctx, names, records), ctx.Err()); err != nil {
+		return errors.Join(err, s.undo(ctx, names, runs))
 	}
-	if _, err := groupsOf(&r); err != nil {
-		return fmt.Errorf("%w: kv_groups: %w", ErrBad, err)
-	}
-	_, name, err := s.keys(r.Key())
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrBad, err)
-	}
-	r.Engine.Node = s.node
-	run, err := s.reserve(r)
-	if err != nil {
-		return err
-	}
-	err = s.remember(ctx, name, r)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err != nil {
-		delete(s.ranks, r.Key())
-		return err
+	for _, run := range runs {
+		s.start(run)
 	}
-	s.start(run)
 	return nil
+}
+
+// check refuses a registration that cannot be, and returns the key of its record.
+func (s *Shims) check(r *registry.Record) (name string, err error) {
+	if r.Engine == nil || r.Model == "" || r.BlockSize == 0 || r.BlockSize > events.MaxBlockSize {
+		return "", fmt.Errorf("%w: model_name, endpoint and a block_size from 1 to %d are needed", ErrBad,
+			events.MaxBlockSize)
+	}
+	if err := s.checkAddresses(r); err != nil {
+		return "", err
+	}
+	if _, err := events.EngineOf(r.Source); err != nil {
+		return "", fmt.Errorf("%w: type: %w", ErrBad, err)
+	}
+	if _, err := groupsOf(r); err != nil {
+		return "", fmt.Errorf("%w: kv_groups: %w", ErrBad, err)
+	}
+	if _, name, err = s.keys(r.Key()); err != nil {
+		return "", fmt.Errorf("%w: %w", ErrBad, err)
+	}
+	r.Engine.Node = s.node
+	return name, nil
 }
 
 // checkAddresses refuses a registration with an address or a folder that this node does not use. The error is ErrBad.
@@ -217,41 +242,108 @@ func (s *Shims) checkAddresses(r *registry.Record) error {
 	return nil
 }
 
-// reserve takes the place of a rank that is about to be registered.
-func (s *Shims) reserve(r registry.Record) (*running, error) {
+// reserve takes the places of ranks that are about to be registered: of all or of none.
+func (s *Shims) reserve(records []registry.Record) ([]*running, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ctx == nil || s.ctx.Err() != nil {
 		return nil, jetstream.ErrUnavailable
 	}
-	if s.ranks[r.Key()] != nil {
-		return nil, fmt.Errorf("instance %s dp_rank %d %w", r.Instance, r.Rank, ErrExists)
-	}
+	sizes := map[string]uint32{} // of blocks, by model
 	for _, other := range s.ranks {
-		if o := other.record; o.Model == r.Model && o.BlockSize != r.BlockSize {
-			return nil, fmt.Errorf("%w for model=%s: existing=%d, requested=%d", ErrMismatch, r.Model, o.BlockSize,
-				r.BlockSize)
+		sizes[other.record.Model] = other.record.BlockSize
+	}
+	for i := range records {
+		r := &records[i]
+		if s.ranks[r.Key()] != nil {
+			return nil, fmt.Errorf("instance %s dp_rank %d %w", r.Instance, r.Rank, ErrExists)
+		}
+		if size, known := sizes[r.Model]; known && size != r.BlockSize {
+			return nil, fmt.Errorf("%w for model=%s: existing=%d, requested=%d", ErrMismatch, r.Model, size, r.BlockSize)
 		}
 	}
-	run := &running{record: r}
-	s.ranks[r.Key()] = run
-	return run, nil
+	runs := make([]*running, len(records))
+	for i, r := range records {
+		runs[i] = &running{record: r}
+		s.ranks[r.Key()] = runs[i]
+	}
+	return runs, nil
 }
 
-// remember registers the model, and writes down that this node runs the rank's shim.
-func (s *Shims) remember(ctx context.Context, name string, r registry.Record) error {
-	err := s.ns.RegisterModel(ctx, jetstream.Model{Name: r.Model, BlockSize: r.BlockSize})
-	if errors.Is(err, jetstream.ErrMismatch) {
-		return fmt.Errorf("%w: %w", ErrMismatch, err)
-	} else if err != nil {
+// remember writes down that this node runs the shims, and registers the models. Those come last, for nothing removes
+// them after a failure.
+func (s *Shims) remember(ctx context.Context, names []string, records []registry.Record) error {
+	values := make([]jetstream.Value, len(records))
+	for i := range records {
+		text, err := json.MarshalIndent(&records[i], "", " ")
+		if err != nil {
+			return err
+		}
+		values[i] = jetstream.Value{Key: names[i], Data: text}
+	}
+	if err := s.bucket.PutAll(ctx, values); err != nil {
 		return err
 	}
-	text, err := json.MarshalIndent(r, "", " ")
-	if err != nil {
-		return err
+	registered := map[jetstream.Model]bool{}
+	for i := range records {
+		model := jetstream.Model{Name: records[i].Model, BlockSize: records[i].BlockSize}
+		if registered[model] {
+			continue
+		}
+		registered[model] = true
+		err := s.ns.RegisterModel(ctx, model)
+		if errors.Is(err, jetstream.ErrMismatch) {
+			return fmt.Errorf("%w: %w", ErrMismatch, err)
+		} else if err != nil {
+			return err
+		}
 	}
-	_, err = s.bucket.Put(ctx, name, text)
-	return err
+	return nil
+}
+
+// undo removes the records of ranks whose shims were not started.
+func (s *Shims) undo(ctx context.Context, names []string, runs []*running) error {
+	return s.finish(ctx, "remove an incomplete registration", func(ctx context.Context) error {
+		if err := s.bucket.DeleteAll(ctx, names); err != nil {
+			return err
+		}
+		for _, run := range runs {
+			s.release(run)
+		}
+		return nil
+	})
+}
+
+// finish retries a removal until it succeeds or the shims stop, also after ctx is done. It returns when the removal has
+// succeeded, or undoWithin after ctx is done, while the removal goes on.
+func (s *Shims) finish(ctx context.Context, what string, remove func(context.Context) error) error {
+	done := make(chan error, 1)
+	var last atomic.Pointer[error]
+	go func() {
+		for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
+			err := remove(s.ctx)
+			if err == nil || !loop.Wait(s.ctx, pause) {
+				done <- err
+				return
+			}
+			last.Store(&err)
+		}
+	}()
+	late, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	context.AfterFunc(ctx, func() {
+		loop.Wait(late, undoWithin)
+		cancel()
+	})
+	select {
+	case err := <-done:
+		return err
+	case <-late.Done():
+	}
+	if err := last.Load(); err != nil {
+		return fmt.Errorf("%s: not done yet, it is tried again: %w", what, *err)
+	}
+	return fmt.Errorf("%s: %w: not done yet, it goes on", what, jetstream.ErrUnavailable)
 }
 
 // start runs a shim. s.mu is held.
@@ -294,12 +386,17 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 	if err != nil {
 		return err
 	}
+	begun, ok := s.turn(ctx)
+	defer begun()
+	if !ok {
+		return ctx.Err()
+	}
 	server, err := shim.Claim(ctx, s.ns, r.Key(), r.Engine.Replay != "" || r.Engine.Snapshot != "")
 	if err != nil {
 		return err
 	}
 	defer server.Close()
-	report, err := shim.NewReport(s.ns, r, registry.LeaseHooks{}, server)
+	report, err := shim.NewReport(s.ns, r, registry.LeaseHooks{Taken: begun}, server)
 	if err != nil {
 		return err
 	}
@@ -349,6 +446,25 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 	})
 }
 
+// maxStarts is how many shims start at the same time.
+const maxStarts = 32
+
+// startWithin is how long a shim that starts holds up others.
+const startWithin = 5 * time.Second
+
+// turn waits until fewer than maxStarts shims start: thousands at once would delay each other, and the node, beyond
+// all deadlines of NATS. The shim calls begun when it has its lease. turn reports false if ctx ends first.
+func (s *Shims) turn(ctx context.Context) (begun func(), ok bool) {
+	select {
+	case s.starts <- struct{}{}:
+	case <-ctx.Done():
+		return func() {}, false
+	}
+	begun = sync.OnceFunc(func() { <-s.starts })
+	time.AfterFunc(startWithin, begun)
+	return begun, true
+}
+
 // otherBlockSize is what to do about an engine whose blocks have another size than was registered; 0: it is not known.
 func otherBlockSize(size uint32, model string) string {
 	is := "the size of the engine's blocks"
@@ -356,7 +472,7 @@ func otherBlockSize(size uint32, model string) string {
 		is = fmt.Sprint(size)
 	}
 	return fmt.Sprintf("unregister the worker and register it with block_size %s; if the model has another size then: "+
-		"indexer forget --model %s", is, model)
+		"indexer forget --model %s", is, escape.Shell(model))
 }
 
 // groupsOf is what a registration says of the engine's KV-cache groups.
@@ -370,8 +486,10 @@ func groupsOf(r *registry.Record) ([]events.GroupSpec, error) {
 	return nil, nil
 }
 
-// Unregister stops the shims of an instance that which holds for, has what they hold cleared, and forgets them.
-func (s *Shims) Unregister(ctx context.Context, instance events.WorkerID, which func(registry.Record) bool) error {
+// Unregister stops the shims of an instance that which holds for, has what they hold cleared, and forgets them. Then it
+// calls last, which may be nil. The removal goes on until it succeeds, also after ctx is done and after an error.
+func (s *Shims) Unregister(ctx context.Context, instance events.WorkerID, which func(registry.Record) bool,
+	last func(context.Context) error) error {
 	s.mu.Lock()
 	var out []*running
 	other := "" // where the instance is registered in place of that
@@ -389,42 +507,89 @@ func (s *Shims) Unregister(ctx context.Context, instance events.WorkerID, which 
 	if len(out) == 0 {
 		return fmt.Errorf("instance %s %w%s", instance, ErrUnknown, other)
 	}
-	for _, r := range out {
-		r.cancel()
-		<-r.done
-		if err := s.forget(ctx, r.record); err != nil {
-			return err // it is still listed, and can be unregistered again
+	return s.finish(ctx, "unregister "+string(instance), func(ctx context.Context) error {
+		if err := s.remove(ctx, out); err != nil || last == nil {
+			return err
 		}
-		s.mu.Lock()
-		delete(s.ranks, r.record.Key())
-		s.mu.Unlock()
-	}
-	return nil
+		return last(ctx)
+	})
 }
 
-func (s *Shims) forget(ctx context.Context, r registry.Record) error {
-	key := r.Key()
-	err := shim.Clear(ctx, s.ns, key, shim.Identity{Model: r.Model, BlockSize: r.BlockSize}, events.ReasonOperator,
+// remove stops the shims of ranks and forgets the ranks. The registrations go first: if this process ends before it is
+// done, the next one does not start the shims again, and the leases expire.
+func (s *Shims) remove(ctx context.Context, runs []*running) error {
+	runs = s.held(runs)
+	for _, r := range runs {
+		r.cancel()
+	}
+	names := make([]string, len(runs))
+	for i, r := range runs {
+		_, name, err := s.keys(r.record.Key())
+		if err != nil {
+			return err
+		}
+		names[i] = name
+	}
+	if err := s.bucket.DeleteAll(ctx, names); err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(maxRemovals)
+	for _, run := range runs {
+		group.Go(func() error { return s.end(ctx, run) })
+	}
+	return group.Wait()
+}
+
+// end waits for the end of a shim, has what its rank holds cleared, and removes the rank's lease.
+func (s *Shims) end(ctx context.Context, run *running) error {
+	<-run.done
+	r := run.record
+	err := shim.Clear(ctx, s.ns, r.Key(), shim.Identity{Model: r.Model, BlockSize: r.BlockSize}, events.ReasonOperator,
 		func(context.Context) (bool, error) { return true, nil })
 	if err != nil {
 		return err
 	}
-	leased, name, err := s.keys(key)
+	lease, _, err := s.keys(r.Key())
 	if err != nil {
 		return err
 	}
-	for _, k := range []string{leased, name} {
-		entry, err := s.bucket.Latest(ctx, k)
-		if errors.Is(err, jetstream.ErrNotFound) {
-			continue
-		} else if err != nil {
-			return err
-		}
-		if _, err := s.bucket.Delete(ctx, k, entry.Revision); err != nil && !errors.Is(err, jetstream.ErrConflict) {
-			return err
-		}
+	if err := s.drop(ctx, lease); err != nil {
+		return err
 	}
+	s.release(run)
 	return nil
+}
+
+// held lists those that an earlier attempt has not released.
+func (s *Shims) held(runs []*running) []*running {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(runs), func(r *running) bool { return s.ranks[r.record.Key()] != r })
+}
+
+// release gives up the place of a rank, unless that is another registration's meanwhile.
+func (s *Shims) release(run *running) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if key := run.record.Key(); s.ranks[key] == run {
+		delete(s.ranks, key)
+	}
+}
+
+// drop deletes a key of the bucket, if it has a value.
+func (s *Shims) drop(ctx context.Context, name string) error {
+	entry, err := s.bucket.Latest(ctx, name)
+	if errors.Is(err, jetstream.ErrNotFound) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	_, err = s.bucket.Delete(ctx, name, entry.Revision)
+	if errors.Is(err, jetstream.ErrConflict) {
+		return nil
+	}
+	return err
 }
 
 // Listeners lists what is registered here, by instance and rank.

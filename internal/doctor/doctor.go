@@ -10,6 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/control"
 	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/internal/enginehttp"
+	"github.com/kvatlas/kvatlas/internal/escape"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/survey"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -92,7 +93,8 @@ func (r *Report) Groups(s Severity) (list []Group) {
 	at := map[kind]int{}
 	for _, f := range r.Findings(s) {
 		name, _, _ := strings.Cut(f.Where, "/")
-		k := kind{f.ID, f.What, strings.ReplaceAll(f.Remedy, name, "")}
+		quoted := strings.ReplaceAll(f.Remedy, escape.Operand(name), "")
+		k := kind{f.ID, f.What, strings.ReplaceAll(quoted, name, "")}
 		i, known := at[k]
 		if !known {
 			i = len(list)

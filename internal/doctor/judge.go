@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/control"
 	"github.com/kvatlas/kvatlas/internal/enginehttp"
+	"github.com/kvatlas/kvatlas/internal/escape"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -94,7 +95,7 @@ func judgeNamespace(f *Facts) (list []Finding) {
 			record.Error(), "start one indexer with --restore-namespace: it derives the record from the log's streams"}}
 	case errors.Is(err, jetstream.ErrNoNamespace):
 		return []Finding{{Error, "", namespaceMissing, f.Namespace, "no indexer has made the namespace", err.Error(),
-			"start indexer serve --namespace " + f.Namespace + ", or give the right one with --namespace"}}
+			"start indexer serve --namespace " + escape.Shell(f.Namespace) + ", or give the right one with --namespace"}}
 	case err != nil:
 		return []Finding{{Error, "", namespaceVersion, f.Namespace, "the namespace's record is not for this version",
 			err.Error(), "use the indexer of the version that runs there"}}
@@ -124,10 +125,11 @@ func judgeStreams(f *Facts) (list []Finding) {
 			continue
 		}
 		if len(s.Odd) > 0 {
-			remedy := "stop the indexers, delete it with nats stream rm " + s.Name + ", start them: they make it anew, " +
-				"and shims repeat what engines hold"
+			remedy := "stop the indexers, delete it with nats stream rm " + escape.Shell(s.Name) + ", start them: they make " +
+				"it anew, and shims repeat what engines hold"
 			if s.Bucket != "" {
-				remedy = "stop the indexers, delete it with nats kv del " + s.Bucket + ", and start them: they make it anew"
+				remedy = "stop the indexers, delete it with nats kv del " + escape.Shell(s.Bucket) + ", and start them: " +
+					"they make it anew"
 			}
 			found(streamChanged, Error, "somebody has changed "+kind+": events could be lost unseen",
 				strings.Join(s.Odd, "; "), remedy)
@@ -201,21 +203,22 @@ func judgeNodes(f *Facts) (list []Finding) {
 		where := "node " + n.Node
 		if n.Status == nil {
 			list = append(list, Finding{Error, "", nodeSilent, where, "the node does not answer", n.Error,
-				"start indexer serve --node-id " + n.Node + " again, with its --data; a node that is gone for good is " +
-					"forgotten ten minutes after its end"})
+				"start indexer serve --node-id " + escape.Shell(n.Node) + " again, with its --data; a node that is gone for " +
+					"good is forgotten ten minutes after its end"})
 			continue
 		}
 		s := n.Status
 		versions[s.Version] = append(versions[s.Version], n.Node)
 		if !s.Ready {
 			list = append(list, Finding{Error, "", nodeNotReady, where, "the node is not ready",
-				"it restores, or catches up with the log", "wait; indexer status --node " + n.Node + " shows how far it is"})
+				"it restores, or catches up with the log",
+				"wait; indexer status --node " + escape.Shell(n.Node) + " shows how far it is"})
 		}
 		for _, p := range s.Problems {
 			if saidElsewhere(p) {
 				continue
 			}
-			what, remedy := whatToDo(p, "see indexer status --node "+n.Node)
+			what, remedy := whatToDo(p, "see indexer status --node "+escape.Shell(n.Node))
 			list = append(list, Finding{Error, "", nodeProblem, where, "the node reports a problem", what, remedy})
 		}
 		for _, p := range s.Warnings {
@@ -317,7 +320,7 @@ func namespaceFlag(ns string) string {
 	if ns == "default" {
 		return ""
 	}
-	return " --namespace " + ns
+	return " --namespace " + escape.Shell(ns)
 }
 
 func judgeClocks(f *Facts) (list []Finding) {
@@ -379,7 +382,7 @@ func judgeWorkers(f *Facts) (list []Finding) {
 			fmt.Sprintf("process %d on %s renewed it last at %s", w.Lease.PID, w.Lease.Host,
 				w.Lease.Renewed.UTC().Format(time.RFC3339)),
 			"start its worker-shim on " + w.Lease.Host + " again; if it is gone for good: indexer workers remove " +
-				string(w.Instance)})
+				escape.Operand(string(w.Instance))})
 	}
 	if len(l.Workers) == 0 {
 		return append(list, Finding{Warning, "", workerNone, f.Namespace, "no worker is known",
@@ -399,12 +402,13 @@ func judgeWorkers(f *Facts) (list []Finding) {
 		case w.Lease == nil:
 			found(leaseNone, Warning, "nobody holds a lease on the rank: it is not cleared when it is gone", blocks,
 				fmt.Sprintf("run its worker-shim, with a NATS user that may write leases (indexer auth example); "+
-					"or clear it: indexer forget %s", w.Instance))
+					"or clear it: indexer forget %s", escape.Operand(string(w.Instance))))
 		case w.Lease.State == string(registry.Expired):
 			found(leaseExpired, Error, "the lease has expired",
 				fmt.Sprintf("process %d on %s renewed it at %s",
 					w.Lease.PID, w.Lease.Host, w.Lease.Renewed.UTC().Format(time.RFC3339)),
-				fmt.Sprintf("start its worker-shim on %s again, or forget it: indexer forget %s", w.Lease.Host, w.Instance))
+				fmt.Sprintf("start its worker-shim on %s again, or forget it: indexer forget %s", w.Lease.Host,
+					escape.Operand(string(w.Instance))))
 		}
 		since := ""
 		if w.EngineSince != nil {
@@ -427,7 +431,7 @@ func judgeWorkers(f *Facts) (list []Finding) {
 		}
 		if w.Record != nil && w.Record.State == api.WorkerIncomplete {
 			found(workerIncomplete, Error, "the worker may not be chosen", strings.Join(w.Record.Reasons, "; "),
-				"give its worker-shim the flags that are missing, or indexer workers change "+string(w.Instance))
+				"give its worker-shim the flags that are missing, or indexer workers change "+escape.Operand(string(w.Instance)))
 		}
 	}
 	return list
@@ -556,7 +560,7 @@ func judgeShims(f *Facts) (list []Finding) {
 		list = append(list, Finding{Warning, "", shimSilent, key.String(), "the shim renews its lease and does not answer",
 			fmt.Sprintf("process %d on %s, nothing within two seconds on the control subject", w.Lease.PID, w.Lease.Host),
 			"see that its process does not hang, and that its NATS user may subscribe to the control subjects: " +
-				"indexer auth example --shim " + string(w.Instance)})
+				"indexer auth example --shim " + escape.Shell(string(w.Instance))})
 	}
 	for _, r := range f.Records {
 		if r.Shim != nil && r.Shim.Unusable != "" {
@@ -639,7 +643,7 @@ func judgeEngines(f *Facts) (list []Finding) {
 		case errors.Is(e.Err, enginehttp.ErrNotReady):
 			found(engineUnreachable, Warning, "the engine does not answer over HTTP from this host", e.Err.Error(),
 				"see that it runs and that its port can be reached from here; change a wrong address with indexer workers change "+
-					string(e.Worker)+" --endpoint URL")
+					"--endpoint URL "+escape.Operand(string(e.Worker)))
 			continue
 		case e.Err != nil:
 			found(engineUnknown, Warning, "what answers does not say how it publishes", e.Err.Error(),
@@ -651,12 +655,12 @@ func judgeEngines(f *Facts) (list []Finding) {
 			found(engineBlockSize, Error, "the engine's blocks have another size than its shim says",
 				fmt.Sprintf("%s %s has %d tokens, the shim %d", said.Kind, said.Version, said.BlockSize, e.BlockSize),
 				fmt.Sprintf("start worker-shim run with --block-size %d, or without: --engine-http learns it; "+
-					"then indexer forget --model %s if it refuses", said.BlockSize, e.Model))
+					"then indexer forget --model %s if it refuses", said.BlockSize, escape.Shell(e.Model)))
 		}
 		if said.Model != "" && said.Model != e.Model {
 			found(engineModel, Warning, "the engine serves the model under another name",
 				fmt.Sprintf("the engine says %q, the shim %q", said.Model, e.Model),
-				"if routers ask for the engine's name: worker-shim run --model "+said.Model)
+				"if routers ask for the engine's name: worker-shim run --model "+escape.Shell(said.Model))
 		}
 		for _, r := range said.Ranks {
 			if r.Replay == "" {
@@ -668,7 +672,8 @@ func judgeEngines(f *Facts) (list []Finding) {
 		if len(said.Ranks) > e.Ranks {
 			found(ranksUnserved, Error, "ranks of the engine have no shim",
 				fmt.Sprintf("it has %d ranks, %d are registered", len(said.Ranks), e.Ranks),
-				fmt.Sprintf("worker-shim run --ranks %d, or --engine-http %s, which finds all", len(said.Ranks), e.URL))
+				fmt.Sprintf("worker-shim run --ranks %d, or --engine-http %s, which finds all", len(said.Ranks),
+					escape.Shell(e.URL)))
 		}
 	}
 	return list

@@ -199,7 +199,7 @@ func TestEachFaultIsFound(t *testing.T) {
 			func(f *Facts) { f.Shims[0].Heard.JoinedLate = 1 }},
 		{"engines", Error, "publishes no events", "--kv-events-config",
 			func(f *Facts) { f.Engines[0].Err = enginehttp.ErrNoEvents }},
-		{"engines", Warning, "does not answer over HTTP", "workers change w1", func(f *Facts) {
+		{"engines", Warning, "does not answer over HTTP", "workers change --endpoint URL w1", func(f *Facts) {
 			f.Engines[0].Err = enginehttp.ErrNotReady
 		}},
 		{"engines", Warning, "does not say how", "--engine-http-token-file", func(f *Facts) {

@@ -99,8 +99,8 @@ func (r *Request) outcome() string {
 // prompt is a request's prompt by names.
 type prompt struct {
 	names []Name
-	plain []Name   // without its salt and LoRA; empty: it has none, or that is not known
-	bare  []Name   // the same as prompts have them that have none
+	plain []Name   // without its LoRA, as prompts with one are remembered too; empty: no prompt has one
+	bare  []Name   // without its LoRA, as prompts without one are remembered; empty: it has none
 	other [][]Name // in blocks of other sizes
 	sizes []uint32 // of these
 	own   []events.LocalHash
@@ -109,15 +109,17 @@ type prompt struct {
 	seq    []events.SeqHash
 }
 
-// prompt makes the names of a request's blocks; those without a salt too, if any prompt has one.
-func (r *Request) prompt(salted bool) *prompt {
+// prompt makes the names of a request's blocks; those without a LoRA too, if any prompt has one. All are made with the
+// request's salt: a salt keeps a tenant apart, so that nothing that is found for one salt may depend on the prompts
+// of another.
+func (r *Request) prompt(adapted bool) *prompt {
 	p := new(prompt)
-	p.read(r, salted)
+	p.read(r, adapted)
 	return p
 }
 
 // read is Request.prompt into memory that was used before.
-func (p *prompt) read(r *Request, salted bool) {
+func (p *prompt) read(r *Request, adapted bool) {
 	p.names, p.plain, p.bare, p.other, p.sizes = p.names[:0], p.plain[:0], p.bare[:0], p.other[:0], p.sizes[:0]
 	p.locals, p.own = p.locals[:0], p.own[:0]
 	if r.Tokens == nil {
@@ -131,11 +133,11 @@ func (p *prompt) read(r *Request, salted bool) {
 	p.names = p.hash(p.names, r, r.BlockSize, r.Space)
 	p.own = append(p.own, p.locals...)
 	bare := p.names
-	if r.Space != (events.Space{}) {
-		p.bare = p.hash(p.bare, r, r.BlockSize, events.Space{})
+	if r.Space.LoRA != "" {
+		p.bare = p.hash(p.bare, r, r.BlockSize, events.Space{Salt: r.Space.Salt})
 		bare = p.bare
 	}
-	if salted || r.Space != (events.Space{}) {
+	if adapted || r.Space.LoRA != "" {
 		for _, n := range bare {
 			p.plain = append(p.plain, n^plain)
 		}
@@ -246,18 +248,18 @@ func divide(r *Request, p *prompt, k known, elsewhere func(events.WorkerID, int6
 	s.seen, s.held, s.heldIn = uint64(seen)*size, uint64(held)*size, r.HeldIn.tokens(held, size)
 
 	// from asked to seen
-	otherSpace, otherSize := s.seen, s.seen
+	otherLoRA, otherSize := s.seen, s.seen
 	for _, list := range [][]Name{p.plain, p.bare} {
-		otherSpace = max(otherSpace, uint64(k.seen(list, now))*size)
+		otherLoRA = max(otherLoRA, uint64(k.seen(list, now))*size)
 	}
 	for i, list := range p.other {
 		otherSize = max(otherSize, min(whole, uint64(k.seen(list, now))*uint64(p.sizes[i])))
 	}
-	s.lose(loss{step: api.StepSeen, cause: api.CauseOtherSpace, tokens: otherSpace - s.seen})
-	if otherSize > otherSpace {
-		s.lose(loss{step: api.StepSeen, cause: api.CauseOtherBlockSize, tokens: otherSize - otherSpace})
+	s.lose(loss{step: api.StepSeen, cause: api.CauseOtherSpace, tokens: otherLoRA - s.seen})
+	if otherSize > otherLoRA {
+		s.lose(loss{step: api.StepSeen, cause: api.CauseOtherBlockSize, tokens: otherSize - otherLoRA})
 	}
-	s.lose(loss{step: api.StepSeen, cause: api.CauseNew, tokens: whole - max(otherSpace, otherSize)})
+	s.lose(loss{step: api.StepSeen, cause: api.CauseNew, tokens: whole - max(otherLoRA, otherSize)})
 	s.lose(loss{step: api.StepSeen, cause: api.CausePartialBlock, tokens: s.asked - whole})
 
 	// from seen to held

@@ -351,9 +351,9 @@ func (t *Tracker) divide(ctx context.Context, batch []*Request) {
 	t.learnSizes(ctx, batch)
 	var ask []Name
 	for i, r := range batch {
-		t.history.salted = t.history.salted || r.Space != (events.Space{})
+		t.history.adapted = t.history.adapted || r.Space.LoRA != ""
 		p := &t.prompts[i]
-		p.read(r, t.history.salted)
+		p.read(r, t.history.adapted)
 		if t.cfg.Peers != nil {
 			ask = append(ask, p.names[min(int(r.Held), len(p.names)):]...)
 			ask = append(append(ask, p.plain...), p.bare...)
@@ -463,7 +463,7 @@ func (t *Tracker) record(ctx context.Context, r *Request, p *prompt, others else
 	t.mu.Lock()
 	counted := t.sums.add(r, &part)
 	t.history.Asked(p.names, int(r.Held), r.Worker, now)
-	if r.Space != (events.Space{}) {
+	if r.Space.LoRA != "" {
 		t.history.Asked(p.plain, 0, "", now)
 	}
 	if counted {

@@ -16,7 +16,7 @@ func space(model string, blockSize uint32) uint64 {
 	return xxh3.HashStringSeed(model, uint64(blockSize))
 }
 
-// plain sets apart the names of prompts that have a salt or LoRA, made without these.
+// plain sets apart the names of prompts that have a LoRA, made without it.
 const plain = 0x9e3779b97f4a7c15
 
 // past is what is remembered of a block. Times are microseconds since 1970; 0: never.
@@ -61,16 +61,16 @@ type sent struct {
 
 // History remembers blocks. It reads no clock; one goroutine at a time may use it.
 type History struct {
-	blocks generations[past]           // by name
-	seqs   generations[events.SeqHash] // by engine hash and space
-	sent   generations[sent]           // by name of the first block
-	ranks  []rank                      // by id, modulo maxRanks; the first is nobody at first
-	of     map[events.RankKey]rankID
-	last   rankID
-	from   int64 // nothing since then is forgotten
-	ahead  int64 // when the younger generation of blocks began
-	clock  int64 // of the last event: each has its own time, so that they have an order
-	salted bool  // a prompt with a salt or LoRA was asked for
+	blocks  generations[past]           // by name
+	seqs    generations[events.SeqHash] // by engine hash and space
+	sent    generations[sent]           // by name of the first block
+	ranks   []rank                      // by id, modulo maxRanks; the first is nobody at first
+	of      map[events.RankKey]rankID
+	last    rankID
+	from    int64 // nothing since then is forgotten
+	ahead   int64 // when the younger generation of blocks began
+	clock   int64 // of the last event: each has its own time, so that they have an order
+	adapted bool  // a prompt with a LoRA was asked for
 
 	claimed func(instance events.WorkerID, model string) bool // a worker's events under a model count; nil: all do
 

@@ -3,16 +3,14 @@ package server
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
+	"io"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cluster"
+	"github.com/kvatlas/kvatlas/internal/datafolder"
 	"github.com/kvatlas/kvatlas/internal/scatter"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
@@ -72,16 +70,20 @@ const lifeFile = "kvatlas.life"
 // sessionIn returns a name for the session of a process that has the lock of a data folder, and what knows the
 // sessions of processes that had it before: they have ended, since the lock was free.
 func sessionIn(dir string) (session string, dead func(session string) bool, err error) {
-	path := filepath.Join(dir, lifeFile)
-	text, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	f, err := datafolder.Open(dir, lifeFile)
+	if err != nil {
+		return "", nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(f)
+	if err != nil {
 		return "", nil, fmt.Errorf("data folder: %w", err)
 	}
 	folder := strings.TrimSpace(string(text))
 	if folder == "" {
 		folder = rand.Text()
 		// if the disk is full, the next process waits until this one's record is seen to stand still
-		_ = os.WriteFile(path, []byte(folder+"\n"), 0o600)
+		_, _ = f.WriteAt([]byte(folder+"\n"), 0)
 	}
 	session = folder + "." + rand.Text()
 	return session, func(other string) bool { return other != session && strings.HasPrefix(other, folder+".") }, nil

@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"errors"
 
 	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/registry"
@@ -28,7 +27,7 @@ func (s *Server) RegisterWorker(ctx context.Context, w *api.WorkerRegistration) 
 		source = "auto"
 	}
 	out := &api.Worker{Instance: w.Instance, Model: w.Model, BlockSize: w.BlockSize}
-	registered := func(r registry.Record) bool { return r.Model == w.Model }
+	records := make([]registry.Record, w.RankSize)
 	for i := range w.RankSize {
 		engine := &registry.Engine{Group: compat.DefaultGroup}
 		for _, e := range []struct {
@@ -43,18 +42,15 @@ func (s *Server) RegisterWorker(ctx context.Context, w *api.WorkerRegistration) 
 			*e.to = at
 		}
 		rank := events.Rank(w.RankStart + i)
-		err := s.shims.Register(ctx, registry.Record{Instance: w.Instance, Rank: rank, Model: w.Model,
-			BlockSize: w.BlockSize, Source: source, Engine: engine, Worker: &w.WorkerSpec})
-		if err != nil {
-			if i > 0 { // those before have been registered just now
-				err = errors.Join(err, s.shims.Unregister(ctx, w.Instance, registered))
-			}
-			return nil, compat.AsError(err)
-		}
+		records[i] = registry.Record{Instance: w.Instance, Rank: rank, Model: w.Model, BlockSize: w.BlockSize,
+			Source: source, Engine: engine, Worker: &w.WorkerSpec}
 		record := api.WorkerRecord{WorkerSpec: w.WorkerSpec}
 		record.Events = api.EventsShim
 		record.Because(api.WorkerIncomplete, "its shim is about to start")
 		out.Ranks = append(out.Ranks, api.WorkerRank{Rank: rank, WorkerRecord: record})
+	}
+	if err := s.shims.Register(ctx, records...); err != nil {
+		return nil, compat.AsError(err)
 	}
 	return out, nil
 }
@@ -110,13 +106,14 @@ func (s *Server) remove(ctx context.Context, instance events.WorkerID, shims boo
 	}
 	was, _ := s.registry.Registered(instance)
 	every := func(registry.Record) bool { return true }
-	if err := s.shims.Unregister(ctx, instance, every); err != nil {
+	forget := func(ctx context.Context) error { return s.registry.Forget(ctx, instance) }
+	if err := s.shims.Unregister(ctx, instance, every, forget); err != nil {
 		return nil, compat.AsError(err)
 	}
 	for i := range was.Ranks {
 		was.Ranks[i].Because(api.WorkerUnschedulable, "it is removed")
 	}
-	return was, s.registry.Forget(ctx, instance)
+	return was, nil
 }
 
 // answered is what a change of the registry ended with, as clients get it.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rivo/uniseg"
 
+	"github.com/kvatlas/kvatlas/internal/escape"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
@@ -159,7 +160,7 @@ func (c *column) value(v *View, r *row) (float64, bool) {
 func (c *column) cell(v *View, r *row) (string, Style) {
 	text := "-"
 	if c.text != nil {
-		text = cmp.Or(clean(c.text(v, r)), "-")
+		text = cmp.Or(escape.Text(c.text(v, r)), "-")
 	} else if n, known := c.value(v, r); known {
 		text = v.number(n)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/gdamore/tcell/v2"
 	"github.com/rivo/uniseg"
 
+	"github.com/kvatlas/kvatlas/internal/escape"
 	"github.com/kvatlas/kvatlas/internal/watch"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -350,7 +351,7 @@ func (l Line) text() string {
 	return strings.TrimRight(b.String(), " ")
 }
 
-func line(s Style, text string) Line { return Line{Spans: []Span{{Text: clean(text), Style: s}}} }
+func line(s Style, text string) Line { return Line{Spans: []Span{{Text: escape.Text(text), Style: s}}} }
 
 // summary says how the nodes are, and sums up the rows.
 func (v *View) summary() []Line {
@@ -467,7 +468,7 @@ func (v *View) zones() *Line {
 		if len(z.not) > 0 {
 			text, style = text+" (not "+strings.Join(z.not, ", ")+")", Bad
 		}
-		l.Spans = append(l.Spans, Span{Text: "  "}, Span{clean(text), style})
+		l.Spans = append(l.Spans, Span{Text: "  "}, Span{escape.Text(text), style})
 	}
 	return &l
 }
@@ -552,7 +553,7 @@ func (v *View) details() Line {
 // bottom is the line of help, or the filter while it is typed.
 func (v *View) bottom() Line {
 	if v.typing {
-		return Line{Spans: []Span{{"filter: " + clean(v.filter), Bold}, {Text: "_  Enter keeps it, Esc ends it"}}}
+		return Line{Spans: []Span{{"filter: " + escape.Text(v.filter), Bold}, {Text: "_  Enter keeps it, Esc ends it"}}}
 	}
 	way := "up"
 	if v.down {
@@ -573,16 +574,6 @@ func (v *View) keys() []Line {
 		lines = append(lines, Line{Spans: []Span{{fmt.Sprintf(" %c  %-8s ", c.key, c.name), Bold}, {Text: c.help}}})
 	}
 	return lines
-}
-
-// clean replaces what cannot be shown, as control characters are.
-func clean(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return '?'
-	}, text)
 }
 
 // cut shortens a text to a width at its end.

@@ -395,7 +395,7 @@ func TestNotices(t *testing.T) {
 	l = seen(2)
 	l.Problems = []string{"the disk\x07 is full", "another"}
 	v.Learn(l)
-	says("1 of 2 problems (indexer status has all): the disk? is full", true)
+	says("1 of 2 problems (indexer status has all): the disk\\a is full", true)
 	l.Workers.Complete, l.Workers.Missing = false, []events.Partition{3}
 	v.Learn(l)
 	says("INCOMPLETE: partitions [3] could not be looked at", true)

@@ -48,7 +48,7 @@ const (
 	// from asked to seen
 	CauseNew            FunnelCause = "new"                // nobody has had this prefix before
 	CausePartialBlock   FunnelCause = "partial_block"      // the prompt's end, which fills no block
-	CauseOtherSpace     FunnelCause = "other_salt_or_lora" // the same tokens were asked for with another salt or LoRA
+	CauseOtherSpace     FunnelCause = "other_salt_or_lora" // they were asked for with another LoRA and the same salt
 	CauseOtherBlockSize FunnelCause = "other_block_size"   // the same tokens were seen in blocks of another size
 
 	CauseNotTokenized FunnelCause = "not_tokenized" // no tokens could be made of the text

@@ -238,6 +238,68 @@ func (b *Bucket) Put(ctx context.Context, key string, data []byte) (revision uin
 	return revision, failed("put "+key+" in bucket "+b.name, err)
 }
 
+// PutAll stores values whatever was there: as few atomic batches where the server has them, else one by one. After an
+// error some may be stored.
+func (b *Bucket) PutAll(ctx context.Context, values []Value) error {
+	for _, v := range values {
+		if err := b.check(v); err != nil {
+			return err
+		}
+	}
+	return failed(fmt.Sprintf("put %d keys in bucket %s", len(values), b.name), b.storeAll(ctx, len(values),
+		func(i int) *nats.Msg {
+			return &nats.Msg{Subject: keySubject(b.name, values[i].Key), Data: values[i].Data}
+		}))
+}
+
+// DeleteAll leaves delete markers in place of keys, whatever was there, as PutAll stores values. It comes after all
+// writes of this connection that were begun before, also after those that were given up.
+func (b *Bucket) DeleteAll(ctx context.Context, keys []string) error {
+	for _, key := range keys {
+		if err := b.check(Value{Key: key}); err != nil {
+			return err
+		}
+	}
+	return failed(fmt.Sprintf("delete %d keys in bucket %s", len(keys), b.name), b.storeAll(ctx, len(keys),
+		func(i int) *nats.Msg {
+			return &nats.Msg{Subject: keySubject(b.name, keys[i]), Header: nats.Header{headerKVOperation: {"DEL"}}}
+		}))
+}
+
+// storeAll stores n messages that expect nothing, in batches of maxBatch messages and batchBytes at most.
+func (b *Bucket) storeAll(ctx context.Context, n int, message func(i int) *nats.Msg) error {
+	for from := 0; from < n; {
+		to := from + 1
+		for size := len(message(from).Data); to < min(n, from+maxBatch); to++ {
+			if size += len(message(to).Data); size > batchBytes {
+				break
+			}
+		}
+		batch := b.atomic && to-from > 1
+		err := b.c.retry(ctx, func() error {
+			if batch {
+				_, err := b.c.storeBatch(ctx, b.stream, keySubject(b.name, ""), nuid.Next(), to-from,
+					func(i int) *nats.Msg { return message(from + i) })
+				if !batchRefused(codeOf(err)) {
+					return err
+				}
+				batch = false
+			}
+			for ; from < to; from++ {
+				if _, err := b.c.store(ctx, b.stream, message(from)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		from = to
+	}
+	return nil
+}
+
 // create stores a value if the key has none; [ErrConflict] if it has.
 func (b *Bucket) create(ctx context.Context, key string, data []byte) error {
 	_, err := b.Commit(ctx, nil, Value{key, data}, 0)

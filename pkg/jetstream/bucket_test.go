@@ -116,6 +116,48 @@ func TestBucket(t *testing.T) {
 }
 
 // TestBucketLargeCommit: more than the server queues at once, and more than a batch has.
+// TestBucketAll stores more values than one batch has, by number or by size, and deletes some, also such that are not
+// there.
+func TestBucketAll(t *testing.T) {
+	t.Parallel()
+	bothWays(t, func(t *testing.T, w *world, b *Bucket) {
+		for _, size := range []int{3, 300, batchBytes} {
+			var values []Value
+			var keys []string
+			for i := range min(maxBatch*3/2, 8*batchBytes/size) {
+				keys = append(keys, fmt.Sprintf("s%d.%d", size, i))
+				values = append(values, Value{keys[i], bytes.Repeat([]byte{byte(i)}, size)})
+			}
+			if err := b.PutAll(w.ctx, values); err != nil {
+				t.Fatal(err)
+			}
+			gone := append(slices.Clone(keys[1:]), "nothing.there")
+			for i, want := range values {
+				if i > 2 && i < len(values)-2 {
+					continue
+				}
+				if got, err := b.Latest(w.ctx, want.Key); err != nil || !bytes.Equal(got.Value, want.Data) {
+					t.Fatalf("%s has %d bytes, %v", want.Key, len(got.Value), err)
+				}
+			}
+			if err := b.DeleteAll(w.ctx, gone); err != nil {
+				t.Fatal(err)
+			}
+			for i, key := range []string{keys[0], keys[1], keys[len(keys)-1]} {
+				if _, err := b.Latest(w.ctx, key); (i > 0) != errors.Is(err, ErrNotFound) {
+					t.Errorf("%s after the deletion: %v", key, err)
+				}
+			}
+		}
+		if err := b.PutAll(w.ctx, []Value{{"a", nil}, {"b c", nil}}); !errors.Is(err, ErrBadName) {
+			t.Errorf("a bad key: %v", err)
+		}
+		if err := errors.Join(b.PutAll(w.ctx, nil), b.DeleteAll(w.ctx, nil)); err != nil {
+			t.Errorf("nothing to do: %v", err)
+		}
+	})
+}
+
 func TestBucketLargeCommit(t *testing.T) {
 	t.Parallel()
 	bothWays(t, func(t *testing.T, w *world, b *Bucket) {

@@ -86,6 +86,10 @@ type Conn struct {
 	lost      chan struct{}        // closed when the connection is lost
 	noInbox   error                // why no reply can arrive, if the server refused our inbox
 	noAnswers bool                 // the server refused an AnswerSubject: answers go to inboxes
+
+	settling  sync.Mutex
+	nextRound chan struct{} // closed when the next round of settle is done; nil: no call waits for one
+	inRound   bool          // settleRounds runs
 }
 
 // waiter is an attempt under way: a loss of the connection or a refusal of its subject ends it before its time.

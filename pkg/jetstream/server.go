@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -16,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/datafolder"
 	"github.com/nats-io/nats-server/v2/server"
 )
 
@@ -62,7 +64,10 @@ type Server struct {
 	stopped bool
 }
 
-const lockFile = "kvatlas.lock"
+const (
+	lockFile    = "kvatlas.lock"
+	storeFolder = server.JetStreamStoreDir // where nats-server keeps streams
+)
 
 // StartServer starts a server and returns when it is ready, or says why it cannot be. An error that wraps
 // [ErrInUse] names the folder or the port that somebody else has.
@@ -170,20 +175,20 @@ func splitListen(listen string) (host string, port int, err error) {
 
 // lockDir makes the folder and takes its lock.
 func lockDir(dir string) (*os.File, error) {
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return nil, fmt.Errorf("data folder: %w", err)
+	if err := datafolder.Make(dir, storeFolder); err != nil {
+		return nil, err
 	}
-	path := filepath.Join(dir, lockFile)
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := datafolder.Open(dir, lockFile)
 	if err != nil {
-		return nil, fmt.Errorf("data folder: %w", err)
+		return nil, err
 	}
+	path := f.Name()
 	ok, err := tryLock(f)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
 	}
 	if !ok {
-		holder, _ := os.ReadFile(path)
+		holder, _ := io.ReadAll(f)
 		return nil, errors.Join(fmt.Errorf("data folder %s: %w by process %s", dir, ErrInUse,
 			strings.TrimSpace(string(holder))), f.Close())
 	}

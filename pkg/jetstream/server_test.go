@@ -509,3 +509,23 @@ func TestServerGivesUpInTime(t *testing.T) {
 	}
 	startServer(t, dir, "")
 }
+
+// TestStartServerFollowsNoLinks has links where the server writes, as another user of the host may have left them: the
+// server does not start, and what they point to stays as it is.
+func TestStartServerFollowsNoLinks(t *testing.T) {
+	for _, name := range []string{lockFile, storeFolder, filepath.Join(storeFolder, "$G", "streams")} {
+		dir := t.TempDir()
+		data, victim := filepath.Join(dir, "data"), filepath.Join(dir, "victim")
+		if err := errors.Join(os.MkdirAll(filepath.Join(data, filepath.Dir(name)), 0o700), os.Mkdir(victim, 0o700),
+			os.Symlink(victim, filepath.Join(data, name))); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := StartServer(t.Context(), ServerOptions{Dir: data}); err == nil {
+			s.Stop()
+			t.Errorf("a server runs with a link at %s", name)
+		}
+		if made, err := os.ReadDir(victim); err != nil || len(made) > 0 {
+			t.Errorf("a link at %s: %v was made through it, %v", name, made, err)
+		}
+	}
+}

@@ -446,17 +446,7 @@ func (s *Service) Stop(ctx context.Context) {
 		return
 	}
 	_ = s.micro.Stop() // fails only without a connection, and then nothing can come in
-	// What the server sent before it knew is on the way: after its PONG it is in our queues, after the barrier
-	// with accept.
-	if s.c.flush(ctx) == nil {
-		passed := make(chan struct{})
-		if s.c.nc.Barrier(func() { close(passed) }) == nil {
-			select {
-			case <-passed:
-			case <-ctx.Done():
-			}
-		}
-	}
+	s.c.settle(ctx)
 	s.mu.Lock()
 	s.closed = true
 	for _, worker := range s.idle {
@@ -469,6 +459,57 @@ func (s *Service) Stop(ctx context.Context) {
 	unblock()
 	s.cancel()
 	_ = s.c.flush(ctx) // so that answers leave before the connection is closed; without one there is nobody to answer
+}
+
+// settle returns when all handlers have been called with what the server had sent, or ctx ends. Calls at the same time
+// share the work, which grows with the number of subscriptions: each waits for a round that begins after the call.
+func (c *Conn) settle(ctx context.Context) {
+	c.settling.Lock()
+	round := c.nextRound
+	if round == nil {
+		round = make(chan struct{})
+		c.nextRound = round
+	}
+	if !c.inRound {
+		c.inRound = true
+		go c.settleRounds()
+	}
+	c.settling.Unlock()
+	select {
+	case <-round:
+	case <-ctx.Done():
+	}
+}
+
+// settleRounds works until no call of settle waits.
+func (c *Conn) settleRounds() {
+	for {
+		c.settling.Lock()
+		round := c.nextRound
+		c.nextRound, c.inRound = nil, round != nil
+		c.settling.Unlock()
+		if round == nil {
+			return
+		}
+		c.settleOnce()
+		close(round)
+	}
+}
+
+// settleOnce gives up after an attempt's time if a handler does not return.
+func (c *Conn) settleOnce() {
+	ctx, cancel := context.WithTimeout(context.Background(), c.attempt)
+	defer cancel()
+	if c.flush(ctx) != nil { // after the server's PONG all that it sent is in our queues, and handled after the barrier
+		return
+	}
+	passed := make(chan struct{})
+	if c.nc.Barrier(func() { close(passed) }) == nil {
+		select {
+		case <-passed:
+		case <-ctx.Done():
+		}
+	}
 }
 
 // flush returns when the server has all that was sent and all that it sent before is here, or with an error if

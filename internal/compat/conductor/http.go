@@ -338,7 +338,7 @@ func (c *conductor) unregister(ctx context.Context, body []byte) (any, error) {
 	defer c.mu.Unlock()
 	err = c.Shims.Unregister(ctx, events.WorkerID(instance), func(r registry.Record) bool {
 		return r.Engine.Group == tenant && r.Rank == rank
-	})
+	}, nil)
 	if errors.Is(err, compat.ErrUnknown) {
 		return nil, &refusal{status: http.StatusNotFound, code: api.CodeUnknownWorker,
 			Message: "service not found: " + key}

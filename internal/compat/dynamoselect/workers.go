@@ -381,15 +381,17 @@ func (s *selectService) follow(ctx context.Context, instance events.WorkerID, wa
 		}
 	}
 	other := func(r registry.Record) bool { return !want.has(r) }
-	if err := s.Shims.Unregister(ctx, instance, other); err != nil && !errors.Is(err, compat.ErrUnknown) {
+	if err := s.Shims.Unregister(ctx, instance, other, nil); err != nil && !errors.Is(err, compat.ErrUnknown) {
 		return compat.AsError(err)
 	}
+	var missing []registry.Record
 	for _, rank := range slices.Sorted(maps.Keys(want)) {
 		if !running[rank] {
-			if err := s.Shims.Register(ctx, want[rank]); err != nil {
-				return compat.AsError(err)
-			}
+			missing = append(missing, want[rank])
 		}
+	}
+	if err := s.Shims.Register(ctx, missing...); err != nil {
+		return compat.AsError(err)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@
 import { ask, looking } from "./api.js";
 import { live, models, onChange } from "./live.js";
 import { causes, steps } from "./causes.js";
+import { curl } from "./shell.js";
 import { el, setText, count, short, canvas, colour, tip, bare, time, tile, tileBox, hovering, empty, code, pick, fill, onDraw } from "./ui.js";
 
 export const title = "Funnel";
@@ -90,7 +91,7 @@ export function show(place) {
     if (!there) {
       none.replaceChildren(funnel ? empty("Nothing was asked of " + funnel.model + " since " + time(funnel.from),
         "As soon as prompts are routed or asked for, it is shown here what becomes of their tokens. Look further back, or choose a worker for a prompt:",
-        code('curl ' + location.origin + '/v1/select -H \'Content-Type: application/json\' -d \'{"model":"' + funnel.model + '","tokens":[…],"request_id":"r1"}\'')) :
+        code(curl(location.origin, "/v1/select", { model: funnel.model, tokens: [1, 2, 3], request_id: "r1" }))) :
         live.cluster && !models().length ? empty("No model yet", "Run a shim beside each engine, and its model appears here:",
           code("worker-shim run --engine-http http://127.0.0.1:8000 --nats nats://127.0.0.1:4222"),
           "Without an engine at hand, indexer demo runs a whole fleet of simulated ones.") : empty("Waiting for the indexer…"));
