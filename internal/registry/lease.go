@@ -37,6 +37,8 @@ type Lease struct {
 	hooks  LeaseHooks
 	soon   chan struct{} // renew before it is time
 
+	unclaimed bool // the claim of the model was refused; the goroutine that renews has it
+
 	mu     sync.Mutex
 	record Record // what changes is its ShimState
 	data   []byte
@@ -201,6 +203,11 @@ func (l *Lease) Keep(ctx context.Context, lost func()) error {
 func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expired bool, err error) {
 	data := l.text()
 	if revision != 0 {
+		if l.unclaimed { // permissions may have changed
+			if err := l.claim(ctx); err != nil {
+				return 0, false, err
+			}
+		}
 		next, err = l.write(ctx, data, revision)
 		if !errors.Is(err, jetstream.ErrConflict) {
 			return next, false, err
@@ -232,13 +239,17 @@ func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expire
 
 // claim claims the model of the record, before a lease with the model is taken. A node deletes the claims of a worker
 // that has had no lease for long, so each taking of the lease writes the claim again. A NATS user whose permissions
-// predate claims is refused; its nodes require none.
+// predate claims is refused; its nodes require none. Each renewal then tries again.
 func (l *Lease) claim(ctx context.Context) error {
 	err := putClaim(ctx, l.bucket, l.record.Instance, l.record.Model, claim{Version: claimVersion})
 	if errors.Is(err, jetstream.ErrDenied) {
-		l.hooks.Unclaimed(err)
+		if !l.unclaimed {
+			l.hooks.Unclaimed(err)
+		}
+		l.unclaimed = true
 		return nil
 	}
+	l.unclaimed = l.unclaimed && err != nil
 	return err
 }
 

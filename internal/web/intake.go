@@ -181,11 +181,10 @@ type receiving struct {
 	has     bool     // the place
 	err     error    // of the end
 
-	mu     sync.Mutex // guards what follows, which giving up uses too
-	ended  bool
-	until  time.Time // of the whole body
-	window time.Time // the end of the present one
-	came   int       // in the present window
+	mu    sync.Mutex // guards what follows, which giving up uses too
+	ended bool
+	until time.Time // of the whole body
+	came  int       // in the present window
 }
 
 func (b *receiving) Read(p []byte) (n int, err error) {

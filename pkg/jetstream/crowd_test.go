@@ -87,7 +87,6 @@ func TestCrowded(t *testing.T) {
 		next += 20
 	}
 	w.publish(p, next, 20)
-	next += 20
 	if m, err = w.c.lastOnce(w.ctx, p.stream, p.subject); err != nil || m.header.Get(headerBatchSeq) != "20" {
 		t.Fatalf("after: %v, %v", m.header, err)
 	}
