@@ -128,10 +128,12 @@ func TestArrowsPointDown(t *testing.T) {
 		"internal/loop":         {},
 		"internal/littleendian": {},
 		"internal/dial":         {},
-		"pkg/events":            {"internal/msgp", "internal/littleendian"},
+		"internal/strictjson":   {},
+		"internal/datafolder":   {},
+		"pkg/events":            {"internal/msgp", "internal/littleendian", "internal/strictjson"},
 		"pkg/radix":             {"pkg/events"},
 		"pkg/snapshot":          {"pkg/events", "internal/littleendian"},
-		"pkg/hicache":           {"pkg/events", "internal/dial"},
+		"pkg/hicache":           {"pkg/events", "internal/dial", "internal/strictjson"},
 		"pkg/routing":           {"pkg/events"},
 	}
 	for _, a := range imports(t) {
@@ -140,7 +142,8 @@ func TestArrowsPointDown(t *testing.T) {
 			t.Errorf("%s: %s may import only %v of ours", a, from, allowed)
 		}
 		// leaves that must not be a part of the public surface
-		leaves := []string{"internal/msgp", "internal/hooks", "internal/loop", "internal/littleendian", "internal/dial"}
+		leaves := []string{"internal/msgp", "internal/hooks", "internal/loop", "internal/littleendian", "internal/dial",
+			"internal/strictjson", "internal/datafolder"}
 		public := strings.HasPrefix(to, "pkg/") || slices.Contains(leaves, to)
 		if strings.HasPrefix(from, "pkg/") && !public || strings.HasPrefix(to, "cmd/") {
 			t.Errorf("%s points up", a)

@@ -26,7 +26,7 @@ import (
 func TestMigrationToAccounts(t *testing.T) {
 	t.Parallel()
 	keys := t.TempDir()
-	template, err := os.ReadFile("testdata/v0.4.0/accounts.conf.tmpl")
+	template, err := os.ReadFile("testdata/accounts-v0.4.0.conf.tmpl")
 	if err != nil {
 		t.Fatal(err)
 	}

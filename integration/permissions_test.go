@@ -206,7 +206,7 @@ func subjectFunctions(t *testing.T) (names []string) {
 	for _, f := range parseDir(t, "../pkg/jetstream") {
 		for _, d := range f.Decls {
 			fn, is := d.(*ast.FuncDecl)
-			if !is || fn.Recv != nil || strings.HasPrefix(fn.Name.Name, "Parse") {
+			if !is || fn.Recv != nil || strings.HasPrefix(strings.ToLower(fn.Name.Name), "parse") {
 				continue
 			}
 			uses := strings.HasSuffix(fn.Name.Name, "Key") || strings.HasSuffix(fn.Name.Name, "Bucket")
@@ -230,7 +230,7 @@ func subjectFunctions(t *testing.T) (names []string) {
 }
 
 // Functions and constants that name no subject of their own.
-var noRowOf = []string{"answerPrefix", "validKey", "OpOther"}
+var noRowOf = []string{"answerPrefix", "validKey", "oddBucket", "OpOther"}
 
 // TestEverySubjectHasARow: a new subject, bucket, key or operation needs a row in the matrix.
 func TestEverySubjectHasARow(t *testing.T) {
@@ -581,7 +581,7 @@ func TestOneAccountIsNotEnough(t *testing.T) {
 	}
 	// Nodes reply to inboxes alone, whatever the accounts; whose inbox it is they cannot see.
 	hit := s.aim(t, readerUser)
-	if hit = slices.DeleteFunc(hit, func(s string) bool { return s == "_INBOX_node.victim" }); len(hit) > 0 {
+	if hit = slices.DeleteFunc(hit, func(s string) bool { return strings.HasPrefix(s, "_INBOX_") }); len(hit) > 0 {
 		t.Errorf("a reader in the nodes' account had a node publish on %q", hit)
 	}
 }

@@ -75,7 +75,7 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 	connect := func(user string) *jetstream.Conn {
 		conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{
 			URLs: []string{"nats://" + addr}, NkeyFile: filepath.Join(keys, "red-"+user+".nk"), InboxPrefix: "_INBOX_" +
-				user, Wait: true,
+				user, Wait: true, Core: user == "reader",
 		})
 		if err != nil {
 			t.Fatal(err)

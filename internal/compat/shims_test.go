@@ -134,7 +134,11 @@ func TestRegisterRanks(t *testing.T) {
 	if err != nil || !forgotten {
 		t.Fatalf("unregister: %v, what is to follow was done: %t", err, forgotten)
 	}
-	if left, keys := len(s.shims.Listeners()), s.keys("big"); left > 0 || len(keys) > 0 {
+	keys := slices.DeleteFunc(s.keys("big"), func(key string) bool {
+		_, _, is := jetstream.ParseClaimKey(key) // a node deletes it with the worker's last record
+		return is
+	})
+	if left := len(s.shims.Listeners()); left > 0 || len(keys) > 0 {
 		t.Errorf("%d ranks and %d keys are left", left, len(keys))
 	}
 }

@@ -2,7 +2,6 @@ package natsauth
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -14,6 +13,7 @@ import (
 	"github.com/nats-io/jwt/v2"
 	"github.com/nats-io/nkeys"
 
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -271,7 +271,7 @@ func ask(ctx context.Context, conn *jetstream.Conn, subject, token string) error
 			Description string `json:"description"`
 		} `json:"error"`
 	}
-	if err := json.Unmarshal(reply.Body, &answer); err != nil {
+	if err := strictjson.Unmarshal(reply.Body, &answer); err != nil {
 		return fmt.Errorf("answer to %s: %w", subject, err)
 	}
 	if answer.Error != nil {

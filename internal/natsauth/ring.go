@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nkeys"
 
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -124,7 +125,7 @@ func Open(dir string) (*Ring, error) {
 		return nil, err
 	}
 	r := &Ring{dir: dir}
-	if err := json.Unmarshal(text, &r.Roster); err != nil {
+	if err := strictjson.Unmarshal(text, &r.Roster); err != nil {
 		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, rosterFile), err)
 	}
 	if r.Version != rosterVersion {

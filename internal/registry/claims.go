@@ -13,6 +13,7 @@ import (
 
 	lru "github.com/hashicorp/golang-lru/v2"
 
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -155,7 +156,7 @@ func (c *claims) see(e jetstream.Entry) (instance events.WorkerID, is bool) {
 		c.fresh[key] = true
 	}
 	var value claim
-	_ = json.Unmarshal(e.Value, &value) // the key counts alone
+	_ = strictjson.Unmarshal(e.Value, &value) // the key counts alone
 	of[model] = storedClaim{e.Revision, value.Kept, e.Value}
 	delete(c.orphans, instance)
 	return instance, true

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -57,7 +58,7 @@ func recordLost(err error) bool { return errors.Is(err, ErrNotFound) || errors.I
 // parseRecord reads the namespace's record. The error wraps [ErrBadRecord], or [ErrMismatch] for a record of another
 // version.
 func parseRecord(text []byte) (rec namespaceRecord, err error) {
-	if err := json.Unmarshal(text, &rec); err != nil {
+	if err := strictjson.Unmarshal(text, &rec); err != nil {
 		return rec, fmt.Errorf("%w: %w", ErrBadRecord, err)
 	}
 	switch {
