@@ -396,7 +396,8 @@ func doctorsEngines(t *testing.T, s *staged) {
 	other.answers["/kv_event_sources"] = strings.ReplaceAll(other.answers["/kv_event_sources"], "replay_endpoint", "none")
 	other.mu.Unlock()
 	s.await(t, []symptom{
-		{"engine_no_events", "silent at ", "enable_kv_cache_events"}, {"engine_unreachable", "away at ", "change away"},
+		{"engine_no_events", "silent at ", "enable_kv_cache_events"},
+		{"engine_unreachable", "away at ", "change --endpoint URL away"},
 		{"engine_unknown", "stranger at ", "--engine-http-token-file"}, {"engine_block_size", "other at ", "--block-size 32"},
 		{"engine_model", "other at ", "--model another"}, {"engine_no_replay", "other at ", "replay_endpoint"},
 		{"ranks_without_shim", "other at ", "--ranks 2"},

@@ -33,7 +33,7 @@ func TestHostileNames(t *testing.T) {
 	worker, model := events.WorkerID(hostile("w")), hostile("m")
 	c := harness.Client(t, ns.Conn(), "default", client.Options{})
 	if _, err := c.RegisterWorker(ctx, &api.WorkerRegistration{Instance: worker, Model: model, BlockSize: 16,
-		WorkerSpec: api.WorkerSpec{Endpoint: "http://" + hostile("e"), Events: api.EventsNone, Taints: []string{hostile("t")},
+		WorkerSpec: api.WorkerSpec{Endpoint: "http://127.0.0.1:1", Events: api.EventsNone, Taints: []string{hostile("t")},
 			TopologyDomains: map[string]string{hostile("d"): hostile("z")}}}); err != nil {
 		t.Fatal(err)
 	}
