@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/doctor"
+	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/tools/enginesim"
@@ -106,7 +107,7 @@ func TestDoctorFindsFaults(t *testing.T) {
 	whole := t.Run("all", func(t *testing.T) {
 		for name, stage := range map[string]func(*testing.T, *staged){
 			"nats": doctorsNATS, "streams": doctorsStreams, "fleet": doctorsFleet, "stores": doctorsStores,
-			"engines": doctorsEngines,
+			"engines": doctorsEngines, "claims": doctorsClaims,
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -122,6 +123,33 @@ func TestDoctorFindsFaults(t *testing.T) {
 			t.Errorf("%s: provoked %v, excused %q", id, s.all[id], why)
 		}
 	}
+}
+
+// doctorsClaims has the shim of a worker take a lease with a model that its key does not permit.
+func doctorsClaims(t *testing.T, s *staged) {
+	m := startMatrix(t, "standalone", nil)
+	conn, err := jetstream.Connect(t.Context(), jetstream.ConnOptions{URLs: []string{"nats://" + m.addr},
+		NkeyFile: filepath.Join(m.dir, "a-"+shimUser+".nk"), InboxPrefix: "_INBOX_" + shimUser})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	ns, err := jetstream.OpenNamespace(t.Context(), conn, "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease, err := registry.NewLease(ns, registry.Record{Instance: "w1", Model: "m2", BlockSize: 16, Source: "vllm"},
+		registry.LeaseHooks{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- lease.Keep(ctx, func() {}) }()
+	defer func() { stop(); <-done }()
+	flag, file := m.login(nodeUser)
+	s.await(t, []symptom{{"model_unclaimed", "w1/0", "--model"}}, nil, "--namespace", "a", "--nats", m.addr, flag, file,
+		"--nats-inbox-prefix", "_INBOX_node")
 }
 
 func doctorsNATS(t *testing.T, s *staged) {
@@ -396,7 +424,8 @@ func doctorsEngines(t *testing.T, s *staged) {
 	other.answers["/kv_event_sources"] = strings.ReplaceAll(other.answers["/kv_event_sources"], "replay_endpoint", "none")
 	other.mu.Unlock()
 	s.await(t, []symptom{
-		{"engine_no_events", "silent at ", "enable_kv_cache_events"}, {"engine_unreachable", "away at ", "change away"},
+		{"engine_no_events", "silent at ", "enable_kv_cache_events"},
+		{"engine_unreachable", "away at ", "change --endpoint URL away"},
 		{"engine_unknown", "stranger at ", "--engine-http-token-file"}, {"engine_block_size", "other at ", "--block-size 32"},
 		{"engine_model", "other at ", "--model another"}, {"engine_no_replay", "other at ", "replay_endpoint"},
 		{"ranks_without_shim", "other at ", "--ranks 2"},

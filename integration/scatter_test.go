@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -112,6 +113,9 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 		batch := &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 4, Events: []events.Event{e}}
 		if len(e.Blocks) == 0 {
 			batch.Events[0] = events.Event{Kind: events.Cleared, Reason: events.ReasonGap}
+		}
+		if err := registry.Claim(ctx, ns, h.name, "m"); err != nil {
+			t.Fatal(err)
 		}
 		at := harness.PublishAs(t, ctx, ns, h.name, batch)
 		latest[at.Partition] = at

@@ -307,9 +307,7 @@ func (s *Shims) undo(ctx context.Context, names []string, runs []*running) error
 		if err := s.bucket.DeleteAll(ctx, names); err != nil {
 			return err
 		}
-		for _, run := range runs {
-			s.release(run)
-		}
+		s.release(runs)
 		return nil
 	})
 }
@@ -516,48 +514,38 @@ func (s *Shims) Unregister(ctx context.Context, instance events.WorkerID, which 
 }
 
 // remove stops the shims of ranks and forgets the ranks. The registrations go first: if this process ends before it is
-// done, the next one does not start the shims again, and the leases expire.
+// done, the next one does not start the shims again, and the leases expire. A lease goes after the end of its shim, and
+// after a write of it that the shim has given up: both went over one connection.
 func (s *Shims) remove(ctx context.Context, runs []*running) error {
 	runs = s.held(runs)
-	for _, r := range runs {
-		r.cancel()
-	}
-	names := make([]string, len(runs))
+	leases, registrations := make([]string, len(runs)), make([]string, len(runs))
 	for i, r := range runs {
-		_, name, err := s.keys(r.record.Key())
-		if err != nil {
+		r.cancel()
+		var err error
+		if leases[i], registrations[i], err = s.keys(r.record.Key()); err != nil {
 			return err
 		}
-		names[i] = name
 	}
-	if err := s.bucket.DeleteAll(ctx, names); err != nil {
+	if err := s.bucket.DeleteAll(ctx, registrations); err != nil {
 		return err
 	}
-	group, ctx := errgroup.WithContext(ctx)
+	group, clearing := errgroup.WithContext(ctx)
 	group.SetLimit(maxRemovals)
 	for _, run := range runs {
-		group.Go(func() error { return s.end(ctx, run) })
+		group.Go(func() error {
+			<-run.done
+			r := run.record
+			return shim.Clear(clearing, s.ns, r.Key(), shim.Identity{Model: r.Model, BlockSize: r.BlockSize},
+				events.ReasonOperator, func(context.Context) (bool, error) { return true, nil })
+		})
 	}
-	return group.Wait()
-}
-
-// end waits for the end of a shim, has what its rank holds cleared, and removes the rank's lease.
-func (s *Shims) end(ctx context.Context, run *running) error {
-	<-run.done
-	r := run.record
-	err := shim.Clear(ctx, s.ns, r.Key(), shim.Identity{Model: r.Model, BlockSize: r.BlockSize}, events.ReasonOperator,
-		func(context.Context) (bool, error) { return true, nil })
-	if err != nil {
+	if err := group.Wait(); err != nil {
 		return err
 	}
-	lease, _, err := s.keys(r.Key())
-	if err != nil {
+	if err := s.bucket.DeleteAll(ctx, leases); err != nil {
 		return err
 	}
-	if err := s.drop(ctx, lease); err != nil {
-		return err
-	}
-	s.release(run)
+	s.release(runs)
 	return nil
 }
 
@@ -568,28 +556,15 @@ func (s *Shims) held(runs []*running) []*running {
 	return slices.DeleteFunc(slices.Clone(runs), func(r *running) bool { return s.ranks[r.record.Key()] != r })
 }
 
-// release gives up the place of a rank, unless that is another registration's meanwhile.
-func (s *Shims) release(run *running) {
+// release gives up the places of ranks, unless they are another registration's meanwhile.
+func (s *Shims) release(runs []*running) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if key := run.record.Key(); s.ranks[key] == run {
-		delete(s.ranks, key)
+	for _, run := range runs {
+		if key := run.record.Key(); s.ranks[key] == run {
+			delete(s.ranks, key)
+		}
 	}
-}
-
-// drop deletes a key of the bucket, if it has a value.
-func (s *Shims) drop(ctx context.Context, name string) error {
-	entry, err := s.bucket.Latest(ctx, name)
-	if errors.Is(err, jetstream.ErrNotFound) {
-		return nil
-	} else if err != nil {
-		return err
-	}
-	_, err = s.bucket.Delete(ctx, name, entry.Revision)
-	if errors.Is(err, jetstream.ErrConflict) {
-		return nil
-	}
-	return err
 }
 
 // Listeners lists what is registered here, by instance and rank.
