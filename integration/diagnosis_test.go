@@ -48,9 +48,9 @@ func TestShimSaysWhatItSawAndWhatToDo(t *testing.T) {
 		args           []string
 		saw, do        string
 	}{
-		{"NATS", "tcp://" + strings.TrimPrefix(x.NATS, "nats://"), nil, "does not speak ZMTP",
+		{"NATS", "tcp://" + strings.TrimPrefix(x.NATS, "nats://"), nil, "the peer speaks NATS",
 			"this port belongs to a NATS server"},
-		{"HTTP proxy", "tcp://" + greeter.Addr().String(), nil, "does not speak ZMTP",
+		{"HTTP proxy", "tcp://" + greeter.Addr().String(), nil, "the peer speaks HTTP",
 			"this port belongs to an HTTP server"},
 		{"HTTP server", strings.Replace(web.URL, "http", "tcp", 1), nil, "cannot connect to the engine",
 			"--engine is the endpoint in the engine's --kv-events-config"},

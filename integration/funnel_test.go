@@ -310,27 +310,30 @@ func TestFunnel(t *testing.T) {
 		t.Fatal(err)
 	}
 	low := prompt(11, 8, 0)
-	if status, text, err := harness.Request(nodes[1].HTTP, "POST", "/v1/workers", fmt.Sprintf(
-		`{"instance":"x2","model":"x","block_size":%d,"events":"none"}`, size)); err != nil || status != 200 {
-		t.Fatal(status, text, err)
-	}
-	harness.PublishAs(t, ctx, ns, "x2", stored(size, events.Host, hasher.Hash(nil, low[:64])))
 	harness.PublishAs(t, ctx, ns, "x3", stored(size, events.Device, hasher.Hash(nil, low)))
-	holds("x", low, "x2", 4)
 	holds("x", low, "x3", 8)
 	for i, c := range asks {
 		harness.Eventually(t, fmt.Sprintf("node %d knows both block sizes", i), func() (bool, string) {
 			a, err := c.Find(ctx, &client.Query{Model: "x", BlockSize: 32, Tokens: wide, Explain: true})
 			return err == nil && len(a.Workers) == 1 && a.Workers[0].Device == 3, fmt.Sprintf("%+v %v", a, err)
 		})
+	}
+	find(client.Query{Model: "x", BlockSize: size, Tokens: wide})
+	lose("x", [5]int{96}, lost{api.CauseOtherBlockSize: 96})
+	// A registration decides for one of the block sizes.
+	if status, text, err := harness.Request(nodes[1].HTTP, "POST", "/v1/workers", fmt.Sprintf(
+		`{"instance":"x2","model":"x","block_size":%d,"events":"none"}`, size)); err != nil || status != 200 {
+		t.Fatal(status, text, err)
+	}
+	harness.PublishAs(t, ctx, ns, "x2", stored(size, events.Host, hasher.Hash(nil, low[:64])))
+	holds("x", low, "x2", 4)
+	for i, c := range asks {
 		harness.Eventually(t, fmt.Sprintf("node %d may choose x2", i), func() (bool, string) {
 			s, err := c.Select(ctx, &client.SelectRequest{Advisory: true, Query: client.Query{Model: "x",
 				BlockSize: size, Tokens: low}})
 			return err == nil, fmt.Sprintf("%+v %v", s, err)
 		})
 	}
-	find(client.Query{Model: "x", Tokens: wide})
-	lose("x", [5]int{96}, lost{api.CauseOtherBlockSize: 96})
 	if s, err := next().Select(ctx, &client.SelectRequest{RequestID: "d1", Query: client.Query{Model: "x",
 		BlockSize: size, Tokens: low}}); err != nil || s.Worker != "x2" || s.Host != 4 {
 		t.Fatalf("%+v, %v", s, err)

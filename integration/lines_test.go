@@ -73,7 +73,7 @@ func TestLines(t *testing.T) {
 	}
 	p, c := launch()
 	say(c, string(routerLine(t, strings.Repeat("x", 256), 0, 1, prompt, 0)), string(routerLine(t, "", 0, 1, prompt, 0)))
-	p.WaitFor("cannot be a worker's name")
+	p.WaitFor("cannot be a worker's")
 	say(c, one(1, 2, 0), "this is no JSON", `{"worker_id":"a","event":{"event_id":2,"data":{"renamed":{}}}}`,
 		one(3, 4, 2),
 		string(routerLine(t, "b", 0, 1, prompt[:harness.BlockSize], 0)))

@@ -191,11 +191,18 @@ func (l *Lease) Keep(ctx context.Context, lost func()) error {
 		if err != nil {
 			wait = every/10 + rand.N(every/10)
 		}
+		if l.unclaimed {
+			wait = min(wait, claimAgain)
+		}
 		if !l.pause(ctx, wait) {
 			return nil
 		}
 	}
 }
+
+// claimAgain is when a claim that the NATS server has refused is tried again at the latest: its permissions may have been
+// changed.
+const claimAgain = 10 * time.Second
 
 // renew writes the record after the revision that it had, or after what it finds there. It writes even where an attempt
 // whose acknowledgement was lost has stored the same: a node that began since has not heard from this shim. revision is
