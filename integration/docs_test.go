@@ -179,3 +179,34 @@ func TestPagesInOrder(t *testing.T) {
 		}
 	}
 }
+
+// TestPromisesHaveTests: every test that docs/security.md names for a promise exists.
+func TestPromisesHaveTests(t *testing.T) {
+	named := map[string]bool{}
+	for _, m := range regexp.MustCompile("`(Test\\w+)`").FindAllStringSubmatch(readFile(t, "../docs/security.md"), -1) {
+		named[m[1]] = false
+	}
+	if len(named) < 20 {
+		t.Errorf("the page names only %v", named)
+	}
+	for _, root := range []string{"cmd", "integration", "internal", "pkg"} {
+		err := filepath.WalkDir("../"+root, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			for name := range named {
+				named[name] = named[name] || strings.Contains(string(text), "func "+name+"(")
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, there := range named {
+		if !there {
+			t.Errorf("docs/security.md names %s, which no package has", name)
+		}
+	}
+}

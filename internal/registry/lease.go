@@ -200,7 +200,7 @@ func (l *Lease) Keep(ctx context.Context, lost func()) error {
 	}
 }
 
-// claimAgain is when a claim that the NATS server has refused is tried again at the latest: its permissions may have been
+// claimAgain is the longest pause before a claim that the NATS server refused is tried again: permissions may have been
 // changed.
 const claimAgain = 10 * time.Second
 
