@@ -280,6 +280,7 @@ func doctorsStreams(t *testing.T, s *staged) {
 	admin.call("STREAM.DELETE."+log, nil)
 	s.await(t, []symptom{{"stream_missing", log, "an indexer serves"}, {"node_none", "default", "--nats"}}, nil,
 		"--nats", nats)
+	admin.call("STREAM.PURGE.KV_kvatlas_default", map[string]any{"filter": "$KV.kvatlas_default.namespace"})
 	admin.publish("$KV.kvatlas_default.namespace", 10)
 	s.await(t, []symptom{{"namespace_record", "default", "--restore-namespace"}}, nil, "--nats", nats)
 }

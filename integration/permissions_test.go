@@ -91,6 +91,7 @@ func matrix(p, q events.Partition) []matrixRow {
 		{"metaBucket", "$KV.kvatlas_a.namespace", nodeOnly, nil},
 		{"modelKey", "$KV.kvatlas_a.model.m1", shims, nil},
 		{"modelKey", "$KV.kvatlas_a.model.m2", nodeOnly, nil},
+		{"forgottenKey", "$KV.kvatlas_a.forgotten.m1", nodeOnly, nil},
 		{"snapshotBucket", "$KV.kvatlas_a_snap.p0.manifest", nodeOnly, nil},
 		{"nodesBucket", "$KV.kvatlas_a_nodes.n1", nodeOnly, nil},
 		{"WorkerKey", "$KV.kvatlas_a_workers." + own, shims, nil},

@@ -42,6 +42,7 @@ type BucketConfig struct {
 	TTL time.Duration
 
 	batches bool // the bucket accepts atomic batches: its users commit values together with a guard
+	once    bool // the server refuses to replace or delete a value; [Bucket.Erase] alone removes it
 }
 
 // Bucket is a NATS key-value bucket of history 1, which `nats kv` can read. Revisions are sequences of its
@@ -138,6 +139,8 @@ func ensureBucket(ctx context.Context, c *Conn, name string, cfg BucketConfig, r
 		AllowDirect:        true,
 		Discard:            jetstream.DiscardNew,
 		AllowAtomicPublish: b.atomic,
+
+		DiscardNewPerSubject: cfg.once,
 	}
 	err := c.ensure(ctx, want, func(there *jetstream.StreamConfig) error {
 		odd := oddBucket(there)
@@ -151,7 +154,7 @@ func ensureBucket(ctx context.Context, c *Conn, name string, cfg BucketConfig, r
 		there.AllowRollup, there.AllowBatchPublish, there.RePublish = false, false, nil
 		there.MaxBytes = cmp.Or(cfg.MaxBytes, there.MaxBytes)
 		there.Replicas = cmp.Or(cfg.Replicas, there.Replicas)
-		there.AllowDirect = true
+		there.AllowDirect, there.DiscardNewPerSubject = true, cfg.once
 		there.AllowAtomicPublish = cfg.batches && there.AllowAtomicPublish || want.AllowAtomicPublish
 		return nil
 	})
@@ -310,8 +313,37 @@ func (b *Bucket) create(ctx context.Context, key string, data []byte) error {
 	if lastErr != nil || !deleted {
 		return err
 	}
-	_, err = b.Commit(ctx, nil, Value{key, data}, entry.Revision)
+	return b.replace(ctx, key, data, entry.Revision)
+}
+
+// replace stores a value in a bucket of values that are written once, in place of what the key has at a revision (0:
+// nothing). The error wraps [ErrConflict] if the key has a later value.
+func (b *Bucket) replace(ctx context.Context, key string, data []byte, revision uint64) error {
+	if revision != 0 {
+		if err := b.Erase(ctx, key, revision); err != nil {
+			return err
+		}
+	}
+	_, err := b.Commit(ctx, nil, Value{key, data}, 0)
 	return err
+}
+
+// eraseMarkers erases the delete markers of earlier releases: a value that is written once cannot follow one.
+func (b *Bucket) eraseMarkers(ctx context.Context) error {
+	keys, err := b.Keys(ctx, "")
+	if err != nil {
+		return err
+	}
+	for _, key := range keys {
+		entry, deleted, err := b.last(ctx, key)
+		if err == nil && deleted {
+			err = b.Erase(ctx, key, entry.Revision)
+		}
+		if err != nil && !errors.Is(err, ErrNotFound) {
+			return err
+		}
+	}
+	return nil
 }
 
 // Commit stores values and then, if its revision is still the one expected (0: there is none), the guard: a

@@ -28,6 +28,7 @@ type Models struct {
 	hooks ModelHooks
 	sizes atomic.Pointer[map[string]uint32] // tokens in a block, by model
 	lost  chan struct{}                     // the namespace's record may be lost
+	bad   chan Entry                        // a model's record that cannot be read, to be erased
 
 	current     chan struct{} // closed once all that is registered is known
 	currentOnce sync.Once
@@ -38,7 +39,7 @@ type Models struct {
 // NewModels returns what Run fills.
 func NewModels(ns *Namespace, h ModelHooks) *Models {
 	hooks.Fill(&h)
-	m := &Models{ns: ns, hooks: h, lost: make(chan struct{}, 1), current: make(chan struct{})}
+	m := &Models{ns: ns, hooks: h, lost: make(chan struct{}, 1), bad: make(chan Entry, 16), current: make(chan struct{})}
 	m.sizes.Store(&map[string]uint32{})
 	return m
 }
@@ -103,6 +104,10 @@ func (m *Models) see(sizes map[string]uint32, e *Entry) {
 		}
 		return
 	}
+	if name, ok := parseForgottenKey(e.Key); ok {
+		delete(sizes, name)
+		return
+	}
 	name, ok := parseModelKey(e.Key)
 	switch {
 	case !ok:
@@ -112,6 +117,10 @@ func (m *Models) see(sizes map[string]uint32, e *Entry) {
 		model, err := parseModel(e.Key, e.Value)
 		if err != nil {
 			m.hooks.Bad(e.Key, err)
+			select {
+			case m.bad <- *e:
+			default: // the next one that starts sees it
+			}
 			return
 		}
 		sizes[name] = model.BlockSize
@@ -123,6 +132,11 @@ func (m *Models) keepRecord(ctx context.Context) {
 	for {
 		select {
 		case <-m.lost:
+		case e := <-m.bad: // shims may not replace it; the next one registers the model anew
+			if err := m.ns.meta.Erase(ctx, e.Key, e.Revision); err != nil && ctx.Err() == nil {
+				m.hooks.Failed(err)
+			}
+			continue
 		case <-ctx.Done():
 			return
 		}

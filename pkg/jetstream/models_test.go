@@ -3,8 +3,9 @@ package jetstream
 import (
 	"context"
 	"errors"
-	"strings"
 	"testing"
+
+	"github.com/nats-io/nats.go"
 )
 
 // watchModels runs Models until the test ends.
@@ -60,8 +61,9 @@ func TestModelsAreWatched(t *testing.T) {
 	key, _ := modelKey("m")
 	for _, text := range []string{"", "{", `{"model":"other","block_size":8}`, `{"model":"m","block_size":0}`,
 		`{"model":"m","block_size":65536}`} {
-		_, err := w.ns.meta.Put(w.ctx, key, []byte(text))
+		there, err := w.ns.meta.Latest(w.ctx, key)
 		must(err)
+		must(w.ns.meta.replace(w.ctx, key, []byte(text), there.Revision))
 		if <-bad != key || m.BlockSize("m") != 32 {
 			t.Errorf("%q: block size %d", text, m.BlockSize("m"))
 		}
@@ -72,9 +74,7 @@ func TestModelsAreWatched(t *testing.T) {
 			t.Errorf("%q: %v, %v", text, got, err)
 		}
 	}
-	_, err := w.ns.meta.Put(w.ctx, key, []byte("{"))
-	must(err)
-	_, err = w.ns.ForgetModel(w.ctx, "m")
+	_, err := w.ns.ForgetModel(w.ctx, "m")
 	must(err)
 	until("m", 0)
 	must(w.ns.RegisterModel(w.ctx, Model{"m", 64}))
@@ -97,19 +97,14 @@ func TestRecordIsKept(t *testing.T) {
 		return e.Revision
 	}
 	for name, lose := range map[string]func() error{
-		"deleted": func() error {
-			_, err := w.ns.meta.Delete(w.ctx, namespaceKey, revision())
-			return err
-		},
 		"garbled": func() error {
-			_, err := w.ns.meta.Put(w.ctx, namespaceKey, []byte(`{"node":"n1","problems":[]}`))
-			return err
+			return w.ns.meta.replace(w.ctx, namespaceKey, []byte(`{"node":"n1","problems":[]}`), revision())
 		},
 	} {
 		if err := lose(); err != nil {
 			t.Fatal(name, err)
 		}
-		if err := <-restored; !recordLost(err) || !strings.Contains(err.Error(), "namespace") && name == "deleted" {
+		if err := <-restored; !recordLost(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if ns, err := JoinNamespace(w.ctx, w.c, NamespaceConfig{Name: "test"}); err != nil || ns.Partitions() != 3 {
@@ -123,5 +118,58 @@ func TestRecordIsKept(t *testing.T) {
 	w.watchModels(ModelHooks{Restored: func(err error) { restored <- err }})
 	if err := <-restored; !errors.Is(err, ErrNotFound) {
 		t.Error(err)
+	}
+}
+
+// TestModelsAreRegisteredOnce: the server lets nobody replace or delete a model's record, also in buckets of earlier
+// releases with their delete markers. Only a node, which may erase it, has a model forgotten.
+func TestModelsAreRegisteredOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	stream := bucketStream(metaBucket("test"))
+	a, err := w.c.streamInfo(w.ctx, stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Config.DiscardNewPerSubject = false
+	if err := w.c.call(w.ctx, "update", "STREAM.UPDATE."+stream, a.Config, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.ns.RegisterModel(w.ctx, Model{"old", 8}); err != nil {
+		t.Fatal(err)
+	}
+	key, _ := modelKey("old")
+	there, err := w.ns.meta.Latest(w.ctx, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.ns.meta.Delete(w.ctx, key, there.Revision); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := JoinNamespace(w.ctx, w.c, NamespaceConfig{Name: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, model := range []string{"old", "new"} {
+		if err := w.ns.RegisterModel(w.ctx, Model{model, 16}); err != nil {
+			t.Fatal(err)
+		}
+		key, _ := modelKey(model)
+		for _, header := range []nats.Header{nil, {headerKVOperation: {"DEL"}}, {headerKVOperation: {"PURGE"}}} {
+			if _, err := w.c.store(w.ctx, stream, &nats.Msg{Subject: keySubject(metaBucket("test"), key), Header: header,
+				Data: []byte(`{"model":"m","block_size":999}`)}); err == nil {
+				t.Errorf("%s: a record was replaced with headers %v", model, header)
+			}
+		}
+		if m, err := w.ns.Model(w.ctx, model); err != nil || m.BlockSize != 16 {
+			t.Errorf("%s: %v, %v", model, m, err)
+		}
+		for range 2 {
+			if _, err := w.ns.ForgetModel(w.ctx, model); err != nil {
+				t.Fatal(err)
+			}
+			if err := w.ns.RegisterModel(w.ctx, Model{model, 32}); err != nil {
+				t.Errorf("%s, after it was forgotten: %v", model, err)
+			}
+		}
 	}
 }

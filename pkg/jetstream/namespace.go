@@ -85,7 +85,10 @@ func joinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespac
 	if err := c.roomForValues(); err != nil {
 		return nil, err
 	}
-	meta, err := ensureBucket(ctx, c, metaBucket(cfg.Name), BucketConfig{Replicas: cfg.Replicas}, 1)
+	meta, err := ensureBucket(ctx, c, metaBucket(cfg.Name), BucketConfig{Replicas: cfg.Replicas, once: true}, 1)
+	if err == nil {
+		err = meta.eraseMarkers(ctx)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +198,7 @@ func (n *Namespace) registerModel(ctx context.Context, m Model) error {
 	}
 	there, revision, err := n.readModel(ctx, key)
 	if errors.Is(err, errBadModel) { // nobody can use it: it is written again
-		_, err = n.meta.Commit(ctx, nil, Value{key, text}, revision)
+		err = n.meta.replace(ctx, key, text, revision)
 		if !errors.Is(err, ErrConflict) {
 			return err
 		}
@@ -228,12 +231,32 @@ func (n *Namespace) ForgetModel(ctx context.Context, name string) (Model, error)
 	}
 	m, revision, err := n.readModel(ctx, key)
 	if err == nil || errors.Is(err, errBadModel) {
-		_, err = n.meta.Delete(ctx, key, revision)
+		err = n.meta.Erase(ctx, key, revision)
+	}
+	if err == nil {
+		err = n.announceForgotten(ctx, name)
 	}
 	if err != nil {
 		return Model{}, fmt.Errorf("forget model %q: %w", name, err)
 	}
 	return m, nil
+}
+
+// announceForgotten writes a record that watchers of models see: they do not see that one was erased.
+func (n *Namespace) announceForgotten(ctx context.Context, model string) error {
+	key, err := forgottenKey(model)
+	if err != nil {
+		return err
+	}
+	entry, _, err := n.meta.last(ctx, key)
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	text, err := json.Marshal(time.Now().UTC().Truncate(time.Second))
+	if err != nil {
+		return err
+	}
+	return n.meta.replace(ctx, key, text, entry.Revision)
 }
 
 // readModel reads the record of a model. With an error that wraps errBadModel it returns the record's revision too.

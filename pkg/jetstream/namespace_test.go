@@ -97,7 +97,11 @@ func TestNamespaceRecords(t *testing.T) {
 		{`not json`, "cannot be read"},
 		{``, "cannot be read"},
 	} {
-		if _, err := meta.Put(ctx, namespaceKey, []byte(bad.record)); err != nil {
+		there, _, err := meta.last(ctx, namespaceKey)
+		if err == nil {
+			err = meta.replace(ctx, namespaceKey, []byte(bad.record), there.Revision)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 		if _, err := OpenNamespace(ctx, c, "a"); err == nil || !strings.Contains(err.Error(), bad.says) {

@@ -131,7 +131,7 @@ func (b *Bucket) writeRecord(ctx context.Context, partitions uint32, revision ui
 	text, err := json.Marshal(namespaceRecord{Version: namespaceVersion, Partitions: partitions,
 		Created: time.Now().UTC().Truncate(time.Second)})
 	if err == nil {
-		_, err = b.Commit(ctx, nil, Value{namespaceKey, text}, revision)
+		err = b.replace(ctx, namespaceKey, text, revision)
 	}
 	return err
 }

@@ -457,6 +457,24 @@ func parseModelKey(key string) (model string, ok bool) {
 
 const modelPrefix = "model."
 
+// forgottenKey is the key of the record that a model's record was erased. Shims may not write it.
+func forgottenKey(model string) (string, error) {
+	token, err := EscapeToken(model)
+	return forgottenPrefix + token, err
+}
+
+// parseForgottenKey returns the model of a [forgottenKey]. It reports false for any other key.
+func parseForgottenKey(key string) (model string, ok bool) {
+	token, ok := strings.CutPrefix(key, forgottenPrefix)
+	if !ok {
+		return "", false
+	}
+	model, err := unescapeToken(token)
+	return model, err == nil
+}
+
+const forgottenPrefix = "forgotten."
+
 // validKey reports whether a key can be part of a subject as it is (the rule of nats.go jetstream/kv.go).
 func validKey(key string) bool {
 	if key == "" || key[0] == '.' || key[len(key)-1] == '.' || strings.Contains(key, "..") {
