@@ -27,10 +27,10 @@ role from the nodes' account.`,
 		authPushCommand())
 }
 
-// shimFlags are the flags that name users for shims.
-type shimFlags struct{ shims, pools, stores, models []string }
+// userFlags are the flags that name users.
+type userFlags struct{ shims, pools, stores, models, readers, routers, operators []string }
 
-func (s *shimFlags) register(f *pflag.FlagSet) {
+func (s *userFlags) register(f *pflag.FlagSet) {
 	f.StringSliceVar(&s.shims, "shim", nil, "worker whose shim gets a key of its own; may be given again")
 	f.StringSliceVar(&s.pools, "pool", nil,
 		"name of a pool: shims of any worker that share a key and trust each other; may be given again")
@@ -38,9 +38,24 @@ func (s *shimFlags) register(f *pflag.FlagSet) {
 		"HTTP address of a shared store's master whose shim gets a key of its own; may be given again")
 	f.StringSliceVar(&s.models, "model", nil,
 		"model that the workers of --shim and --pool may serve; may be given again (default: any model)")
+	for _, c := range s.clients() {
+		f.StringSliceVar(c.names, string(c.role), nil,
+			"name of a further "+string(c.role)+", with a key and an inbox of its own; may be given again")
+	}
 }
 
-func (s *shimFlags) members(namespace string) (list []natsauth.Member) {
+// clients are the roles of which a namespace may have further users, and the names of these.
+func (s *userFlags) clients() []clientFlag {
+	return []clientFlag{{jetstream.RoleReader, &s.readers}, {jetstream.RoleRouter, &s.routers},
+		{jetstream.RoleOperator, &s.operators}}
+}
+
+type clientFlag struct {
+	role  jetstream.Role
+	names *[]string
+}
+
+func (s *userFlags) members(namespace string) (list []natsauth.Member) {
 	for _, worker := range s.shims {
 		list = append(list, natsauth.Member{Namespace: namespace, Role: jetstream.RoleShim, Worker: worker,
 			Models: s.models})
@@ -50,6 +65,11 @@ func (s *shimFlags) members(namespace string) (list []natsauth.Member) {
 	}
 	for _, store := range s.stores {
 		list = append(list, natsauth.Member{Namespace: namespace, Role: jetstream.RoleStore, Store: store})
+	}
+	for _, c := range s.clients() {
+		for _, name := range *c.names {
+			list = append(list, natsauth.Member{Namespace: namespace, Role: c.role, Name: name})
+		}
 	}
 	return list
 }
@@ -66,7 +86,7 @@ func resolverFlag(f *pflag.FlagSet, resolver *string) {
 
 func authExampleCommand() *cobra.Command {
 	var namespaces []string
-	var named shimFlags
+	var named userFlags
 	var keys, resolver string
 	var partitions uint32
 	var jwt, keep bool
@@ -213,19 +233,19 @@ func ringCommand(cmd *cobra.Command, flags func(*pflag.FlagSet), namespaceToo bo
 }
 
 func authAddCommand() *cobra.Command {
-	var named shimFlags
+	var named userFlags
 	var resolver string
 	return ringCommand(&cobra.Command{
-		Use:   "add [--shim WORKER]... [--model M]... [--pool NAME]... [--store HOST:PORT]... --keys DIR",
-		Short: "Make keys for further shims",
-		Long: `Make keys for further shims, pools and stores. The command prints the flags with which each connects to standard
+		Use:   "add [--shim WORKER]... [--model M]... [--pool NAME]... [--reader NAME]... --keys DIR",
+		Short: "Make keys for further users",
+		Long: `Make keys for further shims, pools, stores, readers, routers and operators. The command prints the flags with which each connects to standard
 error, and the new accounts part of the servers' configuration to standard output (without --jwt keys: see push).`,
 		Example: `  indexer auth add --shim worker-2 --model llama --keys keys > accounts.conf`,
 	}, func(f *pflag.FlagSet) { named.register(f); resolverFlag(f, &resolver) }, true,
 		func(ring *natsauth.Ring, namespace string) error {
 			members := named.members(namespace)
 			if len(members) == 0 {
-				return cli.UsageErrorf("--shim, --pool or --store is missing")
+				return cli.UsageErrorf("--shim, --pool, --store, --reader, --router or --operator is missing")
 			}
 			var added []string
 			for _, m := range members {
@@ -307,8 +327,8 @@ func authRemoveCommand() *cobra.Command {
 	var resolver string
 	return ringCommand(&cobra.Command{
 		Use:   "remove --user NAME... --keys DIR",
-		Short: "Remove users of shims, pools and stores, with their keys",
-		Long: `Remove users of shims, pools and stores. Their keys are deleted from the folder, and are no longer valid once the
+		Short: "Remove users that were added, with their keys",
+		Long: `Remove users of shims, pools and stores, and named readers, routers and operators. Their keys are deleted from the folder, and are no longer valid once the
 servers have the configuration that the command prints, or indexer auth push was run.`,
 		Example: `  indexer auth remove --user shim-worker-2 --keys keys > accounts.conf`,
 	}, func(f *pflag.FlagSet) {

@@ -57,6 +57,9 @@ type Member struct {
 	Namespace string         `json:"namespace"`
 	Role      jetstream.Role `json:"role"`
 
+	// Name tells a further reader, router or operator from the namespace's own; empty for that.
+	Name string `json:"name,omitempty"`
+
 	// Worker, Pool and Store name whom a shim's key stands for; Pool may be empty. Models are those that a shim may
 	// serve; without any it may serve all.
 	Worker string   `json:"worker,omitempty"`
@@ -75,7 +78,7 @@ type Member struct {
 
 // removable reports whether a namespace can do without this user.
 func (m *Member) removable() bool {
-	return m.Role == jetstream.RoleShim || m.Role == jetstream.RolePool || m.Role == jetstream.RoleStore
+	return m.Name != "" || m.Role == jetstream.RoleShim || m.Role == jetstream.RolePool || m.Role == jetstream.RoleStore
 }
 
 // Ring is a folder with the keys of NATS users.
@@ -347,11 +350,11 @@ func (r *Ring) grant(m *Member) (jetstream.Grant, error) {
 	case jetstream.RoleNode:
 		return jetstream.NodeGrant(ns.Name), nil
 	case jetstream.RoleReader:
-		return jetstream.ReaderGrant(ns.Name), nil
+		return m.named(jetstream.ReaderGrant(ns.Name))
 	case jetstream.RoleRouter:
-		return jetstream.RouterGrant(ns.Name), nil
+		return m.named(jetstream.RouterGrant(ns.Name))
 	case jetstream.RoleOperator:
-		return jetstream.OperatorGrant(ns.Name), nil
+		return m.named(jetstream.OperatorGrant(ns.Name))
 	case jetstream.RoleShim:
 		return jetstream.ShimGrant(ns.Name, ns.Partitions, events.WorkerID(m.Worker), m.Models...)
 	case jetstream.RolePool:
@@ -360,6 +363,13 @@ func (r *Ring) grant(m *Member) (jetstream.Grant, error) {
 		return jetstream.StoreGrant(ns.Name, m.Store)
 	}
 	return jetstream.Grant{}, fmt.Errorf("role %q is not known to this release", m.Role)
+}
+
+func (m *Member) named(g jetstream.Grant) (jetstream.Grant, error) {
+	if m.Name == "" {
+		return g, nil
+	}
+	return g.Named(m.Name)
 }
 
 func (r *Ring) find(namespace, user string) int {

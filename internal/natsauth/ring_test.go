@@ -124,6 +124,13 @@ func TestRemoval(t *testing.T) {
 		if (mode == JWT) != (len(r.Removed) == 1) {
 			t.Errorf("%s: accounts to remove: %v", mode, r.Removed)
 		}
+		g, err := r.Add(Member{Namespace: "a", Role: jetstream.RoleReader, Name: "team x"})
+		if err != nil || g.User != "reader-team=20x" || g.Inbox != "_INBOX_reader-team=20x" {
+			t.Errorf("%s: a further reader: %+v, %v", mode, g, err)
+		}
+		if err := r.Remove("a", g.User); err != nil {
+			t.Errorf("%s: a further reader is removed: %v", mode, err)
+		}
 		for _, user := range []string{"node", "reader", "router", "operator"} {
 			if err := r.Remove("a", user); err == nil || !strings.Contains(err.Error(), "rotate") {
 				t.Errorf("%s: %s was removed: %v", mode, user, err)

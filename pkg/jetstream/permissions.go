@@ -99,9 +99,21 @@ func OperatorGrant(ns string) Grant {
 	return g
 }
 
+// Named returns the grant for a further user of the same role, who has an account and an inbox of its own: users of one
+// account can read each other's replies.
+func (g Grant) Named(name string) (Grant, error) {
+	token, err := EscapeToken(name)
+	if err != nil {
+		return g, err
+	}
+	g.User += "-" + token
+	g.Inbox = InboxRoot + "_" + g.User
+	return g, nil
+}
+
 // askerGrant is for clients of nodes: a reader's operations and more.
 func askerGrant(ns string, role Role, more ...string) Grant {
-	g := Grant{Role: role, User: string(role), Inbox: "_INBOX_" + string(role)}
+	g := Grant{Role: role, User: string(role), Inbox: InboxRoot + "_" + string(role)}
 	for _, op := range append([]string{"find", "workers", "status", "loads", "potential_loads", "engine_loads", "funnel"},
 		more...) {
 		g.Requests = append(g.Requests, QuerySubject(ns, op))
