@@ -462,7 +462,7 @@ func targets(p events.Partition) []string {
 		"kv.v1.a.answer.0.victim.0.abcdefgh", "kv.v1.a.q.victim", "kv.v1.a.recall.0.victim.0",
 		"$KV.kvatlas_a_workers.0.victim.0", "$KV.kvatlas_a_workers.operator.victim", "$KV.kvatlas_a.namespace",
 		"$KV.kvatlas_a.model.victim", "$KV.kvatlas_a_snap.p0.victim", "$KV.kvatlas_a_nodes.victim",
-		"$JS.API.STREAM.PURGE.KV_kvatlas_a", "$JS.API.STREAM.DELETE.KV_kvatlas_a_snap",
+		"$JS.API.STREAM.PURGE.victim", "$JS.API.STREAM.DELETE.KV_kvatlas_a_snap",
 		"$JS.API.CONSUMER.DELETE.KV_EVENTS_a_0.victim", "_INBOX_node.victim", "_INBOX_reader.victim", "$SRV.PING.victim",
 	}
 }
