@@ -566,7 +566,7 @@ func TestNoReplyLeavesItsAccount(t *testing.T) {
 func TestOneAccountIsNotEnough(t *testing.T) {
 	t.Parallel()
 	s := startMatrix(t, "standalone", func(config string) string {
-		i := strings.Index(config, "\n  }\n  \"KVATLAS_a_reader\"")
+		i := strings.Index(config, "\n  }\n  \"KVATLAS_a/reader\"")
 		if i < 0 {
 			t.Fatal(config)
 		}

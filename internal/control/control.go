@@ -233,12 +233,12 @@ func gather(ctx context.Context, ns *jetstream.Namespace, p events.Partition, re
 	}), nil
 }
 
-// read reads answers. It skips an answer that cannot be read or names a rank that was not asked: a shim speaks for no
-// other rank, and does not void the answers of others.
+// read reads answers. It skips an answer that cannot be read, or that names a rank that was not asked or is not the one
+// that answered: a shim speaks for no other rank, and does not void the answers of others.
 func read(replies []jetstream.Reply, asked func(Shim) bool) (shims []Shim) {
 	for _, r := range replies {
 		var s Shim
-		if strictjson.Unmarshal(r.Body, &s) == nil && asked(s) {
+		if strictjson.Unmarshal(r.Body, &s) == nil && asked(s) && (r.From == nil || *r.From == s.Key()) {
 			shims = append(shims, s)
 		}
 	}

@@ -174,6 +174,13 @@ func (r *Ring) Add(m Member) (jetstream.Grant, error) {
 	if r.find(m.Namespace, g.User) >= 0 {
 		return g, fmt.Errorf("user %s of namespace %s is in %s already", g.User, m.Namespace, r.dir)
 	}
+	for i := range r.Members {
+		if other, err := r.grant(&r.Members[i]); err == nil && r.seedPath(r.Members[i].Namespace, other.User) ==
+			r.seedPath(m.Namespace, g.User) {
+			return g, fmt.Errorf("user %s of namespace %s would have the key file of user %s of namespace %s: use another "+
+				"folder for one of the namespaces", g.User, m.Namespace, other.User, r.Members[i].Namespace)
+		}
+	}
 	key, err := r.newUserKey(m.Namespace, g.User)
 	if err != nil {
 		return g, err

@@ -119,6 +119,7 @@ type Registry struct {
 	impaired  impaired
 	claims    claims
 	skipped   skipped
+	junk      junk
 
 	operators operators
 	pools     atomic.Pointer[map[string]*Pool] // by model, until the next change; written with mu held
@@ -332,6 +333,7 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 			continue
 		}
 		p, key, ok := jetstream.ParseWorkerKey(e.Key)
+		r.junk.see(&e, ok, key.Rank)
 		if !ok {
 			is, other, err := r.operators.see(e)
 			if instance, of := jetstream.ParseOperatorKey(e.Key); of && other {
@@ -497,6 +499,7 @@ func (r *Registry) supervise(ctx context.Context) {
 		if now := r.now(); now-swept >= claimSweep {
 			swept = now
 			r.sweepClaims(ctx)
+			r.sweepJunk(ctx)
 		}
 		r.recreate(ctx)
 		r.endMissing(ctx, &ends)

@@ -49,7 +49,7 @@ func accountOf(ns string, g *Grant) string {
 	if g.Role == RoleNode {
 		return NodesAccount(ns)
 	}
-	return NodesAccount(ns) + "_" + g.User
+	return NodesAccount(ns) + "/" + g.User // no namespace has a '/'
 }
 
 // Accounts arranges the users of a namespace in accounts, one for each grant. The nodes' account is the first.

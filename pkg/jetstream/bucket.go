@@ -43,7 +43,12 @@ type BucketConfig struct {
 
 	batches bool // the bucket accepts atomic batches: its users commit values together with a guard
 	once    bool // the server refuses to replace or delete a value; [Bucket.Erase] alone removes it
+
+	largest int32 // bytes of a message, headers included; 0: what the server takes
 }
+
+// largestRecord bounds a registration and a record of a model, in bytes with headers: the writers are shims.
+const largestRecord = 64 << 10
 
 // Bucket is a NATS key-value bucket of history 1, which `nats kv` can read. Revisions are sequences of its
 // stream: what is written later has a greater one, over all keys. Its methods may be called from any goroutine.
@@ -91,6 +96,7 @@ func (n *Namespace) OpenSnapshots(ctx context.Context) (*Bucket, error) {
 // EnsureWorkers opens the bucket for workers' registrations, creates it if it is missing, and sets the limits that the
 // configuration names. It is for indexers.
 func (n *Namespace) EnsureWorkers(ctx context.Context, cfg BucketConfig) (*Bucket, error) {
+	cfg.largest = largestRecord
 	return ensureBucket(ctx, n.c, workersBucket(n.name), cfg, n.replicas)
 }
 
@@ -129,7 +135,7 @@ func ensureBucket(ctx context.Context, c *Conn, name string, cfg BucketConfig, r
 		Subjects:           []string{keySubject(name, ">")},
 		MaxMsgsPerSubject:  1,
 		MaxBytes:           cmp.Or(cfg.MaxBytes, -1),
-		MaxMsgSize:         -1,
+		MaxMsgSize:         cmp.Or(cfg.largest, -1),
 		MaxMsgs:            -1,
 		MaxConsumers:       -1,
 		MaxAge:             cfg.TTL,
@@ -155,6 +161,7 @@ func ensureBucket(ctx context.Context, c *Conn, name string, cfg BucketConfig, r
 		there.MaxBytes = cmp.Or(cfg.MaxBytes, there.MaxBytes)
 		there.Replicas = cmp.Or(cfg.Replicas, there.Replicas)
 		there.AllowDirect, there.DiscardNewPerSubject = true, cfg.once
+		there.MaxMsgSize = want.MaxMsgSize
 		there.AllowAtomicPublish = cfg.batches && there.AllowAtomicPublish || want.AllowAtomicPublish
 		return nil
 	})

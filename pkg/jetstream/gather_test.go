@@ -7,6 +7,10 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 func TestGather(t *testing.T) {
@@ -57,5 +61,50 @@ func TestGather(t *testing.T) {
 	}
 	if used, limit, err := w.c.Store(w.ctx); err != nil || used <= 0 || limit < 0 {
 		t.Fatalf("storage: %d of %d, %v", used, limit, err)
+	}
+}
+
+// TestAnswersOfShims: each rank's first answer counts, with the rank whose subject it came on.
+func TestAnswersOfShims(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	stop, err := w.c.Subscribe(ControlSubject("test", 0), func(Request) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	flood, err := w.c.nc.Subscribe(ControlSubject("test", 0), func(m *nats.Msg) {
+		for range 100 {
+			for _, rank := range []events.RankKey{{Instance: "w1"}, {Instance: "w1", Rank: 1}} {
+				subject, err := AnswerSubject("test", 0, rank, m.Header.Get(headerAnswer))
+				if err == nil {
+					err = w.c.nc.Publish(subject, []byte(rank.String()))
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = flood.Unsubscribe() }()
+	replies, err := w.ns.AskShims(w.ctx, 500*time.Millisecond, 0, nil)
+	if err != nil || len(replies) != 2 {
+		t.Fatalf("%d answers, %v", len(replies), err)
+	}
+	for _, r := range replies {
+		if r.From == nil || r.From.String() != string(r.Body) {
+			t.Errorf("%s came from %v", r.Body, r.From)
+		}
+	}
+	for subject, want := range map[string]bool{
+		"kv.v1.a.answer.0.w1.0.id": true, "kv.v1.a.answer.0.w1.5000.id": false, "kv.v1.a.answer.0.w1.x.id": false,
+		"kv.v1.a.answer.id": false, "_INBOX.x": false, "kv.v1.a.q.answer.0.w1.0.id": false,
+	} {
+		if key, ok := parseAnswerSubject(subject); ok != want || ok && key.Instance != "w1" {
+			t.Errorf("%s: %v, %v", subject, key, ok)
+		}
 	}
 }

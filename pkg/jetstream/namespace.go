@@ -85,7 +85,8 @@ func joinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespac
 	if err := c.roomForValues(); err != nil {
 		return nil, err
 	}
-	meta, err := ensureBucket(ctx, c, metaBucket(cfg.Name), BucketConfig{Replicas: cfg.Replicas, once: true}, 1)
+	meta, err := ensureBucket(ctx, c, metaBucket(cfg.Name),
+		BucketConfig{Replicas: cfg.Replicas, once: true, largest: largestRecord}, 1)
 	if err == nil {
 		err = meta.eraseMarkers(ctx)
 	}

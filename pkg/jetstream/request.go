@@ -18,6 +18,10 @@ import (
 type Reply struct {
 	ContentType string
 	Body        []byte
+
+	// From is the rank whose [AnswerSubject] the answer came on; nil: it came on an inbox. A NATS server keeps a shim from
+	// using another rank's.
+	From *events.RankKey
 }
 
 // ServiceError is an answer that says that a request failed. The body, if any, is in [Reply.Body] as for a success.
@@ -61,7 +65,7 @@ func (c *Conn) Request(ctx context.Context, subject, contentType string, body []
 	if answer.Err != nil {
 		answer.Err = fmt.Errorf("%s: %w", action, answer.Err)
 	}
-	return Reply{answer.ContentType, answer.Body}, answer.Err
+	return Reply{ContentType: answer.ContentType, Body: answer.Body}, answer.Err
 }
 
 // Send publishes a message that nobody answers and that may be lost: a hint. Whatever must arrive goes through
@@ -108,12 +112,20 @@ func (c *Conn) Gather(ctx context.Context, wait time.Duration, subject, contentT
 
 func (c *Conn) gather(ctx context.Context, wait time.Duration, m *nats.Msg, more string) ([]Reply, error) {
 	var replies []Reply
+	answered := map[events.RankKey]bool{}
 	err := c.collect(ctx, wait, m, more, func(a *nats.Msg) (bool, error) {
 		switch r := rpc.ReadReply(a, m.Header.Get(headerContentType)); {
 		case errors.Is(r.Err, ErrNoResponder):
 			return false, nats.ErrNoResponders
 		case r.Err == nil:
-			replies = append(replies, Reply{ContentType: r.ContentType, Body: r.Body})
+			reply := Reply{ContentType: r.ContentType, Body: r.Body}
+			if from, is := parseAnswerSubject(a.Subject); is {
+				if answered[from] {
+					break // one answer of each rank counts
+				}
+				answered[from], reply.From = true, &from
+			}
+			replies = append(replies, reply)
 		}
 		return false, nil
 	})
@@ -164,7 +176,7 @@ func (n *Namespace) AskShim(ctx context.Context, wait time.Duration, key events.
 	if err != nil {
 		err = fmt.Errorf("request %s: %w", subject, err)
 	}
-	return Reply{answer.ContentType, answer.Body}, err
+	return Reply{ContentType: answer.ContentType, Body: answer.Body}, err
 }
 
 func shimRequest(subject string, body []byte) (m *nats.Msg, id string) {

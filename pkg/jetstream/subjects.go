@@ -323,6 +323,20 @@ func isAnswerSubject(subject string) bool {
 	return ours && strings.HasPrefix(rest, "answer.")
 }
 
+// parseAnswerSubject is the rank that an [AnswerSubject] names; false for any other subject, or a rank that none has.
+func parseAnswerSubject(subject string) (key events.RankKey, ok bool) {
+	if !isAnswerSubject(subject) {
+		return key, false
+	}
+	_, rest, _ := strings.Cut(subject, ".answer.")
+	at := strings.LastIndexByte(rest, '.')
+	if at < 0 {
+		return key, false
+	}
+	_, key, ok = ParseWorkerKey(rest[:at])
+	return key, ok && key.Rank < events.MaxRanks
+}
+
 func answerPrefix(ns string) string { return subjectRoot + ns + ".answer." }
 
 // RecallSubject is where nodes are asked what the snapshots know of one (worker, rank).
