@@ -120,7 +120,7 @@ func TestKubernetesRuns(t *testing.T) {
 	}
 	token := filepath.Join(dir, "token")
 	client, engine, replay := loopback.Reserve(t), loopback.Reserve(t), loopback.Reserve(t)
-	for file, text := range map[string]string{token: "a token of some length",
+	for file, text := range map[string]string{token: "a-token-of-some-length",
 		filepath.Join(dir, "accounts", "accounts.conf"): accounts.Stdout} {
 		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 			t.Fatal(err)
@@ -190,7 +190,7 @@ func TestChartEmbeddedRuns(t *testing.T) {
 		t.Fatal(accounts.Stderr)
 	}
 	conf := filepath.Join(dir, "accounts.conf")
-	for file, text := range map[string]string{token: "a token of some length", conf: accounts.Stdout} {
+	for file, text := range map[string]string{token: "a-token-of-some-length", conf: accounts.Stdout} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
