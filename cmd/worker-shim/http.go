@@ -52,7 +52,7 @@ func (p *httpPort) serve(f *fleetFigures, log *slog.Logger) (stop func(), err er
 	}
 	tokens := p.security.Tokens
 	tokens.LogStart(log, p.security.ClearText())
-	stop, err = web.Serve(web.Face{Listen: p.listen, Flag: "--http-listen", What: "HTTP", Handler: p.handler(f)},
+	end, err := web.Serve(web.Face{Listen: p.listen, Flag: "--http-listen", What: "HTTP", Handler: p.handler(f)},
 		p.security.TLS, log)
 	if err != nil {
 		return nil, err
@@ -63,7 +63,7 @@ func (p *httpPort) serve(f *fleetFigures, log *slog.Logger) (stop func(), err er
 	return func() {
 		cancel()
 		watching.Wait()
-		stop()
+		end()
 	}, nil
 }
 

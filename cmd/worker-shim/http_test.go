@@ -1,6 +1,7 @@
 package main
 
 import (
+	"log/slog"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -98,4 +99,17 @@ func TestFleetFigures(t *testing.T) {
 	if got := f.figures(); got.Messages != 15 || got.QueueBytes != 7 || got.Ranks["silent"] != 0 {
 		t.Errorf("after its end: %+v", got)
 	}
+}
+
+// TestHTTPPortStops: the port stops serving, once.
+func TestHTTPPortStops(t *testing.T) {
+	p, err := port(t, "--http-listen=127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop, err := p.serve(new(fleetFigures), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop()
 }
