@@ -196,7 +196,7 @@ func newPace() pace { return pace{next: make(chan struct{})} }
 
 // sent waits, if the message that was sent is large, until the receiver wants the next one. It returns false if ctx
 // ends first.
-func (p pace) sent(ctx context.Context, size int) bool {
+func (p *pace) sent(ctx context.Context, size int) bool {
 	if size < largeMessage {
 		return true
 	}
