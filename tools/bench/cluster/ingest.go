@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -75,6 +76,9 @@ func (b *bed) ingest(namespace string, client *client.Client, copies int, nodes 
 	}
 	pubs, left := make([]*jetstream.Publisher, b.o.Workers), make([][][]byte, b.o.Workers)
 	for w := range pubs {
+		if err := registry.Claim(b.ctx, ns, events.WorkerID(fmt.Sprint("w", w)), model); err != nil {
+			return t, err
+		}
 		if pubs[w], err = ns.OpenPublisher(b.ctx, events.RankKey{Instance: events.WorkerID(fmt.Sprint("w", w))},
 			jetstream.PublisherOptions{}); err != nil {
 			return t, err

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -207,6 +208,11 @@ func (s *selecting) fill(namespace string, client *client.Client, nodes int) err
 	ns, err := jetstream.OpenNamespace(s.ctx, s.users.as(namespace, jetstream.RolePool).conn, namespace)
 	if err != nil {
 		return err
+	}
+	for i := range s.Workers {
+		if err := registry.Claim(s.ctx, ns, worker(i), model); err != nil {
+			return err
+		}
 	}
 	last, err := s.holding(ns)
 	if err != nil {
