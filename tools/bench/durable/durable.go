@@ -176,6 +176,11 @@ func Run(ctx context.Context, o Options, progress func(string)) (*Report, error)
 	if b.bucket, err = b.ns.EnsureSnapshots(ctx, jetstream.BucketConfig{MaxBytes: -1}); err != nil {
 		return nil, err
 	}
+	recall, err := shim.ServeRecall(b.ns) // shims may not read snapshots
+	if err != nil {
+		return nil, err
+	}
+	defer recall(ctx)
 	h := c.Header()
 	b.report = Report{Corpus: o.File, Blocks: h.Stored + h.Removed, Holdings: h.LiveAtEnd}
 	for _, step := range []struct {

@@ -21,14 +21,17 @@ func TestRun(t *testing.T) {
 	if err != nil || h.Removed == 0 {
 		t.Fatalf("%+v, %v", h, err)
 	}
-	r, err := Run(ctx, Options{File: job.Out, Partitions: 2, Sync: time.Minute}, func(string) {})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r.Blocks != h.Stored+h.Removed || r.Holdings != h.LiveAtEnd || r.LogBytes < 16*h.Stored ||
-		r.SnapshotBytes == 0 || r.RestoreSeconds == 0 ||
-		r.UnchangedBytes >= r.SnapshotBytes || r.OneWorkerBytes == 0 || r.Idle.Query.N == 0 || r.Idle.Publish.N == 0 ||
-		r.Snapshot.Apply.N == 0 {
-		t.Errorf("%+v", *r)
+	for _, accounts := range []bool{false, true} {
+		o := Options{File: job.Out, Partitions: 2, Sync: time.Minute, Accounts: accounts}
+		r, err := Run(ctx, o, func(string) {})
+		if err != nil {
+			t.Fatalf("accounts %v: %v", accounts, err)
+		}
+		if r.Blocks != h.Stored+h.Removed || r.Holdings != h.LiveAtEnd || r.LogBytes < 16*h.Stored ||
+			r.SnapshotBytes == 0 || r.RestoreSeconds == 0 ||
+			r.UnchangedBytes >= r.SnapshotBytes || r.OneWorkerBytes == 0 || r.Idle.Query.N == 0 ||
+			r.Idle.Publish.N == 0 || r.Snapshot.Apply.N == 0 {
+			t.Errorf("accounts %v: %+v", accounts, *r)
+		}
 	}
 }
