@@ -93,9 +93,9 @@ func authExampleCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "example [--namespace NS]... [--shim WORKER]... [--model M]... [--pool NAME]... --keys DIR",
 		Short: "Make keys, and print the accounts part of a nats-server configuration that goes with them",
-		Long: `Make keys for the NATS users of one or more namespaces, and print the accounts part of a nats-server configuration.
-Each namespace gets a user for indexer nodes, one for readers (queries), one for routers (queries, choices and bookings),
-one for operators (queries and changes of workers), and one for each --shim, --pool and --store. Each has an account of
+		Long: `Make keys for the NATS users of one or more namespaces, and print the accounts part of a nats-server
+configuration. Each namespace gets a user for indexer nodes, one for readers (queries), one for routers (queries, choices
+and bookings), one for operators (queries and changes of workers), and one for each --shim, --pool and --store. Each has an account of
 its own. Without --shim and --pool there is one pool for all shims.
 
 A key of --shim may publish the events of that worker, for the models of --model. A key of --pool may publish the events
@@ -238,8 +238,9 @@ func authAddCommand() *cobra.Command {
 	return ringCommand(&cobra.Command{
 		Use:   "add [--shim WORKER]... [--model M]... [--pool NAME]... [--reader NAME]... --keys DIR",
 		Short: "Make keys for further users",
-		Long: `Make keys for further shims, pools, stores, readers, routers and operators. The command prints the flags with which each connects to standard
-error, and the new accounts part of the servers' configuration to standard output (without --jwt keys: see push).`,
+		Long: `Make keys for further shims, pools, stores, readers, routers and operators. The command prints the flags with
+which each connects to standard error, and the new accounts part of the servers' configuration to standard output. If
+the keys were made with --jwt, run push instead.`,
 		Example: `  indexer auth add --shim worker-2 --model llama --keys keys > accounts.conf`,
 	}, func(f *pflag.FlagSet) { named.register(f); resolverFlag(f, &resolver) }, true,
 		func(ring *natsauth.Ring, namespace string) error {

@@ -12,8 +12,8 @@ import (
 	ports "github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestExitStatus gives every command what makes no sense, which is status 2 whether NATS runs or not, and what may make
-// sense where nobody can be asked, which is 1.
+// TestExitStatus gives every command invalid arguments, which exit with status 2 whether NATS runs or not, and valid
+// ones without a server, which exit with 1.
 func TestExitStatus(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, text string) string {

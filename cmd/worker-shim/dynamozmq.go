@@ -289,7 +289,7 @@ type indexer struct {
 	asked bool // it has said all that the rank holds since this shim began
 }
 
-// source is whom to ask for what a publisher said, nil if there is nobody.
+// source returns the source of a publisher's earlier events, or nil if the publisher names none.
 func (f *fleet) source(p *dynamo.Publisher, log *slog.Logger) shim.Source {
 	if p.Indexer == "" {
 		log.Warn("the worker has no local indexer that can be asked; what is missed clears the rank", "what_to_do",

@@ -224,8 +224,8 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// TestNewsDoNotWait gives two members a beat of a day. They know of each other, since whoever starts looks at once;
-// what workers come to one of them the other hears all the same, and from one who has left the name it hears nothing.
+// TestNewsDoNotWait gives two members a beat of a day. Each finds the other when it starts. A member still receives
+// news of the other's workers at once, and receives none after the other has left the name.
 func TestNewsDoNotWait(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

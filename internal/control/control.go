@@ -46,8 +46,8 @@ type Shim struct {
 	PID         int                `json:"pid"`
 	Since       time.Time          `json:"since"`
 
-	// Replay says that its engine can be asked for what it said before, or what it holds. Without that a new
-	// incarnation knows only what is announced from now on.
+	// Replay reports whether the engine can repeat earlier events or list its blocks. Without it, a new incarnation starts
+	// with the events after its begin.
 	Replay bool `json:"replay"`
 
 	// Waiting is since when and why the log takes nothing from the shim; nil: it takes what there is.
@@ -106,8 +106,8 @@ type ResyncRequest struct {
 type Handler interface {
 	Who() Shim
 
-	// Resync begins a new incarnation, unless that was done for this id or what was asked says that it need not, and
-	// tells its number.
+	// Resync begins a new incarnation and returns its number. It begins none if it did so for this id before, or if
+	// the request's conditions do not hold.
 	Resync(ctx context.Context, a ResyncRequest) (Shim, error)
 }
 

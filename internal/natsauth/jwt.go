@@ -56,8 +56,11 @@ func (r *Ring) writeCreds(m *Member, g *jetstream.Grant) error {
 	if g.Respond {
 		user.Resp = &jwt.ResponsePermission{MaxMsgs: 1, Expires: jetstream.ReplyWithin}
 	}
-	return r.writeUser(user, accountSeed(m.Namespace, g.User), filepath.Base(r.seedPath(m.Namespace, g.User)),
-		r.credsPath(m.Namespace, g.User))
+	seed, err := os.ReadFile(r.SeedFile(m.Namespace, g))
+	if err != nil {
+		return err
+	}
+	return r.sign(user, accountSeed(m.Namespace, g.User), seed, r.credsPath(m.Namespace, g.User))
 }
 
 func (r *Ring) writeSystemCreds() error {
@@ -79,14 +82,6 @@ func (r *Ring) writeSystemCreds() error {
 	user.Pub.Allow = []string{claimsUpdate, claimsDelete}
 	user.Sub.Allow = []string{"_INBOX.>"}
 	return r.sign(user, systemSeed, seed, r.SystemCreds())
-}
-
-func (r *Ring) writeUser(user *jwt.UserClaims, account, seed, path string) error {
-	text, err := os.ReadFile(filepath.Join(r.dir, seed))
-	if err != nil {
-		return err
-	}
-	return r.sign(user, account, text, path)
 }
 
 // sign has an account sign a user and writes the credentials file.

@@ -437,8 +437,8 @@ func (n *Node) progress(out []at) []at {
 	return out
 }
 
-// maxWait bounds how long a query waits for a position of the log, whatever its deadline: nobody says that a client has
-// gone, and who waits takes one of the node's workers.
+// maxWait bounds how long a query waits for a position of the log, whatever its deadline. A waiting query holds one of
+// the node's workers, and the node does not learn that its client has gone.
 const maxWait = 30 * time.Second
 
 func (n *Node) waitFor(ctx context.Context, want api.PartitionSeq) error {

@@ -2,9 +2,7 @@ package registry
 
 import (
 	"context"
-	"strings"
 
-	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -15,21 +13,18 @@ const maxJunk = 4096
 // worker's. Nodes erase them, so that they do not take the bucket's room. The registry's lock guards it.
 type junk map[string]uint64
 
-// see notes an entry whose key is none of a rank (isRank), or of a rank that no worker has.
-func (j *junk) see(e *jetstream.Entry, isRank bool, rank events.Rank) {
-	_, operator := jetstream.ParseOperatorKey(e.Key)
-	switch {
-	case isRank && rank < events.MaxRanks, operator, e.Key == jetstream.ProbeKey, !strings.Contains(e.Key, "."):
+// see notes an entry if its key means nothing.
+func (j *junk) see(e *jetstream.Entry) {
+	if !jetstream.JunkKey(e.Key) || len(*j) >= maxJunk {
 		return
-	case *j == nil:
+	}
+	if *j == nil {
 		*j = junk{}
 	}
-	if len(*j) < maxJunk {
-		(*j)[e.Key] = e.Revision
-	}
+	(*j)[e.Key] = e.Revision
 }
 
-// sweepJunk erases keys that mean nothing. A failed attempt is made again with what is seen next.
+// sweepJunk erases keys that mean nothing. After a failure the rest stays until a watch shows it again.
 func (r *Registry) sweepJunk(ctx context.Context) {
 	if !r.cfg.Mine(0) {
 		return // one node does it

@@ -1,30 +1,54 @@
 package registry
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestJunkIsErased: keys that a shim may write and that mean nothing are noted for erasure, and no others.
+// TestJunkIsErased: a node erases keys that a shim may write and that mean nothing, and leaves all others.
 func TestJunkIsErased(t *testing.T) {
 	t.Parallel()
-	var j junk
-	for key, want := range map[string]bool{
-		"5.w1.0": false, "5.w1.4095": false, "operator.w1": false, jetstream.ProbeKey: false,
-		"5.w1.4096": true, "5.w1.4294967295": true, "5.w1.x0": true, "5.w1.01": true, "5.w1.jN": true, "x.w1.0": true,
-	} {
-		j = nil
-		_, rank, ok := jetstream.ParseWorkerKey(key)
-		j.see(&jetstream.Entry{Key: key, Revision: 7}, ok, rank.Rank)
-		if got := j[key] == 7; got != want {
-			t.Errorf("%s: noted %v, want %v", key, got, want)
+	ns := newSite(t).ns
+	bucket, err := ns.EnsureWorkers(t.Context(), jetstream.BucketConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := New(Config{Namespace: ns, Bucket: bucket})
+	keys := map[string]bool{
+		"5.w1.0": false, "5.w1.4095": false, "operator.w1": false, jetstream.ProbeKey: false, "serves.w1.m": false,
+		"5.w1.4096": true, "5.w1.4294967295": true, "5.w1.x0": true, "5.w1.01": true, "serves.w1.=zz": true,
+		"kind-of-a-later-release.w1.0": false,
+	}
+	for key, junk := range keys {
+		revision, err := bucket.Put(t.Context(), key, []byte("x"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.junk.see(&jetstream.Entry{Key: key, Revision: revision})
+		if _, noted := r.junk[key]; noted != junk {
+			t.Errorf("%s: noted %v, want %v", key, noted, junk)
+		}
+	}
+	r.sweepJunk(t.Context())
+	left, err := bucket.Keys(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := map[string]bool{}
+	for _, key := range left {
+		there[key] = true
+	}
+	for key, junk := range keys {
+		if there[key] == junk {
+			t.Errorf("%s: left %v, junk %v", key, there[key], junk)
 		}
 	}
 	for i := range 2 * maxJunk {
-		j.see(&jetstream.Entry{Key: "5.w1.x" + string(rune('a'+i%26)) + string(rune(i+0x100))}, false, 0)
+		r.junk.see(&jetstream.Entry{Key: fmt.Sprint("5.w1.x", i)})
 	}
-	if len(j) > maxJunk {
-		t.Errorf("%d keys are remembered", len(j))
+	if len(r.junk) != maxJunk {
+		t.Errorf("%d keys are remembered", len(r.junk))
 	}
 }

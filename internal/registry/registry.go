@@ -333,7 +333,7 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 			continue
 		}
 		p, key, ok := jetstream.ParseWorkerKey(e.Key)
-		r.junk.see(&e, ok, key.Rank)
+		r.junk.see(&e)
 		if !ok {
 			is, other, err := r.operators.see(e)
 			if instance, of := jetstream.ParseOperatorKey(e.Key); of && other {

@@ -42,9 +42,8 @@
 //     and packs both. Where an answer takes more than the indexes of two nodes, the query is scattered instead:
 //     explain, min_seq, a shared store, guesses, ranks by address. So is every query over HTTP and every choice of a
 //     worker.
-//  2. [Forward.Send] sends that with the client's own reply subject: where users have no more rights than they need, a
-//     NATS server lets only those answer a client who got a message with its reply subject. It refuses to take replies
-//     of other accounts and clusters, so their queries are not forwarded (jetstream.MayForward).
+//  2. [Forward.Send] sends that with the client's own reply subject, or with that of another account in a header
+//     (jetstream.Conn.Forward). Queries of other clusters are not forwarded (jetstream.MayForward).
 //  3. [Scatter.Finish] looks up the rest and merges by the same [Union]. It answers only if that is complete, and if
 //     tokens were hashed as all workers do it now.
 //  4. [Reports] tells the origin: either a summary of the answer, which it counts as if it had given it, or why there

@@ -27,7 +27,7 @@ func (v *service) findOverNATS(answer api.Handler) jetstream.Handler {
 	s, here := v.s, overNATS(answer, api.OpFind)
 	return func(ctx context.Context, r jetstream.Request) jetstream.Response {
 		contentType, known := api.ContentType(r.ContentType)
-		if !known || r.Reply == "" {
+		if !known || !jetstream.MayForward(r.Reply) {
 			return here(ctx, r)
 		}
 		begun, answer := time.Now(), answer

@@ -26,6 +26,12 @@ func ReplyAllowed(subject string) bool {
 	return strings.HasPrefix(subject, InboxRoot) || strings.HasPrefix(subject, responses)
 }
 
+// MayForward reports whether another node may answer a request with this reply subject; see [Conn.Forward]. Requests
+// from another cluster are answered by the node that received them: permissions let no other node publish there.
+func MayForward(reply string) bool {
+	return reply != "" && !strings.HasPrefix(reply, gatewayReply) && !strings.HasPrefix(reply, gatewayBefore)
+}
+
 // crossesAccounts reports whether a request with this reply subject came from another account or cluster. nats-server
 // refuses a client's request with such a subject; from 2.15.3 on with every one below $JS too.
 func crossesAccounts(reply string) bool {

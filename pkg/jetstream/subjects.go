@@ -443,6 +443,19 @@ const claimPrefix = "serves."
 // [Namespace.ClaimsRequired].
 func ClaimsRequiredSubject(ns string) string { return subjectRoot + ns + ".claims.required" }
 
+// JunkKey reports whether a key of the bucket of workers is one that a shim may write and that names neither a rank nor
+// a claim. Keys of a kind that this release does not have are no junk: a later release may use them.
+func JunkKey(key string) bool {
+	kind, _, _ := strings.Cut(key, ".")
+	if kind+"." == claimPrefix {
+		_, _, claim := ParseClaimKey(key)
+		return !claim
+	}
+	_, rank, ok := ParseWorkerKey(key)
+	_, partition := parseDecimal(kind)
+	return partition && (!ok || rank.Rank >= events.MaxRanks)
+}
+
 func isClaimsRequired(subject string) bool { return strings.HasSuffix(subject, ".claims.required") }
 
 // ProbeKey is the key of the bucket of workers that nodes write to see that it can be written.
