@@ -4,10 +4,14 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"runtime"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // benchWorld is a world whose server listens on TCP, as for a shim on another host, with one way of forcing to
@@ -185,6 +189,48 @@ func BenchmarkRequest(b *testing.B) {
 		if _, err := client.Request(ctx, "t.echo", ContentMsgpack, body); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// BenchmarkAccounts is a bare request with 4 KB and a bare reply with 400 B, each with a header, for 32 callers over one
+// connection: within an account, and across two. The difference is what nats-server takes for a service import.
+func BenchmarkAccounts(b *testing.B) {
+	const echo, caller = "users: [ { user: echo, password: p } ]", "users: [ { user: caller, password: p } ]"
+	for _, c := range []struct{ name, accounts string }{
+		{"one", "ONE { users: [ { user: echo, password: p }, { user: caller, password: p } ] }"},
+		{"two", "ECHO { " + echo + ", exports: [ { service: t.echo } ] }\n" +
+			"CALLER { " + caller + ", imports: [ { service: { account: ECHO, subject: t.echo } } ] }"},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			srv := configServer(b, "accounts {\n"+c.accounts+"\n}\n")
+			as := func(user string) *nats.Conn {
+				return connect(b, ConnOptions{URLs: []string{srv.ClientURL()}, User: user, Password: "p", Core: true}).NATS()
+			}
+			server, client := as("echo"), as("caller")
+			asked, answered := payloads(1, 4096)[0], payloads(1, 400)[0]
+			message := func(subject string, body []byte) *nats.Msg {
+				return &nats.Msg{Subject: subject, Data: body, Header: nats.Header{rpc.HeaderContentType: {ContentMsgpack}}}
+			}
+			if _, err := server.Subscribe("t.echo", func(m *nats.Msg) {
+				_ = m.RespondMsg(message(m.Reply, answered))
+			}); err != nil {
+				b.Fatal(err)
+			}
+			if err := server.Flush(); err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			b.SetParallelism(32 / runtime.GOMAXPROCS(0))
+			b.ResetTimer()
+			b.RunParallel(func(p *testing.PB) {
+				for p.Next() {
+					if _, err := client.RequestMsg(message("t.echo", asked), time.Minute); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+		})
 	}
 }
 
