@@ -71,11 +71,12 @@ func TestModelClaims(t *testing.T) {
 	x := &harness.Indexer{Process: node, NATS: as("node"), HTTP: "http://" + listen}
 
 	prompt := harness.Tokens(1, 4*harness.BlockSize)
-	start := func(name, model string) *harness.Process {
+	start := func(name, model string, flags ...string) *harness.Process {
 		t.Helper()
 		e := harness.StartSimEngine(t)
-		shim := harness.Start(t, "worker-shim", "run", "--engine", e.Endpoint(), "--replay", e.Replay(), "--worker", name,
-			"--model", model, "--block-size", "16", "--nats", as(name), "--serving-endpoint", "http://"+loopback.Reserve(t))
+		shim := harness.Start(t, "worker-shim", append([]string{"run", "--engine", e.Endpoint(), "--replay", e.Replay(),
+			"--worker", name, "--model", model, "--block-size", "16", "--nats", as(name), "--serving-endpoint",
+			"http://" + loopback.Reserve(t)}, flags...)...)
 		shim.WaitFor(`msg=registered`)
 		harness.ServePrompt(t, e, prompt)
 		return shim
@@ -167,5 +168,25 @@ func TestModelClaims(t *testing.T) {
 			"worker="+name+"/0"); n != 1 {
 			t.Errorf("the lease of %s was reported %d times", name, n)
 		}
+	}
+
+	// One rank of a worker under a model of its own, and one under another's: a dump has the first alone.
+	start("evil", "m", "--rank", "1")
+	harness.Eventually(t, "the second rank is ignored", func() (bool, string) {
+		s := harness.Status(t, x.NATS)
+		return s.Claims.Ranks == 1, fmt.Sprintf("%+v", s.Claims)
+	})
+	var dump map[string]struct {
+		Events []struct {
+			Event struct {
+				Rank int `json:"dp_rank"`
+			} `json:"event"`
+		} `json:"events"`
+	}
+	if err := harness.HTTPDo(listen, "GET", "/dump", nil, &dump); err != nil {
+		t.Fatal(err)
+	}
+	if own := dump["own:default"].Events; len(own) == 0 || own[0].Event.Rank != 0 || own[len(own)-1].Event.Rank != 0 {
+		t.Errorf("the dump of a worker whose second rank is ignored: %+v", dump)
 	}
 }

@@ -25,6 +25,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/cobra"
@@ -269,7 +270,8 @@ func knownElsewhere(cmd *cobra.Command, name string) bool {
 	return false
 }
 
-// LogFlags adds the flags of a program that logs, and returns what makes its logger once they are parsed.
+// LogFlags adds the flags of a program that logs. The function that it returns makes the logger once they are parsed.
+// The lines of each statement that logs are limited.
 func LogFlags(flags *pflag.FlagSet) func(w io.Writer) (*slog.Logger, error) {
 	level := flags.String("log-level", "info", "least level that is logged: debug, info, warn, error")
 	format := flags.String("log-format", "text", "form of log lines: text or json")
@@ -281,9 +283,9 @@ func LogFlags(flags *pflag.FlagSet) func(w io.Writer) (*slog.Logger, error) {
 		opts := &slog.HandlerOptions{Level: l}
 		switch *format {
 		case "text":
-			return slog.New(slog.NewTextHandler(lineWriter{w}, opts)), nil
+			return slog.New(newLimited(slog.NewTextHandler(lineWriter{w}, opts), time.Now)), nil
 		case "json":
-			return slog.New(slog.NewJSONHandler(w, opts)), nil
+			return slog.New(newLimited(slog.NewJSONHandler(w, opts), time.Now)), nil
 		}
 		return nil, UsageErrorf("--log-format %q is neither text nor json", *format)
 	}

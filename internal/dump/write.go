@@ -25,19 +25,21 @@ type Dumped struct {
 // needs the memory of one partition's [Image]. Each line is one call of out.Write.
 func Write(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID, out io.Writer,
 	tell func(Dumped)) error {
+	every := func(events.WorkerID, string) bool { return true }
 	if worker != "" {
-		return write(ctx, ns, []events.WorkerID{worker}, false, out, tell)
+		return write(ctx, ns, []events.WorkerID{worker}, every, false, out, tell)
 	}
-	return write(ctx, ns, nil, true, out, tell)
+	return write(ctx, ns, nil, every, true, out, tell)
 }
 
-// WriteWorkers is Write for the workers in a list.
-func WriteWorkers(ctx context.Context, ns *jetstream.Namespace, workers []events.WorkerID, out io.Writer) error {
-	return write(ctx, ns, workers, false, out, func(Dumped) {})
+// WriteWorkers is Write for the ranks of some workers that have announced a model for which claimed holds.
+func WriteWorkers(ctx context.Context, ns *jetstream.Namespace, workers []events.WorkerID,
+	claimed func(instance events.WorkerID, model string) bool, out io.Writer) error {
+	return write(ctx, ns, workers, claimed, false, out, func(Dumped) {})
 }
 
-func write(ctx context.Context, ns *jetstream.Namespace, workers []events.WorkerID, all bool, out io.Writer,
-	tell func(Dumped)) error {
+func write(ctx context.Context, ns *jetstream.Namespace, workers []events.WorkerID,
+	claimed func(events.WorkerID, string) bool, all bool, out io.Writer, tell func(Dumped)) error {
 	wanted := make([]map[events.WorkerID]bool, ns.Partitions())
 	for _, worker := range workers {
 		p, err := ns.PartitionOf(worker)
@@ -68,7 +70,8 @@ func write(ctx context.Context, ns *jetstream.Namespace, workers []events.Worker
 		if manifest != nil {
 			d.Known, d.Seq = true, manifest.Seq
 			for i := range ranks {
-				if all || of[events.WorkerID(ranks[i].Instance)] {
+				instance := events.WorkerID(ranks[i].Instance)
+				if (all || of[instance]) && claimed(instance, string(ranks[i].Model)) {
 					if err := d.rank(image, i, &ranks[i], out); err != nil {
 						return err
 					}

@@ -132,6 +132,13 @@ func TestAnswersLeaveOutUnclaimedRanks(t *testing.T) {
 			t.Errorf("the prompt is held by %v", got)
 		}
 	}
+	for instance, want := range map[events.WorkerID]bool{"w1": true, "w2": true, "w3": false} {
+		holds, err := w.node.Holds(w.ctx, instance)
+		w.must(err)
+		if holds != want {
+			t.Errorf("the index holds blocks of %s: %v", instance, holds)
+		}
+	}
 	list, err := w.node.Workers(w.ctx, api.WorkersRequest{})
 	w.must(err)
 	if len(list.Workers) != 1 || list.Workers[0].Instance != "w1" {

@@ -65,6 +65,29 @@ func (n *Node) Workers(ctx context.Context, asked api.WorkersRequest) (*api.Work
 	return list, err
 }
 
+// holdsWithin bounds how long [Node.Holds] waits for a writer.
+const holdsWithin = time.Second
+
+// Holds reports whether the index holds blocks of a worker. It fails if the worker's partition is not restored, or if
+// its writer is busy for a second. Any goroutine may call it.
+func (n *Node) Holds(ctx context.Context, instance events.WorkerID) (holds bool, err error) {
+	p, err := n.cfg.Namespace.PartitionOf(instance)
+	if err != nil {
+		return false, err
+	}
+	if !n.progress(nil)[p].whole {
+		return false, fmt.Errorf("partition %d is not restored", p)
+	}
+	ctx, cancel := context.WithTimeout(ctx, holdsWithin)
+	defer cancel()
+	err = n.do(ctx, p, func(m *Machine) {
+		for key, r := range m.parts[p].ranks {
+			holds = holds || key.Instance == instance && m.index.RankStats(r.id).Holdings != [events.NumTiers]int64{}
+		}
+	})
+	return holds, err
+}
+
 func tiers(h [events.NumTiers]int64) api.TierCounts {
 	return api.TierCounts{Device: uint64(h[0]), Host: uint64(h[1]), Disk: uint64(h[2]), External: uint64(h[3])}
 }

@@ -13,7 +13,6 @@ import (
 
 	lru "github.com/hashicorp/golang-lru/v2"
 
-	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -22,7 +21,7 @@ import (
 // Bounds of model claims.
 const (
 	maxClaims    = 64               // of one worker; further ones are ignored and deleted
-	claimGrace   = 30 * time.Minute // a claim without a lease is deleted later; longer than a third of [MaxLease]
+	claimGrace   = 30 * time.Minute // claims of unused workers are deleted later; longer than a third of [MaxLease]
 	claimSweep   = time.Minute      // between two looks for claims without a lease
 	unclaimedLog = 10 * time.Minute // between two reports of leases of one worker
 )
@@ -30,18 +29,15 @@ const (
 // claimVersion is the version of claims that this program writes.
 const claimVersion = 1
 
-// claim is the value of a model claim in JSON. The key alone states the claim: a value that cannot be read counts too.
+// claim is the value of a model claim in JSON. The key alone states the claim: nodes do not read the value.
 type claim struct {
 	Version int `json:"version"`
-
-	// Kept claims stay until the worker is removed. Others are deleted when the worker has had no lease for claimGrace.
-	Kept bool `json:"kept,omitempty"`
 }
 
-// Claim writes that a worker serves a model, for a worker without a lease: the claim stays until the worker is removed.
-// [Lease.Keep] claims the model of its record by itself.
+// Claim writes that a worker serves a model, for a worker without a lease. Nodes delete the claim when the index has
+// held no blocks of the worker for half an hour. [Lease.Keep] claims the model of its record by itself.
 func Claim(ctx context.Context, ns *jetstream.Namespace, instance events.WorkerID, model string) error {
-	return putClaim(ctx, ns.OpenWorkers(), instance, model, claim{Version: claimVersion, Kept: true})
+	return putClaim(ctx, ns.OpenWorkers(), instance, model)
 }
 
 // Unclaim deletes all claims of a worker.
@@ -72,12 +68,12 @@ func Unclaim(ctx context.Context, ns *jetstream.Namespace, instance events.Worke
 
 // putClaim writes a claim whatever was there. A node deletes an abandoned claim by compare-and-set, so it does not
 // delete one that was written again. The writer needs no permission to read.
-func putClaim(ctx context.Context, bucket *jetstream.Bucket, instance events.WorkerID, model string, c claim) error {
+func putClaim(ctx context.Context, bucket *jetstream.Bucket, instance events.WorkerID, model string) error {
 	key, err := jetstream.ClaimKey(instance, model)
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(c)
+	data, err := json.Marshal(claim{Version: claimVersion})
 	if err == nil {
 		_, err = bucket.Put(ctx, key, data)
 	}
@@ -101,7 +97,7 @@ type claims struct {
 	known   map[events.WorkerID]map[string]storedClaim
 	fresh   map[claimKey]bool                 // seen since the watch began anew; nil once it is current
 	surplus map[claimKey]uint64               // claims beyond maxClaims, to be deleted, with their revisions
-	orphans map[events.WorkerID]time.Duration // since when workers have claims and no lease
+	orphans map[events.WorkerID]time.Duration // since when workers have claims and neither a lease nor blocks
 	ignored uint64                            // claims beyond maxClaims, since the start
 
 	reported *lru.Cache[events.WorkerID, time.Duration] // when leases of workers were reported last
@@ -110,7 +106,6 @@ type claims struct {
 // storedClaim is a claim in the bucket.
 type storedClaim struct {
 	revision uint64
-	kept     bool
 	text     []byte
 }
 
@@ -155,9 +150,7 @@ func (c *claims) see(e jetstream.Entry) (instance events.WorkerID, is bool) {
 	if c.fresh != nil {
 		c.fresh[key] = true
 	}
-	var value claim
-	_ = strictjson.Unmarshal(e.Value, &value) // the key counts alone
-	of[model] = storedClaim{e.Revision, value.Kept, e.Value}
+	of[model] = storedClaim{e.Revision, e.Value}
 	delete(c.orphans, instance)
 	return instance, true
 }
@@ -302,10 +295,11 @@ func (r *Registry) dropLease(key events.RankKey) {
 type dueClaim struct {
 	claimKey
 	revision uint64
+	orphan   bool // only if the index holds no blocks of the worker
 }
 
 // dueClaims returns the claims that this node deletes now: claims beyond the bound, and claims of workers that have had
-// no lease for claimGrace.
+// neither a lease nor blocks for claimGrace.
 func (r *Registry) dueClaims(now time.Duration) (list []dueClaim) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -314,7 +308,7 @@ func (r *Registry) dueClaims(now time.Duration) (list []dueClaim) {
 	}
 	for key, revision := range r.claims.surplus {
 		if r.writes(key.instance) {
-			list = append(list, dueClaim{key, revision})
+			list = append(list, dueClaim{key, revision, false})
 		}
 	}
 	leased := map[events.WorkerID]bool{}
@@ -332,9 +326,7 @@ func (r *Registry) dueClaims(now time.Duration) (list []dueClaim) {
 			r.claims.orphans[instance] = now
 		case now-since >= claimGrace && r.writes(instance):
 			for model, c := range of {
-				if !c.kept {
-					list = append(list, dueClaim{claimKey{instance, model}, c.revision})
-				}
+				list = append(list, dueClaim{claimKey{instance, model}, c.revision, true})
 			}
 		}
 	}
@@ -350,10 +342,28 @@ func (r *Registry) writes(instance events.WorkerID) bool {
 // sweepClaims deletes claims that are due. A failed deletion is repeated at the next look.
 func (r *Registry) sweepClaims(ctx context.Context) {
 	for _, d := range r.dueClaims(r.now()) {
-		if r.deleteClaim(ctx, d) != nil {
+		used, err := r.used(ctx, d)
+		if err == nil && !used {
+			err = r.deleteClaim(ctx, d)
+		}
+		if err != nil {
 			return
 		}
 	}
+}
+
+// used reports whether an orphaned claim is needed, since the index holds blocks of its worker. Its grace begins anew.
+func (r *Registry) used(ctx context.Context, d dueClaim) (bool, error) {
+	if !d.orphan || r.cfg.Holds == nil {
+		return false, nil
+	}
+	used, err := r.cfg.Holds(ctx, d.instance)
+	if err == nil && used {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.claims.orphans[d.instance] = r.now()
+	}
+	return used, err
 }
 
 // deleteClaim deletes a claim, unless it was written again.
@@ -373,7 +383,7 @@ func (r *Registry) forgetClaims(ctx context.Context, instance events.WorkerID) e
 	r.mu.Lock()
 	var list []dueClaim
 	for model, c := range r.claims.known[instance] {
-		list = append(list, dueClaim{claimKey{instance, model}, c.revision})
+		list = append(list, dueClaim{claimKey{instance, model}, c.revision, false})
 	}
 	r.mu.Unlock()
 	for _, d := range list {

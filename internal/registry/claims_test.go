@@ -2,7 +2,6 @@ package registry
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -201,11 +200,8 @@ func TestClaimsAreBounded(t *testing.T) {
 	if due := c.dueClaims(0); len(due) != 3 {
 		t.Errorf("to be deleted: %v", due)
 	}
-	// Without a lease all are due in time; with a lease, and if the worker is loaded from a file, none is.
+	// Without a lease all are due in time; with a lease none is.
 	c.see(c.claim("leased", "m", true), c.lease("leased", "m"))
-	kept := c.claim("loaded", "m", true)
-	kept.Value = must(json.Marshal(claim{Version: claimVersion, Kept: true}))
-	c.see(kept)
 	c.dueClaims(0)
 	if due := c.dueClaims(claimGrace - 1); len(due) != 3 {
 		t.Errorf("before it is time: %v", due)
@@ -221,6 +217,53 @@ func TestClaimsAreBounded(t *testing.T) {
 	c.observe(jetstream.Watched{Err: errors.New("away")})
 	if due := c.dueClaims(time.Hour); len(due) != 0 {
 		t.Errorf("due while the bucket cannot be watched: %v", due)
+	}
+}
+
+// TestClaimsOfHoldersStay: the claims of a worker without a lease stay while the index holds its blocks, or while that
+// is not known, whatever their values are.
+func TestClaimsOfHoldersStay(t *testing.T) {
+	s := newSite(t)
+	bucket := must(s.ns.EnsureWorkers(t.Context(), jetstream.BucketConfig{}))
+	c := newClaiming(t)
+	holds, busy := false, error(nil)
+	c.cfg.Namespace, c.cfg.Bucket = s.ns, bucket
+	c.cfg.Holds = func(_ context.Context, w events.WorkerID) (bool, error) {
+		return busy == nil && holds && w == "loaded", busy
+	}
+	for _, name := range []events.WorkerID{"loaded", "gone"} {
+		key := must(jetstream.ClaimKey(name, "m"))
+		revision := must(bucket.Put(t.Context(), key, []byte(`{"version":1,"kept":true}`)))
+		c.see(jetstream.Entry{Key: key, Value: []byte(`{"version":1,"kept":true}`), Revision: revision})
+	}
+	for _, step := range []struct {
+		what        string
+		after       time.Duration
+		busy, holds bool
+		want        int
+	}{
+		{"seen", 0, false, true, 2}, {"not known", claimGrace, true, true, 2}, {"the grace is over", 0, false, true, 1},
+		{"its blocks are gone", 1, false, false, 1}, {"and the grace is over", claimGrace, false, false, 0},
+	} {
+		c.start, holds, busy = c.start.Add(-step.after), step.holds, nil
+		if step.busy {
+			busy = errors.New("the partition is not restored")
+		}
+		c.sweepClaims(t.Context())
+		left := 0
+		for _, name := range []events.WorkerID{"loaded", "gone"} {
+			key := must(jetstream.ClaimKey(name, "m"))
+			if _, err := bucket.Latest(t.Context(), key); err == nil {
+				left++
+			} else if errors.Is(err, jetstream.ErrNotFound) {
+				c.see(jetstream.Entry{Key: key, Deleted: true})
+			} else {
+				t.Fatal(err)
+			}
+		}
+		if left != step.want {
+			t.Errorf("%s: %d claims are left, want %d", step.what, left, step.want)
+		}
 	}
 }
 

@@ -248,7 +248,7 @@ func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expire
 // that has had no lease for long, so each taking of the lease writes the claim again. A NATS user whose permissions
 // predate claims is refused; its nodes require none. Each renewal then tries again.
 func (l *Lease) claim(ctx context.Context) error {
-	err := putClaim(ctx, l.bucket, l.record.Instance, l.record.Model, claim{Version: claimVersion})
+	err := putClaim(ctx, l.bucket, l.record.Instance, l.record.Model)
 	if errors.Is(err, jetstream.ErrDenied) {
 		if !l.unclaimed {
 			l.hooks.Unclaimed(err)

@@ -46,6 +46,10 @@ type Config struct {
 	// Mine reports whether this node should end the leases of a partition; others do if it does not. nil: all.
 	Mine func(events.Partition) bool
 
+	// Holds reports whether the index of this node holds blocks of a worker; an error where that is not known. Claims of
+	// such a worker stay. nil: it holds none.
+	Holds func(context.Context, events.WorkerID) (bool, error)
+
 	Hooks Hooks
 }
 

@@ -112,7 +112,7 @@ func (s *Server) compat(ended func(op, outcome string)) compat.Config {
 	return compat.Config{
 		Server: s, Shims: s.shims, Ended: ended,
 		Dump: func(ctx context.Context, of []events.WorkerID, out io.Writer) error {
-			return dump.WriteWorkers(ctx, s.ns, of, out)
+			return dump.WriteWorkers(ctx, s.ns, of, s.registry.Claimed, out)
 		},
 		Dumps: s.dumps,
 	}

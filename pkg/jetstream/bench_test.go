@@ -192,8 +192,8 @@ func BenchmarkRequest(b *testing.B) {
 	}
 }
 
-// BenchmarkAccounts is a bare request with 4 KB and a bare reply with 400 B, each with a header, for 32 callers over one
-// connection: within an account, and across two. The difference is what nats-server takes for a service import.
+// BenchmarkAccounts is a bare request with 4 KB and a bare reply with 400 B, each with a header, for 32 callers over
+// one connection: within an account, and across two. The difference is what nats-server takes for a service import.
 func BenchmarkAccounts(b *testing.B) {
 	const echo, caller = "users: [ { user: echo, password: p } ]", "users: [ { user: caller, password: p } ]"
 	for _, c := range []struct{ name, accounts string }{
