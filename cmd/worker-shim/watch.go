@@ -50,6 +50,8 @@ func (w *watcher) examiner(decoder *events.Decoder) *shim.Examiner {
 			do := wrongBlockSize(size, w.cfg.model)
 			if err != nil {
 				w.log.Error("the engine's blocks are not of --block-size", "error", err, "what_to_do", do)
+			} else {
+				w.log.Info("the engine's blocks are of --block-size, or a new engine begins")
 			}
 			w.report.Unusable(err, do)
 		},

@@ -160,53 +160,56 @@ type Examiner struct {
 	*events.Decoder
 	Found func(e events.Engine, why string) // which engine it is, where that was left open
 
-	// Unusable says that the engine's blocks are not of the size that the decoder was made for, and which size they
-	// have (0: it does not say); nil that a new engine begins.
+	// Unusable is called at the end of a message with an error and the size of the engine's blocks (0: not announced) if
+	// all device blocks so far have another size than the decoder's. It is called with nil when that ends: with the first
+	// block of the decoder's size, or a new engine.
 	Unusable func(err error, size uint32)
 
 	engine   events.Engine // which was found
-	told     bool          // this engine's blocks are of another size
-	forgiven uint64        // events that were so before this engine
+	unusable bool          // Unusable was called with an error last
 }
 
 // Begin decodes the first part of a message, and looks at what was found out.
 func (x *Examiner) Begin(payload []byte) (msg events.Message, more bool, err error) {
 	msg, more, err = x.Decoder.Begin(payload)
-	x.look()
+	x.look(more)
 	return msg, more, err
 }
 
 // Continue decodes the next part, and looks at what was found out.
 func (x *Examiner) Continue() (part []events.Event, more bool) {
 	part, more = x.Decoder.Continue()
-	x.look()
+	x.look(more)
 	return part, more
 }
 
-func (x *Examiner) look() {
+// look reports what has changed. more is set within a message: an engine announces the groups of a step together, and
+// only one of them may have blocks of the decoder's size.
+func (x *Examiner) look(more bool) {
 	if e, why := x.Engine(); why != "" && e != x.engine {
 		x.engine = e
 		x.Found(e, why)
 	}
-	if wrong := x.wrong(); !x.told && wrong.Events > x.forgiven {
-		x.told = true
-		x.Unusable(&wrong, wrong.Got)
+	if !more {
+		x.judge()
 	}
 }
 
-// wrong is what is known of blocks of another size.
-func (x *Examiner) wrong() (wrong events.BlockSizeError) {
-	if is, ok := x.Diagnosis().(*events.BlockSizeError); ok {
-		wrong = *is
+// judge calls Unusable if the diagnosis begins or ends.
+func (x *Examiner) judge() {
+	wrong, is := errors.AsType[*events.BlockSizeError](x.Diagnosis())
+	switch {
+	case is == x.unusable:
+	case is:
+		x.Unusable(wrong, wrong.Got)
+	default:
+		x.Unusable(nil, 0)
 	}
-	return wrong
+	x.unusable = is
 }
 
 // Reset forgets what was learned of an engine process.
 func (x *Examiner) Reset() {
 	x.Decoder.Reset()
-	if x.told {
-		x.told, x.forgiven = false, x.wrong().Events
-		x.Unusable(nil, 0)
-	}
+	x.judge()
 }

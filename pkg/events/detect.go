@@ -56,7 +56,6 @@ func (d *Decoder) detectEngine(payload []byte) {
 	for s, has := range l.has {
 		if has {
 			d.engine, d.why = signs[s].is, signs[s].what
-			d.mismatch.Engine = d.engine
 			return
 		}
 	}

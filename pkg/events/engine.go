@@ -87,13 +87,8 @@ type Decoder struct {
 	salts salts
 	zero  bool // a block was called 0, so a parent 0 is that block and not the absence of one
 
-	main       GroupIndex // of the last main event with tokens that was taken, if hasMain
-	hasMain    bool
-	otherMains bool // another main group has blocks of another size
-
-	counts   SkipCounts
-	mismatch BlockSizeError // Events > 0: there is something to report
-	accepted uint64         // stored events with tokens
+	sizes  blockSizes
+	counts SkipCounts
 
 	// Memory of the part that was decoded last.
 	events []Event
@@ -129,30 +124,26 @@ func NewDecoder(cfg DecoderConfig) (*Decoder, error) {
 // Counts says how often anything was passed over since the decoder was made.
 func (d *Decoder) Counts() SkipCounts { return d.counts }
 
-// Diagnosis is a *BlockSizeError once the engine has announced blocks of a wrong size, and nil before.
+// Diagnosis is a *BlockSizeError while all device blocks that the engine has announced are of another size, and nil
+// otherwise. It is nil again after the first block of the right size, and after Reset. Within a message it may change.
 func (d *Decoder) Diagnosis() error {
-	if d.mismatch.Events == 0 {
+	if !d.sizes.wrong() {
 		return nil
 	}
-	diagnosis := d.mismatch
-	diagnosis.Taken = d.accepted
-	return &diagnosis
+	return &BlockSizeError{Engine: d.engine, Want: d.block, Got: d.sizes.got, Events: d.sizes.n}
 }
 
-// Reset forgets what was learned of an engine process, for a new one is there. Counts and diagnosis stay.
+// Reset forgets what was learned of an engine process, for a new one is there. Counts stay.
 func (d *Decoder) Reset() {
 	d.salts.clear()
-	d.zero, d.hasMain, d.otherMains = false, false, false
+	d.zero, d.sizes = false, blockSizes{}
 	d.engine, d.why = d.asked, ""
 	d.close()
 }
 
 // Blank returns a decoder of the same configuration that remembers nothing.
 func (d *Decoder) Blank() *Decoder {
-	return &Decoder{
-		engine: d.asked, asked: d.asked, block: d.block, groups: d.groups,
-		mismatch: BlockSizeError{Engine: d.asked, Want: d.block},
-	}
+	return &Decoder{engine: d.asked, asked: d.asked, block: d.block, groups: d.groups}
 }
 
 // Adopt replaces what d remembers of earlier messages with what another decoder of the same configuration remembers.
@@ -572,8 +563,7 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 			d.counts[SkipGroupTokens]++
 			hashed = false
 		case e.blockSize != d.block:
-			d.otherMains = d.otherMains || d.hasMain && e.group != d.main && e.deviceUnlessSaid() == Device
-			return d.wrongBlockSize(e.blockSize)
+			return d.sizes.reject(e, blocks, d.block)
 		case !fits:
 			return SkipLength
 		case d.isBareCopy(e):
@@ -590,9 +580,8 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 		if skip := d.hash(e, blocks); skip != notSkipped {
 			return skip
 		}
-		d.accepted++
-		if e.attention.Main() {
-			d.main, d.hasMain = e.group, true
+		if e.attention.Main() && e.deviceUnlessSaid() == Device {
+			d.sizes.accept(e.group)
 		}
 	}
 	d.zero = d.zero || slices.Contains(blocks, 0)
@@ -629,19 +618,6 @@ func (d *Decoder) readable(e *rawEvent) bool {
 		}
 	}
 	return true
-}
-
-// wrongBlockSize tells an edge block, which some engines announce beside whole ones, from an engine whose blocks all
-// have another size, or none that it says.
-func (d *Decoder) wrongBlockSize(size uint32) Skip {
-	if size > 0 && size < d.block && d.accepted > 0 {
-		return SkipPartialBlock
-	}
-	if d.raw.deviceUnlessSaid() == Device { // tiers below have other units now and then
-		d.mismatch.Got = size
-		d.mismatch.Events++
-	}
-	return SkipBlockSize
 }
 
 // recycle empties memory for the next message, and gives it up if it is large and most of it was idle.

@@ -83,7 +83,7 @@ func (d *Decoder) complete(e *rawEvent) {
 		e.window = 0
 	}
 	silent := d.engine == SGLang && slices.ContainsFunc(d.groups, func(g GroupSpec) bool { return g.Kind.Bounds() })
-	if e.attention.Main() && (silent || d.otherMains) {
+	if e.attention.Main() && (silent || d.sizes.otherMains()) {
 		e.window = unannounced
 	}
 }

@@ -108,11 +108,11 @@ func TestMainGroupOfAnotherBlockSize(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	decode := func(group, size int) []Event {
+	decode := func(group, size, blocks int) []Event {
 		t.Helper()
 		payload, err := msgpack.Marshal([]any{1.5, []any{map[string]any{
-			"type": "BlockStored", "block_hashes": []int{5}, "token_ids": []int{1, 2, 3, 4}[:size], "block_size": size,
-			"medium":    "GPU",
+			"type": "BlockStored", "block_hashes": []int{5, 6}[:blocks], "token_ids": []int{1, 2, 3, 4}[:size*blocks],
+			"block_size": size, "medium": "GPU",
 			"group_idx": group, "kv_cache_spec_kind": "full_attention",
 		}}})
 		if err != nil {
@@ -125,11 +125,16 @@ func TestMainGroupOfAnotherBlockSize(t *testing.T) {
 		return m.Events
 	}
 	for i, c := range []struct {
-		group, size, events int
-		window              uint32
-	}{{0, 4, 1, 0}, {0, 2, 0, 0}, {0, 4, 1, 0}, {1, 2, 0, 0}, {0, 4, 1,
-		unannounced}} { // an edge block of the same group is none
-		if got := decode(c.group, c.size); len(got) != c.events || c.events > 0 && got[0].Window != c.window {
+		group, size, blocks, events int
+		window                      uint32
+	}{
+		{0, 4, 1, 1, 0},
+		{0, 2, 1, 0, 0}, {0, 4, 1, 1, 0}, // a tail of the same group
+		{1, 2, 1, 0, 0}, {0, 4, 1, 1, 0}, // a tail of a group that has announced no whole block yet
+		{1, 2, 2, 0, 0}, {0, 4, 1, 1, unannounced},
+		{1, 4, 1, 1, unannounced}, {0, 4, 1, 1, 0}, // it has whole blocks after all
+	} {
+		if got := decode(c.group, c.size, c.blocks); len(got) != c.events || c.events > 0 && got[0].Window != c.window {
 			t.Errorf("event %d: %+v, want %d with window %d", i, got, c.events, c.window)
 		}
 	}

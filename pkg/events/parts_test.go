@@ -43,7 +43,7 @@ func checkParts(t *testing.T, whole, inParts *Decoder, payload []byte, bound par
 	wantEngine, wantWhy := whole.Engine()
 	if inParts.Counts() != whole.Counts() || gotEngine != wantEngine || gotWhy != wantWhy ||
 		!reflect.DeepEqual(inParts.Diagnosis(), whole.Diagnosis()) || !reflect.DeepEqual(inParts.salts, whole.salts) ||
-		inParts.zero != whole.zero || inParts.otherMains != whole.otherMains {
+		inParts.zero != whole.zero || !reflect.DeepEqual(inParts.sizes, whole.sizes) {
 		t.Fatalf("%x: %v, %v %q, %v; want %v, %v %q, %v", payload, inParts.Counts(), gotEngine, gotWhy,
 			inParts.Diagnosis(), whole.Counts(), wantEngine, wantWhy, whole.Diagnosis())
 	}

@@ -12,7 +12,7 @@ const (
 	SkipEmpty                    // an event that names no block
 	SkipTooLarge                 // an event of more than maxEventTokens tokens or blocks
 	SkipBlockSize                // blocks of another size than expected, or of none; see Decoder.Diagnosis
-	SkipPartialBlock             // a block that is smaller than those which this rank announces as a rule
+	SkipPartialBlock             // blocks that are smaller than expected, and may be the tail of a block
 	SkipLength                   // tokens that do not fill the blocks: some of them are not kept
 	SkipToken                    // a token that is no integer from 0 to 2^32-1
 	// a name that is no integer, bytes, or number in digits; of a removed event no more is lost than such names
@@ -69,25 +69,24 @@ func (s Skip) Loses() bool { return s < SkipReused && s != SkipRemote && s != Sk
 // SkipCounts says how often each reason occurred.
 type SkipCounts [skipKinds]uint64
 
-// BlockSizeError says that an engine's blocks have another size than was expected of it, so that nothing of what it
-// announces can be indexed.
+// BlockSizeError says that all device blocks of an engine have another size than was expected, so that none of them
+// can be indexed.
 type BlockSizeError struct {
 	Engine Engine
 	Want   uint32 // tokens, as configured
 	Got    uint32 // tokens, as announced last; 0 if block_size was 0 or missing
-	Events uint64 // how many events were passed over for that
-	Taken  uint64 // how many events had blocks of the right size
+	Events uint64 // how many events were skipped for that since the engine began
 }
 
 func (e *BlockSizeError) Error() string {
 	if e.Got == 0 {
 		return fmt.Sprintf(
-			"events: %s announces blocks with tokens and a block_size that is 0 or missing, and blocks of %d are expected: %d events passed over, %d taken; "+
-				"have its publisher say the size", e.Engine, e.Want, e.Events, e.Taken)
+			"events: %s announces blocks with tokens and a block_size that is 0 or missing, and blocks of %d are expected: %d events skipped, none taken; "+
+				"have its publisher say the size", e.Engine, e.Want, e.Events)
 	}
 	text := fmt.Sprintf(
-		"events: %s announces blocks of %d tokens, and blocks of %d are expected: %d events passed over, %d taken",
-		e.Engine, e.Got, e.Want, e.Events, e.Taken)
+		"events: %s announces blocks of %d tokens, and blocks of %d are expected: %d events skipped, none taken",
+		e.Engine, e.Got, e.Want, e.Events)
 	if option := blockSizeOptions[e.Engine]; option != "" {
 		text += fmt.Sprintf("; start the engine with %s %d or expect %d", option, e.Want, e.Got)
 	}

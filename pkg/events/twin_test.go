@@ -21,10 +21,10 @@ type naiveDecoder struct {
 	block  uint64
 	salts  map[BlockHash]string
 	zero   bool
-	taken  bool
-	main   *GroupIndex // of the last main event with tokens that was taken
-	others bool        // another main group has blocks of another size
 	counts SkipCounts
+
+	right, other map[uint64]bool      // main groups by the size of their device blocks
+	chains       map[[2]uint64]uint64 // how many tokens the chain of smaller blocks up to a group's block has
 }
 
 var (
@@ -155,8 +155,10 @@ func (n *naiveDecoder) event(v any) ([]Event, string) {
 	if size, _, ok := randval.AsInteger(fields["block_size"]); !attention.Windowed() || !ok || size != n.block {
 		window = 0
 	}
-	if attention.Main() && n.others {
-		window = 1
+	for g := range n.other {
+		if attention.Main() && len(n.right) > 0 && !n.right[g] {
+			window = 1
+		}
 	}
 	if _, isStr := fields["origin"].(string); !isStr && fields["origin"] != nil {
 		n.counts[SkipField]++
@@ -277,10 +279,6 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 		}
 	}
 	fits := uint64(len(e.Blocks))*size == uint64(len(tokenList))
-	if len(tokenList) > 0 && e.Attention.Main() && size != n.block && e.Tier == Device && n.main != nil &&
-		*n.main != e.Group {
-		n.others = true
-	}
 	switch {
 	case len(tokenList) == 0:
 		named()
@@ -289,10 +287,8 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 		n.count("sparse_group_tokens")
 		named()
 		return []Event{e}, ""
-	case size > 0 && size < n.block && n.taken:
-		return nil, "partial_block"
 	case size != n.block:
-		return nil, "block_size"
+		return nil, n.otherSize(e, size, parent, hasParent, uint64(len(tokenList)))
 	case !fits:
 		return nil, "length_mismatch"
 	case n.engine == VLLM && e.Tier != Device && fields["extra_keys"] == nil:
@@ -451,12 +447,36 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 		}
 		e.Locals = append(e.Locals, h.HashMedia(nil, block, media[i:])[0])
 	}
-	n.taken = true
-	if e.Attention.Main() {
-		n.main = &e.Group
+	if e.Attention.Main() && e.Tier == Device {
+		n.right[uint64(e.Group)] = true
 	}
 	named()
 	return []Event{e}, ""
+}
+
+// otherSize names the reason to skip blocks of a main group that have another size.
+func (n *naiveDecoder) otherSize(e Event, size uint64, parent BlockHash, hasParent bool, tokens uint64) string {
+	group := uint64(e.Group)
+	if size > 0 && size < n.block && (n.right[group] || e.Tier != Device && len(n.right) > 0) {
+		return "partial_block"
+	}
+	if e.Tier != Device {
+		return "block_size"
+	}
+	before := uint64(0)
+	if hasParent {
+		before = n.chains[[2]uint64{group, uint64(parent)}]
+	}
+	if size == 0 || size > n.block || before+tokens >= n.block {
+		n.other[group] = true
+	}
+	if n.other[group] {
+		return "block_size"
+	}
+	for i, name := range e.Blocks {
+		n.chains[[2]uint64{group, uint64(name)}] = before + uint64(i+1)*size
+	}
+	return "partial_block"
 }
 
 func allNil(values []any) bool {
@@ -567,7 +587,8 @@ func TestDecoderTwin(t *testing.T) {
 		c := chooser{rand.New(rand.NewPCG(9, seed)), 1 + int(seed%4)}
 		engine := VLLM + Engine(seed%2)
 		d := mustDecoder(t, engine, uint32(c.block))
-		naive := &naiveDecoder{engine: engine, block: uint64(c.block), salts: map[BlockHash]string{}}
+		naive := &naiveDecoder{engine: engine, block: uint64(c.block), salts: map[BlockHash]string{},
+			right: map[uint64]bool{}, other: map[uint64]bool{}, chains: map[[2]uint64]uint64{}}
 		for i := range 200 {
 			payload := pack(t, c.message())
 			before, naiveBefore := d.Counts(), naive.counts

@@ -1,0 +1,94 @@
+package shim
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+// TestExaminerReportsBlockSizes: Unusable is called at the end of a message, once when blocks of another size begin and
+// once when they end.
+func TestExaminerReportsBlockSizes(t *testing.T) {
+	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: events.VLLM, BlockSize: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said []string
+	x := &Examiner{Decoder: decoder, Found: func(events.Engine, string) {}, Unusable: func(err error, size uint32) {
+		wrong, is := errors.AsType[*events.BlockSizeError](err)
+		if is != (size > 0) || is && wrong.Got != size {
+			t.Errorf("%v with size %d", err, size)
+		}
+		said = append(said, fmt.Sprint(size))
+	}}
+	for i, c := range []struct {
+		sizes []int // of the message's blocks; nil: a new engine
+		want  []string
+	}{
+		{[]int{8, 4}, nil}, // a second main group
+		{[]int{8, 8}, nil},
+		{nil, nil},
+		{[]int{1}, nil}, // a tail
+		{[]int{8}, []string{"8"}},
+		{[]int{8, 16}, nil},
+		{[]int{8, 4}, []string{"0"}},
+		{[]int{8}, nil},
+		{nil, nil},
+		{[]int{16}, []string{"16"}},
+		{nil, []string{"0"}},
+		{[]int{4}, nil},
+	} {
+		said = nil
+		if c.sizes == nil {
+			x.Reset()
+		} else {
+			x.read(t, blocksOf(t, c.sizes))
+		}
+		if !slices.Equal(said, c.want) {
+			t.Errorf("step %d: %q, want %q", i, said, c.want)
+		}
+	}
+
+	// The right size may come with the last part of a message.
+	x.Reset()
+	said = nil
+	sizes := append(append([]int{8}, make([]int, 10_000)...), 4)
+	if parts := x.read(t, blocksOf(t, sizes)); parts < 2 || len(said) > 0 {
+		t.Errorf("%d parts: %q", parts, said)
+	}
+}
+
+func (x *Examiner) read(t *testing.T, payload []byte) (parts int) {
+	t.Helper()
+	_, more, err := x.Begin(payload)
+	for parts = 1; more; parts++ {
+		_, more = x.Continue()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parts
+}
+
+// blocksOf is a message that stores a block of each size, in a group of its own; of size 0 it is removed.
+func blocksOf(t *testing.T, sizes []int) []byte {
+	t.Helper()
+	var list []any
+	for i, size := range sizes {
+		event := map[string]any{"type": "BlockStored", "block_hashes": []int{i + 1}, "token_ids": make([]int, size),
+			"block_size": size, "group_idx": i, "medium": "GPU"}
+		if size == 0 {
+			event["type"] = "BlockRemoved"
+		}
+		list = append(list, event)
+	}
+	payload, err := msgpack.Marshal([]any{1.5, list, 0})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return payload
+}
