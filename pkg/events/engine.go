@@ -87,6 +87,8 @@ type Decoder struct {
 	salts salts
 	zero  bool // a block was called 0, so a parent 0 is that block and not the absence of one
 
+	standIns uint32 // the number for an image's first token; 0 until events show it (tensorrt.go)
+
 	sizes  blockSizes
 	counts SkipCounts
 
@@ -102,6 +104,7 @@ type Decoder struct {
 	// Memory of the event in hand.
 	raw     rawEvent
 	tokens  []uint32
+	digests []digest // among the tokens
 	media   perBlock[BlockMedia]
 	beyond  perBlock[uint32]
 	window  []uint32
@@ -136,7 +139,7 @@ func (d *Decoder) Diagnosis() error {
 // Reset forgets what was learned of an engine process, for a new one is there. Counts stay.
 func (d *Decoder) Reset() {
 	d.salts.clear()
-	d.zero, d.sizes = false, blockSizes{}
+	d.zero, d.standIns, d.sizes = false, 0, blockSizes{}
 	d.engine, d.why = d.asked, ""
 	d.close()
 }
@@ -149,7 +152,8 @@ func (d *Decoder) Blank() *Decoder {
 // Adopt replaces what d remembers of earlier messages with what another decoder of the same configuration remembers.
 // That one must not be used any more. Counts and diagnosis stay d's.
 func (d *Decoder) Adopt(other *Decoder) {
-	d.salts, d.zero, d.engine, d.why = other.salts, other.zero, other.engine, other.why
+	d.salts, d.zero, d.standIns = other.salts, other.zero, other.standIns
+	d.engine, d.why = other.engine, other.why
 }
 
 // Decode decodes one message. The returned events are valid until the next call.
@@ -231,6 +235,7 @@ func (d *Decoder) close() {
 	}
 	e := &d.raw // of the last event
 	e.data, e.lora, e.loraID, e.salt = nil, nil, nil, nil
+	clear(d.digests)
 }
 
 func (d *Decoder) emptyPart() {
@@ -431,7 +436,7 @@ func (d *Decoder) ignore(r *msgp.Reader) {
 
 func (d *Decoder) event(r *msgp.Reader) {
 	d.raw = rawEvent{data: r.Data, blocks: len(d.blocks), locals: len(d.locals), skip: notSkipped, skipStored: notSkipped}
-	d.tokens = d.tokens[:0]
+	d.tokens, d.digests = d.tokens[:0], d.digests[:0]
 	d.readEvent(r)
 	if r.Broken {
 		return
@@ -579,6 +584,10 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 		}
 		if skip := d.hash(e, blocks); skip != notSkipped {
 			return skip
+		}
+		if n := len(d.locals) - e.locals; n < len(blocks) {
+			d.counts[SkipToken]++
+			blocks = blocks[:n]
 		}
 		if e.attention.Main() && e.deviceUnlessSaid() == Device {
 			d.sizes.accept(e.group)

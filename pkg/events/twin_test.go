@@ -230,10 +230,10 @@ func (n *naiveDecoder) event(v any) ([]Event, string) {
 	}
 	e := Event{Kind: Stored, Tier: tier, Group: GroupIndex(group), Attention: attention, Window: uint32(window),
 		Blocks: blocks}
-	return n.stored(e, fields, unreadable, isArray && len(elements) <= 9)
+	return n.stored(e, fields, unreadable, isArray, isArray && len(elements) <= 9)
 }
 
-func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bool) ([]Event, string) {
+func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, isArray, old bool) ([]Event, string) {
 	var spoiled []string
 	parent, parentOK := n.name(fields["parent_block_hash"])
 	if fields["parent_block_hash"] != nil && !parentOK || unreadable {
@@ -243,7 +243,14 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 	if !ok && fields["token_ids"] != nil {
 		spoiled = append(spoiled, "malformed_event")
 	}
-	tokens, eagle, ok := naiveTokens(tokenList)
+	numbers := slices.Clone(tokenList) // a text among them spoils only the blocks from its place on
+	cut := slices.IndexFunc(numbers, isText)
+	for i := range numbers {
+		if isText(numbers[i]) {
+			numbers[i] = uint64(0)
+		}
+	}
+	tokens, eagle, ok := naiveTokens(numbers)
 	if !ok {
 		spoiled = append(spoiled, "bad_token")
 	}
@@ -315,7 +322,7 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 	case nil:
 	default:
 		bits, negative, ok := randval.AsInteger(v)
-		if idKnown = ok && !negative; idKnown && bits > 0 {
+		if idKnown = ok && !negative; idKnown && (bits > 0 || !isArray) {
 			id = strconv.FormatUint(bits, 10)
 		}
 	}
@@ -412,6 +419,12 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 	} else if !ok && fields["lookahead_token_ids"] != nil {
 		return nil, "unreadable_lookahead"
 	}
+	readable := len(e.Blocks)
+	if cut >= 0 {
+		if readable = cut / int(n.block); readable == 0 {
+			return nil, "bad_token"
+		}
+	}
 	if lora == "" && !idKnown {
 		return nil, "unreadable_space"
 	}
@@ -426,6 +439,10 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, old bo
 		for _, name := range e.Blocks {
 			n.salts[name] = shownSalt
 		}
+	}
+	if readable < len(e.Blocks) {
+		n.count("bad_token")
+		e.Blocks = e.Blocks[:readable]
 	}
 	if hasParent {
 		e.HasParent, e.Parent = true, parent
@@ -477,6 +494,11 @@ func (n *naiveDecoder) otherSize(e Event, size uint64, parent BlockHash, hasPare
 		n.chains[[2]uint64{group, uint64(name)}] = before + uint64(i+1)*size
 	}
 	return "partial_block"
+}
+
+func isText(v any) bool {
+	_, is := v.(string)
+	return is
 }
 
 func allNil(values []any) bool {

@@ -47,6 +47,7 @@ const (
 	fieldSalt
 	fieldLookahead // from 0.33
 	fieldOrigin    // proposed in vllm-project/vllm#51699
+	fieldMediaKeys // TensorRT-LLM's
 )
 
 // The fields of events that are arrays, by position. Versions have added to the end only, so how long an array is tells
@@ -105,6 +106,8 @@ func fieldOf(key []byte) field {
 		return fieldLookahead
 	case "origin":
 		return fieldOrigin
+	case "mm_keys":
+		return fieldMediaKeys
 	}
 	return fieldOther
 }
@@ -136,10 +139,12 @@ type rawEvent struct {
 	attention  Attention
 	window     uint32 // tokens
 	drops      bool
-	extraKeys  [2]int // where the values of these two begin and end
+	extraKeys  [2]int // where the values of these three begin and end
 	lookahead  [2]int
+	mediaKeys  [2]int
 	ahead      uint32 // how many tokens beyond a block are in its hash, of each block alike
-	bareMedia  bool   // written by a version that has multimodal identifiers as bare strings in extra_keys
+	isMap      bool
+	bareMedia  bool // written by a version that has multimodal identifiers as bare strings in extra_keys
 }
 
 // Of several reasons the first in the list of reasons counts, in whatever order fields come.
@@ -177,6 +182,7 @@ func (d *Decoder) readEvent(r *msgp.Reader) {
 			d.field(r, f)
 		}
 	} else if n, ok := r.Map(); ok {
+		d.raw.isMap = true
 		for ; n > 0 && !r.Broken; n-- {
 			key, ok := r.Str()
 			if !ok {
@@ -228,13 +234,11 @@ func (d *Decoder) field(r *msgp.Reader, f field) {
 	case fieldSalt:
 		e.salt, e.everySalt = d.readSpaceName(r), true
 	case fieldExtraKeys:
-		begin := r.At
-		r.Skip()
-		e.extraKeys = [2]int{begin, r.At}
+		e.extraKeys = skipSpan(r)
 	case fieldLookahead:
-		begin := r.At
-		r.Skip()
-		e.lookahead = [2]int{begin, r.At}
+		e.lookahead = skipSpan(r)
+	case fieldMediaKeys:
+		e.mediaKeys = skipSpan(r)
 	case fieldOrigin:
 		if origin, ok := r.Str(); !ok {
 			d.ignore(r)
@@ -275,6 +279,13 @@ func (d *Decoder) field(r *msgp.Reader, f field) {
 
 var local = []byte("LOCAL")
 
+// skipSpan skips a value and returns where it begins and ends.
+func skipSpan(r *msgp.Reader) [2]int {
+	begin := r.At
+	r.Skip()
+	return [2]int{begin, r.At}
+}
+
 func (d *Decoder) readType(r *msgp.Reader) {
 	name, ok := r.Str()
 	if !ok {
@@ -299,7 +310,8 @@ func (d *Decoder) readType(r *msgp.Reader) {
 func (d *Decoder) readLoRAID(r *msgp.Reader) {
 	e := &d.raw
 	if id, ok := r.Uint(math.MaxUint64); ok {
-		if e.loraID = nil; id > 0 {
+		// Maps name no adapter by nil. TensorRT-LLM's adapters are numbered from 0 on.
+		if e.loraID = nil; id > 0 || e.isMap {
 			e.loraID = strconv.AppendUint(d.digits[:0], id, 10)
 		}
 	} else if id, ok := r.Str(); ok {
@@ -409,7 +421,7 @@ func (e Engine) hashOfDigits(digits []byte) (BlockHash, bool) {
 
 func (d *Decoder) readTokens(r *msgp.Reader) {
 	e := &d.raw
-	d.tokens, e.tokenCount = d.tokens[:0], 0
+	d.tokens, d.digests, e.tokenCount = d.tokens[:0], d.digests[:0], 0
 	n, ok := r.Array()
 	if !ok {
 		if !r.Null() {
@@ -427,8 +439,7 @@ func (d *Decoder) readTokens(r *msgp.Reader) {
 	if n > 0 && r.Next() == msgp.Array {
 		d.readTokenPairs(r, n)
 	} else if d.tokens, ok = r.Uint32s(d.tokens, n); !ok {
-		e.passStored(SkipToken)
-		r.SkipN(n - len(d.tokens))
+		d.readDigests(r, n)
 	}
 }
 
@@ -464,9 +475,9 @@ func (d *Decoder) readSpaceName(r *msgp.Reader) []byte {
 	return name
 }
 
-// hash appends the local hashes of the event's blocks.
+// hash appends the local hashes of the event's blocks, up to the first one with a token that is not a number.
 func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
-	if !d.readExtraKeys(e, len(blocks)) {
+	if !d.readExtraKeys(e, len(blocks)) || !d.readMediaKeys(e, len(blocks)) {
 		return SkipSpace
 	}
 	if !d.readLookahead(e, len(blocks)) {
@@ -474,6 +485,10 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 	}
 	if e.skipStored != notSkipped {
 		return e.skipStored
+	}
+	readable := d.placeStandIns(len(blocks))
+	if readable == 0 {
+		return SkipToken
 	}
 	seed := uint64(baseSeed)
 	switch {
@@ -505,7 +520,7 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 	}
 	e.ahead = uint32(window - size + len(d.beyond.of(0)))
 	plain := len(d.media.ends) == 0 && len(d.beyond.ends) == 0
-	for i := range blocks {
+	for i := range readable {
 		tokens := d.tokens[i*size : i*size+window]
 		if plain {
 			d.locals = append(d.locals, hashTokens(tokens, seed))
@@ -524,9 +539,8 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 	return notSkipped
 }
 
-// LoRAByID is the name under which blocks of an adapter are hashed whose engine tells its id and not its name, as vLLM
-// does before 0.14 and SGLang before 0.5.22. It is a name that no adapter has, so that no query finds what is not its
-// own.
+// LoRAByID is the name under which blocks of an adapter are hashed if the engine announces its number and not its name,
+// as vLLM does before 0.14, and TensorRT-LLM. A query gives this name as lora_name. No adapter is called so.
 func LoRAByID(id string) string { return loraByID + id }
 
 const loraByID = "lora_id:"

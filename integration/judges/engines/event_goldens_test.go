@@ -15,7 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-var updateGoldens = flag.Bool("update", false, "TestEventGoldens: write pkg/events/testdata/golden.json anew")
+var updateGoldens = flag.Bool("update", false, "TestEventGoldens, TestTensorRTGoldens: write their file in pkg/events/testdata")
 
 // goldenVectors are digests of blocks and what events call them.
 type goldenVectors struct {
@@ -98,5 +98,25 @@ func TestEventGoldens(t *testing.T) {
 	}
 	if there, err := os.ReadFile(path); err != nil || !bytes.Equal(there, text) {
 		t.Errorf("%s is not what the engines' code says now (%v); -update writes it anew", path, err)
+	}
+}
+
+// TestTensorRTGoldens encodes the messages of pkg/events/testdata/tensorrt.json with msgspec once more.
+func TestTensorRTGoldens(t *testing.T) {
+	c := exec.Command(pyenv.PythonWith(t, "engines.txt"), pyenv.Script(t, "tensorrt_goldens.py"))
+	c.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")
+	c.Stderr = os.Stderr
+	text, err := c.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join("..", "..", "..", "pkg", "events", "testdata", "tensorrt.json")
+	if *updateGoldens {
+		if err := os.WriteFile(path, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if there, err := os.ReadFile(path); err != nil || !bytes.Equal(there, text) {
+		t.Errorf("%s differs from what msgspec encodes (%v); -update writes it", path, err)
 	}
 }
