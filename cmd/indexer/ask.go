@@ -156,7 +156,8 @@ func (p *promptFlags) add(cmd *cobra.Command, workers string) {
 	f.StringVar(&p.engineHashes, "engine-hashes", "",
 		"the engine's own hashes of the prompt's blocks, as its events have them, in place of tokens")
 	f.Uint32Var(&p.query.BlockSize, "block-size", 0, "tokens in a block; an error if the model's workers have another")
-	f.StringVar(&p.query.LoRA, "lora", "", "name of the LoRA adapter")
+	f.StringVar(&p.query.LoRA, "lora", "",
+		"name of the LoRA adapter; lora_id:NUMBER if its engine announces the number only")
 	f.StringVar(&p.query.CacheSalt, "cache-salt", "", "cache salt")
 	f.StringArrayVar(&p.media, "media", nil,
 		"ID@OFFSET+LENGTH: an image or the like in the tokens, by the identifier that the engine gives it, and which tokens "+

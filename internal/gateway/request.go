@@ -3,9 +3,11 @@ package gateway
 import (
 	"bytes"
 	"encoding/json"
+	"strconv"
 
 	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // bytesPerToken is what prompts have about, for the load of those whose tokens are not known.
@@ -16,6 +18,9 @@ type prompt struct {
 	Model     string          `json:"model"`
 	Prompt    json.RawMessage `json:"prompt"` // of a completion: text, token ids, or a list of either
 	CacheSalt string          `json:"cache_salt"`
+
+	// LoRARequest names the adapter for trtllm-serve (NVIDIA/TensorRT-LLM › tensorrt_llm/serve/openai_protocol.py).
+	LoRARequest json.RawMessage `json:"lora_request"`
 
 	api.Text // of a chat, and of a completion once it is read
 }
@@ -40,6 +45,17 @@ func readPrompt(body []byte) (p prompt, tokens api.Tokens, err error) {
 		err = strictjson.Unmarshal(first, &p.Text.Prompt)
 	}
 	return p, tokens, err
+}
+
+// numberedLoRA returns the lora_name of an adapter that lora_request names by its number; "" if it names none.
+func (p *prompt) numberedLoRA() string {
+	var lora struct {
+		Number *uint64 `json:"lora_int_id"`
+	}
+	if p.LoRARequest == nil || strictjson.Unmarshal(p.LoRARequest, &lora) != nil || lora.Number == nil {
+		return ""
+	}
+	return events.LoRAByID(strconv.FormatUint(*lora.Number, 10))
 }
 
 // opens reports whether JSON begins with a byte.

@@ -256,6 +256,7 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	if err := s.serving(q); err != nil {
 		return nil, booking{}, err
 	}
+	q.LoRA = cmp.Or(q.LoRA, p.numberedLoRA())
 	switch {
 	case tokens != nil:
 	case s.cfg.Text && (s.cfg.Templates || !p.HasTemplate()) && p.Text.Check() == nil:

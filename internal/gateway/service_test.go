@@ -163,6 +163,17 @@ func TestChoices(t *testing.T) {
 			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "adapter" salt "" of [http://10.0.0.1:8000/v1]`,
 				"<- body gateway-destination-endpoint=10.0.0.1:8000 metadata=10.0.0.1:8000", "free r1"},
 		},
+		"an adapter by its number, as for TensorRT-LLM": {
+			[]string{from + " 10.0.0.1:8000", `body {"model":"m","prompt":[1],"lora_request":{"lora_int_id":0,"lora_path":"x"}}`},
+			nil,
+			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "lora_id:0" salt "" of [http://10.0.0.1:8000/v1]`,
+				"<- body gateway-destination-endpoint=10.0.0.1:8000 metadata=10.0.0.1:8000", "free r1"},
+		},
+		"a lora_request of another form": {
+			[]string{from + " 10.0.0.1:8000", `body {"model":"m","prompt":[1],"lora_request":"sql"}`}, nil,
+			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "" salt "" of [http://10.0.0.1:8000/v1]`,
+				"<- body gateway-destination-endpoint=10.0.0.1:8000 metadata=10.0.0.1:8000", "free r1"},
+		},
 		"text, and another answers": {
 			[]string{from, `body {"prompt":["hello","you"]}`, "response 10.0.0.3:80", "response-body x"}, nil,
 			[]string{"<- headers", `select r1 m tokens [] isl 0 lora "" salt "" of ` + all + ` text "hello" `,

@@ -249,7 +249,8 @@ func (r *reader) readHashes(field string, to *Hashes) (err error) {
 // name.
 var meant = map[string]string{
 	"token_ids": "tokens", "prompt_token_ids": "tokens", "input_ids": "tokens", "block_hashes": "hashes",
-	"model_name": "model", "lora": "lora_name", "lora_id": "lora_name", "adapter": "lora_name", "salt": "cache_salt",
+	"model_name": "model", "lora": "lora_name", "adapter": "lora_name", "salt": "cache_salt",
+	"lora_id":   ` an adapter that its engine announces by number is called so: "lora_name":"lora_id:NUMBER"`,
 	"instances": "workers", "instance": "workers", "worker": "workers", "worker_ids": "workers",
 	"block_mm_infos": " say in media which tokens are of which item, or ask POST /query",
 	"prompt":         " only tokens and hashes are counted here: tokenize it first",

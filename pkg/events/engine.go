@@ -21,7 +21,7 @@ const (
 // Engine is a family of engines whose messages are alike.
 type Engine uint8
 
-// The engines. TensorRT-LLM's ZMQ publisher, Dynamo's mocker and llm-d's simulator speak as vLLM does.
+// The engines. TensorRT-LLM's ZMQ publisher, Dynamo's mocker and llm-d's simulator write vLLM's events.
 const (
 	VLLM   Engine = 1
 	SGLang Engine = 2

@@ -15,7 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-var updateGoldens = flag.Bool("update", false, "TestEventGoldens, TestTensorRTGoldens: write their file in pkg/events/testdata")
+var updateGoldens = flag.Bool("update", false,
+	"TestEventGoldens, TestTensorRTGoldens: write their files in pkg/events/testdata")
 
 // goldenVectors are digests of blocks and what events call them.
 type goldenVectors struct {
