@@ -307,21 +307,6 @@ func (d *Decoder) readType(r *msgp.Reader) {
 	}
 }
 
-func (d *Decoder) readLoRAID(r *msgp.Reader) {
-	e := &d.raw
-	if id, ok := r.Uint(math.MaxUint64); ok {
-		// Maps name no adapter by nil. TensorRT-LLM's adapters are numbered from 0 on.
-		if e.loraID = nil; id > 0 || e.isMap {
-			e.loraID = strconv.AppendUint(d.digits[:0], id, 10)
-		}
-	} else if id, ok := r.Str(); ok {
-		e.loraID = id
-	} else if !r.Null() {
-		e.badLoRAID = true
-		r.Skip()
-	}
-}
-
 func (d *Decoder) readBlocks(r *msgp.Reader) {
 	e := &d.raw
 	d.blocks, e.longNames = d.blocks[:e.blocks], 0
@@ -538,12 +523,6 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 	}
 	return notSkipped
 }
-
-// LoRAByID is the name under which blocks of an adapter are hashed if the engine announces its number and not its name,
-// as vLLM does before 0.14, and TensorRT-LLM. A query gives this name as lora_name. No adapter is called so.
-func LoRAByID(id string) string { return loraByID + id }
-
-const loraByID = "lora_id:"
 
 // isBareCopy reports whether the event tells of a copy in a tier below the device without saying what else than tokens
 // went into its blocks' hashes. vLLM's connectors leave out extra_keys, and some of them the LoRA (vllm-project/vllm ›
