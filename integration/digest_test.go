@@ -92,7 +92,7 @@ func twinDigest(t *testing.T, path string) (d corpus.Digest) {
 	defer c.Close()
 	var ranks []*twin.Rank
 	for range c.Header().Workers {
-		ranks = append(ranks, twin.New(twin.Config{MaxPending: radix.DefaultMaxPending, PendingFor: radix.DefaultPendingFor,
+		ranks = append(ranks, twin.New(twin.Config{MaxPending: radix.DefaultMaxPending,
 			MaxTombstones: radix.DefaultMaxTombstones, TombstoneFor: radix.DefaultTombstoneFor}, c.Header().BlockSize))
 	}
 	query := 0

@@ -118,9 +118,11 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 	f.Uint64Var(&s.SnapshotBlocks, "snapshot-blocks", 2_000_000,
 		"blocks stored or removed after which a snapshot is due earlier")
 	f.IntVar(&s.Index.MaxPending, "max-pending", radix.DefaultMaxPending,
-		"blocks of one rank that may wait for their parents")
-	f.DurationVar(&s.pendingFor, "pending-for", time.Duration(radix.DefaultPendingFor)*time.Millisecond,
-		"how long a block waits for its parent")
+		"pending blocks of one rank: blocks that wait for their parents; beyond, the oldest are dropped")
+	f.IntVar(&s.Index.MaxPendingBytes, "max-pending-bytes", radix.DefaultMaxPendingBytes,
+		"memory of one rank's pending blocks, 128 bytes a block and 288 an event; beyond, the oldest are dropped")
+	f.DurationVar(&s.pendingFor, "pending-for", 0,
+		"age at which a pending block is dropped; 0: never, it waits until its parent is announced or it is removed")
 	f.IntVar(&s.Index.MaxTombstones, "max-tombstones", radix.DefaultMaxTombstones,
 		"tombstones of one rank: removals whose place is remembered")
 	f.DurationVar(&s.tombstoneFor, "tombstone-for", time.Duration(radix.DefaultTombstoneFor)*time.Millisecond,
@@ -253,6 +255,8 @@ func (s *serving) check() error {
 	wrong.When(s.Engines.SilentAfter < time.Second, "--engine-silent-after %v is less than 1s", s.Engines.SilentAfter)
 	wrong.When(s.Engines.GoneAfter != 0 && s.Engines.GoneAfter < s.Engines.SilentAfter,
 		"--engine-gone-after %v is less than --engine-silent-after %v", s.Engines.GoneAfter, s.Engines.SilentAfter)
+	wrong.When(s.Index.MaxPendingBytes < 0, "--max-pending-bytes %d is negative", s.Index.MaxPendingBytes)
+	wrong.When(s.pendingFor < 0, "--pending-for %v is negative", s.pendingFor)
 	wrong.When(s.MetricsWorkers < 0, "--metrics-workers %d is negative", s.MetricsWorkers)
 	wrong.When(s.QueryWorkers < 0, "--query-workers %d is negative", s.QueryWorkers)
 	wrong.When(s.QueryQueue < 0, "--query-queue %d is negative", s.QueryQueue)

@@ -70,7 +70,8 @@ type rank struct {
 	space              uint32
 	cursor             events.Cursor
 	bounded            bool   // its depths are an upper bound, by what it has said of its groups
-	placed             bool   // some of its blocks had a place in the index, or that is not known
+	placed             bool   // some of its blocks had a place in the index since the node has read its events
+	restored           bool   // from a snapshot: earlier blocks may have had one
 	hidden             bool   // the view leaves it out: its worker has not claimed the model
 	tally              *tally // where its events are counted
 }

@@ -328,11 +328,12 @@ func (m *Machine) rankProblems(r *rank) (problems []string) {
 	return problems
 }
 
-// waitingProblem speaks up when nothing of what an engine has announced has a place in the index: it all follows blocks
-// that were never seen. So it is with an engine that had spoken before its shim was there, and cannot say it again.
+// waitingProblem returns a problem if no block that an engine has announced has a place in the index: all follow blocks
+// that were never seen. This happens if the engine spoke before its shim began and cannot repeat it. It ends with the
+// first block that has a place.
 func waitingProblem(r *rank, s radix.RankStats, held int64) string {
-	// that events are missing is said already
-	if held > 0 || s.SetBlocks > 0 || s.Pending == 0 && (r.placed || r.Stored == 0) || r.Partial {
+	placed := held > 0 || s.SetBlocks > 0 || r.placed || r.restored && s.Pending == 0
+	if placed || r.Stored == 0 || r.Partial { // missing events are a problem of their own
 		return ""
 	}
 	return fmt.Sprintf(

@@ -14,6 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
 // TestWhoseSnapshotIsAProblem: a snapshot that could not be written is a problem of the node that is to write it, for
@@ -98,8 +99,8 @@ func TestWhatOnlyWaitsIsAProblem(t *testing.T) {
 		{"after that", 3, stored(101, 102), "w/0: none of the 3 blocks"},
 		{"too late", 5000, stored(8, 200), "w/0: none of the 4 blocks"},
 		{"a prompt from its start", 5001, stored(0, 300), ""},
-		{"it goes", 5002, events.Event{Kind: events.Removed, Tier: events.Device, Blocks: []events.BlockHash{300}},
-			"1 wait for those"},
+		{"it goes, and another waits for good", 5002, events.Event{Kind: events.Removed, Tier: events.Device,
+			Blocks: []events.BlockHash{300}}, ""},
 		{"all goes", 5003, events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonEngine}, ""},
 	} {
 		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: next, Model: "m", BlockSize: 16,
@@ -112,6 +113,16 @@ func TestWhatOnlyWaitsIsAProblem(t *testing.T) {
 		if step.problem == "" && problems != "" || !strings.Contains(problems, step.problem) || problems != "" &&
 			!strings.Contains(problems, "what to do: ") {
 			t.Errorf("%s: %q, want %q", step.what, problems, step.problem)
+		}
+	}
+	// of what was announced before the snapshot only the end is known
+	for want, s := range map[bool]radix.RankStats{true: {Pending: 2}, false: {}} {
+		r := &rank{RankState: snapshot.RankState{Stored: 5}, restored: true}
+		if p := waitingProblem(r, s, 0); (p != "") != want {
+			t.Errorf("restored with %d that wait: %q", s.Pending, p)
+		}
+		if r.placed = true; waitingProblem(r, s, 0) != "" {
+			t.Errorf("restored with %d that wait, and others have a place", s.Pending)
 		}
 	}
 	counts := m.counts.byName()

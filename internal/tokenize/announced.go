@@ -226,7 +226,7 @@ func (s *sent) held(answer *api.Answer) int {
 // tells reports whether what a rank's engine has announced since a request was booked has the request's blocks in it.
 func tells(before, after *api.WorkerInfo, ended bool) bool {
 	return before != nil && after != nil && before.Incarnation == after.Incarnation && after.Stored > before.Stored &&
-		(after.Engine == "" || after.Engine == api.EngineConnected) && !after.CatchingUp && after.Pending == 0 &&
+		(after.Engine == "" || after.Engine == api.EngineConnected) && !after.CatchingUp && after.Pending <= before.Pending &&
 		(!ended || after.Removed == before.Removed)
 }
 

@@ -119,10 +119,11 @@ func TestAnnounced(t *testing.T) {
 		return a
 	}
 	for name, c := range map[string]struct {
-		after func(w *announcing) // what the worker has announced since
-		late  bool                // just before it is looked at for the last time
-		ended bool                // the request, with its first output token
-		want  Check
+		before int                 // blocks that have waited for their parents since earlier
+		after  func(w *announcing) // what the worker has announced since
+		late   bool                // just before it is looked at for the last time
+		ended  bool                // the request, with its first output token
+		want   Check
 	}{
 		"held":            {after: func(w *announcing) { stores(w); w.answer = holds(3) }, want: Match},
 		"held, ended":     {after: func(w *announcing) { stores(w); w.answer = holds(3) }, ended: true, want: Match},
@@ -147,6 +148,8 @@ func TestAnnounced(t *testing.T) {
 		"silent":            {after: func(w *announcing) { stores(w); w.worker.Engine = api.EngineSilent }, want: Unknown},
 		"catching up":       {after: func(w *announcing) { stores(w); w.worker.CatchingUp = true }, want: Unknown},
 		"without parents":   {after: func(w *announcing) { stores(w); w.worker.Pending = 2 }, want: Unknown},
+		"older orphans":     {before: 2, after: stores, want: Mismatch},
+		"newer orphans":     {before: 2, after: func(w *announcing) { stores(w); w.worker.Pending = 3 }, want: Unknown},
 		"gone":              {after: func(w *announcing) { w.worker = nil }, want: Unknown},
 		"incomplete":        {after: func(w *announcing) { stores(w); w.answer.Complete = false }, want: Unknown},
 		"far lookahead":     {after: func(w *announcing) { stores(w); w.answer.Blocks = 0 }, want: Unknown},
@@ -155,6 +158,7 @@ func TestAnnounced(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newAnnouncing(t)
+			w.worker.Pending = c.before
 			w.send()
 			if w.say(t, false, false); !c.late {
 				w.set(c.after)

@@ -41,9 +41,11 @@ func (x *Index) change(r *rank, now events.Millis, evs []events.Event, c *Counts
 
 // expire drops what is too old to wait or to be remembered.
 func (x *Index) expire(r *rank, c *Counts) {
-	for w := r.pending.oldest(); w != nil && w.since+x.cfg.PendingFor <= r.clock; w = r.pending.oldest() {
-		c.Expired += uint64(w.left)
-		r.pending.remove(w)
+	if x.cfg.PendingFor > 0 {
+		for w := r.pending.oldest(); w != nil && w.since+x.cfg.PendingFor <= r.clock; w = r.pending.oldest() {
+			c.Expired += uint64(w.left)
+			r.pending.remove(w)
+		}
 	}
 	for r.tombstones.len() > 0 && r.tombstones.at(r.tombstones.first).since+x.cfg.TombstoneFor <= r.clock {
 		x.unpin(r.tombstones.shift().block)
@@ -154,7 +156,12 @@ func (x *Index) placeOrWait(r *rank, e *events.Event, c *Counts) {
 	}
 	r.pending.add(r.clock, e, nil)
 	c.Pending += uint64(len(e.Blocks))
-	for r.pending.blocks > x.cfg.MaxPending {
+	x.boundPending(r, c)
+}
+
+// boundPending drops the oldest events of a rank until the rest fits its bounds.
+func (x *Index) boundPending(r *rank, c *Counts) {
+	for r.pending.blocks > x.cfg.MaxPending || r.pending.bytes() > x.cfg.MaxPendingBytes {
 		w := r.pending.oldest()
 		c.Overflowed += uint64(w.left)
 		r.pending.remove(w)

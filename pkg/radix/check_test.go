@@ -260,7 +260,8 @@ func (c *checker) ranks() error {
 		for _, w := range r.pending.all() {
 			waiting += len(w.event.Blocks)
 		}
-		if r.tombstones.len() > x.cfg.MaxTombstones || r.pending.blocks > x.cfg.MaxPending || waiting != r.pending.blocks {
+		if r.tombstones.len() > x.cfg.MaxTombstones || r.pending.blocks > x.cfg.MaxPending ||
+			r.pending.bytes() > x.cfg.MaxPendingBytes || waiting != r.pending.blocks {
 			return fmt.Errorf("rank %d: %d removals, %d pending, counted %d", slot, r.tombstones.len(), waiting,
 				r.pending.blocks)
 		}

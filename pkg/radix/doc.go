@@ -17,7 +17,7 @@
 // which the rank holds a copy in whatever tier or group, stands for one place: the path of local hashes from the root.
 //
 //   - A stored block's place follows from its parent's: from the name, or from the latest removal of the name, if it is
-//     remembered. If neither is there the event waits, under the parent's name, for an event that brings it.
+//     remembered. If neither is there the event waits for the parent's name, however long, within the bounds of Config.
 //     Of several that become ready the oldest goes first.
 //   - A stored block whose name has copies at another place is a conflict: it and the rest of its event are ignored.
 //   - A stored event without local hashes adds a copy for each block that has a name or is remembered; others wait.

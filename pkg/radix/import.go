@@ -285,9 +285,7 @@ func (m *Import) Rank(i int, img *events.RankImage) error {
 			r.pending.remove(w)
 		}
 	}
-	for r.pending.blocks > x.cfg.MaxPending {
-		r.pending.remove(r.pending.oldest())
-	}
+	x.boundPending(r, &c)
 	for _, g := range img.Tombstones {
 		block, ok := m.block(g.Run, g.Block)
 		if !ok {

@@ -47,6 +47,12 @@ type pendingEvents struct {
 
 func (p *pendingEvents) len() int { return len(p.byID) }
 
+// bytes is the memory of all waiters, as Config.MaxPendingBytes counts it. It depends on nothing but the events, so
+// that all replicas drop the same ones.
+func (p *pendingEvents) bytes() int {
+	return len(p.byID)*PendingEventBytes + p.blocks*PendingBlockBytes
+}
+
 func (p *pendingEvents) add(since events.Millis, e *events.Event, cancelled []uint32) *waiter {
 	if p.byID == nil {
 		p.byID, p.want, p.inside = map[uint64]*waiter{}, map[events.BlockHash][]uint64{}, map[copyKey][]uint64{}

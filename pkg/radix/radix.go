@@ -21,11 +21,15 @@ func (id RankID) Slot() int { return int(id & slotMask) }
 // Config bounds what is kept for one rank beside what it holds. The zero value takes the defaults; a negative number
 // means none.
 type Config struct {
-	// MaxPending is how many blocks may wait for their parents (default 4096). The oldest event goes first. More rides
-	// out a longer disorder of an engine's events; each costs some 200 bytes while it waits.
+	// MaxPending is the number of blocks that may wait for their parents (default 4096). The oldest event is dropped
+	// first. Each block costs PendingBlockBytes while it waits, and each event PendingEventBytes.
 	MaxPending int
 
-	// PendingFor is how long a pending event waits (default 60,000 ms), in the time that [Index.Apply] is given.
+	// MaxPendingBytes bounds the memory of the events that wait (default 2 MiB). The oldest event is dropped first.
+	MaxPendingBytes int
+
+	// PendingFor is the age at which a pending event is dropped, in the time that [Index.Apply] is given. Zero or less
+	// keeps events of any age.
 	PendingFor events.Millis
 
 	// MaxTombstones is how many of the latest removals are remembered with their place (default 512), so that a child
@@ -38,10 +42,16 @@ type Config struct {
 
 // The defaults of Config.
 const (
-	DefaultMaxPending    = 4096
-	DefaultPendingFor    = events.Millis(60_000)
-	DefaultMaxTombstones = 512
-	DefaultTombstoneFor  = events.Millis(60_000)
+	DefaultMaxPending      = 4096
+	DefaultMaxPendingBytes = 2 << 20
+	DefaultMaxTombstones   = 512
+	DefaultTombstoneFor    = events.Millis(60_000)
+)
+
+// The memory of what waits, as MaxPendingBytes counts it. TestPendingMemory compares it with the heap.
+const (
+	PendingEventBytes = 288
+	PendingBlockBytes = 128
 )
 
 func orDefault[T int | events.Millis](v, def T) T {
@@ -56,10 +66,11 @@ func orDefault[T int | events.Millis](v, def T) T {
 
 func (c Config) withDefaults() Config {
 	return Config{
-		MaxPending:    orDefault(c.MaxPending, DefaultMaxPending),
-		PendingFor:    orDefault(c.PendingFor, DefaultPendingFor),
-		MaxTombstones: orDefault(c.MaxTombstones, DefaultMaxTombstones),
-		TombstoneFor:  orDefault(c.TombstoneFor, DefaultTombstoneFor),
+		MaxPending:      orDefault(c.MaxPending, DefaultMaxPending),
+		MaxPendingBytes: orDefault(c.MaxPendingBytes, DefaultMaxPendingBytes),
+		PendingFor:      max(c.PendingFor, 0),
+		MaxTombstones:   orDefault(c.MaxTombstones, DefaultMaxTombstones),
+		TombstoneFor:    orDefault(c.TombstoneFor, DefaultTombstoneFor),
 	}
 }
 
@@ -76,7 +87,7 @@ type Counts struct {
 	Attached       uint64 // pending blocks whose place became known; they count as stored, duplicates or conflicts too
 	Cancelled      uint64 // pending copies that were removed
 	Expired        uint64 // pending blocks dropped by age
-	Overflowed     uint64 // pending blocks dropped by number
+	Overflowed     uint64 // pending blocks dropped by number or memory
 	ClearedWaiting uint64 // pending blocks dropped by a clear
 	Cleared        uint64 // copies that a clear took
 	OtherStored    uint64 // copies for groups that are no part of the prefix

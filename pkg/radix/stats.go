@@ -57,7 +57,7 @@ func (x *Index) complete(s *Stats) {
 		s.Pending += int64(r.pending.blocks)
 		s.Tombstones += int64(r.tombstones.len())
 		s.SetBlocks += int64(len(r.sets))
-		s.Bytes.Ranks += 512 + int64(r.pending.blocks)*200 + int64(len(r.tombstones.ring))*28 + int64(len(r.sets))*40 + int64(
+		s.Bytes.Ranks += 512 + int64(r.pending.bytes()) + int64(len(r.tombstones.ring))*28 + int64(len(r.sets))*40 + int64(
 			cap(r.nodes))*4
 		if r.exact != nil {
 			exact += int64(len(r.exact.names)) * 200

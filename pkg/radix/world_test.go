@@ -61,7 +61,8 @@ var memories = []limits{
 func (w *world) newIndex() *Index { return newIndex(w.cfg, w.mem) }
 
 func newWorld(t testing.TB, pick chooser) *world {
-	w := &world{t: t, pick: pick, cfg: Config{MaxPending: 40, PendingFor: 50, MaxTombstones: 10, TombstoneFor: 50}}
+	w := &world{t: t, pick: pick, cfg: Config{MaxPending: 40, MaxPendingBytes: 4000 * pick.below(3),
+		PendingFor: events.Millis(50 * pick.below(2)), MaxTombstones: 10, TombstoneFor: 50}}
 	w.mem = memories[pick.below(len(memories))]
 	w.x = w.newIndex()
 	for i := range 3 + pick.below(6) {

@@ -17,10 +17,11 @@ import (
 
 // Config bounds what a rank keeps beside what it holds. Fields mean what those of radix.Config mean.
 type Config struct {
-	MaxPending    int           // blocks
-	PendingFor    events.Millis // age at which a parked event is dropped
-	MaxTombstones int           // removals
-	TombstoneFor  events.Millis // age at which a removal is forgotten
+	MaxPending      int           // blocks
+	MaxPendingBytes int           // bytes, counted as radix counts them; 0: no bound
+	PendingFor      events.Millis // age at which a parked event is dropped; 0: never
+	MaxTombstones   int           // removals
+	TombstoneFor    events.Millis // age at which a removal is forgotten
 }
 
 // Counts says what became of the blocks of a list of events. Fields mean what those of radix.Counts mean.
@@ -57,6 +58,12 @@ type origin struct {
 	root   bool // there is none before it
 	local  events.LocalHash
 }
+
+// What radix counts for an event that waits, and for each of its blocks.
+const (
+	parkedEventBytes = 288
+	parkedBlockBytes = 128
+)
 
 type parked struct {
 	since     events.Millis
@@ -110,7 +117,7 @@ func (r *Rank) reset() {
 func (r *Rank) Apply(now events.Millis, evs []events.Event) Counts {
 	r.counts = Counts{}
 	r.clock = max(r.clock, now)
-	for len(r.parked) > 0 && r.parked[0].since+r.cfg.PendingFor <= r.clock {
+	for r.cfg.PendingFor > 0 && len(r.parked) > 0 && r.parked[0].since+r.cfg.PendingFor <= r.clock {
 		r.counts.Expired += r.parked[0].waiting()
 		r.parked = r.parked[1:]
 	}
@@ -208,18 +215,19 @@ func (r *Rank) placeOrPark(e events.Event) {
 	e.Blocks, e.Locals, e.Attention = slices.Clone(e.Blocks), slices.Clone(e.Locals), 0
 	r.parked = append(r.parked, parked{r.clock, e, make([]bool, len(e.Blocks))})
 	r.counts.Pending += uint64(len(e.Blocks))
-	for total := r.parkedBlocks(); total > r.cfg.MaxPending; {
-		total -= len(r.parked[0].event.Blocks)
+	for r.tooMuchParked() {
 		r.counts.Overflowed += r.parked[0].waiting()
 		r.parked = r.parked[1:]
 	}
 }
 
-func (r *Rank) parkedBlocks() (n int) {
+func (r *Rank) tooMuchParked() bool {
+	blocks := 0
 	for _, p := range r.parked {
-		n += len(p.event.Blocks)
+		blocks += len(p.event.Blocks)
 	}
-	return n
+	bytes := parkedEventBytes*len(r.parked) + parkedBlockBytes*blocks
+	return blocks > r.cfg.MaxPending || r.cfg.MaxPendingBytes > 0 && bytes > r.cfg.MaxPendingBytes
 }
 
 // put gives the blocks of an event that is ready their places, but for those cancelled. A name that has copies at

@@ -69,7 +69,7 @@ func startBeside(t *testing.T, engines int) *beside {
 	for i := range engines {
 		e := &besideEngine{Publisher: pyenv.StartPublisher(t, pyenv.PublisherOptions{BlockSize: besideSize}),
 			id: strconv.Itoa(i + 1)}
-		e.twin = twin.New(twin.Config{MaxPending: radix.DefaultMaxPending, PendingFor: radix.DefaultPendingFor,
+		e.twin = twin.New(twin.Config{MaxPending: radix.DefaultMaxPending,
 			MaxTombstones: radix.DefaultMaxTombstones, TombstoneFor: radix.DefaultTombstoneFor}, besideSize)
 		register := fmt.Sprintf(
 			`{"instance_id":%s,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":%d}`, e.id, e.Endpoint,

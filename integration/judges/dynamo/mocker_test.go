@@ -125,7 +125,7 @@ func TestDynamoMockerAsEngine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	judge := twin.New(twin.Config{MaxPending: radix.DefaultMaxPending, PendingFor: radix.DefaultPendingFor,
+	judge := twin.New(twin.Config{MaxPending: radix.DefaultMaxPending,
 		MaxTombstones: radix.DefaultMaxTombstones, TombstoneFor: radix.DefaultTombstoneFor}, harness.BlockSize)
 	next, removed := uint64(0), 0
 	listen := func() { // takes what has come

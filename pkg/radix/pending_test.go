@@ -1,0 +1,100 @@
+package radix
+
+import (
+	"runtime"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// waiting is an event of blocks named first, first+1, … behind a parent.
+func waiting(parent, first events.BlockHash, n int) events.Event {
+	e := events.Event{Kind: events.Stored, Tier: events.Device, HasParent: true, Parent: parent}
+	for i := range n {
+		name := first + events.BlockHash(i)
+		e.Blocks, e.Locals = append(e.Blocks, name), append(e.Locals, events.LocalHash(name))
+	}
+	return e
+}
+
+// TestPendingBlocksWaitForever: blocks are credited however late their parent comes. The bounds drop the oldest first.
+func TestPendingBlocksWaitForever(t *testing.T) {
+	const day = events.Millis(24 * 60 * 60 * 1000)
+	for name, c := range map[string]struct {
+		cfg     Config
+		events  []events.Event // an hour apart
+		counts  Counts
+		waiting int64
+	}{
+		"parents a day late": {Config{}, []events.Event{waiting(2, 3, 2), waiting(9, 10, 1), waiting(4, 5, 1)},
+			Counts{Pending: 4}, 4},
+		"by number": {Config{MaxPending: 4}, []events.Event{waiting(90, 91, 2), waiting(2, 3, 2), waiting(4, 5, 1)},
+			Counts{Pending: 5, Overflowed: 2}, 3},
+		"by bytes": {Config{MaxPendingBytes: 2*PendingEventBytes + 4*PendingBlockBytes},
+			[]events.Event{waiting(90, 91, 2), waiting(2, 3, 2), waiting(4, 5, 1)}, Counts{Pending: 5, Overflowed: 2}, 3},
+		"by age": {Config{PendingFor: day / 16},
+			[]events.Event{waiting(90, 91, 2), waiting(92, 93, 1), waiting(2, 3, 2), waiting(4, 5, 1)},
+			Counts{Pending: 6, Expired: 3}, 3},
+		"none": {Config{MaxPending: -1}, []events.Event{waiting(2, 3, 2)}, Counts{Pending: 2, Overflowed: 2}, 0},
+	} {
+		x := New(c.cfg)
+		id := x.AddRank(0, 16)
+		var counts Counts
+		now := events.Millis(0)
+		for _, e := range c.events {
+			counts.Add(x.Apply(id, now, []events.Event{e}))
+			now += day / 24
+		}
+		if s := x.Stats(); counts != c.counts || s.Pending != c.waiting || s.Bytes.Ranks < c.waiting*PendingBlockBytes {
+			t.Errorf("%s: %+v, want %+v; %d wait, want %d", name, counts, c.counts, s.Pending, c.waiting)
+		}
+		if c.cfg.PendingFor == 0 {
+			now += day
+		}
+		root := waiting(0, 1, 2)
+		root.HasParent = false
+		counts = x.Apply(id, now-day/24, []events.Event{root})
+		attached := min(uint64(c.waiting), 3)
+		if counts.Attached != attached || counts.Stored != 2+attached {
+			t.Errorf("%s: the parents came to %+v", name, counts)
+		}
+		if err := x.Check(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestPendingMemory compares what MaxPendingBytes counts with the heap, for events of any size.
+func TestPendingMemory(t *testing.T) {
+	for _, n := range []int{1, 4, 64, DefaultMaxPending} {
+		const ranks = 20
+		x := New(Config{})
+		before := liveHeap()
+		counted := 0
+		for range ranks {
+			id := x.AddRank(0, 16)
+			for first := 1; first <= DefaultMaxPending; first += n {
+				x.Apply(id, 0, []events.Event{waiting(events.BlockHash(1<<40+first), events.BlockHash(first), n)})
+			}
+			counted += x.slots[id.Slot()].pending.bytes()
+		}
+		grown := int(liveHeap() - before)
+		t.Logf("events of %d blocks: %d bytes a block, %d counted", n, grown/(ranks*DefaultMaxPending),
+			counted/(ranks*DefaultMaxPending))
+		if grown > counted*9/8 || grown < counted/2 { // the race detector pads objects
+			t.Errorf("events of %d blocks: %d bytes, counted as %d", n, grown, counted)
+		}
+		if s := x.Stats(); s.Pending != ranks*DefaultMaxPending {
+			t.Errorf("%d blocks wait", s.Pending)
+		}
+	}
+}
+
+// liveHeap is the number of bytes in live objects.
+func liveHeap() uint64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC() // finalizers of the first have run
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
