@@ -45,6 +45,7 @@ func (u usage) api() api.Usage {
 type capacity struct {
 	mu            sync.Mutex
 	bucket, store usage
+	bucketEpoch   jetstream.Epoch             // of the bucket for snapshots; 0: not known
 	waiting       map[events.Partition]string // what shims wait for; replaced, never changed
 	asking        bool                        // the shims are being asked
 	asked         time.Time                   // when they were, last
@@ -117,11 +118,30 @@ func (n *Node) measureCapacity(ctx context.Context) (refused bool) {
 		}
 	}
 	n.askWaiting(ctx, shut)
-	if used, limit, err := n.cfg.Snapshots.Usage(ctx); err == nil {
+	bucket, err := n.cfg.Snapshots.Usage(ctx)
+	switch {
+	case err == nil:
+		n.noteBucket(bucket.Epoch)
 		replace("the snapshot bucket", &n.capacity.bucket,
-			usage{used, limit, refusal(n.cfg.Snapshots.Writable(ctx))})
+			usage{bucket.Bytes, bucket.Limit, refusal(n.cfg.Snapshots.Writable(ctx))})
+	case errors.Is(err, jetstream.ErrNotFound) && n.cfg.RecreateSnapshots != nil && n.cfg.Snapshots.Gone(ctx):
+		n.cfg.Hooks.BucketRecreated(n.cfg.RecreateSnapshots(ctx))
 	}
 	return refused
+}
+
+// noteBucket makes a snapshot of each partition due if the bucket is not the one that had the earlier snapshots.
+func (n *Node) noteBucket(epoch jetstream.Epoch) {
+	n.capacity.mu.Lock()
+	before := n.capacity.bucketEpoch
+	n.capacity.bucketEpoch = epoch
+	n.capacity.mu.Unlock()
+	if before == 0 || before == epoch {
+		return
+	}
+	for _, p := range n.kept() {
+		n.step(p, (*partition).snapshotsLost)
+	}
 }
 
 // askWaitingEvery is how often the shims of a log that rejects writes are asked what they wait for.

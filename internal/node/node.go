@@ -65,6 +65,9 @@ type Config struct {
 	// Recreate, if not nil, creates the missing streams of the log; it is called when a stream was deleted.
 	Recreate func(context.Context) error
 
+	// RecreateSnapshots, if not nil, creates the bucket for snapshots; it is called when the bucket was deleted.
+	RecreateSnapshots func(context.Context) error
+
 	// Health, if not nil, returns what is wrong with the NATS server in this process.
 	Health func() error
 
@@ -111,8 +114,11 @@ type Hooks struct {
 	Reread func(p events.Partition, from events.StreamSeq)
 	// the stream was missing: it was made, or why it was not
 	Recreated func(p events.Partition, err error)
-	Resynced  func(p events.Partition)             // the partition is whole again
-	Filling   func(what string, used, limit int64) // something has become 80 % full
+	// the bucket for snapshots was deleted: it was created again, or why not
+	BucketRecreated func(err error)
+
+	Resynced func(p events.Partition)             // the partition is whole again
+	Filling  func(what string, used, limit int64) // something has become 80 % full
 	// something rejects writes, or, with nil, takes them again
 	Unwritable func(what string, err error)
 

@@ -42,6 +42,7 @@ var errOtherLog = errors.New("the log is not the one that was applied")
 type saveState struct {
 	runIndex *snapshot.RunIndex
 	grown    growth    // the partition's at that time
+	lost     bool      // the snapshots before were deleted
 	at       time.Time // when it was written, or, before the first of this process, when the process began with it
 	failed   time.Time // when the last attempt failed; zero if it did not
 	fails    int       // how many in a row did

@@ -43,14 +43,16 @@ type site struct {
 	stopNode func()
 	stopping chan struct{} // closed when the node is told to stop
 	mend     func(context.Context) error
-	view     func() *cluster.View
-	claimed  func(events.WorkerID, string) bool
-	index    radix.Config
-	interval time.Duration       // between snapshots
-	room     time.Duration       // between looks at how full things are
-	blocks   uint64              // after which one is due earlier; 0: the usual
-	strict   bool                // what the shim cannot read clears its rank
-	size     func(string) uint32 // the registered block size of a model; nil: none is known
+
+	mendBucket func(context.Context) error
+	view       func() *cluster.View
+	claimed    func(events.WorkerID, string) bool
+	index      radix.Config
+	interval   time.Duration       // between snapshots
+	room       time.Duration       // between looks at how full things are
+	blocks     uint64              // after which one is due earlier; 0: the usual
+	strict     bool                // what the shim cannot read clears its rank
+	size       func(string) uint32 // the registered block size of a model; nil: none is known
 
 	mu     sync.Mutex
 	told   []string
@@ -133,7 +135,7 @@ func (w *site) start() {
 		ID: "n", Namespace: w.ns, Snapshots: w.bucket, SnapshotInterval: w.interval, SnapshotBlocks: w.blocks,
 		Watch:       50 * time.Millisecond,
 		ResyncPause: 50 * time.Millisecond, CapacityCheck: w.room, Recreate: w.mend, Index: w.index, View: w.view,
-		Claimed:   w.claimed,
+		RecreateSnapshots: w.mendBucket, Claimed: w.claimed,
 		BlockSize: w.size,
 		Hooks: w.recorded(Hooks{
 			Ready: func() { close(ready) },
@@ -146,8 +148,9 @@ func (w *site) start() {
 				w.tell("asked: %s: %d, %v", why, n,
 					err)
 			},
-			Resynced: func(events.Partition) { w.tell("resynced") },
-			Reread:   func(_ events.Partition, from events.StreamSeq) { w.tell("reread from %d", from) },
+			BucketRecreated: func(err error) { w.tell("snapshot bucket recreated: %v", err) },
+			Resynced:        func(events.Partition) { w.tell("resynced") },
+			Reread:          func(_ events.Partition, from events.StreamSeq) { w.tell("reread from %d", from) },
 		}),
 	})
 	running, cancel := context.WithCancel(w.ctx)

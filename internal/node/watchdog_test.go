@@ -85,6 +85,50 @@ func TestStreamDeletedUnderALiveNode(t *testing.T) {
 	w.compareTranscript("stream-deleted")
 }
 
+// TestSnapshotBucketDeletedUnderALiveNode: the node creates the bucket again and writes a snapshot into it at once,
+// also if nothing has changed since the last one. Another node that finds the new bucket does the same.
+func TestSnapshotBucketDeletedUnderALiveNode(t *testing.T) {
+	for name, mends := range map[string]bool{"the node creates it": true, "somebody else creates it": false} {
+		t.Run(name, func(t *testing.T) {
+			w := newSite(t)
+			create := func(ctx context.Context) error {
+				_, err := w.ns.EnsureSnapshots(ctx, jetstream.BucketConfig{})
+				return err
+			}
+			if mends {
+				w.mendBucket = create
+			}
+			w.start()
+			w.startShim()
+			w.grow(3)
+			w.awaitAll()
+			w.snapshot()
+			w.must(w.js.DeleteStream(w.ctx, "KV_"+w.bucket.Name()))
+			if !mends {
+				w.must(create(w.ctx))
+			}
+			deadline := time.Now().Add(patience)
+			for _, err := w.bucket.Latest(w.ctx, snapshot.ManifestKey(0)); err != nil; {
+				if time.Now().After(deadline) {
+					t.Fatalf("there is no snapshot: %v\n%s", err, w.heard())
+				}
+				time.Sleep(10 * time.Millisecond)
+				_, err = w.bucket.Latest(w.ctx, snapshot.ManifestKey(0))
+			}
+			if told := strings.Contains(w.heard(), "snapshot bucket recreated: <nil>"); told != mends {
+				t.Errorf("told:\n%s", w.heard())
+			}
+			w.forget()
+			w.restart()
+			w.awaitAll()
+			w.expect(`1 ranks, lost ""`)
+			if s, err := w.node.Status(w.ctx); err != nil || len(s.Problems) > 0 {
+				t.Errorf("problems: %q, %v", s.Problems, err)
+			}
+		})
+	}
+}
+
 // awaitTold waits until the hooks have told of something.
 func (w *site) awaitTold(word string) {
 	w.Helper()
@@ -456,7 +500,7 @@ func TestRoom(t *testing.T) {
 	w.startShim()
 	w.grow(50)
 	w.awaitAll()
-	used, _, err := w.bucket.Usage(w.ctx)
+	full, err := w.bucket.Usage(w.ctx)
 	w.must(err)
 	limit := func(bytes int64) {
 		t.Helper()
@@ -464,7 +508,7 @@ func TestRoom(t *testing.T) {
 		w.bucket, err = w.ns.EnsureSnapshots(w.ctx, jetstream.BucketConfig{MaxBytes: bytes})
 		w.must(err)
 	}
-	limit(used + 1000)
+	limit(full.Bytes + 1000)
 	_, err = w.bucket.Put(w.ctx, "filler", make([]byte, 850))
 	w.must(err)
 	if _, err := w.node.Snapshot(w.ctx); err == nil {
@@ -478,7 +522,7 @@ func TestRoom(t *testing.T) {
 		if strings.Contains(problems, "the snapshot bucket is 8") ||
 			strings.Contains(problems, "the snapshot bucket is 9") {
 			if !strings.Contains(problems, "its snapshot was not written") || s.Snapshots.Failed != 1 ||
-				s.SnapshotBucket.Limit != used+1000 {
+				s.SnapshotBucket.Limit != full.Bytes+1000 {
 				t.Fatalf("status %+v", s)
 			}
 			break

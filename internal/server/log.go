@@ -71,6 +71,8 @@ func nodeHooks(log *slog.Logger, ready func()) node.Hooks {
 			}
 			log.Warn("the log's stream was missing; it was made anew", "partition", p)
 		},
+		BucketRecreated: func(err error) { bucketRecreated(log, "snapshots", err) },
+
 		Resynced: func(p events.Partition) { log.Info("resync is over", "partition", p) },
 		Filling: func(what string, used, limit int64) {
 			log.Warn("filling up: "+what, "bytes", used, "limit", limit, "what_to_do",

@@ -212,7 +212,8 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		ID: s.ID, Version: s.Version, Namespace: s.ns, Snapshots: st.snapshots, Index: s.Index,
 		Shards: cmp.Or(s.IndexShards, runtime.GOMAXPROCS(0)/2), L3: s.L3,
 		SnapshotInterval: s.SnapshotInterval, SnapshotBlocks: s.SnapshotBlocks, Recreate: st.mendLog,
-		Shared: true, View: s.views.Now, Hooks: hooks, Source: s.registry.Source, Claimed: s.registry.Claimed,
+		RecreateSnapshots: st.recreateSnapshots,
+		Shared:            true, View: s.views.Now, Hooks: hooks, Source: s.registry.Source, Claimed: s.registry.Claimed,
 		BlockSize: s.models.BlockSize,
 	}
 	stage := s.stageHook()
@@ -429,7 +430,7 @@ type store struct {
 
 	claimsRequired bool // see [jetstream.Namespace.ClaimsRequired]
 
-	mendLog, recreateWorkers func(context.Context) error // make what is missing
+	mendLog, recreateWorkers, recreateSnapshots func(context.Context) error // make what is missing
 }
 
 // claimsPatience is how long a start waits for the NATS server to say whether model claims are required.
@@ -473,10 +474,13 @@ func openOnce(ctx context.Context, s *Settings) (*store, error) {
 	if st.claimsRequired, err = ns.ClaimsRequired(asking); err != nil && !errors.Is(err, jetstream.ErrUnavailable) {
 		return nil, err
 	}
-	if st.snapshots, err = ns.EnsureSnapshots(ctx, jetstream.BucketConfig{
-		MaxBytes: s.SnapshotBytes, Replicas: s.Replicas,
-	}); err != nil {
+	snapshots := jetstream.BucketConfig{MaxBytes: s.SnapshotBytes, Replicas: s.Replicas}
+	if st.snapshots, err = ns.EnsureSnapshots(ctx, snapshots); err != nil {
 		return nil, err
+	}
+	st.recreateSnapshots = func(ctx context.Context) error {
+		_, err := ns.EnsureSnapshots(ctx, snapshots)
+		return err
 	}
 	workers := jetstream.BucketConfig{Replicas: s.Replicas}
 	if st.workers, err = ns.EnsureWorkers(ctx, workers); err != nil {

@@ -548,10 +548,19 @@ func (b *Bucket) Gone(ctx context.Context) bool {
 	return true
 }
 
-// Usage is how many bytes the bucket has and may have (-1: no limit).
-func (b *Bucket) Usage(ctx context.Context) (used, limit int64, err error) {
+// BucketUsage is the size of a bucket.
+type BucketUsage struct {
+	Bytes, Limit int64 // -1 as Limit is no limit
+	Epoch        Epoch // of the bucket. It changes if the bucket is deleted and created again.
+}
+
+// Usage returns the size of the bucket; [ErrNotFound] if the bucket was deleted.
+func (b *Bucket) Usage(ctx context.Context) (BucketUsage, error) {
 	a, err := b.c.streamInfo(ctx, b.stream)
-	return int64(a.State.Bytes), a.Config.MaxBytes, err
+	if err != nil {
+		return BucketUsage{}, err
+	}
+	return BucketUsage{Bytes: int64(a.State.Bytes), Limit: a.Config.MaxBytes, Epoch: a.epoch()}, nil
 }
 
 // EnsureNodes opens the bucket in which indexer nodes announce themselves, and creates it if it is missing. A value

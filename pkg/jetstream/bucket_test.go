@@ -90,8 +90,8 @@ func TestBucket(t *testing.T) {
 		if err != nil || two <= rev {
 			t.Fatal(two, err)
 		}
-		if used, limit, err := b.Usage(w.ctx); err != nil || used < MaxValue || limit != -1 {
-			t.Fatal(used, limit, err)
+		if u, err := b.Usage(w.ctx); err != nil || u.Bytes < MaxValue || u.Limit != -1 || u.Epoch == 0 {
+			t.Fatal(u, err)
 		}
 		for _, bad := range []Value{{"", nil}, {"a b", nil}, {"a.*", nil}, {"a..b", nil}} {
 			if _, err := b.Put(w.ctx, bad.Key, nil); !errors.Is(err, ErrBadName) {
