@@ -243,7 +243,6 @@ func TestConductor(t *testing.T) {
 	refused(strings.Replace(second, `"strategy":"vllm_v1",`, ``, 1), "missing", "strategy")
 	refused(strings.Replace(second, `"strategy"`, `"root_digest":"00","strategy"`, 1), "unknown_field", "root_digest")
 	refused(strings.Replace(second, "vLLM", "Mooncake", 1), "unsupported", "type", "docs/l3.md")
-	refused(strings.Replace(second, "vLLM", "SGLang", 1), "unsupported", "type", "worker-shim")
 	refused(strings.Replace(second, "vLLM", "Other", 1), "invalid_value", "type")
 	refused(registration("node4", "udp://127.0.0.1:1", "", ""), "invalid_registration", "", "udp://")
 	status, text, err := harness.Request(at, "POST", "/query", `{"model":`)

@@ -205,7 +205,7 @@ func (c *conductor) register(ctx context.Context, body []byte) (any, error) {
 	if err != nil {
 		return nil, plain(err)
 	}
-	record, what := registry.Record{Source: "vllm", Engine: &registry.Engine{}}, told{}
+	record, what := registry.Record{Engine: &registry.Engine{}}, told{}
 	var kind, model, instance string
 	for _, read := range []func() error{
 		func() (err error) { record.Engine.Endpoint, err = f.text("endpoint"); return err },
@@ -218,7 +218,7 @@ func (c *conductor) register(ctx context.Context, body []byte) (any, error) {
 		func() (err error) { record.Engine.Group, err = f.tenant(); return err },
 		func() (err error) { what.CacheGroup, err = f.cacheGroup(); return err },
 		func() (err error) { what.Profile, err = f.profile(); return err },
-		func() error { return checkKind(kind) },
+		func() (err error) { record.Source, err = sourceOf(kind); return err },
 		func() (err error) { record.Rank, err = f.rank(); return err },
 	} {
 		if err := read(); err != nil {
@@ -244,19 +244,21 @@ func (c *conductor) register(ctx context.Context, body []byte) (any, error) {
 	return nil, err
 }
 
-// checkKind refuses publishers of events that are registered otherwise here.
-func checkKind(kind string) error {
-	switch kind {
-	case "vLLM":
-		return nil
-	case "Mooncake":
-		return refuse("unsupported", "type", "type Mooncake is not taken: what lies in a shared store is asked of its "+
-			"master, which workers or --l3-config name; see docs/l3.md")
-	case "SGLang":
-		return refuse("unsupported", "type", "type SGLang is not taken: register SGLang by worker-shim, or by POST "+
-			"/register of --http-listen")
+// kinds are the types of publishers, by the source of their records.
+var kinds = map[string]string{"vllm": "vLLM", "sglang": "SGLang"}
+
+// sourceOf returns the source of a publisher's record.
+func sourceOf(kind string) (string, error) {
+	for source, name := range kinds {
+		if kind == name {
+			return source, nil
+		}
 	}
-	return refuse("invalid_value", "type", "type must be vLLM")
+	if kind == "Mooncake" {
+		return "", refuse("unsupported", "type", "type Mooncake is not supported: the indexer asks the master what a shared "+
+			"store holds; name the master in the workers' registrations or --l3-config (docs/l3.md)")
+	}
+	return "", refuse("invalid_value", "type", "type must be vLLM or SGLang")
 }
 
 func (f fields) cacheGroup() (*int64, error) {
@@ -280,7 +282,7 @@ func (c *conductor) contradicts(r registry.Record, what told) (there bool, err e
 		said, was := of(other)
 		switch {
 		case other.Key() == r.Key() && other.Engine.Group == r.Engine.Group:
-			if same := was && other.Model == r.Model && other.BlockSize == r.BlockSize &&
+			if same := was && other.Source == r.Source && other.Model == r.Model && other.BlockSize == r.BlockSize &&
 				other.Engine.Endpoint == r.Engine.Endpoint && other.Engine.Replay == r.Engine.Replay &&
 				bytes.Equal(compact(other.Engine.Conductor), r.Engine.Conductor); same {
 				return true, nil
@@ -478,8 +480,8 @@ func (c *conductor) registered() []service {
 	for _, l := range c.Shims.Listeners() {
 		if said, was := of(l.Record); was {
 			e := l.Record.Engine
-			list = append(list, service{e.Endpoint, e.Replay, "vLLM", compat.NameOf(l.Record), said.LoRA, e.Group,
-				l.Record.Instance, l.Record.BlockSize, l.Record.Rank, said.CacheGroup, said.Profile})
+			list = append(list, service{e.Endpoint, e.Replay, kinds[l.Record.Source], compat.NameOf(l.Record), said.LoRA,
+				e.Group, l.Record.Instance, l.Record.BlockSize, l.Record.Rank, said.CacheGroup, said.Profile})
 		}
 	}
 	return list

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -174,7 +175,11 @@ type profile struct {
 	Projection string `json:"index_projection"`
 }
 
-// profile is the field hash_profile.
+// sglang reports whether the strategy is one of SGLang's, which have no seed.
+func (p *profile) sglang() bool { return p.Strategy == "sglang" || p.Strategy == "sglang_bigram" }
+
+// profile is the field hash_profile. The rules are those of ResolveHashProfile in Mooncake's
+// mooncake-conductor/src/prefixindex/hash_strategy.cpp.
 func (f fields) profile() (p profile, err error) {
 	const name = "hash_profile"
 	switch {
@@ -190,23 +195,38 @@ func (f fields) profile() (p profile, err error) {
 	for _, field := range []struct {
 		name string
 		to   *string
-	}{{"strategy", &p.Strategy}, {"algorithm", &p.Algorithm}, {"python_hash_seed", &p.Seed},
-		{"index_projection", &p.Projection}} {
+	}{{"strategy", &p.Strategy}, {"algorithm", &p.Algorithm}, {"index_projection", &p.Projection}} {
 		if *field.to, err = in.text(field.name); err != nil {
 			return p, err
 		}
+	}
+	const seed = "python_hash_seed"
+	if p.sglang() {
+		switch _, err := in.optional(seed, ""); { // its value is ignored
+		case err != nil:
+			return p, err
+		case p.Algorithm != "sha256_raw":
+			return p, refuse("invalid_value", "algorithm", "unsupported SGLang hash algorithm: %s", p.Algorithm)
+		case p.Projection != "first64_be":
+			return p, refuse("invalid_value", "index_projection", "unsupported SGLang index projection: %s", p.Projection)
+		}
+		p.Seed, p.Root = "0", strings.Repeat("0", 2*sha256.Size) // placeholders, as there
+		return p, nil
+	}
+	if p.Seed, err = in.text(seed); err != nil {
+		return p, err
 	}
 	_, err = strconv.ParseUint(p.Seed, 10, 32)
 	digits := p.Seed[0] >= '0' && p.Seed[0] <= '9'
 	switch {
 	case p.Strategy != "vllm_v1":
-		return p, refuse("invalid_value", "strategy", "strategy must be vllm_v1")
+		return p, refuse("invalid_value", "strategy", "unsupported hash strategy: %s", p.Strategy)
 	case p.Algorithm != "sha256_cbor" && p.Algorithm != "sha256":
-		return p, refuse("invalid_value", "algorithm", "algorithm must be sha256_cbor or sha256")
+		return p, refuse("invalid_value", "algorithm", "unsupported hash algorithm: %s", p.Algorithm)
 	case p.Projection != "low64_be":
-		return p, refuse("invalid_value", "index_projection", "index_projection must be low64_be")
+		return p, refuse("invalid_value", "index_projection", "unsupported index projection: %s", p.Projection)
 	case p.Seed != "random" && (err != nil || !digits || len(p.Seed) > 23):
-		return p, refuse("invalid_value", "python_hash_seed",
+		return p, refuse("invalid_value", seed,
 			"python_hash_seed must be random or a decimal number of 32 bits")
 	}
 	p.Root = root(p.Algorithm, p.Seed)

@@ -3,6 +3,8 @@ package conductor
 import (
 	"encoding/json"
 	"errors"
+	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -28,6 +30,50 @@ func TestProfile(t *testing.T) {
 		_, err := fields{"hash_profile": text}.profile()
 		if errors.As(err, &r) == good || !good && (r.Field != "python_hash_seed" || r.Reason != "invalid_value") {
 			t.Errorf("seed %q: %v", seed, err)
+		}
+	}
+}
+
+// TestSGLangProfile checks the combinations of strategy, algorithm, projection and seed. The statuses and fields are
+// those of ResolveHashProfile and ParseHashProfile in Mooncake's conductor.
+func TestSGLangProfile(t *testing.T) {
+	const raw, first = `"algorithm":"sha256_raw"`, `"index_projection":"first64_be"`
+	zeros := strings.Repeat("0", 64)
+	for _, c := range []struct {
+		profile       string
+		reason, field string // "": good
+	}{
+		{`{"strategy":"sglang",` + raw + `,` + first + `}`, "", ""},
+		{`{"strategy":"sglang_bigram",` + raw + `,` + first + `}`, "", ""},
+		{`{"strategy":"sglang",` + raw + `,` + first + `,"python_hash_seed":"0"}`, "", ""},
+		{`{"strategy":"sglang",` + raw + `,` + first + `,"python_hash_seed":""}`, "", ""},
+		{`{"strategy":"sglang",` + raw + `,` + first + `,"python_hash_seed":"any"}`, "", ""},
+		{`{"strategy":"sglang",` + raw + `,` + first + `,"python_hash_seed":0}`, "invalid_type", "python_hash_seed"},
+		{`{"strategy":"sglang",` + raw + `,` + first + `,"python_hash_seed":null}`, "invalid_type", "python_hash_seed"},
+		{`{"strategy":"sglang",` + raw + `,` + first + `,"root_digest":"00"}`, "unknown_field", "root_digest"},
+		{`{"strategy":"sglang","algorithm":"sha256",` + first + `}`, "invalid_value", "algorithm"},
+		{`{"strategy":"sglang","algorithm":"sha256_cbor",` + first + `}`, "invalid_value", "algorithm"},
+		{`{"strategy":"sglang",` + first + `}`, "missing", "algorithm"},
+		{`{"strategy":"sglang_bigram",` + raw + `,"index_projection":"low64_be"}`, "invalid_value", "index_projection"},
+		{`{"strategy":"sglang_bigram",` + raw + `}`, "missing", "index_projection"},
+		{`{"strategy":"SGLang",` + raw + `,` + first + `,"python_hash_seed":"0"}`, "invalid_value", "strategy"},
+		{`{"strategy":"vllm_v1",` + raw + `,` + first + `,"python_hash_seed":"0"}`, "invalid_value", "algorithm"},
+		{`{"strategy":"vllm_v1","algorithm":"sha256",` + first + `,"python_hash_seed":"0"}`, "invalid_value",
+			"index_projection"},
+		{`{"strategy":"vllm_v1","algorithm":"sha256","index_projection":"low64_be"}`, "missing", "python_hash_seed"},
+		{`{"strategy":"vllm_v1","algorithm":"sha256","index_projection":"low64_be","python_hash_seed":""}`,
+			"invalid_value", "python_hash_seed"},
+	} {
+		var r *refusal
+		p, err := fields{"hash_profile": json.RawMessage(c.profile)}.profile()
+		if !errors.As(err, &r) {
+			r = &refusal{}
+		}
+		if r.Reason != c.reason || r.Field != c.field || err != nil && r.status != http.StatusBadRequest {
+			t.Errorf("%s: %+v; want %s of %q", c.profile, r, c.reason, c.field)
+		}
+		if err == nil && (p.Seed != "0" || p.Root != zeros) {
+			t.Errorf("%s: %+v", c.profile, p)
 		}
 	}
 }

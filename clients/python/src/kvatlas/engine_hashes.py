@@ -9,18 +9,31 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import re
 import struct
+import uuid
 from collections.abc import Callable, Iterable
 
 from ._tokens import pack
 
 
-def sglang_hashes(tokens: Iterable[int], page_size: int, *, lora_name: str = "", cache_salt: str = "",
-                  eagle: bool = False) -> list[int]:
+def sglang_hashes(tokens: Iterable[int], page_size: int, *, lora_name: str = "", lora_path: str = "",
+                  lora_id: str = "", extra_key: str | None = None, cache_salt: str = "", eagle: bool = False,
+                  release: str = "0.5.23", event_format: str = "default") -> list[int]:
     """The names of SGLang's pages: the first 8 bytes, signed, of SHA-256 over the page before and the page's tokens.
 
-    Source: `get_hash_str` and `hash_str_to_int64` in SGLang's srt/mem_cache, and events' namespaces of 0.5.22 and
-    later. eagle: the pages are of pairs of tokens.
+    release and event_format are the engine's: the format is `"format"` in its `--kv-events-config`.
+
+    An adapter is named by its id. SGLang makes the id of an adapter in `--lora-paths` from its name and path: give
+    lora_name and lora_path. An adapter without a name there has its path as the name: give it as lora_name. An adapter
+    that was loaded later has a random id: give it as lora_id, 32 hexadecimal digits. extra_key is the field of the
+    request. In the default format, releases before 0.5.23 give an adapter's pages the names of the base model's.
+
+    eagle: the pages are of pairs of tokens.
+
+    Source: `get_hash_str` and `hash_str_to_int64` in SGLang's srt/mem_cache/utils.py, `KVCacheEventRecorder` in
+    srt/mem_cache/events.py, `kv_event_namespace_seed` in srt/disaggregation/kv_events.py and
+    `LoRARef.deterministic_id` in srt/lora/lora_registry.py.
     """
     _check(page_size, "page_size")
     data = bytes(pack(tokens))
@@ -28,15 +41,52 @@ def sglang_hashes(tokens: Iterable[int], page_size: int, *, lora_name: str = "",
         data = b"".join(data[i:i + 8] for i in range(0, len(data) - 4, 4))
     step = page_size * (8 if eagle else 4)
     prior = hashlib.sha256(b"sglang-cache-salt-v1\0" + cache_salt.encode()).digest() if cache_salt else b""
-    adapter = hashlib.sha256(b"sglang-kv-event-lora-v1\0" + lora_name.encode()).digest() if lora_name else b""
+    if lora_name and not lora_id:
+        lora_id = uuid.uuid5(uuid.NAMESPACE_URL, f"{lora_name}\0{lora_path or lora_name}").hex
+    namespace = _sglang_namespace(lora_id, extra_key, cache_salt, release, event_format)
     names = []
     for i in range(0, len(data) - step + 1, step):
         prior = hashlib.sha256(prior + data[i:i + step]).digest()
         name = prior[:8]
-        if adapter:
-            name = hashlib.sha256(adapter + name).digest()[:8]
+        if namespace:
+            name = hashlib.sha256(namespace + name).digest()[:8]
         names.append(int.from_bytes(name, "big", signed=True))
     return names
+
+
+def _sglang_namespace(lora_id: str, extra_key: str | None, cache_salt: str, release: str, event_format: str) -> bytes:
+    """What SGLang hashes a page's name with; empty if it publishes the name as it is."""
+    if event_format not in ("default", "dynamo"):
+        raise ValueError(f"event_format is {event_format!r}, not default or dynamo")
+    version = _version(release)
+    if event_format == "dynamo" and version < (0, 5, 22):
+        raise ValueError(f"event_format is dynamo, which SGLang has from 0.5.22 on, and release is {release!r}")
+    key = extra_key
+    if lora_id:
+        key = (extra_key or "") + lora_id
+    salt: str | None = cache_salt or None
+    if event_format == "default":
+        salt = None
+        if not lora_id or version < (0, 5, 23):
+            key = None
+    if key is None and salt is None:
+        return b""
+    digest = hashlib.sha256(b"sglang-kv-event-namespace-v1")
+    for part in (key, salt):
+        if part is None:
+            digest.update(b"\x00")
+        else:
+            text = part.encode()
+            digest.update(b"\x01" + len(text).to_bytes(8, "little") + text)
+    return digest.digest()
+
+
+def _version(release: str) -> tuple[int, ...]:
+    """A release as numbers: (0, 5, 22) of 0.5.22.post1."""
+    numbers = re.match(r"\d+(\.\d+)*", release)
+    if not numbers:
+        raise ValueError(f"release is {release!r}, not a version like 0.5.23")
+    return tuple(int(n) for n in numbers[0].split("."))
 
 
 def vllm_hashes(tokens: Iterable[int], block_size: int, *, algorithm: str = "sha256",
