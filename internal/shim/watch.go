@@ -26,9 +26,9 @@ type watching struct {
 
 	delayed *time.Timer // runs while a flight is in the air
 
-	quiet      *time.Timer // ends when an engine that never spoke counts as quiet
-	quietAt    time.Time   // when it ends; zero before the first connection
-	spoke      bool        // the engine has published a message
+	quiet   *time.Timer // ends when an engine that never spoke counts as quiet
+	quietAt time.Time   // when it ends; zero before the first connection
+	spoke   bool        // the engine has published a message
 
 	probing bool
 	probed  chan bool // whether all ports refused
