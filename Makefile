@@ -33,6 +33,7 @@ test: ## run all tests that need nothing but Go
 judges: ## fetch what is missing (once, 1.2 GB), then run the tests against real engines, libzmq, Dynamo, Mooncake and Envoy, and those of clients/python
 	go run ./integration/judges/fetch
 	go test -tags judges -timeout 30m ./integration/judges/... ./internal/page ./internal/zmtp ./tools/pyenv ./tools/path
+	go test -tags judges -timeout 30m ./integration/judges/dynamo ./integration/judges/selection -dynamo dynamo-next.txt
 	cd integration/judges/helm && go test -count 1 ./...
 
 real-vllm: ## fetch a whole vLLM (once, 1 GB), then compare its answers with ours: make real-vllm N=60 for fewer requests

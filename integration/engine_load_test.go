@@ -122,12 +122,126 @@ func TestEngineLoad(t *testing.T) {
 		"--block-size", "16", "--nats", nats)
 	active, _ := msgpack.Marshal(map[string]any{"worker_id": 7, "dp_rank": 0, "active_decode_blocks": nil,
 		"active_prefill_tokens": nil, "kv_used_blocks": 5})
-	envelope, _ := msgpack.Marshal(map[string]any{"topic": "kv_metrics", "publisher_id": 1, "sequence": 1,
-		"published_at": 1, "payload": active})
+	envelope := onEventPlane("kv_metrics", active)
 	dropped("a node", one, publish("namespace.dynamo.component.backend.endpoint.generate.kv_metrics", envelope))
 	dropped("a node", one, publish("namespace.dynamo.kv_metrics", []byte(`{"worker_id":7,"data":{"request_active_slots":1,
 		"request_total_slots":4,"kv_active_blocks":95,"kv_total_blocks":100,"num_requests_waiting":0,
 		"gpu_cache_usage_perc":0.95,"gpu_prefix_cache_hit_rate":0.0}}`)), seven)
 	publish("namespace.dynamo.component.backend.kv_metrics", []byte(`{"worker_id":7}`))()
-	shim.WaitFor("none of Dynamo's loads")
+	shim.WaitFor("none of Dynamo's kv_metrics")
+}
+
+// onEventPlane puts a payload into the envelope of Dynamo's event plane.
+func onEventPlane(topic string, payload []byte) []byte {
+	envelope, err := msgpack.Marshal(map[string]any{"topic": topic, "publisher_id": 1, "sequence": 1, "published_at": 1,
+		"payload": payload})
+	if err != nil {
+		panic(err)
+	}
+	return envelope
+}
+
+// TestRequestsOfDynamosRouters has a Dynamo router publish requests that it sends to one of two workers. Both nodes
+// choose the other one until these requests have ended, and a request that was booked here too counts once.
+func TestRequestsOfDynamosRouters(t *testing.T) {
+	t.Parallel()
+	nats := harness.StartNATS(t)
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+	defer cancel()
+	nodes := make([]*client.Client, 2)
+	for i := range nodes {
+		p := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", fmt.Sprint("n", i), "--partitions", "4",
+			"--http-listen", "127.0.0.1:0", "--request-expiry", "60s")
+		c, err := client.HTTP([]string{"http://" + p.WaitFor(`HTTP is served" listen=(\S+)`)[1]}, client.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.WaitFor(`msg=ready`)
+		nodes[i] = c
+	}
+	for _, worker := range []events.WorkerID{"7", "8"} {
+		if _, err := nodes[0].RegisterWorker(ctx, &api.WorkerRegistration{Instance: worker, Model: "m",
+			BlockSize: harness.BlockSize, WorkerSpec: api.WorkerSpec{Events: api.EventsNone}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const component = "namespace.dynamo.component.backend"
+	harness.Start(t, "worker-shim", "run", "--source", "dynamo-nats", "--engine",
+		component+".endpoint.generate.kv-events", "--model", "m", "--block-size", "16", "--nats", nats)
+	conn := connectNATS(t, "nats://"+nats)
+	publish := func(subject string, message map[string]any) {
+		payload, err := msgpack.Marshal(message)
+		if err != nil {
+			t.Fatal(err)
+		}
+		topic := subject[strings.LastIndex(subject, ".")+1:]
+		if err := conn.Publish(subject, onEventPlane(topic, payload)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	event := func(id string, worker uint64, data any) map[string]any {
+		return map[string]any{"request_id": id, "worker": map[string]any{"worker_id": worker, "dp_rank": 0}, "data": data,
+			"router_id": 99, "lora_name": nil}
+	}
+	add := func(tokens int, blocks ...uint64) map[string]any {
+		return map[string]any{"AddRequest": map[string]any{"token_sequence": blocks, "track_prefill_tokens": true,
+			"expected_output_tokens": nil, "prefill_load_hint": map[string]any{"initial_effective_prefill_tokens": tokens,
+				"expected_prefill_duration": nil}}}
+	}
+	sequences := component + ".endpoint.generate.active_sequences_events"
+	// loads waits until both nodes say this of worker 7. again is published until then: nothing is kept for who comes late.
+	loads := func(when, want string, again func()) {
+		t.Helper()
+		harness.Eventually(t, when, func() (bool, string) {
+			again()
+			for _, c := range nodes {
+				l, err := c.Loads(ctx, "m")
+				if err != nil {
+					return false, err.Error()
+				}
+				r := l.Models[0].Ranks[0]
+				if got := fmt.Sprintf("%s: %d tokens, %d blocks, %d requests", r.Worker, r.ActivePrefillTokens, r.ActiveBlocks,
+					r.ActiveRequests); got != want {
+					return false, got
+				}
+			}
+			return true, ""
+		})
+	}
+	none := func() {}
+	loads("a request is added", "7: 40 tokens, 2 blocks, 1 requests",
+		func() { publish(sequences, event("r1", 7, add(40, 11, 12))) })
+	for i, c := range nodes {
+		for range 8 {
+			s, err := c.Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m",
+				Tokens: harness.Tokens(1, harness.BlockSize)}})
+			if err != nil || s.Worker != "8" {
+				t.Fatalf("node %d chooses %+v, %v", i, s, err)
+			}
+		}
+	}
+	publish(sequences, event("r1", 7, "MarkPrefillCompleted"))
+	publish(component+".active_sequences_events", event("r2", 7, add(0, 11, 13)))
+	loads("prefill is done, and another request shares a block", "7: 0 tokens, 3 blocks, 2 requests", none)
+	publish("namespace.dynamo.prefill_events", map[string]any{"request_id": "old", "worker_id": 7,
+		"data": map[string]any{"NewPrefill": 70}, "router_id": 99})
+	loads("an old release publishes prefill apart", "7: 70 tokens, 3 blocks, 3 requests", none)
+	publish(sequences, event("old", 7, "Free"))
+	publish(sequences, event("r1", 7, "Free"))
+	publish(sequences, event("r2", 8, "Free")) // of another worker: not this request
+	loads("requests are freed", "7: 0 tokens, 2 blocks, 1 requests", none)
+	if _, err := nodes[0].Book(ctx, &api.BookRequest{Prompt: api.Prompt{Model: "m",
+		Tokens: harness.Tokens(1, 3*harness.BlockSize)}, RequestID: "r2", Worker: "7", EffectivePrefillTokens: 5}); err != nil {
+		t.Fatal(err)
+	}
+	publish(sequences, event("r2", 7, add(0, 11, 13)))
+	loads("the request was booked here too", "7: 5 tokens, 3 blocks, 1 requests", none)
+	publish(sequences, event("r2", 7, "Free")) // the router that booked it here frees it here
+	publish(sequences, event("r3", 7, add(1)))
+	loads("its end is not that of the booking", "7: 6 tokens, 3 blocks, 2 requests", none)
+	s, err := nodes[1].Status(ctx)
+	if err != nil || s.RouterRequests == nil || s.RouterRequests.Requests != 1 || s.RouterRequests.Own < 3 ||
+		s.RouterRequests.Freed != 2 {
+		t.Errorf("%+v, %v", s.RouterRequests, err)
+	}
 }

@@ -65,12 +65,16 @@ type fleet struct {
 
 	mu    sync.Mutex
 	feeds map[events.RankKey]chan shim.Frame
+
+	spoke     chan struct{} // closed when the source has published its first event
+	spokeOnce sync.Once
 }
 
 // runFleet shims all ranks that the source tells of, until it or ctx ends.
 func (r *running) runFleet(ctx context.Context, ns *jetstream.Namespace, log *slog.Logger) error {
 	all, ctx := errgroup.WithContext(ctx)
-	f := &fleet{cfg: r, ns: ns, log: log, ctx: ctx, all: all, feeds: map[events.RankKey]chan shim.Frame{}}
+	f := &fleet{cfg: r, ns: ns, log: log, ctx: ctx, all: all, feeds: map[events.RankKey]chan shim.Frame{},
+		spoke: make(chan struct{})}
 	for _, l := range []*limiter{&f.bad, &f.full, &f.passed, &f.unnamed} {
 		l.every = r.logWindow
 	}
@@ -86,6 +90,10 @@ func (r *running) runFleet(ctx context.Context, ns *jetstream.Namespace, log *sl
 		}
 		return f.listen(strings.TrimPrefix(r.engine, "ipc://"))
 	})
+	all.Go(func() error {
+		f.watchSilence()
+		return nil
+	})
 	return all.Wait()
 }
 
@@ -96,10 +104,15 @@ func (f *fleet) end() {
 	for _, feed := range f.feeds {
 		close(feed)
 	}
+	f.heard() // nothing more will be waited for
 }
+
+// heard notes that the source has published an event.
+func (f *fleet) heard() { f.spokeOnce.Do(func() { close(f.spoke) }) }
 
 // deliver hands an event to its rank's shim. The digest is of what the source sent.
 func (f *fleet) deliver(e events.RouterEvent, digest uint64) {
+	f.heard()
 	e.Key = f.named(e.Key)
 	read := &shim.Read{Digest: digest} // the id of what is passed over counts all the same
 	if e.Skipped == "" {
@@ -147,6 +160,7 @@ func checkRank(key events.RankKey) error {
 
 // eventLine is what an event is known again by; empty of one that is passed over.
 func (f *fleet) eventLine(e *events.RouterEvent) []byte {
+	f.heard()
 	if e.Skipped != "" {
 		f.passed.warn(f.log, "router events passed over", "reason", "unknown "+e.Skipped, "worker", e.Key.Instance,
 			"event_id", e.ID)
@@ -180,8 +194,8 @@ func (f *fleet) serve(key events.RankKey, feed <-chan shim.Frame, decoder shim.D
 		Identity: shim.Identity{Model: one.model, BlockSize: one.blockSize},
 		Limits:   shim.Limits{QueueBytes: one.queueBytes},
 		Log:      shim.NewStreamLog(f.ns, key, watch.logFailed).OnCrowded(watch.logCrowded),
-		Control:  server, Keep: one.keep(report, log), Hooks: watch.hooks(f.ctx),
-		Tracer: one.tracer,
+		Control:  server, Keep: one.keep(report, log), Hooks: watch.hooks(),
+		Tracer: one.tracer, QuietAfter: one.silence,
 	})
 }
 
@@ -273,17 +287,39 @@ func (f *fleet) hearDynamo() error {
 		f.hearLoads(conn)
 		return nil
 	})
-	err := conn.Listen(f.ctx, f.cfg.engine, func(data []byte) {
-		// an envelope holds several events: each is known again by its own content
-		err := events.ReadRouterEnvelope(data, func(e events.RouterEvent) {
-			f.deliver(e, events.PayloadDigest(f.eventLine(&e)))
+	hear := func(subject string) error {
+		return conn.Listen(f.ctx, subject, func(data []byte) {
+			// an envelope holds several events: each is known again by its own content
+			err := events.ReadRouterEnvelope(data, func(e events.RouterEvent) {
+				f.deliver(e, events.PayloadDigest(f.eventLine(&e)))
+			})
+			if err != nil {
+				f.bad.warn(f.log, "a message that is none of Dynamo's router events; passed over", "subject", subject,
+					"error", err)
+			}
 		})
-		if err != nil {
-			f.bad.warn(f.log, "a message that is none of Dynamo's router events; passed over", "subject", f.cfg.engine,
-				"error", err)
-		}
-	})
-	return ignoreEnd(f.ctx, err)
+	}
+	if subject := ofEndpoints(f.cfg.engine); subject != "" {
+		f.all.Go(func() error {
+			if err := hear(subject); f.ctx.Err() == nil {
+				f.log.Warn("cannot subscribe to the events of the component's endpoints", "subject", subject, "error", err,
+					"what_to_do", "let this user subscribe to it: Dynamo publishes there since 1.0")
+			}
+			return nil
+		})
+	}
+	return ignoreEnd(f.ctx, hear(f.cfg.engine))
+}
+
+// ofEndpoints returns the subject of the events of all endpoints of a component, where Dynamo publishes since 1.0, if
+// subject is the component's own, where earlier releases publish. It is empty for any other subject.
+func ofEndpoints(subject string) string {
+	base, old := strings.CutSuffix(subject, ".kv-events")
+	namespace, component, found := strings.Cut(base, ".component.")
+	if !old || !found || !strings.HasPrefix(namespace, "namespace.") || strings.Contains(component, ".") {
+		return ""
+	}
+	return base + ".endpoint.*.kv-events"
 }
 
 func (f *fleet) connectEngine() (*jetstream.Conn, error) {

@@ -149,7 +149,7 @@ objects, for indexers to know without asking. It needs --engine and --master alo
 		"how long to wait for another shim of the same rank to end, before this one gives up: longer than a predecessor "+
 			"may take to stop")
 	f.DurationVar(&r.silence, "silence", 30*time.Second,
-		"after how long a connection on which nothing came is remarked upon")
+		"after how long without a first event from the source this is reported, in the log, indexer status and doctor")
 	f.DurationVar(&r.lease, "lease", registry.DefaultLease,
 		"after how long without a sign of this shim the worker counts as gone, and what it held is cleared")
 	f.StringVar(&r.l3Config, "l3-config", "",
@@ -416,7 +416,7 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 		Log:             shim.NewStreamLog(ns, key, watch.logFailed).OnCrowded(watch.logCrowded),
 		Control:         server,
 		Keep:            r.keep(watch.report, log),
-		ReplayTimeout:   r.replayTimeout, IdleCheck: r.idleCheck, Hooks: watch.hooks(ctx),
+		ReplayTimeout:   r.replayTimeout, IdleCheck: r.idleCheck, Hooks: watch.hooks(), QuietAfter: r.silence,
 		OnRefused: onRefused, SilentAfter: r.silentAfter, GoneAfter: r.goneAfter,
 		Tracer: r.tracer,
 	})

@@ -29,7 +29,7 @@ const sourceMooncake = "mooncake"
 const storeCheck = 500 * time.Millisecond
 
 // ofStores is the flags that say something of a store's shim; the rest is about workers.
-var ofStores = []string{"source", "engine", "master", "namespace", "log-repeat", "log-level", "log-format"}
+var ofStores = []string{"source", "engine", "master", "namespace", "silence", "log-repeat", "log-level", "log-format"}
 
 func (r *running) checkStore(flags *pflag.FlagSet) error {
 	var wrong cli.Complaints
@@ -77,7 +77,8 @@ func (r *running) runStore(cmd *cobra.Command, log *slog.Logger) error {
 		return err
 	}
 	defer sub.Stop()
-	s := &storeShim{relay: shim.Relay{NewSession: rand.Uint64}, conn: conn, subject: subject, master: master, log: log}
+	s := &storeShim{relay: shim.Relay{NewSession: rand.Uint64}, conn: conn, subject: subject, master: master, log: log,
+		silence: r.silence}
 	for _, l := range []*limiter{&s.unsent, &s.gaps, &s.unchecked} {
 		l.every = r.logWindow
 	}
@@ -96,6 +97,8 @@ type storeShim struct {
 	subject string
 	master  *hicache.Mooncake
 	log     *slog.Logger
+	silence time.Duration // after which a master that has published nothing is reported
+	spoke   bool
 
 	unsent, gaps, unchecked limiter
 }
@@ -124,12 +127,25 @@ func (s *storeShim) run(ctx context.Context, sub *zmtp.Sub) error {
 	}()
 	tick := time.NewTicker(storeCheck)
 	defer tick.Stop()
+	quiet := time.NewTimer(s.silence)
+	defer quiet.Stop()
+	reported := false // that the master is quiet
 	answers := make(chan checked, 1)
 	asking := false
 	for {
 		select {
 		case m := <-heard:
 			s.receive(m)
+			if reported && s.spoke {
+				reported = false
+				s.log.Info("the master has published its first event")
+			}
+		case <-quiet.C:
+			if reported = !s.spoke; reported {
+				s.log.Warn("the master has published no event since the start", "for", s.silence, "what_to_do",
+					"see that --engine is the master's event endpoint and that it was started with events; or let a worker store "+
+						"something: a master without writes publishes nothing")
+			}
 		case <-tick.C:
 			if !asking {
 				asking = true
@@ -157,6 +173,7 @@ func (s *storeShim) receive(m zmtp.Message) {
 			"see that the Mooncake master runs; it is dialled until it answers")
 		s.send(s.relay.Lost())
 	case zmtp.Data:
+		s.spoke = true
 		out, err := s.relay.Batch(m.Frames)
 		s.gap(err)
 		s.send(out)

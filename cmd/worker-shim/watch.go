@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -31,7 +30,6 @@ type watcher struct {
 	counts    shim.Counts // already told
 
 	connectedOnce sync.Once
-	heard         atomic.Bool // the engine has said something
 
 	connected, replays atomic.Bool // the event endpoint was connected before; the replay endpoint has answered before
 
@@ -122,7 +120,7 @@ func (w *watcher) logCrowded(err error) {
 	}
 }
 
-func (w *watcher) hooks(ctx context.Context) shim.Hooks {
+func (w *watcher) hooks() shim.Hooks {
 	for _, l := range []*limiter{&w.failed, &w.stray, &w.undecodable, &w.skips, &w.replayFailed, &w.snapshotFailed,
 		&w.logTrouble, &w.unreadable} {
 		l.every = w.cfg.logWindow
@@ -132,7 +130,7 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 		Connected: func(endpoint string) {
 			log.Info("connected to the engine", "endpoint", endpoint)
 			w.connected.Store(true)
-			w.connectedOnce.Do(func() { w.firstConnected(ctx) })
+			w.connectedOnce.Do(w.firstConnected)
 		},
 		Disconnected: func(endpoint string, err error) {
 			log.Warn("the engine's connection has ended", "endpoint", endpoint, "error", err, "what_to_do",
@@ -177,6 +175,9 @@ func (w *watcher) hooks(ctx context.Context) shim.Hooks {
 func (w *watcher) stateChanged(s shim.State) {
 	w.cfg.figures.of(w, func(r *rankFigures) { r.state = s })
 	w.report.SetState(s)
+	if w.last.Quiet != s.Quiet {
+		w.logQuiet(s)
+	}
 	if before := w.last; before.CatchingUp && !s.CatchingUp && s.Engine != api.EngineGone {
 		w.log.Info("caught up: the log has what the engine said before")
 	}
@@ -211,9 +212,6 @@ func (w *watcher) stepped(c shim.Counts, queued int) {
 		r.refused = r.refused && c.Messages == r.counts.Messages
 		r.counts, r.queued = c, queued
 	})
-	if c.Taken > 0 {
-		w.heard.Store(true)
-	}
 	if w.report.Stepped(c) {
 		w.log.Info("the log takes events again")
 	}
@@ -240,19 +238,21 @@ func (w *watcher) stepped(c shim.Counts, queued int) {
 	w.counts = c
 }
 
-// firstConnected looks at what is configured and, after a while, at whether anything came.
-func (w *watcher) firstConnected(ctx context.Context) {
+// firstConnected looks at what is configured.
+func (w *watcher) firstConnected() {
 	if w.cfg.replay == "" && w.cfg.engineSnapshot == "" {
 		w.log.Warn("no replay endpoint: what the engine has said before is not known, and each gap clears the rank",
 			"what_to_do", "set replay_endpoint in the engine's --kv-events-config and give it to --replay")
 	}
-	timer := time.AfterFunc(w.cfg.silence, func() {
-		if !w.heard.Load() {
-			w.log.Warn("connected, and the engine has said nothing", "for", w.cfg.silence, "what_to_do",
-				w.silenceAdvice())
-		}
-	})
-	context.AfterFunc(ctx, func() { timer.Stop() })
+}
+
+// logQuiet reports that the engine has published nothing since it was connected, or that it has published its first message.
+func (w *watcher) logQuiet(s shim.State) {
+	if !s.Quiet {
+		w.log.Info("the engine has published its first event")
+		return
+	}
+	w.log.Warn("connected, and the engine has said nothing", "for", w.cfg.silence, "what_to_do", w.silenceAdvice())
 }
 
 // silenceAdvice is what may be wrong with an engine that is connected and mute.
@@ -264,6 +264,8 @@ func (w *watcher) silenceAdvice() string {
 	vllm, sglang := `"enable_kv_cache_events":true in --kv-events-config and with prefix caching`,
 		`"publisher":"zmq" in --kv-events-config and without --disable-radix-cache`
 	switch w.cfg.source {
+	case sourcePlane:
+		do = append(do, "see that Dynamo's worker publishes KV-cache events")
 	case "sglang":
 		do = append(do, "see that the engine was started with "+sglang)
 	case "vllm":

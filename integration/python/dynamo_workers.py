@@ -1,13 +1,18 @@
-"""A process of NVIDIA Dynamo's runtime with publishers of KV-cache events on its ZeroMQ event plane, one for each rank.
+"""A process of NVIDIA Dynamo's runtime with publishers of KV-cache events on its event plane, one for each rank.
 
-    dynamo_workers.py '{"discovery": PATH, "block_size": N}'
+    dynamo_workers.py '{"discovery": PATH, "block_size": N, "nats": URL}'
 
-discovery is the folder of file discovery, or http://HOST:PORT of etcd. A line of JSON for each command on stdin and for each answer on stdout, as with publisher.py; the first
+discovery is the folder of file discovery, or http://HOST:PORT of etcd. The event plane is NATS if there is a URL of it, else ZeroMQ. A line of JSON for each command on stdin and for each answer on stdout, as with publisher.py; the first
 answer has "worker", the id under which the process publishes.
     {"op": "open", "rank": R, "engine": "tcp://…"}   a publisher that hears an engine's ZeroMQ socket; without an engine it is told events
     {"op": "stored", "rank": R, "tokens": […], "blocks": […], "parent": H}
     {"op": "removed", "rank": R, "blocks": […]}
     {"op": "close", "rank": R}
+    {"op": "router", "folder": PATH}   serves the endpoint under a model that it writes into the folder, and starts Dynamo's router for it, which tells
+                                       other routers of its requests
+    {"op": "route", "id": ID, "tokens": […]}   the router sends a request to a worker
+    {"op": "prefilled", "id": ID}
+    {"op": "free", "id": ID}
 """
 import asyncio
 import json
@@ -18,9 +23,12 @@ options = json.loads(sys.argv[1])
 etcd = options["discovery"].startswith("http")
 os.environ["ETCD_ENDPOINTS" if etcd else "DYN_FILE_KV"] = options["discovery"]
 os.environ.update(DYN_EVENT_PLANE_HOST="127.0.0.1", DYN_TCP_RPC_HOST="127.0.0.1")
+if options.get("nats"):
+    os.environ["NATS_SERVER"] = options["nats"]
 os.environ.setdefault("DYN_LOG", "error")
 
-from dynamo.llm import KvEventPublisher  # noqa: E402: it reads the environment
+from dynamo.llm import (  # noqa: E402: it reads the environment
+    KvEventPublisher, KvRouter, KvRouterConfig, ModelInput, ModelType, WorkerType, register_model)
 from dynamo.runtime import DistributedRuntime  # noqa: E402
 
 
@@ -45,14 +53,54 @@ def do(cmd, endpoint, publishers):
         raise ValueError(f"no command {op!r}")
 
 
+async def handler(request):
+    yield {"token_ids": [1], "finish_reason": "stop"}
+
+
+async def start_router(endpoint, folder):
+    asyncio.ensure_future(endpoint.serve_endpoint(handler))
+    model = {"type": "WordLevel", "vocab": {"t0": 0, "t1": 1, "t2": 2}, "unk_token": "t0"}
+    for name, content in {
+            "tokenizer.json": {"version": "1.0", "added_tokens": [], "model": model},
+            "config.json": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096,
+                            "vocab_size": 3, "bos_token_id": 1, "eos_token_id": 2}}.items():
+        with open(os.path.join(folder, name), "w") as f:
+            json.dump(content, f)
+    await register_model(ModelInput.Tokens, ModelType.Chat, endpoint, folder, "m", worker_type=WorkerType.Aggregated,
+                         kv_cache_block_size=options["block_size"])
+    return KvRouter(endpoint, options["block_size"], KvRouterConfig(router_replica_sync=True, use_kv_events=False))
+
+
+async def route(cmd, endpoint, routers):
+    if cmd["op"] == "router":
+        routers.append(await start_router(endpoint, cmd["folder"]))
+    elif cmd["op"] == "route":
+        while True:  # until the router has found the worker
+            try:
+                return await routers[0].best_worker(cmd["tokens"], request_id=cmd["id"])
+            except Exception as err:
+                if "no endpoints" not in str(err):
+                    raise
+            await asyncio.sleep(0.05)
+    elif cmd["op"] == "prefilled":
+        await routers[0].mark_prefill_complete(cmd["id"])
+    else:
+        await routers[0].free(cmd["id"])
+
+
 async def main():
-    loop, publishers = asyncio.get_running_loop(), {}
-    runtime = DistributedRuntime(loop, "etcd" if etcd else "file", "tcp", event_plane="zmq")
+    loop, publishers, routers = asyncio.get_running_loop(), {}, []
+    plane = "nats" if options.get("nats") else "zmq"
+    runtime = DistributedRuntime(loop, "etcd" if etcd else "file", "tcp", event_plane=plane)
     endpoint = runtime.endpoint("kvatlas.backend.generate")
     say(ok=True, worker=str(endpoint.connection_id()))
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         try:
-            do(json.loads(line), endpoint, publishers)
+            cmd = json.loads(line)
+            if "rank" in cmd:
+                do(cmd, endpoint, publishers)
+            else:
+                await route(cmd, endpoint, routers)
         except Exception as err:  # whatever it is, the test should hear of it
             say(ok=False, error=f"{type(err).__name__}: {err}")
         else:

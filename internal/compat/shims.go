@@ -42,6 +42,9 @@ type ShimsHooks struct {
 	// StateChanged: how it stands with an engine has changed.
 	StateChanged func(key events.RankKey, s shim.State)
 
+	// Quiet: an engine has published no event since its shim began, or (false) its first one.
+	Quiet func(key events.RankKey, quiet bool)
+
 	// Unusable: what an engine announces is passed over, since its blocks have another size than was registered.
 	Unusable func(key events.RankKey, err error, do string)
 
@@ -404,6 +407,7 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 			s.hooks.Refused(key, err)
 		}
 	}
+	quiet := false
 	s.hooks.Started(r)
 	return shim.Run(ctx, shim.Config{
 		Engine: r.Engine.Endpoint, Replay: r.Engine.Replay, Snapshot: r.Engine.Snapshot,
@@ -434,6 +438,10 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 				}
 			},
 			StateChanged: func(now shim.State) {
+				if now.Quiet != quiet {
+					quiet = now.Quiet
+					s.hooks.Quiet(key, quiet)
+				}
 				report.SetState(now)
 				s.hooks.StateChanged(key, now)
 			},

@@ -222,6 +222,9 @@ func judgeNodes(f *Facts) (list []Finding) {
 			list = append(list, Finding{Error, "", nodeProblem, where, "the node reports a problem", what, remedy})
 		}
 		for _, p := range s.Warnings {
+			if strings.HasPrefix(p, registry.QuietWarning) {
+				continue // judgeWorkers reports each engine
+			}
 			what, remedy := whatToDo(p, "see indexer status --node "+n.Node)
 			list = append(list, Finding{Warning, "", nodeWarning, where, "the node warns", what, remedy})
 		}

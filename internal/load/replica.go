@@ -13,6 +13,9 @@ import (
 // Model names a table: a model's name and a routing group, each of at most 255 bytes; the usual group is empty.
 type Model struct{ Name, Group string }
 
+// usualModels is how many tables there may be by default.
+const usualModels = 256
+
 // ReplicaConfig is one node's.
 type ReplicaConfig struct {
 	Origin uint64 // of this session of this node: random, not 0
@@ -169,7 +172,7 @@ type incoming struct {
 // NewReplica returns a replica that knows nothing, and is ready when it has a peer's tables or there is no peer.
 func NewReplica(now time.Duration, cfg ReplicaConfig) *Replica {
 	if cfg.Models <= 0 {
-		cfg.Models = 256
+		cfg.Models = usualModels
 	}
 	r := &Replica{cfg: cfg, byName: map[Model]*replica{}, peers: map[uint64]*other{}}
 	r.Begin(now)

@@ -1,8 +1,10 @@
 package load
 
 import (
+	"cmp"
 	"context"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -37,15 +39,26 @@ const lag = 10 * time.Millisecond
 // tables share the lock. Only what is booked while it runs reaches other nodes.
 type Service struct {
 	*replication.Runner[*Replica, Message]
-	origin uint64
-	watch  atomic.Pointer[chan<- struct{}] // of Watch
+	origin  uint64
+	watch   atomic.Pointer[chan<- struct{}] // of Watch
+	foreign *foreign
+	started time.Time // the clock of foreign
 }
 
 // New returns a service without requests.
 func New(cfg Config) *Service {
-	s := &Service{origin: rand.Uint64() | 1}
+	s := &Service{origin: rand.Uint64() | 1, started: time.Now(),
+		foreign: newForeign(cfg.Limits, cmp.Or(max(cfg.Models, 0), usualModels))}
+	watch := func(model Model, r *Request) {
+		if r.New {
+			s.foreign.own(time.Since(s.started), model, r.ID)
+		}
+		if cfg.Watch != nil {
+			cfg.Watch(model, r)
+		}
+	}
 	replica := NewReplica(0, ReplicaConfig{Origin: s.origin, Limits: cfg.Limits, Models: cfg.Models,
-		Watch: cfg.Watch, Past: cfg.Past, Recall: cfg.Recall})
+		Watch: watch, Past: cfg.Past, Recall: cfg.Recall})
 	s.Runner = replication.New(replica, replication.Config[Message]{Conn: cfg.Conn,
 		Subjects: jetstream.LoadSubjects(cfg.Namespace, s.origin), Receive: s.receive, Changed: s.notify, Hooks: cfg.Hooks,
 		Send: func(m Message) error {
@@ -106,14 +119,21 @@ func (s *Service) of(ctx context.Context, model Model, id string, do func(*Repli
 
 // RemoveRank says that a rank is gone, with its requests. See [Table.RemoveRank].
 func (s *Service) RemoveRank(key events.RankKey) {
+	s.foreign.removeRank(time.Since(s.started), key)
 	_ = s.Change(func(r *Replica, now time.Duration) error { r.RemoveRank(now, key); return nil })
 }
 
-// Models lists the models that have tables.
+// Models lists the models that have tables, of requests that were booked here or of foreign ones.
 func (s *Service) Models() []Model {
 	s.Mu.RLock()
 	defer s.Mu.RUnlock()
-	return s.Machine.Models()
+	list := s.Machine.Models()
+	for _, m := range s.foreign.models() {
+		if !slices.Contains(list, m) {
+			list = append(list, m)
+		}
+	}
+	return list
 }
 
 // Locate is the model, of those for which among holds, in which an id is taken: for callers that name only the request.
@@ -156,6 +176,8 @@ type Status struct {
 	Peers  int
 	Counts ReplicaCounts
 	Models []ModelStatus
+
+	Foreign ForeignCounts
 }
 
 // ModelStatus is one table's. Digests of a model are equal on all nodes, but for what is on its way.
@@ -173,7 +195,8 @@ func (s *Service) Status() Status {
 	s.Mu.RLock()
 	defer s.Mu.RUnlock()
 	r := s.Machine
-	st := Status{Ready: r.Ready(), Peers: r.Peers(), Counts: r.Counts}
+	st := Status{Ready: r.Ready(), Peers: r.Peers(), Counts: r.Counts,
+		Foreign: s.foreign.status(time.Since(s.started))}
 	for _, m := range r.models {
 		t := m.table
 		st.Models = append(st.Models, ModelStatus{m.Model, t.Digest(), t.Blocks(), len(t.rows), len(t.rivals), t.Counts})

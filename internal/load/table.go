@@ -186,6 +186,7 @@ type Table struct {
 // and have not ended, it is what a request is now, changed or not.
 type Request struct {
 	Key         Key
+	ID          string
 	Rank        events.RankKey
 	Hashes      []events.SeqHash // of the prompt's blocks that others may share; never changed
 	Private     int              // blocks of the prompt that nobody shares
@@ -200,7 +201,7 @@ func (t *Table) tell(r *record, age time.Duration, isNew, ended bool) {
 	if t.watch == nil {
 		return
 	}
-	t.watch(&Request{Key: r.key, Rank: r.rank, Hashes: r.hashes, Private: int(r.private), Outputs: int(r.outputs()),
+	t.watch(&Request{Key: r.key, ID: r.id, Rank: r.rank, Hashes: r.hashes, Private: int(r.private), Outputs: int(r.outputs()),
 		PrefillDone: r.done, Age: age, New: isNew, Ended: ended || r.gone})
 }
 

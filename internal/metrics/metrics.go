@@ -596,6 +596,15 @@ func (to emitter) routing(s *api.Status) {
 				"ranks), malformed.", "outcome", map[string]uint64{"taken": x.Taken,
 				"late": x.Late, "refused": x.Refused, "malformed": x.Malformed})
 	}
+	if x := s.RouterRequests; x != nil {
+		to.gauge("kvatlas_router_requests",
+			"Requests under way that routers of another make sent to workers.", float64(x.Requests))
+		to.counts("kvatlas_router_request_changes_total",
+			"Changes of such requests, by result: added, prefilled, freed, expired (never freed), own (booked with "+
+				"kvatlas too), duplicate, unknown (not added before), refused (beyond --max-requests).", "outcome",
+			map[string]uint64{"added": x.Added, "prefilled": x.Prefilled, "freed": x.Freed, "expired": x.Expired,
+				"own": x.Own, "duplicate": x.Duplicate, "unknown": x.Unknown, "refused": x.Refused})
+	}
 }
 
 // stores tells of stores that workers share.

@@ -61,6 +61,7 @@ type ShimState struct {
 	Since      time.Time `json:"since,omitzero"`
 	Why        string    `json:"why,omitempty"` // why it is taken to be silent or gone
 	CatchingUp bool      `json:"catching_up,omitempty"`
+	Quiet      bool      `json:"quiet,omitempty"`  // the engine has published no message since the shim began
 	Speaks     string    `json:"speaks,omitempty"` // how the engine speaks, where the shim was to find out
 
 	// Refused is why the log takes nothing from the shim, and what to do; empty: it takes what there is.

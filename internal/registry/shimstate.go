@@ -135,7 +135,7 @@ func (r *Registry) MarkStatus(s *api.Status) {
 	r.markClaims(s)
 	s.Engines = &api.EngineCounts{}
 	problems := map[api.EngineState][]string{}
-	var unusable, refused, skipped, slowed []string
+	var unusable, refused, skipped, slowed, quiet []string
 	for _, w := range r.Workers() {
 		standing := w.state()
 		if standing.CatchingUp {
@@ -163,6 +163,9 @@ func (r *Registry) MarkStatus(s *api.Status) {
 		if standing.Refused != "" && r.cfg.Mine(w.Partition) && !saysHowShimsWait(s, w.Partition) {
 			refused = append(refused, fmt.Sprintf("%s: %s", w.Record.Key(), standing.Refused))
 		}
+		if standing.Quiet && r.cfg.Mine(w.Partition) {
+			quiet = append(quiet, w.Record.Key().String())
+		}
 		if standing.Slowed != "" && r.cfg.Mine(w.Partition) {
 			slowed = append(slowed, fmt.Sprintf("%s: %s", w.Record.Key(), standing.Slowed))
 		}
@@ -188,11 +191,22 @@ func (r *Registry) MarkStatus(s *api.Status) {
 		s.Problems = append(s.Problems, fmt.Sprintf(
 			"the log stores events of the shims of %d ranks one by one, which is slower: %s", len(slowed), First(slowed)))
 	}
+	if len(quiet) > 0 {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("%s%d ranks have published no event yet: %s; what to do: %s",
+			QuietWarning, len(quiet), First(quiet), QuietAdvice))
+	}
 	if len(unusable) > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("what engines of %d ranks announce is passed over: %s",
 			len(unusable), First(unusable)))
 	}
 }
+
+// QuietWarning begins the warning about engines that never published an event.
+const QuietWarning = "quiet engines: "
+
+// QuietAdvice is what to check of such engines. Without requests it is normal.
+const QuietAdvice = "nothing, if they had no requests yet; else see that they publish KV-cache events, and that their " +
+	"shims have the right endpoint, topic or subject"
 
 // saysHowShimsWait reports whether a status has how the shims of a partition wait: its node has asked them.
 func saysHowShimsWait(s *api.Status, p events.Partition) bool {

@@ -92,6 +92,7 @@ func (s *Service) Loads(_ context.Context, r *api.LoadsRequest) (*api.LoadList, 
 			models = append(models, m.Name)
 		}
 		slices.Sort(models)
+		models = slices.Compact(models)
 	}
 	list := &api.LoadList{Models: make([]api.ModelLoads, 0, len(models))}
 	for _, model := range models {
@@ -106,7 +107,9 @@ func (s *Service) Loads(_ context.Context, r *api.LoadsRequest) (*api.LoadList, 
 		x := s.scratches.Get().(*scratch)
 		x.seq = x.seq[:0]
 		x.list = append(x.list[:0], of.list...)
-		s.cfg.Loads.Read(table(model), func(t *load.Table) { m.Requests = t.Len() })
+		count := func(t *load.Table) { m.Requests += t.Len() }
+		s.cfg.Loads.Read(table(model), count)
+		s.cfg.Loads.ReadForeign(table(model), count)
 		s.weigh(x, of, model, true)
 		for i := range x.list {
 			c := &x.list[i]

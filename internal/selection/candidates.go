@@ -23,6 +23,7 @@ type candidates struct {
 
 	numbers atomic.Pointer[[]atomic.Pointer[place]] // by api.Overlap.Number; nil: not known
 	rows    atomic.Pointer[rowMap]                  // as of the last choice
+	foreign atomic.Pointer[rowMap]                  // the same for the table of foreign requests
 }
 
 // place is where a rank is in a list of candidates. Its name is the index's own string, not the registration's: to
@@ -40,9 +41,9 @@ type rowMap struct {
 	at         []int32
 }
 
-// rowsOf is the map of a table's rows.
-func (of *candidates) rowsOf(t *load.Table) []int32 {
-	m := of.rows.Load()
+// rowsOf is the map of a table's rows; last has the map of the last choice.
+func (of *candidates) rowsOf(t *load.Table, last *atomic.Pointer[rowMap]) []int32 {
+	m := last.Load()
 	if m == nil || m.table != t || m.generation != t.Generation() {
 		rows := t.Rows()
 		m = &rowMap{t, t.Generation(), make([]int32, len(rows))}
@@ -52,7 +53,7 @@ func (of *candidates) rowsOf(t *load.Table) []int32 {
 				m.at[i] = int32(at)
 			}
 		}
-		of.rows.Store(m)
+		last.Store(m)
 	}
 	return m.at
 }

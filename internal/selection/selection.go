@@ -28,6 +28,8 @@ type Loads interface {
 
 	// Read calls read with the table of a model, if there is one, which must not be used afterwards.
 	Read(model load.Model, read func(*load.Table)) bool
+	// ReadForeign calls read with the table of requests that routers of another make sent, if there are any.
+	ReadForeign(model load.Model, read func(*load.Table))
 	Models() []load.Model // that have a table
 
 	// Watch has a value put into the channel, unless that is full, whenever a load may have changed.
@@ -486,16 +488,23 @@ func (s *Service) weigh(x *scratch, of *candidates, model string, reuse bool) {
 	if !reuse {
 		seq = nil // its blocks will be its own
 	}
-	s.cfg.Loads.Read(table(model), func(t *load.Table) {
-		x.depths = t.Depths(x.depths, seq)
-		rows := t.Rows()
-		for i, at := range of.rowsOf(t) {
-			if at < 0 {
-				continue
-			}
-			l, c := &rows[i], &x.list[at]
-			c.ActivePrefillTokens, c.ActiveBlocks = uint64(l.PrefillTokens), uint64(l.Blocks)
-			c.ActiveRequests, c.NewBlocks = uint64(l.Requests), blocks-uint64(x.depths[i])
+	s.cfg.Loads.Read(table(model), func(t *load.Table) { x.add(t, of.rowsOf(t, &of.rows), seq) })
+	s.cfg.Loads.ReadForeign(table(model), func(t *load.Table) { x.add(t, of.rowsOf(t, &of.foreign), seq) })
+}
+
+// add adds a table's loads to the candidates. at is where its rows are in the list. Blocks that requests of two tables
+// share count twice.
+func (x *scratch) add(t *load.Table, at []int32, seq []events.SeqHash) {
+	x.depths = t.Depths(x.depths, seq)
+	rows, blocks := t.Rows(), uint64(len(x.seq))
+	for i, at := range at {
+		if at < 0 {
+			continue
 		}
-	})
+		l, c := &rows[i], &x.list[at]
+		c.ActivePrefillTokens += uint64(l.PrefillTokens)
+		c.ActiveBlocks += uint64(l.Blocks)
+		c.ActiveRequests += uint64(l.Requests)
+		c.NewBlocks = min(c.NewBlocks, blocks-uint64(x.depths[i]))
+	}
 }

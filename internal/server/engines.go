@@ -22,13 +22,15 @@ type engines struct {
 	log   *slog.Logger
 	table *load.Engines
 	start time.Time
+	loads *load.Service // enters the requests of routers of another make
 
+	quiet     quietSources
 	malformed atomic.Uint64 // messages
 	warned    time.Time     // of the goroutine that listens
 }
 
-func newEngines(conn *jetstream.Conn, ns string, log *slog.Logger) *engines {
-	return &engines{conn: conn, ns: ns, log: log, table: load.NewEngines(), start: time.Now()}
+func newEngines(conn *jetstream.Conn, ns string, loads *load.Service, log *slog.Logger) *engines {
+	return &engines{conn: conn, ns: ns, log: log, table: load.NewEngines(), start: time.Now(), loads: loads}
 }
 
 func (e *engines) now() time.Duration { return time.Since(e.start) }
@@ -45,11 +47,21 @@ func (e *engines) counts() *api.ReportCounts {
 	return &api.ReportCounts{Taken: c.Taken, Late: c.Late, Refused: c.Refused, Malformed: e.malformed.Load()}
 }
 
-// report enters reports here and tells the other nodes.
+// report enters reports here and publishes them to the other nodes. Changes of requests, whose order counts, are
+// entered as all nodes enter them, when they are heard.
 func (e *engines) report(l *api.EngineLoads) error {
-	byWorker := map[events.WorkerID][]api.EngineLoad{}
-	for _, of := range l.Loads {
-		byWorker[of.Worker] = append(byWorker[of.Worker], of)
+	byWorker := map[events.WorkerID]*api.EngineLoads{}
+	of := func(worker events.WorkerID) *api.EngineLoads {
+		if byWorker[worker] == nil {
+			byWorker[worker] = &api.EngineLoads{}
+		}
+		return byWorker[worker]
+	}
+	for _, l := range l.Loads {
+		of(l.Worker).Loads = append(of(l.Worker).Loads, l)
+	}
+	for _, r := range l.Requests {
+		of(r.Worker).Requests = append(of(r.Worker).Requests, r)
 	}
 	for worker := range byWorker {
 		if _, err := jetstream.EngineSubject(e.ns, worker); err != nil {
@@ -59,7 +71,7 @@ func (e *engines) report(l *api.EngineLoads) error {
 	e.table.Take(e.now(), l.Loads)
 	for worker, loads := range byWorker {
 		subject, _ := jetstream.EngineSubject(e.ns, worker) // it was good just now
-		body, err := api.Marshal(api.MsgPack, &api.EngineLoads{Loads: loads})
+		body, err := api.Marshal(api.MsgPack, loads)
 		if err == nil {
 			err = e.conn.Send(subject, api.MsgPack, body)
 		}
@@ -87,11 +99,21 @@ func (e *engines) heard(r jetstream.Request) {
 	if known && named {
 		l, err = api.ReadEngineLoads(form, r.Body)
 	}
-	if err == nil && slices.ContainsFunc(l.Loads, func(l api.EngineLoad) bool { return l.Worker != worker }) {
+	if err == nil && (slices.ContainsFunc(l.Loads, func(l api.EngineLoad) bool { return l.Worker != worker }) ||
+		slices.ContainsFunc(l.Requests, func(r api.RouterRequest) bool { return r.Worker != worker })) {
 		err = api.Errorf(api.CodeMalformed, "it is of another worker than its subject")
 	}
 	if err == nil {
 		e.table.Take(e.now(), l.Loads)
+		e.enter(l.Requests)
+		if len(l.Loads)+len(l.Requests) == 0 {
+			var s *api.SourceReport
+			if s, err = api.ReadSourceReport(form, r.Body); err == nil {
+				e.quiet.enter(time.Now(), s.Sources)
+			}
+		}
+	}
+	if err == nil {
 		return
 	}
 	e.malformed.Add(1)
@@ -99,6 +121,28 @@ func (e *engines) heard(r jetstream.Request) {
 		e.warned = time.Now()
 		e.log.Warn("a report of how full an engine is cannot be read; it is passed over", "subject", r.Subject, "error", err,
 			"what_to_do", "see docs/routing.md for its form")
+	}
+}
+
+// enter enters changes of requests that routers of another make sent.
+func (e *engines) enter(list []api.RouterRequest) {
+	for len(list) > 0 {
+		model := list[0].Model
+		n := slices.IndexFunc(list, func(r api.RouterRequest) bool { return r.Model != model })
+		if n < 0 {
+			n = len(list)
+		}
+		changes := make([]events.RouterRequest, n)
+		for i := range changes {
+			r := &list[i]
+			changes[i] = events.RouterRequest{Key: events.RankKey{Instance: r.Worker, Rank: r.Rank}, ID: r.RequestID,
+				Change: r.Change, PrefillTokens: r.PrefillTokens}
+			for _, h := range r.SequenceHashes {
+				changes[i].Blocks = append(changes[i].Blocks, events.SeqHash(h))
+			}
+		}
+		e.loads.ReportForeign(load.Model{Name: model}, changes)
+		list = list[n:]
 	}
 }
 

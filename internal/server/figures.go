@@ -38,12 +38,14 @@ func (s *Server) workerLoads() (list []metrics.WorkerLoad) {
 			name += ":" + model.Group
 		}
 		list = append(list, metrics.WorkerLoad{Model: name})
-		s.loads.Read(model, func(t *load.Table) {
+		add := func(t *load.Table) {
 			for _, row := range t.Rows() {
 				list = append(list, metrics.WorkerLoad{Model: name, Worker: string(row.Rank.Instance),
 					Requests: int(row.Requests), PrefillTokens: row.PrefillTokens, Blocks: row.Blocks})
 			}
-		})
+		}
+		s.loads.Read(model, add)
+		s.loads.ReadForeign(model, add)
 	}
 	return list
 }

@@ -51,6 +51,12 @@ func loadStatus(s load.Status) *api.LoadStatus {
 	return out
 }
 
+// routerRequests counts the requests that routers of another make sent, as clients get it.
+func routerRequests(c load.ForeignCounts) *api.RouterRequestCounts {
+	return &api.RouterRequestCounts{Requests: c.Requests, Added: c.Added, Prefilled: c.Prefilled, Freed: c.Freed,
+		Expired: c.Expired, Own: c.Own, Duplicate: c.Duplicate, Unknown: c.Unknown, Refused: c.Refused}
+}
+
 // waitLoads waits until this node knows the requests under way and the sessions that other nodes know, if there are
 // other nodes, or ctx ends.
 func (s *Server) waitLoads(ctx context.Context) {

@@ -260,6 +260,14 @@ func shimsHooks(log *slog.Logger) compat.ShimsHooks {
 			log.Warn("a registration is not acted on", "worker", key, "error", err, "what_to_do",
 				"unregister the worker and register it with another address, or permit it with --dial-allow or --l3-folder")
 		},
+		Quiet: func(key events.RankKey, quiet bool) {
+			if !quiet {
+				log.Info("a registered engine has published its first event", "worker", key)
+				return
+			}
+			log.Warn("a registered engine has published no event since its shim began", "worker", key, "for",
+				shim.DefaultQuietAfter, "what_to_do", registry.QuietAdvice)
+		},
 		Unusable: func(key events.RankKey, err error, do string) {
 			log.Error("a registered engine's blocks are not of the block_size that was registered", "worker", key,
 				"error", err, "what_to_do", do)

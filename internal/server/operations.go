@@ -193,7 +193,9 @@ func (s *Server) complete(status *api.Status) *api.Status {
 	}
 	status.DialsDenied = s.Screen.Rule.Denied()
 	s.registry.MarkStatus(status)
-	status.Load = loadStatus(s.loads.Status())
+	s.warnQuiet(status)
+	loads := s.loads.Status()
+	status.Load, status.RouterRequests = loadStatus(loads), routerRequests(loads.Foreign)
 	for _, g := range s.guesses.Status() {
 		status.Guesses = append(status.Guesses, api.GuessStatus{Model: g.Name, Blocks: g.Blocks, Dropped: g.Dropped})
 	}

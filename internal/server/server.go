@@ -242,7 +242,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		Hooks:  sharedHooks(log, "requests under way", "requests"), Watch: s.observe, Past: s.guesses.Past,
 		Recall: s.guesses.Recall})
 	s.tokenizers = s.newTokenizers()
-	s.engines = newEngines(s.Conn, s.Namespace, log)
+	s.engines = newEngines(s.Conn, s.Namespace, s.loads, log)
 	s.sessions = s.newSessions()
 	s.selection, err = selection.New(selection.Config{
 		Find: s.find, Pool: s.registry.Pool, Loads: s.loads, Guesses: s.guesses, Engines: s.engines.read,

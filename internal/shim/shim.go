@@ -102,6 +102,10 @@ type Config struct {
 	// 0: never.
 	GoneAfter time.Duration
 
+	// QuietAfter is after how long without a first message, since the first connection, the engine counts as quiet. An
+	// engine whose earlier messages are in the log has published before. Default 30 s.
+	QuietAfter time.Duration
+
 	Tracer *tracing.Tracer // of what is published; nil: that is not traced
 
 	Sockets zmtp.Config // bounds of the engine's sockets; its hooks are Run's
@@ -244,6 +248,7 @@ func Run(ctx context.Context, cfg Config) error {
 	cfg.RetryMax = cmp.Or(max(cfg.RetryMax, 0), 5*time.Second)
 	cfg.RetryReachable = cmp.Or(max(cfg.RetryReachable, 0), max(cfg.RetryMin, min(500*time.Millisecond, cfg.RetryMax)))
 	cfg.SilentAfter = cmp.Or(max(cfg.SilentAfter, 0), 10*time.Second)
+	cfg.QuietAfter = cmp.Or(max(cfg.QuietAfter, 0), DefaultQuietAfter)
 	cfg.Sockets.RecvBytes = cmp.Or(max(cfg.Sockets.RecvBytes, 0), 16<<20)
 	if len(cfg.Topics) == 0 {
 		cfg.Topics = []string{""}
@@ -263,6 +268,7 @@ func Run(ctx context.Context, cfg Config) error {
 	r.watching = newWatching(&cfg, time.Now())
 	defer r.watching.tick.Stop()
 	defer r.watching.delayed.Stop()
+	defer r.watching.quiet.Stop()
 	defer r.check.Stop()
 	defer r.retry.Stop()
 	r.retry.Stop()
@@ -566,6 +572,7 @@ func (r *runner) loop(ctx context.Context) error {
 				r.machine.Delayed()
 				r.watching.delayed.Reset(delayedAfter)
 			}
+		case <-r.watching.quiet.C: // watch looks at it
 		case <-r.watching.answered:
 			r.watching.stopKnocking()
 			r.machine.Verify()
@@ -599,6 +606,7 @@ func (r *runner) heard(msg zmtp.Message) {
 	case zmtp.Opened:
 		r.cfg.Hooks.Connected(r.cfg.Engine)
 		r.watching.presence.opened(time.Now())
+		r.watching.expect(time.Now(), r.cfg.QuietAfter)
 		r.watching.stopKnocking() // it is asked at once
 		r.machine.Connected()
 		r.check.Reset(time.Second)

@@ -26,6 +26,10 @@ type watching struct {
 
 	delayed *time.Timer // runs while a flight is in the air
 
+	quiet   *time.Timer // ends when an engine that never spoke counts as quiet
+	quietAt time.Time   // when it ends; zero before the first connection
+	spoke   bool        // the engine has published a message
+
 	probing bool
 	probed  chan bool // whether all ports refused
 
@@ -39,8 +43,12 @@ func newWatching(cfg *Config, now time.Time) watching {
 		rule:     cfg.Sockets.Rule,
 		tick:     time.NewTimer(time.Hour),
 		delayed:  time.NewTimer(time.Hour),
+		quiet:    time.NewTimer(time.Hour),
 		probed:   make(chan bool, 1),
 		answered: make(chan struct{}, 1),
+	}
+	if cfg.Feed != nil {
+		w.expect(now, cfg.QuietAfter)
 	}
 	if !cfg.Listen {
 		w.ports = append(w.ports, cfg.Engine)
@@ -58,11 +66,30 @@ func (r *runner) watch(ctx context.Context) {
 		r.watchEngine(ctx)
 	}
 	now := r.watching.presence.state
-	now.CatchingUp = r.machine.CatchingUp()
+	now.CatchingUp, now.Quiet = r.machine.CatchingUp(), r.isQuiet()
 	if now != r.watching.reported {
 		r.watching.reported = now
 		r.cfg.Hooks.StateChanged(now)
 	}
+}
+
+// expect begins to wait for the engine's first message, at the first connection to it.
+func (w *watching) expect(now time.Time, within time.Duration) {
+	if w.quietAt.IsZero() {
+		w.quietAt = now.Add(within)
+		w.quiet.Reset(within)
+	}
+}
+
+// DefaultQuietAfter is the default of [Config].QuietAfter.
+const DefaultQuietAfter = 30 * time.Second
+
+// isQuiet reports whether the engine is connected for too long without a message. Once it has published one, a pause
+// means nothing: an engine without requests publishes nothing. An engine without a connection is silent or gone.
+func (r *runner) isQuiet() bool {
+	w := &r.watching
+	w.spoke = w.spoke || r.machine.Counts().Taken > 0 || r.machine.Taken().Known
+	return !w.spoke && !w.quietAt.IsZero() && !time.Now().Before(w.quietAt)
 }
 
 func (r *runner) watchEngine(ctx context.Context) {

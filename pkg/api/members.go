@@ -132,6 +132,10 @@ func (r *reader) into(field string, to any) (err error) {
 		return readList(r, field, to, MaxMedia)
 	case *[]EngineLoad:
 		return readList(r, field, to, MaxEngineLoads)
+	case *[]QuietSource:
+		return readList(r, field, to, MaxQuietSources)
+	case *[]RouterRequest:
+		return readList(r, field, to, MaxEngineLoads)
 	case *map[string]string:
 		return readMap(r, field, "an object", to)
 	case *map[string]float64:
@@ -163,6 +167,10 @@ func (r *reader) into(field string, to any) (err error) {
 		return err
 	case *EngineLoad:
 		_, err = r.fields(field, engineLoadMembers(to))
+	case *RouterRequest:
+		_, err = r.fields(field, to.members(nil))
+	case *QuietSource:
+		_, err = r.fields(field, to.members(nil))
 	case **routing.Target:
 		*to = &routing.Target{}
 		_, err = r.fields(field, []member{{"worker", &(*to).Worker}, {"rank", &(*to).Rank}})
@@ -301,7 +309,17 @@ func overrideMembers(o *routing.Overrides) []member {
 	}
 }
 
-func (l *EngineLoads) members(list []member) []member { return append(list, member{"loads", &l.Loads}) }
+func (l *EngineLoads) members(list []member) []member {
+	return append(list, member{"loads", &l.Loads}, member{"requests", &l.Requests})
+}
+
+func (r *RouterRequest) members(list []member) []member {
+	return append(list, []member{
+		{"model", &r.Model}, {"worker", &r.Worker}, {"rank", &r.Rank}, {"request_id", &r.RequestID},
+		{"change", (*string)(&r.Change)}, {"sequence_hashes", &r.SequenceHashes},
+		{"prefill_tokens", (*tokenCount)(&r.PrefillTokens)},
+	}...)
+}
 
 // engineLoadMembers are a report's. The five last are those of Dynamo's older ForwardPassMetrics from which nothing
 // follows: who has such metrics passes them on as they are.

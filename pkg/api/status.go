@@ -54,6 +54,8 @@ type Status struct {
 	Sessions *SessionStatus  `json:"sessions,omitempty" msgpack:"sessions,omitempty"` // nil: they are not kept together
 
 	EngineReports *ReportCounts `json:"engine_reports,omitempty" msgpack:"engine_reports,omitempty"`
+
+	RouterRequests *RouterRequestCounts `json:"router_requests,omitempty" msgpack:"router_requests,omitempty"`
 }
 
 // ClaimStatus says whether workers must claim the models that they serve, and which ranks a node ignores because their
@@ -146,6 +148,20 @@ type ReportCounts struct {
 	Late      uint64 `json:"late" msgpack:"late"`           // too old
 	Refused   uint64 `json:"refused" msgpack:"refused"`     // of too many ranks
 	Malformed uint64 `json:"malformed" msgpack:"malformed"` // messages that could not be read
+}
+
+// RouterRequestCounts counts changes of requests that routers of another make sent to workers, since the node started,
+// by result. Requests is how many are under way.
+type RouterRequestCounts struct {
+	Requests  int    `json:"requests" msgpack:"requests"`
+	Added     uint64 `json:"added" msgpack:"added"`
+	Prefilled uint64 `json:"prefilled" msgpack:"prefilled"`
+	Freed     uint64 `json:"freed" msgpack:"freed"`
+	Expired   uint64 `json:"expired" msgpack:"expired"`     // never freed
+	Own       uint64 `json:"own" msgpack:"own"`             // booked with kvatlas too, and counted there only
+	Duplicate uint64 `json:"duplicate" msgpack:"duplicate"` // reported twice
+	Unknown   uint64 `json:"unknown" msgpack:"unknown"`     // of a request that was not reported before
+	Refused   uint64 `json:"refused" msgpack:"refused"`     // beyond --max-requests, or of an unknown kind
 }
 
 // GuessStatus is what a node guesses of the workers of one model.

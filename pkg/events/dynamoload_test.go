@@ -3,6 +3,7 @@ package events
 import (
 	"encoding/json"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -47,9 +48,6 @@ func TestDynamoLoads(t *testing.T) {
 		dec.UseNumber()
 		if err := dec.Decode(&v); err != nil {
 			t.Fatal(err)
-		}
-		if strings.Contains(c.text, "18446744073709551615") {
-			v["worker_id"] = uint64(1<<64 - 1)
 		}
 		plain := withNumbers(v)
 		packed, err := msgpack.Marshal(plain)
@@ -98,6 +96,9 @@ func withNumbers(v any) any {
 		}
 	case json.Number:
 		if whole, err := v.Int64(); err == nil {
+			return whole
+		}
+		if whole, err := strconv.ParseUint(v.String(), 10, 64); err == nil {
 			return whole
 		}
 		f, _ := v.Float64()

@@ -26,6 +26,7 @@ type beside struct {
 	engines []*besideEngine
 	hasher  *events.Hasher
 	marks   uint32
+	mended  bool // of the example that runs: see line
 }
 
 // besideEngine is one engine: what it announces goes to both indexers through its socket, and to the twin.

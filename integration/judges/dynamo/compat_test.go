@@ -20,7 +20,7 @@ import (
 // startDynamo runs NVIDIA Dynamo's standalone indexer. It takes a port and listens everywhere; it is asked over
 // loopback.
 func startDynamo(t *testing.T, args ...string) (base string) {
-	python := pyenv.PythonWith(t, "dynamo.txt")
+	python := pyenv.PythonWithDynamo(t)
 	base = loopback.Reserve(t)
 	var said bytes.Buffer
 	cmd := exec.Command(python,

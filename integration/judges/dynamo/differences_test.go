@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/pyenv"
 	"github.com/zeebo/xxh3"
 )
 
@@ -65,6 +66,7 @@ func TestDynamoDifferencesByExample(t *testing.T) {
 			n++
 			example := fmt.Sprintf("%s, example %d", d.name, i+1)
 			differs, before := false, ""
+			b.mended = false
 			for _, line := range lines {
 				line = strings.TrimSpace(line)
 				if line[:2] != before { // engines are heard side by side: one shall not overtake the other
@@ -73,7 +75,7 @@ func TestDynamoDifferencesByExample(t *testing.T) {
 				before = line[:2]
 				differs = b.line(example, line, n<<8) || differs
 			}
-			if !differs {
+			if !differs && !b.mended {
 				t.Errorf("%s shows no difference", example)
 			}
 			for i := range b.engines {
@@ -86,11 +88,11 @@ func TestDynamoDifferencesByExample(t *testing.T) {
 var (
 	changeLine = regexp.MustCompile(
 		`^w(\d) (stores|copies|removes)((?: [a-z])+)(?: after ([a-z]))?(?: (?:on|to|from) (\w+))?(?: called((?: [a-z])+))?(?: in group (\d))?$`)
-	askLine = regexp.MustCompile(`^ask((?: [a-z])+): w(\d) has ([\d+]+), Dynamo says ([\d+]+)$`)
+	askLine = regexp.MustCompile(`^ask((?: [a-z])+): w(\d) has ([\d+]+), Dynamo says ([\d+]+)(?:, ([\d+]+) from 1\.7)?$`)
 )
 
 // line runs one line of an example, whose blocks are those of no other. It reports whether it asks, and Dynamo's answer
-// differs from ours.
+// differs from ours. b.mended notes an answer that the judged release of Dynamo has mended.
 func (b *beside) line(example, line string, base uint32) (differs bool) {
 	b.t.Helper()
 	token := func(word string) uint32 { return base + uint32(word[0]) }
@@ -102,7 +104,12 @@ func (b *beside) line(example, line string, base uint32) (differs bool) {
 		b.settle()
 		ours, dynamo, twins := b.ask(prompt)
 		i := int(m[2][0] - '1')
-		if ours[i] != readDepth(m[3]) || twins[i] != ours[i] || dynamo[i] != readDepth(m[4]) {
+		want := readDepth(m[4])
+		if m[5] != "" && !strings.HasPrefix(pyenv.DynamoVersion(b.t), "1.6.") {
+			want = readDepth(m[5])
+			b.mended = b.mended || want == readDepth(m[3])
+		}
+		if ours[i] != readDepth(m[3]) || twins[i] != ours[i] || dynamo[i] != want {
 			b.t.Errorf("%s: %s\nwe say %v, the twin %v, Dynamo %v", example, line, ours[i], twins[i], dynamo[i])
 		}
 		return ours[i] != dynamo[i]

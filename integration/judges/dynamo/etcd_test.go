@@ -33,7 +33,7 @@ import (
 // index is as the engines are, after the workers' process and etcd were killed too.
 func TestEventPlaneOverEtcd(t *testing.T) {
 	etcd := pyenv.StartEtcd(t, http.DefaultClient, "", "")
-	p := startPlane(t, etcd.URL)
+	p := startPlane(t, etcd.URL, false)
 	p.serve(30)
 	shim := p.shim()
 	p.equal("after a late start")
@@ -44,7 +44,7 @@ func TestEventPlaneOverEtcd(t *testing.T) {
 	p.workers.Kill()
 	shim.WaitFor(`has gone".*rank=0`)
 	shim.WaitFor(`has gone".*rank=1`)
-	p.workers = pyenv.StartDynamoWorkers(t, p.discovery, planeBlock)
+	p.workers = pyenv.StartDynamoWorkers(t, p.discovery, "", planeBlock)
 	p.open(0)
 	p.open(1)
 	p.prompts = nil

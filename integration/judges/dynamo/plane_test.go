@@ -16,7 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// plane is a process of Dynamo's with a publisher on the ZeroMQ event plane for each of two ranks, the engines that
+// plane is a process of Dynamo's with a publisher on its event plane for each of two ranks, the engines that
 // these hear, and an indexer.
 type plane struct {
 	t         *testing.T
@@ -31,15 +31,19 @@ type plane struct {
 
 const planeBlock = 4
 
-func startPlane(t *testing.T, discovery string) *plane {
+func startPlane(t *testing.T, discovery string, overNATS bool) *plane {
 	p := &plane{t: t, discovery: discovery, rng: rand.New(rand.NewPCG(1, 2)),
 		indexer: harness.StartIndexer(t, t.TempDir(), "", "--guess-policy", "off")}
+	nats := ""
+	if overNATS {
+		nats = "nats://" + p.indexer.NATS
+	}
 	var err error
 	if p.client, err = client.HTTP([]string{"http://" + p.indexer.HTTP}, client.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.client.Close() })
-	p.workers = pyenv.StartDynamoWorkers(t, p.discovery, planeBlock)
+	p.workers = pyenv.StartDynamoWorkers(t, p.discovery, nats, planeBlock)
 	for rank := range p.engines {
 		p.open(rank)
 	}
@@ -119,7 +123,7 @@ func (p *plane) equal(when string) {
 // cleared. The index is as the engines are, whatever the shim has missed: before it started, and while it was dead,
 // less than the workers' local indexers keep, or more.
 func TestEventPlane(t *testing.T) {
-	p := startPlane(t, t.TempDir())
+	p := startPlane(t, t.TempDir(), false)
 	p.serve(30)
 	shim := p.shim()
 	p.equal("after a late start")

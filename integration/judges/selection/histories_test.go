@@ -30,7 +30,7 @@ var seed = flag.Uint64("selection.seed", 1, "of the random histories")
 func service(t *testing.T, environment []string, module string, args ...string) (base string) {
 	base = loopback.Reserve(t)
 	var said bytes.Buffer
-	cmd := exec.Command(pyenv.PythonWith(t, "dynamo.txt"),
+	cmd := exec.Command(pyenv.PythonWithDynamo(t),
 		append([]string{"-m", module, "--port", strings.Split(base, ":")[1]}, args...)...)
 	cmd.Env = append(os.Environ(), environment...)
 	cmd.Stdout, cmd.Stderr = &said, &said

@@ -1,0 +1,274 @@
+package load
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// foreign keeps the requests that routers of another make (NVIDIA Dynamo's) sent to workers, as these routers publish
+// them. Every node hears every message, so nodes do not replicate these tables. A node that starts knows only requests
+// that were published since.
+//
+// A request that this service booked under the same id is not entered, and is removed if its booking comes later: such
+// a router may publish requests for which kvatlas chose the worker.
+//
+// Any number of goroutines may use it. The lock of [Service] comes first where both are held.
+type foreign struct {
+	mu     sync.RWMutex
+	limits Limits
+	most   int // tables
+	tables map[Model]*Table
+	ticked time.Duration // when rows without requests were dropped last
+	counts ForeignCounts
+}
+
+// ForeignCounts count changes of foreign requests since the node started, by result.
+type ForeignCounts struct {
+	Requests int // under way now
+
+	Added, Prefilled, Freed uint64
+	Own                     uint64 // of requests that this service booked itself
+	Duplicate               uint64 // of a request that the table has already
+	Unknown                 uint64 // of a request that the table does not have
+	Refused                 uint64 // beyond the limits of a table, or without a valid id
+	Expired                 uint64 // never freed
+}
+
+// foreignSlots bounds how many ranks may have requests with the same id at once: a prefill worker, a decode worker, and
+// those of a migration.
+const foreignSlots = 4
+
+// Ids of a table of foreign requests: a kind, a slot, and the router's id. Old releases of Dynamo publish prefill
+// tokens apart from the request, and these have an entry of their own.
+const (
+	sequenceEntry = 's'
+	prefillEntry  = 'p'
+)
+
+func foreignID(kind byte, slot int, id string) string {
+	return string([]byte{kind, '0' + byte(slot)}) + id
+}
+
+func newForeign(limits Limits, most int) *foreign {
+	return &foreign{limits: limits, most: most, tables: map[Model]*Table{}}
+}
+
+// find returns the id of a rank's entry, or if there is none the first id that is free; "" if all are taken.
+func (f *foreign) find(t *Table, kind byte, id string, key events.RankKey) (entry string, found bool) {
+	for slot := range foreignSlots {
+		name := foreignID(kind, slot, id)
+		at, there := t.Where(name)
+		if there && at == key {
+			return name, true
+		}
+		if !there && entry == "" {
+			entry = name
+		}
+	}
+	return entry, false
+}
+
+// apply enters a change. owned reports that this service booked the request itself.
+func (f *foreign) apply(now time.Duration, model Model, r *events.RouterRequest, owned bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if owned {
+		f.counts.Own++
+		return
+	}
+	t := f.tables[model]
+	if t == nil {
+		if r.Change == events.RequestPrefilled || r.Change == events.RequestFreed {
+			f.counts.Unknown++
+			return
+		}
+		if len(f.tables) >= f.most && !f.dropEmpty() {
+			f.counts.Refused++
+			return
+		}
+		t = NewTable(1, f.limits)
+		f.tables[model] = t
+	}
+	f.expire(now, t)
+	entry, known := f.find(t, sequenceEntry, r.ID, r.Key)
+	prefill, prefilling := f.find(t, prefillEntry, r.ID, r.Key)
+	switch r.Change {
+	case events.RequestAdded:
+		if known {
+			f.counts.Duplicate++
+			return
+		}
+		if prefilling && r.PrefillTokens > 0 {
+			_ = t.Free(now, prefill) // the same tokens
+		}
+		f.book(now, t, Booking{ID: entry, Rank: r.Key, Hashes: r.Blocks, PrefillTokens: int64(r.PrefillTokens)})
+	case events.RequestPrefilling:
+		if known && t.ids[entry].tokens > 0 {
+			f.counts.Duplicate++ // its tokens came with the request
+			return
+		}
+		if prefilling {
+			_ = t.Free(now, prefill) // replaced
+		}
+		f.book(now, t, Booking{ID: prefill, Rank: r.Key, PrefillTokens: int64(r.PrefillTokens)})
+	case events.RequestPrefilled:
+		if known {
+			_ = t.PrefillComplete(now, entry)
+		}
+		if prefilling {
+			_ = t.Free(now, prefill)
+		}
+		f.count(&f.counts.Prefilled, known || prefilling)
+	case events.RequestFreed:
+		if known {
+			_ = t.Free(now, entry)
+		}
+		if prefilling {
+			_ = t.Free(now, prefill)
+		}
+		f.count(&f.counts.Freed, known || prefilling)
+	default: // of a later version
+		f.counts.Refused++
+	}
+}
+
+func (f *foreign) count(to *uint64, found bool) {
+	if !found {
+		to = &f.counts.Unknown
+	}
+	*to++
+}
+
+func (f *foreign) book(now time.Duration, t *Table, b Booking) {
+	if b.ID == "" || t.Book(now, b) != nil {
+		f.counts.Refused++
+		return
+	}
+	f.counts.Added++
+}
+
+// expire forgets requests that are too old, and once a second the rows of ranks that had none for as long.
+func (f *foreign) expire(now time.Duration, t *Table) {
+	before := t.Counts.Expired
+	t.expire(now)
+	f.counts.Expired += t.Counts.Expired - before
+	if now-f.ticked < time.Second {
+		return
+	}
+	f.ticked = now
+	for _, t := range f.tables {
+		before := t.Counts.Expired
+		t.Tick(now)
+		f.counts.Expired += t.Counts.Expired - before
+	}
+}
+
+// dropEmpty drops a table without requests, and reports whether there was one.
+func (f *foreign) dropEmpty() bool {
+	for model, t := range f.tables {
+		if t.Len() == 0 {
+			delete(f.tables, model)
+			return true
+		}
+	}
+	return false
+}
+
+// own removes a request that this service booked itself.
+func (f *foreign) own(now time.Duration, model Model, id string) {
+	f.mu.RLock()
+	t := f.tables[model]
+	none := t == nil || t.Len() == 0
+	f.mu.RUnlock()
+	if none {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, kind := range []byte{sequenceEntry, prefillEntry} {
+		for slot := range foreignSlots {
+			if t.Free(now, foreignID(kind, slot, id)) == nil {
+				f.counts.Own++
+			}
+		}
+	}
+}
+
+// removeRank ends a rank's requests.
+func (f *foreign) removeRank(now time.Duration, key events.RankKey) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, t := range f.tables {
+		row := t.byRank[key]
+		if row == nil {
+			continue
+		}
+		for _, r := range slices.Clone(row.records) {
+			_ = t.Free(now, r.id)
+		}
+	}
+}
+
+// read calls read with a model's table, if it has requests.
+func (f *foreign) read(now time.Duration, model Model, read func(*Table)) {
+	f.mu.RLock()
+	t := f.tables[model]
+	if t != nil && len(t.queue) > 0 && t.queue[0].deadline <= now {
+		f.mu.RUnlock()
+		f.mu.Lock()
+		f.expire(now, t)
+		f.mu.Unlock()
+		f.mu.RLock()
+	}
+	defer f.mu.RUnlock()
+	if t != nil && t.Len() > 0 {
+		read(t)
+	}
+}
+
+// models lists the models that have foreign requests.
+func (f *foreign) models() (list []Model) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	for m, t := range f.tables {
+		if t.Len() > 0 {
+			list = append(list, m)
+		}
+	}
+	return list
+}
+
+// status counts what was applied and what is under way.
+func (f *foreign) status(now time.Duration) ForeignCounts {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c := f.counts
+	for _, t := range f.tables {
+		f.expire(now, t)
+		c.Requests += t.Len()
+	}
+	c.Expired = f.counts.Expired
+	return c
+}
+
+// ReportForeign enters changes of requests that routers of another make sent to workers of a model. Every node gets
+// every change, so each one enters them by itself.
+func (s *Service) ReportForeign(model Model, changes []events.RouterRequest) {
+	now := time.Since(s.started)
+	s.Mu.RLock()
+	own := s.Machine.Table(model)
+	for i := range changes {
+		s.foreign.apply(now, model, &changes[i], own != nil && own.Has(changes[i].ID))
+	}
+	s.Mu.RUnlock()
+	s.notify()
+}
+
+// ReadForeign calls read with the table of a model's foreign requests, if there are any. The table does not change
+// meanwhile.
+func (s *Service) ReadForeign(model Model, read func(*Table)) {
+	s.foreign.read(time.Since(s.started), model, read)
+}
