@@ -31,6 +31,8 @@ const (
 	ArmExactOwn     Arm = "exact-own"
 	ArmExactRestart Arm = "exact-restart"
 
+	ArmSticky Arm = "sticky" // the worker of the request's session
+
 	// All routers ask one index, and share what is under way; a restart of a router loses neither.
 	ArmExactShared Arm = "exact-shared"
 
@@ -123,7 +125,8 @@ type router struct {
 type fleet struct {
 	arm     Arm
 	cfg     Engine
-	blocks  int // of the workload
+	blocks  int    // of the workload
+	placed  string // recorded choices
 	engines []*engine
 	routers []*router
 	index   *radix.Index
@@ -141,7 +144,7 @@ type fleet struct {
 
 func newFleet(cfg Config, engines []*engine, rng *rand.Rand) (*fleet, error) {
 	e := cfg.Workload.Engine
-	f := &fleet{arm: cfg.Arm, cfg: e, blocks: len(cfg.Workload.names), engines: engines, rng: rng,
+	f := &fleet{arm: cfg.Arm, cfg: e, blocks: len(cfg.Workload.names), placed: cfg.Workload.Placed[cfg.Arm], engines: engines, rng: rng,
 		workers: make([]routing.Worker, len(engines)), candidates: make([]routing.Candidate, len(engines))}
 	if f.tableBlocks = e.Capacity / e.BlockSize; cfg.TableTokens > 0 {
 		f.tableBlocks = max(1, cfg.TableTokens/e.BlockSize)
@@ -223,6 +226,11 @@ func (f *fleet) workerRestarted(w int) {
 // choose chooses a worker for a request, and books it there.
 func (f *fleet) choose(r *request, now micros) error {
 	router := f.routers[r.router]
+	if placed := f.placed; placed != "" {
+		r.worker = int(placed[r.number] - '0')
+		f.book(router, r, r.prompt.Tokens, now)
+		return nil
+	}
 	blocks, names, size := r.prompt.blocks, r.prompt.Names, f.cfg.BlockSize
 	if f.arm.index() {
 		f.index.Match(0, r.prompt.locals(), nil, &f.answer)

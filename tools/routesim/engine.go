@@ -20,11 +20,30 @@ type Engine struct {
 	// Prefill is the tokens per second of a step that does nothing else.
 	Prefill float64 `json:"prefill_tokens_per_s"`
 
-	// A step takes the longer of StepBase (reading the weights) and what its tokens take at the rate Prefill, plus
-	// StepPerRequest and StepPerToken for each request that decodes and each token of its context. In seconds.
+	// A step occupies the GPU for the longer of StepBase (reading the weights) and the time of its tokens at the rate
+	// Prefill. StepPerRequest and StepPerToken are added for each decoding request and each token of its context.
+	// Attention is added for each pair of a computed token and a token before it. In seconds.
 	StepBase       float64 `json:"step_base_s"`
 	StepPerRequest float64 `json:"step_per_request_s"`
 	StepPerToken   float64 `json:"step_per_context_token_s"`
+	Attention      float64 `json:"attention_per_token_pair_s,omitempty"`
+
+	// PrefillHost is the least duration of a step that computes prompt tokens: the host launches the kernels one by
+	// one. It does not occupy the GPU. Overhead is added to each TTFT for HTTP, parsing and the reply. In seconds.
+	PrefillHost float64 `json:"prefill_host_s,omitempty"`
+	Overhead    float64 `json:"overhead_s,omitempty"`
+
+	// Ahead is asynchronous scheduling: the engine plans a step when the step before it starts, so a request that
+	// arrives during a step waits for the step after it too.
+	Ahead bool `json:"plans_ahead,omitempty"`
+
+	// ReservePrompt admits a request only if there is memory for the whole rest of its prompt.
+	ReservePrompt bool `json:"reserves_prompt,omitempty"`
+
+	// EnginesPerGPU engines share one GPU, which divides its time equally among those with a step under way. 0 and 1:
+	// each engine has a GPU. ShareLoss is the share of the GPU's rate that is lost while several engines use it.
+	EnginesPerGPU int     `json:"engines_per_gpu,omitempty"`
+	ShareLoss     float64 `json:"share_loss,omitempty"`
 
 	// Host is how many tokens host memory holds of what leaves the device; Store the same of what the fleet's shared
 	// store holds of what any engine computed. 0: there is none. Loading n tokens takes a delay and n / rate seconds,
@@ -54,6 +73,7 @@ type request struct {
 	stage  int
 
 	sent, first, done micros
+	came              micros // at the engine
 
 	router, worker int
 	booked         booking
@@ -101,6 +121,8 @@ type engine struct {
 	requests int
 	owed     int // tokens of prefill
 	busy     bool
+	began    micros  // the latest step
+	ended    micros  // the step before it
 	pieces   []piece // of the step under way
 	downTill micros
 	life     int // restarts
@@ -250,8 +272,14 @@ func (e *engine) arrive(r *request) {
 	e.waiting = append(e.waiting, r)
 }
 
-// begin plans a step and says when it ends. Without work it says when there will be some, and that no step has begun.
-func (e *engine) begin(now micros) (at micros, step bool) {
+// plan is a step that an engine has begun.
+type plan struct {
+	host micros // the least duration
+	gpu  micros // time on a GPU of its own
+}
+
+// begin plans a step. Without work it returns no plan, and the time at which there will be some, or never.
+func (e *engine) begin(now micros) (p plan, wake micros) {
 	e.pieces = e.pieces[:0]
 	preempted := e.preemptions
 	phase := (e.steps + 1) % e.cfg.BlockSize
@@ -261,7 +289,11 @@ func (e *engine) begin(now micros) (at micros, step bool) {
 		}
 	}
 	budget := e.cfg.MaxBatchedTokens - e.decoding
-	wake := never
+	wake = never
+	planned := now // the requests that came later are not seen
+	if e.cfg.Ahead && e.ended == now {
+		planned = e.began
+	}
 	for _, r := range slices.Clone(e.prefill) {
 		if r.decoding || r.slots == nil {
 			continue // preempted for one before it
@@ -277,6 +309,9 @@ func (e *engine) begin(now micros) (at micros, step bool) {
 	}
 	for len(e.waiting) > 0 && budget > 0 && len(e.running) < e.cfg.MaxRequests && preempted == e.preemptions {
 		r := e.waiting[0]
+		if r.came > planned && e.decoding+len(e.pieces) > 0 {
+			break
+		}
 		n, ok := e.admit(r, now, budget)
 		if !ok {
 			break
@@ -292,19 +327,24 @@ func (e *engine) begin(now micros) (at micros, step bool) {
 	}
 	// what was planned for a request that had to make room after that is not done
 	e.pieces = slices.DeleteFunc(e.pieces, func(p piece) bool { return p.r.slots == nil })
-	tokens := e.decoding
+	tokens, pairs := e.decoding, 0.0
 	for _, p := range e.pieces {
 		tokens += p.n
+		pairs += float64(p.n) * (float64(p.r.computed) + float64(p.n)/2)
 	}
 	if tokens == 0 {
 		e.tell()
-		return wake, false
+		return plan{}, wake
 	}
 	seconds := max(e.cfg.StepBase, float64(tokens)/e.cfg.Prefill) + float64(e.decoding)*e.cfg.StepPerRequest +
-		float64(e.context)*e.cfg.StepPerToken
-	e.busy = true
-	e.busyFor += max(1, after(seconds))
-	return now + max(1, after(seconds)), true
+		float64(e.context)*e.cfg.StepPerToken + pairs*e.cfg.Attention
+	if len(e.pieces) > 0 {
+		p.host = after(e.cfg.PrefillHost)
+	}
+	p.gpu = max(1, after(seconds))
+	e.busy, e.began = true, now
+	e.busyFor += max(p.host, p.gpu)
+	return p, never
 }
 
 // admit gives a waiting request the slots for its first piece.
@@ -344,7 +384,11 @@ func (e *engine) admit(r *request, now micros, budget int) (n int, ok bool) {
 	if r.ready > 0 {
 		first = there * size // the rest when it is loaded
 	}
-	if e.blocks(first)-hit+idle > e.pool.available() {
+	need := e.blocks(first)
+	if e.cfg.ReservePrompt {
+		need = e.blocks(r.target)
+	}
+	if need-hit+idle > e.pool.available() {
 		return 0, false
 	}
 	for _, b := range blocks[:hit] {
@@ -471,7 +515,7 @@ func (e *engine) leave(r *request) {
 
 // finish ends the step under way. It returns the requests whose first token came, and those that are done.
 func (e *engine) finish(now micros) (began, done []*request) {
-	e.busy = false
+	e.busy, e.ended = false, now
 	e.steps++
 	e.context += e.decoding
 	e.outputTokens += e.decoding
@@ -491,7 +535,7 @@ func (e *engine) finish(now micros) (began, done []*request) {
 		r.generated++
 		e.outputTokens++
 		if r.first == 0 {
-			r.first = now
+			r.first = now + after(e.cfg.Overhead)
 			began = append(began, r)
 		}
 		e.prefill = slices.DeleteFunc(e.prefill, func(x *request) bool { return x == r })
@@ -503,7 +547,7 @@ func (e *engine) finish(now micros) (began, done []*request) {
 	}
 	e.pieces = e.pieces[:0]
 	for _, r := range done {
-		r.done = now
+		r.done = max(now, r.first)
 		e.pool.release(r.slots)
 		r.slots = nil
 		e.running = slices.DeleteFunc(e.running, func(x *request) bool { return x == r })

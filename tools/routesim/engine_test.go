@@ -243,6 +243,15 @@ func drive(reqs []*request, arrive func(*request), begin func(micros) (micros, b
 	}
 }
 
+// alone is begin on a GPU of its own.
+func (e *engine) alone(now micros) (micros, bool) {
+	p, wake := e.begin(now)
+	if p.gpu == 0 {
+		return wake, false
+	}
+	return now + max(p.host, p.gpu), true
+}
+
 // small is an engine in which everything happens within a few requests.
 func small(rng *rand.Rand) Engine {
 	e := Defaults()
@@ -273,7 +282,7 @@ func randomWorkload(rng *rand.Rand, e Engine, requests int) Workload {
 			}
 			p.Names = append(p.Names, events.BlockHash(mix(parent^mix(of+1))|1))
 		}
-		st.Arrivals = append(st.Arrivals, Arrival{at, p, 1 + rng.IntN(e.Capacity/3)})
+		st.Arrivals = append(st.Arrivals, Arrival{At: at, Prompt: p, Output: 1 + rng.IntN(e.Capacity/3)})
 	}
 	st.Rate = float64(requests) / at
 	w := Workload{Name: "random", Stages: []Stage{st}, Engine: e, Workers: 2}
@@ -297,7 +306,7 @@ func TestEngineAgainstNaive(t *testing.T) {
 		w := randomWorkload(rng, cfg, 60)
 		got, want := requestsOf(w), requestsOf(w)
 		e := newEngine(cfg, w.names, nil, nil)
-		drive(got, e.arrive, e.begin, func(now micros) { e.finish(now) })
+		drive(got, e.arrive, e.alone, func(now micros) { e.finish(now) })
 		twin := &naiveEngine{cfg: cfg, pool: naivePool{max: cfg.Capacity / cfg.BlockSize}}
 		drive(want, twin.arrive, twin.begin, func(now micros) { twin.finish(now) })
 		for i, r := range got {
@@ -335,7 +344,7 @@ func TestEngineEvents(t *testing.T) {
 			}
 		})
 		reqs := requestsOf(w)
-		drive(reqs, e.arrive, e.begin, func(now micros) {
+		drive(reqs, e.arrive, e.alone, func(now micros) {
 			e.finish(now)
 			if rng.IntN(50) == 0 {
 				e.resetCache()
@@ -383,9 +392,9 @@ func TestTiers(t *testing.T) {
 		e := newEngine(cfg, w.names, shared, nil)
 		reqs := requestsOf(w)
 		drive(reqs, e.arrive, func(now micros) (micros, bool) {
-			at, step := e.begin(now)
+			at, step := e.alone(now)
 			if !step && at != never {
-				return e.begin(at) // nothing else is to come
+				return e.alone(at) // nothing else is to come
 			}
 			return at, step
 		}, func(now micros) { e.finish(now) })

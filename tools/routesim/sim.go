@@ -64,6 +64,7 @@ type sim struct {
 	queue   []event // a heap by (at, number)
 	pushed  int
 	engines []*engine
+	gpus    []*gpu // shared; nil: each engine has its own
 	fleet   *fleet
 	rng     *rand.Rand
 
@@ -81,7 +82,8 @@ type event struct {
 	at     micros
 	number int
 	worker int
-	life   int // of the engine: what was planned before a restart does not come
+	gpu    *gpu // a shared GPU on which a step may have ended, and not a worker; life is its version
+	life   int  // of the engine: what was planned before a restart does not come
 	step   bool
 }
 
@@ -126,6 +128,11 @@ func newSim(cfg Config) (*sim, error) {
 			}
 		}
 		s.engines = append(s.engines, newEngine(e, cfg.Workload.names, store, told))
+	}
+	if n := e.EnginesPerGPU; n > 1 {
+		for range (cfg.Workers + n - 1) / n {
+			s.gpus = append(s.gpus, &gpu{loss: e.ShareLoss})
+		}
 	}
 	s.late = nil
 	var err error
@@ -174,6 +181,15 @@ func (s *sim) loop(ctx context.Context, total int) error {
 		}
 		ev := s.pop()
 		s.now = ev.at
+		if ev.gpu != nil {
+			if ev.life == ev.gpu.version {
+				for _, j := range ev.gpu.finished(s.now) {
+					s.push(event{at: j.end(s.now), worker: j.worker, life: s.engines[j.worker].life, step: true})
+				}
+				s.plan(ev.gpu)
+			}
+			continue
+		}
 		e := s.engines[ev.worker]
 		if ev.life != e.life {
 			continue
@@ -248,6 +264,7 @@ func (s *sim) send(r *request) error {
 	if !r.admitted {
 		r.best, r.chosen = would, e.would(r.prompt)
 	}
+	r.came = s.now
 	e.arrive(r)
 	s.kick(r.worker)
 	return nil
@@ -269,8 +286,24 @@ func (s *sim) kick(w int) {
 	if e.busy || s.now < e.downTill {
 		return
 	}
-	if at, step := e.begin(s.now); at != never {
-		s.push(event{at: at, worker: w, life: e.life, step: step})
+	p, wake := e.begin(s.now)
+	switch {
+	case p.gpu == 0 && wake != never:
+		s.push(event{at: wake, worker: w, life: e.life})
+	case p.gpu > 0 && s.gpus == nil:
+		s.push(event{at: s.now + max(p.host, p.gpu), worker: w, life: e.life, step: true})
+	case p.gpu > 0:
+		g := s.gpus[w/s.Workload.Engine.EnginesPerGPU]
+		g.start(s.now, w, p)
+		s.plan(g)
+	}
+}
+
+// plan pushes the event at which the next step on a shared GPU ends.
+func (s *sim) plan(g *gpu) {
+	if at := g.next(); at != never {
+		g.version++
+		s.push(event{at: at, gpu: g, life: g.version})
 	}
 }
 
@@ -310,6 +343,10 @@ func (s *sim) disturb() error {
 		return nil
 	}
 	under := s.engines[0].restart()
+	if s.gpus != nil {
+		s.gpus[0].drop(s.now, 0)
+		s.plan(s.gpus[0])
+	}
 	s.fleet.workerRestarted(0)
 	if len(s.engines) > 1 {
 		s.engines[0].downTill = s.now + downFor

@@ -27,6 +27,9 @@ type Arrival struct {
 	At     float64 // seconds since the stage's beginning
 	Prompt *Prompt
 	Output int // tokens
+
+	// Session is the conversation that the request belongs to; 0: the request has no session id.
+	Session uint64
 }
 
 // Stage is requests that arrive at one rate. A stage begins a second after the last request of the one before it is
@@ -52,6 +55,9 @@ type Workload struct {
 	// default is 1; TableTokens and TableDepth are what their approximate router believes and looks at, as in [Config].
 	PrefillLoadScale        float64
 	TableTokens, TableDepth int
+
+	// Placed are recorded choices, a digit for the worker of each request, by arm. They replace the arm's own choice.
+	Placed map[Arm]string
 
 	names []events.BlockHash // of the blocks by number
 }
@@ -199,7 +205,7 @@ func (m sharedPrefix) workload(name string, seed uint64, blockSize int, rates []
 			} else {
 				at += 1 / s[0]
 			}
-			st.Arrivals = append(st.Arrivals, Arrival{at, prompts[next%len(prompts)], m.output})
+			st.Arrivals = append(st.Arrivals, Arrival{At: at, Prompt: prompts[next%len(prompts)], Output: m.output})
 			next++
 		}
 		w.Stages = append(w.Stages, st)
@@ -238,7 +244,7 @@ func FromTrace(name string, reqs []trace.Request, blockSize int, rate float64) (
 		for b := range p.Names {
 			p.Names[b] = events.BlockHash(mix(r.HashIDs[uint64(b)/per]*per+uint64(b)%per+1) | 1)
 		}
-		st.Arrivals = append(st.Arrivals, Arrival{float64(r.Timestamp-begin) * scale, p, max(1, r.OutputLength)})
+		st.Arrivals = append(st.Arrivals, Arrival{At: float64(r.Timestamp-begin) * scale, Prompt: p, Output: max(1, r.OutputLength)})
 	}
 	w := Workload{Name: name, Stages: []Stage{st}, Engine: Defaults(), Workers: 8, PrefillLoadScale: 1}
 	w.Engine.BlockSize = blockSize

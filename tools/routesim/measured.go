@@ -1,0 +1,95 @@
+package routesim
+
+import (
+	"bytes"
+	"compress/gzip"
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"sync"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// measuredFile is our own measurement, documented in docs/measurements/2026-11-gpu.md: the requests, their arrivals and
+// the figures of each arm.
+//
+//go:embed measured/h200.json.gz
+var measuredFile []byte
+
+// Measured is a run of real engines, with the workload that they served.
+type Measured struct {
+	BlockTokens  int       `json:"block_tokens"`  // of a hash id
+	OutputTokens int       `json:"output_tokens"` // of each request
+	Gaps         []float64 `json:"gaps"`          // between arrivals, at one request per second
+	Random       string    `json:"random"`        // the worker of each request in the arm random, a digit each
+	Sticky       string    `json:"sticky"`        // the same of the arm sticky
+	Requests     [][]int   `json:"requests"`      // session, tokens, then runs of hash ids: first id and length
+
+	// Alone are requests that were sent one at a time: prompt tokens, cached tokens, TTFT and end-to-end time in ms.
+	Alone [][4]float64  `json:"alone"`
+	Arms  []MeasuredArm `json:"arms"`
+}
+
+// MeasuredArm are the figures of one way to choose at one rate.
+type MeasuredArm struct {
+	Arm      Arm     `json:"arm"`
+	Rate     float64 `json:"rate"` // requests per second
+	Requests int     `json:"requests"`
+	Reuse    float64 `json:"reuse"` // share of the prompt tokens
+	TTFTMean float64 `json:"ttft_mean_ms"`
+	TTFTP50  float64 `json:"ttft_p50_ms"`
+	TTFTP90  float64 `json:"ttft_p90_ms"`
+	TTFTP99  float64 `json:"ttft_p99_ms"`
+	E2EP50   float64 `json:"e2e_p50_ms"`
+	E2EP99   float64 `json:"e2e_p99_ms"`
+}
+
+// MeasuredH200 returns the run of four vLLM servers on one NVIDIA H200.
+var MeasuredH200 = sync.OnceValue(func() *Measured {
+	var m Measured
+	r, err := gzip.NewReader(bytes.NewReader(measuredFile))
+	if err == nil {
+		err = json.NewDecoder(r).Decode(&m)
+	}
+	if err != nil {
+		panic(fmt.Sprintf("routesim: the embedded measurement is damaged: %v", err))
+	}
+	return &m
+})
+
+// Workload returns the first requests of the run, at a rate in requests per second.
+func (m *Measured) Workload(rate float64, requests int) Workload {
+	e := VLLMOnH200()
+	per := uint64(m.BlockTokens / e.BlockSize)
+	st := Stage{Rate: rate}
+	at := 0.0
+	w := Workload{Name: "measured-h200", Engine: e, Workers: 4, PrefillLoadScale: 1,
+		Placed: map[Arm]string{ArmRandom: m.Random, ArmSticky: m.Sticky}}
+	for i, r := range m.Requests[:min(requests, len(m.Requests))] {
+		p := &Prompt{Tokens: r[1]}
+		for runs := r[2:]; len(runs) > 0; runs = runs[2:] {
+			for id := range uint64(runs[1]) {
+				for b := range per {
+					name := (uint64(runs[0])+id)*per + b
+					p.Names = append(p.Names, events.BlockHash(mix(name+1)|1))
+				}
+			}
+		}
+		p.Names = p.Names[:min(len(p.Names), p.Tokens/e.BlockSize)]
+		st.Arrivals = append(st.Arrivals, Arrival{At: at, Prompt: p, Output: m.OutputTokens, Session: uint64(r[0]) + 1})
+		at += m.Gaps[i] / rate
+	}
+	w.Stages = []Stage{st}
+	w.number()
+	return w
+}
+
+// VLLMOnH200 are the constants of one of four vLLM servers on one NVIDIA H200, with a model of the shape of Llama 3.2 3B.
+// DESIGN.md says how they were fitted.
+func VLLMOnH200() Engine {
+	return Engine{BlockSize: 16, Capacity: 4499 * 16, MaxBatchedTokens: 8192, MaxRequests: 128, Prefill: 85_000,
+		StepBase: 2.5e-3, StepPerRequest: 20e-6, StepPerToken: 0, Attention: 0.5e-9, PrefillHost: 18e-3,
+		Overhead: 5e-3, Ahead: true, ReservePrompt: true, EnginesPerGPU: 4, ShareLoss: 0.05,
+		HostDelay: 1e-3, HostRate: 190_000, PullDelay: 27e-3, PullRate: 235_000}
+}
