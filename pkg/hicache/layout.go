@@ -20,7 +20,7 @@ type ObjectLayout struct {
 
 // Pool is the objects of one page that hold one kind of its state.
 type Pool struct {
-	Pool     string    `json:"pool"`                 // such as kv, indexer, swa, mamba
+	Pool     string    `json:"pool"`                 // such as kv, indexer, swa, mamba; again for each pipeline rank
 	Suffixes []string  `json:"suffixes"`             // what the objects' keys have behind the page's hash, of all ranks
 	Policy   HitPolicy `json:"hit_policy,omitempty"` // "" is all_pages
 
@@ -54,6 +54,9 @@ func (s *SGLang) layout() *ObjectLayout {
 	}
 	return l
 }
+
+// Listed reports whether ObjectLayout lists the objects of a page.
+func (s *SGLang) Listed() bool { return s.layout() != nil }
 
 // inner is the object with the pools.
 func (l *ObjectLayout) inner() *ObjectLayout {
@@ -110,12 +113,10 @@ func (l *ObjectLayout) check(wrong *complaints, s *SGLang) {
 	wrong.add(s.KeyPrefix != nil && l.KeyPrefix != nil && *s.KeyPrefix != *l.KeyPrefix,
 		"key_prefix %.60q, but that of %s is %.60q", value(s.KeyPrefix), name, value(l.KeyPrefix))
 	wrong.unless(name+": pools", len(l.Pools), 1, maxPools)
-	keys, deciding, seen := 0, 0, map[string]bool{}
+	keys, deciding := 0, 0
 	for i := range l.Pools {
 		p := &l.Pools[i]
 		p.check(wrong, fmt.Sprintf("%s: pool %.40q", name, p.Pool))
-		wrong.add(seen[p.Pool], "%s: pool %.40q is given twice", name, p.Pool)
-		seen[p.Pool] = true
 		if keys += len(p.Suffixes); p.Policy != blockGroups {
 			deciding++
 		}

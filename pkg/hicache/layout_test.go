@@ -60,6 +60,18 @@ func TestObjectLayoutWithoutKV(t *testing.T) {
 	}
 }
 
+// Of several pipeline ranks SGLang lists each pool again.
+func TestObjectLayoutOfStages(t *testing.T) {
+	c, _, err := ParseConfig([]byte(hybrid(`{"pools":[{"pool":"kv","suffixes":["_0_k"]},{"pool":"kv","suffixes":["_1_k"]}],
+		"pp_rank":null,"pp_size":2}`)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if keys := c.SGLang.Keys(c.SGLang.PageHashes(nil, make([]uint32, 64), Space{})).Keys; len(keys) != 2 {
+		t.Error(keys)
+	}
+}
+
 func TestObjectLayoutRefused(t *testing.T) {
 	for text, want := range map[string]string{
 		hybrid(strings.Replace(servedLayout, `"all_pages"`, `"most_pages"`, 1)):      `"most_pages": want all_pages`,
@@ -67,7 +79,6 @@ func TestObjectLayoutRefused(t *testing.T) {
 		hybrid(strings.Replace(servedLayout, `"page_size":64`, `"page_size":32`, 1)): "pages of 32 tokens",
 		hybrid(strings.Replace(servedLayout, `"mooncake"`, `"hf3fs"`, 1)):            `backend "hf3fs"`,
 		hybrid(strings.Replace(servedLayout, `"pp_size":1`, `"pp_size":2`, 1)):       "pipeline rank 0 alone, of 2",
-		hybrid(strings.Replace(servedLayout, `"indexer"`, `"kv"`, 1)):                "given twice",
 		hybrid(strings.Replace(servedLayout, `["__k"]`, `[]`, 1)):                    "has no suffixes",
 		hybrid(strings.Replace(servedLayout, `["__k"]`, `[""]`, 1)):                  `suffix "" has 0 bytes`,
 		hybrid(strings.Replace(servedLayout, `["__k"]`, `"__k"`, 1)):                 "suffixes is text, not a list",
@@ -105,6 +116,8 @@ func TestBounded(t *testing.T) {
 		published:            false,
 		mla:                  true,
 		hybrid(servedLayout): false,
+		strings.Replace(published, `"tp_size"`, `"model_name":"openai/GPT-OSS-120b","tp_size"`, 1):         true,
+		strings.Replace(published, `"tp_size"`, `"key_prefix":"blue_Qwen-Qwen3-Next-80B","tp_size"`, 1):    true,
 		strings.Replace(mla, `"tp_size"`, `"hybrid":false,"tp_size"`, 1):                                   false,
 		strings.Replace(published, `"tp_size"`, `"hybrid":true,"tp_size"`, 1):                              true,
 		strings.Replace(mla, `"tp_size"`, `"engine_version":"0.5.10","tp_size"`, 1):                        false,

@@ -58,9 +58,15 @@ func (s *SGLang) givenPrefix() *string {
 	return s.KeyPrefix
 }
 
+// hybridFamilies are parts of the names of models that SGLang keeps in several pools of which the layout is not served,
+// as their keys have ranks. The list makes a mark, never a number: a model that is not in it needs Hybrid.
+var hybridFamilies = []string{"gpt-oss", "qwen3-next", "qwen3.5", "deepseek-v3.2", "deepseek-v4", "kimi-linear", "llama-4",
+	"gemma-3", "gemma-4", "mimo-v2", "step-3.5", "step3p5", "falcon-h1", "nemotron-h", "jamba", "lfm2", "granite-4",
+	"minimax-text", "minimax-m1"}
+
 // Bounded reports whether what a store is found to hold is an upper bound of what the engine loads: the engine may need
-// objects of further pools, and there is no ObjectLayout that lists them. An MLA model of a release with such pools is
-// bounded unless Hybrid is false; any other is if Hybrid is true.
+// objects of further pools, and there is no ObjectLayout that lists them. Hybrid decides it. Without, an MLA model is
+// bounded, and one whose name is that of a known hybrid model, unless the release has no such pools.
 func (s *SGLang) Bounded() bool {
 	switch {
 	case s.Backend != mooncakeBackend || s.layout() != nil:
@@ -68,7 +74,11 @@ func (s *SGLang) Bounded() bool {
 	case s.Hybrid != nil:
 		return *s.Hybrid
 	}
-	return s.IsMLA && (s.EngineVersion == "" || since(s.EngineVersion, poolsSince))
+	if s.EngineVersion != "" && !since(s.EngineVersion, poolsSince) {
+		return false
+	}
+	name := strings.ToLower(s.ModelName + " " + s.keyPrefix())
+	return s.IsMLA || slices.ContainsFunc(hybridFamilies, func(part string) bool { return strings.Contains(name, part) })
 }
 
 // settled is s with nothing left open to its release, so that two that name the same objects are equal.
