@@ -22,7 +22,7 @@ var lenient = map[string]string{
 	"internal/compat/conductor/http.go":     "our own answer, once more as MessagePack",
 	"internal/compat/conductor/requests.go": "a text, or a list of raw values; objects are read by api.Members",
 	"internal/compat/dynamoselect/http.go":  "text, and a raw value that api.Members reads",
-	"internal/dynamo/etcd.go":               "answers of the operator's etcd",
+	"internal/etcd/etcd.go":                 "answers of etcd",
 	"internal/strictjson/strictjson.go":     "it is what the others use",
 	"pkg/api/handle.go":                     "replies to clients; requests have a reader of their own",
 	"pkg/hicache/mooncake.go":               "answers of a store's master",

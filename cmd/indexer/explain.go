@@ -128,7 +128,7 @@ func whyStopped(o *api.Overlap) string {
 	if text == "" {
 		text = o.Path.Stop
 	}
-	if o.Bound != "" {
+	if o.Bound == api.BoundFullAttentionOnly {
 		text += "; its engine may reuse less: what some group of its cache needs is not known"
 	}
 	if o.Path.Behind > 0 {

@@ -2,20 +2,31 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
+	"maps"
 	"os"
+	"slices"
 
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
 // readL3Config reads {"MODEL": {"sglang_hicache_mooncake": {...}}, ...}.
-func readL3Config(path string) (map[string]hicache.Config, error) {
+// passed has the unknown fields of each model.
+func readL3Config(path string) (models map[string]hicache.Config, passed map[string]hicache.Passed, err error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	models, err := hicache.ParseModels(data)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+	if models, passed, err = hicache.ParseModels(data); err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", path, err)
 	}
-	return models, nil
+	return models, passed, nil
+}
+
+// warnPassed logs the unknown fields of --l3-config.
+func (s *serving) warnPassed(log *slog.Logger) {
+	for _, model := range slices.Sorted(maps.Keys(s.l3Passed)) {
+		log.Warn("--l3-config has unknown fields, which are passed over", "model", model, "fields", s.l3Passed[model],
+			"what_to_do", hicache.PassedRemedy)
+	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/server"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 	"github.com/kvatlas/kvatlas/pkg/routing"
@@ -38,6 +39,8 @@ type serving struct {
 	pendingFor, tombstoneFor time.Duration
 	security                 *cli.HTTPSecurity
 	l3Config, onRefused      string
+	l3Passed                 map[string]hicache.Passed // of --l3-config, by model
+	l3Master                 func() (hicache.Master, error)
 	routingConfig            string
 	forwardQueries           bool
 	tokenizers               string
@@ -149,6 +152,7 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 	f.StringVar(&s.l3Config, "l3-config", "",
 		"JSON file that says for each model how its workers use a shared store, in place of what they register; "+
 			"see docs/l3.md")
+	s.l3Master = cli.MasterFlags(f)
 	f.DurationVar(&s.L3.Timeout, "l3-timeout", 20*time.Millisecond,
 		"how long an answer waits for the shared store at most")
 	f.DurationVar(&s.L3.Cache.HitLife, "l3-hit-life", 2*time.Second,
@@ -279,9 +283,14 @@ func (s *serving) check() error {
 	}
 	s.Tokenizers, err = readTokenizers(s.tokenizers)
 	wrong.About("--tokenizers", err)
+	s.L3.Master, err = s.l3Master()
+	wrong = append(wrong, err)
 	if s.l3Config != "" {
-		s.L3.Models, err = readL3Config(s.l3Config)
+		s.L3.Models, s.l3Passed, err = readL3Config(s.l3Config)
 		wrong.About("--l3-config", err)
+		for model, c := range s.L3.Models {
+			s.L3.Models[model] = c.WithMaster(s.L3.Master)
+		}
 	}
 	if err := wrong.Usage(); err != nil {
 		return err
@@ -298,6 +307,7 @@ func (s *serving) check() error {
 
 // run serves until ctx ends.
 func (s *serving) run(ctx context.Context, log *slog.Logger) error {
+	s.warnPassed(log)
 	debugStop, err := s.debug.Serve(log)
 	if err != nil {
 		return err

@@ -186,6 +186,9 @@ func printStatus(w io.Writer, s *api.Status) {
 		if x.Set != nil && x.Set.Whole {
 			how += fmt.Sprintf(", %d objects known from its events", x.Set.Objects)
 		}
+		if e := x.Election; e != nil {
+			how += fmt.Sprintf(", led by %s, the %d. leader", cmp.Or(e.Leader, "nobody"), e.Changes)
+		}
 		cli.Fprintf(w, "shared store %s: %s; since start %d questions, %d failed, %d answers partial\n", x.Store, how,
 			x.Questions, x.Failed, x.Partial)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/dynamo"
+	"github.com/kvatlas/kvatlas/internal/etcd"
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
@@ -71,7 +72,7 @@ func (f *fleet) hearPlane() error {
 		for _, err := range wrong {
 			f.bad.warn(f.log, "a record of Dynamo's discovery that is passed over", "error", err)
 		}
-		if err != nil && !errors.Is(err, dynamo.ErrNotAsked) {
+		if err != nil && !errors.Is(err, etcd.ErrNotAsked) {
 			f.full.warn(f.log, "Dynamo's discovery cannot be read", "error", err, "what_to_do", d.advice)
 		} else if err == nil {
 			if len(list) == 0 {

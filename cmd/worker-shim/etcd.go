@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/dynamo"
+	"github.com/kvatlas/kvatlas/internal/etcd"
 )
 
 // etcdFlags are how etcd is spoken with.
@@ -50,7 +51,7 @@ func (e *etcdFlags) check(wrong *cli.Complaints, source, engine string) {
 	wrong.When((e.cert == "") != (e.key == ""), "--etcd-cert and --etcd-key go together")
 	wrong.When(e.user == "" && e.password != "", "--etcd-password goes with --etcd-user")
 	_, err := e.open(urls)
-	if errors.Is(err, dynamo.ErrUserInURL) {
+	if errors.Is(err, etcd.ErrUserInURL) {
 		err = fmt.Errorf("%w; give these as --etcd-user and KVATLAS_ETCD_PASSWORD", err)
 	}
 	wrong.About("--engine", err)

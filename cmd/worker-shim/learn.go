@@ -84,7 +84,7 @@ func (r *running) ranksToServe(ctx context.Context, log *slog.Logger) (list []*r
 	log.Info("the engine says how it publishes", "engine", said.Kind, "version", said.Version,
 		"model", said.Model, "block_size", said.BlockSize, "ranks", len(said.Ranks),
 		"total_kv_blocks", said.TotalKVBlocks, "max_num_batched_tokens", said.MaxBatchedTokens)
-	list, err = r.filledIn(ctx, said, asker)
+	list, err = r.filledIn(ctx, said, asker, log)
 	return list, said, err
 }
 
@@ -100,8 +100,8 @@ func (r *running) byFlags() (list []*running, err error) {
 }
 
 // filledIn lists the ranks that the engine has, with all that flags do not say.
-func (r *running) filledIn(ctx context.Context, said enginehttp.Engine, asker *enginehttp.Asker) (list []*running,
-	err error) {
+func (r *running) filledIn(ctx context.Context, said enginehttp.Engine, asker *enginehttp.Asker, log *slog.Logger) (
+	list []*running, err error) {
 	all := *r
 	all.engineHTTP, all.engineHTTPToken = "", ""
 	if all.source == "auto" {
@@ -114,6 +114,9 @@ func (r *running) filledIn(ctx context.Context, said enginehttp.Engine, asker *e
 	spec.TotalKVBlocks = cmp.Or(spec.TotalKVBlocks, said.TotalKVBlocks)
 	spec.MaxBatchedTokens = cmp.Or(spec.MaxBatchedTokens, said.MaxBatchedTokens)
 	all.spec = &spec
+	if all.l3 != nil && all.l3.SGLang != nil && said.Store != nil {
+		all.l3 = learnStore(all.l3, said, log)
+	}
 	name := strings.TrimSpace(said.Kind + " " + said.Version)
 	switch {
 	case all.engine == "" && said.Ranks == nil:

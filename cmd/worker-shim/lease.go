@@ -90,8 +90,8 @@ func (n *reconnects) tell() {
 	}
 }
 
-// readL3Config reads what is registered of a shared store.
-func (r *running) readL3Config() error {
+// readL3Config reads what is registered of a shared store. master is its master unless the file names one.
+func (r *running) readL3Config(master hicache.Master) error {
 	data, err := os.ReadFile(r.l3Config)
 	if err != nil {
 		return err
@@ -100,6 +100,7 @@ func (r *running) readL3Config() error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", r.l3Config, err)
 	}
+	c = c.WithMaster(master)
 	r.l3, r.l3Passed = &c, passed
 	return nil
 }

@@ -58,7 +58,8 @@ type running struct {
 	lease                               time.Duration
 	l3Config                            string
 	l3                                  *hicache.Config
-	l3Passed                            error // what of it was passed over
+	l3Passed                            hicache.Passed
+	l3Master                            func() (hicache.Master, error)
 	worker                              *cli.WorkerFlags
 	spec                                *api.WorkerSpec // what worker says
 	kvGroups                            string
@@ -154,6 +155,7 @@ objects, for indexers to know without asking. It needs --engine and --master alo
 		"after how long without a sign of this shim the worker counts as gone, and what it held is cleared")
 	f.StringVar(&r.l3Config, "l3-config", "",
 		"JSON file that says how this worker uses a shared store; it is registered with the lease; see docs/l3.md")
+	r.l3Master = cli.MasterFlags(f)
 	r.worker = cli.AddWorkerFlags(f, "serving-endpoint")
 	f.StringVar(&r.kvGroups, "kv-groups", "",
 		"of a hybrid model: what the engine's KV-cache groups serve, by number, where its events leave that open: full, "+
@@ -268,8 +270,12 @@ func (r *running) check() error {
 	wrong = append(wrong, r.checkLearning())
 	wrong.When(r.lease < registry.MinLease || r.lease > registry.MaxLease, "--lease %v is not from %v to %v", r.lease,
 		registry.MinLease, registry.MaxLease)
+	master, err := r.l3Master()
+	wrong = append(wrong, err)
 	if r.l3Config != "" {
-		wrong.About("--l3-config", r.readL3Config())
+		wrong.About("--l3-config", r.readL3Config(master))
+	} else {
+		wrong.When(master.Address != "", "--l3-master says nothing without --l3-config")
 	}
 	wrong = append(wrong, r.readGroups(), r.readWorker())
 	wrong.When(r.onUnreadable != unreadablePass && r.onUnreadable != unreadableClear,
@@ -314,9 +320,9 @@ func (r *running) connect(ctx context.Context, log *slog.Logger, what, without s
 }
 
 func (r *running) run(ctx context.Context, log *slog.Logger) error {
-	if r.l3Passed != nil {
-		log.Warn("--l3-config has what is not known here, and is passed over", "l3_config", r.l3Config, "error", r.l3Passed,
-			"what_to_do", "see that no field is misspelt, or take a newer worker-shim")
+	if len(r.l3Passed) > 0 {
+		log.Warn("--l3-config has unknown fields, which are passed over", "l3_config", r.l3Config, "fields", r.l3Passed,
+			"what_to_do", hicache.PassedRemedy)
 	}
 	conn, err := r.connect(ctx, log, cmp.Or(r.instance, r.engineHTTP), "the engine's events wait", false)
 	if err != nil {

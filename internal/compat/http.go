@@ -92,6 +92,7 @@ type request struct {
 
 	Record *api.WorkerSpec // ours: what a choice of worker needs to know
 	L3     *hicache.Config // ours: how the worker uses a shared store
+	passed hicache.Passed  // fields of L3 that are not known
 	KV     string          // ours: as worker-shim's --kv-groups
 }
 
@@ -160,9 +161,14 @@ func (r *request) fields() map[string]func(name string, value []byte) error {
 		"block_hashes":      fieldBy(&r.Hashes, api.ReadHashes),
 		"record":            fieldBy(&r.Record, api.ReadWorkerSpec),
 		"l3": func(_ string, value []byte) error {
-			if err := hicache.DecodeConfig(value, &r.L3); err != nil {
+			if string(value) == "null" {
+				return nil
+			}
+			c, passed, err := hicache.DecodeConfig(value)
+			if err != nil {
 				return fail(http.StatusUnprocessableEntity, api.CodeMalformed, "l3: %v", err)
 			}
+			r.L3, r.passed = &c, passed
 			return nil
 		},
 	}
@@ -394,6 +400,7 @@ func (cfg *Config) register(ctx context.Context, body []byte, _ url.Values) (any
 	if err := cfg.Shims.Register(ctx, record); err != nil {
 		return nil, err
 	}
+	cfg.Shims.notePassed(record.Key(), req.passed)
 	return ok, nil
 }
 

@@ -7,11 +7,14 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
 // asked is an indexer that remembers what it was asked.
@@ -84,8 +87,6 @@ func TestReadAsDynamoDoes(t *testing.T) {
 			`l3: it is text, not an object`},
 		{"POST", "/register", api.JSON, register(`{"sglang_hicache_mooncake":[]}`), 422,
 			`l3: sglang_hicache_mooncake is a list, not an object`},
-		{"POST", "/register", api.JSON, register(`{"sglang_hicache_moonkake":{}}`), 422,
-			`l3: there is no field \"sglang_hicache_moonkake\"`},
 		{"POST", "/register", api.JSON, register(`{"sglang_hicache_mooncake":{"page_size":"x"}}`), 422,
 			`l3: sglang_hicache_mooncake.page_size is text, not a whole number`},
 		// On purpose: hashes as text, and unsigned ones.
@@ -182,5 +183,27 @@ func TestMultimodalItems(t *testing.T) {
 			!strings.Contains(w.Body.String(), "block_mm_infos is") {
 			t.Errorf("%s: %d %s", infos, w.Code, w.Body)
 		}
+	}
+}
+
+// What a newer engine publishes is named in one warning for each worker, and is no reason to refuse the worker.
+func TestUnknownStoreFields(t *testing.T) {
+	t.Parallel()
+	var warned []string
+	shims := NewShims(nil, nil, "one", Engines{}, ShimsHooks{Passed: func(key events.RankKey, fields hicache.Passed) {
+		warned = append(warned, key.String()+" "+fields.String())
+	}})
+	body := register(`{"sglang_hicache_mooncake":{"backend":"mooncake","page_size":16,"tp_size":1,"pp_size":1,
+		"of_next_year":{"a":1},"key_prefix":"m","kv_events_endpoint":null,"tenant_id":"default","another":[]}}`)
+	r, err := read([]byte(body), "instance_id", "endpoint", "model_name", "block_size")
+	if err != nil || r.L3.Check() != nil || *r.L3.SGLang.KeyPrefix != "m" {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	for _, key := range []events.RankKey{{Instance: "1"}, {Instance: "1", Rank: 1}, {Instance: "2"}, {Instance: "1"}} {
+		shims.notePassed(key, r.passed)
+	}
+	shims.notePassed(events.RankKey{Instance: "3"}, nil)
+	if want := []string{"1/0 of_next_year, another", "2/0 of_next_year, another"}; !slices.Equal(warned, want) {
+		t.Errorf("%q, want %q", warned, want)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/tracing"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"golang.org/x/sync/errgroup"
 )
@@ -51,6 +52,9 @@ type ShimsHooks struct {
 	// Unreadable: a rank's last message in the log cannot be read; a new incarnation begins.
 	Unreadable func(key events.RankKey, err error)
 
+	// Passed: fields of a worker's store configuration are not known and are passed over; once for each worker.
+	Passed func(key events.RankKey, fields hicache.Passed)
+
 	// Refused: the log does not take events, or (nil) takes them again.
 	Refused func(key events.RankKey, err error)
 }
@@ -74,9 +78,10 @@ type Shims struct {
 	hooks   ShimsHooks
 	starts  chan struct{} // has an element for each shim that starts
 
-	mu    sync.Mutex
-	ctx   context.Context
-	ranks map[events.RankKey]*running
+	mu     sync.Mutex
+	ctx    context.Context
+	ranks  map[events.RankKey]*running
+	passed map[events.WorkerID]string // fields that Passed was called with
 }
 
 type running struct {
@@ -97,7 +102,27 @@ func NewShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, en
 	h ShimsHooks) *Shims {
 	hooks.Fill(&h)
 	return &Shims{ns: ns, bucket: bucket, node: node, engines: engines, hooks: h,
-		starts: make(chan struct{}, maxStarts), ranks: map[events.RankKey]*running{}}
+		starts: make(chan struct{}, maxStarts), ranks: map[events.RankKey]*running{},
+		passed: map[events.WorkerID]string{}}
+}
+
+// maxPassed bounds the workers whose unknown fields are remembered.
+const maxPassed = 10_000
+
+// notePassed calls the hook Passed, unless the worker registered with the same unknown fields before.
+func (s *Shims) notePassed(key events.RankKey, fields hicache.Passed) {
+	s.mu.Lock()
+	known := len(fields) == 0 || s.passed[key.Instance] == fields.String()
+	if !known {
+		if len(s.passed) >= maxPassed {
+			clear(s.passed)
+		}
+		s.passed[key.Instance] = fields.String()
+	}
+	s.mu.Unlock()
+	if !known {
+		s.hooks.Passed(key, fields)
+	}
 }
 
 // prefix is where registrations are remembered, beside the leases: registered.<node>.<partition>.<instance>.<rank>.

@@ -3,6 +3,7 @@ package dynamo
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -12,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/etcd"
 )
 
 // etcdServer is an etcd of which the gateway does what a reader of a prefix needs.
@@ -33,7 +36,7 @@ func (s *etcdServer) change(key, value string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.revision++
-	text, err := json.Marshal(etcdKV{[]byte(key), []byte(value)})
+	text, err := json.Marshal(struct{ Key, Value []byte }{[]byte(key), []byte(value)})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -166,7 +169,7 @@ func TestEtcd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := e.Publishers(); err != ErrNotAsked {
+	if _, _, err := e.Publishers(); !errors.Is(err, etcd.ErrNotAsked) {
 		t.Error(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
@@ -242,9 +245,21 @@ func TestEtcdRefuses(t *testing.T) {
 		{"", "", "user name is empty"}, {"reader", "guess", "authentication failed"},
 	} {
 		e, err := NewEtcd(EtcdConfig{URLs: []string{server.URL}, User: c.user, Password: c.password})
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
 		if err == nil {
-			err = e.follow(t.Context(), server.URL)
+			go func() {
+				defer close(done)
+				e.Run(ctx)
+			}()
+			for err = etcd.ErrNotAsked; errors.Is(err, etcd.ErrNotAsked); {
+				time.Sleep(time.Millisecond)
+				_, _, err = e.Publishers()
+			}
+			stop()
+			<-done
 		}
+		stop()
 		if err == nil || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "guess") {
 			t.Errorf("%v", err)
 		}

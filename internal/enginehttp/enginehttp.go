@@ -43,6 +43,8 @@ type Engine struct {
 
 	TotalKVBlocks    uint64 // room of each rank's device memory, in blocks
 	MaxBatchedTokens uint64 // what each rank computes in a step at most
+
+	Store *Store // behind SGLang's HiCache; nil: it has none, or does not say
 }
 
 // Rank is where one data-parallel rank publishes.
@@ -120,7 +122,7 @@ func (a *Asker) Ask(ctx context.Context) (Engine, error) {
 		case status == http.StatusUnauthorized || status == http.StatusForbidden:
 			return Engine{}, fmt.Errorf("%w: %s: %s", ErrUnknown, path, refusal(status))
 		case status == http.StatusOK && isSGLang(body):
-			return a.sglang(body)
+			return a.sglang(ctx, body)
 		}
 	}
 	return a.oldVLLM(ctx)

@@ -1,6 +1,7 @@
 package enginehttp
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -23,6 +24,8 @@ type serverInfo struct {
 	Prefill   *uint64 `json:"max_prefill_tokens"`   // of a batch
 
 	Config *string `json:"kv_events_config"` // JSON, as on the command line
+
+	hicacheInfo
 
 	Events *struct {
 		BlockSize uint32 `json:"block_size"`
@@ -52,7 +55,7 @@ func isSGLang(body []byte) bool {
 
 const maxRanks = 1 << 16
 
-func (a *Asker) sglang(body []byte) (Engine, error) {
+func (a *Asker) sglang(ctx context.Context, body []byte) (Engine, error) {
 	var info serverInfo
 	if err := decode("/server_info", body, &info); err != nil {
 		return Engine{}, err
@@ -89,6 +92,10 @@ func (a *Asker) sglang(body []byte) (Engine, error) {
 	}
 	if ranks > maxRanks {
 		return Engine{}, fmt.Errorf("%w: /server_info says dp_size %d", ErrUnknown, ranks)
+	}
+	var err error
+	if e.Store, err = a.store(ctx, &info); err != nil {
+		return Engine{}, err
 	}
 	for i := range ranks {
 		r, err := a.sglangRank(i, p)

@@ -626,6 +626,13 @@ func (to emitter) stores(list []api.StoreStatus) {
 			"Runs of 16 or 64 blocks whose answer from a store is cached.", float64(x.Remembered), "store", where)
 		to.count("kvatlas_l3_strange_objects_total",
 			"Objects in a store's answers that were not asked about.", x.Strange, "store", where)
+		if e := x.Election; e != nil {
+			to.count("kvatlas_l3_leaders_total",
+				"Leaders of a store's masters that were found in etcd; absent for a store with one master.", e.Changes, "store",
+				where)
+			to.count("kvatlas_l3_election_failures_total",
+				"Errors of etcd, and its answers without a usable leader of a store's masters.", e.Failures, "store", where)
+		}
 		if set := x.Set; set != nil {
 			to.gauge("kvatlas_l3_set_objects",
 				"Objects in the set made from a store's events; absent without events.",
@@ -681,6 +688,11 @@ func byStore(list []api.StoreStatus) map[string]api.StoreStatus {
 			x.Partial += was.Partial
 			x.Forgotten, x.Remembered, x.Strange = x.Forgotten+was.Forgotten, x.Remembered+was.Remembered,
 				x.Strange+was.Strange
+			if was.Election != nil && x.Election != nil {
+				e := *x.Election // the same masters, watched twice
+				e.Changes, e.Failures = e.Changes+was.Election.Changes, e.Failures+was.Election.Failures
+				x.Election = &e
+			}
 			if was.Set != nil && x.Set != nil {
 				a, b := *x.Set, was.Set // the same set, kept twice
 				a.Whole = a.Whole && b.Whole

@@ -37,6 +37,8 @@ func get(t *testing.T, handler http.Handler) string {
 func TestSharedStores(t *testing.T) {
 	text := scrape(t, of(api.Status{L3: []api.StoreStatus{
 		{Store: "/pages", Questions: 1},
+		{Store: "etcd://e:1 c", Election: &api.StoreElection{Leader: "m:1", Changes: 2, Failures: 3}},
+		{Store: "etcd://e:1 c", Election: &api.StoreElection{Leader: "m:1", Changes: 1, Failures: 4}},
 		{Store: "m:9003", Remembered: 7, Questions: 10, Failed: 3, Busy: 1, Forgotten: 2, Partial: 4,
 			Set: &api.StoreSet{Objects: 5, Whole: true, Answered: 4}},
 		{Store: "m:9003", Questions: 5, Down: "away", Strange: 6, Partial: 5,
@@ -44,6 +46,8 @@ func TestSharedStores(t *testing.T) {
 	}}))
 	for _, want := range []string{
 		`kvatlas_l3_up{store="/pages"} 1`,
+		`kvatlas_l3_leaders_total{store="etcd://e:1 c"} 3`,
+		`kvatlas_l3_election_failures_total{store="etcd://e:1 c"} 7`,
 		`kvatlas_l3_up{store="m:9003"} 0`,
 		`kvatlas_l3_questions_total{outcome="ok",store="m:9003"} 12`,
 		`kvatlas_l3_questions_total{outcome="failed",store="m:9003"} 3`,
@@ -159,7 +163,7 @@ func full() *Figures {
 	return &Figures{
 		Status: &api.Status{
 			Events: map[string]uint64{"messages": 1}, Partitions: make([]api.PartitionDetail, 1),
-			Models: make([]api.ModelStatus, 1), L3: []api.StoreStatus{{Set: &api.StoreSet{}}},
+			Models: make([]api.ModelStatus, 1), L3: []api.StoreStatus{{Set: &api.StoreSet{}, Election: &api.StoreElection{}}},
 			Requests: make([]api.RequestCount, 1), Cluster: &api.ClusterStatus{}, Engines: &api.EngineCounts{},
 			Snapshots: api.SnapshotCounts{Rejected: map[string]uint64{"corrupt": 1}},
 			Load:      &api.LoadStatus{Models: make([]api.ModelDigest, 1)},

@@ -30,6 +30,9 @@ type L3Config struct {
 	Registered func(model string) *hicache.Sharing
 	Dial       func(ctx context.Context, network, address string) (net.Conn, error)
 
+	// Master is the operator's, for stores whose workers name none. It is dialled anywhere.
+	Master hicache.Master
+
 	// Listen, if not nil, calls heard with each message of a Mooncake store's shim, in order, until ctx ends. The store
 	// is its master's HTTP address.
 	Listen func(ctx context.Context, store string, heard func(data []byte))
@@ -71,12 +74,20 @@ type namedStore struct {
 type askedStore struct {
 	where  string
 	cache  *hicache.Cache
-	master *hicache.Mooncake // nil: a folder
-	mirror *hicache.Mirror   // nil: its events are not heard
-	last   uint64            // when it was used, as l3.asked counts
+	master master          // nil: a folder
+	mirror *hicache.Mirror // nil: its events are not heard
+	last   uint64          // when it was used, as l3.asked counts
 	stop   context.CancelFunc
 
 	partial atomic.Uint64 // answers that lacked something
+}
+
+// master is a Mooncake master, or whichever leads of several.
+type master interface {
+	hicache.Store
+	Down() string
+	Unseen() uint64
+	Watch(ctx context.Context)
 }
 
 func (l *l3) status() (list []api.StoreStatus) {
@@ -95,6 +106,9 @@ func (s *askedStore) status() api.StoreStatus {
 		Forgotten: c.Forgotten, Partial: s.partial.Load()}
 	if s.master != nil {
 		out.Down, out.Strange = s.master.Down(), s.master.Unseen()
+		if e, is := s.master.(*elected); is {
+			out.Election = e.status()
+		}
 	}
 	if s.mirror != nil {
 		m := s.mirror.Stats()
@@ -154,7 +168,7 @@ func (l *l3) open(named namedStore) (*askedStore, error) {
 	c := named.config
 	where := c.Where()
 	if where == "" {
-		return nil, errors.New("the workers did not say where their store is")
+		return nil, errors.New("the workers did not say where their store is: give master_server_address or --l3-master")
 	}
 	id := c.Identity()
 	dial := l.cfg.Dial
@@ -171,22 +185,10 @@ func (l *l3) open(named namedStore) (*askedStore, error) {
 	if c.Folder() != "" {
 		s.cache = hicache.NewCache(hicache.NewFolder(where), l.cfg.Cache)
 	} else {
-		master, err := hicache.NewMooncake(hicache.MooncakeConfig{Address: where, Check: l.cfg.Check,
-			Dial: dial, Changed: func(string) { l.forget(id) }})
-		if err != nil {
+		cfg := hicache.MooncakeConfig{Check: l.cfg.Check, Dial: dial, Changed: func(string) { l.forget(id) }}
+		if err := l.openMaster(s, &c, cfg); err != nil {
 			return nil, err
 		}
-		var watching context.Context
-		watching, s.stop = context.WithCancel(l.ctx)
-		store := hicache.Store(master)
-		s.master = master
-		if l.cfg.Listen != nil {
-			s.mirror = hicache.NewMirror(master, hicache.MirrorConfig{})
-			go l.cfg.Listen(watching, where, func(data []byte) { s.mirror.Receive(watching, data) })
-			store = s.mirror
-		}
-		s.cache = hicache.NewCache(store, l.cfg.Cache)
-		go master.Watch(watching)
 	}
 	// evict the store that was not asked for longest
 	if len(l.stores) >= maxStores {
@@ -202,6 +204,38 @@ func (l *l3) open(named namedStore) (*askedStore, error) {
 	}
 	l.stores[id] = s
 	return s, nil
+}
+
+// openMaster opens the store of a master, and watches it until s.stop is called or the node ends. Called with l.mu
+// held.
+func (l *l3) openMaster(s *askedStore, c *hicache.Config, cfg hicache.MooncakeConfig) (err error) {
+	watching, stop := context.WithCancel(l.ctx)
+	s.stop = stop
+	if election, elected := c.Election(); elected {
+		if s.master, err = newElected(election, cfg); err != nil {
+			stop()
+			return err
+		}
+		s.cache = hicache.NewCache(s.master, l.cfg.Cache)
+		go s.master.Watch(watching)
+		return nil
+	}
+	cfg.Address = s.where
+	master, err := hicache.NewMooncake(cfg)
+	if err != nil {
+		stop()
+		return err
+	}
+	store := hicache.Store(master)
+	s.master = master
+	if l.cfg.Listen != nil {
+		s.mirror = hicache.NewMirror(master, hicache.MirrorConfig{})
+		go l.cfg.Listen(watching, s.where, func(data []byte) { s.mirror.Receive(watching, data) })
+		store = s.mirror
+	}
+	s.cache = hicache.NewCache(store, l.cfg.Cache)
+	go master.Watch(watching)
+	return nil
 }
 
 func (l *l3) forget(id string) {
@@ -254,13 +288,16 @@ func (l *l3) begin(q *api.Query, blockSize uint32) *L3Question {
 	case config == hicache.Config{}:
 		return say(api.L3NotConfigured, "no worker of this model has registered a shared store")
 	}
+	if why := config.Unasked(); why != "" {
+		return say(api.L3Unavailable, why)
+	}
 	if why := config.Usable(blockSize); why != "" {
 		return say(api.L3Mismatch, why)
 	}
 	if q.Tokens == nil {
 		return say(api.L3Unavailable, "the query has hashes; the names of what is in the store are made from tokens")
 	}
-	store, err := l.store(namedStore{config, configured})
+	store, err := l.store(namedStore{config, configured || l.cfg.Master.Of(&config)})
 	if err == nil {
 		s.prompt, err = config.Prompt(q.Plain(), q.LoRA, q.CacheSalt, blockSize)
 	}
@@ -419,6 +456,9 @@ func (s *L3Question) credit(o *api.Overlap, m *hicache.Map) {
 	}
 	load, why := m.Load(o.Total(), rule)
 	o.L3, o.L3Stop = load, string(why)
+	if o.Bound == "" && s.sharing.Bounded {
+		o.Bound = api.BoundStoreObjects
+	}
 	if o.Path != nil {
 		o.Path.L3Behind = m.Behind(min(o.Total()+load, m.Blocks()))
 	}

@@ -39,6 +39,10 @@ type Config struct {
 
 	// Screen decides which shared stores that shims register are used.
 	Screen Screen
+
+	// Master is the operator's master of the shared store, for workers that name none.
+	Master hicache.Master
+
 	// BlockSize returns the registered block size of a model, in tokens; 0 if none is known. Registrations that state
 	// another one for the model are skipped. It must not block. nil: none is known. See [Registry.ModelsChanged].
 	BlockSize func(model string) uint32
@@ -232,7 +236,7 @@ func (r *Registry) Sharing(model string) *hicache.Sharing {
 			if known = true; w.noStore != nil {
 				skipped = max(skipped, fmt.Sprintf("%s registered a store that is not used: %v", key, w.noStore))
 			} else if w.Record.L3 != nil {
-				ranks[key] = *w.Record.L3
+				ranks[key] = w.Record.L3.WithMaster(r.cfg.Master)
 			}
 		}
 	}

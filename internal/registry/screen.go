@@ -37,12 +37,10 @@ func (s *Screen) Store(c *hicache.Config) error {
 	if err := c.CheckMaster(); err != nil {
 		return err
 	}
-	host, _, err := dial.SplitHostPort(c.Where())
-	if err != nil { // there is no address
-		return nil
-	}
-	if err := s.Rule.CheckHost(host); err != nil {
-		return fmt.Errorf("master_server_address %w", err)
+	for _, host := range c.MasterHosts() {
+		if err := s.Rule.CheckHost(host); err != nil {
+			return fmt.Errorf("master_server_address %w", err)
+		}
 	}
 	return nil
 }

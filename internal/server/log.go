@@ -12,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -275,6 +276,10 @@ func shimsHooks(log *slog.Logger) compat.ShimsHooks {
 		Unreadable: func(key events.RankKey, err error) {
 			log.Warn("a rank's last message in the log cannot be read; a new incarnation begins", "worker", key, "error",
 				err, "what_to_do", "see that only this worker's shim has a key that may write its events")
+		},
+		Passed: func(key events.RankKey, fields hicache.Passed) {
+			log.Warn("a registration's l3 has unknown fields, which are passed over", "worker", key, "fields", fields,
+				"what_to_do", hicache.PassedRemedy)
 		},
 		Refused: func(key events.RankKey, err error) {
 			if err == nil {

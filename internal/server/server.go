@@ -194,9 +194,9 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		BlockSize: s.models.BlockSize,
 		Namespace: s.ns, Bucket: st.workers, Recreate: st.recreateWorkers, Began: s.Began,
 		Hooks:  registryHooks(log, func() { s.node.ClaimsChanged() }),
-		Screen: s.Screen,
-		Mine:   func(p events.Partition) bool { return s.views.Now().Writes(p) },
-		Holds:  func(ctx context.Context, w events.WorkerID) (bool, error) { return s.node.Holds(ctx, w) },
+		Screen: s.Screen, Master: s.L3.Master,
+		Mine:  func(p events.Partition) bool { return s.views.Now().Writes(p) },
+		Holds: func(ctx context.Context, w events.WorkerID) (bool, error) { return s.node.Holds(ctx, w) },
 		Clear: func(ctx context.Context, r registry.Record, still func(context.Context) (bool, error)) error {
 			id := shim.Identity{Model: r.Model, BlockSize: r.BlockSize}
 			return shim.Clear(ctx, s.ns, r.Key(), id, events.ReasonLeaseExpiry, still)

@@ -21,10 +21,21 @@ import (
 )
 
 // Unmarshal decodes data into to. Fields that the type does not have are passed over.
-func Unmarshal(data []byte, to any) error { return unmarshal(data, to, false) }
+func Unmarshal(data []byte, to any) error { return unmarshal(data, to, &walker{}) }
 
 // UnmarshalKnown is Unmarshal, but refuses fields that the type does not have: the error is an [UnknownField].
-func UnmarshalKnown(data []byte, to any) error { return unmarshal(data, to, true) }
+func UnmarshalKnown(data []byte, to any) error { return unmarshal(data, to, &walker{known: true}) }
+
+// UnmarshalNoting is Unmarshal, and returns the names of fields that the type does not have: each once, in the order of
+// the data, at most maxNoted.
+func UnmarshalNoting(data []byte, to any) (unknown []string, err error) {
+	w := walker{note: true}
+	err = unmarshal(data, to, &w)
+	return w.noted, err
+}
+
+// maxNoted bounds the names that UnmarshalNoting returns.
+const maxNoted = 32
 
 // UnknownField is the error of a field that the type does not have.
 type UnknownField string
@@ -34,9 +45,9 @@ func (f UnknownField) Error() string { return fmt.Sprintf("there is no field %q"
 // ErrTwice is wrapped by the errors of names that are there twice.
 var ErrTwice = errors.New("is given twice")
 
-func unmarshal(data []byte, to any, known bool) error {
+func unmarshal(data []byte, to any, w *walker) error {
 	if t := reflect.TypeOf(to); t != nil {
-		w := walker{data: data, known: known}
+		w.data = data
 		w.value(t)
 		if w.err != nil && json.Valid(data) { // else Unmarshal says what is wrong
 			return w.err
@@ -145,7 +156,9 @@ type walker struct {
 	data  []byte
 	at    int
 	own   bool // data is a copy
-	known bool
+	known bool // an unknown field is an error
+	note  bool // names of unknown fields are collected in noted
+	noted []string
 	depth int
 	err   error
 }
@@ -237,8 +250,8 @@ func (w *walker) object(s *shape) {
 			case w.known:
 				w.err = UnknownField(name)
 				return
-			case s.folded[fold(name)]:
-				w.blank(start, w.at)
+			default:
+				w.pass(s, name, start)
 			}
 		}
 		if w.next() == ':' {
@@ -250,6 +263,16 @@ func (w *walker) object(s *shape) {
 			w.value(of)
 		}
 	})
+}
+
+// pass notes a field that the type does not have. encoding/json must not take it for one of another letter case.
+func (w *walker) pass(s *shape, name string, start int) {
+	if w.note && len(w.noted) < maxNoted && !slices.Contains(w.noted, name) {
+		w.noted = append(w.noted, name)
+	}
+	if s.folded[fold(name)] {
+		w.blank(start, w.at)
+	}
 }
 
 // blank makes a name one that no field has, of the same length.

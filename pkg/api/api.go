@@ -345,7 +345,7 @@ type Overlap struct {
 	// if the query asks for explanations, of the best few hundred ranks
 	Path *Path `json:"path,omitempty" msgpack:"path,omitempty"`
 
-	// Bound says that the depths are an upper bound, and of which kind; empty: they are exact.
+	// Bound says that the depths, or L3, are an upper bound, and of which kind; empty: they are exact.
 	Bound Bound `json:"bound,omitempty" msgpack:"bound,omitempty"`
 
 	// Engine is the state of the rank's engine if it is not connected to its shim; empty: it is, or nobody says.
@@ -378,6 +378,11 @@ type Bound string
 // BoundFullAttentionOnly: the model has groups of which it is not known what they need of a prefix, such as sliding
 // windows of unknown size. The depths take no account of them: the engine may reuse less.
 const BoundFullAttentionOnly Bound = "full_attention_only"
+
+// BoundStoreObjects: the depths are exact, and L3 is an upper bound. The model may be a hybrid one, of which an engine
+// needs more objects of a page than those that were looked for: the engine may load less. Of a model without objects of
+// keys and values, such as DeepSeek V4, it may load more.
+const BoundStoreObjects Bound = "store_objects"
 
 // EngineState is how a shim's connection to its engine stands.
 type EngineState string

@@ -196,7 +196,8 @@ type RequestCount struct {
 
 // StoreStatus is how a node gets on with one store that workers share. Counts are since the node began to ask it.
 type StoreStatus struct {
-	// HOST:PORT of its master's HTTP, or a folder; several if objects are called in several ways there
+	// HOST:PORT of its master's HTTP, etcd:// and the cluster of its masters, or a folder; several if objects are called
+	// in several ways there
 	Store      string `json:"store" msgpack:"store"`
 	Down       string `json:"down,omitempty" msgpack:"down,omitempty"` // why it is not asked now
 	Remembered int    `json:"remembered" msgpack:"remembered"`         // runs of 16 or 64 blocks
@@ -211,6 +212,16 @@ type StoreStatus struct {
 	Strange   uint64 `json:"strange" msgpack:"strange"` // objects in answers that nobody had asked about
 
 	Set *StoreSet `json:"set,omitempty" msgpack:"set,omitempty"` // nil where no events of the store are heard
+
+	Election *StoreElection `json:"election,omitempty" msgpack:"election,omitempty"` // nil: the store has one master
+}
+
+// StoreElection is who leads a store's masters, as etcd says.
+type StoreElection struct {
+	Leader   string `json:"leader,omitempty" msgpack:"leader,omitempty"` // HOST:PORT of its HTTP; empty: none is known
+	Changes  uint64 `json:"changes" msgpack:"changes"`                   // leaders that were found
+	Failures uint64 `json:"failures" msgpack:"failures"`                 // of etcd, and answers without a usable leader
+	Error    string `json:"error,omitempty" msgpack:"error,omitempty"`   // why no leader is known, or etcd cannot be asked
 }
 
 // StoreSet is what a node has of a store from its events.

@@ -29,7 +29,7 @@ func lane(n int) Lane {
 	for i := range tokens {
 		tokens[i] = uint32(i)
 	}
-	return s.lane(tokens, Space{})
+	return onlyLane(s, tokens, Space{})
 }
 
 // Against the store itself: what the cache says was so within its lives, whatever comes and goes.

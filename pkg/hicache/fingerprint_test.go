@@ -37,7 +37,7 @@ func TestMarksAgainstNames(t *testing.T) {
 			if rng.IntN(4) == 0 {
 				space.CacheSalt = &salts[rng.IntN(2)]
 			}
-			return s.lane(tokens, space), s.PageHashes(nil, tokens, space)
+			return onlyLane(s, tokens, space), s.PageHashes(nil, tokens, space)
 		}
 		x, names := lane(a)
 		y, others := lane(b)

@@ -57,6 +57,8 @@ type Map struct {
 	blocks uint32
 	known  Bitmap
 	start  *fromStart // nil: the engine loads what follows its own blocks
+
+	trailing *trailing // nil: each page that follows is needed whole
 }
 
 // fromStart is how far an engine gets that loads only what begins with the prompt.
@@ -104,6 +106,9 @@ func (m *Map) Load(own uint32, rule Rule) (blocks uint32, why Beyond) {
 		return m.fromStart(own)
 	}
 	end := m.end(own)
+	if m.trailing != nil && m.trailing.free {
+		end = m.blocks
+	}
 	run := end - own
 	switch {
 	case end == m.blocks:
@@ -112,6 +117,9 @@ func (m *Map) Load(own uint32, rule Rule) (blocks uint32, why Beyond) {
 		why = BeyondUnknown
 	default:
 		why = BeyondMissing
+	}
+	if m.trailing != nil {
+		return m.loadTrailing(own, end, rule, why)
 	}
 	if run > rule.most {
 		run, why = rule.most, BeyondCapacity

@@ -296,7 +296,7 @@ func TestMooncakeAddress(t *testing.T) {
 		"::1": "[::1]:9003", "10.0.0.1:1": "10.0.0.1:9003", "": "",
 
 		"a/b?x": "!", "a/b:1": "!", "a?x:1": "!", "a#x": "!", "u:p@a:1": "!", "http://a:1": "!", "a b": "!", "a\r\nb:1": "!",
-		"fe80::1%eth0": "!", "[fe80::1%eth0]:1": "!", "a:x": "!", "a:1:2": "!", "etcd://a:1;b:2": "!", "/etc/passwd": "!",
+		"fe80::1%eth0": "!", "[fe80::1%eth0]:1": "!", "a:x": "!", "a:1:2": "!", "k8s://a/b": "!", "/etc/passwd": "!",
 	} {
 		for _, c := range []Config{{VLLM: &VLLM{Master: Master{Address: address}}},
 			{SGLang: &SGLang{Backend: "mooncake", Master: Master{Address: address}}}} {

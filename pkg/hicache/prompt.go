@@ -8,7 +8,8 @@ import (
 // Prompt is one prompt as a store knows it: what to ask for, and what the answers mean for the index's blocks. It is
 // for one goroutine.
 type Prompt struct {
-	// Lanes are what to ask for: one of pages (SGLang), or one of blocks for each group of the KV cache (vLLM).
+	// Lanes are what to ask for: one of pages and one for each pool of which only the last pages are needed (SGLang), or
+	// one of blocks for each group of the KV cache (vLLM).
 	Lanes []Lane
 
 	// Continues is whether the engine loads what follows the blocks it has (SGLang). If not, it loads only a run from
@@ -21,9 +22,11 @@ type Prompt struct {
 
 	blockSize int
 	tokens    int
-	vllm      *VLLM // nil: SGLang
-	hashes    int   // vLLM's, of the whole prompt
-	spans     []int // for each lane, how many of vLLM's hashes one name stands for
+	trailing  []Pool // SGLang's pools of the last lanes
+	free      bool   // SGLang: there are no other lanes
+	vllm      *VLLM  // nil: SGLang
+	hashes    int    // vLLM's, of the whole prompt
+	spans     []int  // for each lane, how many of vLLM's hashes one name stands for
 	co        *Coordinator
 }
 
@@ -41,7 +44,8 @@ func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*
 		if salt != "" {
 			space.CacheSalt = &salt
 		}
-		p.Continues, p.Unbroken, p.Lanes = true, true, []Lane{s.lane(tokens, space)}
+		p.Lanes, p.trailing, p.free = s.lanes(tokens, space)
+		p.Continues, p.Unbroken = true, len(p.trailing) == 0
 		return p, nil
 	}
 	v := c.VLLM
@@ -96,7 +100,7 @@ func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*
 // Map says what answers mean, one for each of the lanes.
 func (p *Prompt) Map(found []Found) *Map {
 	if p.vllm == nil {
-		return NewMap(p.Lanes[0].Pages, found[0].Present, found[0].Known)
+		return p.pageMap(found)
 	}
 	groups := p.vllm.Groups
 	there := make([][]bool, len(groups)) // for each group and hash
@@ -162,7 +166,12 @@ func anyGroup(groups []Group, is func(*Group) bool) bool {
 // Keys names the objects of one of the index's blocks: of its page, or in the groups that decide whether it is there.
 func (p *Prompt) Keys(block uint32) (keys []string) {
 	if p.vllm == nil {
-		return p.Lanes[0].Names(int(block), int(block)+1).Keys
+		for i := range p.Lanes {
+			if i == 0 || p.free {
+				keys = append(keys, p.Lanes[i].Names(int(block), int(block)+1).Keys...)
+			}
+		}
+		return keys
 	}
 	for g, group := range p.vllm.Groups {
 		if group.Kind != Full && anyGroup(p.vllm.Groups, func(g *Group) bool { return g.Kind == Full }) {

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"slices"
 	"strconv"
-	"strings"
 )
 
 // PageHash is what SGLang calls a page: SHA-256 of the page before it and the page's tokens.
@@ -49,20 +48,11 @@ func (s *SGLang) pages(tokens int) int {
 	return tokens / s.PageSize
 }
 
-// lane is a prompt's pages, for a cache of the store that s is about. tokens must not change while pages are named. s
-// must have passed Check.
-func (s *SGLang) lane(tokens []uint32, space Space) Lane {
-	l := Lane{Pages: s.pages(len(tokens))}
-	var pages []PageHash // as many as were named so far
-	l.Names = func(from, to int) PageKeys {
-		if len(pages) < to {
-			pages = s.PageHashes(pages, tokens[:min(len(tokens), to*s.PageSize+1)], space)
-		}
-		if s.Backend == "file" {
-			return s.FileKeys(pages[from:to])
-		}
-		return s.Keys(pages[from:to])
-	}
+// lanes are a prompt's pages, for a cache of the store that s is about: those of the objects that each page needs,
+// unless free, and those of each trailing pool. tokens must not change while pages are named. s must have passed Check.
+func (s *SGLang) lanes(tokens []uint32, space Space) (lanes []Lane, trailing []Pool, free bool) {
+	suffixes, trailing, free := s.objects()
+	count := s.pages(len(tokens))
 	m := fingerprinter{pageSize: s.PageSize}
 	if s.IsEagle {
 		m.ahead = 1
@@ -70,8 +60,27 @@ func (s *SGLang) lane(tokens []uint32, space Space) Lane {
 	if !s.namespacesIgnored() {
 		m.space = space.seed()
 	}
-	l.fingerprints = m.append(make([]fingerprint, 0, runOf(l.Pages)+1), tokens, l.Pages)
-	return l
+	fingerprints := m.append(make([]fingerprint, 0, runOf(count)+1), tokens, count)
+	var pages []PageHash // as many as were named so far
+	add := func(names func(pages []PageHash) PageKeys) {
+		lanes = append(lanes, Lane{ID: uint64(len(lanes)), Pages: count, fingerprints: fingerprints,
+			Names: func(from, to int) PageKeys {
+				if len(pages) < to {
+					pages = s.PageHashes(pages, tokens[:min(len(tokens), to*s.PageSize+1)], space)
+				}
+				return names(pages[from:to])
+			}})
+	}
+	switch {
+	case s.Backend == fileBackend:
+		add(s.FileKeys)
+	case !free:
+		add(func(pages []PageHash) PageKeys { return s.keys(pages, suffixes) })
+	}
+	for _, p := range trailing {
+		add(func(pages []PageHash) PageKeys { return s.keys(pages, p.Suffixes) })
+	}
+	return lanes, trailing, free
 }
 
 // PageHashes appends to dst, which has the hashes of the first pages or none, those of the other whole pages of tokens.
@@ -126,7 +135,8 @@ func (s *SGLang) keysPerPage() int {
 	return 2 * s.splitRanks() * max(s.PPSize, 1)
 }
 
-// suffixes are the ends of the keys of one page: pipeline ranks outermost, then tensor ranks, then k and v.
+// suffixes are the ends of the keys of one page, of keys and values alone: pipeline ranks outermost, then tensor ranks,
+// then k and v.
 func (s *SGLang) suffixes() []string {
 	var all []string
 	for pp := range max(s.PPSize, 1) {
@@ -155,16 +165,20 @@ type PageKeys struct {
 	PerPage int
 }
 
-// Keys names the objects of pages in a Mooncake store. s must have passed Check.
+// Keys names the objects of pages in a Mooncake store, but those of pools that need only a prefix's last pages. s must
+// have passed Check.
 func (s *SGLang) Keys(pages []PageHash) PageKeys {
-	tag := ""
-	if s.ExtraBackendTag != "" {
-		tag = s.ExtraBackendTag + "_"
+	suffixes, _, _ := s.objects()
+	return s.keys(pages, suffixes)
+}
+
+// keys names the objects of pages with some suffixes.
+func (s *SGLang) keys(pages []PageHash, suffixes []string) PageKeys {
+	prefix := s.keyPrefix()
+	if prefix != "" {
+		prefix += "_"
 	}
-	if s.modelInKeys() {
-		tag += strings.ReplaceAll(s.ModelName, "/", "-") + "_"
-	}
-	return pageKeys(tag, pages, s.suffixes())
+	return pageKeys(prefix, pages, suffixes)
 }
 
 // pageKeys names objects: a tag, a page's hash, and each of the suffixes.

@@ -126,7 +126,7 @@ func BenchmarkSGLang4096Pages(b *testing.B) {
 	b.Run("hashes and keys by runs", func(b *testing.B) { // as a question that goes on asks for them
 		b.ReportAllocs()
 		for b.Loop() {
-			l := c.lane(tokens, Space{})
+			l := onlyLane(&c, tokens, Space{})
 			for at := 0; at < l.Pages; at = runEnd(at) {
 				l.Names(at, min(runEnd(at), l.Pages))
 			}

@@ -21,6 +21,9 @@ type Sharing struct {
 	// each other, with the ranks that said so.
 	Reason string
 
+	// Bounded is whether what workers are found to load is an upper bound, as [SGLang.Bounded] says of all of them.
+	Bounded bool
+
 	everyone bool // ranks that registered nothing share the store too, by the rule of Config
 	common   Rule // of everyone
 	rules    map[events.RankKey]Rule
@@ -32,7 +35,7 @@ func ForAll(c Config) *Sharing {
 	if err := c.Check(); err != nil {
 		s.Config, s.Reason = Config{}, err.Error()
 	}
-	s.common = s.Config.Rule()
+	s.common, s.Bounded = s.Config.Rule(), s.Config.Bounded()
 	return s
 }
 
@@ -53,13 +56,13 @@ func Share(ranks map[events.RankKey]Config) *Sharing {
 				return &Sharing{Reason: fmt.Sprintf("%s registered what cannot be used: %v", key, err)}
 			}
 			if s.Config == (Config{}) {
-				s.Config, first = c, key
+				s.Config, first, s.Bounded = c, key, true
 			}
 			if what := differs(s.Config, c); what != "" {
 				return &Sharing{Reason: fmt.Sprintf("workers of this model disagree: "+what, first, key)}
 			}
 		}
-		s.rules[key] = c.Rule()
+		s.rules[key], s.Bounded = c.Rule(), s.Bounded && c.Bounded()
 	}
 	return s
 }
@@ -77,7 +80,7 @@ func (s *Sharing) Rule(rank events.RankKey) (Rule, bool) {
 func same(a, b Config) bool {
 	switch {
 	case a.SGLang != nil && b.SGLang != nil && b.VLLM == nil:
-		return *a.SGLang == *b.SGLang
+		return reflect.DeepEqual(*a.SGLang, *b.SGLang)
 	case a.VLLM != nil && b.VLLM != nil && b.SGLang == nil:
 		return reflect.DeepEqual(*a.VLLM, *b.VLLM)
 	}
@@ -89,8 +92,7 @@ func same(a, b Config) bool {
 func differs(a, b Config) string {
 	switch {
 	case a.SGLang != nil && b.SGLang != nil:
-		x, y := a.SGLang.settled(), b.SGLang.settled()
-		y.PrefetchThreshold, y.PrefetchCapacity = x.PrefetchThreshold, x.PrefetchCapacity
+		x, y := differing(a.SGLang, b.SGLang)
 		return fieldThatDiffers(reflect.ValueOf(x), reflect.ValueOf(y))
 	case a.VLLM != nil && b.VLLM != nil:
 		return fieldThatDiffers(reflect.ValueOf(*a.VLLM), reflect.ValueOf(*b.VLLM))
@@ -112,6 +114,9 @@ func fieldThatDiffers(a, b reflect.Value) string {
 		if x, y := a.Field(i).Interface(), b.Field(i).Interface(); !reflect.DeepEqual(x, y) {
 			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 			say := func(v reflect.Value) string {
+				if !v.IsValid() {
+					return "not given"
+				}
 				return strings.ReplaceAll(fmt.Sprintf("%.60s", fmt.Sprint(v)), "%", "%%")
 			}
 			return fmt.Sprintf("%s is %s for %%s and %s for %%s", name, say(reflect.Indirect(a.Field(i))),

@@ -70,6 +70,9 @@ func StartMooncake(t testing.TB) *Mooncake {
 	return m
 }
 
+// RPC is HOST:PORT of the master's RPC.
+func (m *Mooncake) RPC() string { return m.rpc }
+
 // StartMaster starts the master, again on the same ports after KillMaster, and waits until it answers.
 func (m *Mooncake) StartMaster() {
 	m.t.Helper()
