@@ -204,10 +204,8 @@ func (r *Registry) requireClaims(required bool) (calls []func()) {
 		return nil
 	}
 	withheld := r.withhold(func(Worker) bool { return true })
-	admitted := r.admit(func(Worker) bool { return true })
-	if len(withheld)+admitted > 0 {
-		r.notify()
-	}
+	r.admit(func(Worker) bool { return true })
+	r.notify() // names that are no models count, or count no more
 	return append(r.report(withheld), r.cfg.Hooks.ClaimsChanged)
 }
 
@@ -233,8 +231,8 @@ func (r *Registry) claimsOf(instance events.WorkerID) (changed bool, calls []fun
 	if slices.ContainsFunc(was, func(model string) bool { return !slices.Contains(models, model) }) {
 		withheld = r.withhold(of)
 	}
-	admitted := r.admit(of)
-	return len(withheld)+admitted > 0, append(r.report(withheld), r.cfg.Hooks.ClaimsChanged)
+	r.admit(of)
+	return true, append(r.report(withheld), r.cfg.Hooks.ClaimsChanged) // names that are no models count too
 }
 
 // admit registers the ranks whose leases count now, of those that of holds for, and returns how many. r.mu is held.

@@ -133,6 +133,7 @@ const goneLong = 10 * time.Minute
 // leases, so that one of a cluster does.
 func (r *Registry) MarkStatus(s *api.Status) {
 	r.markClaims(s)
+	r.markNames(s)
 	s.Engines = &api.EngineCounts{}
 	problems := map[api.EngineState][]string{}
 	var unusable, refused, skipped, slowed []string
