@@ -113,6 +113,7 @@ func (r *running) filledIn(ctx context.Context, said enginehttp.Engine, asker *e
 	spec := *r.spec
 	spec.TotalKVBlocks = cmp.Or(spec.TotalKVBlocks, said.TotalKVBlocks)
 	spec.MaxBatchedTokens = cmp.Or(spec.MaxBatchedTokens, said.MaxBatchedTokens)
+	spec.SetNames(r.namesOf(said.Names, all.model))
 	all.spec = &spec
 	name := strings.TrimSpace(said.Kind + " " + said.Version)
 	switch {
@@ -195,7 +196,7 @@ func (w *engineWatch) changed(before, now api.EngineState) {
 // run asks the engine after each change, and for as long as it is away, whether its settings are what they were. It
 // returns errOtherSettings if they are not.
 func (w *engineWatch) run(ctx context.Context, asker *enginehttp.Asker, was enginehttp.Engine) error {
-	was.Version = ""
+	was.Version, was.Names = "", enginehttp.Names{}
 	for {
 		select {
 		case <-ctx.Done():
@@ -204,7 +205,7 @@ func (w *engineWatch) run(ctx context.Context, asker *enginehttp.Asker, was engi
 		}
 		for ctx.Err() == nil {
 			now, err := asker.Ask(ctx)
-			now.Version = ""
+			now.Version, now.Names = "", enginehttp.Names{}
 			switch {
 			case err == nil && !reflect.DeepEqual(now, was):
 				return errOtherSettings

@@ -74,7 +74,9 @@ type running struct {
 	http                                *httpPort
 	figures                             *fleetFigures
 	engineHTTP, engineHTTPToken         string
+	engineCheck                         time.Duration
 	watch                               *engineWatch // nil: nobody asks whether the engine has other settings
+	poll                                *enginePoll  // nil: nobody asks whether the engine sleeps
 }
 
 // What --on-unreadable may be.
@@ -166,6 +168,9 @@ objects, for indexers to know without asking. It needs --engine and --master alo
 		"http://HOST:PORT of the engine's API, from which is learned what other flags do not say: endpoints, ranks, model, "+
 			"block size, room in blocks (SGLang; vLLM from 0.32 on)")
 	f.StringVar(&r.engineHTTPToken, "engine-http-token-file", "", "file with the API key that the engine wants")
+	f.DurationVar(&r.engineCheck, "engine-http-check", 2*time.Second,
+		"how often --engine-http is asked whether the engine sleeps, and, at every fifth time, which names and LoRA "+
+			"adapters it serves; 0: never")
 	f.StringVar(&r.onRefused, "on-engine-refused", "clear",
 		"what follows when the engine's connection has ended and its own ports refuse: clear (its process is gone, and "+
 			"what it had in device and host memory is cleared) or keep (a proxy may refuse)")
@@ -276,6 +281,8 @@ func (r *running) check() error {
 		"--on-unreadable %q is neither %s nor %s", r.onUnreadable, unreadablePass, unreadableClear)
 	_, err = shim.ParseOnRefused(r.onRefused)
 	wrong.About("--on-engine-refused", err)
+	wrong.When(r.engineCheck != 0 && r.engineCheck < 100*time.Millisecond,
+		"--engine-http-check %v is neither 0 nor at least 100ms", r.engineCheck)
 	wrong.When(r.silentAfter < time.Second, "--engine-silent-after %v is less than 1s", r.silentAfter)
 	wrong.When(r.goneAfter != 0 && r.goneAfter < r.silentAfter,
 		"--engine-gone-after %v is less than --engine-silent-after %v", r.goneAfter, r.silentAfter)
@@ -366,11 +373,17 @@ func (r *running) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.L
 		if err != nil {
 			return err
 		}
-		watch := newEngineWatch()
+		watch, poll := newEngineWatch(), newEnginePoll(r, ranks[0].model, said, asker, log)
 		for _, one := range ranks {
-			one.watch = watch
+			one.watch, one.poll = watch, poll
 		}
 		all.Go(func() error { return watch.run(ctx, asker, said) })
+		if r.engineCheck > 0 {
+			all.Go(func() error {
+				poll.run(ctx)
+				return nil
+			})
+		}
 	}
 	for _, one := range ranks {
 		all.Go(func() error { return one.serve(ctx, ns, log.With("worker", one.instance, "rank", one.rank)) })
@@ -406,6 +419,12 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 		return err
 	}
 	defer r.figures.end(watch)
+	var sleep <-chan shim.SleepReport
+	if r.poll != nil {
+		var end func()
+		sleep, end = r.poll.serve(watch.report)
+		defer end()
+	}
 	log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats",
 		ns.Conn().ServerURL())
 	return shim.Run(ctx, shim.Config{
@@ -418,7 +437,7 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 		Keep:            r.keep(watch.report, log),
 		ReplayTimeout:   r.replayTimeout, IdleCheck: r.idleCheck, Hooks: watch.hooks(ctx),
 		OnRefused: onRefused, SilentAfter: r.silentAfter, GoneAfter: r.goneAfter,
-		Tracer: r.tracer,
+		Tracer: r.tracer, Sleep: sleep,
 	})
 }
 

@@ -196,6 +196,12 @@ func (w *watcher) stateChanged(s shim.State) {
 		}
 		w.log.Warn("the engine is silent", "since", s.Since.UTC().Format(time.RFC3339), "why", s.Why, "what_to_do",
 			hungAdvice+"; "+keeps)
+	case api.EngineAsleep:
+		w.log.Info("the engine sleeps; what it held is cleared, and it is not chosen until it wakes up")
+	case api.EngineConnected:
+		if before == api.EngineAsleep {
+			w.log.Info("the engine is awake")
+		}
 	case api.EngineGone:
 		w.log.Warn("the engine is gone; what it had in device and host memory is cleared", "why", s.Why)
 	}

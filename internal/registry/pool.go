@@ -400,6 +400,9 @@ func (w *Worker) judge(record *api.WorkerRecord) {
 	if standing.Engine == api.EngineGone {
 		record.Because(api.WorkerUnschedulable, fmt.Sprintf("its engine has ended: %s", standing.Why))
 	}
+	if standing.Engine == api.EngineAsleep {
+		record.Because(api.WorkerUnschedulable, "its engine sleeps: "+standing.Why)
+	}
 	if standing.Unusable != "" {
 		record.Because(api.WorkerIncomplete, standing.Unusable)
 	}

@@ -182,7 +182,7 @@ type Counts struct {
 // Machine decides what one rank's shim does next. It is stepped: it starts nothing, waits for nothing and reads no
 // clock. One goroutine owns it.
 //
-// Inputs are Recovered (once, first), Connected, Gone, Live, Replayed, ReplayEnded, ReplayFailed, Snapshot,
+// Inputs are Recovered (once, first), Connected, Gone, Asleep, Live, Replayed, ReplayEnded, ReplayFailed, Snapshot,
 // SnapshotFailed, Learned, Flushed, Delayed, LogLost, Ended, Resync. After each the owner does what Advance returns.
 //
 // Invariants:
@@ -223,6 +223,8 @@ type Machine struct {
 	held      held       // live messages, while they are not taken
 	offers    offers     // the engine's snapshots
 	emptied   bool       // nothing was queued since the clear after a message that could not be decoded
+
+	slept Reached // the clear of an engine that fell asleep
 
 	backlog  backlog
 	learning *learning // nil: what the decoder remembers is all that it can know
@@ -467,7 +469,7 @@ func (m *Machine) unread() {
 	if !m.strict || m.emptied {
 		return
 	}
-	m.clearHeld()
+	m.clearHeld(events.ReasonGap)
 	m.emptied = true
 }
 
@@ -476,17 +478,17 @@ func (m *Machine) gap() {
 	m.counts.Gaps++
 	m.offers.lost()
 	m.taken.Partial = 0
-	m.clearHeld()
+	m.clearHeld(events.ReasonGap)
 	m.record(nil)
 	m.recordEvent(&m.queue[len(m.queue)-1].event, true)
 }
 
 // clearHeld clears, within the incarnation, all that the rank was known to hold.
-func (m *Machine) clearHeld() {
+func (m *Machine) clearHeld(why events.Reason) {
 	if c, ok := m.decode.(Clearer); ok {
 		c.Cleared()
 	}
-	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonGap}, m.taken)
+	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: why}, m.taken)
 }
 
 // begin begins a new incarnation. Its first event says why.

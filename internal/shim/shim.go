@@ -102,10 +102,19 @@ type Config struct {
 	// 0: never.
 	GoneAfter time.Duration
 
+	// Sleep, if not nil, is where reports come from whether the engine sleeps. What a sleeping engine held is cleared.
+	Sleep <-chan SleepReport
+
 	Tracer *tracing.Tracer // of what is published; nil: that is not traced
 
 	Sockets zmtp.Config // bounds of the engine's sockets; its hooks are Run's
 	Hooks   Hooks
+}
+
+// SleepReport is an engine's answer whether it sleeps. Asked is when it was asked.
+type SleepReport struct {
+	Asked  time.Time
+	Asleep bool
 }
 
 // Hooks tell what happens, from Run's goroutines. Each may be nil. They must not block.
@@ -149,7 +158,9 @@ type runner struct {
 	looking bool
 	waiting []request // who waits for a look into the log
 	span    span
-	heardAt time.Time         // when the engine last said something
+	heardAt time.Time // when the engine last said something
+	taken   uint64    // messages of the engine that the machine had taken at takenAt
+	takenAt time.Time
 	skips   events.SkipCounts // that the control server was told of
 	fed     bool              // the feed has ended
 }
@@ -570,6 +581,8 @@ func (r *runner) loop(ctx context.Context) error {
 			r.watching.stopKnocking()
 			r.machine.Verify()
 			r.dialNow()
+		case s := <-r.cfg.Sleep:
+			r.sleepReported(s)
 		case f := <-r.flushes:
 			if err := r.landed(f); err != nil {
 				return err
@@ -585,6 +598,9 @@ func (r *runner) loop(ctx context.Context) error {
 			}
 			r.machine.Resync(millis(time.Now()))
 			a.begun <- r.machine.Incarnation()
+		}
+		if n := r.machine.Counts().Taken; r.cfg.Sleep != nil && n != r.taken {
+			r.taken, r.takenAt = n, time.Now()
 		}
 		r.span.begun(r.machine.Incarnation())
 		r.cfg.Control.stepped(r.machine.Incarnation(), r.machine.Counts())

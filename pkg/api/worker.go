@@ -171,6 +171,26 @@ func (s *WorkerSpec) Check() error {
 	return nil
 }
 
+// SetNames sets the further names of the model and the LoRA adapters, in order and each once. It leaves out names that no
+// worker can have, and those beyond the limits, and returns how many. Empty lists say nothing.
+func (s *WorkerSpec) SetNames(names, adapters []string) (left int) {
+	for _, l := range []struct {
+		from []string
+		to   *[]string
+		most int
+	}{{names, &s.ServedNames, maxServedNames}, {adapters, &s.LoRAAdapters, maxAdapters}} {
+		list := slices.Compact(slices.Sorted(slices.Values(l.from)))
+		all := len(list)
+		list = slices.DeleteFunc(list, func(name string) bool { return name == "" || len(name) > maxWorkerText })
+		*l.to = nil
+		if list = list[:min(len(list), l.most)]; len(list) > 0 {
+			*l.to = list
+		}
+		left += all - len(list)
+	}
+	return left
+}
+
 // WorkerRecord is what a choice of worker needs to know of a rank beside what it holds: what is said of it, and whether
 // it may be chosen.
 type WorkerRecord struct {
