@@ -109,6 +109,10 @@ func (r *running) filledIn(ctx context.Context, said enginehttp.Engine, asker *e
 	}
 	all.instance = cmp.Or(all.instance, instanceName(asker))
 	all.model = cmp.Or(all.model, said.Model)
+	all.blockSize = cmp.Or(all.blockSize, r.engineSize)
+	if all.blockSize == 0 && said.Nominal {
+		all.proof = newSizeProof()
+	}
 	all.blockSize = cmp.Or(all.blockSize, said.BlockSize)
 	spec := *r.spec
 	spec.TotalKVBlocks = cmp.Or(spec.TotalKVBlocks, said.TotalKVBlocks)

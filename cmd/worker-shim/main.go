@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"sync/atomic"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/dial"
-	"github.com/kvatlas/kvatlas/internal/escape"
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/shim"
@@ -75,6 +73,8 @@ type running struct {
 	figures                             *fleetFigures
 	engineHTTP, engineHTTPToken         string
 	engineCheck                         time.Duration
+	engineSize                          uint32       // of blocks, as the engine's events have shown; 0: they have not
+	proof                               *sizeProof   // of blockSize, which is nominal; nil: it is not
 	watch                               *engineWatch // nil: nobody asks whether the engine has other settings
 	poll                                *enginePoll  // nil: nobody asks whether the engine sleeps
 }
@@ -332,7 +332,14 @@ func (r *running) run(ctx context.Context, log *slog.Logger) error {
 	defer conn.Close()
 	for {
 		err := r.runOnce(ctx, conn, log)
+		if other, is := errors.AsType[*sizeError](err); is {
+			r.engineSize = other.size
+			log.Warn("the blocks of the engine's events are larger than it reports over HTTP; their size is used", "model",
+				r.model, "block_size", other.size)
+			continue
+		}
 		if errors.Is(err, errOtherSettings) {
+			r.engineSize = 0
 			log.Warn("the engine came back with other settings; they are taken", "engine_http", r.engineHTTP)
 			continue
 		}
@@ -360,6 +367,13 @@ func (r *running) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.L
 	if err != nil {
 		return ignoreEnd(ctx, err)
 	}
+	proof := ranks[0].proof
+	for _, one := range ranks {
+		one.blockSize, one.proof = ranks[0].blockSize, proof
+		if err := one.readGroups(); err != nil {
+			return err
+		}
+	}
 	if len(ranks) > 1 {
 		spec := *ranks[0].spec
 		spec.RankStart, spec.RankSize = ranks[0].rank, uint32(len(ranks))
@@ -384,6 +398,9 @@ func (r *running) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.L
 				return nil
 			})
 		}
+	}
+	if proof != nil {
+		all.Go(func() error { return proof.run(ctx, ranks[0], ns) })
 	}
 	for _, one := range ranks {
 		all.Go(func() error { return one.serve(ctx, ns, log.With("worker", one.instance, "rank", one.rank)) })
@@ -447,8 +464,7 @@ func (r *running) join(ctx context.Context, conn *jetstream.Conn, log *slog.Logg
 	for {
 		ns, err := r.open(ctx, conn)
 		if errors.Is(err, jetstream.ErrMismatch) {
-			return nil, fmt.Errorf("%w; if no worker has that size any more: indexer forget --model %s", err,
-				escape.Shell(r.model))
+			return nil, otherSize(err, r.model)
 		}
 		if err == nil || ctx.Err() != nil || !(errors.Is(err, jetstream.ErrNoNamespace) ||
 			errors.Is(err, jetstream.ErrBadRecord) || errors.Is(err, jetstream.ErrUnavailable)) {
@@ -480,6 +496,13 @@ func (r *running) open(ctx context.Context, conn *jetstream.Conn) (*jetstream.Na
 	ns, err := jetstream.OpenNamespace(ctx, conn, r.namespace)
 	if err != nil {
 		return nil, err
+	}
+	if r.proof != nil {
+		undecided, err := r.nominalSize(ctx, ns)
+		if err != nil || undecided {
+			return ns, err
+		}
+		r.proof = nil
 	}
 	return ns, ns.RegisterModel(ctx, jetstream.Model{Name: r.model, BlockSize: r.blockSize})
 }

@@ -47,6 +47,10 @@ func (w *watcher) examiner(decoder *events.Decoder) *shim.Examiner {
 			w.report.Speaks(e)
 		},
 		Unusable: func(err error, size uint32) {
+			if err != nil && w.cfg.proof != nil && size > w.cfg.blockSize && size%w.cfg.blockSize == 0 {
+				w.cfg.proof.tell(size)
+				return
+			}
 			do := wrongBlockSize(size, w.cfg.model)
 			if err != nil {
 				w.log.Error("the engine's blocks are not of --block-size", "error", err, "what_to_do", do)
@@ -62,6 +66,7 @@ func (w *watcher) examiner(decoder *events.Decoder) *shim.Examiner {
 func (w *watcher) Begin(payload []byte) (msg events.Message, more bool, err error) {
 	msg, more, err = w.Examiner.Begin(payload)
 	w.look()
+	w.proveSize(msg.Events)
 	if msg.HasRank && msg.Rank != events.Rank(w.cfg.rank) && !w.otherRank {
 		w.otherRank = true
 		w.log.Error("the engine says that it is another data-parallel rank; see --rank", "engine_rank", msg.Rank,
@@ -74,7 +79,15 @@ func (w *watcher) Begin(payload []byte) (msg events.Message, more bool, err erro
 func (w *watcher) Continue() (part []events.Event, more bool) {
 	part, more = w.Examiner.Continue()
 	w.look()
+	w.proveSize(part)
 	return part, more
+}
+
+// proveSize looks at events as long as the block size is nominal.
+func (w *watcher) proveSize(list []events.Event) {
+	if w.cfg.proof != nil {
+		w.cfg.proof.look(list, w.cfg.blockSize)
+	}
 }
 
 func (w *watcher) look() {

@@ -235,16 +235,14 @@ func (r *Registry) claimsOf(instance events.WorkerID) (changed bool, calls []fun
 	return true, append(r.report(withheld), r.cfg.Hooks.ClaimsChanged) // names that are no models count too
 }
 
-// admit registers the ranks whose leases count now, of those that of holds for, and returns how many. r.mu is held.
-func (r *Registry) admit(of func(Worker) bool) (n int) {
+// admit registers the ranks whose leases count now, of those that of holds for. r.mu is held.
+func (r *Registry) admit(of func(Worker) bool) {
 	for key, w := range r.unclaimed {
 		if of(w) && r.claims.allows(key.Instance, w.Record.Model) {
 			delete(r.unclaimed, key)
 			r.register(key, w)
-			n++
 		}
 	}
-	return n
 }
 
 // withhold removes the ranks whose leases no longer count, of those that of holds for, and returns them. r.mu is held.

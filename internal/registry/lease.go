@@ -302,7 +302,7 @@ func (l *Lease) claimNames(ctx context.Context, taken bool) {
 		if _, known := l.named[name]; known || name == l.record.Model || len(l.named) >= maxNames {
 			continue
 		}
-		err := putClaim(ctx, l.bucket, l.record.Instance, name, claim{Version: claimVersion})
+		err := putClaim(ctx, l.bucket, l.record.Instance, name)
 		switch {
 		case errors.Is(err, jetstream.ErrDenied):
 			l.hooks.Unclaimed(name, err)

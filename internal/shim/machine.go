@@ -85,6 +85,9 @@ type Published struct {
 	Unreadable error `json:"-"`
 }
 
+// others reports whether the log has blocks of another model, or of another size. A zero Identity is not known.
+func (p *Published) others(id Identity) bool { return p.Identity != Identity{} && p.Identity != id }
+
 // next is the number of the incarnation that follows p and begins now.
 func (p *Published) next(now events.Millis) events.Incarnation {
 	return max(p.Incarnation+1, events.Incarnation(max(now, 1)))
@@ -312,7 +315,8 @@ func (m *Machine) Queued() (entries, bytes int) { return len(m.queue), m.queuedB
 // Full reports whether the owner should stop reading from the engine.
 func (m *Machine) Full() bool { return m.queuedBytes >= m.limits.QueueBytes || m.Busy() }
 
-// Recovered tells what the log holds of this rank. now becomes the incarnation's number if a new one begins.
+// Recovered tells what the log holds of this rank. Blocks of another model or of another size do not go on: a new
+// incarnation begins. now becomes the incarnation's number if a new one begins.
 func (m *Machine) Recovered(p Published, now events.Millis) {
 	if _, ok := m.phase.(recovering); !ok {
 		return
@@ -322,7 +326,7 @@ func (m *Machine) Recovered(p Published, now events.Millis) {
 	m.incarnation = p.Incarnation
 	m.nextID = p.LastID + 1
 	m.taken = p.Cursor
-	if !p.Found || p.Shutdown || !p.Cursor.Known || p.Unreadable != nil {
+	if !p.Found || p.Shutdown || !p.Cursor.Known || p.Unreadable != nil || p.others(m.id) {
 		why := events.ReasonRestart
 		if p.Unreadable != nil {
 			why = events.ReasonGap

@@ -111,12 +111,6 @@ type Config struct {
 	Hooks   Hooks
 }
 
-// SleepReport is an engine's answer whether it sleeps. Asked is when it was asked.
-type SleepReport struct {
-	Asked  time.Time
-	Asleep bool
-}
-
 // Hooks tell what happens, from Run's goroutines. Each may be nil. They must not block.
 type Hooks struct {
 	Connected    func(endpoint string)

@@ -112,6 +112,12 @@ func (r *runner) engineGone() {
 	r.machine.Gone()
 }
 
+// SleepReport is an engine's answer whether it sleeps. Asked is when it was asked.
+type SleepReport struct {
+	Asked  time.Time
+	Asleep bool
+}
+
 // sleepReported takes an engine's answer whether it sleeps. A message that was taken since it was asked may be of an
 // engine that has woken up meanwhile: then the next answer decides.
 func (r *runner) sleepReported(s SleepReport) {
