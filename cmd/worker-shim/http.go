@@ -159,7 +159,8 @@ func (f *fleetFigures) figures() *metrics.ShimFigures {
 	defer f.mu.Unlock()
 	sum := f.past
 	out := &metrics.ShimFigures{Spans: f.tracer.Counts(), Skipped: map[string]uint64{},
-		QueueMost: f.queueMost * len(f.ranks), Ranks: map[string]uint64{"connected": 0, "silent": 0, "gone": 0, "unknown": 0}}
+		QueueMost: f.queueMost * len(f.ranks), Ranks: map[string]uint64{"connected": 0, "silent": 0, "gone": 0,
+			"asleep": 0, "unknown": 0}}
 	for _, r := range f.ranks {
 		sum.add(r)
 		out.Ranks[cmp.Or(string(r.state.Engine), "unknown")]++

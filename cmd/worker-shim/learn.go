@@ -109,10 +109,15 @@ func (r *running) filledIn(ctx context.Context, said enginehttp.Engine, asker *e
 	}
 	all.instance = cmp.Or(all.instance, instanceName(asker))
 	all.model = cmp.Or(all.model, said.Model)
+	all.blockSize = cmp.Or(all.blockSize, r.engineSize)
+	if all.blockSize == 0 && said.Nominal {
+		all.proof = newSizeProof()
+	}
 	all.blockSize = cmp.Or(all.blockSize, said.BlockSize)
 	spec := *r.spec
 	spec.TotalKVBlocks = cmp.Or(spec.TotalKVBlocks, said.TotalKVBlocks)
 	spec.MaxBatchedTokens = cmp.Or(spec.MaxBatchedTokens, said.MaxBatchedTokens)
+	spec.SetNames(r.namesOf(said.Names, all.model))
 	all.spec = &spec
 	if all.l3 != nil && all.l3.SGLang != nil && said.Store != nil {
 		all.l3 = learnStore(all.l3, said, log)
@@ -198,7 +203,7 @@ func (w *engineWatch) changed(before, now api.EngineState) {
 // run asks the engine after each change, and for as long as it is away, whether its settings are what they were. It
 // returns errOtherSettings if they are not.
 func (w *engineWatch) run(ctx context.Context, asker *enginehttp.Asker, was enginehttp.Engine) error {
-	was.Version = ""
+	was.Version, was.Names = "", enginehttp.Names{}
 	for {
 		select {
 		case <-ctx.Done():
@@ -207,7 +212,7 @@ func (w *engineWatch) run(ctx context.Context, asker *enginehttp.Asker, was engi
 		}
 		for ctx.Err() == nil {
 			now, err := asker.Ask(ctx)
-			now.Version = ""
+			now.Version, now.Names = "", enginehttp.Names{}
 			switch {
 			case err == nil && !reflect.DeepEqual(now, was):
 				return errOtherSettings

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/kvatlas/kvatlas/internal/escape"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -46,10 +47,14 @@ func (r *running) register(ns *jetstream.Namespace, key events.RankKey, server *
 	}, registry.LeaseHooks{
 		Taken: func() { log.Info("registered", "lease", r.lease) },
 		Lost:  func() { log.Warn("the lease had expired; it is taken again") },
-		Unclaimed: func(err error) {
-			log.Warn("the NATS server does not permit the claim of the model; indexers that require claims ignore this worker",
-				"model", r.model, "error", err, "what_to_do", "grant it to this user: indexer auth example --shim "+
-					r.instance+" --model "+r.model)
+		Unclaimed: func(name string, err error) {
+			what := "the NATS server does not permit the claim of the model; indexers that require claims ignore this worker"
+			if name != r.model {
+				what = "the NATS server does not permit the claim of a further name of the model; indexers that require " +
+					"claims do not know the name"
+			}
+			log.Warn(what, "model", name, "error", err, "what_to_do", "grant it to this user: indexer auth example --shim "+
+				escape.Shell(r.instance)+" --model "+escape.Shell(name))
 		},
 		Failed: func(err error) {
 			trouble.warn(log, "the lease cannot be renewed", "error", err, "what_to_do",

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"sync/atomic"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/dial"
-	"github.com/kvatlas/kvatlas/internal/escape"
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/shim"
@@ -75,7 +73,11 @@ type running struct {
 	http                                *httpPort
 	figures                             *fleetFigures
 	engineHTTP, engineHTTPToken         string
+	engineCheck                         time.Duration
+	engineSize                          uint32       // of blocks, as the engine's events have shown; 0: they have not
+	proof                               *sizeProof   // of blockSize, which is nominal; nil: it is not
 	watch                               *engineWatch // nil: nobody asks whether the engine has other settings
+	poll                                *enginePoll  // nil: nobody asks whether the engine sleeps
 }
 
 // What --on-unreadable may be.
@@ -168,6 +170,9 @@ objects, for indexers to know without asking. It needs --engine and --master alo
 		"http://HOST:PORT of the engine's API, from which is learned what other flags do not say: endpoints, ranks, model, "+
 			"block size, room in blocks (SGLang; vLLM from 0.32 on)")
 	f.StringVar(&r.engineHTTPToken, "engine-http-token-file", "", "file with the API key that the engine wants")
+	f.DurationVar(&r.engineCheck, "engine-http-check", 2*time.Second,
+		"how often --engine-http is asked whether the engine sleeps, and, at every fifth time, which names and LoRA "+
+			"adapters it serves; 0: never")
 	f.StringVar(&r.onRefused, "on-engine-refused", "clear",
 		"what follows when the engine's connection has ended and its own ports refuse: clear (its process is gone, and "+
 			"what it had in device and host memory is cleared) or keep (a proxy may refuse)")
@@ -282,6 +287,8 @@ func (r *running) check() error {
 		"--on-unreadable %q is neither %s nor %s", r.onUnreadable, unreadablePass, unreadableClear)
 	_, err = shim.ParseOnRefused(r.onRefused)
 	wrong.About("--on-engine-refused", err)
+	wrong.When(r.engineCheck != 0 && r.engineCheck < 100*time.Millisecond,
+		"--engine-http-check %v is neither 0 nor at least 100ms", r.engineCheck)
 	wrong.When(r.silentAfter < time.Second, "--engine-silent-after %v is less than 1s", r.silentAfter)
 	wrong.When(r.goneAfter != 0 && r.goneAfter < r.silentAfter,
 		"--engine-gone-after %v is less than --engine-silent-after %v", r.goneAfter, r.silentAfter)
@@ -331,7 +338,14 @@ func (r *running) run(ctx context.Context, log *slog.Logger) error {
 	defer conn.Close()
 	for {
 		err := r.runOnce(ctx, conn, log)
+		if other, is := errors.AsType[*sizeError](err); is {
+			r.engineSize = other.size
+			log.Warn("the blocks of the engine's events are larger than it reports over HTTP; their size is used", "model",
+				r.model, "block_size", other.size)
+			continue
+		}
 		if errors.Is(err, errOtherSettings) {
+			r.engineSize = 0
 			log.Warn("the engine came back with other settings; they are taken", "engine_http", r.engineHTTP)
 			continue
 		}
@@ -359,6 +373,13 @@ func (r *running) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.L
 	if err != nil {
 		return ignoreEnd(ctx, err)
 	}
+	proof := ranks[0].proof
+	for _, one := range ranks {
+		one.blockSize, one.proof = ranks[0].blockSize, proof
+		if err := one.readGroups(); err != nil {
+			return err
+		}
+	}
 	if len(ranks) > 1 {
 		spec := *ranks[0].spec
 		spec.RankStart, spec.RankSize = ranks[0].rank, uint32(len(ranks))
@@ -372,11 +393,20 @@ func (r *running) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.L
 		if err != nil {
 			return err
 		}
-		watch := newEngineWatch()
+		watch, poll := newEngineWatch(), newEnginePoll(r, ranks[0].model, said, asker, log)
 		for _, one := range ranks {
-			one.watch = watch
+			one.watch, one.poll = watch, poll
 		}
 		all.Go(func() error { return watch.run(ctx, asker, said) })
+		if r.engineCheck > 0 {
+			all.Go(func() error {
+				poll.run(ctx)
+				return nil
+			})
+		}
+	}
+	if proof != nil {
+		all.Go(func() error { return proof.run(ctx, ranks[0], ns) })
 	}
 	for _, one := range ranks {
 		all.Go(func() error { return one.serve(ctx, ns, log.With("worker", one.instance, "rank", one.rank)) })
@@ -412,6 +442,12 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 		return err
 	}
 	defer r.figures.end(watch)
+	var sleep <-chan shim.SleepReport
+	if r.poll != nil {
+		var end func()
+		sleep, end = r.poll.serve(watch.report)
+		defer end()
+	}
 	log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats",
 		ns.Conn().ServerURL())
 	return shim.Run(ctx, shim.Config{
@@ -424,7 +460,7 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 		Keep:            r.keep(watch.report, log),
 		ReplayTimeout:   r.replayTimeout, IdleCheck: r.idleCheck, Hooks: watch.hooks(), QuietAfter: r.silence,
 		OnRefused: onRefused, SilentAfter: r.silentAfter, GoneAfter: r.goneAfter,
-		Tracer: r.tracer,
+		Tracer: r.tracer, Sleep: sleep,
 	})
 }
 
@@ -434,8 +470,7 @@ func (r *running) join(ctx context.Context, conn *jetstream.Conn, log *slog.Logg
 	for {
 		ns, err := r.open(ctx, conn)
 		if errors.Is(err, jetstream.ErrMismatch) {
-			return nil, fmt.Errorf("%w; if no worker has that size any more: indexer forget --model %s", err,
-				escape.Shell(r.model))
+			return nil, otherSize(err, r.model)
 		}
 		if err == nil || ctx.Err() != nil || !(errors.Is(err, jetstream.ErrNoNamespace) ||
 			errors.Is(err, jetstream.ErrBadRecord) || errors.Is(err, jetstream.ErrUnavailable)) {
@@ -467,6 +502,13 @@ func (r *running) open(ctx context.Context, conn *jetstream.Conn) (*jetstream.Na
 	ns, err := jetstream.OpenNamespace(ctx, conn, r.namespace)
 	if err != nil {
 		return nil, err
+	}
+	if r.proof != nil {
+		undecided, err := r.nominalSize(ctx, ns)
+		if err != nil || undecided {
+			return ns, err
+		}
+		r.proof = nil
 	}
 	return ns, ns.RegisterModel(ctx, jetstream.Model{Name: r.model, BlockSize: r.blockSize})
 }

@@ -45,6 +45,10 @@ func (w *watcher) examiner(decoder *events.Decoder) *shim.Examiner {
 			w.report.Speaks(e)
 		},
 		Unusable: func(err error, size uint32) {
+			if err != nil && w.cfg.proof != nil && size > w.cfg.blockSize && size%w.cfg.blockSize == 0 {
+				w.cfg.proof.tell(size)
+				return
+			}
 			do := wrongBlockSize(size, w.cfg.model)
 			if err != nil {
 				w.log.Error("the engine's blocks are not of --block-size", "error", err, "what_to_do", do)
@@ -60,6 +64,7 @@ func (w *watcher) examiner(decoder *events.Decoder) *shim.Examiner {
 func (w *watcher) Begin(payload []byte) (msg events.Message, more bool, err error) {
 	msg, more, err = w.Examiner.Begin(payload)
 	w.look()
+	w.proveSize(msg.Events)
 	if msg.HasRank && msg.Rank != events.Rank(w.cfg.rank) && !w.otherRank {
 		w.otherRank = true
 		w.log.Error("the engine says that it is another data-parallel rank; see --rank", "engine_rank", msg.Rank,
@@ -72,7 +77,15 @@ func (w *watcher) Begin(payload []byte) (msg events.Message, more bool, err erro
 func (w *watcher) Continue() (part []events.Event, more bool) {
 	part, more = w.Examiner.Continue()
 	w.look()
+	w.proveSize(part)
 	return part, more
+}
+
+// proveSize looks at events as long as the block size is nominal.
+func (w *watcher) proveSize(list []events.Event) {
+	if w.cfg.proof != nil {
+		w.cfg.proof.look(list, w.cfg.blockSize)
+	}
 }
 
 func (w *watcher) look() {
@@ -197,6 +210,12 @@ func (w *watcher) stateChanged(s shim.State) {
 		}
 		w.log.Warn("the engine is silent", "since", s.Since.UTC().Format(time.RFC3339), "why", s.Why, "what_to_do",
 			hungAdvice+"; "+keeps)
+	case api.EngineAsleep:
+		w.log.Info("the engine sleeps; what it held is cleared, and it is not chosen until it wakes up")
+	case api.EngineConnected:
+		if before == api.EngineAsleep {
+			w.log.Info("the engine is awake")
+		}
 	case api.EngineGone:
 		w.log.Warn("the engine is gone; what it had in device and host memory is cleared", "why", s.Why)
 	}

@@ -13,6 +13,7 @@ type WorkerFlags struct {
 	spec                      api.WorkerSpec
 	role                      string
 	taints, domains, adapters []string
+	names                     []string
 }
 
 // AddWorkerFlags adds them. endpoint is the name of the flag for where the worker takes requests.
@@ -27,6 +28,8 @@ func AddWorkerFlags(f *pflag.FlagSet, endpoint string) *WorkerFlags {
 	f.StringSliceVar(&w.taints, "taint", nil, "a taint, which requests prefer or require; may be given again")
 	f.StringSliceVar(&w.domains, "topology", nil, "DOMAIN=VALUE: where it stands, such as zone=eu-1; may be given again")
 	f.StringSliceVar(&w.adapters, "lora-adapter", nil, "a LoRA adapter that it serves; may be given again")
+	f.StringSliceVar(&w.names, "served-model-name", nil,
+		"a further name of the model that the engine accepts in requests; may be given again")
 	return w
 }
 
@@ -48,7 +51,8 @@ func (w *WorkerFlags) Spec() (*api.WorkerSpec, error) {
 		name string
 		from []string
 		to   *[]string
-	}{{"taint", w.taints, &s.Taints}, {"lora-adapter", w.adapters, &s.LoRAAdapters}} {
+	}{{"taint", w.taints, &s.Taints}, {"lora-adapter", w.adapters, &s.LoRAAdapters},
+		{"served-model-name", w.names, &s.ServedNames}} {
 		if w.flags.Changed(l.name) {
 			*l.to = append([]string{}, l.from...)
 		}

@@ -34,6 +34,9 @@ type Config struct {
 	Server Server
 	Shims  *Shims
 
+	// Resolve returns what the name of a model stands for. nil: itself.
+	Resolve registry.Resolver
+
 	// Dump writes what workers hold as router events, one JSON object a line. Each line is one call of Write.
 	Dump func(ctx context.Context, of []events.WorkerID, out io.Writer) error
 
@@ -527,12 +530,15 @@ func (cfg *Config) query(ctx context.Context, body []byte, byHash bool) (any, er
 // registered and has said nothing yet it is empty. all asks for ranks too that hold nothing,
 // and for all that a shared store has.
 func (cfg *Config) find(ctx context.Context, req *request, byHash, all bool) (*api.Answer, error) {
-	model := ModelOf(*req.Model, req.group())
-	q := &api.Query{Model: model, Tokens: req.Tokens, LoRA: req.LoRA, CacheSalt: req.Salt}
+	of, err := cfg.Resolve.Resolve(ModelOf(*req.Model, req.group()), req.LoRA)
+	if err != nil {
+		return nil, err
+	}
+	model := of.Model
+	q := &api.Query{Model: model, Tokens: req.Tokens, LoRA: of.LoRA, CacheSalt: req.Salt}
 	if byHash {
 		q = &api.Query{Model: model, Hashes: req.Hashes}
 	}
-	var err error
 	if !byHash && slices.ContainsFunc(req.Media, func(m *media) bool { return m != nil && len(m.Objects) > 0 }) {
 		q, err = cfg.hashed(ctx, q, req.Media)
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -29,6 +30,9 @@ type Plane struct {
 	// BlockSize is the block size of a model's workers, in tokens; 0: they have none, or several. Prompts with
 	// multimodal items need it.
 	BlockSize func(model string) uint32
+
+	// Resolve returns what the name of a model stands for. nil: itself.
+	Resolve registry.Resolver
 }
 
 // planeRequest has the fields of all requests.
@@ -226,16 +230,20 @@ func (p *Plane) prompt(model string, r *planeRequest) (*api.Prompt, error) {
 	if !slices.ContainsFunc(r.media, func(m *media) bool { return m != nil && len(m.Objects) > 0 }) {
 		return &api.Prompt{Model: model, Tokens: r.tokens, LoRA: r.lora, CacheSalt: r.salt}, nil
 	}
-	blockSize := p.BlockSize(model)
+	of, err := p.Resolve.Resolve(model, r.lora)
+	if err != nil {
+		return nil, err
+	}
+	blockSize := p.BlockSize(of.Model)
 	if blockSize == 0 {
 		return nil, api.Errorf(api.CodeUnknownModel,
 			"block_mm_infos: %q has no workers, or with several block sizes, so its blocks are not known", model)
 	}
-	hashes, err := hashMedia(blockSize, 0, events.Space{LoRA: r.lora, Salt: r.salt}, r.tokens, r.media)
+	hashes, err := hashMedia(blockSize, 0, events.Space{LoRA: of.LoRA, Salt: r.salt}, r.tokens, r.media)
 	if err != nil {
 		return nil, err
 	}
-	return &api.Prompt{Model: model, BlockSize: blockSize, Hashes: hashes, ISLTokens: uint64(len(r.tokens))}, nil
+	return &api.Prompt{Model: of.Model, BlockSize: blockSize, Hashes: hashes, ISLTokens: uint64(len(r.tokens))}, nil
 }
 
 func (p *Plane) loads(ctx context.Context, model string, r *planeRequest) (any, error) {

@@ -39,7 +39,10 @@ type Engine struct {
 	Version   string
 	Model     string // the name under which it is served
 	BlockSize uint32 // tokens
+	Nominal   bool   // events may have a multiple of BlockSize: it does not count context parallelism
 	Ranks     []Rank // ascending; nil: it does not say where it publishes
+
+	Names Names // as they are now: adapters come and go while the engine runs
 
 	TotalKVBlocks    uint64 // room of each rank's device memory, in blocks
 	MaxBatchedTokens uint64 // what each rank computes in a step at most
@@ -122,7 +125,11 @@ func (a *Asker) Ask(ctx context.Context) (Engine, error) {
 		case status == http.StatusUnauthorized || status == http.StatusForbidden:
 			return Engine{}, fmt.Errorf("%w: %s: %s", ErrUnknown, path, refusal(status))
 		case status == http.StatusOK && isSGLang(body):
-			return a.sglang(ctx, body)
+			e, err := a.sglang(ctx, body)
+			if err == nil {
+				e.Names, err = a.Names(ctx)
+			}
+			return e, err
 		}
 	}
 	return a.oldVLLM(ctx)

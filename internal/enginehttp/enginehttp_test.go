@@ -59,13 +59,16 @@ func TestVLLM(t *testing.T) {
 		return m[1]
 	}
 	const ports = "ports that the system chose"
-	serves := Engine{Kind: VLLM, Version: "0.32.0", Model: "llama", BlockSize: 16}
+	names := Names{Model: "llama"}
+	serves := Engine{Kind: VLLM, Version: "0.32.0", Model: "llama", Names: names}
+	more := serves
+	more.Names = Names{Model: "llama", Aliases: []string{"llama-alias"}, Adapters: []string{"adapter"}}
 	with := func(e Engine, size uint32, ranks ...Rank) Engine {
-		e.BlockSize, e.Ranks = size, ranks
+		e.BlockSize, e.Ranks, e.Nominal = size, ranks, size == 16 // no engine runs that would tell the effective size
 		return e
 	}
 	for name, want := range map[string]Engine{
-		"two ranks, replay, a topic": with(serves, 32,
+		"two ranks, replay, a topic": with(more, 32,
 			Rank{Endpoint: "tcp://127.0.0.1:25557", Replay: "tcp://127.0.0.1:25657", Topic: "kv"},
 			Rank{Rank: 1, Endpoint: "tcp://127.0.0.1:25558", Replay: "tcp://127.0.0.1:25658", Topic: "kv"}),
 		ports: with(serves, 16, Rank{Endpoint: chosen(ports, "endpoint"),
@@ -93,12 +96,12 @@ func TestVLLM(t *testing.T) {
 
 	// An older one says all but where it publishes; without metrics not the block size either.
 	old := map[string]string{"/version": `{"version":"0.31.0"}`, "/v1/models": goldens.Cases["ipc"]["/v1/models"]}
-	want := Engine{Kind: VLLM, Version: "0.31.0", Model: "llama"}
+	want := Engine{Kind: VLLM, Version: "0.31.0", Model: "llama", Names: names}
 	if got, err := engineOf(t, old).Ask(t.Context()); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("0.31.0 without metrics: %+v, %v", got, err)
 	}
 	old["/metrics"] = strings.ReplaceAll(goldens.Cases["ipc"]["/metrics"], `effective_attention_block_size="None",`, "")
-	want.BlockSize = 16
+	want.BlockSize, want.Nominal = 16, true
 	if got, err := engineOf(t, old).Ask(t.Context()); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("0.31.0: %+v, %v", got, err)
 	}

@@ -89,35 +89,17 @@ func (a *Asker) vllmServes(ctx context.Context, e *Engine) error {
 	} else if status == http.StatusOK && decode("/version", body, &version) == nil {
 		e.Version = version.Version
 	}
-	var models struct {
-		Data []struct {
-			ID     string  `json:"id"`
-			Parent *string `json:"parent"` // of an adapter, its model
-		} `json:"data"`
-	}
-	body, status, err := a.get(ctx, "/v1/models")
-	switch {
-	case err != nil:
+	names, err := a.Names(ctx)
+	if err != nil {
 		return err
-	case status == http.StatusUnauthorized || status == http.StatusForbidden:
-		return fmt.Errorf("%w: /v1/models: %s", ErrUnknown, refusal(status))
-	case status == http.StatusOK:
-		if err := decode("/v1/models", body, &models); err != nil {
-			return err
-		}
 	}
-	for _, m := range models.Data {
-		if m.Parent == nil { // the first of several names is the one that the engine itself uses
-			e.Model = m.ID
-			break
-		}
-	}
-	body, status, err = a.get(ctx, "/metrics")
+	e.Model, e.Names = names.Model, names
+	body, status, err := a.get(ctx, "/metrics")
 	if err != nil {
 		return err
 	}
 	if status == http.StatusOK {
-		e.BlockSize, e.TotalKVBlocks = cacheConfig(string(body))
+		e.BlockSize, e.Nominal, e.TotalKVBlocks = cacheConfig(string(body))
 	}
 	var info struct {
 		Config struct {
@@ -146,11 +128,13 @@ var (
 	blocks        = regexp.MustCompile(`(?:^|,)num_gpu_blocks="(\d+)"`)
 )
 
-// cacheConfig is the size of a block in tokens, and how many each rank has room for; 0 is not known.
-func cacheConfig(metrics string) (size uint32, total uint64) {
+// cacheConfig returns the size of a block in tokens, whether the blocks of events may have a multiple of it, and the
+// number of blocks that each rank has room for; 0 is not known. Before 0.32 vLLM does not count the ranks of decode
+// context parallelism: the blocks of events have as many times the size as there are such ranks.
+func cacheConfig(metrics string) (size uint32, nominal bool, total uint64) {
 	ranks := cacheInfo.FindAllStringSubmatch(metrics, -1)
 	if ranks == nil {
-		return 0, 0
+		return 0, false, 0
 	}
 	label := func(bits int, names ...*regexp.Regexp) uint64 {
 		for _, name := range names {
@@ -162,5 +146,6 @@ func cacheConfig(metrics string) (size uint32, total uint64) {
 		}
 		return 0
 	}
-	return uint32(label(32, effectiveSize, plainSize)), label(64, blocks) / uint64(len(ranks))
+	size = uint32(label(32, effectiveSize, plainSize))
+	return size, size > 0 && label(32, effectiveSize) == 0, label(64, blocks) / uint64(len(ranks))
 }

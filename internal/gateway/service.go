@@ -39,7 +39,11 @@ type Config struct {
 	Router Router
 	Pool   func(model string) *registry.Pool
 	All    func() []registry.ModelRank
-	Text   bool // Router makes tokens of texts; else requests with a text go by load
+
+	// Resolve returns what the name of a model in a request stands for. Its error is an [api.Error].
+	Resolve func(name string) (registry.Target, error)
+
+	Text bool // Router makes tokens of texts; else requests with a text go by load
 
 	// Templates is set if Router runs chat templates of requests. Otherwise such requests go by load. vLLM too refuses
 	// them by default.
@@ -262,7 +266,7 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	case s.cfg.Text && (s.cfg.Templates || !p.HasTemplate()) && p.Text.Check() == nil:
 		q.Text = &p.Text
 	default:
-		q.ISLTokens, q.LoRA, q.CacheSalt = p.estimate(), "", "" // these go with tokens
+		q.ISLTokens, q.CacheSalt = p.estimate(), "" // a salt goes with tokens; the adapter decides who may be chosen
 	}
 	if q.Endpoints, err = s.allowed(q.Model, a.Subset); err != nil {
 		return nil, booking{}, err
@@ -282,30 +286,24 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	return c, b, nil
 }
 
-// serving finds out whose model a request means: a pool's, an adapter's that workers of a pool have, or the only one
-// there is if the request names none.
+// serving replaces the name of the request's model with the model, and the adapter, that it stands for. A request that
+// names no model means the only one that there is.
 func (s *Service) serving(q *api.SelectRequest) error {
-	if q.Model != "" && len(s.cfg.Pool(q.Model).Ranks) > 0 {
-		return nil
+	if q.Model != "" {
+		t, err := s.cfg.Resolve(q.Model)
+		q.Model, q.LoRA = t.Model, t.LoRA
+		return err // nil for a name that nobody has: select refuses it
 	}
-	only := ""
 	for _, r := range s.cfg.All() {
-		switch {
-		case q.Model != "" && slices.Contains(r.Record.LoRAAdapters, q.Model):
-			q.LoRA, q.Model = q.Model, r.Model
-			return nil
-		case q.Model == "" && only != "" && only != r.Model:
+		if q.Model != "" && q.Model != r.Model {
 			return api.Errorf(api.CodeMissingModel, "the request names no model, and there are several")
 		}
-		only = r.Model
-	}
-	if q.Model == "" {
-		q.Model = only
+		q.Model = r.Model
 	}
 	if q.Model == "" {
 		return api.Errorf(api.CodeNoWorkers, "no worker is registered")
 	}
-	return nil // select says that it is not known
+	return nil
 }
 
 // places are where the ranks of a pool take requests. They do not change.

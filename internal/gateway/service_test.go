@@ -57,6 +57,17 @@ func (w *world) config() Config {
 			}
 			return list
 		},
+		Resolve: func(name string) (registry.Target, error) {
+			switch name {
+			case "adapter":
+				return registry.Target{Model: "m", LoRA: name}, nil
+			case "alias":
+				return registry.Target{Model: "m"}, nil
+			case "two models'":
+				return registry.Target{}, api.Errorf(api.CodeConflict, "the name is ambiguous")
+			}
+			return registry.Target{Model: name}, nil
+		},
 		Hooks: Hooks{
 			Reused: func(model, _ string, n uint64) { w.say("reused %s %d", model, n) },
 			Moved:  func(model string) { w.say("moved %s", model) },
@@ -206,6 +217,23 @@ func TestChoices(t *testing.T) {
 			[]string{from, `body {"model"`}, nil,
 			[]string{"<- headers", `<- status 400 {"error":{"code":"malformed","message":"the body is not the JSON of a ` +
 				`request: unexpected end of JSON input","type":"kvatlas_error"}}`},
+		},
+		"an alias": {
+			[]string{from, `body {"model":"alias","prompt":[1]}`}, nil,
+			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "" salt "" of ` + all,
+				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
+					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000", "free r1"},
+		},
+		"an adapter, by load": {
+			[]string{from, `body {"model":"adapter","input":"x"}`}, nil,
+			[]string{"<- headers", `select r1 m tokens [] isl 1 lora "adapter" salt "" of ` + all,
+				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
+					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000", "free r1"},
+		},
+		"a name of two models": {
+			[]string{from, `body {"model":"two models'","prompt":[1]}`}, nil,
+			[]string{"<- headers",
+				`<- status 409 {"error":{"code":"conflict","message":"the name is ambiguous","type":"kvatlas_error"}}`},
 		},
 		"shed": {
 			[]string{from, `body {"model":"m","prompt":[1]}`}, api.Errorf(api.CodeOverloaded, "busy"),

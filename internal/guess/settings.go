@@ -79,11 +79,12 @@ func (s *Settings) Check() error {
 	return errors.Join(errs...)
 }
 
-// rule is what follows from a rank's registration, and from its engine. One that has ended holds nothing.
+// rule is what follows from a rank's registration, and from its engine. One that has ended, or
+// sleeps, holds nothing.
 func (s *Settings) rule(rank *registry.PoolRank) Rule {
 	r := rank.Record
 	switch {
-	case rank.Engine == api.EngineGone:
+	case rank.Engine == api.EngineGone, rank.Engine == api.EngineAsleep:
 		return Rule{}
 	case r.Events != api.EventsNone && rank.Engine == api.EngineConnected:
 		return Rule{TTL: s.PredictTTL, Life: rank.EngineSince.UnixNano()}

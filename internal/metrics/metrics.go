@@ -516,10 +516,11 @@ func (to emitter) node(s *api.Status) {
 	}
 	if e := s.Engines; e != nil {
 		to.gauges("kvatlas_engines",
-			"Registered ranks by the state of their engines: connected, silent, gone, unknown. The same at each "+
-				"node.", "state",
+			"Registered ranks by the state of their engines: connected, silent, gone, asleep, remote, unknown. The "+
+				"same at each node.", "state",
 			map[string]uint64{string(api.EngineConnected): uint64(e.Connected), string(api.EngineSilent): uint64(e.Silent),
-				string(api.EngineGone): uint64(e.Gone), "unknown": uint64(e.Unknown)})
+				string(api.EngineGone): uint64(e.Gone), string(api.EngineAsleep): uint64(e.Asleep),
+				string(api.EngineRemote): uint64(e.Remote), "unknown": uint64(e.Unknown)})
 		to.gauge("kvatlas_shims_catching_up",
 			"Registered ranks whose shims are still replaying their engines' backlog. The same at each node.",
 			float64(e.CatchingUp))

@@ -204,10 +204,8 @@ func (r *Registry) requireClaims(required bool) (calls []func()) {
 		return nil
 	}
 	withheld := r.withhold(func(Worker) bool { return true })
-	admitted := r.admit(func(Worker) bool { return true })
-	if len(withheld)+admitted > 0 {
-		r.notify()
-	}
+	r.admit(func(Worker) bool { return true })
+	r.notify() // names that are no models count, or count no more
 	return append(r.report(withheld), r.cfg.Hooks.ClaimsChanged)
 }
 
@@ -233,20 +231,18 @@ func (r *Registry) claimsOf(instance events.WorkerID) (changed bool, calls []fun
 	if slices.ContainsFunc(was, func(model string) bool { return !slices.Contains(models, model) }) {
 		withheld = r.withhold(of)
 	}
-	admitted := r.admit(of)
-	return len(withheld)+admitted > 0, append(r.report(withheld), r.cfg.Hooks.ClaimsChanged)
+	r.admit(of)
+	return true, append(r.report(withheld), r.cfg.Hooks.ClaimsChanged) // names that are no models count too
 }
 
-// admit registers the ranks whose leases count now, of those that of holds for, and returns how many. r.mu is held.
-func (r *Registry) admit(of func(Worker) bool) (n int) {
+// admit registers the ranks whose leases count now, of those that of holds for. r.mu is held.
+func (r *Registry) admit(of func(Worker) bool) {
 	for key, w := range r.unclaimed {
 		if of(w) && r.claims.allows(key.Instance, w.Record.Model) {
 			delete(r.unclaimed, key)
 			r.register(key, w)
-			n++
 		}
 	}
-	return n
 }
 
 // withhold removes the ranks whose leases no longer count, of those that of holds for, and returns them. r.mu is held.

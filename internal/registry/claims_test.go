@@ -357,7 +357,7 @@ func TestTheServerRefusesOthersModels(t *testing.T) {
 		r.Model, r.Source = model, "vllm"
 		unclaimed, taken := make(chan error, 100), make(chan struct{})
 		l := must(NewLease(ns, r, LeaseHooks{
-			Taken: func() { close(taken) }, Unclaimed: func(err error) { unclaimed <- err },
+			Taken: func() { close(taken) }, Unclaimed: func(_ string, err error) { unclaimed <- err },
 		}))
 		running, cancel := context.WithCancel(s.ctx)
 		done := make(chan error, 1)

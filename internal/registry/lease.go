@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/hooks"
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/strictjson"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -25,9 +27,9 @@ type LeaseHooks struct {
 	Lost   func()          // it had expired; it is ours again
 	Failed func(err error) // it could not be written; it is tried again
 
-	// Unclaimed: the NATS server does not permit this user to claim the model of the record. The lease is taken all the
-	// same: nodes ignore it if they require claims.
-	Unclaimed func(err error)
+	// Unclaimed: the NATS server does not permit this user to claim the model of the record, or one of its further
+	// names. The lease is taken all the same: nodes ignore it, or the name, if they require claims.
+	Unclaimed func(name string, err error)
 }
 
 // Lease is a shim's hold on the registration of its rank.
@@ -37,10 +39,11 @@ type Lease struct {
 	hooks  LeaseHooks
 	soon   chan struct{} // renew before it is time
 
-	unclaimed bool // the claim of the model was refused; the goroutine that renews has it
+	unclaimed bool            // the claim of the model was refused; the goroutine that renews has it
+	named     map[string]bool // further names of which a claim was attempted; likewise
 
 	mu     sync.Mutex
-	record Record // what changes is its ShimState
+	record Record // what changes is its ShimState, and the names in Worker
 	data   []byte
 	giveUp context.CancelFunc // ends the attempt to renew that is under way, or a past one
 	back   bool               // NATS is back, for many shims at once
@@ -71,7 +74,7 @@ func NewLease(ns *jetstream.Namespace, record Record, h LeaseHooks) (*Lease, err
 	}
 	hooks.Fill(&h)
 	return &Lease{bucket: ns.OpenWorkers(), name: name, record: record, data: data, hooks: h,
-		soon: make(chan struct{}, 1)}, nil
+		soon: make(chan struct{}, 1), named: map[string]bool{}}, nil
 }
 
 // SetState changes what the record says of how it stands. It is written soon, and any goroutine may call it.
@@ -86,6 +89,28 @@ func (l *Lease) SetState(s ShimState) {
 	}
 	l.mu.Unlock()
 	loop.Wake(l.soon)
+}
+
+// SetNames changes which further names of the model the engine accepts, and which LoRA adapters it has. Names that no
+// worker can have are left out; it returns how many. It is written soon, and any goroutine may call it.
+func (l *Lease) SetNames(names, adapters []string) (left int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	spec := api.WorkerSpec{}
+	if l.record.Worker != nil {
+		spec = *l.record.Worker
+	}
+	left = spec.SetNames(names, adapters)
+	if l.record.Worker != nil && slices.Equal(spec.ServedNames, l.record.Worker.ServedNames) &&
+		slices.Equal(spec.LoRAAdapters, l.record.Worker.LoRAAdapters) {
+		return left
+	}
+	l.record.Worker = &spec
+	if data, err := l.record.encode(); err == nil { // it cannot fail: the record was encoded before
+		l.data = data
+	}
+	loop.Wake(l.soon)
+	return left
 }
 
 // Renew has the lease renewed soon rather than when it is time: NATS was away, and is to see that the shim is there.
@@ -163,6 +188,9 @@ func (l *Lease) Keep(ctx context.Context, lost func()) error {
 		begun := time.Now()
 		trying, cancel := l.attempt(ctx, every)
 		next, expired, err := l.renew(trying, revision)
+		if err == nil {
+			l.claimNames(trying, revision == 0)
+		}
 		cancel()
 		switch {
 		case ctx.Err() != nil:
@@ -244,6 +272,47 @@ func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expire
 	return next, expired, err
 }
 
+// maxNames is how many further names a lease claims: fewer than a worker may claim, so that its model always can be.
+const maxNames = 48
+
+// claimNames claims the further names of the record's model that are not claimed yet, and deletes the claims of names
+// that the record has no more. What fails is tried again with the next renewal, and a name that the NATS server does not
+// permit when the lease is taken anew.
+func (l *Lease) claimNames(ctx context.Context, taken bool) {
+	l.mu.Lock()
+	var names []string
+	if w := l.record.Worker; w != nil {
+		names = slices.Concat(w.ServedNames, w.LoRAAdapters)
+	}
+	l.mu.Unlock()
+	if taken {
+		clear(l.named)
+	}
+	for name, claimed := range l.named {
+		if slices.Contains(names, name) {
+			continue
+		}
+		if key, err := jetstream.ClaimKey(l.record.Instance, name); err == nil && claimed &&
+			l.bucket.DeleteAll(ctx, []string{key}) != nil {
+			return
+		}
+		delete(l.named, name)
+	}
+	for _, name := range names {
+		if _, known := l.named[name]; known || name == l.record.Model || len(l.named) >= maxNames {
+			continue
+		}
+		err := putClaim(ctx, l.bucket, l.record.Instance, name)
+		switch {
+		case errors.Is(err, jetstream.ErrDenied):
+			l.hooks.Unclaimed(name, err)
+		case err != nil:
+			return
+		}
+		l.named[name] = err == nil
+	}
+}
+
 // claim claims the model of the record, before a lease with the model is taken. A node deletes the claims of a worker
 // that has had no lease for long, so each taking of the lease writes the claim again. A NATS user whose permissions
 // predate claims is refused; its nodes require none. Each renewal then tries again.
@@ -251,7 +320,7 @@ func (l *Lease) claim(ctx context.Context) error {
 	err := putClaim(ctx, l.bucket, l.record.Instance, l.record.Model)
 	if errors.Is(err, jetstream.ErrDenied) {
 		if !l.unclaimed {
-			l.hooks.Unclaimed(err)
+			l.hooks.Unclaimed(l.record.Model, err)
 		}
 		l.unclaimed = true
 		return nil

@@ -104,6 +104,14 @@ func (r *Registry) Pools() []*Pool {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return r.poolsNow()
+}
+
+// poolsNow is Pools with r.mu held.
+func (r *Registry) poolsNow() []*Pool {
+	if known := r.allPools.Load(); known != nil {
+		return *known
+	}
 	models := map[string]bool{}
 	for _, rank := range r.ranksWhere(func(events.WorkerID, string) bool { return true }) {
 		models[r.modelOf(rank.RankKey)] = true
@@ -391,6 +399,9 @@ func (w *Worker) judge(record *api.WorkerRecord) {
 	standing := w.state()
 	if standing.Engine == api.EngineGone {
 		record.Because(api.WorkerUnschedulable, fmt.Sprintf("its engine has ended: %s", standing.Why))
+	}
+	if standing.Engine == api.EngineAsleep {
+		record.Because(api.WorkerUnschedulable, "its engine sleeps: "+standing.Why)
 	}
 	if standing.Unusable != "" {
 		record.Because(api.WorkerIncomplete, standing.Unusable)

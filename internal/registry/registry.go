@@ -132,6 +132,7 @@ type Registry struct {
 	operators operators
 	pools     atomic.Pointer[map[string]*Pool] // by model, until the next change; written with mu held
 	allPools  atomic.Pointer[[]*Pool]          // of all models, likewise
+	names     atomic.Pointer[names]            // the aliases of all models, likewise
 	kept      map[string]*keptPool             // by model: what the next pool is made from; guarded by mu
 	shared    sync.Map                         // model → *hicache.Sharing, until the next change; written with mu held
 	serving   sync.Map                         // model → []events.Partition, likewise
@@ -256,6 +257,7 @@ func (r *Registry) notify() {
 	r.serving.Clear()
 	r.pools.Store(nil)
 	r.allPools.Store(nil)
+	r.names.Store(nil)
 	close(r.changed)
 	r.changed = make(chan struct{})
 }

@@ -90,6 +90,7 @@ func (r *Registry) Warnings() (notes []string) {
 		{"catching_up", "their shims still publish what their engines said earlier"},
 		{string(api.EngineSilent), "their engines do not answer"},
 		{string(api.EngineGone), "their engines have ended"},
+		{string(api.EngineAsleep), "their engines sleep"},
 	} {
 		list := ranks[n.what]
 		if len(list) == 0 {
@@ -133,6 +134,7 @@ const goneLong = 10 * time.Minute
 // leases, so that one of a cluster does.
 func (r *Registry) MarkStatus(s *api.Status) {
 	r.markClaims(s)
+	r.markNames(s)
 	s.Engines = &api.EngineCounts{}
 	problems := map[api.EngineState][]string{}
 	var unusable, refused, skipped, slowed, quiet []string
@@ -148,6 +150,10 @@ func (r *Registry) MarkStatus(s *api.Status) {
 			s.Engines.Silent++
 		case api.EngineGone:
 			s.Engines.Gone++
+		case api.EngineAsleep:
+			s.Engines.Asleep++
+		case api.EngineRemote:
+			s.Engines.Remote++
 		default:
 			s.Engines.Unknown++
 		}

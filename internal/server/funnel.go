@@ -202,6 +202,9 @@ type funnels struct{ s *Server }
 
 // Funnel sums up what all nodes have recorded.
 func (f funnels) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel, error) {
+	if err := f.s.named(&r.Model); err != nil {
+		return nil, err
+	}
 	if err := f.s.admit(); err != nil {
 		return nil, err
 	}
@@ -240,6 +243,9 @@ func (f funnels) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel,
 
 // Recorded lists the newest that all nodes have recorded, or asks the one that has recorded one.
 func (f funnels) Recorded(ctx context.Context, q *api.RecordedRequest) (*api.RecordedList, error) {
+	if err := f.s.named(&q.Model); err != nil {
+		return nil, err
+	}
 	if err := f.s.admit(); err != nil {
 		return nil, err
 	}

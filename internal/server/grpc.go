@@ -34,8 +34,8 @@ func (s *Server) serveGRPC() (stop func(), err error) {
 		Tracer:   s.Tracer,
 	}, func(r grpc.ServiceRegistrar) {
 		extprocv3.RegisterExternalProcessorServer(r, gateway.New(gateway.Config{
-			Router: tracedRouter{router{s}}, Pool: s.registry.Pool, All: s.registry.All, MaxBodies: maxBodies,
-			Text: s.tokenizers != nil, Templates: s.RequestTemplates,
+			Router: tracedRouter{router{s}}, Pool: s.registry.Pool, All: s.registry.All, Resolve: s.registry.Resolve,
+			MaxBodies: maxBodies, Text: s.tokenizers != nil, Templates: s.RequestTemplates,
 			Hooks: gateway.Hooks{Reused: s.reuse, Moved: s.queries.Moved},
 		}))
 		kvindexerpb.RegisterKVIndexerServer(r, kvindexer.New(kvindexer.Config{Find: s.tracedFind, Pools: s.registry.Pools}))

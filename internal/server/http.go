@@ -110,7 +110,7 @@ func (s *Server) register(mux *web.Mux, front *httpFront) {
 // compat is what clients of Dynamo's indexer are answered with.
 func (s *Server) compat(ended func(op, outcome string)) compat.Config {
 	return compat.Config{
-		Server: s, Shims: s.shims, Ended: ended,
+		Server: s, Shims: s.shims, Ended: ended, Resolve: s.registry.Resolve,
 		Dump: func(ctx context.Context, of []events.WorkerID, out io.Writer) error {
 			return dump.WriteWorkers(ctx, s.ns, of, s.registry.Claimed, out)
 		},

@@ -135,6 +135,7 @@ var limits = map[string]object{
 	"max_num_batched_tokens":        {"minimum": 1, "maximum": 1 << 53},
 	"taints":                        {"maxItems": 64, "items": shortText},
 	"lora_adapters":                 {"maxItems": 1024, "items": shortText},
+	"served_model_names":            {"maxItems": 64, "items": shortText},
 	"topology_domains":              {"maxProperties": 64},
 	"events":                        {"enum": []any{api.EventsNone}},
 	"events_endpoint":               {"minLength": 1}, "replay_endpoint": {"minLength": 1},

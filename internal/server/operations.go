@@ -28,6 +28,10 @@ func (s *Server) admit() error {
 // Find answers a query from all nodes, says of its ranks how it stands with their engines and shims, and puts guesses
 // beside what they hold.
 func (s *Server) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
+	q, err := s.asNamed(q)
+	if err != nil {
+		return nil, err
+	}
 	if q.Text != nil {
 		return s.findText(ctx, q)
 	}

@@ -57,6 +57,9 @@ func (t *trees) get(ctx context.Context, q *api.PrefixesRequest,
 
 // Prefixes returns the tree of prefixes of a model as one node has it, or of all nodes.
 func (s *Server) Prefixes(ctx context.Context, q *api.PrefixesRequest) (*api.PrefixTree, error) {
+	if err := s.named(&q.Model); err != nil {
+		return nil, err
+	}
 	if err := s.admit(); err != nil {
 		return nil, err
 	}

@@ -41,6 +41,9 @@ func admitted[Q, A any](
 
 // step calls do if choices may be made.
 func (r router) step(ctx context.Context, q *api.RequestRef, do func(context.Context, *api.RequestRef) error) error {
+	if err := r.s.named(&q.Model); err != nil {
+		return err
+	}
 	if err := r.admit(); err != nil {
 		return err
 	}
@@ -48,6 +51,15 @@ func (r router) step(ctx context.Context, q *api.RequestRef, do func(context.Con
 }
 
 func (r router) Select(ctx context.Context, q *api.SelectRequest) (*api.Selection, error) {
+	named, err := r.s.asNamed(&q.Query)
+	if err != nil {
+		return nil, err
+	}
+	if named != &q.Query {
+		request := *q
+		request.Query = *named
+		q = &request
+	}
 	choose := r.s.selection.Select
 	if q.Text != nil {
 		choose = r.selectText
@@ -69,6 +81,9 @@ func (r router) Select(ctx context.Context, q *api.SelectRequest) (*api.Selectio
 }
 
 func (r router) Book(ctx context.Context, q *api.BookRequest) (*api.Booking, error) {
+	if err := r.s.promptNamed(&q.Prompt); err != nil {
+		return nil, err
+	}
 	return admitted(ctx, r, q, r.s.selection.Book)
 }
 
@@ -85,10 +100,16 @@ func (r router) Free(ctx context.Context, q *api.RequestRef) error {
 }
 
 func (r router) Loads(ctx context.Context, q *api.LoadsRequest) (*api.LoadList, error) {
+	if err := r.s.named(&q.Model); err != nil {
+		return nil, err
+	}
 	return admitted(ctx, r, q, r.s.selection.Loads)
 }
 
 func (r router) PotentialLoads(ctx context.Context, q *api.PotentialRequest) (*api.PotentialList, error) {
+	if err := r.s.promptNamed(&q.Prompt); err != nil {
+		return nil, err
+	}
 	return admitted(ctx, r, q, r.s.selection.PotentialLoads)
 }
 

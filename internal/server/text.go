@@ -20,6 +20,7 @@ func (s *Server) newTokenizers() *tokenize.Service {
 		Settings:  s.Tokenizers,
 		Rule:      s.Screen.Rule,
 		Endpoints: func(model string) []string { return servingEndpoints(s.registry.Pool(model)) },
+		Aliases:   s.registry.Aliases,
 		Observe: func(model, from string, o tokenize.Outcome, took time.Duration) {
 			s.queries.Tokenized(model, from, string(o), took)
 		},

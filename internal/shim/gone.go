@@ -37,3 +37,18 @@ func (m *Machine) Gone() {
 
 // spoken reports whether there is more in the incarnation than the clear that it begins with.
 func (m *Machine) spoken() bool { return m.nextID > 2 }
+
+// Asleep tells that the engine sleeps, and has not sent a message of this session since before it was asked. An engine
+// discards its cache when it falls asleep, and announces that only after it has woken up. So what the rank holds is
+// cleared, once for what was taken since the last clear: messages of before may come late. What the engine stores after
+// it has woken up follows the clear.
+func (m *Machine) Asleep() {
+	at := Reached{Incarnation: m.incarnation, LastID: m.nextID}
+	if _, ok := m.phase.(live); !ok || m.Busy() || !m.spoken() || at == m.slept {
+		return
+	}
+	m.clearHeld(events.ReasonEngine)
+	m.record(nil)
+	m.recordEvent(&m.queue[len(m.queue)-1].event, true)
+	m.slept = Reached{Incarnation: m.incarnation, LastID: m.nextID}
+}

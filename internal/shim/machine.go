@@ -85,6 +85,9 @@ type Published struct {
 	Unreadable error `json:"-"`
 }
 
+// others reports whether the log has blocks of another model, or of another size. A zero Identity is not known.
+func (p *Published) others(id Identity) bool { return p.Identity != Identity{} && p.Identity != id }
+
 // next is the number of the incarnation that follows p and begins now.
 func (p *Published) next(now events.Millis) events.Incarnation {
 	return max(p.Incarnation+1, events.Incarnation(max(now, 1)))
@@ -182,7 +185,7 @@ type Counts struct {
 // Machine decides what one rank's shim does next. It is stepped: it starts nothing, waits for nothing and reads no
 // clock. One goroutine owns it.
 //
-// Inputs are Recovered (once, first), Connected, Gone, Live, Replayed, ReplayEnded, ReplayFailed, Snapshot,
+// Inputs are Recovered (once, first), Connected, Gone, Asleep, Live, Replayed, ReplayEnded, ReplayFailed, Snapshot,
 // SnapshotFailed, Learned, Flushed, Delayed, LogLost, Ended, Resync. After each the owner does what Advance returns.
 //
 // Invariants:
@@ -223,6 +226,8 @@ type Machine struct {
 	held      held       // live messages, while they are not taken
 	offers    offers     // the engine's snapshots
 	emptied   bool       // nothing was queued since the clear after a message that could not be decoded
+
+	slept Reached // the clear of an engine that fell asleep
 
 	backlog  backlog
 	learning *learning // nil: what the decoder remembers is all that it can know
@@ -310,7 +315,8 @@ func (m *Machine) Queued() (entries, bytes int) { return len(m.queue), m.queuedB
 // Full reports whether the owner should stop reading from the engine.
 func (m *Machine) Full() bool { return m.queuedBytes >= m.limits.QueueBytes || m.Busy() }
 
-// Recovered tells what the log holds of this rank. now becomes the incarnation's number if a new one begins.
+// Recovered tells what the log holds of this rank. Blocks of another model or of another size do not go on: a new
+// incarnation begins. now becomes the incarnation's number if a new one begins.
 func (m *Machine) Recovered(p Published, now events.Millis) {
 	if _, ok := m.phase.(recovering); !ok {
 		return
@@ -320,7 +326,7 @@ func (m *Machine) Recovered(p Published, now events.Millis) {
 	m.incarnation = p.Incarnation
 	m.nextID = p.LastID + 1
 	m.taken = p.Cursor
-	if !p.Found || p.Shutdown || !p.Cursor.Known || p.Unreadable != nil {
+	if !p.Found || p.Shutdown || !p.Cursor.Known || p.Unreadable != nil || p.others(m.id) {
 		why := events.ReasonRestart
 		if p.Unreadable != nil {
 			why = events.ReasonGap
@@ -467,7 +473,7 @@ func (m *Machine) unread() {
 	if !m.strict || m.emptied {
 		return
 	}
-	m.clearHeld()
+	m.clearHeld(events.ReasonGap)
 	m.emptied = true
 }
 
@@ -476,17 +482,17 @@ func (m *Machine) gap() {
 	m.counts.Gaps++
 	m.offers.lost()
 	m.taken.Partial = 0
-	m.clearHeld()
+	m.clearHeld(events.ReasonGap)
 	m.record(nil)
 	m.recordEvent(&m.queue[len(m.queue)-1].event, true)
 }
 
 // clearHeld clears, within the incarnation, all that the rank was known to hold.
-func (m *Machine) clearHeld() {
+func (m *Machine) clearHeld(why events.Reason) {
 	if c, ok := m.decode.(Clearer); ok {
 		c.Cleared()
 	}
-	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonGap}, m.taken)
+	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: why}, m.taken)
 }
 
 // begin begins a new incarnation. Its first event says why.

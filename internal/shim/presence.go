@@ -42,6 +42,9 @@ type State = registry.ShimState
 //	    ▲                          │                                         │
 //	    └──────────────────────────┴─────────── connected again, or heard ◀──┘
 //
+// An engine that is connected may report over HTTP that it sleeps: then it is asleep until it reports that it is awake,
+// or until its connection ends.
+//
 // An engine that is killed takes its listening sockets along: its host answers each attempt to connect with a refusal.
 // A process that hangs, a host that is down or a link that is cut refuse nothing, and prove nothing.
 type presence struct {
@@ -76,7 +79,17 @@ func (p *presence) opened(now time.Time) {
 // connected tells that the engine shows signs of life.
 func (p *presence) connected(now time.Time) {
 	p.sign, p.probes, p.refusals = now, 0, 0
-	if p.state.Engine != api.EngineConnected {
+	if p.state.Engine != api.EngineConnected && p.state.Engine != api.EngineAsleep {
+		p.state = State{Engine: api.EngineConnected, Since: now}
+	}
+}
+
+// slept tells whether the engine reports that it sleeps.
+func (p *presence) slept(asleep bool, now time.Time) {
+	switch {
+	case asleep && p.state.Engine == api.EngineConnected:
+		p.state = State{Engine: api.EngineAsleep, Since: now, Why: "it reports that it sleeps"}
+	case !asleep && p.state.Engine == api.EngineAsleep:
 		p.state = State{Engine: api.EngineConnected, Since: now}
 	}
 }
@@ -85,6 +98,7 @@ func (p *presence) closed(err error, now time.Time) {
 	if p.conns = max(p.conns-1, 0); p.conns > 0 {
 		return
 	}
+	p.slept(false, now) // whoever is connected next may be awake
 	p.probes, p.refusals = 0, 0
 	if !errors.Is(err, zmtp.ErrSilent) {
 		p.sign = now
@@ -111,7 +125,7 @@ func (p *presence) replayed(now time.Time) {
 // mute tells that the replay socket took a question and said nothing. One that has never answered is no engine's, and
 // says nothing of it.
 func (p *presence) mute() {
-	if p.answers && p.state.Engine == api.EngineConnected {
+	if p.answers && (p.state.Engine == api.EngineConnected || p.state.Engine == api.EngineAsleep) {
 		p.silent("its replay socket does not answer")
 	}
 }

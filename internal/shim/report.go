@@ -51,6 +51,12 @@ func (r *Report) Keep(ctx context.Context, lost func()) error {
 // Renew has the lease renewed soon.
 func (r *Report) Renew() { r.lease.Renew() }
 
+// SetNames changes which further names of the model the engine accepts, and which LoRA adapters it has. It returns how
+// many it leaves out since no worker can have them.
+func (r *Report) SetNames(names, adapters []string) (left int) {
+	return r.lease.SetNames(names, adapters)
+}
+
 // SetState says how it stands with the shim and its engine.
 func (r *Report) SetState(s State) {
 	r.change(func(has *registry.ShimState) {

@@ -106,6 +106,9 @@ type Config struct {
 	// engine whose earlier messages are in the log has published before. Default 30 s.
 	QuietAfter time.Duration
 
+	// Sleep, if not nil, is where reports come from whether the engine sleeps. What a sleeping engine held is cleared.
+	Sleep <-chan SleepReport
+
 	Tracer *tracing.Tracer // of what is published; nil: that is not traced
 
 	Sockets zmtp.Config // bounds of the engine's sockets; its hooks are Run's
@@ -153,7 +156,9 @@ type runner struct {
 	looking bool
 	waiting []request // who waits for a look into the log
 	span    span
-	heardAt time.Time         // when the engine last said something
+	heardAt time.Time // when the engine last said something
+	taken   uint64    // messages of the engine that the machine had taken at takenAt
+	takenAt time.Time
 	skips   events.SkipCounts // that the control server was told of
 	fed     bool              // the feed has ended
 }
@@ -577,6 +582,8 @@ func (r *runner) loop(ctx context.Context) error {
 			r.watching.stopKnocking()
 			r.machine.Verify()
 			r.dialNow()
+		case s := <-r.cfg.Sleep:
+			r.sleepReported(s)
 		case f := <-r.flushes:
 			if err := r.landed(f); err != nil {
 				return err
@@ -592,6 +599,9 @@ func (r *runner) loop(ctx context.Context) error {
 			}
 			r.machine.Resync(millis(time.Now()))
 			a.begun <- r.machine.Incarnation()
+		}
+		if n := r.machine.Counts().Taken; r.cfg.Sleep != nil && n != r.taken {
+			r.taken, r.takenAt = n, time.Now()
 		}
 		r.span.begun(r.machine.Incarnation())
 		r.cfg.Control.stepped(r.machine.Incarnation(), r.machine.Counts())

@@ -139,6 +139,21 @@ func (r *runner) engineGone() {
 	r.machine.Gone()
 }
 
+// SleepReport is an engine's answer whether it sleeps. Asked is when it was asked.
+type SleepReport struct {
+	Asked  time.Time
+	Asleep bool
+}
+
+// sleepReported takes an engine's answer whether it sleeps. A message that was taken since it was asked may be of an
+// engine that has woken up meanwhile: then the next answer decides.
+func (r *runner) sleepReported(s SleepReport) {
+	r.watching.presence.slept(s.Asleep, time.Now())
+	if s.Asleep && r.takenAt.Before(s.Asked) {
+		r.machine.Asleep()
+	}
+}
+
 // knock waits until somebody listens at the replay socket, which refused, so that it is asked as soon as it can answer.
 func (r *runner) knock(ctx context.Context) {
 	w := &r.watching

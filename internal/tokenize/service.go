@@ -1,6 +1,7 @@
 package tokenize
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -184,6 +185,9 @@ type Config struct {
 	// Endpoints are where workers of a model serve, if engines are a source.
 	Endpoints func(model string) []string
 
+	// Aliases are further names of a model, under which Settings may have it; nil: there are none.
+	Aliases func(model string) []string
+
 	// Observe is told of each text; from is its source. It may be nil.
 	Observe func(model, from string, o Outcome, took time.Duration)
 }
@@ -250,7 +254,7 @@ func (s *Service) of(model string) *source {
 	if known := s.models[model]; known != nil {
 		return known
 	}
-	settings, named := s.cfg.Models[model]
+	settings, named := s.named(model)
 	if !named {
 		// only models that are there, so that names made up take no memory
 		if s.cfg.Default == nil || len(s.cfg.Endpoints(model)) == 0 {
@@ -261,6 +265,20 @@ func (s *Service) of(model string) *source {
 	x := s.open(model, settings)
 	s.models[model] = x
 	return x
+}
+
+// named returns the settings of a model: under its own name, or under another one that its engines accept.
+func (s *Service) named(model string) (settings Source, ok bool) {
+	if settings, ok = s.cfg.Models[model]; ok || s.cfg.Aliases == nil {
+		return settings, ok
+	}
+	for _, name := range s.cfg.Aliases(model) {
+		if settings, ok = s.cfg.Models[name]; ok {
+			settings.Model = cmp.Or(settings.Model, name)
+			return settings, true
+		}
+	}
+	return settings, false
 }
 
 // open makes a source of its settings.

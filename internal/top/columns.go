@@ -130,6 +130,8 @@ func (v *View) state(r *row) (string, Style) {
 		return "expired-" + short(v.ago(r.expired.Lease.Expires)), Dim
 	case r.Engine == api.EngineGone:
 		return "engine-gone", Bad
+	case r.Engine == api.EngineAsleep && r.State != api.WorkerDraining:
+		return "engine-asleep", Dim
 	case r.Lease == "expired":
 		return "lease-expired", Bad
 	case r.State == api.WorkerDraining:

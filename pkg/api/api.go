@@ -393,6 +393,11 @@ const (
 	EngineSilent    EngineState = "silent" // it does not answer; that proves nothing of what it holds
 	// its connection ended and its port refuses: its process is gone, and its device memory with it
 	EngineGone EngineState = "gone"
+	// it sleeps, as it reports over HTTP: it holds nothing and takes no requests until it wakes up
+	EngineAsleep EngineState = "asleep"
+	// the rank publishes its events on another host, and no shim there has registered it: it serves, and what it holds
+	// is not known
+	EngineRemote EngineState = "remote"
 )
 
 // Path is a rank's way along a prompt.

@@ -340,7 +340,8 @@ func (s *WorkerSpec) members(list []member) []member {
 		{"rank_size", (*positiveNumber)(&s.RankSize)}, {"total_kv_blocks", (*knownCount)(&s.TotalKVBlocks)},
 		{"max_num_batched_tokens", (*knownCount)(&s.MaxBatchedTokens)},
 		{"stable_routing_id", (*saidText)(&s.StableRoutingID)}, {"taints", &s.Taints},
-		{"topology_domains", &s.TopologyDomains}, {"lora_adapters", &s.LoRAAdapters}, {"events", (*saidText)(&s.Events)},
+		{"topology_domains", &s.TopologyDomains}, {"lora_adapters", &s.LoRAAdapters},
+		{"served_model_names", &s.ServedNames}, {"events", (*saidText)(&s.Events)},
 	}...)
 }
 

@@ -179,6 +179,8 @@ type EngineCounts struct {
 	Connected  int `json:"connected" msgpack:"connected"`
 	Silent     int `json:"silent" msgpack:"silent"`
 	Gone       int `json:"gone" msgpack:"gone"`
+	Asleep     int `json:"asleep,omitempty" msgpack:"asleep,omitempty"`
+	Remote     int `json:"remote,omitempty" msgpack:"remote,omitempty"` // on hosts without a shim
 	Unknown    int `json:"unknown" msgpack:"unknown"`
 	CatchingUp int `json:"catching_up" msgpack:"catching_up"`
 

@@ -47,6 +47,7 @@ const (
 	maxWorkerText  = 255  // bytes of one text
 	maxEndpoint    = 2048 // bytes
 	maxTaints      = 64   // and as many topology domains
+	maxServedNames = 64
 	maxAdapters    = 1024
 )
 
@@ -73,6 +74,9 @@ type WorkerSpec struct {
 	TopologyDomains map[string]string `json:"topology_domains,omitzero" msgpack:"topology_domains"` // zone → eu-1
 	LoRAAdapters    []string          `json:"lora_adapters,omitzero" msgpack:"lora_adapters"`       // ascending
 
+	// ServedNames are further names of the model that the worker accepts in requests, ascending.
+	ServedNames []string `json:"served_model_names,omitzero" msgpack:"served_model_names"`
+
 	Events string `json:"events,omitempty" msgpack:"events,omitempty"` // EventsNone; of a record EventsShim too
 }
 
@@ -94,6 +98,9 @@ func (s WorkerSpec) With(over WorkerSpec) WorkerSpec {
 	}
 	if over.LoRAAdapters != nil {
 		s.LoRAAdapters = over.LoRAAdapters
+	}
+	if over.ServedNames != nil {
+		s.ServedNames = over.ServedNames
 	}
 	set(&s.Events, over.Events)
 	return s
@@ -147,7 +154,8 @@ func (s *WorkerSpec) Check() error {
 		field string
 		list  *[]string
 		most  int
-	}{{"taints", &s.Taints, maxTaints}, {"lora_adapters", &s.LoRAAdapters, maxAdapters}} {
+	}{{"taints", &s.Taints, maxTaints}, {"lora_adapters", &s.LoRAAdapters, maxAdapters},
+		{"served_model_names", &s.ServedNames, maxServedNames}} {
 		if len(*l.list) > l.most {
 			return Errorf(CodeMalformed, "%s has %d elements, more than %d", l.field, len(*l.list), l.most)
 		}
@@ -161,6 +169,26 @@ func (s *WorkerSpec) Check() error {
 		}
 	}
 	return nil
+}
+
+// SetNames sets the further names of the model and the LoRA adapters, in order and each once. It leaves out names that no
+// worker can have, and those beyond the limits, and returns how many. Empty lists say nothing.
+func (s *WorkerSpec) SetNames(names, adapters []string) (left int) {
+	for _, l := range []struct {
+		from []string
+		to   *[]string
+		most int
+	}{{names, &s.ServedNames, maxServedNames}, {adapters, &s.LoRAAdapters, maxAdapters}} {
+		list := slices.Compact(slices.Sorted(slices.Values(l.from)))
+		all := len(list)
+		list = slices.DeleteFunc(list, func(name string) bool { return name == "" || len(name) > maxWorkerText })
+		*l.to = nil
+		if list = list[:min(len(list), l.most)]; len(list) > 0 {
+			*l.to = list
+		}
+		left += all - len(list)
+	}
+	return left
 }
 
 // WorkerRecord is what a choice of worker needs to know of a rank beside what it holds: what is said of it, and whether

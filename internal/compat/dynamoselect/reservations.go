@@ -44,6 +44,9 @@ func (s *selectService) reserve(r *asked) (int, any, error) {
 		member{"track_prefill_tokens", &track, optional, "true or false"})...); err != nil {
 		return 0, nil, err
 	}
+	if err := s.resolve(&p); err != nil {
+		return 0, nil, err
+	}
 	if worker == nil {
 		return s.replay(r.ctx, p.key, selectionID)
 	}

@@ -128,6 +128,19 @@ func (s *selectService) pool(k key) (*registry.Pool, error) {
 	return nil, fail(http.StatusServiceUnavailable, "no schedulable workers are available")
 }
 
+// resolve replaces the name of a prompt's model with the model that it stands for, and with the adapter if it is an
+// adapter's.
+func (s *selectService) resolve(p *prompt) error {
+	of, err := registry.Resolver(s.Registry.Resolve).Resolve(p.name(), p.lora)
+	if err != nil {
+		return fail(http.StatusConflict, "%s", api.AsError(err).Message)
+	}
+	if of.Model != p.name() {
+		p.key, p.lora = keyOf(s.named(), of.Model), of.LoRA
+	}
+	return nil
+}
+
 func schedulable(r registry.PoolRank) bool { return r.Record.State == api.WorkerSchedulable }
 
 // overlapSummary is what a worker holds of a prompt, in tokens; what lies in a tier counts all above it too.
@@ -186,6 +199,9 @@ func (s *selectService) choose(r *asked, book bool) (int, any, error) {
 		list = append(list, member{"advisory", &advisory, defaulted, "true or false"})
 	}
 	if err := r.fields.read(list...); err != nil {
+		return 0, nil, err
+	}
+	if err := s.resolve(&p); err != nil {
 		return 0, nil, err
 	}
 	pool, err := s.pool(p.key)
@@ -349,7 +365,10 @@ func (s *selectService) prompt(r *asked) (p prompt, body api.Prompt, pool *regis
 	if err = r.fields.read(p.members()...); err != nil {
 		return p, body, nil, err
 	}
-	if pool, err = s.pool(p.key); err == nil {
+	if err = s.resolve(&p); err == nil {
+		pool, err = s.pool(p.key)
+	}
+	if err == nil {
 		body, err = p.of(pool.Ranks[0].BlockSize)
 	}
 	return p, body, pool, err

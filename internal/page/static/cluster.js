@@ -75,7 +75,7 @@ export function show(place) {
     const sum = (f) => good.reduce((s, n) => s + (f(n.status) || 0), 0);
 
     const engines = one?.engines;
-    const ill = engines && [[engines.silent, "silent"], [engines.gone, "gone"], [engines.catching_up, "catching up"]].filter(([n]) => n)
+    const ill = engines && [[engines.silent, "silent"], [engines.gone, "gone"], [engines.asleep, "asleep"], [engines.catching_up, "catching up"]].filter(([n]) => n)
       .map(([n, how]) => count(n) + " " + how).join(", ");
 
     content.replaceChildren(...[

@@ -6,8 +6,8 @@ import { el, fill, setText, long, setLong, short, count, age, step, tiers, canva
 export const title = "Fleet";
 
 const name = (r) => r.instance + (r.rank ? " / " + r.rank : "");
-const order = ["schedulable", "unregistered", "catching up", "incomplete", "draining", "engine silent", "unschedulable",
-  "lease expired", "engine gone", "expired"]; // of states, the worst last
+const order = ["schedulable", "unregistered", "catching up", "incomplete", "draining", "engine asleep", "engine silent",
+  "unschedulable", "lease expired", "engine gone", "expired"]; // of states, the worst last
 
 const notWell = (r) => ["bad", "warn"].includes(state(r)[1]);
 
@@ -15,6 +15,7 @@ const notWell = (r) => ["bad", "warn"].includes(state(r)[1]);
 function state(r) {
   if (r.expired) return ["expired", "gone"];
   if (r.engine === "gone") return ["engine gone", "bad"];
+  if (r.engine === "asleep" && r.state !== "draining") return ["engine asleep", "gone"];
   if (r.lease === "expired") return ["lease expired", "bad"];
   if (r.state === "draining") return ["draining", "warn"];
   if (r.state === "unschedulable") return ["unschedulable", "bad"];
@@ -79,7 +80,7 @@ export function show(place) {
     input: (e) => { set.text = e.target.value; refresh(); } });
   const model = el("select", { id: "fleet-model", change: (e) => { set.model = e.target.value; refresh(); } });
   const stateSelect = el("select", { id: "fleet-state", change: (e) => { set.state = e.target.value; refresh(); } },
-    ["", "not well", "schedulable", "draining", "incomplete", "unschedulable", "engine silent", "engine gone", "catching up", "unregistered", "expired"]
+    ["", "not well", "schedulable", "draining", "incomplete", "unschedulable", "engine silent", "engine asleep", "engine gone", "catching up", "unregistered", "expired"]
       .map((s) => el("option", { value: s, selected: s === set.state }, s || "any state")));
   const shown = el("span", { class: "soft", role: "status" });
   const { again, ...hover } = hovering((e) => {

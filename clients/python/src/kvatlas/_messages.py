@@ -472,6 +472,7 @@ class WorkerRecord:
     taints: tuple[str, ...] = ()
     topology_domains: Mapping[str, str] = field(default_factory=dict)
     lora_adapters: tuple[str, ...] | None = None
+    served_model_names: tuple[str, ...] | None = None
     events: str = ""
 
 

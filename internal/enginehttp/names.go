@@ -1,0 +1,63 @@
+package enginehttp
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+)
+
+// Names are the names that an engine accepts for its model in requests.
+type Names struct {
+	Model    string   // the first one, which the engine itself uses; empty: it does not say
+	Aliases  []string // further ones, ascending
+	Adapters []string // LoRA adapters that are loaded, ascending
+}
+
+// Names reads the names from /v1/models, which both engines have. An engine without that path has none. The error wraps
+// ErrNotReady or ErrUnknown.
+//
+// A name with a parent is an adapter. Names of the same model have the same root, its path. A name with another root is
+// another model's, which a proxy before several engines lists; it is left out.
+func (a *Asker) Names(ctx context.Context) (n Names, err error) {
+	var models struct {
+		Data []struct {
+			ID     string  `json:"id"`
+			Root   string  `json:"root"`
+			Parent *string `json:"parent"` // of an adapter, its model
+		} `json:"data"`
+	}
+	body, status, err := a.get(ctx, "/v1/models")
+	switch {
+	case err != nil:
+		return n, err
+	case status == http.StatusUnauthorized || status == http.StatusForbidden:
+		return n, fmt.Errorf("%w: /v1/models: %s", ErrUnknown, refusal(status))
+	case status != http.StatusOK:
+		return n, nil
+	}
+	if err := decode("/v1/models", body, &models); err != nil {
+		return n, err
+	}
+	root, others := "", map[string]bool{} // names of other models
+	for _, m := range models.Data {
+		switch {
+		case m.ID == "" || valueOf(m.Parent) != "":
+		case n.Model == "":
+			n.Model, root = m.ID, m.Root
+		case m.Root != root:
+			others[m.ID] = true
+		default:
+			n.Aliases = append(n.Aliases, m.ID)
+		}
+	}
+	for _, m := range models.Data {
+		if parent := valueOf(m.Parent); m.ID != "" && parent != "" && !others[parent] {
+			n.Adapters = append(n.Adapters, m.ID)
+		}
+	}
+	slices.Sort(n.Aliases)
+	slices.Sort(n.Adapters)
+	n.Aliases, n.Adapters = slices.Compact(n.Aliases), slices.Compact(n.Adapters)
+	return n, nil
+}
