@@ -47,13 +47,7 @@ func (e *Event) Check() error {
 		return fmt.Errorf("%d blocks in a cleared event", len(e.Blocks))
 	case e.Kind != Stored && len(e.Locals) > 0:
 		return fmt.Errorf("local hashes in an event of kind %d", e.Kind)
-	case e.Chunk > 0 && (e.Kind != Stored || e.Tier == Device || e.Places()):
-		return fmt.Errorf("a chunk of %d blocks in an event of kind %d in tier %d", e.Chunk, e.Kind, e.Tier)
-	case e.Own && (len(e.Blocks) != 1 || e.Chunk == 0 || uint64(len(e.Locals)) != uint64(e.Chunk)):
-		return fmt.Errorf("%d local hashes and %d names of a chunk of %d blocks", len(e.Locals), len(e.Blocks), e.Chunk)
-	case len(e.Locals) > MaxBlocksPerEvent:
-		return fmt.Errorf("%d local hashes: at most %d", len(e.Locals), MaxBlocksPerEvent)
-	case e.Places() && len(e.Locals) != len(e.Blocks):
+	case len(e.Locals) > 0 && len(e.Locals) != len(e.Blocks) && !e.Own:
 		return fmt.Errorf("%d local hashes for %d blocks", len(e.Locals), len(e.Blocks))
 	case e.Lookahead > 0 && len(e.Locals) == 0:
 		return fmt.Errorf("a lookahead of %d tokens in an event of kind %d without local hashes", e.Lookahead, e.Kind)
@@ -61,6 +55,20 @@ func (e *Event) Check() error {
 		return fmt.Errorf("a window of %d tokens in an event of kind %d", e.Window, e.Kind)
 	case e.Lookahead > MaxBlockSize:
 		return fmt.Errorf("a lookahead of %d tokens: at most %d", e.Lookahead, MaxBlockSize)
+	case e.Chunk > 0 || e.Own:
+		return e.checkChunk()
+	}
+	return nil
+}
+
+func (e *Event) checkChunk() error {
+	switch {
+	case e.Kind != Stored || e.Tier == Device || e.Places():
+		return fmt.Errorf("a chunk of %d blocks in an event of kind %d in tier %d", e.Chunk, e.Kind, e.Tier)
+	case e.Own && (len(e.Blocks) != 1 || e.Chunk == 0 || uint64(len(e.Locals)) != uint64(e.Chunk)):
+		return fmt.Errorf("%d local hashes and %d names of a chunk of %d blocks", len(e.Locals), len(e.Blocks), e.Chunk)
+	case len(e.Locals) > MaxBlocksPerEvent:
+		return fmt.Errorf("%d local hashes: at most %d", len(e.Locals), MaxBlocksPerEvent)
 	}
 	return nil
 }
@@ -97,13 +105,15 @@ func (e *Event) EncodedSize() int {
 	if n := len(e.Locals); n > 0 {
 		size += msgp.BinSize(8*n) - 1
 	}
-	if e.elements() > eventElements {
-		size += msgp.UintSize(uint64(e.Lookahead))
+	elements := e.elements()
+	if elements == eventElements {
+		return size
 	}
-	if e.elements() > eventElements+1 {
+	size += msgp.UintSize(uint64(e.Lookahead))
+	if elements > eventElements+1 {
 		size += msgp.UintSize(uint64(e.Window)) + 1
 	}
-	if e.elements() > eventElements+3 {
+	if elements > eventElements+3 {
 		size += msgp.UintSize(uint64(e.Chunk)) + 1
 	}
 	return size
@@ -140,14 +150,14 @@ func AppendBatch(dst []byte, b *Batch) ([]byte, error) {
 // elements is how many elements the event's array has: what it does not say at the end is left out.
 func (e *Event) elements() int {
 	switch {
+	case e.Lookahead|e.Window|e.Chunk == 0 && !e.Drops:
+		return eventElements
 	case e.Chunk > 0:
 		return eventElements + 5
 	case e.Window > 0 || e.Drops:
 		return eventElements + 3
-	case e.Lookahead > 0:
-		return eventElements + 1
 	}
-	return eventElements
+	return eventElements + 1
 }
 
 func appendEvent(dst []byte, e *Event) []byte {
@@ -164,21 +174,26 @@ func appendEvent(dst []byte, e *Event) []byte {
 		dst = msgp.AppendNil(dst)
 	}
 	dst = appendHashes(dst, e.Blocks)
-	locals, content := e.Locals, []LocalHash(nil)
 	if e.Own { // for programs from before chunks, which take it for a copy by name
-		locals, content = nil, locals
+		dst = msgp.AppendNil(dst)
+	} else {
+		dst = appendHashes(dst, e.Locals)
 	}
-	dst = appendHashes(dst, locals)
-	if elements > eventElements {
-		dst = msgp.AppendUint(dst, uint64(e.Lookahead))
+	if elements == eventElements {
+		return dst
 	}
+	dst = msgp.AppendUint(dst, uint64(e.Lookahead))
 	if elements > eventElements+1 {
 		dst = msgp.AppendUint(dst, uint64(e.Window))
 		dst = msgp.AppendBool(dst, e.Drops)
 	}
 	if elements > eventElements+3 {
 		dst = msgp.AppendUint(dst, uint64(e.Chunk))
-		dst = appendHashes(dst, content)
+		if e.Own {
+			dst = appendHashes(dst, e.Locals)
+		} else {
+			dst = msgp.AppendNil(dst)
+		}
 	}
 	return dst
 }
