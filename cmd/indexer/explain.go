@@ -120,6 +120,8 @@ func whyStopped(o *api.Overlap) string {
 		"not_held":      fmt.Sprintf("block %d: it does not hold it in any tier", at),
 		"held_in_earlier_tier": fmt.Sprintf(
 			"block %d: it holds it only in a tier before the one that its prefix has come to", at),
+		"part_of_chunk": fmt.Sprintf(
+			"block %d: its engine loads a chunk of several blocks only as a whole", at),
 		"group_lacks_blocks": fmt.Sprintf("block %d: no longer prefix has what %s needs", at,
 			groupInWords(o.Path.Group)),
 		"draft_model": fmt.Sprintf(

@@ -420,7 +420,8 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 	if err != nil {
 		return err
 	}
-	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: source, BlockSize: r.blockSize, Groups: r.groups})
+	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: source, BlockSize: r.blockSize, Groups: r.groups,
+		Store: r.l3 != nil && r.l3.VLLM != nil})
 	if err != nil {
 		return err
 	}

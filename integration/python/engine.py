@@ -10,7 +10,7 @@ where the sockets are. Options:
     buffer       batches kept for replay; default 10000
     cache        makes a cache manager: SGLang's cache for its groups (one beside full attention; more from 0.5.23 on), without lookahead or eagle, or vLLM's manager: {"block_size": N, "blocks": N, "groups": ["full", "swa:64", "chunked:64", "mamba:align", "mamba:all"], "lookahead": L,
                  "eagle": BOOL}. "swa:64@32" has blocks of 32 tokens, a multiple of block_size. With a lookahead, as with a drafter that reads L tokens ahead: 0.33 and later. With eagle, as with a drafter whose engine
-                 computes the last block of a hit anew
+                 computes the last block of a hit anew. With "offload": {…}, vLLM's, with its offloading connector: see offload_cache.py
 
 Commands:
     {"op": "batch", "events": [{"type": "BlockStored", …}]}     publishes events, whose fields are the engine's; those that this version
@@ -23,6 +23,7 @@ Commands:
     {"op": "free", "id": ID}                     it ends
     {"op": "evict", "ids": N}                    so many block ids, from the last one down, are thrown out of the prefix cache. Answers "can":
                                                  versions without such a thing do nothing
+    {"op": "transfers"}                          with "offload": all copies that are under way complete
     {"op": "reset"}                              the prefix cache is emptied. Answers "done": false while requests run
     {"op": "lookup", "prompts": [{"tokens", "lora", "salt", "media"}]}
                             the engine's own answers to how many tokens of each prompt are cached: "whole", what it would credit a request
@@ -38,6 +39,7 @@ import sys
 import time
 import types
 
+import offload_cache
 import sglang_cache
 from wheel import StubModule, open_wheel
 
@@ -140,6 +142,7 @@ class Cache:
             kv_cache_manager.KVCacheManager, dict(kv_cache_config=config, max_model_len=1 << 16), scheduler_block_size=self.unit,
             hash_block_size=self.size, enable_caching=True, enable_kv_cache_events=True, log_stats=False,
             num_hash_lookahead_tokens=ahead, num_prefill_lookahead=ahead, use_eagle=opt.get("eagle", False))
+        self.kv_cache_config = config
         self.pool = self.manager.block_pool
         self.groups = config.kv_cache_groups
         self.blocks = opt["blocks"]
@@ -211,6 +214,9 @@ class Cache:
         self.manager.evict_blocks(set(range(max(1, self.blocks - cmd["ids"]), self.blocks)))
         return {"can": True}
 
+    def take_events(self):
+        return self.manager.take_events()
+
     def reset(self, cmd):
         return {"done": bool(self.manager.reset_prefix_cache())}
 
@@ -254,10 +260,10 @@ def run(cmd, publisher, cache):
         return {}
     if op == "stop":
         raise SystemExit
-    if cache is None or op not in ("admit", "append", "free", "evict", "reset", "lookup"):
+    if cache is None or op not in ("admit", "append", "free", "evict", "reset", "lookup", "transfers"):
         raise ValueError(f"no command {op!r}")
     answer = getattr(cache, op)(cmd)
-    if events := cache.manager.take_events():
+    if events := cache.take_events():
         publisher.publish(events)
     return {"seq": publisher.seq, **answer}
 
@@ -271,9 +277,12 @@ def main():
         open_wheel(opt["wheel"], REAL[package] + sglang_cache.real(opt["wheel"]))
         publisher, cache = Publisher(opt, package), sglang_cache.Cache(opt["cache"])
     else:
-        open_wheel(opt["wheel"], REAL[package])
+        offloads = bool(opt.get("cache") and opt["cache"].get("offload"))
+        open_wheel(opt["wheel"], REAL[package] + offload_cache.REAL * offloads)
         publisher = Publisher(opt, package)
-        cache = Cache(opt["cache"]) if opt.get("cache") else None
+        cache = None
+        if opt.get("cache"):
+            cache = offload_cache.make(Cache, opt["cache"]) if offloads else Cache(opt["cache"])
     say(ok=True, endpoint=publisher.endpoint, replay=publisher.replay)
     for line in sys.stdin:
         try:

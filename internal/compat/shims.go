@@ -408,7 +408,8 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 	if err != nil {
 		return err
 	}
-	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: engine, BlockSize: r.BlockSize, Groups: groups})
+	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: engine, BlockSize: r.BlockSize, Groups: groups,
+		Store: r.L3 != nil && r.L3.VLLM != nil})
 	if err != nil {
 		return err
 	}

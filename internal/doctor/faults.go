@@ -70,6 +70,7 @@ var (
 	replayDead         = fault("replay_dead")
 	messagesUnreadable = fault("messages_unreadable")
 	eventsSkipped      = fault("events_skipped")
+	copiesSkipped      = fault("copies_skipped")
 	messagesLost       = fault("messages_lost")
 	joinedLate         = fault("joined_late")
 	engineNoEvents     = fault("engine_no_events")

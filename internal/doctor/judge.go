@@ -604,15 +604,22 @@ func judgeShim(s *control.Shim) (list []Finding) {
 			h.Unreadable, h.Messages), "give worker-shim run the right --source; see its log for what is odd. If the engine is newer than "+
 			"docs/engines says, report it: --on-unreadable clear has answers right, and lower, till then")
 	}
-	if len(h.Skipped) > 0 {
+	skipped := maps.Clone(h.Skipped)
+	if n := skipped[events.SkipCopySize.String()]; n > 0 {
+		delete(skipped, events.SkipCopySize.String())
+		found(copiesSkipped, Warning, "copies below the device are not whole blocks, and are not credited; the device's "+
+			"blocks are right", fmt.Sprintf("%s %d", events.SkipCopySize, n), "make the chunk of the engine's connector (LMCache: chunk_size) a "+
+			"multiple of the engine's block size; leave --block-size as it is. LMCache's save_unfull_chunk keeps such copies too")
+	}
+	if len(skipped) > 0 {
 		var said []string
-		for _, reason := range slices.Sorted(maps.Keys(h.Skipped)) {
-			said = append(said, fmt.Sprintf("%s %d", reason, h.Skipped[reason]))
+		for _, reason := range slices.Sorted(maps.Keys(skipped)) {
+			said = append(said, fmt.Sprintf("%s %d", reason, skipped[reason]))
 		}
 		remedy := "see worker-shim's log, and docs/engines for what this release of the engine lacks"
-		if h.Skipped[events.SkipBlockSize.String()] > 0 {
-			remedy = "stop the shim and start it with --block-size N, the size of the engine's blocks; " +
-				"if it then says that the model has another size: indexer forget --model MODEL"
+		if skipped[events.SkipBlockSize.String()] > 0 {
+			remedy = "if engine_unusable names the rank too, start its shim with the --block-size said there; otherwise " +
+				"the device's blocks have the shim's --block-size, and what is passed over is another group's"
 		}
 		found(eventsSkipped, Error, "events of the engine are passed over", strings.Join(said, ", "), remedy)
 	}

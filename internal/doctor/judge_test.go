@@ -188,6 +188,9 @@ func TestEachFaultIsFound(t *testing.T) {
 		{"shims", Error, "passed over", "--block-size", func(f *Facts) {
 			f.Shims[0].Heard.Skipped = map[string]uint64{"block_size": 7}
 		}},
+		{"shims", Warning, "are not credited", "leave --block-size as it is", func(f *Facts) {
+			f.Shims[0].Heard.Skipped = map[string]uint64{"copy_size": 7}
+		}},
 		{"shims", Error, "passed over", "docs/engines", func(f *Facts) {
 			f.Shims[0].Heard.Skipped = map[string]uint64{"bad_token": 7}
 		}},

@@ -176,7 +176,7 @@ func (h *History) event(r *rank, in uint64, e *events.Event, now int64) {
 }
 
 func (h *History) stored(r *rank, in uint64, e *events.Event, now int64) {
-	if len(e.Locals) == 0 { // copies of what has a name
+	if !e.Places() { // copies of what has a name
 		for _, b := range e.Blocks {
 			if seq, ok := h.seqs.get(uint64(b) ^ in); ok {
 				h.store(Name(uint64(seq)^in), r.id, now)

@@ -213,7 +213,7 @@ func (m *Machine) applyMessage(part *replica, msg *Message) {
 		case events.Stored:
 			r.Stored += uint64(len(evs[i].Blocks))
 			m.counts.BlocksStored += uint64(len(evs[i].Blocks))
-			if len(evs[i].Locals) > 0 && evs[i].Lookahead != r.Lookahead {
+			if evs[i].Places() && evs[i].Lookahead != r.Lookahead {
 				r.Lookahead, m.stale = evs[i].Lookahead, true
 			}
 		case events.Removed:
@@ -221,7 +221,11 @@ func (m *Machine) applyMessage(part *replica, msg *Message) {
 		}
 		part.grown.changes += uint64(len(evs[i].Blocks))
 	}
-	done := m.index.Apply(r.id, msg.Time, evs)
+	apply := m.index.Apply
+	if b.Cursor.Partial > 0 { // the rest of the engine's message follows in other batches
+		apply = m.index.ApplyPart
+	}
+	done := apply(r.id, msg.Time, evs)
 	m.count(done)
 	r.placed = r.placed || done.Stored+done.Attached+done.OtherStored > 0
 	if b := m.index.Bounded(r.id); b != r.bounded {

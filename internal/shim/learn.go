@@ -194,7 +194,7 @@ func (l *learning) corrections(k *knowledge) []events.Event {
 
 // otherwise reports whether blocks that were stored as published belong at another place, as read says.
 func otherwise(published, read *events.Event, wrong map[events.BlockHash]bool) bool {
-	if len(published.Locals) == 0 || !published.Attention.Main() {
+	if !published.Places() || !published.Attention.Main() {
 		return false
 	}
 	return published.HasParent != read.HasParent || read.HasParent && wrong[read.Parent] ||

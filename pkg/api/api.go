@@ -409,9 +409,9 @@ type Path struct {
 
 	// Stop is the rule that ended the rank's own prefix: query_ends; unknown_block (nobody that the rank's node knows
 	// holds or remembers it, or what follows); not_held (this rank holds it in no tier); held_in_earlier_tier (only in
-	// a tier before the one that the prefix has come to); group_lacks_blocks (a group of a hybrid model, named by
-	// Group, does not have what it needs of a longer prefix); draft_model (the engine computes the last block that it
-	// holds anew).
+	// a tier before the one that the prefix has come to); part_of_chunk (the engine loads a chunk of several blocks
+	// only as a whole); group_lacks_blocks (a group of a hybrid model, named by Group, does not have what it needs of a
+	// longer prefix); draft_model (the engine computes the last block that it holds anew).
 	Stop  string     `json:"stop" msgpack:"stop"`
 	Group *PathGroup `json:"group,omitempty" msgpack:"group,omitempty"`
 

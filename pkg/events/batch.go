@@ -47,7 +47,7 @@ func (e *Event) Check() error {
 		return fmt.Errorf("%d blocks in a cleared event", len(e.Blocks))
 	case e.Kind != Stored && len(e.Locals) > 0:
 		return fmt.Errorf("local hashes in an event of kind %d", e.Kind)
-	case len(e.Locals) > 0 && len(e.Locals) != len(e.Blocks):
+	case len(e.Locals) > 0 && len(e.Locals) != len(e.Blocks) && !e.Own:
 		return fmt.Errorf("%d local hashes for %d blocks", len(e.Locals), len(e.Blocks))
 	case e.Lookahead > 0 && len(e.Locals) == 0:
 		return fmt.Errorf("a lookahead of %d tokens in an event of kind %d without local hashes", e.Lookahead, e.Kind)
@@ -55,6 +55,20 @@ func (e *Event) Check() error {
 		return fmt.Errorf("a window of %d tokens in an event of kind %d", e.Window, e.Kind)
 	case e.Lookahead > MaxBlockSize:
 		return fmt.Errorf("a lookahead of %d tokens: at most %d", e.Lookahead, MaxBlockSize)
+	case e.Chunk > 0 || e.Own:
+		return e.checkChunk()
+	}
+	return nil
+}
+
+func (e *Event) checkChunk() error {
+	switch {
+	case e.Kind != Stored || e.Tier == Device || e.Places():
+		return fmt.Errorf("a chunk of %d blocks in an event of kind %d in tier %d", e.Chunk, e.Kind, e.Tier)
+	case e.Own && (len(e.Blocks) != 1 || e.Chunk == 0 || uint64(len(e.Locals)) != uint64(e.Chunk)):
+		return fmt.Errorf("%d local hashes and %d names of a chunk of %d blocks", len(e.Locals), len(e.Blocks), e.Chunk)
+	case len(e.Locals) > MaxBlocksPerEvent:
+		return fmt.Errorf("%d local hashes: at most %d", len(e.Locals), MaxBlocksPerEvent)
 	}
 	return nil
 }
@@ -91,11 +105,16 @@ func (e *Event) EncodedSize() int {
 	if n := len(e.Locals); n > 0 {
 		size += msgp.BinSize(8*n) - 1
 	}
-	if e.elements() > eventElements {
-		size += msgp.UintSize(uint64(e.Lookahead))
+	elements := e.elements()
+	if elements == eventElements {
+		return size
 	}
-	if e.elements() > eventElements+1 {
+	size += msgp.UintSize(uint64(e.Lookahead))
+	if elements > eventElements+1 {
 		size += msgp.UintSize(uint64(e.Window)) + 1
+	}
+	if elements > eventElements+3 {
+		size += msgp.UintSize(uint64(e.Chunk)) + 1
 	}
 	return size
 }
@@ -131,12 +150,14 @@ func AppendBatch(dst []byte, b *Batch) ([]byte, error) {
 // elements is how many elements the event's array has: what it does not say at the end is left out.
 func (e *Event) elements() int {
 	switch {
+	case e.Lookahead|e.Window|e.Chunk == 0 && !e.Drops:
+		return eventElements
+	case e.Chunk > 0:
+		return eventElements + 5
 	case e.Window > 0 || e.Drops:
 		return eventElements + 3
-	case e.Lookahead > 0:
-		return eventElements + 1
 	}
-	return eventElements
+	return eventElements + 1
 }
 
 func appendEvent(dst []byte, e *Event) []byte {
@@ -153,13 +174,26 @@ func appendEvent(dst []byte, e *Event) []byte {
 		dst = msgp.AppendNil(dst)
 	}
 	dst = appendHashes(dst, e.Blocks)
-	dst = appendHashes(dst, e.Locals)
-	if elements > eventElements {
-		dst = msgp.AppendUint(dst, uint64(e.Lookahead))
+	if e.Own { // for programs from before chunks, which take it for a copy by name
+		dst = msgp.AppendNil(dst)
+	} else {
+		dst = appendHashes(dst, e.Locals)
 	}
+	if elements == eventElements {
+		return dst
+	}
+	dst = msgp.AppendUint(dst, uint64(e.Lookahead))
 	if elements > eventElements+1 {
 		dst = msgp.AppendUint(dst, uint64(e.Window))
 		dst = msgp.AppendBool(dst, e.Drops)
+	}
+	if elements > eventElements+3 {
+		dst = msgp.AppendUint(dst, uint64(e.Chunk))
+		if e.Own {
+			dst = appendHashes(dst, e.Locals)
+		} else {
+			dst = msgp.AppendNil(dst)
+		}
 	}
 	return dst
 }
@@ -349,6 +383,20 @@ func decodeEvent(r *msgp.Reader, e *Event, hashes *[]uint64) error {
 			return malformed(r.At, "no window")
 		}
 	}
+	chunk, own := uint64(0), false
+	if more > 1 {
+		more -= 2
+		if chunk, ok = r.Uint(math.MaxUint32); !ok {
+			return malformed(r.At, "no chunk")
+		}
+		content, ok := decodeHashes[LocalHash](r, hashes)
+		if !ok || len(content) > 0 && len(locals) > 0 {
+			return malformed(r.At, "no binary of a chunk's local hashes")
+		}
+		if own = len(content) > 0; own {
+			locals = content
+		}
+	}
 	if !r.SkipN(more) {
 		return malformed(r.At, "cut off")
 	}
@@ -357,6 +405,7 @@ func decodeEvent(r *msgp.Reader, e *Event, hashes *[]uint64) error {
 		Reason:    Reason(reason),
 		HasParent: hasParent, Parent: BlockHash(parent), Blocks: blocks, Locals: locals,
 		Lookahead: uint32(lookahead), Window: uint32(window), Drops: drops,
+		Chunk: uint32(chunk), Own: own,
 	}
 	if err := e.Check(); err != nil {
 		return malformed(begin, "%s", err)

@@ -136,6 +136,16 @@ func drawEvent(t *rapid.T) Event {
 				e.Lookahead = uint32(rapid.IntRange(1, MaxBlockSize).Draw(t, "lookahead"))
 			}
 		}
+		if e.Tier != Device && len(e.Locals) == 0 && rapid.Bool().Draw(t, "chunks") {
+			e.Chunk = rapid.Uint32().Draw(t, "chunk")
+			if len(hashes) > 0 && rapid.Bool().Draw(t, "own") {
+				e.Own, e.Chunk = true, uint32(len(hashes))
+				for _, h := range hashes {
+					e.Locals = append(e.Locals, LocalHash(^h))
+				}
+				hashes = hashes[:1]
+			}
+		}
 	}
 	for _, h := range hashes {
 		e.Blocks = append(e.Blocks, BlockHash(h))
@@ -235,7 +245,7 @@ func extendBatch(t interface{ Fatal(...any) }, encoded []byte) []byte {
 	elements[5] = append(elements[5].([]any), addition...)
 	for i, v := range elements[7].([]any) {
 		e := v.([]any)
-		e = append(e, []any{0, 0, false}[min(len(e)-eventElements, 3):]...) // no lookahead, no window
+		e = append(e, []any{0, 0, false, 0, nil}[min(len(e)-eventElements, 5):]...) // no lookahead, window, chunk
 		elements[7].([]any)[i] = append(e, addition...)
 	}
 	extended, err := msgpack.Marshal(append(elements, addition...))

@@ -45,7 +45,7 @@ func (b *blockSizes) reject(e *rawEvent, names []BlockHash, want uint32) Skip {
 	case smaller && (slices.Contains(b.right, e.group) || !device && len(b.right) > 0):
 		return SkipPartialBlock
 	case !device: // other tiers may have other units
-		return SkipBlockSize
+		return SkipCopySize
 	case smaller && !slices.Contains(b.other, e.group) && !b.fillsBlock(e, names, want):
 		return SkipPartialBlock
 	}

@@ -46,9 +46,9 @@ func TestOtherBlockSizes(t *testing.T) {
 		"no size first": {[]said{{kind: main, n: 1, diagnosed: true}, right}, SkipCounts{SkipBlockSize: 1}},
 		"no size last":  {[]said{right, {kind: main, n: 1}}, SkipCounts{SkipBlockSize: 1}},
 		"other units in host memory": {[]said{
-			{kind: main, size: 8, n: 1, medium: "CPU"}, right, {kind: main, size: 8, n: 1, medium: "CPU"},
+			{kind: main, size: 6, n: 1, medium: "CPU"}, right, {kind: main, size: 6, n: 1, medium: "CPU"},
 			{kind: main, size: 2, n: 1, medium: "CPU"},
-		}, SkipCounts{SkipBlockSize: 2, SkipPartialBlock: 1}},
+		}, SkipCounts{SkipCopySize: 2, SkipPartialBlock: 1}},
 		"only a state group has the size": {[]said{
 			{kind: state, group: 1, size: 4, n: 1}, {kind: main, size: 8, n: 1, diagnosed: true}, right,
 		}, SkipCounts{SkipBlockSize: 1}},

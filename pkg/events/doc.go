@@ -57,17 +57,23 @@
 //	      +-------+-----+--------+---------+ - - -                             |
 //	        bool   uint    uint     uint                                       |
 //	                                                                           |
-//	      +------+------+-------+-----------+--------+--------+--------+--------+ - - - - - + - - - - - - - - + - - -
-//	      | kind | tier | group | attention | reason | parent | blocks | locals | lookahead | window | drops  | more
-//	      +------+------+-------+-----------+--------+--------+--------+--------+ - - - - - + - - - - - - - - + - - -
-//	        uint   uint   uint      uint       uint   uint or   bin or   bin or     uint       uint     bool
-//	                                                    nil       nil      nil
+//	      +------+------+-------+-----------+--------+--------+--------+--------+ - - -
+//	      | kind | tier | group | attention | reason | parent | blocks | locals | more
+//	      +------+------+-------+-----------+--------+--------+--------+--------+ - - -
+//	        uint   uint   uint      uint       uint   uint or   bin or   bin or    |
+//	                                                    nil       nil      nil     |
+//	      + - - - - - + - - - - - - - - + - - - - - - - - - + - - -                |
+//	      | lookahead | window | drops  | chunk  | content  | more  <--------------+
+//	      + - - - - - + - - - - - - - - + - - - - - - - - - + - - -
+//	          uint       uint     bool    uint      bin or
+//	                                                 nil
 //
 // The first element is the format version. Integers are unsigned and as short as they can be. kind, tier, attention and
 // reason are the numbers in this package, marked as wire constants. parent is nil if there is none. blocks and locals
 // are nil if empty, and else one binary of little-endian u64, so that reading them is one copy and no visit: at most
 // [MaxBlocksPerEvent] numbers. lookahead is left out if it is 0 and nothing follows it, and so are window and drops,
-// together. Nothing follows the batch. What a later writer needs beyond this it appends to an array; what would make an
+// together, and chunk and content, together. content is the local hashes of an event with a name of the connector's own
+// ([Event].Own), whose locals are nil. Nothing follows the batch. What a later writer needs beyond this it appends to an array; what would make an
 // old reader wrong takes a new version, and so does a new kind or tier.
 //
 // # Engine messages

@@ -62,6 +62,10 @@ type DecoderConfig struct {
 	Engine    Engine
 	BlockSize uint32      // tokens: the size that all of the engine's blocks must have
 	Groups    []GroupSpec // by number: what the engine's groups serve, where events leave that open
+
+	// Store says that the worker has registered a store which vLLM's MooncakeStoreConnector fills. The connector's
+	// announcements of copies are then skipped in whatever version's form.
+	Store bool
 }
 
 // Message is what one engine message says.
@@ -83,6 +87,7 @@ type Decoder struct {
 	why    string // the sign that showed the engine, if it was made for AnyEngine
 	block  uint32
 	groups []GroupSpec
+	store  bool // see DecoderConfig
 
 	salts salts
 	zero  bool // a block was called 0, so a parent 0 is that block and not the absence of one
@@ -121,7 +126,7 @@ func NewDecoder(cfg DecoderConfig) (*Decoder, error) {
 	if cfg.BlockSize == 0 || cfg.BlockSize > MaxBlockSize {
 		return nil, fmt.Errorf("events: decoder: a block size of %d tokens: want 1 to %d", cfg.BlockSize, MaxBlockSize)
 	}
-	return (&Decoder{asked: cfg.Engine, block: cfg.BlockSize, groups: cfg.Groups}).Blank(), nil
+	return (&Decoder{asked: cfg.Engine, block: cfg.BlockSize, groups: cfg.Groups, store: cfg.Store}).Blank(), nil
 }
 
 // Counts says how often anything was passed over since the decoder was made.
@@ -146,7 +151,7 @@ func (d *Decoder) Reset() {
 
 // Blank returns a decoder of the same configuration that remembers nothing.
 func (d *Decoder) Blank() *Decoder {
-	return &Decoder{engine: d.asked, asked: d.asked, block: d.block, groups: d.groups}
+	return &Decoder{engine: d.asked, asked: d.asked, block: d.block, groups: d.groups, store: d.store}
 }
 
 // Adopt replaces what d remembers of earlier messages with what another decoder of the same configuration remembers.
@@ -555,6 +560,11 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 		return notSkipped
 	case len(blocks) == 0:
 		return SkipEmpty
+	case d.isStoreCopy(e):
+		return SkipStore
+	}
+	if d.isBareCopy(e) && e.attention.Main() {
+		return d.bareCopy(e, blocks)
 	}
 	if e.hasParent && e.parent == 0 && !d.zero {
 		e.hasParent = false
@@ -571,9 +581,6 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 			return d.sizes.reject(e, blocks, d.block)
 		case !fits:
 			return SkipLength
-		case d.isBareCopy(e):
-			d.counts[SkipCopyTokens]++
-			hashed = false
 		}
 	}
 	if !hashed {

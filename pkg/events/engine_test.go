@@ -57,7 +57,7 @@ func TestSaltIsInherited(t *testing.T) {
 		store(names(10), nil, tokens[:4], lora, pair{"medium", "CPU"}),
 		store(names(10), nil, tokens[:4], lora, pair{"medium", "CPU"}, keys([]any{"adapter-a", "tenant-a"})),
 	), SkipCopyTokens).Events
-	if got[0].Locals != nil || got[0].Tier != Host || got[0].Blocks[0] != 10 || !slices.Equal(got[1].Locals, want[:1]) {
+	if got[0].Places() || got[0].Tier != Host || got[0].Blocks[0] != 10 || !slices.Equal(got[1].Locals, want[:1]) {
 		t.Errorf("copies: %v, want %x", got, want[:1])
 	}
 	// Another prompt has nothing of it, and nor have SGLang's, which say the salt each time or have none.
@@ -132,7 +132,7 @@ func TestLongEventsAreCut(t *testing.T) {
 		case 1:
 			wanted = Event{Kind: Removed, Tier: Host, Group: 3, Blocks: hashes[begin:end]}
 		case 2:
-			wanted = Event{Kind: Stored, Tier: Host, Blocks: hashes[begin:end]}
+			wanted = Event{Kind: Stored, Tier: Host, Chunk: 1, Blocks: hashes[begin:end]}
 		}
 		if !sameEvent(e, wanted) {
 			t.Errorf("event %d: %d blocks, parent %x (%v)", i, len(e.Blocks), e.Parent, e.HasParent)
@@ -184,10 +184,11 @@ func TestBlockSizeDiagnosis(t *testing.T) {
 			t.Errorf("%+v", sizeError)
 		}
 	}
-	// Below the device units may be others: no fault of the configuration either.
+	// Below the device a connector has chunks of several blocks, and may keep the end of a prompt: no fault either.
 	other := mustDecoder(t, VLLM, 4)
-	decode(t, other, message(t, store(names(1), nil, count(0, 8), pair{"block_size", 8}, pair{"medium", "CPU"})),
-		SkipBlockSize)
+	decode(t, other, message(t, store(names(1), nil, count(0, 8), pair{"block_size", 8}, pair{"medium", "CPU"}),
+		store(names(1), nil, count(0, 6), pair{"block_size", 6}, pair{"medium", "CPU"})),
+		SkipCopyTokens, SkipCopySize)
 	if other.Diagnosis() != nil {
 		t.Error(other.Diagnosis())
 	}

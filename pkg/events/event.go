@@ -56,6 +56,11 @@ const MaxRanks = 4096
 // A stored event's blocks follow each other: the first follows Parent (or starts a prompt, if HasParent is false). A
 // stored event without Locals has no tokens to hash: it says that blocks which the rank announced before, in whatever
 // tier, now have a copy in Tier too. One without Blocks says nothing but what its group serves.
+//
+// A stored event with Chunk is of copies below the device that the engine loads in chunks of several blocks. A name of
+// such an event stands for its chunk and is the name of the chunk's last block. With Own the name may be the
+// connector's own, which the device never announces: Locals are then the plain hashes of the chunk's blocks, by which
+// an index finds the place, and Parent is the name of the chunk before, or 0 if the connector does not tell it.
 type Event struct {
 	Kind      Kind
 	Tier      Tier // of a cleared event: AllTiers, or the one that was cleared
@@ -63,17 +68,27 @@ type Event struct {
 	Attention Attention // of a stored event; a removed event has none and the group's is remembered
 	HasParent bool
 	Reason    Reason // of a cleared event
+	// of a stored event: the engine computes the last block that its group finds anew (EAGLE); see [GroupSpec]
+	Drops bool
 	// of a stored event with Locals: how many tokens beyond its own each block's hash covers; see [NewLookaheadHasher]
 	Lookahead uint32
 	// of a stored event, in tokens: the window of a sliding group, the chunk of a chunked one; 0: not said. Of a main
 	// group: not 0 if the rank has others that its engine announces nothing of
 	Window uint32
-	// of a stored event: the engine computes the last block that its group finds anew (EAGLE); see [GroupSpec]
-	Drops  bool
+	// of a stored event below the device: how many blocks the engine loads together; 0: not said; ChunkUnsaid: the event
+	// names chunks and does not tell how many blocks they have
+	Chunk  uint32
+	Own    bool        // of a stored event with Chunk: its only name may be the connector's own
 	Parent BlockHash   // meaningful if HasParent
 	Blocks []BlockHash // stored, removed
-	Locals []LocalHash // stored: one for each of Blocks, or none at all
+	Locals []LocalHash // stored: one for each of Blocks, or none at all; with Own, one for each block of the chunk
 }
+
+// Places reports whether the event tells the places of its blocks: by the parent and the local hashes.
+func (e *Event) Places() bool { return len(e.Locals) > 0 && !e.Own }
+
+// ChunkUnsaid is the Chunk of an event that names a chunk's last block and does not tell how many blocks it has.
+const ChunkUnsaid = 1<<32 - 1
 
 // Batch is the unit of the log: consecutive events of one (worker, rank, incarnation) in one message. NVIDIA Dynamo
 // calls such a thing KvCacheEvents.

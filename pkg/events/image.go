@@ -63,6 +63,7 @@ type NamedCount struct {
 type RankImage struct {
 	Clock      Millis      // the latest time at which events of this rank were applied; ages are counted from it
 	Groups     []GroupKind // by group
+	Loading    Loading
 	Pending    []Pending   // oldest first
 	Tombstones []Tombstone // oldest first; a name may come twice, and the later one counts
 	Sets       []GroupSet  // by tier and group
@@ -75,6 +76,24 @@ type GroupKind struct {
 	Window uint32
 	Drops  bool
 }
+
+// Loading is how an engine loads what it holds below its device, as far as its events have shown. The zero Loading is
+// block by block.
+type Loading struct {
+	// Blocks is how many blocks the engine loads together: chunks of so many, counted from the prompt's start. 0 and 1
+	// are single blocks.
+	Blocks uint32
+
+	// Told says that an event told Blocks. Otherwise it is the largest number that fits the places of all names so far.
+	Told bool
+
+	// Own says that the chunks have names of the connector's own (LMCache). Such a connector loads a chunk even if most of
+	// it is in device; vLLM's offloading connector loads nothing if that is less than one chunk.
+	Own bool
+}
+
+// Chunked reports whether a prefix below the device ends where a chunk ends.
+func (l Loading) Chunked() bool { return l.Blocks > 1 }
 
 // Pending is a stored event that waits for its parent, or, without local hashes, for its blocks to be named.
 type Pending struct {

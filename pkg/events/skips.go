@@ -5,7 +5,7 @@ import "fmt"
 // Skip is why a decoder passed over something in an engine's message.
 type Skip uint8
 
-// What is passed over. All but the last four of these lose an event.
+// What is passed over. All but the last five of these lose an event.
 const (
 	SkipUnknownType  Skip = iota // an event of a type that we do not know
 	SkipMalformed                // an event that is neither array nor map, or lacks what it must have
@@ -24,12 +24,15 @@ const (
 	SkipSpace
 	// lookahead tokens that cannot be read, or are not equally many of each block: likewise
 	SkipLookahead
+	SkipCopySize // a copy below the device that is no whole number of the rank's blocks
 	// nothing lost: blocks that a request reuses, which were announced when they were stored
 	SkipReused
+	// nothing lost: copies in a shared store, of which the engine announces no removal; the store itself is asked
+	SkipStore
 	SkipField // not an event: a field that is not needed and has a wrong type
 	// not an event: tokens of a group that is no part of the prefix, and keeps not every block
 	SkipGroupTokens
-	SkipCopyTokens // not an event: tokens of a copy below the device, that come without extra keys
+	SkipCopyTokens // not an event: tokens of a copy below the device that come without extra keys: they tell no place alone
 
 	skipKinds = iota
 )
@@ -49,7 +52,9 @@ var skipNames = [skipKinds]string{
 	SkipMedium:       "unknown_medium",
 	SkipSpace:        "unreadable_space",
 	SkipLookahead:    "unreadable_lookahead",
+	SkipCopySize:     "copy_size",
 	SkipReused:       "reused",
+	SkipStore:        "shared_store",
 	SkipField:        "field",
 	SkipGroupTokens:  "sparse_group_tokens",
 	SkipCopyTokens:   "copy_tokens",

@@ -99,6 +99,59 @@ func (n *naiveDecoder) count(name string) {
 	panic("no skip is called " + name)
 }
 
+// integer is a number of 32 bits.
+func (n *naiveDecoder) integer(v any) (uint64, bool) {
+	bits, negative, ok := randval.AsInteger(v)
+	return bits, ok && !negative && bits <= math.MaxUint32
+}
+
+// copies takes copies of a main group below the device that leave out extra keys.
+func (n *naiveDecoder) copies(e Event, fields map[string]any, size uint64, tokens []uint32, grouped bool, named func(),
+) ([]Event, string) {
+	names, whole := uint64(len(e.Blocks)), size%n.block == 0
+	switch {
+	case len(tokens) == 0 && size == 0:
+		e.Chunk = ChunkUnsaid
+	case len(tokens) == 0 && whole:
+		e.Chunk = uint32(size / n.block)
+	case len(tokens) == 0:
+	case size == 0 || !whole:
+		return nil, n.otherSize(e, size, 0, false, 0)
+	case names*size != uint64(len(tokens)):
+		return nil, "length_mismatch"
+	case names == 1 || size > n.block:
+		e.Chunk = uint32(size / n.block)
+	case grouped && e.Attention != AttentionUnknown:
+		e.Chunk = uint32(names)
+	}
+	named()
+	if len(tokens) == 0 {
+		return []Event{e}, ""
+	}
+	n.count("copy_tokens")
+	described := false
+	for _, field := range []string{"lora_name", "cache_salt"} {
+		text, _ := fields[field].(string)
+		described = described || text != ""
+	}
+	id, _, isNumber := randval.AsInteger(fields["lora_id"])
+	if text, isText := fields["lora_id"].(string); fields["lora_id"] != nil && !(isNumber && id == 0 || isText && text == "") {
+		described = true
+	}
+	_, ahead := fields["lookahead_token_ids"]
+	_, media := fields["mm_keys"]
+	if names == 1 && e.Tier == Host && !grouped && e.Attention == AttentionUnknown && !described && !ahead && !media {
+		e.Own = true
+		for ; len(tokens) > 0; tokens = tokens[n.block:] {
+			e.Locals = append(e.Locals, hashTokens(tokens[:n.block], baseSeed))
+		}
+		if parent, ok := n.name(fields["parent_block_hash"]); ok {
+			e.HasParent, e.Parent = true, parent
+		}
+	}
+	return []Event{e}, ""
+}
+
 // small is a number of 32 bits that is not needed.
 func (n *naiveDecoder) small(v any) (uint64, bool) {
 	if bits, negative, ok := randval.AsInteger(v); ok && !negative && bits <= math.MaxUint32 {
@@ -279,6 +332,10 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, isArra
 	if len(e.Blocks) == 0 {
 		return nil, "no_blocks"
 	}
+	_, grouped := n.integer(fields["group_idx"])
+	if n.engine == VLLM && fields["medium"] == "cpu" && grouped && e.Attention == AttentionUnknown {
+		return nil, "shared_store"
+	}
 	hasParent := parentOK && (parent != 0 || n.zero)
 	named := func() {
 		for _, name := range e.Blocks {
@@ -287,6 +344,8 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, isArra
 	}
 	fits := uint64(len(e.Blocks))*size == uint64(len(tokenList))
 	switch {
+	case n.engine == VLLM && e.Tier != Device && fields["extra_keys"] == nil && e.Attention.Main():
+		return n.copies(e, fields, size, tokens[:len(tokenList)], grouped, named)
 	case len(tokenList) == 0:
 		named()
 		return []Event{e}, ""
@@ -298,10 +357,6 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, isArra
 		return nil, n.otherSize(e, size, parent, hasParent, uint64(len(tokenList)))
 	case !fits:
 		return nil, "length_mismatch"
-	case n.engine == VLLM && e.Tier != Device && fields["extra_keys"] == nil:
-		n.count("copy_tokens")
-		named()
-		return []Event{e}, ""
 	}
 	seen := map[BlockHash]bool{}
 	if hasParent {
@@ -478,7 +533,7 @@ func (n *naiveDecoder) otherSize(e Event, size uint64, parent BlockHash, hasPare
 		return "partial_block"
 	}
 	if e.Tier != Device {
-		return "block_size"
+		return "copy_size"
 	}
 	before := uint64(0)
 	if hasParent {

@@ -135,7 +135,9 @@ type rawEvent struct {
 	salt       []byte
 	everySalt  bool // the salt is said with every event
 	tier       Tier // 0: not said
+	inStore    bool // the medium is written as vLLM's MooncakeStoreConnector writes it
 	group      GroupIndex
+	grouped    bool // the group is said
 	attention  Attention
 	window     uint32 // tokens
 	drops      bool
@@ -247,7 +249,7 @@ func (d *Decoder) field(r *msgp.Reader, f field) {
 		}
 	case fieldGroup:
 		if v, ok := r.Uint(math.MaxUint32); ok {
-			e.group = GroupIndex(v)
+			e.group, e.grouped = GroupIndex(v), true
 		} else {
 			d.ignore(r)
 		}
@@ -442,6 +444,8 @@ func (d *Decoder) readMedium(r *msgp.Reader) {
 		d.raw.tier = Device
 	case "CPU", "CPU_PINNED":
 		d.raw.tier = Host
+	case "cpu":
+		d.raw.tier, d.raw.inStore = Host, true
 	default:
 		if d.raw.tier, ok = tierOfMedium(string(medium[:min(len(medium), maxMedium+1)])); !ok {
 			d.raw.pass(SkipMedium)
@@ -522,15 +526,6 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 		}
 	}
 	return notSkipped
-}
-
-// isBareCopy reports whether the event tells of a copy in a tier below the device without saying what else than tokens
-// went into its blocks' hashes. vLLM's connectors leave out extra_keys, and some of them the LoRA (vllm-project/vllm ›
-// vllm/distributed/kv_transfer/kv_connector/v1/offloading/events.py, mooncake/store/worker.py): taken by its tokens, a
-// tenant's or an adapter's block would be one of the base model's. The device's own event has named it before.
-func (d *Decoder) isBareCopy(e *rawEvent) bool {
-	said := e.extraKeys[0] < e.extraKeys[1] && e.data[e.extraKeys[0]] != msgp.CodeNil
-	return d.engine == VLLM && e.deviceUnlessSaid() != Device && !said
 }
 
 // dynamoSalt begins a salt that Dynamo's frontend hands to the engine; what follows is the salt that a query names.

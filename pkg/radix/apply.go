@@ -9,13 +9,47 @@ import (
 )
 
 // Apply takes events of one rank that reached the log at now; time that goes back is taken to stand still. It keeps
-// none of the slices. Applying a list in parts, with the same times, comes to the same.
+// none of the slices. evs ends with the last event of an engine's message: what these events removed is remembered until
+// all of them are applied, beyond MaxTombstones too.
 func (x *Index) Apply(id RankID, now events.Millis, evs []events.Event) (c Counts) {
+	x.naming.Lock()
+	defer x.naming.Unlock()
+	r := x.rank(id)
+	x.change(r, now, evs, &c)
+	x.trim(r)
+	x.resolveEnds(mostQueued)
+	return c
+}
+
+// ApplyPart is Apply for events of a message whose last events follow in another call. A list in parts, with the same
+// times and Apply for the last part, comes to the same as the whole list.
+func (x *Index) ApplyPart(id RankID, now events.Millis, evs []events.Event) (c Counts) {
 	x.naming.Lock()
 	defer x.naming.Unlock()
 	x.change(x.rank(id), now, evs, &c)
 	x.resolveEnds(mostQueued)
 	return c
+}
+
+// trim forgets the oldest removals beyond MaxTombstones.
+func (x *Index) trim(r *rank) {
+	m := &r.tombstones
+	over := uint32(max(0, m.len()-x.cfg.MaxTombstones))
+	if over == 0 {
+		return
+	}
+	x.touchRank(r)
+	u, sum := unpins{x: x}, uint32(0)
+	for i := range over {
+		if i%group == 0 { // so that the processor fetches them together
+			for j := i; j < min(i+group, over); j++ {
+				sum += x.slabs.s[m.at(m.first+j-i).block/slabBlocks].pins
+			}
+		}
+		u.add(m.shift().block)
+	}
+	x.touched = uint64(sum)
+	u.done()
 }
 
 // change is Apply, but for what becomes unknown of ends.
@@ -27,7 +61,7 @@ func (x *Index) change(r *rank, now events.Millis, evs []events.Event, c *Counts
 		x.passing.letPass()
 		e := &evs[i]
 		switch {
-		case e.Kind == events.Stored && e.Tier.Valid() && (len(e.Locals) == 0 || len(e.Locals) == len(e.Blocks)):
+		case e.Kind == events.Stored && e.Tier.Valid() && wellFormed(e):
 			x.stored(r, e, c)
 		case e.Kind == events.Removed && e.Tier.Valid():
 			x.removed(r, e, c)
@@ -37,6 +71,14 @@ func (x *Index) change(r *rank, now events.Millis, evs []events.Event, c *Counts
 			c.Malformed++
 		}
 	}
+}
+
+// wellFormed reports whether a stored event's names and local hashes fit each other.
+func wellFormed(e *events.Event) bool {
+	if e.Own {
+		return len(e.Blocks) == 1 && len(e.Locals) > 0 && len(e.Locals) == int(e.Chunk)
+	}
+	return len(e.Locals) == 0 || len(e.Locals) == len(e.Blocks)
 }
 
 // expire drops what is too old to wait or to be remembered.
@@ -122,25 +164,37 @@ func (x *Index) stored(r *rank, e *events.Event, c *Counts) {
 	if len(e.Blocks) <= few && r.naming != namesExact { // while their place is looked for
 		x.names.prefetch(x.hashAll(r.owner(), e.Blocks))
 	}
-	if len(e.Locals) == 0 {
+	switch {
+	case e.Own:
+		x.storedOwn(r, e, c)
+	case len(e.Locals) == 0:
 		for i := range e.Blocks {
 			one := *e
 			one.Blocks, one.HasParent, one.Parent = e.Blocks[i:i+1], false, 0
 			x.placeOrWait(r, &one, c)
 		}
-	} else {
+	default:
 		x.placeOrWait(r, e, c)
 	}
 	for r.pending.len() > 0 {
-		w := r.pending.nextReady(func(name events.BlockHash) bool {
-			_, ok := x.known(r, name)
+		w := r.pending.nextReady(func(e *events.Event) bool {
+			if e.Own {
+				_, _, ok := x.ownPlace(r, e)
+				return ok
+			}
+			_, ok := x.known(r, wants(e))
 			return ok
 		})
 		if w == nil {
 			break
 		}
 		c.Attached += uint64(w.left)
-		block, _ := x.known(r, w.wants())
+		if w.event.Own {
+			block, byContent, _ := x.ownPlace(r, &w.event)
+			x.placeOwn(r, &w.event, block, byContent, c)
+			continue
+		}
+		block, _ := x.known(r, wants(&w.event))
 		x.place(r, &w.event, block, w.cancelled, c)
 	}
 }
@@ -154,6 +208,11 @@ func (x *Index) placeOrWait(r *rank, e *events.Event, c *Counts) {
 		x.place(r, e, block, nil, c)
 		return
 	}
+	x.wait(r, e, c)
+}
+
+// wait has an event wait for its place.
+func (x *Index) wait(r *rank, e *events.Event, c *Counts) {
 	r.pending.add(r.clock, e, nil)
 	c.Pending += uint64(len(e.Blocks))
 	x.boundPending(r, c)
@@ -217,6 +276,12 @@ func (x *Index) place(r *rank, e *events.Event, at uint32, cancelled []bool, c *
 				r.pending.named(name)
 			}
 		}
+		if len(r.pending.content) > 0 && e.Places() {
+			r.pending.announced(e.Locals[:taken])
+		}
+	}
+	if e.Chunk > 0 && taken > 0 {
+		x.learnLoading(r, e, at, e.Own)
 	}
 	if last := x.segs[len(x.segs)-1]; v == conflicted || cancelled != nil {
 		x.reclaim(last.node)
@@ -415,6 +480,7 @@ func (x *Index) clear(r *rank, tier events.Tier, c *Counts) {
 func (x *Index) fresh(r *rank) {
 	r.groups = nil
 	x.learnReuse(r)
+	x.setLoading(r, events.Loading{})
 	*r = rank{id: r.id, space: r.space, block: r.block, clock: r.clock, naming: r.naming}
 	if r.naming == namesExact {
 		x.exactRanks--

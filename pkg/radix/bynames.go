@@ -2,6 +2,7 @@ package radix
 
 import (
 	"math/bits"
+	"slices"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -25,8 +26,9 @@ func (x *Index) MatchNames(space uint32, names []events.BlockHash, allowed *Rank
 	out.Ranks, out.Within, out.private.Sets = out.Ranks[:0], out.Within[:0], out.Sets
 	out.locals = x.path(space, names, x.sharedPlace, out.locals[:0])
 	out.sharing.words = append(out.sharing.words[:0], x.sharedMask...)
-	if allowed != nil {
-		for i := range out.sharing.words {
+	for i := range out.sharing.words {
+		out.sharing.words[i] &^= x.v.chunkedRanks(i) // they are matched one by one
+		if allowed != nil {
 			out.sharing.words[i] &= allowed.word(i)
 		}
 	}
@@ -34,7 +36,7 @@ func (x *Index) MatchNames(space uint32, names []events.BlockHash, allowed *Rank
 		x.Match(space, out.locals, &out.sharing, &out.Answer)
 	}
 	for i, shares := range x.sharedMask {
-		for set := ^shares; set != 0; set &= set - 1 {
+		for set := ^shares | x.v.chunkedRanks(i); set != 0; set &= set - 1 {
 			slot := i<<6 + bits.TrailingZeros64(set)
 			if slot >= len(x.slots) {
 				break
@@ -44,7 +46,12 @@ func (x *Index) MatchNames(space uint32, names []events.BlockHash, allowed *Rank
 				continue
 			}
 			place := func(name events.BlockHash) (uint32, bool) { return x.heldPlace(r, name) }
-			if out.locals = x.path(space, names, place, out.locals[:0]); len(out.locals) == 0 {
+			if r.loading.Chunked() {
+				out.locals = x.pathToLast(names, place, out.locals[:0])
+			} else {
+				out.locals = x.path(space, names, place, out.locals[:0])
+			}
+			if len(out.locals) == 0 {
 				continue
 			}
 			out.sharing.Clear()
@@ -85,6 +92,30 @@ func (x *Index) path(
 		locals, end = append(locals, events.LocalHash(x.v.locals[block])), block+1
 	}
 	return locals
+}
+
+// pathToLast appends the local hashes of the blocks up to the last one that has its name at its place. Of a chunk a rank
+// may know the last block's name alone. An engine's hash of a block covers the blocks before it, so that the names
+// before it need no look.
+func (x *Index) pathToLast(names []events.BlockHash, place func(events.BlockHash) (uint32, bool),
+	locals []events.LocalHash) []events.LocalHash {
+	for i := len(names) - 1; i >= 0; i-- {
+		block, ok := place(names[i])
+		if !ok || x.depth(block) != uint32(i) {
+			continue
+		}
+		locals = slices.Grow(locals, i+1)[:i+1]
+		id, n := x.where(block)
+		for end := block + 1; n.parent != 0; n = &x.v.nodes[id] {
+			for at := n.start; at < end; at++ {
+				locals[n.depth+at-n.start] = events.LocalHash(x.v.locals[at])
+			}
+			id = n.parent
+			end = x.v.nodes[id].start + x.v.nodes[id].len
+		}
+		return locals
+	}
+	return locals[:0]
 }
 
 // word is one word of the set.

@@ -19,10 +19,11 @@ const (
 	StopEarlier Stop = 4 // the rank holds the block, but only in tiers before the one the prefix has come to
 	StopGroup   Stop = 5 // a group beside the main ones does not have what it needs of any longer prefix
 	StopDraft   Stop = 6 // the engine computes the last block that it holds anew, for its draft model
+	StopChunk   Stop = 7 // the engine loads a chunk of several blocks only as a whole, and not all of it counts
 )
 
 var stopNames = [...]string{"none", "query_ends", "unknown_block", "not_held", "held_in_earlier_tier",
-	"group_lacks_blocks", "draft_model"}
+	"group_lacks_blocks", "draft_model", "part_of_chunk"}
 
 func (s Stop) String() string {
 	if int(s) < len(stopNames) {
@@ -120,6 +121,9 @@ func (w *walk) explain(query int, allowed *RankSet, a *Answer) *Explanation {
 		}
 		if any != 0 {
 			p.explain(query)
+			if p.Stop == StopEarlier && w.loading(uint32(slot)).Chunked() {
+				p.Stop = StopChunk
+			}
 			if u := w.limit(uint32(slot)); u != nil {
 				w.explainCut(&p, u, usable[id])
 			}

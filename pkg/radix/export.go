@@ -109,7 +109,8 @@ func (e *Export) rank(r *rank) {
 		return
 	}
 	c.taken = true
-	c.image = events.RankImage{Clock: r.clock, Groups: slices.Clone(r.groups), Sets: groupSets(r.sets)}
+	c.image = events.RankImage{Clock: r.clock, Groups: slices.Clone(r.groups), Loading: r.loading,
+		Sets: groupSets(r.sets)}
 	for _, w := range r.pending.all() {
 		p := events.Pending{Since: w.since, Event: w.event}
 		for i, gone := range w.cancelled {

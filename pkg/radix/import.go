@@ -274,11 +274,12 @@ func (m *Import) Rank(i int, img *events.RankImage) error {
 				errImage)
 		}
 	}
+	x.setLoading(r, img.Loading)
 	for j := range img.Pending {
 		p := &img.Pending[j]
 		e := &p.Event
-		if e.Kind != events.Stored || !e.Tier.Valid() || len(e.Blocks) == 0 || len(e.Locals) != len(e.Blocks) &&
-			(len(e.Locals) != 0 || len(e.Blocks) != 1) {
+		if e.Kind != events.Stored || !e.Tier.Valid() || len(e.Blocks) == 0 || !wellFormed(e) ||
+			!e.Places() && len(e.Blocks) != 1 {
 			return fmt.Errorf("rank %d: pending event %d is none: %w", i, j, errImage)
 		}
 		if w := r.pending.add(p.Since, e, p.Cancelled); w.left == 0 {

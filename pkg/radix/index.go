@@ -94,6 +94,7 @@ type rank struct {
 	clock      events.Millis
 	groups     []events.GroupKind // by group
 	reuse      *reuse             // what they want; nil: nothing but their blocks
+	loading    events.Loading
 	pending    pendingEvents
 	tombstones tombstones
 	sets       map[copyKey]uint32
@@ -194,15 +195,8 @@ func (x *Index) unpinSlab(slab, n uint32) {
 	}
 }
 
-// remember keeps the place of a name whose last copy was removed. The block has been pinned for it.
+// remember keeps the place of a name whose last copy was removed. The block has been pinned for it. See trim.
 func (x *Index) remember(r *rank, since events.Millis, name events.BlockHash, block uint32) {
-	if x.cfg.MaxTombstones == 0 {
-		x.unpin(block)
-		return
-	}
-	if r.tombstones.len() == x.cfg.MaxTombstones {
-		x.unpin(r.tombstones.shift().block)
-	}
 	r.tombstones.push(tombstone{name: name, since: since, block: block})
 }
 

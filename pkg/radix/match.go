@@ -128,7 +128,12 @@ func (w *walk) within(out *Answer) {
 		slot := uint32(out.Ranks[i].Rank.Slot())
 		for _, tiers := range out.Sets {
 			tiers &= w.seen(slot)
-			n := w.held(slot, tiers)
+			n := uint32(0)
+			if l := w.loading(slot); l.Chunked() {
+				n = w.heldInChunks(l, slot, tiers)
+			} else {
+				n = w.held(slot, tiers)
+			}
 			if u := w.limit(slot); u != nil && n > u.most {
 				n = w.usable(u, slot, tiers, n, n-u.most)
 			} else if u != nil {
@@ -398,7 +403,9 @@ func (w *walk) emit(word int, set uint64, blocks uint32, out *Answer) {
 }
 
 // elsewhere is the ranks of one word that hold something of a stop's node in another tier than device.
+// Of those whose engines load chunks, whose blocks have no mark of their own, it names all.
 func (w *walk) elsewhere(s *stop, word int) (set uint64) {
+	set = w.v.chunkedRanks(word)
 	for _, m := range w.v.masks[device+1 : events.NumTiers] {
 		if m != nil {
 			set |= atomic.LoadUint64(&m[int(s.id)*w.v.stride+word])
@@ -450,6 +457,10 @@ func (w *walk) others(allowed *RankSet, out *Answer) {
 		}
 		o := Overlap{Depth: [events.NumTiers]uint32{w.path[l.at].base + l.off}}
 		at, off := l.at, l.off
+		if c := w.loading(l.slot); c.Chunked() {
+			w.othersInChunks(&o, c, l.slot)
+			at = uint32(len(w.path)) // nothing is left to look at
+		}
 		for t := device + 1; t < events.NumTiers; t++ {
 			if w.v.masks[t] == nil || w.hidden&hiding != 0 && w.hidden>>t&1 != 0 &&
 				uint32(w.hidden&^hiding>>8) == l.slot {

@@ -1,6 +1,10 @@
 package radix
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
 
 // node is a run of consecutive blocks in the arena. Readers load its words atomically between two looks at its version.
 type node struct {
@@ -30,8 +34,11 @@ type view struct {
 	locals []uint64 // by block
 	ids    []uint32 // RankID by slot
 	roots  []root
-	reuse  []*reuse // by slot: what limits a rank's prefixes beside what it holds; empty if there is no such rank
-	kinds  []kind   // the same, the other way round
+	// by slot: how engines load copies, and who loads chunks; empty if nobody does
+	loading []events.Loading
+	chunked []uint64
+	reuse   []*reuse // by slot: what limits a rank's prefixes beside what it holds; empty if there is no such rank
+	kinds   []kind   // the same, the other way round
 }
 
 // root is the node above all first blocks of a space.

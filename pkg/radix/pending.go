@@ -23,14 +23,21 @@ type waiter struct {
 	left      int    // how many are not cancelled
 }
 
-// wants is the name whose place the waiter needs.
-func (w *waiter) wants() events.BlockHash { return wants(&w.event) }
-
+// wants is the name whose place a waiting event needs. A chunk with content needs it, or the place of its parent.
 func wants(e *events.Event) events.BlockHash {
-	if len(e.Locals) == 0 {
+	if !e.Places() {
 		return e.Blocks[0]
 	}
 	return e.Parent
+}
+
+// eachWish calls f for every name that may make the waiter ready.
+func (w *waiter) eachWish(f func(events.BlockHash)) {
+	e := &w.event
+	f(wants(e))
+	if e.Own && e.HasParent && e.Parent != e.Blocks[0] {
+		f(e.Parent)
+	}
 }
 
 // pendingEvents holds the events of one rank that wait for a place, in order of arrival, and finds them by what they
@@ -41,8 +48,10 @@ type pendingEvents struct {
 	next   uint64
 	blocks int // in all waiters, cancelled ones included
 	want   map[events.BlockHash][]uint64
-	inside map[copyKey][]uint64 // one entry for each block that is not cancelled; ascending
-	ready  idHeap
+	// those that wait for a chunk's content too: by its last local hash
+	content map[events.LocalHash][]uint64
+	inside  map[copyKey][]uint64 // one entry for each block that is not cancelled; ascending
+	ready   idHeap
 }
 
 func (p *pendingEvents) len() int { return len(p.byID) }
@@ -70,7 +79,8 @@ func (p *pendingEvents) add(since events.Millis, e *events.Event, cancelled []ui
 	p.byID[w.id] = w
 	p.order = append(p.order, w.id)
 	p.blocks += len(e.Blocks)
-	p.want[w.wants()] = append(p.want[w.wants()], w.id)
+	w.eachWish(func(name events.BlockHash) { p.want[name] = append(p.want[name], w.id) })
+	p.waitsForContent(w)
 	for i, name := range e.Blocks {
 		if !w.cancelled[i] {
 			k := copyKey{e.Tier, e.Group, name}
@@ -94,7 +104,10 @@ func (p *pendingEvents) oldest() *waiter {
 func (p *pendingEvents) remove(w *waiter) {
 	delete(p.byID, w.id)
 	p.blocks -= len(w.event.Blocks)
-	unlist(p.want, w.wants(), w.id)
+	w.eachWish(func(name events.BlockHash) { unlist(p.want, name, w.id) })
+	if w.event.Own {
+		unlist(p.content, w.event.Locals[len(w.event.Locals)-1], w.id)
+	}
 	for i, name := range w.event.Blocks {
 		if !w.cancelled[i] {
 			unlist(p.inside, copyKey{w.event.Tier, w.event.Group, name}, w.id)
@@ -148,11 +161,11 @@ func (p *pendingEvents) named(name events.BlockHash) {
 	}
 }
 
-// nextReady takes the oldest waiter whose wish is known out of the lot; nil if there is none.
-func (p *pendingEvents) nextReady(known func(events.BlockHash) bool) *waiter {
+// nextReady takes the oldest waiter that can be placed out of the lot; nil if there is none.
+func (p *pendingEvents) nextReady(placeable func(*events.Event) bool) *waiter {
 	for len(p.ready) > 0 {
 		id := heap.Pop(&p.ready).(uint64)
-		if w := p.byID[id]; w != nil && known(w.wants()) {
+		if w := p.byID[id]; w != nil && placeable(&w.event) {
 			p.remove(w)
 			return w
 		}

@@ -342,10 +342,6 @@ func (x *Index) slabsOf(lo, hi uint32, f func(g *slab, bits uint16, n uint32)) {
 
 // rememberLost remembers the names of the blocks in x.lost, which have been pinned for it.
 func (x *Index) rememberLost(r *rank, e *events.Event) {
-	total := 0
-	for _, word := range x.lost {
-		total += bits.OnesCount64(word)
-	}
 	if r.reuse != nil {
 		x.spots = x.spots[:0]
 		for i := range x.eachLost {
@@ -353,28 +349,9 @@ func (x *Index) rememberLost(r *rank, e *events.Event) {
 		}
 		x.settleWindows(r, x.spots)
 	}
-	m, u := &r.tombstones, unpins{x: x}
-	over := uint32(max(0, min(m.len(), m.len()+total-x.cfg.MaxTombstones)))
-	sum := uint32(0)
-	for i := range over {
-		if i%group == 0 {
-			for j := i; j < min(i+group, over); j++ {
-				sum += x.slabs.s[m.at(m.first+j-i).block/slabBlocks].pins
-			}
-		}
-		u.add(m.shift().block)
-	}
-	x.touched = uint64(sum)
-	skip := total - x.cfg.MaxTombstones // those behind them would push them out
 	for i := range x.eachLost {
-		if skip > 0 {
-			skip--
-			u.add(x.blocks[i])
-			continue
-		}
-		m.push(tombstone{name: e.Blocks[i], since: r.clock, block: x.blocks[i]})
+		r.tombstones.push(tombstone{name: e.Blocks[i], since: r.clock, block: x.blocks[i]})
 	}
-	u.done()
 }
 
 // eachLost yields the places in x.lost, in the order of the event.

@@ -170,7 +170,9 @@ func (w *world) event(m *member) events.Event {
 	if w.pick.below(2) == 0 {
 		to = min(to, from+1+w.pick.below(3))
 	}
-	switch op := w.pick.below(20); {
+	switch op := w.pick.below(24); {
+	case op >= 20:
+		w.chunk(m, doc, &e)
 	case op < 9:
 		e.Blocks, e.Locals = w.names(m, doc, from, to), w.docs[doc][from:to]
 		if from > 0 {
@@ -202,6 +204,36 @@ func (w *world) event(m *member) events.Event {
 		e.Tier = 9
 	}
 	return e
+}
+
+// chunk makes an event of chunks below the device: of one whose name is the last block's, or the connector's own.
+func (w *world) chunk(m *member, doc int, e *events.Event) {
+	size := 1 << w.pick.below(3)
+	n := w.pick.below(len(w.docs[doc])/size + 1)
+	begin, end := n*size, min((n+1)*size, len(w.docs[doc]))
+	if begin == end {
+		begin, end = 0, 1
+	}
+	own := func(end int) events.BlockHash { return w.name(m, doc, end-1) ^ 0x5555 }
+	e.Tier, e.Chunk = events.Tier(2+max(0, w.pick.below(6)-3)), uint32(end-begin)
+	switch w.pick.below(6) {
+	case 0:
+		e.Blocks = []events.BlockHash{w.name(m, doc, end-1)}
+	case 1:
+		e.Blocks, e.Chunk = []events.BlockHash{w.name(m, doc, end-1)}, events.ChunkUnsaid
+	case 2:
+		e.Blocks = w.names(m, doc, begin, end)
+	case 3:
+		*e = events.Event{Kind: events.Removed, Tier: e.Tier, Group: e.Group, Blocks: []events.BlockHash{own(end)}}
+	default:
+		e.Own, e.Blocks, e.Locals = true, []events.BlockHash{own(end)}, w.docs[doc][begin:end]
+		if begin > 0 {
+			e.HasParent, e.Parent = true, own(begin)
+		}
+		if w.pick.below(4) == 0 {
+			e.HasParent, e.Parent = true, 0
+		}
+	}
 }
 
 func (w *world) logf(format string, args ...any) { w.log = append(w.log, fmt.Sprintf(format, args...)) }

@@ -97,6 +97,18 @@ func goldenWideWindows() *image {
 	return im
 }
 
+// goldenChunks is the same with ranks whose engines load chunks.
+func goldenChunks() *image {
+	im := goldenImage()
+	im.states[0].Loading = events.Loading{Blocks: 16, Told: true, Own: true}
+	im.states[0].Pending = append(im.states[0].Pending, events.Pending{Since: 1763712000007,
+		Event: events.Event{Kind: events.Stored, Tier: events.Host, HasParent: true, Parent: 776, Chunk: 3, Own: true,
+			Blocks: []events.BlockHash{777}, Locals: []events.LocalHash{1, 2, 3}}},
+		events.Pending{Since: 1763712000008, Event: events.Event{Kind: events.Stored, Tier: events.Disk,
+			Chunk: events.ChunkUnsaid, Blocks: []events.BlockHash{778}}})
+	return im
+}
+
 // golden is a directory of testdata.
 type golden struct {
 	dir         string
@@ -105,7 +117,7 @@ type golden struct {
 }
 
 var goldens = []golden{{"v1", 0, goldenImage}, {"v1-ranks-apart", 500, goldenImage}, {"v1-windows", 0, goldenWindows},
-	{"v1-wide-windows", 0, goldenWideWindows}}
+	{"v1-wide-windows", 0, goldenWideWindows}, {"v1-chunks", 0, goldenChunks}}
 
 // store is what the golden image gives after a first snapshot of something else.
 func (g *golden) store(t *testing.T) *store {

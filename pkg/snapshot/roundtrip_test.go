@@ -70,6 +70,10 @@ func drawState(t *rapid.T) (s events.RankImage) {
 		g.Window, g.Drops = rapid.Uint32().Draw(t, "window"), rapid.Bool().Draw(t, "drops")
 		s.Groups = append(slices.DeleteFunc(s.Groups, func(o events.GroupKind) bool { return o.Group == g.Group }), g)
 	}
+	if rapid.Bool().Draw(t, "loads chunks") {
+		s.Loading = events.Loading{Blocks: rapid.Uint32Range(0, maxLoading).Draw(t, "loaded together"),
+			Told: rapid.Bool().Draw(t, "told"), Own: rapid.Bool().Draw(t, "own names")}
+	}
 	for range rapid.IntRange(0, 3).Draw(t, "pending") {
 		p := events.Pending{Since: events.Millis(rapid.Int64().Draw(t, "since")),
 			Event: events.Event{Kind: events.Stored, Tier: events.Host,
@@ -83,6 +87,16 @@ func drawState(t *rapid.T) (s events.RankImage) {
 			for range n {
 				p.Event.Locals = append(p.Event.Locals, events.LocalHash(u64.Draw(t, "local")))
 			}
+		}
+		if len(p.Event.Locals) == 0 || n > 1 {
+			if rapid.Bool().Draw(t, "chunk") {
+				p.Event.Locals, p.Event.Chunk = nil, rapid.Uint32Range(1, 1<<32-1).Draw(t, "chunk size")
+			}
+		} else if rapid.Bool().Draw(t, "own") {
+			for range rapid.IntRange(0, 20).Draw(t, "more of the chunk") {
+				p.Event.Locals = append(p.Event.Locals, events.LocalHash(u64.Draw(t, "local")))
+			}
+			p.Event.Own, p.Event.Chunk = true, uint32(len(p.Event.Locals))
 		}
 		p.Cancelled = ascending(t, n, "cancelled")
 		s.Pending = append(s.Pending, p)

@@ -35,12 +35,19 @@ const (
 	wideHalf       = 1<<wideBits - 1
 	wideDrops      = 1 << wideBits         // in the number of the high half
 	wideHigh       = 1 << (windowBits - 1) // it is the high half
+
+	// How an engine loads copies is in such a record too: the number of blocks, and these two.
+	loadingKind = 0xf3
+	loadingTold = 1 << 29
+	loadingOwn  = 1 << 30
+	maxLoading  = loadingTold - 1
 )
 
 // The flags of a pending event.
 const (
 	pendingHasParent = 1 << 0
 	pendingLocals    = 1 << 1
+	pendingChunk     = 1 << 2 // what Event.Chunk and Event.Own say follows; programs from before it refuse the snapshot
 )
 
 // maxPendingBlocks bounds the event of one pending record, so that it fits into a chunk. Events have at most
@@ -57,6 +64,17 @@ func encodeState(s *sections, img *events.RankImage) error {
 		s.fields = appendUint(s.fields, uint64(g.Group))
 		encodeWindow(s, &g)
 		s.cutIfFull()
+	}
+	if l := img.Loading; l != (events.Loading{}) {
+		number := uint64(windowFlag | min(l.Blocks, maxLoading))
+		if l.Told {
+			number |= loadingTold
+		}
+		if l.Own {
+			number |= loadingOwn
+		}
+		s.fields = append(s.fields, stateGroup, loadingKind)
+		s.fields = appendUint(s.fields, number)
 	}
 	for i := range img.Pending {
 		if err := encodePending(s, &img.Pending[i]); err != nil {
@@ -127,7 +145,7 @@ func encodeWindow(s *sections, g *events.GroupKind) {
 
 func encodePending(s *sections, p *events.Pending) error {
 	e := &p.Event
-	if len(e.Locals) != 0 && len(e.Locals) != len(e.Blocks) {
+	if e.Places() && len(e.Locals) != len(e.Blocks) {
 		return fmt.Errorf("%d blocks, %d local hashes", len(e.Blocks), len(e.Locals))
 	}
 	if len(e.Blocks) > maxPendingBlocks {
@@ -140,11 +158,21 @@ func encodePending(s *sections, p *events.Pending) error {
 	if len(e.Locals) > 0 {
 		flags |= pendingLocals
 	}
+	if e.Chunk > 0 {
+		flags |= pendingChunk
+	}
 	s.fields = append(s.fields, statePending, flags, byte(e.Kind), byte(e.Tier), byte(e.Attention), byte(e.Reason))
 	s.fields = appendInt(s.fields, int64(p.Since))
 	s.fields = appendUint(s.fields, uint64(e.Group))
 	s.fields = appendUint(s.fields, uint64(len(e.Blocks)))
 	s.fields = appendUint(s.fields, uint64(len(p.Cancelled)))
+	if e.Chunk > 0 {
+		own := byte(0)
+		if e.Own {
+			own = 1
+		}
+		s.fields = append(appendUint(s.fields, uint64(e.Chunk)), own)
+	}
 	next := uint32(0)
 	for _, at := range p.Cancelled {
 		if at < next || int(at) >= len(e.Blocks) {
@@ -161,6 +189,11 @@ func encodePending(s *sections, p *events.Pending) error {
 
 // decodeGroup adds what one group record says.
 func decodeGroup(img *events.RankImage, kind byte, number uint32) {
+	if kind == loadingKind && number >= windowFlag {
+		img.Loading = events.Loading{Blocks: number & maxLoading, Told: number&loadingTold != 0,
+			Own: number&loadingOwn != 0}
+		return
+	}
 	if kind < windowKind || kind > windowKindWide || number < windowFlag {
 		img.Groups = append(img.Groups, events.GroupKind{Group: events.GroupIndex(number),
 			Kind: events.Attention(kind)})
@@ -223,7 +256,14 @@ func (c *cursor) decodePending(img *events.RankImage) {
 	n := c.uint()
 	var cancelled []uint32
 	at := uint64(0)
-	for range c.count() {
+	cancels := c.count()
+	hashes := n // local ones
+	if flags&pendingChunk != 0 {
+		if e.Chunk, e.Own = c.uint32(), c.byte() != 0; e.Own {
+			hashes = uint64(e.Chunk)
+		}
+	}
+	for range cancels {
 		if at += c.uint(); at >= n {
 			c.fail(errState)
 			return
@@ -235,9 +275,9 @@ func (c *cursor) decodePending(img *events.RankImage) {
 	blocks := c.wordBytes(n)
 	var locals []byte
 	if flags&pendingLocals != 0 {
-		locals = c.wordBytes(n)
+		locals = c.wordBytes(hashes)
 	}
-	if flags&^(pendingHasParent|pendingLocals) != 0 {
+	if flags&^(pendingHasParent|pendingLocals|pendingChunk) != 0 {
 		c.fail(errState)
 	}
 	if c.err != nil {

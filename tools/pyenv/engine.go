@@ -19,6 +19,16 @@ type EngineCache struct {
 	Groups    []string `json:"groups"` // full, swa:TOKENS, chunked:TOKENS, mamba:align, mamba:all
 	Lookahead int      `json:"lookahead,omitempty"`
 	Eagle     bool     `json:"eagle,omitempty"`
+
+	Offload *EngineOffload `json:"offload,omitempty"`
+}
+
+// EngineOffload asks for vLLM's offloading connector behind the cache manager.
+type EngineOffload struct {
+	BlocksPerChunk int    `json:"blocks_per_chunk"`
+	Chunks         int    `json:"chunks"` // in host memory
+	SelfDescribing bool   `json:"self_describing"`
+	Policy         string `json:"policy"` // lru or arc
 }
 
 // Engine is a running integration/python/engine.py: an engine's own publisher, out of its wheel. Its methods fail the

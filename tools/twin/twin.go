@@ -92,10 +92,12 @@ type Rank struct {
 	held   map[holding]int                        // the same copies, by place
 	place  map[events.BlockHash]events.SeqHash    // of every name in copies
 	path   map[events.SeqHash]origin              // of every place that was ever held
-	gone   []removal                              // the last names that left copies, oldest first
-	parked []parked                               // oldest first
-	sets   map[copyOf]int                         // of the other groups
-	counts Counts
+	// how the engine loads copies below the device
+	loading events.Loading
+	gone    []removal      // the last names that left copies, oldest first
+	parked  []parked       // oldest first
+	sets    map[copyOf]int // of the other groups
+	counts  Counts
 }
 
 // New returns a rank that holds nothing. block is the size of a block in tokens.
@@ -110,7 +112,7 @@ func (r *Rank) reset() {
 		map[events.GroupIndex]bool{}
 	r.copies, r.held, r.sets = map[copyOf]int{}, map[holding]int{}, map[copyOf]int{}
 	r.place = map[events.BlockHash]events.SeqHash{}
-	r.gone, r.parked = nil, nil
+	r.gone, r.parked, r.loading = nil, nil, events.Loading{}
 }
 
 // Apply takes events that reached the log at now. Time that goes back is taken to stand still.
@@ -127,7 +129,7 @@ func (r *Rank) Apply(now events.Millis, evs []events.Event) Counts {
 	for i := range evs {
 		e := &evs[i]
 		switch {
-		case e.Kind == events.Stored && e.Tier.Valid() && (len(e.Locals) == 0 || len(e.Locals) == len(e.Blocks)):
+		case e.Kind == events.Stored && e.Tier.Valid() && wellFormed(e):
 			r.stored(e)
 		case e.Kind == events.Removed && e.Tier.Valid():
 			r.removed(e)
@@ -137,7 +139,15 @@ func (r *Rank) Apply(now events.Millis, evs []events.Event) Counts {
 			r.counts.Malformed++
 		}
 	}
+	r.gone = r.gone[max(0, len(r.gone)-r.cfg.MaxTombstones):]
 	return r.counts
+}
+
+func wellFormed(e *events.Event) bool {
+	if e.Own {
+		return len(e.Blocks) == 1 && len(e.Locals) > 0 && uint32(len(e.Locals)) == e.Chunk
+	}
+	return len(e.Locals) == 0 || len(e.Locals) == len(e.Blocks)
 }
 
 func (r *Rank) stored(e *events.Event) {
@@ -162,7 +172,7 @@ func (r *Rank) stored(e *events.Event) {
 			r.sets[copyOf{e.Tier, e.Group, name}]++
 		}
 		r.counts.OtherStored += uint64(len(e.Blocks))
-	case len(e.Locals) == 0: // each block waits by itself
+	case len(e.Locals) == 0 && !e.Own: // each block waits by itself
 		for i := range e.Blocks {
 			one := *e
 			one.Blocks, one.HasParent, one.Parent = e.Blocks[i:i+1], false, 0
@@ -197,6 +207,10 @@ func (r *Rank) known(name events.BlockHash) (events.SeqHash, bool) {
 }
 
 func (r *Rank) ready(e *events.Event) bool {
+	if e.Own {
+		_, _, ok := r.ownPlace(e)
+		return ok
+	}
 	name := e.Parent
 	if len(e.Locals) == 0 {
 		name = e.Blocks[0]
@@ -210,6 +224,11 @@ func (r *Rank) ready(e *events.Event) bool {
 func (r *Rank) placeOrPark(e events.Event) {
 	if r.ready(&e) {
 		r.put(&e, make([]bool, len(e.Blocks)))
+		return
+	}
+	if e.Own && e.HasParent && e.Parent == 0 { // it does not wait
+		r.counts.Pending++
+		r.counts.Overflowed++
 		return
 	}
 	e.Blocks, e.Locals, e.Attention = slices.Clone(e.Blocks), slices.Clone(e.Locals), 0
@@ -233,9 +252,15 @@ func (r *Rank) tooMuchParked() bool {
 // put gives the blocks of an event that is ready their places, but for those cancelled. A name that has copies at
 // another place ends it: neither that block nor what follows it is taken.
 func (r *Rank) put(e *events.Event, cancelled []bool) {
-	if len(e.Locals) == 0 {
-		seq, _ := r.known(e.Blocks[0])
+	if len(e.Locals) == 0 || e.Own {
+		seq, byContent := events.SeqHash(0), false
+		if e.Own {
+			seq, byContent, _ = r.ownPlace(e)
+		} else {
+			seq, _ = r.known(e.Blocks[0])
+		}
 		r.hold(copyOf{e.Tier, e.Group, e.Blocks[0]}, seq)
+		r.learnLoading(e, seq, byContent)
 		return
 	}
 	var seq events.SeqHash
@@ -287,7 +312,6 @@ func (r *Rank) removed(e *events.Event) {
 			r.counts.Removed++
 			if _, ok := r.place[name]; !ok {
 				r.gone = append(r.gone, removal{name, seq, r.clock})
-				r.gone = r.gone[max(0, len(r.gone)-r.cfg.MaxTombstones):]
 			}
 		case kind.Main() && r.cancel(c):
 			r.counts.Cancelled++
@@ -400,6 +424,9 @@ func (r *Rank) Within(locals []events.LocalHash, tiers ...events.Tier) int {
 		}
 		n++
 	}
+	if r.loading.Chunked() {
+		n = r.withinChunks(locals, tiers)
+	}
 	if r.bounded() {
 		n = r.prefix(locals).usable(n, tiers)
 	}
@@ -408,7 +435,17 @@ func (r *Rank) Within(locals []events.LocalHash, tiers ...events.Tier) int {
 
 // Named is the local hashes of the blocks that the rank holds under these names in whatever tier, as far as each
 // follows the one before it, and the first is the first of a prompt.
+//
+// Of a chunk the last block's name tells all of it, since an engine's hash covers the blocks before.
 func (r *Rank) Named(names []events.BlockHash) (locals []events.LocalHash) {
+	if r.loading.Chunked() {
+		for i, name := range slices.Backward(names) {
+			if seq, ok := r.place[name]; ok && r.depth(seq) == uint32(i+1) {
+				return r.localsTo(seq)
+			}
+		}
+		return nil
+	}
 	var last events.SeqHash
 	for i, name := range names {
 		seq, ok := r.place[name]
@@ -429,11 +466,17 @@ func (r *Rank) Held(locals []events.LocalHash) (depth [events.NumTiers]uint32) {
 		seq = Next(seq, i == 0, l)
 		for tier <= events.External && !r.Holds(tier, seq) {
 			tier++
+			if r.loading.Chunked() {
+				break
+			}
 		}
-		if tier > events.External {
+		if tier > events.External || tier > events.Device && r.loading.Chunked() {
 			break
 		}
 		depth[tier-1]++
+	}
+	if r.loading.Chunked() {
+		r.heldInChunks(locals, &depth)
 	}
 	return depth
 }

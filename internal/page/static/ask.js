@@ -12,6 +12,7 @@ const stops = {
   unknown_block: (n) => "block " + n + " is not known to the worker's node: nobody there holds it",
   not_held: (n) => "does not hold block " + n,
   held_in_earlier_tier: (n) => "holds block " + n + " only in a tier before the one that its prefix has come to",
+  part_of_chunk: (n) => "the engine loads the chunk of block " + n + " only as a whole",
   group_lacks_blocks: (n, p) => "a group of the model (" + (p.group ? p.group.kind + (p.group.window ? " of " + p.group.window + " tokens" : "") : "?") +
     ") lacks what it needs of more than " + n + " blocks",
   draft_model: (n) => "the engine computes block " + n + " anew for its draft model",

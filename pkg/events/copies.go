@@ -1,0 +1,99 @@
+package events
+
+import (
+	"slices"
+
+	"github.com/kvatlas/kvatlas/internal/msgp"
+)
+
+// Copies below the device, as vLLM's connectors announce them (vllm-project/vllm › vllm/distributed/kv_transfer/
+// kv_connector/v1). Each connector has a form of its own:
+//
+//	OffloadingConnector        chunks: by the last block's name alone, with block_size 0 (up to 0.23 many names in one
+//	                           event, before 0.12 with the chunk's size); with self_describing_kv_events the names and
+//	                           tokens of all blocks of one chunk. It loads a chunk only as a whole.
+//	SimpleCPUOffloadConnector,
+//	UMBPConnector              one block, with its tokens
+//	LMCacheConnector           one chunk under LMCache's own name, with the tokens of all its blocks and without a group
+//	MooncakeStoreConnector     one block with medium "cpu" and a group; never a removal
+//
+// None of them says extra_keys of all blocks, and some leave out the LoRA too. By its tokens, a tenant's or an
+// adapter's block would be one of the base model's. So the tokens of such a copy never tell its place alone: the index
+// asks in addition for the device's own event of the same block.
+
+// isBareCopy reports whether the event tells of a copy below the device and leaves out what else than tokens went into
+// the names of its blocks.
+func (d *Decoder) isBareCopy(e *rawEvent) bool {
+	said := e.extraKeys[0] < e.extraKeys[1] && e.data[e.extraKeys[0]] != msgp.CodeNil
+	return d.engine == VLLM && e.deviceUnlessSaid() != Device && !said
+}
+
+// isStoreCopy reports whether the event tells of a copy in a Mooncake store that several workers share. The connector
+// announces no removal (mooncake/store/worker.py), so such a copy would count for ever. A query asks the store itself.
+func (d *Decoder) isStoreCopy(e *rawEvent) bool {
+	return d.engine == VLLM && e.inStore && (e.grouped && e.attention == AttentionUnknown || d.store)
+}
+
+// chunkOf returns how many blocks the engine loads under each name of a bare copy, as [Event.Chunk] has it. It is 0 if
+// the event's sizes do not fit this decoder's blocks.
+func (d *Decoder) chunkOf(e *rawEvent, names int) uint32 {
+	switch {
+	case e.blockSize%d.block != 0:
+		return 0
+	case e.tokenCount == 0 && e.blockSize == 0:
+		return ChunkUnsaid
+	case e.tokenCount == 0:
+		return e.blockSize / d.block
+	case uint64(names)*uint64(e.blockSize) != uint64(e.tokenCount):
+		return 0
+	case names == 1 || e.blockSize > d.block:
+		return e.blockSize / d.block
+	case e.grouped && e.attention.Main() && e.attention != AttentionUnknown:
+		return uint32(names) // the blocks of one chunk of the offloading connector
+	}
+	return 0
+}
+
+// mayOwnName reports whether the name of a bare copy may be one of LMCache's: LMCache tells neither group nor kind of
+// attention, and each chunk in an event of its own (LMCache/LMCache › lmcache/integration/vllm/
+// lmcache_mp_connector.py; in process vllm_v1_adapter.py and vLLM's lmcache_connector.py).
+func (e *rawEvent) mayOwnName(names int) bool {
+	return names == 1 && e.tier == Host && !e.grouped && e.attention == AttentionUnknown && len(e.lora) == 0 &&
+		len(e.loraID) == 0 && !e.badLoRAID && len(e.salt) == 0 && e.lookahead == [2]int{} && e.mediaKeys == [2]int{}
+}
+
+// hashContent appends the plain local hashes of the blocks of a chunk.
+func (d *Decoder) hashContent(blocks uint32) {
+	for i := range int(blocks) {
+		d.locals = append(d.locals, hashTokens(d.tokens[i*int(d.block):(i+1)*int(d.block)], baseSeed))
+	}
+}
+
+// bareCopy takes a copy of blocks of a main group by its names, and by its content where a name may be the connector's
+// own.
+func (d *Decoder) bareCopy(e *rawEvent, blocks []BlockHash) Skip {
+	chunk := d.chunkOf(e, len(blocks))
+	if e.tokenCount > 0 {
+		switch {
+		case e.blockSize == 0 || e.blockSize%d.block != 0: // LMCache may keep the end of a prompt, which fills no chunk
+			return d.sizes.reject(e, blocks, d.block)
+		case uint64(len(blocks))*uint64(e.blockSize) != uint64(e.tokenCount):
+			return SkipLength
+		}
+		d.counts[SkipCopyTokens]++
+	}
+	d.zero = d.zero || slices.Contains(blocks, 0)
+	s := Event{Kind: Stored, Tier: e.tier, Group: e.group, Attention: e.attention, Window: e.window, Drops: e.drops,
+		Chunk: chunk}
+	if e.tokenCount > 0 && chunk <= MaxBlocksPerEvent && e.mayOwnName(len(blocks)) {
+		d.hashContent(chunk)
+		s.Own, s.Locals = true, d.locals[e.locals:len(d.locals):len(d.locals)]
+		s.HasParent, s.Parent = e.hasParent, e.parent
+	}
+	for len(blocks) > 0 {
+		n := min(len(blocks), MaxBlocksPerEvent)
+		s.Blocks, blocks = blocks[:n:n], blocks[n:]
+		d.events = append(d.events, s)
+	}
+	return notSkipped
+}
