@@ -151,7 +151,15 @@ func (r *rank) main(group events.GroupIndex) bool {
 }
 
 func (x *Index) stored(r *rank, e *events.Event, c *Counts) {
+	if e.Attention == events.AttentionUnknown && len(e.Locals) == 0 && !e.Own && !r.announced(e.Group) {
+		x.waitForKind(r, e, c)
+		return
+	}
+	known := len(r.groups)
 	take, main := x.learn(r, e, c)
+	if len(r.groups) > known && r.pending.len() > 0 {
+		x.kindLearned(r, e.Group, main, c)
+	}
 	switch {
 	case !take:
 		return
@@ -183,7 +191,7 @@ func (x *Index) stored(r *rank, e *events.Event, c *Counts) {
 				return ok
 			}
 			_, ok := x.known(r, wants(e))
-			return ok
+			return ok && r.announced(e.Group)
 		})
 		if w == nil {
 			break
@@ -216,6 +224,36 @@ func (x *Index) wait(r *rank, e *events.Event, c *Counts) {
 	r.pending.add(r.clock, e, nil)
 	c.Pending += uint64(len(e.Blocks))
 	x.boundPending(r, c)
+}
+
+// announced reports whether a stored event has said of which kind a group is, or that it is a main one.
+func (r *rank) announced(group events.GroupIndex) bool {
+	return slices.ContainsFunc(r.groups, func(g events.GroupKind) bool { return g.Group == group })
+}
+
+// waitForKind keeps names of a group until another event tells its kind. Engines announce copies in host memory by name
+// alone. Such an event must not make a state group a main one: each block would need a copy in it.
+func (x *Index) waitForKind(r *rank, e *events.Event, c *Counts) {
+	for i := range e.Blocks {
+		one := *e
+		one.Blocks, one.HasParent, one.Parent = e.Blocks[i:i+1], false, 0
+		x.wait(r, &one, c)
+	}
+}
+
+// kindLearned places what has waited for the kind of a group.
+func (x *Index) kindLearned(r *rank, group events.GroupIndex, main bool, c *Counts) {
+	for _, w := range r.pending.all() {
+		switch {
+		case w.event.Group != group:
+		case main:
+			r.pending.named(wants(&w.event))
+		default:
+			r.pending.remove(w)
+			c.Attached++
+			x.storedBeside(r, &w.event, c)
+		}
+	}
 }
 
 // boundPending drops the oldest events of a rank until the rest fits its bounds.

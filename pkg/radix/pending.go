@@ -161,7 +161,7 @@ func (p *pendingEvents) named(name events.BlockHash) {
 	}
 }
 
-// nextReady takes the oldest waiter that can be placed out of the lot; nil if there is none.
+// nextReady removes and returns the oldest waiter that can be placed; nil if there is none.
 func (p *pendingEvents) nextReady(placeable func(*events.Event) bool) *waiter {
 	for len(p.ready) > 0 {
 		id := heap.Pop(&p.ready).(uint64)

@@ -98,3 +98,55 @@ func liveHeap() uint64 {
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
 }
+
+// TestNamesWaitForTheKindOfTheirGroup: an event with names alone does not say of which kind its group is. Its blocks
+// count as soon as another event does.
+func TestNamesWaitForTheKindOfTheirGroup(t *testing.T) {
+	prompt := []events.LocalHash{3, 4}
+	for name, c := range map[string]struct {
+		kind    events.Attention // of group 1
+		pending bool             // the names come before the device's blocks
+		device  uint32
+		host    uint32
+		beside  int64
+	}{
+		"state group, names first":   {events.AttentionMamba, true, 2, 0, 2},
+		"state group, blocks first":  {events.AttentionMamba, false, 2, 0, 2},
+		"second main group":          {events.AttentionFull, true, 2, 0, 0},
+		"second main group, at last": {events.AttentionFull, false, 2, 0, 0},
+	} {
+		x := New(Config{})
+		id := x.AddRank(0, 16)
+		full := waiting(0, 3, 2)
+		full.HasParent, full.Attention = false, events.AttentionFull
+		names := events.Event{Kind: events.Stored, Tier: events.Host, Group: 1, Blocks: []events.BlockHash{4}}
+		list := []events.Event{full, names}
+		if c.pending {
+			list = []events.Event{names, full}
+		}
+		x.Apply(id, 1, list)
+		depth := func() (d [events.NumTiers]uint32) {
+			var a Answer
+			x.Match(0, prompt, nil, &a)
+			for _, o := range a.Ranks {
+				d = o.Depth
+			}
+			return d
+		}
+		if d := depth(); d[0] != 2 || x.Stats().Pending != 1 {
+			t.Errorf("%s: before the kind is known: %v, %d wait", name, d, x.Stats().Pending)
+		}
+		second := full
+		second.Group, second.Attention = 1, c.kind
+		if !c.kind.Main() {
+			second.Blocks, second.Locals = []events.BlockHash{4}, nil
+		}
+		x.Apply(id, 2, []events.Event{second})
+		if d, s := depth(), x.Stats(); d[0] != c.device || d[1] != c.host || s.Pending != 0 || s.SetBlocks != c.beside {
+			t.Errorf("%s: %v, %+v", name, d, s)
+		}
+		if err := x.Check(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

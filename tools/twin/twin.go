@@ -152,9 +152,20 @@ func wellFormed(e *events.Event) bool {
 
 func (r *Rank) stored(e *events.Event) {
 	kind, seen := r.kinds[e.Group]
+	if !seen && e.Attention == events.AttentionUnknown && len(e.Locals) == 0 && !e.Own { // of which kind is said later
+		for i := range e.Blocks {
+			one := *e
+			one.Blocks, one.HasParent, one.Parent = e.Blocks[i:i+1], false, 0
+			r.park(one)
+		}
+		return
+	}
 	switch {
 	case !seen:
 		r.kinds[e.Group] = e.Attention
+		if !e.Attention.Main() {
+			r.unparkBeside(e.Group)
+		}
 	case e.Attention == events.AttentionUnknown:
 	case e.Attention.Main() != kind.Main():
 		r.counts.KindConflicts += uint64(len(e.Blocks))
@@ -211,6 +222,9 @@ func (r *Rank) ready(e *events.Event) bool {
 		_, _, ok := r.ownPlace(e)
 		return ok
 	}
+	if _, seen := r.kinds[e.Group]; !seen {
+		return false
+	}
 	name := e.Parent
 	if len(e.Locals) == 0 {
 		name = e.Blocks[0]
@@ -231,6 +245,23 @@ func (r *Rank) placeOrPark(e events.Event) {
 		r.counts.Overflowed++
 		return
 	}
+	r.park(e)
+}
+
+// unparkBeside adds the blocks of a group to its set that have waited for its kind.
+func (r *Rank) unparkBeside(group events.GroupIndex) {
+	r.parked = slices.DeleteFunc(r.parked, func(p parked) bool {
+		if p.event.Group != group {
+			return false
+		}
+		r.sets[copyOf{p.event.Tier, group, p.event.Blocks[0]}]++
+		r.counts.Attached++
+		r.counts.OtherStored++
+		return true
+	})
+}
+
+func (r *Rank) park(e events.Event) {
 	e.Blocks, e.Locals, e.Attention = slices.Clone(e.Blocks), slices.Clone(e.Locals), 0
 	r.parked = append(r.parked, parked{r.clock, e, make([]bool, len(e.Blocks))})
 	r.counts.Pending += uint64(len(e.Blocks))
