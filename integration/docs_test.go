@@ -181,13 +181,33 @@ func TestPagesInOrder(t *testing.T) {
 }
 
 // TestPromisesHaveTests: every test that docs/security.md names for a promise exists.
-func TestPromisesHaveTests(t *testing.T) {
+func TestPromisesHaveTests(t *testing.T) { namedTestsExist(t, "docs/security.md") }
+
+// TestStatesNameTests: every test that the table of states names exists, and every state has one.
+func TestStatesNameTests(t *testing.T) {
+	const page = "internal/registry/DESIGN.md"
+	namedTestsExist(t, page)
+	for _, line := range strings.Split(readFile(t, "../"+page), "\n") {
+		cells := strings.Split(strings.Trim(line, "|"), "|")
+		heading := strings.HasPrefix(line, "| state |") || strings.HasPrefix(line, "|---")
+		if !strings.HasPrefix(line, "|") || heading {
+			continue
+		}
+		if len(cells) != 4 || strings.TrimSpace(cells[2]) == "" || !strings.Contains(cells[3], "`Test") {
+			t.Errorf("%s: a state without exit or test: %s", page, line)
+		}
+	}
+}
+
+// namedTestsExist fails if a page names a test that no package has.
+func namedTestsExist(t *testing.T, page string) {
+	t.Helper()
 	named := map[string]bool{}
-	for _, m := range regexp.MustCompile("`(Test\\w+)`").FindAllStringSubmatch(readFile(t, "../docs/security.md"), -1) {
+	for _, m := range regexp.MustCompile("`(Test\\w+)`").FindAllStringSubmatch(readFile(t, "../"+page), -1) {
 		named[m[1]] = false
 	}
 	if len(named) < 20 {
-		t.Errorf("the page names only %v", named)
+		t.Errorf("%s names only %v", page, named)
 	}
 	for _, root := range []string{"cmd", "integration", "internal", "pkg"} {
 		err := filepath.WalkDir("../"+root, func(path string, d fs.DirEntry, err error) error {
@@ -206,7 +226,7 @@ func TestPromisesHaveTests(t *testing.T) {
 	}
 	for name, there := range named {
 		if !there {
-			t.Errorf("docs/security.md names %s, which no package has", name)
+			t.Errorf("%s names %s, which no package has", page, name)
 		}
 	}
 }

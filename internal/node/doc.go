@@ -26,6 +26,8 @@
 //  4. Where what was said before cannot be known any more, the partition says that it needs a resync, asks the shims
 //     for one (resync.go), and credits nobody with what it does not know.
 //
+// The exits of all states that a user sees are in internal/registry/DESIGN.md.
+//
 // Partitions are dealt out among shards ([Config.Shards], shards.go), each with an index, a machine, and one goroutine,
 // the writer, which owns both; everything else asks it through a bounded queue. Queries read the indexes and the node's
 // View, which do not wait for writers. What is said does not depend on how many shards there are, but for the memory

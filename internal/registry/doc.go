@@ -64,6 +64,9 @@
 // seen in the old one. Shims renew there as if nothing had been, and ages begin anew, so who died with it is cleared a
 // lease later.
 //
+// DESIGN.md lists every state that keeps a worker from being chosen, a partition from serving or an answer from being
+// whole, with its exit and the test of that.
+//
 // [Machine] decides, and is stepped: it reads no clock and starts nothing. [Registry] and [Lease] wait around it. They
 // may be used from any goroutine. What closing an incarnation means in the log is internal/shim's, what it does to the
 // index internal/node's.
