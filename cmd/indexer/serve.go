@@ -127,7 +127,7 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 	f.DurationVar(&s.pendingFor, "pending-for", 0,
 		"age at which a pending block is dropped; 0: never, it waits until its parent is announced or it is removed")
 	f.IntVar(&s.Index.MaxTombstones, "max-tombstones", radix.DefaultMaxTombstones,
-		"tombstones of one rank: removals whose place is remembered")
+		"tombstones of one rank: removals whose place is remembered beyond the message that has them")
 	f.DurationVar(&s.tombstoneFor, "tombstone-for", time.Duration(radix.DefaultTombstoneFor)*time.Millisecond,
 		"how long a tombstone is kept")
 	cli.Renamed(f, map[string]string{"max-parked": "max-pending", "park-for": "pending-for",

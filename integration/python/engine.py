@@ -10,7 +10,7 @@ where the sockets are. Options:
     buffer       batches kept for replay; default 10000
     cache        makes a cache manager: SGLang's cache for its groups (one beside full attention; more from 0.5.23 on), without lookahead or eagle, or vLLM's manager: {"block_size": N, "blocks": N, "groups": ["full", "swa:64", "chunked:64", "mamba:align", "mamba:all"], "lookahead": L,
                  "eagle": BOOL}. "swa:64@32" has blocks of 32 tokens, a multiple of block_size. With a lookahead, as with a drafter that reads L tokens ahead: 0.33 and later. With eagle, as with a drafter whose engine
-                 computes the last block of a hit anew. With "offload": {…}, vLLM's, with its offloading connector: see offload_cache.py
+                 computes the last block of a hit anew. With "offload": {…}, vLLM's, with its offloading connector: see offload_cache.py; with "lmcache": {…}, with LMCache: see lmcache_cache.py
 
 Commands:
     {"op": "batch", "events": [{"type": "BlockStored", …}]}     publishes events, whose fields are the engine's; those that this version
@@ -39,6 +39,7 @@ import sys
 import time
 import types
 
+import lmcache_cache
 import offload_cache
 import sglang_cache
 from wheel import StubModule, open_wheel
@@ -260,7 +261,7 @@ def run(cmd, publisher, cache):
         return {}
     if op == "stop":
         raise SystemExit
-    if cache is None or op not in ("admit", "append", "free", "evict", "reset", "lookup", "transfers"):
+    if cache is None or op not in ("admit", "append", "free", "evict", "reset", "lookup", "transfers", "foreign", "restart"):
         raise ValueError(f"no command {op!r}")
     answer = getattr(cache, op)(cmd)
     if events := cache.take_events():
@@ -282,7 +283,8 @@ def main():
         publisher = Publisher(opt, package)
         cache = None
         if opt.get("cache"):
-            cache = offload_cache.make(Cache, opt["cache"]) if offloads else Cache(opt["cache"])
+            make = offload_cache.make if offloads else lmcache_cache.make if opt["cache"].get("lmcache") else lambda base, opt: base(opt)
+            cache = make(Cache, opt["cache"])
     say(ok=True, endpoint=publisher.endpoint, replay=publisher.replay)
     for line in sys.stdin:
         try:

@@ -53,6 +53,7 @@ def make(base, opt):
             self.jobs = set()  # under way
             self.told = {}  # how many blocks of each request the connector was told of
             self.asked = 0
+            self.earlier = []  # events that come before those that are taken next
 
         def transfer(self, jobs):
             """The worker reports that jobs are done."""
@@ -150,6 +151,7 @@ def make(base, opt):
 
         def reset(self, cmd):
             self.transfer(self.jobs)
+            self.earlier = self.take_events()  # those of the step before
             done = bool(self.manager.reset_prefix_cache())
             if done:
                 self.connector.reset_cache()
@@ -173,6 +175,7 @@ def make(base, opt):
             return {"whole": device, "main": device, "host": host}
 
         def take_events(self):
-            return list(self.manager.take_events()) + list(self.connector.take_events())
+            earlier, self.earlier = self.earlier, []
+            return earlier + list(self.manager.take_events()) + list(self.connector.take_events())
 
     return Offloading(opt)

@@ -10,7 +10,7 @@ import sys
 import types
 import zipfile
 
-STUBBED = {"torch", "psutil", "urllib3", "PIL", "transformers", "requests", "cloudpickle", "fastapi", "aiohttp", "regex", "triton", "huggingface_hub", "uvloop", "uvicorn", "prometheus_client"}
+STUBBED = {"torch", "psutil", "urllib3", "PIL", "transformers", "requests", "cloudpickle", "fastapi", "aiohttp", "regex", "triton", "huggingface_hub", "uvloop", "uvicorn", "prometheus_client", "cachetools", "nvtx"}
 
 
 class StubType(type):
@@ -53,7 +53,7 @@ class StubModule(types.ModuleType):
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        if isinstance(finder, Finder) and f"{self.__name__}.{name}" in finder.real:
+        if any(f"{self.__name__}.{name}" in f.real for f in finders):
             return importlib.import_module(f"{self.__name__}.{name}")
         value = StubType(name, (Stub,), {"__module__": __name__})
         setattr(self, name, value)
@@ -65,7 +65,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.wheel = zipfile.ZipFile(path)
         self.path = path
         self.files = set(self.wheel.namelist())
-        self.package = next(name.split("/")[0] for name in self.files if name.split("/")[0] in ("vllm", "sglang"))
+        self.package = next(name.split("/")[0] for name in self.files if name.split("/")[0] in ("vllm", "sglang", "lmcache"))
         self.real = {name for name in real if self.file(name)}
 
     def file(self, name):
@@ -89,11 +89,14 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             exec(compile(self.wheel.read(file), module.__file__, "exec"), module.__dict__)
 
 
-finder = None
+finder = None  # of the wheel that was opened first
+finders = []
 
 
 def open_wheel(path, real):
     global finder
-    finder = Finder(path, real)
-    sys.meta_path.insert(0, finder)
-    return finder
+    opened = Finder(path, real)
+    finder = finder or opened
+    finders.append(opened)
+    sys.meta_path.insert(0, opened)
+    return opened

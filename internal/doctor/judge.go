@@ -607,9 +607,11 @@ func judgeShim(s *control.Shim) (list []Finding) {
 	skipped := maps.Clone(h.Skipped)
 	if n := skipped[events.SkipCopySize.String()]; n > 0 {
 		delete(skipped, events.SkipCopySize.String())
-		found(copiesSkipped, Warning, "copies below the device are not whole blocks, and are not credited; the device's "+
-			"blocks are right", fmt.Sprintf("%s %d", events.SkipCopySize, n), "make the chunk of the engine's connector (LMCache: chunk_size) a "+
-			"multiple of the engine's block size; leave --block-size as it is. LMCache's save_unfull_chunk keeps such copies too")
+		found(copiesSkipped, Warning,
+			"copies below the device are not whole blocks, and are not credited; the device's blocks are right",
+			fmt.Sprintf("%s %d", events.SkipCopySize, n),
+			"make the chunk of the engine's connector (LMCache: chunk_size) a multiple of the engine's block size; "+
+				"leave --block-size as it is. LMCache's save_unfull_chunk keeps such copies too")
 	}
 	if len(skipped) > 0 {
 		var said []string

@@ -73,8 +73,8 @@
 // are nil if empty, and else one binary of little-endian u64, so that reading them is one copy and no visit: at most
 // [MaxBlocksPerEvent] numbers. lookahead is left out if it is 0 and nothing follows it, and so are window and drops,
 // together, and chunk and content, together. content is the local hashes of an event with a name of the connector's own
-// ([Event].Own), whose locals are nil. Nothing follows the batch. What a later writer needs beyond this it appends to an array; what would make an
-// old reader wrong takes a new version, and so does a new kind or tier.
+// ([Event].Own), whose locals are nil. Nothing follows the batch. What a later writer needs beyond this it appends to
+// an array; what would make an old reader wrong takes a new version, and so does a new kind or tier.
 //
 // # Engine messages
 //

@@ -32,7 +32,8 @@ const (
 	SkipField // not an event: a field that is not needed and has a wrong type
 	// not an event: tokens of a group that is no part of the prefix, and keeps not every block
 	SkipGroupTokens
-	SkipCopyTokens // not an event: tokens of a copy below the device that come without extra keys: they tell no place alone
+	// not an event: tokens of a copy below the device that come without extra keys. They tell no place alone
+	SkipCopyTokens
 
 	skipKinds = iota
 )

@@ -135,7 +135,8 @@ func (n *naiveDecoder) copies(e Event, fields map[string]any, size uint64, token
 		described = described || text != ""
 	}
 	id, _, isNumber := randval.AsInteger(fields["lora_id"])
-	if text, isText := fields["lora_id"].(string); fields["lora_id"] != nil && !(isNumber && id == 0 || isText && text == "") {
+	text, isText := fields["lora_id"].(string)
+	if fields["lora_id"] != nil && !(isNumber && id == 0 || isText && text == "") {
 		described = true
 	}
 	_, ahead := fields["lookahead_token_ids"]

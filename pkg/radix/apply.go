@@ -9,8 +9,8 @@ import (
 )
 
 // Apply takes events of one rank that reached the log at now; time that goes back is taken to stand still. It keeps
-// none of the slices. evs ends with the last event of an engine's message: what these events removed is remembered until
-// all of them are applied, beyond MaxTombstones too.
+// none of the slices. evs ends with the last event of an engine's message. What these events removed is remembered
+// until all of them are applied, beyond MaxTombstones too.
 func (x *Index) Apply(id RankID, now events.Millis, evs []events.Event) (c Counts) {
 	x.naming.Lock()
 	defer x.naming.Unlock()

@@ -94,11 +94,12 @@ func (x *Index) path(
 	return locals
 }
 
-// pathToLast appends the local hashes of the blocks up to the last one that has its name at its place. Of a chunk a rank
-// may know the last block's name alone. An engine's hash of a block covers the blocks before it, so that the names
+// pathToLast appends the local hashes of the blocks up to the last one that has its name at its place. A rank may know
+// only the name of a chunk's last block. An engine's hash of a block covers the blocks before it, so that the names
 // before it need no look.
-func (x *Index) pathToLast(names []events.BlockHash, place func(events.BlockHash) (uint32, bool),
-	locals []events.LocalHash) []events.LocalHash {
+func (x *Index) pathToLast(
+	names []events.BlockHash, place func(events.BlockHash) (uint32, bool), locals []events.LocalHash,
+) []events.LocalHash {
 	for i := len(names) - 1; i >= 0; i-- {
 		block, ok := place(names[i])
 		if !ok || x.depth(block) != uint32(i) {

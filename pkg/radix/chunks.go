@@ -15,8 +15,8 @@ import (
 // rank keeps how many blocks its chunks have (events.Loading), and a reader goes through the tiers below the device
 // chunk by chunk: a chunk is there if its last block is held. The blocks before it in the chunk need no mark.
 
-// learnLoading notes what the event in hand tells of how the rank's engine loads copies. block is the place of its name;
-// byContent, that the name was not known.
+// learnLoading notes what the event in hand tells of how the rank's engine loads copies. block is the place of its
+// name. byContent says that the name was not known.
 func (x *Index) learnLoading(r *rank, e *events.Event, block uint32, byContent bool) {
 	l := r.loading
 	switch {
@@ -150,10 +150,9 @@ func (x *Index) follow(space, at uint32, locals []uint64) (last uint32, ok bool)
 	return last, last != 0
 }
 
-// continues finds the place of a chunk of which the connector does not tell the chunk before. LMCache in process writes
-// parent 0 where it stores only the end of a prompt (LMCache/LMCache › lmcache/v1/cache_engine.py, store). It stores the
-// rest of a prompt whose first chunks it has. So the place follows a chunk that the rank holds. Of several places none
-// is taken.
+// continues finds the place of a chunk if the connector does not tell the chunk before. LMCache in process writes
+// parent 0 where it stores only the end of a prompt (LMCache/LMCache › lmcache/v1/cache_engine.py, store). It has the chunks
+// before that, so that the place follows a chunk which the rank holds. If there are several places, none is returned.
 func (x *Index) continues(r *rank, e *events.Event, locals []uint64) (last uint32, ok bool) {
 	size, tier := uint32(len(locals)), int(e.Tier)-1
 	if x.v.masks[tier] != nil {
@@ -180,7 +179,7 @@ func (x *Index) continues(r *rank, e *events.Event, locals []uint64) (last uint3
 	return last, ok
 }
 
-// chunked is the ranks of one word whose engines load chunks.
+// chunkedRanks is the ranks of one word whose engines load chunks.
 func (v *view) chunkedRanks(word int) uint64 {
 	if word < len(v.chunked) {
 		return v.chunked[word]

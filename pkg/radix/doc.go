@@ -21,6 +21,9 @@
 //     Of several that become ready the oldest goes first.
 //   - A stored block whose name has copies at another place is a conflict: it and the rest of its event are ignored.
 //   - A stored event without local hashes adds a copy for each block that has a name or is remembered; others wait.
+//   - A stored event of a chunk with a name of the connector's own adds a copy at the place of the chunk's last block:
+//     where the name is known, or where the content follows the parent's place and the rank holds or remembers the last
+//     block. Others wait, for the name, the parent or that block.
 //   - A removed block loses one copy; if there is none, the oldest pending copy is cancelled; if there is none either,
 //     it is counted. When the last copy under a name goes, its place is remembered.
 //   - Cleared takes a tier's copies, pending ones too, and remembers none of them; of all tiers, it leaves the rank as
@@ -45,6 +48,9 @@
 //   - A group whose needs are not known (a window that was never said, a kind that we do not know, or one that the
 //     engine announces nothing of) shortens nothing; the rank's depths are then an upper bound ([Index.Bounded]).
 //     Encoders' groups and cross attention need nothing.
+//   - Below the device, a rank whose engine loads chunks ([events.Loading]) has whole chunks, counted from the prompt's
+//     start. A chunk is there if its last block is held. The engine loads one chunk at least, unless the chunks have
+//     names of the connector's own.
 //
 // When a main group names blocks that other groups hold already, a reader may see the prefix grow in two steps.
 //
@@ -56,9 +62,10 @@
 //
 // Where things are: node.go (the tree), slabs.go (the arena), holders.go (who holds what), names.go (the table of
 // engine hashes; names_amd64.s does the same many at a time), aliases.go (names for which the arena has no place),
-// naming.go (whose names they are), exact.go (ranks that need more), apply.go (events), remove.go (those that remove),
-// match.go (queries), bynames.go (those by engine hashes), windows.go, limits.go and ends.go (groups beside the main
-// ones), export.go and import.go (images), check_test.go (every invariant, in code). DESIGN.md says why.
+// naming.go (whose names they are), exact.go (ranks that need more), chunks.go (engines that load chunks), apply.go
+// (events), remove.go (those that remove), match.go (queries), bynames.go (those by engine hashes), windows.go,
+// limits.go and ends.go (groups beside the main ones), export.go and import.go (images), check_test.go (every
+// invariant, in code). DESIGN.md says why.
 //
 // It leaves to others who a rank is, the log, the format of snapshots, and time: it knows none but what it is given.
 package radix

@@ -33,7 +33,8 @@ type Config struct {
 	PendingFor events.Millis
 
 	// MaxTombstones is how many of the latest removals are remembered with their place (default 512), so that a child
-	// announced after its parent left is still placed. Each costs 28 bytes, and keeps the path to that place in memory.
+	// announced after its parent left is still placed. All removals of one Apply are remembered until it ends. Each
+	// costs 28 bytes, and keeps the path to that place in memory.
 	MaxTombstones int
 
 	// TombstoneFor is how long a removal is remembered (default 60,000 ms).

@@ -21,6 +21,15 @@ type EngineCache struct {
 	Eagle     bool     `json:"eagle,omitempty"`
 
 	Offload *EngineOffload `json:"offload,omitempty"`
+	LMCache *EngineLMCache `json:"lmcache,omitempty"`
+}
+
+// EngineLMCache asks for LMCache's event channel behind the cache manager.
+type EngineLMCache struct {
+	Wheel  string `json:"wheel"` // from [Wheel]
+	Chunk  int    `json:"chunk"` // tokens
+	Chunks int    `json:"chunks"`
+	Log    int    `json:"log"` // records that the server keeps
 }
 
 // EngineOffload asks for vLLM's offloading connector behind the cache manager.

@@ -3,6 +3,7 @@
 package engines
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"maps"
@@ -153,6 +154,7 @@ type load struct {
 	running []string
 	next    int // id of the next request, and of the next mark
 	marks   int
+	longest int // blocks of a prompt; 0: 10
 }
 
 const (
@@ -330,8 +332,9 @@ func (l *load) prompt() harness.Prompt {
 	if l.media {
 		l.addMedia(&p)
 	}
-	p.Tokens = append(p.Tokens, l.tokens(1+l.rng.IntN(5*l.size))...)
-	if most := 10 * l.size; len(p.Tokens) > most {
+	longest := cmp.Or(l.longest, 10)
+	p.Tokens = append(p.Tokens, l.tokens(1+l.rng.IntN(longest/2*l.size))...)
+	if most := longest * l.size; len(p.Tokens) > most {
 		p.Tokens = p.Tokens[:most]
 		p.Media = begun(p)
 		if n := len(p.Media); n > 0 { // the last one may be cut

@@ -37,7 +37,7 @@ func TestOffloadingAsJudge(t *testing.T) {
 	for _, size := range []int{4, 16} {
 		for _, blocks := range []int{1, 2, 3, 4} {
 			for _, describes := range []bool{false, true} {
-				o := offloaded{"vllm==0.33.0", size, pyenv.EngineOffload{BlocksPerChunk: blocks, Chunks: 60 / blocks,
+				o := offloaded{"vllm==0.33.0", size, pyenv.EngineOffload{BlocksPerChunk: blocks, Chunks: 2 * judgeBlocks / blocks,
 					SelfDescribing: describes, Policy: []string{"lru", "arc"}[blocks%2]}}
 				t.Run(o.name(), func(t *testing.T) {
 					t.Parallel()
@@ -54,23 +54,27 @@ func TestOffloadingAsJudge(t *testing.T) {
 func (o offloaded) run(t *testing.T, x *harness.Indexer, seed uint64, sum *tally) {
 	groups := []string{"full"}
 	engine := pyenv.StartEngine(t, pyenv.EngineOptions{Wheel: pyenv.Wheel(t, o.pinned), Cache: &pyenv.EngineCache{
-		BlockSize: o.size, Blocks: judgeBlocks, Groups: groups, Offload: &o.EngineOffload}})
+		BlockSize: o.size, Blocks: 2 * judgeBlocks, Groups: groups, Offload: &o.EngineOffload}})
 	instance := fmt.Sprintf("offload-%d-%d-%v-%d", o.size, o.BlocksPerChunk, o.SelfDescribing, seed)
 	model := fmt.Sprint("offloaded blocks of ", o.size)
 	shim := harness.Start(t, "worker-shim", "run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--worker",
 		instance, "--model", model, "--block-size", strconv.Itoa(o.size), "--nats", x.NATS)
 	shim.WaitFor("connected to the engine")
 	l := &load{t: t, rng: rand.New(rand.NewPCG(seed, uint64(o.size))), engine: engine, size: o.size, groups: groups,
-		salts: []string{"", "", "tenant-a", "tenant-b"}, changes: rand.New(rand.NewPCG(seed, 16)), media: true}
+		salts: []string{"", "", "tenant-a", "tenant-b"}, changes: rand.New(rand.NewPCG(seed, 16)), media: true,
+		longest: 20}
 	var n counts
 	both := 0 // look-ups that found blocks in both tiers
 	for step := range judgeSteps {
-		switch l.rng.IntN(8) {
-		case 0, 1, 2, 3, 4:
+		switch r := l.rng.IntN(16); {
+		case r < 9:
 			l.step()
 			continue
-		case 5:
+		case r < 11:
 			engine.Do(map[string]any{"op": "transfers"}, nil)
+			continue
+		case r < 13:
+			engine.Do(map[string]any{"op": "evict", "ids": 1 + l.rng.IntN(2*judgeBlocks)}, nil)
 			continue
 		}
 		asked := make([]harness.Prompt, 6)
@@ -102,7 +106,7 @@ func (o offloaded) run(t *testing.T, x *harness.Indexer, seed uint64, sum *tally
 			t.FailNow()
 		}
 	}
-	if n.lookups < judgeSteps/2 || n.hits < n.lookups/40 || both == 0 {
+	if n.lookups < judgeSteps/2 || n.hits < 10 || both == 0 {
 		t.Errorf("seed %d: %+v, %d of them in both tiers, are no test", seed, n, both)
 	}
 	t.Logf("seed %d: %d of %d look-ups equal, %d with blocks to load, %d of them behind blocks in device", seed,
