@@ -11,7 +11,11 @@ import (
 
 // learnStore is a configuration of SGLang's store with what the engine says and the configuration leaves open: its
 // release, the model's name, the objects of a page, and how much it loads ahead.
+// Any other configuration is returned as it is.
 func learnStore(c *hicache.Config, said enginehttp.Engine, log *slog.Logger) *hicache.Config {
+	if c == nil || c.SGLang == nil || said.Store == nil {
+		return c
+	}
 	s := *c.SGLang
 	s.EngineVersion = cmp.Or(s.EngineVersion, said.Version)
 	s.ModelName = cmp.Or(s.ModelName, said.Model)
