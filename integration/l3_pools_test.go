@@ -135,7 +135,8 @@ func TestStoreAsDynamoPublishes(t *testing.T) {
 	}
 }
 
-// TestStoreLearnedOfTheEngine: worker-shim --engine-http reads the objects of a page and how much the engine loads ahead.
+// TestStoreLearnedOfTheEngine: worker-shim --engine-http reads the objects of a page, and how much the engine loads
+// ahead.
 func TestStoreLearnedOfTheEngine(t *testing.T) {
 	t.Parallel()
 	s := startStoreOf(t)
