@@ -180,3 +180,28 @@ func TestStoreLearnedOfTheEngine(t *testing.T) {
 		t.Errorf("%+v", o)
 	}
 }
+
+// TestStoreGroupsFromEvents: a configuration of vLLM's store without groups is registered with those that the engine
+// announces.
+func TestStoreGroupsFromEvents(t *testing.T) {
+	t.Parallel()
+	s := startStoreOf(t)
+	e := harness.StartSimEngine(t)
+	open := hicache.Config{VLLM: &hicache.VLLM{ModelName: "org/m", TPSize: 2, PPSize: 1, NumKVHead: 2,
+		EngineVersion: "0.32.0"}}
+	shim := harness.StartSimShim(t, e, s.NATS, "w1", "--l3-config", harness.WriteWorkerStore(t, open), "--l3-master",
+		s.host+":50051", "--l3-master-metrics-port", s.port)
+	prompt := harness.Tokens(970, 12*harness.BlockSize+1)
+	whole := open.WithGroups([]hicache.Group{{Kind: hicache.Full}}, harness.BlockSize)
+	named, err := whole.Prompt(prompt, "", "", harness.BlockSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.master.Put(named.Lanes[0].Names(0, 9).Keys...)
+	shim.WaitFor("the shared store is registered when the engine has announced")
+	harness.ServePrompt(t, e, prompt[:2*harness.BlockSize])
+	shim.WaitFor(`registered with the groups that the engine announced.* groups=1`)
+	s.until("m", prompt, "the store is asked as the events say", func(a *api.Answer) bool {
+		return a.L3.Status == api.L3OK && len(a.Workers) == 1 && a.Workers[0].Total() == 2 && a.Workers[0].L3 == 7
+	})
+}
