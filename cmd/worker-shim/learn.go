@@ -119,9 +119,7 @@ func (r *running) filledIn(ctx context.Context, said enginehttp.Engine, asker *e
 	spec.MaxBatchedTokens = cmp.Or(spec.MaxBatchedTokens, said.MaxBatchedTokens)
 	spec.SetNames(r.namesOf(said.Names, all.model))
 	all.spec = &spec
-	if all.l3 != nil && all.l3.SGLang != nil && said.Store != nil {
-		all.l3 = learnStore(all.l3, said, log)
-	}
+	learned := learnStore(all.l3, said, log)
 	name := strings.TrimSpace(said.Kind + " " + said.Version)
 	switch {
 	case all.engine == "" && said.Ranks == nil:
@@ -147,7 +145,8 @@ func (r *running) filledIn(ctx context.Context, said enginehttp.Engine, asker *e
 	for _, one := range list {
 		if err == nil {
 			one.ranks = 1
-			err = one.check()
+			err = one.check() // it reads --l3-config again
+			one.l3 = learned
 		}
 	}
 	return list, err

@@ -2,16 +2,48 @@ package main
 
 import (
 	"cmp"
+	"fmt"
 	"log/slog"
 
 	"github.com/kvatlas/kvatlas/internal/enginehttp"
 	"github.com/kvatlas/kvatlas/internal/strictjson"
+	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
+// Reset forgets what was learned of an engine process. The store stays registered until the next one has announced its
+// groups.
+func (w *watcher) Reset() {
+	w.Examiner.Reset()
+	w.groups = hicache.Observed{}
+}
+
+// learnGroups registers the store with the KV-cache groups that events announce, if --l3-config leaves them open.
+func (w *watcher) learnGroups(list []events.Event) {
+	if w.cfg.l3 == nil || !w.cfg.l3.Open() || w.report == nil {
+		return
+	}
+	more := false
+	for i := range list {
+		more = w.groups.Add(&list[i]) || more
+	}
+	if !more {
+		return
+	}
+	if c, usable := w.groups.Config(w.cfg.l3, w.cfg.blockSize); usable {
+		w.report.SetStore(&c)
+		w.log.Info("the shared store is registered with the groups that the engine announced", "groups", len(c.VLLM.Groups),
+			"last", fmt.Sprintf("%+v", c.VLLM.Groups[len(c.VLLM.Groups)-1]))
+	}
+}
+
 // learnStore is a configuration of SGLang's store with what the engine says and the configuration leaves open: its
 // release, the model's name, the objects of a page, and how much it loads ahead.
+// Any other configuration is returned as it is.
 func learnStore(c *hicache.Config, said enginehttp.Engine, log *slog.Logger) *hicache.Config {
+	if c == nil || c.SGLang == nil || said.Store == nil {
+		return c
+	}
 	s := *c.SGLang
 	s.EngineVersion = cmp.Or(s.EngineVersion, said.Version)
 	s.ModelName = cmp.Or(s.ModelName, said.Model)

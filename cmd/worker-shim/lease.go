@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,7 +36,13 @@ func (r *running) keep(report *shim.Report, log *slog.Logger) func(context.Conte
 // register returns what registers the rank, holds its lease and says how its shim is doing.
 func (r *running) register(ns *jetstream.Namespace, key events.RankKey, server *shim.ControlServer,
 	log *slog.Logger) (*shim.Report, error) {
-	if r.l3 != nil {
+	l3 := r.l3
+	switch {
+	case l3 == nil:
+	case l3.Open():
+		l3 = nil
+		log.Info("the shared store is registered when the engine has announced its KV-cache groups")
+	default:
 		if why := r.l3.Usable(r.blockSize); why != "" {
 			log.Warn("nothing of the shared store can be credited to this worker", "why", why)
 		}
@@ -43,7 +50,7 @@ func (r *running) register(ns *jetstream.Namespace, key events.RankKey, server *
 	trouble := limiter{every: r.logWindow}
 	return shim.NewReport(ns, registry.Record{
 		Instance: key.Instance, Rank: key.Rank, Model: r.model, BlockSize: r.blockSize, Source: r.source,
-		LeaseMS: r.lease.Milliseconds(), L3: r.l3, Worker: r.spec,
+		LeaseMS: r.lease.Milliseconds(), L3: l3, Worker: r.spec,
 	}, registry.LeaseHooks{
 		Taken: func() { log.Info("registered", "lease", r.lease) },
 		Lost:  func() { log.Warn("the lease had expired; it is taken again") },
@@ -101,11 +108,19 @@ func (r *running) readL3Config(master hicache.Master) error {
 	if err != nil {
 		return err
 	}
-	c, passed, err := hicache.ParseConfig(data)
+	c, passed, err := hicache.DecodeConfig(data)
+	if err == nil {
+		c = c.WithMaster(master)
+		if whole := c; c.Open() { // all but the groups is checked now
+			whole = c.WithGroups([]hicache.Group{{Kind: hicache.Full}}, cmp.Or(r.blockSize, 16))
+			err = whole.Check()
+		} else {
+			err = c.Check()
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", r.l3Config, err)
 	}
-	c = c.WithMaster(master)
 	r.l3, r.l3Passed = &c, passed
 	return nil
 }
@@ -133,7 +148,7 @@ func (r *running) readWorker() (err error) {
 // readGroups reads what is known of the engine's KV-cache groups beside its events.
 func (r *running) readGroups() (err error) {
 	switch {
-	case r.kvGroups == "" && r.l3 != nil:
+	case r.kvGroups == "" && r.l3 != nil && !r.l3.Open():
 		r.groups = r.l3.GroupSpecs(r.blockSize)
 	case r.kvGroups != "" && r.fleet():
 		return fmt.Errorf("--kv-groups is for one engine, not for --source %s", r.source)

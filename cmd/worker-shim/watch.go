@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
 // watcher makes log lines, at a bounded rate, of what happens to a shim, and looks at what its decoder passes over.
@@ -27,7 +28,8 @@ type watcher struct {
 	last      shim.State        // already told
 	skipped   events.SkipCounts // already told
 	otherRank bool
-	counts    shim.Counts // already told
+	groups    hicache.Observed // of the store, if --l3-config leaves them open
+	counts    shim.Counts      // already told
 
 	connectedOnce sync.Once
 
@@ -65,6 +67,7 @@ func (w *watcher) Begin(payload []byte) (msg events.Message, more bool, err erro
 	msg, more, err = w.Examiner.Begin(payload)
 	w.look()
 	w.proveSize(msg.Events)
+	w.learnGroups(msg.Events)
 	if msg.HasRank && msg.Rank != events.Rank(w.cfg.rank) && !w.otherRank {
 		w.otherRank = true
 		w.log.Error("the engine says that it is another data-parallel rank; see --rank", "engine_rank", msg.Rank,
@@ -78,6 +81,7 @@ func (w *watcher) Continue() (part []events.Event, more bool) {
 	part, more = w.Examiner.Continue()
 	w.look()
 	w.proveSize(part)
+	w.learnGroups(part)
 	return part, more
 }
 

@@ -8,7 +8,7 @@ import (
 
 // Store is what SGLang says of the shared store behind its HiCache. What it does not say is empty.
 type Store struct {
-	// Layout is the reply of GET /get_hicache_l3_cache_layout, which SGLang serves from 0.5.23 on: the objects of one page.
+	// Layout is the reply of GET /get_hicache_l3_cache_layout, which SGLang serves from 0.5.23 on: a page's objects.
 	Layout json.RawMessage
 
 	HostTokens   uint64 // room of one rank's host pool; 0: it was given in bytes (--hicache-size), or is of another kind

@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -43,7 +44,7 @@ type Lease struct {
 	named     map[string]bool // further names of which a claim was attempted; likewise
 
 	mu     sync.Mutex
-	record Record // what changes is its ShimState, and the names in Worker
+	record Record // what changes is its ShimState, the names in Worker, and L3 if it is learned
 	data   []byte
 	giveUp context.CancelFunc // ends the attempt to renew that is under way, or a past one
 	back   bool               // NATS is back, for many shims at once
@@ -111,6 +112,17 @@ func (l *Lease) SetNames(names, adapters []string) (left int) {
 	}
 	loop.Wake(l.soon)
 	return left
+}
+
+// SetStore changes what the record says of the shared store. It is written soon, and any goroutine may call it.
+func (l *Lease) SetStore(c *hicache.Config) {
+	l.mu.Lock()
+	l.record.L3 = c
+	if data, err := l.record.encode(); err == nil { // it cannot fail: the configuration was decoded before
+		l.data = data
+	}
+	l.mu.Unlock()
+	loop.Wake(l.soon)
 }
 
 // Renew has the lease renewed soon rather than when it is time: NATS was away, and is to see that the shim is there.

@@ -11,6 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/control"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -56,6 +57,9 @@ func (r *Report) Renew() { r.lease.Renew() }
 func (r *Report) SetNames(names, adapters []string) (left int) {
 	return r.lease.SetNames(names, adapters)
 }
+
+// SetStore says how the rank uses a shared store, which was learned of its engine.
+func (r *Report) SetStore(c *hicache.Config) { r.lease.SetStore(c) }
 
 // SetState says how it stands with the shim and its engine.
 func (r *Report) SetState(s State) {

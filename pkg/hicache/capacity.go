@@ -1,7 +1,7 @@
 package hicache
 
-// The releases of SGLang in which the limit of what is loaded ahead changed (HiCacheController.attach_storage_backend of
-// python/sglang/srt/managers/cache_controller.py in the published wheels).
+// The releases of SGLang in which the limit of what is loaded ahead changed
+// (HiCacheController.attach_storage_backend of python/sglang/srt/managers/cache_controller.py in the published wheels).
 var (
 	halfPoolSince   = version{0, 5, 15}
 	bufferModeSince = version{0, 5, 19}

@@ -60,9 +60,9 @@ func (s *SGLang) givenPrefix() *string {
 
 // hybridFamilies are parts of the names of models that SGLang keeps in several pools of which the layout is not served,
 // as their keys have ranks. The list makes a mark, never a number: a model that is not in it needs Hybrid.
-var hybridFamilies = []string{"gpt-oss", "qwen3-next", "qwen3.5", "deepseek-v3.2", "deepseek-v4", "kimi-linear", "llama-4",
-	"gemma-3", "gemma-4", "mimo-v2", "step-3.5", "step3p5", "falcon-h1", "nemotron-h", "jamba", "lfm2", "granite-4",
-	"minimax-text", "minimax-m1"}
+var hybridFamilies = []string{"gpt-oss", "qwen3-next", "qwen3.5", "deepseek-v3.2", "deepseek-v4", "kimi-linear",
+	"llama-4", "gemma-3", "gemma-4", "mimo-v2", "step-3.5", "step3p5", "falcon-h1", "nemotron-h", "jamba", "lfm2",
+	"granite-4", "minimax-text", "minimax-m1"}
 
 // Bounded reports whether what a store is found to hold is an upper bound of what the engine loads: the engine may need
 // objects of further pools, and there is no ObjectLayout that lists them. Hybrid decides it. Without, an MLA model is

@@ -3,6 +3,7 @@ package pyenv
 import (
 	"bufio"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -33,6 +34,7 @@ type Mooncake struct {
 	python string
 	env    []string
 	rpc    string
+	etcd   string // URL of the etcd in which masters elect a leader; "": the master is alone
 	master *exec.Cmd
 	client *exec.Cmd
 	in     io.WriteCloser
@@ -57,16 +59,36 @@ func MooncakePython(t testing.TB) (python, libraryPath string) {
 // StartMooncake starts a master that lives until the test ends.
 func StartMooncake(t testing.TB) *Mooncake {
 	t.Helper()
-	m := &Mooncake{t: t}
+	m := newMooncake(t, loopback.Reserve(t), loopback.Reserve(t), "")
+	m.StartMaster()
+	return m
+}
+
+// StartMooncakes starts masters that elect a leader in etcd. They have the same ports on different addresses of
+// loopback, as on different hosts. A client of the first finds the leader.
+func StartMooncakes(t testing.TB, etcd *Etcd, n int) (list []*Mooncake) {
+	t.Helper()
+	_, http, _ := net.SplitHostPort(loopback.Reserve(t))
+	_, rpc, _ := net.SplitHostPort(loopback.Reserve(t))
+	for i := range n {
+		host := fmt.Sprint("127.0.0.", 2+i)
+		m := newMooncake(t, net.JoinHostPort(host, http), net.JoinHostPort(host, rpc), etcd.URL)
+		m.StartMaster()
+		list = append(list, m)
+	}
+	return list
+}
+
+func newMooncake(t testing.TB, http, rpc, etcd string) *Mooncake {
+	t.Helper()
+	m := &Mooncake{t: t, HTTP: http, rpc: rpc, etcd: etcd}
 	var path string
 	m.python, path = MooncakePython(t)
 	m.env = append(os.Environ(), "LD_LIBRARY_PATH="+path)
-	m.HTTP, m.rpc = loopback.Reserve(t), loopback.Reserve(t)
 	t.Cleanup(func() {
 		m.KillClient()
 		m.KillMaster()
 	})
-	m.StartMaster()
 	return m
 }
 
@@ -76,7 +98,7 @@ func (m *Mooncake) RPC() string { return m.rpc }
 // StartMaster starts the master, again on the same ports after KillMaster, and waits until it answers.
 func (m *Mooncake) StartMaster() {
 	m.t.Helper()
-	_, rpc, _ := net.SplitHostPort(m.rpc)
+	host, rpc, _ := net.SplitHostPort(m.rpc)
 	_, port, _ := net.SplitHostPort(m.HTTP)
 	where, err := exec.Command(m.python, "-c",
 		"import importlib.util as u; print(u.find_spec('mooncake').submodule_search_locations[0], end='')").Output()
@@ -84,8 +106,11 @@ func (m *Mooncake) StartMaster() {
 		m.t.Fatal(err)
 	}
 	master := filepath.Join(string(where), "mooncake_master")
-	m.master = exec.Command(master, "--rpc_address=127.0.0.1", "--rpc_port="+rpc, "--metrics_host=127.0.0.1",
+	m.master = exec.Command(master, "--rpc_address="+host, "--rpc_port="+rpc, "--metrics_host="+host,
 		"--metrics_port="+port)
+	if m.etcd != "" {
+		m.master.Args = append(m.master.Args, "--enable_ha=true", "--etcd_endpoints="+m.etcd)
+	}
 	m.master.Env = m.env
 	if err := os.Chmod(master, 0o755); err != nil {
 		m.t.Fatal(err)
@@ -129,7 +154,11 @@ const ClientMemory = 64 << 20
 // StartClient starts a client that mounts memory for objects.
 func (m *Mooncake) StartClient() {
 	m.t.Helper()
-	m.client = exec.Command(m.python, Script(m.t, "mooncake_client.py"), m.rpc, strconv.Itoa(ClientMemory))
+	where := m.rpc
+	if m.etcd != "" {
+		where = "etcd://" + m.etcd
+	}
+	m.client = exec.Command(m.python, Script(m.t, "mooncake_client.py"), where, strconv.Itoa(ClientMemory))
 	m.client.Env = m.env
 	in, err := m.client.StdinPipe()
 	if err != nil {
