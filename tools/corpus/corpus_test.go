@@ -161,7 +161,8 @@ func TestNamedCorpora(t *testing.T) {
 				counted, unknown)
 		}
 	}
-	if want := []string{"conv64", "conv256", "every256", "holes64", "private64", "spread64"}; !slices.Equal(names, want) {
+	if want := []string{"conv64", "conv256", "every256", "holes64", "onlyholes64", "onlycopies64", "private64",
+		"spread64"}; !slices.Equal(names, want) {
 		t.Errorf("%q, want %q", names, want)
 	}
 	if d, known := Expected(Header{}); known {
@@ -429,6 +430,48 @@ func TestEnginesAgreeWithLists(t *testing.T) {
 			if copies[b] < 1 || !e.holds(b) {
 				t.Fatalf("block %d has %d copies", b, copies[b])
 			}
+		}
+	}
+}
+
+// TestOneTroubleAlone: one way to evict leaves holes and makes no second copies, the other the reverse, and the usual
+// random way has both.
+func TestOneTroubleAlone(t *testing.T) {
+	for evict, want := range map[Evict][2]bool{LRU: {false, false}, Holes: {true, false}, Copies: {false, true},
+		Random: {true, true}} {
+		o := Defaults()
+		o.Workers, o.Capacity, o.Evict = 8, 3000, evict
+		r := open(t, makeCorpus(t, o, smallTrace()))
+		var got [2]bool
+		held := make([]map[events.BlockHash]int, o.Workers)
+		followers := make([]map[events.BlockHash]int, o.Workers) // blocks held directly behind a block
+		parents := map[events.BlockHash]events.BlockHash{}
+		for w := range held {
+			held[w], followers[w] = map[events.BlockHash]int{}, map[events.BlockHash]int{}
+		}
+		for _, op := range r.Ops() {
+			switch op.Kind {
+			case Store:
+				parent := op.Parent
+				for _, b := range op.Blocks {
+					parents[b] = parent
+					got[1] = got[1] || held[op.Worker][b] > 0
+					if held[op.Worker][b]++; held[op.Worker][b] == 1 {
+						followers[op.Worker][parent]++
+					}
+					parent = b
+				}
+			case Remove:
+				for _, b := range op.Blocks {
+					if held[op.Worker][b]--; held[op.Worker][b] == 0 {
+						followers[op.Worker][parents[b]]--
+						got[0] = got[0] || followers[op.Worker][b] > 0
+					}
+				}
+			}
+		}
+		if got != want {
+			t.Errorf("%s: holes, second copies: %v, want %v", evict, got, want)
 		}
 	}
 }

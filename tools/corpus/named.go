@@ -22,6 +22,8 @@ func TheNamed() []Named {
 			"256 workers that all hold the same"},
 		{"holes64", with(func(o *Options) { o.Evict = Random }),
 			"blocks leave from anywhere, second copies are common"},
+		{"onlyholes64", with(func(o *Options) { o.Evict = Holes }), "blocks leave from anywhere, without second copies"},
+		{"onlycopies64", with(func(o *Options) { o.Evict = Copies }), "second copies, without holes"},
 		{"private64", with(func(o *Options) { o.Names = Private }), "every worker has its own names"},
 		{"spread64", with(func(o *Options) { o.Names, o.Sticky = Private, 0 }),
 			"every worker has its own names, and requests go anywhere, so that many hold the same"},
