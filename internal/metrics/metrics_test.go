@@ -127,7 +127,8 @@ func TestSelections(t *testing.T) {
 		{Model: "m", Group: "g", Requests: 2}}},
 		Waiting:       []api.WaitingStatus{{Model: "m", Requests: 8, Tokens: 9}},
 		Sessions:      &api.SessionStatus{Sessions: 10, Made: 11, Kept: 12, Moved: 13, Refused: 14, Full: 15, Expired: 16},
-		EngineReports: &api.ReportCounts{Taken: 17, Late: 18, Refused: 19, Malformed: 20}}))
+		EngineReports: &api.ReportCounts{Taken: 17, Late: 18, Refused: 19, Malformed: 20},
+		RouterRequests: &api.RouterRequestCounts{Requests: 41, Added: 42, Own: 43}}))
 	queries.Selected("dynamo", api.OutcomeOK)
 	queries.Selected("dynamo", api.OutcomeOK)
 	queries.Selected("random", string(api.CodeOverloaded))
@@ -149,6 +150,8 @@ func TestSelections(t *testing.T) {
 		`kvatlas_session_bindings_total{outcome="made"} 11`, `kvatlas_session_bindings_total{outcome="kept"} 12`,
 		`kvatlas_session_bindings_total{outcome="moved"} 13`, `kvatlas_session_bindings_total{outcome="refused"} 14`,
 		`kvatlas_session_bindings_total{outcome="full"} 15`, `kvatlas_session_bindings_total{outcome="expired"} 16`,
+		`kvatlas_router_requests 41`, `kvatlas_router_request_changes_total{outcome="added"} 42`,
+		`kvatlas_router_request_changes_total{outcome="own"} 43`,
 		`kvatlas_engine_reports_total{outcome="taken"} 17`, `kvatlas_engine_reports_total{outcome="late"} 18`,
 		`kvatlas_engine_reports_total{outcome="refused"} 19`, `kvatlas_engine_reports_total{outcome="malformed"} 20`,
 	} {
@@ -168,7 +171,8 @@ func full() *Figures {
 			Snapshots: api.SnapshotCounts{Rejected: map[string]uint64{"corrupt": 1}},
 			Load:      &api.LoadStatus{Models: make([]api.ModelDigest, 1)},
 			Guesses:   []api.GuessStatus{{Dropped: map[string]uint64{"lru": 1}}}, Waiting: make([]api.WaitingStatus, 1),
-			Sessions: &api.SessionStatus{}, EngineReports: &api.ReportCounts{}, SnapshotBucket: api.Usage{Limit: 1},
+			Sessions: &api.SessionStatus{}, EngineReports: &api.ReportCounts{},
+			RouterRequests: &api.RouterRequestCounts{}, SnapshotBucket: api.Usage{Limit: 1},
 			Store: api.Usage{Limit: 1},
 		},
 		Events: make([]EventCount, 1), Loads: []WorkerLoad{{Worker: "w"}}, Spans: map[string]uint64{"sent": 1},

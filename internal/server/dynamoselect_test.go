@@ -77,7 +77,7 @@ func TestAsDynamoAnswers(t *testing.T) {
 	}
 	defer nats.Stop()
 	played := 0
-	for _, file := range []string{"transcript-1.6.1.txt", "exchanges-1.6.1.txt"} {
+	for _, file := range []string{"transcript-1.6.1.txt", "exchanges-1.6.1.txt", "worker-statuses-1.6.1.txt"} {
 		for i, section := range exchanges(t, file) {
 			s, end := serveDynamo(ctx, t, nats, file[:4]+strconv.Itoa(i))
 			play(t, file, section, s)
@@ -127,6 +127,43 @@ func serveDynamo(ctx context.Context, t testing.TB, nats *jetstream.Server, name
 	}
 }
 
+// TestHealthOfSlotTracker: an answer without a body has no content type, as with Dynamo, or clients would read JSON from
+// nothing.
+func TestHealthOfSlotTracker(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	nats, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nats.Stop()
+	s, end := serveDynamo(ctx, t, nats, "health")
+	defer end()
+	for name, face := range map[string]http.Handler{"slot tracker": dynamoselect.Tracker(s.dynamo()),
+		"selection": dynamoselect.Selection(s.dynamo())} {
+		server := httptest.NewServer(face)
+		defer server.Close()
+		for _, method := range []string{http.MethodGet, http.MethodHead} {
+			r, err := http.NewRequestWithContext(ctx, method, server.URL+"/health", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer, err := http.DefaultClient.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer.Body.Close()
+			want := ""
+			if name == "selection" {
+				want = api.JSON
+			}
+			if got := answer.Header.Get("Content-Type"); answer.StatusCode != http.StatusOK || got != want {
+				t.Errorf("%s: %s /health: %d, content type %q, want %q", name, method, answer.StatusCode, got, want)
+			}
+		}
+	}
+}
+
 var eventSources = regexp.MustCompile(`, "kv_events_endpoints": \{[^}]*\}`)
 
 // FuzzDynamoServices asks both of Dynamo's services anything: each answer is JSON, or a text that says what is wrong,
@@ -161,6 +198,9 @@ func FuzzDynamoServices(f *testing.F) {
 			selection.ServeHTTP(w, r)
 		}
 		isJSON := w.Header().Get("Content-Type") == api.JSON
+		if w.Body.Len() == 0 && method != http.MethodHead && w.Header().Get("Content-Type") != "" {
+			t.Errorf("%s %s %q: a content type without a body", method, path, body)
+		}
 		if w.Code == http.StatusInternalServerError || isJSON && w.Body.Len() > 0 && !json.Valid(w.Body.Bytes()) {
 			t.Errorf("%s %s %q: %d %s", method, path, body, w.Code, w.Body)
 		}

@@ -123,7 +123,9 @@ func (b *Buffer) Free() {
 
 // WriteReply answers a request.
 func WriteReply(w http.ResponseWriter, contentType string, body []byte, status int) error {
-	w.Header().Set("Content-Type", contentType)
+	if len(body) > 0 {
+		w.Header().Set("Content-Type", contentType)
+	}
 	w.WriteHeader(status)
 	_, err := w.Write(body)
 	return err

@@ -22,7 +22,7 @@ import (
 var whole = flag.Bool("whole", false, "make the named corpora in full and check their digests")
 
 // small are variants of every flag over a generated trace of 200 requests. Their SHA-256 is that of the file which the
-// program that first defined the format makes of the same trace with the same flags.
+// program that first defined the format makes of the same trace with the same flags; of holes and copies, this one's.
 var small = []struct {
 	name   string
 	change func(*Options)
@@ -33,6 +33,10 @@ var small = []struct {
 		"ba4ea76e73899dd9d0e3fe3212fa8b5e84e78f0b32e299796e73d318d8184955", "58dcd62e2d82bdd4"},
 	{"random", func(o *Options) { o.Workers, o.Capacity, o.Evict = 8, 3000, Random },
 		"0c3b986cee94cb451dbb6085c6a4f5a475a60a0152c664bba8d0f37c1f64e4a3", "fb90da245ee65766"},
+	{"holes", func(o *Options) { o.Workers, o.Capacity, o.Evict = 8, 3000, Holes },
+		"742b7614bca0f7a392369ed80476b33d624fc5598e0ef2d3d1b3fef4ac1b3f68", "ceef0ae9eaa3d7d3"},
+	{"copies", func(o *Options) { o.Workers, o.Capacity, o.Evict = 8, 3000, Copies },
+		"d7b9c11caa4f49bf74fded935ce2e77bfd32dcc301a91969b7b1f4986dfb0885", "6c1ea83361726d6e"},
 	{"private", func(o *Options) { o.Workers, o.Capacity, o.Names = 8, 3000, Private },
 		"d3a5064e1ab80e68b75329007c9ca3f1fae4ec6b43f3837695dba36a63ef0482", "58dcd62e2d82bdd4"},
 	{"everyone", func(o *Options) { o.Workers, o.Capacity, o.Everyone, o.Requests = 5, 100000, true, 20 },
@@ -161,7 +165,8 @@ func TestNamedCorpora(t *testing.T) {
 				counted, unknown)
 		}
 	}
-	if want := []string{"conv64", "conv256", "every256", "holes64", "private64", "spread64"}; !slices.Equal(names, want) {
+	if want := []string{"conv64", "conv256", "every256", "holes64", "onlyholes64", "onlycopies64", "private64",
+		"spread64"}; !slices.Equal(names, want) {
 		t.Errorf("%q, want %q", names, want)
 	}
 	if d, known := Expected(Header{}); known {
@@ -429,6 +434,48 @@ func TestEnginesAgreeWithLists(t *testing.T) {
 			if copies[b] < 1 || !e.holds(b) {
 				t.Fatalf("block %d has %d copies", b, copies[b])
 			}
+		}
+	}
+}
+
+// TestOneTroubleAlone: one way to evict leaves holes and makes no second copies, the other the reverse, and the usual
+// random way has both.
+func TestOneTroubleAlone(t *testing.T) {
+	for evict, want := range map[Evict][2]bool{LRU: {false, false}, Holes: {true, false}, Copies: {false, true},
+		Random: {true, true}} {
+		o := Defaults()
+		o.Workers, o.Capacity, o.Evict = 8, 3000, evict
+		r := open(t, makeCorpus(t, o, smallTrace()))
+		var got [2]bool
+		held := make([]map[events.BlockHash]int, o.Workers)
+		followers := make([]map[events.BlockHash]int, o.Workers) // blocks held directly behind a block
+		parents := map[events.BlockHash]events.BlockHash{}
+		for w := range held {
+			held[w], followers[w] = map[events.BlockHash]int{}, map[events.BlockHash]int{}
+		}
+		for _, op := range r.Ops() {
+			switch op.Kind {
+			case Store:
+				parent := op.Parent
+				for _, b := range op.Blocks {
+					parents[b] = parent
+					got[1] = got[1] || held[op.Worker][b] > 0
+					if held[op.Worker][b]++; held[op.Worker][b] == 1 {
+						followers[op.Worker][parent]++
+					}
+					parent = b
+				}
+			case Remove:
+				for _, b := range op.Blocks {
+					if held[op.Worker][b]--; held[op.Worker][b] == 0 {
+						followers[op.Worker][parents[b]]--
+						got[0] = got[0] || followers[op.Worker][b] > 0
+					}
+				}
+			}
+		}
+		if got != want {
+			t.Errorf("%s: holes, second copies: %v, want %v", evict, got, want)
 		}
 	}
 }

@@ -57,7 +57,7 @@ type fleet struct {
 	served  map[uint64]uint32 // block that ends 512 tokens of a prompt → worker that last served it
 	all     []uint32          // every worker
 
-	blocks, locals, gone []uint64 // of the request in hand
+	blocks, locals, gone, added []uint64 // of the request in hand
 }
 
 func newFleet(o Options, out *output) *fleet {
@@ -131,6 +131,14 @@ func (f *fleet) compute(worker uint32, prompt int) {
 	for fresh < len(f.blocks) && e.holds(f.blocks[fresh]) {
 		fresh++
 	}
+	if f.o.Evict == Holes {
+		f.fill(worker, prompt, fresh)
+		return
+	}
+	if c, is := e.(*copiesEngine); is && fresh > 0 {
+		f.out.store(worker, f.blocks, f.locals, fresh-1, fresh)
+		c.copied(f.blocks[fresh-1])
+	}
 	if fresh < prompt {
 		f.out.store(worker, f.blocks, f.locals, fresh, prompt)
 	}
@@ -138,6 +146,27 @@ func (f *fleet) compute(worker uint32, prompt int) {
 		f.out.store(worker, f.blocks, f.locals, i, i+1)
 	}
 	e.use(f.blocks, fresh)
+	f.gone = e.shrink(f.o.Capacity, f.gone[:0])
+	f.out.remove(worker, f.gone)
+}
+
+// fill lets a worker compute the blocks that it lacks, and only these: it stores no block that it holds.
+func (f *fleet) fill(worker uint32, prompt, fresh int) {
+	e := f.engines[worker]
+	f.added = f.added[:0]
+	for i := fresh; i < len(f.blocks); i++ {
+		if e.holds(f.blocks[i]) {
+			continue
+		}
+		end := i + 1
+		for end < prompt && !e.holds(f.blocks[end]) {
+			end++
+		}
+		f.out.store(worker, f.blocks, f.locals, i, end)
+		f.added = append(f.added, f.blocks[i:end]...)
+		i = end - 1
+	}
+	e.use(f.added, 0)
 	f.gone = e.shrink(f.o.Capacity, f.gone[:0])
 	f.out.remove(worker, f.gone)
 }

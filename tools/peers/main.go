@@ -1,4 +1,4 @@
-// Command peers puts the index beside those of others, on the same files: SGLang's gateway (ChainIndex of the crate
+// Command peers puts the index beside those of others, on the same files: SMG (ChainIndex of the crate
 // kv-index) and NVIDIA Dynamo (the pooled concurrent radix tree and the plain one of dynamo-kv-router).
 //
 //	go run ./tools/peers                                    # all corpora from the generator's seed 0, five rounds

@@ -289,6 +289,9 @@ func (f fields) read(list ...member) error {
 		default:
 			err = strictjson.Unmarshal(value, to)
 		}
+		if errors.Is(err, errRankKey) {
+			return fail(http.StatusBadRequest, "Failed to parse the request body as JSON: %s: %v", m.name, err)
+		}
 		if err != nil {
 			return unprocessable("%s is %.40s, not %s", m.name, value, m.want)
 		}

@@ -26,13 +26,13 @@ type worker struct {
 	Group     string `json:"routing_group"`
 	Lifecycle string `json:"lifecycle"`
 
-	Endpoint        *string                `json:"endpoint"`
-	EventsEndpoint  *string                `json:"kv_events_endpoint"`
-	EventsEndpoints map[events.Rank]string `json:"kv_events_endpoints,omitempty"`
-	ReplayEndpoint  *string                `json:"replay_endpoint"`
-	BlockSize       *uint32                `json:"block_size"`
-	RankStart       *uint32                `json:"data_parallel_start_rank"`
-	RankSize        *uint32                `json:"data_parallel_size"`
+	Endpoint        *string   `json:"endpoint"`
+	EventsEndpoint  *string   `json:"kv_events_endpoint"`
+	EventsEndpoints rankTexts `json:"kv_events_endpoints,omitempty"`
+	ReplayEndpoint  *string   `json:"replay_endpoint"`
+	BlockSize       *uint32   `json:"block_size"`
+	RankStart       *uint32   `json:"data_parallel_start_rank"`
+	RankSize        *uint32   `json:"data_parallel_size"`
 
 	MaxBatchedTokens *uint64           `json:"max_num_batched_tokens"`
 	TotalKVBlocks    *uint64           `json:"total_kv_blocks"`
@@ -45,9 +45,9 @@ type worker struct {
 	TransferEnforcement *enforcement `json:"kv_transfer_enforcement"`
 	TransferWeight      *float32     `json:"kv_transfer_preferred_weight"`
 
-	HintType      *string                `json:"router_hint_worker_type,omitempty"`
-	HintEndpoints map[events.Rank]string `json:"router_hint_source_control_endpoints,omitempty"`
-	SourceMode    *string                `json:"kv_event_source_mode,omitempty"`
+	HintType      *string   `json:"router_hint_worker_type,omitempty"`
+	HintEndpoints rankTexts `json:"router_hint_source_control_endpoints,omitempty"`
+	SourceMode    *string   `json:"kv_event_source_mode,omitempty"`
 
 	Reasons []string `json:"not_schedulable_reasons,omitempty"`
 }
@@ -158,14 +158,14 @@ func (s *selectService) post(r *asked) (int, any, error) {
 }
 
 func (s *selectService) patch(r *asked) (int, any, error) {
+	change := worker{}
+	if err := r.fields.read(change.members(optional)...); err != nil {
+		return 0, nil, err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w, err := s.posted(r.id)
 	if err != nil {
-		return 0, nil, err
-	}
-	change := worker{}
-	if err := r.fields.read(change.members(optional)...); err != nil {
 		return 0, nil, err
 	}
 	w.change(&change)

@@ -35,7 +35,7 @@ pub trait Peer: Sized {
     fn each(answer: &Self::Answer, f: impl FnMut(u32, u32));
 }
 
-/// SGLang's gateway: smg-project/smg, crates/kv_index. Content hashes and the engine's own hashes go in as they are; no
+/// SMG: smg-project/smg, crates/kv_index. Content hashes and the engine's own hashes go in as they are; no
 /// sequence hash is computed. A lane owns workers and keeps a map of names for each, as the crate's replay benchmark does.
 pub struct Chain {
     index: ChainIndex,
