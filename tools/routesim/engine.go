@@ -72,6 +72,8 @@ type request struct {
 	number int // in the workload, over all stages
 	stage  int
 
+	session uint64 // 0: none
+
 	sent, first, done micros
 	came              micros // at the engine
 
@@ -122,6 +124,7 @@ type engine struct {
 	owed     int // tokens of prefill
 	busy     bool
 	began    micros  // the latest step
+	lasts    micros  // the latest step, on a GPU of its own
 	ended    micros  // the step before it
 	pieces   []piece // of the step under way
 	downTill micros
@@ -251,6 +254,27 @@ func (e *engine) would(p *Prompt) int {
 	return e.cfg.BlockSize * n
 }
 
+// forecast returns the seconds until the first token of a request that came now, if none came after it: the rest of the
+// step under way, and the steps for the prompt tokens that are owed and its own, each with the decoding requests.
+func (e *engine) forecast(p *Prompt, now micros) float64 {
+	rest := 0.0
+	if e.busy {
+		rest = max(0, (e.began + e.lasts - now).seconds())
+	}
+	own := p.Tokens - e.would(p)
+	tokens := e.owed + own
+	for _, x := range e.pieces {
+		if e.busy {
+			tokens -= x.n // the step under way computes them
+		}
+	}
+	steps := math.Ceil(float64(tokens) / float64(e.cfg.MaxBatchedTokens))
+	step := max(e.cfg.StepBase, e.cfg.PrefillHost) + float64(e.decoding)*e.cfg.StepPerRequest +
+		float64(e.context)*e.cfg.StepPerToken
+	pairs := float64(own) * (float64(p.Tokens) - float64(own)/2)
+	return rest + max(steps*step, float64(tokens)/e.cfg.Prefill) + pairs*e.cfg.Attention
+}
+
 // promised reports whether a block is on the device, or in a prompt of a request that is here.
 func (e *engine) promised(b block) bool { return e.live.get(b) > 0 || e.pool.held(b) }
 
@@ -342,8 +366,8 @@ func (e *engine) begin(now micros) (p plan, wake micros) {
 		p.host = after(e.cfg.PrefillHost)
 	}
 	p.gpu = max(1, after(seconds))
-	e.busy, e.began = true, now
-	e.busyFor += max(p.host, p.gpu)
+	e.busy, e.began, e.lasts = true, now, max(p.host, p.gpu)
+	e.busyFor += e.lasts
 	return p, never
 }
 

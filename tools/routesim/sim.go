@@ -50,6 +50,9 @@ type Config struct {
 	// Routing are the constants of the policies.
 	Routing routing.Config
 
+	// Fill, if set, sets fields of a candidate of a policy from the true state of its worker.
+	Fill func(*routing.Candidate, Facts)
+
 	// Progress, if set, is told now and then how many requests are done.
 	Progress func(done, of int)
 }
@@ -115,6 +118,10 @@ func newSim(cfg Config) (*sim, error) {
 	case e.BlockSize < 1 || e.MaxBatchedTokens < e.BlockSize || e.MaxRequests < 1 || !(e.Prefill > 0) || !(e.StepBase > 0):
 		return nil, fmt.Errorf("an engine with %+v does not run", e)
 	}
+	way, err := cfg.Arm.way()
+	if err != nil {
+		return nil, err
+	}
 	var store *enginesim.Cache
 	if e.Store > 0 {
 		store = enginesim.NewCache(e.Store / e.BlockSize)
@@ -122,7 +129,7 @@ func newSim(cfg Config) (*sim, error) {
 	lag := after(cfg.EventLag)
 	for w := range cfg.Workers {
 		var told func([]events.Event)
-		if cfg.Arm.index() {
+		if way.knows == knowsIndex {
 			told = func(evs []events.Event) {
 				s.late = append(s.late, batch{s.now + lag, w, evs})
 			}
@@ -135,7 +142,6 @@ func newSim(cfg Config) (*sim, error) {
 		}
 	}
 	s.late = nil
-	var err error
 	if s.fleet, err = newFleet(cfg, s.engines, s.rng); err != nil {
 		return nil, err
 	}
@@ -237,7 +243,7 @@ func (s *sim) arrive() error {
 			return err
 		}
 	}
-	r := &request{prompt: a.Prompt, output: a.Output, number: s.number, stage: s.stage, sent: s.now}
+	r := &request{prompt: a.Prompt, output: a.Output, session: a.Session, number: s.number, stage: s.stage, sent: s.now}
 	s.next++
 	s.number++
 	s.under++
