@@ -70,24 +70,28 @@ type sim struct {
 	gpus    []*gpu // shared; nil: each engine has its own
 	fleet   *fleet
 	rng     *rand.Rand
+	delays  *rand.Rand
 
 	stage, next int    // the arrival that comes next
 	begin       micros // of the stage
 	under, left int    // requests of the stage under way, and not done
 	all         []*request
-	late        []batch // events on their way, the earliest first
-	number      int     // requests that have come
-	half        int     // the number at which the disturbance comes; -1: it has come
+	late        []batch    // events on their way, the earliest first
+	lost        []*request // of crashed engines, not sent again yet
+	number      int        // requests that have come
+	half        int        // the number at which the disturbance comes; -1: it has come
 	run         *Run
 }
 
 type event struct {
-	at     micros
-	number int
-	worker int
-	gpu    *gpu // a shared GPU on which a step may have ended, and not a worker; life is its version
-	life   int  // of the engine: what was planned before a restart does not come
-	step   bool
+	at      micros
+	number  int
+	worker  int
+	request *request // that arrives at the engine, and not a step
+	change  *Change  // of the fleet, and not of a worker's step
+	gpu     *gpu     // a shared GPU on which a step may have ended, and not a worker; life is its version
+	life    int      // of the engine: what was planned before a restart does not come
+	step    bool
 }
 
 type batch struct {
@@ -110,7 +114,8 @@ func Simulate(ctx context.Context, cfg Config) (*Run, error) {
 }
 
 func newSim(cfg Config) (*sim, error) {
-	s := &sim{Config: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x726f75746573696d))}
+	s := &sim{Config: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x726f75746573696d)),
+		delays: rand.New(rand.NewPCG(cfg.Seed, 0x64656c617973))}
 	e := cfg.Workload.Engine
 	switch {
 	case cfg.Workers < 1 || cfg.Routers < 1:
@@ -134,7 +139,7 @@ func newSim(cfg Config) (*sim, error) {
 				s.late = append(s.late, batch{s.now + lag, w, evs})
 			}
 		}
-		s.engines = append(s.engines, newEngine(e, cfg.Workload.names, store, told))
+		s.engines = append(s.engines, newEngine(cfg.Workload.engine(w), cfg.Workload.names, store, told))
 	}
 	if n := e.EnginesPerGPU; n > 1 {
 		for range (cfg.Workers + n - 1) / n {
@@ -152,13 +157,18 @@ func newSim(cfg Config) (*sim, error) {
 			warm += len(st.Arrivals)
 		}
 		for _, a := range st.Arrivals {
-			if !s.engines[0].fits(a.Prompt, a.Output) {
-				return nil, fmt.Errorf("%w: %d + %d tokens", ErrTooLong, a.Prompt.Tokens, a.Output)
+			for _, e := range s.engines {
+				if !e.fits(a.Prompt, a.Output) {
+					return nil, fmt.Errorf("%w: %d + %d tokens", ErrTooLong, a.Prompt.Tokens, a.Output)
+				}
 			}
 		}
 	}
 	s.half = warm + (total-warm)/2
 	s.run = newRun(cfg)
+	if err := s.changes(); err != nil {
+		return nil, err
+	}
 	s.openStage()
 	return s, nil
 }
@@ -187,6 +197,12 @@ func (s *sim) loop(ctx context.Context, total int) error {
 		}
 		ev := s.pop()
 		s.now = ev.at
+		if ev.change != nil {
+			if err := s.change(ev.change); err != nil {
+				return err
+			}
+			continue
+		}
 		if ev.gpu != nil {
 			if ev.life == ev.gpu.version {
 				for _, j := range ev.gpu.finished(s.now) {
@@ -198,6 +214,10 @@ func (s *sim) loop(ctx context.Context, total int) error {
 		}
 		e := s.engines[ev.worker]
 		if ev.life != e.life {
+			continue
+		}
+		if ev.request != nil {
+			s.arrived(ev.request)
 			continue
 		}
 		if ev.step {
@@ -270,10 +290,19 @@ func (s *sim) send(r *request) error {
 	if !r.admitted {
 		r.best, r.chosen = would, e.would(r.prompt)
 	}
-	r.came = s.now
-	e.arrive(r)
-	s.kick(r.worker)
+	e.expect(r)
+	if d := e.cfg.Delay; d > 0 {
+		s.push(event{at: s.now + after(d*(0.5+s.delays.Float64())), worker: r.worker, life: e.life, request: r})
+		return nil
+	}
+	s.arrived(r)
 	return nil
+}
+
+// arrived lets a request wait for its turn at its engine.
+func (s *sim) arrived(r *request) {
+	s.engines[r.worker].queue(r)
+	s.kick(r.worker)
 }
 
 // deliver applies the events that have reached the index.
@@ -348,23 +377,13 @@ func (s *sim) disturb() error {
 	if !slices.Contains(s.Disturb, RestartEngine) {
 		return nil
 	}
-	under := s.engines[0].restart()
-	if s.gpus != nil {
-		s.gpus[0].drop(s.now, 0)
-		s.plan(s.gpus[0])
+	if err := s.crash(0); err != nil {
+		return err
 	}
-	s.fleet.workerRestarted(0)
 	if len(s.engines) > 1 {
 		s.engines[0].downTill = s.now + downFor
 	}
-	for _, r := range under { // whoever sent them sends them again
-		s.fleet.free(r)
-		r.again()
-		if err := s.send(r); err != nil {
-			return err
-		}
-	}
-	return nil
+	return s.resend()
 }
 
 // again makes a request as new, but for when it was sent and what it has found.
