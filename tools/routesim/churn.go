@@ -1,6 +1,9 @@
 package routesim
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Change is a worker that leaves or joins during a run.
 type Change struct {
@@ -41,12 +44,7 @@ func (s *sim) changes() error {
 		seen[c.Worker] = true
 		s.push(event{at: after(c.At), change: c})
 	}
-	for _, e := range s.engines {
-		if e.downTill == 0 {
-			return nil
-		}
-	}
-	return fmt.Errorf("no worker is there at the beginning")
+	return nil
 }
 
 // change lets a worker join or leave.
@@ -75,22 +73,22 @@ func (s *sim) crash(w int) error {
 	return nil
 }
 
-// resend routes the requests of crashed engines again, if a worker is there.
+// staffed reports whether a worker is there.
+func (s *sim) staffed() bool {
+	return slices.ContainsFunc(s.engines, func(e *engine) bool { return s.now >= e.downTill })
+}
+
+// resend routes the requests of crashed engines again.
 func (s *sim) resend() error {
-	for _, e := range s.engines {
-		if s.now >= e.downTill {
-			lost := s.lost
-			s.lost = nil
-			for _, r := range lost {
-				if r.booked.life > 0 {
-					s.fleet.free(r)
-				}
-				r.again()
-				if err := s.send(r); err != nil {
-					return err
-				}
-			}
-			return nil
+	lost := s.lost
+	s.lost = nil
+	for _, r := range lost {
+		if r.booked.life > 0 {
+			s.fleet.free(r)
+		}
+		r.again()
+		if err := s.send(r); err != nil {
+			return err
 		}
 	}
 	return nil

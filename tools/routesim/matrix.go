@@ -225,18 +225,11 @@ func (m *Matrix) cell(ctx context.Context, of *MatrixWorkload, c *Cell) error {
 		}
 	}
 	for i, arm := range m.Arms {
-		median := func(of func(*Figures) float64) float64 {
-			var list []float64
-			for j := range figures[i] {
-				list = append(list, of(&figures[i][j]))
-			}
-			slices.Sort(list)
-			return (list[len(list)/2] + list[(len(list)-1)/2]) / 2
-		}
-		c.Arms = append(c.Arms, CellArm{arm, median(func(f *Figures) float64 { return f.HitRate }),
-			median(func(f *Figures) float64 { return 1000 * f.TTFTMean }),
-			median(func(f *Figures) float64 { return 1000 * f.TTFTP50 }),
-			median(func(f *Figures) float64 { return 1000 * f.TTFTP99 })})
+		list := figures[i]
+		c.Arms = append(c.Arms, CellArm{arm, median(list, func(f *Figures) float64 { return f.HitRate }),
+			1000 * median(list, func(f *Figures) float64 { return f.TTFTMean }),
+			1000 * median(list, func(f *Figures) float64 { return f.TTFTP50 }),
+			1000 * median(list, func(f *Figures) float64 { return f.TTFTP99 })})
 	}
 	c.judge(m.Subject)
 	return nil

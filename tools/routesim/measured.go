@@ -3,9 +3,11 @@ package routesim
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	_ "embed"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -33,8 +35,8 @@ type Measured struct {
 // MeasuredArm are the figures of one way to choose at one rate.
 type MeasuredArm struct {
 	Arm      Arm     `json:"arm"`
-	Workers  string  `json:"workers"` // the worker of each request, a digit each
-	Rate     float64 `json:"rate"`    // requests per second
+	Workers  string  `json:"workers,omitempty"` // the worker of each request, a digit each
+	Rate     float64 `json:"rate"`              // requests per second
 	Requests int     `json:"requests"`
 	Reuse    float64 `json:"reuse"` // share of the prompt tokens
 	TTFTMean float64 `json:"ttft_mean_ms"`
@@ -102,4 +104,64 @@ func (m *Measured) Config(x *MeasuredArm, seed uint64, recorded bool) Config {
 	}
 	return Config{Workload: w, Arm: x.Arm, Routers: 1, Workers: w.Workers, Seed: seed, EventLag: 1e-3,
 		Routing: routing.DefaultConfig()}
+}
+
+// Compared is one arm of a measured run beside the simulation.
+type Compared struct {
+	Measured MeasuredArm `json:"measured"`
+	Recorded MeasuredArm `json:"simulated_with_recorded_choices"`
+	Own      MeasuredArm `json:"simulated_with_own_choices"`
+}
+
+// Compare simulates all arms of the run. Figures are medians over the seeds.
+func (m *Measured) Compare(ctx context.Context, seeds int) ([]Compared, error) {
+	var list []Compared
+	for _, x := range m.Arms {
+		c := Compared{Measured: x}
+		for _, recorded := range []bool{true, false} {
+			f, err := m.simulate(ctx, &x, seeds, recorded)
+			if err != nil {
+				return nil, err
+			}
+			if recorded {
+				c.Recorded = f
+			} else {
+				c.Own = f
+			}
+		}
+		c.Measured.Workers = ""
+		list = append(list, c)
+	}
+	return list, nil
+}
+
+// simulate returns the medians over seeds, which change the delays of requests and the ties.
+func (m *Measured) simulate(ctx context.Context, x *MeasuredArm, seeds int, recorded bool) (MeasuredArm, error) {
+	var list []Figures
+	for seed := range uint64(seeds) {
+		run, err := Simulate(ctx, m.Config(x, seed+1, recorded))
+		if err != nil {
+			return MeasuredArm{}, err
+		}
+		list = append(list, run.Total)
+	}
+	ms := func(of func(*Figures) float64) float64 { return 1000 * median(list, of) }
+	return MeasuredArm{Arm: x.Arm, Rate: x.Rate, Requests: x.Requests,
+		Reuse:    median(list, func(f *Figures) float64 { return f.HitRate }),
+		TTFTMean: ms(func(f *Figures) float64 { return f.TTFTMean }),
+		TTFTP50:  ms(func(f *Figures) float64 { return f.TTFTP50 }),
+		TTFTP90:  ms(func(f *Figures) float64 { return f.TTFTP90 }),
+		TTFTP99:  ms(func(f *Figures) float64 { return f.TTFTP99 }),
+		E2EP50:   ms(func(f *Figures) float64 { return f.E2EP50 }),
+		E2EP99:   ms(func(f *Figures) float64 { return f.E2EP99 })}, nil
+}
+
+// median returns the median of a figure.
+func median(list []Figures, of func(*Figures) float64) float64 {
+	var values []float64
+	for i := range list {
+		values = append(values, of(&list[i]))
+	}
+	slices.Sort(values)
+	return (values[len(values)/2] + values[(len(values)-1)/2]) / 2
 }

@@ -227,6 +227,9 @@ func (s *sim) loop(ctx context.Context, total int) error {
 		}
 		s.kick(ev.worker)
 	}
+	if len(s.lost) > 0 {
+		return fmt.Errorf("%d requests found no worker until the end: a worker must join after the last has left", len(s.lost))
+	}
 	if len(s.all) != total || s.under != 0 {
 		panic(fmt.Sprintf("routesim: %d of %d requests came, %d never ended", len(s.all), total, s.under))
 	}
@@ -271,8 +274,12 @@ func (s *sim) arrive() error {
 	return s.send(r)
 }
 
-// send has a router choose a worker.
+// send has a router choose a worker. If all workers are away, the request waits for one to join.
 func (s *sim) send(r *request) error {
+	if !s.staffed() {
+		s.lost = append(s.lost, r)
+		return nil
+	}
 	s.deliver()
 	r.router = s.rng.IntN(len(s.fleet.routers))
 	would := 0
@@ -382,6 +389,7 @@ func (s *sim) disturb() error {
 	}
 	if len(s.engines) > 1 {
 		s.engines[0].downTill = s.now + downFor
+		s.push(event{at: s.now + downFor, change: &Change{Worker: 0, Up: true}})
 	}
 	return s.resend()
 }
@@ -389,7 +397,7 @@ func (s *sim) disturb() error {
 // again makes a request as new, but for when it was sent and what it has found.
 func (r *request) again() {
 	r.slots, r.computed, r.target, r.generated, r.owed, r.ready = nil, 0, 0, 0, 0, 0
-	r.unnamed, r.decoding = false, false
+	r.unnamed, r.decoding, r.booked = false, false, booking{}
 }
 
 func (s *sim) push(e event) {

@@ -177,3 +177,12 @@ func (w *Workload) SingleTurns() {
 		})
 	}
 }
+
+// setOutput sets the length of all answers.
+func (w *Workload) setOutput(tokens int) {
+	for i := range w.Stages {
+		for j := range w.Stages[i].Arrivals {
+			w.Stages[i].Arrivals[j].Output = tokens
+		}
+	}
+}
