@@ -1,17 +1,21 @@
 package routesim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/pkg/routing"
 	"github.com/kvatlas/kvatlas/tools/trace"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // flags are what the command is given.
@@ -24,8 +28,14 @@ type flags struct {
 	seed                    uint64
 	blockSize, capacity     int
 	host, store             int
-	scale                   float64
 	tableTokens, tableDepth int
+	blockTokens, output     int
+	singleTurns             bool
+	engine                  string
+	enginesPerGPU           int
+	speeds, capacities      []float64
+	changes                 []string
+	routing                 routing.Config
 	asJSON, quiet           bool
 }
 
@@ -35,35 +45,51 @@ func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "simulate --workload capacity-73|capacity-37 | --trace FILE",
 		Short: "Compare ways to choose workers, on a simulated fleet",
-		Long: `Simulate a fleet of engines in virtual time, route a workload through it in several ways, and print what each
-way comes to: how much of the prompts was reused, times to the first token, throughput, and where reuse was lost.
-Nothing else is needed; a run takes seconds.
+		Long: `Simulate a fleet of engines in virtual time, route a workload through it in several ways, and print the
+result of each way: reused prompt tokens, times to the first token, throughput, and where reuse was lost. Nothing else
+is needed; a run takes seconds.
 
-Workloads: two mixes that llm-d has published figures for, and request traces in Mooncake's format. With --rate, a
-mix has one stage for each rate after its warm-up, and a trace is run once at each rate. With --ratio, everything is
-run once for each amount of KV memory.
+Workloads: two mixes that llm-d has published figures for, generated workloads, the requests of a measured run of vLLM
+servers, and request traces in Mooncake's format. A trace may have a session_id for each request; else conversations are
+recognised by their prompts. A JSON object with scale and requests, each with session, tokens and hash ids, is a trace
+too; its requests arrive at random moments (a Poisson process) at --rate.
+
+With --rate, a mix has one stage for each rate after its warm-up, and another workload is run once at each rate. With
+--ratio, everything is run once for each amount of KV memory.
 
 Arms:
 
-  random, round-robin        know nothing
-  least-load                 the requests under way
-  approx-ttl, approx-lru     guess from what each router sent where
-  exact-own                  an index in each router, from the engines' events
-  exact-restart              the same, and all routers are restarted half-way
-  exact-shared               one index and one table of requests under way for all routers, as kvatlas has
-  oracle                     what is true of caches and load
+  random, round-robin            know nothing
+  least-load, least-requests     the work or the requests under way
+  power-of-two                   the requests under way of two random workers
+  sticky, sticky-head            one worker for a session id, or for the first 1,024 tokens of a prompt
+  bounded-hash                   consistent hashing of the session id with bounded loads (1.25)
+  cache-aware                    cache_aware of SGLang's and of vLLM's router
+  vllm-consistent-hash, vllm-power-of-two
+                                 of vLLM's router
+  llm-d, llm-d-precise           llm-d's scorers: prefixes guessed, or from events
+  approx-ttl, approx-lru         guess from what each router sent where
+  exact-own                      an index in each router, from the engines' events
+  exact-restart                  the same, and all routers are restarted half-way
+  exact-shared                   one index and one table of requests under way for all routers, as kvatlas has
+  dynamo-SCALE-CREDIT            exact-shared with these weights of prefill and of overlap
+  policy:NAME                    exact-shared with another policy
+  oracle                         the true state of caches and load
+  oracle-greedy                  the worker with the first token first, by the true state
 
-From approx-ttl on all choose by the policy dynamo. --disturb adds, half-way: router (all restart), engine (one
-crashes), cache (all engines forget theirs).`,
+"rivals" stands for the ways of other routers. approx-ttl and the arms below it choose by the policy dynamo, but for
+policy:NAME and oracle-greedy. --disturb adds, half-way: router (all restart), engine (one crashes), cache (all engines
+forget theirs).`,
 		Example: `  indexer simulate --workload capacity-73 --svg plot.svg
   indexer simulate --trace conversation_trace.jsonl --workers 16 --routers 1,4 --rate 3,6,12
-  indexer simulate --workload capacity-73 --rate 20 --ratio 0.5,1,2,4 --arms approx-lru,exact-shared`,
+  indexer simulate --workload capacity-73 --rate 20 --ratio 0.5,1,2,4 --arms approx-lru,exact-shared
+  indexer simulate --workload agents --rate 2 --arms rivals --change 60:1:leave,120:1:join --speed 1,1,0.5`,
 		Args: cobra.NoArgs,
 	}
 	f := cmd.Flags()
-	f.StringVar(&fl.workload, "workload", "", "capacity-73 or capacity-37")
+	f.StringVar(&fl.workload, "workload", "", "a workload: "+strings.Join(workloadNames(), ", "))
 	f.StringVar(&fl.trace, "trace", "", "file of requests in Mooncake's format")
-	f.IntVar(&fl.requests, "requests", 0, "how many requests of the trace; 0: all")
+	f.IntVar(&fl.requests, "requests", 0, "requests of the trace or of a generated workload; 0: all, or 1,500")
 	f.IntVar(&fl.workers, "workers", 0, "simulated engines; 0: as many as the workload was published with, or 8")
 	f.StringSliceVar(&fl.arms, "arms", names(Arms), "ways to choose")
 	f.IntSliceVar(&fl.routers, "routers", []int{1}, "numbers of routers, for arms to which it matters")
@@ -76,12 +102,21 @@ crashes), cache (all engines forget theirs).`,
 	f.IntVar(&fl.capacity, "capacity", 0, "tokens of KV memory of one engine; 0: the workload's, or 307,328")
 	f.IntVar(&fl.host, "host", 0, "tokens that one engine's host memory holds of what leaves its device")
 	f.IntVar(&fl.store, "store", 0, "tokens that a store shared by all engines holds")
-	f.Float64Var(&fl.scale, "prefill-load-scale", 0,
-		"weight of prefill against decode in the policy dynamo (default 1 for traces, 8 for the mixes)")
+	fl.weights(f)
 	f.IntVar(&fl.tableTokens, "table-tokens", -1,
 		"tokens that approx-lru believes a worker holds; 0: its capacity (default for the mixes as published, else 0)")
 	f.IntVar(&fl.tableDepth, "table-depth", -1,
 		"tokens of a prompt that approx-ttl and approx-lru look at; 0: all (default for the mixes as published, else 0)")
+	f.IntVar(&fl.blockTokens, "block-tokens", trace.BlockTokens, "tokens of a prompt for which a hash id of the trace stands")
+	f.IntVar(&fl.output, "output-tokens", 0, "tokens of every answer; 0: as in the workload")
+	f.BoolVar(&fl.singleTurns, "single-turns", false, "keep only the first request of each session")
+	f.StringVar(&fl.engine, "engine", "", "constants of the engines: qwen3-32b or vllm-h200 (default: the workload's)")
+	f.IntVar(&fl.enginesPerGPU, "engines-per-gpu", 0, "engines that share a GPU, which they use in turns; 0: the engine's")
+	f.Float64SliceVar(&fl.speeds, "speed", nil, "speed of each worker, as a factor; repeated for further workers")
+	f.Float64SliceVar(&fl.capacities, "capacity-factor", nil,
+		"KV memory of each worker, as a factor; repeated for further workers")
+	f.StringSliceVar(&fl.changes, "change", nil,
+		"workers that leave or join, as SECONDS:WORKER:leave or SECONDS:WORKER:join; workers are numbered from 0")
 	f.StringVar(&fl.svg, "svg", "", "write a plot of TTFT and hit rate to this file")
 	f.BoolVar(&fl.asJSON, "json", false, "print the result as one JSON object, and no progress")
 	f.BoolVar(&fl.quiet, "quiet", false, "print no progress")
@@ -119,7 +154,24 @@ crashes), cache (all engines forget theirs).`,
 		}
 		return rep.Print(os.Stdout)
 	}
+	cmd.AddCommand(matrixCommand(), measuredCommand())
 	return cmd
+}
+
+// weights adds a flag for each weight of the policies.
+func (fl *flags) weights(f *pflag.FlagSet) {
+	c := &fl.routing
+	*c = routing.DefaultConfig()
+	add := func(v *float64, name, what string) { f.Float64Var(v, name, *v, what) }
+	f.Float64Var(&c.PrefillLoadScale, "prefill-load-scale", 0,
+		"weight of prefill against decode in the policy dynamo (default 1, for the mixes 8)")
+	add(&c.OverlapScoreCredit, "overlap-score-credit", "worth of a block on the device, in blocks of prefill")
+	add(&c.OverlapScoreCreditDecay, "overlap-score-credit-decay", "decay of the credit on workers with more prefill")
+	add(&c.DecodeActiveRequestWeight, "decode-active-request-weight", "cost of each request under way, in blocks")
+	add(&c.HostCacheHitWeight, "host-cache-hit-weight", "worth of a block in host memory")
+	add(&c.DiskCacheHitWeight, "disk-cache-hit-weight", "worth of a block on disk or in an external store")
+	add(&c.SharedCacheMultiplier, "shared-cache-multiplier", "worth of a block in the shared store")
+	add(&c.RouterTemperature, "router-temperature", "0: the smallest cost; above: workers of like cost are drawn")
 }
 
 // options checks everything and reads the workload.
@@ -131,7 +183,8 @@ func (fl *flags) options(scaled bool) (o Options, err error) {
 		value, lo, hi int
 	}{{"requests", fl.requests, 0, 1 << 30}, {"workers", fl.workers, 0, 1024}, {"capacity", fl.capacity, 0, 1 << 30},
 		{"host", fl.host, 0, 1 << 30}, {"store", fl.store, 0, 1 << 34}, {"table-tokens", fl.tableTokens, -1, 1 << 30},
-		{"table-depth", fl.tableDepth, -1, 1 << 30}} {
+		{"table-depth", fl.tableDepth, -1, 1 << 30}, {"block-tokens", fl.blockTokens, 1, 1 << 20},
+		{"output-tokens", fl.output, 0, 1 << 20}, {"engines-per-gpu", fl.enginesPerGPU, 0, 1024}} {
 		if n.value < n.lo || n.value > n.hi {
 			fail("--%s %d is not from %d to %d", n.name, n.value, n.lo, n.hi)
 		}
@@ -154,11 +207,30 @@ func (fl *flags) options(scaled bool) (o Options, err error) {
 			fail("--ratio %v is not above 0 and at most 1,000", x)
 		}
 	}
+	for _, l := range []struct {
+		name   string
+		values []float64
+	}{{"speed", fl.speeds}, {"capacity-factor", fl.capacities}} {
+		for _, x := range l.values {
+			if !(x > 0.01 && x <= 100) {
+				fail("--%s %v is not above 0.01 and at most 100", l.name, x)
+			}
+		}
+	}
+	changes, err := parseChanges(fl.changes)
+	if err != nil {
+		fail("--change: %w", err)
+	}
+	if fl.engine != "" && engines[fl.engine] == nil {
+		fail("--engine: there is no %q; there are qwen3-32b and vllm-h200", fl.engine)
+	}
 	if fl.ratios != nil && fl.capacity > 0 {
 		fail("--ratio and --capacity are two ways to say the same")
 	}
 	if err := trace.CheckBlockSize(fl.blockSize); err != nil {
 		fail("--block-size: %w", err)
+	} else if fl.blockTokens%fl.blockSize != 0 {
+		fail("--block-tokens %d is no multiple of the block size %d", fl.blockTokens, fl.blockSize)
 	}
 	if o.Arms, err = ParseArms(fl.arms); err != nil {
 		fail("--arms: %w", err)
@@ -176,16 +248,15 @@ func (fl *flags) options(scaled bool) (o Options, err error) {
 		fail("neither --workload nor --trace is given")
 	case fl.workload != "" && fl.trace != "":
 		fail("--workload and --trace are two workloads")
-	case fl.workload != "" && fl.workload != "capacity-73" && fl.workload != "capacity-37":
-		fail("--workload: there is no %q; there are capacity-73 and capacity-37", fl.workload)
-	case fl.workload != "" && fl.requests > 0:
-		fail("--requests says nothing without --trace")
+	case fl.workload != "" && !slices.Contains(workloadNames(), fl.workload):
+		fail("--workload: there is no %q; there are %s", fl.workload, strings.Join(workloadNames(), ", "))
+	case strings.HasPrefix(fl.workload, "capacity-") && fl.requests > 0:
+		fail("--requests has no effect on the mixes of llm-d: --rate sets their length")
 	}
-	o.Routing = routing.DefaultConfig()
-	if scaled {
-		o.Routing.PrefillLoadScale = fl.scale
-		if err := o.Routing.Validate(); err != nil {
-			fail("--prefill-load-scale: %w", err)
+	o.Routing = fl.routing
+	if err := o.Routing.Validate(); err != nil {
+		for _, line := range strings.Split(err.Error(), "\n") {
+			fail("--%s", strings.ReplaceAll(line, "_", "-"))
 		}
 	}
 	if len(errs) > 0 {
@@ -195,7 +266,26 @@ func (fl *flags) options(scaled bool) (o Options, err error) {
 		return o, err
 	}
 	for i := range o.Workloads {
-		e := &o.Workloads[i].Engine
+		w := &o.Workloads[i]
+		if fl.engine != "" {
+			size := w.Engine.BlockSize
+			w.Engine = engines[fl.engine]()
+			w.Engine.BlockSize = size
+		}
+		if fl.enginesPerGPU > 0 {
+			w.Engine.EnginesPerGPU = fl.enginesPerGPU
+		}
+		w.Speeds, w.Capacities = fl.speeds, fl.capacities
+		if changes != nil {
+			w.Changes = changes
+		}
+		if fl.singleTurns {
+			w.SingleTurns()
+		}
+		if fl.output > 0 {
+			w.setOutput(fl.output)
+		}
+		e := &w.Engine
 		if e.Host, e.Store = fl.host, fl.store; fl.capacity > 0 {
 			e.Capacity = fl.capacity
 		}
@@ -208,29 +298,101 @@ func (fl *flags) options(scaled bool) (o Options, err error) {
 	return o, nil
 }
 
-func (fl *flags) workloads() ([]Workload, error) {
+// engines are the constants of engines that a user may choose.
+var engines = map[string]func() Engine{"qwen3-32b": Defaults, "vllm-h200": VLLMOnH200}
+
+// measuredName is the workload of the measured run.
+const measuredName = "measured-h200"
+
+// workloadNames are the workloads that need no file.
+func workloadNames() []string {
+	list := []string{"capacity-73", "capacity-37", measuredName}
+	for _, x := range generated {
+		list = append(list, x.name)
+	}
+	return list
+}
+
+// workloads returns the workload once for each rate.
+func (fl *flags) workloads() (list []Workload, err error) {
 	switch fl.workload {
 	case "capacity-73":
 		return []Workload{Capacity73(fl.seed, fl.blockSize, fl.rates)}, nil
 	case "capacity-37":
 		return []Workload{Capacity37(fl.seed, fl.blockSize, fl.rates)}, nil
 	}
-	reqs, err := trace.ReadFile(fl.trace, fl.requests)
-	if err != nil {
-		return nil, fmt.Errorf("--trace: %w", err)
-	}
 	rates := fl.rates
 	if rates == nil {
 		rates = []float64{0}
 	}
-	var list []Workload
+	var reqs []trace.Request
+	if fl.workload == "" {
+		if reqs, err = readTrace(fl.trace, fl.requests, &fl.blockTokens, fl.seed); err != nil {
+			return nil, fmt.Errorf("--trace: %w", err)
+		}
+	}
 	for _, r := range rates {
-		w, err := FromTrace("trace", reqs, fl.blockSize, r)
+		w, err := fl.atRate(reqs, r)
 		if err != nil {
-			return nil, fmt.Errorf("--trace: %s: %w", fl.trace, err)
+			return nil, err
 		}
 		list = append(list, w)
 	}
+	return list, nil
+}
+
+// atRate returns the workload at a rate; 0 is its own.
+func (fl *flags) atRate(reqs []trace.Request, rate float64) (Workload, error) {
+	if fl.workload == "" {
+		w, err := FromTraceScaled("trace", reqs, fl.blockTokens, fl.blockSize, rate)
+		if err != nil {
+			err = fmt.Errorf("--trace: %s: %w", fl.trace, err)
+		}
+		return w, err
+	}
+	if fl.workload == measuredName {
+		m := MeasuredH200()
+		if rate == 0 {
+			rate = m.Arms[0].Rate
+		}
+		n := fl.requests
+		if n == 0 {
+			n = len(m.Requests)
+		}
+		return m.Workload(rate, n), nil
+	}
+	n := fl.requests
+	if n == 0 {
+		n = 1500
+	}
+	i := slices.IndexFunc(generated, func(x sessions) bool { return x.name == fl.workload })
+	e := MatrixEngine()
+	e.BlockSize = fl.blockSize
+	w := generated[i].workload(fl.seed, n, e)
+	if rate > 0 {
+		w = w.AtRate(rate)
+	}
+	return w, nil
+}
+
+// parseChanges reads SECONDS:WORKER:leave and SECONDS:WORKER:join, and sorts them by time.
+func parseChanges(texts []string) (list []Change, err error) {
+	for _, text := range texts {
+		var c Change
+		part := strings.Split(text, ":")
+		bad := len(part) != 3 || part[2] != "leave" && part[2] != "join"
+		if !bad {
+			at, err1 := strconv.ParseFloat(part[0], 64)
+			w, err2 := strconv.Atoi(part[1])
+			c = Change{At: at, Worker: w, Up: part[2] == "join"}
+			bad = err1 != nil || err2 != nil || !(at >= 0 && at <= 1e9) || w < 0
+		}
+		if bad {
+			return nil, fmt.Errorf("%q is not SECONDS:WORKER:leave or SECONDS:WORKER:join", text)
+		}
+		list = append(list, c)
+	}
+	slices.SortStableFunc(list, func(a, b Change) int { return cmp.Compare(a.At, b.At) })
 	return list, nil
 }
 

@@ -29,9 +29,10 @@ type Engine struct {
 	Attention      float64 `json:"attention_per_token_pair_s,omitempty"`
 
 	// PrefillHost is the least duration of a step that computes prompt tokens: the host launches the kernels one by
-	// one. It does not occupy the GPU. Overhead is added to each TTFT for HTTP, parsing and the reply. In seconds.
+	// one. It does not occupy the GPU. Delay is the mean time from the router's choice until the engine can schedule
+	// the request (HTTP, parsing); it varies by up to half of it. In seconds.
 	PrefillHost float64 `json:"prefill_host_s,omitempty"`
-	Overhead    float64 `json:"overhead_s,omitempty"`
+	Delay       float64 `json:"delay_s,omitempty"`
 
 	// Ahead is asynchronous scheduling: the engine plans a step when the step before it starts, so a request that
 	// arrives during a step waits for the step after it too.
@@ -72,8 +73,9 @@ type request struct {
 	number int // in the workload, over all stages
 	stage  int
 
+	session uint64 // 0: none
+
 	sent, first, done micros
-	came              micros // at the engine
 
 	router, worker int
 	booked         booking
@@ -108,6 +110,7 @@ type engine struct {
 	host  *enginesim.Cache
 	store *enginesim.Cache // shared with the others
 
+	coming  []*request // on their way
 	waiting []*request
 	running []*request // in the order in which they began
 	prefill []*request // those of running that do not decode, in that order
@@ -122,7 +125,7 @@ type engine struct {
 	owed     int // tokens of prefill
 	busy     bool
 	began    micros  // the latest step
-	ended    micros  // the step before it
+	lasts    micros  // the latest step, on a GPU of its own
 	pieces   []piece // of the step under way
 	downTill micros
 	life     int // restarts
@@ -149,13 +152,13 @@ func newEngine(cfg Engine, names []events.BlockHash, store *enginesim.Cache, tol
 
 // restart empties the engine and returns what was under way, which goes nowhere by itself.
 func (e *engine) restart() []*request {
-	under := append(slices.Clone(e.running), e.waiting...)
+	under := slices.Concat(e.running, e.waiting, e.coming)
 	e.life++
 	e.pool = newPool(e.cfg.Capacity/e.cfg.BlockSize, len(e.names), e.left)
 	if e.cfg.Host > 0 {
 		e.host = enginesim.NewCache(e.cfg.Host / e.cfg.BlockSize)
 	}
-	e.waiting, e.running, e.prefill, e.pieces = nil, nil, nil, nil
+	e.coming, e.waiting, e.running, e.prefill, e.pieces = nil, nil, nil, nil, nil
 	e.due, e.ends = make([][]*request, e.cfg.BlockSize), map[int][]*request{}
 	e.decoding, e.context, e.requests, e.owed, e.busy = 0, 0, 0, 0, false
 	e.live.clear()
@@ -251,6 +254,27 @@ func (e *engine) would(p *Prompt) int {
 	return e.cfg.BlockSize * n
 }
 
+// forecast returns the seconds until the first token of a request that came now, if none came after it: the rest of the
+// step under way, and the steps for the prompt tokens that are owed and its own, each with the decoding requests.
+func (e *engine) forecast(p *Prompt, now micros) float64 {
+	rest := 0.0
+	if e.busy {
+		rest = max(0, (e.began + e.lasts - now).seconds())
+	}
+	own := p.Tokens - e.would(p)
+	tokens := e.owed + own
+	for _, x := range e.pieces {
+		if e.busy {
+			tokens -= x.n // the step under way computes them
+		}
+	}
+	steps := math.Ceil(float64(tokens) / float64(e.cfg.MaxBatchedTokens))
+	step := max(e.cfg.StepBase, e.cfg.PrefillHost) + float64(e.decoding)*e.cfg.StepPerRequest +
+		float64(e.context)*e.cfg.StepPerToken
+	pairs := float64(own) * (float64(p.Tokens) - float64(own)/2)
+	return rest + max(steps*step, float64(tokens)/e.cfg.Prefill) + pairs*e.cfg.Attention
+}
+
 // promised reports whether a block is on the device, or in a prompt of a request that is here.
 func (e *engine) promised(b block) bool { return e.live.get(b) > 0 || e.pool.held(b) }
 
@@ -263,12 +287,24 @@ func (e *engine) blocks(tokens int) int { return (tokens + e.cfg.BlockSize - 1) 
 
 // arrive takes a request that fits.
 func (e *engine) arrive(r *request) {
+	e.expect(r)
+	e.queue(r)
+}
+
+// expect notes a request that is on its way.
+func (e *engine) expect(r *request) {
 	r.owed = r.prompt.Tokens - e.would(r.prompt)
 	e.owed += r.owed
 	e.requests++
 	for _, b := range r.prompt.blocks {
 		e.live.set(b, e.live.get(b)+1)
 	}
+	e.coming = append(e.coming, r)
+}
+
+// queue lets an expected request wait for its turn.
+func (e *engine) queue(r *request) {
+	e.coming = slices.DeleteFunc(e.coming, func(x *request) bool { return x == r })
 	e.waiting = append(e.waiting, r)
 }
 
@@ -290,10 +326,6 @@ func (e *engine) begin(now micros) (p plan, wake micros) {
 	}
 	budget := e.cfg.MaxBatchedTokens - e.decoding
 	wake = never
-	planned := now // the requests that came later are not seen
-	if e.cfg.Ahead && e.ended == now {
-		planned = e.began
-	}
 	for _, r := range slices.Clone(e.prefill) {
 		if r.decoding || r.slots == nil {
 			continue // preempted for one before it
@@ -307,23 +339,8 @@ func (e *engine) begin(now micros) (p plan, wake micros) {
 			budget -= n
 		}
 	}
-	for len(e.waiting) > 0 && budget > 0 && len(e.running) < e.cfg.MaxRequests && preempted == e.preemptions {
-		r := e.waiting[0]
-		if r.came > planned && e.decoding+len(e.pieces) > 0 {
-			break
-		}
-		n, ok := e.admit(r, now, budget)
-		if !ok {
-			break
-		}
-		e.waiting = e.waiting[1:]
-		e.running, e.prefill = append(e.running, r), append(e.prefill, r)
-		if r.ready > now {
-			wake = min(wake, r.ready)
-			continue
-		}
-		e.pieces = append(e.pieces, piece{r, n})
-		budget -= n
+	if !e.cfg.Ahead || e.decoding+len(e.pieces) == 0 {
+		wake = min(wake, e.admitWaiting(now, budget, preempted, true))
 	}
 	// what was planned for a request that had to make room after that is not done
 	e.pieces = slices.DeleteFunc(e.pieces, func(p piece) bool { return p.r.slots == nil })
@@ -342,9 +359,51 @@ func (e *engine) begin(now micros) (p plan, wake micros) {
 		p.host = after(e.cfg.PrefillHost)
 	}
 	p.gpu = max(1, after(seconds))
-	e.busy, e.began = true, now
-	e.busyFor += max(p.host, p.gpu)
+	e.busy, e.began, e.lasts = true, now, max(p.host, p.gpu)
+	e.busyFor += e.lasts
+	if e.cfg.Ahead {
+		e.planAhead(now, preempted)
+	}
 	return p, never
+}
+
+// admitWaiting admits waiting requests in order, as far as the budget of a step goes: of the step that begins, or of
+// the one after it. It returns when the next of them has loaded what is in other tiers.
+func (e *engine) admitWaiting(now micros, budget, preempted int, begins bool) (wake micros) {
+	wake = never
+	for len(e.waiting) > 0 && budget > 0 && len(e.running) < e.cfg.MaxRequests && preempted == e.preemptions {
+		r := e.waiting[0]
+		n, ok := e.admit(r, now, budget)
+		if !ok {
+			break
+		}
+		e.waiting = e.waiting[1:]
+		e.running, e.prefill = append(e.running, r), append(e.prefill, r)
+		if r.ready > now {
+			wake = min(wake, r.ready)
+			continue
+		}
+		if begins {
+			e.pieces = append(e.pieces, piece{r, n})
+		}
+		budget -= n
+	}
+	return wake
+}
+
+// planAhead admits requests to the step after the one that begins. They have their blocks from now on.
+func (e *engine) planAhead(now micros, preempted int) {
+	budget := e.cfg.MaxBatchedTokens - e.decoding
+	for _, r := range e.prefill {
+		budget -= r.target - r.computed
+	}
+	for _, p := range e.pieces {
+		if budget += p.n; p.r.computed+p.n == p.r.target {
+			budget-- // it decodes then
+		}
+	}
+	e.admitWaiting(now, budget, preempted, false)
+	e.tell()
 }
 
 // admit gives a waiting request the slots for its first piece.
@@ -515,7 +574,7 @@ func (e *engine) leave(r *request) {
 
 // finish ends the step under way. It returns the requests whose first token came, and those that are done.
 func (e *engine) finish(now micros) (began, done []*request) {
-	e.busy, e.ended = false, now
+	e.busy = false
 	e.steps++
 	e.context += e.decoding
 	e.outputTokens += e.decoding
@@ -535,7 +594,7 @@ func (e *engine) finish(now micros) (began, done []*request) {
 		r.generated++
 		e.outputTokens++
 		if r.first == 0 {
-			r.first = now + after(e.cfg.Overhead)
+			r.first = now
 			began = append(began, r)
 		}
 		e.prefill = slices.DeleteFunc(e.prefill, func(x *request) bool { return x == r })
@@ -547,7 +606,7 @@ func (e *engine) finish(now micros) (began, done []*request) {
 	}
 	e.pieces = e.pieces[:0]
 	for _, r := range done {
-		r.done = max(now, r.first)
+		r.done = now
 		e.pool.release(r.slots)
 		r.slots = nil
 		e.running = slices.DeleteFunc(e.running, func(x *request) bool { return x == r })

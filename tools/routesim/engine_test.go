@@ -282,7 +282,8 @@ func randomWorkload(rng *rand.Rand, e Engine, requests int) Workload {
 			}
 			p.Names = append(p.Names, events.BlockHash(mix(parent^mix(of+1))|1))
 		}
-		st.Arrivals = append(st.Arrivals, Arrival{At: at, Prompt: p, Output: 1 + rng.IntN(e.Capacity/3)})
+		st.Arrivals = append(st.Arrivals, Arrival{At: at, Prompt: p, Output: 1 + rng.IntN(e.Capacity/3),
+			Session: rng.Uint64N(5)})
 	}
 	st.Rate = float64(requests) / at
 	w := Workload{Name: "random", Stages: []Stage{st}, Engine: e, Workers: 2}

@@ -3,12 +3,15 @@ package routesim
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	_ "embed"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
 // measuredFile is our own measurement, documented in docs/measurements/2026-11-gpu.md: the requests, their arrivals and
@@ -22,8 +25,6 @@ type Measured struct {
 	BlockTokens  int       `json:"block_tokens"`  // of a hash id
 	OutputTokens int       `json:"output_tokens"` // of each request
 	Gaps         []float64 `json:"gaps"`          // between arrivals, at one request per second
-	Random       string    `json:"random"`        // the worker of each request in the arm random, a digit each
-	Sticky       string    `json:"sticky"`        // the same of the arm sticky
 	Requests     [][]int   `json:"requests"`      // session, tokens, then runs of hash ids: first id and length
 
 	// Alone are requests that were sent one at a time: prompt tokens, cached tokens, TTFT and end-to-end time in ms.
@@ -34,7 +35,8 @@ type Measured struct {
 // MeasuredArm are the figures of one way to choose at one rate.
 type MeasuredArm struct {
 	Arm      Arm     `json:"arm"`
-	Rate     float64 `json:"rate"` // requests per second
+	Workers  string  `json:"workers,omitempty"` // the worker of each request, a digit each
+	Rate     float64 `json:"rate"`              // requests per second
 	Requests int     `json:"requests"`
 	Reuse    float64 `json:"reuse"` // share of the prompt tokens
 	TTFTMean float64 `json:"ttft_mean_ms"`
@@ -64,8 +66,7 @@ func (m *Measured) Workload(rate float64, requests int) Workload {
 	per := uint64(m.BlockTokens / e.BlockSize)
 	st := Stage{Rate: rate}
 	at := 0.0
-	w := Workload{Name: "measured-h200", Engine: e, Workers: 4, PrefillLoadScale: 1,
-		Placed: map[Arm]string{ArmRandom: m.Random, ArmSticky: m.Sticky}}
+	w := Workload{Name: "measured-h200", Engine: e, Workers: 4, PrefillLoadScale: 1}
 	for i, r := range m.Requests[:min(requests, len(m.Requests))] {
 		p := &Prompt{Tokens: r[1]}
 		for runs := r[2:]; len(runs) > 0; runs = runs[2:] {
@@ -88,8 +89,79 @@ func (m *Measured) Workload(rate float64, requests int) Workload {
 // VLLMOnH200 are the constants of one of four vLLM servers on one NVIDIA H200, with a model of the shape of Llama 3.2 3B.
 // DESIGN.md says how they were fitted.
 func VLLMOnH200() Engine {
-	return Engine{BlockSize: 16, Capacity: 4499 * 16, MaxBatchedTokens: 8192, MaxRequests: 128, Prefill: 85_000,
-		StepBase: 2.5e-3, StepPerRequest: 20e-6, StepPerToken: 0, Attention: 0.5e-9, PrefillHost: 18e-3,
-		Overhead: 5e-3, Ahead: true, ReservePrompt: true, EnginesPerGPU: 4, ShareLoss: 0.05,
+	return Engine{BlockSize: 16, Capacity: 4499 * 16, MaxBatchedTokens: 8192, MaxRequests: 128, Prefill: 98_200,
+		StepBase: 2.6e-3, StepPerRequest: 39e-6, StepPerToken: 8e-9, Attention: 0.42e-9, PrefillHost: 25e-3,
+		Delay: 5e-3, Ahead: true, ReservePrompt: true, EnginesPerGPU: 4, ShareLoss: 0.09,
 		HostDelay: 1e-3, HostRate: 190_000, PullDelay: 27e-3, PullRate: 235_000}
+}
+
+// Config returns the simulation of one arm of the run. With recorded, each request goes to the worker to which it went.
+// The arms random and sticky are always recorded: they do not depend on the state of the fleet.
+func (m *Measured) Config(x *MeasuredArm, seed uint64, recorded bool) Config {
+	w := m.Workload(x.Rate, x.Requests)
+	if recorded || x.Arm == ArmRandom || x.Arm == ArmSticky {
+		w.Placed = map[Arm]string{x.Arm: x.Workers}
+	}
+	return Config{Workload: w, Arm: x.Arm, Routers: 1, Workers: w.Workers, Seed: seed, EventLag: 1e-3,
+		Routing: routing.DefaultConfig()}
+}
+
+// Compared is one arm of a measured run beside the simulation.
+type Compared struct {
+	Measured MeasuredArm `json:"measured"`
+	Recorded MeasuredArm `json:"simulated_with_recorded_choices"`
+	Own      MeasuredArm `json:"simulated_with_own_choices"`
+}
+
+// Compare simulates all arms of the run. Figures are medians over the seeds.
+func (m *Measured) Compare(ctx context.Context, seeds int) ([]Compared, error) {
+	var list []Compared
+	for _, x := range m.Arms {
+		c := Compared{Measured: x}
+		for _, recorded := range []bool{true, false} {
+			f, err := m.simulate(ctx, &x, seeds, recorded)
+			if err != nil {
+				return nil, err
+			}
+			if recorded {
+				c.Recorded = f
+			} else {
+				c.Own = f
+			}
+		}
+		c.Measured.Workers = ""
+		list = append(list, c)
+	}
+	return list, nil
+}
+
+// simulate returns the medians over seeds, which change the delays of requests and the ties.
+func (m *Measured) simulate(ctx context.Context, x *MeasuredArm, seeds int, recorded bool) (MeasuredArm, error) {
+	var list []Figures
+	for seed := range uint64(seeds) {
+		run, err := Simulate(ctx, m.Config(x, seed+1, recorded))
+		if err != nil {
+			return MeasuredArm{}, err
+		}
+		list = append(list, run.Total)
+	}
+	ms := func(of func(*Figures) float64) float64 { return 1000 * median(list, of) }
+	return MeasuredArm{Arm: x.Arm, Rate: x.Rate, Requests: x.Requests,
+		Reuse:    median(list, func(f *Figures) float64 { return f.HitRate }),
+		TTFTMean: ms(func(f *Figures) float64 { return f.TTFTMean }),
+		TTFTP50:  ms(func(f *Figures) float64 { return f.TTFTP50 }),
+		TTFTP90:  ms(func(f *Figures) float64 { return f.TTFTP90 }),
+		TTFTP99:  ms(func(f *Figures) float64 { return f.TTFTP99 }),
+		E2EP50:   ms(func(f *Figures) float64 { return f.E2EP50 }),
+		E2EP99:   ms(func(f *Figures) float64 { return f.E2EP99 })}, nil
+}
+
+// median returns the median of a figure.
+func median(list []Figures, of func(*Figures) float64) float64 {
+	var values []float64
+	for i := range list {
+		values = append(values, of(&list[i]))
+	}
+	slices.Sort(values)
+	return (values[len(values)/2] + values[(len(values)-1)/2]) / 2
 }

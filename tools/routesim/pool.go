@@ -78,6 +78,21 @@ func (p *pool) held(name block) bool {
 // available is how many slots could be taken now.
 func (p *pool) available() int { return p.capacity() - p.pinned }
 
+// idle returns how many slots have no content, and how many have content that no request uses.
+func (p *pool) idle() (free, evictable int) {
+	free = len(p.slots) - int(p.fresh)
+	return free, p.available() - free
+}
+
+// oldest calls see for the blocks of the n slots that are taken next, once all slots were used.
+func (p *pool) oldest(n int, see func(block)) {
+	for i := p.slots[0].next; i != 0 && n > 0; i, n = p.slots[i].next, n-1 {
+		if b := p.slots[i].name; b != 0 {
+			see(b)
+		}
+	}
+}
+
 // pin takes a slot that holds the block if there is one.
 func (p *pool) pin(name block) (int32, bool) {
 	i := p.at.get(name)

@@ -40,6 +40,8 @@ type Figures struct {
 	TTFTP50      float64 `json:"ttft_p50_s"`
 	TTFTP90      float64 `json:"ttft_p90_s"`
 	TTFTP99      float64 `json:"ttft_p99_s"`
+	E2EP50       float64 `json:"e2e_p50_s"` // until the last token
+	E2EP99       float64 `json:"e2e_p99_s"`
 	OutputPerS   float64 `json:"output_tokens_per_s"` // from the first request until the last one's end
 	PerUser      float64 `json:"tokens_per_s_user"`   // after the first token, the mean over requests
 	Seconds      float64 `json:"seconds"`
@@ -126,11 +128,11 @@ func figures(list []*request) Figures {
 	if len(list) == 0 {
 		return f
 	}
-	var ttft []float64
+	var ttft, whole []float64
 	first, last, output, reused, loaded, users := never, micros(0), 0, 0, 0, 0
 	for _, r := range list {
 		t := (r.first - r.sent).seconds()
-		ttft = append(ttft, t)
+		ttft, whole = append(ttft, t), append(whole, (r.done-r.sent).seconds())
 		f.TTFTMean += t / float64(len(list))
 		f.PromptTokens += r.prompt.Tokens
 		reused, loaded, output = reused+r.reused, loaded+r.loaded, output+r.output
@@ -144,8 +146,10 @@ func figures(list []*request) Figures {
 	f.HitRate = float64(reused+loaded) / float64(f.PromptTokens)
 	f.LoadedRate = float64(loaded) / float64(f.PromptTokens)
 	slices.Sort(ttft)
-	at := func(q float64) float64 { return ttft[int(math.Ceil(q*float64(len(ttft))))-1] }
-	f.TTFTP50, f.TTFTP90, f.TTFTP99 = at(0.5), at(0.9), at(0.99)
+	slices.Sort(whole)
+	at := func(list []float64, q float64) float64 { return list[int(math.Ceil(q*float64(len(list))))-1] }
+	f.TTFTP50, f.TTFTP90, f.TTFTP99 = at(ttft, 0.5), at(ttft, 0.9), at(ttft, 0.99)
+	f.E2EP50, f.E2EP99 = at(whole, 0.5), at(whole, 0.99)
 	f.Seconds = (last - first).seconds()
 	f.OutputPerS = float64(output) / f.Seconds
 	return f

@@ -50,6 +50,9 @@ type Config struct {
 	// Routing are the constants of the policies.
 	Routing routing.Config
 
+	// Fill, if set, sets fields of a candidate of a policy from the true state of its worker.
+	Fill func(*routing.Candidate, Facts)
+
 	// Progress, if set, is told now and then how many requests are done.
 	Progress func(done, of int)
 }
@@ -67,24 +70,28 @@ type sim struct {
 	gpus    []*gpu // shared; nil: each engine has its own
 	fleet   *fleet
 	rng     *rand.Rand
+	delays  *rand.Rand
 
 	stage, next int    // the arrival that comes next
 	begin       micros // of the stage
 	under, left int    // requests of the stage under way, and not done
 	all         []*request
-	late        []batch // events on their way, the earliest first
-	number      int     // requests that have come
-	half        int     // the number at which the disturbance comes; -1: it has come
+	late        []batch    // events on their way, the earliest first
+	lost        []*request // of crashed engines, not sent again yet
+	number      int        // requests that have come
+	half        int        // the number at which the disturbance comes; -1: it has come
 	run         *Run
 }
 
 type event struct {
-	at     micros
-	number int
-	worker int
-	gpu    *gpu // a shared GPU on which a step may have ended, and not a worker; life is its version
-	life   int  // of the engine: what was planned before a restart does not come
-	step   bool
+	at      micros
+	number  int
+	worker  int
+	request *request // that arrives at the engine, and not a step
+	change  *Change  // of the fleet, and not of a worker's step
+	gpu     *gpu     // a shared GPU on which a step may have ended, and not a worker; life is its version
+	life    int      // of the engine: what was planned before a restart does not come
+	step    bool
 }
 
 type batch struct {
@@ -107,13 +114,18 @@ func Simulate(ctx context.Context, cfg Config) (*Run, error) {
 }
 
 func newSim(cfg Config) (*sim, error) {
-	s := &sim{Config: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x726f75746573696d))}
+	s := &sim{Config: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x726f75746573696d)),
+		delays: rand.New(rand.NewPCG(cfg.Seed, 0x64656c617973))}
 	e := cfg.Workload.Engine
 	switch {
 	case cfg.Workers < 1 || cfg.Routers < 1:
 		return nil, fmt.Errorf("%d workers and %d routers: there must be one of each", cfg.Workers, cfg.Routers)
 	case e.BlockSize < 1 || e.MaxBatchedTokens < e.BlockSize || e.MaxRequests < 1 || !(e.Prefill > 0) || !(e.StepBase > 0):
 		return nil, fmt.Errorf("an engine with %+v does not run", e)
+	}
+	way, err := cfg.Arm.way()
+	if err != nil {
+		return nil, err
 	}
 	var store *enginesim.Cache
 	if e.Store > 0 {
@@ -122,12 +134,12 @@ func newSim(cfg Config) (*sim, error) {
 	lag := after(cfg.EventLag)
 	for w := range cfg.Workers {
 		var told func([]events.Event)
-		if cfg.Arm.index() {
+		if way.knows == knowsIndex {
 			told = func(evs []events.Event) {
 				s.late = append(s.late, batch{s.now + lag, w, evs})
 			}
 		}
-		s.engines = append(s.engines, newEngine(e, cfg.Workload.names, store, told))
+		s.engines = append(s.engines, newEngine(cfg.Workload.engine(w), cfg.Workload.names, store, told))
 	}
 	if n := e.EnginesPerGPU; n > 1 {
 		for range (cfg.Workers + n - 1) / n {
@@ -135,7 +147,6 @@ func newSim(cfg Config) (*sim, error) {
 		}
 	}
 	s.late = nil
-	var err error
 	if s.fleet, err = newFleet(cfg, s.engines, s.rng); err != nil {
 		return nil, err
 	}
@@ -146,13 +157,18 @@ func newSim(cfg Config) (*sim, error) {
 			warm += len(st.Arrivals)
 		}
 		for _, a := range st.Arrivals {
-			if !s.engines[0].fits(a.Prompt, a.Output) {
-				return nil, fmt.Errorf("%w: %d + %d tokens", ErrTooLong, a.Prompt.Tokens, a.Output)
+			for _, e := range s.engines {
+				if !e.fits(a.Prompt, a.Output) {
+					return nil, fmt.Errorf("%w: %d + %d tokens", ErrTooLong, a.Prompt.Tokens, a.Output)
+				}
 			}
 		}
 	}
 	s.half = warm + (total-warm)/2
 	s.run = newRun(cfg)
+	if err := s.changes(); err != nil {
+		return nil, err
+	}
 	s.openStage()
 	return s, nil
 }
@@ -181,6 +197,12 @@ func (s *sim) loop(ctx context.Context, total int) error {
 		}
 		ev := s.pop()
 		s.now = ev.at
+		if ev.change != nil {
+			if err := s.change(ev.change); err != nil {
+				return err
+			}
+			continue
+		}
 		if ev.gpu != nil {
 			if ev.life == ev.gpu.version {
 				for _, j := range ev.gpu.finished(s.now) {
@@ -194,12 +216,19 @@ func (s *sim) loop(ctx context.Context, total int) error {
 		if ev.life != e.life {
 			continue
 		}
+		if ev.request != nil {
+			s.arrived(ev.request)
+			continue
+		}
 		if ev.step {
 			if err := s.finish(ev.worker); err != nil {
 				return err
 			}
 		}
 		s.kick(ev.worker)
+	}
+	if len(s.lost) > 0 {
+		return fmt.Errorf("%d requests found no worker until the end: a worker must join after the last has left", len(s.lost))
 	}
 	if len(s.all) != total || s.under != 0 {
 		panic(fmt.Sprintf("routesim: %d of %d requests came, %d never ended", len(s.all), total, s.under))
@@ -237,7 +266,7 @@ func (s *sim) arrive() error {
 			return err
 		}
 	}
-	r := &request{prompt: a.Prompt, output: a.Output, number: s.number, stage: s.stage, sent: s.now}
+	r := &request{prompt: a.Prompt, output: a.Output, session: a.Session, number: s.number, stage: s.stage, sent: s.now}
 	s.next++
 	s.number++
 	s.under++
@@ -245,8 +274,12 @@ func (s *sim) arrive() error {
 	return s.send(r)
 }
 
-// send has a router choose a worker.
+// send has a router choose a worker. If all workers are away, the request waits for one to join.
 func (s *sim) send(r *request) error {
+	if !s.staffed() {
+		s.lost = append(s.lost, r)
+		return nil
+	}
 	s.deliver()
 	r.router = s.rng.IntN(len(s.fleet.routers))
 	would := 0
@@ -264,10 +297,19 @@ func (s *sim) send(r *request) error {
 	if !r.admitted {
 		r.best, r.chosen = would, e.would(r.prompt)
 	}
-	r.came = s.now
-	e.arrive(r)
-	s.kick(r.worker)
+	e.expect(r)
+	if d := e.cfg.Delay; d > 0 {
+		s.push(event{at: s.now + after(d*(0.5+s.delays.Float64())), worker: r.worker, life: e.life, request: r})
+		return nil
+	}
+	s.arrived(r)
 	return nil
+}
+
+// arrived lets a request wait for its turn at its engine.
+func (s *sim) arrived(r *request) {
+	s.engines[r.worker].queue(r)
+	s.kick(r.worker)
 }
 
 // deliver applies the events that have reached the index.
@@ -342,29 +384,20 @@ func (s *sim) disturb() error {
 	if !slices.Contains(s.Disturb, RestartEngine) {
 		return nil
 	}
-	under := s.engines[0].restart()
-	if s.gpus != nil {
-		s.gpus[0].drop(s.now, 0)
-		s.plan(s.gpus[0])
+	if err := s.crash(0); err != nil {
+		return err
 	}
-	s.fleet.workerRestarted(0)
 	if len(s.engines) > 1 {
 		s.engines[0].downTill = s.now + downFor
+		s.push(event{at: s.now + downFor, change: &Change{Worker: 0, Up: true}})
 	}
-	for _, r := range under { // whoever sent them sends them again
-		s.fleet.free(r)
-		r.again()
-		if err := s.send(r); err != nil {
-			return err
-		}
-	}
-	return nil
+	return s.resend()
 }
 
 // again makes a request as new, but for when it was sent and what it has found.
 func (r *request) again() {
 	r.slots, r.computed, r.target, r.generated, r.owed, r.ready = nil, 0, 0, 0, 0, 0
-	r.unnamed, r.decoding = false, false
+	r.unnamed, r.decoding, r.booked = false, false, booking{}
 }
 
 func (s *sim) push(e event) {

@@ -44,10 +44,14 @@ func simulate(t *testing.T, c Config) *Run {
 // memory or in books, every prompt token was computed, reused or loaded, and indexes know what engines hold.
 func TestConservation(t *testing.T) {
 	for seed := range uint64(6) {
-		for _, arm := range Arms {
-			for _, disturb := range [][]Disturbance{nil, {RestartRouters}, {RestartEngine}, {ResetCaches}, Disturbances} {
+		for _, arm := range slices.Concat(Arms, Rivals) {
+			for i, disturb := range [][]Disturbance{nil, nil, {RestartRouters}, {RestartEngine}, {ResetCaches}, Disturbances} {
 				rng := rand.New(rand.NewPCG(seed, 4))
 				cfg := small(rng)
+				if seed%2 == 1 {
+					cfg.EnginesPerGPU, cfg.ShareLoss, cfg.PrefillHost, cfg.Attention = 2, 0.1, 1e-2, 1e-6
+					cfg.Delay, cfg.Ahead, cfg.ReservePrompt = 1e-2, true, true
+				}
 				if seed%3 == 1 {
 					cfg.Host, cfg.HostRate = cfg.Capacity, 1e9
 				}
@@ -58,6 +62,11 @@ func TestConservation(t *testing.T) {
 				w.Workers = 3
 				if seed%2 == 1 {
 					w.Clients = 10
+				}
+				if i == 1 {
+					end := w.Duration()
+					w.Changes = []Change{{0.2 * end, 2, true}, {0.4 * end, 1, false}, {0.5 * end, 0, false}, {0.7 * end, 2, false},
+						{0.8 * end, 0, true}}
 				}
 				c := config(w, arm, 2)
 				c.Disturb = disturb
@@ -81,8 +90,9 @@ func TestConservation(t *testing.T) {
 				for _, r := range s.all {
 					prompts, saved, output = prompts+r.prompt.Tokens, saved+r.reused+r.loaded, output-r.output
 				}
-				again := run.Preemptions > 0 || slices.Contains(disturb, RestartEngine)
-				if output != 0 && !slices.Contains(disturb, RestartEngine) {
+				crashed := slices.Contains(disturb, RestartEngine) || w.Changes != nil
+				again := run.Preemptions > 0 || crashed
+				if output != 0 && !crashed {
 					t.Fatalf("seed %d, %s, %v: %d tokens of output too many", seed, arm, disturb, output)
 				}
 				if computed+saved != prompts && !again || computed+saved < prompts {
@@ -99,12 +109,12 @@ func (s *sim) check(t *testing.T) {
 	t.Helper()
 	for w, e := range s.engines {
 		if e.pool.pinned != 0 || e.live.used != 0 || e.requests != 0 || e.owed != 0 || e.decoding != 0 || e.context != 0 ||
-			len(e.waiting)+len(e.running)+len(e.prefill)+len(e.ends) != 0 {
+			len(e.coming)+len(e.waiting)+len(e.running)+len(e.prefill)+len(e.ends) != 0 {
 			t.Fatalf("%s: engine %d is not empty: %d pinned, %d live, %d requests, %d owed", s.Arm, w, e.pool.pinned,
 				e.live.used, e.requests, e.owed)
 		}
 		for i, r := range s.fleet.routers {
-			if l := &r.loads[w]; l.prefill != 0 || l.requests != 0 || l.active.used != 0 {
+			if l := &r.loads[w]; l.prefill != 0 || l.requests != 0 || l.tokens != 0 || l.active.used != 0 {
 				t.Fatalf("%s: router %d still has %d tokens, %d requests, %d blocks on worker %d", s.Arm, i, l.prefill,
 					l.requests, l.active.used, w)
 			}
@@ -136,7 +146,7 @@ func (s *sim) check(t *testing.T) {
 
 // TestDeterminism: a configuration gives the same run each time, and another seed another one.
 func TestDeterminism(t *testing.T) {
-	for _, arm := range Arms {
+	for _, arm := range slices.Concat(Arms, Rivals) {
 		w := Capacity73(3, 64, []float64{20})
 		c := config(w, arm, 3)
 		c.Disturb = Disturbances
@@ -384,6 +394,17 @@ func TestCommand(t *testing.T) {
 	if err != nil || len(rep.Points) != 1 || rep.Points[0].Runs[0].Total.Requests != 50 {
 		t.Errorf("%v: %s", err, text)
 	}
+	text, err = run("--workload", "agents", "--requests", "100", "--arms", "rivals", "--workers", "3", "--rate", "2",
+		"--output-tokens", "9", "--speed", "1,0.5", "--capacity-factor", "1,2", "--change", "9:1:leave,5:2:join",
+		"--engine", "vllm-h200", "--engines-per-gpu", "2", "--overlap-score-credit", "4", "--block-size", "16",
+		"--single-turns", "--json")
+	if err == nil {
+		rep = Report{}
+		err = json.Unmarshal([]byte(text), &rep)
+	}
+	if err != nil || rep.Routing.OverlapScoreCredit != 4 || len(rep.Points[0].Runs) != len(Rivals) {
+		t.Errorf("%v: %s", err, text)
+	}
 	for _, bad := range []struct{ want, args string }{
 		{"--workload", "--arms random"},
 		{"--workload", "--workload capacity-74"},
@@ -403,6 +424,15 @@ func TestCommand(t *testing.T) {
 		{"--capacity", "--workload capacity-73 --capacity 1000"},
 		{"--requests", "--workload capacity-73 --requests 5"},
 		{"--svg", "--workload capacity-73 --svg " + dir},
+		{"--overlap-score-credit", "--workload capacity-73 --overlap-score-credit=-1"},
+		{"--host-cache-hit-weight", "--workload capacity-73 --host-cache-hit-weight 2"},
+		{"--output-tokens", "--workload agents --output-tokens -1"},
+		{"--block-tokens", "--trace " + file + " --block-tokens 100"},
+		{"--engine", "--workload agents --engine steam"},
+		{"--speed", "--workload agents --speed 0"},
+		{"--capacity-factor", "--workload agents --capacity-factor -1"},
+		{"--change", "--workload agents --change 1:leave"},
+		{"--change", "--workload agents --change 1:0:sleep"},
 	} {
 		_, err := run(strings.Fields(bad.args)...)
 		var usage interface{ Unwrap() error }

@@ -56,6 +56,12 @@ type Workload struct {
 	PrefillLoadScale        float64
 	TableTokens, TableDepth int
 
+	// Speeds and Capacities are factors of the workers' engines, repeated for further workers; nil: all are 1.
+	Speeds, Capacities []float64
+
+	// Changes are workers that leave or join, in order of time.
+	Changes []Change
+
 	// Placed are recorded choices, a digit for the worker of each request, by arm. They replace the arm's own choice.
 	Placed map[Arm]string
 
@@ -217,8 +223,14 @@ func (m sharedPrefix) workload(name string, seed uint64, blockSize int, rates []
 // FromTrace is a workload of one stage from a trace. rate, in requests per second, stretches or shrinks its times; 0
 // leaves them as they are.
 func FromTrace(name string, reqs []trace.Request, blockSize int, rate float64) (Workload, error) {
-	if err := trace.CheckBlockSize(blockSize); err != nil {
-		return Workload{}, err
+	return FromTraceScaled(name, reqs, trace.BlockTokens, blockSize, rate)
+}
+
+// FromTraceScaled is [FromTrace] of a trace whose hash ids stand for blockTokens tokens each.
+func FromTraceScaled(name string, reqs []trace.Request, blockTokens, blockSize int, rate float64) (Workload, error) {
+	if blockSize < 1 || blockTokens < blockSize || blockTokens%blockSize != 0 {
+		return Workload{}, fmt.Errorf("a hash id of %d tokens has no whole number of blocks of %d tokens", blockTokens,
+			blockSize)
 	}
 	if len(reqs) < 2 {
 		return Workload{}, fmt.Errorf("%d requests are too few", len(reqs))
@@ -235,21 +247,62 @@ func FromTrace(name string, reqs []trace.Request, blockSize int, rate float64) (
 	} else {
 		rate = own
 	}
-	per := uint64(trace.BlockTokens / blockSize)
+	per := uint64(blockTokens / blockSize)
 	st := Stage{Rate: rate}
-	for _, r := range reqs {
+	ids := sessionsOf(reqs)
+	for i, r := range reqs {
 		p := &Prompt{Tokens: max(1, r.InputLength)}
 		full := min(r.InputLength/blockSize, len(r.HashIDs)*int(per))
 		p.Names = make([]events.BlockHash, full)
 		for b := range p.Names {
 			p.Names[b] = events.BlockHash(mix(r.HashIDs[uint64(b)/per]*per+uint64(b)%per+1) | 1)
 		}
-		st.Arrivals = append(st.Arrivals, Arrival{At: float64(r.Timestamp-begin) * scale, Prompt: p, Output: max(1, r.OutputLength)})
+		st.Arrivals = append(st.Arrivals, Arrival{At: float64(r.Timestamp-begin) * scale, Prompt: p,
+			Output: max(1, r.OutputLength), Session: ids[i]})
 	}
 	w := Workload{Name: name, Stages: []Stage{st}, Engine: Defaults(), Workers: 8, PrefillLoadScale: 1}
 	w.Engine.BlockSize = blockSize
 	w.number()
 	return w, nil
+}
+
+// sharedBy is the number of different continuations from which on a prefix is a system prompt, and not a conversation.
+const sharedBy = 5
+
+// sessionsOf returns a session id for each request: the trace's, or else a number for the first block of its prompt
+// behind the last prefix that has [sharedBy] different continuations.
+func sessionsOf(reqs []trace.Request) []uint64 {
+	next := map[uint64]map[uint64]bool{} // by hash id, the ids that follow it
+	for _, r := range reqs {
+		for i := 1; i < len(r.HashIDs) && r.SessionID == ""; i++ {
+			from := r.HashIDs[i-1]
+			if next[from] == nil {
+				next[from] = map[uint64]bool{}
+			}
+			if len(next[from]) < sharedBy {
+				next[from][r.HashIDs[i]] = true
+			}
+		}
+	}
+	numbers := map[any]uint64{}
+	ids := make([]uint64, len(reqs))
+	for i, r := range reqs {
+		var key any = r.SessionID
+		if r.SessionID == "" {
+			key = i // a prompt of its own
+			for j := len(r.HashIDs) - 1; j >= 0; j-- {
+				if j == 0 || len(next[r.HashIDs[j-1]]) >= sharedBy {
+					key = r.HashIDs[j]
+					break
+				}
+			}
+		}
+		if numbers[key] == 0 {
+			numbers[key] = uint64(len(numbers)) + 1
+		}
+		ids[i] = numbers[key]
+	}
+	return ids
 }
 
 // mix is SplitMix64's step for a state of x.

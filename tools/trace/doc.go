@@ -12,6 +12,7 @@
 //	output_length  tokens of the answer
 //	hash_ids       one id for each 512 tokens of the prompt, the last perhaps not full; an id stands for its block and all
 //	               that comes before it
+//	session_id     the conversation of the request; optional, and not in Mooncake's traces
 //
 // Use [ReadFile] for a published trace, or [Generate] where none is at hand; [Request.PromptTokens] and
 // [Request.OutputTokens] make tokens that are equal exactly where the trace says so.

@@ -25,6 +25,7 @@ type Request struct {
 	InputLength  int   // tokens of the prompt
 	OutputLength int   // tokens of the answer
 	HashIDs      []uint64
+	SessionID    string // of the conversation; "": the trace does not have it
 }
 
 // line is a request as it stands in a file. What must not be missing is a pointer.
@@ -33,6 +34,7 @@ type line struct {
 	InputLength  *int      `json:"input_length"`
 	OutputLength *int      `json:"output_length"`
 	HashIDs      *[]uint64 `json:"hash_ids"`
+	SessionID    string    `json:"session_id,omitempty"`
 }
 
 // ErrFormat: what is in a file is no trace. Mend the file.
@@ -93,7 +95,7 @@ func parse(b []byte) (Request, error) {
 	case *l.OutputLength < 0:
 		return Request{}, fmt.Errorf("output_length %d is negative", *l.OutputLength)
 	}
-	return Request{l.Timestamp, *l.InputLength, *l.OutputLength, *l.HashIDs}, nil
+	return Request{l.Timestamp, *l.InputLength, *l.OutputLength, *l.HashIDs, l.SessionID}, nil
 }
 
 // Read reads the first limit requests of a trace, or all if limit is 0. An error names the line.
@@ -133,7 +135,7 @@ func Write(w io.Writer, reqs []Request) error {
 		if ids == nil {
 			ids = []uint64{}
 		}
-		text, err := json.Marshal(line{r.Timestamp, &r.InputLength, &r.OutputLength, &ids})
+		text, err := json.Marshal(line{r.Timestamp, &r.InputLength, &r.OutputLength, &ids, r.SessionID})
 		if err != nil {
 			return fmt.Errorf("write trace: request %d: %w", i, err)
 		}

@@ -17,8 +17,9 @@ import (
 func TestReadTakesWhatMooncakeWrites(t *testing.T) {
 	const text = `{"timestamp": 0, "input_length": 1025, "output_length": 500, "hash_ids": [0, 1, 2]}
 
-{"timestamp": 2999, "input_length": 600, "output_length": 1, "hash_ids": [0, 3]}` + "\r\n"
-	want := []Request{{0, 1025, 500, []uint64{0, 1, 2}}, {2999, 600, 1, []uint64{0, 3}}}
+{"timestamp": 2999, "input_length": 600, "output_length": 1, "hash_ids": [0, 3], "session_id": "s7"}` + "\r\n"
+	want := []Request{{Timestamp: 0, InputLength: 1025, OutputLength: 500, HashIDs: []uint64{0, 1, 2}},
+		{2999, 600, 1, []uint64{0, 3}, "s7"}}
 	for limit, n := range map[int]int{0: 2, 1: 1, 2: 2, 9: 2} {
 		got, err := Read(strings.NewReader(text), limit)
 		if err != nil || !reflect.DeepEqual(got, want[:n]) {
@@ -265,11 +266,11 @@ func TestBlockSizes(t *testing.T) {
 
 func TestMeasure(t *testing.T) {
 	got := Measure([]Request{
-		{0, 1100, 10, []uint64{0, 1, 2}},
-		{1000, 600, 20, []uint64{0, 3}},
-		{3000, 1600, 30, []uint64{0, 1, 4, 5}},    // follows the first, whose last block was not full
-		{9000, 2000, 40, []uint64{0, 1, 6, 7}},    // an edit of the one before
-		{9000, 2500, 40, []uint64{0, 1, 6, 7, 8}}, // at once
+		{0, 1100, 10, []uint64{0, 1, 2}, ""},
+		{1000, 600, 20, []uint64{0, 3}, ""},
+		{3000, 1600, 30, []uint64{0, 1, 4, 5}, ""},    // follows the first, whose last block was not full
+		{9000, 2000, 40, []uint64{0, 1, 6, 7}, ""},    // an edit of the one before
+		{9000, 2500, 40, []uint64{0, 1, 6, 7, 8}, ""}, // at once
 	})
 	if got.Blocks != 18 || got.Distinct != 9 || got.Reused() != .5 || got.FollowUps != .6 || got.Turns.Max != 4 ||
 		got.Single != .5 ||

@@ -1,0 +1,184 @@
+package routesim
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+	"github.com/kvatlas/kvatlas/tools/trace"
+	"github.com/spf13/cobra"
+)
+
+// matrixCommand is indexer simulate matrix.
+func matrixCommand() *cobra.Command {
+	m := Matrix{Routing: routing.DefaultConfig()}
+	var arms, only []string
+	var subject, traces string
+	var requests int
+	var asJSON, quiet bool
+	cmd := &cobra.Command{
+		Use:   "matrix",
+		Short: "Compare ways to choose workers on all workloads, at several loads, with and without a host tier",
+		Long: `Run arms on nine workloads: Mooncake's traces conversation, toolagent and synthetic, agents with long sessions, single
+turns, one hot prefix, workers that leave and join, and two mixes of llm-d. Each workload runs at each load, with and
+without a host tier, with each seed. The result is a table for each of these cells, with medians over the seeds.
+
+A load is a share of the rate that the fleet could serve if all of its memory were one cache.
+
+Traces are read from NAME_trace.jsonl in the folder --traces. Without a file, a workload of the same shape is generated,
+and the table says so.
+
+With --subject, the best of the other arms is the measure for an arm: TTFT mean at most 1.02 and p99 at most 1.05 times
+the best, reuse at most a point below sticky. Oracles do not count.`,
+		Example: `  indexer simulate matrix --traces mooncake/FAST25-release/traces > matrix.md
+  indexer simulate matrix --workloads agents,hot-prefix --load 0.7 --host 0 --seeds 1 --arms sticky,dynamo-1-1,dynamo-4-4`,
+		Args: cobra.NoArgs,
+	}
+	f := cmd.Flags()
+	f.StringSliceVar(&arms, "arms", []string{"rivals"}, `ways to choose, as of indexer simulate; "rivals" are all others`)
+	f.StringSliceVar(&only, "workloads", nil, "workloads to run (default: all)")
+	f.StringVar(&subject, "subject", "", "arm that is judged against the others; it is run too")
+	f.StringVar(&traces, "traces", "", "folder with Mooncake's traces")
+	f.IntVar(&requests, "requests", 1200, "requests of a workload; the mixes of llm-d have 1,500 and 498 at each rate")
+	f.IntVar(&m.Seeds, "seeds", 5, "number of seeds")
+	f.Float64SliceVar(&m.Loads, "load", []float64{0.4, 0.6, 0.8}, "loads")
+	f.Float64SliceVar(&m.Hosts, "host", []float64{0, 2}, "memory of the host tier, in multiples of the device's; 0: none")
+	f.BoolVar(&asJSON, "json", false, "print the result as JSON, and no progress")
+	f.BoolVar(&quiet, "quiet", false, "print no progress")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if subject != "" {
+			arms = append(arms, subject)
+		}
+		var errs []error
+		var err error
+		if m.Arms, err = ParseArms(arms); err != nil {
+			errs = append(errs, fmt.Errorf("--arms: %w", err))
+		}
+		m.Subject = Arm(subject)
+		files, err := readTraces(traces)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--traces: %w", err))
+		}
+		if requests < 20 || requests > 1_000_000 {
+			errs = append(errs, fmt.Errorf("--requests %d is not from 20 to 1,000,000", requests))
+		}
+		if m.Seeds < 1 || m.Seeds > 1000 {
+			errs = append(errs, fmt.Errorf("--seeds %d is not from 1 to 1,000", m.Seeds))
+		}
+		for _, x := range m.Loads {
+			if !(x > 0 && x <= 10) {
+				errs = append(errs, fmt.Errorf("--load %v is not above 0 and at most 10", x))
+			}
+		}
+		for _, x := range m.Hosts {
+			if !(x >= 0 && x <= 1000) {
+				errs = append(errs, fmt.Errorf("--host %v is not from 0 to 1,000", x))
+			}
+		}
+		m.Workloads = MatrixWorkloads(requests, files)
+		for _, name := range only {
+			if !slices.ContainsFunc(m.Workloads, func(w MatrixWorkload) bool { return w.Name == name }) {
+				errs = append(errs, fmt.Errorf("--workloads: there is no %q", name))
+			}
+		}
+		if only != nil {
+			m.Workloads = slices.DeleteFunc(m.Workloads, func(w MatrixWorkload) bool { return !slices.Contains(only, w.Name) })
+		}
+		if len(errs) > 0 {
+			return cli.UsageErrorf("%w", errors.Join(errs...))
+		}
+		if !asJSON && !quiet {
+			var lock sync.Mutex
+			m.Progress = func(done, of int) {
+				lock.Lock()
+				defer lock.Unlock()
+				fmt.Fprintf(os.Stderr, "%d of %d cells\n", done, of)
+			}
+		}
+		cells, err := m.Run(cmd.Context())
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return cli.PrintJSON(os.Stdout, cells)
+		}
+		return m.Markdown(os.Stdout, cells)
+	}
+	return cmd
+}
+
+// readTraces reads the traces of Mooncake that are in a folder, by name; "": none.
+func readTraces(folder string) (map[string][]trace.Request, error) {
+	list := map[string][]trace.Request{}
+	if folder == "" {
+		return list, nil
+	}
+	files, err := filepath.Glob(filepath.Join(folder, "*_trace.jsonl"))
+	if err == nil && files == nil {
+		err = fmt.Errorf("%s has no file NAME_trace.jsonl: %w", folder, fs.ErrNotExist)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range files {
+		name := strings.TrimSuffix(filepath.Base(file), "_trace.jsonl")
+		if list[strings.TrimPrefix(name, "mooncake_")], err = trace.ReadFile(file, 0); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+// measuredCommand is indexer simulate measured.
+func measuredCommand() *cobra.Command {
+	var seeds int
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "measured",
+		Short: "Compare the simulator with a measured run of four vLLM servers on one GPU",
+		Long: `Simulate the run of docs/measurements/2026-11-gpu.md and print simulated figures beside the measured ones. Each arm runs
+twice: with the recorded choices of the measured run, which tests the engines, and with choices of its own. The arms
+random and sticky always follow the record. Figures are medians over the seeds.`,
+		Args: cobra.NoArgs,
+	}
+	f := cmd.Flags()
+	f.IntVar(&seeds, "seeds", 5, "number of seeds")
+	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if seeds < 1 || seeds > 1000 {
+			return cli.UsageErrorf("--seeds %d is not from 1 to 1,000", seeds)
+		}
+		list, err := MeasuredH200().Compare(cmd.Context(), seeds)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return cli.PrintJSON(os.Stdout, list)
+		}
+		var rows [][]any
+		for _, x := range list {
+			row := []any{x.Measured.Arm, x.Measured.Rate}
+			for _, q := range []struct {
+				format string
+				of     func(*MeasuredArm) float64
+			}{{"%.1f%%", func(a *MeasuredArm) float64 { return 100 * a.Reuse }},
+				{"%.0f", func(a *MeasuredArm) float64 { return a.TTFTMean }},
+				{"%.0f", func(a *MeasuredArm) float64 { return a.TTFTP50 }},
+				{"%.0f", func(a *MeasuredArm) float64 { return a.TTFTP99 }}} {
+				row = append(row, fmt.Sprintf(q.format+" | "+q.format+" | "+q.format, q.of(&x.Measured), q.of(&x.Recorded),
+					q.of(&x.Own)))
+			}
+			rows = append(rows, row)
+		}
+		fmt.Println("measured | simulated with the recorded choices | simulated with choices of its own")
+		return cli.Table(os.Stdout, []string{"ARM", "RATE", "REUSE", "TTFT mean, ms", "p50", "p99"}, rows)
+	}
+	return cmd
+}

@@ -1,0 +1,361 @@
+package routesim
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+)
+
+// loads is what a router knows of the requests under way on one worker, by the rules of Dynamo's slot tracker: prefill
+// counts until the first token; blocks, which requests share, and requests count until the end.
+type loads struct {
+	prefill  int // tokens
+	requests int
+	tokens   int           // of their prompts
+	active   sparse[int32] // blocks, with how many requests have them
+}
+
+// table is what a router without events believes of one worker.
+type table struct {
+	until sparse[micros] // with a TTL
+	lru   *pool
+}
+
+func (t *table) depth(names []block, now micros) int {
+	if t.lru != nil {
+		return prefix(names, t.lru.held)
+	}
+	return prefix(names, func(b block) bool { return t.until.get(b) > now })
+}
+
+// booking is one request in a router's books.
+type booking struct {
+	life    int // of the router
+	prefill int // tokens that are charged
+	lru     *pool
+	slots   []int32 // of lru
+}
+
+// router chooses for the requests that come to it.
+type router struct {
+	life     int // restarts
+	loads    []loads
+	tables   []table
+	rule     rule
+	selector *routing.Selector
+}
+
+// fleet is what the routers of one arm know, and what is true.
+type fleet struct {
+	arm     Arm
+	way     way
+	cfg     Engine
+	blocks  int    // of the workload
+	placed  string // recorded choices
+	engines []*engine
+	routers []*router
+	index   *radix.Index
+	ranks   []radix.RankID
+	answer  radix.Answer
+
+	tableBlocks, tableDepth int
+	ttl                     micros
+
+	rng        *rand.Rand
+	workers    []routing.Worker
+	candidates []routing.Candidate
+	live       []int
+	scratch    routing.Scratch
+	fill       func(*routing.Candidate, Facts)
+}
+
+func newFleet(cfg Config, engines []*engine, rng *rand.Rand) (*fleet, error) {
+	e := cfg.Workload.Engine
+	way, err := cfg.Arm.way()
+	if err != nil {
+		return nil, err
+	}
+	f := &fleet{arm: cfg.Arm, way: way, cfg: e, fill: cfg.Fill, blocks: len(cfg.Workload.names), placed: cfg.Workload.Placed[cfg.Arm], engines: engines, rng: rng,
+		workers: make([]routing.Worker, len(engines)), candidates: make([]routing.Candidate, len(engines))}
+	if f.tableBlocks = e.Capacity / e.BlockSize; cfg.TableTokens > 0 {
+		f.tableBlocks = max(1, cfg.TableTokens/e.BlockSize)
+	}
+	if f.tableDepth = math.MaxInt; cfg.TableDepth > 0 {
+		f.tableDepth = max(1, cfg.TableDepth/e.BlockSize)
+	}
+	if f.ttl = after(cfg.TTL); cfg.TTL == 0 {
+		f.ttl = after(120)
+	}
+	for w := range f.workers {
+		f.workers[w] = routing.Worker{ID: events.WorkerID(fmt.Sprintf("w%d", w)),
+			TotalKVBlocks: uint64(engines[w].pool.capacity()), MaxNumBatchedTokens: uint64(e.MaxBatchedTokens)}
+	}
+	if way.tune != nil {
+		way.tune(&cfg.Routing)
+	}
+	for range cfg.Routers {
+		r := &router{}
+		if way.policy != "" {
+			if r.selector, err = routing.New(way.policy, cfg.Routing); err != nil {
+				return nil, err
+			}
+		}
+		f.routers = append(f.routers, r)
+	}
+	f.restartRouters()
+	if way.knows == knowsIndex {
+		f.freshIndex()
+	}
+	return f, nil
+}
+
+// restartRouters empties what routers keep themselves.
+func (f *fleet) restartRouters() {
+	for i, r := range f.routers {
+		r.life++
+		if f.way.shares && (i > 0 || r.loads != nil) {
+			r.loads, r.rule = f.routers[0].loads, f.routers[0].rule
+		} else {
+			if f.way.rule != nil {
+				r.rule = f.way.rule(f)
+			}
+			r.loads = make([]loads, len(f.engines))
+			for w := range r.loads {
+				r.loads[w].active = newSparse[int32](f.blocks)
+			}
+		}
+		if f.way.knows == knowsTables {
+			r.tables = make([]table, len(f.engines))
+			for w := range r.tables {
+				f.freshTable(r, w)
+			}
+		}
+	}
+	if f.index != nil && !f.way.shares {
+		f.freshIndex()
+	}
+}
+
+func (f *fleet) freshTable(r *router, w int) {
+	if f.arm == ArmApproxLRU {
+		r.tables[w] = table{lru: newPool(f.tableBlocks, f.blocks, nil)}
+	} else {
+		r.tables[w] = table{until: newSparse[micros](f.blocks)}
+	}
+}
+
+// freshIndex is an index that has seen no event. Routers with an index each see the same events, so that one stands for
+// all.
+func (f *fleet) freshIndex() {
+	f.index, f.ranks = radix.New(radix.Config{}), nil
+	for range f.engines {
+		f.ranks = append(f.ranks, f.index.AddRank(0, uint32(f.cfg.BlockSize)))
+	}
+}
+
+// workerRestarted is what routers make of a worker that left and came back: what they believed of it is gone.
+func (f *fleet) workerRestarted(w int) {
+	for _, r := range f.routers {
+		if r.tables != nil {
+			f.freshTable(r, w)
+		}
+		if r.rule != nil {
+			r.rule.left(w)
+		}
+	}
+}
+
+// choose chooses a worker for a request, and books it there.
+func (f *fleet) choose(r *request, now micros) error {
+	router := f.routers[r.router]
+	f.live = f.live[:0]
+	for w, e := range f.engines {
+		if now >= e.downTill {
+			f.live = append(f.live, w)
+		}
+	}
+	if f.placed != "" {
+		r.worker = int(f.placed[r.number] - '0')
+	} else if router.rule != nil {
+		r.worker = router.rule.choose(router, r, f.live, now)
+	} else {
+		return f.byPolicy(router, r, now)
+	}
+	f.book(router, r, r.prompt.Tokens, now)
+	return nil
+}
+
+// byPolicy chooses by a policy of pkg/routing.
+func (f *fleet) byPolicy(router *router, r *request, now micros) error {
+	blocks, names, size := r.prompt.blocks, r.prompt.Names, f.cfg.BlockSize
+	if f.index != nil {
+		f.index.Match(0, r.prompt.locals(), nil, &f.answer)
+	}
+	list := f.candidates[:0]
+	for _, w := range f.live {
+		e := f.engines[w]
+		c := routing.Candidate{Worker: &f.workers[w]}
+		l := &router.loads[w]
+		c.HasLoad, c.ActivePrefillTokens, c.ActiveRequests = true, uint64(l.prefill), uint64(l.requests)
+		c.ActiveBlocks = uint64(l.active.used)
+		switch f.way.knows {
+		case knowsIndex:
+			c.Device, c.Host = f.indexed(w)
+		case knowsTables:
+			c.Device = uint32(router.tables[w].depth(blocks[:min(len(blocks), f.tableDepth)], now))
+		case knowsTruth:
+			c.Device = uint32(prefix(blocks, e.promised))
+			if e.host != nil {
+				c.Host = uint32(e.host.Hit(names[c.Device:]))
+			}
+			c.ActivePrefillTokens, c.ActiveBlocks, c.ActiveRequests = uint64(e.owed), uint64(e.live.used), uint64(e.requests)
+		}
+		if f.way.knows != knowsNothing {
+			if e.store != nil {
+				c.WouldLoad = uint32(e.store.Hit(names[min(len(names), int(c.Device+c.Host)):]))
+			}
+			active := &l.active
+			if f.way.knows == knowsTruth {
+				active = &e.live
+			}
+			c.NewBlocks = uint64(len(blocks) - prefix(blocks, func(b block) bool { return active.get(b) > 0 }))
+		}
+		if f.fill != nil {
+			f.fill(&c, f.facts(w, r))
+		}
+		list = append(list, c)
+	}
+	req := routing.Request{ISL: uint64(r.prompt.Tokens), BlockSize: uint32(size), Blocks: uint64(len(names)),
+		ExpectedOutputTokens: uint32(r.output)}
+	choice, err := router.selector.Choose(&req, list, f.rng, &f.scratch)
+	if err != nil {
+		return err
+	}
+	r.worker = f.live[choice.Index]
+	f.book(router, r, int(choice.EffectivePrefillTokens), now)
+	return nil
+}
+
+// indexed returns the leading blocks of the prompt that the index has of a worker, on the device and behind it.
+func (f *fleet) indexed(w int) (device, host uint32) {
+	for i := range f.answer.Ranks {
+		if o := &f.answer.Ranks[i]; o.Rank == f.ranks[w] {
+			device, host = o.Depth[0], o.Depth[1]
+		}
+	}
+	return device, host
+}
+
+// Facts are the true state of a worker when a request is routed. [Config.Fill] passes them to a policy.
+type Facts struct {
+	Worker     int
+	QueuedWork int // prompt tokens that are not computed yet, of all requests
+	Waiting    int // requests that have not begun
+	Decoding   int // requests that decode
+	Context    int // tokens of all that decode
+	Device     int // leading blocks of the prompt on the device
+	Host       int // blocks that follow in host memory
+	Free       int // blocks without content
+	Evictable  int // blocks with content that no request uses
+
+	// Dropped are the blocks that leave for the rest of the prompt. DroppedUnique are those of them that no other
+	// worker has on its device.
+	Dropped, DroppedUnique int
+}
+
+// facts returns the true state of a worker.
+func (f *fleet) facts(w int, r *request) Facts {
+	e := f.engines[w]
+	x := Facts{Worker: w, QueuedWork: e.owed, Waiting: len(e.waiting), Decoding: e.decoding, Context: e.context,
+		Device: prefix(r.prompt.blocks, e.pool.held)}
+	if e.host != nil {
+		x.Host = e.host.Hit(r.prompt.Names[x.Device:])
+	}
+	x.Free, x.Evictable = e.pool.idle()
+	x.Dropped = max(0, min(x.Evictable, e.blocks(r.prompt.Tokens+r.output)-x.Device-x.Free))
+	e.pool.oldest(x.Dropped, func(b block) {
+		for other, o := range f.engines {
+			if other != w && o.pool.held(b) {
+				return
+			}
+		}
+		x.DroppedUnique++
+	})
+	return x
+}
+
+// book notes a request under way, and, without events, that its prompt's blocks will be on the worker.
+func (f *fleet) book(router *router, r *request, prefill int, now micros) {
+	blocks, l := r.prompt.blocks, &router.loads[r.worker]
+	b := booking{life: router.life, prefill: prefill}
+	l.prefill += b.prefill
+	l.requests++
+	l.tokens += r.prompt.Tokens
+	if f.way.books() {
+		for _, b := range blocks {
+			l.active.set(b, l.active.get(b)+1)
+		}
+	}
+	if f.way.knows == knowsTables {
+		t := &router.tables[r.worker]
+		if t.lru == nil {
+			for _, b := range blocks {
+				t.until.set(b, now+f.ttl)
+			}
+		} else {
+			b.lru = t.lru
+			for i := range (r.prompt.Tokens + r.output + f.cfg.BlockSize - 1) / f.cfg.BlockSize {
+				name := block(0)
+				if i < len(blocks) {
+					name = blocks[i]
+				}
+				slot, ok := t.lru.pin(name)
+				if !ok {
+					if slot, ok = t.lru.take(name); !ok {
+						break
+					}
+				}
+				b.slots = append(b.slots, slot)
+			}
+		}
+	}
+	r.booked = b
+}
+
+// prefilled ends what a request's prefill counts.
+func (f *fleet) prefilled(r *request) {
+	if router := f.routers[r.router]; f.way.shares || r.booked.life == router.life {
+		router.loads[r.worker].prefill -= r.booked.prefill
+		r.booked.prefill = 0
+	}
+}
+
+// free ends a booking.
+func (f *fleet) free(r *request) {
+	f.prefilled(r)
+	router := f.routers[r.router]
+	if !f.way.shares && r.booked.life != router.life {
+		return
+	}
+	l := &router.loads[r.worker]
+	l.requests--
+	l.tokens -= r.prompt.Tokens
+	if f.way.books() {
+		for _, b := range r.prompt.blocks {
+			l.active.set(b, l.active.get(b)-1)
+		}
+	}
+	if b := &r.booked; b.lru != nil {
+		b.lru.release(b.slots) // of a table that is forgotten it does no harm
+		b.lru, b.slots = nil, nil
+	}
+}
+
+// learn applies an engine's events to the index.
+func (f *fleet) learn(w int, now micros, evs []events.Event) {
+	f.index.Apply(f.ranks[w], events.Millis(now/1000), evs)
+}

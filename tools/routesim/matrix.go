@@ -1,0 +1,308 @@
+package routesim
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/kvatlas/kvatlas/pkg/routing"
+	"github.com/kvatlas/kvatlas/tools/trace"
+)
+
+// Matrix compares arms on every workload, at every load, with and without a host tier.
+type Matrix struct {
+	Workloads []MatrixWorkload
+	Loads     []float64 // shares of [Workload.SaturatingRate]
+	Hosts     []float64 // capacity of the host tier, in capacities of the device; 0: no host tier
+	Arms      []Arm
+	Seeds     int
+	Routing   routing.Config
+	Subject   Arm // is judged against the other arms; "": none
+
+	// Progress, if set, is called with the number of cells that are done. It must be safe for concurrent use.
+	Progress func(done, of int)
+}
+
+// MatrixWorkload makes a workload from a seed. Equal seeds give equal prompts.
+type MatrixWorkload struct {
+	Name  string
+	Notes string // what it stands for, for people
+	make  func(seed uint64) Workload
+	rated func(seed uint64, rate float64) Workload // nil: [Workload.AtRate]
+}
+
+// at returns the workload at a rate.
+func (m *MatrixWorkload) at(seed uint64, rate float64) Workload {
+	if m.rated != nil {
+		return m.rated(seed, rate)
+	}
+	w := m.make(seed)
+	return w.AtRate(rate)
+}
+
+// Cell are the arms on one workload at one load.
+type Cell struct {
+	Workload string    `json:"workload"`
+	Load     float64   `json:"load"`
+	Rate     float64   `json:"rate"` // requests per second, with the first seed
+	Host     float64   `json:"host"`
+	Arms     []CellArm `json:"arms"`
+	Missed   []string  `json:"missed,omitempty"` // targets, of the subject
+}
+
+// CellArm are the medians over all seeds of one arm.
+type CellArm struct {
+	Arm      Arm     `json:"arm"`
+	Reuse    float64 `json:"reuse"` // share of the prompt tokens
+	TTFTMean float64 `json:"ttft_mean_ms"`
+	TTFTP50  float64 `json:"ttft_p50_ms"`
+	TTFTP99  float64 `json:"ttft_p99_ms"`
+}
+
+// MatrixEngine are the constants of the fleet of a matrix: [Defaults] with the quadratic part of attention, a
+// scheduler that plans ahead, and less memory, so that caches fill up within a short run.
+func MatrixEngine() Engine {
+	e := Defaults()
+	e.Capacity, e.Attention, e.Delay, e.Ahead, e.ReservePrompt = 204_800, 2e-9, 5e-3, true, true
+	return e
+}
+
+// matrixWorkers is the number of workers of a matrix, but for the published mixes.
+const matrixWorkers = 4
+
+// MatrixWorkloads returns the workloads of a matrix with so many requests each. Of Mooncake's traces, those in files
+// are read: traces maps conversation, toolagent and synthetic to requests. The others are generated.
+func MatrixWorkloads(requests int, traces map[string][]trace.Request) []MatrixWorkload {
+	e := MatrixEngine()
+	list := []MatrixWorkload{
+		mooncake("conversation", requests, traces, func(seed uint64) Workload {
+			reqs := trace.Generate(trace.Options{Seed: seed, Requests: requests, Clump: 2})
+			w, err := FromTrace("conversation", reqs, e.BlockSize, 0)
+			if err != nil {
+				panic(fmt.Sprintf("routesim: a generated trace is no workload: %v", err))
+			}
+			return w
+		}),
+	}
+	for _, x := range generated {
+		own := func(seed uint64) Workload {
+			w := x.workload(seed, requests, e)
+			if x.name == "churn" {
+				end := w.Duration()
+				w.Changes = []Change{{0.25 * end, matrixWorkers - 1, true}, {0.4 * end, 0, false}, {0.6 * end, 0, true},
+					{0.8 * end, 1, false}}
+			}
+			return w
+		}
+		if x.name == "toolagent" || x.name == "synthetic" {
+			list = append(list, mooncake(x.name, requests, traces, own))
+		} else {
+			list = append(list, MatrixWorkload{Name: x.name, Notes: "generated", make: own})
+		}
+	}
+	mix := func(name string, at func(uint64, int, []float64) Workload) {
+		rated := func(seed uint64, rate float64) Workload {
+			w := at(seed, e.BlockSize, []float64{rate})
+			w.Clients = 0 // an open loop, as in the other workloads
+			w.identify()
+			return w
+		}
+		list = append(list, MatrixWorkload{Name: name, Notes: "llm-d's mix", rated: rated,
+			make: func(seed uint64) Workload { return rated(seed, 10) }})
+	}
+	mix("capacity-73", Capacity73)
+	mix("capacity-37", Capacity37)
+	return list
+}
+
+// identify gives all requests of a prompt one session id: each prompt of the mixes is a user.
+func (w *Workload) identify() {
+	ids := map[*Prompt]uint64{}
+	for i := range w.Stages {
+		for j := range w.Stages[i].Arrivals {
+			a := &w.Stages[i].Arrivals[j]
+			if ids[a.Prompt] == 0 {
+				ids[a.Prompt] = uint64(len(ids)) + 1
+			}
+			a.Session = ids[a.Prompt]
+		}
+	}
+}
+
+// mooncake is a trace from a file, of which each seed takes another part, or a generated workload.
+func mooncake(name string, requests int, traces map[string][]trace.Request, own func(uint64) Workload) MatrixWorkload {
+	reqs := traces[name]
+	m := MatrixWorkload{Name: name, Notes: "Mooncake's trace"}
+	if len(reqs) < 2 {
+		m.Notes, reqs = "generated in the shape of Mooncake's trace", nil
+	}
+	m.make = func(seed uint64) Workload {
+		var w Workload
+		if reqs == nil {
+			w = own(seed)
+		} else {
+			n := min(requests, len(reqs))
+			from := int(seed-1) * n % max(1, len(reqs)-n+1)
+			var err error
+			if w, err = FromTrace(name, reqs[from:from+n], MatrixEngine().BlockSize, 0); err != nil {
+				panic(fmt.Sprintf("routesim: a trace that was read is no workload: %v", err))
+			}
+		}
+		w.fit(MatrixEngine())
+		w.Workers = matrixWorkers
+		return w
+	}
+	return m
+}
+
+// Run runs all cells, several at a time.
+func (m *Matrix) Run(ctx context.Context) ([]Cell, error) {
+	var cells []Cell
+	var of []*MatrixWorkload
+	for i := range m.Workloads {
+		for _, host := range m.Hosts {
+			for _, load := range m.Loads {
+				cells = append(cells, Cell{Workload: m.Workloads[i].Name, Load: load, Host: host})
+				of = append(of, &m.Workloads[i])
+			}
+		}
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var running sync.WaitGroup
+	var lock sync.Mutex
+	next, done := 0, 0
+	for range runtime.GOMAXPROCS(0) {
+		running.Go(func() {
+			for {
+				lock.Lock()
+				i := next
+				next++
+				lock.Unlock()
+				if i >= len(cells) || ctx.Err() != nil {
+					return
+				}
+				if err := m.cell(ctx, of[i], &cells[i]); err != nil {
+					cancel(err)
+					return
+				}
+				lock.Lock()
+				done++
+				n := done
+				lock.Unlock()
+				if m.Progress != nil {
+					m.Progress(n, len(cells))
+				}
+			}
+		})
+	}
+	running.Wait()
+	return cells, context.Cause(ctx)
+}
+
+// cell runs all arms with all seeds.
+func (m *Matrix) cell(ctx context.Context, of *MatrixWorkload, c *Cell) error {
+	figures := make([][]Figures, len(m.Arms))
+	for seed := uint64(1); seed <= uint64(m.Seeds); seed++ {
+		w := of.make(seed)
+		rate := c.Load * w.SaturatingRate(w.Workers)
+		if w = of.at(seed, rate); seed == 1 {
+			c.Rate = rate
+		}
+		w.Engine.Host = int(c.Host * float64(w.Engine.Capacity))
+		for i, arm := range m.Arms {
+			run, err := Simulate(ctx, Config{Workload: w, Arm: arm, Routers: 1, Workers: w.Workers, Seed: seed,
+				EventLag: 1e-3, Routing: m.Routing})
+			if err != nil {
+				return fmt.Errorf("%s, %s: %w", c.Workload, arm, err)
+			}
+			figures[i] = append(figures[i], run.Total)
+		}
+	}
+	for i, arm := range m.Arms {
+		list := figures[i]
+		c.Arms = append(c.Arms, CellArm{arm, median(list, func(f *Figures) float64 { return f.HitRate }),
+			1000 * median(list, func(f *Figures) float64 { return f.TTFTMean }),
+			1000 * median(list, func(f *Figures) float64 { return f.TTFTP50 }),
+			1000 * median(list, func(f *Figures) float64 { return f.TTFTP99 })})
+	}
+	c.judge(m.Subject)
+	return nil
+}
+
+// The targets of the subject: TTFT at most these multiples of the best rival's, and reuse at least that of sticky
+// sessions less this share. Oracles are no rivals.
+const (
+	targetMean  = 1.02
+	targetP99   = 1.05
+	targetReuse = 0.01
+)
+
+// judge lists the targets that the subject misses.
+func (c *Cell) judge(subject Arm) {
+	i := slices.IndexFunc(c.Arms, func(a CellArm) bool { return a.Arm == subject })
+	if i < 0 {
+		return
+	}
+	own := c.Arms[i]
+	mean, p99 := CellArm{TTFTMean: math.Inf(1)}, CellArm{TTFTP99: math.Inf(1)}
+	for _, a := range c.Arms {
+		if a.Arm == subject || a.Arm == ArmOracle || a.Arm == ArmOracleGreedy {
+			continue
+		}
+		if a.TTFTMean < mean.TTFTMean {
+			mean = a
+		}
+		if a.TTFTP99 < p99.TTFTP99 {
+			p99 = a
+		}
+		if a.Arm == ArmSticky && own.Reuse < a.Reuse-targetReuse {
+			c.Missed = append(c.Missed, fmt.Sprintf("reuse %.1f%%: %s has %.1f%%", 100*own.Reuse, a.Arm, 100*a.Reuse))
+		}
+	}
+	if own.TTFTMean > targetMean*mean.TTFTMean {
+		c.Missed = append(c.Missed, fmt.Sprintf("mean %.0f ms: %s has %.0f ms", own.TTFTMean, mean.Arm, mean.TTFTMean))
+	}
+	if own.TTFTP99 > targetP99*p99.TTFTP99 {
+		c.Missed = append(c.Missed, fmt.Sprintf("p99 %.0f ms: %s has %.0f ms", own.TTFTP99, p99.Arm, p99.TTFTP99))
+	}
+}
+
+// Markdown writes a table for each cell, and the targets that were missed.
+func (m *Matrix) Markdown(w io.Writer, cells []Cell) error {
+	var b strings.Builder
+	missed := 0
+	for i := range cells {
+		c := &cells[i]
+		of := slices.IndexFunc(m.Workloads, func(x MatrixWorkload) bool { return x.Name == c.Workload })
+		fmt.Fprintf(&b, "## %s, load %v, ", c.Workload, c.Load)
+		if c.Host > 0 {
+			fmt.Fprintf(&b, "host tier of %v × the device\n\n", c.Host)
+		} else {
+			b.WriteString("no host tier\n\n")
+		}
+		fmt.Fprintf(&b, "%s; %.2f requests/s; medians of %d seeds.\n\n", m.Workloads[of].Notes, c.Rate, m.Seeds)
+		b.WriteString("| arm | reuse | TTFT mean, ms | p50 | p99 |\n|---|---|---|---|---|\n")
+		for _, a := range c.Arms {
+			fmt.Fprintf(&b, "| %s | %.1f%% | %.0f | %.0f | %.0f |\n", a.Arm, 100*a.Reuse, a.TTFTMean, a.TTFTP50, a.TTFTP99)
+		}
+		b.WriteString("\n")
+		for _, what := range c.Missed {
+			fmt.Fprintf(&b, "- %s misses a target: %s\n", m.Subject, what)
+		}
+		if c.Missed != nil {
+			missed++
+			b.WriteString("\n")
+		}
+	}
+	if m.Subject != "" {
+		fmt.Fprintf(&b, "%s misses a target in %d of %d cells.\n", m.Subject, missed, len(cells))
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
