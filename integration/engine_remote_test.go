@@ -82,7 +82,7 @@ func TestEngineSleepsAndWakes(t *testing.T) {
 		t.Helper()
 		harness.Eventually(t, fmt.Sprintf("the worker is chosen: %t", want), func() (bool, string) {
 			var s api.Selection
-			err := harness.HTTPDo(x.HTTP, http.MethodPost, "/v1/select", &api.SelectRequest{
+			err := harness.HTTPOnce(x.HTTP, http.MethodPost, "/v1/select", &api.SelectRequest{
 				Query: api.Query{Model: "llama", Tokens: prompt}, Advisory: true}, &s)
 			return (err == nil) == want, fmt.Sprint(err, s)
 		})
