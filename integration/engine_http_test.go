@@ -49,6 +49,13 @@ func (a *engineAPI) says(answers map[string]string) {
 	a.answers = answers
 }
 
+// adds answers one more path.
+func (a *engineAPI) adds(path, answer string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.answers[path] = answer
+}
+
 // vllm answers as vLLM 0.32 does, of engines that are its ranks.
 func (a *engineAPI) vllm(model string, blockSize int, ranks ...*enginesim.Engine) {
 	var sources []string

@@ -74,6 +74,7 @@ type running struct {
 	figures                             *fleetFigures
 	engineHTTP, engineHTTPToken         string
 	engineCheck                         time.Duration
+	remote                              bool         // the rank publishes its events on another host
 	engineSize                          uint32       // of blocks, as the engine's events have shown; 0: they have not
 	proof                               *sizeProof   // of blockSize, which is nominal; nil: it is not
 	watch                               *engineWatch // nil: nobody asks whether the engine has other settings
@@ -408,8 +409,15 @@ func (r *running) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.L
 	if proof != nil {
 		all.Go(func() error { return proof.run(ctx, ranks[0], ns) })
 	}
+	remoteRanks(ctx, ranks, said, log)
 	for _, one := range ranks {
-		all.Go(func() error { return one.serve(ctx, ns, log.With("worker", one.instance, "rank", one.rank)) })
+		log := log.With("worker", one.instance, "rank", one.rank)
+		all.Go(func() error {
+			if one.remote {
+				return one.keepRemote(ctx, ns, log)
+			}
+			return one.serve(ctx, ns, log)
+		})
 	}
 	return all.Wait()
 }

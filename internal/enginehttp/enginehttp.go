@@ -42,6 +42,8 @@ type Engine struct {
 	Nominal   bool   // events may have a multiple of BlockSize: it does not count context parallelism
 	Ranks     []Rank // ascending; nil: it does not say where it publishes
 
+	Nodes uint32 // hosts on which its ranks run; 0: not known
+
 	Names Names // as they are now: adapters come and go while the engine runs
 
 	TotalKVBlocks    uint64 // room of each rank's device memory, in blocks

@@ -22,6 +22,7 @@ type serverInfo struct {
 	DPSize    *uint32 `json:"dp_size"`
 	MaxTokens *uint64 `json:"max_total_num_tokens"` // room of one rank's pool
 	Prefill   *uint64 `json:"max_prefill_tokens"`   // of a batch
+	Nodes     *uint32 `json:"nnodes"`
 
 	Config *string `json:"kv_events_config"` // JSON, as on the command line
 
@@ -60,7 +61,7 @@ func (a *Asker) sglang(ctx context.Context, body []byte) (Engine, error) {
 	if err := decode("/server_info", body, &info); err != nil {
 		return Engine{}, err
 	}
-	e := Engine{Kind: SGLang, Version: info.Version}
+	e := Engine{Kind: SGLang, Version: info.Version, Nodes: valueOf(info.Nodes)}
 	for _, name := range []*string{info.ModelPath, info.Model} {
 		if name != nil && *name != "" {
 			e.Model = *name

@@ -40,6 +40,7 @@ type Lease struct {
 	hooks  LeaseHooks
 	soon   chan struct{} // renew before it is time
 
+	yields    bool            // see [Lease.Yield]
 	unclaimed bool            // the claim of the model was refused; the goroutine that renews has it
 	named     map[string]bool // further names of which a claim was attempted; likewise
 
@@ -77,6 +78,11 @@ func NewLease(ns *jetstream.Namespace, record Record, h LeaseHooks) (*Lease, err
 	return &Lease{bucket: ns.OpenWorkers(), name: name, record: record, data: data, hooks: h,
 		soon: make(chan struct{}, 1), named: map[string]bool{}}, nil
 }
+
+// Yield has the lease taken only while no shim serves the rank: it stands for a rank whose events are published on
+// another host, where a shim may register it at any time. Call it before Keep, which returns [ErrTaken] as long as the
+// rank has another holder. A record of such a lease of an earlier process is taken over.
+func (l *Lease) Yield() { l.yields = true }
 
 // SetState changes what the record says of how it stands. It is written soon, and any goroutine may call it.
 func (l *Lease) SetState(s ShimState) {
@@ -271,7 +277,8 @@ func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expire
 		var there Record
 		if strictjson.Unmarshal(entry.Value, &there) == nil && there.Key() == l.record.Key() && there.Holder.ID != "" {
 			expired = there.State == Expired
-			if revision != 0 && there.Holder.ID != l.record.Holder.ID {
+			remote := there.Shim != nil && there.Shim.Engine == api.EngineRemote
+			if (revision != 0 || l.yields && !remote) && there.Holder.ID != l.record.Holder.ID {
 				return 0, false, fmt.Errorf("%w: process %d on %s, since %s", ErrTaken, there.Holder.PID,
 					there.Holder.Host, there.Holder.Since.Format(time.RFC3339))
 			}

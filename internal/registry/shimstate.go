@@ -137,7 +137,7 @@ func (r *Registry) MarkStatus(s *api.Status) {
 	r.markNames(s)
 	s.Engines = &api.EngineCounts{}
 	problems := map[api.EngineState][]string{}
-	var unusable, refused, skipped, slowed, quiet []string
+	var unusable, refused, skipped, slowed, quiet, remote []string
 	for _, w := range r.Workers() {
 		standing := w.state()
 		if standing.CatchingUp {
@@ -154,6 +154,9 @@ func (r *Registry) MarkStatus(s *api.Status) {
 			s.Engines.Asleep++
 		case api.EngineRemote:
 			s.Engines.Remote++
+			if r.cfg.Mine(w.Partition) {
+				remote = append(remote, w.Record.Key().String())
+			}
 		default:
 			s.Engines.Unknown++
 		}
@@ -184,6 +187,10 @@ func (r *Registry) MarkStatus(s *api.Status) {
 		}
 	}
 	s.Problems = append(s.Problems, engineProblems(problems)...)
+	if len(remote) > 0 {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("what %d ranks hold is not known, since they publish their events on "+
+			"other hosts: %s; what to do: %s", len(remote), First(remote), RemoteRemedy))
+	}
 	r.markSkipped(s)
 	if len(refused) > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("the log takes nothing from the shims of %d ranks, which wait: %s",
@@ -240,3 +247,6 @@ func engineProblems(ranks map[api.EngineState][]string) (problems []string) {
 	}
 	return problems
 }
+
+// RemoteRemedy is what to do about ranks that publish their events on another host.
+const RemoteRemedy = "run worker-shim on each of these hosts, with --engine, --rank, --ranks and the same --worker"

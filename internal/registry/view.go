@@ -49,7 +49,7 @@ func (w *Worker) lease() api.Lease {
 	}
 }
 
-// addRegistered puts ranks into a part of a list that were declared, and that the log does not know.
+// addRegistered puts ranks into a part of a list that were declared, or are remote, and that the log does not know.
 func (r *Registry) addRegistered(list *api.WorkerList, asked api.WorkersRequest) {
 	listed := make(map[api.RankPlace]bool, len(list.Workers))
 	for i := range list.Workers {
@@ -57,11 +57,18 @@ func (r *Registry) addRegistered(list *api.WorkerList, asked api.WorkersRequest)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	declared := func(instance events.WorkerID, _ string) bool {
-		o := r.operators.known[instance]
-		return o != nil && o.Declared != nil
+	remote := map[events.WorkerID]bool{}
+	for key, w := range r.workers {
+		remote[key.Instance] = remote[key.Instance] || w.state().Engine == api.EngineRemote
 	}
-	for _, rank := range r.ranksWhere(declared) {
+	unannounced := func(instance events.WorkerID, _ string) bool {
+		o := r.operators.known[instance]
+		return remote[instance] || o != nil && o.Declared != nil
+	}
+	for _, rank := range r.ranksWhere(unannounced) {
+		if remote[rank.Instance] && rank.Engine != api.EngineRemote {
+			continue // its shim is about to announce it
+		}
 		place := api.RankPlace{Instance: rank.Instance, Rank: rank.Rank}
 		before := asked.After != nil && place.Compare(*asked.After) <= 0
 		behind := list.Next != nil && place.Compare(*list.Next) > 0

@@ -1,0 +1,87 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/enginehttp"
+	"github.com/kvatlas/kvatlas/internal/loop"
+	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// The ranks of an engine on several hosts publish their events on the host where they run. The engine's API, on the
+// first host, lists all of them. Here, the ports of ranks on other hosts refuse. Such a rank is registered as remote
+// until a shim on its host registers it: it serves requests, and may be chosen.
+
+// probeTime bounds the attempt to connect to a rank's port.
+const probeTime = 2 * time.Second
+
+// remoteRanks sets remote in the ranks that run on another host than the engine's API. If no port answers, none is
+// remote: the engine may be about to start.
+func remoteRanks(ctx context.Context, ranks []*running, said enginehttp.Engine, log *slog.Logger) {
+	if said.Nodes < 2 {
+		return
+	}
+	refuses := make([]bool, len(ranks))
+	var probes sync.WaitGroup
+	for i, one := range ranks {
+		if one.listen {
+			continue
+		}
+		probes.Go(func() {
+			err := zmtp.Probe(ctx, one.engine, probeTime, nil)
+			refuses[i] = err != nil && zmtp.Refuses(err)
+		})
+	}
+	probes.Wait()
+	var list []uint32
+	for i, one := range ranks {
+		if refuses[i] {
+			list = append(list, one.rank)
+		}
+	}
+	if len(list) == 0 || len(list) == len(ranks) || ctx.Err() != nil {
+		return
+	}
+	for i, one := range ranks {
+		one.remote = refuses[i]
+	}
+	log.Warn("ranks of the engine publish their events on other hosts; they serve, and what they hold is not known",
+		"ranks", fmt.Sprint(list), "nodes", said.Nodes, "what_to_do", registry.RemoteRemedy)
+}
+
+// keepRemote keeps a remote rank registered while no shim serves it.
+func (r *running) keepRemote(ctx context.Context, ns *jetstream.Namespace, log *slog.Logger) error {
+	trouble := limiter{every: r.logWindow}
+	for {
+		lease, err := registry.NewLease(ns, registry.Record{
+			Instance: events.WorkerID(r.instance), Rank: events.Rank(r.rank), Model: r.model, BlockSize: r.blockSize,
+			Source: r.source, LeaseMS: r.lease.Milliseconds(), Worker: r.spec,
+			Shim: &registry.ShimState{Engine: api.EngineRemote, Since: time.Now().UTC().Truncate(time.Millisecond),
+				Why: "it publishes its events on another host"},
+		}, registry.LeaseHooks{Failed: func(err error) {
+			trouble.warn(log, "the lease of a remote rank cannot be renewed", "error", err, "what_to_do", "see that NATS answers")
+		}})
+		if err != nil {
+			return fmt.Errorf("register: %w", err)
+		}
+		lease.Yield()
+		err = lease.Keep(ctx, func() {})
+		if errors.Is(err, jetstream.ErrDenied) {
+			log.Warn("the NATS server does not permit the registration of a remote rank", "error", err, "what_to_do",
+				"grant it to this user: indexer auth example prints what each user needs")
+			return nil
+		}
+		if !loop.Wait(ctx, r.lease/3) { // another shim serves the rank: it may end
+			return nil
+		}
+	}
+}
