@@ -66,6 +66,10 @@ type DecoderConfig struct {
 	// Store says that the worker has registered a store which vLLM's MooncakeStoreConnector fills. The connector's
 	// announcements of copies are then skipped in whatever version's form.
 	Store bool
+
+	// UnnamedAdapters is set if the engine serves adapters and its events do not name them: SGLang before 0.5.23, unless
+	// 0.5.22 publishes in the format dynamo. Then a block without an adapter may be anyone's, and is skipped.
+	UnnamedAdapters bool
 }
 
 // Message is what one engine message says.
@@ -88,6 +92,7 @@ type Decoder struct {
 	block  uint32
 	groups []GroupSpec
 	store  bool // see DecoderConfig
+	unsure bool // whose blocks are without an adapter: DecoderConfig.UnnamedAdapters
 
 	salts salts
 	zero  bool // a block was called 0, so a parent 0 is that block and not the absence of one
@@ -126,7 +131,9 @@ func NewDecoder(cfg DecoderConfig) (*Decoder, error) {
 	if cfg.BlockSize == 0 || cfg.BlockSize > MaxBlockSize {
 		return nil, fmt.Errorf("events: decoder: a block size of %d tokens: want 1 to %d", cfg.BlockSize, MaxBlockSize)
 	}
-	return (&Decoder{asked: cfg.Engine, block: cfg.BlockSize, groups: cfg.Groups, store: cfg.Store}).Blank(), nil
+	d := Decoder{asked: cfg.Engine, block: cfg.BlockSize, groups: cfg.Groups, store: cfg.Store,
+		unsure: cfg.UnnamedAdapters}
+	return d.Blank(), nil
 }
 
 // Counts says how often anything was passed over since the decoder was made.
@@ -151,7 +158,8 @@ func (d *Decoder) Reset() {
 
 // Blank returns a decoder of the same configuration that remembers nothing.
 func (d *Decoder) Blank() *Decoder {
-	return &Decoder{engine: d.asked, asked: d.asked, block: d.block, groups: d.groups, store: d.store}
+	return &Decoder{engine: d.asked, asked: d.asked, block: d.block, groups: d.groups, store: d.store,
+		unsure: d.unsure}
 }
 
 // Adopt replaces what d remembers of earlier messages with what another decoder of the same configuration remembers.
@@ -564,6 +572,9 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 		return SkipStore
 	}
 	if d.isBareCopy(e) && e.attention.Main() {
+		if len(d.digests) > 0 {
+			return SkipToken
+		}
 		return d.bareCopy(e, blocks)
 	}
 	if e.hasParent && e.parent == 0 && !d.zero {
@@ -581,6 +592,8 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 			return d.sizes.reject(e, blocks, d.block)
 		case !fits:
 			return SkipLength
+		case d.unsure && len(e.lora) == 0 && len(e.loraID) == 0:
+			return SkipAdapter
 		}
 	}
 	if !hashed {
