@@ -68,7 +68,7 @@ type DecoderConfig struct {
 	Store bool
 
 	// UnnamedAdapters is set if the engine serves adapters and its events do not name them: SGLang before 0.5.23, unless
-	// 0.5.22 publishes in the format dynamo. Then a block without an adapter may be anyone's, and is skipped.
+	// 0.5.22 publishes in the format dynamo. Blocks without an adapter may be an adapter's then, and are skipped.
 	UnnamedAdapters bool
 }
 
@@ -92,7 +92,7 @@ type Decoder struct {
 	block  uint32
 	groups []GroupSpec
 	store  bool // see DecoderConfig
-	unsure bool // whose blocks are without an adapter: DecoderConfig.UnnamedAdapters
+	unsure bool // blocks without an adapter may be an adapter's: DecoderConfig.UnnamedAdapters
 
 	salts salts
 	zero  bool // a block was called 0, so a parent 0 is that block and not the absence of one
