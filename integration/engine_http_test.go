@@ -202,3 +202,55 @@ func TestShimCannotLearn(t *testing.T) {
 	harness.ServePrompt(t, engine, harness.Tokens(1, 4*16))
 	x.WaitDepth(t, "llama", harness.Tokens(1, 4*16), "w", 4)
 }
+
+// TestShimOfUnnamedAdapters: SGLang 0.5.22 serves adapters and publishes in its default format. An adapter's blocks look
+// like the base model's there, so none of them is found. In the format dynamo each is found under its own name.
+func TestShimOfUnnamedAdapters(t *testing.T) {
+	t.Parallel()
+	x := harness.StartIndexer(t, t.TempDir(), "")
+	front := startEngineAPI(t)
+	const size = 4
+	base, adapter := harness.Tokens(1, 2*size), harness.Tokens(101, 2*size)
+	depth := func(model string, tokens []uint32, lora string) (depth uint32, text string) {
+		var a api.Answer
+		err := harness.HTTPDo(x.HTTP, "POST", "/v1/find", api.Query{Model: model, Tokens: tokens, LoRA: lora}, &a)
+		if err == nil && a.Complete && len(a.Workers) == 1 {
+			depth = a.Workers[0].Device
+		}
+		return depth, fmt.Sprint(a, err)
+	}
+	for format, want := range map[string]uint32{"default": 0, "dynamo": 2} {
+		engine := startCaseEngine(t)
+		front.says(map[string]string{"/server_info": fmt.Sprintf(`{"version":"0.5.22","served_model_name":%q,"page_size":4,`+
+			`"dp_size":1,"enable_lora":true,"lora_paths":["sql=/models/sql"],"kv_events_config":%q}`, format,
+			fmt.Sprintf(`{"publisher":"zmq","format":%q,"endpoint":%q,"bind":true,"replay_endpoint":%q}`, format,
+				engine.endpoint, engine.replay))})
+		shim := harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine-http", front.URL, "--worker", format)
+		if want == 0 {
+			shim.WaitFor(`events do not name adapters.*\\"format\\":\\"dynamo\\"`)
+		}
+		if err := engine.WaitSubscribers(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
+		stored := func(names []int64, tokens []uint32, lora any) map[string]any {
+			e := map[string]any{"type": "BlockStored", "block_hashes": names, "parent_block_hash": nil, "token_ids": tokens,
+				"block_size": size, "lora_id": nil, "medium": "GPU"}
+			if lora != nil {
+				e["lora_name"] = lora
+			}
+			return e
+		}
+		// The second event shows that the first one was applied.
+		engine.publish(t, []any{stored([]int64{-11, 12}, base, nil), stored([]int64{-13, 14}, adapter, "sql")})
+		harness.Eventually(t, "the named blocks are found", func() (bool, string) {
+			n, text := depth(format, adapter, "sql")
+			return n == 2, text
+		})
+		if got, text := depth(format, base, ""); got != want {
+			t.Errorf("format %s: %s; want %d blocks", format, text, want)
+		}
+		if got, text := depth(format, adapter, ""); got != 0 {
+			t.Errorf("format %s: the adapter's blocks for the base model: %s", format, text)
+		}
+	}
+}

@@ -84,6 +84,10 @@ func (r *running) ranksToServe(ctx context.Context, log *slog.Logger) (list []*r
 	log.Info("the engine says how it publishes", "engine", said.Kind, "version", said.Version,
 		"model", said.Model, "block_size", said.BlockSize, "ranks", len(said.Ranks),
 		"total_kv_blocks", said.TotalKVBlocks, "max_num_batched_tokens", said.MaxBatchedTokens)
+	if said.UnnamedAdapters {
+		log.Error("the engine's events do not name adapters: its blocks are skipped, and nothing of it is found",
+			"engine", said.Kind, "version", said.Version, "what_to_do", enginehttp.NameAdapters)
+	}
 	list, err = r.filledIn(ctx, said, asker, log)
 	return list, said, err
 }
@@ -114,6 +118,7 @@ func (r *running) filledIn(ctx context.Context, said enginehttp.Engine, asker *e
 		all.proof = newSizeProof()
 	}
 	all.blockSize = cmp.Or(all.blockSize, said.BlockSize)
+	all.unnamedAdapters = said.UnnamedAdapters
 	spec := *r.spec
 	spec.TotalKVBlocks = cmp.Or(spec.TotalKVBlocks, said.TotalKVBlocks)
 	spec.MaxBatchedTokens = cmp.Or(spec.MaxBatchedTokens, said.MaxBatchedTokens)

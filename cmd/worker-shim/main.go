@@ -51,6 +51,7 @@ type running struct {
 	listen                              bool
 	instance, model                     string
 	rank, ranks, blockSize              uint32
+	unnamedAdapters                     bool // learned: the engine serves adapters and does not announce which
 	queueBytes                          int
 	replayTimeout, idleCheck, logWindow time.Duration
 	lease                               time.Duration
@@ -429,7 +430,7 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 		return err
 	}
 	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: source, BlockSize: r.blockSize, Groups: r.groups,
-		Store: r.l3 != nil && r.l3.VLLM != nil})
+		Store: r.l3 != nil && r.l3.VLLM != nil, UnnamedAdapters: r.unnamedAdapters})
 	if err != nil {
 		return err
 	}

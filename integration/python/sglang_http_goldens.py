@@ -71,6 +71,8 @@ def release(path):
         "no name": info(served_model_name=None, kv_events_config=config()),
         "dials out": info(kv_events_config=config(endpoint="tcp://10.0.0.9:5557")),
         "ipc": info(kv_events_config=config(endpoint="ipc:///tmp/events")),
+        "adapters": info(kv_events_config=config(), enable_lora=True, lora_paths=[dict(lora_id="0" * 32, lora_name="sql", lora_path="/models/sql", pinned=False)]),
+        "adapters, dynamo": info(kv_events_config=config(format="dynamo"), enable_lora=True, lora_paths=None),
         "null": info(kv_events_config=json.dumps(dict(publisher="null"))),
         "no events": info(),
     }

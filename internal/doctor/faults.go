@@ -78,6 +78,7 @@ var (
 	engineUnknown      = fault("engine_unknown")
 	engineBlockSize    = fault("engine_block_size")
 	engineModel        = fault("engine_model")
+	engineAdapters     = fault("engine_unnamed_adapters")
 	engineNoReplay     = fault("engine_no_replay")
 	ranksUnserved      = fault("ranks_without_shim")
 	storeDown          = fault("store_down")

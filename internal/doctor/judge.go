@@ -623,6 +623,9 @@ func judgeShim(s *control.Shim) (list []Finding) {
 			remedy = "if engine_unusable names the rank too, start its shim with the --block-size said there; otherwise " +
 				"the device's blocks have the shim's --block-size, and what is passed over is another group's"
 		}
+		if h.Skipped[events.SkipAdapter.String()] > 0 {
+			remedy = enginehttp.NameAdapters
+		}
 		found(eventsSkipped, Error, "events of the engine are passed over", strings.Join(said, ", "), remedy)
 	}
 	if h.Gaps > 0 {
@@ -673,6 +676,11 @@ func judgeEngines(f *Facts) (list []Finding) {
 			found(engineModel, Warning, "the engine serves the model under another name",
 				fmt.Sprintf("the engine says %q, the shim %q", said.Model, e.Model),
 				"if routers ask for the engine's name: worker-shim run --model "+escape.Shell(said.Model))
+		}
+		if said.UnnamedAdapters {
+			found(engineAdapters, Error, "the engine's events do not name adapters",
+				fmt.Sprintf("%s %s serves adapters; a block may be an adapter's or the base model's, so its shim skips them",
+					said.Kind, said.Version), enginehttp.NameAdapters)
 		}
 		for _, r := range said.Ranks {
 			if r.Replay == "" {

@@ -210,6 +210,8 @@ func TestEachFaultIsFound(t *testing.T) {
 		}},
 		{"engines", Error, "another size", "--block-size 32", func(f *Facts) { f.Engines[0].Said.BlockSize = 32 }},
 		{"engines", Warning, "another name", "--model x", func(f *Facts) { f.Engines[0].Said.Model = "x" }},
+		{"engines", Error, "do not name adapters", `"format":"dynamo"`,
+			func(f *Facts) { f.Engines[0].Said.UnnamedAdapters = true }},
 		{"engines", Warning, "no replay endpoint", "replay_endpoint",
 			func(f *Facts) { f.Engines[0].Said.Ranks[0].Replay = "" }},
 		{"engines", Error, "have no shim", "--ranks 2", func(f *Facts) {

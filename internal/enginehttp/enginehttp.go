@@ -49,6 +49,8 @@ type Engine struct {
 	TotalKVBlocks    uint64 // room of each rank's device memory, in blocks
 	MaxBatchedTokens uint64 // what each rank computes in a step at most
 
+	UnnamedAdapters bool // it may serve adapters, and its events do not tell their blocks from the base model's
+
 	Store *Store // behind SGLang's HiCache; nil: it has none, or does not say
 }
 

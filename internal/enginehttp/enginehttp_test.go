@@ -128,8 +128,12 @@ func TestSGLang(t *testing.T) {
 			"no name":          one(Rank{Endpoint: "tcp://127.0.0.1:5557"}),
 			"dials out":        one(Rank{Endpoint: "tcp://10.0.0.9:5557", Listen: true}),
 			"ipc":              one(Rank{Endpoint: "ipc:///tmp/events"}),
+			"adapters":         one(Rank{Endpoint: "tcp://127.0.0.1:5557"}),
+			"adapters, dynamo": one(Rank{Endpoint: "tcp://127.0.0.1:5557"}),
 		} {
 			want.Kind, want.Version, want.Model = SGLang, version, "llama"
+			want.UnnamedAdapters = name == "adapters" && version != "0.5.23" ||
+				name == "adapters, dynamo" && version < "0.5.22"
 			switch {
 			case name == "no name":
 				want.Model = "/models/llama"

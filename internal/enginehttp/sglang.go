@@ -26,6 +26,9 @@ type serverInfo struct {
 
 	Config *string `json:"kv_events_config"` // JSON, as on the command line
 
+	EnableLoRA *bool           `json:"enable_lora"`
+	LoRAPaths  json.RawMessage `json:"lora_paths"`
+
 	hicacheInfo
 
 	Events *struct {
@@ -41,6 +44,7 @@ type publisher struct {
 	Bind      *bool   `json:"bind"`
 	Replay    *string `json:"replay_endpoint"`
 	Topic     string  `json:"topic"`
+	Format    string  `json:"format"` // from 0.5.22: default, dynamo
 }
 
 // isSGLang reports whether a /server_info is SGLang's. vLLM has a path of that name too, in its development mode.
@@ -91,6 +95,7 @@ func (a *Asker) sglang(ctx context.Context, body []byte) (Engine, error) {
 				`%w: start SGLang with --kv-events-config '{"publisher":"zmq",...}' and without --disable-radix-cache`,
 				ErrNoEvents)
 	}
+	e.UnnamedAdapters = info.unnamesAdapters(p.Format)
 	if ranks > maxRanks {
 		return Engine{}, fmt.Errorf("%w: /server_info says dp_size %d", ErrUnknown, ranks)
 	}

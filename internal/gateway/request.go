@@ -47,7 +47,7 @@ func readPrompt(body []byte) (p prompt, tokens api.Tokens, err error) {
 	return p, tokens, err
 }
 
-// numberedLoRA returns the lora_name of an adapter that lora_request names by its number; "" if it names none.
+// numberedLoRA returns the lora_name of the adapter whose number lora_request has; "" if it has none.
 func (p *prompt) numberedLoRA() string {
 	var lora struct {
 		Number *uint64 `json:"lora_int_id"`

@@ -2,6 +2,7 @@ package events
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strconv"
 	"strings"
@@ -232,4 +233,39 @@ func (c chooser) message() any {
 		return fields
 	}
 	return []any{ts, events, rank, c.junk()}[:2+c.IntN(3)]
+}
+
+// naiveTokens reads tokens, or pairs of which each begins with the end of the one before.
+func naiveTokens(list []any) (tokens []uint32, eagle, ok bool) {
+	token := func(v any) (uint32, bool) {
+		bits, negative, ok := randval.AsInteger(v)
+		return uint32(bits), ok && !negative && bits <= math.MaxUint32
+	}
+	if len(list) > 0 {
+		_, eagle = list[0].([]any)
+	}
+	for i, v := range list {
+		if eagle {
+			two, _ := v.([]any)
+			if len(two) != 2 {
+				return nil, true, false
+			}
+			t, ok1 := token(two[0])
+			u, ok2 := token(two[1])
+			if !ok1 || !ok2 || i > 0 && tokens[i] != t {
+				return nil, true, false
+			}
+			if i == 0 {
+				tokens = append(tokens, t)
+			}
+			tokens = append(tokens, u)
+			continue
+		}
+		t, ok := token(v)
+		if !ok {
+			return nil, false, false
+		}
+		tokens = append(tokens, t)
+	}
+	return tokens, eagle, true
 }

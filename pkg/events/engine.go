@@ -66,6 +66,10 @@ type DecoderConfig struct {
 	// Store says that the worker has registered a store which vLLM's MooncakeStoreConnector fills. The connector's
 	// announcements of copies are then skipped in whatever version's form.
 	Store bool
+
+	// UnnamedAdapters is set if the engine serves adapters and its events do not name them: SGLang before 0.5.23, unless
+	// 0.5.22 publishes in the format dynamo. Blocks without an adapter may be an adapter's then, and are skipped.
+	UnnamedAdapters bool
 }
 
 // Message is what one engine message says.
@@ -88,6 +92,7 @@ type Decoder struct {
 	block  uint32
 	groups []GroupSpec
 	store  bool // see DecoderConfig
+	unsure bool // blocks without an adapter may be an adapter's: DecoderConfig.UnnamedAdapters
 
 	salts salts
 	zero  bool // a block was called 0, so a parent 0 is that block and not the absence of one
@@ -126,7 +131,9 @@ func NewDecoder(cfg DecoderConfig) (*Decoder, error) {
 	if cfg.BlockSize == 0 || cfg.BlockSize > MaxBlockSize {
 		return nil, fmt.Errorf("events: decoder: a block size of %d tokens: want 1 to %d", cfg.BlockSize, MaxBlockSize)
 	}
-	return (&Decoder{asked: cfg.Engine, block: cfg.BlockSize, groups: cfg.Groups, store: cfg.Store}).Blank(), nil
+	d := Decoder{asked: cfg.Engine, block: cfg.BlockSize, groups: cfg.Groups, store: cfg.Store,
+		unsure: cfg.UnnamedAdapters}
+	return d.Blank(), nil
 }
 
 // Counts says how often anything was passed over since the decoder was made.
@@ -151,7 +158,8 @@ func (d *Decoder) Reset() {
 
 // Blank returns a decoder of the same configuration that remembers nothing.
 func (d *Decoder) Blank() *Decoder {
-	return &Decoder{engine: d.asked, asked: d.asked, block: d.block, groups: d.groups, store: d.store}
+	return &Decoder{engine: d.asked, asked: d.asked, block: d.block, groups: d.groups, store: d.store,
+		unsure: d.unsure}
 }
 
 // Adopt replaces what d remembers of earlier messages with what another decoder of the same configuration remembers.
@@ -564,6 +572,9 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 		return SkipStore
 	}
 	if d.isBareCopy(e) && e.attention.Main() {
+		if len(d.digests) > 0 {
+			return SkipToken
+		}
 		return d.bareCopy(e, blocks)
 	}
 	if e.hasParent && e.parent == 0 && !d.zero {
@@ -581,6 +592,8 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 			return d.sizes.reject(e, blocks, d.block)
 		case !fits:
 			return SkipLength
+		case d.unsure && len(e.lora) == 0 && len(e.loraID) == 0:
+			return SkipAdapter
 		}
 	}
 	if !hashed {
@@ -635,104 +648,3 @@ func (d *Decoder) readable(e *rawEvent) bool {
 	}
 	return true
 }
-
-// recycle empties memory for the next message, and gives it up if it is large and most of it was idle.
-func recycle[T any](s []T) []T {
-	if cap(s) > 1<<16 && len(s) < cap(s)/8 {
-		return nil
-	}
-	return s[:0]
-}
-
-// nameSet finds repeated names. A slot counts as empty unless it is of the current round.
-type nameSet struct {
-	names  []BlockHash
-	rounds []uint32 // of each name
-	round  uint32   // the current one
-}
-
-// repeats reports whether a name occurs twice among names and, if there is one, parent.
-func (s *nameSet) repeats(names []BlockHash, parent BlockHash, hasParent bool) bool {
-	if hasParent && slices.Contains(names, parent) {
-		return true
-	}
-	if len(names) <= 8 {
-		for i, name := range names {
-			if slices.Contains(names[:i], name) {
-				return true
-			}
-		}
-		return false
-	}
-	size := 16
-	for size < 2*len(names) {
-		size *= 2
-	}
-	if size > len(s.names) || len(s.names) > 1<<16 && size < len(s.names)/64 {
-		s.names, s.rounds, s.round = make([]BlockHash, size), make([]uint32, size), 0
-	}
-	if s.round++; s.round == 0 {
-		clear(s.rounds)
-		s.round = 1
-	}
-	mask := uint64(len(s.names) - 1)
-	for _, name := range names {
-		at := uint64(name) * 0x9e3779b97f4a7c15
-		for at = (at ^ at>>32) & mask; s.rounds[at] == s.round; at = (at + 1) & mask {
-			if s.names[at] == name {
-				return true
-			}
-		}
-		s.names[at], s.rounds[at] = name, s.round
-	}
-	return false
-}
-
-// perBlock is a list of values for each block of an event.
-type perBlock[T any] struct {
-	values []T
-	ends   []int // ends[i]: where block i's values end
-}
-
-func (p *perBlock[T]) reset()  { p.values, p.ends = recycle(p.values), recycle(p.ends) }
-func (p *perBlock[T]) add(v T) { p.values = append(p.values, v) }
-func (p *perBlock[T]) end()    { p.ends = append(p.ends, len(p.values)) }
-
-// of is what block i has; nothing beyond the last one that was ended.
-func (p *perBlock[T]) of(i int) []T {
-	if i >= len(p.ends) {
-		return nil
-	}
-	begin := 0
-	if i > 0 {
-		begin = p.ends[i-1]
-	}
-	return p.values[begin:p.ends[i]]
-}
-
-// salts remembers what the salt of blocks adds to their seed. It keeps two generations of maxSalted blocks: when the
-// recent one is full, the older one is dropped.
-type salts struct {
-	recent, older map[BlockHash]uint64
-}
-
-const maxSalted = 1 << 18
-
-func (s *salts) of(name BlockHash) (uint64, bool) {
-	if v, ok := s.recent[name]; ok {
-		return v, true
-	}
-	v, ok := s.older[name]
-	return v, ok
-}
-
-func (s *salts) remember(names []BlockHash, addend uint64) {
-	for _, name := range names {
-		if s.recent == nil || len(s.recent) >= maxSalted {
-			s.older, s.recent = s.recent, make(map[BlockHash]uint64)
-		}
-		s.recent[name] = addend
-	}
-}
-
-func (s *salts) clear() { *s = salts{} }

@@ -33,6 +33,28 @@ func message(t testing.TB, events ...any) []byte {
 	return pack(t, []any{1.5, events, 0})
 }
 
+// An engine that does not announce which blocks are an adapter's has its blocks skipped; what it names, and what it
+// removes and clears, counts.
+func TestUnnamedAdapters(t *testing.T) {
+	d, err := NewDecoder(DecoderConfig{Engine: SGLang, BlockSize: 4, UnnamedAdapters: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		got := decode(t, d, message(t, store(names(-1), nil, count(0, 4)),
+			store(names(-2), nil, count(0, 4), pair{"lora_name", "a"}),
+			store(names(-3), nil, count(0, 4), pair{"lora_id", nil}, pair{"cache_salt", "s"}, pair{"medium", "CPU_PINNED"}),
+			pairs{{"type", "BlockRemoved"}, {"block_hashes", names(-1)}}, pairs{{"type", "AllBlocksCleared"}}),
+			SkipAdapter, SkipAdapter).Events
+		if len(got) != 3 || got[0].Kind != Stored || got[0].Locals[0] != locals(t, 4, Space{LoRA: "a"}, count(0, 4))[0] ||
+			got[1].Kind != Removed || got[2].Kind != Cleared || !SkipAdapter.Loses() {
+			t.Errorf("%+v", got)
+		}
+		d.Reset()
+		d = d.Blank()
+	}
+}
+
 // A prompt's blocks are hashed under its salt although later events do not show it.
 func TestSaltIsInherited(t *testing.T) {
 	d := mustDecoder(t, VLLM, 4)

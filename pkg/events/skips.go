@@ -25,6 +25,8 @@ const (
 	// lookahead tokens that cannot be read, or are not equally many of each block: likewise
 	SkipLookahead
 	SkipCopySize // a copy below the device that is no whole number of the rank's blocks
+	// blocks of the base model or of an adapter: the engine does not announce which; see DecoderConfig.UnnamedAdapters
+	SkipAdapter
 	// nothing lost: blocks that a request reuses, which were announced when they were stored
 	SkipReused
 	// nothing lost: copies in a shared store, of which the engine announces no removal; the store itself is asked
@@ -54,6 +56,7 @@ var skipNames = [skipKinds]string{
 	SkipSpace:        "unreadable_space",
 	SkipLookahead:    "unreadable_lookahead",
 	SkipCopySize:     "copy_size",
+	SkipAdapter:      "unnamed_adapter",
 	SkipReused:       "reused",
 	SkipStore:        "shared_store",
 	SkipField:        "field",

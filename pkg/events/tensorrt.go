@@ -25,7 +25,7 @@ type digest struct {
 	named bool   // mm_keys have it
 }
 
-// readDigests reads the rest of n tokens, from one on that is no number.
+// readDigests reads the remaining tokens of n. The next one is not a number.
 func (d *Decoder) readDigests(r *msgp.Reader, n int) {
 	for len(d.tokens) < n {
 		if v, ok := r.Uint(math.MaxUint32); ok {
@@ -43,15 +43,15 @@ func (d *Decoder) readDigests(r *msgp.Reader, n int) {
 	}
 }
 
-// mediaRun is the image that a key was read of last.
+// mediaRun is the image of the last key.
 type mediaRun struct {
 	name   []byte
 	begin  int64 // its first token, counted from the event's first one
 	listed int   // the last block that lists it
 }
 
-// readMediaKeys reads mm_keys: for each of n blocks the images of which it has tokens. An image has one key for each
-// stretch of its tokens, since text may stand between them.
+// readMediaKeys reads mm_keys: for each of n blocks a list of the images whose tokens it has. An image has one key for
+// each stretch of its tokens, since text may separate them. It returns false if they cannot be read.
 func (d *Decoder) readMediaKeys(e *rawEvent, n int) bool {
 	if e.mediaKeys[1] == 0 {
 		return true
@@ -87,8 +87,8 @@ func (d *Decoder) readMediaKeys(e *rawEvent, n int) bool {
 				d.learnStandIns(digests)
 				run = mediaRun{name, int64(digests[0].at), -1}
 				digests = digests[1:]
-			case same && start > 0 && (d.standIns > 0 || run.begin+start == begin && run.listed < i):
-				// the image goes on
+			case same && start > 0 && (d.standIns > 0 || run.listed < i && d.goesOn(run, begin, start)):
+				// more of the same image
 			case d.standIns > 0 && start > 0:
 				run = mediaRun{name, begin + d.standInAt(begin, start) - start, -1}
 			case start >= int64(d.block):
@@ -106,11 +106,17 @@ func (d *Decoder) readMediaKeys(e *rawEvent, n int) bool {
 	return true
 }
 
+// goesOn reports whether a key of a block that begins there counts the tokens of an image from a block before. The
+// tokens on both sides are consecutive numbers or the same one, as in images.
+func (d *Decoder) goesOn(run mediaRun, begin, start int64) bool {
+	return run.begin+start == begin && d.tokens[begin]-d.tokens[begin-1] <= 1
+}
+
 func (g *digest) in(begin int64, size uint32) bool {
 	return int64(g.at) >= begin && int64(g.at) < begin+int64(size)
 }
 
-// readMediaKey reads one image of a block. Its uuid adds nothing: the hash covers it.
+// readMediaKey reads one image of a block. It skips the uuid, since the hash identifies the image.
 func readMediaKey(r *msgp.Reader) (name []byte, start int64, ok bool) {
 	fields, ok := r.Map()
 	placed := false
@@ -132,8 +138,8 @@ func readMediaKey(r *msgp.Reader) (name []byte, start int64, ok bool) {
 	return name, start, ok && placed && len(name) > 0 && start >= math.MinInt32 && start <= math.MaxInt32
 }
 
-// learnStandIns takes the number for an image's first token from the number after the first of these digests, which is
-// one more. The one after an image of one token is text, whose numbers are smaller: so the largest one counts.
+// learnStandIns learns the number for an image's first token: one less than the token after the first of these digests.
+// After an image of one token there is text, whose numbers are smaller, so the largest number is kept.
 func (d *Decoder) learnStandIns(digests []digest) {
 	next := digests[0].at + 1
 	if next < len(d.tokens) && (len(digests) == 1 || digests[1].at != next) && d.tokens[next] > 0 {
@@ -141,7 +147,7 @@ func (d *Decoder) learnStandIns(digests []digest) {
 	}
 }
 
-// standInAt is the place in a block of an image's start-th token; 0 if it is not there.
+// standInAt returns the place of an image's start-th token in the block that begins there; 0 if the block lacks it.
 func (d *Decoder) standInAt(begin, start int64) int64 {
 	for i, token := range d.tokens[begin : begin+int64(d.block)] {
 		if int64(token) == int64(d.standIns)+start {
@@ -151,8 +157,8 @@ func (d *Decoder) standInAt(begin, start int64) int64 {
 	return 0
 }
 
-// placeStandIns replaces digests by numbers, and is how many of n blocks can be hashed: those before a digest of which
-// mm_keys say nothing.
+// placeStandIns replaces digests by numbers. It returns how many of n blocks can be hashed: all blocks before a digest
+// that mm_keys do not have.
 func (d *Decoder) placeStandIns(n int) int {
 	for _, g := range d.digests {
 		if !g.named {

@@ -19,6 +19,7 @@ import (
 type naiveDecoder struct {
 	engine Engine
 	block  uint64
+	unsure bool
 	salts  map[BlockHash]string
 	zero   bool
 	counts SkipCounts
@@ -344,8 +345,22 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, isArra
 		}
 	}
 	fits := uint64(len(e.Blocks))*size == uint64(len(tokenList))
+	id, idKnown := "", true
+	switch v := fields["lora_id"].(type) {
+	case string:
+		id = v
+	case nil:
+	default:
+		bits, negative, ok := randval.AsInteger(v)
+		if idKnown = ok && !negative; idKnown && (bits > 0 || !isArray) {
+			id = strconv.FormatUint(bits, 10)
+		}
+	}
 	switch {
 	case n.engine == VLLM && e.Tier != Device && fields["extra_keys"] == nil && e.Attention.Main():
+		if cut >= 0 {
+			return nil, "bad_token"
+		}
 		return n.copies(e, fields, size, tokens[:len(tokenList)], grouped, named)
 	case len(tokenList) == 0:
 		named()
@@ -358,6 +373,8 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, isArra
 		return nil, n.otherSize(e, size, parent, hasParent, uint64(len(tokenList)))
 	case !fits:
 		return nil, "length_mismatch"
+	case n.unsure && lora == "" && id == "":
+		return nil, "unnamed_adapter"
 	}
 	seen := map[BlockHash]bool{}
 	if hasParent {
@@ -371,17 +388,6 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, isArra
 	}
 
 	// Which prompts the blocks serve.
-	id, idKnown := "", true
-	switch v := fields["lora_id"].(type) {
-	case string:
-		id = v
-	case nil:
-	default:
-		bits, negative, ok := randval.AsInteger(v)
-		if idKnown = ok && !negative; idKnown && (bits > 0 || !isArray) {
-			id = strconv.FormatUint(bits, 10)
-		}
-	}
 	media := make([][]BlockMedia, len(e.Blocks))
 	shownSalt := salt
 	if keys, ok := fields["extra_keys"].([]any); ok && !allNil(keys) {
@@ -588,40 +594,6 @@ func naiveMedia(v any) (uint64, bool) {
 	return 0, false
 }
 
-func naiveTokens(list []any) (tokens []uint32, eagle, ok bool) {
-	token := func(v any) (uint32, bool) {
-		bits, negative, ok := randval.AsInteger(v)
-		return uint32(bits), ok && !negative && bits <= math.MaxUint32
-	}
-	if len(list) > 0 {
-		_, eagle = list[0].([]any)
-	}
-	for i, v := range list {
-		if eagle {
-			two, _ := v.([]any)
-			if len(two) != 2 {
-				return nil, true, false
-			}
-			t, ok1 := token(two[0])
-			u, ok2 := token(two[1])
-			if !ok1 || !ok2 || i > 0 && tokens[i] != t {
-				return nil, true, false
-			}
-			if i == 0 {
-				tokens = append(tokens, t)
-			}
-			tokens = append(tokens, u)
-			continue
-		}
-		t, ok := token(v)
-		if !ok {
-			return nil, false, false
-		}
-		tokens = append(tokens, t)
-	}
-	return tokens, eagle, true
-}
-
 func (n *naiveDecoder) name(v any) (BlockHash, bool) {
 	if bits, _, ok := randval.AsInteger(v); ok {
 		return BlockHash(bits), true
@@ -664,8 +636,12 @@ func TestDecoderTwin(t *testing.T) {
 	for seed := range uint64(60) {
 		c := chooser{rand.New(rand.NewPCG(9, seed)), 1 + int(seed%4)}
 		engine := VLLM + Engine(seed%2)
-		d := mustDecoder(t, engine, uint32(c.block))
-		naive := &naiveDecoder{engine: engine, block: uint64(c.block), salts: map[BlockHash]string{},
+		unsure := seed%10 == 9
+		d, err := NewDecoder(DecoderConfig{Engine: engine, BlockSize: uint32(c.block), UnnamedAdapters: unsure})
+		if err != nil {
+			t.Fatal(err)
+		}
+		naive := &naiveDecoder{engine: engine, block: uint64(c.block), unsure: unsure, salts: map[BlockHash]string{},
 			right: map[uint64]bool{}, other: map[uint64]bool{}, chains: map[[2]uint64]uint64{}}
 		for i := range 200 {
 			payload := pack(t, c.message())
