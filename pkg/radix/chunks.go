@@ -151,8 +151,9 @@ func (x *Index) follow(space, at uint32, locals []uint64) (last uint32, ok bool)
 }
 
 // continues finds the place of a chunk if the connector does not tell the chunk before. LMCache in process writes
-// parent 0 where it stores only the end of a prompt (LMCache/LMCache › lmcache/v1/cache_engine.py, store). It has the chunks
-// before that, so that the place follows a chunk which the rank holds. If there are several places, none is returned.
+// parent 0 where it stores only the end of a prompt (LMCache/LMCache › lmcache/v1/cache_engine.py, store). It has the
+// chunks before that, so that the place follows a chunk which the rank holds. If there are several places, none is
+// returned.
 func (x *Index) continues(r *rank, e *events.Event, locals []uint64) (last uint32, ok bool) {
 	size, tier := uint32(len(locals)), int(e.Tier)-1
 	if x.v.masks[tier] != nil {
