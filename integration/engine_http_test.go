@@ -203,8 +203,8 @@ func TestShimCannotLearn(t *testing.T) {
 	x.WaitDepth(t, "llama", harness.Tokens(1, 4*16), "w", 4)
 }
 
-// TestShimOfUnnamedAdapters: SGLang 0.5.22 serves adapters and publishes in its default format. An adapter's blocks look
-// like the base model's there, so none of them is found. In the format dynamo each is found under its own name.
+// TestShimOfUnnamedAdapters: SGLang 0.5.22 serves adapters and publishes in its default format. An adapter's blocks
+// look like the base model's there, so none of them is found. In the format dynamo each is found under its own name.
 func TestShimOfUnnamedAdapters(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")

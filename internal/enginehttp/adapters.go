@@ -12,9 +12,10 @@ import (
 const NameAdapters = `use SGLang 0.5.23, or add "format":"dynamo" to the --kv-events-config of 0.5.22; ` +
 	"or start the engine without --enable-lora and --lora-paths"
 
-// unnamesAdapters reports whether SGLang serves adapters and does not announce which blocks are theirs. It announces that
-// in the format dynamo, which releases before 0.5.22 ignore, and from 0.5.23 on in each format (KVCacheEventRecorder in
-// sgl-project/sglang › python/sglang/srt/mem_cache/events.py). Without a version it is not known, and false.
+// unnamesAdapters reports whether SGLang serves adapters and does not announce which blocks are theirs. It announces
+// that in the format dynamo, which releases before 0.5.22 ignore, and from 0.5.23 on in each format
+// (KVCacheEventRecorder in sgl-project/sglang › python/sglang/srt/mem_cache/events.py). Without a version it is not
+// known, and false.
 func (info *serverInfo) unnamesAdapters(format string) bool {
 	names := []int{0, 5, 23}
 	if format == "dynamo" {

@@ -12,11 +12,12 @@ import (
 // vLLM's events as maps, with the images of each block in a field of its own, mm_keys.
 //
 // The engine replaces an image's tokens before it names blocks (gen_multimodal_cache_key_tokens): the first by the
-// image's digest, and the k-th after it by S+k, where S is usually the size of the vocabulary. An event shows the digest
-// as text among the numbers, and a key with start_offset 0 for it. In a later block the key's start_offset is the k of
-// the first token there (decodeEventBlock in cpp/tensorrt_llm/batch_manager/kv_cache_manager_v2/eventData.cpp). The
-// digest is hashed as the number S. A publisher without digests among its tokens gives start_offset the meaning that
-// vLLM's extra_keys give it: the image's first token, counted from the block's first one.
+// image's digest, and the k-th after it by S+k, where S is usually the size of the vocabulary. An event shows the
+// digest as text among the numbers, and a key with start_offset 0 for it. In a later block the key's start_offset is
+// the k of the first token there (decodeEventBlock in
+// cpp/tensorrt_llm/batch_manager/kv_cache_manager_v2/eventData.cpp). The digest is hashed as the number S. A publisher
+// without digests among its tokens gives start_offset the meaning that vLLM's extra_keys give it: the image's first
+// token, counted from the block's first one.
 
 // digest is an image's digest among an event's tokens.
 type digest struct {
