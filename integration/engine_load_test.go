@@ -189,7 +189,8 @@ func TestRequestsOfDynamosRouters(t *testing.T) {
 				"expected_prefill_duration": nil}}}
 	}
 	sequences := component + ".endpoint.generate.active_sequences_events"
-	// loads waits until both nodes say this of worker 7. again is published until then: nothing is kept for who comes late.
+	// loads waits until both nodes have these loads of worker 7. It calls again until then: NATS keeps no message for a
+	// late subscriber.
 	loads := func(when, want string, again func()) {
 		t.Helper()
 		harness.Eventually(t, when, func() (bool, string) {
@@ -231,7 +232,8 @@ func TestRequestsOfDynamosRouters(t *testing.T) {
 	publish(sequences, event("r2", 8, "Free")) // of another worker: not this request
 	loads("requests are freed", "7: 0 tokens, 2 blocks, 1 requests", none)
 	if _, err := nodes[0].Book(ctx, &api.BookRequest{Prompt: api.Prompt{Model: "m",
-		Tokens: harness.Tokens(1, 3*harness.BlockSize)}, RequestID: "r2", Worker: "7", EffectivePrefillTokens: 5}); err != nil {
+		Tokens: harness.Tokens(1, 3*harness.BlockSize)}, RequestID: "r2", Worker: "7",
+		EffectivePrefillTokens: 5}); err != nil {
 		t.Fatal(err)
 	}
 	publish(sequences, event("r2", 7, add(0, 11, 13)))

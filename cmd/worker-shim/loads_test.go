@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestDynamoSubjects: beside the subject of events of each release, the other topics are heard in every scope in which a
+// TestDynamoSubjects: beside each release's subject of events, the other topics are heard in every scope in which a
 // release publishes them.
 func TestDynamoSubjects(t *testing.T) {
 	for subject, want := range map[string][]string{

@@ -296,7 +296,8 @@ func (w *watcher) firstConnected() {
 	}
 }
 
-// logQuiet reports that the engine has published nothing since it was connected, or that it has published its first message.
+// logQuiet reports that the engine has published nothing since it was connected, or that it has published its first
+// message.
 func (w *watcher) logQuiet(s shim.State) {
 	if !s.Quiet {
 		w.log.Info("the engine has published its first event")

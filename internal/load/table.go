@@ -201,7 +201,8 @@ func (t *Table) tell(r *record, age time.Duration, isNew, ended bool) {
 	if t.watch == nil {
 		return
 	}
-	t.watch(&Request{Key: r.key, ID: r.id, Rank: r.rank, Hashes: r.hashes, Private: int(r.private), Outputs: int(r.outputs()),
+	t.watch(&Request{Key: r.key, ID: r.id, Rank: r.rank, Hashes: r.hashes, Private: int(r.private),
+		Outputs: int(r.outputs()),
 		PrefillDone: r.done, Age: age, New: isNew, Ended: ended || r.gone})
 }
 

@@ -127,7 +127,7 @@ func serveDynamo(ctx context.Context, t testing.TB, nats *jetstream.Server, name
 	}
 }
 
-// TestHealthOfSlotTracker: an answer without a body has no content type, as with Dynamo, or clients would read JSON from
+// TestHealthOfSlotTracker: an answer without a body has no content type, as with Dynamo. A client would read JSON from
 // nothing.
 func TestHealthOfSlotTracker(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

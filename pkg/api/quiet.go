@@ -36,7 +36,8 @@ func (q *QuietSource) Key() string {
 }
 
 func (q *QuietSource) String() string {
-	return fmt.Sprintf("--source %s --engine %s for model %s (process %d on %s)", q.Source, q.Engine, q.Model, q.PID, q.Host)
+	return fmt.Sprintf("--source %s --engine %s for model %s (process %d on %s)", q.Source, q.Engine, q.Model, q.PID,
+		q.Host)
 }
 
 // Check refuses a source without a name, and texts that do not belong on a terminal.

@@ -22,7 +22,7 @@ import (
 var whole = flag.Bool("whole", false, "make the named corpora in full and check their digests")
 
 // small are variants of every flag over a generated trace of 200 requests. Their SHA-256 is that of the file which the
-// program that first defined the format makes of the same trace with the same flags; of holes and copies, this one's.
+// program that first defined the format makes of the same trace with the same flags; of holes, this one's.
 var small = []struct {
 	name   string
 	change func(*Options)
@@ -35,8 +35,6 @@ var small = []struct {
 		"0c3b986cee94cb451dbb6085c6a4f5a475a60a0152c664bba8d0f37c1f64e4a3", "fb90da245ee65766"},
 	{"holes", func(o *Options) { o.Workers, o.Capacity, o.Evict = 8, 3000, Holes },
 		"742b7614bca0f7a392369ed80476b33d624fc5598e0ef2d3d1b3fef4ac1b3f68", "ceef0ae9eaa3d7d3"},
-	{"copies", func(o *Options) { o.Workers, o.Capacity, o.Evict = 8, 3000, Copies },
-		"d7b9c11caa4f49bf74fded935ce2e77bfd32dcc301a91969b7b1f4986dfb0885", "6c1ea83361726d6e"},
 	{"private", func(o *Options) { o.Workers, o.Capacity, o.Names = 8, 3000, Private },
 		"d3a5064e1ab80e68b75329007c9ca3f1fae4ec6b43f3837695dba36a63ef0482", "58dcd62e2d82bdd4"},
 	{"everyone", func(o *Options) { o.Workers, o.Capacity, o.Everyone, o.Requests = 5, 100000, true, 20 },
@@ -165,8 +163,7 @@ func TestNamedCorpora(t *testing.T) {
 				counted, unknown)
 		}
 	}
-	if want := []string{"conv64", "conv256", "every256", "holes64", "onlyholes64", "onlycopies64", "private64",
-		"spread64"}; !slices.Equal(names, want) {
+	if want := []string{"conv64", "conv256", "every256", "holes64", "onlyholes64", "private64", "spread64"}; !slices.Equal(names, want) {
 		t.Errorf("%q, want %q", names, want)
 	}
 	if d, known := Expected(Header{}); known {
@@ -438,10 +435,9 @@ func TestEnginesAgreeWithLists(t *testing.T) {
 	}
 }
 
-// TestOneTroubleAlone: one way to evict leaves holes and makes no second copies, the other the reverse, and the usual
-// random way has both.
-func TestOneTroubleAlone(t *testing.T) {
-	for evict, want := range map[Evict][2]bool{LRU: {false, false}, Holes: {true, false}, Copies: {false, true},
+// TestHolesAlone: evicting tails first leaves neither holes nor second copies, Holes leaves holes alone, and Random both.
+func TestHolesAlone(t *testing.T) {
+	for evict, want := range map[Evict][2]bool{LRU: {false, false}, Holes: {true, false},
 		Random: {true, true}} {
 		o := Defaults()
 		o.Workers, o.Capacity, o.Evict = 8, 3000, evict

@@ -14,7 +14,7 @@
 // the rest: the prompt's in one operation, each block of the answer in one of its own, as engines announce them while
 // decoding. Then it removes what exceeds its room: the least recently used, a prompt's tail before its head ([LRU]), or
 // any copy of any block ([Random]), which leaves holes, and makes second copies when what follows a hole is computed
-// again. [Holes] and [Copies] have one of the two alone.
+// again. [Holes] has no second copies.
 //
 // # Format
 //

@@ -21,14 +21,10 @@ type engine interface {
 }
 
 func newEngine(evict Evict, worker int) engine {
-	lru := lruEngine{at: map[uint64]int32{}, links: []link{{}}}
-	switch evict {
-	case Random, Holes:
+	if evict == Random || evict == Holes {
 		return &randomEngine{rng: rand.New(rand.NewPCG(99, uint64(worker))), count: map[uint64]int{}}
-	case Copies:
-		return &copiesEngine{lruEngine: lru, second: map[uint64]int{}}
 	}
-	return &lru
+	return &lruEngine{at: map[uint64]int32{}, links: []link{{}}}
 }
 
 // lruEngine keeps its blocks in a ring, least recently used first. links[0] is the ring's anchor; free places are
@@ -102,35 +98,6 @@ func (e *lruEngine) held() iter.Seq[uint64] {
 			}
 		}
 	}
-}
-
-// copiesEngine evicts as lruEngine does, and removes the second copies of a block before the block.
-type copiesEngine struct {
-	lruEngine
-	second map[uint64]int
-	copies int // second ones, of all blocks
-}
-
-// copied adds a second copy of a block that is held.
-func (e *copiesEngine) copied(block uint64) {
-	e.second[block]++
-	e.copies++
-}
-
-func (e *copiesEngine) shrink(capacity int, gone []uint64) []uint64 {
-	for len(e.at)+e.copies > capacity {
-		block := e.links[e.links[0].next].block
-		if n := e.second[block]; n > 0 {
-			if e.second[block]--; n == 1 {
-				delete(e.second, block)
-			}
-			e.copies--
-			gone = append(gone, block)
-			continue
-		}
-		gone = e.lruEngine.shrink(len(e.at)-1, gone)
-	}
-	return gone
 }
 
 // randomEngine lets any copy go with equal probability. The order of copies and the use of rng are part of what a

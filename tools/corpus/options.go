@@ -19,7 +19,6 @@ const (
 	LRU    Evict = "lru"    // least recently used first, tails before heads: no holes
 	Random Evict = "random" // any copy of any block: holes and second copies
 	Holes  Evict = "holes"  // any block; blocks behind a hole are kept, so that there are no second copies
-	Copies Evict = "copies" // tails first, no holes; each request stores the last block that it finds again
 
 	Shared  Names = "shared"  // a block has one engine hash on all workers
 	Private Names = "private" // each worker has its own, as engines with a random hash seed
@@ -58,8 +57,8 @@ func (o Options) Validate() error {
 	complain(o.Requests < 0, "requests: %d, want 0 (all) or more", o.Requests)
 	complain(o.Repeat <= 0, "repeat: %d, want at least 1", o.Repeat)
 	complain(!(o.Sticky >= 0 && o.Sticky <= 1), "sticky: %v, want 0 to 1", o.Sticky)
-	complain(!slices.Contains([]Evict{LRU, Random, Holes, Copies}, o.Evict), "evict: %q, want %q, %q, %q or %q", o.Evict,
-		LRU, Random, Holes, Copies)
+	complain(!slices.Contains([]Evict{LRU, Random, Holes}, o.Evict), "evict: %q, want %q, %q or %q", o.Evict, LRU,
+		Random, Holes)
 	complain(o.Names != Shared && o.Names != Private, "names: %q, want %q or %q", o.Names, Shared, Private)
 	if err := trace.CheckBlockSize(o.BlockSize); err != nil {
 		wrong = append(wrong, err)

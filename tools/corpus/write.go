@@ -135,10 +135,6 @@ func (f *fleet) compute(worker uint32, prompt int) {
 		f.fill(worker, prompt, fresh)
 		return
 	}
-	if c, is := e.(*copiesEngine); is && fresh > 0 {
-		f.out.store(worker, f.blocks, f.locals, fresh-1, fresh)
-		c.copied(f.blocks[fresh-1])
-	}
 	if fresh < prompt {
 		f.out.store(worker, f.blocks, f.locals, fresh, prompt)
 	}

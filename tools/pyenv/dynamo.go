@@ -9,7 +9,8 @@ import (
 
 // dynamoRelease is the release of NVIDIA Dynamo that judges run: the tests of a released one, and again those of the
 // next one, whose requirements file is dynamo-next.txt.
-var dynamoRelease = flag.String("dynamo", "dynamo.txt", "requirements file in integration/python of the Dynamo to judge")
+var dynamoRelease = flag.String("dynamo", "dynamo.txt",
+	"requirements file in integration/python of the Dynamo to judge")
 
 // PythonWithDynamo returns the path of an interpreter that has the release of Dynamo that is judged.
 func PythonWithDynamo(t testing.TB) string {

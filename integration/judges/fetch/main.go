@@ -18,7 +18,8 @@ import (
 )
 
 // environments are the requirements files of integration/python that judges use.
-var environments = []string{"requirements.txt", "engines.txt", "dynamo.txt", "dynamo-next.txt", "dynamo-mocker.txt", "kubernetes.txt",
+var environments = []string{"requirements.txt", "engines.txt", "dynamo.txt", "dynamo-next.txt", "dynamo-mocker.txt",
+	"kubernetes.txt",
 	"mooncake.txt", "python-client.txt", "python-adapters.txt", "envoy.txt", "tokenizers.txt", "grpc.txt",
 	"openapi.txt", "sbom.txt"}
 

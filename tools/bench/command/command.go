@@ -298,8 +298,7 @@ query before each request. The same flags always give the same bytes.`,
 	f.IntVar(&job.Repeat, "repeat", job.Repeat, "serve the trace N times, each time with other contents")
 	f.BoolVar(&job.Everyone, "everyone", job.Everyone, "every worker serves every request: all workers hold all blocks")
 	f.StringVar((*string)(&job.Evict), "evict", string(job.Evict),
-		"lru: tails first, no holes; random: any block, with holes and second copies; holes: without second copies; "+
-			"copies: without holes")
+		"lru: tails first, no holes; random: any block, with holes and second copies; holes: without second copies")
 	f.StringVar((*string)(&job.Names), "names", string(job.Names),
 		"shared: a block has one engine hash everywhere; private: each worker has its own")
 	f.Float64Var(&job.Sticky, "sticky", job.Sticky,
