@@ -34,8 +34,8 @@ func (p *sizeProof) tell(size uint32) {
 	}
 }
 
-// run registers the nominal size when the first block has it. It returns a *sizeError if the block has a multiple of it,
-// and the error of a model that is registered with another size.
+// run registers the nominal size when the first block has it. It returns a *sizeError if the block has a multiple of
+// it, and the error of a model that is registered with another size.
 func (p *sizeProof) run(ctx context.Context, r *running, ns *jetstream.Namespace) error {
 	select {
 	case <-ctx.Done():

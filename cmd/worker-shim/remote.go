@@ -68,7 +68,8 @@ func (r *running) keepRemote(ctx context.Context, ns *jetstream.Namespace, log *
 			Shim: &registry.ShimState{Engine: api.EngineRemote, Since: time.Now().UTC().Truncate(time.Millisecond),
 				Why: "it publishes its events on another host"},
 		}, registry.LeaseHooks{Failed: func(err error) {
-			trouble.warn(log, "the lease of a remote rank cannot be renewed", "error", err, "what_to_do", "see that NATS answers")
+			trouble.warn(log, "the lease of a remote rank cannot be renewed", "error", err, "what_to_do",
+				"see that NATS answers")
 		}})
 		if err != nil {
 			return fmt.Errorf("register: %w", err)

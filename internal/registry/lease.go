@@ -320,8 +320,8 @@ func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expire
 const maxNames = 48
 
 // claimNames claims the further names of the record's model that are not claimed yet, and deletes the claims of names
-// that the record has no more. What fails is tried again with the next renewal, and a name that the NATS server does not
-// permit when the lease is taken anew.
+// that the record has no more. What fails is tried again with the next renewal, and a name that the NATS server does
+// not permit when the lease is taken anew.
 func (l *Lease) claimNames(ctx context.Context, taken bool) {
 	l.mu.Lock()
 	var names []string

@@ -129,7 +129,8 @@ func TestNamesOfModels(t *testing.T) {
 func TestNamesNeedClaims(t *testing.T) {
 	c := newClaiming(t)
 	c.see(c.claim("good", "m", true), c.claim("evil", "own", true), c.claim("good", "chat", true))
-	c.see(c.accepting("good", "m", []string{"chat"}, []string{"sql"}), c.accepting("evil", "own", []string{"chat", "m"}, nil))
+	c.see(c.accepting("good", "m", []string{"chat"}, []string{"sql"}),
+		c.accepting("evil", "own", []string{"chat", "m"}, nil))
 	c.resolves("chat", `model "m" and model "own"`)
 	c.RequireClaims(true)
 	c.resolves("chat", "m")
