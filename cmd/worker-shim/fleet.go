@@ -81,6 +81,8 @@ func (r *running) runFleet(ctx context.Context, ns *jetstream.Namespace, log *sl
 	all.Go(func() error {
 		defer f.end()
 		switch {
+		case r.byTopic():
+			return f.hearTopics()
 		case r.source == sourceDynamo:
 			return f.hearDynamo()
 		case r.source == sourcePlane:

@@ -129,6 +129,13 @@ func (f *fleetFigures) of(w *watcher, change func(*rankFigures)) {
 	change(f.ranks[w])
 }
 
+// foreign counts a message of an engine that is not served.
+func (f *fleetFigures) foreign() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.past.counts.Foreign++
+}
+
 // end says that a rank is shimmed no more. What it has counted stays.
 func (f *fleetFigures) end(w *watcher) {
 	f.mu.Lock()
@@ -147,6 +154,7 @@ func (r *rankFigures) add(o *rankFigures) {
 	a.Restarts, a.Departures, a.Resyncs = a.Restarts+b.Restarts, a.Departures+b.Departures, a.Resyncs+b.Resyncs
 	a.Snapshots, a.JoinedLate = a.Snapshots+b.Snapshots, a.JoinedLate+b.JoinedLate
 	a.Corrections, a.Unreadable = a.Corrections+b.Corrections, a.Unreadable+b.Unreadable
+	a.Foreign += b.Foreign
 	r.crowded += o.crowded
 	for i, n := range o.skipped {
 		r.skipped[i] += n
@@ -177,7 +185,7 @@ func (f *fleetFigures) figures() *metrics.ShimFigures {
 	out.Incidents = map[string]uint64{"undecodable": c.Undecodable, "overtaken": c.Overtaken, "gap": c.Gaps,
 		"restart": c.Restarts, "departure": c.Departures, "resync": c.Resyncs, "snapshot": c.Snapshots,
 		"joined_late": c.JoinedLate, "correction": c.Corrections, "log_unreadable": c.Unreadable,
-		"batch_refused": sum.crowded}
+		"batch_refused": sum.crowded, "foreign": c.Foreign}
 	for reason, n := range sum.skipped {
 		out.Skipped[events.Skip(reason).String()] = n
 	}

@@ -75,11 +75,13 @@ type running struct {
 	figures                             *fleetFigures
 	engineHTTP, engineHTTPToken         string
 	engineCheck                         time.Duration
-	remote                              bool         // the rank publishes its events on another host
-	engineSize                          uint32       // of blocks, as the engine's events have shown; 0: they have not
-	proof                               *sizeProof   // of blockSize, which is nominal; nil: it is not
-	watch                               *engineWatch // nil: nobody asks whether the engine has other settings
-	poll                                *enginePoll  // nil: nobody asks whether the engine sleeps
+	remote                              bool          // the rank publishes its events on another host
+	engineSize                          uint32        // of blocks, as the engine's events have shown; 0: they have not
+	proof                               *sizeProof    // of blockSize, which is nominal; nil: it is not
+	watch                               *engineWatch  // nil: nobody asks whether the engine has other settings
+	poll                                *enginePoll   // nil: nobody asks whether the engine sleeps
+	maxEngines                          uint32        // of engines that dial in, where topics name the workers
+	messages                            shim.Receiver // of one such engine; nil: the engine has a socket of its own
 }
 
 // What --on-unreadable may be.
@@ -126,7 +128,11 @@ objects, for indexers to know without asking. It needs --engine and --master alo
 		"of dynamo-nats: the NATS server of the Dynamo fleet, if it is another than --nats")
 	r.etcd = addEtcdFlags(f)
 	r.makeRule = cli.DialFlag(f, "of dynamo-zmq: networks in which the addresses of Dynamo's discovery are dialled")
-	f.BoolVar(&r.listen, "listen", false, "listen on --engine; the engine dials in")
+	f.BoolVar(&r.listen, "listen", false,
+		"listen on --engine; the engine dials in. Without --worker any number of engines may: each topic kv@POD@MODEL is "+
+			"a worker, and POD its name")
+	f.Uint32Var(&r.maxEngines, "max-engines", defaultEngines,
+		"of --listen without --worker: how many ranks are served; the messages of further ones are skipped and counted")
 	f.StringVar(&r.replay, "replay", "", "the engine's replay endpoint")
 	f.StringVar(&r.engineSnapshot, "engine-snapshot", "",
 		"where the engine can be asked for all that it holds, as proposed for vLLM: its snapshot_endpoint, "+
@@ -181,7 +187,8 @@ objects, for indexers to know without asking. It needs --engine and --master alo
 	f.DurationVar(&r.silentAfter, "engine-silent-after", 10*time.Second,
 		"after how long without a sign of life the engine counts as silent, which is said and clears nothing")
 	f.DurationVar(&r.goneAfter, "engine-gone-after", 0,
-		"after how long a silence the engine counts as gone, and what it had in device and host memory is cleared; 0: never")
+		"after how long a silence the engine counts as gone, and what it had in device and host memory is cleared; 0: "+
+			"never. Of --listen without --worker: how long after its connection has ended; 0: 2s")
 	f.DurationVar(&r.logWindow, "log-repeat", 10*time.Second, "least time between two log lines about the same trouble")
 	r.http = httpFlags(f)
 	r.traces = cli.TraceFlags(f)
@@ -213,7 +220,7 @@ objects, for indexers to know without asking. It needs --engine and --master alo
 			}
 			defer tracesEnd()
 			r.tracer, r.figures.tracer = tracer, tracer
-			r.figures.queueMost = r.queueBytes
+			r.figures.queueMost = r.ownQueue()
 			httpStop, err := r.http.serve(r.figures, log)
 			if err != nil {
 				return err
@@ -234,14 +241,14 @@ func (r *running) check() error {
 	var wrong cli.Complaints
 	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--worker", r.instance},
 		{"--model", r.model}} {
-		optional := r.fleet() && s.name == "--worker" || r.engineHTTP != ""
+		optional := r.fleet() && s.name == "--worker" || r.engineHTTP != "" || r.byTopic() && s.name != "--engine"
 		wrong.When(s.value == "" && !optional, "%s is missing", s.name)
-		if s.name != "--engine" && !(s.value == "" && r.engineHTTP != "") {
+		if s.name != "--engine" && !(s.value == "" && optional) {
 			_, err := jetstream.EscapeToken(s.value)
 			wrong.About(s.name, err)
 		}
 	}
-	wrong.When(r.blockSize == 0 && r.engineHTTP == "" || r.blockSize > events.MaxBlockSize,
+	wrong.When(r.blockSize == 0 && r.engineHTTP == "" && !r.byTopic() || r.blockSize > events.MaxBlockSize,
 		"--block-size %d is not from 1 to %d", r.blockSize, events.MaxBlockSize)
 	if r.fleet() {
 		r.checkFleet(&wrong)
@@ -250,6 +257,7 @@ func (r *running) check() error {
 		wrong.When(err != nil, "--source %q is none of auto, vllm, sglang, ndjson, dynamo-nats, dynamo-zmq, mooncake",
 			r.source)
 	}
+	r.checkTopics(&wrong)
 	wrong.When(r.master != "", "--master is for --source %s", sourceMooncake)
 	wrong.When(r.engineNATS.Said() && (r.source != sourceDynamo || r.engineNATS.URL == ""),
 		"--engine-nats and what begins so are for --source %s, and say nothing without --engine-nats itself",
@@ -292,7 +300,7 @@ func (r *running) check() error {
 	wrong.When(r.engineCheck != 0 && r.engineCheck < 100*time.Millisecond,
 		"--engine-http-check %v is neither 0 nor at least 100ms", r.engineCheck)
 	wrong.When(r.silentAfter < time.Second, "--engine-silent-after %v is less than 1s", r.silentAfter)
-	wrong.When(r.goneAfter != 0 && r.goneAfter < r.silentAfter,
+	wrong.When(r.goneAfter != 0 && r.goneAfter < r.silentAfter && !r.byTopic(),
 		"--engine-gone-after %v is less than --engine-silent-after %v", r.goneAfter, r.silentAfter)
 	wrong.When(r.queueBytes < 1<<20, "--queue-bytes %d is less than 1 MiB", r.queueBytes)
 	return wrong.Usage()
@@ -360,7 +368,7 @@ func (r *running) run(ctx context.Context, log *slog.Logger) error {
 
 // runOnce shims until ctx ends, or the engine has other settings.
 func (r *running) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.Logger) error {
-	if r.fleet() {
+	if r.fleet() || r.byTopic() {
 		ns, err := r.join(ctx, conn, log)
 		if err != nil {
 			return ignoreEnd(ctx, err)
@@ -460,8 +468,9 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 	}
 	log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats",
 		ns.Conn().ServerURL())
-	return shim.Run(ctx, shim.Config{
-		Engine: r.engine, Listen: r.listen, Replay: r.replay, Snapshot: r.engineSnapshot, Topics: []string{r.topic},
+	err = shim.Run(ctx, shim.Config{
+		Engine: r.engine, Listen: r.listen, Topics: []string{r.topic}, Messages: r.messages,
+		Replay: r.replay, Snapshot: r.engineSnapshot,
 		Identity: shim.Identity{Model: r.model, BlockSize: r.blockSize},
 		Limits:   shim.Limits{QueueBytes: r.queueBytes}, Decoder: watch,
 		ClearUnreadable: r.onUnreadable == unreadableClear,
@@ -472,6 +481,13 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 		OnRefused: onRefused, SilentAfter: r.silentAfter, GoneAfter: r.goneAfter,
 		Tracer: r.tracer, Sleep: sleep,
 	})
+	if err == nil && ctx.Err() == nil { // the engine is gone, and nobody waits for it
+		log.Info("the engine is gone; its lease is ended")
+		if err := watch.report.End(ctx); err != nil {
+			log.Warn("the lease cannot be ended; it expires by itself", "error", err)
+		}
+	}
+	return err
 }
 
 // join waits for the namespace and registers the model in it.
@@ -519,6 +535,9 @@ func (r *running) open(ctx context.Context, conn *jetstream.Conn) (*jetstream.Na
 			return ns, err
 		}
 		r.proof = nil
+	}
+	if r.model == "" || r.blockSize == 0 {
+		return ns, nil // topics name the models, and events the sizes
 	}
 	return ns, ns.RegisterModel(ctx, jetstream.Model{Name: r.model, BlockSize: r.blockSize})
 }

@@ -24,18 +24,18 @@ type watcher struct {
 	cfg *running
 	*shim.Examiner
 
-	report    *shim.Report      // is told how it stands
-	last      shim.State        // already told
-	skipped   events.SkipCounts // already told
-	otherRank bool
-	groups    hicache.Observed // of the store, if --l3-config leaves them open
-	counts    shim.Counts      // already told
+	report  *shim.Report      // is told how it stands
+	last    shim.State        // already told
+	skipped events.SkipCounts // already told
+	several bool              // already told
+	groups  hicache.Observed  // of the store, if --l3-config leaves them open
+	counts  shim.Counts       // already told
 
 	connectedOnce sync.Once
 
 	connected, replays atomic.Bool // the event endpoint was connected before; the replay endpoint has answered before
 
-	failed, stray, undecodable, skips, replayFailed, snapshotFailed, logTrouble, unreadable limiter
+	failed, stray, undecodable, skips, replayFailed, snapshotFailed, logTrouble, unreadable, otherRank limiter
 }
 
 // examiner returns the decoder, with what it says of the engine logged and reported.
@@ -59,6 +59,17 @@ func (w *watcher) examiner(decoder *events.Decoder) *shim.Examiner {
 			}
 			w.report.Unusable(err, do)
 		},
+		Rank: events.Rank(w.cfg.rank),
+		OtherRank: func(rank events.Rank, skipped bool) {
+			what := "the engine names another data-parallel rank; its blocks are credited to this one"
+			if skipped {
+				what = "several data-parallel ranks publish through one socket; the events of the others are skipped"
+			}
+			w.otherRank.do(func(times uint64) {
+				w.log.Error(what, "engine_rank", rank, "times", times, "what_to_do",
+					"give this shim the rank with --rank, or the endpoint of its own rank with --engine")
+			})
+		},
 	}
 }
 
@@ -68,11 +79,6 @@ func (w *watcher) Begin(payload []byte) (msg events.Message, more bool, err erro
 	w.look()
 	w.proveSize(msg.Events)
 	w.learnGroups(msg.Events)
-	if msg.HasRank && msg.Rank != events.Rank(w.cfg.rank) && !w.otherRank {
-		w.otherRank = true
-		w.log.Error("the engine says that it is another data-parallel rank; see --rank", "engine_rank", msg.Rank,
-			"what_to_do", "give this shim the rank, or the other rank's endpoint")
-	}
 	return msg, more, err
 }
 
@@ -139,7 +145,7 @@ func (w *watcher) logCrowded(err error) {
 
 func (w *watcher) hooks() shim.Hooks {
 	for _, l := range []*limiter{&w.failed, &w.stray, &w.undecodable, &w.skips, &w.replayFailed, &w.snapshotFailed,
-		&w.logTrouble, &w.unreadable} {
+		&w.logTrouble, &w.unreadable, &w.otherRank} {
 		l.every = w.cfg.logWindow
 	}
 	log := w.log
@@ -150,8 +156,12 @@ func (w *watcher) hooks() shim.Hooks {
 			w.connectedOnce.Do(w.firstConnected)
 		},
 		Disconnected: func(endpoint string, err error) {
+			again := "it is dialled until it answers"
+			if w.cfg.listen {
+				again = "it dials this shim when it runs again"
+			}
 			log.Warn("the engine's connection has ended", "endpoint", endpoint, "error", err, "what_to_do",
-				"see whether the engine runs; it is dialled until it answers")
+				"see whether the engine runs; "+again)
 		},
 		Failed: func(endpoint string, err error) {
 			w.failed.warn(log, "cannot connect to the engine", "endpoint", endpoint, "error", err, "what_to_do",
@@ -160,6 +170,7 @@ func (w *watcher) hooks() shim.Hooks {
 		Stray: func(frames int) {
 			w.stray.warn(log, "a message that is no engine's event message; is this the right port?", "frames", frames)
 		},
+		Several: w.severalEngines,
 		Undecodable: func(seq events.EngineSeq, err error) {
 			w.undecodable.do(func(n uint64) {
 				what := "passed over"
@@ -186,6 +197,20 @@ func (w *watcher) hooks() shim.Hooks {
 		Stepped:      w.stepped,
 		StateChanged: w.stateChanged,
 	}
+}
+
+// severalEngines reports that several engines publish where one is expected, and that they do no more.
+func (w *watcher) severalEngines(what string) {
+	w.report.Several(what)
+	if several := what != ""; several == w.several {
+		return
+	}
+	if w.several = what != ""; w.several {
+		w.log.Error("several engines publish to this shim; one is followed, and the messages of the others are skipped",
+			"engines", what, "what_to_do", shim.SeveralAdvice)
+		return
+	}
+	w.log.Info("one engine publishes to this shim again")
 }
 
 // stateChanged tells how it stands with the shim and the engine.
@@ -263,7 +288,7 @@ func (w *watcher) stepped(c shim.Counts, queued int) {
 
 // firstConnected looks at what is configured.
 func (w *watcher) firstConnected() {
-	if w.cfg.replay == "" && w.cfg.engineSnapshot == "" {
+	if w.cfg.replay == "" && w.cfg.engineSnapshot == "" && w.cfg.messages == nil {
 		w.log.Warn("no replay endpoint: what the engine has said before is not known, and each gap clears the rank",
 			"what_to_do", "set replay_endpoint in the engine's --kv-events-config and give it to --replay")
 	}

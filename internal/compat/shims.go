@@ -49,6 +49,10 @@ type ShimsHooks struct {
 	// Unusable: what an engine announces is passed over, since its blocks have another size than was registered.
 	Unusable func(key events.RankKey, err error, do string)
 
+	// OtherRank: the engine names another data-parallel rank than was registered. If skipped is set, its events are
+	// skipped, since the registered rank publishes through the same socket.
+	OtherRank func(key events.RankKey, rank events.Rank, skipped bool)
+
 	// Unreadable: a rank's last message in the log cannot be read; a new incarnation begins.
 	Unreadable func(key events.RankKey, err error)
 
@@ -450,12 +454,15 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 					s.hooks.Unusable(key, err, do)
 				}
 			},
+			Rank:      key.Rank,
+			OtherRank: func(rank events.Rank, skipped bool) { s.hooks.OtherRank(key, rank, skipped) },
 		},
 		Log:     shim.NewStreamLog(s.ns, key, refused).OnCrowded(func(err error) { report.LogCrowded(err) }),
 		Control: server, Keep: report.Keep,
 		Hooks: shim.Hooks{
 			Connected:     func(string) { run.connected.Store(true) },
 			Disconnected:  func(string, error) { run.connected.Store(false) },
+			Several:       report.Several,
 			LogFailed:     refused,
 			LogUnreadable: func(err error) { s.hooks.Unreadable(key, err) },
 			Stepped: func(c shim.Counts, _ int) {

@@ -65,6 +65,7 @@ var (
 	storeNames         = fault("store_names")
 	shimSilent         = fault("shim_silent")
 	engineUnusable     = fault("engine_unusable")
+	severalEngines     = fault("several_engines")
 	shimWaiting        = fault("shim_waiting")
 	shimNoReplay       = fault("shim_no_replay")
 	replayDead         = fault("replay_dead")

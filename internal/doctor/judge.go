@@ -571,6 +571,11 @@ func judgeShims(f *Facts) (list []Finding) {
 			list = append(list, Finding{Error, "", engineUnusable, r.Key().String(),
 				"what the engine announces is passed over", what, remedy})
 		}
+		if r.Shim != nil && r.Shim.Several != "" {
+			what, remedy := whatToDo(r.Shim.Several, "see its log")
+			list = append(list, Finding{Error, "", severalEngines, r.Key().String(),
+				"several engines publish to one shim", what, remedy})
+		}
 	}
 	return list
 }
@@ -585,7 +590,7 @@ func judgeShim(s *control.Shim) (list []Finding) {
 			fmt.Sprintf("since %s: %s",
 				w.Since.UTC().Format(time.RFC3339), w.Why), w.Do)
 	}
-	if !s.Replay {
+	if !s.Replay && s.Endpoint != "" { // where an engine is heard otherwise, no flag mends it
 		found(shimNoReplay, Warning, "the shim has no replay endpoint: what the engine said before is not known, "+
 			"and each gap clears the rank",
 			fmt.Sprint(s), `start the engine with "replay_endpoint":"tcp://*:5657" in --kv-events-config, and give `+

@@ -51,7 +51,8 @@ func (c shimCollector) Collect(ch chan<- prometheus.Metric) {
 			"again), gap (nothing could fill it: the rank was cleared), restart (of an engine), departure (its process is "+
 			"gone), resync (was asked for), snapshot (of the engine, in place of what could not be replayed), joined_late "+
 			"(what it said before is not known), correction (of a wrong hash), log_unreadable (the rank's last message in "+
-			"the log: a new incarnation began), batch_refused (by the log: too many were open).", "what", f.Incidents)
+			"the log: a new incarnation began), batch_refused (by the log: too many were open), foreign (a message of another engine "+
+			"at the same socket: it is skipped).", "what", f.Incidents)
 	to.counts("kvatlas_shim_events_skipped_total", "Events that were passed over, by reason.", "reason", f.Skipped)
 	to.spans(f.Spans)
 	to.send(ch)

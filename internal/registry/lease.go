@@ -250,6 +250,31 @@ func (l *Lease) Keep(ctx context.Context, lost func()) error {
 // changed.
 const claimAgain = 10 * time.Second
 
+// End ends the lease before it expires, because the engine is gone: a node then clears what the rank held and deletes
+// the record. Keep must have returned. A lease that another shim has taken over stays as it is.
+func (l *Lease) End(ctx context.Context) error {
+	entry, err := l.bucket.Latest(ctx, l.name)
+	if errors.Is(err, jetstream.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var there Record
+	if strictjson.Unmarshal(entry.Value, &there) != nil || there.Holder.ID != l.record.Holder.ID {
+		return nil
+	}
+	there.State = Expired
+	data, err := there.encode()
+	if err == nil {
+		_, err = l.write(ctx, data, entry.Revision)
+	}
+	if errors.Is(err, jetstream.ErrConflict) {
+		return nil // another shim has taken it over, or a node has ended it
+	}
+	return err
+}
+
 // renew writes the record after the revision that it had, or after what it finds there. It writes even where an attempt
 // whose acknowledgement was lost has stored the same: a node that began since has not heard from this shim. revision is
 // 0 for a lease that is not ours yet.

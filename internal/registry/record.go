@@ -70,6 +70,9 @@ type ShimState struct {
 	// Slowed is why the log stores the shim's events one by one, and what to do; empty: it stores batches.
 	Slowed string `json:"slowed,omitempty"`
 
+	// Several is which engines publish where the shim expects one, and what to do; empty: one does.
+	Several string `json:"several,omitempty"`
+
 	// Unusable is why what the engine announces is passed over, and what to do; empty: it is not.
 	Unusable string `json:"unusable,omitempty"`
 }

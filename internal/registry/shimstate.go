@@ -137,7 +137,7 @@ func (r *Registry) MarkStatus(s *api.Status) {
 	r.markNames(s)
 	s.Engines = &api.EngineCounts{}
 	problems := map[api.EngineState][]string{}
-	var unusable, refused, skipped, slowed, quiet, remote []string
+	var unusable, refused, skipped, slowed, quiet, remote, several []string
 	for _, w := range r.Workers() {
 		standing := w.state()
 		if standing.CatchingUp {
@@ -178,6 +178,9 @@ func (r *Registry) MarkStatus(s *api.Status) {
 		if standing.Slowed != "" && r.cfg.Mine(w.Partition) {
 			slowed = append(slowed, fmt.Sprintf("%s: %s", w.Record.Key(), standing.Slowed))
 		}
+		if standing.Several != "" && r.cfg.Mine(w.Partition) {
+			several = append(several, fmt.Sprintf("%s: %s", w.Record.Key(), standing.Several))
+		}
 		unhealthy := standing.Engine == api.EngineSilent || standing.Engine == api.EngineGone &&
 			time.Since(standing.Since) >= goneLong
 		if unhealthy && r.cfg.Mine(w.Partition) {
@@ -207,6 +210,10 @@ func (r *Registry) MarkStatus(s *api.Status) {
 	if len(quiet) > 0 {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("%s%d ranks have published no event yet: %s; what to do: %s",
 			QuietWarning, len(quiet), First(quiet), QuietAdvice))
+	}
+	if len(several) > 0 {
+		s.Problems = append(s.Problems, fmt.Sprintf("several engines publish to the shims of %d ranks, which follow one: %s",
+			len(several), First(several)))
 	}
 	if len(unusable) > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("what engines of %d ranks announce is passed over: %s",

@@ -273,6 +273,13 @@ func shimsHooks(log *slog.Logger) compat.ShimsHooks {
 			log.Error("a registered engine's blocks are not of the block_size that was registered", "worker", key,
 				"error", err, "what_to_do", do)
 		},
+		OtherRank: func(key events.RankKey, rank events.Rank, skipped bool) {
+			if skipped {
+				return // reported once for each process of the engine
+			}
+			log.Error("a registered engine names another data-parallel rank; its blocks are credited to the registered one",
+				"worker", key, "engine_rank", rank, "what_to_do", "register the engine's rank with the endpoint of that rank")
+		},
 		Unreadable: func(key events.RankKey, err error) {
 			log.Warn("a rank's last message in the log cannot be read; a new incarnation begins", "worker", key, "error",
 				err, "what_to_do", "see that only this worker's shim has a key that may write its events")

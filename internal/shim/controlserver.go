@@ -111,7 +111,7 @@ func (s *ControlServer) hear(change func(h *engineHeard)) {
 
 // begin has the server say where the engine is heard.
 func (s *ControlServer) begin(cfg *Config) {
-	if cfg.Feed == nil {
+	if cfg.Feed == nil && cfg.Messages == nil {
 		s.hear(func(h *engineHeard) { h.endpoint, h.replay = cfg.Engine, cfg.Replay })
 	}
 }

@@ -179,6 +179,7 @@ type Counts struct {
 	JoinedLate  uint64
 	Corrections uint64 // events published because learning showed that others had a wrong hash
 	Unreadable  uint64 // last messages of the log that could not be read; each began a new incarnation
+	Foreign     uint64 // messages of other engines at the same socket; they are skipped
 	Messages    uint64 // messages of the log acknowledged
 }
 
@@ -202,6 +203,10 @@ type Machine struct {
 	limits Limits
 	decode Decoder
 	replay bool // there is a replay endpoint
+
+	// distrusted is what TrustSockets has set aside.
+	distrusted struct{ replay, snapshots bool }
+
 	strict bool // what cannot be decoded counts as missing
 
 	phase phase
@@ -378,6 +383,43 @@ func (m *Machine) Verify() {
 	}
 	if m.replay {
 		m.startReplay()
+	}
+}
+
+// Foreign counts a message of an engine that is not this rank's.
+func (m *Machine) Foreign() { m.counts.Foreign++ }
+
+// Replaced begins a new incarnation, since another engine than before speaks from now on, or none. Whatever is under
+// way with the engine before is dropped.
+func (m *Machine) Replaced(now events.Millis) {
+	switch m.phase.(type) {
+	case recovering, departed:
+		return
+	}
+	m.abandon()
+	m.phase, m.held, m.attempts = live{}, held{}, attempts{}
+	m.offers.askAgain()
+	if m.taken.Known || m.spoken() {
+		m.begin(events.ReasonRestart, now)
+	}
+}
+
+// TrustSockets sets whether the engine's replay and snapshot sockets are asked. While several engines publish, these
+// belong to one of them, and it is not known to which. When they are trusted again, a new incarnation begins with all
+// that the engine can say.
+func (m *Machine) TrustSockets(trust bool, now events.Millis) {
+	if trust {
+		m.replay, m.offers.configured = m.distrusted.replay, m.distrusted.snapshots
+		if m.phase.takesLive() && (m.replay || m.offers.configured) {
+			m.Replaced(now)
+			m.startReplay()
+		}
+		return
+	}
+	m.distrusted.replay, m.distrusted.snapshots = m.replay, m.offers.configured
+	m.replay, m.offers.configured = false, false
+	if !m.phase.takesLive() {
+		m.release(now, true)
 	}
 }
 

@@ -49,6 +49,9 @@ func (r *Report) Keep(ctx context.Context, lost func()) error {
 	return err
 }
 
+// End ends the lease, for an engine that is gone. Keep must have returned.
+func (r *Report) End(ctx context.Context) error { return r.lease.End(ctx) }
+
 // Renew has the lease renewed soon.
 func (r *Report) Renew() { r.lease.Renew() }
 
@@ -65,6 +68,7 @@ func (r *Report) SetStore(c *hicache.Config) { r.lease.SetStore(c) }
 func (r *Report) SetState(s State) {
 	r.change(func(has *registry.ShimState) {
 		s.Refused, s.Unusable, s.Speaks, s.Slowed = has.Refused, has.Unusable, has.Speaks, has.Slowed
+		s.Several = has.Several
 		*has = s
 	})
 }
@@ -73,6 +77,19 @@ func (r *Report) SetState(s State) {
 func (r *Report) Speaks(e events.Engine) {
 	r.change(func(has *registry.ShimState) { has.Speaks = strings.ToLower(e.String()) })
 }
+
+// Several says that several engines publish where the shim expects one; empty: one does.
+func (r *Report) Several(what string) {
+	r.change(func(has *registry.ShimState) {
+		if has.Several = ""; what != "" {
+			has.Several = fmt.Sprintf("%s; what to do: %s", what, SeveralAdvice)
+		}
+	})
+}
+
+// SeveralAdvice is what to do about several engines that publish where a shim expects one.
+const SeveralAdvice = "give each engine a shim and a port of its own; or, if their topics are kv@IP:PORT@MODEL, start " +
+	"one worker-shim run --listen without --worker, which makes each topic a worker"
 
 // Unusable says why what the engine announces is passed over; nil: it is not.
 func (r *Report) Unusable(why error, do string) {
@@ -175,6 +192,12 @@ type Examiner struct {
 	// block of the decoder's size, or a new engine.
 	Unusable func(err error, size uint32)
 
+	// Rank is the rank that is shimmed. OtherRank reports that the engine names another one. If skipped is set, its
+	// events are skipped.
+	Rank      events.Rank
+	OtherRank func(rank events.Rank, skipped bool)
+	ranks     ranks
+
 	engine   events.Engine // which was found
 	unusable bool          // Unusable was called with an error last
 }
@@ -182,6 +205,9 @@ type Examiner struct {
 // Begin decodes the first part of a message, and looks at what was found out.
 func (x *Examiner) Begin(payload []byte) (msg events.Message, more bool, err error) {
 	msg, more, err = x.Decoder.Begin(payload)
+	if msg.HasRank {
+		msg.Events, more = x.ofRank(msg, more)
+	}
 	x.look(more)
 	return msg, more, err
 }
@@ -222,4 +248,5 @@ func (x *Examiner) judge() {
 func (x *Examiner) Reset() {
 	x.Decoder.Reset()
 	x.judge()
+	x.ranks = ranks{}
 }

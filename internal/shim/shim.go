@@ -3,7 +3,6 @@ package shim
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -42,6 +41,11 @@ type Log interface {
 	Publish(ctx context.Context, msgs [][]byte) (events.StreamSeq, error)
 }
 
+// Receiver is a source of the messages of a ZeroMQ socket.
+type Receiver interface {
+	Recv(ctx context.Context) (zmtp.Message, error)
+}
+
 // Config is one shim's.
 type Config struct {
 	Engine string // the engine's PUB endpoint, tcp:// or ipc://
@@ -53,7 +57,12 @@ type Config struct {
 	// [Snapshot]. Empty if nowhere.
 	Snapshot string
 
-	// Feed, if not nil, is where the engine's messages come from instead: the five fields above are not used, nor is
+	// Messages, if not nil, is where the engine's messages come from in place of a socket of its own: they are one
+	// engine's part of a socket at which several engines publish. Engine then only names the socket. After Recv's
+	// error, when all that came is in the log, Run returns nil.
+	Messages Receiver
+
+	// Feed, if not nil, is where the engine's messages come from instead: the six fields above are not used, nor is
 	// Decoder for those that were read already. When it is closed and all of it is in the log, Run returns nil.
 	Feed <-chan Frame
 
@@ -121,6 +130,10 @@ type Hooks struct {
 	Disconnected func(endpoint string, err error)
 	Failed       func(endpoint string, err error) // no connection came about
 	Stray        func(frames int)                 // a message on the engine's socket that is none of an engine's
+
+	// Several tells that several engines publish where one is expected, and which is followed; empty: one does again.
+	Several func(what string)
+
 	Undecodable  func(seq events.EngineSeq, err error)
 	ReplayFailed func(from events.EngineSeq, err error)
 	ReplayEnded  func() // well: the replay socket has answered
@@ -136,9 +149,11 @@ type Hooks struct {
 
 // runner is one Run: the machine and what waits around it. Its loop owns the machine.
 type runner struct {
-	cfg     Config
-	machine *Machine
-	sub     *zmtp.Sub
+	cfg      Config
+	machine  *Machine
+	sub      *zmtp.Sub
+	speakers speakers
+	several  string // what Hooks.Several was told
 
 	inbound  chan inbound
 	pace     pace // of inbound
@@ -292,7 +307,11 @@ func Run(ctx context.Context, cfg Config) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	next := r.feed
-	if cfg.Feed == nil {
+	switch {
+	case cfg.Feed != nil:
+	case cfg.Messages != nil:
+		next = r.receiver(cfg.Messages)
+	default:
 		sockets := cfg.sockets()
 		sockets.Hooks = zmtp.Hooks{
 			Failed: func(_ zmtp.Peer, err error) { cfg.Hooks.Failed(cfg.Engine, err) },
@@ -306,7 +325,7 @@ func Run(ctx context.Context, cfg Config) error {
 			return fmt.Errorf("engine endpoint: %w", err)
 		}
 		defer r.sub.Stop()
-		next = r.receive
+		next = r.receiver(r.sub)
 	}
 	published, err := r.recover(ctx)
 	if err != nil || ctx.Err() != nil {
@@ -329,18 +348,6 @@ func Run(ctx context.Context, cfg Config) error {
 		return nil
 	}
 	return err
-}
-
-// sockets are the bounds of the engine's live socket.
-func (cfg *Config) sockets() zmtp.Config {
-	s := cfg.Sockets
-	if s.Heartbeat == 0 {
-		s.Heartbeat, s.HeartbeatTimeout = cfg.SilentAfter/4, cfg.SilentAfter
-	}
-	if s.BackoffMin == 0 && s.BackoffMax == 0 {
-		s.BackoffMin, s.BackoffMax, s.BackoffReachable = cfg.RetryMin, cfg.RetryMax, cfg.RetryReachable
-	}
-	return s
 }
 
 func (r *runner) keep(ctx context.Context) {
@@ -433,12 +440,6 @@ func (r *runner) recover(ctx context.Context) (Published, error) {
 
 // sleep waits for half of d at least, and d at most.
 func sleep(ctx context.Context, d time.Duration) { loop.Wait(ctx, d/2+rand.N(d/2+1)) }
-
-// receive returns the next message of the engine's socket.
-func (r *runner) receive(ctx context.Context) (inbound, bool) {
-	msg, err := r.sub.Recv(ctx)
-	return inbound{Message: msg}, err == nil
-}
 
 // Give hands a frame to a shim by its [Config].Feed. It waits until the shim has received a large frame, so that large
 // frames do not pile up in the channel. It returns when ctx ends.
@@ -610,35 +611,10 @@ func (r *runner) loop(ctx context.Context) error {
 	}
 }
 
-// heard takes one thing from the engine's live socket.
-func (r *runner) heard(msg zmtp.Message) {
-	switch msg.Kind {
-	case zmtp.Opened:
-		r.cfg.Hooks.Connected(r.cfg.Engine)
-		r.watching.presence.opened(time.Now())
-		r.watching.expect(time.Now(), r.cfg.QuietAfter)
-		r.watching.stopKnocking() // it is asked at once
-		r.machine.Connected()
-		r.check.Reset(time.Second)
-		r.heardAt = time.Time{}
-	case zmtp.Closed:
-		r.cfg.Hooks.Disconnected(r.cfg.Engine, msg.Err)
-		r.watching.presence.closed(msg.Err, time.Now())
-	case zmtp.Data:
-		if len(msg.Frames) != 3 || len(msg.Frames[1]) != 8 {
-			r.cfg.Hooks.Stray(len(msg.Frames))
-			return
-		}
-		seq := events.EngineSeq(binary.BigEndian.Uint64(msg.Frames[1]))
-		r.heardAt = time.Now()
-		r.revive(r.heardAt)
-		r.watching.presence.heard(r.heardAt)
-		r.machine.Live(Frame{Seq: seq, Payload: msg.Frames[2]}, millis(r.heardAt))
-	}
-}
-
 // checkIdle asks whether anything was missed if the engine has been silent.
 func (r *runner) checkIdle(now time.Time) {
+	r.speakers.tick(now)
+	r.reportSpeakers()
 	wait := r.cfg.IdleCheck - now.Sub(r.heardAt)
 	if wait <= 0 {
 		r.machine.Verify()

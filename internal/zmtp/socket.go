@@ -128,6 +128,25 @@ func (s *socket) shakeAndServe(nc net.Conn, admitted bool, serve func(*Conn)) er
 	return nil
 }
 
+// keepDialling dials the endpoint, serves the connection, and dials again, until the socket stops. now ends a pause.
+func (s *socket) keepDialling(serve func(*Conn), now chan struct{}) {
+	pause := backoff{min: s.cfg.BackoffMin, max: s.cfg.BackoffMax, now: now}
+	for {
+		nc, err := s.ep.dial(s.ctx, s.cfg.ConnectTimeout, s.cfg.Rule)
+		if err == nil {
+			began := time.Now()
+			if s.shakeAndServe(nc, false, serve) == nil && time.Since(began) >= s.cfg.BackoffMax {
+				pause.reset()
+			}
+		} else if s.ctx.Err() == nil {
+			s.cfg.Hooks.Failed(Peer{Endpoint: s.ep.text}, err)
+		}
+		if !pause.wait(s.ctx, pause.pause(s.cfg.bound(err))) {
+			return
+		}
+	}
+}
+
 // Addr is the endpoint at which a listening socket can be dialled from this host; of a dialling one, what it dials.
 func (s *socket) Addr() string {
 	if s.ln == nil {
@@ -186,8 +205,8 @@ func stopCause(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", ErrStopped, cause)
 }
 
-// Listener is a listening socket of an engine's kind. The product has none: simulators and tests make PUB and ROUTER
-// sockets of it (tools/zmtpserver).
+// Listener is a socket of an engine's kind. The product has none: simulators and tests make PUB and ROUTER sockets of
+// it (tools/zmtpserver).
 type Listener struct{ socket }
 
 // Listen opens a socket of a kind, PUB or ROUTER, at an endpoint, until ctx ends or Stop is called. Each connection is
@@ -201,6 +220,26 @@ func Listen(ctx context.Context, kind, endpoint string, cfg Config, serve func(*
 		l.cfg.Hooks.Connected(c.peer)
 		serve(c)
 	})
+}
+
+// Dial opens a socket of a kind that keeps one connection to an endpoint, until ctx ends or Stop is called. serve is as
+// in [Listen].
+func Dial(ctx context.Context, kind, endpoint string, cfg Config, serve func(*Conn)) (*Listener, error) {
+	l := &Listener{}
+	if err := l.init(ctx, kind, endpoint, cfg); err != nil {
+		return nil, err
+	}
+	if err := l.ep.dialable(); err != nil {
+		l.cancel(err)
+		return nil, err
+	}
+	l.wg.Go(func() {
+		l.keepDialling(func(c *Conn) {
+			l.cfg.Hooks.Connected(c.peer)
+			serve(c)
+		}, nil)
+	})
+	return l, nil
 }
 
 // Done is closed when the socket has been stopped.

@@ -40,9 +40,14 @@ type Message struct {
 type Sub struct {
 	socket
 	topics []string
-	in     *queue[Message]
-	now    chan struct{} // DialNow was called
+	in     *Inbox
+	accept func(*Peer) Handler // of a new connection
+	now    chan struct{}       // DialNow was called
 }
+
+// Handler handles the messages of one connection, in order, from the goroutine that reads the connection. The
+// connection is not read until Handler returns. An error ends the connection. ctx is done when the socket stops.
+type Handler func(ctx context.Context, m Message) error
 
 // maxTopic bounds a topic; it must fit into a command.
 const maxTopic = maxCommand - 32
@@ -59,7 +64,7 @@ func DialSub(ctx context.Context, endpoint string, topics []string, cfg Config) 
 		s.cancel(err)
 		return nil, err
 	}
-	s.wg.Go(func() { s.keepDialling() })
+	s.wg.Go(func() { s.keepDialling(s.serve, s.now) })
 	s.wg.Go(s.closeAtEnd)
 	return s, nil
 }
@@ -71,6 +76,23 @@ func ListenSub(ctx context.Context, endpoint string, topics []string, cfg Config
 	if err != nil {
 		return nil, err
 	}
+	if err := s.listen(s.serve); err != nil {
+		return nil, err
+	}
+	s.wg.Go(s.closeAtEnd)
+	return s, nil
+}
+
+// ListenEach makes a Sub like [ListenSub] whose connections do not share a queue: accept returns the handler of a new
+// connection, which receives Opened, the data, and Closed. A slow handler holds back its own publisher alone. Recv
+// returns nothing before the end.
+func ListenEach(ctx context.Context, endpoint string, topics []string, cfg Config, accept func(*Peer) Handler) (*Sub,
+	error) {
+	s, err := newSub(ctx, endpoint, topics, cfg)
+	if err != nil {
+		return nil, err
+	}
+	s.accept = accept
 	if err := s.listen(s.serve); err != nil {
 		return nil, err
 	}
@@ -91,7 +113,8 @@ func newSub(ctx context.Context, endpoint string, topics []string, cfg Config) (
 	if err := s.init(ctx, "SUB", endpoint, cfg); err != nil {
 		return nil, err
 	}
-	s.in = newQueue[Message](s.cfg.RecvQueue, s.cfg.RecvBytes)
+	s.in = NewInbox(s.cfg.RecvQueue, s.cfg.RecvBytes)
+	s.accept = func(*Peer) Handler { return s.in.Put }
 	return s, nil
 }
 
@@ -99,24 +122,6 @@ func newSub(ctx context.Context, endpoint string, topics []string, cfg Config) (
 func (s *Sub) closeAtEnd() {
 	<-s.ctx.Done()
 	s.in.close(stopCause(s.ctx))
-}
-
-func (s *Sub) keepDialling() {
-	pause := backoff{min: s.cfg.BackoffMin, max: s.cfg.BackoffMax, now: s.now}
-	for {
-		nc, err := s.ep.dial(s.ctx, s.cfg.ConnectTimeout, s.cfg.Rule)
-		if err == nil {
-			began := time.Now()
-			if s.shakeAndServe(nc, false, s.serve) == nil && time.Since(began) >= s.cfg.BackoffMax {
-				pause.reset()
-			}
-		} else if s.ctx.Err() == nil {
-			s.cfg.Hooks.Failed(Peer{Endpoint: s.ep.text}, err)
-		}
-		if !pause.wait(s.ctx, pause.pause(s.cfg.bound(err))) {
-			return
-		}
-	}
 }
 
 // bound is the longest pause after an attempt to connect: err is why no connection was made, or nil if one was.
@@ -137,17 +142,18 @@ func (s *Sub) serve(c *Conn) {
 		c.End(err)
 	}
 	s.cfg.Hooks.Connected(peer)
-	if err := s.in.put(s.ctx, Message{Kind: Opened, Peer: &peer}, 0); err != nil {
+	handle := s.accept(&peer)
+	if err := handle(s.ctx, Message{Kind: Opened, Peer: &peer}); err != nil {
 		c.End(ErrStopped)
 	}
 	cause := c.Run(func(frames [][]byte) error {
-		if err := s.in.receive(s.ctx, Message{Peer: &peer, Frames: frames}, size(frames)); err != nil {
+		if err := handle(s.ctx, Message{Peer: &peer, Frames: frames}); err != nil {
 			return ErrStopped
 		}
 		return nil
 	}, ignoreCommand)
-	// Where the put fails, the socket is at its end and Recv says so.
-	_ = s.in.put(s.ctx, Message{Kind: Closed, Peer: &peer, Err: cause}, 0)
+	// Where it fails, the socket is at its end and Recv says so.
+	_ = handle(s.ctx, Message{Kind: Closed, Peer: &peer, Err: cause})
 }
 
 // subscriptions asks for our topics in the peer's form: a command since 3.1, before that a message of 1 and the topic.
@@ -165,10 +171,28 @@ func (s *Sub) subscriptions(p *Peer) []byte {
 
 // Recv waits for the next message. Its errors are ctx's, or [ErrStopped] after all that was received before the end has
 // been taken.
-func (s *Sub) Recv(ctx context.Context) (Message, error) { return s.in.get(ctx) }
+func (s *Sub) Recv(ctx context.Context) (Message, error) { return s.in.Recv(ctx) }
 
 // Queued is how many messages wait for Recv.
 func (s *Sub) Queued() int { return s.in.length() }
+
+// Inbox is a queue of messages, bounded in messages and bytes. Any goroutine may use it.
+type Inbox struct{ *queue[Message] }
+
+// NewInbox makes an empty inbox. One message always fits into it.
+func NewInbox(maxMessages, maxBytes int) *Inbox {
+	return &Inbox{newQueue[Message](maxMessages, maxBytes)}
+}
+
+// Put appends a message. It waits while there is no room, and after a message as large as the whole inbox until there
+// is room again. The error is ctx's, or [ErrStopped] after Close.
+func (b *Inbox) Put(ctx context.Context, m Message) error { return b.receive(ctx, m, size(m.Frames)) }
+
+// Recv waits for the next message. The error is ctx's, or [ErrStopped] after Close when the inbox is empty.
+func (b *Inbox) Recv(ctx context.Context) (Message, error) { return b.get(ctx) }
+
+// Close lets no more messages in.
+func (b *Inbox) Close() { b.close(ErrStopped) }
 
 // perFrame is what a frame costs beside its bytes, so that empty ones are not free.
 const perFrame = 64

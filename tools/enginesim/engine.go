@@ -23,6 +23,9 @@ type Config struct {
 	Endpoint string
 	Replay   string
 
+	// Dial makes the publisher dial a subscriber that listens at Endpoint.
+	Dial bool
+
 	// NoReplay leaves out the replay socket.
 	NoReplay bool
 
@@ -125,7 +128,11 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 
 // up begins a life. The caller holds mu, or is alone.
 func (e *Engine) up() error {
-	pub, err := zmtpserver.ListenPub(e.ctx, e.cfg.Endpoint, zmtp.Config{SendQueue: e.cfg.HighWater, Heartbeat: -1})
+	open := zmtpserver.ListenPub
+	if e.cfg.Dial {
+		open = zmtpserver.DialPub
+	}
+	pub, err := open(e.ctx, e.cfg.Endpoint, zmtp.Config{SendQueue: e.cfg.HighWater, Heartbeat: -1})
 	if err != nil {
 		return err
 	}

@@ -39,10 +39,20 @@ type subscriber struct {
 
 // ListenPub opens a Pub at endpoint. It lives until ctx ends or Stop is called.
 func ListenPub(ctx context.Context, endpoint string, cfg zmtp.Config) (*Pub, error) {
+	return open(ctx, zmtp.Listen, endpoint, cfg)
+}
+
+// DialPub opens a Pub that keeps one connection to a subscriber which listens at endpoint.
+func DialPub(ctx context.Context, endpoint string, cfg zmtp.Config) (*Pub, error) {
+	return open(ctx, zmtp.Dial, endpoint, cfg)
+}
+
+func open(ctx context.Context, socket func(context.Context, string, string, zmtp.Config, func(*zmtp.Conn)) (
+	*zmtp.Listener, error), endpoint string, cfg zmtp.Config) (*Pub, error) {
 	p := &Pub{subs: make(map[*zmtp.Conn]*subscriber), changed: make(chan struct{})}
 	cfg.MaxMessage = maxMessage
 	var err error
-	p.Listener, err = zmtp.Listen(ctx, "PUB", endpoint, cfg, p.serve)
+	p.Listener, err = socket(ctx, "PUB", endpoint, cfg, p.serve)
 	return p, err
 }
 

@@ -1,0 +1,207 @@
+package integration
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/enginesim"
+	"github.com/kvatlas/kvatlas/tools/zmtpserver"
+)
+
+// central is a shim at which engines dial in.
+type central struct {
+	t     *testing.T
+	x     *harness.Indexer
+	shim  *harness.Process
+	where string // the shim's endpoint
+}
+
+func startCentral(t *testing.T, x *harness.Indexer, args ...string) *central {
+	t.Helper()
+	c := &central{t: t, x: x}
+	c.shim = harness.Start(t, "worker-shim", append([]string{"run", "--nats", x.NATS, "--engine", "tcp://127.0.0.1:0",
+		"--listen"}, args...)...)
+	c.where = c.shim.WaitFor(`engines may dial in.*listen=(\S+)`)[1]
+	return c
+}
+
+// engine starts a simulated engine that dials in, and waits until its subscription is there.
+func (c *central) engine(cfg enginesim.Config) *enginesim.Engine {
+	c.t.Helper()
+	cfg.Endpoint, cfg.Dial, cfg.NoReplay = c.where, true, true
+	e, err := enginesim.Start(context.Background(), cfg)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(e.Crash)
+	c.connected(e)
+	return e
+}
+
+func (c *central) connected(e *enginesim.Engine) {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+	defer cancel()
+	if err := e.WaitSubscribers(ctx, 1); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// dialIn opens a publisher for messages that no simulated engine sends.
+func dialIn(t *testing.T, where string) *zmtpserver.Pub {
+	t.Helper()
+	pub, err := zmtpserver.DialPub(context.Background(), where, zmtp.Config{Heartbeat: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pub.Stop)
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+	defer cancel()
+	if err := pub.WaitSubscribers(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	return pub
+}
+
+func number(seq uint64) []byte { return binary.BigEndian.AppendUint64(nil, seq) }
+
+// depths returns what each rank of a model holds of a prompt, by its key.
+func (c *central) depths(model string, prompt []uint32) (map[string]int, error) {
+	var a api.Answer
+	if err := harness.HTTPDo(c.x.HTTP, "POST", "/v1/find", api.Query{Model: model, Tokens: prompt}, &a); err != nil {
+		if strings.Contains(err.Error(), "unknown_model") {
+			return nil, nil
+		}
+		return nil, err
+	}
+	got := map[string]int{}
+	for _, o := range a.Workers {
+		if o.Device > 0 {
+			got[events.RankKey{Instance: o.Instance, Rank: o.Rank}.String()] = int(o.Device)
+		}
+	}
+	return got, nil
+}
+
+// simulatedFleet is engines by their rank's key, with the model that each serves.
+type simulatedFleet map[string]struct {
+	model  string
+	engine *enginesim.Engine
+}
+
+// agrees waits until every answer is what the engines hold.
+func (c *central) agrees(when string, fleet simulatedFleet, models []string, prompts [][]uint32) {
+	c.t.Helper()
+	for _, model := range models {
+		for i, prompt := range prompts {
+			want := map[string]int{}
+			for key, f := range fleet {
+				if n := f.engine.Hit(prompt); n > 0 && f.model == model {
+					want[key] = n
+				}
+			}
+			harness.Eventually(c.t, fmt.Sprintf("%s: prompt %d of %s is answered exactly", when, i, model),
+				func() (bool, string) {
+					got, err := c.depths(model, prompt)
+					return err == nil && fmt.Sprint(got) == fmt.Sprint(want),
+						fmt.Sprintf("%v, %v\nwant %v\n%s", got, err, want, c.shim.Said())
+				})
+		}
+	}
+}
+
+// TestFiftyEnginesAtOneShim has 50 engines of two models, two of them with two ranks, dial one shim. Engines evict,
+// restart, end and come back, while a stranger sends topics that name nobody. Every answer is what the engines hold.
+func TestFiftyEnginesAtOneShim(t *testing.T) {
+	t.Parallel()
+	x := harness.StartIndexer(t, t.TempDir(), "")
+	c := startCentral(t, x, "--block-size", "16")
+	rng := rand.New(rand.NewPCG(50, 1))
+	models := []string{"org/m@1", "n"}
+	fleet := simulatedFleet{}
+	var keys []string
+	for i := range 50 {
+		pod, rank := fmt.Sprintf("10.0.0.%d:8000", i), events.Rank(0)
+		switch {
+		case i < 10: // without a port
+			pod = fmt.Sprintf("10.0.0.%d", i)
+		case i < 12:
+			pod = fmt.Sprintf("[fd00::%x]:8000", i)
+		case i >= 48: // second ranks of the two before
+			pod, rank = fmt.Sprintf("10.0.0.%d:8000", i-2), 1
+		}
+		model := models[i%2]
+		key := events.RankKey{Instance: events.WorkerID(pod), Rank: rank}.String()
+		one := fleet[key]
+		one.model = model
+		one.engine = c.engine(enginesim.Config{Topic: "kv@" + pod + "@" + model, Capacity: 24, Rank: rank,
+			Release: enginesim.Release(i % 3), Seed: uint64(i), SeedPerLife: true})
+		fleet[key] = one
+		keys = append(keys, key)
+	}
+	var prompts [][]uint32
+	for i := range 8 {
+		shared := harness.Tokens(1, 2*16)
+		prompts = append(prompts, append(shared, harness.Tokens(1000*(i+1), (2+i)*16)...))
+	}
+	stranger := dialIn(t, c.where)
+	var seq uint64
+	serve := func(keys []string, rounds int) {
+		t.Helper()
+		for round := range rounds {
+			for _, key := range keys {
+				if round == 0 || rng.IntN(3) > 0 {
+					harness.ServePrompt(t, fleet[key].engine, prompts[rng.IntN(len(prompts))])
+				}
+				topic := []string{"kv@\xff@m", "kv@@n", "", "kv-events", "kv@" + strings.Repeat("w", 300) + "@n",
+					"kv@a\nb@n", "KV@w@n", "kv@w"}[rng.IntN(8)]
+				_ = stranger.Send([]byte(topic), number(seq), []byte{0xc1})
+				seq++
+			}
+		}
+	}
+	serve(keys, 6)
+	c.agrees("at first", fleet, models, prompts)
+
+	for _, key := range keys[:10] { // they restart at once
+		if err := fleet[key].engine.Restart(); err != nil {
+			t.Fatal(err)
+		}
+		c.connected(fleet[key].engine)
+	}
+	for _, key := range keys[10:20] {
+		fleet[key].engine.Crash()
+	}
+	c.agrees("with ten gone, and ten restarted that hold nothing", fleet, models, prompts)
+	serve(append(append([]string{}, keys[:10]...), keys[20:]...), 3)
+	c.agrees("with ten gone", fleet, models, prompts)
+	harness.Eventually(t, "those that are gone have no lease", func() (bool, string) {
+		list := harness.IndexerJSON[api.WorkerList](t, x.NATS, "workers").Workers
+		n := 0
+		for _, w := range list {
+			if w.Lease != nil && w.Lease.State == "held" {
+				n++
+			}
+		}
+		return n == 40, fmt.Sprintf("%d leases: %+v", n, list)
+	})
+	for _, key := range keys[10:15] {
+		if err := fleet[key].engine.Restart(); err != nil {
+			t.Fatal(err)
+		}
+		c.connected(fleet[key].engine)
+	}
+	serve(append(append([]string{}, keys[:15]...), keys[20:]...), 2)
+	c.agrees("with five back", fleet, models, prompts)
+	if said := c.shim.Said(); !strings.Contains(said, "messages whose topic names no engine are skipped") {
+		t.Errorf("nothing is said of topics that name nobody:\n%s", said)
+	}
+}
