@@ -12,8 +12,8 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// incarnations returns how many new incarnations a shim has reported.
-func incarnations(p *harness.Process) int {
+// newLives returns how many new incarnations a shim has reported.
+func newLives(p *harness.Process) int {
 	return strings.Count(p.Said(), "a new incarnation of the engine begins")
 }
 
@@ -44,7 +44,6 @@ func TestSeveralEnginesAtOneWorker(t *testing.T) {
 				}
 			}
 			shim.WaitFor("several engines publish to this shim; one is followed")
-			before := incarnations(shim)
 			for range 30 {
 				for i, e := range engines {
 					harness.ServePrompt(t, e, prompts[i])
@@ -60,8 +59,8 @@ func TestSeveralEnginesAtOneWorker(t *testing.T) {
 				followed = engines[0]
 			}
 			c.answers("with three", followed, prompts)
-			if now := incarnations(shim); now != before {
-				t.Errorf("%d incarnations after %d\n%s", now, before, shim.Said())
+			if n := newLives(shim); n > len(engines) { // at most one for each engine that is followed
+				t.Errorf("%d incarnations\n%s", n, shim.Said())
 			}
 			harness.Eventually(t, "status and doctor report it", func() (bool, string) {
 				status := strings.Join(harness.Status(t, x.NATS).Problems, "\n")
@@ -131,7 +130,7 @@ func TestSeveralRanksAtOneSocket(t *testing.T) {
 	x.WaitDepth(t, "m", harness.Tokens(900, 16), "w", 1)
 	x.WaitDepth(t, "m", prompt, "w", 2)
 	shim.WaitFor("several data-parallel ranks publish through one socket")
-	if n := incarnations(shim); n != 1 {
+	if n := newLives(shim); n != 1 {
 		t.Errorf("%d incarnations", n)
 	}
 }
@@ -159,7 +158,7 @@ func TestSeveralEnginesBehindAForwarder(t *testing.T) {
 	for _, prompt := range prompts {
 		x.WaitDepth(t, "m", prompt, "w", 0)
 	}
-	if n := incarnations(shim); n > 6 {
+	if n := newLives(shim); n > 6 {
 		t.Errorf("%d incarnations\n%s", n, shim.Said())
 	}
 	if w := harness.WaitLease(t, x, "w", true); w.Engine != api.EngineConnected {

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -13,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/tools/enginesim"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 	"github.com/kvatlas/kvatlas/tools/zmtpserver"
 )
 
@@ -92,7 +95,9 @@ func (c *central) depths(model string, prompt []uint32) (map[string]int, error) 
 }
 
 // simulatedFleet is engines by their rank's key, with the model that each serves.
-type simulatedFleet map[string]struct {
+type simulatedFleet map[string]modelEngine
+
+type modelEngine struct {
 	model  string
 	engine *enginesim.Engine
 }
@@ -203,5 +208,50 @@ func TestFiftyEnginesAtOneShim(t *testing.T) {
 	c.agrees("with five back", fleet, models, prompts)
 	if said := c.shim.Said(); !strings.Contains(said, "messages whose topic names no engine are skipped") {
 		t.Errorf("nothing is said of topics that name nobody:\n%s", said)
+	}
+}
+
+// TestKeysOfManyEngines serves three engines with NATS keys that permit less: a pool of one model, and one worker's
+// key. What the key permits is served, and what it does not is reported and harms nothing else.
+func TestKeysOfManyEngines(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	keys := filepath.Join(dir, "keys")
+	example := harness.Run(t, "indexer", "auth", "example", "--shim", "w1", "--pool", "fan", "--model", "m", "--keys", keys)
+	if example.Code != 0 {
+		t.Fatal(example.Stderr)
+	}
+	addr, config := loopback.Reserve(t), filepath.Join(dir, "nats.conf")
+	text := fmt.Sprintf("listen: %q\njetstream { store_dir: %q, max_file_store: 64GB }\n%s", addr,
+		filepath.Join(dir, "data"), example.Stdout)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	harness.Start(t, "nats-server", "-c", config).WaitFor(`Server is ready`)
+	as := func(user string) []string {
+		return []string{"--nats-nkey", filepath.Join(keys, "default-"+user+".nk"), "--nats-inbox-prefix", "_INBOX_" + user}
+	}
+	node := harness.Start(t, "indexer", append(as("node"), "serve", "--nats", addr, "--http-listen", "127.0.0.1:0")...)
+	x := &harness.Indexer{Process: node, NATS: addr, HTTP: node.WaitFor(`HTTP is served" listen=(\S+)`)[1]}
+	node.WaitFor(`msg=ready`)
+	prompt := harness.Tokens(1, 3*16)
+	for _, user := range []string{"shim-w1", "pool-fan"} {
+		c := startCentral(t, x, append(as(user), "--block-size", "16")...)
+		fleet := simulatedFleet{}
+		var engines []*enginesim.Engine
+		for i, topic := range []string{"kv@w1@m", "kv@w2@m", "kv@w3@other"} {
+			e := c.engine(enginesim.Config{Topic: topic, Seed: uint64(i)})
+			engines = append(engines, e)
+			harness.ServePrompt(t, e, prompt)
+			if topic == "kv@w1@m" || topic == "kv@w2@m" && user == "pool-fan" {
+				fleet[strings.Split(topic, "@")[1]+"/0"] = modelEngine{"m", e}
+			}
+		}
+		c.agrees(user, fleet, []string{"m", "other"}, [][]uint32{prompt})
+		c.shim.WaitFor("worker=w3.*indexer auth example --pool NAME --model other")
+		c.shim.Stop()
+		for _, e := range engines {
+			e.Crash()
+		}
 	}
 }

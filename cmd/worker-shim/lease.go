@@ -60,14 +60,22 @@ func (r *running) register(ns *jetstream.Namespace, key events.RankKey, server *
 				what = "the NATS server does not permit the claim of a further name of the model; indexers that require " +
 					"claims do not know the name"
 			}
-			log.Warn(what, "model", name, "error", err, "what_to_do", "grant it to this user: indexer auth example --shim "+
-				escape.Shell(r.instance)+" --model "+escape.Shell(name))
+			log.Warn(what, "model", name, "error", err, "what_to_do", "grant it to this user: indexer auth example "+
+				r.keyFlags()+" --model "+escape.Shell(name))
 		},
 		Failed: func(err error) {
 			trouble.warn(log, "the lease cannot be renewed", "error", err, "what_to_do",
 				"see that NATS answers and has room; until it is renewed nothing is lost, unless it expires")
 		},
 	}, server)
+}
+
+// keyFlags is the flag that makes a NATS key for this shim.
+func (r *running) keyFlags() string {
+	if r.messages != nil {
+		return "--pool NAME"
+	}
+	return "--shim " + escape.Shell(r.instance)
 }
 
 // reconnects tells the ranks of a process that its connection to NATS is back.

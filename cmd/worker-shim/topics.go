@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/escape"
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
@@ -366,6 +367,9 @@ func streamAdvice(err error, model string) string {
 		return wrongBlockSize(0, model)
 	case errors.Is(err, shim.ErrFenced):
 		return "stop the other shim of this worker, or give the engine another topic"
+	case errors.Is(err, jetstream.ErrDenied):
+		return "permit this shim's NATS user every worker and model: indexer auth example --pool NAME --model " +
+			escape.Shell(model)
 	}
 	return "see the error"
 }

@@ -35,7 +35,8 @@ type watcher struct {
 
 	connected, replays atomic.Bool // the event endpoint was connected before; the replay endpoint has answered before
 
-	failed, stray, undecodable, skips, replayFailed, snapshotFailed, logTrouble, unreadable, otherRank limiter
+	failed, stray, undecodable, skips, replayFailed, snapshotFailed, logTrouble, unreadable, otherRank,
+	credited limiter
 }
 
 // examiner returns the decoder, with what it says of the engine logged and reported.
@@ -61,11 +62,12 @@ func (w *watcher) examiner(decoder *events.Decoder) *shim.Examiner {
 		},
 		Rank: events.Rank(w.cfg.rank),
 		OtherRank: func(rank events.Rank, skipped bool) {
-			what := "the engine names another data-parallel rank; its blocks are credited to this one"
+			l, what := &w.credited, "the engine names another data-parallel rank; its blocks are credited to this one"
 			if skipped {
-				what = "several data-parallel ranks publish through one socket; the events of the others are skipped"
+				l, what = &w.otherRank,
+					"several data-parallel ranks publish through one socket; the events of the others are skipped"
 			}
-			w.otherRank.do(func(times uint64) {
+			l.do(func(times uint64) {
 				w.log.Error(what, "engine_rank", rank, "times", times, "what_to_do",
 					"give this shim the rank with --rank, or the endpoint of its own rank with --engine")
 			})
@@ -145,7 +147,7 @@ func (w *watcher) logCrowded(err error) {
 
 func (w *watcher) hooks() shim.Hooks {
 	for _, l := range []*limiter{&w.failed, &w.stray, &w.undecodable, &w.skips, &w.replayFailed, &w.snapshotFailed,
-		&w.logTrouble, &w.unreadable, &w.otherRank} {
+		&w.logTrouble, &w.unreadable, &w.otherRank, &w.credited} {
 		l.every = w.cfg.logWindow
 	}
 	log := w.log

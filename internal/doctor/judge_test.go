@@ -45,7 +45,8 @@ func fine() *Facts {
 		Replicas: []api.PartitionReplicas{{Equal: true, Replicas: []api.ReplicaSum{{Node: "a", Seq: 1, Checksum: "x"},
 			{Node: "b", Seq: 1, Checksum: "x"}}}},
 		Workers: &api.WorkerList{Complete: true, Workers: []api.WorkerInfo{rank("w1"), rank("w2")}},
-		Shims:   []control.Shim{{Instance: "w1", Replay: true, Heard: &control.Heard{}}, {Instance: "w2", Replay: true}},
+		Shims: []control.Shim{{Instance: "w1", Replay: true, Endpoint: "tcp://h:1", Heard: &control.Heard{}},
+			{Instance: "w2", Replay: true}},
 		Engines: []EngineFacts{{Worker: "w1", URL: "http://w1:8000", Model: "m", BlockSize: 16, Ranks: 1,
 			Said: enginehttp.Engine{Model: "m", BlockSize: 16, Ranks: []enginehttp.Rank{{Replay: "tcp://w1:5657"}}}}},
 		Tokenizers: []TokenizerFacts{{"m", ""}},
@@ -193,6 +194,9 @@ func TestEachFaultIsFound(t *testing.T) {
 		}},
 		{"shims", Error, "passed over", "docs/engines", func(f *Facts) {
 			f.Shims[0].Heard.Skipped = map[string]uint64{"bad_token": 7}
+		}},
+		{"shims", Error, "several engines publish", "mend it", func(f *Facts) {
+			f.Records = []registry.Record{{Instance: "w1", Shim: &registry.ShimState{Several: "two; what to do: mend it"}}}
 		}},
 		{"shims", Error, "is passed over", "mend it", func(f *Facts) {
 			f.Records = []registry.Record{{Instance: "w1", Shim: &registry.ShimState{Unusable: "odd; what to do: mend it"}}}
