@@ -217,7 +217,8 @@ func TestKeysOfManyEngines(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	keys := filepath.Join(dir, "keys")
-	example := harness.Run(t, "indexer", "auth", "example", "--shim", "w1", "--pool", "fan", "--model", "m", "--keys", keys)
+	example := harness.Run(t, "indexer", "auth", "example", "--shim", "w1", "--pool", "fan", "--model", "m",
+		"--keys", keys)
 	if example.Code != 0 {
 		t.Fatal(example.Stderr)
 	}

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"encoding/json"
 	"testing"
 	"time"
 
@@ -20,5 +21,28 @@ func TestAnAttemptThatWasStored(t *testing.T) {
 	if latest := must(s.bucket.Latest(s.ctx, l.name)).Revision; next <= stored || latest != next || expired {
 		t.Errorf("%d was stored unknown to the shim; it renewed as %d (expired: %v), and %d is there", stored, next,
 			expired, latest)
+	}
+}
+
+// TestLeaseIsEnded: a shim ends its own lease at once, and no other's.
+func TestLeaseIsEnded(t *testing.T) {
+	s := newSite(t)
+	l := must(NewLease(s.ns, record("w", time.Hour), LeaseHooks{}))
+	s.must(l.End(s.ctx)) // there is none
+	_, _, err := l.renew(s.ctx, 0)
+	s.must(err)
+	state := func() State {
+		var r Record
+		s.must(json.Unmarshal(must(s.bucket.Latest(s.ctx, l.name)).Value, &r))
+		return r.State
+	}
+	other := must(NewLease(s.ns, record("w", time.Hour), LeaseHooks{}))
+	s.must(other.End(s.ctx))
+	if now := state(); now != Held {
+		t.Errorf("another shim's End: %s", now)
+	}
+	s.must(l.End(s.ctx))
+	if now := state(); now != Expired {
+		t.Errorf("its own End: %s", now)
 	}
 }

@@ -4,7 +4,8 @@
 // It is a small implementation of ZMTP 3.1 (https://rfc.zeromq.org/spec/37/) with the NULL mechanism, and of as much of
 // 3.0 as old peers need. There are two kinds of sockets:
 //
-//   - [Sub] hears publishers. [DialSub] keeps one connection to one publisher; [ListenSub] lets publishers dial in.
+//   - [Sub] hears publishers. [DialSub] keeps one connection to one publisher; [ListenSub] lets publishers dial in, and
+//     [ListenEach] gives each of them a handler of its own.
 //   - [Dealer] asks a router and hears its replies: [DialDealer].
 //
 // The engine's side of the two, PUB and ROUTER, is in tools/zmtpserver, for simulated engines and tests: [Listen].

@@ -55,6 +55,51 @@ func TestListenSub(t *testing.T) {
 	}
 }
 
+// A handler that waits holds back its own publisher alone, and is done when the socket stops.
+func TestListenEach(t *testing.T) {
+	got := make(chan Message)
+	s, err := ListenEach(context.Background(), "tcp://127.0.0.1:0", []string{""}, Patient(Config{}), func(p *Peer) Handler {
+		return func(ctx context.Context, m Message) error {
+			if p.Conn == 1 && m.Kind == Data {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			select {
+			case got <- m:
+			case <-ctx.Done():
+			}
+			return ctx.Err()
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Stop)
+	next := func(conn uint64, kind Kind) {
+		t.Helper()
+		select {
+		case m := <-got:
+			if m.Peer.Conn != conn || m.Kind != kind {
+				t.Fatalf("%v of connection %d, want %v of %d", m.Kind, m.Peer.Conn, kind, conn)
+			}
+		case <-Within(t).Done():
+			t.Fatalf("no %v of connection %d", kind, conn)
+		}
+	}
+	slow := DialRaw(t, s.Addr(), 1, "PUB")
+	next(1, Opened)
+	slow.Write(Encode([][]byte{{1}}))
+	slow.Write(Encode([][]byte{{2}}))
+	other := DialRaw(t, s.Addr(), 1, "PUB")
+	next(2, Opened)
+	for range 100 {
+		other.Write(Encode([][]byte{{1}}))
+		next(2, Data)
+	}
+	other.NC.Close()
+	next(2, Closed)
+}
+
 func TestBadEndpointsAndConfigs(t *testing.T) {
 	for endpoint, want := range map[string]string{
 		"127.0.0.1:5557":     "has no transport",
