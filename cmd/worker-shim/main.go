@@ -109,11 +109,15 @@ With --engine-http alone all of that is asked of the engine: SGLang says it, and
 counts more. The worker is called HOST:PORT then, with this host's name in place of a loopback address. If the engine
 comes back with other settings they are taken.
 
+With --listen and without --worker any number of engines dial this shim. The topic of an engine's messages,
+kv@IP:PORT@MODEL, kv@IP@MODEL or kv@POD@MODEL, names its worker and model.
+
 With --source mooncake it is no engine's shim but a shared store's: it passes on what a Mooncake master says of its
 objects, for indexers to know without asking. It needs --engine and --master alone.`,
 		Example: `  worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5657 --worker w1 ` +
 			`--model llama --block-size 16
   worker-shim run --engine-http http://127.0.0.1:8000
+  worker-shim run --listen --engine tcp://0.0.0.0:5557 --block-size 16
   worker-shim run --source mooncake --engine tcp://mooncake:5557 --master mooncake:9003`,
 		Args: cobra.NoArgs,
 	}
