@@ -98,7 +98,7 @@ forget theirs).`,
 		"KV memory of the fleet by the workload's working set (default: --capacity)")
 	f.StringSliceVar(&fl.disturb, "disturb", nil, "what happens half-way: router, engine, cache")
 	f.Uint64Var(&fl.seed, "seed", 1, "seed of arrivals and of random choices")
-	f.IntVar(&fl.blockSize, "block-size", 64, "tokens in a block; divides 512")
+	f.IntVar(&fl.blockSize, "block-size", 0, "tokens in a block; divides 512 (default 64, with --engine vllm-h200 16)")
 	f.IntVar(&fl.capacity, "capacity", 0, "tokens of KV memory of one engine; 0: the workload's, or 307,328")
 	f.IntVar(&fl.host, "host", 0, "tokens that one engine's host memory holds of what leaves its device")
 	f.IntVar(&fl.store, "store", 0, "tokens that a store shared by all engines holds")
@@ -226,6 +226,11 @@ func (fl *flags) options(scaled bool) (o Options, err error) {
 	}
 	if fl.ratios != nil && fl.capacity > 0 {
 		fail("--ratio and --capacity are two ways to say the same")
+	}
+	if fl.blockSize == 0 {
+		if fl.blockSize = 64; fl.engine == "vllm-h200" {
+			fl.blockSize = VLLMOnH200().BlockSize
+		}
 	}
 	if err := trace.CheckBlockSize(fl.blockSize); err != nil {
 		fail("--block-size: %w", err)
