@@ -202,7 +202,7 @@ func (t *Table) tell(r *record, age time.Duration, isNew, ended bool) {
 		return
 	}
 	t.watch(&Request{Key: r.key, ID: r.id, Rank: r.rank, Hashes: r.hashes, Private: int(r.private),
-		Outputs: int(r.outputs()),
+		Outputs:     int(r.outputs()),
 		PrefillDone: r.done, Age: age, New: isNew, Ended: ended || r.gone})
 }
 

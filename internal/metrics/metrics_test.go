@@ -125,9 +125,9 @@ func TestSelections(t *testing.T) {
 	handler, queries := New(of(api.Status{Load: &api.LoadStatus{Healed: 7, Models: []api.ModelDigest{
 		{Model: "m", Requests: 3, Conflicts: 4, Expired: 5, Rivals: 6, Booked: 30, Freed: 31, Full: 32, Gone: 33},
 		{Model: "m", Group: "g", Requests: 2}}},
-		Waiting:       []api.WaitingStatus{{Model: "m", Requests: 8, Tokens: 9}},
-		Sessions:      &api.SessionStatus{Sessions: 10, Made: 11, Kept: 12, Moved: 13, Refused: 14, Full: 15, Expired: 16},
-		EngineReports: &api.ReportCounts{Taken: 17, Late: 18, Refused: 19, Malformed: 20},
+		Waiting:        []api.WaitingStatus{{Model: "m", Requests: 8, Tokens: 9}},
+		Sessions:       &api.SessionStatus{Sessions: 10, Made: 11, Kept: 12, Moved: 13, Refused: 14, Full: 15, Expired: 16},
+		EngineReports:  &api.ReportCounts{Taken: 17, Late: 18, Refused: 19, Malformed: 20},
 		RouterRequests: &api.RouterRequestCounts{Requests: 41, Added: 42, Own: 43}}))
 	queries.Selected("dynamo", api.OutcomeOK)
 	queries.Selected("dynamo", api.OutcomeOK)
