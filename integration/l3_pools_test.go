@@ -37,7 +37,8 @@ func startStoreOf(t *testing.T) *storeOf {
 	if s.host, s.port, err = net.SplitHostPort(master.Addr()); err != nil {
 		t.Fatal(err)
 	}
-	s.Indexer = harness.StartIndexer(t, t.TempDir(), "", "--l3-master", s.host+":50051", "--l3-master-metrics-port", s.port)
+	s.Indexer = harness.StartIndexer(t, t.TempDir(), "", "--l3-master", s.host+":50051", "--l3-master-metrics-port",
+		s.port)
 	return s
 }
 
@@ -73,8 +74,8 @@ const dynamoPublishes = `{"backend":"mooncake","page_size":16,"tp_size":2,"pp_si
 	"tp_lcm_size":null,"should_split_heads":false,"extra_backend_tag":null,"key_prefix":"org-m","kv_events_endpoint":null,
 	"tenant_id":"default"MORE}`
 
-// TestStoreAsDynamoPublishes: what workers of Dynamo 1.6.1 and 1.7 publish is taken as it is. Objects are found under its
-// key_prefix, at the master of a flag. Unknown fields cost one warning, and a tenant that cannot be asked is named.
+// TestStoreAsDynamoPublishes: what workers of Dynamo 1.6.1 and 1.7 publish is taken as it is. Objects are found under
+// its key_prefix, at the master of a flag. Unknown fields cost one warning, and a tenant that cannot be asked is named.
 func TestStoreAsDynamoPublishes(t *testing.T) {
 	t.Parallel()
 	s := startStoreOf(t)
@@ -116,7 +117,8 @@ func TestStoreAsDynamoPublishes(t *testing.T) {
 	s.master.Put("org-m_" + pages[9].String() + "__indexer")
 	s.until("dsa", prompt, "all objects of all pages are there", loads(20, ""))
 
-	if status, text := s.register("tenant", "other", strings.Replace(config(""), `"default"`, `"team"`, 1)); status != 201 {
+	team := strings.Replace(config(""), `"default"`, `"team"`, 1)
+	if status, text := s.register("tenant", "other", team); status != 201 {
 		t.Fatalf("register: %d %s", status, text)
 	}
 	s.until("other", prompt, "another tenant", func(a *api.Answer) bool {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/kvatlas/kvatlas/internal/strictjson"
 )
 
 // NameAdapters is the remedy for an engine whose events do not name adapters.
@@ -35,10 +37,10 @@ func (info *serverInfo) servesAdapters() bool {
 		return false
 	case text[0] == '[':
 		var list []json.RawMessage
-		return json.Unmarshal(text, &list) == nil && len(list) > 0
+		return strictjson.Unmarshal(text, &list) == nil && len(list) > 0
 	case text[0] == '{':
 		var named map[string]json.RawMessage
-		return json.Unmarshal(text, &named) == nil && len(named) > 0
+		return strictjson.Unmarshal(text, &named) == nil && len(named) > 0
 	}
 	return false
 }

@@ -171,8 +171,8 @@ func (s *WorkerSpec) Check() error {
 	return nil
 }
 
-// SetNames sets the further names of the model and the LoRA adapters, in order and each once. It leaves out names that no
-// worker can have, and those beyond the limits, and returns how many. Empty lists say nothing.
+// SetNames sets the further names of the model and the LoRA adapters, in order and each once. It leaves out names that
+// no worker can have, and those beyond the limits, and returns how many. Empty lists say nothing.
 func (s *WorkerSpec) SetNames(names, adapters []string) (left int) {
 	for _, l := range []struct {
 		from []string

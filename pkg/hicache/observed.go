@@ -9,8 +9,8 @@ import (
 // Observed collects the KV-cache groups of vLLM from its events, for a configuration that leaves them open. It is for
 // one goroutine.
 //
-// Events say the kind and the window of each group whose blocks have the index's size, and [events.DecoderConfig] that a
-// group drops its last block for a draft model. They do not say that a group has blocks of another size, or how many
+// Events say the kind and the window of each group whose blocks have the index's size, and [events.DecoderConfig] that
+// a group drops its last block for a draft model. They do not say that a group has blocks of another size, or how many
 // groups there are: those that were announced so far count, so that a prefix can be too long until each group has
 // announced a block.
 type Observed struct {

@@ -163,7 +163,8 @@ func TestNamedCorpora(t *testing.T) {
 				counted, unknown)
 		}
 	}
-	if want := []string{"conv64", "conv256", "every256", "holes64", "onlyholes64", "private64", "spread64"}; !slices.Equal(names, want) {
+	want := []string{"conv64", "conv256", "every256", "holes64", "onlyholes64", "private64", "spread64"}
+	if !slices.Equal(names, want) {
 		t.Errorf("%q, want %q", names, want)
 	}
 	if d, known := Expected(Header{}); known {
@@ -435,7 +436,8 @@ func TestEnginesAgreeWithLists(t *testing.T) {
 	}
 }
 
-// TestHolesAlone: evicting tails first leaves neither holes nor second copies, Holes leaves holes alone, and Random both.
+// TestHolesAlone: evicting tails first leaves neither holes nor second copies, Holes leaves holes alone, and Random
+// both.
 func TestHolesAlone(t *testing.T) {
 	for evict, want := range map[Evict][2]bool{LRU: {false, false}, Holes: {true, false},
 		Random: {true, true}} {

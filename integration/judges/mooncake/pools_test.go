@@ -49,8 +49,8 @@ type poolAnswer struct {
 	Pages    int                 `json:"pages"`
 }
 
-// kinds are models by their pools: without a layout (MHA, MLA), with the layout that SGLang serves, and with one written
-// by hand, as SGLang serves none where keys have ranks.
+// kinds are models by their pools: without a layout (MHA, MLA), with the layout that SGLang serves, and with one
+// written by hand, as SGLang serves none where keys have ranks.
 var kinds = []struct {
 	name    string
 	mla     bool
@@ -70,8 +70,8 @@ var kinds = []struct {
 	{"mha with states", false, false, []string{"kv", "~mamba"}, 2},
 }
 
-// TestPoolsEqualSGLang: for models of every kind of pools, whatever of a prompt's objects a real master has, and wherever
-// a worker's own pages end, it is credited with what SGLang's own storage class would load.
+// TestPoolsEqualSGLang: for models of every kind of pools, whatever of a prompt's objects a real master has, and
+// wherever a worker's own pages end, it is credited with what SGLang's own storage class would load.
 func TestPoolsEqualSGLang(t *testing.T) {
 	t.Parallel()
 	m := pyenv.StartMooncake(t)
