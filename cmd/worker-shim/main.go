@@ -488,7 +488,8 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 	if err == nil && ctx.Err() == nil { // the engine is gone, and nobody waits for it
 		log.Info("the engine is gone; its lease is ended")
 		if err := watch.report.End(ctx); err != nil {
-			log.Warn("the lease cannot be ended; it expires by itself", "error", err)
+			log.Warn("the lease cannot be ended; it expires by itself", "error", err, "what_to_do",
+				"see whether NATS runs; until then indexers name this worker")
 		}
 	}
 	return err
