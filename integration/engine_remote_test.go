@@ -53,9 +53,10 @@ func TestRanksOnOtherHosts(t *testing.T) {
 	second := harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", there.Endpoint(), "--replay",
 		there.Replay(), "--worker", "w", "--rank", "1", "--model", "llama", "--block-size", "16", "--lease", "3s")
 	second.WaitFor("registered")
-	harness.ServePrompt(t, there, harness.Tokens(1, 2*16))
+	harness.ServePrompt(t, there, harness.Tokens(1000, 2*16))
 	states(api.EngineConnected, api.EngineConnected)
 	x.WaitDepth(t, "llama", harness.Tokens(1, 4*16), "w", 4)
+	x.WaitDepth(t, "llama", harness.Tokens(1000, 2*16), "w", 2)
 	second.Kill()
 	states(api.EngineConnected, api.EngineRemote)
 }

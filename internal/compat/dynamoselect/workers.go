@@ -281,15 +281,13 @@ func (s *selectService) settle(ctx context.Context, w *worker) error {
 			return err
 		}
 	}
-	now := s.Registry.Known()
-	for at, model := range before {
-		if at.Instance == instance && now[at] != model {
+	for at, model := range before { // by what is wanted: the registry may not have heard of it yet
+		stays := len(w.Reasons) == 0 && wanted[at.Rank].Model == model
+		if at.Instance == instance && !stays {
 			s.Loads.RemoveRank(at)
 		}
 	}
-	if len(w.Reasons) == 0 {
-		s.await(ctx, w)
-	}
+	s.await(ctx, w)
 	s.judge(w, s.ranksOf(instance))
 	return nil
 }
@@ -396,22 +394,16 @@ func (s *selectService) follow(ctx context.Context, instance events.WorkerID, wa
 	return nil
 }
 
-// patience is how long a registration waits until its worker can be chosen. Then it is answered as it stands.
+// patience is how long a change waits until the registry reflects it. Then it is answered as the worker stands.
 const patience = 5 * time.Second
 
-// await waits until all ranks of a worker can be chosen.
+// await waits until all ranks of a worker can be chosen, or none if it lacks something.
 func (s *selectService) await(ctx context.Context, w *worker) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for {
 		changed := s.Registry.Changed()
-		ready := 0
-		for _, r := range s.ranksOf(events.WorkerID(w.ID)) {
-			if schedulable(r.PoolRank) && r.Model == w.key().name() {
-				ready++
-			}
-		}
-		if ready == len(w.ranks()) {
+		if s.reflects(w) {
 			return
 		}
 		select {
@@ -420,6 +412,25 @@ func (s *selectService) await(ctx context.Context, w *worker) {
 			return
 		}
 	}
+}
+
+// reflects reports whether the registry has a worker as it is now.
+func (s *selectService) reflects(w *worker) bool {
+	if len(w.Reasons) > 0 {
+		for at := range s.Registry.Complete() {
+			if at.Instance == events.WorkerID(w.ID) {
+				return false
+			}
+		}
+		return true
+	}
+	ready := 0
+	for _, r := range s.ranksOf(events.WorkerID(w.ID)) {
+		if schedulable(r.PoolRank) && r.Model == w.key().name() {
+			ready++
+		}
+	}
+	return ready == len(w.ranks())
 }
 
 // ranksOf lists a worker's ranks.
