@@ -30,6 +30,7 @@ var zmtpSites = map[string]string{
 	"internal/shim/watch.go":       "the same",
 	"cmd/worker-shim/dynamozmq.go": "the rule of --dial-allow",
 	"cmd/worker-shim/learn.go":     "the engine that --engine-http names",
+	"cmd/worker-shim/remote.go":    "the same",
 	"cmd/worker-shim/mooncake.go":  "the master that --engine names",
 }
 

@@ -107,7 +107,7 @@ func TestDoctorFindsFaults(t *testing.T) {
 	whole := t.Run("all", func(t *testing.T) {
 		for name, stage := range map[string]func(*testing.T, *staged){
 			"nats": doctorsNATS, "streams": doctorsStreams, "fleet": doctorsFleet, "stores": doctorsStores,
-			"engines": doctorsEngines, "claims": doctorsClaims,
+			"engines": doctorsEngines, "sources": doctorsSources, "claims": doctorsClaims,
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -123,6 +123,27 @@ func TestDoctorFindsFaults(t *testing.T) {
 			t.Errorf("%s: provoked %v, excused %q", id, s.all[id], why)
 		}
 	}
+}
+
+// doctorsSources has an engine store copies that are no whole blocks, and another engine speak at the same shim.
+func doctorsSources(t *testing.T, s *staged) {
+	x := harness.StartIndexer(t, t.TempDir(), "")
+	shim := harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", "ipc://"+t.TempDir()+"/shim", "--listen",
+		"--worker", "w", "--model", "m", "--block-size", "16")
+	shim.WaitFor("msg=registered")
+	stored := func(name, tokens int, medium string) []any {
+		return []any{"BlockStored", []int{name}, nil, harness.Tokens(1, tokens), tokens, nil, medium}
+	}
+	endpoint := "ipc://" + shim.WaitFor(`engine=ipc://(\S+)`)[1]
+	for i, topic := range []string{"kv@10.0.0.1@m", "kv@10.0.0.2@m"} {
+		pub := dialIn(t, endpoint)
+		payload := msgpackOf(t, []any{1.0, []any{stored(i+1, 16, "GPU"), stored(i+10, 24, "CPU")}, 0})
+		if err := pub.Send([]byte(topic), number(0), payload); err != nil {
+			t.Fatal(err)
+		}
+		x.WaitDepth(t, "m", harness.Tokens(1, 16), "w", 1)
+	}
+	s.await(t, []symptom{{"several_engines", "w/0", ""}, {"copies_skipped", "w/0", "chunk"}}, nil, "--nats", x.NATS)
 }
 
 // doctorsClaims has the shim of a worker take a lease with a model that its key does not permit.
@@ -419,6 +440,10 @@ func doctorsEngines(t *testing.T, s *staged) {
 	start("silent", silent.URL)
 	start("away", "http://"+loopback.Reserve(t))
 	start("stranger", stranger.URL)
+	adapters := startEngineAPI(t)
+	adapters.says(map[string]string{"/server_info": `{"version":"0.5.22","served_model_name":"m","page_size":16,` +
+		`"dp_size":1,"enable_lora":true,"kv_events_config":"{\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:1\"}"}`})
+	start("adapters", adapters.URL)
 	e := start("other", other.URL)
 	other.vllm("another", 32, e, e)
 	other.mu.Lock()
@@ -429,6 +454,6 @@ func doctorsEngines(t *testing.T, s *staged) {
 		{"engine_unreachable", "away at ", "change --endpoint URL away"},
 		{"engine_unknown", "stranger at ", "--engine-http-token-file"}, {"engine_block_size", "other at ", "--block-size 32"},
 		{"engine_model", "other at ", "--model another"}, {"engine_no_replay", "other at ", "replay_endpoint"},
-		{"ranks_without_shim", "other at ", "--ranks 2"},
+		{"ranks_without_shim", "other at ", "--ranks 2"}, {"engine_unnamed_adapters", "adapters at ", "0.5.23"},
 	}, nil, "--nats", x.NATS)
 }

@@ -161,9 +161,10 @@ func TestSeveralEnginesBehindAForwarder(t *testing.T) {
 	if n := newLives(shim); n > 6 {
 		t.Errorf("%d incarnations\n%s", n, shim.Said())
 	}
-	if w := harness.WaitLease(t, x, "w", true); w.Engine != api.EngineConnected {
-		t.Error(fmt.Sprintf("%+v", w))
-	}
+	harness.Eventually(t, "the engine is connected", func() (bool, string) {
+		w := harness.WaitLease(t, x, "w", true)
+		return w.Engine == api.EngineConnected, fmt.Sprintf("%+v", w)
+	})
 }
 
 func msgpackOf(t *testing.T, v any) []byte {
