@@ -30,9 +30,11 @@ type Engine struct {
 
 	// PrefillHost is the least duration of a step that computes prompt tokens: the host launches the kernels one by
 	// one. It does not occupy the GPU. Delay is the mean time from the router's choice until the engine can schedule
-	// the request (HTTP, parsing); it varies by up to half of it. In seconds.
+	// the request (HTTP, parsing); it varies by up to half of it. Reply is the time of a token from the end of its step
+	// to the client, and to the routers' books. In seconds.
 	PrefillHost float64 `json:"prefill_host_s,omitempty"`
 	Delay       float64 `json:"delay_s,omitempty"`
+	Reply       float64 `json:"reply_s,omitempty"`
 
 	// Ahead is asynchronous scheduling: the engine plans a step when the step before it starts, so a request that
 	// arrives during a step waits for the step after it too.
@@ -74,6 +76,7 @@ type request struct {
 	stage  int
 
 	session uint64 // 0: none
+	retries int    // after crashes of its worker
 
 	sent, first, done micros
 
@@ -594,7 +597,7 @@ func (e *engine) finish(now micros) (began, done []*request) {
 		r.generated++
 		e.outputTokens++
 		if r.first == 0 {
-			r.first = now
+			r.first = now + after(e.cfg.Reply)
 			began = append(began, r)
 		}
 		e.prefill = slices.DeleteFunc(e.prefill, func(x *request) bool { return x == r })
@@ -606,7 +609,7 @@ func (e *engine) finish(now micros) (began, done []*request) {
 	}
 	e.pieces = e.pieces[:0]
 	for _, r := range done {
-		r.done = now
+		r.done = now + after(e.cfg.Reply)
 		e.pool.release(r.slots)
 		r.slots = nil
 		e.running = slices.DeleteFunc(e.running, func(x *request) bool { return x == r })

@@ -64,7 +64,7 @@ func TestMeasuredChoices(t *testing.T) {
 	m := MeasuredH200()
 	for i := range m.Arms {
 		if a := m.Arms[i].Arm; a != ArmRandom && a != ArmSticky {
-			compare(t, &m.Arms[i], 5, false, tolerance{2.5, 0.2, 0.25})
+			compare(t, &m.Arms[i], 5, false, tolerance{2, 0.15, 0.25})
 		}
 	}
 }

@@ -87,6 +87,7 @@ type event struct {
 	at      micros
 	number  int
 	worker  int
+	replies *replies // that arrive at the client, and not a step
 	request *request // that arrives at the engine, and not a step
 	change  *Change  // of the fleet, and not of a worker's step
 	gpu     *gpu     // a shared GPU on which a step may have ended, and not a worker; life is its version
@@ -197,6 +198,10 @@ func (s *sim) loop(ctx context.Context, total int) error {
 		}
 		ev := s.pop()
 		s.now = ev.at
+		if ev.replies != nil {
+			s.reply(ev.replies)
+			continue
+		}
 		if ev.change != nil {
 			if err := s.change(ev.change); err != nil {
 				return err
@@ -221,9 +226,7 @@ func (s *sim) loop(ctx context.Context, total int) error {
 			continue
 		}
 		if ev.step {
-			if err := s.finish(ev.worker); err != nil {
-				return err
-			}
+			s.finish(ev.worker)
 		}
 		s.kick(ev.worker)
 	}
@@ -350,11 +353,46 @@ func (s *sim) plan(g *gpu) {
 }
 
 // finish ends an engine's step.
-func (s *sim) finish(w int) error {
+func (s *sim) finish(w int) {
 	began, done := s.engines[w].finish(s.now)
+	if d := s.Workload.Engine.Reply; d > 0 && len(began)+len(done) > 0 {
+		tokens := &replies{done: done}
+		for _, r := range began {
+			tokens.began = append(tokens.began, firstToken{r, r.retries})
+		}
+		s.push(event{at: s.now + after(d), replies: tokens})
+		return
+	}
 	for _, r := range began {
 		s.fleet.prefilled(r)
 	}
+	s.ended(done)
+}
+
+// replies are first tokens and ends of requests on their way to the client.
+type replies struct {
+	began []firstToken
+	done  []*request
+}
+
+// firstToken is a request whose first token came, unless its worker crashed since.
+type firstToken struct {
+	r       *request
+	retries int
+}
+
+// reply lets the routers know of first tokens and ends.
+func (s *sim) reply(x *replies) {
+	for _, b := range x.began {
+		if b.r.retries == b.retries {
+			s.fleet.prefilled(b.r)
+		}
+	}
+	s.ended(x.done)
+}
+
+// ended ends requests.
+func (s *sim) ended(done []*request) {
 	for _, r := range done {
 		s.fleet.free(r)
 		s.under--
@@ -366,7 +404,6 @@ func (s *sim) finish(w int) error {
 		s.openStage()
 		s.begin = s.now + after(1)
 	}
-	return nil
 }
 
 // disturb does what is to happen at half-time.
@@ -398,6 +435,7 @@ func (s *sim) disturb() error {
 func (r *request) again() {
 	r.slots, r.computed, r.target, r.generated, r.owed, r.ready = nil, 0, 0, 0, 0, 0
 	r.unnamed, r.decoding, r.booked = false, false, booking{}
+	r.retries++
 }
 
 func (s *sim) push(e event) {

@@ -50,7 +50,7 @@ func TestConservation(t *testing.T) {
 				cfg := small(rng)
 				if seed%2 == 1 {
 					cfg.EnginesPerGPU, cfg.ShareLoss, cfg.PrefillHost, cfg.Attention = 2, 0.1, 1e-2, 1e-6
-					cfg.Delay, cfg.Ahead, cfg.ReservePrompt = 1e-2, true, true
+					cfg.Delay, cfg.Reply, cfg.Ahead, cfg.ReservePrompt = 1e-2, 1e-2, true, true
 				}
 				if seed%3 == 1 {
 					cfg.Host, cfg.HostRate = cfg.Capacity, 1e9
