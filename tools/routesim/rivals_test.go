@@ -336,6 +336,37 @@ func TestGenerated(t *testing.T) {
 	}
 }
 
+// TestDraw: a drawn workload has whole sessions in the order of the trace, and another seed draws others.
+func TestDraw(t *testing.T) {
+	w, err := FromTrace("trace", trace.Generate(trace.Options{Seed: 1, Requests: 2000}), 64, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[uint64]int{}
+	for _, a := range w.Stages[0].Arrivals {
+		all[a.Session]++
+	}
+	one, other := w.draw(1, 300), w.draw(2, 300)
+	turns, last := map[uint64]int{}, 0.0
+	for _, a := range one.Stages[0].Arrivals {
+		if turns[a.Session]++; a.At < last {
+			t.Fatal("the order is not that of the trace")
+		}
+		last = a.At
+	}
+	for session, n := range turns {
+		if n != all[session] {
+			t.Errorf("session %d has %d of %d requests", session, n, all[session])
+		}
+	}
+	if n := one.requests(); n < 300 || n > 400 || w.requests() != 2000 {
+		t.Errorf("%d requests were drawn of %d", n, w.requests())
+	}
+	if one.Stages[0].Arrivals[0].Prompt == other.Stages[0].Arrivals[0].Prompt {
+		t.Error("two seeds draw the same")
+	}
+}
+
 // TestMatrix: a small matrix has all cells, and an arm that is beaten misses targets.
 func TestMatrix(t *testing.T) {
 	m := Matrix{Workloads: MatrixWorkloads(60, nil), Loads: []float64{0.5}, Hosts: []float64{0, 1}, Seeds: 2,
