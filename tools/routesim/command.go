@@ -107,7 +107,8 @@ forget theirs).`,
 		"tokens that approx-lru believes a worker holds; 0: its capacity (default for the mixes as published, else 0)")
 	f.IntVar(&fl.tableDepth, "table-depth", -1,
 		"tokens of a prompt that approx-ttl and approx-lru look at; 0: all (default for the mixes as published, else 0)")
-	f.IntVar(&fl.blockTokens, "block-tokens", trace.BlockTokens, "tokens of a prompt for which a hash id of the trace stands")
+	f.IntVar(&fl.blockTokens, "block-tokens", trace.BlockTokens,
+		"tokens of a prompt for which a hash id of the trace stands")
 	f.IntVar(&fl.output, "output-tokens", 0, "tokens of every answer; 0: as in the workload")
 	f.BoolVar(&fl.singleTurns, "single-turns", false, "keep only the first request of each session")
 	f.StringVar(&fl.engine, "engine", "", "constants of the engines: qwen3-32b or vllm-h200 (default: the workload's)")

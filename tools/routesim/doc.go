@@ -8,8 +8,8 @@
 // # What is simulated
 //
 // Engines ([Engine]; engine.go, pool.go, gpu.go): continuous batching with chunked prefill, memory in blocks under
-// vLLM's eviction rule, preemption, prefix reuse, asynchronous scheduling, GPUs that engines share, and, if wanted, host
-// memory behind the device and a store that all engines share.
+// vLLM's eviction rule, preemption, prefix reuse, asynchronous scheduling, GPUs that engines share, and, if wanted,
+// host memory behind the device and a store that all engines share.
 //
 // Routers ([Arm]; arms.go, fleet.go, rivals.go, llmd.go): each request comes to one of several routers at random. Exact
 // knowledge comes from the engines' events through pkg/radix, after a lag. Requests under way are charged as Dynamo's

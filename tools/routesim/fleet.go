@@ -79,7 +79,8 @@ func newFleet(cfg Config, engines []*engine, rng *rand.Rand) (*fleet, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &fleet{arm: cfg.Arm, way: way, cfg: e, fill: cfg.Fill, blocks: len(cfg.Workload.names), placed: cfg.Workload.Placed[cfg.Arm], engines: engines, rng: rng,
+	f := &fleet{arm: cfg.Arm, way: way, cfg: e, fill: cfg.Fill, blocks: len(cfg.Workload.names),
+		placed: cfg.Workload.Placed[cfg.Arm], engines: engines, rng: rng,
 		workers: make([]routing.Worker, len(engines)), candidates: make([]routing.Candidate, len(engines))}
 	if f.tableBlocks = e.Capacity / e.BlockSize; cfg.TableTokens > 0 {
 		f.tableBlocks = max(1, cfg.TableTokens/e.BlockSize)

@@ -138,12 +138,13 @@ func (w *Workload) identify() {
 // mooncake is a workload of sessions that are drawn from a trace, or a generated workload if there is no trace.
 func mooncake(name string, requests int, traces map[string][]trace.Request, own func(uint64) Workload) MatrixWorkload {
 	if len(traces[name]) < 2 {
-		return MatrixWorkload{Name: name, Notes: "generated in the shape of Mooncake's trace", make: func(seed uint64) Workload {
+		shape := func(seed uint64) Workload {
 			w := own(seed)
 			w.fit(MatrixEngine())
 			w.Workers = matrixWorkers
 			return w
-		}}
+		}
+		return MatrixWorkload{Name: name, Notes: "generated in the shape of Mooncake's trace", make: shape}
 	}
 	whole := sync.OnceValue(func() Workload {
 		w, err := FromTrace(name, traces[name], MatrixEngine().BlockSize, 0)

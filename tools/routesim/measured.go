@@ -86,8 +86,8 @@ func (m *Measured) Workload(rate float64, requests int) Workload {
 	return w
 }
 
-// VLLMOnH200 are the constants of one of four vLLM servers on one NVIDIA H200, with a model of the shape of Llama 3.2 3B.
-// DESIGN.md says how they were fitted.
+// VLLMOnH200 are the constants of one of four vLLM servers on one NVIDIA H200, with a model of the shape of Llama 3.2
+// 3B. DESIGN.md describes the fit.
 func VLLMOnH200() Engine {
 	return Engine{BlockSize: 16, Capacity: 4499 * 16, MaxBatchedTokens: 8192, MaxRequests: 128, Prefill: 98_200,
 		StepBase: 2.6e-3, StepPerRequest: 36e-6, StepPerToken: 9e-9, Attention: 0.39e-9, PrefillHost: 20e-3,

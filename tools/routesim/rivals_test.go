@@ -156,7 +156,8 @@ func TestRing(t *testing.T) {
 		w := chosen(f, words(), session, 0, 1, 2, 3)
 		counts[w]++
 		if w != 0 {
-			if other := chosen(f, words(), session, slices.DeleteFunc([]int{0, 1, 2, 3}, func(x int) bool { return x == w })...); other != 0 {
+			live := slices.DeleteFunc([]int{0, 1, 2, 3}, func(x int) bool { return x == w })
+			if other := chosen(f, words(), session, live...); other != 0 {
 				t.Fatalf("worker %d is away, and its session went to %d, not to the first that is there", w, other)
 			}
 		}
@@ -256,7 +257,8 @@ func TestUnequalWorkers(t *testing.T) {
 		}
 	}
 	w.Changes = []Change{{At: 1}, {At: 2, Worker: 1}, {At: 3, Worker: 2}}
-	if _, err := Simulate(t.Context(), config(w, ArmRandom, 1)); err == nil || !strings.Contains(err.Error(), "no worker") {
+	_, err = Simulate(t.Context(), config(w, ArmRandom, 1))
+	if err == nil || !strings.Contains(err.Error(), "no worker") {
 		t.Errorf("all workers left: %v", err)
 	}
 	w.Changes = []Change{{At: 1, Worker: 3}}
@@ -281,7 +283,8 @@ func TestFacts(t *testing.T) {
 			x.Dropped > x.Evictable || x.Device > int(cand.Device)+200 {
 			t.Fatalf("%d used, %+v", used, x)
 		}
-		dropped, unique, queued, decoding = dropped+x.Dropped, unique+x.DroppedUnique, queued+x.QueuedWork, decoding+x.Decoding
+		dropped, unique = dropped+x.Dropped, unique+x.DroppedUnique
+		queued, decoding = queued+x.QueuedWork, decoding+x.Decoding
 	}
 	var err error
 	if s, err = newSim(c); err == nil {
@@ -290,7 +293,7 @@ func TestFacts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if calls != 3*c.Workload.requests() || dropped == 0 || unique == 0 || unique == dropped || queued == 0 || decoding == 0 {
+	if calls != 3*c.Workload.requests() || min(dropped, unique, queued, decoding) == 0 || unique == dropped {
 		t.Errorf("%d calls, %d dropped, %d unique, %d queued, %d decoding", calls, dropped, unique, queued, decoding)
 	}
 }
