@@ -70,7 +70,6 @@ type fleet struct {
 	candidates []routing.Candidate
 	live       []int
 	scratch    routing.Scratch
-	fill       func(*routing.Candidate, Facts)
 }
 
 func newFleet(cfg Config, engines []*engine, rng *rand.Rand) (*fleet, error) {
@@ -79,7 +78,10 @@ func newFleet(cfg Config, engines []*engine, rng *rand.Rand) (*fleet, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &fleet{arm: cfg.Arm, way: way, cfg: e, fill: cfg.Fill, blocks: len(cfg.Workload.names),
+	if cfg.Arm == ArmCacheAware && len(engines) > treeWorkers {
+		return nil, fmt.Errorf("the arm %s has %d workers: its tree has room for %d", cfg.Arm, len(engines), treeWorkers)
+	}
+	f := &fleet{arm: cfg.Arm, way: way, cfg: e, blocks: len(cfg.Workload.names),
 		placed: cfg.Workload.Placed[cfg.Arm], engines: engines, rng: rng,
 		workers: make([]routing.Worker, len(engines)), candidates: make([]routing.Candidate, len(engines))}
 	if f.tableBlocks = e.Capacity / e.BlockSize; cfg.TableTokens > 0 {
@@ -225,8 +227,8 @@ func (f *fleet) byPolicy(router *router, r *request, now micros) error {
 			}
 			c.NewBlocks = uint64(len(blocks) - prefix(blocks, func(b block) bool { return active.get(b) > 0 }))
 		}
-		if f.fill != nil {
-			f.fill(&c, f.facts(w, r))
+		if f.way.fill != nil {
+			f.way.fill(&c, f.facts(w, r))
 		}
 		list = append(list, c)
 	}
@@ -251,7 +253,7 @@ func (f *fleet) indexed(w int) (device, host uint32) {
 	return device, host
 }
 
-// Facts are the true state of a worker when a request is routed. [Config.Fill] passes them to a policy.
+// Facts are the true state of a worker when a request is routed.
 type Facts struct {
 	Worker     int
 	QueuedWork int // prompt tokens that are not computed yet, of all requests

@@ -125,6 +125,11 @@ func TestCacheAware(t *testing.T) {
 	if w := chosen(f, long, 0, 0, 1, 2); w != 2 {
 		t.Errorf("below 1.5 times the load, worker %d was chosen", w)
 	}
+	w := Workload{Engine: Defaults(), Stages: []Stage{{Rate: 1}}, Workers: treeWorkers + 1}
+	w.number()
+	if _, err := newSim(config(w, ArmCacheAware, 1)); err == nil {
+		t.Error("the tree takes more workers than it has bits")
+	}
 	r.rule.left(2)
 	if w := chosen(f, long, 0, 0, 1, 2); w == 2 {
 		t.Error("a worker that left is still in the tree")
@@ -267,16 +272,19 @@ func TestUnequalWorkers(t *testing.T) {
 	}
 }
 
-// TestFacts: a policy can learn the true state of each worker.
+// TestFacts: an arm can give the state of each worker to its policy.
 func TestFacts(t *testing.T) {
+	const arm = Arm("with-facts")
+	x := ways[ArmExactShared]
+	defer delete(ways, arm)
 	w := generated[2].workload(1, 300, MatrixEngine())
 	w.Engine.Capacity = 60_000
 	w.fit(w.Engine)
 	w.Workers = 3
-	c := config(w.AtRate(2*w.SaturatingRate(3)), ArmExactShared, 1)
+	c := config(w.AtRate(2*w.SaturatingRate(3)), arm, 1)
 	calls, dropped, unique, queued, decoding := 0, 0, 0, 0, 0
 	var s *sim
-	c.Fill = func(cand *routing.Candidate, x Facts) {
+	x.fill = func(cand *routing.Candidate, x Facts) {
 		calls++
 		e := s.engines[x.Worker]
 		if used := e.pool.pinned; used+x.Free+x.Evictable != e.pool.capacity() || x.DroppedUnique > x.Dropped ||
@@ -286,6 +294,7 @@ func TestFacts(t *testing.T) {
 		dropped, unique = dropped+x.Dropped, unique+x.DroppedUnique
 		queued, decoding = queued+x.QueuedWork, decoding+x.Decoding
 	}
+	ways[arm] = x
 	var err error
 	if s, err = newSim(c); err == nil {
 		err = s.loop(t.Context(), c.Workload.requests())
@@ -379,6 +388,9 @@ func TestMatrix(t *testing.T) {
 		t.Fatalf("%d cells, %v", len(cells), err)
 	}
 	again, err := m.Run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
 	var a, b strings.Builder
 	if err := m.Markdown(&a, cells); err != nil {
 		t.Fatal(err)

@@ -50,9 +50,6 @@ type Config struct {
 	// Routing are the constants of the policies.
 	Routing routing.Config
 
-	// Fill, if set, sets fields of a candidate of a policy from the true state of its worker.
-	Fill func(*routing.Candidate, Facts)
-
 	// Progress, if set, is told now and then how many requests are done.
 	Progress func(done, of int)
 }
