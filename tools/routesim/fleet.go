@@ -19,7 +19,7 @@ type loads struct {
 	active   sparse[int32] // blocks, with how many requests have them
 }
 
-// table is what a router without events believes of one worker.
+// table is what a router without events guesses of one worker.
 type table struct {
 	until sparse[micros] // with a TTL
 	lru   *pool
@@ -32,7 +32,7 @@ func (t *table) depth(names []block, now micros) int {
 	return prefix(names, func(b block) bool { return t.until.get(b) > now })
 }
 
-// booking is one request in a router's books.
+// booking is a request under way, as its router counts it.
 type booking struct {
 	life    int // of the router
 	prefill int // tokens that are charged
@@ -40,7 +40,7 @@ type booking struct {
 	slots   []int32 // of lru
 }
 
-// router chooses for the requests that come to it.
+// router chooses workers for its requests.
 type router struct {
 	life     int // restarts
 	loads    []loads
@@ -49,7 +49,7 @@ type router struct {
 	selector *routing.Selector
 }
 
-// fleet is what the routers of one arm know, and what is true.
+// fleet has the routers of one arm, their knowledge, and the engines.
 type fleet struct {
 	arm     Arm
 	way     way
@@ -116,7 +116,7 @@ func newFleet(cfg Config, engines []*engine, rng *rand.Rand) (*fleet, error) {
 	return f, nil
 }
 
-// restartRouters empties what routers keep themselves.
+// restartRouters empties the state of the routers.
 func (f *fleet) restartRouters() {
 	for i, r := range f.routers {
 		r.life++
@@ -151,8 +151,8 @@ func (f *fleet) freshTable(r *router, w int) {
 	}
 }
 
-// freshIndex is an index that has seen no event. Routers with an index each see the same events, so that one stands for
-// all.
+// freshIndex replaces the index by an empty one. Routers with an index each receive the same events, so one index stands
+// for all of them.
 func (f *fleet) freshIndex() {
 	f.index, f.ranks = radix.New(radix.Config{}), nil
 	for range f.engines {
@@ -160,7 +160,7 @@ func (f *fleet) freshIndex() {
 	}
 }
 
-// workerRestarted is what routers make of a worker that left and came back: what they believed of it is gone.
+// workerRestarted drops the guesses about a worker that left.
 func (f *fleet) workerRestarted(w int) {
 	for _, r := range f.routers {
 		if r.tables != nil {

@@ -269,6 +269,12 @@ const (
 	targetMean  = 1.02
 	targetP99   = 1.05
 	targetReuse = 0.01
+
+	// The mean is at most this multiple of that of the policy dynamo with its defaults, where any arm reuses targetPrefix
+	// of the tokens: elsewhere there is little to reuse.
+	targetDefault = 0.75
+	targetPrefix  = 0.2
+	defaultArm    = Arm("dynamo-1-1")
 )
 
 // judge lists the targets that the subject misses.
@@ -278,6 +284,10 @@ func (c *Cell) judge(subject Arm) {
 		return
 	}
 	own := c.Arms[i]
+	reuse := 0.0
+	for _, a := range c.Arms {
+		reuse = max(reuse, a.Reuse)
+	}
 	mean, p99 := CellArm{TTFTMean: math.Inf(1)}, CellArm{TTFTP99: math.Inf(1)}
 	for _, a := range c.Arms {
 		if a.Arm == subject || a.Arm == ArmOracle || a.Arm == ArmOracleGreedy {
@@ -291,6 +301,10 @@ func (c *Cell) judge(subject Arm) {
 		}
 		if a.Arm == ArmSticky && own.Reuse < a.Reuse-targetReuse {
 			c.Missed = append(c.Missed, fmt.Sprintf("reuse %.1f%%: %s has %.1f%%", 100*own.Reuse, a.Arm, 100*a.Reuse))
+		}
+		if a.Arm == defaultArm && reuse >= targetPrefix && own.TTFTMean > targetDefault*a.TTFTMean {
+			c.Missed = append(c.Missed, fmt.Sprintf("mean %.0f ms is less than 25%% below %s with %.0f ms", own.TTFTMean,
+				a.Arm, a.TTFTMean))
 		}
 	}
 	if own.TTFTMean > targetMean*mean.TTFTMean {

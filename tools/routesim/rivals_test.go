@@ -379,6 +379,33 @@ func TestDraw(t *testing.T) {
 	}
 }
 
+// TestJudge: each target is missed where it should be.
+func TestJudge(t *testing.T) {
+	cell := func(own CellArm) []string {
+		own.Arm = "own"
+		c := Cell{Arms: []CellArm{own, {ArmSticky, 0.5, 100, 0, 300}, {defaultArm, 0.3, 130, 0, 200},
+			{ArmOracleGreedy, 0.6, 10, 0, 10}}}
+		c.judge("own")
+		return c.Missed
+	}
+	for _, x := range []struct {
+		own  CellArm
+		want []string
+	}{{CellArm{Reuse: 0.495, TTFTMean: 97, TTFTP99: 209}, nil},
+		{CellArm{Reuse: 0.48, TTFTMean: 97, TTFTP99: 209}, []string{"reuse 48.0%: sticky"}},
+		{CellArm{Reuse: 0.5, TTFTMean: 103, TTFTP99: 209}, []string{"less than 25% below dynamo-1-1", "mean 103 ms: sticky"}},
+		{CellArm{Reuse: 0.5, TTFTMean: 97, TTFTP99: 211}, []string{"p99 211 ms: dynamo-1-1"}}} {
+		got := cell(x.own)
+		ok := len(got) == len(x.want)
+		for i := range x.want {
+			ok = ok && strings.Contains(got[i], x.want[i])
+		}
+		if !ok {
+			t.Errorf("%+v misses %q, want %q", x.own, got, x.want)
+		}
+	}
+}
+
 // TestMatrix: a small matrix has all cells, and an arm that is beaten misses targets.
 func TestMatrix(t *testing.T) {
 	m := Matrix{Workloads: MatrixWorkloads(60, nil), Loads: []float64{0.5}, Hosts: []float64{0, 1}, Seeds: 2,

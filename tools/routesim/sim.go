@@ -37,24 +37,24 @@ type Config struct {
 	Seed     uint64
 	Disturb  []Disturbance
 
-	// EventLag is how long an engine's events take to an index, in seconds.
+	// EventLag is the time from an engine's event to the index, in seconds.
 	EventLag float64
 
-	// TTL is how long an approximate router with TTL believes, in seconds; 0: 120.
+	// TTL is the lifetime of the guesses of approx-ttl, in seconds; 0: 120.
 	TTL float64
 
-	// TableTokens is how much an approximate router with LRU believes that a worker holds; 0: what it has memory for.
-	// TableDepth is how many tokens of a prompt approximate routers look at; 0: all.
+	// TableTokens bounds the guesses of approx-lru for a worker; 0: the worker's capacity. TableDepth is the length of the
+	// head of a prompt that approximate routers use, in tokens; 0: all of it.
 	TableTokens, TableDepth int
 
 	// Routing are the constants of the policies.
 	Routing routing.Config
 
-	// Progress, if set, is told now and then how many requests are done.
+	// Progress, if set, is called now and then with the number of requests that are done.
 	Progress func(done, of int)
 }
 
-// ErrTooLong: the workload has a request that no engine of the fleet has memory for.
+// ErrTooLong is returned by Simulate and Compare if a request does not fit into an engine.
 var ErrTooLong = errors.New("a request does not fit into an engine's memory")
 
 // sim is a run.
@@ -118,13 +118,13 @@ func newSim(cfg Config) (*sim, error) {
 	}
 	lag := after(cfg.EventLag)
 	for w := range cfg.Workers {
-		var told func([]events.Event)
+		var publish func([]events.Event)
 		if way.knows == knowsIndex {
-			told = func(evs []events.Event) {
+			publish = func(evs []events.Event) {
 				s.late = append(s.late, batch{s.now + lag, w, evs})
 			}
 		}
-		s.engines = append(s.engines, newEngine(cfg.Workload.engine(w), cfg.Workload.names, store, told))
+		s.engines = append(s.engines, newEngine(cfg.Workload.engine(w), cfg.Workload.names, store, publish))
 	}
 	if n := e.EnginesPerGPU; n > 1 {
 		for range (cfg.Workers + n - 1) / n {
