@@ -151,8 +151,8 @@ func (f *fleet) freshTable(r *router, w int) {
 	}
 }
 
-// freshIndex replaces the index by an empty one. Routers with an index each receive the same events, so one index stands
-// for all of them.
+// freshIndex replaces the index by an empty one. Routers with an index each receive the same events, so one index
+// stands for all of them.
 func (f *fleet) freshIndex() {
 	f.index, f.ranks = radix.New(radix.Config{}), nil
 	for range f.engines {

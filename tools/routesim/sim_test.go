@@ -426,8 +426,8 @@ func TestCommand(t *testing.T) {
 		math.Abs(f.HitRate-float64(288+128)/929) > 1e-9 {
 		t.Errorf("%v: %s", err, text)
 	}
-	text, err = run("matrix", "--workloads", "agents", "--requests", "60", "--seeds", "1", "--load", "0.5", "--host", "0,1",
-		"--arms", "sticky,random", "--subject", "dynamo-4-4", "--json")
+	text, err = run("matrix", "--workloads", "agents", "--requests", "60", "--seeds", "1", "--load", "0.5", "--host",
+		"0,1", "--arms", "sticky,random", "--subject", "dynamo-4-4", "--json")
 	var cells []Cell
 	if err == nil {
 		err = json.Unmarshal([]byte(text), &cells)
