@@ -90,7 +90,7 @@ forget theirs).`,
 	f.StringVar(&fl.workload, "workload", "", "a workload: "+strings.Join(workloadNames(), ", "))
 	f.StringVar(&fl.trace, "trace", "", "file of requests in Mooncake's format")
 	f.IntVar(&fl.requests, "requests", 0, "requests of the trace or of a generated workload; 0: all, or 1,500")
-	f.IntVar(&fl.workers, "workers", 0, "simulated engines; 0: as many as the workload was published with, or 8")
+	f.IntVar(&fl.workers, "workers", 0, "simulated engines; 0: as many as the workload was published with, 8 for a trace")
 	f.StringSliceVar(&fl.arms, "arms", names(Arms), "ways to choose")
 	f.IntSliceVar(&fl.routers, "routers", []int{1}, "numbers of routers, for arms to which it matters")
 	f.Float64SliceVar(&fl.rates, "rate", nil, "requests per second (default: as published, or as in the trace)")

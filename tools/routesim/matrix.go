@@ -91,15 +91,7 @@ func MatrixWorkloads(requests int, traces map[string][]trace.Request) []MatrixWo
 		}),
 	}
 	for _, x := range generated {
-		own := func(seed uint64) Workload {
-			w := x.workload(seed, requests, e)
-			if x.name == "churn" {
-				end := w.Duration()
-				w.Changes = []Change{{0.25 * end, matrixWorkers - 1, true}, {0.4 * end, 0, false}, {0.6 * end, 0, true},
-					{0.8 * end, 1, false}}
-			}
-			return w
-		}
+		own := func(seed uint64) Workload { return x.workload(seed, requests, e) }
 		if x.name == "toolagent" || x.name == "synthetic" {
 			list = append(list, mooncake(x.name, requests, traces, own))
 		} else {

@@ -341,6 +341,11 @@ func TestGenerated(t *testing.T) {
 		if d := twice.Duration() / w.Duration(); math.Abs(d-0.5) > 1e-9 {
 			t.Errorf("%s: twice the rate takes %.3f of the time", x.name, d)
 		}
+		for worker, want := range []float64{0.8, 0.8, 1, 0.75} {
+			if got := w.present(worker); x.churn && math.Abs(got-want) > 1e-9 || !x.churn && got != 1 {
+				t.Errorf("%s: worker %d is there for %.3f of the run", x.name, worker, got)
+			}
+		}
 		w.SingleTurns()
 		if w.requests() != len(turns) {
 			t.Errorf("%s: %d requests of %d sessions are left", x.name, w.requests(), len(turns))
