@@ -1,6 +1,7 @@
 package routesim
 
 import (
+	"errors"
 	"math"
 	"testing"
 )
@@ -54,6 +55,24 @@ func TestMeasured(t *testing.T) {
 				t.Errorf("%v/s: p99 of %s is not below %s", a.Rate, a.Arm, b.Arm)
 			}
 		}
+	}
+}
+
+// TestFit: a fit finds a constant again that was set wrong.
+func TestFit(t *testing.T) {
+	m := MeasuredH200()
+	use := func(x *MeasuredArm) bool { return x.Arm == ArmRandom && x.fitted() }
+	_, want, err := m.Fit(t.Context(), VLLMOnH200(), 0, use)
+	wrong := VLLMOnH200()
+	wrong.Prefill *= 0.8
+	_, before, err2 := m.Fit(t.Context(), wrong, 0, use)
+	got, after, err3 := m.Fit(t.Context(), wrong, 2, use)
+	if err := errors.Join(err, err2, err3); err != nil {
+		t.Fatal(err)
+	}
+	if before < 2*want || after > before/2 || got.Prefill <= wrong.Prefill {
+		t.Errorf("the error is %.3f with the constants, %.3f with a wrong one, %.3f after the fit, Prefill %.0f", want, before,
+			after, got.Prefill)
 	}
 }
 
