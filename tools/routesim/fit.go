@@ -20,7 +20,8 @@ func (x *MeasuredArm) fitted() bool {
 
 // Fit changes the constants of an engine so that the simulation, with the recorded choices, comes near to the measured
 // TTFT of the arms that use selects. It is a coordinate descent of so many rounds, and returns the error that is left.
-func (m *Measured) Fit(ctx context.Context, e Engine, rounds int, use func(*MeasuredArm) bool) (Engine, float64, error) {
+func (m *Measured) Fit(ctx context.Context, e Engine, rounds int, use func(*MeasuredArm) bool) (Engine, float64,
+	error) {
 	best, err := m.misfit(ctx, e, use)
 	step := make([]float64, len(e.constants()))
 	for i := range step {
