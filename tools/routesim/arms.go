@@ -73,6 +73,9 @@ type way struct {
 	knows  knowledge
 	shares bool // all routers have one view of the requests under way, and of caches if knowsIndex
 	tune   func(*routing.Config)
+
+	// fill sets further fields of a policy's candidate from the state of its worker; nil: there are none.
+	fill func(*routing.Candidate, Facts)
 }
 
 // books reports whether routers keep which blocks requests under way have.

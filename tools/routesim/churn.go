@@ -42,7 +42,7 @@ func (s *sim) changes() error {
 			s.engines[c.Worker].downTill = never
 		}
 		seen[c.Worker] = true
-		s.push(event{at: after(c.At), change: c})
+		s.queue.push(after(c.At), func() error { return s.change(c) })
 	}
 	return nil
 }

@@ -90,7 +90,7 @@ forget theirs).`,
 	f.StringVar(&fl.workload, "workload", "", "a workload: "+strings.Join(workloadNames(), ", "))
 	f.StringVar(&fl.trace, "trace", "", "file of requests in Mooncake's format")
 	f.IntVar(&fl.requests, "requests", 0, "requests of the trace or of a generated workload; 0: all, or 1,500")
-	f.IntVar(&fl.workers, "workers", 0, "simulated engines; 0: as many as the workload was published with, or 8")
+	f.IntVar(&fl.workers, "workers", 0, "simulated engines; 0: as many as the workload was published with, 8 for a trace")
 	f.StringSliceVar(&fl.arms, "arms", names(Arms), "ways to choose")
 	f.IntSliceVar(&fl.routers, "routers", []int{1}, "numbers of routers, for arms to which it matters")
 	f.Float64SliceVar(&fl.rates, "rate", nil, "requests per second (default: as published, or as in the trace)")
@@ -107,7 +107,8 @@ forget theirs).`,
 		"tokens that approx-lru believes a worker holds; 0: its capacity (default for the mixes as published, else 0)")
 	f.IntVar(&fl.tableDepth, "table-depth", -1,
 		"tokens of a prompt that approx-ttl and approx-lru look at; 0: all (default for the mixes as published, else 0)")
-	f.IntVar(&fl.blockTokens, "block-tokens", trace.BlockTokens, "tokens of a prompt for which a hash id of the trace stands")
+	f.IntVar(&fl.blockTokens, "block-tokens", trace.BlockTokens,
+		"tokens of a prompt for which a hash id of the trace stands")
 	f.IntVar(&fl.output, "output-tokens", 0, "tokens of every answer; 0: as in the workload")
 	f.BoolVar(&fl.singleTurns, "single-turns", false, "keep only the first request of each session")
 	f.StringVar(&fl.engine, "engine", "", "constants of the engines: qwen3-32b or vllm-h200 (default: the workload's)")

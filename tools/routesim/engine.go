@@ -30,9 +30,11 @@ type Engine struct {
 
 	// PrefillHost is the least duration of a step that computes prompt tokens: the host launches the kernels one by
 	// one. It does not occupy the GPU. Delay is the mean time from the router's choice until the engine can schedule
-	// the request (HTTP, parsing); it varies by up to half of it. In seconds.
+	// the request (HTTP, parsing); it varies by up to half of it. Reply is the time of a token from the end of its step
+	// to the client, and to the routers' books. In seconds.
 	PrefillHost float64 `json:"prefill_host_s,omitempty"`
 	Delay       float64 `json:"delay_s,omitempty"`
+	Reply       float64 `json:"reply_s,omitempty"`
 
 	// Ahead is asynchronous scheduling: the engine plans a step when the step before it starts, so a request that
 	// arrives during a step waits for the step after it too.
@@ -74,6 +76,7 @@ type request struct {
 	stage  int
 
 	session uint64 // 0: none
+	retries int    // after crashes of its worker
 
 	sent, first, done micros
 
@@ -82,11 +85,11 @@ type request struct {
 
 	slots     []int32
 	computed  int // tokens of which the KV is there, as of joined if it decodes
-	target    int // tokens that must be there before the next one comes: prompt, and output before it was preempted
+	target    int // tokens of the prefill: the prompt, and output before a preemption
 	generated int // tokens that came out, as of joined if it decodes
 	owed      int // tokens of prefill that it is expected to need yet
 	ready     micros
-	unnamed   bool // its further blocks are not found by others: the cache was reset under it
+	unnamed   bool // its further blocks are not found by others, since the cache was reset
 	admitted  bool // at least once
 	decoding  bool
 	joined    int // the engine's step after which it began to decode
@@ -130,7 +133,7 @@ type engine struct {
 	downTill micros
 	life     int // restarts
 
-	told    func([]events.Event) // is told of a step's events, which may be kept; may be nil
+	publish func([]events.Event) // receives the events of a step, and may keep them; may be nil
 	news    []events.Event
 	scratch []events.BlockHash
 
@@ -144,13 +147,13 @@ type piece struct {
 	n int // tokens
 }
 
-func newEngine(cfg Engine, names []events.BlockHash, store *enginesim.Cache, told func([]events.Event)) *engine {
-	e := &engine{cfg: cfg, names: names, store: store, told: told, live: newSparse[int32](len(names))}
+func newEngine(cfg Engine, names []events.BlockHash, store *enginesim.Cache, publish func([]events.Event)) *engine {
+	e := &engine{cfg: cfg, names: names, store: store, publish: publish, live: newSparse[int32](len(names))}
 	e.restart()
 	return e
 }
 
-// restart empties the engine and returns what was under way, which goes nowhere by itself.
+// restart empties the engine and returns its requests. The caller routes them again.
 func (e *engine) restart() []*request {
 	under := slices.Concat(e.running, e.waiting, e.coming)
 	e.life++
@@ -163,11 +166,11 @@ func (e *engine) restart() []*request {
 	e.decoding, e.context, e.requests, e.owed, e.busy = 0, 0, 0, 0, false
 	e.live.clear()
 	e.news = append(e.news[:0], events.Event{Kind: events.Cleared})
-	e.tell()
+	e.flush()
 	return under
 }
 
-// resetCache forgets all blocks, as a new version of the weights makes necessary; what runs goes on.
+// resetCache forgets all blocks, as a change of the weights requires. Running requests continue.
 func (e *engine) resetCache() {
 	e.pool.forget()
 	if e.host != nil {
@@ -177,7 +180,7 @@ func (e *engine) resetCache() {
 		r.unnamed = true
 	}
 	e.news = append(e.news, events.Event{Kind: events.Cleared})
-	e.tell()
+	e.flush()
 }
 
 // left is called by the pool for each block that leaves the device.
@@ -195,7 +198,7 @@ func (e *engine) left(b block) {
 
 // announce notes that one block was removed from a tier, or copied to the host; consecutive ones make one event.
 func (e *engine) announce(kind events.Kind, tier events.Tier, name events.BlockHash) {
-	if e.told == nil {
+	if e.publish == nil {
 		return
 	}
 	if n := len(e.news); n > 0 && e.news[n-1].Kind == kind && e.news[n-1].Tier == tier {
@@ -213,7 +216,7 @@ func (e *engine) stored(p *Prompt, from, to int) {
 	if e.store != nil {
 		e.scratch = e.store.Use(p.Names[from:to], e.scratch[:0])
 	}
-	if e.told == nil {
+	if e.publish == nil {
 		return
 	}
 	ev := events.Event{Kind: events.Stored, Tier: events.Device, Attention: events.AttentionFull,
@@ -224,24 +227,23 @@ func (e *engine) stored(p *Prompt, from, to int) {
 	e.news = append(e.news, ev)
 }
 
-// tell passes the step's events on.
-func (e *engine) tell() {
-	if len(e.news) > 0 && e.told != nil {
-		e.told(e.news)
+// flush publishes the events of a step.
+func (e *engine) flush() {
+	if len(e.news) > 0 && e.publish != nil {
+		e.publish(e.news)
 		e.news = nil
 	}
 	e.news = e.news[:0]
 }
 
-// usable is how many leading blocks of a prompt of target tokens may be reused: not the last token's, from whose
-// computation the next token comes.
+// usable returns the leading blocks of a prompt of target tokens that may be reused: not the block of the last token,
+// which is computed to get the next token.
 func (e *engine) usable(p *Prompt, target int) []block {
 	return p.blocks[:min(len(p.blocks), (target-1)/e.cfg.BlockSize)]
 }
 
-// would is how many tokens of a prompt a request that came now would not have to compute when its turn comes, if
-// nothing were evicted until then: those that are on the device, or that requests before it are about to compute, and
-// those that follow in host memory and in the store.
+// would returns the tokens of a prompt that a request which comes now would not compute, if nothing is evicted before
+// its turn: those on the device, those of requests before it, and those that follow in host memory and in the store.
 func (e *engine) would(p *Prompt) int {
 	usable := e.usable(p, p.Tokens)
 	n, names := prefix(usable, e.promised), p.Names[:len(usable)]
@@ -350,7 +352,7 @@ func (e *engine) begin(now micros) (p plan, wake micros) {
 		pairs += float64(p.n) * (float64(p.r.computed) + float64(p.n)/2)
 	}
 	if tokens == 0 {
-		e.tell()
+		e.flush()
 		return plan{}, wake
 	}
 	seconds := max(e.cfg.StepBase, float64(tokens)/e.cfg.Prefill) + float64(e.decoding)*e.cfg.StepPerRequest +
@@ -403,7 +405,7 @@ func (e *engine) planAhead(now micros, preempted int) {
 		}
 	}
 	e.admitWaiting(now, budget, preempted, false)
-	e.tell()
+	e.flush()
 }
 
 // admit gives a waiting request the slots for its first piece.
@@ -594,7 +596,7 @@ func (e *engine) finish(now micros) (began, done []*request) {
 		r.generated++
 		e.outputTokens++
 		if r.first == 0 {
-			r.first = now
+			r.first = now + after(e.cfg.Reply)
 			began = append(began, r)
 		}
 		e.prefill = slices.DeleteFunc(e.prefill, func(x *request) bool { return x == r })
@@ -606,13 +608,13 @@ func (e *engine) finish(now micros) (began, done []*request) {
 	}
 	e.pieces = e.pieces[:0]
 	for _, r := range done {
-		r.done = now
+		r.done = now + after(e.cfg.Reply)
 		e.pool.release(r.slots)
 		r.slots = nil
 		e.running = slices.DeleteFunc(e.running, func(x *request) bool { return x == r })
 		e.forget(r)
 	}
-	e.tell()
+	e.flush()
 	return began, done
 }
 

@@ -19,7 +19,7 @@ type loads struct {
 	active   sparse[int32] // blocks, with how many requests have them
 }
 
-// table is what a router without events believes of one worker.
+// table is what a router without events guesses of one worker.
 type table struct {
 	until sparse[micros] // with a TTL
 	lru   *pool
@@ -32,7 +32,7 @@ func (t *table) depth(names []block, now micros) int {
 	return prefix(names, func(b block) bool { return t.until.get(b) > now })
 }
 
-// booking is one request in a router's books.
+// booking is a request under way, as its router counts it.
 type booking struct {
 	life    int // of the router
 	prefill int // tokens that are charged
@@ -40,7 +40,7 @@ type booking struct {
 	slots   []int32 // of lru
 }
 
-// router chooses for the requests that come to it.
+// router chooses workers for its requests.
 type router struct {
 	life     int // restarts
 	loads    []loads
@@ -49,7 +49,7 @@ type router struct {
 	selector *routing.Selector
 }
 
-// fleet is what the routers of one arm know, and what is true.
+// fleet has the routers of one arm, their knowledge, and the engines.
 type fleet struct {
 	arm     Arm
 	way     way
@@ -70,7 +70,6 @@ type fleet struct {
 	candidates []routing.Candidate
 	live       []int
 	scratch    routing.Scratch
-	fill       func(*routing.Candidate, Facts)
 }
 
 func newFleet(cfg Config, engines []*engine, rng *rand.Rand) (*fleet, error) {
@@ -79,7 +78,11 @@ func newFleet(cfg Config, engines []*engine, rng *rand.Rand) (*fleet, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &fleet{arm: cfg.Arm, way: way, cfg: e, fill: cfg.Fill, blocks: len(cfg.Workload.names), placed: cfg.Workload.Placed[cfg.Arm], engines: engines, rng: rng,
+	if cfg.Arm == ArmCacheAware && len(engines) > treeWorkers {
+		return nil, fmt.Errorf("the arm %s has %d workers: its tree has room for %d", cfg.Arm, len(engines), treeWorkers)
+	}
+	f := &fleet{arm: cfg.Arm, way: way, cfg: e, blocks: len(cfg.Workload.names),
+		placed: cfg.Workload.Placed[cfg.Arm], engines: engines, rng: rng,
 		workers: make([]routing.Worker, len(engines)), candidates: make([]routing.Candidate, len(engines))}
 	if f.tableBlocks = e.Capacity / e.BlockSize; cfg.TableTokens > 0 {
 		f.tableBlocks = max(1, cfg.TableTokens/e.BlockSize)
@@ -113,7 +116,7 @@ func newFleet(cfg Config, engines []*engine, rng *rand.Rand) (*fleet, error) {
 	return f, nil
 }
 
-// restartRouters empties what routers keep themselves.
+// restartRouters empties the state of the routers.
 func (f *fleet) restartRouters() {
 	for i, r := range f.routers {
 		r.life++
@@ -148,8 +151,8 @@ func (f *fleet) freshTable(r *router, w int) {
 	}
 }
 
-// freshIndex is an index that has seen no event. Routers with an index each see the same events, so that one stands for
-// all.
+// freshIndex replaces the index by an empty one. Routers with an index each receive the same events, so one index
+// stands for all of them.
 func (f *fleet) freshIndex() {
 	f.index, f.ranks = radix.New(radix.Config{}), nil
 	for range f.engines {
@@ -157,7 +160,7 @@ func (f *fleet) freshIndex() {
 	}
 }
 
-// workerRestarted is what routers make of a worker that left and came back: what they believed of it is gone.
+// workerRestarted drops the guesses about a worker that left.
 func (f *fleet) workerRestarted(w int) {
 	for _, r := range f.routers {
 		if r.tables != nil {
@@ -224,8 +227,8 @@ func (f *fleet) byPolicy(router *router, r *request, now micros) error {
 			}
 			c.NewBlocks = uint64(len(blocks) - prefix(blocks, func(b block) bool { return active.get(b) > 0 }))
 		}
-		if f.fill != nil {
-			f.fill(&c, f.facts(w, r))
+		if f.way.fill != nil {
+			f.way.fill(&c, f.facts(w, r))
 		}
 		list = append(list, c)
 	}
@@ -250,7 +253,7 @@ func (f *fleet) indexed(w int) (device, host uint32) {
 	return device, host
 }
 
-// Facts are the true state of a worker when a request is routed. [Config.Fill] passes them to a policy.
+// Facts are the true state of a worker when a request is routed.
 type Facts struct {
 	Worker     int
 	QueuedWork int // prompt tokens that are not computed yet, of all requests

@@ -2,10 +2,10 @@ package routesim
 
 import "slices"
 
-// llmd is llm-d's endpoint picker with the scorers and weights of its charts: prefix 3, queue 2, KV cache utilization 2,
-// and the picker max-score. The queues and the KV cache come from the engines' metrics. The prefixes come from events,
-// or from a table for each worker of what was sent there (prefix-cache-scorer: 256 blocks of 64 characters of a prompt,
-// 31,250 blocks of a worker).
+// llmd is llm-d's endpoint picker with the scorers and weights of its charts: prefix 3, queue 2, KV cache utilization
+// 2, and the picker max-score. The queues and the KV cache come from the engines' metrics. The prefixes come from
+// events, or from a table for each worker of what was sent there. Such a table (prefix-cache-scorer) has 256 blocks of
+// 64 characters of a prompt, and 31,250 blocks of a worker.
 type llmd struct {
 	f       *fleet
 	tables  []*pool // nil: prefixes come from events

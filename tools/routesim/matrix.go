@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"strings"
@@ -90,15 +91,7 @@ func MatrixWorkloads(requests int, traces map[string][]trace.Request) []MatrixWo
 		}),
 	}
 	for _, x := range generated {
-		own := func(seed uint64) Workload {
-			w := x.workload(seed, requests, e)
-			if x.name == "churn" {
-				end := w.Duration()
-				w.Changes = []Change{{0.25 * end, matrixWorkers - 1, true}, {0.4 * end, 0, false}, {0.6 * end, 0, true},
-					{0.8 * end, 1, false}}
-			}
-			return w
-		}
+		own := func(seed uint64) Workload { return x.workload(seed, requests, e) }
 		if x.name == "toolagent" || x.name == "synthetic" {
 			list = append(list, mooncake(x.name, requests, traces, own))
 		} else {
@@ -134,30 +127,57 @@ func (w *Workload) identify() {
 	}
 }
 
-// mooncake is a trace from a file, of which each seed takes another part, or a generated workload.
+// mooncake is a workload of sessions that are drawn from a trace, or a generated workload if there is no trace.
 func mooncake(name string, requests int, traces map[string][]trace.Request, own func(uint64) Workload) MatrixWorkload {
-	reqs := traces[name]
-	m := MatrixWorkload{Name: name, Notes: "Mooncake's trace"}
-	if len(reqs) < 2 {
-		m.Notes, reqs = "generated in the shape of Mooncake's trace", nil
+	if len(traces[name]) < 2 {
+		shape := func(seed uint64) Workload {
+			w := own(seed)
+			w.fit(MatrixEngine())
+			w.Workers = matrixWorkers
+			return w
+		}
+		return MatrixWorkload{Name: name, Notes: "generated in the shape of Mooncake's trace", make: shape}
 	}
-	m.make = func(seed uint64) Workload {
-		var w Workload
-		if reqs == nil {
-			w = own(seed)
-		} else {
-			n := min(requests, len(reqs))
-			from := int(seed-1) * n % max(1, len(reqs)-n+1)
-			var err error
-			if w, err = FromTrace(name, reqs[from:from+n], MatrixEngine().BlockSize, 0); err != nil {
-				panic(fmt.Sprintf("routesim: a trace that was read is no workload: %v", err))
-			}
+	whole := sync.OnceValue(func() Workload {
+		w, err := FromTrace(name, traces[name], MatrixEngine().BlockSize, 0)
+		if err != nil {
+			panic(fmt.Sprintf("routesim: a trace that was read is no workload: %v", err))
 		}
 		w.fit(MatrixEngine())
 		w.Workers = matrixWorkers
 		return w
+	})
+	return MatrixWorkload{Name: name, Notes: "sessions of Mooncake's trace", make: func(seed uint64) Workload {
+		return whole().draw(seed, requests)
+	}}
+}
+
+// draw keeps all requests of some sessions, which are drawn until there are so many requests. An excerpt of the same
+// length would cut most sessions off.
+func (w Workload) draw(seed uint64, requests int) Workload {
+	st := w.Stages[0]
+	turns := map[uint64]int{}
+	var order []uint64
+	for _, a := range st.Arrivals {
+		if turns[a.Session]++; turns[a.Session] == 1 {
+			order = append(order, a.Session)
+		}
 	}
-	return m
+	rng := rand.New(rand.NewPCG(seed, 0x64726177))
+	rng.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+	drawn, n := map[uint64]bool{}, 0
+	for _, session := range order {
+		if n >= requests {
+			break
+		}
+		drawn[session] = true
+		n += turns[session]
+	}
+	st.Arrivals = slices.DeleteFunc(slices.Clone(st.Arrivals), func(a Arrival) bool { return !drawn[a.Session] })
+	w.Stages = []Stage{st}
+	st.Rate = float64(len(st.Arrivals)) / max(1e-3, w.Duration())
+	w.Stages[0] = st
+	return w
 }
 
 // Run runs all cells, several at a time.
@@ -241,6 +261,12 @@ const (
 	targetMean  = 1.02
 	targetP99   = 1.05
 	targetReuse = 0.01
+
+	// The mean is at most this multiple of that of the policy dynamo with its defaults, where any arm reuses targetPrefix
+	// of the tokens: elsewhere there is little to reuse.
+	targetDefault = 0.75
+	targetPrefix  = 0.2
+	defaultArm    = Arm("dynamo-1-1")
 )
 
 // judge lists the targets that the subject misses.
@@ -250,6 +276,10 @@ func (c *Cell) judge(subject Arm) {
 		return
 	}
 	own := c.Arms[i]
+	reuse := 0.0
+	for _, a := range c.Arms {
+		reuse = max(reuse, a.Reuse)
+	}
 	mean, p99 := CellArm{TTFTMean: math.Inf(1)}, CellArm{TTFTP99: math.Inf(1)}
 	for _, a := range c.Arms {
 		if a.Arm == subject || a.Arm == ArmOracle || a.Arm == ArmOracleGreedy {
@@ -263,6 +293,10 @@ func (c *Cell) judge(subject Arm) {
 		}
 		if a.Arm == ArmSticky && own.Reuse < a.Reuse-targetReuse {
 			c.Missed = append(c.Missed, fmt.Sprintf("reuse %.1f%%: %s has %.1f%%", 100*own.Reuse, a.Arm, 100*a.Reuse))
+		}
+		if a.Arm == defaultArm && reuse >= targetPrefix && own.TTFTMean > targetDefault*a.TTFTMean {
+			c.Missed = append(c.Missed, fmt.Sprintf("mean %.0f ms is less than 25%% below %s with %.0f ms", own.TTFTMean,
+				a.Arm, a.TTFTMean))
 		}
 	}
 	if own.TTFTMean > targetMean*mean.TTFTMean {

@@ -86,12 +86,12 @@ func (m *Measured) Workload(rate float64, requests int) Workload {
 	return w
 }
 
-// VLLMOnH200 are the constants of one of four vLLM servers on one NVIDIA H200, with a model of the shape of Llama 3.2 3B.
-// DESIGN.md says how they were fitted.
+// VLLMOnH200 are the constants of one of four vLLM servers on one NVIDIA H200, with a model of the shape of Llama 3.2
+// 3B. DESIGN.md describes the fit.
 func VLLMOnH200() Engine {
 	return Engine{BlockSize: 16, Capacity: 4499 * 16, MaxBatchedTokens: 8192, MaxRequests: 128, Prefill: 98_200,
-		StepBase: 2.6e-3, StepPerRequest: 39e-6, StepPerToken: 8e-9, Attention: 0.42e-9, PrefillHost: 25e-3,
-		Delay: 5e-3, Ahead: true, ReservePrompt: true, EnginesPerGPU: 4, ShareLoss: 0.09,
+		StepBase: 2.6e-3, StepPerRequest: 36e-6, StepPerToken: 9e-9, Attention: 0.39e-9, PrefillHost: 20e-3,
+		Delay: 3e-3, Reply: 7e-3, Ahead: true, ReservePrompt: true, EnginesPerGPU: 4, ShareLoss: 0.09,
 		HostDelay: 1e-3, HostRate: 190_000, PullDelay: 27e-3, PullRate: 235_000}
 }
 

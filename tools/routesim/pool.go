@@ -54,7 +54,7 @@ type pool struct {
 	slots  []slot        // slots[0] is the anchor of the ring of free slots, longest free first
 	fresh  int32         // slots from here on were never used
 	pinned int           // slots in use
-	gone   func(block)   // is told of each block that leaves; may be nil
+	gone   func(block)   // is called for each block that leaves; may be nil
 }
 
 type slot struct {

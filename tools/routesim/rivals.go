@@ -227,7 +227,7 @@ const (
 	balanceAbsThreshold = 64
 	balanceRelThreshold = 1.5
 
-	// treeWorkers bounds the workers of a tree.
+	// treeWorkers bounds the workers of a tree: each is a bit of a word.
 	treeWorkers = 64
 )
 

@@ -125,6 +125,11 @@ func TestCacheAware(t *testing.T) {
 	if w := chosen(f, long, 0, 0, 1, 2); w != 2 {
 		t.Errorf("below 1.5 times the load, worker %d was chosen", w)
 	}
+	w := Workload{Engine: Defaults(), Stages: []Stage{{Rate: 1}}, Workers: treeWorkers + 1}
+	w.number()
+	if _, err := newSim(config(w, ArmCacheAware, 1)); err == nil {
+		t.Error("the tree takes more workers than it has bits")
+	}
 	r.rule.left(2)
 	if w := chosen(f, long, 0, 0, 1, 2); w == 2 {
 		t.Error("a worker that left is still in the tree")
@@ -156,7 +161,8 @@ func TestRing(t *testing.T) {
 		w := chosen(f, words(), session, 0, 1, 2, 3)
 		counts[w]++
 		if w != 0 {
-			if other := chosen(f, words(), session, slices.DeleteFunc([]int{0, 1, 2, 3}, func(x int) bool { return x == w })...); other != 0 {
+			live := slices.DeleteFunc([]int{0, 1, 2, 3}, func(x int) bool { return x == w })
+			if other := chosen(f, words(), session, live...); other != 0 {
 				t.Fatalf("worker %d is away, and its session went to %d, not to the first that is there", w, other)
 			}
 		}
@@ -256,7 +262,8 @@ func TestUnequalWorkers(t *testing.T) {
 		}
 	}
 	w.Changes = []Change{{At: 1}, {At: 2, Worker: 1}, {At: 3, Worker: 2}}
-	if _, err := Simulate(t.Context(), config(w, ArmRandom, 1)); err == nil || !strings.Contains(err.Error(), "no worker") {
+	_, err = Simulate(t.Context(), config(w, ArmRandom, 1))
+	if err == nil || !strings.Contains(err.Error(), "no worker") {
 		t.Errorf("all workers left: %v", err)
 	}
 	w.Changes = []Change{{At: 1, Worker: 3}}
@@ -265,24 +272,29 @@ func TestUnequalWorkers(t *testing.T) {
 	}
 }
 
-// TestFacts: a policy can learn the true state of each worker.
+// TestFacts: an arm can give the state of each worker to its policy.
 func TestFacts(t *testing.T) {
+	const arm = Arm("with-facts")
+	x := ways[ArmExactShared]
+	defer delete(ways, arm)
 	w := generated[2].workload(1, 300, MatrixEngine())
 	w.Engine.Capacity = 60_000
 	w.fit(w.Engine)
 	w.Workers = 3
-	c := config(w.AtRate(2*w.SaturatingRate(3)), ArmExactShared, 1)
+	c := config(w.AtRate(2*w.SaturatingRate(3)), arm, 1)
 	calls, dropped, unique, queued, decoding := 0, 0, 0, 0, 0
 	var s *sim
-	c.Fill = func(cand *routing.Candidate, x Facts) {
+	x.fill = func(cand *routing.Candidate, x Facts) {
 		calls++
 		e := s.engines[x.Worker]
 		if used := e.pool.pinned; used+x.Free+x.Evictable != e.pool.capacity() || x.DroppedUnique > x.Dropped ||
 			x.Dropped > x.Evictable || x.Device > int(cand.Device)+200 {
 			t.Fatalf("%d used, %+v", used, x)
 		}
-		dropped, unique, queued, decoding = dropped+x.Dropped, unique+x.DroppedUnique, queued+x.QueuedWork, decoding+x.Decoding
+		dropped, unique = dropped+x.Dropped, unique+x.DroppedUnique
+		queued, decoding = queued+x.QueuedWork, decoding+x.Decoding
 	}
+	ways[arm] = x
 	var err error
 	if s, err = newSim(c); err == nil {
 		err = s.loop(t.Context(), c.Workload.requests())
@@ -290,7 +302,7 @@ func TestFacts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if calls != 3*c.Workload.requests() || dropped == 0 || unique == 0 || unique == dropped || queued == 0 || decoding == 0 {
+	if calls != 3*c.Workload.requests() || min(dropped, unique, queued, decoding) == 0 || unique == dropped {
 		t.Errorf("%d calls, %d dropped, %d unique, %d queued, %d decoding", calls, dropped, unique, queued, decoding)
 	}
 }
@@ -329,9 +341,72 @@ func TestGenerated(t *testing.T) {
 		if d := twice.Duration() / w.Duration(); math.Abs(d-0.5) > 1e-9 {
 			t.Errorf("%s: twice the rate takes %.3f of the time", x.name, d)
 		}
+		for worker, want := range []float64{0.8, 0.8, 1, 0.75} {
+			if got := w.present(worker); x.churn && math.Abs(got-want) > 1e-9 || !x.churn && got != 1 {
+				t.Errorf("%s: worker %d is there for %.3f of the run", x.name, worker, got)
+			}
+		}
 		w.SingleTurns()
 		if w.requests() != len(turns) {
 			t.Errorf("%s: %d requests of %d sessions are left", x.name, w.requests(), len(turns))
+		}
+	}
+}
+
+// TestDraw: a drawn workload has whole sessions in the order of the trace, and another seed draws others.
+func TestDraw(t *testing.T) {
+	w, err := FromTrace("trace", trace.Generate(trace.Options{Seed: 1, Requests: 2000}), 64, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[uint64]int{}
+	for _, a := range w.Stages[0].Arrivals {
+		all[a.Session]++
+	}
+	one, other := w.draw(1, 300), w.draw(2, 300)
+	turns, last := map[uint64]int{}, 0.0
+	for _, a := range one.Stages[0].Arrivals {
+		if turns[a.Session]++; a.At < last {
+			t.Fatal("the order is not that of the trace")
+		}
+		last = a.At
+	}
+	for session, n := range turns {
+		if n != all[session] {
+			t.Errorf("session %d has %d of %d requests", session, n, all[session])
+		}
+	}
+	if n := one.requests(); n < 300 || n > 400 || w.requests() != 2000 {
+		t.Errorf("%d requests were drawn of %d", n, w.requests())
+	}
+	if one.Stages[0].Arrivals[0].Prompt == other.Stages[0].Arrivals[0].Prompt {
+		t.Error("two seeds draw the same")
+	}
+}
+
+// TestJudge: each target is missed where it should be.
+func TestJudge(t *testing.T) {
+	cell := func(own CellArm) []string {
+		own.Arm = "own"
+		c := Cell{Arms: []CellArm{own, {ArmSticky, 0.5, 100, 0, 300}, {defaultArm, 0.3, 130, 0, 200},
+			{ArmOracleGreedy, 0.6, 10, 0, 10}}}
+		c.judge("own")
+		return c.Missed
+	}
+	for _, x := range []struct {
+		own  CellArm
+		want []string
+	}{{CellArm{Reuse: 0.495, TTFTMean: 97, TTFTP99: 209}, nil},
+		{CellArm{Reuse: 0.48, TTFTMean: 97, TTFTP99: 209}, []string{"reuse 48.0%: sticky"}},
+		{CellArm{Reuse: 0.5, TTFTMean: 103, TTFTP99: 209}, []string{"less than 25% below dynamo-1-1", "mean 103 ms: sticky"}},
+		{CellArm{Reuse: 0.5, TTFTMean: 97, TTFTP99: 211}, []string{"p99 211 ms: dynamo-1-1"}}} {
+		got := cell(x.own)
+		ok := len(got) == len(x.want)
+		for i := range x.want {
+			ok = ok && strings.Contains(got[i], x.want[i])
+		}
+		if !ok {
+			t.Errorf("%+v misses %q, want %q", x.own, got, x.want)
 		}
 	}
 }
@@ -345,6 +420,9 @@ func TestMatrix(t *testing.T) {
 		t.Fatalf("%d cells, %v", len(cells), err)
 	}
 	again, err := m.Run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
 	var a, b strings.Builder
 	if err := m.Markdown(&a, cells); err != nil {
 		t.Fatal(err)

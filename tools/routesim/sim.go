@@ -37,35 +37,31 @@ type Config struct {
 	Seed     uint64
 	Disturb  []Disturbance
 
-	// EventLag is how long an engine's events take to an index, in seconds.
+	// EventLag is the time from an engine's event to the index, in seconds.
 	EventLag float64
 
-	// TTL is how long an approximate router with TTL believes, in seconds; 0: 120.
+	// TTL is the lifetime of the guesses of approx-ttl, in seconds; 0: 120.
 	TTL float64
 
-	// TableTokens is how much an approximate router with LRU believes that a worker holds; 0: what it has memory for.
-	// TableDepth is how many tokens of a prompt approximate routers look at; 0: all.
+	// TableTokens bounds the guesses of approx-lru for a worker; 0: the worker's capacity. TableDepth is the length of the
+	// head of a prompt that approximate routers use, in tokens; 0: all of it.
 	TableTokens, TableDepth int
 
 	// Routing are the constants of the policies.
 	Routing routing.Config
 
-	// Fill, if set, sets fields of a candidate of a policy from the true state of its worker.
-	Fill func(*routing.Candidate, Facts)
-
-	// Progress, if set, is told now and then how many requests are done.
+	// Progress, if set, is called now and then with the number of requests that are done.
 	Progress func(done, of int)
 }
 
-// ErrTooLong: the workload has a request that no engine of the fleet has memory for.
+// ErrTooLong is returned by Simulate and Compare if a request does not fit into an engine.
 var ErrTooLong = errors.New("a request does not fit into an engine's memory")
 
 // sim is a run.
 type sim struct {
 	Config
 	now     micros
-	queue   []event // a heap by (at, number)
-	pushed  int
+	queue   queue
 	engines []*engine
 	gpus    []*gpu // shared; nil: each engine has its own
 	fleet   *fleet
@@ -81,17 +77,6 @@ type sim struct {
 	number      int        // requests that have come
 	half        int        // the number at which the disturbance comes; -1: it has come
 	run         *Run
-}
-
-type event struct {
-	at      micros
-	number  int
-	worker  int
-	request *request // that arrives at the engine, and not a step
-	change  *Change  // of the fleet, and not of a worker's step
-	gpu     *gpu     // a shared GPU on which a step may have ended, and not a worker; life is its version
-	life    int      // of the engine: what was planned before a restart does not come
-	step    bool
 }
 
 type batch struct {
@@ -133,13 +118,13 @@ func newSim(cfg Config) (*sim, error) {
 	}
 	lag := after(cfg.EventLag)
 	for w := range cfg.Workers {
-		var told func([]events.Event)
+		var publish func([]events.Event)
 		if way.knows == knowsIndex {
-			told = func(evs []events.Event) {
+			publish = func(evs []events.Event) {
 				s.late = append(s.late, batch{s.now + lag, w, evs})
 			}
 		}
-		s.engines = append(s.engines, newEngine(cfg.Workload.engine(w), cfg.Workload.names, store, told))
+		s.engines = append(s.engines, newEngine(cfg.Workload.engine(w), cfg.Workload.names, store, publish))
 	}
 	if n := e.EnginesPerGPU; n > 1 {
 		for range (cfg.Workers + n - 1) / n {
@@ -185,47 +170,21 @@ func (s *sim) loop(ctx context.Context, total int) error {
 			}
 		}
 		arrival := s.arrival()
-		if len(s.queue) == 0 && arrival == never {
+		if len(s.queue.events) == 0 && arrival == never {
 			break
 		}
-		if len(s.queue) == 0 || arrival <= s.queue[0].at {
+		if len(s.queue.events) == 0 || arrival <= s.queue.events[0].at {
 			s.now = arrival
 			if err := s.arrive(); err != nil {
 				return err
 			}
 			continue
 		}
-		ev := s.pop()
+		ev := s.queue.pop()
 		s.now = ev.at
-		if ev.change != nil {
-			if err := s.change(ev.change); err != nil {
-				return err
-			}
-			continue
+		if err := ev.do(); err != nil {
+			return err
 		}
-		if ev.gpu != nil {
-			if ev.life == ev.gpu.version {
-				for _, j := range ev.gpu.finished(s.now) {
-					s.push(event{at: j.end(s.now), worker: j.worker, life: s.engines[j.worker].life, step: true})
-				}
-				s.plan(ev.gpu)
-			}
-			continue
-		}
-		e := s.engines[ev.worker]
-		if ev.life != e.life {
-			continue
-		}
-		if ev.request != nil {
-			s.arrived(ev.request)
-			continue
-		}
-		if ev.step {
-			if err := s.finish(ev.worker); err != nil {
-				return err
-			}
-		}
-		s.kick(ev.worker)
 	}
 	if len(s.lost) > 0 {
 		return fmt.Errorf("%d requests found no worker until the end: a worker must join after the last has left", len(s.lost))
@@ -299,7 +258,7 @@ func (s *sim) send(r *request) error {
 	}
 	e.expect(r)
 	if d := e.cfg.Delay; d > 0 {
-		s.push(event{at: s.now + after(d*(0.5+s.delays.Float64())), worker: r.worker, life: e.life, request: r})
+		s.ofEngine(s.now+after(d*(0.5+s.delays.Float64())), r.worker, func() { s.arrived(r) })
 		return nil
 	}
 	s.arrived(r)
@@ -331,9 +290,9 @@ func (s *sim) kick(w int) {
 	p, wake := e.begin(s.now)
 	switch {
 	case p.gpu == 0 && wake != never:
-		s.push(event{at: wake, worker: w, life: e.life})
+		s.ofEngine(wake, w, func() { s.kick(w) })
 	case p.gpu > 0 && s.gpus == nil:
-		s.push(event{at: s.now + max(p.host, p.gpu), worker: w, life: e.life, step: true})
+		s.stepEnds(s.now+max(p.host, p.gpu), w)
 	case p.gpu > 0:
 		g := s.gpus[w/s.Workload.Engine.EnginesPerGPU]
 		g.start(s.now, w, p)
@@ -341,20 +300,79 @@ func (s *sim) kick(w int) {
 	}
 }
 
-// plan pushes the event at which the next step on a shared GPU ends.
+// ofEngine plans an event of an engine. It does not come if the engine crashes before.
+func (s *sim) ofEngine(at micros, w int, do func()) {
+	e := s.engines[w]
+	life := e.life
+	s.queue.push(at, func() error {
+		if e.life == life {
+			do()
+		}
+		return nil
+	})
+}
+
+// stepEnds plans the end of an engine's step, and the beginning of the next one.
+func (s *sim) stepEnds(at micros, w int) {
+	s.ofEngine(at, w, func() {
+		s.finish(w)
+		s.kick(w)
+	})
+}
+
+// plan plans the end of the next step on a shared GPU. The plan is void if another step starts before.
 func (s *sim) plan(g *gpu) {
-	if at := g.next(); at != never {
-		g.version++
-		s.push(event{at: at, gpu: g, life: g.version})
+	at := g.next()
+	if at == never {
+		return
 	}
+	g.version++
+	version := g.version
+	s.queue.push(at, func() error {
+		if g.version == version {
+			for _, j := range g.finished(s.now) {
+				s.stepEnds(j.end(s.now), j.worker)
+			}
+			s.plan(g)
+		}
+		return nil
+	})
 }
 
 // finish ends an engine's step.
-func (s *sim) finish(w int) error {
+func (s *sim) finish(w int) {
 	began, done := s.engines[w].finish(s.now)
-	for _, r := range began {
-		s.fleet.prefilled(r)
+	d := s.Workload.Engine.Reply
+	if d == 0 {
+		s.replied(began, nil, done)
+		return
 	}
+	if len(began)+len(done) == 0 {
+		return
+	}
+	var retries []int
+	for _, r := range began {
+		retries = append(retries, r.retries)
+	}
+	s.queue.push(s.now+after(d), func() error {
+		s.replied(began, retries, done)
+		return nil
+	})
+}
+
+// replied lets the routers know of first tokens and of ends. A request of which the number of retries has changed has
+// lost its first token with its worker.
+func (s *sim) replied(began []*request, retries []int, done []*request) {
+	for i, r := range began {
+		if retries == nil || r.retries == retries[i] {
+			s.fleet.prefilled(r)
+		}
+	}
+	s.ended(done)
+}
+
+// ended ends requests.
+func (s *sim) ended(done []*request) {
 	for _, r := range done {
 		s.fleet.free(r)
 		s.under--
@@ -366,7 +384,6 @@ func (s *sim) finish(w int) error {
 		s.openStage()
 		s.begin = s.now + after(1)
 	}
-	return nil
 }
 
 // disturb does what is to happen at half-time.
@@ -389,7 +406,7 @@ func (s *sim) disturb() error {
 	}
 	if len(s.engines) > 1 {
 		s.engines[0].downTill = s.now + downFor
-		s.push(event{at: s.now + downFor, change: &Change{Worker: 0, Up: true}})
+		s.queue.push(s.now+downFor, func() error { return s.change(&Change{Worker: 0, Up: true}) })
 	}
 	return s.resend()
 }
@@ -398,44 +415,5 @@ func (s *sim) disturb() error {
 func (r *request) again() {
 	r.slots, r.computed, r.target, r.generated, r.owed, r.ready = nil, 0, 0, 0, 0, 0
 	r.unnamed, r.decoding, r.booked = false, false, booking{}
-}
-
-func (s *sim) push(e event) {
-	e.number = s.pushed
-	s.pushed++
-	q := append(s.queue, e)
-	i := len(q) - 1
-	for i > 0 && q[i].before(q[(i-1)/2]) {
-		q[i], q[(i-1)/2] = q[(i-1)/2], q[i]
-		i = (i - 1) / 2
-	}
-	s.queue = q
-}
-
-func (s *sim) pop() event {
-	q := s.queue
-	top := q[0]
-	n := len(q) - 1
-	q[0] = q[n]
-	q = q[:n]
-	for i := 0; ; {
-		c := 2*i + 1
-		if c >= n {
-			break
-		}
-		if c+1 < n && q[c+1].before(q[c]) {
-			c++
-		}
-		if !q[c].before(q[i]) {
-			break
-		}
-		q[i], q[c] = q[c], q[i]
-		i = c
-	}
-	s.queue = q
-	return top
-}
-
-func (e event) before(o event) bool {
-	return e.at < o.at || e.at == o.at && e.number < o.number
+	r.retries++
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -50,7 +51,7 @@ func TestConservation(t *testing.T) {
 				cfg := small(rng)
 				if seed%2 == 1 {
 					cfg.EnginesPerGPU, cfg.ShareLoss, cfg.PrefillHost, cfg.Attention = 2, 0.1, 1e-2, 1e-6
-					cfg.Delay, cfg.Ahead, cfg.ReservePrompt = 1e-2, true, true
+					cfg.Delay, cfg.Reply, cfg.Ahead, cfg.ReservePrompt = 1e-2, 1e-2, true, true
 				}
 				if seed%3 == 1 {
 					cfg.Host, cfg.HostRate = cfg.Capacity, 1e9
@@ -332,7 +333,11 @@ func TestTrace(t *testing.T) {
 // TestCommand: what is printed, and that bad input is refused with the flag's name.
 func TestCommand(t *testing.T) {
 	dir := t.TempDir()
-	file := filepath.Join(dir, "trace.jsonl")
+	traces := filepath.Join(dir, "traces")
+	if err := os.Mkdir(traces, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(traces, "conversation_trace.jsonl")
 	f, err := os.Create(file)
 	if err == nil {
 		err = trace.Write(f, trace.Generate(trace.Options{Seed: 1, Requests: 200, Clump: 10}))
@@ -405,7 +410,44 @@ func TestCommand(t *testing.T) {
 	if err != nil || rep.Routing.OverlapScoreCredit != 4 || len(rep.Points[0].Runs) != len(Rivals) {
 		t.Errorf("%v: %s", err, text)
 	}
+	sampled := filepath.Join(dir, "sample.json")
+	if err := os.WriteFile(sampled, []byte(`{"scale": 4, "requests": [[7, 300, [0, 1, 2]], [7, 500, [0, 1, 2, 3]],
+		["x", 129, [0, 9]]]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text, err = run("--trace", sampled, "--engine", "vllm-h200", "--workers", "1", "--rate", "1", "--arms", "sticky",
+		"--json")
+	if err == nil {
+		rep = Report{}
+		err = json.Unmarshal([]byte(text), &rep)
+	}
+	// the second request finds the 18 whole blocks of the first, the third those of hash id 0
+	if f := rep.Points[0].Runs[0].Total; err != nil || f.Requests != 3 || f.PromptTokens != 929 ||
+		math.Abs(f.HitRate-float64(288+128)/929) > 1e-9 {
+		t.Errorf("%v: %s", err, text)
+	}
+	text, err = run("matrix", "--workloads", "agents", "--requests", "60", "--seeds", "1", "--load", "0.5", "--host",
+		"0,1", "--arms", "sticky,random", "--subject", "dynamo-4-4", "--json")
+	var cells []Cell
+	if err == nil {
+		err = json.Unmarshal([]byte(text), &cells)
+	}
+	if err != nil || len(cells) != 2 || len(cells[0].Arms) != 3 || cells[1].Host != 1 {
+		t.Errorf("%v: %s", err, text)
+	}
+	text, err = run("matrix", "--workloads", "conversation", "--requests", "60", "--seeds", "1", "--load", "0.5",
+		"--host", "0", "--arms", "sticky", "--traces", traces)
+	if err != nil || !strings.Contains(text, "sessions of Mooncake's trace") || !strings.Contains(text, "| sticky |") {
+		t.Errorf("%v: %s", err, text)
+	}
 	for _, bad := range []struct{ want, args string }{
+		{"--arms", "matrix --arms best"},
+		{"--traces", "matrix --traces " + filepath.Join(dir, "none")},
+		{"--requests", "matrix --requests 1"},
+		{"--seeds", "matrix --seeds 0"},
+		{"--load", "matrix --load 0"},
+		{"--host", "matrix --host -1"},
+		{"--workloads", "matrix --workloads agent"},
 		{"--workload", "--arms random"},
 		{"--workload", "--workload capacity-74"},
 		{"--trace", "--trace " + dir + "/none"},

@@ -40,7 +40,7 @@ type Stage struct {
 	Arrivals []Arrival
 }
 
-// Workload is what a fleet is asked.
+// Workload is a list of requests, with the fleet for which it was published.
 type Workload struct {
 	Name    string
 	Stages  []Stage

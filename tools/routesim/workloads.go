@@ -31,6 +31,7 @@ type sessions struct {
 	first, added int     // tokens of the first turn, and those that each further turn adds; exponential
 	output       int     // exponential
 	pause        float64 // between turns, in shares of the run; exponential
+	churn        bool    // workers leave and join
 }
 
 // The generated workloads of a matrix. Toolagent and synthetic stand in for Mooncake's traces of the same names.
@@ -41,7 +42,8 @@ var generated = []sessions{
 	{name: "agents", prefixes: 4, prefixTokens: 3072, turns: 18, first: 2500, added: 900, output: 120, pause: 0.012},
 	{name: "single-turns", prefixes: 1, prefixTokens: 512, turns: 1, first: 3500, output: 250},
 	{name: "hot-prefix", prefixes: 60, prefixTokens: 8192, hot: 0.6, turns: 1, first: 700, output: 200},
-	{name: "churn", prefixes: 6, prefixTokens: 1024, turns: 5, first: 2500, added: 700, output: 200, pause: 0.06},
+	{name: "churn", prefixes: 6, prefixTokens: 1024, turns: 5, first: 2500, added: 700, output: 200, pause: 0.06,
+		churn: true},
 }
 
 // workload generates about so many requests.
@@ -75,7 +77,13 @@ func (x sessions) workload(seed uint64, requests int, e Engine) Workload {
 		}
 		list = append(list, c)
 	}
-	return arrange(x.name, list, rng, e)
+	w := arrange(x.name, list, rng, e)
+	if x.churn {
+		end := w.Duration()
+		w.Changes = []Change{{0.25 * end, matrixWorkers - 1, true}, {0.4 * end, 0, false}, {0.6 * end, 0, true},
+			{0.8 * end, 1, false}}
+	}
+	return w
 }
 
 // arrange orders the turns of all sessions by time. A rate is set by [Workload.AtRate].
@@ -105,7 +113,7 @@ func arrange(name string, list []conversation, rng *rand.Rand, e Engine) Workloa
 	for i := range st.Arrivals {
 		st.Arrivals[i].At *= float64(len(st.Arrivals)) / end
 	}
-	w := Workload{Name: name, Stages: []Stage{st}, Engine: e, Workers: 8, PrefillLoadScale: 1}
+	w := Workload{Name: name, Stages: []Stage{st}, Engine: e, Workers: matrixWorkers, PrefillLoadScale: 1}
 	w.number()
 	return w
 }
@@ -135,7 +143,7 @@ func (w *Workload) Duration() float64 {
 }
 
 // SaturatingRate estimates the requests per second that the fleet can serve with the reuse of one cache of the whole
-// fleet's memory: the time on a GPU of all requests of the workload, over the workers.
+// fleet's memory: the time on a GPU of all requests of the workload, over the workers that are there on average.
 func (w *Workload) SaturatingRate(workers int) float64 {
 	e := &w.Engine
 	b := Bound(w, workers)
@@ -151,12 +159,35 @@ func (w *Workload) SaturatingRate(workers int) float64 {
 	}
 	speed := 0.0
 	for i := range workers {
-		speed++
+		x := w.present(i)
 		if n := len(w.Speeds); n > 0 {
-			speed += w.Speeds[i%n] - 1
+			x *= w.Speeds[i%n]
 		}
+		speed += x
 	}
 	return float64(requests) * speed / total
+}
+
+// present is the share of the run in which a worker is there.
+func (w *Workload) present(worker int) float64 {
+	end, since, sum, first := w.Duration(), 0.0, 0.0, true
+	up := true
+	for _, c := range w.Changes {
+		if c.Worker != worker {
+			continue
+		}
+		if first {
+			first, up = false, !c.Up // one that joins first was away before
+		}
+		if up {
+			sum += c.At - since
+		}
+		up, since = c.Up, c.At
+	}
+	if up {
+		sum += end - since
+	}
+	return sum / end
 }
 
 // fit sets the engine of a workload and leaves out the requests that take more than half of its memory.
