@@ -34,7 +34,7 @@ func TestPagesShowCommandsThatExist(t *testing.T) {
 			if len(words) == 0 || words[0] == "completion" {
 				continue
 			}
-			if !slices.Contains([]string{"auth", "bench", "snapshot", "tokenizer", "workers"}, words[0]) {
+			if !slices.Contains([]string{"auth", "bench", "simulate", "snapshot", "tokenizer", "workers"}, words[0]) {
 				words = words[:1] // what follows is an argument
 			}
 			command := name + " " + strings.Join(words, " ")

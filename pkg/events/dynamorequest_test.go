@@ -96,7 +96,8 @@ func TestDynamoRequestsRefused(t *testing.T) {
 		`{"request_id":"r","worker_id":7,"data":{"NewPrefill":-1}}`:                      "-1",
 		`{"request_id":"r","worker_id":7,"data":{"NewPrefill":9007199254740993}}`:        "no number of tokens",
 		`{"request_id":"r","worker_id":7,"data":{"AddRequest":{"token_sequence":[""]}}}`: "no 64-bit number",
-		`{"events":[{"events":[]}]}`:                                                     "event 1 of 1: request_id is missing",
+
+		`{"events":[{"events":[]}]}`: "event 1 of 1: request_id is missing",
 	} {
 		if got, err := readRequests([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %+v, %v, want %q", text, got, err, want)
