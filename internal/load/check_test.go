@@ -51,7 +51,9 @@ func (t *Table) Check() error {
 			return fmt.Errorf("%v is not in its row", key)
 		}
 		load := &loads[r.row.index]
-		load.PrefillTokens += r.pending()
+		if load.PrefillTokens += r.pending(); r.pending() > 0 {
+			load.Prefilling++
+		}
 		load.Requests++
 		weights[r.row] += r.own(r.private)
 		end := len(r.hashes)

@@ -50,7 +50,7 @@ func (t *Table) put(now time.Duration, e *event) {
 	left := min(e.left, t.limits.Expiry)
 	if r := t.records[e.key]; r != nil {
 		if next := r.state.join(e.state); !next.equal(&r.state) {
-			t.replace(r, next)
+			t.replace(now, r, next)
 		}
 		if deadline := now + left; deadline < r.deadline {
 			r.deadline = deadline
@@ -91,6 +91,7 @@ func (t *Table) put(now time.Duration, e *event) {
 // drop takes the end of a request from another node. A booking that arrives later stays out.
 func (t *Table) drop(now time.Duration, key Key) {
 	if r := t.records[key]; r != nil {
+		t.prefilled(now, r)
 		t.remove(now, r)
 		return
 	}

@@ -71,7 +71,7 @@ func TestDigestsAreCompared(t *testing.T) {
 		table := w.nodes[1].Table(m)
 		next := table.ids["r"].state
 		next.done = true
-		table.replace(table.ids["r"], next)
+		table.replace(0, table.ids["r"], next)
 		patience := 2 * time.Second
 		if busy {
 			patience += doubtMost

@@ -391,6 +391,9 @@ func naive(t *Table) map[string]Load {
 		l.Rank = r.rank
 		if l.Requests++; !r.done {
 			l.PrefillTokens += r.tokens
+			if r.tokens > 0 {
+				l.Prefilling++
+			}
 		}
 		rows[rank] = l
 		if blocks[rank] == nil {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
 // Errors of a [Table]'s operations. What the caller does next differs: another id, nothing, back off, mend the request.
@@ -91,6 +92,7 @@ func (b *Booking) check(l *Limits) error {
 type Load struct {
 	Rank          events.RankKey
 	PrefillTokens int64 // of requests whose prefill is not complete
+	Prefilling    int32 // how many requests those are, that have such tokens
 	Blocks        int64 // of all its requests, shared ones counted once, by weight, rounded
 	Requests      int32
 	Depth         int32 // how many leading hashes of the query one of its requests has
@@ -145,6 +147,8 @@ type row struct {
 	weight  uint64
 	records []*record
 	idle    time.Duration // since when it has none
+	pace    routing.Pace
+	since   time.Duration // since when it has requests to prefill, if it has
 }
 
 // Table is the requests under way of one model, and what they mean for the load of each rank. Reading ([Table.Loads],
@@ -288,7 +292,7 @@ func (t *Table) PrefillComplete(now time.Duration, id string) error {
 	}
 	next := r.state
 	next.done = true
-	t.replace(r, next)
+	t.replace(now, r, next)
 	t.Counts.PrefillDone++
 	t.changed(updated, r)
 	return nil
@@ -324,7 +328,7 @@ func (t *Table) OutputBlock(now time.Duration, id string, fraction float64) erro
 			next.runs = addRun(r.runs, from, next.mark.weight)
 		}
 	}
-	t.replace(r, next)
+	t.replace(now, r, next)
 	t.Counts.OutputBlocks++
 	t.changed(updated, r)
 	return nil
@@ -336,6 +340,7 @@ func (t *Table) Free(now time.Duration, id string) error {
 	if err != nil {
 		return err
 	}
+	t.prefilled(now, r)
 	t.remove(now, r)
 	t.Counts.Freed++
 	t.changed(freed, r)
@@ -353,7 +358,7 @@ func (t *Table) RemoveRank(key events.RankKey) {
 		r := row.records[len(row.records)-1]
 		next := r.state
 		next.gone = true
-		t.replace(r, next)
+		t.replace(0, r, next)
 		t.Counts.Gone++
 		t.changed(updated, r)
 	}
@@ -371,6 +376,16 @@ func (t *Table) Loads(dst []Load, seq []events.SeqHash) []Load {
 
 // Rows is the load of every rank, by row, without depths. It is the table's own, and changes with it.
 func (t *Table) Rows() []Load { return t.loads }
+
+// Pace returns how fast the rank of a row prefills, as measured on this node, and how many milliseconds it has worked on
+// the requests that it has to prefill since the last first token; 0 if it has none. It is the table's own.
+func (t *Table) Pace(i int, now time.Duration) (p *routing.Pace, working float64) {
+	row := t.rows[i]
+	if t.loads[i].Prefilling > 0 {
+		working = row.pace.Working(now, row.since)
+	}
+	return &row.pace, working
+}
 
 // Depths returns, by row, how many leading hashes of seq the requests of each rank have. It allocates only if dst is
 // too short.
@@ -406,6 +421,7 @@ func (t *Table) Where(id string) (events.RankKey, bool) {
 func (t *Table) Tick(now time.Duration) {
 	t.expire(now)
 	for i := len(t.rows) - 1; i >= 0; i-- {
+		t.rows[i].pace.Tick(now)
 		if row := t.rows[i]; len(row.records) == 0 && now-row.idle >= t.limits.Expiry {
 			t.removeRow(row)
 		}
@@ -476,8 +492,21 @@ func (t *Table) remove(now time.Duration, r *record) {
 	r.hashes = nil // [seen] may keep r for a while
 }
 
+// prefilled measures a request whose first token has come, or that ends.
+func (t *Table) prefilled(now time.Duration, r *record) {
+	if r.row != nil && !r.done {
+		r.row.pace.Prefilled(now, t.sent(r), r.tokens)
+	}
+}
+
+// sent is when a request was booked.
+func (t *Table) sent(r *record) time.Duration { return r.deadline - t.limits.Expiry }
+
 // replace gives a record a new state.
-func (t *Table) replace(r *record, next state) {
+func (t *Table) replace(now time.Duration, r *record, next state) {
+	if next.done && !next.gone {
+		t.prefilled(now, r)
+	}
 	t.sum.sub(r)
 	t.blocks -= r.blocks()
 	switch {
@@ -488,13 +517,12 @@ func (t *Table) replace(r *record, next state) {
 		r.state = next
 	default:
 		row := r.row
-		load := &t.loads[row.index]
-		load.PrefillTokens -= r.pending()
+		t.pend(r, -1)
 		row.weight -= r.own(r.private)
 		before := r.runs
 		r.state = next
 		row.weight += r.own(r.private)
-		load.PrefillTokens += r.pending()
+		t.pend(r, 1)
 		if !slices.Equal(before, r.runs) {
 			t.rerun(r, before)
 		}
@@ -513,6 +541,20 @@ func (r *record) pending() int64 {
 	return r.tokens
 }
 
+// pend adds what a record has to prefill to its row's load (sign 1), or takes it away (-1).
+func (t *Table) pend(r *record, sign int64) {
+	n := r.pending()
+	if n == 0 {
+		return
+	}
+	load := &t.loads[r.row.index]
+	if load.Prefilling == 0 {
+		r.row.since = t.sent(r)
+	}
+	load.PrefillTokens += sign * n
+	load.Prefilling += int32(sign)
+}
+
 // attach adds a record's load to its row.
 func (t *Table) attach(r *record) {
 	row := t.rowOf(r.rank)
@@ -526,9 +568,8 @@ func (t *Table) attach(r *record) {
 		n.enter(row, weightAt(r.runs, n.start))
 	}
 	row.weight += r.own(r.private)
-	load := &t.loads[row.index]
-	load.PrefillTokens += r.pending()
-	load.Requests++
+	t.pend(r, 1)
+	t.loads[row.index].Requests++
 	t.round(row)
 }
 
@@ -558,9 +599,8 @@ func (t *Table) detach(r *record) {
 		n = up
 	}
 	row.weight -= r.own(r.private)
-	load := &t.loads[row.index]
-	load.PrefillTokens -= r.pending()
-	load.Requests--
+	t.pend(r, -1)
+	t.loads[row.index].Requests--
 	t.round(row)
 	r.row, r.tail = nil, nil
 }

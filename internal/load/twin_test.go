@@ -162,6 +162,9 @@ func (w *twin) load(rank events.RankKey, seq []events.SeqHash) Load {
 		l.Requests++
 		if !r.done {
 			l.PrefillTokens += r.PrefillTokens
+			if r.PrefillTokens > 0 {
+				l.Prefilling++
+			}
 		}
 		for _, f := range slices.Concat(r.outputs, r.private) {
 			sum += f

@@ -31,6 +31,7 @@ type Loads interface {
 	// ReadForeign calls read with the table of requests that routers of another make sent, if there are any.
 	ReadForeign(model load.Model, read func(*load.Table))
 	Models() []load.Model // that have a table
+	Now() time.Duration   // of the tables' clock
 
 	// Watch has a value put into the channel, unless that is full, whenever a load may have changed.
 	Watch(changed chan<- struct{})
@@ -482,14 +483,40 @@ func table(model string) load.Model { return load.Model{Name: model} }
 func (s *Service) weigh(x *scratch, of *candidates, model string, reuse bool) {
 	blocks := uint64(len(x.seq))
 	for i := range x.list {
-		x.list[i].NewBlocks = blocks
+		x.list[i].NewBlocks, x.list[i].Busy = blocks, routing.PriorBusy
 	}
 	seq := x.seq
 	if !reuse {
 		seq = nil // its blocks will be its own
 	}
-	s.cfg.Loads.Read(table(model), func(t *load.Table) { x.add(t, of.rowsOf(t, &of.rows), seq) })
+	s.cfg.Loads.Read(table(model), func(t *load.Table) {
+		at := of.rowsOf(t, &of.rows)
+		x.add(t, at, seq)
+		x.measured(t, at, s.cfg.Loads.Now())
+	})
 	s.cfg.Loads.ReadForeign(table(model), func(t *load.Table) { x.add(t, of.rowsOf(t, &of.foreign), seq) })
+}
+
+// measured writes into the candidates how fast they prefill. at is where the table's rows are in the list.
+func (x *scratch) measured(t *load.Table, at []int32, now time.Duration) {
+	var fleet routing.Pace
+	for i, at := range at {
+		if at >= 0 {
+			pace, working := t.Pace(i, now)
+			x.list[at].WorkingMS, x.list[at].Busy = working, pace.Busy()
+			fleet.Add(pace)
+		}
+	}
+	prior := fleet.Rate(0)
+	for i := range x.list {
+		x.list[i].PrefillRate = prior
+	}
+	for i, at := range at {
+		if at >= 0 {
+			pace, _ := t.Pace(i, now)
+			x.list[at].PrefillRate = pace.Rate(prior)
+		}
+	}
 }
 
 // add adds a table's loads to the candidates. at is where its rows are in the list. Blocks that requests of two tables
@@ -505,6 +532,7 @@ func (x *scratch) add(t *load.Table, at []int32, seq []events.SeqHash) {
 		c.ActivePrefillTokens += uint64(l.PrefillTokens)
 		c.ActiveBlocks += uint64(l.Blocks)
 		c.ActiveRequests += uint64(l.Requests)
+		c.PrefillRequests += uint64(l.Prefilling)
 		c.NewBlocks = min(c.NewBlocks, blocks-uint64(x.depths[i]))
 	}
 }

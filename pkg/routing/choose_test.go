@@ -312,7 +312,7 @@ func TestOtherPolicies(t *testing.T) {
 		}
 	}
 	candidates[1].Worker.State = Draining
-	for _, policy := range []string{"dynamo", "least_load", "prefix_only", "random", "round_robin"} {
+	for _, policy := range []string{"dynamo", "kvatlas", "least_load", "prefix_only", "random", "round_robin"} {
 		s := newSelector(t, policy, nil)
 		for _, worker := range []events.WorkerID{"w0", "w2", "w3"} {
 			choice, err := s.Choose(&Request{ISL: 160, BlockSize: 16, Affinity: &Target{Worker: worker}}, candidates,
@@ -409,7 +409,7 @@ func TestPoliciesOfOthers(t *testing.T) {
 		}()
 	}
 	got := slices.DeleteFunc(Policies(), func(name string) bool { return strings.HasPrefix(name, "test-") })
-	if !slices.Equal(got, []string{"dynamo", "least_load", "prefix_only", "random", "round_robin"}) {
+	if !slices.Equal(got, []string{"dynamo", "kvatlas", "least_load", "prefix_only", "random", "round_robin"}) {
 		t.Errorf("there are %q", got)
 	}
 }
@@ -483,7 +483,7 @@ func variants() map[string]func(*Config, *Request) {
 // TestNoAllocations: without an explanation, a choice takes no memory but its scratch.
 func TestNoAllocations(t *testing.T) {
 	for name, change := range variants() {
-		for _, policy := range []string{"dynamo", "least_load", "prefix_only", "random", "round_robin"} {
+		for _, policy := range []string{"dynamo", "kvatlas", "least_load", "prefix_only", "random", "round_robin"} {
 			r, candidates := fleet(256)
 			s := newSelector(t, policy, func(c *Config) { change(c, r) })
 			rng, scratch := rand.New(rand.NewPCG(1, 2)), new(Scratch)

@@ -44,5 +44,27 @@
 // With temperature 0 the smallest cost wins, equal ones uniformly at random. With T > 0 the probability of a candidate
 // is proportional to exp(−(cost − min) / ((max − min)·T)).
 //
+// # The cost of the policy kvatlas
+//
+// In milliseconds, for a request of isl tokens. A [Pace] has measured rate, busy and working:
+//
+//	held     = tokens of the prompt in device memory, host memory, on disk, and in the shared store
+//	uncached = isl − held
+//	queue    = active_prefill / rate − min(working, active_prefill / rate / prefilling requests)
+//	prefill  = uncached / rate · (1 + (held + uncached/2) / 32768)                  0 for the decode pool
+//	load     = (host·(1 − host_w) + disk·(1 − disk_w) + shared·(1 − m)) / rate      in tokens of these tiers
+//	decode   = 0.05 · prefill · decoding requests
+//	later    = (congestion − 1) · prefill
+//	congestion = min(1 / (1 − mean busy of all candidates)², 6)
+//	eviction = blocks to evict · B / rate · eviction_loss · congestion
+//	cost     = queue + prefill + load + decode + later + eviction
+//	           times the taints' factor, as with dynamo
+//
+// queue + prefill + load is the time to the first token. The rest is delay of others: requests that decode there,
+// requests that come later, and requests that will miss what is evicted. In a queue with random arrivals and utilisation u
+// there are u/(1−u) requests on average; the derivative by u, 1/(1−u)², is how much longer all requests wait for one more
+// unit of work. It is small in an idle fleet, where the shortest time wins, and large in a busy one, where the least work
+// wins. That is when prefixes should be used where they are, and when a second copy is worth its work.
+//
 // docs/routing.md explains the terms by an example. Load rows, bookings and queues are not here: who calls has them.
 package routing

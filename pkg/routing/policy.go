@@ -121,6 +121,7 @@ type View struct {
 	untiered   bool     // no candidate has a tier's depth: Candidate.Overlap counts
 	beyond     []uint32 // of Request.Shared: blocks in this range and those after it
 	terms      []Terms  // of kept, if the request asks for an explanation and the policy has DynamoCost
+	crowd      float64  // congestion of the candidates; 0: not calculated yet
 	scratch    *Scratch
 }
 

@@ -90,6 +90,18 @@ type Candidate struct {
 	ActiveBlocks        uint64 // of requests under way, each block once
 	ActiveRequests      uint64
 	NewBlocks           uint64 // whole blocks of the prompt that no request under way there has
+	PrefillRequests     uint64 // of ActiveRequests: those that ActivePrefillTokens are of
+
+	// PrefillRate, Busy and WorkingMS are what a [Pace] has measured: tokens per millisecond (0: nothing was), the share
+	// of time with prefill to do, and how long the rank has worked on what it has to prefill.
+	PrefillRate float64
+	Busy        float64
+	WorkingMS   float64
+
+	// HasHeld says that it is known how many blocks the index has for the candidate in device memory: HeldBlocks. All of
+	// them and those of requests under way fill the capacity (Worker.TotalKVBlocks).
+	HasHeld    bool
+	HeldBlocks uint64
 
 	// HasUsed says that it was reported how many of the engine's blocks are used (ActiveLoad.kv_used_blocks, in older
 	// engines ForwardPassMetrics.kv_active_blocks). UsedOf is the capacity that the engine reports (kv_total_blocks), or
@@ -145,6 +157,10 @@ type Request struct {
 	Blocks uint64
 
 	ExpectedOutputTokens uint32 // 0: not said; no cost here reads it
+
+	// EvictionLoss is how probable it is that a block that is evicted will be asked for while nobody holds it, from 0 to
+	// 1. 0: not known, or never.
+	EvictionLoss float64
 
 	Role      Role // the pool; "": any worker
 	LoRA      string

@@ -1,0 +1,113 @@
+package routing
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// expectedTwin is the cost of the policy kvatlas as its description has it, with all terms in one place.
+func expectedTwin(r *Request, c *Config, all []Candidate, i int) float64 {
+	w, size := &all[i], float64(r.BlockSize)
+	rate := w.PrefillRate
+	if rate == 0 {
+		rate = 10
+	}
+	busy := 0.0
+	for k := range all {
+		busy += all[k].Busy / float64(len(all))
+	}
+	congestion := 6.0
+	if busy < 1 {
+		congestion = math.Min(6, 1/math.Pow(1-busy, 2))
+	}
+	left := float64(r.ISL)
+	take := func(blocks uint32) float64 {
+		n := math.Min(float64(blocks)*size, left)
+		left -= n
+		return n
+	}
+	take(w.Device)
+	load := take(w.Host)*(1-c.HostCacheHitWeight) + take(w.Disk)*(1-c.DiskCacheHitWeight) +
+		take(w.WouldLoad)*(1-c.SharedCacheMultiplier)
+	prefill := left / rate * (1 + (float64(r.ISL)-left/2)/32768)
+	if r.Role == Decode {
+		load, prefill = load+left*(1-c.HostCacheHitWeight), 0
+	}
+	cost := load/rate + congestion*prefill
+	if w.HasLoad {
+		queue := float64(w.ActivePrefillTokens) / rate
+		if w.PrefillRequests > 0 {
+			queue -= math.Min(w.WorkingMS, queue/float64(w.PrefillRequests))
+		}
+		cost += queue + 0.05*math.Max(0, float64(w.ActiveRequests)-float64(w.PrefillRequests))*prefill
+	}
+	blocks := math.Ceil(float64(r.ISL)/size) - float64(w.Device)
+	if w.HasHeld && w.Worker.TotalKVBlocks > 0 {
+		room := math.Max(0, float64(w.Worker.TotalKVBlocks)-float64(w.HeldBlocks))
+		blocks -= room
+	}
+	return cost + math.Max(0, blocks)*size/rate*r.EvictionLoss*congestion
+}
+
+// TestExpectedLikeItsTwin compares costs and choices of random requests with the twin's.
+func TestExpectedLikeItsTwin(t *testing.T) {
+	t.Parallel()
+	var scratch Scratch
+	for seed := range uint64(3000) {
+		rng := rand.New(rand.NewPCG(seed, 36))
+		config := DefaultConfig()
+		config.HostCacheHitWeight, config.DiskCacheHitWeight = rng.Float64(), rng.Float64()
+		config.SharedCacheMultiplier = rng.Float64()
+		s, err := New("kvatlas", config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := &Request{ISL: 1 + rng.Uint64N(20_000), BlockSize: 1 + rng.Uint32N(64), Explain: true,
+			EvictionLoss: float64(rng.IntN(2)) * rng.Float64(), Role: []Role{"", Prefill, Decode}[rng.IntN(3)]}
+		r.Blocks = r.ISL / uint64(r.BlockSize)
+		all := make([]Candidate, 1+rng.IntN(8))
+		for i := range all {
+			c := &all[i]
+			c.Worker = &Worker{ID: events.WorkerID(fmt.Sprint(i)), Role: r.Role, TotalKVBlocks: uint64(rng.IntN(2) * 1000)}
+			deep := func() uint32 { return rng.Uint32N(uint32(r.RequestBlocks()) + 1) }
+			c.Device, c.Host, c.Disk, c.WouldLoad = 1+deep(), deep()/2, deep()/4, deep()/4
+			if c.HasLoad = rng.IntN(4) > 0; c.HasLoad {
+				c.PrefillRequests = rng.Uint64N(4)
+				c.ActivePrefillTokens, c.ActiveRequests = c.PrefillRequests*rng.Uint64N(9000), rng.Uint64N(30)
+				c.Busy, c.WorkingMS = rng.Float64(), 200*rng.Float64()
+				c.PrefillRate = float64(rng.IntN(2)) * 20 * rng.Float64()
+			}
+			c.HasHeld, c.HeldBlocks = rng.IntN(2) == 0, rng.Uint64N(1200)
+		}
+		choice, err := s.Choose(r, all, rng, &scratch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want []float64
+		for i := range all {
+			want = append(want, expectedTwin(r, &config, all, i))
+		}
+		least := slices.Min(want)
+		for i, x := range choice.Explanation.Candidates {
+			sum := 0.0
+			for _, score := range x.Scores {
+				sum += score.Cost
+			}
+			near := func(a, b float64) bool { return math.Abs(a-b) <= 1e-9*math.Max(1, math.Abs(a)) }
+			if !near(x.Cost, want[i]) || !near(sum, want[i]) || len(x.Scores) != 6 {
+				t.Fatalf("seed %d: candidate %d costs %v (%+v), want %v", seed, i, x.Cost, x.Scores, want[i])
+			}
+			if want[i] > least*1.021+1.001 && (x.Chosen || x.Probability > 0) {
+				t.Fatalf("seed %d: candidate %d of cost %v may be chosen; the least is %v", seed, i, x.Cost, least)
+			}
+			if want[i] < least*1.019+0.999 && x.Probability == 0 {
+				t.Fatalf("seed %d: candidate %d of cost %v may not be chosen; the least is %v", seed, i, x.Cost, least)
+			}
+		}
+	}
+}
