@@ -84,7 +84,7 @@ func (s *sim) resend() error {
 	s.lost = nil
 	for _, r := range lost {
 		if r.booked.life > 0 {
-			s.fleet.free(r)
+			s.fleet.free(r, s.now)
 		}
 		r.again()
 		if err := s.send(r); err != nil {

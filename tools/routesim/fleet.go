@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
@@ -17,6 +18,10 @@ type loads struct {
 	requests int
 	tokens   int           // of their prompts
 	active   sparse[int32] // blocks, with how many requests have them
+
+	prefilling int    // requests that prefill is of
+	since      micros // when there was none last
+	pace       routing.Pace
 }
 
 // table is what a router without events guesses of one worker.
@@ -36,6 +41,7 @@ func (t *table) depth(names []block, now micros) int {
 type booking struct {
 	life    int // of the router
 	prefill int // tokens that are charged
+	sent    micros
 	lru     *pool
 	slots   []int32 // of lru
 }
@@ -198,13 +204,22 @@ func (f *fleet) byPolicy(router *router, r *request, now micros) error {
 	if f.index != nil {
 		f.index.Match(0, r.prompt.locals(), nil, &f.answer)
 	}
+	var fleet routing.Pace
+	for _, w := range f.live {
+		router.loads[w].pace.Tick(duration(now))
+		fleet.Add(&router.loads[w].pace)
+	}
 	list := f.candidates[:0]
 	for _, w := range f.live {
 		e := f.engines[w]
 		c := routing.Candidate{Worker: &f.workers[w]}
 		l := &router.loads[w]
 		c.HasLoad, c.ActivePrefillTokens, c.ActiveRequests = true, uint64(l.prefill), uint64(l.requests)
-		c.ActiveBlocks = uint64(l.active.used)
+		c.ActiveBlocks, c.PrefillRequests = uint64(l.active.used), uint64(l.prefilling)
+		c.PrefillRate, c.Busy = l.pace.Rate(fleet.Rate(0)), l.pace.Busy()
+		if l.prefilling > 0 {
+			c.WorkingMS = l.pace.Working(duration(now), duration(l.since))
+		}
 		switch f.way.knows {
 		case knowsIndex:
 			c.Device, c.Host = f.indexed(w)
@@ -294,8 +309,13 @@ func (f *fleet) facts(w int, r *request) Facts {
 // book notes a request under way, and, without events, that its prompt's blocks will be on the worker.
 func (f *fleet) book(router *router, r *request, prefill int, now micros) {
 	blocks, l := r.prompt.blocks, &router.loads[r.worker]
-	b := booking{life: router.life, prefill: prefill}
-	l.prefill += b.prefill
+	b := booking{life: router.life, prefill: prefill, sent: now}
+	if l.prefill += b.prefill; b.prefill > 0 {
+		if l.prefilling == 0 {
+			l.since = now
+		}
+		l.prefilling++
+	}
 	l.requests++
 	l.tokens += r.prompt.Tokens
 	if f.way.books() {
@@ -330,16 +350,23 @@ func (f *fleet) book(router *router, r *request, prefill int, now micros) {
 }
 
 // prefilled ends what a request's prefill counts.
-func (f *fleet) prefilled(r *request) {
-	if router := f.routers[r.router]; f.way.shares || r.booked.life == router.life {
-		router.loads[r.worker].prefill -= r.booked.prefill
-		r.booked.prefill = 0
+func (f *fleet) prefilled(r *request, now micros) {
+	router := f.routers[r.router]
+	if b := &r.booked; b.prefill > 0 && (f.way.shares || b.life == router.life) {
+		l := &router.loads[r.worker]
+		l.pace.Prefilled(duration(now), duration(b.sent), int64(b.prefill))
+		l.prefill -= b.prefill
+		l.prefilling--
+		b.prefill = 0
 	}
 }
 
+// duration is a moment as pkg/routing has it. It is above 0.
+func duration(t micros) time.Duration { return time.Duration(t+1) * time.Microsecond }
+
 // free ends a booking.
-func (f *fleet) free(r *request) {
-	f.prefilled(r)
+func (f *fleet) free(r *request, now micros) {
+	f.prefilled(r, now)
 	router := f.routers[r.router]
 	if !f.way.shares && r.booked.life != router.life {
 		return

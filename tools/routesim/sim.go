@@ -365,7 +365,7 @@ func (s *sim) finish(w int) {
 func (s *sim) replied(began []*request, retries []int, done []*request) {
 	for i, r := range began {
 		if retries == nil || r.retries == retries[i] {
-			s.fleet.prefilled(r)
+			s.fleet.prefilled(r, s.now)
 		}
 	}
 	s.ended(done)
@@ -374,7 +374,7 @@ func (s *sim) replied(began []*request, retries []int, done []*request) {
 // ended ends requests.
 func (s *sim) ended(done []*request) {
 	for _, r := range done {
-		s.fleet.free(r)
+		s.fleet.free(r, s.now)
 		s.under--
 		s.left--
 		s.run.done(r)
