@@ -12,7 +12,7 @@ import (
 func init() {
 	Register("kvatlas", func(Config) (Policy, error) {
 		return Policy{Filters: []Filter{affinity}, Picker: close{}, Scorers: []Scorer{
-			expected{"queue", queueTime}, expected{"prefill", prefillTime}, expected{"load", loadTime},
+			expected{"queue", queueTime}, expected{"room", roomTime}, expected{"prefill", prefillTime}, expected{"load", loadTime},
 			expected{"decode", decodeSlowdown}, expected{"later", laterDelay}, expected{"eviction", evictionCost},
 		}}, nil
 	})
@@ -65,6 +65,16 @@ func queueTime(_ *View, c *Candidate) float64 {
 		queue -= min(c.WorkingMS, queue/float64(c.PrefillRequests))
 	}
 	return queue
+}
+
+// roomTime is until requests under way have ended whose blocks the request needs, if they fill the candidate's memory.
+func roomTime(_ *View, c *Candidate) float64 {
+	room := c.capacity()
+	if !c.HasLoad || room == 0 || c.ActiveBlocks+c.NewBlocks <= room {
+		return 0
+	}
+	short := float64(c.ActiveBlocks + c.NewBlocks - room)
+	return c.LifeMS * min(short/float64(max(c.ActiveBlocks, 1)), 1)
 }
 
 // held is how many tokens of the prompt a candidate need not compute: in device memory, and in lower tiers.

@@ -14,6 +14,7 @@ import (
 type Pace struct {
 	tokens, ms    float64       // prefilled, and in how long
 	busy, watched float64       // milliseconds with work, and all
+	lives, ended  float64       // milliseconds that requests took, and how many
 	at            time.Duration // of watched; 0: no request has been sent
 	done          time.Duration // the last first token
 }
@@ -30,7 +31,8 @@ const (
 	window      = 30_000.0 // milliseconds after which a measurement weighs 1/e: of work, and of time
 	leastRate   = 0.01     // tokens per millisecond
 	mostRate    = 10_000.0
-	mostElapsed = 60_000.0 // of one request: an engine that stood still says little about its rate
+	mostLife    = 600_000.0 // of one request, in milliseconds
+	mostElapsed = 60_000.0  // of one request: an engine that stood still says little about its rate
 )
 
 // Prefilled tells that the first token of a request has come, of which so many tokens were to be prefilled. Times are of
@@ -50,6 +52,20 @@ func (p *Pace) Prefilled(now, sent time.Duration, tokens int64) {
 	p.busy += elapsed
 }
 
+// Ended tells that a request has ended. The 100 before it weigh 1/e of those after them.
+func (p *Pace) Ended(now, sent time.Duration) {
+	const keep = 0.99
+	p.lives, p.ended = p.lives*keep+min(max(ms(now-sent), 0), mostLife), p.ended*keep+1
+}
+
+// Life returns how many milliseconds a request takes on average; 0 if none has ended.
+func (p *Pace) Life() float64 {
+	if p.ended == 0 {
+		return 0
+	}
+	return p.lives / p.ended
+}
+
 // Tick lets time pass.
 func (p *Pace) Tick(now time.Duration) {
 	if p.at == 0 || now <= p.at {
@@ -67,6 +83,7 @@ func (p *Pace) Working(now, since time.Duration) float64 { return max(ms(now-max
 // Add adds what was measured of another rank, for the mean of a fleet.
 func (p *Pace) Add(o *Pace) {
 	p.tokens, p.ms = p.tokens+o.tokens, p.ms+o.ms
+	p.lives, p.ended = p.lives+o.lives, p.ended+o.ended
 }
 
 // Rate returns how many tokens the rank prefills in a millisecond. The less was measured, the more counts the prior, in

@@ -97,6 +97,7 @@ type Candidate struct {
 	PrefillRate float64
 	Busy        float64
 	WorkingMS   float64
+	LifeMS      float64 // of a request, on average
 
 	// HasHeld says that it is known how many blocks the index has for the candidate in device memory: HeldBlocks. All of
 	// them and those of requests under way fill the capacity (Worker.TotalKVBlocks).

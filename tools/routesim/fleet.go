@@ -216,7 +216,7 @@ func (f *fleet) byPolicy(router *router, r *request, now micros) error {
 		l := &router.loads[w]
 		c.HasLoad, c.ActivePrefillTokens, c.ActiveRequests = true, uint64(l.prefill), uint64(l.requests)
 		c.ActiveBlocks, c.PrefillRequests = uint64(l.active.used), uint64(l.prefilling)
-		c.PrefillRate, c.Busy = l.pace.Rate(fleet.Rate(0)), l.pace.Busy()
+		c.PrefillRate, c.Busy, c.LifeMS = l.pace.Rate(fleet.Rate(0)), l.pace.Busy(), fleet.Life()
 		if l.prefilling > 0 {
 			c.WorkingMS = l.pace.Working(duration(now), duration(l.since))
 		}
@@ -372,6 +372,7 @@ func (f *fleet) free(r *request, now micros) {
 		return
 	}
 	l := &router.loads[r.worker]
+	l.pace.Ended(duration(now), duration(r.booked.sent))
 	l.requests--
 	l.tokens -= r.prompt.Tokens
 	if f.way.books() {
