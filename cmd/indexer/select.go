@@ -147,6 +147,12 @@ func printChoice(w io.Writer, x *routing.Explanation) {
 	if terms {
 		heading = append(heading, "PREFILL", "CREDIT", "DECODE", "REQUESTS", "TAINTS")
 	}
+	scores := !terms && len(list) > 0 && len(list[0].Scores) > 1
+	if scores {
+		for _, s := range list[0].Scores {
+			heading = append(heading, strings.ToUpper(s.Scorer))
+		}
+	}
 	guessed := terms && slices.ContainsFunc(list, func(c routing.Considered) bool { return c.Terms.GuessedBlocks > 0 })
 	if guessed {
 		heading = append(heading, "GUESSED BLOCKS")
@@ -163,6 +169,11 @@ func printChoice(w io.Writer, x *routing.Explanation) {
 			credit := t.DeviceCredit + t.HostCredit + t.DiskCredit + t.SharedCredit
 			rows[i] = append(rows[i], fmt.Sprintf("%.3f", t.RawPrefill), fmt.Sprintf("%.3f", 0-credit),
 				fmt.Sprintf("%.3f", t.Decode), fmt.Sprintf("%.3f", t.ActiveRequests), fmt.Sprintf("x%.3f", t.TaintFactor))
+		}
+		if scores {
+			for _, s := range c.Scores {
+				rows[i] = append(rows[i], fmt.Sprintf("%.3f", s.Cost))
+			}
 		}
 		if guessed {
 			rows[i] = append(rows[i], c.Terms.GuessedBlocks)

@@ -91,7 +91,7 @@ func (t *Table) put(now time.Duration, e *event) {
 // drop takes the end of a request from another node. A booking that arrives later stays out.
 func (t *Table) drop(now time.Duration, key Key) {
 	if r := t.records[key]; r != nil {
-		t.prefilled(now, r)
+		t.freed(now, r)
 		t.remove(now, r)
 		return
 	}

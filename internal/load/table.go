@@ -340,7 +340,7 @@ func (t *Table) Free(now time.Duration, id string) error {
 	if err != nil {
 		return err
 	}
-	t.prefilled(now, r)
+	t.freed(now, r)
 	t.remove(now, r)
 	t.Counts.Freed++
 	t.changed(freed, r)
@@ -492,10 +492,17 @@ func (t *Table) remove(now time.Duration, r *record) {
 	r.hashes = nil // [seen] may keep r for a while
 }
 
-// prefilled measures a request whose first token has come, or that ends.
+// prefilled measures a request whose first token has come.
 func (t *Table) prefilled(now time.Duration, r *record) {
 	if r.row != nil && !r.done {
 		r.row.pace.Prefilled(now, t.sent(r), r.tokens)
+	}
+}
+
+// freed measures a request that ends.
+func (t *Table) freed(now time.Duration, r *record) {
+	if t.prefilled(now, r); r.row != nil {
+		r.row.pace.Ended(now, t.sent(r))
 	}
 }
 

@@ -507,9 +507,9 @@ func (x *scratch) measured(t *load.Table, at []int32, now time.Duration) {
 			fleet.Add(pace)
 		}
 	}
-	prior := fleet.Rate(0)
+	prior, life := fleet.Rate(0), fleet.Life()
 	for i := range x.list {
-		x.list[i].PrefillRate = prior
+		x.list[i].PrefillRate, x.list[i].LifeMS = prior, life
 	}
 	for i, at := range at {
 		if at >= 0 {

@@ -46,21 +46,22 @@
 //
 // # The cost of the policy kvatlas
 //
-// In milliseconds, for a request of isl tokens. A [Pace] has measured rate, busy and working:
+// In milliseconds, for a request of isl tokens. A [Pace] has measured rate, busy, working and life:
 //
 //	held     = tokens of the prompt in device memory, host memory, on disk, and in the shared store
 //	uncached = isl − held
 //	queue    = active_prefill / rate − min(working, active_prefill / rate / prefilling requests)
+//	room     = life · min(missing blocks / active_blocks, 1)       missing: active and new blocks beyond the capacity
 //	prefill  = uncached / rate · (1 + (held + uncached/2) / 32768)                  0 for the decode pool
 //	load     = (host·(1 − host_w) + disk·(1 − disk_w) + shared·(1 − m)) / rate      in tokens of these tiers
 //	decode   = 0.05 · prefill · decoding requests
 //	later    = (congestion − 1) · prefill
 //	congestion = min(1 / (1 − mean busy of all candidates)², 6)
 //	eviction = blocks to evict · B / rate · eviction_loss · congestion
-//	cost     = queue + prefill + load + decode + later + eviction
+//	cost     = queue + room + prefill + load + decode + later + eviction
 //	           times the taints' factor, as with dynamo
 //
-// queue + prefill + load is the time to the first token. The rest is delay of others: requests that decode there,
+// queue + room + prefill + load is the time to the first token. The rest is delay of others: requests that decode there,
 // requests that come later, and requests that will miss what is evicted. In a queue with random arrivals and utilisation u
 // there are u/(1−u) requests on average; the derivative by u, 1/(1−u)², is how much longer all requests wait for one more
 // unit of work. It is small in an idle fleet, where the shortest time wins, and large in a busy one, where the least work

@@ -46,10 +46,13 @@ func expectedTwin(r *Request, c *Config, all []Candidate, i int) float64 {
 		}
 		cost += queue + 0.05*math.Max(0, float64(w.ActiveRequests)-float64(w.PrefillRequests))*prefill
 	}
+	room := float64(w.Worker.TotalKVBlocks)
+	if need := float64(w.ActiveBlocks + w.NewBlocks); w.HasLoad && room > 0 && need > room {
+		cost += w.LifeMS * math.Min((need-room)/math.Max(float64(w.ActiveBlocks), 1), 1)
+	}
 	blocks := math.Ceil(float64(r.ISL)/size) - float64(w.Device)
-	if w.HasHeld && w.Worker.TotalKVBlocks > 0 {
-		room := math.Max(0, float64(w.Worker.TotalKVBlocks)-float64(w.HeldBlocks))
-		blocks -= room
+	if w.HasHeld && room > 0 {
+		blocks -= math.Max(0, room-float64(w.HeldBlocks))
 	}
 	return cost + math.Max(0, blocks)*size/rate*r.EvictionLoss*congestion
 }
@@ -80,6 +83,7 @@ func TestExpectedLikeItsTwin(t *testing.T) {
 				c.PrefillRequests = rng.Uint64N(4)
 				c.ActivePrefillTokens, c.ActiveRequests = c.PrefillRequests*rng.Uint64N(9000), rng.Uint64N(30)
 				c.Busy, c.WorkingMS = rng.Float64(), 200*rng.Float64()
+				c.ActiveBlocks, c.NewBlocks, c.LifeMS = rng.Uint64N(1500), rng.Uint64N(200), 5000*rng.Float64()
 				c.PrefillRate = float64(rng.IntN(2)) * 20 * rng.Float64()
 			}
 			c.HasHeld, c.HeldBlocks = rng.IntN(2) == 0, rng.Uint64N(1200)
@@ -99,7 +103,7 @@ func TestExpectedLikeItsTwin(t *testing.T) {
 				sum += score.Cost
 			}
 			near := func(a, b float64) bool { return math.Abs(a-b) <= 1e-9*math.Max(1, math.Abs(a)) }
-			if !near(x.Cost, want[i]) || !near(sum, want[i]) || len(x.Scores) != 6 {
+			if !near(x.Cost, want[i]) || !near(sum, want[i]) || len(x.Scores) != 7 {
 				t.Fatalf("seed %d: candidate %d costs %v (%+v), want %v", seed, i, x.Cost, x.Scores, want[i])
 			}
 			if want[i] > least*1.021+1.001 && (x.Chosen || x.Probability > 0) {

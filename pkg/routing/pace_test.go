@@ -54,6 +54,10 @@ func TestPaceIsBounded(t *testing.T) {
 			if b := p.Busy(); !(b >= 0 && b <= 1) {
 				t.Fatalf("busy %v of %+v", b, p)
 			}
+			p.Ended(now, sent)
+			if l := p.Life(); !(l >= 0 && l <= mostLife) {
+				t.Fatalf("life %v of %+v", l, p)
+			}
 			if w := p.Working(now, sent); !(w >= 0) {
 				t.Fatalf("working %v", w)
 			}

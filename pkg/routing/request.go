@@ -92,12 +92,13 @@ type Candidate struct {
 	NewBlocks           uint64 // whole blocks of the prompt that no request under way there has
 	PrefillRequests     uint64 // of ActiveRequests: those that ActivePrefillTokens are of
 
-	// PrefillRate, Busy and WorkingMS are what a [Pace] has measured: tokens per millisecond (0: nothing was), the share
-	// of time with prefill to do, and how long the rank has worked on what it has to prefill.
+	// PrefillRate, Busy, WorkingMS and LifeMS are what a [Pace] has measured: tokens per millisecond (0: nothing was), the
+	// share of time with prefill to do, how long the rank has worked on what it has to prefill, and how long a request
+	// takes.
 	PrefillRate float64
 	Busy        float64
 	WorkingMS   float64
-	LifeMS      float64 // of a request, on average
+	LifeMS      float64
 
 	// HasHeld says that it is known how many blocks the index has for the candidate in device memory: HeldBlocks. All of
 	// them and those of requests under way fill the capacity (Worker.TotalKVBlocks).
