@@ -12,7 +12,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// Errors of a [Table]'s operations. What the caller does next differs: another id, nothing, back off, mend the request.
+// Errors of a [Table]'s operations. What the caller does next differs: another id, nothing, back off, mend the
+// request.
 var (
 	ErrConflict = errors.New("a request with this id is under way")
 	ErrUnknown  = errors.New("no request with this id is under way")
@@ -377,8 +378,8 @@ func (t *Table) Loads(dst []Load, seq []events.SeqHash) []Load {
 // Rows is the load of every rank, by row, without depths. It is the table's own, and changes with it.
 func (t *Table) Rows() []Load { return t.loads }
 
-// Pace returns how fast the rank of a row prefills, as measured on this node, and how many milliseconds it has worked on
-// the requests that it has to prefill since the last first token; 0 if it has none. It is the table's own.
+// Pace returns how fast the rank of a row prefills, as measured on this node, and how many milliseconds it has worked
+// on the requests that it has to prefill since the last first token; 0 if it has none. It is the table's own.
 func (t *Table) Pace(i int, now time.Duration) (p *routing.Pace, working float64) {
 	row := t.rows[i]
 	if t.loads[i].Prefilling > 0 {

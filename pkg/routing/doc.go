@@ -17,13 +17,14 @@
 //
 // A policy is a name for filters, scorers and a picker. Each [Filter] drops candidates and says why. Each [Scorer]
 // gives every candidate that is left a finite cost; the costs are summed. The [Picker] chooses one by its cost. The
-// policies here are dynamo (the default), least_load, prefix_only, random and round_robin; [Register] adds others. What
-// a request or an operator forbids is dropped before a policy sees it, whatever the policy is: see [Selector.Choose].
+// policies here are dynamo (the default), least_load, prefix_only, random and round_robin; [Register] adds others.
+// What a request or an operator forbids is dropped before a policy sees it, whatever the policy is: see
+// [Selector.Choose].
 //
 // # The cost of the policy dynamo
 //
-// It is the cost of NVIDIA Dynamo's KV router (crate dynamo-kv-router 1.6.1, scheduling/selector/reference.rs), held to
-// it by integration/judges/routing. In blocks; for a request of isl tokens, with blocks of B tokens:
+// It is the cost of NVIDIA Dynamo's KV router (crate dynamo-kv-router 1.6.1, scheduling/selector/reference.rs), held
+// to it by integration/judges/routing. In blocks; for a request of isl tokens, with blocks of B tokens:
 //
 //	request_blocks = ceil(isl / B)
 //	effective      = device + host_w·host + disk_w·disk           each tier counts what it adds to those before
@@ -61,11 +62,12 @@
 //	cost     = queue + room + prefill + load + decode + later + eviction
 //	           times the taints' factor, as with dynamo
 //
-// queue + room + prefill + load is the time to the first token. The rest is delay of others: requests that decode there,
-// requests that come later, and requests that will miss what is evicted. In a queue with random arrivals and utilisation u
-// there are u/(1−u) requests on average; the derivative by u, 1/(1−u)², is how much longer all requests wait for one more
-// unit of work. It is small in an idle fleet, where the shortest time wins, and large in a busy one, where the least work
-// wins. That is when prefixes should be used where they are, and when a second copy is worth its work.
+// queue + room + prefill + load is the time to the first token. The rest is delay of others: requests that decode
+// there, requests that come later, and requests that will miss what is evicted. In a queue with random arrivals and
+// utilisation u there are u/(1−u) requests on average; the derivative by u, 1/(1−u)², is how much longer all requests
+// wait for one more unit of work. It is small in an idle fleet, where the shortest time wins, and large in a busy one,
+// where the least work wins. That is when prefixes should be used where they are, and when a second copy is worth its
+// work.
 //
 // docs/routing.md explains the terms by an example. Load rows, bookings and queues are not here: who calls has them.
 package routing

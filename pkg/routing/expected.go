@@ -7,20 +7,21 @@ import (
 )
 
 // The policy kvatlas estimates what it costs to send a request to a candidate, in milliseconds: how long the request
-// takes to its first token there, and how much it delays others. Each term is a scorer, so explanations have all of them.
-// The package's comment has the formula.
+// takes to its first token there, and how much it delays others. Each term is a scorer, so explanations have all of
+// them. The package's comment has the formula.
 func init() {
 	Register("kvatlas", func(Config) (Policy, error) {
 		return Policy{Filters: []Filter{affinity}, Picker: close{}, Scorers: []Scorer{
-			expected{"queue", queueTime}, expected{"room", roomTime}, expected{"prefill", prefillTime}, expected{"load", loadTime},
-			expected{"decode", decodeSlowdown}, expected{"later", laterDelay}, expected{"eviction", evictionCost},
+			expected{"queue", queueTime}, expected{"room", roomTime}, expected{"prefill", prefillTime},
+			expected{"load", loadTime}, expected{"decode", decodeSlowdown}, expected{"later", laterDelay},
+			expected{"eviction", evictionCost},
 		}}, nil
 	})
 }
 
 const (
-	// attentionTokens is the length of a context at which attention takes as long as everything else that a token takes.
-	// It is 19,000 for Llama 3.2 3B, 31,000 for Llama 3.1 8B and 53,000 for 70B, by their shapes.
+	// attentionTokens is the length of a context at which attention takes as long as everything else that a token
+	// takes. It is 19,000 for Llama 3.2 3B, 31,000 for Llama 3.1 8B and 53,000 for 70B, by their shapes.
 	attentionTokens = 32_768
 
 	// decodeWeight is what a millisecond counts by which a request that decodes is delayed.
@@ -158,8 +159,8 @@ func evictionCost(v *View, c *Candidate) float64 {
 	return tokens / rate(c) * min(v.Request.EvictionLoss, 1) * math.Max(v.congestion(), 1)
 }
 
-// close is the picker of the policy kvatlas: of the candidates whose cost is as good as the smallest, any with the same
-// probability. Estimates are not exact, so that otherwise small differences between measured rates would send all
+// close is the picker of the policy kvatlas: of the candidates whose cost is as good as the smallest, any with the
+// same probability. Estimates are not exact, so that otherwise small differences between measured rates would send all
 // requests that nobody holds a part of to one rank. A temperature counts as with [Lowest].
 type close struct{}
 

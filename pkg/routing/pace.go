@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// Pace measures how fast a rank prefills, from the requests that were sent to it and their first tokens. The zero value
-// has measured nothing. It belongs to one goroutine at a time.
+// Pace measures how fast a rank prefills, from the requests that were sent to it and their first tokens. The zero
+// value has measured nothing. It belongs to one goroutine at a time.
 //
-// A rank works on a request from when the request was sent, or from the first token of the request before it, whichever
-// is later, until its own first token. Requests that are prefilled together divide that time in the order of their first
-// tokens, so that the sum is right. Requests whose first token is never reported count nothing.
+// A rank works on a request from when the request was sent, or from the first token of the request before it,
+// whichever is later, until its own first token. Requests that are prefilled together divide that time in the order of
+// their first tokens, so that the sum is right. Requests whose first token is never reported count nothing.
 type Pace struct {
 	tokens, ms    float64       // prefilled, and in how long
 	busy, watched float64       // milliseconds with work, and all
@@ -35,8 +35,8 @@ const (
 	mostElapsed = 60_000.0  // of one request: an engine that stood still says little about its rate
 )
 
-// Prefilled tells that the first token of a request has come, of which so many tokens were to be prefilled. Times are of
-// one monotonic clock and above 0.
+// Prefilled tells that the first token of a request has come, of which so many tokens were to be prefilled. Times are
+// of one monotonic clock and above 0.
 func (p *Pace) Prefilled(now, sent time.Duration, tokens int64) {
 	if p.at == 0 {
 		p.at = sent
@@ -86,8 +86,8 @@ func (p *Pace) Add(o *Pace) {
 	p.lives, p.ended = p.lives+o.lives, p.ended+o.ended
 }
 
-// Rate returns how many tokens the rank prefills in a millisecond. The less was measured, the more counts the prior, in
-// the same unit; 0 is PriorPrefillRate.
+// Rate returns how many tokens the rank prefills in a millisecond. The less was measured, the more counts the prior,
+// in the same unit; 0 is PriorPrefillRate.
 func (p *Pace) Rate(prior float64) float64 {
 	if prior <= 0 {
 		prior = PriorPrefillRate
