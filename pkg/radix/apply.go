@@ -50,6 +50,7 @@ func (x *Index) trim(r *rank) {
 	}
 	x.touched = uint64(sum)
 	u.done()
+	m.shrink(x.cfg.MaxTombstones)
 }
 
 // change is Apply, but for what becomes unknown of ends.

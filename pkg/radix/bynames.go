@@ -106,13 +106,12 @@ func (x *Index) pathToLast(
 			continue
 		}
 		locals = slices.Grow(locals, i+1)[:i+1]
-		id, n := x.where(block)
-		for end := block + 1; n.parent != 0; n = &x.v.nodes[id] {
+		_, n := x.where(block)
+		for end := block + 1; n.parent != 0; end = n.start + n.len {
 			for at := n.start; at < end; at++ {
 				locals[n.depth+at-n.start] = events.LocalHash(x.v.locals[at])
 			}
-			id = n.parent
-			end = x.v.nodes[id].start + x.v.nodes[id].len
+			n = &x.v.nodes[n.parent]
 		}
 		return locals
 	}

@@ -16,8 +16,9 @@ func numbered[H ~uint64](first, n int) (all []H) {
 }
 
 // A message's removals are remembered until its last event, however many there are and in however many parts it comes.
+// Then their memory is given up.
 func TestRemovalsOfAMessageAreRemembered(t *testing.T) {
-	const n = 3 * DefaultMaxTombstones
+	const n = 9 * DefaultMaxTombstones
 	names, locals := numbered[events.BlockHash](1, n), numbered[events.LocalHash](1<<32, n)
 	stored := []events.Event{{Kind: events.Stored, Tier: events.Device, Blocks: names, Locals: locals}}
 	removed := []events.Event{{Kind: events.Removed, Tier: events.Device, Blocks: names}}
@@ -43,6 +44,9 @@ func TestRemovalsOfAMessageAreRemembered(t *testing.T) {
 		}
 		if tombstones := x.Stats().Tombstones; host != c.host || tombstones > DefaultMaxTombstones {
 			t.Errorf("%s: %d blocks in host, want %d; %d tombstones", name, host, c.host, tombstones)
+		}
+		if ring := len(x.rank(id).tombstones.ring); ring > 4*DefaultMaxTombstones {
+			t.Errorf("%s: there is memory for %d tombstones", name, ring)
 		}
 		if err := x.Check(); err != nil {
 			t.Errorf("%s: %v", name, err)

@@ -1,12 +1,16 @@
 package radix
 
-import "github.com/kvatlas/kvatlas/pkg/events"
+import (
+	"math/bits"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
 
 // tombstones is the removal history of one rank, a ring of its latest removals: which name left which block. Entries
 // are numbered as they come; the ring holds those from first up to next, and chains those of equal hash from the newest
 // back. A chain ends at the first number that is no longer in the ring, so that nothing has to be unlinked.
 type tombstones struct {
-	ring []tombstone // a power of two, at most the bound rounded up
+	ring []tombstone // a power of two; see shrink
 	// by hash of the name: number of the newest entry, plus one; names are compared, so a stale one does no harm
 	heads       []uint32
 	first, next uint32 // numbers wrap around
@@ -69,9 +73,20 @@ func (m *tombstones) find(name events.BlockHash) (block uint32, ok bool) {
 	}
 }
 
-func (m *tombstones) grow() {
+func (m *tombstones) grow() { m.resize(max(16, 2*len(m.ring))) }
+
+// shrink gives up the memory of a message with many removals: more than four times what the bound, rounded up to a
+// power of two, takes.
+func (m *tombstones) shrink(bound int) {
+	if room := 1 << bits.Len(uint(max(bound, 16)-1)); len(m.ring) > 4*room {
+		m.resize(room)
+	}
+}
+
+// resize moves the entries, of which there are at most size, into a ring of that size.
+func (m *tombstones) resize(size int) {
 	old := *m
-	*m = tombstones{ring: make([]tombstone, max(16, 2*len(old.ring)))}
+	*m = tombstones{ring: make([]tombstone, size)}
 	m.heads = make([]uint32, len(m.ring))
 	for n := old.first; n != old.next; n++ {
 		m.push(*old.at(n))

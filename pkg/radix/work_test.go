@@ -388,7 +388,7 @@ func TestRequestsWithoutEnd(t *testing.T) {
 		if n%(requests/10) == 0 {
 			s := healthy(t, x)
 			switch {
-			case n < max(requests/5, 20_000): // arrays may still grow by a quarter
+			case n < max(requests/5, 40_000): // arrays may still grow by a quarter
 			case settled.Blocks == 0:
 				settled = s
 			case s.Bytes.Total > settled.Bytes.Total*21/20 || s.Blocks > settled.Blocks*6/5 ||
