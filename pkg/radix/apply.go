@@ -14,8 +14,14 @@ import (
 func (x *Index) Apply(id RankID, now events.Millis, evs []events.Event) (c Counts) {
 	x.naming.Lock()
 	defer x.naming.Unlock()
-	r := x.rank(id)
-	x.change(r, now, evs, &c)
+	r, last := x.rank(id), len(evs)
+	for last > 0 && evs[last-1].Kind != events.Stored {
+		last--
+	}
+	x.change(r, now, evs[:last], &c)
+	x.trims = true // nothing that follows asks for what is removed from here on
+	x.change(r, now, evs[last:], &c)
+	x.trims = false
 	x.trim(r)
 	x.resolveEnds(mostQueued)
 	return c
@@ -33,16 +39,19 @@ func (x *Index) ApplyPart(id RankID, now events.Millis, evs []events.Event) (c C
 
 // trim forgets the oldest removals beyond MaxTombstones.
 func (x *Index) trim(r *rank) {
-	m := &r.tombstones
-	over := uint32(max(0, m.len()-x.cfg.MaxTombstones))
-	if over == 0 {
-		return
+	if over := r.tombstones.len() - x.cfg.MaxTombstones; over > 0 {
+		x.touchRank(r)
+		x.forgetOldest(r, uint32(over))
+		r.tombstones.shrink(x.cfg.MaxTombstones)
 	}
-	x.touchRank(r)
-	u, sum := unpins{x: x}, uint32(0)
-	for i := range over {
+}
+
+// forgetOldest forgets the oldest removals of a rank.
+func (x *Index) forgetOldest(r *rank, n uint32) {
+	m, u, sum := &r.tombstones, unpins{x: x}, uint32(0)
+	for i := range n {
 		if i%group == 0 { // so that the processor fetches them together
-			for j := i; j < min(i+group, over); j++ {
+			for j := i; j < min(i+group, n); j++ {
 				sum += x.slabs.s[m.at(m.first+j-i).block/slabBlocks].pins
 			}
 		}
@@ -50,7 +59,6 @@ func (x *Index) trim(r *rank) {
 	}
 	x.touched = uint64(sum)
 	u.done()
-	m.shrink(x.cfg.MaxTombstones)
 }
 
 // change is Apply, but for what becomes unknown of ends.

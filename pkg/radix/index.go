@@ -68,6 +68,7 @@ type Index struct {
 	refs              []uint32
 	likely            [group]uint32
 	touched           uint64
+	trims             bool // removals beyond MaxTombstones are forgotten at once
 	spots             []spot
 	marksOn, marksOff []uint64
 	ends              []end // that are not known, to be worked out

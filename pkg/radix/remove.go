@@ -349,9 +349,26 @@ func (x *Index) rememberLost(r *rank, e *events.Event) {
 		}
 		x.settleWindows(r, x.spots)
 	}
+	skip := 0
+	if x.trims {
+		total := 0
+		for _, word := range x.lost {
+			total += bits.OnesCount64(word)
+		}
+		skip = max(total-x.cfg.MaxTombstones, 0) // those behind them would push them out
+		over := min(r.tombstones.len(), r.tombstones.len()+total-x.cfg.MaxTombstones)
+		x.forgetOldest(r, uint32(max(over, 0)))
+	}
+	u := unpins{x: x}
 	for i := range x.eachLost {
+		if skip > 0 {
+			skip--
+			u.add(x.blocks[i])
+			continue
+		}
 		r.tombstones.push(tombstone{name: e.Blocks[i], since: r.clock, block: x.blocks[i]})
 	}
+	u.done()
 }
 
 // eachLost yields the places in x.lost, in the order of the event.
