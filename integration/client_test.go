@@ -90,7 +90,7 @@ func TestPolicyOutsideTheModule(t *testing.T) {
 		t.Errorf("a policy brings NATS:\n%s", deps)
 	}
 	said, err := exec.CommandContext(ctx, program).CombinedOutput()
-	want := `a rank 0 costs 10; policies: ["dynamo" "least_load" "mine" "prefix_only" "random" "round_robin"]
+	want := `a rank 0 costs 10; policies: ["dynamo" "kvatlas" "least_load" "mine" "prefix_only" "random" "round_robin"]
 a/0: [{dynamo 10} {by_rank 0}]
 a/1: [{dynamo 10} {by_rank 10}]
 b/0: [{dynamo 10} {by_rank 0}]
