@@ -59,7 +59,8 @@ sys.stdin.read()`
 }
 
 // TestShimSaysWhatIsWrongWithBlocks runs the shim beside engines whose blocks are not of its --block-size: smaller (as
-// with SGLang's pages of one token), larger, and of none at all.
+// with SGLang's pages of one token; of less than a whole block they may be the end of a prompt), larger, and of none at
+// all.
 func TestShimSaysWhatIsWrongWithBlocks(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	for i, c := range []struct {
@@ -80,12 +81,20 @@ func TestShimSaysWhatIsWrongWithBlocks(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			engine := pyenv.StartPublisher(t, pyenv.PublisherOptions{})
-			n, _ := c.size.(int)
-			if n == 0 {
-				n = harness.BlockSize
+			n, hashes := harness.BlockSize, []any{c.hash}
+			if size, _ := c.size.(int); size > 0 {
+				n = max(n, size)
+				for i := 1; i < n/size; i++ {
+					switch first := c.hash.(type) {
+					case int64:
+						hashes = append(hashes, first-int64(i))
+					case uint64:
+						hashes = append(hashes, first+uint64(i))
+					}
+				}
 			}
 			payload, err := msgpack.Marshal([]any{1.0,
-				[]any{[]any{"BlockStored", []any{c.hash}, nil, harness.Tokens(1, n), c.size, nil, "GPU"}}, 0})
+				[]any{[]any{"BlockStored", hashes, nil, harness.Tokens(1, n), c.size, nil, "GPU"}}, 0})
 			if err != nil {
 				t.Fatal(err)
 			}
