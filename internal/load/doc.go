@@ -86,6 +86,12 @@
 //
 // While no other node is heard nothing but beats is published.
 //
+// # Measured rates
+//
+// A table measures how fast each rank prefills, how busy it is and how long requests take ([routing.Pace]), from the
+// times at which bookings, first tokens and ends become known to the node. All nodes hear all of them, so that their
+// figures are nearly equal. They are in no digest, and are not sent: a node that starts measures anew.
+//
 // # What an answer promises
 //
 // A call is answered when this node has applied it. Other nodes have it a millisecond later; those that it cannot reach
