@@ -58,6 +58,9 @@ func TestSaltsAreApart(t *testing.T) {
 	}
 }
 
+// countedRequests is how many requests of [asOthersSee] the funnel counts as asked in the end.
+const countedRequests = 14
+
 // asOthersSee has a tenant ask for its tokens, and then others for theirs. It returns the others' answers by question.
 func asOthersSee(t *testing.T, prompt, victim []uint32) map[string]any {
 	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
@@ -166,7 +169,13 @@ func asOthersSee(t *testing.T, prompt, victim []uint32) map[string]any {
 	look("/v1/recorded", m{"model": "m", "limit": 100})
 	look("/v1/prefixes", m{"model": "m"})
 	look("/query", m{"model_name": "m", "token_ids": prompt})
-	metrics, _ := post("/metrics", nil)
+	// Requests are counted a moment after their answers.
+	var metrics any
+	asked := fmt.Sprintf("kvatlas_route_asked_tokens_total{model=\"m\"} %d\n", countedRequests*len(prompt))
+	harness.Eventually(t, "all requests are counted", func() (bool, string) {
+		metrics, _ = post("/metrics", nil)
+		return strings.Contains(fmt.Sprint(metrics), asked), fmt.Sprint(metrics)
+	})
 	var lines []string
 	for line := range strings.Lines(fmt.Sprint(metrics)) {
 		if regexp.MustCompile(`^kvatlas_(route|guess|prefix|find|select)\w*(tokens|decisions|blocks)`).MatchString(line) {
