@@ -43,7 +43,18 @@ type eventsCase struct {
 // in the indexer reads them, and find and select return what the case wants.
 func TestEventsCases(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("testdata/cases/events/*.json")
+	playCases(t, "events", func(t *testing.T, x *harness.Indexer, name string, c *eventsCase) {
+		if c.Report == "" || c.Why == "" || c.BlockSize == 0 || len(c.Steps) == 0 || c.Find == nil || c.Want == nil {
+			t.Fatal("the case lacks a report, why, block_size, steps, find or want")
+		}
+		c.play(t, x, name)
+	})
+}
+
+// playCases reads every file of a folder of testdata/cases, and plays all of them on one indexer.
+func playCases[C any](t *testing.T, folder string, play func(*testing.T, *harness.Indexer, string, *C)) {
+	t.Helper()
+	files, err := filepath.Glob("testdata/cases/" + folder + "/*.json")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no cases: %v", err)
 	}
@@ -56,17 +67,14 @@ func TestEventsCases(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var c eventsCase
+			c := new(C)
 			from := json.NewDecoder(bytes.NewReader(data))
 			from.UseNumber() // names have up to 64 bits
 			from.DisallowUnknownFields()
-			if err := from.Decode(&c); err != nil {
+			if err := from.Decode(c); err != nil {
 				t.Fatal(err)
 			}
-			if c.Report == "" || c.Why == "" || c.BlockSize == 0 || len(c.Steps) == 0 || c.Find == nil || c.Want == nil {
-				t.Fatal("the case lacks a report, why, block_size, steps, find or want")
-			}
-			c.play(t, x, name)
+			play(t, x, name, c)
 		})
 	}
 }

@@ -1,12 +1,9 @@
 package integration
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -34,32 +31,12 @@ type engineCase struct {
 // worker-shim with --engine-http, and an indexer that returns what the case wants.
 func TestEngineHTTPCases(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("testdata/cases/engine-http/*.json")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no cases: %v", err)
-	}
-	x := harness.StartIndexer(t, t.TempDir(), "")
-	for _, file := range files {
-		name := strings.TrimSuffix(filepath.Base(file), ".json")
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			data, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var c engineCase
-			from := json.NewDecoder(bytes.NewReader(data))
-			from.UseNumber() // names have up to 64 bits
-			from.DisallowUnknownFields()
-			if err := from.Decode(&c); err != nil {
-				t.Fatal(err)
-			}
-			if c.Report == "" || c.Why == "" || c.Routes == nil || len(c.Events) == 0 || len(c.Ask) == 0 {
-				t.Fatal("the case lacks a report, why, routes, events or ask")
-			}
-			c.play(t, x, name)
-		})
-	}
+	playCases(t, "engine-http", func(t *testing.T, x *harness.Indexer, name string, c *engineCase) {
+		if c.Report == "" || c.Why == "" || c.Routes == nil || len(c.Events) == 0 || len(c.Ask) == 0 {
+			t.Fatal("the case lacks a report, why, routes, events or ask")
+		}
+		c.play(t, x, name)
+	})
 }
 
 func (c *engineCase) play(t *testing.T, x *harness.Indexer, name string) {

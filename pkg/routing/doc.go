@@ -58,16 +58,14 @@
 //	decode   = 0.05 · prefill · decoding requests
 //	later    = (congestion − 1) · prefill
 //	congestion = min(1 / (1 − mean busy of all candidates)², 6)
-//	eviction = blocks to evict · B / rate · eviction_loss · congestion
-//	cost     = queue + room + prefill + load + decode + later + eviction
+//	cost     = queue + room + prefill + load + decode + later
 //	           times the taints' factor, as with dynamo
 //
 // queue + room + prefill + load is the time to the first token. The rest is delay of others: requests that decode
-// there, requests that come later, and requests that will miss what is evicted. In a queue with random arrivals and
-// utilisation u there are u/(1−u) requests on average; the derivative by u, 1/(1−u)², is how much longer all requests
-// wait for one more unit of work. It is small in an idle fleet, where the shortest time wins, and large in a busy one,
-// where the least work wins. That is when prefixes should be used where they are, and when a second copy is worth its
-// work.
+// there, and requests that come later. In a queue with random arrivals and utilisation u there are u/(1−u) requests
+// on average; the derivative by u, 1/(1−u)², is how much longer all requests wait for one more unit of work. It is
+// small in an idle fleet, where the shortest time wins, and large in a busy one, where the least work wins. That is
+// when prefixes should be used where they are, and when a second copy is worth its work.
 //
 // docs/routing.md explains the terms by an example. Load rows, bookings and queues are not here: who calls has them.
 package routing

@@ -11,10 +11,9 @@ import (
 // them. The package's comment has the formula.
 func init() {
 	Register("kvatlas", func(Config) (Policy, error) {
-		return Policy{Filters: []Filter{affinity}, Picker: close{}, Scorers: []Scorer{
+		return Policy{Filters: []Filter{affinity}, Picker: nearLowest{}, Scorers: []Scorer{
 			expected{"queue", queueTime}, expected{"room", roomTime}, expected{"prefill", prefillTime},
 			expected{"load", loadTime}, expected{"decode", decodeSlowdown}, expected{"later", laterDelay},
-			expected{"eviction", evictionCost},
 		}}, nil
 	})
 }
@@ -145,36 +144,22 @@ func (v *View) congestion() float64 {
 // laterDelay is by how much the prefill delays requests that come later, beyond its own time.
 func laterDelay(v *View, c *Candidate) float64 { return (v.congestion() - 1) * prefillTime(v, c) }
 
-// evictionCost is what it takes to compute the blocks again that the candidate must drop for this request, times how
-// probable it is that they are asked for and that nobody else holds them.
-func evictionCost(v *View, c *Candidate) float64 {
-	if v.Request.EvictionLoss <= 0 {
-		return 0
-	}
-	blocks := float64(v.Request.RequestBlocks()) - float64(c.Device)
-	if room := c.capacity(); room > 0 && c.HasHeld {
-		blocks = min(blocks, blocks+float64(c.HeldBlocks)-float64(room))
-	}
-	tokens := max(blocks, 0) * float64(v.Request.BlockSize)
-	return tokens / rate(c) * min(v.Request.EvictionLoss, 1) * math.Max(v.congestion(), 1)
-}
-
-// close is the picker of the policy kvatlas: of the candidates whose cost is as good as the smallest, any with the
+// nearLowest is the picker of the policy kvatlas: of the candidates whose cost is as good as the smallest, any with the
 // same probability. Estimates are not exact, so that otherwise small differences between measured rates would send all
 // requests that nobody holds a part of to one rank. A temperature counts as with [Lowest].
-type close struct{}
+type nearLowest struct{}
 
 const (
-	closeShare = 0.02 // of the smallest cost
-	closeMS    = 1.0
+	nearShare = 0.02 // of the smallest cost
+	nearMS    = 1.0
 )
 
-func (close) Pick(v *View, cost, probability []float64, rng *rand.Rand) int {
+func (nearLowest) Pick(v *View, cost, probability []float64, rng *rand.Rand) int {
 	if v.Config.RouterTemperature > 0 {
 		return lowest{}.Pick(v, cost, probability, rng)
 	}
 	least := slices.Min(cost)
-	bound := least + closeMS + closeShare*math.Abs(least)
+	bound := least + nearMS + nearShare*math.Abs(least)
 	picked, n := -1, 0
 	for i, c := range cost {
 		if c <= bound {

@@ -50,11 +50,7 @@ func expectedTwin(r *Request, c *Config, all []Candidate, i int) float64 {
 	if need := float64(w.ActiveBlocks + w.NewBlocks); w.HasLoad && room > 0 && need > room {
 		cost += w.LifeMS * math.Min((need-room)/math.Max(float64(w.ActiveBlocks), 1), 1)
 	}
-	blocks := math.Ceil(float64(r.ISL)/size) - float64(w.Device)
-	if w.HasHeld && room > 0 {
-		blocks -= math.Max(0, room-float64(w.HeldBlocks))
-	}
-	return cost + math.Max(0, blocks)*size/rate*r.EvictionLoss*congestion
+	return cost
 }
 
 // TestExpectedLikeItsTwin compares costs and choices of random requests with the twin's.
@@ -71,7 +67,7 @@ func TestExpectedLikeItsTwin(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := &Request{ISL: 1 + rng.Uint64N(20_000), BlockSize: 1 + rng.Uint32N(64), Explain: true,
-			EvictionLoss: float64(rng.IntN(2)) * rng.Float64(), Role: []Role{"", Prefill, Decode}[rng.IntN(3)]}
+			Role: []Role{"", Prefill, Decode}[rng.IntN(3)]}
 		r.Blocks = r.ISL / uint64(r.BlockSize)
 		all := make([]Candidate, 1+rng.IntN(8))
 		for i := range all {
@@ -86,7 +82,6 @@ func TestExpectedLikeItsTwin(t *testing.T) {
 				c.ActiveBlocks, c.NewBlocks, c.LifeMS = rng.Uint64N(1500), rng.Uint64N(200), 5000*rng.Float64()
 				c.PrefillRate = float64(rng.IntN(2)) * 20 * rng.Float64()
 			}
-			c.HasHeld, c.HeldBlocks = rng.IntN(2) == 0, rng.Uint64N(1200)
 		}
 		choice, err := s.Choose(r, all, rng, &scratch)
 		if err != nil {
@@ -103,7 +98,7 @@ func TestExpectedLikeItsTwin(t *testing.T) {
 				sum += score.Cost
 			}
 			near := func(a, b float64) bool { return math.Abs(a-b) <= 1e-9*math.Max(1, math.Abs(a)) }
-			if !near(x.Cost, want[i]) || !near(sum, want[i]) || len(x.Scores) != 7 {
+			if !near(x.Cost, want[i]) || !near(sum, want[i]) || len(x.Scores) != 6 {
 				t.Fatalf("seed %d: candidate %d costs %v (%+v), want %v", seed, i, x.Cost, x.Scores, want[i])
 			}
 			if want[i] > least*1.021+1.001 && (x.Chosen || x.Probability > 0) {

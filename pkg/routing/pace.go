@@ -9,8 +9,9 @@ import (
 // value has measured nothing. It belongs to one goroutine at a time.
 //
 // A rank works on a request from when the request was sent, or from the first token of the request before it,
-// whichever is later, until its own first token. Requests that are prefilled together divide that time in the order of
-// their first tokens, so that the sum is right. Requests whose first token is never reported count nothing.
+// whichever is later, until its own first token. Requests that are prefilled together divide that time in the order
+// of their first tokens, so that the sum is right. A request that ends without one counts as if its end were its
+// first token.
 type Pace struct {
 	tokens, ms    float64       // prefilled, and in how long
 	busy, watched float64       // milliseconds with work, and all

@@ -100,11 +100,6 @@ type Candidate struct {
 	WorkingMS   float64
 	LifeMS      float64
 
-	// HasHeld says that it is known how many blocks the index has for the candidate in device memory: HeldBlocks. All of
-	// them and those of requests under way fill the capacity (Worker.TotalKVBlocks).
-	HasHeld    bool
-	HeldBlocks uint64
-
 	// HasUsed says that it was reported how many of the engine's blocks are used (ActiveLoad.kv_used_blocks, in older
 	// engines ForwardPassMetrics.kv_active_blocks). UsedOf is the capacity that the engine reports (kv_total_blocks), or
 	// 0; it counts where Worker.TotalKVBlocks is not known. UsedPrefillTokens is what others have sent there to be
@@ -159,10 +154,6 @@ type Request struct {
 	Blocks uint64
 
 	ExpectedOutputTokens uint32 // 0: not said; no cost here reads it
-
-	// EvictionLoss is how probable it is that a block that is evicted will be asked for while nobody holds it, from 0 to
-	// 1. 0: not known, or never.
-	EvictionLoss float64
 
 	Role      Role // the pool; "": any worker
 	LoRA      string
