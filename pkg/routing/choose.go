@@ -24,7 +24,8 @@ type Choice struct {
 	EffectiveOverlap float64 // of the candidate's tiers, weighted, in blocks
 	CachedTokens     uint64  // the same in tokens, rounded
 
-	// EffectivePrefillTokens is the rest of the prompt. TrackPrefillTokens says whether it counts as load.
+	// EffectivePrefillTokens is the rest of the prompt, as the policy counts it. TrackPrefillTokens says whether it counts
+	// as load.
 	EffectivePrefillTokens uint64
 	TrackPrefillTokens     bool
 
@@ -73,6 +74,7 @@ func (s *Selector) Choose(r *Request, candidates []Candidate, rng *rand.Rand, sc
 		return Choice{}, refuse(BadRequest, "%s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	v := scratch.begin(r, s.config.With(&r.Overrides), candidates)
+	v.prefill = s.policy.Prefill
 	defer scratch.end()
 	for i := range candidates {
 		if candidates[i].Worker == nil {

@@ -17,7 +17,9 @@ type Estimate struct {
 func (v *View) Estimate(c *Candidate) Estimate {
 	e := Estimate{EffectiveOverlap: v.effectiveOverlap(c)}
 	e.CachedTokens = v.cachedTokens(e.EffectiveOverlap)
-	e.EffectivePrefillTokens = v.Request.ISL - min(e.CachedTokens, v.Request.ISL)
+	if e.EffectivePrefillTokens = v.Request.ISL - min(e.CachedTokens, v.Request.ISL); v.prefill != nil {
+		e.EffectivePrefillTokens = v.prefill(v, c)
+	}
 	blocks := v.Request.RequestBlocks()
 	e.PotentialDecodeBlocks = decodeBlocks(c) + blocks - min(v.Request.Blocks, blocks)
 	return e

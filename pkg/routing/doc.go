@@ -49,23 +49,28 @@
 //
 // In milliseconds, for a request of isl tokens. A [Pace] has measured rate, busy, working and life:
 //
-//	held     = tokens of the prompt in device memory, host memory, on disk, and in the shared store
-//	uncached = isl − held
+//	device   = tokens of the prompt in device memory, or in requests under way at the candidate
+//	lower    = tokens that follow in host memory, on disk, and in the shared store
+//	uncached = isl − device − lower
 //	queue    = active_prefill / rate − min(working, active_prefill / rate / prefilling requests)
 //	room     = life · min(missing blocks / active_blocks, 1)       missing: active and new blocks beyond the capacity
-//	prefill  = uncached / rate · (1 + (held + uncached/2) / 32768)                  0 for the decode pool
-//	load     = (host·(1 − host_w) + disk·(1 − disk_w) + shared·(1 − m)) / rate      in tokens of these tiers
+//	prefill  = uncached / rate · (1 + (device + lower + uncached/2) / 32768)         0 for the decode pool
+//	load     = (0.1·host + 0.5·disk + 0.2·shared) / rate                             in tokens of these tiers
+//	context  = 0.1 · tokens of active_blocks / rate
 //	decode   = 0.05 · prefill · decoding requests
-//	later    = (congestion − 1) · prefill
-//	congestion = min(1 / (1 − mean busy of all candidates)², 6)
-//	cost     = queue + room + prefill + load + decode + later
+//	later    = (congestion − 1) · prefill · rate / mean rate of all candidates
+//	congestion = min(1 / (1 − mean busy of all candidates)², 3)
+//	cost     = queue + room + prefill + load + context + decode + later
 //	           times the taints' factor, as with dynamo
 //
-// queue + room + prefill + load is the time to the first token. The rest is delay of others: requests that decode
-// there, and requests that come later. In a queue with random arrivals and utilisation u there are u/(1−u) requests
-// on average; the derivative by u, 1/(1−u)², is how much longer all requests wait for one more unit of work. It is
-// small in an idle fleet, where the shortest time wins, and large in a busy one, where the least work wins. That is
-// when prefixes should be used where they are, and when a second copy is worth its work.
+// queue + room + prefill + load is the time to the first token. context is the time that this request's decoding takes
+// longer beside others. The rest is delay of others: requests that decode there, and requests that come later. In a
+// queue with random arrivals and utilisation u there are u/(1−u) requests on average; the derivative by u, 1/(1−u)², is
+// how much longer all requests wait for one more unit of work. It is small in an idle fleet, where the shortest time
+// wins, and large in a busy one, where the least work wins. That is when prefixes should be used where they are, and
+// when a second copy is worth its work.
+//
+// A booking counts uncached tokens, and tokens of lower tiers by their share in load.
 //
 // docs/routing.md explains the terms by an example. Load rows, bookings and queues are not here: who calls has them.
 package routing

@@ -11,46 +11,59 @@ import (
 )
 
 // expectedTwin is the cost of the policy kvatlas as its description has it, with all terms in one place.
-func expectedTwin(r *Request, c *Config, all []Candidate, i int) float64 {
+func expectedTwin(r *Request, all []Candidate, i int) (cost, tokens float64) {
 	w, size := &all[i], float64(r.BlockSize)
 	rate := w.PrefillRate
 	if rate == 0 {
 		rate = 10
 	}
-	busy := 0.0
+	busy, mean := 0.0, 0.0
 	for k := range all {
 		busy += all[k].Busy / float64(len(all))
+		if all[k].PrefillRate == 0 {
+			mean += 10 / float64(len(all))
+		}
+		mean += all[k].PrefillRate / float64(len(all))
 	}
-	congestion := 6.0
+	congestion := 3.0
 	if busy < 1 {
-		congestion = math.Min(6, 1/math.Pow(1-busy, 2))
+		congestion = math.Min(3, 1/math.Pow(1-busy, 2))
 	}
-	left := float64(r.ISL)
-	take := func(blocks uint32) float64 {
-		n := math.Min(float64(blocks)*size, left)
-		left -= n
-		return n
+	of := func(blocks uint32) float64 { return float64(blocks) * size }
+	device := of(w.Device)
+	if under := float64(r.Blocks-min(w.NewBlocks, r.Blocks)) * size; w.HasLoad {
+		device = math.Max(device, under)
 	}
-	take(w.Device)
-	load := take(w.Host)*(1-c.HostCacheHitWeight) + take(w.Disk)*(1-c.DiskCacheHitWeight) +
-		take(w.WouldLoad)*(1-c.SharedCacheMultiplier)
+	device = math.Min(device, float64(r.ISL))
+	all3 := of(w.Device) + of(w.Host) + of(w.Disk) + of(w.WouldLoad)
+	held := math.Min(math.Max(all3, device), float64(r.ISL))
+	left := float64(r.ISL) - held
+	// of the prompt, the ends of the tiers: blocks that requests under way have are not loaded
+	load, end := 0.0, held
+	for _, tier := range []struct {
+		blocks uint32
+		share  float64
+	}{{w.WouldLoad, 0.2}, {w.Disk, 0.5}, {w.Host, 0.1}} {
+		n := math.Min(of(tier.blocks), end-device)
+		load, end = load+n*tier.share, end-n
+	}
 	prefill := left / rate * (1 + (float64(r.ISL)-left/2)/32768)
 	if r.Role == Decode {
-		load, prefill = load+left*(1-c.HostCacheHitWeight), 0
+		load, prefill, left = load+left*0.2, 0, 0
 	}
-	cost := load/rate + congestion*prefill
+	cost = load/rate + prefill + (congestion-1)*prefill*rate/mean
 	if w.HasLoad {
 		queue := float64(w.ActivePrefillTokens) / rate
 		if w.PrefillRequests > 0 {
 			queue -= math.Min(w.WorkingMS, queue/float64(w.PrefillRequests))
 		}
-		cost += queue + 0.05*math.Max(0, float64(w.ActiveRequests)-float64(w.PrefillRequests))*prefill
+		cost += queue + 0.1*float64(w.ActiveBlocks)*size/rate + 0.05*math.Max(0, float64(w.ActiveRequests)-float64(w.PrefillRequests))*prefill
 	}
 	room := float64(w.Worker.TotalKVBlocks)
 	if need := float64(w.ActiveBlocks + w.NewBlocks); w.HasLoad && room > 0 && need > room {
 		cost += w.LifeMS * math.Min((need-room)/math.Max(float64(w.ActiveBlocks), 1), 1)
 	}
-	return cost
+	return cost, left + load
 }
 
 // TestExpectedLikeItsTwin compares costs and choices of random requests with the twin's.
@@ -89,7 +102,11 @@ func TestExpectedLikeItsTwin(t *testing.T) {
 		}
 		var want []float64
 		for i := range all {
-			want = append(want, expectedTwin(r, &config, all, i))
+			cost, tokens := expectedTwin(r, all, i)
+			want = append(want, cost)
+			if got := choice.Explanation.Candidates[i].Estimate.EffectivePrefillTokens; got != uint64(math.Round(tokens)) {
+				t.Fatalf("seed %d: candidate %d counts %d tokens of prefill, want %v", seed, i, got, tokens)
+			}
 		}
 		least := slices.Min(want)
 		for i, x := range choice.Explanation.Candidates {
@@ -98,7 +115,7 @@ func TestExpectedLikeItsTwin(t *testing.T) {
 				sum += score.Cost
 			}
 			near := func(a, b float64) bool { return math.Abs(a-b) <= 1e-9*math.Max(1, math.Abs(a)) }
-			if !near(x.Cost, want[i]) || !near(sum, want[i]) || len(x.Scores) != 6 {
+			if !near(x.Cost, want[i]) || !near(sum, want[i]) || len(x.Scores) != 7 {
 				t.Fatalf("seed %d: candidate %d costs %v (%+v), want %v", seed, i, x.Cost, x.Scores, want[i])
 			}
 			if want[i] > least*1.021+1.001 && (x.Chosen || x.Probability > 0) {

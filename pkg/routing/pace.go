@@ -27,10 +27,11 @@ const (
 	// PriorBusy is the share of time in which a rank is taken to have work before anything is measured.
 	PriorBusy = 0.5
 
-	priorWork   = 1000.0   // milliseconds of work that PriorPrefillRate counts as
-	priorTime   = 5000.0   // milliseconds that PriorBusy counts as
-	window      = 30_000.0 // milliseconds after which a measurement weighs 1/e: of work, and of time
-	leastRate   = 0.01     // tokens per millisecond
+	priorWork   = 1000.0    // milliseconds of work that PriorPrefillRate counts as
+	fleetWork   = 60_000.0  // milliseconds of work that the fleet's rate counts as: most ranks of a fleet are equal
+	priorTime   = 5000.0    // milliseconds that PriorBusy counts as
+	window      = 100_000.0 // milliseconds after which a measurement weighs 1/e: of work, and of time
+	leastRate   = 0.01      // tokens per millisecond
 	mostRate    = 10_000.0
 	mostLife    = 600_000.0 // of one request, in milliseconds
 	mostElapsed = 60_000.0  // of one request: an engine that stood still says little about its rate
@@ -87,13 +88,14 @@ func (p *Pace) Add(o *Pace) {
 	p.lives, p.ended = p.lives+o.lives, p.ended+o.ended
 }
 
-// Rate returns how many tokens the rank prefills in a millisecond. The less was measured, the more counts the prior,
-// in the same unit; 0 is PriorPrefillRate.
-func (p *Pace) Rate(prior float64) float64 {
-	if prior <= 0 {
-		prior = PriorPrefillRate
+// Rate returns how many tokens the rank prefills in a millisecond. The less was measured, the more counts the rate of its
+// fleet, in the same unit; 0: the rank is a fleet of its own.
+func (p *Pace) Rate(fleet float64) float64 {
+	prior, work := fleet, fleetWork
+	if fleet <= 0 {
+		prior, work = PriorPrefillRate, priorWork
 	}
-	return min(max((prior*priorWork+p.tokens)/(priorWork+p.ms), leastRate), mostRate)
+	return min(max((prior*work+p.tokens)/(work+p.ms), leastRate), mostRate)
 }
 
 // Busy returns the share of time in which the rank had prefill to do, from 0 to 1.

@@ -42,6 +42,9 @@ type Policy struct {
 	Filters []Filter
 	Scorers []Scorer
 	Picker  Picker
+
+	// Prefill returns the EffectivePrefillTokens of an [Estimate]. nil: the prompt less CachedTokens.
+	Prefill func(*View, *Candidate) uint64
 }
 
 // Factory makes a policy. The configuration has been validated; for a request's own use View.Config.
@@ -115,13 +118,14 @@ type View struct {
 	Config  Config // as the request overrides it
 
 	candidates []Candidate
-	kept       []int    // indexes of those that are left, ascending
-	why        []string // of kept, during a filter: why it is dropped, or ""
-	drops      int      // how many of why are not ""
-	untiered   bool     // no candidate has a tier's depth: Candidate.Overlap counts
-	beyond     []uint32 // of Request.Shared: blocks in this range and those after it
-	terms      []Terms  // of kept, if the request asks for an explanation and the policy has DynamoCost
-	crowd      float64  // congestion of the candidates; 0: not calculated yet
+	kept       []int                          // indexes of those that are left, ascending
+	why        []string                       // of kept, during a filter: why it is dropped, or ""
+	drops      int                            // how many of why are not ""
+	untiered   bool                           // no candidate has a tier's depth: Candidate.Overlap counts
+	beyond     []uint32                       // of Request.Shared: blocks in this range and those after it
+	terms      []Terms                        // of kept, if the request asks for an explanation and the policy has DynamoCost
+	prefill    func(*View, *Candidate) uint64 // of the policy; may be nil
+	crowd      crowd                          // of the policy kvatlas
 	scratch    *Scratch
 }
 
