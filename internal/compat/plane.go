@@ -11,6 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
 // Plane answers what is asked of Dynamo's KV router over its request plane (ai-dynamo/dynamo › lib/kv-router,
@@ -210,8 +211,8 @@ func marked(ctx context.Context, ref *api.RequestRef, do func(context.Context, *
 
 // choose asks for a worker, and books the request there if it has an id.
 func (p *Plane) choose(ctx context.Context, model, requestID string, r *planeRequest) (*api.Selection, error) {
-	q := &api.SelectRequest{RequestID: requestID, Book: requestID != "", RequiredTaints: r.constraints.Required,
-		PreferredTaints: r.constraints.Preferred, StrictPriority: r.strict, PriorityJump: r.jump}
+	q := &api.SelectRequest{Policy: routing.DynamoPolicy, RequestID: requestID, Book: requestID != "",
+		RequiredTaints: r.constraints.Required, PreferredTaints: r.constraints.Preferred, StrictPriority: r.strict, PriorityJump: r.jump}
 	prompt, err := p.prompt(model, r)
 	if err != nil {
 		return nil, err

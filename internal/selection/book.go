@@ -123,7 +123,8 @@ func (s *Service) Loads(_ context.Context, r *api.LoadsRequest) (*api.LoadList, 
 	return list, nil
 }
 
-// PotentialLoads lists what each registered rank would have to do with a prompt beside what it has.
+// PotentialLoads lists what each registered rank would have to do with a prompt beside what it has, by the estimates of
+// the policy dynamo.
 func (s *Service) PotentialLoads(ctx context.Context, r *api.PotentialRequest) (*api.PotentialList, error) {
 	of, err := s.candidates(r.Model, r.BlockSize)
 	if err != nil {
@@ -142,7 +143,7 @@ func (s *Service) PotentialLoads(ctx context.Context, r *api.PotentialRequest) (
 		return nil, err
 	}
 	s.guess(x, of)
-	selector := s.selectors[s.cfg.Policy]
+	selector := s.selectors[routing.DynamoPolicy]
 	x.request = routing.Request{ISL: isl, BlockSize: of.blockSize, Blocks: uint64(len(x.seq)), Overrides: r.Overrides}
 	tracked := selector.Config().With(&r.Overrides).RouterTrackPrefillTokens
 	s.fill(x, of, answer)

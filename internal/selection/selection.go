@@ -56,7 +56,7 @@ type Config struct {
 
 	Guesses Guesses // what ranks are guessed to hold; nil: nothing is
 
-	Policy  string         // of requests that name none; default dynamo
+	Policy  string         // of requests that name none; default [DefaultPolicy]
 	Routing routing.Config // of all policies
 
 	// Pending bounds the choices that are kept for a booking by their id alone.
@@ -67,7 +67,7 @@ type Config struct {
 }
 
 // DefaultPolicy is the policy of requests that name none.
-const DefaultPolicy = "dynamo"
+const DefaultPolicy = "kvatlas"
 
 // Service chooses and books. See the package's documentation.
 type Service struct {

@@ -42,7 +42,7 @@ func newFleet(t testing.TB, workers, ranks int) *fleet {
 	}
 	config := routing.DefaultConfig()
 	service, err := New(Config{
-		Find: f.find, Loads: f.loads, Routing: config,
+		Find: f.find, Loads: f.loads, Routing: config, Policy: routing.DynamoPolicy, // its choices depend on nothing measured
 		Pool: func(model string) *registry.Pool {
 			if model == "m" {
 				return f.pool
@@ -404,5 +404,32 @@ func TestSelectAgainstTheFormula(t *testing.T) {
 	}
 	if len(live) < 100 {
 		t.Errorf("%d requests are under way at the end", len(live))
+	}
+}
+
+// TestDefaultPolicy: without the operator's word the policy kvatlas chooses, and a booking counts what it expects.
+func TestDefaultPolicy(t *testing.T) {
+	f := newFleet(t, 3, 1)
+	cfg := f.service.cfg
+	cfg.Policy = ""
+	service, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.holds[events.RankKey{Instance: "w01"}] = [4]uint32{2, 5}
+	r := &api.SelectRequest{RequestID: "r1", Book: true}
+	r.Model, r.Tokens = "m", make([]uint32, 10*block+1)
+	choice, err := service.Select(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// of 41 tokens 8 are on the device and 20 in host memory, which take the time of 2
+	if choice.Policy != "kvatlas" || choice.Worker != "w01" || choice.EffectivePrefillTokens != 3*block+1+2 {
+		t.Fatalf("%+v", choice)
+	}
+	r.RequestID = "r2" // it finds all blocks of r1, which is under way
+	if choice, err = service.Select(t.Context(), r); err != nil || choice.Worker != "w01" ||
+		choice.EffectivePrefillTokens != 1 {
+		t.Fatalf("%+v, %v", choice, err)
 	}
 }

@@ -107,14 +107,11 @@ func (v *View) held(c *Candidate) (device, lower float64) {
 	return device, min(below*size, isl-device)
 }
 
-// prefillTokens is what a booking counts: tokens that take the candidate the time of its prefill and its loading.
+// prefillTokens is what a booking counts: what the candidate lacks of the prompt, and what it prefills in the time in
+// which it loads the rest.
 func prefillTokens(v *View, c *Candidate) uint64 {
-	tokens := v.loaded(c)
-	if v.Request.Role != Decode {
-		device, lower := v.held(c)
-		tokens += float64(v.Request.ISL) - device - lower
-	}
-	return uint64(math.Round(tokens))
+	device, lower := v.held(c)
+	return uint64(math.Round(float64(v.Request.ISL) - device - lower + v.loaded(c)))
 }
 
 // prefillTime is how long it takes to compute what the candidate lacks. A token attends to all before it, so that
@@ -133,7 +130,7 @@ func prefillTime(v *View, c *Candidate) float64 {
 // memory.
 func (v *View) loaded(c *Candidate) float64 {
 	size := float64(v.Request.BlockSize)
-	device, lower := v.held(c)
+	_, lower := v.held(c)
 	left := lower // the first ones are in device memory by then, if requests under way have them
 	take := func(blocks uint32) float64 {
 		n := min(float64(blocks)*size, left)
@@ -141,14 +138,19 @@ func (v *View) loaded(c *Candidate) float64 {
 		return n
 	}
 	tokens := take(v.SharedBlocks(c))*sharedLoad + take(c.Disk)*diskLoad + take(c.Host)*hostLoad
-	if v.Request.Role == Decode {
-		tokens += (float64(v.Request.ISL) - device - lower) * sharedLoad // from the prefill worker
-	}
 	return tokens
 }
 
-// loadTime is how long it takes to copy blocks of lower tiers into device memory.
-func loadTime(v *View, c *Candidate) float64 { return v.loaded(c) / rate(c) }
+// loadTime is how long it takes to copy blocks of lower tiers into device memory, and, to a worker of the decode pool,
+// what the prefill worker computes.
+func loadTime(v *View, c *Candidate) float64 {
+	tokens := v.loaded(c)
+	if v.Request.Role == Decode {
+		device, lower := v.held(c)
+		tokens += (float64(v.Request.ISL) - device - lower) * sharedLoad
+	}
+	return tokens / rate(c)
+}
 
 // contextTime is by how much the requests under way on the candidate slow the decoding of this one, and this one theirs.
 func contextTime(v *View, c *Candidate) float64 {

@@ -39,7 +39,7 @@ func expectedTwin(r *Request, all []Candidate, i int) (cost, tokens float64) {
 	held := math.Min(math.Max(all3, device), float64(r.ISL))
 	left := float64(r.ISL) - held
 	// of the prompt, the ends of the tiers: blocks that requests under way have are not loaded
-	load, end := 0.0, held
+	load, transfer, end := 0.0, 0.0, held
 	for _, tier := range []struct {
 		blocks uint32
 		share  float64
@@ -49,9 +49,9 @@ func expectedTwin(r *Request, all []Candidate, i int) (cost, tokens float64) {
 	}
 	prefill := left / rate * (1 + (float64(r.ISL)-left/2)/32768)
 	if r.Role == Decode {
-		load, prefill, left = load+left*0.2, 0, 0
+		transfer, prefill = left*0.2, 0
 	}
-	cost = load/rate + prefill + (congestion-1)*prefill*rate/mean
+	cost = (load+transfer)/rate + prefill + (congestion-1)*prefill*rate/mean
 	if w.HasLoad {
 		queue := float64(w.ActivePrefillTokens) / rate
 		if w.PrefillRequests > 0 {

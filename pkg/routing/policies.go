@@ -1,12 +1,15 @@
 package routing
 
+// DynamoPolicy is the name of the policy with the cost of NVIDIA Dynamo's KV router.
+const DynamoPolicy = "dynamo"
+
 func init() {
 	policy := func(name string, picker func() Picker, scorers ...Scorer) {
 		Register(name, func(Config) (Policy, error) {
 			return Policy{Filters: []Filter{affinity}, Scorers: scorers, Picker: picker()}, nil
 		})
 	}
-	policy("dynamo", Lowest, dynamoCost{})
+	policy(DynamoPolicy, Lowest, dynamoCost{})
 	policy("least_load", Lowest, scorerFunc{"least_load", leastLoad})
 	policy("prefix_only", Lowest, scorerFunc{"prefix_only", prefixOnly})
 	policy("random", Uniform)

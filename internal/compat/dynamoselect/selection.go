@@ -222,6 +222,7 @@ func (s *selectService) choose(r *asked, book bool) (int, any, error) {
 		return 0, nil, err
 	}
 	q := &api.SelectRequest{
+		Policy: routing.DynamoPolicy,
 		Query: api.Query{Model: body.Model, BlockSize: body.BlockSize, Tokens: body.Tokens, Hashes: body.Hashes,
 			LoRA: body.LoRA, CacheSalt: body.CacheSalt},
 		SequenceHashes: body.SequenceHashes, ISLTokens: body.ISLTokens, Book: book, Advisory: advisory,
