@@ -36,8 +36,8 @@ Traces are read from NAME_trace.jsonl in the folder --traces. Without a file, a 
 and the table says so.
 
 With --subject, the best of the other arms is the measure for an arm: TTFT mean at most 1.02 and p99 at most 1.05 times
-the best, reuse at most a point below sticky. Where some arm reuses 20 % of the tokens, the mean must be 25 % below that
-of dynamo-1-1, the default of Dynamo. Oracles do not count.`,
+the best, reuse at most a point below sticky. The mean of requests with a real prefix must be 25 % below that of
+dynamo-1-1, the default of Dynamo: requests of which earlier ones had a quarter of the prompt. Oracles do not count.`,
 		Example: `  indexer simulate matrix --traces mooncake/FAST25-release/traces > matrix.md
   indexer simulate matrix --workloads agents,hot-prefix --load 0.7 --host 0 --seeds 1 --arms sticky,dynamo-1-1,dynamo-4-4`,
 		Args: cobra.NoArgs,

@@ -96,8 +96,9 @@ type request struct {
 	end       int // the step with which it will be done
 	phase     int // it needs a slot before each step of this number modulo the block size
 
-	reused, loaded int // tokens of the prompt that were on the device, and that came from host or store, when it began
-	best, chosen   int // tokens of the prompt that it could have found on some worker, and on the one that was chosen
+	reused, loaded int  // tokens of the prompt that were on the device, and that came from host or store, when it began
+	best, chosen   int  // tokens of the prompt that it could have found on some worker, and on the one that was chosen
+	repeats        bool // a real prefix of the prompt, as repeatedShare has it, came in earlier requests
 }
 
 // engine steps one engine: continuous batching with chunked prefill, as vLLM does it. Decoding requests come first,

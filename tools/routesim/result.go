@@ -37,6 +37,7 @@ type Figures struct {
 	HitRate      float64 `json:"hit_rate"`    // the share of prompt tokens that were not computed
 	LoadedRate   float64 `json:"loaded_rate"` // the share of them that came from host memory or the shared store
 	TTFTMean     float64 `json:"ttft_mean_s"`
+	TTFTRepeats  float64 `json:"ttft_mean_repeats_s"` // mean of requests with a real prefix: see repeatedShare
 	TTFTP50      float64 `json:"ttft_p50_s"`
 	TTFTP90      float64 `json:"ttft_p90_s"`
 	TTFTP99      float64 `json:"ttft_p99_s"`
@@ -129,11 +130,15 @@ func figures(list []*request) Figures {
 		return f
 	}
 	var ttft, whole []float64
-	first, last, output, reused, loaded, users := never, micros(0), 0, 0, 0, 0
+	first, last, output, reused, loaded, users, repeats := never, micros(0), 0, 0, 0, 0, 0
 	for _, r := range list {
 		t := (r.first - r.sent).seconds()
 		ttft, whole = append(ttft, t), append(whole, (r.done-r.sent).seconds())
 		f.TTFTMean += t / float64(len(list))
+		if r.repeats {
+			f.TTFTRepeats += t
+			repeats++
+		}
 		f.PromptTokens += r.prompt.Tokens
 		reused, loaded, output = reused+r.reused, loaded+r.loaded, output+r.output
 		first, last = min(first, r.sent), max(last, r.done)
@@ -143,6 +148,7 @@ func figures(list []*request) Figures {
 		}
 	}
 	f.PerUser /= float64(max(1, users))
+	f.TTFTRepeats /= float64(max(1, repeats))
 	f.HitRate = float64(reused+loaded) / float64(f.PromptTokens)
 	f.LoadedRate = float64(loaded) / float64(f.PromptTokens)
 	slices.Sort(ttft)

@@ -388,8 +388,8 @@ func TestDraw(t *testing.T) {
 func TestJudge(t *testing.T) {
 	cell := func(own CellArm) []string {
 		own.Arm = "own"
-		c := Cell{Arms: []CellArm{own, {ArmSticky, 0.5, 100, 0, 300}, {defaultArm, 0.3, 130, 0, 200},
-			{ArmOracleGreedy, 0.6, 10, 0, 10}}}
+		c := Cell{Arms: []CellArm{own, {ArmSticky, 0.5, 100, 90, 0, 300}, {defaultArm, 0.3, 130, 120, 0, 200},
+			{ArmOracleGreedy, 0.6, 10, 10, 0, 10}}}
 		c.judge("own")
 		return c.Missed
 	}
@@ -398,7 +398,8 @@ func TestJudge(t *testing.T) {
 		want []string
 	}{{CellArm{Reuse: 0.495, TTFTMean: 97, TTFTP99: 209}, nil},
 		{CellArm{Reuse: 0.48, TTFTMean: 97, TTFTP99: 209}, []string{"reuse 48.0%: sticky"}},
-		{CellArm{Reuse: 0.5, TTFTMean: 103, TTFTP99: 209}, []string{"less than 25% below dynamo-1-1", "mean 103 ms: sticky"}},
+		{CellArm{Reuse: 0.5, TTFTMean: 103, TTFTP99: 209, TTFTRepeats: 91},
+			[]string{"91 ms is less than 25% below dynamo-1-1", "mean 103 ms: sticky"}},
 		{CellArm{Reuse: 0.5, TTFTMean: 97, TTFTP99: 211}, []string{"p99 211 ms: dynamo-1-1"}}} {
 		got := cell(x.own)
 		ok := len(got) == len(x.want)

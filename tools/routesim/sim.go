@@ -75,6 +75,7 @@ type sim struct {
 	late        []batch    // events on their way, the earliest first
 	lost        []*request // of crashed engines, not sent again yet
 	number      int        // requests that have come
+	seen        []bool     // blocks that have come in a request
 	half        int        // the number at which the disturbance comes; -1: it has come
 	run         *Run
 }
@@ -100,7 +101,7 @@ func Simulate(ctx context.Context, cfg Config) (*Run, error) {
 
 func newSim(cfg Config) (*sim, error) {
 	s := &sim{Config: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x726f75746573696d)),
-		delays: rand.New(rand.NewPCG(cfg.Seed, 0x64656c617973))}
+		delays: rand.New(rand.NewPCG(cfg.Seed, 0x64656c617973)), seen: make([]bool, len(cfg.Workload.names))}
 	e := cfg.Workload.Engine
 	switch {
 	case cfg.Workers < 1 || cfg.Routers < 1:
@@ -230,7 +231,20 @@ func (s *sim) arrive() error {
 	s.number++
 	s.under++
 	s.all = append(s.all, r)
+	s.see(r)
 	return s.send(r)
+}
+
+// repeatedShare is the share of a prompt that earlier requests must have had for its prefix to be a real one.
+const repeatedShare = 0.25
+
+// see notes the blocks of a request, and whether earlier requests had a real prefix of it.
+func (s *sim) see(r *request) {
+	had := s.Workload.Engine.BlockSize * prefix(r.prompt.blocks, func(b block) bool { return s.seen[b] })
+	r.repeats = float64(had) >= repeatedShare*float64(r.prompt.Tokens)
+	for _, b := range r.prompt.blocks {
+		s.seen[b] = true
+	}
 }
 
 // send has a router choose a worker. If all workers are away, the request waits for one to join.
