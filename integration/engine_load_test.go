@@ -52,7 +52,7 @@ func TestEngineLoad(t *testing.T) {
 	}
 	number := func(v uint64) *uint64 { return &v }
 	request := &client.SelectRequest{Query: client.Query{Model: "m", Tokens: harness.Tokens(1, harness.BlockSize),
-		Explain: true}}
+		Explain: true}, Policy: "dynamo"}
 	// dropped waits until a node drops these workers, and says so; again is called meanwhile.
 	dropped := func(who string, c *client.Client, again func(), want ...string) {
 		t.Helper()

@@ -100,10 +100,10 @@ func TestGuesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for words, want := range map[string]string{
-		"select":           "confirm 0 blocks on its device; it probably holds 8",
-		"select --explain": "GUESSED BLOCKS",
-		"query":            "GUESSED",
-		"query --explain":  string(worker) + "/0 probably holds 8 blocks",
+		"select":                           "confirm 0 blocks on its device; it probably holds 8",
+		"select --policy dynamo --explain": "GUESSED BLOCKS",
+		"query":                            "GUESSED",
+		"query --explain":                  string(worker) + "/0 probably holds 8 blocks",
 	} {
 		args := append(strings.Fields(words), "--nats", nats, "--model", "m", "--tokens-file", file)
 		if r := harness.Run(t, "indexer", args...); r.Code != 0 || !strings.Contains(r.Stdout, want) {

@@ -54,7 +54,8 @@ func TestSelect(t *testing.T) {
 	}
 	defer over.Close()
 	request := func(id string) *client.SelectRequest {
-		return &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt}, RequestID: id, Book: id != ""}
+		return &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt}, RequestID: id, Book: id != "",
+			Policy: "dynamo"}
 	}
 	for i, c := range append(asks, over) {
 		harness.Eventually(t, fmt.Sprintf("client %d is told of three workers, and w1", i), func() (bool, string) {
@@ -126,7 +127,8 @@ func TestSelect(t *testing.T) {
 	if err := os.WriteFile(file, []byte("["+harness.CommaList(prompt)+"]"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := harness.Run(t, "indexer", "select", "--nats", nats, "--model", "m", "--tokens-file", file, "--explain")
+	r := harness.Run(t, "indexer", "select", "--nats", nats, "--model", "m", "--tokens-file", file, "--explain", "--policy",
+		"dynamo")
 	if r.Code != 0 || !strings.Contains(r.Stdout, "worker w1 rank 0 at http://w1:8000, by dynamo from 3 candidates") ||
 		!strings.Contains(r.Stdout, "-6.000") {
 		t.Errorf("select --explain: %+v", r)
