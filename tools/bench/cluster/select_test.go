@@ -26,7 +26,8 @@ func TestInside(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := &s.report
-	if r.DecisionP99 <= 0 || r.Inside <= 0 || len(r.Stages) != 6 || r.Stages[0].N != 200 {
+	if r.DecisionP99 <= 0 || r.Inside <= 0 || len(r.Stages) != 6 || r.Stages[0].N != 200 || len(r.Policies) != 2 ||
+		r.Policies[0].Policy != "kvatlas" || r.Policies[1].PerSecond <= 0 || r.Policies[1].Stages[5].N != 200 {
 		t.Errorf("%+v", r)
 	}
 }
