@@ -54,7 +54,7 @@ func (v *View) cheapest(s *Selector, scratch *Scratch) *Cheapest {
 	if len(s.policy.Scorers) == 0 {
 		return nil
 	}
-	defer func() { v.terms, v.crowd = nil, crowd{} }() // they are of these candidates
+	defer func() { v.terms, v.expected, v.crowd = nil, nil, crowd{} }() // they are of these candidates
 	cost := make([]float64, v.Len())
 	for _, scorer := range s.policy.Scorers {
 		scratch.score = grown(scratch.score, v.Len())

@@ -98,7 +98,8 @@ type PolicyCost struct {
 	Policy      string  `json:"policy"`
 	DecisionP50 float64 `json:"decision_p50_us"` // match, load and choice
 	DecisionP99 float64 `json:"decision_p99_us"`
-	PerSecond   float64 `json:"per_s"` // booked, two at a time
+	PerSecond   float64 `json:"per_s"`     // booked, two at a time
+	PerCPU      float64 `json:"per_cpu_s"` // the same, per second of processor time
 	Stages      []Stage `json:"stages"`
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -92,7 +93,7 @@ func (s *selecting) inside() error {
 	}
 	for k, policy := range selectPolicies {
 		p := prices[k]
-		cost := PolicyCost{Policy: policy, PerSecond: median(p.rates)}
+		cost := PolicyCost{Policy: policy, PerSecond: median(p.rates), PerCPU: median(p.perCPU)}
 		for _, name := range append(slices.Clone(stageNames), "decision") {
 			cost.Stages = append(cost.Stages, Stage{name, medianTimes(p.stages[name])})
 		}
@@ -114,6 +115,7 @@ var stageNames = []string{"hash", "match", "load", "choose", "book"}
 // price is what the choices of a policy cost, by round.
 type price struct {
 	rates  []float64 // decisions per second
+	perCPU []float64 // decisions per second of processor time
 	stages map[string][]Times
 }
 
@@ -150,6 +152,10 @@ func (s *selecting) priceOf(
 	if err := free(); err != nil {
 		return err
 	}
+	before, err := spentBy(os.Getpid())
+	if err != nil {
+		return err
+	}
 	begun := time.Now()
 	halves := make(chan error, 2)
 	for half := range 2 {
@@ -166,6 +172,12 @@ func (s *selecting) priceOf(
 	if err := errors.Join(<-halves, <-halves); err != nil {
 		return err
 	}
-	p.rates = append(p.rates, float64(len(list))/time.Since(begun).Seconds())
+	took := time.Since(begun)
+	after, err := spentBy(os.Getpid())
+	if err != nil {
+		return err
+	}
+	p.rates = append(p.rates, float64(len(list))/took.Seconds())
+	p.perCPU = append(p.perCPU, float64(len(list))/(after-before).Seconds())
 	return free()
 }

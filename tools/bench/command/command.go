@@ -261,7 +261,8 @@ the rounds. Ratios come first, each with its goal.`,
 			rows = append(rows,
 				[]any{p.Policy + ": decision in process", fmt.Sprintf("p50 %.1f, p99 %.1f µs%s", p.DecisionP50, p.DecisionP99,
 					goal[0])},
-				[]any{p.Policy + ": booked in process, two at a time", fmt.Sprintf("%.0f/s%s", p.PerSecond, goal[1])})
+				[]any{p.Policy + ": booked in process, two at a time", fmt.Sprintf("%.0f/s%s, %.0f per second of "+
+					"processor time", p.PerSecond, goal[1], p.PerCPU)})
 		}
 		for _, a := range r.Agreements {
 			rows = append(rows, []any{a.Policy + ": three nodes agree", fmt.Sprintf("on %.0f%% of %d prompts; costs differ by "+
