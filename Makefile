@@ -1,7 +1,7 @@
 # Bare `make` prints the words one may ask for.
 
 .DEFAULT_GOAL := help
-.PHONY: help build release images demo demo-gateway test judges real-vllm soak short race lint vulncheck explore fuzz bench bench-peers bench-path clean
+.PHONY: help build release images demo demo-gateway test judges real-vllm gpu-fleet soak short race lint vulncheck explore fuzz bench bench-peers bench-path clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,9 +36,12 @@ judges: ## fetch what is missing (once, 1.2 GB), then run the tests against real
 	go test -tags judges -timeout 30m ./integration/judges/dynamo ./integration/judges/selection -dynamo dynamo-next.txt
 	cd integration/judges/helm && go test -count 1 ./...
 
-real-vllm: ## fetch a whole vLLM (once, 1 GB), then compare its answers with ours: make real-vllm N=60 for fewer requests
+real-vllm: ## fetch a whole vLLM (once, 1 GB), then compare its answers with ours, and a tiny fleet of it: make real-vllm N=60 for fewer requests
 	go run ./integration/judges/vllm/fetch
 	go test -tags realvllm -count 1 -timeout 2h -v ./integration/judges/vllm -vllm.requests=$${N:-300}
+
+gpu-fleet: ## four vLLM servers on GPUs behind each way of choosing: truth, reuse, TTFT; never run by CI: make gpu-fleet PYTHON=python3 FLEET="-fleet.gpus=0,1"
+	go test -tags realvllm -count 1 -timeout 0 -v ./integration/judges/vllm -run 'TestFleet$$' -fleet.python=$${PYTHON:-python3} $${FLEET}
 
 soak: ## a cluster of three under load for a long time: nothing may grow (make soak T=1h); needs what make judges has fetched
 	go test -tags judges,soak -count 1 -timeout 0 -v ./integration/judges/torture -run TestSoak -soak.for=$${T:-1h}

@@ -76,6 +76,38 @@ func TestDailyChecks(t *testing.T) {
 	}
 }
 
+// TestFleetOfGPUsIsLeftOut: CI has no GPU and says that it does not run make gpu-fleet. It runs the same test on the
+// CPU, as one of all tests of make real-vllm.
+func TestFleetOfGPUsIsLeftOut(t *testing.T) {
+	for _, script := range []string{"../.ci/run", "../.ci/daily"} {
+		for _, command := range commands(readFile(t, script), "") {
+			if strings.Contains(command, "gpu-fleet") {
+				t.Errorf("%s runs %s", script, command)
+			}
+		}
+	}
+	if !slices.Contains(commands(readFile(t, "../.ci/daily"), ""), "make real-vllm") {
+		t.Error(".ci/daily does not run make real-vllm")
+	}
+	_, rule, _ := strings.Cut(readFile(t, "../Makefile"), "\nreal-vllm:")
+	rule, _, _ = strings.Cut(rule, "\n\n")
+	if !strings.Contains(rule, "-tags realvllm ") || strings.Contains(rule, " -run ") || strings.Contains(rule, "-skip") {
+		t.Errorf("make real-vllm does not run all tests of its package: %s", rule)
+	}
+	for file, words := range map[string]string{
+		"../.ci/daily": "# NOT RUN: make gpu-fleet", "../Makefile": "\ngpu-fleet: ## ",
+		"../CONTRIBUTING.md": "| `make gpu-fleet` |",
+	} {
+		if !strings.Contains(readFile(t, file), words) {
+			t.Errorf("%s does not have %q", file, words)
+		}
+	}
+	if !strings.Contains(readFile(t, "../CONTRIBUTING.md"), "**CI never runs it**") ||
+		!strings.Contains(readFile(t, "../Makefile"), "never run by CI") {
+		t.Error("CONTRIBUTING.md or the Makefile does not say that CI never runs make gpu-fleet")
+	}
+}
+
 // TestJudgesRunAll: make judges fetches first, and then runs every package that has tests with the build tag judges,
 // and every module of its own.
 func TestJudgesRunAll(t *testing.T) {

@@ -116,7 +116,7 @@ func TestSelectDisaggregated(t *testing.T) {
 func TestSelectSessions(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
-	const constants = "session_affinity: {ttl_secs: 3600, mode: hard}"
+	const constants = "session_affinity: {ttl_secs: 3600, mode: hard, by_prompt: true}"
 	nodes := startRouting(t, nats, constants, "n0", "n1")
 	for i := range 3 {
 		register(t, nodes[0], fmt.Sprint("w", i), "")
@@ -157,6 +157,34 @@ func TestSelectSessions(t *testing.T) {
 	s, err := asks[1].Select(ctx, request("r1", "s"))
 	if err != nil || s.Worker != first.Worker || s.Session == nil || s.Session.Binding != api.SessionKept {
 		t.Fatalf("%+v, %v", s, err)
+	}
+	turn := func(i, blocks int) *client.SelectRequest { // of a conversation without an id
+		r := request(fmt.Sprint("turn", i), "")
+		r.Tokens = harness.Tokens(1, blocks*harness.BlockSize)
+		return r
+	}
+	begins, err := asks[0].Select(ctx, turn(0, 20))
+	if err != nil || begins.Session == nil || begins.Session.Binding != api.SessionMade {
+		t.Fatalf("%+v, %v", begins, err)
+	}
+	long := filepath.Join(t.TempDir(), "long.json")
+	text := "[" + harness.CommaList(turn(1, 30).Tokens) + "]"
+	if err := os.WriteFile(long, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	decided := fmt.Sprintf("affinity by prompt to worker %s rank 0 decided", begins.Worker)
+	harness.Eventually(t, "every node knows where the prompt's session is", func() (bool, string) {
+		for range 10 { // any node answers
+			r := harness.Run(t, "indexer", "select", "--nats", nats, "--model", "m", "--tokens-file", long, "--explain")
+			if !strings.Contains(r.Stdout, decided) {
+				return false, fmt.Sprintf("%+v", r)
+			}
+		}
+		return true, ""
+	})
+	next, err := asks[1].Select(ctx, turn(1, 30))
+	if err != nil || next.Worker != begins.Worker || next.Session == nil || next.Session.Binding != api.SessionKept {
+		t.Errorf("the next turn at the other node: %+v, %v", next, err)
 	}
 	pinned := request("r2", "s")
 	pinned.Pinned = &routing.Target{Worker: "w0"}

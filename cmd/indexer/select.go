@@ -180,9 +180,28 @@ func printChoice(w io.Writer, x *routing.Explanation) {
 		}
 	}
 	cli.Table(w, heading, rows)
+	if a := x.Affinity; a != nil {
+		cli.Fprintln(w, affinityLine(a))
+	}
 	for _, d := range x.Dropped {
 		cli.Fprintf(w, "dropped by %s: worker %s rank %d %s\n", d.Filter, d.Worker, d.Rank, d.Reason)
 	}
+}
+
+// affinityLine says what the affinity of a request did.
+func affinityLine(a *routing.AffinityEffect) string {
+	line := fmt.Sprintf("affinity by %s to worker %s", a.By, a.Worker)
+	if a.Rank != nil {
+		line += fmt.Sprintf(" rank %d", *a.Rank)
+	}
+	if !a.Decided {
+		return line + " did not decide"
+	}
+	line += " decided"
+	if c := a.Cheapest; c != nil {
+		line += fmt.Sprintf("; the cheapest candidate is worker %s rank %d, cost %.3f", c.Worker, c.Rank, c.Cost)
+	}
+	return line
 }
 
 func loadsCommand() *cobra.Command {

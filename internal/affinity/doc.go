@@ -9,6 +9,9 @@
 // into the load table, every second or eighth of the time to live. With hard affinity a booking elsewhere is refused;
 // with soft affinity the binding follows it.
 //
+// A request without a session id is of the session whose last prompt its own prompt continues: [Machine.Follow] and
+// [Machine.BindPrompt]. DESIGN.md has the rule and its reasons.
+//
 // # Every node has the same bindings
 //
 // [Machine] is stepped: time and messages are arguments, and what is to be published is the result of [Machine.Step].

@@ -36,7 +36,8 @@ type Key struct{ Model, Session string }
 type Config struct {
 	Origin   uint64        // of this session of this node: random, not 0
 	TTL      time.Duration // since a session's last use; MinTTL to MaxTTL
-	Sessions int           // how many may be bound; 0: MaxSessions
+	Sessions int           // how many with an id may be bound; 0: MaxSessions
+	Prompts  int           // how many ends of prompts without an id may be bound; 0: MaxPrompts
 
 	// Alive reports whether a request that this node has booked is under way.
 	Alive func(model, request string) bool
@@ -100,6 +101,7 @@ type Counts struct {
 	Expired                    uint64
 	Sent, Received, Malformed  uint64 // messages
 	Exchanges, Healed, Dropped uint64 // questions because of a difference; what was learnt so; what there was no room for
+	Continued, Unclear         uint64 // prompts without an id that continued a session, and whose end is also another's
 	Unsynced                   uint64 // 1: it was ready without a peer's bindings although there are peers
 }
 
@@ -109,6 +111,8 @@ type Machine struct {
 
 	cfg      Config
 	bindings map[Key]*binding
+	ends     map[string]map[events.SeqHash]*binding // of bindings: ends of prompts, by model and hash
+	prompts  int                                    // bindings of ends
 	leased   map[*binding]struct{}
 	dirty    []*binding
 	sums     [parts]uint64
@@ -126,10 +130,14 @@ func NewMachine(now time.Duration, cfg Config) *Machine {
 	if cfg.Sessions <= 0 {
 		cfg.Sessions = MaxSessions
 	}
+	if cfg.Prompts <= 0 {
+		cfg.Prompts = MaxPrompts
+	}
 	if cfg.Alive == nil {
 		cfg.Alive = func(string, string) bool { return false }
 	}
-	m := &Machine{cfg: cfg, bindings: map[Key]*binding{}, leased: map[*binding]struct{}{}, soonest: math.MaxInt64}
+	m := &Machine{cfg: cfg, bindings: map[Key]*binding{}, ends: map[string]map[events.SeqHash]*binding{},
+		leased: map[*binding]struct{}{}, soonest: math.MaxInt64}
 	m.peers = map[uint64]*peer{}
 	m.Begin(now)
 	return m
@@ -152,11 +160,10 @@ func (m *Machine) Get(now time.Duration, key Key) (events.RankKey, bool) {
 func (m *Machine) Bind(now time.Duration, key Key, rank events.RankKey, request string, hard bool) (How, error) {
 	m.now = now
 	b := m.bindings[key]
-	if b == nil && len(m.bindings) >= m.cfg.Sessions {
-		m.reap()
-		if len(m.bindings) >= m.cfg.Sessions {
+	if b == nil && m.full(key, 1) {
+		if m.reap(); m.full(key, 1) {
 			m.Counts.Full++
-			return 0, fmt.Errorf("%w: %d", ErrFull, len(m.bindings))
+			return 0, fmt.Errorf("%w: %d", ErrFull, len(m.bindings)-m.prompts)
 		}
 	}
 	how := Kept
@@ -175,7 +182,7 @@ func (m *Machine) Bind(now time.Duration, key Key, rank events.RankKey, request 
 	}
 	if b == nil {
 		b = &binding{key: key}
-		m.bindings[key] = b
+		m.insert(b)
 	} else if how != Kept {
 		m.add(b, -1)
 	}
@@ -187,13 +194,7 @@ func (m *Machine) Bind(now time.Duration, key Key, rank events.RankKey, request 
 		m.add(b, 1)
 		m.enqueue(b)
 	}
-	if request != "" {
-		if len(b.leases) == maxLeases {
-			b.leases = slices.Delete(b.leases, 0, 1)
-		}
-		b.leases = append(b.leases, request)
-		m.leased[b] = struct{}{}
-	}
+	m.lease(b, request)
 	return how, nil
 }
 
@@ -219,14 +220,13 @@ func (m *Machine) reap() {
 		return
 	}
 	m.soonest = math.MaxInt64
-	for key, b := range m.bindings {
+	for _, b := range m.bindings {
 		if b.ends > m.now {
 			m.soonest = min(m.soonest, b.ends)
 			continue
 		}
 		m.add(b, -1)
-		delete(m.bindings, key)
-		delete(m.leased, b)
+		m.remove(b)
 		m.Counts.Expired++
 	}
 }
@@ -265,7 +265,7 @@ func (m *Machine) join(o *binding, left time.Duration) bool {
 	m.clock = max(m.clock, o.is.Seq, o.used.Seq)
 	ends := m.now + min(left, m.cfg.TTL)
 	b := m.bindings[o.key]
-	if left <= 0 || b == nil && len(m.bindings) >= 2*m.cfg.Sessions {
+	if left <= 0 || b == nil && m.full(o.key, 2) {
 		if left > 0 {
 			m.Counts.Dropped++
 		}
@@ -280,12 +280,16 @@ func (m *Machine) join(o *binding, left time.Duration) bool {
 	}
 	if b == nil {
 		b = &binding{key: o.key}
-		m.bindings[o.key] = b
+		m.insert(b)
 	} else {
 		m.add(b, -1)
 		if o.is == b.is {
 			ends = max(ends, b.ends)
 		}
+	}
+	if o.rank.Instance == nowhere {
+		b.leases = nil
+		delete(m.leased, b)
 	}
 	b.rank, b.is, b.used, b.ends = o.rank, o.is, o.used, ends
 	m.soonest = min(m.soonest, ends)

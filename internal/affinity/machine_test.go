@@ -28,7 +28,13 @@ func session(i int) Key { return Key{fmt.Sprint("m", i%2), fmt.Sprint("s", i)} }
 // check verifies what holds between a machine's fields.
 func (m *Machine) check() error {
 	var sums [parts]uint64
+	prompts := 0
 	for key, b := range m.bindings {
+		if last, ok := key.end(); ok {
+			if prompts++; m.ends[key.Model][last] != b {
+				return fmt.Errorf("%v is not among the ends", key)
+			}
+		}
 		sums[key.part()] += b.sum()
 		switch {
 		case b.key != key, b.is.Seq == 0, b.is.Seq > m.clock, b.used.Seq > m.clock, b.used.Seq < b.is.Seq:
@@ -46,6 +52,14 @@ func (m *Machine) check() error {
 		if m.bindings[b.key] != b {
 			return fmt.Errorf("%+v has ended and is leased", b)
 		}
+	}
+	for model, ends := range m.ends {
+		if prompts -= len(ends); len(ends) == 0 {
+			return fmt.Errorf("%s has no ends and a map of them", model)
+		}
+	}
+	if prompts != 0 {
+		return fmt.Errorf("%d more bindings of ends than ends", prompts)
 	}
 	if sums != m.sums {
 		return errors.New("the sums are not those of the bindings")
@@ -292,7 +306,12 @@ func (w *world) op() {
 		id = fmt.Sprint("r", w.Uint64())
 		w.alive[id] = true
 	}
-	_, _ = n.Bind(w.now, session(w.IntN(50)), rank(w.IntN(6)), id, w.IntN(2) == 0)
+	if w.IntN(2) == 0 {
+		prompt := "SSS" + fmt.Sprintf("%02d", w.IntN(20)) + "tttttttttt"[:w.IntN(10)]
+		_, _, _ = n.BindPrompt(w.now, "m0", hashesOf(prompt), rank(w.IntN(6)), id)
+	} else {
+		_, _ = n.Bind(w.now, session(w.IntN(50)), rank(w.IntN(6)), id, w.IntN(2) == 0)
+	}
 	n.note(w)
 }
 

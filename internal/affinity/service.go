@@ -86,10 +86,29 @@ func (s *Service) Bind(key Key, rank events.RankKey, request string, hard bool) 
 	return how, err
 }
 
+// Follow is [Machine.Follow].
+func (s *Service) Follow(model string, seq []events.SeqHash) (events.RankKey, bool) {
+	s.Mu.RLock()
+	defer s.Mu.RUnlock()
+	return s.Machine.Follow(s.Now(), model, seq)
+}
+
+// BindPrompt is [Machine.BindPrompt].
+func (s *Service) BindPrompt(
+	model string, seq []events.SeqHash, rank events.RankKey, request string,
+) (how How, from events.RankKey, err error) {
+	err = s.Change(func(m *Machine, now time.Duration) (err error) {
+		how, from, err = m.BindPrompt(now, model, seq, rank, request)
+		return err
+	})
+	return how, from, err
+}
+
 // Status is what a service has and has done.
 type Status struct {
 	Ready           bool
 	Peers, Sessions int
+	Prompts         int    // of Sessions: ends of prompts without an id
 	Sum             uint64 // equal on all nodes, but for what is on its way
 	Counts          Counts
 }
@@ -99,5 +118,5 @@ func (s *Service) Status() Status {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	m := s.Machine
-	return Status{m.Ready(), m.Peers(), m.Len(), m.sum(), m.Counts}
+	return Status{m.Ready(), m.Peers(), m.Len(), m.prompts, m.sum(), m.Counts}
 }

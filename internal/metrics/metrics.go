@@ -587,9 +587,14 @@ func (to emitter) routing(s *api.Status) {
 			"Sessions that are bound to a worker. The same at each node.", float64(x.Sessions))
 		to.counts("kvatlas_session_bindings_total",
 			"Bookings of a session on this node, by what became of its binding: made, kept, moved, refused (the "+
-				"worker is another's), full (too many sessions); and bindings that expired.",
-			"outcome", map[string]uint64{"made": x.Made,
-				"kept": x.Kept, "moved": x.Moved, "refused": x.Refused, "full": x.Full, "expired": x.Expired})
+				"worker is another's), full (too many sessions), unclear (prompts without an id that end with the same "+
+				"block); and bindings that expired.",
+			"outcome", map[string]uint64{"made": x.Made, "kept": x.Kept, "moved": x.Moved, "refused": x.Refused,
+				"full": x.Full, "unclear": x.Unclear, "expired": x.Expired})
+		to.gauge("kvatlas_session_prompts",
+			"Prompts without a session id whose next one is awaited at a worker. The same at each node.", float64(x.Prompts))
+		to.count("kvatlas_session_prompts_continued_total",
+			"Bookings on this node without a session id whose prompt continued a session.", x.Continued)
 	}
 	if x := s.EngineReports; x != nil {
 		to.counts("kvatlas_engine_reports_total",

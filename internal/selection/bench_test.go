@@ -3,8 +3,10 @@ package selection
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -12,8 +14,15 @@ import (
 )
 
 // BenchmarkSelect chooses among 256 workers, half of which hold 64 blocks of the prompt's 512, with 10,000 requests
-// under way, and books: all but the index, whose answer is given.
+// under way, and books: all but the index, whose answer is given. Half of the requests under way are being prefilled,
+// and some of each worker have ended, so that workers have rates of their own.
 func BenchmarkSelect(b *testing.B) {
+	for _, policy := range []string{"kvatlas", "dynamo"} {
+		b.Run(policy, func(b *testing.B) { benchmarkSelect(b, policy) })
+	}
+}
+
+func benchmarkSelect(b *testing.B, policy string) {
 	const workers, blocks = 256, 512
 	f := newFleet(b, workers, 1)
 	answer := &api.Answer{Model: "m", BlockSize: block, Complete: true}
@@ -40,22 +49,40 @@ func BenchmarkSelect(b *testing.B) {
 		}
 		live := load.Booking{ID: fmt.Sprint("live", i), Rank: f.pool.Ranks[i%workers].RankKey, Hashes: seq,
 			PrefillTokens: int64(i % 1000)}
-		if err := f.loads.Book(context.Background(), table("m"), live); err != nil {
+		err := f.loads.Book(context.Background(), table("m"), live)
+		if err == nil && i%2 == 0 {
+			err = f.loads.PrefillComplete(context.Background(), table("m"), live.ID)
+		}
+		if err == nil && i >= 5000 && i%4 == 0 {
+			live.ID = fmt.Sprint("past", i)
+			if err = f.loads.Book(context.Background(), table("m"), live); err == nil {
+				err = f.loads.Free(context.Background(), table("m"), live.ID)
+			}
+		}
+		if err != nil {
 			b.Fatal(err)
 		}
 	}
-	r := &api.SelectRequest{Query: api.Query{Model: "m", Hashes: hashes(0)}, ISLTokens: blocks*block + 1, Book: true}
+	r := &api.SelectRequest{Query: api.Query{Model: "m", Hashes: hashes(0)}, ISLTokens: blocks*block + 1, Book: true,
+		Policy: policy}
 	ctx := context.Background()
+	var took []time.Duration
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		r.RequestID = "r" + fmt.Sprint(i)
+		begun := time.Now()
 		if _, err := f.service.Select(ctx, r); err != nil {
 			b.Fatal(err)
 		}
+		took = append(took, time.Since(begun))
 		b.StopTimer()
 		if err := f.service.Free(ctx, &api.RequestRef{Model: "m", RequestID: r.RequestID}); err != nil {
 			b.Fatal(err)
 		}
 		b.StartTimer()
+	}
+	slices.Sort(took)
+	for q, name := range map[float64]string{0.5: "p50-ns", 0.99: "p99-ns"} {
+		b.ReportMetric(float64(took[int(q*float64(len(took)-1))]), name)
 	}
 }

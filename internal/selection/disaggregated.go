@@ -50,7 +50,7 @@ func (s *Service) chooseBoth(a *asked, x *scratch) (c chosen, err error) {
 		return c, nil
 	}
 	x.request = own
-	x.request.Role, x.request.Pin, x.request.Affinity = routing.Prefill, nil, nil
+	x.request.Role, x.request.Pin, x.request.Affinity, x.request.AffinityBy = routing.Prefill, nil, nil, ""
 	if near := d.Near(decode); near != "" && d.NearRequired() {
 		x.request.RequiredTaints = append(slices.Clip(own.RequiredTaints), near)
 	} else if near != "" {
@@ -143,6 +143,8 @@ func (s *Service) book(ctx context.Context, model string, c *chosen) error {
 		if err = s.bind(model, c); err != nil {
 			_ = s.cfg.Loads.Free(context.WithoutCancel(ctx), table(model), c.booking.ID)
 		}
+	} else if err == nil && s.byPrompt(c.session) {
+		s.bindPrompt(model, c)
 	}
 	if err != nil && c.prefill.ID != "" {
 		_ = s.cfg.Loads.Free(context.WithoutCancel(ctx), table(model), c.prefill.ID)

@@ -168,13 +168,14 @@ func (s *Service) SelectDetailed(ctx context.Context, r *api.SelectRequest, d *D
 	if err != nil {
 		return nil, err
 	}
+	var by routing.AffinitySource
 	if r.SessionID != "" && s.cfg.Sessions != nil {
-		in, end, err := s.inSession(ctx, r)
+		in, session, end, err := s.inSession(ctx, r)
 		if err != nil {
 			return nil, err
 		}
 		defer end()
-		r = in
+		r, by = in, session
 	}
 	x := s.scratches.Get().(*scratch)
 	defer s.scratches.Put(x)
@@ -193,6 +194,8 @@ func (s *Service) SelectDetailed(ctx context.Context, r *api.SelectRequest, d *D
 	s.guess(x, of)
 	s.lap(x, stageMatch)
 	x.ask(r, of, answer, isl)
+	x.request.AffinityBy = by
+	s.follow(r, x)
 	a := &x.asked
 	*a = asked{r, selector, of, answer, len(x.seq), d}
 	if s.room != nil && !r.Advisory {

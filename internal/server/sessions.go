@@ -31,7 +31,7 @@ func (s *Server) sessionStatus() *api.SessionStatus {
 	of := s.sessions.Status()
 	return &api.SessionStatus{Sessions: of.Sessions, Hash: fmt.Sprintf("%016x", of.Sum), Made: of.Counts.Made,
 		Kept: of.Counts.Kept, Moved: of.Counts.Moved, Refused: of.Counts.Elsewhere, Full: of.Counts.Full,
-		Expired: of.Counts.Expired}
+		Expired: of.Counts.Expired, Prompts: of.Prompts, Continued: of.Counts.Continued, Unclear: of.Counts.Unclear}
 }
 
 // shared are closed once this node knows what all nodes know of requests and sessions.

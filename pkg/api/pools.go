@@ -28,6 +28,8 @@ const MaxSessionID = 256
 
 // SessionBinding is what became of the binding of a session to a worker.
 type SessionBinding struct {
+	// ID is the id of the request's session. If the request had none, it begins with "prompt:" and names the last whole
+	// block of the prompt.
 	ID      string          `json:"id" msgpack:"id"`
 	Binding string          `json:"binding" msgpack:"binding"`               // one of those below
 	From    *routing.Target `json:"from,omitempty" msgpack:"from,omitempty"` // of one that has moved
@@ -38,7 +40,7 @@ const (
 	SessionMade  = "made"  // there was none
 	SessionKept  = "kept"  // the worker is that of the session
 	SessionMoved = "moved" // the session has followed the request
-	SessionNone  = "none"  // too many sessions are bound
+	SessionNone  = "none"  // too many sessions are bound, or another prompt without an id ended with the same block
 )
 
 // QueueRefusal is why a request does not wait until a worker has room.

@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"math"
+	"unicode/utf8"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/routing"
@@ -400,6 +401,9 @@ func checkID(id string, needed bool) error {
 func checkSession(id string) error {
 	if len(id) > MaxSessionID {
 		return Errorf(CodeMalformed, "session_id has %d bytes; it has at most %d", len(id), MaxSessionID)
+	}
+	if !utf8.ValidString(id) {
+		return Errorf(CodeMalformed, "session_id %.64q is not valid UTF-8", id)
 	}
 	return nil
 }

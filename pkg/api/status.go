@@ -140,6 +140,12 @@ type SessionStatus struct {
 	Refused  uint64 `json:"refused" msgpack:"refused"` // bookings elsewhere than the session's worker
 	Full     uint64 `json:"full" msgpack:"full"`       // bookings that were not bound, as too many sessions are
 	Expired  uint64 `json:"expired" msgpack:"expired"`
+
+	// Prompts are those of Sessions that have no id: ends of prompts. Continued are bookings without an id whose prompt
+	// continued a session. Unclear are bookings whose prompt ended with the same block as another's.
+	Prompts   int    `json:"prompts,omitempty" msgpack:"prompts,omitempty"`
+	Continued uint64 `json:"continued,omitempty" msgpack:"continued,omitempty"`
+	Unclear   uint64 `json:"unclear,omitempty" msgpack:"unclear,omitempty"`
 }
 
 // ReportCounts are reports of how full engines are, since the node started, by what became of them.

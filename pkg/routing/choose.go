@@ -96,6 +96,9 @@ func (s *Selector) Choose(r *Request, candidates []Candidate, rng *rand.Rand, sc
 			}
 		}
 		for _, f := range filters {
+			if x != nil {
+				x.affinity(v, f, s, scratch)
+			}
 			v.run(f, scratch, x)
 			if v.Len() == 0 {
 				return Choice{}, v.refusal(f, i == 1, s, scratch, x)

@@ -501,10 +501,20 @@ func TestNoAllocations(t *testing.T) {
 }
 
 func BenchmarkChoose(b *testing.B) {
-	for _, name := range []string{"default", "temperature", "everything"} {
+	for _, name := range []string{"default", "temperature", "everything", "kvatlas"} {
 		b.Run(name, func(b *testing.B) {
 			r, candidates := fleet(256)
-			s := newSelector(b, "dynamo", func(c *Config) { variants()[name](c, r) })
+			policy := "dynamo"
+			change := variants()[name]
+			if name == "kvatlas" {
+				policy, change = name, variants()["default"]
+				for i := range candidates {
+					c := &candidates[i]
+					c.PrefillRate, c.Busy, c.WorkingMS, c.LifeMS = 8+float64(i%5), 0.5, float64(i%50), 900
+					c.PrefillRequests = min(c.ActiveRequests, uint64(i%3))
+				}
+			}
+			s := newSelector(b, policy, func(c *Config) { change(c, r) })
 			rng, scratch := rand.New(rand.NewPCG(1, 2)), new(Scratch)
 			b.ReportAllocs()
 			for b.Loop() {

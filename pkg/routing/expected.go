@@ -10,13 +10,23 @@ import (
 // takes to its first token there, and how much it delays others. Each term is a scorer, so explanations have all of
 // them. The package's comment has the formula.
 func init() {
+	scorers := make([]Scorer, len(expectedTerms))
+	for k := range expectedTerms {
+		scorers[k] = expected(k)
+	}
 	Register("kvatlas", func(Config) (Policy, error) {
-		return Policy{Filters: []Filter{affinity}, Picker: nearLowest{}, Prefill: prefillTokens, Scorers: []Scorer{
-			expected{"queue", queueTime}, expected{"room", roomTime}, expected{"prefill", prefillTime},
-			expected{"load", loadTime}, expected{"context", contextTime}, expected{"decode", decodeSlowdown},
-			expected{"later", laterDelay},
-		}}, nil
+		return Policy{Filters: []Filter{affinity}, Picker: nearLowest{}, Prefill: prefillTokens, Scorers: scorers}, nil
 	})
+}
+
+// expectedTerms are the terms of the policy kvatlas. The last argument of a term is the prefill time at the candidate,
+// which several terms need.
+var expectedTerms = [...]struct {
+	name string
+	term func(*View, *Candidate, float64) float64
+}{
+	{"queue", queueTime}, {"room", roomTime}, {"prefill", ownPrefill}, {"load", loadTime}, {"context", contextTime},
+	{"decode", decodeSlowdown}, {"later", laterDelay},
 }
 
 const (
@@ -42,23 +52,36 @@ const (
 	mostCongestion = 3
 )
 
-// expected is a term of the policy kvatlas.
-type expected struct {
-	name string
-	term func(*View, *Candidate) float64
-}
+// expected is the scorer of a term of the policy kvatlas: its place among expectedTerms.
+type expected int
 
-func (e expected) Name() string { return e.name }
+func (e expected) Name() string { return expectedTerms[e].name }
 
 func (e expected) Score(v *View, cost []float64) {
+	copy(cost, v.expectedCosts()[int(e)*len(cost):])
+}
+
+// expectedCosts returns the costs of all terms, one term after the other. All terms of a candidate are calculated
+// together, so that the candidates pass through the processor's cache once.
+func (v *View) expectedCosts() []float64 {
+	if v.expected != nil {
+		return v.expected
+	}
+	n := len(v.kept)
+	v.scratch.expected = grown(v.scratch.expected, n*len(expectedTerms))
+	v.expected = v.scratch.expected
 	prefers := len(v.Request.PreferredTaints) > 0 && v.Request.Pin == nil
-	for i := range cost {
+	for i := range n {
 		c := v.At(i)
-		cost[i] = e.term(v, c)
+		prefill, factor := prefillTime(v, c), 1.0
 		if prefers {
-			cost[i] *= taintFactor(v.Request.PreferredTaints, c.Worker.Taints)
+			factor = taintFactor(v.Request.PreferredTaints, c.Worker.Taints)
+		}
+		for k := range expectedTerms {
+			v.expected[k*n+i] = expectedTerms[k].term(v, c, prefill) * factor
 		}
 	}
+	return v.expected
 }
 
 // rate is how many tokens a candidate prefills in a millisecond.
@@ -71,7 +94,7 @@ func rate(c *Candidate) float64 {
 
 // queueTime is until the candidate has done what it has to prefill already. What it has done of the first request is
 // not reported, so that it is estimated: at most what a request has on average.
-func queueTime(_ *View, c *Candidate) float64 {
+func queueTime(_ *View, c *Candidate, _ float64) float64 {
 	queue := float64(activePrefill(c)) / rate(c)
 	if c.PrefillRequests > 0 {
 		queue -= min(c.WorkingMS, queue/float64(c.PrefillRequests))
@@ -80,7 +103,7 @@ func queueTime(_ *View, c *Candidate) float64 {
 }
 
 // roomTime is until requests under way have ended whose blocks the request needs, if they fill the candidate's memory.
-func roomTime(_ *View, c *Candidate) float64 {
+func roomTime(_ *View, c *Candidate, _ float64) float64 {
 	room := c.capacity()
 	if !c.HasLoad || room == 0 || c.ActiveBlocks+c.NewBlocks <= room {
 		return 0
@@ -126,10 +149,16 @@ func prefillTime(v *View, c *Candidate) float64 {
 	return uncached / rate(c) * (1 + (before+uncached/2)/attentionTokens)
 }
 
+// ownPrefill is the prefill time of the request itself.
+func ownPrefill(_ *View, _ *Candidate, prefill float64) float64 { return prefill }
+
 // loaded is how many tokens a candidate prefills in the time in which it copies blocks of lower tiers into device
 // memory.
 func (v *View) loaded(c *Candidate) float64 {
 	size := float64(v.Request.BlockSize)
+	if c.Host+c.Disk+v.SharedBlocks(c) == 0 {
+		return 0
+	}
 	_, lower := v.held(c)
 	left := lower // the first ones are in device memory by then, if requests under way have them
 	take := func(blocks uint32) float64 {
@@ -143,7 +172,7 @@ func (v *View) loaded(c *Candidate) float64 {
 
 // loadTime is how long it takes to copy blocks of lower tiers into device memory, and, to a worker of the decode pool,
 // what the prefill worker computes.
-func loadTime(v *View, c *Candidate) float64 {
+func loadTime(v *View, c *Candidate, _ float64) float64 {
 	tokens := v.loaded(c)
 	if v.Request.Role == Decode {
 		device, lower := v.held(c)
@@ -153,7 +182,7 @@ func loadTime(v *View, c *Candidate) float64 {
 }
 
 // contextTime is by how much the requests under way on the candidate slow the decoding of this one, and this one theirs.
-func contextTime(v *View, c *Candidate) float64 {
+func contextTime(v *View, c *Candidate, _ float64) float64 {
 	if !c.HasLoad {
 		return 0
 	}
@@ -161,11 +190,11 @@ func contextTime(v *View, c *Candidate) float64 {
 }
 
 // decodeSlowdown is by how much the prefill delays the requests that decode on the candidate.
-func decodeSlowdown(v *View, c *Candidate) float64 {
+func decodeSlowdown(_ *View, c *Candidate, prefill float64) float64 {
 	if !c.HasLoad || c.ActiveRequests <= c.PrefillRequests {
 		return 0
 	}
-	return decodeWeight * float64(c.ActiveRequests-c.PrefillRequests) * prefillTime(v, c)
+	return decodeWeight * float64(c.ActiveRequests-c.PrefillRequests) * prefill
 }
 
 // congestion is how many milliseconds all requests wait for one more millisecond of work: 1/(1−u)², the derivative by
@@ -186,7 +215,7 @@ type crowd struct {
 
 // laterDelay is by how much the prefill delays requests that come later, beyond its own time. They may go to any
 // candidate, so that the mean rate counts: errors of a single rate would count several times otherwise.
-func laterDelay(v *View, c *Candidate) float64 {
+func laterDelay(v *View, c *Candidate, prefill float64) float64 {
 	if v.crowd.rate == 0 {
 		busy, n := 0.0, float64(len(v.kept))
 		for i := range v.kept {
@@ -195,7 +224,7 @@ func laterDelay(v *View, c *Candidate) float64 {
 		}
 		v.crowd.delay = congestion(busy) - 1
 	}
-	return v.crowd.delay * prefillTime(v, c) * rate(c) / v.crowd.rate
+	return v.crowd.delay * prefill * rate(c) / v.crowd.rate
 }
 
 // nearLowest is the picker of the policy kvatlas: of the candidates whose cost is as good as the smallest, any with the

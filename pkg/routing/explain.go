@@ -7,6 +7,9 @@ type Explanation struct {
 	Policy string `json:"policy" msgpack:"policy"`
 	Config Config `json:"config" msgpack:"config"` // as the request overrode it
 
+	// Affinity is what the affinity of the request to a worker did; nil if it has none.
+	Affinity *AffinityEffect `json:"affinity,omitempty" msgpack:"affinity,omitempty"`
+
 	Candidates []Considered `json:"candidates,omitempty" msgpack:"candidates,omitempty"` // among which the policy chose
 	Dropped    []Dropped    `json:"dropped,omitempty" msgpack:"dropped,omitempty"`       // in the order of the filters
 }

@@ -20,7 +20,7 @@ func (f *filterFunc) Filter(v *View) { f.filter(v) }
 // eligibility are the filters that come before every policy's own. The pin is first: the rest is then about the pinned
 // worker alone, so that the LoRA filter keeps it. Overload is last: whoever comes to it would have been chosen.
 var eligibility = []Filter{
-	&filterFunc{"pinned_worker", filterPin},
+	pinned,
 	&filterFunc{"allowed_worker_ids", filterAllowed},
 	&filterFunc{"endpoints", filterEndpoints},
 	&filterFunc{"role", filterRole},
@@ -43,6 +43,8 @@ func filterNear(v *View) {
 		}
 	}
 }
+
+var pinned Filter = &filterFunc{"pinned_worker", filterPin}
 
 var overload Filter = &filterFunc{"overload", filterOverload}
 

@@ -126,6 +126,7 @@ type View struct {
 	terms      []Terms                        // of kept, if the request asks for an explanation and the policy has DynamoCost
 	prefill    func(*View, *Candidate) uint64 // of the policy; may be nil
 	crowd      crowd                          // of the policy kvatlas
+	expected   []float64                      // costs of the policy kvatlas: of each term, those of kept; nil: none yet
 	scratch    *Scratch
 }
 
@@ -179,6 +180,7 @@ type Scratch struct {
 	beyond      []uint32
 	cost        []float64
 	score       []float64
+	expected    []float64
 	probability []float64
 	dropped     []int // how many each filter has dropped, in order
 	allowed     map[events.WorkerID]struct{}

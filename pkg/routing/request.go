@@ -165,6 +165,10 @@ type Request struct {
 	// Affinity is where the request's session is: chosen if eligible, and else there is a free choice.
 	Affinity *Target
 
+	// AffinityBy is where Affinity, or Pin, comes from, for the explanation. Empty: Affinity is the request's own, and Pin
+	// is no affinity.
+	AffinityBy AffinitySource
+
 	Allowed   []events.WorkerID // nil: all; empty: none
 	Endpoints []string          // a worker must have one of them; nil: it need not
 

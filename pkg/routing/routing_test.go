@@ -268,6 +268,20 @@ func TestDynamoIsItsTwin(t *testing.T) {
 				forms["shared"]++
 			}
 		}
+		switch a := x.Affinity; {
+		case (a != nil) != (r.Affinity != nil):
+			t.Fatalf("step %d: the affinity is %+v, and explained as %+v", step, r.Affinity, a)
+		case a != nil && (a.Worker != r.Affinity.Worker || a.By != AffinityByTarget || a.Decided != (a.Cheapest != nil) ||
+			a.Decided != slices.ContainsFunc(x.Dropped, func(d Dropped) bool { return d.Filter == "affinity_target" })):
+			t.Fatalf("step %d: %+v, and dropped are %+v", step, a, x.Dropped)
+		case a != nil && a.Decided:
+			free := *r
+			free.Affinity = nil
+			choice, err := s.Choose(&free, candidates, rng, new(Scratch))
+			if err != nil || choice.Cost != a.Cheapest.Cost {
+				t.Fatalf("step %d: without the affinity the choice is %+v, %v; the cheapest is %+v", step, choice, err, a.Cheapest)
+			}
+		}
 		if math.Abs(sum-1) > 1e-9 {
 			t.Fatalf("step %d: the probabilities add up to %v", step, sum)
 		}

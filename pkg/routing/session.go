@@ -1,8 +1,11 @@
 package routing
 
 import (
+	"cmp"
 	"errors"
 	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // AffinityMode is what becomes of a session's request that is not to go where the session is.
@@ -14,12 +17,97 @@ const (
 	HardAffinity AffinityMode = "hard" // it is refused
 )
 
+// AffinitySource is where the affinity of a request comes from.
+type AffinitySource string
+
+// The sources.
+const (
+	AffinityByTarget  AffinitySource = "affinity_target" // the request names it; so does a Request without a source
+	AffinityBySession AffinitySource = "session_id"      // the session of its id is there
+	AffinityByPrompt  AffinitySource = "prompt"          // its prompt continues the last one of a session
+)
+
+// AffinityEffect is what a request's affinity to a worker did to its choice.
+type AffinityEffect struct {
+	By     AffinitySource  `json:"by" msgpack:"by"`
+	Worker events.WorkerID `json:"worker" msgpack:"worker"`
+	Rank   *events.Rank    `json:"rank,omitempty" msgpack:"rank,omitempty"` // nil: any of the worker
+
+	// Decided says that the affinity dropped other candidates, so that the policy did not weigh them. If it is false, the
+	// worker could not be chosen (Dropped has the reason), or no other candidate was left.
+	Decided bool `json:"decided" msgpack:"decided"`
+
+	// Cheapest is the cheapest candidate of the policy beside the affinity. It is nil if the affinity did not decide, or
+	// is hard: the pin drops others before they have a cost.
+	Cheapest *Cheapest `json:"cheapest,omitempty" msgpack:"cheapest,omitempty"`
+}
+
+// Cheapest is a candidate with the smallest cost.
+type Cheapest struct {
+	Worker events.WorkerID `json:"worker" msgpack:"worker"`
+	Rank   events.Rank     `json:"rank" msgpack:"rank"`
+	Cost   float64         `json:"cost" msgpack:"cost"`
+}
+
+// cheapest returns the cheapest of the candidates that are left; nil if the policy has no costs.
+func (v *View) cheapest(s *Selector, scratch *Scratch) *Cheapest {
+	if len(s.policy.Scorers) == 0 {
+		return nil
+	}
+	defer func() { v.terms, v.expected, v.crowd = nil, nil, crowd{} }() // they are of these candidates
+	cost := make([]float64, v.Len())
+	for _, scorer := range s.policy.Scorers {
+		scratch.score = grown(scratch.score, v.Len())
+		scorer.Score(v, scratch.score)
+		for i, c := range scratch.score {
+			cost[i] += c
+		}
+	}
+	best := 0
+	for i, c := range cost {
+		if c < cost[best] {
+			best = i
+		}
+	}
+	c := v.At(best)
+	return &Cheapest{Worker: c.Worker.ID, Rank: c.Rank, Cost: cost[best]}
+}
+
+// affinity notes what the affinity of the request does, before the filter f drops any of the candidates that are left.
+func (x *Explanation) affinity(v *View, f Filter, s *Selector, scratch *Scratch) {
+	r := v.Request
+	target := r.Affinity
+	if f != affinity && f != pinned || f == pinned && r.AffinityBy == "" {
+		return
+	}
+	if f == pinned {
+		target = r.Pin
+	}
+	if target == nil {
+		return
+	}
+	x.Affinity = &AffinityEffect{By: cmp.Or(r.AffinityBy, AffinityByTarget), Worker: target.Worker, Rank: target.Rank}
+	there := 0
+	for i := range v.Len() {
+		if target.is(v.At(i)) {
+			there++
+		}
+	}
+	if x.Affinity.Decided = there > 0 && there < v.Len(); x.Affinity.Decided && f == affinity {
+		x.Affinity.Cheapest = v.cheapest(s, scratch)
+	}
+}
+
 // SessionAffinity is how requests of one session are kept on one worker. Names and ranges are Dynamo's.
 type SessionAffinity struct {
 	// TTLSecs is how long a session stays bound after its last use. From 1 to 31,536,000.
 	TTLSecs float64 `json:"ttl_secs" msgpack:"ttl_secs"`
 
 	Mode AffinityMode `json:"mode,omitempty" msgpack:"mode,omitempty"` // default soft
+
+	// ByPrompt says that requests without a session id are of the session whose last prompt theirs continues. Their
+	// affinity is soft in both modes. Default false. It is not Dynamo's.
+	ByPrompt bool `json:"by_prompt,omitempty" msgpack:"by_prompt,omitempty"`
 }
 
 // TTL is how long a session stays bound after its last use.

@@ -43,6 +43,10 @@ const (
 	// All routers share one index and the requests under way. A restart of a router loses neither.
 	ArmExactShared Arm = "exact-shared"
 
+	// ArmPromptSessions is the policy kvatlas with session affinity by prompt (internal/affinity): a request goes where
+	// the session is whose last prompt its own continues.
+	ArmPromptSessions Arm = "prompt-sessions"
+
 	ArmOracle       Arm = "oracle"        // the policy dynamo with the true state of the engines
 	ArmOracleGreedy Arm = "oracle-greedy" // the least true TTFT of this request
 )
@@ -73,6 +77,7 @@ type way struct {
 	knows  knowledge
 	shares bool // all routers have one view of the requests under way, and of caches if knowsIndex
 	tune   func(*routing.Config)
+	follow bool // sessions are recognised by prompts and stay on their workers; of a policy whose routers share a view
 
 	// fill sets further fields of a policy's candidate from the state of its worker; nil: there are none.
 	fill func(*routing.Candidate, Facts)
@@ -111,6 +116,7 @@ var ways = map[Arm]way{
 	ArmExactOwn:       {policy: "dynamo", knows: knowsIndex},
 	ArmExactRestart:   {policy: "dynamo", knows: knowsIndex},
 	ArmExactShared:    {policy: "dynamo", knows: knowsIndex, shares: true},
+	ArmPromptSessions: {policy: "kvatlas", knows: knowsIndex, shares: true, follow: true},
 	ArmOracle:         {policy: "dynamo", knows: knowsTruth, shares: true},
 	ArmOracleGreedy:   {rule: newGreedy, knows: knowsTruth, shares: true},
 }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/affinity"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 	"github.com/kvatlas/kvatlas/pkg/routing"
@@ -68,6 +69,9 @@ type fleet struct {
 	ranks   []radix.RankID
 	answer  radix.Answer
 
+	sessions *affinity.Machine // nil: sessions are not recognised
+	seq      []events.SeqHash
+
 	tableBlocks, tableDepth int
 	ttl                     micros
 
@@ -103,6 +107,9 @@ func newFleet(cfg Config, engines []*engine, rng *rand.Rand) (*fleet, error) {
 		f.workers[w] = routing.Worker{ID: events.WorkerID(fmt.Sprintf("w%d", w)),
 			TotalKVBlocks: uint64(engines[w].pool.capacity()), MaxNumBatchedTokens: uint64(e.MaxBatchedTokens)}
 	}
+	if way.follow {
+		f.sessions = affinity.NewMachine(0, affinity.Config{Origin: 1, TTL: sessionLife})
+	}
 	if way.tune != nil {
 		way.tune(&cfg.Routing)
 	}
@@ -120,6 +127,21 @@ func newFleet(cfg Config, engines []*engine, rng *rand.Rand) (*fleet, error) {
 		f.freshIndex()
 	}
 	return f, nil
+}
+
+// sessionLife is the time to live of a session after its last request.
+const sessionLife = 10 * time.Minute
+
+// follow has a request go where the session is that its prompt continues.
+func (f *fleet) follow(r *request, to *routing.Request, now micros) {
+	f.seq = f.seq[:0]
+	for _, name := range r.prompt.Names {
+		f.seq = append(f.seq, events.SeqHash(name))
+	}
+	f.sessions.Step(duration(now))
+	if rank, ok := f.sessions.Follow(duration(now), "", f.seq); ok {
+		to.Affinity = &routing.Target{Worker: rank.Instance}
+	}
 }
 
 // restartRouters empties the state of the routers.
@@ -249,11 +271,20 @@ func (f *fleet) byPolicy(router *router, r *request, now micros) error {
 	}
 	req := routing.Request{ISL: uint64(r.prompt.Tokens), BlockSize: uint32(size), Blocks: uint64(len(names)),
 		ExpectedOutputTokens: uint32(r.output)}
+	if f.sessions != nil {
+		f.follow(r, &req, now)
+	}
 	choice, err := router.selector.Choose(&req, list, f.rng, &f.scratch)
 	if err != nil {
 		return err
 	}
 	r.worker = f.live[choice.Index]
+	if f.sessions != nil {
+		rank := events.RankKey{Instance: choice.Worker}
+		if _, _, err := f.sessions.BindPrompt(duration(now), "", f.seq, rank, ""); err != nil {
+			return err
+		}
+	}
 	f.book(router, r, int(choice.EffectivePrefillTokens), now)
 	return nil
 }

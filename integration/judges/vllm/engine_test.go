@@ -143,8 +143,31 @@ type engine struct {
 	done chan struct{}
 }
 
-// newEngine makes a place for an engine. Nothing runs there yet.
+// server is how to run a vLLM server.
+type server struct {
+	python    string
+	blockSize int      // tokens
+	args, env []string // beside those that every server has
+}
+
+// cpuEnvironment are variables of a server on the CPU.
+var cpuEnvironment = []string{"VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1"}
+
+// newEngine makes a place for an engine on the CPU that has adapters. Nothing runs there yet.
 func newEngine(t *testing.T, m model) *engine {
+	t.Helper()
+	args := []string{
+		"--enforce-eager", "--max-model-len", "2048", "--max-num-batched-tokens", "256", "--max-num-seqs", "8",
+		"--enable-lora", "--max-loras", fmt.Sprint(len(adapters)), "--max-lora-rank", fmt.Sprint(loraRank), "--lora-modules",
+	}
+	for i, name := range adapters {
+		args = append(args, name+"="+writeAdapter(t, uint64(i)))
+	}
+	return newPlace(t, m, server{pyenv.VLLM(t), blockSize, args, cpuEnvironment})
+}
+
+// newPlace makes a place for an engine. Nothing runs there yet.
+func newPlace(t *testing.T, m model, of server) *engine {
 	t.Helper()
 	e := &engine{
 		t: t, model: m, client: http.Client{Timeout: harness.Patience},
@@ -160,29 +183,22 @@ func newEngine(t *testing.T, m model) *engine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.args = []string{
-		"-n", "10", pyenv.VLLM(t), "-m", "vllm.entrypoints.openai.api_server",
+	e.args = append([]string{
+		"-n", "10", of.python, "-m", "vllm.entrypoints.openai.api_server",
 		"--model", m.write(t), "--served-model-name", m.name, "--host", "127.0.0.1", "--port", httpPort,
-		"--enforce-eager", "--load-format", "dummy", "--skip-tokenizer-init", "--block-size", fmt.Sprint(blockSize),
-		"--num-gpu-blocks-override", fmt.Sprint(m.blocks), "--max-model-len", "2048",
-		"--max-num-batched-tokens", "256", "--max-num-seqs", "8",
-		"--disable-uvicorn-access-log", "--enable-prompt-tokens-details",
-		"--enable-lora", "--max-loras", fmt.Sprint(len(adapters)), "--max-lora-rank", fmt.Sprint(loraRank),
-		"--kv-events-config", string(config), "--lora-modules",
-	}
-	for i, name := range adapters {
-		e.args = append(e.args, name+"="+writeAdapter(t, uint64(i)))
-	}
+		"--load-format", "dummy", "--skip-tokenizer-init", "--block-size", fmt.Sprint(of.blockSize),
+		"--num-gpu-blocks-override", fmt.Sprint(m.blocks), "--disable-uvicorn-access-log",
+		"--enable-prompt-tokens-details", "--kv-events-config", string(config),
+	}, of.args...)
 	for _, v := range os.Environ() {
 		if !strings.HasPrefix(v, "PYTHONDONTWRITEBYTECODE=") { // each start would compile everything again
 			e.env = append(e.env, v)
 		}
 	}
 	home := t.TempDir()
-	e.env = append(e.env, "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1",
-		"HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "VLLM_SERVER_DEV_MODE=1",
-		"VLLM_HOST_IP=127.0.0.1", "VLLM_CACHE_ROOT="+home,
-		"VLLM_CONFIG_ROOT="+home, "HF_HOME="+home)
+	e.env = append(e.env, "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "VLLM_SERVER_DEV_MODE=1",
+		"VLLM_HOST_IP=127.0.0.1", "VLLM_CACHE_ROOT="+home, "VLLM_CONFIG_ROOT="+home, "HF_HOME="+home)
+	e.env = append(e.env, of.env...)
 	t.Cleanup(func() {
 		e.kill()
 		if t.Failed() {
@@ -196,6 +212,13 @@ func newEngine(t *testing.T, m model) *engine {
 // start starts the engine and waits until it answers.
 func (e *engine) start() {
 	e.t.Helper()
+	e.begin()
+	e.awaitHealth()
+}
+
+// begin starts the engine.
+func (e *engine) begin() {
+	e.t.Helper()
 	e.log.Reset()
 	e.cmd, e.done = exec.Command("nice", e.args...), make(chan struct{})
 	e.cmd.Env, e.cmd.Stdout, e.cmd.Stderr = e.env, &e.log, &e.log
@@ -207,6 +230,11 @@ func (e *engine) start() {
 		_ = e.cmd.Wait() // it is killed, or the test fails
 		close(e.done)
 	}()
+}
+
+// awaitHealth waits until the engine answers.
+func (e *engine) awaitHealth() {
+	e.t.Helper()
 	deadline := time.After(startPatience)
 	for {
 		if r, err := e.client.Get("http://" + e.http + "/health"); err == nil {

@@ -76,29 +76,40 @@ func (s *stage) startEngine() time.Time {
 	if s.stopTwin != nil {
 		s.stopTwin()
 	}
+	var opened func()
+	s.twin, opened, s.stopTwin = newListener(s.t, s.engine.events, blockSize)
+	s.engine.start()
+	ready := time.Now()
+	opened()
+	return ready
+}
+
+// newListener returns a twin that subscribes to the events of an engine, which may start later. opened waits until the
+// twin is connected. stop ends the subscription; the end of the test does too.
+func newListener(t *testing.T, events string, blockSize int) (of *twin, opened, stop func()) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	often := zmtp.Config{BackoffMin: 10 * time.Millisecond, BackoffMax: 50 * time.Millisecond}
-	sub, err := zmtp.DialSub(ctx, "tcp://"+s.engine.events, []string{""}, often)
+	sub, err := zmtp.DialSub(ctx, "tcp://"+events, []string{""}, often)
 	if err != nil {
-		s.t.Fatal(err)
+		t.Fatal(err)
 	}
-	s.stopTwin = func() {
+	stop = func() {
 		cancel()
 		sub.Stop()
 	}
-	s.t.Cleanup(s.stopTwin)
-	twin := newTwin(blockSize)
-	s.twin = twin
-	opened := make(chan struct{})
-	go listen(sub, twin, opened)
-	s.engine.start()
-	ready := time.Now()
-	select {
-	case <-opened:
-	case <-time.After(harness.Patience):
-		s.t.Fatal("the twin cannot connect")
-	}
-	return ready
+	t.Cleanup(stop)
+	of = newTwin(blockSize)
+	connected := make(chan struct{})
+	go listen(sub, of, connected)
+	return of, func() {
+		t.Helper()
+		select {
+		case <-connected:
+		case <-time.After(harness.Patience):
+			t.Fatal("the twin cannot connect")
+		}
+	}, stop
 }
 
 // listen tells the twin what the engine says, until the connection ends. opened is closed when it begins.

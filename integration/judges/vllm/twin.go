@@ -320,9 +320,20 @@ func (t *twin) everUsable(p prompt, from, to, want int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	names := t.namesOf(p)
-	for v := from; v <= min(to, t.version); v++ {
-		if t.usable(names, v) == want {
-			return true
+	if t.usable(names, from) == want {
+		return true
+	}
+	for _, g := range t.groups { // the answer changes only with one of the prompt's own blocks
+		for _, name := range names {
+			changes := g.held[name]
+			for _, c := range changes[sort.Search(len(changes), func(i int) bool { return changes[i].version > from }):] {
+				if c.version > to {
+					break
+				}
+				if t.usable(names, c.version) == want {
+					return true
+				}
+			}
 		}
 	}
 	return false

@@ -100,8 +100,17 @@ func (p *process) kill() {
 // spent is the processor time that processes' threads have taken so far, in nanoseconds (/proc/PID/task/TID/schedstat,
 // by Documentation/scheduler/sched-stats.rst of Linux). A thread that ends takes its time with it; those of Go stay.
 func spent(list []*process) (sum time.Duration, err error) {
+	var pids []int
 	for _, p := range list {
-		all := fmt.Sprintf("/proc/%d/task/*/schedstat", p.cmd.Process.Pid)
+		pids = append(pids, p.cmd.Process.Pid)
+	}
+	return spentBy(pids...)
+}
+
+// spentBy is [spent] of process identifiers.
+func spentBy(pids ...int) (sum time.Duration, err error) {
+	for _, pid := range pids {
+		all := fmt.Sprintf("/proc/%d/task/*/schedstat", pid)
 		threads, err := filepath.Glob(all)
 		if err != nil || len(threads) == 0 {
 			return 0, fmt.Errorf("processor time: there is no %s", all)

@@ -76,6 +76,11 @@ type SelectReport struct {
 	HTTPP99     float64 `json:"http_p99_ratio"`   // one node's beside Dynamo's; below 1
 	NATSP99     float64 `json:"nats_p99_ratio"`   // the same over NATS; below 1
 
+	// Policies are measured by turns, in process. DecisionP99, Inside and Stages are those of the first.
+	Policies []PolicyCost `json:"policies"`
+	// Agreements are how far the three nodes agree, by policy.
+	Agreements []Agreement `json:"agreements"`
+
 	Asked    int `json:"request_bytes"`
 	Answered int `json:"reply_bytes"`
 
@@ -86,6 +91,16 @@ type SelectReport struct {
 	HTTP   Rate  `json:"http"`
 	NATS   Rate  `json:"nats"`
 	Dynamo *Rate `json:"dynamo,omitempty"`
+}
+
+// PolicyCost is what choices of a policy cost in process.
+type PolicyCost struct {
+	Policy      string  `json:"policy"`
+	DecisionP50 float64 `json:"decision_p50_us"` // match, load and choice
+	DecisionP99 float64 `json:"decision_p99_us"`
+	PerSecond   float64 `json:"per_s"`     // booked, two at a time
+	PerCPU      float64 `json:"per_cpu_s"` // the same, per second of processor time
+	Stages      []Stage `json:"stages"`
 }
 
 // Stage is a part of a choice.
@@ -294,7 +309,7 @@ func (s *selecting) three() error {
 	}()
 	for _, id := range s.names {
 		n, err := s.node("three", id, "--request-expiry", "10h", "--replication", fmt.Sprint(s.Copies),
-			"--guess-policy", "off")
+			"--guess-policy", "off", "--http-listen", "127.0.0.1:0")
 		if err != nil {
 			return err
 		}
@@ -305,6 +320,10 @@ func (s *selecting) three() error {
 		return err
 	}
 	if err := s.fill("three", client, 3); err != nil {
+		return err
+	}
+	s.progress("three nodes: do they agree?")
+	if err := s.agreements(nodes); err != nil {
 		return err
 	}
 	echo, err := s.start("bench", "cluster", "--role", "echo", "--url", s.echoURL())

@@ -2,7 +2,9 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -77,66 +79,105 @@ func (s *selecting) inside() error {
 			return err
 		}
 	}
-	names := []string{"hash", "match", "load", "choose", "book"}
-	var p99, rates []float64
-	all := map[string][]Times{}
+	prices := make([]*price, len(selectPolicies))
+	for k := range prices {
+		prices[k] = &price{stages: map[string][]Times{}}
+	}
 	for range s.Rounds {
-		list := make([]*api.SelectRequest, s.Decisions)
-		for i := range list {
-			list[i] = s.ask()
-		}
-		free := func() error {
-			for _, r := range list {
-				if err := plain.Free(s.ctx, &api.RequestRef{Model: model, RequestID: r.RequestID}); err != nil {
-					return err
-				}
-			}
-			return nil
-		}
-		clear(stages)
-		for _, r := range list {
-			if a, err := timed.Select(s.ctx, r); err != nil || !a.Complete {
-				return fmt.Errorf("%+v: %w", a, err)
-			}
-		}
-		decision := make([]time.Duration, s.Decisions)
-		for i := range decision {
-			decision[i] = stages["match"][i] + stages["load"][i] + stages["choose"][i]
-		}
-		all["decision"] = append(all["decision"], timesOf(decision))
-		p99 = append(p99, timesOf(decision).P99)
-		for _, name := range names {
-			all[name] = append(all[name], timesOf(slices.Clone(stages[name])))
-		}
-		if err := free(); err != nil {
-			return err
-		}
-		begun := time.Now()
-		halves := make(chan error, 2)
-		for half := range 2 {
-			go func() {
-				for i := half; i < len(list); i += 2 {
-					if _, err := plain.Select(s.ctx, list[i]); err != nil {
-						halves <- err
-						return
-					}
-				}
-				halves <- nil
-			}()
-		}
-		for range 2 {
-			if err := <-halves; err != nil {
+		for k, policy := range selectPolicies {
+			clear(stages)
+			if err := s.priceOf(policy, plain, timed, stages, prices[k]); err != nil {
 				return err
 			}
 		}
-		rates = append(rates, float64(len(list))/time.Since(begun).Seconds())
-		if err := free(); err != nil {
-			return err
+	}
+	for k, policy := range selectPolicies {
+		p := prices[k]
+		cost := PolicyCost{Policy: policy, PerSecond: median(p.rates), PerCPU: median(p.perCPU)}
+		for _, name := range append(slices.Clone(stageNames), "decision") {
+			cost.Stages = append(cost.Stages, Stage{name, medianTimes(p.stages[name])})
+		}
+		decision := cost.Stages[len(stageNames)]
+		cost.DecisionP50, cost.DecisionP99 = decision.P50, decision.P99
+		s.report.Policies = append(s.report.Policies, cost)
+	}
+	first := &s.report.Policies[0]
+	s.report.DecisionP99, s.report.Inside, s.report.Stages = first.DecisionP99, first.PerSecond, first.Stages
+	return nil
+}
+
+// selectPolicies are measured by turns. The goals are for the first.
+var selectPolicies = []string{"kvatlas", "dynamo"}
+
+// stageNames are the stages of a choice, in order.
+var stageNames = []string{"hash", "match", "load", "choose", "book"}
+
+// price is what the choices of a policy cost, by round.
+type price struct {
+	rates  []float64 // decisions per second
+	perCPU []float64 // decisions per second of processor time
+	stages map[string][]Times
+}
+
+// priceOf measures one round of choices by a policy: one at a time with timed, then two at a time.
+func (s *selecting) priceOf(
+	policy string, plain, timed *selection.Service, stages map[string][]time.Duration, p *price,
+) error {
+	list := make([]*api.SelectRequest, s.Decisions)
+	for i := range list {
+		list[i] = s.ask()
+		list[i].Policy = policy
+	}
+	free := func() error {
+		for _, r := range list {
+			if err := plain.Free(s.ctx, &api.RequestRef{Model: model, RequestID: r.RequestID}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for _, r := range list {
+		if a, err := timed.Select(s.ctx, r); err != nil || !a.Complete {
+			return fmt.Errorf("%+v: %w", a, err)
 		}
 	}
-	for _, name := range append(names, "decision") {
-		s.report.Stages = append(s.report.Stages, Stage{name, medianTimes(all[name])})
+	decision := make([]time.Duration, s.Decisions)
+	for i := range decision {
+		decision[i] = stages["match"][i] + stages["load"][i] + stages["choose"][i]
 	}
-	s.report.DecisionP99, s.report.Inside = median(p99), median(rates)
-	return nil
+	p.stages["decision"] = append(p.stages["decision"], timesOf(decision))
+	for _, name := range stageNames {
+		p.stages[name] = append(p.stages[name], timesOf(slices.Clone(stages[name])))
+	}
+	if err := free(); err != nil {
+		return err
+	}
+	before, err := spentBy(os.Getpid())
+	if err != nil {
+		return err
+	}
+	begun := time.Now()
+	halves := make(chan error, 2)
+	for half := range 2 {
+		go func() {
+			for i := half; i < len(list); i += 2 {
+				if _, err := plain.Select(s.ctx, list[i]); err != nil {
+					halves <- err
+					return
+				}
+			}
+			halves <- nil
+		}()
+	}
+	if err := errors.Join(<-halves, <-halves); err != nil {
+		return err
+	}
+	took := time.Since(begun)
+	after, err := spentBy(os.Getpid())
+	if err != nil {
+		return err
+	}
+	p.rates = append(p.rates, float64(len(list))/took.Seconds())
+	p.perCPU = append(p.perCPU, float64(len(list))/(after-before).Seconds())
+	return free()
 }

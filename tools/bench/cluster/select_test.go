@@ -1,9 +1,12 @@
 package cluster
 
 import (
+	"math"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -26,8 +29,28 @@ func TestInside(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := &s.report
-	if r.DecisionP99 <= 0 || r.Inside <= 0 || len(r.Stages) != 6 || r.Stages[0].N != 200 {
+	if r.DecisionP99 <= 0 || r.Inside <= 0 || len(r.Stages) != 6 || r.Stages[0].N != 200 || len(r.Policies) != 2 ||
+		r.Policies[0].Policy != "kvatlas" || r.Policies[1].PerSecond <= 0 || r.Policies[1].Stages[5].N != 200 {
 		t.Errorf("%+v", r)
+	}
+}
+
+// TestCompareCosts: nodes agree if the best worker of each is nearly the best one on the others.
+func TestCompareCosts(t *testing.T) {
+	for _, c := range []struct {
+		second map[events.WorkerID]float64
+		same   bool
+		most   float64
+	}{
+		{map[events.WorkerID]float64{"a": 100, "b": 150}, true, 0},
+		{map[events.WorkerID]float64{"a": 101, "b": 100}, false, 0.5 / 1.5},
+		{map[events.WorkerID]float64{"a": 149, "b": 150}, true, 0.49 / 1.49},
+	} {
+		var differences []float64
+		same := compareCosts([]map[events.WorkerID]float64{{"a": 100, "b": 150}, c.second}, &differences)
+		if most := slices.Max(differences); same != c.same || len(differences) != 2 || math.Abs(most-c.most) > 1e-9 {
+			t.Errorf("%v: %v, %v; want %v, %v", c.second, same, differences, c.same, c.most)
+		}
 	}
 }
 

@@ -211,9 +211,10 @@ func selectcommand() *cobra.Command {
 		Use:   "select",
 		Short: "Measure the choice of workers: in process, on three nodes beside bare NATS, on one beside Dynamo",
 		Long: `Measure how long it takes to choose a worker and to book the request there, in one run on this machine: in this
-process, by stage; on three nodes, by turns with bare requests of the same sizes; and on one node over HTTP and NATS
-with many callers, beside NVIDIA Dynamo's selection service if --dynamo names a Python that has it (pip install
-ai-dynamo-runtime==1.6.1). Figures are medians of the rounds. Ratios come first, each with its goal.`,
+process, for the policies kvatlas and dynamo by turns and by stage; on three nodes, by turns with bare requests of the
+same sizes, and whether the nodes agree; and on one node over HTTP and NATS with many callers, beside NVIDIA Dynamo's
+selection service if --dynamo names a Python that has it (pip install ai-dynamo-runtime==1.6.1). Figures are medians of
+the rounds. Ratios come first, each with its goal.`,
 		Args: cobra.NoArgs,
 	}
 	f := cmd.Flags()
@@ -251,8 +252,21 @@ ai-dynamo-runtime==1.6.1). Figures are medians of the rounds. Ratios come first,
 		}
 		rows := [][]any{
 			{"three nodes, booked, p50 to a bare request", fmt.Sprintf("%.2f (at most 2.5)", r.SelectP50)},
-			{"decision in process, p99", fmt.Sprintf("%.1f µs (at most 60)", r.DecisionP99)},
-			{"booked in process, two at a time", fmt.Sprintf("%.0f/s (at least 15000)", r.Inside)},
+		}
+		for i, p := range r.Policies {
+			goal := [2]string{" (at most 60)", " (at least 15000)"}
+			if i > 0 {
+				goal = [2]string{}
+			}
+			rows = append(rows,
+				[]any{p.Policy + ": decision in process", fmt.Sprintf("p50 %.1f, p99 %.1f µs%s", p.DecisionP50, p.DecisionP99,
+					goal[0])},
+				[]any{p.Policy + ": booked in process, two at a time", fmt.Sprintf("%.0f/s%s, %.0f per second of "+
+					"processor time", p.PerSecond, goal[1], p.PerCPU)})
+		}
+		for _, a := range r.Agreements {
+			rows = append(rows, []any{a.Policy + ": three nodes agree", fmt.Sprintf("on %.0f%% of %d prompts; costs differ by "+
+				"%.3f%% (p50), %.3f%% (p99), %.3f%% (most)", 100*a.Agreed, a.Prompts, 100*a.P50, 100*a.P99, 100*a.Most)})
 		}
 		if r.Dynamo != nil {
 			rows = append(rows,
@@ -263,8 +277,10 @@ ai-dynamo-runtime==1.6.1). Figures are medians of the rounds. Ratios come first,
 		}
 		rows = append(rows, []any{"three nodes, booked", times(r.Select)},
 			[]any{"bare request-reply", fmt.Sprintf("%s; %d bytes, %d back", times(r.Bare), r.Asked, r.Answered)})
-		for _, stage := range r.Stages {
-			rows = append(rows, []any{"in process: " + stage.Name, times(stage.Times)})
+		for _, p := range r.Policies {
+			for _, stage := range p.Stages {
+				rows = append(rows, []any{p.Policy + ", in process: " + stage.Name, times(stage.Times)})
+			}
 		}
 		rows = append(rows, []any{"one node, HTTP", rate(r.HTTP)}, []any{"one node, NATS", rate(r.NATS)})
 		if r.Dynamo != nil {

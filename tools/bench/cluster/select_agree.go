@@ -1,0 +1,129 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Agreement is how far three nodes agree about the same prompts at the same moment. Costs include time that passes
+// while a worker computes, so that moments that are not quite the same have costs that are not quite the same.
+type Agreement struct {
+	Policy  string  `json:"policy"`
+	Prompts int     `json:"prompts"`
+	Agreed  float64 `json:"agreed"`          // share of the prompts with the same best worker, or one as good, on all
+	P50     float64 `json:"difference_p50"`  // of a candidate's cost on two nodes, as a share of the greater one
+	P99     float64 `json:"difference_p99"`  // the same
+	Most    float64 `json:"difference_most"` // the same
+}
+
+const (
+	agreePrompts = 100
+	asGood       = 0.02 // a worker is as good as the best one if it costs at most so much more
+)
+
+// agreements asks all nodes for the same prompts, while requests are under way whose prefills end on other nodes than
+// those that booked them.
+func (s *selecting) agreements(nodes []*process) error {
+	var asks []*client.Client
+	for _, n := range nodes {
+		m, err := n.wait(s.ctx, `HTTP is served" listen=(\S+)`)
+		if err != nil {
+			return err
+		}
+		c, err := client.HTTP([]string{"http://" + m[1]}, client.Options{})
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		asks = append(asks, c)
+	}
+	for _, policy := range selectPolicies {
+		a := Agreement{Policy: policy, Prompts: agreePrompts}
+		var differences []float64
+		agreed := 0
+		for i := range agreePrompts {
+			booked := s.ask()
+			booked.Policy = policy
+			if _, err := asks[i%3].Select(s.ctx, booked); err != nil {
+				return err
+			}
+			costs, err := s.costs(asks, policy)
+			if err != nil {
+				return err
+			}
+			if same := compareCosts(costs, &differences); same {
+				agreed++
+			}
+			if err := asks[(i+1)%3].PrefillComplete(s.ctx, model, booked.RequestID); err != nil {
+				return err
+			}
+			if err := asks[(i+2)%3].Free(s.ctx, model, booked.RequestID); err != nil {
+				return err
+			}
+		}
+		slices.Sort(differences)
+		at := func(q float64) float64 { return differences[int(q*float64(len(differences)-1))] }
+		a.Agreed, a.P50, a.P99, a.Most = float64(agreed)/agreePrompts, at(0.5), at(0.99), at(1)
+		s.report.Agreements = append(s.report.Agreements, a)
+	}
+	return nil
+}
+
+// costs asks each node for the same prompt, at the same time.
+func (s *selecting) costs(asks []*client.Client, policy string) ([]map[events.WorkerID]float64, error) {
+	r := s.ask()
+	r.Policy, r.Book, r.RequestID, r.Advisory, r.Explain = policy, false, "", true, true
+	costs, errs := make([]map[events.WorkerID]float64, len(asks)), make([]error, len(asks))
+	var all sync.WaitGroup
+	for n, c := range asks {
+		all.Go(func() {
+			var answer *api.Selection
+			if answer, errs[n] = c.Select(s.ctx, r); errs[n] != nil {
+				return
+			}
+			if len(answer.Explanation.Candidates) != s.Workers {
+				errs[n] = fmt.Errorf("%d of %d candidates have a cost", len(answer.Explanation.Candidates), s.Workers)
+				return
+			}
+			costs[n] = map[events.WorkerID]float64{}
+			for _, x := range answer.Explanation.Candidates {
+				costs[n][x.Worker] = x.Cost
+			}
+		})
+	}
+	all.Wait()
+	return costs, errors.Join(errs...)
+}
+
+// compareCosts adds the differences between the first node's costs and the others', and reports whether the best
+// worker of each is as good as the best one on all others.
+func compareCosts(costs []map[events.WorkerID]float64, differences *[]float64) (same bool) {
+	same = true
+	for n, own := range costs {
+		best := math.Inf(1)
+		var worker events.WorkerID
+		for w, c := range own {
+			if c < best {
+				best, worker = c, w
+			}
+		}
+		for m, other := range costs {
+			least := math.Inf(1)
+			for w, c := range other {
+				least = min(least, c)
+				if n == 0 && m > 0 {
+					*differences = append(*differences, math.Abs(c-own[w])/max(math.Abs(c), math.Abs(own[w]), 1e-9))
+				}
+			}
+			same = same && other[worker] <= least+asGood*math.Abs(least)
+		}
+	}
+	return same
+}
