@@ -166,8 +166,7 @@ func (v *View) loaded(c *Candidate) float64 {
 		left -= n
 		return n
 	}
-	tokens := take(v.SharedBlocks(c))*sharedLoad + take(c.Disk)*diskLoad + take(c.Host)*hostLoad
-	return tokens
+	return take(v.SharedBlocks(c))*sharedLoad + take(c.Disk)*diskLoad + take(c.Host)*hostLoad
 }
 
 // loadTime is how long it takes to copy blocks of lower tiers into device memory, and, to a worker of the decode pool,
