@@ -20,6 +20,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 	"github.com/kvatlas/kvatlas/tools/loopback"
+	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
 // unstaged are the faults that no processes here can be brought to, each with why: internal/doctor provokes them at the
@@ -125,9 +126,21 @@ func TestDoctorFindsFaults(t *testing.T) {
 	}
 }
 
-// doctorsSources has an engine store copies that are no whole blocks, and another engine speak at the same shim.
+// doctorsSources has an engine store copies that are no whole blocks, and another engine speak at the same shim. The
+// masters of two stores are silent, and not reached.
 func doctorsSources(t *testing.T, s *staged) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
+	silent, absent := startMaster(t), startMaster(t)
+	published, err := silent.Publish(t.Context(), "tcp://"+loopback.Reserve(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for master, endpoint := range map[*mastersim.Master]string{silent: published, absent: "tcp://" + loopback.Reserve(t)} {
+		harness.Start(t, "worker-shim", "run", "--source", "mooncake", "--engine", endpoint, "--master", master.Addr(),
+			"--nats", x.NATS, "--silence", "100ms")
+	}
+	s.await(t, []symptom{{"source_silent", "for store " + silent.Addr(), "a master without writes"},
+		{"source_unreachable", "for store " + absent.Addr(), "publishes events at --engine"}}, nil, "--nats", x.NATS)
 	shim := harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", "ipc://"+t.TempDir()+"/shim", "--listen",
 		"--worker", "w", "--model", "m", "--block-size", "16")
 	shim.WaitFor("msg=registered")

@@ -88,6 +88,8 @@ func matrix(p, q events.Partition) []matrixRow {
 		{"RecallPrefix", "kv.v1.a.recall." + other, pools, nodeOnly},
 		{"StoreSubject", "kv.v1.a.store.master=3A9003", stores, nodeOnly},
 		{"StoreSubject", "kv.v1.a.store.other=3A9003", nodeOnly, nodeOnly},
+		{"StoreSourceSubject", "kv.v1.a.store.master=3A9003.source", stores, nodeOnly},
+		{"StoreSourceSubjects", "kv.v1.a.store.other=3A9003.source", nodeOnly, nodeOnly},
 		{"metaBucket", "$KV.kvatlas_a.namespace", nodeOnly, nil},
 		{"modelKey", "$KV.kvatlas_a.model.m1", shims, nil},
 		{"modelKey", "$KV.kvatlas_a.model.m2", nodeOnly, nil},

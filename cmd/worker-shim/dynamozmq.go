@@ -73,8 +73,10 @@ func (f *fleet) hearPlane() error {
 			f.bad.warn(f.log, "a record of Dynamo's discovery that is passed over", "error", err)
 		}
 		if err != nil && !errors.Is(err, etcd.ErrNotAsked) {
+			f.watch.unreached("discovery", err, d.advice)
 			f.full.warn(f.log, "Dynamo's discovery cannot be read", "error", err, "what_to_do", d.advice)
 		} else if err == nil {
+			f.watch.reached("discovery")
 			if len(list) == 0 {
 				f.full.warn(f.log, "Dynamo's discovery names nobody who publishes KV-cache events", "engine", f.cfg.engine,
 					"what_to_do", d.nobody)

@@ -17,6 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -66,15 +67,18 @@ type fleet struct {
 	mu    sync.Mutex
 	feeds map[events.RankKey]chan shim.Frame
 
-	spoke     chan struct{} // closed when the source has published its first event
-	spokeOnce sync.Once
+	watch *sourceWatch
 }
 
 // runFleet shims all ranks that the source tells of, until it or ctx ends.
 func (r *running) runFleet(ctx context.Context, ns *jetstream.Namespace, log *slog.Logger) error {
+	subject, err := jetstream.EngineSubject(ns.Name(), events.WorkerID(r.instance))
+	if err != nil {
+		return err
+	}
 	all, ctx := errgroup.WithContext(ctx)
 	f := &fleet{cfg: r, ns: ns, log: log, ctx: ctx, all: all, feeds: map[events.RankKey]chan shim.Frame{},
-		spoke: make(chan struct{})}
+		watch: r.watchSource(ns.Conn(), subject, api.QuietSource{Model: r.model, Advice: r.silenceAdvice()}, log)}
 	for _, l := range []*limiter{&f.bad, &f.full, &f.passed, &f.unnamed} {
 		l.every = r.logWindow
 	}
@@ -93,7 +97,7 @@ func (r *running) runFleet(ctx context.Context, ns *jetstream.Namespace, log *sl
 		return f.listen(strings.TrimPrefix(r.engine, "ipc://"))
 	})
 	all.Go(func() error {
-		f.watchSilence()
+		f.watch.run(ctx)
 		return nil
 	})
 	return all.Wait()
@@ -106,15 +110,12 @@ func (f *fleet) end() {
 	for _, feed := range f.feeds {
 		close(feed)
 	}
-	f.heard() // nothing more will be waited for
+	f.watch.heard() // nothing more will be waited for
 }
-
-// heard notes that the source has published an event.
-func (f *fleet) heard() { f.spokeOnce.Do(func() { close(f.spoke) }) }
 
 // deliver hands an event to its rank's shim. The digest is of what the source sent.
 func (f *fleet) deliver(e events.RouterEvent, digest uint64) {
-	f.heard()
+	f.watch.heard()
 	e.Key = f.named(e.Key)
 	read := &shim.Read{Digest: digest} // the id of what is passed over counts all the same
 	if e.Skipped == "" {
@@ -162,7 +163,7 @@ func checkRank(key events.RankKey) error {
 
 // eventLine is what an event is known again by; empty of one that is passed over.
 func (f *fleet) eventLine(e *events.RouterEvent) []byte {
-	f.heard()
+	f.watch.heard()
 	if e.Skipped != "" {
 		f.passed.warn(f.log, "router events passed over", "reason", "unknown "+e.Skipped, "worker", e.Key.Instance,
 			"event_id", e.ID)
@@ -324,6 +325,10 @@ func ofEndpoints(subject string) string {
 	return base + ".endpoint.*.kv-events"
 }
 
+// engineNATSAdvice is what to do about --engine-nats that is not reached.
+const engineNATSAdvice = "see that the Dynamo fleet's NATS server runs and that --engine-nats is its address; it is " +
+	"dialled until it answers"
+
 func (f *fleet) connectEngine() (*jetstream.Conn, error) {
 	options, err := f.cfg.engineNATS.Options("kvatlas shim")
 	if err != nil {
@@ -333,20 +338,26 @@ func (f *fleet) connectEngine() (*jetstream.Conn, error) {
 	options.Core, options.Wait = true, true
 	options.Hooks = jetstream.ConnHooks{
 		Disconnected: func(err error) {
+			f.watch.unreached("--engine-nats", err, engineNATSAdvice)
 			f.log.Warn("the connection to --engine-nats is lost; what is published meanwhile will be missing", "error",
-				err, "what_to_do", "see that the Dynamo fleet's NATS server runs; it is dialled until it answers")
+				err, "what_to_do", engineNATSAdvice)
 		},
-		Reconnected: func(url string) { f.log.Info("the connection to --engine-nats is back", "server", url) },
-		AsyncError:  func(err error) { f.log.Error("--engine-nats", "error", err) },
+		Reconnected: func(url string) {
+			f.watch.reached("--engine-nats")
+			f.log.Info("the connection to --engine-nats is back", "server", url)
+		},
+		AsyncError: func(err error) { f.log.Error("--engine-nats", "error", err) },
 		Waiting: func(err error) {
+			f.watch.unreached("--engine-nats", err, engineNATSAdvice)
 			waiting.warn(f.log, "waiting for --engine-nats", "nats", f.cfg.engineNATS.Shown(), "error", err,
-				"what_to_do", "see that the Dynamo fleet's NATS server runs and that --engine-nats is its address")
+				"what_to_do", engineNATSAdvice)
 		},
 	}
 	c, err := jetstream.Connect(f.ctx, options)
 	if err != nil {
 		return nil, fmt.Errorf("--engine-nats: %w", err)
 	}
+	f.watch.reached("--engine-nats")
 	f.log.Info("connected to --engine-nats", "server", c.ServerURL())
 	return c, nil
 }

@@ -22,7 +22,7 @@ func TestNamesThatNobodyCanHave(t *testing.T) {
 	good := events.RankKey{Instance: "w"}
 	feed := make(chan shim.Frame, 1)
 	f := &fleet{cfg: &running{}, log: slog.New(slog.NewTextHandler(&said, nil)), ctx: ctx, all: all,
-		feeds: map[events.RankKey]chan shim.Frame{good: feed}, spoke: make(chan struct{})}
+		feeds: map[events.RankKey]chan shim.Frame{good: feed}, watch: &sourceWatch{}}
 	f.unnamed.every = time.Hour
 	say := func(worker string) {
 		e := events.RouterEvent{Key: events.RankKey{Instance: events.WorkerID(worker)}, ID: 1,

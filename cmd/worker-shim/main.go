@@ -164,7 +164,7 @@ objects, for indexers to know without asking. It needs --engine and --master alo
 		"how long to wait for another shim of the same rank to end, before this one gives up: longer than a predecessor "+
 			"may take to stop")
 	f.DurationVar(&r.silence, "silence", 30*time.Second,
-		"after how long without a first event from the source this is reported, in the log, indexer status and doctor")
+		"how long a source may publish no first event, or not be reached, before the log, indexer status and doctor report it")
 	f.DurationVar(&r.lease, "lease", registry.DefaultLease,
 		"after how long without a sign of this shim the worker counts as gone, and what it held is cleared")
 	f.StringVar(&r.l3Config, "l3-config", "",

@@ -16,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -66,19 +67,30 @@ func (r *running) runStore(cmd *cobra.Command, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	reports, err := jetstream.StoreSourceSubject(r.namespace, r.master)
+	if err != nil {
+		return err
+	}
+	watch := r.watchSource(conn, reports, api.QuietSource{Store: r.master, Advice: r.silenceAdvice()}, log)
 	failed := limiter{every: r.logWindow}
 	sub, err := zmtp.DialSub(ctx, r.engine, []string{""},
 		zmtp.Config{Hooks: zmtp.Hooks{Failed: func(_ zmtp.Peer, err error) {
+			watch.unreached(masterEvents, err, eventsAdvice)
 			failed.warn(log, "no connection to the master's events", "engine", r.engine, "error", err,
-				"what_to_do",
-				"see that the Mooncake master runs and publishes events at --engine")
+				"what_to_do", eventsAdvice)
 		}}})
 	if err != nil {
 		return err
 	}
 	defer sub.Stop()
 	s := &storeShim{relay: shim.Relay{NewSession: rand.Uint64}, conn: conn, subject: subject, master: master, log: log,
-		silence: r.silence}
+		watch: watch}
+	watched := make(chan struct{})
+	go func() {
+		watch.run(ctx)
+		close(watched)
+	}()
+	defer func() { <-watched }()
 	for _, l := range []*limiter{&s.unsent, &s.gaps, &s.unchecked} {
 		l.every = r.logWindow
 	}
@@ -90,6 +102,15 @@ func (r *running) runStore(cmd *cobra.Command, log *slog.Logger) error {
 	return err
 }
 
+// Parts of a master, and what to do about one that is not reached.
+const (
+	masterEvents = "the master's events"
+	masterStatus = "the master's HTTP port"
+
+	eventsAdvice = "see that the Mooncake master runs and publishes events at --engine; it is dialled until it answers"
+	statusAdvice = "see that --master is its HTTP address and that it was started with events"
+)
+
 // storeShim passes on. Its fields are run's, but for what is asked in status.
 type storeShim struct {
 	relay   shim.Relay
@@ -97,8 +118,7 @@ type storeShim struct {
 	subject string
 	master  *hicache.Mooncake
 	log     *slog.Logger
-	silence time.Duration // after which a master that has published nothing is reported
-	spoke   bool
+	watch   *sourceWatch
 
 	unsent, gaps, unchecked limiter
 }
@@ -127,25 +147,12 @@ func (s *storeShim) run(ctx context.Context, sub *zmtp.Sub) error {
 	}()
 	tick := time.NewTicker(storeCheck)
 	defer tick.Stop()
-	quiet := time.NewTimer(s.silence)
-	defer quiet.Stop()
-	reported := false // that the master is quiet
 	answers := make(chan checked, 1)
 	asking := false
 	for {
 		select {
 		case m := <-heard:
 			s.receive(m)
-			if reported && s.spoke {
-				reported = false
-				s.log.Info("the master has published its first event")
-			}
-		case <-quiet.C:
-			if reported = !s.spoke; reported {
-				s.log.Warn("the master has published no event since the start", "for", s.silence, "what_to_do",
-					"see that --engine is the master's event endpoint and that it was started with events; or let a worker store "+
-						"something: a master without writes publishes nothing")
-			}
 		case <-tick.C:
 			if !asking {
 				asking = true
@@ -165,15 +172,16 @@ func (s *storeShim) run(ctx context.Context, sub *zmtp.Sub) error {
 func (s *storeShim) receive(m zmtp.Message) {
 	switch m.Kind {
 	case zmtp.Opened:
+		s.watch.reached(masterEvents)
 		s.log.Info("connected to the master's events")
 		s.send(s.relay.Lost())
 	case zmtp.Closed:
+		s.watch.unreached(masterEvents, m.Err, eventsAdvice)
 		s.log.Warn("the connection to the master's events has ended; indexers poll the store", "error", m.Err,
-			"what_to_do",
-			"see that the Mooncake master runs; it is dialled until it answers")
+			"what_to_do", eventsAdvice)
 		s.send(s.relay.Lost())
 	case zmtp.Data:
-		s.spoke = true
+		s.watch.heard()
 		out, err := s.relay.Batch(m.Frames)
 		s.gap(err)
 		s.send(out)
@@ -193,10 +201,12 @@ func (s *storeShim) status(ctx context.Context) (c checked) {
 
 func (s *storeShim) check(c checked) {
 	if c.err != nil {
-		s.unchecked.warn(s.log, "the master does not say what it has published; indexers poll the store", "error", c.err, "what_to_do",
-			"see that --master is its HTTP address and that it was started with events")
+		s.watch.unreached(masterStatus, c.err, statusAdvice)
+		s.unchecked.warn(s.log, "the master does not say what it has published; indexers poll the store", "error", c.err,
+			"what_to_do", statusAdvice)
 		return
 	}
+	s.watch.reached(masterStatus)
 	out, err := s.relay.Checked(c.Batches, c.Dropped)
 	s.gap(err)
 	s.send(out)

@@ -1,72 +1,196 @@
 package main
 
 import (
+	"context"
+	"log/slog"
 	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/escape"
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/api"
-	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// silenceEvery is how often a source that has not spoken is reported to the nodes, which forget it after a while.
+// silenceEvery is how often a source that cannot be heard is reported to the nodes, which forget a report after a while.
 const silenceEvery = api.QuietSourceLife / 3
 
-// watchSilence reports a source of many ranks that has published no event for --silence since the start: in the log
-// once, and to the nodes until it publishes one. Such a source has no rank yet whose record could say so.
-func (f *fleet) watchSilence() {
-	quiet := time.NewTimer(f.cfg.silence)
-	defer quiet.Stop()
-	select {
-	case <-quiet.C:
-	case <-f.spoke:
-		return
-	case <-f.ctx.Done():
-		return
+// hearState says whether a source of many ranks, or of a shared store, is heard.
+type hearState int
+
+const (
+	sourceSilent      hearState = iota // it has published no event since the start
+	sourceHeard                        // it has published an event, and is reached
+	sourceUnreachable                  // a part of it is not reached
+)
+
+// sourceWatch reports a source that is silent or unreachable for --silence: in the log once, and to the nodes until
+// that ends. No rank's record can say so: the source has no rank yet, or it is a shared store. Methods may be called
+// from any goroutine.
+type sourceWatch struct {
+	after  time.Duration
+	source api.QuietSource             // Advice is for a silent source
+	send   func(api.QuietSource) error // to the nodes
+	log    *slog.Logger
+	unsent limiter
+
+	spoke   atomic.Bool
+	changed chan struct{} // woken when the state may have changed
+	mu      sync.Mutex    // guards failed
+	failed  []sourceFailure
+}
+
+// sourceFailure is why a part of a source is not reached.
+type sourceFailure struct{ part, err, advice string }
+
+// watchSource makes the watch of a source whose reports are published on subject.
+func (r *running) watchSource(conn *jetstream.Conn, subject string, source api.QuietSource, log *slog.Logger) *sourceWatch {
+	source.Source, source.Engine, source.PID = r.source, jetstream.ShownAddress(r.engine), os.Getpid()
+	source.Host, _ = os.Hostname()
+	w := &sourceWatch{after: r.silence, source: source, changed: make(chan struct{}, 1),
+		log: log.With("source", source.Source, "engine", source.Engine)}
+	w.unsent.every = r.logWindow
+	w.send = func(source api.QuietSource) error {
+		body, err := api.Marshal(api.MsgPack, &api.SourceReport{Sources: []api.QuietSource{source}})
+		if err == nil {
+			err = conn.Send(subject, api.MsgPack, body)
+		}
+		return err
 	}
-	do := f.silenceAdvice()
-	f.log.Warn("the source has published no event since the start", "source", f.cfg.source, "engine", f.cfg.engine, "for",
-		f.cfg.silence, "what_to_do", do)
-	host, _ := os.Hostname()
-	source := api.QuietSource{Source: f.cfg.source, Engine: jetstream.ShownAddress(f.cfg.engine), Model: f.cfg.model,
-		Host: host, PID: os.Getpid(), Advice: do}
-	again := time.NewTicker(silenceEvery)
-	defer again.Stop()
+	return w
+}
+
+// heard notes that the source has published an event.
+func (w *sourceWatch) heard() {
+	if !w.spoke.Load() && w.spoke.CompareAndSwap(false, true) {
+		loop.Wake(w.changed)
+	}
+}
+
+// unreached notes that a part of the source is not reached.
+func (w *sourceWatch) unreached(part string, err error, advice string) {
+	w.set(part, &sourceFailure{part, printable(err.Error()), advice})
+}
+
+// reached notes that a part of the source is reached.
+func (w *sourceWatch) reached(part string) { w.set(part, nil) }
+
+func (w *sourceWatch) set(part string, failure *sourceFailure) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before := len(w.failed)
+	for i := range w.failed {
+		if w.failed[i].part != part {
+			continue
+		}
+		if failure != nil {
+			w.failed[i] = *failure
+			return
+		}
+		w.failed = append(w.failed[:i], w.failed[i+1:]...)
+		break
+	}
+	if failure != nil {
+		w.failed = append(w.failed, *failure)
+	}
+	if (before == 0) != (len(w.failed) == 0) {
+		loop.Wake(w.changed)
+	}
+}
+
+// state returns the state, and the report that it is worth. Of several failures the first counts.
+func (w *sourceWatch) state() (hearState, api.QuietSource) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	report := w.source
+	switch {
+	case len(w.failed) > 0:
+		report.Failure, report.Advice = w.failed[0].part+": "+w.failed[0].err, w.failed[0].advice
+		return sourceUnreachable, report
+	case w.spoke.Load():
+		return sourceHeard, report
+	}
+	return sourceSilent, report
+}
+
+// run reports until ctx ends.
+func (w *sourceWatch) run(ctx context.Context) {
+	timer := time.NewTimer(w.after)
+	defer timer.Stop()
+	state, reported := sourceSilent, false
 	for {
-		f.reportSource(source)
+		due := false
 		select {
-		case <-again.C:
-		case <-f.spoke:
-			f.log.Info("the source has published its first event", "source", f.cfg.source, "engine", f.cfg.engine)
-			source.Spoke = true
-			f.reportSource(source)
+		case <-timer.C:
+			due = true
+		case <-w.changed:
+		case <-ctx.Done():
 			return
-		case <-f.ctx.Done():
-			return
+		}
+		now, report := w.state()
+		switch {
+		case now != state:
+			if reported {
+				w.end(state, report)
+			}
+			state, reported = now, false
+			timer.Reset(w.after)
+		case due && state != sourceHeard:
+			if !reported {
+				w.log.Warn(logOf[state], "for", w.after, "error", report.Failure, "what_to_do", report.Advice)
+			}
+			reported = true
+			w.publish(report)
+			timer.Reset(silenceEvery)
 		}
 	}
 }
 
-// reportSource publishes to the nodes that a source has not spoken, or that it has.
-func (f *fleet) reportSource(source api.QuietSource) {
-	subject, err := jetstream.EngineSubject(f.ns.Name(), f.named(events.RankKey{}).Instance)
-	var body []byte
-	if err == nil {
-		body, err = api.Marshal(api.MsgPack, &api.SourceReport{Sources: []api.QuietSource{source}})
+// logOf is what the log says of a source in a state.
+var logOf = map[hearState]string{
+	sourceSilent:      "the source has published no event since the start",
+	sourceUnreachable: "the source is not reached",
+}
+
+// end takes a report back.
+func (w *sourceWatch) end(state hearState, report api.QuietSource) {
+	if state == sourceSilent && w.spoke.Load() {
+		w.log.Info("the source has published its first event")
+	} else if state == sourceUnreachable {
+		w.log.Info("the source is reached again")
 	}
-	if err == nil {
-		err = f.ns.Conn().Send(subject, api.MsgPack, body)
-	}
-	if err != nil {
-		f.bad.warn(f.log, "the silence of the source could not be reported to the nodes", "error", err, "what_to_do",
-			"see that NATS answers, and that this user may publish for workers (indexer auth example)")
+	report.Spoke = true
+	w.publish(report)
+}
+
+func (w *sourceWatch) publish(report api.QuietSource) {
+	if err := w.send(report); err != nil {
+		w.unsent.warn(w.log, "the state of the source could not be reported to the nodes", "error", err, "what_to_do",
+			"see that NATS answers, and that this user may publish for workers and stores (indexer auth example)")
 	}
 }
 
+// printable is a text as a report may have it.
+func printable(text string) string {
+	if text = escape.Text(text); len(text) > api.MaxSourceText/2 {
+		text = strings.ToValidUTF8(text[:api.MaxSourceText/2], "")
+	}
+	return text
+}
+
 // silenceAdvice is what may be wrong with a source that has published nothing.
-func (f *fleet) silenceAdvice() string {
+func (r *running) silenceAdvice() string {
 	const idle = "or send the fleet a request: workers without requests publish nothing"
-	switch f.cfg.source {
+	if r.byTopic() {
+		return "see that engines connect to --engine and publish KV-cache events there; " + idle
+	}
+	switch r.source {
+	case sourceMooncake:
+		return "see that --engine is the master's event endpoint and that the master was started with events; or let a " +
+			"worker store something: a master without writes publishes nothing"
 	case sourceDynamo:
 		return "see that --engine is the subject on which Dynamo's workers publish: " +
 			"namespace.N.component.C.endpoint.E.kv-events since 1.0, namespace.N.component.C.kv-events before; that their " +

@@ -226,6 +226,7 @@ func (c *caller) data(ctx context.Context, m zmtp.Message) error {
 	if rank, ok := events.PayloadRank(payload); ok {
 		to.rank = rank
 	}
+	c.watch.heard()
 	for ctx.Err() == nil {
 		s := c.stream(to, string(topic), payload)
 		if s == nil {

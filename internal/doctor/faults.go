@@ -43,6 +43,8 @@ var (
 	nodeNotReady       = fault("node_not_ready")
 	nodeProblem        = fault("node_problem")
 	nodeWarning        = fault("node_warning")
+	sourceSilent       = fault("source_silent")
+	sourceUnreachable  = fault("source_unreachable")
 	partitionsUnserved = fault("partitions_unserved")
 	nodeVersions       = fault("node_versions")
 	nodeZone           = fault("node_without_zone")

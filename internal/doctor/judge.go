@@ -214,16 +214,22 @@ func judgeNodes(f *Facts) (list []Finding) {
 				"it restores, or catches up with the log",
 				"wait; indexer status --node " + escape.Shell(n.Node) + " shows how far it is"})
 		}
+		quiet := map[string]bool{}
+		for i := range s.QuietSources {
+			q := &s.QuietSources[i]
+			quiet[q.Line()] = true
+			list = append(list, judgeSource(q))
+		}
 		for _, p := range s.Problems {
-			if saidElsewhere(p) {
+			if saidElsewhere(p) || quiet[p] {
 				continue
 			}
 			what, remedy := whatToDo(p, "see indexer status --node "+escape.Shell(n.Node))
 			list = append(list, Finding{Error, "", nodeProblem, where, "the node reports a problem", what, remedy})
 		}
 		for _, p := range s.Warnings {
-			if strings.HasPrefix(p, registry.QuietWarning) {
-				continue // judgeWorkers reports each engine
+			if strings.HasPrefix(p, registry.QuietWarning) || quiet[p] {
+				continue // judgeWorkers reports each engine, judgeSource each source
 			}
 			what, remedy := whatToDo(p, "see indexer status --node "+n.Node)
 			list = append(list, Finding{Warning, "", nodeWarning, where, "the node warns", what, remedy})

@@ -53,6 +53,17 @@ func fine() *Facts {
 	}
 }
 
+// quiet adds a source that is not heard to a status, as a node does.
+func quiet(s *api.Status, q api.QuietSource) {
+	q.Source, q.Engine, q.Advice = "source", "tcp://e:1", "see --engine"
+	s.QuietSources = append(s.QuietSources, q)
+	if q.Severe() {
+		s.Problems = append(s.Problems, q.Line())
+	} else {
+		s.Warnings = append(s.Warnings, q.Line())
+	}
+}
+
 // store is what a vLLM worker registers of a shared store, under a hash seed.
 func store(t *testing.T, seed string) *hicache.Config {
 	t.Helper()
@@ -86,6 +97,13 @@ func TestEachFaultIsFound(t *testing.T) {
 		{"nodes", Error, "answers leave out the blocks", "revoke its NATS key", func(f *Facts) {
 			status(f).Claims = &api.ClaimStatus{Required: true, Unclaimed: []api.UnclaimedRank{
 				{Instance: "w1", Model: "other", Events: true}}}
+		}},
+		{"nodes", Warning, "published no event", "see --engine", func(f *Facts) { quiet(status(f), api.QuietSource{}) }},
+		{"nodes", Warning, "nodes poll the store", "see --engine", func(f *Facts) {
+			quiet(status(f), api.QuietSource{Store: "s", Failure: "refused"})
+		}},
+		{"nodes", Error, "do not arrive", "see --engine", func(f *Facts) {
+			quiet(status(f), api.QuietSource{Model: "m", Failure: "refused"})
 		}},
 		{"nats", Error, "not reached", "indexer serve", func(f *Facts) { f.ConnectError = jetstream.ErrUnavailable }},
 		{"nats", Error, "refuses this user", "--nats-creds", func(f *Facts) { f.ConnectError = jetstream.ErrDenied }},

@@ -26,7 +26,7 @@ type engines struct {
 
 	quiet     quietSources
 	malformed atomic.Uint64 // messages
-	warned    time.Time     // of the goroutine that listens
+	warned    atomic.Int64  // when the last of them was logged, in nanoseconds
 }
 
 func newEngines(conn *jetstream.Conn, ns string, loads *load.Service, log *slog.Logger) *engines {
@@ -108,19 +108,29 @@ func (e *engines) heard(r jetstream.Request) {
 		e.enter(l.Requests)
 		if len(l.Loads)+len(l.Requests) == 0 {
 			var s *api.SourceReport
-			if s, err = api.ReadSourceReport(form, r.Body); err == nil {
+			if s, err = api.ReadSourceReport(form, r.Body); err == nil && slices.ContainsFunc(s.Sources, ofStore) {
+				err = api.Errorf(api.CodeMalformed, "it is of a store, on the subject of a worker")
+			}
+			if err == nil {
 				e.quiet.enter(time.Now(), s.Sources)
 			}
 		}
 	}
-	if err == nil {
-		return
+	if err != nil {
+		e.unread(r.Subject, err)
 	}
+}
+
+// ofStore reports whether a source is of a shared store.
+func ofStore(q api.QuietSource) bool { return q.Store != "" }
+
+// unread counts a report that cannot be read, and logs one a minute.
+func (e *engines) unread(subject string, err error) {
 	e.malformed.Add(1)
-	if time.Since(e.warned) > time.Minute {
-		e.warned = time.Now()
-		e.log.Warn("a report of how full an engine is cannot be read; it is passed over", "subject", r.Subject, "error", err,
-			"what_to_do", "see docs/routing.md for its form")
+	now, last := time.Now().UnixNano(), e.warned.Load()
+	if now-last > int64(time.Minute) && e.warned.CompareAndSwap(last, now) {
+		e.log.Warn("a shim's report cannot be read; it is passed over", "subject", subject, "error", err, "what_to_do",
+			"see docs/routing.md for the form of loads; end the upgrade if shims and nodes are of different versions")
 	}
 }
 

@@ -197,7 +197,7 @@ func (s *Server) complete(status *api.Status) *api.Status {
 	}
 	status.DialsDenied = s.Screen.Rule.Denied()
 	s.registry.MarkStatus(status)
-	s.warnQuiet(status)
+	s.addQuietSources(status)
 	loads := s.loads.Status()
 	status.Load, status.RouterRequests = loadStatus(loads), routerRequests(loads.Foreign)
 	for _, g := range s.guesses.Status() {

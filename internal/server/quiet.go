@@ -1,7 +1,7 @@
 package server
 
 import (
-	"fmt"
+	"context"
 	"maps"
 	"slices"
 	"sync"
@@ -11,8 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// quietSources are the sources of many ranks that have published no event since their shims began, as these report. Any
-// goroutine may use it.
+// quietSources are the sources that their shims do not hear, as these report. Any goroutine may use it.
 type quietSources struct {
 	mu   sync.Mutex
 	last map[string]quietSource // by [api.QuietSource.Key]
@@ -47,21 +46,56 @@ func (q *quietSources) expire(now time.Time) {
 	maps.DeleteFunc(q.last, func(_ string, s quietSource) bool { return !s.until.After(now) })
 }
 
-// warnings has a line for each source, by name.
-func (q *quietSources) warnings(now time.Time) (list []string) {
+// list returns the sources, sorted by their keys.
+func (q *quietSources) list(now time.Time) (list []api.QuietSource) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.expire(now)
 	for _, key := range slices.Sorted(maps.Keys(q.last)) {
-		s := q.last[key]
-		list = append(list, fmt.Sprintf("no event since the start from %s; what to do: %s", &s.QuietSource, s.Advice))
+		list = append(list, q.last[key].QuietSource)
 	}
 	return list
 }
 
-// warnQuiet adds to a status the sources that have not spoken. One node of a cluster does.
-func (s *Server) warnQuiet(status *api.Status) {
-	if p, err := jetstream.PartitionOf("", s.ns.Partitions()); err == nil && s.views.Now().Writes(p) {
-		status.Warnings = append(status.Warnings, s.engines.quiet.warnings(time.Now())...)
+// addQuietSources adds to a status the sources that are not heard. One node of a cluster does.
+func (s *Server) addQuietSources(status *api.Status) {
+	if p, err := jetstream.PartitionOf("", s.ns.Partitions()); err != nil || !s.views.Now().Writes(p) {
+		return
 	}
+	status.QuietSources = s.engines.quiet.list(time.Now())
+	for i := range status.QuietSources {
+		q := &status.QuietSources[i]
+		lines := &status.Warnings
+		if q.Severe() {
+			lines = &status.Problems
+		}
+		*lines = append(*lines, q.Line())
+	}
+}
+
+// listenStores receives the reports of stores' shims until ctx ends.
+func (e *engines) listenStores(ctx context.Context) {
+	e.conn.KeepSubscribed(ctx, jetstream.StoreSourceSubjects(e.ns), e.heardStore, func(err error) {
+		e.log.Warn("the reports of stores' shims cannot be heard; it is tried again", "error", err, "what_to_do",
+			"grant it to this user: indexer auth example prints what each user needs")
+	})
+}
+
+// heardStore enters a report of a store's shim. A report of another store than its subject's is refused.
+func (e *engines) heardStore(r jetstream.Request) {
+	form, known := api.ContentType(r.ContentType)
+	store, named := jetstream.ParseStoreSourceSubject(e.ns, r.Subject)
+	err := error(api.WrongContentType(r.ContentType))
+	var report *api.SourceReport
+	if known && named {
+		report, err = api.ReadSourceReport(form, r.Body)
+	}
+	if err == nil && slices.ContainsFunc(report.Sources, func(q api.QuietSource) bool { return q.Store != store }) {
+		err = api.Errorf(api.CodeMalformed, "it is of another store than its subject")
+	}
+	if err != nil {
+		e.unread(r.Subject, err)
+		return
+	}
+	e.quiet.enter(time.Now(), report.Sources)
 }

@@ -332,6 +332,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	parts.Go(func() { s.removeGone(running) })
 	parts.Go(func() { s.engines.listen(running) })
+	parts.Go(func() { s.engines.listenStores(running) })
 	parts.Go(func() { s.hub.Run(running) })
 	parts.Go(func() { s.HTTPTokens.Watch(running, s.HTTPTokens.LogChanges(s.log)) })
 	parts.Go(func() { logRefusals(running, &s.outcomes, s.log) })

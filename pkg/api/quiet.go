@@ -7,21 +7,25 @@ import (
 	"unicode"
 )
 
-// SourceReport is published by shims of many ranks, beside [EngineLoads] and on the same subjects.
+// SourceReport is published by shims of many ranks, beside [EngineLoads] and on the same subjects, and by shims of
+// shared stores, on a subject of the store.
 type SourceReport struct {
 	Sources []QuietSource `json:"sources" msgpack:"sources"`
 }
 
-// QuietSource is a source of events of many ranks, such as Dynamo's event plane, that has published no event since its
-// shim began. Without requests to its workers that is normal.
+// QuietSource is a source of events that its shim does not hear: it has published no event since the shim began, or it
+// is not reached. The source is of many ranks, such as Dynamo's event plane, or of a shared store. Silence is normal
+// without requests.
 type QuietSource struct {
-	Source string `json:"source" msgpack:"source"` // as in worker-shim run --source
-	Engine string `json:"engine" msgpack:"engine"` // where it is heard
-	Model  string `json:"model" msgpack:"model"`
-	Host   string `json:"host" msgpack:"host"` // of the shim
-	PID    int    `json:"pid" msgpack:"pid"`
-	Advice string `json:"advice" msgpack:"advice"`                   // what to check
-	Spoke  bool   `json:"spoke,omitempty" msgpack:"spoke,omitempty"` // it has published its first event now
+	Source  string `json:"source" msgpack:"source"`                       // as in worker-shim run --source
+	Engine  string `json:"engine" msgpack:"engine"`                       // where it is heard
+	Model   string `json:"model" msgpack:"model"`                         // empty: a store's source
+	Store   string `json:"store,omitempty" msgpack:"store,omitempty"`     // HTTP address of the store's master
+	Host    string `json:"host" msgpack:"host"`                           // of the shim
+	PID     int    `json:"pid" msgpack:"pid"`                             // of the shim
+	Failure string `json:"failure,omitempty" msgpack:"failure,omitempty"` // why it is not reached; empty: it is silent
+	Advice  string `json:"advice" msgpack:"advice"`                       // what to check
+	Spoke   bool   `json:"spoke,omitempty" msgpack:"spoke,omitempty"`     // the state has ended
 }
 
 // QuietSourceLife is how long a report counts. Shims repeat it.
@@ -30,22 +34,40 @@ const QuietSourceLife = 30 * time.Second
 // MaxQuietSources is how many a report may have, and a node knows.
 const MaxQuietSources = 256
 
+// MaxSourceText is how many bytes a text of a QuietSource may have.
+const MaxSourceText = 1024
+
 // Key identifies a source among those of all shims.
 func (q *QuietSource) Key() string {
 	return fmt.Sprintf("%s %s %s %d", q.Source, q.Engine, q.Host, q.PID)
 }
 
 func (q *QuietSource) String() string {
-	return fmt.Sprintf("--source %s --engine %s for model %s (process %d on %s)", q.Source, q.Engine, q.Model, q.PID,
-		q.Host)
+	of := "model " + q.Model
+	if q.Store != "" {
+		of = "store " + q.Store
+	}
+	return fmt.Sprintf("--source %s --engine %s for %s (process %d on %s)", q.Source, q.Engine, of, q.PID, q.Host)
+}
+
+// Severe reports whether holdings are out of date while the state lasts: the events of ranks do not arrive. Without a
+// store's events, nodes poll the store.
+func (q *QuietSource) Severe() bool { return q.Failure != "" && q.Store == "" }
+
+// Line describes the state and its remedy, as a status does among its problems and warnings.
+func (q *QuietSource) Line() string {
+	state := fmt.Sprintf("no event since the start from %s", q)
+	if q.Failure != "" {
+		state = fmt.Sprintf("not reached: %s: %s", q, q.Failure)
+	}
+	return state + "; what to do: " + q.Advice
 }
 
 // Check refuses a source without a name, and texts that do not belong on a terminal.
 func (q *QuietSource) Check() error {
-	const most = 1024
-	for _, s := range []string{q.Source, q.Engine, q.Model, q.Host, q.Advice} {
-		if len(s) > most || strings.ContainsFunc(s, func(c rune) bool { return !unicode.IsPrint(c) }) {
-			return fmt.Errorf("%.32q is longer than %d bytes, or has characters that cannot be printed", s, most)
+	for _, s := range []string{q.Source, q.Engine, q.Model, q.Store, q.Host, q.Failure, q.Advice} {
+		if len(s) > MaxSourceText || strings.ContainsFunc(s, func(c rune) bool { return !unicode.IsPrint(c) }) {
+			return fmt.Errorf("%.32q is longer than %d bytes, or has characters that cannot be printed", s, MaxSourceText)
 		}
 	}
 	if q.Source == "" || q.Engine == "" {
@@ -71,6 +93,6 @@ func (s *SourceReport) members(list []member) []member {
 }
 
 func (q *QuietSource) members(list []member) []member {
-	return append(list, []member{{"source", &q.Source}, {"engine", &q.Engine}, {"model", &q.Model}, {"host", &q.Host},
-		{"pid", &q.PID}, {"advice", &q.Advice}, {"spoke", &q.Spoke}}...)
+	return append(list, []member{{"source", &q.Source}, {"engine", &q.Engine}, {"model", &q.Model}, {"store", &q.Store},
+		{"host", &q.Host}, {"pid", &q.PID}, {"failure", &q.Failure}, {"advice", &q.Advice}, {"spoke", &q.Spoke}}...)
 }

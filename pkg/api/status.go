@@ -23,6 +23,9 @@ type Status struct {
 	Problems []string          `json:"problems" msgpack:"problems"`
 	Warnings []string          `json:"warnings,omitempty" msgpack:"warnings,omitempty"` // dangers that stop nothing
 
+	// sources of events that their shims do not hear; problems or warnings name them too. One node of a cluster lists them
+	QuietSources []QuietSource `json:"quiet_sources,omitempty" msgpack:"quiet_sources,omitempty"`
+
 	// what became of requests to this node since it started
 	Requests []RequestCount `json:"requests" msgpack:"requests"`
 

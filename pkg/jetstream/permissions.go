@@ -149,7 +149,7 @@ func PoolGrant(ns string, partitions uint32, pool string, models ...string) (Gra
 	}
 	g, err := shimGrant(ns, RolePool, user, "*", all, models)
 	if pool == "" {
-		g.Requests = append(g.Requests, subjectRoot+ns+".store.*")
+		g.Requests = append(g.Requests, subjectRoot+ns+".store.*", StoreSourceSubjects(ns))
 	}
 	return g, err
 }
@@ -200,7 +200,7 @@ func shimGrant(
 }
 
 // StoreGrant is for the shim of one shared store, whose master has this HTTP address. The shim may pass on what the
-// master publishes, and reads nothing.
+// master publishes, may report that it does not hear the master, and reads nothing.
 func StoreGrant(ns, store string) (Grant, error) {
 	subject, err := StoreSubject(ns, store)
 	if err != nil {
@@ -208,5 +208,6 @@ func StoreGrant(ns, store string) (Grant, error) {
 	}
 	token, _ := EscapeToken(store) // StoreSubject has checked it
 	user := "store-" + token
-	return Grant{Role: RoleStore, User: user, Inbox: "_INBOX_" + user, Requests: []string{subject}}, nil
+	return Grant{Role: RoleStore, User: user, Inbox: "_INBOX_" + user, Requests: []string{subject,
+		subject + storeSource}}, nil
 }

@@ -25,6 +25,7 @@ import (
 //	kv.v1.<ns>.ctl.<p>.<instance>.<rank>  to one shim
 //	kv.v1.<ns>.answer.<p>.<instance>.<rank>.<id>  a shim's answer to a request on a control subject
 //	kv.v1.<ns>.store.<store>              what a shared store's master publishes; <store> is its HOST:PORT
+//	kv.v1.<ns>.store.<store>.source       from a store's shim: the store's events are not heard, to all nodes
 //	bucket kvatlas_<ns>                   namespace record and models
 //	bucket kvatlas_<ns>_snap              snapshots; their keys are pkg/snapshot's
 //	bucket kvatlas_<ns>_nodes             which indexer nodes there are; a record that is not renewed goes by itself
@@ -353,6 +354,29 @@ func StoreSubject(ns, store string) (string, error) {
 	token, err := EscapeToken(store)
 	return subjectRoot + ns + ".store." + token, err
 }
+
+// StoreSourceSubject is where a shared store's shim reports to all nodes that it does not hear the store's events. The
+// store is named as in [StoreSubject].
+func StoreSourceSubject(ns, store string) (string, error) {
+	subject, err := StoreSubject(ns, store)
+	return subject + storeSource, err
+}
+
+// StoreSourceSubjects covers every [StoreSourceSubject] of a namespace.
+func StoreSourceSubjects(ns string) string { return subjectRoot + ns + ".store.*" + storeSource }
+
+// ParseStoreSourceSubject returns the store of a [StoreSourceSubject]; false for any other subject.
+func ParseStoreSourceSubject(ns, subject string) (store string, ok bool) {
+	rest, ok := strings.CutPrefix(subject, subjectRoot+ns+".store.")
+	token, is := strings.CutSuffix(rest, storeSource)
+	if !ok || !is {
+		return "", false
+	}
+	store, err := unescapeToken(token)
+	return store, err == nil
+}
+
+const storeSource = ".source"
 
 // metaBucket holds the namespace's record and its models.
 func metaBucket(ns string) string { return "kvatlas_" + ns }
