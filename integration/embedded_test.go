@@ -72,6 +72,9 @@ func TestEmbeddedNodeIsAMember(t *testing.T) {
 	a.Stop()
 	serveA()
 	harness.Eventually(t, "answers are whole after an orderly restart", whole)
+	b.Kill() // its record stays, and grows old
+	b = harness.Start(t, "indexer", "serve", "--nats", addr, "--node-id", "b", "--http-listen", "")
+	b.WaitFor("msg=ready")
 	b.Stop()
 	harness.Eventually(t, "the first node has everything", func() (bool, string) {
 		r := harness.Run(t, "indexer", "cluster", "--nats", addr, "--json")

@@ -18,7 +18,18 @@ import (
 func TestRanksOnOtherHosts(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
-	front, here, there := startEngineAPI(t), startRank(t, 0, 16), startRank(t, 1, 16)
+	front, there := startEngineAPI(t), startRank(t, 1, 16)
+	endpoints, replays := loopback.ReserveRow(t, 2), loopback.ReserveRow(t, 2)
+	rank := func(n events.Rank) *enginesim.Engine {
+		e, err := enginesim.Start(t.Context(), enginesim.Config{BlockSize: 16, Capacity: 100, Rank: n,
+			Endpoint: "tcp://" + endpoints[n], Replay: "tcp://" + replays[n]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(e.Stop)
+		return e
+	}
+	here := rank(0)
 	config := fmt.Sprintf(`{\"publisher\":\"zmq\",\"endpoint\":\"%s\",\"bind\":true,\"replay_endpoint\":\"%s\"}`,
 		here.Endpoint(), here.Replay())
 	front.says(map[string]string{"/server_info": `{"version":"0.5.23","served_model_name":"llama","page_size":16,` +
@@ -59,6 +70,13 @@ func TestRanksOnOtherHosts(t *testing.T) {
 	x.WaitDepth(t, "llama", harness.Tokens(1000, 2*16), "w", 2)
 	second.Kill()
 	states(api.EngineConnected, api.EngineRemote)
+
+	// The port of rank 1 on this host accepts connections after all.
+	late := rank(1)
+	first.WaitFor("a remote rank publishes its events here after all")
+	harness.ServePrompt(t, late, harness.Tokens(3000, 3*16))
+	states(api.EngineConnected, api.EngineConnected)
+	x.WaitDepth(t, "llama", harness.Tokens(3000, 3*16), "w", 3)
 }
 
 // TestEngineSleepsAndWakes: a sleeping engine holds nothing and may not be chosen; what it stores after it has woken up

@@ -348,11 +348,21 @@ func TestNoRoom(t *testing.T) {
 		s.Store.Limit != 16777216 {
 		t.Errorf("status %+v", s)
 	}
+	waiting := func(want bool) {
+		t.Helper()
+		harness.Eventually(t, fmt.Sprintf("the status has shims that wait for the log: %t", want), func() (bool, string) {
+			problems := strings.Join(harness.Status(t, x.NATS).Problems, "\n")
+			return want == (strings.Contains(problems, " shims wait, ") ||
+				strings.Contains(problems, "the log takes nothing from the shims of")), problems
+		})
+	}
+	waiting(true)
 	if err := js.DeleteStream(ctx, "filler"); err != nil {
 		t.Fatal(err)
 	}
 	harness.ServePrompt(t, e, prompt)
 	x.WaitDepth(t, "m", prompt, "w1", 6)
+	waiting(false)
 	if strings.Contains(shim.Said(), "new incarnation") && strings.Count(shim.Said(), "new incarnation") > 1 {
 		t.Errorf("the shim began anew:\n%s", shim.Said())
 	}

@@ -427,7 +427,7 @@ func (r *running) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.L
 		log := log.With("worker", one.instance, "rank", one.rank)
 		all.Go(func() error {
 			if one.remote {
-				return one.keepRemote(ctx, ns, log)
+				return one.serveRemote(ctx, ns, log)
 			}
 			return one.serve(ctx, ns, log)
 		})

@@ -19,7 +19,8 @@ import (
 
 // The ranks of an engine on several hosts publish their events on the host where they run. The engine's API, on the
 // first host, lists all of them. Here, the ports of ranks on other hosts refuse. Such a rank is registered as remote
-// until a shim on its host registers it: it serves requests, and may be chosen.
+// until a shim on its host registers it: it serves requests, and may be chosen. If its port here accepts connections
+// later, the rank was only slow to start, and is served here.
 
 // probeTime bounds the attempt to connect to a rank's port.
 const probeTime = 2 * time.Second
@@ -58,7 +59,30 @@ func remoteRanks(ctx context.Context, ranks []*running, said enginehttp.Engine, 
 		"ranks", fmt.Sprint(list), "nodes", said.Nodes, "what_to_do", registry.RemoteRemedy)
 }
 
-// keepRemote keeps a remote rank registered while no shim serves it.
+// serveRemote keeps a remote rank registered while no shim serves it, and serves it once its port here accepts
+// connections.
+func (r *running) serveRemote(ctx context.Context, ns *jetstream.Namespace, log *slog.Logger) error {
+	remote, here := context.WithCancel(ctx)
+	defer here()
+	var probes sync.WaitGroup
+	probes.Go(func() {
+		for loop.Wait(remote, r.lease/3) {
+			if zmtp.Probe(remote, r.engine, probeTime, nil) == nil {
+				here()
+			}
+		}
+	})
+	err := r.keepRemote(remote, ns, log)
+	probes.Wait()
+	if err != nil || ctx.Err() != nil {
+		return err
+	}
+	log.Info("a remote rank publishes its events here after all", "engine", r.engine)
+	r.remote = false
+	return r.serve(ctx, ns, log)
+}
+
+// keepRemote keeps a remote rank registered while no shim serves it, until ctx ends.
 func (r *running) keepRemote(ctx context.Context, ns *jetstream.Namespace, log *slog.Logger) error {
 	trouble := limiter{every: r.logWindow}
 	for {
@@ -79,6 +103,7 @@ func (r *running) keepRemote(ctx context.Context, ns *jetstream.Namespace, log *
 		if errors.Is(err, jetstream.ErrDenied) {
 			log.Warn("the NATS server does not permit the registration of a remote rank", "error", err, "what_to_do",
 				"grant it to this user: indexer auth example prints what each user needs")
+			<-ctx.Done()
 			return nil
 		}
 		if !loop.Wait(ctx, r.lease/3) { // another shim serves the rank: it may end

@@ -15,7 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// silenceEvery is how often a source that cannot be heard is reported to the nodes, which forget a report after a while.
+// silenceEvery is the time between two reports of a source that cannot be heard. Nodes forget a report after
+// [api.QuietSourceLife].
 const silenceEvery = api.QuietSourceLife / 3
 
 // hearState says whether a source of many ranks, or of a shared store, is heard.
@@ -28,8 +29,8 @@ const (
 )
 
 // sourceWatch reports a source that is silent or unreachable for --silence: in the log once, and to the nodes until
-// that ends. No rank's record can say so: the source has no rank yet, or it is a shared store. Methods may be called
-// from any goroutine.
+// that ends. No rank's record can say so: the source has no rank yet, or it is a shared store. It is safe for
+// concurrent use.
 type sourceWatch struct {
 	after  time.Duration
 	source api.QuietSource             // Advice is for a silent source
@@ -47,7 +48,8 @@ type sourceWatch struct {
 type sourceFailure struct{ part, err, advice string }
 
 // watchSource makes the watch of a source whose reports are published on subject.
-func (r *running) watchSource(conn *jetstream.Conn, subject string, source api.QuietSource, log *slog.Logger) *sourceWatch {
+func (r *running) watchSource(conn *jetstream.Conn, subject string, source api.QuietSource,
+	log *slog.Logger) *sourceWatch {
 	source.Source, source.Engine, source.PID = r.source, jetstream.ShownAddress(r.engine), os.Getpid()
 	source.Host, _ = os.Hostname()
 	w := &sourceWatch{after: r.silence, source: source, changed: make(chan struct{}, 1),

@@ -107,7 +107,8 @@ func TestSourceTexts(t *testing.T) {
 	w := &sourceWatch{source: api.QuietSource{Source: "s", Engine: "e"}}
 	w.unreached("part", errors.New(strings.Repeat("ü\x00", 5000)), "advice")
 	state, report := w.state()
-	if err := report.Check(); state != sourceUnreachable || err != nil || !strings.HasPrefix(report.Failure, "part: ü\\x00ü") {
+	if err := report.Check(); state != sourceUnreachable || err != nil ||
+		!strings.HasPrefix(report.Failure, "part: ü\\x00ü") {
 		t.Errorf("state %v, %v, %.40q", state, err, report.Failure)
 	}
 	w.reached("part")

@@ -2,9 +2,12 @@ package node
 
 import (
 	"errors"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
@@ -51,10 +54,60 @@ func TestSnapshotStatesEnd(t *testing.T) {
 	due("they are written again", later.Add(time.Hour), grown, false)
 }
 
-// TestCopiesProblemEnds: far more copies than blocks are a problem until they are gone.
+// TestCopiesProblemEnds: far more copies than blocks are a problem until a resync, which begins a new incarnation.
 func TestCopiesProblemEnds(t *testing.T) {
-	r := &rank{}
-	if copiesProblem(r, radix.RankStats{Copies: 1000}, 20) == "" || copiesProblem(r, radix.RankStats{}, 20) != "" {
-		t.Error("1,000 copies of 20 blocks are a problem, and none are not")
+	m := NewMachine(radix.New(radix.Config{}), 1)
+	key := events.RankKey{Instance: "w"}
+	begin := events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonRestart}
+	next, seq := events.EventID(1), events.StreamSeq(1)
+	apply := func(incarnation events.Incarnation, list ...events.Event) string {
+		t.Helper()
+		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: incarnation, FirstID: next, Model: "m",
+			BlockSize: 16, Events: list})
+		if err != nil || !m.Apply(0, []Message{{Seq: seq, Time: 1, Key: key, Data: data}}) {
+			t.Fatal(err)
+		}
+		next, seq = next+events.EventID(len(list)), seq+1
+		return strings.Join(m.rankProblems(m.parts[0].ranks[key]), "\n")
+	}
+	again := slices.Repeat([]events.Event{stored(0, 1, 2)}, 501)
+	if p := apply(1, append([]events.Event{begin}, again...)...); !strings.Contains(p, "1000 further copies") {
+		t.Errorf("1,000 copies of 2 blocks: %q", p)
+	}
+	next = 1
+	if p := apply(2, begin, stored(0, 1, 2)); p != "" {
+		t.Errorf("after a resync: %q", p)
+	}
+}
+
+// TestANodeBecomesReady: a node is ready once its partitions are assigned and all of them have caught up, and stays so.
+func TestANodeBecomesReady(t *testing.T) {
+	reported := 0
+	away := partition{phase: &absent{}}
+	n := &Node{parts: []*owner{{partition: away}, {partition: away}}, cfg: Config{Shared: true}}
+	n.cfg.Hooks.Ready = func() { reported++ }
+	n.unready.Store(2)
+	for _, step := range []struct {
+		what     string
+		assigned bool
+		unready  int32
+		why      string // it is not ready; empty: it is
+	}{
+		{"it starts", false, 2, "not known yet which partitions"},
+		{"its partitions are assigned", true, 2, "2 of 2 partitions are not restored"},
+		{"one has caught up", true, 1, "1 of"},
+		{"both have", true, 0, ""},
+		{"one is restored anew", true, 1, ""},
+	} {
+		n.assigned.Store(step.assigned)
+		n.unready.Store(step.unready)
+		n.checkReady()
+		err := n.Ready()
+		if (err == nil) != (step.why == "") || err != nil && !strings.Contains(err.Error(), step.why) {
+			t.Errorf("%s: %v, want %q", step.what, err, step.why)
+		}
+	}
+	if reported != 1 {
+		t.Errorf("reported %d times", reported)
 	}
 }

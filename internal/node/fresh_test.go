@@ -54,6 +54,21 @@ func (w *site) until(what string, is func(api.PartitionStatus) bool) api.Partiti
 	return api.PartitionStatus{}
 }
 
+// awaitState waits until the status has the partition in a state.
+func (w *site) awaitState(want api.PartitionState) {
+	w.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		s, err := w.node.Status(w.ctx)
+		w.must(err)
+		if s.Partitions[0].State == want {
+			return
+		}
+		if time.Now().After(deadline) {
+			w.Fatalf("the partition is %s, want %s; told:\n%s", s.Partitions[0].State, want, w.heard())
+		}
+	}
+}
+
 // says returns the problems of the status, and the notes.
 func (w *site) says() (problems, notes string) {
 	w.Helper()
@@ -90,7 +105,9 @@ func TestAnswersGrowOldWithoutNATS(t *testing.T) {
 	if err := w.node.Ready(); err != nil {
 		t.Errorf("a node that can answer is not ready: %v", err)
 	}
+	w.awaitState(api.PartitionUnavailable)
 	w.startServer()
+	w.awaitState(api.PartitionServing)
 	w.until("fresh again", fresh)
 	w.grow(2)
 	w.awaitAll()
@@ -116,7 +133,7 @@ func TestAnswersGrowOldWhileTheLogTakesNothing(t *testing.T) {
 	w.until("fresh again", func(s api.PartitionStatus) bool { return s.StaleMS == 0 })
 }
 
-// Answers name a partition that needs a resync.
+// Answers name a partition that needs a resync, until its shims have repeated what they hold.
 func TestAnswersNameResync(t *testing.T) {
 	w := newSite(t)
 	w.start()
@@ -137,6 +154,12 @@ func TestAnswersNameResync(t *testing.T) {
 	if _, notes := w.says(); !strings.Contains(notes, "partition 0: resync needed") {
 		t.Errorf("notes %q", notes)
 	}
+	w.startShim()
+	w.until("resynced", func(s api.PartitionStatus) bool { return !s.ResyncNeeded })
+	if _, notes := w.says(); strings.Contains(notes, "resync needed") {
+		t.Errorf("notes %q", notes)
+	}
+	w.awaitAll()
 }
 
 // What is lost between the log and the index is found, counted, said, and read again: when something follows it, and

@@ -72,9 +72,13 @@ type rank struct {
 	bounded            bool   // its depths are an upper bound, by what it has said of its groups
 	placed             bool   // some of its blocks had a place in the index since the node has read its events
 	restored           bool   // from a snapshot: earlier blocks may have had one
+	before             change // what was stored and removed before the last clear of all tiers
 	hidden             bool   // the view leaves it out: its worker has not claimed the model
 	tally              *tally // where its events are counted
 }
+
+// change counts blocks that an engine has announced as stored and as removed.
+type change struct{ stored, removed uint64 }
 
 // spaceKey is what must be equal for two ranks to match the same queries.
 type spaceKey struct {
@@ -218,6 +222,10 @@ func (m *Machine) applyMessage(part *replica, msg *Message) {
 			}
 		case events.Removed:
 			r.Removed += uint64(len(evs[i].Blocks))
+		case events.Cleared:
+			if evs[i].Tier == events.AllTiers {
+				r.before = change{r.Stored, r.Removed}
+			}
 		}
 		part.grown.changes += uint64(len(evs[i].Blocks))
 	}

@@ -330,16 +330,18 @@ func (m *Machine) rankProblems(r *rank) (problems []string) {
 
 // waitingProblem returns a problem if no block that an engine has announced has a place in the index: all follow blocks
 // that were never seen. This happens if the engine spoke before its shim began and cannot repeat it. It ends with the
-// first block that has a place.
+// first block that has a place, and when the engine holds none of the blocks any more.
 func waitingProblem(r *rank, s radix.RankStats, held int64) string {
 	placed := held > 0 || s.SetBlocks > 0 || r.placed || r.restored && s.Pending == 0
-	if placed || r.Stored == 0 || r.Partial { // missing events are a problem of their own
+	since := change{r.Stored - r.before.stored, r.Removed - r.before.removed}
+	gone := s.Pending == 0 && since.removed >= since.stored
+	if placed || since.stored == 0 || gone || r.Partial { // missing events are a problem of their own
 		return ""
 	}
 	return fmt.Sprintf(
 		"%s: none of the %d blocks that its engine has announced can be used: they follow blocks that were not seen, and %d wait for those; "+
 			"what to do: give its shim the engine's replay endpoint (--replay, replay_endpoint in --kv-events-config), or reset the engine's prefix cache",
-		r.Key(), r.Stored, s.Pending)
+		r.Key(), since.stored, s.Pending)
 }
 
 // copiesProblem speaks up when a rank is counted as holding far more copies than blocks. An engine has a copy more

@@ -88,6 +88,7 @@ func TestWhatIsSaidOfALog(t *testing.T) {
 func TestWhatOnlyWaitsIsAProblem(t *testing.T) {
 	m := NewMachine(radix.New(radix.Config{PendingFor: 1000}), 1)
 	key, next, seq := events.RankKey{Instance: "w"}, events.EventID(1), events.StreamSeq(1)
+	incarnation := events.Incarnation(0)
 	for _, step := range []struct {
 		what    string
 		at      events.Millis
@@ -102,9 +103,17 @@ func TestWhatOnlyWaitsIsAProblem(t *testing.T) {
 		{"it goes, and another waits for good", 5002, events.Event{Kind: events.Removed, Tier: events.Device,
 			Blocks: []events.BlockHash{300}}, ""},
 		{"all goes", 5003, events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonEngine}, ""},
+		{"it restarts", 5004, events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonRestart}, ""},
+		{"a block waits", 5005, stored(9, 400), "w/0: none of the 1 blocks"},
+		{"it is removed", 5006, events.Event{Kind: events.Removed, Tier: events.Device, Blocks: []events.BlockHash{400}}, ""},
+		{"another waits", 5007, stored(9, 500), "w/0: none of the 2 blocks"},
+		{"all goes", 5008, events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonEngine}, ""},
 	} {
-		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: next, Model: "m", BlockSize: 16,
-			Events: []events.Event{step.event}})
+		if step.event.Reason == events.ReasonRestart {
+			incarnation, next = incarnation+1, 1
+		}
+		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: incarnation, FirstID: next, Model: "m",
+			BlockSize: 16, Events: []events.Event{step.event}})
 		if err != nil || !m.Apply(0, []Message{{Seq: seq, Time: step.at, Key: key, Data: data}}) {
 			t.Fatalf("%s: %v", step.what, err)
 		}

@@ -248,6 +248,27 @@ func TestCorruptChunkSendsToTheOlderGeneration(t *testing.T) {
 	w.snapshot() // does not trust what it found bad
 	w.restart()
 	w.awaitAll()
+	w.allUsable()
+}
+
+// allUsable writes two snapshots and fails unless all generations are usable then.
+func (w *site) allUsable() {
+	w.Helper()
+	for range 2 {
+		w.grow(1)
+		w.awaitAll()
+		w.snapshot()
+	}
+	list, err := Generations(w.ctx, w.ns, true)
+	w.must(err)
+	if len(list.Generations) != 2 {
+		w.Errorf("%d generations: %+v", len(list.Generations), list.Generations)
+	}
+	for _, g := range list.Generations {
+		if g.Bad || g.Unusable != "" {
+			w.Errorf("unusable after two snapshots: %+v", g)
+		}
+	}
 }
 
 func TestManifestThatCannotBeRead(t *testing.T) {
@@ -286,6 +307,9 @@ func TestManifestThatCannotBeRead(t *testing.T) {
 		}
 		w.stopNode()
 	}
+	w.start()
+	w.awaitAll()
+	w.allUsable()
 }
 
 func TestBothGenerationsGoneAndTheLogTruncated(t *testing.T) {

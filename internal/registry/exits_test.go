@@ -20,6 +20,7 @@ func TestStatesHaveExits(t *testing.T) {
 	for name, c := range map[string]struct {
 		enter, leave    func(*Record)
 		beside          func(*Record) // another rank of the worker
+		ends            bool          // the lease of that rank ends instead of leave
 		state           api.WorkerState
 		why             string
 		operator, after *Operator
@@ -38,6 +39,9 @@ func TestStatesHaveExits(t *testing.T) {
 		"two roles": {enter: worker(api.WorkerSpec{Role: api.RoleDecode}),
 			leave: worker(api.WorkerSpec{Role: api.RolePrefill}), beside: worker(api.WorkerSpec{Role: api.RolePrefill}),
 			state: api.WorkerIncomplete, why: "several roles"},
+		"two roles, until the other rank ends": {enter: worker(api.WorkerSpec{Role: api.RoleDecode}),
+			beside: worker(api.WorkerSpec{Role: api.RolePrefill}), ends: true, state: api.WorkerIncomplete,
+			why: "several roles"},
 		"drained": {enter: one, leave: one, operator: &Operator{Drain: &Drain{Since: time.Unix(0, 0)}}, after: &Operator{},
 			state: api.WorkerDraining, why: "drained it"},
 		"a role that an operator gave": {enter: one, leave: one,
@@ -53,7 +57,8 @@ func TestStatesHaveExits(t *testing.T) {
 				t.Fatal(name, keyErr, err)
 			}
 			revision++
-			r.apply(jetstream.Watched{Entries: []jetstream.Entry{{Key: key, Value: value, Revision: revision}}})
+			r.apply(jetstream.Watched{Entries: []jetstream.Entry{{Key: key, Value: value, Revision: revision,
+				Deleted: value == nil}}})
 		}
 		step := func(rank events.Rank, change func(*Record), o *Operator) {
 			of := record("w", DefaultLease)
@@ -82,7 +87,12 @@ func TestStatesHaveExits(t *testing.T) {
 		}
 		step(0, c.enter, c.operator)
 		is("entered", c.state, c.why)
-		step(0, c.leave, c.after)
+		if c.ends {
+			key, err := jetstream.WorkerKey(0, events.RankKey{Instance: "w", Rank: 1})
+			put(key, err, nil, nil)
+		} else {
+			step(0, c.leave, c.after)
+		}
 		is("left", api.WorkerSchedulable, "")
 	}
 }

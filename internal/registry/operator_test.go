@@ -246,6 +246,13 @@ func TestDeclaredWorkers(t *testing.T) {
 	if _, err := s.bucket.Latest(s.ctx, must(jetstream.OperatorKey("d"))); !errors.Is(err, jetstream.ErrNotFound) {
 		t.Errorf("more is left in the bucket than a mark: %v", err)
 	}
+
+	_, err = declare(0, &api.WorkerRegistration{Instance: "later", Model: "m", BlockSize: 16})
+	s.must(err)
+	later := events.RankKey{Instance: "later"}
+	s.seen(later, api.WorkerIncomplete, "events: none")
+	defer s.hold(record("later", time.Hour))() // its shim comes
+	s.seen(later, api.WorkerSchedulable, "")
 }
 
 // TestManyChangeAtOnce: changes of different fields, asked of both nodes at the same time, are all kept.

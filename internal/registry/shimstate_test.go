@@ -138,8 +138,9 @@ func TestStandingOfAnEarlierServer(t *testing.T) {
 	if !marked() {
 		t.Error("nothing is said of a shim that was not heard since the server began")
 	}
-	s.shim("before", time.Hour)
+	end = s.shim("before", time.Hour)
 	s.until("it is heard again", func() bool { return !marked() })
+	end()
 }
 
 // TestNotesNameAFew: a note about many ranks names some and counts the others.

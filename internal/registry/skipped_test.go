@@ -51,7 +51,7 @@ func TestSkippedRegistrations(t *testing.T) {
 	defer s.hold(record("good", time.Hour))()
 	evil := record("evil", time.Hour)
 	evil.BlockSize = 65535
-	defer s.hold(evil)()
+	endEvil := s.hold(evil)
 	p, err := s.ns.PartitionOf("evil")
 	s.must(err)
 	const beyond = 500
@@ -85,6 +85,22 @@ func TestSkippedRegistrations(t *testing.T) {
 	node.ModelsChanged()
 	if got := fmt.Sprint(names()); got != "[evil/0]" {
 		t.Errorf("with another registered size the pool has %v", got)
+	}
+	size.Store(16)
+	node.ModelsChanged()
+	status = &api.Status{}
+	if node.MarkStatus(status); !strings.Contains(strings.Join(status.Problems, "\n"), "states 65535") {
+		t.Errorf("problems %q", status.Problems)
+	}
+	endEvil()
+	evil.Rank, evil.BlockSize = 0, 16 // its shim starts again with the registered size
+	defer s.hold(evil)()
+	s.until("the pool has the shim with the registered size", func() bool {
+		return fmt.Sprint(names()) == "[evil/0 good/0 later/0]"
+	})
+	status = &api.Status{}
+	if node.MarkStatus(status); strings.Contains(strings.Join(status.Problems, "\n"), "states 65535") {
+		t.Errorf("problems %q", status.Problems)
 	}
 	mu.Lock()
 	defer mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/affinity"
@@ -63,6 +64,30 @@ func TestSessionStays(t *testing.T) {
 		if s, err := f.service.Select(t.Context(), inSession("", "s")); err != nil || s.Worker != first.Worker {
 			t.Errorf("%s: only asked: %+v %v", mode, s, err)
 		}
+	}
+}
+
+// TestSessionExpires: a session that is not used for its time is bound anew, to the cheapest worker.
+func TestSessionExpires(t *testing.T) {
+	for _, mode := range []routing.AffinityMode{routing.SoftAffinity, routing.HardAffinity} {
+		synctest.Test(t, func(t *testing.T) {
+			f := withSessions(t, 2, mode, 0)
+			f.service.cfg.Sessions = affinity.New(affinity.ServiceConfig{Config: affinity.Config{TTL: time.Minute}})
+			first, err := f.service.Select(t.Context(), inSession("r0", "s"))
+			if err != nil || binding(first) != "made" {
+				t.Fatal(first, err)
+			}
+			time.Sleep(59 * time.Second)
+			if s, err := f.service.Select(t.Context(), inSession("r1", "s")); err != nil || binding(s) != "kept" ||
+				s.Worker != first.Worker {
+				t.Errorf("%s: in time: %+v %v", mode, s, err)
+			}
+			time.Sleep(61 * time.Second)
+			if s, err := f.service.Select(t.Context(), inSession("r2", "s")); err != nil || binding(s) != "made" ||
+				s.Worker == first.Worker {
+				t.Errorf("%s: too late: %+v %v", mode, s, err)
+			}
+		})
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/load"
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/queue"
 	"github.com/kvatlas/kvatlas/internal/registry"
@@ -458,6 +459,35 @@ func TestWaitsForLong(t *testing.T) {
 		f.service.room.mu.Unlock()
 		if o := <-got; o.err != nil || o.s.Worker != "w01" || o.s.Device != 2 || asked.Load() != 2 {
 			t.Errorf("%+v, looked up %d times", o, asked.Load())
+		}
+	})
+}
+
+// TestWaitsForExpiry has a request wait while workers are busy with requests whose ends nobody reports: these expire.
+func TestWaitsForExpiry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := withQueue(t, 2, nil)
+		f.loads = load.New(load.Config{Limits: load.Limits{Expiry: time.Minute}})
+		f.service.cfg.Loads = f.loads
+		f.loads.Watch(f.service.room.changed)
+		f.fill(t)
+		got := make(chan outcome, 1)
+		f.send(t.Context(), request("r", 20), got)
+		expire := func() { // as the service does twice a second
+			_ = f.loads.Change(func(r *load.Replica, now time.Duration) error {
+				r.Step(now)
+				return nil
+			})
+			synctest.Wait()
+		}
+		time.Sleep(59 * time.Second)
+		if expire(); len(got) > 0 {
+			t.Errorf("it did not wait: %+v", <-got)
+		}
+		time.Sleep(2 * time.Second)
+		expire()
+		if o := <-got; o.err != nil || !o.s.Booked {
+			t.Errorf("%+v", o)
 		}
 	})
 }

@@ -38,11 +38,20 @@ func TestDeadReplayHoldsLiveMessagesForSecondsOnly(t *testing.T) {
 		}
 		m.Live(frame(1, next), 10)
 		before := m.Counts()
+		if !m.CatchingUp() {
+			t.Fatalf("gap %v: not catching up before the replay has failed", gap)
+		}
 		if before.Taken != 1 {
 			t.Fatalf("gap %v: %d messages taken before the replay has failed", gap, before.Taken)
 		}
 		if end := fail(m, 10); end-10 > 4000 {
 			t.Fatalf("gap %v: live messages were held for %d ms", gap, end-10)
+		}
+		for m.CatchingUp() { // until what waited for the replay is published
+			if flight, err := m.fly(); err != nil || flight == nil {
+				t.Fatalf("gap %v: still catching up after the replay has failed: %v", gap, err)
+			}
+			m.Flushed()
 		}
 		after := m.Counts()
 		want := uint64(0)

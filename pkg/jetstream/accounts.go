@@ -92,6 +92,7 @@ func exports(ns string) []Export {
 	list := []Export{{Subject: root + ".ctl.>", Stream: true}, {Subject: discovery, Many: true}}
 	for _, subject := range []string{
 		root + ".q.*", root + ".dynamo.*.*", root + ".ev.*.*.*", root + ".engine.*", root + ".store.*",
+		StoreSourceSubjects(ns),
 		RecallPrefix(ns) + "*.*.*", answerPrefix(ns) + "*.*.*.*",
 		keySubject(metaBucket(ns), "model.*"), keySubject(workersBucket(ns), "*.*.*"),
 		"$JS.API.INFO", "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET." + bucketStream(metaBucket(ns)), directGet + ">",

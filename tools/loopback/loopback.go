@@ -17,22 +17,46 @@ import (
 // the test's goroutine.
 func Reserve(t testing.TB) string {
 	t.Helper()
+	return ReserveRow(t, 1)[0]
+}
+
+// ReserveRow is [Reserve] for n addresses with consecutive ports.
+func ReserveRow(t testing.TB, n int) []string {
+	t.Helper()
 	for range 1000 {
-		addr := fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(20_000))
+		if row := tryRow(t, 10_000+rand.IntN(20_000-n), n); row != nil {
+			return row
+		}
+	}
+	t.Fatal("no port is free")
+	return nil
+}
+
+// tryRow reserves n ports from the first on, or none of them.
+func tryRow(t testing.TB, first, n int) (row []string) {
+	var all []net.PacketConn
+	free := func() {
+		for _, held := range all {
+			_ = held.Close()
+		}
+	}
+	for port := first; port < first+n; port++ {
+		addr := fmt.Sprint("127.0.0.1:", port)
 		held, err := net.ListenPacket("udp4", addr)
 		if err != nil {
-			continue
+			free()
+			return nil
 		}
+		all = append(all, held)
 		// Nobody may listen there. It is not tried by listening: a process that another test starts just then would
 		// have a copy of the socket for a moment, and the port would stay taken so long.
 		if c, err := net.Dial("tcp4", addr); err == nil {
 			_ = c.Close()
-			_ = held.Close()
-			continue
+			free()
+			return nil
 		}
-		t.Cleanup(func() { _ = held.Close() })
-		return addr
+		row = append(row, addr)
 	}
-	t.Fatal("no port is free")
-	return ""
+	t.Cleanup(free)
+	return row
 }

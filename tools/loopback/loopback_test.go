@@ -2,8 +2,29 @@ package loopback
 
 import (
 	"net"
+	"strconv"
 	"testing"
 )
+
+// TestReserveRow: the ports of a row are consecutive, and free.
+func TestReserveRow(t *testing.T) {
+	first := 0
+	for i, addr := range ReserveRow(t, 3) {
+		_, port, _ := net.SplitHostPort(addr)
+		n, err := strconv.Atoi(port)
+		if i == 0 {
+			first = n
+		}
+		if err != nil || n != first+i {
+			t.Errorf("port %d of the row is %s", i, addr)
+		}
+		if l, err := net.Listen("tcp4", addr); err != nil {
+			t.Error(err)
+		} else {
+			l.Close()
+		}
+	}
+}
 
 // TestReserve reserves some addresses: all differ, each can be listened on again and again, and is free when its test
 // has ended.
