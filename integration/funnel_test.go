@@ -371,8 +371,12 @@ func TestFunnel(t *testing.T) {
 		f := funnel(model)
 		asked := steps[model][0]
 		for i, step := range f.Steps {
-			if math.Abs(step.Share-steps[model][i]/asked) > 0.01 {
-				t.Errorf("%s: the share of %s is %v", model, step.Step, step.Share)
+			unknown := step.Step == api.StepReused && f.Reported == 0
+			if unknown != (step.Share == nil) || unknown != step.NotReported {
+				t.Fatalf("%s: %d reports, %+v", model, f.Reported, step)
+			}
+			if !unknown && math.Abs(*step.Share-steps[model][i]/asked) > 0.01 {
+				t.Errorf("%s: the share of %s is %v", model, step.Step, *step.Share)
 			}
 			for _, l := range step.Lost {
 				if l.Cause == api.CauseEvicted && (len(l.Workers) != 1 || l.Workers[0].Worker != "w1" ||

@@ -50,7 +50,11 @@ func printFunnel(w io.Writer, f *api.Funnel) {
 		for _, l := range step.Lost {
 			rows = append(rows, []any{"  - " + string(l.Cause), l.Tokens, percent(l.Share), lostByWhom(l.Workers)})
 		}
-		rows = append(rows, []any{step.Step, step.Tokens, percent(step.Share), ""})
+		if step.NotReported || step.Share == nil {
+			rows = append(rows, []any{step.Step, "-", "not reported", ""})
+		} else {
+			rows = append(rows, []any{step.Step, step.Tokens, percent(*step.Share), ""})
+		}
 	}
 	cli.Table(w, []string{"STEP", "TOKENS", "SHARE", "BY"}, rows)
 	for _, name := range f.Missing {

@@ -228,7 +228,7 @@ func (s *Buckets) funnel(model string, since, now time.Time) *api.Funnel {
 		f.Reported += b.reports
 		out := api.FunnelBucket{From: time.Unix(0, b.from*int64(span)).UTC(),
 			Seconds: uint32(b.spans * int64(span/time.Second)), Requests: b.requests,
-			Asked: b.asked, Seen: b.seen, Held: b.held, Selected: b.selected, Reused: b.reused,
+			Reported: b.reports, Asked: b.asked, Seen: b.seen, Held: b.held, Selected: b.selected, Reused: b.reused,
 			Lost: map[api.FunnelCause]uint64{}}
 		for i, n := range []uint64{b.asked, b.seen, b.held, b.selected, b.reused} {
 			f.Steps[i].Tokens += n
@@ -280,7 +280,11 @@ func finish(f *api.Funnel) {
 	asked := float64(max(1, f.Steps[0].Tokens))
 	for i := range f.Steps {
 		step := &f.Steps[i]
-		step.Share = float64(step.Tokens) / asked
+		step.NotReported = step.Step == api.StepReused && f.Reported == 0
+		if step.Share = nil; !step.NotReported {
+			share := float64(step.Tokens) / asked
+			step.Share = &share
+		}
 		for j := range step.Lost {
 			l := &step.Lost[j]
 			l.Share = float64(l.Tokens) / asked
@@ -364,7 +368,7 @@ func mergeBuckets(a, b []api.FunnelBucket) []api.FunnelBucket {
 			continue
 		}
 		to := &merged[last]
-		to.Requests += x.Requests
+		to.Requests, to.Reported = to.Requests+x.Requests, to.Reported+x.Reported
 		to.Asked, to.Seen, to.Held = to.Asked+x.Asked, to.Seen+x.Seen, to.Held+x.Held
 		to.Selected, to.Reused = to.Selected+x.Selected, to.Reused+x.Reused
 		for cause, n := range x.Lost {

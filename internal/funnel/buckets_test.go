@@ -87,3 +87,27 @@ func TestBucketsOfAnHour(t *testing.T) {
 		}
 	}
 }
+
+// TestNothingReported: without a report of any node the share of the step reused is not known. With one of another node
+// it is.
+func TestNothingReported(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	parts := [2]Buckets{}
+	for i := range parts {
+		if !parts[i].add(&Request{At: now, Model: "m", Routed: true}, &share{asked: 100, seen: 80, held: 60, selected: 40}) {
+			t.Fatal("not counted")
+		}
+	}
+	f := parts[0].funnel("m", now.Add(-time.Minute), now)
+	if s := f.Steps[4]; s.Step != api.StepReused || !s.NotReported || s.Share != nil || s.Tokens != 0 {
+		t.Errorf("nothing was reported: %+v", s)
+	}
+	if s := f.Steps[3]; s.NotReported || s.Share == nil || *s.Share != 0.4 {
+		t.Errorf("selected: %+v", s)
+	}
+	parts[1].models["m"][0].reports, parts[1].models["m"][0].reused = 1, 20
+	Merge(f, parts[1].funnel("m", now.Add(-time.Minute), now))
+	if s := f.Steps[4]; s.NotReported || s.Share == nil || *s.Share != 0.1 || f.Buckets[0].Reported != 1 {
+		t.Errorf("one was reported: %+v, %+v", s, f.Buckets)
+	}
+}

@@ -120,7 +120,7 @@ func (s *Server) recorded(q *api.Query, blockSize uint32) *funnel.Request {
 
 // asked records a query that was answered. Explanations are for people.
 func (s *Server) asked(q *api.Query, a *api.Answer) {
-	if q.Explain {
+	if q.Explain || q.Diagnostic {
 		return
 	}
 	r := s.recorded(q, a.BlockSize)
@@ -135,7 +135,7 @@ func (s *Server) asked(q *api.Query, a *api.Answer) {
 
 // routed records a request for which a worker was chosen, or could not be. An advisory choice routes nothing.
 func (s *Server) routed(q *api.SelectRequest, h *holders, out *api.Selection, err error) {
-	if q.Advisory {
+	if q.Advisory || q.Diagnostic {
 		return
 	}
 	size := uint32(0)

@@ -108,6 +108,9 @@ type Query struct {
 	// people, and costs much more than an answer.
 	Explain bool `json:"explain,omitempty" msgpack:"explain,omitempty"`
 
+	// Diagnostic marks a query of a person or a tool, not of a router. The funnel leaves it out.
+	Diagnostic bool `json:"diagnostic,omitempty" msgpack:"diagnostic,omitempty"`
+
 	// Idle asks for all ranks that might serve the query, those too that hold nothing of its prompt.
 	Idle bool `json:"idle,omitempty" msgpack:"idle,omitempty"`
 

@@ -107,8 +107,11 @@ type Funnel struct {
 type FunnelTokens struct {
 	Step   FunnelStep   `json:"step" msgpack:"step"`
 	Tokens uint64       `json:"tokens" msgpack:"tokens"`
-	Share  float64      `json:"share" msgpack:"share"` // of the tokens asked
+	Share  *float64     `json:"share" msgpack:"share"` // of the tokens asked; null: not known, as nothing was reported
 	Lost   []FunnelLoss `json:"lost" msgpack:"lost"`   // between the step before and this one, most first
+
+	// NotReported says of the step reused that no engine has reported how much it reused. Tokens is 0 then.
+	NotReported bool `json:"not_reported,omitempty" msgpack:"not_reported,omitempty"`
 }
 
 // FunnelLoss is what one cause has lost.
@@ -135,6 +138,7 @@ type FunnelBucket struct {
 	From     time.Time `json:"from" msgpack:"from"`
 	Seconds  uint32    `json:"seconds" msgpack:"seconds"`
 	Requests uint64    `json:"requests" msgpack:"requests"`
+	Reported uint64    `json:"reported" msgpack:"reported"` // choices of which the engine's reuse is known
 
 	// Tokens of each step, as in Funnel.Steps.
 	Asked    uint64 `json:"asked" msgpack:"asked"`

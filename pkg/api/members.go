@@ -200,7 +200,7 @@ func (q *Query) members(list []member) []member {
 		{"endpoints", &q.Endpoints},
 		{"with_endpoint", &q.WithEndpoint}, {"by_endpoint", &q.ByEndpoint}, {"within", &q.Within},
 		{"partitions", &q.Partitions}, {"min_seq", &q.MinSeq}, {"deadline_ms", (*positiveNumber)(&q.DeadlineMS)},
-		{"explain", &q.Explain}, {"idle", &q.Idle}, {"l3", (*string)(&q.L3)},
+		{"explain", &q.Explain}, {"diagnostic", &q.Diagnostic}, {"idle", &q.Idle}, {"l3", (*string)(&q.L3)},
 		{"l3_timeout_ms", (*positiveNumber)(&q.L3TimeoutMS)},
 	}...)
 	return q.textMembers(list)
@@ -257,7 +257,8 @@ func (s *SelectRequest) members(list []member) []member {
 		{"media", &q.Media}, {"sequence_hashes", &s.SequenceHashes}, {"isl_tokens", (*tokenCount)(&s.ISLTokens)},
 		{"workers", &q.Workers}, {"endpoints", &q.Endpoints}, {"min_seq", &q.MinSeq},
 		{"deadline_ms", (*positiveNumber)(&q.DeadlineMS)},
-		{"explain", &q.Explain}, {"l3", (*string)(&q.L3)}, {"l3_timeout_ms", (*positiveNumber)(&q.L3TimeoutMS)},
+		{"explain", &q.Explain}, {"diagnostic", &q.Diagnostic}, {"l3", (*string)(&q.L3)},
+		{"l3_timeout_ms", (*positiveNumber)(&q.L3TimeoutMS)},
 		{"request_id", &s.RequestID}, {"book", &s.Book}, {"policy", &s.Policy}, {"role", &s.Role},
 		{"disaggregated", &s.Disaggregated}, {"advisory", &s.Advisory}, {"session_id", &s.SessionID},
 		{"strict_priority", &s.StrictPriority}, {"priority_jump", &s.PriorityJump}, {"policy_class", &s.PolicyClass},

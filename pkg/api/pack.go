@@ -222,6 +222,7 @@ func packSelection(s *Selection) []byte {
 // rare reports whether a query has what nodes do not ask each other for, or too much.
 func (q *Query) rare() bool {
 	return q.Endpoints != nil || q.WithEndpoint || q.ByEndpoint || q.Text != nil || q.DeadlineMS > 0 || q.Media != nil ||
+		q.Diagnostic ||
 		q.EngineHashes != nil && (q.Tokens != nil || q.Hashes != nil || q.Hashed != nil)
 }
 

@@ -268,7 +268,7 @@ func unpackQuery(data []byte, q *Query, unknown UnknownFields) bool {
 			out.Workers = listOf(&u, func() events.WorkerID { return events.WorkerID(u.validText()) })
 		case "ranks":
 			out.Ranks = listOf(&u, func() RankPlace { return u.rankPlace(unknown) })
-		case "endpoints", "with_endpoint", "by_endpoint", "deadline_ms", "media": // they are rare
+		case "endpoints", "with_endpoint", "by_endpoint", "deadline_ms", "media", "diagnostic": // they are rare
 			u.Broken = true
 		case "within":
 			out.Within = listOf(&u, func() Tiers { return Tiers(u.validText()) })

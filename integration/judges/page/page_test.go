@@ -466,7 +466,10 @@ func TestFunnel(t *testing.T) {
 			for _, l := range s.Lost {
 				want = append(want, line{string(l.Cause), l.Tokens, 100 * l.Share})
 			}
-			want = append(want, line{string(s.Step), s.Tokens, 100 * s.Share})
+			if s.Share == nil {
+				t.Fatalf("%s: nothing was reported", s.Step)
+			}
+			want = append(want, line{string(s.Step), s.Tokens, 100 * *s.Share})
 		}
 		if !slices.EqualFunc(got, want, func(a, b line) bool {
 			return a.Name == b.Name && a.Tokens == b.Tokens && math.Abs(a.Share-b.Share) < 0.06

@@ -15,6 +15,7 @@ const shades = { asked: "--h2", seen: "--h4", held: "--h5", selected: "--h6", re
 
 const set = { model: "", since: "10m", chart: "tokens" }; // what the reader has chosen
 
+const unreported = "not reported"; // in place of the share of the step reused
 const share = (part, all) => (all > 0 ? (100 * part / all).toFixed(1) + "%" : "–");
 const span = (ms) => (ms < 1000 ? Math.round(ms) + " ms" : ms < 60000 ? (ms / 1000).toFixed(1) + " s" : Math.round(ms / 60000) + " min");
 
@@ -100,11 +101,12 @@ export function show(place) {
     const of = Object.fromEntries(funnel.steps.map((s) => [s.step, s.tokens]));
     tiles.replaceChildren(tile("Requests", count(funnel.requests)), tile("Routed", count(funnel.routed), share(funnel.routed, funnel.requests)),
       tile("Reuse known", count(funnel.reported), share(funnel.reported, funnel.routed) + " of routed"),
-      tile("Reused", share(of.reused, of.asked), "of what was asked"), tile("At best", share(of.seen, of.asked), "with a cache of any size"));
+      tile("Reused", funnel.reported ? share(of.reused, of.asked) : unreported, funnel.reported ? "of what was asked" : "by any engine"), tile("At best", share(of.seen, of.asked), "with a cache of any size"));
     let before = of.asked;
     for (const s of funnel.steps) {
       const row = rows[s.step];
       fillLine(row, 0, s.tokens, s.tokens, of.asked);
+      if (s.not_reported) setText(row.part, unreported);
       losses(row, s.lost, before, of.asked);
       before = s.tokens;
     }
@@ -150,10 +152,10 @@ export function show(place) {
     const from = Math.floor(Date.parse(funnel.from) / widest) * widest, to = Date.parse(funnel.to);
     const wide = Math.max(1, Math.ceil((to - from) / 60 / widest)) * widest;
     bars = Array.from({ length: Math.max(1, Math.ceil((to - from) / wide)) }, (_, i) => ({ from: from + i * wide, to: from + (i + 1) * wide, requests: 0,
-      asked: 0, seen: 0, held: 0, selected: 0, reused: 0 }));
+      reported: 0, asked: 0, seen: 0, held: 0, selected: 0, reused: 0 }));
     for (const b of funnel.buckets) {
       const bar = bars[Math.floor((Date.parse(b.from) - from) / wide)];
-      if (bar) for (const k of ["requests", ...Object.keys(steps)]) bar[k] += b[k];
+      if (bar) for (const k of ["requests", "reported", ...Object.keys(steps)]) bar[k] += b[k];
     }
     current = Math.min(current, bars.length - 1);
     const shares = set.chart === "share";
@@ -197,7 +199,8 @@ export function show(place) {
   }
 
   const words = (b) => time(b.from) + " to " + time(b.to) + ": " + count(b.requests) + (b.requests === 1 ? " request" : " requests") + "\n" +
-    Object.keys(steps).map((s) => s + " " + count(b[s]) + (s === "asked" ? "" : ", " + share(b[s], b.asked))).join("\n");
+    Object.keys(steps).map((s) => s + " " + (s === "reused" && !b.reported ? unreported :
+      count(b[s]) + (s === "asked" ? "" : ", " + share(b[s], b.asked)))).join("\n");
 
   function at(e) {
     const area = chart.getBoundingClientRect();

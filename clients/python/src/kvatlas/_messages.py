@@ -104,6 +104,8 @@ class Query(_Prompted):
     min_seq: Iterable[PartitionSeq] | None = None
     """Wait until the index reflects these places in the log."""
     explain: bool = False
+    diagnostic: bool = False
+    """The query is of a person or a tool, not of a router: the funnel leaves it out."""
     l3: Literal["all", "beyond", "off"] | None = None
     """What to ask the shared store for; None: for what decides what workers would load."""
     l3_timeout_ms: int | None = None
@@ -161,6 +163,8 @@ class SelectRequest(Prompt):
     router_config_override: Overrides | None = None
     min_seq: Iterable[PartitionSeq] | None = None
     explain: bool = False
+    diagnostic: bool = False
+    """The request is of a person or a tool, not of a router: the funnel leaves it out."""
     l3: Literal["all", "beyond", "off"] | None = None
     """What to ask the shared store for; None: for what decides what workers would load."""
     l3_timeout_ms: int | None = None
