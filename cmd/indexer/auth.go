@@ -87,7 +87,7 @@ func resolverFlag(f *pflag.FlagSet, resolver *string) {
 func authExampleCommand() *cobra.Command {
 	var namespaces []string
 	var named userFlags
-	var keys, resolver string
+	var keys, resolver, nats string
 	var partitions uint32
 	var jwt, keep bool
 	cmd := &cobra.Command{
@@ -102,12 +102,14 @@ A key of --shim may publish the events of that worker, for the models of --model
 of any worker.
 
 New keys go into --keys, one file each, readable by their owner alone. The command prints the flags with which a program
-connects as each user to standard error.
+connects as each user to standard error. Beside each key it writes a settings file, NAMESPACE-USER.yaml, which a program
+reads with --config in place of these flags.
 
 With --jwt the configuration names an operator instead of users. Servers then take new shims while they run, without a
 new configuration or a reload: indexer auth add, then indexer auth push.`,
 		Example: `  indexer auth example --namespace prod --shim worker-1 --model llama --keys keys > accounts.conf
-  indexer serve --nats nats://nats-1 --namespace prod --nats-nkey keys/prod-node.nk --nats-inbox-prefix _INBOX_node`,
+  indexer serve --nats nats://nats-1 --config keys/prod-node.yaml
+  indexer query --nats nats://nats-1 --config keys/prod-reader.yaml --model llama --tokens 1,2,3`,
 		Args: cobra.NoArgs,
 	}
 	f := cmd.Flags()
@@ -117,6 +119,7 @@ new configuration or a reload: indexer auth add, then indexer auth push.`,
 	f.Uint32Var(&partitions, "partitions", jetstream.DefaultPartitions, "how many partitions the namespaces have")
 	f.BoolVar(&jwt, "jwt", false, "let servers take new users while they run: accounts are signed by an operator (JWT)")
 	f.BoolVar(&keep, "keep-keys", false, "use the keys of users that --keys has from a release before 0.5, without --jwt")
+	natsFlag(f, &nats)
 	resolverFlag(f, &resolver)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var wrong cli.Complaints
@@ -159,7 +162,7 @@ new configuration or a reload: indexer auth add, then indexer auth push.`,
 			return err
 		}
 		for _, ns := range namespaces {
-			if err := printUsers(ring, ns); err != nil {
+			if err := writeUsers(ring, ns, nats); err != nil {
 				return err
 			}
 		}
@@ -180,6 +183,32 @@ func printUsers(ring *natsauth.Ring, namespace string, only ...string) error {
 		}
 	}
 	return nil
+}
+
+// writeUsers writes the settings files of a namespace's users, all of them or those named, and prints the users.
+func writeUsers(ring *natsauth.Ring, namespace, nats string, only ...string) error {
+	grants, err := ring.Grants(namespace)
+	if err != nil {
+		return err
+	}
+	for _, g := range grants {
+		if len(only) == 0 || slices.Contains(only, g.User) {
+			if err := ring.WriteSettings(namespace, nats, &g); err != nil {
+				return err
+			}
+		}
+	}
+	if err := printUsers(ring, namespace, only...); err != nil {
+		return err
+	}
+	cli.Fprintf(os.Stderr, "in place of these flags: --config %s, with the user's name for *\n",
+		ring.SettingsFile(namespace, &jetstream.Grant{User: "*"}))
+	return nil
+}
+
+// natsFlag is the address that settings files name.
+func natsFlag(f *pflag.FlagSet, nats *string) {
+	f.StringVar(nats, "nats", "", "address of the NATS servers, for the settings files of the users")
 }
 
 // printServers prints the configuration of NATS servers.
@@ -234,7 +263,7 @@ func ringCommand(cmd *cobra.Command, flags func(*pflag.FlagSet), namespaceToo bo
 
 func authAddCommand() *cobra.Command {
 	var named userFlags
-	var resolver string
+	var resolver, nats string
 	return ringCommand(&cobra.Command{
 		Use:   "add [--shim WORKER]... [--model M]... [--pool NAME]... [--reader NAME]... --keys DIR",
 		Short: "Make keys for further users",
@@ -242,7 +271,7 @@ func authAddCommand() *cobra.Command {
 which each connects to standard error, and the new accounts part of the servers' configuration to standard output. If
 the keys were made with --jwt, run push instead.`,
 		Example: `  indexer auth add --shim worker-2 --model llama --keys keys > accounts.conf`,
-	}, func(f *pflag.FlagSet) { named.register(f); resolverFlag(f, &resolver) }, true,
+	}, func(f *pflag.FlagSet) { named.register(f); natsFlag(f, &nats); resolverFlag(f, &resolver) }, true,
 		func(ring *natsauth.Ring, namespace string) error {
 			members := named.members(namespace)
 			if len(members) == 0 {
@@ -259,7 +288,7 @@ the keys were made with --jwt, run push instead.`,
 			if err := ring.Save(); err != nil {
 				return err
 			}
-			if err := printUsers(ring, namespace, added...); err != nil {
+			if err := writeUsers(ring, namespace, nats, added...); err != nil {
 				return err
 			}
 			return published(ring, resolver)

@@ -376,7 +376,7 @@ func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstrea
 				"see that the NATS server runs; it is dialled until it answers")
 		},
 		Reconnected: func(url string) { log.Info("NATS connection is back", "server", url) },
-		AsyncError:  func(err error) { log.Error("NATS", "error", err, "what_to_do", cli.AsyncAdvice) },
+		AsyncError:  func(err error) { log.Error("NATS", "error", err, "what_to_do", cli.AsyncAdvice(err)) },
 	}
 	if s.nats.URL == "" {
 		dir, err := filepath.Abs(s.Data)

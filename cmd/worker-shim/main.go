@@ -329,7 +329,7 @@ func (r *running) connect(ctx context.Context, log *slog.Logger, what, without s
 			log.Info("NATS connection is back", "server", url)
 			r.reconnects.tell()
 		},
-		AsyncError: func(err error) { log.Error("NATS", "error", err, "what_to_do", cli.AsyncAdvice) },
+		AsyncError: func(err error) { log.Error("NATS", "error", err, "what_to_do", cli.AsyncAdvice(err)) },
 		Waiting: func(err error) {
 			waiting.do(func(n uint64) {
 				what, todo := r.nats.Away(err)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/natsauth"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/pflag"
 )
@@ -58,7 +59,7 @@ func natsFlags(flags *pflag.FlagSet, name, def, usage string, optional bool) *NA
 	text(&o.KeyFile, "-key", "", "file with its key")
 	text(&o.InboxPrefix, "-inbox-prefix", "",
 		"first part of the subjects on which replies are taken, where permissions ask for one; it begins with _INBOX "+
-			"(default: _INBOX)")
+			"(default: that of the key, where --"+name+"-creds or the folder of --"+name+"-nkey names it; else _INBOX)")
 	return n
 }
 
@@ -87,6 +88,13 @@ func (n *NATS) Options(name string) (jetstream.ConnOptions, error) {
 	}
 	if len(o.URLs) == 0 && !n.optional {
 		return o, UsageErrorf("--%s is empty", n.name)
+	}
+	switch {
+	case o.InboxPrefix != "":
+	case o.CredsFile != "":
+		o.InboxPrefix = natsauth.InboxOfCreds(o.CredsFile)
+	case o.NkeyFile != "":
+		o.InboxPrefix = natsauth.InboxOfSeed(o.NkeyFile)
 	}
 	if o.InboxPrefix != "" && !strings.HasPrefix(o.InboxPrefix, jetstream.InboxRoot) {
 		return o, UsageErrorf("--%s-inbox-prefix %q does not begin with %s: indexers and shims reply to inboxes alone",
@@ -160,5 +168,27 @@ func NoJetStream() (what, todo string) {
 		"start the NATS servers that are away: more than half of those with JetStream must be up"
 }
 
-// AsyncAdvice is what to do about what a NATS connection tells by itself.
-const AsyncAdvice = "if a subject is refused, grant it to this user (indexer auth example prints what each needs); else see the NATS server's log"
+// AsyncAdvice is what to do about an error that a NATS connection reports by itself.
+func AsyncAdvice(err error) string {
+	if advice := RefusalAdvice(err); advice != "" {
+		return advice
+	}
+	return "see the NATS server's log"
+}
+
+// RefusalAdvice is what to do about an error that names a subject that the NATS server refuses: which flag is missing,
+// or which right. It is empty for any other error.
+func RefusalAdvice(err error) string {
+	kind, subject, ok := jetstream.RefusedSubject(err.Error())
+	switch ns, named := jetstream.ParseNamespace(subject); {
+	case !ok:
+		return ""
+	case kind == "Subscription" && strings.HasPrefix(subject, jetstream.InboxRoot):
+		return "give --nats-inbox-prefix the inbox of this key: indexer auth print shows it, and the settings file of the " +
+			"key has it (--config)"
+	case named:
+		return fmt.Sprintf("give --namespace the namespace of this key, if that is not %q; else use the key of a user with "+
+			"this right (indexer auth print; docs/security.md has the rights of each)", ns)
+	}
+	return "use the key of a user with this right (indexer auth print; docs/security.md has the rights of each)"
+}

@@ -267,17 +267,25 @@ func (r *Ring) Remove(namespace, user string) error {
 			return err
 		}
 	}
+	if err := r.removeSettings(namespace, &g); err != nil {
+		return err
+	}
 	r.Members = slices.Delete(r.Members, r.find(namespace, user), r.find(namespace, user)+1)
 	return nil
 }
 
 // Flags are the flags with which a program connects as a user.
 func (r *Ring) Flags(namespace string, g *jetstream.Grant) string {
-	flag, path := "--nats-nkey", r.SeedFile(namespace, g)
-	if r.Mode == JWT {
-		flag, path = "--nats-creds", r.credsPath(namespace, g.User)
-	}
+	flag, path := r.credential(namespace, g)
 	return flag + " " + path + " --nats-inbox-prefix " + g.Inbox
+}
+
+// credential returns the file with which a program connects as a user, and the flag that names it.
+func (r *Ring) credential(namespace string, g *jetstream.Grant) (flag, path string) {
+	if r.Mode == JWT {
+		return "--nats-creds", r.credsPath(namespace, g.User)
+	}
+	return "--nats-nkey", r.SeedFile(namespace, g)
 }
 
 // Grants returns what each user of a namespace may do.

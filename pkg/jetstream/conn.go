@@ -310,7 +310,7 @@ func (c *Conn) untilLost() <-chan struct{} {
 // the call waits for an answer that will not come: the call is found by its subject and ended.
 func (c *Conn) asyncError(sub *nats.Subscription, err error) {
 	if errors.Is(err, nats.ErrPermissionViolation) {
-		if kind, subject, ok := refusedSubject(err.Error()); ok {
+		if kind, subject, ok := RefusedSubject(err.Error()); ok {
 			c.mu.Lock()
 			if kind == "Subscription" && strings.HasPrefix(subject, c.inbox+".") {
 				c.noInbox = err
@@ -342,8 +342,9 @@ func (c *Conn) answersDirectly() bool {
 	return c.noAnswers
 }
 
-// refusedSubject reads `… Permissions Violation for Publish to "subject"` (nats-server server/client.go).
-func refusedSubject(text string) (kind, subject string, ok bool) {
+// RefusedSubject reads `… Permissions Violation for Publish to "subject"` (nats-server server/client.go): the kind is
+// "Publish" or "Subscription". It reports false for any other text.
+func RefusedSubject(text string) (kind, subject string, ok bool) {
 	_, rest, ok := strings.Cut(text, "ermissions Violation for ")
 	kind, rest, found := strings.Cut(rest, " to \"")
 	subject, _, ended := strings.Cut(rest, "\"")

@@ -480,7 +480,7 @@ func TestRefusedSubject(t *testing.T) {
 		{`Permissions Violation for `, "", "", false},
 		{`something else`, "", "", false},
 	} {
-		kind, subject, ok := refusedSubject(c.text)
+		kind, subject, ok := RefusedSubject(c.text)
 		if ok != c.ok || ok && (kind != c.kind || subject != c.subject) {
 			t.Errorf("%q: %q %q %v", c.text, kind, subject, ok)
 		}

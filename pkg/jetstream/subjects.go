@@ -166,6 +166,21 @@ func unescape(token string) (string, bool) {
 	return string(b), true
 }
 
+// ParseNamespace returns the namespace of a subject, also of one of the JetStream API that names a stream or bucket of a
+// namespace. It reports false for any other subject.
+func ParseNamespace(subject string) (ns string, ok bool) {
+	for _, before := range []string{subjectRoot, "KV_EVENTS_", "kvatlas_"} {
+		if _, rest, found := strings.Cut(subject, before); found {
+			end := strings.IndexFunc(rest, func(c rune) bool { return c == '.' || c == '_' })
+			if end < 0 {
+				end = len(rest)
+			}
+			return rest[:end], CheckNamespace(rest[:end]) == nil
+		}
+	}
+	return "", false
+}
+
 // PartitionOf is the partition of an instance: FNV-1a-32 of its token, modulo the number of partitions. It is
 // what NATS computes for {{partition(n,…)}} over that token (nats-server server/subject_transform.go), so that
 // a mapping in the server agrees with publishers.

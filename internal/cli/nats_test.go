@@ -1,0 +1,27 @@
+package cli
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+// TestRefusalAdvice: an error of a refused subject names the flag that is missing.
+func TestRefusalAdvice(t *testing.T) {
+	const violation = `nats: Permissions Violation for `
+	for text, want := range map[string]string{
+		violation + `Subscription to "_INBOX.abc.*"`:                      "--nats-inbox-prefix",
+		violation + `Publish to "kv.v1.prod.q.find"`:                      `--namespace the namespace of this key, if that is not "prod"`,
+		violation + `Publish to "$JS.API.STREAM.INFO.KV_EVENTS_prod-2_0"`: `if that is not "prod-2"`,
+		violation + `Publish to "$KV.kvatlas_prod_workers.probe"`:         `if that is not "prod"`,
+		violation + `Publish to "$SYS.REQ.USER.INFO"`:                     "a user with this right",
+		"nats: slow consumer":                                             "",
+	} {
+		if got := RefusalAdvice(errors.New(text)); got == "" != (want == "") || !strings.Contains(got, want) {
+			t.Errorf("%s: %q, want %q", text, got, want)
+		}
+	}
+	if AsyncAdvice(errors.New("slow consumer")) == "" {
+		t.Error("an error without advice")
+	}
+}
