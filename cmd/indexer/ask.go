@@ -20,25 +20,35 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // asking is what all commands that ask a running indexer have in common.
 type asking struct {
 	nats      *cli.NATS
+	http      httpFlags // none for commands that need NATS
+	flags     *pflag.FlagSet
 	namespace string
 	timeout   time.Duration
 	json      bool
 }
 
 func askingFlags(cmd *cobra.Command) *asking {
+	a := storeFlags(cmd)
+	a.http.add(cmd.Flags())
+	return a
+}
+
+// storeFlags is askingFlags for a command that needs JetStream, which HTTP cannot replace.
+func storeFlags(cmd *cobra.Command) *asking {
 	a := connectFlags(cmd)
 	cmd.Flags().BoolVar(&a.json, "json", false, "print JSON for programs instead of a table")
 	return a
 }
 
-// connectFlags is askingFlags for a command that prints no JSON.
+// connectFlags is storeFlags for a command that prints no JSON.
 func connectFlags(cmd *cobra.Command) *asking {
-	a := &asking{nats: cli.NATSFlags(cmd.Flags(), false)}
+	a := &asking{nats: cli.NATSFlags(cmd.Flags(), false), flags: cmd.Flags()}
 	cmd.Flags().StringVar(&a.namespace, "namespace", "default", "name of the deployment; several may share NATS servers")
 	cmd.Flags().DurationVar(&a.timeout, "timeout", 5*time.Second, "how long to wait for the answer")
 	cmd.Args = cobra.NoArgs
@@ -65,16 +75,27 @@ func ask[T any](
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
-	conn, err := a.nats.ConnectCore(ctx, "kvatlas indexer")
+	c, err := a.open(ctx)
 	if err != nil {
 		return answer, err
 	}
-	defer conn.Close()
-	c, err := client.NATS(conn.NATS(), a.namespace, client.Options{})
-	if err != nil {
-		return answer, err
+	defer c.Close()
+	answer, err = what(ctx, c.Client)
+	err = denied(err)
+	if client.CodeOf(err) == api.CodeTooLarge && c.conn != nil { // a message of NATS has less room
+		if over, bad := a.http.client(); bad == nil && over != nil {
+			return what(ctx, over)
+		}
 	}
-	return what(ctx, c)
+	return answer, err
+}
+
+// denied adds to an error which flag or right is missing, if the NATS server refuses a subject.
+func denied(err error) error {
+	if err == nil || cli.RefusalAdvice(err) == "" {
+		return err
+	}
+	return fmt.Errorf("%w; what to do: %s", err, cli.RefusalAdvice(err))
 }
 
 // show asks one thing of indexers, and prints the answer as JSON or with print. With --json an error that a node gave
@@ -118,13 +139,14 @@ func (a *asking) reach(ctx context.Context, do func(context.Context, *jetstream.
 	defer cancel()
 	conn, err := a.nats.Connect(opening, "kvatlas indexer", a.timeout)
 	if err != nil {
-		return err
+		return denied(err)
 	}
 	defer conn.Close()
 	ns, err := jetstream.OpenNamespace(opening, conn, a.namespace)
 	if err == nil {
 		err = do(ctx, ns)
 	}
+	err = denied(err)
 	if errors.Is(err, jetstream.ErrUnavailable) && !errors.Is(err, jetstream.ErrNoLeader) && conn.Connected() {
 		return fmt.Errorf("%w: %w", jetstream.ErrNoLeader, err)
 	}
@@ -270,7 +292,7 @@ events do not say so.`,
 		if err != nil {
 			return err
 		}
-		q.Explain, q.WithEndpoint = explain, endpoints
+		q.Explain, q.WithEndpoint, q.Diagnostic = explain, endpoints, true
 		for _, set := range within {
 			q.Within = append(q.Within, api.Tiers(set))
 		}

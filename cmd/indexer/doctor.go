@@ -23,6 +23,8 @@ func doctorCommand() *cobra.Command {
 say what is wrong, with the evidence and the flag or command that mends it. Nothing is changed. A line on standard error
 tells of each check.
 
+With --http the nodes are asked over HTTP if NATS does not answer.
+
 Run it with a NATS user that may do what an indexer node may; what another may not ask is said to be not checked.
 Engines are asked over HTTP at the addresses that their workers are registered with, if --dial-allow permits these. The
 engines of --engine-address get the API key of --engine-http-token-file.
@@ -62,8 +64,12 @@ Exit status 1 if there is an error, 3 if there is none and something could not b
 		if err := wrong.Usage(); err != nil {
 			return err
 		}
+		over, err := a.http.client()
+		if err != nil {
+			return err
+		}
 		r := doctor.Examine(cmd.Context(), doctor.Config{
-			Namespace: a.namespace, Shown: a.nats.Shown(), Timeout: a.timeout, EngineToken: token,
+			Namespace: a.namespace, Shown: a.nats.Shown(), Timeout: a.timeout, EngineToken: token, OverHTTP: over,
 			EngineAddresses: engines, Rule: allowed,
 			Connect: func(ctx context.Context) (*jetstream.Conn, error) {
 				return a.nats.ConnectCore(ctx, "kvatlas indexer")

@@ -32,7 +32,7 @@ bucket, whether an indexer runs or not, and so belongs to the place in the log t
 its own fields: of a hybrid model, what its groups serve and hold.`,
 		Example: `  indexer dump --now | indexer load --model llama --block-size 16 --namespace copy`,
 	}
-	a := askingFlags(cmd)
+	a := storeFlags(cmd)
 	if err := cmd.Flags().MarkHidden("json"); err != nil { // it is JSON anyway
 		panic(err)
 	}
@@ -93,7 +93,7 @@ With --worker all lines are of that worker, and need not name it: {"event_id":..
 too.`,
 		Example: `  indexer load --model llama --block-size 16 dump.ndjson`,
 	}
-	a := askingFlags(cmd)
+	a := storeFlags(cmd)
 	cmd.Args = cobra.MaximumNArgs(1)
 	cmd.Flags().StringVar(&worker, "worker", "", "the worker that all lines are of; default: each names its own")
 	cmd.Flags().StringVar(&id.Model, "model", "", "model that the workers serve (required)")

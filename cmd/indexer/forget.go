@@ -51,7 +51,7 @@ is forced; an indexer must run, for it knows them.`,
   indexer forget w1 --rank 3
   indexer forget --model llama`,
 	}
-	a := askingFlags(cmd)
+	a := storeFlags(cmd)
 	cmd.Args = cobra.MaximumNArgs(1)
 	cmd.Flags().StringVar(&model, "model", "", "the block size of this model")
 	cmd.Flags().Uint32Var(&rank, "rank", 0, "this rank alone (default: all that the log knows)")

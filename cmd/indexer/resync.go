@@ -25,7 +25,7 @@ for what is in doubt. Indexers ask by themselves when the log has lost something
 run. Exit status 1 if no shim answers.`,
 		Example: `  indexer resync --worker w1`,
 	}
-	a := askingFlags(cmd)
+	a := storeFlags(cmd)
 	cmd.Flags().Uint32Var(&partition, "partition", 0, "all workers of this partition")
 	cmd.Flags().StringVar(&worker, "worker", "", "this instance, all its ranks")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -59,7 +59,7 @@ POST /v1/free, or lets it expire.`,
 		}
 		explain := r.Explain
 		r.Query, r.Book, r.Role = q, r.RequestID != "", routing.Role(role)
-		r.Explain = explain
+		r.Explain, r.Diagnostic = explain, !r.Book // who books a request by hand sends it
 		if pin != "" {
 			if r.Pinned, err = target("pin", pin); err != nil {
 				return err

@@ -64,7 +64,7 @@ func snapshotListCommand() *cobra.Command {
 whether an indexer runs or not. SEQ is the last message of the log that a snapshot stands for, SIZE the bytes of all its
 chunks, NEW those of the chunks that the snapshot before has not.`,
 	}
-	a := askingFlags(cmd)
+	a := storeFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		_, err := showGenerations(cmd.Context(), a, false)
 		return err
@@ -81,7 +81,7 @@ starts. It is read from NATS, whether an indexer runs or not. Exit status 1 if a
 says which chunk and why. A snapshot that is whole and no longer fits the log (the stream was made anew) is told of
 and is no failure.`,
 	}
-	a := askingFlags(cmd)
+	a := storeFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		list, err := showGenerations(cmd.Context(), a, true)
 		if list == nil {

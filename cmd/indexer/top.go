@@ -42,6 +42,7 @@ twice, --interval apart, for the rates.`,
   indexer top --once`,
 	}
 	a := connectFlags(cmd)
+	a.http.add(cmd.Flags())
 	f := cmd.Flags()
 	f.DurationVar(&interval, "interval", 2*time.Second, "how long to wait between two looks")
 	f.BoolVar(&once, "once", false, "print one frame as text, and end")
@@ -67,41 +68,18 @@ twice, --interval apart, for the rates.`,
 		ctx := cmd.Context()
 		connecting, cancel := context.WithTimeout(ctx, a.timeout)
 		defer cancel()
-		conn, err := a.nats.ConnectCore(connecting, "kvatlas indexer")
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		c, err := client.NATS(conn.NATS(), a.namespace, client.Options{})
+		c, err := a.open(connecting)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		changes := conn.NATS().StatusChanged()
 		look := func(ctx context.Context) (*top.Look, error) {
 			ctx, cancel := context.WithTimeout(ctx, a.timeout)
 			defer cancel()
-			away := fmt.Errorf("NATS at %s does not answer; it is waited for", a.nats.Shown())
-			if !conn.Connected() {
-				return nil, away
-			}
-			go func() { // a look ends with the connection: its answers are lost
-				for {
-					select {
-					case <-changes:
-						if !conn.Connected() {
-							cancel()
-						}
-					case <-ctx.Done():
-						return
-					}
-				}
-			}()
-			l, err := lookAt(ctx, c)
-			if err != nil && !conn.Connected() {
-				err = away
-			}
-			return l, err
+			return lookAt(ctx, c.Client)
+		}
+		if c.conn != nil {
+			look = a.lookOverNATS(c, look)
 		}
 		if once {
 			return top.Once(ctx, os.Stdout, v, look, interval)
@@ -109,6 +87,37 @@ twice, --interval apart, for the rates.`,
 		return top.Run(ctx, screen, v, look, interval)
 	}
 	return cmd
+}
+
+// lookOverNATS returns a look that ends with the connection, since its answers are lost then.
+func (a *asking) lookOverNATS(c *asked, look func(context.Context) (*top.Look, error)) func(context.Context) (*top.Look,
+	error) {
+	changes := c.conn.NATS().StatusChanged()
+	return func(ctx context.Context) (*top.Look, error) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		away := fmt.Errorf("NATS at %s does not answer; it is waited for", a.nats.Shown())
+		if !c.conn.Connected() {
+			return nil, away
+		}
+		go func() {
+			for {
+				select {
+				case <-changes:
+					if !c.conn.Connected() {
+						cancel()
+					}
+				case <-ctx.Done():
+					return
+				}
+			}
+		}()
+		l, err := look(ctx)
+		if err != nil && !c.conn.Connected() {
+			err = away
+		}
+		return l, err
+	}
 }
 
 // terminal is the one that standard output goes to.

@@ -123,6 +123,8 @@ type Config struct {
 	Connect func(context.Context) (*jetstream.Conn, error)
 	Shown   string
 
+	OverHTTP *client.Client // asks the nodes if NATS is not reached; nil: nobody does
+
 	Timeout time.Duration // of each question
 
 	// EngineToken is the bearer token that engines want over HTTP, if any. Workers registered the engines' addresses, so

@@ -29,6 +29,7 @@ var (
 func lookAtNATS(ctx context.Context, x *examination) (string, error) {
 	x.conn, x.facts.ConnectError = x.cfg.Connect(ctx)
 	if x.facts.ConnectError != nil {
+		x.client = x.cfg.OverHTTP
 		return x.cfg.Shown, nil
 	}
 	var err error
@@ -95,7 +96,7 @@ func lookAtStreams(ctx context.Context, x *examination) (string, error) {
 }
 
 func lookAtNodes(ctx context.Context, x *examination) (string, error) {
-	if x.conn == nil {
+	if x.client == nil {
 		return "", errNoNATS
 	}
 	x.facts.Nodes, x.facts.NodesError = survey.Nodes(ctx, x.client)
@@ -112,7 +113,7 @@ func lookAtNodes(ctx context.Context, x *examination) (string, error) {
 const clockAsked = 64
 
 func lookAtClocks(ctx context.Context, x *examination) (string, error) {
-	if x.conn == nil {
+	if x.client == nil {
 		return "", errNoNATS
 	}
 	shift := time.Until(x.cfg.Now())
@@ -295,7 +296,7 @@ func lookAtTokenizers(ctx context.Context, x *examination) (string, error) {
 	}
 	for model, size := range models {
 		a, err := x.client.Find(ctx, &api.Query{Model: model, BlockSize: size, Text: &api.Text{Prompt: "the doctor asks"},
-			L3: api.L3Off})
+			L3: api.L3Off, Diagnostic: true})
 		switch {
 		case client.CodeOf(err) == api.CodeMalformed:
 			return "", errSkipped{"nodes make no tokens (indexer serve --tokenizers)"}
