@@ -29,6 +29,6 @@ answers queries about it over NATS and HTTP.
 	}
 	return cli.Group(root, serveCommand(), queryCommand(), selectCommand(), loadsCommand(), funnelCommand(),
 		workersCommand(), statusCommand(), topCommand(), clusterCommand(), doctorCommand(),
-		snapshotCommand(), resyncCommand(), forgetCommand(), dumpCommand(), loadCommand(), demo.Command(),
+		snapshotCommand(), resyncCommand(), forgetCommand(), namespaceCommand(), dumpCommand(), loadCommand(), demo.Command(),
 		command.Command(), routesim.Command(), probeCommand(), authCommand(), tokenizerCommand())
 }

@@ -1,0 +1,54 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+)
+
+// StreamUse is a stream of a namespace, or the stream of one of its buckets, and what it takes.
+type StreamUse struct {
+	Name     string `json:"name"`
+	Bucket   string `json:"bucket,omitempty"` // empty: it is a partition's log
+	Messages uint64 `json:"messages"`
+	Bytes    uint64 `json:"bytes"`
+}
+
+// NamespaceStreams lists all streams and buckets that a namespace has, whatever its record says. The bucket with the
+// record is the last.
+func (c *Conn) NamespaceStreams(ctx context.Context, ns string) (list []StreamUse, err error) {
+	if err := CheckNamespace(ns); err != nil {
+		return nil, err
+	}
+	log, err := c.findLog(ctx, ns)
+	if err != nil {
+		return nil, err
+	}
+	var names []StreamUse
+	for _, name := range log.Streams {
+		names = append(names, StreamUse{Name: name})
+	}
+	for _, bucket := range []string{snapshotBucket(ns), nodesBucket(ns), workersBucket(ns), metaBucket(ns)} {
+		names = append(names, StreamUse{Name: bucketStream(bucket), Bucket: bucket})
+	}
+	for _, s := range names {
+		a, err := c.streamInfo(ctx, s.Name)
+		if errors.Is(err, ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		s.Messages, s.Bytes = a.State.Messages, a.State.Bytes
+		list = append(list, s)
+	}
+	return list, nil
+}
+
+// DeleteStream deletes a stream of [Conn.NamespaceStreams] with all that is in it. It is no error if the stream is gone.
+func (c *Conn) DeleteStream(ctx context.Context, name string) error {
+	err := c.call(ctx, "delete stream "+name, "STREAM.DELETE."+name, nil, nil)
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	return err
+}
