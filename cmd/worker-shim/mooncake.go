@@ -85,12 +85,16 @@ func (r *running) runStore(cmd *cobra.Command, log *slog.Logger) error {
 	defer sub.Stop()
 	s := &storeShim{relay: shim.Relay{NewSession: rand.Uint64}, conn: conn, subject: subject, master: master, log: log,
 		watch: watch}
+	watching, stop := context.WithCancel(ctx)
 	watched := make(chan struct{})
 	go func() {
-		watch.run(ctx)
+		watch.run(watching)
 		close(watched)
 	}()
-	defer func() { <-watched }()
+	defer func() {
+		stop()
+		<-watched
+	}()
 	for _, l := range []*limiter{&s.unsent, &s.gaps, &s.unchecked} {
 		l.every = r.logWindow
 	}

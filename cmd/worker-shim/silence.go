@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"strings"
@@ -74,7 +75,7 @@ func (w *sourceWatch) heard() {
 
 // unreached notes that a part of the source is not reached.
 func (w *sourceWatch) unreached(part string, err error, advice string) {
-	w.set(part, &sourceFailure{part, printable(err.Error()), advice})
+	w.set(part, &sourceFailure{part, printable(fmt.Sprint(err)), advice})
 }
 
 // reached notes that a part of the source is reached.
