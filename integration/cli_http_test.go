@@ -55,7 +55,7 @@ func TestCommandsOverHTTP(t *testing.T) {
 	commands := [][]string{
 		{"query", "--model", "m", "--tokens", tokens, "--json"}, {"select", "--model", "m", "--tokens", tokens, "--json"},
 		{"loads", "--model", "m", "--json"}, {"funnel", "--model", "m", "--json"}, {"workers", "--json"},
-		{"workers", "drain", "w1", "--json"}, {"status", "--json"}, {"status", "--verify", "--json"}, {"cluster", "--json"},
+		{"workers", "undrain", "w1", "--json"}, {"status", "--json"}, {"status", "--verify", "--json"}, {"cluster", "--json"},
 		{"top", "--once", "--interval", "1ms"}, {"doctor", "--json"},
 	}
 	check := func(when string, args, command []string, writable bool) {
@@ -108,10 +108,12 @@ func TestCommandsOverHTTP(t *testing.T) {
 		check("without NATS", away, command, false)
 	}
 	r = harness.Run(t, "indexer", append([]string{"workers"}, away...)...)
-	if !strings.Contains(r.Stderr, "does not answer; "+over[1]+" is asked over HTTP") || !strings.Contains(r.Stdout, "w1") {
+	if !strings.Contains(r.Stderr, "does not answer; "+over[1]+" is asked over HTTP") ||
+		!strings.Contains(r.Stdout, "w1") {
 		t.Errorf("without NATS: %+v", r)
 	}
-	if r := harness.Run(t, "indexer", "workers", "--nats", addr); r.Code != 1 || !strings.Contains(r.Stderr, "--http URL") {
+	if r := harness.Run(t, "indexer", "workers", "--nats", addr); r.Code != 1 ||
+		!strings.Contains(r.Stderr, "--http URL") {
 		t.Errorf("without --http: %+v", r)
 	}
 }

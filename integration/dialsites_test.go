@@ -20,6 +20,7 @@ var dialSites = map[string]string{
 	"pkg/client/http.go":        "the indexer, of a program that uses the client",
 	"pkg/hicache/mooncake.go":   "its connections are made by MooncakeConfig.Dial",
 	"pkg/jetstream/conn.go":     "NATS, of a flag",
+	"cmd/indexer/http.go":       "the indexer itself, of a flag",
 	"cmd/indexer/probe.go":      "the indexer itself, of a flag",
 }
 

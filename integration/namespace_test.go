@@ -26,7 +26,8 @@ func TestNamespaceDelete(t *testing.T) {
 	shim := harness.StartSimShim(t, engine, nats, "w1", "--namespace", "a")
 	shim.WaitFor("msg=registered")
 	command := func(args ...string) harness.Result {
-		return harness.Run(t, "indexer", append([]string{"namespace", "delete", "--nats", nats, "--namespace", "a"}, args...)...)
+		of := []string{"namespace", "delete", "--nats", nats, "--namespace", "a"}
+		return harness.Run(t, "indexer", append(of, args...)...)
 	}
 	admin := adminOf(t, jetstream.ConnOptions{URLs: []string{"nats://" + nats}})
 	streams := func() string {

@@ -62,8 +62,8 @@ const (
 // lacks. It returns nil if the query is to be answered here ([Scatter.Find]): no such node is known, this node's share
 // is not complete, or the shared store is to be asked. contentType is what the answer is to be in.
 func (s *Scatter) Forward(ctx context.Context, contentType string, q *api.Query) *Forward {
-	if s.cfg.Forward == nil || q.Explain || q.Diagnostic || q.Raw || q.Text != nil || q.Ranks != nil || q.Endpoints != nil ||
-		q.WithEndpoint || q.ByEndpoint || q.Hashed != nil || q.Partitions != nil || len(q.MinSeq) > 0 {
+	if s.cfg.Forward == nil || q.Explain || q.Diagnostic || q.Raw || q.Text != nil || q.Ranks != nil ||
+		q.Endpoints != nil || q.WithEndpoint || q.ByEndpoint || q.Hashed != nil || q.Partitions != nil || len(q.MinSeq) > 0 {
 		return nil
 	}
 	view, now := s.cfg.View(), s.now()

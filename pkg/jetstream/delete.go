@@ -44,7 +44,8 @@ func (c *Conn) NamespaceStreams(ctx context.Context, ns string) (list []StreamUs
 	return list, nil
 }
 
-// DeleteStream deletes a stream of [Conn.NamespaceStreams] with all that is in it. It is no error if the stream is gone.
+// DeleteStream deletes a stream of [Conn.NamespaceStreams] with all that is in it. It is no error if the stream is
+// gone.
 func (c *Conn) DeleteStream(ctx context.Context, name string) error {
 	err := c.call(ctx, "delete stream "+name, "STREAM.DELETE."+name, nil, nil)
 	if errors.Is(err, ErrNotFound) {

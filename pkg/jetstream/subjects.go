@@ -166,8 +166,8 @@ func unescape(token string) (string, bool) {
 	return string(b), true
 }
 
-// ParseNamespace returns the namespace of a subject, also of one of the JetStream API that names a stream or bucket of a
-// namespace. It reports false for any other subject.
+// ParseNamespace returns the namespace of a subject, also of one of the JetStream API that names a stream or bucket of
+// a namespace. It reports false for any other subject.
 func ParseNamespace(subject string) (ns string, ok bool) {
 	for _, before := range []string{subjectRoot, "KV_EVENTS_", "kvatlas_"} {
 		if _, rest, found := strings.Cut(subject, before); found {
