@@ -11,8 +11,8 @@ func TestRefusalAdvice(t *testing.T) {
 	const violation = `nats: Permissions Violation for `
 	for text, want := range map[string]string{
 		violation + `Subscription to "_INBOX.abc.*"`:                      "--nats-inbox-prefix",
-		violation + `Publish to "kv.v1.prod.q.find"`:                      `--namespace the namespace of this key, if that is no`,
-		violation + `Publish to "$JS.API.STREAM.INFO.KV_EVENTS_prod-2_0"`: `if that is not "prod-2"`,
+		violation + `Publish to "kv.v1.prod.q.find"`:                      `--namespace`,
+		violation + `Publish to "$JS.API.STREAM.INFO.KV_EVENTS_prod-2_0"`: `not "prod-2"`,
 		violation + `Publish to "$KV.kvatlas_prod_workers.probe"`:         `if that is not "prod"`,
 		violation + `Publish to "$SYS.REQ.USER.INFO"`:                     "a user with this right",
 		"nats: slow consumer":                                             "",
