@@ -127,8 +127,8 @@ func TestSelect(t *testing.T) {
 	if err := os.WriteFile(file, []byte("["+harness.CommaList(prompt)+"]"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := harness.Run(t, "indexer", "select", "--nats", nats, "--model", "m", "--tokens-file", file, "--explain", "--policy",
-		"dynamo")
+	r := harness.Run(t, "indexer", "select", "--nats", nats, "--model", "m", "--tokens-file", file, "--explain",
+		"--policy", "dynamo")
 	if r.Code != 0 || !strings.Contains(r.Stdout, "worker w1 rank 0 at http://w1:8000, by dynamo from 3 candidates") ||
 		!strings.Contains(r.Stdout, "-6.000") {
 		t.Errorf("select --explain: %+v", r)

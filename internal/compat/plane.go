@@ -212,7 +212,8 @@ func marked(ctx context.Context, ref *api.RequestRef, do func(context.Context, *
 // choose asks for a worker, and books the request there if it has an id.
 func (p *Plane) choose(ctx context.Context, model, requestID string, r *planeRequest) (*api.Selection, error) {
 	q := &api.SelectRequest{Policy: routing.DynamoPolicy, RequestID: requestID, Book: requestID != "",
-		RequiredTaints: r.constraints.Required, PreferredTaints: r.constraints.Preferred, StrictPriority: r.strict, PriorityJump: r.jump}
+		RequiredTaints: r.constraints.Required, PreferredTaints: r.constraints.Preferred, StrictPriority: r.strict,
+		PriorityJump: r.jump}
 	prompt, err := p.prompt(model, r)
 	if err != nil {
 		return nil, err

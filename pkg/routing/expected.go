@@ -112,8 +112,8 @@ func roomTime(_ *View, c *Candidate, _ float64) float64 {
 	return c.LifeMS * min(short/float64(max(c.ActiveBlocks, 1)), 1)
 }
 
-// held is how many tokens of the prompt a candidate need not compute: in device memory when its turn comes, and in lower
-// tiers. What requests under way there have in common with the prompt is computed by then.
+// held is how many tokens of the prompt a candidate need not compute: in device memory when its turn comes, and in
+// lower tiers. Requests under way there have computed the blocks that they share with the prompt by then.
 func (v *View) held(c *Candidate) (device, lower float64) {
 	size, isl := float64(v.Request.BlockSize), float64(v.Request.ISL)
 	blocks := float64(c.Device)
@@ -180,7 +180,7 @@ func loadTime(v *View, c *Candidate, _ float64) float64 {
 	return tokens / rate(c)
 }
 
-// contextTime is by how much the requests under way on the candidate slow the decoding of this one, and this one theirs.
+// contextTime is by how much the requests under way on the candidate slow the decoding of this request.
 func contextTime(v *View, c *Candidate, _ float64) float64 {
 	if !c.HasLoad {
 		return 0

@@ -57,7 +57,8 @@ func expectedTwin(r *Request, all []Candidate, i int) (cost, tokens float64) {
 		if w.PrefillRequests > 0 {
 			queue -= math.Min(w.WorkingMS, queue/float64(w.PrefillRequests))
 		}
-		cost += queue + 0.1*float64(w.ActiveBlocks)*size/rate + 0.05*math.Max(0, float64(w.ActiveRequests)-float64(w.PrefillRequests))*prefill
+		decoding := math.Max(0, float64(w.ActiveRequests)-float64(w.PrefillRequests))
+		cost += queue + 0.1*float64(w.ActiveBlocks)*size/rate + 0.05*decoding*prefill
 	}
 	room := float64(w.Worker.TotalKVBlocks)
 	if need := float64(w.ActiveBlocks + w.NewBlocks); w.HasLoad && room > 0 && need > room {

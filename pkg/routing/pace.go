@@ -88,8 +88,8 @@ func (p *Pace) Add(o *Pace) {
 	p.lives, p.ended = p.lives+o.lives, p.ended+o.ended
 }
 
-// Rate returns how many tokens the rank prefills in a millisecond. The less was measured, the more counts the rate of its
-// fleet, in the same unit; 0: the rank is a fleet of its own.
+// Rate returns how many tokens the rank prefills in a millisecond. The less was measured, the more counts the rate of
+// its fleet, in the same unit; 0: the rank is a fleet of its own.
 func (p *Pace) Rate(fleet float64) float64 {
 	prior, work := fleet, fleetWork
 	if fleet <= 0 {

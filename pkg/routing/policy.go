@@ -118,16 +118,18 @@ type View struct {
 	Config  Config // as the request overrides it
 
 	candidates []Candidate
-	kept       []int                          // indexes of those that are left, ascending
-	why        []string                       // of kept, during a filter: why it is dropped, or ""
-	drops      int                            // how many of why are not ""
-	untiered   bool                           // no candidate has a tier's depth: Candidate.Overlap counts
-	beyond     []uint32                       // of Request.Shared: blocks in this range and those after it
-	terms      []Terms                        // of kept, if the request asks for an explanation and the policy has DynamoCost
-	prefill    func(*View, *Candidate) uint64 // of the policy; may be nil
-	crowd      crowd                          // of the policy kvatlas
-	expected   []float64                      // costs of the policy kvatlas: of each term, those of kept; nil: none yet
+	kept       []int     // indexes of those that are left, ascending
+	why        []string  // of kept, during a filter: why it is dropped, or ""
+	drops      int       // how many of why are not ""
+	untiered   bool      // no candidate has a tier's depth: Candidate.Overlap counts
+	beyond     []uint32  // of Request.Shared: blocks in this range and those after it
+	terms      []Terms   // of kept, if the request asks for an explanation and the policy has DynamoCost
+	crowd      crowd     // of the policy kvatlas
+	expected   []float64 // costs of the policy kvatlas: of each term, those of kept; nil: none yet
 	scratch    *Scratch
+
+	// prefill is of the policy; may be nil.
+	prefill func(*View, *Candidate) uint64
 }
 
 // Len returns how many candidates are left.
