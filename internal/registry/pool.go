@@ -403,6 +403,13 @@ func (w *Worker) judge(record *api.WorkerRecord) {
 	if standing.Engine == api.EngineAsleep {
 		record.Because(api.WorkerUnschedulable, "its engine sleeps: "+standing.Why)
 	}
+	if standing.Unserved != "" {
+		record.Because(api.WorkerUnschedulable, standing.Unserved)
+	}
+	if !standing.Stopped.IsZero() && standing.Engine != api.EngineGone {
+		record.Because(api.WorkerSchedulable, "its shim was stopped at "+standing.Stopped.Format(time.RFC3339)+
+			" while its engine ran")
+	}
 	if standing.Unusable != "" {
 		record.Because(api.WorkerIncomplete, standing.Unusable)
 	}

@@ -206,8 +206,12 @@ func registryHooks(log *slog.Logger, claimsChanged func()) registry.Hooks {
 				r.Key(), "model", r.Model, "host", r.Holder.Host, "pid", r.Holder.PID, "what_to_do", registry.ClaimRemedy)
 		},
 		Expired: func(r registry.Record) {
-			log.Warn("a worker's lease has expired", "worker", r.Key(), "lease", r.Lease(), "host", r.Holder.Host,
-				"pid", r.Holder.PID)
+			args := []any{"worker", r.Key(), "lease", r.Lease(), "host", r.Holder.Host, "pid", r.Holder.PID}
+			if r.Shim != nil && r.Shim.Engine == api.EngineGone {
+				log.Warn("a worker's engine is gone; its lease is ended", append(args, "why", r.Shim.Why)...)
+				return
+			}
+			log.Warn("a worker's lease has expired", args...)
 		},
 		Cleared: func(r registry.Record) {
 			log.Info("a worker is gone; what it held is cleared", "worker", r.Key())
