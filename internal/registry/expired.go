@@ -29,7 +29,7 @@ func newExpired() expired {
 // note takes a record that was written. renewed is when the one before was; zero: it is not known. A lease that its
 // shim has ended, as it was told to stop, is not remembered: nothing is wrong.
 func (x expired) note(key events.RankKey, r Record, renewed, written time.Time) {
-	if r.State != Expired || r.Shim != nil && !r.Shim.Stopped.IsZero() && r.Shim.Engine == api.EngineGone {
+	if r.State != Expired || r.endedByShim() {
 		x.last.Remove(key)
 		return
 	}

@@ -122,6 +122,11 @@ func (r *Record) Key() events.RankKey { return events.RankKey{Instance: r.Instan
 // Lease is for how long the record is good without being renewed.
 func (r *Record) Lease() time.Duration { return time.Duration(r.LeaseMS) * time.Millisecond }
 
+// endedByShim reports whether the shim was told to stop and the engine is gone: nothing is wrong.
+func (r *Record) endedByShim() bool {
+	return r.State == Expired && r.Shim != nil && !r.Shim.Stopped.IsZero() && r.Shim.Engine == api.EngineGone
+}
+
 // Check refuses a record that nobody could act on.
 func (r *Record) Check() error {
 	var errs []error

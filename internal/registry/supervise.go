@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"golang.org/x/sync/errgroup"
@@ -159,6 +160,10 @@ func (r *Registry) endMissing(ctx context.Context) {
 // endTime bounds one attempt to end a lease.
 const endTime = 10 * time.Second
 
+// endShown is how long the record of a lease that its shim has ended stays. The bucket keeps the last value of a key
+// only: a watch that saw nothing but the deletion would take the lease for one that has expired.
+const endShown = 500 * time.Millisecond
+
 // end brings a lease that is due to its end, as far as nobody else does.
 func (r *Registry) end(ctx context.Context, d Due) error {
 	record, revision := d.Record, d.Revision
@@ -195,6 +200,9 @@ func (r *Registry) end(ctx context.Context, d Due) error {
 	}
 	if stopped {
 		return r.gone(ctx, name, d)
+	}
+	if record.endedByShim() && !loop.Wait(ctx, endShown) {
+		return ctx.Err()
 	}
 	_, err = r.cfg.Bucket.Delete(ctx, name, revision)
 	if errors.Is(err, jetstream.ErrConflict) {

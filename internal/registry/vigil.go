@@ -37,7 +37,7 @@ const (
 	// The pause between two attempts to connect to a new address for the first time: it doubles between these.
 	vigilPauseMin, vigilPauseMax = time.Second, 15 * time.Second
 
-	vigilProbes = 64 // at once
+	vigilProbes = 256 // at once
 )
 
 // vigil is the state of the loop.
@@ -45,11 +45,10 @@ type vigil struct {
 	slots chan struct{} // bounds the probes
 
 	mu      sync.Mutex
-	places  map[string]*place            // by serving address
-	present map[events.RankKey]holderKey // the shims that were connected to NATS when they were looked for
+	looks   uint64
+	places  map[string]*place         // by serving address
+	present map[events.RankKey]string // the holders of leases that were connected to NATS at the last look
 }
-
-type holderKey string
 
 // place is a serving address, as this node has found it.
 type place struct {
@@ -57,6 +56,7 @@ type place struct {
 	probing bool
 	next    time.Duration // of a first connection: not to be tried before
 	pause   time.Duration
+	look    uint64 // the last one in which a rank had the address
 }
 
 type placeState uint8
@@ -67,17 +67,19 @@ const (
 	placeBarred                     // --dial-allow does not permit it
 )
 
-// suspect is a rank with a serving address, and why its shim is taken to be away; empty: it is not.
+// suspect is a rank with a serving address that this node is responsible for.
 type suspect struct {
-	due     Due
-	address string
-	why     string
-	taken   events.WorkerID // another worker that has registered the address since; empty: none
+	key      events.RankKey
+	revision uint64
+	holder   string
+	address  string
+	asked    bool            // whether its shim is to be looked for on NATS
+	why      string          // why its shim is taken to be away; empty: it is not
+	taken    events.WorkerID // another worker that has registered the address since; empty: none
 }
 
 func newVigil() vigil {
-	return vigil{slots: make(chan struct{}, vigilProbes), places: map[string]*place{},
-		present: map[events.RankKey]holderKey{}}
+	return vigil{slots: make(chan struct{}, vigilProbes), places: map[string]*place{}, present: map[events.RankKey]string{}}
 }
 
 // keepVigil looks once at all ranks that this node is responsible for.
@@ -85,100 +87,109 @@ func (r *Registry) keepVigil(ctx context.Context) {
 	if r.cfg.Absent == nil {
 		return
 	}
-	list, ask := r.suspects()
-	looking, cancel := context.WithTimeout(ctx, vigilEvery)
-	absent, err := r.cfg.Absent(looking, ask)
-	cancel()
-	if err == nil {
-		r.vigil.mark(list, ask, absent)
-	}
-	for address, of := range r.vigil.step(r.now(), list) {
-		if of.taken != nil {
-			r.endDead(ctx, of.taken)
+	list := r.suspects()
+	var ask []events.RankKey
+	for i := range list {
+		if list[i].asked {
+			ask = append(ask, list[i].key)
 		}
-		if of.probe {
-			go r.probePlace(ctx, address, of.suspects)
+	}
+	if absent, err := r.cfg.Absent(ctx, ask); err == nil {
+		r.vigil.mark(list, absent)
+	}
+	r.findTakers(list)
+	for address, todo := range r.vigil.step(r.now(), list, vigilProbes-len(r.vigil.slots)) {
+		r.endDead(ctx, todo.taken)
+		if todo.probe {
+			go r.probePlace(ctx, address, todo.suspects)
 		}
 	}
 }
 
-// suspects lists the ranks with serving addresses that this node is responsible for, with what their records say of
-// their shims, and those of them whose shims are to be looked for on NATS.
-func (r *Registry) suspects() (list []suspect, ask []events.RankKey) {
-	type owner struct {
-		of    events.WorkerID
-		since time.Time
+// addressOf is where a rank's engine takes requests, HOST:PORT; empty: it cannot be probed. r.mu is held.
+func (r *Registry) addressOf(key events.RankKey, w *Worker) string {
+	if o := r.operators.known[key.Instance]; o != nil && o.Change.Endpoint != "" {
+		address, _ := dial.ServingAddress(o.Change.Endpoint)
+		return address
 	}
+	return w.address
+}
+
+// suspects lists the ranks with serving addresses that this node is responsible for, with what their records say of
+// their shims.
+func (r *Registry) suspects() []suspect {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.current || r.down {
-		return nil, nil
+		return nil
 	}
-	newest := map[[2]string]owner{} // by address and model
+	list := make([]suspect, 0, len(r.workers))
 	proves := r.machine.Proves(r.now())
 	for key, w := range r.workers {
-		address := w.address
-		if o := r.operators.known[key.Instance]; o != nil && o.Change.Endpoint != "" {
-			address, _ = dial.ServingAddress(o.Change.Endpoint)
-		}
-		if address == "" || w.Record.State != Held {
+		address := r.addressOf(key, &w)
+		if address == "" || w.Record.State != Held || !r.cfg.Mine(w.Partition) {
 			continue
 		}
-		at := [2]string{address, w.Record.Model}
-		if o := newest[at]; o.of == "" || w.Record.Holder.Since.After(o.since) {
-			newest[at] = owner{key.Instance, w.Record.Holder.Since}
-		}
-		if !r.cfg.Mine(w.Partition) {
-			continue
-		}
-		s := suspect{due: Due{Record: w.Record, Revision: w.Revision}, address: address}
+		s := suspect{key: key, revision: w.Revision, holder: w.Record.Holder.ID, address: address}
 		switch {
 		case w.Record.Shim != nil && !w.Record.Shim.Stopped.IsZero():
 			s.why = "its shim was stopped"
 		case proves && r.machine.Age(key) > w.Record.Lease()/2:
 			s.why = "its lease is not renewed"
-		}
-		if s.why == "" && w.Record.Control {
-			ask = append(ask, key)
+		default:
+			s.asked = w.Record.Control
 		}
 		list = append(list, s)
 	}
+	return list
+}
+
+// findTakers finds the workers of the same model that have registered the addresses of suspects later.
+func (r *Registry) findTakers(list []suspect) {
+	of := map[string][]*suspect{}
 	for i := range list {
-		s := &list[i]
-		if o := newest[[2]string{s.address, s.due.Record.Model}]; o.of != s.due.Record.Instance &&
-			o.since.After(s.due.Record.Holder.Since) {
-			s.taken = o.of
+		if s := &list[i]; s.why != "" {
+			of[s.address] = append(of[s.address], s)
 		}
 	}
-	return list, ask
+	if len(of) == 0 {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for key, w := range r.workers {
+		for _, s := range of[r.addressOf(key, &w)] {
+			old, known := r.workers[s.key]
+			if known && key.Instance != s.key.Instance && w.Record.State == Held && w.Record.Model == old.Record.Model &&
+				w.Record.Holder.Since.After(old.Record.Holder.Since) {
+				s.taken = key.Instance
+			}
+		}
+	}
 }
 
 // mark makes suspects of ranks whose shims have left NATS: they were connected earlier and are absent now.
-func (v *vigil) mark(list []suspect, asked, absent []events.RankKey) {
+func (v *vigil) mark(list []suspect, absent []events.RankKey) {
 	away := map[events.RankKey]bool{}
 	for _, key := range absent {
 		away[key] = true
 	}
-	was := map[events.RankKey]bool{}
-	for _, key := range asked {
-		was[key] = true
-	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	present := map[events.RankKey]holderKey{}
+	if len(v.present) > 2*len(list)+16 { // most are gone
+		clear(v.present)
+	}
 	for i := range list {
-		record := &list[i].due.Record
-		key, holder := record.Key(), holderKey(record.Holder.ID)
-		switch {
-		case !was[key]:
-		case !away[key]:
-			present[key] = holder
-		case v.present[key] == holder:
-			present[key] = holder
-			list[i].why = "its shim has left NATS"
+		switch s := &list[i]; {
+		case !s.asked:
+		case !away[s.key]:
+			if v.present[s.key] != s.holder {
+				v.present[s.key] = s.holder
+			}
+		case v.present[s.key] == s.holder:
+			s.why = "its shim has left NATS"
 		}
 	}
-	v.present = present
 }
 
 // vigilStep is what is to be done about a serving address.
@@ -188,37 +199,47 @@ type vigilStep struct {
 	taken    []suspect // to be ended at once
 }
 
-// step returns what is to be done about each address.
-func (v *vigil) step(now time.Duration, list []suspect) map[string]vigilStep {
+// step returns what is to be done about addresses; most need nothing. At most room new ones are probed.
+func (v *vigil) step(now time.Duration, list []suspect, room int) map[string]*vigilStep {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	steps := map[string]vigilStep{}
+	steps := map[string]*vigilStep{}
+	v.looks++
 	for _, s := range list {
 		p := v.places[s.address]
 		if p == nil {
 			p = &place{}
 			v.places[s.address] = p
 		}
-		of, seen := steps[s.address]
+		p.look = v.looks
+		fresh := p.state == placeNew && !p.probing && now >= p.next && room > 0
+		if s.why == "" && !fresh {
+			continue
+		}
+		todo := steps[s.address]
+		if todo == nil {
+			todo = &vigilStep{probe: fresh}
+			if steps[s.address] = todo; fresh {
+				room--
+			}
+		}
 		switch {
 		case s.why != "" && s.taken != "":
 			s.why = fmt.Sprintf("%s, and worker %s has its serving address %s now", s.why, s.taken, s.address)
-			of.taken = append(of.taken, s)
+			todo.taken = append(todo.taken, s)
 		case s.why != "":
-			of.suspects = append(of.suspects, s)
-			of.probe = of.probe || p.state == placeAnswered && !p.probing
+			todo.suspects = append(todo.suspects, s)
+			todo.probe = todo.probe || p.state == placeAnswered && !p.probing
 		}
-		if !seen && p.state == placeNew && !p.probing && now >= p.next {
-			of.probe = true
-		}
-		steps[s.address] = of
+	}
+	for address, todo := range steps {
+		p := v.places[address]
+		p.probing = p.probing || todo.probe
 	}
 	for address, p := range v.places {
-		of, used := steps[address]
-		if !used && !p.probing {
+		if p.look != v.looks && !p.probing {
 			delete(v.places, address)
 		}
-		p.probing = p.probing || of.probe
 	}
 	return steps
 }
@@ -268,12 +289,16 @@ func (v *vigil) probed(address string, err error, now time.Duration) (gone bool)
 // endDead ends the leases of ranks whose engines are gone. A lease that was renewed meanwhile stays.
 func (r *Registry) endDead(ctx context.Context, list []suspect) {
 	for _, s := range list {
-		d, state := s.due, ShimState{}
-		if d.Record.Shim != nil {
-			state = *d.Record.Shim
+		w, known := r.Worker(s.key)
+		if !known || w.Revision != s.revision {
+			continue
+		}
+		state := ShimState{}
+		if w.Record.Shim != nil {
+			state = *w.Record.Shim
 		}
 		state.Engine, state.Why, state.Since = api.EngineGone, s.why, time.Now().UTC().Truncate(time.Millisecond)
-		d.Record.Shim = &state
-		r.endLater(ctx, d, r.end)
+		w.Record.Shim = &state
+		r.endLater(ctx, Due{Record: w.Record, Revision: w.Revision}, r.end)
 	}
 }

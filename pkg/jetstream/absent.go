@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -21,6 +22,8 @@ func (n *Namespace) Absent(ctx context.Context, ranks []events.RankKey, body []b
 	if !n.c.Connected() { // messages would wait in the buffer of the connection
 		return nil, fmt.Errorf("look for shims: %w", ErrUnavailable)
 	}
+	ctx, cancel := context.WithTimeout(ctx, absentTime)
+	defer cancel()
 	inbox := n.c.nc.NewInbox()
 	replies := make(chan *nats.Msg, len(ranks))
 	sub, err := n.c.nc.ChanSubscribe(inbox+".*", replies)
@@ -59,6 +62,9 @@ func (n *Namespace) Absent(ctx context.Context, ranks []events.RankKey, body []b
 		}
 	}
 }
+
+// absentTime bounds one call of Absent.
+const absentTime = 5 * time.Second
 
 // noResponders is the status of the server's report that nobody listens on a subject.
 const noResponders = "503"
