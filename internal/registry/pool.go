@@ -393,7 +393,10 @@ func (r *Registry) judge(ranks []PoolRank) {
 
 // judge writes into a record why a rank with a lease may not be chosen.
 func (w *Worker) judge(record *api.WorkerRecord) {
-	if w.Record.State != Held {
+	switch {
+	case w.Record.endedByShim():
+		record.Because(api.WorkerUnschedulable, "its shim has ended its lease")
+	case w.Record.State != Held:
 		record.Because(api.WorkerUnschedulable, "its lease has expired")
 	}
 	standing := w.state()
