@@ -74,6 +74,9 @@ type Hooks struct {
 	// so many records of the bucket that was deleted are written into the new one
 	Refilled func(n int)
 
+	// Replaced: a worker was declared at the serving address of another, which was removed.
+	Replaced func(old, by events.WorkerID)
+
 	// ClaimsChanged: what Registry.Claimed returns may have changed
 	ClaimsChanged func()
 }

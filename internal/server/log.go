@@ -232,6 +232,10 @@ func registryHooks(log *slog.Logger, claimsChanged func()) registry.Hooks {
 			log.Warn("a registration is skipped", "worker", key, "error", err, "what_to_do",
 				"restart the shim with the registered --block-size and a rank below the limit, or revoke its key")
 		},
+		Replaced: func(old, by events.WorkerID) {
+			log.Info("a worker is registered at the serving address of another, which is removed", "worker", by, "removed",
+				old)
+		},
 		Recreated: func(err error) { bucketRecreated(log, "workers' registrations", err) },
 		Refilled: func(n int) {
 			log.Info("registrations of the bucket that was gone are written again", "workers", n)
