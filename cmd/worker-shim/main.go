@@ -491,7 +491,10 @@ func (r *running) serve(ctx, stop context.Context, ns *jetstream.Namespace, log 
 		sleep, end = r.poll.serve(watch.report)
 		defer end()
 	}
-	serving, _ := dial.ServingAddress(r.spec.Endpoint)
+	serving := ""
+	if r.messages == nil { // the engines that share a shim would cost it too many connections
+		serving, _ = dial.ServingAddress(r.spec.Endpoint)
+	}
 	log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats",
 		ns.Conn().ServerURL())
 	err = shim.Run(ctx, shim.Config{

@@ -79,7 +79,7 @@ type ShimState struct {
 	// Unusable is why what the engine announces is passed over, and what to do; empty: it is not.
 	Unusable string `json:"unusable,omitempty"`
 
-	// Unserved is why the engine accepts no requests, as a shim finds while it stops; empty: it may accept them.
+	// Unserved is why the engine accepts no requests any more; empty: it may accept them.
 	Unserved string `json:"unserved,omitempty"`
 
 	// Stopped is when the shim stopped in good order, by its clock; zero: it has not. With an Engine that is gone, the

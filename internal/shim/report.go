@@ -105,7 +105,7 @@ func (r *Report) Unusable(why error, do string) {
 	})
 }
 
-// Unserved reports why the engine accepts no requests; empty: it may accept them.
+// Unserved reports why the engine accepts no requests any more; empty: it may accept them.
 func (r *Report) Unserved(why string) {
 	r.change(func(has *registry.ShimState) { has.Unserved = why })
 }

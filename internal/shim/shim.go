@@ -119,8 +119,8 @@ type Config struct {
 	// gone and the log has all of it. The caller ends ctx when it waits no longer for the engine.
 	Stop <-chan struct{}
 
-	// Serving is where the engine takes requests, HOST:PORT. While the shim stops, Run connects to it several times a
-	// second to see whether it still accepts. Empty: it is not known.
+	// Serving is where the engine takes requests, HOST:PORT. Run connects to it twice a second to see whether it still
+	// accepts. Empty: it is not watched.
 	Serving string
 
 	// Sleep, if not nil, is where reports come from whether the engine sleeps. What a sleeping engine held is cleared.
@@ -154,7 +154,7 @@ type Hooks struct {
 	Stepped        func(Counts, int) // after each step: the counts, and the bytes that are queued
 	StateChanged   func(State)       // how it stands has changed; the first time when Run's loop begins
 
-	// Unserved tells, while the shim stops, why the engine accepts no requests; empty: it accepts them again.
+	// Unserved tells why the engine accepts no requests any more; empty: it accepts them again.
 	Unserved func(why string)
 }
 
@@ -188,34 +188,6 @@ type runner struct {
 	takenAt time.Time
 	skips   events.SkipCounts // that the control server was told of
 	fed     bool              // the feed has ended
-}
-
-// inbound is what comes from the engine: of its live socket, or fed.
-type inbound struct {
-	zmtp.Message
-	fed *Frame
-}
-
-// size is about how many bytes of memory a message takes.
-func (in *inbound) size() int {
-	n := 0
-	for _, frame := range in.Frames {
-		n += len(frame)
-	}
-	if in.fed != nil {
-		n += in.fed.size()
-	}
-	return n
-}
-
-func (f *Frame) size() int {
-	n := len(f.Payload)
-	if f.Read != nil {
-		for i := range f.Read.Events {
-			n += f.Read.Events[i].EncodedSize() + entrySize
-		}
-	}
-	return n
 }
 
 type flushed struct {
@@ -318,6 +290,9 @@ func Run(ctx context.Context, cfg Config) error {
 	go r.pump(ctx, next)
 	if cfg.Keep != nil {
 		go r.keep(ctx)
+	}
+	if cfg.Serving != "" {
+		go r.watchServing(ctx)
 	}
 	err = r.loop(ctx)
 	if ctx.Err() != nil {
@@ -562,7 +537,7 @@ func (r *runner) loop(ctx context.Context) error {
 		case s := <-r.cfg.Sleep:
 			r.sleepReported(s)
 		case <-r.stopping.requested:
-			r.beginStop(ctx)
+			r.beginStop()
 		case refuses := <-r.stopping.served:
 			r.reportServed(refuses)
 		case f := <-r.flushes:

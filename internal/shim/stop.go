@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/dial"
-	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
@@ -16,54 +15,64 @@ import (
 //	running ────────────────▶ stopping ──────────────────────────────────────────▶ Run returns nil
 //	                              └──────────── ctx ends ─────────────────────────▶ Run returns nil, ctx.Err is set
 //
-// An HTTP server that drains refuses connections while its process still runs. So a stopping shim also watches the
-// serving address.
+// An engine that drains closes its HTTP port while its process still runs and its event port is open. So the shim also
+// watches the serving address. A refusal counts if the address accepted before, or if the shim stops.
 
-// stopping is the state of a stop. Run's loop owns it.
+// stopping is the state of a stop, and of the serving address. Run's loop owns it.
 type stopping struct {
 	requested <-chan struct{} // nil once the stop has begun
 	begun     bool
-	served    chan bool // whether the serving address refuses; of watchServing
-	refuses   bool      // as reported
+	served    chan bool // whether the serving address refuses, at each change; of watchServing
 }
 
-// servedEvery is the pause between two connections to the serving address.
-const servedEvery = 200 * time.Millisecond
+// The pauses between two connections to the serving address: while it accepts, and before it has accepted once.
+const (
+	servedEvery  = 500 * time.Millisecond
+	servedBefore = 2 * time.Second
+)
 
 // beginStop begins to wait for the engine's end.
-func (r *runner) beginStop(ctx context.Context) {
+func (r *runner) beginStop() {
 	r.stopping.requested, r.stopping.begun = nil, true
 	r.watching.presence.expectEnd()
-	if r.cfg.Serving != "" {
-		go r.watchServing(ctx)
-	}
 }
 
-// watchServing sends whether the serving address refuses connections, until ctx ends. An error of another kind says
-// nothing.
+// watchServing sends whether the serving address refuses connections, at each change, until ctx ends. An error of
+// another kind says nothing.
 func (r *runner) watchServing(ctx context.Context) {
-	refusals := 0
-	for ctx.Err() == nil {
+	refusals, accepted, reported := 0, false, false
+	for stop := r.cfg.Stop; ctx.Err() == nil; {
 		err := dial.Probe(ctx, r.cfg.Sockets.Rule, r.cfg.Serving, probeTimeout)
 		if refusals++; !dial.Refuses(err) {
 			refusals = 0
 		}
-		if err == nil || refusals >= refusalsProve {
+		accepted = accepted || err == nil
+		counts := err == nil || refusals >= refusalsProve && accepted
+		if refuses := err != nil; counts && refuses != reported {
 			select {
-			case r.stopping.served <- err != nil:
+			case r.stopping.served <- refuses:
+				reported = refuses
 			case <-ctx.Done():
 			}
 		}
-		loop.Wait(ctx, servedEvery)
+		pause := servedEvery
+		switch {
+		case refusals > 0 && refusals < refusalsProve:
+			pause = probeRefused
+		case !accepted:
+			pause = servedBefore
+		}
+		select {
+		case <-time.After(pause):
+		case <-stop:
+			stop, accepted = nil, true // from now on each refusal counts
+		case <-ctx.Done():
+		}
 	}
 }
 
-// reportServed reports a change of whether the serving address refuses.
+// reportServed reports whether the serving address refuses.
 func (r *runner) reportServed(refuses bool) {
-	if refuses == r.stopping.refuses {
-		return
-	}
-	r.stopping.refuses = refuses
 	why := ""
 	if refuses {
 		why = "its serving address " + r.cfg.Serving + " refuses connections"

@@ -93,9 +93,9 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// TestStoppedEngineAcceptsNoRequests stops a shim whose engine drains: it refuses requests and publishes. The shim
-// reports that, and that it accepts again.
-func TestStoppedEngineAcceptsNoRequests(t *testing.T) {
+// TestEngineAcceptsNoRequests has an engine that drains: its serving address refuses, and its events go on. The shim
+// reports that, and that the address accepts again. An address that has never accepted counts once the shim stops.
+func TestEngineAcceptsNoRequests(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
@@ -104,44 +104,67 @@ func TestStoppedEngineAcceptsNoRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer engine.Stop()
-	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: events.VLLM, BlockSize: 4})
-	if err != nil {
-		t.Fatal(err)
-	}
-	serving, unserved, stop := loopback.Reserve(t), make(chan string, 100), make(chan struct{})
-	running, end := context.WithCancel(ctx)
-	ended := make(chan error, 1)
-	go func() {
-		ended <- Run(running, Config{Engine: engine.Endpoint(), Replay: engine.Replay(), Serving: serving,
-			Identity: Identity{Model: "m", BlockSize: 4}, Decoder: decoder, Log: newMemory(), SilentAfter: time.Minute,
-			Stop: stop, Hooks: Hooks{Unserved: func(why string) { unserved <- why }}})
-	}()
-	next := func(want string) {
-		t.Helper()
-		select {
-		case why := <-unserved:
-			if why != want {
-				t.Errorf("reported %q, want %q", why, want)
-			}
-		case <-ctx.Done():
-			t.Fatal("nothing is reported")
+	for _, everServed := range []bool{true, false} {
+		decoder, err := events.NewDecoder(events.DecoderConfig{Engine: events.VLLM, BlockSize: 4})
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	refuses := fmt.Sprintf("its serving address %s refuses connections", serving)
-	if len(unserved) > 0 {
-		t.Error("reported before the stop")
-	}
-	close(stop)
-	next(refuses)
-	l, err := net.Listen("tcp", serving)
-	if err != nil {
-		t.Fatal(err)
-	}
-	next("")
-	l.Close()
-	next(refuses)
-	end()
-	if err := <-ended; err != nil {
-		t.Error(err)
+		serving, unserved, stop := loopback.Reserve(t), make(chan string, 100), make(chan struct{})
+		listen := func() net.Listener {
+			l, err := net.Listen("tcp", serving)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return l
+		}
+		accept := func(l net.Listener) {
+			c, err := l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Close()
+		}
+		next := func(want string) {
+			t.Helper()
+			select {
+			case why := <-unserved:
+				if why != want {
+					t.Errorf("reported %q, want %q", why, want)
+				}
+			case <-ctx.Done():
+				t.Fatal("nothing is reported")
+			}
+		}
+		refuses := fmt.Sprintf("its serving address %s refuses connections", serving)
+		var l net.Listener
+		if everServed {
+			l = listen()
+		}
+		running, end := context.WithCancel(ctx)
+		ended := make(chan error, 1)
+		go func() {
+			ended <- Run(running, Config{Engine: engine.Endpoint(), Replay: engine.Replay(), Serving: serving,
+				Identity: Identity{Model: "m", BlockSize: 4}, Decoder: decoder, Log: newMemory(), SilentAfter: time.Minute,
+				Stop: stop, Hooks: Hooks{Unserved: func(why string) { unserved <- why }}})
+		}()
+		if everServed {
+			accept(l)
+			accept(l) // the first connection was seen to the end
+			l.Close()
+			next(refuses)
+			l = listen()
+			accept(l)
+			next("")
+			l.Close()
+			next(refuses)
+		}
+		close(stop)
+		if !everServed {
+			next(refuses)
+		}
+		end()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -1,6 +1,38 @@
 package shim
 
-import "context"
+import (
+	"context"
+
+	"github.com/kvatlas/kvatlas/internal/zmtp"
+)
+
+// inbound is what comes from the engine: of its live socket, or fed.
+type inbound struct {
+	zmtp.Message
+	fed *Frame
+}
+
+// size is about how many bytes of memory a message takes.
+func (in *inbound) size() int {
+	n := 0
+	for _, frame := range in.Frames {
+		n += len(frame)
+	}
+	if in.fed != nil {
+		n += in.fed.size()
+	}
+	return n
+}
+
+func (f *Frame) size() int {
+	n := len(f.Payload)
+	if f.Read != nil {
+		for i := range f.Read.Events {
+			n += f.Read.Events[i].EncodedSize() + entrySize
+		}
+	}
+	return n
+}
 
 // largeMessage is the size from which on only one message waits in a channel of messages.
 const largeMessage = 64 << 10
