@@ -13,9 +13,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// A shim that lives tells when its engine ends. If both are killed, only the lease tells, up to its whole length later.
-// So a node suspects a rank whose shim is away, and connects to the serving address of the suspect. A refused connection
-// proves that the engine is gone: the node ends the lease at once.
+// A running shim reports the end of its engine. If both are killed, only the lease shows that, up to its whole length
+// later. So a node suspects a rank whose shim is away, and connects to the serving address of the suspect. A refused
+// connection proves that the engine is gone: the node ends the lease at once.
 //
 //	             the shim is away                  the address refuses, twice
 //	trusted ───────────────────────▶ suspected ─────────────────────────────▶ lease ended
@@ -94,9 +94,11 @@ func (r *Registry) keepVigil(ctx context.Context) {
 			ask = append(ask, list[i].key)
 		}
 	}
-	if absent, err := r.cfg.Absent(ctx, ask); err == nil {
-		r.vigil.mark(list, absent)
+	absent, err := r.cfg.Absent(ctx, ask)
+	if err != nil {
+		return // without NATS no lease can be ended
 	}
+	r.vigil.mark(list, absent)
 	r.findTakers(list)
 	for address, todo := range r.vigil.step(r.now(), list, vigilProbes-len(r.vigil.slots)) {
 		r.endDead(ctx, todo.taken)
