@@ -38,15 +38,18 @@ func (r *running) keep(report *shim.Report, log *slog.Logger) func(context.Conte
 // linger returns a context that goes on for --stop-wait after stop has ended, so that the end of the engine is seen.
 // end ends it.
 func (r *running) linger(stop context.Context, log *slog.Logger) (ctx context.Context, end context.CancelFunc) {
-	ctx, end = context.WithCancel(context.WithoutCancel(stop))
-	context.AfterFunc(stop, func() {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(stop))
+	forget := context.AfterFunc(stop, func() {
 		if r.stopWait > 0 {
 			log.Info("stopping; waiting for the engine's end", "at_most", r.stopWait)
 		}
 		loop.Wait(ctx, r.stopWait)
-		end()
+		cancel()
 	})
-	return ctx, end
+	return ctx, func() {
+		forget()
+		cancel()
+	}
 }
 
 // leaveTime bounds the last write of a lease.

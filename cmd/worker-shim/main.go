@@ -510,8 +510,8 @@ func (r *running) serve(ctx, stop context.Context, ns *jetstream.Namespace, log 
 		OnRefused: onRefused, SilentAfter: r.silentAfter, GoneAfter: r.goneAfter,
 		Tracer: r.tracer, Sleep: sleep, Stop: stop.Done(), Serving: serving,
 	})
-	if err == nil {
-		r.leave(ctx, stop.Err() != nil, watch.report, log)
+	if stopped := stop.Err() != nil; err == nil && (stopped || ctx.Err() == nil) {
+		r.leave(ctx, stopped, watch.report, log)
 	}
 	return err
 }

@@ -303,9 +303,13 @@ func (r *Registry) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	all.Go(func() { r.cfg.Bucket.Watch(ctx, r.observe) })
 	all.Go(func() { r.supervise(ctx) })
-	all.Go(func() { loop.Every(ctx, vigilEvery, func(time.Time) { r.keepVigil(ctx) }) })
+	all.Go(func() {
+		loop.Every(ctx, vigilEvery, func(time.Time) { r.keepVigil(ctx) })
+		r.vigil.probes.Wait()
+	})
 	all.Go(func() { r.cfg.Namespace.WatchClaimsRequired(ctx, r.RequireClaims) })
 	all.Wait()
+	r.ends.wait()
 }
 
 // now is on the process's monotonic clock.

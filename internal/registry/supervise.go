@@ -17,7 +17,6 @@ import (
 // after a longer silence than leases allow, all ages would begin anew.
 func (r *Registry) supervise(ctx context.Context) {
 	const idle = time.Second
-	defer r.ends.wait()
 	swept := r.now()
 	for {
 		if now := r.now(); now-swept >= claimSweep {

@@ -42,7 +42,8 @@ const (
 
 // vigil is the state of the loop.
 type vigil struct {
-	slots chan struct{} // bounds the probes
+	slots  chan struct{} // bounds the probes
+	probes sync.WaitGroup
 
 	mu      sync.Mutex
 	looks   uint64
@@ -103,7 +104,7 @@ func (r *Registry) keepVigil(ctx context.Context) {
 	for address, todo := range r.vigil.step(r.now(), list, vigilProbes-len(r.vigil.slots)) {
 		r.endDead(ctx, todo.taken)
 		if todo.probe {
-			go r.probePlace(ctx, address, todo.suspects)
+			r.vigil.probes.Go(func() { r.probePlace(ctx, address, todo.suspects) })
 		}
 	}
 }
