@@ -168,6 +168,9 @@ func TestAbsent(t *testing.T) {
 		}
 		defer stop()
 	}
+	if err := shims.Conn().NATS().FlushWithContext(ctx); err != nil { // the server has all subscriptions
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		ranks []events.RankKey
 		want  string
