@@ -260,7 +260,9 @@ func TestDeclaredAtAnAddress(t *testing.T) {
 		s.must(err)
 	}
 	var replaced []string
-	s.nodes[0].cfg.Hooks.Replaced = func(old, by events.WorkerID) { replaced = append(replaced, fmt.Sprint(old, " by ", by)) }
+	s.nodes[0].cfg.Hooks.Replaced = func(old, by events.WorkerID) {
+		replaced = append(replaced, fmt.Sprint(old, " by ", by))
+	}
 	declare("old", "m", "http://h:1", 0, 2)
 	declare("other-address", "m", "http://h:2", 0, 2)
 	declare("other-model", "n", "http://h:1", 0, 2)

@@ -80,7 +80,8 @@ type suspect struct {
 }
 
 func newVigil() vigil {
-	return vigil{slots: make(chan struct{}, vigilProbes), places: map[string]*place{}, present: map[events.RankKey]string{}}
+	return vigil{slots: make(chan struct{}, vigilProbes), places: map[string]*place{},
+		present: map[events.RankKey]string{}}
 }
 
 // keepVigil looks once at all ranks that this node is responsible for.

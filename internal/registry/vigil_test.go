@@ -106,7 +106,8 @@ func listener(t *testing.T) net.Listener {
 	return l
 }
 
-// TestDeadAddress: a node ends the lease of a rank whose shim is away and whose serving address refuses. A rank whose address accepts stays, and so does one whose shim is there.
+// TestDeadAddress: a node ends the lease of a rank whose shim is away and whose serving address refuses. A rank whose
+// address accepts stays, and so does one whose shim is there.
 func TestDeadAddress(t *testing.T) {
 	w := newWatchful(t)
 	now := time.Now()

@@ -50,8 +50,8 @@ func (r *Report) Keep(ctx context.Context, lost func()) error {
 	return err
 }
 
-// End ends the lease, for an engine that is gone. stopped reports that the shim was told to stop. Keep's context must be
-// done.
+// End ends the lease, for an engine that is gone. stopped reports that the shim was told to stop. Keep's context must
+// be done.
 func (r *Report) End(ctx context.Context, stopped bool) error { return r.lease.End(ctx, stopped) }
 
 // Leave notes in the lease that the shim stops and its engine runs on. Keep's context must be done.

@@ -15,7 +15,8 @@ import (
 // Absent sends a message to the shim of each rank, and returns the ranks for which the NATS server reports that nobody
 // listens. Shims must not answer the message. A shim whose process has ended is absent as soon as the kernel has closed
 // its connection; one that hangs is not.
-func (n *Namespace) Absent(ctx context.Context, ranks []events.RankKey, body []byte) (absent []events.RankKey, err error) {
+func (n *Namespace) Absent(ctx context.Context, ranks []events.RankKey, body []byte) (absent []events.RankKey,
+	err error) {
 	if len(ranks) == 0 {
 		return nil, nil
 	}
