@@ -3,8 +3,10 @@ package integration
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -137,4 +139,30 @@ func TestPermissionsAreEnough(t *testing.T) {
 		!strings.Contains(r.Stdout, "forgotten, at") {
 		t.Errorf("a node's key: %d, %q, %q", r.Code, r.Stdout, r.Stderr)
 	}
+	// The node sees that a shim in another account has left, and ends the lease of a dead address.
+	shim = runShim()
+	shim.WaitFor(`msg=registered`)
+	serving, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer serving.Close()
+	if r := harness.Run(t, "indexer", append(as("red", "operator", "_INBOX_operator"), "workers", "change", "--endpoint",
+		"http://"+serving.Addr().String(), "w1")...); r.Code != 0 {
+		t.Fatalf("an operator changes the address: %+v", r)
+	}
+	if c, err := serving.Accept(); err != nil { // the node has seen the shim and the address
+		t.Fatal(err)
+	} else {
+		c.Close()
+	}
+	serving.Close()
+	shim.Kill()
+	harness.Eventually(t, "the worker is gone", func() (bool, string) {
+		r := harness.Run(t, "indexer", append(as("red", "reader", "_INBOX_reader"), "workers", "--json")...)
+		var list api.WorkerList
+		err := json.Unmarshal([]byte(r.Stdout), &list)
+		return err == nil && !slices.ContainsFunc(list.Workers, func(w api.WorkerInfo) bool { return w.Lease != nil }),
+			r.Stdout + r.Stderr
+	})
 }

@@ -376,6 +376,9 @@ func doctorsFleet(t *testing.T, s *staged) {
 	if err := shim.Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	stopped := harness.StartSimShim(t, harness.StartSimEngine(t), x.NATS, "stopped")
+	stopped.WaitFor("msg=registered")
+	stopped.Stop()
 	killed := harness.StartSimShim(t, harness.StartSimEngine(t), x.NATS, "killed", "--lease", "1s")
 	killed.WaitFor("msg=registered")
 	killed.Kill()
@@ -392,6 +395,7 @@ func doctorsFleet(t *testing.T, s *staged) {
 		{"engine_unusable", "wide/0", "--block-size"}, {"messages_unreadable", "garbled/0", "--source"},
 		{"messages_lost", "lossy/0", "buffer_steps"}, {"engine_gone", "gone/0", "start it again"},
 		{"engine_quiet", "quiet/0", "enable_kv_cache_events"}, {"shim_silent", "frozen/0", "--shim frozen"},
+		{"shim_stopped", "stopped/0", "again"},
 		{"lease_none", "unleased/0", "forget unleased"}, {"block_sizes", "model m", "--block-size"},
 		{"worker_incomplete", "wide/0", "workers change wide"}, {"tokenizer_failed", "model m", "--tokenizers"},
 		{"node_problem", "node ", ""}, {"worker_expired", "killed/0", "workers remove killed"},

@@ -29,10 +29,14 @@ func leaseLeft(l *api.Lease, now time.Time) string {
 	switch {
 	case l == nil:
 		return "never"
-	case l.State == string(registry.Expired):
-		return "expired"
+	case l.State != string(registry.Held):
+		return l.State
 	}
-	return max(l.Expires.Sub(now), 0).Round(time.Second).String()
+	left := max(l.Expires.Sub(now), 0).Round(time.Second).String()
+	if l.Stopped != nil {
+		left += ", shim stopped"
+	}
+	return left
 }
 
 // engineStands says how it stands with a rank's engine, and since when.

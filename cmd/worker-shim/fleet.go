@@ -192,7 +192,7 @@ func (f *fleet) serve(key events.RankKey, feed <-chan shim.Frame, decoder shim.D
 	watch := &watcher{log: log, cfg: &one, report: report}
 	defer f.cfg.figures.end(watch)
 	log.Info("starting", "source", one.source, "model", one.model, "block_size", one.blockSize)
-	return shim.Run(f.ctx, shim.Config{
+	err = shim.Run(f.ctx, shim.Config{
 		Feed: feed, Decoder: decoder, Source: source,
 		Identity: shim.Identity{Model: one.model, BlockSize: one.blockSize},
 		Limits:   shim.Limits{QueueBytes: one.queueBytes},
@@ -200,6 +200,10 @@ func (f *fleet) serve(key events.RankKey, feed <-chan shim.Frame, decoder shim.D
 		Control:  server, Keep: one.keep(report, log), Hooks: watch.hooks(),
 		Tracer: one.tracer, QuietAfter: one.silence,
 	})
+	if err == nil && f.ctx.Err() != nil {
+		one.leave(f.ctx, true, report, log)
+	}
+	return err
 }
 
 // listen takes lines from whoever connects. The lines of one connection stay in order.

@@ -9,8 +9,10 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/kvatlas/kvatlas/internal/escape"
+	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -31,6 +33,46 @@ func (r *running) keep(report *shim.Report, log *slog.Logger) func(context.Conte
 		}
 		return err
 	}
+}
+
+// linger returns a context that goes on for --stop-wait after stop has ended, so that the end of the engine is seen.
+// end ends it.
+func (r *running) linger(stop context.Context, log *slog.Logger) (ctx context.Context, end context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(stop))
+	forget := context.AfterFunc(stop, func() {
+		if r.stopWait > 0 {
+			log.Info("stopping; waiting for the engine's end", "at_most", r.stopWait)
+		}
+		loop.Wait(ctx, r.stopWait)
+		cancel()
+	})
+	return ctx, func() {
+		forget()
+		cancel()
+	}
+}
+
+// leaveTime bounds the last write of a lease.
+const leaveTime = 2 * time.Second
+
+// leave writes into the lease how the shim has ended: with its engine, or, if ctx is done, before it. stopped reports
+// that the shim was told to stop.
+func (r *running) leave(ctx context.Context, stopped bool, report *shim.Report, log *slog.Logger) {
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
+	defer cancel()
+	err, what := error(nil), "the engine is gone; its lease is ended"
+	if ctx.Err() == nil {
+		err = report.End(last, stopped)
+	} else {
+		err = report.Leave(last)
+		what = "the engine runs on; its registration stays for the next shim until the lease expires"
+	}
+	if err != nil {
+		log.Warn("the end of this shim cannot be written into the lease", "error", err, "what_to_do",
+			"see whether NATS runs; until the lease expires indexers may name this worker")
+		return
+	}
+	log.Info(what)
 }
 
 // register returns what registers the rank, holds its lease and says how its shim is doing.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -66,7 +67,7 @@ type running struct {
 	claimWait, silence                  time.Duration
 	onUnreadable                        string
 	onRefused                           string
-	silentAfter, goneAfter              time.Duration
+	silentAfter, goneAfter, stopWait    time.Duration
 	debug                               *cli.Debug
 	traces                              *cli.Traces
 	tracer                              *tracing.Tracer
@@ -193,6 +194,9 @@ objects, for indexers to know without asking. It needs --engine and --master alo
 	f.DurationVar(&r.goneAfter, "engine-gone-after", 0,
 		"after how long a silence the engine counts as gone, and what it had in device and host memory is cleared; 0: "+
 			"never. Of --listen without --worker: how long after its connection has ended; 0: 2s")
+	f.DurationVar(&r.stopWait, "stop-wait", 5*time.Second,
+		"after SIGTERM, how long to wait for the engine's end, which is then recorded: indexers choose the worker no more. "+
+			"If the engine runs on, its registration stays for the next shim; 0: do not wait")
 	f.DurationVar(&r.logWindow, "log-repeat", 10*time.Second, "least time between two log lines about the same trouble")
 	r.http = httpFlags(f)
 	r.traces = cli.TraceFlags(f)
@@ -306,6 +310,7 @@ func (r *running) check() error {
 	wrong.When(r.silentAfter < time.Second, "--engine-silent-after %v is less than 1s", r.silentAfter)
 	wrong.When(r.goneAfter != 0 && r.goneAfter < r.silentAfter && !r.byTopic(),
 		"--engine-gone-after %v is less than --engine-silent-after %v", r.goneAfter, r.silentAfter)
+	wrong.When(r.stopWait < 0, "--stop-wait %v is negative", r.stopWait)
 	wrong.When(r.queueBytes < 1<<20, "--queue-bytes %d is less than 1 MiB", r.queueBytes)
 	return wrong.Usage()
 }
@@ -401,6 +406,9 @@ func (r *running) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.L
 			one.spec = &spec
 		}
 	}
+	stop := ctx
+	ctx, end := r.linger(stop, log)
+	defer end()
 	all, ctx := errgroup.WithContext(ctx)
 	if r.engineHTTP != "" {
 		asker, err := r.asker()
@@ -423,20 +431,32 @@ func (r *running) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.L
 		all.Go(func() error { return proof.run(ctx, ranks[0], ns) })
 	}
 	remoteRanks(ctx, ranks, said, log)
+	var serving sync.WaitGroup
 	for _, one := range ranks {
 		log := log.With("worker", one.instance, "rank", one.rank)
+		serving.Add(1)
 		all.Go(func() error {
+			defer serving.Done()
 			if one.remote {
-				return one.serveRemote(ctx, ns, log)
+				return one.serveRemote(ctx, stop, ns, log)
 			}
-			return one.serve(ctx, ns, log)
+			return one.serve(ctx, stop, ns, log)
 		})
 	}
+	all.Go(func() error { // at a stop, the last rank ends what runs beside
+		select {
+		case <-stop.Done():
+			serving.Wait()
+			end()
+		case <-ctx.Done():
+		}
+		return nil
+	})
 	return all.Wait()
 }
 
-// serve shims one rank.
-func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.Logger) error {
+// serve shims one rank until ctx ends, or until stop has ended and the engine is gone.
+func (r *running) serve(ctx, stop context.Context, ns *jetstream.Namespace, log *slog.Logger) error {
 	source, err := events.EngineOf(r.source)
 	if err != nil {
 		return err
@@ -453,9 +473,9 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 	watch := &watcher{log: log, cfg: r}
 	watch.Examiner = watch.examiner(decoder)
 	key := events.RankKey{Instance: events.WorkerID(r.instance), Rank: events.Rank(r.rank)}
-	server, err := r.claim(ctx, ns, key, log)
+	server, err := r.claim(stop, ns, key, log)
 	if err != nil {
-		return ignoreEnd(ctx, err)
+		return ignoreEnd(stop, err)
 	}
 	if server != nil {
 		defer server.Close()
@@ -470,6 +490,10 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 		sleep, end = r.poll.serve(watch.report)
 		defer end()
 	}
+	serving := ""
+	if r.messages == nil { // the engines that share a shim would cost it too many connections
+		serving, _ = dial.ServingAddress(r.spec.Endpoint)
+	}
 	log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats",
 		ns.Conn().ServerURL())
 	err = shim.Run(ctx, shim.Config{
@@ -483,14 +507,10 @@ func (r *running) serve(ctx context.Context, ns *jetstream.Namespace, log *slog.
 		Keep:            r.keep(watch.report, log),
 		ReplayTimeout:   r.replayTimeout, IdleCheck: r.idleCheck, Hooks: watch.hooks(), QuietAfter: r.silence,
 		OnRefused: onRefused, SilentAfter: r.silentAfter, GoneAfter: r.goneAfter,
-		Tracer: r.tracer, Sleep: sleep,
+		Tracer: r.tracer, Sleep: sleep, Stop: stop.Done(), Serving: serving,
 	})
-	if err == nil && ctx.Err() == nil { // the engine is gone, and nobody waits for it
-		log.Info("the engine is gone; its lease is ended")
-		if err := watch.report.End(ctx); err != nil {
-			log.Warn("the lease cannot be ended; it expires by itself", "error", err, "what_to_do",
-				"see whether NATS runs; until then indexers name this worker")
-		}
+	if stopped := stop.Err() != nil; err == nil && (stopped || ctx.Err() == nil) {
+		r.leave(ctx, stopped, watch.report, log)
 	}
 	return err
 }

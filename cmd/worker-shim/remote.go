@@ -60,10 +60,11 @@ func remoteRanks(ctx context.Context, ranks []*running, said enginehttp.Engine, 
 }
 
 // serveRemote keeps a remote rank registered while no shim serves it, and serves it once its port here accepts
-// connections.
-func (r *running) serveRemote(ctx context.Context, ns *jetstream.Namespace, log *slog.Logger) error {
+// connections. It ends with ctx, and once stop has ended as serve does.
+func (r *running) serveRemote(ctx, stop context.Context, ns *jetstream.Namespace, log *slog.Logger) error {
 	remote, here := context.WithCancel(ctx)
 	defer here()
+	defer context.AfterFunc(stop, here)()
 	var probes sync.WaitGroup
 	probes.Go(func() {
 		for loop.Wait(remote, r.lease/3) {
@@ -74,12 +75,12 @@ func (r *running) serveRemote(ctx context.Context, ns *jetstream.Namespace, log 
 	})
 	err := r.keepRemote(remote, ns, log)
 	probes.Wait()
-	if err != nil || ctx.Err() != nil {
+	if err != nil || ctx.Err() != nil || stop.Err() != nil {
 		return err
 	}
 	log.Info("a remote rank publishes its events here after all", "engine", r.engine)
 	r.remote = false
-	return r.serve(ctx, ns, log)
+	return r.serve(ctx, stop, ns, log)
 }
 
 // keepRemote keeps a remote rank registered while no shim serves it, until ctx ends.

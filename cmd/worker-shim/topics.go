@@ -390,7 +390,7 @@ func (t *topics) runStream(s *stream, topic *events.Topic, size uint32, log *slo
 	if err := one.registerModel(t.ctx, t.ns, t.cfg.blockSize == 0); err != nil {
 		return err
 	}
-	return one.serve(t.ctx, t.ns, log)
+	return one.serve(t.ctx, t.ctx, t.ns, log)
 }
 
 // registerModel registers the model of a stream. Where the block size was learned from an event, a size that is

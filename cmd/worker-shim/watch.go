@@ -198,6 +198,13 @@ func (w *watcher) hooks() shim.Hooks {
 		},
 		Stepped:      w.stepped,
 		StateChanged: w.stateChanged,
+		Unserved: func(why string) {
+			if w.report.Unserved(why); why == "" {
+				log.Info("the engine accepts requests again")
+				return
+			}
+			log.Info("the engine accepts no requests any more; it is not chosen", "why", why)
+		},
 	}
 }
 

@@ -200,7 +200,7 @@ func Start(t testing.TB, name string, args ...string) *Process {
 // unhurried are settings of all programs, unless a test has others: nothing expires, is given up or taken for gone
 // because a process, or the whole machine, stood still for some minutes.
 var unhurried = []string{
-	"KVATLAS_LEASE=15m", "KVATLAS_CLAIM_WAIT=15m", "KVATLAS_ENGINE_SILENT_AFTER=15m", // of shims
+	"KVATLAS_LEASE=15m", "KVATLAS_CLAIM_WAIT=15m", "KVATLAS_ENGINE_SILENT_AFTER=15m", "KVATLAS_STOP_WAIT=0s", // of shims
 	"KVATLAS_PENDING_FOR=24h", "KVATLAS_TOMBSTONE_FOR=24h", "KVATLAS_L3_TIMEOUT=4m", "KVATLAS_NATS_WAIT=4m", // of indexers
 	"KVATLAS_PARK_FOR=24h", "KVATLAS_REMEMBER_FOR=24h", // of indexers of v0.4
 	"KVATLAS_TIMEOUT=4m",                                                  // of who asks them

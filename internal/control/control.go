@@ -25,7 +25,7 @@ const patience = 2 * time.Second
 
 // request is what a shim is asked, in JSON.
 type request struct {
-	Op       string             `json:"op"`                 // opWho, opResync
+	Op       string             `json:"op"`                 // opWho, opResync, opPresent
 	ID       string             `json:"id,omitempty"`       // of a resync
 	Instance events.WorkerID    `json:"instance,omitempty"` // if not empty, only this one is asked
 	Lost     bool               `json:"lost,omitempty"`     // of a resync, as in ResyncRequest
@@ -33,8 +33,9 @@ type request struct {
 }
 
 const (
-	opWho    = "who"
-	opResync = "resync"
+	opWho     = "who"
+	opResync  = "resync"
+	opPresent = "present" // no answer: the NATS server reports if nobody listens
 )
 
 // Shim is how a shim answers.
@@ -134,6 +135,8 @@ func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(),
 		switch {
 		case req.Instance != "" && req.Instance != key.Instance:
 			return jetstream.Response{Code: 404, Description: "another instance is meant"}
+		case req.Op == opPresent:
+			return jetstream.Response{Elsewhere: true}
 		case req.Op == opWho:
 			s = h.Who()
 		case req.Op == opResync && req.ID != "":
@@ -172,6 +175,16 @@ func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(),
 // Who asks for the shim that serves a rank now. It returns nil if none answers.
 func Who(ctx context.Context, ns *jetstream.Namespace, key events.RankKey) (*Shim, error) {
 	return ask(ctx, ns, key, request{Op: opWho})
+}
+
+// Absent returns those of some ranks whose shims are not connected to NATS: nobody listens on their control subjects.
+// Shims do not answer, so it costs one message for each rank.
+func Absent(ctx context.Context, ns *jetstream.Namespace, ranks []events.RankKey) ([]events.RankKey, error) {
+	body, err := json.Marshal(request{Op: opPresent})
+	if err != nil {
+		return nil, err
+	}
+	return ns.Absent(ctx, ranks, body)
 }
 
 // WhoAll asks all shims of a partition. It waits for answers for two seconds, since nobody knows how many there are.

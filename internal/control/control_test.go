@@ -133,3 +133,97 @@ func TestAShimSpeaksForItself(t *testing.T) {
 		t.Errorf("all shims of partition 0: %+v, %v", all, err)
 	}
 }
+
+// TestAbsent looks for shims that are there, that stand still, and whose connections have ended.
+func TestAbsent(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+	defer cancel()
+	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), SyncInterval: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Stop()
+	join := func() *jetstream.Namespace {
+		conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(conn.Close)
+		ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "test", Partitions: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ns
+	}
+	ns, shims := join(), join()
+	var ranks []events.RankKey
+	for i := range 100 {
+		ranks = append(ranks, events.RankKey{Instance: "w", Rank: events.Rank(i)})
+	}
+	never := &standing{} // it must not be asked who it is
+	for _, key := range ranks[1:] {
+		stop, err := Serve(shims, key, never)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stop()
+	}
+	if err := shims.Conn().NATS().FlushWithContext(ctx); err != nil { // the server has all subscriptions
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		ranks []events.RankKey
+		want  string
+	}{{nil, "[]"}, {ranks, "[w/0]"}, {ranks[1:3], "[]"}} {
+		absent, err := Absent(ctx, ns, c.ranks)
+		if fmt.Sprint(absent) != c.want || err != nil {
+			t.Errorf("of %d shims %v are absent, %v; want %s", len(c.ranks), absent, err, c.want)
+		}
+	}
+	shims.Conn().Close()
+	for n := 0; n < len(ranks); { // the server may not have seen the end yet
+		absent, err := Absent(ctx, ns, ranks)
+		if n = len(absent); err != nil {
+			t.Fatalf("once the connection has ended, %d are absent, %v", n, err)
+		}
+	}
+	ns.Conn().Close()
+	if _, err := Absent(ctx, ns, ranks); err == nil {
+		t.Error("without a connection it is known who is absent")
+	}
+}
+
+// BenchmarkAbsent is what a look for 10,000 shims costs, once a second, with the server and all shims in this process.
+func BenchmarkAbsent(b *testing.B) {
+	ctx := b.Context()
+	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: b.TempDir(), SyncInterval: time.Minute})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer server.Stop()
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer conn.Close()
+	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "test", Partitions: 8})
+	if err != nil {
+		b.Fatal(err)
+	}
+	var ranks []events.RankKey
+	for i := range 10_000 {
+		ranks = append(ranks, events.RankKey{Instance: events.WorkerID(fmt.Sprint("w", i))})
+		if i%10 == 0 { // the others are as absent as they can be, which costs more
+			continue
+		}
+		if _, err := Serve(ns, ranks[i], &standing{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if absent, err := Absent(ctx, ns, ranks); len(absent) != 1000 || err != nil {
+			b.Fatal(len(absent), err)
+		}
+	}
+}

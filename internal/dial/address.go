@@ -68,31 +68,53 @@ var servingSchemes = []string{"http", "https", "grpc", "grpcs"}
 // SCHEME://HOST:PORT with one of the schemes http, https, grpc and grpcs, and nothing behind but / or /v1. An IP address
 // that is never dialled is refused too.
 func CheckServing(text string) error {
+	_, _, err := splitServing(text)
+	return err
+}
+
+// ServingAddress returns the HOST:PORT of a serving address. ok is false if the text is none, or if it names neither a
+// port nor the scheme http or https.
+func ServingAddress(text string) (address string, ok bool) {
+	host, port, err := splitServing(text)
+	if scheme, _, _ := strings.Cut(text, "://"); port == "" {
+		port = schemePorts[scheme]
+	}
+	if err != nil || port == "" {
+		return "", false
+	}
+	return net.JoinHostPort(canonical(host), port), true
+}
+
+// splitServing splits a serving address. The port is empty if the text names none.
+func splitServing(text string) (host, port string, err error) {
 	rest := text
 	if scheme, after, isURL := strings.Cut(text, "://"); isURL {
 		if !slices.Contains(servingSchemes, scheme) {
-			return fmt.Errorf("%s does not begin with http://, https://, grpc:// or grpcs://", shown(text))
+			return "", "", fmt.Errorf("%s does not begin with http://, https://, grpc:// or grpcs://", shown(text))
 		}
 		rest = strings.TrimSuffix(strings.TrimSuffix(after, "/"), "/v1")
 	}
-	host, port := rest, ""
+	host = rest
 	if _, err := netip.ParseAddr(rest); err != nil && strings.ContainsAny(rest, ":[]") {
 		if inner, bracketed := strings.CutPrefix(rest, "["); bracketed && strings.HasSuffix(inner, "]") {
 			host = strings.TrimSuffix(inner, "]")
 		} else if host, port, err = net.SplitHostPort(rest); err != nil {
-			return fmt.Errorf("%s is not HOST:PORT or http://HOST:PORT", shown(text))
+			return "", "", fmt.Errorf("%s is not HOST:PORT or http://HOST:PORT", shown(text))
 		} else if err := checkPort(text, port); err != nil {
-			return err
+			return "", "", err
 		}
 	}
 	if err := CheckHost(host); err != nil {
-		return fmt.Errorf("%s is not HOST:PORT or http://HOST:PORT: %w", shown(text), err)
+		return "", "", fmt.Errorf("%s is not HOST:PORT or http://HOST:PORT: %w", shown(text), err)
 	}
 	if addr, err := netip.ParseAddr(host); err == nil && Never(addr) {
-		return fmt.Errorf("%s: %w", shown(text), ErrDenied)
+		return "", "", fmt.Errorf("%s: %w", shown(text), ErrDenied)
 	}
-	return nil
+	return host, port, nil
 }
+
+// schemePorts are the ports of URLs without one.
+var schemePorts = map[string]string{"http": "80", "https": "443"}
 
 // Addresses is a list of addresses that may get a secret.
 type Addresses struct {
@@ -139,7 +161,7 @@ func (a *Addresses) Contains(u *url.URL) bool {
 	}
 	host, port := u.Hostname(), u.Port()
 	if port == "" {
-		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+		port = schemePorts[u.Scheme]
 	}
 	if addr, err := netip.ParseAddr(host); err == nil && within(a.networks, addr.Unmap()) {
 		return true

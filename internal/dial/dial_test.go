@@ -1,6 +1,7 @@
 package dial
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -230,5 +231,48 @@ func TestSecretsGoToListedAddresses(t *testing.T) {
 		if _, err := ParseAddresses([]string{bad}); err == nil {
 			t.Errorf("%q is taken", bad)
 		}
+	}
+}
+
+// TestServingAddresses: the address that is dialled for a serving address.
+func TestServingAddresses(t *testing.T) {
+	for text, want := range map[string]string{
+		"http://a": "a:80", "https://A.": "a:443", "http://a:8000/v1": "a:8000", "https://[::1]:80/": "[::1]:80",
+		"10.0.0.1:80": "10.0.0.1:80", "grpc://a:1": "a:1", "http://[::1]": "[::1]:80", "http://10.0.0.1": "10.0.0.1:80",
+
+		"a": "", "::1": "", "grpc://a": "", "grpcs://a": "", "": "", "http://": "", "ftp://a:1": "", "http://a:1?x": "",
+		"http://169.254.169.254:80": "",
+	} {
+		if got, ok := ServingAddress(text); got != want || ok != (want != "") {
+			t.Errorf("of %q: %q, %v; want %q", text, got, ok, want)
+		}
+	}
+}
+
+// TestProbe: a probe tells who listens from who refuses, and one that the rule forbids is not counted as a dial.
+func TestProbe(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	loopback, other := mustRule(t, "127.0.0.0/8"), mustRule(t, "10.0.0.0/8")
+	for _, rule := range []*Rule{nil, loopback} {
+		if err := Probe(t.Context(), rule, address, time.Minute); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := Probe(t.Context(), other, address, time.Minute); !errors.Is(err, ErrDenied) || Refuses(err) ||
+		other.Denied() != 0 || other.Problem(time.Now()) != "" {
+		t.Errorf("forbidden: %v, %d counted", err, other.Denied())
+	}
+	l.Close()
+	for _, rule := range []*Rule{nil, loopback} {
+		if err := Probe(t.Context(), rule, address, time.Minute); !Refuses(err) {
+			t.Errorf("nobody listens: %v", err)
+		}
+	}
+	if Refuses(nil) || Refuses(context.DeadlineExceeded) {
+		t.Error("something else is a refusal")
 	}
 }

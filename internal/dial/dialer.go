@@ -54,6 +54,23 @@ func (r *Rule) control(_ context.Context, _, address string, _ syscall.RawConn) 
 	return nil
 }
 
+// Probe connects to HOST:PORT and closes the connection. nil reports that a process listens there; see [Refuses]. The
+// error is ErrDenied if the rule does not permit the address; such a probe is not counted as a denied dial.
+func Probe(ctx context.Context, rule *Rule, address string, timeout time.Duration) error {
+	d := net.Dialer{Timeout: timeout}
+	if rule != nil {
+		d.ControlContext = rule.control
+	}
+	c, err := d.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return Fixed(err)
+	}
+	return c.Close()
+}
+
+// Refuses reports whether an error of connecting proves that the host is up and no process listens at the address.
+func Refuses(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
+
 // Client returns an HTTP client whose connections the rule judges. It does not follow redirects. With a rule, it
 // ignores the proxies of the environment: a proxy would dial in its place.
 func Client(rule *Rule, timeout time.Duration) *http.Client {

@@ -65,6 +65,7 @@ var (
 	blockSizes         = fault("block_sizes")
 	storeUncredited    = fault("store_uncredited")
 	storeNames         = fault("store_names")
+	shimStopped        = fault("shim_stopped")
 	shimSilent         = fault("shim_silent")
 	engineUnusable     = fault("engine_unusable")
 	severalEngines     = fault("several_engines")

@@ -566,9 +566,18 @@ func judgeShims(f *Facts) (list []Finding) {
 		if w.Lease == nil || w.Lease.State != string(registry.Held) || answered[key] {
 			continue
 		}
-		list = append(list, Finding{Warning, "", shimSilent, key.String(), "the shim renews its lease and does not answer",
-			fmt.Sprintf("process %d on %s, nothing within two seconds on the control subject", w.Lease.PID, w.Lease.Host),
-			"see that its process does not hang, and that its NATS user may subscribe to the control subjects: " +
+		if w.Lease.Stopped != nil {
+			list = append(list, Finding{Warning, "", shimStopped, key.String(), "the shim was stopped while its engine ran",
+				fmt.Sprintf("process %d on %s stopped at %s; what the engine announces is not known until a shim runs again",
+					w.Lease.PID, w.Lease.Host, w.Lease.Stopped.UTC().Format(time.RFC3339)),
+				fmt.Sprintf("start its worker-shim again before the lease expires at %s; then the rank is cleared",
+					w.Lease.Expires.UTC().Format(time.RFC3339))})
+			continue
+		}
+		list = append(list, Finding{Warning, "", shimSilent, key.String(), "the shim has a lease and does not answer",
+			fmt.Sprintf("process %d on %s renewed the lease at %s; nothing within two seconds on the control subject",
+				w.Lease.PID, w.Lease.Host, w.Lease.Renewed.UTC().Format(time.RFC3339)),
+			"see that its process runs and does not hang, and that its NATS user may subscribe to the control subjects: " +
 				"indexer auth example --shim " + escape.Shell(string(w.Instance))})
 	}
 	for _, r := range f.Records {

@@ -196,6 +196,11 @@ func TestEachFaultIsFound(t *testing.T) {
 			f.Records = []registry.Record{{Instance: "w1", Model: "m", BlockSize: 16, L3: unseeded}}
 		}},
 		{"shims", Warning, "does not answer", "indexer auth", func(f *Facts) { f.Shims = f.Shims[:1] }},
+		{"shims", Warning, "was stopped while its engine ran", "again before the lease expires", func(f *Facts) {
+			f.Shims = f.Shims[:1]
+			stopped := time.Now()
+			f.Workers.Workers[1].Lease.Stopped = &stopped
+		}},
 		{"shims", Error, "log takes nothing", "make room", func(f *Facts) {
 			f.Shims[0].Waiting = &control.Waiting{Why: "it is full", Do: "make room"}
 		}},

@@ -1,5 +1,6 @@
-// Package registry knows which workers there are: each rank's shim registers it in a KV bucket and holds a lease on it;
-// a node writes into the log that a rank is gone when its lease has expired, and at no other time.
+// Package registry knows which workers there are: each rank's shim registers it in a KV bucket and holds a lease on it.
+// A node writes into the log that a rank is gone when its lease has ended: it has expired, the shim has ended it with
+// its engine, or a node has found the engine's address dead.
 //
 //	shim:  lease := registry.NewLease(ns, record, hooks); lease.Keep(ctx, lost)   // take, renew; lost: look into the log
 //	node:  r := registry.New(cfg); r.Run(ctx)                                     // watch, probe, expire
@@ -57,6 +58,14 @@
 // A record that cannot be read, such as one of a later release, renews nothing and ends nothing. The registration that
 // it was written over counts until its lease has run out, and then this node does not know the worker. In the log it
 // stays, as the record may be good for others.
+//
+// # A shim that stops, or is killed
+//
+// A shim that is told to stop waits for its engine's end and writes Expired itself ([Lease.End]). If the engine runs
+// on, it writes when it stopped ([Lease.Leave]), and the lease waits for the next shim.
+//
+// If engine and shim are killed, a node finds out: it looks once a second which shims have left NATS, and connects to
+// the serving addresses of their ranks. vigil.go has the states.
 //
 // # A bucket that is lost
 //

@@ -29,6 +29,13 @@ func TestStatesHaveExits(t *testing.T) {
 			state: api.WorkerIncomplete, why: "blocks of 32 tokens"},
 		"the engine has ended": {enter: shim(ShimState{Engine: api.EngineGone, Why: "its ports refuse"}),
 			leave: shim(ShimState{Engine: api.EngineConnected}), state: api.WorkerUnschedulable, why: "its engine has ended"},
+		"the engine accepts no requests": {enter: shim(ShimState{Unserved: "its serving address refuses"}),
+			leave: shim(ShimState{}), state: api.WorkerUnschedulable, why: "its serving address refuses"},
+		"the shim has ended the lease": {enter: func(r *Record) {
+			r.State, r.Shim = Expired, &ShimState{Engine: api.EngineGone, Stopped: time.Unix(1, 0)}
+		}, leave: func(r *Record) { r.State = Held }, state: api.WorkerUnschedulable, why: "its shim has ended its lease"},
+		"the shim was stopped": {enter: shim(ShimState{Stopped: time.Unix(1, 0)}), leave: shim(ShimState{}),
+			state: api.WorkerSchedulable, why: "its shim was stopped at"},
 		"the lease has expired": {enter: func(r *Record) { r.State = Expired }, leave: func(r *Record) { r.State = Held },
 			state: api.WorkerUnschedulable, why: "its lease has expired"},
 		"the rank is not in the range": {enter: two, leave: one, state: api.WorkerUnschedulable, why: "is not among"},

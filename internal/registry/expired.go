@@ -26,9 +26,10 @@ func newExpired() expired {
 	return expired{last}
 }
 
-// note takes a record that was written. renewed is when the one before was; zero: it is not known.
+// note takes a record that was written. renewed is when the one before was; zero: it is not known. A lease that its
+// shim has ended, as it was told to stop, is not remembered: nothing is wrong.
 func (x expired) note(key events.RankKey, r Record, renewed, written time.Time) {
-	if r.State != Expired {
+	if r.State != Expired || r.endedByShim() {
 		x.last.Remove(key)
 		return
 	}

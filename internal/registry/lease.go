@@ -251,28 +251,50 @@ func (l *Lease) Keep(ctx context.Context, lost func()) error {
 const claimAgain = 10 * time.Second
 
 // End ends the lease before it expires, because the engine is gone: a node then clears what the rank held and deletes
-// the record. Keep must have returned. A lease that another shim has taken over stays as it is.
-func (l *Lease) End(ctx context.Context) error {
-	entry, err := l.bucket.Latest(ctx, l.name)
-	if errors.Is(err, jetstream.ErrNotFound) {
-		return nil
+// the record. stopped reports that the shim was told to stop: such an end is expected, and nodes forget the worker.
+// Keep's context must be done. A lease that another shim has taken over stays as it is.
+func (l *Lease) End(ctx context.Context, stopped bool) error { return l.last(ctx, Expired, stopped) }
+
+// Leave notes in the lease that the shim stops while its engine runs on. The lease stays until it expires or another
+// shim takes it over. Keep's context must be done.
+func (l *Lease) Leave(ctx context.Context) error { return l.last(ctx, Held, true) }
+
+// last writes the record for the last time. A renewal that Keep has given up may still arrive, so a conflict with the
+// shim's own record is retried.
+func (l *Lease) last(ctx context.Context, state State, stopped bool) error {
+	l.mu.Lock()
+	record := l.record
+	l.mu.Unlock()
+	record.State = state
+	if stopped {
+		shim := ShimState{}
+		if record.Shim != nil {
+			shim = *record.Shim
+		}
+		shim.Stopped = time.Now().UTC().Truncate(time.Millisecond)
+		record.Shim = &shim
 	}
+	data, err := record.encode()
 	if err != nil {
 		return err
 	}
-	var there Record
-	if strictjson.Unmarshal(entry.Value, &there) != nil || there.Holder.ID != l.record.Holder.ID {
-		return nil
+	for {
+		entry, err := l.bucket.Latest(ctx, l.name)
+		if errors.Is(err, jetstream.ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		var there Record
+		if strictjson.Unmarshal(entry.Value, &there) != nil || there.Holder.ID != record.Holder.ID ||
+			there.State == Expired {
+			return nil // another shim has taken it over, or a node has ended it
+		}
+		if _, err = l.write(ctx, data, entry.Revision); !errors.Is(err, jetstream.ErrConflict) {
+			return err
+		}
 	}
-	there.State = Expired
-	data, err := there.encode()
-	if err == nil {
-		_, err = l.write(ctx, data, entry.Revision)
-	}
-	if errors.Is(err, jetstream.ErrConflict) {
-		return nil // another shim has taken it over, or a node has ended it
-	}
-	return err
 }
 
 // renew writes the record after the revision that it had, or after what it finds there. It writes even where an attempt

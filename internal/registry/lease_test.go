@@ -28,7 +28,7 @@ func TestAnAttemptThatWasStored(t *testing.T) {
 func TestLeaseIsEnded(t *testing.T) {
 	s := newSite(t)
 	l := must(NewLease(s.ns, record("w", time.Hour), LeaseHooks{}))
-	s.must(l.End(s.ctx)) // there is none
+	s.must(l.End(s.ctx, true)) // there is none
 	_, _, err := l.renew(s.ctx, 0)
 	s.must(err)
 	state := func() State {
@@ -37,11 +37,11 @@ func TestLeaseIsEnded(t *testing.T) {
 		return r.State
 	}
 	other := must(NewLease(s.ns, record("w", time.Hour), LeaseHooks{}))
-	s.must(other.End(s.ctx))
+	s.must(other.End(s.ctx, true))
 	if now := state(); now != Held {
 		t.Errorf("another shim's End: %s", now)
 	}
-	s.must(l.End(s.ctx))
+	s.must(l.End(s.ctx, true))
 	if now := state(); now != Expired {
 		t.Errorf("its own End: %s", now)
 	}

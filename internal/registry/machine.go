@@ -136,6 +136,21 @@ func (m *Machine) Gone(key events.RankKey) {
 	delete(m.entries, key)
 }
 
+// Proves reports whether the bucket is known to have been writable until now: then Age is valid.
+func (m *Machine) Proves(now time.Duration) bool {
+	return m.proved && m.fresh == nil && now-m.confirmed <= m.gap()
+}
+
+// Age returns for how long a record has not been renewed although the bucket was writable.
+func (m *Machine) Age(key events.RankKey) time.Duration {
+	if e := m.entries[key]; e != nil {
+		return m.age(e)
+	}
+	return 0
+}
+
+func (m *Machine) age(e *entry) time.Duration { return m.confirmed - max(e.seen, m.since) }
+
 // Every is how often the bucket is to be probed, and Due to be asked: eight times in the shortest lease; 0 while there
 // are none.
 func (m *Machine) Every() time.Duration {
@@ -166,16 +181,16 @@ func (m *Machine) Probed(sent time.Duration) {
 // left to others for half a lease, unless they are unread. It looks at all leases: 0.25 ms for 10,000 (BenchmarkDue),
 // eight times in a lease, which at 30 s is less than a ten-thousandth of a processor.
 func (m *Machine) Due(now time.Duration, mine func(events.RankKey) bool) (list []Due) {
-	gap := m.gap()
-	if !m.proved || m.fresh != nil || now-m.confirmed > gap {
+	if !m.Proves(now) {
 		return nil
 	}
+	gap := m.gap()
 	for key, e := range m.entries {
 		wait := e.record.Lease()
 		if e.record.State == Expired {
 			wait = 0
 		}
-		age := m.confirmed - max(e.seen, m.since)
+		age := m.age(e)
 		if now < e.next || age < wait || !e.unread && age < wait+e.record.Lease()/2 && !mine(key) {
 			continue
 		}

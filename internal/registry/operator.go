@@ -11,6 +11,7 @@ import (
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
+	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/internal/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -140,7 +141,8 @@ func (s *operators) current(lost map[string][]byte) (changed bool) {
 }
 
 // Declare registers a worker that has no shim, in place of an earlier registration. What was changed of that is
-// forgotten; a worker that is drained stays so. The error is an [api.Error], or of the bucket.
+// forgotten; a worker that is drained stays so. Another worker without a shim that was declared for the same ranks,
+// model and serving address is removed. The error is an [api.Error], or of the bucket.
 func (r *Registry) Declare(ctx context.Context, w *api.WorkerRegistration) (*api.Worker, error) {
 	if err := r.unleased(w.Instance, api.CodeRegistered, "PATCH changes its record"); err != nil {
 		return nil, err
@@ -151,11 +153,53 @@ func (r *Registry) Declare(ctx context.Context, w *api.WorkerRegistration) (*api
 	} else if err != nil {
 		return nil, err
 	}
-	return r.Edit(ctx, w.Instance, func(o *Operator, _ bool) error {
+	worker, err := r.Edit(ctx, w.Instance, func(o *Operator, _ bool) error {
 		o.Declared = &Declared{Model: w.Model, BlockSize: w.BlockSize, Worker: w.WorkerSpec}
 		o.Change = api.WorkerSpec{}
 		return nil
 	})
+	if err != nil {
+		return nil, err
+	}
+	for _, old := range r.declaredAt(w) {
+		_, err := r.Remove(ctx, old)
+		if failure, is := errors.AsType[*api.Error](err); is && failure.Code == api.CodeUnknownWorker {
+			err = nil // another node has removed it
+		}
+		if err != nil {
+			return nil, err
+		}
+		r.cfg.Hooks.Replaced(old, w.Instance)
+	}
+	return worker, nil
+}
+
+// declaredAt lists the other workers that were declared for the ranks, model and serving address of a worker, and that
+// have neither a shim nor a client of another API.
+func (r *Registry) declaredAt(w *api.WorkerRegistration) (list []events.WorkerID) {
+	address, ok := dial.ServingAddress(w.Endpoint)
+	if !ok {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	leased := map[events.WorkerID]bool{}
+	for key := range r.workers {
+		leased[key.Instance] = true
+	}
+	for instance, o := range r.operators.known {
+		if instance == w.Instance || leased[instance] || o.Posted != nil || o.Declared == nil || o.Declared.Model != w.Model {
+			continue
+		}
+		spec := o.Declared.Worker.With(o.Change)
+		at, _ := dial.ServingAddress(spec.Endpoint)
+		apart := spec.RankStart >= w.RankStart+max(w.RankSize, 1) || w.RankStart >= spec.RankStart+max(spec.RankSize, 1)
+		if at == address && !apart {
+			list = append(list, instance)
+		}
+	}
+	slices.Sort(list)
+	return list
 }
 
 // unleased refuses if a shim holds a lease on some rank of a worker.

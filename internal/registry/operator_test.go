@@ -255,6 +255,45 @@ func TestDeclaredWorkers(t *testing.T) {
 	s.seen(later, api.WorkerSchedulable, "")
 }
 
+// TestDeclaredAtAnAddress: a worker without a shim replaces those that were declared for its model, address and ranks,
+// and no others.
+func TestDeclaredAtAnAddress(t *testing.T) {
+	s := newSite(t)
+	declare := func(instance events.WorkerID, model, endpoint string, start, size uint32) {
+		w := &api.WorkerRegistration{Instance: instance, Model: model, BlockSize: 16, WorkerSpec: api.WorkerSpec{
+			Endpoint: endpoint, RankStart: start, RankSize: size, Events: api.EventsNone}}
+		s.must(w.Check())
+		_, err := s.nodes[0].Declare(s.ctx, w)
+		s.must(err)
+	}
+	var replaced []string
+	s.nodes[0].cfg.Hooks.Replaced = func(old, by events.WorkerID) {
+		replaced = append(replaced, fmt.Sprint(old, " by ", by))
+	}
+	declare("old", "m", "http://h:1", 0, 2)
+	declare("other-address", "m", "http://h:2", 0, 2)
+	declare("other-model", "n", "http://h:1", 0, 2)
+	declare("other-ranks", "m", "http://h:1", 2, 2)
+	declare("moved", "m", "http://h:3", 0, 2)
+	_, err := s.nodes[0].Change(s.ctx, &api.WorkerChange{Instance: "moved", WorkerSpec: api.WorkerSpec{Endpoint: "h:1"}})
+	s.must(err)
+	declare("new", "m", "http://h:1/v1", 1, 1)
+	declare("new", "m", "http://h:1/v1", 1, 1)
+	declare("nowhere", "m", "", 1, 1)
+	if got := strings.Join(replaced, ", "); got != "moved by new, old by new" {
+		t.Errorf("replaced: %s", got)
+	}
+	for _, node := range s.nodes {
+		s.until("the others are left", func() bool {
+			var left []events.WorkerID
+			for _, rank := range node.All() {
+				left = append(left, rank.Instance)
+			}
+			return fmt.Sprint(slices.Compact(left)) == "[new nowhere other-address other-model other-ranks]"
+		})
+	}
+}
+
 // TestManyChangeAtOnce: changes of different fields, asked of both nodes at the same time, are all kept.
 func TestManyChangeAtOnce(t *testing.T) {
 	s := newSite(t)

@@ -393,7 +393,10 @@ func (r *Registry) judge(ranks []PoolRank) {
 
 // judge writes into a record why a rank with a lease may not be chosen.
 func (w *Worker) judge(record *api.WorkerRecord) {
-	if w.Record.State != Held {
+	switch {
+	case w.Record.endedByShim():
+		record.Because(api.WorkerUnschedulable, "its shim has ended its lease")
+	case w.Record.State != Held:
 		record.Because(api.WorkerUnschedulable, "its lease has expired")
 	}
 	standing := w.state()
@@ -402,6 +405,13 @@ func (w *Worker) judge(record *api.WorkerRecord) {
 	}
 	if standing.Engine == api.EngineAsleep {
 		record.Because(api.WorkerUnschedulable, "its engine sleeps: "+standing.Why)
+	}
+	if standing.Unserved != "" {
+		record.Because(api.WorkerUnschedulable, standing.Unserved)
+	}
+	if !standing.Stopped.IsZero() && standing.Engine != api.EngineGone {
+		record.Because(api.WorkerSchedulable, "its shim was stopped at "+standing.Stopped.Format(time.RFC3339)+
+			" while its engine ran")
 	}
 	if standing.Unusable != "" {
 		record.Because(api.WorkerIncomplete, standing.Unusable)

@@ -50,6 +50,9 @@ type Record struct {
 	LeaseMS int64  `json:"lease_ms"`
 	State   State  `json:"state"`
 
+	// Control reports that the shim listens on its control subject for as long as it is connected to NATS.
+	Control bool `json:"control,omitempty"`
+
 	// Shim is how it stands with the shim and its engine; nil: the shim is of a release that does not say.
 	Shim *ShimState `json:"standing,omitempty"`
 }
@@ -75,6 +78,13 @@ type ShimState struct {
 
 	// Unusable is why what the engine announces is passed over, and what to do; empty: it is not.
 	Unusable string `json:"unusable,omitempty"`
+
+	// Unserved is why the engine accepts no requests any more; empty: it may accept them.
+	Unserved string `json:"unserved,omitempty"`
+
+	// Stopped is when the shim stopped in good order, by its clock; zero: it has not. With an Engine that is gone, the
+	// shim has ended the lease. Otherwise the engine ran on, and the lease waits for the next shim.
+	Stopped time.Time `json:"stopped,omitzero"`
 }
 
 // Engine is where an engine can be heard.
@@ -111,6 +121,11 @@ func (r *Record) Key() events.RankKey { return events.RankKey{Instance: r.Instan
 
 // Lease is for how long the record is good without being renewed.
 func (r *Record) Lease() time.Duration { return time.Duration(r.LeaseMS) * time.Millisecond }
+
+// endedByShim reports whether the shim was told to stop and the engine is gone: nothing is wrong.
+func (r *Record) endedByShim() bool {
+	return r.State == Expired && r.Shim != nil && !r.Shim.Stopped.IsZero() && r.Shim.Engine == api.EngineGone
+}
 
 // Check refuses a record that nobody could act on.
 func (r *Record) Check() error {

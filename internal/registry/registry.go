@@ -3,7 +3,6 @@ package registry
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,12 +11,12 @@ import (
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
+	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/internal/hooks"
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
-	"golang.org/x/sync/errgroup"
 )
 
 // Config is a node's.
@@ -40,6 +39,10 @@ type Config struct {
 	// Screen decides which shared stores that shims register are used.
 	Screen Screen
 
+	// Absent returns those of some ranks whose shims are not connected to NATS: nobody listens on their control
+	// subjects. It must not block for long. nil: it is not known, and no serving address is probed for it.
+	Absent func(ctx context.Context, ranks []events.RankKey) ([]events.RankKey, error)
+
 	// Master is the operator's master of the shared store, for workers that name none.
 	Master hicache.Master
 
@@ -59,7 +62,7 @@ type Config struct {
 
 // Hooks tell what happens, from the registry's goroutines. Each may be nil. They must not block.
 type Hooks struct {
-	Expired   func(r Record)                      // this node has marked it
+	Expired   func(r Record)                      // this node has marked it; Shim says if the engine is gone, and why
 	Cleared   func(r Record)                      // this node has seen to it that the log says so
 	Failed    func(key events.RankKey, err error) // ending a lease failed; it is tried again
 	Bad       func(key string, err error)         // a record that cannot be read (one a second); it clears nothing
@@ -70,6 +73,9 @@ type Hooks struct {
 	Recreated func(err error)                     // the bucket was deleted, and is made anew or could not be
 	// so many records of the bucket that was deleted are written into the new one
 	Refilled func(n int)
+
+	// Replaced: a worker was declared at the serving address of another, which was removed.
+	Replaced func(old, by events.WorkerID)
 
 	// ClaimsChanged: what Registry.Claimed returns may have changed
 	ClaimsChanged func()
@@ -87,6 +93,8 @@ type Worker struct {
 
 	skipped error // what of the record is not used, and why; nil: all is used
 	noStore error // why the shared store is not used; nil: it is, or there is none
+
+	address string // HOST:PORT of the registered serving address; empty: it has none that can be probed
 }
 
 // state is how it stands with the rank, as far as is known.
@@ -139,6 +147,10 @@ type Registry struct {
 	sources   sync.Map                         // rank → how its engine speaks; written with mu held
 	ended     *lru.Cache[events.WorkerID, struct{}]
 	expired   expired
+
+	vigil vigil
+	ends  ends
+	hurry chan struct{} // wakes supervise: a shim has ended its lease
 }
 
 // New returns a registry that knows nobody until Run.
@@ -155,7 +167,7 @@ func New(cfg Config) *Registry {
 		ended: ended, expired: newExpired(),
 		cfg: cfg, start: time.Now(), machine: NewMachine(), workers: map[events.RankKey]Worker{},
 		unclaimed: map[events.RankKey]Worker{}, claims: newClaims(), marks: map[string]uint64{}, kept: map[string]*keptPool{},
-		changed: make(chan struct{}),
+		changed: make(chan struct{}), hurry: make(chan struct{}, 1), vigil: newVigil(),
 		operators: operators{
 			known: map[events.WorkerID]*Operator{}, texts: map[events.WorkerID][]byte{}, ended: ended,
 		},
@@ -291,8 +303,13 @@ func (r *Registry) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	all.Go(func() { r.cfg.Bucket.Watch(ctx, r.observe) })
 	all.Go(func() { r.supervise(ctx) })
+	all.Go(func() {
+		loop.Every(ctx, vigilEvery, func(time.Time) { r.keepVigil(ctx) })
+		r.vigil.probes.Wait()
+	})
 	all.Go(func() { r.cfg.Namespace.WatchClaimsRequired(ctx, r.RequireClaims) })
 	all.Wait()
+	r.ends.wait()
 }
 
 // now is on the process's monotonic clock.
@@ -411,9 +428,15 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 			}
 		}
 		r.machine.Seen(record, e.Revision, r.now())
+		if record.State == Expired && r.cfg.Mine(p) {
+			loop.Wake(r.hurry)
+		}
 		w := Worker{
 			Record: record, Partition: p, Revision: e.Revision, Renewed: e.Written, text: e.Value,
 			old: e.Written.Before(r.cfg.Began), noStore: r.cfg.Screen.Store(record.L3),
+		}
+		if record.Worker != nil {
+			w.address, _ = dial.ServingAddress(record.Worker.Endpoint)
 		}
 		if w.skipped = r.cfg.Screen.screen(&record); w.skipped != nil {
 			calls = append(calls, func() { r.cfg.Hooks.Unused(key, w.skipped) })
@@ -496,259 +519,4 @@ func (r *Registry) all() map[string][]byte {
 func (r *Registry) refills(w Worker) bool {
 	name, err := jetstream.WorkerKey(w.Partition, w.Record.Key())
 	return err == nil && r.lost[name] != nil
-}
-
-// supervise probes the bucket, and has leases ended that have expired, until ctx ends. A probe waits for none of them:
-// after a longer silence than leases allow, all ages would begin anew.
-func (r *Registry) supervise(ctx context.Context) {
-	const idle = time.Second
-	var ends ends
-	defer ends.wait()
-	swept := r.now()
-	for {
-		if now := r.now(); now-swept >= claimSweep {
-			swept = now
-			r.sweepClaims(ctx)
-			r.sweepJunk(ctx)
-		}
-		r.recreate(ctx)
-		r.endMissing(ctx, &ends)
-		r.mu.Lock()
-		every := r.machine.Every()
-		r.mu.Unlock()
-		wait := every
-		if every == 0 {
-			wait = idle
-		}
-		if !loop.Wait(ctx, wait) {
-			return
-		}
-		if every == 0 {
-			r.sweep(ctx)
-			continue
-		}
-		sent := r.now()
-		probing, cancel := context.WithTimeout(ctx, 2*every)
-		_, err := r.cfg.Bucket.Put(probing, jetstream.ProbeKey, nil)
-		cancel()
-		if err != nil {
-			continue // the silence tells
-		}
-		r.mu.Lock()
-		r.machine.Probed(sent)
-		due := r.machine.Due(r.now(), func(key events.RankKey) bool {
-			w, _ := r.leased(key)
-			return r.cfg.Mine(w.Partition)
-		})
-		r.mu.Unlock()
-		for _, d := range due {
-			if d.Unread {
-				r.mu.Lock()
-				r.leave(d)
-				r.mu.Unlock()
-				continue
-			}
-			r.endLater(ctx, &ends, d, r.end)
-		}
-		r.sweep(ctx)
-	}
-}
-
-// endLater has a lease ended, and says if that fails.
-func (r *Registry) endLater(ctx context.Context, ends *ends, d Due, end func(context.Context, Due) error) {
-	key := d.Record.Key()
-	p, err := r.cfg.Namespace.PartitionOf(key.Instance)
-	if err != nil {
-		r.cfg.Hooks.Failed(key, err)
-		return
-	}
-	ends.add(p, key, func() {
-		ending, cancel := context.WithTimeout(ctx, endTime)
-		defer cancel()
-		if err := end(ending, d); err != nil && ctx.Err() == nil {
-			r.cfg.Hooks.Failed(key, err)
-		}
-	})
-}
-
-// refillsAtOnce is how many records are written into a new bucket at the same time.
-const refillsAtOnce = 16
-
-// recreate makes the bucket anew if it was deleted, and writes into a new one what the old one had: shims renew their
-// leases there as if nothing had been, and those that are gone expire. What somebody else has written meanwhile stays.
-func (r *Registry) recreate(ctx context.Context) {
-	r.mu.Lock()
-	down := r.down
-	var lost map[string][]byte
-	if !r.listing {
-		lost = maps.Clone(r.lost)
-	}
-	r.mu.Unlock()
-	if down && r.cfg.Recreate != nil {
-		recreating, cancel := context.WithTimeout(ctx, endTime)
-		if r.cfg.Bucket.Gone(recreating) {
-			r.cfg.Hooks.Recreated(r.cfg.Recreate(recreating))
-		}
-		cancel()
-	}
-	if len(lost) == 0 {
-		return
-	}
-	var written atomic.Int64
-	var all errgroup.Group
-	all.SetLimit(refillsAtOnce)
-	for name, text := range lost {
-		all.Go(func() error {
-			writing, cancel := context.WithTimeout(ctx, endTime)
-			defer cancel()
-			_, err := r.cfg.Bucket.Commit(writing, nil, jetstream.Value{Key: name, Data: text}, 0)
-			if err == nil {
-				written.Add(1)
-			}
-			if !errors.Is(err, jetstream.ErrUnavailable) { // else it is tried again
-				r.mu.Lock()
-				delete(r.lost, name)
-				r.mu.Unlock()
-			}
-			return nil
-		})
-	}
-	_ = all.Wait()
-	r.cfg.Hooks.Refilled(int(written.Load()))
-}
-
-// endMissing has the leases ended of those whose records have gone without a word, once a shim that lives would have
-// written again. Who was ended already is ended twice, which does no harm.
-func (r *Registry) endMissing(ctx context.Context, ends *ends) {
-	r.mu.Lock()
-	due := r.machine.DueMissing(r.now())
-	r.mu.Unlock()
-	for _, d := range due {
-		r.endLater(ctx, ends, d, func(ctx context.Context, d Due) error {
-			name, err := r.cfg.Namespace.WorkerKey(d.Record.Key())
-			if err == nil {
-				err = r.gone(ctx, name, d)
-			}
-			if err != nil {
-				return err
-			}
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			r.machine.Ended(d.Record.Key())
-			return nil
-		})
-	}
-}
-
-// endTime bounds one attempt to end a lease.
-const endTime = 10 * time.Second
-
-// end brings a lease that is due to its end, as far as nobody else does.
-func (r *Registry) end(ctx context.Context, d Due) error {
-	record, revision := d.Record, d.Revision
-	name, err := r.cfg.Namespace.WorkerKey(record.Key())
-	if err != nil {
-		return err
-	}
-	if record.State == Held {
-		record.State = Expired
-		data, err := record.encode()
-		if err != nil {
-			return err
-		}
-		revision, err = r.cfg.Bucket.Commit(ctx, nil, jetstream.Value{Key: name, Data: data}, revision)
-		if errors.Is(err, jetstream.ErrConflict) {
-			return r.gone(ctx, name, d) // or it was renewed, or another node is at it
-		}
-		if err != nil {
-			return err
-		}
-		r.cfg.Hooks.Expired(record)
-	}
-	stopped := false
-	still := func(ctx context.Context) (bool, error) {
-		entry, err := r.cfg.Bucket.Latest(ctx, name)
-		stopped = err == nil && entry.Revision != revision || errors.Is(err, jetstream.ErrNotFound)
-		if errors.Is(err, jetstream.ErrNotFound) {
-			err = nil
-		}
-		return !stopped, err
-	}
-	if err := r.cfg.Clear(ctx, record, still); err != nil {
-		return err
-	}
-	if stopped {
-		return r.gone(ctx, name, d)
-	}
-	_, err = r.cfg.Bucket.Delete(ctx, name, revision)
-	if errors.Is(err, jetstream.ErrConflict) {
-		return nil // the shim is back
-	}
-	if err == nil {
-		r.cfg.Hooks.Cleared(record)
-	}
-	return err
-}
-
-// gone ends a lease whose record the watch has shown and that is no more in the bucket: another node has ended it, and
-// the mark of its deletion was erased before the watch came to it, or somebody has emptied the bucket. To end it twice
-// does no harm.
-func (r *Registry) gone(ctx context.Context, name string, d Due) error {
-	absent := func(ctx context.Context) (bool, error) {
-		entry, err := r.cfg.Bucket.Latest(ctx, name)
-		if errors.Is(err, jetstream.ErrNotFound) {
-			return entry.Revision == 0, nil
-		}
-		return false, err
-	}
-	if is, err := absent(ctx); err != nil || !is {
-		return err
-	}
-	if err := r.cfg.Clear(ctx, d.Record, absent); err != nil {
-		return err
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	_, counted := r.workers[d.Record.Key()]
-	if w, left := r.leave(d); left && counted {
-		r.expired.ended(d.Record.Key(), w)
-	}
-	return nil
-}
-
-// leave forgets a registration, unless it was written again since it was due. r.mu is held.
-func (r *Registry) leave(d Due) (w Worker, left bool) {
-	key := d.Record.Key()
-	w, left = r.leased(key)
-	if left = left && w.Revision == d.Revision; left {
-		r.dropLease(key)
-		r.machine.Gone(key)
-		r.notify()
-	}
-	return w, left
-}
-
-// sweep erases marks of deletion that it has seen, but those of operators' records. A server that was killed reads its
-// files anew, and finds there a value that was replaced, since it wrote down only what was erased: without its mark, a
-// drain that has ended would come back. A lease that comes back so has expired, and ends again.
-func (r *Registry) sweep(ctx context.Context) {
-	r.mu.Lock()
-	marks := maps.Clone(r.marks)
-	r.mu.Unlock()
-	for name, revision := range marks {
-		if _, is := jetstream.ParseOperatorKey(name); is {
-			continue
-		}
-		erasing, cancel := context.WithTimeout(ctx, endTime)
-		err := r.cfg.Bucket.Erase(erasing, name, revision)
-		cancel()
-		if err != nil {
-			return
-		}
-		r.mu.Lock()
-		if r.marks[name] == revision {
-			delete(r.marks, name)
-		}
-		r.mu.Unlock()
-	}
 }

@@ -38,12 +38,22 @@ func (r *Registry) MarkWorkers(list *api.WorkerList, asked api.WorkersRequest) {
 	}
 }
 
+// LeaseEnded is the state of a lease, as it is shown, that its shim has ended.
+const LeaseEnded = "ended"
+
 // lease is the worker's lease, as it is shown.
 func (w *Worker) lease() api.Lease {
 	r := &w.Record
+	state, stopped := string(r.State), (*time.Time)(nil)
+	switch {
+	case r.endedByShim():
+		state = LeaseEnded
+	case r.State == Held && r.Shim != nil && !r.Shim.Stopped.IsZero():
+		stopped = &r.Shim.Stopped
+	}
 	return api.Lease{
 		Holder: r.Holder.ID, Host: r.Holder.Host, PID: r.Holder.PID, Since: r.Holder.Since,
-		State:   string(r.State),
+		State: state, Stopped: stopped,
 		L3:      r.L3.String(),
 		Renewed: w.Renewed.UTC(), Expires: w.Renewed.Add(r.Lease()).UTC(),
 	}

@@ -206,8 +206,12 @@ func registryHooks(log *slog.Logger, claimsChanged func()) registry.Hooks {
 				r.Key(), "model", r.Model, "host", r.Holder.Host, "pid", r.Holder.PID, "what_to_do", registry.ClaimRemedy)
 		},
 		Expired: func(r registry.Record) {
-			log.Warn("a worker's lease has expired", "worker", r.Key(), "lease", r.Lease(), "host", r.Holder.Host,
-				"pid", r.Holder.PID)
+			args := []any{"worker", r.Key(), "lease", r.Lease(), "host", r.Holder.Host, "pid", r.Holder.PID}
+			if r.Shim != nil && r.Shim.Engine == api.EngineGone {
+				log.Warn("a worker's engine is gone; its lease is ended", append(args, "why", r.Shim.Why)...)
+				return
+			}
+			log.Warn("a worker's lease has expired", args...)
 		},
 		Cleared: func(r registry.Record) {
 			log.Info("a worker is gone; what it held is cleared", "worker", r.Key())
@@ -227,6 +231,10 @@ func registryHooks(log *slog.Logger, claimsChanged func()) registry.Hooks {
 		Skipped: func(key events.RankKey, err error) {
 			log.Warn("a registration is skipped", "worker", key, "error", err, "what_to_do",
 				"restart the shim with the registered --block-size and a rank below the limit, or revoke its key")
+		},
+		Replaced: func(old, by events.WorkerID) {
+			log.Info("a worker is registered at the serving address of another, which is removed", "worker", by, "removed",
+				old)
 		},
 		Recreated: func(err error) { bucketRecreated(log, "workers' registrations", err) },
 		Refilled: func(n int) {

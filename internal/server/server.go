@@ -17,6 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/compat"
 	"github.com/kvatlas/kvatlas/internal/compat/conductor"
 	"github.com/kvatlas/kvatlas/internal/compat/dynamoselect"
+	"github.com/kvatlas/kvatlas/internal/control"
 	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/internal/funnel"
 	"github.com/kvatlas/kvatlas/internal/guess"
@@ -195,7 +196,10 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		Namespace: s.ns, Bucket: st.workers, Recreate: st.recreateWorkers, Began: s.Began,
 		Hooks:  registryHooks(log, func() { s.node.ClaimsChanged() }),
 		Screen: s.Screen, Master: s.L3.Master,
-		Mine:  func(p events.Partition) bool { return s.views.Now().Writes(p) },
+		Mine: func(p events.Partition) bool { return s.views.Now().Writes(p) },
+		Absent: func(ctx context.Context, ranks []events.RankKey) ([]events.RankKey, error) {
+			return control.Absent(ctx, s.ns, ranks)
+		},
 		Holds: func(ctx context.Context, w events.WorkerID) (bool, error) { return s.node.Holds(ctx, w) },
 		Clear: func(ctx context.Context, r registry.Record, still func(context.Context) (bool, error)) error {
 			id := shim.Identity{Model: r.Model, BlockSize: r.BlockSize}

@@ -29,8 +29,8 @@ func ParseOnRefused(text string) (OnRefused, error) {
 	return 0, fmt.Errorf("%q is neither clear nor keep", text)
 }
 
-// State is how it stands with a shim and its engine. [Run] says all but Refused and Unusable, which are [Report]'s;
-// for CatchingUp see [Machine.CatchingUp].
+// State is how it stands with a shim and its engine. [Run] sets Engine, Since, Why, CatchingUp and Quiet; [Report] and
+// the lease set the other fields. For CatchingUp see [Machine.CatchingUp].
 type State = registry.ShimState
 
 // presence decides how it stands with an engine. It is stepped: it starts nothing, waits for nothing and reads no
@@ -161,6 +161,9 @@ func (p *presence) probed(refused bool, now time.Time) (gone bool) {
 	p.state = State{Engine: api.EngineGone, Since: now, Why: "its ports refuse connections"}
 	return true
 }
+
+// expectEnd tells that the engine is likely to end now: the pauses before probes begin anew.
+func (p *presence) expectEnd() { p.probes = 0 }
 
 // deadline is when a tick will change something, if nothing happens before; ok is false if none will.
 func (p *presence) deadline() (at time.Time, ok bool) {

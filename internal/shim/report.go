@@ -33,6 +33,7 @@ func NewReport(ns *jetstream.Namespace, record registry.Record, hooks registry.L
 	server *ControlServer) (*Report, error) {
 	r := &Report{server: server, state: registry.ShimState{CatchingUp: true}}
 	record.Shim = &registry.ShimState{CatchingUp: true} // what the engine said before is not known yet
+	record.Control = server != nil
 	var err error
 	if r.lease, err = registry.NewLease(ns, record, hooks); err != nil {
 		return nil, fmt.Errorf("register: %w", err)
@@ -49,8 +50,12 @@ func (r *Report) Keep(ctx context.Context, lost func()) error {
 	return err
 }
 
-// End ends the lease, for an engine that is gone. Keep must have returned.
-func (r *Report) End(ctx context.Context) error { return r.lease.End(ctx) }
+// End ends the lease, for an engine that is gone. stopped reports that the shim was told to stop. Keep's context must
+// be done.
+func (r *Report) End(ctx context.Context, stopped bool) error { return r.lease.End(ctx, stopped) }
+
+// Leave notes in the lease that the shim stops and its engine runs on. Keep's context must be done.
+func (r *Report) Leave(ctx context.Context) error { return r.lease.Leave(ctx) }
 
 // Renew has the lease renewed soon.
 func (r *Report) Renew() { r.lease.Renew() }
@@ -68,7 +73,7 @@ func (r *Report) SetStore(c *hicache.Config) { r.lease.SetStore(c) }
 func (r *Report) SetState(s State) {
 	r.change(func(has *registry.ShimState) {
 		s.Refused, s.Unusable, s.Speaks, s.Slowed = has.Refused, has.Unusable, has.Speaks, has.Slowed
-		s.Several = has.Several
+		s.Several, s.Unserved = has.Several, has.Unserved
 		*has = s
 	})
 }
@@ -98,6 +103,11 @@ func (r *Report) Unusable(why error, do string) {
 			has.Unusable = fmt.Sprintf("%v; what to do: %s", why, do)
 		}
 	})
+}
+
+// Unserved reports why the engine accepts no requests any more; empty: it may accept them.
+func (r *Report) Unserved(why string) {
+	r.change(func(has *registry.ShimState) { has.Unserved = why })
 }
 
 // LogFailed says why the log does not take events, until Stepped shows that it takes them again. It reports true for

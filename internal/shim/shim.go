@@ -115,6 +115,14 @@ type Config struct {
 	// engine whose earlier messages are in the log has published before. Default 30 s.
 	QuietAfter time.Duration
 
+	// Stop, if not nil, is closed when the shim is to stop in good order. Run goes on, and returns nil when the engine is
+	// gone and the log has all of it. The caller ends ctx when it waits no longer for the engine.
+	Stop <-chan struct{}
+
+	// Serving is where the engine takes requests, HOST:PORT. Run connects to it twice a second to see whether it still
+	// accepts. Empty: it is not watched.
+	Serving string
+
 	// Sleep, if not nil, is where reports come from whether the engine sleeps. What a sleeping engine held is cleared.
 	Sleep <-chan SleepReport
 
@@ -145,6 +153,9 @@ type Hooks struct {
 	Published      func(cursor events.Cursor, last events.StreamSeq)
 	Stepped        func(Counts, int) // after each step: the counts, and the bytes that are queued
 	StateChanged   func(State)       // how it stands has changed; the first time when Run's loop begins
+
+	// Unserved tells why the engine accepts no requests any more; empty: it accepts them again.
+	Unserved func(why string)
 }
 
 // runner is one Run: the machine and what waits around it. Its loop owns the machine.
@@ -164,6 +175,7 @@ type runner struct {
 	retry    *time.Timer
 	check    *time.Timer // when to ask whether anything was missed
 	watching watching
+	stopping stopping
 
 	lost    chan struct{} // the lease may have expired
 	kept    chan error    // the lease cannot be held
@@ -176,71 +188,6 @@ type runner struct {
 	takenAt time.Time
 	skips   events.SkipCounts // that the control server was told of
 	fed     bool              // the feed has ended
-}
-
-// inbound is what comes from the engine: of its live socket, or fed.
-type inbound struct {
-	zmtp.Message
-	fed *Frame
-}
-
-// size is about how many bytes of memory a message takes.
-func (in *inbound) size() int {
-	n := 0
-	for _, frame := range in.Frames {
-		n += len(frame)
-	}
-	if in.fed != nil {
-		n += in.fed.size()
-	}
-	return n
-}
-
-func (f *Frame) size() int {
-	n := len(f.Payload)
-	if f.Read != nil {
-		for i := range f.Read.Events {
-			n += f.Read.Events[i].EncodedSize() + entrySize
-		}
-	}
-	return n
-}
-
-// largeMessage is the size from which on only one message waits in a channel of messages.
-const largeMessage = 64 << 10
-
-// pace keeps large messages from piling up in a channel. After a large message the sender waits until the receiver is
-// done with it.
-type pace struct {
-	next chan struct{}
-	owed bool // the receiver has received a large message, and the sender waits
-}
-
-func newPace() pace { return pace{next: make(chan struct{})} }
-
-// sent waits, if the message that was sent is large, until the receiver wants the next one. It returns false if ctx
-// ends first.
-func (p *pace) sent(ctx context.Context, size int) bool {
-	if size < largeMessage {
-		return true
-	}
-	select {
-	case p.next <- struct{}{}:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-// received notes the size of what was received.
-func (p *pace) received(size int) { p.owed = p.owed || size >= largeMessage }
-
-// due returns the channel to receive from to let the sender go on; nil while the sender does not wait.
-func (p *pace) due() <-chan struct{} {
-	if !p.owed {
-		return nil
-	}
-	return p.next
 }
 
 type flushed struct {
@@ -286,6 +233,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	cfg.Control.begin(&cfg)
 	r.watching = newWatching(&cfg, time.Now())
+	r.stopping = stopping{requested: cfg.Stop, served: make(chan bool)}
 	defer r.watching.tick.Stop()
 	defer r.watching.delayed.Stop()
 	defer r.watching.quiet.Stop()
@@ -342,6 +290,9 @@ func Run(ctx context.Context, cfg Config) error {
 	go r.pump(ctx, next)
 	if cfg.Keep != nil {
 		go r.keep(ctx)
+	}
+	if cfg.Serving != "" {
+		go r.watchServing(ctx)
 	}
 	err = r.loop(ctx)
 	if ctx.Err() != nil {
@@ -525,7 +476,7 @@ func (r *runner) loop(ctx context.Context) error {
 			r.watching.delayed.Reset(delayedAfter)
 			go r.publish(ctx, ready.Flight)
 		}
-		if entries, _ := r.machine.Queued(); r.fed && entries == 0 {
+		if entries, _ := r.machine.Queued(); entries == 0 && (r.fed || r.hasStopped()) {
 			return nil
 		}
 		inbound, replayed, snapshotted, lesson := r.inbound, r.replay.out, r.snapshot.out, r.lesson.out
@@ -585,6 +536,10 @@ func (r *runner) loop(ctx context.Context) error {
 			r.dialNow()
 		case s := <-r.cfg.Sleep:
 			r.sleepReported(s)
+		case <-r.stopping.requested:
+			r.beginStop()
+		case refuses := <-r.stopping.served:
+			r.reportServed(refuses)
 		case f := <-r.flushes:
 			if err := r.landed(f); err != nil {
 				return err

@@ -96,7 +96,7 @@ func (r *runner) watchEngine(ctx context.Context) {
 	w := &r.watching
 	if in, ok := w.presence.wantsProbe(); ok && !w.probing && len(w.ports) > 0 {
 		w.probing = true
-		go w.probe(ctx, in)
+		go w.probe(ctx, in, r.stopping.requested)
 	}
 	w.tick.Stop()
 	if at, ok := w.presence.deadline(); ok {
@@ -104,12 +104,13 @@ func (r *runner) watchEngine(ctx context.Context) {
 	}
 }
 
-// probe finds out, after a pause, whether all of the engine's ports refuse.
-func (w *watching) probe(ctx context.Context, in time.Duration) {
+// probe finds out, after a pause, whether all of the engine's ports refuse. The begin of a stop ends the pause.
+func (w *watching) probe(ctx context.Context, in time.Duration, stop <-chan struct{}) {
 	pause := time.NewTimer(in)
 	defer pause.Stop()
 	select {
 	case <-pause.C:
+	case <-stop:
 	case <-ctx.Done():
 		return
 	}

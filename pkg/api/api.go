@@ -587,7 +587,10 @@ type Lease struct {
 	Host   string    `json:"host" msgpack:"host"`
 	PID    int       `json:"pid" msgpack:"pid"`
 	Since  time.Time `json:"since" msgpack:"since"`
-	State  string    `json:"state" msgpack:"state"` // held, or expired: being cleared
+	// held; expired: it was not renewed in time, and is being cleared; ended: its shim has ended it, with its engine
+	State string `json:"state" msgpack:"state"`
+	// when its shim was stopped in good order, by its clock, while the engine ran on; nil: it was not
+	Stopped *time.Time `json:"stopped,omitempty" msgpack:"stopped,omitempty"`
 	// for people: the shared store that the rank registered
 	L3 string `json:"l3,omitempty" msgpack:"l3,omitempty"`
 

@@ -13,6 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
 	"github.com/kvatlas/kvatlas/tools/enginesim"
+	"github.com/kvatlas/kvatlas/tools/openaisim"
 	"github.com/kvatlas/kvatlas/tools/trace"
 	"github.com/spf13/cobra"
 )
@@ -25,6 +26,7 @@ type simulating struct {
 	requests            int
 	rate                float64
 	promptFile          string
+	serve, model        string
 }
 
 // Command is worker-shim simulate.
@@ -35,6 +37,7 @@ func Command() *cobra.Command {
 		Short: "Run a simulated engine that announces KV cache, to try kvatlas without a GPU",
 		Long: `Run a simulated engine until stopped. It serves made-up conversations out of a block cache of its own and announces what it stores
 and evicts as vLLM does, on a ZeroMQ socket with a replay socket beside it. Equal seeds serve equal prompts, with equal blocks.
+With --serve HOST:PORT it answers completions and chats of OpenAI's API there too, as --model; a word is a token.
 With --print-prompt FILE the token ids of the prompt that was served last stand in FILE, for indexer query --tokens-file FILE.`,
 		Example: `  worker-shim simulate --print-prompt prompt.json
   worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5657 --worker sim --model sim --block-size 16
@@ -48,7 +51,9 @@ With --print-prompt FILE the token ids of the prompt that was served last stand 
 	f.IntVar(&s.capacity, "capacity", 20_000, "blocks that the cache holds")
 	f.Uint64Var(&s.seed, "seed", 1, "what the conversations are made of")
 	f.IntVar(&s.requests, "requests", 10_000, "requests until the conversations begin again from the first")
-	f.Float64Var(&s.rate, "rate", 5, "requests in a second")
+	f.Float64Var(&s.rate, "rate", 5, "requests in a second; 0, with --serve: only those that are sent there")
+	f.StringVar(&s.serve, "serve", "", "HOST:PORT where OpenAI's API is served too; port 0 takes a free one")
+	f.StringVar(&s.model, "model", "sim", "of --serve: the model's name")
 	f.StringVar(&s.promptFile, "print-prompt", "",
 		"file that gets the token ids of the prompt that was served last, as a JSON array, once a second at most")
 	logger := cli.LogFlags(f)
@@ -82,7 +87,7 @@ func (s *simulating) check() error {
 	if s.requests < 1 {
 		errs = append(errs, fmt.Errorf("--requests %d is not positive", s.requests))
 	}
-	if !(s.rate > 0 && s.rate <= 10_000) {
+	if !(s.rate > 0 && s.rate <= 10_000 || s.rate == 0 && s.serve != "") {
 		errs = append(errs, fmt.Errorf("--rate %v is not above 0 and at most 10,000", s.rate))
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -101,11 +106,24 @@ func (s *simulating) run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	defer engine.Stop()
+	if s.serve != "" {
+		api, err := openaisim.Start(s.serve, openaisim.Options{Model: s.model, BlockSize: s.blockSize, Tokens: 1,
+			Serve: engine.Serve})
+		if err != nil {
+			return fmt.Errorf("--serve: %w", err)
+		}
+		defer api.Kill()
+		log.Info("OpenAI's API is served", "listen", api.Addr, "model", s.model)
+	}
 	requests := trace.Generate(trace.Options{Seed: s.seed, Requests: s.requests})
 	log.Info("simulated engine runs", "endpoint", engine.Endpoint(), "replay", engine.Replay(), "block_size",
 		s.blockSize, "capacity", s.capacity)
-	tick := time.NewTicker(time.Duration(float64(time.Second) / s.rate))
-	defer tick.Stop()
+	var due <-chan time.Time
+	if s.rate > 0 {
+		tick := time.NewTicker(time.Duration(float64(time.Second) / s.rate))
+		defer tick.Stop()
+		due = tick.C
+	}
 	var prompt, output []uint32
 	var printed time.Time
 	for i := 0; ; i = (i + 1) % len(requests) {
@@ -113,7 +131,7 @@ func (s *simulating) run(ctx context.Context, log *slog.Logger) error {
 		case <-ctx.Done():
 			log.Info("stopped")
 			return nil
-		case <-tick.C:
+		case <-due:
 		}
 		prompt, output = requests[i].PromptTokens(prompt[:0], s.blockSize), requests[i].OutputTokens(output[:0], i)
 		hit, err := engine.Serve(prompt, output)

@@ -458,6 +458,7 @@ class Lease:
     renewed: datetime
     expires: datetime
     l3: str = ""
+    stopped: datetime | None = None
 
 
 @dataclass(frozen=True)
