@@ -236,6 +236,7 @@ objects, for indexers to know without asking. It needs --engine and --master alo
 			return err
 		}
 		defer debugStop()
+		cli.SaveMemory()
 		return run()
 	}
 	return cmd
