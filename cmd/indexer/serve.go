@@ -85,6 +85,9 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 	f.StringVar(&s.ConductorListen, "conductor-listen", "",
 		"where requests are answered as by Mooncake's conductor, which listens on 13333; empty: nowhere")
 	f.StringVar(&s.GRPCListen, "grpc-listen", "", "where gRPC is served, such as 127.0.0.1:9002; empty: nowhere")
+	f.BoolVar(&s.GRPCInsecure, "grpc-insecure", false,
+		"whoever reaches --grpc-listen may have workers chosen without a token: for gateways that cannot send one, such as "+
+			"those of an InferencePool. A NetworkPolicy must let only these reach the port")
 	s.security = cli.HTTPSecurityFlags(f, "HTTP and gRPC")
 	f.StringVar(&s.Namespace, "namespace", "default",
 		"name of the deployment, which has subjects, streams and buckets of its own; several may share NATS servers")
@@ -253,6 +256,7 @@ func (s *serving) check() error {
 		wrong.When(err != nil && addr != "", "%s %q is not HOST:PORT", name, addr)
 	}
 	delete(listen, "--nats-listen")
+	wrong.When(s.GRPCInsecure && s.GRPCListen == "", "--grpc-insecure says nothing without --grpc-listen")
 	wrong = append(wrong, s.debug.Check(), s.security.Check(listen), s.traces.Check())
 	wrong.About("--nats-config", (&natsserver.Options{ConfigFile: s.natsConfig}).CheckFile())
 	var err error

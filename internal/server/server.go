@@ -106,6 +106,9 @@ type Settings struct {
 
 	GRPCListen string // empty: gRPC is not served
 
+	// GRPCInsecure lets gateways choose workers over gRPC without a token. Other methods need one all the same.
+	GRPCInsecure bool
+
 	Tracer *tracing.Tracer // of requests; nil: they are not traced
 
 	HTTPTokens *rights.Tokens // of which requests over HTTP and gRPC must bring one; nil: none
