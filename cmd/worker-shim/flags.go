@@ -18,10 +18,11 @@ func (r *running) addFlags(f *pflag.FlagSet) (logger func(io.Writer) (*slog.Logg
 	f.StringVar(&r.engine, "engine", "",
 		"the engine's event endpoint, tcp://HOST:PORT or ipc://PATH (required); of ndjson - for standard input or "+
 			"ipc://PATH to listen at; of dynamo-nats a subject; of dynamo-zmq where Dynamo's discovery is: "+
-			"http://HOST:PORT of etcd, ETCD_ENDPOINTS, or the folder of files, DYN_FILE_KV")
+			"http://HOST:PORT of etcd, ETCD_ENDPOINTS, the folder of files, DYN_FILE_KV, or kubernetes://NAMESPACE")
 	r.engineNATS = cli.OtherNATSFlags(f, "engine-nats",
 		"of dynamo-nats: the NATS server of the Dynamo fleet, if it is another than --nats")
 	r.etcd = addEtcdFlags(f)
+	addKubeFlags(f, &r.kube)
 	r.makeRule = cli.DialFlag(f, "of dynamo-zmq: networks in which the addresses of Dynamo's discovery are dialled")
 	f.BoolVar(&r.listen, "listen", false,
 		"listen on --engine; the engine dials in. Without --worker any number of engines may: each topic kv@POD@MODEL is "+

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/dial"
+	"github.com/kvatlas/kvatlas/internal/kube"
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/internal/shim"
@@ -46,6 +47,7 @@ type running struct {
 	engineSnapshot                      string
 	engineNATS                          *cli.NATS
 	etcd                                *etcdFlags
+	kube                                kube.Config
 	makeRule                            func() (*dial.Rule, error)
 	rule                                *dial.Rule // of addresses of Dynamo's discovery
 	listen                              bool

@@ -25,7 +25,6 @@ import (
 // podFlags name the pods whose engines are shimmed.
 type podFlags struct {
 	selector, pool, namespace, group, replica string
-	kube                                      kube.Config
 }
 
 // allNamespaces is the value of --pods-namespace for every namespace.
@@ -41,13 +40,13 @@ func addPodFlags(f *pflag.FlagSet) *podFlags {
 		"name of a group of replicas that share the pods, by Leases in this pod's namespace (default: this process takes "+
 			"all pods)")
 	f.StringVar(&p.replica, "replica", "", "name of this replica in the group (default: the host's name)")
-	addKubeFlags(f, &p.kube)
 	return p
 }
 
 // addKubeFlags adds the flags that name a Kubernetes API server.
 func addKubeFlags(f *pflag.FlagSet, c *kube.Config) {
-	f.StringVar(&c.URL, "kube-api", "", "https://HOST:PORT of the Kubernetes API server (default: that of this pod)")
+	f.StringVar(&c.URL, "kube-api", "",
+		"of pods and of dynamo-zmq: https://HOST:PORT of the Kubernetes API server (default: that of this pod)")
 	f.StringVar(&c.TokenFile, "kube-token-file", "", "file with the token for it (default: that of the service account)")
 	f.StringVar(&c.CAFile, "kube-ca", "",
 		"file with the authorities that vouch for it (default: that of the service account)")
@@ -95,7 +94,7 @@ func (p *podFlags) check(r *running) error {
 	wrong.When(r.fleet() || r.source == sourceMooncake, "--source %s is not for pods", r.source)
 	wrong.When(r.listen, "--listen is not for pods")
 	wrong.When(p.replica != "" && p.group == "", "--replica says nothing without --share-as")
-	if _, err := kube.New(p.kube); err != nil {
+	if _, err := kube.New(r.kube); err != nil {
 		wrong.About("--kube-api", err)
 	}
 	if p.namespace == "" {
@@ -185,7 +184,7 @@ type podFleet struct {
 
 // runPods shims the engines of all pods until ctx is done.
 func (r *running) runPods(ctx context.Context, p *podFlags, log *slog.Logger) error {
-	client, err := kube.New(p.kube)
+	client, err := kube.New(r.kube)
 	if err != nil {
 		return err
 	}
