@@ -30,6 +30,7 @@ func TestPodsAreShimmed(t *testing.T) {
 	defer kube.Close()
 	addr := loopback.Reserve(t)
 	ip, port, _ := strings.Cut(addr, ":")
+	_, replayPort, _ := strings.Cut(loopback.Reserve(t), ":")
 	base := ip[:strings.LastIndex(ip, ".")]
 	const pods = 4
 	engines := map[string]*enginesim.Engine{}
@@ -37,7 +38,7 @@ func TestPodsAreShimmed(t *testing.T) {
 	for i := range pods {
 		name, ip := pod(i)
 		e, err := enginesim.Start(t.Context(), enginesim.Config{Endpoint: "tcp://" + ip + ":" + port,
-			NoReplay: true, Seed: uint64(i)})
+			Replay: "tcp://" + ip + ":" + replayPort, Seed: uint64(i)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -48,7 +49,7 @@ func TestPodsAreShimmed(t *testing.T) {
 	kube.Put(podsPath, runningPod("web", "web", base+".250"))
 	replica := func(name string) *harness.Process {
 		return harness.Start(t, "worker-shim", "pods", "--selector", "app=vllm", "--engine", "tcp://POD_IP:"+port,
-			"--model", "sim", "--block-size", "16", "--nats", x.NATS, "--share-as", "shims", "--replica", name,
+			"--replay", "tcp://POD_IP:"+replayPort, "--model", "sim", "--block-size", "16", "--nats", x.NATS, "--share-as", "shims", "--replica", name,
 			"--kube-api", kube.URL, "--serving-endpoint", "http://POD_IP:8000")
 	}
 	a, b := replica("a"), replica("b")

@@ -27,8 +27,8 @@ type workerMetadata struct {
 // Metadata returns the object's metadata.
 func (m workerMetadata) Metadata() *kube.Meta { return &m.Meta }
 
-// NewKubernetes returns a copy that is empty until [Kubernetes.Run] runs. failed is called after each failure of the API
-// server.
+// NewKubernetes returns a copy that is empty until [Kubernetes.Run] runs. failed is called after each failure of the
+// API server.
 func NewKubernetes(client *kube.Client, namespace string, failed func(error)) *Kubernetes {
 	path := "/apis/nvidia.com/v1alpha1/namespaces/" + url.PathEscape(namespace) + "/dynamoworkermetadatas"
 	return &Kubernetes{kube.NewCopy[workerMetadata](client, kube.Collection{Path: path}, failed)}

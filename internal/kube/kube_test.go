@@ -155,8 +155,8 @@ func TestMembership(t *testing.T) {
 	if left := s.Names(leases); len(left) > 0 {
 		t.Errorf("Leases are left: %v", left)
 	}
-	s.Put(leases, kubesim.Object{"metadata": kubesim.Object{"name": "shims-dead", "labels": kubesim.Object{groupLabel: "shims"}},
-		"spec": kubesim.Object{"holderIdentity": "dead"}})
+	s.Put(leases, kubesim.Object{"metadata": kubesim.Object{"name": "shims-dead",
+		"labels": kubesim.Object{groupLabel: "shims"}}, "spec": kubesim.Object{"holderIdentity": "dead"}})
 	c, stopC := replica("c")
 	defer stopC()
 	eventually(t, "the dead replica", func() bool { return len(c.Members(now)) == 2 })
