@@ -7,18 +7,18 @@ help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build both programs into bin/
-	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/...
+	CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o bin/ ./cmd/...
 
 release: ## build archives, bills of materials and SHA256SUMS of this commit into bin/release, for Linux and macOS
 	GOTOOLCHAIN=auto go run ./tools/release
 
-images: ## build the container images that docker-compose.yml runs, pulling nothing
-	mkdir -p bin/image/data
-	CGO_ENABLED=0 go build -trimpath -ldflags=-s -o bin/image/ ./cmd/indexer ./cmd/worker-shim
-	CGO_ENABLED=0 go build -trimpath -ldflags=-s -o bin/image/nats-server github.com/nats-io/nats-server/v2
-	deploy/docker/secrets.sh "$(CURDIR)/bin/image/indexer" bin/secrets
-	docker build -q --target kvatlas -t kvatlas/kvatlas:dev -f deploy/docker/Dockerfile .
-	docker build -q --target nats -t kvatlas/nats:dev -f deploy/docker/Dockerfile .
+images: ## build the container images for linux/amd64 and linux/arm64 into bin/images, and load this host's into docker if it runs
+	go run ./tools/images
+	go build -o bin/indexer ./cmd/indexer
+	deploy/docker/secrets.sh "$(CURDIR)/bin/indexer" bin/secrets
+	@if docker info >/dev/null 2>&1; then \
+	  for i in kvatlas nats; do docker load -q -i bin/images/$$i-$$(go env GOARCH).tar || exit 1; done; \
+	else echo "docker does not run; bin/images has the archives for docker load, podman load or ctr images import"; fi
 
 demo: ## run the demonstration
 	go run ./cmd/indexer demo

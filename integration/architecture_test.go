@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -164,9 +165,39 @@ func TestArrowsPointDown(t *testing.T) {
 	}
 	for _, line := range strings.Split(string(out), "\n") {
 		pkg, list, _ := strings.Cut(line, ": ")
-		may := []string{"pkg/jetstream", "pkg/client", "pkg/rpc", "internal/natsauth"}
+		may := []string{"pkg/jetstream", "pkg/natsserver", "pkg/client", "pkg/rpc", "internal/natsauth"}
 		if strings.Contains(list, "github.com/nats-io/") && !slices.Contains(may, strings.TrimPrefix(pkg, harness.Module)) {
-			t.Errorf("%s imports NATS; only pkg/jetstream, pkg/client, pkg/rpc and internal/natsauth may", pkg)
+			t.Errorf("%s imports NATS; only %v may", pkg, may)
 		}
+	}
+}
+
+// TestShimIsSmall: a shim runs beside each engine. It links neither a NATS server nor gRPC nor templates, which would
+// double its size: a program with text/template keeps all methods of all types.
+func TestShimIsSmall(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", "../cmd/worker-shim").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pkg := range strings.Lines(string(out)) {
+		for _, large := range []string{"github.com/nats-io/nats-server", "google.golang.org/grpc", "k8s.io/", "html/template",
+			"github.com/kvatlas/kvatlas/pkg/natsserver"} {
+			if strings.HasPrefix(pkg, large) {
+				t.Errorf("worker-shim imports %s", strings.TrimSpace(pkg))
+			}
+		}
+	}
+	program := filepath.Join(t.TempDir(), "worker-shim")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", program, "../cmd/worker-shim")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	info, err := os.Stat(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Size() > 18_000_000 {
+		t.Errorf("worker-shim has %d bytes, more than 18 MB", info.Size())
 	}
 }

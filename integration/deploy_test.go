@@ -91,12 +91,6 @@ func TestComposeIsHardened(t *testing.T) {
 			}
 		}
 	}
-	dockerfile := readFile(t, "../deploy/docker/Dockerfile")
-	for _, stage := range strings.Split(dockerfile, "\nFROM ")[1:] {
-		if !strings.Contains(stage, "\nUSER 65532:65532\n") {
-			t.Errorf("an image runs as root: FROM %s", stage)
-		}
-	}
 }
 
 // TestComposeKeys: whoever connects to NATS has a key of its own, of which the inbox prefix goes with the key, and no

@@ -16,6 +16,8 @@ var dialSites = map[string]string{
 	"internal/dial/dialer.go":   "the dialer itself",
 	"internal/cli/notify.go":    "the service manager's socket, of the environment",
 	"internal/zmtp/endpoint.go": "stale looks at a socket that this process is about to listen at",
+	"internal/kube/client.go":   "the API server of a flag, or of the pod's own cluster",
+	"internal/tracing/otlp.go":  "the collector of a flag",
 	"internal/etcd/etcd.go":     "etcd of a flag; for what a registration names, Config.Dial has the rule",
 	"pkg/client/http.go":        "the indexer, of a program that uses the client",
 	"pkg/hicache/mooncake.go":   "its connections are made by MooncakeConfig.Dial",

@@ -9,6 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
 // TestSnapshotsNotWritten: where no node has written a snapshot of some partitions, that is the error, of a dump that
@@ -16,7 +17,7 @@ import (
 func TestSnapshotsNotWritten(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), Listen: "127.0.0.1:0"})
+	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), Listen: "127.0.0.1:0"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 	"github.com/kvatlas/kvatlas/pkg/routing"
 	"github.com/spf13/cobra"
@@ -84,6 +85,9 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 	f.StringVar(&s.ConductorListen, "conductor-listen", "",
 		"where requests are answered as by Mooncake's conductor, which listens on 13333; empty: nowhere")
 	f.StringVar(&s.GRPCListen, "grpc-listen", "", "where gRPC is served, such as 127.0.0.1:9002; empty: nowhere")
+	f.BoolVar(&s.GRPCInsecure, "grpc-insecure", false,
+		"whoever reaches --grpc-listen may have workers chosen without a token: for gateways that cannot send one, such as "+
+			"those of an InferencePool. A NetworkPolicy must let only these reach the port")
 	s.security = cli.HTTPSecurityFlags(f, "HTTP and gRPC")
 	f.StringVar(&s.Namespace, "namespace", "default",
 		"name of the deployment, which has subjects, streams and buckets of its own; several may share NATS servers")
@@ -187,8 +191,9 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 	f.IntVar(&s.Guesses.MaxBlocks, "guess-max-blocks", 0,
 		"blocks of guesses for each model, counted for each rank; beyond, the soonest to expire go "+
 			"(default: 2^20, with lru 2^24)")
-	f.IntVar(&s.FunnelBlocks, "funnel-blocks", 1<<19,
-		"blocks that are remembered to say where reusable tokens are lost (indexer funnel); some 120 bytes each")
+	f.IntVar(&s.FunnelBlocks, "funnel-blocks", 0,
+		"blocks that indexer funnel remembers to name the causes of lost tokens; some 120 bytes each (default: four for "+
+			"each block in the index, from 65,536 to 524,288)")
 	f.Float64Var(&s.Guesses.PruneRatio, "guess-prune-ratio", 0.8, "share of --guess-max-blocks that is left then")
 	s.traces = cli.TraceFlags(f)
 	s.debug = cli.DebugFlag(f)
@@ -251,8 +256,9 @@ func (s *serving) check() error {
 		wrong.When(err != nil && addr != "", "%s %q is not HOST:PORT", name, addr)
 	}
 	delete(listen, "--nats-listen")
+	wrong.When(s.GRPCInsecure && s.GRPCListen == "", "--grpc-insecure says nothing without --grpc-listen")
 	wrong = append(wrong, s.debug.Check(), s.security.Check(listen), s.traces.Check())
-	wrong.About("--nats-config", (&jetstream.ServerOptions{ConfigFile: s.natsConfig}).CheckFile())
+	wrong.About("--nats-config", (&natsserver.Options{ConfigFile: s.natsConfig}).CheckFile())
 	var err error
 	s.Engines.OnRefused, err = shim.ParseOnRefused(s.onRefused)
 	wrong.About("--on-engine-refused", err)
@@ -268,7 +274,7 @@ func (s *serving) check() error {
 		strings.Join(routing.Policies(), ", "))
 	wrong = append(wrong, s.Guesses.Check())
 	wrong.When(s.IndexShards < 0, "--index-shards %d is negative", s.IndexShards)
-	wrong.When(s.FunnelBlocks < 1, "--funnel-blocks %d is not positive", s.FunnelBlocks)
+	wrong.When(s.FunnelBlocks < 0, "--funnel-blocks %d is negative", s.FunnelBlocks)
 	wrong.When(s.MaxRequests < 1 || s.MaxRequests > load.MaxRequests, "--max-requests %d is not from 1 to %d",
 		s.MaxRequests, load.MaxRequests)
 	wrong.When(s.Guesses.TTL == 0, "--guess-ttl 0s is not positive; --guess-policy off turns guesses off")
@@ -319,7 +325,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	}
 	defer tracesEnd()
 	s.Tracer = tracer
-	cli.GrowHeap()
+	cli.SaveMemory()
 	began := time.Now()
 	if s.Conn, s.Embedded, err = s.connect(ctx, log); err != nil {
 		return err
@@ -350,7 +356,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 
 // connect connects to NATS: to a server that it starts in this process, or to the one that --nats names; then
 // embedded is nil.
-func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstream.Conn, embedded *jetstream.Server,
+func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstream.Conn, embedded *natsserver.Server,
 	err error) {
 	options, err := s.nats.Options("kvatlas indexer " + s.ID)
 	if err != nil {
@@ -383,7 +389,7 @@ func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstrea
 		if err != nil {
 			return nil, nil, err
 		}
-		embedded, err = jetstream.StartServer(ctx, jetstream.ServerOptions{
+		embedded, err = natsserver.Start(ctx, natsserver.Options{
 			Dir: dir, Listen: s.natsListen, ConfigFile: s.natsConfig, SyncInterval: s.syncInterval,
 			MaxStore: s.storeBytes,
 			Logger:   slog.New(quieter{log.With("from", "nats-server").Handler()}),
@@ -411,7 +417,7 @@ func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstrea
 }
 
 // reloadOnHangup reads the NATS server's configuration again at each SIGHUP, until stop is called.
-func reloadOnHangup(srv *jetstream.Server, log *slog.Logger) (stop func()) {
+func reloadOnHangup(srv *natsserver.Server, log *slog.Logger) (stop func()) {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	ended := make(chan struct{})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/dynamo"
 	"github.com/kvatlas/kvatlas/internal/etcd"
+	"github.com/kvatlas/kvatlas/internal/kube"
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/internal/zmtp"
@@ -72,7 +73,7 @@ func (f *fleet) hearPlane() error {
 		for _, err := range wrong {
 			f.bad.warn(f.log, "a record of Dynamo's discovery that is passed over", "error", err)
 		}
-		if err != nil && !errors.Is(err, etcd.ErrNotAsked) {
+		if err != nil && !errors.Is(err, etcd.ErrNotAsked) && !errors.Is(err, kube.ErrNotListed) {
 			f.watch.unreached("discovery", err, d.advice)
 			f.full.warn(f.log, "Dynamo's discovery cannot be read", "error", err, "what_to_do", d.advice)
 		} else if err == nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/shim"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
 // TestShimOfAPublisherEnds: where a rank's shim ends, as another has the rank, hearing its publisher ends with the
@@ -22,7 +23,7 @@ import (
 func TestShimOfAPublisherEnds(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir()})
+	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}

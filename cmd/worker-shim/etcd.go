@@ -14,6 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/cli"
 	"github.com/kvatlas/kvatlas/internal/dynamo"
 	"github.com/kvatlas/kvatlas/internal/etcd"
+	"github.com/kvatlas/kvatlas/internal/kube"
 )
 
 // etcdFlags are how etcd is spoken with.
@@ -38,6 +39,15 @@ func etcdURLs(engine string) (urls []string) {
 		urls = append(urls, strings.TrimSpace(u))
 	}
 	return urls
+}
+
+// kubernetesNamespace reads an --engine that is kubernetes or kubernetes://NAMESPACE.
+func kubernetesNamespace(engine string) (namespace string, is bool) {
+	if engine == "kubernetes" {
+		return kube.OwnNamespace(), true
+	}
+	namespace, is = strings.CutPrefix(engine, "kubernetes://")
+	return namespace, is && namespace != ""
 }
 
 // check refuses flags that make no sense.
@@ -94,6 +104,24 @@ type discovery struct {
 // discover begins to look where --engine says.
 func (f *fleet) discover() (d discovery, err error) {
 	urls := etcdURLs(f.cfg.engine)
+	if namespace, is := kubernetesNamespace(f.cfg.engine); is {
+		client, err := kube.New(f.cfg.kube)
+		if err != nil {
+			return d, err
+		}
+		d.advice = "see that the API server runs, and that this service account may list and watch dynamoworkermetadatas of " +
+			"nvidia.com; publishers that are known are heard meanwhile"
+		copied := dynamo.NewKubernetes(client, namespace, func(err error) {
+			f.full.warn(f.log, "Dynamo's discovery cannot be read", "error", err, "what_to_do", d.advice)
+		})
+		f.all.Go(func() error {
+			copied.Run(f.ctx)
+			return nil
+		})
+		d.publishers = copied.Publishers
+		d.nobody = "see that --engine has the namespace of the workers, and that they run with event_plane zmq"
+		return d, nil
+	}
 	if urls == nil {
 		d.publishers = func() ([]dynamo.Publisher, []error, error) { return dynamo.Publishers(f.cfg.engine, time.Now()) }
 		d.advice = "see that --engine is the DYN_FILE_KV of the workers, and can be read"

@@ -201,7 +201,7 @@ func (f *fleet) serve(key events.RankKey, feed <-chan shim.Frame, decoder shim.D
 		Tracer: one.tracer, QuietAfter: one.silence,
 	})
 	if err == nil && f.ctx.Err() != nil {
-		one.leave(f.ctx, true, report, log)
+		one.leave(f.ctx, f.ctx, report, log)
 	}
 	return err
 }

@@ -99,8 +99,9 @@ func (p *httpPort) handler(f *fleetFigures) http.Handler {
 
 // fleetFigures are what this process knows of its ranks. Any goroutine may use it.
 type fleetFigures struct {
-	queueMost int // bytes, of a rank
-	tracer    *tracing.Tracer
+	queueMost  int  // bytes, of a rank
+	mayBeEmpty bool // the process is ready without a rank
+	tracer     *tracing.Tracer
 
 	mu    sync.Mutex
 	ranks map[*watcher]*rankFigures
@@ -200,7 +201,7 @@ func (f *fleetFigures) notReady() string {
 		n += of
 	}
 	switch {
-	case n == 0:
+	case n == 0 && !f.mayBeEmpty:
 		return "no rank is shimmed yet"
 	case sum.Refused > 0:
 		return fmt.Sprintf("the log does not take the events of %d of %d ranks; they wait", sum.Refused, n)

@@ -36,10 +36,14 @@ func (r *running) keep(report *shim.Report, log *slog.Logger) func(context.Conte
 }
 
 // linger returns a context that goes on for --stop-wait after stop has ended, so that the end of the engine is seen.
-// end ends it.
+// Nothing is waited for if stop ended with errPodGone. end ends it.
 func (r *running) linger(stop context.Context, log *slog.Logger) (ctx context.Context, end context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(stop))
 	forget := context.AfterFunc(stop, func() {
+		if errors.Is(context.Cause(stop), errPodGone) {
+			cancel()
+			return
+		}
 		if r.stopWait > 0 {
 			log.Info("stopping; waiting for the engine's end", "at_most", r.stopWait)
 		}
@@ -55,14 +59,13 @@ func (r *running) linger(stop context.Context, log *slog.Logger) (ctx context.Co
 // leaveTime bounds the last write of a lease.
 const leaveTime = 2 * time.Second
 
-// leave writes into the lease how the shim has ended: with its engine, or, if ctx is done, before it. stopped reports
-// that the shim was told to stop.
-func (r *running) leave(ctx context.Context, stopped bool, report *shim.Report, log *slog.Logger) {
+// leave writes into the lease how the shim has ended: with its engine or its pod, or, if ctx is done, before it.
+func (r *running) leave(ctx, stop context.Context, report *shim.Report, log *slog.Logger) {
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
 	defer cancel()
 	err, what := error(nil), "the engine is gone; its lease is ended"
-	if ctx.Err() == nil {
-		err = report.End(last, stopped)
+	if ctx.Err() == nil || errors.Is(context.Cause(stop), errPodGone) {
+		err = report.End(last, stop.Err() != nil)
 	} else {
 		err = report.Leave(last)
 		what = "the engine runs on; its registration stays for the next shim until the lease expires"

@@ -12,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/replication"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
 const patience = 60 * time.Second
@@ -27,7 +28,7 @@ func until(t *testing.T, what string, is func() bool) {
 
 // TestServices has nodes on one NATS server: a binding reaches the other, and one that starts later.
 func TestServices(t *testing.T) {
-	server, err := jetstream.StartServer(t.Context(), jetstream.ServerOptions{Dir: t.TempDir()})
+	server, err := natsserver.Start(t.Context(), natsserver.Options{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -95,7 +95,7 @@ func Main(root *cobra.Command) int {
 		return nil
 	}
 	refuseUnknownShells(root)
-	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 120"))
+	root.SetUsageFunc(usage)
 	cmd, err := root.ExecuteContextC(ctx)
 	said := ""
 	if err != nil {

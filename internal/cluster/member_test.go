@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
@@ -50,7 +51,7 @@ func (s *shelf) Ready() Set {
 // place is a server of the test's own, with a namespace of eight partitions and its bucket of nodes.
 func place(
 	t *testing.T, ctx context.Context,
-) (*jetstream.Server, *jetstream.Conn, *jetstream.Namespace, *jetstream.Bucket) {
+) (*natsserver.Server, *jetstream.Conn, *jetstream.Namespace, *jetstream.Bucket) {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
@@ -58,7 +59,7 @@ func place(
 			t.Fatal(err)
 		}
 	}
-	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), SyncInterval: time.Minute})
+	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), SyncInterval: time.Minute})
 	must(err)
 	t.Cleanup(server.Stop)
 	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server, Wait: true})

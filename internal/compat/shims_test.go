@@ -13,6 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
@@ -33,7 +34,7 @@ func newShimSite(t *testing.T) *shimSite {
 			t.Fatal(err)
 		}
 	}
-	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), SyncInterval: time.Hour,
+	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), SyncInterval: time.Hour,
 		MaxStore: 1 << 30})
 	must(err)
 	t.Cleanup(server.Stop)

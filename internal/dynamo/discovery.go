@@ -61,6 +61,8 @@ func (s *scope) String() string {
 // channel is a record of v1/event_channels.
 type channel struct {
 	Scope     scope  `json:"scope"`
+	Namespace string `json:"namespace"` // with Component, in place of Scope in records of Dynamo up to 1.2
+	Component string `json:"component"`
 	Topic     string `json:"topic"`
 	ID        uint64 `json:"instance_id"`
 	Transport struct {
@@ -132,6 +134,9 @@ func publishers(channels, sources []record) (list []Publisher, wrong []error) {
 		if err != nil {
 			wrong = append(wrong, fmt.Errorf("%s: %w", r.name, err))
 			continue
+		}
+		if c.Scope == (scope{}) {
+			c.Scope.Namespace, c.Scope.Component = c.Namespace, c.Component
 		}
 		p := Publisher{ID: c.ID, Scope: c.Scope.String(), Topic: c.Topic, Endpoint: c.Transport.Config.Endpoint}
 		if m := known[c.ID].Metadata; m.Worker != nil {

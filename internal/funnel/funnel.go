@@ -1,6 +1,7 @@
 package funnel
 
 import (
+	"cmp"
 	"context"
 	"runtime"
 	"slices"
@@ -17,8 +18,11 @@ import (
 type Config struct {
 	Node string
 
-	// Blocks bounds the blocks that are remembered; default 524,288, for some 60 MB when full.
+	// Blocks bounds the blocks that are remembered, of some 120 bytes each. 0: [usualBlocks] for those in the index.
 	Blocks int
+
+	// Indexed returns the number of different blocks in the index. nil: none.
+	Indexed func() uint64
 
 	// MaxRate bounds the requests that are recorded in a second, by the blocks of their prompts, of which a new one
 	// costs some microsecond; others are counted. Default 100,000.
@@ -132,8 +136,8 @@ func (b *budget) spend(n, rate int, now time.Time) bool {
 
 // New returns a tracker that takes nothing out of its queue until Run.
 func New(cfg Config) *Tracker {
-	if cfg.Blocks == 0 {
-		cfg.Blocks = 1 << 19
+	if cfg.Indexed == nil {
+		cfg.Indexed = func() uint64 { return 0 }
 	}
 	if cfg.MaxRate == 0 {
 		cfg.MaxRate = 100_000
@@ -148,13 +152,17 @@ func New(cfg Config) *Tracker {
 		cfg.Reused = func(string, uint64) {}
 	}
 	now := time.Now()
-	history := NewHistory(cfg.Blocks, now.UnixMicro())
+	history := NewHistory(cmp.Or(cfg.Blocks, usualBlocks(0)), now.UnixMicro())
 	history.claimed = cfg.Claimed
 	return &Tracker{cfg: cfg, queue: make(chan item, maxQueue), history: history,
 		began: now, reading: budget{left: maxBurst, at: now}, pending: map[string]*pending{},
 		recent: map[string]*recent{},
 		sizes:  map[string]*blockSizes{}}
 }
+
+// usualBlocks returns how many blocks are remembered for so many in the index: four caches full, from 65,536 (8 MB) to
+// 524,288 (60 MB).
+func usualBlocks(indexed uint64) int { return int(min(max(4*indexed, 1<<16), 1<<19)) }
 
 // Admit reports whether a request with a prompt of so many blocks is to be recorded now, and counts it if not. It is
 // what Record is asked before, so that what is left out costs nothing: a token bucket (GCRA) of a second.
@@ -332,6 +340,9 @@ const old = 5 * time.Second
 func (t *Tracker) apply(i item) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.cfg.Blocks == 0 {
+		t.history.Bound(usualBlocks(t.cfg.Indexed()))
+	}
 	for _, m := range i.messages {
 		at := i.at.UnixMicro()
 		if taken := int64(m.Time) * 1000; taken != 0 && at-taken > old.Microseconds() {

@@ -39,7 +39,9 @@ func (g *generations[V]) put(k uint64) (v *V, turned bool) {
 		g.lost += uint64(g.old.n - g.moved)
 		turned, g.moved = g.old.n > 0, 0
 		g.old, g.young = g.young, g.old
-		clear(g.young.slots)
+		if clear(g.young.slots); len(g.young.slots) > slotsFor(g.most) {
+			g.young.slots = nil // the bound has become smaller
+		}
 		g.young.n = 0
 	}
 	v = g.young.add(k, g.most)
@@ -96,11 +98,14 @@ func (t *table[V]) find(k uint64) *V {
 // add is the place of a key that is not there, in a table of at most so many.
 func (t *table[V]) add(k uint64, most int) *V {
 	if t.n >= len(t.slots)/4*3 {
-		t.grow(min(max(64, 2*len(t.slots)), most/2*3+8))
+		t.grow(min(max(64, 2*len(t.slots)), slotsFor(most)))
 	}
 	t.n++
 	return t.place(key(k))
 }
+
+// slotsFor returns the slots of a table of most keys.
+func slotsFor(most int) int { return most/2*3 + 8 }
 
 func (t *table[V]) place(key uint64) *V {
 	i := t.first(key)

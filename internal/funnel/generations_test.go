@@ -45,3 +45,33 @@ func TestGenerations(t *testing.T) {
 		}
 	}
 }
+
+// TestBoundChanges: a history whose bound grows keeps what it has, and one whose bound shrinks gives memory back.
+func TestBoundChanges(t *testing.T) {
+	g := generations[int]{most: 1 << 10}
+	fill := func(from, n int) {
+		for k := from; k < from+n; k++ {
+			v, _ := g.put(uint64(k))
+			*v = k
+		}
+	}
+	fill(1, 1<<10)
+	g.most = 1 << 14
+	fill(2000, 1<<14)
+	if v, ok := g.get(2000); !ok || v != 2000 {
+		t.Fatalf("2000 is %d, %v after the bound has grown", v, ok)
+	}
+	g.most = 1 << 10
+	fill(50_000, 3<<10)
+	if n := len(g.young.slots) + len(g.old.slots); n > 2*slotsFor(1<<10) {
+		t.Errorf("%d slots for twice %d keys", n, 1<<10)
+	}
+	if v, ok := g.get(50_000 + 3<<10 - 1); !ok || v != 50_000+3<<10-1 {
+		t.Errorf("the last key is %d, %v", v, ok)
+	}
+	for indexed, want := range map[uint64]int{0: 1 << 16, 100_000: 400_000, 1 << 30: 1 << 19} {
+		if got := usualBlocks(indexed); got != want {
+			t.Errorf("%d blocks are remembered for %d in the index, not %d", got, indexed, want)
+		}
+	}
+}

@@ -82,8 +82,14 @@ type History struct {
 // NewHistory returns a history of at most so many blocks, which knows what is since now.
 func NewHistory(blocks int, now int64) *History {
 	h := &History{ranks: make([]rank, 1), of: map[events.RankKey]rankID{}, from: now, ahead: now}
-	h.blocks.most, h.seqs.most, h.sent.most = max(1, blocks/2), max(1, blocks/2), max(1, blocks/32)
+	h.Bound(blocks)
 	return h
+}
+
+// Bound changes the number of blocks that are remembered at most. A smaller one holds once the younger generation is
+// full.
+func (h *History) Bound(blocks int) {
+	h.blocks.most, h.seqs.most, h.sent.most = max(1, blocks/2), max(1, blocks/2), max(1, blocks/32)
 }
 
 // block is what is remembered of a block, to be changed before the next call.

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -341,6 +343,28 @@ func TestRoles(t *testing.T) {
 		if err := conn.Invoke(ctx, "/test.Echo/Other", wrapperspb.String(""), &wrapperspb.StringValue{}); token != "x" &&
 			status.Code(err) != codes.Unimplemented {
 			t.Errorf("another method of %s: %v", token, err)
+		}
+	}
+}
+
+// TestOpen: a method that is open needs no token, and the others do.
+func TestOpen(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "tokens")
+	if err := os.WriteFile(file, []byte("0123456789abcdef\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tokens, err := rights.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newPort(Config{Tokens: tokens, Open: []string{"/test.Echo/Chat"},
+		Needs: map[string]rights.Roles{"/test.Echo/Say": rights.Read, "/test.Echo/Chat": rights.Route}})
+	if err := p.admit(t.Context(), "/test.Echo/Chat"); err != nil {
+		t.Errorf("the open method: %v", err)
+	}
+	for _, method := range []string{"/test.Echo/Say", "/test.Echo/Other"} {
+		if p.admit(t.Context(), method) == nil {
+			t.Errorf("%s is open", method)
 		}
 	}
 }

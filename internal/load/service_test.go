@@ -10,6 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/replication"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
 const patience = 60 * time.Second
@@ -18,7 +19,7 @@ const patience = 60 * time.Second
 type fleet struct {
 	*testing.T
 	ctx    context.Context
-	server *jetstream.Server
+	server *natsserver.Server
 }
 
 // node starts a service and returns what stops it.
@@ -74,7 +75,7 @@ func (f *fleet) ready(s *Service) {
 func TestThreeNodes(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir()})
+	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,7 +194,7 @@ func TestThreeNodes(t *testing.T) {
 func TestAloneAtOnce(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir()})
+	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}

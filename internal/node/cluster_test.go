@@ -17,6 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
@@ -27,7 +28,7 @@ const fleetPartitions = 4
 type fleet struct {
 	*testing.T
 	ctx     context.Context
-	server  *jetstream.Server
+	server  *natsserver.Server
 	ns      *jetstream.Namespace
 	workers [fleetPartitions]*grower
 	lives   int
@@ -68,7 +69,7 @@ func newFleet(t *testing.T) *fleet {
 	t.Cleanup(cancel)
 	f := &fleet{T: t, ctx: ctx, peers: map[string]*peer{}}
 	var err error
-	f.server, err = jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), SyncInterval: time.Minute})
+	f.server, err = natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), SyncInterval: time.Minute})
 	f.must(err)
 	t.Cleanup(f.server.Stop)
 	f.ns = f.join(f.connect())

@@ -16,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
@@ -38,7 +39,7 @@ func newL3Node(t testing.TB, tokens, workers int, depth func(worker int) int, co
 			t.Fatal(err)
 		}
 	}
-	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), Listen: "127.0.0.1:0",
+	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), Listen: "127.0.0.1:0",
 		SyncInterval: time.Minute})
 	must(err)
 	t.Cleanup(server.Stop)

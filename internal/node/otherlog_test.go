@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
@@ -22,7 +23,7 @@ func logOfTen(t *testing.T, applied events.StreamSeq, at events.Millis) (context
 			t.Fatal(err)
 		}
 	}
-	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir()})
+	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir()})
 	must(err)
 	t.Cleanup(server.Stop)
 	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server, Wait: true})

@@ -13,6 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
 // TestShardsAnswerAsOne: nodes with 1, 2, 3 and 5 shards that have applied the same logs of five partitions give the
@@ -20,7 +21,7 @@ import (
 func TestShardsAnswerAsOne(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
 	defer cancel()
-	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), Listen: "127.0.0.1:0",
+	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), Listen: "127.0.0.1:0",
 		SyncInterval: time.Minute})
 	if err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 	"github.com/kvatlas/kvatlas/tools/loopback"
@@ -30,7 +31,7 @@ type site struct {
 	ctx    context.Context
 	dir    string
 	addr   string
-	server *jetstream.Server
+	server *natsserver.Server
 	conn   *jetstream.Conn
 	raw    *nats.Conn
 	js     natsjs.JetStream
@@ -100,7 +101,7 @@ func (w *site) must(err error) {
 
 func (w *site) startServer() {
 	w.Helper()
-	server, err := jetstream.StartServer(w.ctx, jetstream.ServerOptions{Dir: w.dir, Listen: w.addr,
+	server, err := natsserver.Start(w.ctx, natsserver.Options{Dir: w.dir, Listen: w.addr,
 		SyncInterval: time.Minute})
 	w.must(err)
 	w.server = server

@@ -106,6 +106,17 @@ func (n *Node) Recent() (*api.Status, *Applied) {
 	return s, &f.applied
 }
 
+// DistinctBlocks returns the number of different blocks in the index, as the writers counted them some seconds ago. It
+// is safe for concurrent use.
+func (n *Node) DistinctBlocks() (blocks uint64) {
+	for _, s := range n.shards {
+		if f := s.figures.Load(); f != nil {
+			blocks += f.index.Distinct
+		}
+	}
+	return blocks
+}
+
 // statusNow has the writers count, and says how the node is doing.
 func (n *Node) statusNow(ctx context.Context, checksum func(events.Partition, *events.StreamSeq) (string,
 	error)) (*api.Status, error) {

@@ -17,6 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
 // claiming is a registry that is told of entries of the bucket one by one.
@@ -345,7 +346,7 @@ func TestTheServerRefusesOthersModels(t *testing.T) {
 	if err := os.WriteFile(config, []byte(claimsConfig), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := newSiteOn(t, jetstream.ServerOptions{ConfigFile: config}, jetstream.ConnOptions{User: "node", Password: "x"})
+	s := newSiteOn(t, natsserver.Options{ConfigFile: config}, jetstream.ConnOptions{User: "node", Password: "x"})
 	s.until("claims are required", func() bool { return s.nodes[0].ClaimsRequired() && s.nodes[1].ClaimsRequired() })
 	shim := func(user, name, model string, lease time.Duration) (refused <-chan error, end func()) {
 		t.Helper()

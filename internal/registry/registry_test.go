@@ -12,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
 const patience = 4 * time.Minute
@@ -20,7 +21,7 @@ const patience = 4 * time.Minute
 type site struct {
 	*testing.T
 	ctx    context.Context
-	server *jetstream.Server
+	server *natsserver.Server
 	conn   *jetstream.Conn
 	ns     *jetstream.Namespace
 	bucket *jetstream.Bucket
@@ -34,16 +35,16 @@ type site struct {
 }
 
 func newSite(t *testing.T) *site {
-	return newSiteOn(t, jetstream.ServerOptions{}, jetstream.ConnOptions{})
+	return newSiteOn(t, natsserver.Options{}, jetstream.ConnOptions{})
 }
 
 // newSiteOn is a site on a server with these options, whose nodes connect with those.
-func newSiteOn(t *testing.T, on jetstream.ServerOptions, as jetstream.ConnOptions) *site {
+func newSiteOn(t *testing.T, on natsserver.Options, as jetstream.ConnOptions) *site {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 	t.Cleanup(cancel)
 	s := &site{T: t, ctx: ctx, mended: make(chan error, 100), hanging: make(chan struct{}, 1)}
 	on.Dir, on.SyncInterval = t.TempDir(), time.Minute
-	server, err := jetstream.StartServer(ctx, on)
+	server, err := natsserver.Start(ctx, on)
 	s.must(err)
 	s.server = server
 	t.Cleanup(server.Stop)

@@ -26,6 +26,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
@@ -71,7 +72,7 @@ func exchanges(t testing.TB, file string) (sections [][]exchange) {
 func TestAsDynamoAnswers(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	nats, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir()})
+	nats, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +97,7 @@ func TestAsDynamoAnswers(t *testing.T) {
 }
 
 // serveDynamo runs a node without engines, until end is called.
-func serveDynamo(ctx context.Context, t testing.TB, nats *jetstream.Server, namespace string) (s *Server, end func()) {
+func serveDynamo(ctx context.Context, t testing.TB, nats *natsserver.Server, namespace string) (s *Server, end func()) {
 	t.Helper()
 	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: nats, Wait: true})
 	if err != nil {
@@ -132,7 +133,7 @@ func serveDynamo(ctx context.Context, t testing.TB, nats *jetstream.Server, name
 func TestHealthOfSlotTracker(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	nats, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir()})
+	nats, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +172,7 @@ var eventSources = regexp.MustCompile(`, "kv_events_endpoints": \{[^}]*\}`)
 func FuzzDynamoServices(f *testing.F) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	nats, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: f.TempDir()})
+	nats, err := natsserver.Start(ctx, natsserver.Options{Dir: f.TempDir()})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 func (s *Server) newFunnel() *funnel.Tracker {
 	return funnel.New(funnel.Config{
 		Node: s.ID, Blocks: s.FunnelBlocks, Reused: s.queries.Reused,
+		Indexed: func() uint64 { return s.node.DistinctBlocks() },
 		Counted: func(model string, asked, seen uint64, held, selected funnel.Tiers, outcome string) {
 			s.queries.Routed(model, asked, seen, held, selected, outcome)
 		},

@@ -26,8 +26,12 @@ var grpcNeeds = map[string]rights.Roles{
 // serveGRPC listens and serves gRPC until the returned function is called.
 func (s *Server) serveGRPC() (stop func(), err error) {
 	calls := s.QueryWorkers + s.QueryQueue
+	var open []string
+	if s.GRPCInsecure {
+		open = []string{extprocv3.ExternalProcessor_Process_FullMethodName}
+	}
 	stop, at, err := grpcserver.Serve(s.GRPCListen, grpcserver.Config{
-		Tokens: s.HTTPTokens, Needs: grpcNeeds, TLS: s.HTTPTLS, Calls: calls, Streams: streamsPerCall * calls,
+		Tokens: s.HTTPTokens, Needs: grpcNeeds, Open: open, TLS: s.HTTPTLS, Calls: calls, Streams: streamsPerCall * calls,
 		Ready:    router{s}.admit,
 		Ended:    func(method, outcome string) { s.outcomes.Count(api.OverGRPC, method, outcome) },
 		Panicked: s.panicked,
@@ -44,5 +48,9 @@ func (s *Server) serveGRPC() (stop func(), err error) {
 		return nil, fmt.Errorf("gRPC: %w; choose another with --grpc-listen", err)
 	}
 	s.log.Info("gRPC is served", "listen", at.String())
+	if s.GRPCInsecure {
+		s.log.Warn("whoever reaches this port may have workers chosen without a token", "listen", at.String(), "what_to_do",
+			"let a NetworkPolicy or firewall admit only the gateways, as networkPolicy.grpcFrom of the chart does")
+	}
 	return stop, nil
 }

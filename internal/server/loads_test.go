@@ -19,6 +19,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
@@ -26,7 +27,7 @@ import (
 type fleet struct {
 	t       *testing.T
 	ctx     context.Context // of the test
-	nats    *jetstream.Server
+	nats    *natsserver.Server
 	workers *jetstream.Bucket // once a worker is registered
 }
 
@@ -34,7 +35,7 @@ func newFleet(t *testing.T) *fleet {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
-	nats, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir()})
+	nats, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}

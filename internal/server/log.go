@@ -14,6 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
 // nodeHooks makes log lines of what happens to a node.
@@ -91,8 +92,8 @@ func nodeHooks(log *slog.Logger, ready func()) node.Hooks {
 }
 
 // superviseHooks make log lines of what happens to the NATS server in this process.
-func superviseHooks(log *slog.Logger) jetstream.SuperviseHooks {
-	return jetstream.SuperviseHooks{
+func superviseHooks(log *slog.Logger) natsserver.SuperviseHooks {
+	return natsserver.SuperviseHooks{
 		Unhealthy: func(why error, room bool) {
 			if room {
 				log.Error("the NATS server in this process is unhealthy; it is started anew", "error", why, "what_to_do",

@@ -37,6 +37,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 	"github.com/kvatlas/kvatlas/pkg/routing"
 	"github.com/kvatlas/kvatlas/pkg/rpc"
@@ -49,7 +50,7 @@ type Settings struct {
 
 	// Embedded is the NATS server in this process, whose data are in the folder Data and which began at Began; nil: it
 	// is another process.
-	Embedded *jetstream.Server
+	Embedded *natsserver.Server
 	Data     string
 	Began    time.Time
 
@@ -105,6 +106,9 @@ type Settings struct {
 	ConductorListen string // where requests are answered as by Mooncake's conductor; empty: they are not
 
 	GRPCListen string // empty: gRPC is not served
+
+	// GRPCInsecure lets gateways choose workers over gRPC without a token. Other methods need one all the same.
+	GRPCInsecure bool
 
 	Tracer *tracing.Tracer // of requests; nil: they are not traced
 
@@ -506,7 +510,7 @@ func openOnce(ctx context.Context, s *Settings) (*store, error) {
 // usualLog is how many bytes each partition's log may take if nothing was said. The server reserves them: half of what
 // it has is for the log. It holds for streams that are made now; a fuller disk at a later start does not take messages
 // from those that are there.
-func usualLog(server *jetstream.Server, partitions uint32) int64 {
+func usualLog(server *natsserver.Server, partitions uint32) int64 {
 	const usual = 1 << 30
 	if server == nil {
 		return usual

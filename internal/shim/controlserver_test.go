@@ -10,6 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/control"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 )
 
@@ -21,7 +22,7 @@ func namespace(t *testing.T) (context.Context, *jetstream.Namespace) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
-	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), SyncInterval: time.Minute})
+	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), SyncInterval: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
@@ -25,7 +26,7 @@ type logWorld struct {
 func newLogWorld(t *testing.T) *logWorld {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
-	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir()})
+	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}

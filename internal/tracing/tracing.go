@@ -30,7 +30,7 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
-	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -82,8 +82,11 @@ var tracers atomic.Int32
 
 // New returns a tracer, which must be closed. It does not wait for the collector.
 func New(ctx context.Context, cfg Config) (*Tracer, error) {
-	exporter, err := otlptracehttp.New(ctx, otlptracehttp.WithEndpointURL(cfg.Endpoint),
-		otlptracehttp.WithHeaders(cfg.Headers))
+	sender, err := newSender(cfg.Endpoint, cfg.Headers)
+	if err != nil {
+		return nil, fmt.Errorf("traces: %w", err)
+	}
+	exporter, err := otlptrace.New(ctx, sender)
 	if err != nil {
 		return nil, fmt.Errorf("traces: %w", err)
 	}

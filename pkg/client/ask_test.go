@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
@@ -157,22 +158,22 @@ func within(t testing.TB, d time.Duration) context.Context {
 	return ctx
 }
 
-func startServer(t testing.TB, dir, listen string) *jetstream.Server {
+func startServer(t testing.TB, dir, listen string) *natsserver.Server {
 	t.Helper()
 	for ctx := within(t, patience); ; time.Sleep(10 * time.Millisecond) {
-		o := jetstream.ServerOptions{Dir: dir, Listen: listen, SyncInterval: time.Minute}
-		s, err := jetstream.StartServer(ctx, o)
+		o := natsserver.Options{Dir: dir, Listen: listen, SyncInterval: time.Minute}
+		s, err := natsserver.Start(ctx, o)
 		if err == nil {
 			t.Cleanup(s.Stop)
 			return s
 		}
-		if !errors.Is(err, jetstream.ErrInUse) || ctx.Err() != nil { // a process that was just forked may hold the port
+		if !errors.Is(err, natsserver.ErrInUse) || ctx.Err() != nil { // a process that was just forked may hold the port
 			t.Fatal(err)
 		}
 	}
 }
 
-func connect(t testing.TB, s *jetstream.Server) *jetstream.Conn {
+func connect(t testing.TB, s *natsserver.Server) *jetstream.Conn {
 	t.Helper()
 	c, err := jetstream.Connect(within(t, patience), jetstream.ConnOptions{URLs: []string{s.URL()}, Core: true})
 	if err != nil {
@@ -183,7 +184,7 @@ func connect(t testing.TB, s *jetstream.Server) *jetstream.Conn {
 }
 
 // overNATS returns a client that waits as long as the test does, on a connection of its own.
-func overNATS(t testing.TB, s *jetstream.Server, why *again) *Client {
+func overNATS(t testing.TB, s *natsserver.Server, why *again) *Client {
 	t.Helper()
 	c, err := NATS(connect(t, s).NATS(), "test", Options{Absent: patience, AskedAgain: why.told})
 	if err != nil {

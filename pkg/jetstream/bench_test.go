@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
@@ -22,7 +23,8 @@ func benchWorld(b *testing.B, sync time.Duration) *world {
 	b.Cleanup(cancel)
 	w := &world{t: b, ctx: ctx, dir: b.TempDir()}
 	var err error
-	if w.srv, err = StartServer(ctx, ServerOptions{Dir: w.dir, Listen: "127.0.0.1:0", SyncInterval: sync}); err != nil {
+	w.srv, err = natsserver.Start(ctx, natsserver.Options{Dir: w.dir, Listen: "127.0.0.1:0", SyncInterval: sync})
+	if err != nil {
 		b.Fatal(err)
 	}
 	b.Cleanup(w.srv.Stop)

@@ -21,9 +21,12 @@ import (
 // ConnOptions says which server, as whom, and what to do when it goes. The zero value of each field is a good
 // choice. Reading NATS_URL and its like from the environment is left to callers.
 type ConnOptions struct {
-	URLs   []string // servers to try; default nats://127.0.0.1:4222. "tls://" asks for TLS
-	Server *Server  // connect inside the process to this embedded server instead; URLs and TLS are then ignored
-	Name   string   // how the server lists this connection; default "kvatlas"
+	URLs []string // servers to try; default nats://127.0.0.1:4222. "tls://" asks for TLS
+
+	// Server is a NATS server in this process, such as a natsserver.Server. URLs and TLS are ignored if it is set.
+	Server nats.InProcessConnProvider
+
+	Name string // how the server lists this connection; default "kvatlas"
 
 	// As whom. What is empty is not sent; at most one of the kinds should be set.
 	CredsFile string // JWT and seed, as nsc writes it

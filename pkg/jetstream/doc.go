@@ -1,12 +1,11 @@
 // Package jetstream is where kvatlas meets NATS: how do events get into the log, stay there, and come out again in
 // order with nothing missing; where are snapshots kept so that two writers cannot spoil them; how does a request find
-// whoever answers? It is the only package that imports nats.go and nats-server. It knows subjects, streams, buckets
-// and headers; not what an event, an index or a snapshot says.
+// whoever answers? It knows subjects, streams, buckets and headers; not what an event, an index or a snapshot says.
 //
 // # In order of use
 //
-//	srv, err := StartServer(ctx, ServerOptions{Dir: "data"}) // or a NATS cluster
-//	c, err := Connect(ctx, ConnOptions{Server: srv})         // or URLs
+//	srv, err := natsserver.Start(ctx, natsserver.Options{Dir: "data"}) // or a NATS cluster
+//	c, err := Connect(ctx, ConnOptions{Server: srv})                   // or URLs
 //
 //	ns, err := JoinNamespace(ctx, c, NamespaceConfig{Name: "prod"}) // an indexer: creates
 //	err = ns.EnsureStreams(ctx, LogConfig{})
@@ -36,7 +35,7 @@
 //
 // # Goroutines
 //
-// [Server], [Conn], [Namespace], [Publisher], [Bucket] and [Service] may be used from any goroutine. A [Reader] sends
+// [Conn], [Namespace], [Publisher], [Bucket] and [Service] may be used from any goroutine. A [Reader] sends
 // from one goroutine of its own and waits while nobody takes. A context bounds how long a call tries: while NATS is
 // away, calls wait and try again until theirs ends. Hooks are called from the goroutines that their types name and
 // must return soon.

@@ -56,9 +56,6 @@ var (
 	// ErrBadName: a name that cannot become part of a subject, or a token that no name has become.
 	ErrBadName = errors.New("bad name")
 
-	// ErrInUse: another process holds the data folder or the port. Returned by [StartServer].
-	ErrInUse = errors.New("in use")
-
 	// ErrNoResponder: nobody serves the subject of a request at this moment. Returned by [Conn.Request], at once.
 	ErrNoResponder = rpc.ErrNoResponder
 

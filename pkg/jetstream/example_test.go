@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
 // embedded is a server in a folder of its own with a namespace of four partitions.
@@ -17,7 +18,7 @@ func embedded(ctx context.Context) (ns *jetstream.Namespace, stop func()) {
 	if err != nil {
 		log.Fatal(err)
 	}
-	srv, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: dir})
+	srv, err := natsserver.Start(ctx, natsserver.Options{Dir: dir})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -43,15 +43,6 @@ func (o *ConnOptions) CheckFiles() error {
 	return errors.Join(errs...)
 }
 
-// CheckFile refuses a configuration file that nats-server would refuse.
-func (o *ServerOptions) CheckFile() error {
-	if o.ConfigFile == "" {
-		return nil
-	}
-	_, err := o.natsOptions()
-	return err
-}
-
 // nkeyOption identifies a connection by the key in a file. The seed is read once: a file that is replaced while its
 // program runs, as in a rotation, takes effect with the next start, and reconnecting goes on with the key of before.
 func nkeyOption(path string) (nats.Option, error) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
@@ -27,16 +28,16 @@ func ctxFor(t testing.TB) context.Context {
 
 // startServer starts an embedded server in dir that ends with the test. Speed matters more than power failures
 // here.
-func startServer(t testing.TB, dir, listen string) *Server {
+func startServer(t testing.TB, dir, listen string) *natsserver.Server {
 	t.Helper()
-	return startServerWith(t, ServerOptions{Dir: dir, Listen: listen, SyncInterval: time.Minute})
+	return startServerWith(t, natsserver.Options{Dir: dir, Listen: listen, SyncInterval: time.Minute})
 }
 
-func startServerWith(t testing.TB, o ServerOptions) *Server {
+func startServerWith(t testing.TB, o natsserver.Options) *natsserver.Server {
 	t.Helper()
-	var s *Server
+	var s *natsserver.Server
 	freed(t, func() (err error) {
-		s, err = StartServer(ctxFor(t), o)
+		s, err = natsserver.Start(ctxFor(t), o)
 		return err
 	})
 	t.Cleanup(s.Stop)
@@ -52,7 +53,7 @@ func freed(t testing.TB, start func() error) {
 		if err == nil {
 			return
 		}
-		if !errors.Is(err, ErrInUse) || !loop.Wait(ctx, 10*time.Millisecond) {
+		if !errors.Is(err, natsserver.ErrInUse) || !loop.Wait(ctx, 10*time.Millisecond) {
 			t.Fatal(err)
 		}
 	}
@@ -95,7 +96,7 @@ type world struct {
 	ctx  context.Context
 	dir  string
 	addr string
-	srv  *Server
+	srv  *natsserver.Server
 	c    *Conn
 	ns   *Namespace
 }

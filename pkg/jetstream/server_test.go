@@ -17,9 +17,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"golang.org/x/sys/unix"
 
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 }
 
 func serveForTest(dir, listen string) int {
-	s, err := StartServer(context.Background(), ServerOptions{Dir: dir, Listen: listen})
+	s, err := natsserver.Start(context.Background(), natsserver.Options{Dir: dir, Listen: listen})
 	if err != nil {
 		fmt.Println("failed", err)
 		return 1
@@ -48,7 +48,7 @@ func serveForTest(dir, listen string) int {
 }
 
 // obey does what a test asks of the process.
-func obey(s *Server, command string) error {
+func obey(s *natsserver.Server, command string) error {
 	switch command {
 	case "fill the disk": // as far as this process can see: no file may grow beyond 1 MB
 		signal.Ignore(unix.SIGXFSZ)
@@ -166,19 +166,19 @@ func TestServerRefusals(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name string
-		o    ServerOptions
+		o    natsserver.Options
 		is   error
 		says string
 	}{
-		{"no folder", ServerOptions{}, nil, "data folder"},
-		{"a file", ServerOptions{Dir: file}, nil, file},
-		{"port taken", ServerOptions{Dir: t.TempDir(), Listen: held.Addr()}, ErrInUse, held.Addr()},
-		{"no port", ServerOptions{Dir: t.TempDir(), Listen: "localhost"}, nil, "HOST:PORT"},
-		{"no number", ServerOptions{Dir: t.TempDir(), Listen: "localhost:x"}, nil, `"x"`},
-		{"no such configuration", ServerOptions{Dir: t.TempDir(), ConfigFile: "/nonexistent/nats.conf"}, nil,
+		{"no folder", natsserver.Options{}, nil, "data folder"},
+		{"a file", natsserver.Options{Dir: file}, nil, file},
+		{"port taken", natsserver.Options{Dir: t.TempDir(), Listen: held.Addr()}, natsserver.ErrInUse, held.Addr()},
+		{"no port", natsserver.Options{Dir: t.TempDir(), Listen: "localhost"}, nil, "HOST:PORT"},
+		{"no number", natsserver.Options{Dir: t.TempDir(), Listen: "localhost:x"}, nil, `"x"`},
+		{"no such configuration", natsserver.Options{Dir: t.TempDir(), ConfigFile: "/nonexistent/nats.conf"}, nil,
 			"nats.conf"},
 	} {
-		s, err := StartServer(ctx, c.o)
+		s, err := natsserver.Start(ctx, c.o)
 		if err == nil {
 			s.Stop()
 			t.Errorf("%s: started", c.name)
@@ -190,7 +190,8 @@ func TestServerRefusals(t *testing.T) {
 	}
 	// What was refused has let go of its folder.
 	dir := t.TempDir()
-	if _, err := StartServer(ctx, ServerOptions{Dir: dir, Listen: held.Addr()}); !errors.Is(err, ErrInUse) {
+	_, err := natsserver.Start(ctx, natsserver.Options{Dir: dir, Listen: held.Addr()})
+	if !errors.Is(err, natsserver.ErrInUse) {
 		t.Fatal(err)
 	}
 	startServer(t, dir, "127.0.0.1:0")
@@ -200,8 +201,8 @@ func TestServerFolderInUse(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	p := startProcess(t, dir, "127.0.0.1:0")
-	_, err := StartServer(ctxFor(t), ServerOptions{Dir: dir})
-	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), dir) ||
+	_, err := natsserver.Start(ctxFor(t), natsserver.Options{Dir: dir})
+	if !errors.Is(err, natsserver.ErrInUse) || !strings.Contains(err.Error(), dir) ||
 		!strings.Contains(err.Error(), fmt.Sprint(p.cmd.Process.Pid)) {
 		t.Fatalf("second server: %v", err)
 	}
@@ -298,70 +299,6 @@ func TestServerDiskFull(t *testing.T) {
 	}
 }
 
-// TestTendGrows: a server that was started on a disk without room takes what there is room for later, with nobody's
-// connection lost.
-func TestTendGrows(t *testing.T) {
-	t.Parallel()
-	s := startServerWith(t, ServerOptions{Dir: t.TempDir(), Listen: loopback.Reserve(t), SyncInterval: time.Minute,
-		MaxStore: 2 << 20})
-	w := &world{t: t, ctx: ctxFor(t), c: connect(t, ConnOptions{URLs: []string{s.URL()}})}
-	somebody := plainConn(t, s.URL(), nats.NoReconnect(), nats.PingInterval(time.Hour))
-	var err error
-	if w.ns, err = JoinNamespace(w.ctx, w.c, NamespaceConfig{Name: "test", Partitions: 1}); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.ns.EnsureStreams(w.ctx, LogConfig{MaxBytes: 1 << 20}); err != nil {
-		t.Fatal(err)
-	}
-	bucket, err := w.ns.EnsureSnapshots(w.ctx, BucketConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := 0; err == nil; i++ {
-		if _, err = bucket.Put(w.ctx, fmt.Sprint(i), make([]byte, 100_000)); i > 30 {
-			t.Fatal("it takes more than it may")
-		}
-	}
-	if !errors.Is(err, ErrFull) || s.Health() != nil || s.Limit() != 2<<20 {
-		t.Fatalf("limit %d, healthy %v: %v", s.Limit(), s.Health(), err)
-	}
-	tend := func() (stop func() int64) {
-		ctx, cancel := context.WithCancel(w.ctx)
-		done, grown := make(chan struct{}), int64(0)
-		go func() {
-			defer close(done)
-			s.supervise(ctx, time.Millisecond, SuperviseHooks{Grown: func(bytes int64) { grown = bytes; cancel() }})
-		}()
-		return func() int64 { cancel(); <-done; return grown }
-	}
-	// What somebody has set stays as it is.
-	stop := tend()
-	time.Sleep(20 * time.Millisecond)
-	if grown := stop(); grown != 0 {
-		t.Fatalf("the bound grew to %d", grown)
-	}
-	s.bound = true // it was what the disk had
-	stop = tend()
-	for deadline := time.Now().Add(patience); s.MaxStore() == 2<<20; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the bound does not grow")
-		}
-	}
-	if grown := stop(); grown != s.MaxStore() || s.Limit() > grown || s.Limit() < grown/2 {
-		t.Fatalf("the bound grew to %d, to %d, of which %d are usable", grown, s.MaxStore(), s.Limit())
-	}
-	if _, err := bucket.Put(w.ctx, "more", make([]byte, 100_000)); err != nil {
-		t.Fatal(err)
-	}
-	if err := somebody.FlushTimeout(patience); err != nil {
-		t.Fatalf("the connection was lost: %v", err)
-	}
-	addr := s.Addr()
-	if freed(t, func() error { return s.Restart(ctxFor(t)) }); s.Addr() != addr {
-		t.Fatalf("%s, before %s", s.Addr(), addr)
-	}
-}
-
 func TestServerRestart(t *testing.T) {
 	t.Parallel()
 	addr := loopback.Reserve(t)
@@ -451,7 +388,7 @@ func TestAuthenticates(t *testing.T) {
 		if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		s, err := StartServer(ctxFor(t), ServerOptions{Dir: t.TempDir(), ConfigFile: conf, Listen: "127.0.0.1:0"})
+		s, err := natsserver.Start(ctxFor(t), natsserver.Options{Dir: t.TempDir(), ConfigFile: conf, Listen: "127.0.0.1:0"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -470,7 +407,7 @@ func TestServerConfigFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	var lines strings.Builder
-	s, err := StartServer(ctxFor(t), ServerOptions{
+	s, err := natsserver.Start(ctxFor(t), natsserver.Options{
 		Dir: t.TempDir(), ConfigFile: conf, Listen: "127.0.0.1:0",
 		Logger: slog.New(slog.NewTextHandler(&lines, nil)),
 	})
@@ -502,30 +439,10 @@ func TestServerGivesUpInTime(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Nanosecond)
 	defer cancel()
 	dir := t.TempDir()
-	if s, err := StartServer(ctx, ServerOptions{Dir: dir}); err == nil {
+	if s, err := natsserver.Start(ctx, natsserver.Options{Dir: dir}); err == nil {
 		s.Stop() // it may be that fast
 	} else if !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
 	startServer(t, dir, "")
-}
-
-// TestStartServerFollowsNoLinks has links where the server writes, as another user of the host may have left them: the
-// server does not start, and what they point to stays as it is.
-func TestStartServerFollowsNoLinks(t *testing.T) {
-	for _, name := range []string{lockFile, storeFolder, filepath.Join(storeFolder, "$G", "streams")} {
-		dir := t.TempDir()
-		data, victim := filepath.Join(dir, "data"), filepath.Join(dir, "victim")
-		if err := errors.Join(os.MkdirAll(filepath.Join(data, filepath.Dir(name)), 0o700), os.Mkdir(victim, 0o700),
-			os.Symlink(victim, filepath.Join(data, name))); err != nil {
-			t.Fatal(err)
-		}
-		if s, err := StartServer(t.Context(), ServerOptions{Dir: data}); err == nil {
-			s.Stop()
-			t.Errorf("a server runs with a link at %s", name)
-		}
-		if made, err := os.ReadDir(victim); err != nil || len(made) > 0 {
-			t.Errorf("a link at %s: %v was made through it, %v", name, made, err)
-		}
-	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
 // RunRole is what the processes beside the nodes do, until ctx ends: "nats", "echo" or "relay0" to
@@ -19,7 +20,7 @@ import (
 func RunRole(ctx context.Context, role, data, config, url string, say io.Writer) error {
 	switch role {
 	case "nats":
-		server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: data, Listen: "127.0.0.1:0",
+		server, err := natsserver.Start(ctx, natsserver.Options{Dir: data, Listen: "127.0.0.1:0",
 			ConfigFile: config, SyncInterval: 2 * time.Minute})
 		if err != nil {
 			return err

@@ -8,11 +8,12 @@ import (
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
 // TestInside measures choices in process, small.
 func TestInside(t *testing.T) {
-	server, err := jetstream.StartServer(t.Context(), jetstream.ServerOptions{Dir: t.TempDir()})
+	server, err := natsserver.Start(t.Context(), natsserver.Options{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}

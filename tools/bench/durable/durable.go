@@ -23,6 +23,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 	"github.com/kvatlas/kvatlas/tools/corpus"
 )
 
@@ -146,7 +147,7 @@ func Run(ctx context.Context, o Options, progress func(string)) (*Report, error)
 	if err != nil {
 		return nil, err
 	}
-	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: dir, SyncInterval: o.Sync, ConfigFile: config,
+	server, err := natsserver.Start(ctx, natsserver.Options{Dir: dir, SyncInterval: o.Sync, ConfigFile: config,
 		Listen: "127.0.0.1:0"})
 	if err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package jetstream
+package natsserver
 
 import (
 	"cmp"
@@ -17,17 +17,21 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/datafolder"
 	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/kvatlas/kvatlas/internal/datafolder"
 )
 
-// ServerOptions is about the embedded server. Only Dir must be set.
-type ServerOptions struct {
+// ErrInUse means that another process holds the data folder or the port. [Start] and [Server.Restart] return it.
+var ErrInUse = errors.New("in use")
+
+// Options configures a [Server]. Only Dir is required.
+type Options struct {
 	Dir string // the data folder, its own and kept between runs. One process at a time may use it.
 
 	// Listen is HOST:PORT for other processes; port 0 takes a free one ([Server.URL] has it). Empty: the server
-	// does not listen and is reached through [ConnOptions.Server] alone. There is no password: leave it on
-	// loopback, or use ConfigFile.
+	// does not listen, and only this process can connect to it: see [Server.InProcessConn]. There is no password:
+	// leave it on loopback, or use ConfigFile.
 	Listen string
 
 	// ConfigFile is a nats-server configuration for all that has no field here (users, TLS, cluster, leaf
@@ -42,8 +46,8 @@ type ServerOptions struct {
 
 	// MaxStore bounds all streams and buckets together, in bytes; their own limits are reserved from it when
 	// they are created. Default: what is in the folder at the start plus nine tenths of what is free on its
-	// disk; [Server.Supervise] raises that if the disk gets more room. Beyond it writes are refused with [ErrFull]
-	// until there is room; a disk that is really full is worse, see [Server.Health].
+	// disk; [Server.Supervise] raises that if the disk gets more room. Beyond it the server refuses writes until there is
+	// room; a disk that is really full is worse, see [Server.Health].
 	MaxStore  int64
 	MaxMemory int64 // bytes for streams and consumers in memory; default 256 MiB
 
@@ -58,7 +62,7 @@ type Server struct {
 	turns sync.Mutex // one Restart or Stop at a time; taken before mu
 
 	mu      sync.Mutex
-	o       ServerOptions // defaults filled, the port chosen
+	o       Options // defaults filled, the port chosen
 	opts    *server.Options
 	srv     *server.Server
 	stopped bool
@@ -69,9 +73,9 @@ const (
 	storeFolder = server.JetStreamStoreDir // where nats-server keeps streams
 )
 
-// StartServer starts a server and returns when it is ready, or says why it cannot be. An error that wraps
+// Start starts a server and returns when it is ready, or says why it cannot be. An error that wraps
 // [ErrInUse] names the folder or the port that somebody else has.
-func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
+func Start(ctx context.Context, o Options) (*Server, error) {
 	if o.Dir == "" {
 		return nil, errors.New("start server: a data folder is needed")
 	}
@@ -126,7 +130,7 @@ func roomIn(dir string) (int64, error) {
 const openBatches = 256
 
 // natsOptions says it in nats-server's words.
-func (o *ServerOptions) natsOptions() (*server.Options, error) {
+func (o *Options) natsOptions() (*server.Options, error) {
 	opts := &server.Options{}
 	if o.ConfigFile != "" {
 		var err error
@@ -159,6 +163,15 @@ func (o *ServerOptions) natsOptions() (*server.Options, error) {
 		opts.DontListen = true
 	}
 	return opts, nil
+}
+
+// CheckFile returns an error if nats-server would refuse the configuration file.
+func (o *Options) CheckFile() error {
+	if o.ConfigFile == "" {
+		return nil
+	}
+	_, err := o.natsOptions()
+	return err
 }
 
 func splitListen(listen string) (host string, port int, err error) {
@@ -203,7 +216,7 @@ func lockDir(dir string) (*os.File, error) {
 }
 
 // run starts a server and waits until it is ready. It returns the options with which it runs, too.
-func (o *ServerOptions) run(ctx context.Context) (*server.Server, *server.Options, error) {
+func (o *Options) run(ctx context.Context) (*server.Server, *server.Options, error) {
 	opts, err := o.natsOptions()
 	if err != nil {
 		return nil, nil, err
@@ -290,7 +303,7 @@ func (s *Server) Health() error {
 	if health.StatusCode == 200 {
 		return nil
 	}
-	return fmt.Errorf("server: %w: %s", ErrUnavailable, health.Error)
+	return fmt.Errorf("the NATS server is unhealthy: %s", health.Error)
 }
 
 // Restart stops the server and starts it again on the same folder and port. Connections come back by

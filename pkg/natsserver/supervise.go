@@ -1,4 +1,4 @@
-package jetstream
+package natsserver
 
 import (
 	"context"
@@ -31,7 +31,7 @@ const (
 // part everybody from the server, and truncates files that nats-server writes when it ends. Restarts that do not help
 // become rarer.
 //
-// If nobody has set [ServerOptions.MaxStore] and the disk has more room than at the start, the bound grows, with
+// If nobody has set [Options.MaxStore] and the disk has more room than at the start, the bound grows, with
 // nothing interrupted. It does not shrink: what others take from the disk meanwhile is seen in [Server.Limit].
 func (s *Server) Supervise(ctx context.Context, h SuperviseHooks) {
 	s.supervise(ctx, superviseEvery, h)
@@ -93,7 +93,7 @@ func (s *Server) used() (int64, bool) {
 	return int64(info.Store), true
 }
 
-// Limit is what all streams and buckets may take now: [ServerOptions.MaxStore], or what they take and what the disk has
+// Limit is what all streams and buckets may take now: [Options.MaxStore], or what they take and what the disk has
 // free, if that is less.
 func (s *Server) Limit() int64 {
 	limit := s.MaxStore()

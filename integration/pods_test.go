@@ -1,0 +1,89 @@
+package integration
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/tools/enginesim"
+	"github.com/kvatlas/kvatlas/tools/kubesim"
+	"github.com/kvatlas/kvatlas/tools/loopback"
+)
+
+const podsPath = "/api/v1/namespaces/default/pods"
+
+// runningPod is a pod whose containers run, at an address.
+func runningPod(name, app, ip string) kubesim.Object {
+	return kubesim.Object{"metadata": kubesim.Object{"name": name, "namespace": "default",
+		"labels": kubesim.Object{"app": app}}, "status": kubesim.Object{"phase": "Running", "podIP": ip}}
+}
+
+// TestPodsAreShimmed: two replicas of worker-shim pods share the pods of a selector. A pod that terminates loses its
+// registration, and one that is recreated under its name gets it again. When one replica stops and the other one is
+// killed, a new one serves all pods. The API server is simulated.
+func TestPodsAreShimmed(t *testing.T) {
+	t.Parallel()
+	x := harness.StartIndexer(t, t.TempDir(), loopback.Reserve(t))
+	kube := kubesim.Start()
+	defer kube.Close()
+	addr := loopback.Reserve(t)
+	ip, port, _ := strings.Cut(addr, ":")
+	_, replayPort, _ := strings.Cut(loopback.Reserve(t), ":")
+	base := ip[:strings.LastIndex(ip, ".")]
+	const pods = 4
+	engines := map[string]*enginesim.Engine{}
+	pod := func(i int) (name, ip string) { return fmt.Sprintf("vllm-%d", i), fmt.Sprintf("%s.%d", base, 200+i) }
+	for i := range pods {
+		name, ip := pod(i)
+		e, err := enginesim.Start(t.Context(), enginesim.Config{Endpoint: "tcp://" + ip + ":" + port,
+			Replay: "tcp://" + ip + ":" + replayPort, Seed: uint64(i)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(e.Stop)
+		engines[name] = e
+		kube.Put(podsPath, runningPod(name, "vllm", ip))
+	}
+	kube.Put(podsPath, runningPod("web", "web", base+".250"))
+	replica := func(name string) *harness.Process {
+		return harness.Start(t, "worker-shim", "pods", "--selector", "app=vllm", "--engine", "tcp://POD_IP:"+port,
+			"--replay", "tcp://POD_IP:"+replayPort, "--model", "sim", "--block-size", "16", "--nats", x.NATS, "--share-as", "shims", "--replica", name,
+			"--kube-api", kube.URL, "--serving-endpoint", "http://POD_IP:8000")
+	}
+	a, b := replica("a"), replica("b")
+	credited := func(name string, first int) {
+		t.Helper()
+		prompt := harness.Tokens(first, 64)
+		harness.ServePrompt(t, engines[name], prompt)
+		x.WaitDepth(t, "sim", prompt, name, 4)
+	}
+	for i := range pods {
+		name, ip := pod(i)
+		if w := harness.WaitLease(t, x, name, true); w.Record == nil || w.Record.Endpoint != "http://"+ip+":8000" {
+			t.Errorf("%s is registered as %+v", name, w.Record)
+		}
+	}
+	credited("vllm-0", 0)
+
+	terminating := runningPod("vllm-0", "vllm", base+".200")
+	terminating["metadata"].(kubesim.Object)["deletionTimestamp"] = time.Now().Format(time.RFC3339)
+	kube.Put(podsPath, terminating)
+	harness.WaitLease(t, x, "vllm-0", false)
+	kube.Delete(podsPath, "vllm-0")
+	kube.Put(podsPath, runningPod("vllm-0", "vllm", base+".200"))
+	harness.WaitLease(t, x, "vllm-0", true)
+	credited("vllm-0", 100_000)
+
+	a.Stop() // deletes its Lease
+	c := replica("c")
+	b.Kill()
+	for i := range pods {
+		name, _ := pod(i)
+		credited(name, 300_000+1000*i)
+	}
+	if said := c.Said(); strings.Contains(said, "worker=web") {
+		t.Errorf("a pod without the label is served:\n%s", said)
+	}
+}

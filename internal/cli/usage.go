@@ -1,0 +1,50 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// usageColumns is the width of help texts.
+const usageColumns = 120
+
+// usage writes the usage of a command as cobra does by default, with the texts of flags wrapped. It uses no template,
+// because a program with text/template keeps every exported method of every type that it links.
+func usage(c *cobra.Command) error {
+	var b strings.Builder
+	b.WriteString("Usage:")
+	if c.Runnable() {
+		fmt.Fprintf(&b, "\n  %s", c.UseLine())
+	}
+	if c.HasAvailableSubCommands() {
+		fmt.Fprintf(&b, "\n  %s [command]", c.CommandPath())
+	}
+	if c.HasExample() {
+		fmt.Fprintf(&b, "\n\nExamples:\n%s", c.Example)
+	}
+	if c.HasAvailableSubCommands() {
+		b.WriteString("\n\nAvailable Commands:")
+		for _, sub := range c.Commands() {
+			if sub.IsAvailableCommand() || sub.Name() == "help" {
+				fmt.Fprintf(&b, "\n  %-*s %s", sub.NamePadding(), sub.Name(), sub.Short)
+			}
+		}
+	}
+	for _, flags := range []struct{ title, text string }{
+		{"Flags", c.LocalFlags().FlagUsagesWrapped(usageColumns)},
+		{"Global Flags", c.InheritedFlags().FlagUsagesWrapped(usageColumns)},
+	} {
+		if text := strings.TrimRight(flags.text, " \n"); text != "" {
+			fmt.Fprintf(&b, "\n\n%s:\n%s", flags.title, text)
+		}
+	}
+	if c.HasAvailableSubCommands() {
+		fmt.Fprintf(&b, "\n\nUse \"%s [command] --help\" for more information about a command.", c.CommandPath())
+	}
+	b.WriteString("\n")
+	_, err := io.WriteString(c.OutOrStderr(), b.String())
+	return err
+}

@@ -1,0 +1,117 @@
+package natsserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/kvatlas/kvatlas/internal/loop"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/tools/loopback"
+)
+
+// patience bounds a test on a busy machine.
+const patience = 4 * time.Minute
+
+// TestSuperviseGrows: the bound of a server that was started on a full disk grows with the room on the disk. No
+// connection is lost. A bound that the caller has set stays.
+func TestSuperviseGrows(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	s, err := Start(ctx, Options{Dir: t.TempDir(), Listen: loopback.Reserve(t), SyncInterval: time.Minute,
+		MaxStore: 2 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Stop()
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{s.URL()}, Wait: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	other, err := nats.Connect(s.URL(), nats.NoReconnect(), nats.PingInterval(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "test", Partitions: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ns.EnsureStreams(ctx, jetstream.LogConfig{MaxBytes: 1 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	bucket, err := ns.EnsureSnapshots(ctx, jetstream.BucketConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; err == nil; i++ {
+		if _, err = bucket.Put(ctx, fmt.Sprint(i), make([]byte, 100_000)); i > 30 {
+			t.Fatal("the server stores more than its bound")
+		}
+	}
+	if !errors.Is(err, jetstream.ErrFull) || s.Health() != nil || s.Limit() != 2<<20 {
+		t.Fatalf("limit %d, healthy %v: %v", s.Limit(), s.Health(), err)
+	}
+	if bytes := s.grow(); bytes != 0 {
+		t.Fatalf("the bound that the caller has set grew to %d", bytes)
+	}
+	s.bound = true // as if the disk had set it
+	supervised, stop := context.WithCancel(ctx)
+	grown := int64(0)
+	s.supervise(supervised, time.Millisecond, SuperviseHooks{Grown: func(bytes int64) { grown = bytes; stop() }})
+	if grown == 0 || grown != s.MaxStore() || s.Limit() > grown || s.Limit() < grown/2 {
+		t.Fatalf("the bound grew to %d, to %d, of which %d are usable", grown, s.MaxStore(), s.Limit())
+	}
+	if _, err := bucket.Put(ctx, "more", make([]byte, 100_000)); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.FlushTimeout(patience); err != nil {
+		t.Fatalf("the connection was lost: %v", err)
+	}
+	addr := s.Addr()
+	for err := s.Restart(ctx); err != nil; err = s.Restart(ctx) { // a child process may hold the port for a moment
+		if !errors.Is(err, ErrInUse) || !loop.Wait(ctx, 10*time.Millisecond) {
+			t.Fatal(err)
+		}
+	}
+	if s.Addr() != addr {
+		t.Fatalf("the server listens on %s, before the restart on %s", s.Addr(), addr)
+	}
+}
+
+// TestExplain: only lines of a recovery get an explanation.
+func TestExplain(t *testing.T) {
+	if explain("Filestore [S] checkMsgs: input/output error") != nil {
+		t.Error("an error of the disk is explained away")
+	}
+	if explain("Filestore [S] Stream state outdated, last block has additional entries") == nil {
+		t.Error("a recovery after a kill is not explained")
+	}
+}
+
+// TestStartFollowsNoLinks leaves links where the server writes, as another user of the host could. The server does not
+// start, and the targets of the links stay unchanged.
+func TestStartFollowsNoLinks(t *testing.T) {
+	for _, name := range []string{lockFile, storeFolder, filepath.Join(storeFolder, "$G", "streams")} {
+		dir := t.TempDir()
+		data, victim := filepath.Join(dir, "data"), filepath.Join(dir, "victim")
+		if err := errors.Join(os.MkdirAll(filepath.Join(data, filepath.Dir(name)), 0o700), os.Mkdir(victim, 0o700),
+			os.Symlink(victim, filepath.Join(data, name))); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := Start(t.Context(), Options{Dir: data}); err == nil {
+			s.Stop()
+			t.Errorf("a server runs with a link at %s", name)
+		}
+		if made, err := os.ReadDir(victim); err != nil || len(made) > 0 {
+			t.Errorf("a link at %s: %v was made through it, %v", name, made, err)
+		}
+	}
+}
