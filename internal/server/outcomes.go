@@ -15,7 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// overload says what to do where requests end so, which is this node's trouble and not that of who asks.
+// overload has the remedy for each outcome that is this node's fault and not the caller's.
 var overload = map[string]string{
 	string(api.CodeBusy): "all query workers were busy and their queue was full: " +
 		"raise --query-workers or --query-queue, or add nodes",
