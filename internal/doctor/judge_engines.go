@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/enginehttp"
 	"github.com/kvatlas/kvatlas/internal/escape"
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 func judgeEngines(f *Facts) (list []Finding) {
@@ -15,7 +16,8 @@ func judgeEngines(f *Facts) (list []Finding) {
 		e := &f.Engines[i]
 		where := fmt.Sprintf("%s at %s", e.Worker, e.URL)
 		found := func(id Fault, severity Severity, what, evidence, remedy string) {
-			list = append(list, Finding{severity, "", id, where, what, evidence, remedy})
+			list = append(list, finding(severity, id, where, what, evidence, remedy).about(events.RankKey{Instance: e.Worker},
+				true))
 		}
 		switch {
 		case errors.Is(e.Err, enginehttp.ErrNoEvents):
@@ -76,7 +78,7 @@ func judgeStores(f *Facts) (list []Finding) {
 			s := &n.Status.L3[i]
 			found := func(id Fault, severity Severity, what, evidence, remedy string) {
 				where := fmt.Sprintf("node %s, store %s", n.Node, s.Store)
-				list = append(list, Finding{severity, "", id, where, what, evidence, remedy})
+				list = append(list, finding(severity, id, where, what, evidence, remedy))
 			}
 			if s.Down != "" {
 				found(storeDown, Error, "the node does not ask the store: its blocks count for nobody", s.Down,
@@ -102,10 +104,10 @@ func judgeTokenizers(f *Facts) (list []Finding) {
 	slices.SortFunc(f.Tokenizers, func(a, b TokenizerFacts) int { return strings.Compare(a.Model, b.Model) })
 	for _, t := range f.Tokenizers {
 		if t.Error != "" {
-			list = append(list, Finding{Error, "", tokenizerFailed, "model " + t.Model,
+			list = append(list, finding(Error, tokenizerFailed, "model "+t.Model,
 				"texts are not tokenized: requests that bring text find nothing", t.Error,
-				"mend the model's entry in the file of indexer serve --tokenizers; " +
-					"indexer tokenizer check compares it with the engine"})
+				"mend the model's entry in the file of indexer serve --tokenizers; "+
+					"indexer tokenizer check compares it with the engine"))
 		}
 	}
 	return list

@@ -1,81 +1,86 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/internal/escape"
+	"github.com/kvatlas/kvatlas/internal/node"
 	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/internal/survey"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// whatToDo parts a problem, as a status has it, from its remedy.
-func whatToDo(problem, otherwise string) (what, remedy string) {
-	if what, remedy, ok := strings.Cut(problem, "; what to do: "); ok {
-		return what, remedy
-	}
-	return problem, otherwise
-}
-
 func judgeNodes(f *Facts) (list []Finding) {
 	if f.NodesError != nil {
-		return []Finding{{Error, "", nodeNone, f.Namespace, "no indexer node answers", f.NodesError.Error(),
-			"start indexer serve" + namespaceFlag(f.Namespace) + " with the same --nats"}}
+		return []Finding{finding(Error, nodeNone, f.Namespace, "no indexer node answers", f.NodesError.Error(),
+			"start "+f.serve()+namespaceFlag(f.Namespace))}
 	}
 	versions := map[string][]string{}
-	unserved := map[events.Partition]bool{}
+	var unserved cluster.Set
+	var problems, warnings survey.Problems
+	var claims []Finding
 	for _, n := range f.Nodes.Nodes {
-		where := "node " + n.Node
 		if n.Status == nil {
-			list = append(list, Finding{Error, "", nodeSilent, where, "the node does not answer", n.Error,
-				"start indexer serve --node-id " + escape.Shell(n.Node) + " again, with its --data; a node that is gone for " +
-					"good is forgotten ten minutes after its end"})
+			evidence, _, _ := strings.Cut(n.Error, "; what to do: ")
+			list = append(list, finding(Error, nodeSilent, "node "+n.Node, "the node does not answer", evidence,
+				"start "+f.serve()+namespaceFlag(f.Namespace)+" --node-id "+escape.Shell(n.Node)+
+					" again, with the node's other flags; if it is gone for good, wait: it is forgotten ten minutes after its end"))
 			continue
 		}
 		s := n.Status
 		versions[s.Version] = append(versions[s.Version], n.Node)
 		if !s.Ready {
-			list = append(list, Finding{Error, "", nodeNotReady, where, "the node is not ready",
+			list = append(list, finding(Error, nodeNotReady, "node "+n.Node, "the node is not ready",
 				"it restores, or catches up with the log",
-				"wait; indexer status --node " + escape.Shell(n.Node) + " shows how far it is"})
+				"wait; indexer status --node "+escape.Shell(n.Node)+" shows how far it is"))
 		}
 		for _, p := range s.Problems {
-			if saidElsewhere(p) {
-				continue
-			}
-			what, remedy := whatToDo(p, "see indexer status --node "+escape.Shell(n.Node))
-			list = append(list, Finding{Error, "", nodeProblem, where, "the node reports a problem", what, remedy})
+			problems.Add(n.Node, p)
 		}
 		for _, p := range s.Warnings {
-			if strings.HasPrefix(p, registry.QuietWarning) {
-				continue // judgeWorkers reports each engine
-			}
-			what, remedy := whatToDo(p, "see indexer status --node "+n.Node)
-			list = append(list, Finding{Warning, "", nodeWarning, where, "the node warns", what, remedy})
+			warnings.Add(n.Node, p)
 		}
-		list = append(list, judgeClaims(s.Claims)...)
+		claims = append(claims, judgeClaims(s.Claims)...)
 		if s.Cluster != nil {
 			for _, p := range s.Cluster.Unserved {
-				unserved[p] = true
+				unserved.Add(p)
 			}
 		}
 	}
-	if len(unserved) > 0 {
-		parts := slices.Sorted(maps.Keys(unserved))
-		list = append(list, Finding{Error, "", partitionsUnserved, f.Namespace, "partitions are served by no node",
-			fmt.Sprint("partitions ", parts), "start more nodes, or those that are gone: indexer cluster shows who serves what"})
+	reported := func(from survey.Problems, severity Severity, id Fault, what string) {
+		for _, p := range from {
+			if judgedElsewhere(p.What) {
+				continue
+			}
+			found := finding(severity, id, p.Where(), what, p.Said(), cmp.Or(p.Remedy,
+				"see indexer status --node "+escape.Shell(p.Nodes[0])))
+			found.storage = ofStorage(p.What)
+			found.rank = rankIn(p.What)
+			list = append(list, found)
+		}
+	}
+	reported(problems, Error, nodeProblem, "the node reports a problem")
+	reported(warnings, Warning, nodeWarning, "the node warns")
+	list = append(list, claims...)
+	if unserved.Len() > 0 {
+		list = append(list, finding(Error, partitionsUnserved, f.Namespace, "partitions are served by no node",
+			unserved.Phrase(), "start more nodes, or those that are gone: indexer cluster shows who serves what"))
 	}
 	if len(versions) > 1 {
 		var said []string
 		for _, v := range slices.Sorted(maps.Keys(versions)) {
 			said = append(said, v+": "+registry.First(versions[v]))
 		}
-		list = append(list, Finding{Warning, "", nodeVersions, f.Namespace, "nodes are of different versions",
-			strings.Join(said, "; "), "end the upgrade: restart the nodes of the older version with the newer program"})
+		list = append(list, finding(Warning, nodeVersions, f.Namespace, "nodes are of different versions",
+			strings.Join(said, "; "), "end the upgrade: restart the nodes of the older version with the newer program"))
 	}
 	for _, n := range f.Nodes.Nodes {
 		if n.Status != nil && n.Status.Cluster != nil {
@@ -95,9 +100,9 @@ func judgeClaims(c *api.ClaimStatus) (list []Finding) {
 		if !u.Lease {
 			what = "the worker has not claimed the model that it names: answers leave out the blocks that it announces"
 		}
-		list = append(list, Finding{Error, "", modelUnclaimed, events.RankKey{Instance: u.Instance, Rank: u.Rank}.String(),
+		list = append(list, finding(Error, modelUnclaimed, events.RankKey{Instance: u.Instance, Rank: u.Rank}.String(),
 			what, fmt.Sprintf("model %q, and the NATS user of the indexers requires model claims", u.Model),
-			registry.ClaimRemedy})
+			registry.ClaimRemedy).about(events.RankKey{Instance: u.Instance, Rank: u.Rank}, false))
 	}
 	return list
 }
@@ -123,30 +128,51 @@ func judgeZones(namespace string, c *api.ClusterStatus) (list []Finding) {
 		return nil
 	}
 	if len(without) > 0 {
-		list = append(list, Finding{Warning, "", nodeZone, namespace, "nodes say no zone, while others do",
-			registry.First(without), "restart them with --zone: each counts as a zone of its own"})
+		list = append(list, finding(Warning, nodeZone, namespace, "nodes say no zone, while others do",
+			registry.First(without), "restart them with --zone: each counts as a zone of its own"))
 	}
-	var shared []events.Partition
+	var shared cluster.Set
 	for p, in := range of {
 		if replicas[p] >= c.Copies && len(in) < min(c.Copies, len(zones)) {
-			shared = append(shared, p)
+			shared.Add(p)
 		}
 	}
-	if len(shared) > 0 {
-		slices.Sort(shared)
-		list = append(list, Finding{Warning, "", zoneShared, namespace, "partitions have replicas in one zone",
-			fmt.Sprint("partitions ", shared), "wait until they have moved; nodes of earlier versions know no zones: " +
-				"upgrade them"})
+	if shared.Len() > 0 {
+		list = append(list, finding(Warning, zoneShared, namespace, "partitions have replicas in one zone",
+			shared.Phrase(), "wait until they have moved; nodes of earlier versions know no zones: "+
+				"upgrade them"))
 	}
 	return list
 }
 
-// saidElsewhere reports whether a node's problem is of engines or claims: those are judged one by one.
-func saidElsewhere(problem string) bool {
-	return strings.HasPrefix(problem, registry.UnclaimedProblem) ||
-		strings.HasPrefix(problem, "engines of ") || strings.HasPrefix(problem, "what engines of ") ||
-		strings.HasPrefix(problem, "the log takes nothing from the shims of ")
+// rankIn reads the rank that a problem begins with, such as "w1/0"; none if it begins otherwise.
+func rankIn(what string) (key events.RankKey) {
+	i := strings.LastIndexByte(what, '/')
+	if i < 0 {
+		return key
+	}
+	rank, err := strconv.ParseUint(what[i+1:], 10, 32)
+	if err != nil {
+		return key
+	}
+	return events.RankKey{Instance: events.WorkerID(what[:i]), Rank: events.Rank(rank)}
 }
+
+// judgedElsewhere reports whether a node's problem or warning is of partitions that nobody serves, or of engines, shims,
+// sizes or claims, each of which has a finding of its own.
+func judgedElsewhere(what string) bool {
+	return slices.ContainsFunc([]string{registry.UnclaimedProblem, registry.QuietWarning, "engines of ",
+		"what engines of ", "several engines publish ", "the log takes nothing from the shims of ", "workers of model ",
+		node.NobodyServes}, func(begin string) bool { return strings.HasPrefix(what, strings.TrimSuffix(begin, ": ")) })
+}
+
+// ofStorage reports whether a node's problem is that NATS does not answer, is full, or rejects writes.
+func ofStorage(what string) bool {
+	return slices.ContainsFunc(node.StorageProblems, func(part string) bool { return strings.Contains(what, part) })
+}
+
+// serve is the command that starts a node of this deployment.
+func (f *Facts) serve() string { return "indexer serve --nats " + escape.Shell(f.Shown) }
 
 func namespaceFlag(ns string) string {
 	if ns == "default" {
@@ -168,10 +194,10 @@ func judgeClocks(f *Facts) (list []Finding) {
 		if off >= clockBad {
 			severity = Error
 		}
-		list = append(list, Finding{severity, "", clockOffset, c.Of, "clocks differ",
+		list = append(list, finding(severity, clockOffset, c.Of, "clocks differ",
 			fmt.Sprintf("its clock is at least %v %s this host's", off.Round(time.Millisecond), way),
-			"run chrony or systemd-timesyncd (timedatectl set-ntp true) on both hosts; ages, leases and times of " +
-				"snapshots are shown wrong till then"})
+			"run chrony or systemd-timesyncd (timedatectl set-ntp true) on both hosts; ages, leases and times of "+
+				"snapshots are shown wrong till then"))
 	}
 	return list
 }
@@ -188,10 +214,10 @@ func judgeReplicas(f *Facts) (list []Finding) {
 			sums[c.Checksum] = true
 			said = append(said, fmt.Sprintf("%s has %s at %d", c.Node, c.Checksum, c.Seq))
 		}
-		found := Finding{Error, "", replicasUnequal, fmt.Sprintf("partition %d", r.Partition), "replicas are not equal",
+		found := finding(Error, replicasUnequal, fmt.Sprintf("partition %d", r.Partition), "replicas are not equal",
 			strings.Join(said, ", "),
-			"restart the node that differs from the others, which reads the partition anew; then indexer status --verify. " +
-				"Please report it with indexer dump of both: it is a bug"}
+			"restart the node that differs from the others, which reads the partition anew; then indexer status --verify. "+
+				"Please report it with indexer dump of both: it is a bug")
 		if slices.ContainsFunc(r.Replicas, func(c api.ReplicaSum) bool { return c.Seq != r.Replicas[0].Seq }) {
 			found.ID, found.Severity, found.What = replicasApart, Warning, "replicas did not come to one place in the log"
 			found.Remedy = "run indexer doctor again; if it stays, see the node's LAG in indexer status"

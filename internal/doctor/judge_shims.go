@@ -30,22 +30,10 @@ func judgeShims(f *Facts) (list []Finding) {
 		if w.Lease == nil || w.Lease.State != string(registry.Held) || answered[key] {
 			continue
 		}
-		list = append(list, Finding{Warning, "", shimSilent, key.String(), "the shim renews its lease and does not answer",
+		list = append(list, finding(Warning, shimSilent, key.String(), "the shim renews its lease and does not answer",
 			fmt.Sprintf("process %d on %s, nothing within two seconds on the control subject", w.Lease.PID, w.Lease.Host),
-			"see that its process does not hang, and that its NATS user may subscribe to the control subjects: " +
-				"indexer auth example --shim " + escape.Shell(string(w.Instance))})
-	}
-	for _, r := range f.Records {
-		if r.Shim != nil && r.Shim.Unusable != "" {
-			what, remedy := whatToDo(r.Shim.Unusable, "see its log")
-			list = append(list, Finding{Error, "", engineUnusable, r.Key().String(),
-				"what the engine announces is passed over", what, remedy})
-		}
-		if r.Shim != nil && r.Shim.Several != "" {
-			what, remedy := whatToDo(r.Shim.Several, "see its log")
-			list = append(list, Finding{Error, "", severalEngines, r.Key().String(),
-				"several engines publish to one shim", what, remedy})
-		}
+			"see that its process does not hang, and that its NATS user may subscribe to the control subjects: "+
+				"indexer auth example --shim "+escape.Shell(string(w.Instance))).about(key, false))
 	}
 	return list
 }
@@ -53,7 +41,7 @@ func judgeShims(f *Facts) (list []Finding) {
 func judgeShim(s *control.Shim) (list []Finding) {
 	where := s.Key().String()
 	found := func(id Fault, severity Severity, what, evidence, remedy string) {
-		list = append(list, Finding{severity, "", id, where, what, evidence, remedy})
+		list = append(list, finding(severity, id, where, what, evidence, remedy).about(s.Key(), false))
 	}
 	if w := s.Waiting; w != nil {
 		found(shimWaiting, Error, "the log takes nothing from the shim",
@@ -115,4 +103,12 @@ func judgeShim(s *control.Shim) (list []Finding) {
 				`or empty the engine's cache: POST /reset_prefix_cache`)
 	}
 	return list
+}
+
+// whatToDo parts a problem, as a status has it, from its remedy.
+func whatToDo(problem, otherwise string) (what, remedy string) {
+	if what, remedy, ok := strings.Cut(problem, "; what to do: "); ok {
+		return what, remedy
+	}
+	return problem, otherwise
 }

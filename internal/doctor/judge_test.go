@@ -109,9 +109,11 @@ func TestEachFaultIsFound(t *testing.T) {
 			func(f *Facts) { f.Account.MaxStreams = 4 }},
 		{"streams", Error, "is missing", "an indexer serves",
 			func(f *Facts) { f.Streams[0].Err = jetstream.ErrNotFound }},
+		{"streams", Error, "have no leader", "more than half",
+			func(f *Facts) { f.Streams[0].Err = jetstream.ErrUnavailable }},
 		{"streams", Error, "somebody has changed", "nats stream rm",
 			func(f *Facts) { f.Streams[0].Odd = []string{"rollups"} }},
-		{"streams", Error, "takes no writes", "restart that server",
+		{"streams", Error, "take no writes", "restart that server",
 			func(f *Facts) { f.Streams[0].Refused = jetstream.ErrFull }},
 		{"streams", Warning, "no direct gets", "restart an indexer", func(f *Facts) { f.Streams[0].Direct = false }},
 		{"streams", Warning, "no atomic batches", "restart an indexer",
@@ -195,10 +197,10 @@ func TestEachFaultIsFound(t *testing.T) {
 		{"shims", Error, "passed over", "docs/engines", func(f *Facts) {
 			f.Shims[0].Heard.Skipped = map[string]uint64{"bad_token": 7}
 		}},
-		{"shims", Error, "several engines publish", "mend it", func(f *Facts) {
+		{"workers", Error, "several engines publish", "mend it", func(f *Facts) {
 			f.Records = []registry.Record{{Instance: "w1", Shim: &registry.ShimState{Several: "two; what to do: mend it"}}}
 		}},
-		{"shims", Error, "is passed over", "mend it", func(f *Facts) {
+		{"workers", Error, "is passed over", "mend it", func(f *Facts) {
 			f.Records = []registry.Record{{Instance: "w1", Shim: &registry.ShimState{Unusable: "odd; what to do: mend it"}}}
 		}},
 		{"shims", Warning, "were lost", "buffer_steps", func(f *Facts) { f.Shims[0].Heard.Gaps = 2 }},

@@ -8,36 +8,41 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/cluster"
 	"github.com/kvatlas/kvatlas/internal/escape"
 	"github.com/kvatlas/kvatlas/internal/registry"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
 func judgeWorkers(f *Facts) (list []Finding) {
 	l := f.Workers
 	if !l.Complete {
-		list = append(list, Finding{Error, "", workersMissing, f.Namespace, "answers lack workers",
-			fmt.Sprint("partitions ", l.Missing, " could not be looked at"), "see indexer cluster and indexer status"})
+		list = append(list, finding(Error, workersMissing, f.Namespace, "answers lack workers",
+			cluster.SetOf(l.Missing...).Phrase()+" could not be looked at",
+			"start the nodes that are missing: indexer cluster shows who serves what"))
 	}
 	for i := range l.Expired {
 		w := &l.Expired[i]
-		list = append(list, Finding{Warning, "", workerExpired, fmt.Sprintf("%s/%d", w.Instance, w.Rank),
+		list = append(list, finding(Warning, workerExpired, fmt.Sprintf("%s/%d", w.Instance, w.Rank),
 			"the worker's lease has expired: what it held is cleared, and it is not chosen",
 			fmt.Sprintf("process %d on %s renewed it last at %s", w.Lease.PID, w.Lease.Host,
 				w.Lease.Renewed.UTC().Format(time.RFC3339)),
-			"start its worker-shim on " + w.Lease.Host + " again; if it is gone for good: indexer workers remove " +
-				escape.Operand(string(w.Instance))})
+			"start its worker-shim on "+w.Lease.Host+" again; if it is gone for good: indexer workers remove "+
+				escape.Operand(string(w.Instance))))
 	}
 	if len(l.Workers) == 0 {
-		return append(list, Finding{Warning, "", workerNone, f.Namespace, "no worker is known",
+		return append(list, finding(Warning, workerNone, f.Namespace, "no worker is known",
 			"no shim has announced anything",
-			"run worker-shim run beside each engine" + namespaceFlag(f.Namespace) + "; docs/engines has a page for each"})
+			"run worker-shim run beside each engine"+namespaceFlag(f.Namespace)+"; docs/engines has a page for each"))
 	}
+	list = append(list, judgeRecords(f.Records)...)
 	for i := range l.Workers {
 		w := &l.Workers[i]
 		found := func(id Fault, severity Severity, what, evidence, remedy string) {
-			list = append(list, Finding{severity, "", id, fmt.Sprintf("%s/%d", w.Instance, w.Rank), what, evidence, remedy})
+			key := events.RankKey{Instance: w.Instance, Rank: w.Rank}
+			list = append(list, finding(severity, id, key.String(), what, evidence, remedy).about(key, false))
 		}
 		blocks := fmt.Sprintf("it is credited with %d blocks", w.Blocks.Device+w.Blocks.Host+w.Blocks.Disk+w.Blocks.External)
 		noEvents := w.Record != nil && w.Record.Events == api.EventsNone
@@ -82,10 +87,40 @@ func judgeWorkers(f *Facts) (list []Finding) {
 	return list
 }
 
+// judgeRecords finds ranks whose shims report that they do not use what the engine announces.
+func judgeRecords(records []registry.Record) (list []Finding) {
+	for i := range records {
+		r := &records[i]
+		if r.Shim == nil {
+			continue
+		}
+		found := func(id Fault, what, problem string) {
+			evidence, remedy := whatToDo(problem, "see its log")
+			list = append(list, finding(Error, id, r.Key().String(), what, evidence, remedy).about(r.Key(), false))
+		}
+		if r.Shim.Several != "" {
+			found(severalEngines, "several engines publish to one shim", r.Shim.Several)
+		}
+		if r.Shim.Unusable != "" {
+			found(engineUnusable, "what the engine announces is passed over", r.Shim.Unusable)
+		}
+	}
+	return list
+}
+
 func judgeModels(f *Facts) (list []Finding) {
+	unusable := map[events.RankKey]bool{} // their sizes are wrong, which is a finding already
+	for i := range f.Records {
+		if r := &f.Records[i]; r.Shim != nil && r.Shim.Unusable != "" {
+			unusable[r.Key()] = true
+		}
+	}
 	sizes := map[string]map[uint32][]string{}
 	for i := range f.Workers.Workers {
 		w := &f.Workers.Workers[i]
+		if unusable[events.RankKey{Instance: w.Instance, Rank: w.Rank}] {
+			continue
+		}
 		if sizes[w.Model] == nil {
 			sizes[w.Model] = map[uint32][]string{}
 		}
@@ -97,11 +132,11 @@ func judgeModels(f *Facts) (list []Finding) {
 			for _, size := range slices.Sorted(maps.Keys(of)) {
 				said = append(said, fmt.Sprintf("%d tokens: %s", size, registry.First(of[size])))
 			}
-			list = append(list, Finding{Error, "", blockSizes, "model " + model,
+			list = append(list, finding(Error, blockSizes, "model "+model,
 				"the model's workers have different block sizes",
 				strings.Join(said, "; "),
-				"start the engines with one size (vLLM: --block-size, SGLang: --page-size) and their worker-shim with the same " +
-					"--block-size; or give each size a model name of its own: --model"})
+				"start the engines with one size (vLLM: --block-size, SGLang: --page-size) and their worker-shim with the same "+
+					"--block-size; or give each size a model name of its own: --model"))
 		}
 	}
 	return append(list, judgeHashes(f.Records)...)
@@ -127,9 +162,9 @@ func judgeHashes(records []registry.Record) (list []Finding) {
 			why = err.Error()
 		}
 		if why != "" {
-			list = append(list, Finding{Error, "", storeUncredited, rank,
+			list = append(list, finding(Error, storeUncredited, rank,
 				"nothing of the shared store can be credited to the worker", why,
-				hashRemedy})
+				hashRemedy))
 			continue
 		}
 		at := place{r.Model, r.L3.Where()}
@@ -150,9 +185,9 @@ func judgeHashes(records []registry.Record) (list []Finding) {
 		for _, n := range stores[at] {
 			said = append(said, fmt.Sprintf("%s: %s", n.config, registry.First(n.ranks)))
 		}
-		list = append(list, Finding{Error, "", storeNames, "model " + at.model,
-			"workers call the same blocks differently in store " + at.store + ", so that none finds another's",
-			strings.Join(said, "; "), hashRemedy})
+		list = append(list, finding(Error, storeNames, "model "+at.model,
+			"workers call the same blocks differently in store "+at.store+", so that none finds another's",
+			strings.Join(said, "; "), hashRemedy))
 	}
 	return list
 }

@@ -211,9 +211,9 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 			found.add(p, "far behind the log; nodes that are not are asked first",
 				fmt.Sprintf("%d messages are not applied", d.LogLast-at.seq), seeBehind)
 		case k.err != nil:
-			found.add(p, "the log or the snapshots could not be read", sentences(k.err.Error(), old), seeNATS)
+			found.add(p, logFailed, sentences(k.err.Error(), old), seeNATS)
 		case old != "" && k.usage.refused == nil: // else the reason is that the log takes nothing
-			found.add(p, "the log is not heard of", old, seeNATS)
+			found.add(p, logUnheard, old, seeNATS)
 		}
 		if r := o.reading(); r != nil && r.rereading {
 			found.add(p, "messages were lost between the log and the index; the log is read again from where they are missing",
@@ -228,9 +228,9 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 		switch err := k.saved.problem(); {
 		case err == nil, k.err != nil, k.usage.refused != nil: // NATS is away, or full: that is a problem already
 		case n.writes(p):
-			found.add(p, "the snapshot was not written and will be tried again", err.Error(), seeNATS)
+			found.add(p, snapshotFailed, err.Error(), seeNATS)
 		case k.saved.left(time.Now()): // else what is another's to write by now is no matter
-			found.add(p, "the snapshot could not be written here, and is left to node "+d.Writer,
+			found.add(p, snapshotLeft+d.Writer,
 				fmt.Sprintf("%d times: %v", k.saved.fails, err), seeNATS)
 		}
 		o.mu.Unlock()

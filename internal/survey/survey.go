@@ -116,7 +116,8 @@ func (r *Report) addGone() {
 		for _, name := range n.Status.Cluster.Gone {
 			if !r.has(name) {
 				r.Nodes = append(r.Nodes, Node{Node: name, Error: "node " + name +
-					" is gone: it was killed, or is cut off from NATS; start it again, or it is forgotten ten minutes after its end"})
+					" is gone: it was killed, or is cut off from NATS; what to do: start it again, or wait: it is forgotten ten minutes after its " +
+					"end"})
 			}
 		}
 	}
