@@ -1,6 +1,9 @@
 package doctor
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 // consequence is a rule: a finding of cause explains the findings of the faults listed in of. All of them are about the
 // same rank if sameRank is set.
@@ -40,6 +43,7 @@ var consequences = []consequence{
 	{shimNoReplay, true, []Fault{engineNoReplay, messagesLost, joinedLate, nodeProblem}},
 	{replayDead, true, []Fault{messagesLost, joinedLate, nodeProblem}},
 	{joinedLate, true, []Fault{nodeProblem}},
+	{tokenizerFailed, false, []Fault{nodeProblem}},
 	{nodeProblem, false, []Fault{shimWaiting}},
 }
 
@@ -84,6 +88,8 @@ func (f *Finding) explains(other *Finding, sameRank bool) bool {
 		return f.covers(other)
 	case f.ID == nodeNotReady && other.ID == nodeProblem:
 		return f.Where == other.Where
+	case f.ID == tokenizerFailed:
+		return strings.Contains(other.Evidence, "texts for "+f.Where+" ")
 	}
 	return (f.ID != nodeProblem || f.storage) && (other.ID != nodeProblem || other.storage)
 }

@@ -40,7 +40,8 @@ func judgeEngines(f *Facts) (list []Finding) {
 			found(engineBlockSize, Error, "the engine's blocks have another size than its shim says",
 				fmt.Sprintf("%s %s has %d tokens, the shim %d", said.Kind, said.Version, said.BlockSize, e.BlockSize),
 				fmt.Sprintf("start worker-shim run with --block-size %d, or without: --engine-http learns it; "+
-					"then indexer forget --model %s if it refuses", said.BlockSize, escape.Shell(e.Model)))
+					"if it refuses: indexer forget %s, then indexer forget --model %s", said.BlockSize,
+					escape.Operand(string(e.Worker)), escape.Shell(e.Model)))
 		}
 		if said.Model != "" && said.Model != e.Model {
 			found(engineModel, Warning, "the engine serves the model under another name",

@@ -158,7 +158,7 @@ func rankIn(what string) (key events.RankKey) {
 	return events.RankKey{Instance: events.WorkerID(what[:i]), Rank: events.Rank(rank)}
 }
 
-// judgedElsewhere reports whether a node's problem or warning is of partitions that nobody serves, or of engines, shims,
+// judgedElsewhere reports whether a node's problem or warning is of partitions without a node, or of engines, shims,
 // sizes or claims, each of which has a finding of its own.
 func judgedElsewhere(what string) bool {
 	return slices.ContainsFunc([]string{registry.UnclaimedProblem, registry.QuietWarning, "engines of ",

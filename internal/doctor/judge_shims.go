@@ -30,9 +30,11 @@ func judgeShims(f *Facts) (list []Finding) {
 		if w.Lease == nil || w.Lease.State != string(registry.Held) || answered[key] {
 			continue
 		}
-		list = append(list, finding(Warning, shimSilent, key.String(), "the shim renews its lease and does not answer",
-			fmt.Sprintf("process %d on %s, nothing within two seconds on the control subject", w.Lease.PID, w.Lease.Host),
-			"see that its process does not hang, and that its NATS user may subscribe to the control subjects: "+
+		list = append(list, finding(Warning, shimSilent, key.String(), "the shim holds a lease and does not answer",
+			fmt.Sprintf("process %d on %s renewed the lease at %s; no answer on the control subject within two seconds",
+				w.Lease.PID, w.Lease.Host, w.Lease.Renewed.UTC().Format(time.RFC3339)),
+			"if its process has ended, start it again; if it hangs, restart it; otherwise let its NATS user subscribe to the "+
+				"control subjects: "+
 				"indexer auth example --shim "+escape.Shell(string(w.Instance))).about(key, false))
 	}
 	return list
@@ -64,8 +66,9 @@ func judgeShim(s *control.Shim) (list []Finding) {
 	}
 	if h.Unreadable > 0 {
 		found(messagesUnreadable, Error, "messages of the engine cannot be read", fmt.Sprintf("%d of %d since the shim began",
-			h.Unreadable, h.Messages), "give worker-shim run the right --source; see its log for what is odd. If the engine is newer than "+
-			"docs/engines says, report it: --on-unreadable clear has answers right, and lower, till then")
+			h.Unreadable, h.Messages), "give worker-shim run the right --source; see its log for what is odd. "+
+			"If a message was damaged, restart the engine: a replay brings the message again. If the engine is newer than "+
+			"docs/engines says, report it: --on-unreadable clear has answers right, and lower, until then")
 	}
 	skipped := maps.Clone(h.Skipped)
 	if n := skipped[events.SkipCopySize.String()]; n > 0 {

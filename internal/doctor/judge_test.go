@@ -166,6 +166,10 @@ func TestEachFaultIsFound(t *testing.T) {
 			func(f *Facts) { w(f).Engine = api.EngineSilent }},
 		{"workers", Warning, "has ended", "start it again", func(f *Facts) { w(f).Engine = api.EngineGone }},
 		{"workers", Warning, "announced no block", "enable_kv_cache_events", func(f *Facts) { w(f).Stored = 0 }},
+		{"workers", Error, "may not be chosen", "--block-size 16", func(f *Facts) {
+			w(f).Stored = 0 // which its block size explains, also to a user who may not read the shim's record
+			w(f).Record.Because(api.WorkerIncomplete, "other blocks; what to do: start it with --block-size 16")
+		}},
 		{"workers", Error, "may not be chosen", "workers change w1", func(f *Facts) {
 			w(f).Record.Because(api.WorkerIncomplete, "no room is said")
 		}},

@@ -37,7 +37,7 @@ func judgeWorkers(f *Facts) (list []Finding) {
 			"no shim has announced anything",
 			"run worker-shim run beside each engine"+namespaceFlag(f.Namespace)+"; docs/engines has a page for each"))
 	}
-	list = append(list, judgeRecords(f.Records)...)
+	list = append(list, judgeRecords(l.Workers, f.Records)...)
 	for i := range l.Workers {
 		w := &l.Workers[i]
 		found := func(id Fault, severity Severity, what, evidence, remedy string) {
@@ -73,25 +73,38 @@ func judgeWorkers(f *Facts) (list []Finding) {
 			found(engineGone, Warning, "the engine has ended", since+w.EngineWhy,
 				"start it again, or stop its worker-shim too")
 		}
-		if w.Engine == api.EngineConnected && w.Lease != nil && w.Stored == 0 && w.Blocks == (api.TierCounts{}) {
+		incomplete, useless := w.Record != nil && w.Record.State == api.WorkerIncomplete, false
+		evidence, advice := "", "give its worker-shim the flags that are missing, or indexer workers change "+
+			escape.Operand(string(w.Instance))
+		if incomplete { // its shim may say that it cannot use what the engine announces
+			evidence, advice = whatToDo(strings.Join(w.Record.Reasons, "; "), advice)
+			useless = evidence != strings.Join(w.Record.Reasons, "; ")
+		}
+		if w.Engine == api.EngineConnected && w.Lease != nil && !useless && w.Stored == 0 && w.Blocks == (api.TierCounts{}) {
 			found(engineQuiet, Warning, "the engine is connected and has announced no block", "no stored event since it began",
 				`send it a prompt longer than a block; if nothing comes: vllm serve --kv-events-config `+
 					`'{"enable_kv_cache_events":true,"publisher":"zmq"}' `+
 					"with prefix caching on, for SGLang without --disable-radix-cache; and worker-shim run without --topic")
 		}
-		if w.Record != nil && w.Record.State == api.WorkerIncomplete {
-			found(workerIncomplete, Error, "the worker may not be chosen", strings.Join(w.Record.Reasons, "; "),
-				"give its worker-shim the flags that are missing, or indexer workers change "+escape.Operand(string(w.Instance)))
+		if incomplete {
+			found(workerIncomplete, Error, "the worker may not be chosen", evidence, advice)
 		}
 	}
 	return list
 }
 
-// judgeRecords finds ranks whose shims report that they do not use what the engine announces.
-func judgeRecords(records []registry.Record) (list []Finding) {
+// judgeRecords finds ranks whose shims report that they do not use what the engine announces. Records of shims without
+// a lease are old.
+func judgeRecords(workers []api.WorkerInfo, records []registry.Record) (list []Finding) {
+	held := map[events.RankKey]bool{}
+	for i := range workers {
+		if w := &workers[i]; w.Lease != nil && w.Lease.State == string(registry.Held) {
+			held[events.RankKey{Instance: w.Instance, Rank: w.Rank}] = true
+		}
+	}
 	for i := range records {
 		r := &records[i]
-		if r.Shim == nil {
+		if r.Shim == nil || !held[r.Key()] {
 			continue
 		}
 		found := func(id Fault, what, problem string) {

@@ -173,8 +173,8 @@ func TestStatuses(t *testing.T) {
 	}
 }
 
-// TestCanceledCalls: a call that its caller ends is counted as canceled, and one whose deadline passes as expired. Neither
-// is ok, even if the handler has an answer by then.
+// TestCanceledCalls: a call that its caller ends is counted as canceled, and one whose deadline passes as expired.
+// Neither is ok, even if the handler has an answer by then.
 func TestCanceledCalls(t *testing.T) {
 	var counted counts
 	begun := make(chan struct{})

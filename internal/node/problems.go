@@ -19,8 +19,8 @@ type problem struct {
 	detail   string // of the first partition that was added
 }
 
-// add notes that partition p has a problem. what and do identify the cause, so they contain nothing that differs between
-// partitions. The detail may be empty.
+// add notes that partition p has a problem. what and do identify the cause, so they contain nothing that differs
+// between partitions. The detail may be empty.
 func (l *problems) add(p events.Partition, what, detail, do string) {
 	for _, known := range l.list {
 		if known.what == what && known.do == do {
