@@ -30,6 +30,7 @@ var unstaged = map[doctor.Fault]string{
 	"jetstream_down":         "a cluster without a majority",
 	"jetstream_old":          "a server before 2.12",
 	"namespace_version":      "a record of a version to come",
+	"stream_leaderless":      "a cluster of NATS servers",
 	"stream_unwritable":      "a disk that is full",
 	"stream_replicas_behind": "a cluster of NATS servers",
 	"stream_replicas_differ": "a cluster of NATS servers",
@@ -519,7 +520,10 @@ func doctorsFleet(t *testing.T, s *staged) {
 			run("forget", "wide")
 			run("forget", "--model", "wide")
 		}},
-		remedy{[]doctor.Fault{"messages_unreadable"}, "garbled/0", func() { again(garbled) }},
+		remedy{[]doctor.Fault{"messages_unreadable"}, "garbled/0", func() {
+			again(garbled)
+			beside(garbled, "garbled")
+		}},
 		remedy{[]doctor.Fault{"messages_lost"}, "lossy/0", func() {
 			again(lossy)
 			beside(lossy, "lossy")

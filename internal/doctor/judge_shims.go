@@ -67,8 +67,9 @@ func judgeShim(s *control.Shim) (list []Finding) {
 	if h.Unreadable > 0 {
 		found(messagesUnreadable, Error, "messages of the engine cannot be read", fmt.Sprintf("%d of %d since the shim began",
 			h.Unreadable, h.Messages), "give worker-shim run the right --source; see its log for what is odd. "+
-			"If a message was damaged, restart the engine: a replay brings the message again. If the engine is newer than "+
-			"docs/engines says, report it: --on-unreadable clear has answers right, and lower, until then")
+			"If a message was damaged, restart the engine and then its shim: a replay brings the message again. "+
+			"If the engine is newer than docs/engines says, report it: --on-unreadable clear has answers right, and lower, "+
+			"until then")
 	}
 	skipped := maps.Clone(h.Skipped)
 	if n := skipped[events.SkipCopySize.String()]; n > 0 {
