@@ -29,7 +29,7 @@ var consequences = []consequence{
 	{nodeSilent, false, []Fault{partitionsUnserved, workersMissing, zoneShared}},
 	{nodeNotReady, false, []Fault{nodeProblem, partitionsUnserved, workersMissing, zoneShared, replicasApart}},
 	{partitionsUnserved, false, []Fault{workersMissing}},
-	{modelUnclaimed, true, []Fault{leaseNone, workerNone, shimSilent}},
+	{modelUnclaimed, true, []Fault{leaseNone, shimSilent}},
 	{modelUnclaimed, false, []Fault{workerNone}},
 	{leaseExpired, true, []Fault{engineSilent, engineGone, engineQuiet, engineUnreachable, workerIncomplete, replayDead}},
 	{engineGone, true, []Fault{replayDead, engineUnreachable, engineUnknown}},
@@ -48,7 +48,7 @@ var consequences = []consequence{
 }
 
 // explain removes the findings that follow from others, and lists them with their cause. Rules of first causes come
-// first.
+// first. A warning that leads to an error is an error.
 func (r *Report) explain() {
 	var all []*Finding
 	for i := range r.Checks {
@@ -68,6 +68,9 @@ func (r *Report) explain() {
 				continue
 			}
 			f.explained = true
+			if f.Severity == Error && rule.cause != engineGone { // an engine that has ended replays nothing
+				all[i].Severity = Error
+			}
 			for _, id := range append([]Fault{f.ID}, f.Causes...) {
 				if !slices.Contains(all[i].Causes, id) {
 					all[i].Causes = append(all[i].Causes, id)

@@ -90,6 +90,20 @@ func TestOneFindingForEachCause(t *testing.T) {
 	}
 }
 
+// TestACauseIsAsGraveAsItsConsequences: a warning that leads to an error is an error, but for an engine that has ended.
+func TestACauseIsAsGraveAsItsConsequences(t *testing.T) {
+	for cause, want := range map[Fault]Severity{shimNoReplay: Error, engineGone: Warning} {
+		rank := events.RankKey{Instance: "w"}
+		r := &Report{Checks: []Result{{Findings: []Finding{finding(Warning, cause, "w/0", "", "", "").about(rank, false),
+			finding(Error, nodeProblem, "node a", "", "", "").about(rank, false),
+			finding(Error, replayDead, "w/0", "", "", "").about(rank, false)}}}}
+		r.explain()
+		if got := r.Checks[0].Findings[0]; got.Severity != want || len(got.Causes) != 1 {
+			t.Errorf("%s: %+v", cause, got)
+		}
+	}
+}
+
 // TestRulesAreInOrder: the rules that explain a cause come before the rules of the cause, so that a finding is listed
 // with the first cause.
 func TestRulesAreInOrder(t *testing.T) {
