@@ -97,7 +97,7 @@ func TestDoctorMayNotAsk(t *testing.T) {
 	authorization { users: [ { user: node, password: b },
 		{ user: reader, password: b, permissions: { publish: { allow: ["kv.v1.default.q.>"] }, subscribe: "_INBOX.>" } } ] }`)
 	x := harness.Start(t, "indexer", "serve", "--nats", at, "--nats-user", "node", "--nats-password", "b",
-		"--http-listen", "")
+		"--http-listen", "", "--partitions", "2", "--log-bytes", "10000000")
 	x.WaitFor(`msg=ready`)
 	harness.Eventually(t, "what may not be asked is not checked", func() (bool, string) {
 		r, report := examine(t, "--nats", at, "--nats-user", "reader", "--nats-password", "b")
