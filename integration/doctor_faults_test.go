@@ -57,9 +57,9 @@ type staged struct {
 
 // symptom is a finding that is waited for.
 type symptom struct {
-	id     doctor.Fault
-	where  string // is in the finding's place
-	remedy string // is in its remedy
+	id     doctor.Fault // of the finding, or of what it leads to
+	where  string       // is in the finding's place
+	remedy string       // is in its remedy
 }
 
 // await examines until all symptoms are found, each with evidence. The exit status is that of the worst.
@@ -75,7 +75,7 @@ func (s *staged) await(t *testing.T, want []symptom, before func(), args ...stri
 		var missing []symptom
 		for _, w := range want {
 			if !slices.ContainsFunc(all, func(f doctor.Finding) bool {
-				return f.ID == w.id && strings.Contains(f.Where, w.where) && strings.Contains(f.Remedy, w.remedy) &&
+				return (f.ID == w.id || slices.Contains(f.Causes, w.id)) && strings.Contains(f.Where, w.where) && strings.Contains(f.Remedy, w.remedy) &&
 					f.What != "" && f.Evidence != ""
 			}) {
 				missing = append(missing, w)
@@ -554,7 +554,8 @@ func doctorsTokenizers(t *testing.T, s *staged) {
 	harness.StartSimShim(t, e, x.NATS, "w")
 	harness.ServePrompt(t, e, harness.Tokens(1, 4*harness.BlockSize))
 	args := []string{"--nats", x.NATS}
-	s.await(t, []symptom{{"tokenizer_failed", "model m", "--tokenizers"}}, nil, args...)
+	s.await(t, []symptom{{"tokenizer_failed", "model m", "--tokenizers"},
+		{"node_problem", "model m", "--tokenizers"}}, nil, args...)
 	url, _, _ := startTokenizer(t, harness.Tokens(1, 4*harness.BlockSize))
 	s.mend(t, args, remedy{[]doctor.Fault{"tokenizer_failed", "node_problem"}, "", func() {
 		write(url)

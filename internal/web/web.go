@@ -123,8 +123,10 @@ func (b *Buffer) Free() {
 
 // Reply sends the reply to r and returns the request's outcome: the given one, unless the reply did not arrive. A
 // client that has closed its connection makes it [api.OutcomeCanceled], and one that does not read [api.OutcomeUnsent].
+// Other refusals than unavailable are sent in any case: net/http also cancels the context when a body comes too slowly.
 func Reply(w http.ResponseWriter, r *http.Request, contentType string, body []byte, status int, outcome string) string {
-	if errors.Is(r.Context().Err(), context.Canceled) {
+	ended := outcome == api.OutcomeOK || outcome == string(api.CodeUnavailable)
+	if ended && errors.Is(r.Context().Err(), context.Canceled) {
 		return api.OutcomeCanceled
 	}
 	if err := WriteReply(w, contentType, body, status); err != nil {
