@@ -65,8 +65,15 @@ func TestDoctorWithoutNATS(t *testing.T) {
 	t.Parallel()
 	nobody := loopback.Reserve(t)
 	r := harness.Run(t, "indexer", "doctor", "--nats", nobody)
-	if r.Code != 1 || !strings.Contains(r.Stdout, "1. ") || !strings.Contains(r.Stdout, "what to do: ") {
+	if r.Code != 1 || !strings.Contains(r.Stdout, "1. ") || !strings.Contains(r.Stdout, "what to do: ") ||
+		strings.Contains(r.Stdout, "\n2. ") {
 		t.Errorf("for people: %+v", r)
+	}
+	_, report := examine(t, "--nats", nobody)
+	for _, c := range report.Checks[1:] {
+		if c.NeedsOf != "nats" || c.Unable || c.Skipped != "NATS is not reached" {
+			t.Errorf("without NATS: %+v", c)
+		}
 	}
 }
 
@@ -90,11 +97,16 @@ func TestDoctorMayNotAsk(t *testing.T) {
 	authorization { users: [ { user: node, password: b },
 		{ user: reader, password: b, permissions: { publish: { allow: ["kv.v1.default.q.>"] }, subscribe: "_INBOX.>" } } ] }`)
 	x := harness.Start(t, "indexer", "serve", "--nats", at, "--nats-user", "node", "--nats-password", "b",
-		"--http-listen", "")
+		"--http-listen", "", "--partitions", "2", "--log-bytes", "10000000")
 	x.WaitFor(`msg=ready`)
 	harness.Eventually(t, "what may not be asked is not checked", func() (bool, string) {
 		r, report := examine(t, "--nats", at, "--nats-user", "reader", "--nats-password", "b")
-		return r.Code == 3 && strings.Contains(fmt.Sprint(report.Unable()), "jetstream") &&
-			len(report.Findings(doctor.Error)) == 0, r.Stdout + r.Stderr
+		because := map[string]string{}
+		for _, c := range report.Checks {
+			because[c.Check] = c.NeedsOf
+		}
+		return r.Code == 3 && fmt.Sprint(report.Unable()) == "[jetstream namespace]" &&
+			len(report.Findings(doctor.Error)) == 0 && because["streams"] == "namespace" && because["nodes"] == "" &&
+			because["workers"] == "", r.Stdout + r.Stderr
 	})
 }

@@ -100,20 +100,17 @@ Exit status 1 if there is an error, 3 if there is none and something could not b
 // progress is the line of a check.
 func progress(c doctor.Result) string {
 	verdict, said := "ok", c.Looked
-	switch errs := 0; {
+	switch {
+	case c.NeedsOf != "":
+		verdict, said = "not checked", "see "+c.NeedsOf+": "+c.Skipped
 	case c.Unable:
 		verdict, said = "NOT CHECKED", c.Skipped
 	case c.Skipped != "":
 		verdict, said = "-", c.Skipped
 	case len(c.Findings) > 0:
-		for _, f := range c.Findings {
-			if f.Severity == doctor.Error {
-				errs++
-			}
-		}
-		verdict = cli.Count(uint64(errs), "error") + ", " + cli.Count(uint64(len(c.Findings)-errs), "warning")
+		verdict = "see below" // findings with one cause are joined at the end
 	}
-	return fmt.Sprintf("%-11s %-22s %s", c.Check, verdict, said)
+	return fmt.Sprintf("%-11s %-12s %s", c.Check, verdict, said)
 }
 
 // printFindings writes a table of all findings, the worst first, and below it the evidence and remedy of each. Those
@@ -135,6 +132,17 @@ func printFindings(w io.Writer, r *doctor.Report) {
 			of := " (of " + f.Wheres[0] + ")"
 			evidence, remedy = evidence+of, remedy+of
 		}
-		cli.Fprintf(w, "\n%d. %s: %s\n   %s: %s\n   %s: %s\n", i+1, f.Where(), f.What, evidence, f.Evidence, remedy, f.Remedy)
+		cli.Fprintf(w, "\n%d. %s: %s\n   %s: %s\n", i+1, f.Where(), f.What, evidence, f.Evidence)
+		if len(f.Causes) > 0 {
+			cli.Fprintf(w, "   leads to: %s\n", strings.Join(faultNames(f.Causes), ", "))
+		}
+		cli.Fprintf(w, "   %s: %s\n", remedy, f.Remedy)
 	}
+}
+
+func faultNames(list []doctor.Fault) (names []string) {
+	for _, id := range list {
+		names = append(names, string(id))
+	}
+	return names
 }

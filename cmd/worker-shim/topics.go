@@ -358,14 +358,14 @@ func (t *topics) serveStream(s *stream, topic *events.Topic, size uint32) {
 	}
 	s.refused = time.Now().Add(refusedFor)
 	log.Error("this engine cannot be served; it is tried again", "topic", s.topic, "after", refusedFor, "error", err,
-		"what_to_do", streamAdvice(err, topic.Model))
+		"what_to_do", streamAdvice(err, s.key.Instance, topic.Model))
 }
 
 // streamAdvice is what to do about an engine whose shim cannot go on.
-func streamAdvice(err error, model string) string {
+func streamAdvice(err error, worker events.WorkerID, model string) string {
 	switch {
 	case errors.Is(err, jetstream.ErrMismatch):
-		return wrongBlockSize(0, model)
+		return wrongBlockSize(0, worker, model)
 	case errors.Is(err, shim.ErrFenced):
 		return "stop the other shim of this worker, or give the engine another topic"
 	case errors.Is(err, jetstream.ErrDenied):

@@ -52,7 +52,7 @@ func (w *watcher) examiner(decoder *events.Decoder) *shim.Examiner {
 				w.cfg.proof.tell(size)
 				return
 			}
-			do := wrongBlockSize(size, w.cfg.model)
+			do := wrongBlockSize(size, events.WorkerID(w.cfg.instance), w.cfg.model)
 			if err != nil {
 				w.log.Error("the engine's blocks are not of --block-size", "error", err, "what_to_do", do)
 			} else {
@@ -116,13 +116,13 @@ func (w *watcher) look() {
 
 // wrongBlockSize is what to do about blocks of another size. The wrong size stays registered for the model until it is
 // forgotten.
-func wrongBlockSize(got uint32, model string) string {
+func wrongBlockSize(got uint32, worker events.WorkerID, model string) string {
 	size := "N, the size of the engine's blocks"
 	if got > 0 {
 		size = fmt.Sprint(got)
 	}
 	return fmt.Sprintf("stop this shim and start it with --block-size %s; if it then says that the model has another "+
-		"size: indexer forget --model %s", size, escape.Shell(model))
+		"size: indexer forget %s, then indexer forget --model %s", size, escape.Operand(string(worker)), escape.Shell(model))
 }
 
 func (w *watcher) logFailed(err error) {

@@ -66,6 +66,14 @@ func (s Set) String() string {
 	return string(text)
 }
 
+// Phrase names the partitions in a sentence: "partition 3", "partitions 0-5,9".
+func (s Set) Phrase() string {
+	if s.Len() == 1 {
+		return "partition " + s.String()
+	}
+	return "partitions " + s.String()
+}
+
 func (s Set) MarshalText() ([]byte, error) {
 	var b []byte
 	list := s.List()

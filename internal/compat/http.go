@@ -216,7 +216,7 @@ func Register(mux *web.Mux, cfg Config) {
 			if dump, is := out.(*Dump); is {
 				var begun bool
 				if begun, err = dump.Stream(r.Context(), w); begun || err == nil {
-					cfg.Ended(op, Streamed(err))
+					cfg.Ended(op, Streamed(r, err))
 					AbortAfter(err)
 					return
 				}
@@ -232,11 +232,7 @@ func Register(mux *web.Mux, cfg Config) {
 				http.Error(w, err.Error(), http.StatusInternalServerError)
 				return
 			}
-			outcome := api.Outcome(e)
-			if web.WriteReply(w, api.JSON, text, status) != nil {
-				outcome = api.OutcomeUnsent
-			}
-			cfg.Ended(op, outcome)
+			cfg.Ended(op, web.Reply(w, r, api.JSON, text, status, api.Outcome(e)))
 		})
 	}
 	handle(http.MethodPost, "/register", web.Registers, http.StatusCreated, cfg.register)
@@ -256,10 +252,10 @@ func Register(mux *web.Mux, cfg Config) {
 	})
 }
 
-// Streamed is the outcome of an answer whose first bytes are sent.
-func Streamed(err error) string {
+// Streamed returns the outcome of a request whose answer was sent in parts, the last of them with err.
+func Streamed(r *http.Request, err error) string {
 	if err != nil {
-		return api.OutcomeUnsent
+		return web.CutOff(r, err)
 	}
 	return api.OutcomeOK
 }

@@ -126,7 +126,8 @@ func (r *Rule) Problem(now time.Time) string {
 	if last == nil || now.Sub(last.at) > lately {
 		return ""
 	}
-	return fmt.Sprintf("%d connections to registered addresses outside --dial-allow were refused, the last to %.80q",
+	return fmt.Sprintf("%d connections to registered addresses outside --dial-allow were refused, the last to %.80q; "+
+		"what to do: add its network to --dial-allow, or register the address at which the worker is",
 		r.denied.Load(), last.address)
 }
 

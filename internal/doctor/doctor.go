@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,14 +38,34 @@ type Finding struct {
 	What     string   `json:"what"`
 	Evidence string   `json:"evidence"`
 	Remedy   string   `json:"remedy"` // with the flag or command
+
+	// Causes lists the findings that follow from this one and are not reported by themselves.
+	Causes []Fault `json:"causes,omitempty"`
+
+	rank    events.RankKey // that the finding is about; Instance is empty if it is about none
+	allOf   bool           // it is about all ranks of rank.Instance
+	storage bool           // a node's problem with NATS or its storage
+
+	explained bool // it follows from another finding
+}
+
+func finding(severity Severity, id Fault, where, what, evidence, remedy string) Finding {
+	return Finding{Severity: severity, ID: id, Where: where, What: what, Evidence: evidence, Remedy: remedy}
+}
+
+// about returns the finding as one about a rank, or about all ranks of its worker.
+func (f Finding) about(rank events.RankKey, all bool) Finding {
+	f.rank, f.allOf = rank, all
+	return f
 }
 
 // Result is what became of a check.
 type Result struct {
 	Check    string    `json:"check"`
-	Looked   string    `json:"looked"`            // at what
-	Skipped  string    `json:"skipped,omitempty"` // why it did not look
-	Unable   bool      `json:"unable,omitempty"`  // it should have looked, and could not
+	Looked   string    `json:"looked"`             // at what
+	Skipped  string    `json:"skipped,omitempty"`  // why it did not look
+	Unable   bool      `json:"unable,omitempty"`   // it should have looked, and could not
+	NeedsOf  string    `json:"needs_of,omitempty"` // the check without whose result it could not look
 	Findings []Finding `json:"findings"`
 }
 
@@ -205,25 +226,30 @@ func (e errSkipped) Error() string { return e.why }
 // check is one check: look gathers, and says at what it looked; judge finds.
 type check struct {
 	name  string
+	needs []string // the checks whose results look uses
 	look  func(context.Context, *examination) (looked string, err error)
 	judge func(*Facts) []Finding
+	has   func(*examination) bool // the checks that need this one can look; nil: none does
 }
 
 // checks are in the order of what needs what.
 var checks = []check{
-	{"nats", lookAtNATS, judgeNATS},
-	{"jetstream", lookAtJetStream, judgeJetStream},
-	{"namespace", lookAtNamespace, judgeNamespace},
-	{"streams", lookAtStreams, judgeStreams},
-	{"nodes", lookAtNodes, judgeNodes},
-	{"clocks", lookAtClocks, judgeClocks},
-	{"replicas", lookAtReplicas, judgeReplicas},
-	{"workers", lookAtWorkers, judgeWorkers},
-	{"models", lookAtModels, judgeModels},
-	{"shims", lookAtShims, judgeShims},
-	{"engines", lookAtEngines, judgeEngines},
-	{"store", lookAtStores, judgeStores},
-	{"tokenizers", lookAtTokenizers, judgeTokenizers},
+	{"nats", nil, lookAtNATS, judgeNATS, func(x *examination) bool { return x.conn != nil }},
+	{"jetstream", []string{"nats"}, lookAtJetStream, judgeJetStream,
+		func(x *examination) bool { return x.conn != nil && x.facts.AccountError == nil }},
+	{"namespace", []string{"jetstream"}, lookAtNamespace, judgeNamespace,
+		func(x *examination) bool { return x.ns != nil }},
+	{"streams", []string{"namespace"}, lookAtStreams, judgeStreams, nil},
+	{"nodes", []string{"nats"}, lookAtNodes, judgeNodes, func(x *examination) bool { return x.facts.Nodes != nil }},
+	{"clocks", []string{"nats"}, lookAtClocks, judgeClocks, nil},
+	{"replicas", []string{"nodes"}, lookAtReplicas, judgeReplicas, nil},
+	{"workers", []string{"nodes"}, lookAtWorkers, judgeWorkers,
+		func(x *examination) bool { return x.facts.Workers != nil }},
+	{"models", []string{"workers"}, lookAtModels, judgeModels, nil},
+	{"shims", []string{"workers", "namespace"}, lookAtShims, judgeShims, nil},
+	{"engines", []string{"workers"}, lookAtEngines, judgeEngines, nil},
+	{"store", []string{"nodes"}, lookAtStores, judgeStores, nil},
+	{"tokenizers", []string{"nodes"}, lookAtTokenizers, judgeTokenizers, nil},
 }
 
 // Names lists the checks, in order.
@@ -246,29 +272,57 @@ func Examine(ctx context.Context, cfg Config) *Report {
 		}
 	}()
 	r := &Report{Namespace: cfg.Namespace}
+	lacking := map[string]Result{} // the checks whose result others lack
 	for _, c := range checks {
-		result := Result{Check: c.name, Findings: []Finding{}}
-		within, cancel := context.WithTimeout(ctx, cfg.Timeout)
-		looked, err := c.look(within, x)
-		cancel()
-		result.Looked = looked
-		switch skipped, is := errors.AsType[errSkipped](err); {
-		case is:
-			result.Skipped = skipped.why
-		case err != nil:
-			result.Skipped, result.Unable = err.Error(), true
-		default:
-			for _, f := range c.judge(&x.facts) {
-				f.Check = c.name
-				result.Findings = append(result.Findings, f)
-			}
+		result := c.run(ctx, x, lacking)
+		if c.has != nil && !c.has(x) {
+			lacking[c.name] = result
 		}
 		r.Checks = append(r.Checks, result)
 		if cfg.Progress != nil {
 			cfg.Progress(result)
 		}
 	}
+	r.explain()
 	return r
+}
+
+// run looks and judges, unless the check needs the result of one that is lacking.
+func (c *check) run(ctx context.Context, x *examination, lacking map[string]Result) Result {
+	result := Result{Check: c.name, Findings: []Finding{}}
+	for _, name := range c.needs {
+		of, is := lacking[name]
+		if !is || name == "nats" && x.client != nil { // nodes answer over HTTP
+			continue
+		}
+		switch result.NeedsOf = name; {
+		case of.NeedsOf != "":
+			result.NeedsOf, result.Skipped = of.NeedsOf, of.Skipped
+		case len(of.Findings) > 0:
+			result.Skipped = of.Findings[0].What
+		default:
+			result.Skipped = "that could not be checked"
+		}
+		return result
+	}
+	within, cancel := context.WithTimeout(ctx, x.cfg.Timeout)
+	defer cancel()
+	looked, err := c.look(within, x)
+	result.Looked = looked
+	switch skipped, is := errors.AsType[errSkipped](err); {
+	case is:
+		result.Skipped = skipped.why
+	case client.CodeOf(err) == api.CodeNotReady && slices.Contains(c.needs, "nodes"):
+		result.NeedsOf, result.Skipped = "nodes", "no node is ready"
+	case err != nil:
+		result.Skipped, result.Unable = err.Error(), true
+	default:
+		for _, f := range c.judge(&x.facts) {
+			f.Check = c.name
+			result.Findings = append(result.Findings, f)
+		}
+	}
+	return result
 }
 
 // plural is a count with its word.

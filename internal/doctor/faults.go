@@ -30,6 +30,7 @@ var (
 	namespaceRecord    = fault("namespace_record")
 	namespaceStreams   = fault("namespace_streams")
 	streamMissing      = fault("stream_missing")
+	streamLeaderless   = fault("stream_leaderless")
 	streamChanged      = fault("stream_changed")
 	streamUnwritable   = fault("stream_unwritable")
 	streamNoDirect     = fault("stream_no_direct_gets")

@@ -127,9 +127,11 @@ func TestEachFaultIsFound(t *testing.T) {
 			func(f *Facts) { f.Account.MaxStreams = 4 }},
 		{"streams", Error, "is missing", "an indexer serves",
 			func(f *Facts) { f.Streams[0].Err = jetstream.ErrNotFound }},
+		{"streams", Error, "have no leader", "more than half",
+			func(f *Facts) { f.Streams[0].Err = jetstream.ErrUnavailable }},
 		{"streams", Error, "somebody has changed", "nats stream rm",
 			func(f *Facts) { f.Streams[0].Odd = []string{"rollups"} }},
-		{"streams", Error, "takes no writes", "restart that server",
+		{"streams", Error, "take no writes", "restart that server",
 			func(f *Facts) { f.Streams[0].Refused = jetstream.ErrFull }},
 		{"streams", Warning, "no direct gets", "restart an indexer", func(f *Facts) { f.Streams[0].Direct = false }},
 		{"streams", Warning, "no atomic batches", "restart an indexer",
@@ -182,6 +184,10 @@ func TestEachFaultIsFound(t *testing.T) {
 			func(f *Facts) { w(f).Engine = api.EngineSilent }},
 		{"workers", Warning, "has ended", "start it again", func(f *Facts) { w(f).Engine = api.EngineGone }},
 		{"workers", Warning, "announced no block", "enable_kv_cache_events", func(f *Facts) { w(f).Stored = 0 }},
+		{"workers", Error, "may not be chosen", "--block-size 16", func(f *Facts) {
+			w(f).Stored = 0 // which its block size explains, also to a user who may not read the shim's record
+			w(f).Record.Because(api.WorkerIncomplete, "other blocks; what to do: start it with --block-size 16")
+		}},
 		{"workers", Error, "may not be chosen", "workers change w1", func(f *Facts) {
 			w(f).Record.Because(api.WorkerIncomplete, "no room is said")
 		}},
@@ -218,10 +224,10 @@ func TestEachFaultIsFound(t *testing.T) {
 		{"shims", Error, "passed over", "docs/engines", func(f *Facts) {
 			f.Shims[0].Heard.Skipped = map[string]uint64{"bad_token": 7}
 		}},
-		{"shims", Error, "several engines publish", "mend it", func(f *Facts) {
+		{"workers", Error, "several engines publish", "mend it", func(f *Facts) {
 			f.Records = []registry.Record{{Instance: "w1", Shim: &registry.ShimState{Several: "two; what to do: mend it"}}}
 		}},
-		{"shims", Error, "is passed over", "mend it", func(f *Facts) {
+		{"workers", Error, "is passed over", "mend it", func(f *Facts) {
 			f.Records = []registry.Record{{Instance: "w1", Shim: &registry.ShimState{Unusable: "odd; what to do: mend it"}}}
 		}},
 		{"shims", Warning, "were lost", "buffer_steps", func(f *Facts) { f.Shims[0].Heard.Gaps = 2 }},

@@ -19,13 +19,6 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// Why a check does not look.
-var (
-	errNoNATS      = errSkipped{"NATS is not reached"}
-	errNoNamespace = errSkipped{"the namespace is not there"}
-	errNoNodes     = errSkipped{"no node answers"}
-)
-
 func lookAtNATS(ctx context.Context, x *examination) (string, error) {
 	x.conn, x.facts.ConnectError = x.cfg.Connect(ctx)
 	if x.facts.ConnectError != nil {
@@ -45,9 +38,6 @@ func lookAtNATS(ctx context.Context, x *examination) (string, error) {
 }
 
 func lookAtJetStream(ctx context.Context, x *examination) (string, error) {
-	if x.conn == nil {
-		return "", errNoNATS
-	}
 	a, err := x.conn.Account(ctx)
 	if errors.Is(err, jetstream.ErrNoJetStream) || errors.Is(err, jetstream.ErrNoLeader) {
 		x.facts.AccountError = err
@@ -58,12 +48,6 @@ func lookAtJetStream(ctx context.Context, x *examination) (string, error) {
 }
 
 func lookAtNamespace(ctx context.Context, x *examination) (string, error) {
-	if x.conn == nil {
-		return "", errNoNATS
-	}
-	if x.facts.AccountError != nil {
-		return "", errSkipped{"there is no JetStream"}
-	}
 	ns, err := jetstream.OpenNamespace(ctx, x.conn, x.cfg.Namespace)
 	if errors.Is(err, jetstream.ErrNoNamespace) || errors.Is(err, jetstream.ErrBadRecord) {
 		if lost := jetstream.LostRecord(ctx, x.conn, x.cfg.Namespace); lost != nil {
@@ -83,12 +67,9 @@ func lookAtNamespace(ctx context.Context, x *examination) (string, error) {
 }
 
 func lookAtStreams(ctx context.Context, x *examination) (string, error) {
-	if x.ns == nil {
-		return "", errNoNamespace
-	}
 	x.facts.Streams = x.ns.Inspect(ctx)
 	for i := range x.facts.Streams {
-		if s := &x.facts.Streams[i]; s.Err != nil && !errors.Is(s.Err, jetstream.ErrNotFound) {
+		if s := &x.facts.Streams[i]; s.Err != nil && (errors.Is(s.Err, jetstream.ErrDenied) || ctx.Err() != nil) {
 			return "", s.Err
 		}
 	}
@@ -96,9 +77,6 @@ func lookAtStreams(ctx context.Context, x *examination) (string, error) {
 }
 
 func lookAtNodes(ctx context.Context, x *examination) (string, error) {
-	if x.client == nil {
-		return "", errNoNATS
-	}
 	x.facts.Nodes, x.facts.NodesError = survey.Nodes(ctx, x.client)
 	if err := x.facts.NodesError; err != nil {
 		if client.CodeOf(err) == api.CodeForbidden {
@@ -113,9 +91,6 @@ func lookAtNodes(ctx context.Context, x *examination) (string, error) {
 const clockAsked = 64
 
 func lookAtClocks(ctx context.Context, x *examination) (string, error) {
-	if x.client == nil {
-		return "", errNoNATS
-	}
 	shift := time.Until(x.cfg.Now())
 	seen := map[string]bool{}
 	for i := range x.facts.Streams {
@@ -141,15 +116,12 @@ func lookAtClocks(ctx context.Context, x *examination) (string, error) {
 		}
 	}
 	if len(x.facts.Clocks) == 0 {
-		return "", errSkipped{"nobody tells the time"}
+		return "", errSkipped{"no NATS server and no node has told its time"}
 	}
 	return fmt.Sprintf("this host's, %s, %s", plural(len(seen), "NATS server"), plural(nodes, "node")), nil
 }
 
 func lookAtReplicas(ctx context.Context, x *examination) (string, error) {
-	if x.facts.Nodes == nil {
-		return "", errNoNodes
-	}
 	s, err := x.client.Verify(ctx, nil)
 	if err != nil {
 		return "", err
@@ -159,46 +131,50 @@ func lookAtReplicas(ctx context.Context, x *examination) (string, error) {
 	for i := range s.Replicas {
 		copies = max(copies, len(s.Replicas[i].Replicas))
 	}
+	if copies < 2 {
+		return "", errSkipped{"no partition is on two nodes: there is nothing to compare"}
+	}
 	return fmt.Sprintf("%s, %s each at most", plural(len(s.Replicas), "partition"), plural(copies, "replica")), nil
 }
 
 func lookAtWorkers(ctx context.Context, x *examination) (string, error) {
-	if x.facts.Nodes == nil {
-		return "", errNoNodes
-	}
 	list, err := x.client.Workers(ctx)
 	if err != nil {
 		return "", err
 	}
 	x.facts.Workers = list
-	return plural(len(list.Workers), "rank"), nil
+	looked := plural(len(list.Workers), "rank")
+	if x.ns == nil {
+		return looked + "; not what their shims have written, as the namespace could not be read", nil
+	}
+	if x.facts.Records, err = registry.Records(ctx, x.ns); err != nil {
+		return looked, err
+	}
+	return looked, nil
 }
 
-func lookAtModels(ctx context.Context, x *examination) (string, error) {
-	if x.ns == nil || x.facts.Workers == nil {
-		return "", errSkipped{"no workers are known"}
-	}
-	records, err := registry.Records(ctx, x.ns)
-	if err != nil {
-		return "", err
-	}
-	x.facts.Records = records
+func lookAtModels(_ context.Context, x *examination) (string, error) {
 	models := map[string]bool{}
 	for i := range x.facts.Workers.Workers {
 		models[x.facts.Workers.Workers[i].Model] = true
 	}
-	return plural(len(models), "model"), nil
+	if len(models) == 0 {
+		return "", errSkipped{"no worker is known"}
+	}
+	looked := plural(len(models), "model")
+	if x.ns == nil {
+		looked += "; not their shared stores, as the namespace could not be read"
+	}
+	return looked, nil
 }
 
 func lookAtShims(ctx context.Context, x *examination) (string, error) {
-	if x.ns == nil {
-		return "", errNoNamespace
-	}
 	partitions := map[events.Partition]bool{}
-	if x.facts.Workers != nil {
-		for i := range x.facts.Workers.Workers {
-			partitions[x.facts.Workers.Workers[i].Partition] = true
-		}
+	for i := range x.facts.Workers.Workers {
+		partitions[x.facts.Workers.Workers[i].Partition] = true
+	}
+	if len(partitions) == 0 {
+		return "", errSkipped{"no worker is known"}
 	}
 	var mu sync.Mutex
 	var first error
@@ -222,9 +198,6 @@ func lookAtShims(ctx context.Context, x *examination) (string, error) {
 const enginesAtOnce = 16
 
 func lookAtEngines(ctx context.Context, x *examination) (string, error) {
-	if x.facts.Workers == nil {
-		return "", errSkipped{"no workers are known"}
-	}
 	index := map[string]int{}
 	for i := range x.facts.Workers.Workers {
 		w := &x.facts.Workers.Workers[i]
@@ -265,9 +238,6 @@ func lookAtEngines(ctx context.Context, x *examination) (string, error) {
 }
 
 func lookAtStores(_ context.Context, x *examination) (string, error) {
-	if x.facts.Nodes == nil {
-		return "", errNoNodes
-	}
 	stores := map[string]bool{}
 	for _, n := range x.facts.Nodes.Nodes {
 		if n.Status != nil {
@@ -283,9 +253,6 @@ func lookAtStores(_ context.Context, x *examination) (string, error) {
 }
 
 func lookAtTokenizers(ctx context.Context, x *examination) (string, error) {
-	if x.facts.Nodes == nil {
-		return "", errNoNodes
-	}
 	models := map[string]uint32{} // and one of their block sizes
 	for _, n := range x.facts.Nodes.Nodes {
 		if n.Status != nil {
@@ -293,6 +260,9 @@ func lookAtTokenizers(ctx context.Context, x *examination) (string, error) {
 				models[n.Status.Models[i].Model] = n.Status.Models[i].BlockSize
 			}
 		}
+	}
+	if len(models) == 0 {
+		return "", errSkipped{"no model has a worker"}
 	}
 	for model, size := range models {
 		a, err := x.client.Find(ctx, &api.Query{Model: model, BlockSize: size, Text: &api.Text{Prompt: "the doctor asks"},

@@ -4,8 +4,8 @@ import "github.com/kvatlas/kvatlas/pkg/api"
 
 // judgeSource finds a source of many ranks or of a shared store that its shim does not hear.
 func judgeSource(q *api.QuietSource) Finding {
-	f := Finding{Warning, "", sourceSilent, q.String(), "the source has published no event since its shim began",
-		"connected, and silent", q.Advice}
+	f := finding(Warning, sourceSilent, q.String(), "the source has published no event since its shim began",
+		"connected, and silent", q.Advice)
 	if q.Failure != "" {
 		f.ID, f.Evidence = sourceUnreachable, q.Failure
 		f.What = "the source is not reached: nodes poll the store instead"

@@ -117,6 +117,17 @@ func (m *Machine) Held() int {
 	return 0
 }
 
+// Answered reports whether the proxy has been answered: with a choice, or with a refusal.
+func (m *Machine) Answered() bool {
+	switch p := m.phase.(type) {
+	case *waiting, over:
+		return true
+	case *answering:
+		return !p.own
+	}
+	return false
+}
+
 // Step takes a message.
 func (m *Machine) Step(r *extprocv3.ProcessingRequest) Effects {
 	if r.Request == nil {

@@ -99,8 +99,10 @@ func (s *Service) Process(stream grpc.BidiStreamingServer[extprocv3.ProcessingRe
 		s.load(ending, &b, m.End())
 	}()
 	for {
+		// A proxy cancels the stream when its client has gone. Once it has the choice, that is an end as any other.
+		answered := m.Answered()
 		r, err := up.receive(stream)
-		if errors.Is(err, io.EOF) {
+		if errors.Is(err, io.EOF) || answered && ctx.Err() != nil {
 			return nil
 		}
 		failure, slow := errors.AsType[*api.Error](err)
@@ -118,7 +120,9 @@ func (s *Service) Process(stream grpc.BidiStreamingServer[extprocv3.ProcessingRe
 		for {
 			s.load(ctx, &b, e)
 			for _, reply := range e.Replies {
-				if err := stream.Send(reply); err != nil {
+				if err := stream.Send(reply); err != nil && answered && ctx.Err() != nil {
+					return nil
+				} else if err != nil {
 					return err
 				}
 			}

@@ -16,6 +16,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/routing"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // world is a router and a registry of the model m, whose workers a, b, c are at 10.0.0.1 to 3, and d has no address.
@@ -411,6 +413,63 @@ func TestSlowUploads(t *testing.T) {
 			t.Errorf("a slow one: %.200q", of.log)
 		}
 	})
+}
+
+// canceled is a stream whose proxy cancels it after the last message.
+type canceled struct {
+	script
+	ctx    context.Context
+	cancel context.CancelFunc
+	deaf   bool // the proxy cancels it before it gets the choice
+}
+
+func (c *canceled) Context() context.Context { return c.ctx }
+
+func (c *canceled) Recv() (*extprocv3.ProcessingRequest, error) {
+	if len(c.send) == 0 {
+		c.cancel()
+	}
+	if c.ctx.Err() != nil {
+		return nil, status.FromContextError(c.ctx.Err()).Err()
+	}
+	return c.script.Recv()
+}
+
+func (c *canceled) Send(r *extprocv3.ProcessingResponse) error {
+	if c.deaf {
+		c.cancel()
+		return status.FromContextError(c.ctx.Err()).Err()
+	}
+	return c.script.Send(r)
+}
+
+// TestCanceledStreams: a stream that is canceled after the choice has ended well, and its request is freed. A stream
+// that is canceled before ends with the error of its context.
+func TestCanceledStreams(t *testing.T) {
+	const body = `body {"model":"m","prompt":"x"} end`
+	for _, c := range []struct {
+		name string
+		send []string
+		deaf bool
+		want codes.Code
+	}{
+		{"before the body", []string{"headers duplex"}, false, codes.Canceled},
+		{"before the choice arrives", []string{"headers duplex", body}, true, codes.Canceled},
+		{"after the choice", []string{"headers duplex", body}, false, codes.OK},
+		{"in the answer", []string{"headers duplex", body, "response", "response-body data"}, false, codes.OK},
+		{"after a refusal", []string{"headers duplex", `body {"model":1} end`}, false, codes.OK},
+	} {
+		w := newWorld()
+		s := &canceled{script: script{t: t, w: w, send: c.send}, deaf: c.deaf}
+		s.ctx, s.cancel = context.WithCancel(t.Context())
+		if err := New(w.config()).Process(s); status.Code(err) != c.want {
+			t.Errorf("%s: %v, want %v", c.name, err, c.want)
+		}
+		log := strings.Join(w.log, "\n")
+		if strings.Contains(log, "select ") != strings.Contains(log, "free ") {
+			t.Errorf("%s: the booking stays: %s", c.name, log)
+		}
+	}
 }
 
 // TestKeysAreExact: the model is that of the key model, written so, and once.

@@ -271,6 +271,9 @@ func (p *port) call(ctx context.Context, q any, info *grpc.UnaryServerInfo, next
 		return err
 	})
 	finish(span, err)
+	if err == nil {
+		err = ended(ctx) // the caller does not get the answer
+	}
 	return a, outcome(ctx, err)
 }
 
@@ -357,12 +360,25 @@ func outcome(ctx context.Context, err error) error {
 	case err == nil:
 		c.outcome = api.OutcomeOK
 	case ctx.Err() != nil:
-		err = status.FromContextError(ctx.Err()).Err()
+		err = status.FromContextError(ended(ctx)).Err()
 	case is:
 		c.outcome = api.Outcome(failure)
 		err = Status(failure)
 	}
 	return err
+}
+
+// deadlineSlack bounds how much later than the client's timer the server's timer of the same deadline fires.
+const deadlineSlack = 100 * time.Millisecond
+
+// ended returns why a call's context has ended; nil if it has not. A client whose deadline passes resets its stream,
+// which looks like a cancellation until the server's timer fires.
+func ended(ctx context.Context) error {
+	until, limited := ctx.Deadline()
+	if ctx.Err() != nil && limited && time.Until(until) < deadlineSlack {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
 }
 
 // call is what is known of a call that is to be counted.
@@ -402,7 +418,9 @@ func libraryOutcome(code codes.Code) string {
 	switch code {
 	case codes.OK:
 		return api.OutcomeOK
-	case codes.Canceled, codes.DeadlineExceeded:
+	case codes.Canceled:
+		return api.OutcomeCanceled
+	case codes.DeadlineExceeded:
 		return api.OutcomeExpired
 	case codes.ResourceExhausted:
 		return string(api.CodeTooLarge)

@@ -175,6 +175,43 @@ func TestStatuses(t *testing.T) {
 	}
 }
 
+// TestCanceledCalls: a call that its caller ends is counted as canceled, and one whose deadline passes as expired.
+// Neither is ok, even if the handler has an answer by then.
+func TestCanceledCalls(t *testing.T) {
+	var counted counts
+	begun := make(chan struct{})
+	conn, stop := serve(t, Config{Calls: 10, Streams: 10, Ended: counted.ended},
+		echo(func(ctx context.Context, text string) error {
+			if text == "canceled" {
+				close(begun)
+			}
+			<-ctx.Done()
+			if text == "fails" {
+				return ctx.Err()
+			}
+			return nil
+		}))
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-begun
+		cancel()
+	}()
+	if err := say(ctx, conn, "canceled"); status.Code(err) != codes.Canceled {
+		t.Error(err)
+	}
+	for _, text := range []string{"answers", "fails"} {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if err := say(ctx, conn, text); status.Code(err) != codes.DeadlineExceeded {
+			t.Error(err)
+		}
+	}
+	stop()
+	if got := counted.String(); got != "map[Say canceled:1 Say expired:2]" {
+		t.Errorf("counted %s", got)
+	}
+}
+
 // TestToken: without the token nobody gets in, other than to ask how the node is.
 func TestToken(t *testing.T) {
 	ready := errors.New("not yet")

@@ -118,7 +118,7 @@ func (b *bounded) label(value string) string {
 	return value
 }
 
-// Observe counts one request by its outcome: "ok", or the error's code.
+// Observe counts one request by its outcome, as [api.OutcomeOf] has it.
 func (q *Queries) Observe(op, outcome string, took time.Duration) {
 	q.duration.WithLabelValues(op, outcome).Observe(took.Seconds())
 }
@@ -143,7 +143,7 @@ func (q *Queries) Forwarded(outcome string) { q.forwarded.WithLabelValues(outcom
 // Missing counts partitions that an answer lacks.
 func (q *Queries) Missing(op string, n int) { q.missing.WithLabelValues(op).Add(float64(n)) }
 
-// Selected counts a choice of a worker by its policy and outcome: "ok", or the error's code.
+// Selected counts a choice of a worker by its policy and outcome, as [api.OutcomeOf] has it.
 func (q *Queries) Selected(policy, outcome string) { q.selected.WithLabelValues(policy, outcome).Inc() }
 
 // Reused counts tokens of prompts that an engine says it has reused.
@@ -238,7 +238,7 @@ func New(cfg Config) (http.Handler, *Queries) {
 		missing: counter("kvatlas_answer_missing_partitions_total",
 			"Partitions that answers lack, as no node answered for them.", "operation"),
 		selected: counter("kvatlas_selections_total", "Choices of a worker on this node, by policy (other: it is not "+
-			"known) and outcome: ok, or an error's code.", "policy", "outcome"),
+			"known) and outcome: ok, canceled, or an error's code.", "policy", "outcome"),
 		texts: counter("kvatlas_tokenize_total", "Prompts and messages of which tokens were to be made, by source "+
 			"(render, tokenize, engines, local) and outcome: ok, cached, busy, timeout, unavailable, refused, malformed, "+
 			"no_source.", "model", "from", "outcome"),
@@ -503,7 +503,7 @@ func (to emitter) node(s *api.Status) {
 	for _, r := range s.Requests {
 		to.count("kvatlas_requests_total",
 			"Requests by transport (nats, http, grpc; node: from other nodes), operation and outcome: ok, an "+
-				"error's code, expired or unsent.", r.Count,
+				"error's code, canceled (by the caller), expired or unsent.", r.Count,
 			"transport", string(r.Transport), "operation", r.Operation, "outcome", r.Outcome)
 	}
 	if c := s.Cluster; c != nil {

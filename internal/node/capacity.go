@@ -212,34 +212,26 @@ func refusal(err error) error {
 
 // capacityProblems says what is full, or nearly so, and what is wrong with the NATS server in this process: each once.
 func (n *Node) capacityProblems() (list []string) {
-	var refused []error
-	say := func(what string, u usage) {
-		if u.filling() {
-			list = append(list, fmt.Sprintf("%s is %d %% full (%d of %d bytes)", what, 100*u.used/u.limit, u.used,
-				u.limit))
-		}
-		if u.refused == nil {
-			return
-		}
-		refused = append(refused, u.refused)
-		problem := fmt.Sprintf("%s takes nothing: %v", what, u.refused)
-		if n.cfg.Health == nil { // the server in this process is supervised
-			problem += "; the NATS server must be started again when its disk has room"
-		}
-		list = append(list, problem)
-	}
+	var full fullness
 	n.capacity.mu.Lock()
-	say("the storage of the NATS server", n.capacity.store)
-	say("the snapshot bucket", n.capacity.bucket)
+	full.add("the storage of the NATS server", n.capacity.store)
+	full.add("the snapshot bucket", n.capacity.bucket)
 	waiting := n.capacity.waiting
 	n.capacity.mu.Unlock()
 	for _, p := range n.kept() {
 		o := n.parts[p]
 		o.mu.Lock()
 		if k := o.phase.data(); k != nil {
-			say(fmt.Sprintf("the log of partition %d", p), k.usage)
+			full.addLog(p, k.usage)
 		}
 		o.mu.Unlock()
+	}
+	restart := ""
+	if n.cfg.Health == nil { // the server in this process is supervised
+		restart = "; then restart the NATS server, which takes nothing more until then"
+	}
+	list = full.lines(restart)
+	for _, p := range n.kept() {
 		if shims := waiting[p]; shims != "" {
 			list = append(list, fmt.Sprintf("partition %d: %s", p, shims))
 		}
@@ -248,12 +240,12 @@ func (n *Node) capacityProblems() (list []string) {
 		return list
 	}
 	unhealthy := n.cfg.Health()
-	said := func(r error) bool { // the server reports what its system said, as a refusal does
-		_, system, _ := strings.Cut(r.Error(), jetstream.ErrFull.Error()+": ")
+	said := func(r refusals) bool { // the server reports what its system said, as a refusal does
+		_, system, _ := strings.Cut(r.first.Error(), jetstream.ErrFull.Error()+": ")
 		return system != "" && strings.HasSuffix(unhealthy.Error(), system)
 	}
-	if unhealthy != nil && !slices.ContainsFunc(refused, said) {
-		list = append(list, unhealthy.Error())
+	if unhealthy != nil && !slices.ContainsFunc(full.refused, said) {
+		list = append(list, unhealthy.Error()+"; what to do: "+seeServer)
 	}
 	return list
 }

@@ -63,7 +63,10 @@ type partialRank struct {
 // resyncCounts only grow.
 type resyncCounts struct{ asked, answered, ended atomic.Uint64 }
 
-func (d *need) String() string {
+func (d *need) String() string { return "resync needed: " + d.why() }
+
+// why says what is missing, and what became of it so far.
+func (d *need) why() string {
 	why := d.cause
 	if n := len(d.partial); n > 0 {
 		names := ""
@@ -81,8 +84,7 @@ func (d *need) String() string {
 		}
 		why += fmt.Sprintf("events of %d ranks are missing (%s)", n, names)
 	}
-	return fmt.Sprintf("resync needed: %s; the shims were asked %d times, %d answered last", why, d.rounds,
-		len(d.answered))
+	return fmt.Sprintf("%s; the shims were asked %d times, %d answered last", why, d.rounds, len(d.answered))
 }
 
 // partials lists the ranks of a partition of which something was not seen.

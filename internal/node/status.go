@@ -154,8 +154,9 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 				Ranks: len(served.Ranks)})
 		}
 		if len(list) > 1 {
-			s.Problems = append(s.Problems,
-				fmt.Sprintf("workers of model %q have different block sizes: queries must name one", model))
+			s.Problems = append(s.Problems, fmt.Sprintf("workers of model %q have different block sizes: queries must "+
+				"name one; what to do: start its engines and their shims with one --block-size, or give each size a model "+
+				"name of its own: --model", model))
 		}
 		if p := view.otherSizes(model, registered); p != "" {
 			s.Problems = append(s.Problems, p)
@@ -185,7 +186,7 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 	s.Rereads = n.rereads.Load()
 	s.Resyncs = api.ResyncCounts{Asked: n.resyncs.asked.Load(), Answered: n.resyncs.answered.Load(),
 		Ended: n.resyncs.ended.Load()}
-	say := func(format string, args ...any) { s.Problems = append(s.Problems, fmt.Sprintf(format, args...)) }
+	var found problems
 	for p, at := range n.progress(nil) {
 		o, p := n.parts[p], events.Partition(p)
 		if !n.keeps(p) {
@@ -210,43 +211,50 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 			RestoredFrom: k.restored.Seq, RestoreMS: float64(k.restored.Took.Microseconds()) / 1000,
 			Log: k.usage.api(), Checksum: sum, Behind: o.behind(), Writer: n.writer(p),
 		}
+		old := ""
+		if at.stale > 0 && at.whole {
+			old = fmt.Sprintf("what is known of it is %s old; answers say so (stale_ms)", inWords(at.stale))
+		}
 		switch {
 		case d.Behind && k.err != nil:
-			say("partition %d: its log has not been readable for a while, and may have what is not applied; "+
-				"nodes that read theirs are asked first: %v", p, k.err)
+			found.add(p, LogUnreadable, sentences(k.err.Error(), old), seeNATS)
 		case d.Behind:
-			say("partition %d: far behind its log: %d messages are not applied; nodes that are not are asked first",
-				p, d.LogLast-at.seq)
+			found.add(p, "far behind the log; nodes that are not are asked first",
+				fmt.Sprintf("%d messages are not applied", d.LogLast-at.seq), seeBehind)
 		case k.err != nil:
-			say("partition %d: %v", p, k.err)
-		}
-		if at.stale > 0 && at.whole {
-			say("partition %d: what is known of it is %s old; answers say so (stale_ms)", p, inWords(at.stale))
+			found.add(p, logFailed, sentences(k.err.Error(), old), seeNATS)
+		case old != "" && k.usage.refused == nil: // else the reason is that the log takes nothing
+			found.add(p, logUnheard, old, seeNATS)
 		}
 		if r := o.reading(); r != nil && r.rereading {
-			say(
-				"partition %d: messages were lost between its log and the index; the log is read again from where they "+
-					"are missing", p)
+			found.add(p, "messages were lost between the log and the index; the log is read again from where they are missing",
+				"", seeWait)
 		}
 		if k.err != nil {
 			d.State = api.PartitionUnavailable
 		}
 		if d := o.need(); d != nil {
-			say("partition %d: %v", p, d)
+			found.add(p, "resync needed", d.why(), seeResync)
 		}
 		switch err := k.saved.problem(); {
-		case err == nil:
+		case err == nil, k.err != nil, k.usage.refused != nil: // NATS is away, or full: that is a problem already
 		case n.writes(p):
-			say("partition %d: its snapshot was not written and will be tried again: %v", p, err)
+			found.add(p, snapshotFailed, err.Error(), seeNATS)
 		case k.saved.left(time.Now()): // else what is another's to write by now is no matter
-			say("partition %d: its snapshot could not be written here %d times, and is left to %s: %v",
-				p, k.saved.fails, d.Writer, err)
+			found.add(p, snapshotLeft+d.Writer,
+				fmt.Sprintf("%d times: %v", k.saved.fails, err), seeNATS)
 		}
 		o.mu.Unlock()
 		d.Lag = uint64(d.LogLast - at.seq)
 		s.Partitions = append(s.Partitions, d)
 	}
+	s.Problems = append(s.Problems, found.lines()...)
 	return s, nil
+}
+
+// sentences joins texts that are not empty.
+func sentences(texts ...string) string {
+	return strings.Join(slices.DeleteFunc(texts, func(s string) bool { return s == "" }), "; ")
 }
 
 // otherSizes names the ranks whose events state another block size for a model than the registered one; empty if none
@@ -317,10 +325,12 @@ func list(s cluster.Set) []events.Partition {
 
 func clusterProblems(v *cluster.View, c *api.ClusterStatus) (list []string) {
 	if !v.GraceOver {
-		list = append(list, "this node has not been heard in the cluster yet, or waits for others that start with it")
+		list = append(list, "this node has not been heard in the cluster yet, or waits for others that start with it; "+
+			"what to do: "+seeWait)
 	}
 	if len(c.Unserved) > 0 {
-		list = append(list, fmt.Sprintf("no node serves partitions %v", c.Unserved))
+		list = append(list, fmt.Sprintf("%s: %s; what to do: %s", cluster.SetOf(c.Unserved...).Phrase(),
+			NobodyServes, seeNodes))
 	}
 	return append(list, v.Problems...)
 }
@@ -364,8 +374,8 @@ func copiesProblem(r *rank, s radix.RankStats, held int64) string {
 		return ""
 	}
 	return fmt.Sprintf(
-		"%s holds %d blocks and, by what its engine announced, %d further copies of them, so that a removal may not be seen: "+
-			"do requests set kv_cache_report_mode=full? A resync sets it right", r.Key(), held, s.Copies)
+		"%s holds %d blocks and, by what its engine announced, %d further copies of them, so that a removal may not be seen; "+
+			"what to do: leave kv_cache_report_mode=full out of requests, then run indexer resync", r.Key(), held, s.Copies)
 }
 
 // byName lists the counts under the names that metrics and status give them.

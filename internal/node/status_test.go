@@ -62,9 +62,9 @@ func TestWhatIsSaidOfALog(t *testing.T) {
 		unreadable bool
 	}{
 		{false, nil, applied, "", "partition 0", false},
-		{true, nil, applied + 7, "far behind its log: 7 messages are not applied", "readable", false},
-		{false, errors.New("nobody there"), applied, "partition 0: nobody there", "asked first", true},
-		{true, errors.New("nobody there"), applied, "its log has not been readable for a while", "0 messages", true},
+		{true, nil, applied + 7, "far behind the log; nodes that are not are asked first: 7 messages are not applied", "readable", false},
+		{false, errors.New("nobody there"), applied, "could not be read: nobody there", "asked first", true},
+		{true, errors.New("nobody there"), applied, LogUnreadable + ": nobody there", "0 messages", true},
 	} {
 		var said string
 		var state api.PartitionState

@@ -545,7 +545,7 @@ func TestRoom(t *testing.T) {
 		problems := strings.Join(s.Problems, "\n")
 		if strings.Contains(problems, "the snapshot bucket is 8") ||
 			strings.Contains(problems, "the snapshot bucket is 9") {
-			if !strings.Contains(problems, "its snapshot was not written") || s.Snapshots.Failed != 1 ||
+			if !strings.Contains(problems, "the snapshot was not written") || s.Snapshots.Failed != 1 ||
 				s.SnapshotBucket.Limit != full.Bytes+1000 {
 				t.Fatalf("status %+v", s)
 			}

@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -144,7 +143,7 @@ func (f *httpFront) register(mux *web.Mux) {
 			if web.Allowed(w, r, methods...) {
 				f.serve(w, r, op)
 			} else {
-				f.refuse(w, op, api.JSON, web.WrongMethod(r, methods...))
+				f.refuse(w, r, op, api.JSON, web.WrongMethod(r, methods...))
 			}
 		})
 	}
@@ -159,7 +158,7 @@ func (f *httpFront) register(mux *web.Mux) {
 	})
 	mux.Otherwise(func(w http.ResponseWriter, r *http.Request) {
 		failure := api.Errorf(api.CodeUnknownOperation, "there is no %s %s", r.Method, r.URL.Path)
-		f.refuse(w, api.OpOther, api.JSON, failure)
+		f.refuse(w, r, api.OpOther, api.JSON, failure)
 	})
 }
 
@@ -169,7 +168,7 @@ func (f *httpFront) get(mux *web.Mux, path string, rule web.Rule, handle http.Ha
 		if web.Allowed(w, r, http.MethodGet) {
 			handle(w, r)
 		} else {
-			f.refuse(w, api.OpOther, api.JSON, web.WrongMethod(r, http.MethodGet))
+			f.refuse(w, r, api.OpOther, api.JSON, web.WrongMethod(r, http.MethodGet))
 		}
 	})
 }
@@ -180,7 +179,7 @@ func (f *httpFront) serve(w http.ResponseWriter, r *http.Request, op string) {
 	defer buffer.Free()
 	contentType, body, deadline, failure := f.open(&buffer, w, r, op)
 	if failure != nil {
-		f.refuse(w, op, contentType, failure)
+		f.refuse(w, r, op, contentType, failure)
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), deadline)
@@ -192,11 +191,7 @@ func (f *httpFront) serve(w http.ResponseWriter, r *http.Request, op string) {
 	if failure != nil {
 		status = failure.Code.HTTPStatus()
 	}
-	if errors.Is(r.Context().Err(), context.Canceled) {
-		f.ended(op, api.OutcomeExpired)
-		return
-	}
-	f.send(w, op, contentType, reply, status, api.Outcome(failure))
+	f.ended(op, web.Reply(w, r, contentType, reply, status, api.Outcome(failure)))
 }
 
 // open reads a request. The failure is to be sent in the content type.
@@ -252,14 +247,7 @@ func inURL(r *http.Request, known ...string) ([]byte, *api.Error) {
 	return body, nil
 }
 
-func (f *httpFront) refuse(w http.ResponseWriter, op, contentType string, failure *api.Error) {
-	f.send(w, op, contentType, failure.Body(contentType), failure.Code.HTTPStatus(), api.Outcome(failure))
-}
-
-// send sends an answer, and counts its request.
-func (f *httpFront) send(w http.ResponseWriter, op, contentType string, body []byte, status int, outcome string) {
-	if web.WriteReply(w, contentType, body, status) != nil {
-		outcome = api.OutcomeUnsent
-	}
-	f.ended(op, outcome)
+// refuse sends an error, and counts its request.
+func (f *httpFront) refuse(w http.ResponseWriter, r *http.Request, op, contentType string, failure *api.Error) {
+	f.ended(op, web.Reply(w, r, contentType, failure.Body(contentType), failure.Code.HTTPStatus(), api.Outcome(failure)))
 }

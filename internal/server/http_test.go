@@ -190,7 +190,7 @@ func TestWhoAskedHasGone(t *testing.T) {
 		reply.Body.Close()
 		t.Error("it was answered")
 	}
-	if outcome := <-ended; outcome != api.OutcomeExpired {
+	if outcome := <-ended; outcome != api.OutcomeCanceled {
 		t.Errorf("it is counted as %s", outcome)
 	}
 }

@@ -15,13 +15,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// overload says what to do where requests end so, which is this node's trouble and not that of who asks.
-var overload = map[string]string{
-	string(api.CodeBusy): "all query workers were busy and their queue was full: " +
-		"raise --query-workers or --query-queue, or add nodes",
-	api.OutcomeExpired: "their callers' deadlines passed while they waited: " +
-		"raise --query-workers, add nodes, or let clients wait longer",
-	api.OutcomeUnsent: "there were answers, and the connection did not take them: see the log for what became of it",
+// overload has the outcomes that are this node's fault and not the caller's: why a request ends so, and what to do.
+var overload = map[string]struct{ why, do string }{
+	string(api.CodeBusy): {"all query workers were busy and their queue was full",
+		"raise --query-workers or --query-queue, or add nodes"},
+	api.OutcomeExpired: {"their callers' deadlines passed while they waited",
+		"raise --query-workers, add nodes, or let clients wait longer"},
+	api.OutcomeUnsent: {"there were answers, and the connection did not take them",
+		"see the log for what became of it; clients must read their answers"},
 }
 
 // lately is for how long a problem is one, at least; twice as long at most.
@@ -59,7 +60,7 @@ func (o *outcomes) count(by api.Transport, op, outcome string, now func() time.T
 		o.mu.Unlock()
 	}
 	n.Add(1)
-	if overload[outcome] != "" {
+	if _, is := overload[outcome]; is {
 		o.late.Lock()
 		o.turn(now())
 		o.late.now[outcome]++
@@ -101,14 +102,15 @@ func (o *outcomes) Problems(now time.Time) (list []string) {
 	o.late.Lock()
 	defer o.late.Unlock()
 	o.turn(now)
-	for outcome, whatToDo := range overload {
+	for outcome, about := range overload {
 		if n := o.late.now[outcome] + o.late.before[outcome]; n > 0 {
 			was := strings.NewReplacer("busy", "refused as busy", "expired", "not answered in time").Replace(outcome)
 			requests := "requests were"
 			if n == 1 {
 				requests = "request was"
 			}
-			list = append(list, fmt.Sprintf("%d %s %s within the last two minutes: %s", n, requests, was, whatToDo))
+			list = append(list, fmt.Sprintf("%d %s %s within the last two minutes: %s; what to do: %s", n, requests,
+				was, about.why, about.do))
 		}
 	}
 	slices.Sort(list)
@@ -138,13 +140,14 @@ func sayRefusals(
 		key := c
 		key.Count = 0
 		now[key] = c.Count
-		if overload[c.Outcome] != "" {
+		if _, is := overload[c.Outcome]; is {
 			said[c.Outcome] += c.Count - before[key]
 		}
 	}
 	for outcome, n := range said {
 		if n > 0 {
-			log.Warn("requests were not answered", "outcome", outcome, "requests", n, "what_to_do", overload[outcome])
+			log.Warn("requests were not answered", "outcome", outcome, "requests", n, "why", overload[outcome].why,
+				"what_to_do", overload[outcome].do)
 		}
 	}
 	return now

@@ -20,6 +20,7 @@ func TestProblemsOfLate(t *testing.T) {
 	}
 	count(api.OutcomeOK, 3)
 	count(string(api.CodeMalformed), 3) // is the caller's own trouble
+	count(api.OutcomeCanceled, 3)
 	if p := problems(); p != "" {
 		t.Errorf("%q", p)
 	}
@@ -42,7 +43,7 @@ func TestProblemsOfLate(t *testing.T) {
 	if p := problems(); p != "" {
 		t.Errorf("%q", p)
 	}
-	want := "[{nats find busy 7} {nats find malformed 3} {nats find ok 3} {nats find unsent 1}]"
+	want := "[{nats find busy 7} {nats find canceled 3} {nats find malformed 3} {nats find ok 3} {nats find unsent 1}]"
 	if got := fmt.Sprint(o.Counts()); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}

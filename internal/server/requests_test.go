@@ -44,7 +44,7 @@ func TestRefusalsAreLogged(t *testing.T) {
 		outcomes.Count(api.OverNATS, api.OpFind, string(api.CodeBusy))
 		outcomes.Count(api.FromNodes, api.OpFind, string(api.CodeBusy))
 	}
-	if text := say(); !strings.Contains(text, "outcome=busy requests=6 what_to_do=") ||
+	if text := say(); !strings.Contains(text, "outcome=busy requests=6 why=") ||
 		!strings.Contains(text, "--query-workers") || strings.Count(text, "\n") != 1 {
 		t.Errorf("%q", text)
 	}

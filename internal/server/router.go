@@ -68,14 +68,11 @@ func (r router) Select(ctx context.Context, q *api.SelectRequest) (*api.Selectio
 	q.Answered = h.take
 	out, err := admitted(ctx, r, q, choose)
 	r.s.routed(q, &h, out, err)
-	policy, outcome := cmp.Or(q.Policy, r.s.Policy, selection.DefaultPolicy), api.OutcomeOK
+	policy := cmp.Or(q.Policy, r.s.Policy, selection.DefaultPolicy)
 	if err != nil && !slices.Contains(routing.Policies(), policy) {
 		policy = api.OpOther
 	}
-	if err != nil {
-		outcome = string(api.AsError(err).Code)
-	}
-	r.s.queries.Selected(policy, outcome)
+	r.s.queries.Selected(policy, api.OutcomeOf(err))
 	traceChoice(ctx, q, policy, out)
 	return out, err
 }

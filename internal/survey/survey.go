@@ -69,30 +69,21 @@ func Nodes(ctx context.Context, c *client.Client) (*Report, error) {
 	return r, nil
 }
 
-// problems lists the problems of all nodes, with the names of the nodes that have them. What several say of what they
-// share, as that its disk is full, is one problem.
+// problems lists the problems of all nodes, each with the names of the nodes that have it.
 func (r *Report) problems() []string {
-	list, nodes := []string{}, map[string][]string{}
+	list := []string{}
+	var shared Problems
 	for _, n := range r.Nodes {
 		if n.Status == nil {
 			list = append(list, n.Error)
 			continue
 		}
 		for _, p := range ProblemsOf(n.Status) {
-			if nodes[p] == nil {
-				list = append(list, p)
-			}
-			nodes[p] = append(nodes[p], n.Node)
+			shared.Add(n.Node, p)
 		}
 	}
-	for i, p := range list {
-		switch of := nodes[p]; len(of) {
-		case 0: // of a node that does not answer
-		case 1:
-			list[i] = "node " + of[0] + ": " + p
-		default:
-			list[i] = "nodes " + strings.Join(of, ", ") + ": " + p
-		}
+	for _, p := range shared {
+		list = append(list, p.Where()+": "+p.String())
 	}
 	return list
 }
@@ -125,7 +116,8 @@ func (r *Report) addGone() {
 		for _, name := range n.Status.Cluster.Gone {
 			if !r.has(name) {
 				r.Nodes = append(r.Nodes, Node{Node: name, Error: "node " + name +
-					" is gone: it was killed, or is cut off from NATS; start it again, or it is forgotten ten minutes after its end"})
+					" is gone: it was killed, or is cut off from NATS; what to do: start it again, or wait: it is forgotten ten minutes after its " +
+					"end"})
 			}
 		}
 	}
@@ -165,10 +157,14 @@ func Zones(statuses []*api.Status) map[string]string {
 	return zones
 }
 
-// ProblemsOf is what of a node's status people should know.
+// NotReady is the problem of a node that is not ready.
+const NotReady = "it is not ready: it restores, or catches up with the log; what to do: wait while LAG falls in " +
+	"indexer status"
+
+// ProblemsOf lists the problems in a node's status.
 func ProblemsOf(s *api.Status) (list []string) {
 	if !s.Ready {
-		list = append(list, "it is not ready: it restores, or catches up with the log")
+		list = append(list, NotReady)
 	}
 	return append(list, s.Problems...)
 }

@@ -17,8 +17,7 @@ func TestAProblemOfSeveralNodesIsSaidOnce(t *testing.T) {
 		{Node: "d", Status: status(true)},
 	}}
 	want := []string{
-		"nodes a, b: the disk is full", "node a: a's own",
-		"node b: it is not ready: it restores, or catches up with the log", "node c is gone",
+		"node c is gone", "nodes a, b: the disk is full", "node a: a's own", "node b: " + NotReady,
 	}
 	if got := r.problems(); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
@@ -46,5 +45,32 @@ func TestZones(t *testing.T) {
 		if want := map[string]string{"a": "rack-1", "b": "rack-2", "c": "rack-3"}[n.Node]; n.Zone != want {
 			t.Errorf("node %s is in zone %q, want %q", n.Node, n.Zone, want)
 		}
+	}
+}
+
+// TestOneProblemForEachCause: nodes report one cause of their partitions as one problem, with all partitions and the
+// evidence of the first. Problems that differ in what they are about stay apart.
+func TestOneProblemForEachCause(t *testing.T) {
+	var list Problems
+	for _, p := range []struct{ node, text string }{
+		{"a", "partitions 0-3: the log is gone: 15s old; what to do: see NATS"},
+		{"b", "partitions 2-5,9: the log is gone: 17s old; what to do: see NATS"},
+		{"b", "partition 4: the log is gone; what to do: wait"},
+		{"a", "engines are silent: w1/0"}, {"b", "engines are silent: w2/0"}, {"c", "engines are silent: w1/0"},
+		{"a", "partition of the disk: full"},
+	} {
+		list.Add(p.node, p.text)
+	}
+	var got []string
+	for _, p := range list {
+		got = append(got, p.Where()+": "+p.String())
+	}
+	want := []string{
+		"nodes a, b: partitions 0-5,9: the log is gone: 15s old; what to do: see NATS",
+		"node b: partition 4: the log is gone; what to do: wait",
+		"nodes a, c: engines are silent: w1/0", "node b: engines are silent: w2/0", "node a: partition of the disk: full",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -274,8 +274,8 @@ func (a *Announced) problem(model string) string {
 		what = "messages"
 	}
 	return fmt.Sprintf("of the last %d texts for model %s that were compared with what engines announced, %d have other "+
-		"tokens there, so that workers that hold their blocks are not found; the last were %s for worker %s. Compare with "+
-		"indexer tokenizer check, or give the model a render URL; if only LoRA adapters or cache salts differ, name them "+
+		"tokens there, so that workers that hold their blocks are not found; the last were %s for worker %s; what to do: compare "+
+		"with indexer tokenizer check, or give the model a render URL; if only LoRA adapters or cache salts differ, name them "+
 		"in requests", len(list), model, wrong, what, last.rank.Instance)
 }
 

@@ -462,7 +462,8 @@ func (s *Service) Problems(now time.Time) (list []string) {
 		x := models[name]
 		if x.from == fromEngines {
 			if _, skipped := x.engines(s.cfg.Endpoints(name)); skipped > 0 {
-				list = append(list, fmt.Sprintf("%d engines of model %s get no texts: %s", skipped, name, x.whySkipped()))
+				list = append(list, fmt.Sprintf("%d engines of model %s get no texts: %s; what to do: register addresses "+
+					"that this node may ask (worker-shim run --serving-endpoint, indexer serve --dial-allow)", skipped, name, x.whySkipped()))
 			}
 		}
 		x.mu.Lock()
@@ -474,7 +475,8 @@ func (s *Service) Problems(now time.Time) (list []string) {
 				}
 			}
 			list = append(list, fmt.Sprintf("%d of %d texts for model %s were not tokenized, so that their requests were "+
-				"answered without what workers hold; the last: %s", failures, all, name, x.last))
+				"answered without what workers hold; the last: %s; what to do: mend the model's entry in the file of indexer "+
+				"serve --tokenizers, or its tokenizer's server", failures, all, name, x.last))
 		}
 		x.mu.Unlock()
 	}

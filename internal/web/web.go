@@ -121,6 +121,29 @@ func (b *Buffer) Free() {
 	*b = Buffer{}
 }
 
+// Reply sends the reply to r and returns the request's outcome: the given one, unless the reply did not arrive. A
+// client that has closed its connection makes it [api.OutcomeCanceled], and one that does not read [api.OutcomeUnsent].
+// Other refusals than unavailable are sent in any case: net/http also cancels the context when a body comes too slowly.
+func Reply(w http.ResponseWriter, r *http.Request, contentType string, body []byte, status int, outcome string) string {
+	ended := outcome == api.OutcomeOK || outcome == string(api.CodeUnavailable)
+	if ended && errors.Is(r.Context().Err(), context.Canceled) {
+		return api.OutcomeCanceled
+	}
+	if err := WriteReply(w, contentType, body, status); err != nil {
+		return CutOff(r, err)
+	}
+	return outcome
+}
+
+// CutOff returns the outcome of a request whose reply ended early with err. net/http cancels the request's context if a
+// write fails.
+func CutOff(r *http.Request, err error) string {
+	if errors.Is(r.Context().Err(), context.Canceled) && !errors.Is(err, os.ErrDeadlineExceeded) {
+		return api.OutcomeCanceled
+	}
+	return api.OutcomeUnsent
+}
+
 // WriteReply answers a request.
 func WriteReply(w http.ResponseWriter, contentType string, body []byte, status int) error {
 	if len(body) > 0 {

@@ -50,8 +50,8 @@ func WrongContentType(header string) *Error {
 // errForwarded is for a query that somebody else is to answer.
 var errForwarded = errors.New("the query is forwarded")
 
-// Observer is told of every request that Handle answered: its operation, "ok" or the error's code, and the time it
-// took.
+// Observer is called after every request that Handle answered: with its operation, its outcome ([OutcomeOf]) and the
+// time it took.
 type Observer func(op, outcome string, took time.Duration)
 
 // Handler answers requests, whatever carries them. Any number of goroutines may use it.
@@ -78,16 +78,17 @@ func (h Handler) Handle(ctx context.Context, op, contentType string, body []byte
 	if err == errForwarded {
 		return nil, nil
 	}
+	outcome := OutcomeOf(err)
 	if err != nil {
 		failure = AsError(err)
 		answer = ErrorBody{Error: failure}
 	}
 	if reply, err = Marshal(contentType, answer); err != nil {
 		failure = Errorf(CodeInternal, "encode the answer: %v", err)
-		reply = failure.Body(contentType)
+		reply, outcome = failure.Body(contentType), Outcome(failure)
 	}
 	if h.Observe != nil {
-		h.Observe(op, Outcome(failure), time.Since(begun))
+		h.Observe(op, outcome, time.Since(begun))
 	}
 	return reply, failure
 }

@@ -1,5 +1,10 @@
 package api
 
+import (
+	"context"
+	"errors"
+)
+
 // Transport is the way by which a request came.
 type Transport string
 
@@ -14,12 +19,24 @@ const (
 // OpOther stands for the operation of a request that was refused before it was known what it asks.
 const OpOther = "other"
 
-// What becomes of a request, other than that it is answered ([OutcomeOK]) or refused (its error's [Code]).
+// Outcomes of a request beside the [Code] of its error.
 const (
-	OutcomeOK      = "ok"
-	OutcomeExpired = "expired" // nobody waited for the answer any more
-	OutcomeUnsent  = "unsent"  // there was an answer, and it could not be sent
+	OutcomeOK       = "ok"
+	OutcomeCanceled = "canceled" // the caller ended the request before its answer; this is neither a problem nor a failure
+	OutcomeExpired  = "expired"  // the caller's deadline passed before the answer
+	OutcomeUnsent   = "unsent"   // there was an answer, and it could not be sent
 )
+
+// OutcomeOf returns the outcome of a request that ended with err; nil is [OutcomeOK].
+func OutcomeOf(err error) string {
+	switch {
+	case err == nil:
+		return OutcomeOK
+	case errors.Is(err, context.Canceled):
+		return OutcomeCanceled
+	}
+	return string(AsError(err).Code)
+}
 
 // Outcome is what a request is counted as that was answered, or refused.
 func Outcome(failure *Error) string {

@@ -1,6 +1,8 @@
 package api
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"regexp"
@@ -32,6 +34,22 @@ func TestCatalogue(t *testing.T) {
 		MaxTokens/1000%1000, MaxTokens%1000)} {
 		if !strings.Contains(string(text), limit) {
 			t.Errorf("the page does not name the limit %s", limit)
+		}
+	}
+}
+
+// TestOutcomeOf: a request that its caller ended is canceled, and no failure.
+func TestOutcomeOf(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{nil, OutcomeOK}, {fmt.Errorf("select: %w", context.Canceled), OutcomeCanceled},
+		{context.DeadlineExceeded, string(CodeBehind)}, {Errorf(CodeNoWorkers, "none"), string(CodeNoWorkers)},
+		{errors.New("odd"), string(CodeInternal)},
+	} {
+		if got := OutcomeOf(c.err); got != c.want {
+			t.Errorf("%v: %s, want %s", c.err, got, c.want)
 		}
 	}
 }

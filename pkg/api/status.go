@@ -201,7 +201,7 @@ type EngineCounts struct {
 type RequestCount struct {
 	Transport Transport `json:"transport" msgpack:"transport"`
 	Operation string    `json:"operation" msgpack:"operation"`
-	Outcome   string    `json:"outcome" msgpack:"outcome"` // ok, an error's code, expired or unsent
+	Outcome   string    `json:"outcome" msgpack:"outcome"` // ok, an error's code, canceled, expired or unsent
 	Count     uint64    `json:"count" msgpack:"count"`
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -85,34 +86,49 @@ type StreamState struct {
 	Server string // who answered: the stream's leader
 }
 
+// inspectedAtOnce is how many streams are looked at at the same time.
+const inspectedAtOnce = 16
+
 // Inspect looks at all streams and buckets of the namespace once each. Nothing is written.
-func (n *Namespace) Inspect(ctx context.Context) (list []StreamState) {
-	for p := range events.Partition(n.partitions) {
-		s := StreamState{Name: StreamName(n.name, p), Partition: p}
-		n.inspect(ctx, &s, nobodysSubject(n.name, p), func(there *jetstream.StreamConfig) []string {
-			return oddLog(there, streamSubjects(n.name, p))
-		})
-		list = append(list, s)
-	}
-	for _, b := range []struct{ name, what string }{
+func (n *Namespace) Inspect(ctx context.Context) []StreamState {
+	buckets := []struct{ name, what string }{
 		{metaBucket(n.name), "the namespace's record and models"}, {snapshotBucket(n.name), "snapshots"},
 		{nodesBucket(n.name), "which nodes there are"}, {workersBucket(n.name), "workers' registrations"},
-	} {
-		s := StreamState{Name: bucketStream(b.name), Bucket: b.name, Usage: b.what}
-		n.inspect(ctx, &s, keySubject(b.name, nobodysKey), func(there *jetstream.StreamConfig) []string {
-			s.Rollups = there.AllowRollup
-			return oddBucket(there)
-		})
-		s.Batches = s.Batches || b.name != snapshotBucket(n.name)
-		list = append(list, s)
 	}
+	list := make([]StreamState, int(n.partitions)+len(buckets))
+	slots := make(chan struct{}, inspectedAtOnce)
+	var all sync.WaitGroup
+	for i := range list {
+		all.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			s := &list[i]
+			if p := events.Partition(i); i < int(n.partitions) {
+				*s = StreamState{Name: StreamName(n.name, p), Partition: p}
+				n.inspect(ctx, s, nobodysSubject(n.name, p), func(there *jetstream.StreamConfig) []string {
+					return oddLog(there, streamSubjects(n.name, p))
+				})
+				return
+			}
+			b := buckets[i-int(n.partitions)]
+			*s = StreamState{Name: bucketStream(b.name), Bucket: b.name, Usage: b.what}
+			n.inspect(ctx, s, keySubject(b.name, nobodysKey), func(there *jetstream.StreamConfig) []string {
+				s.Rollups = there.AllowRollup
+				return oddBucket(there)
+			})
+			s.Batches = s.Batches || b.name != snapshotBucket(n.name)
+		})
+	}
+	all.Wait()
 	return list
 }
 
 func (n *Namespace) inspect(ctx context.Context, s *StreamState, nobody string,
 	odd func(*jetstream.StreamConfig) []string) {
 	asked := time.Now()
-	a, err := n.c.infoOnce(ctx, s.Name)
+	asking, done := context.WithTimeout(ctx, n.c.attempt)
+	defer done()
+	a, err := n.c.infoOnce(asking, s.Name)
 	answered := time.Now()
 	if err != nil {
 		s.Err = failed("info of stream "+s.Name, err)

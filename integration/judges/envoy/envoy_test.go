@@ -282,7 +282,8 @@ func TestEngineDies(t *testing.T) {
 	}
 }
 
-// TestClientsGo has clients go away before and amid their answers: their loads end.
+// TestClientsGo has clients go away before and amid their answers: their loads end, and nothing of it is a problem or a
+// failure.
 func TestClientsGo(t *testing.T) {
 	g := start(t)
 	var all sync.WaitGroup
@@ -299,6 +300,15 @@ func TestClientsGo(t *testing.T) {
 	}
 	all.Wait()
 	g.idle()
+	s := harness.Status(t, g.indexer.NATS)
+	for _, r := range s.Requests {
+		if r.Operation == "Process" && r.Outcome != api.OutcomeOK && r.Outcome != api.OutcomeCanceled {
+			t.Errorf("counted as %+v", r)
+		}
+	}
+	if len(s.Problems) > 0 {
+		t.Errorf("problems: %q", s.Problems)
+	}
 }
 
 // TestWithoutIndexer: once the indexer has gone, requests go round robin.

@@ -167,10 +167,7 @@ func (c *conductor) send(w http.ResponseWriter, asked *http.Request, path string
 	case path != "/services" || err != nil:
 		text = append(text, '\n')
 	}
-	if web.WriteReply(w, contentType, text, status) != nil {
-		outcome = api.OutcomeUnsent
-	}
-	c.Ended("conductor_"+strings.TrimPrefix(path, "/"), outcome)
+	c.Ended("conductor_"+strings.TrimPrefix(path, "/"), web.Reply(w, asked, contentType, text, status, outcome))
 }
 
 // refusalOf is an error as clients get it; err is not nil.

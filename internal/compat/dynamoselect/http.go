@@ -157,12 +157,12 @@ func mux(prefix string, routes []route, maxBody int64, ended func(op, outcome st
 					if dump, is := body.(*compat.Dump); is && err == nil {
 						var begun bool
 						if begun, err = dump.Stream(r.Context(), w); begun || err == nil {
-							ended(op, compat.Streamed(err))
+							ended(op, compat.Streamed(r, err))
 							compat.AbortAfter(err)
 							return
 						}
 					}
-					send(w, status, body, err, op, ended)
+					send(w, r, status, body, err, op, ended)
 					return
 				}
 			}
@@ -171,11 +171,11 @@ func mux(prefix string, routes []route, maxBody int64, ended func(op, outcome st
 				methods[i] = routes[i].method
 			}
 			web.Allowed(w, r, methods...) // which says what is
-			send(w, 0, nil, fail(http.StatusMethodNotAllowed, "method not allowed"), op, ended)
+			send(w, r, 0, nil, fail(http.StatusMethodNotAllowed, "method not allowed"), op, ended)
 		})
 	}
-	m.Otherwise(func(w http.ResponseWriter, _ *http.Request) {
-		send(w, 0, nil, fail(http.StatusNotFound, "route not found"), prefix+"other", ended)
+	m.Otherwise(func(w http.ResponseWriter, r *http.Request) {
+		send(w, r, 0, nil, fail(http.StatusNotFound, "route not found"), prefix+"other", ended)
 	})
 	return m
 }
@@ -304,8 +304,9 @@ func unprocessable(format string, args ...any) error {
 		args...)
 }
 
-// send answers, and tells of the outcome.
-func send(w http.ResponseWriter, status int, body any, err error, op string, ended func(op, outcome string)) {
+// send answers a request, and calls ended with its outcome.
+func send(w http.ResponseWriter, r *http.Request, status int, body any, err error, op string,
+	ended func(op, outcome string)) {
 	outcome, contentType := api.OutcomeOK, api.JSON
 	if status == 0 {
 		status = http.StatusOK
@@ -328,8 +329,5 @@ func send(w http.ResponseWriter, status int, body any, err error, op string, end
 			status, text = http.StatusInternalServerError, []byte(`{"error":"internal"}`)
 		}
 	}
-	if web.WriteReply(w, contentType, text, status) != nil {
-		outcome = api.OutcomeUnsent
-	}
-	ended(op, outcome)
+	ended(op, web.Reply(w, r, contentType, text, status, outcome))
 }
