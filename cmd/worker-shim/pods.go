@@ -351,7 +351,7 @@ func (f *podFleet) start(ctx context.Context, key string, pod *kube.Pod, of int)
 			}
 			if err != nil {
 				log.Error("the engine of a pod cannot be served; it is tried again", "after", refusedFor, "error", err,
-					"what_to_do", streamAdvice(err, one.model))
+					"what_to_do", streamAdvice(err, events.WorkerID(one.instance), one.model))
 			}
 			if !loop.Wait(ctx, refusedFor) {
 				return
