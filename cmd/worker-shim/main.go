@@ -61,6 +61,7 @@ type running struct {
 	l3Master                            func() (hicache.Master, error)
 	worker                              *cli.WorkerFlags
 	spec                                *api.WorkerSpec // what worker says
+	loopbackEngine                      bool            // --engine-http is on loopback, and names the serving address
 	kvGroups                            string
 	groups                              []events.GroupSpec
 	claimWait, silence                  time.Duration
@@ -350,6 +351,9 @@ func (r *running) run(ctx context.Context, log *slog.Logger) error {
 		return ignoreEnd(ctx, err)
 	}
 	defer conn.Close()
+	if err := r.serveElsewhere(ctx, conn, log); err != nil {
+		return ignoreEnd(ctx, err)
+	}
 	for {
 		err := r.runOnce(ctx, conn, log)
 		if other, is := errors.AsType[*sizeError](err); is {

@@ -65,8 +65,9 @@ func shown(text string) string {
 var servingSchemes = []string{"http", "https", "grpc", "grpcs"}
 
 // CheckServing refuses text that is no serving address of a worker: HOST, HOST:PORT, or SCHEME://HOST or
-// SCHEME://HOST:PORT with one of the schemes http, https, grpc and grpcs, and nothing behind but / or /v1. An IP address
-// that is never dialled is refused too.
+// SCHEME://HOST:PORT with one of the schemes http, https, grpc and grpcs, and nothing behind but / or /v1. An IPv6
+// address is in brackets: without them, fd00::2:8000 is either an address with a port or an address. An IP address that
+// is never dialled is refused too.
 func CheckServing(text string) error {
 	rest := text
 	if scheme, after, isURL := strings.Cut(text, "://"); isURL {
@@ -76,13 +77,21 @@ func CheckServing(text string) error {
 		rest = strings.TrimSuffix(strings.TrimSuffix(after, "/"), "/v1")
 	}
 	host, port := rest, ""
-	if _, err := netip.ParseAddr(rest); err != nil && strings.ContainsAny(rest, ":[]") {
+	if strings.Count(rest, ":") > 1 && !strings.HasPrefix(rest, "[") {
+		return fmt.Errorf("%s has an IPv6 address without brackets; write [ADDRESS]:PORT, as in http://[fd00::2]:8000",
+			shown(text))
+	}
+	if strings.ContainsAny(rest, ":[]") {
 		if inner, bracketed := strings.CutPrefix(rest, "["); bracketed && strings.HasSuffix(inner, "]") {
 			host = strings.TrimSuffix(inner, "]")
-		} else if host, port, err = net.SplitHostPort(rest); err != nil {
-			return fmt.Errorf("%s is not HOST:PORT or http://HOST:PORT", shown(text))
-		} else if err := checkPort(text, port); err != nil {
-			return err
+		} else {
+			var err error
+			if host, port, err = net.SplitHostPort(rest); err != nil {
+				return fmt.Errorf("%s is not HOST:PORT or http://HOST:PORT", shown(text))
+			}
+			if err := checkPort(text, port); err != nil {
+				return err
+			}
 		}
 	}
 	if err := CheckHost(host); err != nil {
