@@ -35,7 +35,6 @@ judges: ## fetch what is missing (once, 1.2 GB), then run the tests against real
 	go test -tags judges -timeout 30m ./integration/judges/... ./internal/page ./internal/zmtp ./tools/pyenv ./tools/path
 	go test -tags judges -timeout 30m ./integration/judges/dynamo ./integration/judges/selection -dynamo dynamo-next.txt
 	cd integration/judges/helm && go test -count 1 ./...
-	$(MAKE) kube
 
 kube: ## build a Kubernetes (once, 20 minutes), then run chart, manifests and docs/kubernetes.md on it; needs root, x86-64 Linux
 	go run ./integration/judges/kube/fetch
