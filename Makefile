@@ -1,7 +1,7 @@
 # Bare `make` prints the words one may ask for.
 
 .DEFAULT_GOAL := help
-.PHONY: help build release images demo demo-gateway test judges real-vllm gpu-fleet soak short race lint vulncheck explore fuzz bench bench-peers bench-path clean
+.PHONY: help build release images demo demo-gateway test judges kube real-vllm gpu-fleet soak short race lint vulncheck explore fuzz bench bench-peers bench-path clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,10 @@ judges: ## fetch what is missing (once, 1.2 GB), then run the tests against real
 	go test -tags judges -timeout 30m ./integration/judges/dynamo ./integration/judges/selection -dynamo dynamo-next.txt
 	cd integration/judges/helm && go test -count 1 ./...
 
+kube: ## build a Kubernetes (once, 20 minutes), then run chart, manifests and docs/kubernetes.md on it; needs root, x86-64 Linux
+	go run ./integration/judges/kube/fetch
+	go test -tags kube -count 1 -timeout 30m -v ./integration/judges/kube
+
 real-vllm: ## fetch a whole vLLM (once, 1 GB), then compare its answers with ours, and a tiny fleet of it: make real-vllm N=60 for fewer requests
 	go run ./integration/judges/vllm/fetch
 	go test -tags realvllm -count 1 -timeout 2h -v ./integration/judges/vllm -vllm.requests=$${N:-300}
@@ -57,7 +61,8 @@ lint: ## vet, format and staticcheck, the judges too
 	go vet ./...
 	go vet -tags judges,soak ./...
 	go vet -tags realvllm ./integration/judges/vllm/...
-	go tool staticcheck -tags judges,soak,realvllm ./...
+	go vet -tags kube ./integration/judges/kube/...
+	go tool staticcheck -tags judges,soak,realvllm,kube ./...
 
 vulncheck: ## look for known vulnerabilities in the code that the programs call; needs vuln.go.dev or the Go module proxy
 	go run ./tools/vulncheck

@@ -306,20 +306,9 @@ type kubernetesObject struct {
 					RunAsNonRoot   bool                  `yaml:"runAsNonRoot"`
 					SeccompProfile struct{ Type string } `yaml:"seccompProfile"`
 				} `yaml:"securityContext"`
-				Containers []struct {
-					Name            string
-					SecurityContext struct {
-						AllowPrivilegeEscalation *bool `yaml:"allowPrivilegeEscalation"`
-						ReadOnlyRootFilesystem   bool  `yaml:"readOnlyRootFilesystem"`
-						Capabilities             struct{ Drop, Add []string }
-					} `yaml:"securityContext"`
-					VolumeMounts []struct {
-						Name        string
-						SubPathExpr string `yaml:"subPathExpr"`
-						ReadOnly    bool   `yaml:"readOnly"`
-					} `yaml:"volumeMounts"`
-				}
-				Volumes []struct {
+				InitContainers []podContainer `yaml:"initContainers"`
+				Containers     []podContainer
+				Volumes        []struct {
 					Name   string
 					Secret struct {
 						SecretName string `yaml:"secretName"`
@@ -328,6 +317,21 @@ type kubernetesObject struct {
 			}
 		}
 	}
+}
+
+// podContainer is what the tests read of a container.
+type podContainer struct {
+	Name            string
+	SecurityContext struct {
+		AllowPrivilegeEscalation *bool `yaml:"allowPrivilegeEscalation"`
+		ReadOnlyRootFilesystem   bool  `yaml:"readOnlyRootFilesystem"`
+		Capabilities             struct{ Drop, Add []string }
+	} `yaml:"securityContext"`
+	VolumeMounts []struct {
+		Name        string
+		SubPathExpr string `yaml:"subPathExpr"`
+		ReadOnly    bool   `yaml:"readOnly"`
+	} `yaml:"volumeMounts"`
 }
 
 // kubernetesObjects reads files of deploy/kubernetes.
@@ -378,7 +382,7 @@ func TestPodsAreHardened(t *testing.T) {
 			}
 			secrets[name] = o.Metadata.Name
 		}
-		for _, c := range pod.Containers {
+		for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
 			s := c.SecurityContext
 			if s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation || !s.ReadOnlyRootFilesystem ||
 				!slices.Equal(s.Capabilities.Drop, []string{"ALL"}) || len(s.Capabilities.Add) > 0 {

@@ -24,6 +24,7 @@ var dialSites = map[string]string{
 	"pkg/jetstream/conn.go":     "NATS, of a flag",
 	"cmd/indexer/http.go":       "the indexer itself, of a flag",
 	"cmd/indexer/probe.go":      "the indexer itself, of a flag",
+	"cmd/indexer/lameduck.go":   "the NATS server of the same container, of a flag",
 }
 
 // zmtpSites are the files that may open ZeroMQ connections. Each passes a rule, or an endpoint of a flag.

@@ -133,6 +133,14 @@ func TestShimLearnsFromTheEngine(t *testing.T) {
 			t.Errorf("--rank %s: %d, %s; want %q", flag, r.Code, r.Stderr, want)
 		}
 	}
+	serving := "http://127.0.0.1" + front.URL[strings.LastIndexByte(front.URL, ':'):]
+	harness.Eventually(t, "the worker is registered with an IP address and not with a host name", func() (bool, string) {
+		var list api.WorkerList
+		err := harness.HTTPDo(x.HTTP, "GET", "/v1/workers", nil, &list)
+		all := list.Workers
+		return err == nil && len(all) == 2 && all[1].Record != nil && all[1].Record.Endpoint == serving,
+			fmt.Sprintf("%+v, %v", all, err)
+	})
 	harness.Eventually(t, "the worker's record has its room", func() (bool, string) {
 		var list api.WorkerList
 		err := harness.HTTPDo(x.HTTP, "GET", "/v1/workers", nil, &list)

@@ -63,6 +63,11 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		{"indexer auth example --keys x --partitions 0", "--partitions 0 is not from 1"},
 		{"indexer probe", "accepts 1 arg(s)"},
 		{"indexer probe localhost", `"localhost" is not an http:// or https:// URL`},
+		{"indexer lameduck --monitor localhost", `--monitor "localhost" is not an http:// or https:// URL`},
+		{"indexer lameduck --pid 0", "--pid 0 is not a process"},
+		{"indexer lameduck --wait -1s", "--wait -1s is negative"},
+		{"worker-shim run --engine tcp://127.0.0.1:1 --worker w --model m --block-size 16 " +
+			"--serving-endpoint http://fd00::2:8000", "write [ADDRESS]:PORT, as in http://[fd00::2]:8000"},
 		{"worker-shim simulate --rate 0", "--rate 0 is not above 0"},
 		{"worker-shim simulate --block-size 7", "--block-size"},
 		{"worker-shim simulate --endpoint nowhere", "--endpoint"},

@@ -358,7 +358,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 // embedded is nil.
 func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstream.Conn, embedded *natsserver.Server,
 	err error) {
-	options, err := s.nats.Options("kvatlas indexer " + s.ID)
+	options, err := s.nats.Options(indexerConnection + s.ID)
 	if err != nil {
 		return nil, nil, err
 	}

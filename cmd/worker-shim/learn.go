@@ -170,15 +170,22 @@ func (r *running) at(ctx context.Context, rank enginehttp.Rank) *running {
 	return &one
 }
 
-// instanceName is how a worker is called whose name nobody says: by where its API is. On loopback that is this host.
+// instanceName returns the default name of a worker: HOST:PORT of its API, with this host's name in place of loopback.
 func instanceName(asker *enginehttp.Asker) string {
 	host := asker.Host()
-	if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() {
+	if isLoopback(host) {
 		if name, err := os.Hostname(); err == nil {
 			host = name
 		}
 	}
 	return net.JoinHostPort(host, asker.Port())
+}
+
+// isLoopback reports whether other hosts cannot connect to host: localhost, a loopback address, or an unspecified one.
+func isLoopback(host string) bool {
+	ip := net.ParseIP(host)
+	return strings.EqualFold(strings.TrimSuffix(host, "."), "localhost") ||
+		ip != nil && (ip.IsLoopback() || ip.IsUnspecified())
 }
 
 // errOtherSettings: the engine that came back has other settings than the one before.

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/dial"
 	"github.com/kvatlas/kvatlas/internal/escape"
 	"github.com/kvatlas/kvatlas/internal/loop"
 	"github.com/kvatlas/kvatlas/internal/registry"
@@ -178,8 +180,8 @@ func (r *running) readL3Config(master hicache.Master) error {
 	return nil
 }
 
-// readWorker reads what is registered for who chooses a worker. If it is not said where that takes requests, it does
-// where its API was asked.
+// readWorker reads the facts that are registered for routers. Without --serving-endpoint, the worker takes requests at
+// the address of --engine-http; [running.serveElsewhere] replaces a loopback address.
 func (r *running) readWorker() (err error) {
 	if r.spec != nil {
 		return nil // it was read before the ranks were known
@@ -190,12 +192,46 @@ func (r *running) readWorker() (err error) {
 	if r.spec.Endpoint == "" && r.engineHTTP != "" {
 		asker, err := r.asker()
 		if err != nil {
-			return nil // which is said elsewhere
+			return nil // checkLearning reports it
 		}
-		scheme, _, _ := strings.Cut(r.engineHTTP, "://")
-		r.spec.Endpoint = scheme + "://" + instanceName(asker)
+		if r.loopbackEngine = isLoopback(asker.Host()); !r.loopbackEngine {
+			r.spec.Endpoint = servingAt(r.engineHTTP, asker.Host(), asker.Port())
+		}
 	}
 	return nil
+}
+
+func servingAt(engineHTTP, host, port string) string {
+	scheme, _, _ := strings.Cut(engineHTTP, "://")
+	return scheme + "://" + net.JoinHostPort(host, port)
+}
+
+// serveElsewhere registers an engine on loopback with the address from which this host reaches the NATS server. The
+// host's name is not used: the name of a pod, for example, has no record in DNS.
+func (r *running) serveElsewhere(ctx context.Context, conn *jetstream.Conn, log *slog.Logger) error {
+	if !r.loopbackEngine {
+		return nil
+	}
+	asker, err := r.asker()
+	if err != nil {
+		return err
+	}
+	for {
+		if server := conn.NATS().ConnectedAddr(); server != "" { // it is empty between two connections
+			host, err := dial.LocalAddress(server)
+			if err != nil {
+				return fmt.Errorf("find the address under which other hosts reach the engine (--serving-endpoint gives "+
+					"it): %w", err)
+			}
+			r.spec.Endpoint = servingAt(r.engineHTTP, host, asker.Port())
+			log.Info("the engine listens on loopback; it is registered with the address of this host", "endpoint",
+				r.spec.Endpoint)
+			return nil
+		}
+		if !loop.Wait(ctx, askEvery) {
+			return ctx.Err()
+		}
+	}
 }
 
 // readGroups reads what is known of the engine's KV-cache groups beside its events.

@@ -64,6 +64,7 @@ type running struct {
 	l3Master                            func() (hicache.Master, error)
 	worker                              *cli.WorkerFlags
 	spec                                *api.WorkerSpec // what worker says
+	loopbackEngine                      bool            // --engine-http is on loopback, and names the serving address
 	kvGroups                            string
 	groups                              []events.GroupSpec
 	claimWait, silence                  time.Duration
@@ -288,6 +289,9 @@ func (r *running) run(ctx context.Context, log *slog.Logger) error {
 		return ignoreEnd(ctx, err)
 	}
 	defer conn.Close()
+	if err := r.serveElsewhere(ctx, conn, log); err != nil {
+		return ignoreEnd(ctx, err)
+	}
 	err = r.runOn(ctx, conn, log)
 	if err == nil {
 		log.Info("stopped")

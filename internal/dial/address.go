@@ -65,8 +65,9 @@ func shown(text string) string {
 var servingSchemes = []string{"http", "https", "grpc", "grpcs"}
 
 // CheckServing refuses text that is no serving address of a worker: HOST, HOST:PORT, or SCHEME://HOST or
-// SCHEME://HOST:PORT with one of the schemes http, https, grpc and grpcs, and nothing behind but / or /v1. An IP address
-// that is never dialled is refused too.
+// SCHEME://HOST:PORT with one of the schemes http, https, grpc and grpcs, and nothing behind but / or /v1. An IPv6
+// address is in brackets: without them, fd00::2:8000 is either an address with a port or an address. An IP address that
+// is never dialled is refused too.
 func CheckServing(text string) error {
 	_, _, err := splitServing(text)
 	return err
@@ -95,7 +96,11 @@ func splitServing(text string) (host, port string, err error) {
 		rest = strings.TrimSuffix(strings.TrimSuffix(after, "/"), "/v1")
 	}
 	host = rest
-	if _, err := netip.ParseAddr(rest); err != nil && strings.ContainsAny(rest, ":[]") {
+	if strings.Count(rest, ":") > 1 && !strings.HasPrefix(rest, "[") {
+		return "", "", fmt.Errorf("%s has an IPv6 address without brackets; write [ADDRESS]:PORT, as in "+
+			"http://[fd00::2]:8000", shown(text))
+	}
+	if strings.ContainsAny(rest, ":[]") {
 		if inner, bracketed := strings.CutPrefix(rest, "["); bracketed && strings.HasSuffix(inner, "]") {
 			host = strings.TrimSuffix(inner, "]")
 		} else if host, port, err = net.SplitHostPort(rest); err != nil {

@@ -170,7 +170,13 @@ func TestAddresses(t *testing.T) {
 	}
 	for text, good := range map[string]bool{
 		"http://a": true, "http://a:8000": true, "https://a:8000/v1": true, "http://[::1]:80/": true, "10.0.0.1:80": true,
-		"a": true, "::1": true, "[::1]": true, "grpc://a:1": true, "http://a:1/v1/": true,
+		"a": true, "[::1]": true, "grpc://a:1": true, "http://a:1/v1/": true, "[fd00::2]:8000": true,
+		"http://[fd00::2]:8000": true, "https://[fd00::2]": true,
+
+		// An IPv6 address without brackets, as http://$(POD_IP):8000 becomes on an IPv6 cluster.
+		"http://fd00::2:8000": false, "http://fd00::2": false, "fd00::2:8000": false, "::1": false, "grpc://::1:80": false,
+		"http://fd00:1:2:3:4:5:6:7:8000": false, "http://::ffff:10.0.0.1:8000": false, "http://fd00::2:8000/v1": false,
+		"http://fd00::2]:8000": false, "http://[fd00::2:8000": false, "http://[[fd00::2]]:8000": false,
 
 		"http://": false, "http://a:0": false, "http://a/b": false, "http://a?x": false, "http://a#x": false,
 		"http://u:p@a": false, "ftp://a": false, "file:///etc/passwd": false, "ipc:///x": false, "unix:/x": false, "/etc": false,
@@ -274,5 +280,17 @@ func TestProbe(t *testing.T) {
 	}
 	if Refuses(nil) || Refuses(context.DeadlineExceeded) {
 		t.Error("something else is a refusal")
+	}
+}
+
+// TestLocalAddress finds the address of this host that a server on loopback sees.
+func TestLocalAddress(t *testing.T) {
+	for server, want := range map[string]string{"127.0.0.1:4222": "127.0.0.1", "[::1]:4222": "::1"} {
+		if host, err := LocalAddress(server); err != nil || host != want {
+			t.Errorf("%s: %q, %v; want %q", server, host, err, want)
+		}
+	}
+	if host, err := LocalAddress("127.0.0.1"); err == nil {
+		t.Errorf("an address without a port: %q", host)
 	}
 }

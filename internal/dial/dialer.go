@@ -122,3 +122,14 @@ func Fixed(err error) error {
 	}
 	return &fixedError{text, err}
 }
+
+// LocalAddress returns the IP address from which this host sends packets to server, IP:PORT. It sends none.
+func LocalAddress(server string) (string, error) {
+	conn, err := net.Dial("udp", server)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	host, _, err := net.SplitHostPort(conn.LocalAddr().String())
+	return host, err
+}

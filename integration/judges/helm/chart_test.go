@@ -109,6 +109,13 @@ func at(v any, path ...any) any {
 	return v
 }
 
+// containersOf lists the containers of a pod, those that start before others first.
+func containersOf(pod any) []any {
+	first, _ := at(pod, "initContainers").([]any)
+	rest, _ := at(pod, "containers").([]any)
+	return slices.Concat(first, rest)
+}
+
 // rendered is a rendering that must succeed: one text, and its objects.
 func rendered(t *testing.T, text string) (string, map[string]object) {
 	t.Helper()
@@ -155,7 +162,15 @@ http: {tokenSecret: my-token, tlsSecret: my-tls}
 grpc: {enabled: true, port: 9003}
 nats: {mode: external, url: "tls://nats-1:4222,tls://nats-2:4222", caSecret: nats-ca, nkeySecret: my-key}
 serviceMonitor: {enabled: true, interval: 30s, labels: {release: prometheus}, caSecret: my-ca}
-engineExample: {enabled: true, replicas: 1, model: llama, blockSize: 64, nkeySecret: my-pool, pool: llama}
+engineExample:
+  enabled: true
+  replicas: 1
+  model: llama
+  blockSize: 64
+  nkeySecret: my-pool
+  pool: llama
+  servingEndpoint: http://$(POD_IP):8000
+  extraArgs: [--ranks=2, --taint=spot]
 networkPolicy:
   httpFrom: [{namespaceSelector: {matchLabels: {team: routing}}}]
   enginePorts: [5557, 30000]
@@ -290,10 +305,11 @@ func TestValues(t *testing.T) {
 			t.Errorf("%s is there with NATS servers of another", name)
 		}
 	}
-	shim := at(all["StatefulSet engine-example"], "spec", "template", "spec", "containers", 1)
+	shim := at(all["StatefulSet engine-example"], "spec", "template", "spec", "initContainers", 0)
+	check("the shim's restarts", at(shim, "restartPolicy"), "Always")
 	if words := fmt.Sprint(at(shim, "args")); !strings.Contains(words, "--model=llama --block-size=64 "+
-		"--nats=tls://nats-1:4222,tls://nats-2:4222 --nats-nkey=/etc/kvatlas/shim.nk --nats-inbox-prefix=_INBOX_pool-llama "+
-		"--nats-ca=/etc/kvatlas/nats-ca/ca.crt --namespace=prod") {
+		"--serving-endpoint=http://$(POD_IP):8000 --nats=tls://nats-1:4222,tls://nats-2:4222 --nats-nkey=/etc/kvatlas/shim.nk --nats-inbox-prefix=_INBOX_pool-llama "+
+		"--nats-ca=/etc/kvatlas/nats-ca/ca.crt --namespace=prod --log-format=json --ranks=2 --taint=spot") {
 		t.Errorf("the shim has %s", words)
 	}
 
@@ -370,6 +386,7 @@ func TestRefusedValues(t *testing.T) {
 		"networkPolicy: {dns: [{ip: 10.0.0.1}]}":               "dns",
 		"networkPolicy: {enginePorts: [http]}":                 "enginePorts",
 		"engineExample: {pool: a/b}":                           "pool",
+		"engineExample: {extraArgs: [ranks]}":                  "extraArgs",
 	} {
 		if _, err := render(t, text); err == nil || !strings.Contains(err.Error(), word) {
 			t.Errorf("%s: %v", text, err)
@@ -413,8 +430,7 @@ func TestProgramsHaveFlags(t *testing.T) {
 	for name, text := range renderings {
 		_, all := rendered(t, text)
 		for _, o := range all {
-			containers, _ := at(o, "spec", "template", "spec", "containers").([]any)
-			for _, c := range containers {
+			for _, c := range containersOf(at(o, "spec", "template", "spec")) {
 				args, _ := at(c, "args").([]any)
 				if at(c, "name") == "nats" {
 					continue
@@ -455,7 +471,7 @@ func TestSecure(t *testing.T) {
 				at(pod, "automountServiceAccountToken") != false {
 				t.Errorf("%s: %s: %v", name, id, at(pod, "securityContext"))
 			}
-			for _, c := range at(pod, "containers").([]any) {
+			for _, c := range containersOf(pod) {
 				if fmt.Sprint(at(c, "securityContext")) !=
 					"map[allowPrivilegeEscalation:false capabilities:map[drop:[ALL]] readOnlyRootFilesystem:true]" {
 					t.Errorf("%s: %s: %v", name, id, at(c, "securityContext"))
@@ -530,7 +546,7 @@ func TestOwnKeys(t *testing.T) {
 		"everything": renderings["everything"]} {
 		_, all := rendered(t, text)
 		pod := at(all["StatefulSet engine-example"], "spec", "template", "spec")
-		mounts := fmt.Sprint(at(pod, "containers", 1, "volumeMounts", 0))
+		mounts := fmt.Sprint(at(pod, "initContainers", 0, "volumeMounts", 0))
 		file := map[string]string{"default": "$(POD_NAME).nk", "everything": "llama.nk"}[name]
 		if mounts != "map[mountPath:/etc/kvatlas/shim.nk name:keys readOnly:true subPathExpr:"+file+"]" {
 			t.Errorf("%s: the shim mounts %s", name, mounts)
@@ -603,6 +619,44 @@ func TestOtherRelease(t *testing.T) {
 		}
 		if strings.Contains(text, " kvatlas-indexer") || strings.Contains(text, "//kvatlas-nats") {
 			t.Errorf("%s names another release's objects:\n%s", file, text)
+		}
+	}
+}
+
+// TestShimTemplateOfThePage renders the lines of docs/kubernetes.md in a chart that depends on this one.
+func TestShimTemplateOfThePage(t *testing.T) {
+	page, err := os.ReadFile(root + "/docs/kubernetes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, lines, found := strings.Cut(string(page), "\n    initContainers:\n")
+	lines, _, ends := strings.Cut(lines, "\n\n")
+	if !found || !ends {
+		t.Fatal("the page has no initContainers of a chart")
+	}
+	parent := &chart.Chart{Metadata: &chart.Metadata{APIVersion: "v2", Name: "parent", Version: "0.1.0",
+		Dependencies: []*chart.Dependency{{Name: "kvatlas", Version: load(t).Metadata.Version}}},
+		Templates: []*chart.File{{Name: "templates/pod.yaml",
+			Data: []byte("kind: Pod\nmetadata: {name: engine}\nspec:\n    initContainers:\n" + lines + "\n")}}}
+	parent.AddDependency(load(t))
+	options := chartutil.ReleaseOptions{Name: "blue", Namespace: "inference", Revision: 1, IsInstall: true}
+	with, err := chartutil.ToRenderValues(parent, values{}, options, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := engine.Render(parent, with)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shim := at(objects(t, files["parent/templates/pod.yaml"])["Pod engine"], "spec", "initContainers", 0)
+	if at(shim, "restartPolicy") != "Always" || at(shim, "name") != "shim" {
+		t.Errorf("the container is %v", shim)
+	}
+	words := fmt.Sprint(at(shim, "args"))
+	for _, word := range []string{"--model=qwen3", "--serving-endpoint=http://$(POD_IP):8000", "--ranks=2]",
+		"--nats=nats://blue-kvatlas-nats:4222", "--nats-inbox-prefix=_INBOX_pool-qwen3"} {
+		if !strings.Contains(words, word) {
+			t.Errorf("the shim has no %s: %s", word, words)
 		}
 	}
 }

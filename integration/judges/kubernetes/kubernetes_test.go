@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -28,7 +29,8 @@ type manifest struct {
 		ServiceName string `yaml:"serviceName"`
 		Template    struct {
 			Spec struct {
-				TerminationGracePeriodSeconds int `yaml:"terminationGracePeriodSeconds"`
+				TerminationGracePeriodSeconds int         `yaml:"terminationGracePeriodSeconds"`
+				InitContainers                []container `yaml:"initContainers"`
 				Containers                    []container
 			}
 		}
@@ -61,7 +63,7 @@ func TestKubernetesManifests(t *testing.T) {
 			files...)...).CombinedOutput()
 		return string(out), err
 	}
-	for _, version := range []string{"1.28", "1.37"} {
+	for _, version := range []string{"1.29", "1.37"} {
 		out, err := validate(version, files...)
 		if err != nil {
 			t.Errorf("Kubernetes %s: %v\n%s", version, err, out)
@@ -139,7 +141,7 @@ func TestKubernetesRuns(t *testing.T) {
 	args := map[string][]string{} // by container
 	for _, m := range manifests(t, filepath.Join(kubernetesFolder, "*.yaml")) {
 		objects[m.Kind+" "+m.Metadata.Name] = m
-		for _, c := range m.Spec.Template.Spec.Containers {
+		for _, c := range slices.Concat(m.Spec.Template.Spec.InitContainers, m.Spec.Template.Spec.Containers) {
 			for _, a := range c.Args {
 				args[c.Name] = append(args[c.Name], here.Replace(a))
 			}

@@ -75,13 +75,16 @@ capabilities: {drop: ["ALL"]}
 {{- end -}}
 
 {{/*
-The container that shims the engine of its pod, for a sidecar of your own. Called with the chart's context and the
-engine's settings:
+The shim of an engine, as a native sidecar of the engine's pod. Arguments: the context of this chart, and the settings.
 
-  {{ include "kvatlas.shim" (list . (dict "model" "llama" "blockSize" 16 "nkeySecret" "kvatlas-shims")) }}
+  initContainers:
+    - {{- include "kvatlas.shim" (list . (dict "model" "llama" "blockSize" 16 "nkeySecret" "kvatlas-shims"
+          "servingEndpoint" "http://$(POD_IP):8000" "extraArgs" (list "--ranks=2"))) | nindent 6 }}
+      restartPolicy: Always
 
-The pod needs the label kvatlas.io/client: "true" and, for a key, the volume `keys`. The container gets one file of it:
-that of its pod, POD.nk, or that of its `pool`, POOL.nk.
+Further settings: endpoint and replay (where the engine publishes events), pool (the name of the pool that shares a key).
+The pod needs the label kvatlas.io/client: "true". With nkeySecret it needs the volume `keys`, of which the container
+mounts one file: POD.nk, or POOL.nk.
 */}}
 {{- define "kvatlas.shim" -}}
 {{- $root := index . 0 -}}
@@ -96,6 +99,9 @@ args:
   - --worker=$(POD_NAME)
   - --model={{ $engine.model }}
   - --block-size={{ $engine.blockSize }}
+  {{- with $engine.servingEndpoint }}
+  - {{ printf "--serving-endpoint=%s" . | quote }}
+  {{- end }}
   - --nats={{ include "kvatlas.natsURL" $root }}
   {{- if $engine.nkeySecret }}
   - --nats-nkey=/etc/kvatlas/shim.nk
@@ -108,10 +114,16 @@ args:
   - --namespace={{ $root.Values.namespace }}
   {{- end }}
   - --log-format=json
+  {{- range $engine.extraArgs }}
+  - {{ . | quote }}
+  {{- end }}
 env:
   - name: POD_NAME
     valueFrom:
       fieldRef: {fieldPath: metadata.name}
+  - name: POD_IP
+    valueFrom:
+      fieldRef: {fieldPath: status.podIP}
 resources:
   requests: {cpu: 100m, memory: 128Mi}
   limits: {memory: 512Mi}

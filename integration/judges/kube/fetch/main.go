@@ -1,0 +1,62 @@
+// Command fetch builds the programs of a Kubernetes into the user's cache folder, unless they are there, and installs
+// the programs of Debian that its nodes run, for which it needs root. `make kube` runs it before the tests.
+//
+//	go run ./integration/judges/kube/fetch
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"time"
+
+	"github.com/kvatlas/kvatlas/tools/pyenv"
+)
+
+// packages maps a program, or a file, to the Debian package that contains it.
+var packages = map[string]string{
+	"runc":             "runc",
+	"/usr/lib/cni/ptp": "containernetworking-plugins",
+	"nft":              "nftables",
+	"iptables":         "iptables",
+	"conntrack":        "conntrack",
+	"ipset":            "ipset",
+	"openssl":          "openssl",
+	"nsenter":          "util-linux",
+	"ip":               "iproute2",
+}
+
+func main() {
+	if err := fetch(os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "fetch:", err)
+		os.Exit(1)
+	}
+}
+
+func fetch(progress io.Writer) error {
+	var missing []string
+	for program, pkg := range packages {
+		if _, err := exec.LookPath(program); err != nil {
+			missing = append(missing, pkg)
+		}
+	}
+	if len(missing) > 0 {
+		install := append([]string{"install", "-y", "--no-install-recommends"}, missing...)
+		for _, args := range [][]string{{"update"}, install} {
+			c := exec.Command("apt-get", args...)
+			c.Stdout, c.Stderr = progress, progress
+			if err := c.Run(); err != nil {
+				return fmt.Errorf("apt-get %s (install %q yourself if this is not Debian, or you are not root): %w",
+					args[0], missing, err)
+			}
+		}
+	}
+	begun := time.Now()
+	fmt.Fprintln(progress, "Kubernetes (20 minutes at first, on two processors) …")
+	if err := pyenv.FetchKubernetes(progress); err != nil {
+		return err
+	}
+	fmt.Fprintf(progress, "Kubernetes: ready after %v\n", time.Since(begun).Round(100*time.Millisecond))
+	return nil
+}

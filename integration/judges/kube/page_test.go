@@ -1,0 +1,121 @@
+//go:build kube
+
+package kube
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+)
+
+// yamlBlock finds the YAML blocks of a page.
+var yamlBlock = regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$")
+
+var resident = regexp.MustCompile(`VmRSS:\s+[0-9]+ kB`)
+
+// blocks returns the YAML blocks of docs/kubernetes.md.
+func blocks(t *testing.T) (list []string) {
+	t.Helper()
+	page, err := os.ReadFile(root + "/docs/kubernetes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range yamlBlock.FindAllSubmatch(page, -1) {
+		list = append(list, string(m[1]))
+	}
+	if n := bytes.Count(page, []byte("\n```")); n != 2*len(list) {
+		t.Fatalf("the page has %d lines with ```, and %d YAML blocks", n, len(list))
+	}
+	return list
+}
+
+// complete posts a completion of token ids to an engine's pod.
+func (w *world) complete(from *network, p *pod, first int) error {
+	tokens := make([]string, 64)
+	for i := range tokens {
+		tokens[i] = fmt.Sprint(first + i)
+	}
+	return w.http(from, net.JoinHostPort(p.Status.PodIP, "8000"), "POST", "/v1/completions",
+		fmt.Sprintf(`{"model":"qwen3","prompt":[%s]}`, strings.Join(tokens, ",")), nil)
+}
+
+// TestPage applies every YAML block of docs/kubernetes.md, in order, after what the page says before them. The pods of
+// "after" are registered with their addresses, and the index has their blocks.
+func TestPage(t *testing.T) {
+	list := blocks(t)
+	if len(list) != 4 {
+		t.Fatalf("the page has %d YAML blocks: add what each must do here", len(list))
+	}
+	disks(t)
+	gpus(t)
+	w := newWorld(t, "inference", "baseline", "--model", "qwen3", "--pool", "qwen3")
+	helm(t, "-n", w.namespace, "install", "kvatlas", file(t, chart), "--set", "nats.mode=embedded",
+		"--set", "indexer.replicas=1", "--wait", "--timeout", "5m")
+	asking := w.client("asking", `kvatlas.io/http-client: "true"`)
+	indexer := net.JoinHostPort(w.serviceIP("kvatlas-indexer"), "8090")
+
+	before, after, sglang, stateful := list[0], list[1], list[2], list[3]
+	apply(t, w.namespace, before)
+	w.rolledOut("deployment/vllm")
+	apply(t, w.namespace, after)
+	t.Logf("the Deployment is new %v after the second block", w.rolledOut("deployment/vllm"))
+	w.registered(t, asking, indexer, "app=vllm", 2, 1)
+	for _, p := range w.pods("-l", "app=vllm") {
+		for _, pid := range p.processes(t, "worker-shim") {
+			status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+			t.Logf("the shim of %s has %s resident", p.Metadata.Name, resident.Find(status))
+		}
+		text, err := w.get(asking, net.JoinHostPort(p.Status.PodIP, "9091"), "/metrics")
+		if err != nil || !strings.Contains(text, "kvatlas_shim_events_total") {
+			t.Errorf("the metrics of the shim of %s: %v\n%.500s", p.Metadata.Name, err, text)
+		}
+	}
+
+	apply(t, w.namespace, sglang)
+	w.rolledOut("deployment/sglang")
+	w.registered(t, asking, indexer, "app=sglang", 1, 1)
+	kubectl(t, "-n", w.namespace, "delete", "deployment/sglang", "--timeout=60s")
+
+	apply(t, w.namespace, stateful)
+	w.rolledOut("statefulset/vllm-dp")
+	w.registered(t, asking, indexer, "app=vllm-dp", 2, 2)
+}
+
+// registered waits until the ranks of the pods with a label are the workers of the index, under the addresses of their
+// pods, and hold what they are made to compute.
+func (w *world) registered(t *testing.T, from *network, indexer, label string, replicas, ranks int) {
+	t.Helper()
+	eventually(t, 4*time.Minute, "the pods with "+label+" are registered and hold blocks", func() (bool, string) {
+		want := map[string]bool{}
+		for _, p := range w.pods("-l", label) {
+			if p.Metadata.DeletionTimestamp != nil {
+				continue
+			}
+			for rank := range ranks { // the ranks compute in turns
+				if err := w.complete(from, &p, 1000*rank); err != nil {
+					return false, err.Error()
+				}
+				want[fmt.Sprintf("%s/%d http://%s:8000", p.Metadata.Name, rank, p.Status.PodIP)] = true
+			}
+		}
+		var list api.WorkerList
+		if err := w.http(from, indexer, "GET", "/v1/workers", "", &list); err != nil {
+			return false, err.Error()
+		}
+		found := 0
+		for _, r := range list.Workers {
+			if r.Record != nil && r.Blocks.Device > 0 &&
+				want[fmt.Sprintf("%s/%d %s", r.Instance, r.Rank, r.Record.Endpoint)] {
+				found++
+			}
+		}
+		return len(want) == replicas*ranks && found == len(want), fmt.Sprintf("%v of %+v", want, list.Workers)
+	})
+}

@@ -1,0 +1,179 @@
+//go:build kube
+
+package kube
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+)
+
+// fleet asks for choices, and checks whether the chosen addresses take connections.
+type fleet struct {
+	w       *world
+	from    *network
+	indexer string
+	stop    chan struct{}
+	done    sync.WaitGroup
+
+	mu       sync.Mutex
+	accepted map[string]time.Time // by address: when it took a connection last
+	chosen   int
+	refused  int           // choices of an address that takes no connection any more
+	early    int           // choices of an address that has not taken one yet
+	latest   time.Duration // the longest time from an address's last connection to a choice of it
+	errors   []string
+}
+
+// load asks for a choice every 20 ms until end.
+func (w *world) load(from *network, indexer string) *fleet {
+	f := &fleet{w: w, from: from, indexer: indexer, stop: make(chan struct{}), accepted: map[string]time.Time{}}
+	every := func(pause time.Duration, do func(i int)) {
+		f.done.Go(func() {
+			tick := time.NewTicker(pause)
+			defer tick.Stop()
+			for i := 0; ; i++ {
+				select {
+				case <-f.stop:
+					return
+				case <-tick.C:
+					do(i)
+				}
+			}
+		})
+	}
+	every(20*time.Millisecond, f.choose)
+	every(50*time.Millisecond, func(int) { // when does an address end?
+		f.mu.Lock()
+		var list []string
+		for address := range f.accepted {
+			list = append(list, address)
+		}
+		f.mu.Unlock()
+		var all sync.WaitGroup
+		for _, address := range list {
+			all.Go(func() {
+				if now := time.Now(); f.from.open(address) {
+					f.mu.Lock()
+					f.accepted[address] = now
+					f.mu.Unlock()
+				}
+			})
+		}
+		all.Wait()
+	})
+	return f
+}
+
+func (f *fleet) choose(i int) {
+	var tokens [64]string
+	for j := range tokens {
+		tokens[j] = fmt.Sprint(1000*(i%16) + j)
+	}
+	var s api.Selection
+	err := f.w.http(f.from, f.indexer, "POST", "/v1/select",
+		fmt.Sprintf(`{"model":"qwen3","tokens":[%s],"advisory":true}`, strings.Join(tokens[:], ",")), &s)
+	now := time.Now()
+	var address string
+	if u, bad := url.Parse(s.Endpoint); bad == nil {
+		address = u.Host
+	}
+	open := err == nil && f.from.open(address)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	last, was := f.accepted[address]
+	switch {
+	case err != nil:
+		f.errors = append(f.errors, err.Error())
+	case open:
+		f.chosen++
+		f.accepted[address] = now
+	case !was:
+		f.early++
+	default:
+		f.refused++
+		f.latest = max(f.latest, now.Sub(last))
+	}
+}
+
+func (f *fleet) end(t *testing.T, order string, within time.Duration) {
+	t.Helper()
+	close(f.stop)
+	f.done.Wait()
+	t.Logf("%s: %d choices of pods that serve, %d of pods that have ended, the last %v after the end, %d of pods that do "+
+		"not serve yet, %d errors", order, f.chosen, f.refused, f.latest.Round(time.Millisecond), f.early, len(f.errors))
+	if f.latest > within {
+		t.Errorf("%s: a pod was chosen %v after its end, more than %v", order, f.latest, within)
+	}
+	if f.early > 0 {
+		t.Errorf("%s: pods were chosen %d times before they served", order, f.early)
+	}
+	if len(f.errors) > 0 || f.chosen < 100 {
+		t.Errorf("%s: %d choices, and the errors %q", order, f.chosen, f.errors[:min(5, len(f.errors))])
+	}
+}
+
+// TestRollouts replaces eight pods of the page's Deployment while choices are asked for, in four orders of ends. A pod
+// that has ended is not chosen a second later, and two seconds later if it was killed.
+func TestRollouts(t *testing.T) {
+	disks(t)
+	gpus(t)
+	w := newWorld(t, "rollouts", "baseline", "--model", "qwen3", "--pool", "qwen3")
+	helm(t, "-n", w.namespace, "install", "kvatlas", file(t, chart), "--set", "nats.mode=embedded",
+		"--set", "indexer.replicas=1", "--wait", "--timeout", "5m")
+	asking := w.client("asking", `kvatlas.io/http-client: "true"`)
+	indexer := net.JoinHostPort(w.serviceIP("kvatlas-indexer"), "8090")
+	after := strings.Replace(blocks(t)[1], "replicas: 2", "replicas: 8", 1)
+	const restart, containers = "          restartPolicy: Always", "      containers:\n"
+	if !strings.Contains(after, restart) || !strings.Contains(after, containers) {
+		t.Fatal("the page's block has no native sidecar")
+	}
+	// The same two containers without a sidecar: both get SIGTERM at the same time.
+	var beside []string
+	for _, line := range strings.Split(after, "\n") {
+		if !strings.HasPrefix(line, restart) && line != "      containers:" {
+			beside = append(beside, strings.Replace(line, "initContainers:", "containers:", 1))
+		}
+	}
+	together := strings.Join(beside, "\n")
+	shimFirst := strings.Replace(together, "        - name: vllm\n", "        - name: vllm\n"+
+		"          lifecycle: {preStop: {sleep: {seconds: 3}}}\n", 1)
+
+	for _, order := range []struct {
+		name, manifest string
+	}{{"engine first", after}, {"both at once", together}, {"shim first", shimFirst}} {
+		apply(t, w.namespace, order.manifest)
+		w.rolledOut("deployment/vllm")
+		w.registered(t, asking, indexer, "app=vllm", 8, 1)
+		f := w.load(asking, indexer)
+		w.kubectl("rollout", "restart", "deployment/vllm")
+		took := w.rolledOut("deployment/vllm")
+		eventually(t, 4*time.Minute, "the old pods are gone", func() (bool, string) {
+			list := w.pods("-l", "app=vllm")
+			return len(list) == 8, fmt.Sprint(len(list))
+		})
+		time.Sleep(2 * time.Second) // choices after the last end
+		f.end(t, fmt.Sprintf("%s (rollout of %v)", order.name, took), time.Second)
+	}
+	f := w.load(asking, indexer)
+	w.kubectl("delete", "pods", "-l", "app=vllm", "--field-selector=spec.nodeName=node1", "--grace-period=0", "--force")
+	w.rolledOut("deployment/vllm")
+	time.Sleep(3 * time.Second)
+	f.end(t, "kill -9", 2*time.Second)
+}
+
+// gpus gives every node four GPUs, as a device plugin does.
+func gpus(t *testing.T) {
+	t.Helper()
+	for n := 1; n <= nodes; n++ {
+		kubectl(t, "patch", "node", fmt.Sprintf("node%d", n), "--subresource=status", "--type=json", "-p",
+			`[{"op":"add","path":"/status/capacity/nvidia.com~1gpu","value":"4"},
+			{"op":"add","path":"/status/allocatable/nvidia.com~1gpu","value":"4"}]`)
+	}
+}

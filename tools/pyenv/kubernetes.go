@@ -1,0 +1,194 @@
+package pyenv
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// kubernetesCommand is the command that builds the parts of a Kubernetes.
+const kubernetesCommand = "go run ./integration/judges/kube/fetch"
+
+// kubernetesParts is the folder with a Go module for each part. None of these modules is a requirement of kvatlas.
+const kubernetesParts = "integration/judges/kube/parts"
+
+// goPart describes the build of a Go module: the programs of a real component.
+type goPart struct {
+	folder   string   // below kubernetesParts
+	programs []string // the packages to build
+	tags     string
+	ldflags  string
+}
+
+const (
+	kubernetesVersion = "v1.37.2" // as in parts/kube/go.mod
+	componentVersion  = "k8s.io/component-base/version"
+	containerdModule  = "github.com/containerd/containerd/v2"
+)
+
+var kubernetes = []goPart{
+	{
+		folder:   "kube",
+		programs: []string{"."},
+		// Without these values the API server reports the version v0.0.0-master.
+		ldflags: strings.Join([]string{
+			"-X " + componentVersion + ".gitVersion=" + kubernetesVersion,
+			"-X " + componentVersion + ".gitMajor=1",
+			"-X " + componentVersion + ".gitMinor=37",
+			"-X " + componentVersion + ".gitTreeState=clean",
+			"-X " + componentVersion + ".gitCommit=0000000000000000000000000000000000000000",
+			"-X " + componentVersion + ".buildDate=2026-01-01T00:00:00Z",
+		}, " "),
+	},
+	{
+		folder: "containerd",
+		programs: []string{containerdModule + "/cmd/containerd", containerdModule + "/cmd/containerd-shim-runc-v2",
+			containerdModule + "/cmd/ctr"},
+		tags:    "no_btrfs no_devmapper no_zfs",
+		ldflags: "-X " + containerdModule + "/version.Version=v2.4.2",
+	},
+	{folder: "coredns", programs: []string{"."}},
+	{folder: "kube-router", programs: []string{"github.com/cloudnativelabs/kube-router/v2/cmd/kube-router"}},
+	{folder: "helm", programs: []string{"helm.sh/helm/v3/cmd/helm"}},
+}
+
+// FetchKubernetes builds Kubernetes, containerd, CoreDNS, kube-router and Helm from the versions that their go.mod
+// files pin. A part that is already built is kept. Sources and intermediate files (5 GB) are removed after each part.
+func FetchKubernetes(progress io.Writer) error {
+	for _, p := range kubernetes {
+		if err := p.fetch(progress); err != nil {
+			return err
+		}
+	}
+	return fetchInferencePool(progress)
+}
+
+// The module with the definition of InferencePool, and its hash.
+const (
+	inferencePoolModule = "sigs.k8s.io/gateway-api-inference-extension@v1.0.0"
+	inferencePoolSum    = "h1:GsHvlu1Cn1t6+vrHoPdNNlpwKxf/y1HuQSlUjd58Ds8="
+	inferencePoolFile   = "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml"
+)
+
+func inferencePoolFolder(cache string) string { return filepath.Join(cache, "inferencepool-v1.0.0") }
+
+// InferencePool returns the file with the CustomResourceDefinition of InferencePool, which [FetchKubernetes] fetches.
+func InferencePool(t testing.TB) string {
+	t.Helper()
+	cache, err := cacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(inferencePoolFolder(cache), "inferencepools.yaml")
+	if !exists(file) {
+		t.Fatalf("%s does not exist; fetch it with: %s", file, kubernetesCommand)
+	}
+	return file
+}
+
+func fetchInferencePool(progress io.Writer) error {
+	cache, err := cacheDir()
+	if err != nil {
+		return err
+	}
+	dir := inferencePoolFolder(cache)
+	return once(dir, dir, func(ctx context.Context, tmp string) error {
+		modules := tmp + ".modules"
+		defer os.RemoveAll(modules)
+		cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", "-modcacherw", inferencePoolModule)
+		cmd.Dir, cmd.Stderr = tmp, progress
+		cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off", "GOMODCACHE="+modules)
+		out, err := cmd.Output()
+		if err != nil {
+			return fmt.Errorf("%s: %w\n%s", cmd, err, out)
+		}
+		var module struct{ Dir, Sum string }
+		if err := json.Unmarshal(out, &module); err != nil {
+			return err
+		}
+		if module.Sum != inferencePoolSum {
+			return fmt.Errorf("%s has the hash %s, not %s", inferencePoolModule, module.Sum, inferencePoolSum)
+		}
+		text, err := os.ReadFile(filepath.Join(module.Dir, inferencePoolFile))
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(tmp, "inferencepools.yaml"), text, 0o644)
+	})
+}
+
+// KubernetesFolders returns the folders with the programs that [FetchKubernetes] has built.
+func KubernetesFolders() (folders []string, err error) {
+	for _, p := range kubernetes {
+		dir, err := p.dir()
+		if err != nil {
+			return nil, err
+		}
+		if !exists(dir) {
+			return nil, fmt.Errorf("%s of Kubernetes is not built; build it with: %s", p.folder, kubernetesCommand)
+		}
+		folders = append(folders, dir)
+	}
+	return folders, nil
+}
+
+// dir returns the part's folder in the cache. Its name contains a hash of the sources and of the build flags.
+func (p *goPart) dir() (string, error) {
+	root, err := moduleRoot()
+	if err != nil {
+		return "", err
+	}
+	cache, err := cacheDir()
+	if err != nil {
+		return "", err
+	}
+	files, err := filepath.Glob(filepath.Join(root, kubernetesParts, p.folder, "*"))
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.New()
+	fmt.Fprintf(sum, "%q %q %q\n", p.programs, p.tags, p.ldflags)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(sum, "%s %d\n%s", filepath.Base(file), len(text), text)
+	}
+	return filepath.Join(cache, "kubernetes-"+p.folder+"-"+hex.EncodeToString(sum.Sum(nil)[:8])), nil
+}
+
+func (p *goPart) fetch(progress io.Writer) error {
+	dir, err := p.dir()
+	if err != nil {
+		return err
+	}
+	root, err := moduleRoot()
+	if err != nil {
+		return err
+	}
+	return once(dir, dir, func(ctx context.Context, tmp string) error {
+		fmt.Fprintf(progress, "%s: building\n", p.folder)
+		build := tmp + ".build"
+		defer os.RemoveAll(build)
+		args := []string{"build", "-trimpath", "-modcacherw", "-buildvcs=false", "-tags", p.tags,
+			"-ldflags", strings.TrimSpace("-s -w " + p.ldflags), "-o", tmp + string(filepath.Separator)}
+		cmd := exec.CommandContext(ctx, "go", append(args, p.programs...)...)
+		cmd.Dir = filepath.Join(root, kubernetesParts, p.folder)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off",
+			"GOCACHE="+filepath.Join(build, "cache"), "GOMODCACHE="+filepath.Join(build, "modules"))
+		cmd.Stdout, cmd.Stderr = progress, progress
+		if err := cmd.Run(); err != nil {
+			return fmt.Errorf("build %s: %w", p.folder, err)
+		}
+		return nil
+	})
+}
