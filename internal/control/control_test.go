@@ -139,7 +139,7 @@ func TestAShimSpeaksForItself(t *testing.T) {
 func TestAbsent(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
-	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: t.TempDir(), SyncInterval: time.Minute})
+	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), SyncInterval: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +197,7 @@ func TestAbsent(t *testing.T) {
 // BenchmarkAbsent is what a look for 10,000 shims costs, once a second, with the server and all shims in this process.
 func BenchmarkAbsent(b *testing.B) {
 	ctx := b.Context()
-	server, err := jetstream.StartServer(ctx, jetstream.ServerOptions{Dir: b.TempDir(), SyncInterval: time.Minute})
+	server, err := natsserver.Start(ctx, natsserver.Options{Dir: b.TempDir(), SyncInterval: time.Minute})
 	if err != nil {
 		b.Fatal(err)
 	}
