@@ -75,8 +75,8 @@ func (s *staged) await(t *testing.T, want []symptom, before func(), args ...stri
 		var missing []symptom
 		for _, w := range want {
 			if !slices.ContainsFunc(all, func(f doctor.Finding) bool {
-				return (f.ID == w.id || slices.Contains(f.Causes, w.id)) && strings.Contains(f.Where, w.where) && strings.Contains(f.Remedy, w.remedy) &&
-					f.What != "" && f.Evidence != ""
+				return (f.ID == w.id || slices.Contains(f.Causes, w.id)) && strings.Contains(f.Where, w.where) &&
+					strings.Contains(f.Remedy, w.remedy) && f.What != "" && f.Evidence != ""
 			}) {
 				missing = append(missing, w)
 			}

@@ -122,7 +122,7 @@ func TestFunnel(t *testing.T) {
 	}
 	selects := func(id string, p api.Tokens, workers ...events.WorkerID) *client.Selection {
 		t.Helper()
-		s, err := next().Select(ctx, &client.SelectRequest{RequestID: id,
+		s, err := next().Select(ctx, &client.SelectRequest{RequestID: id, Policy: "dynamo",
 			Query: client.Query{Model: "m", BlockSize: size, Tokens: p, Workers: workers}})
 		if err != nil {
 			t.Fatal(err)

@@ -77,7 +77,7 @@ func TestRefusedQueriesAreSeen(t *testing.T) {
 		got["busy"], got["unknown_model"])) {
 		t.Errorf("%s %v", stats.Body, err)
 	}
-	x.WaitFor(fmt.Sprintf(`requests were not answered.*outcome=busy requests=%d what_to_do=.*--query-workers`,
+	x.WaitFor(fmt.Sprintf(`requests were not answered.*outcome=busy requests=%d why=.* what_to_do=.*--query-workers`,
 		got["busy"]))
 }
 

@@ -65,7 +65,7 @@ const countedRequests = 14
 func asOthersSee(t *testing.T, prompt, victim []uint32) map[string]any {
 	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
 	defer cancel()
-	x := harness.StartIndexer(t, t.TempDir(), "")
+	x := harness.StartIndexer(t, t.TempDir(), "", "--policy", "dynamo") // nothing that is measured decides
 	ns := harness.OpenNamespace(t, ctx, x.NATS)
 	post := func(path string, body any) (any, int) {
 		t.Helper()

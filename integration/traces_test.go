@@ -216,7 +216,7 @@ func TestTraces(t *testing.T) {
 		return root.Parent == caller && named(spans, "kvatlas.own_find").Parent == named(spans, "peer").ID
 	})
 	root := named(spans, "kvatlas.select")
-	attributes(root, server, map[string]string{"messaging.system": "nats", "kvatlas.policy": "dynamo",
+	attributes(root, server, map[string]string{"messaging.system": "nats", "kvatlas.policy": "kvatlas",
 		"gen_ai.request.model": "m", "llm_d.epp.picker.candidate_endpoints": "2"})
 	if !strings.HasPrefix(root.Attributes["gen_ai.request.id"], "r") || root.Attributes["kvatlas.worker"] == "" {
 		t.Errorf("a choice: %v", root.Attributes)

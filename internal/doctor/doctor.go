@@ -230,26 +230,29 @@ type check struct {
 	look  func(context.Context, *examination) (looked string, err error)
 	judge func(*Facts) []Finding
 	has   func(*examination) bool // the checks that need this one can look; nil: none does
+	asks  bool                    // it asks nodes, which answer over HTTP where NATS is not reached
 }
 
 // checks are in the order of what needs what.
 var checks = []check{
-	{"nats", nil, lookAtNATS, judgeNATS, func(x *examination) bool { return x.conn != nil }},
+	{"nats", nil, lookAtNATS, judgeNATS,
+		func(x *examination) bool { return x.conn != nil }, false},
 	{"jetstream", []string{"nats"}, lookAtJetStream, judgeJetStream,
-		func(x *examination) bool { return x.conn != nil && x.facts.AccountError == nil }},
+		func(x *examination) bool { return x.conn != nil && x.facts.AccountError == nil }, false},
 	{"namespace", []string{"jetstream"}, lookAtNamespace, judgeNamespace,
-		func(x *examination) bool { return x.ns != nil }},
-	{"streams", []string{"namespace"}, lookAtStreams, judgeStreams, nil},
-	{"nodes", []string{"nats"}, lookAtNodes, judgeNodes, func(x *examination) bool { return x.facts.Nodes != nil }},
-	{"clocks", []string{"nats"}, lookAtClocks, judgeClocks, nil},
-	{"replicas", []string{"nodes"}, lookAtReplicas, judgeReplicas, nil},
+		func(x *examination) bool { return x.ns != nil }, false},
+	{"streams", []string{"namespace"}, lookAtStreams, judgeStreams, nil, false},
+	{"nodes", []string{"nats"}, lookAtNodes, judgeNodes,
+		func(x *examination) bool { return x.facts.Nodes != nil }, true},
+	{"clocks", []string{"nats"}, lookAtClocks, judgeClocks, nil, true},
+	{"replicas", []string{"nodes"}, lookAtReplicas, judgeReplicas, nil, false},
 	{"workers", []string{"nodes"}, lookAtWorkers, judgeWorkers,
-		func(x *examination) bool { return x.facts.Workers != nil }},
-	{"models", []string{"workers"}, lookAtModels, judgeModels, nil},
-	{"shims", []string{"workers", "namespace"}, lookAtShims, judgeShims, nil},
-	{"engines", []string{"workers"}, lookAtEngines, judgeEngines, nil},
-	{"store", []string{"nodes"}, lookAtStores, judgeStores, nil},
-	{"tokenizers", []string{"nodes"}, lookAtTokenizers, judgeTokenizers, nil},
+		func(x *examination) bool { return x.facts.Workers != nil }, false},
+	{"models", []string{"workers"}, lookAtModels, judgeModels, nil, false},
+	{"shims", []string{"workers", "namespace"}, lookAtShims, judgeShims, nil, false},
+	{"engines", []string{"workers"}, lookAtEngines, judgeEngines, nil, false},
+	{"store", []string{"nodes"}, lookAtStores, judgeStores, nil, false},
+	{"tokenizers", []string{"nodes"}, lookAtTokenizers, judgeTokenizers, nil, false},
 }
 
 // Names lists the checks, in order.
@@ -292,7 +295,7 @@ func (c *check) run(ctx context.Context, x *examination, lacking map[string]Resu
 	result := Result{Check: c.name, Findings: []Finding{}}
 	for _, name := range c.needs {
 		of, is := lacking[name]
-		if !is || name == "nats" && x.client != nil { // nodes answer over HTTP
+		if !is || c.asks && x.client != nil {
 			continue
 		}
 		switch result.NeedsOf = name; {

@@ -432,4 +432,9 @@ func TestDefaultPolicy(t *testing.T) {
 		choice.EffectivePrefillTokens != 1 {
 		t.Fatalf("%+v, %v", choice, err)
 	}
+	r.RequestID, r.CacheSalt = "r3", "another tenant's" // whose requests share no block with r1
+	r.Workers = []events.WorkerID{"w01"}
+	if choice, err = service.Select(t.Context(), r); err != nil || choice.EffectivePrefillTokens != 3*block+1+2 {
+		t.Fatalf("%+v, %v", choice, err)
+	}
 }
