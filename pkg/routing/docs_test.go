@@ -33,8 +33,8 @@ func table(text string, columns ...string) (rows [][]string) {
 	return rows
 }
 
-// TestOutputInDocs compares the printed explanation in docs/routing.md with the terms of the policy kvatlas: their names
-// and order, their sums, the chosen worker, and a row for each of them in the table that explains them.
+// TestOutputInDocs compares the printed explanation in docs/routing.md with the terms of the policy kvatlas: their
+// names and order, their sums, the chosen worker, and a row for each of them in the table that explains them.
 func TestOutputInDocs(t *testing.T) {
 	page, err := os.ReadFile("../../docs/routing.md")
 	if err != nil {
