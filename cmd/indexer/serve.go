@@ -169,7 +169,7 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 	f.StringVar(&s.Policy, "policy", selection.DefaultPolicy,
 		"how workers are chosen where a request does not say: "+strings.Join(routing.Policies(), ", "))
 	f.StringVar(&s.routingConfig, "routing-config", "",
-		"YAML file with constants of the choice, such as router_temperature: 0.5; see docs/routing.md")
+		"YAML file with constants of the choice, such as router_temperature: 0.5; see docs/routing-reference.md")
 	f.StringVar(&s.tokenizers, "tokenizers", "",
 		"YAML file that says for each model what makes tokens of prompts and messages; see docs/text.md")
 	f.BoolVar(&s.RequestTemplates, "request-templates", false,

@@ -130,7 +130,7 @@ func (e *engines) unread(subject string, err error) {
 	now, last := time.Now().UnixNano(), e.warned.Load()
 	if now-last > int64(time.Minute) && e.warned.CompareAndSwap(last, now) {
 		e.log.Warn("a shim's report cannot be read; it is passed over", "subject", subject, "error", err, "what_to_do",
-			"see docs/routing.md for the form of loads; end the upgrade if shims and nodes are of different versions")
+			"see docs/routing-reference.md for the form of loads; end the upgrade if shims and nodes are of different versions")
 	}
 }
 

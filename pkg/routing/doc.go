@@ -4,7 +4,7 @@
 //
 // # Use
 //
-//	s, err := routing.New("dynamo", routing.DefaultConfig())
+//	s, err := routing.New("kvatlas", routing.DefaultConfig())
 //	var scratch routing.Scratch // of one goroutine, reused
 //	choice, err := s.Choose(&request, candidates, rng, &scratch)
 //
@@ -17,8 +17,8 @@
 //
 // A policy is a name for filters, scorers and a picker. Each [Filter] drops candidates and says why. Each [Scorer]
 // gives every candidate that is left a finite cost; the costs are summed. The [Picker] chooses one by its cost. The
-// policies here are dynamo (the default), least_load, prefix_only, random and round_robin; [Register] adds others.
-// What a request or an operator forbids is dropped before a policy sees it, whatever the policy is: see
+// policies here are kvatlas (the default of an indexer), dynamo, least_load, prefix_only, random and round_robin;
+// [Register] adds others. Candidates that a request or an operator forbids are dropped before a policy sees them: see
 // [Selector.Choose].
 //
 // # The cost of the policy dynamo
@@ -72,5 +72,5 @@
 //
 // A booking counts uncached tokens, and tokens of lower tiers by their share in load.
 //
-// docs/routing.md explains the terms by an example. Load rows, bookings and queues are not here: who calls has them.
+// docs/routing.md explains the terms by an example. The caller keeps load rows, bookings and queues.
 package routing

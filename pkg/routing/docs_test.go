@@ -2,9 +2,11 @@ package routing
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -31,13 +33,68 @@ func table(text string, columns ...string) (rows [][]string) {
 	return rows
 }
 
-// TestExampleInDocs computes the example of docs/routing.md from its first table and compares the rest with it.
-func TestExampleInDocs(t *testing.T) {
+// TestOutputInDocs compares the printed explanation in docs/routing.md with the terms of the policy kvatlas: their
+// names and order, their sums, the chosen worker, and a row for each of them in the table that explains them.
+func TestOutputInDocs(t *testing.T) {
 	page, err := os.ReadFile("../../docs/routing.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, text, _ := strings.Cut(string(page), "\n## An example\n")
+	var columns, terms []string
+	for _, e := range expectedTerms {
+		terms = append(terms, strings.ToUpper(e.name))
+	}
+	costs := map[string]float64{}
+	chosen := ""
+	for _, line := range strings.Split(string(page), "\n") {
+		fields := strings.Fields(strings.TrimPrefix(strings.Trim(line, " "), "*"))
+		switch {
+		case strings.HasPrefix(line, "       WORKER "):
+			columns = fields[len(fields)-len(terms):]
+		case len(columns) > 0 && len(fields) == len(terms)+5 && strings.HasPrefix(fields[0], "worker-"):
+			numbers := make([]float64, len(fields))
+			for i, f := range fields[1:] {
+				if numbers[i+1], err = strconv.ParseFloat(f, 64); err != nil {
+					t.Fatal(err)
+				}
+			}
+			sum := 0.0
+			for _, x := range numbers[len(fields)-len(terms):] {
+				sum += x
+			}
+			if math.Abs(sum-numbers[2]) > 0.0005*float64(len(terms)+1) {
+				t.Errorf("the terms of %s sum up to %v, not to its cost %v", fields[0], sum, numbers[2])
+			}
+			if costs[fields[0]] = numbers[2]; strings.HasPrefix(line, "    *") {
+				chosen = fields[0]
+			}
+		}
+	}
+	if !slices.Equal(columns, terms) || len(costs) != 3 {
+		t.Fatalf("%d candidates with the columns %v, not %v", len(costs), columns, terms)
+	}
+	for worker, cost := range costs {
+		if cost < costs[chosen] {
+			t.Errorf("%s is chosen, but %s costs %v", chosen, worker, cost)
+		}
+	}
+	var explained []string
+	for _, row := range table(string(page), "term", "the time", "in the example") {
+		explained = append(explained, strings.ToUpper(row[0]))
+	}
+	if !slices.Equal(explained, terms) {
+		t.Errorf("the page explains the terms %v, not %v", explained, terms)
+	}
+}
+
+// TestExampleInDocs computes the example of docs/routing-reference.md from its first table and compares the rest with
+// it.
+func TestExampleInDocs(t *testing.T) {
+	page, err := os.ReadFile("../../docs/routing-reference.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(page), "\n## An example of the policy dynamo\n")
 	text, _, _ = strings.Cut(text, "\n## ")
 	workers := map[string]*Worker{}
 	var candidates []Candidate
@@ -109,7 +166,7 @@ func TestExampleInDocs(t *testing.T) {
 
 // TestSettingsInDocs: the page's table has all settings with their defaults.
 func TestSettingsInDocs(t *testing.T) {
-	page, err := os.ReadFile("../../docs/routing.md")
+	page, err := os.ReadFile("../../docs/routing-reference.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -39,7 +39,7 @@ export const causes = {
   not_allowed: ["it is held by workers that the request excludes",
     "widen workers, ranks or endpoints", "ask"],
   lost_to_load: ["the choice went to a worker that held less and was less busy",
-    "if selected is much below held: more credit for overlap (routing.md), or more workers", "ask"],
+    "if selected is much below held: more workers. With the policy dynamo, also a higher overlap_score_credit", "ask"],
   not_eligible: ["the holder drains, has another role, or the request pins or requires something else",
     "see indexer select --explain", "ask"],
   not_routed: ["the prompt was only asked for; who served it is not known here",

@@ -1,4 +1,4 @@
-"""What is asked and answered, by the names that it has in JSON. docs/api.md and docs/routing.md explain the fields."""
+"""What is asked and answered, by the names that it has in JSON. The fields: docs/api.md, docs/routing-reference.md."""
 
 from __future__ import annotations
 
