@@ -78,7 +78,9 @@ func TestComposeImages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var compose struct{ Services map[string]struct{ Image string } }
+	var compose struct {
+		Services map[string]struct{ Image string }
+	}
 	if err := yaml.Unmarshal(text, &compose); err != nil {
 		t.Fatal(err)
 	}

@@ -363,9 +363,6 @@ func (p *pod) processes(t *testing.T, name string) (list []int) {
 // network is the network namespace of a process.
 type network struct{ pid int }
 
-// control is the network of the control plane, which reaches every pod.
-func control() *network { return &network{pid: cluster.init} }
-
 // network returns the network of a pod: connections from there are the pod's, and its NetworkPolicies apply.
 func (p *pod) network(t *testing.T) *network {
 	t.Helper()
