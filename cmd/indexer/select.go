@@ -210,7 +210,9 @@ func loadsCommand() *cobra.Command {
 		Use:   "loads [--model M]",
 		Short: "List what workers have to do: requests under way, as routers have booked them",
 		Long: `List what workers have to do, as routers have booked it: tokens to be prefilled, blocks of requests under way (those
-that several requests of a rank share count once), and requests. Every node has the same table.`,
+that several requests of a rank share count once), and requests. Every node has the same table. PREFILL RATE, in tokens
+per second, and BUSY, the share of the time with prefill to do, are what the node that answers has measured from first
+tokens; the policy kvatlas uses them.`,
 		Example: `  indexer loads
   indexer loads --model llama --json`,
 	}
@@ -236,9 +238,16 @@ func printLoads(w io.Writer, list *api.LoadList) {
 			defer cli.Fprintf(w, "%s: %d requests with %d tokens wait on this node\n", m.Model, m.PendingCount,
 				m.PendingISLTokens)
 		}
+		paces := m.Paces
 		for _, r := range m.Ranks {
-			rows = append(rows, []any{m.Model, r.Worker, r.Rank, r.ActiveRequests, r.ActivePrefillTokens, r.ActiveBlocks})
+			rate, busy := "not measured", ""
+			if len(paces) > 0 && paces[0].Worker == r.Worker && paces[0].Rank == r.Rank {
+				rate, busy = fmt.Sprintf("%.0f", paces[0].PrefillTokensPerS), fmt.Sprintf("%.0f %%", 100*paces[0].Busy)
+				paces = paces[1:]
+			}
+			rows = append(rows, []any{m.Model, r.Worker, r.Rank, r.ActiveRequests, r.ActivePrefillTokens, r.ActiveBlocks,
+				rate, busy})
 		}
 	}
-	cli.Table(w, []string{"MODEL", "WORKER", "RANK", "REQUESTS", "PREFILL TOKENS", "BLOCKS"}, rows)
+	cli.Table(w, []string{"MODEL", "WORKER", "RANK", "REQUESTS", "PREFILL TOKENS", "BLOCKS", "PREFILL RATE", "BUSY"}, rows)
 }

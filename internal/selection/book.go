@@ -111,8 +111,20 @@ func (s *Service) Loads(_ context.Context, r *api.LoadsRequest) (*api.LoadList, 
 		s.cfg.Loads.Read(table(model), count)
 		s.cfg.Loads.ReadForeign(table(model), count)
 		s.weigh(x, of, model, true)
+		measured := map[int32]bool{}
+		s.cfg.Loads.Read(table(model), func(t *load.Table) {
+			for i, at := range of.rowsOf(t, &of.rows) {
+				if pace, _ := t.Pace(i, s.cfg.Loads.Now()); at >= 0 && pace.Measured() {
+					measured[at] = true
+				}
+			}
+		})
 		for i := range x.list {
 			c := &x.list[i]
+			if measured[int32(i)] {
+				m.Paces = append(m.Paces, api.RankPace{Worker: c.Worker.ID, Rank: c.Rank,
+					PrefillTokensPerS: 1000 * c.PrefillRate, Busy: c.Busy})
+			}
 			m.Ranks = append(m.Ranks, api.RankLoad{Worker: c.Worker.ID, Rank: c.Rank,
 				ActivePrefillTokens: c.ActivePrefillTokens, ActiveBlocks: c.ActiveBlocks, ActiveRequests: c.ActiveRequests})
 		}

@@ -437,4 +437,16 @@ func TestDefaultPolicy(t *testing.T) {
 	if choice, err = service.Select(t.Context(), r); err != nil || choice.EffectivePrefillTokens != 3*block+1+2 {
 		t.Fatalf("%+v, %v", choice, err)
 	}
+
+	// What the first token of r1 tells of its rank is shown.
+	if err := service.PrefillComplete(t.Context(), &api.RequestRef{Model: "m", RequestID: "r1"}); err != nil {
+		t.Fatal(err)
+	}
+	list, err := service.Loads(t.Context(), &api.LoadsRequest{Model: "m"})
+	if err != nil || len(list.Models) != 1 || len(list.Models[0].Paces) != 1 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	if p := list.Models[0].Paces[0]; p.Worker != "w01" || !(p.PrefillTokensPerS > 0) || !(p.Busy >= 0 && p.Busy <= 1) {
+		t.Errorf("%+v", p)
+	}
 }

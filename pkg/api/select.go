@@ -198,9 +198,21 @@ type ModelLoads struct {
 	Requests int        `json:"requests" msgpack:"requests"` // under way
 	Ranks    []RankLoad `json:"ranks" msgpack:"ranks"`       // by worker and rank
 
+	// Paces are of ranks from which a first token was reported, by worker and rank.
+	Paces []RankPace `json:"paces,omitempty" msgpack:"paces,omitempty"`
+
 	// Requests that wait in this node's queue, and the tokens of their prompts.
 	PendingCount     int    `json:"pending_count" msgpack:"pending_count"`
 	PendingISLTokens uint64 `json:"pending_isl_tokens" msgpack:"pending_isl_tokens"`
+}
+
+// RankPace is how fast a rank prefills. Each node measures it from bookings and first tokens of all nodes; the policy
+// kvatlas uses it.
+type RankPace struct {
+	Worker            events.WorkerID `json:"worker" msgpack:"worker"`
+	Rank              events.Rank     `json:"rank" msgpack:"rank"`
+	PrefillTokensPerS float64         `json:"prefill_tokens_per_s" msgpack:"prefill_tokens_per_s"`
+	Busy              float64         `json:"busy" msgpack:"busy"` // share of the time with prefill to do, 0 to 1
 }
 
 // RankLoad is what one rank has to do.

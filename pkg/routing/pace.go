@@ -98,6 +98,9 @@ func (p *Pace) Rate(fleet float64) float64 {
 	return min(max((prior*work+p.tokens)/(work+p.ms), leastRate), mostRate)
 }
 
+// Measured reports whether a request has been prefilled since the measurement began.
+func (p *Pace) Measured() bool { return p.ms > 0 }
+
 // Busy returns the share of time in which the rank had prefill to do, from 0 to 1.
 func (p *Pace) Busy() float64 { return min((p.busy+PriorBusy*priorTime)/(p.watched+priorTime), 1) }
 
