@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -340,7 +341,9 @@ func TestSlowUploads(t *testing.T) {
 	s := bare(nil)
 	for _, p := range s.httpPorts() {
 		mux := web.NewMux()
+		var begun atomic.Int32
 		mux.Handle("/upload", web.Rules{http.MethodPost: web.Reads}, func(w http.ResponseWriter, r *http.Request) {
+			begun.Add(1)
 			if _, failure := web.ReadBody(w, r, 8<<20); failure != nil {
 				p.deny(w, failure)
 			}
@@ -348,7 +351,6 @@ func TestSlowUploads(t *testing.T) {
 		server := httptest.NewServer(s.guarded(mux, p.deny))
 		defer server.Close()
 		const slow = 200
-		before := s.intake.Held()
 		for i := range slow {
 			c, err := net.Dial("tcp", server.Listener.Addr().String())
 			if err != nil {
@@ -361,7 +363,7 @@ func TestSlowUploads(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		for s.intake.Held() < before+slow*(16<<10) { // until all are being read
+		for begun.Load() < slow { // on a busy machine the first ones have been given up by then
 			runtime.Gosched()
 		}
 		for range 30 {
