@@ -541,7 +541,7 @@ func (s *matrixServer) aim(t *testing.T, user string) (hit []string) {
 		// An empty message is the user's own, from the look at what it may do.
 		if slices.Contains(aims, m.Subject) && !own[m.Subject] && !seen[m.Subject] && len(m.Data)+len(m.Header) > 0 {
 			seen[m.Subject] = true
-			hit = append(hit, m.Subject)
+			hit = append(hit, fmt.Sprintf("%s: %.200q %v", m.Subject, m.Data, m.Header))
 		}
 	}
 	return hit
