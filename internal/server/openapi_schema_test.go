@@ -187,6 +187,10 @@ func (s *schemas) component(t reflect.Type) object {
 			if f.optional && !strings.Contains(f.f.Tag.Get("msgpack"), "omit") {
 				schema = orNull(schema) // MessagePack has it all the same
 			}
+			pointer := f.f.Type.Kind() == reflect.Pointer && f.f.Type.Elem().Kind() != reflect.Struct
+			if pointer && !f.optional {
+				schema = orNull(schema)
+			}
 			properties[f.name] = s.describe(schema, f)
 			if !f.optional {
 				required = append(required, f.name)

@@ -1,9 +1,11 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/bits"
 	"math/rand/v2"
 	"net/http"
@@ -553,5 +555,37 @@ func BenchmarkFind(b *testing.B) {
 		if _, err := c.Find(ctx, q); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// TestOlderNodes: a query with the field diagnostic is asked again without it, if a node does not have the field.
+func TestOlderNodes(t *testing.T) {
+	asked := 0
+	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked++
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if bytes.Contains(body, []byte("diagnostic")) {
+			w.WriteHeader(http.StatusBadRequest)
+			fmt.Fprint(w, `{"error":{"code":"malformed","message":"there is no field \"diagnostic\"; there are model, tokens"}}`)
+			return
+		}
+		w.Header().Set("Content-Type", "application/msgpack")
+		fmt.Fprint(w, "\x82\xa5model\xa1m\xa6worker\xa2w1")
+	}))
+	defer node.Close()
+	c, err := HTTP([]string{node.URL}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := Query{Model: "m", Tokens: api.Tokens{1}, Diagnostic: true}
+	if a, err := c.Find(t.Context(), &q); err != nil || a.Model != "m" || asked != 2 {
+		t.Errorf("%+v, %v after %d requests", a, err, asked)
+	}
+	if s, err := c.Select(t.Context(), &SelectRequest{Query: q}); err != nil || s.Worker != "w1" || asked != 4 {
+		t.Errorf("%+v, %v after %d requests", s, err, asked)
 	}
 }

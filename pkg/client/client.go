@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -74,7 +75,19 @@ func newClient(to transport, o Options) *Client {
 
 // Find asks who holds how much of a prompt.
 func (c *Client) Find(ctx context.Context, q *Query) (*Answer, error) {
-	return call[Answer](ctx, c, api.OpFind, q)
+	a, err := call[Answer](ctx, c, api.OpFind, q)
+	if q.Diagnostic && refusesDiagnostic(err) {
+		plain := *q
+		plain.Diagnostic = false
+		return call[Answer](ctx, c, api.OpFind, &plain)
+	}
+	return a, err
+}
+
+// refusesDiagnostic reports whether a node of version 0.4 or earlier has refused a query because it does not have the
+// field diagnostic.
+func refusesDiagnostic(err error) bool {
+	return CodeOf(err) == api.CodeMalformed && strings.Contains(err.Error(), `no field "diagnostic"`)
 }
 
 // Workers asks for all ranks that the log knows. They travel in parts: those that come or go meanwhile may be in the
@@ -145,7 +158,13 @@ func (c *Client) Prefixes(ctx context.Context, r *api.PrefixesRequest) (*api.Pre
 // once: if the answer is lost, the request may be booked all the same. One that does not is asked again as
 // [Client.Find] is; with a RequestID, the choice that is kept for Book is then any of those.
 func (c *Client) Select(ctx context.Context, r *SelectRequest) (*Selection, error) {
-	return call[Selection](ctx, c, api.OpSelect, r)
+	s, err := call[Selection](ctx, c, api.OpSelect, r)
+	if r.Diagnostic && refusesDiagnostic(err) {
+		plain := *r
+		plain.Diagnostic = false
+		return call[Selection](ctx, c, api.OpSelect, &plain)
+	}
+	return s, err
 }
 
 // Book books a request on the worker that it names, or on the one that Select chose for its id. It is sent once.
