@@ -307,7 +307,7 @@ func selectionHistories(t *testing.T, constants map[string]float64) {
 		if err := json.Unmarshal([]byte(chosen), &c); err != nil {
 			t.Fatal(err)
 		}
-		own := of{"model": "m", "tokens": q["token_ids"], "advisory": true}
+		own := of{"model": "m", "tokens": q["token_ids"], "advisory": true, "policy": "dynamo"}
 		if q["allowed_worker_ids"] != nil {
 			own["workers"] = []string{fmt.Sprint(c.Worker)}
 			for _, w := range q["allowed_worker_ids"].([]int) {
