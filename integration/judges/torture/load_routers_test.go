@@ -15,6 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
 const (
@@ -312,8 +313,9 @@ func (r *routers) book(rng *rand.Rand) *tracked {
 				EffectivePrefillTokens: prompt.ISLTokens, SessionID: session})
 			return err
 		}
+		// The policy dynamo books the whole prompt, since no rank holds a part of it.
 		selected, err = c.Select(ctx, &api.SelectRequest{Query: api.Query{Model: loadModel, Hashes: prompt.Hashes},
-			ISLTokens: prompt.ISLTokens, RequestID: q.id, Book: true, SessionID: session})
+			ISLTokens: prompt.ISLTokens, RequestID: q.id, Book: true, SessionID: session, Policy: routing.DynamoPolicy})
 		return err
 	})
 	if client.CodeOf(err) == api.CodeConflict {
