@@ -31,24 +31,31 @@ func (s *standing) Who() Shim {
 
 func (s *standing) Resync(context.Context, ResyncRequest) (Shim, error) { return s.Who(), nil }
 
+// joined starts a NATS server and returns a namespace in it. Both end with the test.
+func joined(ctx context.Context, tb testing.TB, partitions uint32) *jetstream.Namespace {
+	tb.Helper()
+	server, err := natsserver.Start(ctx, natsserver.Options{Dir: tb.TempDir(), SyncInterval: time.Minute})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { server.Stop() })
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(conn.Close)
+	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "test", Partitions: partitions})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return ns
+}
+
 // TestAskedTwice: a shim that stood still is not taken for gone.
 func TestAskedTwice(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
-	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), SyncInterval: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Stop()
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "test", Partitions: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ns := joined(ctx, t, 1)
 	key := events.RankKey{Instance: "w"}
 	if who, err := Who(ctx, ns, key); who != nil || err != nil {
 		t.Fatalf("of nobody: %v, %v", who, err)
@@ -197,20 +204,7 @@ func TestAbsent(t *testing.T) {
 // BenchmarkAbsent is what a look for 10,000 shims costs, once a second, with the server and all shims in this process.
 func BenchmarkAbsent(b *testing.B) {
 	ctx := b.Context()
-	server, err := natsserver.Start(ctx, natsserver.Options{Dir: b.TempDir(), SyncInterval: time.Minute})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer server.Stop()
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer conn.Close()
-	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "test", Partitions: 8})
-	if err != nil {
-		b.Fatal(err)
-	}
+	ns := joined(ctx, b, 8)
 	var ranks []events.RankKey
 	for i := range 10_000 {
 		ranks = append(ranks, events.RankKey{Instance: events.WorkerID(fmt.Sprint("w", i))})
