@@ -163,6 +163,13 @@ func TestMembership(t *testing.T) {
 	if live := c.Members(now.Add(leaseFor)); slices.Contains(live, "dead") {
 		t.Errorf("an expired Lease counts: %v", live)
 	}
+	for i := range 50 { // a replica that ends at once neither fails nor leaves its Lease
+		_, stop := replica(fmt.Sprint("short", i))
+		stop()
+	}
+	if left := s.Names(leases); slices.ContainsFunc(left, func(name string) bool { return strings.Contains(name, "short") }) {
+		t.Errorf("Leases are left: %v", left)
+	}
 }
 
 // TestRefusals: a token is read anew for each request, and the message of a refusal is shown.

@@ -75,17 +75,27 @@ func (m *Membership) Run(ctx context.Context) {
 		m.leases.Run(ctx)
 	}()
 	for {
-		if err := m.renew(ctx); err != nil && ctx.Err() == nil {
-			m.failed(err)
-		}
+		m.write(ctx, m.renew)
 		if !loop.Wait(ctx, renewEvery) {
 			break
 		}
 	}
 	<-watched
-	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	m.write(ctx, func(ctx context.Context) error {
+		err := m.client.call(ctx, http.MethodDelete, m.path+"/"+m.name(), nil, nil, nil)
+		if is(err, http.StatusNotFound) {
+			return nil // the first renewal failed, or somebody deleted the Lease
+		}
+		return err
+	})
+}
+
+// write runs a write of the Lease to its end even if ctx is done: an abandoned creation could reach the API server after
+// the deletion and leave the Lease behind.
+func (m *Membership) write(ctx context.Context, write func(context.Context) error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
-	if err := m.client.call(ending, http.MethodDelete, m.path+"/"+m.name(), nil, nil, nil); err != nil {
+	if err := write(ctx); err != nil {
 		m.failed(err)
 	}
 }
