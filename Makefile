@@ -32,7 +32,7 @@ test: ## run all tests that need nothing but Go
 
 judges: ## fetch what is missing (once, 1.2 GB), then run the tests against real engines, libzmq, Dynamo, Mooncake and Envoy, and those of clients/python
 	go run ./integration/judges/fetch
-	go test -tags judges -timeout 30m ./integration/judges/... ./internal/page ./internal/zmtp ./tools/pyenv ./tools/path
+	go test -tags judges -timeout 30m ./integration/judges/... ./internal/serve/page ./internal/ingest/zmtp ./tools/pyenv ./tools/path
 	go test -tags judges -timeout 30m ./integration/judges/dynamo ./integration/judges/selection -dynamo dynamo-next.txt
 	cd integration/judges/helm && go test -count 1 ./...
 
@@ -68,9 +68,9 @@ vulncheck: ## look for known vulnerabilities in the code that the programs call;
 	go run ./tools/vulncheck
 
 explore: ## run the random tests from seeds that are new each time: make explore N=100
-	go test ./internal/shim ./pkg/radix -run 'NothingIsLostOrInvented|SnapshotsMakeUpForEverything|LongHistories' -seed=0 -count=$${N:-10} -timeout 0
+	go test ./internal/ingest/shim ./pkg/radix -run 'NothingIsLostOrInvented|SnapshotsMakeUpForEverything|LongHistories' -seed=0 -count=$${N:-10} -timeout 0
 	go test ./pkg/routing -seed=0 -count=$${N:-10} -timeout 0
-	go test ./internal/dump ./internal/node ./pkg/events ./pkg/radix ./pkg/snapshot -rapid.seed=0 -rapid.checks=$$(($${N:-10} * 100)) -timeout 0
+	go test ./internal/operate/dump ./internal/index/node ./pkg/events ./pkg/radix ./pkg/snapshot -rapid.seed=0 -rapid.checks=$$(($${N:-10} * 100)) -timeout 0
 
 fuzz: ## run every fuzz target for a while: make fuzz T=10m
 	@for pkg in $$(go list ./...); do \

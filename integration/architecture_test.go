@@ -15,6 +15,28 @@ import (
 	"github.com/kvatlas/kvatlas/integration/harness"
 )
 
+// unit returns the row of ARCHITECTURE.md that a package belongs to: a program, a package of pkg with its subpackages,
+// or a group of internal.
+func unit(pkg string) string {
+	if parts := strings.Split(pkg, "/"); len(parts) > 2 {
+		return parts[0] + "/" + parts[1]
+	}
+	return pkg
+}
+
+// units returns the imports between the units of the product, as "from --> to".
+func units(t *testing.T) (arrows []string) {
+	product := regexp.MustCompile("^(cmd|internal|pkg)/")
+	for _, a := range imports(t) {
+		from, to, _ := strings.Cut(a, " --> ")
+		if from, to = unit(from), unit(to); from != to && product.MatchString(from) && product.MatchString(to) {
+			arrows = append(arrows, from+" --> "+to)
+		}
+	}
+	slices.Sort(arrows)
+	return slices.Compact(arrows)
+}
+
 // imports returns the arrows between our packages, as "from --> to", tests left out.
 func imports(t *testing.T) (arrows []string) {
 	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", "./...")
@@ -51,11 +73,11 @@ var (
 	layerRow  = regexp.MustCompile("(?m)^\\| \\w+ \\| ((?:`[\\w/-]+` ?)+) \\|$")
 )
 
-// TestPictureShowsTheImports holds the tables in ARCHITECTURE.md to the code: its imports, no more and no fewer, and
-// layers of which each package imports only its own and those below.
+// TestPictureShowsTheImports compares the tables in ARCHITECTURE.md with the code: the imports between its units, no
+// more and no fewer, and layers that import only their own packages and those below.
 func TestPictureShowsTheImports(t *testing.T) {
 	text := readFile(t, "../ARCHITECTURE.md")
-	real := imports(t)
+	real := units(t)
 	if *update {
 		text = importRow.ReplaceAllString(text, "")
 		top, bottom, _ := strings.Cut(text, "| package | imports |\n|---|---|\n")
@@ -90,17 +112,43 @@ func TestPictureShowsTheImports(t *testing.T) {
 			t.Errorf("the code has an import that the page lacks: %s; -update writes it", a)
 		}
 		from, to, _ := strings.Cut(a, " --> ")
-		if product := regexp.MustCompile("^(cmd|internal|pkg)/"); product.MatchString(from) && product.MatchString(to) {
-			if layers[from] == 0 || layers[to] == 0 {
-				t.Errorf("%s: the page names the layer of one of them only, or of none", a)
-			} else if layers[from] > layers[to] {
-				t.Errorf("%s points to a layer above", a)
-			}
+		if layers[from] == 0 || layers[to] == 0 {
+			t.Errorf("%s: the page lacks the layer of one of them", a)
+		} else if layers[from] > layers[to] {
+			t.Errorf("%s points to a layer above", a)
 		}
 	}
 	for _, a := range drawn {
 		if !slices.Contains(real, a) {
 			t.Errorf("the page has an import that the code lacks: %s; -update removes it", a)
+		}
+	}
+}
+
+// TestGroupsListTheirPackages: internal has at most ten groups, each with a doc.go that lists exactly its packages.
+func TestGroupsListTheirPackages(t *testing.T) {
+	groups, err := os.ReadDir("../internal")
+	if err != nil || len(groups) == 0 || len(groups) > 10 {
+		t.Fatalf("internal has %d groups: %v", len(groups), err)
+	}
+	item := regexp.MustCompile(`(?m)^//   - (\w+) `)
+	for _, group := range groups {
+		folder := "../internal/" + group.Name()
+		entries, err := os.ReadDir(folder)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var there, listed []string
+		for _, e := range entries {
+			if e.IsDir() {
+				there = append(there, e.Name())
+			}
+		}
+		for _, m := range item.FindAllStringSubmatch(readFile(t, folder+"/doc.go"), -1) {
+			listed = append(listed, m[1])
+		}
+		if !slices.Equal(there, listed) {
+			t.Errorf("%s/doc.go lists %q, and the folder has %q", folder, listed, there)
 		}
 	}
 }
@@ -124,28 +172,25 @@ func TestPictureNamesWhatIsThere(t *testing.T) {
 // TestArrowsPointDown keeps the promises of the layering, whatever is drawn.
 func TestArrowsPointDown(t *testing.T) {
 	core := map[string][]string{ // all that these may import of ours
-		"internal/msgp":         {},
-		"internal/hooks":        {},
-		"internal/loop":         {},
-		"internal/littleendian": {},
-		"internal/dial":         {},
-		"internal/strictjson":   {},
-		"internal/datafolder":   {},
-		"pkg/events":            {"internal/msgp", "internal/littleendian", "internal/strictjson"},
-		"pkg/radix":             {"pkg/events"},
-		"pkg/snapshot":          {"pkg/events", "internal/littleendian"},
-		"pkg/hicache":           {"pkg/events", "internal/dial", "internal/strictjson"},
-		"pkg/routing":           {"pkg/events"},
+		"internal/base/msgp":         {},
+		"internal/base/hooks":        {},
+		"internal/base/loop":         {},
+		"internal/base/littleendian": {},
+		"internal/base/dial":         {},
+		"internal/base/strictjson":   {},
+		"internal/base/datafolder":   {},
+		"pkg/events":                 {"internal/base/msgp", "internal/base/littleendian", "internal/base/strictjson"},
+		"pkg/radix":                  {"pkg/events"},
+		"pkg/snapshot":               {"pkg/events", "internal/base/littleendian"},
+		"pkg/hicache":                {"pkg/events", "internal/base/dial", "internal/base/strictjson"},
+		"pkg/routing":                {"pkg/events"},
 	}
 	for _, a := range imports(t) {
 		from, to, _ := strings.Cut(a, " --> ")
 		if allowed, ok := core[from]; ok && !slices.Contains(allowed, to) {
 			t.Errorf("%s: %s may import only %v of ours", a, from, allowed)
 		}
-		// leaves that must not be a part of the public surface
-		leaves := []string{"internal/msgp", "internal/hooks", "internal/loop", "internal/littleendian", "internal/dial",
-			"internal/strictjson", "internal/datafolder"}
-		public := strings.HasPrefix(to, "pkg/") || slices.Contains(leaves, to)
+		public := strings.HasPrefix(to, "pkg/") || strings.HasPrefix(to, "internal/base/")
 		if strings.HasPrefix(from, "pkg/") && !public || strings.HasPrefix(to, "cmd/") {
 			t.Errorf("%s points up", a)
 		}
@@ -165,7 +210,7 @@ func TestArrowsPointDown(t *testing.T) {
 	}
 	for _, line := range strings.Split(string(out), "\n") {
 		pkg, list, _ := strings.Cut(line, ": ")
-		may := []string{"pkg/jetstream", "pkg/natsserver", "pkg/client", "pkg/rpc", "internal/natsauth"}
+		may := []string{"pkg/jetstream", "pkg/natsserver", "pkg/client", "pkg/rpc", "internal/edge/natsauth"}
 		if strings.Contains(list, "github.com/nats-io/") && !slices.Contains(may, strings.TrimPrefix(pkg, harness.Module)) {
 			t.Errorf("%s imports NATS; only %v may", pkg, may)
 		}

@@ -13,29 +13,29 @@ import (
 // dialSites are the files that may connect without [dial.Dialer], and why the address is not one that a client, a lease
 // or a registration named.
 var dialSites = map[string]string{
-	"internal/dial/dialer.go":   "the dialer itself",
-	"internal/cli/notify.go":    "the service manager's socket, of the environment",
-	"internal/zmtp/endpoint.go": "stale looks at a socket that this process is about to listen at",
-	"internal/kube/client.go":   "the API server of a flag, or of the pod's own cluster",
-	"internal/tracing/otlp.go":  "the collector of a flag",
-	"internal/etcd/etcd.go":     "etcd of a flag; for what a registration names, Config.Dial has the rule",
-	"pkg/client/http.go":        "the indexer, of a program that uses the client",
-	"pkg/hicache/mooncake.go":   "its connections are made by MooncakeConfig.Dial",
-	"pkg/jetstream/conn.go":     "NATS, of a flag",
-	"cmd/indexer/http.go":       "the indexer itself, of a flag",
-	"cmd/indexer/probe.go":      "the indexer itself, of a flag",
-	"cmd/indexer/lameduck.go":   "the NATS server of the same container, of a flag",
+	"internal/base/dial/dialer.go":     "the dialer itself",
+	"internal/serve/cli/notify.go":     "the service manager's socket, of the environment",
+	"internal/ingest/zmtp/endpoint.go": "stale looks at a socket that this process is about to listen at",
+	"internal/ingest/kube/client.go":   "the API server of a flag, or of the pod's own cluster",
+	"internal/edge/tracing/otlp.go":    "the collector of a flag",
+	"internal/ingest/etcd/etcd.go":     "etcd of a flag; for what a registration names, Config.Dial has the rule",
+	"pkg/client/http.go":               "the indexer, of a program that uses the client",
+	"pkg/hicache/mooncake.go":          "its connections are made by MooncakeConfig.Dial",
+	"pkg/jetstream/conn.go":            "NATS, of a flag",
+	"cmd/indexer/http.go":              "the indexer itself, of a flag",
+	"cmd/indexer/probe.go":             "the indexer itself, of a flag",
+	"cmd/indexer/lameduck.go":          "the NATS server of the same container, of a flag",
 }
 
 // zmtpSites are the files that may open ZeroMQ connections. Each passes a rule, or an endpoint of a flag.
 var zmtpSites = map[string]string{
-	"internal/shim/shim.go":        "Config.Sockets has the rule",
-	"internal/shim/replay.go":      "the same",
-	"internal/shim/watch.go":       "the same",
-	"cmd/worker-shim/dynamozmq.go": "the rule of --dial-allow",
-	"cmd/worker-shim/learn.go":     "the engine that --engine-http names",
-	"cmd/worker-shim/remote.go":    "the same",
-	"cmd/worker-shim/mooncake.go":  "the master that --engine names",
+	"internal/ingest/shim/shim.go":   "Config.Sockets has the rule",
+	"internal/ingest/shim/replay.go": "the same",
+	"internal/ingest/shim/watch.go":  "the same",
+	"cmd/worker-shim/dynamozmq.go":   "the rule of --dial-allow",
+	"cmd/worker-shim/learn.go":       "the engine that --engine-http names",
+	"cmd/worker-shim/remote.go":      "the same",
+	"cmd/worker-shim/mooncake.go":    "the master that --engine names",
 }
 
 // TestDialSites finds every place of the programs that connects. A new one must use [dial.Dialer] or [dial.Client] with
@@ -81,7 +81,7 @@ func TestDialSites(t *testing.T) {
 					sites = zmtpSites
 				}
 				if sites[name] == "" {
-					t.Errorf("%s uses %s.%s: addresses that clients name are dialled by internal/dial with the rule of "+
+					t.Errorf("%s uses %s.%s: addresses that clients name are dialled by internal/base/dial with the rule of "+
 						"--dial-allow; if this address is the operator's, add the file and the reason to this test", name,
 						pkg.Name, of.Sel.Name)
 				}

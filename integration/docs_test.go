@@ -185,7 +185,7 @@ func TestPromisesHaveTests(t *testing.T) { namedTestsExist(t, "docs/security.md"
 
 // TestStatesNameTests: every test that the table of states names exists, and every state has one.
 func TestStatesNameTests(t *testing.T) {
-	const page = "internal/registry/DESIGN.md"
+	const page = "internal/fleet/registry/DESIGN.md"
 	namedTestsExist(t, page)
 	for _, line := range strings.Split(readFile(t, "../"+page), "\n") {
 		cells := strings.Split(strings.Trim(line, "|"), "|")

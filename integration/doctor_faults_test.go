@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/doctor"
-	"github.com/kvatlas/kvatlas/internal/registry"
+	"github.com/kvatlas/kvatlas/internal/fleet/registry"
+	"github.com/kvatlas/kvatlas/internal/operate/doctor"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/tools/enginesim"
@@ -23,8 +23,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
-// unstaged are the faults that no processes here can be brought to, each with why: internal/doctor provokes them at the
-// check, with the facts that it would have.
+// unstaged are the faults that no processes here can be brought to, each with why: internal/operate/doctor provokes
+// them at the check, with the facts that it would have.
 var unstaged = map[doctor.Fault]string{
 	"nats_far":               "loopback is near",
 	"jetstream_down":         "a cluster without a majority",

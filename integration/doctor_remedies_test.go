@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/doctor"
+	"github.com/kvatlas/kvatlas/internal/operate/doctor"
 )
 
 // remedy is what the advice of findings tells a person to do.

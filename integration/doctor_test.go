@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/doctor"
+	"github.com/kvatlas/kvatlas/internal/operate/doctor"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 

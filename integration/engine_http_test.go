@@ -16,8 +16,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// engineAPI is an engine's HTTP side: what it answers on which path. None: it is loading. internal/enginehttp has what
-// the engines' own code answers.
+// engineAPI is an engine's HTTP side: what it answers on which path. None: it is loading. internal/ingest/enginehttp
+// has what the engines' own code answers.
 type engineAPI struct {
 	*httptest.Server
 	mu      sync.Mutex

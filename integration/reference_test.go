@@ -15,7 +15,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
@@ -106,7 +106,7 @@ default holds. The flag ` + "`--snapshot-interval`" + ` is ` + "`KVATLAS_SNAPSHO
 			Responses map[string]json.RawMessage
 		}
 	}
-	if err := json.Unmarshal([]byte(readFile(t, "../internal/server/openapi.json")), &document); err != nil {
+	if err := json.Unmarshal([]byte(readFile(t, "../internal/serve/server/openapi.json")), &document); err != nil {
 		t.Fatal(err)
 	}
 	for _, path := range slices.Sorted(maps.Keys(document.Paths)) {

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/kvindexer/kvindexerpb"
+	"github.com/kvatlas/kvatlas/internal/faces/kvindexer/kvindexerpb"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/kvindexer/kvindexerpb"
+	"github.com/kvatlas/kvatlas/internal/faces/kvindexer/kvindexerpb"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"google.golang.org/grpc"

@@ -10,34 +10,34 @@ import (
 )
 
 // lenient are the files that decode JSON with encoding/json alone, and why that is no danger: names of fields are not
-// told apart by letter case there, and of two of one name the last counts. All others use internal/strictjson or the
-// readers of pkg/api.
+// told apart by letter case there, and of two of one name the last counts. All others use internal/base/strictjson or
+// the readers of pkg/api.
 var lenient = map[string]string{
-	"cmd/indexer/ask.go":                        "a text of the user's own command line",
-	"cmd/indexer/lameduck.go":                   "answers of the NATS server",
-	"internal/bpe/bpe.go":                       "a file of the operator's",
-	"internal/tokenize/chat.go":                 "a file of the operator's",
-	"internal/tokenize/compare.go":              "a file of the user's",
-	"internal/tokenize/service.go":              "one text or a list of texts",
-	"internal/jinja/decode.go":                  "values without fields: of two keys the last counts, as in Python",
-	"internal/compat/conductor/http.go":         "our own answer, once more as MessagePack",
-	"internal/compat/conductor/requests.go":     "a text, or a list of raw values; objects are read by api.Members",
-	"internal/compat/dynamoselect/http.go":      "text, and a raw value that api.Members reads",
-	"internal/compat/dynamoselect/ranktexts.go": "of two equal names the last counts, as in Dynamo",
-	"internal/kube/copy.go":                     "frames of a watch; their objects are decoded strictly",
-	"internal/etcd/etcd.go":                     "answers of etcd",
-	"internal/strictjson/strictjson.go":         "it is what the others use",
-	"pkg/api/handle.go":                         "replies to clients; requests have a reader of their own",
-	"pkg/hicache/mooncake.go":                   "answers of a store's master",
-	"pkg/hicache/reply.go":                      "answers of a store's master",
-	"pkg/jetstream/batch.go":                    "answers of the NATS server",
-	"pkg/jetstream/claims.go":                   "answers of the NATS server",
-	"pkg/jetstream/conn.go":                     "answers of the NATS server",
-	"pkg/snapshot/manifest.go":                  "what nodes write",
-	"pkg/snapshot/ranks.go":                     "what nodes write",
+	"cmd/indexer/ask.go":                              "a text of the user's own command line",
+	"cmd/indexer/lameduck.go":                         "answers of the NATS server",
+	"internal/text/bpe/bpe.go":                        "a file of the operator's",
+	"internal/text/tokenize/chat.go":                  "a file of the operator's",
+	"internal/text/tokenize/compare.go":               "a file of the user's",
+	"internal/text/tokenize/service.go":               "one text or a list of texts",
+	"internal/text/jinja/decode.go":                   "values without fields: of two keys the last counts, as in Python",
+	"internal/faces/compat/conductor/http.go":         "our own answer, once more as MessagePack",
+	"internal/faces/compat/conductor/requests.go":     "a text, or a list of raw values; objects are read by api.Members",
+	"internal/faces/compat/dynamoselect/http.go":      "text, and a raw value that api.Members reads",
+	"internal/faces/compat/dynamoselect/ranktexts.go": "of two equal names the last counts, as in Dynamo",
+	"internal/ingest/kube/copy.go":                    "frames of a watch; their objects are decoded strictly",
+	"internal/ingest/etcd/etcd.go":                    "answers of etcd",
+	"internal/base/strictjson/strictjson.go":          "it is what the others use",
+	"pkg/api/handle.go":                               "replies to clients; requests have a reader of their own",
+	"pkg/hicache/mooncake.go":                         "answers of a store's master",
+	"pkg/hicache/reply.go":                            "answers of a store's master",
+	"pkg/jetstream/batch.go":                          "answers of the NATS server",
+	"pkg/jetstream/claims.go":                         "answers of the NATS server",
+	"pkg/jetstream/conn.go":                           "answers of the NATS server",
+	"pkg/snapshot/manifest.go":                        "what nodes write",
+	"pkg/snapshot/ranks.go":                           "what nodes write",
 }
 
-// TestStrictJSON: a new decoder of JSON uses internal/strictjson, or has a reason in the list.
+// TestStrictJSON: a new decoder of JSON uses internal/base/strictjson, or has a reason in the list.
 func TestStrictJSON(t *testing.T) {
 	decodes := regexp.MustCompile(`\bjson\.(Unmarshal|NewDecoder)\(`)
 	found := map[string]bool{}
@@ -50,7 +50,7 @@ func TestStrictJSON(t *testing.T) {
 			if name := filepath.ToSlash(strings.TrimPrefix(path, "../")); decodes.Match(text) {
 				found[name] = true
 				if lenient[name] == "" {
-					t.Errorf("%s decodes by encoding/json; use internal/strictjson, or say here why that is no danger", name)
+					t.Errorf("%s decodes by encoding/json; use internal/base/strictjson, or say here why that is no danger", name)
 				}
 			}
 			return err

@@ -8,7 +8,7 @@ import (
 	"sort"
 	"strings"
 
-	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 

@@ -4,7 +4,7 @@ package main
 import (
 	"os"
 
-	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/tools/bench/command"
 	"github.com/kvatlas/kvatlas/tools/demo"
 	"github.com/kvatlas/kvatlas/tools/routesim"

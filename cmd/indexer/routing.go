@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kvatlas/kvatlas/internal/strictjson"
+	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/routing"
 	"go.yaml.in/yaml/v3"
 )

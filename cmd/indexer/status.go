@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/cli"
-	"github.com/kvatlas/kvatlas/internal/survey"
+	"github.com/kvatlas/kvatlas/internal/operate/survey"
+	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/spf13/cobra"

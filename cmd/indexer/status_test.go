@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/survey"
+	"github.com/kvatlas/kvatlas/internal/operate/survey"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 

@@ -9,8 +9,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/cli"
-	"github.com/kvatlas/kvatlas/internal/tokenize"
+	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/text/tokenize"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/spf13/cobra"
 )

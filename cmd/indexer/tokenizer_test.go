@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/internal/tokenize"
+	"github.com/kvatlas/kvatlas/internal/text/tokenize"
 )
 
 // byteTokens are the tokens of an engine that has one for each byte.

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/kvatlas/kvatlas/internal/strictjson"
-	"github.com/kvatlas/kvatlas/internal/tokenize"
+	"github.com/kvatlas/kvatlas/internal/base/strictjson"
+	"github.com/kvatlas/kvatlas/internal/text/tokenize"
 	"go.yaml.in/yaml/v3"
 )
 

@@ -12,9 +12,9 @@ import (
 	"github.com/gdamore/tcell/v2"
 	"github.com/spf13/cobra"
 
-	"github.com/kvatlas/kvatlas/internal/cli"
-	"github.com/kvatlas/kvatlas/internal/survey"
-	"github.com/kvatlas/kvatlas/internal/top"
+	"github.com/kvatlas/kvatlas/internal/operate/survey"
+	"github.com/kvatlas/kvatlas/internal/operate/top"
+	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 )

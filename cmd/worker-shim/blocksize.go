@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/escape"
-	"github.com/kvatlas/kvatlas/internal/loop"
+	"github.com/kvatlas/kvatlas/internal/base/escape"
+	"github.com/kvatlas/kvatlas/internal/base/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )

@@ -9,12 +9,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/dynamo"
-	"github.com/kvatlas/kvatlas/internal/etcd"
-	"github.com/kvatlas/kvatlas/internal/kube"
-	"github.com/kvatlas/kvatlas/internal/loop"
-	"github.com/kvatlas/kvatlas/internal/shim"
-	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/internal/ingest/dynamo"
+	"github.com/kvatlas/kvatlas/internal/ingest/etcd"
+	"github.com/kvatlas/kvatlas/internal/ingest/kube"
+	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 

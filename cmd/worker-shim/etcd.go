@@ -11,10 +11,10 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/kvatlas/kvatlas/internal/cli"
-	"github.com/kvatlas/kvatlas/internal/dynamo"
-	"github.com/kvatlas/kvatlas/internal/etcd"
-	"github.com/kvatlas/kvatlas/internal/kube"
+	"github.com/kvatlas/kvatlas/internal/ingest/dynamo"
+	"github.com/kvatlas/kvatlas/internal/ingest/etcd"
+	"github.com/kvatlas/kvatlas/internal/ingest/kube"
+	"github.com/kvatlas/kvatlas/internal/serve/cli"
 )
 
 // etcdFlags are how etcd is spoken with.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/cli"
 )
 
 // TestExitStatus gives every command what makes no sense: status 2, at once, though a shim waits for NATS otherwise.

@@ -11,12 +11,12 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/kvatlas/kvatlas/internal/cli"
-	"github.com/kvatlas/kvatlas/internal/metrics"
-	"github.com/kvatlas/kvatlas/internal/rights"
-	"github.com/kvatlas/kvatlas/internal/shim"
-	"github.com/kvatlas/kvatlas/internal/tracing"
-	"github.com/kvatlas/kvatlas/internal/web"
+	"github.com/kvatlas/kvatlas/internal/edge/rights"
+	"github.com/kvatlas/kvatlas/internal/edge/tracing"
+	"github.com/kvatlas/kvatlas/internal/edge/web"
+	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/internal/operate/metrics"
+	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )

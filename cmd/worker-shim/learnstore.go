@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/kvatlas/kvatlas/internal/enginehttp"
-	"github.com/kvatlas/kvatlas/internal/strictjson"
+	"github.com/kvatlas/kvatlas/internal/base/strictjson"
+	"github.com/kvatlas/kvatlas/internal/ingest/enginehttp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )

@@ -8,9 +8,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/enginehttp"
-	"github.com/kvatlas/kvatlas/internal/loop"
-	"github.com/kvatlas/kvatlas/internal/shim"
+	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/internal/ingest/enginehttp"
+	"github.com/kvatlas/kvatlas/internal/ingest/shim"
 )
 
 // namesEvery is the number of sleep checks per check of the engine's names.

@@ -3,7 +3,7 @@ package main
 import (
 	"fmt"
 
-	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
 )
 
 const maxRanks = 1024

@@ -10,9 +10,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/escape"
-	"github.com/kvatlas/kvatlas/internal/shim"
-	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/internal/base/escape"
+	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"

@@ -1,4 +1,4 @@
-"""Writes internal/enginehttp/testdata/sglang.json: sglang_http_goldens.py WHEEL... > sglang.json
+"""Writes internal/ingest/enginehttp/testdata/sglang.json: sglang_http_goldens.py WHEEL... > sglang.json
 
 Each case is what /server_info says of a configuration. The descriptor kv_events, its defaults and its refusals come from the release's own code, read out of its wheel
 with wheel.py; the settings beside it are given here under the names that ServerArgs has, which is checked. The rest of /server_info, some 400 settings, is left out.

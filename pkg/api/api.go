@@ -608,7 +608,7 @@ type TierCounts struct {
 	External uint64 `json:"external" msgpack:"external"`
 }
 
-// Indexer answers. internal/node implements it. All methods may be called from any goroutine; errors are of type
+// Indexer answers. internal/index/node implements it. All methods may be called from any goroutine; errors are of type
 // *Error.
 type Indexer interface {
 	Find(ctx context.Context, q *Query) (*Answer, error)

@@ -1,5 +1,5 @@
 // Package api is what clients and indexer nodes say to each other: queries and answers, their JSON and MessagePack
-// forms, and the errors with their codes. It knows no transport: internal/server serves it over NATS and HTTP.
+// forms, and the errors with their codes. It knows no transport: internal/serve/server serves it over NATS and HTTP.
 //
 // A query names a model and either the tokens of a prompt or the local hashes of its blocks:
 //

@@ -208,7 +208,7 @@ const MaxHistoryBlocks = 1 << 16
 
 // BlockHistoryRequest asks a node what it remembers of blocks.
 type BlockHistoryRequest struct {
-	Blocks Hashes `json:"blocks,omitzero" msgpack:"blocks,omitempty"` // by their names in internal/funnel
+	Blocks Hashes `json:"blocks,omitzero" msgpack:"blocks,omitempty"` // by their names in internal/operate/funnel
 
 	// Workers are those of which the beginnings of prompts that they stored last are asked for.
 	Workers []events.WorkerID `json:"workers,omitzero" msgpack:"workers,omitempty"`

@@ -1,6 +1,6 @@
 package api
 
-import "github.com/kvatlas/kvatlas/internal/littleendian"
+import "github.com/kvatlas/kvatlas/internal/base/littleendian"
 
 // Tokens are token ids. In JSON an array of numbers; in MessagePack the same, or a bin of little-endian u32.
 type Tokens []uint32

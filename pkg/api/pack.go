@@ -8,8 +8,8 @@ import (
 
 	"github.com/vmihailenco/msgpack/v5"
 
-	"github.com/kvatlas/kvatlas/internal/littleendian"
-	"github.com/kvatlas/kvatlas/internal/msgp"
+	"github.com/kvatlas/kvatlas/internal/base/littleendian"
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 

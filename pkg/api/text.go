@@ -6,7 +6,7 @@ import (
 	"errors"
 	"strconv"
 
-	"github.com/kvatlas/kvatlas/internal/msgp"
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
 	"github.com/vmihailenco/msgpack/v5"
 )
 

@@ -4,7 +4,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/kvatlas/kvatlas/internal/dial"
+	"github.com/kvatlas/kvatlas/internal/base/dial"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"unsafe"
 
-	"github.com/kvatlas/kvatlas/internal/littleendian"
-	"github.com/kvatlas/kvatlas/internal/msgp"
+	"github.com/kvatlas/kvatlas/internal/base/littleendian"
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
 // batchVersion is the format version that AppendBatch writes and the highest one that DecodeBatch reads.

@@ -16,7 +16,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 	"pgregory.net/rapid"
 
-	"github.com/kvatlas/kvatlas/internal/msgp"
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
 func init() { flag.Set("rapid.seed", "1") } // the same cases each time; `make explore` takes others

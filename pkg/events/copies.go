@@ -3,7 +3,7 @@ package events
 import (
 	"slices"
 
-	"github.com/kvatlas/kvatlas/internal/msgp"
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
 // Copies below the device, as vLLM's connectors announce them (vllm-project/vllm › vllm/distributed/kv_transfer/

@@ -3,7 +3,7 @@ package events
 import (
 	"bytes"
 
-	"github.com/kvatlas/kvatlas/internal/msgp"
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
 // How engines are told apart. vLLM and SGLang write nearly the same; a message in which nothing below occurs is read

@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/kvatlas/kvatlas/internal/msgp"
-	"github.com/kvatlas/kvatlas/internal/strictjson"
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
+	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 )
 
 // EngineLoad is how full a rank is, as its engine says, or as a router of another make counts what it has sent there.

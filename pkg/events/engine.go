@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kvatlas/kvatlas/internal/msgp"
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
 // Bounds of what an engine may send.

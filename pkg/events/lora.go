@@ -4,7 +4,7 @@ import (
 	"math"
 	"strconv"
 
-	"github.com/kvatlas/kvatlas/internal/msgp"
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
 // LoRAByID is the name under which blocks of an adapter are hashed if the engine announces its number and not its name,

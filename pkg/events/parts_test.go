@@ -10,7 +10,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/internal/msgp"
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
 // decodeParts decodes a message in parts of the given bound, and joins them.

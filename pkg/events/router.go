@@ -9,8 +9,8 @@ import (
 	"math"
 	"strconv"
 
-	"github.com/kvatlas/kvatlas/internal/msgp"
-	"github.com/kvatlas/kvatlas/internal/strictjson"
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
+	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 )
 
 // RouterEvent is one of NVIDIA Dynamo's router events (ai-dynamo/dynamo › lib/kv-router, protocols): what an engine

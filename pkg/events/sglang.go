@@ -3,7 +3,7 @@ package events
 import (
 	"math"
 
-	"github.com/kvatlas/kvatlas/internal/msgp"
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
 // Where SGLang's events differ from vLLM's (sgl-project/sglang › python/sglang/srt/mem_cache/events.py, in older

@@ -6,7 +6,7 @@ import (
 	"iter"
 	"math"
 
-	"github.com/kvatlas/kvatlas/internal/msgp"
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
 // StoreEvent is one change of what a shared store holds, as a Mooncake master publishes it (kvcache-ai/Mooncake ›

@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"math"
 
-	"github.com/kvatlas/kvatlas/internal/msgp"
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
 	"github.com/zeebo/xxh3"
 )
 

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/kvatlas/kvatlas/internal/strictjson"
+	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 )
 
 // ReadWorkerEvents reads what one worker says of itself, without its name (ai-dynamo/dynamo › lib/kv-router,

@@ -6,7 +6,7 @@ import (
 	"net"
 	"strings"
 
-	"github.com/kvatlas/kvatlas/internal/dial"
+	"github.com/kvatlas/kvatlas/internal/base/dial"
 )
 
 // Master is where a Mooncake master is found.

@@ -20,7 +20,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/kvatlas/kvatlas/internal/dial"
+	"github.com/kvatlas/kvatlas/internal/base/dial"
 )
 
 // MooncakeConfig says where a Mooncake master's admin server is and how it is asked. The zero value of all but Address

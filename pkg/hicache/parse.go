@@ -7,7 +7,7 @@ import (
 	"reflect"
 	"strings"
 
-	"github.com/kvatlas/kvatlas/internal/strictjson"
+	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 )
 
 // Passed are the names of fields of a configuration that are not known here and are passed over, such as those of a

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/dial"
+	"github.com/kvatlas/kvatlas/internal/base/dial"
 )
 
 // pool asks one server over a fixed number of kept connections, each by whoever has it in hand: writing and reading

@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/hooks"
-	"github.com/kvatlas/kvatlas/internal/loop"
+	"github.com/kvatlas/kvatlas/internal/base/hooks"
+	"github.com/kvatlas/kvatlas/internal/base/loop"
 )
 
 // ModelHooks are called from the goroutines of [Models.Run]. Each may be nil. They must not block.

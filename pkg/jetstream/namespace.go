@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/loop"
-	"github.com/kvatlas/kvatlas/internal/strictjson"
+	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/strictjson"
+	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 

@@ -15,7 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
 
-	"github.com/kvatlas/kvatlas/internal/loop"
+	"github.com/kvatlas/kvatlas/internal/base/loop"
 )
 
 // Codes of service errors: numbers as in HTTP. Those that this package itself answers with; handlers have others.

@@ -19,7 +19,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
-	"github.com/kvatlas/kvatlas/internal/datafolder"
+	"github.com/kvatlas/kvatlas/internal/base/datafolder"
 )
 
 // ErrInUse means that another process holds the data folder or the port. [Start] and [Server.Restart] return it.

@@ -6,8 +6,8 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
-	"github.com/kvatlas/kvatlas/internal/hooks"
-	"github.com/kvatlas/kvatlas/internal/loop"
+	"github.com/kvatlas/kvatlas/internal/base/hooks"
+	"github.com/kvatlas/kvatlas/internal/base/loop"
 )
 
 // SuperviseHooks tell what [Server.Supervise] finds and does, from its goroutine. Each may be nil.

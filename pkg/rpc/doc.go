@@ -11,5 +11,5 @@
 // All methods may be called from any goroutine. A [Receiver] is called from the subscription's goroutine while the pool
 // is locked: it must return soon and must not call the pool.
 //
-// What is asked, and when it is asked again, is left to others: pkg/client and internal/scatter.
+// What is asked, and when it is asked again, is left to others: pkg/client and internal/index/scatter.
 package rpc

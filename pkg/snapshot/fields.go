@@ -6,7 +6,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/kvatlas/kvatlas/internal/littleendian"
+	"github.com/kvatlas/kvatlas/internal/base/littleendian"
 )
 
 // cursor reads a chunk's two columns. The first thing that is wrong is kept in err, and from then on everything reads

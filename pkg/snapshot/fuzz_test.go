@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/internal/littleendian"
+	"github.com/kvatlas/kvatlas/internal/base/littleendian"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 

@@ -7,7 +7,7 @@ import (
 	"math"
 	"math/bits"
 
-	"github.com/kvatlas/kvatlas/internal/littleendian"
+	"github.com/kvatlas/kvatlas/internal/base/littleendian"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 

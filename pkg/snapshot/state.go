@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/kvatlas/kvatlas/internal/littleendian"
+	"github.com/kvatlas/kvatlas/internal/base/littleendian"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 

@@ -9,7 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/kvatlas/kvatlas/internal/littleendian"
+	"github.com/kvatlas/kvatlas/internal/base/littleendian"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 

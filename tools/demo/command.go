@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/tools/trace"
 	"github.com/spf13/cobra"
 )

@@ -3,7 +3,7 @@ package enginesim
 import (
 	"fmt"
 
-	"github.com/kvatlas/kvatlas/internal/msgp"
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 

@@ -8,7 +8,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
 	"github.com/kvatlas/kvatlas/tools/zmtpserver"
 	"github.com/vmihailenco/msgpack/v5"
 )

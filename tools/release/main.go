@@ -31,7 +31,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/cli"
 )
 
 var programs = []string{"indexer", "worker-shim"}

@@ -43,8 +43,8 @@ const (
 	// All routers share one index and the requests under way. A restart of a router loses neither.
 	ArmExactShared Arm = "exact-shared"
 
-	// ArmPromptSessions is the policy kvatlas with session affinity by prompt (internal/affinity): a request goes where
-	// the session is whose last prompt its own continues.
+	// ArmPromptSessions is the policy kvatlas with session affinity by prompt (internal/choose/affinity): a request goes
+	// where the session is whose last prompt its own continues.
 	ArmPromptSessions Arm = "prompt-sessions"
 
 	ArmOracle       Arm = "oracle"        // the policy dynamo with the true state of the engines

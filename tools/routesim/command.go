@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/pkg/routing"
 	"github.com/kvatlas/kvatlas/tools/trace"
 	"github.com/spf13/cobra"

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/pkg/routing"
 	"github.com/kvatlas/kvatlas/tools/trace"
 	"github.com/spf13/cobra"

@@ -5,7 +5,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/cli"
 )
 
 // Print writes a report for people.

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"sync"
 
-	"github.com/kvatlas/kvatlas/internal/zmtp"
+	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
 )
 
 // ErrNoPeer: a Router has no connection under that name.

@@ -16,9 +16,9 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
-	"github.com/kvatlas/kvatlas/internal/page"
-	"github.com/kvatlas/kvatlas/internal/watch"
-	"github.com/kvatlas/kvatlas/internal/web"
+	"github.com/kvatlas/kvatlas/internal/edge/web"
+	"github.com/kvatlas/kvatlas/internal/operate/watch"
+	"github.com/kvatlas/kvatlas/internal/serve/page"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )

@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/kvindexer/kvindexerpb"
+	"github.com/kvatlas/kvatlas/internal/faces/kvindexer/kvindexerpb"
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
@@ -54,7 +54,7 @@ func (w *worker) depth(hashes []int64) (n int) {
 // round for every prompt: by all of its hashes, and by some of them. Answers are equal to a naive count.
 func TestRouter(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "", "--grpc-listen", "127.0.0.1:0")
-	file, err := filepath.Abs("../../../internal/kvindexer/kvindexerpb/kv_indexer.proto")
+	file, err := filepath.Abs("../../../internal/faces/kvindexer/kvindexerpb/kv_indexer.proto")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/jinja"
+	"github.com/kvatlas/kvatlas/internal/text/jinja"
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
@@ -86,9 +86,9 @@ func TestTemplates(t *testing.T) {
 	t.Logf("%d renders alike; not known: %s", total, strings.Join(unknown, " "))
 }
 
-// TestGoldenTemplates has Jinja2 render internal/jinja/testdata/cases.json again.
+// TestGoldenTemplates has Jinja2 render internal/text/jinja/testdata/cases.json again.
 func TestGoldenTemplates(t *testing.T) {
-	data, err := os.ReadFile("../../../internal/jinja/testdata/cases.json")
+	data, err := os.ReadFile("../../../internal/text/jinja/testdata/cases.json")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,13 +11,14 @@ import (
 	"os/exec"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/internal/jinja"
+	"github.com/kvatlas/kvatlas/internal/text/jinja"
 )
 
 var gonja = flag.Bool("gonja", false, "measure github.com/nikolalohinski/gonja too, which is downloaded")
 
-// TestGonja measures why templates are rendered by internal/jinja and not by a library: how many of the conversations
-// of TestTemplates gonja renders as Jinja2 does. The results are in docs/measurements/2026-11-templates.md.
+// TestGonja measures why templates are rendered by internal/text/jinja and not by a library: how many of the
+// conversations of TestTemplates gonja renders as Jinja2 does. The results are in
+// docs/measurements/2026-11-templates.md.
 func TestGonja(t *testing.T) {
 	if !*gonja {
 		t.Skip("-gonja measures the library")
@@ -73,7 +74,7 @@ func TestGonja(t *testing.T) {
 				}
 			}
 		}
-		t.Logf("%-12s Jinja2 renders %4d of 2000: internal/jinja as it %4d, gonja %4d; gonja renders %d where Jinja2 fails; the first that differs:\n%.1500s",
+		t.Logf("%-12s Jinja2 renders %4d of 2000: internal/text/jinja as it %4d, gonja %4d; gonja renders %d where Jinja2 fails; the first that differs:\n%.1500s",
 			name, rendered, ours, theirs, where, example)
 	}
 }

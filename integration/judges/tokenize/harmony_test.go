@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/internal/jinja"
+	"github.com/kvatlas/kvatlas/internal/text/jinja"
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
@@ -50,8 +50,8 @@ const weatherTool = `{"type":"function","function":{"name":"weather","descriptio
 	`"object","properties":{"city":{"type":"string","description":"Name"},"unit":{"type":"string","enum":["c","f"],` +
 	`"default":"c"}},"required":["city"]}}}`
 
-// TestHarmony shows why chats with gpt-oss are refused: internal/jinja renders the model's template as Jinja2 does, and
-// vLLM does not use it. The results are in docs/measurements/2026-11-templates.md.
+// TestHarmony shows why chats with gpt-oss are refused: internal/text/jinja renders the model's template as Jinja2
+// does, and vLLM does not use it. The results are in docs/measurements/2026-11-templates.md.
 func TestHarmony(t *testing.T) {
 	if !*harmony {
 		t.Skip("-harmony compares with vLLM")

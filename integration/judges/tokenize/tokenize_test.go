@@ -18,7 +18,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/kvatlas/kvatlas/internal/bpe"
+	"github.com/kvatlas/kvatlas/internal/text/bpe"
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 

@@ -38,8 +38,8 @@ const (
 // After each round all runs again. From the moment at which NATS carries messages between the nodes that have lived on,
 // they have four heartbeats, two seconds, until the digests, loads and bindings of sessions of all are equal: each is
 // asked by itself. So
-// have all nodes when those are ready that were started again. Then every id is looked up, and must be as internal/load
-// promises:
+// have all nodes when those are ready that were started again. Then every id is looked up, and must be as
+// internal/choose/load promises:
 //
 //   - A booking that was acknowledged by a node that still lives, or that all knew after a round before, is there,
 //     unless it has ended. What a node had acknowledged that was killed may be lost with it, and is counted.

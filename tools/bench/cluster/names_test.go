@@ -3,7 +3,7 @@ package cluster
 import (
 	"testing"
 
-	"github.com/kvatlas/kvatlas/internal/cluster"
+	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 

@@ -7,7 +7,7 @@ import (
 	"io"
 	"os"
 
-	"github.com/kvatlas/kvatlas/internal/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/tools/bench"
 	"github.com/kvatlas/kvatlas/tools/bench/cluster"

@@ -1,0 +1,8 @@
+// Package choose chooses a worker for a request and books it.
+//
+//   - affinity binds sessions to workers
+//   - guess predicts blocks that a worker probably holds, because requests with them were sent there
+//   - load keeps the requests under way and the outstanding work of each worker
+//   - queue orders the requests that wait for a worker
+//   - selection joins index, registrations and loads, applies a policy of pkg/routing, and books
+package choose

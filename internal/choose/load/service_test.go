@@ -1,0 +1,223 @@
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/fleet/replication"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
+)
+
+const patience = 60 * time.Second
+
+// fleet is services on one real NATS server.
+type fleet struct {
+	*testing.T
+	ctx    context.Context
+	server *natsserver.Server
+}
+
+// node starts a service and returns what stops it.
+func (f *fleet) node() (*Service, func()) {
+	f.Helper()
+	conn, err := jetstream.Connect(f.ctx, jetstream.ConnOptions{Server: f.server, Wait: true})
+	if err != nil {
+		f.Fatal(err)
+	}
+	s := New(Config{Conn: conn, Namespace: "loads", Hooks: replication.Hooks{
+		Listen: func(err error) { f.Errorf("listen: %v", err) },
+		Send:   func(err error) { f.Errorf("send: %v", err) },
+	}})
+	ctx, cancel := context.WithCancel(f.ctx)
+	done := make(chan struct{})
+	go func() {
+		s.Run(ctx)
+		close(done)
+	}()
+	stop := func() {
+		cancel()
+		<-done
+		if err := conn.NATS().Drain(); err != nil {
+			f.Errorf("drain: %v", err)
+		}
+		for !conn.NATS().IsClosed() {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	return s, stop
+}
+
+func (f *fleet) until(what string, is func() bool) {
+	f.Helper()
+	for !is() {
+		select {
+		case <-time.After(time.Millisecond):
+		case <-f.ctx.Done():
+			f.Fatalf("in vain: %s", what)
+		}
+	}
+}
+
+func (f *fleet) ready(s *Service) {
+	f.Helper()
+	select {
+	case <-s.Ready():
+	case <-f.ctx.Done():
+		f.Fatal("it is not ready")
+	}
+}
+
+func TestThreeNodes(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Stop()
+	f := &fleet{t, ctx, server}
+	m := Model{Name: "org/model 1.0", Group: "a.b"}
+	var nodes []*Service
+	for range 3 {
+		s, stop := f.node()
+		defer stop()
+		nodes = append(nodes, s)
+	}
+	for _, s := range nodes {
+		f.ready(s)
+	}
+	equal := func(nodes ...*Service) bool {
+		var first Digest
+		nodes[0].Read(m, func(t *Table) { first = t.Digest() })
+		for _, s := range nodes {
+			same := false
+			s.Read(m, func(t *Table) { same = t.Digest() == first && t.Check() == nil })
+			if !same {
+				return false
+			}
+		}
+		return true
+	}
+
+	// Each request is booked on one node and goes on on others.
+	rank := events.RankKey{Instance: "w", Rank: 3}
+	for i := range 300 {
+		id := fmt.Sprint(i)
+		if err := nodes[i%3].Book(ctx, m, Booking{ID: id, Rank: rank, Hashes: []events.SeqHash{1, 2, events.SeqHash(i)},
+			PrefillTokens: 10}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.until("all have 300 requests", func() bool {
+		for _, s := range nodes {
+			n := 0
+			s.Read(m, func(t *Table) { n = t.Len() })
+			if n != 300 {
+				return false
+			}
+		}
+		return equal(nodes...)
+	})
+	for i := range 300 {
+		id := fmt.Sprint(i)
+		if err := nodes[(i+1)%3].Book(ctx, m, Booking{ID: id, Rank: rank}); !errors.Is(err, ErrConflict) {
+			t.Fatalf("%s is booked again: %v", id, err)
+		}
+		if err := errors.Join(nodes[(i+1)%3].PrefillComplete(ctx, m, id), nodes[(i+2)%3].OutputBlock(ctx, m, id, 0.5),
+			nodes[i%3].OutputBlock(ctx, m, id, 0.25)); err != nil {
+			t.Fatal(err)
+		}
+		if i < 100 {
+			if err := nodes[(i+1)%3].Free(ctx, m, id); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if at, ok := nodes[1].Locate("250", func(Model) bool { return true }); !ok || at != m {
+		t.Errorf("request 250 is of %v", at)
+	}
+	if err := nodes[0].Free(ctx, m, "nobody's"); !errors.Is(err, ErrUnknown) {
+		t.Errorf("%v", err)
+	}
+	f.until("all have 200 requests", func() bool {
+		l := nodes[2].Loads(m)
+		return len(l) == 1 && l[0].Requests == 200 && l[0].PrefillTokens == 0 && equal(nodes...)
+	})
+
+	// A node that comes later is ready when it has them.
+	late, stop := f.node()
+	f.ready(late)
+	if !equal(nodes[0], late) {
+		t.Errorf("a node that starts is ready with %+v, others have %+v", late.Status(), nodes[0].Status())
+	}
+	if err := late.Book(ctx, m, Booking{ID: "last words", Rank: rank}); err != nil {
+		t.Fatal(err)
+	}
+	stop() // at once
+	f.until("what a node booked last is known to others", func() bool {
+		return nodes[0].Free(ctx, m, "last words") == nil
+	})
+
+	// A rank that is gone takes its requests along, everywhere.
+	nodes[1].RemoveRank(rank)
+	f.until("the rank's requests are gone", func() bool {
+		for _, s := range nodes {
+			for _, l := range s.Loads(m) {
+				if l.Requests > 0 {
+					return false
+				}
+			}
+		}
+		return true
+	})
+	if err := nodes[2].Book(ctx, m, Booking{ID: "299", Rank: rank}); !errors.Is(err, ErrConflict) {
+		t.Errorf("the id of a request whose rank is gone: %v", err)
+	}
+	if err := nodes[2].Free(ctx, m, "299"); !errors.Is(err, ErrUnknown) {
+		t.Errorf("the end of a request whose rank is gone: %v", err)
+	}
+	if err := nodes[2].Book(ctx, m, Booking{ID: "299", Rank: rank}); err != nil {
+		t.Errorf("its id when it was asked for: %v", err)
+	}
+	st := nodes[0].Status()
+	if !st.Ready || len(st.Models) != 1 || st.Models[0].Model != m || st.Counts.Received == 0 || st.Counts.Malformed > 0 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// TestAloneAtOnce has a service that is told that there is nobody else.
+func TestAloneAtOnce(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Stop()
+	f := &fleet{t, ctx, server}
+	s, stop := f.node()
+	s.Alone()
+	f.ready(s)
+	m := Model{Name: "m"}
+	if s.Loads(m) != nil || s.Read(m, func(*Table) {}) {
+		t.Error("there is a table of a model that nobody booked for")
+	}
+	if err := s.Free(ctx, m, "x"); !errors.Is(err, ErrUnknown) {
+		t.Error(err)
+	}
+	stop()
+	if err := s.Book(context.Background(), m, Booking{ID: "x", Rank: rankKey(0)}); err != nil {
+		t.Errorf("after its end: %v", err)
+	}
+}
+
+// Loads lists the loads of all ranks that have, or had, requests of a model.
+func (s *Service) Loads(model Model) (list []Load) {
+	s.Read(model, func(t *Table) { list = t.Loads(nil, nil) })
+	return list
+}

@@ -1,0 +1,211 @@
+package selection
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/kvatlas/kvatlas/internal/choose/load"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+)
+
+// Book books a request on the worker that it names, or on the one that was chosen for its id.
+func (s *Service) Book(ctx context.Context, r *api.BookRequest) (*api.Booking, error) {
+	if r.Worker == "" {
+		return s.bookPending(ctx, r)
+	}
+	s.pending.drop(r.Model, r.RequestID)
+	of, err := s.candidates(r.Model, r.BlockSize)
+	if err != nil {
+		return nil, err
+	}
+	rank := events.RankKey{Instance: r.Worker, Rank: r.Rank}
+	if _, ok := of.at[rank]; !ok {
+		return nil, api.Errorf(api.CodeUnknownWorker, "worker %.64q rank %d is not registered for %q", r.Worker, r.Rank,
+			r.Model)
+	}
+	x := s.scratches.Get().(*scratch)
+	defer s.scratches.Put(x)
+	isl, err := x.hash(&r.Prompt, of.blockSize)
+	if err != nil {
+		return nil, err
+	}
+	if r.EffectivePrefillTokens > isl {
+		return nil, api.Errorf(api.CodeMalformed, "effective_prefill_tokens is %d; the prompt has %d tokens",
+			r.EffectivePrefillTokens, isl)
+	}
+	b := load.Booking{ID: r.RequestID, Rank: rank, Hashes: x.seq, ExpectedOutput: r.ExpectedOutputTokens,
+		NoReuse: r.AssumeKVReuse != nil && !*r.AssumeKVReuse}
+	if r.TrackPrefillTokens == nil || *r.TrackPrefillTokens {
+		b.PrefillTokens = int64(r.EffectivePrefillTokens)
+	}
+	return booked(r, b), s.book(ctx, r.Model, &chosen{booking: b, session: r.SessionID})
+}
+
+// bookPending books what was chosen for an id. A choice is used once; a booking that fails keeps it.
+func (s *Service) bookPending(ctx context.Context, r *api.BookRequest) (*api.Booking, error) {
+	c, ok := s.pending.take(r.Model, r.RequestID)
+	if !ok {
+		return nil, api.Errorf(api.CodeUnknownRequest,
+			"there is no choice for request %.64q of %q: it has expired, was used, or was never made", r.RequestID, r.Model)
+	}
+	if err := s.book(ctx, r.Model, &c); err != nil {
+		s.pending.add(r.Model, &c)
+		return nil, err
+	}
+	return booked(r, c.booking), nil
+}
+
+func booked(r *api.BookRequest, b load.Booking) *api.Booking {
+	return &api.Booking{Model: r.Model, RequestID: b.ID, Worker: b.Rank.Instance, Rank: b.Rank.Rank}
+}
+
+// PrefillComplete says that a request's first output token has come.
+func (s *Service) PrefillComplete(ctx context.Context, r *api.RequestRef) error {
+	defer s.freePrefill(ctx, r)
+	return notBooked(s.cfg.Loads.PrefillComplete(ctx, table(r.Model), r.RequestID))
+}
+
+// OutputBlock says that a request has filled another block with output.
+func (s *Service) OutputBlock(ctx context.Context, r *api.RequestRef) error {
+	fraction := -1.0
+	if r.DecayFraction != nil {
+		fraction = *r.DecayFraction
+	}
+	return notBooked(s.cfg.Loads.OutputBlock(ctx, table(r.Model), r.RequestID, fraction))
+}
+
+// Free says that a request has ended.
+func (s *Service) Free(ctx context.Context, r *api.RequestRef) error {
+	defer s.freePrefill(ctx, r)
+	return notBooked(s.cfg.Loads.Free(ctx, table(r.Model), r.RequestID))
+}
+
+// Loads lists what registered ranks have to do, of one model or of all that have requests under way.
+func (s *Service) Loads(_ context.Context, r *api.LoadsRequest) (*api.LoadList, error) {
+	models := []string{r.Model}
+	if r.Model == "" {
+		models = models[:0]
+		for _, m := range s.cfg.Loads.Models() {
+			models = append(models, m.Name)
+		}
+		slices.Sort(models)
+		models = slices.Compact(models)
+	}
+	list := &api.LoadList{Models: make([]api.ModelLoads, 0, len(models))}
+	for _, model := range models {
+		of, err := s.candidates(model, 0)
+		if err != nil && r.Model != "" {
+			return nil, err
+		}
+		if err != nil {
+			continue // its workers have gone
+		}
+		m := api.ModelLoads{Model: model, Ranks: []api.RankLoad{}}
+		x := s.scratches.Get().(*scratch)
+		x.seq = x.seq[:0]
+		x.list = append(x.list[:0], of.list...)
+		count := func(t *load.Table) { m.Requests += t.Len() }
+		s.cfg.Loads.Read(table(model), count)
+		s.cfg.Loads.ReadForeign(table(model), count)
+		s.weigh(x, of, model, true)
+		measured := map[int32]bool{}
+		s.cfg.Loads.Read(table(model), func(t *load.Table) {
+			for i, at := range of.rowsOf(t, &of.rows) {
+				if pace, _ := t.Pace(i, s.cfg.Loads.Now()); at >= 0 && pace.Measured() {
+					measured[at] = true
+				}
+			}
+		})
+		for i := range x.list {
+			c := &x.list[i]
+			if measured[int32(i)] {
+				m.Paces = append(m.Paces, api.RankPace{Worker: c.Worker.ID, Rank: c.Rank,
+					PrefillTokensPerS: 1000 * c.PrefillRate, Busy: c.Busy})
+			}
+			m.Ranks = append(m.Ranks, api.RankLoad{Worker: c.Worker.ID, Rank: c.Rank,
+				ActivePrefillTokens: c.ActivePrefillTokens, ActiveBlocks: c.ActiveBlocks, ActiveRequests: c.ActiveRequests})
+		}
+		s.scratches.Put(x)
+		m.PendingCount, m.PendingISLTokens = s.room.pending(model)
+		list.Models = append(list.Models, m)
+	}
+	return list, nil
+}
+
+// PotentialLoads lists what each registered rank would have to do with a prompt beside what it has, by the estimates of
+// the policy dynamo.
+func (s *Service) PotentialLoads(ctx context.Context, r *api.PotentialRequest) (*api.PotentialList, error) {
+	of, err := s.candidates(r.Model, r.BlockSize)
+	if err != nil {
+		return nil, err
+	}
+	x := s.scratches.Get().(*scratch)
+	defer s.scratches.Put(x)
+	isl, err := x.hash(&r.Prompt, of.blockSize)
+	if err != nil {
+		return nil, err
+	}
+	q := r.Query()
+	q.L3 = api.L3Off
+	answer, err := s.match(ctx, &api.SelectRequest{Query: q}, of, x)
+	if err != nil {
+		return nil, err
+	}
+	s.guess(x, of)
+	selector := s.selectors[routing.DynamoPolicy]
+	x.request = routing.Request{ISL: isl, BlockSize: of.blockSize, Blocks: uint64(len(x.seq)), Overrides: r.Overrides}
+	tracked := selector.Config().With(&r.Overrides).RouterTrackPrefillTokens
+	s.fill(x, of, answer)
+	s.weigh(x, of, r.Model, reuse(selector, &x.request))
+	list := &api.PotentialList{Model: r.Model, Ranks: make([]api.PotentialLoad, len(x.list))}
+	list.PendingCount, list.PendingISLTokens = s.room.pending(r.Model)
+	for i, e := range selector.Estimates(nil, &x.request, x.list, &x.routing) {
+		c := &x.list[i]
+		if !tracked {
+			e.EffectivePrefillTokens = 0
+		}
+		list.Ranks[i] = api.PotentialLoad{Worker: c.Worker.ID, Rank: c.Rank,
+			PotentialPrefillTokens: c.ActivePrefillTokens + e.EffectivePrefillTokens,
+			PotentialDecodeBlocks:  c.ActiveBlocks + c.NewBlocks, ActiveRequests: c.ActiveRequests}
+	}
+	return list, nil
+}
+
+// notBooked is an error of the load table as clients get it; nil stays nil.
+func notBooked(err error) error {
+	if err == nil {
+		return nil
+	}
+	code := api.CodeInternal
+	switch {
+	case errors.Is(err, load.ErrConflict):
+		code = api.CodeConflict
+	case errors.Is(err, load.ErrUnknown):
+		code = api.CodeUnknownRequest
+	case errors.Is(err, load.ErrFull):
+		code = api.CodeBusy
+	case errors.Is(err, load.ErrInvalid):
+		code = api.CodeMalformed
+	}
+	return api.Errorf(code, "%v", err)
+}
+
+// refused is a refusal of pkg/routing as clients get it.
+func refused(err error) *api.Error {
+	var r *routing.Refusal
+	if !errors.As(err, &r) {
+		return api.Errorf(api.CodeInternal, "%v", err)
+	}
+	code := map[routing.Code]api.Code{
+		routing.BadRequest: api.CodeMalformed, routing.PinNotAllowed: api.CodeMalformed,
+		routing.NoWorkers: api.CodeNoWorkers, routing.Filtered: api.CodeNoWorkers, routing.Overloaded: api.CodeOverloaded,
+		routing.AllBusy: api.CodeOverloaded,
+	}[r.Code]
+	if code == "" {
+		code = api.CodeInternal
+	}
+	return &api.Error{Code: code, Message: r.Message, Explanation: r.Explanation}
+}

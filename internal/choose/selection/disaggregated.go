@@ -1,0 +1,162 @@
+package selection
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/kvatlas/kvatlas/internal/choose/load"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+)
+
+// A disaggregated request has a decode worker, which is chosen first and by its load alone, and a prefill worker, which
+// is chosen by the cost of the whole request, near the decode worker if a topology domain says what is near. The decode
+// worker's part is booked under the request's id, the prefill worker's under [api.PrefillID].
+
+// chooseBoth chooses a decode worker and a prefill worker, or says why the decode worker computes the prompt itself.
+func (s *Service) chooseBoth(a *asked, x *scratch) (c chosen, err error) {
+	d := a.selector.Config().Disaggregation
+	own, isl, credit, no := x.request, x.request.ISL, 0.0, false
+	defer func(seq []events.SeqHash) { x.request, x.seq = own, seq }(x.seq) // so that it can be chosen for again
+	track := a.selector.Config().With(&own.Overrides).RouterTrackPrefillTokens
+	x.request.Role = routing.Decode
+	o := &x.request.Overrides
+	o.OverlapScoreCredit, o.AssumeKVReuse, o.TrackPrefillTokens = &credit, &no, &no
+	if d.NearRequired() {
+		x.request.Near = nearPrefill(d, a.of, &own)
+	}
+	if c, err = s.choose(a, x); err != nil {
+		return c, pool("decode", err)
+	}
+	decode := a.of.candidate(&c)
+	net := c.out.EffectivePrefillTokens
+	why := &api.Disaggregation{NetNewTokens: net, Reason: "no bypass is set"}
+	c.out.Disaggregation = why
+	busy := d.DecodeBusy(decode.Worker, c.out.PotentialDecodeBlocks)
+	// bypassed notes why there is to be no prefill worker, and reports whether the decode worker can do without.
+	bypassed := func(reason string) bool {
+		why.Reason, why.Bypass = reason, !busy
+		if busy {
+			why.Reason += fmt.Sprintf("; but the decode worker would have %d of %d blocks, above %v of them",
+				c.out.PotentialDecodeBlocks, decode.Worker.TotalKVBlocks, *d.DecodeBusyThreshold)
+		} else if track {
+			c.out.TrackPrefillTokens, c.booking.PrefillTokens = true, int64(net)
+		}
+		return !busy
+	}
+	if d.Short(net, isl) && bypassed(d.WhyShort(net, isl)) {
+		return c, nil
+	}
+	x.request = own
+	x.request.Role, x.request.Pin, x.request.Affinity, x.request.AffinityBy = routing.Prefill, nil, nil, ""
+	if near := d.Near(decode); near != "" && d.NearRequired() {
+		x.request.RequiredTaints = append(slices.Clip(own.RequiredTaints), near)
+	} else if near != "" {
+		x.request.PreferredTaints = append(slices.Clip(own.PreferredTaints),
+			routing.TaintWeight{Taint: near, Weight: d.NearWeight()})
+	}
+	p, err := s.choose(a, x)
+	if err != nil {
+		full := d.ByLoad() && api.AsError(err).Code == api.CodeOverloaded
+		if full && bypassed("all prefill workers that may be chosen are overloaded") {
+			return c, nil
+		}
+		return c, pool("prefill", err)
+	}
+	prefill := a.of.candidate(&p)
+	if active := x.list[a.of.at[p.booking.Rank]].ActivePrefillTokens; d.ByLoad() {
+		if d.PrefillBusy(prefill.Worker, active) {
+			if bypassed(fmt.Sprintf("the prefill worker %s has %d tokens to compute, above %v of %d", p.out.Worker, active,
+				*d.PrefillBusyThreshold, prefill.Worker.PrefillCapacity())) {
+				return c, nil
+			}
+		} else if why.Reason = fmt.Sprintf("the prefill worker is not busy, with %d tokens", active); !d.Short(net, isl) &&
+			d.Bypass == routing.BypassISLOrLoad {
+			why.Reason += "; " + d.WhyShort(net, isl)
+		}
+	} else if d != nil && d.Bypass != routing.BypassNever && !d.Short(net, isl) {
+		why.Reason = d.WhyShort(net, isl)
+	}
+	c.out.Prefill, c.prefill = p.out, p.booking
+	c.prefill.ID = api.PrefillID(a.r.RequestID)
+	return c, nil
+}
+
+// candidate is what was chosen, apart from the request.
+func (of *candidates) candidate(c *chosen) *routing.Candidate { return &of.list[of.at[c.booking.Rank]] }
+
+// pool says in which pool a choice failed.
+func pool(name string, err error) error {
+	e := *api.AsError(err)
+	e.Message = name + " worker: " + e.Message
+	return &e
+}
+
+// nearPrefill lists the taints near which there is a prefill worker that may be chosen.
+func nearPrefill(d *routing.Disaggregation, of *candidates, r *routing.Request) []string {
+	near := []string{}
+	for i := range of.list {
+		c := &of.list[i]
+		w := c.Worker
+		if w.Role != routing.Prefill || w.State != routing.Schedulable || r.Allowed != nil &&
+			!slices.Contains(r.Allowed, w.ID) || r.Endpoints != nil && !slices.Contains(r.Endpoints, w.Endpoint) {
+			continue
+		}
+		lacks := func(taint string) bool { return !slices.Contains(w.Taints, taint) }
+		if t := d.Near(c); t != "" && !slices.Contains(near, t) && !slices.ContainsFunc(r.RequiredTaints, lacks) {
+			near = append(near, t)
+		}
+	}
+	return near
+}
+
+// busyOrNot says of a choice what thresholds say of its worker, and its load if the choice is advisory.
+func busyOrNot(a *asked, c *routing.Candidate, out *api.Selection) {
+	d := a.selector.Config().Disaggregation
+	if d != nil && d.DecodeBusyThreshold != nil {
+		busy := d.DecodeBusy(c.Worker, out.PotentialDecodeBlocks)
+		out.DecodeBusy = &busy
+	}
+	if !a.r.Advisory {
+		return
+	}
+	out.WorkerLoad = &api.WorkerLoad{ActivePrefillTokens: c.ActivePrefillTokens,
+		PrefillTokenCapacity: c.Worker.PrefillCapacity(), TotalKVBlocks: c.Worker.TotalKVBlocks}
+	if d != nil && d.PrefillBusyThreshold != nil {
+		busy := d.PrefillBusy(c.Worker, c.ActivePrefillTokens)
+		out.WorkerLoad.PrefillBusy = &busy
+	}
+}
+
+// book books both parts of a choice, and binds its session, or does nothing. The prefill worker's is first, so that who
+// hears of the other has heard of it.
+func (s *Service) book(ctx context.Context, model string, c *chosen) error {
+	if c.prefill.ID != "" {
+		if err := s.cfg.Loads.Book(ctx, table(model), c.prefill); err != nil {
+			return notBooked(err)
+		}
+	}
+	err := notBooked(s.cfg.Loads.Book(ctx, table(model), c.booking))
+	if err == nil && c.session != "" && s.cfg.Sessions != nil {
+		if err = s.bind(model, c); err != nil {
+			_ = s.cfg.Loads.Free(context.WithoutCancel(ctx), table(model), c.booking.ID)
+		}
+	} else if err == nil && s.byPrompt(c.session) {
+		s.bindPrompt(model, c)
+	}
+	if err != nil && c.prefill.ID != "" {
+		_ = s.cfg.Loads.Free(context.WithoutCancel(ctx), table(model), c.prefill.ID)
+	}
+	return err
+}
+
+// freePrefill ends the part of a request that is booked on a prefill worker, if there is one.
+func (s *Service) freePrefill(ctx context.Context, r *api.RequestRef) {
+	id, has := api.PrefillID(r.RequestID), false
+	s.cfg.Loads.Read(table(r.Model), func(t *load.Table) { has = t.Has(id) })
+	if has {
+		_ = s.cfg.Loads.Free(context.WithoutCancel(ctx), table(r.Model), id)
+	}
+}

@@ -1,0 +1,541 @@
+package selection
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/choose/affinity"
+	"github.com/kvatlas/kvatlas/internal/choose/load"
+	"github.com/kvatlas/kvatlas/internal/fleet/registry"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+)
+
+// Loads are the tables of requests under way, by model. [load.Service] implements it.
+type Loads interface {
+	Book(ctx context.Context, model load.Model, b load.Booking) error
+	PrefillComplete(ctx context.Context, model load.Model, id string) error
+	OutputBlock(ctx context.Context, model load.Model, id string, fraction float64) error
+	Free(ctx context.Context, model load.Model, id string) error
+
+	// Read calls read with the table of a model, if there is one, which must not be used afterwards.
+	Read(model load.Model, read func(*load.Table)) bool
+	// ReadForeign calls read with the table of requests that routers of another make sent, if there are any.
+	ReadForeign(model load.Model, read func(*load.Table))
+	Models() []load.Model // that have a table
+	Now() time.Duration   // of the tables' clock
+
+	// Watch has a value put into the channel, unless that is full, whenever a load may have changed.
+	Watch(changed chan<- struct{})
+}
+
+// Guesses are what ranks are guessed to hold of a prompt: leading blocks, for each of the ranks. [guess.Service]
+// implements it.
+type Guesses interface {
+	Depths(model string, ranks []registry.PoolRank, seq []events.SeqHash, depths []uint32) (some bool)
+	Refute(model string, ranks []registry.PoolRank, seq []events.SeqHash, confirmed, depths []uint32)
+}
+
+// Config is what a service joins.
+type Config struct {
+	Find  func(ctx context.Context, q *api.Query) (*api.Answer, error)
+	Pool  func(model string) *registry.Pool
+	Loads Loads
+
+	Engines Engines // how full engines say that they are; nil: they are not heard
+
+	Sessions *affinity.Service // which worker has which session; nil: sessions are not kept together
+
+	Guesses Guesses // what ranks are guessed to hold; nil: nothing is
+
+	Policy  string         // of requests that name none; default [DefaultPolicy]
+	Routing routing.Config // of all policies
+
+	// Pending bounds the choices that are kept for a booking by their id alone.
+	Pending PendingLimits
+
+	// Stage is told how long each part of a selection, of this context, took; may be nil.
+	Stage func(ctx context.Context, stage string, took time.Duration)
+}
+
+// DefaultPolicy is the policy of requests that name none.
+const DefaultPolicy = "kvatlas"
+
+// Service chooses and books. See the package's documentation.
+type Service struct {
+	cfg       Config
+	selectors map[string]*routing.Selector
+	pending   *pending
+	pools     sync.Map     // model → *candidates
+	room      *waitingRoom // nil: nobody waits
+	scratches sync.Pool
+}
+
+// New returns a service. It fails if the configuration makes no sense.
+func New(cfg Config) (*Service, error) {
+	if cfg.Policy == "" {
+		cfg.Policy = DefaultPolicy
+	}
+	if cfg.Stage == nil {
+		cfg.Stage = func(context.Context, string, time.Duration) {}
+	}
+	s := &Service{cfg: cfg, selectors: map[string]*routing.Selector{}, pending: newPending(cfg.Pending)}
+	for _, name := range routing.Policies() {
+		selector, err := routing.New(name, cfg.Routing)
+		if err != nil {
+			return nil, err
+		}
+		s.selectors[name] = selector
+	}
+	if s.selectors[cfg.Policy] == nil {
+		return nil, fmt.Errorf("no policy is named %q; there are %s", cfg.Policy,
+			strings.Join(routing.Policies(), ", "))
+	}
+	if cfg.Routing.Queue != nil {
+		s.room = newWaitingRoom(cfg.Routing.Queue)
+		cfg.Loads.Watch(s.room.changed)
+	}
+	s.scratches.New = func() any {
+		return &scratch{rng: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
+	}
+	return s, nil
+}
+
+// scratch is what one selection needs for a while.
+type scratch struct {
+	rng     *rand.Rand
+	busy    *routing.Refusal // that all are; else nil
+	asked   asked
+	ctx     context.Context // of the selection
+	began   time.Time       // the stage that is timed
+	request routing.Request
+	list    []routing.Candidate
+	depths  []int32 // by row of the load table
+	room    []api.Overlap
+	locals  []events.LocalHash
+	seq     []events.SeqHash
+	guessed []uint32 // leading blocks, by rank; empty: none of any
+
+	confirmed []uint32 // device depths by the index, as guessed
+	routing   routing.Scratch
+}
+
+// stages of a selection, for measurements.
+const (
+	stageHash   = "hash"
+	stageMatch  = "match"
+	stageLoad   = "load"
+	stageChoose = "choose"
+	stageBook   = "book"
+)
+
+// Details is what a selection rests on.
+type Details struct {
+	Chosen         routing.Candidate
+	Ranks          []routing.Candidate // of the chosen worker, Chosen among them
+	SequenceHashes []events.SeqHash    // of the prompt
+}
+
+// lap ends a stage.
+func (s *Service) lap(x *scratch, stage string) {
+	now := time.Now()
+	s.cfg.Stage(x.ctx, stage, now.Sub(x.began))
+	x.began = now
+}
+
+// Select chooses a worker for a prompt, and books the request there if it says so.
+func (s *Service) Select(ctx context.Context, r *api.SelectRequest) (*api.Selection, error) {
+	return s.SelectDetailed(ctx, r, nil)
+}
+
+// SelectDetailed is [Service.Select] that writes what the selection rests on into d, unless that is nil. The request
+// is not one for two pools; an advisory choice is kept like any other.
+func (s *Service) SelectDetailed(ctx context.Context, r *api.SelectRequest, d *Details) (*api.Selection, error) {
+	selector := s.selectors[s.policy(r.Policy)]
+	if selector == nil {
+		return nil, api.Errorf(api.CodeMalformed, "policy is %.40q; there are %s", r.Policy,
+			strings.Join(routing.Policies(), ", "))
+	}
+	of, err := s.candidates(r.Model, r.BlockSize)
+	if err != nil {
+		return nil, err
+	}
+	var by routing.AffinitySource
+	if r.SessionID != "" && s.cfg.Sessions != nil {
+		in, session, end, err := s.inSession(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		defer end()
+		r, by = in, session
+	}
+	x := s.scratches.Get().(*scratch)
+	defer s.scratches.Put(x)
+	defer func() { x.ctx = nil }()
+	x.ctx, x.began = ctx, time.Now()
+	prompt := r.Prompt()
+	isl, err := x.hash(&prompt, of.blockSize)
+	if err != nil {
+		return nil, err
+	}
+	s.lap(x, stageHash)
+	answer, err := s.match(ctx, r, of, x)
+	if err != nil {
+		return nil, err
+	}
+	s.guess(x, of)
+	s.lap(x, stageMatch)
+	x.ask(r, of, answer, isl)
+	x.request.AffinityBy = by
+	s.follow(r, x)
+	a := &x.asked
+	*a = asked{r, selector, of, answer, len(x.seq), d}
+	if s.room != nil && !r.Advisory {
+		x.request.Queue = s.room.cfg
+	}
+	var c chosen
+	if x.request.Queue != nil {
+		c, err = s.admit(ctx, a, x)
+	} else if c, err = s.decide(a, x); err == nil {
+		err = s.settle(ctx, r, &c)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if c.out.Booked {
+		s.lap(x, stageBook)
+	}
+	return c.out, nil
+}
+
+// decide chooses the worker of a request, or both of them. If all are busy, x.busy says so.
+func (s *Service) decide(a *asked, x *scratch) (chosen, error) {
+	x.busy = nil
+	if a.r.Disaggregated {
+		return s.chooseBoth(a, x)
+	}
+	return s.choose(a, x)
+}
+
+// settle books a choice, or keeps it, as the request says.
+func (s *Service) settle(ctx context.Context, r *api.SelectRequest, c *chosen) error {
+	if r.RequestID == "" || r.Advisory && !c.detailed {
+		return nil
+	}
+	c.session = r.SessionID
+	if !r.Book {
+		s.pending.add(r.Model, c)
+		return nil
+	}
+	s.pending.drop(r.Model, r.RequestID)
+	err := s.book(ctx, r.Model, c)
+	c.out.Booked = err == nil
+	return err
+}
+
+// asked is one request for a choice, and what the index has answered.
+type asked struct {
+	r        *api.SelectRequest
+	selector *routing.Selector
+	of       *candidates
+	answer   *api.Answer
+	blocks   int // whole blocks of the prompt
+	details  *Details
+}
+
+// unknown are the endpoints of the request that no candidate is registered with.
+func (a *asked) unknown() []string {
+	if a.r.Endpoints == nil {
+		return nil
+	}
+	_, unknown := a.of.pool.At(a.r.Endpoints)
+	return unknown
+}
+
+// refused is a refusal of pkg/routing as the client gets it.
+func (a *asked) refused(err error) error {
+	e := refused(err)
+	if unknown := a.unknown(); len(unknown) > 0 {
+		e.Message += fmt.Sprintf("; no worker of the model is registered at %s", registry.First(unknown))
+	}
+	return e
+}
+
+// chosen is a choice, and what its booking is. The booking's hashes are the scratch's.
+type chosen struct {
+	out      *api.Selection
+	booking  load.Booking
+	eligible int          // ranks that the request might go to
+	detailed bool         // of SelectDetailed
+	prefill  load.Booking // of a disaggregated request on its prefill worker; without an ID there is none
+	session  string       // of the request; empty: none
+}
+
+// ask makes the request of routing.
+func (x *scratch) ask(r *api.SelectRequest, of *candidates, answer *api.Answer, isl uint64) {
+	x.request = routing.Request{
+		ISL: isl, BlockSize: of.blockSize, ExpectedOutputTokens: r.ExpectedOutputTokens,
+		Role: r.Role, LoRA: r.LoRA, Pin: r.Pinned, Affinity: r.Affinity, Allowed: r.Workers,
+		Endpoints:      r.Endpoints,
+		RequiredTaints: r.RequiredTaints, Shared: answer.L3.Ranges, Explain: r.Explain,
+	}
+	if r.Overrides != nil {
+		x.request.Overrides = *r.Overrides
+	}
+	for taint, weight := range r.PreferredTaints {
+		x.request.PreferredTaints = append(x.request.PreferredTaints,
+			routing.TaintWeight{Taint: taint, Weight: float32(weight)})
+	}
+}
+
+// choose chooses by x.request. Blocks of requests are not counted in a prefill pool.
+func (s *Service) choose(a *asked, x *scratch) (c chosen, err error) {
+	if x.request.Role == routing.Prefill {
+		defer func(seq []events.SeqHash) { x.seq = seq }(x.seq) // so that it can be chosen for again
+		x.seq = x.seq[:0]
+	}
+	x.request.Blocks = uint64(len(x.seq))
+	s.fill(x, a.of, a.answer)
+	s.weigh(x, a.of, a.r.Model, reuse(a.selector, &x.request))
+	s.reported(x, a.of)
+	s.lap(x, stageLoad)
+	choice, err := a.selector.Choose(&x.request, x.list, x.rng, &x.routing)
+	if err != nil {
+		if errors.As(err, &x.busy) && x.busy.Code != routing.AllBusy {
+			x.busy = nil
+		}
+		return c, a.refused(err)
+	}
+	s.lap(x, stageChoose)
+	c.out = a.of.selection(a.r, a.answer, a.selector, &choice)
+	c.out.ISLTokens, c.out.Blocks, c.out.Candidates = x.request.ISL, a.blocks, len(x.list)
+	c.out.UnknownEndpoints, c.eligible = a.unknown(), choice.Eligible
+	if picked := &x.list[choice.Index]; picked.Guessed > 0 {
+		c.out.Guessed = picked.Device
+	}
+	if d := a.details; d != nil {
+		c.detailed = true
+		d.Chosen, d.SequenceHashes, d.Ranks = x.list[choice.Index], slices.Clone(x.seq), d.Ranks[:0] // again if it waited
+		for i := range x.list {
+			if x.list[i].Worker.ID == choice.Worker {
+				d.Ranks = append(d.Ranks, x.list[i])
+			}
+		}
+	}
+	busyOrNot(a, &x.list[choice.Index], c.out)
+	c.booking = load.Booking{
+		ID: a.r.RequestID, Rank: events.RankKey{Instance: choice.Worker, Rank: choice.Rank}, Hashes: x.seq,
+		NoReuse: !reuse(a.selector, &x.request), ExpectedOutput: a.r.ExpectedOutputTokens,
+	}
+	if choice.TrackPrefillTokens {
+		c.booking.PrefillTokens = int64(choice.EffectivePrefillTokens)
+	}
+	return c, nil
+}
+
+func (s *Service) policy(name string) string {
+	if name == "" {
+		return s.cfg.Policy
+	}
+	return name
+}
+
+// reuse reports whether requests with common prefixes share blocks on a worker.
+func reuse(selector *routing.Selector, r *routing.Request) bool {
+	return selector.Config().With(&r.Overrides).RouterAssumeKVReuse
+}
+
+// hash makes the local and sequence hashes of a prompt's whole blocks, and returns its length in tokens.
+func (x *scratch) hash(p *api.Prompt, blockSize uint32) (isl uint64, err error) {
+	x.locals, x.seq = x.locals[:0], x.seq[:0]
+	isl = p.ISLTokens
+	switch {
+	case p.Tokens != nil:
+		q := p.Query()
+		if x.locals, err = q.Locals(x.locals, blockSize, 0); err != nil {
+			return 0, err
+		}
+		isl = max(isl, uint64(len(p.Tokens))) // a text may have more than are looked up
+	default:
+		x.locals = slices.Grow(x.locals, len(p.Hashes))[:len(p.Hashes)]
+		for i, h := range p.Hashes {
+			x.locals[i] = events.LocalHash(h)
+		}
+	}
+	switch {
+	case p.SequenceHashes == nil && p.EngineHashes != nil:
+		for _, h := range p.EngineHashes {
+			x.seq = append(x.seq, events.SeqHash(h))
+		}
+	case p.SequenceHashes == nil:
+		x.seq = events.SeqHashes(x.seq, x.locals)
+	case p.Tokens != nil && len(p.SequenceHashes) != len(x.locals):
+		return 0, api.Errorf(api.CodeMalformed, "there are %d sequence_hashes; the tokens have %d whole blocks",
+			len(p.SequenceHashes), len(x.locals))
+	default:
+		for _, h := range p.SequenceHashes {
+			x.seq = append(x.seq, events.SeqHash(h))
+		}
+	}
+	whole := uint64(len(x.seq)) * uint64(blockSize)
+	if isl == 0 {
+		isl = whole
+	}
+	if isl < whole {
+		return 0, api.Errorf(api.CodeMalformed, "isl_tokens is %d; %d whole blocks of %d tokens have %d", isl,
+			len(x.seq), blockSize, whole)
+	}
+	return isl, nil
+}
+
+// match asks the index for what candidates hold. Of a model of which nothing was announced, nobody holds anything.
+func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidates, x *scratch) (*api.Answer, error) {
+	nothing := &api.Answer{Model: r.Model, BlockSize: of.blockSize, Complete: true}
+	if len(x.locals) == 0 && len(r.EngineHashes) == 0 {
+		return nothing, nil
+	}
+	q := r.Query
+	q.Explain, q.Idle, q.Workers, q.Endpoints = false, false, nil, nil
+	q.BlockSize, q.Raw, q.Room = of.blockSize, true, x.room
+	q.DeadlineMS = 0
+	if s.cfg.Routing.SharedCacheMode == routing.SharedDynamo { // which counts blocks behind holes, too
+		q.L3 = cmp.Or(q.L3, api.L3All)
+	}
+	ctx, done := r.Bounded(ctx)
+	defer done()
+	answer, err := s.cfg.Find(ctx, &q)
+	if err == nil {
+		x.room = answer.Workers[:0]
+	}
+	var failed *api.Error
+	if errors.As(err, &failed) && failed.Code == api.CodeUnknownModel { // registered, and nothing was announced yet
+		nothing.Complete, nothing.Missing = len(failed.Missing) == 0, failed.Missing
+		return nothing, nil
+	}
+	if err != nil && r.DeadlineMS > 0 {
+		switch e := api.AsError(err); e.Code { // nobody was heard in time: the loads decide
+		case api.CodeNotReady, api.CodeUnavailable, api.CodeBehind:
+			nothing.Complete, nothing.Missing = false, e.Missing
+			return nothing, nil
+		}
+	}
+	return answer, err
+}
+
+// fill makes the candidates: all that are registered, with what the answer says they hold.
+func (s *Service) fill(x *scratch, of *candidates, a *api.Answer) {
+	x.list = append(x.list[:0], of.list...)
+	for i := range a.Workers {
+		o := &a.Workers[i]
+		at, ok := of.place(o)
+		if !ok {
+			continue // its registration has ended
+		}
+		c := &x.list[at]
+		c.Device, c.Host, c.Disk, c.WouldLoad = o.Device, o.Host, o.Disk+o.External, o.L3
+	}
+	// who holds nothing would load what anybody would from the start
+	for i := range x.list {
+		if a.L3.FromStart == 0 {
+			break
+		}
+		c := &x.list[i]
+		if c.Device+c.Host+c.Disk+c.WouldLoad == 0 && of.ranks[i].Record.Events != api.EventsNone {
+			c.WouldLoad = a.L3.FromStart
+		}
+	}
+	if len(x.guessed) > 0 && a.UpToDate() {
+		x.confirmed = x.confirmed[:0]
+		for i := range x.list {
+			x.confirmed = append(x.confirmed, x.list[i].Device)
+		}
+		s.cfg.Guesses.Refute(of.pool.Model, of.ranks, x.seq, x.confirmed, x.guessed)
+	}
+	for i, depth := range x.guessed {
+		if c := &x.list[i]; depth > c.Device {
+			c.Guess(depth)
+		}
+	}
+}
+
+// guess looks up what ranks are guessed to hold of the prompt.
+func (s *Service) guess(x *scratch, of *candidates) {
+	x.guessed = x.guessed[:0]
+	if s.cfg.Guesses == nil {
+		return
+	}
+	x.guessed = slices.Grow(x.guessed, len(of.ranks))[:len(of.ranks)]
+	clear(x.guessed)
+	if !s.cfg.Guesses.Depths(of.pool.Model, of.ranks, x.seq, x.guessed) {
+		x.guessed = x.guessed[:0]
+	}
+}
+
+// table is where requests of a model are counted.
+func table(model string) load.Model { return load.Model{Name: model} }
+
+// weigh writes the candidates' loads.
+func (s *Service) weigh(x *scratch, of *candidates, model string, reuse bool) {
+	blocks := uint64(len(x.seq))
+	for i := range x.list {
+		x.list[i].NewBlocks, x.list[i].Busy = blocks, routing.PriorBusy
+	}
+	seq := x.seq
+	if !reuse {
+		seq = nil // its blocks will be its own
+	}
+	s.cfg.Loads.Read(table(model), func(t *load.Table) {
+		at := of.rowsOf(t, &of.rows)
+		x.add(t, at, seq)
+		x.measured(t, at, s.cfg.Loads.Now())
+	})
+	s.cfg.Loads.ReadForeign(table(model), func(t *load.Table) { x.add(t, of.rowsOf(t, &of.foreign), seq) })
+}
+
+// measured writes into the candidates how fast they prefill. at is where the table's rows are in the list.
+func (x *scratch) measured(t *load.Table, at []int32, now time.Duration) {
+	var fleet routing.Pace
+	for i, at := range at {
+		if at >= 0 {
+			pace, working := t.Pace(i, now)
+			x.list[at].WorkingMS, x.list[at].Busy = working, pace.Busy()
+			fleet.Add(pace)
+		}
+	}
+	prior, life := fleet.Rate(0), fleet.Life()
+	for i := range x.list {
+		x.list[i].PrefillRate, x.list[i].LifeMS = prior, life
+	}
+	for i, at := range at {
+		if at >= 0 {
+			pace, _ := t.Pace(i, now)
+			x.list[at].PrefillRate = pace.Rate(prior)
+		}
+	}
+}
+
+// add adds a table's loads to the candidates. at is where its rows are in the list. Blocks that requests of two tables
+// share count twice.
+func (x *scratch) add(t *load.Table, at []int32, seq []events.SeqHash) {
+	x.depths = t.Depths(x.depths, seq)
+	rows, blocks := t.Rows(), uint64(len(x.seq))
+	for i, at := range at {
+		if at < 0 {
+			continue
+		}
+		l, c := &rows[i], &x.list[at]
+		c.ActivePrefillTokens += uint64(l.PrefillTokens)
+		c.ActiveBlocks += uint64(l.Blocks)
+		c.ActiveRequests += uint64(l.Requests)
+		c.PrefillRequests += uint64(l.Prefilling)
+		c.NewBlocks = min(c.NewBlocks, blocks-uint64(x.depths[i]))
+	}
+}

@@ -1,0 +1,522 @@
+package selection
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/internal/choose/load"
+	"github.com/kvatlas/kvatlas/internal/choose/queue"
+	"github.com/kvatlas/kvatlas/internal/fleet/registry"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+)
+
+// withQueue is a fleet whose ranks are busy with more than 10 tokens to compute.
+func withQueue(t *testing.T, workers int, change func(*routing.Queue)) *fleet {
+	f := newFleet(t, workers, 1)
+	q := &routing.Queue{ThresholdTokens: ptr(10.0)}
+	if change != nil {
+		change(q)
+	}
+	f.service.cfg.Find = func(context.Context, *api.Query) (*api.Answer, error) { // from several goroutines at a time
+		return &api.Answer{Model: "m", BlockSize: block, Complete: true}, nil
+	}
+	f.configured(t, func(c *routing.Config) { c.Queue = q })
+	return f
+}
+
+// fill books a request of 20 tokens on each worker, under the worker's name.
+func (f *fleet) fill(t *testing.T) {
+	t.Helper()
+	for _, r := range f.pool.Ranks {
+		b := request(string(r.Instance), 20)
+		b.Pinned = &routing.Target{Worker: r.Instance}
+		if _, err := f.service.Select(t.Context(), b); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (f *fleet) free(t *testing.T, id string) {
+	t.Helper()
+	if err := f.service.Free(t.Context(), &api.RequestRef{Model: "m", RequestID: id}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pending waits until so many requests wait.
+func (f *fleet) pending(t *testing.T, n int) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Microsecond) {
+		list, err := f.service.Loads(t.Context(), &api.LoadsRequest{Model: "m"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if list.Models[0].PendingCount == n {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d wait, want %d", list.Models[0].PendingCount, n)
+		}
+	}
+}
+
+type outcome struct {
+	id  string
+	s   *api.Selection
+	err error
+}
+
+// send asks in the background.
+func (f *fleet) send(ctx context.Context, r *api.SelectRequest, to chan<- outcome) {
+	go func() {
+		s, err := f.service.Select(ctx, r)
+		to <- outcome{r.RequestID, s, err}
+	}()
+}
+
+// TestRequestWaits until a worker is not busy, as long as its deadline allows.
+func TestRequestWaits(t *testing.T) {
+	f := withQueue(t, 2, nil)
+	f.fill(t)
+	got := make(chan outcome, 8)
+	f.send(t.Context(), request("r", 30), got)
+	f.pending(t, 1)
+	list, err := f.service.Loads(t.Context(), &api.LoadsRequest{Model: "m"})
+	if err != nil || list.Models[0].PendingISLTokens != 30 || list.Models[0].Requests != 2 {
+		t.Fatalf("%+v %v", list, err)
+	}
+	advisory := request("", 20)
+	advisory.Advisory = true
+	if _, err := f.service.Select(t.Context(), advisory); err != nil {
+		t.Errorf("who only asks waits: %v", err)
+	}
+	if err := f.service.PrefillComplete(t.Context(), &api.RequestRef{Model: "m", RequestID: "w01"}); err != nil {
+		t.Fatal(err)
+	}
+	if o := <-got; o.err != nil || o.s.Worker != "w01" || !o.s.Booked {
+		t.Fatalf("%+v", o)
+	}
+	f.pending(t, 0)
+	short, cancel := context.WithCancel(t.Context())
+	f.send(short, request("late", 20), got)
+	f.pending(t, 1)
+	cancel()
+	o := <-got
+	if e := api.AsError(o.err); e.Code != api.CodeOverloaded || e.Queue == nil || e.Queue.Reason != "deadline" ||
+		e.Queue.Class != "default" || o.s != nil {
+		t.Fatalf("%+v %+v", o, e)
+	}
+	f.pending(t, 0)
+	f.free(t, "w00")
+	f.free(t, "r")
+	if _, err := f.service.Select(t.Context(), request("late", 20)); err != nil {
+		t.Errorf("what did not wait to its end is booked: %v", err)
+	}
+	until := time.Now().Add(time.Minute)
+	for running := true; running; time.Sleep(100 * time.Microsecond) {
+		f.service.room.mu.Lock()
+		running = f.service.room.running
+		f.service.room.mu.Unlock()
+		if time.Now().After(until) {
+			t.Fatal("nobody waits, and somebody looks after them")
+		}
+		loop.Wake(f.service.room.changed)
+	}
+}
+
+// TestDetailsOfTheLastDecision: what a selection rests on is of the last decision alone. A request that would overtake
+// another is decided again when its turn comes.
+func TestDetailsOfTheLastDecision(t *testing.T) {
+	f := withQueue(t, 1, nil)
+	var d Details
+	for range 2 {
+		r := request("r", 30)
+		r.Book = false
+		if _, err := f.service.SelectDetailed(t.Context(), r, &d); err != nil {
+			t.Fatal(err)
+		}
+		if len(d.Ranks) != 1 || d.Ranks[0].Worker.ID != "w00" || d.Chosen.Worker.ID != "w00" {
+			t.Errorf("%d ranks: %+v", len(d.Ranks), d)
+		}
+	}
+}
+
+// TestQueueRefuses what may not wait, with the reason.
+func TestQueueRefuses(t *testing.T) {
+	for _, c := range []struct {
+		change func(*routing.Queue)
+		reason string
+		class  string
+		limit  float64
+		says   string
+	}{
+		{func(q *routing.Queue) { q.MaxRequests = ptr(0.0) }, "requests", "default", 0, "never wait"},
+		{func(q *routing.Queue) { q.MaxRequests = ptr(1.0) }, "requests", "default", 2, "too much waits in class default"},
+		{func(q *routing.Queue) { q.MaxRawTokens = ptr(29.0) }, "raw_tokens", "default", 58, "60 raw_tokens with this one"},
+		{func(q *routing.Queue) { q.MaxCachedTokens = ptr(0.0) }, "cached_tokens", "default", 0, "cached_tokens is 0"},
+		{func(q *routing.Queue) { q.MaxWaiting = ptr(2) }, "full", "default", 2, "2 requests wait already"},
+		{func(q *routing.Queue) {
+			q.Classes = []routing.QueueClass{{Name: "batch", QueueLimits: routing.QueueLimits{MaxRequests: ptr(1.0)}}}
+		}, "requests", "batch", 2, "class batch"},
+	} {
+		f := withQueue(t, 2, c.change)
+		f.fill(t)
+		got := make(chan outcome, 3)
+		for i := range 3 {
+			f.send(t.Context(), request(fmt.Sprint("r", i), 20), got)
+			if c.limit > 0 && i < 2 {
+				f.pending(t, i+1)
+			}
+		}
+		o := <-got
+		e := api.AsError(o.err)
+		if e == nil || e.Code != api.CodeOverloaded || e.Queue == nil || e.Queue.Reason != c.reason ||
+			e.Queue.Class != c.class || e.Queue.Limit != c.limit || !strings.Contains(e.Message, c.says) {
+			t.Errorf("%s: %+v, %+v", c.says, o, e)
+		}
+		for range 2 {
+			f.service.room.mu.Lock()
+			waits := f.service.room.waiting.Load()
+			f.service.room.mu.Unlock()
+			if waits > 0 {
+				f.free(t, map[int64]string{2: "w00", 1: "w01"}[waits])
+			}
+			<-got
+		}
+	}
+}
+
+// TestLimitsCountRanksThatMayBeChosen: a request that might go at once, but for one before it that waits for the same
+// worker, waits only if the limit for that one worker allows; else it goes.
+func TestLimitsCountRanksThatMayBeChosen(t *testing.T) {
+	f := withQueue(t, 4, func(q *routing.Queue) { q.MaxRequests = ptr(1.0) })
+	r := request("r", 20)
+	r.Pinned = &routing.Target{Worker: "w00"}
+	w := f.service.room
+	m := &modelQueue{queue.New(w.classes), map[uint64]*waiter{}}
+	id, err := m.Add(queue.Entry{Group: group(r)}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	m.waiters[id] = &waiter{ctx: gone} // nobody chooses for it any more, and it has not left yet
+	w.models["m"] = m
+	w.waiting.Add(1)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if s, err := f.service.Select(ctx, r); err != nil || s.Worker != "w00" {
+		t.Errorf("%+v %v", s, err)
+	}
+}
+
+// TestQueueOrder frees a worker once for each request that waits: they go by strict priority, then as they came.
+// Those that are pinned to a worker that stays busy stay, and hold nobody up; who comes later overtakes nobody.
+func TestQueueOrder(t *testing.T) {
+	rng := rand.New(rand.NewPCG(20, 1))
+	f := withQueue(t, 2, nil)
+	f.fill(t)
+	got := make(chan outcome, 100)
+	type waiting struct {
+		id     string
+		strict uint32
+		jump   float64
+	}
+	var want []waiting
+	const n = 40
+	for i := range n {
+		r := request(fmt.Sprint("r", i), 20)
+		r.StrictPriority = rng.Uint32N(3)
+		if rng.IntN(4) == 0 {
+			r.PriorityJump = 3600 * float64(1+rng.IntN(5))
+		}
+		if rng.IntN(4) == 0 {
+			r.Pinned = &routing.Target{Worker: "w00"}
+		} else {
+			want = append(want, waiting{r.RequestID, r.StrictPriority, r.PriorityJump})
+		}
+		f.send(t.Context(), r, got)
+		f.pending(t, i+1)
+	}
+	slices.SortStableFunc(want, func(a, b waiting) int {
+		switch {
+		case a.strict != b.strict:
+			return int(b.strict) - int(a.strict)
+		case a.jump > b.jump:
+			return -1
+		case a.jump < b.jump:
+			return 1
+		}
+		return 0
+	})
+	last := "w01"
+	for i, w := range want {
+		f.free(t, last)
+		o := <-got
+		if o.err != nil || o.id != w.id || o.s.Worker != "w01" {
+			t.Fatalf("%d: %+v, want %+v", i, o, w)
+		}
+		last = o.id
+	}
+	f.pending(t, n-len(want))
+	last = "w00"
+	for range n - len(want) {
+		f.free(t, last)
+		o := <-got
+		if o.err != nil || o.s.Worker != "w00" {
+			t.Fatalf("%+v", o)
+		}
+		last = o.id
+	}
+	f.pending(t, 0)
+}
+
+// TestQueueOfPools: a disaggregated request waits for a prefill worker, and is booked for both when it goes.
+func TestQueueOfPools(t *testing.T) {
+	f := withQueue(t, 2, nil)
+	f.record(0, func(r *api.WorkerRecord) { r.Role = api.RoleDecode })
+	f.record(1, func(r *api.WorkerRecord) { r.Role = api.RolePrefill })
+	got := make(chan outcome, 1)
+	for i := range 2 {
+		r := request(fmt.Sprint("r", i), 42)
+		r.Disaggregated = true
+		f.send(t.Context(), r, got)
+		if i == 1 {
+			f.pending(t, 1)
+			if err := f.service.PrefillComplete(t.Context(), &api.RequestRef{Model: "m", RequestID: "r0"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if o := <-got; o.err != nil || o.s.Worker != "w00" || o.s.Prefill == nil || o.s.Prefill.Worker != "w01" ||
+			o.s.Blocks != 10 {
+			t.Fatalf("%+v", o)
+		}
+	}
+	list, err := f.service.Loads(t.Context(), &api.LoadsRequest{Model: "m"})
+	want := []api.RankLoad{{Worker: "w00", ActiveBlocks: 20, ActiveRequests: 2},
+		{Worker: "w01", ActivePrefillTokens: 42, ActiveRequests: 1}}
+	if err != nil || !slices.Equal(list.Models[0].Ranks, want) {
+		t.Fatalf("%+v %v", list, err)
+	}
+}
+
+// TestQueueUnderLoad has many ask and free at once, with deadlines: all get an answer, and in the end nobody waits.
+func TestQueueUnderLoad(t *testing.T) {
+	f := withQueue(t, 3, func(q *routing.Queue) {
+		q.Classes = []routing.QueueClass{{Name: "short", UncachedBelow: ptr(30.0)}, {Name: "batch", Family: "batch",
+			Policy: "wspt"}}
+	})
+	const askers, each = 16, 40
+	ended := make(chan int, askers)
+	for i := range askers {
+		go func() {
+			rng := rand.New(rand.NewPCG(21, uint64(i)))
+			late := 0
+			for k := range each {
+				r := request(fmt.Sprint(i, "-", k), 20+rng.IntN(30))
+				r.StrictPriority, r.PolicyClass = rng.Uint32N(2), []string{"", "batch"}[rng.IntN(2)]
+				if rng.IntN(4) == 0 {
+					r.Workers = []events.WorkerID{f.pool.Ranks[rng.IntN(3)].Instance}
+				}
+				ctx, cancel := t.Context(), func() {}
+				if rng.IntN(5) == 0 {
+					ctx, cancel = context.WithTimeout(ctx, time.Duration(rng.IntN(2000))*time.Microsecond)
+				}
+				s, err := f.service.Select(ctx, r)
+				cancel()
+				if err != nil {
+					e := api.AsError(err)
+					if late++; e.Queue == nil || e.Queue.Reason != "deadline" {
+						t.Error(err)
+					}
+					continue
+				}
+				if !s.Booked {
+					t.Errorf("%+v", s)
+				}
+				f.free(t, r.RequestID)
+			}
+			ended <- late
+		}()
+	}
+	late := 0
+	for range askers {
+		late += <-ended
+	}
+	t.Log(late, "had too little time")
+	f.pending(t, 0)
+	list, err := f.service.Loads(t.Context(), &api.LoadsRequest{Model: "m"})
+	if err != nil || list.Models[0].Requests != 0 {
+		t.Errorf("%+v %v", list, err)
+	}
+}
+
+// TestReleasedAtOnce: of requests that wait, as many go as there is room for, each booked before the next is looked at.
+func TestReleasedAtOnce(t *testing.T) {
+	f := withQueue(t, 2, nil)
+	f.fill(t)
+	got := make(chan outcome, 8)
+	for i := range 5 {
+		f.send(t.Context(), request(fmt.Sprint("r", i), 20), got)
+		f.pending(t, i+1)
+	}
+	f.free(t, "w00")
+	first := <-got
+	f.pending(t, 4)
+	f.free(t, "w01")
+	second := <-got
+	f.pending(t, 3)
+	if first.err != nil || second.err != nil || first.s.Worker != "w00" || second.s.Worker != "w01" {
+		t.Fatalf("%+v, %+v", first, second)
+	}
+	select {
+	case o := <-got:
+		t.Errorf("%+v went although both are busy", o)
+	default:
+	}
+	for wait := 2; wait >= 0; wait-- { // the rest go one by one
+		f.free(t, first.id)
+		first, second = second, <-got
+		f.pending(t, wait)
+		if second.err != nil {
+			t.Fatal(second.err)
+		}
+	}
+}
+
+// TestAdmittedOneByOne: of two requests for one worker that are chosen for at the same time, the second finds the first
+// booked.
+func TestAdmittedOneByOne(t *testing.T) {
+	f := withQueue(t, 1, nil)
+	second := make(chan struct{}, 1)
+	chosen := 0
+	var mu sync.Mutex
+	f.service.cfg.Stage = func(_ context.Context, stage string, _ time.Duration) {
+		if stage != stageChoose {
+			return
+		}
+		mu.Lock()
+		chosen++
+		first := chosen == 1
+		mu.Unlock()
+		if !first {
+			loop.Wake(second)
+			return
+		}
+		select { // before it is booked; the other comes here meanwhile only if nothing holds it
+		case <-second:
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	got := make(chan outcome, 2)
+	for i := range 2 {
+		f.send(t.Context(), request(fmt.Sprint("r", i), 20), got)
+	}
+	first := <-got
+	f.pending(t, 1)
+	f.free(t, first.id)
+	if other := <-got; first.err != nil || other.err != nil || other.id == first.id {
+		t.Errorf("%+v, %+v", first, other)
+	}
+}
+
+// TestWaitsForLong has a request wait for 11 s, and a worker that holds its prompt since. It goes there.
+func TestWaitsForLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := withQueue(t, 3, nil)
+		f.fill(t)
+		var asked atomic.Int32
+		f.service.cfg.Find = func(context.Context, *api.Query) (*api.Answer, error) {
+			a := &api.Answer{Model: "m", BlockSize: block, Complete: true}
+			if asked.Add(1) > 1 {
+				a.Workers = []api.Overlap{{Instance: "w01", Device: 2}}
+			}
+			return a, nil
+		}
+		got := make(chan outcome, 1)
+		f.send(t.Context(), request("r", 20), got)
+		time.Sleep(overlaps - time.Second)
+		synctest.Wait()
+		if n := asked.Load(); n != 1 {
+			t.Errorf("it was looked up %d times", n)
+		}
+		time.Sleep(2 * time.Second)
+		f.service.room.mu.Lock() // so that both are free when it is looked who can go
+		for _, id := range []string{"w00", "w01"} {
+			f.free(t, id)
+		}
+		f.service.room.mu.Unlock()
+		if o := <-got; o.err != nil || o.s.Worker != "w01" || o.s.Device != 2 || asked.Load() != 2 {
+			t.Errorf("%+v, looked up %d times", o, asked.Load())
+		}
+	})
+}
+
+// TestWaitsForExpiry has a request wait while workers are busy with requests whose ends nobody reports: these expire.
+func TestWaitsForExpiry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := withQueue(t, 2, nil)
+		f.loads = load.New(load.Config{Limits: load.Limits{Expiry: time.Minute}})
+		f.service.cfg.Loads = f.loads
+		f.loads.Watch(f.service.room.changed)
+		f.fill(t)
+		got := make(chan outcome, 1)
+		f.send(t.Context(), request("r", 20), got)
+		expire := func() { // as the service does twice a second
+			_ = f.loads.Change(func(r *load.Replica, now time.Duration) error {
+				r.Step(now)
+				return nil
+			})
+			synctest.Wait()
+		}
+		time.Sleep(59 * time.Second)
+		if expire(); len(got) > 0 {
+			t.Errorf("it did not wait: %+v", <-got)
+		}
+		time.Sleep(2 * time.Second)
+		expire()
+		if o := <-got; o.err != nil || !o.s.Booked {
+			t.Errorf("%+v", o)
+		}
+	})
+}
+
+// TestRanksChangeMeanwhile has a worker go while a request waits for which all are guessed to hold something.
+func TestRanksChangeMeanwhile(t *testing.T) {
+	f := withQueue(t, 3, nil)
+	f.fill(t)
+	f.service.cfg.Guesses = allGuessed{}
+	got := make(chan outcome, 1)
+	f.send(t.Context(), request("r", 20), got)
+	f.pending(t, 1)
+	f.service.room.mu.Lock()
+	f.pool = &registry.Pool{Model: "m", Ranks: f.pool.Ranks[:1]}
+	f.free(t, "w00")
+	f.service.room.mu.Unlock()
+	if o := <-got; o.err != nil || o.s.Worker != "w00" || o.s.Guessed != 1 {
+		t.Errorf("%+v", o)
+	}
+}
+
+// allGuessed guesses that each rank holds a block.
+type allGuessed struct{}
+
+func (allGuessed) Depths(_ string, _ []registry.PoolRank, _ []events.SeqHash, depths []uint32) bool {
+	for i := range depths {
+		depths[i] = 1
+	}
+	return true
+}
+
+func (allGuessed) Refute(string, []registry.PoolRank, []events.SeqHash, []uint32, []uint32) {}

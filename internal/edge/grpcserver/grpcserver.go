@@ -1,0 +1,482 @@
+package grpcserver
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"math"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+
+	"github.com/kvatlas/kvatlas/internal/edge/rights"
+	"github.com/kvatlas/kvatlas/internal/edge/tracing"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
+)
+
+// MaxMessage is how many bytes a message may have.
+const MaxMessage = 8 << 20
+
+// drain is how long calls under way may take to end once the port is told to stop.
+const drain = 2 * time.Second
+
+// Limits of messages that come slowly. A call has no place among others while its message comes. After quickly it needs
+// one of slowMessages places, which bound the memory of such messages to 64 MiB.
+const (
+	readTimeout  = 30 * time.Second // as of a request over HTTP
+	quickly      = time.Second
+	slowMessages = 64 << 20 / MaxMessage
+)
+
+// forHealth is how many calls of grpc.health.v1 a connection has room for beside all others.
+const forHealth = 16
+
+// Config is who may use a port, and for how much.
+type Config struct {
+	Tokens *rights.Tokens          // of which calls must bring one; nil: none
+	Needs  map[string]rights.Roles // by method, such as /package.Service/Method: of all that are registered
+	Open   []string                // methods that need no token
+	TLS    *tls.Config             // nil: plain text
+
+	Calls   int // calls of one message each that may be under way at once
+	Streams int // streams that may be; each has at most one message in hand
+
+	Ready func() error                 // nil: the node answers
+	Ended func(method, outcome string) // is told what became of each call: "ok", or an error's code
+
+	// Panicked tells that a handler did, and where. Its call is an error, and the port goes on, as over HTTP.
+	Panicked func(method string, why any, stack []byte)
+
+	Tracer *tracing.Tracer // of calls but those of grpc.health.v1; nil: they are not traced
+}
+
+// port is one listener's state.
+type port struct {
+	Config
+	services       map[string]grpc.ServiceInfo
+	calls, streams places
+	slow           places
+}
+
+// places are those of calls that are under way.
+type places struct {
+	taken atomic.Int64
+	most  int64
+}
+
+// take returns an error if there is no place left.
+func (p *places) take() error {
+	if p.taken.Add(1) > p.most {
+		p.taken.Add(-1)
+		return api.Errorf(api.CodeBusy, "%d calls are under way over gRPC; ask again a little later", p.most)
+	}
+	return nil
+}
+
+func (p *places) leave() { p.taken.Add(-1) }
+
+func newPort(cfg Config) *port {
+	p := &port{Config: cfg}
+	p.calls.most, p.streams.most, p.slow.most = int64(cfg.Calls), int64(cfg.Streams), slowMessages
+	return p
+}
+
+// Serve listens and serves until stop is called, which may be done more than once. register adds the services.
+func Serve(listen string, cfg Config, register func(grpc.ServiceRegistrar)) (stop func(), at net.Addr, err error) {
+	l, err := net.Listen("tcp", listen)
+	if err != nil {
+		return nil, nil, err
+	}
+	p := newPort(cfg)
+	options := []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(MaxMessage), grpc.MaxSendMsgSize(MaxMessage),
+		grpc.MaxConcurrentStreams(uint32(min(cfg.Calls+cfg.Streams+forHealth, math.MaxUint32))), // of one connection
+		grpc.StatsHandler(counter{p}), grpc.UnaryInterceptor(p.call), grpc.StreamInterceptor(p.stream),
+		grpc.ConnectionTimeout(5 * time.Second),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
+			method, _ := grpc.MethodFromServerStream(s)
+			return api.Errorf(api.CodeUnknownOperation, "there is no %.100s", method)
+		}),
+	}
+	if cfg.TLS != nil {
+		options = append(options, grpc.Creds(credentials.NewTLS(cfg.TLS)))
+	}
+	server := grpc.NewServer(options...)
+	register(registrar{server, p})
+	grpc_health_v1.RegisterHealthServer(server, &health{p: p})
+	p.services = server.GetServiceInfo()
+	go server.Serve(l)
+	return func() {
+		force := time.AfterFunc(drain, server.Stop)
+		defer force.Stop()
+		server.GracefulStop()
+	}, l.Addr(), nil
+}
+
+// isHealth reports whether a method is of grpc.health.v1, for which there is always room.
+func isHealth(method string) bool {
+	return strings.HasPrefix(method, "/"+grpc_health_v1.Health_ServiceDesc.ServiceName+"/")
+}
+
+// admit is nil if whoever calls may do so.
+func (p *port) admit(ctx context.Context, method string) error {
+	if slices.Contains(p.Open, method) {
+		return nil
+	}
+	given := ""
+	if values := metadata.ValueFromIncomingContext(ctx, "authorization"); len(values) == 1 {
+		given = values[0]
+	}
+	needs := cmp.Or(p.Needs[method], rights.Any) // of a method that is not there
+	if failure := p.Tokens.Check(given, needs, "metadata authorization: Bearer ..."); failure != nil {
+		return failure
+	}
+	return nil
+}
+
+// registrar registers services whose calls are admitted before their messages are read. Interceptors come after that.
+// It panics if nobody has said which roles a method needs.
+type registrar struct {
+	grpc.ServiceRegistrar
+	p *port
+}
+
+func (r registrar) RegisterService(desc *grpc.ServiceDesc, service any) {
+	admitting := *desc
+	for _, name := range methods(desc) {
+		if r.p.Needs["/"+desc.ServiceName+"/"+name] == 0 {
+			panic(desc.ServiceName + "/" + name + " has no roles")
+		}
+	}
+	admitting.Methods = slices.Clone(desc.Methods)
+	for i := range admitting.Methods {
+		m := &admitting.Methods[i]
+		m.Handler = r.p.admitting("/"+desc.ServiceName+"/"+m.MethodName, m.Handler)
+	}
+	r.ServiceRegistrar.RegisterService(&admitting, service)
+}
+
+// methods are the names of a service's methods.
+func methods(desc *grpc.ServiceDesc) (names []string) {
+	for _, m := range desc.Methods {
+		names = append(names, m.MethodName)
+	}
+	for _, s := range desc.Streams {
+		names = append(names, s.StreamName)
+	}
+	return names
+}
+
+func (p *port) admitting(method string, handle grpc.MethodHandler) grpc.MethodHandler {
+	return func(service any, ctx context.Context, read func(any) error, around grpc.UnaryServerInterceptor) (any, error) {
+		err := p.admit(ctx, method)
+		if err == nil {
+			err = p.calls.take()
+		}
+		if err != nil {
+			return nil, outcome(ctx, err)
+		}
+		placed := true
+		defer func() {
+			if placed {
+				p.calls.leave()
+			}
+		}()
+		return handle(service, ctx, func(q any) error {
+			placed = false
+			err := p.receive(&p.calls, func() error { return read(q) })
+			placed = err == nil
+			if _, ours := errors.AsType[*api.Error](err); ours {
+				err = outcome(ctx, err)
+			}
+			return err
+		}, around)
+	}
+}
+
+// receive reads a call's message. Meanwhile the call gives its place to others; it has it again unless there is an
+// error. After one, reading goes on until the library ends the call, as there is no other way to end it.
+func (p *port) receive(of *places, read func() error) error {
+	of.leave()
+	done := make(chan error, 1)
+	go func() { done <- read() }()
+	quick := time.NewTimer(quickly)
+	defer quick.Stop()
+	select {
+	case err := <-done:
+		return arrived(of, err)
+	case <-quick.C:
+	}
+	if p.slow.take() != nil {
+		return api.Errorf(api.CodeRequestTimeout, "the message did not come within %v, and %d others come as slowly", quickly,
+			slowMessages)
+	}
+	defer p.slow.leave()
+	select {
+	case err := <-done:
+		return arrived(of, err)
+	case <-time.After(readTimeout - quickly):
+		return api.Errorf(api.CodeRequestTimeout, "the message did not come within %v", readTimeout)
+	}
+}
+
+// arrived has a call whose message has come take its place again.
+func arrived(of *places, err error) error {
+	if err == nil {
+		err = of.take()
+	}
+	return err
+}
+
+// firstInTime is a stream whose first message is received as a call's is.
+type firstInTime struct {
+	grpc.ServerStream
+	p      *port
+	begun  bool
+	placed bool
+}
+
+func (s *firstInTime) RecvMsg(m any) error {
+	if s.begun {
+		return s.ServerStream.RecvMsg(m)
+	}
+	s.begun, s.placed = true, false
+	err := s.p.receive(&s.p.streams, func() error { return s.ServerStream.RecvMsg(m) })
+	s.placed = err == nil
+	return err
+}
+
+func (p *port) call(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (a any, err error) {
+	traced, span := p.begin(ctx, info.FullMethod)
+	err = p.guard(info.FullMethod, func() (err error) {
+		a, err = next(traced, q)
+		return err
+	})
+	finish(span, err)
+	if err == nil {
+		err = ended(ctx) // the caller does not get the answer
+	}
+	return a, outcome(ctx, err)
+}
+
+func (p *port) stream(service any, s grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	if isHealth(info.FullMethod) {
+		return outcome(s.Context(), p.guard(info.FullMethod, func() error { return next(service, s) }))
+	}
+	err := p.admit(s.Context(), info.FullMethod)
+	if err == nil {
+		err = p.streams.take()
+	}
+	if err != nil {
+		return outcome(s.Context(), err)
+	}
+	first := &firstInTime{ServerStream: s, p: p, placed: true}
+	defer func() {
+		if first.placed {
+			p.streams.leave()
+		}
+	}()
+	s = first
+	traced, span := p.begin(s.Context(), info.FullMethod)
+	if span.On() {
+		s = tracedStream{s, traced}
+	}
+	err = p.guard(info.FullMethod, func() error { return next(service, s) })
+	finish(span, err)
+	return outcome(s.Context(), err)
+}
+
+// guard makes an error of a panic.
+func (p *port) guard(method string, handle func() error) (err error) {
+	defer func() {
+		if why := recover(); why != nil {
+			p.Panicked(method, why, debug.Stack())
+			err = api.Errorf(api.CodeInternal, "a fault in this program ended the call; its log has more")
+		}
+	}()
+	return handle()
+}
+
+// begin begins the span of a call, in the caller's trace if its metadata name one.
+func (p *port) begin(ctx context.Context, method string) (context.Context, tracing.Span) {
+	if !p.Tracer.On() || isHealth(method) {
+		return ctx, tracing.Span{}
+	}
+	parent := ""
+	if values := metadata.ValueFromIncomingContext(ctx, rpc.HeaderTrace); len(values) == 1 {
+		parent = values[0]
+	}
+	ctx, span := p.Tracer.Serve(ctx, strings.TrimPrefix(method, "/"), parent)
+	if span.On() {
+		service, name, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
+		span.Set(attribute.String("rpc.system", "grpc"), attribute.String("rpc.service", service),
+			attribute.String("rpc.method", name))
+	}
+	return ctx, span
+}
+
+// finish ends the span of a call that has ended so.
+func finish(span tracing.Span, err error) {
+	if err != nil && span.On() {
+		code, blame := status.Code(err).String(), false
+		if failure, is := errors.AsType[*api.Error](err); is {
+			code, blame = api.Outcome(failure), failure.Code.HTTPStatus() >= http.StatusInternalServerError
+		}
+		span.Fail(code, blame)
+	}
+	span.End()
+}
+
+// tracedStream has the span of its call in its context.
+type tracedStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s tracedStream) Context() context.Context { return s.ctx }
+
+// outcome notes what a call is counted as, and makes a status of its error.
+func outcome(ctx context.Context, err error) error {
+	c := ctx.Value(callKey{}).(*call)
+	switch failure, is := errors.AsType[*api.Error](err); {
+	case err == nil:
+		c.outcome = api.OutcomeOK
+	case ctx.Err() != nil:
+		err = status.FromContextError(ended(ctx)).Err()
+	case is:
+		c.outcome = api.Outcome(failure)
+		err = Status(failure)
+	}
+	return err
+}
+
+// deadlineSlack bounds how much later than the client's timer the server's timer of the same deadline fires.
+const deadlineSlack = 100 * time.Millisecond
+
+// ended returns why a call's context has ended; nil if it has not. A client whose deadline passes resets its stream,
+// which looks like a cancellation until the server's timer fires.
+func ended(ctx context.Context) error {
+	until, limited := ctx.Deadline()
+	if ctx.Err() != nil && limited && time.Until(until) < deadlineSlack {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
+}
+
+// call is what is known of a call that is to be counted.
+type call struct{ method, outcome string }
+
+type callKey struct{}
+
+// counter counts calls, those too that no handler sees, as their message is too large.
+type counter struct{ p *port }
+
+func (c counter) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context.Context {
+	service, method, _ := strings.Cut(strings.TrimPrefix(info.FullMethodName, "/"), "/")
+	known := slices.ContainsFunc(c.p.services[service].Methods, func(m grpc.MethodInfo) bool { return m.Name == method })
+	if !known {
+		method = api.OpOther
+	}
+	return context.WithValue(ctx, callKey{}, &call{method: method})
+}
+
+func (c counter) HandleRPC(ctx context.Context, s stats.RPCStats) {
+	end, ok := s.(*stats.End)
+	if !ok {
+		return
+	}
+	said := ctx.Value(callKey{}).(*call)
+	if said.outcome == "" {
+		said.outcome = libraryOutcome(status.Code(end.Error))
+	}
+	c.p.Ended(said.method, said.outcome)
+}
+
+func (counter) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+func (counter) HandleConn(context.Context, stats.ConnStats)                       {}
+
+// libraryOutcome is what a call counts as that the gRPC library has ended.
+func libraryOutcome(code codes.Code) string {
+	switch code {
+	case codes.OK:
+		return api.OutcomeOK
+	case codes.Canceled:
+		return api.OutcomeCanceled
+	case codes.DeadlineExceeded:
+		return api.OutcomeExpired
+	case codes.ResourceExhausted:
+		return string(api.CodeTooLarge)
+	case codes.Unimplemented:
+		return string(api.CodeUnknownOperation)
+	case codes.Unavailable:
+		return api.OutcomeUnsent
+	}
+	return string(api.CodeMalformed)
+}
+
+// statuses are the gRPC codes of the catalogue's. All others are INTERNAL.
+var statuses = map[api.Code]codes.Code{
+	api.CodeMalformed: codes.InvalidArgument, api.CodeMissingModel: codes.InvalidArgument,
+	api.CodeBadTokens: codes.InvalidArgument, api.CodeUnknownModel: codes.NotFound,
+	api.CodeUnknownWorker: codes.NotFound, api.CodeUnknownRequest: codes.NotFound,
+	api.CodeBlockSizeMismatch: codes.FailedPrecondition, api.CodeConflict: codes.FailedPrecondition,
+	api.CodeUnauthorized: codes.Unauthenticated, api.CodeForbidden: codes.PermissionDenied,
+	api.CodeUnknownOperation: codes.Unimplemented,
+	api.CodeTooLarge:         codes.ResourceExhausted, api.CodeBusy: codes.ResourceExhausted,
+	api.CodeOverloaded: codes.ResourceExhausted,
+	api.CodeNoWorkers:  codes.Unavailable, api.CodeNotReady: codes.Unavailable, api.CodeUnavailable: codes.Unavailable,
+	api.CodeBehind: codes.DeadlineExceeded, api.CodeRequestTimeout: codes.DeadlineExceeded,
+}
+
+// Status is an error of the catalogue as gRPC has it.
+func Status(failure *api.Error) error {
+	code, ok := statuses[failure.Code]
+	if !ok {
+		code = codes.Internal
+	}
+	return status.Error(code, failure.Message)
+}
+
+// Names of grpc.health.v1 beside those of services.
+const (
+	Liveness  = "liveness"
+	Readiness = "readiness"
+)
+
+// health answers grpc.health.v1.
+type health struct {
+	grpc_health_v1.UnimplementedHealthServer
+	p *port
+}
+
+func (h *health) Check(_ context.Context, q *grpc_health_v1.HealthCheckRequest) (
+	*grpc_health_v1.HealthCheckResponse, error) {
+	_, service := h.p.services[q.Service]
+	serving := grpc_health_v1.HealthCheckResponse_SERVING
+	switch {
+	case q.Service == Liveness:
+	case q.Service != "" && q.Service != Readiness && !service:
+		return nil, status.Errorf(codes.NotFound, "there is no service %.100q", q.Service)
+	case h.p.Ready() != nil:
+		serving = grpc_health_v1.HealthCheckResponse_NOT_SERVING
+	}
+	return &grpc_health_v1.HealthCheckResponse{Status: serving}, nil
+}

@@ -1,0 +1,490 @@
+package natsauth
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/nats-io/nkeys"
+
+	"github.com/kvatlas/kvatlas/internal/base/strictjson"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// Mode is how servers learn of users.
+type Mode string
+
+// The modes; see the package comment.
+const (
+	Static Mode = "static"
+	JWT    Mode = "jwt"
+)
+
+const (
+	rosterFile    = "roster.json"
+	rosterVersion = 1
+)
+
+// Roster lists namespaces and users. It is stored as JSON and has no secrets.
+type Roster struct {
+	Version    int         `json:"version"`
+	Mode       Mode        `json:"mode"`
+	Namespaces []Namespace `json:"namespaces"`
+	Members    []Member    `json:"members"`
+
+	// Operator and System are the public keys of the operator and of the system account. Mode JWT only.
+	Operator string `json:"operator,omitempty"`
+	System   string `json:"system_account,omitempty"`
+
+	// Removed are accounts that servers may still have. Mode JWT only; [Ring.Push] deletes them there.
+	Removed []string `json:"removed,omitempty"`
+}
+
+// Namespace is a deployment whose users a roster has.
+type Namespace struct {
+	Name       string `json:"name"`
+	Partitions uint32 `json:"partitions"`
+}
+
+// Member is a NATS user.
+type Member struct {
+	Namespace string         `json:"namespace"`
+	Role      jetstream.Role `json:"role"`
+
+	// Name tells a further reader, router or operator from the namespace's own; empty for that.
+	Name string `json:"name,omitempty"`
+
+	// Worker, Pool and Store name whom a shim's key stands for; Pool may be empty. Models are those that a shim may
+	// serve; without any it may serve all.
+	Worker string   `json:"worker,omitempty"`
+	Pool   string   `json:"pool,omitempty"`
+	Store  string   `json:"store,omitempty"`
+	Models []string `json:"models,omitempty"`
+
+	// Keys are the public keys: the current one first, then those that a rotation has left valid.
+	Keys []string `json:"keys"`
+
+	// Account is the public key of the user's account, and Revoked are user keys that are no longer valid in it. Mode
+	// JWT only.
+	Account string   `json:"account,omitempty"`
+	Revoked []string `json:"revoked,omitempty"`
+}
+
+// removable reports whether a namespace can do without this user.
+func (m *Member) removable() bool {
+	return m.Name != "" || m.Role == jetstream.RoleShim || m.Role == jetstream.RolePool || m.Role == jetstream.RoleStore
+}
+
+// Ring is a folder with the keys of NATS users.
+type Ring struct {
+	Roster
+
+	dir      string
+	keepKeys bool
+}
+
+// Create makes a new ring in a folder. The folder may exist, but not have a roster. Nothing is written before
+// [Ring.Save] but secrets.
+func Create(dir string, mode Mode) (*Ring, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	switch _, err := os.Stat(filepath.Join(dir, rosterFile)); {
+	case err == nil:
+		return nil, fmt.Errorf("%s has keys already (%s); use another folder, or change them with `indexer auth add`, "+
+			"`rotate` or `remove`", dir, rosterFile)
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, err
+	}
+	r := &Ring{dir: dir, Roster: Roster{Version: rosterVersion, Mode: mode}}
+	if mode == JWT {
+		var err error
+		if r.Operator, err = r.newKey(operatorSeed, nkeys.CreateOperator); err != nil {
+			return nil, err
+		}
+		if r.System, err = r.newKey(systemSeed, nkeys.CreateAccount); err != nil {
+			return nil, err
+		}
+		if err := r.writeSystemCreds(); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+// Open reads the ring in a folder.
+func Open(dir string) (*Ring, error) {
+	text, err := os.ReadFile(filepath.Join(dir, rosterFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s has no %s: make keys with `indexer auth example`", dir, rosterFile)
+	}
+	if err != nil {
+		return nil, err
+	}
+	r := &Ring{dir: dir}
+	if err := strictjson.Unmarshal(text, &r.Roster); err != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, rosterFile), err)
+	}
+	if r.Version != rosterVersion {
+		return nil, fmt.Errorf("%s has version %d; this program reads version %d", filepath.Join(dir, rosterFile),
+			r.Version, rosterVersion)
+	}
+	return r, nil
+}
+
+// KeepKeys makes Add use a secret that is in the folder already: keys of a release without rosters.
+func (r *Ring) KeepKeys() { r.keepKeys = true }
+
+// Save writes the roster.
+func (r *Ring) Save() error {
+	text, err := json.MarshalIndent(&r.Roster, "", "  ")
+	if err != nil {
+		return err
+	}
+	return replaceFile(filepath.Join(r.dir, rosterFile), append(text, '\n'))
+}
+
+// AddNamespace adds a namespace and its users for nodes, readers, routers and operators.
+func (r *Ring) AddNamespace(name string, partitions uint32) error {
+	if r.namespace(name) != nil {
+		return fmt.Errorf("namespace %s is in %s already", name, r.dir)
+	}
+	r.Namespaces = append(r.Namespaces, Namespace{Name: name, Partitions: partitions})
+	for _, role := range []jetstream.Role{jetstream.RoleNode, jetstream.RoleReader, jetstream.RoleRouter,
+		jetstream.RoleOperator} {
+		if _, err := r.Add(Member{Namespace: name, Role: role}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Add adds a user and makes its keys. It returns the user's grant.
+func (r *Ring) Add(m Member) (jetstream.Grant, error) {
+	g, err := r.grant(&m)
+	if err != nil {
+		return g, err
+	}
+	if r.find(m.Namespace, g.User) >= 0 {
+		return g, fmt.Errorf("user %s of namespace %s is in %s already", g.User, m.Namespace, r.dir)
+	}
+	for i := range r.Members {
+		if other, err := r.grant(&r.Members[i]); err == nil && r.seedPath(r.Members[i].Namespace, other.User) ==
+			r.seedPath(m.Namespace, g.User) {
+			return g, fmt.Errorf("user %s of namespace %s would have the key file of user %s of namespace %s: use another "+
+				"folder for one of the namespaces", g.User, m.Namespace, other.User, r.Members[i].Namespace)
+		}
+	}
+	key, err := r.newUserKey(m.Namespace, g.User)
+	if err != nil {
+		return g, err
+	}
+	m.Keys = []string{key}
+	if r.Mode == JWT {
+		if m.Account, err = r.newKey(accountSeed(m.Namespace, g.User), nkeys.CreateAccount); err != nil {
+			return g, err
+		}
+		if err := r.writeCreds(&m, &g); err != nil {
+			return g, err
+		}
+	}
+	r.Members = append(r.Members, m)
+	return g, nil
+}
+
+// Rotate gives a user a new key. The old one stays valid until [Ring.Finish], and its secret stays in the folder with
+// the ending ".old".
+func (r *Ring) Rotate(namespace, user string) error {
+	m, g, err := r.member(namespace, user)
+	if err != nil {
+		return err
+	}
+	if len(m.Keys) > 1 {
+		return fmt.Errorf("user %s has two keys already; give its programs the new one, then end the rotation with "+
+			"--finish", user)
+	}
+	for _, path := range r.secrets(m, &g) {
+		if err := os.Rename(path, path+".old"); err != nil {
+			return err
+		}
+	}
+	key, err := r.newUserKey(namespace, user)
+	if err != nil {
+		return err
+	}
+	m.Keys = append([]string{key}, m.Keys...)
+	if r.Mode == JWT {
+		return r.writeCreds(m, &g)
+	}
+	return nil
+}
+
+// Finish ends the rotation of a user's key: the old key is no longer valid, and its secret is removed. It reports
+// whether there was one.
+func (r *Ring) Finish(namespace, user string) (bool, error) {
+	m, g, err := r.member(namespace, user)
+	if err != nil || len(m.Keys) < 2 {
+		return false, err
+	}
+	if r.Mode == JWT {
+		m.Revoked = append(m.Revoked, m.Keys[1:]...)
+	}
+	m.Keys = m.Keys[:1]
+	for _, path := range r.secrets(m, &g) {
+		if err := os.Remove(path + ".old"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return true, err
+		}
+	}
+	return true, nil
+}
+
+// Remove removes a user and its secrets.
+func (r *Ring) Remove(namespace, user string) error {
+	m, g, err := r.member(namespace, user)
+	if err != nil {
+		return err
+	}
+	if !m.removable() {
+		return fmt.Errorf("user %s of namespace %s stays: every namespace has one; replace its key with `indexer auth rotate`",
+			user, namespace)
+	}
+	paths := r.secrets(m, &g)
+	for _, path := range r.secrets(m, &g) {
+		paths = append(paths, path+".old")
+	}
+	if m.Account != "" {
+		r.Removed = append(r.Removed, m.Account)
+		paths = append(paths, filepath.Join(r.dir, accountSeed(namespace, user)))
+	}
+	for _, path := range paths {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	if err := r.removeSettings(namespace, &g); err != nil {
+		return err
+	}
+	r.Members = slices.Delete(r.Members, r.find(namespace, user), r.find(namespace, user)+1)
+	return nil
+}
+
+// Flags are the flags with which a program connects as a user.
+func (r *Ring) Flags(namespace string, g *jetstream.Grant) string {
+	flag, path := r.credential(namespace, g)
+	return flag + " " + path + " --nats-inbox-prefix " + g.Inbox
+}
+
+// credential returns the file with which a program connects as a user, and the flag that names it.
+func (r *Ring) credential(namespace string, g *jetstream.Grant) (flag, path string) {
+	if r.Mode == JWT {
+		return "--nats-creds", r.credsPath(namespace, g.User)
+	}
+	return "--nats-nkey", r.SeedFile(namespace, g)
+}
+
+// Grants returns what each user of a namespace may do.
+func (r *Ring) Grants(namespace string) (grants []jetstream.Grant, err error) {
+	for i := range r.Members {
+		if m := &r.Members[i]; m.Namespace == namespace {
+			g, err := r.grant(m)
+			if err != nil {
+				return nil, err
+			}
+			grants = append(grants, g)
+		}
+	}
+	return grants, nil
+}
+
+// ServerConfig is the part of a nats-server configuration that goes with the ring. resolver is the folder in which
+// servers keep accounts in mode JWT.
+func (r *Ring) ServerConfig(resolver string) (string, error) {
+	if r.Mode == JWT {
+		return r.operatorConfig(resolver)
+	}
+	return r.staticConfig(func(accounts []jetstream.Account) []jetstream.Account { return accounts })
+}
+
+// TransitionConfig is ServerConfig with all users of a namespace in one account, as releases before 0.5 had them.
+func (r *Ring) TransitionConfig() (string, error) {
+	if r.Mode == JWT {
+		return "", fmt.Errorf("the keys in %s are of JWT: servers take new accounts with `indexer auth push`", r.dir)
+	}
+	return r.staticConfig(jetstream.OneAccount)
+}
+
+func (r *Ring) staticConfig(arrange func([]jetstream.Account) []jetstream.Account) (string, error) {
+	var all []jetstream.Account
+	for _, ns := range r.Namespaces {
+		accounts, err := r.accounts(ns.Name)
+		if err != nil {
+			return "", err
+		}
+		all = append(all, arrange(accounts)...)
+	}
+	return jetstream.AccountsConfig(all), nil
+}
+
+func (r *Ring) accounts(namespace string) ([]jetstream.Account, error) {
+	var users []jetstream.User
+	for i := range r.Members {
+		m := &r.Members[i]
+		if m.Namespace != namespace {
+			continue
+		}
+		g, err := r.grant(m)
+		if err != nil {
+			return nil, err
+		}
+		users = append(users, jetstream.User{Grant: g, Keys: m.Keys})
+	}
+	return jetstream.Accounts(namespace, users), nil
+}
+
+func (r *Ring) namespace(name string) *Namespace {
+	i := slices.IndexFunc(r.Namespaces, func(n Namespace) bool { return n.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &r.Namespaces[i]
+}
+
+// grant computes what a member may do.
+func (r *Ring) grant(m *Member) (jetstream.Grant, error) {
+	ns := r.namespace(m.Namespace)
+	if ns == nil {
+		return jetstream.Grant{}, fmt.Errorf("namespace %s is not in %s", m.Namespace, r.dir)
+	}
+	switch m.Role {
+	case jetstream.RoleNode:
+		return jetstream.NodeGrant(ns.Name), nil
+	case jetstream.RoleReader:
+		return m.named(jetstream.ReaderGrant(ns.Name))
+	case jetstream.RoleRouter:
+		return m.named(jetstream.RouterGrant(ns.Name))
+	case jetstream.RoleOperator:
+		return m.named(jetstream.OperatorGrant(ns.Name))
+	case jetstream.RoleShim:
+		return jetstream.ShimGrant(ns.Name, ns.Partitions, events.WorkerID(m.Worker), m.Models...)
+	case jetstream.RolePool:
+		return jetstream.PoolGrant(ns.Name, ns.Partitions, m.Pool, m.Models...)
+	case jetstream.RoleStore:
+		return jetstream.StoreGrant(ns.Name, m.Store)
+	}
+	return jetstream.Grant{}, fmt.Errorf("role %q is not known to this release", m.Role)
+}
+
+func (m *Member) named(g jetstream.Grant) (jetstream.Grant, error) {
+	if m.Name == "" {
+		return g, nil
+	}
+	return g.Named(m.Name)
+}
+
+func (r *Ring) find(namespace, user string) int {
+	return slices.IndexFunc(r.Members, func(m Member) bool {
+		g, err := r.grant(&m)
+		return err == nil && m.Namespace == namespace && g.User == user
+	})
+}
+
+func (r *Ring) member(namespace, user string) (*Member, jetstream.Grant, error) {
+	i := r.find(namespace, user)
+	if i < 0 {
+		grants, _ := r.Grants(namespace)
+		names := make([]string, len(grants))
+		for i := range grants {
+			names[i] = grants[i].User
+		}
+		return nil, jetstream.Grant{}, fmt.Errorf("namespace %s has no user %s in %s; it has %s", namespace, user, r.dir,
+			strings.Join(names, ", "))
+	}
+	g, err := r.grant(&r.Members[i])
+	return &r.Members[i], g, err
+}
+
+// SeedFile is the file with the seed of a user's key.
+func (r *Ring) SeedFile(namespace string, g *jetstream.Grant) string {
+	return r.seedPath(namespace, g.User)
+}
+
+func (r *Ring) seedPath(namespace, user string) string {
+	return filepath.Join(r.dir, namespace+"-"+user+".nk")
+}
+
+// secrets are the files with a user's secret.
+func (r *Ring) secrets(m *Member, g *jetstream.Grant) []string {
+	paths := []string{r.seedPath(m.Namespace, g.User)}
+	if r.Mode == JWT {
+		paths = append(paths, r.credsPath(m.Namespace, g.User))
+	}
+	return paths
+}
+
+// newUserKey makes a key pair for a user, and returns the public key. A seed that is in the folder already is used if
+// the ring keeps keys.
+func (r *Ring) newUserKey(namespace, user string) (public string, err error) {
+	path := r.seedPath(namespace, user)
+	if r.keepKeys {
+		seed, err := os.ReadFile(path)
+		if err == nil {
+			return publicOf(path, seed)
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return "", err
+		}
+	}
+	return r.newKey(filepath.Base(path), nkeys.CreateUser)
+}
+
+// newKey makes a key pair, writes the seed to a new file of the ring, and returns the public key.
+func (r *Ring) newKey(name string, create func() (nkeys.KeyPair, error)) (public string, err error) {
+	pair, err := create()
+	if err != nil {
+		return "", err
+	}
+	seed, err := pair.Seed()
+	if err != nil {
+		return "", err
+	}
+	if err := writeNew(filepath.Join(r.dir, name), append(seed, '\n')); err != nil {
+		return "", err
+	}
+	return pair.PublicKey()
+}
+
+func publicOf(path string, seed []byte) (string, error) {
+	pair, err := nkeys.ParseDecoratedNKey(seed)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", path, err)
+	}
+	return pair.PublicKey()
+}
+
+// writeNew writes a secret to a file that does not exist yet.
+func writeNew(path string, secret []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(secret)
+	return errors.Join(err, f.Close())
+}
+
+// replaceFile replaces a file as a whole.
+func replaceFile(path string, text []byte) error {
+	next := path + ".new"
+	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := writeNew(next, text); err != nil {
+		return err
+	}
+	return os.Rename(next, path)
+}

@@ -1,0 +1,233 @@
+// Package web is what the faces of an indexer's ports have in common: internal/serve/server's, internal/faces/compat's
+// and internal/edge/grpcserver's.
+package web
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+)
+
+// Allowed reports whether a request has a method that its path takes; else the answer's header says which these are.
+// Where GET is taken, so is HEAD.
+func Allowed(w http.ResponseWriter, r *http.Request, methods ...string) bool {
+	if at := slices.Index(methods, http.MethodGet); at >= 0 {
+		methods = slices.Insert(slices.Clone(methods), at+1, http.MethodHead)
+	}
+	if slices.Contains(methods, r.Method) {
+		return true
+	}
+	w.Header().Set("Allow", strings.Join(methods, ", "))
+	return false
+}
+
+// WrongMethod is the error of a request that [Allowed] does not let pass.
+func WrongMethod(r *http.Request, methods ...string) *api.Error {
+	return api.Errorf(api.CodeWrongMethod, "%s takes %s, not %.40s", r.URL.Path, strings.Join(methods, " or "), r.Method)
+}
+
+// ReadBody reads a request's body of so many bytes at most.
+func ReadBody(w http.ResponseWriter, r *http.Request, most int64) ([]byte, *api.Error) {
+	return new(Buffer).Read(w, r, most)
+}
+
+// Buffer holds a request's body. Its memory comes from pools and grows with the bytes that have come, whatever the
+// request announces.
+type Buffer struct {
+	bytes []byte
+	pool  int // the pool of bytes
+}
+
+// The sizes of pooled memory. A larger one is taken once the one before is full, so that a client that sends slowly
+// holds little more than it has sent.
+var (
+	poolSizes = [...]int{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20}
+	pools     [len(poolSizes)]sync.Pool
+)
+
+// Read reads a request's body of so many bytes at most. The body is valid until Free.
+func (b *Buffer) Read(w http.ResponseWriter, r *http.Request, most int64) ([]byte, *api.Error) {
+	from := http.MaxBytesReader(w, r.Body, most)
+	for {
+		if len(b.bytes) == cap(b.bytes) {
+			b.grow()
+		}
+		n, err := from.Read(b.bytes[len(b.bytes):cap(b.bytes)])
+		b.bytes = b.bytes[:len(b.bytes)+n]
+		if err != nil {
+			return b.end(err, most)
+		}
+	}
+}
+
+// end is the body, or what is wrong with it.
+func (b *Buffer) end(err error, most int64) ([]byte, *api.Error) {
+	if errors.Is(err, io.EOF) {
+		return b.bytes, nil
+	}
+	if _, large := errors.AsType[*http.MaxBytesError](err); large {
+		return nil, api.Errorf(api.CodeTooLarge,
+			"the request has more than %d bytes (%d MiB); ask with hashes instead of tokens, or for a part at a time",
+			most, most>>20)
+	}
+	if failure, is := errors.AsType[*api.Error](err); is {
+		return nil, failure
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil, slow(int64(len(b.bytes)))
+	}
+	return nil, api.Errorf(api.CodeMalformed, "the body ends too early, after %d bytes", len(b.bytes))
+}
+
+// grow moves the bytes to larger memory.
+func (b *Buffer) grow() {
+	var larger Buffer
+	for larger.pool < len(poolSizes) && poolSizes[larger.pool] <= len(b.bytes) {
+		larger.pool++
+	}
+	if larger.pool == len(poolSizes) {
+		b.bytes = slices.Grow(b.bytes, len(b.bytes))
+		b.pool = larger.pool
+		return
+	}
+	if kept, is := pools[larger.pool].Get().(*[]byte); is {
+		larger.bytes = *kept
+	} else {
+		larger.bytes = make([]byte, 0, poolSizes[larger.pool])
+	}
+	larger.bytes = append(larger.bytes, b.bytes...)
+	b.Free()
+	*b = larger
+}
+
+// Free gives the memory back: nobody uses the body any more.
+func (b *Buffer) Free() {
+	if cap(b.bytes) > 0 && b.pool < len(poolSizes) {
+		kept := b.bytes[:0]
+		pools[b.pool].Put(&kept)
+	}
+	*b = Buffer{}
+}
+
+// Reply sends the reply to r and returns the request's outcome: the given one, unless the reply did not arrive. A
+// client that has closed its connection makes it [api.OutcomeCanceled], and one that does not read [api.OutcomeUnsent].
+// Other refusals than unavailable are sent in any case: net/http also cancels the context when a body comes too slowly.
+func Reply(w http.ResponseWriter, r *http.Request, contentType string, body []byte, status int, outcome string) string {
+	ended := outcome == api.OutcomeOK || outcome == string(api.CodeUnavailable)
+	if ended && errors.Is(r.Context().Err(), context.Canceled) {
+		return api.OutcomeCanceled
+	}
+	if err := WriteReply(w, contentType, body, status); err != nil {
+		return CutOff(r, err)
+	}
+	return outcome
+}
+
+// CutOff returns the outcome of a request whose reply ended early with err. net/http cancels the request's context if a
+// write fails.
+func CutOff(r *http.Request, err error) string {
+	if errors.Is(r.Context().Err(), context.Canceled) && !errors.Is(err, os.ErrDeadlineExceeded) {
+		return api.OutcomeCanceled
+	}
+	return api.OutcomeUnsent
+}
+
+// WriteReply answers a request.
+func WriteReply(w http.ResponseWriter, contentType string, body []byte, status int) error {
+	if len(body) > 0 {
+		w.Header().Set("Content-Type", contentType)
+	}
+	w.WriteHeader(status)
+	_, err := w.Write(body)
+	return err
+}
+
+// Face is what answers on one HTTP port.
+type Face struct {
+	Listen, Flag string // HOST:PORT, and the flag that says it
+	What         string // is served, for the log
+	Handler      http.Handler
+}
+
+// Serve listens and serves until the returned function is called.
+func Serve(f Face, secure *tls.Config, log *slog.Logger) (stop func(), err error) {
+	l, err := net.Listen("tcp", f.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("HTTP: %w; choose another with %s", err, f.Flag)
+	}
+	log.Info(f.What+" is served", "listen", l.Addr().String())
+	return serve(l, f.Handler, secure), nil
+}
+
+func serve(l net.Listener, handler http.Handler, secure *tls.Config) (stop func()) {
+	l = listener{l}
+	if secure != nil {
+		l = tls.NewListener(l, secure) // above the deadlines, as net/http must see that it is TLS
+	}
+	server := &http.Server{
+		Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: readTimeout, IdleTimeout: 2 * time.Minute,
+	}
+	go server.Serve(l)
+	return sync.OnceFunc(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		if server.Shutdown(ctx) != nil {
+			server.Close() // who watches does not end by himself
+		}
+	})
+}
+
+// A client must take writePiece bytes within writeTimeout, or its connection ends: one that reads nothing would hold a
+// reply and its room for ever. A bound of whole replies, such as [http.Server.WriteTimeout], would end streams.
+const (
+	writeTimeout = 30 * time.Second
+	writePiece   = 1 << 20
+)
+
+// listener bounds how long writing to its connections takes.
+type listener struct{ net.Listener }
+
+func (l listener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return conn{c}, nil
+}
+
+// conn has a deadline of its own for each piece that is written, in place of what was set.
+type conn struct{ net.Conn }
+
+func (c conn) Write(b []byte) (n int, err error) {
+	for {
+		if err := c.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+			return n, err
+		}
+		wrote, err := c.Conn.Write(b[n:min(n+writePiece, len(b))])
+		n += wrote
+		if err != nil || n == len(b) {
+			return n, err
+		}
+	}
+}
+
+// CloseWrite is what net/http ends a connection with whose request it has not read to its end, so that the reply
+// arrives.
+func (c conn) CloseWrite() error {
+	if half, can := c.Conn.(interface{ CloseWrite() error }); can {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}

@@ -1,0 +1,333 @@
+package dynamoselect
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/base/strictjson"
+	"github.com/kvatlas/kvatlas/internal/edge/web"
+	"github.com/kvatlas/kvatlas/internal/faces/compat"
+	"github.com/kvatlas/kvatlas/pkg/api"
+)
+
+// deadline bounds a request.
+const deadline = 10 * time.Second
+
+// Limits of bodies, in bytes.
+const (
+	SelectBody  = 8 << 20
+	TrackerBody = 2 << 20
+)
+
+// id names a worker: a number, or the name of one that was registered otherwise and has no number.
+type id string
+
+func (i *id) UnmarshalJSON(data []byte) error {
+	if len(data) > 0 && data[0] == '"' {
+		var name string
+		if err := strictjson.Unmarshal(data, &name); err != nil {
+			return err
+		}
+		if _, err := strconv.ParseUint(name, 10, 64); err == nil || name == "" {
+			return fmt.Errorf("%.40s is text; a worker's number is written as one", data)
+		}
+		*i = id(name)
+		return nil
+	}
+	return i.number(data)
+}
+
+func (i *id) number(data []byte) error {
+	n, err := strconv.ParseUint(string(data), 10, 64)
+	*i = numbered(n)
+	return err
+}
+
+// MarshalJSON writes a number where it is one.
+func (i id) MarshalJSON() ([]byte, error) { return compat.ID(i).MarshalJSON() }
+
+func numbered(n uint64) id { return id(strconv.FormatUint(n, 10)) }
+
+// number is an id that is a number.
+type number id
+
+func (n *number) UnmarshalJSON(data []byte) error { return (*id)(n).number(data) }
+
+// key is a model and a routing group.
+type key struct{ model, group string }
+
+const (
+	defaultModel = "default"
+	defaultGroup = compat.DefaultGroup
+)
+
+func (k key) String() string { return fmt.Sprintf("model=%s routing_group=%s", k.model, k.group) }
+
+// name is what the model is called in the index.
+func (k key) name() string { return compat.ModelOf(k.model, k.group) }
+
+// is reports whether the key passes a request's filter.
+func (k key) is(asked url.Values) bool {
+	return (!asked.Has("model_name") || asked.Get("model_name") == k.model) &&
+		(!asked.Has("routing_group") || asked.Get("routing_group") == k.group)
+}
+
+// failure is an error as clients get it.
+type failure struct {
+	status int
+	code   api.Code // for the count of outcomes
+	text   string
+	plain  bool // the body is the text alone
+
+	details *compat.QueueRejection // nil: there are none
+}
+
+func (f *failure) Error() string { return f.text }
+
+// codes are those of the statuses.
+var codes = map[int]api.Code{
+	http.StatusBadRequest: api.CodeMalformed, http.StatusNotFound: api.CodeUnknownRequest,
+	http.StatusMethodNotAllowed: api.CodeWrongMethod, http.StatusConflict: api.CodeConflict,
+	http.StatusRequestEntityTooLarge: api.CodeTooLarge, http.StatusUnsupportedMediaType: api.CodeWrongContentType,
+	http.StatusUnprocessableEntity: api.CodeMalformed, http.StatusTooManyRequests: api.CodeOverloaded,
+	http.StatusServiceUnavailable: api.CodeNoWorkers,
+}
+
+func fail(status int, format string, args ...any) error {
+	return &failure{status: status, code: codes[status], text: fmt.Sprintf(format, args...)}
+}
+
+// failed is an error of what stands behind, as clients get it; err is not nil.
+func failed(err error) *failure {
+	if f, is := errors.AsType[*failure](err); is {
+		return f
+	}
+	e := api.AsError(err)
+	return &failure{status: e.Code.HTTPStatus(), code: e.Code, text: e.Message}
+}
+
+// asked is a request.
+type asked struct {
+	ctx    context.Context
+	id     string // in the path
+	query  url.Values
+	header http.Header
+	fields fields // of the body
+}
+
+// handler answers with a body, and a status if it is another than 200.
+type handler func(r *asked) (status int, body any, err error)
+
+// route is what one method of a path does.
+type route struct {
+	method, path string
+	do           handler
+	rule         web.Rule
+	number       bool // {id} is a worker's number
+}
+
+var ok = map[string]string{"status": "ok"}
+
+// mux answers the routes. Who is not allowed, or asks for what is not there, gets Dynamo's words. ended is told what
+// became of each request, by its first path segment behind the prefix.
+func mux(prefix string, routes []route, maxBody int64, ended func(op, outcome string)) *web.Mux {
+	m := web.NewMux()
+	paths := map[string][]route{}
+	for _, r := range routes {
+		paths[r.path] = append(paths[r.path], r)
+	}
+	for path, routes := range paths {
+		op := prefix + strings.Split(path, "/")[1]
+		rules := web.Rules{}
+		for _, r := range routes {
+			rules[r.method] = r.rule
+		}
+		m.Handle(path, rules, func(w http.ResponseWriter, r *http.Request) {
+			for _, route := range routes {
+				if r.Method == route.method || r.Method == http.MethodHead && route.method == http.MethodGet {
+					status, body, err := serve(w, r, &route, maxBody)
+					if dump, is := body.(*compat.Dump); is && err == nil {
+						var begun bool
+						if begun, err = dump.Stream(r.Context(), w); begun || err == nil {
+							ended(op, compat.Streamed(r, err))
+							compat.AbortAfter(err)
+							return
+						}
+					}
+					send(w, r, status, body, err, op, ended)
+					return
+				}
+			}
+			methods := make([]string, len(routes))
+			for i := range routes {
+				methods[i] = routes[i].method
+			}
+			web.Allowed(w, r, methods...) // which says what is
+			send(w, r, 0, nil, fail(http.StatusMethodNotAllowed, "method not allowed"), op, ended)
+		})
+	}
+	m.Otherwise(func(w http.ResponseWriter, r *http.Request) {
+		send(w, r, 0, nil, fail(http.StatusNotFound, "route not found"), prefix+"other", ended)
+	})
+	return m
+}
+
+func serve(w http.ResponseWriter, r *http.Request, to *route, maxBody int64) (status int, body any, err error) {
+	ctx, cancel := context.WithTimeout(r.Context(), deadline)
+	defer cancel()
+	a := &asked{ctx: ctx, id: r.PathValue("id"), header: r.Header}
+	if to.number {
+		if _, err := strconv.ParseUint(a.id, 10, 64); err != nil {
+			text := fmt.Sprintf("Invalid URL: Cannot parse `%.100s` to a `u64`", a.id)
+			return 0, nil, &failure{status: http.StatusBadRequest, code: api.CodeMalformed, text: text, plain: true}
+		}
+	}
+	if a.query, err = url.ParseQuery(r.URL.RawQuery); err != nil {
+		return 0, nil, fail(http.StatusBadRequest, "Failed to deserialize query string: %v", err)
+	}
+	if (to.method == http.MethodPost || to.method == http.MethodPatch) && !bodiless(to.path) {
+		if a.fields, err = open(w, r, maxBody); err != nil {
+			return 0, nil, err
+		}
+	}
+	return to.do(a)
+}
+
+// bodiless reports whether a path takes POST without a body.
+func bodiless(path string) bool { return strings.HasSuffix(path, "/{id}/prefill_complete") }
+
+// open reads a body.
+func open(w http.ResponseWriter, r *http.Request, maxBody int64) (fields, error) {
+	header := r.Header.Get("Content-Type")
+	if form, known := api.ContentType(header); header == "" || !known || form != api.JSON {
+		return nil, fail(http.StatusUnsupportedMediaType, "Expected request with `Content-Type: application/json`")
+	}
+	body, e := web.ReadBody(w, r, maxBody)
+	if e != nil {
+		return nil, &failure{status: e.Code.HTTPStatus(), code: e.Code, text: e.Message}
+	}
+	return members(body)
+}
+
+// fields are the members of an object, by name; a name that is there twice has nil.
+type fields map[string][]byte
+
+// members reads an object. As in Dynamo, what follows it is passed over.
+func members(body []byte) (fields, error) {
+	f := fields{}
+	each := func(name string, value []byte) error {
+		if _, twice := f[name]; twice {
+			value = nil
+		}
+		f[name] = value
+		return nil
+	}
+	err := api.Members(body, each)
+	if err == nil {
+		return f, nil
+	}
+	var first json.RawMessage
+	if json.NewDecoder(bytes.NewReader(body)).Decode(&first) != nil {
+		return nil, fail(http.StatusBadRequest, "Failed to parse the request body as JSON: %s", api.AsError(err).Message)
+	}
+	clear(f)
+	if err = api.Members(first, each); err != nil {
+		status := http.StatusUnprocessableEntity
+		if first[0] == '{' { // text that is none, such as half a character
+			status = http.StatusBadRequest
+		}
+		return nil, fail(status, "Failed to deserialize the JSON body into the target type: %s", api.AsError(err).Message)
+	}
+	return f, nil
+}
+
+// member is how one field is read.
+type member struct {
+	name string
+	to   any // what json.Unmarshal takes
+	kind presence
+	want string // for people
+}
+
+// presence is whether a field may be absent or null.
+type presence int
+
+const (
+	optional  presence = iota // both
+	defaulted                 // it may be absent
+	required                  // neither
+)
+
+// read reads fields into their places. Others are passed over, and names are told apart by letter case, as in Dynamo.
+func (f fields) read(list ...member) error {
+	for _, m := range list {
+		value, there := f[m.name]
+		switch {
+		case !there && m.kind == required:
+			return unprocessable("missing field `%s`", m.name)
+		case !there, m.kind == optional && string(value) == "null":
+			continue
+		case value == nil:
+			return unprocessable("duplicate field `%s`", m.name)
+		case string(value) == "null":
+			return unprocessable("%s is null, not %s", m.name, m.want)
+		}
+		var err error
+		switch to := m.to.(type) {
+		case *api.Tokens:
+			*to, err = api.ReadTokens(m.name, value)
+		case *api.Hashes:
+			*to, err = api.ReadHashes(m.name, value)
+		default:
+			err = strictjson.Unmarshal(value, to)
+		}
+		if errors.Is(err, errRankKey) {
+			return fail(http.StatusBadRequest, "Failed to parse the request body as JSON: %s: %v", m.name, err)
+		}
+		if err != nil {
+			return unprocessable("%s is %.40s, not %s", m.name, value, m.want)
+		}
+	}
+	return nil
+}
+
+func unprocessable(format string, args ...any) error {
+	return fail(http.StatusUnprocessableEntity, "Failed to deserialize the JSON body into the target type: "+format,
+		args...)
+}
+
+// send answers a request, and calls ended with its outcome.
+func send(w http.ResponseWriter, r *http.Request, status int, body any, err error, op string,
+	ended func(op, outcome string)) {
+	outcome, contentType := api.OutcomeOK, api.JSON
+	if status == 0 {
+		status = http.StatusOK
+	}
+	var text []byte
+	if err != nil {
+		f := failed(err)
+		status, outcome = f.status, string(f.code)
+		reply := map[string]any{"error": f.text}
+		if f.details != nil {
+			reply["details"] = f.details
+		}
+		body = reply
+		if f.plain {
+			text, contentType = []byte(f.text), "text/plain; charset=utf-8"
+		}
+	}
+	if text == nil && body != nil {
+		if text, err = json.Marshal(body); err != nil { // there is nothing that cannot be encoded
+			status, text = http.StatusInternalServerError, []byte(`{"error":"internal"}`)
+		}
+	}
+	ended(op, web.Reply(w, r, contentType, text, status, outcome))
+}

@@ -1,0 +1,423 @@
+package dynamoselect
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/kvatlas/kvatlas/internal/choose/load"
+	"github.com/kvatlas/kvatlas/internal/choose/selection"
+	"github.com/kvatlas/kvatlas/internal/edge/rights"
+	"github.com/kvatlas/kvatlas/internal/edge/web"
+	"github.com/kvatlas/kvatlas/internal/faces/compat"
+	"github.com/kvatlas/kvatlas/internal/fleet/registry"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+)
+
+// Config is what stands behind both services.
+type Config struct {
+	Node      string // this node's name
+	Namespace *jetstream.Namespace
+	Registry  *registry.Registry
+	Loads     *load.Service
+
+	// Of the selection service alone.
+	Choice *selection.Service
+	Shims  *compat.Shims
+	Find   func(ctx context.Context, q *api.Query) (*api.Answer, error)
+	Dump   func(ctx context.Context) (*compat.Dump, error) // what workers hold, as compat has it at /dump
+
+	// Unregister ends the shims of a worker that another node runs.
+	Unregister func(ctx context.Context, instance events.WorkerID) error
+
+	Admit func() error             // nil once the node may answer
+	Ended func(op, outcome string) // is told what became of each request
+}
+
+// selectService is the selection service.
+type selectService struct {
+	Config
+	mu sync.Mutex // workers change one after another
+}
+
+// Selection returns what answers as Dynamo's selection service.
+func Selection(cfg Config) *web.Mux {
+	s := &selectService{Config: cfg}
+	const post, get, drop = http.MethodPost, http.MethodGet, http.MethodDelete
+	routes := []route{
+		{method: post, path: "/select", rule: web.Chooses,
+			do: func(r *asked) (int, any, error) { return s.choose(r, false) }},
+		{method: post, path: "/select_and_reserve", rule: web.Chooses,
+			do: func(r *asked) (int, any, error) { return s.choose(r, true) }},
+		{method: post, path: "/reservations", rule: web.Chooses, do: s.reserve},
+		{method: post, path: "/reservations/{id}/prefill_complete", rule: web.Chooses, do: s.prefillComplete},
+		{method: post, path: "/reservations/{id}/output_block", rule: web.Chooses, do: s.outputBlock},
+		{method: drop, path: "/reservations/{id}", rule: web.Chooses, do: s.free},
+		{method: post, path: "/workers", rule: web.Registers, do: s.post},
+		{method: get, path: "/workers", rule: web.Reads, do: s.list},
+		{method: http.MethodPatch, path: "/workers/{id}", rule: web.Operates, do: s.patch, number: true},
+		{method: drop, path: "/workers/{id}", rule: web.Removes, do: s.remove, number: true},
+		{method: get, path: "/ready", rule: web.Rule{Needs: rights.Any, Cost: web.Usual}, do: s.ready},
+		{method: get, path: "/loads", rule: web.Reads, do: s.loads},
+		{method: post, path: "/potential_loads", rule: web.Reads, do: s.potentialLoads},
+		{method: post, path: "/overlap_scores", rule: web.Reads, do: s.overlapScores},
+		{method: get, path: "/dump", rule: web.Rule{Needs: rights.Operate, Cost: web.Costly},
+			do: func(r *asked) (int, any, error) {
+				out, err := s.Dump(r.ctx)
+				return 0, out, err
+			}},
+	}
+	for i := range routes {
+		routes[i].do = cfg.admitted(routes[i].do)
+	}
+	routes = append(routes, replication...)
+	routes = append(routes, route{method: get, path: "/health", rule: web.Rule{Needs: rights.Anybody, Cost: web.Probe},
+		do: func(*asked) (int, any, error) { return 0, ok, nil }})
+	return mux("selection_", routes, SelectBody, cfg.Ended)
+}
+
+// admitted refuses what the node cannot answer yet.
+func (cfg *Config) admitted(do handler) handler {
+	return func(r *asked) (int, any, error) {
+		if err := cfg.Admit(); err != nil {
+			return 0, nil, err
+		}
+		return do(r)
+	}
+}
+
+// replication is how replicas of Dynamo's services find each other. Ours have no need of it.
+var replication = []route{
+	{method: http.MethodGet, path: "/replica_sync/peers", rule: web.Reads,
+		do: func(*asked) (int, any, error) { return 0, []string{}, nil }},
+	{method: http.MethodPost, path: "/replica_sync/register_peer", rule: web.Operates, do: noPeers},
+	{method: http.MethodPost, path: "/replica_sync/deregister_peer", rule: web.Operates, do: noPeers},
+}
+
+func noPeers(r *asked) (int, any, error) {
+	var endpoint string
+	if err := r.fields.read(member{"endpoint", &endpoint, required, "text"}); err != nil {
+		return 0, nil, err
+	}
+	return 0, nil, fail(http.StatusConflict, "replica sync is disabled")
+}
+
+// mine reports whether a model's requests are those of workers that are chosen here: not the slot tracker's.
+func mine(m load.Model) bool { return !Tracked(m.Name) }
+
+// pool is who serves a model, if some rank may be chosen.
+func (s *selectService) pool(k key) (*registry.Pool, error) {
+	pool := s.Registry.Pool(k.name())
+	if slices.ContainsFunc(pool.Ranks, schedulable) {
+		return pool, nil
+	}
+	for _, r := range s.Registry.All() {
+		if !Tracked(r.Model) && schedulable(r.PoolRank) {
+			return nil, fail(http.StatusServiceUnavailable, "no schedulable workers for %s", k)
+		}
+	}
+	return nil, fail(http.StatusServiceUnavailable, "no schedulable workers are available")
+}
+
+// resolve replaces the name of a prompt's model with the model that it stands for, and with the adapter if it is an
+// adapter's.
+func (s *selectService) resolve(p *prompt) error {
+	of, err := registry.Resolver(s.Registry.Resolve).Resolve(p.name(), p.lora)
+	if err != nil {
+		return fail(http.StatusConflict, "%s", api.AsError(err).Message)
+	}
+	if of.Model != p.name() {
+		p.key, p.lora = keyOf(s.named(), of.Model), of.LoRA
+	}
+	return nil
+}
+
+func schedulable(r registry.PoolRank) bool { return r.Record.State == api.WorkerSchedulable }
+
+// overlapSummary is what a worker holds of a prompt, in tokens; what lies in a tier counts all above it too.
+type overlapSummary struct {
+	Longest uint64            `json:"longest_matched"`
+	GPU     uint64            `json:"gpu"`
+	DP      map[string]uint64 `json:"dp"` // on the device of each rank
+	CPU     uint64            `json:"cpu"`
+	Disk    uint64            `json:"disk"`
+}
+
+// selected is the reply to a choice.
+type selected struct {
+	SelectionID    *string `json:"selection_id,omitempty"`
+	SequenceHashes []int64 `json:"sequence_hashes,omitzero"`
+	ISLTokens      *uint64 `json:"isl_tokens,omitempty"`
+	Track          *bool   `json:"track_prefill_tokens,omitempty"`
+
+	Model        string          `json:"model_name"`
+	Group        string          `json:"routing_group"`
+	Worker       id              `json:"worker_id"`
+	Rank         events.Rank     `json:"dp_rank"`
+	Endpoint     string          `json:"endpoint"`
+	BlockSize    uint32          `json:"block_size"`
+	Overlap      overlapSummary  `json:"overlap"`
+	Prefill      uint64          `json:"effective_prefill_tokens"`
+	DecodeBlocks uint64          `json:"potential_decode_blocks"`
+	DecodeBusy   *bool           `json:"decode_busy,omitempty"`
+	Load         *api.WorkerLoad `json:"worker_load,omitempty"`
+}
+
+// choose answers /select and /select_and_reserve.
+func (s *selectService) choose(r *asked, book bool) (int, any, error) {
+	var p prompt
+	var selectionID, sessionID *string
+	var expected uint32
+	var jump float64
+	var priority uint32
+	var of *session
+	var affinity *target
+	var pinned *pin
+	var allowed []id
+	var taints constraints
+	var advisory bool
+	list := append(p.members(),
+		member{"selection_id", &selectionID, optional, "text"}, member{"session_id", &sessionID, optional, "text"},
+		member{"expected_output_tokens", &expected, optional, "an unsigned 32-bit number"},
+		member{"priority_jump", &jump, optional, "a number"},
+		member{"strict_priority", &priority, optional, "an unsigned 32-bit number"},
+		member{"session_context", &of, optional, "an object with session_id"},
+		member{"affinity_target", &affinity, optional, "an object with worker_id"},
+		member{"pinned_worker", &pinned, optional, "an object with worker_id and dp_rank"},
+		member{"allowed_worker_ids", &allowed, optional, "a list of workers' numbers"},
+		member{"routing_constraints", &taints, defaulted, "an object with required_taints and preferred_taints"})
+	if !book {
+		list = append(list, member{"advisory", &advisory, defaulted, "true or false"})
+	}
+	if err := r.fields.read(list...); err != nil {
+		return 0, nil, err
+	}
+	if err := s.resolve(&p); err != nil {
+		return 0, nil, err
+	}
+	pool, err := s.pool(p.key)
+	if err != nil {
+		return 0, nil, err
+	}
+	if book && selectionID == nil {
+		made := newID()
+		selectionID = &made
+	}
+	if book {
+		if err := s.unused(*selectionID); err != nil {
+			return 0, nil, err
+		}
+	}
+	body, err := p.of(pool.Ranks[0].BlockSize)
+	if err != nil {
+		return 0, nil, err
+	}
+	q := &api.SelectRequest{
+		Policy: routing.DynamoPolicy,
+		Query: api.Query{Model: body.Model, BlockSize: body.BlockSize, Tokens: body.Tokens, Hashes: body.Hashes,
+			LoRA: body.LoRA, CacheSalt: body.CacheSalt},
+		SequenceHashes: body.SequenceHashes, ISLTokens: body.ISLTokens, Book: book, Advisory: advisory,
+		Affinity: affinity.routing(), RequiredTaints: taints.required, PreferredTaints: taints.preferred,
+		ExpectedOutputTokens: expected, Overrides: &p.overrides.Overrides,
+		StrictPriority: priority, PriorityJump: jump, PolicyClass: r.header.Get("X-Dynamo-Meta-Policy-Class"),
+	}
+	if selectionID != nil {
+		q.RequestID = *selectionID
+	}
+	if pinned != nil {
+		q.Pinned = pinned.routing()
+	} else if affinity == nil { // else the session does not decide
+		q.SessionID = or(sessionID, "")
+		if of != nil {
+			q.SessionID = of.id
+		}
+	}
+	if allowed != nil {
+		q.Workers = []events.WorkerID{}
+		for _, worker := range allowed {
+			q.Workers = append(q.Workers, events.WorkerID(worker))
+		}
+		if pinned != nil && !slices.Contains(q.Workers, q.Pinned.Worker) {
+			return 0, nil, fail(http.StatusBadRequest, "pinned worker %s is not in allowed worker set", pinned.id)
+		}
+	}
+	var d selection.Details
+	choice, err := s.Choice.SelectDetailed(r.ctx, q, &d)
+	if err != nil {
+		return 0, nil, refused(err, q.RequestID, p.key)
+	}
+	out := &selected{SelectionID: selectionID, Model: p.model, Group: p.group, Worker: id(choice.Worker),
+		Rank: choice.Rank, Endpoint: choice.Endpoint, BlockSize: choice.BlockSize,
+		Overlap: summary(d.Ranks, choice.BlockSize), Prefill: choice.EffectivePrefillTokens,
+		DecodeBlocks: choice.PotentialDecodeBlocks, DecodeBusy: choice.DecodeBusy, Load: choice.WorkerLoad}
+	if book {
+		out.SequenceHashes = make([]int64, len(d.SequenceHashes))
+		for i, h := range d.SequenceHashes {
+			out.SequenceHashes[i] = int64(h)
+		}
+		out.ISLTokens, out.Track = &choice.ISLTokens, &choice.TrackPrefillTokens
+	}
+	return 0, out, nil
+}
+
+// newID makes an id for a selection that has none: a random UUID.
+func newID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // it does not fail
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// summary is what a worker holds of a prompt, by its ranks.
+func summary(ranks []routing.Candidate, blockSize uint32) overlapSummary {
+	out, size := overlapSummary{DP: map[string]uint64{}}, uint64(blockSize)
+	for i := range ranks {
+		c := &ranks[i]
+		gpu := uint64(c.Device) * size
+		cpu := gpu + uint64(c.Host)*size
+		out.DP[strconv.FormatUint(uint64(c.Rank), 10)] = gpu
+		out.GPU, out.CPU, out.Disk = max(out.GPU, gpu), max(out.CPU, cpu), max(out.Disk, cpu+uint64(c.Disk)*size)
+	}
+	out.Longest = max(out.GPU, out.CPU, out.Disk)
+	return out
+}
+
+// refused is why there is no choice or booking, in Dynamo's words where it has them.
+func refused(err error, selectionID string, k key) error {
+	f := failed(err)
+	switch f.code {
+	case api.CodeNoWorkers:
+		f.text = "no endpoints available to route work"
+	case api.CodeOverloaded:
+		if why := compat.NewQueueRejection(err); why != nil {
+			f.details = why
+			f.text = fmt.Sprintf("router policy class %q queue %s limit reached (current=%d, limit=%d)", why.Class, why.Kind,
+				why.Current, why.Limit)
+			break
+		}
+		f.text = "all eligible workers are overloaded"
+	case api.CodeUnknownModel:
+		f.status, f.text = http.StatusServiceUnavailable, fmt.Sprintf("no schedulable workers for %s", k)
+	case api.CodeConflict:
+		f.text = fmt.Sprintf("selection %s is already reserved or being reserved", selectionID)
+	}
+	return f
+}
+
+// loadRow is what a rank has to do, or would have.
+type loadRow struct {
+	Worker        id          `json:"worker_id"`
+	Rank          events.Rank `json:"dp_rank"`
+	PrefillTokens uint64      `json:"potential_prefill_tokens"`
+	DecodeBlocks  uint64      `json:"potential_decode_blocks"`
+	Requests      uint64      `json:"active_requests"`
+}
+
+type modelLoads struct {
+	Model      string    `json:"model_name"`
+	Group      string    `json:"routing_group"`
+	Loads      []loadRow `json:"loads"`
+	Pending    int       `json:"pending_count"`
+	PendingISL uint64    `json:"pending_isl_tokens"`
+}
+
+func (s *selectService) loads(r *asked) (int, any, error) {
+	models := map[key]bool{}
+	named := s.named()
+	for _, rank := range s.Registry.All() {
+		if k := keyOf(named, rank.Model); !Tracked(rank.Model) && schedulable(rank.PoolRank) && k.is(r.query) {
+			models[k] = true
+		}
+	}
+	out := []modelLoads{}
+	for _, k := range slices.SortedFunc(maps.Keys(models), func(a, b key) int {
+		return cmp.Or(cmp.Compare(a.model, b.model), cmp.Compare(a.group, b.group))
+	}) {
+		list, err := s.Choice.Loads(r.ctx, &api.LoadsRequest{Model: k.name()})
+		if err != nil {
+			continue // its workers have gone
+		}
+		of, pool := &list.Models[0], s.Registry.Pool(k.name())
+		m := modelLoads{Model: k.model, Group: k.group, Loads: []loadRow{}, Pending: of.PendingCount,
+			PendingISL: of.PendingISLTokens}
+		for _, l := range of.Ranks {
+			rank := pool.Rank(events.RankKey{Instance: l.Worker, Rank: l.Rank})
+			if rank != nil && schedulable(*rank) {
+				m.Loads = append(m.Loads, loadRow{id(l.Worker), l.Rank, l.ActivePrefillTokens, l.ActiveBlocks,
+					l.ActiveRequests})
+			}
+		}
+		out = append(out, m)
+	}
+	return 0, out, nil
+}
+
+// prompt reads a request that is a prompt and no more, and finds who serves its model.
+func (s *selectService) prompt(r *asked) (p prompt, body api.Prompt, pool *registry.Pool, err error) {
+	if err = r.fields.read(p.members()...); err != nil {
+		return p, body, nil, err
+	}
+	if err = s.resolve(&p); err == nil {
+		pool, err = s.pool(p.key)
+	}
+	if err == nil {
+		body, err = p.of(pool.Ranks[0].BlockSize)
+	}
+	return p, body, pool, err
+}
+
+func (s *selectService) potentialLoads(r *asked) (int, any, error) {
+	p, body, pool, err := s.prompt(r)
+	if err != nil {
+		return 0, nil, err
+	}
+	list, err := s.Choice.PotentialLoads(r.ctx, &api.PotentialRequest{Prompt: body, Overrides: p.overrides.Overrides})
+	if err != nil {
+		return 0, nil, refused(err, "", p.key)
+	}
+	out := []loadRow{}
+	for _, l := range list.Ranks {
+		rank := pool.Rank(events.RankKey{Instance: l.Worker, Rank: l.Rank})
+		if rank != nil && schedulable(*rank) {
+			out = append(out, loadRow{id(l.Worker), l.Rank, l.PotentialPrefillTokens, l.PotentialDecodeBlocks,
+				l.ActiveRequests})
+		}
+	}
+	return 0, out, nil
+}
+
+func (s *selectService) overlapScores(r *asked) (int, any, error) {
+	p, body, pool, err := s.prompt(r)
+	if err != nil {
+		return 0, nil, err
+	}
+	answer := &api.Answer{BlockSize: body.BlockSize, Blocks: len(body.Hashes)}
+	if body.Tokens != nil {
+		answer.Blocks = len(body.Tokens) / int(body.BlockSize)
+	}
+	if answer.Blocks > 0 {
+		found, err := s.Find(r.ctx, &api.Query{Model: body.Model, BlockSize: body.BlockSize, Tokens: body.Tokens,
+			Hashes: body.Hashes, LoRA: body.LoRA, CacheSalt: body.CacheSalt})
+		if err == nil {
+			answer = found
+		} else if api.AsError(err).Code != api.CodeUnknownModel { // else nothing was announced yet
+			return 0, nil, refused(err, "", p.key)
+		}
+	}
+	var ranks []events.RankKey
+	for _, rank := range pool.Ranks {
+		if schedulable(rank) {
+			ranks = append(ranks, rank.RankKey)
+		}
+	}
+	return 0, compat.NewOverlapScores(answer, ranks), nil
+}

@@ -1,0 +1,267 @@
+package compat
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"math"
+	"slices"
+	"strconv"
+
+	"github.com/kvatlas/kvatlas/internal/fleet/registry"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+)
+
+// Plane answers what is asked of Dynamo's KV router over its request plane (ai-dynamo/dynamo › lib/kv-router,
+// RouterRequest and RouterResponse), of all three generations:
+//
+//	{"tokens":[…]}                                   → {"worker_id":7}
+//	{"method":"new","tokens":[…]}                    → {"method":"new","worker_id":7,"dp_rank":0,"overlap_blocks":3}
+//	{"method":"mark_prefill"}, {"method":"mark_free"} → {"method":"prefill_marked","success":true}, …"free_marked"…
+//	{"method":"potential_loads","tokens":[…]}        → {"method":"potential_loads","loads":[…],"pending_count":0,…}
+//
+// Bodies are JSON. As in Dynamo, fields that are not known are passed over, and a request without a request_id has the
+// id that its transport names. One that has neither is not booked, nor is one of the earliest form: nobody could end
+// it.
+type Plane struct {
+	Router api.Router
+
+	// BlockSize is the block size of a model's workers, in tokens; 0: they have none, or several. Prompts with
+	// multimodal items need it.
+	BlockSize func(model string) uint32
+
+	// Resolve returns what the name of a model stands for. nil: itself.
+	Resolve registry.Resolver
+}
+
+// planeRequest has the fields of all requests.
+type planeRequest struct {
+	method, request string
+	tokens          api.Tokens
+	media           []*media
+	lora, salt      string
+	jump            float64 // in the queue
+	strict          uint32
+	constraints     struct {
+		Required  []string           `json:"required_taints"`
+		Preferred map[string]float64 `json:"preferred_taints"`
+	}
+}
+
+func readPlane(body []byte) (*planeRequest, error) {
+	r := &planeRequest{}
+	known := map[string]func(name string, value []byte) error{
+		"method": field(&r.method, "text"), "request_id": field(&r.request, "text"),
+		"lora_name": field(&r.lora, "text"), "cache_namespace": field(&r.salt, "text"),
+		"block_mm_infos":      field(&r.media, "a list with null or the mm_objects, each with its mm_hash, of each block"),
+		"routing_constraints": field(&r.constraints, "required_taints and preferred_taints"),
+		"priority_jump":       field(&r.jump, "a number"), "strict_priority": field(&r.strict, "an unsigned 32-bit number"),
+		"tokens": func(name string, value []byte) (err error) {
+			r.tokens, err = api.ReadTokens(name, value)
+			return err
+		},
+	}
+	seen := map[string]bool{}
+	err := api.Members(body, func(name string, value []byte) error {
+		if known[name] == nil {
+			return nil
+		}
+		if seen[name] {
+			return api.Errorf(api.CodeMalformed, "%s is given twice", name)
+		}
+		seen[name] = true
+		return known[name](name, value)
+	})
+	if err != nil {
+		_, failed := statusOf(err)
+		return nil, failed
+	}
+	if (r.method == "" || r.method == "new" || r.method == "potential_loads") && r.tokens == nil {
+		return nil, api.Errorf(api.CodeMalformed, "tokens is missing")
+	}
+	return r, nil
+}
+
+type planeChoice struct {
+	Method  string      `json:"method,omitempty"`
+	Worker  ID          `json:"worker_id"`
+	Rank    events.Rank `json:"dp_rank"`
+	Overlap uint32      `json:"overlap_blocks"` // weighted over all tiers, and rounded
+}
+
+type planeRejected struct {
+	Method    string          `json:"method"`
+	Rejection *QueueRejection `json:"rejection"`
+}
+
+type planeMarked struct {
+	Method  string `json:"method"`
+	Success bool   `json:"success"`
+}
+
+type planeLoads struct {
+	Method  string      `json:"method"`
+	Loads   []planeLoad `json:"loads"`
+	Pending int         `json:"pending_count"`
+	ISL     uint64      `json:"pending_isl_tokens"`
+}
+
+type planeLoad struct {
+	Worker   ID          `json:"worker_id"`
+	Rank     events.Rank `json:"dp_rank"`
+	Prefill  uint64      `json:"potential_prefill_tokens"`
+	Decode   uint64      `json:"potential_decode_blocks"`
+	Requests uint64      `json:"active_requests"`
+}
+
+// planeSelection is Dynamo's WorkerSelectionResult.
+type planeSelection struct {
+	Worker   any    `json:"worker_id"` // an int64, or an id that is none
+	Required uint64 `json:"required_blocks"`
+	Overlap  uint32 `json:"overlap_blocks"` // on the device
+}
+
+// Answer answers a request about a model. requestID is the id that the transport names; "" if it names none.
+func (p *Plane) Answer(ctx context.Context, model, requestID string, body []byte) ([]byte, *api.Error) {
+	return reply(func() (any, error) {
+		r, err := readPlane(body)
+		if err != nil {
+			return nil, err
+		}
+		ref := &api.RequestRef{Model: model, RequestID: cmp.Or(r.request, requestID)}
+		switch r.method {
+		case "":
+			s, err := p.choose(ctx, model, "", r)
+			if err != nil {
+				return nil, err
+			}
+			return map[string]ID{"worker_id": ID(s.Worker)}, nil
+		case "new":
+			s, err := p.choose(ctx, model, ref.RequestID, r)
+			if err != nil {
+				if why := NewQueueRejection(err); why != nil {
+					return &planeRejected{"queue_rejected", why}, nil
+				}
+				return nil, err
+			}
+			return &planeChoice{"new", ID(s.Worker), s.Rank, uint32(math.Round(s.EffectiveOverlap))}, nil
+		case "mark_prefill":
+			ok, err := marked(ctx, ref, p.Router.PrefillComplete)
+			return &planeMarked{"prefill_marked", ok}, err
+		case "mark_free":
+			ok, err := marked(ctx, ref, p.Router.Free)
+			return &planeMarked{"free_marked", ok}, err
+		case "potential_loads":
+			return p.loads(ctx, model, r)
+		}
+		return nil, api.Errorf(api.CodeMalformed,
+			"method is %.40q; it is new, mark_prefill, mark_free or potential_loads", r.method)
+	})
+}
+
+// Select answers a request of the first two generations with a WorkerSelectionResult, and books nothing.
+func (p *Plane) Select(ctx context.Context, model string, body []byte) ([]byte, *api.Error) {
+	return reply(func() (any, error) {
+		r, err := readPlane(body)
+		if err != nil {
+			return nil, err
+		}
+		if r.method != "" && r.method != "new" {
+			return nil, api.Errorf(api.CodeMalformed, "method is %.40q; a selection is asked for with new, or without",
+				r.method)
+		}
+		s, err := p.choose(ctx, model, "", r)
+		if err != nil {
+			return nil, err
+		}
+		worker := any(ID(s.Worker))
+		if n, err := strconv.ParseUint(string(s.Worker), 10, 64); err == nil {
+			worker = int64(n)
+		}
+		return &planeSelection{worker, s.RequiredBlocks, s.Device}, nil
+	})
+}
+
+// reply is what do returns, or its error, as JSON.
+func reply(do func() (any, error)) ([]byte, *api.Error) {
+	out, err := do()
+	var text []byte
+	if err == nil {
+		text, err = json.Marshal(out)
+	}
+	if _, failed := statusOf(err); failed != nil {
+		return failed.Body(api.JSON), failed
+	}
+	return text, nil
+}
+
+// marked is false for a request that is not known.
+func marked(ctx context.Context, ref *api.RequestRef, do func(context.Context, *api.RequestRef) error) (bool, error) {
+	err := error(ref.Check())
+	if err == nil {
+		err = do(ctx, ref)
+	}
+	if err != nil && api.AsError(err).Code == api.CodeUnknownRequest {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// choose asks for a worker, and books the request there if it has an id.
+func (p *Plane) choose(ctx context.Context, model, requestID string, r *planeRequest) (*api.Selection, error) {
+	q := &api.SelectRequest{Policy: routing.DynamoPolicy, RequestID: requestID, Book: requestID != "",
+		RequiredTaints: r.constraints.Required, PreferredTaints: r.constraints.Preferred, StrictPriority: r.strict,
+		PriorityJump: r.jump}
+	prompt, err := p.prompt(model, r)
+	if err != nil {
+		return nil, err
+	}
+	q.Query = api.Query{Model: model, Tokens: prompt.Tokens, Hashes: prompt.Hashes, BlockSize: prompt.BlockSize,
+		LoRA: prompt.LoRA, CacheSalt: prompt.CacheSalt}
+	q.ISLTokens = prompt.ISLTokens
+	if err := q.Check(); err != nil {
+		return nil, err
+	}
+	return p.Router.Select(ctx, q)
+}
+
+// prompt is the request's prompt: as hashes of its blocks if multimodal items are part of them.
+func (p *Plane) prompt(model string, r *planeRequest) (*api.Prompt, error) {
+	if !slices.ContainsFunc(r.media, func(m *media) bool { return m != nil && len(m.Objects) > 0 }) {
+		return &api.Prompt{Model: model, Tokens: r.tokens, LoRA: r.lora, CacheSalt: r.salt}, nil
+	}
+	of, err := p.Resolve.Resolve(model, r.lora)
+	if err != nil {
+		return nil, err
+	}
+	blockSize := p.BlockSize(of.Model)
+	if blockSize == 0 {
+		return nil, api.Errorf(api.CodeUnknownModel,
+			"block_mm_infos: %q has no workers, or with several block sizes, so its blocks are not known", model)
+	}
+	hashes, err := hashMedia(blockSize, 0, events.Space{LoRA: of.LoRA, Salt: r.salt}, r.tokens, r.media)
+	if err != nil {
+		return nil, err
+	}
+	return &api.Prompt{Model: of.Model, BlockSize: blockSize, Hashes: hashes, ISLTokens: uint64(len(r.tokens))}, nil
+}
+
+func (p *Plane) loads(ctx context.Context, model string, r *planeRequest) (any, error) {
+	prompt, err := p.prompt(model, r)
+	if err != nil {
+		return nil, err
+	}
+	list, err := p.Router.PotentialLoads(ctx, &api.PotentialRequest{Prompt: *prompt})
+	if err != nil {
+		return nil, err
+	}
+	out := &planeLoads{Method: "potential_loads", Loads: []planeLoad{}, Pending: list.PendingCount,
+		ISL: list.PendingISLTokens}
+	for _, l := range list.Ranks {
+		out.Loads = append(out.Loads, planeLoad{ID(l.Worker), l.Rank, l.PotentialPrefillTokens, l.PotentialDecodeBlocks,
+			l.ActiveRequests})
+	}
+	return out, nil
+}

@@ -1,0 +1,219 @@
+package compat
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/fleet/registry"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
+	"github.com/kvatlas/kvatlas/tools/loopback"
+)
+
+// shimSite is a namespace whose shims run in the test.
+type shimSite struct {
+	*testing.T
+	ns     *jetstream.Namespace
+	bucket *jetstream.Bucket
+	shims  *Shims
+}
+
+func newShimSite(t *testing.T) *shimSite {
+	t.Helper()
+	ctx := t.Context()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), SyncInterval: time.Hour,
+		MaxStore: 1 << 30})
+	must(err)
+	t.Cleanup(server.Stop)
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
+	must(err)
+	t.Cleanup(func() { conn.Close() })
+	s := &shimSite{T: t}
+	s.ns, err = jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "test", Partitions: 2})
+	must(err)
+	must(s.ns.EnsureStreams(ctx, jetstream.LogConfig{MaxBytes: 64 << 20}))
+	s.bucket, err = s.ns.EnsureWorkers(ctx, jetstream.BucketConfig{MaxBytes: 64 << 20})
+	must(err)
+	s.shims = s.start()
+	return s
+}
+
+// start runs shims of a node, those that are registered and others, until the test ends.
+func (s *shimSite) start() *Shims {
+	ctx, cancel := context.WithCancel(s.Context())
+	shims := NewShims(s.ns, s.bucket, "one", Engines{}, ShimsHooks{})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		shims.Run(ctx)
+	}()
+	s.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	s.until("shims can be registered", func() bool {
+		shims.mu.Lock()
+		defer shims.mu.Unlock()
+		return shims.ctx != nil
+	})
+	return shims
+}
+
+func (s *shimSite) until(what string, so func() bool) {
+	s.Helper()
+	for deadline := time.Now().Add(2 * time.Minute); !so(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			s.Fatalf("not so within two minutes: %s", what)
+		}
+	}
+}
+
+// keys are the bucket's keys that name the instance and have a value. Claims are not among them: the registry forgets
+// them.
+func (s *shimSite) keys(instance string) []string {
+	s.Helper()
+	keys, err := s.bucket.Keys(s.Context(), "")
+	if err != nil {
+		s.Fatal(err)
+	}
+	return slices.DeleteFunc(keys, func(k string) bool {
+		if !strings.Contains(k, "."+instance+".") || strings.HasPrefix(k, "serves.") {
+			return true
+		}
+		_, err := s.bucket.Latest(s.Context(), k)
+		return errors.Is(err, jetstream.ErrNotFound)
+	})
+}
+
+func ranksOf(instance events.WorkerID, n int, endpoint string) (list []registry.Record) {
+	for i := range n {
+		list = append(list, registry.Record{Instance: instance, Rank: events.Rank(i), Model: "m", BlockSize: 16,
+			Source: "vllm", Engine: &registry.Engine{Endpoint: endpoint, Group: DefaultGroup}})
+	}
+	return list
+}
+
+func every(registry.Record) bool { return true }
+
+// TestRegisterRanks registers as many ranks as a worker may have, and removes them with one call while most of their
+// shims have not started: nothing is left.
+func TestRegisterRanks(t *testing.T) {
+	s := newShimSite(t)
+	endpoint := "tcp://" + loopback.Reserve(t)
+	const n = 4096
+	lease, _, err := s.shims.keys(events.RankKey{Instance: "big"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.shims.Register(t.Context(), ranksOf("big", n, endpoint)...); err != nil {
+		t.Fatal(err)
+	}
+	if got := len(s.shims.Listeners()); got != n {
+		t.Fatalf("%d ranks are registered, want %d", got, n)
+	}
+	s.until("a shim has its lease", func() bool {
+		_, err := s.bucket.Latest(t.Context(), lease)
+		return err == nil
+	})
+	if err := s.shims.Register(t.Context(), ranksOf("big", 1, endpoint)...); !errors.Is(err, ErrExists) {
+		t.Errorf("a rank is registered twice: %v", err)
+	}
+	forgotten := false
+	err = s.shims.Unregister(t.Context(), "big", every, func(context.Context) error { forgotten = true; return nil })
+	if err != nil || !forgotten {
+		t.Fatalf("unregister: %v, what is to follow was done: %t", err, forgotten)
+	}
+	keys := slices.DeleteFunc(s.keys("big"), func(key string) bool {
+		_, _, is := jetstream.ParseClaimKey(key) // a node deletes it with the worker's last record
+		return is
+	})
+	if left := len(s.shims.Listeners()); left > 0 || len(keys) > 0 {
+		t.Errorf("%d ranks and these keys are left: %v", left, keys)
+	}
+}
+
+// TestRegisterGivenUp ends the context of registrations at some moment: they leave nothing, and the same ranks can be
+// registered then.
+func TestRegisterGivenUp(t *testing.T) {
+	s := newShimSite(t)
+	endpoint := "tcp://" + loopback.Reserve(t)
+	given := 0
+	for after := range 12 {
+		instance := fmt.Sprint("w", after)
+		ctx, cancel := context.WithCancel(t.Context())
+		left := &countdown{Context: ctx, cancel: cancel}
+		left.n.Store(int64(after * after))
+		err := s.shims.Register(left, ranksOf(events.WorkerID(instance), 600, endpoint)...)
+		if cancel(); err == nil {
+			continue
+		}
+		given++
+		if keys := s.keys(instance); len(keys) > 0 {
+			t.Errorf("given up after %d looks at the context: %v, and %d keys are left", after*after, err, len(keys))
+		}
+		if err := s.shims.Register(t.Context(), ranksOf(events.WorkerID(instance), 2, endpoint)...); err != nil {
+			t.Errorf("register again: %v", err)
+		}
+	}
+	if given < 3 {
+		t.Fatalf("%d registrations were given up", given)
+	}
+	for _, l := range s.shims.Listeners() {
+		if l.Record.Rank > 1 && slices.Contains([]events.WorkerID{"w0", "w1", "w2"}, l.Record.Instance) {
+			t.Fatalf("%s runs", l.Record.Key())
+		}
+	}
+}
+
+// countdown is a context that ends when it was looked at n times.
+type countdown struct {
+	context.Context
+	n      atomic.Int64
+	cancel func()
+}
+
+func (c *countdown) Err() error {
+	if c.n.Add(-1) < 0 {
+		c.cancel()
+	}
+	return c.Context.Err()
+}
+
+func (c *countdown) Done() <-chan struct{} {
+	if c.n.Add(-1) < 0 {
+		c.cancel()
+	}
+	return c.Context.Done()
+}
+
+// TestRegisterMismatch refuses ranks whose model has another block size, after which nothing is left, and no model.
+func TestRegisterMismatch(t *testing.T) {
+	s := newShimSite(t)
+	endpoint := "tcp://" + loopback.Reserve(t)
+	if err := s.ns.RegisterModel(t.Context(), jetstream.Model{Name: "m", BlockSize: 32}); err != nil {
+		t.Fatal(err)
+	}
+	mixed := ranksOf("w", 3, endpoint)
+	mixed[2].Model = "" // bad
+	for want, records := range map[error][]registry.Record{ErrMismatch: ranksOf("w", 3, endpoint), ErrBad: mixed} {
+		if err := s.shims.Register(t.Context(), records...); !errors.Is(err, want) {
+			t.Errorf("register: %v, want %v", err, want)
+		}
+		if keys := s.keys("w"); len(keys) > 0 || len(s.shims.Listeners()) > 0 {
+			t.Errorf("after %v these are left: %v", want, keys)
+		}
+	}
+}

@@ -1,0 +1,474 @@
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+	mathrand "math/rand/v2"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/kvatlas/kvatlas/internal/base/dial"
+	"github.com/kvatlas/kvatlas/internal/edge/web"
+	"github.com/kvatlas/kvatlas/internal/fleet/registry"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+	"google.golang.org/grpc"
+)
+
+// Router chooses workers and counts their load. [api.Router] has it.
+type Router interface {
+	Select(ctx context.Context, r *api.SelectRequest) (*api.Selection, error)
+	Book(ctx context.Context, r *api.BookRequest) (*api.Booking, error)
+	PrefillComplete(ctx context.Context, r *api.RequestRef) error
+	Free(ctx context.Context, r *api.RequestRef) error
+}
+
+// Config is what a service stands on.
+type Config struct {
+	Router Router
+	Pool   func(model string) *registry.Pool
+	All    func() []registry.ModelRank
+
+	// Resolve returns what the name of a model in a request stands for. Its error is an [api.Error].
+	Resolve func(name string) (registry.Target, error)
+
+	Text bool // Router makes tokens of texts; else requests with a text go by load
+
+	// Templates is set if Router runs chat templates of requests. Otherwise such requests go by load. vLLM too refuses
+	// them by default.
+	Templates bool
+
+	Fallbacks int   // how many workers are named beside the chosen one; default 2
+	MaxBodies int64 // bytes of the bodies that are read at once; default 64 MiB
+
+	Hooks Hooks
+}
+
+// Hooks are told what happens. Any may be nil.
+type Hooks struct {
+	Reused func(model, requestID string, tokens uint64) // an engine has said what it reused of a prompt
+	Moved  func(model string)                           // another worker than the chosen one has answered
+}
+
+// Service is the external processor. Any number of streams may be served at once.
+type Service struct {
+	extprocv3.UnimplementedExternalProcessorServer
+	cfg    Config
+	bodies *web.Intake
+	known  sync.Map // model → *places
+}
+
+// New returns a service.
+func New(cfg Config) *Service {
+	cfg.Fallbacks = cmp.Or(cfg.Fallbacks, 2)
+	cfg.MaxBodies = cmp.Or(cfg.MaxBodies, 64<<20)
+	if cfg.Hooks.Reused == nil {
+		cfg.Hooks.Reused = func(string, string, uint64) {}
+	}
+	if cfg.Hooks.Moved == nil {
+		cfg.Hooks.Moved = func(string) {}
+	}
+	return &Service{cfg: cfg, bodies: &web.Intake{Most: cfg.MaxBodies}}
+}
+
+// freeing bounds how long the end of a request is said for, after its stream has ended.
+const freeing = 5 * time.Second
+
+// Process serves one HTTP request.
+func (s *Service) Process(stream grpc.BidiStreamingServer[extprocv3.ProcessingRequest, extprocv3.ProcessingResponse],
+) error {
+	ctx := stream.Context()
+	m := NewMachine()
+	var b booking
+	var up upload
+	defer func() {
+		up.end()
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), freeing)
+		defer cancel()
+		s.load(ending, &b, m.End())
+	}()
+	for {
+		// A proxy cancels the stream when its client has gone. Once it has the choice, that is an end as any other.
+		answered := m.Answered()
+		r, err := up.receive(stream)
+		if errors.Is(err, io.EOF) || answered && ctx.Err() != nil {
+			return nil
+		}
+		failure, slow := errors.AsType[*api.Error](err)
+		if err != nil && !slow {
+			return err
+		}
+		var e Effects
+		if !slow {
+			e = m.Step(r)
+			failure = up.add(s.bodies, m.Held())
+		}
+		if failure != nil {
+			e = m.Refuse(failure)
+		}
+		for {
+			s.load(ctx, &b, e)
+			for _, reply := range e.Replies {
+				if err := stream.Send(reply); err != nil && answered && ctx.Err() != nil {
+					return nil
+				} else if err != nil {
+					return err
+				}
+			}
+			if e.Err != nil {
+				return e.Err
+			}
+			if slow {
+				return nil // the message that comes yet is nobody's
+			}
+			if e.Ask == nil {
+				break
+			}
+			up.complete()
+			var c *Choice
+			if c, b, err = s.choose(ctx, e.Ask); err != nil {
+				e = m.Refuse(err)
+			} else {
+				e = m.Chosen(c)
+			}
+			up.end()
+		}
+	}
+}
+
+// upload is the body that a stream reads. The zero value is none.
+type upload struct {
+	arrival *web.Arrival
+	held    int
+	gone    chan struct{} // closed when the body has to make room for others
+}
+
+// receive returns the stream's next message. Its error is an [api.Error] if the body has to make room meanwhile: then
+// the stream must end.
+func (u *upload) receive(stream grpc.BidiStreamingServer[extprocv3.ProcessingRequest, extprocv3.ProcessingResponse],
+) (*extprocv3.ProcessingRequest, error) {
+	if u.arrival == nil {
+		return stream.Recv()
+	}
+	type message struct {
+		r   *extprocv3.ProcessingRequest
+		err error
+	}
+	next := make(chan message, 1)
+	go func() {
+		r, err := stream.Recv()
+		next <- message{r, err}
+	}()
+	select {
+	case m := <-next:
+		return m.r, m.err
+	case <-u.gone:
+		return nil, u.arrival.Add(0)
+	}
+}
+
+// add counts what is held of the body now.
+func (u *upload) add(bodies *web.Intake, held int) *api.Error {
+	if held <= u.held {
+		return nil
+	}
+	if u.arrival == nil {
+		gone := make(chan struct{})
+		u.gone, u.arrival = gone, bodies.Begin(func() { close(gone) })
+	}
+	more := held - u.held
+	u.held = held
+	return u.arrival.Add(more)
+}
+
+// complete says that all of the body has come: it counts on, and makes no room for others.
+func (u *upload) complete() {
+	if u.arrival != nil {
+		_ = u.arrival.Complete() // one that has just had to make room is here already, and is served
+	}
+}
+
+// end has the body count no more.
+func (u *upload) end() {
+	if u.arrival != nil {
+		u.arrival.End()
+	}
+	*u = upload{}
+}
+
+// booking is a request whose load is counted. The zero value is none.
+type booking struct {
+	ref    api.RequestRef
+	prompt api.Prompt // until it is known who answers
+}
+
+// load says what has become of a booking. A request that was forgotten for its age, or whose worker has gone, is not
+// known any more: that is no error here.
+func (s *Service) load(ctx context.Context, b *booking, e Effects) {
+	if b.ref.RequestID == "" {
+		return
+	}
+	if e.Served != "" {
+		s.move(ctx, b, e.Served)
+	}
+	if e.PrefillComplete {
+		_ = s.cfg.Router.PrefillComplete(ctx, &b.ref)
+	}
+	if e.Reported {
+		s.cfg.Hooks.Reused(b.ref.Model, b.ref.RequestID, e.CachedTokens)
+	}
+	if e.Free {
+		_ = s.cfg.Router.Free(ctx, &b.ref)
+		b.ref.RequestID = ""
+	}
+}
+
+// move books a request on the worker that answers in place of the chosen one.
+func (s *Service) move(ctx context.Context, b *booking, to string) {
+	s.cfg.Hooks.Moved(b.ref.Model)
+	_ = s.cfg.Router.Free(ctx, &b.ref)
+	ranks := s.cfg.Pool(b.ref.Model).Ranks
+	at := slices.IndexFunc(ranks, func(r registry.PoolRank) bool { return address(r.Record.Endpoint) == to })
+	if at < 0 {
+		b.ref.RequestID = "" // nobody of ours
+		return
+	}
+	b.ref.RequestID = rand.Text()
+	_, _ = s.cfg.Router.Book(ctx, &api.BookRequest{Prompt: b.prompt, RequestID: b.ref.RequestID,
+		Worker: ranks[at].Instance, Rank: ranks[at].Rank, EffectivePrefillTokens: b.prompt.ISLTokens})
+}
+
+// choose chooses a worker and books the request there, if its model is known.
+func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) {
+	if len(a.Body) == 0 || !a.JSON {
+		c, err := s.anyone(a)
+		return c, booking{}, err
+	}
+	p, tokens, err := readPrompt(a.Body)
+	if err != nil {
+		return nil, booking{}, err
+	}
+	q := &api.SelectRequest{RequestID: rand.Text(), Book: true}
+	q.Model, q.CacheSalt, q.Tokens, q.Explain = p.Model, p.CacheSalt, tokens, true
+	if err := s.serving(q); err != nil {
+		return nil, booking{}, err
+	}
+	q.LoRA = cmp.Or(q.LoRA, p.numberedLoRA())
+	switch {
+	case tokens != nil:
+	case s.cfg.Text && (s.cfg.Templates || !p.HasTemplate()) && p.Text.Check() == nil:
+		q.Text = &p.Text
+	default:
+		q.ISLTokens, q.CacheSalt = p.estimate(), "" // a salt goes with tokens; the adapter decides who may be chosen
+	}
+	if q.Endpoints, err = s.allowed(q.Model, a.Subset); err != nil {
+		return nil, booking{}, err
+	}
+	chosen, err := s.cfg.Router.Select(ctx, q)
+	if err != nil {
+		return nil, booking{}, err
+	}
+	b := booking{ref: api.RequestRef{Model: q.Model, RequestID: q.RequestID}, prompt: q.Prompt()}
+	b.prompt.ISLTokens = chosen.ISLTokens
+	c := s.choice(chosen, a.Subset)
+	if c == nil {
+		_ = s.cfg.Router.Free(ctx, &b.ref)
+		return nil, booking{}, api.Errorf(api.CodeNoWorkers,
+			"the chosen worker of %q is no longer at an address that may be chosen", q.Model)
+	}
+	return c, b, nil
+}
+
+// serving replaces the name of the request's model with the model, and the adapter, that it stands for. A request that
+// names no model means the only one that there is.
+func (s *Service) serving(q *api.SelectRequest) error {
+	if q.Model != "" {
+		t, err := s.cfg.Resolve(q.Model)
+		q.Model, q.LoRA = t.Model, t.LoRA
+		return err // nil for a name that nobody has: select refuses it
+	}
+	for _, r := range s.cfg.All() {
+		if q.Model != "" && q.Model != r.Model {
+			return api.Errorf(api.CodeMissingModel, "the request names no model, and there are several")
+		}
+		q.Model = r.Model
+	}
+	if q.Model == "" {
+		return api.Errorf(api.CodeNoWorkers, "no worker is registered")
+	}
+	return nil
+}
+
+// places are where the ranks of a pool take requests. They do not change.
+type places struct {
+	pool      *registry.Pool
+	endpoints []string // the serving addresses that proxies can send to, as they are registered, each once
+	addresses []string // of these
+	all       bool     // there are no others
+}
+
+// places are those of a model, made anew when its pool has changed.
+func (s *Service) places(model string) *places {
+	pool := s.cfg.Pool(model)
+	known, _ := s.known.Load(model)
+	if at, _ := known.(*places); at != nil && at.pool == pool {
+		return at
+	}
+	at := &places{pool: pool, all: true}
+	seen := map[string]bool{}
+	for i := range pool.Ranks {
+		endpoint := pool.Ranks[i].Record.Endpoint
+		if seen[endpoint] {
+			continue
+		}
+		seen[endpoint] = true
+		if a := address(endpoint); a == "" {
+			at.all = false
+		} else {
+			at.endpoints, at.addresses = append(at.endpoints, endpoint), append(at.addresses, a)
+		}
+	}
+	if len(pool.Ranks) > 0 { // else names that nobody has would be remembered
+		s.known.Store(model, at)
+	} else {
+		s.known.Delete(model)
+	}
+	return at
+}
+
+// allowed are the serving addresses, as they are registered, of a model's ranks that may be chosen: of a subset, and
+// such that proxies can send there; nil: all.
+func (s *Service) allowed(model string, subset []string) (list []string, err error) {
+	at := s.places(model)
+	switch {
+	case len(at.pool.Ranks) == 0:
+		return nil, nil // select says that it is not known
+	case len(at.endpoints) == 0:
+		return nil, api.Errorf(api.CodeNoWorkers, "no worker of %q is registered with a serving address IP:PORT", model)
+	case subset == nil && at.all:
+		return nil, nil
+	case subset == nil:
+		return at.endpoints, nil
+	}
+	for i, a := range at.addresses {
+		if slices.Contains(subset, a) {
+			list = append(list, at.endpoints[i])
+		}
+	}
+	if list == nil {
+		return nil, api.Errorf(api.CodeNoWorkers, "no worker of %q has an address of the proxy's subset: %.200s", model,
+			strings.Join(subset, ","))
+	}
+	return list, nil
+}
+
+// choice is where a request goes that was booked: to the chosen worker, or to the next best of the subset. It is nil if
+// the chosen one is no longer where the proxy may send to: it has registered anew meanwhile.
+func (s *Service) choice(of *api.Selection, subset []string) *Choice {
+	usable := func(endpoint string) string {
+		at := address(endpoint)
+		if subset != nil && !slices.Contains(subset, at) {
+			return ""
+		}
+		return at
+	}
+	chosen := usable(of.Endpoint)
+	if chosen == "" {
+		return nil
+	}
+	pool := s.cfg.Pool(of.Model)
+	c := &Choice{Addresses: []string{chosen}, Rank: serverRank(pool.Worker(of.Worker), of.Rank, chosen)}
+	if of.Explanation == nil {
+		return c
+	}
+	others := of.Explanation.Candidates
+	slices.SortStableFunc(others, func(a, b routing.Considered) int { return cmp.Compare(a.Cost, b.Cost) })
+	for i := range others {
+		if len(c.Addresses) > s.cfg.Fallbacks {
+			break
+		}
+		r := pool.Rank(events.RankKey{Instance: others[i].Worker, Rank: others[i].Rank})
+		if r == nil {
+			continue // its registration has ended
+		}
+		if at := usable(r.Record.Endpoint); at != "" && !slices.Contains(c.Addresses, at) {
+			c.Addresses = append(c.Addresses, at)
+		}
+	}
+	return c
+}
+
+// serverRank is the rank as the server at its address counts, empty if the server has no other. Where several servers
+// share a worker's ranks, each counts its own (vllm-project/vllm › vllm/v1/engine/input_processor.py: with hybrid and
+// external load balancing a rank must be less than data_parallel_size_local).
+func serverRank(worker []registry.PoolRank, rank events.Rank, at string) string {
+	first, here := rank, 0
+	for i := range worker {
+		if address(worker[i].Record.Endpoint) == at {
+			first = min(first, worker[i].Rank)
+			here++
+		}
+	}
+	switch {
+	case here < 2:
+		return ""
+	case here < len(worker):
+		rank -= first
+	}
+	return strconv.FormatUint(uint64(rank), 10)
+}
+
+// anyone chooses for a request that says nothing of a model: any worker that may be chosen, and others.
+func (s *Service) anyone(a *Ask) (*Choice, error) {
+	c := &Choice{}
+	for _, r := range s.cfg.All() {
+		at := address(r.Record.Endpoint)
+		if at != "" && r.Record.State == api.WorkerSchedulable && (a.Subset == nil || slices.Contains(a.Subset, at)) &&
+			!slices.Contains(c.Addresses, at) {
+			c.Addresses = append(c.Addresses, at)
+		}
+	}
+	if len(c.Addresses) == 0 {
+		return nil, api.Errorf(api.CodeNoWorkers, "no worker may be chosen: see `indexer workers`")
+	}
+	mathrand.Shuffle(len(c.Addresses), func(i, j int) {
+		c.Addresses[i], c.Addresses[j] = c.Addresses[j], c.Addresses[i]
+	})
+	c.Addresses = c.Addresses[:min(len(c.Addresses), 1+s.cfg.Fallbacks)]
+	return c, nil
+}
+
+// address is the IP:PORT of a serving address; empty if it has none, or one to which no proxy should be sent, such as a
+// cloud's metadata service.
+func address(endpoint string) string {
+	host := endpoint
+	port := "80"
+	if scheme, _, isURL := strings.Cut(endpoint, "://"); isURL {
+		u, err := url.Parse(endpoint)
+		if err != nil {
+			return ""
+		}
+		host = u.Host
+		if scheme == "https" {
+			port = "443"
+		}
+	}
+	if at, err := netip.ParseAddrPort(host); err == nil && !dial.Never(at.Addr()) {
+		return at.String()
+	}
+	if at, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil && !dial.Never(at) {
+		return net.JoinHostPort(at.String(), port)
+	}
+	return ""
+}

@@ -1,0 +1,545 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/kvatlas/kvatlas/internal/fleet/registry"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// world is a router and a registry of the model m, whose workers a, b, c are at 10.0.0.1 to 3, and d has no address.
+// It chooses b, or the first that is allowed, and d never.
+type world struct {
+	pool *registry.Pool
+	log  []string // what the router was told
+	ids  map[string]string
+	fail error
+}
+
+func newWorld() *world {
+	w := &world{pool: &registry.Pool{Model: "m"}, ids: map[string]string{}}
+	add := func(name string, rank events.Rank, endpoint string) {
+		record := &api.WorkerRecord{State: api.WorkerSchedulable}
+		record.Endpoint, record.LoRAAdapters = endpoint, []string{"adapter"}
+		w.pool.Ranks = append(w.pool.Ranks, registry.PoolRank{
+			RankKey: events.RankKey{Instance: events.WorkerID(name), Rank: rank}, BlockSize: 16, Record: record})
+	}
+	add("a", 0, "http://10.0.0.1:8000/v1")
+	add("b", 0, "10.0.0.2:8000")
+	add("b", 1, "10.0.0.2:8000")
+	add("c", 0, "http://10.0.0.3")
+	add("d", 0, "http://some.name:8000")
+	return w
+}
+
+func (w *world) config() Config {
+	return Config{Router: w, Text: true,
+		Pool: func(model string) *registry.Pool {
+			if model == "m" {
+				return w.pool
+			}
+			return &registry.Pool{Model: model}
+		},
+		All: func() (list []registry.ModelRank) {
+			for _, r := range w.pool.Ranks {
+				list = append(list, registry.ModelRank{Model: "m", PoolRank: r})
+			}
+			return list
+		},
+		Resolve: func(name string) (registry.Target, error) {
+			switch name {
+			case "adapter":
+				return registry.Target{Model: "m", LoRA: name}, nil
+			case "alias":
+				return registry.Target{Model: "m"}, nil
+			case "two models'":
+				return registry.Target{}, api.Errorf(api.CodeConflict, "the name is ambiguous")
+			}
+			return registry.Target{Model: name}, nil
+		},
+		Hooks: Hooks{
+			Reused: func(model, _ string, n uint64) { w.say("reused %s %d", model, n) },
+			Moved:  func(model string) { w.say("moved %s", model) },
+		},
+	}
+}
+
+func (w *world) say(format string, args ...any) { w.log = append(w.log, fmt.Sprintf(format, args...)) }
+
+// id is a short name of a request's id.
+func (w *world) id(long string) string {
+	if w.ids[long] == "" {
+		w.ids[long] = fmt.Sprint("r", len(w.ids)+1)
+	}
+	return w.ids[long]
+}
+
+func (w *world) Select(_ context.Context, r *api.SelectRequest) (*api.Selection, error) {
+	text := ""
+	if r.Text != nil {
+		text = fmt.Sprintf(" text %q %s", r.Text.Prompt, r.Messages)
+	}
+	w.say("select %s %s tokens %v isl %d lora %q salt %q of %v%s", w.id(r.RequestID), r.Model, r.Tokens, r.ISLTokens,
+		r.LoRA, r.CacheSalt, r.Endpoints, text)
+	if w.fail != nil {
+		return nil, w.fail
+	}
+	if r.Model != "m" {
+		return nil, api.Errorf(api.CodeUnknownModel, "no %s", r.Model)
+	}
+	out := &api.Selection{Model: "m", ISLTokens: 7, Explanation: &routing.Explanation{}}
+	for i, p := range w.pool.Ranks {
+		if r.Endpoints != nil && !slices.Contains(r.Endpoints, p.Record.Endpoint) {
+			continue
+		}
+		if out.Worker == "" || p.Instance == "b" {
+			out.Worker, out.Rank, out.Endpoint = p.Instance, p.Rank, p.Record.Endpoint
+		}
+		out.Explanation.Candidates = append(out.Explanation.Candidates,
+			routing.Considered{Worker: p.Instance, Rank: p.Rank, Cost: float64(10 - i)})
+	}
+	return out, nil
+}
+
+func (w *world) Book(_ context.Context, r *api.BookRequest) (*api.Booking, error) {
+	w.say("book %s at %s/%d prefill %d of %d", w.id(r.RequestID), r.Worker, r.Rank, r.EffectivePrefillTokens, r.ISLTokens)
+	return &api.Booking{}, nil
+}
+
+func (w *world) PrefillComplete(_ context.Context, r *api.RequestRef) error {
+	w.say("prefill complete %s", w.id(r.RequestID))
+	return nil
+}
+
+func (w *world) Free(_ context.Context, r *api.RequestRef) error {
+	w.say("free %s", w.id(r.RequestID))
+	return nil
+}
+
+// script is a stream that sends messages and then ends.
+type script struct {
+	grpc.ServerStream
+	t    *testing.T
+	w    *world
+	send []string
+}
+
+func (s *script) Context() context.Context { return s.t.Context() }
+
+func (s *script) Recv() (*extprocv3.ProcessingRequest, error) {
+	if len(s.send) == 0 {
+		return nil, io.EOF
+	}
+	line := s.send[0]
+	s.send = s.send[1:]
+	return message(s.t, strings.Fields(line)), nil
+}
+
+func (s *script) Send(r *extprocv3.ProcessingResponse) error {
+	s.w.log = append(s.w.log, said(Effects{Replies: []*extprocv3.ProcessingResponse{r}})...)
+	return nil
+}
+
+// TestChoices serves streams, and compares what the router is asked and the proxy is told.
+func TestChoices(t *testing.T) {
+	const from = "headers buffered"
+	const all = "[http://10.0.0.1:8000/v1 10.0.0.2:8000 http://10.0.0.3]" // at which proxies can send
+	for name, c := range map[string]struct {
+		send []string
+		fail error
+		want []string
+	}{
+		"tokens": {
+			[]string{from, `body {"model":"m","prompt":[1,2,3],"cache_salt":"s"}`, "response 10.0.0.2:8000",
+				"response-body x", `response-body "cached_tokens":2}`, "response-body end"}, nil,
+			[]string{"<- headers", `select r1 m tokens [1 2 3] isl 0 lora "" salt "s" of ` + all,
+				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
+					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000",
+				"<- response", "prefill complete r1", "<- response-body", "reused m 2", "<- response-body",
+				"free r1", "<- response-body"},
+		},
+		"an adapter, a subset, and nobody answers": {
+			[]string{from + " 10.0.0.1:8000,10.9.9.9:1", `body {"model":"adapter","prompt":[[1],[2]]}`}, nil,
+			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "adapter" salt "" of [http://10.0.0.1:8000/v1]`,
+				"<- body gateway-destination-endpoint=10.0.0.1:8000 metadata=10.0.0.1:8000", "free r1"},
+		},
+		"an adapter by its number, as for TensorRT-LLM": {
+			[]string{from + " 10.0.0.1:8000", `body {"model":"m","prompt":[1],"lora_request":{"lora_int_id":0,"lora_path":"x"}}`},
+			nil,
+			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "lora_id:0" salt "" of [http://10.0.0.1:8000/v1]`,
+				"<- body gateway-destination-endpoint=10.0.0.1:8000 metadata=10.0.0.1:8000", "free r1"},
+		},
+		"a lora_request of another form": {
+			[]string{from + " 10.0.0.1:8000", `body {"model":"m","prompt":[1],"lora_request":"sql"}`}, nil,
+			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "" salt "" of [http://10.0.0.1:8000/v1]`,
+				"<- body gateway-destination-endpoint=10.0.0.1:8000 metadata=10.0.0.1:8000", "free r1"},
+		},
+		"text, and another answers": {
+			[]string{from, `body {"prompt":["hello","you"]}`, "response 10.0.0.3:80", "response-body x"}, nil,
+			[]string{"<- headers", `select r1 m tokens [] isl 0 lora "" salt "" of ` + all + ` text "hello" `,
+				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
+					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000",
+				"moved m", "free r1", "book r2 at c/0 prefill 7 of 7", "<- response",
+				"prefill complete r2", "<- response-body", "free r2"},
+		},
+		"a stranger answers": {
+			[]string{from, `body {"model":"m","messages":[{"role":"user"}]}`, "response 10.7.7.7:80", "response-body x end"},
+			nil,
+			[]string{"<- headers",
+				`select r1 m tokens [] isl 0 lora "" salt "" of ` + all + ` text "" [{"role":"user"}]`,
+				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
+					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000",
+				"moved m", "free r1", "<- response", "<- response-body"},
+		},
+		"neither": {
+			[]string{from, `body {"model":"m","input":"x"}`}, nil,
+			[]string{"<- headers", `select r1 m tokens [] isl 1 lora "" salt "" of ` + all,
+				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
+					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000", "free r1"},
+		},
+		"no such model": {
+			[]string{from, `body {"model":"x","prompt":[1]}`}, nil,
+			[]string{"<- headers", `select r1 x tokens [1] isl 0 lora "" salt "" of []`,
+				`<- status 404 {"error":{"code":"unknown_model","message":"no x","type":"kvatlas_error"}}`},
+		},
+		"no JSON": {
+			[]string{from, `body {"model"`}, nil,
+			[]string{"<- headers", `<- status 400 {"error":{"code":"malformed","message":"the body is not the JSON of a ` +
+				`request: unexpected end of JSON input","type":"kvatlas_error"}}`},
+		},
+		"an alias": {
+			[]string{from, `body {"model":"alias","prompt":[1]}`}, nil,
+			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "" salt "" of ` + all,
+				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
+					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000", "free r1"},
+		},
+		"an adapter, by load": {
+			[]string{from, `body {"model":"adapter","input":"x"}`}, nil,
+			[]string{"<- headers", `select r1 m tokens [] isl 1 lora "adapter" salt "" of ` + all,
+				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
+					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000", "free r1"},
+		},
+		"a name of two models": {
+			[]string{from, `body {"model":"two models'","prompt":[1]}`}, nil,
+			[]string{"<- headers",
+				`<- status 409 {"error":{"code":"conflict","message":"the name is ambiguous","type":"kvatlas_error"}}`},
+		},
+		"shed": {
+			[]string{from, `body {"model":"m","prompt":[1]}`}, api.Errorf(api.CodeOverloaded, "busy"),
+			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "" salt "" of ` + all,
+				`<- status 429 {"error":{"code":"overloaded","message":"busy","type":"kvatlas_error"}}`},
+		},
+		"nobody of the subset": {
+			[]string{from + " 10.9.9.9:1", `body {"model":"m","prompt":[1]}`}, nil,
+			[]string{"<- headers", `<- status 503 {"error":{"code":"no_workers","message":"no worker of \"m\" has an ` +
+				`address of the proxy's subset: 10.9.9.9:1","type":"kvatlas_error"}}`},
+		},
+		"no body": {
+			[]string{from + " 10.0.0.3:80 end", "response"}, nil,
+			[]string{"<- headers gateway-destination-endpoint=10.0.0.3:80 metadata=10.0.0.3:80", "<- response"},
+		},
+		"no body, and nobody": {
+			[]string{from + " 10.9.9.9:80 end"}, nil,
+			[]string{`<- status 503 {"error":{"code":"no_workers","message":"no worker may be chosen: see ` +
+				"`indexer workers`" + `","type":"kvatlas_error"}}`},
+		},
+	} {
+		w := newWorld()
+		w.fail = c.fail
+		if err := New(w.config()).Process(&script{t: t, w: w, send: c.send}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got, want := strings.Join(w.log, "\n"), strings.Join(c.want, "\n"); got != want {
+			t.Errorf("%s:\n%s\nwant\n%s", name, got, want)
+		}
+	}
+}
+
+// moving is a router whose chosen worker registers anew, at another address, while it is chosen.
+type moving struct {
+	*world
+	to string
+}
+
+func (m moving) Select(ctx context.Context, r *api.SelectRequest) (*api.Selection, error) {
+	out, err := m.world.Select(ctx, r)
+	out.Endpoint = m.to
+	return out, err
+}
+
+// TestRanksAtOwnAddresses: each rank of a worker is chosen by its own address, which may be of none that a proxy can
+// send to. A server that has some of the ranks counts its own.
+func TestRanksAtOwnAddresses(t *testing.T) {
+	const first, second = "10.0.0.2:8000", "10.0.0.2:8001"
+	for _, c := range []struct {
+		ranks  []string
+		subset string
+		moved  *string // where the chosen one is by then
+		of, to string
+	}{
+		{[]string{first, second}, "", nil, "[]", "10.0.0.2:8001,10.0.0.2:8000"},
+		{[]string{first, second, ""}, "", nil, "[10.0.0.2:8000 10.0.0.2:8001]",
+			"10.0.0.2:8001,10.0.0.2:8000"},
+		{[]string{"", second}, "", nil, "[10.0.0.2:8001]", "10.0.0.2:8001"},
+		{[]string{first, second}, second, nil, "[10.0.0.2:8001]", "10.0.0.2:8001"},
+		{[]string{first, second}, first, nil, "[10.0.0.2:8000]", "10.0.0.2:8000"},
+		{[]string{first, first, second, second}, second, nil, "[10.0.0.2:8001]", "10.0.0.2:8001 data-parallel-rank=1"},
+		{[]string{first, first, second, second}, first, nil, "[10.0.0.2:8000]", "10.0.0.2:8000 data-parallel-rank=1"},
+		{[]string{"http://" + first, first}, first, nil, "[http://10.0.0.2:8000 10.0.0.2:8000]",
+			"10.0.0.2:8000 data-parallel-rank=1"},
+		{[]string{first, second}, "", new(""), "[]", ""},
+		{[]string{first, second}, first, new(second), "[10.0.0.2:8000]", ""},
+	} {
+		w := newWorld()
+		w.pool.Ranks = nil
+		for i, at := range c.ranks {
+			record := &api.WorkerRecord{State: api.WorkerSchedulable}
+			record.Endpoint = at
+			w.pool.Ranks = append(w.pool.Ranks, registry.PoolRank{
+				RankKey: events.RankKey{Instance: "b", Rank: events.Rank(i)}, BlockSize: 16, Record: record})
+		}
+		cfg := w.config()
+		if c.moved != nil {
+			cfg.Router = moving{w, *c.moved}
+		}
+		send := []string{"headers buffered " + c.subset, `body {"model":"m","prompt":[1]}`}
+		if err := New(cfg).Process(&script{t: t, w: w, send: send}); err != nil {
+			t.Fatal(err)
+		}
+		want := []string{"<- headers", `select r1 m tokens [1] isl 0 lora "" salt "" of ` + c.of}
+		if addresses, _, _ := strings.Cut(c.to, " "); c.to != "" {
+			want = append(want, "<- body gateway-destination-endpoint="+c.to+" metadata="+addresses, "free r1")
+		} else {
+			want = append(want, "free r1", `<- status 503 {"error":{"code":"no_workers","message":"the chosen worker of \"m\" `+
+				`is no longer at an address that may be chosen","type":"kvatlas_error"}}`)
+		}
+		if !slices.Equal(w.log, want) {
+			t.Errorf("ranks at %q, subset %q:\n%s\nwant\n%s", c.ranks, c.subset, strings.Join(w.log, "\n"),
+				strings.Join(want, "\n"))
+		}
+	}
+}
+
+// TestFallbacksAreOfTheSubset: one that registers anew while another is chosen is named only where it may be chosen.
+func TestFallbacksAreOfTheSubset(t *testing.T) {
+	s := New(newWorld().config())
+	of := &api.Selection{Model: "m", Worker: "a", Endpoint: "10.0.0.1:8000", Explanation: &routing.Explanation{
+		Candidates: []routing.Considered{{Worker: "a"}, {Worker: "b"}, {Worker: "c"}, {Worker: "d"}}}}
+	c := s.choice(of, []string{"10.0.0.1:8000", "10.0.0.3:80"})
+	if want := []string{"10.0.0.1:8000", "10.0.0.3:80"}; !slices.Equal(c.Addresses, want) {
+		t.Errorf("%q, want %q", c.Addresses, want)
+	}
+}
+
+// TestBodiesAreBounded: where bodies that have come fill the room, a request is refused, and the room comes back.
+func TestBodiesAreBounded(t *testing.T) {
+	w := newWorld()
+	cfg := w.config()
+	cfg.MaxBodies = 100_000
+	s := New(cfg)
+	other := s.bodies.Begin(func() { t.Error("a body that has come makes room") })
+	if failure := other.Add(99_000); failure != nil || other.Complete() != nil {
+		t.Fatal(failure)
+	}
+	send := []string{"headers duplex", "body bytes-" + strings.Repeat("x", 20_000), "body y end"}
+	if err := s.Process(&script{t: t, w: w, send: send}); err != nil {
+		t.Fatal(err)
+	}
+	if len(w.log) != 1 || !strings.HasPrefix(w.log[0], "<- status 429") || s.bodies.Held() != 99_000 {
+		t.Errorf("%q, and %d bytes are counted", w.log, s.bodies.Held())
+	}
+	other.End()
+	send = []string{"headers duplex", "body " + strings.Repeat("x", 300_000)}
+	if err := s.Process(&script{t: t, w: w, send: send}); err != nil || s.bodies.Held() != 0 {
+		t.Errorf("a body alone: %v, and %d bytes are counted", err, s.bodies.Held())
+	}
+}
+
+// stalled is a stream that sends messages and then nothing until it ends.
+type stalled struct {
+	script
+	ended chan struct{}
+}
+
+func (s *stalled) Recv() (*extprocv3.ProcessingRequest, error) {
+	if len(s.send) == 0 {
+		<-s.ended
+		return nil, io.EOF
+	}
+	return s.script.Recv()
+}
+
+// TestSlowUploads: bodies that do not come on make room for others.
+func TestSlowUploads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		cfg := w.config()
+		cfg.MaxBodies = 1 << 20
+		s := New(cfg)
+		ended := make(chan struct{})
+		defer close(ended)
+		done := make(chan *world, 4)
+		for range cap(done) {
+			of := newWorld()
+			send := []string{"headers duplex", "body " + strings.Repeat("x", 250_000)}
+			slow := &stalled{script{t: t, w: of, send: send}, ended}
+			go func() {
+				if err := s.Process(slow); err != nil {
+					t.Error(err)
+				}
+				done <- of
+			}()
+		}
+		time.Sleep(2 * time.Second)
+		body := `{"model":"m","prompt":"` + strings.Repeat("y", 200_000) + `"}`
+		send := []string{"headers duplex", "body " + body + " end"}
+		if err := s.Process(&script{t: t, w: w, send: send}); err != nil || !strings.HasPrefix(w.log[0], "select ") {
+			t.Errorf("another request: %.200q, %v", w.log, err)
+		}
+		if of := <-done; len(of.log) != 1 || !strings.HasPrefix(of.log[0], "<- status 408") {
+			t.Errorf("a slow one: %.200q", of.log)
+		}
+	})
+}
+
+// canceled is a stream whose proxy cancels it after the last message.
+type canceled struct {
+	script
+	ctx    context.Context
+	cancel context.CancelFunc
+	deaf   bool // the proxy cancels it before it gets the choice
+}
+
+func (c *canceled) Context() context.Context { return c.ctx }
+
+func (c *canceled) Recv() (*extprocv3.ProcessingRequest, error) {
+	if len(c.send) == 0 {
+		c.cancel()
+	}
+	if c.ctx.Err() != nil {
+		return nil, status.FromContextError(c.ctx.Err()).Err()
+	}
+	return c.script.Recv()
+}
+
+func (c *canceled) Send(r *extprocv3.ProcessingResponse) error {
+	if c.deaf {
+		c.cancel()
+		return status.FromContextError(c.ctx.Err()).Err()
+	}
+	return c.script.Send(r)
+}
+
+// TestCanceledStreams: a stream that is canceled after the choice has ended well, and its request is freed. A stream
+// that is canceled before ends with the error of its context.
+func TestCanceledStreams(t *testing.T) {
+	const body = `body {"model":"m","prompt":"x"} end`
+	for _, c := range []struct {
+		name string
+		send []string
+		deaf bool
+		want codes.Code
+	}{
+		{"before the body", []string{"headers duplex"}, false, codes.Canceled},
+		{"before the choice arrives", []string{"headers duplex", body}, true, codes.Canceled},
+		{"after the choice", []string{"headers duplex", body}, false, codes.OK},
+		{"in the answer", []string{"headers duplex", body, "response", "response-body data"}, false, codes.OK},
+		{"after a refusal", []string{"headers duplex", `body {"model":1} end`}, false, codes.OK},
+	} {
+		w := newWorld()
+		s := &canceled{script: script{t: t, w: w, send: c.send}, deaf: c.deaf}
+		s.ctx, s.cancel = context.WithCancel(t.Context())
+		if err := New(w.config()).Process(s); status.Code(err) != c.want {
+			t.Errorf("%s: %v, want %v", c.name, err, c.want)
+		}
+		log := strings.Join(w.log, "\n")
+		if strings.Contains(log, "select ") != strings.Contains(log, "free ") {
+			t.Errorf("%s: the booking stays: %s", c.name, log)
+		}
+	}
+}
+
+// TestKeysAreExact: the model is that of the key model, written so, and once.
+func TestKeysAreExact(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"model":"m","MODEL":"n","prompt":[1]}`:                             "select r1 m tokens [1]",
+		`{"MODEL":"n","model":"m","Prompt":[2],"prompt":[1]}`:                "select r1 m tokens [1]",
+		`{"\u006dodel":"m","prompt":[1]}`:                                    "select r1 m tokens [1]",
+		`{"model":"m","prompt":[1],"Cache_Salt":"s"}`:                        `salt "" of`,
+		`{"model":"m","model":"m","prompt":[1]}`:                             "<- status 400",
+		`{"model":"m","prompt":[1],"prompt":[2]}`:                            "<- status 400",
+		`{"model":"m","prompt":[1],"temperature":1,"unknown":{"model":"n"}}`: "select r1 m tokens [1]",
+	} {
+		w := newWorld()
+		send := []string{"headers buffered ", "body " + body}
+		if err := New(w.config()).Process(&script{t: t, w: w, send: send}); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(strings.Join(w.log, "\n"), want) {
+			t.Errorf("%s: %q, want %s", body, w.log, want)
+		}
+	}
+}
+
+// TestAddress: what proxies can send to.
+func TestAddress(t *testing.T) {
+	for endpoint, want := range map[string]string{
+		"http://10.0.0.1:8000": "10.0.0.1:8000", "https://10.0.0.1": "10.0.0.1:443", "10.0.0.1:8000": "10.0.0.1:8000",
+		"http://[::1]:8000/v1": "[::1]:8000", "[::1]:8000": "[::1]:8000", "http://[::1]": "[::1]:80", "10.0.0.1": "10.0.0.1:80",
+		"http://name:8000": "", "name:8000": "", "": "", "http://%zz": "", "tcp://10.0.0.1:70000": "",
+		"http://169.254.169.254": "", "169.254.169.254:80": "", "http://[::ffff:169.254.169.254]:80/latest": "",
+		"[fd00:ec2::254]:80": "", "100.100.100.200": "", "http://0.0.0.0:80": "",
+	} {
+		if got := address(endpoint); got != want {
+			t.Errorf("%q is %q, want %q", endpoint, got, want)
+		}
+	}
+}
+
+// TestTextsOfUsers: what is null is absent, a template of the user's own is not rendered, and what engines refuse is no
+// text either.
+func TestTextsOfUsers(t *testing.T) {
+	for body, text := range map[string]bool{
+		`{"model":"m","messages":[{"role":"user","content":"hi"}],"tools":null,"chat_template_kwargs":null}`:     true,
+		`{"model":"m","prompt":"hi","messages":null,"tools":null}`:                                               true,
+		`{"model":"m","messages":[{"role":"user","content":"hi"}],"chat_template":"{{ 1 }}"}`:                    false,
+		`{"model":"m","messages":[{"role":"user","content":"hi"}],"chat_template_kwargs":{"chat_template":"x"}}`: false,
+		`{"model":"m","messages":"hi"}`:                                                      false,
+		`{"model":"m","messages":{"role":"user","content":"hi"}}`:                            false,
+		`{"model":"m","messages":[{"role":"user","content":"hi"}],"tools":{}}`:               false,
+		`{"model":"m","messages":[{"role":"user","content":"hi"}],"chat_template_kwargs":1}`: false,
+	} {
+		w := newWorld()
+		send := []string{"headers buffered ", "body " + body}
+		if err := New(w.config()).Process(&script{t: t, w: w, send: send}); err != nil {
+			t.Fatal(err)
+		}
+		if asked := strings.Contains(strings.Join(w.log, "\n"), " text "); asked != text {
+			t.Errorf("%s: as text: %v\n%q", body, asked, w.log)
+		}
+	}
+	w := newWorld()
+	config := w.config()
+	config.Templates = true
+	send := []string{"headers buffered ",
+		`body {"model":"m","messages":[{"role":"user","content":"hi"}],"chat_template":"{{ 1 }}"}`}
+	if err := New(config).Process(&script{t: t, w: w, send: send}); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(strings.Join(w.log, "\n"), " text ") {
+		t.Errorf("a template goes by load although templates are run: %q", w.log)
+	}
+}

@@ -1,0 +1,522 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2"
+	"github.com/kvatlas/kvatlas/internal/base/dial"
+	"github.com/kvatlas/kvatlas/internal/base/hooks"
+	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// Config is a node's.
+type Config struct {
+	Namespace *jetstream.Namespace
+	Bucket    *jetstream.Bucket // Namespace.EnsureWorkers
+
+	// Clear writes into the log that a rank's incarnation is closed, if still says so after the rank's last message was
+	// read. It is done too if there is nothing to close.
+	Clear func(ctx context.Context, r Record, still func(context.Context) (bool, error)) error
+
+	// Recreate, if not nil, makes the bucket anew; it is called when it was deleted.
+	Recreate func(context.Context) error
+
+	// Began, if not zero, is when the bucket's server began, which runs in this process: what records that were written
+	// before say of their shims' standing is of an earlier time, and all of these count as catching up until they are
+	// renewed.
+	Began time.Time
+
+	// Screen decides which shared stores that shims register are used.
+	Screen Screen
+
+	// Absent returns those of some ranks whose shims are not connected to NATS: nobody listens on their control
+	// subjects. It must not block for long. nil: it is not known, and no serving address is probed for it.
+	Absent func(ctx context.Context, ranks []events.RankKey) ([]events.RankKey, error)
+
+	// Master is the operator's master of the shared store, for workers that name none.
+	Master hicache.Master
+
+	// BlockSize returns the registered block size of a model, in tokens; 0 if none is known. Registrations that state
+	// another one for the model are skipped. It must not block. nil: none is known. See [Registry.ModelsChanged].
+	BlockSize func(model string) uint32
+
+	// Mine reports whether this node should end the leases of a partition; others do if it does not. nil: all.
+	Mine func(events.Partition) bool
+
+	// Holds reports whether the index of this node holds blocks of a worker; an error where that is not known. Claims of
+	// such a worker stay. nil: it holds none.
+	Holds func(context.Context, events.WorkerID) (bool, error)
+
+	Hooks Hooks
+}
+
+// Hooks tell what happens, from the registry's goroutines. Each may be nil. They must not block.
+type Hooks struct {
+	Expired   func(r Record)                      // this node has marked it; Shim says if the engine is gone, and why
+	Cleared   func(r Record)                      // this node has seen to it that the log says so
+	Failed    func(key events.RankKey, err error) // ending a lease failed; it is tried again
+	Bad       func(key string, err error)         // a record that cannot be read (one a second); it clears nothing
+	Skipped   func(key events.RankKey, err error) // a registration that is skipped; it is called once for each cause
+	Unclaimed func(r Record)                      // a lease of a worker is ignored: its model is not claimed
+	Watch     func(err error)                     // the bucket cannot be watched (nil: again)
+	Unused    func(key events.RankKey, why error) // a part of a record that is not used, such as an address
+	Recreated func(err error)                     // the bucket was deleted, and is made anew or could not be
+	// so many records of the bucket that was deleted are written into the new one
+	Refilled func(n int)
+
+	// Replaced: a worker was declared at the serving address of another, which was removed.
+	Replaced func(old, by events.WorkerID)
+
+	// ClaimsChanged: what Registry.Claimed returns may have changed
+	ClaimsChanged func()
+}
+
+// Worker is what the registry knows of one rank.
+type Worker struct {
+	Record    Record
+	Partition events.Partition
+	Revision  uint64
+	Renewed   time.Time // by the servers' clock: to be shown, not to be reckoned with
+
+	text []byte // the record as it was read
+	old  bool   // with Config.Began: it was not renewed since
+
+	skipped error // what of the record is not used, and why; nil: all is used
+	noStore error // why the shared store is not used; nil: it is, or there is none
+
+	address string // HOST:PORT of the registered serving address; empty: it has none that can be probed
+}
+
+// state is how it stands with the rank, as far as is known.
+func (w *Worker) state() ShimState {
+	var s ShimState
+	if w.Record.Shim != nil {
+		s = *w.Record.Shim
+	}
+	s.CatchingUp = s.CatchingUp || w.old
+	return s
+}
+
+// source is how its engine speaks: what the shim found out, if that was left to it.
+func (w *Worker) source() string {
+	if s := w.Record.Shim; s != nil && s.Speaks != "" {
+		return s.Speaks
+	}
+	return w.Record.Source
+}
+
+// Registry is a node's view of the workers.
+type Registry struct {
+	cfg   Config
+	start time.Time
+
+	mu        sync.Mutex
+	machine   *Machine
+	workers   map[events.RankKey]Worker
+	unclaimed map[events.RankKey]Worker // leases that are ignored, as long as their models are not claimed
+	marks     map[string]uint64         // keys with marks of deletion
+	changed   chan struct{}
+	current   bool
+	down      bool
+	epoch     time.Time         // of the bucket that is watched
+	lost      map[string][]byte // by key: what the bucket had that was there before, and this one is to have too
+	listing   bool              // the watch does not show all yet
+	heard     uint64            // up to which revision the watch has shown all
+	impaired  impaired
+	claims    claims
+	skipped   skipped
+	junk      junk
+
+	operators operators
+	pools     atomic.Pointer[map[string]*Pool] // by model, until the next change; written with mu held
+	allPools  atomic.Pointer[[]*Pool]          // of all models, likewise
+	names     atomic.Pointer[names]            // the aliases of all models, likewise
+	kept      map[string]*keptPool             // by model: what the next pool is made from; guarded by mu
+	shared    sync.Map                         // model → *hicache.Sharing, until the next change; written with mu held
+	serving   sync.Map                         // model → []events.Partition, likewise
+	sources   sync.Map                         // rank → how its engine speaks; written with mu held
+	ended     *lru.Cache[events.WorkerID, struct{}]
+	expired   expired
+
+	vigil vigil
+	ends  ends
+	hurry chan struct{} // wakes supervise: a shim has ended its lease
+}
+
+// New returns a registry that knows nobody until Run.
+func New(cfg Config) *Registry {
+	if cfg.BlockSize == nil {
+		cfg.BlockSize = func(string) uint32 { return 0 }
+	}
+	if cfg.Mine == nil {
+		cfg.Mine = func(events.Partition) bool { return true }
+	}
+	hooks.Fill(&cfg.Hooks)
+	ended, _ := lru.New[events.WorkerID, struct{}](maxEnded) // whose error is of a size that is not positive
+	return &Registry{
+		ended: ended, expired: newExpired(),
+		cfg: cfg, start: time.Now(), machine: NewMachine(), workers: map[events.RankKey]Worker{},
+		unclaimed: map[events.RankKey]Worker{}, claims: newClaims(), marks: map[string]uint64{}, kept: map[string]*keptPool{},
+		changed: make(chan struct{}), hurry: make(chan struct{}, 1), vigil: newVigil(),
+		operators: operators{
+			known: map[events.WorkerID]*Operator{}, texts: map[events.WorkerID][]byte{}, ended: ended,
+		},
+	}
+}
+
+// Workers lists the ranks that are registered, ordered by instance and rank.
+func (r *Registry) Workers() []Worker {
+	r.mu.Lock()
+	list := slices.Collect(maps.Values(r.workers))
+	r.mu.Unlock()
+	slices.SortFunc(list, func(a, b Worker) int { return a.Record.Key().Compare(b.Record.Key()) })
+	return list
+}
+
+// Source is how a rank's engine speaks: vllm, sglang, ...; empty if it is not registered. It never waits.
+func (r *Registry) Source(key events.RankKey) string {
+	source, _ := r.sources.Load(key)
+	text, _ := source.(string)
+	return text
+}
+
+// Ended reports whether a registration of a worker has ended since the registry began: by its shim, by its lease or by
+// an operator. Those that ended last are remembered.
+func (r *Registry) Ended(instance events.WorkerID) bool { return r.ended.Contains(instance) }
+
+// maxEnded bounds the workers that are remembered as ended.
+const maxEnded = 1 << 14
+
+// forget drops what is kept of a rank for those who must not wait. r.mu is held.
+func (r *Registry) forget(key events.RankKey) {
+	r.impaired.forget(key)
+	r.sources.Delete(key)
+	r.ended.Add(key.Instance, struct{}{})
+}
+
+// Worker is one rank's registration.
+func (r *Registry) Worker(key events.RankKey) (Worker, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w, ok := r.workers[key]
+	return w, ok
+}
+
+// Partitions lists the partitions that have workers of a model, ascending. It is put together once after each change;
+// the caller must not change it.
+func (r *Registry) Partitions(model string) []events.Partition {
+	if list, ok := r.serving.Load(model); ok {
+		return list.([]events.Partition)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var list []events.Partition
+	for _, w := range r.workers {
+		if w.Record.Model == model {
+			list = append(list, w.Partition)
+		}
+	}
+	slices.Sort(list)
+	list = slices.Compact(list)
+	if len(list) > 0 { // else names that nobody has would be remembered
+		r.serving.Store(model, list)
+	}
+	return list
+}
+
+// Sharing is how the workers of a model share a store, as they registered it. It is put together once after each
+// change.
+func (r *Registry) Sharing(model string) *hicache.Sharing {
+	if s, ok := r.shared.Load(model); ok {
+		return s.(*hicache.Sharing)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ranks, known := map[events.RankKey]hicache.Config{}, false
+	skipped := "" // a rank whose store is not used, and why
+	for key, w := range r.workers {
+		if w.Record.Model == model && r.otherSize(&w.Record) == nil {
+			if known = true; w.noStore != nil {
+				skipped = max(skipped, fmt.Sprintf("%s registered a store that is not used: %v", key, w.noStore))
+			} else if w.Record.L3 != nil {
+				ranks[key] = w.Record.L3.WithMaster(r.cfg.Master)
+			}
+		}
+	}
+	s := hicache.Share(ranks)
+	if len(ranks) == 0 && skipped != "" {
+		s = &hicache.Sharing{Reason: skipped}
+	}
+	if known { // else names that nobody has would be remembered
+		r.shared.Store(model, s)
+	}
+	return s
+}
+
+// notify wakes who waits for a change. r.mu is held.
+func (r *Registry) notify() {
+	r.shared.Clear()
+	r.serving.Clear()
+	r.pools.Store(nil)
+	r.allPools.Store(nil)
+	r.names.Store(nil)
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+// Current reports whether the registry has seen all that is registered.
+func (r *Registry) Current() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.current
+}
+
+// Await waits until the registry has seen all that is registered, or ctx ends.
+func (r *Registry) Await(ctx context.Context) {
+	for changed := r.Changed(); !r.Current() && ctx.Err() == nil; changed = r.Changed() {
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// Changed returns a channel that is closed at the next change of who is registered, or with what.
+func (r *Registry) Changed() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.changed
+}
+
+// Run watches, probes and ends leases until ctx ends.
+func (r *Registry) Run(ctx context.Context) {
+	var all sync.WaitGroup
+	all.Go(func() { r.cfg.Bucket.Watch(ctx, r.observe) })
+	all.Go(func() { r.supervise(ctx) })
+	all.Go(func() {
+		loop.Every(ctx, vigilEvery, func(time.Time) { r.keepVigil(ctx) })
+		r.vigil.probes.Wait()
+	})
+	all.Go(func() { r.cfg.Namespace.WatchClaimsRequired(ctx, r.RequireClaims) })
+	all.Wait()
+	r.ends.wait()
+}
+
+// now is on the process's monotonic clock.
+func (r *Registry) now() time.Duration { return time.Since(r.start) }
+
+// observe takes an update of the watch. Its hooks are called when the lock is free again.
+func (r *Registry) observe(u jetstream.Watched) {
+	for _, call := range r.apply(u) {
+		call()
+	}
+}
+
+// apply applies an update of the watch, and returns the calls of hooks.
+func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if u.Err != nil {
+		r.machine.Broken()
+		r.down = true
+		return append(calls, func() { r.cfg.Hooks.Watch(u.Err) })
+	}
+	if r.down {
+		r.down = false
+		r.machine.Resumed()
+		calls = append(calls, func() { r.cfg.Hooks.Watch(nil) })
+	}
+	changed := false
+	if u.Anew {
+		r.machine.Anew()
+		if !r.epoch.IsZero() && !r.epoch.Equal(u.Epoch) && r.current {
+			r.lost = r.all()
+		}
+		r.epoch, r.listing, r.heard = u.Epoch, true, 0
+		r.operators.fresh = map[events.WorkerID]bool{}
+		r.claims.fresh = map[claimKey]bool{}
+		clear(r.claims.surplus)
+	}
+	for _, e := range u.Entries {
+		r.heard = max(r.heard, e.Revision)
+		if instance, is := r.claims.see(e); is {
+			if e.Deleted {
+				r.marks[e.Key] = e.Revision
+			} else {
+				delete(r.marks, e.Key)
+			}
+			counts, said := r.claimsOf(instance)
+			changed, calls = changed || counts, append(calls, said...)
+			continue
+		}
+		p, key, ok := jetstream.ParseWorkerKey(e.Key)
+		r.junk.see(&e)
+		if !ok {
+			is, other, err := r.operators.see(e)
+			if instance, of := jetstream.ParseOperatorKey(e.Key); of && other {
+				r.alter(instance)
+			}
+			switch {
+			case err != nil:
+				if r.skipped.unreadable(time.Now()) {
+					calls = append(calls, func() { r.cfg.Hooks.Bad(e.Key, err) })
+				}
+			case is && e.Deleted:
+				if instance, ok := jetstream.ParseOperatorKey(e.Key); ok && r.marks[e.Key] != e.Revision {
+					r.expired.remove(instance) // once: the mark stays, and a watch that begins anew shows it again
+				}
+				r.marks[e.Key] = e.Revision
+			case is:
+				delete(r.marks, e.Key)
+			}
+			changed = changed || other
+			continue
+		}
+		if key.Rank >= events.MaxRanks {
+			if !e.Deleted && r.skipped.rank(key, e.Written) {
+				calls = append(calls, func() { r.cfg.Hooks.Skipped(key, errOtherRank) })
+			}
+			continue
+		}
+		if e.Deleted {
+			r.marks[e.Key] = e.Revision
+			r.machine.Gone(key)
+			w, there := r.workers[key]
+			changed = changed || there
+			if there {
+				r.expired.ended(key, w)
+			}
+			r.dropLease(key)
+			continue
+		}
+		delete(r.marks, e.Key)
+		// a renewal, as nearly all that a watch tells
+		if w, there := r.leased(key); there && bytes.Equal(w.text, e.Value) {
+			was := w.old
+			w.Revision, w.Renewed, w.old = e.Revision, e.Written, e.Written.Before(r.cfg.Began)
+			if _, counts := r.workers[key]; !counts {
+				r.unclaimed[key] = w
+			} else if r.workers[key] = w; w.old != was {
+				r.impaired.note(key, w.state())
+			}
+			r.machine.Seen(w.Record, e.Revision, r.now())
+			continue
+		}
+		record, err := decode(key, e.Value)
+		if err != nil {
+			if r.skipped.unreadable(time.Now()) {
+				calls = append(calls, func() { r.cfg.Hooks.Bad(e.Key, err) })
+			}
+			r.machine.Unread(key)
+			continue
+		}
+		before, there := r.workers[key]
+		if err := r.otherSize(&record); err != nil {
+			r.skipped.sizes++
+			if !there || r.otherSize(&before.Record) == nil {
+				calls = append(calls, func() { r.cfg.Hooks.Skipped(key, err) })
+			}
+		}
+		r.machine.Seen(record, e.Revision, r.now())
+		if record.State == Expired && r.cfg.Mine(p) {
+			loop.Wake(r.hurry)
+		}
+		w := Worker{
+			Record: record, Partition: p, Revision: e.Revision, Renewed: e.Written, text: e.Value,
+			old: e.Written.Before(r.cfg.Began), noStore: r.cfg.Screen.Store(record.L3),
+		}
+		if record.Worker != nil {
+			w.address, _ = dial.ServingAddress(record.Worker.Endpoint)
+		}
+		if w.skipped = r.cfg.Screen.screen(&record); w.skipped != nil {
+			calls = append(calls, func() { r.cfg.Hooks.Unused(key, w.skipped) })
+		}
+		if !r.claims.allows(key.Instance, record.Model) {
+			if there {
+				r.dropLease(key)
+				changed = true
+			}
+			r.unclaimed[key] = w
+			calls = append(calls, r.report([]Worker{w})...)
+			continue
+		}
+		changed = changed || !there || !sameButState(before.Record, record)
+		r.expired.note(key, record, before.Renewed, e.Written)
+		delete(r.unclaimed, key)
+		r.register(key, w)
+	}
+	if u.Current {
+		for _, key := range r.machine.Current() {
+			if w, there := r.leased(key); there && !r.refills(w) {
+				r.machine.Missed(w.Record, w.Revision, r.now())
+				if _, counts := r.workers[key]; counts {
+					r.expired.ended(key, w)
+				}
+			}
+			r.dropLease(key)
+			changed = true
+		}
+		for _, instance := range r.claims.current(r.lost) {
+			counts, said := r.claimsOf(instance)
+			changed, calls = changed || counts, append(calls, said...)
+		}
+		changed = r.operators.current(r.lost) || changed || !r.current
+		r.current, r.listing = true, false
+		clear(r.kept)
+	}
+	if changed {
+		r.notify()
+	}
+	return calls
+}
+
+// register enters the lease of a rank. r.mu is held.
+func (r *Registry) register(key events.RankKey, w Worker) {
+	r.workers[key] = w
+	r.impaired.note(key, w.state())
+	r.sources.Store(key, w.source())
+	r.alter(key.Instance)
+	r.pools.Store(nil)
+	r.allPools.Store(nil)
+}
+
+// all is every record that is known, by its key.
+func (r *Registry) all() map[string][]byte {
+	records := map[string][]byte{}
+	for _, leases := range []map[events.RankKey]Worker{r.workers, r.unclaimed} {
+		for key, w := range leases {
+			if name, err := jetstream.WorkerKey(w.Partition, key); err == nil { // it was one
+				records[name] = w.text
+			}
+		}
+	}
+	for instance, of := range r.claims.known {
+		for model, c := range of {
+			if name, err := jetstream.ClaimKey(instance, model); err == nil {
+				records[name] = c.text
+			}
+		}
+	}
+	for instance, text := range r.operators.texts {
+		if name, err := jetstream.OperatorKey(instance); err == nil {
+			records[name] = text
+		}
+	}
+	return records
+}
+
+// refills reports whether a record of a bucket that was deleted is to be written into the new one.
+func (r *Registry) refills(w Worker) bool {
+	name, err := jetstream.WorkerKey(w.Partition, w.Record.Key())
+	return err == nil && r.lost[name] != nil
+}

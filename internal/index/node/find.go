@@ -1,0 +1,413 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/radix"
+)
+
+type scratch struct {
+	locals  []events.LocalHash
+	allowed []radix.RankSet // by shard, like the next
+	holding []radix.RankSet // the ranks of the answer
+	answer  radix.Answer
+	names   []events.BlockHash // the query's engine hashes
+	named   radix.Named
+	sets    []radix.TierSet // of Query.Within
+
+	reflected []at
+	looked    cluster.Set        // partitions that the answer is of
+	some      bool               // not all of the node's partitions are
+	of        []events.Partition // of each of the answer's workers
+}
+
+// The parts of a query that Hooks.Stage is told of.
+const (
+	StageHash  = "hash"  // of a prompt's tokens
+	StageIndex = "index" // the look-up in this node's index
+	StageStore = "store" // what a store that workers share is waited for
+)
+
+var scratches = sync.Pool{New: func() any { return new(scratch) }}
+
+// Find answers a query from this node's index. Any goroutine may call it.
+func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
+	for _, p := range q.Partitions {
+		if int(p) >= len(n.parts) {
+			return nil, api.Errorf(api.CodeMalformed, "the query names partition %d; there are %d", p, len(n.parts))
+		}
+	}
+	for _, want := range q.MinSeq {
+		if err := n.waitFor(ctx, want); err != nil {
+			return nil, err
+		}
+	}
+	s := scratches.Get().(*scratch)
+	defer scratches.Put(s)
+	// How far the index has come is read before the ranks, and both before the index itself: the answer reflects at
+	// least this.
+	lapses := n.lapses.Load()
+	s.reflected = n.progress(s.reflected[:0])
+	missing := s.look(q.Partitions)
+	view := n.view()
+	served, err := view.serving(q, n.registered(q.Model))
+	if err != nil {
+		if len(q.Partitions) > 0 {
+			err.Missing = missing
+			return nil, err
+		}
+		// such workers may be in a partition that does not serve
+		if len(missing) > 0 && (err.Code == api.CodeUnknownModel || q.BlockSize != 0) {
+			return nil, &api.Error{Code: api.CodeNotReady, Missing: missing,
+				Message: fmt.Sprintf("this node does not serve partitions %v now; of the others: %s", missing,
+					err.Message)}
+		}
+		return nil, err
+	}
+	// own: each rank counts by hashes of its own
+	lookaheads, own := served.Lookaheads, q.Hashes == nil && q.EngineHashes == nil
+	if !own {
+		lookaheads = asGiven
+	}
+	begun := time.Now()
+	if err := s.hash(q, served.BlockSize, lookaheads[0]); err != nil {
+		return nil, err
+	}
+	if q.Tokens != nil {
+		begun = n.stage(ctx, StageHash, begun)
+	}
+	answer := &api.Answer{Model: q.Model, BlockSize: served.BlockSize, Workers: []api.Overlap{},
+		Blocks: max(len(s.locals), len(q.EngineHashes))}
+	if q.Raw {
+		answer.Workers = q.Room[:0]
+	}
+	if q.Hashed != nil {
+		answer.Lookaheads = served.Lookaheads
+	}
+	shared := n.l3.begin(q, served.BlockSize) // asked at the same time as the index
+	allowed, some := n.allow(s, q.Workers, served)
+	switch {
+	case !some:
+		answer.Reason = api.ReasonNotAllowed
+	case answer.Blocks == 0:
+		answer.Reason = api.ReasonNoBlocks
+	}
+	s.holding = cleared(s.holding, len(n.shards))
+	s.of = s.of[:0]
+	if answer.Reason != "" {
+		lookaheads = nil
+	}
+	for i, lookahead := range lookaheads {
+		if i > 0 {
+			if err := s.hash(q, served.BlockSize, lookahead); err != nil {
+				return nil, err
+			}
+		}
+		for _, shard := range served.Shards {
+			found, err := s.match(n.shards[shard].index, q, served.Space, of(allowed, shard))
+			if err != nil {
+				return nil, err
+			}
+			answer.Workers = slices.Grow(answer.Workers, len(found.Ranks))
+			within := slices.Clone(found.Within) // what answers have of it is not of the scratch
+			for i, o := range found.Ranks {
+				r := view.Rank(shard, o.Rank)
+				if r == nil || !s.sees(r) || own && r.Lookahead != lookahead {
+					continue
+				}
+				s.holding[shard].Add(o.Rank)
+				s.of = append(s.of, r.Partition)
+				overlap := api.Overlap{
+					Instance: r.Key.Instance, Rank: r.Key.Rank,
+					Device: o.Depth[0], Host: o.Depth[1], Disk: o.Depth[2], External: o.Depth[3],
+				}
+				if r.Bounded {
+					overlap.Bound = api.BoundFullAttentionOnly
+				}
+				if k := len(q.Within); k > 0 {
+					if list := within[i*k : (i+1)*k : (i+1)*k]; slices.Max(list) > 0 {
+						overlap.Within = list
+					}
+				}
+				if q.Raw {
+					overlap.Number = uint32(o.Rank.Slot()*len(n.shards)+shard) + 1
+				}
+				answer.Workers = append(answer.Workers, overlap)
+			}
+		}
+	}
+	n.stage(ctx, StageIndex, begun)
+	if n.lapses.Load() != lapses { // a partition may have been emptied under the query
+		missing = n.lapsed(s, missing)
+		i := -1
+		answer.Workers = slices.DeleteFunc(answer.Workers, func(api.Overlap) bool {
+			i++
+			return s.some && !s.looked.Has(s.of[i])
+		})
+	}
+	s.reflects(answer, q, served, missing)
+	idle := s.idle(served, allowed)
+	if q.Idle {
+		for r := range idle {
+			answer.Workers = append(answer.Workers, api.Overlap{Instance: r.Key.Instance, Rank: r.Key.Rank})
+		}
+	}
+	if q.Idle || answer.Reason != "" {
+		idle = noRanks
+	}
+	if q.Explain && lookaheads != nil {
+		if err := n.explain(s, q, view, served, answer, lookaheads, own); err != nil {
+			return nil, err
+		}
+	}
+	if shared.Asked() {
+		begun = time.Now()
+		defer func() { n.stage(ctx, StageStore, begun) }()
+	}
+	shared.merge(ctx, answer, idle)
+	finish := answer.Finish
+	if q.Raw {
+		finish = answer.FinishRaw
+	}
+	finish(q.Idle, cmp.Or(answer.Reason, api.ReasonNotCached))
+	return answer, nil
+}
+
+// stage tells how long a part of a query took that ends now.
+func (n *Node) stage(ctx context.Context, stage string, begun time.Time) (now time.Time) {
+	now = time.Now()
+	n.cfg.Hooks.Stage(ctx, stage, now.Sub(begun))
+	return now
+}
+
+// match asks the index for what ranks hold of the query's blocks.
+func (s *scratch) match(x *radix.Index, q *api.Query, space uint32, allowed *radix.RankSet) (*radix.Answer, error) {
+	s.sets = s.sets[:0]
+	for _, within := range q.Within {
+		list, err := within.List()
+		if err != nil {
+			return nil, err
+		}
+		set := radix.TierSet(0)
+		for _, t := range list {
+			set |= 1 << (t - 1)
+		}
+		s.sets = append(s.sets, set)
+	}
+	s.answer.Sets, s.named.Sets = s.sets, s.sets
+	if q.EngineHashes == nil {
+		x.Match(space, s.locals, allowed, &s.answer)
+		return &s.answer, nil
+	}
+	s.names = s.names[:0]
+	for _, h := range q.EngineHashes {
+		s.names = append(s.names, events.BlockHash(h))
+	}
+	x.MatchNames(space, s.names, allowed, &s.named)
+	return &s.named.Answer, nil
+}
+
+// asGiven is for a query whose blocks are hashed already.
+var asGiven = []uint32{0}
+
+// hash makes the local hashes of a query's blocks: of its tokens, as an engine that reads so far ahead hashes them, or
+// those given.
+func (s *scratch) hash(q *api.Query, blockSize, lookahead uint32) error {
+	s.locals = s.locals[:0]
+	if q.Tokens == nil {
+		given := q.Hashes
+		if q.Hashed != nil {
+			given = q.HashedFor(lookahead)
+		}
+		s.locals = slices.Grow(s.locals, len(given))[:len(given)]
+		for i, h := range given {
+			s.locals[i] = events.LocalHash(h)
+		}
+		return nil
+	}
+	var err error
+	s.locals, err = q.Locals(s.locals, blockSize, lookahead)
+	return err
+}
+
+// noRanks is an empty iterator.
+func noRanks(func(*RankOfView) bool) {}
+
+// idle iterates over the ranks that may serve a query and hold nothing of its prompt.
+func (s *scratch) idle(served *Served, allowed []radix.RankSet) iter.Seq[*RankOfView] {
+	return func(yield func(*RankOfView) bool) {
+		for _, r := range served.Ranks {
+			if s.sees(r) && (allowed == nil || allowed[r.Shard].Has(r.ID)) && !s.holding[r.Shard].Has(r.ID) && !yield(r) {
+				return
+			}
+		}
+	}
+}
+
+// look records which of the partitions that are asked for (all, if none are named) serve, and returns the others.
+// Whether those have workers of a model is not known then.
+func (s *scratch) look(named []events.Partition) (missing []events.Partition) {
+	clear(s.looked)
+	s.some = len(named) > 0
+	for p := range s.reflected {
+		p := events.Partition(p)
+		switch {
+		case s.some && !slices.Contains(named, p):
+		case s.reflected[p].whole:
+			s.looked.Add(p)
+		default:
+			missing = append(missing, p)
+		}
+	}
+	s.some = s.some || len(missing) > 0
+	return missing
+}
+
+// lapsed moves the partitions that have ceased to serve since they were looked at to the missing ones.
+func (n *Node) lapsed(s *scratch, missing []events.Partition) []events.Partition {
+	for p, now := range n.progress(nil) {
+		p := events.Partition(p)
+		if s.looked.Has(p) && (!now.whole || now.lapses != s.reflected[p].lapses) {
+			s.looked.Remove(p)
+			s.some = true
+			missing = append(missing, p)
+		}
+	}
+	slices.Sort(missing)
+	return missing
+}
+
+func (s *scratch) reflects(answer *api.Answer, q *api.Query, served *Served, missing []events.Partition) {
+	answer.Complete, answer.Missing = len(missing) == 0, missing
+	list := served.Partitions
+	if len(q.Partitions) > 0 {
+		list = s.looked.List()
+	}
+	answer.Partitions = make([]api.PartitionStatus, 0, len(list))
+	for _, p := range list {
+		if s.looked.Has(p) {
+			answer.Partitions = append(answer.Partitions, s.reflected[p].status(p))
+		}
+	}
+}
+
+// sees reports whether a rank is of a partition that was looked at.
+func (s *scratch) sees(r *RankOfView) bool { return !s.some || s.looked.Has(r.Partition) }
+
+// registered returns the registered block size of a model; 0 if none is known.
+func (n *Node) registered(model string) uint32 {
+	if n.cfg.BlockSize == nil {
+		return 0
+	}
+	return n.cfg.BlockSize(model)
+}
+
+// of lists what serves a model. If a block size is registered, ranks that state another one are left out: they are no
+// workers of the model that others have.
+func (v *View) of(model string, registered uint32) []*Served {
+	list := v.Models[model]
+	if registered == 0 {
+		return list
+	}
+	for i, s := range list {
+		if s.BlockSize == registered {
+			return list[i : i+1]
+		}
+	}
+	return nil
+}
+
+func (v *View) serving(q *api.Query, registered uint32) (*Served, *api.Error) {
+	list := v.of(q.Model, registered)
+	if len(list) == 0 {
+		return nil, api.Errorf(api.CodeUnknownModel, "no worker has announced the model %q%s", q.Model, v.known())
+	}
+	if q.BlockSize == 0 && len(list) == 1 {
+		return list[0], nil
+	}
+	var sizes []string
+	for _, s := range list {
+		if s.BlockSize == q.BlockSize {
+			return s, nil
+		}
+		sizes = append(sizes, fmt.Sprint(s.BlockSize))
+	}
+	if q.BlockSize == 0 {
+		return nil, api.Errorf(api.CodeBlockSizeMismatch,
+			"workers serve %q with different block sizes: %s; the query must name one", q.Model, strings.Join(sizes,
+				", "))
+	}
+	return nil, api.Errorf(api.CodeBlockSizeMismatch,
+		"the query asks for %q with blocks of %d tokens; its workers have blocks of %s", q.Model, q.BlockSize,
+		strings.Join(sizes, ", "))
+}
+
+// BlockSizes are those of a model's workers in the partitions that this node keeps, ascending.
+func (n *Node) BlockSizes(model string) (sizes []uint32) {
+	for _, s := range n.view().of(model, n.registered(model)) {
+		sizes = append(sizes, s.BlockSize)
+	}
+	return sizes
+}
+
+// known lists a few of the models, for an error message.
+func (v *View) known() string {
+	names := slices.Sorted(maps.Keys(v.Models))
+	switch {
+	case len(names) == 0:
+		return ", nor any other; feed one with worker-shim run"
+	case len(names) > 8:
+		return fmt.Sprintf("; known are %s and %d more", strings.Join(names[:8], ", "), len(names)-8)
+	}
+	return "; known: " + strings.Join(names, ", ")
+}
+
+// allow makes the sets of ranks, by shard, that a query is restricted to; nil stands for all. some is false if none is
+// left.
+func (n *Node) allow(s *scratch, workers []events.WorkerID, served *Served) (sets []radix.RankSet, some bool) {
+	if len(workers) == 0 {
+		return nil, true
+	}
+	s.allowed = cleared(s.allowed, len(n.shards))
+	for _, w := range workers {
+		i, _ := slices.BinarySearchFunc(served.Ranks, events.RankKey{Instance: w},
+			func(r *RankOfView, key events.RankKey) int {
+				return r.Key.Compare(key)
+			})
+		for ; i < len(served.Ranks) && served.Ranks[i].Key.Instance == w; i++ {
+			s.allowed[served.Ranks[i].Shard].Add(served.Ranks[i].ID)
+			some = true
+		}
+	}
+	return s.allowed, some
+}
+
+// cleared is so many empty sets, in memory that was used before.
+func cleared(sets []radix.RankSet, n int) []radix.RankSet {
+	for len(sets) < n {
+		sets = append(sets, radix.RankSet{})
+	}
+	for i := range sets {
+		sets[i].Clear()
+	}
+	return sets
+}
+
+// of is a shard's of some sets; nil, for all ranks, if there are none.
+func of(sets []radix.RankSet, shard int) *radix.RankSet {
+	if sets == nil {
+		return nil
+	}
+	return &sets[shard]
+}

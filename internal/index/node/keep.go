@@ -1,0 +1,278 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/radix"
+)
+
+// A node keeps all partitions, or, where it shares the namespace with others, those that the cluster assigns to it. A
+// partition that it does not keep is absent: nothing is held of it and nothing is said of it. Each partition that it
+// keeps has a goroutine, its owner, which does what the partition's phase asks for (partition.go). A partition is
+// absent to queries from the moment at which Keep leaves it out; only when it is empty can it be restored again.
+
+// Keep says which partitions the node keeps from now on. It restores and serves new ones beside the others, and drops
+// those that are no longer in the set. It returns at once. It makes a [cluster.Keeper] of a node whose Config says
+// Shared.
+func (n *Node) Keep(set cluster.Set) {
+	n.keeping.Lock()
+	defer n.keeping.Unlock()
+	for p := range n.parts {
+		p := events.Partition(p)
+		n.step(p, func(pt *partition) effects { return pt.keep(set.Has(p)) })
+		n.startOwner(p)
+	}
+	n.assigned.Store(true)
+	n.checkReady()
+}
+
+// startOwner starts the owner of a partition that is kept and has none. Called with n.keeping held.
+func (n *Node) startOwner(p events.Partition) {
+	o := n.parts[p]
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, nothing := o.phase.(*absent)
+	if nothing || o.running || n.running == nil || n.running.Err() != nil {
+		return
+	}
+	o.running = true
+	ctx := n.running
+	n.owners.Go(func() { n.own(ctx, p) })
+}
+
+// startOwners starts the owners of partitions that are kept, and returns what waits for all owners once ctx has ended.
+func (n *Node) startOwners(ctx context.Context) (wait func()) {
+	n.keeping.Lock()
+	defer n.keeping.Unlock()
+	n.running = ctx
+	for p := range n.parts {
+		n.startOwner(events.Partition(p))
+	}
+	return func() {
+		n.keeping.Lock()
+		n.running = nil
+		n.keeping.Unlock()
+		n.owners.Wait()
+	}
+}
+
+// own does what a partition's phases ask for until it is absent, or until ctx ends: the index keeps what it has then
+// for the last snapshot.
+func (n *Node) own(ctx context.Context, p events.Partition) {
+	o := n.parts[p]
+	for ctx.Err() == nil {
+		doing, cancel := context.WithCancel(ctx)
+		o.mu.Lock()
+		ph, wait := o.phase, time.Until(o.notBefore)
+		_, nothing := ph.(*absent)
+		o.running, o.cancel = !nothing, cancel
+		o.mu.Unlock()
+		if wait > 0 {
+			loop.Wait(doing, wait)
+		}
+		if doing.Err() == nil && !nothing {
+			n.carryOut(doing, p, ph)
+		}
+		cancel()
+		if nothing {
+			return
+		}
+	}
+}
+
+// carryOut does what a partition's phase asks for, until that is done or ctx ends.
+func (n *Node) carryOut(ctx context.Context, p events.Partition, ph phase) {
+	if r := readingOf(ph); r != nil {
+		n.read(ctx, p, r.epoch)
+		return
+	}
+	err := n.empty(ctx, p) // also before a restore that follows another
+	switch ph := ph.(type) {
+	case *emptying:
+		if err == nil { // else ctx has ended
+			n.step(p, (*partition).emptied)
+		}
+	case *restoring:
+		var r *restoration
+		if err == nil {
+			r, err = n.restore(ctx, p, ph.divergedAt)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		now := time.Now()
+		n.step(p, func(pt *partition) effects {
+			if err != nil {
+				return pt.failed(now, err)
+			}
+			return pt.restored(now, r)
+		})
+	}
+}
+
+// emptyBudget is how many holdings the writer forgets at a time, between other work, unless a single rank has more.
+const emptyBudget = 16384
+
+// empty forgets what a partition holds, a few ranks at a time. If it holds anything, it waits for a snapshot under way.
+func (n *Node) empty(ctx context.Context, p events.Partition) error {
+	empty := false
+	if err := n.do(ctx, p, func(m *Machine) { empty = m.Empty(p) }); err != nil || empty {
+		return err
+	}
+	n.saving.Lock()
+	defer n.saving.Unlock()
+	if err := n.do(ctx, p, func(m *Machine) { m.Forget(p) }); err != nil {
+		return err
+	}
+	for more := true; more; {
+		if err := n.do(ctx, p, func(m *Machine) { more = m.Drop(p, emptyBudget) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Forget resets a partition: its log was lost or recreated, or the partition is not kept any more. Its ranks are in no
+// answer from then on. They take memory in the index until Drop has dropped them all; the partition must not be
+// restored before.
+func (m *Machine) Forget(p events.Partition) {
+	part := m.parts[p]
+	for key, r := range part.ranks {
+		part.forgotten = append(part.forgotten, r.id)
+		delete(part.ranks, key)
+	}
+	part.applied.Store(0)
+	part.grown = growth{}
+	part.checksums = nil
+	m.stale = true
+	m.publishView()
+}
+
+// Empty reports whether nothing of a partition is known, or in the index.
+func (m *Machine) Empty(p events.Partition) bool {
+	part := m.parts[p]
+	return len(part.ranks)+len(part.forgotten) == 0 && part.applied.Load() == 0
+}
+
+// Drop drops forgotten ranks from the index, at least one and no more after so many holdings, and reports whether there
+// are more.
+func (m *Machine) Drop(p events.Partition, holdings int64) (more bool) {
+	part := m.parts[p]
+	for last := len(part.forgotten) - 1; last >= 0 && holdings > 0; last-- {
+		id := part.forgotten[last]
+		for _, held := range m.index.RankStats(id).Holdings {
+			holdings -= held
+		}
+		m.index.DropRank(id)
+		part.forgotten[last] = radix.RankID(0)
+		part.forgotten = part.forgotten[:last]
+	}
+	return len(part.forgotten) > 0
+}
+
+func (n *Node) keeps(p events.Partition) bool {
+	o := n.parts[p]
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.phase.data() != nil
+}
+
+func (n *Node) kept() (list []events.Partition) {
+	for p := range n.parts {
+		if p := events.Partition(p); n.keeps(p) {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// writes reports whether this node is the one to write a partition's snapshots, as far as is known. Two nodes may be;
+// compare-and-set in the bucket lets one win.
+func (n *Node) writes(p events.Partition) bool { return n.cfg.View == nil || n.cfg.View().Writes(p) }
+
+// writer is who writes a partition's snapshots, as far as is known; empty: none is known.
+func (n *Node) writer(p events.Partition) string {
+	if n.cfg.View == nil {
+		return n.cfg.ID
+	}
+	return n.cfg.View().Writer[p]
+}
+
+// Ready is nil if every partition that the node keeps has been restored and caught up, once. A node that is alone
+// ceases to be ready while it serves none of them; one of several passes queries on to the others. What answers lack
+// otherwise is in [Node.Warnings].
+func (n *Node) Ready() error {
+	switch unready := n.unready.Load(); {
+	case n.ready.Load() && !n.cfg.Shared && int(unready) == len(n.parts):
+		return errors.New("none of the partitions can be answered from now; they are being restored anew")
+	case n.ready.Load():
+		return nil
+	case !n.assigned.Load():
+		return errors.New("it is not known yet which partitions this node is to keep")
+	default:
+		return fmt.Errorf("%d of %d partitions are not restored and caught up yet", unready,
+			max(int(unready), len(n.kept())))
+	}
+}
+
+// checkReady makes the node ready if all that it keeps serves. A node that was ready once stays so; what it cannot
+// answer from is missing in answers.
+func (n *Node) checkReady() {
+	if n.assigned.Load() && n.unready.Load() == 0 && n.ready.CompareAndSwap(false, true) {
+		n.cfg.Hooks.Ready()
+	}
+}
+
+// Advertisement is what the node serves now, for others to know.
+func (n *Node) Advertisement() (st cluster.Advertisement) {
+	now := time.Now()
+	for p, o := range n.parts {
+		p := events.Partition(p)
+		n.tick(now, p)
+		o.mu.Lock()
+		if o.serves() {
+			if o.behind() {
+				st.Behind.Add(p)
+			} else {
+				st.Ready.Add(p)
+			}
+			if o.phase.data().saved.left(now) {
+				st.Failing.Add(p)
+			}
+		}
+		o.mu.Unlock()
+	}
+	models := map[string]cluster.Set{}
+	for model, list := range n.view().Models {
+		var of cluster.Set
+		for _, served := range list {
+			for _, p := range served.Partitions {
+				if st.Ready.Has(p) || st.Behind.Has(p) {
+					of.Add(p)
+				}
+			}
+		}
+		models[model] = of
+	}
+	st.SetModels(models)
+	return st
+}
+
+// ModelsChanged receives a value when messages of a log have changed which ranks there are. The next heartbeat
+// announces both what a partition was restored with and that it is served.
+func (n *Node) ModelsChanged() <-chan struct{} { return n.modelsChanged }
+
+// MayServe reports whether the node knows of workers of a model in a partition, now.
+func (n *Node) MayServe(p events.Partition, model string) bool {
+	return slices.ContainsFunc(n.view().Models[model], func(s *Served) bool {
+		_, has := slices.BinarySearch(s.Partitions, p)
+		return has
+	})
+}

@@ -1,0 +1,167 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/internal/ingest/etcd"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
+)
+
+// elected is whichever leads of several Mooncake masters, as they write it down in etcd. A new leader is a new store:
+// the old one is dropped with its connections, and the cache of its answers too. One leader is asked at a time. It
+// implements [hicache.Store]; any goroutine may call its methods, Watch one.
+type elected struct {
+	election hicache.Election
+	cfg      hicache.MooncakeConfig // of each leader, but for the address
+	copy     *etcd.Copy
+	woken    chan struct{} // holds a signal: the copy has changed
+
+	mu       sync.RWMutex
+	leader   *hicache.Mooncake // nil: none is known
+	address  string            // of leader
+	err      error             // why there is none
+	changes  uint64
+	failures uint64
+	unseen   uint64 // of leaders before
+}
+
+// leaderBytes bounds what etcd may answer: one key with an address.
+const leaderBytes = 64 << 10
+
+var errNoLeader = errors.New("etcd has no leader of the masters")
+
+func newElected(election hicache.Election, cfg hicache.MooncakeConfig) (*elected, error) {
+	e := &elected{election: election, cfg: cfg, woken: make(chan struct{}, 1), err: etcd.ErrNotAsked}
+	var err error
+	e.copy, err = etcd.New(etcd.Config{URLs: election.Endpoints, From: election.Key, Behind: election.Key + "\x00",
+		Records: 1, Bytes: leaderBytes, Dial: cfg.Dial, Changed: func() { loop.Wake(e.woken) }})
+	return e, err
+}
+
+// Watch follows the election, and watches the leader, until ctx ends.
+func (e *elected) Watch(ctx context.Context) {
+	var following sync.WaitGroup
+	following.Go(func() { e.copy.Run(ctx) })
+	stop := func() {}
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-e.woken:
+			if e.elect(e.copy.Records()) {
+				stop()
+				stop = e.watchLeader(ctx)
+			}
+		}
+	}
+	stop()
+	following.Wait()
+}
+
+// elect takes what etcd has, or why it cannot be asked. It reports whether another is to be watched, or none. While
+// etcd cannot be asked, the leader is the last that was known: a master that leads no more does not serve.
+func (e *elected) elect(records map[string][]byte, err error) (changed bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	address := e.address
+	if err == nil {
+		address = ""
+		if value, there := records[e.election.Key]; there {
+			address, err = e.election.Leader(string(value))
+		} else {
+			err = errNoLeader
+		}
+	}
+	if e.err = err; err != nil {
+		e.failures++
+	}
+	if address == e.address {
+		return false
+	}
+	if e.leader != nil {
+		e.unseen += e.leader.Unseen()
+	}
+	if e.leader, e.address = nil, address; address != "" {
+		cfg := e.cfg
+		cfg.Address = address
+		if e.leader, e.err = hicache.NewMooncake(cfg); e.err == nil {
+			e.changes++
+		}
+	}
+	return true
+}
+
+// watchLeader watches the present leader until stop is called. What earlier ones answered is worth nothing.
+func (e *elected) watchLeader(ctx context.Context) (stop func()) {
+	if e.cfg.Changed != nil {
+		e.cfg.Changed("another master leads")
+	}
+	leader, _ := e.now()
+	if leader == nil {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		leader.Watch(ctx)
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+// now is the leader, or why there is none.
+func (e *elected) now() (*hicache.Mooncake, error) {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	if e.leader == nil {
+		return nil, fmt.Errorf("mooncake: %w: %w", hicache.ErrStandby, e.err)
+	}
+	return e.leader, nil
+}
+
+// Exists asks the leader.
+func (e *elected) Exists(ctx context.Context, keys []string) (present, known hicache.Bitmap, err error) {
+	leader, err := e.now()
+	if err != nil {
+		return hicache.NewBitmap(len(keys)), hicache.NewBitmap(len(keys)), err
+	}
+	return leader.Exists(ctx, keys)
+}
+
+// Down is why no master is asked; "" if one is.
+func (e *elected) Down() string {
+	leader, err := e.now()
+	if err != nil {
+		return err.Error()
+	}
+	return leader.Down()
+}
+
+// Unseen is how many keys replies of all leaders have named that nobody had asked for.
+func (e *elected) Unseen() uint64 {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	n := e.unseen
+	if e.leader != nil {
+		n += e.leader.Unseen()
+	}
+	return n
+}
+
+// status is how the election stands.
+func (e *elected) status() *api.StoreElection {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	s := &api.StoreElection{Leader: e.address, Changes: e.changes, Failures: e.failures}
+	if e.err != nil {
+		s.Error = e.err.Error()
+	}
+	return s
+}

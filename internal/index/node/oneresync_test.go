@@ -1,0 +1,100 @@
+package node
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/ingest/control"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// lives counts the incarnations in the log.
+func (w *site) lives() int {
+	w.Helper()
+	info, err := w.ns.StreamInfo(w.ctx, 0)
+	w.must(err)
+	out := make(chan jetstream.Update, 1)
+	r, err := w.ns.StartReader(jetstream.ReaderConfig{Out: out, After: jetstream.Position{Seq: info.First - 1}})
+	w.must(err)
+	defer r.Stop()
+	seen := map[events.Incarnation]bool{}
+	for {
+		select {
+		case u := <-out:
+			for _, m := range u.Messages {
+				h, err := events.DecodeBatchHeader(m.Data)
+				w.must(err)
+				seen[h.Incarnation] = true
+			}
+			if _, all := u.Notice.(jetstream.CaughtUp); all {
+				return len(seen)
+			}
+		case <-w.ctx.Done():
+			w.Fatal("the log cannot be read")
+		}
+	}
+}
+
+// A log that has lost something costs a worker one new incarnation, however many nodes ask, however often, and whether
+// its shim finds out first or is asked first.
+func TestOneNewLifeForWhatWasLost(t *testing.T) {
+	t.Parallel() // else its cases are waited for before any other test begins
+	for name, talks := range map[string]bool{"asked first": false, "found out first": true} {
+		t.Run(name, func(t *testing.T) {
+			w := newSite(t)
+			w.start()
+			w.startShim()
+			w.grow(3)
+			w.awaitAll()
+			w.must(w.js.DeleteStream(w.ctx, jetstream.StreamName("test", 0)))
+			w.must(w.ns.EnsureStreams(w.ctx, jetstream.LogConfig{MaxBytes: 16 << 20}))
+			if talks {
+				w.grow(1)
+			}
+			var all sync.WaitGroup
+			for i := range 3 { // other nodes
+				all.Go(func() {
+					ask := control.ResyncRequest{ID: fmt.Sprint("node ", i), Lost: true}
+					var shims []control.Shim
+					var err error
+					for err == nil && len(shims) == 0 { // a shim that is busy may not answer in time
+						shims, err = control.ResyncAll(w.ctx, w.ns, 0, "", ask)
+					}
+					if err != nil || len(shims) != 1 {
+						t.Errorf("asked for a resync: %v, %v", shims, err)
+					}
+				})
+			}
+			all.Wait()
+			w.awaitAfter("resynced")
+			w.grow(2)
+			w.awaitAll()
+			if n := w.lives(); n != 1 {
+				t.Errorf("%d incarnations are in the log that was made anew", n)
+			}
+			// Whoever asks in any case gets a new one, and so does who misses events of the present one.
+			shim, err := control.Resync(w.ctx, w.ns, events.RankKey{Instance: "w1"}, control.ResyncRequest{ID: "an operator"})
+			w.must(err)
+			for _, ask := range []control.ResyncRequest{{ID: "late", Of: shim.Incarnation - 1}, {ID: "lost again", Lost: true}} {
+				again, err := control.Resync(w.ctx, w.ns, events.RankKey{Instance: "w1"}, ask)
+				w.must(err)
+				if again.Incarnation != shim.Incarnation {
+					t.Errorf("%+v: incarnation %d follows %d", ask, again.Incarnation, shim.Incarnation)
+				}
+			}
+			later, err := control.Resync(w.ctx, w.ns, events.RankKey{Instance: "w1"},
+				control.ResyncRequest{ID: "missing", Of: shim.Incarnation})
+			w.must(err)
+			if later.Incarnation <= shim.Incarnation {
+				t.Errorf("incarnation %d, of which events are missing, was followed by %d", shim.Incarnation,
+					later.Incarnation)
+			}
+			w.awaitAll()
+			if n := w.lives(); n < 2 || n > 3 { // one of which nothing was published yet may be none
+				t.Errorf("%d incarnations are in the log", n)
+			}
+		})
+	}
+}

@@ -1,0 +1,149 @@
+package node
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// problems collects the problems of partitions. A cause that several partitions share is one problem. The zero value is
+// empty.
+type problems struct{ list []*problem }
+
+// problem is a cause, with the partitions that have it.
+type problem struct {
+	what, do string
+	in       cluster.Set
+	detail   string // of the first partition that was added
+}
+
+// add notes that partition p has a problem. what and do identify the cause, so they contain nothing that differs
+// between partitions. The detail may be empty.
+func (l *problems) add(p events.Partition, what, detail, do string) {
+	for _, known := range l.list {
+		if known.what == what && known.do == do {
+			known.in.Add(p)
+			return
+		}
+	}
+	l.list = append(l.list, &problem{what, do, cluster.SetOf(p), detail})
+}
+
+// lines returns a line for each cause: "partitions 0-7: WHAT: DETAIL (of partition 0); what to do: DO".
+func (l *problems) lines() (lines []string) {
+	for _, p := range l.list {
+		line := fmt.Sprintf("%s: %s", p.in.Phrase(), p.what)
+		if p.detail != "" {
+			line += ": " + p.detail
+			if p.in.Len() > 1 {
+				line += fmt.Sprintf(" (of partition %d)", p.in.List()[0])
+			}
+		}
+		if p.do != "" {
+			line += "; what to do: " + p.do
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// What to do about problems of partitions.
+const (
+	seeNATS = "see that the NATS servers run and have a JetStream quorum, and that this node reaches them " +
+		"(indexer doctor); the node goes on by itself"
+	seeBehind = "wait while its LAG in indexer status falls; if it grows, give the node more CPU or start another node"
+	seeResync = "wait: the shims send again what is missing; start the shims of these ranks if they are gone"
+	seeWait   = "wait: the node mends it by itself"
+	seeRoom   = "make room on the disk of the NATS servers, or raise the limit of the storage (--store-bytes of a server " +
+		"in an indexer, max_file of an account) or of the bucket (--snapshot-bytes)"
+	seeServer = "see the log of this node for what its NATS server says; restart the node if it does not mend"
+	seeNodes  = "start the nodes that are missing (indexer cluster), or see why those that run are not ready"
+)
+
+// Problems of partitions.
+const (
+	LogUnreadable  = "the log has not been readable for a while; nodes that read theirs are asked first"
+	NobodyServes   = "served by no node"
+	logFailed      = "the log or the snapshots could not be read"
+	logUnheard     = "the log is not heard of"
+	snapshotFailed = "the snapshot was not written and will be tried again"
+	snapshotLeft   = "the snapshot could not be written here, and is left to node "
+)
+
+// StorageProblems are parts of the problems that end when NATS answers and has room.
+var StorageProblems = []string{LogUnreadable, logFailed, logUnheard, snapshotFailed, snapshotLeft, " % full (",
+	" takes nothing", " take nothing", " shims wait, "}
+
+// fullness collects how full the places are in which NATS keeps something. The zero value is empty.
+type fullness struct {
+	filling []string
+	refused []refusals
+}
+
+// refusals is a reason of the operating system or the server, with the places that reject writes for it.
+type refusals struct {
+	why    string
+	first  error
+	places []string
+	logs   cluster.Set
+}
+
+// add notes how full a place is, and whether it rejects writes.
+func (f *fullness) add(what string, u usage) {
+	if u.filling() {
+		f.filling = append(f.filling, fmt.Sprintf("%s is %d %% full (%d of %d bytes); what to do: %s", what,
+			100*u.used/u.limit, u.used, u.limit, seeRoom))
+	}
+	if u.refused != nil {
+		r := f.of(u.refused)
+		r.places = append(r.places, what)
+	}
+}
+
+// addLog is add for the log of partition p.
+func (f *fullness) addLog(p events.Partition, u usage) {
+	refused := u.refused
+	u.refused = nil
+	f.add(fmt.Sprintf("the log of partition %d", p), u)
+	if refused != nil {
+		f.of(refused).logs.Add(p)
+	}
+}
+
+// of returns the refusals with the reason of err. The words before the reason name the stream and its file.
+func (f *fullness) of(err error) *refusals {
+	why := err.Error()
+	why = why[strings.LastIndex(why, ": ")+1:]
+	for i := range f.refused {
+		if f.refused[i].why == why {
+			return &f.refused[i]
+		}
+	}
+	f.refused = append(f.refused, refusals{why: why, first: err})
+	return &f.refused[len(f.refused)-1]
+}
+
+// lines returns a line for each place that is nearly full and for each reason to reject writes. restart is what else
+// has to be done once there is room.
+func (f *fullness) lines(restart string) []string {
+	list := f.filling
+	for _, r := range f.refused {
+		places := r.places
+		switch r.logs.Len() {
+		case 0:
+		case 1:
+			places = append(places, "the log of "+r.logs.Phrase())
+		default:
+			places = append(places, "the logs of "+r.logs.Phrase())
+		}
+		verb := "takes"
+		if len(r.places)+r.logs.Len() > 1 {
+			verb = "take"
+		}
+		list = append(list, fmt.Sprintf("%s %s nothing: %v; what to do: %s%s", strings.Join(places, " and "), verb, r.first,
+			seeRoom, restart))
+	}
+	return list
+}

@@ -1,0 +1,308 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/pkg/snapshot"
+)
+
+const (
+	exportBudget = 4096 // blocks that the writer exports at a time, between other work
+
+	// After each step of an export the writer rests for so many times as long as the step took. Publishing passes
+	// through several goroutines, here and in the server; each hand-over may wait for a goroutine that does not yield.
+	exportRest     = 2
+	exportRestMost = 10 * time.Millisecond
+
+	saveTick  = time.Second      // how often it is asked which partitions are due
+	saveRetry = 10 * time.Second // after a failure
+
+	// After so many failures in a row a node leaves a partition's snapshots to another node that has it, for so long.
+	saveAttempts = 3
+	saveLeave    = 10 * time.Minute
+
+	// Storing a snapshot may take as long as this and what its bytes need at that rate. Longer means that the bucket
+	// rejects writes, as on a full disk; what waits for a snapshot under way must not wait for that.
+	storePatience = time.Minute
+	storeRate     = 2 << 20 // bytes a second, rests included
+)
+
+var errOtherLog = errors.New("the log is not the one that was applied")
+
+type saveState struct {
+	runIndex *snapshot.RunIndex
+	grown    growth    // the partition's at that time
+	lost     bool      // the snapshots before were deleted
+	at       time.Time // when it was written, or, before the first of this process, when the process began with it
+	failed   time.Time // when the last attempt failed; zero if it did not
+	fails    int       // how many in a row did
+	err      error     // why
+	seq      events.StreamSeq
+	written  time.Time // by its writer's clock; zero: none is known
+	size     int64
+}
+
+// left reports whether the partition's snapshots are left to another node that has it, if there is one.
+func (s *saveState) left(now time.Time) bool {
+	return s.fails >= saveAttempts && now.Sub(s.failed) < saveLeave
+}
+
+// begin resets the state to what a restore took; m is nil if no snapshot could be used.
+func (s *saveState) begin(runIndex *snapshot.RunIndex, m *snapshot.Manifest, now time.Time) {
+	*s = saveState{runIndex: runIndex, at: now}
+	if m != nil {
+		s.seq, s.written, s.size = m.Seq, m.Created, int64(m.Counts.Bytes)
+	}
+}
+
+// capture is what a snapshot says of a partition beside its image, as of one moment, and the image's export.
+type capture struct {
+	seq    events.StreamSeq
+	time   events.Millis
+	grown  growth
+	ranks  []snapshot.RankState
+	spaces []snapshot.Space
+	export *radix.Export
+}
+
+// capture begins a snapshot of a partition as it is now.
+func (m *Machine) capture(p events.Partition) *capture {
+	part := m.parts[p]
+	c := &capture{seq: m.Applied(p), time: part.time, grown: part.grown}
+	list := make([]*rank, 0, len(part.ranks))
+	for _, r := range part.ranks {
+		list = append(list, r)
+	}
+	slices.SortFunc(list, func(a, b *rank) int { return a.Key().Compare(b.Key()) })
+	ids := make([]radix.RankID, len(list))
+	seen := map[uint32]bool{}
+	for i, r := range list {
+		ids[i] = r.id
+		state := r.RankState
+		state.Cursor = snapshot.CursorOf(r.cursor)
+		c.ranks = append(c.ranks, state)
+		if !seen[r.space] {
+			seen[r.space] = true
+			c.spaces = append(c.spaces, snapshot.Space{Space: r.space, Model: r.Model, BlockSize: r.BlockSize})
+		}
+	}
+	slices.SortFunc(c.spaces, func(a, b snapshot.Space) int { return cmp.Compare(a.Space, b.Space) })
+	c.export = m.index.StartExport(ids)
+	return c
+}
+
+// saveWhenDue writes the snapshots that are due, one after the other, until ctx ends.
+func (n *Node) saveWhenDue(ctx context.Context) {
+	loop.Every(ctx, saveTick, func(now time.Time) {
+		for _, p := range n.due(ctx, now) {
+			if ctx.Err() == nil {
+				n.saveAndReport(ctx, p)
+			}
+		}
+	})
+}
+
+func (n *Node) due(ctx context.Context, now time.Time) (due []events.Partition) {
+	for p, grown := range n.grown(ctx) {
+		o := n.parts[p]
+		o.mu.Lock()
+		if n.writes(events.Partition(p)) && o.snapshotDue(now, grown) {
+			due = append(due, events.Partition(p))
+		}
+		o.mu.Unlock()
+	}
+	return due
+}
+
+// grown asks the writers how much was applied to each partition since the process began.
+func (n *Node) grown(ctx context.Context) []growth {
+	grown := make([]growth, len(n.parts))
+	err := n.onShards(ctx, func(s *shard, m *Machine) {
+		for _, p := range n.partitions(s) {
+			grown[p] = m.parts[p].grown
+		}
+	})
+	if err != nil { // ctx has ended: nothing is due
+		return nil
+	}
+	return grown
+}
+
+// saveChanged writes a snapshot of each partition that has changed since its last one: the next start is faster.
+func (n *Node) saveChanged(ctx context.Context) {
+	for p, grown := range n.grown(ctx) {
+		o := n.parts[p]
+		o.mu.Lock()
+		worth := o.worthSaving(grown) && n.writes(events.Partition(p))
+		o.mu.Unlock()
+		if worth && ctx.Err() == nil {
+			n.saveAndReport(ctx, events.Partition(p))
+		}
+	}
+}
+
+// Snapshot writes a snapshot now, changed or not, of every partition that the node keeps and that no other is to write.
+func (n *Node) Snapshot(ctx context.Context) (*api.SnapshotList, error) {
+	if err := n.Ready(); err != nil {
+		return nil, api.Errorf(api.CodeNotReady, "%v", err)
+	}
+	list := &api.SnapshotList{Snapshots: []api.SnapshotInfo{}}
+	for _, p := range n.kept() {
+		if !n.writes(p) {
+			continue
+		}
+		info, err := n.saveAndReport(ctx, p)
+		if err != nil {
+			return nil, api.Errorf(api.CodeUnavailable, "the snapshot of partition %d could not be written: %v", p, err)
+		}
+		list.Snapshots = append(list.Snapshots, info)
+	}
+	return list, nil
+}
+
+func (n *Node) saveAndReport(ctx context.Context, p events.Partition) (api.SnapshotInfo, error) {
+	begun := time.Now()
+	info, err := n.save(ctx, p)
+	if err != nil {
+		now := time.Now()
+		n.step(p, func(pt *partition) effects { return pt.saveFailed(now, err, ctx.Err() == nil) })
+		n.saves.failed.Add(1)
+		n.cfg.Hooks.SaveError(p, err)
+		return info, err
+	}
+	n.saves.written.Add(1)
+	n.cfg.Hooks.Saved(info, time.Since(begun))
+	return info, nil
+}
+
+// save writes one snapshot of a partition: plan, chunks, manifest, and then what may go. Whatever fails, the snapshots
+// that were there before stay whole; another node's later one makes this one needless.
+func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotInfo, err error) {
+	n.saving.Lock()
+	defer n.saving.Unlock()
+	bucket, err := readBucket(ctx, n.cfg.Snapshots, p)
+	if err != nil {
+		return info, err
+	}
+	stream, err := n.cfg.Namespace.StreamInfo(ctx, p)
+	if err != nil {
+		return info, fmt.Errorf("look at the log: %w", err)
+	}
+	log := describeLog(n.cfg.Namespace, stream)
+	o := n.parts[p]
+	o.mu.Lock()
+	s, ok := o.phase.(*serving)
+	if !ok {
+		o.mu.Unlock()
+		return info, errors.New("the partition is not restored and caught up")
+	}
+	runIndex, same := s.saved.runIndex, s.epoch == stream.Epoch
+	o.mu.Unlock()
+	if !same {
+		return info, errOtherLog
+	}
+	var c *capture
+	if err := n.do(ctx, p, func(m *Machine) { c = m.capture(p) }); err != nil {
+		return info, err
+	}
+	defer c.export.Close() // what is left of it is the writer's no more
+	// the log has grown since, or it has lost its end: then what is applied must not replace what can be used
+	if c.seq > log.Last {
+		if stream, err = n.cfg.Namespace.StreamInfo(ctx, p); err != nil {
+			return info, fmt.Errorf("look at the log: %w", err)
+		}
+		if now := describeLog(n.cfg.Namespace, stream); !now.Epoch.Equal(log.Epoch) || now.Last < c.seq {
+			return info, fmt.Errorf("%w: it ends at %d, and %d is applied", errOtherLog, now.Last, c.seq)
+		}
+		log.Last = c.seq
+	}
+	plan, err := snapshot.PlanWrite(bucket.seen, log, c.seq)
+	if err != nil {
+		return info, fmt.Errorf("plan: %w", err)
+	}
+	var values []jetstream.Value
+	w, err := snapshot.NewWriter(snapshot.Config{
+		Namespace: log.Namespace, Stream: log.Stream, Epoch: log.Epoch, Seq: c.seq, SeqTime: c.time,
+		Created: time.Now().UTC(), Writer: n.cfg.ID, Spaces: c.spaces, Ranks: c.ranks,
+	}, plan, runIndex, func(key string, data []byte) error {
+		values = append(values, jetstream.Value{Key: key, Data: data})
+		return nil
+	})
+	if err != nil {
+		return info, err
+	}
+	for done := false; !done; {
+		var bad error
+		var took time.Duration
+		if err := n.do(ctx, p, func(*Machine) {
+			begun := time.Now()
+			done, bad = c.export.Step(exportBudget, w)
+			took = time.Since(begun)
+		}); err != nil || bad != nil {
+			return info, errors.Join(err, bad)
+		}
+		loop.Wait(ctx, min(exportRest*took, exportRestMost))
+	}
+	manifest, runIndex, err := w.Close()
+	if err != nil {
+		return info, err
+	}
+	text, err := manifest.Encode()
+	if err != nil {
+		return info, err
+	}
+	written := int64(len(text))
+	for _, v := range values {
+		written += int64(len(v.Data))
+	}
+	if plan.CopyKey != "" {
+		values = append(values, jetstream.Value{Key: plan.CopyKey, Data: plan.Copy})
+	}
+	storing, cancel := context.WithTimeout(ctx, storePatience+time.Duration(written/storeRate)*time.Second)
+	revision, err := n.cfg.Snapshots.Commit(storing, values, jetstream.Value{Key: snapshot.ManifestKey(p), Data: text},
+		bucket.revision)
+	cancel()
+	if err != nil {
+		return info, fmt.Errorf("store: %w", err)
+	}
+	now := time.Now()
+	info = api.SnapshotInfo{
+		Partition: p, Generation: uint64(manifest.Generation), Seq: c.seq, Bytes: int64(manifest.Counts.Bytes),
+		Written: written,
+	}
+	n.step(p, func(pt *partition) effects {
+		return pt.saved(saveState{
+			runIndex: runIndex, grown: c.grown, at: now, seq: c.seq, written: manifest.Created, size: info.Bytes,
+		})
+	})
+	return info, n.cleanUp(ctx, p, plan.After(manifest, bucket.seen.Keys), stream.Epoch, revision)
+}
+
+// cleanUp removes what no kept snapshot needs, from the bucket and then from the log.
+func (n *Node) cleanUp(ctx context.Context, p events.Partition, c snapshot.Cleanup, epoch jetstream.Epoch,
+	revision uint64) error {
+	if len(c.Delete) > 0 {
+		_, err := n.cfg.Snapshots.Sweep(ctx, snapshot.KeyPrefix(p),
+			func(key string) bool { return !slices.Contains(c.Delete, key) }, revision)
+		if err != nil {
+			return fmt.Errorf("remove old chunks: %w", err)
+		}
+	}
+	if c.PurgeTo > 1 {
+		if err := n.cfg.Namespace.Purge(ctx, p, epoch, c.PurgeTo); err != nil {
+			return fmt.Errorf("trim the log: %w", err)
+		}
+		n.cfg.Hooks.Purged(p, c.PurgeTo)
+	}
+	return nil
+}

@@ -1,0 +1,284 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
+	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
+	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/tools/enginesim"
+	"github.com/kvatlas/kvatlas/tools/loopback"
+)
+
+// patience is how long a test waits for anything.
+const patience = 4 * time.Minute
+
+// site is one node with a NATS server of its own and one engine with its shim, all real.
+type site struct {
+	*testing.T
+	ctx    context.Context
+	dir    string
+	addr   string
+	server *natsserver.Server
+	conn   *jetstream.Conn
+	raw    *nats.Conn
+	js     natsjs.JetStream
+	ns     *jetstream.Namespace
+	bucket *jetstream.Bucket
+	engine *enginesim.Engine
+	prompt []uint32 // what the engine holds, 4 tokens a block
+
+	node     *Node
+	stopNode func()
+	stopping chan struct{} // closed when the node is told to stop
+	mend     func(context.Context) error
+
+	mendBucket func(context.Context) error
+	view       func() *cluster.View
+	claimed    func(events.WorkerID, string) bool
+	index      radix.Config
+	interval   time.Duration       // between snapshots
+	room       time.Duration       // between looks at how full things are
+	blocks     uint64              // after which one is due earlier; 0: the usual
+	strict     bool                // what the shim cannot read clears its rank
+	size       func(string) uint32 // the registered block size of a model; nil: none is known
+
+	mu     sync.Mutex
+	told   []string
+	script []string // what is done, and what the node tells of it; see transcript_test.go
+
+	caughtUp chan struct{} // closed when what is read after a restore has caught up, and that is written down
+}
+
+func newSite(t *testing.T) *site {
+	t.Helper()
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
+	t.Cleanup(cancel)
+	w := &site{T: t, ctx: ctx, dir: t.TempDir(), addr: loopback.Reserve(t), interval: time.Hour,
+		room: 100 * time.Millisecond}
+	w.startServer()
+	t.Cleanup(func() { w.server.Stop() })
+	var err error
+	w.conn, err = jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + w.addr}, Wait: true})
+	w.must(err)
+	t.Cleanup(w.conn.Close)
+	w.raw, err = nats.Connect("nats://"+w.addr, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond),
+		nats.Timeout(patience))
+	w.must(err)
+	t.Cleanup(w.raw.Close)
+	w.js, err = natsjs.New(w.raw)
+	w.must(err)
+	w.ns, err = jetstream.JoinNamespace(ctx, w.conn, jetstream.NamespaceConfig{Name: "test", Partitions: 1})
+	w.must(err)
+	w.must(w.ns.EnsureStreams(ctx, jetstream.LogConfig{MaxBytes: 16 << 20}))
+	w.bucket, err = w.ns.EnsureSnapshots(ctx, jetstream.BucketConfig{})
+	w.must(err)
+	w.engine, err = enginesim.Start(ctx, enginesim.Config{BlockSize: 4, Capacity: 1000})
+	w.must(err)
+	t.Cleanup(w.engine.Crash)
+	return w
+}
+
+func (w *site) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *site) startServer() {
+	w.Helper()
+	server, err := natsserver.Start(w.ctx, natsserver.Options{Dir: w.dir, Listen: w.addr,
+		SyncInterval: time.Minute})
+	w.must(err)
+	w.server = server
+}
+
+// tell writes down what a hook said.
+func (w *site) tell(format string, args ...any) {
+	w.mu.Lock()
+	w.told = append(w.told, fmt.Sprintf(format, args...))
+	w.mu.Unlock()
+}
+
+func (w *site) forget() {
+	w.mu.Lock()
+	w.told = nil
+	w.mu.Unlock()
+}
+
+func (w *site) heard() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return strings.Join(w.told, "\n")
+}
+
+// start starts the node; the one before must have been stopped.
+func (w *site) start() {
+	w.Helper()
+	w.say("the node starts")
+	ready := make(chan struct{})
+	w.stopping = make(chan struct{})
+	w.node = New(Config{
+		ID: "n", Namespace: w.ns, Snapshots: w.bucket, SnapshotInterval: w.interval, SnapshotBlocks: w.blocks,
+		Watch:       50 * time.Millisecond,
+		ResyncPause: 50 * time.Millisecond, CapacityCheck: w.room, Recreate: w.mend, Index: w.index, View: w.view,
+		RecreateSnapshots: w.mendBucket, Claimed: w.claimed,
+		BlockSize: w.size,
+		Hooks: w.recorded(Hooks{
+			Ready: func() { close(ready) },
+			Restored: func(_ events.Partition, r Restored) {
+				w.tell("restored at %d, %d ranks, lost %q", r.Seq, r.Ranks, r.Lost)
+			},
+			Rejected: func(_ events.Partition, why string, err error) { w.tell("rejected: %s: %v", why, err) },
+			Unfit:    func(_ events.Partition, n jetstream.Notice) { w.tell("unfit: %v", n) },
+			ResyncAsked: func(_ events.Partition, why string, n int, err error) {
+				w.tell("asked: %s: %d, %v", why, n,
+					err)
+			},
+			BucketRecreated: func(err error) { w.tell("snapshot bucket recreated: %v", err) },
+			Resynced:        func(events.Partition) { w.tell("resynced") },
+			Reread:          func(_ events.Partition, from events.StreamSeq) { w.tell("reread from %d", from) },
+		}),
+	})
+	running, cancel := context.WithCancel(w.ctx)
+	var done sync.WaitGroup
+	done.Go(func() { w.node.Run(running) })
+	w.stopNode = sync.OnceFunc(func() { close(w.stopping); cancel(); done.Wait() })
+	w.Cleanup(w.stopNode)
+	select {
+	case <-ready:
+	case <-w.ctx.Done():
+		w.Fatalf("not ready; told:\n%s", w.heard())
+	}
+	w.mu.Lock()
+	caughtUp := w.caughtUp
+	w.mu.Unlock()
+	<-caughtUp // it is ready a moment before it tells that
+}
+
+// startShim runs the engine's shim until the returned function is called.
+func (w *site) startShim() (stop func()) {
+	w.Helper()
+	w.say("%s", strings.TrimPrefix(shimStarts, "> "))
+	key := events.RankKey{Instance: "w1"}
+	conn, err := jetstream.Connect(w.ctx, jetstream.ConnOptions{URLs: []string{"nats://" + w.addr},
+		AttemptTimeout: 500 * time.Millisecond, Wait: true})
+	w.must(err)
+	ns, err := jetstream.OpenNamespace(w.ctx, conn, "test")
+	w.must(err)
+	server, err := shim.Claim(w.ctx, ns, key, true)
+	w.must(err)
+	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: events.VLLM, BlockSize: 4})
+	w.must(err)
+	running, cancel := context.WithCancel(w.ctx)
+	done := make(chan error, 1)
+	go func() {
+		done <- shim.Run(running, shim.Config{
+			Engine: w.engine.Endpoint(), Replay: w.engine.Replay(), Identity: shim.Identity{Model: "m", BlockSize: 4},
+			Decoder: decoder, Log: shim.NewStreamLog(ns, key, func(error) {}), Control: server, IdleCheck: time.Hour,
+			ClearUnreadable: w.strict,
+		})
+	}()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.Errorf("the shim: %v", err)
+		}
+		server.Close()
+		conn.Close()
+	})
+	w.Cleanup(stop)
+	return stop
+}
+
+// grow has the engine hold n more blocks of the prompt.
+func (w *site) grow(n int) {
+	w.Helper()
+	w.say("the engine stores %d blocks", n)
+	for range 4 * n {
+		w.prompt = append(w.prompt, uint32(len(w.prompt)+1))
+	}
+	_, err := w.engine.Serve(w.prompt, nil)
+	w.must(err)
+}
+
+// awaitAll waits until the node serves, sees the whole prompt on the worker, and needs nothing.
+func (w *site) awaitAll() *api.Status {
+	w.Helper()
+	var a *api.Answer
+	var s *api.Status
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		var err error
+		if a, err = w.node.Find(w.ctx, &api.Query{Model: "m", Tokens: w.prompt}); err != nil {
+			continue
+		}
+		if len(a.Workers) == 1 && int(a.Workers[0].Device) > len(w.prompt)/4 {
+			w.Fatalf("the worker is credited with what it does not hold: %+v", a)
+		}
+		s, err = w.node.Status(w.ctx)
+		w.must(err)
+		if len(a.Workers) == 1 && int(a.Workers[0].Device) == len(w.prompt)/4 &&
+			s.Partitions[0].State == api.PartitionServing {
+			return s
+		}
+	}
+	w.Fatalf("%d blocks should be there; the last answer was %+v; the status %+v; told:\n%s", len(w.prompt)/4, a, s,
+		w.heard())
+	return nil
+}
+
+func (w *site) snapshot() {
+	w.Helper()
+	w.say("a snapshot is written")
+	if _, err := w.node.Snapshot(w.ctx); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// purge trims the log behind everybody's back.
+func (w *site) purge(keepFrom events.StreamSeq) {
+	w.Helper()
+	w.say("the log is trimmed, by nobody of ours")
+	s, err := w.js.Stream(w.ctx, jetstream.StreamName("test", 0))
+	w.must(err)
+	w.must(s.Purge(w.ctx, natsjs.WithPurgeSequence(uint64(keepFrom))))
+}
+
+// expect finds out whether the hooks told of something.
+func (w *site) expect(words ...string) {
+	w.Helper()
+	told := w.heard()
+	for _, word := range words {
+		if !strings.Contains(told, word) {
+			w.Errorf("nothing was told of %q:\n%s", word, told)
+		}
+	}
+}
+
+func (w *site) expectNot(word string) {
+	w.Helper()
+	if told := w.heard(); strings.Contains(told, word) {
+		w.Errorf("something was told of %q:\n%s", word, told)
+	}
+}
+
+// restart ends the node and starts another.
+func (w *site) restart() {
+	w.Helper()
+	w.stopNode()
+	w.start()
+}

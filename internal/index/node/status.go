@@ -1,0 +1,400 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/pkg/snapshot"
+)
+
+func timeOf(ms events.Millis) time.Time {
+	if ms == 0 {
+		return time.Time{}
+	}
+	return time.UnixMilli(int64(ms)).UTC()
+}
+
+// Workers lists every rank that the log knows, of the partitions that this node has. Any goroutine may call it.
+func (n *Node) Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error) {
+	list := &api.WorkerList{Workers: []api.WorkerInfo{}}
+	before := n.progress(nil)
+	err := n.onShards(ctx, func(_ *shard, m *Machine) {
+		for _, part := range m.parts {
+			for _, r := range part.ranks {
+				if r.hidden {
+					continue
+				}
+				list.Workers = append(list.Workers, api.WorkerInfo{
+					Instance: events.WorkerID(r.Instance), Rank: r.Rank, Model: string(r.Model), BlockSize: r.BlockSize,
+					Partition: part.id, Incarnation: r.Incarnation, LastEvent: r.LastID, LastSeen: timeOf(r.LastSeen),
+					Stored: r.Stored, Removed: r.Removed, Lookahead: r.Lookahead,
+				})
+			}
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	list.Cut(asked)
+	err = n.onShards(ctx, func(s *shard, m *Machine) {
+		for i := range list.Workers {
+			w := &list.Workers[i]
+			r := m.parts[w.Partition].ranks[events.RankKey{Instance: w.Instance, Rank: w.Rank}]
+			if n.shard(w.Partition) != s || r == nil { // it has gone since
+				continue
+			}
+			of := m.index.RankStats(r.id)
+			w.Blocks, w.Copies, w.Pending = tiers(of.Holdings), uint64(of.Copies), int(of.Pending)
+			w.Parked = w.Pending
+		}
+	})
+	for p, now := range n.progress(nil) {
+		if !before[p].whole || !now.whole || now.lapses != before[p].lapses {
+			list.Missing = append(list.Missing, events.Partition(p))
+		}
+	}
+	list.Complete = len(list.Missing) == 0
+	return list, err
+}
+
+// holdsWithin bounds how long [Node.Holds] waits for a writer.
+const holdsWithin = time.Second
+
+// Holds reports whether the index holds blocks of a worker. It fails if the worker's partition is not restored, or if
+// its writer is busy for a second. Any goroutine may call it.
+func (n *Node) Holds(ctx context.Context, instance events.WorkerID) (holds bool, err error) {
+	p, err := n.cfg.Namespace.PartitionOf(instance)
+	if err != nil {
+		return false, err
+	}
+	if !n.progress(nil)[p].whole {
+		return false, fmt.Errorf("partition %d is not restored", p)
+	}
+	ctx, cancel := context.WithTimeout(ctx, holdsWithin)
+	defer cancel()
+	err = n.do(ctx, p, func(m *Machine) {
+		for key, r := range m.parts[p].ranks {
+			holds = holds || key.Instance == instance && m.index.RankStats(r.id).Holdings != [events.NumTiers]int64{}
+		}
+	})
+	return holds, err
+}
+
+func tiers(h [events.NumTiers]int64) api.TierCounts {
+	return api.TierCounts{Device: uint64(h[0]), Host: uint64(h[1]), Disk: uint64(h[2]), External: uint64(h[3])}
+}
+
+// Status says how the node is doing. The writers count what is in the index for it. Any goroutine may call it.
+func (n *Node) Status(ctx context.Context) (*api.Status, error) { return n.statusNow(ctx, nil) }
+
+// Recent says how the node is doing, with what the writers last counted by themselves: some seconds ago, or longer
+// where the index is large. No writer is asked. Any goroutine may call it.
+func (n *Node) Recent() (*api.Status, *Applied) {
+	f := new(figures)
+	for _, s := range n.shards {
+		f.add(s.figures.Load(), n.partitions(s))
+	}
+	s, _ := n.status(f, nil) // fails only where a checksum does
+	return s, &f.applied
+}
+
+// DistinctBlocks returns the number of different blocks in the index, as the writers counted them some seconds ago. It
+// is safe for concurrent use.
+func (n *Node) DistinctBlocks() (blocks uint64) {
+	for _, s := range n.shards {
+		if f := s.figures.Load(); f != nil {
+			blocks += f.index.Distinct
+		}
+	}
+	return blocks
+}
+
+// statusNow has the writers count, and says how the node is doing.
+func (n *Node) statusNow(ctx context.Context, checksum func(events.Partition, *events.StreamSeq) (string,
+	error)) (*api.Status, error) {
+	f := new(figures)
+	err := n.onShards(ctx, func(s *shard, m *Machine) { f.add(m.figures(m.index.Stats()), n.partitions(s)) })
+	if err != nil {
+		return nil, err
+	}
+	return n.status(f, checksum)
+}
+
+// status says how the node is doing. checksum, if not nil, gives a partition's checksum, and the place in the log that
+// it belongs to.
+func (n *Node) status(f *figures, checksum func(events.Partition, *events.StreamSeq) (string,
+	error)) (*api.Status, error) {
+	s := &api.Status{
+		Node: n.cfg.ID, Version: n.cfg.Version, Namespace: n.cfg.Namespace.Name(), Ready: n.ready.Load(),
+		Since:  n.started.UTC(),
+		Now:    time.Now().UTC(),
+		Models: []api.ModelStatus{}, Problems: []string{}, L3: n.l3.status(),
+	}
+	view := n.view()
+	s.Claims = &api.ClaimStatus{Ranks: len(view.Hidden)}
+	for _, h := range view.Hidden {
+		if n.writes(h.Partition) {
+			s.Claims.Unclaimed = append(s.Claims.Unclaimed,
+				api.UnclaimedRank{Instance: h.Key.Instance, Rank: h.Key.Rank, Model: h.Model, Events: true})
+		}
+	}
+	for model := range view.Models {
+		registered := n.registered(model)
+		list := view.of(model, registered)
+		for _, served := range list {
+			s.Models = append(s.Models, api.ModelStatus{Model: model, BlockSize: served.BlockSize,
+				Ranks: len(served.Ranks)})
+		}
+		if len(list) > 1 {
+			s.Problems = append(s.Problems, fmt.Sprintf("workers of model %q have different block sizes: queries must "+
+				"name one; what to do: start its engines and their shims with one --block-size, or give each size a model "+
+				"name of its own: --model", model))
+		}
+		if p := view.otherSizes(model, registered); p != "" {
+			s.Problems = append(s.Problems, p)
+		}
+	}
+	slices.SortFunc(s.Models, func(a, b api.ModelStatus) int {
+		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.BlockSize, b.BlockSize))
+	})
+	s.Index, s.Events = f.index, f.events
+	s.Problems = append(s.Problems, f.problems...)
+	if n.cfg.View != nil {
+		view := n.cfg.View()
+		s.Cluster = clusterStatus(view, n.cfg.ID)
+		s.Problems = append(s.Problems, clusterProblems(view, s.Cluster)...)
+	}
+	s.Problems = append(s.Problems, n.capacityProblems()...)
+	n.capacity.mu.Lock()
+	s.SnapshotBucket, s.Store = n.capacity.bucket.api(), n.capacity.store.api()
+	n.capacity.mu.Unlock()
+	s.Snapshots = api.SnapshotCounts{Written: n.saves.written.Load(), Failed: n.saves.failed.Load(),
+		Rejected: map[string]uint64{}}
+	for why := range n.rejections {
+		if count := n.rejections[why].Load(); count > 0 {
+			s.Snapshots.Rejected[snapshot.Reason(why).String()] = count
+		}
+	}
+	s.Rereads = n.rereads.Load()
+	s.Resyncs = api.ResyncCounts{Asked: n.resyncs.asked.Load(), Answered: n.resyncs.answered.Load(),
+		Ended: n.resyncs.ended.Load()}
+	var found problems
+	for p, at := range n.progress(nil) {
+		o, p := n.parts[p], events.Partition(p)
+		if !n.keeps(p) {
+			continue
+		}
+		sum := ""
+		if checksum != nil {
+			var err error
+			if sum, err = checksum(p, &at.seq); err != nil {
+				return nil, err
+			}
+		}
+		o.mu.Lock()
+		k := o.phase.data()
+		if k == nil { // it is kept no more
+			o.mu.Unlock()
+			continue
+		}
+		d := api.PartitionDetail{
+			PartitionStatus: at.status(p), State: o.phase.state(), LogLast: max(k.last, at.seq), Ranks: f.ranks[p],
+			SnapshotSeq: k.saved.seq, SnapshotTime: k.saved.written, SnapshotSize: k.saved.size,
+			RestoredFrom: k.restored.Seq, RestoreMS: float64(k.restored.Took.Microseconds()) / 1000,
+			Log: k.usage.api(), Checksum: sum, Behind: o.behind(), Writer: n.writer(p),
+		}
+		old := ""
+		if at.stale > 0 && at.whole {
+			old = fmt.Sprintf("what is known of it is %s old; answers say so (stale_ms)", inWords(at.stale))
+		}
+		switch {
+		case d.Behind && k.err != nil:
+			found.add(p, LogUnreadable, sentences(k.err.Error(), old), seeNATS)
+		case d.Behind:
+			found.add(p, "far behind the log; nodes that are not are asked first",
+				fmt.Sprintf("%d messages are not applied", d.LogLast-at.seq), seeBehind)
+		case k.err != nil:
+			found.add(p, logFailed, sentences(k.err.Error(), old), seeNATS)
+		case old != "" && k.usage.refused == nil: // else the reason is that the log takes nothing
+			found.add(p, logUnheard, old, seeNATS)
+		}
+		if r := o.reading(); r != nil && r.rereading {
+			found.add(p, "messages were lost between the log and the index; the log is read again from where they are missing",
+				"", seeWait)
+		}
+		if k.err != nil {
+			d.State = api.PartitionUnavailable
+		}
+		if d := o.need(); d != nil {
+			found.add(p, "resync needed", d.why(), seeResync)
+		}
+		switch err := k.saved.problem(); {
+		case err == nil, k.err != nil, k.usage.refused != nil: // NATS is away, or full: that is a problem already
+		case n.writes(p):
+			found.add(p, snapshotFailed, err.Error(), seeNATS)
+		case k.saved.left(time.Now()): // else what is another's to write by now is no matter
+			found.add(p, snapshotLeft+d.Writer,
+				fmt.Sprintf("%d times: %v", k.saved.fails, err), seeNATS)
+		}
+		o.mu.Unlock()
+		d.Lag = uint64(d.LogLast - at.seq)
+		s.Partitions = append(s.Partitions, d)
+	}
+	s.Problems = append(s.Problems, found.lines()...)
+	return s, nil
+}
+
+// sentences joins texts that are not empty.
+func sentences(texts ...string) string {
+	return strings.Join(slices.DeleteFunc(texts, func(s string) bool { return s == "" }), "; ")
+}
+
+// otherSizes names the ranks whose events state another block size for a model than the registered one; empty if none
+// do.
+func (v *View) otherSizes(model string, registered uint32) string {
+	var others []string
+	for _, s := range v.Models[model] {
+		for _, r := range s.Ranks {
+			if registered != 0 && s.BlockSize != registered {
+				others = append(others, fmt.Sprintf("%v (%d)", r.Key, s.BlockSize))
+			}
+		}
+	}
+	if len(others) == 0 {
+		return ""
+	}
+	const named = 5
+	slices.Sort(others)
+	more := ""
+	if n := len(others) - named; n > 0 {
+		others, more = others[:named], fmt.Sprintf(" and %d more", n)
+	}
+	return fmt.Sprintf("events of ranks state another block size for model %q than the registered %d; they are not used: "+
+		"%s%s; what to do: restart their shims with --block-size %d, or revoke their keys; if the registered size is "+
+		"wrong: indexer forget --model", model, registered, strings.Join(others, ", "), more, registered)
+}
+
+func clusterStatus(v *cluster.View, self string) *api.ClusterStatus {
+	c := &api.ClusterStatus{Copies: v.Copies, Nodes: []api.NodeStatus{}, Gone: v.Dead}
+	for i := -1; i < len(v.Peers); i++ {
+		r := &v.Self
+		if i >= 0 {
+			r = &v.Peers[i]
+		}
+		if r.Node == "" {
+			continue // not announced yet
+		}
+		c.Nodes = append(c.Nodes, api.NodeStatus{
+			Node: r.Node, Build: r.Build, Zone: r.Zone, Answers: r.Node == self, Leaving: r.Leaving,
+			Ready: list(r.Ready), Behind: list(r.Behind), Releasing: list(r.Releasing),
+		})
+	}
+	slices.SortFunc(c.Nodes, func(a, b api.NodeStatus) int { return cmp.Compare(a.Node, b.Node) })
+	for p := range v.Writer {
+		p := events.Partition(p)
+		ready := 0
+		for _, n := range c.Nodes {
+			if slices.Contains(n.Ready, p) {
+				ready++
+			}
+		}
+		if len(v.Serving(p)) == 0 {
+			c.Unserved = append(c.Unserved, p)
+		}
+		if ready < v.Copies {
+			c.Short = append(c.Short, p)
+		}
+	}
+	return c
+}
+
+func list(s cluster.Set) []events.Partition {
+	if out := s.List(); out != nil {
+		return out
+	}
+	return []events.Partition{}
+}
+
+func clusterProblems(v *cluster.View, c *api.ClusterStatus) (list []string) {
+	if !v.GraceOver {
+		list = append(list, "this node has not been heard in the cluster yet, or waits for others that start with it; "+
+			"what to do: "+seeWait)
+	}
+	if len(c.Unserved) > 0 {
+		list = append(list, fmt.Sprintf("%s: %s; what to do: %s", cluster.SetOf(c.Unserved...).Phrase(),
+			NobodyServes, seeNodes))
+	}
+	return append(list, v.Problems...)
+}
+
+func (m *Machine) rankProblems(r *rank) (problems []string) {
+	s := m.index.RankStats(r.id)
+	held := int64(0)
+	for _, n := range s.Holdings {
+		held += n
+	}
+	for _, p := range []string{copiesProblem(r, s, held), waitingProblem(r, s, held)} {
+		if p != "" {
+			problems = append(problems, p)
+		}
+	}
+	return problems
+}
+
+// waitingProblem returns a problem if no block that an engine has announced has a place in the index: all follow blocks
+// that were never seen. This happens if the engine spoke before its shim began and cannot repeat it. It ends with the
+// first block that has a place, and when the engine holds none of the blocks any more.
+func waitingProblem(r *rank, s radix.RankStats, held int64) string {
+	placed := held > 0 || s.SetBlocks > 0 || r.placed || r.restored && s.Pending == 0
+	since := change{r.Stored - r.before.stored, r.Removed - r.before.removed}
+	gone := s.Pending == 0 && since.removed >= since.stored
+	if placed || since.stored == 0 || gone || r.Partial { // missing events are a problem of their own
+		return ""
+	}
+	return fmt.Sprintf(
+		"%s: none of the %d blocks that its engine has announced can be used: they follow blocks that were not seen, and %d wait for those; "+
+			"what to do: give its shim the engine's replay endpoint (--replay, replay_endpoint in --kv-events-config), or reset the engine's prefix cache",
+		r.Key(), since.stored, s.Pending)
+}
+
+// copiesProblem speaks up when a rank is counted as holding far more copies than blocks. An engine has a copy more
+// where two requests computed a block at once, or one computed its prompt's last block again; but one that announces
+// blocks again when they are reused, which vLLM does for requests with kv_cache_report_mode=full and without a sign, is
+// counted alike.
+func copiesProblem(r *rank, s radix.RankStats, held int64) string {
+	if s.Copies < 1000 || s.Copies < 4*held {
+		return ""
+	}
+	return fmt.Sprintf(
+		"%s holds %d blocks and, by what its engine announced, %d further copies of them, so that a removal may not be seen; "+
+			"what to do: leave kv_cache_report_mode=full out of requests, then run indexer resync", r.Key(), held, s.Copies)
+}
+
+// byName lists the counts under the names that metrics and status give them.
+func (c *Counts) byName() map[string]uint64 {
+	ix := &c.Index
+	return map[string]uint64{
+		"messages": c.Messages, "poison": c.Poison, "rank_beyond_limit": c.OtherRank,
+		"block_size_not_registered": c.OtherSize, "stale": c.Stale, "repeated_events": c.Repeated, "gaps": c.Gaps,
+		"incarnations": c.Incarnations, "ended": c.Ended,
+		"blocks_stored": ix.Stored, "blocks_duplicate": ix.Duplicates, "blocks_removed": ix.Removed,
+		"removals_unknown":   ix.UnknownRemovals,
+		"blocks_conflicting": ix.Conflicts, "kind_conflicts": ix.KindConflicts, "blocks_pending": ix.Pending,
+		"blocks_attached":   ix.Attached,
+		"pending_cancelled": ix.Cancelled, "pending_expired": ix.Expired, "pending_overflowed": ix.Overflowed,
+		"pending_cleared": ix.ClearedWaiting,
+		// the same under their old names, for one release
+		"blocks_parked": ix.Pending, "parked_cancelled": ix.Cancelled, "parked_expired": ix.Expired,
+		"parked_overflowed": ix.Overflowed, "parked_cleared": ix.ClearedWaiting,
+		"blocks_cleared": ix.Cleared, "other_groups_stored": ix.OtherStored, "other_groups_removed": ix.OtherRemoved,
+		"malformed_events": ix.Malformed,
+	}
+}

@@ -1,0 +1,186 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/pkg/snapshot"
+)
+
+// TestWhoseSnapshotIsAProblem: a snapshot that could not be written is a problem of the node that is to write it, for
+// as long as it is.
+func TestWhoseSnapshotIsAProblem(t *testing.T) {
+	w := newSite(t)
+	var view atomic.Pointer[cluster.View]
+	view.Store(&cluster.View{Writer: []string{""}})
+	w.view = view.Load
+	w.start()
+	defer w.stopNode()
+	w.startShim()
+	w.grow(3)
+	w.awaitAll()
+	w.node.step(0, func(pt *partition) effects {
+		return pt.saveFailed(time.Now(), errors.New("somebody else wrote one"), true)
+	})
+	for _, step := range []struct {
+		writer  string
+		problem bool
+	}{{"", true}, {"another", false}, {"", true}} {
+		view.Store(&cluster.View{Writer: []string{step.writer}})
+		s, err := w.node.Status(w.ctx)
+		w.must(err)
+		if said := strings.Join(s.Problems, "\n"); strings.Contains(said, "somebody else wrote one") != step.problem {
+			t.Errorf("while %q is to write the snapshots: %q", step.writer, said)
+		}
+	}
+}
+
+// TestWhatIsSaidOfALog: a log that cannot be read is not said to have what it was not seen to have.
+func TestWhatIsSaidOfALog(t *testing.T) {
+	w := newSite(t)
+	w.room = time.Hour // nothing is looked at but what the test says
+	w.start()
+	defer w.stopNode()
+	w.startShim()
+	w.grow(3)
+	applied := w.awaitAll().Partitions[0].Seq
+	for _, c := range []struct {
+		behind     bool
+		err        error
+		last       events.StreamSeq
+		says, not  string
+		unreadable bool
+	}{
+		{false, nil, applied, "", "partition 0", false},
+		{true, nil, applied + 7, "far behind the log; nodes that are not are asked first: 7 messages are not applied", "readable", false},
+		{false, errors.New("nobody there"), applied, "could not be read: nobody there", "asked first", true},
+		{true, errors.New("nobody there"), applied, LogUnreadable + ": nobody there", "0 messages", true},
+	} {
+		var said string
+		var state api.PartitionState
+		w.node.step(0, func(pt *partition) effects {
+			s := pt.phase.(*serving)
+			s.behind, s.err, s.last = c.behind, c.err, c.last
+			return effects{}
+		})
+		s, err := w.node.Status(w.ctx)
+		w.must(err)
+		said, state = strings.Join(s.Problems, "\n"), s.Partitions[0].State
+		if !strings.Contains(said, c.says) || strings.Contains(said, c.not) ||
+			(state == api.PartitionUnavailable) != c.unreadable {
+			t.Errorf("%+v: the partition is %s, and %q is said", c, state, said)
+		}
+	}
+}
+
+// TestWhatOnlyWaitsIsAProblem: a rank of which everything waits for parents that nobody has seen is said to be so, also
+// when it has waited for too long, until something of it has a place.
+func TestWhatOnlyWaitsIsAProblem(t *testing.T) {
+	m := NewMachine(radix.New(radix.Config{PendingFor: 1000}), 1)
+	key, next, seq := events.RankKey{Instance: "w"}, events.EventID(1), events.StreamSeq(1)
+	incarnation := events.Incarnation(0)
+	for _, step := range []struct {
+		what    string
+		at      events.Millis
+		event   events.Event
+		problem string
+	}{
+		{"it begins", 1, events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonRestart}, ""},
+		{"after what was not seen", 2, stored(7, 100, 101), "w/0: none of the 2 blocks"},
+		{"after that", 3, stored(101, 102), "w/0: none of the 3 blocks"},
+		{"too late", 5000, stored(8, 200), "w/0: none of the 4 blocks"},
+		{"a prompt from its start", 5001, stored(0, 300), ""},
+		{"it goes, and another waits for good", 5002, events.Event{Kind: events.Removed, Tier: events.Device,
+			Blocks: []events.BlockHash{300}}, ""},
+		{"all goes", 5003, events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonEngine}, ""},
+		{"it restarts", 5004, events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonRestart}, ""},
+		{"a block waits", 5005, stored(9, 400), "w/0: none of the 1 blocks"},
+		{"it is removed", 5006, events.Event{Kind: events.Removed, Tier: events.Device, Blocks: []events.BlockHash{400}}, ""},
+		{"another waits", 5007, stored(9, 500), "w/0: none of the 2 blocks"},
+		{"all goes", 5008, events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonEngine}, ""},
+	} {
+		if step.event.Reason == events.ReasonRestart {
+			incarnation, next = incarnation+1, 1
+		}
+		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: incarnation, FirstID: next, Model: "m",
+			BlockSize: 16, Events: []events.Event{step.event}})
+		if err != nil || !m.Apply(0, []Message{{Seq: seq, Time: step.at, Key: key, Data: data}}) {
+			t.Fatalf("%s: %v", step.what, err)
+		}
+		next, seq = next+1, seq+1
+		problems := strings.Join(m.rankProblems(m.parts[0].ranks[key]), "\n")
+		if step.problem == "" && problems != "" || !strings.Contains(problems, step.problem) || problems != "" &&
+			!strings.Contains(problems, "what to do: ") {
+			t.Errorf("%s: %q, want %q", step.what, problems, step.problem)
+		}
+	}
+	// of what was announced before the snapshot only the end is known
+	for want, s := range map[bool]radix.RankStats{true: {Pending: 2}, false: {}} {
+		r := &rank{RankState: snapshot.RankState{Stored: 5}, restored: true}
+		if p := waitingProblem(r, s, 0); (p != "") != want {
+			t.Errorf("restored with %d that wait: %q", s.Pending, p)
+		}
+		if r.placed = true; waitingProblem(r, s, 0) != "" {
+			t.Errorf("restored with %d that wait, and others have a place", s.Pending)
+		}
+	}
+	counts := m.counts.byName()
+	for name, old := range map[string]string{"blocks_pending": "blocks_parked", "pending_expired": "parked_expired"} {
+		if counts[name] == 0 || counts[old] != counts[name] {
+			t.Errorf("%s is %d, and %s %d", name, counts[name], old, counts[old])
+		}
+	}
+}
+
+// stored is an event of blocks after a parent, or, after 0, from a prompt's start.
+func stored(parent events.BlockHash, blocks ...events.BlockHash) events.Event {
+	e := events.Event{Kind: events.Stored, Tier: events.Device, Attention: events.AttentionFull, HasParent: parent != 0,
+		Parent: parent, Blocks: blocks}
+	for _, b := range blocks {
+		e.Locals = append(e.Locals, events.LocalHash(b))
+	}
+	return e
+}
+
+// TestAFullDiskIsSaidOnce: what the server in this process says of itself is left out where a log or the bucket says
+// so.
+func TestAFullDiskIsSaidOnce(t *testing.T) {
+	const cause = "write /data/$G/streams/KV_EVENTS_n_0/msgs/1.blk: no space left on device"
+	full := fmt.Errorf("write to stream KV_EVENTS_n_0: %w: %s", jetstream.ErrFull, cause)
+	other := "server: not available: JetStream stream '$G > X' is not current"
+	for name, c := range map[string]struct {
+		log, bucket error
+		health      string
+		want        []string
+	}{
+		"nothing": {nil, nil, "", nil},
+		"a log that takes nothing": {full, nil, "server: write error: " + cause,
+			[]string{"the log of partition 0"}},
+		"the bucket alone":             {nil, full, "server: write error: " + cause, []string{"the snapshot bucket"}},
+		"a log, and something else":    {full, nil, other, []string{"the log of partition 0", other}},
+		"nobody has tried to write it": {nil, nil, "server: write error: " + cause, []string{"server: write error"}},
+	} {
+		n := &Node{cfg: Config{Health: func() error {
+			if c.health == "" {
+				return nil
+			}
+			return errors.New(c.health)
+		}}}
+		n.parts = []*owner{{partition: partition{phase: &restoring{kept: &kept{usage: usage{refused: c.log}}}}}}
+		n.capacity.bucket.refused = c.bucket
+		got := n.capacityProblems()
+		if !slices.EqualFunc(got, c.want, strings.HasPrefix) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}

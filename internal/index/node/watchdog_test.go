@@ -1,0 +1,639 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/snapshot"
+)
+
+// twoGenerations brings a site to two snapshots and a log that goes on after the newer.
+func twoGenerations(t *testing.T) *site {
+	w := newSite(t)
+	w.start()
+	w.startShim()
+	for range 2 {
+		w.grow(3)
+		w.awaitAll()
+		w.snapshot()
+	}
+	w.grow(2)
+	w.awaitAll()
+	return w
+}
+
+// newest is the current manifest.
+func (w *site) newest() *snapshot.Manifest {
+	w.Helper()
+	entry, err := w.bucket.Latest(w.ctx, snapshot.ManifestKey(0))
+	w.must(err)
+	m, err := snapshot.ParseManifest(entry.Value)
+	w.must(err)
+	return m
+}
+
+func TestStreamMadeAnewUnderALiveNode(t *testing.T) {
+	w := twoGenerations(t)
+	w.say("the stream is deleted, and made again")
+	w.must(w.js.DeleteStream(w.ctx, jetstream.StreamName("test", 0)))
+	w.must(w.ns.EnsureStreams(w.ctx, jetstream.LogConfig{MaxBytes: 16 << 20}))
+	// The engine says nothing more: only who is asked can say what it holds.
+	s := w.awaitAfter("resynced")
+	w.expect("unfit: epoch changed", "asked: resync needed: epoch changed")
+	if s.Resyncs.Asked < minRounds || s.Resyncs.Ended != 1 || s.Snapshots.Rejected["other_epoch"] != 2 {
+		t.Errorf("counted %+v, %+v", s.Resyncs, s.Snapshots)
+	}
+	w.grow(2)
+	w.awaitAll()
+	w.snapshot()
+	w.forget()
+	w.say("the node stops")
+	w.restart()
+	w.awaitAll()
+	w.expect("1 ranks, lost \"\"")
+	w.expectNot("asked")
+	w.compareTranscript("stream-made-anew")
+}
+
+func TestStreamDeletedUnderALiveNode(t *testing.T) {
+	w := newSite(t)
+	w.mend = func(ctx context.Context) error {
+		return w.ns.EnsureStreams(ctx, jetstream.LogConfig{MaxBytes: 16 << 20})
+	}
+	w.start()
+	w.startShim()
+	w.grow(3)
+	w.awaitAll()
+	w.say("the stream is deleted")
+	w.must(w.js.DeleteStream(w.ctx, jetstream.StreamName("test", 0)))
+	w.awaitAfter("resynced")
+	w.expect("unfit: epoch changed")
+	w.grow(3)
+	w.awaitAll()
+	w.compareTranscript("stream-deleted")
+}
+
+// TestSnapshotBucketDeletedUnderALiveNode: the node creates the bucket again and writes a snapshot into it at once,
+// also if nothing has changed since the last one. Another node that finds the new bucket does the same.
+func TestSnapshotBucketDeletedUnderALiveNode(t *testing.T) {
+	for name, mends := range map[string]bool{"the node creates it": true, "somebody else creates it": false} {
+		t.Run(name, func(t *testing.T) {
+			w := newSite(t)
+			create := func(ctx context.Context) error {
+				_, err := w.ns.EnsureSnapshots(ctx, jetstream.BucketConfig{})
+				return err
+			}
+			if mends {
+				w.mendBucket = create
+			}
+			w.start()
+			w.startShim()
+			w.grow(3)
+			w.awaitAll()
+			w.snapshot()
+			w.must(w.js.DeleteStream(w.ctx, "KV_"+w.bucket.Name()))
+			if !mends {
+				w.must(create(w.ctx))
+			}
+			deadline := time.Now().Add(patience)
+			for _, err := w.bucket.Latest(w.ctx, snapshot.ManifestKey(0)); err != nil; {
+				if time.Now().After(deadline) {
+					t.Fatalf("there is no snapshot: %v\n%s", err, w.heard())
+				}
+				time.Sleep(10 * time.Millisecond)
+				_, err = w.bucket.Latest(w.ctx, snapshot.ManifestKey(0))
+			}
+			if told := strings.Contains(w.heard(), "snapshot bucket recreated: <nil>"); told != mends {
+				t.Errorf("told:\n%s", w.heard())
+			}
+			w.forget()
+			w.restart()
+			w.awaitAll()
+			w.expect(`1 ranks, lost ""`)
+			if s, err := w.node.Status(w.ctx); err != nil || len(s.Problems) > 0 {
+				t.Errorf("problems: %q, %v", s.Problems, err)
+			}
+		})
+	}
+}
+
+// awaitTold waits until the hooks have told of something.
+func (w *site) awaitTold(word string) {
+	w.Helper()
+	for deadline := time.Now().Add(patience); !strings.Contains(w.heard(), word); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			w.Fatalf("nothing was told of %q:\n%s", word, w.heard())
+		}
+	}
+}
+
+// awaitAfter is awaitAll once something was told.
+func (w *site) awaitAfter(word string) *api.Status {
+	w.Helper()
+	w.awaitTold(word)
+	return w.awaitAll()
+}
+
+func TestLogPurgedPastTheNode(t *testing.T) {
+	w := newSite(t)
+	w.start()
+	w.startShim()
+	w.grow(3)
+	w.awaitAll()
+	w.snapshot()
+	w.say("the node stops")
+	w.stopNode()
+	w.grow(3)
+	last := w.awaitLog(2)
+	w.purge(last + 1)
+	w.start()
+	s := w.awaitAfter("resynced")
+	w.expect("rejected: log_truncated", fmt.Sprintf(
+		"asked: resync needed: what the log said before %d is gone and no snapshot has it", last+1))
+	if s.Snapshots.Rejected["log_truncated"] != 1 {
+		t.Errorf("counted %+v", s.Snapshots)
+	}
+	w.compareTranscript("log-purged-past-the-node")
+}
+
+// awaitLog waits until so many messages have been said, and returns the last one's place.
+func (w *site) awaitLog(n events.StreamSeq) events.StreamSeq {
+	w.Helper()
+	before := w.node.applied(0)
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		info, err := w.ns.StreamInfo(w.ctx, 0)
+		w.must(err)
+		if info.Last > before {
+			return info.Last
+		}
+	}
+	w.Fatal("the log does not grow")
+	return 0
+}
+
+// TestServerRestoredFromAnOlderCopy takes the end of the log away from under everybody. The shim finds it out when it
+// publishes; the node asks, so that it need not.
+func TestServerRestoredFromAnOlderCopy(t *testing.T) {
+	w := newSite(t)
+	w.start()
+	stop := w.startShim()
+	w.grow(3)
+	w.awaitAll()
+	stop()
+	w.server.Stop()
+	old := t.TempDir()
+	w.must(os.CopyFS(old, os.DirFS(w.dir)))
+	w.startServer()
+	w.startShim()
+	w.grow(3)
+	w.awaitAll()
+	w.grow(1)
+	w.awaitAll()
+
+	w.say("the server comes back with a copy of its files from before the last 4 blocks")
+	w.server.Stop()
+	w.must(os.RemoveAll(w.dir))
+	w.must(os.CopyFS(w.dir, os.DirFS(old)))
+	w.startServer()
+	w.awaitAfter("resynced")
+	w.expect("unfit: regressed", "asked: resync needed: regressed")
+	w.grow(1)
+	w.awaitAll()
+	w.compareTranscript("server-restored-from-an-older-copy")
+}
+
+func TestCorruptChunkSendsToTheOlderGeneration(t *testing.T) {
+	w := twoGenerations(t)
+	w.stopNode()
+	newest, fresh := w.newest(), "" // fresh: a chunk that the older one does not have
+	for _, ref := range newest.Chunks {
+		if key, _ := snapshot.ParseKey(ref.Key); key.Generation == newest.Generation {
+			fresh = ref.Key
+		}
+	}
+	data, err := w.bucket.Get(w.ctx, fresh)
+	w.must(err)
+	data = bytes.Clone(data)
+	data[len(data)/2] ^= 1
+	_, err = w.bucket.Put(w.ctx, fresh, data)
+	w.must(err)
+	w.forget()
+	w.start()
+	s := w.awaitAll()
+	w.expect("rejected: corrupt_chunk", fresh, fmt.Sprintf("restored at %d, 1 ranks", newest.Previous.Seq))
+	w.expectNot("asked")
+	if s.Snapshots.Rejected["corrupt_chunk"] != 1 || s.Partitions[0].RestoredFrom != newest.Previous.Seq {
+		t.Errorf("counted %+v; %+v", s.Snapshots, s.Partitions[0])
+	}
+
+	list, err := Generations(w.ctx, w.ns, true)
+	w.must(err)
+	if len(list.Generations) != 2 || !list.Generations[0].Bad || list.Generations[1].Bad ||
+		!list.Generations[1].Verified ||
+		len(list.Generations[0].BadChunks) != 1 || list.Generations[0].BadChunks[0].Key != fresh {
+		t.Errorf("verify: %+v", list.Generations)
+	}
+	w.snapshot() // does not trust what it found bad
+	w.restart()
+	w.awaitAll()
+	w.allUsable()
+}
+
+// allUsable writes two snapshots and fails unless all generations are usable then.
+func (w *site) allUsable() {
+	w.Helper()
+	for range 2 {
+		w.grow(1)
+		w.awaitAll()
+		w.snapshot()
+	}
+	list, err := Generations(w.ctx, w.ns, true)
+	w.must(err)
+	if len(list.Generations) != 2 {
+		w.Errorf("%d generations: %+v", len(list.Generations), list.Generations)
+	}
+	for _, g := range list.Generations {
+		if g.Bad || g.Unusable != "" {
+			w.Errorf("unusable after two snapshots: %+v", g)
+		}
+	}
+}
+
+func TestManifestThatCannotBeRead(t *testing.T) {
+	w := twoGenerations(t)
+	w.stopNode()
+	entry, err := w.bucket.Latest(w.ctx, snapshot.ManifestKey(0))
+	w.must(err)
+	older := w.newest().Previous
+
+	// A later build's, whole.
+	before, _, ok := bytes.Cut(entry.Value, []byte("\"checksum\": "))
+	if i := bytes.LastIndex(entry.Value, []byte("\"checksum\": ")); ok {
+		before = entry.Value[:i]
+	}
+	future := bytes.Replace(before, []byte(`"format": 1,`), []byte(`"format": 99,`), 1)
+	sum := xxh3.Hash128(future)
+	future = fmt.Appendf(future, "\"checksum\": \"%016x%016x\"\n}\n", sum.Hi, sum.Lo)
+	for _, c := range []struct {
+		reason string
+		value  []byte
+	}{{"unreadable", entry.Value[:len(entry.Value)/2]}, {"future_version", future}} {
+		_, err = w.bucket.Put(w.ctx, snapshot.ManifestKey(0), c.value)
+		w.must(err)
+		w.forget()
+		w.start()
+		s := w.awaitAll()
+		w.expect("rejected: "+c.reason, fmt.Sprintf("restored at %d, 1 ranks", older.Seq))
+		if s.Snapshots.Rejected[c.reason] != 1 {
+			t.Errorf("%s: counted %+v", c.reason, s.Snapshots)
+		}
+		list, err := Generations(w.ctx, w.ns, false)
+		w.must(err)
+		if len(list.Generations) != 2 || list.Generations[0].Unusable != c.reason || !list.Generations[0].Bad ||
+			list.Generations[1].Unusable != "" {
+			t.Errorf("%s: list: %+v", c.reason, list.Generations)
+		}
+		w.stopNode()
+	}
+	w.start()
+	w.awaitAll()
+	w.allUsable()
+}
+
+func TestBothGenerationsGoneAndTheLogTruncated(t *testing.T) {
+	w := twoGenerations(t)
+	w.stopNode()
+	keys, err := w.bucket.Keys(w.ctx, snapshot.KeyPrefix(0))
+	w.must(err)
+	for _, key := range keys {
+		if k, _ := snapshot.ParseKey(key); k.Type != snapshot.ChunkKey {
+			_, err := w.bucket.Put(w.ctx, key, []byte("damaged"))
+			w.must(err)
+		}
+	}
+	w.grow(1) // whoever reads the rest of the log sees an incarnation in its middle
+	w.awaitLog(1)
+	w.forget()
+	w.start()
+	s := w.awaitAfter("resynced")
+	w.expect("rejected: unreadable", "is gone and no snapshot has it")
+	for deadline := time.Now().Add(patience); len(s.Problems) > 0 &&
+		time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		s = w.awaitAll() // that the node stood still is a problem until it looks again
+	}
+	if s.Snapshots.Rejected["unreadable"] != 2 || s.Resyncs.Answered == 0 || len(s.Problems) != 0 {
+		t.Errorf("counted %+v, %+v; problems %q", s.Snapshots, s.Resyncs, s.Problems)
+	}
+}
+
+// seenInItsMiddle is a site whose log begins in the middle of a rank's incarnation. Its shim is stopped.
+func seenInItsMiddle(t *testing.T) *site {
+	w := newSite(t)
+	stop := w.startShim()
+	w.grow(3)
+	w.node = New(Config{Namespace: w.ns, Snapshots: w.bucket})
+	w.awaitLog(1)
+	w.grow(1)
+	w.node.shards[0].machine.parts[0].applied.Store(1)
+	last := w.awaitLog(1)
+	stop()
+	w.purge(last)
+	w.start()
+	return w
+}
+
+// awaitPartial waits until the node says that it misses events of the rank.
+func (w *site) awaitPartial() {
+	w.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		s, err := w.node.Status(w.ctx)
+		w.must(err)
+		if s.Partitions[0].State == api.PartitionResync && len(s.Problems) == 1 &&
+			strings.Contains(s.Problems[0], "resync needed: events of 1 ranks are missing (w1/0)") {
+			return
+		}
+		if time.Now().After(deadline) {
+			w.Fatalf("status %+v; told:\n%s", s, w.heard())
+		}
+	}
+}
+
+// TestRankSeenInItsMiddle keeps the mark of a rank whose beginning was not seen, over a restart, until its shim is
+// there to say it.
+func TestRankSeenInItsMiddle(t *testing.T) {
+	w := seenInItsMiddle(t)
+	w.awaitTold("asked: resync needed: events of 1 ranks") // the log's lost beginning has been dealt with
+	w.awaitPartial()
+	w.snapshot()
+	w.say("the node stops")
+	w.stopNode()
+	w.forget()
+	w.start()
+	w.awaitPartial()
+	w.awaitTold("asked: ")
+	w.expect("1 ranks, lost \"\"")
+	w.startShim()
+	w.awaitAfter("resynced")
+	w.compareTranscript("rank-seen-in-its-middle")
+}
+
+// TestForgottenByAnOperator ends the wait for a rank whose engine is gone for good: nothing is known of it any more,
+// here and after a restart. If it does come back, it begins anew.
+func TestForgottenByAnOperator(t *testing.T) {
+	w := seenInItsMiddle(t)
+	w.awaitPartial()
+	key := events.RankKey{Instance: "w1"}
+	if _, err := shim.Forget(w.ctx, w.ns, events.RankKey{Instance: "w1", Rank: 7}, false); !errors.Is(err,
+		shim.ErrUnknown) {
+		t.Fatalf("a rank that nobody knows: %v", err)
+	}
+	ranks, err := shim.RanksOf(w.ctx, w.ns, "w1")
+	if err != nil || len(ranks) != 1 || ranks[0] != 0 {
+		t.Fatalf("ranks %v, %v", ranks, err)
+	}
+	done, err := shim.Forget(w.ctx, w.ns, key, false)
+	if err != nil || done.Incarnation != done.Was.Incarnation+1 || done.Seq == 0 ||
+		done.Was.Identity != (shim.Identity{Model: "m", BlockSize: 4}) {
+		t.Fatalf("%+v, %v", done, err)
+	}
+	gone := func() {
+		t.Helper()
+		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+			s, err := w.node.Status(w.ctx)
+			w.must(err)
+			list, err := w.node.Workers(w.ctx, api.WorkersRequest{})
+			w.must(err)
+			if s.Partitions[0].State == api.PartitionServing && len(s.Problems) == 0 && len(list.Workers) == 0 {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("status %+v; workers %+v; told:\n%s", s, list, w.heard())
+			}
+		}
+	}
+	gone()
+	w.expect("resynced")
+	if again, err := shim.Forget(w.ctx, w.ns, key, false); err != nil || again.Incarnation != 0 ||
+		again.Was.Incarnation != done.Incarnation {
+		t.Fatalf("the second time: %+v, %v", again, err)
+	}
+	w.snapshot()
+	w.restart()
+	gone()
+
+	stop := w.startShim()
+	w.awaitAll()
+	if _, err := shim.Forget(w.ctx, w.ns, key, false); !errors.Is(err, shim.ErrFenced) ||
+		!strings.Contains(err.Error(), "served by process") {
+		t.Fatalf("while a shim lives: %v", err)
+	}
+	if forced, err := shim.Forget(w.ctx, w.ns, key, true); err != nil || forced.Incarnation == 0 {
+		t.Fatalf("by force: %+v, %v", forced, err)
+	}
+	w.grow(1) // the shim finds out when it publishes
+	w.awaitAll()
+	stop()
+}
+
+// TestSnapshotsAreDue has snapshots written by themselves: by time and by blocks since the last, and not while nothing
+// changes.
+func TestSnapshotsAreDue(t *testing.T) {
+	t.Parallel() // else its cases are waited for before any other test begins
+	for name, set := range map[string]func(*site){
+		"by time": func(w *site) { w.interval = time.Second }, "by blocks": func(w *site) { w.blocks = 7 },
+		// 10 blocks are some 300 bytes
+		"by room": func(w *site) { w.must(w.ns.EnsureStreams(w.ctx, jetstream.LogConfig{MaxBytes: 1200})) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newSite(t)
+			set(w)
+			w.start()
+			w.startShim()
+			written := func(want uint64) {
+				t.Helper()
+				for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+					s, err := w.node.Status(w.ctx)
+					w.must(err)
+					if s.Snapshots.Written >= want && s.Partitions[0].SnapshotSeq == s.Partitions[0].Seq &&
+						s.Partitions[0].Seq > 0 {
+						return
+					}
+					if time.Now().After(deadline) {
+						t.Fatalf("%d are written: %+v", s.Snapshots.Written, s.Partitions[0])
+					}
+				}
+			}
+			w.grow(10)
+			w.awaitAll()
+			written(1)
+			s, err := w.node.Status(w.ctx)
+			w.must(err)
+			time.Sleep(3 * saveTick)
+			if now, err := w.node.Status(w.ctx); err != nil || now.Snapshots.Written != s.Snapshots.Written {
+				t.Fatalf("%d snapshots of what did not change, %v", now.Snapshots.Written-s.Snapshots.Written, err)
+			}
+			w.grow(10)
+			w.awaitAll()
+			written(s.Snapshots.Written + 1)
+		})
+	}
+}
+
+func TestPoison(t *testing.T) {
+	w := newSite(t)
+	w.start()
+	w.startShim()
+	w.grow(2)
+	w.awaitAll()
+	subject, err := jetstream.EventSubject("test", 0, events.RankKey{Instance: "w2"})
+	w.must(err)
+	for _, m := range []struct {
+		subject string
+		data    string
+	}{{subject, "\xc1 no batch"}, {subject, ""}, {strings.Replace(subject, ".w2.", ".w=zz.", 1), "x"}} {
+		_, err := w.js.Publish(w.ctx, m.subject, []byte(m.data))
+		w.must(err)
+	}
+	w.grow(2)
+	if s := w.awaitAll(); s.Events["poison"] != 3 {
+		t.Errorf("counted %v", s.Events)
+	}
+	// Nor does it harm whoever restores and replays.
+	w.snapshot()
+	w.restart()
+	w.awaitAll()
+}
+
+// TestRoom fills the snapshot bucket: snapshots fail and are counted, the log is not trimmed, a word is said at 80 %;
+// with room again the next one is written.
+func TestRoom(t *testing.T) {
+	w := newSite(t)
+	w.start()
+	w.startShim()
+	w.grow(50)
+	w.awaitAll()
+	full, err := w.bucket.Usage(w.ctx)
+	w.must(err)
+	limit := func(bytes int64) {
+		t.Helper()
+		var err error
+		w.bucket, err = w.ns.EnsureSnapshots(w.ctx, jetstream.BucketConfig{MaxBytes: bytes})
+		w.must(err)
+	}
+	limit(full.Bytes + 1000)
+	_, err = w.bucket.Put(w.ctx, "filler", make([]byte, 850))
+	w.must(err)
+	if _, err := w.node.Snapshot(w.ctx); err == nil {
+		t.Fatal("there was room")
+	}
+	var s *api.Status
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		s, err = w.node.Status(w.ctx)
+		w.must(err)
+		problems := strings.Join(s.Problems, "\n")
+		if strings.Contains(problems, "the snapshot bucket is 8") ||
+			strings.Contains(problems, "the snapshot bucket is 9") {
+			if !strings.Contains(problems, "the snapshot was not written") || s.Snapshots.Failed != 1 ||
+				s.SnapshotBucket.Limit != full.Bytes+1000 {
+				t.Fatalf("status %+v", s)
+			}
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("status %+v", s)
+		}
+	}
+	if info, err := w.ns.StreamInfo(w.ctx, 0); err != nil || info.First != 1 {
+		t.Fatalf("the log begins at %d, %v", info.First, err)
+	}
+	limit(1 << 30)
+	w.snapshot()
+	if s, err = w.node.Status(w.ctx); err != nil || s.Snapshots.Written != 1 ||
+		strings.Contains(strings.Join(s.Problems, ""), "not written") {
+		t.Fatalf("status %+v, %v", s, err)
+	}
+}
+
+// TestChecksums: a node that restored, and one that read the log alone, have the checksum of the one before at the same
+// place.
+func TestChecksums(t *testing.T) {
+	w := newSite(t)
+	w.start()
+	w.startShim()
+	checksum := func() string {
+		t.Helper()
+		for {
+			s, err := w.node.Verify(w.ctx, nil)
+			w.must(err)
+			info, err := w.ns.StreamInfo(w.ctx, 0)
+			w.must(err)
+			d := s.Partitions[0]
+			if d.Seq > info.Last || len(d.Checksum) != 16 {
+				t.Fatalf("%+v of a log that ends at %d", d, info.Last)
+			}
+			if d.Seq == info.Last { // else the shim has written meanwhile
+				return d.Checksum
+			}
+		}
+	}
+	empty := checksum()
+	w.grow(20)
+	w.awaitAll()
+	first := checksum()
+	w.stopNode()
+	w.must(w.bucketGone())
+	w.start()
+	w.awaitAll()
+	if got := checksum(); got != first || got == empty {
+		t.Fatalf("from the log alone %s, before %s, of nothing %s", got, first, empty)
+	}
+	w.snapshot()
+	w.grow(5)
+	w.awaitAll()
+	second := checksum()
+	w.stopNode()
+	w.start()
+	w.awaitAll()
+	if got := checksum(); got != second || got == first {
+		t.Fatalf("from a snapshot and the log %s, before %s, earlier %s", got, second, first)
+	}
+
+	// What the status says of the last snapshot is known after a restart too.
+	taken := func() api.PartitionDetail {
+		t.Helper()
+		s, err := w.node.Status(w.ctx)
+		w.must(err)
+		return s.Partitions[0]
+	}
+	w.snapshot()
+	before := taken()
+	w.stopNode()
+	w.start()
+	w.awaitAll()
+	if now := taken(); !now.SnapshotTime.Equal(before.SnapshotTime) || before.SnapshotTime.IsZero() ||
+		now.SnapshotSize != before.SnapshotSize ||
+		before.SnapshotSize == 0 || now.SnapshotSeq != before.SnapshotSeq {
+		t.Fatalf("after a restart the snapshot is that of %+v, before %+v", now, before)
+	}
+}
+
+// bucketGone removes all snapshots.
+func (w *site) bucketGone() error {
+	s, err := w.js.Stream(w.ctx, "KV_"+w.bucket.Name())
+	if err != nil {
+		return err
+	}
+	return s.Purge(w.ctx)
+}

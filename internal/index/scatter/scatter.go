@@ -1,0 +1,410 @@
+package scatter
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/base/hooks"
+	"github.com/kvatlas/kvatlas/internal/edge/tracing"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
+)
+
+// View is what is known of the cluster at one moment. It does not change.
+type View interface {
+	Serving(p events.Partition) []string // whom a partition can be asked of, best first
+	// that many of them are as good as each other; the others are for who has no choice
+	Fit(p events.Partition) int
+	MayServe(p events.Partition, model string) bool // whether the partition may have workers of a model
+	Finishes(node string) bool                      // whether another node answers queries that are forwarded to it
+}
+
+// Transport carries requests to other nodes.
+type Transport interface {
+	// Send sends a request for an operation, in MessagePack, and returns at once. The reply goes to the receiver, if it
+	// comes, with the tag; patience says how long it is waited for, trace is the header of its trace. See [rpc.Pool].
+	Send(node, op string, patience time.Duration, trace string, body []byte, to rpc.Receiver, tag int) (
+		id uint64, err error)
+
+	// Redirect gives the reply to a request, if it is still to come, to another receiver.
+	Redirect(id uint64, to rpc.Receiver, tag int)
+}
+
+// Question is a query's question to the store that workers share.
+type Question interface {
+	Asked() bool // whether there is a store that can be asked
+	// waits for it, within bounds, and writes what it says into the answer and its workers
+	Merge(ctx context.Context, answer *api.Answer)
+}
+
+// Local is an indexer of what one node holds.
+type Local interface {
+	Find(ctx context.Context, q *api.Query) (*api.Answer, error)
+	Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error)
+}
+
+// Config is one node's.
+type Config struct {
+	Self        string // as the view calls this node
+	Partitions  uint32
+	PartitionOf func(events.WorkerID) (events.Partition, error)
+
+	Local Local // answers for what this node holds
+
+	// View returns what is known of the cluster now; nil if this node is all there is.
+	View func() View
+
+	Transport Transport
+	Hedges    *rpc.Budget // that requests of this transport share
+
+	// Forward sends a query to the node that is to finish it, which answers at the subject reply. May be nil: then no
+	// query is forwarded.
+	Forward func(node string, patience time.Duration, trace, reply string, body []byte) error
+
+	// Store begins a query's question to the shared store. May be nil.
+	Store func(q *api.Query, blockSize uint32) Question
+
+	Hooks Hooks
+}
+
+// Hooks tell what happens, from any goroutine. Each may be nil.
+type Hooks struct {
+	Asked        func(Kind)                               // another node is asked
+	Replied      func(outcome string, took time.Duration) // "ok", or an error's code
+	HedgesDenied func(n int)                              // hedges that were due and not made
+	Forwarded    func(outcome string)                     // what became of a query that was forwarded
+	Missing      func(op string, n int)                   // partitions that an answer lacks
+
+	// a part of a query, of this context, took so long: StageHash, StagePeers or StageStore
+	Stage func(ctx context.Context, stage string, took time.Duration)
+}
+
+// The parts of a query that Hooks.Stage is told of, if the query is scattered.
+const (
+	StageHash  = "hash"  // of a prompt's tokens
+	StagePeers = "peers" // until each node that was asked has answered, this one too
+	StageStore = "store" // what a store that workers share is waited for
+)
+
+// Scatter answers for a whole cluster. Any number of goroutines may use it.
+type Scatter struct {
+	cfg    Config
+	peers  *Peers
+	begun  time.Time
+	queues sync.Pool
+
+	forwards forwards
+
+	mu       sync.Mutex
+	late     map[string]*lateReplies // by node
+	readings map[readingKey]reading
+
+	// by partition: since when nobody has answered for it, in nanoseconds and one; 0: somebody has
+	missing []atomic.Int64
+}
+
+// defaultDeadline is for queries that have none.
+const defaultDeadline = 5 * time.Second
+
+// maxReadings bounds what is remembered of how models hash.
+const maxReadings = 1024
+
+// New returns what answers for a cluster.
+func New(cfg Config) *Scatter {
+	if cfg.Hooks.Stage == nil { // else each query would pay for reflection
+		cfg.Hooks.Stage = func(context.Context, string, time.Duration) {}
+	}
+	hooks.Fill(&cfg.Hooks)
+	s := &Scatter{
+		cfg: cfg, peers: NewPeers(cfg.Hedges), begun: time.Now(), late: map[string]*lateReplies{},
+		readings: map[readingKey]reading{}, missing: make([]atomic.Int64, cfg.Partitions),
+	}
+	s.forwards.list = map[uint64]*Forward{}
+	s.forwards.last = uint64(time.Now().UnixNano()) // so that reports to an earlier process of this name match nothing
+	s.forwards.timer = time.AfterFunc(time.Hour, s.tickForwards)
+	s.forwards.timer.Stop()
+	s.queues.New = func() any {
+		timer := time.NewTimer(time.Hour)
+		timer.Stop()
+		return &replyQueue{s: s, arrived: make(chan struct{}, 1), timer: timer}
+	}
+	return s
+}
+
+func (s *Scatter) now() time.Duration { return time.Since(s.begun) }
+
+// Find answers a query from all nodes. An answer lists the partitions that were looked at.
+func (s *Scatter) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
+	view := s.cfg.View()
+	if view == nil {
+		return s.cfg.Local.Find(ctx, q)
+	}
+	if err := s.check(q); err != nil {
+		return nil, err
+	}
+	if s.keepsAll(view) {
+		a, err := s.cfg.Local.Find(ctx, q)
+		if done(a, err, true) {
+			return a, err
+		}
+	}
+	wanted, own := s.plan(view, q)
+	if own {
+		here := *q
+		here.Partitions = list(wanted)
+		a, err := s.cfg.Local.Find(ctx, &here)
+		if done(a, err, false) {
+			return a, err
+		}
+	}
+	a, err := s.find(ctx, q, wanted)
+	if api.HasCode(err, api.CodeUnknownModel) && len(q.Partitions) == 0 &&
+		uint32(len(wanted)) < s.cfg.Partitions {
+		// nodes do not announce at once what they learn
+		return s.find(ctx, q, s.all(view, func(events.Partition) bool { return true }))
+	}
+	return a, err
+}
+
+// done reports whether nobody else need be asked after this node has answered, from everything or from a part.
+func done(a *api.Answer, err error, everything bool) bool {
+	if err == nil {
+		return a.Complete
+	}
+	if e, is := errors.AsType[*api.Error](err); is {
+		return e.Code != api.CodeNotReady && (!Verdict(e) || everything && len(e.Missing) == 0)
+	}
+	return true
+}
+
+// keepsAll reports whether this node serves every partition itself.
+func (s *Scatter) keepsAll(view View) bool {
+	for p := range events.Partition(s.cfg.Partitions) {
+		if !s.keeps(view.Serving(p), view.Fit(p)) {
+			return false
+		}
+	}
+	return true
+}
+
+// keeps reports whether this node is among those that fit.
+func (s *Scatter) keeps(serving []string, fit int) bool {
+	k := slices.Index(serving, s.cfg.Self)
+	return k >= 0 && k < fit
+}
+
+func (s *Scatter) check(q *api.Query) error {
+	for _, p := range q.Partitions {
+		if uint32(p) >= s.cfg.Partitions {
+			return api.Errorf(api.CodeMalformed, "the query names partition %d; there are %d", p, s.cfg.Partitions)
+		}
+	}
+	for _, m := range q.MinSeq {
+		if uint32(m.Partition) >= s.cfg.Partitions {
+			return api.Errorf(api.CodeMalformed, "min_seq names partition %d; there are %d", m.Partition,
+				s.cfg.Partitions)
+		}
+	}
+	return nil
+}
+
+// plan lists the partitions that a query must look at: those that may have workers of its model, and those whose place
+// in the log it names; all, if there are none. own says that this node serves them all itself.
+func (s *Scatter) plan(view View, q *api.Query) (wanted []Wanted, own bool) {
+	asked := func(p events.Partition) bool { return len(q.Partitions) == 0 || slices.Contains(q.Partitions, p) }
+	wanted = s.all(view, func(p events.Partition) bool {
+		return asked(p) && (view.MayServe(p, q.Model) ||
+			slices.ContainsFunc(q.MinSeq, func(m api.PartitionSeq) bool { return m.Partition == p }))
+	})
+	if len(wanted) == 0 {
+		wanted = s.all(view, asked)
+	}
+	for i := range wanted {
+		if !s.keeps(wanted[i].Serving, wanted[i].Fit) {
+			return wanted, false
+		}
+	}
+	return wanted, true
+}
+
+// all lists partitions, with whom to ask.
+func (s *Scatter) all(view View, some func(events.Partition) bool) []Wanted {
+	wanted := make([]Wanted, 0, s.cfg.Partitions)
+	for p := range events.Partition(s.cfg.Partitions) {
+		if some(p) {
+			wanted = append(wanted, Wanted{Partition: p, Serving: view.Serving(p), Fit: view.Fit(p)})
+		}
+	}
+	return wanted
+}
+
+func list(wanted []Wanted) []events.Partition {
+	out := make([]events.Partition, len(wanted))
+	for i := range wanted {
+		out[i] = wanted[i].Partition
+	}
+	return out
+}
+
+// reading is how the workers of a model hash tokens.
+type reading struct {
+	blockSize  uint32
+	lookaheads []uint32
+}
+
+// holds reports whether tokens that were hashed by r are hashed as all workers do, if these do it by now.
+func (r reading) holds(now reading) bool {
+	return r.blockSize == now.blockSize &&
+		!slices.ContainsFunc(now.lookaheads, func(l uint32) bool { return !slices.Contains(r.lookaheads, l) })
+}
+
+// readingKey says of which queries a reading is.
+type readingKey struct {
+	model     string
+	blockSize uint32 // as the query has it
+}
+
+// find scatters a query. Tokens are hashed here, once; if nobody has said yet how the model's workers do that, it is
+// asked first.
+func (s *Scatter) find(ctx context.Context, q *api.Query, wanted []Wanted) (*api.Answer, error) {
+	share := *q
+	share.L3, share.L3TimeoutMS = api.L3Off, 0
+	if q.Tokens == nil {
+		a, err := s.union(ctx, &share, wanted)
+		if err != nil {
+			return nil, err
+		}
+		if q.Hashed == nil {
+			a.Lookaheads = nil
+		}
+		return s.finish(ctx, q, a, s.askStore(q, a.BlockSize)), nil
+	}
+	share.Tokens, share.LoRA, share.CacheSalt, share.Media = nil, "", "", nil
+	key := readingKey{q.Model, q.BlockSize}
+	known := s.recall(key)
+	for range 4 { // it changes only where all workers begin anew
+		share.Hashed = []api.Hashed{{}}
+		var question Question
+		if known.blockSize > 0 {
+			var err error
+			begun := time.Now()
+			if share.Hashed, err = known.hash(q); err != nil {
+				return nil, err
+			}
+			s.cfg.Hooks.Stage(ctx, StageHash, time.Since(begun))
+			question = s.askStore(q, known.blockSize)
+		}
+		share.Idle = q.Idle || question != nil && question.Asked()
+		a, err := s.union(ctx, &share, wanted)
+		if err != nil {
+			return nil, err
+		}
+		was := known
+		if known = (reading{a.BlockSize, a.Lookaheads}); len(known.lookaheads) == 0 {
+			known.lookaheads = []uint32{0}
+		}
+		s.remember(key, known)
+		if was.holds(known) {
+			a.Lookaheads = nil
+			return s.finish(ctx, q, a, question), nil
+		}
+	}
+	return nil, api.Errorf(api.CodeUnavailable, "the workers of %q keep changing how they hash", q.Model)
+}
+
+// hash hashes a query's tokens as each of the model's workers does.
+func (r reading) hash(q *api.Query) (list []api.Hashed, err error) {
+	var locals []events.LocalHash
+	for _, lookahead := range r.lookaheads {
+		if locals, err = q.Locals(locals[:0], r.blockSize, lookahead); err != nil {
+			return nil, err
+		}
+		h := api.Hashed{Lookahead: lookahead, Hashes: make(api.Hashes, len(locals))}
+		for i, l := range locals {
+			h.Hashes[i] = uint64(l)
+		}
+		list = append(list, h)
+	}
+	return list, nil
+}
+
+// askStore begins a query's question to the shared store; nil if there is none.
+func (s *Scatter) askStore(q *api.Query, blockSize uint32) Question {
+	if s.cfg.Store == nil {
+		return nil
+	}
+	return s.cfg.Store(q, blockSize)
+}
+
+// finish adds what the shared store says.
+func (s *Scatter) finish(ctx context.Context, q *api.Query, a *api.Answer, question Question) *api.Answer {
+	if question != nil {
+		begun := time.Now()
+		if question.Merge(ctx, a); question.Asked() {
+			s.cfg.Hooks.Stage(ctx, StageStore, time.Since(begun))
+		}
+	}
+	if q.Raw {
+		a.FinishRaw(q.Idle, a.Reason)
+	} else {
+		a.Finish(q.Idle, a.Reason)
+	}
+	return a
+}
+
+// recall returns how the workers of a model were last seen to hash; zero if that is not known.
+func (s *Scatter) recall(key readingKey) reading {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.readings[key]
+}
+
+func (s *Scatter) remember(key readingKey, r reading) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.readings) >= maxReadings {
+		clear(s.readings)
+	}
+	s.readings[key] = r
+}
+
+// union asks a query, which has hashes and no tokens, of one node for each partition.
+func (s *Scatter) union(ctx context.Context, q *api.Query, wanted []Wanted) (*api.Answer, error) {
+	u, begun := NewUnion(q, s.cfg.PartitionOf), time.Now()
+	asking, span := tracing.Start(ctx, StagePeers)
+	missing, err := s.gather(asking, wanted, &finding{query: q, union: u, local: s.cfg.Local})
+	span.End()
+	s.cfg.Hooks.Stage(ctx, StagePeers, time.Since(begun))
+	if err != nil {
+		return nil, err
+	}
+	return u.Answer(missing)
+}
+
+// Workers lists the ranks that any node knows. Nodes tell each other a part of the list at a time.
+func (s *Scatter) Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error) {
+	view := s.cfg.View()
+	if view == nil {
+		return s.cfg.Local.Workers(ctx, asked)
+	}
+	all := &api.WorkerList{Workers: []api.WorkerInfo{}, Next: asked.After}
+	for {
+		part := api.WorkersRequest{After: all.Next, Limit: api.WorkersPage}
+		if left := asked.Limit - len(all.Workers); asked.Limit > 0 {
+			part.Limit = min(part.Limit, left)
+		}
+		g := &listing{local: s.cfg.Local, asked: part, list: &api.WorkerList{Workers: []api.WorkerInfo{}}}
+		missing, err := s.gather(ctx, s.all(view, func(events.Partition) bool { return true }), g)
+		if err != nil {
+			return nil, err
+		}
+		if all.Append(g.finish(missing)); all.Next == nil || len(all.Workers) == asked.Limit && asked.Limit > 0 {
+			return all, nil
+		}
+	}
+}

@@ -1,0 +1,10 @@
+// Package ingest turns the announcements of engines into batches in the log, and discovers the engines.
+//
+//   - control sends requests to running shims over NATS
+//   - dynamo discovers the workers of NVIDIA Dynamo in files, etcd and Kubernetes, and reads its request plane
+//   - enginehttp reads from an engine over HTTP how it publishes its events
+//   - etcd keeps a copy of a key range of etcd by list and watch
+//   - kube keeps copies of Kubernetes objects by list and watch, and shares them among replicas by Leases
+//   - shim turns one engine's stream into batches: a state machine and the loop around it
+//   - zmtp implements ZeroMQ's SUB and DEALER sockets without cgo
+package ingest

@@ -1,0 +1,59 @@
+package dynamo
+
+import (
+	"context"
+	"encoding/json"
+	"net/url"
+
+	"github.com/kvatlas/kvatlas/internal/ingest/kube"
+)
+
+// Kubernetes keeps a copy of what Dynamo's workers have registered in Kubernetes, as DYN_DISCOVERY_BACKEND=kubernetes
+// has them do: a DynamoWorkerMetadata for each container (ai-dynamo/dynamo › lib/runtime/src/discovery/kube/crd.rs). A
+// pod owns its objects, which are deleted with it.
+type Kubernetes struct{ objects *kube.Copy[workerMetadata] }
+
+// workerMetadata is what is used of a DynamoWorkerMetadata. Its records are those of other backends.
+type workerMetadata struct {
+	Meta kube.Meta `json:"metadata"`
+	Spec struct {
+		Data struct {
+			Channels map[string]json.RawMessage `json:"event_channels"`
+			Sources  map[string]json.RawMessage `json:"event_sources"`
+		} `json:"data"`
+	} `json:"spec"`
+}
+
+// Metadata returns the object's metadata.
+func (m workerMetadata) Metadata() *kube.Meta { return &m.Meta }
+
+// NewKubernetes returns a copy that is empty until [Kubernetes.Run] runs. failed is called after each failure of the
+// API server.
+func NewKubernetes(client *kube.Client, namespace string, failed func(error)) *Kubernetes {
+	path := "/apis/nvidia.com/v1alpha1/namespaces/" + url.PathEscape(namespace) + "/dynamoworkermetadatas"
+	return &Kubernetes{kube.NewCopy[workerMetadata](client, kube.Collection{Path: path}, failed)}
+}
+
+// Run keeps the copy until ctx ends.
+func (k *Kubernetes) Run(ctx context.Context) { k.objects.Run(ctx) }
+
+// Publishers lists the publishers of KV-cache events that are registered. wrong lists the faults of records that are
+// skipped. The error is [kube.ErrNotListed] or nil.
+func (k *Kubernetes) Publishers() (list []Publisher, wrong []error, err error) {
+	objects, err := k.objects.List()
+	if err != nil {
+		return nil, nil, err
+	}
+	var channels, sources []record
+	for i := range objects {
+		name := objects[i].Meta.Namespace + "/" + objects[i].Meta.Name
+		for key, text := range objects[i].Spec.Data.Channels {
+			channels = append(channels, record{name + " " + key, text})
+		}
+		for key, text := range objects[i].Spec.Data.Sources {
+			sources = append(sources, record{name + " " + key, text})
+		}
+	}
+	list, wrong = publishers(channels, sources)
+	return list, wrong, nil
+}

@@ -1,0 +1,230 @@
+package dynamo
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/base/dial"
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
+	"github.com/kvatlas/kvatlas/internal/base/strictjson"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Envelope is the envelope in a message of the event plane, for [events.ReadRouterEnvelope].
+func Envelope(frames [][]byte) ([]byte, error) {
+	if len(frames) != 4 {
+		return nil, fmt.Errorf("a message of %d frames, not 4", len(frames))
+	}
+	last := frames[3]
+	if len(last) < 5 || last[0] != 1 || uint64(binary.BigEndian.Uint32(last[1:])) != uint64(len(last)-5) {
+		return nil, fmt.Errorf("a message whose last frame of %d bytes begins with %x, not with 1 and its length", len(last),
+			last[:min(len(last), 5)])
+	}
+	return last[5:], nil
+}
+
+// maxAnswer bounds the bytes of an answer.
+const maxAnswer = 256 << 20
+
+// maxHead bounds the bytes of everything before it.
+const maxHead = 1 << 20
+
+// ErrRefused: the worker does not take the request, for the reason in the text.
+var ErrRefused = errors.New("the worker refuses")
+
+// Ask asks a rank's local indexer for its events from an id on, or, from 0, for all that it holds. The rule judges the
+// address; nil permits all.
+func Ask(ctx context.Context, rule *dial.Rule, indexer string, key events.RankKey, from uint64) (a events.RouterAnswer,
+	err error) {
+	addr, path, ok := strings.Cut(indexer, "/")
+	if !ok {
+		return a, fmt.Errorf("%q is not HOST:PORT/PATH", indexer)
+	}
+	if _, _, err := dial.SplitHostPort(addr); err != nil {
+		return a, err
+	}
+	worker, err := strconv.ParseUint(string(key.Instance), 10, 64)
+	if err != nil {
+		return a, fmt.Errorf("worker %q is none of Dynamo's, which are numbers", key.Instance)
+	}
+	conn, err := dial.Dialer{Rule: rule}.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return a, err
+	}
+	defer conn.Close()
+	// The worker calls back on the way that we have come to it.
+	local := conn.LocalAddr().(*net.TCPAddr)
+	back, err := net.ListenTCP("tcp", &net.TCPAddr{IP: local.IP, Zone: local.Zone})
+	if err != nil {
+		return a, err
+	}
+	defer back.Close()
+	defer context.AfterFunc(ctx, func() {
+		conn.Close()
+		back.Close()
+	})()
+	subject := rand.Text()
+	request, err := appendRequest(nil, path, subject, back.Addr().String(), worker, key.Rank, from)
+	if err != nil {
+		return a, err
+	}
+	if _, err = conn.Write(request); err == nil {
+		err = readAck(conn)
+	}
+	for err == nil {
+		var called net.Conn
+		if called, err = back.Accept(); err != nil {
+			break
+		}
+		stop := context.AfterFunc(ctx, func() { called.Close() })
+		var ours bool
+		ours, a, err = readCall(called, subject)
+		stop()
+		called.Close()
+		if ours {
+			break
+		}
+		err = ctx.Err() // a stranger costs nothing but its time
+	}
+	if ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	return a, err
+}
+
+// appendRequest appends a request.
+func appendRequest(dst []byte, path, subject, back string, worker uint64, rank events.Rank, from uint64) ([]byte,
+	error) {
+	type text = map[string]any
+	info, err := json.Marshal(text{"address": back, "subject": subject, "context": subject, "stream_type": "response"})
+	if err != nil {
+		return nil, err
+	}
+	head, err := json.Marshal(text{"id": subject, "request_type": "single_in", "response_type": "many_out",
+		"payload_codec": "msgpack", "connection_info": text{"transport": "tcp_server", "info": string(info)}})
+	if err != nil {
+		return nil, err
+	}
+	headers, err := json.Marshal(text{"request-id": subject, "x-endpoint-path": path})
+	if err != nil {
+		return nil, err
+	}
+	if len(path) > 1<<16-1 || len(headers) > 1<<16-1 {
+		return nil, fmt.Errorf("a path of %d bytes", len(path))
+	}
+	body := msgp.AppendMapHead(nil, 5)
+	body = msgp.AppendUint(msgp.AppendStr(body, "worker_id"), worker)
+	body = msgp.AppendUint(msgp.AppendStr(body, "dp_rank"), uint64(rank))
+	body = msgp.AppendStr(body, "start_event_id")
+	if from == 0 {
+		body = msgp.AppendNil(body)
+	} else {
+		body = msgp.AppendUint(body, from)
+	}
+	body = msgp.AppendNil(msgp.AppendStr(body, "end_event_id"))
+	body = msgp.AppendBool(msgp.AppendStr(body, "supports_tree_dump_failed"), true)
+
+	dst = append(binary.BigEndian.AppendUint16(dst, uint16(len(path))), path...)
+	dst = append(binary.BigEndian.AppendUint16(dst, uint16(len(headers))), headers...)
+	dst = binary.BigEndian.AppendUint32(dst, uint32(messageHead+len(head)+len(body)))
+	return appendMessage(dst, head, body), nil
+}
+
+// messageHead is the bytes before a message's two parts.
+const messageHead = 24
+
+func appendMessage(dst, head, body []byte) []byte {
+	dst = binary.BigEndian.AppendUint64(dst, uint64(len(head)))
+	dst = binary.BigEndian.AppendUint64(dst, uint64(len(body)))
+	dst = binary.BigEndian.AppendUint64(dst, 0)
+	return append(append(dst, head...), body...)
+}
+
+// readMessage reads a message whose body has at most so many bytes.
+func readMessage(r io.Reader, most uint64) (head, body []byte, err error) {
+	var lengths [messageHead]byte
+	if _, err := io.ReadFull(r, lengths[:]); err != nil {
+		return nil, nil, err
+	}
+	h, b := binary.BigEndian.Uint64(lengths[:]), binary.BigEndian.Uint64(lengths[8:])
+	if h > maxHead || b > most {
+		return nil, nil, fmt.Errorf("a message of %d and %d bytes: at most %d and %d", h, b, maxHead, most)
+	}
+	if head, err = readN(r, int(h)); err == nil {
+		body, err = readN(r, int(b))
+	}
+	return head, body, err
+}
+
+// readN reads n bytes, and takes no more memory than there are.
+func readN(r io.Reader, n int) ([]byte, error) {
+	b, err := io.ReadAll(io.LimitReader(r, int64(n)))
+	if err == nil && len(b) < n {
+		err = io.ErrUnexpectedEOF
+	}
+	return b, err
+}
+
+// readAck reads what follows a request at once.
+func readAck(r io.Reader) error {
+	var length [4]byte
+	if _, err := io.ReadFull(r, length[:]); err != nil {
+		return fmt.Errorf("the worker does not acknowledge: %w", err)
+	}
+	n := binary.BigEndian.Uint32(length[:])
+	if n == 0 {
+		return nil
+	}
+	said, err := readN(r, int(min(n, 300)))
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: %s", ErrRefused, said)
+}
+
+// strangerPatience is how long who calls may take to say for whom.
+const strangerPatience = 5 * time.Second
+
+// readCall reads what comes over a connection that somebody has made to us, and reports whether that is the answer to
+// the request with the subject.
+func readCall(conn net.Conn, subject string) (ours bool, a events.RouterAnswer, err error) {
+	r := bufio.NewReader(conn)
+	_ = conn.SetReadDeadline(time.Now().Add(strangerPatience)) // else it just takes longer
+	head, _, err := readMessage(r, 0)
+	_ = conn.SetReadDeadline(time.Time{})
+	var hello struct {
+		Subject string `json:"subject"`
+		Type    string `json:"stream_type"`
+	}
+	if err != nil || strictjson.Unmarshal(head, &hello) != nil || hello.Subject != subject || hello.Type != "response" {
+		return false, a, err
+	}
+	if head, _, err = readMessage(r, 0); err != nil {
+		return true, a, fmt.Errorf("the worker's answer: %w", err)
+	}
+	var prologue struct {
+		Error *string `json:"error"`
+	}
+	if err := strictjson.Unmarshal(head, &prologue); err != nil {
+		return true, a, fmt.Errorf("the worker's answer begins with %.100q", head)
+	}
+	if prologue.Error != nil {
+		return true, a, fmt.Errorf("%w: %.300s", ErrRefused, *prologue.Error)
+	}
+	_, body, err := readMessage(r, maxAnswer)
+	if err != nil {
+		return true, a, fmt.Errorf("the worker's answer: %w", err)
+	}
+	a, err = events.ReadRouterAnswer(body)
+	return true, a, err
+}

@@ -1,0 +1,245 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/internal/base/strictjson"
+)
+
+// Meta is what is used of an object's metadata.
+type Meta struct {
+	Name              string `json:"name,omitempty"`
+	Namespace         string `json:"namespace,omitempty"`
+	UID               string `json:"uid,omitempty"`
+	ResourceVersion   string `json:"resourceVersion,omitempty"`
+	DeletionTimestamp string `json:"deletionTimestamp,omitempty"` // empty unless the object is about to be deleted
+}
+
+// Object is a type whose values are decoded from an API object.
+type Object interface{ Metadata() *Meta }
+
+// Collection is a collection of objects.
+type Collection struct {
+	Path     string // such as /api/v1/namespaces/default/pods
+	Selector string // of labels; empty selects all
+}
+
+// Pods returns the pods of a namespace with the labels. Pods of all namespaces if it is empty.
+func Pods(namespace, selector string) Collection {
+	if namespace == "" {
+		return Collection{"/api/v1/pods", selector}
+	}
+	return Collection{"/api/v1/namespaces/" + url.PathEscape(namespace) + "/pods", selector}
+}
+
+// Pod is what is used of a pod.
+type Pod struct {
+	Meta   Meta `json:"metadata"`
+	Status struct {
+		Phase string `json:"phase"`
+		PodIP string `json:"podIP"`
+	} `json:"status"`
+}
+
+// Metadata returns the pod's metadata.
+func (p Pod) Metadata() *Meta { return &p.Meta }
+
+// Runs reports whether the pod's containers have started and are not about to be stopped.
+func (p Pod) Runs() bool {
+	return p.Status.Phase == "Running" && p.Status.PodIP != "" && p.Meta.DeletionTimestamp == ""
+}
+
+const (
+	pageObjects = 500
+	watchFor    = 5 * time.Minute
+	firstPause  = 500 * time.Millisecond
+	longestWait = 30 * time.Second
+)
+
+// ErrNotListed is returned by [Copy.List] until the API server has answered for the first time.
+var ErrNotListed = errors.New("the API server has not answered yet")
+
+// Copy is a copy of a collection. List may be called from any goroutine.
+type Copy[T Object] struct {
+	client *Client
+	of     Collection
+	failed func(error)
+
+	mu      sync.Mutex
+	listed  bool
+	objects map[string]T // by UID
+	changed chan struct{}
+}
+
+// NewCopy returns a copy that is empty until Run runs. failed is called after each failure, from Run's goroutine; nil
+// is not called.
+func NewCopy[T Object](client *Client, of Collection, failed func(error)) *Copy[T] {
+	if failed == nil {
+		failed = func(error) {}
+	}
+	return &Copy[T]{client: client, of: of, failed: failed, objects: map[string]T{}, changed: make(chan struct{}, 1)}
+}
+
+// List returns the objects, sorted by namespace and name. The error is [ErrNotListed] or nil: a copy outlives failures
+// of the API server.
+func (c *Copy[T]) List() ([]T, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.listed {
+		return nil, ErrNotListed
+	}
+	return slices.SortedFunc(maps.Values(c.objects), func(a, b T) int {
+		return cmpNames(a.Metadata(), b.Metadata())
+	}), nil
+}
+
+func cmpNames(a, b *Meta) int {
+	return slices.Compare([]string{a.Namespace, a.Name, a.UID}, []string{b.Namespace, b.Name, b.UID})
+}
+
+// Changed receives a value after changes. One goroutine may receive from it.
+func (c *Copy[T]) Changed() <-chan struct{} { return c.changed }
+
+func (c *Copy[T]) notify() {
+	select {
+	case c.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Run keeps the copy until ctx is done.
+func (c *Copy[T]) Run(ctx context.Context) {
+	version := ""
+	for pause := firstPause; ctx.Err() == nil; {
+		var err error
+		if version == "" {
+			version, err = c.list(ctx)
+		}
+		if err == nil {
+			begun := time.Now()
+			if version, err = c.watch(ctx, version); time.Since(begun) > longestWait {
+				pause = firstPause
+			}
+		}
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err == nil || is(err, http.StatusGone): // the watch has ended, or a new list is due
+			err = nil
+		default:
+			c.failed(err)
+		}
+		if !loop.Wait(ctx, pause/2+rand.N(pause)) {
+			return
+		}
+		if pause = min(2*pause, longestWait); err == nil {
+			pause = firstPause
+		}
+	}
+}
+
+// list reads the whole collection. The version is empty after an error.
+func (c *Copy[T]) list(ctx context.Context) (version string, err error) {
+	query := url.Values{"limit": {strconv.Itoa(pageObjects)}}
+	if c.of.Selector != "" {
+		query.Set("labelSelector", c.of.Selector)
+	}
+	objects := map[string]T{}
+	for {
+		var page struct {
+			Metadata struct {
+				ResourceVersion string `json:"resourceVersion"`
+				Continue        string `json:"continue"`
+			} `json:"metadata"`
+			Items []T `json:"items"`
+		}
+		if err := c.client.call(ctx, http.MethodGet, c.of.Path, query, nil, &page); err != nil {
+			return "", err
+		}
+		for _, o := range page.Items {
+			objects[o.Metadata().UID] = o
+		}
+		if version = page.Metadata.ResourceVersion; page.Metadata.Continue == "" {
+			break
+		}
+		query.Set("continue", page.Metadata.Continue)
+	}
+	c.mu.Lock()
+	c.objects, c.listed = objects, true
+	c.mu.Unlock()
+	c.notify()
+	return version, nil
+}
+
+// watch applies changes from a version on, until the watch ends. It returns the version up to which the copy is
+// complete; empty if a new list is needed.
+func (c *Copy[T]) watch(ctx context.Context, version string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, watchFor+longestWait)
+	defer cancel()
+	query := url.Values{"watch": {"1"}, "allowWatchBookmarks": {"true"}, "resourceVersion": {version},
+		"timeoutSeconds": {strconv.Itoa(int(watchFor.Seconds()))}}
+	if c.of.Selector != "" {
+		query.Set("labelSelector", c.of.Selector)
+	}
+	answer, err := c.client.do(ctx, http.MethodGet, c.of.Path, query, nil)
+	if err != nil {
+		if is(err, http.StatusGone) {
+			version = ""
+		}
+		return version, err
+	}
+	defer answer.Body.Close()
+	limit := &io.LimitedReader{R: answer.Body}
+	for in := json.NewDecoder(limit); ; {
+		var event struct {
+			Type   string
+			Object json.RawMessage
+		}
+		limit.N = maxObject
+		if err := in.Decode(&event); err != nil {
+			if limit.N == 0 {
+				return "", fmt.Errorf("an object of more than %d bytes", maxObject)
+			}
+			return version, nil // the API server ends each watch after a while
+		}
+		if event.Type == "ERROR" {
+			var status struct {
+				Code    int
+				Message string
+			}
+			if err := strictjson.Unmarshal(event.Object, &status); err != nil {
+				return "", err
+			}
+			return "", &StatusError{status.Code, status.Message}
+		}
+		var o T
+		if err := strictjson.Unmarshal(event.Object, &o); err != nil {
+			return "", err
+		}
+		version = o.Metadata().ResourceVersion
+		c.mu.Lock()
+		switch event.Type {
+		case "ADDED", "MODIFIED":
+			c.objects[o.Metadata().UID] = o
+		case "DELETED":
+			delete(c.objects, o.Metadata().UID)
+		}
+		c.mu.Unlock()
+		if event.Type != "BOOKMARK" {
+			c.notify()
+		}
+	}
+}

@@ -1,0 +1,261 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/ingest/control"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
+	"github.com/kvatlas/kvatlas/tools/enginesim"
+)
+
+// patience is how long a test waits for anything.
+const patience = 4 * time.Minute
+
+// namespace is a log on a server of its own.
+func namespace(t *testing.T) (context.Context, *jetstream.Namespace) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), SyncInterval: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server, Wait: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "test", Partitions: 1})
+	if err == nil {
+		err = ns.EnsureStreams(ctx, jetstream.LogConfig{MaxBytes: 16 << 20})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ctx, ns
+}
+
+// said reads the log of a rank: of each event, its kind and reason, by incarnation.
+func said(t *testing.T, ctx context.Context, ns *jetstream.Namespace) map[events.Incarnation][]events.Event {
+	t.Helper()
+	out := make(chan jetstream.Update, 1)
+	r, err := ns.StartReader(jetstream.ReaderConfig{Out: out})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Stop()
+	got := map[events.Incarnation][]events.Event{}
+	for {
+		select {
+		case u := <-out:
+			for _, m := range u.Messages {
+				var b events.Batch
+				if err := events.DecodeBatch(m.Data, &b); err != nil {
+					t.Fatal(err)
+				}
+				got[b.Incarnation] = append(got[b.Incarnation], b.Events...)
+			}
+			if _, ok := u.Notice.(jetstream.CaughtUp); ok {
+				return got
+			}
+		case <-ctx.Done():
+			t.Fatal("the log cannot be read")
+		}
+	}
+}
+
+// TestResyncOnRequest asks a running shim to say all of it again: a clear with its reason, then what the engine
+// announced, in a new incarnation; once for each id, however often it is asked.
+func TestResyncOnRequest(t *testing.T) {
+	ctx, ns := namespace(t)
+	engine, err := enginesim.Start(ctx, enginesim.Config{BlockSize: 4, Capacity: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer engine.Crash()
+	key := events.RankKey{Instance: "w1"}
+	if who, err := control.Who(ctx, ns, key); who != nil || err != nil {
+		t.Fatalf("before there is a shim: %v, %v", who, err)
+	}
+	server, err := Claim(ctx, ns, key, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: events.VLLM, BlockSize: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	published := make(chan events.Cursor, 1000)
+	running, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- Run(running, Config{
+			Engine: engine.Endpoint(), Replay: engine.Replay(), Identity: Identity{Model: "m",
+				BlockSize: 4}, Decoder: decoder,
+			Log: NewStreamLog(ns, key, func(error) {}), Control: server,
+			Hooks: Hooks{Published: func(c events.Cursor, _ events.StreamSeq) { published <- c }},
+		})
+	}()
+	for _, prompt := range [][]uint32{{1, 2, 3, 4, 5, 6, 7, 8}, {1, 2, 3, 4, 9, 9, 9, 9}} {
+		if _, err := engine.Serve(prompt, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	await := func(seq events.EngineSeq) {
+		t.Helper()
+		for {
+			select {
+			case c := <-published:
+				if c.Known && c.Seq == seq {
+					return
+				}
+			case <-ctx.Done():
+				t.Fatalf("message %d is not published", seq)
+			}
+		}
+	}
+	await(1)
+	_, err = Claim(ctx, ns, key, true)
+	if !errors.Is(err, ErrFenced) {
+		t.Fatalf("a second claim: %v", err)
+	}
+	if other, err := Claim(ctx, ns, events.RankKey{Instance: "w1", Rank: 1}, true); err != nil {
+		t.Fatalf("another rank's claim: %v", err)
+	} else {
+		other.Close()
+	}
+	before, err := control.Who(ctx, ns, key)
+	if err != nil || before == nil || before.Incarnation == 0 || before.Key() != key || !before.Replay {
+		t.Fatalf("who: %+v, %v", before, err)
+	}
+	if shims, err := control.ResyncAll(ctx, ns, 0, "w2", control.ResyncRequest{ID: "x"}); err != nil || len(shims) != 0 {
+		t.Fatalf("asked of another instance: %v, %v", shims, err)
+	}
+	first, err := control.Resync(ctx, ns, key, control.ResyncRequest{ID: "a"})
+	if err != nil || first == nil || first.Incarnation <= before.Incarnation {
+		t.Fatalf("resync: %+v, %v; it was %+v", first, err, before)
+	}
+	await(1)
+	// until an answer comes in time: the same id does no more
+	all := func(instance events.WorkerID, id string) ([]control.Shim, error) {
+		for {
+			shims, err := control.ResyncAll(ctx, ns, 0, instance, control.ResyncRequest{ID: id})
+			if err != nil || len(shims) > 0 || ctx.Err() != nil {
+				return shims, err
+			}
+		}
+	}
+	again, err := all("", "a")
+	if err != nil || len(again) != 1 || again[0].Incarnation != first.Incarnation {
+		t.Fatalf("asked again: %+v, %v; it was %+v", again, err, first)
+	}
+	second, err := all("w1", "b")
+	if err != nil || len(second) != 1 || second[0].Incarnation <= first.Incarnation {
+		t.Fatalf("another resync: %+v, %v", second, err)
+	}
+	await(1)
+	stop()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	server.Close()
+	if who, err := control.Who(ctx, ns, key); who != nil || err != nil {
+		t.Fatalf("after the shim: %v, %v", who, err)
+	}
+
+	log := said(t, ctx, ns)
+	if len(log) != 3 {
+		t.Fatalf("%d incarnations", len(log))
+	}
+	want := log[before.Incarnation]
+	for i, incarnation := range []events.Incarnation{first.Incarnation, second[0].Incarnation} {
+		got := log[incarnation]
+		if len(got) != len(want) || got[0].Kind != events.Cleared || got[0].Reason != events.ReasonOperator {
+			t.Fatalf("resync %d: %+v, want a clear and %+v", i+1, got, want[1:])
+		}
+		for j := 1; j < len(want); j++ {
+			if got[j].Kind != want[j].Kind || !slices.Equal(got[j].Blocks, want[j].Blocks) ||
+				!slices.Equal(got[j].Locals, want[j].Locals) {
+				t.Fatalf("resync %d: event %d is %+v, want %+v", i+1, j+1, got[j], want[j])
+			}
+		}
+	}
+}
+
+// TestResyncLeavesTheFlightInTheAir lets a flight land after the resync that made what waits behind it needless.
+func TestResyncLeavesTheFlightInTheAir(t *testing.T) {
+	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
+	m.Recovered(Published{}, 100)
+	m.Connected()
+	wantsReplay(m)
+	m.ReplayEnded(100)
+	m.Live(Frame{Seq: 0, Payload: []byte("life1 +1")}, 100)
+	log := &logbook{t: t, held: map[events.BlockHash]bool{}}
+	land := func() {
+		t.Helper()
+		flight, err := m.fly()
+		if err != nil || flight == nil {
+			t.Fatalf("flight %v, %v", flight, err)
+		}
+		for _, data := range flight {
+			log.append(data)
+		}
+	}
+	land()
+	m.Live(Frame{Seq: 1, Payload: []byte("life1 +2")}, 100)
+	m.Resync(200)
+	m.Flushed()
+	if entries, bytes := m.Queued(); entries != 1 || bytes != m.queue[0].memory() {
+		t.Fatalf("%d events of %d bytes wait; one clear should", entries, bytes)
+	}
+	if from, ok := wantsReplay(m); !ok || from != 0 {
+		t.Fatalf("replay from %d, %v", from, ok)
+	}
+	m.Replayed(Frame{Seq: 0, Payload: []byte("life1 +1")}, 200)
+	m.Replayed(Frame{Seq: 1, Payload: []byte("life1 +2")}, 200)
+	m.ReplayEnded(200)
+	land()
+	m.Flushed()
+	if len(log.held) != 2 || log.last.Incarnation != 200 || log.last.LastID != 3 || m.Counts().Resyncs != 1 {
+		t.Fatalf("the log holds %v, %+v; counted %+v", log.held, log.last, m.Counts())
+	}
+}
+
+// TestSecondResyncDoesNotWait: while a resync is under way, who asks for another hears at once that there is none yet,
+// and does not wait behind it.
+func TestSecondResyncDoesNotWait(t *testing.T) {
+	s := &ControlServer{requests: make(chan request), done: map[string]events.Incarnation{}}
+	first := make(chan control.Shim, 1)
+	go func() {
+		who, err := s.Resync(context.Background(), control.ResyncRequest{ID: "a"})
+		if err != nil {
+			t.Errorf("the first: %v", err)
+		}
+		first <- who
+	}()
+	underWay := <-s.requests
+	second := make(chan error, 1)
+	go func() {
+		_, err := s.Resync(context.Background(), control.ResyncRequest{ID: "b"})
+		second <- err
+	}()
+	select {
+	case err := <-second:
+		if !errors.Is(err, errNotStarted) {
+			t.Errorf("the second: %v", err)
+		}
+	case <-time.After(patience):
+		t.Fatal("the second waits behind the first")
+	}
+	underWay.begun <- 7
+	if who := <-first; who.Incarnation != 7 {
+		t.Errorf("the first begins %d", who.Incarnation)
+	}
+}

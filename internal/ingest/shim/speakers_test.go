@@ -1,0 +1,135 @@
+package shim
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
+)
+
+// TestSpeakers plays what a listening socket receives: open, close and speak name a connection by number, and speak its
+// topic. What follows the arrow is what becomes of a message, or whether what was known is another engine's.
+func TestSpeakers(t *testing.T) {
+	for name, script := range map[string]string{
+		"one engine":                      "open 1; speak 1 a > follow; speak 1 a > follow",
+		"it dials again":                  "open 1; speak 1 a > follow; close 1; open 2; speak 2 a > follow",
+		"another topic dials in after it": "open 1; speak 1 a > follow; close 1; open 2; speak 2 b > replace",
+		"a second engine, plain topics":   "open 1; speak 1 a > follow; open 2; speak 2 a > replace; speak 1 a > skip; speak 2 a > follow",
+		"a second topic":                  "open 1; speak 1 a > follow; open 2; speak 2 b > skip; speak 1 a > follow",
+		"two topics over one connection":  "open 1; speak 1 a > follow; speak 1 b > skip; speak 1 a > follow",
+		"the followed one ends, others speak": "open 1; open 2; speak 2 a > follow; speak 1 b > skip; close 2 > replaced; " +
+			"speak 1 b > follow; speak 1 b > follow",
+		"the followed one ends, the other was silent": "open 1; open 2; speak 2 a > follow; close 2; speak 1 a > replace",
+		"three restarts on one connection": "open 1; speak 1 a > follow; restart > ok; restart > ok; restart > muted; " +
+			"speak 1 a > skip; wait 61s; speak 1 a > replace; speak 1 a > follow",
+		"restarts far apart": "open 1; speak 1 a > follow; restart > ok; restart > ok; wait 61s; restart > ok",
+		"a new connection ends the mute": "open 1; speak 1 a > follow; restart > ok; restart > ok; restart > muted; close 1; " +
+			"open 2; speak 2 a > follow",
+	} {
+		t.Run(name, func(t *testing.T) {
+			var s speakers
+			now := time.Unix(1000, 0)
+			for _, line := range strings.Split(script, "; ") {
+				command, want, _ := strings.Cut(line, " > ")
+				var verb, topic string
+				peer := zmtp.Peer{}
+				fmt.Sscan(command, &verb, &peer.Conn, &topic)
+				got := ""
+				switch verb {
+				case "open":
+					s.opened(&peer)
+				case "close":
+					if s.closed(&peer) {
+						got = "replaced"
+					}
+				case "speak":
+					got = [...]string{"follow", "replace", "skip"}[s.message(&peer, []byte(topic), now)]
+				case "restart":
+					got = map[bool]string{true: "muted", false: "ok"}[s.restarted(now)]
+				case "wait":
+					d, err := time.ParseDuration(strings.Fields(command)[1])
+					if err != nil {
+						t.Fatal(err)
+					}
+					now = now.Add(d)
+				}
+				if got != want {
+					t.Fatalf("%s: %q, want %q", command, got, want)
+				}
+			}
+		})
+	}
+}
+
+// TestSpeakersNeverMix plays random connections. Between two messages of different engines that the machine receives,
+// a replacement is reported, and a state of several engines ends with the connections.
+func TestSpeakersNeverMix(t *testing.T) {
+	rng := rand.New(rand.NewPCG(9, 9))
+	for range 2000 {
+		var s speakers
+		now := time.Unix(1000, 0)
+		next, open := uint64(1), map[uint64]string{}
+		var last uint64 // the connection whose message was received last; 0: nothing is known
+		for range 60 {
+			now = now.Add(time.Duration(rng.IntN(1000)) * time.Millisecond)
+			conn := uint64(0)
+			for c := range open {
+				conn = c
+			}
+			switch rng.IntN(8) {
+			case 0:
+				open[next] = string(rune('a' + rng.IntN(2)))
+				s.opened(&zmtp.Peer{Conn: next})
+				next++
+			case 1:
+				if conn > 0 {
+					delete(open, conn)
+					if s.closed(&zmtp.Peer{Conn: conn}) {
+						last = 0
+					}
+				}
+			default:
+				if conn == 0 {
+					continue
+				}
+				switch s.message(&zmtp.Peer{Conn: conn}, []byte(open[conn]), now) {
+				case follow:
+					if _, both := open[last]; last != 0 && last != conn && both {
+						t.Fatalf("connections %d and %d are one engine's", last, conn)
+					}
+					last = conn
+				case replace:
+					last = conn
+				}
+			}
+		}
+		for c := range open {
+			s.closed(&zmtp.Peer{Conn: c})
+		}
+		if text := s.several(); text != "" || len(s.open) > 0 {
+			t.Fatalf("with no connection: %q, %d open", text, len(s.open))
+		}
+	}
+}
+
+// TestOthersAreBounded: a peer with ever new topics costs no more memory than a few speakers.
+func TestOthersAreBounded(t *testing.T) {
+	var s speakers
+	now := time.Unix(1000, 0)
+	p := &zmtp.Peer{Conn: 1, Remote: "10.0.0.1:1"}
+	s.opened(p)
+	s.message(p, []byte("kv"), now)
+	for i := range 10_000 {
+		s.message(p, fmt.Append(nil, i, "\n\x1b"), now)
+	}
+	if len(s.others) != othersMost || len(s.several()) > 1000 || strings.ContainsAny(s.several(), "\n\x1b") {
+		t.Errorf("%d others: %q", len(s.others), s.several())
+	}
+	s.tick(now.Add(otherFor + time.Second))
+	if s.several() != "" {
+		t.Errorf("after a silence: %s", s.several())
+	}
+}

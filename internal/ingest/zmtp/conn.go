@@ -1,0 +1,237 @@
+package zmtp
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/base/loop"
+)
+
+// Conn is one connection after its handshake. The goroutine that calls Run reads; a second one, which Run starts and
+// waits for, writes. Others only put into out.
+type Conn struct {
+	cfg  *Config
+	nc   net.Conn
+	in   reader
+	peer Peer
+	out  *queue[[]byte] // messages in wire form, shared between peers
+
+	silence atomic.Int64  // nanoseconds that the peer may be silent; 0: for ever
+	control chan struct{} // the writer shall look at pong
+	down    chan struct{} // closed when the connection is being ended
+	endOnce sync.Once
+	cause   error // why; written before down is closed
+
+	pongMu sync.Mutex
+	pong   []byte // the answer that is owed to the last PING, in wire form; the earlier ones are superseded
+}
+
+// timedReader gives each read from the socket its own deadline, so that time in which we do not read is not silence.
+type timedReader struct{ c *Conn }
+
+func (t timedReader) Read(p []byte) (int, error) {
+	if d := time.Duration(t.c.silence.Load()); d > 0 {
+		if err := t.c.nc.SetReadDeadline(time.Now().Add(d)); err != nil {
+			return 0, err
+		}
+	}
+	return t.c.nc.Read(p)
+}
+
+// newConn does the handshake on nc. It closes nc if it fails. The Peer in the failed connection's place says what
+// was learned.
+func newConn(ctx context.Context, nc net.Conn, cfg *Config, e endpoint, socketType string) (*Conn, Peer, error) {
+	c := &Conn{
+		cfg:     cfg,
+		nc:      nc,
+		peer:    Peer{Endpoint: e.text, Remote: nc.RemoteAddr().String()},
+		control: make(chan struct{}, 1),
+		down:    make(chan struct{}),
+	}
+	stop := context.AfterFunc(ctx, func() { nc.Close() })
+	err := nc.SetDeadline(time.Now().Add(cfg.HandshakeTimeout))
+	if err == nil {
+		c.in = reader{r: bufio.NewReaderSize(timedReader{c}, 64<<10), maxBytes: maxCommand, maxFrames: cfg.MaxFrames}
+		err = handshake(nc, &c.in, socketType, cfg.Identity, &c.peer)
+	}
+	if err == nil {
+		err = nc.SetDeadline(time.Time{})
+	}
+	if !stop() || err != nil {
+		nc.Close()
+		if ctx.Err() != nil {
+			return nil, c.peer, context.Cause(ctx)
+		}
+		return nil, c.peer, shakeError(err)
+	}
+	c.in.maxBytes = cfg.MaxMessage
+	c.out = newQueue[[]byte](cfg.SendQueue, cfg.SendBytes)
+	if c.pings() {
+		c.silence.Store(int64(cfg.HeartbeatTimeout))
+	}
+	return c, c.peer, nil
+}
+
+// pings reports whether we send PINGs: a peer that speaks 3.0 does not know them.
+func (c *Conn) pings() bool { return c.cfg.Heartbeat > 0 && c.peer.Minor >= 1 }
+
+// Peer is the other side.
+func (c *Conn) Peer() Peer { return c.peer }
+
+// Done is closed when the connection is being ended.
+func (c *Conn) Done() <-chan struct{} { return c.down }
+
+// End closes the connection for the given reason, unless it is closed already.
+func (c *Conn) End(cause error) {
+	c.endOnce.Do(func() {
+		c.cause = cause
+		close(c.down)
+		c.out.close(cause)
+		c.nc.Close()
+	})
+}
+
+// Run serves the connection until it ends and says why it did. It calls onMessage and onCommand, which may end it by
+// an error, from this goroutine.
+func (c *Conn) Run(onMessage func([][]byte) error, onCommand func(name string, data []byte) error) error {
+	var writer sync.WaitGroup
+	writer.Go(func() { c.End(c.write()) })
+	c.End(c.read(onMessage, onCommand))
+	writer.Wait()
+	return c.cause
+}
+
+func (c *Conn) read(onMessage func([][]byte) error, onCommand func(string, []byte) error) error {
+	for {
+		it, err := c.in.read()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return ErrStopped // nobody but us closes it
+			}
+			if isTimeout(err) {
+				return fmt.Errorf("%w: nothing heard for %v", ErrSilent, time.Duration(c.silence.Load()))
+			}
+			return err
+		}
+		switch it.name {
+		case "":
+			err = onMessage(it.frames)
+		case "PING":
+			err = c.onPing(it.data)
+		case "PONG":
+		case "ERROR":
+			err = fmt.Errorf("%w: the peer ends the connection", ErrProtocol)
+		default:
+			err = onCommand(it.name, it.data)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// onPing owes the peer a PONG. A PING has a time to live in tenths of a second (2 octets, BE; after so long a silence
+// the peer wants to be taken for dead) and a context of up to 16 octets to be sent back.
+func (c *Conn) onPing(data []byte) error {
+	if len(data) < 2 || len(data) > 2+16 {
+		return fmt.Errorf("%w: PING of %d bytes", ErrProtocol, len(data))
+	}
+	if ttl := time.Duration(binary.BigEndian.Uint16(data)) * 100 * time.Millisecond; ttl > 0 {
+		if d := c.silence.Load(); d == 0 || int64(ttl) < d {
+			c.silence.Store(int64(ttl))
+		}
+	}
+	c.pongMu.Lock()
+	c.pong = appendCommand(c.pong[:0], "PONG", data[2:])
+	c.pongMu.Unlock()
+	loop.Wake(c.control)
+	return nil
+}
+
+// burst is how many messages are written before the clock and the peer's PINGs are looked at.
+const burst = 256
+
+func (c *Conn) write() error {
+	w := bufio.NewWriterSize(c.nc, 64<<10)
+	var tick <-chan time.Time
+	if c.pings() {
+		t := time.NewTicker(c.cfg.Heartbeat)
+		defer t.Stop()
+		tick = t.C
+	}
+	ping := appendCommand(nil, "PING", []byte{0, 0})
+	for {
+		more := true
+		for n := 0; more && n < burst; n++ {
+			b, ok, err := c.out.tryGet()
+			if err != nil {
+				return errors.Join(w.Flush(), err)
+			}
+			if more = ok; ok {
+				if _, err := w.Write(b); err != nil {
+					return err
+				}
+			}
+		}
+		if !more {
+			if err := w.Flush(); err != nil {
+				return err
+			}
+			select {
+			case <-c.down:
+				return ErrStopped
+			case <-c.out.ready:
+				continue
+			case <-c.control:
+				loop.Wake(c.control) // served below
+			case <-tick:
+				if _, err := w.Write(ping); err != nil {
+					return err
+				}
+			}
+		}
+		select {
+		case <-c.control:
+			if err := c.writePong(w); err != nil {
+				return err
+			}
+		default:
+		}
+		if more { // a peer that is sent much is asked for a sign of life all the same
+			select {
+			case <-tick:
+				if _, err := w.Write(ping); err != nil {
+					return err
+				}
+			default:
+			}
+		}
+	}
+}
+
+func (c *Conn) writePong(w io.Writer) error {
+	c.pongMu.Lock()
+	defer c.pongMu.Unlock() // a bufio.Writer may block here; the reader then waits for it, as it should
+	_, err := w.Write(c.pong)
+	return err
+}
+
+// Send queues a message in wire form ([Encode]) and waits while the queue is full.
+func (c *Conn) Send(ctx context.Context, wire []byte) error { return c.out.put(ctx, wire, len(wire)) }
+
+// TrySend queues a message in wire form; [ErrFull] says that the queue has no room for it.
+func (c *Conn) TrySend(wire []byte) error {
+	ok, err := c.out.tryPut(wire, len(wire))
+	if err == nil && !ok {
+		err = ErrFull
+	}
+	return err
+}

@@ -1,0 +1,10 @@
+// Package operate gives operators a view of a deployment.
+//
+//   - doctor finds faults of a deployment and names the flag or command that repairs them
+//   - dump exports and imports the index in a form that other programs read
+//   - funnel accounts for reusable tokens: where reuse was gained and where it was lost
+//   - metrics exports the status to Prometheus
+//   - survey collects the status of all nodes
+//   - top shows the fleet live in a terminal
+//   - watch streams changes of the fleet to its subscribers
+package operate

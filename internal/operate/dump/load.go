@@ -1,0 +1,190 @@
+package dump
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/fleet/registry"
+	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+const (
+	maxLine      = 64 << 20
+	flushAt      = 4 << 20  // bytes of one rank that wait, in round numbers
+	flushAllAt   = 64 << 20 // bytes of lines after which all ranks' events are published
+	firstMessage = events.EngineSeq(1 << 62)
+)
+
+// Loaded says what became of a file's lines.
+type Loaded struct {
+	Lines   uint64            `json:"lines"`
+	Ranks   int               `json:"ranks"`
+	Events  uint64            `json:"events"`  // published, clears of our own included
+	Blocks  uint64            `json:"blocks"`  // in stored events
+	Skipped map[string]uint64 `json:"skipped"` // lines of which nothing follows, by what is not known
+}
+
+// ErrLine: a line that [Load] read is no router event. Mend the file.
+var ErrLine = errors.New("no router event")
+
+// Load publishes the lines of a file, each rank's in a new incarnation that begins with a clear. It takes each rank as
+// a shim does, so that one whose shim lives is refused; the next shim of the rank begins anew. An error names the line,
+// and wraps [ErrLine] if that is what is wrong; what lines before it say may be published. If a worker is named all
+// lines are its own, and need not name it: see [events.ReadWorkerEvents].
+func Load(
+	ctx context.Context, ns *jetstream.Namespace, in io.Reader, id shim.Identity, worker events.WorkerID,
+) (Loaded, error) {
+	l := loader{ns: ns, id: id, worker: worker,
+		ranks: map[events.RankKey]*loading{}, out: Loaded{Skipped: map[string]uint64{}}}
+	defer func() {
+		for _, r := range l.ranks {
+			r.server.Close()
+		}
+	}()
+	if err := ns.RegisterModel(ctx, jetstream.Model{Name: id.Model, BlockSize: id.BlockSize}); err != nil {
+		return l.out, err
+	}
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, maxLine)
+	for lines.Scan() {
+		l.out.Lines++
+		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
+			continue
+		}
+		if err := l.load(ctx, lines.Bytes()); err != nil {
+			return l.out, fmt.Errorf("line %d: %w", l.out.Lines, err)
+		}
+	}
+	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
+		return l.out, fmt.Errorf("line %d: %w: it is longer than %d bytes", l.out.Lines+1, ErrLine, maxLine)
+	} else if err != nil {
+		return l.out, fmt.Errorf("line %d: %w", l.out.Lines+1, err)
+	}
+	if err := l.flush(ctx); err != nil {
+		return l.out, err
+	}
+	for _, r := range l.ranks {
+		counts := r.machine.Counts()
+		l.out.Events += counts.Events
+		l.out.Blocks += counts.Blocks
+	}
+	l.out.Ranks = len(l.ranks)
+	return l.out, nil
+}
+
+type loader struct {
+	ns     *jetstream.Namespace
+	id     shim.Identity
+	worker events.WorkerID // of all lines; "": each names its own
+	ranks  map[events.RankKey]*loading
+	out    Loaded
+	taken  int // bytes of lines since all was published
+}
+
+func (l *loader) flush(ctx context.Context) error {
+	l.taken = 0
+	for key, r := range l.ranks {
+		if err := r.flush(ctx); err != nil {
+			return fmt.Errorf("%s: %w", key, err)
+		}
+	}
+	return nil
+}
+
+// loading is one rank: a shim's machine whose engine is the file.
+type loading struct {
+	server  *shim.ControlServer
+	log     *shim.StreamLog
+	machine *shim.Machine
+	decoded decoded
+	next    events.EngineSeq
+}
+
+// load takes a line.
+func (l *loader) load(ctx context.Context, text []byte) error {
+	var failed error // that is not the line's
+	_, err := events.ReadWorkerEvents(text, l.worker, func(e events.RouterEvent, text []byte) error {
+		failed = l.take(ctx, e, text)
+		return failed
+	})
+	if err != nil && failed == nil {
+		return fmt.Errorf("%w: %w", ErrLine, err)
+	}
+	return failed
+}
+
+// take takes an event, whose JSON is text.
+func (l *loader) take(ctx context.Context, line events.RouterEvent, text []byte) (err error) {
+	r := l.ranks[line.Key]
+	if r == nil {
+		if r, err = l.open(ctx, line.Key); err != nil {
+			return err
+		}
+		l.ranks[line.Key] = r
+	}
+	if line.Skipped != "" {
+		l.out.Skipped[line.Skipped]++
+	}
+	r.decoded = decoded{line.Events()}
+	r.machine.Live(shim.Frame{Seq: r.next, Payload: text}, 0)
+	r.next++
+	if _, waiting := r.machine.Queued(); waiting >= flushAt {
+		return r.flush(ctx)
+	}
+	if l.taken += len(text); l.taken >= flushAllAt {
+		return l.flush(ctx)
+	}
+	return nil
+}
+
+func (l *loader) open(ctx context.Context, key events.RankKey) (*loading, error) {
+	server, err := shim.Claim(ctx, l.ns, key, false)
+	if err != nil {
+		return nil, err
+	}
+	// Numbers that no engine gives: the shim that comes after us sees that its engine is another.
+	r := &loading{server: server, log: shim.NewStreamLog(l.ns, key, nil), next: firstMessage}
+	before, err := r.log.Last(ctx)
+	if err != nil {
+		server.Close()
+		return nil, err
+	}
+	before.Cursor = events.Cursor{} // what was published before is not ours to go on with
+	r.machine = shim.NewMachine(l.id, shim.Limits{}, false, &r.decoded)
+	r.machine.Recovered(before, events.Millis(time.Now().UnixMilli()))
+	err = registry.Claim(ctx, l.ns, key.Instance, l.id.Model)
+	if err != nil && !errors.Is(err, jetstream.ErrDenied) { // a user from before claims; its indexers require none
+		server.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+func (r *loading) flush(ctx context.Context) error {
+	for {
+		ready, err := r.machine.Advance(true)
+		if err != nil || ready.Flight == nil {
+			return err
+		}
+		if _, err := r.log.Publish(ctx, ready.Flight); err != nil {
+			return err
+		}
+		r.machine.Flushed()
+	}
+}
+
+// decoded decodes the line in hand, which was read before.
+type decoded struct{ events []events.Event }
+
+func (d *decoded) Reset() {}
+
+func (d *decoded) Decode([]byte) (events.Message, error) {
+	return events.Message{Events: d.events}, nil
+}

@@ -1,0 +1,103 @@
+package dump
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/kvatlas/kvatlas/internal/index/node"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/snapshot"
+)
+
+// Dumped is what was dumped of one partition.
+type Dumped struct {
+	Partition events.Partition
+	Known     bool             // the partition has a snapshot that can be used
+	Seq       events.StreamSeq // the place in the log that it stands for
+	Ranks     int
+	Events    uint64
+	Pending   int // blocks that wait for their parents, which are left out
+}
+
+// Write dumps all workers, or one, from the newest usable snapshots in the bucket, and tells of each partition. It
+// needs the memory of one partition's [Image]. Each line is one call of out.Write.
+func Write(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID, out io.Writer,
+	tell func(Dumped)) error {
+	every := func(events.WorkerID, string) bool { return true }
+	if worker != "" {
+		return write(ctx, ns, []events.WorkerID{worker}, every, false, out, tell)
+	}
+	return write(ctx, ns, nil, every, true, out, tell)
+}
+
+// WriteWorkers is Write for the ranks of some workers that have announced a model for which claimed holds.
+func WriteWorkers(ctx context.Context, ns *jetstream.Namespace, workers []events.WorkerID,
+	claimed func(instance events.WorkerID, model string) bool, out io.Writer) error {
+	return write(ctx, ns, workers, claimed, false, out, func(Dumped) {})
+}
+
+func write(ctx context.Context, ns *jetstream.Namespace, workers []events.WorkerID,
+	claimed func(events.WorkerID, string) bool, all bool, out io.Writer, tell func(Dumped)) error {
+	wanted := make([]map[events.WorkerID]bool, ns.Partitions())
+	for _, worker := range workers {
+		p, err := ns.PartitionOf(worker)
+		if err != nil {
+			return err
+		}
+		if wanted[p] == nil {
+			wanted[p] = map[events.WorkerID]bool{}
+		}
+		wanted[p][worker] = true
+	}
+	for p, of := range wanted {
+		if of == nil && !all {
+			continue
+		}
+		p := events.Partition(p)
+		var image *Image
+		var ranks []snapshot.RankState
+		manifest, err := node.ReadSnapshot(ctx, ns, p,
+			func(_ *snapshot.Manifest, states []snapshot.RankState) (snapshot.Sink, error) {
+				image, ranks = NewImage(), states
+				return image, nil
+			})
+		if err != nil {
+			return fmt.Errorf("partition %d: %w", p, err)
+		}
+		d := Dumped{Partition: p}
+		if manifest != nil {
+			d.Known, d.Seq = true, manifest.Seq
+			for i := range ranks {
+				instance := events.WorkerID(ranks[i].Instance)
+				if (all || of[instance]) && claimed(instance, string(ranks[i].Model)) {
+					if err := d.rank(image, i, &ranks[i], out); err != nil {
+						return err
+					}
+				}
+			}
+		}
+		tell(d)
+	}
+	return nil
+}
+
+// rank writes one rank's lines.
+func (d *Dumped) rank(image *Image, i int, state *snapshot.RankState, out io.Writer) error {
+	d.Ranks++
+	var line []byte
+	var id events.EventID
+	pending, err := image.Events(i, func(e *events.Event, groups ...events.Event) error {
+		id++
+		if len(e.Locals) > 0 {
+			e.Lookahead = state.Lookahead
+		}
+		line = events.AppendRouterEvent(line[:0], state.Key(), id, e, groups...)
+		_, err := out.Write(line)
+		return err
+	})
+	d.Events += uint64(id)
+	d.Pending += pending
+	return err
+}

@@ -1,0 +1,589 @@
+package funnel
+
+import (
+	"cmp"
+	"context"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/index/node"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Config is a node's.
+type Config struct {
+	Node string
+
+	// Blocks bounds the blocks that are remembered, of some 120 bytes each. 0: [usualBlocks] for those in the index.
+	Blocks int
+
+	// Indexed returns the number of different blocks in the index. nil: none.
+	Indexed func() uint64
+
+	// MaxRate bounds the requests that are recorded in a second, by the blocks of their prompts, of which a new one
+	// costs some microsecond; others are counted. Default 100,000.
+	MaxRate int
+
+	// MaxRead bounds the bytes of the log's messages that are read in a second, beyond a burst of 2 MiB: here every
+	// event is decoded a second time, which may not take a core from a node that follows a fast log or reads a long one
+	// again. Other messages are counted. Default 2 MiB, some 100,000 blocks.
+	MaxRead int
+
+	// Peers asks all other nodes what they remember. unheard is how many did not answer. nil: there are none.
+	Peers func(ctx context.Context, q *api.BlockHistoryRequest) (answers []*api.BlockHistory, unheard int)
+
+	// Claimed reports whether a worker's events under a model count; see [node.Config].Claimed. nil: all count.
+	Claimed func(instance events.WorkerID, model string) bool
+
+	// BlockSizes are those of a model's workers, as this node knows them. nil: they are not looked at.
+	BlockSizes func(model string) []uint32
+
+	// Counted is told the tokens of each request that was divided, and Reused of each report. They may be nil.
+	Counted func(model string, asked, seen uint64, held, selected Tiers, outcome string)
+	Reused  func(model string, tokens uint64)
+}
+
+const (
+	maxBatch    = 64                     // requests that other nodes are asked about at once
+	maxQueue    = 4096                   // items
+	maxUnread   = 16 << 20               // bytes of messages that wait
+	maxBurst    = 2 << 20                // bytes of messages that are read whatever their rate
+	peerTime    = 500 * time.Millisecond // for other nodes' answers
+	maxPending  = 1 << 15                // choices that wait for a report
+	maxPendingN = 1 << 21                // blocks of these
+)
+
+// item is what goes through the queue; one field is set.
+type item struct {
+	request  *Request
+	messages []node.Message
+	bytes    int64
+	at       time.Time // of the messages
+	report   *reportItem
+	done     chan struct{} // closed when all before it is done
+}
+
+type reportItem struct {
+	api.Report
+	known chan bool
+}
+
+// pending is a choice of which no report has come.
+type pending struct {
+	model            string
+	at               time.Time
+	size, isl        uint64
+	selected, device uint64 // tokens
+	worker           events.WorkerID
+	names            []Name // of what was selected
+	whole            bool   // it is all of the prompt's blocks
+}
+
+// Tracker is the funnel of one node. Its methods may be called from any goroutine.
+type Tracker struct {
+	cfg   Config
+	queue chan item
+
+	unread              atomic.Int64 // bytes
+	recorded            atomic.Int64 // Unix nanoseconds: when what is recorded has taken its time
+	dropped, eventsLost atomic.Uint64
+	forgotten, unheard  atomic.Uint64
+	reading             budget
+
+	mu      sync.Mutex // of what follows
+	history *History
+	sums    Buckets
+	began   time.Time
+	recent  map[string]*recent // by model
+	lastID  int64
+
+	prompts [maxBatch]prompt // Run's alone, like what follows
+	pending map[string]*pending
+	order   []string
+	names   int
+	sizes   map[string]*blockSizes // by model
+}
+
+// blockSizes are those of a model's workers, as all nodes knew them some time ago.
+type blockSizes struct {
+	list []uint32
+	at   time.Time
+}
+
+// budget is a token bucket of bytes. Any goroutine may use it.
+type budget struct {
+	mu   sync.Mutex
+	left float64
+	at   time.Time
+}
+
+// spend reports whether any bytes are left, and takes n, which may leave a debt. A second brings rate bytes, and
+// maxBurst are kept at most.
+func (b *budget) spend(n, rate int, now time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.left = min(maxBurst, b.left+float64(rate)*now.Sub(b.at).Seconds())
+	if b.at = now; b.left <= 0 {
+		return false
+	}
+	b.left -= float64(n)
+	return true
+}
+
+// New returns a tracker that takes nothing out of its queue until Run.
+func New(cfg Config) *Tracker {
+	if cfg.Indexed == nil {
+		cfg.Indexed = func() uint64 { return 0 }
+	}
+	if cfg.MaxRate == 0 {
+		cfg.MaxRate = 100_000
+	}
+	if cfg.MaxRead == 0 {
+		cfg.MaxRead = 2 << 20
+	}
+	if cfg.Counted == nil {
+		cfg.Counted = func(string, uint64, uint64, Tiers, Tiers, string) {}
+	}
+	if cfg.Reused == nil {
+		cfg.Reused = func(string, uint64) {}
+	}
+	now := time.Now()
+	history := NewHistory(cmp.Or(cfg.Blocks, usualBlocks(0)), now.UnixMicro())
+	history.claimed = cfg.Claimed
+	return &Tracker{cfg: cfg, queue: make(chan item, maxQueue), history: history,
+		began: now, reading: budget{left: maxBurst, at: now}, pending: map[string]*pending{},
+		recent: map[string]*recent{},
+		sizes:  map[string]*blockSizes{}}
+}
+
+// usualBlocks returns how many blocks are remembered for so many in the index: four caches full, from 65,536 (8 MB) to
+// 524,288 (60 MB).
+func usualBlocks(indexed uint64) int { return int(min(max(4*indexed, 1<<16), 1<<19)) }
+
+// Admit reports whether a request with a prompt of so many blocks is to be recorded now, and counts it if not. It is
+// what Record is asked before, so that what is left out costs nothing: a token bucket (GCRA) of a second.
+func (t *Tracker) Admit(blocks int, now time.Time) bool {
+	for {
+		was := t.recorded.Load()
+		from := max(was, now.Add(-time.Second).UnixNano())
+		if from > now.UnixNano() {
+			t.dropped.Add(1)
+			return false
+		}
+		cost := int64(1+blocks) * int64(time.Second) / int64(t.cfg.MaxRate)
+		if t.recorded.CompareAndSwap(was, from+cost) {
+			return true
+		}
+	}
+}
+
+// Record takes a request that was answered, and admitted. It waits for nothing.
+func (t *Tracker) Record(r *Request) {
+	select {
+	case t.queue <- item{request: r}:
+	default:
+		t.dropped.Add(1)
+	}
+}
+
+// Applying takes messages of the log that are about to be applied, which do not change any more. It waits for nothing.
+func (t *Tracker) Applying(messages []node.Message) {
+	if len(messages) == 0 {
+		return
+	}
+	n, now := int64(0), time.Now()
+	for i := range messages {
+		n += int64(len(messages[i].Data))
+	}
+	if t.unread.Add(n) <= maxUnread && t.reading.spend(int(n), t.cfg.MaxRead, now) {
+		select {
+		case t.queue <- item{messages: messages, bytes: n, at: now}:
+			return
+		default:
+		}
+	}
+	t.unread.Add(-n)
+	t.eventsLost.Add(uint64(len(messages)))
+}
+
+// Report takes what an engine has reused of a prompt, and reports whether its choice is known here.
+func (t *Tracker) Report(ctx context.Context, r *api.Report) (known bool, err error) {
+	x := &reportItem{*r, make(chan bool, 1)}
+	select {
+	case t.queue <- item{report: x}:
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
+	select {
+	case known = <-x.known:
+		return known, nil
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
+}
+
+// ReportLater is Report that waits for nothing.
+func (t *Tracker) ReportLater(r api.Report) {
+	select {
+	case t.queue <- item{report: &reportItem{r, make(chan bool, 1)}}:
+	default:
+		t.dropped.Add(1)
+	}
+}
+
+// Funnel is this node's part, of all that was recorded before.
+func (t *Tracker) Funnel(ctx context.Context, model string, since time.Duration) (*api.Funnel, error) {
+	if err := t.settle(ctx); err != nil {
+		return nil, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := time.Now()
+	from := now.Add(-since)
+	if from.Before(t.began) {
+		from = t.began
+	}
+	f := t.sums.funnel(model, from, now)
+	h := t.history
+	f.Nodes = []api.FunnelNode{{
+		Node: t.cfg.Node, From: f.From, HistoryFrom: time.UnixMicro(h.from), HistoryLost: h.blocks.lost,
+		Dropped: t.dropped.Load(), EventsUnread: t.eventsLost.Load(), Forgotten: t.forgotten.Load(),
+		PeersUnheard: t.unheard.Load(),
+	}}
+	return f, nil
+}
+
+// settle waits until all that came before is recorded.
+func (t *Tracker) settle(ctx context.Context) error {
+	done := make(chan struct{})
+	select {
+	case t.queue <- item{done: done}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// BlockHistory is what this node remembers.
+func (t *Tracker) BlockHistory(q *api.BlockHistoryRequest) *api.BlockHistory {
+	out := &api.BlockHistory{Blocks: []api.BlockPast{}}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i, n := range q.Blocks {
+		if p, ok := t.history.Of(Name(n)); ok {
+			p.At = uint32(i)
+			out.Blocks = append(out.Blocks, p)
+		}
+	}
+	if len(q.Models) > 0 && t.cfg.BlockSizes != nil {
+		out.BlockSizes = map[string][]uint32{}
+		for _, model := range q.Models {
+			out.BlockSizes[model] = t.cfg.BlockSizes(model)
+		}
+	}
+	for _, w := range q.Workers {
+		out.Roots = t.history.Roots(out.Roots, w)
+	}
+	return out
+}
+
+// Run works until ctx ends.
+func (t *Tracker) Run(ctx context.Context) {
+	var batch []*Request
+	for {
+		var next item
+		if len(batch) == 0 {
+			select {
+			case next = <-t.queue:
+			case <-ctx.Done():
+				return
+			}
+		} else {
+			select {
+			case next = <-t.queue:
+			default: // nothing waits
+			}
+		}
+		if next.request != nil {
+			if batch = append(batch, next.request); len(batch) < maxBatch {
+				continue
+			}
+			next = item{}
+		}
+		t.divide(ctx, batch)
+		clear(batch)
+		batch = batch[:0]
+		switch {
+		case next.messages != nil:
+			t.unread.Add(-next.bytes)
+			t.apply(next)
+		case next.report != nil:
+			next.report.known <- t.reported(ctx, &next.report.Report)
+		case next.done != nil:
+			close(next.done)
+		}
+	}
+}
+
+// old is how old messages are that were not published now: a log that is read again.
+const old = 5 * time.Second
+
+func (t *Tracker) apply(i item) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.cfg.Blocks == 0 {
+		t.history.Bound(usualBlocks(t.cfg.Indexed()))
+	}
+	for _, m := range i.messages {
+		at := i.at.UnixMicro()
+		if taken := int64(m.Time) * 1000; taken != 0 && at-taken > old.Microseconds() {
+			at = taken
+		}
+		if !m.Bad {
+			t.history.Apply(m.Key, m.Data, at)
+		}
+	}
+}
+
+// divide records requests, in their order. Other nodes are asked about all of them at once.
+func (t *Tracker) divide(ctx context.Context, batch []*Request) {
+	if len(batch) == 0 {
+		return
+	}
+	t.learnSizes(ctx, batch)
+	var ask []Name
+	for i, r := range batch {
+		t.history.adapted = t.history.adapted || r.Space.LoRA != ""
+		p := &t.prompts[i]
+		p.read(r, t.history.adapted)
+		if t.cfg.Peers != nil {
+			ask = append(ask, p.names[min(int(r.Held), len(p.names)):]...)
+			ask = append(append(ask, p.plain...), p.bare...)
+			for _, list := range p.other {
+				ask = append(ask, list...)
+			}
+		}
+		runtime.Gosched() // answers go first
+	}
+	others := t.others(ctx, ask, api.BlockHistoryRequest{})
+	for i, r := range batch {
+		t.record(ctx, r, &t.prompts[i], others)
+		runtime.Gosched()
+	}
+}
+
+// learnSizes has the requests know which block sizes their models have. Other nodes are asked every ten seconds.
+func (t *Tracker) learnSizes(ctx context.Context, batch []*Request) {
+	if t.cfg.BlockSizes == nil {
+		return
+	}
+	var ask []string
+	for _, r := range batch {
+		of := t.sizes[r.Model]
+		if of == nil || r.At.Sub(of.at) > span {
+			if len(t.sizes) > maxModels {
+				clear(t.sizes)
+			}
+			t.sizes[r.Model] = &blockSizes{t.cfg.BlockSizes(r.Model), r.At}
+			ask = append(ask, r.Model)
+		}
+	}
+	if len(ask) > 0 {
+		for model, list := range t.others(ctx, nil, api.BlockHistoryRequest{Models: ask}).sizes {
+			if of := t.sizes[model]; of != nil {
+				of.list = append(of.list, list...)
+				slices.Sort(of.list)
+				of.list = slices.Compact(of.list)
+			}
+		}
+	}
+	for _, r := range batch {
+		if of := t.sizes[r.Model]; of != nil {
+			r.BlockSizes = of.list
+		}
+	}
+}
+
+// elsewhere is what other nodes remember.
+type elsewhere struct {
+	blocks map[Name]api.BlockPast
+	roots  []api.StoredRoot
+	sizes  map[string][]uint32
+}
+
+// others asks all other nodes about blocks, and what the request q asks beside.
+func (t *Tracker) others(ctx context.Context, ask []Name, q api.BlockHistoryRequest) (e elsewhere) {
+	e.blocks, e.sizes = map[Name]api.BlockPast{}, map[string][]uint32{}
+	if t.cfg.Peers == nil {
+		return e
+	}
+	for len(ask) > 0 || len(q.Workers) > 0 || len(q.Models) > 0 {
+		some := ask[:min(len(ask), api.MaxHistoryBlocks)]
+		ask = ask[len(some):]
+		q.Blocks = nil
+		for _, n := range some {
+			q.Blocks = append(q.Blocks, uint64(n))
+		}
+		asking, cancel := context.WithTimeout(ctx, peerTime)
+		answers, unheard := t.cfg.Peers(asking, &q)
+		cancel()
+		t.unheard.Add(uint64(unheard))
+		for _, a := range answers {
+			for _, p := range a.Blocks {
+				if int(p.At) < len(some) {
+					n := some[p.At]
+					e.blocks[n] = join(e.blocks[n], p)
+				}
+			}
+			e.roots = append(e.roots, a.Roots...)
+			for model, list := range a.BlockSizes {
+				e.sizes[model] = append(e.sizes[model], list...)
+			}
+		}
+		q.Workers, q.Models = nil, nil
+	}
+	return e
+}
+
+// record divides one request, and remembers it.
+func (t *Tracker) record(ctx context.Context, r *Request, p *prompt, others elsewhere) {
+	var question events.WorkerID // a worker of which it is asked what it has stored
+	var since int64
+	t.mu.Lock()
+	k := known{t.history, others.blocks}
+	part := divide(r, p, k, func(w events.WorkerID, at int64) bool {
+		question, since = w, at
+		return false
+	})
+	t.mu.Unlock()
+	if question != "" && t.strayed(ctx, question, since) {
+		t.mu.Lock()
+		part = divide(r, p, k, func(events.WorkerID, int64) bool { return true })
+		t.mu.Unlock()
+	}
+	now := r.At.UnixMicro()
+	t.mu.Lock()
+	counted := t.sums.add(r, &part)
+	t.history.Asked(p.names, int(r.Held), r.Worker, now)
+	if r.Space.LoRA != "" {
+		t.history.Asked(p.plain, 0, "", now)
+	}
+	if counted {
+		t.keep(r, p, part.asked)
+	}
+	t.mu.Unlock()
+	if !counted {
+		t.dropped.Add(1)
+		return
+	}
+	outcome := ""
+	if r.Routed {
+		outcome = r.outcome()
+	}
+	t.cfg.Counted(r.Model, part.asked, part.seen, part.heldIn, part.selectedIn, outcome)
+	if r.ID != "" && r.Worker != "" {
+		selected := min(int(r.Selected), len(p.names))
+		t.await(r.ID, &pending{model: r.Model, at: r.At, size: uint64(r.BlockSize), isl: part.asked,
+			selected: part.selected, device: part.selectedIn[events.Device-1], worker: r.Worker,
+			names: slices.Clone(p.names[:selected]), whole: selected == len(p.names)})
+	}
+}
+
+// strayed reports whether a worker has since stored beginnings of prompts, of which none was asked for.
+func (t *Tracker) strayed(ctx context.Context, w events.WorkerID, since int64) bool {
+	t.mu.Lock()
+	roots := t.history.Roots(nil, w)
+	t.mu.Unlock()
+	roots = append(roots, t.others(ctx, nil, api.BlockHistoryRequest{Workers: []events.WorkerID{w}}).roots...)
+	var names []Name
+	for _, r := range roots {
+		if r.At >= since {
+			names = append(names, Name(r.Block))
+		}
+	}
+	if len(names) == 0 {
+		return false
+	}
+	others := t.others(ctx, names, api.BlockHistoryRequest{})
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, n := range names {
+		p, _ := t.history.Of(n)
+		if join(p, others.blocks[n]).Asked != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// await keeps a choice until its report comes.
+func (t *Tracker) await(id string, p *pending) {
+	if was := t.pending[id]; was != nil {
+		t.names -= len(was.names)
+	} else {
+		t.order = append(t.order, id)
+	}
+	t.pending[id] = p
+	t.names += len(p.names)
+	for len(t.order) > 0 && (len(t.pending) > maxPending || t.names > maxPendingN || len(t.order) > 2*maxPending) {
+		first := t.order[0]
+		t.order = t.order[1:]
+		if was := t.pending[first]; was != nil {
+			t.names -= len(was.names)
+			delete(t.pending, first)
+			t.forgotten.Add(1)
+		}
+	}
+}
+
+// reported says what an engine has reused of a choice. It is false if the choice is not known.
+func (t *Tracker) reported(ctx context.Context, r *api.Report) bool {
+	p := t.pending[r.RequestID]
+	if p == nil {
+		return false
+	}
+	delete(t.pending, r.RequestID)
+	t.names -= len(p.names)
+	t.cfg.Reused(p.model, r.CachedTokens)
+	reused := min(p.selected, r.CachedTokens)
+	first := min(int((reused+p.size-1)/p.size), len(p.names))
+	others := t.others(ctx, p.names[first:], api.BlockHistoryRequest{})
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	b := t.sums.at(p.model, p.at)
+	if b == nil {
+		return true
+	}
+	b.reports++
+	b.reported += p.selected
+	b.reused += reused
+	left := p.selected - reused
+	lose := func(cause api.FunnelCause, tokens uint64) {
+		if tokens = min(tokens, left); tokens > 0 {
+			b.lose(&loss{step: api.StepReused, cause: cause, tokens: tokens})
+			left -= tokens
+		}
+	}
+	for _, n := range p.names[first:] { // who lacks one cannot use those behind it
+		h, _ := t.history.Of(n)
+		if h = join(h, others.blocks[n]); h.Lost >= p.at.UnixMicro() && h.Worker == p.worker {
+			lose(api.CauseEvictedLate, left)
+			break
+		}
+	}
+	if p.whole && left <= p.size {
+		lose(api.CauseLastBlock, left)
+	}
+	lose(api.CauseLowerTier, p.selected-p.device)
+	lose(api.CauseEngine, left)
+	return true
+}

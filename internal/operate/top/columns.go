@@ -1,0 +1,295 @@
+package top
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rivo/uniseg"
+
+	"github.com/kvatlas/kvatlas/internal/base/escape"
+	"github.com/kvatlas/kvatlas/pkg/api"
+)
+
+// row is a rank of the table.
+type row struct {
+	api.FleetRank
+	expired *api.ExpiredWorker // nil: the rank is there; else no number of it is known
+}
+
+// column is one column of the table.
+type column struct {
+	name string
+	key  rune // sorts by it
+	help string
+	rank int // in which order columns go if there is no room: the highest first
+
+	// number is a rank's number, and whether it is known; nil: the column has texts. text, if not nil, is what is shown.
+	number func(*View, *row) (float64, bool)
+	text   func(*View, *row) string
+	style  func(*View, *row) Style // nil: plain
+}
+
+// leastName is the width to which the names of workers are shortened before a column goes.
+const leastName = 8
+
+// columns are all columns as they are shown from left to right. The first one is always there.
+var columns = []column{
+	{name: "WORKER", key: 'w', help: "worker and rank",
+		text: func(_ *View, r *row) string { return place(r) }},
+	{name: "STATE", key: 's', rank: 1, help: "whether it may be chosen, or what is the matter with it",
+		text:  func(v *View, r *row) string { word, _ := v.state(r); return word },
+		style: func(v *View, r *row) Style { _, style := v.state(r); return style }},
+	{name: "ROLE", key: 'o', rank: 11, help: "prefill, decode, or both (aggregated)",
+		text: func(_ *View, r *row) string { return string(r.Role) }},
+	{name: "DEVICE", key: 'd', rank: 2, help: "blocks held in device memory",
+		number: count(func(r *row) uint64 { return r.Blocks.Device })},
+	{name: "HOST", key: 'h', rank: 3, help: "blocks held in host memory",
+		number: count(func(r *row) uint64 { return r.Blocks.Host })},
+	{name: "DISK", key: 'k', rank: 4, help: "blocks held on disk",
+		number: count(func(r *row) uint64 { return r.Blocks.Disk })},
+	{name: "EXTERNAL", key: 'x', rank: 12, help: "blocks held in a store of its own elsewhere",
+		number: count(func(r *row) uint64 { return r.Blocks.External })},
+	{name: "+/S", key: '+', rank: 5, help: "blocks stored a second",
+		number: func(v *View, r *row) (float64, bool) { return r.StoredRate, v.rated }},
+	{name: "-/S", key: '-', rank: 6, help: "blocks removed a second",
+		number: func(v *View, r *row) (float64, bool) { return r.RemovedRate, v.rated }},
+	{name: "REQS", key: 'n', rank: 7, help: "requests under way, as routers have booked them",
+		number: load(func(r *row) uint64 { return r.Requests })},
+	{name: "PREFILL", key: 'p', rank: 8, help: "prompt tokens of these that are still to be computed; cached ones are not counted",
+		number: load(func(r *row) uint64 { return r.PrefillTokens })},
+	{name: "DECODE", key: 'b', rank: 9, help: "blocks that these hold",
+		number: load(func(r *row) uint64 { return r.ActiveBlocks })},
+	{name: "USED%", key: 'u', rank: 13, help: "how full the engine's device memory is, as it reports",
+		number: func(_ *View, r *row) (float64, bool) {
+			return 100 * float64(r.UsedBlocks) / float64(max(r.TotalBlocks, 1)), r.UsedBlocks > 0 && r.TotalBlocks > 0
+		}},
+	{name: "LAG", key: 'l', rank: 10, help: "messages of its partition's log that no node has applied yet",
+		number: func(v *View, r *row) (float64, bool) {
+			lag, known := v.lag[r.Partition]
+			return float64(lag), known
+		}},
+	{name: "LEASE", key: 'e', rank: 14, help: "held, or expired: being cleared",
+		text: func(_ *View, r *row) string { return r.Lease }},
+	{name: "ENGINE", key: 'i', rank: 15, help: "how its shim stands with the engine",
+		text: func(_ *View, r *row) string { return string(r.Engine) }},
+	{name: "SEEN", key: 'a', rank: 16, help: "how long ago the log took something of it",
+		number: func(v *View, r *row) (float64, bool) {
+			return max(v.look.At.Sub(r.LastSeen), 0).Seconds(), !r.LastSeen.IsZero()
+		},
+		text: func(v *View, r *row) string {
+			if r.LastSeen.IsZero() {
+				return ""
+			}
+			return v.ago(r.LastSeen).String()
+		}},
+	{name: "MODEL", key: 'm', rank: 17, help: "the model that it serves",
+		text: func(_ *View, r *row) string { return r.Model }},
+}
+
+// Columns are the names of the columns.
+func Columns() []string {
+	names := make([]string, len(columns))
+	for i := range columns {
+		names[i] = strings.ToLower(columns[i].name)
+	}
+	return names
+}
+
+func count(of func(*row) uint64) func(*View, *row) (float64, bool) {
+	return func(_ *View, r *row) (float64, bool) { return float64(of(r)), true }
+}
+
+func load(of func(*row) uint64) func(*View, *row) (float64, bool) {
+	return func(v *View, r *row) (float64, bool) { return float64(of(r)), v.look.Loads != nil }
+}
+
+func place(r *row) string { return fmt.Sprintf("%s/%d", r.Instance, r.Rank) }
+
+// ago is how long ago something was, in seconds.
+func (v *View) ago(at time.Time) time.Duration { return max(v.look.At.Sub(at), 0).Round(time.Second) }
+
+// short writes a duration in its largest unit.
+func short(d time.Duration) string {
+	switch {
+	case d >= time.Hour:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	case d >= time.Minute:
+		return fmt.Sprintf("%dm", d/time.Minute)
+	}
+	return fmt.Sprintf("%ds", d/time.Second)
+}
+
+// state is how it stands with a rank, in a word, and how bad that is.
+func (v *View) state(r *row) (string, Style) {
+	switch {
+	case r.expired != nil:
+		return "expired-" + short(v.ago(r.expired.Lease.Expires)), Dim
+	case r.Engine == api.EngineGone:
+		return "engine-gone", Bad
+	case r.Engine == api.EngineAsleep && r.State != api.WorkerDraining:
+		return "engine-asleep", Dim
+	case r.Lease == "expired":
+		return "lease-expired", Bad
+	case r.State == api.WorkerDraining:
+		return string(r.State), Warning
+	case r.State == api.WorkerUnschedulable:
+		return string(r.State), Bad
+	case r.Engine == api.EngineSilent:
+		return "engine-silent", Warning
+	case r.State == api.WorkerIncomplete:
+		return string(r.State), Warning
+	case r.CatchingUp:
+		return "catching-up", Warning
+	case r.State == "":
+		return "unregistered", Dim
+	}
+	return string(r.State), Plain
+}
+
+// value is a rank's number, and whether it is known.
+func (c *column) value(v *View, r *row) (float64, bool) {
+	if r.expired != nil {
+		return 0, false
+	}
+	return c.number(v, r)
+}
+
+// cell is the text of a cell, and how it looks.
+func (c *column) cell(v *View, r *row) (string, Style) {
+	text := "-"
+	if c.text != nil {
+		text = cmp.Or(escape.Text(c.text(v, r)), "-")
+	} else if n, known := c.value(v, r); known {
+		text = v.number(n)
+	}
+	if c.style != nil {
+		return text, c.style(v, r)
+	}
+	return text, Plain
+}
+
+// compare orders ranks by the column, in the direction that the view has. What is not known comes last, and behind all
+// the ranks whose leases have expired.
+func (c *column) compare(v *View, a, b *row) int {
+	if gone := a.expired != nil; gone != (b.expired != nil) {
+		if gone {
+			return 1
+		}
+		return -1
+	}
+	order := 0
+	if c.number != nil {
+		x, knownX := c.value(v, a)
+		y, knownY := c.value(v, b)
+		if knownX != knownY {
+			if knownX {
+				return -1
+			}
+			return 1
+		}
+		order = cmp.Compare(x, y)
+	} else {
+		if c.style != nil {
+			order = cmp.Compare(c.style(v, b), c.style(v, a)) // the worst first
+		}
+		order = cmp.Or(order, cmp.Compare(c.text(v, a), c.text(v, b)))
+	}
+	if v.down {
+		return -order
+	}
+	return order
+}
+
+// number writes a number in five columns at most, or in full.
+func (v *View) number(x float64) string {
+	switch {
+	case v.exact:
+		return strconv.FormatFloat(math.Round(10*x)/10, 'f', -1, 64)
+	case x < 100:
+		return strings.TrimSuffix(strconv.FormatFloat(x, 'f', 1, 64), ".0")
+	case x < 99_999.5:
+		return strconv.FormatFloat(x, 'f', 0, 64)
+	}
+	units := "kMGTPE"
+	for x /= 1000; x >= 999.5 && len(units) > 1; x /= 1000 {
+		units = units[1:]
+	}
+	decimals := 0
+	switch {
+	case x < 9.995:
+		decimals = 2
+	case x < 99.95:
+		decimals = 1
+	}
+	return strconv.FormatFloat(x, 'f', decimals, 64) + units[:1]
+}
+
+// gap is how many blanks are between columns.
+func gap(width int) int {
+	if width < 100 {
+		return 1
+	}
+	return 2
+}
+
+// fit gives columns their widths, so that they fill a line; those for which there is no room have none.
+func (v *View) fit(width int) []int {
+	widths := make([]int, len(columns))
+	widths[0] = min(v.widths[0], leastName)
+	left := width - widths[0]
+	byRank := make([]int, len(columns))
+	for i := range columns {
+		byRank[columns[i].rank] = i
+	}
+	for _, i := range byRank[1:] {
+		if left < gap(width)+v.widths[i] {
+			break
+		}
+		widths[i] = v.widths[i]
+		left -= gap(width) + widths[i]
+	}
+	widths[0] = min(v.widths[0], widths[0]+max(left, 0))
+	return widths
+}
+
+// heading names the columns; the one that is sorted by stands out.
+func (v *View) heading(widths []int, gap int) Line {
+	return table(widths, gap, func(i int) (string, Style) {
+		if i == v.sort {
+			return columns[i].name, Bold
+		}
+		return columns[i].name, Dim
+	})
+}
+
+func (v *View) row(r *row, widths []int, gap int) Line {
+	return table(widths, gap, func(i int) (string, Style) {
+		text, style := columns[i].cell(v, r)
+		return shorten(text, widths[i]), style
+	})
+}
+
+// table is one line of the table: texts to the left of their columns, numbers to the right.
+func table(widths []int, gap int, cell func(int) (string, Style)) (l Line) {
+	for i, width := range widths {
+		if width == 0 {
+			continue
+		}
+		text, style := cell(i)
+		pad := strings.Repeat(" ", max(width-uniseg.StringWidth(text), 0))
+		if columns[i].number != nil {
+			text = pad + text
+		} else {
+			text += pad
+		}
+		if i > 0 {
+			l.Spans = append(l.Spans, Span{Text: strings.Repeat(" ", gap)})
+		}
+		l.Spans = append(l.Spans, Span{text, style})
+	}
+	return l
+}

@@ -1,0 +1,15 @@
+package cli
+
+import (
+	"github.com/spf13/pflag"
+
+	"github.com/kvatlas/kvatlas/internal/base/dial"
+)
+
+// DialFlag adds --dial-allow, of which the help text says what it is for, and returns what makes a rule of it.
+func DialFlag(f *pflag.FlagSet, about string) func() (*dial.Rule, error) {
+	var allowed []string
+	f.StringSliceVar(&allowed, "dial-allow", dial.Default(), about+"; CIDRs, an empty list permits none. Link-local, "+
+		"multicast and broadcast addresses and clouds' metadata services are never dialled")
+	return func() (*dial.Rule, error) { return dial.NewRule(allowed) }
+}

@@ -1,0 +1,77 @@
+package cli
+
+import (
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"maps"
+	"net"
+	"os"
+	"slices"
+
+	"github.com/kvatlas/kvatlas/internal/edge/rights"
+	"github.com/spf13/pflag"
+)
+
+// HTTPSecurity is how HTTP ports are kept to those who may use them.
+type HTTPSecurity struct {
+	Tokens *rights.Tokens // of which requests must bring one; nil: none
+	TLS    *tls.Config
+
+	tokenFile, cert, key string
+	clear                []string // addresses without TLS that other hosts can reach
+}
+
+// HTTPSecurityFlags adds --http-token-file, --http-cert and --http-key. what is served so.
+func HTTPSecurityFlags(f *pflag.FlagSet, what string) *HTTPSecurity {
+	s := &HTTPSecurity{}
+	f.StringVar(&s.tokenFile, "http-token-file", "",
+		"file with the bearer tokens of which "+what+" requests must bring one, each in a line \"ROLE[,ROLE] TOKEN\" "+
+			"(roles: read, route, register, operate) or \"TOKEN\" (all roles); it is read again when it changes; "+
+			"needed to listen on other than loopback")
+	f.StringVar(&s.cert, "http-cert", "", "certificate file (PEM) with which to serve "+what+" over TLS")
+	f.StringVar(&s.key, "http-key", "", "its key")
+	return s
+}
+
+// TokenFile reads the token in a file that a flag names; empty if it names none. The error is one of usage.
+func TokenFile(flag, path string) (token string, err error) {
+	if path == "" {
+		return "", nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "", UsageErrorf("--%s: %w", flag, err)
+	}
+	return string(bytes.TrimSpace(text)), nil
+}
+
+// Check reads what the flags name. listen has where HTTP is served, by flag. A port that is not on loopback must have a
+// token: what it answers tells of prompts, and it takes commands.
+func (s *HTTPSecurity) Check(listen map[string]string) error {
+	var wrong Complaints
+	if (s.cert == "") != (s.key == "") {
+		wrong.When(true, "--http-cert and --http-key go together")
+	} else if s.cert != "" {
+		pair, err := tls.LoadX509KeyPair(s.cert, s.key)
+		wrong.About("--http-cert, --http-key", err)
+		s.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+	}
+	if s.tokenFile != "" {
+		var err error
+		s.Tokens, err = rights.Open(s.tokenFile)
+		wrong.About("--http-token-file", err)
+	}
+	for _, flag := range slices.Sorted(maps.Keys(listen)) {
+		host, _, err := net.SplitHostPort(listen[flag])
+		wrong.When(err == nil && s.tokenFile == "" && !OnLoopback(host),
+			"%s %s can be reached from other hosts: give --http-token-file, or listen on 127.0.0.1", flag, listen[flag])
+		if err == nil && s.cert == "" && !OnLoopback(host) {
+			s.clear = append(s.clear, flag+" "+listen[flag])
+		}
+	}
+	return errors.Join(wrong...)
+}
+
+// ClearText returns the flags and addresses where tokens cross the network in clear text.
+func (s *HTTPSecurity) ClearText() []string { return s.clear }

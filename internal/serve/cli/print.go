@@ -1,0 +1,76 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/kvatlas/kvatlas/internal/base/escape"
+)
+
+// Programs print for people with the functions below, which escape everything but the format: names and messages come
+// from others, and a terminal would obey what is in them. See package escape.
+
+// Fprintf is [fmt.Fprintf] that prints each argument as [escape.Text] returns it.
+func Fprintf(w io.Writer, format string, args ...any) (n int, err error) {
+	return fmt.Fprintf(w, format, escaped(args)...)
+}
+
+// Fprintln is [fmt.Fprintln] that prints each argument as [escape.Text] returns it.
+func Fprintln(w io.Writer, args ...any) (n int, err error) { return fmt.Fprintln(w, escaped(args)...) }
+
+// Table prints rows under a heading, in columns. Cells are printed with %v, as [escape.Text] returns them.
+func Table(w io.Writer, heading []string, rows [][]any) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	line := func(cells []any) {
+		for i, cell := range escaped(cells) {
+			if i > 0 {
+				fmt.Fprint(tw, "\t")
+			}
+			fmt.Fprint(tw, cell)
+		}
+		fmt.Fprintln(tw)
+	}
+	fmt.Fprintln(tw, strings.Join(heading, "\t"))
+	for _, row := range rows {
+		line(row)
+	}
+	return tw.Flush()
+}
+
+// escaped returns arguments that are printed as [escape.Text] returns them.
+func escaped(args []any) []any {
+	list := make([]any, len(args))
+	for i, arg := range args {
+		switch v := arg.(type) {
+		case int, uint64, uint32, float64, bool:
+			list[i] = v // also the width of a *
+		default:
+			list[i] = shown{v}
+		}
+	}
+	return list
+}
+
+// shown prints a value by any verb, and escapes that.
+type shown struct{ value any }
+
+func (s shown) Format(f fmt.State, verb rune) {
+	if text, is := s.value.(string); is && (verb == 's' || verb == 'v' && !f.Flag('#')) {
+		_, _ = fmt.Fprintf(f, fmt.FormatString(f, verb), escape.Text(text)) // as wide as it is shown
+		return
+	}
+	_, _ = io.WriteString(f, escape.Text(fmt.Sprintf(fmt.FormatString(f, verb), s.value)))
+}
+
+// lineWriter writes lines of [slog.TextHandler], one with each Write, as [escape.Text] returns them: the handler quotes
+// most of what a terminal would obey, but not DEL and not all that is invisible.
+type lineWriter struct{ to io.Writer }
+
+func (w lineWriter) Write(line []byte) (int, error) {
+	if _, err := io.WriteString(w.to, escape.Text(strings.TrimSuffix(string(line), "\n"))+"\n"); err != nil {
+		return 0, err
+	}
+	return len(line), nil
+}

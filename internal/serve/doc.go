@@ -1,0 +1,6 @@
+// Package serve assembles a node and its interfaces.
+//
+//   - cli reads settings and flags, formats tables and sets exit codes
+//   - page contains the files of the live page
+//   - server runs the parts of a node together and serves NATS, HTTP and gRPC
+package serve

@@ -1,0 +1,166 @@
+package server
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/choose/load"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// engines is what this node knows of how full engines say that they are, and how nodes tell each other: each report is
+// published on the subject of its worker, where all nodes hear it. It may be called from any goroutine.
+type engines struct {
+	conn  *jetstream.Conn
+	ns    string
+	log   *slog.Logger
+	table *load.Engines
+	start time.Time
+	loads *load.Service // enters the requests of routers of another make
+
+	quiet     quietSources
+	malformed atomic.Uint64 // messages
+	warned    atomic.Int64  // when the last of them was logged, in nanoseconds
+}
+
+func newEngines(conn *jetstream.Conn, ns string, loads *load.Service, log *slog.Logger) *engines {
+	return &engines{conn: conn, ns: ns, log: log, table: load.NewEngines(), start: time.Now(), loads: loads}
+}
+
+func (e *engines) now() time.Duration { return time.Since(e.start) }
+
+// read implements [selection.Engines].
+func (e *engines) read(read func(use func(events.RankKey) load.EngineUse)) {
+	e.table.Read(e.now(), read)
+}
+
+func (e *engines) list() *api.EngineLoads { return &api.EngineLoads{Loads: e.table.List(e.now())} }
+
+func (e *engines) counts() *api.ReportCounts {
+	c := e.table.Counts()
+	return &api.ReportCounts{Taken: c.Taken, Late: c.Late, Refused: c.Refused, Malformed: e.malformed.Load()}
+}
+
+// report enters reports here and publishes them to the other nodes. Changes of requests, whose order counts, are
+// entered as all nodes enter them, when they are heard.
+func (e *engines) report(l *api.EngineLoads) error {
+	byWorker := map[events.WorkerID]*api.EngineLoads{}
+	of := func(worker events.WorkerID) *api.EngineLoads {
+		if byWorker[worker] == nil {
+			byWorker[worker] = &api.EngineLoads{}
+		}
+		return byWorker[worker]
+	}
+	for _, l := range l.Loads {
+		of(l.Worker).Loads = append(of(l.Worker).Loads, l)
+	}
+	for _, r := range l.Requests {
+		of(r.Worker).Requests = append(of(r.Worker).Requests, r)
+	}
+	for worker := range byWorker {
+		if _, err := jetstream.EngineSubject(e.ns, worker); err != nil {
+			return api.Errorf(api.CodeMalformed, "worker: %v", err)
+		}
+	}
+	e.table.Take(e.now(), l.Loads)
+	for worker, loads := range byWorker {
+		subject, _ := jetstream.EngineSubject(e.ns, worker) // it was good just now
+		body, err := api.Marshal(api.MsgPack, loads)
+		if err == nil {
+			err = e.conn.Send(subject, api.MsgPack, body)
+		}
+		if err != nil {
+			return api.Errorf(api.CodeUnavailable, "this node knows it now; the others could not be told: %v", err)
+		}
+	}
+	return nil
+}
+
+// listen hears reports until ctx ends.
+func (e *engines) listen(ctx context.Context) {
+	e.conn.KeepSubscribed(ctx, jetstream.EngineSubjects(e.ns), e.heard, func(err error) {
+		e.log.Warn("how full engines are cannot be heard; it is tried again", "error", err, "what_to_do",
+			"grant it to this user: indexer auth example prints what each user needs")
+	})
+}
+
+// heard takes a message. Whoever may publish for one worker says nothing of another.
+func (e *engines) heard(r jetstream.Request) {
+	form, known := api.ContentType(r.ContentType)
+	worker, named := jetstream.ParseEngineSubject(e.ns, r.Subject)
+	err := error(api.WrongContentType(r.ContentType))
+	var l *api.EngineLoads
+	if known && named {
+		l, err = api.ReadEngineLoads(form, r.Body)
+	}
+	if err == nil && (slices.ContainsFunc(l.Loads, func(l api.EngineLoad) bool { return l.Worker != worker }) ||
+		slices.ContainsFunc(l.Requests, func(r api.RouterRequest) bool { return r.Worker != worker })) {
+		err = api.Errorf(api.CodeMalformed, "it is of another worker than its subject")
+	}
+	if err == nil {
+		e.table.Take(e.now(), l.Loads)
+		e.enter(l.Requests)
+		if len(l.Loads)+len(l.Requests) == 0 {
+			var s *api.SourceReport
+			if s, err = api.ReadSourceReport(form, r.Body); err == nil && slices.ContainsFunc(s.Sources, ofStore) {
+				err = api.Errorf(api.CodeMalformed, "it is of a store, on the subject of a worker")
+			}
+			if err == nil {
+				e.quiet.enter(time.Now(), s.Sources)
+			}
+		}
+	}
+	if err != nil {
+		e.unread(r.Subject, err)
+	}
+}
+
+// ofStore reports whether a source is of a shared store.
+func ofStore(q api.QuietSource) bool { return q.Store != "" }
+
+// unread counts a report that cannot be read, and logs one a minute.
+func (e *engines) unread(subject string, err error) {
+	e.malformed.Add(1)
+	now, last := time.Now().UnixNano(), e.warned.Load()
+	if now-last > int64(time.Minute) && e.warned.CompareAndSwap(last, now) {
+		e.log.Warn("a shim's report cannot be read; it is passed over", "subject", subject, "error", err, "what_to_do",
+			"see docs/routing-reference.md for the form of loads; end the upgrade if shims and nodes are of different versions")
+	}
+}
+
+// enter enters changes of requests that routers of another make sent.
+func (e *engines) enter(list []api.RouterRequest) {
+	for len(list) > 0 {
+		model := list[0].Model
+		n := slices.IndexFunc(list, func(r api.RouterRequest) bool { return r.Model != model })
+		if n < 0 {
+			n = len(list)
+		}
+		changes := make([]events.RouterRequest, n)
+		for i := range changes {
+			r := &list[i]
+			changes[i] = events.RouterRequest{Key: events.RankKey{Instance: r.Worker, Rank: r.Rank}, ID: r.RequestID,
+				Change: r.Change, PrefillTokens: r.PrefillTokens}
+			for _, h := range r.SequenceHashes {
+				changes[i].Blocks = append(changes[i].Blocks, events.SeqHash(h))
+			}
+		}
+		e.loads.ReportForeign(load.Model{Name: model}, changes)
+		list = list[n:]
+	}
+}
+
+// ask takes over what another node knows. It is tried once: engines report again soon.
+func (e *engines) ask(ctx context.Context, other *client.Client) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if l, err := other.EngineLoads(ctx); err == nil {
+		e.table.Take(e.now(), l.Loads)
+	}
+}

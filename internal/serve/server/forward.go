@@ -1,0 +1,286 @@
+package server
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
+	"github.com/kvatlas/kvatlas/internal/index/scatter"
+	"github.com/kvatlas/kvatlas/internal/operate/funnel"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// What nodes tell each other of queries that are forwarded, as the last part of a node's subjects.
+const (
+	opForward  = "forward"  // a query, to the node that is to finish it; its reply goes to the client
+	opFinished = "finished" // reports, to the origin
+	opDeliver  = "deliver"  // an answer that the finisher could not deliver, to the origin
+	opUnheard  = "unheard"  // of the finisher itself: the server says there that nobody listens for an answer
+)
+
+// findOverNATS answers queries, or has other nodes finish them.
+func (v *service) findOverNATS(answer api.Handler) jetstream.Handler {
+	s, here := v.s, overNATS(answer, api.OpFind)
+	return func(ctx context.Context, r jetstream.Request) jetstream.Response {
+		contentType, known := api.ContentType(r.ContentType)
+		if !known || !jetstream.MayForward(r.Reply) {
+			return here(ctx, r)
+		}
+		begun, answer := time.Now(), answer
+		answer.Observe = func(op, outcome string, _ time.Duration) { s.queries.Observe(op, outcome, time.Since(begun)) }
+		here := overNATS(answer, api.OpFind) // if the finisher does not answer
+		var until time.Time                  // the query's own deadline, which does not begin anew then
+		var f *scatter.Forward
+		var asked *api.Query
+		answer.Forward = func(ctx context.Context, q *api.Query) bool {
+			if s.mayForward(q) {
+				asked, f = q, s.scatter.Forward(ctx, contentType, q)
+				until, _ = ctx.Deadline()
+			}
+			return f != nil
+		}
+		reply, failure := answer.Handle(ctx, api.OpFind, contentType, r.Body)
+		if f == nil {
+			return natsReply(contentType, reply, failure)
+		}
+		return jetstream.Response{Later: func(answer func(jetstream.Response)) {
+			f.Send(r.Reply, func(summary *api.Answer, late time.Duration) {
+				if summary == nil {
+					if !until.IsZero() {
+						var cancel func()
+						ctx, cancel = context.WithDeadline(ctx, until)
+						defer cancel()
+					}
+					answer(here(ctx, r))
+					return
+				}
+				s.queries.Observe(api.OpFind, api.OutcomeOK, time.Since(begun)-late)
+				s.account(asked, summary)
+				answer(jetstream.Response{Elsewhere: true, Outcome: api.OutcomeOK})
+			})
+		}}
+	}
+}
+
+// mayForward reports whether another node may finish a query: where there is more than the index to be asked, the node
+// that was asked answers.
+func (s *Server) mayForward(q *api.Query) bool {
+	return s.admit() == nil && !s.guesses.Any(q.Model) && (q.L3 == api.L3Off || !s.node.SharesStore(q.Model))
+}
+
+// serveForwards serves what other nodes forward, and what they say of what this node has forwarded.
+func (v *service) serveForwards() error {
+	s := v.s
+	on := map[string]string{}
+	for _, op := range []string{opForward, opFinished, opDeliver, opUnheard} {
+		subject, err := jetstream.NodeSubject(s.Namespace, s.ID, op)
+		if err != nil {
+			return err
+		}
+		on[op] = subject
+	}
+	f := &finisher{Server: s, reports: scatter.NewReports(s.report), unheard: unheard{subject: on[opUnheard] + "."}}
+	for subject, heard := range map[string]func(jetstream.Request){
+		on[opFinished]:       func(r jetstream.Request) { s.scatter.Finished(r.Body) },
+		on[opDeliver]:        s.deliver,
+		on[opUnheard] + ".*": f.redeliver,
+	} {
+		stop, err := s.Conn.Subscribe(subject, heard)
+		if err != nil {
+			return err
+		}
+		v.stops = append(v.stops, stop)
+	}
+	cfg := v.config("kvatlas-forwarded", api.FromNodes)
+	cfg.Forwarded = true
+	cfg.Refuse = func(r jetstream.Request, code int, why string) jetstream.Response {
+		return f.decline(r, api.Refusal(code, why))
+	}
+	cfg.Endpoints = []jetstream.Endpoint{{Name: opForward, Subject: on[opForward],
+		Handler: s.tracedNATS(opForward, api.FromNodes, f.finish)}}
+	service, err := jetstream.Serve(s.Conn, cfg)
+	if err == nil {
+		v.own = append(v.own, service)
+		v.stops = append(v.stops, f.reports.Flush)
+	}
+	return err
+}
+
+// finisher answers queries that other nodes forward.
+type finisher struct {
+	*Server
+	reports *scatter.Reports
+	unheard unheard
+}
+
+// finish answers the client, and then tells the origin.
+func (s *finisher) finish(ctx context.Context, r jetstream.Request) jetstream.Response {
+	begun := time.Now()
+	f, err := scatter.ReadForwarded(r.Body)
+	if err != nil {
+		return jetstream.Response{Elsewhere: true, Outcome: string(api.CodeMalformed)}
+	}
+	a, body, err := s.finishQuery(ctx, f)
+	if err != nil {
+		e := api.AsError(err)
+		s.queries.Observe("own_"+opForward, api.Outcome(e), time.Since(begun))
+		return s.decline(r, e)
+	}
+	s.queries.Observe("own_"+opForward, api.OutcomeOK, time.Since(begun))
+	return jetstream.Response{
+		ContentType: f.ContentType, Body: body, Outcome: api.OutcomeOK, Undelivered: s.unheard.keep(f, r.Reply, body),
+		Sent: func(err error) {
+			if err != nil {
+				s.reports.Add(f, nil, api.Errorf(api.CodeUnavailable, "%v", err))
+				return
+			}
+			s.reports.Add(f, summary(a), nil)
+		},
+	}
+}
+
+func (s *finisher) finishQuery(ctx context.Context, f *scatter.Forwarded) (*api.Answer, []byte, error) {
+	if err := s.admit(); err != nil {
+		return nil, nil, err
+	}
+	q, a, err := s.scatter.Finish(ctx, f)
+	if err != nil {
+		return nil, nil, err
+	}
+	if s.guesses.Any(q.Model) {
+		return nil, nil, api.Errorf(api.CodeUnavailable, "there are guesses of %q", q.Model)
+	}
+	s.registry.MarkAnswer(a)
+	traceAnswer(ctx, q, a)
+	body, err := api.Marshal(f.ContentType, a)
+	return a, body, err
+}
+
+// decline has the origin of a forwarded query answer.
+func (s *finisher) decline(r jetstream.Request, why *api.Error) jetstream.Response {
+	if f, err := scatter.ReadForwarded(r.Body); err == nil {
+		s.reports.Add(f, nil, why)
+	}
+	return jetstream.Response{Elsewhere: true, Outcome: api.Outcome(why)}
+}
+
+// report tells an origin what became of queries that it has forwarded.
+func (s *Server) report(origin string, reports []byte) {
+	if subject, err := jetstream.NodeSubject(s.Namespace, origin, opFinished); err == nil {
+		_ = s.Conn.Send(subject, "", reports)
+	}
+}
+
+// summary is an answer with no more than is counted of it: of its workers the first, and the first that holds most.
+func summary(a *api.Answer) *api.Answer {
+	out := *a
+	out.Partitions = nil
+	out.L3.Ranges, out.L3.Unknown, out.L3.Broken = nil, nil, nil
+	if len(a.Workers) < 2 {
+		return &out
+	}
+	deepest, depth := 0, uint32(0)
+	for i := range a.Workers {
+		if d := tiers(&a.Workers[i]).Blocks(); d > depth {
+			deepest, depth = i, d
+		}
+	}
+	if out.Workers = a.Workers[:1:1]; deepest > 0 {
+		out.Workers = append(out.Workers, a.Workers[deepest])
+	}
+	return &out
+}
+
+// tiers are what a rank holds of a prompt, as the funnel counts it.
+func tiers(o *api.Overlap) funnel.Tiers {
+	return funnel.NewTiers(max(o.Device, o.Guessed), o.Host, o.Disk, o.External)
+}
+
+// unheard keeps the last answers to forwarded queries for as long as the NATS server may still say that nobody listens
+// for them: where the client's server is not connected to ours, or not yet, but is to the origin's.
+type unheard struct {
+	subject string // ends in '.', and is followed by the answer's number
+
+	mu   sync.Mutex
+	last uint64
+	ring [64]undelivered
+}
+
+type undelivered struct {
+	number                     uint64
+	origin, reply, contentType string
+	body                       []byte
+}
+
+// maxUnheard bounds an answer that is kept.
+const maxUnheard = 64 << 10
+
+// keep keeps an answer, unless it is large, and returns the subject where it is said that nobody listens for it.
+func (u *unheard) keep(f *scatter.Forwarded, reply string, body []byte) (subject string) {
+	if len(body) > maxUnheard {
+		return ""
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.last++
+	u.ring[u.last%uint64(len(u.ring))] = undelivered{u.last, f.Origin, reply, f.ContentType, body}
+	return u.subject + strconv.FormatUint(u.last, 36)
+}
+
+// take returns the answer for which nobody listens; false if it is kept no more.
+func (u *unheard) take(subject string) (a undelivered, kept bool) {
+	n, err := strconv.ParseUint(strings.TrimPrefix(subject, u.subject), 36, 64)
+	if err != nil {
+		return a, false
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	at := &u.ring[n%uint64(len(u.ring))]
+	if n == 0 || at.number != n {
+		return a, false
+	}
+	a, *at = *at, undelivered{}
+	return a, true
+}
+
+// redeliver has the origin deliver an answer for which nobody listens here.
+func (s *finisher) redeliver(r jetstream.Request) {
+	a, kept := s.unheard.take(r.Subject)
+	if !kept {
+		return
+	}
+	b := msgp.AppendArrayHead(make([]byte, 0, len(a.body)+len(a.reply)+len(a.contentType)+16), 3)
+	b = msgp.AppendStr(b, a.reply)
+	b = msgp.AppendStr(b, a.contentType)
+	b = append(msgp.AppendBinHead(b, len(a.body)), a.body...)
+	if subject, err := jetstream.NodeSubject(s.Namespace, a.origin, opDeliver); err == nil {
+		_ = s.Conn.Send(subject, "", b) // if it is lost, the client asks again
+	}
+}
+
+// deliver sends an answer to a client whom the finisher cannot reach.
+func (s *Server) deliver(r jetstream.Request) {
+	in := msgp.Reader{Data: r.Body}
+	n, is := in.Array()
+	reply, isReply := in.Str()
+	contentType, isType := in.Str()
+	body, isBody := in.Bin()
+	if !is || n < 3 || !isReply || !isType || !isBody || !jetstream.ReplyAllowed(string(reply)) {
+		return
+	}
+	s.queries.Forwarded("redelivered")
+	_ = s.Conn.Send(string(reply), string(contentType), body)
+}
+
+// forward sends a query to the node that is to finish it.
+func (s *Server) forward(node string, patience time.Duration, trace, reply string, body []byte) error {
+	subject, err := jetstream.NodeSubject(s.Namespace, node, opForward)
+	if err != nil {
+		return api.Errorf(api.CodeInternal, "%v", err)
+	}
+	return s.Conn.Forward(subject, api.MsgPack, patience, trace, reply, body)
+}

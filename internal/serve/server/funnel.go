@@ -1,0 +1,358 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/fleet/registry"
+	"github.com/kvatlas/kvatlas/internal/operate/funnel"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+)
+
+// newFunnel returns what records where reusable tokens are lost.
+func (s *Server) newFunnel() *funnel.Tracker {
+	return funnel.New(funnel.Config{
+		Node: s.ID, Blocks: s.FunnelBlocks, Reused: s.queries.Reused,
+		Indexed: func() uint64 { return s.node.DistinctBlocks() },
+		Counted: func(model string, asked, seen uint64, held, selected funnel.Tiers, outcome string) {
+			s.queries.Routed(model, asked, seen, held, selected, outcome)
+		},
+		Claimed:    s.registry.Claimed,
+		BlockSizes: func(model string) []uint32 { return s.node.BlockSizes(model) },
+		Peers: func(ctx context.Context, q *api.BlockHistoryRequest) (answers []*api.BlockHistory, unheard int) {
+			replies, failed := s.askOthers(func(name string) (*api.BlockHistory, error) {
+				other, err := s.peer(name)
+				if err != nil {
+					return nil, err
+				}
+				return other.BlockHistory(ctx, q)
+			})
+			for i := range replies {
+				if failed[i] != nil {
+					unheard++
+				} else {
+					answers = append(answers, replies[i])
+				}
+			}
+			return answers, unheard
+		},
+	})
+}
+
+// askOthers asks all other nodes at the same time.
+func (s *Server) askOthers(ask func(name string) (*api.BlockHistory, error)) ([]*api.BlockHistory, []error) {
+	return onAll(s.otherNodes(), ask)
+}
+
+func (s *Server) otherNodes() []string {
+	return slices.DeleteFunc(s.nodes(), func(name string) bool { return name == s.ID })
+}
+
+// holders are those that hold most of a prompt, the deepest first.
+type holders struct {
+	list [8]holder
+	n    int
+
+	asked      bool // the index has answered
+	shared     uint32
+	incomplete bool
+}
+
+type holder struct {
+	key   events.RankKey
+	depth uint32
+	in    funnel.Tiers
+}
+
+// take reads them from an answer.
+func (h *holders) take(a *api.Answer) {
+	h.n, h.asked, h.shared, h.incomplete = 0, true, a.L3.FromStart, !a.Complete
+	for i := range a.Workers {
+		o := &a.Workers[i]
+		in := tiers(o)
+		depth := in.Blocks()
+		if depth == 0 || h.n == len(h.list) && depth <= h.list[h.n-1].depth {
+			continue
+		}
+		h.n = min(h.n+1, len(h.list))
+		at := h.n - 1
+		for ; at > 0 && h.list[at-1].depth < depth; at-- {
+			h.list[at] = h.list[at-1]
+		}
+		h.list[at] = holder{events.RankKey{Instance: o.Instance, Rank: o.Rank}, depth, in}
+	}
+}
+
+// most is what the deepest holds for which is is true.
+func (h *holders) most(is func(events.RankKey) bool) uint32 {
+	for i := range h.list[:h.n] {
+		if is(h.list[i].key) {
+			return h.list[i].depth
+		}
+	}
+	return 0
+}
+
+// tell says in a request what was answered.
+func (h *holders) tell(r *funnel.Request) {
+	if h.n > 0 {
+		r.Held, r.HeldIn = h.list[0].depth, h.list[0].in
+	}
+	r.Shared, r.Incomplete = h.shared, h.incomplete
+}
+
+// recorded is a request for the funnel, without what was answered; nil if it is not recorded.
+func (s *Server) recorded(q *api.Query, blockSize uint32) *funnel.Request {
+	if q.EngineHashes != nil || q.Hashed != nil || q.Partitions != nil || blockSize == 0 {
+		return nil
+	}
+	now := time.Now()
+	if !s.funnel.Admit(max(len(q.Tokens)/int(blockSize), len(q.Hashes)), now) {
+		return nil
+	}
+	return &funnel.Request{At: now, Model: q.Model, BlockSize: blockSize, Tokens: q.Tokens,
+		Space: events.Space{LoRA: q.LoRA, Salt: q.CacheSalt}, Media: q.Media, Hashes: q.Hashes,
+		Restricted: q.Workers != nil || q.Ranks != nil || q.Endpoints != nil}
+}
+
+// asked records a query that was answered. Explanations are for people.
+func (s *Server) asked(q *api.Query, a *api.Answer) {
+	if q.Explain || q.Diagnostic {
+		return
+	}
+	r := s.recorded(q, a.BlockSize)
+	if r == nil {
+		return
+	}
+	var h holders
+	h.take(a)
+	h.tell(r)
+	s.funnel.Record(r)
+}
+
+// routed records a request for which a worker was chosen, or could not be. An advisory choice routes nothing.
+func (s *Server) routed(q *api.SelectRequest, h *holders, out *api.Selection, err error) {
+	if q.Advisory || q.Diagnostic {
+		return
+	}
+	size := uint32(0)
+	pool := s.registry.Pool(q.Model)
+	switch {
+	case out != nil:
+		size = out.BlockSize
+	case api.AsError(err).Code != api.CodeNoWorkers && api.AsError(err).Code != api.CodeOverloaded:
+		return
+	case len(pool.Ranks) > 0:
+		size = pool.Ranks[0].BlockSize
+	}
+	r := s.recorded(&q.Query, size)
+	if r == nil {
+		return
+	}
+	r.ISL, r.Routed, r.ID = q.ISLTokens, true, q.RequestID
+	h.tell(r)
+	r.Pinned = q.Pinned != nil
+	r.Registered = h.most(func(k events.RankKey) bool { return pool.Rank(k) != nil })
+	if r.Registered < r.Held {
+		r.Known = h.most(func(k events.RankKey) bool { return pool.Rank(k) != nil || s.registry.Ended(k.Instance) })
+	}
+	r.Eligible = h.most(func(k events.RankKey) bool { return eligible(q, pool.Rank(k)) })
+	if out != nil {
+		if out.Prefill != nil { // it computes the prompt
+			out = out.Prefill
+		}
+		r.ISL, r.Incomplete = max(r.ISL, out.ISLTokens), r.Incomplete || !out.Complete
+		r.Worker = out.Worker
+		r.SelectedIn = funnel.NewTiers(max(out.Device, out.Guessed), out.Host, out.Disk, out.External)
+		if r.Selected = r.SelectedIn.Blocks(); r.Selected > r.Held {
+			r.Held, r.HeldIn = r.Selected, r.SelectedIn
+		}
+		r.Registered = max(r.Registered, r.Selected)
+		r.Eligible = max(r.Eligible, r.Selected)
+	}
+	s.funnel.Record(r)
+}
+
+// eligible reports whether a rank might have been chosen, had it less to do.
+func eligible(q *api.SelectRequest, r *registry.PoolRank) bool {
+	if r == nil || r.Record.State != api.WorkerSchedulable {
+		return false
+	}
+	role := q.Role
+	if q.Disaggregated {
+		role = routing.Prefill
+	}
+	return (q.Workers == nil || slices.Contains(q.Workers, r.Instance)) &&
+		(q.Ranks == nil || slices.Contains(q.Ranks, api.RankPlace{Instance: r.Instance, Rank: r.Rank})) &&
+		(q.Endpoints == nil || slices.Contains(q.Endpoints, r.Record.Endpoint)) &&
+		(role == "" || string(cmp.Or(r.Record.Role, api.RoleAggregated)) == string(role)) &&
+		!slices.ContainsFunc(q.RequiredTaints, func(t string) bool { return !slices.Contains(r.Record.Taints, t) })
+}
+
+// reuse takes what an engine has said to the gateway.
+func (s *Server) reuse(_, id string, cached uint64) {
+	s.funnel.ReportLater(api.Report{RequestID: id, CachedTokens: cached})
+}
+
+// funnels answers for the whole cluster.
+type funnels struct{ s *Server }
+
+// Funnel sums up what all nodes have recorded.
+func (f funnels) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel, error) {
+	if err := f.s.named(&r.Model); err != nil {
+		return nil, err
+	}
+	if err := f.s.admit(); err != nil {
+		return nil, err
+	}
+	window, err := r.Window()
+	if err != nil {
+		return nil, err
+	}
+	sum, err := f.s.funnel.Funnel(ctx, r.Model, window)
+	if err != nil {
+		return nil, api.AsError(err)
+	}
+	names := f.s.otherNodes()
+	asking, cancel := context.WithTimeout(ctx, f.s.patience(ctx))
+	defer cancel()
+	parts, failed := onAll(names, func(name string) (*api.Funnel, error) {
+		other, err := f.s.peer(name)
+		if err != nil {
+			return nil, err
+		}
+		return other.Funnel(asking, r)
+	})
+	for i, part := range parts {
+		if failed[i] != nil {
+			sum.Missing = append(sum.Missing, names[i])
+		} else {
+			funnel.Merge(sum, part)
+		}
+	}
+	if sum.Requests == 0 && len(sum.Missing) == 0 && len(f.s.registry.Pool(r.Model).Ranks) == 0 &&
+		len(f.s.node.BlockSizes(r.Model)) == 0 {
+		return nil, api.Errorf(api.CodeUnknownModel, "no worker has announced the model %q, and nobody has asked for it",
+			r.Model)
+	}
+	return sum, nil
+}
+
+// Recorded lists the newest that all nodes have recorded, or asks the one that has recorded one.
+func (f funnels) Recorded(ctx context.Context, q *api.RecordedRequest) (*api.RecordedList, error) {
+	if err := f.s.named(&q.Model); err != nil {
+		return nil, err
+	}
+	if err := f.s.admit(); err != nil {
+		return nil, err
+	}
+	names := f.s.otherNodes()
+	if q.ID != "" {
+		node, err := funnel.RecordedNode(q.ID)
+		if err != nil {
+			return nil, err
+		}
+		names = slices.DeleteFunc(names, func(name string) bool { return name != node })
+	}
+	all, err := f.s.funnel.Recorded(ctx, q)
+	if err != nil {
+		return nil, api.AsError(err)
+	}
+	asking, cancel := context.WithTimeout(ctx, f.s.patience(ctx))
+	defer cancel()
+	parts, failed := onAll(names, func(name string) (*api.RecordedList, error) {
+		other, err := f.s.peer(name)
+		if err != nil {
+			return nil, err
+		}
+		return other.Recorded(asking, q)
+	})
+	for i, part := range parts {
+		if failed[i] != nil {
+			all.Missing = append(all.Missing, names[i])
+		} else {
+			funnel.MergeRecorded(all, part, q)
+		}
+	}
+	switch {
+	case q.ID == "" || len(all.Requests) > 0:
+		return all, nil
+	case len(all.Missing) > 0:
+		return nil, api.Errorf(api.CodeUnavailable, "node %s, which has recorded the request, does not answer",
+			all.Missing[0])
+	}
+	return nil, api.Errorf(api.CodeUnknownRequest, "request %.100q of %q is not kept: only the newest %d of each model "+
+		"on each node are", q.ID, q.Model, api.MaxRecorded)
+}
+
+// Report looks for the node that has made the choice.
+func (f funnels) Report(ctx context.Context, r *api.Report) error {
+	if err := f.s.admit(); err != nil {
+		return err
+	}
+	known, err := f.s.funnel.Report(ctx, r)
+	if err != nil || known {
+		return err
+	}
+	asking, cancel := context.WithTimeout(ctx, f.s.patience(ctx))
+	defer cancel()
+	names := f.s.otherNodes()
+	_, failed := onAll(names, func(name string) (struct{}, error) {
+		other, err := f.s.peer(name)
+		if err == nil {
+			err = other.Report(asking, r)
+		}
+		return struct{}{}, err
+	})
+	unheard := []string{}
+	for i, err := range failed {
+		if err == nil {
+			return nil
+		}
+		if api.AsError(err).Code != api.CodeUnknownRequest {
+			unheard = append(unheard, names[i])
+		}
+	}
+	if len(unheard) > 0 {
+		return api.Errorf(api.CodeUnavailable, "nodes %q do not answer; the others have chosen no worker for request %.100q",
+			unheard, r.RequestID)
+	}
+	return unknownReport(r)
+}
+
+func unknownReport(r *api.Report) error {
+	return api.Errorf(api.CodeUnknownRequest, "no worker was chosen for request %.100q of late, or its report has come; "+
+		"send the request_id with select", r.RequestID)
+}
+
+// BlockHistory is what this node remembers.
+func (f funnels) BlockHistory(_ context.Context, q *api.BlockHistoryRequest) (*api.BlockHistory, error) {
+	return f.s.funnel.BlockHistory(q), nil
+}
+
+// ownFunnels answers for what this node has recorded itself.
+type ownFunnels struct{ funnels }
+
+func (f ownFunnels) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel, error) {
+	window, err := r.Window()
+	if err != nil {
+		return nil, err
+	}
+	return f.s.funnel.Funnel(ctx, r.Model, window)
+}
+
+func (f ownFunnels) Recorded(ctx context.Context, q *api.RecordedRequest) (*api.RecordedList, error) {
+	return f.s.funnel.Recorded(ctx, q)
+}
+
+func (f ownFunnels) Report(ctx context.Context, r *api.Report) error {
+	known, err := f.s.funnel.Report(ctx, r)
+	if err == nil && !known {
+		err = unknownReport(r)
+	}
+	return err
+}

@@ -1,0 +1,56 @@
+package server
+
+import (
+	"fmt"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/kvatlas/kvatlas/internal/edge/grpcserver"
+	"github.com/kvatlas/kvatlas/internal/edge/rights"
+	"github.com/kvatlas/kvatlas/internal/faces/gateway"
+	"github.com/kvatlas/kvatlas/internal/faces/kvindexer"
+	"github.com/kvatlas/kvatlas/internal/faces/kvindexer/kvindexerpb"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"google.golang.org/grpc"
+)
+
+// streamsPerCall is how many streams may be open over gRPC for each call that may be under way: a stream of a gateway
+// lives as long as its request, and has nothing to do most of that time.
+const streamsPerCall = 8
+
+// grpcNeeds are the roles that may use each method. grpc.health.v1 is for anybody.
+var grpcNeeds = map[string]rights.Roles{
+	extprocv3.ExternalProcessor_Process_FullMethodName:         rights.Route,
+	kvindexerpb.KVIndexer_MatchExternalKvPrefix_FullMethodName: rights.Read,
+}
+
+// serveGRPC listens and serves gRPC until the returned function is called.
+func (s *Server) serveGRPC() (stop func(), err error) {
+	calls := s.QueryWorkers + s.QueryQueue
+	var open []string
+	if s.GRPCInsecure {
+		open = []string{extprocv3.ExternalProcessor_Process_FullMethodName}
+	}
+	stop, at, err := grpcserver.Serve(s.GRPCListen, grpcserver.Config{
+		Tokens: s.HTTPTokens, Needs: grpcNeeds, Open: open, TLS: s.HTTPTLS, Calls: calls, Streams: streamsPerCall * calls,
+		Ready:    router{s}.admit,
+		Ended:    func(method, outcome string) { s.outcomes.Count(api.OverGRPC, method, outcome) },
+		Panicked: s.panicked,
+		Tracer:   s.Tracer,
+	}, func(r grpc.ServiceRegistrar) {
+		extprocv3.RegisterExternalProcessorServer(r, gateway.New(gateway.Config{
+			Router: tracedRouter{router{s}}, Pool: s.registry.Pool, All: s.registry.All, Resolve: s.registry.Resolve,
+			MaxBodies: maxBodies, Text: s.tokenizers != nil, Templates: s.RequestTemplates,
+			Hooks: gateway.Hooks{Reused: s.reuse, Moved: s.queries.Moved},
+		}))
+		kvindexerpb.RegisterKVIndexerServer(r, kvindexer.New(kvindexer.Config{Find: s.tracedFind, Pools: s.registry.Pools}))
+	})
+	if err != nil {
+		return nil, fmt.Errorf("gRPC: %w; choose another with --grpc-listen", err)
+	}
+	s.log.Info("gRPC is served", "listen", at.String())
+	if s.GRPCInsecure {
+		s.log.Warn("whoever reaches this port may have workers chosen without a token", "listen", at.String(), "what_to_do",
+			"let a NetworkPolicy or firewall admit only the gateways, as networkPolicy.grpcFrom of the chart does")
+	}
+	return stop, nil
+}

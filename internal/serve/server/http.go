@@ -1,0 +1,253 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/edge/rights"
+	"github.com/kvatlas/kvatlas/internal/edge/web"
+	"github.com/kvatlas/kvatlas/internal/faces/compat"
+	"github.com/kvatlas/kvatlas/internal/faces/kvindexer/kvindexerpb"
+	"github.com/kvatlas/kvatlas/internal/operate/dump"
+	"github.com/kvatlas/kvatlas/internal/serve/page"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
+)
+
+// usualDeadline bounds a request over HTTP that names no deadline, or a later one.
+const usualDeadline = 5 * time.Second
+
+// routes are the operations' paths, and who may use them.
+var routes = []struct {
+	method, path, op string
+	rule             web.Rule
+}{
+	{http.MethodPost, "/v1/find", api.OpFind, web.Reads}, {http.MethodGet, "/v1/workers", api.OpWorkers, web.Reads},
+	{http.MethodGet, "/v1/status", api.OpStatus, web.Reads},
+	{http.MethodGet, "/v1/verify", api.OpVerify, web.Rule{Needs: rights.Operate, Cost: web.Costly}},
+	{http.MethodPost, "/v1/snapshot", api.OpSnapshot, web.Operates},
+	{http.MethodPost, "/v1/prefixes", api.OpPrefixes, web.Reads},
+	{http.MethodPost, "/v1/select", api.OpSelect, web.Chooses}, {http.MethodPost, "/v1/book", api.OpBook, web.Chooses},
+	{http.MethodPost, "/v1/prefill_complete", api.OpPrefillComplete, web.Chooses},
+	{http.MethodPost, "/v1/output_block", api.OpOutputBlock, web.Chooses},
+	{http.MethodPost, "/v1/free", api.OpFree, web.Chooses},
+	{http.MethodGet, "/v1/loads", api.OpLoads, web.Reads}, {http.MethodPost, "/v1/loads", api.OpLoads, web.Reads},
+	{http.MethodPost, "/v1/potential_loads", api.OpPotentialLoads, web.Reads},
+	{http.MethodGet, "/v1/engine_load", api.OpEngineLoads, web.Reads},
+	{http.MethodPost, "/v1/engine_load", api.OpEngineLoad,
+		web.Rule{Needs: rights.Route | rights.Register, Cost: web.Usual}}, // by a router, or beside an engine
+	{http.MethodPost, "/v1/recorded", api.OpRecorded, web.Reads},
+	{http.MethodGet, "/v1/funnel", api.OpFunnel, web.Reads}, {http.MethodPost, "/v1/report", api.OpReport, web.Chooses},
+	{http.MethodPost, "/v1/workers", api.OpRegisterWorker, web.Registers},
+	{http.MethodPatch, "/v1/workers/{instance}", api.OpChangeWorker, web.Operates},
+	{http.MethodDelete, "/v1/workers/{instance}", api.OpRemoveWorker, web.Removes},
+}
+
+// paths returns what answers on the HTTP port:
+//
+//	POST /v1/find      a Query, as JSON or MessagePack by Content-Type → an Answer
+//	POST /v1/select    a SelectRequest → a Selection
+//	POST /v1/book      a BookRequest → a Booking
+//	POST /v1/prefill_complete, /v1/output_block, /v1/free  a RequestRef → Done
+//	GET, POST /v1/loads        nothing, or a LoadsRequest → a LoadList
+//	POST /v1/potential_loads   a PotentialRequest → a PotentialList
+//	POST /v1/engine_load       EngineLoads → Done; GET: what is known → EngineLoads
+//	POST /v1/recorded  a RecordedRequest → a RecordedList
+//	GET  /v1/funnel?model=&since=  → a Funnel
+//	POST /v1/report    a Report → Done
+//	GET  /v1/workers   → a WorkerList
+//	POST /v1/workers   a WorkerRegistration → a Worker
+//	PATCH, DELETE /v1/workers/{instance}  a WorkerChange, or nothing → a Worker
+//	GET  /v1/status    → a Status
+//	GET  /v1/verify    → a Status with a checksum of each partition
+//	POST /v1/snapshot  → a SnapshotList
+//	GET  /healthz      200 while the process runs
+//	GET  /readyz       200 once every partition is restored and caught up, with what answers lack all the same; else
+//	                   503 and why not
+//	GET  /metrics      for Prometheus
+//	POST /v1/prefixes  a PrefixesRequest → a PrefixTree
+//	GET  /v1/watch     server-sent events: FleetEvents and ClusterEvents
+//	GET  /v1/openapi.json  all these, described in OpenAPI 3.1
+//	GET  /v1/kv_indexer.proto  what the gRPC port has beside the endpoint picker
+//
+// the paths of internal/faces/compat, and the live page of internal/serve/page.
+func (s *Server) paths() *web.Mux {
+	mux := web.NewMux()
+	s.register(mux, &httpFront{requests: s.requests(), ended: s.endedHTTP, deadline: usualDeadline})
+	page.Register(mux)
+	return mux
+}
+
+// register adds all paths of the HTTP port.
+func (s *Server) register(mux *web.Mux, front *httpFront) {
+	front.register(mux)
+	compat.Register(mux, s.compat(front.ended))
+	front.get(mux, "/metrics", web.Rule{Needs: rights.Read, Cost: web.Probe}, s.scrape.ServeHTTP)
+	front.get(mux, "/v1/watch", web.Rule{Needs: rights.Read, Cost: web.Lasting}, s.watch)
+	probe := web.Rule{Needs: rights.Anybody, Cost: web.Probe}
+	front.get(mux, "/readyz", probe, func(w http.ResponseWriter, _ *http.Request) {
+		if err := s.node.Ready(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ready")
+		for _, note := range append(s.node.Warnings(), s.registry.Warnings()...) {
+			fmt.Fprintln(w, note)
+		}
+	})
+}
+
+// compat is what clients of Dynamo's indexer are answered with.
+func (s *Server) compat(ended func(op, outcome string)) compat.Config {
+	return compat.Config{
+		Server: s, Shims: s.shims, Ended: ended, Resolve: s.registry.Resolve,
+		Dump: func(ctx context.Context, of []events.WorkerID, out io.Writer) error {
+			return dump.WriteWorkers(ctx, s.ns, of, s.registry.Claimed, out)
+		},
+		Dumps: s.dumps,
+	}
+}
+
+// httpFront answers the operations over HTTP.
+type httpFront struct {
+	requests api.Handler
+	ended    func(op, outcome string) // is told what became of each request, by its operation or path
+	deadline time.Duration
+}
+
+// register adds the operations' paths, their description, /healthz, and what is said of all others.
+func (f *httpFront) register(mux *web.Mux) {
+	ops, methods, rules := map[string]map[string]string{}, map[string][]string{}, map[string]web.Rules{} // by path
+	for _, route := range routes {
+		if ops[route.path] == nil {
+			ops[route.path], rules[route.path] = map[string]string{}, web.Rules{}
+		}
+		ops[route.path][route.method], rules[route.path][route.method] = route.op, route.rule
+		methods[route.path] = append(methods[route.path], route.method)
+	}
+	for path, methods := range methods {
+		mux.Handle(path, rules[path], func(w http.ResponseWriter, r *http.Request) {
+			op := ops[path][r.Method]
+			if op == "" {
+				op = ops[path][methods[0]] // HEAD, where that is GET
+			}
+			if web.Allowed(w, r, methods...) {
+				f.serve(w, r, op)
+			} else {
+				f.refuse(w, r, op, api.JSON, web.WrongMethod(r, methods...))
+			}
+		})
+	}
+	anyToken := web.Rule{Needs: rights.Any, Cost: web.Usual}
+	f.get(mux, "/healthz", web.Rule{Needs: rights.Anybody, Cost: web.Probe},
+		func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	f.get(mux, "/v1/openapi.json", anyToken, func(w http.ResponseWriter, _ *http.Request) {
+		_ = web.WriteReply(w, api.JSON, openAPI, http.StatusOK) // or the caller has gone
+	})
+	f.get(mux, "/v1/kv_indexer.proto", anyToken, func(w http.ResponseWriter, _ *http.Request) {
+		_ = web.WriteReply(w, "text/plain; charset=utf-8", kvindexerpb.Proto, http.StatusOK)
+	})
+	mux.Otherwise(func(w http.ResponseWriter, r *http.Request) {
+		failure := api.Errorf(api.CodeUnknownOperation, "there is no %s %s", r.Method, r.URL.Path)
+		f.refuse(w, r, api.OpOther, api.JSON, failure)
+	})
+}
+
+// get adds a path that takes GET.
+func (f *httpFront) get(mux *web.Mux, path string, rule web.Rule, handle http.HandlerFunc) {
+	mux.Handle(path, web.Rules{http.MethodGet: rule}, func(w http.ResponseWriter, r *http.Request) {
+		if web.Allowed(w, r, http.MethodGet) {
+			handle(w, r)
+		} else {
+			f.refuse(w, r, api.OpOther, api.JSON, web.WrongMethod(r, http.MethodGet))
+		}
+	})
+}
+
+// serve answers one request, and counts it.
+func (f *httpFront) serve(w http.ResponseWriter, r *http.Request, op string) {
+	var buffer web.Buffer // nothing of the body is kept once the request is answered
+	defer buffer.Free()
+	contentType, body, deadline, failure := f.open(&buffer, w, r, op)
+	if failure != nil {
+		f.refuse(w, r, op, contentType, failure)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), deadline)
+	defer cancel()
+	requests := f.requests
+	requests.Instance = events.WorkerID(r.PathValue("instance"))
+	reply, failure := requests.Handle(ctx, op, contentType, body)
+	status := http.StatusOK
+	if failure != nil {
+		status = failure.Code.HTTPStatus()
+	}
+	f.ended(op, web.Reply(w, r, contentType, reply, status, api.Outcome(failure)))
+}
+
+// open reads a request. The failure is to be sent in the content type.
+func (f *httpFront) open(buffer *web.Buffer, w http.ResponseWriter, r *http.Request, op string) (
+	contentType string, body []byte, deadline time.Duration, failure *api.Error) {
+	header := r.Header.Get("Content-Type")
+	contentType, known := api.ContentType(header)
+	// A web page may send some forms, or none, to any address without asking first; these are refused even where they
+	// would be understood.
+	if !known || header == "" && r.ContentLength != 0 {
+		return contentType, nil, 0, api.WrongContentType(header)
+	}
+	deadline = f.deadline
+	if texts := r.Header.Values(rpc.HeaderDeadline); len(texts) > 0 {
+		text := texts[0]
+		ms, err := strconv.ParseUint(text, 10, 64)
+		if err != nil || ms == 0 {
+			return contentType, nil, 0, api.Errorf(api.CodeMalformed,
+				"the header %s is %.40q, not a whole number of milliseconds above 0", rpc.HeaderDeadline, text)
+		}
+		deadline = min(deadline, time.Duration(min(ms, 1<<31))*time.Millisecond)
+	}
+	if op == api.OpFunnel && r.URL.RawQuery != "" {
+		body, failure = inURL(r, "model", "since")
+		return api.JSON, body, deadline, failure
+	}
+	if name, _, _ := strings.Cut(r.URL.RawQuery, "="); r.URL.RawQuery != "" {
+		return contentType, nil, 0, api.Errorf(api.CodeMalformed,
+			"%s takes no parameters in its URL, such as %.40s; they belong into the body", r.URL.Path, name)
+	}
+	body, failure = buffer.Read(w, r, api.MaxBody)
+	return contentType, body, deadline, failure
+}
+
+// inURL makes a request of the parameters in its URL, which may be these, each once.
+func inURL(r *http.Request, known ...string) ([]byte, *api.Error) {
+	values, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, api.Errorf(api.CodeMalformed, "the URL's parameters cannot be read: %v", err)
+	}
+	fields := map[string]string{}
+	for name, list := range values {
+		if !slices.Contains(known, name) || len(list) != 1 {
+			return nil, api.Errorf(api.CodeMalformed, "%s takes the parameters %s, each once, not %.40q", r.URL.Path,
+				strings.Join(known, " and "), name)
+		}
+		fields[name] = list[0]
+	}
+	body, err := json.Marshal(fields)
+	if err != nil {
+		return nil, api.Errorf(api.CodeInternal, "%v", err)
+	}
+	return body, nil
+}
+
+// refuse sends an error, and counts its request.
+func (f *httpFront) refuse(w http.ResponseWriter, r *http.Request, op, contentType string, failure *api.Error) {
+	f.ended(op, web.Reply(w, r, contentType, failure.Body(contentType), failure.Code.HTTPStatus(), api.Outcome(failure)))
+}

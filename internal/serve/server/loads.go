@@ -1,0 +1,98 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/choose/load"
+	"github.com/kvatlas/kvatlas/internal/fleet/replication"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// sharedHooks makes log lines of what happens to something that all nodes know; things is its name in attributes.
+func sharedHooks(log *slog.Logger, what, things string) replication.Hooks {
+	var told time.Time
+	return replication.Hooks{
+		Ready: func(peers, n int) { log.Debug(what+" are known", "nodes", peers, things, n) },
+		Listen: func(err error) {
+			log.Warn("other nodes' "+what+" cannot be heard; it is tried again", "error", err, "what_to_do",
+				"grant it to this user: indexer auth example prints what each user needs")
+		},
+		Send: func(err error) {
+			if time.Since(told) > time.Minute {
+				told = time.Now()
+				log.Warn("other nodes are not told of "+what, "error", err, "what_to_do",
+					"see that NATS answers; they catch up when it does")
+			}
+		},
+	}
+}
+
+// loadStatus is how the tables of requests under way stand, as clients get it.
+func loadStatus(s load.Status) *api.LoadStatus {
+	out := &api.LoadStatus{Ready: s.Ready, Peers: s.Peers, Beats: s.Counts.Beats, Healed: s.Counts.Healed,
+		Models: []api.ModelDigest{}}
+	for _, m := range s.Models {
+		out.Models = append(out.Models, api.ModelDigest{
+			Model: m.Name, Group: m.Group, Requests: m.Requests, PrefillTokens: m.PrefillTokens, OutputBlocks: m.Outputs,
+			Hash: fmt.Sprintf("%016x", m.Hash), Conflicts: m.Counts.Conflicts, Rivals: m.Counts.Rivals,
+			Twice: m.Twice, Expired: m.Counts.Expired, Booked: m.Counts.Booked, Freed: m.Counts.Freed,
+			Full: m.Counts.Full, Gone: m.Counts.Gone,
+		})
+	}
+	slices.SortFunc(out.Models, func(a, b api.ModelDigest) int {
+		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Group, b.Group))
+	})
+	return out
+}
+
+// routerRequests counts the requests that routers of another make sent, as clients get it.
+func routerRequests(c load.ForeignCounts) *api.RouterRequestCounts {
+	return &api.RouterRequestCounts{Requests: c.Requests, Added: c.Added, Prefilled: c.Prefilled, Freed: c.Freed,
+		Expired: c.Expired, Own: c.Own, Duplicate: c.Duplicate, Unknown: c.Unknown, Refused: c.Refused}
+}
+
+// waitLoads waits until this node knows the requests under way and the sessions that other nodes know, if there are
+// other nodes, or ctx ends.
+func (s *Server) waitLoads(ctx context.Context) {
+	if len(s.views.Now().Peers) == 0 {
+		s.loads.Alone()
+		if s.sessions != nil {
+			s.sessions.Alone()
+		}
+	}
+	for _, ready := range s.shared() {
+		select {
+		case <-ready:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// removeGone ends the requests of ranks that are registered no more, or for another model or routing group, or that
+// have become incomplete, until ctx ends. Every node does so.
+func (s *Server) removeGone(ctx context.Context) {
+	known := map[events.RankKey]string{}
+	for {
+		changed := s.registry.Changed()
+		if s.registry.Current() {
+			there := s.registry.Complete()
+			for key, model := range known {
+				if there[key] != model {
+					s.loads.RemoveRank(key)
+				}
+			}
+			known = there
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}

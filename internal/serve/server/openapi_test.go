@@ -1,0 +1,371 @@
+package server
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"maps"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/edge/web"
+	"github.com/kvatlas/kvatlas/internal/faces/compat"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
+)
+
+var update = flag.Bool("update", false, "write openapi.json anew")
+
+// operation is what the document says of one, beside what follows from its types.
+type operation struct {
+	summary  string
+	request  reflect.Type // nil: it takes nothing
+	name     string       // of the request's schema; empty: the type's
+	optional bool         // the request may be left out
+	answer   reflect.Type
+	codes    []api.Code // beside those of all operations
+}
+
+var (
+	unknownModel = []api.Code{api.CodeUnknownModel, api.CodeBlockSizeMismatch, api.CodeMissingModel, api.CodeBadTokens}
+	ofBooking    = []api.Code{api.CodeMissingModel, api.CodeUnknownRequest}
+)
+
+var operations = map[string]operation{
+	api.OpFind: {"Who holds how much of a prompt. Exactly one of `tokens`, `hashes`, `hashed`, `engine_hashes`, " +
+		"`prompt` and `messages` is given", reflect.TypeFor[api.Query](), "", false, reflect.TypeFor[api.Answer](),
+		unknownModel},
+	api.OpWorkers: {"All workers, and what they hold", reflect.TypeFor[api.WorkersRequest](), "", true,
+		reflect.TypeFor[api.WorkerList](), nil},
+	api.OpStatus: {"A node's status", reflect.TypeFor[api.StatusRequest](), "", true, reflect.TypeFor[api.Status](), nil},
+	api.OpVerify: {"A node's status, with checksums of all replicas compared", reflect.TypeFor[api.VerifyRequest](), "",
+		true, reflect.TypeFor[api.Status](), nil},
+	api.OpSnapshot: {"Write snapshots now", nil, "", true, reflect.TypeFor[api.SnapshotList](), nil},
+	api.OpPrefixes: {"The largest part of the tree of prefixes that workers of a model share, as all nodes have it or one",
+		reflect.TypeFor[api.PrefixesRequest](), "", false, reflect.TypeFor[api.PrefixTree](), []api.Code{
+			api.CodeUnknownModel, api.CodeBlockSizeMismatch, api.CodeMissingModel}},
+	api.OpSelect: {"Which worker should serve a prompt. The prompt is given as for `/v1/find`",
+		reflect.TypeFor[api.SelectRequest](), "", false, reflect.TypeFor[api.Selection](),
+		append([]api.Code{api.CodeNoWorkers, api.CodeOverloaded, api.CodeConflict}, unknownModel...)},
+	api.OpBook: {"Book a request on a worker", reflect.TypeFor[api.BookRequest](), "", false,
+		reflect.TypeFor[api.Booking](), append([]api.Code{api.CodeUnknownWorker, api.CodeUnknownRequest,
+			api.CodeOverloaded, api.CodeConflict}, unknownModel...)},
+	api.OpPrefillComplete: {"The prompt of a booked request is computed", reflect.TypeFor[api.RequestRef](), "", false,
+		reflect.TypeFor[api.Done](), ofBooking},
+	api.OpOutputBlock: {"A booked request has one block of output more", reflect.TypeFor[api.RequestRef](),
+		"OutputBlockRequest", false, reflect.TypeFor[api.Done](), ofBooking},
+	api.OpFree: {"A booked request has ended", reflect.TypeFor[api.RequestRef](), "", false,
+		reflect.TypeFor[api.Done](), ofBooking},
+	api.OpLoads: {"What workers have to do", reflect.TypeFor[api.LoadsRequest](), "", true,
+		reflect.TypeFor[api.LoadList](), []api.Code{api.CodeUnknownModel}},
+	api.OpPotentialLoads: {"What each worker would have to do with a prompt beside what it has",
+		reflect.TypeFor[api.PotentialRequest](), "", false, reflect.TypeFor[api.PotentialList](), unknownModel},
+	api.OpEngineLoad: {"Report how full engines are", reflect.TypeFor[api.EngineLoads](), "EngineLoadReports", false,
+		reflect.TypeFor[api.Done](), nil},
+	api.OpEngineLoads: {"How full engines are", nil, "", true, reflect.TypeFor[api.EngineLoads](), nil},
+	api.OpFunnel: {"Where a model's tokens are lost that could have been reused: parameters of the URL, or a body",
+		reflect.TypeFor[api.FunnelRequest](), "", true, reflect.TypeFor[api.Funnel](),
+		[]api.Code{api.CodeMissingModel, api.CodeUnknownModel}},
+	api.OpRecorded: {"The newest requests that were recorded of a model, or one of them, by hashes",
+		reflect.TypeFor[api.RecordedRequest](), "", false, reflect.TypeFor[api.RecordedList](), []api.Code{
+			api.CodeMissingModel, api.CodeUnknownRequest}},
+	api.OpReport: {"What an engine has reused of a prompt for which a worker was chosen", reflect.TypeFor[api.Report](),
+		"", false, reflect.TypeFor[api.Done](), []api.Code{api.CodeUnknownRequest}},
+	api.OpRegisterWorker: {"Register a worker", reflect.TypeFor[api.WorkerRegistration](), "", false,
+		reflect.TypeFor[api.Worker](), []api.Code{api.CodeMissingModel, api.CodeRegistered, api.CodeConflict,
+			api.CodeBlockSizeMismatch}},
+	api.OpChangeWorker: {"Change what is said of a worker", reflect.TypeFor[api.WorkerChange](), "", false,
+		reflect.TypeFor[api.Worker](), []api.Code{api.CodeUnknownWorker, api.CodeConflict}},
+	api.OpRemoveWorker: {"End a worker's registration", reflect.TypeFor[api.WorkerRemoval](), "", true,
+		reflect.TypeFor[api.Worker](), []api.Code{api.CodeUnknownWorker, api.CodeConflict}},
+}
+
+// always are the codes that any operation may answer with.
+var always = []api.Code{api.CodeMalformed, api.CodeUnauthorized, api.CodeForbidden, api.CodeUnknownOperation,
+	api.CodeWrongMethod, api.CodeRequestTimeout, api.CodeTooLarge, api.CodeWrongContentType, api.CodeBusy,
+	api.CodeInternal, api.CodeNotReady, api.CodeUnavailable, api.CodeBehind}
+
+// needs are the fields that requests must have, by type.
+var needs = map[string][]string{
+	"Query": {"model"}, "SelectRequest": {"model"}, "BookRequest": {"model", "request_id"},
+	"RequestRef": {"model", "request_id"}, "PotentialRequest": {"model"}, "FunnelRequest": {"model"},
+	"Report":             {"request_id"},
+	"WorkerRegistration": {"instance", "model", "block_size"},
+	"PrefixesRequest":    {"model"},
+	"RecordedRequest":    {"model"},
+	"PartitionSeq":       {"partition", "seq"}, "EngineLoad": {"worker"},
+	"MediaItem": {"hash", "offset", "length"},
+}
+
+// limits are what else is true of a request's fields, by name or type and name.
+var limits = map[string]object{
+	"model": {"minLength": 1}, "block_size": {"minimum": 1}, "deadline_ms": {"minimum": 1},
+	"l3_timeout_ms": {"minimum": 1}, "hashed": {"minItems": 1, "maxItems": 16}, "workers": {"minItems": 1},
+	"ranks": {"minItems": 1}, "endpoints": {"minItems": 1}, "partitions": {"minItems": 1}, "messages": {"minItems": 1},
+	"LoadsRequest.model":            {"minLength": 0},
+	"request_id":                    {"minLength": 1, "maxLength": api.MaxRequestID},
+	"SelectRequest.request_id":      {"minLength": 0},
+	"session_id":                    {"maxLength": api.MaxSessionID},
+	"isl_tokens":                    {"maximum": api.MaxISL},
+	"effective_prefill_tokens":      {"maximum": int64(math.MaxInt64)},
+	"cached_tokens":                 {"maximum": api.MaxISL},
+	"decay_fraction":                {"minimum": 0, "maximum": 1},
+	"limit":                         {"minimum": 0, "maximum": math.MaxInt32},
+	"PrefixesRequest.limit":         {"minimum": 1, "maximum": api.MaxPrefixes},
+	"RecordedRequest.limit":         {"minimum": 1, "maximum": api.MaxRecorded},
+	"loads":                         {"maxItems": api.MaxEngineLoads},
+	"media":                         {"maxItems": api.MaxMedia},
+	"MediaItem.length":              {"minimum": 1},
+	"WorkerRegistration.instance":   {"minLength": 1, "maxLength": 255},
+	"WorkerRegistration.model":      {"minLength": 1, "maxLength": 255},
+	"WorkerRegistration.block_size": {"minimum": 1, "maximum": events.MaxBlockSize},
+	"endpoint":                      {"minLength": 1, "maxLength": 2048},
+	"stable_routing_id":             {"minLength": 1, "maxLength": 255},
+	"rank_size":                     {"minimum": 1, "maximum": api.MaxWorkerRanks},
+	"total_kv_blocks":               {"minimum": 1, "maximum": 1 << 53},
+	"max_num_batched_tokens":        {"minimum": 1, "maximum": 1 << 53},
+	"taints":                        {"maxItems": 64, "items": shortText},
+	"lora_adapters":                 {"maxItems": 1024, "items": shortText},
+	"served_model_names":            {"maxItems": 64, "items": shortText},
+	"topology_domains":              {"maxProperties": 64},
+	"events":                        {"enum": []any{api.EventsNone}},
+	"events_endpoint":               {"minLength": 1}, "replay_endpoint": {"minLength": 1},
+	"snapshot_endpoint": {"minLength": 1}, "source": {"minLength": 1},
+	"why":                              {"maxLength": 255},
+	"EngineLoad.worker":                {"minLength": 1},
+	"EngineLoad.kv_used_blocks":        {"maximum": events.MaxEngineCount},
+	"EngineLoad.kv_total_blocks":       {"maximum": events.MaxEngineCount},
+	"EngineLoad.active_decode_blocks":  {"maximum": events.MaxEngineCount},
+	"EngineLoad.active_prefill_tokens": {"maximum": events.MaxEngineCount},
+}
+
+var shortText = object{"type": "string", "minLength": 1, "maxLength": 255}
+
+// alsoTaken are fields that readers take and no type has: those of Dynamo's older metrics.
+var alsoTaken = map[string]object{
+	"kv_active_blocks": {"type": "integer", "minimum": 0, "maximum": events.MaxEngineCount,
+		"description": "another name of kv_used_blocks"},
+	"request_active_slots": passedOver, "request_total_slots": passedOver, "num_requests_waiting": passedOver,
+	"gpu_cache_usage_perc": passedOver, "gpu_prefix_cache_hit_rate": passedOver,
+}
+
+var passedOver = object{"type": "number", "description": "of Dynamo's ForwardPassMetrics; nothing follows from it"}
+
+// document makes the document.
+func document(t *testing.T) object {
+	s := &schemas{readComments(t, "api", "events", "routing"), object{}}
+	codes := map[api.Code]string{}
+	for _, c := range s.constants["api.Code"] {
+		codes[api.Code(c.value)] = c.comment
+	}
+	s.component(reflect.TypeFor[api.ErrorBody]())
+	paths, shared, used := object{}, object{}, map[api.Code]bool{}
+	at := func(path string) object {
+		if paths[path] == nil {
+			paths[path] = object{}
+		}
+		return paths[path].(object)
+	}
+	failures := func(list []api.Code) object {
+		byStatus := map[int][]api.Code{}
+		for _, code := range list {
+			used[code] = true
+			byStatus[code.HTTPStatus()] = append(byStatus[code.HTTPStatus()], code)
+		}
+		answers := object{}
+		for status, list := range byStatus {
+			slices.Sort(list)
+			name := strconv.Itoa(status) + "_" + strings.Join(texts(list), "_")
+			shared[name] = failure(status, list, codes)
+			answers[strconv.Itoa(status)] = object{"$ref": "#/components/responses/" + name}
+		}
+		return answers
+	}
+	for _, r := range routes {
+		op, there := operations[r.op]
+		if !there {
+			t.Fatalf("the document says nothing of %s", r.op)
+		}
+		described := object{"operationId": r.op, "summary": op.summary,
+			"parameters": []any{object{"$ref": "#/components/parameters/Deadline"}}}
+		if r.method == http.MethodPost && r.op == api.OpLoads {
+			described["operationId"] = r.op + "_post"
+		}
+		if strings.Contains(r.path, "{instance}") {
+			described["parameters"] = append(described["parameters"].([]any),
+				object{"$ref": "#/components/parameters/Instance"})
+		}
+		if r.op == api.OpFunnel {
+			for _, name := range []string{"model", "since"} {
+				described["parameters"] = append(described["parameters"].([]any), object{"name": name, "in": "query",
+					"schema": object{"type": "string"}})
+			}
+		}
+		schema := object{"type": []string{"object", "null"}, "additionalProperties": false}
+		if op.request != nil {
+			name := op.name
+			if name == "" {
+				name = op.request.Name()
+			}
+			schema = s.request(t, op.request, probe{r.op, func(all string) string { return all }}, needs[op.request.Name()])
+			if op.optional {
+				schema = orNull(schema)
+			}
+			s.components[name] = schema
+			schema = object{"$ref": "#/components/schemas/" + name}
+		}
+		described["requestBody"] = object{"required": !op.optional, "content": both(schema)}
+		answers := failures(append(slices.Clone(always), op.codes...))
+		answers["200"] = object{"description": "the answer", "content": both(s.answer(op.answer))}
+		described["responses"] = answers
+		at(r.path)[strings.ToLower(r.method)] = described
+	}
+	common := []api.Code{api.CodeUnauthorized, api.CodeForbidden, api.CodeWrongMethod}
+	plain := func(path, op, summary string, codes ...api.Code) object {
+		answers := failures(codes)
+		answers["200"] = object{"description": summary, "content": object{"text/plain": object{
+			"schema": object{"type": "string"}}}}
+		described := object{"operationId": op, "summary": summary, "responses": answers}
+		at(path)["get"] = described
+		return described
+	}
+	plain("/healthz", "healthz", "The process runs", api.CodeWrongMethod)["security"] = []any{}
+	ready := plain("/readyz", "readyz", "The node is ready; what its answers lack all the same", api.CodeWrongMethod)
+	ready["security"] = []any{}
+	ready["responses"].(object)["503"] = object{"description": "The node is not ready, and why",
+		"content": object{"text/plain": object{"schema": object{"type": "string"}}}}
+	metrics := plain("/metrics", "metrics", "For Prometheus", append(common, api.CodeInternal)...)
+	metrics["parameters"] = []any{object{"name": "name[]", "in": "query", "description": "the metrics that are wanted; " +
+		"default all", "schema": object{"type": "array", "items": object{"type": "string"}}}}
+	for _, status := range []string{"500"} { // the library's own text
+		metrics["responses"].(object)[status] = object{"description": "metrics cannot be gathered",
+			"content": object{"text/plain": object{"schema": object{"type": "string"}}}}
+	}
+	watch := plain("/v1/watch", "watch", "Server-sent events: `"+api.EventFleet+"` how all ranks are, and then what has "+
+		"changed, once a second or less often; `"+api.EventCluster+"` the status of all nodes. The data of each is JSON",
+		append(common, api.CodeBusy)...)
+	s.answer(reflect.TypeFor[api.FleetEvent]())
+	s.answer(reflect.TypeFor[api.ClusterEvent]())
+	watch["responses"].(object)["200"].(object)["content"] = object{"text/event-stream": object{
+		"schema": object{"type": "object", "description": "one event", "required": []any{"event", "data"},
+			"properties": object{"event": object{"enum": []any{api.EventFleet, api.EventCluster}},
+				"data": object{"type": "string", "contentMediaType": api.JSON}}}}}
+	plain("/v1/kv_indexer.proto", "proto", "The service that the gRPC port has for SGLang's router, as a .proto file",
+		append(common, api.CodeBusy)...)
+	self := plain("/v1/openapi.json", "openapi", "This document", append(common, api.CodeBusy)...)
+	self["responses"].(object)["200"].(object)["content"] = object{api.JSON: object{"schema": object{"type": "object"}}}
+	for code := range codes {
+		if !used[code] {
+			t.Errorf("no path answers with %s", code)
+		}
+	}
+	return object{
+		"openapi": "3.1.0",
+		"info": object{"title": "kvatlas", "version": "1", "description": "Which worker holds how much of a prompt's KV " +
+			"cache, and in which tier. A request has at most " + fmt.Sprint(api.MaxBody) + " bytes. A field that is null " +
+			"is as if it were not there; one that is not known is refused. 64-bit numbers may be text in decimal digits. " +
+			"Answers may have further fields in a later version. The paths of other indexers on the same port are in " +
+			"docs/compatibility.md."},
+		"servers":  []any{object{"url": "/"}},
+		"security": []any{object{"token": []any{}}, object{}},
+		"paths":    paths,
+		"components": object{
+			"securitySchemes": object{"token": object{"type": "http", "scheme": "bearer",
+				"description": "where the indexer runs with --http-token-file"}},
+			"parameters": object{
+				"Deadline": object{"name": rpc.HeaderDeadline, "in": "header", "description": "how many milliseconds the " +
+					"answer may take; default and most " + fmt.Sprint(usualDeadline.Milliseconds()),
+					"schema": object{"type": "integer", "minimum": 1}},
+				"Instance": object{"name": "instance", "in": "path", "required": true, "description": "the worker",
+					"schema": object{"type": "string", "minLength": 1}},
+			},
+			"responses": shared, "schemas": s.components,
+		},
+	}
+}
+
+func texts(codes []api.Code) (list []string) {
+	for _, code := range codes {
+		list = append(list, string(code))
+	}
+	return list
+}
+
+// both are the content types of requests and answers: an answer has its request's.
+func both(schema object) object {
+	return object{api.JSON: object{"schema": schema}, api.MsgPack: object{"schema": schema}}
+}
+
+// failure is an answer with an error that has one of the codes.
+func failure(status int, list []api.Code, codes map[api.Code]string) object {
+	var said []string
+	for _, code := range list {
+		said = append(said, fmt.Sprintf("`%s`: %s", code, codes[code]))
+	}
+	f := object{"description": strings.Join(said, "; "), "content": both(object{"allOf": []any{
+		object{"$ref": "#/components/schemas/ErrorBody"},
+		object{"properties": object{"error": object{"properties": object{"code": object{"enum": list}}}}},
+	}})}
+	text := object{"type": "string"}
+	switch status {
+	case http.StatusUnauthorized:
+		f["headers"] = object{"WWW-Authenticate": object{"required": true, "schema": text}}
+	case http.StatusMethodNotAllowed:
+		f["headers"] = object{"Allow": object{"required": true, "schema": text}}
+	}
+	return f
+}
+
+// TestOpenAPI: the document is what the types, their comments and the readers of requests say.
+func TestOpenAPI(t *testing.T) {
+	want, err := json.MarshalIndent(document(t), "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want = append(want, '\n')
+	if *update {
+		if err := os.WriteFile("openapi.json", want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		openAPI = want
+	}
+	if !bytes.Equal(openAPI, want) {
+		t.Error("openapi.json is not what the code says; go generate ./internal/serve/server writes it anew")
+	}
+}
+
+// TestOpenAPIHasAllPaths: the document has each path of the HTTP port but those of other indexers, with its methods.
+func TestOpenAPIHasAllPaths(t *testing.T) {
+	var described struct{ Paths map[string]map[string]any }
+	if err := json.Unmarshal(openAPI, &described); err != nil {
+		t.Fatal(err)
+	}
+	mux, others := web.NewMux(), web.NewMux()
+	s := &Server{scrape: http.NotFoundHandler()}
+	s.register(mux, &httpFront{ended: func(string, string) {}})
+	compat.Register(others, compat.Config{})
+	served := mux.Routes()
+	maps.DeleteFunc(served, func(path string, _ web.Rules) bool { return others.Routes()[path] != nil })
+	if a, b := slices.Sorted(maps.Keys(served)), slices.Sorted(maps.Keys(described.Paths)); !slices.Equal(a, b) {
+		t.Errorf("the port has the paths\n%q, the document\n%q", a, b)
+	}
+	for path, methods := range described.Paths {
+		r := httptest.NewRequest("NONE", strings.ReplaceAll(path, "{instance}", "w"), nil)
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, r)
+		for allowed := range strings.SplitSeq(w.Header().Get("Allow"), ", ") {
+			if methods[strings.ToLower(allowed)] == nil && allowed != http.MethodHead {
+				t.Errorf("the document lacks %s %s", allowed, path)
+			}
+		}
+	}
+}

@@ -1,0 +1,240 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// trees are the trees of prefixes that were made a moment ago: making one looks at the whole index, so that a share of
+// one core bounds it, as with what internal/operate/watch looks at.
+type trees struct {
+	turn chan struct{}   // of capacity one: full while somebody looks for a tree, or makes it
+	made map[string]tree // by request; of whose turn it is
+}
+
+func newTrees() trees { return trees{turn: make(chan struct{}, 1)} }
+
+type tree struct {
+	until time.Time
+	tree  *api.PrefixTree
+}
+
+const (
+	keptTrees = 16
+	treeAge   = 2 * time.Second // and 40 times as long as the work took, up to half a minute
+)
+
+// get returns a tree that was made a moment ago, or makes one, which says how long its work took. Requests wait for
+// each other until their contexts end.
+func (t *trees) get(ctx context.Context, q *api.PrefixesRequest,
+	make func(*api.PrefixesRequest) (*api.PrefixTree, time.Duration, error)) (*api.PrefixTree, error) {
+	key := fmt.Sprintf("%+v", *q)
+	select {
+	case t.turn <- struct{}{}:
+		defer func() { <-t.turn }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if kept := t.made[key]; time.Now().Before(kept.until) {
+		return kept.tree, nil
+	}
+	made, took, err := make(q)
+	if err != nil {
+		return nil, err
+	}
+	if t.made == nil || len(t.made) >= keptTrees {
+		t.made = map[string]tree{}
+	}
+	t.made[key] = tree{time.Now().Add(min(30*time.Second, max(treeAge, 40*took))), made}
+	return made, nil
+}
+
+// Prefixes returns the tree of prefixes of a model as one node has it, or of all nodes.
+func (s *Server) Prefixes(ctx context.Context, q *api.PrefixesRequest) (*api.PrefixTree, error) {
+	if err := s.named(&q.Model); err != nil {
+		return nil, err
+	}
+	if err := s.admit(); err != nil {
+		return nil, err
+	}
+	if q.Node != "" {
+		return s.prefixesOf(ctx, q)
+	}
+	return s.forests.get(ctx, q, func(q *api.PrefixesRequest) (*api.PrefixTree, time.Duration, error) {
+		return s.allPrefixes(context.WithoutCancel(ctx), q, s.patience(ctx)/prefixRounds) // others wait for it too
+	})
+}
+
+// prefixesOf is one node's tree.
+func (s *Server) prefixesOf(ctx context.Context, q *api.PrefixesRequest) (*api.PrefixTree, error) {
+	if q.Node == s.ID {
+		return s.trees.get(ctx, q, func(q *api.PrefixesRequest) (*api.PrefixTree, time.Duration, error) {
+			begun := time.Now()
+			trees, err := s.node.Prefixes(q)
+			if err != nil {
+				return nil, 0, err
+			}
+			return s.oneTree(trees, q), time.Since(begun), nil
+		})
+	}
+	other, err := s.peer(q.Node)
+	if err != nil {
+		return nil, api.Errorf(api.CodeMalformed, "%v", err)
+	}
+	return other.Prefixes(ctx, q)
+}
+
+// oneTree joins this node's trees, or, for nodes that join it with others, puts them into one.
+func (s *Server) oneTree(trees []*api.PrefixTree, q *api.PrefixesRequest) *api.PrefixTree {
+	first := trees[0]
+	switch {
+	case len(trees) == 1:
+		return first
+	case len(q.Partitions) > 0:
+		first.Shards = trees[1:]
+		return first
+	}
+	tree := joinTrees(trees, cmp.Or(int(q.Limit), api.UsualPrefixes))
+	tree.Node, tree.Model, tree.BlockSize, tree.Complete = s.ID, q.Model, first.BlockSize, first.Complete
+	return tree
+}
+
+// prefixRounds is how many nodes are asked for a partition, one after the other.
+const prefixRounds = 3
+
+// allPrefixes joins what nodes have, each partition's of one that serves it.
+func (s *Server) allPrefixes(ctx context.Context, q *api.PrefixesRequest, patience time.Duration) (*api.PrefixTree,
+	time.Duration, error) {
+	view := s.view()
+	g := gathering{model: q.Model, size: q.BlockSize, asked: make([][]string, s.ns.Partitions()),
+		serving: func(p events.Partition) []string {
+			if view == nil {
+				return []string{s.ID}
+			}
+			list := view.Serving(p)
+			if i := slices.Index(list, s.ID); i > 0 && i < view.Fit(p) { // as good as any, and here
+				list = append([]string{s.ID}, list...)
+			}
+			return list
+		},
+		ask: func(name string, share []events.Partition) (*api.PrefixTree, error) {
+			asking, cancel := context.WithTimeout(ctx, patience)
+			defer cancel()
+			part := *q
+			part.Node, part.Partitions = name, share
+			return s.prefixesOf(asking, &part)
+		}}
+	if err := g.gather(); err != nil {
+		return nil, 0, err
+	}
+	if g.size == 0 && len(g.open) == 0 {
+		_, err := s.node.Prefixes(q) // it says which models are known
+		if err == nil {
+			err = api.Errorf(api.CodeUnavailable, "workers of %q come or go just now; ask again", q.Model)
+		}
+		return nil, 0, err
+	}
+	begun := time.Now()
+	tree := joinTrees(g.parts, cmp.Or(int(q.Limit), api.UsualPrefixes))
+	tree.Model, tree.BlockSize = q.Model, g.size
+	tree.Complete, tree.Missing, tree.Unheard = len(g.open) == 0, g.open, g.unheard()
+	return tree, time.Since(begun), nil
+}
+
+// gathering asks nodes for their parts of a tree.
+type gathering struct {
+	model   string
+	serving func(events.Partition) []string // whom a partition can be asked of, best first
+	ask     func(name string, share []events.Partition) (*api.PrefixTree, error)
+
+	size   uint32     // of blocks; 0: not known yet
+	asked  [][]string // whom, by partition
+	parts  []*api.PrefixTree
+	open   []events.Partition // of which nothing is known
+	failed []string           // nodes that did not answer
+}
+
+// gather asks until there is a part of each partition, or nobody else to be asked.
+func (g *gathering) gather() error {
+	for p := range g.asked {
+		g.open = append(g.open, events.Partition(p))
+	}
+	for range prefixRounds {
+		share, names := g.shares()
+		answers, failed := onAll(names, func(name string) (*api.PrefixTree, error) {
+			a, err := g.ask(name, share[name])
+			if err == nil && !a.Complete && len(a.Missing) == 0 {
+				err = api.Errorf(api.CodeUnavailable, "node %s is of a version that does not divide its tree", name)
+			}
+			return a, err
+		})
+		for i, name := range names {
+			if failed[i] != nil {
+				if e := api.AsError(failed[i]); e.Code == api.CodeBlockSizeMismatch {
+					return e
+				}
+				g.failed = append(g.failed, name)
+				g.open = append(g.open, share[name]...)
+				continue
+			}
+			a := answers[i]
+			if a.BlockSize != 0 && g.size != 0 && a.BlockSize != g.size {
+				return api.Errorf(api.CodeBlockSizeMismatch,
+					"workers serve %q with different block sizes, %d and %d among them; the request must name one", g.model,
+					g.size, a.BlockSize)
+			}
+			g.size = cmp.Or(g.size, a.BlockSize)
+			g.open = append(g.open, a.Missing...)
+			g.parts = append(append(g.parts, a), a.Shards...)
+		}
+	}
+	slices.Sort(g.open)
+	return nil
+}
+
+// shares says which node is asked for which partitions next, and notes it. Those are not open any more.
+func (g *gathering) shares() (share map[string][]events.Partition, names []string) {
+	share = map[string][]events.Partition{}
+	g.open = slices.DeleteFunc(g.open, func(p events.Partition) bool {
+		list := g.serving(p)
+		i := slices.IndexFunc(list, func(name string) bool { return !slices.Contains(g.asked[p], name) })
+		if i < 0 {
+			return false
+		}
+		name := list[i]
+		g.asked[p] = append(g.asked[p], name)
+		if share[name] == nil {
+			names = append(names, name)
+		}
+		share[name] = append(share[name], p)
+		return true
+	})
+	return share, names
+}
+
+// unheard are the nodes that did not answer for partitions that are open.
+func (g *gathering) unheard() (list []string) {
+	for _, name := range g.failed {
+		if slices.ContainsFunc(g.open, func(p events.Partition) bool { return slices.Contains(g.asked[p], name) }) {
+			list = append(list, name)
+		}
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// Prefixes is asked of the node itself.
+func (o own) Prefixes(ctx context.Context, q *api.PrefixesRequest) (*api.PrefixTree, error) {
+	if q.Node != "" && q.Node != o.ID {
+		return nil, api.Errorf(api.CodeUnavailable, "this is node %s, which was asked by its name for node %s", o.ID, q.Node)
+	}
+	named := *q
+	named.Node = o.ID
+	return o.Server.Prefixes(ctx, &named)
+}

@@ -1,0 +1,128 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// Nodes learn with a beat who is to write what; those that are asked in between may leave a partition to each other.
+const (
+	snapshotRounds = 3
+	snapshotPause  = time.Second
+)
+
+// snapshotAll has all nodes write the snapshots that are theirs to write, and asks again while some are missing.
+func snapshotAll(ctx context.Context, partitions uint32, nodes func() []string,
+	write func(ctx context.Context, node string) (*api.SnapshotList, error)) (*api.SnapshotList, error) {
+	written := map[events.Partition]api.SnapshotInfo{}
+	for round := range snapshotRounds {
+		if round > 0 {
+			if !loop.Wait(ctx, snapshotPause) {
+				return nil, ctx.Err()
+			}
+		}
+		names := nodes()
+		lists, failed := onAll(names, func(node string) (*api.SnapshotList, error) { return write(ctx, node) })
+		for i, list := range lists {
+			if failed[i] != nil {
+				return nil, ofNode(names[i], "", failed[i])
+			}
+			for _, s := range list.Snapshots {
+				if s.Generation >= written[s.Partition].Generation { // two may have thought that it is theirs
+					written[s.Partition] = s
+				}
+			}
+		}
+		if len(written) == int(partitions) {
+			break
+		}
+	}
+	list := &api.SnapshotList{Snapshots: []api.SnapshotInfo{}}
+	for p := range events.Partition(partitions) {
+		if s, ok := written[p]; ok {
+			list.Snapshots = append(list.Snapshots, s)
+		} else {
+			list.Missing = append(list.Missing, p)
+		}
+	}
+	return list, nil
+}
+
+// onAll does something for all nodes at the same time.
+func onAll[T any](nodes []string, do func(node string) (T, error)) (results []T, failed []error) {
+	results, failed = make([]T, len(nodes)), make([]error, len(nodes))
+	var all sync.WaitGroup
+	for i, node := range nodes {
+		all.Go(func() { results[i], failed[i] = do(node) })
+	}
+	all.Wait()
+	return results, failed
+}
+
+// ofNode is an error of a node, which it names.
+func ofNode(name, what string, err error) error {
+	e := api.AsError(err)
+	return api.Errorf(e.Code, "node %s%s: %s", name, what, e.Message)
+}
+
+// verifyRounds is how often the replicas of a partition are asked until they answer for one place. Each round names a
+// place further ahead of where they are, so that one of them is beyond what the log grows by while the requests travel.
+const verifyRounds = 6
+
+// verifyReplicas compares what the nodes of a cluster hold. ask asks one node; at is where it is to reckon checksums.
+func verifyReplicas(ctx context.Context, nodes []string, ask func(ctx context.Context, node string,
+	at []api.PartitionSeq) (*api.Status, error)) ([]api.PartitionReplicas, error) {
+	var done []api.PartitionReplicas
+	open := map[events.Partition]bool{} // of those seen, which are not done
+	var at []api.PartitionSeq
+	for round := range verifyRounds {
+		answers, failed := onAll(nodes, func(node string) (*api.Status, error) { return ask(ctx, node, at) })
+		found := map[events.Partition]*api.PartitionReplicas{}
+		last := map[events.Partition]events.StreamSeq{}
+		for i, s := range answers {
+			if failed[i] != nil {
+				return nil, ofNode(nodes[i], " cannot be compared", failed[i])
+			}
+			for _, p := range s.Partitions {
+				if !open[p.Partition] && round > 0 || !p.State.Serves() {
+					continue
+				}
+				r := found[p.Partition]
+				if r == nil {
+					r = &api.PartitionReplicas{Partition: p.Partition, Equal: true}
+					found[p.Partition] = r
+				}
+				r.Replicas = append(r.Replicas, api.ReplicaSum{Node: nodes[i], Seq: p.Seq, Checksum: p.Checksum})
+				last[p.Partition] = max(last[p.Partition], p.Seq, p.LogLast)
+			}
+		}
+		at = at[:0]
+		clear(open)
+		for p, r := range found {
+			same := true
+			for _, x := range r.Replicas {
+				same = same && x.Seq == r.Replicas[0].Seq
+				r.Equal = r.Equal && x == api.ReplicaSum{Node: x.Node, Seq: r.Replicas[0].Seq,
+					Checksum: r.Replicas[0].Checksum}
+			}
+			if same || round == verifyRounds-1 {
+				done = append(done, *r)
+				continue
+			}
+			open[p] = true
+			at = append(at, api.PartitionSeq{Partition: p, Seq: last[p] + 64<<(2*round)})
+		}
+		if len(open) == 0 {
+			break
+		}
+	}
+	slices.SortFunc(done, func(a, b api.PartitionReplicas) int { return cmp.Compare(a.Partition, b.Partition) })
+	return done, nil
+}

@@ -1,0 +1,532 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net/http"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/base/dial"
+	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/internal/choose/affinity"
+	"github.com/kvatlas/kvatlas/internal/choose/guess"
+	"github.com/kvatlas/kvatlas/internal/choose/load"
+	"github.com/kvatlas/kvatlas/internal/choose/selection"
+	"github.com/kvatlas/kvatlas/internal/edge/rights"
+	"github.com/kvatlas/kvatlas/internal/edge/tracing"
+	"github.com/kvatlas/kvatlas/internal/edge/web"
+	"github.com/kvatlas/kvatlas/internal/faces/compat"
+	"github.com/kvatlas/kvatlas/internal/faces/compat/conductor"
+	"github.com/kvatlas/kvatlas/internal/faces/compat/dynamoselect"
+	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
+	"github.com/kvatlas/kvatlas/internal/fleet/registry"
+	"github.com/kvatlas/kvatlas/internal/index/node"
+	"github.com/kvatlas/kvatlas/internal/index/scatter"
+	"github.com/kvatlas/kvatlas/internal/ingest/control"
+	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/internal/operate/funnel"
+	"github.com/kvatlas/kvatlas/internal/operate/metrics"
+	"github.com/kvatlas/kvatlas/internal/operate/watch"
+	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/text/tokenize"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
+	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/pkg/routing"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
+)
+
+// Settings are a node's.
+type Settings struct {
+	ID, Version string
+	Conn        *jetstream.Conn
+
+	// Embedded is the NATS server in this process, whose data are in the folder Data and which began at Began; nil: it
+	// is another process.
+	Embedded *natsserver.Server
+	Data     string
+	Began    time.Time
+
+	Namespace  string
+	Zone       string // see [cluster.CheckZone]; empty: one of this node's own
+	Partitions uint32 // 0: those of the namespace, or the usual number
+	// RestoreNamespace writes the namespace's record again if it is missing or unreadable; see
+	// [jetstream.NamespaceConfig].
+	RestoreNamespace bool
+	Replicas         int           // of streams and buckets, on the NATS servers
+	Replication      int           // how many nodes keep each partition; 0: the usual number
+	Drain            time.Duration // how long a node that is told to end waits until others have taken what it has
+
+	LogBytes         int64 // of each partition; 0: the usual bound
+	LogAge           time.Duration
+	SnapshotBytes    int64
+	SnapshotInterval time.Duration
+	SnapshotBlocks   uint64
+
+	Index       radix.Config
+	IndexShards int // of the node: see node.Config; 0: one for two cores
+
+	Screen registry.Screen // which addresses of clients, leases and registrations are dialled
+
+	L3      node.L3Config
+	Policy  string         // by which workers are chosen; empty: selection.DefaultPolicy
+	Routing routing.Config // of all policies
+	Guesses guess.Settings
+	Engines compat.Engines // of shims in this process
+
+	FunnelBlocks int // that are remembered to say where reusable tokens are lost; 0: the usual number
+
+	Tokenizers       tokenize.Settings // what makes tokens of texts, by model
+	RequestTemplates bool              // chat templates of requests are run
+
+	MaxRequests   int           // requests under way of one model; 0: [load.DefaultRequests]
+	RequestExpiry time.Duration // the age at which a request under way that nobody has freed is forgotten; 0: 300 s
+
+	// QueryWorkers is how many queries over NATS are answered at once; 0: 128, or one for each core if there are more.
+	// QueryQueue is how many wait; 0: 512 for each core. Over HTTP their sum is how many requests are under way at
+	// once.
+	QueryWorkers, QueryQueue int
+
+	NoForwarding bool // queries over NATS are not forwarded to nodes that can finish them, nor taken from such
+
+	HTTPListen string // empty: HTTP is not served
+
+	MetricsWorkers int // how many workers have series of their own in the metrics
+
+	// Where requests are answered as by Dynamo's selection service and slot tracker; empty: they are not.
+	SelectListen, SlotTrackerListen string
+
+	ConductorListen string // where requests are answered as by Mooncake's conductor; empty: they are not
+
+	GRPCListen string // empty: gRPC is not served
+
+	// GRPCInsecure lets gateways choose workers over gRPC without a token. Other methods need one all the same.
+	GRPCInsecure bool
+
+	Tracer *tracing.Tracer // of requests; nil: they are not traced
+
+	HTTPTokens *rights.Tokens // of which requests over HTTP and gRPC must bring one; nil: none
+	HTTPTLS    *tls.Config
+	ClearText  []string // flags and addresses where tokens cross the network without TLS
+
+	Ready func() // called once, by Run, when the node answers; nil: nothing is
+}
+
+// Defaults of the room for queries.
+const (
+	// waitingQueries is how many queries a node answers at once: where others share its partitions, queries wait for
+	// them most of their time.
+	waitingQueries = 128
+
+	// queuePerCore is how many queries may wait for each core: some 50 ms of work, at 0.1 ms a query.
+	queuePerCore = 512
+)
+
+func (s *Settings) setDefaults() {
+	cores := runtime.GOMAXPROCS(0)
+	if s.QueryWorkers == 0 {
+		s.QueryWorkers = max(waitingQueries, cores)
+	}
+	if s.QueryQueue == 0 {
+		s.QueryQueue = queuePerCore * cores
+	}
+}
+
+// Server is one node.
+type Server struct {
+	Settings
+	log *slog.Logger
+
+	ns       *jetstream.Namespace
+	pool     *rpc.Pool
+	views    *cluster.Views
+	joining  cluster.MemberConfig
+	node     *node.Node
+	registry *registry.Registry
+	models   *jetstream.Models
+	scatter  *scatter.Scatter
+	loads    *load.Service
+	sessions *affinity.Service // nil: sessions are not kept together
+	engines  *engines
+	guesses  *guess.Service
+
+	funnel *funnel.Tracker
+
+	tokenizers *tokenize.Service // nil: texts are not taken
+	announced  *tokenize.Announced
+
+	selection *selection.Service
+	shims     *compat.Shims
+	ready     chan struct{} // closed once every partition that is kept serves
+
+	dumps    chan struct{} // those under way
+	intake   web.Intake    // of all HTTP ports
+	outcomes outcomes
+	queries  *metrics.Queries
+	scrape   http.Handler
+	hub      *watch.Hub // of the live page
+	trees    trees      // of prefixes, as this node has them
+	forests  trees      // and of all nodes
+}
+
+// New opens the namespace and puts a node together. It waits for JetStream. Other nodes know nothing of the node until
+// Run.
+func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, error) {
+	settings.setDefaults()
+	st, err := openStore(ctx, &settings, log)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{Settings: settings, log: log, ns: st.ns, ready: make(chan struct{}), trees: newTrees(),
+		forests: newTrees(), dumps: make(chan struct{}, compat.MaxDumps), intake: web.Intake{Most: maxBodies}}
+	if s.pool, err = rpc.NewPool(s.Conn.NATS()); err != nil {
+		return nil, err
+	}
+	cfg, err := s.clusterConfig(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.views = cluster.NewViews(cfg.Config)
+	s.models = jetstream.NewModels(s.ns, modelHooks(log, func() { s.registry.ModelsChanged() }))
+	s.registry = registry.New(registry.Config{
+		BlockSize: s.models.BlockSize,
+		Namespace: s.ns, Bucket: st.workers, Recreate: st.recreateWorkers, Began: s.Began,
+		Hooks:  registryHooks(log, func() { s.node.ClaimsChanged() }),
+		Screen: s.Screen, Master: s.L3.Master,
+		Mine: func(p events.Partition) bool { return s.views.Now().Writes(p) },
+		Absent: func(ctx context.Context, ranks []events.RankKey) ([]events.RankKey, error) {
+			return control.Absent(ctx, s.ns, ranks)
+		},
+		Holds: func(ctx context.Context, w events.WorkerID) (bool, error) { return s.node.Holds(ctx, w) },
+		Clear: func(ctx context.Context, r registry.Record, still func(context.Context) (bool, error)) error {
+			id := shim.Identity{Model: r.Model, BlockSize: r.BlockSize}
+			return shim.Clear(ctx, s.ns, r.Key(), id, events.ReasonLeaseExpiry, still)
+		},
+	})
+	s.L3.Registered, s.L3.Listen = s.registry.Sharing, s.listenStore
+	s.L3.Dial = dial.Quick(s.Screen.Rule).DialContext
+	s.scrape, s.queries = metrics.New(metrics.Config{Figures: s.figures, Workers: s.MetricsWorkers})
+	s.funnel = s.newFunnel()
+	hooks := nodeHooks(log, func() { close(s.ready) })
+	hooks.Applying = s.funnel.Applying
+	nodeConfig := node.Config{
+		ID: s.ID, Version: s.Version, Namespace: s.ns, Snapshots: st.snapshots, Index: s.Index,
+		Shards: cmp.Or(s.IndexShards, runtime.GOMAXPROCS(0)/2), L3: s.L3,
+		SnapshotInterval: s.SnapshotInterval, SnapshotBlocks: s.SnapshotBlocks, Recreate: st.mendLog,
+		RecreateSnapshots: st.recreateSnapshots,
+		Shared:            true, View: s.views.Now, Hooks: hooks, Source: s.registry.Source, Claimed: s.registry.Claimed,
+		BlockSize: s.models.BlockSize,
+	}
+	stage := s.stageHook()
+	nodeConfig.Hooks.Stage, nodeConfig.Traced, nodeConfig.Hooks.AppliedTraced = stage, s.Tracer.On(), s.traceApplied
+	if s.Embedded != nil {
+		nodeConfig.StoreLimit, nodeConfig.Health = s.Embedded.Limit, s.Embedded.Health
+	}
+	s.node = node.New(nodeConfig)
+	s.registry.RequireClaims(st.claimsRequired)
+	s.scatter = scatter.New(scatter.Config{
+		Self: s.ID, Partitions: s.ns.Partitions(), PartitionOf: s.ns.PartitionOf, Local: s.node, View: s.view,
+		Store:     func(q *api.Query, blockSize uint32) scatter.Question { return s.node.BeginL3(q, blockSize) },
+		Transport: &peers{s.pool, s.Namespace}, Hedges: &s.pool.Hedges, Forward: s.forward,
+		Hooks: scatter.Hooks{
+			Asked:   func(k scatter.Kind) { s.queries.Asked(k.String()) },
+			Replied: s.queries.Replied, HedgesDenied: s.queries.HedgesDenied, Missing: s.queries.Missing,
+			Forwarded: s.queries.Forwarded, Stage: stage,
+		},
+	})
+	if s.guesses, err = guess.New(guess.Config{Settings: s.Guesses, Pool: s.registry.Pool}); err != nil {
+		return nil, err
+	}
+	s.announced = s.newAnnounced()
+	s.loads = load.New(load.Config{Conn: s.Conn, Namespace: s.Namespace,
+		Limits: load.Limits{Requests: s.MaxRequests, Expiry: s.RequestExpiry},
+		Hooks:  sharedHooks(log, "requests under way", "requests"), Watch: s.observe, Past: s.guesses.Past,
+		Recall: s.guesses.Recall})
+	s.tokenizers = s.newTokenizers()
+	s.engines = newEngines(s.Conn, s.Namespace, s.loads, log)
+	s.sessions = s.newSessions()
+	s.selection, err = selection.New(selection.Config{
+		Find: s.find, Pool: s.registry.Pool, Loads: s.loads, Guesses: s.guesses, Engines: s.engines.read,
+		Stage: s.selectionStageHook(), Sessions: s.sessions,
+		Policy: s.Policy, Routing: s.Routing,
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.hub = watch.New(watch.Config{Self: s.ID, Source: watched{s}})
+	s.Engines.Tracer, s.Engines.Screen = s.Tracer, s.Screen
+	s.shims = compat.NewShims(s.ns, st.workers, s.ID, s.Engines, shimsHooks(log))
+	cfg.Keeper, cfg.Views = s.node, s.views
+	s.joining = cfg
+	return s, nil
+}
+
+// Run serves until ctx ends, and then hands over what this node keeps. It returns early with an error if a port cannot
+// be listened on, before other nodes know of this one, and if another process has this node's name or took it. It waits
+// until it is known that none has.
+func (s *Server) Run(ctx context.Context) error {
+	defer s.pool.Close()
+	var ports []func() // end what is served over HTTP and gRPC
+	for _, face := range s.faces() {
+		stop, err := web.Serve(face, s.HTTPTLS, s.log)
+		if err != nil {
+			return err
+		}
+		defer stop()
+		ports = append(ports, stop)
+	}
+	if s.GRPCListen != "" {
+		stop, err := s.serveGRPC()
+		if err != nil {
+			return err
+		}
+		defer stop()
+		ports = append(ports, stop)
+	}
+	member, err := cluster.Join(ctx, s.joining)
+	if err != nil {
+		return err
+	}
+	service := s.newService()
+	if err := errors.Join(service.serveStatus(), service.serveOwn(), service.serveForwards()); err != nil {
+		return err
+	}
+	recallStop, err := shim.ServeRecall(s.ns)
+	if err != nil {
+		return err
+	}
+	working, giveUp := context.WithCancel(context.WithoutCancel(ctx))
+	defer giveUp()
+	if s.Embedded == nil {
+		context.AfterFunc(ctx, func() {
+			if s.Conn.CloseWhenAway(working, awayPatience) {
+				s.log.Warn("NATS does not answer; this node stops without handing over", "after", awayPatience, "what_to_do",
+					"nothing: other nodes, and this one when it starts again, take the last snapshots and the log after them")
+				giveUp()
+			}
+		})
+	}
+	running, end := context.WithCancel(working)
+	defer end()
+	if s.Embedded != nil {
+		go s.Embedded.Supervise(running, superviseHooks(s.log))
+	}
+	var parts sync.WaitGroup
+	parts.Go(func() {
+		if s.registry.ClaimsRequired() {
+			s.registry.Await(running) // else answers would lack all workers until the claims are read
+		}
+		s.node.Run(running)
+	})
+	parts.Go(func() { s.models.Run(running) })
+	parts.Go(func() { s.registry.Run(running) })
+	parts.Go(func() { s.shims.Run(running) })
+	parts.Go(func() {
+		s.registry.Await(running) // else guesses of other nodes would be of ranks that nobody has registered
+		s.loads.Run(running)
+	})
+	parts.Go(func() { s.guesses.Run(running) })
+	parts.Go(func() { s.announced.Run(running) })
+	parts.Go(func() { s.funnel.Run(running) })
+	if s.sessions != nil {
+		parts.Go(func() { s.sessions.Run(running) })
+	}
+	parts.Go(func() { s.removeGone(running) })
+	parts.Go(func() { s.engines.listen(running) })
+	parts.Go(func() { s.engines.listenStores(running) })
+	parts.Go(func() { s.hub.Run(running) })
+	parts.Go(func() { s.HTTPTokens.Watch(running, s.HTTPTokens.LogChanges(s.log)) })
+	parts.Go(func() { logRefusals(running, &s.outcomes, s.log) })
+	left := make(chan error, 1) // when this node has left the cluster: after ctx has ended, or because it cannot stay
+	go func() { left <- member.Run(ctx) }()
+	select {
+	case <-s.ready:
+		// else others, and whoever asks for the status, know it a heartbeat later
+		announcing, cancel := context.WithTimeout(ctx, memberBeat)
+		member.Announce(announcing)
+		cancel()
+		s.waitLoads(ctx)
+		s.models.Await(ctx) // else an unregistered block size could make a query ambiguous
+		if len(s.views.Now().Peers) > 0 {
+			s.engines.ask(ctx, s.anyNode())
+		}
+		if err = service.serveQueries(); err == nil {
+			s.log.Info("ready", "namespace", s.Namespace, "partitions", s.ns.Partitions())
+			if s.Ready != nil {
+				s.Ready()
+			}
+			err = s.drain(ctx, working, left, service)
+		}
+	case <-ctx.Done():
+		err = s.drain(ctx, working, left, service)
+	case err = <-left:
+	}
+	s.log.Info("stopping")
+	stopping, cancel := context.WithTimeout(running, 5*time.Second)
+	service.stop(stopping)
+	recallStop(stopping)
+	cancel()
+	var closing sync.WaitGroup // before the last step of bookings, which tells others what these last requests have done
+	for _, stop := range ports {
+		closing.Go(stop)
+	}
+	closing.Wait()
+	end()
+	parts.Wait()
+	return err
+}
+
+// awayPatience is how long a node that stops waits for NATS servers that do not answer, in all.
+const awayPatience = 3 * time.Second
+
+// drain waits until ctx ends, and then answers what is asked of this node by its name until others have what it had, or
+// working has ended too.
+func (s *Server) drain(ctx, working context.Context, left <-chan error, service *service) error {
+	select {
+	case err := <-left:
+		return err
+	case <-ctx.Done():
+	}
+	s.log.Info("draining", "timeout", s.Drain)
+	leaving, cancel := context.WithTimeout(working, s.Drain/4)
+	service.leave(leaving)
+	cancel()
+	return <-left
+}
+
+// httpPorts are all ports that can serve HTTP. mux makes the paths of one.
+func (s *Server) httpPorts() []httpPort {
+	return []httpPort{
+		{s.HTTPListen, "--http-listen", "HTTP", denyAsAPI, s.paths},
+		{s.SelectListen, "--select-listen", "the selection service", denyAsDynamo,
+			func() *web.Mux { return dynamoselect.Selection(s.dynamo()) }},
+		{s.SlotTrackerListen, "--slot-tracker-listen", "the slot tracker", denyAsDynamo,
+			func() *web.Mux { return dynamoselect.Tracker(s.dynamo()) }},
+		{s.ConductorListen, "--conductor-listen", "Mooncake's conductor", denyAsDynamo,
+			func() *web.Mux { return conductor.Handler(s.conductor()) }},
+	}
+}
+
+type httpPort struct {
+	listen, flag, what string // listen is empty where nothing is to be served
+	deny               denial
+	mux                func() *web.Mux
+}
+
+// faces are what is served over HTTP.
+func (s *Server) faces() (list []web.Face) {
+	for _, p := range s.httpPorts() {
+		if p.listen != "" {
+			list = append(list, web.Face{Listen: p.listen, Flag: p.flag, What: p.what,
+				Handler: s.guarded(p.mux(), p.deny)})
+		}
+	}
+	return list
+}
+
+// store is what a namespace has on NATS.
+type store struct {
+	ns        *jetstream.Namespace
+	snapshots *jetstream.Bucket
+	workers   *jetstream.Bucket
+
+	claimsRequired bool // see [jetstream.Namespace.ClaimsRequired]
+
+	mendLog, recreateWorkers, recreateSnapshots func(context.Context) error // make what is missing
+}
+
+// claimsPatience is how long a start waits for the NATS server to say whether model claims are required.
+const claimsPatience = 3 * time.Second
+
+// openPatience is how long JetStream may take to open a namespace before it is said that it is waited for.
+const openPatience = 10 * time.Second
+
+// openStore opens a namespace, and creates what is missing of it, while JetStream is unavailable again and again.
+func openStore(ctx context.Context, s *Settings, log *slog.Logger) (*store, error) {
+	for {
+		trying, cancel := context.WithTimeout(ctx, openPatience)
+		st, err := openOnce(trying, s)
+		cancel()
+		if err == nil || ctx.Err() != nil || !errors.Is(err, jetstream.ErrUnavailable) {
+			return st, err
+		}
+		what, todo := cli.NoJetStream()
+		log.Warn(what, "error", err, "what_to_do", todo)
+		loop.Wait(ctx, time.Second)
+	}
+}
+
+func openOnce(ctx context.Context, s *Settings) (*store, error) {
+	ns, err := jetstream.JoinNamespace(ctx, s.Conn, jetstream.NamespaceConfig{
+		Name: s.Namespace, Partitions: s.Partitions, Replicas: s.Replicas, Restore: s.RestoreNamespace,
+	})
+	if err != nil {
+		return nil, err
+	}
+	logs := jetstream.LogConfig{
+		MaxBytes: s.LogBytes, Usual: usualLog(s.Embedded, ns.Partitions()), MaxAge: s.LogAge, Replicas: s.Replicas,
+	}
+	if err := ns.EnsureStreams(ctx, logs); err != nil {
+		return nil, err
+	}
+	st := &store{ns: ns}
+	asking, cancel := context.WithTimeout(ctx, claimsPatience)
+	defer cancel()
+	// if the server does not respond in time, the registry repeats the request
+	if st.claimsRequired, err = ns.ClaimsRequired(asking); err != nil && !errors.Is(err, jetstream.ErrUnavailable) {
+		return nil, err
+	}
+	snapshots := jetstream.BucketConfig{MaxBytes: s.SnapshotBytes, Replicas: s.Replicas}
+	if st.snapshots, err = ns.EnsureSnapshots(ctx, snapshots); err != nil {
+		return nil, err
+	}
+	st.recreateSnapshots = func(ctx context.Context) error {
+		_, err := ns.EnsureSnapshots(ctx, snapshots)
+		return err
+	}
+	workers := jetstream.BucketConfig{Replicas: s.Replicas}
+	if st.workers, err = ns.EnsureWorkers(ctx, workers); err != nil {
+		return nil, err
+	}
+	st.recreateWorkers = func(ctx context.Context) error {
+		_, err := ns.EnsureWorkers(ctx, workers)
+		return err
+	}
+	st.mendLog = func(ctx context.Context) error {
+		// as with a bucket (jetstream.Bucket.Gone): not while the server still removes what was there
+		loop.Wait(ctx, time.Second)
+		return ns.EnsureStreams(ctx, logs)
+	}
+	return st, nil
+}
+
+// usualLog is how many bytes each partition's log may take if nothing was said. The server reserves them: half of what
+// it has is for the log. It holds for streams that are made now; a fuller disk at a later start does not take messages
+// from those that are there.
+func usualLog(server *natsserver.Server, partitions uint32) int64 {
+	const usual = 1 << 30
+	if server == nil {
+		return usual
+	}
+	return max(1<<20, min(usual, server.MaxStore()/2/int64(partitions)))
+}
+
+// listenStore gives heard what a store's shim passes on, until ctx ends. Where that cannot be heard the store is
+// polled.
+func (s *Server) listenStore(ctx context.Context, store string, heard func([]byte)) {
+	subject, err := jetstream.StoreSubject(s.Namespace, store)
+	if err == nil {
+		err = s.Conn.Listen(ctx, subject, heard)
+	}
+	if ctx.Err() == nil {
+		s.log.Warn("the shared store's events cannot be heard; it is polled", "store", store, "error", err,
+			"what_to_do", "grant it to this user: indexer auth example prints what each user needs")
+	}
+}

@@ -1,0 +1,216 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+	"strconv"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+
+	"github.com/kvatlas/kvatlas/internal/edge/tracing"
+	"github.com/kvatlas/kvatlas/internal/edge/web"
+	"github.com/kvatlas/kvatlas/internal/index/node"
+	"github.com/kvatlas/kvatlas/internal/index/scatter"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
+)
+
+// stageHook observes the parts of queries, as spans too if requests are traced.
+func (s *Server) stageHook() func(ctx context.Context, stage string, took time.Duration) {
+	if !s.Tracer.On() {
+		return func(_ context.Context, stage string, took time.Duration) { s.queries.Stage(stage, took) }
+	}
+	return func(ctx context.Context, stage string, took time.Duration) {
+		s.queries.Stage(stage, took)
+		if stage != scatter.StagePeers { // which has a span already
+			tracing.Stage(ctx, stage, took)
+		}
+	}
+}
+
+// selectionStageHook observes the parts of choices.
+func (s *Server) selectionStageHook() func(ctx context.Context, stage string, took time.Duration) {
+	if !s.Tracer.On() {
+		return func(_ context.Context, stage string, took time.Duration) { s.queries.SelectionStage(stage, took) }
+	}
+	return func(ctx context.Context, stage string, took time.Duration) {
+		s.queries.SelectionStage(stage, took)
+		if stage != "match" { // whose parts have spans
+			tracing.Stage(ctx, stage, took)
+		}
+	}
+}
+
+// traceApplied adds the span of messages of a partition's log that were applied, linked to those who published them.
+func (s *Server) traceApplied(p events.Partition, messages []node.Message, took time.Duration) {
+	var of []string
+	for i := range messages {
+		if trace := messages[i].Trace; trace != "" && (len(of) == 0 || of[len(of)-1] != trace) {
+			of = append(of, trace)
+		}
+	}
+	s.Tracer.Consumed("apply", took, of, func() []attribute.KeyValue {
+		return []attribute.KeyValue{
+			attribute.String("messaging.system", "nats"), attribute.String("messaging.operation.type", "process"),
+			attribute.String("messaging.operation.name", "apply"),
+			attribute.String("messaging.destination.name", jetstream.StreamName(s.Namespace, p)),
+			attribute.Int("messaging.batch.message_count", len(messages)),
+			attribute.Int("kvatlas.partition", int(p)),
+			attribute.Int64("kvatlas.log.sequence", int64(messages[len(messages)-1].Seq)),
+		}
+	})
+}
+
+// tracedNATS has each request over NATS begin a span. Requests of other nodes have one only if theirs has.
+func (s *Server) tracedNATS(op string, by api.Transport, next jetstream.Handler) jetstream.Handler {
+	if !s.Tracer.On() {
+		return next
+	}
+	begin, name := s.Tracer.Serve, "kvatlas."+op
+	if by == api.FromNodes {
+		begin, name = s.Tracer.Join, "kvatlas.own_"+op
+	}
+	return func(ctx context.Context, r jetstream.Request) jetstream.Response {
+		ctx, span := begin(ctx, name, r.Trace)
+		if !span.On() {
+			return next(ctx, r)
+		}
+		out := next(ctx, r)
+		span.Set(attribute.String("messaging.system", "nats"), attribute.String("messaging.destination.name", r.Subject),
+			attribute.Int("messaging.message.body.size", len(r.Body)))
+		if later := out.Later; later != nil {
+			out.Later = func(answer func(jetstream.Response)) {
+				later(func(out jetstream.Response) {
+					endNATS(span, out)
+					answer(out)
+				})
+			}
+			return out
+		}
+		endNATS(span, out)
+		return out
+	}
+}
+
+// endNATS ends the span of a request over NATS.
+func endNATS(span tracing.Span, out jetstream.Response) {
+	if out.Code != 0 {
+		span.Fail(cmp.Or(out.Outcome, strconv.Itoa(out.Code)), out.Code >= http.StatusInternalServerError)
+	}
+	span.End()
+}
+
+// tracedHTTP has each request over HTTP begin a span, but for those that last.
+func (s *Server) tracedHTTP(next *web.Mux) http.Handler {
+	if !s.Tracer.On() {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if next.Rule(r).Cost == web.Lasting {
+			next.ServeHTTP(w, r)
+			return
+		}
+		ctx, span := s.Tracer.Serve(r.Context(), r.Method, r.Header.Get(rpc.HeaderTrace))
+		if !span.On() {
+			next.ServeHTTP(w, r)
+			return
+		}
+		defer span.End()
+		r = r.WithContext(ctx)
+		status := &statusWriter{ResponseWriter: w, status: http.StatusOK}
+		next.ServeHTTP(status, r)
+		if op := opOf(r); op != api.OpOther {
+			span.Name("kvatlas." + op)
+		} else if r.Pattern != "/" { // else it is what nobody serves
+			span.Name(r.Method + " " + r.Pattern)
+		}
+		span.Set(attribute.String("http.request.method", r.Method), attribute.String("http.route", r.Pattern),
+			attribute.Int("http.response.status_code", status.status))
+		if status.status >= http.StatusBadRequest {
+			span.Fail(strconv.Itoa(status.status), status.status >= http.StatusInternalServerError)
+		}
+	})
+}
+
+// statusWriter remembers the status.
+type statusWriter struct {
+	http.ResponseWriter
+	status int
+}
+
+func (w *statusWriter) WriteHeader(status int) {
+	w.status = status
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap is for [http.ResponseController].
+func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// traceAnswer says of the context's span what was asked and found, by the names that llm-d gives that.
+func traceAnswer(ctx context.Context, q *api.Query, a *api.Answer) {
+	span := tracing.Of(ctx)
+	if !span.On() {
+		return
+	}
+	best := uint32(0)
+	for i := range a.Workers {
+		best = max(best, a.Workers[i].Total())
+	}
+	span.Set(attribute.String("gen_ai.request.model", q.Model),
+		attribute.Int("llm_d.epp.producer.total_blocks", a.Blocks),
+		attribute.Int("llm_d.epp.producer.max_match_blocks", int(best)),
+		attribute.Int("kvatlas.holders", len(a.Workers)), attribute.Bool("kvatlas.complete", a.Complete))
+	if a.Reason != "" {
+		span.Set(attribute.String("llm_d.epp.producer.result", string(a.Reason)))
+	}
+}
+
+// traceChoice says of the context's span what was chosen.
+func traceChoice(ctx context.Context, q *api.SelectRequest, policy string, out *api.Selection) {
+	span := tracing.Of(ctx)
+	if !span.On() {
+		return
+	}
+	span.Set(attribute.String("gen_ai.request.model", q.Model), attribute.String("kvatlas.policy", policy))
+	if q.RequestID != "" {
+		span.Set(attribute.String("gen_ai.request.id", q.RequestID))
+	}
+	if out != nil {
+		span.Set(attribute.String("kvatlas.worker", string(out.Worker)), attribute.Int("kvatlas.rank", int(out.Rank)),
+			attribute.Int("llm_d.epp.picker.candidate_endpoints", out.Candidates),
+			attribute.Int("llm_d.epp.producer.total_blocks", out.Blocks),
+			attribute.Int("kvatlas.cached_tokens", int(out.CachedTokens)), attribute.Bool("kvatlas.complete", out.Complete))
+	}
+}
+
+// tracedFind is find for a face whose requests may come to several.
+func (s *Server) tracedFind(ctx context.Context, q *api.Query) (*api.Answer, error) {
+	ctx, span := tracing.Start(ctx, "kvatlas."+api.OpFind)
+	defer span.End()
+	a, err := s.find(ctx, q)
+	failSpan(span, err)
+	return a, err
+}
+
+// tracedRouter is a router for a face whose requests are more than a choice.
+type tracedRouter struct{ router }
+
+func (r tracedRouter) Select(ctx context.Context, q *api.SelectRequest) (*api.Selection, error) {
+	ctx, span := tracing.Start(ctx, "kvatlas."+api.OpSelect)
+	defer span.End()
+	out, err := r.router.Select(ctx, q)
+	failSpan(span, err)
+	return out, err
+}
+
+// failSpan says of a span what its request has failed with.
+func failSpan(span tracing.Span, err error) {
+	if err != nil && span.On() {
+		e := api.AsError(err)
+		span.Fail(api.Outcome(e), e.Code.HTTPStatus() >= http.StatusInternalServerError)
+	}
+}

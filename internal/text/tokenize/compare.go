@@ -1,0 +1,156 @@
+package tokenize
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+	"unicode/utf8"
+
+	"github.com/kvatlas/kvatlas/internal/base/dial"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
+)
+
+// Comparison is what two sources make of one text.
+type Comparison struct {
+	Text    string  `json:"text"`              // its beginning
+	Here    Outcome `json:"here"`              // [OK], or why there are no tokens
+	There   Outcome `json:"there"`             // the same of the server
+	Tokens  int     `json:"tokens"`            // of the server
+	Differs bool    `json:"differs,omitempty"` // both made tokens, and not the same
+	At      int     `json:"at,omitempty"`      // the first that differs
+	Error   string  `json:"error,omitempty"`   // of either
+}
+
+// Against returns a source that asks one server, as the kind says.
+func Against(kind Kind, url, model, token string) (*Remote, error) {
+	base, err := baseURL(url)
+	if err != nil {
+		return nil, err
+	}
+	return &Remote{Kind: kind, Model: model, Token: token, URLs: func() ([]string, error) { return []string{base}, nil },
+		HTTP: dial.Client(nil, 0), Hedge: time.Hour, Budget: &rpc.Budget{}}, nil
+}
+
+// Source returns what makes tokens of a model's texts, without time limits and cache; nil: nothing does.
+func (s *Service) Source(model string) Tokenizer {
+	if x := s.of(model); x != nil {
+		return x.tokenizer
+	}
+	return nil
+}
+
+// Compare has two sources make tokens of texts. It ends early with the context's error only.
+func Compare(ctx context.Context, here, there Tokenizer, texts []api.Text) ([]Comparison, error) {
+	list := make([]Comparison, len(texts))
+	for i := range texts {
+		c := &list[i]
+		c.Text = beginning(&texts[i])
+		own, err := here.Tokenize(ctx, &texts[i])
+		c.Here = OutcomeOf(err)
+		theirs, failed := there.Tokenize(ctx, &texts[i])
+		c.There = OutcomeOf(failed)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		c.Tokens = len(theirs.IDs)
+		switch {
+		case err != nil:
+			c.Error = err.Error()
+		case failed != nil:
+			c.Error = failed.Error()
+		case !slices.Equal(own.IDs, theirs.IDs):
+			c.Differs = true
+			for c.At < min(len(own.IDs), len(theirs.IDs)) && own.IDs[c.At] == theirs.IDs[c.At] {
+				c.At++
+			}
+		}
+	}
+	return list, nil
+}
+
+// shown is how many bytes of a text a comparison has.
+const shown = 48
+
+func beginning(t *api.Text) string {
+	text := t.Prompt
+	if t.Messages != nil {
+		text = string(t.Messages)
+	}
+	if len(text) > shown {
+		n := shown
+		for !utf8.RuneStart(text[n]) {
+			n--
+		}
+		text = text[:n] + "…"
+	}
+	return text
+}
+
+// samples are prompts in many scripts, and of what splits words, digits and space.
+var samples = []string{
+	"The quick brown fox jumps over the lazy dog. It's what they'd've said: I'M, we'LL, don't!",
+	"Straße, naïve café, œuvre, Ørsted, Łódź, İstanbul, ﬁn, ſt",
+	"Съешь же ещё этих мягких французских булок, да выпей чаю",
+	"Ξεσκεπάζω την ψυχοφθόρα βδελυγμία",
+	"视野无限广，窗外有蓝天。他说：「你好！」１２３ＡＢＣ",
+	"いろはにほへと ちりぬるを。コンピューター・ゲーム",
+	"키스의 고유조건은 입술끼리 만나야 하고 특별한 기술은 필요치 않다",
+	"نص حكيم له سر قاطع وذو شأن عظيم ٣٤٥", "דג סקרן שט בים מאוכזב", "ऋषियों को सताने वाले दुष्ट राक्षसों", "เป็นมนุษย์สุดประเสริฐ",
+	"0 1 12 123 1234 12345 3.14159 1,000,000 0xff 1e-9 ½ Ⅷ ²",
+	"e\u0301 \u0065\u0327\u0301 \u212b \ufb01 \u00a0\u2003\u3000|\u200b|\u200d|\ufeff",
+	"👩‍👩‍👧🏽 🇩🇪 ❤️ 😀", "a\n\nb\r\n c\t\td   e \n \n", "     ", "\n",
+	"func main() {\n\tfmt.Println(\"x\", `y`) // → ¬∀\n}\n", "{\"a\": [1, 2.50, null], \"b\": \"\\u00e9\"}",
+	"<|im_start|>user\nx<|im_end|>",
+	"<s>[INST] x [/INST]</s> <|endoftext|> <|eot_id|>", "https://example.org/a?b=c&d=%20#e x@y.z", "!!??...---___===***",
+}
+
+// sampleTools are the tools of samples.
+const sampleTools = `[{"type":"function","function":{"name":"weather","description":"Weather of a \"city\" <now>",` +
+	`"parameters":{"type":"object","properties":{"city":{"type":"string"},"days":{"type":"integer","enum":[3,1]}},` +
+	`"required":["city"]}}}]`
+
+// sampleChats are the messages of samples.
+var sampleChats = []string{
+	`[{"role":"user","content":"Hello, wörld"}]`,
+	`[{"role":"system","content":" Be brief.\n"},{"role":"user","content":" Hi "}]`,
+	`[{"role":"user","content":"1+1?"},{"role":"assistant","content":"2"},{"role":"user","content":"你好\n"}]`,
+	`[{"role":"user","content":[{"type":"text","text":"one part"}]}]`,
+	`[{"role":"user","content":[{"type":"text","text":"first"},{"type":"text","text":"second"}]}]`,
+	`[{"role":"user","content":"q"},{"role":"assistant","content":"<think>\nwhy\n</think>\n\na"},{"role":"user","content":"r"}]`,
+	`[{"role":"user","content":"q"},{"role":"assistant","reasoning_content":"why","content":"a"},{"role":"user","content":"r"}]`,
+	`[{"role":"user","content":"Weather?"},{"role":"assistant","content":null,"tool_calls":[{"id":"call00001",` +
+		`"type":"function","function":{"name":"weather","arguments":"{\"days\": 3, \"city\": \"Zürich\"}"}}]},` +
+		`{"role":"tool","tool_call_id":"call00001","content":"{\"t\": -1.50}"}]`,
+}
+
+// Samples are texts to compare sources with: prompts, and chats with and without tools, thinking and a generation
+// prompt.
+func Samples() (list []api.Text) {
+	for _, text := range samples {
+		list = append(list, api.Text{Prompt: text})
+	}
+	no, yes := false, true
+	for _, messages := range sampleChats {
+		m := api.Value(messages)
+		list = append(list, api.Text{Messages: m}, api.Text{Messages: m, Tools: api.Value(sampleTools)},
+			api.Text{Messages: m, AddGenerationPrompt: &no},
+			api.Text{Messages: m, ChatTemplateKwargs: api.Value(`{"enable_thinking":false}`)})
+	}
+	return append(list, api.Text{Messages: api.Value(`[{"role":"user","content":"q"},{"role":"assistant","content":"a b"}]`),
+		AddGenerationPrompt: &no, ContinueFinalMessage: &yes})
+}
+
+// ReadText reads a line of a file of texts: a JSON object as a request has it, or the prompt itself.
+func ReadText(line []byte) (api.Text, error) {
+	if len(line) == 0 || line[0] != '{' {
+		return api.Text{Prompt: string(line)}, nil
+	}
+	var t api.Text
+	if err := json.Unmarshal(line, &t); err != nil {
+		return t, fmt.Errorf("it begins with { and is no request: %w", err)
+	}
+	return t, nil
+}

@@ -1,0 +1,294 @@
+package tokenize
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/base/dial"
+	"github.com/kvatlas/kvatlas/internal/base/strictjson"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/rpc"
+)
+
+// Kind is what a URL is asked for.
+type Kind string
+
+// The kinds.
+const (
+	Render   Kind = "render"
+	Tokenize Kind = "tokenize"
+)
+
+// Remote asks servers.
+type Remote struct {
+	Kind   Kind
+	Model  string // as the servers call it
+	Token  string // bearer token; empty: none
+	HTTP   *http.Client
+	Hedge  time.Duration // after which a second server is asked beside a first that has not answered
+	Budget *rpc.Budget   // of hedged requests
+
+	// URLs are where they are, http://HOST:PORT; asked for each text. The error says why there are none.
+	URLs func() ([]string, error)
+
+	turn atomic.Uint64
+	old  sync.Map // URLs of servers that have /v1/tokenize in place of /tokenize
+}
+
+// Bounds of one text.
+const (
+	mostTries = 3        // servers that are asked for one text
+	maxReply  = 64 << 20 // bytes; renders of images have their pixels in them
+)
+
+// body is a request as servers take it. What [Text] calls by the same names travels as it is.
+type body struct {
+	Model string `json:"model"`
+	api.Text
+}
+
+// reply is what servers answer, of any kind.
+type reply struct {
+	Tokens   api.Tokens `json:"tokens"`
+	TokenIDs api.Tokens `json:"token_ids"`
+	Features *features  `json:"features"`
+}
+
+// features say, by modality, which items a prompt has, and where.
+type features struct {
+	Hashes       map[string][]*string `json:"mm_hashes"`
+	Placeholders map[string][]struct {
+		Offset uint32 `json:"offset"`
+		Length uint32 `json:"length"`
+	} `json:"mm_placeholders"`
+}
+
+// Tokenize asks the servers, one after another or beside each other.
+func (r *Remote) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
+	if r.Kind == Tokenize && hasMedia(t.Messages) {
+		return Tokens{}, failed(Refused, "messages have other parts than text, and a tokenizer does not say where their "+
+			"tokens are; give the model a render URL")
+	}
+	urls, err := r.URLs()
+	if err != nil {
+		return Tokens{}, err
+	}
+	asked := body{Model: r.Model, Text: *t}
+	asked.ReturnTokenIDs = false
+	text, err := json.Marshal(asked)
+	if err != nil {
+		return Tokens{}, failed(Refused, "%w", err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // of who lost
+	type end struct {
+		tokens Tokens
+		err    error
+	}
+	ended := make(chan end, mostTries)
+	first, sent, open := int(r.turn.Add(1)%uint64(len(urls))), 0, 0
+	send := func() {
+		base := urls[(first+sent)%len(urls)]
+		sent++
+		open++
+		go func() {
+			tokens, err := r.ask(ctx, base, t.Messages != nil, text)
+			ended <- end{tokens, err}
+		}()
+	}
+	most := min(len(urls), mostTries)
+	r.Budget.Earn()
+	send()
+	hedge := time.NewTimer(r.Hedge)
+	defer hedge.Stop()
+	for {
+		select {
+		case e := <-ended:
+			open--
+			outcome := OutcomeOf(e.err)
+			if ctx.Err() == nil && sent < most && (outcome == Unavailable || outcome == TimedOut) {
+				send()
+			} else if open == 0 || outcome != Unavailable {
+				return e.tokens, e.err
+			}
+		case <-hedge.C:
+			if sent < most && r.Budget.Spend() {
+				send()
+			}
+		case <-ctx.Done():
+			return Tokens{}, ctx.Err()
+		}
+	}
+}
+
+// ask asks one server.
+func (r *Remote) ask(ctx context.Context, base string, chat bool, text []byte) (Tokens, error) {
+	_, old := r.old.Load(base)
+	path := r.path(chat, old)
+	answer, status, err := r.post(ctx, base, path, text)
+	if err == nil && status == http.StatusNotFound && r.Kind == Tokenize && !old {
+		path = r.path(chat, true)
+		if answer, status, err = r.post(ctx, base, path, text); err == nil && status == http.StatusOK {
+			r.old.Store(base, true)
+		}
+	}
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return Tokens{}, ctx.Err()
+	case err != nil:
+		return Tokens{}, failed(Unavailable, "%s%s: %w", base, path, err)
+	case status >= 500: // the errors repeat nothing of the answer: clients get them, and may have named the server
+		return Tokens{}, failed(Unavailable, "%s%s: %d %s", base, path, status, http.StatusText(status))
+	case status == http.StatusNotFound && r.Kind == Render:
+		return Tokens{}, failed(Refused, "%s%s: 404; start vLLM with --enable-scale-out, or as vllm launch render", base, path)
+	case status != http.StatusOK:
+		return Tokens{}, failed(Refused, "%s%s: %d %s", base, path, status, http.StatusText(status))
+	}
+	tokens, err := r.read(answer)
+	if err != nil {
+		return Tokens{}, failed(Malformed, "%s%s: %w", base, path, err)
+	}
+	return tokens, nil
+}
+
+func (r *Remote) path(chat, old bool) string {
+	switch {
+	case r.Kind == Render && chat:
+		return "/v1/chat/completions/render"
+	case r.Kind == Render:
+		return "/v1/completions/render"
+	case old:
+		return "/v1/tokenize"
+	}
+	return "/tokenize"
+}
+
+func (r *Remote) post(ctx context.Context, base, path string, text []byte) (answer []byte, status int, err error) {
+	target, err := url.JoinPath(base, path)
+	if err != nil {
+		return nil, 0, errors.New("the address is not a URL")
+	}
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, target, bytes.NewReader(text))
+	if err != nil {
+		return nil, 0, errors.New("the address is not a URL")
+	}
+	q.Header.Set("Content-Type", "application/json")
+	if trace := rpc.Traceparent(ctx); trace != "" {
+		q.Header.Set(rpc.HeaderTrace, trace)
+	}
+	if r.Token != "" {
+		q.Header.Set("Authorization", "Bearer "+r.Token)
+	}
+	a, err := r.HTTP.Do(q)
+	if err != nil {
+		return nil, 0, dial.Fixed(err)
+	}
+	defer a.Body.Close()
+	answer, err = io.ReadAll(io.LimitReader(a.Body, maxReply+1))
+	if err == nil && len(answer) > maxReply {
+		return nil, 0, fmt.Errorf("the answer has more than %d bytes", maxReply)
+	}
+	return answer, a.StatusCode, dial.Fixed(err)
+}
+
+// errAnswer stands for the errors of package json, which repeat parts of the answer.
+var errAnswer = errors.New("the answer is not the JSON of such a server")
+
+// read reads an answer.
+func (r *Remote) read(answer []byte) (Tokens, error) {
+	var list []reply
+	if trimmed := bytes.TrimSpace(answer); len(trimmed) > 0 && trimmed[0] == '[' {
+		if strictjson.Unmarshal(answer, &list) != nil {
+			return Tokens{}, errAnswer
+		}
+	} else {
+		list = make([]reply, 1)
+		if strictjson.Unmarshal(answer, &list[0]) != nil {
+			return Tokens{}, errAnswer
+		}
+	}
+	if len(list) != 1 {
+		return Tokens{}, fmt.Errorf("there are %d prompts in the answer, not one", len(list))
+	}
+	out := Tokens{IDs: list[0].TokenIDs}
+	if r.Kind == Tokenize {
+		out.IDs = list[0].Tokens
+	}
+	switch {
+	case out.IDs == nil:
+		return Tokens{}, errors.New("there are no tokens in the answer")
+	case len(out.IDs) > api.MaxTokens:
+		return Tokens{}, fmt.Errorf("the answer has more than %d tokens", api.MaxTokens)
+	}
+	out.Known = len(out.IDs)
+	if list[0].Features != nil {
+		out.readMedia(list[0].Features)
+	}
+	return out, nil
+}
+
+// readMedia takes the items that are known, up to the first that is not.
+func (t *Tokens) readMedia(f *features) {
+	for modality, places := range f.Placeholders {
+		hashes := f.Hashes[modality]
+		for i, p := range places {
+			if len(hashes) != len(places) || hashes[i] == nil || p.Length == 0 {
+				t.Known = min(t.Known, int(p.Offset))
+				continue
+			}
+			t.Media = append(t.Media, events.MediaItem{Hash: events.MediaHash(*hashes[i]), Offset: p.Offset, Length: p.Length})
+		}
+	}
+	slices.SortFunc(t.Media, func(a, b events.MediaItem) int { return cmp.Compare(a.Offset, b.Offset) })
+	end := 0
+	for i, item := range t.Media {
+		first := i
+		if int(item.Offset) < end {
+			first = i - 1 // what engines hash of two that overlap is not known
+		}
+		end = int(item.Offset) + int(item.Length)
+		if first < i || end > t.Known || i == api.MaxMedia {
+			t.Known, t.Media = min(t.Known, int(t.Media[first].Offset)), t.Media[:first]
+			return
+		}
+	}
+}
+
+// hasMedia reports whether messages have parts that are not text.
+func hasMedia(messages api.Value) bool {
+	if !bytes.Contains(messages, []byte(`"type"`)) { // nearly all
+		return false
+	}
+	var list []struct {
+		Content json.RawMessage `json:"content"`
+	}
+	if strictjson.Unmarshal(messages, &list) != nil {
+		return false // the server says what is wrong
+	}
+	for _, m := range list {
+		var parts []struct {
+			Type string `json:"type"`
+		}
+		if strictjson.Unmarshal(m.Content, &parts) != nil {
+			continue // text
+		}
+		for _, p := range parts {
+			if p.Type != "text" {
+				return true
+			}
+		}
+	}
+	return false
+}
