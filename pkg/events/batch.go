@@ -10,17 +10,17 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
-// batchVersion is the format version that AppendBatch writes and the highest one that DecodeBatch reads.
+// batchVersion is the format version of AppendBatch, and the highest version that DecodeBatch accepts.
 const batchVersion = 1
 
-// How many elements each array of the format has at least; see the package's comment.
+// The minimum lengths of the format's arrays; see the package comment.
 const (
 	batchElements  = 8
 	cursorElements = 4
 	eventElements  = 8
 )
 
-// BatchHeader is what a batch says before its events.
+// BatchHeader has the fields of a batch before its events.
 type BatchHeader struct {
 	Incarnation Incarnation
 	FirstID     EventID
@@ -28,13 +28,13 @@ type BatchHeader struct {
 	BlockSize   uint32 // tokens
 	Cursor      Cursor
 	Shutdown    bool
-	Events      int // how many follow
+	Events      int // the number of events that follow
 }
 
-// LastID is the id of the batch's last event; see [Batch.LastID].
+// LastID returns the id of the batch's last event; see [Batch.LastID].
 func (h *BatchHeader) LastID() EventID { return h.FirstID + EventID(h.Events) - 1 }
 
-// Check reports the first thing that is wrong with an event in itself.
+// Check returns an error for the first contradiction within an event.
 func (e *Event) Check() error {
 	switch {
 	case e.Kind < Stored || e.Kind > Cleared:
@@ -73,7 +73,7 @@ func (e *Event) checkChunk() error {
 	return nil
 }
 
-// encodedSize is how many bytes AppendBatch will write.
+// encodedSize returns the number of bytes that AppendBatch will append.
 func (b *Batch) encodedSize() int {
 	size := b.headSize(len(b.Events))
 	for i := range b.Events {
@@ -82,7 +82,7 @@ func (b *Batch) encodedSize() int {
 	return size
 }
 
-// headSize is the size of everything but the events, of which there are n.
+// headSize returns the size of a batch of n events without these events.
 func (b *Batch) headSize(n int) int {
 	return 1 + 1 + msgp.UintSize(uint64(b.Incarnation)) + msgp.UintSize(uint64(b.FirstID)) + msgp.StrSize(len(b.Model)) +
 		msgp.UintSize(uint64(b.BlockSize)) + b.Cursor.size() + 1 + msgp.ArrayHeadSize(n)
@@ -92,7 +92,7 @@ func (c *Cursor) size() int {
 	return 1 + 1 + msgp.UintSize(uint64(c.Seq)) + msgp.UintSize(c.Digest) + msgp.UintSize(uint64(c.Partial))
 }
 
-// EncodedSize is how many bytes the event takes in a batch.
+// EncodedSize returns the number of bytes of the event in a batch.
 func (e *Event) EncodedSize() int {
 	size := 1 + msgp.UintSize(uint64(e.Kind)) + msgp.UintSize(uint64(e.Tier)) + msgp.UintSize(uint64(e.Group)) +
 		msgp.UintSize(uint64(e.Attention)) + msgp.UintSize(uint64(e.Reason)) + 1 + 1 + 1
@@ -119,8 +119,8 @@ func (e *Event) EncodedSize() int {
 	return size
 }
 
-// AppendBatch appends b to dst in format version 1 and returns the longer slice. It fails, with dst as it was, if an
-// event does not hold together ([Event.Check]).
+// AppendBatch appends b to dst in format version 1 and returns the longer slice. If an event is invalid ([Event.Check]),
+// it returns an error and dst unchanged.
 func AppendBatch(dst []byte, b *Batch) ([]byte, error) {
 	for i := range b.Events {
 		if err := b.Events[i].Check(); err != nil {
@@ -147,7 +147,7 @@ func AppendBatch(dst []byte, b *Batch) ([]byte, error) {
 	return dst, nil
 }
 
-// elements is how many elements the event's array has: what it does not say at the end is left out.
+// elements returns the length of the event's array. Empty elements at the end are omitted.
 func (e *Event) elements() int {
 	switch {
 	case e.Lookahead|e.Window|e.Chunk == 0 && !e.Drops:
@@ -174,7 +174,7 @@ func appendEvent(dst []byte, e *Event) []byte {
 		dst = msgp.AppendNil(dst)
 	}
 	dst = appendHashes(dst, e.Blocks)
-	if e.Own { // for programs from before chunks, which take it for a copy by name
+	if e.Own { // programs without support for chunks read a copy by name
 		dst = msgp.AppendNil(dst)
 	} else {
 		dst = appendHashes(dst, e.Locals)
@@ -206,14 +206,12 @@ func appendHashes[H ~uint64](dst []byte, hashes []H) []byte {
 	return littleendian.Append(msgp.AppendBinHead(dst, 8*len(hashes)), hashes)
 }
 
-// DecodeBatch reads one batch into b. It overwrites all of b and uses again the memory that b decoded into before; so a
-// Batch that is decoded into again and again costs no allocation, and whoever keeps a slice of it beyond the next call
-// must copy it. All hashes lie in one buffer, which is as large as the largest batch needed so far: see [Batch.Trim].
-// Nothing in b refers to data afterwards.
+// DecodeBatch decodes one batch into b. It overwrites b and reuses its memory, so that repeated calls with the same
+// Batch allocate nothing. Slices of b are valid until the next call. All hashes lie in one buffer that keeps the size of
+// the largest batch so far; see [Batch.Trim]. b does not refer to data afterwards.
 //
-// Errors are ErrVersion, if the batch says that it is of a later format, and ErrMalformed. After an error b has no
-// events and is not to be used otherwise than to decode into it again. Whatever data is, the memory taken is at most
-// some ten times its size.
+// Errors wrap ErrVersion, for a batch of a later format, or ErrMalformed. After an error b has no events; the only valid
+// use is another DecodeBatch. For any data, the memory taken is at most about ten times its size.
 func DecodeBatch(data []byte, b *Batch) error {
 	r := msgp.Reader{Data: data}
 	events := b.Events[:cap(b.Events)]
@@ -224,7 +222,7 @@ func DecodeBatch(data []byte, b *Batch) error {
 	}
 	hashes := b.hashes[:0]
 	if most := r.Left() / 8; cap(hashes) < most {
-		clear(events) // else they would hold on to the buffer before
+		clear(events) // otherwise they would keep the old buffer alive
 		hashes = make([]uint64, 0, max(most, min(2*cap(hashes), spareHashes)))
 		b.hashes = hashes
 	}
@@ -235,34 +233,35 @@ func DecodeBatch(data []byte, b *Batch) error {
 		}
 	}
 	if !r.SkipN(more) {
-		return malformed(r.At, "batch: cut off after its events")
+		return malformed(r.At, "batch: truncated after its events")
 	}
 	if r.Left() > 0 {
-		return malformed(r.At, "batch: %d bytes follow it", r.Left())
+		return malformed(r.At, "batch: %d bytes after its end", r.Left())
 	}
 	b.Events = events
 	return nil
 }
 
-// What [Batch.Trim] leaves: enough for any batch of a shim's usual size (768 KiB) with ten hashes an event or more.
+// [Batch.Trim] keeps this much memory: enough for a batch of a shim's usual size (768 KiB) with at least ten hashes per
+// event.
 const (
 	spareHashes = 128 << 10 // 1 MiB
 	spareEvents = 32 << 10  // 2.3 MiB
 )
 
-// Trim lets go of the memory that a batch of an unusual size has left in b, so that a Batch which is decoded into again
-// and again holds at most 4 MiB between two batches. What b said is gone if it was such a batch.
+// Trim frees the memory of b if it is unusually large, so that a reused Batch keeps at most 4 MiB between two batches.
+// The content of b is lost in this case.
 func (b *Batch) Trim() {
 	if cap(b.hashes) > spareHashes || cap(b.Events) > spareEvents {
 		b.Events, b.hashes = nil, nil
 	}
 }
 
-// MemoryBytes is how much memory b holds, used or spare, if it was only ever decoded into.
+// MemoryBytes returns the size of b's memory, used or spare, if only DecodeBatch filled b.
 func (b *Batch) MemoryBytes() int { return cap(b.Events)*int(unsafe.Sizeof(Event{})) + cap(b.hashes)*8 }
 
-// DecodeBatchHeader reads what a batch says before its events. It costs the same for any number of them, and so does
-// not see whether they are in order. Errors are those of [DecodeBatch].
+// DecodeBatchHeader decodes the fields before the events. Its cost does not depend on the events, which it does not
+// check. Errors are those of [DecodeBatch].
 func DecodeBatchHeader(data []byte) (BatchHeader, error) {
 	var b Batch
 	r := msgp.Reader{Data: data}
@@ -274,8 +273,7 @@ func DecodeBatchHeader(data []byte) (BatchHeader, error) {
 		Cursor: b.Cursor, Shutdown: b.Shutdown, Events: n}, nil
 }
 
-// decodeHead reads up to the first event. It returns how many events follow, and how many elements that are not known
-// follow these.
+// decodeHead reads up to the first event. It returns the number of events, and of the unknown elements after them.
 func decodeHead(r *msgp.Reader, b *Batch) (events, more int, err error) {
 	elements, ok := r.Array()
 	if !ok {
@@ -306,12 +304,12 @@ func decodeHead(r *msgp.Reader, b *Batch) (events, more int, err error) {
 	if !ok {
 		return 0, 0, malformed(r.At, "batch: no shutdown flag")
 	}
-	// An event takes eventElements bytes at least and a slot of memory that is several times as long: so many must be
-	// there.
+	// An event takes at least eventElements bytes of data, and several times as much memory. The data must have these
+	// bytes before the memory is allocated.
 	at := r.At
 	events, ok = r.Array()
 	if !ok || events > r.Left()/(1+eventElements) {
-		return 0, 0, malformed(at, "batch: no array of events, or one that is cut off")
+		return 0, 0, malformed(at, "batch: no array of events, or a truncated one")
 	}
 	b.Incarnation, b.FirstID, b.BlockSize, b.Shutdown = Incarnation(incarnation), EventID(first), uint32(blockSize),
 		shutdown
@@ -331,7 +329,7 @@ func decodeCursor(r *msgp.Reader, c *Cursor) error {
 	digest, ok3 := r.Uint(math.MaxUint64)
 	partial, ok4 := r.Uint(math.MaxUint32)
 	if !ok1 || !ok2 || !ok3 || !ok4 || !r.SkipN(elements-cursorElements) {
-		return malformed(r.At, "batch: no whole cursor")
+		return malformed(r.At, "batch: incomplete cursor")
 	}
 	*c = Cursor{Known: known, Seq: EngineSeq(seq), Digest: digest, Partial: uint32(partial)}
 	return nil
@@ -349,7 +347,7 @@ func decodeEvent(r *msgp.Reader, e *Event, hashes *[]uint64) error {
 	attention, ok4 := r.Uint(math.MaxUint8)
 	reason, ok5 := r.Uint(math.MaxUint8)
 	if !ok1 || !ok2 || !ok3 || !ok4 || !ok5 {
-		return malformed(r.At, "no whole event")
+		return malformed(r.At, "incomplete event")
 	}
 	var parent uint64
 	hasParent := !r.Null()
@@ -398,7 +396,7 @@ func decodeEvent(r *msgp.Reader, e *Event, hashes *[]uint64) error {
 		}
 	}
 	if !r.SkipN(more) {
-		return malformed(r.At, "cut off")
+		return malformed(r.At, "truncated")
 	}
 	*e = Event{
 		Kind: Kind(kind), Tier: Tier(tier), Group: GroupIndex(group), Attention: Attention(attention),
@@ -413,7 +411,7 @@ func decodeEvent(r *msgp.Reader, e *Event, hashes *[]uint64) error {
 	return nil
 }
 
-// decodeHashes reads what appendHashes wrote and appends it to the buffer, which has room for it.
+// decodeHashes decodes the output of appendHashes and appends it to the buffer, which has enough capacity.
 func decodeHashes[H ~uint64](r *msgp.Reader, buffer *[]uint64) ([]H, bool) {
 	if r.Null() {
 		return nil, true

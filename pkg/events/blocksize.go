@@ -3,8 +3,8 @@ package events
 import "slices"
 
 // blockSizes decides whether an engine's device blocks have the decoder's size. Engines also announce blocks of other
-// sizes beside those: the tail of a block (vLLM's aligned states), and a second main group. Such blocks are skipped and
-// counted. They are no sign of a wrong configuration once one device block had the right size.
+// sizes: the tail of a block (vLLM's aligned states), and blocks of a second main group. Such blocks are skipped and
+// counted. Once one device block had the right size, they do not indicate a wrong configuration.
 //
 // The zero value is an engine that has announced nothing.
 type blockSizes struct {
@@ -44,7 +44,7 @@ func (b *blockSizes) reject(e *rawEvent, names []BlockHash, want uint32) Skip {
 	switch {
 	case smaller && (slices.Contains(b.right, e.group) || !device && len(b.right) > 0):
 		return SkipPartialBlock
-	case !device: // other tiers may have other units
+	case !device: // other tiers may use other units
 		return SkipCopySize
 	case smaller && !slices.Contains(b.other, e.group) && !b.fillsBlock(e, names, want):
 		return SkipPartialBlock

@@ -6,36 +6,35 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
-// Copies below the device, as vLLM's connectors announce them (vllm-project/vllm › vllm/distributed/kv_transfer/
-// kv_connector/v1). Each connector has a form of its own:
+// vLLM's connectors announce copies below the device (vllm-project/vllm › vllm/distributed/kv_transfer/
+// kv_connector/v1). Each connector has its own form:
 //
-//	OffloadingConnector        chunks: by the last block's name alone, with block_size 0 (up to 0.23 many names in one
-//	                           event, before 0.12 with the chunk's size); with self_describing_kv_events the names and
-//	                           tokens of all blocks of one chunk. It loads a chunk only as a whole.
+//	OffloadingConnector        a chunk, named by its last block, with block_size 0. Up to 0.23 an event has many names;
+//	                           before 0.12 block_size is the chunk's. With self_describing_kv_events, an event has the
+//	                           names and tokens of all blocks of one chunk. The connector loads only whole chunks.
 //	SimpleCPUOffloadConnector,
 //	UMBPConnector              one block, with its tokens
 //	LMCacheConnector           one chunk under LMCache's own name, with the tokens of all its blocks and without a group
 //	MooncakeStoreConnector     one block with medium "cpu" and a group; never a removal
 //
-// None of them says extra_keys of all blocks, and some leave out the LoRA too. By its tokens, a tenant's or an
-// adapter's block would be one of the base model's. So the tokens of such a copy never tell its place alone: the index
-// asks in addition for the device's own event of the same block.
+// No connector announces the extra_keys of all blocks, and some omit the LoRA as well. The tokens alone would turn the
+// block of a tenant or an adapter into a block of the base model. Therefore the tokens of such a copy never determine
+// its place alone: the index also requires the device's event of the same block.
 
-// isBareCopy reports whether the event tells of a copy below the device and leaves out what else than tokens went into
-// the names of its blocks.
+// isBareCopy reports whether the event announces a copy below the device without the extra keys of its blocks' names.
 func (d *Decoder) isBareCopy(e *rawEvent) bool {
 	said := e.extraKeys[0] < e.extraKeys[1] && e.data[e.extraKeys[0]] != msgp.CodeNil
 	return d.engine == VLLM && e.deviceUnlessSaid() != Device && !said
 }
 
-// isStoreCopy reports whether the event tells of a copy in a Mooncake store that several workers share. The connector
-// announces no removal (mooncake/store/worker.py), so such a copy would count for ever. A query asks the store itself.
+// isStoreCopy reports whether the event announces a copy in a Mooncake store that several workers share. The connector
+// announces no removal (mooncake/store/worker.py), so such a copy would count for ever. Queries ask the store instead.
 func (d *Decoder) isStoreCopy(e *rawEvent) bool {
 	return d.engine == VLLM && e.inStore && (e.grouped && e.attention == AttentionUnknown || d.store)
 }
 
-// chunkOf returns how many blocks the engine loads under each name of a bare copy, as [Event.Chunk] has it. It is 0 if
-// the event's sizes do not fit this decoder's blocks.
+// chunkOf returns the number of blocks that the engine loads under each name of a bare copy, in the form of
+// [Event.Chunk]. It returns 0 if the event's sizes do not fit this decoder's blocks.
 func (d *Decoder) chunkOf(e *rawEvent, names int) uint32 {
 	switch {
 	case e.blockSize%d.block != 0:
@@ -54,9 +53,9 @@ func (d *Decoder) chunkOf(e *rawEvent, names int) uint32 {
 	return 0
 }
 
-// mayOwnName reports whether the name of a bare copy may be one of LMCache's: LMCache tells neither group nor kind of
-// attention, and each chunk in an event of its own (LMCache/LMCache › lmcache/integration/vllm/
-// lmcache_mp_connector.py; in process vllm_v1_adapter.py and vLLM's lmcache_connector.py).
+// mayOwnName reports whether the name of a bare copy may be LMCache's own. LMCache's events have neither group nor kind
+// of attention, and one chunk each (LMCache/LMCache › lmcache/integration/vllm/lmcache_mp_connector.py; in process
+// vllm_v1_adapter.py and vLLM's lmcache_connector.py).
 func (e *rawEvent) mayOwnName(names int) bool {
 	return names == 1 && e.tier == Host && !e.grouped && e.attention == AttentionUnknown && len(e.lora) == 0 &&
 		len(e.loraID) == 0 && !e.badLoRAID && len(e.salt) == 0 && e.lookahead == [2]int{} && e.mediaKeys == [2]int{}
@@ -69,13 +68,13 @@ func (d *Decoder) hashContent(blocks uint32) {
 	}
 }
 
-// bareCopy takes a copy of blocks of a main group by its names, and by its content where a name may be the connector's
-// own.
+// bareCopy appends a copy of blocks of a main group by their names, and by their content if a name may be the
+// connector's own.
 func (d *Decoder) bareCopy(e *rawEvent, blocks []BlockHash) Skip {
 	chunk := d.chunkOf(e, len(blocks))
 	if e.tokenCount > 0 {
 		switch {
-		case e.blockSize == 0 || e.blockSize%d.block != 0: // LMCache may keep the end of a prompt, which fills no chunk
+		case e.blockSize == 0 || e.blockSize%d.block != 0: // LMCache may store the end of a prompt as a partial chunk
 			return d.sizes.reject(e, blocks, d.block)
 		case uint64(len(blocks))*uint64(e.blockSize) != uint64(e.tokenCount):
 			return SkipLength

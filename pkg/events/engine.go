@@ -9,16 +9,16 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
-// Bounds of what an engine may send.
+// Bounds of an engine's input.
 const (
-	// maxPayload is how many bytes one engine message may have.
+	// maxPayload bounds the bytes of one engine message.
 	maxPayload = 64 << 20
 
-	// maxEventTokens is how many tokens, and how many blocks, one engine event may have.
+	// maxEventTokens bounds the tokens, and the blocks, of one engine event.
 	maxEventTokens = 1 << 20
 )
 
-// Engine is a family of engines whose messages are alike.
+// Engine is a family of engines with the same format of messages.
 type Engine uint8
 
 // The engines. TensorRT-LLM's ZMQ publisher, Dynamo's mocker and llm-d's simulator write vLLM's events.
@@ -26,7 +26,7 @@ const (
 	VLLM   Engine = 1
 	SGLang Engine = 2
 
-	// AnyEngine is one of them: its messages show which.
+	// AnyEngine is any of the others; its messages show which one.
 	AnyEngine Engine = 3
 )
 
@@ -41,7 +41,7 @@ func (e Engine) String() string {
 
 func (e Engine) valid() bool { return e >= VLLM && e <= AnyEngine }
 
-// EngineOf translates an engine's name, in whatever case; "auto" is AnyEngine.
+// EngineOf translates an engine's name, in any case; "auto" is AnyEngine.
 func EngineOf(name string) (Engine, error) {
 	for e := VLLM; e <= SGLang; e++ {
 		if strings.EqualFold(name, engineNames[e]) {
@@ -57,14 +57,14 @@ func EngineOf(name string) (Engine, error) {
 // blockSizeOptions are the command-line options that set an engine's block size.
 var blockSizeOptions = map[Engine]string{VLLM: "--block-size", SGLang: "--page-size"}
 
-// DecoderConfig says what a decoder has before it. Engine and BlockSize are required.
+// DecoderConfig describes the engine whose messages a decoder reads. Engine and BlockSize are required.
 type DecoderConfig struct {
 	Engine    Engine
 	BlockSize uint32      // tokens: the size that all of the engine's blocks must have
-	Groups    []GroupSpec // by number: what the engine's groups serve, where events leave that open
+	Groups    []GroupSpec // by number: the kinds of the engine's groups, used where events lack them
 
-	// Store says that the worker has registered a store which vLLM's MooncakeStoreConnector fills. The connector's
-	// announcements of copies are then skipped in whatever version's form.
+	// Store is true if the worker has registered a store that vLLM's MooncakeStoreConnector fills. The decoder then skips
+	// the connector's announcements of copies, in the form of any version.
 	Store bool
 
 	// UnnamedAdapters is set if the engine serves adapters and its events do not name them: SGLang before 0.5.23, unless
@@ -72,9 +72,9 @@ type DecoderConfig struct {
 	UnnamedAdapters bool
 }
 
-// Message is what one engine message says.
+// Message is one decoded engine message.
 type Message struct {
-	Timestamp float64 // seconds since 1970 by the engine's clock; 0 if it does not say
+	Timestamp float64 // seconds since 1970 by the engine's clock; 0 if the message has none
 	Rank      Rank    // the data-parallel rank, if HasRank
 	HasRank   bool
 	Events    []Event // in the engine's order; there may be none
@@ -82,36 +82,36 @@ type Message struct {
 
 // Decoder turns one rank's engine messages into events. It belongs to one goroutine.
 //
-// It remembers what one message leaves to be known from another: under which salt blocks were stored, since an engine
-// shows the salt with a prompt's first block alone; and whether a block is called 0. Both are bounded, and forgetting
-// them never credits a block to a prompt that it does not serve.
+// It keeps two facts from one message to the next: the salts of stored blocks, since an engine announces a salt only
+// with a prompt's first block; and whether a block has the name 0. Both are bounded. A forgotten fact never credits a
+// block to a prompt that it does not serve.
 type Decoder struct {
 	engine Engine
-	asked  Engine // what it was made for
-	why    string // the sign that showed the engine, if it was made for AnyEngine
+	asked  Engine // the configured engine
+	why    string // the sign that identified the engine, if the configuration is AnyEngine
 	block  uint32
 	groups []GroupSpec
 	store  bool // see DecoderConfig
 	unsure bool // blocks without an adapter may be an adapter's: DecoderConfig.UnnamedAdapters
 
 	salts salts
-	zero  bool // a block was called 0, so a parent 0 is that block and not the absence of one
+	zero  bool // a block has the name 0, so a parent 0 is that block and not the absence of one
 
 	standIns uint32 // the number for an image's first token; 0 until events show it (tensorrt.go)
 
 	sizes  blockSizes
 	counts SkipCounts
 
-	// Memory of the part that was decoded last.
+	// Buffers of the part that was decoded last.
 	events []Event
 	blocks []BlockHash
 	locals []LocalHash
 
-	envelope envelope   // the message in hand
-	removing longRemove // the removed event in hand, if it names very many blocks
+	envelope envelope   // the current message
+	removing longRemove // the current removed event, if it has very many blocks
 	bound    partBound
 
-	// Memory of the event in hand.
+	// Buffers of the current event.
 	raw     rawEvent
 	tokens  []uint32
 	digests []digest // among the tokens
@@ -123,7 +123,7 @@ type Decoder struct {
 	names   nameSet
 }
 
-// NewDecoder makes a decoder for one rank.
+// NewDecoder returns a decoder for one rank.
 func NewDecoder(cfg DecoderConfig) (*Decoder, error) {
 	if !cfg.Engine.valid() {
 		return nil, fmt.Errorf("events: decoder: unknown engine %d", cfg.Engine)
@@ -136,7 +136,7 @@ func NewDecoder(cfg DecoderConfig) (*Decoder, error) {
 	return d.Blank(), nil
 }
 
-// Counts says how often anything was passed over since the decoder was made.
+// Counts returns the number of skips by reason since the decoder was created.
 func (d *Decoder) Counts() SkipCounts { return d.counts }
 
 // Diagnosis is a *BlockSizeError while all device blocks that the engine has announced are of another size, and nil
@@ -148,7 +148,7 @@ func (d *Decoder) Diagnosis() error {
 	return &BlockSizeError{Engine: d.engine, Want: d.block, Got: d.sizes.got, Events: d.sizes.n}
 }
 
-// Reset forgets what was learned of an engine process, for a new one is there. Counts stay.
+// Reset prepares the decoder for a new engine process: it drops all state about the old one. Counts stay.
 func (d *Decoder) Reset() {
 	d.salts.clear()
 	d.zero, d.standIns, d.sizes = false, 0, blockSizes{}
@@ -156,14 +156,14 @@ func (d *Decoder) Reset() {
 	d.close()
 }
 
-// Blank returns a decoder of the same configuration that remembers nothing.
+// Blank returns a new decoder of the same configuration, without state.
 func (d *Decoder) Blank() *Decoder {
 	return &Decoder{engine: d.asked, asked: d.asked, block: d.block, groups: d.groups, store: d.store,
 		unsure: d.unsure}
 }
 
-// Adopt replaces what d remembers of earlier messages with what another decoder of the same configuration remembers.
-// That one must not be used any more. Counts and diagnosis stay d's.
+// Adopt replaces d's state from earlier messages with that of another decoder of the same configuration. The caller must
+// not use the other decoder afterwards. Counts and diagnosis of d stay.
 func (d *Decoder) Adopt(other *Decoder) {
 	d.salts, d.zero, d.standIns = other.salts, other.zero, other.standIns
 	d.engine, d.why = other.engine, other.why
@@ -172,7 +172,7 @@ func (d *Decoder) Adopt(other *Decoder) {
 // Decode decodes one message. The returned events are valid until the next call.
 //
 // No event makes a message fail: an event that cannot be used is skipped and counted. ErrMalformed means that the
-// message as a whole cannot be read; none of its events is returned, and the decoder is as good as before.
+// message as a whole is unreadable; Decode then returns none of its events and leaves the decoder unchanged.
 //
 // Decode returns all events at once. A message of the smallest events takes 40 times its size; see [Decoder.Begin].
 func (d *Decoder) Decode(payload []byte) (Message, error) {
@@ -180,9 +180,9 @@ func (d *Decoder) Decode(payload []byte) (Message, error) {
 	return m, err
 }
 
-// Begin decodes the first part of a message. While more is set, [Decoder.Continue] returns the next part, so that
-// memory is bounded by the parts and not by the message. The parts together are what Decode returns. Errors are those
-// of Decode: a message is checked to its end before Begin returns.
+// Begin decodes the first part of a message. While more is set, [Decoder.Continue] returns the next part. Memory is thus
+// bounded by the size of a part. The parts together equal the result of Decode. Errors are those of Decode: Begin checks
+// a message to its end before it returns.
 //
 // The caller must not change payload until the last part is returned. The returned events are valid until the next
 // call. Another Begin or a Reset abandons the rest of the message.
@@ -227,11 +227,11 @@ func (d *Decoder) Continue() (part []Event, more bool) {
 		return nil, false
 	}
 	d.nextPart()
-	done, err := d.fill() // checkRest has read all of it
+	done, err := d.fill() // checkRest has checked the whole message
 	return d.part(done || err != nil)
 }
 
-// part returns what is decoded. Of an unfinished message the last event is kept back, so that more is exact.
+// part returns the decoded events. It withholds the last event of an unfinished message, so that more is exact.
 func (d *Decoder) part(done bool) (part []Event, more bool) {
 	if done {
 		d.close()
@@ -240,7 +240,7 @@ func (d *Decoder) part(done bool) (part []Event, more bool) {
 	return d.events[:len(d.events)-1], true
 }
 
-// close forgets the message in hand.
+// close drops the current message.
 func (d *Decoder) close() {
 	d.envelope = envelope{}
 	if d.removing.names.Data != nil {
@@ -256,7 +256,7 @@ func (d *Decoder) emptyPart() {
 	d.events, d.blocks, d.locals = recycle(d.events), recycle(d.blocks), recycle(d.locals)
 }
 
-// nextPart empties the decoder's memory but for the event that was kept back.
+// nextPart empties the decoder's buffers, apart from the withheld event.
 func (d *Decoder) nextPart() {
 	kept := d.events[len(d.events)-1]
 	blocks, locals := kept.Blocks, kept.Locals
@@ -273,7 +273,7 @@ func (d *Decoder) nextPart() {
 // partBound is the size beyond which a part is complete. One stored event may exceed it, by maxEventTokens blocks.
 type partBound struct{ events, blocks int }
 
-// usualPart takes 2 MiB: messages of usual size are one part.
+// usualPart takes 2 MiB. A message of usual size is one part.
 var usualPart = partBound{events: 4096, blocks: 64 << 10}
 
 func (d *Decoder) full() bool {
@@ -300,8 +300,8 @@ func (d *Decoder) fill() (done bool, err error) {
 	return false, nil
 }
 
-// checkRest reads the rest of the message without decoding it, so that an error is found before the first part is
-// returned. It adds the rank to the message, which follows the events.
+// checkRest reads the rest of the message without decoding it. Errors are thus found before the first part is returned.
+// It sets the message's rank, which follows the events.
 func (d *Decoder) checkRest() error {
 	counts := d.counts
 	rest := d.envelope
@@ -320,24 +320,24 @@ func (d *Decoder) checkRest() error {
 		case err != nil:
 			return err
 		case done:
-			return malformed(d.envelope.r.At, "%s message: no MessagePack", d.engine)
+			return malformed(d.envelope.r.At, "%s message: not MessagePack", d.engine)
 		}
 	}
 }
 
-// envelope reads what surrounds the events: [ts, events, rank], with the rank missing in old builds and elements to
-// come in new ones, or a map of the same.
+// envelope reads the frame of the events: [ts, events, rank] or a map of the same fields. Old builds omit the rank, and
+// later ones may have further elements.
 type envelope struct {
 	r       msgp.Reader
 	opened  bool // the list of events is reached
 	pairs   int  // left in a map
 	more    int  // elements behind the events in an array
 	events  int  // in the list
-	left    int  // of them, still to be read
+	left    int  // of these, still to be read
 	message Message
 }
 
-// open reads up to the first event.
+// open reads the message up to the first event.
 func (v *envelope) open(d *Decoder) error {
 	r := &v.r
 	if n, ok := r.Array(); ok {
@@ -397,7 +397,7 @@ func (v *envelope) list(d *Decoder) error {
 	return nil
 }
 
-// end reads what follows the events.
+// end reads the fields after the events.
 func (v *envelope) end(d *Decoder) error {
 	if v.more > 0 {
 		d.rank(&v.r, &v.message)
@@ -412,14 +412,14 @@ func (v *envelope) end(d *Decoder) error {
 
 func (v *envelope) broken(d *Decoder) error {
 	if v.r.Broken {
-		return malformed(v.r.At, "%s message: cut off or no MessagePack", d.engine)
+		return malformed(v.r.At, "%s message: truncated or not MessagePack", d.engine)
 	}
 	return nil
 }
 
-// cutOff is the error of the event that was read last, from this byte on.
+// cutOff returns the error of the event that was read last, which begins at this byte.
 func (v *envelope) cutOff(d *Decoder, begin int) error {
-	return malformed(v.r.At, "%s message: event %d of %d, from byte %d on: cut off or no MessagePack", d.engine,
+	return malformed(v.r.At, "%s message: event %d of %d, from byte %d on: truncated or not MessagePack", d.engine,
 		v.events-v.left-1, v.events, begin)
 }
 
@@ -439,7 +439,7 @@ func (d *Decoder) rank(r *msgp.Reader, m *Message) {
 	}
 }
 
-// ignore passes over the value of a field that is not needed. If it is not nil it has a wrong type, and counts.
+// ignore skips the value of an optional field with a wrong type, and counts it unless it is nil.
 func (d *Decoder) ignore(r *msgp.Reader) {
 	if !r.Null() {
 		d.counts[SkipField]++
@@ -460,7 +460,7 @@ func (d *Decoder) event(r *msgp.Reader) {
 	}
 }
 
-// notSkipped is the zero reason: the event counts.
+// notSkipped means that an event is not skipped.
 const notSkipped Skip = math.MaxUint8
 
 func (d *Decoder) accept(e *rawEvent) Skip {
@@ -470,7 +470,7 @@ func (d *Decoder) accept(e *rawEvent) Skip {
 	case typeUnknown:
 		return SkipUnknownType
 	case typeCleared:
-		// What says that everything is gone is believed whatever else it says.
+		// A clear is applied whatever its other fields contain.
 		return d.cleared(Event{Kind: Cleared, Tier: AllTiers, Reason: ReasonEngine})
 	}
 	if e.skip != notSkipped {
@@ -478,7 +478,7 @@ func (d *Decoder) accept(e *rawEvent) Skip {
 	}
 	switch e.kind {
 	case typeTierCleared:
-		return d.cleared(Event{Kind: Cleared, Tier: e.tier, Reason: ReasonEngine}) // without a medium: all of them
+		return d.cleared(Event{Kind: Cleared, Tier: e.tier, Reason: ReasonEngine}) // without a medium: all tiers
 	case typeRemoved:
 		return d.removed(e)
 	}
@@ -493,12 +493,12 @@ func (d *Decoder) cleared(e Event) Skip {
 	return notSkipped
 }
 
-// longRemove is what is left of a removed event that names more than maxEventTokens blocks.
+// longRemove is the rest of a removed event with more than maxEventTokens blocks.
 type longRemove struct {
 	names msgp.Reader
-	left  int   // names that are still to be read
+	left  int   // names still to be read
 	event Event // without blocks
-	bad   bool  // a name could not be read, which is counted
+	bad   bool  // a name was unreadable, and was counted
 }
 
 // removeMore decodes the next blocks of a long removed event.
@@ -525,7 +525,7 @@ func (d *Decoder) removeMore() {
 	}
 }
 
-// removed takes what names can be read: no block can have been stored under the others.
+// removed appends the readable names. No block can have been stored under an unreadable one.
 func (d *Decoder) removed(e *rawEvent) Skip {
 	if e.longNames > 0 {
 		d.removing = longRemove{names: msgp.Reader{Data: e.data, At: e.namesAt}, left: e.longNames,
@@ -559,7 +559,7 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 		return e.skipStored
 	case e.longNames > 0:
 		return SkipTooLarge
-	// a group that keeps none of the prompt's blocks: that it is there counts
+	// a group that keeps none of the prompt's blocks: only its existence matters
 	case len(blocks) == 0 && e.attention.Bounds():
 		d.events = append(d.events, Event{
 			Kind: Stored, Tier: e.deviceUnlessSaid(), Group: e.group, Attention: e.attention, Window: e.window,
@@ -585,7 +585,7 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 		fits := uint64(len(blocks))*uint64(e.blockSize) == uint64(e.tokenCount)
 		switch {
 		case !e.attention.Main() && (e.blockSize != d.block || !fits):
-			// The names are all that is needed of a group which is no part of the prefix.
+			// A group that is no part of the prefix needs only names.
 			d.counts[SkipGroupTokens]++
 			hashed = false
 		case e.blockSize != d.block:
@@ -638,7 +638,7 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 	return notSkipped
 }
 
-// readable reports whether all names of a long event can be read.
+// readable reports whether all names of a long event are readable.
 func (d *Decoder) readable(e *rawEvent) bool {
 	r := msgp.Reader{Data: e.data, At: e.namesAt}
 	for range e.longNames {

@@ -181,7 +181,7 @@ func TestBlockSizeDiagnosis(t *testing.T) {
 		{SGLang, 64,
 			"SGLang announces blocks of 64 tokens, and blocks of 4 are expected: 2 events skipped, none taken; start the engine with --page-size 4 or expect 64"},
 		{VLLM, 0,
-			"vLLM announces blocks with tokens and a block_size that is 0 or missing, and blocks of 4 are expected: 2 events skipped, none taken; have its publisher say the size"},
+			"vLLM announces blocks with tokens and a block_size that is 0 or missing, and blocks of 4 are expected: 2 events skipped, none taken; have its publisher announce the size"},
 		{VLLM, 8,
 			"vLLM announces blocks of 8 tokens, and blocks of 4 are expected: 2 events skipped, none taken; start the engine with --block-size 4 or expect 8"},
 	} {

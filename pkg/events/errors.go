@@ -5,14 +5,14 @@ import (
 	"fmt"
 )
 
-// What decoding can end with. A caller counts and passes over a malformed message; one of a version from the future
-// means that this program must be replaced before it can go on.
+// The errors of decoding. A caller counts and skips a malformed message. A message of a later version requires a newer
+// program.
 var (
 	ErrMalformed = errors.New("malformed")
 	ErrVersion   = errors.New("format version not supported")
 )
 
-// malformed is ErrMalformed with what was looked for and where.
+// malformed returns an error that wraps ErrMalformed and states the position and the fault.
 func malformed(at int, format string, args ...any) error {
 	return fmt.Errorf("events: %w: byte %d: %s", ErrMalformed, at, fmt.Sprintf(format, args...))
 }

@@ -7,27 +7,27 @@ import (
 	"strings"
 )
 
-// GroupSpec is what is known of a KV-cache group apart from its events.
+// GroupSpec describes a KV-cache group by configuration, beside its events.
 type GroupSpec struct {
 	Kind   Attention
 	Window uint32 // tokens: the window of a sliding group, the chunk of a chunked one; else 0
 
-	// Drops says that the engine computes the last block of what the group finds anew, since a draft model (EAGLE, MTP)
-	// needs the state before it: a prefix takes one block more than it is long. An engine whose hashes read ahead drops
-	// nothing.
+	// Drops is true if the engine recomputes the last block that the group finds, because a draft model (EAGLE, MTP)
+	// needs the state before it. A prefix then needs one block more than its length. An engine whose hashes read ahead
+	// drops nothing.
 	Drops bool
 }
 
-// The names of kinds of attention in the text form of groups.
+// groupNames are the kinds of attention in the text form of groups.
 var groupNames = []struct {
 	name string
 	kind Attention
 }{{"full", AttentionFull}, {"mla", AttentionMLA}, {"swa", AttentionSlidingWindow}, {"chunked",
 	AttentionChunkedLocal}, {"mamba", AttentionMamba}}
 
-// ParseGroups reads what an engine's KV-cache groups serve, in the order of their numbers: full, mla, swa:TOKENS,
-// chunked:TOKENS or mamba, each with :eagle behind it if its last block is dropped for a draft model, with commas
-// between them.
+// ParseGroups parses the kinds of an engine's KV-cache groups, separated by commas, in the order of their numbers:
+// full, mla, swa:TOKENS, chunked:TOKENS or mamba. The suffix :eagle marks a group that drops its last block for a draft
+// model.
 func ParseGroups(text string) (list []GroupSpec, err error) {
 	for part := range strings.SplitSeq(text, ",") {
 		words := strings.Split(strings.TrimSpace(part), ":")
@@ -39,7 +39,7 @@ func ParseGroups(text string) (list []GroupSpec, err error) {
 		})
 		if at < 0 {
 			return nil, fmt.Errorf(
-				"events: group %q: want full, mla, swa:TOKENS, chunked:TOKENS or mamba, with :eagle behind it if need be", part)
+				"events: group %q: want full, mla, swa:TOKENS, chunked:TOKENS or mamba, optionally followed by :eagle", part)
 		}
 		g := GroupSpec{Kind: groupNames[at].kind}
 		words = words[1:]
@@ -48,26 +48,25 @@ func ParseGroups(text string) (list []GroupSpec, err error) {
 		}
 		if g.Kind.Windowed() {
 			if len(words) == 0 {
-				return nil, fmt.Errorf("events: group %q: its tokens are missing, as in %s:1024", part,
+				return nil, fmt.Errorf("events: group %q: the number of tokens is missing, as in %s:1024", part,
 					groupNames[at].name)
 			}
 			tokens, err := strconv.ParseUint(words[0], 10, 31)
 			if err != nil || tokens == 0 {
-				return nil, fmt.Errorf("events: group %q: %q is no number of tokens", part, words[0])
+				return nil, fmt.Errorf("events: group %q: %q is not a number of tokens", part, words[0])
 			}
 			g.Window, words = uint32(tokens), words[1:]
 		}
 		if len(words) > 0 {
-			return nil, fmt.Errorf("events: group %q: %q is too much", part, strings.Join(words, ":"))
+			return nil, fmt.Errorf("events: group %q: unexpected %q at the end", part, strings.Join(words, ":"))
 		}
 		list = append(list, g)
 	}
 	return list, nil
 }
 
-// complete adds what the configuration knows of an event's group and the event leaves open. A window is one of this
-// decoder's blocks: in a group whose blocks have another size, or one that is not said, it means nothing that could be
-// counted.
+// complete adds the configuration of an event's group where the event has none. A window counts in blocks of this
+// decoder, so it is removed if the group's blocks have another or an unknown size.
 func (d *Decoder) complete(e *rawEvent) {
 	if int64(e.group) < int64(len(d.groups)) {
 		g := &d.groups[e.group]
@@ -88,7 +87,7 @@ func (d *Decoder) complete(e *rawEvent) {
 	}
 }
 
-// unannounced is the window in events of a main group if what the rank's others hold is not known: SGLang says when
-// its full attention's blocks come and go, but not when a window or a state does; and main groups with blocks of
-// another size than the decoder's are passed over.
+// unannounced is the window in events of a main group if the holdings of the rank's other groups are unknown. SGLang
+// announces only the blocks of full attention, not those of windows and states. Main groups with blocks of another
+// size than the decoder's are skipped.
 const unannounced = 1

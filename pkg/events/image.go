@@ -1,46 +1,46 @@
 package events
 
-// An image is what an index holds of a set of ranks, in a form that does not depend on how the index is built: a list
-// of runs and, for each rank, what does not fit into runs. It is what pkg/radix exports and takes back, and what
-// pkg/snapshot writes and reads.
+// An image is the content of an index for a set of ranks, in a form that does not depend on the index's structure: a
+// list of runs, and for each rank the state that does not fit into runs. pkg/radix exports and imports images;
+// pkg/snapshot writes and reads them.
 
-// RunID names a run within an image. An index gives a run the same id in one image after another for as long as it can,
-// so that what did not change is written as the same bytes.
+// RunID identifies a run within an image. An index keeps a run's id from one image to the next where possible, so that
+// unchanged runs result in the same bytes.
 type RunID uint32
 
-// NoRun is the parent of a run that starts a prompt.
+// NoRun is the parent of a run at the start of a prompt.
 const NoRun RunID = 1<<32 - 1
 
-// Run is a stretch of consecutive blocks on one path from the root, and who holds which of them. In an image, a run's
-// parent may come before or after it.
+// Run is a sequence of consecutive blocks on one path from the root, with their holders. In an image, a run's parent may
+// come before or after it.
 type Run struct {
 	ID     RunID
-	Space  uint32 // what can match at all: the caller's number for one (model, block size)
+	Space  uint32 // the caller's number for one (model, block size); runs of different spaces never match
 	Parent RunID  // NoRun at the start of a prompt
-	Offset uint32 // how many of the parent's blocks come before this run's first
+	Offset uint32 // the number of the parent's blocks before this run's first block
 
 	Locals []LocalHash
-	// one for each block: the engine hash under which ranks hold it, but for Holding.Names; 0 where nobody holds it
+	// one for each block: the engine hash under which ranks hold it, apart from Holding.Names; 0 without a holder
 	Names []BlockHash
 
 	Holdings []Holding
 }
 
-// Holding is what one rank holds of one run in one tier for one main attention group.
+// Holding lists the blocks of one run that one rank holds in one tier for one main attention group.
 type Holding struct {
 	Rank  uint32 // position in the image's list of ranks
 	Tier  Tier
 	Group GroupIndex
 
-	Lead uint32   // the first Lead blocks are held, all of them
-	Bits []uint64 // which blocks from Lead on are held: bit i%64 of word i/64 for block i of the run; nil if none is
+	Lead uint32   // the rank holds all of the first Lead blocks
+	Bits []uint64 // further held blocks: bit i%64 of word i/64 for block i of the run; nil if there are none
 
 	Copies []BlockCount // blocks held more than once (under their first name)
-	Names  []BlockName  // blocks that this rank calls otherwise than Run.Names does
-	Also   []NamedCount // blocks held under a second, third... name as well
+	Names  []BlockName  // blocks whose name on this rank differs from Run.Names
+	Also   []NamedCount // blocks held under further names as well
 }
 
-// BlockCount says how many copies of a run's block there are: two or more.
+// BlockCount is the number of copies of a run's block: two or more.
 type BlockCount struct {
 	Block uint32 // position in the run
 	Count uint32
@@ -52,24 +52,24 @@ type BlockName struct {
 	Name  BlockHash
 }
 
-// NamedCount says how many copies of a run's block a rank holds under a further name: one or more.
+// NamedCount is the number of copies of a run's block that a rank holds under a further name: one or more.
 type NamedCount struct {
 	Block uint32 // position in the run
 	Name  BlockHash
 	Count uint32
 }
 
-// RankImage is what an index keeps for one rank beside runs.
+// RankImage is the state of one rank beside its runs.
 type RankImage struct {
-	Clock      Millis      // the latest time at which events of this rank were applied; ages are counted from it
+	Clock      Millis      // the latest time of applied events of this rank; ages count from it
 	Groups     []GroupKind // by group
 	Loading    Loading
 	Pending    []Pending   // oldest first
-	Tombstones []Tombstone // oldest first; a name may come twice, and the later one counts
+	Tombstones []Tombstone // oldest first; of equal names the last one counts
 	Sets       []GroupSet  // by tier and group
 }
 
-// GroupKind is what a rank said that a group serves. Window and Drops are as in [Event].
+// GroupKind is the kind of a group, as the rank announced it. Window and Drops are as in [Event].
 type GroupKind struct {
 	Group  GroupIndex
 	Kind   Attention
@@ -77,18 +77,19 @@ type GroupKind struct {
 	Drops  bool
 }
 
-// Loading is how an engine loads what it holds below its device, as far as its events have shown. The zero Loading is
-// block by block.
+// Loading describes how an engine loads blocks from below its device, as far as its events have shown. The zero value
+// means block by block.
 type Loading struct {
-	// Blocks is how many blocks the engine loads together: chunks of so many, counted from the prompt's start. 0 and 1
-	// are single blocks.
+	// Blocks is the size of a chunk in blocks, counted from the prompt's start. The engine loads whole chunks. 0 and 1
+	// mean single blocks.
 	Blocks uint32
 
-	// Told says that an event told Blocks. Otherwise it is the largest number that fits the places of all names so far.
+	// Told is true if an event announced Blocks. Otherwise Blocks is the largest number that fits the places of all names
+	// so far.
 	Told bool
 
-	// Own says that the chunks have names of the connector's own (LMCache). Such a connector loads a chunk even if most of
-	// it is in device; vLLM's offloading connector loads nothing if that is less than one chunk.
+	// Own is true if the chunks have the connector's own names (LMCache). Such a connector loads a chunk even if most of
+	// its blocks are in device memory; vLLM's offloading connector loads nothing if less than one chunk is missing there.
 	Own bool
 }
 
@@ -102,7 +103,7 @@ type Pending struct {
 	Cancelled []uint32 // positions in Event.Blocks of copies that were removed while they waited, ascending
 }
 
-// Tombstone is the place of a block whose last copy a rank has removed.
+// Tombstone records the place of a block after its rank has removed the last copy.
 type Tombstone struct {
 	Name  BlockHash
 	Run   RunID
@@ -110,7 +111,7 @@ type Tombstone struct {
 	Since Millis
 }
 
-// GroupSet is what a rank holds in one tier for a group that is no part of the prefix.
+// GroupSet lists the blocks that a rank holds in one tier for a group that is no part of the prefix.
 type GroupSet struct {
 	Tier   Tier
 	Group  GroupIndex

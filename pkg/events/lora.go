@@ -7,8 +7,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
-// LoRAByID is the name under which blocks of an adapter are hashed if the engine announces its number and not its name,
-// as vLLM does before 0.14, and TensorRT-LLM. A query gives this name as lora_name. No adapter is called so.
+// LoRAByID returns the name for hashing the blocks of an adapter that an engine announces by its number: vLLM before
+// 0.14, and TensorRT-LLM. Queries pass it as lora_name. No real adapter has such a name.
 func LoRAByID(id string) string { return loraByID + id }
 
 const loraByID = "lora_id:"
@@ -16,7 +16,7 @@ const loraByID = "lora_id:"
 func (d *Decoder) readLoRAID(r *msgp.Reader) {
 	e := &d.raw
 	if id, ok := r.Uint(math.MaxUint64); ok {
-		// Maps name no adapter by nil. TensorRT-LLM's adapters are numbered from 0 on.
+		// In maps nil means "no adapter", and 0 is the first adapter of TensorRT-LLM.
 		if e.loraID = nil; id > 0 || e.isMap {
 			e.loraID = strconv.AppendUint(d.digits[:0], id, 10)
 		}

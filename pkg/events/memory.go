@@ -2,7 +2,7 @@ package events
 
 import "slices"
 
-// recycle empties memory for the next message, and gives it up if it is large and most of it was idle.
+// recycle empties a buffer for the next message, and frees it if it is large and was mostly unused.
 func recycle[T any](s []T) []T {
 	if cap(s) > 1<<16 && len(s) < cap(s)/8 {
 		return nil
@@ -10,11 +10,11 @@ func recycle[T any](s []T) []T {
 	return s[:0]
 }
 
-// nameSet finds repeated names. A slot counts as empty unless it is of the current round.
+// nameSet finds repeated names. It is a hash table with linear probing. A slot of an earlier round counts as empty.
 type nameSet struct {
 	names  []BlockHash
-	rounds []uint32 // of each name
-	round  uint32   // the current one
+	rounds []uint32 // the round of each slot
+	round  uint32   // the current round
 }
 
 // repeats reports whether a name occurs twice among names and, if there is one, parent.
@@ -57,15 +57,15 @@ func (s *nameSet) repeats(names []BlockHash, parent BlockHash, hasParent bool) b
 // perBlock is a list of values for each block of an event.
 type perBlock[T any] struct {
 	values []T
-	ends   []int // ends[i]: where block i's values end
+	ends   []int // ends[i]: the end of block i's values
 }
 
 func (p *perBlock[T]) reset()  { p.values, p.ends = recycle(p.values), recycle(p.ends) }
 func (p *perBlock[T]) add(v T) { p.values = append(p.values, v) }
 func (p *perBlock[T]) end()    { p.ends = append(p.ends, len(p.values)) }
 
-// of is what block i has; nothing beyond the last one that was ended.
-func (p *perBlock[T]) of(i int) []T {
+// block returns the values of block i, or nil beyond the last block.
+func (p *perBlock[T]) block(i int) []T {
 	if i >= len(p.ends) {
 		return nil
 	}
@@ -76,15 +76,15 @@ func (p *perBlock[T]) of(i int) []T {
 	return p.values[begin:p.ends[i]]
 }
 
-// salts remembers what the salt of blocks adds to their seed. It keeps two generations of maxSalted blocks: when the
-// recent one is full, the older one is dropped.
+// salts maps blocks to the addend of their salt to the seed. It has two generations of maxSalted blocks. When the recent
+// one is full, it replaces the older one.
 type salts struct {
 	recent, older map[BlockHash]uint64
 }
 
 const maxSalted = 1 << 18
 
-func (s *salts) of(name BlockHash) (uint64, bool) {
+func (s *salts) lookup(name BlockHash) (uint64, bool) {
 	if v, ok := s.recent[name]; ok {
 		return v, true
 	}

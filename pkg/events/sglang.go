@@ -6,10 +6,13 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
-// Where SGLang's events differ from vLLM's (sgl-project/sglang › python/sglang/srt/mem_cache/events.py, in older
-// versions disaggregation/kv_events.py): names are signed; the salt stands in a field of its own, with each event,
-// which in arrays is in a map at the position of vLLM's lora_name (0.5.18 and 0.5.19); and with EAGLE a token is a
-// pair.
+// SGLang's events differ from vLLM's as follows (sgl-project/sglang › python/sglang/srt/mem_cache/events.py, in older
+// versions disaggregation/kv_events.py):
+//
+//   - Names are signed.
+//   - Every event has the salt in a field of its own. In arrays, this field is in a map at the position of vLLM's
+//     lora_name (0.5.18 and 0.5.19).
+//   - With EAGLE, a token is a pair.
 
 // readSGLangExtras reads the map {"cache_salt": …, "session_id": …}.
 func (d *Decoder) readSGLangExtras(r *msgp.Reader) {
@@ -30,8 +33,7 @@ func (d *Decoder) readSGLangExtras(r *msgp.Reader) {
 	}
 }
 
-// readTokenPairs reads n pairs [t, u], each of which begins with the token that the one before ends with, as n+1
-// tokens.
+// readTokenPairs reads n pairs [t, u] as n+1 tokens. Each pair begins with the last token of the pair before.
 func (d *Decoder) readTokenPairs(r *msgp.Reader, n int) {
 	for ; n > 0; n-- {
 		before := r.At

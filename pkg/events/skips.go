@@ -2,39 +2,39 @@ package events
 
 import "fmt"
 
-// Skip is why a decoder passed over something in an engine's message.
+// Skip is the reason why a decoder skipped a part of an engine's message.
 type Skip uint8
 
-// What is passed over. All but the last five of these lose an event.
+// The reasons. Each reason loses an event, apart from the last five.
 const (
-	SkipUnknownType  Skip = iota // an event of a type that we do not know
-	SkipMalformed                // an event that is neither array nor map, or lacks what it must have
-	SkipEmpty                    // an event that names no block
+	SkipUnknownType  Skip = iota // an event of an unknown type
+	SkipMalformed                // an event that is neither array nor map, or lacks a required field
+	SkipEmpty                    // an event without blocks
 	SkipTooLarge                 // an event of more than maxEventTokens tokens or blocks
-	SkipBlockSize                // blocks of another size than expected, or of none; see Decoder.Diagnosis
-	SkipPartialBlock             // blocks that are smaller than expected, and may be the tail of a block
-	SkipLength                   // tokens that do not fill the blocks: some of them are not kept
-	SkipToken                    // a token that is no integer from 0 to 2^32-1
-	// a name that is no integer, bytes, or number in digits; of a removed event no more is lost than such names
+	SkipBlockSize                // blocks of another size than expected, or without a size; see Decoder.Diagnosis
+	SkipPartialBlock             // blocks smaller than expected, possibly the tail of a block
+	SkipLength                   // tokens that do not fill the blocks
+	SkipToken                    // a token that is not an integer from 0 to 2^32-1
+	// a name that is not an integer, bytes, or a number in digits; a removed event loses only such names
 	SkipHash
 	SkipRepeated // a block that follows itself
 	SkipRemote   // blocks that are not local to the worker
-	SkipMedium   // a medium that we do not know
-	// a LoRA, a salt or an extra key that cannot be read: no saying which prompts the blocks serve
+	SkipMedium   // an unknown medium
+	// an unreadable LoRA, salt or extra key: the prompts that the blocks serve are unknown
 	SkipSpace
-	// lookahead tokens that cannot be read, or are not equally many of each block: likewise
+	// unreadable lookahead tokens, or a number of them that differs between blocks
 	SkipLookahead
-	SkipCopySize // a copy below the device that is no whole number of the rank's blocks
-	// blocks of the base model or of an adapter: the engine does not announce which; see DecoderConfig.UnnamedAdapters
+	SkipCopySize // a copy below the device that is not a multiple of the rank's blocks
+	// blocks of the base model or of an adapter; the engine does not announce which. See DecoderConfig.UnnamedAdapters
 	SkipAdapter
-	// nothing lost: blocks that a request reuses, which were announced when they were stored
+	// nothing lost: blocks that a request reuses; the engine announced them when it stored them
 	SkipReused
-	// nothing lost: copies in a shared store, of which the engine announces no removal; the store itself is asked
+	// nothing lost: copies in a shared store, whose removal the engine does not announce; queries ask the store
 	SkipStore
-	SkipField // not an event: a field that is not needed and has a wrong type
-	// not an event: tokens of a group that is no part of the prefix, and keeps not every block
+	SkipField // no event lost: an optional field with a wrong type
+	// no event lost: tokens of a group that is no part of the prefix and does not keep every block
 	SkipGroupTokens
-	// not an event: tokens of a copy below the device that come without extra keys. They tell no place alone
+	// no event lost: tokens of a copy below the device without extra keys; alone they do not determine a place
 	SkipCopyTokens
 
 	skipKinds = iota
@@ -64,7 +64,7 @@ var skipNames = [skipKinds]string{
 	SkipCopyTokens:   "copy_tokens",
 }
 
-// String is the reason as a label of a metric.
+// String returns the reason as a metric's label.
 func (s Skip) String() string {
 	if int(s) < len(skipNames) {
 		return skipNames[s]
@@ -72,26 +72,26 @@ func (s Skip) String() string {
 	return fmt.Sprintf("skip(%d)", uint8(s))
 }
 
-// Loses reports whether what is passed over for the reason was an event that the index lacks then.
+// Loses reports whether the index lacks an event that was skipped for this reason.
 func (s Skip) Loses() bool { return s < SkipReused && s != SkipRemote && s != SkipPartialBlock }
 
-// SkipCounts says how often each reason occurred.
+// SkipCounts has the number of occurrences of each reason.
 type SkipCounts [skipKinds]uint64
 
-// BlockSizeError says that all device blocks of an engine have another size than was expected, so that none of them
-// can be indexed.
+// BlockSizeError reports that all device blocks of an engine have another size than expected. None of them can be
+// indexed.
 type BlockSizeError struct {
 	Engine Engine
 	Want   uint32 // tokens, as configured
 	Got    uint32 // tokens, as announced last; 0 if block_size was 0 or missing
-	Events uint64 // how many events were skipped for that since the engine began
+	Events uint64 // events skipped for this reason since the engine started
 }
 
 func (e *BlockSizeError) Error() string {
 	if e.Got == 0 {
 		return fmt.Sprintf(
 			"events: %s announces blocks with tokens and a block_size that is 0 or missing, and blocks of %d are expected: %d events skipped, none taken; "+
-				"have its publisher say the size", e.Engine, e.Want, e.Events)
+				"have its publisher announce the size", e.Engine, e.Want, e.Events)
 	}
 	text := fmt.Sprintf(
 		"events: %s announces blocks of %d tokens, and blocks of %d are expected: %d events skipped, none taken",

@@ -12,19 +12,19 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
-// Topic is what the topic of an engine's messages says of the engine.
+// Topic is the topic of an engine's messages, parsed.
 type Topic struct {
-	Worker WorkerID // the pod: IP:PORT, IP or a name, as the topic has it
-	Model  string   // empty if the topic names none
+	Worker WorkerID // the pod, verbatim: IP:PORT, IP or a name
+	Model  string   // empty if the topic has none
 }
 
-// topicPrefix is how topics begin that name an engine.
+// topicPrefix begins every topic that names an engine.
 const topicPrefix = "kv@"
 
-// ParseTopic reads the form kv@POD@MODEL, in which llm-d and KServe name the engines that dial one subscriber
-// (llm-d/llm-d-kv-cache › pkg/kvevents/engineadapter/common.go, parseTopic). POD is what is between the first two '@'
-// and MODEL all that follows, so a model's name may contain '@'. kv@POD names no model. It returns false for every
-// other text, and for names that are empty, too long, not UTF-8, or contain characters that cannot be printed.
+// ParseTopic parses the form kv@POD@MODEL, in which llm-d and KServe name the engines that dial one subscriber
+// (llm-d/llm-d-kv-cache › pkg/kvevents/engineadapter/common.go, parseTopic). POD ends at the second '@' and MODEL is the
+// rest, so a model's name may contain '@'. kv@POD has no model. ParseTopic returns false for every other text, and for
+// names that are empty, too long, not UTF-8, or contain unprintable characters.
 func ParseTopic(text string) (t Topic, ok bool) {
 	rest, ok := strings.CutPrefix(text, topicPrefix)
 	if !ok {
@@ -45,8 +45,7 @@ func nameable(name string) bool {
 		!strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) })
 }
 
-// Address returns the HOST:PORT at which the engine takes requests, if the worker's name is one. An IPv6 address is in
-// brackets.
+// Address returns the worker's name if it is the HOST:PORT of the engine's requests. An IPv6 address is in brackets.
 func (t *Topic) Address() (string, bool) {
 	host, port, err := net.SplitHostPort(string(t.Worker))
 	if err != nil || host == "" || port == "" || strings.ContainsFunc(host, func(r rune) bool {
@@ -57,8 +56,8 @@ func (t *Topic) Address() (string, bool) {
 	return string(t.Worker), true
 }
 
-// PayloadRank returns the data-parallel rank that a message of vLLM or SGLang names, without decoding its events. It
-// returns false if the message names none or cannot be read. [Decoder] reads the same rank.
+// PayloadRank returns the data-parallel rank of a message of vLLM or SGLang, without decoding its events. It returns
+// false if the message has no rank or is unreadable. [Decoder] reads the same rank.
 func PayloadRank(payload []byte) (rank Rank, ok bool) {
 	r := msgp.Reader{Data: payload}
 	if r.Next() == msgp.Map {
@@ -90,8 +89,8 @@ func mapRank(r *msgp.Reader) (rank Rank, found bool) {
 	return rank, found && ok
 }
 
-// PayloadBlockSize returns how many tokens are in the device blocks that a message of vLLM or SGLang announces. It
-// returns 0 if the message announces none.
+// PayloadBlockSize returns the size, in tokens, of the device blocks that a message of vLLM or SGLang announces, or 0 if
+// it announces none.
 func PayloadBlockSize(payload []byte) uint32 {
 	d, err := NewDecoder(DecoderConfig{Engine: AnyEngine, BlockSize: 1})
 	if err != nil {

@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// A type for each kind of number, so that the compiler keeps them apart.
+// Each kind of number has its own type, so that the compiler rejects mistakes.
 type (
-	// WorkerID names an engine instance: the string that a router addresses.
+	// WorkerID identifies an engine instance. Routers address it by this string.
 	WorkerID string
 
 	// Rank is a data-parallel rank within one worker.
 	Rank uint32
 
-	// BlockHash is what an engine calls a block. It is opaque and compared only within one (worker, rank, incarnation).
+	// BlockHash is an engine's name of a block. It is opaque, and comparable only within one (worker, rank, incarnation).
 	BlockHash uint64
 
 	// LocalHash is the hash of one block's own tokens ([Hasher]).
@@ -27,28 +27,28 @@ type (
 	// StreamSeq is a message's sequence in a partition's stream, from 1.
 	StreamSeq uint64
 
-	// EventID numbers the events of one (worker, rank, incarnation) without a break, from 1.
+	// EventID numbers the events of one (worker, rank, incarnation) without gaps, from 1.
 	EventID uint64
 
-	// EngineSeq is the number that an engine gives its batches, from 0 (some from 1).
+	// EngineSeq is an engine's number of a message, from 0 (in some engines from 1).
 	EngineSeq uint64
 
-	// Incarnation is one life of one engine process as its shim saw it. Within a (worker, rank)
-	// a later life has the greater number; zero means none yet.
+	// Incarnation identifies one run of an engine process. Within a (worker, rank), later runs have greater numbers. Zero
+	// means that no run is known.
 	Incarnation uint64
 
-	// Partition is the number of a share of the log, from 0.
+	// Partition is the number of a partition of the log, from 0.
 	Partition uint32
 
-	// Millis is a point in time, in milliseconds since 1970 UTC. In the log it is the time at which the
-	// stream took the message, so that every replica sees the same.
+	// Millis is a point in time, in milliseconds since 1970 UTC. In the log it is the stream's time of the message, which
+	// is the same for every replica.
 	Millis int64
 
-	// GroupIndex is an engine's number for one of its KV-cache groups; 0 where the engine has but one.
+	// GroupIndex is an engine's number for one of its KV-cache groups; 0 if the engine has only one group.
 	GroupIndex uint32
 )
 
-// RankKey is the identity of one (worker, rank): what every cursor, clear and count belongs to.
+// RankKey identifies one (worker, rank). Every cursor, clear and count belongs to a rank.
 type RankKey struct {
 	Instance WorkerID
 	Rank     Rank
@@ -58,12 +58,12 @@ func (k RankKey) String() string {
 	return string(k.Instance) + "/" + strconv.FormatUint(uint64(k.Rank), 10)
 }
 
-// Compare orders keys by instance, then rank: -1, 0 or 1 as k comes before, is or comes after other.
+// Compare orders keys by instance, then by rank. It returns -1, 0 or 1, like [cmp.Compare].
 func (k RankKey) Compare(other RankKey) int {
 	return cmp.Or(cmp.Compare(k.Instance, other.Instance), cmp.Compare(k.Rank, other.Rank))
 }
 
-// Tier is where a block lies. A wire constant: do not renumber.
+// Tier is the kind of memory that holds a block. A wire constant: do not renumber.
 type Tier uint8
 
 // The tiers, in the order in which a prefix continues through them.
@@ -71,12 +71,12 @@ const (
 	Device   Tier = 1 // the accelerator's own memory
 	Host     Tier = 2 // pinned or plain host memory
 	Disk     Tier = 3 // local disk
-	External Tier = 4 // what the engine itself reports of a store beyond its host
+	External Tier = 4 // a store beyond the host, as the engine itself reports it
 
-	// AllTiers is the tier of a cleared event that spares none.
+	// AllTiers is the tier of a cleared event for all tiers.
 	AllTiers Tier = 0
 
-	// NumTiers is how many tiers there are.
+	// NumTiers is the number of tiers.
 	NumTiers = 4
 )
 
@@ -89,14 +89,14 @@ func (t Tier) String() string {
 	return fmt.Sprintf("tier(%d)", uint8(t))
 }
 
-// Valid reports whether t names one of the four tiers.
+// Valid reports whether t is one of the four tiers.
 func (t Tier) Valid() bool { return t >= Device && t <= External }
 
-// maxMedium bounds the name of a medium, which is copied.
+// maxMedium bounds the length of a medium's name, since it is copied.
 const maxMedium = 32
 
-// tierOfMedium translates what an engine calls a medium. An absent medium is the device. It reports false for a name
-// that no engine known to us uses.
+// tierOfMedium translates an engine's name of a medium. An absent medium is the device. tierOfMedium returns false for a
+// name that no known engine uses.
 func tierOfMedium(medium string) (Tier, bool) {
 	if len(medium) > maxMedium {
 		return 0, false
@@ -117,9 +117,9 @@ func tierOfMedium(medium string) (Tier, bool) {
 // Attention is the kind of attention that a KV-cache group serves. A wire constant: do not renumber.
 type Attention uint8
 
-// The kinds that engines announce. Full, MLA and sink attention are the main ones: only their blocks make up a prefix.
+// The kinds that engines announce. Full, MLA and sink attention are the main kinds: a prefix consists of their blocks.
 const (
-	AttentionUnknown       Attention = 0 // not said: taken as main, unless the group's kind was learned before
+	AttentionUnknown       Attention = 0 // not announced: counts as main, unless the group's kind was learned before
 	AttentionFull          Attention = 1
 	AttentionMLA           Attention = 2
 	AttentionSinkFull      Attention = 3
@@ -129,7 +129,7 @@ const (
 	AttentionChunkedLocal  Attention = 7
 	AttentionEncoderOnly   Attention = 8
 	AttentionCross         Attention = 9
-	AttentionOther         Attention = 10 // a name that we do not know: never main
+	AttentionOther         Attention = 10 // an unknown name: never main
 )
 
 var attentionNames = map[string]Attention{
@@ -154,7 +154,7 @@ func attentionOf(kind string) Attention {
 	return AttentionOther
 }
 
-// String is what vLLM calls the kind.
+// String returns vLLM's name of the kind.
 func (a Attention) String() string {
 	for name, kind := range attentionNames {
 		if kind == a && name != "" {
@@ -164,13 +164,13 @@ func (a Attention) String() string {
 	return "other"
 }
 
-// Windowed reports whether groups of this kind need what their window or chunk says of a prefix, and no more.
+// Windowed reports whether groups of this kind need only the window or chunk at the end of a prefix.
 func (a Attention) Windowed() bool {
 	return a == AttentionSlidingWindow || a == AttentionSlidingMLA || a == AttentionChunkedLocal
 }
 
-// Bounds reports whether groups of this kind, which are no part of a prefix, decide how long it can be.
+// Bounds reports whether groups of this kind limit the length of a prefix without being a part of it.
 func (a Attention) Bounds() bool { return a.Windowed() || a == AttentionMamba }
 
-// Main reports whether blocks of this kind make up a prefix.
+// Main reports whether a prefix consists of blocks of this kind.
 func (a Attention) Main() bool { return a <= AttentionSinkFull }

@@ -494,7 +494,7 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 	if salted {
 		salt = xxh3.HashSeed(e.salt, saltSeed)
 	} else if e.hasParent && !e.everySalt { // the prompt began in an event before
-		salt, salted = d.salts.of(e.parent)
+		salt, salted = d.salts.lookup(e.parent)
 	}
 	if salted {
 		seed += salt
@@ -507,7 +507,7 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 	if len(d.tokens) > e.tokenCount { // of pairs there is one token more
 		window++
 	}
-	e.ahead = uint32(window - size + len(d.beyond.of(0)))
+	e.ahead = uint32(window - size + len(d.beyond.block(0)))
 	plain := len(d.media.ends) == 0 && len(d.beyond.ends) == 0
 	for i := range readable {
 		tokens := d.tokens[i*size : i*size+window]
@@ -515,11 +515,11 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 			d.locals = append(d.locals, hashTokens(tokens, seed))
 			continue
 		}
-		if beyond := d.beyond.of(i); len(beyond) > 0 {
+		if beyond := d.beyond.block(i); len(beyond) > 0 {
 			d.window = append(append(d.window[:0], tokens...), beyond...)
 			tokens = d.window
 		}
-		if media := d.media.of(i); len(media) > 0 {
+		if media := d.media.block(i); len(media) > 0 {
 			d.locals = append(d.locals, d.scratch.hash(tokens, media, seed))
 		} else {
 			d.locals = append(d.locals, hashTokens(tokens, seed))
@@ -682,9 +682,9 @@ func (d *Decoder) readLookahead(e *rawEvent, n int) bool {
 			}
 		}
 		d.beyond.end()
-		if len(d.beyond.of(i)) != len(d.beyond.of(0)) {
+		if len(d.beyond.block(i)) != len(d.beyond.block(0)) {
 			return false
 		}
 	}
-	return ok && len(d.beyond.of(0)) < MaxBlockSize
+	return ok && len(d.beyond.block(0)) < MaxBlockSize
 }

@@ -8,11 +8,16 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 )
 
-// ReadWorkerEvents reads what one worker says of itself, without its name (ai-dynamo/dynamo › lib/kv-router,
-// protocols): {"event_id":1,"data":{…},"dp_rank":0}, a KvCacheEvent, or {"events":[…],"shutdown":false}, KvCacheEvents;
-// and a router event, whose worker_id does not count then. Without a worker it reads a router event that names one, as
-// [ReadRouterEvent] does. yield is called with each event and its own JSON, in order;
-// an error says that the rest cannot be read. shutdown says that the worker will say nothing more.
+// ReadWorkerEvents reads the events of one worker in JSON (ai-dynamo/dynamo › lib/kv-router, protocols). It accepts
+// three forms:
+//
+//	{"event_id":1,"data":{…},"dp_rank":0}   KvCacheEvent
+//	{"events":[…],"shutdown":false}         KvCacheEvents
+//	{"worker_id":…,"event":{…}}             a router event; worker replaces its worker_id
+//
+// If worker is empty, only router events are accepted, as in [ReadRouterEvent]. yield receives each event with its
+// own JSON, in order. After an error, the remaining events are not read. shutdown is true if the worker will publish
+// no further events.
 func ReadWorkerEvents(
 	line []byte, worker WorkerID, yield func(e RouterEvent, text []byte) error,
 ) (shutdown bool, err error) {
@@ -45,14 +50,14 @@ func ReadWorkerEvents(
 	case bare && !named && list == nil:
 		list = []json.RawMessage{line}
 	case list == nil || bare || named:
-		return false, errors.New("it has neither event_id and data, nor events, nor event, or several of them")
+		return false, errors.New("exactly one of event_id with data, events, and event is required")
 	}
 	head := append(appendJSONString([]byte(`{"worker_id":`), string(worker)), `,"event":`...)
 	for i, text := range list {
 		framed := append(append(append([]byte(nil), head...), text...), '}')
 		e, err := ReadRouterEvent(framed)
 		if err == nil {
-			e.Key.Instance = worker // as it is, UTF-8 or not
+			e.Key.Instance = worker // also if it is not UTF-8
 			err = yield(e, text)
 		}
 		if err != nil {

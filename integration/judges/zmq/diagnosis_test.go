@@ -76,8 +76,8 @@ func TestShimSaysWhatIsWrongWithBlocks(t *testing.T) {
 		{"larger", 32, uint64(1<<63 + 5), "vLLM announces blocks of 32 tokens",
 			"start the engine with --block-size 16 or expect 32"},
 		{"0", 0, uint64(1<<63 + 5), "vLLM announces blocks with tokens and a block_size that is 0 or missing",
-			"have its publisher say the size"},
-		{"not said", nil, uint64(1<<63 + 5), "a block_size that is 0 or missing", "have its publisher say the size"},
+			"have its publisher announce the size"},
+		{"not said", nil, uint64(1<<63 + 5), "a block_size that is 0 or missing", "have its publisher announce the size"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			engine := pyenv.StartPublisher(t, pyenv.PublisherOptions{})
