@@ -6,9 +6,9 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
-// How engines are told apart. vLLM and SGLang write nearly the same; a message in which nothing below occurs is read
-// the same for both. The first sign in this list that a message has decides, since the later ones are fields that
-// either may take over from the other (sgl-project/sglang RFC #39991).
+// signs distinguish the engines. The formats of vLLM and SGLang are nearly equal; a message without any of these signs
+// has the same meaning in both. The first sign of a message in this order decides, since the later ones are fields that
+// one project may adopt from the other (sgl-project/sglang RFC #39991).
 var signs = [...]struct {
 	is   Engine
 	what string
@@ -39,16 +39,16 @@ const (
 	numSigns
 )
 
-// Engine is the engine whose messages the decoder reads; AnyEngine until a message showed which. why is the sign that
-// showed it; it is empty if the decoder was made for that engine.
+// Engine returns the engine whose messages the decoder reads: AnyEngine until a message shows which one. why is the sign
+// that identified it, or empty if the decoder was configured for this engine.
 func (d *Decoder) Engine() (e Engine, why string) { return d.engine, d.why }
 
-// detectEngine finds out which engine wrote a message, if the message shows it.
+// detectEngine sets the engine if the message has a sign of one.
 func (d *Decoder) detectEngine(payload []byte) {
 	l := look{r: msgp.Reader{Data: payload}}
 	l.message()
 	if l.r.Broken {
-		return // of what is cut off nothing is believed
+		return // a truncated message is no evidence
 	}
 	if l.has[signNegative] && l.has[signUnsigned] { // of equal weight
 		l.has[signNegative], l.has[signUnsigned] = false, false
@@ -61,7 +61,7 @@ func (d *Decoder) detectEngine(payload []byte) {
 	}
 }
 
-// look goes through a message in search of signs.
+// look searches a message for signs.
 type look struct {
 	r   msgp.Reader
 	has [numSigns]bool
@@ -95,7 +95,7 @@ func (l *look) events() {
 	}
 }
 
-// array is how many elements of an array follow; anything else is passed over.
+// array returns the number of elements of an array. It skips a value of another type, and returns 0.
 func (l *look) array() int {
 	n, ok := l.r.Array()
 	if !ok {
@@ -222,7 +222,7 @@ func (l *look) hash() {
 	}
 }
 
-// ofSGLang reports whether SGLang alone calls a medium so (sgl-project/sglang › srt/mem_cache/events.py).
+// ofSGLang reports whether only SGLang uses this name of a medium (sgl-project/sglang › srt/mem_cache/events.py).
 func ofSGLang(medium []byte) bool {
 	for _, name := range [...]string{"CPU_PINNED", "CPU_TIER1", "CPU_TIER2", "DISK", "EXTERNAL"} {
 		if bytes.EqualFold(medium, []byte(name)) {

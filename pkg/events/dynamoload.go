@@ -10,28 +10,28 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 )
 
-// EngineLoad is how full a rank is, as its engine says, or as a router of another make counts what it has sent there.
-// What is not said is nil.
+// EngineLoad is the load of a rank, as its engine reports it, or as another router counts its requests. Unknown values
+// are nil.
 type EngineLoad struct {
 	Worker WorkerID `json:"worker" msgpack:"worker"`
 	Rank   Rank     `json:"rank" msgpack:"rank"`
 
-	UsedBlocks  *uint64 `json:"kv_used_blocks,omitempty" msgpack:"kv_used_blocks,omitempty"`   // the engine says
+	UsedBlocks  *uint64 `json:"kv_used_blocks,omitempty" msgpack:"kv_used_blocks,omitempty"`   // from the engine
 	TotalBlocks *uint64 `json:"kv_total_blocks,omitempty" msgpack:"kv_total_blocks,omitempty"` // the engine's capacity
 
-	DecodeBlocks  *uint64 `json:"active_decode_blocks,omitempty" msgpack:"active_decode_blocks,omitempty"`   // a router says
-	PrefillTokens *uint64 `json:"active_prefill_tokens,omitempty" msgpack:"active_prefill_tokens,omitempty"` // a router says
+	DecodeBlocks  *uint64 `json:"active_decode_blocks,omitempty" msgpack:"active_decode_blocks,omitempty"`   // from a router
+	PrefillTokens *uint64 `json:"active_prefill_tokens,omitempty" msgpack:"active_prefill_tokens,omitempty"` // from a router
 
-	AgeMS uint64 `json:"age_ms,omitempty" msgpack:"age_ms,omitempty"` // how long ago it was said, in milliseconds
+	AgeMS uint64 `json:"age_ms,omitempty" msgpack:"age_ms,omitempty"` // the age of the report in milliseconds
 }
 
-// Check refuses a load that says nothing, or of nobody.
+// Check returns an error for a load without a worker or without values.
 func (l *EngineLoad) Check() error {
 	switch {
 	case l.Worker == "":
 		return errors.New("worker is missing")
 	case l.UsedBlocks == nil && l.TotalBlocks == nil && l.DecodeBlocks == nil && l.PrefillTokens == nil:
-		return errors.New("it says neither used nor active blocks, nor tokens")
+		return errors.New("used blocks, active blocks and tokens are all missing")
 	}
 	return nil
 }
@@ -39,7 +39,7 @@ func (l *EngineLoad) Check() error {
 // MaxEngineCount bounds each number of an [EngineLoad].
 const MaxEngineCount = 1 << 53
 
-// dynamoLoad has the fields of all forms. What we have no use for is not listed; Dynamo's own readers pass over it too.
+// dynamoLoad has the used fields of all forms. Other fields are ignored, as Dynamo's own readers do.
 type dynamoLoad struct {
 	Worker json.RawMessage `json:"worker_id"`
 	Rank   *uint32         `json:"dp_rank"`
@@ -58,21 +58,21 @@ type dynamoLoad struct {
 	} `json:"data"`
 }
 
-// forwardPass is what counts of the older ForwardPassMetrics, whose other five fields are of slots and rates.
+// forwardPass has the used fields of the older ForwardPassMetrics. Its other five fields concern slots and rates.
 type forwardPass struct {
 	Active *uint64 `json:"kv_active_blocks"`
 	Total  *uint64 `json:"kv_total_blocks"`
 }
 
-// ReadDynamoLoad reads what Dynamo's workers and routers publish on the subject kv_metrics (ai-dynamo/dynamo ›
-// lib/kv-router, protocols), of any release, as JSON, as MessagePack, or in the envelope that events have:
+// ReadDynamoLoad reads a message of Dynamo's workers and routers on the subject kv_metrics (ai-dynamo/dynamo ›
+// lib/kv-router, protocols). It accepts the form of any release, as JSON, as MessagePack, or in the envelope of events:
 //
 //	{"worker_id":7,"dp_rank":0,"active_decode_blocks":1,"active_prefill_tokens":2,"kv_used_blocks":3}  ActiveLoad
 //	{"worker_id":7,"data":{"worker_stats":{"data_parallel_rank":0},"kv_stats":{"kv_active_blocks":3,"kv_total_blocks":9}}}
 //	{"worker_id":7,"data":{"kv_active_blocks":3,"kv_total_blocks":9}}  and the five others of ForwardPassMetrics
 //	{"worker_id":7,"kv_active_blocks":3,"kv_total_blocks":9}           the same without a frame
 //
-// The envelope may hold a list. yield is called with each load, in order; an error says that the rest cannot be read.
+// The envelope may contain a list. yield receives each load, in order. After an error, the rest is not read.
 func ReadDynamoLoad(data []byte, yield func(EngineLoad)) error {
 	if len(data) > maxPayload {
 		return malformed(0, "a Dynamo message of %d bytes: at most %d", len(data), maxPayload)
@@ -93,8 +93,8 @@ func ReadDynamoLoad(data []byte, yield func(EngineLoad)) error {
 	})
 }
 
-// eachOfEnvelope calls do with each element of what the envelope EventEnvelope holds, or data itself if it is none, in
-// JSON.
+// eachOfEnvelope calls do with the JSON of each element of an EventEnvelope's payload. Without an envelope, data itself
+// is the payload.
 func eachOfEnvelope(data []byte, what string, do func(line []byte) error) error {
 	r := &msgp.Reader{Data: data}
 	payload, found := data, false
@@ -124,7 +124,7 @@ func eachOfEnvelope(data []byte, what string, do func(line []byte) error) error 
 	for i := range n {
 		line = appendJSON(line[:0], r, maxRouterNesting)
 		if r.Broken {
-			return malformed(r.At, "%s %d of %d: cut off, or not of maps with names", what, i, n)
+			return malformed(r.At, "%s %d of %d: truncated, or not of maps with names", what, i, n)
 		}
 		if err := do(line); err != nil {
 			return fmt.Errorf("%s %d of %d: %w", what, i, n, err)
@@ -157,13 +157,13 @@ func readDynamoLoad(line []byte) (EngineLoad, error) {
 		if f != nil && f.Active != nil && l.UsedBlocks == nil {
 			l.UsedBlocks = f.Active
 		}
-		if f != nil && f.Total != nil && *f.Total > 0 { // 0 is what an engine says that does not know
+		if f != nil && f.Total != nil && *f.Total > 0 { // engines report 0 for an unknown number
 			l.TotalBlocks = f.Total
 		}
 	}
 	for _, v := range []*uint64{l.UsedBlocks, l.TotalBlocks, l.DecodeBlocks, l.PrefillTokens} {
 		if v != nil && *v > MaxEngineCount {
-			return l, fmt.Errorf("%d is no number of blocks or tokens", *v)
+			return l, fmt.Errorf("%d is above the maximum of %d blocks or tokens", *v, uint64(MaxEngineCount))
 		}
 	}
 	var err error

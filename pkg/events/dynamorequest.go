@@ -9,18 +9,18 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 )
 
-// RequestChange is what happened to a request that a router sent to a worker.
+// RequestChange is a step in the life of a request that a router sent to a worker.
 type RequestChange string
 
-// The changes of a request. A router reports the first and the last of each request, and prefill in between.
+// The changes of a request. A router reports the first and the last one of each request, and those of the prefill.
 const (
 	RequestAdded      RequestChange = "added"      // the router sent it to the worker
 	RequestPrefilling RequestChange = "prefilling" // the worker has PrefillTokens to compute for it
 	RequestPrefilled  RequestChange = "prefilled"  // the worker has computed its prompt
-	RequestFreed      RequestChange = "freed"      // it ended
+	RequestFreed      RequestChange = "freed"      // the request ended
 )
 
-// RouterRequest is one change of a request, as the router reports it that sent the request to the worker.
+// RouterRequest is one change of a request, as reported by the router that sent it to the worker.
 type RouterRequest struct {
 	Key           RankKey
 	ID            string
@@ -118,7 +118,7 @@ func readDynamoRequest(line []byte, blockSize uint32, mayBeBatch bool, yield fun
 		return err
 	}
 	if r.PrefillTokens > MaxEngineCount {
-		return fmt.Errorf("%d is no number of tokens", r.PrefillTokens)
+		return fmt.Errorf("%d is above the maximum of %d tokens", r.PrefillTokens, uint64(MaxEngineCount))
 	}
 	yield(r)
 	return nil

@@ -94,8 +94,8 @@ func TestDynamoRequestsRefused(t *testing.T) {
 		`{"request_id":"r","worker_id":7,"data":"Other"}`:                                "unknown change",
 		`{"request_id":"r","worker_id":7,"data":{"Other":1}}`:                            "none of AddRequest",
 		`{"request_id":"r","worker_id":7,"data":{"NewPrefill":-1}}`:                      "-1",
-		`{"request_id":"r","worker_id":7,"data":{"NewPrefill":9007199254740993}}`:        "no number of tokens",
-		`{"request_id":"r","worker_id":7,"data":{"AddRequest":{"token_sequence":[""]}}}`: "no 64-bit number",
+		`{"request_id":"r","worker_id":7,"data":{"NewPrefill":9007199254740993}}`:        "above the maximum",
+		`{"request_id":"r","worker_id":7,"data":{"AddRequest":{"token_sequence":[""]}}}`: "not a 64-bit number",
 
 		`{"events":[{"events":[]}]}`: "event 1 of 1: request_id is missing",
 	} {

@@ -12,24 +12,25 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/littleendian"
 )
 
-// Hashes of tokens as NVIDIA Dynamo computes them (ai-dynamo/dynamo › lib/kv-router and lib/llm,
-// compute_block_hash_for_seq), so that a router that speaks to Dynamo can speak to us with the same numbers.
+// The hashes of tokens are those of NVIDIA Dynamo (ai-dynamo/dynamo › lib/kv-router and lib/llm,
+// compute_block_hash_for_seq). A router can send the same numbers to Dynamo and to kvatlas.
 const (
-	baseSeed = 1337 // of every block
-	loraSeed = 0    // of a LoRA's name
-	saltSeed = 1    // of a cache salt
+	baseSeed = 1337 // for every block
+	loraSeed = 0    // for a LoRA's name
+	saltSeed = 1    // for a cache salt
 )
 
-// Space is what else than its tokens decides which prompts a block can serve. The zero Space is the plain one.
+// Space is the part of a block's identity beside its tokens: a block serves only prompts of its space. The zero Space is
+// the base model without salt.
 type Space struct {
 	LoRA string // the adapter's name; "" is the base model
-	Salt string // the cache salt, by which tenants are kept apart; "" is none
+	Salt string // the cache salt, which separates tenants; "" is none
 }
 
-// seed is the seed under which blocks of this space are hashed.
+// seed returns the seed for hashing the blocks of this space.
 func (s Space) seed() uint64 { return baseSeed + s.addend() }
 
-// addend is what a space adds to the seed.
+// addend returns the space's addend to the seed.
 func (s Space) addend() uint64 {
 	var sum uint64
 	if s.LoRA != "" {
@@ -41,15 +42,14 @@ func (s Space) addend() uint64 {
 	return sum
 }
 
-// Hasher computes the local hashes of blocks. It does not change after it was made, so any number of goroutines may use
-// it.
+// Hasher computes the local hashes of blocks. It is immutable, so any number of goroutines may use it.
 type Hasher struct {
 	seed   uint64
-	block  int // tokens from one block's begin to the next one's
-	window int // tokens that are hashed: block, and those that are read ahead
+	block  int // tokens from the beginning of one block to that of the next
+	window int // hashed tokens: those of the block, and the lookahead
 }
 
-// NewHasher makes a hasher for blocks of blockSize tokens.
+// NewHasher returns a hasher for blocks of blockSize tokens.
 func NewHasher(blockSize uint32, space Space) (*Hasher, error) {
 	if blockSize == 0 || blockSize > MaxBlockSize {
 		return nil, fmt.Errorf("events: a block of %d tokens: want 1 to %d", blockSize, MaxBlockSize)
@@ -57,9 +57,9 @@ func NewHasher(blockSize uint32, space Space) (*Hasher, error) {
 	return &Hasher{seed: space.seed(), block: int(blockSize), window: int(blockSize)}, nil
 }
 
-// NewLookaheadHasher makes a hasher for engines whose draft models read ahead. A block's hash covers so many tokens
-// more than the block has, since the drafter's cache depends on them; so n tokens have (n-lookahead)/blockSize blocks.
-// EAGLE reads one token ahead. [Event].Lookahead tells what an engine does.
+// NewLookaheadHasher returns a hasher for engines whose draft models read ahead. The drafter's cache depends on lookahead
+// tokens after a block, so the block's hash covers them too; n tokens have (n-lookahead)/blockSize blocks. EAGLE reads
+// one token ahead. [Event].Lookahead is the lookahead of an engine.
 func NewLookaheadHasher(blockSize, lookahead uint32, space Space) (*Hasher, error) {
 	h, err := NewHasher(blockSize, space)
 	if err != nil {
@@ -72,7 +72,7 @@ func NewLookaheadHasher(blockSize, lookahead uint32, space Space) (*Hasher, erro
 	return h, nil
 }
 
-// blocks is how many blocks n tokens have. What does not fill a block has none.
+// blocks returns the number of full blocks of n tokens.
 func (h *Hasher) blocks(n int) int { return max(0, n-(h.window-h.block)) / h.block }
 
 // Hash appends to dst the local hashes of the full blocks of tokens.
@@ -80,13 +80,14 @@ func (h *Hasher) Hash(dst []LocalHash, tokens []uint32) []LocalHash {
 	return h.HashMedia(dst, tokens, nil)
 }
 
-// HashMedia is Hash for prompts with images and the like: media[i] has the items that touch what is hashed of block i,
-// in the order of their tokens. It may be shorter than there are blocks, and is not changed.
+// HashMedia is Hash for prompts with multimodal items such as images. media[i] has the items that overlap the hashed
+// tokens of block i, in the order of their tokens. media may be shorter than the number of blocks. HashMedia does not
+// change it.
 //
-// A block's items are hashed after its tokens: of each its hash as little-endian u64 and its offset as i64, then one
-// byte, 1. So blocks are equal only if engines hash them as equal, and no other block has as many bytes. A block of one
-// item without a place has Dynamo's hash, which is of the tokens and the item's hash: it is never that of a block whose
-// items have places.
+// The input of a block's hash is its tokens, then for each item its hash as little-endian u64 and its offset as i64, then
+// the byte 1. Thus blocks are equal only if engines hash them equally, and no other block's input has the same length. A
+// block with one item without an offset has Dynamo's hash: its input is the tokens and the item's hash. It never equals
+// the hash of a block whose items have offsets.
 func (h *Hasher) HashMedia(dst []LocalHash, tokens []uint32, media [][]BlockMedia) []LocalHash {
 	var scratch blockScratch
 	n := h.blocks(len(tokens))
@@ -105,30 +106,30 @@ func (h *Hasher) HashMedia(dst []LocalHash, tokens []uint32, media [][]BlockMedi
 	return dst
 }
 
-// BlockMedia is an image or the like of which some token is in a block.
+// BlockMedia is a multimodal item with at least one token in a block.
 type BlockMedia struct {
-	Hash uint64 // the MediaHash of its identifier; if it has no place, Dynamo's mm_hash
+	Hash uint64 // the MediaHash of its identifier; Dynamo's mm_hash if the item has no offset
 
-	// Offset is the item's first token, counted from the block's first one: negative if it is in a block before. NoOffset
-	// is that of an item of which it is not said: vLLM says it from 0.23 on, Dynamo never.
+	// Offset is the position of the item's first token, counted from the block's first token. It is negative if the item
+	// begins in an earlier block, and NoOffset if the event has none: vLLM announces offsets from 0.23 on, Dynamo never.
 	Offset int64
 }
 
-// NoOffset is the offset of an item whose place is not known.
+// NoOffset is the offset of an item at an unknown position.
 const NoOffset = math.MinInt64
 
-// MediaItem is an image or the like in a prompt.
+// MediaItem is a multimodal item of a prompt, such as an image.
 type MediaItem struct {
-	// Hash is the MediaHash of the identifier that the engine gives it. A request may have the identifier itself, as text.
+	// Hash is the MediaHash of the engine's identifier. A request may contain the identifier itself, as text.
 	Hash uint64 `json:"hash" msgpack:"hash"`
 
-	// The tokens that stand for it: from which one on, counted from 0, and how many.
+	// The placeholder tokens of the item: the position of the first one, from 0, and their number.
 	Offset uint32 `json:"offset" msgpack:"offset"`
 	Length uint32 `json:"length" msgpack:"length"`
 }
 
-// HashItems is HashMedia for items that are in the order of their offsets and do not overlap, as engines have them
-// (vllm-project/vllm › vllm/v1/core/kv_cache_utils.py, _gen_mm_extra_hash_keys).
+// HashItems is HashMedia for the items of a whole prompt, in the order of their offsets and without overlap, as engines
+// list them (vllm-project/vllm › vllm/v1/core/kv_cache_utils.py, _gen_mm_extra_hash_keys).
 func (h *Hasher) HashItems(dst []LocalHash, tokens []uint32, items []MediaItem) []LocalHash {
 	if len(items) == 0 {
 		return h.Hash(dst, tokens)
@@ -143,12 +144,12 @@ func (h *Hasher) HashItems(dst []LocalHash, tokens []uint32, items []MediaItem) 
 	return h.HashMedia(dst, tokens, media)
 }
 
-// MediaHash is the number by which a multimodal item with this identifier enters its blocks' hashes: its XXH3-64. It is
-// not Dynamo's mm_hash, which is the same for all identifiers of 64 hexadecimal digits that begin with the same 16.
+// MediaHash returns the XXH3-64 of a multimodal item's identifier, an input of its blocks' hashes. It differs from
+// Dynamo's mm_hash, which depends on only the first 16 digits of an identifier of 64 hexadecimal digits.
 func MediaHash(identifier string) uint64 { return xxh3.HashString(identifier) }
 
-// dynamoMediaHash is Dynamo's mm_hash of an identifier: the first 16 of 64 hexadecimal digits, or the XXH3-64 of any
-// other text.
+// dynamoMediaHash returns Dynamo's mm_hash of an identifier: the first 16 of 64 hexadecimal digits, or the XXH3-64 of
+// any other text.
 func dynamoMediaHash(identifier []byte) (v uint64) {
 	if !isDigest(identifier) {
 		return xxh3.Hash(identifier)
@@ -159,9 +160,9 @@ func dynamoMediaHash(identifier []byte) (v uint64) {
 	return v
 }
 
-// SeqHashes appends to dst the sequence hashes of a prompt whose local hashes are given from its first block on: the
-// first is the local hash itself, each other one XXH3-64, seed 1337, of the one before and the local hash, both as
-// little-endian u64.
+// SeqHashes appends to dst the sequence hashes of a prompt. locals are its local hashes, from the first block on. The
+// first sequence hash is the local hash itself. Each later one is the XXH3-64 with seed 1337 of the previous sequence
+// hash and the local hash, both as little-endian u64.
 func SeqHashes(dst []SeqHash, locals []LocalHash) []SeqHash {
 	if len(locals) == 0 {
 		return dst
@@ -176,9 +177,8 @@ func SeqHashes(dst []SeqHash, locals []LocalHash) []SeqHash {
 	return dst
 }
 
-// nextSeqHash is the sequence hash of the block that follows seq and has this local hash: XXH3-64 of 16 bytes, as
-// xxh3.HashSeed computes it, without their way through memory. The constants are the secret's words 24 to 55, and the
-// multiplier of the avalanche.
+// nextSeqHash returns the sequence hash of the block with this local hash after seq. It computes XXH3-64 of 16 bytes like
+// xxh3.HashSeed, but in registers. The constants are bytes 24 to 55 of the secret, and the multiplier of the avalanche.
 func nextSeqHash(seq SeqHash, local LocalHash) SeqHash {
 	lo := uint64(seq) ^ (0x1f67b3b7a4a44072 ^ 0x78e5c0cc4ee679cb + baseSeed)
 	hi := uint64(local) ^ (0x2172ffcc7dd05a82 ^ 0x8e2443f7744608b8 - baseSeed)
@@ -189,9 +189,9 @@ func nextSeqHash(seq SeqHash, local LocalHash) SeqHash {
 	return SeqHash(x ^ x>>32)
 }
 
-// hashSixteens appends to dst the hashes of blocks of 16 tokens, as most engines have them: XXH3-64 of 64 bytes, as
-// xxh3.HashSeed computes it, without deciding for each block how long it is. The constants are the secret's first eight
-// words, the length times a prime, and the multiplier of the avalanche.
+// hashSixteens appends to dst the hashes of blocks of 16 tokens, the most common size. It computes XXH3-64 of 64 bytes
+// like xxh3.HashSeed, without a branch on the length. The constants are the secret's first eight words, the length times
+// a prime, and the multiplier of the avalanche.
 func hashSixteens(dst []LocalHash, tokens []uint32, seed uint64) []LocalHash {
 	k0, k1 := 0xbe4ba423396cfeb8+seed, 0x1cad21f72c81017c-seed
 	k2, k3 := 0xdb979083e96dd4de+seed, 0x1f67b3b7a4a44072-seed
@@ -213,10 +213,10 @@ func hashSixteens(dst []LocalHash, tokens []uint32, seed uint64) []LocalHash {
 	return dst
 }
 
-// PayloadDigest is the digest that a [Cursor] keeps of an engine's message.
+// PayloadDigest returns the digest of an engine's message, as in [Cursor].
 func PayloadDigest(payload []byte) uint64 { return xxh3.Hash(payload) }
 
-// hashTokens hashes tokens as little-endian u32: in place where the machine keeps them so.
+// hashTokens hashes tokens as little-endian u32. On little-endian machines it does so in place.
 func hashTokens(tokens []uint32, seed uint64) LocalHash {
 	if bytes, ok := littleendian.InPlace(tokens); ok {
 		return LocalHash(xxh3.HashSeed(bytes, seed))
@@ -225,10 +225,10 @@ func hashTokens(tokens []uint32, seed uint64) LocalHash {
 	return scratch.hash(tokens, nil, seed)
 }
 
-// blockScratch is memory for what has to be put together before it is hashed.
+// blockScratch is a buffer for inputs that must be assembled before they are hashed.
 type blockScratch struct{ bytes []byte }
 
-// hash hashes the tokens and, after them, multimodal items, as [Hasher.HashMedia] says.
+// hash hashes the tokens and the multimodal items after them; see [Hasher.HashMedia].
 func (s *blockScratch) hash(tokens []uint32, media []BlockMedia, seed uint64) LocalHash {
 	s.bytes = s.bytes[:0]
 	s.bytes = littleendian.Append(s.bytes, tokens)
@@ -257,7 +257,7 @@ func isDigest(s []byte) bool {
 	return true
 }
 
-// hexDigit is the value of a hexadecimal digit, or -1.
+// hexDigit returns the value of a hexadecimal digit, or -1.
 func hexDigit(c byte) int {
 	switch {
 	case '0' <= c && c <= '9':
@@ -270,5 +270,5 @@ func hexDigit(c byte) int {
 	return -1
 }
 
-// MaxBlockSize is the most tokens that a block may have; far beyond what engines use.
+// MaxBlockSize is the maximum size of a block in tokens, far above the sizes that engines use.
 const MaxBlockSize = math.MaxUint16

@@ -13,19 +13,18 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 )
 
-// RouterEvent is one of NVIDIA Dynamo's router events (ai-dynamo/dynamo › lib/kv-router, protocols): what an engine
-// with any event stream of its own can be told in, and what Dynamo's workers publish.
+// RouterEvent is one of NVIDIA Dynamo's router events (ai-dynamo/dynamo › lib/kv-router, protocols). Dynamo's workers
+// publish them. Engines with another event stream can be converted to this form.
 type RouterEvent struct {
 	Key   RankKey
 	ID    uint64 // consecutive within a rank
-	Event Event  // of kind 0 if it is to be passed over; see Skipped
+	Event Event  // of kind 0 if it is skipped; see Skipped
 
-	// Skipped says why nothing follows from the event, which is well-formed all the same: a residency domain, a tier or
-	// a kind of event that we do not know.
+	// Skipped is the reason why a well-formed event has no effect: an unknown residency domain, tier or kind of event.
 	Skipped string
 
-	// Groups are stored events without local hashes that follow a cleared event: what the rank's KV-cache groups serve,
-	// and which blocks those hold that are no part of a prefix.
+	// Groups are stored events without local hashes that follow a cleared event. They have the kinds of the rank's KV-cache
+	// groups, and the blocks of groups that are no part of a prefix.
 	Groups []Event
 }
 
@@ -81,7 +80,7 @@ func routerGroupsOf(list []routerGroup) (groups []Event, err error) {
 	return groups, nil
 }
 
-// AppendRouterEvent appends an event as one line of JSON, with its end. groups go with a cleared event.
+// AppendRouterEvent appends an event as one line of JSON, with the newline. groups are allowed with a cleared event.
 func AppendRouterEvent(dst []byte, key RankKey, id EventID, e *Event, groups ...Event) []byte {
 	group := func() {
 		if e.Group > 0 {
@@ -145,7 +144,7 @@ func AppendRouterEvent(dst []byte, key RankKey, id EventID, e *Event, groups ...
 	return append(dst, "}\n"...)
 }
 
-// routerHash is an unsigned number, or a signed one of the same bits.
+// routerHash is an unsigned number, or a signed number with the same bits.
 type routerHash uint64
 
 func (h *routerHash) UnmarshalJSON(text []byte) error {
@@ -155,13 +154,13 @@ func (h *routerHash) UnmarshalJSON(text []byte) error {
 	}
 	v, err := strconv.ParseInt(string(text), 10, 64)
 	if err != nil {
-		return fmt.Errorf("%.40s is no 64-bit number", text)
+		return fmt.Errorf("%.40s is not a 64-bit number", text)
 	}
 	*h = routerHash(v)
 	return nil
 }
 
-// routerJSON is a router event's JSON. What we have no use for is not listed.
+// routerJSON is a router event's JSON, without unused fields.
 type routerJSON struct {
 	Worker json.RawMessage `json:"worker_id"`
 	Tier   *string         `json:"storage_tier"`
@@ -171,13 +170,13 @@ type routerJSON struct {
 		Data json.RawMessage `json:"data"`
 		Rank uint32          `json:"dp_rank"`
 	} `json:"event"`
-	Groups []routerGroup `json:"kv_groups"` // ours: see RouterEvent.Groups
+	Groups []routerGroup `json:"kv_groups"` // an extension of kvatlas: see RouterEvent.Groups
 }
 
 type routerStored struct {
-	Group     GroupIndex  `json:"group_idx"` // ours: 0 if it is not there
+	Group     GroupIndex  `json:"group_idx"` // an extension, default 0
 	Parent    *routerHash `json:"parent_hash"`
-	Lookahead uint16      `json:"lookahead"` // ours: see Event.Lookahead
+	Lookahead uint16      `json:"lookahead"` // an extension: see Event.Lookahead
 	Blocks    []struct {
 		Block  *routerHash `json:"block_hash"`
 		Tokens *routerHash `json:"tokens_hash"`
@@ -185,16 +184,16 @@ type routerStored struct {
 }
 
 type routerRemoved struct {
-	Group  GroupIndex   `json:"group_idx"` // ours
+	Group  GroupIndex   `json:"group_idx"` // an extension, default 0
 	Blocks []routerHash `json:"block_hashes"`
 }
 
-// ReadRouterEvent reads one router event from JSON, as any release of Dynamo wrote it: fields that are missing have
-// their defaults, unknown ones are ignored. Some fields are not Dynamo's, which ignores them: "lookahead" of a stored
-// event, for [Event].Lookahead; "group_idx" of a stored or removed event; and "kv_groups" beside a cleared one.
+// ReadRouterEvent reads one router event of any release of Dynamo from JSON. Missing fields have their defaults; unknown
+// fields are ignored. Some fields are extensions, which Dynamo ignores: "lookahead" of a stored event
+// ([Event].Lookahead), "group_idx" of a stored or removed event, and "kv_groups" of a cleared event.
 func ReadRouterEvent(line []byte) (RouterEvent, error) { return readRouterEvent(line, true) }
 
-// readRouterEvent passes over an event whose data is a word that is not known, unless strict.
+// readRouterEvent is ReadRouterEvent. Unless strict, it skips an event whose data is an unknown word.
 func readRouterEvent(line []byte, strict bool) (RouterEvent, error) {
 	var e routerJSON
 	if err := strictjson.Unmarshal(line, &e); err != nil {
@@ -259,7 +258,7 @@ const (
 	skippedKind   = "kind of event"
 )
 
-// routerWorker is a number's digits, or a string.
+// routerWorker returns a worker's id: a string, or the digits of a number.
 func routerWorker(text json.RawMessage) (WorkerID, error) {
 	var name string
 	if text[0] == '"' {
@@ -296,7 +295,7 @@ func routerStoredOf(text json.RawMessage, tier Tier) (Event, error) {
 	return e, nil
 }
 
-// Events are the event and its groups, cut as a batch needs them; none of an event that is passed over.
+// Events returns the event and its groups in the sizes that a batch accepts. It returns none for a skipped event.
 func (e *RouterEvent) Events() (all []Event) {
 	if e.Event.Kind != 0 {
 		all = e.Event.Cut()
@@ -307,7 +306,7 @@ func (e *RouterEvent) Events() (all []Event) {
 	return all
 }
 
-// Cut is the event as events of at most [MaxBlocksPerEvent] blocks each, as a batch needs them.
+// Cut splits the event into events of at most [MaxBlocksPerEvent] blocks, which a batch accepts.
 func (e Event) Cut() (cut []Event) {
 	for len(e.Blocks) > MaxBlocksPerEvent {
 		head := e
@@ -323,10 +322,10 @@ func (e Event) Cut() (cut []Event) {
 	return append(cut, e)
 }
 
-// ReadRouterEnvelope reads what a Dynamo worker publishes over NATS (ai-dynamo/dynamo › lib/runtime, event plane): a
-// MessagePack map EventEnvelope whose payload is one router event or an array of them, as maps with the names that JSON
-// has; or, in JetStream mode, one router event as JSON. yield is called with each event, in order. An error says that
-// the message as a whole, or what follows the events that were yielded, cannot be read.
+// ReadRouterEnvelope reads a message of a Dynamo worker over NATS (ai-dynamo/dynamo › lib/runtime, event plane). It is a
+// MessagePack map EventEnvelope. Its payload is one router event or an array of them, as maps with the names of the JSON
+// form. In JetStream mode it is one router event as JSON. yield receives each event, in order. After an error, the rest
+// of the message is not read.
 func ReadRouterEnvelope(data []byte, yield func(RouterEvent)) error {
 	if len(data) > maxPayload {
 		return malformed(0, "a Dynamo message of %d bytes: at most %d", len(data), maxPayload)
@@ -347,21 +346,21 @@ func ReadRouterEnvelope(data []byte, yield func(RouterEvent)) error {
 	})
 }
 
-// RouterAnswer is what the local indexer of a Dynamo worker answers who asks for events from an id on
+// RouterAnswer is the answer of a Dynamo worker's local indexer to a request for the events from an id on
 // (ai-dynamo/dynamo › lib/kv-router, WorkerKvQueryResponse).
 type RouterAnswer struct {
-	// Whole says that Events are all that the rank holds, and their ids mean nothing: what was asked for is no longer
-	// kept. Else they are those that were asked for, in order; none if the rank has not got that far.
+	// Whole is true if the worker no longer has the requested events. Events then contain all blocks of the rank, and their
+	// ids have no meaning. Otherwise Events are the requested ones, in order; none if the rank has no such events yet.
 	Whole  bool
 	Events []RouterEvent
 	Last   uint64 // the id of the newest event
 }
 
-// ReadRouterAnswer reads an answer from MessagePack. An error says also why there is none, if the worker says that.
+// ReadRouterAnswer reads an answer from MessagePack. If the worker refuses, the error contains its reason.
 func ReadRouterAnswer(data []byte) (a RouterAnswer, err error) {
 	r := &msgp.Reader{Data: data}
 	kinds := 0
-	var said error // why there is no answer
+	var said error // the worker's reason for its refusal
 	err = each(r, func(key string) bool {
 		if key != "data" {
 			return r.Skip()
@@ -384,14 +383,14 @@ func ReadRouterAnswer(data []byte) (a RouterAnswer, err error) {
 	case said != nil && !r.Broken:
 		return RouterAnswer{}, said
 	case err != nil || r.Broken || r.Left() > 0:
-		return RouterAnswer{}, malformed(r.At, "an answer that is cut off, or not of maps with names")
+		return RouterAnswer{}, malformed(r.At, "an answer that is truncated, or not of maps with names")
 	case kinds != 1:
-		return RouterAnswer{}, fmt.Errorf("the worker's answer says %d things, not one", kinds)
+		return RouterAnswer{}, fmt.Errorf("the worker's answer has %d kinds, and exactly one is expected", kinds)
 	}
 	return a, nil
 }
 
-// read reads an answer, one event at a time: their JSON takes more memory than they do.
+// read reads an answer one event at a time, since the JSON of the events takes more memory than the events.
 func (a *RouterAnswer) read(r *msgp.Reader, tooNew bool) (said error) {
 	known := false
 	if err := each(r, func(key string) bool {
@@ -423,7 +422,7 @@ func (a *RouterAnswer) read(r *msgp.Reader, tooNew bool) (said error) {
 		return err
 	}
 	if !known && said == nil {
-		said = errors.New("the worker's answer does not say which event is the newest")
+		said = errors.New("the worker's answer lacks the id of the newest event")
 	}
 	return said
 }
@@ -434,11 +433,11 @@ const (
 	maxRouterString = 1 << 20  // bytes
 )
 
-// maxRouterNesting is how deep values of a router event may lie within each other.
+// maxRouterNesting bounds the depth of nested values in a router event.
 const maxRouterNesting = 64
 
-// appendJSON appends the next value in JSON, in which it has the same names; null for what JSON cannot say. A value
-// beyond the bounds of a router event breaks the reader.
+// appendJSON appends the next value as JSON with the same names. A value without a JSON form becomes null. A value beyond
+// the bounds of a router event breaks the reader.
 func appendJSON(dst []byte, r *msgp.Reader, depth int) []byte {
 	if depth == 0 || len(dst) > maxRouterEvent {
 		r.Broken = true
@@ -494,16 +493,16 @@ func appendJSONString(dst []byte, s string) []byte {
 	return append(dst, text...)
 }
 
-// each calls do at each value of a map, which it must read.
+// each calls do for each key of a map. do must read the value.
 func each(r *msgp.Reader, do func(key string) bool) error {
 	n, ok := r.Map()
 	if !ok {
-		return malformed(r.At, "no map")
+		return malformed(r.At, "not a map")
 	}
 	for range n {
 		key, ok := r.Str()
 		if !ok || !do(string(key)) || r.Broken {
-			return malformed(r.At, "no value under %.40q", key)
+			return malformed(r.At, "no readable value of %.40q", key)
 		}
 	}
 	return nil

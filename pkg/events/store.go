@@ -9,24 +9,23 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
-// StoreEvent is one change of what a shared store holds, as a Mooncake master publishes it (kvcache-ai/Mooncake ›
-// docs/source/design/kv-event/publisher-design.md). An object is there while some medium has it.
+// StoreEvent is one change of a shared store's content, as a Mooncake master publishes it (kvcache-ai/Mooncake ›
+// docs/source/design/kv-event/publisher-design.md). An object exists while at least one medium has it.
 type StoreEvent struct {
-	Kind   Kind   // Stored and Removed are of one object in one medium, Cleared of all of a tenant's objects
-	Tenant string // "default" where the event names none
+	Kind   Kind   // Stored and Removed concern one object in one medium, Cleared all objects of a tenant
+	Tenant string // "default" if the event has none
 	Object string // the object's key; of stored and removed events
 	Medium string // "cpu", "disk"; of stored and removed events
 }
 
-// DefaultTenant is the store's tenant where nobody named another one; the only one that its master's HTTP is asked
-// about.
+// DefaultTenant is the tenant of objects without an explicit one, and the only tenant that the master's HTTP interface
+// can be asked about.
 const DefaultTenant = "default"
 
 // ReadStoreEvents reads the third frame of a Mooncake master's message, [timestamp_ms, [event maps], dp_rank], which
-// follows an empty topic and a big-endian number. It checks all of the message, and returns the events one at a time,
-// in order. The payload must not change meanwhile. The error wraps [ErrMalformed]; then nothing is known of what the
-// message said. Fields that are not needed are skipped. An event of an unknown type is an error: its effect on the
-// store is unknown.
+// follows an empty topic and a big-endian number. It checks the whole message, and returns the events one at a time, in
+// order. The payload must not change meanwhile. The error wraps [ErrMalformed]; the content of the message is then
+// unknown. Unused fields are skipped. An event of an unknown type is an error, since its effect on the store is unknown.
 func ReadStoreEvents(payload []byte) (iter.Seq[StoreEvent], error) {
 	if len(payload) > maxPayload {
 		return nil, malformed(0, "a store's message of %d bytes: at most %d", len(payload), maxPayload)
@@ -56,7 +55,7 @@ func ReadStoreEvents(payload []byte) (iter.Seq[StoreEvent], error) {
 	}, nil
 }
 
-// storeFields is an event as it was read. The texts are the payload's own.
+// storeFields has the fields of an event. The texts refer to the payload.
 type storeFields struct {
 	kind                   Kind
 	tenant, object, medium []byte
@@ -117,33 +116,33 @@ func readStoreEvent(r *msgp.Reader) (f storeFields, err error) {
 	return f, nil
 }
 
-// StoreMessage is how a shim passes on what a store's master publishes. It is sent without acknowledgement: what is
-// lost shows in the numbers, and who reads it then asks the store itself.
+// StoreMessage carries a message of a store's master from a shim to the nodes. It is published without acknowledgement:
+// a gap in the numbers shows a loss, and the reader then asks the store itself.
 type StoreMessage struct {
 	Kind StoreMessageKind
 
-	// Session names an unbroken stretch of the master's stream; a shim chooses it at random. Nothing is known of what lay
-	// between two.
+	// Session identifies an unbroken part of the master's stream; a shim chooses it at random. Messages between two
+	// sessions may be lost.
 	Session uint64
 
-	// Number is the master's own of a batch, each one more than that before; of StoreAlive, that of the last batch. Not
-	// of StoreLost.
+	// Number is the master's number of a batch, which increases by one; of StoreAlive, the number of the last batch.
+	// StoreLost has none.
 	Number uint64
 
 	Payload []byte // of a batch, as the master sent it; see [ReadStoreEvents]
 }
 
-// StoreMessageKind is what a [StoreMessage] says. A wire constant: do not renumber.
+// StoreMessageKind is the kind of a [StoreMessage]. A wire constant: do not renumber.
 type StoreMessageKind uint8
 
 // The kinds of a store's messages.
 const (
 	StoreBatch StoreMessageKind = 1 // the master published a batch
-	StoreAlive StoreMessageKind = 2 // the master says that it has published no more than what was passed on
-	StoreLost  StoreMessageKind = 3 // what was passed on is worth nothing any more
+	StoreAlive StoreMessageKind = 2 // the master has published no batch since the last one
+	StoreLost  StoreMessageKind = 3 // messages are missing: all earlier messages are void
 )
 
-// Version, kind, life, number; then the payload.
+// The head of a message: version, kind, session, number. The payload follows.
 const (
 	storeMessageVersion = 1
 	storeMessageHead    = 18
@@ -157,8 +156,8 @@ func AppendStoreMessage(dst []byte, m *StoreMessage) []byte {
 	return append(dst, m.Payload...)
 }
 
-// ReadStoreMessage reads what AppendStoreMessage wrote. The payload is the input's own. The error wraps [ErrMalformed]
-// or [ErrVersion].
+// ReadStoreMessage decodes the output of AppendStoreMessage. The payload refers to the input. The error wraps
+// [ErrMalformed] or [ErrVersion].
 func ReadStoreMessage(data []byte) (m StoreMessage, err error) {
 	if len(data) < storeMessageHead {
 		return m, malformed(len(data), "the end of a store's message")

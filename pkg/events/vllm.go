@@ -11,9 +11,9 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// An event as vLLM writes it (vllm-project/vllm › vllm/distributed/kv_events.py), in every version from 0.9 on: an
-// array whose first element is the type, up to 0.23, and a map with the type under "type" from 0.24 on. Which one it is
-// is decided by each event's first byte. SGLang's events have the same form; what differs is in sglang.go.
+// vLLM's events (vllm-project/vllm › vllm/distributed/kv_events.py), in every version from 0.9 on. Up to 0.23 an event
+// is an array whose first element is the type. From 0.24 on it is a map with the key "type". The first byte of each
+// event distinguishes the two. SGLang's events have the same form; sglang.go has the differences.
 
 type eventType uint8
 
@@ -26,7 +26,7 @@ const (
 	typeTierCleared // proposed in vllm-project/vllm#57296
 )
 
-// field is a field that we read.
+// field is a field that the decoder reads.
 type field uint8
 
 const (
@@ -47,11 +47,11 @@ const (
 	fieldSalt
 	fieldLookahead // from 0.33
 	fieldOrigin    // proposed in vllm-project/vllm#51699
-	fieldMediaKeys // TensorRT-LLM's
+	fieldMediaKeys // of TensorRT-LLM
 )
 
-// The fields of events that are arrays, by position. Versions have added to the end only, so how long an array is tells
-// about the version that wrote it.
+// The fields of events in array form, by position. New versions append fields, so the length of an array shows the
+// version of its writer.
 var (
 	storedPositions = [...]field{
 		fieldType,
@@ -63,7 +63,7 @@ var (
 		fieldMedium,    // from 0.11
 		fieldLoRAName,  // from 0.14
 		fieldExtraKeys, // from 0.17
-		fieldGroup,     // from 0.19 or so, like what follows
+		fieldGroup,     // from about 0.19, like the fields after it
 		fieldAttention,
 		fieldWindow,
 	}
@@ -71,7 +71,7 @@ var (
 	clearedPositions = [...]field{fieldType, fieldMedium}
 )
 
-// fieldOf is the field with this name in events that are maps.
+// fieldOf returns the field with this name in events in map form.
 func fieldOf(key []byte) field {
 	switch string(key) {
 	case "type":
@@ -112,44 +112,44 @@ func fieldOf(key []byte) field {
 	return fieldOther
 }
 
-// rawEvent is an event as it was read, before it is decided what to make of it. Its blocks and tokens are in the
-// decoder's memory; what it has of the payload is not kept beyond the event.
+// rawEvent has the fields of an event before they are interpreted. Its blocks and tokens lie in the decoder's buffers.
+// References into the payload are valid only during the event.
 type rawEvent struct {
 	kind       eventType
-	skip       Skip // why to pass over it, whatever it is
-	skipStored Skip // and if it is a stored event
+	skip       Skip // the reason to skip it, whatever its type
+	skipStored Skip // the reason to skip it if it is a stored event
 	data       []byte
 
-	blocks     int // where its names begin, and its local hashes
+	blocks     int // the beginning of its names, and of its local hashes
 	locals     int
-	badNames   bool // there are some that cannot be read
-	longNames  int  // how many there are, if more than maxEventTokens: then they are not read, and begin at namesAt
+	badNames   bool // some names are unreadable
+	longNames  int  // the number of names if it exceeds maxEventTokens: they are then unread, and begin at namesAt
 	namesAt    int
 	parent     BlockHash
 	hasParent  bool
-	tokenCount int // how many block sizes count: of pairs, the pairs
+	tokenCount int // in units of the block size: the number of tokens, or of pairs
 	blockSize  uint32
-	lora       []byte // its name
-	loraID     []byte // what it is called if it has no name
+	lora       []byte // the adapter's name
+	loraID     []byte // the adapter's number as text, used without a name
 	badLoRAID  bool
 	salt       []byte
-	everySalt  bool // the salt is said with every event
-	tier       Tier // 0: not said
-	inStore    bool // the medium is written as vLLM's MooncakeStoreConnector writes it
+	everySalt  bool // every event has the salt
+	tier       Tier // 0: not announced
+	inStore    bool // the medium has the form of vLLM's MooncakeStoreConnector
 	group      GroupIndex
-	grouped    bool // the group is said
+	grouped    bool // the event has a group
 	attention  Attention
 	window     uint32 // tokens
 	drops      bool
-	extraKeys  [2]int // where the values of these three begin and end
+	extraKeys  [2]int // the beginning and end of the values of these three
 	lookahead  [2]int
 	mediaKeys  [2]int
-	ahead      uint32 // how many tokens beyond a block are in its hash, of each block alike
+	ahead      uint32 // the number of tokens beyond a block in its hash, the same for all blocks
 	isMap      bool
-	bareMedia  bool // written by a version that has multimodal identifiers as bare strings in extra_keys
+	bareMedia  bool // the version writes multimodal identifiers as bare strings in extra_keys
 }
 
-// Of several reasons the first in the list of reasons counts, in whatever order fields come.
+// Of several reasons, the first one in the list of constants counts, in any order of fields.
 func (e *rawEvent) pass(reason Skip)       { e.skip = min(e.skip, reason) }
 func (e *rawEvent) passStored(reason Skip) { e.skipStored = min(e.skipStored, reason) }
 
@@ -281,7 +281,7 @@ func (d *Decoder) field(r *msgp.Reader, f field) {
 
 var local = []byte("LOCAL")
 
-// skipSpan skips a value and returns where it begins and ends.
+// skipSpan skips a value and returns its beginning and end.
 func skipSpan(r *msgp.Reader) [2]int {
 	begin := r.At
 	r.Skip()
@@ -326,7 +326,7 @@ func (d *Decoder) readBlocks(r *msgp.Reader) {
 		return
 	}
 	for ; n > 0; n-- {
-		if b := r.Data[r.At:]; len(b) >= 9 && b[0] == msgp.CodeUint64 { // nearly all of them
+		if b := r.Data[r.At:]; len(b) >= 9 && b[0] == msgp.CodeUint64 { // nearly all names
 			d.blocks = append(d.blocks, BlockHash(binary.BigEndian.Uint64(b[1:])))
 			r.At += 9
 			continue
@@ -339,7 +339,7 @@ func (d *Decoder) readBlocks(r *msgp.Reader) {
 	}
 }
 
-// readHash reads a block's name: an integer of either sign, the bytes of a digest, or either of them in digits.
+// readHash reads a block's name: an integer of either sign, the bytes of a digest, or one of these as digits.
 func (d *Decoder) readHash(r *msgp.Reader) (BlockHash, bool) {
 	before := r.At
 	switch r.Next() {
@@ -371,8 +371,7 @@ func (d *Decoder) readHash(r *msgp.Reader) (BlockHash, bool) {
 	return 0, false
 }
 
-// digestPart is the part of a digest of n bytes that the engine itself takes for a name: vLLM the last ones, SGLang the
-// first.
+// digestPart returns the n bytes of a digest that the engine itself uses as a name: vLLM the last bytes, SGLang the first.
 func (e Engine) digestPart(digest []byte, n int) []byte {
 	if e == SGLang {
 		return digest[:n]
@@ -453,8 +452,8 @@ func (d *Decoder) readMedium(r *msgp.Reader) {
 	}
 }
 
-// readSpaceName reads a field on which it depends which prompts the blocks serve. If it cannot be read, the event
-// cannot be taken: blocks that serve one tenant must not be taken for ones that serve another.
+// readSpaceName reads a field that determines which prompts the blocks serve. If the field is unreadable, the event is
+// skipped, so that the blocks of one tenant never count as another tenant's.
 func (d *Decoder) readSpaceName(r *msgp.Reader) []byte {
 	name, ok := r.Str()
 	if !ok && !r.Null() {
@@ -464,7 +463,7 @@ func (d *Decoder) readSpaceName(r *msgp.Reader) []byte {
 	return name
 }
 
-// hash appends the local hashes of the event's blocks, up to the first one with a token that is not a number.
+// hash appends the local hashes of the event's blocks, up to the first block with a token that is not a number.
 func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 	if !d.readExtraKeys(e, len(blocks)) || !d.readMediaKeys(e, len(blocks)) {
 		return SkipSpace
@@ -493,7 +492,7 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 	salted := len(e.salt) > 0
 	if salted {
 		salt = xxh3.HashSeed(e.salt, saltSeed)
-	} else if e.hasParent && !e.everySalt { // the prompt began in an event before
+	} else if e.hasParent && !e.everySalt { // the prompt began in an earlier event
 		salt, salted = d.salts.lookup(e.parent)
 	}
 	if salted {
@@ -504,7 +503,7 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 	}
 	size := int(d.block)
 	window := size
-	if len(d.tokens) > e.tokenCount { // of pairs there is one token more
+	if len(d.tokens) > e.tokenCount { // n pairs have n+1 tokens
 		window++
 	}
 	e.ahead = uint32(window - size + len(d.beyond.block(0)))
@@ -528,17 +527,23 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 	return notSkipped
 }
 
-// dynamoSalt begins a salt that Dynamo's frontend hands to the engine; what follows is the salt that a query names.
+// dynamoSalt is the prefix that Dynamo's frontend adds to a salt before it passes the salt to the engine. Queries contain
+// the salt without it.
 const dynamoSalt = "dynamo-cache-salt:"
 
-// readExtraKeys reads what else than tokens went into the engine's own hashes: for each of n blocks nil or an array of,
-// in this order, the LoRA's name, multimodal items as [identifier, offset] or, before 0.23, identifiers alone, in a
-// prompt's first block the cache salt, and the digest of prompt embeddings.
+// readExtraKeys reads the inputs of the engine's own hashes beside the tokens. For each of n blocks, the field has nil or
+// an array of these, in order: the LoRA's name; multimodal items as [identifier, offset], before 0.23 as identifiers
+// alone; in a prompt's first block the cache salt; and the digest of prompt embeddings.
 //
-// Bare strings are told apart by position: a block's first one is the LoRA's name if it equals lora_name, or, in the
-// event's first block, if the event has only the id of its LoRA; in a prompt's first block the last one is the salt,
-// unless the version has bare identifiers and it looks like one; all others are identifiers. A salt taken for an
-// identifier or the other way round makes a block that no query finds, never one that a wrong query finds.
+// The position determines the meaning of a bare string:
+//
+//   - The first string of a block is the LoRA's name if it equals lora_name. In the event's first block it is also the
+//     LoRA's name if the event has only the id of its LoRA.
+//   - The last string of a prompt's first block is the salt, unless the version writes bare identifiers and the string
+//     looks like an identifier.
+//   - All other strings are identifiers.
+//
+// If a salt is read as an identifier, or an identifier as a salt, no query finds the block; a wrong query never does.
 func (d *Decoder) readExtraKeys(e *rawEvent, n int) bool {
 	d.media.reset()
 	r, some, ok := e.blockValues(e.extraKeys, n)
@@ -554,8 +559,8 @@ func (d *Decoder) readExtraKeys(e *rawEvent, n int) bool {
 	return ok
 }
 
-// blockValues opens a field that has a value for each of n blocks: an array of them, or nil. some is false if all are
-// nil, and ok if it is no such field.
+// blockValues opens a field that has a value for each of n blocks: an array of values, or nil. some is false if all
+// values are nil. ok is false if the field has another form.
 func (e *rawEvent) blockValues(span [2]int, n int) (r msgp.Reader, some, ok bool) {
 	r = msgp.Reader{Data: e.data[:span[1]], At: span[0]}
 	if r.Left() == 0 || r.Null() {
@@ -575,8 +580,8 @@ func (d *Decoder) blockKeys(r *msgp.Reader, e *rawEvent, keys, i int) bool {
 		return r.SkipN(keys)
 	}
 	first := i == 0 && !e.hasParent
-	var bare []byte // the last bare string, while it may be the salt
-	before := 0     // items before it
+	var bare []byte // the last bare string, if it may be the salt
+	before := 0     // the number of items before it
 	for k := range keys {
 		switch r.Next() {
 		case msgp.Str:
@@ -613,7 +618,7 @@ func (d *Decoder) blockKeys(r *msgp.Reader, e *rawEvent, keys, i int) bool {
 			}
 			item := BlockMedia{dynamo, NoOffset}
 			if parts > 1 {
-				if at, _, ok := r.Int(); ok { // negative for an item that begins in a block before
+				if at, _, ok := r.Int(); ok { // negative for an item that begins in an earlier block
 					item = BlockMedia{hash, int64(at)}
 				} else {
 					r.Skip()
@@ -641,12 +646,13 @@ func (d *Decoder) blockKeys(r *msgp.Reader, e *rawEvent, keys, i int) bool {
 	return true
 }
 
-// insertMedia adds an item that stands before others of the block in hand.
+// insertMedia inserts an item before other items of the current block.
 func (d *Decoder) insertMedia(at int, identifier []byte) {
 	d.media.values = slices.Insert(d.media.values, at, BlockMedia{dynamoMediaHash(identifier), NoOffset})
 }
 
-// readIdentifier reads what a multimodal item or prompt embeddings are called: its hash, and Dynamo's.
+// readIdentifier reads the identifier of a multimodal item or of prompt embeddings. It returns the MediaHash and Dynamo's
+// mm_hash of it.
 func readIdentifier(r *msgp.Reader) (hash, dynamo uint64, ok bool) {
 	if v, _, ok := r.Int(); ok {
 		return v, v, true
@@ -658,9 +664,9 @@ func readIdentifier(r *msgp.Reader) (hash, dynamo uint64, ok bool) {
 	return xxh3.Hash(b), xxh3.Hash(b), ok
 }
 
-// readLookahead reads, for each of n blocks, the tokens beyond the block that went into the engine's hash of it: nil,
-// one token or an array of them. An engine reads equally far ahead of each (vllm-project/vllm › vllm/config/vllm.py,
-// num_hash_lookahead_tokens): a query could not find blocks of which some are hashed otherwise.
+// readLookahead reads, for each of n blocks, the tokens beyond the block in the engine's hash: nil, one token, or an array
+// of tokens. An engine reads equally far ahead of each block (vllm-project/vllm › vllm/config/vllm.py,
+// num_hash_lookahead_tokens). Otherwise no query could find the blocks.
 func (d *Decoder) readLookahead(e *rawEvent, n int) bool {
 	d.beyond.reset()
 	r, some, ok := e.blockValues(e.lookahead, n)

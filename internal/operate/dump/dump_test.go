@@ -200,12 +200,12 @@ func TestReadForms(t *testing.T) {
 	for text, want := range map[string]string{
 		``:                "unexpected end",
 		`{"worker_id":7}`: "missing",
-		`{"worker_id":1.5,"event":{"data":"cleared"}}`:                                         "1.5 is no 64-bit number",
+		`{"worker_id":1.5,"event":{"data":"cleared"}}`:                                         "1.5 is not a 64-bit number",
 		`{"worker_id":7,"event":{"data":"gone"}}`:                                              "neither",
 		`{"worker_id":7,"event":{"data":{"stored":{"blocks":[{"block_hash":1}]}}}}`:            "block 0 lacks",
 		`{"worker_id":7,"event":{"data":{"stored":{"blocks":[]}}}}`:                            "without blocks",
 		`{"worker_id":7,"event":{"data":{"removed":{}}}}`:                                      "without block_hashes",
-		`{"worker_id":7,"event":{"data":{"removed":{"block_hashes":[99999999999999999999]}}}}`: "no 64-bit number",
+		`{"worker_id":7,"event":{"data":{"removed":{"block_hashes":[99999999999999999999]}}}}`: "not a 64-bit number",
 	} {
 		if line, err := events.ReadRouterEvent([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %+v, %v; want %q", text, line, err, want)
