@@ -1,18 +1,18 @@
-// Package queue answers: of the requests that wait for a worker with room, which is next?
+// Package queue orders the requests that wait for a worker with room.
 //
 //	q := queue.New(classes)
-//	id, err := q.Add(queue.Entry{...}, ranks)        // or why it may not wait
-//	q.Examine(func(id uint64) bool { ... })          // something has changed: who can go now?
-//	q.Remove(id)                                     // its deadline has passed
+//	id, err := q.Add(queue.Entry{...}, ranks)        // err: the request may not wait
+//	q.Examine(func(id uint64) bool { ... })          // after a change: which requests can go now?
+//	q.Remove(id)                                     // the request's deadline has passed
 //
-// Each [Class] has an order of its own: by strict priority, then by score, both the greatest first. Between classes
-// there is deficit round robin: a class whose turn it is gets a quantum of tokens, and its requests go while it has as
-// many as they are to compute. A class that has nobody waiting keeps nothing.
+// Each [Class] has its own order: by strict priority, then by score, the greatest first. Deficit round robin divides the
+// workers between classes: in its turn, a class gets a quantum of tokens, and its requests go until their tokens to
+// compute exceed the deficit. An empty class keeps no deficit.
 //
-// Who goes is found by trying. Requests with an equal [Entry.Group] may go to the same workers: when one of a group has
-// been tried in vain, the others of the group are not tried in the same examination. So an examination costs one try
-// for each group, and one for each request that goes.
+// Examine tries requests one by one. Requests with an equal [Entry.Group] may go to the same workers. If one request of
+// a group fails, the examination skips the rest of the group. An examination therefore costs one try per group, and one
+// per request that goes.
 //
-// A queue has no clock and no goroutine; one goroutine at a time may use it. It does not know models or workers:
-// internal/choose/selection has one for each model.
+// A queue has no clock and no goroutine, and is not safe for concurrent use. It does not depend on models or workers:
+// internal/choose/selection has one queue per model.
 package queue

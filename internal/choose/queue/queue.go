@@ -6,40 +6,42 @@ import (
 	"slices"
 )
 
-// Policy is how requests of a class are ordered.
+// Policy is the order of the requests of a class.
 type Policy string
 
-// The policies, with the score of a request.
+// The policies, with the score of a request. The greatest score goes first.
 const (
 	FCFS Policy = "fcfs" // jump − arrival: first come, first served
 	LCFS Policy = "lcfs" // jump + arrival: last come, first served
 	WSPT Policy = "wspt" // (1 + jump) / tokens to compute: weighted shortest processing time
 )
 
-// Class is a kind of requests that share an order, limits and a part of what becomes free.
+// Class is a kind of requests with common order, limits and quantum.
 type Class struct {
 	Name    string
 	Policy  Policy
-	Quantum float64 // tokens to compute in each round; above 0
+	Quantum float64 // tokens to compute per round; above 0
 	Limits  Limits
 }
 
-// Limits bound what waits in a class, for each rank that the request may go to. nil is no bound, 0 lets nobody wait.
+// Limits bound the waiting requests of a class, per rank that the request may go to. nil means no bound. With 0, requests
+// never wait.
 type Limits struct {
 	Requests, RawTokens, CachedTokens *float64
 }
 
-// Entry is a request that waits.
+// Entry is a waiting request.
 type Entry struct {
 	Class   int
-	Group   uint64  // of requests that may go to the same ranks
-	Strict  uint32  // who has more is before all who have less
-	Jump    float64 // seconds, at least 0
+	Group   uint64  // requests of one group may go to the same ranks
+	Strict  uint32  // strict priority: greater values go before all smaller ones
+	Jump    float64 // advantage in seconds, at least 0
 	Arrival float64 // seconds
 	Raw     uint64  // tokens of the prompt
-	Cached  uint64  // the most that a rank has of them
+	Cached  uint64  // cached tokens of the prompt on the best rank
 }
 
+// uncached returns the tokens to compute, at least 1.
 func (e *Entry) uncached() float64 { return float64(max(e.Raw-min(e.Cached, e.Raw), 1)) }
 
 func (e *Entry) score(p Policy) float64 {
@@ -54,35 +56,35 @@ func (e *Entry) score(p Policy) float64 {
 	}
 }
 
-// Refusal is why a request may not wait.
+// Refusal is the error of a request that exceeds a limit of its class.
 type Refusal struct {
 	Class  string
 	Limit  string  // requests, raw_tokens or cached_tokens
-	Bound  float64 // of all that waits in the class, this request too
-	Waits  float64 // already
-	Needed float64 // with this request
+	Bound  float64 // for the whole class
+	Waits  float64 // in the class without this request
+	Needed float64 // in the class with this request
 }
 
 func (r *Refusal) Error() string {
 	if r.Bound == 0 {
 		return fmt.Sprintf("requests of class %s never wait: its limit of %s is 0", r.Class, r.Limit)
 	}
-	return fmt.Sprintf("too much waits in class %s: %v %s with this one, at most %v", r.Class, r.Needed, r.Limit, r.Bound)
+	return fmt.Sprintf("class %s is full: %v %s with this request, at most %v", r.Class, r.Needed, r.Limit, r.Bound)
 }
 
-// waiting is an entry in its place.
+// waiting is an entry in the queue.
 type waiting struct {
 	Entry
 	id    uint64
 	score float64
 }
 
-// before orders a class: who is next is first. Of equals, who came first.
-func (a *waiting) before(b *waiting) int {
+// compare orders a class: the next request is the first. Among equals, the oldest is the first.
+func (a *waiting) compare(b *waiting) int {
 	return cmp.Or(cmp.Compare(b.Strict, a.Strict), cmp.Compare(b.score, a.score), cmp.Compare(a.id, b.id))
 }
 
-// class is what waits of a class.
+// class is a class with its waiting requests.
 type class struct {
 	Class
 	list        []*waiting // in order
@@ -90,18 +92,18 @@ type class struct {
 	deficit     float64
 }
 
-// Queue is what waits.
+// Queue has the waiting requests of all classes.
 type Queue struct {
 	classes []class
 	byID    map[uint64]*waiting
-	groups  map[uint64]int // how many of each wait
-	last    uint64         // id
-	turn    int            // the class whose turn it is
-	fresh   bool           // it has not got its quantum yet
+	groups  map[uint64]int // the number of waiting requests by group
+	last    uint64         // the last id
+	turn    int            // the class of the current turn
+	fresh   bool           // the class has not received its quantum in this turn
 	raw     uint64
 }
 
-// New returns an empty queue. There is one class at least.
+// New returns an empty queue. classes has at least one class.
 func New(classes []Class) *Queue {
 	q := &Queue{byID: map[uint64]*waiting{}, groups: map[uint64]int{}, fresh: true}
 	for _, c := range classes {
@@ -110,14 +112,16 @@ func New(classes []Class) *Queue {
 	return q
 }
 
-// Len is how many requests wait, Raw how many tokens their prompts have.
-func (q *Queue) Len() int    { return len(q.byID) }
+// Len returns the number of waiting requests.
+func (q *Queue) Len() int { return len(q.byID) }
+
+// Raw returns the total number of tokens of the waiting prompts.
 func (q *Queue) Raw() uint64 { return q.raw }
 
-// Waits reports whether a request of a group waits.
+// Waits reports whether any request of the group waits.
 func (q *Queue) Waits(group uint64) bool { return q.groups[group] > 0 }
 
-// Add lets a request wait that may go to so many ranks. The error is a [*Refusal].
+// Add enqueues a request that may go to any of ranks ranks. The error is a [*Refusal].
 func (q *Queue) Add(e Entry, ranks int) (id uint64, err error) {
 	c := &q.classes[e.Class]
 	for _, l := range []struct {
@@ -138,7 +142,7 @@ func (q *Queue) Add(e Entry, ranks int) (id uint64, err error) {
 	}
 	q.last++
 	w := &waiting{e, q.last, e.score(c.Policy)}
-	at, _ := slices.BinarySearchFunc(c.list, w, (*waiting).before)
+	at, _ := slices.BinarySearchFunc(c.list, w, (*waiting).compare)
 	c.list = slices.Insert(c.list, at, w)
 	c.raw, c.cached, q.raw = c.raw+e.Raw, c.cached+e.Cached, q.raw+e.Raw
 	q.byID[w.id] = w
@@ -146,14 +150,14 @@ func (q *Queue) Add(e Entry, ranks int) (id uint64, err error) {
 	return w.id, nil
 }
 
-// Remove ends the wait of a request, and reports whether it waited.
+// Remove removes a request and reports whether it was waiting.
 func (q *Queue) Remove(id uint64) bool {
 	w := q.byID[id]
 	if w == nil {
 		return false
 	}
 	c := &q.classes[w.Class]
-	at, _ := slices.BinarySearchFunc(c.list, w, (*waiting).before)
+	at, _ := slices.BinarySearchFunc(c.list, w, (*waiting).compare)
 	c.list = slices.Delete(c.list, at, at+1)
 	c.raw, c.cached, q.raw = c.raw-w.Raw, c.cached-w.Cached, q.raw-w.Raw
 	delete(q.byID, id)
@@ -166,14 +170,14 @@ func (q *Queue) Remove(id uint64) bool {
 	return true
 }
 
-// Examine tries who can go, in order: go reports whether the request has gone, and then it waits no more. It must not
-// use the queue.
+// Examine calls try for waiting requests, in order. try reports whether the request went to a worker; Examine then
+// removes the request. try must not use the queue.
 func (q *Queue) Examine(try func(id uint64) bool) {
-	vain := map[uint64]bool{}           // groups
-	from := make([]int, len(q.classes)) // of each class: those before are of groups that were tried in vain
+	failed := map[uint64]bool{}         // groups
+	from := make([]int, len(q.classes)) // per class: all requests before are of failed groups
 	next := func(class int) *waiting {
 		for list := q.classes[class].list; from[class] < len(list); from[class]++ {
-			if w := list[from[class]]; !vain[w.Group] {
+			if w := list[from[class]]; !failed[w.Group] {
 				return w
 			}
 		}
@@ -184,7 +188,7 @@ func (q *Queue) Examine(try func(id uint64) bool) {
 		w, others := next(q.turn), q.others(next)
 		switch {
 		case w == nil && !others:
-			return // the turn stays where it is
+			return // the turn stays with this class
 		case w == nil:
 			q.pass()
 			continue
@@ -197,7 +201,7 @@ func (q *Queue) Examine(try func(id uint64) bool) {
 		if cost > c.deficit && others {
 			q.pass()
 		} else if !try(w.id) {
-			vain[w.Group] = true
+			failed[w.Group] = true
 		} else {
 			c.deficit = max(c.deficit-cost, 0)
 			q.Remove(w.id)
@@ -205,7 +209,8 @@ func (q *Queue) Examine(try func(id uint64) bool) {
 	}
 }
 
-// others reports whether a class has somebody to try whose turn it is not. Without, a deficit holds nobody back.
+// others reports whether any class apart from the current one has a request to try. Without others, the deficit does not
+// delay requests.
 func (q *Queue) others(next func(class int) *waiting) bool {
 	for i := range q.classes {
 		if i != q.turn && next(i) != nil {
@@ -215,7 +220,7 @@ func (q *Queue) others(next func(class int) *waiting) bool {
 	return false
 }
 
-// pass gives the turn to the next class.
+// pass moves the turn to the next class.
 func (q *Queue) pass() {
 	q.turn, q.fresh = (q.turn+1)%len(q.classes), true
 }

@@ -12,14 +12,14 @@ import (
 
 var seed = flag.Uint64("seed", 19, "of random tests")
 
-// check verifies what holds between a queue's fields.
+// check verifies the invariants of a queue's fields.
 func (q *Queue) check() error {
 	n, raw, groups := 0, uint64(0), map[uint64]int{}
 	for i := range q.classes {
 		c := &q.classes[i]
 		r, cached := uint64(0), uint64(0)
 		for k, w := range c.list {
-			if q.byID[w.id] != w || w.Class != i || k > 0 && c.list[k-1].before(w) >= 0 {
+			if q.byID[w.id] != w || w.Class != i || k > 0 && c.list[k-1].compare(w) >= 0 {
 				return fmt.Errorf("class %s: %+v at %d", c.Name, w, k)
 			}
 			r, cached = r+w.Raw, cached+w.Cached
@@ -36,7 +36,7 @@ func (q *Queue) check() error {
 	return nil
 }
 
-// twin is a queue as its description has it: a list for each class, which is sorted anew for each choice.
+// twin is the naive form of a queue: a list for each class, sorted before each choice.
 type twin struct {
 	classes []Class
 	lists   [][]twinEntry
@@ -72,14 +72,14 @@ func (t *twin) score(e *twinEntry) float64 {
 	}
 }
 
-// first is who of a class is next, but for groups that were tried in vain.
-func (t *twin) first(class int, vain map[uint64]bool) *twinEntry {
+// first returns the next request of a class outside the failed groups.
+func (t *twin) first(class int, failed map[uint64]bool) *twinEntry {
 	list := slices.Clone(t.lists[class])
 	slices.SortFunc(list, func(a, b twinEntry) int {
 		return cmp.Or(cmp.Compare(b.Strict, a.Strict), cmp.Compare(t.score(&b), t.score(&a)), cmp.Compare(a.id, b.id))
 	})
 	for i := range list {
-		if !vain[list[i].Group] {
+		if !failed[list[i].Group] {
 			return &list[i]
 		}
 	}
@@ -95,20 +95,20 @@ func (t *twin) remove(id uint64) {
 	}
 }
 
-// examine goes round until nobody is left to try.
+// examine repeats turns until no request is left to try.
 func (t *twin) examine(try func(id uint64) bool) {
-	vain := map[uint64]bool{}
+	failed := map[uint64]bool{}
 	for {
 		left := []int{}
 		for c := range t.classes {
-			if t.first(c, vain) != nil {
+			if t.first(c, failed) != nil {
 				left = append(left, c)
 			}
 		}
 		if len(left) == 0 {
 			return
 		}
-		e := t.first(t.turn, vain)
+		e := t.first(t.turn, failed)
 		if e == nil {
 			t.turn, t.granted = (t.turn+1)%len(t.classes), false
 			continue
@@ -124,15 +124,16 @@ func (t *twin) examine(try func(id uint64) bool) {
 			t.deficit[t.turn] = max(t.deficit[t.turn]-t.cost(e), 0)
 			t.remove(e.id)
 		default:
-			vain[e.Group] = true
+			failed[e.Group] = true
 		}
 	}
 }
 
-// TestQueueAgainstTwin lets both take the same requests, and compares who is tried, in order, and who goes.
+// TestQueueAgainstTwin adds the same random requests to a queue and its twin. It compares the order of tries and the
+// requests that go.
 func TestQueueAgainstTwin(t *testing.T) {
 	rng := rand.New(rand.NewPCG(*seed, 1))
-	refused, gone, vain := map[string]int{}, 0, 0
+	refused, gone, failed := map[string]int{}, 0, 0
 	for range 300 {
 		var classes []Class
 		for i := range 1 + rng.IntN(4) {
@@ -151,7 +152,7 @@ func TestQueueAgainstTwin(t *testing.T) {
 		}
 		q := New(classes)
 		w := &twin{classes: classes, lists: make([][]twinEntry, len(classes)), deficit: make([]float64, len(classes))}
-		free := map[uint64]int{} // how many of a group can go
+		free := map[uint64]int{} // by group: the number of requests that can go
 		group := map[uint64]uint64{}
 		for step := range 200 {
 			switch rng.IntN(5) {
@@ -190,7 +191,7 @@ func TestQueueAgainstTwin(t *testing.T) {
 				if len(q.byID) > 0 {
 					for id := range q.byID {
 						if !q.Remove(id) || q.Remove(id) {
-							t.Fatal("it waits twice, or not at all")
+							t.Fatal("the request was waiting twice, or not at all")
 						}
 						w.remove(id)
 						break
@@ -210,7 +211,7 @@ func TestQueueAgainstTwin(t *testing.T) {
 						if left[g] >= 0 {
 							gone++
 						} else {
-							vain++
+							failed++
 						}
 						return left[g] >= 0
 					})
@@ -231,14 +232,13 @@ func TestQueueAgainstTwin(t *testing.T) {
 			}
 		}
 	}
-	t.Log(refused, gone, vain)
-	if gone < 5000 || vain < 5000 || len(refused) < 3 {
-		t.Errorf("%v, %d, %d", refused, gone, vain)
+	t.Log(refused, gone, failed)
+	if gone < 5000 || failed < 5000 || len(refused) < 3 {
+		t.Errorf("%v, %d, %d", refused, gone, failed)
 	}
 }
 
-// TestShares: classes that always have somebody waiting get tokens in the ratio of their quanta, whatever their
-// requests' sizes.
+// TestShares: classes that never become empty get tokens in the ratio of their quanta, for any sizes of requests.
 func TestShares(t *testing.T) {
 	classes := []Class{{Name: "a", Quantum: 300}, {Name: "b", Quantum: 100}}
 	q := New(classes)
