@@ -24,7 +24,7 @@ type Class struct {
 	Limits  Limits
 }
 
-// Limits bound the waiting requests of a class, per rank that the request may go to. nil means no bound. With 0, requests
+// Limits bound the waiting requests of a class, per eligible rank of the request. nil means no bound. With 0, requests
 // never wait.
 type Limits struct {
 	Requests, RawTokens, CachedTokens *float64
@@ -33,7 +33,7 @@ type Limits struct {
 // Entry is a waiting request.
 type Entry struct {
 	Class   int
-	Group   uint64  // requests of one group may go to the same ranks
+	Group   uint64  // requests of the same group may go to the same ranks
 	Strict  uint32  // strict priority: greater values go before all smaller ones
 	Jump    float64 // advantage in seconds, at least 0
 	Arrival float64 // seconds
@@ -56,13 +56,13 @@ func (e *Entry) score(p Policy) float64 {
 	}
 }
 
-// Refusal is the error of a request that exceeds a limit of its class.
+// Refusal is the error of a request above a limit of the class.
 type Refusal struct {
 	Class  string
 	Limit  string  // requests, raw_tokens or cached_tokens
 	Bound  float64 // for the whole class
-	Waits  float64 // in the class without this request
-	Needed float64 // in the class with this request
+	Waits  float64 // in the class without the request
+	Needed float64 // in the class with the request
 }
 
 func (r *Refusal) Error() string {
@@ -84,7 +84,7 @@ func (a *waiting) compare(b *waiting) int {
 	return cmp.Or(cmp.Compare(b.Strict, a.Strict), cmp.Compare(b.score, a.score), cmp.Compare(a.id, b.id))
 }
 
-// class is a class with its waiting requests.
+// class is a class with the waiting requests.
 type class struct {
 	Class
 	list        []*waiting // in order
@@ -121,7 +121,7 @@ func (q *Queue) Raw() uint64 { return q.raw }
 // Waits reports whether any request of the group waits.
 func (q *Queue) Waits(group uint64) bool { return q.groups[group] > 0 }
 
-// Add enqueues a request that may go to any of ranks ranks. The error is a [*Refusal].
+// Add enqueues a request with this number of eligible ranks. The error is a [*Refusal].
 func (q *Queue) Add(e Entry, ranks int) (id uint64, err error) {
 	c := &q.classes[e.Class]
 	for _, l := range []struct {
@@ -188,7 +188,7 @@ func (q *Queue) Examine(try func(id uint64) bool) {
 		w, others := next(q.turn), q.others(next)
 		switch {
 		case w == nil && !others:
-			return // the turn stays with this class
+			return // the turn stays with the class
 		case w == nil:
 			q.pass()
 			continue

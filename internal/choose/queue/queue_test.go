@@ -36,7 +36,7 @@ func (q *Queue) check() error {
 	return nil
 }
 
-// twin is the naive form of a queue: a list for each class, sorted before each choice.
+// twin is the naive form of a queue: a list per class, sorted before every choice.
 type twin struct {
 	classes []Class
 	lists   [][]twinEntry
@@ -129,8 +129,8 @@ func (t *twin) examine(try func(id uint64) bool) {
 	}
 }
 
-// TestQueueAgainstTwin adds the same random requests to a queue and its twin. It compares the order of tries and the
-// requests that go.
+// TestQueueAgainstTwin adds random requests to a queue and the twin, and compares the order of tries and the
+// successful requests.
 func TestQueueAgainstTwin(t *testing.T) {
 	rng := rand.New(rand.NewPCG(*seed, 1))
 	refused, gone, failed := map[string]int{}, 0, 0
@@ -152,7 +152,7 @@ func TestQueueAgainstTwin(t *testing.T) {
 		}
 		q := New(classes)
 		w := &twin{classes: classes, lists: make([][]twinEntry, len(classes)), deficit: make([]float64, len(classes))}
-		free := map[uint64]int{} // by group: the number of requests that can go
+		free := map[uint64]int{} // by group: the number of successful tries
 		group := map[uint64]uint64{}
 		for step := range 200 {
 			switch rng.IntN(5) {
@@ -238,7 +238,7 @@ func TestQueueAgainstTwin(t *testing.T) {
 	}
 }
 
-// TestShares: classes that never become empty get tokens in the ratio of their quanta, for any sizes of requests.
+// TestShares: classes with a permanent backlog get tokens in the ratio of their quanta, for any sizes of requests.
 func TestShares(t *testing.T) {
 	classes := []Class{{Name: "a", Quantum: 300}, {Name: "b", Quantum: 100}}
 	q := New(classes)
