@@ -9,8 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// BenchmarkDepths asks for a prompt of 512 blocks what 256 ranks are guessed to hold, each of which was sent 20
-// prompts: with 64 blocks in common and a few ranks that have more; and, the worst, with another depth on each rank.
+// BenchmarkDepths measures a query of 512 blocks over 256 ranks with 20 prompts each. In the usual case the prompts have
+// 64 common blocks, and a few ranks have more. In the worst case each rank has a different depth.
 func BenchmarkDepths(b *testing.B) {
 	const ranks, blocks = 256, 512
 	for name, depth := range map[string]func(i int) int{
@@ -67,7 +67,7 @@ func BenchmarkDepths(b *testing.B) {
 	}
 }
 
-// BenchmarkBook sends prompts of 512 blocks to 256 ranks, of which the first 64 are common, and ends them.
+// BenchmarkBook books and ends prompts of 512 blocks on 256 ranks. The first 64 blocks are common.
 func BenchmarkBook(b *testing.B) {
 	t := NewTable(1<<20, 0.8, time.Minute)
 	rules, keys := map[events.RankKey]Rule{}, make([]events.RankKey, 256)

@@ -97,7 +97,7 @@ func (t *Table) Check() error {
 	return nil
 }
 
-// requestsOfRanks are the leased requests, as ranks have them.
+// requestsOfRanks returns the leased requests in the ranks' own sets.
 func (t *Table) requestsOfRanks() map[*request]bool {
 	all := map[*request]bool{}
 	for _, k := range t.ranks {

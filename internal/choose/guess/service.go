@@ -13,13 +13,13 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Config is a node's.
+// Config configures the guesses of a node.
 type Config struct {
 	Settings
-	Pool func(model string) *registry.Pool // who serves a model now
+	Pool func(model string) *registry.Pool // returns the current ranks of a model
 }
 
-// tick is how often guesses expire.
+// tick is the interval between expirations.
 const tick = 100 * time.Millisecond
 
 // Service has the guesses of all models. Its methods may be called from any goroutine.
@@ -27,26 +27,26 @@ type Service struct {
 	cfg Config
 	now func() time.Duration // on the process's monotonic clock
 
-	mu     sync.RWMutex // of what follows. Readers share it; it is taken within internal/choose/load's, never around it
+	mu     sync.RWMutex // guards models. It is acquired while internal/choose/load's is held, never the other way round
 	models map[load.Model]*model
 }
 
-// model is one model's guesses.
+// model has the guesses of one model.
 type model struct {
 	table  *Table
-	pool   *registry.Pool // of which the table has the rules
+	pool   *registry.Pool // the pool of the table's rules
 	places atomic.Pointer[places]
 }
 
-// places is where the ranks of a list stand by the table's ids.
+// places caches the positions of a list's ranks by the table's ids.
 type places struct {
-	of      *registry.PoolRank // the list's first, and its length
-	n       int
+	first   *registry.PoolRank // the first element of the list
+	n       int                // the length of the list
 	changes uint64
 	place   []int32
 }
 
-// New returns a service without guesses. Settings that are not set have their defaults.
+// New returns a service without guesses. Settings without a value get their defaults.
 func New(cfg Config) (*Service, error) {
 	if err := cfg.Settings.Check(); err != nil {
 		return nil, err
@@ -56,43 +56,44 @@ func New(cfg Config) (*Service, error) {
 	return &Service{cfg: cfg, now: func() time.Duration { return time.Since(start) }, models: map[load.Model]*model{}}, nil
 }
 
-// Observe takes news of a request; it is what internal/choose/load's Watch is set to.
-func (s *Service) Observe(of load.Model, r *load.Request) {
+// Observe applies a change of a request. It is the function Watch of internal/choose/load.
+func (s *Service) Observe(key load.Model, r *load.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if m := s.models[of]; m != nil || r.New {
-		s.model(of).table.Observe(s.now(), r)
+	if m := s.models[key]; m != nil || r.New {
+		s.model(key).table.Observe(s.now(), r)
 	}
 }
 
-// model returns a model's guesses, and makes them. s.mu is held.
-func (s *Service) model(of load.Model) *model {
-	m := s.models[of]
+// model returns the guesses of a model, and creates them if necessary. The caller holds s.mu.
+func (s *Service) model(key load.Model) *model {
+	m := s.models[key]
 	if m == nil {
 		m = &model{table: NewTable(s.cfg.MaxBlocks, s.cfg.PruneRatio, s.cfg.TTL)}
-		s.models[of] = m
-		s.refresh(m, s.cfg.Pool(of.Name))
+		s.models[key] = m
+		s.refresh(m, s.cfg.Pool(key.Name))
 	}
 	return m
 }
 
-// Past and Recall hand on what is guessed to a node that starts; they are what internal/choose/load's are set to.
-func (s *Service) Past(of load.Model, yield func(*load.Request) bool) {
+// Past yields the ended requests behind the guesses, for a starting node. It is the function Past of
+// internal/choose/load.
+func (s *Service) Past(key load.Model, yield func(*load.Request) bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if m := s.models[of]; m != nil {
+	if m := s.models[key]; m != nil {
 		m.table.Past(s.now(), yield)
 	}
 }
 
-// Recall takes what another node's [Service.Past] has yielded.
-func (s *Service) Recall(of load.Model, r *load.Request) {
+// Recall applies a request from another node's [Service.Past]. It is the function Recall of internal/choose/load.
+func (s *Service) Recall(key load.Model, r *load.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.model(of).table.Recall(s.now(), r)
+	s.model(key).table.Recall(s.now(), r)
 }
 
-// refresh has a table know who is registered now.
+// refresh updates a table's rules if the pool has changed.
 func (s *Service) refresh(m *model, pool *registry.Pool) {
 	if m.pool != pool {
 		m.pool = pool
@@ -100,7 +101,7 @@ func (s *Service) refresh(m *model, pool *registry.Pool) {
 	}
 }
 
-// Any reports whether anything is guessed of a model.
+// Any reports whether a model has any guesses.
 func (s *Service) Any(name string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -108,8 +109,8 @@ func (s *Service) Any(name string) bool {
 	return m != nil && m.table.Size() > 0
 }
 
-// Depths sets, for each of the ranks that is guessed to hold leading blocks of seq, how many, and reports whether there
-// is any. The ranks are of the model's pool and do not change; depths are as many, all 0.
+// Depths sets the predicted number of leading blocks of seq for each rank with a guess, and reports whether any rank has
+// one. ranks are the model's pool, which does not change. depths has the same length and contains zeros.
 func (s *Service) Depths(name string, ranks []registry.PoolRank, seq []events.SeqHash, depths []uint32) bool {
 	if len(seq) == 0 || len(ranks) == 0 {
 		return false
@@ -129,24 +130,24 @@ func (s *Service) Depths(name string, ranks []registry.PoolRank, seq []events.Se
 		return false
 	}
 	at := m.places.Load()
-	if at == nil || at.of != &ranks[0] || at.n != len(ranks) || at.changes != m.table.changes {
+	if at == nil || at.first != &ranks[0] || at.n != len(ranks) || at.changes != m.table.changes {
 		list := make(map[events.RankKey]int32, len(ranks))
 		for i := range ranks {
 			list[ranks[i].RankKey] = int32(i)
 		}
-		at = &places{of: &ranks[0], n: len(ranks)}
+		at = &places{first: &ranks[0], n: len(ranks)}
 		at.place, at.changes = m.table.Places(list)
 		m.places.Store(at)
 	}
 	return m.table.Depths(seq, at.place, depths)
 }
 
-// settle is how long after a prompt's first output token its blocks are in the index at the latest.
+// settle is the maximum delay between a prompt's first output token and its blocks in the index.
 const settle = time.Second
 
-// Refute compares guesses with what events confirm of a prompt: depths and confirmed are as many as the ranks. Where a
-// rank with events should have announced more by now, its guess is dropped, and its depth is 0. The events must be
-// known up to now.
+// Refute compares the predicted depths of a prompt with those that events confirm. depths and confirmed have the length
+// of ranks. If a rank with events should have announced its blocks by now, its guess is dropped and its depth becomes 0.
+// The index must be up to date.
 func (s *Service) Refute(name string, ranks []registry.PoolRank, seq []events.SeqHash, confirmed, depths []uint32) {
 	if s.cfg.PredictTTL <= 0 {
 		return
@@ -166,7 +167,7 @@ func (s *Service) Refute(name string, ranks []registry.PoolRank, seq []events.Se
 	}
 }
 
-// Run lets guesses expire until ctx ends.
+// Run expires guesses until ctx is done.
 func (s *Service) Run(ctx context.Context) {
 	loop.Every(ctx, tick, func(time.Time) { s.expire() })
 }
@@ -174,37 +175,37 @@ func (s *Service) Run(ctx context.Context) {
 func (s *Service) expire() {
 	s.mu.RLock()
 	pools := make(map[load.Model]*registry.Pool, len(s.models))
-	for of := range s.models {
-		pools[of] = nil
+	for key := range s.models {
+		pools[key] = nil
 	}
 	s.mu.RUnlock()
-	for of := range pools {
-		pools[of] = s.cfg.Pool(of.Name)
+	for key := range pools {
+		pools[key] = s.cfg.Pool(key.Name)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for of, pool := range pools {
-		m := s.models[of]
+	for key, pool := range pools {
+		m := s.models[key]
 		if len(pool.Ranks) > 0 || m.pool == nil || len(m.pool.Ranks) > 0 {
-			s.refresh(m, pool) // a pool without ranks is another one each time
+			s.refresh(m, pool) // a pool without ranks is a new one each time
 		}
 		m.table.Expire(s.now())
 	}
 }
 
-// Status is a model's.
+// Status counts the guesses of a model.
 type Status struct {
 	load.Model
-	Blocks  int               // that are guessed, or taken beside, counted for each rank
-	Dropped map[string]uint64 // since the node started, by reason
+	Blocks  int               // predicted blocks and blocks without hashes, counted per rank
+	Dropped map[string]uint64 // dropped blocks since the node started, by reason
 }
 
-// Status lists models that have or had guesses.
+// Status lists the models with current or former guesses.
 func (s *Service) Status() (list []Status) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	for of, m := range s.models {
-		st := Status{Model: of, Blocks: m.table.Size(), Dropped: map[string]uint64{}}
+	for key, m := range s.models {
+		st := Status{Model: key, Blocks: m.table.Size(), Dropped: map[string]uint64{}}
 		for why, n := range m.table.Dropped {
 			st.Dropped[Reason(why).String()] = n
 		}

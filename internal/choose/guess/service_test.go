@@ -11,8 +11,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestEventsPassAGuess has a rank with events and one without. A guess of the first stands until its request's first
-// output token and a second more; then what events confirm counts. Registrations that change change guesses.
+// TestEventsPassAGuess has a rank with events and one without. A guess about the first rank holds until one second after
+// the first output token; then only confirmed blocks count. A changed registration changes the guesses.
 func TestEventsPassAGuess(t *testing.T) {
 	rank := func(name, events_ string) registry.PoolRank {
 		record := &api.WorkerRecord{}
@@ -74,8 +74,8 @@ func TestEventsPassAGuess(t *testing.T) {
 	}
 }
 
-// TestEnginesThatEnd: an engine that has ended holds nothing, and another in its place nothing that was sent to the
-// first. One that is silent for a while is the same one.
+// TestEnginesThatEnd: an engine that ended holds nothing. A new engine in its place holds no blocks of requests to the
+// old one. A silent engine is still the same process.
 func TestEnginesThatEnd(t *testing.T) {
 	began := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	key := events.RankKey{Instance: "a"}

@@ -11,37 +11,37 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Policy is how long guesses hold for workers that are registered without events.
+// Policy determines the lifetime of guesses about workers without events.
 type Policy string
 
 // The policies.
 const (
-	TTL Policy = "ttl" // for Settings.TTL since a request was last sent there with the block
-	LRU Policy = "lru" // as the engine would evict; as TTL where total_kv_blocks is not registered
-	Off Policy = "off" // there are none
+	TTL Policy = "ttl" // Settings.TTL after the last request with the block
+	LRU Policy = "lru" // until the engine would evict the block; as TTL if total_kv_blocks is not registered
+	Off Policy = "off" // no guesses
 )
 
-// Settings are a node's; they should be the same on all nodes.
+// Settings are the operator's settings of guesses. They should be equal on all nodes.
 type Settings struct {
 	Policy Policy        // for workers without events; default ttl
-	TTL    time.Duration // of their guesses; default 120 s
+	TTL    time.Duration // lifetime of guesses about workers without events; default 120 s
 
-	// PredictTTL is how long guesses hold for workers with events: as long as events take to come after a booking.
-	// Default 0: there are none.
+	// PredictTTL is the lifetime of guesses about workers with events: the delay of events after a booking. Default 0: no
+	// such guesses.
 	PredictTTL time.Duration
 
-	// MaxBlocks bounds each model's guesses, counted for each rank. Default 2^20, with lru 2^24. A block takes 8 bytes
-	// once, and for each rank that has it its share of a slot of some 100 bytes, one for each piece of a prompt.
+	// MaxBlocks bounds the guesses of each model, counted per rank. Default 2^20, with lru 2^24. A block takes 8 bytes, and
+	// a slot of some 100 bytes per rank and node of the trie.
 	MaxBlocks int
 
-	// PruneRatio is the share of MaxBlocks that is left when there are more. Default 0.8; above 0, at most 1.
+	// PruneRatio is the remaining share of MaxBlocks after a model exceeds it. Default 0.8; above 0, at most 1.
 	PruneRatio float64
 }
 
-// MaxPredictTTL bounds PredictTTL: events that take longer are a failure.
+// MaxPredictTTL bounds PredictTTL. A longer delay of events is a failure.
 const MaxPredictTTL = time.Minute
 
-// SetDefaults sets what is not set.
+// SetDefaults sets the default of each zero value.
 func (s *Settings) SetDefaults() {
 	if s.Policy == "" {
 		s.Policy = TTL
@@ -60,7 +60,7 @@ func (s *Settings) SetDefaults() {
 	}
 }
 
-// Check says all that is wrong, each under the name of its flag. The zero value of a setting is its default.
+// Check returns all invalid settings as errors with the names of their flags. Zero values are valid defaults.
 func (s *Settings) Check() error {
 	var errs []error
 	bad := func(is bool, format string, args ...any) {
@@ -79,8 +79,8 @@ func (s *Settings) Check() error {
 	return errors.Join(errs...)
 }
 
-// rule is what follows from a rank's registration, and from its engine. One that has ended, or
-// sleeps, holds nothing.
+// rule returns the rule for a rank by its registration and the state of its engine. An engine that ended or sleeps holds
+// nothing.
 func (s *Settings) rule(rank *registry.PoolRank) Rule {
 	r := rank.Record
 	switch {

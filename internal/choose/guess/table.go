@@ -11,27 +11,27 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Rule is how long guesses of a rank hold. Without either there are none.
+// Rule determines the lifetime of guesses about a rank. The zero Rule allows none.
 type Rule struct {
-	TTL      time.Duration // since a request with the block was last sent there
-	Capacity int           // blocks that the rank has room for, in place of TTL; 0: not known
+	TTL      time.Duration // after the last request with the block
+	Capacity int           // in blocks, in place of TTL; 0: unknown
 
-	// Life is since when the rank's engine is known to run; 0: not known. In another life it holds nothing of before.
+	// Life identifies the rank's engine process by its start; 0: unknown. A new process holds no blocks of the old one.
 	Life int64
 }
 
 func (r Rule) off() bool { return r.TTL <= 0 && r.Capacity <= 0 }
 
-// Reason is why a guess was dropped.
+// Reason is the reason for dropping a guess.
 type Reason int
 
 // The reasons.
 const (
-	Expired Reason = iota // its TTL is over
-	Evicted               // the rank's capacity is used up
+	Expired Reason = iota // the TTL ended
+	Evicted               // the rank is full
 	Pruned                // the table is full
-	Refuted               // the rank's events have passed it by
-	Removed               // the rank is not registered any more, or not for guesses, or its engine is another
+	Refuted               // the rank's events did not confirm the block
+	Removed               // the rank's registration ended or excludes guesses, or the engine restarted
 	reasons
 )
 
@@ -39,69 +39,70 @@ func (r Reason) String() string {
 	return [...]string{"expired", "evicted", "pruned", "refuted", "removed"}[r]
 }
 
-// Table is the guesses of one model. See the package's documentation for its invariants.
+// Table has the guesses of one model. The package comment lists the invariants.
 type Table struct {
-	Dropped [reasons]uint64 // blocks, counted for each rank that was guessed to hold them
+	Dropped [reasons]uint64 // dropped blocks, counted per rank
 
-	blocks int     // at most; beyond, the table is pruned
-	ratio  float64 // to this share of blocks
-	unruly time.Duration
+	blocks     int     // the maximum of blocks; above, the table is pruned
+	ratio      float64 // the remaining share of blocks after pruning
+	defaultTTL time.Duration
 
 	rules    map[events.RankKey]Rule
-	ranks    []*rank // by id; nil where no rank is
+	ranks    []*rank // by id; nil for a free id
 	free     []uint32
 	byKey    map[events.RankKey]*rank
-	changes  uint64 // of which ids ranks have
+	changes  uint64 // counts changes of ids
 	root     node
-	size     int // of all ranks
+	size     int // the sum over all ranks
 	requests map[load.Key]*request
 }
 
-// rank is one of which something is guessed, or was a while ago.
+// rank is a rank with current or recent guesses.
 type rank struct {
-	key     events.RankKey
-	id      uint32
-	rule    Rule
-	known   bool // rule is of its registration
-	size    int  // blocks: see invariant 3
-	queue   queue
-	running map[*request]bool // with leases
+	key        events.RankKey
+	id         uint32
+	rule       Rule
+	registered bool // rule comes from the registration
+	size       int  // in blocks: see invariant 3
+	queue      queue
+	running    map[*request]bool // the requests with leases
 }
 
-// request is one under way whose blocks are leased.
+// request is a request under way with leased blocks.
 type request struct {
 	key    load.Key
 	rank   *rank
-	tail   *node // the end of its prompt
-	beside int   // blocks that have no hashes: its output, and of its prompt what it shares with nobody
+	tail   *node // the end of the prompt
+	beside int   // blocks without hashes: the output, and the unshared part of the prompt
 }
 
-// NewTable returns an empty table for so many blocks, counted for each rank. When it has more it drops what expires
-// soonest, until a share ratio of them is left. Ranks that are not registered (yet) have the TTL unruly.
-func NewTable(blocks int, ratio float64, unruly time.Duration) *Table {
-	return &Table{blocks: blocks, ratio: ratio, unruly: unruly, byKey: map[events.RankKey]*rank{},
+// NewTable returns an empty table for a maximum of blocks, counted per rank. A table with more blocks drops those that
+// expire first, until the share ratio of the maximum is left. defaultTTL applies to unregistered ranks.
+func NewTable(blocks int, ratio float64, defaultTTL time.Duration) *Table {
+	return &Table{blocks: blocks, ratio: ratio, defaultTTL: defaultTTL, byKey: map[events.RankKey]*rank{},
 		requests: map[load.Key]*request{}}
 }
 
-// Size is how many blocks are guessed, or taken beside them, counted for each rank.
+// Size returns the number of predicted blocks and of blocks without hashes, counted per rank.
 func (t *Table) Size() int { return t.size }
 
-// SetRules says which ranks are registered. Guesses of one that was and is not any more are dropped.
+// SetRules sets the rules of all registered ranks. Guesses about formerly registered ranks are dropped.
 func (t *Table) SetRules(now time.Duration, rules map[events.RankKey]Rule) {
 	t.rules = rules
 	for _, k := range slices.Clone(t.ranks) {
 		if k == nil {
 			continue
 		}
-		rule, known := rules[k.key]
+		rule, registered := rules[k.key]
+		restarted := rule.Life != 0 && k.rule.Life != 0 && rule.Life != k.rule.Life
 		switch {
-		case !known && k.known, known && rule.off(), rule.Life != 0 && k.rule.Life != 0 && rule.Life != k.rule.Life:
+		case !registered && k.registered, registered && rule.off(), restarted:
 			t.remove(k, Removed)
-		case known && (!k.known || k.rule != rule):
+		case registered && (!k.registered || k.rule != rule):
 			if rule.Life == 0 {
 				rule.Life = k.rule.Life
 			}
-			k.known, k.rule = true, rule
+			k.registered, k.rule = true, rule
 			t.changes++
 			if rule.Capacity <= 0 {
 				t.dropBeside(k)
@@ -112,9 +113,9 @@ func (t *Table) SetRules(now time.Duration, rules map[events.RankKey]Rule) {
 	t.Expire(now)
 }
 
-// Observe takes news of a request, of whichever node.
+// Observe applies a change of a request of any node.
 func (t *Table) Observe(now time.Duration, r *load.Request) {
-	q := t.requests[r.Key] // if its blocks are leased
+	q := t.requests[r.Key] // nil without leased blocks
 	switch {
 	case r.New:
 		if !r.Ended {
@@ -133,7 +134,7 @@ func (t *Table) Observe(now time.Duration, r *load.Request) {
 	}
 }
 
-// Recall takes a request that [Table.Past] of another node's table has yielded.
+// Recall applies a request from [Table.Past] of another node's table.
 func (t *Table) Recall(now time.Duration, r *load.Request) {
 	t.begin(now, r, true)
 	if r.PrefillDone {
@@ -141,9 +142,9 @@ func (t *Table) Recall(now time.Duration, r *load.Request) {
 	}
 }
 
-// begin enters the prompt of a request that is sent to a rank, or was and has ended.
+// begin enters the prompt of a current or ended request to a rank.
 func (t *Table) begin(now time.Duration, r *load.Request, ended bool) {
-	if rule, known := t.rules[r.Rank]; known && rule.off() {
+	if rule, registered := t.rules[r.Rank]; registered && rule.off() {
 		return
 	}
 	k := t.rankOf(r.Rank)
@@ -166,7 +167,7 @@ func (t *Table) begin(now time.Duration, r *load.Request, ended bool) {
 	t.prune()
 }
 
-// leaveBehind notes what an ended request has left behind beside its prompt, in a rank with a capacity.
+// leaveBehind adds the blocks without hashes of an ended request to a rank with a capacity.
 func (t *Table) leaveBehind(k *rank, blocks int, used time.Duration, owner load.Key) {
 	if blocks > 0 {
 		heap.Push(&k.queue, &slot{rank: k, blocks: blocks, used: used, owner: owner})
@@ -174,8 +175,7 @@ func (t *Table) leaveBehind(k *rank, blocks int, used time.Duration, owner load.
 	}
 }
 
-// Past yields requests of which follows what is guessed that is not leased, the latest first, and no more of them than
-// say all.
+// Past yields a minimum of requests with the same effect as all guesses without leases, the latest first.
 func (t *Table) Past(now time.Duration, yield func(*load.Request) bool) {
 	var all []*slot
 	for _, k := range t.ranks {
@@ -207,7 +207,7 @@ func (t *Table) lease(k *rank, r *load.Request, tail *node) {
 	t.resize(k, q.beside)
 }
 
-// use says that a request was sent to a rank with the blocks of a node.
+// use records a request with the blocks of a node at a rank.
 func (t *Table) use(k *rank, n *node, at time.Duration, leased bool, owner load.Key) {
 	i, ok := n.slot(k.id)
 	if !ok {
@@ -231,7 +231,7 @@ func (t *Table) use(k *rank, n *node, at time.Duration, leased bool, owner load.
 	}
 }
 
-// end says that a request has ended: its blocks may be evicted from now on.
+// end ends a request: its blocks may now be evicted.
 func (t *Table) end(now time.Duration, q *request) {
 	delete(t.requests, q.key)
 	k := q.rank
@@ -252,7 +252,7 @@ func (t *Table) end(now time.Duration, q *request) {
 	t.prune()
 }
 
-// arrived notes that a request's blocks are at its rank.
+// arrived records that the rank has computed the blocks of a request.
 func (t *Table) arrived(now time.Duration, r *load.Request) {
 	k := t.byKey[r.Rank]
 	if k == nil {
@@ -273,7 +273,7 @@ func (t *Table) arrived(now time.Duration, r *load.Request) {
 	}
 }
 
-// Expire drops what is too old, and ranks of which nothing is left and that are not registered.
+// Expire drops old guesses, and unregistered ranks without guesses.
 func (t *Table) Expire(now time.Duration) {
 	for _, k := range t.ranks {
 		if k == nil {
@@ -284,26 +284,26 @@ func (t *Table) Expire(now time.Duration) {
 				t.shrink(k.queue[0], math.MaxInt, Expired)
 			}
 		}
-		if !k.known && k.size == 0 && len(k.running) == 0 {
-			t.forget(k)
+		if !k.registered && k.size == 0 && len(k.running) == 0 {
+			t.release(k)
 		}
 	}
 }
 
 const forever = time.Duration(math.MaxInt64 / 2)
 
-// ttl is how long a rank's guesses hold that are not leased.
+// ttl returns the lifetime of a rank's guesses without leases.
 func (t *Table) ttl(k *rank) time.Duration {
 	switch {
 	case k.rule.Capacity > 0:
 		return forever
-	case k.known:
+	case k.registered:
 		return k.rule.TTL
 	}
-	return t.unruly
+	return t.defaultTTL
 }
 
-// evict makes a rank as small as its capacity, if it has one.
+// evict reduces a rank to its capacity, if the rule has one.
 func (t *Table) evict(k *rank) {
 	if k.rule.Capacity <= 0 {
 		return
@@ -313,8 +313,8 @@ func (t *Table) evict(k *rank) {
 	}
 }
 
-// prune makes the table small, if it is too large. What expires soonest goes first, and of what never expires what was
-// used longest ago. Leased blocks stay.
+// prune reduces a table above its maximum. The guesses that expire first are dropped first; among guesses without expiry,
+// the least recently used. Leased blocks stay.
 func (t *Table) prune() {
 	if t.size <= t.blocks {
 		return
@@ -338,7 +338,7 @@ func (t *Table) prune() {
 	}
 }
 
-// dropBeside drops what a rank's ended requests have left behind beside their prompts.
+// dropBeside drops the blocks without hashes of a rank's ended requests.
 func (t *Table) dropBeside(k *rank) {
 	for _, s := range slices.Clone(k.queue) {
 		if s.node == nil {
@@ -347,8 +347,8 @@ func (t *Table) dropBeside(k *rank) {
 	}
 }
 
-// shrink drops so many blocks, or all if there are no more, of a slot that is in its rank's queue, and behind whose
-// node the rank has nothing.
+// shrink drops a number of blocks of a slot, at most all. The slot is in the queue of its rank, and the rank has no slot
+// after the slot's node.
 func (t *Table) shrink(s *slot, blocks int, why Reason) {
 	k, n := s.rank, s.node
 	blocks = min(blocks, s.size())
@@ -364,16 +364,16 @@ func (t *Table) shrink(s *slot, blocks int, why Reason) {
 		n.split(len(n.edge) - blocks)
 	}
 	heap.Remove(&k.queue, s.at)
-	t.leave(k, n)
+	t.removeSlot(k, n)
 }
 
-// leave takes a rank's slot out of a node.
-func (t *Table) leave(k *rank, n *node) {
+// removeSlot removes a rank's slot from a node.
+func (t *Table) removeSlot(k *rank, n *node) {
 	i, _ := n.slot(k.id)
 	n.slots = slices.Delete(n.slots, i, i+1)
 	t.resize(k, -len(n.edge))
 	if len(n.slots) == 0 {
-		n.parent.orphan(n)
+		n.parent.removeKid(n)
 	}
 }
 
@@ -382,13 +382,13 @@ func (t *Table) resize(k *rank, by int) {
 	t.size += by
 }
 
-// rankOf returns a rank, and makes it if it is new.
+// rankOf returns a rank, and creates it if necessary.
 func (t *Table) rankOf(key events.RankKey) *rank {
 	if k := t.byKey[key]; k != nil {
 		return k
 	}
 	k := &rank{key: key, id: uint32(len(t.ranks)), running: map[*request]bool{}}
-	k.rule, k.known = t.rules[key]
+	k.rule, k.registered = t.rules[key]
 	if last := len(t.free) - 1; last >= 0 {
 		k.id, t.free = t.free[last], t.free[:last]
 		t.ranks[k.id] = k
@@ -400,8 +400,8 @@ func (t *Table) rankOf(key events.RankKey) *rank {
 	return k
 }
 
-// Refute drops what a rank is guessed to hold of seq beyond its first blocks, which the index confirms, if the rank's
-// events of the time up to passed are in the index and the blocks were there before. It reports whether it did.
+// Refute drops the guess that a rank holds more of seq than the confirmed leading blocks, if the rank computed the blocks
+// before the time passed. The index has all events of the rank up to that time. Refute reports whether it dropped blocks.
 func (t *Table) Refute(key events.RankKey, seq []events.SeqHash, confirmed int, passed time.Duration) bool {
 	k, n := t.byKey[key], &t.root
 	for pos := 0; pos <= confirmed; pos = n.end() {
@@ -429,7 +429,7 @@ func (t *Table) Refute(key events.RankKey, seq []events.SeqHash, confirmed int, 
 	return true
 }
 
-// cut drops what a rank is guessed to hold from a node on.
+// cut drops a rank's guesses from a node on.
 func (t *Table) cut(k *rank, n *node) {
 	i, ok := n.slot(k.id)
 	if !ok {
@@ -442,7 +442,7 @@ func (t *Table) cut(k *rank, n *node) {
 	t.shrink(s, math.MaxInt, Refuted)
 }
 
-// remove forgets a rank with all its guesses and requests.
+// remove removes a rank with all guesses and requests.
 func (t *Table) remove(k *rank, why Reason) {
 	for q := range k.running {
 		delete(t.requests, q.key)
@@ -458,19 +458,19 @@ func (t *Table) remove(k *rank, why Reason) {
 	for len(k.queue) > 0 {
 		t.shrink(k.queue[0], math.MaxInt, why)
 	}
-	t.forget(k)
+	t.release(k)
 }
 
-// forget drops a rank that has nothing.
-func (t *Table) forget(k *rank) {
+// release removes an empty rank and frees its id.
+func (t *Table) release(k *rank) {
 	delete(t.byKey, k.key)
 	t.ranks[k.id] = nil
 	t.free = append(t.free, k.id)
 	t.changes++
 }
 
-// Depths sets, for each rank that is guessed to hold leading blocks of seq, how many: at place[id] of depths. Ids are
-// those of [Table.Places]. It reports whether there is any.
+// Depths sets the predicted number of leading blocks of seq for each rank with a guess, at index place[id] of depths.
+// place comes from [Table.Places]. Depths reports whether any rank has a guess.
 func (t *Table) Depths(seq []events.SeqHash, place []int32, depths []uint32) (some bool) {
 	t.root.depths(seq, func(list []ref, depth int) {
 		for i := range list {
@@ -482,13 +482,13 @@ func (t *Table) Depths(seq []events.SeqHash, place []int32, depths []uint32) (so
 	return some
 }
 
-// Places is where [Table.Depths] finds each rank's place: a rank that is registered and listed has its index in the
-// list, others -1. It holds until the table's ranks change, as the second result does.
+// Places returns the index in the list of each registered rank, by the table's ids, for [Table.Depths]; -1 for ranks
+// outside the list. The result is valid until changes differs.
 func (t *Table) Places(list map[events.RankKey]int32) (place []int32, changes uint64) {
 	place = make([]int32, len(t.ranks))
 	for id, k := range t.ranks {
 		place[id] = -1
-		if k == nil || !k.known {
+		if k == nil || !k.registered {
 			continue
 		}
 		if at, ok := list[k.key]; ok {

@@ -15,8 +15,8 @@ import (
 
 var seedFlag = flag.Uint64("seed", 1, "seed of the random tests")
 
-// TestTableIsItsTwin runs random histories on a table and its twin: bookings on time, late and of unknown ranks, ends,
-// outputs, refutations, registrations that come, change and go; with and without room.
+// TestTableIsItsTwin runs random histories on a table and its twin: timely and late bookings, unknown ranks, ends,
+// outputs, refutations, new, changed and ended registrations; with and without room.
 func TestTableIsItsTwin(t *testing.T) {
 	histories, steps := 40, 300
 	if testing.Short() {
@@ -50,7 +50,7 @@ func history(rng *rand.Rand, steps int) error {
 		return seq
 	}
 	for range steps {
-		now += time.Duration(1 + rng.Int64N(int64(400*time.Millisecond))) // no two things at the same time
+		now += time.Duration(1 + rng.Int64N(int64(400*time.Millisecond))) // all times differ
 		observe := func(r load.Request) {
 			table.Observe(now, &r)
 			twin.observe(now, &r)
@@ -87,7 +87,7 @@ func history(rng *rand.Rand, steps int) error {
 				over = append(over, r)
 			}
 			observe(*r)
-		case op == 12 && len(over) > 0: // its end again
+		case op == 12 && len(over) > 0: // a repeated end
 			r := *over[rng.IntN(len(over))]
 			if r.Ended {
 				observe(r)
@@ -96,7 +96,7 @@ func history(rng *rand.Rand, steps int) error {
 			rules := map[events.RankKey]Rule{}
 			for _, k := range ranks {
 				switch rng.IntN(8) {
-				case 0: // not registered
+				case 0: // unregistered
 				case 1:
 					rules[k] = Rule{}
 				case 2, 3:
@@ -138,7 +138,7 @@ func same(table *Table, twin *twin, ranks []events.RankKey, prompt func() []even
 	if table.Size() != twin.total() || table.Dropped != twin.dropped {
 		return fmt.Errorf("size %d, want %d; dropped %v, want %v", table.Size(), twin.total(), table.Dropped, twin.dropped)
 	}
-	if table.Size() > table.blocks { // only leases may be beyond
+	if table.Size() > table.blocks { // only leased blocks may exceed the maximum
 		for _, k := range table.ranks {
 			if k != nil && len(k.queue) > 0 {
 				return fmt.Errorf("%d blocks, more than %d, and %v has some to drop", table.Size(), table.blocks, k.key)
@@ -162,8 +162,8 @@ func same(table *Table, twin *twin, ranks []events.RankKey, prompt func() []even
 	return nil
 }
 
-// TestPast hands a table's guesses to an empty one, which then guesses the same and is as large, and to one that has
-// some of its own.
+// TestPast transfers a table's guesses to an empty table, which then has the same guesses and size, and to a table with
+// guesses.
 func TestPast(t *testing.T) {
 	for h := range uint64(60) {
 		rng := rand.New(rand.NewPCG(*seedFlag*1000+h, 8))

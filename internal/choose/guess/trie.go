@@ -10,39 +10,39 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// node is a piece of prompts: the blocks from start on, on one path from the root. A block is known by its path. Leased
-// requests end at ends of nodes only, and every rank that has one block of a node has all of it.
+// node is a node of the trie: consecutive blocks on a path from the root. The path identifies a block. Leased requests
+// end only at the ends of nodes. A rank with any block of a node has all blocks of the node.
 type node struct {
 	parent *node
-	edge   []events.SeqHash // the root's is empty
-	start  int
-	only   *node                    // its kid, if it has one, as most nodes
-	kids   map[events.SeqHash]*node // by the first hash, if it has several
-	slots  []ref                    // by id
+	edge   []events.SeqHash         // the hashes of the blocks; empty in the root
+	start  int                      // the number of blocks before the node
+	only   *node                    // the only kid, the usual case
+	kids   map[events.SeqHash]*node // two or more kids, by the first hash
+	slots  []ref                    // sorted by id
 }
 
-// ref is a slot, beside its rank's id, so that a query need not follow the pointer.
+// ref is a slot with the id of its rank, which a query reads without following the pointer.
 type ref struct {
 	id uint32
 	*slot
 }
 
-// slot is what a rank is guessed to hold: all blocks of a node.
+// slot is the guess that a rank holds all blocks of a node.
 type slot struct {
 	rank   *rank
-	node   *node // nil: what ended requests have left behind, which has no hashes
-	blocks int   // of one without a node
+	node   *node // nil: blocks without hashes of an ended request
+	blocks int   // the number of blocks without a node
 	used   time.Duration
-	leases int // requests under way that have the node
-	at     int // in rank.queue; -1: it is leased
+	leases int // the number of requests under way with the node
+	at     int // the index in rank.queue; -1 with a lease
 
-	owner load.Key      // of the request that was last sent there
-	due   time.Duration // when that had its first output token, or ended: the blocks are there; 0: not yet
+	owner load.Key      // the last request with the node
+	due   time.Duration // the time of the owner's first output token or end: the rank has the blocks; 0: not yet
 }
 
 func (n *node) end() int { return n.start + len(n.edge) }
 
-// path is all hashes up to n's end.
+// path returns all hashes up to n's end.
 func (n *node) path() []events.SeqHash {
 	all := make([]events.SeqHash, n.end())
 	for ; n.parent != nil; n = n.parent {
@@ -51,7 +51,7 @@ func (n *node) path() []events.SeqHash {
 	return all
 }
 
-// covered reports whether a request that was as late at the slot's rank went further.
+// covered reports whether an equally recent request at the slot's rank went further.
 func (s *slot) covered() bool {
 	if s.node == nil {
 		return false
@@ -64,12 +64,12 @@ func (s *slot) covered() bool {
 	return false
 }
 
-// slot finds a rank's slot.
+// slot returns the index of a rank's slot, and whether the node has one.
 func (n *node) slot(id uint32) (int, bool) {
 	return slices.BinarySearchFunc(n.slots, id, func(r ref, id uint32) int { return cmp.Compare(r.id, id) })
 }
 
-// kid is the one that begins with a hash; nil if there is none.
+// kid returns the kid with a hash at the beginning of the edge, or nil.
 func (n *node) kid(first events.SeqHash) *node {
 	if n.only != nil && n.only.edge[0] == first {
 		return n.only
@@ -90,7 +90,7 @@ func (n *node) each(yield func(*node) bool) {
 	}
 }
 
-// adopt makes kid n's, in place of one with the same first hash.
+// adopt adds a kid to n, in place of a kid with the same first hash.
 func (n *node) adopt(kid *node) {
 	kid.parent = n
 	first := kid.edge[0]
@@ -105,8 +105,8 @@ func (n *node) adopt(kid *node) {
 	n.kids[first] = kid
 }
 
-// orphan takes kid away from n.
-func (n *node) orphan(kid *node) {
+// removeKid removes a kid from n.
+func (n *node) removeKid(kid *node) {
 	if n.only == kid {
 		n.only = nil
 		return
@@ -119,8 +119,8 @@ func (n *node) orphan(kid *node) {
 	}
 }
 
-// split makes a node of n's first blocks, above n, with slots like n's, and returns it. Both have hashes of their own,
-// so that one does not keep the other's in memory.
+// split moves n's first blocks into a new node above n with equal slots, and returns it. The edges do not share memory,
+// so that one node does not keep the hashes of the other.
 func (n *node) split(at int) *node {
 	head := &node{edge: slices.Clone(n.edge[:at]), start: n.start, slots: slices.Clone(n.slots)}
 	n.parent.adopt(head)
@@ -131,19 +131,19 @@ func (n *node) split(at int) *node {
 		s.node = head
 		head.slots[i].slot = &s
 		if s.at >= 0 {
-			heap.Push(&s.rank.queue, &s) // the old one's place among the others stays
+			heap.Push(&s.rank.queue, &s) // the position of the old slot stays
 		}
 	}
 	return head
 }
 
-// reach returns the node at whose end a prompt ends, from the root n, and makes what is missing.
+// reach returns the node at the end of a prompt, and creates missing nodes. n is the root.
 func (n *node) reach(hashes []events.SeqHash) *node {
 	for pos := 0; pos < len(hashes); pos = n.end() {
 		kid := n.kid(hashes[pos])
 		if kid == nil {
 			edge := hashes
-			if pos > 0 { // else a long prompt would stay in memory for its end
+			if pos > 0 { // otherwise the edge would keep the whole prompt in memory
 				edge = slices.Clone(hashes[pos:])
 			}
 			kid = &node{edge: edge, start: pos}
@@ -156,9 +156,9 @@ func (n *node) reach(hashes []events.SeqHash) *node {
 	return n
 }
 
-// depths calls mark for every rank that has the first block of seq, perhaps more than once; the last call has the
-// depth. Who has a node has all nodes before it: two nodes on the path with as many slots have the same ranks, and only
-// ranks that drop out are looked at. n is the root.
+// depths calls mark for every rank with the first block of seq, possibly more than once; the last call has the depth. A
+// rank with a slot in a node has slots in all nodes before it. Therefore two nodes on the path with the same number of
+// slots have the same ranks, and depths visits only the ranks that end between two nodes. n is the root.
 func (n *node) depths(seq []events.SeqHash, mark func(list []ref, depth int)) {
 	for pos := 0; pos < len(seq); {
 		kid := n.kid(seq[pos])
@@ -178,14 +178,14 @@ func (n *node) depths(seq []events.SeqHash, mark func(list []ref, depth int)) {
 	}
 }
 
-// markBut marks ranks that have n and not kid. Kid's slots are some of n's, in the same order: up to the first rank
-// that kid lacks both are the same, and beyond it they differ everywhere.
+// markBut marks the ranks with a slot in n and none in kid. Kid's slots are a subsequence of n's: up to the first missing
+// rank both are equal, and after it they differ everywhere, which allows a binary search.
 func (n *node) markBut(kid *node, depth int, mark func([]ref, int)) {
 	lacks := len(n.slots) - len(kid.slots)
 	if lacks == 0 || n.parent == nil {
 		return
 	}
-	if lacks*8 >= len(n.slots) { // each costs a binary search; kid's ranks are marked again later
+	if lacks*8 >= len(n.slots) { // a binary search per rank would cost more; kid's ranks are marked again later
 		mark(n.slots, depth)
 		return
 	}
@@ -204,7 +204,7 @@ func (n *node) markBut(kid *node, depth int, mark func([]ref, int)) {
 	}
 }
 
-// size is how many blocks a slot stands for.
+// size returns the number of the slot's blocks.
 func (s *slot) size() int {
 	if s.node == nil {
 		return s.blocks
@@ -212,7 +212,7 @@ func (s *slot) size() int {
 	return len(s.node.edge)
 }
 
-// depth orders what was used at the same time: what has no hashes is the end of its request.
+// depth orders slots with equal times of use. Blocks without hashes are the end of a request.
 func (s *slot) depth() int {
 	if s.node == nil {
 		return int(^uint(0) >> 1)
@@ -220,7 +220,7 @@ func (s *slot) depth() int {
 	return s.node.start
 }
 
-// queue is a heap of slots: the one that was used longest ago is on top, and of one prompt its end.
+// queue is a heap of slots with the least recently used slot on top; of the slots of one prompt, the last one.
 type queue []*slot
 
 func (q queue) Len() int { return len(q) }

@@ -13,20 +13,20 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// twin is what a table means, block by block.
+// twin is the naive form of a table: a list of blocks.
 type twin struct {
-	blocks   int
-	ratio    float64
-	unruly   time.Duration
-	rules    map[events.RankKey]Rule
-	known    map[events.RankKey]Rule // of ranks that have been seen with a rule
-	held     map[events.RankKey]map[string]*held
-	behind   map[events.RankKey][]*held // what ended requests have left
-	requests map[load.Key]*load.Request
-	dropped  [reasons]uint64
+	blocks     int
+	ratio      float64
+	defaultTTL time.Duration
+	rules      map[events.RankKey]Rule
+	registered map[events.RankKey]Rule // the last rule of each registered rank
+	held       map[events.RankKey]map[string]*held
+	behind     map[events.RankKey][]*held // blocks of ended requests without hashes
+	requests   map[load.Key]*load.Request
+	dropped    [reasons]uint64
 }
 
-// held is one block, by its path.
+// held is one block, identified by its path.
 type held struct {
 	path   string
 	depth  int
@@ -36,8 +36,8 @@ type held struct {
 	due    time.Duration
 }
 
-func newTwin(blocks int, ratio float64, unruly time.Duration) *twin {
-	return &twin{blocks: blocks, ratio: ratio, unruly: unruly, known: map[events.RankKey]Rule{},
+func newTwin(blocks int, ratio float64, defaultTTL time.Duration) *twin {
+	return &twin{blocks: blocks, ratio: ratio, defaultTTL: defaultTTL, registered: map[events.RankKey]Rule{},
 		held: map[events.RankKey]map[string]*held{}, behind: map[events.RankKey][]*held{},
 		requests: map[load.Key]*load.Request{}}
 }
@@ -76,17 +76,17 @@ func (w *twin) total() (n int) {
 }
 
 func (w *twin) ttl(k events.RankKey) time.Duration {
-	rule, known := w.known[k]
+	rule, known := w.registered[k]
 	switch {
 	case rule.Capacity > 0:
 		return forever
 	case known:
 		return rule.TTL
 	}
-	return w.unruly
+	return w.defaultTTL
 }
 
-// first is the block of a rank that goes first.
+// first returns the next block of a rank to evict.
 func (w *twin) first(k events.RankKey) *held {
 	list := slices.Clone(w.behind[k])
 	for _, h := range w.held[k] {
@@ -113,7 +113,7 @@ func (w *twin) drop(k events.RankKey, h *held, why Reason) {
 }
 
 func (w *twin) evict(k events.RankKey) {
-	for rule := w.known[k]; rule.Capacity > 0 && w.size(k) > rule.Capacity && w.first(k) != nil; {
+	for rule := w.registered[k]; rule.Capacity > 0 && w.size(k) > rule.Capacity && w.first(k) != nil; {
 		w.drop(k, w.first(k), Evicted)
 	}
 }
@@ -142,7 +142,7 @@ func (w *twin) setRules(now time.Duration, rules map[events.RankKey]Rule) {
 	w.rules = rules
 	for _, k := range w.ranks() {
 		rule, known := rules[k]
-		_, was := w.known[k]
+		_, was := w.registered[k]
 		switch {
 		case !known && was, known && rule.off():
 			for id, q := range w.requests {
@@ -154,7 +154,7 @@ func (w *twin) setRules(now time.Duration, rules map[events.RankKey]Rule) {
 			delete(w.held, k)
 			delete(w.behind, k)
 		case known:
-			w.known[k] = rule
+			w.registered[k] = rule
 			if rule.Capacity == 0 {
 				w.dropped[Removed] += uint64(len(w.behind[k]))
 				delete(w.behind, k)
@@ -162,9 +162,9 @@ func (w *twin) setRules(now time.Duration, rules map[events.RankKey]Rule) {
 			w.evict(k)
 		}
 	}
-	for k := range w.known {
+	for k := range w.registered {
 		if _, known := rules[k]; !known {
-			delete(w.known, k)
+			delete(w.registered, k)
 		}
 	}
 	w.expire(now)
@@ -177,9 +177,9 @@ func (w *twin) observe(now time.Duration, r *load.Request) {
 	switch {
 	case r.New && !r.Ended && !(known && rule.off()):
 		if known {
-			w.known[k] = rule
+			w.registered[k] = rule
 		}
-		at, leased := now-r.Age, w.known[k].Capacity > 0
+		at, leased := now-r.Age, w.registered[k].Capacity > 0
 		if leased || at+w.ttl(k) > now {
 			for i := range r.Hashes {
 				p := path(r.Hashes[:i+1])
@@ -209,7 +209,7 @@ func (w *twin) observe(now time.Duration, r *load.Request) {
 			h.leases--
 			h.used = max(h.used, now)
 		}
-		if w.known[k].Capacity > 0 {
+		if w.registered[k].Capacity > 0 {
 			for range q.Private + q.Outputs {
 				w.behind[k] = append(w.behind[k], &held{used: now, depth: math.MaxInt})
 			}
@@ -257,7 +257,7 @@ func (w *twin) refute(k events.RankKey, seq []events.SeqHash, confirmed int, pas
 }
 
 func (w *twin) depth(k events.RankKey, seq []events.SeqHash) (n int) {
-	if _, known := w.known[k]; !known {
+	if _, known := w.registered[k]; !known {
 		return 0
 	}
 	for n < len(seq) && w.held[k][path(seq[:n+1])] != nil {
