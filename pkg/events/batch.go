@@ -119,8 +119,8 @@ func (e *Event) EncodedSize() int {
 	return size
 }
 
-// AppendBatch appends b to dst in format version 1 and returns the longer slice. If an event is invalid ([Event.Check]),
-// it returns an error and dst unchanged.
+// AppendBatch appends b to dst in format version 1 and returns the longer slice. If an event is invalid
+// ([Event.Check]), it returns an error and dst unchanged.
 func AppendBatch(dst []byte, b *Batch) ([]byte, error) {
 	for i := range b.Events {
 		if err := b.Events[i].Check(); err != nil {
@@ -206,12 +206,12 @@ func appendHashes[H ~uint64](dst []byte, hashes []H) []byte {
 	return littleendian.Append(msgp.AppendBinHead(dst, 8*len(hashes)), hashes)
 }
 
-// DecodeBatch decodes one batch into b. It overwrites b and reuses its memory, so that repeated calls with the same
-// Batch allocate nothing. Slices of b are valid until the next call. All hashes lie in one buffer that keeps the size of
-// the largest batch so far; see [Batch.Trim]. b does not refer to data afterwards.
+// DecodeBatch decodes one batch into b. DecodeBatch overwrites b and reuses the memory, so repeated calls with the same
+// Batch allocate nothing. Slices of b are valid until the next call. All hashes lie in one buffer with the size of the
+// largest batch so far; see [Batch.Trim]. b does not refer to data afterwards.
 //
-// Errors wrap ErrVersion, for a batch of a later format, or ErrMalformed. After an error b has no events; the only valid
-// use is another DecodeBatch. For any data, the memory taken is at most about ten times its size.
+// Errors wrap ErrVersion, for a batch of a later format, or ErrMalformed. After an error b has no events; the only
+// valid use is another DecodeBatch. For any data, the memory taken is at most about ten times its size.
 func DecodeBatch(data []byte, b *Batch) error {
 	r := msgp.Reader{Data: data}
 	events := b.Events[:cap(b.Events)]
@@ -249,7 +249,7 @@ const (
 	spareEvents = 32 << 10  // 2.3 MiB
 )
 
-// Trim frees the memory of b if it is unusually large, so that a reused Batch keeps at most 4 MiB between two batches.
+// Trim frees an unusually large memory of b, so a reused Batch keeps at most 4 MiB between two batches.
 // The content of b is lost in this case.
 func (b *Batch) Trim() {
 	if cap(b.hashes) > spareHashes || cap(b.Events) > spareEvents {
@@ -260,8 +260,8 @@ func (b *Batch) Trim() {
 // MemoryBytes returns the size of b's memory, used or spare, if only DecodeBatch filled b.
 func (b *Batch) MemoryBytes() int { return cap(b.Events)*int(unsafe.Sizeof(Event{})) + cap(b.hashes)*8 }
 
-// DecodeBatchHeader decodes the fields before the events. Its cost does not depend on the events, which it does not
-// check. Errors are those of [DecodeBatch].
+// DecodeBatchHeader decodes the fields before the events. The cost does not depend on the events. DecodeBatchHeader
+// does not check them. Errors are those of [DecodeBatch].
 func DecodeBatchHeader(data []byte) (BatchHeader, error) {
 	var b Batch
 	r := msgp.Reader{Data: data}
@@ -273,7 +273,8 @@ func DecodeBatchHeader(data []byte) (BatchHeader, error) {
 		Cursor: b.Cursor, Shutdown: b.Shutdown, Events: n}, nil
 }
 
-// decodeHead reads up to the first event. It returns the number of events, and of the unknown elements after them.
+// decodeHead reads up to the first event. The results are the number of events, and of unknown elements after the
+// events.
 func decodeHead(r *msgp.Reader, b *Batch) (events, more int, err error) {
 	elements, ok := r.Array()
 	if !ok {
@@ -411,7 +412,7 @@ func decodeEvent(r *msgp.Reader, e *Event, hashes *[]uint64) error {
 	return nil
 }
 
-// decodeHashes decodes the output of appendHashes and appends it to the buffer, which has enough capacity.
+// decodeHashes decodes the output of appendHashes and appends the hashes to the buffer. The buffer has enough capacity.
 func decodeHashes[H ~uint64](r *msgp.Reader, buffer *[]uint64) ([]H, bool) {
 	if r.Null() {
 		return nil, true

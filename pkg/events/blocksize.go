@@ -4,7 +4,7 @@ import "slices"
 
 // blockSizes decides whether an engine's device blocks have the decoder's size. Engines also announce blocks of other
 // sizes: the tail of a block (vLLM's aligned states), and blocks of a second main group. Such blocks are skipped and
-// counted. Once one device block had the right size, they do not indicate a wrong configuration.
+// counted. After a device block of the right size, they do not indicate a wrong configuration.
 //
 // The zero value is an engine that has announced nothing.
 type blockSizes struct {
@@ -22,7 +22,7 @@ type groupBlock struct {
 }
 
 const (
-	// maxSizedGroups bounds right and other. Engines have fewer groups than this.
+	// maxSizedGroups bounds right and other. Engines have fewer groups.
 	maxSizedGroups = 64
 
 	// maxTails bounds ends. After a reset of ends, chains of smaller blocks begin again.
@@ -44,7 +44,7 @@ func (b *blockSizes) reject(e *rawEvent, names []BlockHash, want uint32) Skip {
 	switch {
 	case smaller && (slices.Contains(b.right, e.group) || !device && len(b.right) > 0):
 		return SkipPartialBlock
-	case !device: // other tiers may use other units
+	case !device: // lower tiers may use different units
 		return SkipCopySize
 	case smaller && !slices.Contains(b.other, e.group) && !b.fillsBlock(e, names, want):
 		return SkipPartialBlock
@@ -56,7 +56,7 @@ func (b *blockSizes) reject(e *rawEvent, names []BlockHash, want uint32) Skip {
 }
 
 // fillsBlock reports whether a chain of smaller blocks has the tokens of a whole block. A tail has fewer: the engine
-// announces a whole block instead as soon as it has its tokens.
+// announces a whole block instead once the tokens exist.
 func (b *blockSizes) fillsBlock(e *rawEvent, names []BlockHash, want uint32) bool {
 	end := uint32(0)
 	if e.hasParent {

@@ -7,14 +7,14 @@ import (
 )
 
 // vLLM's connectors announce copies below the device (vllm-project/vllm › vllm/distributed/kv_transfer/
-// kv_connector/v1). Each connector has its own form:
+// kv_connector/v1). The forms of the connectors:
 //
 //	OffloadingConnector        a chunk, named by its last block, with block_size 0. Up to 0.23 an event has many names;
 //	                           before 0.12 block_size is the chunk's. With self_describing_kv_events, an event has the
 //	                           names and tokens of all blocks of one chunk. The connector loads only whole chunks.
 //	SimpleCPUOffloadConnector,
 //	UMBPConnector              one block, with its tokens
-//	LMCacheConnector           one chunk under LMCache's own name, with the tokens of all its blocks and without a group
+//	LMCacheConnector           one chunk under LMCache's own name, with the tokens of all blocks and without a group
 //	MooncakeStoreConnector     one block with medium "cpu" and a group; never a removal
 //
 // No connector announces the extra_keys of all blocks, and some omit the LoRA as well. The tokens alone would turn the
@@ -33,8 +33,8 @@ func (d *Decoder) isStoreCopy(e *rawEvent) bool {
 	return d.engine == VLLM && e.inStore && (e.grouped && e.attention == AttentionUnknown || d.store)
 }
 
-// chunkOf returns the number of blocks that the engine loads under each name of a bare copy, in the form of
-// [Event.Chunk]. It returns 0 if the event's sizes do not fit this decoder's blocks.
+// chunkOf returns the number of blocks per name of a bare copy, in the form of [Event.Chunk], or 0 if the event's sizes
+// do not fit the decoder's blocks.
 func (d *Decoder) chunkOf(e *rawEvent, names int) uint32 {
 	switch {
 	case e.blockSize%d.block != 0:
@@ -54,7 +54,7 @@ func (d *Decoder) chunkOf(e *rawEvent, names int) uint32 {
 }
 
 // mayOwnName reports whether the name of a bare copy may be LMCache's own. LMCache's events have neither group nor kind
-// of attention, and one chunk each (LMCache/LMCache › lmcache/integration/vllm/lmcache_mp_connector.py; in process
+// of attention, and a single chunk (LMCache/LMCache › lmcache/integration/vllm/lmcache_mp_connector.py; in process
 // vllm_v1_adapter.py and vLLM's lmcache_connector.py).
 func (e *rawEvent) mayOwnName(names int) bool {
 	return names == 1 && e.tier == Host && !e.grouped && e.attention == AttentionUnknown && len(e.lora) == 0 &&
@@ -68,7 +68,7 @@ func (d *Decoder) hashContent(blocks uint32) {
 	}
 }
 
-// bareCopy appends a copy of blocks of a main group by their names, and by their content if a name may be the
+// bareCopy appends a copy of blocks of a main group by name, and by content if a name may be the
 // connector's own.
 func (d *Decoder) bareCopy(e *rawEvent, blocks []BlockHash) Skip {
 	chunk := d.chunkOf(e, len(blocks))

@@ -7,8 +7,8 @@ import (
 )
 
 // signs distinguish the engines. The formats of vLLM and SGLang are nearly equal; a message without any of these signs
-// has the same meaning in both. The first sign of a message in this order decides, since the later ones are fields that
-// one project may adopt from the other (sgl-project/sglang RFC #39991).
+// has the same meaning in both. The first sign of a message in the order of the list decides, since the projects may
+// adopt the later fields from each other (sgl-project/sglang RFC #39991).
 var signs = [...]struct {
 	is   Engine
 	what string
@@ -39,8 +39,8 @@ const (
 	numSigns
 )
 
-// Engine returns the engine whose messages the decoder reads: AnyEngine until a message shows which one. why is the sign
-// that identified it, or empty if the decoder was configured for this engine.
+// Engine returns the engine of the messages: AnyEngine until a message identifies the engine. why is the identifying
+// sign, or empty if the configuration names the engine.
 func (d *Decoder) Engine() (e Engine, why string) { return d.engine, d.why }
 
 // detectEngine sets the engine if the message has a sign of one.

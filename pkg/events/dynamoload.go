@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 )
 
-// EngineLoad is the load of a rank, as its engine reports it, or as another router counts its requests. Unknown values
+// EngineLoad is the load of a rank, from reports of the engine or from the requests of another router. Unknown values
 // are nil.
 type EngineLoad struct {
 	Worker WorkerID `json:"worker" msgpack:"worker"`
@@ -58,7 +58,7 @@ type dynamoLoad struct {
 	} `json:"data"`
 }
 
-// forwardPass has the used fields of the older ForwardPassMetrics. Its other five fields concern slots and rates.
+// forwardPass has the used fields of the older ForwardPassMetrics. The five unused fields concern slots and rates.
 type forwardPass struct {
 	Active *uint64 `json:"kv_active_blocks"`
 	Total  *uint64 `json:"kv_total_blocks"`

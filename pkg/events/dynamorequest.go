@@ -12,7 +12,8 @@ import (
 // RequestChange is a step in the life of a request that a router sent to a worker.
 type RequestChange string
 
-// The changes of a request. A router reports the first and the last one of each request, and those of the prefill.
+// The changes of a request. A router reports the beginning and the end of every request, and the progress of the
+// prefill.
 const (
 	RequestAdded      RequestChange = "added"      // the router sent it to the worker
 	RequestPrefilling RequestChange = "prefilling" // the worker has PrefillTokens to compute for it
@@ -20,7 +21,7 @@ const (
 	RequestFreed      RequestChange = "freed"      // the request ended
 )
 
-// RouterRequest is one change of a request, as reported by the router that sent it to the worker.
+// RouterRequest is one change of a request, as reported by the sending router.
 type RouterRequest struct {
 	Key           RankKey
 	ID            string
@@ -43,7 +44,7 @@ type dynamoRequest struct {
 	Data json.RawMessage `json:"data"`
 }
 
-// dynamoChange is the data of a request's event, if it is an object. Exactly one field is set.
+// dynamoChange is the data of a request's event in object form. Exactly one field is set.
 type dynamoChange struct {
 	Add *struct {
 		Blocks []routerHash `json:"token_sequence"`

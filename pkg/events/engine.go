@@ -26,7 +26,7 @@ const (
 	VLLM   Engine = 1
 	SGLang Engine = 2
 
-	// AnyEngine is any of the others; its messages show which one.
+	// AnyEngine is an engine to be identified by the messages.
 	AnyEngine Engine = 3
 )
 
@@ -57,7 +57,7 @@ func EngineOf(name string) (Engine, error) {
 // blockSizeOptions are the command-line options that set an engine's block size.
 var blockSizeOptions = map[Engine]string{VLLM: "--block-size", SGLang: "--page-size"}
 
-// DecoderConfig describes the engine whose messages a decoder reads. Engine and BlockSize are required.
+// DecoderConfig describes the engine of a decoder. Engine and BlockSize are required.
 type DecoderConfig struct {
 	Engine    Engine
 	BlockSize uint32      // tokens: the size that all of the engine's blocks must have
@@ -67,7 +67,7 @@ type DecoderConfig struct {
 	// the connector's announcements of copies, in the form of any version.
 	Store bool
 
-	// UnnamedAdapters is set if the engine serves adapters and its events do not name them: SGLang before 0.5.23, unless
+	// UnnamedAdapters is set if the engine serves adapters without names in events: SGLang before 0.5.23, unless
 	// 0.5.22 publishes in the format dynamo. Blocks without an adapter may be an adapter's then, and are skipped.
 	UnnamedAdapters bool
 }
@@ -80,11 +80,11 @@ type Message struct {
 	Events    []Event // in the engine's order; there may be none
 }
 
-// Decoder turns one rank's engine messages into events. It belongs to one goroutine.
+// Decoder turns one rank's engine messages into events. A decoder belongs to one goroutine.
 //
-// It keeps two facts from one message to the next: the salts of stored blocks, since an engine announces a salt only
+// A decoder keeps two facts between messages: the salts of stored blocks, since an engine announces a salt only
 // with a prompt's first block; and whether a block has the name 0. Both are bounded. A forgotten fact never credits a
-// block to a prompt that it does not serve.
+// block to a wrong prompt.
 type Decoder struct {
 	engine Engine
 	asked  Engine // the configured engine
@@ -95,7 +95,7 @@ type Decoder struct {
 	unsure bool // blocks without an adapter may be an adapter's: DecoderConfig.UnnamedAdapters
 
 	salts salts
-	zero  bool // a block has the name 0, so a parent 0 is that block and not the absence of one
+	zero  bool // a block has the name 0, so a parent 0 is a block and not the absence of a parent
 
 	standIns uint32 // the number for an image's first token; 0 until events show it (tensorrt.go)
 
@@ -140,7 +140,8 @@ func NewDecoder(cfg DecoderConfig) (*Decoder, error) {
 func (d *Decoder) Counts() SkipCounts { return d.counts }
 
 // Diagnosis is a *BlockSizeError while all device blocks that the engine has announced are of another size, and nil
-// otherwise. It is nil again after the first block of the right size, and after Reset. Within a message it may change.
+// otherwise. The first block of the right size ends the diagnosis, and so does Reset. The result may change within a
+// message.
 func (d *Decoder) Diagnosis() error {
 	if !d.sizes.wrong() {
 		return nil
@@ -148,7 +149,7 @@ func (d *Decoder) Diagnosis() error {
 	return &BlockSizeError{Engine: d.engine, Want: d.block, Got: d.sizes.got, Events: d.sizes.n}
 }
 
-// Reset prepares the decoder for a new engine process: it drops all state about the old one. Counts stay.
+// Reset prepares the decoder for a new engine process: all state about the old process is dropped. Counts stay.
 func (d *Decoder) Reset() {
 	d.salts.clear()
 	d.zero, d.standIns, d.sizes = false, 0, blockSizes{}
@@ -162,8 +163,8 @@ func (d *Decoder) Blank() *Decoder {
 		unsure: d.unsure}
 }
 
-// Adopt replaces d's state from earlier messages with that of another decoder of the same configuration. The caller must
-// not use the other decoder afterwards. Counts and diagnosis of d stay.
+// Adopt replaces d's state from earlier messages with that of another decoder of the same configuration. The caller
+// must not use the other decoder afterwards. Counts and diagnosis of d stay.
 func (d *Decoder) Adopt(other *Decoder) {
 	d.salts, d.zero, d.standIns = other.salts, other.zero, other.standIns
 	d.engine, d.why = other.engine, other.why
@@ -171,8 +172,8 @@ func (d *Decoder) Adopt(other *Decoder) {
 
 // Decode decodes one message. The returned events are valid until the next call.
 //
-// No event makes a message fail: an event that cannot be used is skipped and counted. ErrMalformed means that the
-// message as a whole is unreadable; Decode then returns none of its events and leaves the decoder unchanged.
+// No event makes a message fail: an unusable event is skipped and counted. ErrMalformed means an unreadable
+// message; Decode then returns no events and leaves the decoder unchanged.
 //
 // Decode returns all events at once. A message of the smallest events takes 40 times its size; see [Decoder.Begin].
 func (d *Decoder) Decode(payload []byte) (Message, error) {
@@ -180,9 +181,9 @@ func (d *Decoder) Decode(payload []byte) (Message, error) {
 	return m, err
 }
 
-// Begin decodes the first part of a message. While more is set, [Decoder.Continue] returns the next part. Memory is thus
-// bounded by the size of a part. The parts together equal the result of Decode. Errors are those of Decode: Begin checks
-// a message to its end before it returns.
+// Begin decodes the first part of a message. While more is set, [Decoder.Continue] returns the next part. Memory is
+// thus bounded by the size of a part. The parts together equal the result of Decode. Errors are those of Decode: Begin
+// checks the whole message before the first part is returned.
 //
 // The caller must not change payload until the last part is returned. The returned events are valid until the next
 // call. Another Begin or a Reset abandons the rest of the message.
@@ -221,7 +222,7 @@ func (d *Decoder) begin(payload []byte, bound partBound) (m Message, more bool, 
 	return m, more, nil
 }
 
-// Continue decodes the next part of the message that Begin opened, and reports whether another one follows.
+// Continue decodes the next part of Begin's message, and reports whether more parts follow.
 func (d *Decoder) Continue() (part []Event, more bool) {
 	if !d.envelope.opened {
 		return nil, false
@@ -231,7 +232,7 @@ func (d *Decoder) Continue() (part []Event, more bool) {
 	return d.part(done || err != nil)
 }
 
-// part returns the decoded events. It withholds the last event of an unfinished message, so that more is exact.
+// part returns the decoded events. The last event of an unfinished message is withheld, so that more is exact.
 func (d *Decoder) part(done bool) (part []Event, more bool) {
 	if done {
 		d.close()
@@ -270,7 +271,7 @@ func (d *Decoder) nextPart() {
 	d.events = append(d.events, kept)
 }
 
-// partBound is the size beyond which a part is complete. One stored event may exceed it, by maxEventTokens blocks.
+// partBound is the size of a complete part. A stored event may exceed the bound by maxEventTokens blocks.
 type partBound struct{ events, blocks int }
 
 // usualPart takes 2 MiB. A message of usual size is one part.
@@ -301,7 +302,7 @@ func (d *Decoder) fill() (done bool, err error) {
 }
 
 // checkRest reads the rest of the message without decoding it. Errors are thus found before the first part is returned.
-// It sets the message's rank, which follows the events.
+// The rank follows the events, so checkRest sets the message's rank.
 func (d *Decoder) checkRest() error {
 	counts := d.counts
 	rest := d.envelope
@@ -417,7 +418,7 @@ func (v *envelope) broken(d *Decoder) error {
 	return nil
 }
 
-// cutOff returns the error of the event that was read last, which begins at this byte.
+// cutOff returns the error of the last event, which begins at this byte.
 func (v *envelope) cutOff(d *Decoder, begin int) error {
 	return malformed(v.r.At, "%s message: event %d of %d, from byte %d on: truncated or not MessagePack", d.engine,
 		v.events-v.left-1, v.events, begin)
@@ -439,7 +440,7 @@ func (d *Decoder) rank(r *msgp.Reader, m *Message) {
 	}
 }
 
-// ignore skips the value of an optional field with a wrong type, and counts it unless it is nil.
+// ignore skips the value of an optional field with a wrong type, and counts values other than nil.
 func (d *Decoder) ignore(r *msgp.Reader) {
 	if !r.Null() {
 		d.counts[SkipField]++
@@ -470,7 +471,7 @@ func (d *Decoder) accept(e *rawEvent) Skip {
 	case typeUnknown:
 		return SkipUnknownType
 	case typeCleared:
-		// A clear is applied whatever its other fields contain.
+		// A clear is applied with any values in other fields.
 		return d.cleared(Event{Kind: Cleared, Tier: AllTiers, Reason: ReasonEngine})
 	}
 	if e.skip != notSkipped {
@@ -559,7 +560,7 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 		return e.skipStored
 	case e.longNames > 0:
 		return SkipTooLarge
-	// a group that keeps none of the prompt's blocks: only its existence matters
+	// a group without blocks of the prompt: only the group's existence matters
 	case len(blocks) == 0 && e.attention.Bounds():
 		d.events = append(d.events, Event{
 			Kind: Stored, Tier: e.deviceUnlessSaid(), Group: e.group, Attention: e.attention, Window: e.window,

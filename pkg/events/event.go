@@ -5,7 +5,7 @@ type Kind uint8
 
 // The kinds of events.
 const (
-	Stored  Kind = 1 // blocks were stored in a tier, each following the one before
+	Stored  Kind = 1 // consecutive blocks were stored in a tier
 	Removed Kind = 2 // one copy of each block left a tier
 	Cleared Kind = 3 // one tier or all tiers became empty
 )
@@ -30,7 +30,7 @@ const (
 	ReasonLeaseExpiry Reason = 4 // the worker's lease expired
 	ReasonOverflow    Reason = 5 // the shim's queue was full for too long
 	ReasonOperator    Reason = 6 // an operator requested it
-	ReasonEngineGone  Reason = 7 // the engine's process ended, and its memory with it
+	ReasonEngineGone  Reason = 7 // the engine's process ended
 )
 
 var reasonNames = [...]string{"none", "engine", "gap", "restart", "lease_expired", "overflow", "operator",
@@ -47,30 +47,30 @@ func (r Reason) String() string {
 // always at multiples of this number. Therefore the same engine message always results in the same events.
 const MaxBlocksPerEvent = 4096
 
-// MaxRanks bounds the ranks of one worker, which are numbered 0 to MaxRanks-1. Events and registrations of other ranks
-// are skipped, so that one worker's key cannot fill the nodes' memory.
+// MaxRanks bounds the ranks of one worker, which are numbered 0 to MaxRanks-1. Events and registrations of higher ranks
+// are skipped, so a worker's key cannot fill the nodes' memory.
 const MaxRanks = 4096
 
-// Event is one change of the blocks that one rank holds.
+// Event is a change of the blocks on a rank.
 //
 // The blocks of a stored event are consecutive. The first block follows Parent, or starts a prompt if HasParent is
-// false. A stored event without Locals announces a copy in Tier of blocks that the rank announced before, in any tier. A
-// stored event without Blocks announces only the kind of its group.
+// false. A stored event without Locals announces a copy in Tier of blocks that the rank announced before, in any tier.
+// A stored event without Blocks announces only the kind of its group.
 //
-// A stored event with Chunk announces copies below the device that the engine loads in chunks of several blocks. Each
-// name stands for its chunk: it is the name of the chunk's last block. With Own, the name may be the connector's own,
-// which the device never announces. Locals are then the plain hashes of the chunk's blocks; an index finds the place
-// by them. Parent is then the name of the chunk before, or 0 if the connector does not announce it.
+// A stored event with Chunk announces copies below the device in chunks of several blocks; the engine loads whole
+// chunks. The name of a chunk is the name of the last block. With Own, the name may be the connector's own, which the
+// device never announces. Locals are then the plain hashes of the chunk's blocks, by which an index finds the place.
+// Parent is then the name of the chunk before, or 0 if the connector announces no parent.
 type Event struct {
 	Kind      Kind
-	Tier      Tier // of a cleared event: AllTiers, or the one that was cleared
+	Tier      Tier // of a cleared event: AllTiers, or the cleared tier
 	Group     GroupIndex
 	Attention Attention // of a stored event; removed events have none, since the index remembers the group's kind
 	HasParent bool
 	Reason    Reason // of a cleared event
-	// of a stored event: the engine recomputes the last block that its group finds (EAGLE); see [GroupSpec]
+	// of a stored event: the engine recomputes the last found block of the group (EAGLE); see [GroupSpec]
 	Drops bool
-	// of a stored event with Locals: the number of tokens beyond its own that each block's hash covers; see
+	// of a stored event with Locals: the number of tokens after a block in the block's hash; see
 	// [NewLookaheadHasher]
 	Lookahead uint32
 	// of a stored event, in tokens: the window of a sliding group, the chunk of a chunked one; 0: not announced. Of a
@@ -82,13 +82,13 @@ type Event struct {
 	Own    bool        // of a stored event with Chunk: its only name may be the connector's own
 	Parent BlockHash   // meaningful if HasParent
 	Blocks []BlockHash // stored, removed
-	Locals []LocalHash // stored: one for each of Blocks, or none at all; with Own, one for each block of the chunk
+	Locals []LocalHash // stored: a hash for each block, or none; with Own, a hash for each block of the chunk
 }
 
 // Places reports whether the event determines the places of its blocks, by the parent and the local hashes.
 func (e *Event) Places() bool { return len(e.Locals) > 0 && !e.Own }
 
-// ChunkUnsaid is the Chunk of an event whose names are those of the last blocks of chunks of unknown size.
+// ChunkUnsaid is the Chunk of an event with chunks of unknown size.
 const ChunkUnsaid = 1<<32 - 1
 
 // Batch is the unit of the log: consecutive events of one (worker, rank, incarnation) in one message. NVIDIA Dynamo's
@@ -97,7 +97,7 @@ type Batch struct {
 	Incarnation Incarnation
 	FirstID     EventID // the id of Events[0]; later events count up from it. Without events: the next id
 
-	// Model and BlockSize (in tokens) are those of the rank. They do not change within an incarnation.
+	// Model and BlockSize (in tokens) describe the rank, and are constant within an incarnation.
 	Model     string
 	BlockSize uint32
 
@@ -117,7 +117,7 @@ type Batch struct {
 type Cursor struct {
 	Known  bool      // false: no message of the engine's stream has been published completely
 	Seq    EngineSeq // the last engine message that was published completely
-	Digest uint64    // XXH3-64 of that message's payload, as the engine sent it
+	Digest uint64    // XXH3-64 of the payload of message Seq
 
 	Partial uint32 // the number of events of the message after Seq that were published too (a message may be split)
 }

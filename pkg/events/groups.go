@@ -13,7 +13,7 @@ type GroupSpec struct {
 	Window uint32 // tokens: the window of a sliding group, the chunk of a chunked one; else 0
 
 	// Drops is true if the engine recomputes the last block that the group finds, because a draft model (EAGLE, MTP)
-	// needs the state before it. A prefix then needs one block more than its length. An engine whose hashes read ahead
+	// needs the state before the block. A prefix of n blocks then needs n+1 blocks. An engine with lookahead in the hashes
 	// drops nothing.
 	Drops bool
 }
@@ -26,7 +26,7 @@ var groupNames = []struct {
 	AttentionChunkedLocal}, {"mamba", AttentionMamba}}
 
 // ParseGroups parses the kinds of an engine's KV-cache groups, separated by commas, in the order of their numbers:
-// full, mla, swa:TOKENS, chunked:TOKENS or mamba. The suffix :eagle marks a group that drops its last block for a draft
+// full, mla, swa:TOKENS, chunked:TOKENS or mamba. The suffix :eagle marks a group that drops the last block for a draft
 // model.
 func ParseGroups(text string) (list []GroupSpec, err error) {
 	for part := range strings.SplitSeq(text, ",") {

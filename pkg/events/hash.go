@@ -20,8 +20,8 @@ const (
 	saltSeed = 1    // for a cache salt
 )
 
-// Space is the part of a block's identity beside its tokens: a block serves only prompts of its space. The zero Space is
-// the base model without salt.
+// Space is the part of a block's identity beside the tokens: a block serves only prompts of the same space. The zero
+// Space is the base model without salt.
 type Space struct {
 	LoRA string // the adapter's name; "" is the base model
 	Salt string // the cache salt, which separates tenants; "" is none
@@ -42,10 +42,10 @@ func (s Space) addend() uint64 {
 	return sum
 }
 
-// Hasher computes the local hashes of blocks. It is immutable, so any number of goroutines may use it.
+// Hasher computes the local hashes of blocks. A hasher is immutable, so any number of goroutines may use it.
 type Hasher struct {
 	seed   uint64
-	block  int // tokens from the beginning of one block to that of the next
+	block  int // tokens from one block's beginning to the next
 	window int // hashed tokens: those of the block, and the lookahead
 }
 
@@ -57,9 +57,9 @@ func NewHasher(blockSize uint32, space Space) (*Hasher, error) {
 	return &Hasher{seed: space.seed(), block: int(blockSize), window: int(blockSize)}, nil
 }
 
-// NewLookaheadHasher returns a hasher for engines whose draft models read ahead. The drafter's cache depends on lookahead
-// tokens after a block, so the block's hash covers them too; n tokens have (n-lookahead)/blockSize blocks. EAGLE reads
-// one token ahead. [Event].Lookahead is the lookahead of an engine.
+// NewLookaheadHasher returns a hasher for engines whose draft models read ahead. The drafter's cache depends on
+// lookahead tokens after a block, so the block's hash covers them too; n tokens have (n-lookahead)/blockSize blocks.
+// EAGLE reads one token ahead. [Event].Lookahead is the lookahead of an engine.
 func NewLookaheadHasher(blockSize, lookahead uint32, space Space) (*Hasher, error) {
 	h, err := NewHasher(blockSize, space)
 	if err != nil {
@@ -80,14 +80,14 @@ func (h *Hasher) Hash(dst []LocalHash, tokens []uint32) []LocalHash {
 	return h.HashMedia(dst, tokens, nil)
 }
 
-// HashMedia is Hash for prompts with multimodal items such as images. media[i] has the items that overlap the hashed
+// HashMedia is Hash for prompts with multimodal items such as images. media[i] has the items within the hashed
 // tokens of block i, in the order of their tokens. media may be shorter than the number of blocks. HashMedia does not
 // change it.
 //
-// The input of a block's hash is its tokens, then for each item its hash as little-endian u64 and its offset as i64, then
-// the byte 1. Thus blocks are equal only if engines hash them equally, and no other block's input has the same length. A
-// block with one item without an offset has Dynamo's hash: its input is the tokens and the item's hash. It never equals
-// the hash of a block whose items have offsets.
+// The input of a block's hash is the tokens; then, per item, the hash as little-endian u64 and the offset as i64; then
+// the byte 1. Thus blocks are equal only if engines hash both equally, and blocks without items have inputs of
+// different lengths. A block with a single item without offset has Dynamo's hash: the input is the tokens and the
+// item's hash. Blocks with offsets never have this hash.
 func (h *Hasher) HashMedia(dst []LocalHash, tokens []uint32, media [][]BlockMedia) []LocalHash {
 	var scratch blockScratch
 	n := h.blocks(len(tokens))
@@ -123,7 +123,7 @@ type MediaItem struct {
 	// Hash is the MediaHash of the engine's identifier. A request may contain the identifier itself, as text.
 	Hash uint64 `json:"hash" msgpack:"hash"`
 
-	// The placeholder tokens of the item: the position of the first one, from 0, and their number.
+	// The placeholder tokens of the item: the position of the first token, from 0, and the number.
 	Offset uint32 `json:"offset" msgpack:"offset"`
 	Length uint32 `json:"length" msgpack:"length"`
 }
@@ -144,8 +144,8 @@ func (h *Hasher) HashItems(dst []LocalHash, tokens []uint32, items []MediaItem) 
 	return h.HashMedia(dst, tokens, media)
 }
 
-// MediaHash returns the XXH3-64 of a multimodal item's identifier, an input of its blocks' hashes. It differs from
-// Dynamo's mm_hash, which depends on only the first 16 digits of an identifier of 64 hexadecimal digits.
+// MediaHash returns the XXH3-64 of a multimodal item's identifier, an input of the blocks' hashes. Dynamo's
+// mm_hash is different: its input is only the first 16 digits of an identifier of 64 hexadecimal digits.
 func MediaHash(identifier string) uint64 { return xxh3.HashString(identifier) }
 
 // dynamoMediaHash returns Dynamo's mm_hash of an identifier: the first 16 of 64 hexadecimal digits, or the XXH3-64 of
@@ -161,7 +161,7 @@ func dynamoMediaHash(identifier []byte) (v uint64) {
 }
 
 // SeqHashes appends to dst the sequence hashes of a prompt. locals are its local hashes, from the first block on. The
-// first sequence hash is the local hash itself. Each later one is the XXH3-64 with seed 1337 of the previous sequence
+// first sequence hash is the local hash itself. A later hash is the XXH3-64 with seed 1337 of the previous sequence
 // hash and the local hash, both as little-endian u64.
 func SeqHashes(dst []SeqHash, locals []LocalHash) []SeqHash {
 	if len(locals) == 0 {
@@ -177,8 +177,9 @@ func SeqHashes(dst []SeqHash, locals []LocalHash) []SeqHash {
 	return dst
 }
 
-// nextSeqHash returns the sequence hash of the block with this local hash after seq. It computes XXH3-64 of 16 bytes like
-// xxh3.HashSeed, but in registers. The constants are bytes 24 to 55 of the secret, and the multiplier of the avalanche.
+// nextSeqHash returns the sequence hash of the block with this local hash after seq. The function computes XXH3-64 of
+// 16 bytes like xxh3.HashSeed, but in registers. The constants are bytes 24 to 55 of the secret, and the multiplier of
+// the avalanche.
 func nextSeqHash(seq SeqHash, local LocalHash) SeqHash {
 	lo := uint64(seq) ^ (0x1f67b3b7a4a44072 ^ 0x78e5c0cc4ee679cb + baseSeed)
 	hi := uint64(local) ^ (0x2172ffcc7dd05a82 ^ 0x8e2443f7744608b8 - baseSeed)
@@ -190,8 +191,8 @@ func nextSeqHash(seq SeqHash, local LocalHash) SeqHash {
 }
 
 // hashSixteens appends to dst the hashes of blocks of 16 tokens, the most common size. It computes XXH3-64 of 64 bytes
-// like xxh3.HashSeed, without a branch on the length. The constants are the secret's first eight words, the length times
-// a prime, and the multiplier of the avalanche.
+// like xxh3.HashSeed, without a branch on the length. The constants are the secret's first eight words, the length
+// times a prime, and the multiplier of the avalanche.
 func hashSixteens(dst []LocalHash, tokens []uint32, seed uint64) []LocalHash {
 	k0, k1 := 0xbe4ba423396cfeb8+seed, 0x1cad21f72c81017c-seed
 	k2, k3 := 0xdb979083e96dd4de+seed, 0x1f67b3b7a4a44072-seed
@@ -225,7 +226,7 @@ func hashTokens(tokens []uint32, seed uint64) LocalHash {
 	return scratch.hash(tokens, nil, seed)
 }
 
-// blockScratch is a buffer for inputs that must be assembled before they are hashed.
+// blockScratch is a buffer for assembling inputs before hashing.
 type blockScratch struct{ bytes []byte }
 
 // hash hashes the tokens and the multimodal items after them; see [Hasher.HashMedia].

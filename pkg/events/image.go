@@ -1,17 +1,17 @@
 package events
 
 // An image is the content of an index for a set of ranks, in a form that does not depend on the index's structure: a
-// list of runs, and for each rank the state that does not fit into runs. pkg/radix exports and imports images;
+// list of runs, and the remaining state of each rank. pkg/radix exports and imports images;
 // pkg/snapshot writes and reads them.
 
-// RunID identifies a run within an image. An index keeps a run's id from one image to the next where possible, so that
+// RunID identifies a run within an image. An index keeps a run's id from one image to the next where possible, so
 // unchanged runs result in the same bytes.
 type RunID uint32
 
 // NoRun is the parent of a run at the start of a prompt.
 const NoRun RunID = 1<<32 - 1
 
-// Run is a sequence of consecutive blocks on one path from the root, with their holders. In an image, a run's parent may
+// Run is a sequence of consecutive blocks on a path from the root, with the holders. In an image, a run's parent may
 // come before or after it.
 type Run struct {
 	ID     RunID
@@ -20,13 +20,13 @@ type Run struct {
 	Offset uint32 // the number of the parent's blocks before this run's first block
 
 	Locals []LocalHash
-	// one for each block: the engine hash under which ranks hold it, apart from Holding.Names; 0 without a holder
+	// per block: the engine hash on all ranks apart from those in Holding.Names; 0 without a holder
 	Names []BlockHash
 
 	Holdings []Holding
 }
 
-// Holding lists the blocks of one run that one rank holds in one tier for one main attention group.
+// Holding lists the blocks of a run on a rank, in a tier and for a main attention group.
 type Holding struct {
 	Rank  uint32 // position in the image's list of ranks
 	Tier  Tier
@@ -36,7 +36,7 @@ type Holding struct {
 	Bits []uint64 // further held blocks: bit i%64 of word i/64 for block i of the run; nil if there are none
 
 	Copies []BlockCount // blocks held more than once (under their first name)
-	Names  []BlockName  // blocks whose name on this rank differs from Run.Names
+	Names  []BlockName  // blocks with a name different from Run.Names
 	Also   []NamedCount // blocks held under further names as well
 }
 
@@ -52,16 +52,16 @@ type BlockName struct {
 	Name  BlockHash
 }
 
-// NamedCount is the number of copies of a run's block that a rank holds under a further name: one or more.
+// NamedCount is the number of copies of a run's block under a further name: at least 1.
 type NamedCount struct {
 	Block uint32 // position in the run
 	Name  BlockHash
 	Count uint32
 }
 
-// RankImage is the state of one rank beside its runs.
+// RankImage is the state of a rank beside the runs.
 type RankImage struct {
-	Clock      Millis      // the latest time of applied events of this rank; ages count from it
+	Clock      Millis      // the latest time of applied events; ages count from this time
 	Groups     []GroupKind // by group
 	Loading    Loading
 	Pending    []Pending   // oldest first
@@ -77,7 +77,7 @@ type GroupKind struct {
 	Drops  bool
 }
 
-// Loading describes how an engine loads blocks from below its device, as far as its events have shown. The zero value
+// Loading describes how an engine loads blocks from below the device, as far as the events have shown. The zero value
 // means block by block.
 type Loading struct {
 	// Blocks is the size of a chunk in blocks, counted from the prompt's start. The engine loads whole chunks. 0 and 1
@@ -89,18 +89,18 @@ type Loading struct {
 	Told bool
 
 	// Own is true if the chunks have the connector's own names (LMCache). Such a connector loads a chunk even if most of
-	// its blocks are in device memory; vLLM's offloading connector loads nothing if less than one chunk is missing there.
+	// the blocks are in device memory; vLLM's offloading connector loads nothing if less than a chunk is missing there.
 	Own bool
 }
 
 // Chunked reports whether a prefix below the device ends where a chunk ends.
 func (l Loading) Chunked() bool { return l.Blocks > 1 }
 
-// Pending is a stored event that waits for its parent, or, without local hashes, for its blocks to be named.
+// Pending is a stored event waiting for the parent, or, without local hashes, for the names of the blocks.
 type Pending struct {
 	Since     Millis
 	Event     Event    // Kind is Stored; Attention is not kept
-	Cancelled []uint32 // positions in Event.Blocks of copies that were removed while they waited, ascending
+	Cancelled []uint32 // positions in Event.Blocks of copies removed meanwhile, ascending
 }
 
 // Tombstone records the place of a block after its rank has removed the last copy.
@@ -111,7 +111,7 @@ type Tombstone struct {
 	Since Millis
 }
 
-// GroupSet lists the blocks that a rank holds in one tier for a group that is no part of the prefix.
+// GroupSet lists a rank's blocks in a tier for a group outside the prefix.
 type GroupSet struct {
 	Tier   Tier
 	Group  GroupIndex

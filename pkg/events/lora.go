@@ -7,8 +7,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
-// LoRAByID returns the name for hashing the blocks of an adapter that an engine announces by its number: vLLM before
-// 0.14, and TensorRT-LLM. Queries pass it as lora_name. No real adapter has such a name.
+// LoRAByID returns the name for hashing the blocks of an adapter with a number in events and no name: vLLM before
+// 0.14, and TensorRT-LLM. Queries pass the name as lora_name. No real adapter has such a name.
 func LoRAByID(id string) string { return loraByID + id }
 
 const loraByID = "lora_id:"

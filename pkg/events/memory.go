@@ -2,7 +2,7 @@ package events
 
 import "slices"
 
-// recycle empties a buffer for the next message, and frees it if it is large and was mostly unused.
+// recycle empties a buffer for the next message, and frees a large and mostly unused buffer.
 func recycle[T any](s []T) []T {
 	if cap(s) > 1<<16 && len(s) < cap(s)/8 {
 		return nil
@@ -76,8 +76,8 @@ func (p *perBlock[T]) block(i int) []T {
 	return p.values[begin:p.ends[i]]
 }
 
-// salts maps blocks to the addend of their salt to the seed. It has two generations of maxSalted blocks. When the recent
-// one is full, it replaces the older one.
+// salts maps blocks to the salt's addend to the seed, in two generations of maxSalted blocks. A full recent generation
+// replaces the older one.
 type salts struct {
 	recent, older map[BlockHash]uint64
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // RouterEvent is one of NVIDIA Dynamo's router events (ai-dynamo/dynamo › lib/kv-router, protocols). Dynamo's workers
-// publish them. Engines with another event stream can be converted to this form.
+// publish router events. Events of any engine can be converted to this form.
 type RouterEvent struct {
 	Key   RankKey
 	ID    uint64 // consecutive within a rank
@@ -23,8 +23,8 @@ type RouterEvent struct {
 	// Skipped is the reason why a well-formed event has no effect: an unknown residency domain, tier or kind of event.
 	Skipped string
 
-	// Groups are stored events without local hashes that follow a cleared event. They have the kinds of the rank's KV-cache
-	// groups, and the blocks of groups that are no part of a prefix.
+	// Groups are stored events without local hashes that follow a cleared event. They list the kinds of the rank's
+	// KV-cache groups, and the blocks of groups outside the prefix.
 	Groups []Event
 }
 
@@ -188,12 +188,12 @@ type routerRemoved struct {
 	Blocks []routerHash `json:"block_hashes"`
 }
 
-// ReadRouterEvent reads one router event of any release of Dynamo from JSON. Missing fields have their defaults; unknown
-// fields are ignored. Some fields are extensions, which Dynamo ignores: "lookahead" of a stored event
+// ReadRouterEvent reads one router event of any release of Dynamo from JSON. Missing fields have their defaults;
+// unknown fields are ignored. Some fields are extensions, which Dynamo ignores: "lookahead" of a stored event
 // ([Event].Lookahead), "group_idx" of a stored or removed event, and "kv_groups" of a cleared event.
 func ReadRouterEvent(line []byte) (RouterEvent, error) { return readRouterEvent(line, true) }
 
-// readRouterEvent is ReadRouterEvent. Unless strict, it skips an event whose data is an unknown word.
+// readRouterEvent is ReadRouterEvent. Unless strict, an event with an unknown word as data is skipped.
 func readRouterEvent(line []byte, strict bool) (RouterEvent, error) {
 	var e routerJSON
 	if err := strictjson.Unmarshal(line, &e); err != nil {
@@ -295,7 +295,7 @@ func routerStoredOf(text json.RawMessage, tier Tier) (Event, error) {
 	return e, nil
 }
 
-// Events returns the event and its groups in the sizes that a batch accepts. It returns none for a skipped event.
+// Events returns the event and its groups in sizes for a batch, and none for a skipped event.
 func (e *RouterEvent) Events() (all []Event) {
 	if e.Event.Kind != 0 {
 		all = e.Event.Cut()
@@ -322,10 +322,10 @@ func (e Event) Cut() (cut []Event) {
 	return append(cut, e)
 }
 
-// ReadRouterEnvelope reads a message of a Dynamo worker over NATS (ai-dynamo/dynamo › lib/runtime, event plane). It is a
-// MessagePack map EventEnvelope. Its payload is one router event or an array of them, as maps with the names of the JSON
-// form. In JetStream mode it is one router event as JSON. yield receives each event, in order. After an error, the rest
-// of the message is not read.
+// ReadRouterEnvelope reads a message of a Dynamo worker over NATS (ai-dynamo/dynamo › lib/runtime, event plane). It is
+// a MessagePack map EventEnvelope. The payload is a router event or an array of router events, as maps with the names
+// of the JSON form. In JetStream mode the message is one router event as JSON. yield receives each event, in order.
+// After an error, the rest of the message is not read.
 func ReadRouterEnvelope(data []byte, yield func(RouterEvent)) error {
 	if len(data) > maxPayload {
 		return malformed(0, "a Dynamo message of %d bytes: at most %d", len(data), maxPayload)
@@ -349,8 +349,9 @@ func ReadRouterEnvelope(data []byte, yield func(RouterEvent)) error {
 // RouterAnswer is the answer of a Dynamo worker's local indexer to a request for the events from an id on
 // (ai-dynamo/dynamo › lib/kv-router, WorkerKvQueryResponse).
 type RouterAnswer struct {
-	// Whole is true if the worker no longer has the requested events. Events then contain all blocks of the rank, and their
-	// ids have no meaning. Otherwise Events are the requested ones, in order; none if the rank has no such events yet.
+	// Whole is true if the worker no longer has the requested events. Events then contain all blocks of the rank, and
+	// their ids have no meaning. Otherwise Events are the requested events, in order; none if the rank has not reached the
+	// id.
 	Whole  bool
 	Events []RouterEvent
 	Last   uint64 // the id of the newest event
@@ -436,8 +437,8 @@ const (
 // maxRouterNesting bounds the depth of nested values in a router event.
 const maxRouterNesting = 64
 
-// appendJSON appends the next value as JSON with the same names. A value without a JSON form becomes null. A value beyond
-// the bounds of a router event breaks the reader.
+// appendJSON appends the next value as JSON with the same names. A value without a JSON form becomes null. A value
+// beyond the bounds of a router event breaks the reader.
 func appendJSON(dst []byte, r *msgp.Reader, depth int) []byte {
 	if depth == 0 || len(dst) > maxRouterEvent {
 		r.Broken = true

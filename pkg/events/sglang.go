@@ -10,7 +10,7 @@ import (
 // versions disaggregation/kv_events.py):
 //
 //   - Names are signed.
-//   - Every event has the salt in a field of its own. In arrays, this field is in a map at the position of vLLM's
+//   - Every event has a field for the salt. In arrays, the field is in a map at the position of vLLM's
 //     lora_name (0.5.18 and 0.5.19).
 //   - With EAGLE, a token is a pair.
 

@@ -22,14 +22,14 @@ const (
 	SkipMedium   // an unknown medium
 	// an unreadable LoRA, salt or extra key: the prompts that the blocks serve are unknown
 	SkipSpace
-	// unreadable lookahead tokens, or a number of them that differs between blocks
+	// unreadable lookahead tokens, or different numbers of them between blocks
 	SkipLookahead
 	SkipCopySize // a copy below the device that is not a multiple of the rank's blocks
 	// blocks of the base model or of an adapter; the engine does not announce which. See DecoderConfig.UnnamedAdapters
 	SkipAdapter
-	// nothing lost: blocks that a request reuses; the engine announced them when it stored them
+	// nothing lost: reused blocks, which the engine announced when storing them
 	SkipReused
-	// nothing lost: copies in a shared store, whose removal the engine does not announce; queries ask the store
+	// nothing lost: copies in a shared store, without events of removal; queries ask the store
 	SkipStore
 	SkipField // no event lost: an optional field with a wrong type
 	// no event lost: tokens of a group that is no part of the prefix and does not keep every block
@@ -72,7 +72,7 @@ func (s Skip) String() string {
 	return fmt.Sprintf("skip(%d)", uint8(s))
 }
 
-// Loses reports whether the index lacks an event that was skipped for this reason.
+// Loses reports whether the index lacks an event skipped for this reason.
 func (s Skip) Loses() bool { return s < SkipReused && s != SkipRemote && s != SkipPartialBlock }
 
 // SkipCounts has the number of occurrences of each reason.

@@ -18,14 +18,15 @@ type StoreEvent struct {
 	Medium string // "cpu", "disk"; of stored and removed events
 }
 
-// DefaultTenant is the tenant of objects without an explicit one, and the only tenant that the master's HTTP interface
-// can be asked about.
+// DefaultTenant is the tenant of objects without an explicit tenant. The master's HTTP interface supports no other
+// tenant.
 const DefaultTenant = "default"
 
 // ReadStoreEvents reads the third frame of a Mooncake master's message, [timestamp_ms, [event maps], dp_rank], which
-// follows an empty topic and a big-endian number. It checks the whole message, and returns the events one at a time, in
-// order. The payload must not change meanwhile. The error wraps [ErrMalformed]; the content of the message is then
-// unknown. Unused fields are skipped. An event of an unknown type is an error, since its effect on the store is unknown.
+// follows an empty topic and a big-endian number. The whole message is checked first; the events are returned one at a
+// time, in order. The payload must not change meanwhile. The error wraps [ErrMalformed]; the content of the message is
+// then unknown. Unused fields are skipped. An event of an unknown type is an error, since its effect on the store is
+// unknown.
 func ReadStoreEvents(payload []byte) (iter.Seq[StoreEvent], error) {
 	if len(payload) > maxPayload {
 		return nil, malformed(0, "a store's message of %d bytes: at most %d", len(payload), maxPayload)
@@ -125,7 +126,7 @@ type StoreMessage struct {
 	// sessions may be lost.
 	Session uint64
 
-	// Number is the master's number of a batch, which increases by one; of StoreAlive, the number of the last batch.
+	// Number is the master's number of a batch, consecutive; of StoreAlive, the number of the last batch.
 	// StoreLost has none.
 	Number uint64
 

@@ -9,7 +9,7 @@ import (
 )
 
 // TensorRT-LLM's ZMQ publisher (NVIDIA/TensorRT-LLM › tensorrt_llm/_torch/pyexecutor/kv_cache_events.py, #17023) writes
-// vLLM's events as maps, with the images of each block in a field of its own, mm_keys.
+// vLLM's events as maps, with the images of each block in the field mm_keys.
 //
 // The engine replaces an image's tokens before it names blocks (gen_multimodal_cache_key_tokens): the first by the
 // image's digest, and the k-th after it by S+k, where S is usually the size of the vocabulary. An event shows the
@@ -47,12 +47,12 @@ func (d *Decoder) readDigests(r *msgp.Reader, n int) {
 // mediaRun is the image of the last key.
 type mediaRun struct {
 	name   []byte
-	begin  int64 // its first token, counted from the event's first one
-	listed int   // the last block that lists it
+	begin  int64 // the first token, counted from the event's beginning
+	listed int   // the last block with a key of the image
 }
 
-// readMediaKeys reads mm_keys: for each of n blocks a list of the images whose tokens it has. An image has one key for
-// each stretch of its tokens, since text may separate them. It returns false if they cannot be read.
+// readMediaKeys reads mm_keys: for each of n blocks a list of the block's images. An image has a key for each
+// stretch of tokens, since text may separate the tokens. The result is false for unreadable keys.
 func (d *Decoder) readMediaKeys(e *rawEvent, n int) bool {
 	if e.mediaKeys[1] == 0 {
 		return true
@@ -117,7 +117,7 @@ func (g *digest) in(begin int64, size uint32) bool {
 	return int64(g.at) >= begin && int64(g.at) < begin+int64(size)
 }
 
-// readMediaKey reads one image of a block. It skips the uuid, since the hash identifies the image.
+// readMediaKey reads one image of a block. The uuid is skipped, since the hash identifies the image.
 func readMediaKey(r *msgp.Reader) (name []byte, start int64, ok bool) {
 	fields, ok := r.Map()
 	placed := false
@@ -139,8 +139,8 @@ func readMediaKey(r *msgp.Reader) (name []byte, start int64, ok bool) {
 	return name, start, ok && placed && len(name) > 0 && start >= math.MinInt32 && start <= math.MaxInt32
 }
 
-// learnStandIns learns the number for an image's first token: one less than the token after the first of these digests.
-// After an image of one token there is text, whose numbers are smaller, so the largest number is kept.
+// learnStandIns learns the number for an image's first token: one less than the token after the first digest.
+// Text follows an image of one token, with smaller numbers, so the largest number is kept.
 func (d *Decoder) learnStandIns(digests []digest) {
 	next := digests[0].at + 1
 	if next < len(d.tokens) && (len(digests) == 1 || digests[1].at != next) && d.tokens[next] > 0 {
@@ -148,7 +148,7 @@ func (d *Decoder) learnStandIns(digests []digest) {
 	}
 }
 
-// standInAt returns the place of an image's start-th token in the block that begins there; 0 if the block lacks it.
+// standInAt returns the place of an image's start-th token in the block at begin, or 0 if the block lacks the token.
 func (d *Decoder) standInAt(begin, start int64) int64 {
 	for i, token := range d.tokens[begin : begin+int64(d.block)] {
 		if int64(token) == int64(d.standIns)+start {

@@ -21,10 +21,10 @@ type Topic struct {
 // topicPrefix begins every topic that names an engine.
 const topicPrefix = "kv@"
 
-// ParseTopic parses the form kv@POD@MODEL, in which llm-d and KServe name the engines that dial one subscriber
-// (llm-d/llm-d-kv-cache › pkg/kvevents/engineadapter/common.go, parseTopic). POD ends at the second '@' and MODEL is the
-// rest, so a model's name may contain '@'. kv@POD has no model. ParseTopic returns false for every other text, and for
-// names that are empty, too long, not UTF-8, or contain unprintable characters.
+// ParseTopic parses the form kv@POD@MODEL, the names of llm-d and KServe for engines that dial a subscriber
+// (llm-d/llm-d-kv-cache › pkg/kvevents/engineadapter/common.go, parseTopic). POD ends at the second '@' and MODEL is
+// the rest, so a model's name may contain '@'. kv@POD has no model. ParseTopic returns false for every other text, and
+// for names that are empty, too long, not UTF-8, or contain unprintable characters.
 func ParseTopic(text string) (t Topic, ok bool) {
 	rest, ok := strings.CutPrefix(text, topicPrefix)
 	if !ok {
@@ -56,7 +56,7 @@ func (t *Topic) Address() (string, bool) {
 	return string(t.Worker), true
 }
 
-// PayloadRank returns the data-parallel rank of a message of vLLM or SGLang, without decoding its events. It returns
+// PayloadRank returns the data-parallel rank of a message of vLLM or SGLang, without decoding the events, or
 // false if the message has no rank or is unreadable. [Decoder] reads the same rank.
 func PayloadRank(payload []byte) (rank Rank, ok bool) {
 	r := msgp.Reader{Data: payload}
@@ -89,8 +89,8 @@ func mapRank(r *msgp.Reader) (rank Rank, found bool) {
 	return rank, found && ok
 }
 
-// PayloadBlockSize returns the size, in tokens, of the device blocks that a message of vLLM or SGLang announces, or 0 if
-// it announces none.
+// PayloadBlockSize returns the size, in tokens, of the device blocks that a message of vLLM or SGLang announces, or 0
+// if it announces none.
 func PayloadBlockSize(payload []byte) uint32 {
 	d, err := NewDecoder(DecoderConfig{Engine: AnyEngine, BlockSize: 1})
 	if err != nil {

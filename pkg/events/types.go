@@ -7,15 +7,16 @@ import (
 	"strings"
 )
 
-// Each kind of number has its own type, so that the compiler rejects mistakes.
+// Numbers of different kinds have different types, so the compiler rejects mistakes.
 type (
-	// WorkerID identifies an engine instance. Routers address it by this string.
+	// WorkerID identifies an engine instance. Routers address workers by this string.
 	WorkerID string
 
 	// Rank is a data-parallel rank within one worker.
 	Rank uint32
 
-	// BlockHash is an engine's name of a block. It is opaque, and comparable only within one (worker, rank, incarnation).
+	// BlockHash is an engine's name of a block. The hash is opaque, and comparable only within a (worker, rank,
+	// incarnation).
 	BlockHash uint64
 
 	// LocalHash is the hash of one block's own tokens ([Hasher]).
@@ -40,11 +41,11 @@ type (
 	// Partition is the number of a partition of the log, from 0.
 	Partition uint32
 
-	// Millis is a point in time, in milliseconds since 1970 UTC. In the log it is the stream's time of the message, which
-	// is the same for every replica.
+	// Millis is a point in time, in milliseconds since 1970 UTC. In the log this is the stream's time of the message,
+	// equal for all replicas.
 	Millis int64
 
-	// GroupIndex is an engine's number for one of its KV-cache groups; 0 if the engine has only one group.
+	// GroupIndex is an engine's number for a KV-cache group; 0 in an engine with a single group.
 	GroupIndex uint32
 )
 
@@ -66,7 +67,7 @@ func (k RankKey) Compare(other RankKey) int {
 // Tier is the kind of memory that holds a block. A wire constant: do not renumber.
 type Tier uint8
 
-// The tiers, in the order in which a prefix continues through them.
+// The tiers, in the order of a prefix's continuation.
 const (
 	Device   Tier = 1 // the accelerator's own memory
 	Host     Tier = 2 // pinned or plain host memory
@@ -95,8 +96,8 @@ func (t Tier) Valid() bool { return t >= Device && t <= External }
 // maxMedium bounds the length of a medium's name, since it is copied.
 const maxMedium = 32
 
-// tierOfMedium translates an engine's name of a medium. An absent medium is the device. tierOfMedium returns false for a
-// name that no known engine uses.
+// tierOfMedium translates an engine's name of a medium. An absent medium is the device. tierOfMedium returns false for
+// a name that no known engine uses.
 func tierOfMedium(medium string) (Tier, bool) {
 	if len(medium) > maxMedium {
 		return 0, false
@@ -117,7 +118,8 @@ func tierOfMedium(medium string) (Tier, bool) {
 // Attention is the kind of attention that a KV-cache group serves. A wire constant: do not renumber.
 type Attention uint8
 
-// The kinds that engines announce. Full, MLA and sink attention are the main kinds: a prefix consists of their blocks.
+// The kinds that engines announce. Full, MLA and sink attention are the main kinds: a prefix consists of blocks of
+// these kinds.
 const (
 	AttentionUnknown       Attention = 0 // not announced: counts as main, unless the group's kind was learned before
 	AttentionFull          Attention = 1
@@ -169,7 +171,7 @@ func (a Attention) Windowed() bool {
 	return a == AttentionSlidingWindow || a == AttentionSlidingMLA || a == AttentionChunkedLocal
 }
 
-// Bounds reports whether groups of this kind limit the length of a prefix without being a part of it.
+// Bounds reports whether groups of this kind limit the length of a prefix without being a part of the prefix.
 func (a Attention) Bounds() bool { return a.Windowed() || a == AttentionMamba }
 
 // Main reports whether a prefix consists of blocks of this kind.

@@ -12,8 +12,8 @@ import (
 )
 
 // vLLM's events (vllm-project/vllm › vllm/distributed/kv_events.py), in every version from 0.9 on. Up to 0.23 an event
-// is an array whose first element is the type. From 0.24 on it is a map with the key "type". The first byte of each
-// event distinguishes the two. SGLang's events have the same form; sglang.go has the differences.
+// is an array with the type as first element. From 0.24 on an event is a map with the key "type". The first byte
+// distinguishes the two. SGLang's events have the same form; sglang.go has the differences.
 
 type eventType uint8
 
@@ -112,18 +112,18 @@ func fieldOf(key []byte) field {
 	return fieldOther
 }
 
-// rawEvent has the fields of an event before they are interpreted. Its blocks and tokens lie in the decoder's buffers.
+// rawEvent has the uninterpreted fields of an event. The blocks and tokens lie in the decoder's buffers.
 // References into the payload are valid only during the event.
 type rawEvent struct {
 	kind       eventType
-	skip       Skip // the reason to skip it, whatever its type
-	skipStored Skip // the reason to skip it if it is a stored event
+	skip       Skip // the reason to skip an event of any type
+	skipStored Skip // the reason to skip a stored event
 	data       []byte
 
-	blocks     int // the beginning of its names, and of its local hashes
+	blocks     int // the beginning of the names, and of the local hashes
 	locals     int
 	badNames   bool // some names are unreadable
-	longNames  int  // the number of names if it exceeds maxEventTokens: they are then unread, and begin at namesAt
+	longNames  int  // the number of names above maxEventTokens, which are unread and begin at namesAt
 	namesAt    int
 	parent     BlockHash
 	hasParent  bool
@@ -339,7 +339,7 @@ func (d *Decoder) readBlocks(r *msgp.Reader) {
 	}
 }
 
-// readHash reads a block's name: an integer of either sign, the bytes of a digest, or one of these as digits.
+// readHash reads a block's name: an integer of either sign, the bytes of a digest, or either as digits.
 func (d *Decoder) readHash(r *msgp.Reader) (BlockHash, bool) {
 	before := r.At
 	switch r.Next() {
@@ -371,7 +371,8 @@ func (d *Decoder) readHash(r *msgp.Reader) (BlockHash, bool) {
 	return 0, false
 }
 
-// digestPart returns the n bytes of a digest that the engine itself uses as a name: vLLM the last bytes, SGLang the first.
+// digestPart returns the n bytes of a digest that the engine itself uses as a name: vLLM the last bytes, SGLang the
+// first.
 func (e Engine) digestPart(digest []byte, n int) []byte {
 	if e == SGLang {
 		return digest[:n]
@@ -452,8 +453,8 @@ func (d *Decoder) readMedium(r *msgp.Reader) {
 	}
 }
 
-// readSpaceName reads a field that determines which prompts the blocks serve. If the field is unreadable, the event is
-// skipped, so that the blocks of one tenant never count as another tenant's.
+// readSpaceName reads a field of the blocks' space. An event with an unreadable field is skipped, so the blocks of a
+// tenant never count as another tenant's.
 func (d *Decoder) readSpaceName(r *msgp.Reader) []byte {
 	name, ok := r.Str()
 	if !ok && !r.Null() {
@@ -527,18 +528,17 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 	return notSkipped
 }
 
-// dynamoSalt is the prefix that Dynamo's frontend adds to a salt before it passes the salt to the engine. Queries contain
-// the salt without it.
+// dynamoSalt is the prefix of a salt from Dynamo's frontend. Queries contain the salt without this prefix.
 const dynamoSalt = "dynamo-cache-salt:"
 
-// readExtraKeys reads the inputs of the engine's own hashes beside the tokens. For each of n blocks, the field has nil or
-// an array of these, in order: the LoRA's name; multimodal items as [identifier, offset], before 0.23 as identifiers
+// readExtraKeys reads the inputs of the engine's own hashes beside the tokens. For each of n blocks, the field has nil
+// or an array of these, in order: the LoRA's name; multimodal items as [identifier, offset], before 0.23 as identifiers
 // alone; in a prompt's first block the cache salt; and the digest of prompt embeddings.
 //
 // The position determines the meaning of a bare string:
 //
-//   - The first string of a block is the LoRA's name if it equals lora_name. In the event's first block it is also the
-//     LoRA's name if the event has only the id of its LoRA.
+//   - The first string of a block is the LoRA's name if equal to lora_name. In the event's first block this is also
+//     true if the event has only the id of the LoRA.
 //   - The last string of a prompt's first block is the salt, unless the version writes bare identifiers and the string
 //     looks like an identifier.
 //   - All other strings are identifiers.
@@ -559,7 +559,7 @@ func (d *Decoder) readExtraKeys(e *rawEvent, n int) bool {
 	return ok
 }
 
-// blockValues opens a field that has a value for each of n blocks: an array of values, or nil. some is false if all
+// blockValues opens a field with a value for each of n blocks: an array of values, or nil. some is false if all
 // values are nil. ok is false if the field has another form.
 func (e *rawEvent) blockValues(span [2]int, n int) (r msgp.Reader, some, ok bool) {
 	r = msgp.Reader{Data: e.data[:span[1]], At: span[0]}
@@ -651,8 +651,8 @@ func (d *Decoder) insertMedia(at int, identifier []byte) {
 	d.media.values = slices.Insert(d.media.values, at, BlockMedia{dynamoMediaHash(identifier), NoOffset})
 }
 
-// readIdentifier reads the identifier of a multimodal item or of prompt embeddings. It returns the MediaHash and Dynamo's
-// mm_hash of it.
+// readIdentifier reads the identifier of a multimodal item or of prompt embeddings. It returns the MediaHash and
+// Dynamo's mm_hash of it.
 func readIdentifier(r *msgp.Reader) (hash, dynamo uint64, ok bool) {
 	if v, _, ok := r.Int(); ok {
 		return v, v, true
@@ -664,8 +664,8 @@ func readIdentifier(r *msgp.Reader) (hash, dynamo uint64, ok bool) {
 	return xxh3.Hash(b), xxh3.Hash(b), ok
 }
 
-// readLookahead reads, for each of n blocks, the tokens beyond the block in the engine's hash: nil, one token, or an array
-// of tokens. An engine reads equally far ahead of each block (vllm-project/vllm › vllm/config/vllm.py,
+// readLookahead reads, for each of n blocks, the tokens beyond the block in the engine's hash: nil, one token, or an
+// array of tokens. An engine reads equally far ahead of each block (vllm-project/vllm › vllm/config/vllm.py,
 // num_hash_lookahead_tokens). Otherwise no query could find the blocks.
 func (d *Decoder) readLookahead(e *rawEvent, n int) bool {
 	d.beyond.reset()

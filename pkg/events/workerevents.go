@@ -8,16 +8,16 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 )
 
-// ReadWorkerEvents reads the events of one worker in JSON (ai-dynamo/dynamo › lib/kv-router, protocols). It accepts
-// three forms:
+// ReadWorkerEvents reads the events of one worker in JSON (ai-dynamo/dynamo › lib/kv-router, protocols). Three
+// forms are valid:
 //
 //	{"event_id":1,"data":{…},"dp_rank":0}   KvCacheEvent
 //	{"events":[…],"shutdown":false}         KvCacheEvents
 //	{"worker_id":…,"event":{…}}             a router event; worker replaces its worker_id
 //
-// If worker is empty, only router events are accepted, as in [ReadRouterEvent]. yield receives each event with its
-// own JSON, in order. After an error, the remaining events are not read. shutdown is true if the worker will publish
-// no further events.
+// If worker is empty, only router events are accepted, as in [ReadRouterEvent]. yield receives every event with the
+// event's JSON, in order. After an error, the remaining events are not read. shutdown is true if the worker will
+// publish no further events.
 func ReadWorkerEvents(
 	line []byte, worker WorkerID, yield func(e RouterEvent, text []byte) error,
 ) (shutdown bool, err error) {

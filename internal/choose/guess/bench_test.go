@@ -9,8 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// BenchmarkDepths measures a query of 512 blocks over 256 ranks with 20 prompts each. In the usual case the prompts have
-// 64 common blocks, and a few ranks have more. In the worst case each rank has a different depth.
+// BenchmarkDepths measures a query of 512 blocks over 256 ranks with 20 prompts each. In the usual case the prompts
+// have 64 common blocks, and a few ranks have more. In the worst case each rank has a different depth.
 func BenchmarkDepths(b *testing.B) {
 	const ranks, blocks = 256, 512
 	for name, depth := range map[string]func(i int) int{

@@ -7,8 +7,8 @@
 //	go s.Run(ctx)
 //	s.Depths(model, pool.Ranks, seq, depths)         // the predicted number of leading blocks of each rank
 //
-// Guesses are in no log, snapshot, dump or checksum, and never in the index. A node compares them with the answer of the
-// index; the greater device depth counts. Without guesses, the index alone answers.
+// Guesses are in no log, snapshot, dump or checksum, and never in the index. A node compares them with the answer of
+// the index; the greater device depth counts. Without guesses, the index alone answers.
 //
 // # Rules
 //
@@ -18,22 +18,22 @@
 //	                (lru) as long as the engine itself would keep the block, if its capacity is registered
 //	with events     predict-on-route, off by default: a guess holds for a TTL of seconds
 //
-// With lru, a rank has room for its total_kv_blocks. Requests under way lease their blocks, which are never evicted. The
-// output blocks of requests take room too, and remain after the request like other blocks. So do unshared prompts, which
-// give no guesses. Of the blocks without a lease, the least recently used is evicted first, and within a prompt the last
-// block, as in vLLM.
+// With lru, a rank has room for its total_kv_blocks. Requests under way lease their blocks, which are never evicted.
+// The output blocks of requests take room too, and remain after the request like other blocks. So do unshared prompts,
+// which give no guesses. Of the blocks without a lease, the least recently used is evicted first, and within a prompt
+// the last block, as in vLLM.
 //
 // # The end of a guess by events
 //
 // Events of other requests are no evidence about a request that still waits at its engine. But an engine announces the
 // blocks of a prompt before the first output token. A guess therefore holds until the router reports the first token or
 // the end of the request, and one second longer, while the events pass shim and log ([Service.Refute]). After that, an
-// up-to-date index is right: a block that the index does not confirm is dropped, with all blocks after it. The same rule
-// applies after an engine clears its cache, since blocks still to be computed will exist after the clear. No clocks of
-// different hosts are compared. If the router reports nothing, the TTL ends the guess.
+// up-to-date index is right: a block that the index does not confirm is dropped, with all blocks after it. The same
+// rule applies after an engine clears its cache, since blocks still to be computed will exist after the clear. No
+// clocks of different hosts are compared. If the router reports nothing, the TTL ends the guess.
 //
-// An engine that ended holds nothing. All guesses of its ranks are dropped when its shim reports the end or a new engine
-// process (the state `gone`, or `connected` since another time).
+// An engine that ended holds nothing. All guesses of its ranks are dropped when its shim reports the end or a new
+// engine process (the state `gone`, or `connected` since another time).
 //
 // # The table
 //
@@ -53,8 +53,8 @@
 // # Equality of nodes
 //
 // All nodes share the bookings (internal/choose/load), from which guesses follow: a booking has the same effect on all
-// nodes. The TTL of a late booking counts from its creation. Repeated bookings, and bookings after the request's end, do
-// not arrive here. A lost booking only lacks a guess.
+// nodes. The TTL of a late booking counts from its creation. Repeated bookings, and bookings after the request's end,
+// do not arrive here. A lost booking only lacks a guess.
 //
 // Ended requests are in no table of bookings. A starting node receives them from another node ([Service.Past]): the
 // minimum of requests for the same guesses, and the blocks that they left beside their prompts, the latest first, at

@@ -109,8 +109,8 @@ func (s *Service) Any(name string) bool {
 	return m != nil && m.table.Size() > 0
 }
 
-// Depths sets the predicted number of leading blocks of seq for each rank with a guess, and reports whether any rank has
-// one. ranks are the model's pool, which does not change. depths has the same length and contains zeros.
+// Depths sets the predicted number of leading blocks of seq for each rank with a guess, and reports whether any rank
+// has one. ranks are the model's pool, which does not change. depths has the same length and contains zeros.
 func (s *Service) Depths(name string, ranks []registry.PoolRank, seq []events.SeqHash, depths []uint32) bool {
 	if len(seq) == 0 || len(ranks) == 0 {
 		return false
@@ -146,8 +146,8 @@ func (s *Service) Depths(name string, ranks []registry.PoolRank, seq []events.Se
 const settle = time.Second
 
 // Refute compares the predicted depths of a prompt with those that events confirm. depths and confirmed have the length
-// of ranks. If a rank with events should have announced its blocks by now, its guess is dropped and its depth becomes 0.
-// The index must be up to date.
+// of ranks. If a rank with events should have announced its blocks by now, its guess is dropped and its depth becomes
+// 0. The index must be up to date.
 func (s *Service) Refute(name string, ranks []registry.PoolRank, seq []events.SeqHash, confirmed, depths []uint32) {
 	if s.cfg.PredictTTL <= 0 {
 		return

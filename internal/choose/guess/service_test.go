@@ -11,8 +11,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestEventsPassAGuess has a rank with events and one without. A guess about the first rank holds until one second after
-// the first output token; then only confirmed blocks count. A changed registration changes the guesses.
+// TestEventsPassAGuess has a rank with events and one without. A guess about the first rank holds until one second
+// after the first output token; then only confirmed blocks count. A changed registration changes the guesses.
 func TestEventsPassAGuess(t *testing.T) {
 	rank := func(name, events_ string) registry.PoolRank {
 		record := &api.WorkerRecord{}

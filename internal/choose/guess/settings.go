@@ -30,8 +30,8 @@ type Settings struct {
 	// such guesses.
 	PredictTTL time.Duration
 
-	// MaxBlocks bounds the guesses of each model, counted per rank. Default 2^20, with lru 2^24. A block takes 8 bytes, and
-	// a slot of some 100 bytes per rank and node of the trie.
+	// MaxBlocks bounds the guesses of each model, counted per rank. Default 2^20, with lru 2^24. A block takes 8 bytes,
+	// and a slot of some 100 bytes per rank and node of the trie.
 	MaxBlocks int
 
 	// PruneRatio is the remaining share of MaxBlocks after a model exceeds it. Default 0.8; above 0, at most 1.
@@ -79,8 +79,8 @@ func (s *Settings) Check() error {
 	return errors.Join(errs...)
 }
 
-// rule returns the rule for a rank by its registration and the state of its engine. An engine that ended or sleeps holds
-// nothing.
+// rule returns the rule for a rank by its registration and the state of its engine. An engine that ended or sleeps
+// holds nothing.
 func (s *Settings) rule(rank *registry.PoolRank) Rule {
 	r := rank.Record
 	switch {

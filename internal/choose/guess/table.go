@@ -313,8 +313,8 @@ func (t *Table) evict(k *rank) {
 	}
 }
 
-// prune reduces a table above its maximum. The guesses that expire first are dropped first; among guesses without expiry,
-// the least recently used. Leased blocks stay.
+// prune reduces a table above its maximum. The guesses that expire first are dropped first; among guesses without
+// expiry, the least recently used. Leased blocks stay.
 func (t *Table) prune() {
 	if t.size <= t.blocks {
 		return
@@ -347,8 +347,8 @@ func (t *Table) dropBeside(k *rank) {
 	}
 }
 
-// shrink drops a number of blocks of a slot, at most all. The slot is in the queue of its rank, and the rank has no slot
-// after the slot's node.
+// shrink drops a number of blocks of a slot, at most all. The slot is in the queue of its rank, and the rank has no
+// slot after the slot's node.
 func (t *Table) shrink(s *slot, blocks int, why Reason) {
 	k, n := s.rank, s.node
 	blocks = min(blocks, s.size())
@@ -400,8 +400,9 @@ func (t *Table) rankOf(key events.RankKey) *rank {
 	return k
 }
 
-// Refute drops the guess that a rank holds more of seq than the confirmed leading blocks, if the rank computed the blocks
-// before the time passed. The index has all events of the rank up to that time. Refute reports whether it dropped blocks.
+// Refute drops the guess that a rank holds more of seq than the confirmed leading blocks, if the rank computed the
+// blocks before the time passed. The index has all events of the rank up to that time. Refute reports whether it
+// dropped blocks.
 func (t *Table) Refute(key events.RankKey, seq []events.SeqHash, confirmed int, passed time.Duration) bool {
 	k, n := t.byKey[key], &t.root
 	for pos := 0; pos <= confirmed; pos = n.end() {

@@ -178,8 +178,8 @@ func (n *node) depths(seq []events.SeqHash, mark func(list []ref, depth int)) {
 	}
 }
 
-// markBut marks the ranks with a slot in n and none in kid. Kid's slots are a subsequence of n's: up to the first missing
-// rank both are equal, and after it they differ everywhere, which allows a binary search.
+// markBut marks the ranks with a slot in n and none in kid. Kid's slots are a subsequence of n's: up to the first
+// missing rank both are equal, and after it they differ everywhere, which allows a binary search.
 func (n *node) markBut(kid *node, depth int, mark func([]ref, int)) {
 	lacks := len(n.slots) - len(kid.slots)
 	if lacks == 0 || n.parent == nil {

@@ -209,8 +209,8 @@ func (q *Queue) Examine(try func(id uint64) bool) {
 	}
 }
 
-// others reports whether any class apart from the current one has a request to try. Without others, the deficit does not
-// delay requests.
+// others reports whether any class apart from the current one has a request to try. Without others, the deficit does
+// not delay requests.
 func (q *Queue) others(next func(class int) *waiting) bool {
 	for i := range q.classes {
 		if i != q.turn && next(i) != nil {
