@@ -19,11 +19,11 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
-func init() { flag.Set("rapid.seed", "1") } // the same cases each time; `make explore` takes others
+func init() { flag.Set("rapid.seed", "1") } // equal cases in all runs; `make explore` uses other seeds
 
 var update = flag.Bool("update", false, "write the golden batches that are missing; those that exist never change")
 
-// goldenBatches are written to testdata once and must be read for ever.
+// goldenBatches lie in testdata. Every later version must decode them.
 func goldenBatches() map[string]Batch {
 	return map[string]Batch{
 		"empty": {Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 16},
@@ -173,7 +173,7 @@ func drawBatch(t *rapid.T) Batch {
 	return b
 }
 
-// sameBatch compares as an event's reader does: an empty slice is no slice.
+// sameBatch compares two batches. Empty and nil slices are equal.
 func sameBatch(a, b *Batch) bool {
 	x, y := *a, *b
 	x.Events, y.Events, x.hashes, y.hashes = nil, nil, nil, nil
@@ -186,8 +186,8 @@ func sameEvent(a, b Event) bool {
 	return same && reflect.DeepEqual(a, b)
 }
 
-// What is decoded is what was encoded, whatever was decoded into the same memory before; the header alone says the
-// same; a later writer's additional elements do not disturb.
+// A decoded batch equals the encoded batch, after any earlier use of the memory. The header alone has equal fields.
+// Additional elements of a later writer have no effect.
 func TestBatchRoundTrip(t *testing.T) {
 	var reused Batch
 	rapid.Check(t, func(t *rapid.T) {
@@ -197,7 +197,7 @@ func TestBatchRoundTrip(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := len(encoded) - len("before"); got != want.encodedSize() {
-			t.Fatalf("EncodedSize = %d, and it takes %d", want.encodedSize(), got)
+			t.Fatalf("EncodedSize = %d, and the batch has %d bytes", want.encodedSize(), got)
 		}
 		encoded = encoded[len("before"):]
 		var fresh Batch
@@ -212,7 +212,7 @@ func TestBatchRoundTrip(t *testing.T) {
 		checkHeader(t, encoded, &want)
 
 		extended := extendBatch(t, encoded)
-		clear(encoded) // what was decoded does not live in it
+		clear(encoded) // the decoded batch does not refer to it
 		if err := DecodeBatch(extended, &reused); err != nil || !sameBatch(&reused, &want) ||
 			!sameBatch(&fresh, &want) {
 			t.Fatalf("with additional elements: %v\n%+v, want\n%+v", err, reused, want)
@@ -235,7 +235,7 @@ func checkHeader(t interface{ Fatalf(string, ...any) }, encoded []byte, want *Ba
 	}
 }
 
-// extendBatch adds elements to each array of the format, by way of another MessagePack library.
+// extendBatch adds elements to all arrays of the format, with another MessagePack library.
 func extendBatch(t interface{ Fatal(...any) }, encoded []byte) []byte {
 	var elements []any
 	if err := msgpack.Unmarshal(encoded, &elements); err != nil {
@@ -263,7 +263,7 @@ func TestDecodeBatchRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Cut off anywhere, it is malformed; with something after it, too.
+	// A batch is malformed if truncated anywhere, or followed by further bytes.
 	for i := range whole {
 		refuse(t, fmt.Sprintf("cut at %d", i), whole[:i], ErrMalformed)
 	}
@@ -328,7 +328,7 @@ func TestDecodeBatchRefuses(t *testing.T) {
 			return e
 		}), ErrMalformed)
 	}
-	// Great numbers in the heads of arrays do not reserve memory.
+	// Large lengths in the heads of arrays reserve no memory.
 	head := whole[:bytes.IndexByte(whole, 0x90|4)]
 	for _, n := range [][]byte{{0xdd, 0xff, 0xff, 0xff, 0xff}, {0xdc, 0xff, 0xff}} {
 		refuse(t, "an array longer than the input", append(slices.Clone(head), n...), ErrMalformed)
@@ -391,8 +391,7 @@ func TestBatchDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// After a burst of batches of all shapes, each slot of which has had a long list once, no more is held than one batch
-// needs.
+// After batches of all shapes, with a long list in every slot once, the memory is bounded by the needs of one batch.
 func TestDecodedMemoryIsBounded(t *testing.T) {
 	var b Batch
 	for i := range 200 {
@@ -412,7 +411,7 @@ func TestDecodedMemoryIsBounded(t *testing.T) {
 		b.Trim()
 	}
 	held := b.MemoryBytes()
-	lists := 0 // what the slots refer to, once for each array
+	lists := 0 // the arrays of the slots, each counted once
 	seen := map[*BlockHash]bool{}
 	for _, e := range b.Events[:cap(b.Events)] {
 		if len(e.Blocks) > 0 && !seen[&e.Blocks[0]] {
@@ -446,7 +445,7 @@ func FuzzDecodeBatch(f *testing.F) {
 			f.Fatal(err)
 		}
 		if len(encoded) > 1000 {
-			continue // a fuzzer gets nowhere with such
+			continue // useless for a fuzzer
 		}
 		f.Add(encoded)
 		f.Add(extendBatch(f, encoded))
@@ -467,7 +466,7 @@ func FuzzDecodeBatch(f *testing.F) {
 		if headErr != nil || h.Events != len(b.Events) {
 			t.Fatalf("header %+v, %v; %d events", h, headErr, len(b.Events))
 		}
-		// What is read can be written, and is read as the same.
+		// A decoded batch can be encoded, and decoded again with an equal result.
 		encoded, err := AppendBatch(nil, &b)
 		if err != nil {
 			t.Fatal(err)

@@ -3,16 +3,16 @@ package events
 import "testing"
 
 // TestOtherBlockSizes: a diagnosis begins if no device block has the right size, and ends with the first such block.
-// Blocks of another size are counted, and blocks of the right size are decoded, whatever comes before and behind.
+// Blocks of another size are counted, and blocks of the right size are decoded, in any order.
 func TestOtherBlockSizes(t *testing.T) {
 	const main, state = "full_attention", "mamba"
 	type said struct {
 		kind      string
 		group     int
 		size      int // tokens in a block; 0: not announced
-		first, n  int // which blocks of that size
+		first, n  int // the first block and the number of blocks of this size
 		medium    string
-		diagnosed bool // afterwards
+		diagnosed bool // after the event
 	}
 	right := said{kind: main, size: 4, n: 2}
 	for name, c := range map[string]struct {

@@ -41,7 +41,7 @@ func mustDecoder(t testing.TB, engine Engine, blockSize uint32) *Decoder {
 	return d
 }
 
-// decode decodes and fails unless just the things named are passed over.
+// decode decodes a message, and fails unless the skips are exactly the expected ones.
 func decode(t testing.TB, d *Decoder, payload []byte, passed ...Skip) Message {
 	t.Helper()
 	want := d.Counts()
@@ -65,7 +65,7 @@ func locals(t testing.TB, blockSize uint32, space Space, tokens []uint32) []Loca
 	return mustHasher(t, blockSize, space, false).Hash(nil, tokens)
 }
 
-// capturePaths are the captures of vLLM's and SGLang's own publishers.
+// capturePaths lists the captures of vLLM's and SGLang's own publishers.
 func capturePaths(t testing.TB) []string {
 	t.Helper()
 	var paths []string
@@ -79,7 +79,7 @@ func capturePaths(t testing.TB) []string {
 	return paths
 }
 
-// capturedPayloads are the live messages of a capture.
+// capturedPayloads returns the live messages of a capture.
 func capturedPayloads(t testing.TB, path string) (payloads [][]byte) {
 	t.Helper()
 	var capture struct {
@@ -92,7 +92,7 @@ func capturedPayloads(t testing.TB, path string) (payloads [][]byte) {
 	return payloads
 }
 
-// Every captured publisher was told to announce the same four messages; versions differ in what fields they have.
+// All captured publishers announced the same four messages; versions differ in the fields.
 func TestPublisherCaptures(t *testing.T) {
 	for _, path := range capturePaths(t) {
 		name := strings.TrimSuffix(filepath.Base(path), ".json")
@@ -155,7 +155,7 @@ func TestPublisherCaptures(t *testing.T) {
 				t.Fatalf("%d messages", len(payloads))
 			}
 			var passed [4][]Skip
-			if vllm && minor >= 11 && minor < 17 { // a copy in host memory, and no saying what it is a copy of
+			if vllm && minor >= 11 && minor < 17 { // a copy in host memory without extra keys
 				copied := &want[2].Events[0]
 				copied.Chunk, copied.Own, copied.Locals = 1, true, locals(t, 4, Space{}, count(1, 4))
 				passed[2] = []Skip{SkipCopyTokens}
@@ -193,8 +193,8 @@ type cacheCapture struct {
 	}
 }
 
-// What the engine itself says of its blocks is the judge: the position in the prompt of each hash says which local hash
-// it must have, and what the engine holds at the end must be what the events leave.
+// The engine's own cache is the reference: the position of a hash in the prompt determines the local hash, and the
+// engine's blocks at the end equal the blocks after all events.
 func TestCacheCaptures(t *testing.T) {
 	paths, err := filepath.Glob("testdata/captures/vllm-cache-*.json")
 	if err != nil || len(paths) != 4 {
@@ -252,7 +252,7 @@ func TestCacheCaptures(t *testing.T) {
 								if j > 0 {
 									before, hasParent = e.Blocks[j-1], true
 								}
-								// the answer has no hashes: the block is the last full one
+								// the answer has no hashes: the block is the last full block
 								if s.Command.Op == "append" {
 									local[name] = hashes[len(hashes)-len(e.Blocks)+j]
 									parent[name] = before
@@ -366,7 +366,7 @@ func TestSamples(t *testing.T) {
 		}
 	}
 
-	// The master of a shared store is no engine: all of its events are of a type that we do not know.
+	// The master of a shared store is not an engine: all events have unknown types.
 	d := mustDecoder(t, VLLM, 4)
 	m, err := d.Decode(mustHex(t, samples["mooncake master"]))
 	if err != nil || len(m.Events) != 0 || d.Counts() != (SkipCounts{SkipUnknownType: 1}) {

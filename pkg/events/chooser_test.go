@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/randval"
 )
 
-// chooser makes messages as engines write them, and now and then as they should not.
+// chooser generates valid messages of engines, and sometimes invalid ones.
 type chooser struct {
 	*rand.Rand
 	block int
@@ -174,7 +174,7 @@ func (c chooser) event() any {
 	case "TierBlocksCleared":
 		set("medium", medium)
 	}
-	if c.oneIn(2) { // an array, of whatever version
+	if c.oneIn(2) { // an array of any version
 		length := len(fields)
 		if c.oneIn(3) {
 			length = c.IntN(length + 1)
@@ -210,7 +210,7 @@ func (c chooser) event() any {
 		set("origin", []any{"NEW", "REUSED", nil, 7}[c.IntN(4)])
 	}
 	c.Shuffle(len(fields), func(i, j int) { fields[i], fields[j] = fields[j], fields[i] })
-	if c.oneIn(3) { // what is nil may be left out
+	if c.oneIn(3) { // nil values may be absent
 		var said pairs
 		for _, f := range fields {
 			if f.value != nil {
@@ -235,7 +235,7 @@ func (c chooser) message() any {
 	return []any{ts, events, rank, c.junk()}[:2+c.IntN(3)]
 }
 
-// naiveTokens reads tokens, or pairs of which each begins with the end of the one before.
+// naiveTokens reads tokens, or pairs in which the first token repeats the end of the previous pair.
 func naiveTokens(list []any) (tokens []uint32, eagle, ok bool) {
 	token := func(v any) (uint32, bool) {
 		bits, negative, ok := randval.AsInteger(v)

@@ -2,8 +2,8 @@ package events
 
 import "testing"
 
-// MooncakeStoreConnector's copies are skipped by their form, and in any form of lower-case cpu where the worker has
-// registered the store. Others are taken.
+// MooncakeStoreConnector's copies are skipped by their form. If the worker has registered the store, they are skipped
+// in any form with lower-case cpu. Copies of other connectors count.
 func TestStoreCopies(t *testing.T) {
 	tokens := count(1, 4)
 	for _, c := range []struct {

@@ -8,7 +8,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// vllmStore is a message with one stored event, as vLLM writes it from 0.24 on (a map) or from 0.19 to 0.23 (an array).
+// vllmStore is a message of vLLM with one stored event: a map (from 0.24 on) or an array (0.19 to 0.23).
 func vllmStore(t testing.TB, asMap bool, blocks, blockSize int, others ...pair) []byte {
 	t.Helper()
 	r := rand.New(rand.NewPCG(1, 2))
@@ -55,7 +55,7 @@ func (p pairs) EncodeMsgpack(e *msgpack.Encoder) error {
 	return nil
 }
 
-// pack writes v with each integer in as few bytes as it takes, as engines do.
+// pack encodes v with integers in the shortest form, like engines.
 func pack(t interface{ Fatal(...any) }, v any) []byte {
 	var buf writeBuffer
 	e := msgpack.NewEncoder(&buf)
@@ -94,7 +94,7 @@ func BenchmarkDecodeVLLM(b *testing.B) {
 	}
 }
 
-// With an engine that reads one token ahead, as with EAGLE.
+// An engine with one token of lookahead (EAGLE).
 func BenchmarkDecodeLookahead(b *testing.B) {
 	payload, d := lookaheadStore(b), mustDecoder(b, VLLM, 16)
 	b.SetBytes(int64(len(payload)))

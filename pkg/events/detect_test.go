@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Every captured publisher is told from its messages, at the first that says, and all its messages are read as by a
-// decoder that knew.
+// The messages of every captured publisher identify the engine, at the first message with a sign. All messages are
+// decoded as with a configured engine.
 func TestEngineIsTold(t *testing.T) {
 	for _, path := range capturePaths(t) {
 		engine, err := EngineOf(strings.Split(path[strings.LastIndex(path, "/")+1:], "-")[0])
@@ -43,9 +43,8 @@ func TestEngineIsTold(t *testing.T) {
 	}
 }
 
-// A message that does not say whose it is reads the same whoever it is of, so that nothing has to wait until it is
-// known.
-func TestUntoldMessagesReadTheSame(t *testing.T) {
+// A message without a sign has the same meaning for all engines, so no message waits for the detection.
+func TestMessagesWithoutSigns(t *testing.T) {
 	told, untold := map[Engine]int{}, 0
 	for seed := range uint64(60) {
 		c := chooser{rand.New(rand.NewPCG(11, seed)), 1 + int(seed%4)}
@@ -88,7 +87,7 @@ func TestUntoldMessagesReadTheSame(t *testing.T) {
 	}
 }
 
-// Signs, each alone.
+// All signs, one at a time.
 func TestSigns(t *testing.T) {
 	plain := func(others ...pair) []byte {
 		return message(t, store(names(1, 2), nil, names(1, 2, 3, 4, 5, 6, 7, 8), others...))

@@ -12,7 +12,7 @@ import (
 
 func n(v uint64) *uint64 { return &v }
 
-// dynamoLoads are messages of each release's form, with what they say.
+// dynamoLoads are messages in the forms of all releases, with the expected loads.
 var dynamoLoads = []struct {
 	text string
 	want EngineLoad
@@ -36,7 +36,7 @@ var dynamoLoads = []struct {
 		EngineLoad{Worker: "a", UsedBlocks: n(0)}},
 }
 
-// TestDynamoLoads reads each form as JSON, as MessagePack, and in the envelope, alone and in a list.
+// TestDynamoLoads reads all forms as JSON, as MessagePack, and in the envelope, alone and in a list.
 func TestDynamoLoads(t *testing.T) {
 	read := func(data []byte) (list []EngineLoad, err error) {
 		err = ReadDynamoLoad(data, func(l EngineLoad) { list = append(list, l) })
@@ -81,7 +81,7 @@ func TestDynamoLoads(t *testing.T) {
 	}
 }
 
-// withNumbers has numbers as MessagePack has them.
+// withNumbers converts numbers to MessagePack's types.
 func withNumbers(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -107,7 +107,7 @@ func withNumbers(v any) any {
 	return v
 }
 
-// What is read says something of somebody, and is read from our own form again as the same.
+// A decoded load has a worker and a value, and survives encoding and decoding in kvatlas's own form.
 func FuzzDynamoLoad(f *testing.F) {
 	for _, c := range dynamoLoads {
 		f.Add([]byte(c.text))

@@ -9,7 +9,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// dynamoRequests are messages of each release's form, and the changes that they report.
+// dynamoRequests are messages in the forms of all releases, with the expected changes.
 var dynamoRequests = []struct {
 	text string
 	want []RouterRequest
@@ -48,7 +48,7 @@ func readRequests(data []byte) (list []RouterRequest, err error) {
 	return list, err
 }
 
-// TestDynamoRequests reads each form as JSON, as MessagePack, and in the envelope.
+// TestDynamoRequests reads all forms as JSON, as MessagePack, and in the envelope.
 func TestDynamoRequests(t *testing.T) {
 	for _, c := range dynamoRequests {
 		forms := [][]byte{[]byte(c.text), packedJSON(t, c.text)}
@@ -66,7 +66,7 @@ func TestDynamoRequests(t *testing.T) {
 	}
 }
 
-// packedJSON is a JSON text in MessagePack.
+// packedJSON converts JSON to MessagePack.
 func packedJSON(t *testing.T, text string) []byte {
 	t.Helper()
 	var v any
@@ -82,7 +82,7 @@ func packedJSON(t *testing.T, text string) []byte {
 	return packed
 }
 
-// TestDynamoRequestsRefused rejects messages that do not name a request, a worker or a change.
+// TestDynamoRequestsRefused rejects messages without a request, a worker or a change.
 func TestDynamoRequestsRefused(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"worker_id":7,"data":"Free"}`:                                                  "request_id is missing",
@@ -108,7 +108,7 @@ func TestDynamoRequestsRefused(t *testing.T) {
 	}
 }
 
-// FuzzDynamoRequests reads any bytes without a panic, and yields only changes that name their request and worker.
+// FuzzDynamoRequests reads any bytes without a panic, and yields only changes with a request and a worker.
 func FuzzDynamoRequests(f *testing.F) {
 	for _, c := range dynamoRequests {
 		f.Add([]byte(c.text))

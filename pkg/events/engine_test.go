@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
-// store is a stored event's map with the fields that most tests want; others override or add.
+// store returns the map of a stored event with the usual fields; the arguments override or add fields.
 func store(blocks []any, parent any, tokens any, others ...pair) pairs {
 	fields := pairs{{"type", "BlockStored"}, {"block_hashes", blocks}, {"parent_block_hash", parent},
 		{"token_ids", tokens}, {"block_size", 4}}
@@ -33,8 +33,8 @@ func message(t testing.TB, events ...any) []byte {
 	return pack(t, []any{1.5, events, 0})
 }
 
-// An engine that does not announce which blocks are an adapter's has its blocks skipped; what it names, and what it
-// removes and clears, counts.
+// Blocks of an engine that does not announce adapters are skipped. Blocks with an adapter's name, removals and clears
+// count.
 func TestUnnamedAdapters(t *testing.T) {
 	d, err := NewDecoder(DecoderConfig{Engine: SGLang, BlockSize: 4, UnnamedAdapters: true})
 	if err != nil {
@@ -55,7 +55,7 @@ func TestUnnamedAdapters(t *testing.T) {
 	}
 }
 
-// A prompt's blocks are hashed under its salt although later events do not show it.
+// Later events lack the salt; a prompt's blocks are still hashed with the salt.
 func TestSaltIsInherited(t *testing.T) {
 	d := mustDecoder(t, VLLM, 4)
 	salted := Space{Salt: "tenant-a", LoRA: "adapter-a"}
@@ -74,7 +74,7 @@ func TestSaltIsInherited(t *testing.T) {
 	if !slices.Equal(got[0].Locals, want[3:]) {
 		t.Errorf("in a later message: %v, want %x", got, want)
 	}
-	// A copy in host memory that does not say so is not taken for one of no tenant; one that does is hashed.
+	// A copy in host memory without a salt does not count as a block without tenant; a copy with a salt is hashed.
 	got = decode(t, d, message(t,
 		store(names(10), nil, tokens[:4], lora, pair{"medium", "CPU"}),
 		store(names(10), nil, tokens[:4], lora, pair{"medium", "CPU"}, keys([]any{"adapter-a", "tenant-a"})),
@@ -82,7 +82,7 @@ func TestSaltIsInherited(t *testing.T) {
 	if got[0].Places() || got[0].Tier != Host || got[0].Blocks[0] != 10 || !slices.Equal(got[1].Locals, want[:1]) {
 		t.Errorf("copies: %v, want %x", got, want[:1])
 	}
-	// Another prompt has nothing of it, and nor have SGLang's, which say the salt each time or have none.
+	// The salt does not apply to another prompt, nor to SGLang's events, which have a salt each or none.
 	plain := locals(t, 4, Space{}, tokens)
 	got = decode(t, d, message(t, store(names(20), nil, tokens[:4]),
 		store(names(21), 13, tokens[4:8], pair{"cache_salt", nil}))).Events
@@ -103,7 +103,7 @@ func TestSaltIsInherited(t *testing.T) {
 	}
 }
 
-// fillSalts announces so many salted blocks that those before are forgotten, and checks that memory is bounded.
+// fillSalts announces many salted blocks, until earlier salts are forgotten, and checks the memory bound.
 func fillSalts(t *testing.T, d *Decoder) {
 	t.Helper()
 	const each = 1 << 16
@@ -123,7 +123,7 @@ func fillSalts(t *testing.T, d *Decoder) {
 	}
 }
 
-// A stored event of many blocks becomes several, each of which follows the one before.
+// A stored event of many blocks results in several consecutive events.
 func TestLongEventsAreCut(t *testing.T) {
 	const n = 2*MaxBlocksPerEvent + 5
 	blocks, hashes := make([]any, n), make([]BlockHash, n)
@@ -191,7 +191,7 @@ func TestBlockSizeDiagnosis(t *testing.T) {
 		}
 		wrong := store(names(1), nil, count(0, uint32(max(c.size, 4))), pair{"block_size", c.size})
 		another := wrong
-		if c.size == 0 { // it is not there, which is the same
+		if c.size == 0 { // an absent field is equal
 			another = pairs{{"type", "BlockStored"}, {"block_hashes", names(1)}, {"token_ids", count(0, 4)}}
 		}
 		m, err := d.Decode(message(t, wrong, another))
@@ -206,7 +206,7 @@ func TestBlockSizeDiagnosis(t *testing.T) {
 			t.Errorf("%+v", sizeError)
 		}
 	}
-	// Below the device a connector has chunks of several blocks, and may keep the end of a prompt: no fault either.
+	// A connector may announce chunks of several blocks below the device, and the end of a prompt: no fault either.
 	other := mustDecoder(t, VLLM, 4)
 	decode(t, other, message(t, store(names(1), nil, count(0, 8), pair{"block_size", 8}, pair{"medium", "CPU"}),
 		store(names(1), nil, count(0, 6), pair{"block_size", 6}, pair{"medium", "CPU"})),
@@ -214,7 +214,7 @@ func TestBlockSizeDiagnosis(t *testing.T) {
 	if other.Diagnosis() != nil {
 		t.Error(other.Diagnosis())
 	}
-	// An edge block beside whole ones is no fault of the configuration, nor is a group that has other blocks.
+	// A partial block beside whole blocks is no fault of the configuration, nor is a group with blocks of another size.
 	d := mustDecoder(t, VLLM, 4)
 	m, err := d.Decode(message(t,
 		store(names(1), nil, count(0, 4)),
@@ -255,7 +255,7 @@ func TestEagle(t *testing.T) {
 	}
 }
 
-// A drafter that reads further ahead.
+// A drafter with a longer lookahead.
 func TestLongLookahead(t *testing.T) {
 	tokens := count(100, 11)
 	h, err := NewLookaheadHasher(4, 3, Space{})
@@ -269,7 +269,7 @@ func TestLongLookahead(t *testing.T) {
 		m.Events[0].Lookahead != 3 {
 		t.Errorf("%+v, want %x and a lookahead of 3", m.Events, want)
 	}
-	// What reads ahead unequally far has no query that could find all of it.
+	// No query could find all blocks of an event with different lookaheads.
 	m = decode(t, d, message(t,
 		store(names(1, 2), nil, tokens[:8], pair{"lookahead_token_ids", []any{tokens[4:7], tokens[8:10]}}),
 		store(names(1, 2), nil, tokens[:8], pair{"lookahead_token_ids", []any{nil, tokens[8:]}}),
@@ -312,7 +312,7 @@ func TestDecodeLimits(t *testing.T) {
 	if err != nil || len(m.Events) != maxEventTokens/MaxBlocksPerEvent || d.Counts() != (SkipCounts{SkipTooLarge: 2}) {
 		t.Errorf("%d events, %v, %v", len(m.Events), err, d.Counts())
 	}
-	// Much memory that is not needed any more is given up.
+	// Large unused buffers are freed.
 	for range 2 {
 		if _, err := d.Decode(message(t, []any{"AllBlocksCleared"})); err != nil {
 			t.Fatal(err)
@@ -347,19 +347,19 @@ func TestUndecodableMessages(t *testing.T) {
 		if m, err := d.Decode(payload); !errors.Is(err, ErrMalformed) || m.Events != nil {
 			t.Errorf("%x: %+v, %v", payload, m, err)
 		} else if !strings.Contains(err.Error(), "vLLM message") {
-			t.Errorf("%x: %v does not say whose message it was", payload, err)
+			t.Errorf("%x: %v does not name the engine", payload, err)
 		}
 		if m := decode(t, d, good); !reflect.DeepEqual(m.Events, want) {
 			t.Fatalf("after %x: %+v", payload, m.Events)
 		}
 	}
-	// What follows a message is not looked at.
+	// Bytes after a message are ignored.
 	if m := decode(t, d, append(slices.Clone(good), 0xc1)); !reflect.DeepEqual(m.Events, want) {
 		t.Errorf("with a byte after it: %+v", m.Events)
 	}
 }
 
-// A removal's readable names are removed although others cannot be read, and a clear is believed whatever else it says.
+// A removal with unreadable names removes the readable ones. A clear is applied with any values in other fields.
 func TestWhatTakesAwayIsTaken(t *testing.T) {
 	d := mustDecoder(t, VLLM, 4)
 	m, err := d.Decode(message(t,
@@ -402,7 +402,7 @@ func TestNameSetTwin(t *testing.T) {
 			t.Fatalf("%x after %x (%v): %v, want %v", list, parent, hasParent, got, want)
 		}
 	}
-	s.round = 1<<32 - 1 // the marks begin anew without old ones being taken for new
+	s.round = 1<<32 - 1 // the rounds wrap around: old marks must not count as new ones
 	for i := range s.rounds {
 		s.rounds[i] = 1
 	}
@@ -435,7 +435,7 @@ func TestNewDecoderRefuses(t *testing.T) {
 func FuzzVLLM(f *testing.F)   { fuzzDecoder(f, VLLM) }
 func FuzzSGLang(f *testing.F) { fuzzDecoder(f, SGLang) }
 
-// fuzzDecoder decodes anything: nothing comes of it that could not be published, and the same comes of it again.
+// fuzzDecoder decodes any bytes: all events can be published, and a second decoding has equal results.
 func fuzzDecoder(f *testing.F, engine Engine) {
 	for seed := range uint64(20) {
 		c := chooser{rand.New(rand.NewPCG(13, seed)), 2}
@@ -472,7 +472,7 @@ func fuzzDecoder(f *testing.F, engine Engine) {
 		if blocks > len(payload) {
 			t.Fatalf("%d blocks from %d bytes", blocks, len(payload))
 		}
-		// What is decoded can be published, and is decoded once more as the same.
+		// The events can be encoded, and decoded again with an equal result.
 		encoded, err := AppendBatch(nil, &Batch{Events: m.Events})
 		if err != nil {
 			t.Fatal(err)
@@ -485,7 +485,7 @@ func fuzzDecoder(f *testing.F, engine Engine) {
 		if err != nil || !slices.EqualFunc(again.Events, b.Events, sameEvent) {
 			t.Fatalf("%v\n%+v, want\n%+v", err, again.Events, b.Events)
 		}
-		// Whoever it is told to be of, it reads as his; and as anybody's if it does not say.
+		// The message is decoded with every configured engine; without a sign, all results are equal.
 		unknown := mustDecoder(t, AnyEngine, 2)
 		read, err := unknown.Decode(payload)
 		if e, _ := unknown.Engine(); err != nil || (e == engine || e == AnyEngine) &&

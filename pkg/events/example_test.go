@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// A message of vLLM 0.23: two blocks of four tokens are stored.
+// A message of vLLM 0.23 stores two blocks of four tokens.
 func ExampleDecoder() {
 	payload, _ := hex.DecodeString("93cb3ff8000000000000919cab426c6f636b53746f72656492cfdab89baa7b5857c002c0" +
 		"98010203040506070804c0a3475055c092c0c000ae66756c6c5f617474656e74696f6ec000")
@@ -36,7 +36,7 @@ func ExampleHasher() {
 	if err != nil {
 		panic(err)
 	}
-	locals := h.Hash(nil, []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9}) // the last one fills no block
+	locals := h.Hash(nil, []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9}) // the last token fills no block
 	for i, seq := range events.SeqHashes(nil, locals) {
 		fmt.Printf("%016x %016x\n", locals[i], seq)
 	}

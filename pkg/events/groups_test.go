@@ -27,12 +27,12 @@ func TestParseGroups(t *testing.T) {
 		"full:8": "unexpected", "mamba:eagle:8": "unexpected", "swa:99999999999": "not a number",
 	} {
 		if _, err := ParseGroups(text); err == nil || !strings.Contains(err.Error(), why) {
-			t.Errorf("%q: %v, want one that says %q", text, err, why)
+			t.Errorf("%q: %v, want an error with %q", text, err, why)
 		}
 	}
 }
 
-// TestGroupsOfEvents decodes what events say of their groups, and what a decoder was told of them.
+// TestGroupsOfEvents decodes the groups of events, with and without a configuration of groups.
 func TestGroupsOfEvents(t *testing.T) {
 	told := []GroupSpec{{Kind: AttentionFull, Drops: true}, {Kind: AttentionSlidingWindow, Window: 24},
 		{Kind: AttentionChunkedLocal, Window: 64}}
@@ -43,7 +43,7 @@ func TestGroupsOfEvents(t *testing.T) {
 		want   Event
 	}{
 		"a window":                   {nil, swa, Event{Group: 1, Attention: AttentionSlidingWindow, Window: 12}},
-		"a window that was told too": {told, swa, Event{Group: 1, Attention: AttentionSlidingWindow, Window: 12}},
+		"a configured window too": {told, swa, Event{Group: 1, Attention: AttentionSlidingWindow, Window: 12}},
 		"a window that was told": {told, map[string]any{"group_idx": 1, "kv_cache_spec_kind": "sliding_window"},
 			Event{Group: 1, Attention: AttentionSlidingWindow, Window: 24}},
 		"a kind that was told": {told, map[string]any{"group_idx": 2},
@@ -102,7 +102,7 @@ func TestGroupsOfEvents(t *testing.T) {
 	}
 }
 
-// TestMainGroupOfAnotherBlockSize: what such a group holds is not known to the index, so that depths are a bound.
+// TestMainGroupOfAnotherBlockSize: the index lacks the blocks of such a group, so depths are upper bounds.
 func TestMainGroupOfAnotherBlockSize(t *testing.T) {
 	d, err := NewDecoder(DecoderConfig{Engine: VLLM, BlockSize: 4})
 	if err != nil {
@@ -130,9 +130,9 @@ func TestMainGroupOfAnotherBlockSize(t *testing.T) {
 	}{
 		{0, 4, 1, 1, 0},
 		{0, 2, 1, 0, 0}, {0, 4, 1, 1, 0}, // a tail of the same group
-		{1, 2, 1, 0, 0}, {0, 4, 1, 1, 0}, // a tail of a group that has announced no whole block yet
+		{1, 2, 1, 0, 0}, {0, 4, 1, 1, 0}, // a tail of a group without whole blocks so far
 		{1, 2, 2, 0, 0}, {0, 4, 1, 1, unannounced},
-		{1, 4, 1, 1, unannounced}, {0, 4, 1, 1, 0}, // it has whole blocks after all
+		{1, 4, 1, 1, unannounced}, {0, 4, 1, 1, 0}, // the group has whole blocks after all
 	} {
 		if got := decode(c.group, c.size, c.blocks); len(got) != c.events || c.events > 0 && got[0].Window != c.window {
 			t.Errorf("event %d: %+v, want %d with window %d", i, got, c.events, c.window)

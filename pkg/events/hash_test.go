@@ -30,7 +30,7 @@ func mustHasher(t testing.TB, blockSize uint32, space Space, eagle bool) *Hasher
 	return h
 }
 
-// The vectors were computed by Dynamo's own compute_block_hash_for_seq (ai-dynamo-runtime 1.6.1).
+// Dynamo's own compute_block_hash_for_seq (ai-dynamo-runtime 1.6.1) computed the vectors.
 func TestLocalHashVectors(t *testing.T) {
 	repeat := func(id uint32, n int) []uint32 {
 		tokens := make([]uint32, n)
@@ -39,7 +39,7 @@ func TestLocalHashVectors(t *testing.T) {
 		}
 		return tokens
 	}
-	const pad = 49115154 // by which some routers stand for an item's placeholders
+	const pad = 49115154 // some routers' token for an item's placeholders
 	for _, c := range []struct {
 		name   string
 		tokens []uint32
@@ -126,7 +126,7 @@ func TestSeqHashVectors(t *testing.T) {
 	}
 }
 
-// TestSeqHashAsLibrary asks the library for the hash that is written out here.
+// TestSeqHashAsLibrary compares nextSeqHash with the library.
 func TestSeqHashAsLibrary(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 10_000 {
@@ -139,7 +139,7 @@ func TestSeqHashAsLibrary(t *testing.T) {
 	}
 }
 
-// TestHashItems: an item touches a block if one of its tokens is among those that are hashed.
+// TestHashItems: an item belongs to a block if any of the item's tokens is hashed with the block.
 func TestHashItems(t *testing.T) {
 	rng := rand.New(rand.NewPCG(16, 1))
 	for range 300 {
@@ -190,7 +190,7 @@ func TestMediaHash(t *testing.T) {
 	}
 }
 
-// The way by which tokens are hashed in place agrees with the portable one.
+// Hashing in place equals portable hashing.
 func TestHashTokensTwin(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	var scratch blockScratch
@@ -217,7 +217,7 @@ func TestNewHasherRefusesSizes(t *testing.T) {
 	}
 }
 
-// With a lookahead, a block's hash is that of a block which is longer by it.
+// The hash of a block with lookahead equals the hash of a longer block.
 func TestLookahead(t *testing.T) {
 	if _, err := NewLookaheadHasher(4, MaxBlockSize+1, Space{}); err == nil {
 		t.Error("a hasher that reads ahead beyond all bounds")

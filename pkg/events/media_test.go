@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// mediaBlocks are local hashes of items in blocks of two tokens 0 and 1, of which the first is Dynamo's. Those of items
-// with places were computed with Python's xxhash. They are part of snapshots and logs and must not change.
+// mediaBlocks are local hashes of items in blocks of the tokens 0 and 1. The first hash is Dynamo's; Python's xxhash
+// computed the hashes of items with offsets. Snapshots and logs contain such hashes, so they must not change.
 var mediaBlocks = []struct {
 	media []BlockMedia
 	want  LocalHash
@@ -32,10 +32,10 @@ func TestMediaBlocks(t *testing.T) {
 	}
 }
 
-// placeholder is the token of all images. Texts have it too.
+// placeholder is the token of all images. Texts contain it too.
 const placeholder = 99
 
-// imageNames have digests that Dynamo does not tell apart.
+// imageNames are digests with equal mm_hashes in Dynamo.
 var imageNames = []string{"a", "b", "c", strings.Repeat("0", 63) + "1", strings.Repeat("0", 63) + "2",
 	strings.Repeat("a", 64), strings.Repeat("A", 64)}
 
@@ -43,10 +43,10 @@ var imageNames = []string{"a", "b", "c", strings.Repeat("0", 63) + "1", strings.
 type segment struct {
 	text   uint32
 	image  string
-	length int // tokens of an image; the same one may have more or fewer elsewhere
+	length int // tokens of an image; an image may have different lengths at different places
 }
 
-// imagePrompt is a prompt of segments as an engine has it.
+// imagePrompt is a prompt of segments in the engine's form.
 type imagePrompt struct {
 	tokens []uint32
 	items  []MediaItem
@@ -66,8 +66,8 @@ func promptOf(segments []segment) (p imagePrompt) {
 	return p
 }
 
-// keys are what vLLM (0.23 and later) hashes of each block of a prompt beside its tokens: identifiers with their
-// offsets, of items that touch what is hashed of the block.
+// keys returns the inputs of vLLM's block hashes beside the tokens (0.23 and later): the identifiers and offsets of the
+// items within the hashed tokens of each block.
 func (p imagePrompt) keys(size, ahead int) (keys []any) {
 	for begin := 0; begin+size+ahead <= len(p.tokens); begin += size {
 		var key []any
@@ -85,16 +85,16 @@ func (p imagePrompt) keys(size, ahead int) (keys []any) {
 	return keys
 }
 
-// TestMediaTwin swaps, shifts, doubles, takes out and replaces images, alone and beside each other, also so that the
-// tokens stay the same. The leading blocks that an engine's events and a query have in common are those which a naive
-// engine shares: those of which the tokens, and the identifiers with their offsets, are equal from the first block on.
+// TestMediaTwin swaps, shifts, doubles, removes and replaces images, alone and beside each other, with and without
+// equal tokens. The common leading blocks of an engine's events and a query equal those of a naive engine: the blocks
+// up to the first difference in tokens, identifiers or offsets.
 func TestMediaTwin(t *testing.T) {
 	rng := rand.New(rand.NewPCG(16, 2))
 	image := func() segment {
 		return segment{image: imageNames[rng.IntN(len(imageNames))], length: 1 + rng.IntN(4)*rng.IntN(4)}
 	}
 	text := func() segment { return segment{text: []uint32{0, 1, placeholder, placeholder}[rng.IntN(4)]} }
-	shared, cut, moved := 0, 0, 0 // prompts with images: all is shared, some is, none though the tokens are
+	shared, cut, moved := 0, 0, 0 // prompts with images that share all blocks, some blocks, no blocks despite equal tokens
 	for range 40_000 {
 		size, ahead := 1+rng.IntN(8), rng.IntN(2)*rng.IntN(4)
 		var was []segment
@@ -124,7 +124,7 @@ func TestMediaTwin(t *testing.T) {
 				if now[i].image != "" {
 					now[i] = segment{image: image().image, length: now[i].length}
 				}
-			case 6: // the same tokens: an image becomes shorter or text, and what follows another one
+			case 6: // equal tokens: an image becomes shorter or text, and another image follows
 				if now[i].image != "" {
 					rest := rng.IntN(now[i].length)
 					tail := slices.Repeat([]segment{{text: placeholder}}, now[i].length-rest)
@@ -174,7 +174,7 @@ func TestMediaTwin(t *testing.T) {
 	}
 }
 
-// announce has a decoder read a prompt's blocks as vLLM announces them, and is their local hashes.
+// announce decodes vLLM's announcement of a prompt's blocks and returns the local hashes.
 func announce(t *testing.T, p imagePrompt, keys []any, size, ahead int) []LocalHash {
 	if len(keys) == 0 {
 		return nil
@@ -204,8 +204,8 @@ func announce(t *testing.T, p imagePrompt, keys []any, size, ahead int) []LocalH
 	return m.Events[0].Locals
 }
 
-// TestMediaOffsetsUnknown: an engine that does not say where items are, as vLLM before 0.23, shares no block with an
-// item with a query that says it. Those with one item are as Dynamo hashes them.
+// TestMediaOffsetsUnknown: an engine without offsets (vLLM before 0.23) shares no block with items with a query with
+// offsets. Blocks with a single item have Dynamo's hash.
 func TestMediaOffsetsUnknown(t *testing.T) {
 	p := promptOf([]segment{{text: 1}, {text: 2}, {text: 3}, {text: 1}, {image: "b", length: 2}, {text: 2},
 		{image: "a", length: 1}, {image: "a", length: 1}, {text: 1}})

@@ -13,7 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
-// decodeParts decodes a message in parts of the given bound, and joins them.
+// decodeParts decodes a message in parts of the given bound, and joins the parts.
 func decodeParts(d *Decoder, payload []byte, bound partBound) (m Message, parts int, err error) {
 	m, more, err := d.begin(payload, bound)
 	part := m.Events
@@ -30,7 +30,7 @@ func decodeParts(d *Decoder, payload []byte, bound partBound) (m Message, parts 
 	}
 }
 
-// checkParts has one decoder read a message whole and another one in parts: both must return and remember the same.
+// checkParts decodes a message whole and in parts. The results and the decoders' states must be equal.
 func checkParts(t *testing.T, whole, inParts *Decoder, payload []byte, bound partBound) (parts int) {
 	t.Helper()
 	want, wantErr := whole.Decode(payload)
@@ -53,8 +53,8 @@ func checkParts(t *testing.T, whole, inParts *Decoder, payload []byte, bound par
 	return parts
 }
 
-// TestPartsTwin: the parts of a message are together what Decode returns, of random messages, captured ones, and all of
-// them cut off or damaged.
+// TestPartsTwin: the joined parts of a message equal the result of Decode, for random and captured messages, whole,
+// truncated and damaged.
 func TestPartsTwin(t *testing.T) {
 	parted := 0
 	for seed := range uint64(200) {
@@ -88,8 +88,8 @@ func TestPartsTwin(t *testing.T) {
 	}
 }
 
-// TestLongRemovalsInParts: a removed event of very many names is the same in parts, with unreadable names among them,
-// whether its type comes before the names or after.
+// TestLongRemovalsInParts: a removed event of very many names has the same result in parts, with unreadable names, and
+// with the type before or after the names.
 func TestLongRemovalsInParts(t *testing.T) {
 	const n = maxEventTokens + 3*MaxBlocksPerEvent + 5
 	head := binary.BigEndian.AppendUint32([]byte{0xdd}, n)
@@ -113,7 +113,7 @@ func TestLongRemovalsInParts(t *testing.T) {
 	}
 }
 
-// hostile are messages of about so many bytes that have very many of something.
+// hostile returns messages of about this size with very many elements of some kind.
 func hostile(bytesOf int) map[string][]byte {
 	str := func(s string) []byte { return msgp.AppendStr(nil, s) }
 	array := func(n int) []byte { return binary.BigEndian.AppendUint32([]byte{0xdd}, uint32(n)) }
@@ -160,8 +160,8 @@ func hostile(bytesOf int) map[string][]byte {
 	return list
 }
 
-// TestPartsAreBounded: whatever a message has very many of, its parts need little memory. Decoded at once, the message
-// of clears takes 40 times its size.
+// TestPartsAreBounded: the parts of a message with very many elements of any kind need little memory. Decoded at once,
+// a message of clears takes 40 times its size.
 func TestPartsAreBounded(t *testing.T) {
 	const size, most, mostAllocated = 8 << 20, 24 << 20, 96 << 20
 	for name, payload := range hostile(size) {

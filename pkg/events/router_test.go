@@ -9,7 +9,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// generic is a router event as a value that both encoders take.
+// generic returns a router event as a value for both encoders.
 func generic(rng *rand.Rand) map[string]any {
 	hash := func() uint64 { return rng.Uint64() >> rng.IntN(60) }
 	var data any = "cleared"
@@ -49,8 +49,8 @@ func generic(rng *rand.Rand) map[string]any {
 	return e
 }
 
-// TestRouterFormsAgree reads random router events as JSON and as MessagePack, in an envelope and without, alone and
-// many: always the same.
+// TestRouterFormsAgree reads random router events as JSON and as MessagePack, with and without an envelope, alone and
+// in lists, with equal results.
 func TestRouterFormsAgree(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for round := range 2000 {
@@ -100,7 +100,7 @@ func TestRouterFormsAgree(t *testing.T) {
 		if round%10 > 0 {
 			continue
 		}
-		for i := range data { // cut off anywhere it is an error or fewer events, never others
+		for i := range data { // a truncated message is an error or has fewer events, never different ones
 			n := 0
 			_ = ReadRouterEnvelope(data[:i], func(e RouterEvent) {
 				if n >= len(want) || !reflect.DeepEqual(e, want[n]) {
@@ -112,7 +112,7 @@ func TestRouterFormsAgree(t *testing.T) {
 	}
 }
 
-// checkRouterEvent fails unless the event can be published, or says why it is passed over.
+// checkRouterEvent fails unless the event can be published, or has a reason to be skipped.
 func checkRouterEvent(t *testing.T, e RouterEvent) {
 	t.Helper()
 	if e.Event.Kind == 0 {
@@ -128,7 +128,7 @@ func checkRouterEvent(t *testing.T, e RouterEvent) {
 	}
 }
 
-// A line that can be read is one that can be written, and is read again as the same.
+// A readable line can be written, and read again with an equal result.
 func FuzzRouterEvent(f *testing.F) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for range 20 {
@@ -168,7 +168,7 @@ func FuzzRouterEnvelope(f *testing.F) {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		// an error comes after what could be read
+		// the error follows the readable events
 		_ = ReadRouterEnvelope(data, func(e RouterEvent) { checkRouterEvent(t, e) })
 	})
 }

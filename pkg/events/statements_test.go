@@ -12,11 +12,11 @@ import (
 	"testing"
 )
 
-// statement is one line of what is known of engines' streams: what they write and what they get wrong.
-// testdata/COVERAGE.md lists all such lines, with those that are held by other tests.
+// statement is one known fact about engines' streams: a form or a fault. testdata/COVERAGE.md lists all facts, and the
+// tests of each.
 type statement struct {
 	says   string
-	engine Engine // VLLM if not said
+	engine Engine // default VLLM
 	events []any  // of one message
 	want   []Event
 	passed []Skip
@@ -35,7 +35,7 @@ func (s statement) check(t *testing.T) {
 	})
 }
 
-// device is a stored event of the plain prompt 1, 2, 3…, by names; changes are made to it.
+// device returns a stored event of the prompt 1, 2, 3… with these names and the given changes.
 func device(t *testing.T, first uint32, names []BlockHash, changes ...func(*Event)) Event {
 	e := Event{Kind: Stored, Tier: Device, Blocks: names,
 		Locals: locals(t, 4, Space{}, count(first, uint32(4*len(names))))}
@@ -67,13 +67,13 @@ func TestWhatEnginesWrite(t *testing.T) {
 		digest32[i] = byte(i)
 	}
 	copy(digest16, digest32)
-	array := func(n int) []any { // a stored event of the first n elements of those that there have been
+	array := func(n int) []any { // a stored event of the first n elements
 		return []any{"BlockStored", names(1), nil, tokens, 4, nil, "GPU", nil, []any{nil}, 0, "full_attention", nil,
 			"one more", 7}[:n]
 	}
 	for _, s := range []statement{
 		// Encodings.
-		{says: "an array and a map may stand in one message, each told by its first byte",
+		{says: "an array and a map in one message",
 			events: []any{array(7), store(names(2), 1, count(5, 4))},
 			want:   []Event{device(t, 1, one), device(t, 5, []BlockHash{2}, after(1))}},
 		{says: "keys of a map may come in any order",
@@ -98,7 +98,7 @@ func TestWhatEnginesWrite(t *testing.T) {
 		{says: "12 elements: kv_cache_spec_sliding_window", events: []any{array(12)},
 			want: []Event{device(t, 1, one, of(AttentionFull, 0))}},
 		{says: "elements to come", events: []any{array(14)}, want: []Event{device(t, 1, one, of(AttentionFull, 0))}},
-		{says: "a removal of 2, 3 and 4 elements, and one that says its kind too", events: []any{
+		{says: "a removal of 2, 3 and 4 elements, and a removal with a kind", events: []any{
 			[]any{"BlockRemoved", names(1)}, []any{"BlockRemoved", names(2), "CPU"}, []any{"BlockRemoved", names(3),
 				"GPU", 1}, []any{"BlockRemoved", names(4), "GPU", 1, "mamba", 64}},
 			want: []Event{removed(Device, 1), removed(Host, 2), {Kind: Removed, Tier: Device, Group: 1,
@@ -138,7 +138,7 @@ func TestWhatEnginesWrite(t *testing.T) {
 		{says: "hashes in digits", events: []any{[]any{"BlockRemoved", names("15760518052499183552", "-5", "0xab",
 			hex.EncodeToString(digest32))}},
 			want: []Event{removed(Device, 15760518052499183552, 1<<64-5, 0xab, 0x18191a1b1c1d1e1f)}},
-		{says: "media in whatever case, of all engines", engine: VLLM, events: []any{
+		{says: "media in any case, of all engines", engine: VLLM, events: []any{
 			[]any{"BlockRemoved", names(1), "GPU"}, []any{"BlockRemoved", names(1), nil}, []any{"BlockRemoved",
 				names(1), "cpu"}, []any{"BlockRemoved", names(1), "CPU"},
 			[]any{"BlockRemoved", names(1), "STORAGE"}, []any{"BlockRemoved", names(1), "FS"}, []any{"BlockRemoved",
@@ -189,7 +189,7 @@ func TestWhatEnginesWrite(t *testing.T) {
 			want: []Event{{Kind: Stored, Tier: Device, Blocks: one, Locals: locals(t, 4, Space{LoRA: "x"}, tokens)},
 				{Kind: Stored, Tier: Device, Blocks: []BlockHash{2}, Locals: locals(t, 4, Space{Salt: "x"}, tokens)}}},
 
-		// What is announced, and how.
+		// Announcements.
 		{says: "one event has a step's whole chunk", events: []any{store(func() (list []any) {
 			for i := range 2000 {
 				list = append(list, i+1)
@@ -201,7 +201,7 @@ func TestWhatEnginesWrite(t *testing.T) {
 			}
 			return list
 		}())}},
-		{says: "two copies are two events, and a removal takes one",
+		{says: "two copies are two events, and a removal removes one copy",
 			events: []any{array(7), array(7), []any{"BlockRemoved", names(1), "GPU"}},
 			want:   []Event{device(t, 1, one), device(t, 1, one), removed(Device, 1)}},
 		{says: "events keep their order", events: []any{array(7), []any{"BlockRemoved", names(1), "GPU"}, array(7)},
@@ -276,7 +276,7 @@ func TestWhatEnginesWrite(t *testing.T) {
 	}
 }
 
-// TestWhatStreamsGetWrong: faults that users of other indexers have met.
+// TestWhatStreamsGetWrong: faults from the reports of other indexers' users.
 func TestWhatStreamsGetWrong(t *testing.T) {
 	one, tokens := []BlockHash{1}, count(1, 4)
 	for _, s := range []statement{
@@ -286,7 +286,7 @@ func TestWhatStreamsGetWrong(t *testing.T) {
 			events: []any{store(names(1), 99, tokens, pair{"skipped_parent_block_hash", 98},
 				pair{"skipped_token_ids", tokens}, pair{"skipped_extra_keys", []any{nil}})},
 			want: []Event{device(t, 1, one, after(99))}},
-		{says: "a store without tokens, parent 0, is of names that are known",
+		{says: "a store without tokens, parent 0, refers to known names",
 			events: []any{store(names(1), 0, []any{}, pair{"medium", "CPU"})}, want: []Event{{Kind: Stored, Tier: Host,
 				Chunk: 1, Blocks: one}}},
 		{says: "parent 0 is none", events: []any{store(names(1), 0, tokens)}, want: []Event{device(t, 1, one)}},
@@ -315,14 +315,14 @@ func TestWhatStreamsGetWrong(t *testing.T) {
 			store(names(1), nil, []any{1, 2, 3, uint64(1 << 32)})}, passed: []Skip{SkipToken, SkipToken}},
 		{says: "the same block again within an event", events: []any{store(names(1, 1), nil, count(1, 8)),
 			store(names(1), 1, tokens)}, passed: []Skip{SkipRepeated, SkipRepeated}},
-		{says: "reused blocks that say so are no copies",
+		{says: "blocks announced as reused are no copies",
 			events: []any{store(names(1), nil, tokens, pair{"origin", "NEW"}),
 				store(names(1), nil, tokens, pair{"origin", "REUSED"})},
 			want: []Event{device(t, 1, one)}, passed: []Skip{SkipReused}},
 	} {
 		s.check(t)
 	}
-	// The rank is said by the message; whether a shim was pointed at the right one is its to see.
+	// The message has the rank; the shim checks the rank of its connection.
 	for _, rank := range []any{3, nil} {
 		m := decode(t, mustDecoder(t, VLLM, 4), pack(t, []any{1.5, []any{}, rank}))
 		if m.HasRank != (rank != nil) || rank != nil && m.Rank != 3 {
@@ -345,12 +345,12 @@ func TestWhatStreamsGetWrong(t *testing.T) {
 	}
 }
 
-// golden is what the engines' own code computed; see testdata/README.md.
+// golden has results of the engines' own code; see testdata/README.md.
 type golden struct {
 	VLLM, SGLang []struct {
 		Version, Of string
 		Digests     []string
-		Names       []string // as the events have them
+		Names       []string // in the form of events
 	}
 	Lookahead map[string]struct {
 		Payload string
@@ -359,7 +359,7 @@ type golden struct {
 	}
 }
 
-// The numbers by which engines call blocks in events, of the digests that their own code computes.
+// The names of blocks in events, for digests computed by the engines' own code.
 func TestNamesOfDigests(t *testing.T) {
 	var g golden
 	readCapture(t, "testdata/golden.json", &g)
@@ -393,8 +393,8 @@ func TestNamesOfDigests(t *testing.T) {
 	}
 }
 
-// What vLLM's own cache announces when it reads ahead is what a hasher that reads as far ahead makes of the prompt, and
-// no block more.
+// The announcements of vLLM's own cache with lookahead equal the hashes of a hasher with the same lookahead, without
+// further blocks.
 func TestLookaheadOfVLLM(t *testing.T) {
 	var g golden
 	readCapture(t, "testdata/golden.json", &g)
@@ -421,7 +421,7 @@ func TestLookaheadOfVLLM(t *testing.T) {
 	}
 }
 
-// The tests that testdata/COVERAGE.md names are there.
+// All tests in testdata/COVERAGE.md exist.
 func TestCoverageIsReal(t *testing.T) {
 	text, err := os.ReadFile("testdata/COVERAGE.md")
 	if err != nil {

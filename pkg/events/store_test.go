@@ -9,7 +9,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// storePayload is what Mooncake's KvEventPublisher sends, with all its fields.
+// storePayload is a message of Mooncake's KvEventPublisher with all fields.
 func storePayload(t testing.TB, list ...map[string]any) []byte {
 	t.Helper()
 	for _, e := range list {
@@ -80,7 +80,7 @@ func TestStoreMessage(t *testing.T) {
 	}
 }
 
-// FuzzStoreEvents reads anything: an error of a class, or events that name what they are about.
+// FuzzStoreEvents reads any bytes: the result is a classified error, or events with an object or a tenant.
 func FuzzStoreEvents(f *testing.F) {
 	f.Add(storePayload(f, map[string]any{"event_type": "stored", "object_key": "a", "medium": "cpu"},
 		map[string]any{"event_type": "cleared"}))

@@ -26,8 +26,8 @@ func mediaItems(media []trtMedia) (items []MediaItem) {
 }
 
 // TestTensorRT decodes messages with the fields of TensorRT-LLM's publisher. A prompt with the same images at the same
-// places has the events' hashes. One with another image, with an image elsewhere, or without media has them only before
-// the image.
+// places has the events' hashes. A prompt with another image, with an image elsewhere, or without media has these
+// hashes only before the image.
 func TestTensorRT(t *testing.T) {
 	text, err := os.ReadFile("testdata/tensorrt.json")
 	if err != nil {
@@ -41,7 +41,7 @@ func TestTensorRT(t *testing.T) {
 		From    int
 		Blocks  int
 		LoRA    int  `json:"lora"`
-		Passed  bool // a block has a digest of which mm_keys say nothing
+		Passed  bool // a block has a digest without a key in mm_keys
 	}
 	if err := json.Unmarshal(text, &cases); err != nil || len(cases) < 20 {
 		t.Fatal(len(cases), err)
@@ -97,8 +97,8 @@ func TestTensorRT(t *testing.T) {
 	}
 }
 
-// TestTensorRTTwin lays out random prompts as TensorRT-LLM's engine has them. Two prompts share the leading blocks in
-// which the engine has the same tokens and digests.
+// TestTensorRTTwin generates random prompts in TensorRT-LLM's layout. Two prompts share the leading blocks with equal
+// tokens and digests.
 func TestTensorRTTwin(t *testing.T) {
 	rng := rand.New(rand.NewPCG(23, 5))
 	const standIns = 1000
@@ -196,13 +196,13 @@ func TestTensorRTTwin(t *testing.T) {
 			cut++
 		}
 	}
-	// An event that ends with an image's first token does not show which number stands for it.
+	// An event that ends with an image's first token does not show the token's number.
 	if shared < 15_000 || cut > 500 {
 		t.Errorf("%d prompts shared as in the engine, %d less", shared, cut)
 	}
 }
 
-// TestTensorRTUnreadable skips events whose mm_keys cannot be read, since they would be credited to wrong prompts.
+// TestTensorRTUnreadable skips events with unreadable mm_keys, which would be credited to wrong prompts.
 func TestTensorRTUnreadable(t *testing.T) {
 	key := func(hash, start any) map[string]any {
 		return map[string]any{"type": "mm_key", "hash": hash, "start_offset": start}
@@ -225,7 +225,7 @@ func TestTensorRTUnreadable(t *testing.T) {
 			t.Errorf("%s: %+v", says, got)
 		}
 	}
-	// Without images nothing is to be read, in whatever form that is said.
+	// Events without images are decoded with any form of empty mm_keys.
 	for _, keys := range []any{nil, []any{}, []any{nil}, []any{[]any{}}} {
 		d := mustDecoder(t, VLLM, 4)
 		if got := decode(t, d, message(t, store(names(1), nil, tokens, pair{"mm_keys", keys}))).Events; len(got) != 1 ||

@@ -8,7 +8,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// TestParseTopic: the form of llm-d and KServe, and what is none.
+// TestParseTopic: valid and invalid topics in the form of llm-d and KServe.
 func TestParseTopic(t *testing.T) {
 	for text, want := range map[string]struct {
 		Topic
@@ -41,7 +41,7 @@ func TestParseTopic(t *testing.T) {
 	}
 }
 
-// TestPayloadBlockSize: the size is that of the blocks, if there are any.
+// TestPayloadBlockSize: the result is the size of the blocks, or 0 without blocks.
 func TestPayloadBlockSize(t *testing.T) {
 	message := func(event ...any) []byte {
 		b, err := msgpack.Marshal([]any{1.5, []any{event}, 0})
@@ -89,14 +89,14 @@ func FuzzTopic(f *testing.F) {
 			strings.Contains(string(got.Worker), "@") || strings.ContainsFunc(text, unicode.IsControl) {
 			t.Fatalf("%q: %+v", text, got)
 		}
-		// llm-d splits at each '@' and knows three parts.
+		// llm-d splits at each '@' and accepts three parts.
 		if parts := strings.Split(text, "@"); len(parts) == 3 && (parts[1] != string(got.Worker) || parts[2] != got.Model) {
 			t.Fatalf("llm-d reads %q as %q, we as %+v", text, parts, got)
 		}
 	})
 }
 
-// FuzzPayloadRank: the rank is the decoder's, wherever the decoder reads a message.
+// FuzzPayloadRank: the rank equals the decoder's rank for every readable message.
 func FuzzPayloadRank(f *testing.F) {
 	for _, s := range []string{"\x93\xcb\x00\x00\x00\x00\x00\x00\x00\x00\x90\x03", "\x92\x00\x90",
 		"\x94\x00\x90\xcd\x01\x00\xc0",

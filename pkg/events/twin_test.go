@@ -15,7 +15,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// naiveDecoder says what decoding means: over values that another library has read, one rule after the other.
+// naiveDecoder is the naive form of a decoder: rules over the values of another MessagePack library.
 type naiveDecoder struct {
 	engine Engine
 	block  uint64
@@ -25,7 +25,7 @@ type naiveDecoder struct {
 	counts SkipCounts
 
 	right, other map[uint64]bool      // main groups by the size of their device blocks
-	chains       map[[2]uint64]uint64 // how many tokens the chain of smaller blocks up to a group's block has
+	chains       map[[2]uint64]uint64 // the number of tokens in the chain of smaller blocks up to a group's block
 }
 
 var (
@@ -106,7 +106,7 @@ func (n *naiveDecoder) integer(v any) (uint64, bool) {
 	return bits, ok && !negative && bits <= math.MaxUint32
 }
 
-// copies takes copies of a main group below the device that leave out extra keys.
+// copies decodes copies of a main group below the device without extra keys.
 func (n *naiveDecoder) copies(e Event, fields map[string]any, size uint64, tokens []uint32, grouped bool, named func(),
 ) ([]Event, string) {
 	names, whole := uint64(len(e.Blocks)), size%n.block == 0
@@ -154,7 +154,7 @@ func (n *naiveDecoder) copies(e Event, fields map[string]any, size uint64, token
 	return []Event{e}, ""
 }
 
-// small is a number of 32 bits that is not needed.
+// small is an optional number of 32 bits.
 func (n *naiveDecoder) small(v any) (uint64, bool) {
 	if bits, negative, ok := randval.AsInteger(v); ok && !negative && bits <= math.MaxUint32 {
 		return bits, true
@@ -195,7 +195,7 @@ func (n *naiveDecoder) event(v any) ([]Event, string) {
 			}
 		}
 	}
-	// Fields that are not needed count by themselves.
+	// Optional fields have their own counts.
 	group, _ := n.small(fields["group_idx"])
 	attention := AttentionUnknown
 	switch kind := fields["kv_cache_spec_kind"].(type) {
@@ -232,7 +232,7 @@ func (n *naiveDecoder) event(v any) ([]Event, string) {
 		return nil, "unknown_type"
 	}
 
-	// What spoils any of them. Names of another type than array are no names.
+	// Faults of all types of events. Names of another type than array count as no names.
 	hashes, ok := fields["block_hashes"].([]any)
 	notNames := !ok && fields["block_hashes"] != nil
 	tier, tierOK := Device, true
@@ -298,7 +298,7 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, isArra
 	if !ok && fields["token_ids"] != nil {
 		spoiled = append(spoiled, "malformed_event")
 	}
-	numbers := slices.Clone(tokenList) // a text among them spoils only the blocks from its place on
+	numbers := slices.Clone(tokenList) // a text only invalidates the blocks from its place on
 	cut := slices.IndexFunc(numbers, isText)
 	for i := range numbers {
 		if isText(numbers[i]) {
@@ -322,7 +322,7 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, isArra
 		spoiled = append(spoiled, "reused")
 	}
 	if len(spoiled) > 0 {
-		for _, name := range skipNames { // the first in the list counts
+		for _, name := range skipNames { // the first reason in the list counts
 			if slices.Contains(spoiled, name) {
 				return nil, name
 			}
@@ -387,7 +387,7 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, isArra
 		seen[name] = true
 	}
 
-	// Which prompts the blocks serve.
+	// The space of the blocks.
 	media := make([][]BlockMedia, len(e.Blocks))
 	shownSalt := salt
 	if keys, ok := fields["extra_keys"].([]any); ok && !allNil(keys) {
@@ -533,7 +533,7 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, isArra
 	return []Event{e}, ""
 }
 
-// otherSize names the reason to skip blocks of a main group that have another size.
+// otherSize returns the reason to skip blocks of a main group with another size.
 func (n *naiveDecoder) otherSize(e Event, size uint64, parent BlockHash, hasParent bool, tokens uint64) string {
 	group := uint64(e.Group)
 	if size > 0 && size < n.block && (n.right[group] || e.Tier != Device && len(n.right) > 0) {
@@ -572,7 +572,7 @@ func allNil(values []any) bool {
 	return true
 }
 
-// naiveDynamo is Dynamo's mm_hash of an identifier.
+// naiveDynamo returns Dynamo's mm_hash of an identifier.
 func naiveDynamo(s string) uint64 {
 	if digestLike.MatchString(s) {
 		v, _ := strconv.ParseUint(s[:16], 16, 64)
@@ -589,7 +589,7 @@ func naiveMedia(v any) (uint64, bool) {
 	case string:
 		return MediaHash(v), true
 	case []byte:
-		return PayloadDigest(v), true // XXH3-64, whatever it is of
+		return PayloadDigest(v), true // XXH3-64 of any text
 	}
 	return 0, false
 }
@@ -629,8 +629,7 @@ func (n *naiveDecoder) name(v any) (BlockHash, bool) {
 	return 0, false
 }
 
-// The decoder makes of messages what the naive one makes of them, from the first to the last: events and what is passed
-// over.
+// The decoder and the naive decoder return equal events and skips for all messages.
 func TestDecoderTwin(t *testing.T) {
 	var all SkipCounts
 	for seed := range uint64(60) {

@@ -21,7 +21,7 @@ var workerLines = []struct {
 		[]uint64{6}, false},
 }
 
-// TestWorkerEvents reads what a worker says of itself: it is as if it had named itself in each event.
+// TestWorkerEvents reads a worker's events without the worker's name; the results equal those with the name.
 func TestWorkerEvents(t *testing.T) {
 	for _, c := range workerLines {
 		var ids []uint64
