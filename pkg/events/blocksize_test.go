@@ -6,7 +6,7 @@ import "testing"
 // Blocks of another size are counted, and blocks of the right size are decoded, in any order.
 func TestOtherBlockSizes(t *testing.T) {
 	const main, state = "full_attention", "mamba"
-	type said struct {
+	type announcement struct {
 		kind      string
 		group     int
 		size      int // tokens in a block; 0: not announced
@@ -14,42 +14,42 @@ func TestOtherBlockSizes(t *testing.T) {
 		medium    string
 		diagnosed bool // after the event
 	}
-	right := said{kind: main, size: 4, n: 2}
+	right := announcement{kind: main, size: 4, n: 2}
 	for name, c := range map[string]struct {
-		says    []said
+		says    []announcement
 		skipped SkipCounts
 	}{
-		"tail first": {[]said{
+		"tail first": {[]announcement{
 			{kind: main, size: 1, first: 1, n: 1}, {kind: state, group: 1, size: 1, first: 1, n: 1}, right,
 		}, SkipCounts{SkipPartialBlock: 1, SkipGroupTokens: 1}},
-		"tails of several prompts first": {[]said{
+		"tails of several prompts first": {[]announcement{
 			{kind: main, size: 1, n: 3}, {kind: main, size: 1, first: 5, n: 3}, {kind: main, size: 1, first: 13, n: 2}, right,
 		}, SkipCounts{SkipPartialBlock: 3}},
-		"tail last": {[]said{
+		"tail last": {[]announcement{
 			right, {kind: main, size: 1, first: 8, n: 3},
 		}, SkipCounts{SkipPartialBlock: 1}},
-		"a whole block in smaller ones first": {[]said{
+		"a whole block in smaller ones first": {[]announcement{
 			{kind: main, size: 1, n: 3}, {kind: main, size: 1, first: 3, n: 1, diagnosed: true}, right,
 		}, SkipCounts{SkipPartialBlock: 1, SkipBlockSize: 1}},
-		"a larger block first": {[]said{
+		"a larger block first": {[]announcement{
 			{kind: main, size: 8, n: 1, diagnosed: true}, right,
 		}, SkipCounts{SkipBlockSize: 1}},
-		"larger blocks last": {[]said{
+		"larger blocks last": {[]announcement{
 			right, {kind: main, size: 8, n: 1}, {kind: main, size: 8, n: 1},
 		}, SkipCounts{SkipBlockSize: 2}},
-		"a second main group first": {[]said{
+		"a second main group first": {[]announcement{
 			{kind: main, group: 1, size: 8, n: 1, diagnosed: true}, right, {kind: main, group: 1, size: 8, n: 1}, right,
 		}, SkipCounts{SkipBlockSize: 2}},
-		"second main groups last": {[]said{
+		"second main groups last": {[]announcement{
 			right, {kind: main, group: 1, size: 2, n: 2}, right, {kind: main, group: 2, size: 8, n: 1},
 		}, SkipCounts{SkipBlockSize: 2}},
-		"no size first": {[]said{{kind: main, n: 1, diagnosed: true}, right}, SkipCounts{SkipBlockSize: 1}},
-		"no size last":  {[]said{right, {kind: main, n: 1}}, SkipCounts{SkipBlockSize: 1}},
-		"other units in host memory": {[]said{
+		"no size first": {[]announcement{{kind: main, n: 1, diagnosed: true}, right}, SkipCounts{SkipBlockSize: 1}},
+		"no size last":  {[]announcement{right, {kind: main, n: 1}}, SkipCounts{SkipBlockSize: 1}},
+		"other units in host memory": {[]announcement{
 			{kind: main, size: 6, n: 1, medium: "CPU"}, right, {kind: main, size: 6, n: 1, medium: "CPU"},
 			{kind: main, size: 2, n: 1, medium: "CPU"},
 		}, SkipCounts{SkipCopySize: 2, SkipPartialBlock: 1}},
-		"only a state group has the size": {[]said{
+		"only a state group has the size": {[]announcement{
 			{kind: state, group: 1, size: 4, n: 1}, {kind: main, size: 8, n: 1, diagnosed: true}, right,
 		}, SkipCounts{SkipBlockSize: 1}},
 	} {

@@ -7,14 +7,14 @@ import "testing"
 func TestStoreCopies(t *testing.T) {
 	tokens := count(1, 4)
 	for _, c := range []struct {
-		says    string
+		name    string
 		more    []pair
 		skipped [2]bool // without and with a registered store
 	}{
 		{"the connector's form", []pair{{"medium", "cpu"}, {"group_idx", 0}}, [2]bool{true, true}},
 		{"before it had groups, and LMCache's in process", []pair{{"medium", "cpu"}}, [2]bool{false, true}},
 		{"the offloading connector's", []pair{{"medium", "CPU"}, {"group_idx", 0}}, [2]bool{}},
-		{"another that tells the kind", []pair{{"medium", "cpu"}, {"group_idx", 0},
+		{"another with a kind", []pair{{"medium", "cpu"}, {"group_idx", 0},
 			{"kv_cache_spec_kind", "full_attention"}}, [2]bool{false, true}},
 		{"the device's", []pair{{"medium", "GPU"}, {"group_idx", 0}}, [2]bool{}},
 	} {
@@ -25,7 +25,7 @@ func TestStoreCopies(t *testing.T) {
 			}
 			m, err := d.Decode(message(t, store(names(1), nil, tokens, c.more...)))
 			if skipped := d.Counts()[SkipStore] == 1; err != nil || skipped != c.skipped[i] || skipped != (len(m.Events) == 0) {
-				t.Errorf("%s, registered %v: %+v, %v, %v", c.says, registered, m.Events, d.Counts(), err)
+				t.Errorf("%s, registered %v: %+v, %v, %v", c.name, registered, m.Events, d.Counts(), err)
 			}
 		}
 	}

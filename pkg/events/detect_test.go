@@ -14,13 +14,13 @@ func TestEngineIsTold(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		knew, told := mustDecoder(t, engine, 4), mustDecoder(t, AnyEngine, 4)
+		configured, detected := mustDecoder(t, engine, 4), mustDecoder(t, AnyEngine, 4)
 		for i, payload := range capturedPayloads(t, path) {
-			want, err := knew.Decode(payload)
+			want, err := configured.Decode(payload)
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := told.Decode(payload)
+			got, err := detected.Decode(payload)
 			if err != nil || len(got.Events) != len(want.Events) {
 				t.Fatalf("%s, message %d: %+v, %v, want %+v", path, i, got, err, want)
 			}
@@ -29,15 +29,15 @@ func TestEngineIsTold(t *testing.T) {
 					t.Errorf("%s, message %d: %+v, want %+v", path, i, got.Events[j], want.Events[j])
 				}
 			}
-			if e, why := told.Engine(); i == 0 && (e != engine || why == "") {
-				t.Errorf("%s is taken for %s: %s", path, e, why)
+			if e, why := detected.Engine(); i == 0 && (e != engine || why == "") {
+				t.Errorf("%s is detected as %s: %s", path, e, why)
 			}
 		}
-		if knew.Counts() != told.Counts() {
-			t.Errorf("%s: passed over %v, want %v", path, told.Counts(), knew.Counts())
+		if configured.Counts() != detected.Counts() {
+			t.Errorf("%s: skipped %v, want %v", path, detected.Counts(), configured.Counts())
 		}
-		told.Reset()
-		if e, why := told.Engine(); e != AnyEngine || why != "" {
+		detected.Reset()
+		if e, why := detected.Engine(); e != AnyEngine || why != "" {
 			t.Errorf("after a restart it is still %s: %s", e, why)
 		}
 	}
@@ -45,7 +45,7 @@ func TestEngineIsTold(t *testing.T) {
 
 // A message without a sign has the same meaning for all engines, so no message waits for the detection.
 func TestMessagesWithoutSigns(t *testing.T) {
-	told, untold := map[Engine]int{}, 0
+	detected, untold := map[Engine]int{}, 0
 	for seed := range uint64(60) {
 		c := chooser{rand.New(rand.NewPCG(11, seed)), 1 + int(seed%4)}
 		for i := range 200 {
@@ -64,7 +64,7 @@ func TestMessagesWithoutSigns(t *testing.T) {
 				untold++
 				engines = []Engine{VLLM, SGLang}
 			}
-			told[e]++
+			detected[e]++
 			for _, engine := range engines {
 				as := mustDecoder(t, engine, uint32(c.block))
 				want, err := as.Decode(payload)
@@ -76,14 +76,14 @@ func TestMessagesWithoutSigns(t *testing.T) {
 					same = same && sameEvent(got.Events[j], want.Events[j])
 				}
 				if !same {
-					t.Fatalf("seed %d, message %d, told %s (%s), as %s: %x\n%+v, want\n%+v", seed, i, e, why, engine,
+					t.Fatalf("seed %d, message %d, detected %s (%s), as %s: %x\n%+v, want\n%+v", seed, i, e, why, engine,
 						payload, got, want)
 				}
 			}
 		}
 	}
-	if untold < 100 || told[VLLM] < 100 || told[SGLang] < 100 {
-		t.Errorf("tried %v", told)
+	if untold < 100 || detected[VLLM] < 100 || detected[SGLang] < 100 {
+		t.Errorf("tried %v", detected)
 	}
 }
 

@@ -119,7 +119,7 @@ func fillSalts(t *testing.T, d *Decoder) {
 		decode(t, d, message(t, store(blocks, nil, tokens, pair{"extra_keys", keys})))
 	}
 	if n := len(d.salts.recent) + len(d.salts.older); n > 2*maxSalted {
-		t.Errorf("%d salted blocks are remembered", n)
+		t.Errorf("%d salted blocks are stored", n)
 	}
 }
 
@@ -187,7 +187,7 @@ func TestBlockSizeDiagnosis(t *testing.T) {
 	} {
 		d := mustDecoder(t, c.engine, 4)
 		if d.Diagnosis() != nil {
-			t.Fatal("a diagnosis before anything was said")
+			t.Fatal("a diagnosis before the first message")
 		}
 		wrong := store(names(1), nil, count(0, uint32(max(c.size, 4))), pair{"block_size", c.size})
 		another := wrong
@@ -490,7 +490,7 @@ func fuzzDecoder(f *testing.F, engine Engine) {
 		read, err := unknown.Decode(payload)
 		if e, _ := unknown.Engine(); err != nil || (e == engine || e == AnyEngine) &&
 			!slices.EqualFunc(read.Events, b.Events, sameEvent) {
-			t.Fatalf("told %s: %v\n%+v, want\n%+v", e, err, read.Events, b.Events)
+			t.Fatalf("engine %s: %v\n%+v, want\n%+v", e, err, read.Events, b.Events)
 		}
 	})
 }

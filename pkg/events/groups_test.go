@@ -34,7 +34,7 @@ func TestParseGroups(t *testing.T) {
 
 // TestGroupsOfEvents decodes the groups of events, with and without a configuration of groups.
 func TestGroupsOfEvents(t *testing.T) {
-	told := []GroupSpec{{Kind: AttentionFull, Drops: true}, {Kind: AttentionSlidingWindow, Window: 24},
+	configured := []GroupSpec{{Kind: AttentionFull, Drops: true}, {Kind: AttentionSlidingWindow, Window: 24},
 		{Kind: AttentionChunkedLocal, Window: 64}}
 	swa := map[string]any{"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 12}
 	for name, c := range map[string]struct {
@@ -42,18 +42,18 @@ func TestGroupsOfEvents(t *testing.T) {
 		fields map[string]any
 		want   Event
 	}{
-		"a window":                   {nil, swa, Event{Group: 1, Attention: AttentionSlidingWindow, Window: 12}},
-		"a configured window too": {told, swa, Event{Group: 1, Attention: AttentionSlidingWindow, Window: 12}},
-		"a window that was told": {told, map[string]any{"group_idx": 1, "kv_cache_spec_kind": "sliding_window"},
+		"a window":                  {nil, swa, Event{Group: 1, Attention: AttentionSlidingWindow, Window: 12}},
+		"a window in the event too": {configured, swa, Event{Group: 1, Attention: AttentionSlidingWindow, Window: 12}},
+		"a window by configuration": {configured, map[string]any{"group_idx": 1, "kv_cache_spec_kind": "sliding_window"},
 			Event{Group: 1, Attention: AttentionSlidingWindow, Window: 24}},
-		"a kind that was told": {told, map[string]any{"group_idx": 2},
+		"a kind by configuration": {configured, map[string]any{"group_idx": 2},
 			Event{Group: 2, Attention: AttentionChunkedLocal, Window: 64}},
 		"a chunk of unknown size": {nil,
 			map[string]any{"group_idx": 2, "kv_cache_spec_kind": "chunked_local_attention"}, Event{Group: 2,
 				Attention: AttentionChunkedLocal}},
-		"a group beyond those told": {told, map[string]any{"group_idx": 3, "kv_cache_spec_kind": "mamba"},
+		"a group beyond the configuration": {configured, map[string]any{"group_idx": 3, "kv_cache_spec_kind": "mamba"},
 			Event{Group: 3, Attention: AttentionMamba}},
-		"a draft model": {told, nil, Event{Attention: AttentionFull, Drops: true}},
+		"a draft model": {configured, nil, Event{Attention: AttentionFull, Drops: true}},
 		"a window in another group": {nil, map[string]any{"kv_cache_spec_kind": "full_attention",
 			"kv_cache_spec_sliding_window": 12}, Event{Attention: AttentionFull}},
 		"a window of blocks of its own": {nil, map[string]any{"group_idx": 1, "kv_cache_spec_kind": "sliding_window",
@@ -64,11 +64,11 @@ func TestGroupsOfEvents(t *testing.T) {
 		"a group that keeps no block": {nil, map[string]any{"group_idx": 1, "kv_cache_spec_kind": "sliding_window",
 			"kv_cache_spec_sliding_window": 12, "block_hashes": []int{}},
 			Event{Group: 1, Attention: AttentionSlidingWindow, Window: 12}},
-		"a draft model that reads ahead": {told, map[string]any{"lookahead_token_ids": []int{9}},
+		"a draft model that reads ahead": {configured, map[string]any{"lookahead_token_ids": []int{9}},
 			Event{Attention: AttentionFull, Lookahead: 1}},
-		"SGLang's windows": {told[:2], map[string]any{"sglang": true}, Event{Attention: AttentionFull, Window: 1,
+		"SGLang's windows": {configured[:2], map[string]any{"sglang": true}, Event{Attention: AttentionFull, Window: 1,
 			Drops: true}},
-		"SGLang's full attention": {told[:1], map[string]any{"sglang": true},
+		"SGLang's full attention": {configured[:1], map[string]any{"sglang": true},
 			Event{Attention: AttentionFull, Drops: true}},
 	} {
 		engine := VLLM

@@ -188,18 +188,18 @@ func announce(t *testing.T, p imagePrompt, keys []any, size, ahead int) []LocalH
 		}
 		beyond = append(beyond, next)
 	}
-	said := map[string]any{"type": "BlockStored", "block_hashes": hashes, "token_ids": p.tokens[:len(keys)*size],
+	announcement := map[string]any{"type": "BlockStored", "block_hashes": hashes, "token_ids": p.tokens[:len(keys)*size],
 		"block_size": size, "medium": "GPU", "extra_keys": keys}
 	if ahead > 0 {
-		said["lookahead_token_ids"] = beyond
+		announcement["lookahead_token_ids"] = beyond
 	}
 	d, err := NewDecoder(DecoderConfig{Engine: VLLM, BlockSize: uint32(size)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := d.Decode(message(t, said))
+	m, err := d.Decode(message(t, announcement))
 	if err != nil || len(m.Events) != 1 {
-		t.Fatalf("%v: %+v, %v", said, m, err)
+		t.Fatalf("%v: %+v, %v", announcement, m, err)
 	}
 	return m.Events[0].Locals
 }

@@ -161,7 +161,7 @@ func hostile(bytesOf int) map[string][]byte {
 }
 
 // TestPartsAreBounded: the parts of a message with very many elements of any kind need little memory. Decoded at once,
-// a message of clears takes 40 times its size.
+// a message of clears needs 40 times its size.
 func TestPartsAreBounded(t *testing.T) {
 	const size, most, mostAllocated = 8 << 20, 24 << 20, 96 << 20
 	for name, payload := range hostile(size) {
@@ -185,7 +185,7 @@ func TestPartsAreBounded(t *testing.T) {
 				part, more = d.Continue()
 			}
 			if grown > most {
-				t.Errorf("a message of %d MiB takes %d MiB", size>>20, grown>>20)
+				t.Errorf("a message of %d MiB needs %d MiB", size>>20, grown>>20)
 			}
 			if allocated = totalAllocated() - allocated; allocated > mostAllocated {
 				t.Errorf("a message of %d MiB allocates %d MiB", size>>20, allocated>>20)
