@@ -132,17 +132,32 @@ func rendered(t *testing.T, text string) (string, map[string]object) {
 	return all.String(), objects(t, all.String())
 }
 
+// clusterValues returns the values of three indexers and three NATS servers.
+func clusterValues(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(chartDir, "values-cluster.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// allRenderings returns renderings and the values of the cluster.
+func allRenderings(t *testing.T) map[string]string {
+	t.Helper()
+	all := maps.Clone(renderings)
+	all["cluster, with an engine"] = clusterValues(t) + "engineExample: {enabled: true}\n"
+	return all
+}
+
 // Values with which the other tests render. Those that testdata has a file of are checked further elsewhere.
 var renderings = map[string]string{
 	"default": "",
-	"embedded": `
-nats: {mode: embedded, storage: {className: fast}}
-indexer: {replicas: 1}
-`,
-	"embedded, with an engine": `
-nats: {mode: embedded}
-indexer: {replicas: 1}
+	"default, with an engine": `
 engineExample: {enabled: true}
+`,
+	"embedded": `
+nats: {storage: {className: fast}}
 `,
 	"everything": `
 image: {pullPolicy: IfNotPresent, tag: v0.4.0}
@@ -184,7 +199,7 @@ engineExample: {enabled: true, nkeySecret: ""}
 
 // TestLint has Helm's linter look at the chart, with each of the values. It asks for an icon, and for no more.
 func TestLint(t *testing.T) {
-	for name, text := range renderings {
+	for name, text := range allRenderings(t) {
 		l := lint.AllWithKubeVersion(chartDir, parseValues(t, text), "inference",
 			&chartutil.KubeVersion{Version: "v1.37.0", Major: "1", Minor: "37"})
 		for _, m := range l.Messages {
@@ -224,9 +239,9 @@ func differences(path string, a, b any) (list []string) {
 	return list
 }
 
-// TestDefaultIsTheManifests: without values the chart is deploy/kubernetes, but for two labels that say where objects
-// come from.
-func TestDefaultIsTheManifests(t *testing.T) {
+// TestClusterIsTheManifests: with values-cluster.yaml the chart is deploy/kubernetes, except for two labels that name
+// the chart.
+func TestClusterIsTheManifests(t *testing.T) {
 	var all strings.Builder
 	for _, file := range []string{"nats.yaml", "indexer.yaml", "network.yaml", "engine-example.yaml"} {
 		text, err := os.ReadFile(filepath.Join(root, "deploy/kubernetes", file))
@@ -236,7 +251,7 @@ func TestDefaultIsTheManifests(t *testing.T) {
 		all.WriteString("---\n" + string(text))
 	}
 	want := objects(t, all.String())
-	_, is := rendered(t, "engineExample: {enabled: true}")
+	_, is := rendered(t, clusterValues(t)+"engineExample: {enabled: true}\n")
 	if a, b := slices.Sorted(maps.Keys(want)), slices.Sorted(maps.Keys(is)); !slices.Equal(a, b) {
 		t.Fatalf("deploy/kubernetes has %q, the chart %q", a, b)
 	}
@@ -330,12 +345,14 @@ func TestValues(t *testing.T) {
 	}
 	check("what the monitor selects", selected, "[Service kvatlas-indexer]")
 
-	for switched, gone := range map[string]string{
-		"indexer: {podDisruptionBudget: {enabled: false}}": "PodDisruptionBudget kvatlas-indexer",
-		"nats: {podDisruptionBudget: {enabled: false}}":    "PodDisruptionBudget kvatlas-nats",
-		"networkPolicy: {enabled: false}":                  "NetworkPolicy kvatlas-nats",
-		"{networkPolicy: {enabled: false} }":               "NetworkPolicy kvatlas-indexer",
-		"serviceMonitor: {enabled: false}":                 "ServiceMonitor kvatlas-indexer",
+	const cluster = "nats: {mode: cluster, podDisruptionBudget: {enabled: %t}}\n" +
+		"indexer: {replicas: 3, podDisruptionBudget: {enabled: %t}}\nnetworkPolicy: {enabled: %t}\n"
+	for gone, switched := range map[string]string{
+		"PodDisruptionBudget kvatlas-nats":    fmt.Sprintf(cluster, false, true, true),
+		"PodDisruptionBudget kvatlas-indexer": fmt.Sprintf(cluster, true, false, true),
+		"NetworkPolicy kvatlas-nats":          fmt.Sprintf(cluster, true, true, false),
+		"NetworkPolicy kvatlas-indexer":       fmt.Sprintf(cluster, true, true, false),
+		"ServiceMonitor kvatlas-indexer":      fmt.Sprintf(cluster, true, true, true),
 	} {
 		if _, all := rendered(t, switched); all[gone] != nil {
 			t.Errorf("%s is there with %s", gone, switched)
@@ -348,7 +365,10 @@ func TestValues(t *testing.T) {
 		"--nats=") || !strings.Contains(args, "--nats-config=/etc/kvatlas/accounts/accounts.conf") {
 		t.Errorf("the indexer with the server in it has %s", args)
 	}
-	_, all = rendered(t, "nats: {replicas: 5}")
+	if _, is := rendered(t, ""); is["PodDisruptionBudget kvatlas-indexer"] != nil {
+		t.Error("a PodDisruptionBudget is there for the only indexer: it would block every drain")
+	}
+	_, all = rendered(t, "nats: {mode: cluster, replicas: 5}")
 	conf := fmt.Sprint(at(all["ConfigMap kvatlas-nats"], "data", "nats.conf"))
 	check("routes", strings.Count(conf, ".kvatlas-nats:6222"), 5)
 }
@@ -375,8 +395,8 @@ func TestRefusedValues(t *testing.T) {
 		"nats: {mode: none}":                                   "mode",
 		"nats: {mode: external}":                               "url",
 		"nats: {replicas: 2}":                                  "replicas",
-		"nats: {replicas: 1}":                                  "replicas",
-		"nats: {mode: embedded}":                               "indexer.replicas",
+		"nats: {mode: cluster, replicas: 1}":                   "replicas",
+		"indexer: {replicas: 2}":                               "values-cluster.yaml",
 		"nats: {nkeySecret: \"\"}":                             "nats.nkeySecret",
 		"serviceMonitor: {interval: often}":                    "interval",
 		"image: {pullPolicy: Sometimes}":                       "pullPolicy",
@@ -427,7 +447,7 @@ func TestProgramsHaveFlags(t *testing.T) {
 	said := map[string]string{"serve": help(t, dir, "indexer", "serve"),
 		"run": help(t, dir, "worker-shim", "run"), "simulate": help(t, dir, "worker-shim", "simulate")}
 	checked := 0
-	for name, text := range renderings {
+	for name, text := range allRenderings(t) {
 		_, all := rendered(t, text)
 		for _, o := range all {
 			for _, c := range containersOf(at(o, "spec", "template", "spec")) {
@@ -453,7 +473,7 @@ func TestProgramsHaveFlags(t *testing.T) {
 // addresses asks for a token.
 func TestSecure(t *testing.T) {
 	pods := 0
-	for name, text := range renderings {
+	for name, text := range allRenderings(t) {
 		_, all := rendered(t, text)
 		for id, o := range all {
 			pod := at(o, "spec", "template", "spec")
@@ -489,10 +509,10 @@ func TestSecure(t *testing.T) {
 }
 
 // TestPolicies: whatever the values, a policy for both directions selects each pod, no rule lets it connect to
-// everything, and none to addresses at which clouds answer with a machine's credentials. TestDefaultIsTheManifests and
+// everything, and none to addresses at which clouds answer with a machine's credentials. TestClusterIsTheManifests and
 // integration's TestNetworkPolicies look at what else the default allows.
 func TestPolicies(t *testing.T) {
-	for name, text := range renderings {
+	for name, text := range allRenderings(t) {
 		_, all := rendered(t, text)
 		selected := map[string]bool{}
 		for id, o := range all {
@@ -542,7 +562,7 @@ func TestPolicies(t *testing.T) {
 
 // TestOwnKeys: a container mounts secrets of its own, and of one with several keys a single file.
 func TestOwnKeys(t *testing.T) {
-	for name, text := range map[string]string{"default": "engineExample: {enabled: true}",
+	for name, text := range map[string]string{"default": renderings["default, with an engine"],
 		"everything": renderings["everything"]} {
 		_, all := rendered(t, text)
 		pod := at(all["StatefulSet engine-example"], "spec", "template", "spec")
@@ -654,7 +674,7 @@ func TestShimTemplateOfThePage(t *testing.T) {
 	}
 	words := fmt.Sprint(at(shim, "args"))
 	for _, word := range []string{"--model=qwen3", "--serving-endpoint=http://$(POD_IP):8000", "--ranks=2]",
-		"--nats=nats://blue-kvatlas-nats:4222", "--nats-inbox-prefix=_INBOX_pool-qwen3"} {
+		"--nats=nats://blue-kvatlas-indexer-nodes:4222", "--nats-inbox-prefix=_INBOX_pool-qwen3"} {
 		if !strings.Contains(words, word) {
 			t.Errorf("the shim has no %s: %s", word, words)
 		}
