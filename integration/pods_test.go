@@ -3,6 +3,7 @@ package integration
 import (
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -77,11 +78,31 @@ func TestPodsAreShimmed(t *testing.T) {
 	credited("vllm-0", 100_000)
 
 	a.Stop() // deletes its Lease
+	if said := a.Said(); strings.Contains(said, "waiting for the engine's end") {
+		t.Errorf("a replica that stops waits for engines in other pods:\n%s", said)
+	}
 	c := replica("c")
 	b.Kill()
 	for i := range pods {
 		name, _ := pod(i)
 		credited(name, 300_000+1000*i)
+	}
+
+	// A replica that hangs loses its pods, and gets its share of them back when it goes on.
+	d := replica("d")
+	d.WaitFor("msg=registered")
+	c.Cmd.Process.Signal(syscall.SIGSTOP)
+	for i := range pods {
+		name, _ := pod(i)
+		credited(name, 400_000+1000*i)
+	}
+	c.Cmd.Process.Signal(syscall.SIGCONT)
+	for i := range pods {
+		name, _ := pod(i)
+		credited(name, 500_000+1000*i)
+	}
+	if said := c.Said(); strings.Contains(said, "it is tried again") {
+		t.Errorf("a replica that went on gave up a pod for half a minute:\n%s", said)
 	}
 	if said := c.Said(); strings.Contains(said, "worker=web") {
 		t.Errorf("a pod without the label is served:\n%s", said)

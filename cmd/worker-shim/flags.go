@@ -87,7 +87,7 @@ func (r *running) addFlags(f *pflag.FlagSet) (logger func(io.Writer) (*slog.Logg
 			"never. Of --listen without --worker: how long after its connection has ended; 0: 2s")
 	f.DurationVar(&r.stopWait, "stop-wait", 5*time.Second,
 		"after SIGTERM, how long to wait for the engine's end, which is then recorded: indexers choose the worker no more. "+
-			"If the engine runs on, its registration stays for the next shim; 0: do not wait")
+			"If the engine runs on, its registration stays for the next shim; 0: do not wait. Of pods: never waited for")
 	f.DurationVar(&r.logWindow, "log-repeat", 10*time.Second, "least time between two log lines about the same trouble")
 	r.http = httpFlags(f)
 	r.traces = cli.TraceFlags(f)

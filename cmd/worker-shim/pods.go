@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 	"github.com/kvatlas/kvatlas/internal/ingest/kube"
+	"github.com/kvatlas/kvatlas/internal/ingest/shim"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -140,6 +141,7 @@ func (r *running) ofPod(pod *kube.Pod) (*running, error) {
 	fill := strings.NewReplacer("POD_IP", host, "POD_NAMESPACE", pod.Meta.Namespace, "POD_NAME", pod.Meta.Name)
 	one := *r
 	one.spec = nil
+	one.stopWait = 0 // the API server reports the end of a pod, and the next shim of the pod waits for this one
 	for _, text := range []*string{&one.engine, &one.replay, &one.engineSnapshot, &one.engineHTTP, &one.instance} {
 		*text = fill.Replace(*text)
 	}
@@ -350,11 +352,15 @@ func (f *podFleet) start(ctx context.Context, key string, pod *kube.Pod, of int)
 			if ctx.Err() != nil {
 				return
 			}
-			if err != nil {
-				log.Error("the engine of a pod cannot be served; it is tried again", "after", refusedFor, "error", err,
+			pause := refusedFor
+			if f.member != nil && errors.Is(err, shim.ErrFenced) {
+				pause = lookPods // the other replica ends its shim once it sees that this one owns the pod
+				log.Warn("another replica serves this pod; it is waited for", "error", err)
+			} else if err != nil {
+				log.Error("the engine of a pod cannot be served; it is tried again", "after", pause, "error", err,
 					"what_to_do", streamAdvice(err, events.WorkerID(one.instance), one.model))
 			}
-			if !loop.Wait(ctx, refusedFor) {
+			if !loop.Wait(ctx, pause) {
 				return
 			}
 		}
