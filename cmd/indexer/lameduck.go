@@ -33,14 +33,14 @@ func lameDuckCommand() *cobra.Command {
 preStop hook of NATS servers on Kubernetes, which sends SIGTERM otherwise, at which they end at once.
 
 Indexers that stop at the same time, as when everything is uninstalled, need JetStream to hand over. So this waits
-until no indexer is connected to the server, for as long as --wait says.`,
+until no indexer is connected to a server of the cluster, for as long as --wait says.`,
 		Example: `  indexer lameduck --pid 1`,
 		Args:    cobra.NoArgs,
 	}
 	f := cmd.Flags()
 	f.StringVar(&monitor, "monitor", "http://127.0.0.1:8222", "the server's monitoring port")
 	f.IntVar(&pid, "pid", 1, "the server's process id")
-	f.DurationVar(&wait, "wait", 10*time.Second, "how long to wait for indexers to disconnect; 0: not at all")
+	f.DurationVar(&wait, "wait", 10*time.Second, "how long to wait for the indexers of all servers to disconnect; 0: not at all")
 	logger := cli.LogFlags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := logger(os.Stderr)
@@ -60,7 +60,7 @@ until no indexer is connected to the server, for as long as --wait says.`,
 	return cmd
 }
 
-// lameDuck waits until no indexer is connected to the server, or for wait, and signals the server.
+// lameDuck waits until no indexer is connected to a server of the cluster, or for wait, and signals the server.
 func lameDuck(ctx context.Context, monitor string, pid int, wait time.Duration, log *slog.Logger) error {
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -82,28 +82,50 @@ func lameDuck(ctx context.Context, monitor string, pid int, wait time.Duration, 
 	return nil
 }
 
-// connectedIndexers returns how many indexers a NATS server has connections of.
+// connectedIndexers returns how many indexers are connected to a NATS server or to a server that it has routes to.
 func connectedIndexers(ctx context.Context, monitor string) (n int, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(monitor, "/")+"/connz?limit=65536", nil)
-	if err != nil {
-		return 0, fmt.Errorf("%q cannot be read as a URL", jetstream.ShownAddress(monitor))
-	}
-	reply, err := http.DefaultClient.Do(req)
-	if err != nil {
+	var own struct{ Connections []struct{ Name string } }
+	if err := readMonitor(ctx, monitor, "/connz?limit=65536", &own); err != nil {
 		return 0, err
 	}
-	defer reply.Body.Close()
-	var list struct{ Connections []struct{ Name string } }
-	if reply.StatusCode != http.StatusOK {
-		return 0, fmt.Errorf("%s: %s", req.URL.Redacted(), reply.Status)
-	}
-	if err := json.NewDecoder(reply.Body).Decode(&list); err != nil {
-		return 0, fmt.Errorf("%s: %w", req.URL.Redacted(), err)
-	}
-	for _, c := range list.Connections {
+	for _, c := range own.Connections {
 		if strings.HasPrefix(c.Name, indexerConnection) {
 			n++
 		}
 	}
-	return n, nil
+	// An indexer subscribes to subjects with its name until it has handed over. Routes show subscriptions elsewhere.
+	var others struct {
+		Routes []struct {
+			Subjects []string `json:"subscriptions_list"`
+		}
+	}
+	if err := readMonitor(ctx, monitor, "/routez?subs=1", &others); err != nil {
+		return 0, err
+	}
+	nodes := map[string]bool{}
+	for _, r := range others.Routes {
+		for _, subject := range r.Subjects {
+			if node, ok := jetstream.ParseNodeSubject(subject); ok {
+				nodes[node] = true
+			}
+		}
+	}
+	return n + len(nodes), nil
+}
+
+// readMonitor decodes what a NATS server's monitoring port answers.
+func readMonitor(ctx context.Context, monitor, path string, into any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(monitor, "/")+path, nil)
+	if err != nil {
+		return fmt.Errorf("%q cannot be read as a URL", jetstream.ShownAddress(monitor))
+	}
+	reply, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer reply.Body.Close()
+	if reply.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", req.URL.Redacted(), reply.Status)
+	}
+	return json.NewDecoder(reply.Body).Decode(into)
 }

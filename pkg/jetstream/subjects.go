@@ -266,6 +266,16 @@ func NodeSubject(ns, node, verb string) (string, error) {
 	return subjectRoot + ns + ".node." + token + "." + verb, err
 }
 
+// ParseNodeSubject returns the node of a subject of [NodeSubject]. ok is false for any other subject.
+func ParseNodeSubject(subject string) (node string, ok bool) {
+	tokens := strings.Split(subject, ".") // kv.v1.<ns>.node.<node>.<verb>
+	if len(tokens) != 6 || tokens[0]+"."+tokens[1]+"." != subjectRoot || tokens[3] != "node" {
+		return "", false
+	}
+	node, err := unescapeToken(tokens[4])
+	return node, err == nil
+}
+
 // NodesSubject is where nodes tell each other what cannot wait until they look into the bucket of nodes again.
 func NodesSubject(ns string) string { return subjectRoot + ns + ".nodes" }
 

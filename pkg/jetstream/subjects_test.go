@@ -201,6 +201,21 @@ func TestNodeSubject(t *testing.T) {
 	if _, err := NodeSubject("prod", strings.Repeat("n", 256), "find"); !errors.Is(err, ErrBadName) {
 		t.Errorf("too long a name: %v", err)
 	}
+	for _, node := range []string{"kvatlas-indexer-0", "a.b c", ""} {
+		subject, err := NodeSubject("prod", node, "find")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, ok := ParseNodeSubject(subject); got != node || !ok {
+			t.Errorf("ParseNodeSubject(%q) = %q, %v", subject, got, ok)
+		}
+	}
+	for _, subject := range []string{NodesSubject("prod"), "kv.v1.prod.q.find", "kv.v1.prod.node.a",
+		"kv.v2.prod.node.a.find", "kv.v1.prod.ctl.0.node.1", "kv.v1.prod.node.=2.find", "_INBOX_node.x.y", ""} {
+		if got, ok := ParseNodeSubject(subject); ok {
+			t.Errorf("ParseNodeSubject(%q) = %q", subject, got)
+		}
+	}
 }
 
 func TestNamespaceNames(t *testing.T) {
