@@ -25,10 +25,12 @@ type stopping struct {
 	served    chan bool // whether the serving address refuses, at each change; of watchServing
 }
 
-// The pauses between two connections to the serving address: while it accepts, and before it has accepted once.
+// The pauses between two connections to the serving address: while it accepts, before it has accepted once, and while
+// the shim stops.
 const (
-	servedEvery  = 500 * time.Millisecond
-	servedBefore = 2 * time.Second
+	servedEvery    = 500 * time.Millisecond
+	servedBefore   = 2 * time.Second
+	servedStopping = 100 * time.Millisecond
 )
 
 // beginStop begins to wait for the engine's end.
@@ -40,7 +42,7 @@ func (r *runner) beginStop() {
 // watchServing sends whether the serving address refuses connections, at each change, until ctx ends. An error of
 // another kind says nothing.
 func (r *runner) watchServing(ctx context.Context) {
-	refusals, accepted, reported := 0, false, false
+	refusals, accepted, reported, stopping := 0, false, false, false
 	for stop := r.cfg.Stop; ctx.Err() == nil; {
 		err := dial.Probe(ctx, r.cfg.Sockets.Rule, r.cfg.Serving, probeTimeout)
 		if refusals++; !dial.Refuses(err) {
@@ -59,13 +61,15 @@ func (r *runner) watchServing(ctx context.Context) {
 		switch {
 		case refusals > 0 && refusals < refusalsProve:
 			pause = probeRefused
+		case stopping:
+			pause = servedStopping
 		case !accepted:
 			pause = servedBefore
 		}
 		select {
 		case <-time.After(pause):
 		case <-stop:
-			stop, accepted = nil, true // from now on each refusal counts
+			stop, stopping, accepted = nil, true, true // from now on each refusal counts
 		case <-ctx.Done():
 		}
 	}
