@@ -30,15 +30,16 @@ demo-gateway: ## a real Envoy before two simulated engines: which worker is chos
 test: ## run all tests that need nothing but Go
 	go test ./...
 
-judges: ## fetch what is missing (once, 1.2 GB), then run the tests against real engines, libzmq, Dynamo, Mooncake and Envoy, and those of clients/python
+judges: ## fetch what is missing (once, 1.2 GB), then run the tests against real engines, libzmq, Dynamo, Mooncake, Envoy and Kubernetes, and those of clients/python; KUBE=skip leaves Kubernetes out
 	go run ./integration/judges/fetch
 	go test -tags judges -timeout 30m ./integration/judges/... ./internal/serve/page ./internal/ingest/zmtp ./tools/pyenv ./tools/path
 	go test -tags judges -timeout 30m ./integration/judges/dynamo ./integration/judges/selection -dynamo dynamo-next.txt
 	cd integration/judges/helm && go test -count 1 ./...
+	@if [ "$(KUBE)" = skip ]; then echo "NOT RUN: make kube, because KUBE=skip"; else $(MAKE) kube; fi
 
-kube: ## build a Kubernetes (once, 20 minutes), then run chart, manifests and docs/kubernetes.md on it; needs root, x86-64 Linux
+kube: ## build a Kubernetes (once, 15 minutes), then run chart, manifests and docs/kubernetes.md on it; needs root, x86-64 Linux
 	go run ./integration/judges/kube/fetch
-	go test -tags kube -count 1 -timeout 30m -v ./integration/judges/kube
+	go test -tags kube -count 1 -timeout 20m -v ./integration/judges/kube
 
 real-vllm: ## fetch a whole vLLM (once, 1 GB), then compare its answers with ours, and a tiny fleet of it: make real-vllm N=60 for fewer requests
 	go run ./integration/judges/vllm/fetch

@@ -108,8 +108,8 @@ func TestFleetOfGPUsIsLeftOut(t *testing.T) {
 	}
 }
 
-// TestJudgesRunAll: make judges fetches first, and then runs every package that has tests with the build tag judges,
-// and every module of its own.
+// TestJudgesRunAll: make judges fetches first. It then runs every package that has tests with the build tag judges,
+// every module of its own, and make kube.
 func TestJudgesRunAll(t *testing.T) {
 	_, rule, _ := strings.Cut(readFile(t, "../Makefile"), "\njudges:")
 	rule, _, _ = strings.Cut(rule, "\n\n")
@@ -157,6 +157,7 @@ func TestJudgesRunAll(t *testing.T) {
 		// not repeated from the cache, which does not see files of the repository that are outside of the module
 		want = append(want, "cd integration/"+filepath.Dir(file)+" && go test -count 1 ./...")
 	}
+	want = append(want, `@if [ "$(KUBE)" = skip ]; then echo "NOT RUN: make kube, because KUBE=skip"; else $(MAKE) kube; fi`)
 	if !slices.Equal(run[2:], want) {
 		t.Errorf("make judges runs %q beside the judges of this module, not %q", run[2:], want)
 	}

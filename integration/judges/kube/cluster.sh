@@ -113,24 +113,24 @@ node() {
 	mkdir -p "$d"/{containerd,state,kubelet,cni,varlog,containers}
 	cert "$name" "/O=system:nodes/CN=system:node:$name" "DNS:$name,IP:$net.$((10 + n))"
 	config "$name"
-	# Root has no CAP_SYS_RESOURCE on some machines. runc then fails when it lowers an OOM score.
+	# Root has no CAP_SYS_RESOURCE on some machines. runc then fails when it lowers an OOM score. containerd 1 and 2 read
+	# settings of version 2.
 	cat >"$d/containerd.toml" <<-T
-	version = 3
+	version = 2
 	root = "$d/containerd"
 	state = "$d/state"
-	disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri"]
+	disabled_plugins = ["io.containerd.internal.v1.opt"]
 	[grpc]
 	  address = "$d/containerd.sock"
-	[plugins.'io.containerd.cri.v1.images'.pinned_images]
-	  sandbox = "localhost/pause:1"
-	[plugins.'io.containerd.cri.v1.runtime']
+	[plugins."io.containerd.grpc.v1.cri"]
+	  sandbox_image = "localhost/pause:1"
 	  restrict_oom_score_adj = true
-	[plugins.'io.containerd.cri.v1.runtime'.cni]
-	  bin_dirs = ["/usr/lib/cni"]
+	[plugins."io.containerd.grpc.v1.cri".cni]
+	  bin_dir = "/usr/lib/cni"
 	  conf_dir = "$d/cni"
-	[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+	[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
 	  runtime_type = "io.containerd.runc.v2"
-	  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+	  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
 	    BinaryName = "runc"
 	    SystemdCgroup = false
 	T
@@ -204,6 +204,8 @@ cgroups() {
 	for v1 in systemd unified cpu cpuacct cpuset memory devices freezer blkio pids hugetlb; do
 		[ ! -d /sys/fs/cgroup/$v1 ] || mkdir -p /sys/fs/cgroup/$v1/kvatlas-kube/node"$1"
 	done
+	# All pods together are one entity beside the other processes of the machine, each of which has 1,024 shares.
+	echo 16384 >/sys/fs/cgroup/cpu/kvatlas-kube/cpu.shares
 	for c in kvatlas-kube kvatlas-kube/node"$1"; do
 		cat /sys/fs/cgroup/cpuset/cpuset.cpus >/sys/fs/cgroup/cpuset/$c/cpuset.cpus
 		cat /sys/fs/cgroup/cpuset/cpuset.mems >/sys/fs/cgroup/cpuset/$c/cpuset.mems

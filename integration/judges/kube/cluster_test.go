@@ -28,6 +28,8 @@ import (
 const (
 	root  = "../../.."
 	nodes = 3 // as many as the chart has NATS servers, which are on different nodes
+
+	clusterDirs = "kvatlas-kube-*" // names of the clusters' folders
 )
 
 // mountPoints are folders of the machine on which cluster.sh mounts others, for the cluster alone.
@@ -55,17 +57,30 @@ func startCluster() error {
 	}
 	cluster.lock = lock // until this process ends
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return fmt.Errorf("another cluster of these tests runs on this machine: lock %s: %w", lock.Name(), err)
+		fmt.Fprintln(os.Stderr, "kube: another cluster of these tests runs on this machine; it is waited for")
+		if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+			return fmt.Errorf("lock %s: %w", lock.Name(), err)
+		}
 	}
+	// A run that was killed leaves files and empty cgroups.
 	if err := removeCgroups(); err != nil {
 		return err
+	}
+	left, err := filepath.Glob(filepath.Join(os.TempDir(), clusterDirs))
+	if err != nil {
+		return err
+	}
+	for _, dir := range left {
+		if err := os.RemoveAll(dir); err != nil {
+			return err
+		}
 	}
 	folders, err := pyenv.KubernetesFolders()
 	if err != nil {
 		return err
 	}
 	c := &cluster
-	if c.dir, err = os.MkdirTemp("", "kvatlas-kube-"); err != nil {
+	if c.dir, err = os.MkdirTemp("", clusterDirs); err != nil {
 		return err
 	}
 	c.path = strings.Join(append(folders, os.Getenv("PATH")), string(filepath.ListSeparator))
@@ -126,25 +141,25 @@ func startCluster() error {
 	return nil
 }
 
-// stopCluster ends all of the cluster and removes its files.
-func stopCluster() {
+// stopCluster ends all of the cluster and removes its files. It returns an error if anything of it is left.
+func stopCluster() error {
 	c := &cluster
 	if c.dir == "" {
-		return
+		return nil
 	}
-	if c.cmd == nil || c.cmd.Process == nil {
-		os.RemoveAll(c.dir)
-		return
+	if c.cmd != nil && c.cmd.Process != nil {
+		c.cmd.Process.Kill()
+		<-c.done
 	}
-	c.cmd.Process.Kill()
-	<-c.done
-	if err := removeCgroups(); err != nil {
-		fmt.Fprintln(os.Stderr, "kube:", err)
-	}
+	err := errors.Join(removeCgroups(), os.RemoveAll(c.dir))
 	for _, dir := range mountPoints {
 		os.Remove(dir) // unless something is in it
 	}
-	os.RemoveAll(c.dir)
+	mounts, readErr := os.ReadFile("/proc/self/mountinfo")
+	if strings.Contains(string(mounts), c.dir) {
+		err = errors.Join(err, fmt.Errorf("mounts below %s are left:\n%s", c.dir, mounts))
+	}
+	return errors.Join(err, readErr)
 }
 
 // removeCgroups removes what a cluster leaves: empty cgroups. The processes in them may take a moment to end.

@@ -2,7 +2,7 @@
 // Build tag kube; `make kube` builds the programs of the cluster first (fetch), in modules of their own (parts).
 //
 //	make kube
-//	go test -tags kube -count 1 -v ./integration/judges/kube -run Embedded
+//	go test -tags kube -count 1 -v ./integration/judges/kube -run 'TestChart$'
 //
 // cluster.sh runs the control plane and three nodes in namespaces of this machine, for which the tests need root.
 // Nothing outside these namespaces changes, and everything ends with the test process. Engines are stand-ins (engine),

@@ -29,6 +29,9 @@ func TestMain(m *testing.M) {
 			time.Sleep(*keep)
 		}
 	}
-	stopCluster()
+	if err := stopCluster(); err != nil {
+		fmt.Fprintln(os.Stderr, "kube: the end of the cluster:", err)
+		status = 1
+	}
 	os.Exit(status)
 }

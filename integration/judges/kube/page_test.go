@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -50,24 +51,26 @@ func (w *world) complete(from *network, p *pod, first int) error {
 // "after" are registered with their addresses, and the index has their blocks.
 func TestPage(t *testing.T) {
 	list := blocks(t)
-	if len(list) != 4 {
+	if len(list) != 6 {
 		t.Fatalf("the page has %d YAML blocks: add what each must do here", len(list))
 	}
 	disks(t)
 	gpus(t)
 	w := newWorld(t, "inference", "baseline", "--model", "qwen3", "--pool", "qwen3")
-	helm(t, "-n", w.namespace, "install", "kvatlas", file(t, chart), "--set", "nats.mode=embedded",
-		"--set", "indexer.replicas=1", "--wait", "--timeout", "5m")
+	helm(t, "-n", w.namespace, "install", "kvatlas", file(t, chart), "--wait", "--timeout", "5m")
 	asking := w.client("asking", `kvatlas.io/http-client: "true"`)
 	indexer := net.JoinHostPort(w.serviceIP("kvatlas-indexer"), "8090")
 
-	before, after, sglang, stateful := list[0], list[1], list[2], list[3]
+	before, after, sglang, stateful, podShims, plain := list[0], list[1], list[2], list[3], list[4], list[5]
 	apply(t, w.namespace, before)
 	w.rolledOut("deployment/vllm")
 	apply(t, w.namespace, after)
 	t.Logf("the Deployment is new %v after the second block", w.rolledOut("deployment/vllm"))
 	w.registered(t, asking, indexer, "app=vllm", 2, 1)
 	for _, p := range w.pods("-l", "app=vllm") {
+		if p.Metadata.DeletionTimestamp != nil {
+			continue // a pod of the first block
+		}
 		for _, pid := range p.processes(t, "worker-shim") {
 			status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 			t.Logf("the shim of %s has %s resident", p.Metadata.Name, resident.Find(status))
@@ -86,6 +89,18 @@ func TestPage(t *testing.T) {
 	apply(t, w.namespace, stateful)
 	w.rolledOut("statefulset/vllm-dp")
 	w.registered(t, asking, indexer, "app=vllm-dp", 2, 2)
+
+	kubectl(t, "-n", w.namespace, "delete", "deployment/vllm", "statefulset/vllm-dp", "--timeout=60s")
+	values := filepath.Join(t.TempDir(), "pod-shims.yaml")
+	if err := os.WriteFile(values, []byte(podShims), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	helm(t, "-n", w.namespace, "upgrade", "kvatlas", file(t, chart), "--reuse-values", "--values", values, "--wait",
+		"--timeout", "5m")
+	apply(t, w.namespace, plain)
+	w.rolledOut("deployment/vllm-plain")
+	w.registered(t, asking, indexer, "app=vllm-plain", 2, 1)
+	w.sharedPods(t, asking, indexer)
 }
 
 // registered waits until the ranks of the pods with a label are the workers of the index, under the addresses of their

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -27,9 +28,14 @@ type fleet struct {
 	chosen   int
 	refused  int           // choices of an address that takes no connection any more
 	early    int           // choices of an address that has not taken one yet
+	never    []string      // those of them that took none within earlyAtMost
 	latest   time.Duration // the longest time from an address's last connection to a choice of it
 	errors   []string
 }
+
+// earlyAtMost is how long before its HTTP port an engine may open its event port. kvatlas may choose a worker from then
+// on: an address that has never accepted a connection may be one that only routers reach.
+const earlyAtMost = 2 * time.Second
 
 // load asks for a choice every 20 ms until end.
 func (w *world) load(from *network, indexer string) *fleet {
@@ -96,6 +102,16 @@ func (f *fleet) choose(i int) {
 		f.accepted[address] = now
 	case !was:
 		f.early++
+		f.done.Go(func() {
+			for until := now.Add(earlyAtMost); !f.from.open(address); time.Sleep(50 * time.Millisecond) {
+				if time.Now().After(until) {
+					f.mu.Lock()
+					f.never = append(f.never, address)
+					f.mu.Unlock()
+					return
+				}
+			}
+		})
 	default:
 		f.refused++
 		f.latest = max(f.latest, now.Sub(last))
@@ -111,8 +127,8 @@ func (f *fleet) end(t *testing.T, order string, within time.Duration) {
 	if f.latest > within {
 		t.Errorf("%s: a pod was chosen %v after its end, more than %v", order, f.latest, within)
 	}
-	if f.early > 0 {
-		t.Errorf("%s: pods were chosen %d times before they served", order, f.early)
+	if len(f.never) > 0 {
+		t.Errorf("%s: %q were chosen, and took no connection %v later", order, f.never, earlyAtMost)
 	}
 	if len(f.errors) > 0 || f.chosen < 100 {
 		t.Errorf("%s: %d choices, and the errors %q", order, f.chosen, f.errors[:min(5, len(f.errors))])
@@ -125,8 +141,7 @@ func TestRollouts(t *testing.T) {
 	disks(t)
 	gpus(t)
 	w := newWorld(t, "rollouts", "baseline", "--model", "qwen3", "--pool", "qwen3")
-	helm(t, "-n", w.namespace, "install", "kvatlas", file(t, chart), "--set", "nats.mode=embedded",
-		"--set", "indexer.replicas=1", "--wait", "--timeout", "5m")
+	helm(t, "-n", w.namespace, "install", "kvatlas", file(t, chart), "--wait", "--timeout", "5m")
 	asking := w.client("asking", `kvatlas.io/http-client: "true"`)
 	indexer := net.JoinHostPort(w.serviceIP("kvatlas-indexer"), "8090")
 	after := strings.Replace(blocks(t)[1], "replicas: 2", "replicas: 8", 1)
@@ -162,10 +177,37 @@ func TestRollouts(t *testing.T) {
 		f.end(t, fmt.Sprintf("%s (rollout of %v)", order.name, took), time.Second)
 	}
 	f := w.load(asking, indexer)
-	w.kubectl("delete", "pods", "-l", "app=vllm", "--field-selector=spec.nodeName=node1", "--grace-period=0", "--force")
+	time.Sleep(time.Second) // choices of the pods that end now
+	killed := w.killed(t, "app=vllm", "node1")
 	w.rolledOut("deployment/vllm")
-	time.Sleep(3 * time.Second)
-	f.end(t, "kill -9", 2*time.Second)
+	w.registered(t, asking, indexer, "app=vllm", 8, 1)
+	f.end(t, fmt.Sprintf("kill -9 of %d pods", killed), 2*time.Second)
+}
+
+// killed sends SIGKILL to all processes of a node's pods with a label, as when memory runs out. Kubernetes starts them
+// again with other addresses.
+func (w *world) killed(t *testing.T, label, node string) (n int) {
+	t.Helper()
+	var all []int
+	for _, p := range w.pods("-l", label, "--field-selector=spec.nodeName="+node) {
+		n++
+		for _, name := range []string{"pause", "vllm", "worker-shim"} {
+			ids := p.processes(t, name)
+			if len(ids) != 1 {
+				t.Fatalf("%s has the processes %v of %s", p.Metadata.Name, ids, name)
+			}
+			all = append(all, ids...)
+		}
+	}
+	if n == 0 {
+		t.Fatalf("no pod with %s is on %s", label, node)
+	}
+	for _, pid := range all {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return n
 }
 
 // gpus gives every node four GPUs, as a device plugin does.

@@ -85,6 +85,17 @@ func newWorld(t *testing.T, namespace, security string, auth ...string) *world {
 		}
 	}
 	secret("kvatlas-shims", shims)
+	pools, err := filepath.Glob(filepath.Join(keys, "default-pool-*.nk"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range pools {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		secret("kvatlas-pod-shims", map[string]string{"shims.nk": string(text)})
+	}
 	return w
 }
 
@@ -118,7 +129,7 @@ func (w *world) pod(name string) pod { w.t.Helper(); return podNamed(w.t, w.name
 func (w *world) rolledOut(object string) (took time.Duration) {
 	w.t.Helper()
 	begun := time.Now()
-	w.kubectl("rollout", "status", object, "--timeout=400s")
+	w.kubectl("rollout", "status", object, "--timeout=180s")
 	return time.Since(begun).Round(100 * time.Millisecond)
 }
 

@@ -1,6 +1,6 @@
 // Command engine stands in for vLLM and SGLang in pods, as no GPU is there. It takes the arguments of `vllm serve` and
-// of `python3 -m sglang.launch_server` that the documentation names, refuses others, publishes KV-cache events for each
-// data-parallel rank, and answers /health, /metrics and completions of token ids.
+// of `python3 -m sglang.launch_server` that the documentation names, and refuses others. It answers /health, /metrics
+// and completions of token ids. With --kv-events-config it publishes KV-cache events for each data-parallel rank.
 package main
 
 import (
@@ -31,6 +31,8 @@ type settings struct {
 	ranks     int
 	host      string
 	port      int
+
+	needsEnable bool // vLLM publishes only with "enable_kv_cache_events": true
 }
 
 // kvEventsConfig has the fields of vLLM's KVEventsConfig that the documentation uses.
@@ -60,7 +62,7 @@ func parse(args []string) (*settings, error) {
 	f.StringVar(&s.host, "host", "", "")
 	switch {
 	case len(args) > 1 && args[0] == "serve":
-		s.model, args = args[1], args[2:]
+		s.model, s.needsEnable, args = args[1], true, args[2:]
 		f.IntVar(&s.port, "port", 8000, "")
 		f.IntVar(&s.blockSize, "block-size", 16, "")
 		f.IntVar(&s.ranks, "data-parallel-size", 1, "")
@@ -99,37 +101,51 @@ func onPort(endpoint string, rank int) (string, error) {
 	return zmtp.PortsAfter("tcp://0.0.0.0:"+port, uint32(rank))
 }
 
-func run(ctx context.Context, args []string) error {
-	s, err := parse(args)
-	if err != nil {
-		return err
+// publish starts the publishers of all ranks, as --kv-events-config says. Without that flag an engine publishes
+// nothing.
+func (s *settings) publish(ctx context.Context) (ranks []*enginesim.Engine, err error) {
+	if s.kvEvents == "" {
+		return nil, nil
 	}
 	var c kvEventsConfig
 	decoder := json.NewDecoder(strings.NewReader(s.kvEvents))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&c); err != nil {
-		return fmt.Errorf("--kv-events-config %q: %w", s.kvEvents, err)
+		return nil, fmt.Errorf("--kv-events-config %q: %w", s.kvEvents, err)
 	}
-	if c.Publisher != "zmq" || args[0] == "serve" && (c.Enable == nil || !*c.Enable) {
-		return fmt.Errorf("--kv-events-config %q publishes nothing", s.kvEvents)
+	if c.Publisher != "zmq" || s.needsEnable && (c.Enable == nil || !*c.Enable) {
+		return nil, fmt.Errorf("--kv-events-config %q publishes nothing", s.kvEvents)
 	}
-	var ranks []*enginesim.Engine
 	for i := range s.ranks {
 		endpoint, err := onPort(c.Endpoint, i)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		replay, err := onPort(c.Replay, i)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		e, err := enginesim.Start(context.WithoutCancel(ctx), enginesim.Config{Endpoint: endpoint, Replay: replay,
 			Topic: c.Topic, Rank: events.Rank(i), BlockSize: s.blockSize, Capacity: 20_000})
 		if err != nil {
-			return err
+			return nil, err
 		}
-		defer e.Stop()
 		ranks = append(ranks, e)
+	}
+	return ranks, nil
+}
+
+func run(ctx context.Context, args []string) error {
+	s, err := parse(args)
+	if err != nil {
+		return err
+	}
+	ranks, err := s.publish(ctx)
+	if err != nil {
+		return err
+	}
+	for _, e := range ranks {
+		defer e.Stop()
 	}
 	listener, err := net.Listen("tcp", net.JoinHostPort(s.host, fmt.Sprint(s.port)))
 	if err != nil {
@@ -161,10 +177,13 @@ func handler(s *settings, ranks []*enginesim.Engine) http.Handler {
 			return
 		}
 		n := served.Add(1)
-		hit, err := ranks[int(n)%len(ranks)].Serve(request.Prompt, []uint32{1})
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
+		hit := 0
+		if len(ranks) > 0 {
+			var err error
+			if hit, err = ranks[int(n)%len(ranks)].Serve(request.Prompt, []uint32{1}); err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
 		}
 		fmt.Fprintf(w, `{"object":"text_completion","usage":{"prompt_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}}`,
 			len(request.Prompt), hit*s.blockSize)

@@ -5,6 +5,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 // packages maps a program, or a file, to the Debian package that contains it.
 var packages = map[string]string{
+	"containerd":       "containerd",
 	"runc":             "runc",
 	"/usr/lib/cni/ptp": "containernetworking-plugins",
 	"nft":              "nftables",
@@ -35,6 +37,13 @@ func main() {
 }
 
 func fetch(progress io.Writer) error {
+	// The build takes minutes. A machine on which the cluster cannot run is refused before.
+	if os.Geteuid() != 0 {
+		return errors.New("the cluster needs root: run make kube as root, or make judges KUBE=skip")
+	}
+	if _, err := os.Stat("/sys/fs/cgroup/memory"); err != nil {
+		return fmt.Errorf("the cluster needs cgroups of version 1; make judges KUBE=skip leaves it out: %w", err)
+	}
 	var missing []string
 	for program, pkg := range packages {
 		if _, err := exec.LookPath(program); err != nil {
@@ -53,7 +62,7 @@ func fetch(progress io.Writer) error {
 		}
 	}
 	begun := time.Now()
-	fmt.Fprintln(progress, "Kubernetes (20 minutes at first, on two processors) …")
+	fmt.Fprintln(progress, "Kubernetes (15 minutes at first, on two processors) …")
 	if err := pyenv.FetchKubernetes(progress); err != nil {
 		return err
 	}
