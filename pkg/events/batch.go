@@ -75,17 +75,40 @@ func (e *Event) checkChunk() error {
 
 // encodedSize returns the number of bytes that AppendBatch will append.
 func (b *Batch) encodedSize() int {
-	size := b.headSize(len(b.Events))
+	h := b.header()
+	size := headSize(&h, len(b.Events))
 	for i := range b.Events {
 		size += b.Events[i].EncodedSize()
 	}
 	return size
 }
 
+func (b *Batch) header() BatchHeader {
+	return BatchHeader{Incarnation: b.Incarnation, FirstID: b.FirstID, Model: b.Model, BlockSize: b.BlockSize,
+		Cursor: b.Cursor, Shutdown: b.Shutdown, Events: len(b.Events)}
+}
+
 // headSize returns the size of a batch of n events without these events.
-func (b *Batch) headSize(n int) int {
-	return 1 + 1 + msgp.UintSize(uint64(b.Incarnation)) + msgp.UintSize(uint64(b.FirstID)) + msgp.StrSize(len(b.Model)) +
-		msgp.UintSize(uint64(b.BlockSize)) + b.Cursor.size() + 1 + msgp.ArrayHeadSize(n)
+func headSize(h *BatchHeader, n int) int {
+	return 1 + 1 + msgp.UintSize(uint64(h.Incarnation)) + msgp.UintSize(uint64(h.FirstID)) + msgp.StrSize(len(h.Model)) +
+		msgp.UintSize(uint64(h.BlockSize)) + h.Cursor.size() + 1 + msgp.ArrayHeadSize(n)
+}
+
+// appendHead appends a batch of n events without these events.
+func appendHead(dst []byte, h *BatchHeader, n int) []byte {
+	dst = msgp.AppendArrayHead(dst, batchElements)
+	dst = msgp.AppendUint(dst, batchVersion)
+	dst = msgp.AppendUint(dst, uint64(h.Incarnation))
+	dst = msgp.AppendUint(dst, uint64(h.FirstID))
+	dst = msgp.AppendStr(dst, h.Model)
+	dst = msgp.AppendUint(dst, uint64(h.BlockSize))
+	dst = msgp.AppendArrayHead(dst, cursorElements)
+	dst = msgp.AppendBool(dst, h.Cursor.Known)
+	dst = msgp.AppendUint(dst, uint64(h.Cursor.Seq))
+	dst = msgp.AppendUint(dst, h.Cursor.Digest)
+	dst = msgp.AppendUint(dst, uint64(h.Cursor.Partial))
+	dst = msgp.AppendBool(dst, h.Shutdown)
+	return msgp.AppendArrayHead(dst, n)
 }
 
 func (c *Cursor) size() int {
@@ -128,19 +151,8 @@ func AppendBatch(dst []byte, b *Batch) ([]byte, error) {
 		}
 	}
 	dst = slices.Grow(dst, b.encodedSize())
-	dst = msgp.AppendArrayHead(dst, batchElements)
-	dst = msgp.AppendUint(dst, batchVersion)
-	dst = msgp.AppendUint(dst, uint64(b.Incarnation))
-	dst = msgp.AppendUint(dst, uint64(b.FirstID))
-	dst = msgp.AppendStr(dst, b.Model)
-	dst = msgp.AppendUint(dst, uint64(b.BlockSize))
-	dst = msgp.AppendArrayHead(dst, cursorElements)
-	dst = msgp.AppendBool(dst, b.Cursor.Known)
-	dst = msgp.AppendUint(dst, uint64(b.Cursor.Seq))
-	dst = msgp.AppendUint(dst, b.Cursor.Digest)
-	dst = msgp.AppendUint(dst, uint64(b.Cursor.Partial))
-	dst = msgp.AppendBool(dst, b.Shutdown)
-	dst = msgp.AppendArrayHead(dst, len(b.Events))
+	h := b.header()
+	dst = appendHead(dst, &h, len(b.Events))
 	for i := range b.Events {
 		dst = appendEvent(dst, &b.Events[i])
 	}
@@ -257,7 +269,34 @@ func (b *Batch) Trim() {
 	}
 }
 
-// MemoryBytes returns the size of b's memory, used or spare, if only DecodeBatch filled b.
+// Clone returns a copy of b that shares no memory of events with it.
+func (b *Batch) Clone() *Batch {
+	c := *b
+	n := 0
+	for i := range b.Events {
+		n += len(b.Events[i].Blocks) + len(b.Events[i].Locals)
+	}
+	c.Events, c.hashes = slices.Clone(b.Events), make([]uint64, 0, n)
+	for i := range c.Events {
+		e := &c.Events[i]
+		e.Blocks, e.Locals = copyHashes(&c.hashes, e.Blocks), copyHashes(&c.hashes, e.Locals)
+	}
+	return &c
+}
+
+// copyHashes appends hashes to a buffer that has room for them, and returns the copy; nil if there are none.
+func copyHashes[H ~uint64](buffer *[]uint64, hashes []H) []H {
+	if len(hashes) == 0 {
+		return nil
+	}
+	begin := len(*buffer)
+	*buffer = (*buffer)[:begin+len(hashes)]
+	into := unsafe.Slice((*H)(unsafe.Pointer(&(*buffer)[begin])), len(hashes))
+	copy(into, hashes)
+	return into
+}
+
+// MemoryBytes returns the size of b's memory, used or spare, if only DecodeBatch or Clone filled b.
 func (b *Batch) MemoryBytes() int { return cap(b.Events)*int(unsafe.Sizeof(Event{})) + cap(b.hashes)*8 }
 
 // DecodeBatchHeader decodes the fields before the events. The cost does not depend on the events. DecodeBatchHeader
@@ -269,8 +308,9 @@ func DecodeBatchHeader(data []byte) (BatchHeader, error) {
 	if err != nil {
 		return BatchHeader{}, err
 	}
-	return BatchHeader{Incarnation: b.Incarnation, FirstID: b.FirstID, Model: b.Model, BlockSize: b.BlockSize,
-		Cursor: b.Cursor, Shutdown: b.Shutdown, Events: n}, nil
+	h := b.header()
+	h.Events = n
+	return h, nil
 }
 
 // decodeHead reads up to the first event. The results are the number of events, and of unknown elements after the

@@ -64,9 +64,13 @@ func TestOthersInTheLog(t *testing.T) {
 		for range 2 {
 			m.Asleep()
 		}
-		if entries, _ := m.Queued(); entries != 1 || m.queue[0].event.Kind != events.Cleared ||
-			m.queue[0].event.Reason != events.ReasonEngine {
-			t.Errorf("a sleeping engine queued %d events", entries)
+		var clear events.Batch
+		if err := events.DecodeBatch(m.queue[0].events.Finish(&events.BatchHeader{Model: "m"}), &clear); err != nil {
+			t.Fatal(err)
+		}
+		if len(clear.Events) != 1 || clear.Events[0].Kind != events.Cleared ||
+			clear.Events[0].Reason != events.ReasonEngine {
+			t.Errorf("a sleeping engine queued %+v", clear.Events)
 		}
 		m.Live(Frame{Seq: 4}, 10) // it comes late
 		m.Asleep()

@@ -29,7 +29,7 @@ func (m *Machine) Gone() {
 	m.learning = nil
 	if m.spoken() {
 		for _, tier := range diesWithTheProcess {
-			m.push(events.Event{Kind: events.Cleared, Tier: tier, Reason: events.ReasonEngineGone}, events.Cursor{})
+			m.push(&events.Event{Kind: events.Cleared, Tier: tier, Reason: events.ReasonEngineGone}, events.Cursor{})
 		}
 	}
 	m.fallBehind()
@@ -47,8 +47,7 @@ func (m *Machine) Asleep() {
 	if _, ok := m.phase.(live); !ok || m.Busy() || !m.spoken() || at == m.slept {
 		return
 	}
-	m.clearHeld(events.ReasonEngine)
 	m.record(nil)
-	m.recordEvent(&m.queue[len(m.queue)-1].event, true)
+	m.recordEvent(m.clearHeld(events.ReasonEngine), true)
 	m.slept = Reached{Incarnation: m.incarnation, LastID: m.nextID}
 }

@@ -31,7 +31,7 @@ type learning struct {
 type recorded struct {
 	payload   []byte
 	skip      int            // how many of its events a shim before this one has published
-	published []events.Event // they share the queue's memory
+	published []events.Event // copies
 }
 
 // learningStarts is how often learning begins: each replay that becomes due interrupts it.
@@ -69,7 +69,7 @@ func (m *Machine) recordEvent(e *events.Event, published bool) {
 		return
 	}
 	if r := &l.record[len(l.record)-1]; published {
-		r.published = append(r.published, *e)
+		r.published = append(r.published, cloned(e))
 	} else {
 		r.skip++
 	}
@@ -109,12 +109,12 @@ func (m *Machine) Learned(k *knowledge) {
 		return
 	}
 	corrections := l.corrections(k)
-	for i, e := range corrections {
+	for i := range corrections {
 		cursor := events.Cursor{} // a shim that finds a part of them in the log begins from nothing
 		if i == len(corrections)-1 {
 			cursor = m.taken
 		}
-		m.push(e, cursor)
+		m.push(&corrections[i], cursor)
 	}
 	if len(corrections) > 0 {
 		m.counts.Corrections += uint64(len(corrections))

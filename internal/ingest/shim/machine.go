@@ -191,7 +191,7 @@ type Counts struct {
 //
 // Invariants:
 //  1. Event ids in the queue are consecutive within an incarnation, incarnations only grow.
-//  2. The first `inflight` entries of the queue are what the last flight carried; nothing else is in the air. The
+//  2. The first `inflight` batches of the queue are what the last flight carried; nothing else is in the air. The
 //     log finds out whether a flight landed: the machine learns that all of it did, or that the log is not as it was.
 //  3. In the phases recovering, replaying and awaitingSnapshot no live message is taken: it is held, or dropped and
 //     asked for again.
@@ -218,10 +218,13 @@ type Machine struct {
 	basis basis     // how taken is known
 	acked Published // the last message known to be in the log
 
-	queue       []entry
-	queuedBytes int
-	inflight    int
-	flight      [][]byte
+	queue        []batch
+	queuedBytes  int
+	queuedEvents int
+	inflight     int
+	flight       [][]byte
+	usual        int   // bytes of the batches that flew last: the largest, which counts half after each
+	broken       error // an event that cannot be encoded
 
 	reading   reading    // the message in hand
 	releasing *releasing // held messages that are taken one after the other
@@ -315,7 +318,7 @@ func (m *Machine) Taken() events.Cursor { return m.taken }
 func (m *Machine) Acked() Published { return m.acked }
 
 // Queued returns how many events, and about how many bytes of them, wait for the log or are on their way to it.
-func (m *Machine) Queued() (entries, bytes int) { return len(m.queue), m.queuedBytes }
+func (m *Machine) Queued() (entries, bytes int) { return m.queuedEvents, m.queuedBytes }
 
 // Full reports whether the owner should stop reading from the engine.
 func (m *Machine) Full() bool { return m.queuedBytes >= m.limits.QueueBytes || m.Busy() }
@@ -491,11 +494,7 @@ func (m *Machine) take(f Frame) {
 		m.queuePart(f.Read.Events, false)
 	} else if part, more, err := m.decodeFirst(f.Payload); err != nil {
 		m.reading = reading{}
-		queued := len(m.queue)
 		m.unread()
-		for i := range m.queue[queued:] {
-			m.recordEvent(&m.queue[queued+i].event, true)
-		}
 	} else {
 		m.queuePart(part, more)
 	}
@@ -515,7 +514,7 @@ func (m *Machine) unread() {
 	if !m.strict || m.emptied {
 		return
 	}
-	m.clearHeld(events.ReasonGap)
+	m.recordEvent(m.clearHeld(events.ReasonGap), true)
 	m.emptied = true
 }
 
@@ -524,17 +523,18 @@ func (m *Machine) gap() {
 	m.counts.Gaps++
 	m.offers.lost()
 	m.taken.Partial = 0
-	m.clearHeld(events.ReasonGap)
 	m.record(nil)
-	m.recordEvent(&m.queue[len(m.queue)-1].event, true)
+	m.recordEvent(m.clearHeld(events.ReasonGap), true)
 }
 
-// clearHeld clears, within the incarnation, all that the rank was known to hold.
-func (m *Machine) clearHeld(why events.Reason) {
+// clearHeld clears, within the incarnation, all that the rank was known to hold. It returns the event.
+func (m *Machine) clearHeld(why events.Reason) *events.Event {
 	if c, ok := m.decode.(Clearer); ok {
 		c.Cleared()
 	}
-	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: why}, m.taken)
+	e := &events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: why}
+	m.push(e, m.taken)
+	return e
 }
 
 // begin begins a new incarnation. Its first event says why.
@@ -549,6 +549,6 @@ func (m *Machine) begin(why events.Reason, now events.Millis) {
 	}
 	m.decode.Reset()
 	m.learning = nil
-	m.push(events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: why}, m.taken)
+	m.push(&events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: why}, m.taken)
 	m.fallBehind()
 }

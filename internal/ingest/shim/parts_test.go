@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
-	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -160,41 +159,7 @@ func TestSnapshotsAndHeldMessagesTakeLittleMemory(t *testing.T) {
 	}
 }
 
-// TestLargeMessagesWaitOutsideTheShim: one large message waits for the machine, and the next is not received before the
-// machine is done with it. Small messages wait together.
-func TestLargeMessagesWaitOutsideTheShim(t *testing.T) {
-	for size, most := range map[int]int{largeMessage: 2, 100: 65} {
-		ctx, cancel := context.WithCancel(t.Context())
-		r := &runner{inbound: make(chan inbound, 64), pace: newPace()}
-		received := make(chan int, 1000)
-		go r.pump(ctx, func(ctx context.Context) (inbound, bool) {
-			received <- size
-			return inbound{Message: zmtp.Message{Frames: [][]byte{make([]byte, size)}}}, ctx.Err() == nil
-		})
-		for range 3 {
-			msg := <-r.inbound
-			if r.pace.received(msg.size()); size < largeMessage {
-				continue
-			}
-			for range 100 {
-				runtime.Gosched()
-			}
-			if n := len(r.inbound); n > 0 {
-				t.Errorf("%d more of %d bytes are received meanwhile", n, size)
-			}
-			<-r.pace.due()
-			r.pace.owed = false
-		}
-		cancel()
-		for range r.inbound {
-		}
-		if n := len(received); n > 3+most {
-			t.Errorf("%d messages of %d bytes are received", n, size)
-		}
-	}
-}
-
-// TestLargeFramesWaitOutsideTheFeed: so do large frames that are fed.
+// TestLargeFramesWaitOutsideTheFeed: at most one large frame waits in a feed. Small frames wait together.
 func TestLargeFramesWaitOutsideTheFeed(t *testing.T) {
 	for size, most := range map[int]int{largeMessage: 1, 100: 64} {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -206,9 +171,11 @@ func TestLargeFramesWaitOutsideTheFeed(t *testing.T) {
 			}
 			close(feed)
 		}()
-		r := &runner{cfg: Config{Feed: feed}}
+		r := &runner{feed: feed, machine: NewMachine(Identity{"m", 16}, Limits{}, false, oneBlock{})}
+		r.machine.Recovered(Published{}, 1)
 		for range 3 {
-			if _, ok := r.feed(ctx); !ok {
+			f, ok := <-r.feed
+			if r.fed(f, ok); r.ended {
 				t.Fatal("the feed has ended")
 			}
 			for range 100 {

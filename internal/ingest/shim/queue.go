@@ -1,45 +1,59 @@
 package shim
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// entry is one event on its way to the log, with the engine's cursor once it is there.
-type entry struct {
+// batch is a message for the log: events of one incarnation with consecutive ids, encoded when they are queued.
+type batch struct {
 	incarnation events.Incarnation
-	id          events.EventID
-	cursor      events.Cursor
-	event       events.Event
-	bytes       int // in the log, about
+	firstID     events.EventID
+	cursor      events.Cursor // of the last event
+	events      events.BatchWriter
+	bytes       int  // of the encoded events
+	sealed      bool // it has flown: nothing is added
 }
 
-// What an entry and a frame take in memory beside their blocks and payload, so that many small ones are bounded too.
+// What an event and a frame count beside their blocks and payload, so that many small ones are bounded too. An event
+// takes as much in a message that was read already, and less in a batch.
 const (
-	entrySize = 192 // with what a slice of them has to spare
+	entrySize = 192
 	frameSize = 64
 )
 
-// spareEntries bounds the memory that an empty queue keeps, at 5 MB.
-const spareEntries = 32 << 10
+// leastBatch is the first buffer of a batch, in bytes.
+const leastBatch = 128
 
-// memory is what an entry takes of QueueBytes.
-func (e *entry) memory() int { return e.bytes + entrySize }
+// memory is what a batch takes of QueueBytes.
+func (b *batch) memory() int { return b.bytes + b.events.Len()*entrySize }
 
-// reached is how far the rank's events go with this one.
-func (e *entry) reached() Reached { return Reached{e.incarnation, e.id, e.cursor} }
+// reached is how far the rank's events go with this batch.
+func (b *batch) reached() Reached {
+	return Reached{b.incarnation, b.firstID + events.EventID(b.events.Len()) - 1, b.cursor}
+}
 
-func (m *Machine) push(e events.Event, cursor events.Cursor) {
+// push encodes an event at the end of the queue and keeps nothing else of it.
+func (m *Machine) push(e *events.Event, cursor events.Cursor) {
 	m.emptied = false
-	e.Blocks = append([]events.BlockHash(nil), e.Blocks...)
-	e.Locals = append([]events.LocalHash(nil), e.Locals...)
 	if m.offers.lacking {
 		cursor = events.Cursor{}
 	}
-	m.queue = append(m.queue, entry{incarnation: m.incarnation, id: m.nextID, cursor: cursor, event: e,
-		bytes: e.EncodedSize()})
-	m.queuedBytes += m.queue[len(m.queue)-1].memory()
+	size := e.EncodedSize()
+	if n := len(m.queue); n == 0 || !m.queue[n-1].takes(m.incarnation, size, m.limits.MessageBytes) {
+		m.open(size)
+	}
+	b := &m.queue[len(m.queue)-1]
+	if err := b.events.Add(e); err != nil {
+		m.broken = cmp.Or(m.broken, err)
+		return
+	}
+	b.cursor = cursor
+	b.bytes += size
+	m.queuedBytes += size + entrySize
+	m.queuedEvents++
 	m.nextID++
 	m.counts.Events++
 	if e.Kind == events.Stored {
@@ -47,37 +61,61 @@ func (m *Machine) push(e events.Event, cursor events.Cursor) {
 	}
 }
 
+// takes reports whether an event of an incarnation belongs into the batch.
+func (b *batch) takes(incarnation events.Incarnation, size, most int) bool {
+	return !b.sealed && b.incarnation == incarnation && (b.events.Len() == 0 || b.bytes+size <= most)
+}
+
+// open begins a batch whose first event has a size. The buffer has room for as much as the batches that flew last, or
+// for a whole message if the batch before is full.
+func (m *Machine) open(size int) {
+	room := leastBatch
+	switch n := len(m.queue); {
+	case n == 0 || m.queue[n-1].sealed:
+		room = m.usual
+	case m.queue[n-1].incarnation == m.incarnation:
+		room = m.limits.MessageBytes
+	}
+	room = max(leastBatch, size, min(room, m.limits.MessageBytes))
+	m.queue = append(m.queue, batch{incarnation: m.incarnation, firstID: m.nextID,
+		events: events.NewBatchWriter(m.id.Model, room)})
+}
+
 // InFlight reports whether a flight is in the air.
 func (m *Machine) InFlight() bool { return m.inflight > 0 }
 
 // fly takes off: it returns the messages to publish now, in order, none if nothing waits or a flight is in the air.
 func (m *Machine) fly() ([][]byte, error) {
+	if m.broken != nil {
+		return nil, fmt.Errorf("encode a batch: %w", m.broken)
+	}
 	if m.inflight > 0 || len(m.queue) == 0 {
 		return nil, nil
 	}
 	m.flight = m.flight[:0]
-	batch := events.Batch{Model: m.id.Model, BlockSize: m.id.BlockSize}
-	at := 0
-	for at < len(m.queue) && len(m.flight) < m.limits.FlightMessages {
-		first := m.queue[at]
-		batch.Incarnation, batch.FirstID, batch.Events = first.incarnation, first.id, batch.Events[:0]
-		for size := 0; at < len(m.queue); at++ {
-			e := &m.queue[at]
-			if e.incarnation != first.incarnation || (size > 0 && size+e.bytes > m.limits.MessageBytes) {
-				break
-			}
-			size += e.bytes
-			batch.Events = append(batch.Events, e.event)
-			batch.Cursor = e.cursor
-		}
-		data, err := events.AppendBatch(nil, &batch)
-		if err != nil {
-			return nil, fmt.Errorf("encode a batch: %w", err)
-		}
-		m.flight = append(m.flight, data)
+	m.inflight = min(len(m.queue), m.limits.FlightMessages)
+	for i := range m.queue[:m.inflight] {
+		b := &m.queue[i]
+		b.sealed, m.usual = true, max(b.bytes, m.usual/2)
+		m.flight = append(m.flight, b.events.Finish(&events.BatchHeader{Incarnation: b.incarnation, FirstID: b.firstID,
+			Model: m.id.Model, BlockSize: m.id.BlockSize, Cursor: b.cursor}))
 	}
-	m.inflight = at
 	return m.flight, nil
+}
+
+// drop removes all batches behind the first n.
+func (m *Machine) drop(n int) {
+	for i := n; i < len(m.queue); i++ {
+		m.forget(&m.queue[i])
+	}
+	m.queue = m.queue[:n]
+}
+
+// forget frees the memory of a batch that leaves the queue.
+func (m *Machine) forget(b *batch) {
+	m.queuedBytes -= b.memory()
+	m.queuedEvents -= b.events.Len()
+	*b = batch{}
 }
 
 // Flushed tells that the flight is in the log, all of it.
@@ -86,18 +124,13 @@ func (m *Machine) Flushed() {
 		return
 	}
 	landed := m.queue[:m.inflight]
-	last := &landed[len(landed)-1]
-	m.acked = Published{Found: true, Reached: last.reached()}
+	m.acked = Published{Found: true, Reached: landed[len(landed)-1].reached()}
 	for i := range landed {
-		m.queuedBytes -= landed[i].memory()
-		landed[i] = entry{}
+		m.forget(&landed[i])
 	}
-	if m.inflight == len(m.queue) && cap(m.queue) <= spareEntries {
-		m.queue = m.queue[:0]
-	} else {
-		m.queue = m.queue[m.inflight:]
-	}
-	m.inflight = 0
+	left := copy(m.queue, m.queue[m.inflight:])
+	clear(m.queue[left:])
+	m.queue, m.inflight = m.queue[:left], 0
 	m.counts.Messages += uint64(len(m.flight))
 	m.checkAcked()
 }
@@ -105,7 +138,7 @@ func (m *Machine) Flushed() {
 // LogLost tells that the log no longer has what it had acknowledged, and what it has of this rank instead. What the
 // engine can say again is published anew, in a new incarnation; what waits is part of what was lost.
 func (m *Machine) LogLost(p Published, now events.Millis) {
-	if len(m.queue) > 0 && m.queue[0].incarnation == m.incarnation && m.queue[0].id == 1 &&
+	if len(m.queue) > 0 && m.queue[0].incarnation == m.incarnation && m.queue[0].firstID == 1 &&
 		p.Incarnation < m.incarnation {
 		m.inflight, m.acked = 0, p // all of the present incarnation waits here still: nothing of it was lost
 		return
@@ -161,11 +194,7 @@ func (m *Machine) Resync(now events.Millis) {
 // in the air is dropped.
 func (m *Machine) reset(why events.Reason, now events.Millis) {
 	m.abandon()
-	for i := m.inflight; i < len(m.queue); i++ {
-		m.queuedBytes -= m.queue[i].memory()
-		m.queue[i] = entry{}
-	}
-	m.queue = m.queue[:m.inflight]
+	m.drop(m.inflight)
 	m.incarnation = max(m.incarnation, m.acked.Incarnation)
 	m.attempts = attempts{}
 	m.offers.askAgain()

@@ -41,9 +41,13 @@ type Log interface {
 	Publish(ctx context.Context, msgs [][]byte) (events.StreamSeq, error)
 }
 
-// Receiver is a source of the messages of a ZeroMQ socket.
+// Receiver is a source of the messages of a ZeroMQ socket: a [zmtp.Sub] or a [zmtp.Inbox].
 type Receiver interface {
-	Recv(ctx context.Context) (zmtp.Message, error)
+	// Ready has an element when TryRecv may return a message, or the error of the end.
+	Ready() <-chan struct{}
+
+	// TryRecv returns the next message. ok is false if none waits.
+	TryRecv() (m zmtp.Message, ok bool, err error)
 }
 
 // Config is one shim's.
@@ -58,7 +62,7 @@ type Config struct {
 	Snapshot string
 
 	// Messages, if not nil, is where the engine's messages come from in place of a socket of its own: they are one
-	// engine's part of a socket at which several engines publish. Engine then only names the socket. After Recv's
+	// engine's part of a socket at which several engines publish. Engine then only names the socket. After TryRecv's
 	// error, when all that came is in the log, Run returns nil.
 	Messages Receiver
 
@@ -166,8 +170,8 @@ type runner struct {
 	speakers speakers
 	several  string // what Hooks.Several was told
 
-	inbound  chan inbound
-	pace     pace // of inbound
+	messages Receiver     // the engine's live socket; nil: there is a feed, or the messages have ended
+	feed     <-chan Frame // nil: there is a socket, or the feed has ended
 	flushes  chan flushed
 	replay   replay // the one that runs, if one does
 	snapshot conversation[snapshotted]
@@ -187,7 +191,7 @@ type runner struct {
 	taken   uint64    // messages of the engine that the machine had taken at takenAt
 	takenAt time.Time
 	skips   events.SkipCounts // that the control server was told of
-	fed     bool              // the feed has ended
+	ended   bool              // the messages, or the feed, have ended
 }
 
 type flushed struct {
@@ -223,8 +227,6 @@ func Run(ctx context.Context, cfg Config) error {
 	hooks.Fill(&cfg.Hooks)
 	r := &runner{
 		cfg:     cfg,
-		inbound: make(chan inbound, 64),
-		pace:    newPace(),
 		flushes: make(chan flushed, 1),
 		retry:   time.NewTimer(time.Hour),
 		check:   time.NewTimer(cfg.IdleCheck),
@@ -254,11 +256,11 @@ func Run(ctx context.Context, cfg Config) error {
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	next := r.feed
 	switch {
 	case cfg.Feed != nil:
+		r.feed = cfg.Feed
 	case cfg.Messages != nil:
-		next = r.receiver(cfg.Messages)
+		r.messages = cfg.Messages
 	default:
 		sockets := cfg.sockets()
 		sockets.Hooks = zmtp.Hooks{
@@ -273,7 +275,7 @@ func Run(ctx context.Context, cfg Config) error {
 			return fmt.Errorf("engine endpoint: %w", err)
 		}
 		defer r.sub.Stop()
-		next = r.receiver(r.sub)
+		r.messages = r.sub
 	}
 	published, err := r.recover(ctx)
 	if err != nil || ctx.Err() != nil {
@@ -287,7 +289,6 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.Source != nil {
 		r.feedOpened()
 	}
-	go r.pump(ctx, next)
 	if cfg.Keep != nil {
 		go r.keep(ctx)
 	}
@@ -411,16 +412,30 @@ func Give(ctx context.Context, feed chan<- Frame, f Frame) {
 	}
 }
 
-// feed returns the next message that was handed in.
-func (r *runner) feed(ctx context.Context) (inbound, bool) {
-	select {
-	case f, ok := <-r.cfg.Feed:
-		if f.received != nil {
-			close(f.received)
-		}
-		return inbound{fed: &f}, ok
-	case <-ctx.Done():
-		return inbound{}, false
+// receive handles the next message of the engine's live socket.
+func (r *runner) receive() {
+	msg, ok, err := r.messages.TryRecv()
+	switch {
+	case ok:
+		r.heard(msg)
+	case err != nil:
+		r.messages, r.ended = nil, true
+	}
+}
+
+// fed handles the next frame of the feed, or its end.
+func (r *runner) fed(f Frame, ok bool) {
+	if f.received != nil {
+		close(f.received)
+	}
+	switch {
+	case !ok:
+		r.feed, r.ended = nil, true
+	case f.Opened:
+		r.feedOpened()
+	default:
+		r.heardAt = time.Now()
+		r.machine.Live(f, millis(r.heardAt))
 	}
 }
 
@@ -429,25 +444,6 @@ func (r *runner) feedOpened() {
 	r.machine.Verify()
 	r.heardAt = time.Time{}
 	r.check.Reset(min(r.cfg.IdleCheck, time.Second))
-}
-
-// pump moves messages to the loop, which takes them only while there is room.
-func (r *runner) pump(ctx context.Context, next func(context.Context) (inbound, bool)) {
-	defer close(r.inbound)
-	for {
-		msg, ok := next(ctx)
-		if !ok {
-			return
-		}
-		select {
-		case r.inbound <- msg:
-		case <-ctx.Done():
-			return
-		}
-		if !r.pace.sent(ctx, msg.size()) {
-			return
-		}
-	}
 }
 
 func (r *runner) loop(ctx context.Context) error {
@@ -476,37 +472,29 @@ func (r *runner) loop(ctx context.Context) error {
 			r.watching.delayed.Reset(delayedAfter)
 			go r.publish(ctx, ready.Flight)
 		}
-		if entries, _ := r.machine.Queued(); entries == 0 && (r.fed || r.hasStopped()) {
+		if entries, _ := r.machine.Queued(); entries == 0 && (r.ended || r.hasStopped()) {
 			return nil
 		}
-		inbound, replayed, snapshotted, lesson := r.inbound, r.replay.out, r.snapshot.out, r.lesson.out
-		next, nextReplayed := r.pace.due(), r.replay.pace.due()
+		feed, replayed, snapshotted, lesson, nextReplayed := r.feed, r.replay.out, r.snapshot.out, r.lesson.out,
+			r.replay.pace.due()
+		var messages <-chan struct{}
+		if r.messages != nil {
+			messages = r.messages.Ready()
+		}
 		if r.machine.Full() {
-			inbound, replayed, snapshotted, lesson, next, nextReplayed = nil, nil, nil, nil, nil, nil
+			messages, feed, replayed, snapshotted, lesson, nextReplayed = nil, nil, nil, nil, nil, nil
 		}
 		r.watch(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
-		case msg, ok := <-inbound:
-			if !ok {
-				r.fed, r.inbound = true, nil
-				continue
-			}
-			r.pace.received(msg.size())
-			if msg.fed != nil && msg.fed.Opened {
-				r.feedOpened()
-			} else if msg.fed != nil {
-				r.heardAt = time.Now()
-				r.machine.Live(*msg.fed, millis(r.heardAt))
-			} else {
-				r.heard(msg.Message)
-			}
+		case <-messages:
+			r.receive()
+		case f, ok := <-feed:
+			r.fed(f, ok)
 		case got := <-replayed:
 			r.replay.pace.received(got.frame.size())
 			r.replayed(ctx, got)
-		case <-next:
-			r.pace.owed = false
 		case <-nextReplayed:
 			r.replay.pace.owed = false
 		case got := <-snapshotted:

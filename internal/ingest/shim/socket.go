@@ -1,7 +1,6 @@
 package shim
 
 import (
-	"context"
 	"encoding/binary"
 	"time"
 
@@ -19,14 +18,6 @@ func (cfg *Config) sockets() zmtp.Config {
 		s.BackoffMin, s.BackoffMax, s.BackoffReachable = cfg.RetryMin, cfg.RetryMax, cfg.RetryReachable
 	}
 	return s
-}
-
-// receiver returns a function that returns the next message of the engine's socket.
-func (r *runner) receiver(from Receiver) func(context.Context) (inbound, bool) {
-	return func(ctx context.Context) (inbound, bool) {
-		msg, err := from.Recv(ctx)
-		return inbound{Message: msg}, err == nil
-	}
 }
 
 // heard takes one thing from the engine's live socket.

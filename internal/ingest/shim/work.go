@@ -86,8 +86,8 @@ func (m *Machine) queuePart(part []events.Event, more bool) {
 			cursor = r.before
 			cursor.Partial = r.at
 		}
-		m.push(part[i], cursor)
-		m.recordEvent(&m.queue[len(m.queue)-1].event, true)
+		m.push(&part[i], cursor)
+		m.recordEvent(&part[i], true)
 	}
 	if r.more = more; !more {
 		*r = reading{}

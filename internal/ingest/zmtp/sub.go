@@ -173,6 +173,12 @@ func (s *Sub) subscriptions(p *Peer) []byte {
 // been taken.
 func (s *Sub) Recv(ctx context.Context) (Message, error) { return s.in.Recv(ctx) }
 
+// Ready has an element after a message was received, and at the end: then TryRecv is to be called.
+func (s *Sub) Ready() <-chan struct{} { return s.in.Ready() }
+
+// TryRecv is [Inbox.TryRecv] of what was received.
+func (s *Sub) TryRecv() (m Message, ok bool, err error) { return s.in.TryRecv() }
+
 // Queued is how many messages wait for Recv.
 func (s *Sub) Queued() int { return s.in.length() }
 
@@ -190,6 +196,13 @@ func (b *Inbox) Put(ctx context.Context, m Message) error { return b.receive(ctx
 
 // Recv waits for the next message. The error is ctx's, or [ErrStopped] after Close when the inbox is empty.
 func (b *Inbox) Recv(ctx context.Context) (Message, error) { return b.get(ctx) }
+
+// Ready has an element after a message was put, and at the end: then TryRecv is to be called.
+func (b *Inbox) Ready() <-chan struct{} { return b.ready }
+
+// TryRecv takes the next message. ok is false if none waits. The error is [ErrStopped] after Close when the inbox is
+// empty.
+func (b *Inbox) TryRecv() (m Message, ok bool, err error) { return b.tryGet() }
 
 // Close lets no more messages in.
 func (b *Inbox) Close() { b.close(ErrStopped) }

@@ -1,29 +1,8 @@
 package shim
 
-import (
-	"context"
+import "context"
 
-	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
-)
-
-// inbound is what comes from the engine: of its live socket, or fed.
-type inbound struct {
-	zmtp.Message
-	fed *Frame
-}
-
-// size is about how many bytes of memory a message takes.
-func (in *inbound) size() int {
-	n := 0
-	for _, frame := range in.Frames {
-		n += len(frame)
-	}
-	if in.fed != nil {
-		n += in.fed.size()
-	}
-	return n
-}
-
+// size is about how many bytes of memory a frame takes.
 func (f *Frame) size() int {
 	n := len(f.Payload)
 	if f.Read != nil {
