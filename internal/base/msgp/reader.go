@@ -395,6 +395,19 @@ func (r *Reader) Uint32s(dst []uint32, n int) ([]uint32, bool) {
 	done := 0
 	for done < len(fast) && at <= len(data)-8 {
 		word := binary.BigEndian.Uint64(data[at:])
+		// Most tokens have one of three codes, from whose last two bits the length follows: 1, 2 or 4 bytes behind the
+		// code. So the code of the next token is found without a second access to memory, which is what the loop waits for.
+		code, long := word>>56, 1+uint(1)<<(word>>56&3)
+		next := word << (8 * long & 63) >> 56
+		if code-codeUint8 <= codeUint32-codeUint8 && next-codeUint8 <= codeUint32-codeUint8 && done < len(fast)-1 &&
+			at <= len(data)-16 {
+			second := binary.BigEndian.Uint64(data[at+int(long):])
+			fast[done] = uint32(word << 8 >> ((64 - 8<<(code&3)) & 63))
+			fast[done+1] = uint32(second << 8 >> ((64 - 8<<(next&3)) & 63))
+			done += 2
+			at += int(long + 1 + uint(1)<<(next&3))
+			continue
+		}
 		shape := uintShape[word>>56]
 		if shape == 0 {
 			break
