@@ -95,7 +95,7 @@ func BenchmarkRead(b *testing.B) {
 			for n := 0; n < b.N; {
 				out := make(chan Update, 1)
 				r, err := w.ns.StartReader(ReaderConfig{After: Position{Seq: events.StreamSeq(max(0, stored-(b.N-n)))},
-					Out: out})
+					Deliver: to(out)})
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -116,7 +116,7 @@ func BenchmarkLatency(b *testing.B) {
 	w := benchWorld(b, 0)
 	p := w.publisher(w1)
 	out := make(chan Update)
-	r, err := w.ns.StartReader(ReaderConfig{Out: out})
+	r, err := w.ns.StartReader(ReaderConfig{Deliver: to(out)})
 	if err != nil {
 		b.Fatal(err)
 	}

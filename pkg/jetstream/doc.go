@@ -14,7 +14,7 @@
 //	pub, err := ns.OpenPublisher(ctx, key, hooks) // the last message on the subject is the shim's cursor
 //	seq, err := pub.Publish(ctx, messages)        // acknowledged, in order
 //
-//	r, err := ns.StartReader(ReaderConfig{Partition: 3, After: position, Out: updates})
+//	r, err := ns.StartReader(ReaderConfig{Partition: 3, After: position, Deliver: deliver})
 //	snaps, err := ns.EnsureSnapshots(ctx, BucketConfig{})
 //	rev, err := snaps.Commit(ctx, chunks, manifest, expected)
 //
@@ -35,8 +35,8 @@
 //
 // # Goroutines
 //
-// [Conn], [Namespace], [Publisher], [Bucket] and [Service] may be used from any goroutine. A [Reader] sends
-// from one goroutine of its own and waits while nobody takes. A context bounds how long a call tries: while NATS is
+// [Conn], [Namespace], [Publisher], [Bucket] and [Service] may be used from any goroutine. A [Reader] calls
+// Deliver from one goroutine of its own. A context bounds how long a call tries: while NATS is
 // away, calls wait and try again until theirs ends. Hooks are called from the goroutines that their types name and
 // must return soon.
 //

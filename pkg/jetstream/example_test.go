@@ -61,7 +61,13 @@ func Example() {
 	fmt.Println("acknowledged up to", seq)
 
 	updates := make(chan jetstream.Update)
-	r, err := ns.StartReader(jetstream.ReaderConfig{Partition: pub.Partition(), Out: updates})
+	r, err := ns.StartReader(jetstream.ReaderConfig{Partition: pub.Partition(),
+		Deliver: func(ctx context.Context, u jetstream.Update) {
+			select {
+			case updates <- u:
+			case <-ctx.Done():
+			}
+		}})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -161,7 +161,7 @@ func TestPublishAndRead(t *testing.T) {
 		}
 	}
 	out := make(chan Update, 1)
-	r, err := w.ns.StartReader(ReaderConfig{Partition: 0, Out: out})
+	r, err := w.ns.StartReader(ReaderConfig{Partition: 0, Deliver: to(out)})
 	if err != nil {
 		t.Fatal(err)
 	}

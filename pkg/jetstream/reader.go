@@ -16,6 +16,7 @@ type Message struct {
 	Seq     events.StreamSeq
 	Time    events.Millis // when the stream took it
 	Subject string
+	Key     events.RankKey // that Subject names, in a message of a [Reader]; zero if it names none
 	Data    []byte
 	Trace   string // the header of its publisher's trace, if it is sampled; see [ReaderConfig.Traced]
 }
@@ -31,7 +32,7 @@ type Position struct {
 	Time events.Millis
 }
 
-// Update is what a reader sends: a run of messages, or a notice.
+// Update is what a reader delivers: a run of messages, or a notice.
 type Update struct {
 	Partition events.Partition
 	Epoch     Epoch // of the stream that is read
@@ -100,7 +101,9 @@ type ReaderConfig struct {
 	Partition events.Partition
 	After     Position // read what follows
 
-	Out chan<- Update // takes the updates; the reader waits while it is full. Several readers may share it.
+	// Deliver is called with each update, from the reader's goroutine, which reads no more until it returns. ctx is done
+	// when the reader is being stopped.
+	Deliver func(ctx context.Context, u Update)
 
 	Watch time.Duration // how often the stream is looked at for what no message tells; default 3 s.
 
@@ -111,7 +114,7 @@ type ReaderConfig struct {
 	Traced bool // Message.Trace is read
 
 	// What the server is asked for at once; default 2000 messages and 8 MiB (at least what one message can
-	// have). A reader holds at most three times as much: what is in Out, what is next, what is on the way.
+	// have). A reader holds at most three times as much: what is delivered, what is next, what is on the way.
 	maxMessages int
 	MaxBytes    int
 }
@@ -145,13 +148,13 @@ const (
 	regressWait   = 250 * time.Millisecond
 )
 
-// StartReader starts a reader. It ends after a final notice or by [Reader.Stop]; it never closes Out.
+// StartReader starts a reader. It ends after a final notice or by [Reader.Stop].
 func (n *Namespace) StartReader(cfg ReaderConfig) (*Reader, error) {
 	if uint32(cfg.Partition) >= n.partitions {
 		return nil, fmt.Errorf("read partition %d: there are %d", cfg.Partition, n.partitions)
 	}
-	if cfg.Out == nil {
-		return nil, fmt.Errorf("read partition %d: no channel for updates", cfg.Partition)
+	if cfg.Deliver == nil {
+		return nil, fmt.Errorf("read partition %d: no function that updates are delivered to", cfg.Partition)
 	}
 	cfg.Watch = cmp.Or(cfg.Watch, 3*time.Second)
 	cfg.maxMessages = cmp.Or(cfg.maxMessages, 2000)
@@ -163,14 +166,14 @@ func (n *Namespace) StartReader(cfg ReaderConfig) (*Reader, error) {
 	return r, nil
 }
 
-// Stop ends the reader and returns when it has ended: nothing is sent to Out afterwards. It may be called while
-// Out is full, and again.
+// Stop ends the reader and returns when it has ended: nothing is delivered afterwards. It may be called while Deliver
+// blocks, if that returns when its context is done, and again.
 func (r *Reader) Stop() {
 	r.cancel()
 	<-r.done
 }
 
-// Done is closed when the reader has ended: stopped, or after a final notice was taken.
+// Done is closed when the reader has ended: stopped, or after a final notice was delivered.
 func (r *Reader) Done() <-chan struct{} { return r.done }
 
 // run opens one session after the other: a session is the life of one consumer on one connection.
@@ -201,15 +204,11 @@ func (r *Reader) run(ctx context.Context) {
 	}
 }
 
-// send hands an update over; false says that the reader is being stopped.
+// send delivers an update; false says that the reader is being stopped.
 func (r *Reader) send(ctx context.Context, u Update) bool {
 	u.Partition, u.Epoch = r.cfg.Partition, r.pos.Epoch
-	select {
-	case r.cfg.Out <- u:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	r.cfg.Deliver(ctx, u)
+	return ctx.Err() == nil
 }
 
 func (r *Reader) sendMessages(ctx context.Context, run []Message, pending uint64) {

@@ -25,6 +25,16 @@ type testReader struct {
 	at   Position
 }
 
+// to returns a Deliver that sends to a channel.
+func to(out chan<- Update) func(context.Context, Update) {
+	return func(ctx context.Context, u Update) {
+		select {
+		case out <- u:
+		case <-ctx.Done():
+		}
+	}
+}
+
 func startReader(t testing.TB, ns *Namespace, after Position) *testReader {
 	t.Helper()
 	return startReaderWith(t, ns, ReaderConfig{After: after, Watch: 50 * time.Millisecond})
@@ -33,7 +43,7 @@ func startReader(t testing.TB, ns *Namespace, after Position) *testReader {
 func startReaderWith(t testing.TB, ns *Namespace, cfg ReaderConfig) *testReader {
 	t.Helper()
 	tr := &testReader{t: t, ctx: ctxFor(t), out: make(chan Update), at: cfg.After}
-	cfg.Out = tr.out
+	cfg.Deliver = to(tr.out)
 	r, err := ns.StartReader(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -458,7 +468,7 @@ func TestReaderStopsWhileNobodyTakes(t *testing.T) {
 	p := w.publisher(w1)
 	w.publish(p, 1, 900)
 	out := make(chan Update)
-	r, err := w.ns.StartReader(ReaderConfig{Out: out, maxMessages: 10})
+	r, err := w.ns.StartReader(ReaderConfig{Deliver: to(out), maxMessages: 10})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -470,7 +480,7 @@ func TestReaderStopsWhileNobodyTakes(t *testing.T) {
 	default:
 	}
 	// Also while there is no server.
-	if r, err = w.ns.StartReader(ReaderConfig{Out: out}); err != nil {
+	if r, err = w.ns.StartReader(ReaderConfig{Deliver: to(out)}); err != nil {
 		t.Fatal(err)
 	}
 	w.srv.Stop()
@@ -480,7 +490,7 @@ func TestReaderStopsWhileNobodyTakes(t *testing.T) {
 func TestReaderRefusals(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
-	if _, err := w.ns.StartReader(ReaderConfig{Partition: 2, Out: make(chan Update)}); err == nil ||
+	if _, err := w.ns.StartReader(ReaderConfig{Partition: 2, Deliver: to(make(chan Update))}); err == nil ||
 		!strings.Contains(err.Error(), "partition 2") {
 		t.Error(err)
 	}
@@ -539,7 +549,7 @@ func TestReadersShareAChannel(t *testing.T) {
 	}
 	out := make(chan Update)
 	for part := range events.Partition(4) {
-		r, err := w.ns.StartReader(ReaderConfig{Partition: part, Out: out})
+		r, err := w.ns.StartReader(ReaderConfig{Partition: part, Deliver: to(out)})
 		if err != nil {
 			t.Fatal(err)
 		}

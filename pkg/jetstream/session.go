@@ -33,6 +33,8 @@ type session struct {
 	wake   chan struct{}
 	pull   func() error // asks the server for one more lot
 
+	keys keyCache // receive's alone
+
 	mu      sync.Mutex
 	next    events.StreamSeq
 	nextDel uint64 // the consumer's own count, of the next delivery
@@ -158,7 +160,7 @@ func (c *Conn) newConsumer(ctx context.Context, stream string, epoch Epoch, cfg 
 	return cfg.Name, made.Pending, forget, err
 }
 
-// pump moves messages from the session to Out, and watches.
+// pump delivers the session's messages, and watches.
 func (r *Reader) pump(ctx context.Context, s *session, lost <-chan struct{}) (Notice, error) {
 	tick := time.NewTicker(r.cfg.Watch)
 	defer tick.Stop()
@@ -369,7 +371,7 @@ func (s *session) receive(msg *nats.Msg) {
 	if s.buf == nil {
 		s.buf = make([]Message, 0, 16+min(s.left, int(min(d.pending, 1<<20))))
 	}
-	m := Message{Seq: d.streamSeq, Time: d.time, Subject: msg.Subject, Data: msg.Data}
+	m := Message{Seq: d.streamSeq, Time: d.time, Subject: msg.Subject, Key: s.keys.key(msg.Subject), Data: msg.Data}
 	if s.traced {
 		m.Trace = msg.Header.Get(headerTrace)
 	}
@@ -377,6 +379,32 @@ func (s *session) receive(msg *nats.Msg) {
 	if len(s.buf) == 1 {
 		loop.Wake(s.wake)
 	}
+}
+
+// keyCache remembers which (worker, rank) subjects name.
+type keyCache map[string]events.RankKey
+
+// maxKeys bounds the subjects that a cache remembers.
+const maxKeys = 65536
+
+// key returns what an event subject names, or zero if it is none.
+func (c *keyCache) key(subject string) events.RankKey {
+	key, known := (*c)[subject]
+	if known {
+		return key
+	}
+	_, _, key, err := ParseEventSubject(subject)
+	if err != nil {
+		return events.RankKey{}
+	}
+	if *c == nil {
+		*c = keyCache{}
+	}
+	if len(*c) >= maxKeys {
+		clear(*c)
+	}
+	(*c)[subject] = key
+	return key
 }
 
 // status takes what the server says about a pull (ADR-13): a heartbeat, that it is over (out of time or of

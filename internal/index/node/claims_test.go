@@ -8,6 +8,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
@@ -36,7 +37,7 @@ func (c *claimed) announces(instance events.WorkerID, model string, blockSize ui
 	if err != nil {
 		c.Fatal(err)
 	}
-	if !c.Apply(0, []Message{{Seq: c.seq, Key: events.RankKey{Instance: instance}, Data: data}}) {
+	if !c.Apply(0, []jetstream.Message{{Seq: c.seq, Key: events.RankKey{Instance: instance}, Data: data}}) {
 		c.Fatal("the message is not applied")
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
@@ -64,7 +65,7 @@ func TestCopiesProblemEnds(t *testing.T) {
 		t.Helper()
 		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: incarnation, FirstID: next, Model: "m",
 			BlockSize: 16, Events: list})
-		if err != nil || !m.Apply(0, []Message{{Seq: seq, Time: 1, Key: key, Data: data}}) {
+		if err != nil || !m.Apply(0, []jetstream.Message{{Seq: seq, Time: 1, Key: key, Data: data}}) {
 			t.Fatal(err)
 		}
 		next, seq = next+events.EventID(len(list)), seq+1

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
@@ -141,7 +142,7 @@ func (a *Ages) join(b *Ages) {
 }
 
 // applied notes that messages of a partition that serves are applied.
-func (m *Machine) applied(msgs []Message, now time.Time) {
+func (m *Machine) applied(msgs []jetstream.Message, now time.Time) {
 	at := now.UnixMilli()
 	for i := range msgs {
 		if t := msgs[i].Time; t != 0 {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
@@ -58,7 +59,7 @@ func TestEventsAreCounted(t *testing.T) {
 		}
 		id[worker] += events.EventID(len(evs))
 		seq++
-		if !m.Apply(0, []Message{{Seq: seq, Key: events.RankKey{Instance: events.WorkerID(worker)}, Data: data}}) {
+		if !m.Apply(0, []jetstream.Message{{Seq: seq, Key: events.RankKey{Instance: events.WorkerID(worker)}, Data: data}}) {
 			t.Fatal("not applied")
 		}
 	}
@@ -90,7 +91,7 @@ func TestEventsAreCounted(t *testing.T) {
 func TestAges(t *testing.T) {
 	m := NewMachine(radix.New(radix.Config{}), 1)
 	now := time.UnixMilli(100_000)
-	m.applied([]Message{{Time: 100_001}, {Time: 100_000}, {Time: 99_999}, {Time: 99_995}, {Time: 1}, {}}, now)
+	m.applied([]jetstream.Message{{Time: 100_001}, {Time: 100_000}, {Time: 99_999}, {Time: 99_995}, {Time: 1}, {}}, now)
 	a := m.figures(radix.Stats{}).applied.Ages
 	if a.Counts[0] != 3 || a.Counts[2] != 1 || a.Counts[len(AgeBounds)] != 1 || a.Sum != 100_005*time.Millisecond {
 		t.Errorf("got %+v", a)

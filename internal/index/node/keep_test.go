@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
@@ -27,7 +28,7 @@ func TestPartitionsComeAndGo(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const partitions = 3
 		m := NewMachine(radix.New(bounds), partitions)
-		var logs [partitions][]Message
+		var logs [partitions][]jetstream.Message
 		var twins [partitions]naive // nil: not kept
 		var going [partitions]bool  // forgotten, and not yet dropped
 		bucket := map[string][]byte{}
@@ -169,7 +170,7 @@ func BenchmarkLetGo(b *testing.B) {
 				}
 				seq++
 				key := events.RankKey{Instance: events.WorkerID(fmt.Sprint("p", p)), Rank: events.Rank(r)}
-				m.Apply(p, []Message{{Seq: seq, Time: 1, Key: key, Data: data}})
+				m.Apply(p, []jetstream.Message{{Seq: seq, Time: 1, Key: key, Data: data}})
 			}
 		}
 		b.StartTimer()

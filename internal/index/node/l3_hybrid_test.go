@@ -12,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 	"github.com/kvatlas/kvatlas/tools/twin"
 )
@@ -57,7 +58,7 @@ func TestStoreFollowsWhatHybridEnginesReuse(t *testing.T) {
 		}
 		locals := hasher.Hash(nil, x.prompt)
 		own := map[events.WorkerID]*twin.Rank{}
-		var msgs []Message
+		var msgs []jetstream.Message
 		for w := range workers {
 			r := twin.New(twin.Config{}, block)
 			batch := events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: block}
@@ -83,7 +84,7 @@ func TestStoreFollowsWhatHybridEnginesReuse(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			msgs = append(msgs, Message{Seq: events.StreamSeq(w + 1), Time: 1000, Key: events.RankKey{Instance: name},
+			msgs = append(msgs, jetstream.Message{Seq: events.StreamSeq(w + 1), Time: 1000, Key: events.RankKey{Instance: name},
 				Data: data})
 		}
 		if !x.shards[0].machine.Apply(0, msgs) {

@@ -69,7 +69,7 @@ func newL3Node(t testing.TB, tokens, workers int, depth func(worker int) int, co
 	for i := range names {
 		names[i] = events.BlockHash(i + 1)
 	}
-	var msgs []Message
+	var msgs []jetstream.Message
 	for w := range workers {
 		batch := events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: uint32(x.config.PageSize),
 			Events: []events.Event{{Kind: events.Cleared, Reason: events.ReasonEngine}}}
@@ -83,7 +83,7 @@ func newL3Node(t testing.TB, tokens, workers int, depth func(worker int) int, co
 		}
 		data, err := events.AppendBatch(nil, &batch)
 		must(err)
-		msgs = append(msgs, Message{Seq: events.StreamSeq(w + 1), Time: 1000,
+		msgs = append(msgs, jetstream.Message{Seq: events.StreamSeq(w + 1), Time: 1000,
 			Key: events.RankKey{Instance: events.WorkerID(fmt.Sprintf("w%03d", w))}, Data: data})
 	}
 	if !x.shards[0].machine.Apply(0, msgs) {

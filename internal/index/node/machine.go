@@ -7,6 +7,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
@@ -33,10 +34,11 @@ type Machine struct {
 	batch  events.Batch // decoded into, again and again
 	counts Counts
 
-	source  func(events.RankKey) string        // how a rank's engine speaks; empty: not known
-	claimed func(events.WorkerID, string) bool // queries may use the worker under the model
-	size    func(model string) uint32          // the registered block size of a model; 0: not known
-	tallies map[string]*tally                  // by source
+	decoded func(*jetstream.Message, *events.Batch) // is called before a batch is applied; nil: nothing is
+	source  func(events.RankKey) string             // how a rank's engine speaks; empty: not known
+	claimed func(events.WorkerID, string) bool      // queries may use the worker under the model
+	size    func(model string) uint32               // the registered block size of a model; 0: not known
+	tallies map[string]*tally                       // by source
 	ages    Ages
 }
 
@@ -101,17 +103,6 @@ type Counts struct {
 	Index        radix.Counts
 }
 
-// Message is one message of a partition's log.
-type Message struct {
-	Seq  events.StreamSeq
-	Time events.Millis
-	Key  events.RankKey
-	Bad  bool // Key could not be read from the subject
-	Data []byte
-
-	Trace string // the header of its publisher's trace; the machine does not read it
-}
-
 // NewMachine returns a machine for partitions 0 to n-1, all of them empty.
 func NewMachine(index *radix.Index, n int) *Machine {
 	m := &Machine{index: index, spaces: new(spaces), tallies: map[string]*tally{}, published: func(*View) {},
@@ -141,7 +132,7 @@ func (m *Machine) Applied(p events.Partition) events.StreamSeq {
 
 // Apply applies messages of one partition, in order. It skips those that were applied before. At a message that does
 // not follow the one before it stops and reports false: messages were lost on their way here.
-func (m *Machine) Apply(p events.Partition, msgs []Message) (ok bool) {
+func (m *Machine) Apply(p events.Partition, msgs []jetstream.Message) (ok bool) {
 	part := m.parts[p]
 	applied := events.StreamSeq(part.applied.Load())
 	ok = true
@@ -173,11 +164,14 @@ func (m *Machine) Apply(p events.Partition, msgs []Message) (ok bool) {
 	return ok
 }
 
-func (m *Machine) applyMessage(part *replica, msg *Message) {
+func (m *Machine) applyMessage(part *replica, msg *jetstream.Message) {
 	m.counts.Messages++
-	if msg.Bad || events.DecodeBatch(msg.Data, &m.batch) != nil {
+	if msg.Key == (events.RankKey{}) || events.DecodeBatch(msg.Data, &m.batch) != nil {
 		m.counts.Poison++
 		return
+	}
+	if m.decoded != nil {
+		m.decoded(msg, &m.batch)
 	}
 	if msg.Key.Rank >= events.MaxRanks {
 		m.counts.OtherRank++

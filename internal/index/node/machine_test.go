@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 	"github.com/kvatlas/kvatlas/tools/twin"
@@ -20,7 +21,7 @@ import (
 var bounds = radix.Config{MaxPending: 6, PendingFor: 400, MaxTombstones: 4, TombstoneFor: 300}
 
 // logOf draws the log of one partition: batches of a few ranks, with all that can go wrong on the way there.
-func logOf(t *rapid.T) (msgs []Message) {
+func logOf(t *rapid.T) (msgs []jetstream.Message) {
 	type shim struct {
 		key         events.RankKey
 		model       string
@@ -64,12 +65,12 @@ func logOf(t *rapid.T) (msgs []Message) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m := Message{Seq: events.StreamSeq(i + 1), Time: now, Key: s.key, Data: data}
+		m := jetstream.Message{Seq: events.StreamSeq(i + 1), Time: now, Key: s.key, Data: data}
 		switch what {
 		case 6:
 			m.Data = data[:len(data)/2]
 		case 7:
-			m.Bad = true
+			m.Key = events.RankKey{}
 		}
 		msgs = append(msgs, m)
 	}
@@ -113,9 +114,9 @@ type naiveRank struct {
 	twin        *twin.Rank
 }
 
-func (n naive) apply(m Message) {
+func (n naive) apply(m jetstream.Message) {
 	var b events.Batch
-	if m.Bad || events.DecodeBatch(m.Data, &b) != nil {
+	if m.Key == (events.RankKey{}) || events.DecodeBatch(m.Data, &b) != nil {
 		return
 	}
 	r := n[m.Key]
@@ -232,7 +233,7 @@ func TestApplyInAnySplitEqualsApplyAtOnceEqualsTheTwin(t *testing.T) {
 			at = to
 		}
 		for _, msg := range log {
-			replica.Apply(0, []Message{msg})
+			replica.Apply(0, []jetstream.Message{msg})
 			n.apply(msg)
 		}
 		agree(t, whole, n, "at once")
@@ -378,7 +379,7 @@ func TestDecodingKeepsLittleMemory(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !m.Apply(0, []Message{{Seq: events.StreamSeq(i + 1), Time: 1, Key: events.RankKey{Instance: "w"},
+		if !m.Apply(0, []jetstream.Message{{Seq: events.StreamSeq(i + 1), Time: 1, Key: events.RankKey{Instance: "w"},
 			Data: data}}) {
 			t.Fatal("not applied")
 		}

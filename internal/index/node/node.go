@@ -82,7 +82,11 @@ type Config struct {
 	// the model queries see. Writers call it: it must not block. nil: none is known.
 	BlockSize func(model string) uint32
 
-	Traced bool // Message.Trace is read from the log
+	// Decoded, if not nil, is called with each readable message before it is applied. It must keep nothing of the batch,
+	// and not block. Writers call it.
+	Decoded func(m *jetstream.Message, b *events.Batch)
+
+	Traced bool // the trace headers of the log's messages are read
 
 	Hooks Hooks
 }
@@ -93,11 +97,9 @@ type Hooks struct {
 	// a snapshot that could not be used; an older one, or none, is
 	Rejected func(p events.Partition, what string, err error)
 	CaughtUp func(p events.Partition, seq events.StreamSeq)
-	Applying func([]Message) // messages of the log will be applied now; they may be kept; several goroutines call it
 
-	// messages of the log were applied, some of which are of a trace; of those that are of none it is not told. Several
-	// goroutines call it
-	AppliedTraced func(p events.Partition, messages []Message, took time.Duration)
+	// AppliedTraced is called after messages with a trace context have been applied. Several goroutines call it.
+	AppliedTraced func(p events.Partition, messages []jetstream.Message, took time.Duration)
 
 	Ready func() // every partition that is kept serves
 	// the log is not the one that was applied; begin again
@@ -174,7 +176,7 @@ type Node struct {
 // work is something for the writer: messages of a partition, or something to do with the machine.
 type work struct {
 	partition events.Partition
-	messages  []Message
+	messages  []jetstream.Message
 	live      bool             // the partition served when they were read
 	end       *jetstream.AtEnd // not nil: the log had nothing more then
 	do        func(*Machine)
@@ -257,9 +259,8 @@ const lastSave = 10 * time.Second
 // apply applies messages of a log, and reports to the partition's machine if some are missing. What the reader sends is
 // unbroken, so they were lost between the reader and the index.
 func (n *Node) apply(m *Machine, w work) {
-	n.cfg.Hooks.Applying(w.messages)
 	begun := time.Time{}
-	if n.cfg.Traced && slices.ContainsFunc(w.messages, func(m Message) bool { return m.Trace != "" }) {
+	if n.cfg.Traced && slices.ContainsFunc(w.messages, func(m jetstream.Message) bool { return m.Trace != "" }) {
 		begun = time.Now()
 	}
 	whole := m.Apply(w.partition, w.messages)
@@ -289,75 +290,43 @@ func (n *Node) read(ctx context.Context, p events.Partition, epoch jetstream.Epo
 	}
 	begun := time.Now() // nothing of the reader before is under way to the writer any more
 	n.step(p, func(pt *partition) effects { return pt.opened(begun) })
-	updates := make(chan jetstream.Update, 2)
 	reader, err := n.cfg.Namespace.StartReader(jetstream.ReaderConfig{
-		Partition: p, After: at, Out: updates, Watch: n.cfg.Watch, Ends: endsEvery,
-		Traced: n.cfg.Traced,
+		Partition: p, After: at, Watch: n.cfg.Watch, Ends: endsEvery, Traced: n.cfg.Traced,
+		Deliver: func(ctx context.Context, u jetstream.Update) { n.deliver(ctx, p, u) },
 	})
 	if err != nil {
 		n.step(p, func(pt *partition) effects { return pt.failed(begun, err) })
 		return
 	}
-	defer reader.Stop()
-	keys := map[string]events.RankKey{}
-	for {
-		var u jetstream.Update
-		select {
-		case u = <-updates:
-		case <-ctx.Done():
-			return
-		}
-		w := work{partition: p}
-		switch notice := u.Notice.(type) {
-		case nil:
-			w.messages = make([]Message, len(u.Messages))
-			for i, m := range u.Messages {
-				w.messages[i] = message(m, keys)
-			}
-			last := u.Messages[len(u.Messages)-1].Seq + events.StreamSeq(u.Pending)
-			n.step(p, func(pt *partition) effects {
-				w.live = pt.serves()
-				return pt.received(last)
-			})
-		case jetstream.AtEnd:
-			w.end = &notice
-		default:
-			applied := events.StreamSeq(0)
-			if n.do(ctx, p, func(m *Machine) { applied = m.Applied(p) }) != nil { // what was read before is applied then
-				return
-			}
-			now := time.Now()
-			n.step(p, func(pt *partition) effects { return pt.noticed(now, notice, applied) })
-			continue
-		}
-		select {
-		case n.shard(p).work <- w:
-		case <-ctx.Done():
-			return
-		}
-	}
+	<-ctx.Done()
+	reader.Stop()
 }
 
-// maxKeys bounds a follower's memory of subjects.
-const maxKeys = 65536
-
-// message translates one message of the log. keys remembers what subjects mean.
-func message(m jetstream.Message, keys map[string]events.RankKey) Message {
-	key, known := keys[m.Subject]
-	out := Message{Seq: m.Seq, Time: m.Time, Key: key, Data: m.Data, Trace: m.Trace}
-	if !known {
-		_, _, key, err := jetstream.ParseEventSubject(m.Subject)
-		if err != nil {
-			out.Bad = true
-			return out
+// deliver passes an update of a partition's log to the writer of its shard, and waits while the writer is busy.
+func (n *Node) deliver(ctx context.Context, p events.Partition, u jetstream.Update) {
+	w := work{partition: p, messages: u.Messages}
+	switch notice := u.Notice.(type) {
+	case nil:
+		last := u.Messages[len(u.Messages)-1].Seq + events.StreamSeq(u.Pending)
+		n.step(p, func(pt *partition) effects {
+			w.live = pt.serves()
+			return pt.received(last)
+		})
+	case jetstream.AtEnd:
+		w.end = &notice
+	default:
+		applied := events.StreamSeq(0)
+		if n.do(ctx, p, func(m *Machine) { applied = m.Applied(p) }) != nil { // what was read before is applied then
+			return
 		}
-		if len(keys) >= maxKeys {
-			clear(keys)
-		}
-		keys[m.Subject] = key
-		out.Key = key
+		now := time.Now()
+		n.step(p, func(pt *partition) effects { return pt.noticed(now, notice, applied) })
+		return
 	}
-	return out
+	select {
+	case n.shard(p).work <- w:
+	case <-ctx.Done():
+	}
 }
 
 // step steps a partition's machine, and carries out what needs no waiting. Any goroutine may call it.

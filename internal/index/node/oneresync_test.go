@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"testing"
@@ -16,7 +17,13 @@ func (w *site) lives() int {
 	info, err := w.ns.StreamInfo(w.ctx, 0)
 	w.must(err)
 	out := make(chan jetstream.Update, 1)
-	r, err := w.ns.StartReader(jetstream.ReaderConfig{Out: out, After: jetstream.Position{Seq: info.First - 1}})
+	r, err := w.ns.StartReader(jetstream.ReaderConfig{After: jetstream.Position{Seq: info.First - 1},
+		Deliver: func(ctx context.Context, u jetstream.Update) {
+			select {
+			case out <- u:
+			case <-ctx.Done():
+			}
+		}})
 	w.must(err)
 	defer r.Stop()
 	seen := map[events.Incarnation]bool{}

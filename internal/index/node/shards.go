@@ -30,6 +30,7 @@ func (n *Node) newShard(number int) *shard {
 		claims: make(chan struct{}, 1)}
 	s.machine.shard, s.machine.spaces = number, &n.spaces
 	s.machine.published = func(v *View) { n.views.publish(number, v) }
+	s.machine.decoded = n.cfg.Decoded
 	if n.cfg.Source != nil {
 		s.machine.source = n.cfg.Source
 	}

@@ -38,7 +38,7 @@ func TestShardsAnswerAsOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		var logs [partitions][]Message
+		var logs [partitions][]jetstream.Message
 		for p := range logs {
 			if rapid.IntRange(0, 4).Draw(t, "nothing") == 0 {
 				continue
@@ -136,7 +136,7 @@ func queriesOf(t *rapid.T, partitions int) (list []*api.Query) {
 }
 
 // said applies logs to a node that does not run, and is all that it says then.
-func said(t *rapid.T, n *Node, logs [][]Message, queries []*api.Query) (list []string) {
+func said(t *rapid.T, n *Node, logs [][]jetstream.Message, queries []*api.Query) (list []string) {
 	text := func(v any, err error) {
 		data, bad := json.Marshal(v)
 		if bad != nil {

@@ -114,7 +114,7 @@ func TestWhatOnlyWaitsIsAProblem(t *testing.T) {
 		}
 		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: incarnation, FirstID: next, Model: "m",
 			BlockSize: 16, Events: []events.Event{step.event}})
-		if err != nil || !m.Apply(0, []Message{{Seq: seq, Time: step.at, Key: key, Data: data}}) {
+		if err != nil || !m.Apply(0, []jetstream.Message{{Seq: seq, Time: step.at, Key: key, Data: data}}) {
 			t.Fatalf("%s: %v", step.what, err)
 		}
 		next, seq = next+1, seq+1

@@ -6,6 +6,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 // TestChecksumAtAPlace wants checksums of places within what is applied at once: they are those of a replica that has
@@ -28,7 +29,7 @@ func TestChecksumAtAPlace(t *testing.T) {
 		m.Apply(0, log)
 		sums := []uint64{replica.checksum(0)}
 		for _, msg := range log {
-			replica.Apply(0, []Message{msg})
+			replica.Apply(0, []jetstream.Message{msg})
 			sums = append(sums, replica.checksum(0))
 		}
 		for _, k := range marks {

@@ -46,7 +46,12 @@ func namespace(t *testing.T) (context.Context, *jetstream.Namespace) {
 func said(t *testing.T, ctx context.Context, ns *jetstream.Namespace) map[events.Incarnation][]events.Event {
 	t.Helper()
 	out := make(chan jetstream.Update, 1)
-	r, err := ns.StartReader(jetstream.ReaderConfig{Out: out})
+	r, err := ns.StartReader(jetstream.ReaderConfig{Deliver: func(ctx context.Context, u jetstream.Update) {
+		select {
+		case out <- u:
+		case <-ctx.Done():
+		}
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}

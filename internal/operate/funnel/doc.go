@@ -3,7 +3,7 @@
 //
 //	t := funnel.New(funnel.Config{...})
 //	go t.Run(ctx)
-//	t.Applying(messages)             // what the log says, before the index has it
+//	t.Applying(message, batch)       // a batch of the log, before the index has it
 //	t.Record(funnel.Request{...})    // what was asked, and what the index and the choice have said
 //	found, err := t.Report(ctx, report)  // what the engine has reused
 //	part, err := t.Funnel(ctx, "m", 10*time.Minute)
@@ -12,8 +12,8 @@
 // (package api has their meaning). What is lost between two of them is divided among causes, so that a step and its
 // losses are the step before.
 //
-// Nothing of this is in the way of an answer or of the index. Requests and messages of the log go, in their order, into
-// one bounded queue; what finds it full is counted and left out, and of requests no more are taken in a second than
+// Nothing of this is in the way of an answer or of the index. Requests and copies of the log's batches, as the index has
+// decoded them, go in their order into one bounded queue; what finds it full is counted and left out, and of requests no more are taken in a second than
 // [Config.MaxRate] says. One goroutine, Run, takes them out:
 //
 //   - [History] remembers blocks: who asked for and stored them first, who stored and lost them last. A block's name is

@@ -9,9 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/index/node"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 // Config is a node's.
@@ -28,9 +28,9 @@ type Config struct {
 	// costs some microsecond; others are counted. Default 100,000.
 	MaxRate int
 
-	// MaxRead bounds the bytes of the log's messages that are read in a second, beyond a burst of 2 MiB: here every
-	// event is decoded a second time, which may not take a core from a node that follows a fast log or reads a long one
-	// again. Other messages are counted. Default 2 MiB, some 100,000 blocks.
+	// MaxRead bounds the bytes of the log's messages that are read in a second, beyond a burst of 2 MiB: each block costs
+	// about half a microsecond, and this must not take a core from a node that follows a fast log or reads a long one
+	// again. Other messages are counted. Default 2 MiB, about 100,000 blocks.
 	MaxRead int
 
 	// Peers asks all other nodes what they remember. unheard is how many did not answer. nil: there are none.
@@ -49,8 +49,8 @@ type Config struct {
 
 const (
 	maxBatch    = 64                     // requests that other nodes are asked about at once
-	maxQueue    = 4096                   // items
-	maxUnread   = 16 << 20               // bytes of messages that wait
+	maxQueue    = 1 << 14                // items: requests, and messages of the log
+	maxUnread   = 16 << 20               // bytes of memory of the batches that wait
 	maxBurst    = 2 << 20                // bytes of messages that are read whatever their rate
 	peerTime    = 500 * time.Millisecond // for other nodes' answers
 	maxPending  = 1 << 15                // choices that wait for a report
@@ -59,12 +59,17 @@ const (
 
 // item is what goes through the queue; one field is set.
 type item struct {
-	request  *Request
-	messages []node.Message
-	bytes    int64
-	at       time.Time // of the messages
-	report   *reportItem
-	done     chan struct{} // closed when all before it is done
+	request *Request
+	batch   *logged
+	report  *reportItem
+	done    chan struct{} // closed when all before it is done
+}
+
+// logged is a batch of the log.
+type logged struct {
+	*events.Batch
+	key events.RankKey
+	at  int64 // microseconds since 1970: when it was applied, or, if it is old, when it was published
 }
 
 type reportItem struct {
@@ -190,24 +195,25 @@ func (t *Tracker) Record(r *Request) {
 	}
 }
 
-// Applying takes messages of the log that are about to be applied, which do not change any more. It waits for nothing.
-func (t *Tracker) Applying(messages []node.Message) {
-	if len(messages) == 0 {
+// Applying copies the batch of a message of the log that is about to be applied. It does not block.
+func (t *Tracker) Applying(m *jetstream.Message, b *events.Batch) {
+	now := time.Now()
+	if t.unread.Load() > maxUnread || !t.reading.spend(len(m.Data), t.cfg.MaxRead, now) {
+		t.eventsLost.Add(1)
 		return
 	}
-	n, now := int64(0), time.Now()
-	for i := range messages {
-		n += int64(len(messages[i].Data))
+	x := &logged{Batch: b.Clone(), key: m.Key, at: now.UnixMicro()}
+	if taken := int64(m.Time) * 1000; taken != 0 && x.at-taken > old.Microseconds() {
+		x.at = taken
 	}
-	if t.unread.Add(n) <= maxUnread && t.reading.spend(int(n), t.cfg.MaxRead, now) {
-		select {
-		case t.queue <- item{messages: messages, bytes: n, at: now}:
-			return
-		default:
-		}
+	bytes := int64(x.MemoryBytes())
+	t.unread.Add(bytes)
+	select {
+	case t.queue <- item{batch: x}:
+	default:
+		t.unread.Add(-bytes)
+		t.eventsLost.Add(1)
 	}
-	t.unread.Add(-n)
-	t.eventsLost.Add(uint64(len(messages)))
 }
 
 // Report takes what an engine has reused of a prompt, and reports whether its choice is known here.
@@ -323,9 +329,9 @@ func (t *Tracker) Run(ctx context.Context) {
 		clear(batch)
 		batch = batch[:0]
 		switch {
-		case next.messages != nil:
-			t.unread.Add(-next.bytes)
-			t.apply(next)
+		case next.batch != nil:
+			t.unread.Add(-int64(next.batch.MemoryBytes()))
+			t.apply(next.batch)
 		case next.report != nil:
 			next.report.known <- t.reported(ctx, &next.report.Report)
 		case next.done != nil:
@@ -337,21 +343,13 @@ func (t *Tracker) Run(ctx context.Context) {
 // old is how old messages are that were not published now: a log that is read again.
 const old = 5 * time.Second
 
-func (t *Tracker) apply(i item) {
+func (t *Tracker) apply(x *logged) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.cfg.Blocks == 0 {
 		t.history.Bound(usualBlocks(t.cfg.Indexed()))
 	}
-	for _, m := range i.messages {
-		at := i.at.UnixMicro()
-		if taken := int64(m.Time) * 1000; taken != 0 && at-taken > old.Microseconds() {
-			at = taken
-		}
-		if !m.Bad {
-			t.history.Apply(m.Key, m.Data, at)
-		}
-	}
+	t.history.Apply(x.key, x.Batch, x.at)
 }
 
 // divide records requests, in their order. Other nodes are asked about all of them at once.

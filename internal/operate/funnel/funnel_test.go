@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/index/node"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/tools/corpus"
 )
 
@@ -75,13 +75,9 @@ func TestHistoryAgainstNaive(t *testing.T) {
 				}
 			}
 			ids[w]++
-			data, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: ids[w], Model: "m", BlockSize: 16,
-				Events: []events.Event{e}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			h.Apply(key, data, now)
-			h.Apply(key, data, now) // again: a log that is read twice
+			b := &events.Batch{Incarnation: 1, FirstID: ids[w], Model: "m", BlockSize: 16, Events: []events.Event{e}}
+			h.Apply(key, b, now)
+			h.Apply(key, b, now) // again: a log that is read twice
 		}
 		for s, locals := range prompts {
 			seq := events.SeqHashes(nil, locals)
@@ -121,15 +117,10 @@ func TestHistoryIsBounded(t *testing.T) {
 func TestRanksAreBounded(t *testing.T) {
 	h := NewHistory(64, 0)
 	name := func(i int) events.RankKey { return events.RankKey{Instance: events.WorkerID(fmt.Sprint(i))} }
-	message := func(block uint64) []byte {
+	message := func(block uint64) *events.Batch {
 		e := events.Event{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{events.BlockHash(block)},
 			Locals: []events.LocalHash{events.LocalHash(block)}}
-		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 16,
-			Events: []events.Event{e}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return data
+		return &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 16, Events: []events.Event{e}}
 	}
 	h.Apply(name(0), message(7), 1)
 	for i := range maxRanks + 10 {
@@ -328,7 +319,7 @@ func TestTrackerIsBounded(t *testing.T) {
 		}
 	}
 	for range 2 * maxQueue {
-		tracker.Applying([]node.Message{{Data: make([]byte, 100)}})
+		tracker.Applying(&jetstream.Message{Data: make([]byte, 100)}, &events.Batch{})
 	}
 	if n := tracker.dropped.Load(); n != 4 { // the one that takes what is left of a second is admitted
 		t.Errorf("%d requests were dropped", n)
@@ -401,11 +392,7 @@ func BenchmarkApply(b *testing.B) {
 		}
 		batch = events.Batch{Incarnation: 1, FirstID: events.EventID(2*i + 1), Model: "m", BlockSize: 16,
 			Events: []events.Event{stored, {Kind: events.Removed, Tier: events.Device, Blocks: stored.Blocks}}}
-		data, err := events.AppendBatch(nil, &batch)
-		if err != nil {
-			b.Fatal(err)
-		}
 		b.StartTimer()
-		h.Apply(key, data, int64(i+1))
+		h.Apply(key, &batch, int64(i+1))
 	}
 }

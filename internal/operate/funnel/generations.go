@@ -25,14 +25,19 @@ func (g *generations[V]) get(k uint64) (v V, ok bool) {
 	return *p, true
 }
 
+// touch reads the slots where a key is looked for first, and returns something of them. Slots of several keys that are
+// touched one after the other come from memory at the same time.
+func (g *generations[V]) touch(k uint64) uint64 { return g.young.touch(k) ^ g.old.touch(k) }
+
 // put is the place of a key in the younger generation, with what was under it. It is valid until the next put. turned
 // means that a generation was forgotten.
 func (g *generations[V]) put(k uint64) (v *V, turned bool) {
 	if v = g.young.find(k); v != nil {
 		return v, false
 	}
-	was, known := g.get(k)
-	if known {
+	var was V
+	if p := g.old.find(k); p != nil {
+		was = *p
 		g.moved++
 	}
 	if g.young.n >= g.most {
@@ -75,6 +80,13 @@ func key(k uint64) uint64 {
 func (t *table[V]) first(key uint64) uint64 {
 	hi, _ := bits.Mul64(key*spread, uint64(len(t.slots)))
 	return hi
+}
+
+func (t *table[V]) touch(k uint64) uint64 {
+	if t.n == 0 {
+		return 0
+	}
+	return t.slots[t.first(key(k))].key
 }
 
 func (t *table[V]) find(k uint64) *V {

@@ -74,9 +74,9 @@ type History struct {
 
 	claimed func(instance events.WorkerID, model string) bool // a worker's events under a model count; nil: all do
 
-	batch  events.Batch
-	locals []events.LocalHash
-	seq    []events.SeqHash
+	locals  []events.LocalHash
+	seq     []events.SeqHash
+	touched uint64 // has no meaning; without it the compiler could leave out touch
 }
 
 // NewHistory returns a history of at most so many blocks, which knows what is since now.
@@ -129,10 +129,9 @@ func (h *History) known(id rankID) *rank {
 	return nil
 }
 
-// Apply takes a message of the log. now is when it was applied. What cannot be read changes nothing.
-func (h *History) Apply(key events.RankKey, data []byte, now int64) {
-	b := &h.batch
-	if events.DecodeBatch(data, b) != nil || h.claimed != nil && !h.claimed(key.Instance, b.Model) {
+// Apply records a batch of a rank. now is when it was applied. It keeps nothing of the batch.
+func (h *History) Apply(key events.RankKey, b *events.Batch, now int64) {
+	if h.claimed != nil && !h.claimed(key.Instance, b.Model) {
 		return
 	}
 	r := h.rank(key)
@@ -159,7 +158,6 @@ func (h *History) Apply(key events.RankKey, data []byte, now int64) {
 	if b.Shutdown {
 		r.lost, r.why = tick(), api.CauseWorkerGone
 	}
-	b.Trim()
 }
 
 func (h *History) event(r *rank, in uint64, e *events.Event, now int64) {
@@ -200,7 +198,11 @@ func (h *History) stored(r *rank, in uint64, e *events.Event, now int64) {
 	}
 	h.locals = append(h.locals, e.Locals...)
 	h.seq = events.SeqHashes(h.seq, h.locals)
-	for i, seq := range h.seq[len(h.seq)-len(e.Locals):] {
+	seqs := h.seq[len(h.seq)-len(e.Locals):]
+	for i, seq := range seqs {
+		h.touched ^= h.seqs.touch(uint64(e.Blocks[i])^in) ^ h.blocks.touch(uint64(seq)^in)
+	}
+	for i, seq := range seqs {
 		known, _ := h.seqs.put(uint64(e.Blocks[i]) ^ in)
 		*known = seq
 		n := Name(uint64(seq) ^ in)

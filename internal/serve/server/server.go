@@ -215,14 +215,13 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	s.scrape, s.queries = metrics.New(metrics.Config{Figures: s.figures, Workers: s.MetricsWorkers})
 	s.funnel = s.newFunnel()
 	hooks := nodeHooks(log, func() { close(s.ready) })
-	hooks.Applying = s.funnel.Applying
 	nodeConfig := node.Config{
 		ID: s.ID, Version: s.Version, Namespace: s.ns, Snapshots: st.snapshots, Index: s.Index,
 		Shards: cmp.Or(s.IndexShards, runtime.GOMAXPROCS(0)/2), L3: s.L3,
 		SnapshotInterval: s.SnapshotInterval, SnapshotBlocks: s.SnapshotBlocks, Recreate: st.mendLog,
 		RecreateSnapshots: st.recreateSnapshots,
 		Shared:            true, View: s.views.Now, Hooks: hooks, Source: s.registry.Source, Claimed: s.registry.Claimed,
-		BlockSize: s.models.BlockSize,
+		BlockSize: s.models.BlockSize, Decoded: s.funnel.Applying,
 	}
 	stage := s.stageHook()
 	nodeConfig.Hooks.Stage, nodeConfig.Traced, nodeConfig.Hooks.AppliedTraced = stage, s.Tracer.On(), s.traceApplied

@@ -11,7 +11,6 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/edge/tracing"
 	"github.com/kvatlas/kvatlas/internal/edge/web"
-	"github.com/kvatlas/kvatlas/internal/index/node"
 	"github.com/kvatlas/kvatlas/internal/index/scatter"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -46,7 +45,7 @@ func (s *Server) selectionStageHook() func(ctx context.Context, stage string, to
 }
 
 // traceApplied adds the span of messages of a partition's log that were applied, linked to those who published them.
-func (s *Server) traceApplied(p events.Partition, messages []node.Message, took time.Duration) {
+func (s *Server) traceApplied(p events.Partition, messages []jetstream.Message, took time.Duration) {
 	var of []string
 	for i := range messages {
 		if trace := messages[i].Trace; trace != "" && (len(of) == 0 || of[len(of)-1] != trace) {
