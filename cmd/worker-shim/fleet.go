@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/internal/ingest/shim/host"
 	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -178,31 +179,26 @@ func (f *fleet) serve(key events.RankKey, feed <-chan shim.Frame, decoder shim.D
 	one := *f.cfg
 	one.instance, one.rank = string(key.Instance), uint32(key.Rank)
 	log := f.log.With("worker", key.Instance, "rank", key.Rank)
-	server, err := one.claim(f.ctx, f.ns, key, log)
-	if err != nil {
+	watch := &watcher{log: log, cfg: &one}
+	claimed := false
+	env := one.env(f.ctx, f.ns, watch)
+	env.Watch.Prepared = func(report *shim.Report, _ *shim.Config) {
+		claimed, watch.report = true, report
+		log.Info("starting", "source", one.source, "model", one.model, "block_size", one.blockSize)
+	}
+	env.Watch.Ended = func(err error) {
+		if err == nil && f.ctx.Err() != nil {
+			one.leave(f.ctx, f.ctx, watch.report, log)
+		}
+	}
+	err := host.Run(f.ctx, host.Rank{Record: one.record(key, log), Config: shim.Config{
+		Feed: feed, Decoder: decoder, Source: source, Limits: shim.Limits{QueueBytes: one.queueBytes},
+		Tracer: one.tracer, QuietAfter: one.silence,
+	}}, env)
+	if !claimed {
 		return ignoreEnd(f.ctx, err)
 	}
-	if server != nil {
-		defer server.Close()
-	}
-	report, err := one.register(f.ns, key, server, log)
-	if err != nil {
-		return err
-	}
-	watch := &watcher{log: log, cfg: &one, report: report}
-	defer f.cfg.figures.end(watch)
-	log.Info("starting", "source", one.source, "model", one.model, "block_size", one.blockSize)
-	err = shim.Run(f.ctx, shim.Config{
-		Feed: feed, Decoder: decoder, Source: source,
-		Identity: shim.Identity{Model: one.model, BlockSize: one.blockSize},
-		Limits:   shim.Limits{QueueBytes: one.queueBytes},
-		Log:      shim.NewStreamLog(f.ns, key, watch.logFailed).OnCrowded(watch.logCrowded),
-		Control:  server, Keep: one.keep(report, log), Hooks: watch.hooks(),
-		Tracer: one.tracer, QuietAfter: one.silence,
-	})
-	if err == nil && f.ctx.Err() != nil {
-		one.leave(f.ctx, f.ctx, report, log)
-	}
+	f.cfg.figures.end(watch)
 	return err
 }
 

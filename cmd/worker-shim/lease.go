@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/dial"
@@ -21,21 +20,6 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
-
-// keep holds the lease, for shim.Run. Where the NATS server does not permit that, the rank goes without: nobody clears
-// it when it is gone.
-func (r *running) keep(report *shim.Report, log *slog.Logger) func(context.Context, func()) error {
-	return func(ctx context.Context, lost func()) error {
-		defer r.reconnects.notify(report.Renew)()
-		err := report.Keep(ctx, lost)
-		if errors.Is(err, jetstream.ErrDenied) {
-			log.Warn("the NATS server does not permit registration; when this worker is gone nobody will know",
-				"error", err, "what_to_do", "grant it to this user: indexer auth example prints what each user needs")
-			return nil
-		}
-		return err
-	}
-}
 
 // linger returns a context that goes on for --stop-wait after stop has ended, so that the end of the engine is seen.
 // Nothing is waited for if stop ended with errPodGone. end ends it.
@@ -80,9 +64,8 @@ func (r *running) leave(ctx, stop context.Context, report *shim.Report, log *slo
 	log.Info(what)
 }
 
-// register returns what registers the rank, holds its lease and says how its shim is doing.
-func (r *running) register(ns *jetstream.Namespace, key events.RankKey, server *shim.ControlServer,
-	log *slog.Logger) (*shim.Report, error) {
+// record returns what is registered of a rank.
+func (r *running) record(key events.RankKey, log *slog.Logger) registry.Record {
 	l3 := r.l3
 	switch {
 	case l3 == nil:
@@ -94,11 +77,16 @@ func (r *running) register(ns *jetstream.Namespace, key events.RankKey, server *
 			log.Warn("nothing of the shared store can be credited to this worker", "why", why)
 		}
 	}
-	trouble := limiter{every: r.logWindow}
-	return shim.NewReport(ns, registry.Record{
+	return registry.Record{
 		Instance: key.Instance, Rank: key.Rank, Model: r.model, BlockSize: r.blockSize, Source: r.source,
 		LeaseMS: r.lease.Milliseconds(), L3: l3, Worker: r.spec,
-	}, registry.LeaseHooks{
+	}
+}
+
+// leaseHooks log what happens to a rank's lease.
+func (r *running) leaseHooks(log *slog.Logger) registry.LeaseHooks {
+	trouble := limiter{every: r.logWindow}
+	return registry.LeaseHooks{
 		Taken: func() { log.Info("registered", "lease", r.lease) },
 		Lost:  func() { log.Warn("the lease had expired; it is taken again") },
 		Unclaimed: func(name string, err error) {
@@ -114,7 +102,7 @@ func (r *running) register(ns *jetstream.Namespace, key events.RankKey, server *
 			trouble.warn(log, "the lease cannot be renewed", "error", err, "what_to_do",
 				"see that NATS answers and has room; until it is renewed nothing is lost, unless it expires")
 		},
-	}, server)
+	}
 }
 
 // keyFlags is the flag that makes a NATS key for this shim.
@@ -123,38 +111,6 @@ func (r *running) keyFlags() string {
 		return "--pool NAME"
 	}
 	return "--shim " + escape.Shell(r.instance)
-}
-
-// reconnects tells the ranks of a process that its connection to NATS is back.
-type reconnects struct {
-	mu   sync.Mutex
-	last int
-	all  map[int]func()
-}
-
-// notify has f called at each, until end is.
-func (n *reconnects) notify(f func()) (end func()) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.all == nil {
-		n.all = map[int]func(){}
-	}
-	n.last++
-	this := n.last
-	n.all[this] = f
-	return func() {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		delete(n.all, this)
-	}
-}
-
-func (n *reconnects) tell() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, f := range n.all {
-		f()
-	}
 }
 
 // readL3Config reads what is registered of a shared store. master is its master unless the file names one.

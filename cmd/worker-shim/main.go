@@ -20,6 +20,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
 	"github.com/kvatlas/kvatlas/internal/ingest/kube"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/internal/ingest/shim/host"
 	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -74,7 +75,7 @@ type running struct {
 	debug                               *cli.Debug
 	traces                              *cli.Traces
 	tracer                              *tracing.Tracer
-	reconnects                          *reconnects
+	reconnects                          *host.Reconnects
 	http                                *httpPort
 	figures                             *fleetFigures
 	engineHTTP, engineHTTPToken         string
@@ -95,7 +96,7 @@ const (
 )
 
 func runCommand() *cobra.Command {
-	r := &running{reconnects: &reconnects{}, figures: &fleetFigures{}}
+	r := &running{reconnects: &host.Reconnects{}, figures: &fleetFigures{}}
 	cmd := &cobra.Command{
 		Use:   "run --engine tcp://HOST:PORT --worker ID --model M --block-size N | --engine-http http://HOST:PORT",
 		Short: "Publish one engine rank's events until stopped",
@@ -266,7 +267,7 @@ func (r *running) connect(ctx context.Context, log *slog.Logger, what, without s
 		},
 		Reconnected: func(url string) {
 			log.Info("NATS connection is back", "server", url)
-			r.reconnects.tell()
+			r.reconnects.Reconnected()
 		},
 		AsyncError: func(err error) { log.Error("NATS", "error", err, "what_to_do", cli.AsyncAdvice(err)) },
 		Waiting: func(err error) {
@@ -414,48 +415,52 @@ func (r *running) serve(ctx, stop context.Context, ns *jetstream.Namespace, log 
 		return err
 	}
 	watch := &watcher{log: log, cfg: r}
-	watch.Examiner = watch.examiner(decoder)
-	key := events.RankKey{Instance: events.WorkerID(r.instance), Rank: events.Rank(r.rank)}
-	server, err := r.claim(stop, ns, key, log)
-	if err != nil {
-		return ignoreEnd(stop, err)
-	}
-	if server != nil {
-		defer server.Close()
-	}
-	if watch.report, err = r.register(ns, key, server, log); err != nil {
-		return err
-	}
-	defer r.figures.end(watch)
-	var sleep <-chan shim.SleepReport
-	if r.poll != nil {
-		var end func()
-		sleep, end = r.poll.serve(watch.report)
-		defer end()
-	}
 	serving := ""
 	if r.messages == nil { // the engines that share a shim would cost it too many connections
 		serving, _ = dial.ServingAddress(r.spec.Endpoint)
 	}
-	log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats",
-		ns.Conn().ServerURL())
-	err = shim.Run(ctx, shim.Config{
-		Engine: r.engine, Listen: r.listen, Topics: []string{r.topic}, Messages: r.messages,
-		Replay: r.replay, Snapshot: r.engineSnapshot,
-		Identity: shim.Identity{Model: r.model, BlockSize: r.blockSize},
-		Limits:   shim.Limits{QueueBytes: r.queueBytes}, Decoder: watch,
-		ClearUnreadable: r.onUnreadable == unreadableClear,
-		Log:             shim.NewStreamLog(ns, key, watch.logFailed).OnCrowded(watch.logCrowded),
-		Control:         server,
-		Keep:            r.keep(watch.report, log),
-		ReplayTimeout:   r.replayTimeout, IdleCheck: r.idleCheck, Hooks: watch.hooks(), QuietAfter: r.silence,
-		OnRefused: onRefused, SilentAfter: r.silentAfter, GoneAfter: r.goneAfter,
-		Tracer: r.tracer, Sleep: sleep, Stop: stop.Done(), Serving: serving,
-	})
-	if err == nil && (stop.Err() != nil || ctx.Err() == nil) {
-		r.leave(ctx, stop, watch.report, log)
+	var polled func()
+	claimed := false
+	env := r.env(stop, ns, watch)
+	env.Watch.Prepared = func(report *shim.Report, cfg *shim.Config) {
+		claimed, watch.report = true, report
+		if r.poll != nil {
+			cfg.Sleep, polled = r.poll.serve(report)
+		}
+		log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats",
+			ns.Conn().ServerURL())
 	}
+	env.Watch.Ended = func(err error) {
+		if err == nil && (stop.Err() != nil || ctx.Err() == nil) {
+			r.leave(ctx, stop, watch.report, log)
+		}
+		if polled != nil {
+			polled()
+		}
+	}
+	err = host.Run(ctx, host.Rank{Record: r.record(r.key(), log), Decoder: decoder, Config: shim.Config{
+		Engine: r.engine, Listen: r.listen, Topics: []string{r.topic}, Messages: r.messages,
+		Replay: r.replay, Snapshot: r.engineSnapshot, Limits: shim.Limits{QueueBytes: r.queueBytes},
+		ClearUnreadable: r.onUnreadable == unreadableClear, ReplayTimeout: r.replayTimeout, IdleCheck: r.idleCheck,
+		QuietAfter: r.silence, OnRefused: onRefused, SilentAfter: r.silentAfter, GoneAfter: r.goneAfter,
+		Tracer: r.tracer, Stop: stop.Done(), Serving: serving,
+	}}, env)
+	if !claimed {
+		return ignoreEnd(stop, err)
+	}
+	r.figures.end(watch)
 	return err
+}
+
+// key names the rank.
+func (r *running) key() events.RankKey {
+	return events.RankKey{Instance: events.WorkerID(r.instance), Rank: events.Rank(r.rank)}
+}
+
+// env returns the surroundings of a rank's shim. The claim waits until stop ends.
+func (r *running) env(stop context.Context, ns *jetstream.Namespace, w *watcher) host.Env {
+	return host.Env{Namespace: ns, Lease: r.leaseHooks(w.log), Reconnects: r.reconnects, Watch: w.watch(),
+		Claim: func(context.Context) (*shim.ControlServer, error) { return r.claim(stop, ns, r.key(), w.log) }}
 }
 
 // join waits for the namespace and registers the model in it.

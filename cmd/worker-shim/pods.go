@@ -19,6 +19,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 	"github.com/kvatlas/kvatlas/internal/ingest/kube"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/internal/ingest/shim/host"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -55,7 +56,7 @@ func addKubeFlags(f *pflag.FlagSet, c *kube.Config) {
 }
 
 func podsCommand() *cobra.Command {
-	r := &running{reconnects: &reconnects{}, figures: &fleetFigures{mayBeEmpty: true}}
+	r := &running{reconnects: &host.Reconnects{}, figures: &fleetFigures{mayBeEmpty: true}}
 	cmd := &cobra.Command{
 		Use:   "pods --selector LABELS | --pool NAME",
 		Short: "Publish the events of all engines in the pods with these labels",

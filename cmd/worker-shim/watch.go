@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/base/escape"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/internal/ingest/shim/host"
 	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -39,40 +40,40 @@ type watcher struct {
 	credited limiter
 }
 
-// examiner returns the decoder, with what it says of the engine logged and reported.
-func (w *watcher) examiner(decoder *events.Decoder) *shim.Examiner {
-	return &shim.Examiner{
-		Decoder: decoder,
-		Found: func(e events.Engine, why string) {
-			w.log.Info("the engine speaks as "+e.String()+" does", "because", why)
-			w.report.Speaks(e)
-		},
-		Unusable: func(err error, size uint32) {
-			if err != nil && w.cfg.proof != nil && size > w.cfg.blockSize && size%w.cfg.blockSize == 0 {
-				w.cfg.proof.tell(size)
-				return
-			}
-			do := wrongBlockSize(size, events.WorkerID(w.cfg.instance), w.cfg.model)
-			if err != nil {
-				w.log.Error("the engine's blocks are not of --block-size", "error", err, "what_to_do", do)
-			} else {
-				w.log.Info("the engine's blocks are of --block-size, or a new engine begins")
-			}
-			w.report.Unusable(err, do)
-		},
-		Rank: events.Rank(w.cfg.rank),
-		OtherRank: func(rank events.Rank, skipped bool) {
-			l, what := &w.credited, "the engine names another data-parallel rank; its blocks are credited to this one"
-			if skipped {
-				l, what = &w.otherRank,
-					"several data-parallel ranks publish through one socket; the events of the others are skipped"
-			}
-			l.do(func(times uint64) {
-				w.log.Error(what, "engine_rank", rank, "times", times, "what_to_do",
-					"give this shim the rank with --rank, or the endpoint of its own rank with --engine")
-			})
-		},
+// examine has the watcher decode in place of an examiner.
+func (w *watcher) examine(x *shim.Examiner) shim.Decoder {
+	w.Examiner = x
+	return w
+}
+
+func (w *watcher) found(e events.Engine, why string) {
+	w.log.Info("the engine speaks as "+e.String()+" does", "because", why)
+}
+
+func (w *watcher) unusable(err error, size uint32) (remedy string, skip bool) {
+	if err != nil && w.cfg.proof != nil && size > w.cfg.blockSize && size%w.cfg.blockSize == 0 {
+		w.cfg.proof.tell(size)
+		return "", true
 	}
+	remedy = wrongBlockSize(size, events.WorkerID(w.cfg.instance), w.cfg.model)
+	if err != nil {
+		w.log.Error("the engine's blocks are not of --block-size", "error", err, "what_to_do", remedy)
+	} else {
+		w.log.Info("the engine's blocks are of --block-size, or a new engine begins")
+	}
+	return remedy, false
+}
+
+func (w *watcher) otherRankNamed(rank events.Rank, skipped bool) {
+	l, what := &w.credited, "the engine names another data-parallel rank; its blocks are credited to this one"
+	if skipped {
+		l, what = &w.otherRank,
+			"several data-parallel ranks publish through one socket; the events of the others are skipped"
+	}
+	l.do(func(times uint64) {
+		w.log.Error(what, "engine_rank", rank, "times", times, "what_to_do",
+			"give this shim the rank with --rank, or the endpoint of its own rank with --engine")
+	})
 }
 
 // Begin decodes the first part of a message, and looks at what was passed over.
@@ -125,18 +126,17 @@ func wrongBlockSize(got uint32, worker events.WorkerID, model string) string {
 		"size: indexer forget %s, then indexer forget --model %s", size, escape.Operand(string(worker)), escape.Shell(model))
 }
 
-func (w *watcher) logFailed(err error) {
+func (w *watcher) logFailed(err error, _ bool) {
 	w.cfg.figures.of(w, func(r *rankFigures) { r.refused = true })
-	w.report.LogFailed(err)
 	w.logTrouble.warn(w.log, "the log does not take events; they wait", "error", err, "what_to_do", shim.LogAdvice(err))
 }
 
 // logCrowded reports that the log refuses batches, and that it accepts them again.
-func (w *watcher) logCrowded(err error) {
+func (w *watcher) logCrowded(err error, changed bool) {
 	if err != nil {
 		w.cfg.figures.of(w, func(r *rankFigures) { r.crowded++ })
 	}
-	switch changed := w.report.LogCrowded(err); {
+	switch {
 	case changed && err != nil:
 		w.log.Warn("the log refuses batches; events are stored one by one", "error", err, "what_to_do",
 			shim.CrowdedAdvice)
@@ -145,11 +145,24 @@ func (w *watcher) logCrowded(err error) {
 	}
 }
 
-func (w *watcher) hooks() shim.Hooks {
+// watch returns the functions that log and count what happens to the rank.
+func (w *watcher) watch() host.Watch {
 	for _, l := range []*limiter{&w.failed, &w.stray, &w.undecodable, &w.skips, &w.replayFailed, &w.snapshotFailed,
 		&w.logTrouble, &w.unreadable, &w.otherRank, &w.credited} {
 		l.every = w.cfg.logWindow
 	}
+	return host.Watch{
+		Examine: w.examine, Found: w.found, Unusable: w.unusable, OtherRank: w.otherRankNamed,
+		Refused: w.logFailed, Crowded: w.logCrowded, Stepped: w.stepped, Shim: w.hooks(),
+		Denied: func(err error) { // nobody clears the rank when it is gone
+			w.log.Warn("the NATS server does not permit registration; when this worker is gone nobody will know",
+				"error", err, "what_to_do", "grant it to this user: indexer auth example prints what each user needs")
+		},
+	}
+}
+
+// hooks returns the functions that log what the shim reports.
+func (w *watcher) hooks() shim.Hooks {
 	log := w.log
 	return shim.Hooks{
 		Connected: func(endpoint string) {
@@ -191,15 +204,13 @@ func (w *watcher) hooks() shim.Hooks {
 			w.snapshotFailed.warn(log, "the engine gave no snapshot", "error", err, "what_to_do",
 				"see that --engine-snapshot is the engine's snapshot endpoint; it begins with what it says from now on")
 		},
-		LogFailed: w.logFailed,
 		LogUnreadable: func(err error) {
 			w.unreadable.warn(log, "the rank's last message in the log cannot be read; a new incarnation begins", "error",
 				err, "what_to_do", "see that only this worker's shim has a key that may write its events")
 		},
-		Stepped:      w.stepped,
 		StateChanged: w.stateChanged,
 		Unserved: func(why string) {
-			if w.report.Unserved(why); why == "" {
+			if why == "" {
 				log.Info("the engine accepts requests again")
 				return
 			}
@@ -210,7 +221,6 @@ func (w *watcher) hooks() shim.Hooks {
 
 // severalEngines reports that several engines publish where one is expected, and that they do no more.
 func (w *watcher) severalEngines(what string) {
-	w.report.Several(what)
 	if several := what != ""; several == w.several {
 		return
 	}
@@ -225,7 +235,6 @@ func (w *watcher) severalEngines(what string) {
 // stateChanged tells how it stands with the shim and the engine.
 func (w *watcher) stateChanged(s shim.State) {
 	w.cfg.figures.of(w, func(r *rankFigures) { r.state = s })
-	w.report.SetState(s)
 	if w.last.Quiet != s.Quiet {
 		w.logQuiet(s)
 	}
@@ -264,12 +273,12 @@ const hungAdvice = "see whether its process hangs or is stopped (py-spy dump, it
 	"and whether its host can be reached; restart it if it does not go on"
 
 // stepped logs losses, new incarnations and the log's return when their counts grow.
-func (w *watcher) stepped(c shim.Counts, queued int) {
+func (w *watcher) stepped(c shim.Counts, queued int, again bool) {
 	w.cfg.figures.of(w, func(r *rankFigures) {
 		r.refused = r.refused && c.Messages == r.counts.Messages
 		r.counts, r.queued = c, queued
 	})
-	if w.report.Stepped(c) {
+	if again {
 		w.log.Info("the log takes events again")
 	}
 	if c.Gaps > w.counts.Gaps {

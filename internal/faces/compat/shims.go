@@ -18,6 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/edge/tracing"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/internal/ingest/shim/host"
 	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
@@ -422,67 +423,44 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 	if !ok {
 		return ctx.Err()
 	}
-	server, err := shim.Claim(ctx, s.ns, r.Key(), r.Engine.Replay != "" || r.Engine.Snapshot != "")
-	if err != nil {
-		return err
-	}
-	defer server.Close()
-	report, err := shim.NewReport(s.ns, r, registry.LeaseHooks{Taken: begun}, server)
-	if err != nil {
-		return err
-	}
-	key := r.Key()
-	refused := func(err error) {
-		if report.LogFailed(err) {
-			s.hooks.Refused(key, err)
-		}
-	}
-	quiet := false
-	s.hooks.Started(r)
-	return shim.Run(ctx, shim.Config{
+	key, quiet := r.Key(), false
+	return host.Run(ctx, host.Rank{Record: r, Decoder: decoder, Config: shim.Config{
 		Engine: r.Engine.Endpoint, Replay: r.Engine.Replay, Snapshot: r.Engine.Snapshot,
-		Identity: shim.Identity{Model: r.Model, BlockSize: r.BlockSize},
-		Decoder: &shim.Examiner{
-			Decoder: decoder,
-			Found: func(e events.Engine, why string) {
-				report.Speaks(e)
-				s.hooks.EngineFound(key, e, why)
-			},
-			Unusable: func(err error, size uint32) {
-				do := otherBlockSize(size, r.Model)
-				if report.Unusable(err, do); err != nil {
-					s.hooks.Unusable(key, err, do)
-				}
-			},
-			Rank:      key.Rank,
-			OtherRank: func(rank events.Rank, skipped bool) { s.hooks.OtherRank(key, rank, skipped) },
+		Tracer: s.engines.Tracer, Sockets: zmtp.Config{Rule: s.engines.Screen.Rule},
+		OnRefused: s.engines.OnRefused, SilentAfter: s.engines.SilentAfter, GoneAfter: s.engines.GoneAfter,
+	}}, host.Env{Namespace: s.ns, Lease: registry.LeaseHooks{Taken: begun}, Watch: host.Watch{
+		Prepared: func(*shim.Report, *shim.Config) { s.hooks.Started(r) },
+		Found:    func(e events.Engine, why string) { s.hooks.EngineFound(key, e, why) },
+		Unusable: func(err error, size uint32) (remedy string, skip bool) {
+			if remedy = otherBlockSize(size, r.Model); err != nil {
+				s.hooks.Unusable(key, err, remedy)
+			}
+			return remedy, false
 		},
-		Log:     shim.NewStreamLog(s.ns, key, refused).OnCrowded(func(err error) { report.LogCrowded(err) }),
-		Control: server, Keep: report.Keep,
-		Hooks: shim.Hooks{
+		OtherRank: func(rank events.Rank, skipped bool) { s.hooks.OtherRank(key, rank, skipped) },
+		Refused: func(err error, first bool) {
+			if first {
+				s.hooks.Refused(key, err)
+			}
+		},
+		Stepped: func(_ shim.Counts, _ int, again bool) {
+			if again {
+				s.hooks.Refused(key, nil)
+			}
+		},
+		Shim: shim.Hooks{
 			Connected:     func(string) { run.connected.Store(true) },
 			Disconnected:  func(string, error) { run.connected.Store(false) },
-			Several:       report.Several,
-			LogFailed:     refused,
 			LogUnreadable: func(err error) { s.hooks.Unreadable(key, err) },
-			Stepped: func(c shim.Counts, _ int) {
-				if report.Stepped(c) {
-					s.hooks.Refused(key, nil)
-				}
-			},
 			StateChanged: func(now shim.State) {
 				if now.Quiet != quiet {
 					quiet = now.Quiet
 					s.hooks.Quiet(key, quiet)
 				}
-				report.SetState(now)
 				s.hooks.StateChanged(key, now)
 			},
 		},
-		Tracer:    s.engines.Tracer,
-		Sockets:   zmtp.Config{Rule: s.engines.Screen.Rule},
-		OnRefused: s.engines.OnRefused, SilentAfter: s.engines.SilentAfter, GoneAfter: s.engines.GoneAfter,
-	})
+	}})
 }
 
 // maxStarts is how many shims start at the same time.
