@@ -48,7 +48,7 @@ func TestShimOfAPublisherEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer silent.Close()
-	f := &fleet{cfg: &running{}, ns: ns, log: slog.New(slog.DiscardHandler), ctx: ctx}
+	f := &fleet{cfg: &running{shared: &shared{}}, ns: ns, log: slog.New(slog.DiscardHandler), ctx: ctx}
 	err = f.hearPublisher(ctx, dynamo.Publisher{Key: key, Known: true, Endpoint: "tcp://" + silent.Addr().String()})
 	if !errors.Is(err, shim.ErrFenced) || ctx.Err() != nil {
 		t.Errorf("%v, %v", err, ctx.Err())

@@ -7,9 +7,40 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/kvatlas/kvatlas/internal/base/dial"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
+	"github.com/kvatlas/kvatlas/internal/ingest/kube"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
+
+// settings are the values of the flags of worker-shim run.
+type settings struct {
+	nats       *cli.NATS
+	namespace  string
+	engineNATS *cli.NATS
+	etcd       *etcdFlags
+	kube       kube.Config
+	makeRule   func() (*dial.Rule, error)
+
+	engine, replay, engineSnapshot, source, topic, master string
+	listen                                                bool
+	maxEngines                                            uint32 // of engines that dial in, where topics name the workers
+
+	instance, model        string
+	rank, ranks, blockSize uint32
+	worker                 *cli.WorkerFlags
+	kvGroups, l3Config     string
+	l3Master               func() (hicache.Master, error)
+
+	engineHTTP, engineHTTPToken string
+	engineCheck                 time.Duration
+
+	queueBytes                                            int
+	replayTimeout, idleCheck, logWindow, lease, claimWait time.Duration
+	silence, silentAfter, goneAfter, stopWait             time.Duration
+	onUnreadable, onRefused                               string
+}
 
 // addFlags adds the flags of worker-shim run. logger makes the logger that they describe.
 func (r *running) addFlags(f *pflag.FlagSet) (logger func(io.Writer) (*slog.Logger, error)) {

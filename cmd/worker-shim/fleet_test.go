@@ -21,7 +21,7 @@ func TestNamesThatNobodyCanHave(t *testing.T) {
 	var said bytes.Buffer
 	good := events.RankKey{Instance: "w"}
 	feed := make(chan shim.Frame, 1)
-	f := &fleet{cfg: &running{}, log: slog.New(slog.NewTextHandler(&said, nil)), ctx: ctx, all: all,
+	f := &fleet{cfg: &running{shared: &shared{}}, log: slog.New(slog.NewTextHandler(&said, nil)), ctx: ctx, all: all,
 		feeds: map[events.RankKey]chan shim.Frame{good: feed}, watch: &sourceWatch{}}
 	f.unnamed.every = time.Hour
 	say := func(worker string) {

@@ -18,7 +18,6 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 	"github.com/kvatlas/kvatlas/internal/edge/tracing"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
-	"github.com/kvatlas/kvatlas/internal/ingest/kube"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim/host"
 	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
@@ -40,53 +39,38 @@ func rootCommand() *cobra.Command {
 	return cli.Group(root, runCommand(), podsCommand(), simulate.Command())
 }
 
-// running is what worker-shim run was told.
+// running is a run of one rank, of the ranks of one engine, or of a fleet. It is copied for each rank.
 type running struct {
-	nats                                *cli.NATS
-	namespace                           string
-	engine, replay, source, topic       string
-	master                              string
-	engineSnapshot                      string
-	engineNATS                          *cli.NATS
-	etcd                                *etcdFlags
-	kube                                kube.Config
-	makeRule                            func() (*dial.Rule, error)
-	rule                                *dial.Rule // of addresses of Dynamo's discovery
-	listen                              bool
-	instance, model                     string
-	rank, ranks, blockSize              uint32
-	unnamedAdapters                     bool // learned: the engine serves adapters and does not announce which
-	queueBytes                          int
-	replayTimeout, idleCheck, logWindow time.Duration
-	lease                               time.Duration
-	l3Config                            string
-	l3                                  *hicache.Config
-	l3Passed                            hicache.Passed
-	l3Master                            func() (hicache.Master, error)
-	worker                              *cli.WorkerFlags
-	spec                                *api.WorkerSpec // what worker says
-	loopbackEngine                      bool            // --engine-http is on loopback, and names the serving address
-	kvGroups                            string
-	groups                              []events.GroupSpec
-	claimWait, silence                  time.Duration
-	onUnreadable                        string
-	onRefused                           string
-	silentAfter, goneAfter, stopWait    time.Duration
-	debug                               *cli.Debug
-	traces                              *cli.Traces
-	tracer                              *tracing.Tracer
-	reconnects                          *host.Reconnects
-	http                                *httpPort
-	figures                             *fleetFigures
-	engineHTTP, engineHTTPToken         string
-	engineCheck                         time.Duration
-	remote                              bool          // the rank publishes its events on another host
-	engineSize                          uint32        // of blocks, as the engine's events have shown; 0: they have not
-	proof                               *sizeProof    // of blockSize, which is nominal; nil: it is not
-	watch                               *engineWatch  // nil: nobody asks whether the engine has other settings
-	poll                                *enginePoll   // nil: nobody asks whether the engine sleeps
-	maxEngines                          uint32        // of engines that dial in, where topics name the workers
-	messages                            shim.Receiver // of one such engine; nil: the engine has a socket of its own
+	*shared
+	settings // of the flags, or of the engine where flags leave them open
+	engineFacts
+}
+
+// shared is what all ranks of the process share.
+type shared struct {
+	http       *httpPort
+	traces     *cli.Traces
+	debug      *cli.Debug
+	tracer     *tracing.Tracer
+	reconnects *host.Reconnects
+	figures    *fleetFigures
+}
+
+// engineFacts is what is known of a rank's engine beside the settings.
+type engineFacts struct {
+	rule            *dial.Rule // of addresses of Dynamo's discovery
+	l3              *hicache.Config
+	l3Passed        hicache.Passed
+	spec            *api.WorkerSpec // what worker says
+	groups          []events.GroupSpec
+	loopbackEngine  bool          // --engine-http is on loopback, and names the serving address
+	unnamedAdapters bool          // the engine serves adapters and does not announce which
+	remote          bool          // the rank publishes its events on another host
+	engineSize      uint32        // of blocks, as the engine's events have shown; 0: they have not
+	proof           *sizeProof    // of blockSize, which is nominal; nil: it is not
+	watch           *engineWatch  // nil: nobody asks whether the engine has other settings
+	poll            *enginePoll   // nil: nobody asks whether the engine sleeps
+	messages        shim.Receiver // of one engine that dials in; nil: the engine has a socket of its own
 }
 
 // What --on-unreadable may be.
@@ -96,7 +80,7 @@ const (
 )
 
 func runCommand() *cobra.Command {
-	r := &running{reconnects: &host.Reconnects{}, figures: &fleetFigures{}}
+	r := &running{shared: &shared{reconnects: &host.Reconnects{}, figures: &fleetFigures{}}}
 	cmd := &cobra.Command{
 		Use:   "run --engine tcp://HOST:PORT --worker ID --model M --block-size N | --engine-http http://HOST:PORT",
 		Short: "Publish one engine rank's events until stopped",

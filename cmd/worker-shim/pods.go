@@ -56,7 +56,7 @@ func addKubeFlags(f *pflag.FlagSet, c *kube.Config) {
 }
 
 func podsCommand() *cobra.Command {
-	r := &running{reconnects: &host.Reconnects{}, figures: &fleetFigures{mayBeEmpty: true}}
+	r := &running{shared: &shared{reconnects: &host.Reconnects{}, figures: &fleetFigures{mayBeEmpty: true}}}
 	cmd := &cobra.Command{
 		Use:   "pods --selector LABELS | --pool NAME",
 		Short: "Publish the events of all engines in the pods with these labels",
