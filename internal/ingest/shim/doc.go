@@ -51,6 +51,6 @@
 //
 // A message may decode to 40 times its size, so the machine decodes it in parts (work.go), the next one when less than
 // Limits.PartBytes wait. Live messages wait in the socket's inbox, which is bounded in bytes too. Together a message
-// takes less than four times its size. A shim that dies in the middle goes on there: each batch has the cursor of the message
-// before, and how many events of the next one are published (events.Cursor.Partial).
+// takes less than four times its size. A shim that dies in the middle goes on there: each batch has the cursor of the
+// message before, and how many events of the next one are published (events.Cursor.Partial).
 package shim

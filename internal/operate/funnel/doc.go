@@ -12,9 +12,10 @@
 // (package api has their meaning). What is lost between two of them is divided among causes, so that a step and its
 // losses are the step before.
 //
-// Nothing of this is in the way of an answer or of the index. Requests and copies of the log's batches, as the index has
-// decoded them, go in their order into one bounded queue; what finds it full is counted and left out, and of requests no more are taken in a second than
-// [Config.MaxRate] says. One goroutine, Run, takes them out:
+// Nothing of this is in the way of an answer or of the index. Requests, and copies of the batches that the index
+// applies, go in their order into one bounded queue. What finds the queue full is counted and left out; and of requests
+// and of batches no more are taken in a second than [Config.MaxRate] and [Config.MaxRead] allow. One goroutine, Run,
+// takes them out:
 //
 //   - [History] remembers blocks: who asked for and stored them first, who stored and lost them last. A block's name is
 //     made of its sequence hash, the model and the block size, so that it says all of the prompt up to its end, and
