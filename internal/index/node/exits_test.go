@@ -49,6 +49,10 @@ func TestSnapshotStatesEnd(t *testing.T) {
 	}
 
 	due("nothing has changed", later.Add(time.Hour), grown, false)
+	pt.saveFailed(later, errors.New("no room"), true)
+	due("a requested snapshot of the same has failed", later.Add(saveRetry-1), grown, false)
+	due("it is tried again", later.Add(saveRetry), grown, true)
+	pt.saved(saveState{at: later, grown: grown})
 	pt.snapshotsLost()
 	due("the snapshots were deleted", later, grown, true)
 	pt.saved(saveState{at: later, grown: grown})

@@ -330,7 +330,7 @@ func (pt *partition) measured(at time.Time, u usage, refused, known bool) (e eff
 // resync: who restored it would not know that.
 func (pt *partition) worthSaving(grown growth) bool {
 	s, ok := pt.phase.(*serving)
-	return ok && (s.need == nil || s.need.cause == "") && (grown != s.saved.grown || s.saved.lost)
+	return ok && (s.need == nil || s.need.cause == "") && (grown != s.saved.grown || s.saved.lost || s.saved.err != nil)
 }
 
 // snapshotDue reports whether a snapshot is to be written now; grown is how much the partition has grown.
@@ -340,9 +340,11 @@ func (pt *partition) snapshotDue(now time.Time, grown growth) bool {
 	}
 	k := pt.phase.data()
 	since := grown.since(k.saved.grown)
-	return now.Sub(k.saved.failed) >= saveRetry && (since.changes > 0 || k.saved.lost) &&
-		(now.Sub(k.saved.at) >= pt.policy.snapshotInterval || since.changes >= pt.policy.snapshotBlocks ||
-			k.usage.snapshotDue(since.bytes))
+	if k.saved.err != nil { // also without changes, if the snapshot was requested
+		return now.Sub(k.saved.failed) >= saveRetry
+	}
+	return (since.changes > 0 || k.saved.lost) && (now.Sub(k.saved.at) >= pt.policy.snapshotInterval ||
+		since.changes >= pt.policy.snapshotBlocks || k.usage.snapshotDue(since.bytes))
 }
 
 func (pt *partition) saved(s saveState) (e effects) {

@@ -333,8 +333,9 @@ func (v *virtual) save() {
 	case since.bytes >= 4000/4:
 		why = "due by bytes"
 	}
-	worth := v.pt.serves() && !v.lost && len(v.changes) > 0
-	want := why != "" && worth && v.now.Sub(v.failed) >= saveRetry
+	failed := !v.failed.IsZero()
+	worth := v.pt.serves() && !v.lost && (len(v.changes) > 0 || failed)
+	want := (why != "" || failed) && worth && v.now.Sub(v.failed) >= saveRetry
 	// That a whole resync is over is noticed at the next look.
 	if d := v.pt.need(); d != nil && d.cause != "" {
 		want = false
