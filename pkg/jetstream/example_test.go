@@ -165,7 +165,7 @@ func ExampleServe() {
 	// Output:
 	// {"worker":"vllm-7"} <nil>
 	// request kv.v1.prod.q.find: no tokens (400)
-	// request kv.v1.prod.q.other: nobody serves this subject
+	// request kv.v1.prod.q.other: no service is subscribed to this subject
 }
 
 func ExampleEventSubject() {

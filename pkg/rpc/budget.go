@@ -2,17 +2,17 @@ package rpc
 
 import "sync/atomic"
 
-// What a [Budget] allows.
+// Limits of a [Budget].
 const (
-	HedgeRatio = 10  // one hedged request for so many others
-	HedgeBurst = 100 // so many at once after a time without
+	HedgeRatio = 10  // one hedged request for every 10 other requests
+	HedgeBurst = 100 // hedged requests at once after a time without hedging
 )
 
-// Budget bounds hedged requests: those that are sent while another that asks the same may still be answered. The zero
-// value is full. Any number of goroutines may use it.
-type Budget struct{ debt atomic.Int64 } // hedged requests, times HedgeRatio, that other requests have not paid for
+// Budget bounds hedged requests. A hedged request repeats a request while a reply to the first may still arrive. The
+// zero value is full. A Budget is safe for concurrent use.
+type Budget struct{ debt atomic.Int64 } // HedgeRatio times the hedged requests that no other request has earned
 
-// Earn tells that a request was sent that is no hedge.
+// Earn adds a request that is not hedged to the budget.
 func (b *Budget) Earn() {
 	for {
 		debt := b.debt.Load()
@@ -22,7 +22,7 @@ func (b *Budget) Earn() {
 	}
 }
 
-// Spend takes a hedged request from the budget. It reports false if there is none.
+// Spend removes a hedged request from the budget. Spend returns false if the budget is empty.
 func (b *Budget) Spend() bool {
 	for {
 		debt := b.debt.Load()

@@ -1,15 +1,15 @@
-// Package rpc holds the requests of one process that wait for a reply over NATS, and bounds those that it sends twice.
+// Package rpc sends requests over NATS, matches replies to requests, and bounds hedged requests.
 //
-// A [Pool] sends requests on one connection and gives each reply to whoever sent the request:
+// A [Pool] sends requests on a connection and passes the reply of a request to a receiver:
 //
 //	pool, err := rpc.NewPool(conn)
 //	id, err := pool.Send("kv.v1.default.q.find", api.MsgPack, time.Second, "", body, receiver, 0)
 //
-// One subscription takes all replies, so a request costs nothing but its message. pkg/client asks through a pool, and
-// the nodes of a cluster ask each other through one; both take their hedged requests from its [Budget].
+// A single subscription receives all replies, so a request costs only the message. pkg/client and the nodes of a
+// cluster send requests through a pool. The [Budget] of the pool bounds hedged requests.
 //
-// All methods may be called from any goroutine. A [Receiver] is called from the subscription's goroutine while the pool
-// is locked: it must return soon and must not call the pool.
+// All methods are safe for concurrent use. The goroutine of the subscription calls a [Receiver] while the pool is
+// locked. A receiver must return soon and must not call the pool.
 //
-// What is asked, and when it is asked again, is left to others: pkg/client and internal/index/scatter.
+// The callers, pkg/client and internal/index/scatter, choose the requests and the times of retries.
 package rpc

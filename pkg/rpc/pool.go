@@ -14,47 +14,47 @@ import (
 
 // Headers of requests and replies.
 const (
-	HeaderDeadline    = "Kv-Deadline-Ms" // how many milliseconds the caller will still wait
+	HeaderDeadline    = "Kv-Deadline-Ms" // milliseconds until the caller stops waiting
 	HeaderContentType = "Content-Type"
-	HeaderTrace       = "traceparent" // of W3C: the span that a request is a part of
+	HeaderTrace       = "traceparent" // W3C trace context: the caller's span
 
-	HeaderErrorCode = "Nats-Service-Error-Code" // on a reply that says that a request failed
+	HeaderErrorCode = "Nats-Service-Error-Code" // only on a reply to a failed request
 	HeaderError     = "Nats-Service-Error"
 )
 
-// maxInFlight bounds the requests of a pool that wait for a reply.
+// maxInFlight limits the requests of a pool without a reply.
 const maxInFlight = 16384
 
-// Why a request is not answered. Errors wrap them.
+// Reasons for a missing reply. The errors of [Pool] and [Reply] wrap the sentinels.
 var (
-	ErrNoResponder  = errors.New("nobody serves this subject")
-	ErrTooLarge     = errors.New("the request is larger than the NATS server takes")
-	ErrBusy         = fmt.Errorf("%d requests wait for their replies", maxInFlight)
+	ErrNoResponder  = errors.New("no service is subscribed to this subject")
+	ErrTooLarge     = errors.New("the request is larger than the NATS server permits")
+	ErrBusy         = fmt.Errorf("%d requests are waiting for replies", maxInFlight)
 	ErrDisconnected = errors.New("there is no connection to a NATS server")
 	ErrDenied       = errors.New("permission denied")
 )
 
-// ServiceError is a reply that says that a request failed. Its body may say more.
+// ServiceError is the failure that a service reports. The body of the reply may have details.
 type ServiceError struct {
-	Code        int // as in HTTP
+	Code        int // an HTTP status code
 	Description string
 }
 
 func (e *ServiceError) Error() string { return fmt.Sprintf("%s (%d)", e.Description, e.Code) }
 
-// Reply is what came back for a request. Err is nil, [ErrNoResponder] or a [*ServiceError].
+// Reply is the reply to a request. Err is nil, [ErrNoResponder] or a [*ServiceError].
 type Reply struct {
-	ContentType string // its request's, if the reply says nothing else
+	ContentType string // the content type of the request, if the reply has none
 	Body        []byte
 	Err         error
 }
 
-// Receiver takes replies. tag is what its request was sent with. See the package comment for what it may do.
+// Receiver receives replies. The tag is the argument of [Pool.Send]. The package comment has the rules for receivers.
 type Receiver interface{ Receive(tag int, r Reply) }
 
-// Pool is the requests in flight on one connection.
+// Pool keeps the requests in flight on a connection.
 type Pool struct {
-	Hedges Budget // the budget of all who send requests through this pool.
+	Hedges Budget // shared by all senders of requests through the pool
 
 	conn  *nats.Conn
 	inbox string // ends in '.'
@@ -65,7 +65,7 @@ type Pool struct {
 	last    uint64
 	flights map[uint64]flight
 	lost    chan struct{} // closed when the connection is lost
-	refused error         // the server does not let this user subscribe to the inbox
+	refused error         // set while the server forbids the subscription to the inbox
 }
 
 // flight is a request in flight.
@@ -73,10 +73,10 @@ type flight struct {
 	to      Receiver
 	tag     int
 	form    string    // content type
-	expires time.Time // then nobody answers any more
+	expires time.Time // deadline for a reply
 }
 
-// NewPool returns a pool on a connection, which stays the caller's.
+// NewPool returns a pool on a connection. The caller still owns the connection.
 func NewPool(conn *nats.Conn) (*Pool, error) {
 	p := &Pool{
 		conn: conn, inbox: conn.NewInbox() + ".", ended: make(chan struct{}),
@@ -90,7 +90,7 @@ func NewPool(conn *nats.Conn) (*Pool, error) {
 	return p, nil
 }
 
-// watch tells those who wait when the connection is lost.
+// watch closes the channel of [Pool.Lost] when the connection is lost.
 func (p *Pool) watch(changes chan nats.Status) {
 	for status := nats.CONNECTED; status != nats.CLOSED; {
 		select {
@@ -106,8 +106,8 @@ func (p *Pool) watch(changes chan nats.Status) {
 	}
 }
 
-// Lost returns a channel that is closed when the connection is lost the next time: what is in flight then will hardly
-// be answered.
+// Lost returns a channel that the pool closes when the connection is lost the next time. Requests in flight at that
+// time rarely get a reply.
 func (p *Pool) Lost() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -117,8 +117,8 @@ func (p *Pool) Lost() <-chan struct{} {
 // Closed reports whether the connection is closed for good.
 func (p *Pool) Closed() bool { return p.conn.IsClosed() }
 
-// Send sends a request. Its reply goes to the receiver, with the tag. patience travels with it: nobody works on it for
-// longer; so does the header of its trace, unless that is empty. The error wraps [ErrTooLarge], [ErrBusy] or
+// Send sends a request. The receiver gets the reply with the tag. The request carries the patience: services stop
+// working on a request afterwards. A non-empty trace becomes a header. The error wraps [ErrTooLarge], [ErrBusy] or
 // [ErrDisconnected].
 func (p *Pool) Send(
 	subject, contentType string, patience time.Duration, trace string, body []byte, to Receiver, tag int,
@@ -156,32 +156,32 @@ func (p *Pool) Send(
 	return id, nil
 }
 
-// Redirect gives the reply to a request, if it is still to come, to another receiver.
+// Redirect passes a reply to another receiver if the reply is outstanding.
 func (p *Pool) Redirect(id uint64, to Receiver, tag int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if f, waits := p.flights[id]; waits {
+	if f, waiting := p.flights[id]; waiting {
 		f.to, f.tag = to, tag
 		p.flights[id] = f
 	}
 }
 
-// Drop lets go of a request: its reply is given to nobody.
+// Drop removes a request. The pool discards the reply.
 func (p *Pool) Drop(id uint64) {
 	p.mu.Lock()
 	delete(p.flights, id)
 	p.mu.Unlock()
 }
 
-// InFlight is how many requests wait for a reply.
+// InFlight returns the number of requests without a reply.
 func (p *Pool) InFlight() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.flights)
 }
 
-// Refusal returns the error, which wraps [ErrDenied], if the server has refused this user the inbox, or since an error
-// that [Pool.LastError] returned, the subject. NATS tells that by itself and not in a reply.
+// Refusal returns an error that wraps [ErrDenied] if the server forbids the inbox. It also does so if the server has
+// forbidden the subject since the error that [Pool.LastError] returned. NATS reports denials apart from replies.
 func (p *Pool) Refusal(subject string, since error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -200,10 +200,10 @@ func (p *Pool) Refusal(subject string, since error) error {
 	return nil
 }
 
-// LastError is the last error that the connection had.
+// LastError returns the most recent error of the connection.
 func (p *Pool) LastError() error { return p.conn.LastError() }
 
-// Close ends the pool: replies that come later are given to nobody.
+// Close closes the pool. The pool discards later replies.
 func (p *Pool) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -214,23 +214,23 @@ func (p *Pool) Close() {
 	}
 	close(p.ended)
 	clear(p.flights)
-	_ = p.sub.Unsubscribe() // fails only without a connection, and then nothing comes
+	_ = p.sub.Unsubscribe() // an error means that there is no connection, and so no replies
 }
 
 func (p *Pool) receive(m *nats.Msg) {
 	id, err := strconv.ParseUint(strings.TrimPrefix(m.Subject, p.inbox), 36, 64)
 	if err != nil {
-		return // somebody publishes here whom nobody asked
+		return // the message is no reply to a request of this pool
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if f, waits := p.flights[id]; waits {
+	if f, waiting := p.flights[id]; waiting {
 		delete(p.flights, id)
 		f.to.Receive(f.tag, ReadReply(m, f.form))
 	}
 }
 
-// ReadReply reads a message that answers a request of a content type.
+// ReadReply converts a NATS message to the reply to a request. contentType is the request's.
 func ReadReply(m *nats.Msg, contentType string) Reply {
 	if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
 		return Reply{Err: ErrNoResponder}
@@ -252,7 +252,7 @@ func connectionError(err error) error {
 		return fmt.Errorf("%w: %w", ErrTooLarge, err)
 	case errors.Is(err, nats.ErrPermissionViolation), errors.Is(err, nats.ErrAuthorization):
 		return fmt.Errorf("%w: %w", ErrDenied, err)
-	case errors.Is(err, nats.ErrReconnectBufExceeded): // nothing is kept back to be sent later
+	case errors.Is(err, nats.ErrReconnectBufExceeded): // nats.go buffers no requests for a later connection
 		return ErrDisconnected
 	case errors.Is(err, nats.ErrBadSubject):
 		return err

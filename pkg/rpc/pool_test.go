@@ -13,10 +13,10 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// patience is how long a test waits for what must come.
+// patience is the time limit for an expected event.
 const patience = 4 * time.Minute
 
-// TestBudget: a tenth of all requests may be hedged, and a hundred at once.
+// TestBudget: the budget permits a tenth of all requests, and a hundred at once.
 func TestBudget(t *testing.T) {
 	var b rpc.Budget
 	spend := func() (n int) {
@@ -68,8 +68,8 @@ func (r receiver) next(t *testing.T) got {
 	}
 }
 
-// TestPool sends requests to a service, to nobody, and to one who refuses, and takes what comes back, in whatever
-// order.
+// TestPool sends requests to a service, to a subject without a service, and to a service that returns an error. Replies
+// arrive in any order.
 func TestPool(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -109,7 +109,7 @@ func TestPool(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer service.Stop(ctx)
-	if err := there.NATS().Flush(); err != nil { // the server knows all subscriptions before anybody asks
+	if err := there.NATS().Flush(); err != nil { // the server has all subscriptions before the first request
 		t.Fatal(err)
 	}
 	conn := connect()
@@ -142,7 +142,7 @@ func TestPool(t *testing.T) {
 	}
 	send(60, "t.nobody")
 	if g := replies.next(t); g.tag != 60 || !errors.Is(g.r.Err, rpc.ErrNoResponder) {
-		t.Errorf("nobody there: %+v", g)
+		t.Errorf("no responder: %+v", g)
 	}
 	send(61, "t.no")
 	var refused *rpc.ServiceError
@@ -163,12 +163,12 @@ func TestPool(t *testing.T) {
 	pool.Redirect(dropped, other, 8)
 	close(hold)
 	if g := other.next(t); g.tag != 7 || string(g.r.Body) != "late" {
-		t.Errorf("the slow one: %+v", g)
+		t.Errorf("slow request: %+v", g)
 	}
 	lost := pool.Lost()
 	server.Stop()
 	<-lost
-	for { // until the connection has noticed too
+	for { // until the connection has noticed the loss too
 		if _, err := pool.Send("t.echo", "", time.Second, "", nil, replies, 63); errors.Is(err, rpc.ErrDisconnected) {
 			break
 		}
@@ -181,6 +181,6 @@ func TestPool(t *testing.T) {
 		t.Errorf("closed: %v", err)
 	}
 	if len(replies)+len(other) > 0 {
-		t.Error("a reply came of which nobody was to be told")
+		t.Error("a receiver got a reply of a dropped request or after Close")
 	}
 }

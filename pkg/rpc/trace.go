@@ -6,12 +6,12 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Traceparent is the header [HeaderTrace] of the OpenTelemetry span that a context has; empty if it has none.
+// Traceparent returns the header [HeaderTrace] of the OpenTelemetry span in ctx, or "" without a span.
 func Traceparent(ctx context.Context) string {
-	of := trace.SpanContextFromContext(ctx)
-	if !of.IsValid() {
+	span := trace.SpanContextFromContext(ctx)
+	if !span.IsValid() {
 		return ""
 	}
-	flags := of.TraceFlags() & trace.FlagsSampled
-	return "00-" + of.TraceID().String() + "-" + of.SpanID().String() + "-" + flags.String()
+	flags := span.TraceFlags() & trace.FlagsSampled
+	return "00-" + span.TraceID().String() + "-" + span.SpanID().String() + "-" + flags.String()
 }
