@@ -12,29 +12,29 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// defaultDeadline is for requests whose context has none.
+// defaultDeadline applies to a context without a deadline.
 const defaultDeadline = 5 * time.Second
 
-// transport carries the attempts of requests.
+// transport sends the attempts of requests.
 type transport interface {
-	// send sends an attempt, whose outcome is put into the request. An error is an outcome too.
+	// send sends an attempt. The request receives the outcome. An error is an outcome too.
 	send(ctx context.Context, r *request, patience time.Duration) (outcome, error)
 
-	// end lets go of all attempts of a request.
+	// end discards all attempts of a request.
 	end(r *request)
 
-	// refused returns an error if whoever carries requests does not let this one pass, which is not told by a reply.
+	// refused returns an error if the NATS server forbids the request. No reply reports a denial.
 	refused(r *request) error
 
-	lost() <-chan struct{} // closed when all that is pending will not be answered; nil: that is told of each attempt
+	lost() <-chan struct{} // closed if no pending attempt gets a reply; nil if each attempt reports the loss
 	budget() *rpc.Budget
 	close()
 }
 
-// request is a request under way. Transports keep theirs in it.
+// request is a request in flight. Transports keep their state in it.
 type request struct {
 	op    string
-	about events.WorkerID // over HTTP, the worker that the path names
+	about events.WorkerID // over HTTP: the worker in the path
 	body  []byte
 
 	outcomes chan outcome
@@ -42,8 +42,8 @@ type request struct {
 
 	// Over NATS.
 	flights []uint64
-	since   error  // the connection's last error before it was sent
-	absent  string // what is said if nobody serves
+	since   error  // the last error of the connection before the request
+	absent  string // error text if no node serves the request
 
 	// Over HTTP.
 	attempt int
@@ -51,11 +51,11 @@ type request struct {
 	ctx     context.Context
 }
 
-// outcome is what becomes of an attempt.
+// outcome is the result of an attempt.
 type outcome struct {
 	reply []byte
-	err   error  // if there is no reply
-	again string // why it may be asked again; empty: this is the outcome of the request
+	err   error  // set without a reply
+	again string // reason for a retry; empty: the outcome of the request
 }
 
 var requests = sync.Pool{New: func() any {
@@ -64,7 +64,7 @@ var requests = sync.Pool{New: func() any {
 	return r
 }}
 
-// put never waits. There is room for all the outcomes that are due; what finds none is one failure more.
+// put never blocks. The channel has room for all expected outcomes, and put drops further failures.
 func (r *request) put(o outcome) {
 	select {
 	case r.outcomes <- o:
@@ -72,14 +72,14 @@ func (r *request) put(o outcome) {
 	}
 }
 
-// asksOnce has the operations of which a second request is not as good as the first; OpSelect only if it books.
+// asksOnce lists the operations that are not idempotent. OpSelect is in the list only for bookings.
 var asksOnce = map[string]bool{
 	api.OpVerify: true, api.OpSnapshot: true, api.OpRegisterWorker: true, api.OpRemoveWorker: true,
 	api.OpSelect: true, api.OpBook: true, api.OpOutputBlock: true, api.OpFree: true,
 	api.OpReport: true,
 }
 
-// ask sends a request, and again as long as that may help, unless it is sent once. See the package comment.
+// ask sends a request and retries it. The package comment has the rules for retries.
 func (c *Client) ask(
 	ctx context.Context, op string, about events.WorkerID, body []byte, once bool,
 ) ([]byte, error) {
@@ -93,13 +93,13 @@ func (c *Client) ask(
 	begun := time.Now()
 	try := newRetry(deadline.Sub(begun), c.o.Absent, once)
 	if try.left < time.Millisecond {
-		return nil, failed(api.CodeUnavailable, context.DeadlineExceeded, "no time is left to ask %s", op)
+		return nil, failed(api.CodeUnavailable, context.DeadlineExceeded, "the deadline passed before the request %s", op)
 	}
 	r := requests.Get().(*request)
 	r.op, r.about, r.body = op, about, body
 	defer c.end(r)
 	c.to.budget().Earn()
-	var last outcome // that says why nobody answers
+	var last outcome // the latest failure
 	lost := c.to.lost()
 	for {
 		now := time.Since(begun)
@@ -108,7 +108,7 @@ func (c *Client) ask(
 			return try.expired(op, last)
 		case try.over(now):
 			return last.reply, last.err
-		case now >= try.at:
+		case now >= try.due:
 			if try.pending > 0 {
 				if err := c.to.refused(r); err != nil {
 					return nil, err
@@ -124,7 +124,7 @@ func (c *Client) ask(
 			if try.pending == 0 {
 				lost = c.to.lost()
 			}
-			try.sends(now)
+			try.started(now)
 			o, err := c.to.send(ctx, r, try.left-now)
 			if err != nil && o.again == "" {
 				return nil, err
@@ -134,7 +134,7 @@ func (c *Client) ask(
 			}
 			continue
 		}
-		r.timer.Reset(min(try.at, try.left) - now)
+		r.timer.Reset(min(try.due, try.left) - now)
 		select {
 		case o := <-r.outcomes:
 			if o.again == "" {
@@ -156,16 +156,16 @@ func (c *Client) ask(
 	}
 }
 
-// expired is what becomes of a request whose time has passed.
+// expired returns the outcome of a request after the deadline.
 func (r *retry) expired(op string, last outcome) ([]byte, error) {
 	if r.pending > 0 || last.err == nil && last.reply == nil {
 		return nil, failed(api.CodeUnavailable, context.DeadlineExceeded,
-			"no answer in time to %s, requests sent: %d", op, r.sent)
+			"no answer to %s within the deadline, requests sent: %d", op, r.sent)
 	}
 	return last.reply, last.err
 }
 
-// end lets go of a request: what comes later is told to nobody.
+// end discards a request and drops later outcomes.
 func (c *Client) end(r *request) {
 	c.to.end(r)
 	r.timer.Stop()

@@ -23,11 +23,11 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// patience is how long a test waits for what must come. The machine may stand still for minutes.
+// patience is the time limit for an expected event. A busy machine may stall for minutes.
 const patience = 4 * time.Minute
 
-// TestRetrySteps plays random requests. An attempt is always pending or about to be due; it is asked again when it must
-// be, and not too often.
+// TestRetrySteps steps through random requests. An attempt is always pending or due. Retries happen when required, and
+// not too often.
 func TestRetrySteps(t *testing.T) {
 	for seed := range uint64(3000) {
 		rng := rand.New(rand.NewPCG(seed, 5))
@@ -35,26 +35,26 @@ func TestRetrySteps(t *testing.T) {
 		failures, slow := 0, 0
 		trouble := []string{AgainLost, AgainAbsent, AgainRefused}[rng.IntN(3)]
 		for now := time.Duration(0); now < r.left && !r.over(now); {
-			if r.at < now {
-				t.Fatalf("seed %d: at %v it is to be sent at %v: %+v", seed, now, r.at, r)
+			if r.due < now {
+				t.Fatalf("seed %d: at %v the next attempt is due at %v: %+v", seed, now, r.due, r)
 			}
 			if r.pending < 0 || r.pending > 1+slow {
 				t.Fatalf("seed %d: %+v", seed, r)
 			}
-			if r.pending == 0 && r.at > now+longPause {
-				t.Fatalf("seed %d: nobody is asked from %v to %v", seed, now, r.at)
+			if r.pending == 0 && r.due > now+longPause {
+				t.Fatalf("seed %d: no attempt between %v and %v", seed, now, r.due)
 			}
-			now = min(r.at, r.left)
+			now = min(r.due, r.left)
 			if now == r.left {
 				break
 			}
 			if r.pending > 0 {
-				if r.late(now, rng.IntN(4) > 0); r.at > now {
+				if r.late(now, rng.IntN(4) > 0); r.due > now {
 					continue
 				}
 				slow++
 			}
-			r.sends(now)
+			r.started(now)
 			for r.pending > 0 && rng.IntN(3) == 0 {
 				now += time.Duration(rng.IntN(5)) * time.Millisecond
 				if failures++; rng.IntN(4) == 0 {
@@ -62,45 +62,45 @@ func TestRetrySteps(t *testing.T) {
 				}
 				r.failed(now, trouble)
 				if r.pending == 0 && r.why != trouble {
-					t.Fatalf("seed %d: it failed as %s, and says %s", seed, trouble, r.why)
+					t.Fatalf("seed %d: the attempt failed with %s, reported %s", seed, trouble, r.why)
 				}
 			}
 		}
 		if r.sent < 1 || r.sent > 1+slow+failures || slow > bits.Len64(uint64(max(4, r.left/slowAfter))) {
-			t.Fatalf("seed %d: sent %d times after %d failures, %d times because it was late",
+			t.Fatalf("seed %d: %d attempts after %d failures and %d late answers",
 				seed, r.sent, failures, slow)
 		}
 	}
-	// What nobody serves is asked for so long, or half of the time.
-	for _, c := range []struct{ left, nobody time.Duration }{
+	// A request without a serving node is retried for 2 s, or for half of the deadline.
+	for _, c := range []struct{ left, limit time.Duration }{
 		{10 * time.Second, 2 * time.Second}, {time.Second, 500 * time.Millisecond},
 	} {
 		r := newRetry(c.left, 2*time.Second, false)
 		now := time.Duration(0)
-		for ; !r.over(now); now = r.at {
-			r.sends(now)
+		for ; !r.over(now); now = r.due {
+			r.started(now)
 			r.failed(now, AgainAbsent)
 		}
-		if now < c.nobody || now > c.nobody+longPause {
-			t.Errorf("of %v it was asked for %v that nobody serves", c.left, now)
+		if now < c.limit || now > c.limit+longPause {
+			t.Errorf("deadline %v: retried for %v without a serving node", c.left, now)
 		}
 	}
 	once := newRetry(time.Second, time.Second, true)
-	once.sends(0)
-	if once.late(once.at, false); once.at >= once.left || once.over(once.at) {
-		t.Errorf("what is asked once: %+v", once)
+	once.started(0)
+	if once.late(once.due, false); once.due >= once.left || once.over(once.due) {
+		t.Errorf("request without retries: %+v", once)
 	}
 	once.failed(time.Millisecond, AgainAbsent)
 	if once.over(time.Millisecond) {
-		t.Errorf("what is asked once has reached nobody: %+v", once)
+		t.Errorf("request without retries that no node received: %+v", once)
 	}
-	once.sends(time.Millisecond)
+	once.started(time.Millisecond)
 	if once.failed(time.Millisecond, AgainLost); !once.over(time.Millisecond) {
-		t.Errorf("what is asked once has failed: %+v", once)
+		t.Errorf("request without retries that failed: %+v", once)
 	}
 }
 
-// refusing takes every request and answers none: whoever carries it does not let it pass, which is seen by looking.
+// refusing simulates a NATS server that denies every request without a reply. Only a call of refused shows the denial.
 type refusing struct{ sent, looked int }
 
 func (t *refusing) send(context.Context, *request, time.Duration) (outcome, error) {
@@ -116,7 +116,7 @@ func (t *refusing) lost() <-chan struct{} { return nil }
 func (t *refusing) budget() *rpc.Budget   { return new(rpc.Budget) }
 func (t *refusing) close()                {}
 
-// TestRefusalEndsEveryRequest has requests refused that no reply ends, those too that are sent once: none waits for its
+// TestRefusalEndsEveryRequest denies requests without a reply, also requests without retries. No request waits for the
 // deadline.
 func TestRefusalEndsEveryRequest(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -128,18 +128,18 @@ func TestRefusalEndsEveryRequest(t *testing.T) {
 	} {
 		to := &refusing{}
 		if err := ask(newClient(to, Options{})); CodeOf(err) != api.CodeForbidden || to.sent != 1 {
-			t.Errorf("%s, sent %d times and looked at %d times: %v", name, to.sent, to.looked, err)
+			t.Errorf("%s: %d attempts, %d calls of refused: %v", name, to.sent, to.looked, err)
 		}
 	}
 }
 
-// again counts why requests were asked again.
+// again counts the reasons of retries.
 type again struct {
 	mu     sync.Mutex
 	counts map[string]int
 }
 
-func (a *again) told(why string) {
+func (a *again) add(why string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.counts == nil {
@@ -169,7 +169,7 @@ func startServer(t testing.TB, dir, listen string) *natsserver.Server {
 			t.Cleanup(s.Stop)
 			return s
 		}
-		if !errors.Is(err, natsserver.ErrInUse) || ctx.Err() != nil { // a process that was just forked may hold the port
+		if !errors.Is(err, natsserver.ErrInUse) || ctx.Err() != nil { // a process after fork may still hold the port
 			t.Fatal(err)
 		}
 	}
@@ -185,10 +185,10 @@ func connect(t testing.TB, s *natsserver.Server) *jetstream.Conn {
 	return c
 }
 
-// overNATS returns a client that waits as long as the test does, on a connection of its own.
+// overNATS returns a client on a separate connection. The client retries as long as the test waits.
 func overNATS(t testing.TB, s *natsserver.Server, why *again) *Client {
 	t.Helper()
-	c, err := NATS(connect(t, s).NATS(), "test", Options{Absent: patience, AskedAgain: why.told})
+	c, err := NATS(connect(t, s).NATS(), "test", Options{Absent: patience, AskedAgain: why.add})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +196,7 @@ func overNATS(t testing.TB, s *natsserver.Server, why *again) *Client {
 	return c
 }
 
-// serve answers queries of the namespace "test".
+// serve replies to queries of the namespace "test".
 func serve(t testing.TB, c *jetstream.Conn, find func(*Query) (*Answer, *Error)) {
 	t.Helper()
 	s, err := jetstream.Serve(c, jetstream.ServiceConfig{
@@ -223,18 +223,18 @@ func serve(t testing.TB, c *jetstream.Conn, find func(*Query) (*Answer, *Error))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.NATS().Flush(); err != nil { // the server knows the subscription before anybody asks
+	if err := c.NATS().Flush(); err != nil { // the server has the subscription before the first request
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Stop(within(t, patience)) })
 }
 
-// echo is an answer that names the query's model.
+// echo returns an answer with the model of the query.
 func echo(q *Query) (*Answer, *Error) { return &Answer{Model: q.Model, Complete: true}, nil }
 
-// TestAskWhileTheServerRestarts: queries are asked all the time while the NATS server is stopped and started again, and
-// every one is answered, with the answer to it.
-func TestAskWhileTheServerRestarts(t *testing.T) {
+// TestFindDuringServerRestarts sends queries while the NATS server stops and starts again. Every query gets the right
+// answer.
+func TestFindDuringServerRestarts(t *testing.T) {
 	t.Parallel()
 	dir, addr := t.TempDir(), loopback.Reserve(t)
 	s := startServer(t, dir, addr)
@@ -270,13 +270,13 @@ func TestAskWhileTheServerRestarts(t *testing.T) {
 	stop.Store(true)
 	clients.Wait()
 	if why.count(AgainLost) == 0 {
-		t.Error("nobody had to ask again")
+		t.Error("no query was retried")
 	}
-	t.Logf("%d asked, again %v", asked.Load(), why.counts)
+	t.Logf("%d queries, retries %v", asked.Load(), why.counts)
 }
 
-// TestAskOfOneThatIsKilled: whoever had the query is gone without a word. Another answers it.
-func TestAskOfOneThatIsKilled(t *testing.T) {
+// TestFindAfterNodeIsKilled kills the node that has the query. Another node answers.
+func TestFindAfterNodeIsKilled(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), "127.0.0.1:0")
 	var why again
@@ -285,11 +285,11 @@ func TestAskOfOneThatIsKilled(t *testing.T) {
 	doomed := connect(t, s)
 	hold := sync.OnceFunc(func() { close(held) })
 	serve(t, doomed, func(q *Query) (*Answer, *Error) {
-		hold() // it may be asked again before it is gone
+		hold() // a hedged request may arrive before the node is killed
 		<-never
 		return echo(q)
 	})
-	t.Cleanup(func() { close(never) }) // before the service is stopped, which waits for it
+	t.Cleanup(func() { close(never) }) // before the stop of the service, which waits for the handler
 	ended := make(chan error, 1)
 	ctx := within(t, patience)
 	go func() {
@@ -306,12 +306,12 @@ func TestAskOfOneThatIsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	if why.count(AgainSlow) == 0 {
-		t.Errorf("asked again for %v", why.counts)
+		t.Errorf("retries: %v", why.counts)
 	}
 }
 
-// TestAskUntilSomebodyServes: nobody does at first, and then one who cannot answer yet. Each failure has its code.
-func TestAskUntilSomebodyServes(t *testing.T) {
+// TestFindUntilNodeIsReady starts without a node, then with a node that is not ready. Each failure has a code.
+func TestFindUntilNodeIsReady(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), "127.0.0.1:0")
 	var why again
@@ -319,7 +319,7 @@ func TestAskUntilSomebodyServes(t *testing.T) {
 	q := &Query{Model: "m", Hashes: api.Hashes{1}}
 	_, err := c.Find(within(t, 200*time.Millisecond), q)
 	if code := CodeOf(err); code != api.CodeNotReady && code != api.CodeUnavailable {
-		t.Fatalf("nobody serves it: %v", err)
+		t.Fatalf("no node serves the query: %v", err)
 	}
 	ended := make(chan error, 1)
 	go func() {
@@ -344,7 +344,7 @@ func TestAskUntilSomebodyServes(t *testing.T) {
 	}
 	defer hasty.Close()
 	var failure *Error
-	_, err = hasty.Find(within(t, patience), &Query{Model: "never"}) // who cannot for long says why
+	_, err = hasty.Find(within(t, patience), &Query{Model: "never"}) // the error comes from the node that is not ready
 	if !errors.As(err, &failure) || failure.Code != api.CodeNotReady ||
 		failure.Message != "1 of 3 partitions is not restored" {
 		t.Error(err)
@@ -359,16 +359,16 @@ func TestAskUntilSomebodyServes(t *testing.T) {
 		t.Errorf("too large: %v", err)
 	}
 	if _, err := NATS(nil, "no such namespace", Options{}); CodeOf(err) != api.CodeMalformed {
-		t.Errorf("a bad namespace: %v", err)
+		t.Errorf("invalid namespace: %v", err)
 	}
 }
 
-// TestSelectIsAskedAgain while nobody serves, one that books too: it has reached nobody.
-func TestSelectIsAskedAgain(t *testing.T) {
+// TestSelectIsRetried retries a Select without a serving node. Bookings are retried too, since no node received them.
+func TestSelectIsRetried(t *testing.T) {
 	t.Parallel()
 	var why again
 	c, err := NATS(connect(t, startServer(t, t.TempDir(), "127.0.0.1:0")).NATS(), "test", Options{
-		Absent: 100 * time.Millisecond, AskedAgain: why.told})
+		Absent: 100 * time.Millisecond, AskedAgain: why.add})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -378,13 +378,13 @@ func TestSelectIsAskedAgain(t *testing.T) {
 		before := why.count(AgainAbsent)
 		_, err := c.Select(within(t, patience), r)
 		if n := why.count(AgainAbsent) - before; CodeOf(err) != api.CodeNotReady || n == 0 {
-			t.Errorf("booking: %v: %v, asked again %d times", r.Book, err, n)
+			t.Errorf("booking: %v: %v, %d retries", r.Book, err, n)
 		}
 	}
 }
 
-// TestAskWithoutConnection: what is asked on a connection that is closed for good fails at once, with a code.
-func TestAskWithoutConnection(t *testing.T) {
+// TestFindWithoutConnection: a request on a closed connection fails at once, with a code.
+func TestFindWithoutConnection(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), "127.0.0.1:0")
 	conn := connect(t, s)
@@ -399,7 +399,7 @@ func TestAskWithoutConnection(t *testing.T) {
 	}
 }
 
-// TestHedgedRequestsKeepToTheirBudget: where no answer comes, many queries are not asked many times over.
+// TestHedgedRequestsKeepToTheirBudget: without answers, the budget limits the hedged requests of many queries.
 func TestHedgedRequestsKeepToTheirBudget(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), "127.0.0.1:0")
@@ -427,20 +427,20 @@ func TestHedgedRequestsKeepToTheirBudget(t *testing.T) {
 	for why.count(AgainSlow) == 0 && asking.Err() == nil {
 		time.Sleep(time.Millisecond)
 	}
-	time.Sleep(2 * time.Second) // in which each would be asked again three times
+	time.Sleep(2 * time.Second) // enough for three retries of each query without a budget
 	enough()
 	clients.Wait()
 	const most = rpc.HedgeBurst + queries/rpc.HedgeRatio
 	if n := why.count(AgainSlow); n < 1 || n > most {
-		t.Errorf("%d of %d were asked again, of which %d may be", n, queries, most)
+		t.Errorf("%d of %d queries were retried, limit %d", n, queries, most)
 	}
 	if n := c.to.(*natsTransport).pool.InFlight(); n != 0 {
-		t.Errorf("%d requests are still in flight", n)
+		t.Errorf("%d requests are still in flight, want none", n)
 	}
 }
 
-// TestAURLWithASecretIsNotRepeated where it is refused; another is.
-func TestAURLWithASecretIsNotRepeated(t *testing.T) {
+// TestURLErrorHidesSecrets: the error of an invalid URL repeats only a URL without a secret.
+func TestURLErrorHidesSecrets(t *testing.T) {
 	for _, text := range []string{"http://me:secret@host:port", "http//me:secret@host", "me:secret@host:8090",
 		"http://me:%secret@host", "http://host/?key=secret", "http://a:1,http://me:secret@b:bad"} {
 		_, err := HTTP([]string{"http://127.0.0.1:8090", text}, Options{})
@@ -453,7 +453,7 @@ func TestAURLWithASecretIsNotRepeated(t *testing.T) {
 	}
 }
 
-// TestHTTP: the same over HTTP: the next URL is asked where one is gone, cannot answer, or is slow.
+// TestHTTP retries at the next URL if a node is gone, not ready or slow.
 func TestHTTP(t *testing.T) {
 	t.Parallel()
 	node := func(do http.HandlerFunc) string {
@@ -504,19 +504,19 @@ func TestHTTP(t *testing.T) {
 	}{
 		{"good", []string{good}, "", ""},
 		{"one is dead", []string{dead.URL, good}, "", AgainAbsent},
-		{"one is not ready", []string{refuse(api.CodeNotReady), good}, "", AgainRefused},
+		{"a node is not ready", []string{refuse(api.CodeNotReady), good}, "", AgainRefused},
 		{"one is slow", []string{slow, good}, "", AgainSlow},
 		{"one breaks off", []string{broken, good}, "", AgainLost},
 		{"all are dead", []string{dead.URL}, api.CodeUnavailable, AgainAbsent},
 		{"none is ready", []string{refuse(api.CodeNotReady)}, api.CodeNotReady, AgainRefused},
-		{"no worker may be chosen", []string{refuse(api.CodeNoWorkers)}, api.CodeNoWorkers, ""},
+		{"no worker is available", []string{refuse(api.CodeNoWorkers)}, api.CodeNoWorkers, ""},
 		{"busy", []string{refuse(api.CodeBusy)}, api.CodeBusy, ""},
 		{"unknown model", []string{refuse(api.CodeUnknownModel)}, api.CodeUnknownModel, ""},
 		{"no indexer", []string{stranger}, api.CodeInternal, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var why again
-			o := Options{Absent: patience, Token: "secret", AskedAgain: why.told}
+			o := Options{Absent: patience, Token: "secret", AskedAgain: why.add}
 			if c.code != "" {
 				o.Absent = 100 * time.Millisecond
 			}
@@ -525,14 +525,14 @@ func TestHTTP(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer client.Close()
-			for range 2 * len(c.urls) { // each is the first now and then
+			for range 2 * len(c.urls) { // the first attempt goes to each URL in turn
 				a, err := client.Find(within(t, patience), &Query{Model: "m"})
 				if CodeOf(err) != c.code || err == nil && a.Model != "good" || err != nil && c.code == "" {
 					t.Errorf("%+v %v", a, err)
 				}
 			}
 			if (c.why != "") != (len(why.counts) > 0) || c.why != "" && why.count(c.why) == 0 {
-				t.Errorf("asked again for %v", why.counts)
+				t.Errorf("retries: %v", why.counts)
 			}
 		})
 	}
@@ -543,7 +543,7 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-// BenchmarkFind is a query over NATS that is answered at once.
+// BenchmarkFind measures a query over NATS with an immediate answer.
 func BenchmarkFind(b *testing.B) {
 	s := startServer(b, b.TempDir(), "127.0.0.1:0")
 	serve(b, connect(b, s), echo)
@@ -558,7 +558,7 @@ func BenchmarkFind(b *testing.B) {
 	}
 }
 
-// TestOlderNodes: a query with the field diagnostic is asked again without it, if a node does not have the field.
+// TestOlderNodes: the client repeats a query without the field diagnostic if a node rejects the field.
 func TestOlderNodes(t *testing.T) {
 	asked := 0
 	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

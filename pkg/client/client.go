@@ -12,7 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// What is asked and answered, by the names that it has in pkg/api.
+// Requests and answers, under the names of package api.
 type (
 	Query      = api.Query
 	MediaItem  = events.MediaItem
@@ -33,31 +33,31 @@ type (
 	Code             = api.Code
 )
 
-// Why a request is asked again.
+// Reasons for a retry. [Options.AskedAgain] receives them.
 const (
-	AgainLost    = "lost"    // the connection was, or there is none yet
-	AgainAbsent  = "absent"  // nobody served at that moment
-	AgainRefused = "refused" // who was asked cannot answer now (503): it is being stopped, or not ready
-	AgainSlow    = "slow"    // no answer yet: another request is sent beside the first
+	AgainLost    = "lost"    // the connection was lost, or is not yet established
+	AgainAbsent  = "absent"  // no node served the request
+	AgainRefused = "refused" // the node replied 503: it is stopping or not ready
+	AgainSlow    = "slow"    // no answer yet: a hedged request follows
 )
 
-// Options are how a client asks. The zero value of each is a good choice.
+// Options configure a [Client]. The zero value is a good choice.
 type Options struct {
-	// Absent is how long a request is asked again while nobody can answer it, as when an indexer or a NATS server
-	// restarts, but never more than half of its time; default 2 s. More suits who would rather wait, less who has
-	// another way.
+	// Absent limits the retries of a request while no node can answer, such as during a restart of an indexer or a NATS
+	// server. The default is 2 s, and the limit never exceeds half of the deadline. A longer value waits for a restart.
+	// A shorter value suits a caller with a fallback.
 	Absent time.Duration
 
-	// AskedAgain, if not nil, is told why each time that a request is asked again, from any goroutine.
+	// AskedAgain is called with the reason of every retry, from any goroutine. nil disables it.
 	AskedAgain func(why string)
 
-	// Over HTTP only: the bearer token that the port wants, if any, and the client that carries requests, with its TLS
-	// settings; default [http.DefaultClient].
+	// Token is the bearer token for the HTTP port. HTTP sends the requests, with its TLS settings; the default is
+	// [http.DefaultClient]. NATS ignores the two fields.
 	Token string
 	HTTP  *http.Client
 }
 
-// Client asks an indexer. Any number of goroutines may use it.
+// Client sends requests to an indexer. It is safe for concurrent use.
 type Client struct {
 	to transport
 	o  Options
@@ -73,7 +73,7 @@ func newClient(to transport, o Options) *Client {
 	return &Client{to: to, o: o}
 }
 
-// Find asks who holds how much of a prompt.
+// Find returns the workers that hold blocks of a prompt.
 func (c *Client) Find(ctx context.Context, q *Query) (*Answer, error) {
 	a, err := call[Answer](ctx, c, api.OpFind, q)
 	if q.Diagnostic && refusesDiagnostic(err) {
@@ -84,14 +84,13 @@ func (c *Client) Find(ctx context.Context, q *Query) (*Answer, error) {
 	return a, err
 }
 
-// refusesDiagnostic reports whether a node of version 0.4 or earlier has refused a query because it does not have the
-// field diagnostic.
+// refusesDiagnostic reports whether a node of version 0.4 or earlier rejected a query with the field diagnostic.
 func refusesDiagnostic(err error) bool {
 	return CodeOf(err) == api.CodeMalformed && strings.Contains(err.Error(), `no field "diagnostic"`)
 }
 
-// Workers asks for all ranks that the log knows. They travel in parts: those that come or go meanwhile may be in the
-// list or not.
+// Workers returns all ranks in the log. The list arrives in pages: it may lack a rank that appears or disappears
+// meanwhile.
 func (c *Client) Workers(ctx context.Context) (*WorkerList, error) {
 	all := &WorkerList{Workers: []api.WorkerInfo{}}
 	for {
@@ -106,57 +105,57 @@ func (c *Client) Workers(ctx context.Context) (*WorkerList, error) {
 	}
 }
 
-// RegisterWorker registers a worker, in place of what was registered of it before.
+// RegisterWorker registers a worker and replaces an earlier registration.
 func (c *Client) RegisterWorker(ctx context.Context, r *api.WorkerRegistration) (*Worker, error) {
 	return call[Worker](ctx, c, api.OpRegisterWorker, r)
 }
 
-// ChangeWorker changes what is said of a worker; fields that are not set change nothing. Every node knows within a
-// heartbeat, the one that answers at once. The same change twice is one.
+// ChangeWorker changes the attributes of a worker. Unset fields stay as they are. The answering node applies the change
+// at once, and all nodes apply it within a heartbeat. ChangeWorker is idempotent.
 func (c *Client) ChangeWorker(ctx context.Context, change *api.WorkerChange) (*Worker, error) {
-	return about[Worker](ctx, c, api.OpChangeWorker, change.Instance, change)
+	return callFor[Worker](ctx, c, api.OpChangeWorker, change.Instance, change)
 }
 
-// RemoveWorker ends the registration of a worker that has no shim, or one that an indexer runs, and forgets what was
-// changed of it.
+// RemoveWorker removes the registration of a worker without a shim, or of a worker whose shim runs in an indexer. It
+// also discards the changes of [Client.ChangeWorker].
 func (c *Client) RemoveWorker(ctx context.Context, instance events.WorkerID) (*Worker, error) {
-	return about[Worker](ctx, c, api.OpRemoveWorker, instance, &api.WorkerRemoval{Instance: instance})
+	return callFor[Worker](ctx, c, api.OpRemoveWorker, instance, &api.WorkerRemoval{Instance: instance})
 }
 
-// Status asks how the node is doing that answers.
+// Status returns the state of the answering node.
 func (c *Client) Status(ctx context.Context) (*Status, error) {
 	return call[Status](ctx, c, api.OpStatus, nil)
 }
 
-// StatusOf asks how one node is doing, by way of whichever takes the request.
+// StatusOf returns the state of the given node. Any node forwards the request.
 func (c *Client) StatusOf(ctx context.Context, node string) (*Status, error) {
 	s, err := call[Status](ctx, c, api.OpStatus, &api.StatusRequest{Node: node})
 	if err == nil && s.Node != node {
 		return nil, api.Errorf(api.CodeUnavailable,
-			"node %s answered, whose version does not ask others: %s", s.Node, s.Version)
+			"node %s answered in its place: its version %s does not forward status requests", s.Node, s.Version)
 	}
 	return s, err
 }
 
-// Verify asks how the node is doing, with a checksum of each partition, and in a cluster with those of all nodes. Of
-// partitions in at the checksum is of that place in the log, if the node has not passed it.
+// Verify returns the state of the node with a checksum of each partition, and in a cluster the checksums of all nodes.
+// For a partition in at, the checksum is of that position in the log, unless the node has passed the position.
 func (c *Client) Verify(ctx context.Context, at []api.PartitionSeq) (*Status, error) {
 	return call[Status](ctx, c, api.OpVerify, &api.VerifyRequest{At: at})
 }
 
-// Snapshot has every partition's snapshot written now.
+// Snapshot writes a snapshot of every partition now.
 func (c *Client) Snapshot(ctx context.Context) (*api.SnapshotList, error) {
 	return call[api.SnapshotList](ctx, c, api.OpSnapshot, nil)
 }
 
-// Prefixes asks for the largest part of the tree of prefixes that the workers of a model share, as one node has it.
+// Prefixes returns the largest part of the prefix tree of a model, from the index of a single node.
 func (c *Client) Prefixes(ctx context.Context, r *api.PrefixesRequest) (*api.PrefixTree, error) {
 	return call[api.PrefixTree](ctx, c, api.OpPrefixes, r)
 }
 
-// Select asks which worker should serve a prompt, and books the request there if it says so. One that books is sent
-// once: if the answer is lost, the request may be booked all the same. One that does not is asked again as
-// [Client.Find] is; with a RequestID, the choice that is kept for Book is then any of those.
+// Select chooses a worker for a prompt, and books the request there if Book is set. The client sends a booking once: if
+// the answer is lost, the request may still be booked. Without Book, the client retries like [Client.Find]; with a
+// RequestID, the nodes keep the choice of any attempt for Book.
 func (c *Client) Select(ctx context.Context, r *SelectRequest) (*Selection, error) {
 	s, err := call[Selection](ctx, c, api.OpSelect, r)
 	if r.Diagnostic && refusesDiagnostic(err) {
@@ -167,76 +166,75 @@ func (c *Client) Select(ctx context.Context, r *SelectRequest) (*Selection, erro
 	return s, err
 }
 
-// Book books a request on the worker that it names, or on the one that Select chose for its id. It is sent once.
+// Book books a request on the named worker, or on the worker that Select chose for the id. The client sends it once.
 func (c *Client) Book(ctx context.Context, r *BookRequest) (*Booking, error) {
 	return call[Booking](ctx, c, api.OpBook, r)
 }
 
-// PrefillComplete says that the first output token of a request has come. It may be said again.
+// PrefillComplete reports the first output token of a request. It is idempotent.
 func (c *Client) PrefillComplete(ctx context.Context, model, requestID string) error {
 	_, err := call[api.Done](ctx, c, api.OpPrefillComplete, &RequestRef{Model: model, RequestID: requestID})
 	return err
 }
 
-// OutputBlock says that a request has filled another block with output. It is sent once.
+// OutputBlock reports another full block of output of a request. The client sends it once.
 func (c *Client) OutputBlock(ctx context.Context, r *RequestRef) error {
 	_, err := call[api.Done](ctx, c, api.OpOutputBlock, r)
 	return err
 }
 
-// Free says that a request has ended. It is sent once; what is not freed expires.
+// Free reports the end of a request. The client sends it once. A booking without Free expires.
 func (c *Client) Free(ctx context.Context, model, requestID string) error {
 	_, err := call[api.Done](ctx, c, api.OpFree, &RequestRef{Model: model, RequestID: requestID})
 	return err
 }
 
-// Loads asks what workers have to do: of one model, or of all if it is empty.
+// Loads returns the loads of the workers of a model, or of all models if the model is empty.
 func (c *Client) Loads(ctx context.Context, model string) (*LoadList, error) {
 	return call[LoadList](ctx, c, api.OpLoads, &api.LoadsRequest{Model: model})
 }
 
-// PotentialLoads asks what each worker would have to do with a prompt beside what it has.
+// PotentialLoads returns the load of each worker as it would be with an additional prompt.
 func (c *Client) PotentialLoads(ctx context.Context, r *PotentialRequest) (*PotentialList, error) {
 	return call[PotentialList](ctx, c, api.OpPotentialLoads, r)
 }
 
-// EngineLoad reports how full engines are. A report may be said again; one that is older than what is known changes
-// nothing.
+// EngineLoad reports the loads of engines. A repeated or older report has no effect.
 func (c *Client) EngineLoad(ctx context.Context, loads ...api.EngineLoad) error {
 	_, err := call[api.Done](ctx, c, api.OpEngineLoad, &api.EngineLoads{Loads: loads})
 	return err
 }
 
-// EngineLoads asks what is known of how full engines are.
+// EngineLoads returns the latest reports of the loads of engines.
 func (c *Client) EngineLoads(ctx context.Context) (*api.EngineLoads, error) {
 	return call[api.EngineLoads](ctx, c, api.OpEngineLoads, nil)
 }
 
-// Recorded asks for the newest requests that were recorded of a model, or for one of them.
+// Recorded returns the latest recorded requests of a model, or a single recorded request.
 func (c *Client) Recorded(ctx context.Context, r *api.RecordedRequest) (*api.RecordedList, error) {
 	return call[api.RecordedList](ctx, c, api.OpRecorded, r)
 }
 
-// Funnel asks where a model's tokens are lost that could have been reused.
+// Funnel returns the counts of a model's reusable tokens, and the reasons for the lost tokens.
 func (c *Client) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel, error) {
 	return call[api.Funnel](ctx, c, api.OpFunnel, r)
 }
 
-// Report says what an engine has reused of a prompt for which Select has chosen a worker. It is sent once.
+// Report reports the tokens that an engine reused of a prompt after a Select. The client sends it once.
 func (c *Client) Report(ctx context.Context, r *api.Report) error {
 	_, err := call[api.Done](ctx, c, api.OpReport, r)
 	return err
 }
 
-// BlockHistory asks one node what it remembers of blocks. Nodes ask each other so.
+// BlockHistory returns the recorded history of blocks in a single node. Nodes call each other with it.
 func (c *Client) BlockHistory(ctx context.Context, q *api.BlockHistoryRequest) (*api.BlockHistory, error) {
 	return call[api.BlockHistory](ctx, c, api.OpBlockHistory, q)
 }
 
-// Close ends the client. A connection that it was given stays the caller's.
+// Close closes the client. The caller still owns a connection that it passed to [NATS].
 func (c *Client) Close() { c.to.close() }
 
-// CodeOf is the code of an error of this package; empty if it has none.
+// CodeOf returns the code of an error of this package, or "".
 func CodeOf(err error) Code {
 	if e, is := errors.AsType[*Error](err); is {
 		return e.Code
@@ -245,11 +243,11 @@ func CodeOf(err error) Code {
 }
 
 func call[T any](ctx context.Context, c *Client, op string, q any) (*T, error) {
-	return about[T](ctx, c, op, "", q)
+	return callFor[T](ctx, c, op, "", q)
 }
 
-// about is call for a request about one worker.
-func about[T any](ctx context.Context, c *Client, op string, instance events.WorkerID, q any) (*T, error) {
+// callFor is call for a request about a single worker.
+func callFor[T any](ctx context.Context, c *Client, op string, instance events.WorkerID, q any) (*T, error) {
 	var body []byte
 	if q != nil {
 		var err error
@@ -272,7 +270,7 @@ func about[T any](ctx context.Context, c *Client, op string, instance events.Wor
 	return out, nil
 }
 
-// failure is an error with a code and its cause.
+// failure joins an error code and the cause.
 type failure struct {
 	as    *Error
 	cause error
@@ -281,7 +279,7 @@ type failure struct {
 func (f *failure) Error() string   { return f.as.Error() }
 func (f *failure) Unwrap() []error { return []error{f.as, f.cause} }
 
-// failed makes an error of its cause, which the message says too.
+// failed returns an error with the code. The message ends with the cause.
 func failed(code Code, cause error, format string, args ...any) error {
 	return &failure{api.Errorf(code, "%s: %v", fmt.Sprintf(format, args...), cause), cause}
 }

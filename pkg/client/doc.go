@@ -1,38 +1,39 @@
-// Package client asks kvatlas which inference workers hold how much of a prompt.
+// Package client queries kvatlas: it returns the inference workers that hold the most blocks of a prompt.
 //
-// A [Client] asks over NATS, on a connection that the program has, or over HTTP:
+// A [Client] sends requests over NATS, on a connection of the program, or over HTTP:
 //
 //	c, err := client.NATS(conn, "default", client.Options{})
 //	c, err := client.HTTP([]string{"http://127.0.0.1:8090"}, client.Options{})
 //
-// Both have the same methods and give the same answers and errors:
+// All methods, answers and errors are the same over NATS and HTTP:
 //
 //	answer, err := c.Find(ctx, &client.Query{Model: "llama", Tokens: tokens})
 //	list, err := c.Workers(ctx)
 //	status, err := c.Status(ctx)
 //
-// What queries, answers and errors consist of is in pkg/api.
+// Package api defines the queries, answers and errors.
 //
-// # Deadlines and asking again
+// # Deadlines and retries
 //
-// The context's deadline travels with each request; without one it is 5 s. Find, Workers, Status and StatusOf change
-// nothing, so they are asked again within that time:
+// A request carries the deadline of the context. The default is 5 s. Find, Workers, Status and StatusOf have no
+// effects, so the client retries these requests within the deadline:
 //
-//   - when the connection is lost or not there yet, after pauses that grow from 20 to 250 ms;
-//   - when nobody serves, or who does says that it cannot answer now (503), after the same pauses, for
-//     [Options.Absent] or half of the time: then that is the error;
-//   - when there is no answer after 250 ms, or a quarter of the time: then another request is sent beside the first
-//     (a hedged request), the next after twice as long, and so on. Hedged requests are at most a tenth of all, and a
-//     hundred at once after a time without.
+//   - If the connection is lost or not yet established, the client pauses for 20 to 250 ms before a retry.
+//   - If no node serves the request, or the node is unavailable (503), the client pauses in the same way. It returns
+//     the error after [Options.Absent] or half of the deadline.
+//   - If no answer arrives within 250 ms, or a quarter of the deadline, the client sends a second request beside the
+//     first (a hedged request). The wait before a further hedged request doubles. At most a tenth of all requests are
+//     hedged, and a hundred at once after a time without hedging.
 //
-// The first answer counts. Verify and Snapshot are asked once, and what books: again only if they have reached nobody.
+// The client returns the first answer. It sends Verify and Snapshot once. It retries a booking only if no node has
+// received the request.
 //
 // # Errors
 //
-// Every error but that of a context that was cancelled is, or wraps, an [*Error]; its code says what to do:
+// Every error is or wraps an [*Error], except the error of a cancelled context. The code decides the reaction:
 //
 //	switch client.CodeOf(err) {
-//	case api.CodeUnknownModel: // no worker serves it
-//	case api.CodeBusy, api.CodeNotReady, api.CodeUnavailable: // ask again a little later
+//	case api.CodeUnknownModel: // no worker serves the model
+//	case api.CodeBusy, api.CodeNotReady, api.CodeUnavailable: // retry later
 //	}
 package client

@@ -12,7 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/client"
 )
 
-// indexer stands for a running one.
+// indexer simulates a running indexer.
 func indexer(w http.ResponseWriter, _ *http.Request) {
 	body, err := api.Marshal(api.MsgPack, &api.Answer{
 		Model: "llama", BlockSize: 16, Blocks: 767, Complete: true,
@@ -25,7 +25,7 @@ func indexer(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write(body)
 }
 
-// Over NATS a client is made by client.NATS(conn, "default", client.Options{}); all else is the same.
+// With NATS, the program calls client.NATS(conn, "default", client.Options{}) in place of client.HTTP.
 func Example() {
 	server := httptest.NewServer(http.HandlerFunc(indexer))
 	defer server.Close()
@@ -40,7 +40,7 @@ func Example() {
 	switch client.CodeOf(err) {
 	case "":
 	case api.CodeUnknownModel:
-		log.Fatal("no worker serves it")
+		log.Fatal("no worker serves the model")
 	default:
 		log.Fatal(err)
 	}

@@ -19,10 +19,10 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// maxReply bounds the body of a reply, in bytes.
+// maxReply limits the body of a reply, in bytes.
 const maxReply = 1 << 30
 
-// paths are those of the operations.
+// paths has the method and the path of each operation.
 var paths = map[string]struct{ method, path string }{
 	api.OpFind: {http.MethodPost, "/v1/find"}, api.OpWorkers: {http.MethodGet, "/v1/workers"},
 	api.OpPrefixes: {http.MethodPost, "/v1/prefixes"},
@@ -39,8 +39,8 @@ var paths = map[string]struct{ method, path string }{
 	api.OpChangeWorker: {http.MethodPatch, "/v1/workers/"}, api.OpRemoveWorker: {http.MethodDelete, "/v1/workers/"},
 }
 
-// HTTP returns a client of nodes by the URLs of their HTTP ports, such as http://127.0.0.1:8090. Each request goes to
-// the next of them in turn, and when it is asked again to the next.
+// HTTP returns a client of the nodes at the URLs, such as http://127.0.0.1:8090. Requests and retries go to the URLs in
+// turn.
 func HTTP(urls []string, o Options) (*Client, error) {
 	if len(urls) == 0 {
 		return nil, api.Errorf(api.CodeMalformed, "no URL of an indexer is given")
@@ -53,7 +53,7 @@ func HTTP(urls []string, o Options) (*Client, error) {
 		u, err := url.Parse(text)
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" {
 			shown := fmt.Sprintf("%.100q", text)
-			if strings.ContainsAny(text, "@?") { // it may have a password or a key
+			if strings.ContainsAny(text, "@?") { // the URL may contain a password or a key
 				shown = fmt.Sprintf("URL %d of %d", i+1, len(urls))
 			}
 			return nil, api.Errorf(api.CodeMalformed, "%s is not an http:// or https:// URL of an indexer", shown)
@@ -96,13 +96,13 @@ func (t *httpTransport) send(ctx context.Context, r *request, patience time.Dura
 		o := t.do(req)
 		select {
 		case outcomes <- o:
-		default: // as for [request.put]
+		default: // dropped, as in [request.put]
 		}
 	}()
 	return outcome{}, nil
 }
 
-// do sends one request, and waits for its reply.
+// do sends a request and waits for the reply.
 func (t *httpTransport) do(req *http.Request) outcome {
 	reply, err := t.client.Do(req)
 	if err == nil {
@@ -112,7 +112,7 @@ func (t *httpTransport) do(req *http.Request) outcome {
 			return replied(reply, body)
 		}
 	}
-	o := outcome{again: AgainLost, err: failed(api.CodeUnavailable, err, "the indexer cannot be reached")}
+	o := outcome{again: AgainLost, err: failed(api.CodeUnavailable, err, "cannot reach the indexer")}
 	switch dial, is := errors.AsType[*net.OpError](err); {
 	case is && dial.Op == "dial":
 		o.again = AgainAbsent
@@ -122,7 +122,7 @@ func (t *httpTransport) do(req *http.Request) outcome {
 	return o
 }
 
-// replied is what an HTTP reply says.
+// replied converts an HTTP reply to an outcome.
 func replied(reply *http.Response, body []byte) outcome {
 	o := outcome{reply: body}
 	form, known := api.ContentType(reply.Header.Get("Content-Type"))
@@ -131,7 +131,7 @@ func replied(reply *http.Response, body []byte) outcome {
 	}
 	switch {
 	case known && form == api.MsgPack && len(body) > 0:
-	case known && len(body) > 0: // an error in JSON, from where the request's form was not known yet
+	case known && len(body) > 0: // a JSON error: the server failed before it read the format of the request
 		var e api.ErrorBody
 		if api.Unmarshal(api.JSON, body, &e) == nil && e.Error != nil {
 			o.err = e.Error
@@ -143,7 +143,8 @@ func replied(reply *http.Response, body []byte) outcome {
 		if o.again != "" {
 			code = api.CodeUnavailable
 		}
-		o.err = api.Errorf(code, "%s says %s, which no indexer does", reply.Request.URL.Host, reply.Status)
+		o.err = api.Errorf(code, "%s replied %s, which is not a status of an indexer: check the URL",
+			reply.Request.URL.Host, reply.Status)
 	}
 	if o.err != nil {
 		o.reply = nil
@@ -151,8 +152,8 @@ func replied(reply *http.Response, body []byte) outcome {
 	return o
 }
 
-// refusal is why a request is asked again that was refused with code 503. Where no worker may be chosen it is not: that
-// is an answer, and another node has the same.
+// refusal returns the reason for a retry after a reply with status 503. A reply without a usable worker is final,
+// because all nodes reply the same.
 func refusal(form string, body []byte) string {
 	var e api.ErrorBody
 	if api.Unmarshal(form, body, &e) == nil && e.Error != nil && e.Error.Code == api.CodeNoWorkers {
@@ -165,7 +166,7 @@ func (t *httpTransport) end(r *request) {
 	if r.cancel != nil {
 		r.cancel()
 	}
-	r.outcomes = nil // attempts that are still under way have it
+	r.outcomes = nil // attempts in flight still use the channel
 }
 
 func (t *httpTransport) refused(*request) error { return nil }

@@ -15,8 +15,8 @@ import (
 
 var namespaces = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
 
-// NATS returns a client of whichever node serves a namespace. It needs no JetStream. The connection should reconnect
-// for as long as the program runs (nats.MaxReconnects(-1)).
+// NATS returns a client of the nodes that serve a namespace. JetStream is not required. The connection should reconnect
+// without a limit (nats.MaxReconnects(-1)).
 func NATS(conn *nats.Conn, namespace string, o Options) (*Client, error) {
 	if !namespaces.MatchString(namespace) {
 		return nil, api.Errorf(api.CodeMalformed,
@@ -32,15 +32,15 @@ func NATS(conn *nats.Conn, namespace string, o Options) (*Client, error) {
 	return c, nil
 }
 
-// OverPool returns a client that asks through a pool on the subject of each operation. absent is the error's text if
-// nobody serves that. It is for programs with several clients, such as nodes that ask each other.
+// OverPool returns a client that sends requests through a pool. subject returns the subject of an operation. absent is
+// the error text for a subject without a service. OverPool suits programs with several clients, such as nodes.
 func OverPool(pool *rpc.Pool, subject func(op string) string, absent string, o Options) *Client {
 	return newClient(&natsTransport{pool: pool, subject: subject, absent: absent}, o)
 }
 
 type natsTransport struct {
 	pool    *rpc.Pool
-	own     bool // the pool is this client's alone
+	own     bool // only this client uses the pool
 	subject func(op string) string
 	absent  string
 }
@@ -70,7 +70,7 @@ func (r *request) Receive(_ int, reply rpc.Reply) {
 	r.put(o)
 }
 
-// refuse makes the outcome of a reply that is an error.
+// refuse converts an error reply to an outcome.
 func (r *request) refuse(o *outcome, reply rpc.Reply) {
 	switch refused, is := errors.AsType[*rpc.ServiceError](reply.Err); {
 	case errors.Is(reply.Err, rpc.ErrNoResponder):
@@ -93,7 +93,7 @@ func (t *natsTransport) end(r *request) {
 
 func (t *natsTransport) refused(r *request) error {
 	if err := t.pool.Refusal(t.subject(r.op), r.since); err != nil {
-		return failed(api.CodeForbidden, err, "this NATS user may not ask")
+		return failed(api.CodeForbidden, err, "this NATS user has no permission for the request")
 	}
 	return nil
 }
@@ -107,7 +107,7 @@ func (t *natsTransport) close() {
 	}
 }
 
-// Failure is the error that a reply stands for; nil if it is none. It is an [*Error], or wraps one.
+// Failure returns the error in a reply, or nil. The error is or wraps an [*Error].
 func Failure(r rpc.Reply) error {
 	if r.Err == nil {
 		return nil
@@ -120,16 +120,16 @@ func Failure(r rpc.Reply) error {
 	case len(r.Body) > 0 && api.Unmarshal(api.MsgPack, r.Body, &body) == nil && body.Error != nil:
 		return body.Error
 	case isRefused:
-		return api.Refusal(refused.Code, refused.Description) // of a node before v0.4.0, which says no more
+		return api.Refusal(refused.Code, refused.Description) // a node before v0.4.0 sends only a description
 	case errors.Is(r.Err, rpc.ErrTooLarge):
 		return api.Errorf(api.CodeTooLarge,
-			"%v; ask with hashes instead of tokens, or over HTTP, which takes %d bytes (8 MiB)", r.Err, api.MaxBody)
+			"%v; send hashes instead of tokens, or use HTTP, which accepts %d bytes (8 MiB)", r.Err, api.MaxBody)
 	case errors.Is(r.Err, rpc.ErrBusy):
-		return failed(api.CodeBusy, r.Err, "this process has no room for the request")
+		return failed(api.CodeBusy, r.Err, "this process has too many requests in flight")
 	case errors.Is(r.Err, rpc.ErrDenied):
-		return failed(api.CodeForbidden, r.Err, "this NATS user may not ask")
+		return failed(api.CodeForbidden, r.Err, "this NATS user has no permission for the request")
 	case errors.Is(r.Err, rpc.ErrNoResponder):
 		return failed(api.CodeNotReady, r.Err, "nobody answers")
 	}
-	return failed(api.CodeUnavailable, r.Err, "the request could not be sent")
+	return failed(api.CodeUnavailable, r.Err, "cannot send the request")
 }

@@ -2,34 +2,34 @@ package client
 
 import "time"
 
-// When a request is asked again.
+// Times of retries.
 const (
-	slowAfter  = 250 * time.Millisecond // without an answer, or a quarter of the time; then twice as long, and so on
-	neverSlow  = 10 * time.Millisecond  // no answer is late before
-	firstPause = 20 * time.Millisecond  // after the first failure, doubled with each further one
-	longPause  = 250 * time.Millisecond // the longest
+	slowAfter  = 250 * time.Millisecond // wait for an answer, at most a quarter of the deadline; the wait then doubles
+	neverSlow  = 10 * time.Millisecond  // shortest wait for an answer
+	firstPause = 20 * time.Millisecond  // pause after the first failure; the pause doubles with each failure
+	longPause  = 250 * time.Millisecond // longest pause
 )
 
-// retry is the state of a request that may be asked several times: when the next attempt is due, and when it has
-// failed. It is stepped; times are since it began. One goroutine owns it.
+// retry is the state of a request with retries: the time of the next attempt, and the end of the request. It is a
+// stepped state machine; times count from the start of the request. A single goroutine owns it.
 //
 // Invariants:
-//  1. While no attempt may be answered any more, at is when the next one is due.
-//  2. While one may, at is when another is due beside it (a hedged request), each time after twice as long. Before
-//     that, and at that time of a request that is sent once, whoever carries requests is asked whether it refused.
+//  1. If no attempt is pending, the field due is the time of the next attempt.
+//  2. If an attempt is pending, due is the time of a hedged request, and the wait doubles. Before that time, and at
+//     that time for a request without retries, the caller checks transport.refused.
 type retry struct {
-	left  time.Duration // until nobody waits for the answer
-	bound time.Duration // how long it is asked while nobody can answer
-	once  bool          // it is not asked again, unless it has reached nobody
+	left  time.Duration // deadline of the request
+	bound time.Duration // limit of retries while no node can answer
+	once  bool          // no retry, unless no node has received the request
 
-	pending     int // attempts that may still be answered
+	pending     int // attempts that may get a reply
 	sent        int // attempts in all
-	unheard     int // of these, that have reached nobody
-	at          time.Duration
-	slow        time.Duration // after which the answer to the next attempt is late
-	pause       time.Duration // after the next failure
-	why         string        // of the last attempt; empty: it was the first
-	absentSince time.Duration // when nobody could answer for the first time in a row; negative: somebody may
+	undelivered int // attempts that no node received
+	due         time.Duration
+	slow        time.Duration // wait until the reply to the next attempt is late
+	pause       time.Duration // pause after the next failure
+	why         string        // reason of the last attempt; empty for the first
+	absentSince time.Duration // start of the current row of failures without an available node; negative: none
 }
 
 func newRetry(left, absent time.Duration, once bool) retry {
@@ -39,28 +39,28 @@ func newRetry(left, absent time.Duration, once bool) retry {
 	}
 }
 
-// sends tells that an attempt is sent.
-func (r *retry) sends(now time.Duration) {
+// started records the start of an attempt.
+func (r *retry) started(now time.Duration) {
 	r.pending++
 	r.sent++
-	r.at = now + r.slow
+	r.due = now + r.slow
 }
 
-// late tells that the answer is late, and whether the budget allows a hedged request.
+// late records a late answer. allowed reports whether the budget permits a hedged request.
 func (r *retry) late(now time.Duration, allowed bool) {
-	r.at = now + r.slow
+	r.due = now + r.slow
 	if allowed {
-		r.at, r.slow, r.why = now, 2*r.slow, AgainSlow
+		r.due, r.slow, r.why = now, 2*r.slow, AgainSlow
 	}
 }
 
-// failed tells that an attempt will not be answered; none will, if the connection is lost.
+// failed records a failed attempt. A lost connection fails all attempts.
 func (r *retry) failed(now time.Duration, why string) {
 	switch r.pending--; why {
 	case AgainLost:
 		r.pending = 0
 	case AgainAbsent:
-		r.unheard++
+		r.undelivered++
 	}
 	switch {
 	case why == AgainLost:
@@ -70,12 +70,12 @@ func (r *retry) failed(now time.Duration, why string) {
 	}
 	if r.pending <= 0 {
 		r.pending, r.why = 0, why
-		r.at = now + r.pause
+		r.due = now + r.pause
 		r.pause = min(2*r.pause, longPause)
 	}
 }
 
-// over reports whether nobody could answer for so long that nobody will.
+// over reports whether the request has failed: further retries are forbidden, or past the limit of r.bound.
 func (r *retry) over(now time.Duration) bool {
-	return r.pending == 0 && (r.once && r.sent > r.unheard || r.absentSince >= 0 && now-r.absentSince >= r.bound)
+	return r.pending == 0 && (r.once && r.sent > r.undelivered || r.absentSince >= 0 && now-r.absentSince >= r.bound)
 }
