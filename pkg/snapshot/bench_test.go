@@ -6,7 +6,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// nowhere is a Sink that looks at nothing.
+// nowhere is a Sink that discards the image.
 type nowhere struct{}
 
 func (nowhere) Run(*events.Run) error             { return nil }
@@ -18,7 +18,7 @@ func benchImages(b *testing.B, bench func(b *testing.B, im *image)) {
 		make func() *synth
 	}{
 		{"conversations", func() *synth { return conversations(64, 55_000) }},
-		{"everybody", func() *synth { return everybody(256, 101, 310) }},
+		{"shared by all", func() *synth { return sharedByAll(256, 101, 310) }},
 		{"holey", func() *synth { return holey(64, 90_000) }},
 		{"private", func() *synth { return private(64, 101, 310) }},
 		{"short", func() *synth { return shortRuns(64, 10_000) }},
@@ -27,12 +27,12 @@ func benchImages(b *testing.B, bench func(b *testing.B, im *image)) {
 	}
 }
 
-// shortRuns: runs of four blocks.
+// shortRuns returns an image with runs of four blocks.
 func shortRuns(workers, each int) *synth {
 	s := newSynth(workers)
 	for range each / 4 {
 		for w := range workers {
-			hold(s.run(4, nil), w, 4)
+			addHolding(s.run(4, nil), w, 4)
 		}
 	}
 	return s
@@ -45,12 +45,12 @@ func report(b *testing.B, m *Manifest) {
 	b.ReportMetric(float64(m.Counts.Runs), "runs")
 }
 
-// What a first snapshot costs, without the bucket.
+// BenchmarkWrite measures a first snapshot, without the bucket.
 func BenchmarkWrite(b *testing.B) {
 	benchImages(b, func(b *testing.B, im *image) { benchWrite(b, im, nil, &WritePlan{Partition: 3, Generation: 1}) })
 }
 
-// What a snapshot costs when nothing has changed.
+// BenchmarkWriteUnchanged measures a snapshot of an unchanged image.
 func BenchmarkWriteUnchanged(b *testing.B) {
 	benchImages(b, func(b *testing.B, im *image) {
 		s := newStore()
@@ -79,7 +79,7 @@ func benchWrite(b *testing.B, im *image, index *RunIndex, plan *WritePlan) {
 	report(b, m)
 }
 
-// What a restore costs beside fetching and the index.
+// BenchmarkRead measures a restore, without the fetches and the index.
 func BenchmarkRead(b *testing.B) {
 	benchImages(b, func(b *testing.B, im *image) {
 		s := newStore()

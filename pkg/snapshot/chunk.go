@@ -11,11 +11,11 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// formatVersion is the format that this build writes. It reads every version from 1 to this.
+// formatVersion is the format that this build writes. It reads the versions from 1 to formatVersion.
 const formatVersion = 1
 
-// maxChunk bounds, in bytes, every value that this package makes, chunk or manifest: NATS takes 1 MiB by default,
-// headers and all. What a chunk unpacks to is bounded by it as well, so that no small chunk can ask for much memory.
+// maxChunk is the maximum size of a chunk or manifest, in bytes. NATS accepts messages of 1 MiB by default, including
+// headers. maxChunk also limits the unpacked size, so a small chunk cannot make a reader allocate much memory.
 const maxChunk = 900_000
 
 const (
@@ -23,20 +23,21 @@ const (
 	headerSize  = 24
 	trailerSize = 8
 
-	// maxRaw is how many bytes of fields and words fit into one chunk, even if nothing can be packed.
+	// maxRaw is the maximum number of bytes of fields and words in a chunk, even without compression.
 	maxRaw = maxChunk - headerSize - trailerSize
 )
 
-// Kind says what a chunk holds. A wire constant: do not renumber. A restore reads the kinds in this order.
+// Kind is the kind of a chunk's content. A wire constant: do not renumber. A restore reads the kinds in numerical
+// order.
 type Kind uint8
 
 // The kinds of chunks.
 const (
-	kindRanks    Kind = 1 // part of the table of ranks, if that is too long for the manifest
-	kindDead     Kind = 2 // which records of the chunks of runs no longer count
-	kindHoldings Kind = 3 // who holds what of the runs, rank by rank
-	kindRuns     Kind = 4 // the blocks of runs
-	kindState    Kind = 5 // what an index keeps of ranks beside runs
+	kindRanks    Kind = 1 // part of the table of ranks, if the table is too long for the manifest
+	kindDead     Kind = 2 // dead records in the chunks of runs
+	kindHoldings Kind = 3 // holdings of the runs, by rank
+	kindRuns     Kind = 4 // blocks of runs
+	kindState    Kind = 5 // state of ranks apart from runs
 )
 
 var kindNames = [...]string{"", "ranks", "dead", "holdings", "runs", "state"}
@@ -59,7 +60,7 @@ func (k *Kind) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Hash is the XXH3-128 of a chunk's stored bytes: its name, and what they are verified against.
+// Hash is the XXH3-128 of a chunk's stored bytes. It names and verifies the chunk.
 type Hash struct{ Hi, Lo uint64 }
 
 func hashOf(data []byte) Hash {
@@ -78,7 +79,7 @@ func parseHash(s string) (Hash, bool) {
 	return h, h.String() == s
 }
 
-// The ways of packing a column. Wire constants.
+// Compression of a column. Wire constants.
 const (
 	packNone = 0
 	packZstd = 1
@@ -90,7 +91,7 @@ var (
 		e, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1),
 			zstd.WithEncoderCRC(false), zstd.WithWindowSize(1<<20))
 		if err != nil {
-			panic("snapshot: zstd refuses its own options: " + err.Error())
+			panic("snapshot: zstd rejected the options: " + err.Error())
 		}
 		return e
 	})
@@ -98,22 +99,22 @@ var (
 		d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecoderMaxWindow(1<<20),
 			zstd.WithDecoderMaxMemory(1<<20), zstd.WithDecodeAllCapLimit(true))
 		if err != nil {
-			panic("snapshot: zstd refuses its own options: " + err.Error())
+			panic("snapshot: zstd rejected the options: " + err.Error())
 		}
 		return d
 	})
 )
 
-// sampleSize is how much of a column is packed to learn whether packing pays. Hashes never do.
+// sampleSize is the size of a sample of a column. A trial shows whether compression pays. Hashes never compress.
 const sampleSize = 4096
 
-// pack appends the column to dst, packed if that saves at least an eighth.
+// pack appends the column to dst. It compresses the column if compression saves at least an eighth.
 func pack(dst, column []byte) ([]byte, uint8) {
 	if len(column) < 64 {
 		return append(dst, column...), packNone
 	}
 	if len(column) > 4*sampleSize {
-		// The middle stands for the whole.
+		// The sample is from the middle.
 		at := (len(column) - sampleSize) / 2
 		if trial := packer().EncodeAll(column[at:at+sampleSize], nil); !pays(len(trial), sampleSize) {
 			return append(dst, column...), packNone
@@ -128,10 +129,10 @@ func pack(dst, column []byte) ([]byte, uint8) {
 
 func pays(packed, raw int) bool { return packed <= raw-raw/8 }
 
-// seal makes a chunk of the two columns, which hold at most maxRaw bytes together. The memory is new.
+// seal returns a chunk with the two columns of at most maxRaw bytes together. The chunk is in new memory.
 func seal(kind Kind, fields, words []byte) []byte {
 	if len(fields)+len(words) > maxRaw {
-		panic(fmt.Sprintf("snapshot: a chunk of %s with %d bytes", kind, len(fields)+len(words)))
+		panic(fmt.Sprintf("snapshot: chunk of %s with %d bytes", kind, len(fields)+len(words)))
 	}
 	out := make([]byte, headerSize, headerSize+len(fields)+len(words)+trailerSize)
 	copy(out, magic)
@@ -148,18 +149,18 @@ func seal(kind Kind, fields, words []byte) []byte {
 	return binary.LittleEndian.AppendUint64(out, xxh3.Hash(out))
 }
 
-// unsealed is a chunk taken apart. The columns point into the chunk, or into memory that the next open with the same
-// scratch uses again.
+// unsealed has the parts of a chunk. The columns point into the chunk, or into the scratch until the next open with the
+// same scratch.
 type unsealed struct {
 	kind   Kind
 	fields []byte
 	words  []byte // a multiple of 8
 }
 
-// scratch is memory for unpacking.
+// scratch is reusable memory for decompression.
 type scratch struct{ fields, words []byte }
 
-// open verifies a chunk and takes it apart.
+// open verifies a chunk and returns the parts.
 func open(data []byte, mem *scratch) (unsealed, error) {
 	corrupt := func(format string, args ...any) (unsealed, error) {
 		return unsealed{}, fmt.Errorf("%w: %s", ErrCorrupt, fmt.Sprintf(format, args...))
@@ -201,7 +202,7 @@ func open(data []byte, mem *scratch) (unsealed, error) {
 	return u, nil
 }
 
-// unpack returns a column, and the memory to use for the next.
+// unpack returns a column, and the memory for the next call.
 func unpack(stored []byte, raw int, how uint8, mem []byte) (column, keep []byte, err error) {
 	switch how {
 	case packNone:

@@ -11,14 +11,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// resum gives a chunk the checksum that fits.
+// resum sets the right checksum of a chunk.
 func resum(data []byte) []byte {
 	end := len(data) - trailerSize
 	binary.LittleEndian.PutUint64(data[end:], xxh3.Hash(data[:end]))
 	return data
 }
 
-// Lies with the right checksum are refused too.
+// TestChunkErrors: inconsistent chunks with a right checksum are rejected.
 func TestChunkErrors(t *testing.T) {
 	good := func() []byte { return seal(kindState, make([]byte, 1000), make([]byte, 80)) }
 	if u, err := open(good(), new(scratch)); err != nil || len(u.fields) != 1000 || len(u.words) != 80 ||
@@ -35,9 +35,9 @@ func TestChunkErrors(t *testing.T) {
 		"columns of":        func(b []byte) []byte { b[8]++; return b },
 		"too long":          func(b []byte) []byte { return append(b, make([]byte, maxChunk)...) },
 		"too short":         func(b []byte) []byte { return b[:20] },
-		"fields: ":          func(b []byte) []byte { b[12]++; return b },             // more than it unpacks to
+		"fields: ":          func(b []byte) []byte { b[12]++; return b },             // more than the unpacked size
 		"limit":             func(b []byte) []byte { b[12], b[13] = 1, 0; return b }, // less
-		// words that are no multiple of 8
+		// words with a size that is no multiple of 8
 		"1081 unpacked":       func(b []byte) []byte { b[20]++; return b },
 		"(900000+80 unpacked": func(b []byte) []byte { binary.LittleEndian.PutUint32(b[12:], 900_000); return b },
 	} {
@@ -55,7 +55,7 @@ func TestChunkErrors(t *testing.T) {
 	}
 }
 
-// A run of any length fits, and what is held of it.
+// TestLongRun: runs of any length and the holdings fit into chunks.
 func TestLongRun(t *testing.T) {
 	const n = 2*pieceBlocks + 17
 	long := events.Run{ID: 9, Space: 1, Parent: events.NoRun, Offset: 0}
@@ -106,27 +106,27 @@ func TestLongRun(t *testing.T) {
 	s.write(t, im, 1)
 	got, index := s.read(t)
 	if !got.equal(im) {
-		t.Fatal("another image came back")
+		t.Fatal("the restored image differs")
 	}
 	s.index = index
 	if s.write(t, im, 1); s.wrote != 0 {
-		t.Errorf("%d chunks were written though nothing changed", s.wrote)
+		t.Errorf("%d chunks were written for an unchanged image", s.wrote)
 	}
 	im.runs[1].Names[n-1]++
 	if s.write(t, im, 2); s.wrote < 1 || s.wrote > 4 {
-		t.Errorf("%d chunks were written for one long run", s.wrote)
+		t.Errorf("%d chunks were written for a long run", s.wrote)
 	}
 	if got, _ := s.read(t); !got.equal(im) {
-		t.Fatal("another image came back")
+		t.Fatal("the restored image differs")
 	}
 	im.runs = im.runs[:0]
 	s.write(t, im, 3)
 	if got, _ := s.read(t); len(got.runs) != 0 {
-		t.Fatal("a run came back that has gone")
+		t.Fatal("the restored image has a removed run")
 	}
 }
 
-// What contradicts itself is refused before it is written.
+// TestImageErrors: the Writer rejects inconsistent images.
 func TestImageErrors(t *testing.T) {
 	locals, names := []events.LocalHash{1, 2, 3}, []events.BlockHash{1, 2, 3}
 	run := func(h ...events.Holding) *events.Run {

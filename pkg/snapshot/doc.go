@@ -1,44 +1,45 @@
-// Package snapshot answers: how is what an index holds of one partition written down so that it comes back exactly,
-// that little is written when little has changed, and that no crash, no second writer and no damaged byte can make a
-// reader believe something wrong?
+// Package snapshot writes the state of a partition's index to chunks and restores the index from chunks. A snapshot of
+// a slightly changed index writes little. After a crash, a race of two writers or a damaged byte, no reader gets a
+// wrong image.
 //
-// It is format and plan. It knows pkg/events and nothing of NATS: bytes come in and go out by functions of the caller.
+// The package has the format and the plan. It imports pkg/events and nothing of NATS: functions of the caller read and
+// write the bytes.
 //
 // # In order of use
 //
-// To take a snapshot: [PlanWrite] looks at what is in the bucket and says what is kept and which generation comes next;
-// a [Writer] takes the image run by run and rank by rank and hands finished chunks to a callback; [Writer.Close] gives
-// the [Manifest]. When the manifest has taken its place in the bucket, [WritePlan.After] says which keys are garbage
-// and up to where the log may be purged, and the [RunIndex] is kept for the next Writer.
+// To write a snapshot: [PlanWrite] reads the listing of the bucket and returns the kept chunks and the next generation.
+// A [Writer] receives the image run by run and rank by rank, and passes finished chunks to a callback. [Writer.Close]
+// returns the [Manifest]. The caller stores the manifest in the bucket. [WritePlan.After] then returns the keys to
+// delete and the position up to which the log may be purged. The caller keeps the [RunIndex] for the next Writer.
 //
-// To restore: [Choose] says which generations can be used, newest first, and why the others cannot; [Ranks] gives the
-// table of ranks; a [Reader] takes the chunks in the order of [Manifest.Restore] and gives the image to a [Sink], and
-// again a RunIndex at the end. If a chunk is bad, take the next generation, with a new sink: what the old one got is
-// incomplete. A shim that looks only for its cursor uses [FindRank].
+// To restore: [Choose] returns the usable generations, newest first, and the reasons against the others. [Ranks]
+// returns the table of ranks. A [Reader] receives the chunks in the order of [Manifest.Restore], passes the image to a
+// [Sink], and returns a RunIndex at the end. If a chunk is bad, restore the next generation with a new sink: the image
+// in the old sink is incomplete. A shim looks up the cursor of a rank with [FindRank].
 //
-// # Promises
+// # Guarantees
 //
-//  1. What a Writer took, a Reader gives back, but for the order of runs, empty ends of bitmaps, and nil for empty.
-//  2. A byte that differs from what was written is an error: ErrCorrupt, before the sink is done (Close). A later
-//     format is ErrVersion. Nothing that is read makes this package panic, or take more memory than [maxChunk] and what
-//     the image itself needs.
-//  3. A snapshot of an image that did not change writes no chunk. With the run index, one that changed writes the runs
-//     that changed, the ranks that changed, and a little of what is needed to keep dead records at an eighth.
-//  4. Whatever step a writer dies at, and however many write: as long as [PlanWrite]'s order is kept there is a whole
-//     generation in the bucket whose log is still there.
-//  5. The same calls give the same bytes.
+//  1. A Reader returns the image that a Writer received, except for the order of runs, empty ends of bitmaps, and nil
+//     in place of empty slices.
+//  2. A changed byte is an error: ErrCorrupt, at the latest from Close. A later format is ErrVersion. No input makes
+//     the package panic, or use more memory than [maxChunk] and the size of the image.
+//  3. A snapshot of an unchanged image writes no chunk. With the run index, a snapshot of a changed image writes only
+//     the changed runs, the changed ranks, and a few old runs that keep dead records below an eighth.
+//  4. Writers may stop at any step, and several may write at once: with the order of [PlanWrite], the bucket always has
+//     a complete generation with the log after it.
+//  5. Equal calls write equal bytes.
 //
-// Nothing here starts a goroutine, reads a clock or logs. Writers and Readers are for one goroutine each; manifests,
-// run indexes and plans do not change and can be shared.
+// The package starts no goroutine, reads no clock and writes no log lines. A Writer or Reader belongs to a single
+// goroutine. Manifests, run indexes and plans are immutable and may be shared.
 //
 // # Keys
 //
-//	p3.manifest                                  the current manifest: the one key that writers compare and set
-//	p3.g41                                       the manifest before it, as it was
+//	p3.manifest                                  the current manifest: all writers compare and set this key
+//	p3.g41                                       the unchanged manifest of the previous generation
 //	p3.c42.9f86d081884c7d659a2feaa0c55ad015      a chunk, first written for generation 42; XXH3-128 of its bytes
 //
-// DESIGN.md beside this file draws the bytes of a chunk and of each kind of record, and says why they are so.
+// DESIGN.md draws the bytes of a chunk and of every kind of record, and gives the reasons.
 //
-// What it leaves to others: moving bytes, revisions and retries; when a snapshot is due; counting and logging; what an
-// image means.
+// Other packages move bytes, handle revisions and retries, decide when a snapshot is due, count, write log lines, and
+// interpret images.
 package snapshot

@@ -2,25 +2,23 @@ package snapshot
 
 import "errors"
 
-// The errors of this package, named by what the caller does next. They come wrapped with the key or the chunk and with
-// what is wrong.
+// Errors of this package, by the reaction of the caller. The functions wrap them with the key or chunk and the cause.
 var (
-	// ErrCorrupt: the bytes are not what was written. Try the older generation. From every decoder.
+	// ErrCorrupt: the bytes differ from the written bytes. Try the older generation. All decoders return it.
 	ErrCorrupt = errors.New("corrupt snapshot")
 
-	// ErrVersion: whole, but written by a later build in a format that this one does not know. Try the older
-	// generation. From every decoder.
+	// ErrVersion: the bytes are intact and have the format of a later build. Try the older generation. All decoders
+	// return it.
 	ErrVersion = errors.New("snapshot format from the future")
 
-	// ErrMissing: the bucket has no such key. A [Fetch] returns it. Read the manifests again, as the generation may
-	// have been replaced while it was being read; else try the older one.
+	// ErrMissing: the bucket does not have the key. A [Fetch] returns it. Read the manifests again, because a writer
+	// may have replaced the generation meanwhile. If not, try the older generation.
 	ErrMissing = errors.New("missing from the bucket")
 
-	// ErrBehind: the generation in the bucket stands for a later place in the log than the one to be written. Do not
-	// write. From [PlanWrite].
+	// ErrBehind: the bucket has a generation for a later position in the log. Do not write. [PlanWrite] returns it.
 	ErrBehind = errors.New("the bucket holds a later snapshot")
 
-	// ErrImage: the caller's image contradicts itself or exceeds a limit. A bug, or a limit to be raised; nothing that
-	// was written before is harmed. From [NewWriter] and the Writer's methods.
+	// ErrImage: the caller's image is inconsistent or exceeds a limit. The cause is a bug, or a limit that is too low.
+	// Earlier snapshots stay intact. [NewWriter] and the Writer's methods return it.
 	ErrImage = errors.New("image cannot be written")
 )

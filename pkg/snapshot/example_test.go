@@ -8,7 +8,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// printer is an index of a kind.
+// printer is a Sink that prints the image.
 type printer struct{ ranks []snapshot.RankState }
 
 func (p printer) Run(r *events.Run) error {
@@ -21,13 +21,13 @@ func (p printer) Run(r *events.Run) error {
 
 func (p printer) Rank(i int, img *events.RankImage) error {
 	key := p.ranks[i].Key()
-	fmt.Printf("%s remembers %d blocks\n", key, len(img.Tombstones))
+	fmt.Printf("%s has %d tombstones\n", key, len(img.Tombstones))
 	return nil
 }
 
-// A snapshot of partition 3 is written to a bucket and read back.
+// Example writes a snapshot of partition 3 to a bucket and restores it.
 func Example() {
-	values := map[string][]byte{} // stands for the bucket
+	values := map[string][]byte{} // simulates the bucket
 	epoch := time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
 	log := snapshot.Log{Namespace: "prod", Stream: "KV_EVENTS_prod_3", Epoch: epoch, First: 1, Last: 1234}
 
@@ -69,7 +69,7 @@ func Example() {
 	// Output:
 	// log may be purged up to 0
 	// worker-1/0 holds the first 2 of 3 blocks of run 1 in device
-	// worker-1/0 remembers 1 blocks
+	// worker-1/0 has 1 tombstones
 	// go on from 1235
 }
 

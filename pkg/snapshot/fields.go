@@ -9,8 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/littleendian"
 )
 
-// cursor reads a chunk's two columns. The first thing that is wrong is kept in err, and from then on everything reads
-// as zero, so that a decoder checks once per record.
+// cursor reads the two columns of a chunk. The field err keeps the first error. All later reads return zero, so a
+// decoder checks err once per record.
 type cursor struct {
 	fields []byte
 	words  []byte
@@ -69,7 +69,7 @@ func (c *cursor) int() int64 {
 	return int64(v>>1) ^ -int64(v&1)
 }
 
-// near reads a number that was written as its distance from another.
+// near reads a number that is encoded as the distance to from.
 func (c *cursor) near(from uint32) uint32 {
 	v := int64(from) + c.int()
 	if v < 0 || v > math.MaxUint32 {
@@ -79,7 +79,7 @@ func (c *cursor) near(from uint32) uint32 {
 	return uint32(v)
 }
 
-// count reads how many things follow, each of which takes at least one byte of fields.
+// count reads the number of following elements of at least one byte of fields each.
 func (c *cursor) count() int {
 	n := c.uint()
 	if n > uint64(len(c.fields)) {
@@ -122,7 +122,7 @@ func appendInt(b []byte, v int64) []byte { return binary.AppendVarint(b, v) }
 
 func appendNear(b []byte, v, from uint32) []byte { return appendInt(b, int64(v)-int64(from)) }
 
-// getWords appends a column's words to dst.
+// getWords appends the words of a column to dst.
 func getWords[T ~uint64](dst []T, b []byte) []T {
 	start := len(dst)
 	dst = grow(dst, len(b)/8)
@@ -130,5 +130,5 @@ func getWords[T ~uint64](dst []T, b []byte) []T {
 	return dst
 }
 
-// grow makes s longer by n elements of any content.
+// grow extends s by n elements with arbitrary content.
 func grow[T any](s []T, n int) []T { return slices.Grow(s, n)[:len(s)+n] }

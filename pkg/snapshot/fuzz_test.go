@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// seeds gives a fuzzer the golden files.
+// seeds passes the golden files to a fuzzer.
 func seeds(f *testing.F, add func(key Key, data []byte)) {
 	files, err := filepath.Glob(filepath.Join("testdata", "v*", "p3.*"))
 	if err != nil || len(files) == 0 {
@@ -35,7 +35,7 @@ func refused(t *testing.T, err error) {
 	}
 }
 
-// Any bytes as a chunk are refused or taken, and nothing else.
+// FuzzChunk: any bytes as a chunk are decoded or rejected, without a panic.
 func FuzzChunk(f *testing.F) {
 	seeds(f, func(key Key, data []byte) {
 		if key.Type == ChunkKey {
@@ -54,8 +54,8 @@ func FuzzChunk(f *testing.F) {
 	})
 }
 
-// Lies that have all their checksums right: a snapshot of three chunks with any content. What is accepted can be
-// written, and comes back as the same.
+// FuzzContent reads snapshots of three chunks with arbitrary content and right checksums. An accepted snapshot can be
+// written again, with the same result.
 func FuzzContent(f *testing.F) {
 	im := goldenImage()
 	s := newStore()
@@ -90,7 +90,7 @@ func FuzzContent(f *testing.F) {
 		}
 		hash := add(kindRuns, runF, runW)
 		m.Chunks = m.Chunks[:0]
-		if len(deadF) > 0 && len(deadW) >= 16 { // mostly of the chunk that there is
+		if len(deadF) > 0 && len(deadW) >= 16 { // usually for the existing chunk
 			deadW = littleendian.Append(nil, []uint64{hash.Hi, hash.Lo})
 		}
 		add(kindDead, deadF, deadW)
@@ -113,12 +113,12 @@ func FuzzContent(f *testing.F) {
 		s := newStore()
 		s.write(t, got, 1)
 		if again, _ := s.read(t); !again.equal(got) {
-			t.Fatalf("accepted\n%s\ncame back\n%s", got.text(), again.text())
+			t.Fatalf("accepted\n%s\nrestored\n%s", got.text(), again.text())
 		}
 	})
 }
 
-// Any bytes as a manifest, with and without a checksum that fits.
+// FuzzManifest reads any bytes as a manifest, with and without a right checksum.
 func FuzzManifest(f *testing.F) {
 	seeds(f, func(key Key, data []byte) {
 		if key.Type != ChunkKey {
@@ -140,19 +140,19 @@ func FuzzManifest(f *testing.F) {
 			return
 		}
 		if _, err := ParseManifest(again); err != nil {
-			t.Fatalf("accepted %s\nbut not as written again: %v\n%s", data, err, again)
+			t.Fatalf("accepted %s\nwritten again: %v\n%s", data, err, again)
 		}
 		FindRank(m, events.RankKey{Instance: "a"}, func(string) ([]byte, error) { return nil, ErrMissing })
 		Choose(Bucket{Partition: m.Partition, Manifests: map[string][]byte{ManifestKey(m.Partition): again}}, Log{})
 	})
 }
 
-// Keys are taken only as they are made.
+// FuzzKey: ParseKey accepts only the canonical form of a key.
 func FuzzKey(f *testing.F) {
 	seeds(f, func(key Key, _ []byte) { f.Add(key.String()) })
 	f.Fuzz(func(t *testing.T, s string) {
 		if k, ok := ParseKey(s); ok && k.String() != s {
-			t.Fatalf("%q is taken for %q", s, k)
+			t.Fatalf("%q is parsed as %q", s, k)
 		}
 	})
 }

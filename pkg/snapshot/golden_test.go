@@ -13,8 +13,8 @@ import (
 
 var writeGolden = flag.Bool("snapshot.golden", false, "write testdata for this version of the format")
 
-// goldenImage has some of everything. What was written of it in version 1 lies in testdata/v1: do not change it, add
-// another.
+// goldenImage has a sample of all features. testdata/v1 has the files of version 1: add a new image in place of a
+// change.
 func goldenImage() *image {
 	locals := func(salt uint64, n int) (l []events.LocalHash) {
 		for i := range n {
@@ -75,7 +75,7 @@ func goldenImage() *image {
 	}
 }
 
-// goldenWindows is the same with groups of hybrid models and draft models.
+// goldenWindows is goldenImage with groups of hybrid models and draft models.
 func goldenWindows() *image {
 	im := goldenImage()
 	im.states[0].Groups = append(im.states[0].Groups, events.GroupKind{Group: 4, Kind: events.AttentionSlidingWindow,
@@ -86,7 +86,7 @@ func goldenWindows() *image {
 	return im
 }
 
-// goldenWideWindows is the same with windows of 2^20 tokens and more.
+// goldenWideWindows is goldenImage with windows of 2^20 tokens and more.
 func goldenWideWindows() *image {
 	im := goldenImage()
 	im.states[0].Groups = append(im.states[0].Groups,
@@ -97,7 +97,7 @@ func goldenWideWindows() *image {
 	return im
 }
 
-// goldenChunks is the same with ranks whose engines load chunks.
+// goldenChunks is goldenImage with ranks of engines that load chunks.
 func goldenChunks() *image {
 	im := goldenImage()
 	im.states[0].Loading = events.Loading{Blocks: 16, Told: true, Own: true}
@@ -119,7 +119,7 @@ type golden struct {
 var goldens = []golden{{"v1", 0, goldenImage}, {"v1-ranks-apart", 500, goldenImage}, {"v1-windows", 0, goldenWindows},
 	{"v1-wide-windows", 0, goldenWideWindows}, {"v1-chunks", 0, goldenChunks}}
 
-// store is what the golden image gives after a first snapshot of something else.
+// store returns the store of the golden image, after a first snapshot of a different image.
 func (g *golden) store(t *testing.T) *store {
 	s := newStore()
 	s.inlineRanks = g.inlineRanks
@@ -132,7 +132,7 @@ func (g *golden) store(t *testing.T) *store {
 	return s
 }
 
-// Every version ever written can be read.
+// TestOldVersions reads the snapshots of all versions of the format.
 func TestOldVersions(t *testing.T) {
 	for _, g := range goldens {
 		dir, path := g.dir, filepath.Join("testdata", g.dir)
@@ -175,8 +175,8 @@ func TestOldVersions(t *testing.T) {
 	}
 }
 
-// This build makes the chunks that it has always made, as long as zstd packs alike. If one day it does not, the old
-// files stay, and the new ones go to another directory beside them. Fields may be added to the manifest.
+// TestBytesAreTheSame: this build writes the same chunks as before, as long as zstd compresses equally. If zstd
+// changes, keep the old files and add a new directory. Manifests may get more fields.
 func TestBytesAreTheSame(t *testing.T) {
 	for _, g := range goldens {
 		for k, v := range g.store(t).values {
@@ -185,21 +185,21 @@ func TestBytesAreTheSame(t *testing.T) {
 			}
 			want, err := os.ReadFile(filepath.Join("testdata", g.dir, k))
 			if err != nil || string(v) != string(want) {
-				t.Errorf("%s: %s is written otherwise: %v", g.dir, k, err)
+				t.Errorf("%s: %s is written differently: %v", g.dir, k, err)
 			}
 		}
 	}
 }
 
-// No byte of a snapshot can change unseen: the reader fails, and then reads the older generation.
+// TestEveryByteCounts: the reader detects a change of any byte, and restores the older generation.
 func TestEveryByteCounts(t *testing.T) {
 	s := goldens[1].store(t)
 	want := goldenImage().text()
 	whole, _ := s.read(t)
 	if whole.text() != want {
-		t.Fatal("not read back even if nothing is wrong")
+		t.Fatal("cannot restore the intact snapshot")
 	}
-	older := map[string]bool{} // what only the older generation needs
+	older := map[string]bool{} // chunks of the older generation only
 	newest := Choose(s.bucket(), s.log).Usable[0]
 	for k := range s.values {
 		older[k] = k != ManifestKey(3) &&
@@ -225,7 +225,7 @@ func TestEveryByteCounts(t *testing.T) {
 				t.Fatalf("%s, byte %d: %v", k, i, err)
 			}
 			if key, _ := ParseKey(k); key.Type == ChunkKey {
-				// The checksum inside sees it as well, without the manifest.
+				// The checksum in the chunk detects the change without the manifest.
 				for _, flip := range []byte{1, 2, 4, 8, 16, 32, 64, 128, 0xff, v[i]} {
 					bad[i] = v[i] ^ flip
 					if _, err := open(bad, new(scratch)); (flip != 0) != errors.Is(err, ErrCorrupt) {
@@ -251,7 +251,7 @@ func TestEveryByteCounts(t *testing.T) {
 	}
 }
 
-// A chunk of a later version says so, whatever it is like inside.
+// TestFutureChunk: a chunk of a later version returns ErrVersion for any content.
 func TestFutureChunk(t *testing.T) {
 	data := seal(kindRuns, []byte{1, 2, 3}, nil)
 	data[4] = 9

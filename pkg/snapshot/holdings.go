@@ -11,29 +11,29 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// The flags of a holding's record. The rare ones come last, so that the number takes one byte without them.
+// Flags of a holding's record. The rare flags come last, so that the number usually fits into a byte.
 const (
-	holdTier      = 3 << 0 // the tier less one
-	holdWhole     = 1 << 2 // lead is the run's length
-	holdForm      = 3 << 3 // how bits are written
+	holdTier      = 3 << 0 // the tier minus 1
+	holdWhole     = 1 << 2 // the lead is the length of the run
+	holdForm      = 3 << 3 // form of the bits
 	holdCopies    = 1 << 5
 	holdNames     = 1 << 6
 	holdGroup     = 1 << 7 // the group is not 0
 	holdAlso      = 1 << 8
-	holdContinues = 1 << 9 // adds to the record before it, which has the same run, tier and group
+	holdContinues = 1 << 9 // extends the previous record, with the same run, tier and group
 	holdFlags     = 1<<10 - 1
 
 	formNone  = 0 << 3
-	formWords = 1 << 3 // where the first word belongs, how many words
-	formHeld  = 2 << 3 // the blocks that are held
-	formHoles = 3 << 3 // where the last held block is, the blocks before it that are not held
+	formWords = 1 << 3 // position of the first word, number of words
+	formHeld  = 2 << 3 // the held blocks
+	formHoles = 3 << 3 // the last held block, and the missing blocks before
 
-	// maxItems is how many words, copies, names or further names one record holds at most. What is more continues in
-	// another, so that no record is too long for a section.
+	// maxItems is the maximum number of words, copies, names or further names in a record. A second record continues a
+	// longer list, so that a record always fits into a section.
 	maxItems = 2048
 )
 
-// checkHolding says what is wrong with a holding of a run of n blocks.
+// checkHolding returns an error if a holding of a run of n blocks is invalid.
 func checkHolding(h *events.Holding, n int) error {
 	switch {
 	case !h.Tier.Valid():
@@ -84,11 +84,11 @@ func checkHolding(h *events.Holding, n int) error {
 	return nil
 }
 
-// blockCount is how many blocks a holding has.
+// blockCount returns the number of blocks in a holding.
 func blockCount(h *events.Holding) uint64 { return uint64(h.Lead) + uint64(popcount(h.Bits)) }
 
-// appendHolding writes one rank's holding of a run of n blocks; before is the run of the record before it. It returns
-// what does not fit into this record, to be continued.
+// appendHolding writes a rank's holding of a run of n blocks. before is the run of the previous record. rest is the
+// part that does not fit into the record.
 func appendHolding(fields, words []byte, h *events.Holding, run, before events.RunID, n uint32, continues bool) (f,
 	w []byte, rest *events.Holding) {
 	flags := uint64(h.Tier - 1)
@@ -220,13 +220,13 @@ func appendHolding(fields, words []byte, h *events.Holding, run, before events.R
 	return fields, words, rest
 }
 
-// bitsForm chooses the shortest way to write the bits of the blocks after the lead: as so many words, or as a list.
+// bitsForm returns the shortest form for the bits after the lead: words, or a list of blocks.
 func bitsForm(b []uint64, words int, continues bool) uint64 {
 	if continues {
 		return formWords
 	}
 	ones := popcount(b)
-	holes := 64*len(b) - ones + 4 // each about a byte, and the list's length
+	holes := 64*len(b) - ones + 4 // about a byte for each, and the length of the list
 	switch {
 	case 8*words <= min(ones, holes):
 		return formWords
@@ -266,7 +266,7 @@ func (h holdingHead) tier() events.Tier { return events.Tier(h.flags&holdTier) +
 
 func (h holdingHead) continues() bool { return h.flags&holdContinues != 0 }
 
-// skipHolding passes over what follows a head.
+// skipHolding skips the part of a record after the head.
 func (c *cursor) skipHolding(head holdingHead) {
 	if head.flags&(holdWhole|holdContinues) == 0 {
 		c.uint()
@@ -304,7 +304,7 @@ func (c *cursor) skipList(each int) int {
 	return n
 }
 
-// holdingArena is the memory of the holdings of one run.
+// holdingArena is the memory of the holdings of a run.
 type holdingArena struct {
 	bits   []uint64
 	copies []events.BlockCount
@@ -318,8 +318,8 @@ func (a *holdingArena) reset() {
 
 var errHolding = errors.New("names a block beyond the end, or one twice")
 
-// decodeHolding reads what follows a head into h, which has what the records before it brought if this one continues.
-// The slices are cut from the arena.
+// decodeHolding decodes the part of a record after the head into h. If the record continues another, h has the earlier
+// part. The slices point into the arena.
 func (c *cursor) decodeHolding(head holdingHead, h *events.Holding, n uint32, a *holdingArena) {
 	if !head.continues() {
 		*h = events.Holding{Rank: h.Rank, Tier: head.tier(), Group: head.group}
@@ -340,7 +340,8 @@ func (c *cursor) decodeHolding(head holdingHead, h *events.Holding, n uint32, a 
 		}
 		c.decodeBits(form, h, n)
 	}
-	// What continues is the last thing in the arena, as a holding is read to its end before another begins.
+	// The earlier part of a continued holding is at the end of the arena, because a holding is complete before the
+	// next.
 	if head.flags&holdCopies != 0 {
 		at := len(a.copies) - len(h.Copies)
 		least, next := uint64(0), uint64(0)
@@ -413,7 +414,7 @@ func (c *cursor) decodeBits(form uint64, h *events.Holding, n uint32) {
 			}
 			h.Bits[at] |= w
 		}
-		// Neither in the lead nor beyond the end.
+		// No bit is in the lead or beyond the end.
 		for i := 0; i < len(h.Bits) && i <= int(h.Lead)/64; i++ {
 			below := ^uint64(0)
 			if i == int(h.Lead)/64 {

@@ -12,14 +12,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// image is an image in memory: the twin that a snapshot must give back.
+// image is an image in memory, the twin of a snapshot.
 type image struct {
 	ranks  []RankState
 	runs   []events.Run
-	states []events.RankImage // one for each of ranks
+	states []events.RankImage // by position in ranks
 }
 
-// Run and Rank make an image a Sink.
+// Run and Rank make the image a Sink.
 func (im *image) Run(r *events.Run) error {
 	c := *r
 	c.Locals, c.Names = slices.Clone(r.Locals), slices.Clone(r.Names)
@@ -41,7 +41,7 @@ func (im *image) Rank(i int, img *events.RankImage) error {
 	return nil
 }
 
-// canonical is the image in a form in which equal images are equal: ranks by name, runs by id, bitmaps as long as runs.
+// canonical returns a canonical form: ranks by name, runs by id, bitmaps as long as the runs.
 func (im *image) canonical() *image {
 	out := &image{ranks: slices.Clone(im.ranks), states: make([]events.RankImage, len(im.ranks))}
 	slices.SortFunc(out.ranks, func(a, b RankState) int { return compareNames(nameOf(a.Key()), nameOf(b.Key())) })
@@ -74,7 +74,7 @@ func (im *image) canonical() *image {
 	return out
 }
 
-// equal compares what two images say.
+// equal compares the content of two images.
 func (im *image) equal(other *image) bool {
 	x, y := im.canonical(), other.canonical()
 	return slices.EqualFunc(x.runs, y.runs, equalRuns) && x.rest() == y.rest()
@@ -92,19 +92,19 @@ func equalHoldings(x, y events.Holding) bool {
 		slices.Equal(x.Copies, y.Copies) && slices.Equal(x.Names, y.Names) && slices.Equal(x.Also, y.Also)
 }
 
-// rest is all but the runs. It does not tell nil from empty.
+// rest formats everything except the runs. nil and empty slices are equal.
 func (im *image) rest() string {
 	ranks, _ := json.Marshal(im.ranks)
 	return fmt.Sprintf("%s\n%+v", ranks, im.states)
 }
 
-// text is for people.
+// text formats the image for error messages.
 func (im *image) text() string {
 	c := im.canonical()
 	return fmt.Sprintf("%+v\n%s", c.runs, c.rest())
 }
 
-// writeTo gives the image to a Sink.
+// writeTo passes the image to a Sink.
 func (im *image) writeTo(t rapid.TB, s Sink) {
 	t.Helper()
 	for i := range im.runs {
@@ -121,18 +121,18 @@ func (im *image) writeTo(t rapid.TB, s Sink) {
 
 var epoch = time.Date(2026, 11, 21, 8, 0, 0, 123456789, time.UTC)
 
-// store is a bucket with one partition in it, and the process that writes to it.
+// store is a bucket with a partition, and the writing process.
 type store struct {
 	values map[string][]byte
 	log    Log
 	index  *RunIndex
 	m      *Manifest
 
-	wrote   int // chunks of the last snapshot that were not there before
-	bytes   int // of those
+	wrote   int // new chunks of the last snapshot
+	bytes   int // bytes of the new chunks
 	deleted int
 
-	inlineRanks int // if not 0: the Writer's
+	inlineRanks int // if not 0: the limit of the Writer
 }
 
 func newStore() *store {
@@ -164,7 +164,7 @@ func config(im *image, seq events.StreamSeq) Config {
 		Spaces: []Space{{1, "model", 16}}, Ranks: im.ranks}
 }
 
-// write takes a snapshot from plan to cleanup.
+// write writes a snapshot, from the plan to the cleanup.
 func (s *store) write(t rapid.TB, im *image, seq events.StreamSeq) *Manifest {
 	t.Helper()
 	plan, err := PlanWrite(s.bucket(), s.log, seq)
@@ -174,7 +174,7 @@ func (s *store) write(t rapid.TB, im *image, seq events.StreamSeq) *Manifest {
 	s.wrote, s.bytes = 0, 0
 	w, err := NewWriter(config(im, seq), plan, s.index, func(key string, data []byte) error {
 		if _, twice := s.values[key]; twice {
-			t.Errorf("chunk %s is written twice", key)
+			t.Errorf("chunk %s was written twice", key)
 		}
 		if len(data) > maxChunk {
 			t.Errorf("chunk %s has %d bytes", key, len(data))
@@ -228,7 +228,7 @@ func (s *store) read(t rapid.TB) (*image, *RunIndex) {
 	return im, index
 }
 
-// size is what the bucket holds.
+// size returns the bytes in the bucket.
 func (s *store) size() (n int) {
 	for _, v := range s.values {
 		n += len(v)

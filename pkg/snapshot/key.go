@@ -7,25 +7,25 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Generation numbers the snapshots of one partition, from 1.
+// Generation numbers the snapshots of a partition, from 1.
 type Generation uint64
 
-// maxGeneration is the last one that a key may name: there are always greater ones.
+// maxGeneration is the highest generation in a key, so that a higher number always exists.
 const maxGeneration Generation = 1 << 53
 
 // Key is a parsed key of the bucket.
 //
-//	p<partition>.manifest         the current generation's manifest; all writers compare and set this one key
-//	p<partition>.g<generation>    the manifest of an earlier generation, the same bytes, never changed
-//	p<partition>.c<generation>.<hash>   a chunk, named by the generation that wrote it first and by its bytes' XXH3-128 in hex
+//	p<partition>.manifest         the current generation's manifest; all writers compare and set this key
+//	p<partition>.g<generation>    the unchanged manifest of an earlier generation
+//	p<partition>.c<generation>.<hash>   a chunk: the generation of the first write, and the XXH3-128 in hex
 type Key struct {
 	Partition  events.Partition
 	Type       KeyType
-	Generation Generation // of an earlier manifest or a chunk
-	Hash       Hash       // of a chunk
+	Generation Generation // for an earlier manifest or a chunk
+	Hash       Hash       // for a chunk
 }
 
-// KeyType says what lies under a key.
+// KeyType is the type of the value under a key.
 type KeyType uint8
 
 const (
@@ -45,13 +45,13 @@ func (k Key) String() string {
 	return p + "manifest"
 }
 
-// KeyPrefix is what the keys of a partition, and no others, begin with.
+// KeyPrefix returns the prefix of all keys of a partition. Keys of other partitions have different prefixes.
 func KeyPrefix(p events.Partition) string { return "p" + strconv.FormatUint(uint64(p), 10) + "." }
 
-// ManifestKey is where the current manifest of a partition lies.
+// ManifestKey returns the key of a partition's current manifest.
 func ManifestKey(p events.Partition) string { return Key{Partition: p, Type: CurrentKey}.String() }
 
-// ParseKey takes a key apart. It reports false for a key that this package does not make.
+// ParseKey parses a key. It returns false for keys of other packages.
 func ParseKey(s string) (Key, bool) {
 	head, rest, ok := strings.Cut(s, ".")
 	if !ok || len(head) < 2 || len(rest) < 2 || head[0] != 'p' {

@@ -15,21 +15,21 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Manifest says what one snapshot of one partition stands for and which chunks it is made of. It is JSON, for people
-// too. A manifest that was made or parsed does not change.
+// Manifest names the position in the log and the chunks of a snapshot of a partition. The format is readable JSON. A
+// manifest is immutable after creation or parsing.
 type Manifest struct {
 	Format     int              `json:"format"` // version of the format
 	Namespace  string           `json:"namespace"`
 	Partition  events.Partition `json:"partition"`
 	Generation Generation       `json:"generation"`
 
-	// The snapshot stands for the log up to and including Seq. Epoch is the stream's creation time.
+	// The snapshot reflects the log up to and including Seq. Epoch is the creation time of the stream.
 	Stream string           `json:"stream"`
 	Epoch  time.Time        `json:"epoch"`
 	Seq    events.StreamSeq `json:"seq"`
 
-	// SeqTime is when the stream took message Seq, 0 if that is not known: by it a reader of the log makes sure that
-	// the stream still has that message.
+	// SeqTime is the time at which the stream stored message Seq, or 0 if unknown. A reader of the log compares SeqTime
+	// to verify that the stream still has the message.
 	SeqTime events.Millis `json:"seq_time"`
 
 	Created time.Time `json:"created"`
@@ -37,24 +37,24 @@ type Manifest struct {
 
 	Counts Counts `json:"counts"`
 
-	// Previous is the generation that is kept beside this one; nil for the first.
+	// Previous is the kept older generation. nil for the first generation.
 	Previous *Previous `json:"previous"`
 
 	Spaces []Space `json:"spaces"`
-	// sorted by instance and rank; nil if they are in chunks of their own: see [Ranks]
+	// sorted by instance and rank; nil if the table is in chunks: see [Ranks]
 	Ranks  []RankState `json:"ranks"`
-	Chunks []ChunkRef  `json:"chunks"` // in the order in which a restore reads them
+	Chunks []ChunkRef  `json:"chunks"` // in the order of a restore
 }
 
-// Counts says how much a snapshot holds.
+// Counts has the sizes of a snapshot.
 type Counts struct {
 	Ranks    int    `json:"ranks"`
 	Runs     int    `json:"runs"`
-	Blocks   uint64 `json:"blocks"`   // of runs
-	Holdings uint64 `json:"holdings"` // blocks held, by all ranks in all tiers and groups
+	Blocks   uint64 `json:"blocks"`   // of all runs
+	Holdings uint64 `json:"holdings"` // held blocks of all ranks in all tiers and groups
 	Bytes    uint64 `json:"bytes"`    // of all chunks
-	New      uint64 `json:"new"`      // of those chunks that the generation before did not have
-	Dead     uint64 `json:"dead"`     // bytes of records that no longer count, before packing
+	New      uint64 `json:"new"`      // of the chunks that the previous generation lacks
+	Dead     uint64 `json:"dead"`     // dead records, before compression
 }
 
 // Previous names an earlier generation.
@@ -65,14 +65,14 @@ type Previous struct {
 	Seq        events.StreamSeq `json:"seq"`
 }
 
-// Space is what one of the caller's numbers for (model, block size) stands for.
+// Space defines a number that the caller uses for a pair of model and block size.
 type Space struct {
 	Space     uint32 `json:"space"`
 	Model     Text   `json:"model"`
 	BlockSize uint32 `json:"block_size"` // tokens
 }
 
-// RankState is where one rank was at the snapshot's sequence. Fields may be added in a later version of the format.
+// RankState is the state of a rank at the sequence of the snapshot. Later versions of the format may add fields.
 type RankState struct {
 	Instance    Text               `json:"instance"`
 	Rank        events.Rank        `json:"rank"`
@@ -80,31 +80,31 @@ type RankState struct {
 	BlockSize   uint32             `json:"block_size"` // tokens
 	Incarnation events.Incarnation `json:"incarnation,string"`
 	LastID      events.EventID     `json:"last_id,string"`
-	Cursor      *CursorState       `json:"cursor,omitempty"`         // the shim's; nil if not known
-	Closed      bool               `json:"closed,omitempty"`         // the engine has ended in good order
-	LastSeen    events.Millis      `json:"last_seen,omitempty"`      // when the log took its last batch
+	Cursor      *CursorState       `json:"cursor,omitempty"`         // of the shim; nil if unknown
+	Closed      bool               `json:"closed,omitempty"`         // the engine has ended cleanly
+	LastSeen    events.Millis      `json:"last_seen,omitempty"`      // when the log stored the last batch
 	Stored      uint64             `json:"stored,omitempty,string"`  // blocks in all stored events of the incarnation
 	Removed     uint64             `json:"removed,omitempty,string"` // blocks in all removed events
-	Partial     bool               `json:"partial,omitempty"`        // some of the incarnation's events were never seen
-	Lookahead   uint32             `json:"lookahead,omitempty"`      // tokens beyond a block that are in its local hash
-	// why the rank's events are not applied, for people
+	Partial     bool               `json:"partial,omitempty"`        // some events of the incarnation are missing
+	Lookahead   uint32             `json:"lookahead,omitempty"`      // tokens after a block that the local hash includes
+	// the reason for a rejection of the rank's events, for operators
 	Refused  string `json:"refused,omitempty"`
-	Checksum Hex64  `json:"checksum"` // of what the rank holds, as the caller reckons it
+	Checksum Hex64  `json:"checksum"` // of the rank's holdings; the caller computes it
 }
 
-// Key is the rank's identity.
+// Key returns the identity of the rank.
 func (r *RankState) Key() events.RankKey {
 	return events.RankKey{Instance: events.WorkerID(r.Instance), Rank: r.Rank}
 }
 
-// CursorState is an [events.Cursor] that is known.
+// CursorState is a known [events.Cursor].
 type CursorState struct {
 	Seq     events.EngineSeq `json:"seq,string"`
 	Digest  Hex64            `json:"digest"`
 	Partial uint32           `json:"partial,omitempty"`
 }
 
-// CursorOf turns a shim's cursor into what a manifest holds: nil if it is not known.
+// CursorOf converts a shim's cursor for a manifest. An unknown cursor becomes nil.
 func CursorOf(c events.Cursor) *CursorState {
 	if !c.Known {
 		return nil
@@ -112,7 +112,7 @@ func CursorOf(c events.Cursor) *CursorState {
 	return &CursorState{c.Seq, Hex64(c.Digest), c.Partial}
 }
 
-// Cursor is the reverse of [CursorOf].
+// Cursor is the inverse of [CursorOf].
 func (c *CursorState) Cursor() events.Cursor {
 	if c == nil {
 		return events.Cursor{}
@@ -120,16 +120,16 @@ func (c *CursorState) Cursor() events.Cursor {
 	return events.Cursor{Known: true, Seq: c.Seq, Digest: uint64(c.Digest), Partial: c.Partial}
 }
 
-// ChunkRef is one chunk of a manifest.
+// ChunkRef refers to a chunk.
 type ChunkRef struct {
 	Key   string `json:"key"`
 	Kind  Kind   `json:"kind"`
 	Bytes int    `json:"bytes"`
 
-	From *RankName `json:"from,omitempty"` // the first rank in a chunk of ranks.
+	From *RankName `json:"from,omitempty"` // the first rank in a chunk of ranks
 }
 
-// hash is in the key, which was checked when the reference was made or parsed.
+// hash returns the hash in the key. A constructor or parser has checked the key.
 func (c *ChunkRef) hash() Hash {
 	k, _ := ParseKey(c.Key)
 	return k.Hash
@@ -141,8 +141,8 @@ type RankName struct {
 	Rank     events.Rank `json:"rank"`
 }
 
-// Text is a string from outside. In JSON it is a string if it is UTF-8, else {"hex": "…"}, so that it comes back as it
-// was.
+// Text is a string from outside. In JSON, a UTF-8 text is a string, and any other text is {"hex": "…"}. Both forms are
+// lossless.
 type Text string
 
 func (t Text) MarshalJSON() ([]byte, error) {
@@ -168,7 +168,7 @@ func (t *Text) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(data, (*string)(t))
 }
 
-// Hex64 is a 64-bit hash; in JSON 16 hex digits.
+// Hex64 is a 64-bit hash. JSON has 16 hex digits.
 type Hex64 uint64
 
 func (h Hex64) MarshalText() ([]byte, error) { return fmt.Appendf(nil, "%016x", uint64(h)), nil }
@@ -179,14 +179,14 @@ func (h *Hex64) UnmarshalText(text []byte) error {
 	return err
 }
 
-// The last line of a manifest is its checksum: the XXH3-128 of all bytes before the line.
+// The last line of a manifest has a checksum: the XXH3-128 of all bytes before the line.
 const (
 	sealBefore = "\"checksum\": \""
 	sealAfter  = "\"\n}\n"
 	sealLength = len(sealBefore) + 32 + len(sealAfter)
 )
 
-// Encode writes the manifest. It fails with ErrImage if that takes more than [maxChunk] bytes.
+// Encode encodes the manifest. It returns ErrImage for a result of more than [maxChunk] bytes.
 func (m *Manifest) Encode() ([]byte, error) {
 	var b bytes.Buffer
 	b.WriteString("{\n")
@@ -210,7 +210,7 @@ func (m *Manifest) Encode() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// encodeField writes a field of the manifest; an array takes a line for each element.
+// encodeField encodes a field of the manifest. An array has a line for each element.
 func encodeField(v reflect.Value) ([]byte, error) {
 	if v.Kind() != reflect.Slice || v.IsNil() {
 		return json.Marshal(v.Interface())
@@ -229,7 +229,7 @@ func encodeField(v reflect.Value) ([]byte, error) {
 	return append(b, ']'), nil
 }
 
-// ParseManifest reads what [Manifest.Encode] wrote. Errors are ErrCorrupt and ErrVersion.
+// ParseManifest parses a result of [Manifest.Encode]. It returns ErrCorrupt or ErrVersion.
 func ParseManifest(data []byte) (*Manifest, error) {
 	corrupt := func(format string, args ...any) (*Manifest, error) {
 		return nil, fmt.Errorf("%w: manifest: %s", ErrCorrupt, fmt.Sprintf(format, args...))
@@ -263,7 +263,7 @@ func ParseManifest(data []byte) (*Manifest, error) {
 	return m, nil
 }
 
-// check says what in the manifest contradicts itself.
+// check returns an error if the manifest is inconsistent.
 func (m *Manifest) check() error {
 	switch {
 	case m.Format < 1 || m.Format > formatVersion:
@@ -307,7 +307,7 @@ func (m *Manifest) check() error {
 	return nil
 }
 
-// chunksOf gives the references to chunks of the kinds from one to another.
+// chunksOf returns the references to chunks of the kinds from to to.
 func (m *Manifest) chunksOf(from, to Kind) []ChunkRef {
 	lo := 0
 	for lo < len(m.Chunks) && m.Chunks[lo].Kind < from {
@@ -320,10 +320,10 @@ func (m *Manifest) chunksOf(from, to Kind) []ChunkRef {
 	return m.Chunks[lo:hi]
 }
 
-// Restore is what a [Reader] wants to be given, in this order: all chunks but those with ranks.
+// Restore returns the chunks for a [Reader], in order: all chunks except the chunks of ranks.
 func (m *Manifest) Restore() []ChunkRef { return m.chunksOf(kindDead, kindState) }
 
-// earlierKey is where the manifest lies once another has taken its place.
+// earlierKey returns the key of the manifest after a newer manifest has replaced it.
 func (m *Manifest) earlierKey() string {
 	return Key{Partition: m.Partition, Type: EarlierKey, Generation: m.Generation}.String()
 }

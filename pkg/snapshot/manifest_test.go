@@ -13,12 +13,12 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// sealed gives any text a manifest's last line.
+// sealed appends a manifest's last line to any text.
 func sealed(text string) []byte {
 	return []byte(text + sealBefore + hashOf([]byte(text)).String() + sealAfter)
 }
 
-// fill sets everything in v to something that is not zero.
+// fill sets all fields of v to values other than zero.
 func fill(v reflect.Value, n *int64) {
 	*n++
 	switch {
@@ -46,7 +46,7 @@ func fill(v reflect.Value, n *int64) {
 	}
 }
 
-// Every field of a manifest comes back, whatever is added.
+// TestManifestRoundTrip: all fields of a manifest, also new fields, survive a round trip.
 func TestManifestRoundTrip(t *testing.T) {
 	m := new(Manifest)
 	n := int64(1)
@@ -127,7 +127,7 @@ func TestManifestErrors(t *testing.T) {
 	}
 }
 
-// With very many ranks the manifest stays short, and a rank is found with one fetch.
+// TestManyRanks: with many ranks the manifest stays short, and FindRank needs a single fetch.
 func TestManyRanks(t *testing.T) {
 	const workers = 1000
 	im := new(image)
@@ -145,10 +145,10 @@ func TestManyRanks(t *testing.T) {
 		t.Fatal("ranks in the manifest")
 	}
 	if n := len(s.values[ManifestKey(3)]); n > 10_000 {
-		t.Errorf("a manifest of %d bytes", n)
+		t.Errorf("the manifest has %d bytes", n)
 	}
 	if got, _ := s.read(t); !got.equal(im) {
-		t.Error("other ranks came back")
+		t.Error("the restored ranks differ")
 	}
 	fetches := 0
 	fetch := func(key string) ([]byte, error) { fetches++; return s.fetch(key) }
@@ -165,15 +165,15 @@ func TestManyRanks(t *testing.T) {
 			t.Errorf("rank %q: %v, %v", name, ok, err)
 		}
 	}
-	// Nothing is written again, and one rank's cursor costs its chunk.
+	// An unchanged table writes no chunk. A changed cursor writes a single chunk.
 	s.write(t, im, 9)
 	if s.wrote != 0 {
-		t.Errorf("%d chunks were written though nothing changed", s.wrote)
+		t.Errorf("%d chunks were written for an unchanged table", s.wrote)
 	}
 	im.ranks[5].LastID++
 	s.write(t, im, 10)
 	if s.wrote != 1 {
-		t.Errorf("%d chunks were written for one cursor", s.wrote)
+		t.Errorf("%d chunks were written for a changed cursor", s.wrote)
 	}
 }
 
@@ -185,7 +185,7 @@ func TestFindRankInline(t *testing.T) {
 		t.Errorf("%+v, %v, %v", got, ok, err)
 	}
 	if _, ok, _ := FindRank(m, events.RankKey{Instance: "c"}, nil); ok {
-		t.Error("found a rank that is not there")
+		t.Error("found a missing rank")
 	}
 }
 
@@ -204,7 +204,7 @@ func TestKeys(t *testing.T) {
 		"q3.manifest", "p3.g", "p3.g-1", "p3.g041", "p3.g18446744073709551615",
 		"p3.c42", "p3.c42.", "p3.c42.00", "p3.c42." + strings.ToUpper(Hash{1 << 60, 0xabc}.String()), "p3.x1"} {
 		if k, ok := ParseKey(s); ok {
-			t.Errorf("%q is taken for %+v", s, k)
+			t.Errorf("%q is parsed as %+v", s, k)
 		}
 	}
 }

@@ -12,16 +12,16 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// world is a bucket and a log that several writers share; every step of each is atomic, and between any two of them
-// others may act and the writer may die.
+// world is a bucket and a log with several writers. Every step of a writer is atomic. Between two steps, other writers
+// may act and the writer may die.
 type world struct {
 	values   map[string][]byte
-	revision int // of the current manifest
+	revision int // revision of the current manifest
 	first    events.StreamSeq
 	last     events.StreamSeq
 	epoch    time.Time
-	made     int                         // how often the stream was made
-	truth    map[events.StreamSeq]string // the image at each sequence that a snapshot was taken at, in this epoch
+	made     int                         // number of streams so far
+	truth    map[events.StreamSeq]string // the image at the sequence of each snapshot of the current epoch
 }
 
 func (w *world) log() Log {
@@ -38,7 +38,7 @@ func (w *world) manifests() map[string][]byte {
 	return found
 }
 
-// imageAt is what an index holds at a sequence: some of it changes with every message.
+// imageAt returns the image of an index at a sequence. Every message changes a part.
 func imageAt(seq events.StreamSeq, made int) *image {
 	im := small(made)
 	for i := range 3 {
@@ -50,7 +50,7 @@ func imageAt(seq events.StreamSeq, made int) *image {
 	return im
 }
 
-// writer is one process: the steps that are left of the snapshot it is taking.
+// writer is a process with the remaining steps of a snapshot.
 type writer struct {
 	name  string
 	index *RunIndex
@@ -59,7 +59,7 @@ type writer struct {
 	wrote, fenced, deleted, purged int
 }
 
-// begin makes the steps of one snapshot. Between any two of them others act.
+// begin starts a snapshot. Other writers act between the steps.
 func (p *writer) begin(t *rapid.T, w *world) {
 	var b Bucket
 	var plan *WritePlan
@@ -86,7 +86,7 @@ func (p *writer) begin(t *rapid.T, w *world) {
 		},
 		func() bool {
 			if log = w.log(); w.made != made {
-				return stop() // our index is that of a stream that has gone
+				return stop() // the index belongs to a deleted stream
 			}
 			var err error
 			if plan, err = PlanWrite(b, log, seq); err != nil {
@@ -118,7 +118,7 @@ func (p *writer) begin(t *rapid.T, w *world) {
 				rest = append(rest, put(plan.CopyKey, plan.Copy))
 			}
 			p.steps = append(rest, p.steps[1:]...)
-			p.steps = append([]func() bool{nil}, p.steps...) // for the one that runs now
+			p.steps = append([]func() bool{nil}, p.steps...) // in place of the current step
 			return false
 		},
 		func() bool {
@@ -153,7 +153,7 @@ func (p *writer) begin(t *rapid.T, w *world) {
 	}
 }
 
-// check restores from what is there and compares with what was.
+// check restores the bucket and compares the result with the truth.
 func (w *world) check(t *rapid.T, damaged int) {
 	choice := Choose(Bucket{Partition: 3, Manifests: w.manifests()}, w.log())
 	for _, m := range choice.Usable {
@@ -172,20 +172,21 @@ func (w *world) check(t *rapid.T, damaged int) {
 			continue
 		}
 		if want, ok := w.truth[m.Seq]; ok && im.text() != want {
-			t.Fatalf("generation %d is another image than that of sequence %d", m.Generation, m.Seq)
+			t.Fatalf("generation %d differs from the image of sequence %d", m.Generation, m.Seq)
 		}
 		if w.first > m.Seq+1 || m.Seq > w.last {
 			t.Fatalf("generation %d at %d is usable, but the log is %d to %d", m.Generation, m.Seq, w.first, w.last)
 		}
 		return
 	}
-	// Without a generation everything must be in the log still.
+	// Without a generation, the log must have all messages.
 	if w.first > 1 {
-		t.Fatalf("nothing to restore from, and the log begins at %d: %v", w.first, choice.Rejected)
+		t.Fatalf("no generation to restore, and the log begins at %d: %v", w.first, choice.Rejected)
 	}
 }
 
-// Whatever two or three writers do, die at or are overtaken by, there is a generation from which the log goes on.
+// TestModel: two or three writers die or overtake each other at any step. A generation with the log after it always
+// exists.
 func TestModel(t *testing.T) {
 	wrote, fenced, deleted, purged := 0, 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -196,9 +197,9 @@ func TestModel(t *testing.T) {
 			switch what := rapid.IntRange(0, 99).Draw(t, "what"); {
 			case what < 20:
 				w.last += events.StreamSeq(rapid.IntRange(1, 3).Draw(t, "messages"))
-			case what < 23: // dies; a new process knows nothing
+			case what < 23: // the writer dies; a new process starts without an index
 				p.steps, p.index = nil, nil
-			case what < 24: // the stream is made again
+			case what < 24: // the stream is recreated
 				w.made++
 				w.epoch = w.epoch.Add(time.Hour)
 				w.first, w.last, w.truth = 1, 0, map[events.StreamSeq]string{}
@@ -225,13 +226,13 @@ func TestModel(t *testing.T) {
 		}
 	})
 	if wrote < 100 || fenced < 10 || deleted < 100 || purged < 20 {
-		t.Error("the model does not try what it should")
+		t.Error("the model misses cases")
 	}
 	t.Logf("%d snapshots, %d fenced, %d keys deleted, %d purges", wrote, fenced, deleted, purged)
 }
 
-// The same with one value of the bucket damaged at any time: the older generation is there, and the next snapshots put
-// things right.
+// TestModelDamage damages a value of the bucket at any time. The older generation is usable, and the next snapshots
+// repair the bucket.
 func TestModelDamage(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &world{values: map[string][]byte{}, epoch: epoch, first: 1, truth: map[events.StreamSeq]string{}}
@@ -259,10 +260,10 @@ func TestModelDamage(t *testing.T) {
 		}
 		k, _ := ParseKey(key)
 		if k.Type == ChunkKey && neededByAll(before, key, w.log()) {
-			return // both need it: nothing can be done but to ask the engines
+			return // all generations need the chunk: only a resync helps
 		}
 		w.check(t, 1)
-		if k.Type != ChunkKey { // a manifest that cannot be read is replaced
+		if k.Type != ChunkKey { // the next writer replaces a damaged manifest
 			for range 2 {
 				whole()
 				w.check(t, 1)
@@ -275,7 +276,7 @@ func TestModelDamage(t *testing.T) {
 	})
 }
 
-// neededByAll says whether every generation names the chunk.
+// neededByAll reports whether every generation names the chunk.
 func neededByAll(values map[string][]byte, key string, log Log) bool {
 	w := world{values: values}
 	for _, m := range Choose(Bucket{Partition: 3, Manifests: w.manifests()}, log).Usable {

@@ -11,45 +11,45 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Bucket is what was seen of one partition in the bucket.
+// Bucket is a listing of a partition in the bucket.
 type Bucket struct {
 	Partition events.Partition
 
-	// Manifests are the values of ManifestKey and of the partition's earlier manifests, by key.
+	// Manifests has the values of ManifestKey and of the partition's earlier manifests, by key.
 	Manifests map[string][]byte
 
-	// Keys lists the partition's keys, read after the manifests: else a chunk that a manifest names could be younger
-	// than the list. Nil if it was not read; then chunks are taken to be there.
+	// Keys lists the keys of the partition. Read the keys after the manifests: an older list may lack a chunk of a
+	// newer manifest. nil means that the keys were not read. Choose then assumes that the bucket has all chunks.
 	Keys []string
 
-	// Corrupt are the chunks that are known not to be what was written, or not to be there.
+	// Corrupt has the chunks that a reader found to be damaged or missing.
 	Corrupt map[string]bool
 }
 
-// Log is what the stream's own description says of it now.
+// Log is the current state of the stream.
 type Log struct {
 	Namespace string
 	Stream    string
 	Epoch     time.Time        // creation time
-	First     events.StreamSeq // first message that is still there; Last+1 if none is
-	Last      events.StreamSeq // last message that was ever there
+	First     events.StreamSeq // first stored message; Last+1 if the stream is empty
+	Last      events.StreamSeq // last message ever stored
 }
 
-// Reason says why a generation cannot be used. Its name is made for counters.
+// Reason is the reason against a generation. Counters use the name.
 type Reason uint8
 
 const (
-	Unreadable   Reason = iota + 1 // the manifest is not what was written
-	Future                         // the manifest or a chunk is of a later version of the format
-	Foreign                        // it belongs to another namespace, partition or stream, or lies under another's key
-	OtherEpoch                     // the stream was made again since
-	AheadOfLog                     // the log ends before the snapshot's place: it lost its end
-	LogTruncated                   // the log begins after the snapshot's place
-	MissingChunk                   // a chunk is not in the bucket
-	CorruptChunk                   // a chunk is not what was written
-	Failed                         // it could not be read for a reason of its own; see the error
+	Unreadable   Reason = iota + 1 // the manifest is damaged
+	Future                         // the manifest or a chunk has a later version of the format
+	Foreign                        // the manifest is of another namespace, partition or stream, or under a wrong key
+	OtherEpoch                     // the stream was recreated
+	AheadOfLog                     // the log ends before the position of the snapshot: the log has lost messages
+	LogTruncated                   // the log begins after the position of the snapshot
+	MissingChunk                   // a chunk is missing from the bucket
+	CorruptChunk                   // a chunk is damaged
+	Failed                         // another read error; see Err
 
-	// NumReasons is above all reasons.
+	// NumReasons is greater than all reasons.
 	NumReasons
 )
 
@@ -63,7 +63,7 @@ func (r Reason) String() string {
 	return fmt.Sprintf("reason(%d)", uint8(r))
 }
 
-// ReasonOf classes an error that came while the chunks of a generation were read.
+// ReasonOf classifies an error of reading the chunks of a generation.
 func ReasonOf(err error) Reason {
 	switch {
 	case errors.Is(err, ErrVersion):
@@ -76,21 +76,21 @@ func ReasonOf(err error) Reason {
 	return Failed
 }
 
-// Rejection is a generation that cannot be used.
+// Rejection is an unusable generation.
 type Rejection struct {
 	Key        string     // of the manifest
-	Generation Generation // 0 if it is not known
+	Generation Generation // 0 if unknown
 	Reason     Reason
 	Err        error
 }
 
-// Choice is what [Choose] found.
+// Choice is the result of [Choose].
 type Choice struct {
-	Usable   []*Manifest // newest first. Restore the first; if a chunk turns out bad, the next
+	Usable   []*Manifest // newest first. Restore the first; if a chunk is bad, restore the next
 	Rejected []Rejection // newest first
 }
 
-// Choose says which generations can be restored and then caught up with from the log.
+// Choose returns the generations that a node can restore and then update from the log.
 func Choose(b Bucket, log Log) Choice {
 	var c Choice
 	for _, f := range b.parse() {
@@ -109,7 +109,7 @@ func Choose(b Bucket, log Log) Choice {
 type found struct {
 	key    Key
 	data   []byte
-	m      *Manifest // nil if it cannot be read
+	m      *Manifest // nil if the manifest is damaged
 	reason Reason
 	err    error
 }
@@ -124,8 +124,7 @@ func (f *found) rejection() Rejection {
 	return r
 }
 
-// parse reads all manifests, newest first; the current one, if it cannot be read, is the newest. The same generation
-// comes once.
+// parse parses all manifests, newest first. A damaged current manifest counts as the newest. A generation appears once.
 func (b *Bucket) parse() []found {
 	var present map[string]bool
 	if b.Keys != nil {
@@ -173,7 +172,7 @@ func (b *Bucket) parse() []found {
 	})
 }
 
-// whole looks for the manifest's chunks.
+// whole checks that the bucket has the chunks of the manifest.
 func (b *Bucket) whole(m *Manifest, present map[string]bool) (Reason, error) {
 	for _, ref := range m.Chunks {
 		if present != nil && !present[ref.Key] {
@@ -186,7 +185,7 @@ func (b *Bucket) whole(m *Manifest, present map[string]bool) (Reason, error) {
 	return 0, nil
 }
 
-// fits says whether the log goes on where the snapshot ends.
+// fits checks that the log continues after the snapshot.
 func (m *Manifest) fits(log *Log) (Reason, error) {
 	switch {
 	case m.Namespace != log.Namespace || m.Stream != log.Stream:
@@ -203,37 +202,36 @@ func (m *Manifest) fits(log *Log) (Reason, error) {
 	return 0, nil
 }
 
-// WritePlan is how the next generation of a partition is written.
+// WritePlan is the plan of the next generation of a partition. [PlanWrite] returns it.
 type WritePlan struct {
 	Partition  events.Partition
 	Generation Generation
 
-	// Older is the generation that is kept beside the new one: the newest that can be used, else the newest that is
-	// whole, else nil.
+	// Older is the generation to keep beside the new generation: the newest usable generation, else the newest
+	// complete generation, else nil.
 	Older *Manifest
 
-	// CopyKey and Copy are to be put before the new manifest takes the current one's place: the current one, to be kept
-	// under a key of its own. Empty if nothing is to be copied.
+	// CopyKey and Copy are to be written before the new manifest: they keep the current manifest under a separate key.
+	// CopyKey is empty if no copy is required.
 	CopyKey string
 	Copy    []byte
 
-	Rejected []Rejection // the generations that could not be used.
+	Rejected []Rejection // unusable generations
 
-	usable bool            // Older can be used with the log
-	chunks map[Hash]string // that need not be written again
+	usable bool            // Older is usable with the log
+	chunks map[Hash]string // chunks that the Writer need not write again
 }
 
-// PlanWrite says how to write a snapshot that stands for seq of the log. Read the manifest (with the revision to
-// compare) and the earlier ones, then the keys, then the log. It fails with ErrBehind if the bucket has a usable
-// generation that stands for a later place.
+// PlanWrite plans a snapshot for seq of the log. Read the current manifest (with the revision) and the earlier
+// manifests, then the keys, then the log. PlanWrite returns ErrBehind if the bucket has a usable generation for a later
+// position.
 //
-// To be done, in this order, or all but the deletions in one atomic batch:
+// Write the following in this order, or all except the deletions in a single atomic batch:
 //
-//  1. chunks, as the [Writer] emits them
+//  1. the chunks that the [Writer] emits
 //  2. Copy under CopyKey
-//  3. the new manifest under [ManifestKey], if that still has the revision that was read; else stop, and leave all as
-//     it is
-//  4. what [WritePlan.After] says
+//  3. the new manifest under [ManifestKey], if the key still has the same revision. Otherwise stop and clean up nothing
+//  4. the deletions of [WritePlan.After]
 func PlanWrite(b Bucket, log Log, seq events.StreamSeq) (*WritePlan, error) {
 	p := &WritePlan{Partition: b.Partition, chunks: make(map[Hash]string)}
 	present := make(map[string]bool, len(b.Keys))
@@ -244,7 +242,7 @@ func PlanWrite(b Bucket, log Log, seq events.StreamSeq) (*WritePlan, error) {
 		}
 	}
 	if b.Keys == nil {
-		b.Keys = []string{} // what is not known to be there is written
+		b.Keys = []string{} // the plan writes all chunks without a listing
 	}
 	var whole, older *found
 	all := b.parse()
@@ -291,9 +289,9 @@ func PlanWrite(b Bucket, log Log, seq events.StreamSeq) (*WritePlan, error) {
 	return p, nil
 }
 
-// protected gives the generations whose chunks nobody deletes before another manifest takes the current one's place,
-// and then ours cannot: the current one and the one that it keeps. Whoever wrote the current one may still be deleting
-// what others need. If the current one cannot be read, nobody knows which it keeps.
+// protected returns the generations whose chunks no writer deletes until the next manifest replaces the current
+// manifest. They are the current generation and the kept older generation. The writer of the current generation may
+// still delete other chunks. If the current manifest is damaged, the kept generation is unknown.
 func protected(all []found) (kept []*Manifest) {
 	at := slices.IndexFunc(all, func(f found) bool { return f.key.Type == CurrentKey && f.m != nil })
 	if at < 0 {
@@ -316,22 +314,22 @@ func (p *WritePlan) previous() *Previous {
 	return &Previous{Generation: p.Older.Generation, Key: p.Older.earlierKey(), Epoch: p.Older.Epoch, Seq: p.Older.Seq}
 }
 
-// Cleanup is what may go once a new manifest is in its place.
+// Cleanup lists the data that may be deleted after a new manifest is in the bucket.
 type Cleanup struct {
-	Delete []string // keys that neither kept generation needs, nor one that somebody may be writing.
+	Delete []string // keys that no kept generation and no later writer needs
 
-	// PurgeTo is the sequence that the log must keep, and everything after it; what lies before may be purged, if the
-	// stream still has the manifest's epoch. 0: nothing may.
+	// PurgeTo is the first sequence that the log must keep. Earlier messages may be purged if the stream still has the
+	// epoch of the manifest. 0 permits no purge.
 	PurgeTo events.StreamSeq
 }
 
-// After says what may go once m, which was written by this plan, is acknowledged. keys lists the partition's keys; a
-// list from before m was written will do, but does not have all garbage. Each step may be done twice, or never: the
-// next snapshot finds what is left.
+// After returns the cleanup after the bucket has acknowledged the manifest m of this plan. keys lists the partition's
+// keys; a list from before the write of m is permitted and lacks some garbage. Every step is idempotent and optional:
+// the next snapshot finds the rest.
 func (p *WritePlan) After(m *Manifest, keys []string) Cleanup {
 	var c Cleanup
 	if p.Older == nil {
-		return c // with one generation to rely on, nothing goes
+		return c // a single generation is not enough for a deletion
 	}
 	needed := map[string]bool{p.Older.earlierKey(): true}
 	for _, kept := range []*Manifest{m, p.Older} {
@@ -344,7 +342,7 @@ func (p *WritePlan) After(m *Manifest, keys []string) Cleanup {
 		if !ok || k.Partition != p.Partition || needed[name] {
 			continue
 		}
-		// What a writer of a later generation has put is its own.
+		// Keys of later generations belong to a later writer.
 		if k.Type == ChunkKey && k.Generation <= m.Generation || k.Type == EarlierKey && k.Generation < m.Generation {
 			c.Delete = append(c.Delete, name)
 		}

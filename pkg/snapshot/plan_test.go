@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// small is an image of one run, another for each seed.
+// small returns an image of a run, different for each seed.
 func small(seed int) *image {
 	r := events.Run{ID: 1, Parent: events.NoRun, Locals: []events.LocalHash{events.LocalHash(mix(uint64(seed)))},
 		Names: []events.BlockHash{1}}
@@ -20,7 +20,7 @@ func small(seed int) *image {
 		states: []events.RankImage{{Clock: events.Millis(seed)}}}
 }
 
-// two is a bucket with generations 1 (sequence 10) and 2 (sequence 20).
+// two returns a bucket with generations 1 (sequence 10) and 2 (sequence 20).
 func two(t *testing.T) *store {
 	s := newStore()
 	s.write(t, small(1), 10)
@@ -47,7 +47,7 @@ func TestChoose(t *testing.T) {
 				return ref.Key
 			}
 		}
-		t.Fatal("no chunk of its own")
+		t.Fatal("generation 2 has no chunk of its own")
 		return ""
 	}
 	for _, c := range []struct {
@@ -90,7 +90,7 @@ func TestChoose(t *testing.T) {
 			gone := chunkOf(s, 2)
 			b.Keys = slices.DeleteFunc(b.Keys, func(k string) bool { return k == gone })
 		}, "[1]", "[2:missing_chunk]"},
-		{"a chunk is missing, but nobody looked", func(s *store, b *Bucket, _ *Log) { b.Keys = nil }, "[2 1]", "[]"},
+		{"a chunk is missing, without a listing of keys", func(s *store, b *Bucket, _ *Log) { b.Keys = nil }, "[2 1]", "[]"},
 		{"a chunk is known to be bad", func(s *store, b *Bucket,
 			_ *Log) {
 			b.Corrupt = map[string]bool{chunkOf(s, 1): true}
@@ -107,13 +107,13 @@ func TestChoose(t *testing.T) {
 		}
 		for _, r := range choice.Rejected {
 			if r.Err == nil || r.Key == "" {
-				t.Errorf("%s: %+v does not say why", c.name, r)
+				t.Errorf("%s: %+v has no reason", c.name, r)
 			}
 		}
 	}
 }
 
-// manifest is one of the bucket's generations.
+// manifest returns the manifest of a generation.
 func (s *store) manifest(t *testing.T, g Generation) *Manifest {
 	for _, m := range Choose(s.bucket(), s.log).Usable {
 		if m.Generation == g {
@@ -187,7 +187,7 @@ func TestPlanWrite(t *testing.T) {
 	}
 }
 
-// Chunks that are known to be bad are written again.
+// TestCorruptChunkIsWrittenAgain: a writer writes damaged chunks again.
 func TestCorruptChunkIsWrittenAgain(t *testing.T) {
 	s := newStore()
 	im := conversations(4, 2000).im
@@ -206,7 +206,7 @@ func TestCorruptChunkIsWrittenAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if plan.Older == nil || plan.usable || len(plan.Rejected) != 0 && plan.Rejected[0].Reason != CorruptChunk {
-		// There is nothing to fall back on, and nothing to purge.
+		// The bucket has no intact generation to keep, and so no purge.
 		if plan.Older != nil {
 			t.Fatalf("%+v", plan)
 		}
@@ -229,11 +229,11 @@ func TestCorruptChunkIsWrittenAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, _ := s.read(t); !got.equal(im) {
-		t.Fatal("another image came back")
+		t.Fatal("the restored image differs")
 	}
 }
 
-// Garbage is what neither kept generation needs, and nothing of a later writer.
+// TestAfter: garbage is all chunks outside of the two kept generations, except the chunks of a later writer.
 func TestAfter(t *testing.T) {
 	s := two(t)
 	b := s.bucket()
@@ -261,7 +261,7 @@ func TestAfter(t *testing.T) {
 	}
 }
 
-func TestOtherEpochIsSaidInRFC3339(t *testing.T) {
+func TestOtherEpochErrorHasRFC3339(t *testing.T) {
 	at := time.Date(2025, 11, 21, 8, 0, 0, 1, time.UTC)
 	reason, err := (&Manifest{Epoch: at}).fits(&Log{Epoch: at.Add(time.Second).In(time.FixedZone("", 3600))})
 	const want = "snapshot of the stream made at 2025-11-21T08:00:00.000000001Z, not of the one made at " +

@@ -10,11 +10,11 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Fetch reads the value of a key of the bucket: a shell's function. It returns ErrMissing, wrapped or not, if there is
-// none. The caller of a Fetch does not change what it gets, and does not keep it.
+// Fetch returns the value of a key of the bucket. It returns an error that wraps ErrMissing if the bucket lacks the
+// key. The caller must not change or keep the result.
 type Fetch func(key string) ([]byte, error)
 
-// maxInlineRanks is how many bytes of JSON the table of ranks may take in the manifest.
+// maxInlineRanks is the maximum size of the table of ranks in the manifest, in bytes of JSON.
 const maxInlineRanks = 300_000
 
 func compareNames(a, b RankName) int {
@@ -32,7 +32,8 @@ func checkRanks(ranks []RankState) error {
 	return nil
 }
 
-// sealRanks puts a table of more than limit bytes into chunks of about so many, and reports true if it is shorter.
+// sealRanks writes a table of more than limit bytes to chunks of about limit bytes. It returns true for a shorter
+// table.
 func sealRanks(ranks []RankState, limit int, put func(data []byte, from *RankName) error) (inline bool, err error) {
 	encoded := make([][]byte, len(ranks))
 	size := 0
@@ -67,7 +68,7 @@ func sealRanks(ranks []RankState, limit int, put func(data []byte, from *RankNam
 	return false, flush()
 }
 
-// decodeRanks reads a chunk of ranks. Errors are ErrCorrupt and ErrVersion.
+// decodeRanks decodes a chunk of ranks. It returns ErrCorrupt or ErrVersion.
 func decodeRanks(data []byte) ([]RankState, error) {
 	u, err := open(data, new(scratch))
 	if err != nil {
@@ -86,8 +87,8 @@ func decodeRanks(data []byte) ([]RankState, error) {
 	return ranks, nil
 }
 
-// Ranks is the manifest's table of ranks, wherever it is; fetch is asked only if it is in chunks. Positions in it are
-// what [events.Holding].Rank means in a restored image.
+// Ranks returns the table of ranks. It calls fetch only for a table in chunks. The field Rank of [events.Holding] in a
+// restored image is a position in the table.
 func Ranks(m *Manifest, fetch Fetch) ([]RankState, error) {
 	if m.Ranks != nil || m.Counts.Ranks == 0 {
 		return m.Ranks, nil
@@ -109,7 +110,7 @@ func Ranks(m *Manifest, fetch Fetch) ([]RankState, error) {
 	return all, nil
 }
 
-// FindRank finds one rank; at most one chunk is fetched. It reports false if the snapshot does not know the rank.
+// FindRank returns the state of a rank and fetches at most one chunk. It returns false if the snapshot lacks the rank.
 func FindRank(m *Manifest, key events.RankKey, fetch Fetch) (RankState, bool, error) {
 	ranks, name := m.Ranks, nameOf(key)
 	if chunks := m.chunksOf(kindRanks, kindRanks); len(chunks) > 0 {
@@ -145,7 +146,7 @@ func fetchRanks(ref *ChunkRef, fetch Fetch) ([]RankState, error) {
 	return ranks, nil
 }
 
-// Verify compares a chunk with what the manifest says of it. The error is ErrCorrupt.
+// Verify compares a chunk with the hash in the manifest. The error is ErrCorrupt.
 func (c *ChunkRef) Verify(data []byte) error {
 	if h := hashOf(data); h != c.hash() {
 		return fmt.Errorf("%w: chunk %s: its %d bytes have the hash %s", ErrCorrupt, c.Key, len(data), h)

@@ -8,33 +8,33 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Sink takes an image. A [Writer] is one, an index's import another.
+// Sink receives an image. [Writer] and the import of an index are sinks.
 type Sink interface {
-	// Run takes a run with all its holdings, which are in order of rank, tier and group. Nothing of it may be kept: the
-	// memory is used again for the next. A run's parent may come before or after it.
+	// Run receives a run with all holdings, in order of rank, tier and group. The sink must not keep the run: the
+	// Reader reuses the memory. The parent of a run may come before or after the run.
 	Run(r *events.Run) error
 
-	// Rank takes what was kept for the rank at this position of the table of ranks beside runs. It comes once for each
-	// rank, after all runs. The image's memory is the sink's to keep.
+	// Rank receives the state of the rank at position i of the table of ranks. It is called once for each rank, after
+	// all runs. The sink may keep the image.
 	Rank(i int, img *events.RankImage) error
 }
 
-// Reader turns a manifest's chunks into an image. It is for one goroutine. After an error it is of no use.
+// Reader decodes the chunks of a manifest to an image. It belongs to a single goroutine. Discard it after an error.
 type Reader struct {
 	m    *Manifest
 	sink Sink
 
 	ranks map[events.RankKey]uint32
-	next  int // position in rest of the chunk that is due
+	next  int // position of the next chunk in rest
 	rest  []ChunkRef
 	mem   scratch
 
-	dead     map[Hash][]uint32 // by chunk of runs: positions of records that no longer count, ascending
+	dead     map[Hash][]uint32 // by chunk of runs: ascending positions of dead records
 	holdings holdingTable
 
 	run      events.Run
 	arena    holdingArena
-	part     *segment // a run's pieces, until the last
+	part     *segment // the pieces of a long run so far
 	partSum  Hash
 	segments []*segment
 	places   map[events.RunID]place
@@ -49,7 +49,7 @@ type parentLink struct {
 	offset        uint32
 }
 
-// NewReader begins to read a snapshot. ranks is what [Ranks] gave for the manifest.
+// NewReader starts to read a snapshot. ranks is the result of [Ranks] for the manifest.
 func NewReader(m *Manifest, ranks []RankState, sink Sink) *Reader {
 	r := &Reader{m: m, sink: sink, ranks: make(map[events.RankKey]uint32, len(ranks)), rest: m.Restore(),
 		dead: make(map[Hash][]uint32), places: make(map[events.RunID]place, min(m.Counts.Runs, 1<<20)),
@@ -60,11 +60,11 @@ func NewReader(m *Manifest, ranks []RankState, sink Sink) *Reader {
 	return r
 }
 
-// Chunk takes the next chunk of [Manifest.Restore]. It keeps nothing of data but for chunks of holdings, which it keeps
-// until Close. Errors are ErrCorrupt, ErrVersion and the sink's own.
+// Chunk decodes the next chunk of [Manifest.Restore]. It keeps the bytes of chunks of holdings until Close, and of no
+// others. Errors are ErrCorrupt, ErrVersion and errors of the sink.
 func (r *Reader) Chunk(key string, data []byte) error {
 	if r.next == len(r.rest) || r.rest[r.next].Key != key {
-		return fmt.Errorf("%w: chunk %s is not the one that is due", ErrCorrupt, key)
+		return fmt.Errorf("%w: chunk %s is out of order", ErrCorrupt, key)
 	}
 	ref := &r.rest[r.next]
 	r.next++
@@ -77,7 +77,7 @@ func (r *Reader) Chunk(key string, data []byte) error {
 	}
 	u, err := open(data, mem)
 	if err == nil && u.kind != ref.Kind {
-		err = fmt.Errorf("%w: it is one of %s", ErrCorrupt, u.kind)
+		err = fmt.Errorf("%w: the chunk has the kind %s", ErrCorrupt, u.kind)
 	}
 	if err == nil {
 		err = r.decode(ref, u)
@@ -188,7 +188,7 @@ func (r *Reader) decodeRuns(ref *ChunkRef, u unsealed) error {
 	return nil
 }
 
-// decodePart takes one piece of a long run.
+// decodePart decodes a piece of a long run.
 func (r *Reader) decodePart(ref *ChunkRef, p *piece, size int) error {
 	if p.from == 0 && r.part == nil {
 		r.part = &segment{records: 1, live: bitset{1}}
@@ -213,7 +213,7 @@ func (r *Reader) decodePart(ref *ChunkRef, p *piece, size int) error {
 	return r.emit(p, place{s, 0, p.n, uint32(s.size), r.partSum})
 }
 
-// emit completes the run, whose blocks are decoded, and hands it to the sink.
+// emit completes a run after the decoding of blocks, and passes the run to the sink.
 func (r *Reader) emit(p *piece, at place) error {
 	if _, twice := r.places[p.id]; twice {
 		return fmt.Errorf("%w: run %d is there twice", ErrCorrupt, p.id)
@@ -237,8 +237,8 @@ func (r *Reader) emit(p *piece, at place) error {
 	return r.sink.Run(run)
 }
 
-// Close checks that all is there and gives the ranks' images to the sink. It returns the run index for the next
-// [Writer], if the index keeps the ids of runs.
+// Close checks that the snapshot is complete and passes the images of the ranks to the sink. It returns the run index
+// for the next [Writer], if the index keeps the ids of runs.
 func (r *Reader) Close() (*RunIndex, error) {
 	corrupt := func(format string, args ...any) (*RunIndex, error) {
 		return nil, fmt.Errorf("%w: %s", ErrCorrupt, fmt.Sprintf(format, args...))
@@ -258,7 +258,7 @@ func (r *Reader) Close() (*RunIndex, error) {
 	}
 	for _, l := range r.parents {
 		if p, ok := r.places[l.parent]; !ok || l.offset > p.blocks {
-			return corrupt("run %d follows block %d of run %d, which is not there", l.child, l.offset, l.parent)
+			return corrupt("run %d has the missing parent block %d of run %d", l.child, l.offset, l.parent)
 		}
 	}
 	if m := &r.m.Counts; m.Runs != r.counts.Runs || m.Blocks != r.counts.Blocks || m.Holdings != r.counts.Holdings {
@@ -276,8 +276,8 @@ func (r *Reader) Close() (*RunIndex, error) {
 	return &RunIndex{r.segments, r.places}, nil
 }
 
-// Read restores a snapshot: it fetches the chunks one after the other and gives the image to the sink that open makes
-// for the table of ranks. A caller that wants to fetch ahead uses a [Reader].
+// Read restores a snapshot. It fetches the chunks in order and passes the image to a sink. The callback open returns
+// the sink for the table of ranks. A caller that fetches ahead uses a [Reader].
 func Read(m *Manifest, fetch Fetch, open func(ranks []RankState) (Sink, error)) (*RunIndex, error) {
 	ranks, err := Ranks(m, fetch)
 	if err != nil {
@@ -300,23 +300,23 @@ func Read(m *Manifest, fetch Fetch, open func(ranks []RankState) (Sink, error)) 
 	return r.Close()
 }
 
-// holdingTable has the records of all holdings, by run: they are written by rank.
+// holdingTable has the records of all holdings by run. Snapshots have them by rank.
 type holdingTable struct {
 	sections []holdingSection
-	index    []uint64 // run<<32 | position in records; sorted once all are there
+	index    []uint64 // run<<32 | position in records; sorted after the last chunk
 	records  []holdingRecord
 	sorted   bool
-	at       int // where the last run's were
+	at       int // position of the last run's records
 	used     int
 }
 
-// holdingSection is a section of holdings, whose bytes the table keeps.
+// holdingSection is a section of holdings. The table keeps the bytes.
 type holdingSection struct {
 	rank          uint32
 	fields, words []byte
 }
 
-// holdingRecord is where a record begins.
+// holdingRecord is the position of a record.
 type holdingRecord struct {
 	section       uint32
 	fields, words uint32
@@ -324,7 +324,7 @@ type holdingRecord struct {
 }
 
 func (t *holdingTable) add(u unsealed, ranks map[events.RankKey]uint32) error {
-	// The caller's bytes may not be ours to keep.
+	// The caller may reuse the bytes.
 	return readSections(u, func(key events.RankKey, c cursor) error {
 		i, ok := ranks[key]
 		if !ok {
@@ -382,7 +382,7 @@ func (t *holdingTable) appendTo(dst []events.Holding, run events.RunID, n uint32
 		last := len(dst) - 1
 		same := last >= 0 && dst[last].Rank == s.rank && dst[last].Tier == head.tier() && dst[last].Group == head.group
 		if same != head.continues() {
-			return nil, fmt.Errorf("%w: run %d: two holdings of one rank, tier and group, or a part of one alone",
+			return nil, fmt.Errorf("%w: run %d: two holdings of a rank, tier and group, or a continuation alone",
 				ErrCorrupt, run)
 		}
 		if !same {

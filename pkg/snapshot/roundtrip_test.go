@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-func init() { flag.Set("rapid.seed", "1") } // the same cases each time; `make explore` takes others
+func init() { flag.Set("rapid.seed", "1") } // the same cases in every run; `make explore` draws different cases
 
 func ascending(t *rapid.T, n int, label string) []uint32 {
 	if n == 0 {
@@ -179,7 +179,7 @@ func mix(x uint64) uint64 {
 	return x ^ (x >> 31)
 }
 
-// What is written comes back, also through an index, also through one that a reader made.
+// TestRoundTrip restores random images, with and without a run index, and with the run index of a reader.
 func TestRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newStore()

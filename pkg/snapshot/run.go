@@ -12,33 +12,33 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// The flags of a run's record.
+// Flags of a run's record.
 const (
 	runHasParent = 1 << 0
-	runPiece     = 1 << 1 // a stretch of a run that is too long for one chunk
-	runSomeNamed = 1 << 2 // a bitmap says which blocks have a name
+	runPiece     = 1 << 1 // a piece of a run that is too long for a chunk
+	runSomeNamed = 1 << 2 // a bitmap marks the blocks with a name
 	runNoneNamed = 1 << 3
 	runFlags     = 1<<4 - 1
 
-	// pieceBlocks is how many blocks a piece has. A run with more is written as pieces, each in a chunk of its own.
+	// pieceBlocks is the number of blocks in a piece. A longer run is written as pieces in separate chunks.
 	pieceBlocks = 50_000
 )
 
-// record is a run, or a piece of one, as it is written, apart from its id's distance to the id before it.
+// record is an encoded run, or a piece of a run, without the distance to the previous id.
 type record struct {
 	id     events.RunID
 	flags  byte
 	n      uint32 // the run's length in blocks
-	fields []byte // what follows flags and id
-	words  []byte // local hashes, then the names that are not zero
-	sum    Hash   // of all of this and of the pieces before it
+	fields []byte // after flags and id
+	words  []byte // local hashes, then the names except zero
+	sum    Hash   // of the whole record and the pieces before
 }
 
-// size is what the record takes in a chunk at most.
+// size returns the maximum size of the record in a chunk.
 func (r *record) size() int { return 1 + binary.MaxVarintLen64 + len(r.fields) + len(r.words) }
 
-// encodePiece fills the record with blocks [from, to) of the run; the memory is used again. The sum of the piece before
-// goes into this one's.
+// encodePiece encodes blocks [from, to) of the run. It reuses the memory of the record. The sum includes the sum of the
+// previous piece.
 func (r *record) encodePiece(run *events.Run, from, to int) {
 	before := r.sum
 	if from == 0 {
@@ -90,7 +90,7 @@ func (r *record) encodePiece(run *events.Run, from, to int) {
 	r.sum = fingerprint(before, r.id, r.flags, f, w)
 }
 
-// fingerprint stands for a record's whole content.
+// fingerprint returns a hash of the whole content of a record.
 func fingerprint(before Hash, id events.RunID, flags byte, fields, words []byte) Hash {
 	var b [56]byte
 	f, w := xxh3.Hash128(fields), xxh3.Hash128(words)
@@ -100,14 +100,14 @@ func fingerprint(before Hash, id events.RunID, flags byte, fields, words []byte)
 	return hashOf(b[:])
 }
 
-// appendTo writes the record behind others; before is the id of the last of them, or 0.
+// appendTo appends the record to the columns. before is the id of the previous record, or 0.
 func (r *record) appendTo(fields, words []byte, before events.RunID) ([]byte, []byte) {
 	fields = append(fields, r.flags)
 	fields = appendNear(fields, uint32(r.id), uint32(before))
 	return append(fields, r.fields...), append(words, r.words...)
 }
 
-// piece is a record taken apart.
+// piece is a decoded record.
 type piece struct {
 	id          events.RunID
 	flags       byte
@@ -119,13 +119,13 @@ type piece struct {
 	bitmap      []byte
 	locals      []byte
 	names       []byte
-	fields      []byte // the record's own, for its fingerprint
+	fields      []byte // the fields of the record, for the fingerprint
 	words       []byte
 }
 
 var errRun = errors.New("contradicts itself")
 
-// readPiece takes the next record from the columns.
+// readPiece reads the next record from the columns.
 func (c *cursor) readPiece(before events.RunID) (p piece) {
 	p.flags = c.byte()
 	p.id = events.RunID(c.near(uint32(before)))

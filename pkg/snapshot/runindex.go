@@ -7,21 +7,21 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// RunIndex remembers which run is written where, and a fingerprint of each, so that the next snapshot writes only runs
-// that changed. A [Writer] and a [Reader] make one when they are done; a Writer takes one. It belongs to one index,
-// whose run ids it speaks of, and does not change.
+// RunIndex has the place and a fingerprint of every written run, so that the next snapshot writes only changed runs. A
+// [Writer] and a [Reader] return a RunIndex at the end; a Writer accepts one. It belongs to a single index, because it
+// refers to run ids. It is immutable.
 type RunIndex struct {
 	segments []*segment // in the order of the manifest
 	places   map[events.RunID]place
 }
 
-// segment is one chunk of runs, or the chunks of one run that is too long for a chunk.
+// segment is a chunk of runs, or the chunks of a run that is too long for a chunk.
 type segment struct {
 	refs    []ChunkRef
 	records int
 	size    int    // bytes of all records
-	live    bitset // which records count, by position
-	alive   int    // bytes of those
+	live    bitset // records that count, by position
+	alive   int    // bytes of live records
 }
 
 func (s *segment) dead() int { return s.size - s.alive }
@@ -29,7 +29,7 @@ func (s *segment) dead() int { return s.size - s.alive }
 type place struct {
 	segment *segment
 	at      uint32 // position of the record
-	blocks  uint32 // the run's length
+	blocks  uint32 // length of the run
 	size    uint32 // bytes of the record
 	sum     Hash
 }
@@ -41,40 +41,39 @@ func newBitset(n int) bitset { return make(bitset, (n+63)/64) }
 func (b bitset) has(i uint32) bool { return b[i/64]>>(i%64)&1 != 0 }
 func (b bitset) set(i uint32)      { b[i/64] |= 1 << (i % 64) }
 
-// The policy on space. Records that no longer count stay in their chunks until they are too many, and small chunks stay
-// until there are too many of them. Then some are written anew, a few at each snapshot that has something to write
-// anyway, so that no snapshot writes much more than what has changed.
+// Space policy. Dead records and small chunks stay until the snapshot has too many. A snapshot with changes then
+// rewrites a few of the chunks. So no snapshot writes much more than the changes.
 const (
-	deadShare   = 8 // dead records may take an eighth of all bytes of records
-	smallChunks = 8 // so many chunks may be shorter than a quarter of what a chunk should have
+	deadShare   = 8 // dead records may use an eighth of the bytes of all records
+	smallChunks = 8 // this many chunks may be shorter than a quarter of the target size
 
-	// A chunk of runs has a 64th of all, within bounds, so that writing one anew is cheap.
+	// A chunk of runs has a 64th of all bytes, within limits, so that a rewrite is cheap.
 	chunkShare = 64
 	minChunk   = 128 << 10
 
-	// A snapshot writes anew at most a 32nd of all (or minChunk), and twice what has changed.
+	// A snapshot rewrites at most a 32nd of all bytes (or minChunk) plus twice the changes.
 	anewShare  = 32
 	anewFactor = 2
 
-	// maxWaiting bounds the bytes of runs that a Writer keeps because they may be written anew.
+	// maxWaiting limits the bytes of runs that a Writer keeps for a possible rewrite.
 	maxWaiting = 64 << 20
 )
 
-// chunkSize is how long a chunk of runs gets, if the records of all runs take total bytes.
+// chunkSize returns the size of a chunk of runs if the records of all runs have total bytes.
 func chunkSize(total int) int { return min(maxRaw, max(minChunk, total/chunkShare)) }
 
-// byDead puts the greatest share of dead first.
+// byDead orders segments by the share of dead records, largest first.
 func byDead(a, b *segment) int {
 	return cmp.Compare(int64(b.dead())*int64(a.size), int64(a.dead())*int64(b.size))
 }
 
-// bySize puts the smallest first.
+// bySize orders segments by size, smallest first.
 func bySize(a, b *segment) int { return cmp.Compare(a.alive, b.alive) }
 
 type usage struct {
 	total, dead int // bytes
-	short       int // what is shorter is small
-	small       int // segments
+	short       int // shorter segments are small
+	small       int // small segments
 }
 
 func usageOf(segments []*segment) (r usage) {
@@ -96,8 +95,8 @@ func (r *usage) isSmall(s *segment) bool { return s.size < r.short && s.alive > 
 func (r *usage) tooManySmall() bool { return r.small > smallChunks }
 func (r *usage) tooManyDead() bool  { return r.dead*deadShare > r.total }
 
-// candidates says, before a snapshot, which segments may be written anew: as many as may wait, first those with most
-// dead, then the oldest, as caches let go of what is old. How much of each will be dead is known only at the end.
+// candidates returns the segments that a snapshot may rewrite, within maxWaiting: first the segments with most dead
+// records, then the oldest, because caches evict old blocks. The final share of dead records is not yet known.
 func candidates(segments []*segment) (chosen []*segment) {
 	order, size := slices.Clone(segments), 0
 	slices.SortStableFunc(order, byDead)
@@ -110,7 +109,7 @@ func candidates(segments []*segment) (chosen []*segment) {
 	return chosen
 }
 
-// condemn chooses, at the end of a snapshot that has news bytes to write, which candidates are written anew.
+// condemn returns the candidates to rewrite, at the end of a snapshot with news bytes of changes.
 func condemn(segments []*segment, news int, candidate func(*segment) bool) (chosen []*segment) {
 	r := usageOf(segments)
 	budget := max(minChunk, (r.total-r.dead)/anewShare) + anewFactor*news

@@ -11,43 +11,43 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// What belongs to one rank, its holdings and its state, is written as sections; each names its rank and can be read
-// without the others. Sections are put into chunks by a hash of the rank's name and not by its position in a list, so
-// that a rank that comes or goes moves no other's.
+// The holdings and the state of a rank are written as sections. A section names the rank and is readable alone. A hash
+// of the rank's name assigns sections to chunks. So a new or removed rank moves no section of another rank.
 
 const (
-	// sectionSize is about how long a section gets before another begins. What is added at once is far less than the
-	// difference to maxRaw.
+	// sectionSize is the approximate maximum size of a section. A single addition is far smaller than the difference to
+	// maxRaw.
 	sectionSize = 64 << 10
 
-	// groupSize is how much sections of several ranks share one chunk. A rank that changes costs about so much.
+	// groupSize is the maximum size of the sections of several ranks in a chunk. A changed rank costs about groupSize
+	// bytes.
 	groupSize = 256 << 10
 
-	// maxName bounds a worker's name, so that a section fits into a chunk.
+	// maxName is the maximum length of a worker's name, so that a section fits into a chunk.
 	maxName = 4096
 )
 
-// section is one stretch of one rank's records.
+// section is a part of a rank's records.
 type section struct {
 	rank          *sections
 	fields, words []byte
 }
 
-// sections is what one rank's records are written to.
+// sections has the records of a rank.
 type sections struct {
 	key  events.RankKey
 	hash uint64
 	done []section
 
-	fields, words []byte       // the section being written
-	before        events.RunID // of a holding: the run of the section's last record
+	fields, words []byte       // the current section
+	before        events.RunID // for holdings: the run of the section's last record
 }
 
 func newSections(key events.RankKey) *sections {
 	return &sections{key: key, hash: xxh3.HashStringSeed(string(key.Instance), uint64(key.Rank))}
 }
 
-// cutIfFull ends a section that is long enough.
+// cutIfFull ends a section of at least sectionSize bytes.
 func (s *sections) cutIfFull() {
 	if len(s.fields)+len(s.words) >= sectionSize {
 		s.cut()
@@ -71,8 +71,8 @@ func (s *sections) addHolding(run events.RunID, n uint32, h *events.Holding) {
 
 func (s section) size() int { return 4*5 + len(s.rank.key.Instance) + len(s.fields) + len(s.words) }
 
-// sealSections puts all ranks' sections into chunks: into one if they fit into groupSize, else those whose hash begins
-// with 0 apart from those that begin with 1, and so on. So a rank that grows moves few others.
+// sealSections writes the sections of all ranks to chunks. If they exceed groupSize, it separates hashes that begin
+// with 0 from hashes that begin with 1, and so on. So a growing rank moves few other ranks.
 func sealSections(kind Kind, ranks []*sections, put func(data []byte) error) error {
 	var all []section
 	for _, s := range ranks {
@@ -86,7 +86,7 @@ func sealSections(kind Kind, ranks []*sections, put func(data []byte) error) err
 	return sealRange(kind, all, put)
 }
 
-// sealRange seals sections that are sorted by hash.
+// sealRange writes sections in the order of hashes to chunks.
 func sealRange(kind Kind, all []section, put func(data []byte) error) error {
 	if len(all) == 0 {
 		return nil
@@ -126,7 +126,7 @@ func sealRange(kind Kind, all []section, put func(data []byte) error) error {
 	return flush()
 }
 
-// readSections gives a chunk's sections one by one.
+// readSections calls each for every section of a chunk.
 func readSections(u unsealed, each func(key events.RankKey, c cursor) error) error {
 	c := cursor{fields: u.fields, words: u.words}
 	for len(c.fields) > 0 {

@@ -8,7 +8,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Budgets for what the bucket holds, in bytes a holding.
+// TestSize checks the budgets of the bucket, in bytes per holding.
 func TestSize(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -16,7 +16,7 @@ func TestSize(t *testing.T) {
 		budget float64
 	}{
 		{"conversations", conversations(64, 6000), 20},
-		{"everybody", everybody(256, 101, 310), 1},
+		{"shared by all", sharedByAll(256, 101, 310), 1},
 		{"holey", holey(64, 6000), 40},
 		{"private", private(16, 20, 300), 20},
 	} {
@@ -30,37 +30,37 @@ func TestSize(t *testing.T) {
 	}
 }
 
-// What did not change is not written again.
+// TestNothingChanged: the Writer does not write unchanged chunks again.
 func TestNothingChanged(t *testing.T) {
 	for name, c := range map[string]*synth{"conversations": conversations(16, 6000),
-		"everybody": everybody(64, 101, 310), "holey": holey(16, 3000)} {
-		c.remember(500)
+		"shared by all": sharedByAll(64, 101, 310), "holey": holey(16, 3000)} {
+		c.addTombstones(500)
 		s := newStore()
 		s.write(t, c.im, 1)
 		chunks := s.m.Chunks
 		for range 3 {
 			s.write(t, c.im, 1)
 			if s.wrote != 0 || s.m.Counts.New != 0 || !slices.Equal(s.m.Chunks, chunks) {
-				t.Errorf("%s: %d chunks written though nothing changed", name, s.wrote)
+				t.Errorf("%s: %d chunks written for an unchanged image", name, s.wrote)
 			}
-			got, index := s.read(t) // after a restart as well
+			got, index := s.read(t) // also after a restart
 			if !got.equal(c.im) {
-				t.Fatalf("%s: another image came back", name)
+				t.Fatalf("%s: the restored image differs", name)
 			}
 			s.index = index
 		}
-		// Another process, which knows nothing, writes the same chunks of an image that was written whole.
+		// A process without an index writes the same chunks of an image that was written whole.
 		s.index = nil
 		if s.write(t, c.im, 1); s.wrote != 0 || !slices.Equal(s.m.Chunks, chunks) {
-			t.Errorf("%s: %d chunks written by another process", name, s.wrote)
+			t.Errorf("%s: %d chunks written by a new process", name, s.wrote)
 		}
 	}
 }
 
-// Where a rank stands does not touch a chunk, and what it remembers touches its own.
+// TestRankChanged: a moved cursor writes no chunk, and new tombstones write only the rank's own chunks.
 func TestRankChanged(t *testing.T) {
 	c := conversations(64, 6000)
-	c.remember(2000)
+	c.addTombstones(2000)
 	s := newStore()
 	s.write(t, c.im, 1)
 	for i := range c.im.ranks {
@@ -72,9 +72,9 @@ func TestRankChanged(t *testing.T) {
 	}
 	c.im.states[5].Tombstones = c.im.states[5].Tombstones[1:]
 	if s.write(t, c.im, 3); s.wrote != 1 || s.bytes > 300_000 {
-		t.Errorf("%d chunks of %d bytes written for what one rank remembers", s.wrote, s.bytes)
+		t.Errorf("%d chunks of %d bytes written for a rank's tombstones", s.wrote, s.bytes)
 	}
-	// A rank that comes moves no other.
+	// A new rank moves no section of other ranks.
 	c.im.ranks = slices.Insert(c.im.ranks, 3, RankState{Instance: "new"})
 	c.im.states = slices.Insert(c.im.states, 3, events.RankImage{Clock: 5})
 	for i := range c.im.runs {
@@ -88,11 +88,11 @@ func TestRankChanged(t *testing.T) {
 		t.Errorf("%d chunks of %d bytes written for a new rank", s.wrote, s.bytes)
 	}
 	if got, _ := s.read(t); !got.equal(c.im) {
-		t.Error("another image came back")
+		t.Error("the restored image differs")
 	}
 }
 
-// One run that changes, comes or goes costs little more than itself.
+// TestRunChanged: a changed, new or removed run writes little more than the run.
 func TestRunChanged(t *testing.T) {
 	c := conversations(64, 6000)
 	s := newStore()
@@ -105,7 +105,7 @@ func TestRunChanged(t *testing.T) {
 			t.Errorf("%s: %d chunks, %d bytes of %d", what, s.wrote, s.bytes, total)
 		}
 		if got, _ := s.read(t); !got.equal(c.im) {
-			t.Fatalf("%s: another image came back", what)
+			t.Fatalf("%s: the restored image differs", what)
 		}
 	}
 	c.im.runs[700].Names[3]++
@@ -115,16 +115,16 @@ func TestRunChanged(t *testing.T) {
 	c.im.runs = slices.Insert(c.im.runs, 400, *c.run(300, nil))
 	c.im.runs = c.im.runs[:len(c.im.runs)-1]
 	check("a run more", 4)
-	hold(&c.im.runs[0], 0, 0)
+	addHolding(&c.im.runs[0], 0, 0)
 	c.im.runs[0].Holdings = slices.Delete(c.im.runs[0].Holdings, 0, 1)
 	slices.SortFunc(c.im.runs[0].Holdings, func(a, b events.Holding) int { return compareHoldings(&a, &b) })
 	check("a holder of a run that all hold", 5)
 }
 
-// One of 64 workers changes, much or all: less than a tenth of the bytes is new.
+// TestWorkerChanged: if one of 64 workers changes, less than a tenth of the bytes is new.
 func TestWorkerChanged(t *testing.T) {
 	c := conversations(64, 6000)
-	c.remember(200)
+	c.addTombstones(200)
 	s := newStore()
 	s.write(t, c.im, 1)
 	rng := rand.New(rand.NewPCG(3, 4))
@@ -144,20 +144,20 @@ func TestWorkerChanged(t *testing.T) {
 		if i%10 == 9 {
 			got, index := s.read(t)
 			if !got.equal(c.im) {
-				t.Fatal("another image came back")
+				t.Fatal("the restored image differs")
 			}
 			s.index = index
 		}
 	}
-	t.Logf("new after a change of one worker of 64: %.3f of the bytes on average, %.3f at worst; %d chunks, %.2f dead",
+	t.Logf("one changed worker of 64: %.3f of the bytes are new on average, %.3f at worst; %d chunks, %.2f dead",
 		sum/rounds, worst, len(s.m.Chunks), float64(s.m.Counts.Dead)/float64(s.m.Counts.Bytes))
 	if sum/rounds > 0.1 {
 		t.Errorf("%.3f of the bytes are new on average", sum/rounds)
 	}
 }
 
-// However an image changes, dead records do not pile up, the run index stays right, and what comes back is what was
-// written.
+// TestManySnapshots changes an image many times. The share of dead records stays low, the run index stays right, and
+// every restored image is right.
 func TestManySnapshots(t *testing.T) {
 	c := conversations(8, 3000)
 	s := newStore()
@@ -178,7 +178,7 @@ func TestManySnapshots(t *testing.T) {
 		s.write(t, c.im, events.StreamSeq(i+1))
 		got, index := s.read(t)
 		if !got.equal(c.im) {
-			t.Fatalf("snapshot %d: another image came back", i)
+			t.Fatalf("snapshot %d: the restored image differs", i)
 		}
 		if rng.IntN(5) == 0 {
 			s.index = index
@@ -196,8 +196,8 @@ func TestManySnapshots(t *testing.T) {
 	}
 }
 
-// An index that speaks of chunks which are not in the bucket any more does no harm.
-func TestStaleLedger(t *testing.T) {
+// TestStaleRunIndex: a run index with chunks that the bucket lacks is harmless.
+func TestStaleRunIndex(t *testing.T) {
 	c := conversations(8, 3000)
 	s := newStore()
 	s.write(t, c.im, 1)
@@ -210,6 +210,6 @@ func TestStaleLedger(t *testing.T) {
 	s.index = stale
 	s.write(t, c.im, 3)
 	if got, _ := s.read(t); !got.equal(c.im) {
-		t.Fatal("another image came back")
+		t.Fatal("the restored image differs")
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// The records of a rank's state. Wire constants.
+// Records of a rank's state. Wire constants.
 const (
 	stateClock      = 1
 	stateGroup      = 2
@@ -18,40 +18,40 @@ const (
 	stateSet        = 5
 )
 
-// What a group record says beside a kind of attention: the window of another group, and whether that drops its last
-// block. Programs from before windows take it for a group of an unknown kind, whose number no engine uses, and pass it
-// over.
+// Special kinds of a group record: the window of another group, and whether the group drops the last block of the
+// window. Older programs read such a record as a group of an unknown kind. They ignore it, because no engine uses the
+// number.
 const (
 	windowKind      = 0xf0
 	windowKindDrops = 0xf1
-	windowFlag      = 1 << 31 // in the record's number, above the group's number and its window
+	windowFlag      = 1 << 31 // in the record's number, above the group's number and the window
 	windowBits      = 20
 	maxWindow       = 1<<windowBits - 1
 	maxWindowGroup  = 1<<(31-windowBits) - 1
 
-	// A window above maxWindow is in two records, one of each half. Programs from before take these for groups likewise.
+	// A window above maxWindow has two records with a half each. Older programs ignore these records too.
 	windowKindWide = 0xf2
 	wideBits       = 16
 	wideHalf       = 1<<wideBits - 1
 	wideDrops      = 1 << wideBits         // in the number of the high half
-	wideHigh       = 1 << (windowBits - 1) // it is the high half
+	wideHigh       = 1 << (windowBits - 1) // marks the high half
 
-	// How an engine loads copies is in such a record too: the number of blocks, and these two.
+	// Another record has the settings for loading copies: the number of blocks, and two flags.
 	loadingKind = 0xf3
 	loadingTold = 1 << 29
 	loadingOwn  = 1 << 30
 	maxLoading  = loadingTold - 1
 )
 
-// The flags of a pending event.
+// Flags of a pending event.
 const (
 	pendingHasParent = 1 << 0
 	pendingLocals    = 1 << 1
-	pendingChunk     = 1 << 2 // what Event.Chunk and Event.Own say follows; programs from before it refuse the snapshot
+	pendingChunk     = 1 << 2 // Event.Chunk and Event.Own follow; older programs reject the snapshot
 )
 
-// maxPendingBlocks bounds the event of one pending record, so that it fits into a chunk. Events have at most
-// events.MaxBlocksPerEvent.
+// maxPendingBlocks limits the event of a pending record, so that the record fits into a chunk. Events have at most
+// events.MaxBlocksPerEvent blocks.
 const maxPendingBlocks = 8 * events.MaxBlocksPerEvent
 
 func encodeState(s *sections, img *events.RankImage) error {
@@ -121,7 +121,7 @@ func encodeState(s *sections, img *events.RankImage) error {
 	return nil
 }
 
-// encodeWindow writes what a group's own record does not say.
+// encodeWindow writes the attributes that the group's first record lacks.
 func encodeWindow(s *sections, g *events.GroupKind) {
 	says := func(kind byte, number uint32) {
 		s.fields = append(s.fields, stateGroup, kind)
@@ -187,7 +187,7 @@ func encodePending(s *sections, p *events.Pending) error {
 	return nil
 }
 
-// decodeGroup adds what one group record says.
+// decodeGroup adds the content of a group record to the image.
 func decodeGroup(img *events.RankImage, kind byte, number uint32) {
 	if kind == loadingKind && number >= windowFlag {
 		img.Loading = events.Loading{Blocks: number & maxLoading, Told: number&loadingTold != 0,
@@ -216,7 +216,7 @@ func decodeGroup(img *events.RankImage, kind byte, number uint32) {
 
 var errState = errors.New("unknown kind of record, or one out of place")
 
-// decodeState adds a section's records to the image. What it adds is new memory.
+// decodeState adds the records of a section to the image, in new memory.
 func (c *cursor) decodeState(img *events.RankImage) {
 	for len(c.fields) > 0 && c.err == nil {
 		switch c.byte() {
@@ -257,7 +257,7 @@ func (c *cursor) decodePending(img *events.RankImage) {
 	var cancelled []uint32
 	at := uint64(0)
 	cancels := c.count()
-	hashes := n // local ones
+	hashes := n // local hashes
 	if flags&pendingChunk != 0 {
 		if e.Chunk, e.Own = c.uint32(), c.byte() != 0; e.Own {
 			hashes = uint64(e.Chunk)

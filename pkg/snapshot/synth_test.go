@@ -7,12 +7,12 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// synth makes images like those that fleets leave behind.
+// synth generates images like the images of real fleets.
 type synth struct {
 	rng  *rand.Rand
 	im   *image
 	next uint64       // of hashes
-	ids  events.RunID // that were ever given
+	ids  events.RunID // all ids so far
 	free []events.RunID
 }
 
@@ -50,17 +50,17 @@ func (s *synth) run(n int, parent *events.Run) *events.Run {
 	return &s.im.runs[len(s.im.runs)-1]
 }
 
-func hold(r *events.Run, rank int, lead int) {
+func addHolding(r *events.Run, rank int, lead int) {
 	r.Holdings = append(r.Holdings, events.Holding{Rank: uint32(rank), Tier: events.Device, Lead: uint32(lead)})
 }
 
-// conversations: each worker holds its own, and parts of some that began elsewhere; all hold a common beginning. Ids
-// are mixed over the workers.
+// conversations returns an image in which a worker holds its own conversations, parts of others, and a common
+// beginning. The order of ids is mixed over the workers.
 func conversations(workers, each int) *synth {
 	s := newSynth(workers)
 	root := *s.run(32, nil)
 	for i := range workers {
-		hold(&s.im.runs[0], i, 32)
+		addHolding(&s.im.runs[0], i, 32)
 	}
 	for range each / 285 {
 		for w := range workers {
@@ -73,15 +73,15 @@ func conversations(workers, each int) *synth {
 func (s *synth) conversation(w int, root *events.Run) {
 	r := s.run(100+s.rng.IntN(371), root)
 	n := len(r.Locals)
-	hold(r, w, n)
+	addHolding(r, w, n)
 	if s.rng.IntN(6) == 0 {
 		if other := s.rng.IntN(len(s.im.ranks)); other != w {
-			hold(r, other, 1+s.rng.IntN(n))
+			addHolding(r, other, 1+s.rng.IntN(n))
 		}
 	}
 }
 
-// churn lets one worker forget share of its conversations, shorten as many, and begin new ones.
+// churn lets a worker evict the given share of the conversations, shorten as many, and start new conversations.
 func (s *synth) churn(w int, share float64) {
 	var kept []events.Run
 	for _, r := range s.im.runs {
@@ -96,7 +96,7 @@ func (s *synth) churn(w int, share float64) {
 			continue
 		}
 		r.Holdings = append([]events.Holding(nil), r.Holdings...)
-		if s.rng.IntN(2) == 0 { // gone
+		if s.rng.IntN(2) == 0 { // evicted
 			r.Holdings = append(r.Holdings[:at], r.Holdings[at+1:]...)
 		} else {
 			r.Holdings[at].Lead = (r.Holdings[at].Lead + 1) / 2
@@ -119,19 +119,20 @@ func (s *synth) churn(w int, share float64) {
 	s.im.ranks[w].LastID++
 }
 
-// everybody: all workers hold all runs.
-func everybody(workers, runs, n int) *synth {
+// sharedByAll returns an image in which all workers hold all runs.
+func sharedByAll(workers, runs, n int) *synth {
 	s := newSynth(workers)
 	for range runs {
 		r := s.run(n, nil)
 		for w := range workers {
-			hold(r, w, n)
+			addHolding(r, w, n)
 		}
 	}
 	return s
 }
 
-// holey: of each run of its own a worker holds somewhat more than half, anywhere, some blocks more than once.
+// holey returns an image in which a worker holds somewhat more than half of the blocks of each run, some more than
+// once.
 func holey(workers, each int) *synth {
 	s := newSynth(workers)
 	for range each / 200 {
@@ -156,9 +157,9 @@ func holey(workers, each int) *synth {
 	return s
 }
 
-// private: everybody, each with names of its own.
+// private returns the image of sharedByAll with separate names for each worker.
 func private(workers, runs, n int) *synth {
-	s := everybody(workers, runs, n)
+	s := sharedByAll(workers, runs, n)
 	for i := range s.im.runs {
 		r := &s.im.runs[i]
 		for j := 1; j < len(r.Holdings); j++ {
@@ -171,8 +172,8 @@ func private(workers, runs, n int) *synth {
 	return s
 }
 
-// remember lets every rank remember n blocks that it held.
-func (s *synth) remember(n int) {
+// addTombstones adds tombstones of n held blocks to every rank.
+func (s *synth) addTombstones(n int) {
 	for w := range s.im.states {
 		for i := range n {
 			r := &s.im.runs[(w+i/100*len(s.im.ranks))%len(s.im.runs)]

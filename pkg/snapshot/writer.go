@@ -13,65 +13,64 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Config says what a snapshot stands for.
+// Config describes the snapshot that a [Writer] writes.
 type Config struct {
 	Namespace string
 	Stream    string           // name of the partition's stream
-	Epoch     time.Time        // the stream's creation time
-	Seq       events.StreamSeq // the last message that the image reflects
-	SeqTime   events.Millis    // when the stream took it; 0: not known
-	Created   time.Time        // now, for people
-	Writer    string           // who writes, for people
+	Epoch     time.Time        // creation time of the stream
+	Seq       events.StreamSeq // last message that the image reflects
+	SeqTime   events.Millis    // when the stream stored message Seq; 0 if unknown
+	Created   time.Time        // current time, for operators
+	Writer    string           // name of the writer, for operators
 
 	Spaces []Space
 
-	// Ranks is the image's list: what Holding.Rank and Rank's argument are positions in. The Writer reads all of it at
-	// Close; until then, only the names must be there.
+	// Ranks is the list of the image's ranks. Holding.Rank and the argument of Rank are positions in the list. The
+	// Writer reads the states at Close; before Close, only the names must be set.
 	Ranks []RankState
 }
 
-// Writer turns an image into chunks and a manifest. Give it every run and every rank, in any order, but in the same
-// order each time: things are written in that order. It is for one goroutine. After an error it is of no use.
+// Writer encodes an image to chunks and a manifest. Pass every run and every rank in a stable order, because the chunks
+// follow the order. It belongs to a single goroutine. Discard it after an error.
 type Writer struct {
 	cfg  Config
 	plan *WritePlan
 	emit func(key string, data []byte) error
 
-	have map[Hash]string // what the kept generations have
+	have map[Hash]string // chunks of the kept generations
 	refs [kindState + 1][]ChunkRef
 
 	holdings, states []*sections // by position in cfg.Ranks
 	hasState         []bool
 
-	// Runs that are as they were stay in their segment. Those of segments that could be written anew wait, until Close
-	// chooses some.
+	// Unchanged runs stay in their segment. Runs of segments that may be rewritten wait in memory until Close.
 	old     *RunIndex
-	kept    map[*segment]*segment // the old run index's segments, and what is left of them
+	kept    map[*segment]*segment // segments of the old run index, with the remaining records
 	waiting map[*segment][]record // by segment in kept
 
 	places map[events.RunID]place
 	fresh  []*segment
-	before int // bytes of records that counted in the snapshot before
-	news   int // bytes of records of runs that are new or changed
+	before int // bytes of live records in the previous snapshot
+	news   int // bytes of records of new or changed runs
 	open   openSegment
 	record record
 
-	inlineRanks int // maxInlineRanks, but in tests
+	inlineRanks int // maxInlineRanks, except in tests
 	sorted      []*events.Holding
 
 	counts Counts
 }
 
-// openSegment is the chunk of runs being filled.
+// openSegment is the incomplete chunk of runs.
 type openSegment struct {
 	segment       *segment
 	fields, words []byte
 	before        events.RunID
 }
 
-// NewWriter begins a snapshot by the plan. The index is the one that came with the snapshot before, if this process
-// wrote or read that; nil is right but writes every run anew. Each finished chunk that the bucket does not have is
-// handed to emit, which owns the bytes from then on; an error of emit ends the snapshot.
+// NewWriter starts a snapshot with the plan. index is the run index of the previous snapshot, if this process wrote or
+// read it. nil writes every run again. emit receives each new chunk and owns the bytes. An error of emit ends the
+// snapshot.
 func NewWriter(cfg Config, plan *WritePlan, index *RunIndex, emit func(key string, data []byte) error) (*Writer, error,
 ) {
 	w := &Writer{cfg: cfg, plan: plan, emit: emit, old: index, have: make(map[Hash]string, len(plan.chunks)),
@@ -103,7 +102,7 @@ func NewWriter(cfg Config, plan *WritePlan, index *RunIndex, emit func(key strin
 	var usable []*segment
 	for _, s := range w.old.segments {
 		if slices.ContainsFunc(s.refs, func(r ChunkRef) bool { return w.have[r.hash()] != r.Key }) {
-			continue // not in the bucket any more, or not whole
+			continue // a chunk is missing or damaged
 		}
 		usable = append(usable, s)
 		w.before += s.alive
@@ -119,7 +118,7 @@ func imageError(id events.RunID, format string, args ...any) error {
 	return fmt.Errorf("%w: run %d: %s", ErrImage, id, fmt.Sprintf(format, args...))
 }
 
-// Run takes a run and its holdings. It keeps nothing of r.
+// Run adds a run and the holdings. It does not keep r.
 func (w *Writer) Run(r *events.Run) error {
 	n := len(r.Locals)
 	switch {
@@ -157,7 +156,7 @@ func (w *Writer) Run(r *events.Run) error {
 	return w.add(&w.record)
 }
 
-// inOrder sorts holdings by rank, tier and group, in memory that is used again.
+// inOrder sorts holdings by rank, tier and group. It reuses memory.
 func (w *Writer) inOrder(holdings []events.Holding) []*events.Holding {
 	w.sorted = w.sorted[:0]
 	for i := range holdings {
@@ -189,14 +188,14 @@ func (w *Writer) add(rec *record) error {
 	return nil
 }
 
-// keep records that a run stays where it is.
+// keep records that a run stays in the segment.
 func (w *Writer) keep(id events.RunID, p place, now *segment) {
 	now.live.set(p.at)
 	now.alive += int(p.size)
 	w.places[id] = place{now, p.at, p.blocks, p.size, p.sum}
 }
 
-// append puts a record into the open chunk.
+// append adds a record to the open chunk.
 func (w *Writer) append(rec *record) error {
 	o := &w.open
 	if o.segment != nil && len(o.fields)+len(o.words)+rec.size() > chunkSize(w.before+w.news) {
@@ -235,7 +234,7 @@ func (w *Writer) closeSegment() error {
 	return err
 }
 
-// longRun writes a run as pieces, in chunks of their own.
+// longRun writes a run as pieces, in separate chunks.
 func (w *Writer) longRun(r *events.Run) error {
 	n := len(r.Locals)
 	rec := &w.record
@@ -264,8 +263,7 @@ func (w *Writer) longRun(r *events.Run) error {
 	return nil
 }
 
-// Rank takes what the index keeps for the rank at position i beside runs, at most once for each. It keeps nothing of
-// img.
+// Rank adds the state of the rank at position i. Call it at most once for each rank. It does not keep img.
 func (w *Writer) Rank(i int, img *events.RankImage) error {
 	if i < 0 || i >= len(w.states) {
 		return fmt.Errorf("%w: rank %d of %d", ErrImage, i, len(w.states))
@@ -280,7 +278,7 @@ func (w *Writer) Rank(i int, img *events.RankImage) error {
 	return nil
 }
 
-// put gives a chunk to the bucket, if it is not there.
+// put emits a chunk that the bucket lacks.
 func (w *Writer) put(kind Kind, data []byte) (ChunkRef, error) {
 	hash := hashOf(data)
 	ref := ChunkRef{Key: w.have[hash], Kind: kind, Bytes: len(data)}
@@ -296,8 +294,8 @@ func (w *Writer) put(kind Kind, data []byte) (ChunkRef, error) {
 	return ref, nil
 }
 
-// Close writes what is left and returns the manifest, and the run index to give to the next Writer once the manifest
-// has taken its place in the bucket. If that fails, keep the old run index.
+// Close writes the rest and returns the manifest and the run index. Pass the run index to the next Writer after the
+// bucket has stored the manifest. If the write of the manifest fails, keep the old run index.
 func (w *Writer) Close() (*Manifest, *RunIndex, error) {
 	segments, err := w.closeRuns()
 	if err != nil {
@@ -323,7 +321,7 @@ func (w *Writer) Close() (*Manifest, *RunIndex, error) {
 	return m, &RunIndex{segments, w.places}, nil
 }
 
-// closeRuns ends the chunks of runs and decides which of the old ones stay.
+// closeRuns ends the chunks of runs and selects the old chunks to keep.
 func (w *Writer) closeRuns() (segments []*segment, err error) {
 	changed := w.news > 0
 	var stay []*segment
@@ -355,7 +353,7 @@ func (w *Writer) closeRuns() (segments []*segment, err error) {
 	return append(segments, w.fresh...), nil
 }
 
-// putDead lists, for each chunk of runs that has any, the records that no longer count.
+// putDead lists the dead records of each chunk of runs.
 func (w *Writer) putDead(segments []*segment) error {
 	var fields, words []byte
 	flush := func() error {
