@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tryLock takes the lock of an open file, which the system releases when the process ends in whatever way. It
-// reports false if another holder has it.
+// tryLock locks an open file. The system releases the lock when the process ends. tryLock returns false if another
+// process holds the lock.
 func tryLock(f *os.File) (bool, error) {
 	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
@@ -19,11 +19,11 @@ func tryLock(f *os.File) (bool, error) {
 	return err == nil, err
 }
 
-// unlock releases the lock at once. Closing the file alone would leave it with a child process that was forked a moment
-// ago and has not begun its own program yet.
+// unlock releases the lock at once. After a close alone, a child process between fork and exec would still hold the
+// lock.
 func unlock(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_UN) }
 
-// freeBytes is how much this process may still write to the file system of a folder.
+// freeBytes returns the number of bytes that this process may still write to the file system of a folder.
 func freeBytes(dir string) (int64, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {

@@ -4,14 +4,14 @@
 //	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: srv})
 //	defer srv.Stop()
 //
-// It is the only package that imports nats-server, which is larger than a whole shim. Programs that only connect to
-// NATS import [github.com/kvatlas/kvatlas/pkg/jetstream] and stay small.
+// No other package imports nats-server, which is larger than a whole shim. Programs that only connect to NATS import
+// [github.com/kvatlas/kvatlas/pkg/jetstream] and stay small.
 //
 // # Guarantees
 //
-//  1. One process at a time uses a data folder. A second one gets [ErrInUse].
+//  1. One process at a time uses a data folder. A second process gets [ErrInUse].
 //  2. Acknowledged messages are on the disk, unless [Options.SyncInterval] is set.
-//  3. [Server.Supervise] restarts a server that cannot write, once its disk has room.
+//  3. [Server.Supervise] restarts a server that cannot write, as soon as the disk has room.
 //
 // The methods of [Server] are safe for concurrent use.
 package natsserver

@@ -22,47 +22,47 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/datafolder"
 )
 
-// ErrInUse means that another process holds the data folder or the port. [Start] and [Server.Restart] return it.
+// ErrInUse means that another process uses the data folder or the port. [Start] and [Server.Restart] return it.
 var ErrInUse = errors.New("in use")
 
-// Options configures a [Server]. Only Dir is required.
+// Options configure a [Server]. Only Dir is required.
 type Options struct {
-	Dir string // the data folder, its own and kept between runs. One process at a time may use it.
+	Dir string // the data folder, kept between runs. One process at a time may use it.
 
-	// Listen is HOST:PORT for other processes; port 0 takes a free one ([Server.URL] has it). Empty: the server
-	// does not listen, and only this process can connect to it: see [Server.InProcessConn]. There is no password:
-	// leave it on loopback, or use ConfigFile.
+	// Listen is HOST:PORT for clients in other processes. Port 0 selects a free port, which [Server.URL] returns. If
+	// Listen is empty, only this process can connect: see [Server.InProcessConn]. Without ConfigFile the server has no
+	// password: use a loopback address.
 	Listen string
 
-	// ConfigFile is a nats-server configuration for all that has no field here (users, TLS, cluster, leaf
-	// nodes). Set fields win over it, and the data folder and JetStream are always ours.
+	// ConfigFile is a nats-server configuration for settings without a field here (users, TLS, cluster, leaf nodes).
+	// Fields override the file. The file cannot change the data folder and JetStream.
 	ConfigFile string
 
-	Name string // of the server, stable over restarts; default "kvatlas"
+	Name string // name of the server, stable over restarts; default "kvatlas"
 
-	// SyncInterval is how long what was acknowledged may wait to be forced to the disk. Zero forces it before each
-	// acknowledgement: a power failure then loses nothing that was acknowledged.
+	// SyncInterval is the longest time until an acknowledged message is forced to the disk. Zero forces it before the
+	// acknowledgement, so a power failure loses no acknowledged message.
 	SyncInterval time.Duration
 
-	// MaxStore bounds all streams and buckets together, in bytes; their own limits are reserved from it when
-	// they are created. Default: what is in the folder at the start plus nine tenths of what is free on its
-	// disk; [Server.Supervise] raises that if the disk gets more room. Beyond it the server refuses writes until there is
-	// room; a disk that is really full is worse, see [Server.Health].
+	// MaxStore limits the size of all streams and buckets together, in bytes. Streams and buckets reserve their own
+	// limits from it at creation. The default is the size of the folder at the start plus nine tenths of the free
+	// space; [Server.Supervise] raises it if the disk gets more room. At the limit, the server rejects writes until it
+	// has room. A full disk is worse: see [Server.Health].
 	MaxStore  int64
 	MaxMemory int64 // bytes for streams and consumers in memory; default 256 MiB
 
-	Logger *slog.Logger // takes what the server says; nil takes nothing.
+	Logger *slog.Logger // receives the log lines of the server; nil discards them
 }
 
-// Server is an embedded nats-server with JetStream. Its methods may be called from any goroutine.
+// Server is an embedded nats-server with JetStream. It is safe for concurrent use.
 type Server struct {
 	lock  *os.File
-	bound bool // nobody has set MaxStore
+	bound bool // MaxStore has the default
 
-	turns sync.Mutex // one Restart or Stop at a time; taken before mu
+	turns sync.Mutex // serializes Restart, Reload and Stop; locked before mu
 
 	mu      sync.Mutex
-	o       Options // defaults filled, the port chosen
+	o       Options // with defaults and the selected port
 	opts    *server.Options
 	srv     *server.Server
 	stopped bool
@@ -70,14 +70,14 @@ type Server struct {
 
 const (
 	lockFile    = "kvatlas.lock"
-	storeFolder = server.JetStreamStoreDir // where nats-server keeps streams
+	storeFolder = server.JetStreamStoreDir // the folder of nats-server's streams
 )
 
-// Start starts a server and returns when it is ready, or says why it cannot be. An error that wraps
-// [ErrInUse] names the folder or the port that somebody else has.
+// Start starts a server and returns when the server is ready. An error that wraps [ErrInUse] names the folder or the
+// port that another process uses.
 func Start(ctx context.Context, o Options) (*Server, error) {
 	if o.Dir == "" {
-		return nil, errors.New("start server: a data folder is needed")
+		return nil, errors.New("start server: a data folder is required")
 	}
 	o.Name = cmp.Or(o.Name, "kvatlas")
 	o.MaxMemory = cmp.Or(max(o.MaxMemory, 0), 256<<20)
@@ -101,7 +101,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	return s, nil
 }
 
-// roomIn is what a folder has and nine tenths of what its disk has free.
+// roomIn returns the size of a folder plus nine tenths of the free space on the disk.
 func roomIn(dir string) (int64, error) {
 	free, err := freeBytes(dir)
 	if err != nil {
@@ -124,12 +124,12 @@ func roomIn(dir string) (int64, error) {
 	return room, nil
 }
 
-// openBatches is how many atomic batches may be open on a stream of the embedded server; nats-server's default is 50.
-// Each costs a few files. Fifty shims of a partition that publish at the same moment, or one client that leaves batches
-// open, would have the server refuse the batches of all others.
+// openBatches is the maximum number of open atomic batches on a stream of the embedded server. The default of
+// nats-server is 50. A batch costs a few files. With the default, 50 shims that publish to a partition at once, or a
+// client with open batches, would block the batches of all others.
 const openBatches = 256
 
-// natsOptions says it in nats-server's words.
+// natsOptions converts the options to nats-server's.
 func (o *Options) natsOptions() (*server.Options, error) {
 	opts := &server.Options{}
 	if o.ConfigFile != "" {
@@ -144,7 +144,7 @@ func (o *Options) natsOptions() (*server.Options, error) {
 	opts.StoreDir = o.Dir
 	opts.JetStreamMaxStore = o.MaxStore
 	opts.JetStreamMaxMemory = o.MaxMemory
-	if limits := &opts.JetStreamLimits; limits.MaxBatchInflightPerStream == 0 { // the configuration file leaves it open
+	if limits := &opts.JetStreamLimits; limits.MaxBatchInflightPerStream == 0 { // unset in the file
 		limits.MaxBatchInflightPerStream = openBatches
 	}
 	opts.SyncAlways = o.SyncInterval <= 0
@@ -165,7 +165,7 @@ func (o *Options) natsOptions() (*server.Options, error) {
 	return opts, nil
 }
 
-// CheckFile returns an error if nats-server would refuse the configuration file.
+// CheckFile returns an error if nats-server would reject the configuration file.
 func (o *Options) CheckFile() error {
 	if o.ConfigFile == "" {
 		return nil
@@ -186,7 +186,7 @@ func splitListen(listen string) (host string, port int, err error) {
 	return cmp.Or(host, "127.0.0.1"), cmp.Or(port, server.RANDOM_PORT), nil
 }
 
-// lockDir makes the folder and takes its lock.
+// lockDir creates and locks the folder.
 func lockDir(dir string) (*os.File, error) {
 	if err := datafolder.Make(dir, storeFolder); err != nil {
 		return nil, err
@@ -205,7 +205,7 @@ func lockDir(dir string) (*os.File, error) {
 		return nil, errors.Join(fmt.Errorf("data folder %s: %w by process %s", dir, ErrInUse,
 			strings.TrimSpace(string(holder))), f.Close())
 	}
-	// For people: who holds it. The lock itself is the system's.
+	// For operators: the process id of the owner. The lock itself belongs to the system.
 	if err = f.Truncate(0); err == nil {
 		_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
@@ -215,7 +215,7 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// run starts a server and waits until it is ready. It returns the options with which it runs, too.
+// run starts a server and waits until the server is ready. It also returns the options of the server.
 func (o *Options) run(ctx context.Context) (*server.Server, *server.Options, error) {
 	opts, err := o.natsOptions()
 	if err != nil {
@@ -253,7 +253,7 @@ func (o *Options) run(ctx context.Context) (*server.Server, *server.Options, err
 	}
 }
 
-// URL is where clients in other processes connect to; empty if the server does not listen.
+// URL returns the address for clients in other processes, or "" if the server does not listen.
 func (s *Server) URL() string {
 	if addr := s.Addr(); addr != "" {
 		return "nats://" + addr
@@ -261,7 +261,7 @@ func (s *Server) URL() string {
 	return ""
 }
 
-// Addr is the HOST:PORT on which the server listens; empty if it does not.
+// Addr returns the HOST:PORT of the listener, or "" if the server does not listen.
 func (s *Server) Addr() string {
 	if addr := s.current().Addr(); addr != nil {
 		return addr.String()
@@ -269,7 +269,7 @@ func (s *Server) Addr() string {
 	return ""
 }
 
-// Authenticates reports whether clients must say who they are: as a user, with a token, or by a certificate.
+// Authenticates reports whether clients must authenticate: as a user, with a token, or with a certificate.
 func (s *Server) Authenticates() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -278,7 +278,7 @@ func (s *Server) Authenticates() bool {
 		o.Authorization != "" || o.AuthCallout != nil || o.TLSVerify
 }
 
-// MaxStore is the bound on all streams and buckets together.
+// MaxStore returns the limit of all streams and buckets together.
 func (s *Server) MaxStore() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -291,13 +291,12 @@ func (s *Server) current() *server.Server {
 	return s.srv
 }
 
-// InProcessConn gives nats.go a connection inside the process.
+// InProcessConn returns a connection to the server inside the process, for nats.go.
 func (s *Server) InProcessConn() (net.Conn, error) { return s.current().InProcessConn() }
 
-// Health is nil while the server can do its work. Otherwise it says what is wrong; above all that a stream
-// could not be written (the disk is full or broken). nats-server then answers nothing that would write to that
-// stream, not even a purge, until it is started anew, whatever room there is meanwhile: see [Server.Restart], and
-// [Server.Supervise], which does it when it helps.
+// Health returns nil if the server works. The most important error is a failed write to a stream (the disk is full or
+// broken). nats-server then rejects all writes to the stream, even a purge, until a restart. More room on the disk does
+// not help. See [Server.Restart], and [Server.Supervise], which restarts the server when a restart helps.
 func (s *Server) Health() error {
 	health := s.current().Healthz(&server.HealthzOptions{})
 	if health.StatusCode == 200 {
@@ -306,9 +305,8 @@ func (s *Server) Health() error {
 	return fmt.Errorf("the NATS server is unhealthy: %s", health.Error)
 }
 
-// Restart stops the server and starts it again on the same folder and port. Connections come back by
-// themselves; it takes some tenths of a second for small logs. If it cannot be started again the error says
-// why, and Restart may be called again.
+// Restart stops the server and starts it again with the same folder and port. Clients reconnect on their own. A restart
+// with small logs needs some tenths of a second. After an error, Restart may be called again.
 func (s *Server) Restart(ctx context.Context) error {
 	s.turns.Lock()
 	defer s.turns.Unlock()
@@ -316,7 +314,7 @@ func (s *Server) Restart(ctx context.Context) error {
 	o, srv, stopped := s.o, s.srv, s.stopped
 	s.mu.Unlock()
 	if stopped {
-		return errors.New("restart server: it was stopped")
+		return errors.New("restart server: the server is stopped")
 	}
 	srv.Shutdown()
 	srv.WaitForShutdown()
@@ -335,18 +333,18 @@ func (s *Server) Restart(ctx context.Context) error {
 	return nil
 }
 
-// Reload reads the configuration file again and applies its users and accounts, without interrupting the connections
-// of users that stay as they are. The error says why the server keeps its configuration.
+// Reload reads the configuration file again and applies the users and accounts. Connections of unchanged users stay
+// open. After an error, the server keeps the old configuration.
 func (s *Server) Reload() error {
 	s.turns.Lock()
 	defer s.turns.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopped {
-		return errors.New("reload server: it was stopped")
+		return errors.New("reload server: the server is stopped")
 	}
-	// nats-server 2.15 starts the service imports of an account that a reload adds with the next reload (server.go,
-	// configureAccounts: only accounts that exist have theirs processed).
+	// nats-server 2.15 starts the service imports of a new account only at the reload after its creation (server.go,
+	// configureAccounts: the function processes only the imports of existing accounts).
 	for range 2 {
 		opts, err := s.o.natsOptions()
 		if err == nil {
@@ -360,8 +358,8 @@ func (s *Server) Reload() error {
 	return nil
 }
 
-// Stop ends the server, waits until all is written and releases the data folder. Clients should have drained
-// before. Calling it again does nothing.
+// Stop stops the server, waits for all writes and releases the data folder. Clients should drain before. A second call
+// has no effect.
 func (s *Server) Stop() {
 	s.turns.Lock()
 	defer s.turns.Unlock()
@@ -375,39 +373,39 @@ func (s *Server) Stop() {
 	srv.Shutdown()
 	srv.WaitForShutdown()
 	_ = unlock(s.lock)
-	_ = s.lock.Close() // releases the lock too; there is nothing else in the file to lose
+	_ = s.lock.Close() // closing also releases the lock, and the file has no other content
 }
 
-// serverLog hands the server's lines to slog, with an explanation where one is needed, and keeps the reason for which
-// it gave up.
+// serverLog writes the log lines of the server to slog, with explanations of confusing lines. It keeps the reason of a
+// fatal error.
 type serverLog struct {
 	to    *slog.Logger
 	fatal chan string
 }
 
-func (l *serverLog) say(level slog.Level, format string, v []any) {
+func (l *serverLog) write(level slog.Level, format string, v []any) {
 	if l.to != nil && l.to.Enabled(context.Background(), level) {
 		line := fmt.Sprintf(format, v...)
 		l.to.Log(context.Background(), level, line, explain(line)...)
 	}
 }
 
-func (l *serverLog) Noticef(format string, v ...any) { l.say(slog.LevelInfo, format, v) }
-func (l *serverLog) Warnf(format string, v ...any)   { l.say(slog.LevelWarn, format, v) }
-func (l *serverLog) Errorf(format string, v ...any)  { l.say(slog.LevelError, format, v) }
-func (l *serverLog) Debugf(format string, v ...any)  { l.say(slog.LevelDebug, format, v) }
-func (l *serverLog) Tracef(format string, v ...any)  { l.say(slog.LevelDebug, format, v) }
+func (l *serverLog) Noticef(format string, v ...any) { l.write(slog.LevelInfo, format, v) }
+func (l *serverLog) Warnf(format string, v ...any)   { l.write(slog.LevelWarn, format, v) }
+func (l *serverLog) Errorf(format string, v ...any)  { l.write(slog.LevelError, format, v) }
+func (l *serverLog) Debugf(format string, v ...any)  { l.write(slog.LevelDebug, format, v) }
+func (l *serverLog) Tracef(format string, v ...any)  { l.write(slog.LevelDebug, format, v) }
 
 func (l *serverLog) Fatalf(format string, v ...any) {
-	l.say(slog.LevelError, format, v)
+	l.write(slog.LevelError, format, v)
 	select {
 	case l.fatal <- fmt.Sprintf(format, v...):
 	default:
 	}
 }
 
-// recoveries are parts of lines that look worse than they are (nats-server server/filestore.go, recoverFullState and
-// who calls it).
+// recoveries are parts of log lines about harmless recoveries (nats-server server/filestore.go, recoverFullState and
+// the callers).
 var recoveries = []string{
 	"Stream state outdated",
 	"Stream state detected prior state",
@@ -415,12 +413,12 @@ var recoveries = []string{
 	"state is outdated; attempting to recover",
 }
 
-// explain returns attributes for a line of the NATS server's log that has an explanation; none for another.
+// explain returns log attributes with the explanation of a line of the NATS server, or nil.
 func explain(line string) []any {
-	if !slices.ContainsFunc(recoveries, func(says string) bool { return strings.Contains(line, says) }) {
+	if !slices.ContainsFunc(recoveries, func(part string) bool { return strings.Contains(line, part) }) {
 		return nil
 	}
-	return []any{"means", "the server ended before it could write down what it knew of this stream, as after kill -9 or a " +
-		"power failure; it reads the stream's own files instead, which takes a moment and loses nothing",
+	return []any{"means", "the server ended before it saved the state of this stream, as after kill -9 or a " +
+		"power failure; it reads the stream's files instead, which takes a moment and loses nothing",
 		"what_to_do", "nothing"}
 }

@@ -16,11 +16,11 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// patience bounds a test on a busy machine.
+// patience is the time limit of a test on a busy machine.
 const patience = 4 * time.Minute
 
-// TestSuperviseGrows: the bound of a server that was started on a full disk grows with the room on the disk. No
-// connection is lost. A bound that the caller has set stays.
+// TestSuperviseGrows starts a server on a full disk. The limit grows with the room on the disk, no connection breaks,
+// and a limit of the caller stays.
 func TestSuperviseGrows(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -53,21 +53,21 @@ func TestSuperviseGrows(t *testing.T) {
 	}
 	for i := 0; err == nil; i++ {
 		if _, err = bucket.Put(ctx, fmt.Sprint(i), make([]byte, 100_000)); i > 30 {
-			t.Fatal("the server stores more than its bound")
+			t.Fatal("the server stores more than the limit")
 		}
 	}
 	if !errors.Is(err, jetstream.ErrFull) || s.Health() != nil || s.Limit() != 2<<20 {
 		t.Fatalf("limit %d, healthy %v: %v", s.Limit(), s.Health(), err)
 	}
 	if bytes := s.grow(); bytes != 0 {
-		t.Fatalf("the bound that the caller has set grew to %d", bytes)
+		t.Fatalf("the limit of the caller grew to %d", bytes)
 	}
-	s.bound = true // as if the disk had set it
+	s.bound = true // simulates a limit from the disk size
 	supervised, stop := context.WithCancel(ctx)
 	grown := int64(0)
 	s.supervise(supervised, time.Millisecond, SuperviseHooks{Grown: func(bytes int64) { grown = bytes; stop() }})
 	if grown == 0 || grown != s.MaxStore() || s.Limit() > grown || s.Limit() < grown/2 {
-		t.Fatalf("the bound grew to %d, to %d, of which %d are usable", grown, s.MaxStore(), s.Limit())
+		t.Fatalf("the limit grew to %d, MaxStore returns %d, Limit %d", grown, s.MaxStore(), s.Limit())
 	}
 	if _, err := bucket.Put(ctx, "more", make([]byte, 100_000)); err != nil {
 		t.Fatal(err)
@@ -89,15 +89,15 @@ func TestSuperviseGrows(t *testing.T) {
 // TestExplain: only lines of a recovery get an explanation.
 func TestExplain(t *testing.T) {
 	if explain("Filestore [S] checkMsgs: input/output error") != nil {
-		t.Error("an error of the disk is explained away")
+		t.Error("an error of the disk has an explanation")
 	}
 	if explain("Filestore [S] Stream state outdated, last block has additional entries") == nil {
-		t.Error("a recovery after a kill is not explained")
+		t.Error("a recovery after a kill has no explanation")
 	}
 }
 
-// TestStartFollowsNoLinks leaves links where the server writes, as another user of the host could. The server does not
-// start, and the targets of the links stay unchanged.
+// TestStartFollowsNoLinks plants symbolic links in the data folder, as another user of the host could. The server does
+// not start, and the targets of the links stay unchanged.
 func TestStartFollowsNoLinks(t *testing.T) {
 	for _, name := range []string{lockFile, storeFolder, filepath.Join(storeFolder, "$G", "streams")} {
 		dir := t.TempDir()
@@ -111,7 +111,7 @@ func TestStartFollowsNoLinks(t *testing.T) {
 			t.Errorf("a server runs with a link at %s", name)
 		}
 		if made, err := os.ReadDir(victim); err != nil || len(made) > 0 {
-			t.Errorf("a link at %s: %v was made through it, %v", name, made, err)
+			t.Errorf("the server wrote %[2]v through a link at %[1]s, %[3]v", name, made, err)
 		}
 	}
 }

@@ -10,36 +10,36 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 )
 
-// SuperviseHooks tell what [Server.Supervise] finds and does, from its goroutine. Each may be nil.
+// SuperviseHooks report the events of [Server.Supervise], from the goroutine of Supervise. A nil hook is ignored.
 type SuperviseHooks struct {
-	// it cannot do its work; without room on the disk it is left as it is until there is some
+	// the server cannot write; without room on the disk, Supervise waits for room
 	Unhealthy func(why error, room bool)
-	Recovered func()            // it can again
-	Failed    func(err error)   // it could not be started anew; that is tried again
-	Grown     func(bytes int64) // the disk has more room than there was: the bound on what is stored is this now
+	Recovered func()            // the server works again
+	Failed    func(err error)   // a restart failed; Supervise retries
+	Grown     func(bytes int64) // the limit of the store has grown to bytes, because the disk has more room
 }
 
-// The waits of Supervise.
+// Intervals of Supervise.
 const (
 	superviseEvery = 5 * time.Second
-	slowestRestart = time.Minute // between two restarts, if they do not help
+	slowestRestart = time.Minute // longest interval between restarts without success
 )
 
-// Supervise looks after the server until ctx ends, every few seconds.
+// Supervise checks the server every few seconds until ctx is done.
 //
-// If it can no longer write it is started anew, once its disk has room: a restart on a full disk would help nothing,
-// part everybody from the server, and truncates files that nats-server writes when it ends. Restarts that do not help
-// become rarer.
+// It restarts a server that cannot write as soon as the disk has room. On a full disk, a restart would not help: it
+// would disconnect all clients, and truncate files that nats-server writes at the end. Restarts without success become
+// rarer.
 //
-// If nobody has set [Options.MaxStore] and the disk has more room than at the start, the bound grows, with
-// nothing interrupted. It does not shrink: what others take from the disk meanwhile is seen in [Server.Limit].
+// If [Options.MaxStore] has the default and the disk has more room than at the start, Supervise raises the limit
+// without an interruption. It never lowers the limit. [Server.Limit] includes the disk space that other programs use.
 func (s *Server) Supervise(ctx context.Context, h SuperviseHooks) {
 	s.supervise(ctx, superviseEvery, h)
 }
 
 func (s *Server) supervise(ctx context.Context, every time.Duration, h SuperviseHooks) {
 	hooks.Fill(&h)
-	reported := "" // why it is unhealthy
+	reported := "" // the reported health error
 	var last time.Time
 	recovered := func() {
 		if reported != "" {
@@ -78,13 +78,13 @@ func (s *Server) supervise(ctx context.Context, every time.Duration, h Supervise
 	}
 }
 
-// hasRoom reports whether a restart is worth it: a hundredth of the bound is free, at least 1 MiB and at most 64.
+// hasRoom reports whether a restart helps: a hundredth of the limit is free, at least 1 MiB and at most 64 MiB.
 func (s *Server) hasRoom() bool {
 	free, err := freeBytes(s.o.Dir)
 	return err == nil && free >= min(max(s.MaxStore()/100, 1<<20), 64<<20)
 }
 
-// used is what all streams and buckets take, in bytes; false if the server does not run.
+// used returns the size of all streams and buckets, in bytes. It returns false if the server does not run.
 func (s *Server) used() (int64, bool) {
 	info, err := s.current().Jsz(&server.JSzOptions{})
 	if err != nil || info.Disabled {
@@ -93,8 +93,8 @@ func (s *Server) used() (int64, bool) {
 	return int64(info.Store), true
 }
 
-// Limit is what all streams and buckets may take now: [Options.MaxStore], or what they take and what the disk has
-// free, if that is less.
+// Limit returns the current maximum size of all streams and buckets: [Options.MaxStore], or the used and free bytes if
+// the sum is smaller.
 func (s *Server) Limit() int64 {
 	limit := s.MaxStore()
 	used, running := s.used()
@@ -104,8 +104,8 @@ func (s *Server) Limit() int64 {
 	return limit
 }
 
-// grow raises a bound that nobody has set if the disk has a quarter more than it, and returns the new one; 0 if it
-// stays.
+// grow raises a default limit if used and free space exceed it by a quarter. It returns the new limit, or 0 without a
+// change.
 func (s *Server) grow() int64 {
 	used, running := s.used()
 	free, err := freeBytes(s.o.Dir)
@@ -117,7 +117,7 @@ func (s *Server) grow() int64 {
 	}
 	opts := s.opts.Clone()
 	opts.JetStreamMaxStore = room
-	if s.srv.ReloadOptions(opts) != nil { // tried again
+	if s.srv.ReloadOptions(opts) != nil { // the next check retries
 		return 0
 	}
 	s.opts, s.o.MaxStore = opts, room
