@@ -14,31 +14,31 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Lane is a chain of pages to ask a store for. What is cached of them is found by fingerprints, which are cheap; their
-// names in the store are made only if it must be asked.
+// Lane is a chain of pages to look up in a store. The cache finds pages by fingerprints, which are cheap. It computes
+// the names of pages only for a request to the store.
 type Lane struct {
-	ID uint64 // tells lanes of one cache apart that have the same fingerprints and other objects: an attention group
+	ID uint64 // distinguishes lanes with equal fingerprints and different objects: an attention group
 
 	Pages        int
-	fingerprints []fingerprint // of runs, as fingerprinter makes them
+	fingerprints []fingerprint // of runs, from a fingerprinter
 
-	// Names names the objects of pages from, up to and not including, to. It is called only for pages that the store must
-	// be asked for. A page is there only if all of its objects are. It is for one goroutine.
+	// Names returns the names of the objects of pages [from, to). The cache calls it only for pages to request. A page
+	// is present only if all of its objects are present. Names belongs to a single goroutine.
 	Names func(from, to int) PageKeys
 }
 
-// fingerprint stands for a run of pages and all before it. It means nothing outside of this process.
+// fingerprint identifies a run of pages and all pages before. It is valid only within this process.
 type fingerprint [16]byte
 
-// fingerprinter makes fingerprints: two prompts have the same one for a run if and only if the pages up to its end are
-// made of the same tokens.
+// fingerprinter computes fingerprints. Two prompts have the same fingerprint of a run if and only if the tokens of the
+// pages up to the end of the run are equal.
 type fingerprinter struct {
 	pageSize int    // tokens
-	ahead    int    // tokens after a page on which it depends too, as under EAGLE
-	space    []byte // what else makes a page what it is, such as a tenant
+	ahead    int    // further tokens after a page that the page depends on, as with EAGLE
+	space    []byte // other inputs of the page, such as a tenant
 }
 
-// append appends the fingerprints of the first pages of a prompt, which must have the tokens that these depend on.
+// append appends the fingerprints of the first pages of a prompt. The prompt must have all tokens of the fingerprints.
 func (m *fingerprinter) append(dst []fingerprint, tokens []uint32, pages int) []fingerprint {
 	text := binary.LittleEndian.AppendUint64(make([]byte, 0, 64), uint64(m.pageSize))
 	text = binary.LittleEndian.AppendUint64(text, uint64(m.ahead))
@@ -47,42 +47,43 @@ func (m *fingerprinter) append(dst []fingerprint, tokens []uint32, pages int) []
 		end := min(first+runLength(first), pages)
 		run := tokens[first*m.pageSize : end*m.pageSize+m.ahead]
 		h := xxh3.Hash128Seed(unsafe.Slice((*byte)(unsafe.Pointer(&run[0])), 4*len(run)), last.Lo)
-		h.Hi += last.Hi * 0x9e3779b97f4a7c15 // all 128 bits of the fingerprint before are in this one
+		h.Hi += last.Hi * 0x9e3779b97f4a7c15 // the fingerprint includes all 128 bits of the previous fingerprint
 		last = h
 		dst = append(dst, last.Bytes())
 	}
 	return dst
 }
 
-// CacheConfig bounds what is cached of a store's answers. The zero value takes the defaults.
+// CacheConfig configures a [Cache]. The zero value selects the defaults.
 type CacheConfig struct {
-	// HitLife (default 2 s) is how long a page that was there is taken to be there; MissLife (default 500 ms) how long
-	// one that was not is taken not to be. Longer spares the store and credits what was evicted since, or misses what
-	// was written.
+	// HitLife (default 2 s) is the time for which a present page counts as present. MissLife (default 500 ms) is the
+	// time for which a missing page counts as missing. Longer times mean fewer requests to the store, but credit
+	// evicted pages or miss new pages for longer.
 	HitLife, MissLife time.Duration
 
-	Bytes int // the memory that answers may take; default 64 MiB, enough for five million pages
+	Bytes int // memory of the answers in bytes; default 64 MiB, enough for five million pages
 
-	// Patience is how long the store may take for one question, whoever still waits for it; default 2 s. What comes
-	// after the caller's deadline is cached for the next one.
+	// Patience is the time limit of a request to the store, independent of the callers' deadlines; default 2 s. The
+	// cache keeps an answer that arrives after the caller's deadline.
 	Patience time.Duration
 
-	// Flights is how many requests may be under way; default 64. Beyond, callers go without. A question that follows
-	// runs has up to five.
+	// Flights is the maximum number of concurrent requests; default 64. Further callers get an error. A question that
+	// follows runs has up to five requests.
 	Flights int
 
 	Now func() time.Time // default time.Now
 }
 
-// Pages are cached in runs, each under its fingerprint: short ones at first, so that prompts that part share what they
-// have in common, and long ones further on, so that a long prompt needs few. Both divide 64 and longFrom.
+// The cache stores pages in runs, each under a fingerprint. Runs at the start of a prompt are short, so that different
+// prompts share their common part. Later runs are long, so that a long prompt has few runs. Both lengths divide 64 and
+// longFrom.
 const (
 	shortRun = 16
 	longRun  = 64
 	longFrom = 1024 // pages
 )
 
-// runLength is how many pages the run has that begins at a page, if the prompt does not end before.
+// runLength returns the number of pages in the run that begins at page first, in a long enough prompt.
 func runLength(first int) int {
 	if first < longFrom {
 		return shortRun
@@ -90,10 +91,10 @@ func runLength(first int) int {
 	return longRun
 }
 
-// runEnd is the page after the last of the run that a page is in, if the prompt does not end before.
+// runEnd returns the page after the end of a page's run, in a long enough prompt.
 func runEnd(page int) int { return page - page%runLength(page) + runLength(page) }
 
-// runOf is the number of the run that a page is in.
+// runOf returns the number of a page's run.
 func runOf(page int) int {
 	if page < longFrom {
 		return page / shortRun
@@ -101,7 +102,7 @@ func runOf(page int) int {
 	return longFrom/shortRun + (page-longFrom)/longRun
 }
 
-// runBytes is the memory of one cached run: its key, its answers, and what a map and a list need for them.
+// runBytes is the memory of a cached run: the key, the answers, and the overhead of map and list.
 const runBytes = 220
 
 type runKey struct {
@@ -109,23 +110,23 @@ type runKey struct {
 	fingerprint fingerprint
 }
 
-// partKey stands for some pages of a run, or for all of it, if mask is 0.
+// partKey identifies some pages of a run, or the whole run if mask is 0.
 type partKey struct {
 	runKey
 	mask uint64
 }
 
-// cachedRun is what is known of a run's pages; bit i stands for its page i.
+// cachedRun has the answers for the pages of a run. Bit i is for page i.
 type cachedRun struct {
 	present, known uint64
-	hit, miss      time.Time // when the oldest of those that are there, or not, were asked for
+	hit, miss      time.Time // time of the request for the oldest present and the oldest missing page
 }
 
-// errBusy is returned by a cache that has as many questions under way as it may.
-var errBusy = errors.New("too many questions to the store are under way")
+// errBusy is the error of a cache with the maximum number of requests in flight.
+var errBusy = errors.New("too many requests to the store are in flight")
 
-// Cache asks a store and remembers its answers for a short while. For each run of pages, and for the same part of one,
-// at most one request is under way. Any number of goroutines may use it.
+// Cache sends requests to a store and keeps the answers for a short time. At most one request is in flight for a run,
+// or for the same part of a run. It is safe for concurrent use.
 type Cache struct {
 	store Store
 	cfg   CacheConfig
@@ -134,29 +135,29 @@ type Cache struct {
 	runs    *simplelru.LRU[runKey, cachedRun]
 	asked   map[partKey]*flight
 	flights int
-	epoch   uint64 // counts Forget
+	epoch   uint64 // counts calls of Forget
 	stats   CacheStats
 }
 
-// CacheStats says what a cache remembers and what became of its questions.
+// CacheStats are the counters of a [Cache].
 type CacheStats struct {
-	Runs      int    // of pages, that are cached
-	Questions uint64 // that the store was asked
-	Failed    uint64 // of these, that ended with an error
-	Busy      uint64 // not asked, as there were too many under way
-	Forgotten uint64 // how often all was dropped
+	Runs      int    // cached runs of pages
+	Questions uint64 // requests to the store
+	Failed    uint64 // failed requests
+	Busy      uint64 // questions without a request, because too many were in flight
+	Forgotten uint64 // calls of Forget
 }
 
-// flight is a request under way. err and runs are written before done is closed.
+// flight is a request in flight. err and runs are set before done is closed.
 type flight struct {
 	done  chan struct{}
 	err   error
 	runs  map[runKey]cachedRun
-	parts []partKey       // under which others find it in Cache.asked; guarded by Cache.mu, like
-	wakes []chan struct{} // of those who follow several flights
+	parts []partKey       // the keys of the flight in Cache.asked; Cache.mu guards parts and wakes
+	wakes []chan struct{} // channels of the questions that follow several flights
 }
 
-// NewCache returns a cache that remembers nothing yet.
+// NewCache returns an empty cache.
 func NewCache(store Store, cfg CacheConfig) *Cache {
 	cfg.HitLife = cmp.Or(max(cfg.HitLife, 0), 2*time.Second)
 	cfg.MissLife = cmp.Or(max(cfg.MissLife, 0), 500*time.Millisecond)
@@ -168,12 +169,12 @@ func NewCache(store Store, cfg CacheConfig) *Cache {
 	}
 	runs, err := simplelru.NewLRU[runKey, cachedRun](max(1, cfg.Bytes/runBytes), nil)
 	if err != nil {
-		panic(err) // only of a size that is not positive
+		panic(err) // only for a size that is not positive
 	}
 	return &Cache{store: store, cfg: cfg, runs: runs, asked: map[partKey]*flight{}}
 }
 
-// Forget drops all that is cached, and what is under way will not be cached: the store is not what it was.
+// Forget empties the cache, and discards the answers of requests in flight. Call it after a change of the store.
 func (c *Cache) Forget() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -183,7 +184,7 @@ func (c *Cache) Forget() {
 	c.asked = map[partKey]*flight{}
 }
 
-// Stats counts.
+// Stats returns the counters.
 func (c *Cache) Stats() CacheStats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -192,12 +193,13 @@ func (c *Cache) Stats() CacheStats {
 	return s
 }
 
-// Exists asks the store itself, and remembers nothing.
+// Exists queries the store and caches nothing.
 func (c *Cache) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {
 	return c.store.Exists(ctx, keys)
 }
 
-// seen is how many pages from one on were there when they were asked for last, whenever that was; maxAhead at most.
+// seen returns the number of consecutive pages from page from that were present in the latest answers, of any age. The
+// maximum is maxAhead.
 func (c *Cache) seen(lane *Lane, from int) (pages int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -214,7 +216,7 @@ func (c *Cache) seen(lane *Lane, from int) (pages int) {
 	return pages
 }
 
-// age drops what is too old.
+// age removes expired answers.
 func (r *cachedRun) age(now time.Time, cfg *CacheConfig) {
 	if now.Sub(r.hit) > cfg.HitLife {
 		r.known &^= r.present
@@ -225,7 +227,7 @@ func (r *cachedRun) age(now time.Time, cfg *CacheConfig) {
 	}
 }
 
-// add adds what was found of a run's pages, which were asked for at a time.
+// add adds the answers of a request to a run. asked is the time of the request.
 func (r *cachedRun) add(present, known uint64, asked time.Time) {
 	r.present, r.known = r.present&^known, r.known&^known
 	if present != 0 && (r.present == 0 || asked.Before(r.hit)) {
@@ -240,14 +242,14 @@ func (r *cachedRun) add(present, known uint64, asked time.Time) {
 type ask struct {
 	key    runKey
 	first  int
-	mask   uint64    // of the run's pages that are asked for
-	from   int       // the first of these
-	names  PageKeys  // of the pages from that one on
-	before cachedRun // what is known of the run
+	mask   uint64    // pages of the run to request
+	from   int       // the first requested page
+	names  PageKeys  // names of the pages from the field from on
+	before cachedRun // cached answers of the run
 }
 
-// request asks the store. Of pages with several objects it asks for the first alone, and for the rest only where that
-// is there: a miss is the usual answer, and costs one key then.
+// request sends requests to the store. For a page with several objects, it first requests only the first object, and
+// the others only if the first is present. A miss is the usual answer and so costs a single key.
 func (c *Cache) request(f *flight, todo []ask, epoch uint64) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.cfg.Patience)
 	defer cancel()
@@ -270,7 +272,7 @@ func (c *Cache) request(f *flight, todo []ask, epoch uint64) {
 		}
 	}
 	present, known, err := c.store.Exists(ctx, first)
-	var more []string // of pages whose first key is there
+	var more []string // keys of pages with a present first object
 	for i, p := range pages {
 		if present.Get(i) && known.Get(i) {
 			more = append(more, p.keys[1:]...)
@@ -283,8 +285,8 @@ func (c *Cache) request(f *flight, todo []ask, epoch uint64) {
 			err = failed
 		}
 	}
-	found := make([]cachedRun, len(todo)) // in this request
-	at := 0                               // in more
+	found := make([]cachedRun, len(todo)) // answers of this request
+	at := 0                               // position in more
 	for i, p := range pages {
 		ok, sure := present.Get(i), known.Get(i)
 		if ok && sure {
@@ -311,7 +313,7 @@ func (c *Cache) request(f *flight, todo []ask, epoch uint64) {
 		c.stats.Failed++
 	}
 	for r, a := range todo {
-		now, _ := c.runs.Peek(a.key) // which may be more by now
+		now, _ := c.runs.Peek(a.key) // the cache may have more answers by now
 		now.age(begun, &c.cfg)
 		now.add(found[r].present, found[r].known, begun)
 		a.before.add(found[r].present, found[r].known, begun)
@@ -330,7 +332,7 @@ func (c *Cache) request(f *flight, todo []ask, epoch uint64) {
 	for _, wake := range f.wakes {
 		select {
 		case wake <- struct{}{}:
-		default: // there is a signal already
+		default: // the channel already has a signal
 		}
 	}
 	c.mu.Unlock()

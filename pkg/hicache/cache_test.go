@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// all has a cache asked for all pages of a lane.
+// all returns a question about all pages of a lane.
 func all(c *Cache, l Lane, from int) *Question {
 	q := c.Begin(l, from)
 	q.Ask(0, l.Pages)
 	return q
 }
 
-// clock is one that the test holds.
+// clock is a manual clock.
 type clock struct{ at atomic.Int64 }
 
 func (c *clock) now() time.Time          { return time.Unix(0, c.at.Load()) }
@@ -32,7 +32,7 @@ func lane(n int) Lane {
 	return onlyLane(s, tokens, Space{})
 }
 
-// Against the store itself: what the cache says was so within its lives, whatever comes and goes.
+// TestCacheAgainstStore: while objects come and go, each answer was true within its life.
 func TestCacheAgainstStore(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -65,7 +65,7 @@ func TestCacheAgainstStore(t *testing.T) {
 			}
 			for i := range to {
 				if found.Known.Get(i) != (i >= from) {
-					t.Fatalf("seed %d: page %d of %d to %d: known %v", seed, i, from, to, found.Known.Get(i))
+					t.Fatalf("seed %d: page %d of %d to %d: known is %v", seed, i, from, to, found.Known.Get(i))
 				}
 				if i < from {
 					continue
@@ -74,7 +74,7 @@ func TestCacheAgainstStore(t *testing.T) {
 				if found.Present.Get(i) {
 					life = 10 * time.Second
 				}
-				ok := false // was it so at some moment within the life?
+				ok := false // the answer was true at some moment within its life
 				for h := len(history[i]) - 1; h >= 0 && !ok; h-- {
 					ok = history[i][h].what == found.Present.Get(i)
 					if c.now().Sub(history[i][h].at) > life {
@@ -82,18 +82,18 @@ func TestCacheAgainstStore(t *testing.T) {
 					}
 				}
 				if !ok {
-					t.Fatalf("seed %d: page %d is said to be %v and has not been for %v", seed, i, found.Present.Get(i),
+					t.Fatalf("seed %d: the answer for page %d is %v, which was not true for %v", seed, i, found.Present.Get(i),
 						life)
 				}
 			}
 			if found.Age > 10*time.Second {
-				t.Fatalf("an answer is %v old", found.Age)
+				t.Fatalf("the age of an answer is %v", found.Age)
 			}
 		}
 	}
 }
 
-// The memory of answers is bounded in bytes, and one run takes no more than is reckoned for it.
+// TestCacheIsBoundedInBytes: the cache stays within its bytes, and a run uses at most runBytes.
 func TestCacheIsBoundedInBytes(t *testing.T) {
 	const runs = 20_000
 	fill := func(c *Cache, n int) {
@@ -107,7 +107,7 @@ func TestCacheIsBoundedInBytes(t *testing.T) {
 	}
 	heap := func() uint64 {
 		runtime.GC()
-		runtime.GC() // what pools have kept goes with the second
+		runtime.GC() // the second collection frees the content of pools
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc
@@ -117,7 +117,7 @@ func TestCacheIsBoundedInBytes(t *testing.T) {
 	fill(c, 3*runs)
 	took := int64(heap()) - int64(before)
 	if c.Stats().Runs != runs || took > runs*runBytes*5/4 {
-		t.Errorf("%d runs are remembered in %d bytes, want %d in %d", c.Stats().Runs, took, runs, runs*runBytes)
+		t.Errorf("%d cached runs use %d bytes, want %d in %d", c.Stats().Runs, took, runs, runs*runBytes)
 	}
 	t.Logf("%d bytes a run", took/runs)
 	runtime.KeepAlive(c)
@@ -138,7 +138,7 @@ func TestCacheAsksOnce(t *testing.T) {
 	other := l
 	other.ID = 1
 	if f := all(c, other, 0).Wait(soon(t)); !errors.Is(f.Err, errBusy) {
-		t.Fatalf("one too many: %v", f.Err)
+		t.Fatalf("above the limit of requests: %v", f.Err)
 	}
 	waiting := []*Question{all(c, l, 0), all(c, l, 0)}
 	close(m.gate)
@@ -148,7 +148,7 @@ func TestCacheAsksOnce(t *testing.T) {
 		}
 	}
 	if f := all(c, l, 0).Wait(late); f.Err != nil || f.Present.Count() != 40 {
-		t.Fatalf("what is remembered takes no time: %v, %d present", f.Err, f.Present.Count())
+		t.Fatalf("cached answers: %v, %d present", f.Err, f.Present.Count())
 	}
 	if m.keys.Load() != 80 || m.calls.Load() != 2 {
 		t.Errorf("%d keys in %d calls", m.keys.Load(), m.calls.Load())
@@ -158,16 +158,16 @@ func TestCacheAsksOnce(t *testing.T) {
 	m.objects = map[string]bool{}
 	m.mu.Unlock()
 	if f := all(c, l, 0).Wait(soon(t)); f.Present.Count() != 0 || m.keys.Load() != 120 {
-		t.Errorf("after Forget: %d present, %d keys: a miss costs one", f.Present.Count(), m.keys.Load())
+		t.Errorf("after Forget: %d present, %d keys, want a single key for a miss", f.Present.Count(), m.keys.Load())
 	}
 	c.Forget()
 	m.err = errors.New("broken")
 	if f := all(c, l, 0).Wait(soon(t)); f.Err == nil || c.Stats().Runs != 0 || c.Stats().Failed == 0 {
-		t.Errorf("a broken store: %v, %d remembered", f.Err, c.Stats().Runs)
+		t.Errorf("a broken store: %v, %d cached runs", f.Err, c.Stats().Runs)
 	}
 }
 
-func BenchmarkRemembered(b *testing.B) {
+func BenchmarkCachedAnswers(b *testing.B) {
 	l := lane(767)
 	m := &memory{objects: map[string]bool{}}
 	c := NewCache(m, CacheConfig{HitLife: time.Hour, MissLife: time.Hour})

@@ -1,16 +1,16 @@
 package hicache
 
-// The releases of SGLang in which the limit of what is loaded ahead changed
-// (HiCacheController.attach_storage_backend of python/sglang/srt/managers/cache_controller.py in the published wheels).
+// Releases of SGLang that changed the limit of prefetched tokens (HiCacheController.attach_storage_backend of
+// python/sglang/srt/managers/cache_controller.py in the published wheels).
 var (
 	halfPoolSince   = version{0, 5, 15}
 	bufferModeSince = version{0, 5, 19}
 )
 
-// PrefetchLimit is how many tokens SGLang loads ahead at most, of the room of its host and device pools in tokens: half
-// of the host pool; with bufferOnly 0.9 of it, from 0.5.19 on; before 0.5.15, 0.8 of what the host pool has more than
-// the device pool. release is the engine's; "" is a new one. 0 means that the host pool is not known. A limit of less
-// than one token is 1, which is less than a page.
+// PrefetchLimit returns the maximum number of tokens that SGLang prefetches. host and device are the sizes of the pools
+// in tokens. The limit is half of the host pool. With bufferOnly, from release 0.5.19 on, it is 0.9 of the host pool.
+// Before 0.5.15, it is 0.8 of the difference between host pool and device pool. release is the engine's; "" means a new
+// release. 0 means that the host pool is unknown. A limit below one token becomes 1, which is less than a page.
 func PrefetchLimit(release string, host, device uint64, bufferOnly bool) int {
 	if host == 0 {
 		return 0

@@ -5,11 +5,11 @@ import (
 	"fmt"
 )
 
-// Check says what is wrong with c; nil is nothing.
+// Check returns an error if c is invalid.
 func (c *Config) Check() error {
 	switch {
 	case c.SGLang != nil && c.VLLM != nil:
-		return errors.New("hicache: one worker has SGLang's store and vLLM's")
+		return errors.New("hicache: a worker has both a store of SGLang and a store of vLLM")
 	case c.SGLang != nil:
 		if err := c.SGLang.check(); err != nil {
 			return fmt.Errorf("hicache: sglang_hicache_mooncake: %w", err)
@@ -22,7 +22,7 @@ func (c *Config) Check() error {
 	return nil
 }
 
-// complaints are what is wrong with a configuration.
+// complaints are the faults of a configuration.
 type complaints []error
 
 func (c *complaints) add(bad bool, format string, args ...any) {
@@ -31,12 +31,12 @@ func (c *complaints) add(bad bool, format string, args ...any) {
 	}
 }
 
-// unless adds a complaint unless a field is from least to most.
+// unless adds a complaint if the field is not between least and most.
 func (c *complaints) unless(field string, is, least, most int) {
 	c.add(is < least || is > most, "%s %d: want %d to %d", field, is, least, most)
 }
 
-// version adds a complaint of a release that is none; an empty one is not given.
+// version adds a complaint about an invalid release. An empty release is valid.
 func (c *complaints) version(text string) {
 	if _, err := parseVersion(text); text != "" {
 		c.add(err != nil, "%v", err)

@@ -7,102 +7,102 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Bounds of what a configuration may say; what lies beyond is a mistake and would cost memory.
+// Limits of a configuration. A larger value is a mistake and would cost memory.
 const (
-	maxRanks     = 1 << 12 // of each kind, and keys of one page in all
+	maxRanks     = 1 << 12 // ranks of each kind, and keys of a page
 	maxPageSize  = 1 << 16 // tokens
 	maxBlockSize = 1 << 20 // tokens
 	maxGroups    = 256
 	maxLookahead = 64 // tokens
 )
 
-// The backends of SGLang's HiCache that are known here.
+// Supported backends of SGLang's HiCache.
 const (
 	mooncakeBackend = "mooncake"
 	fileBackend     = "file"
 )
 
-// defaultTenant is the tenant of Mooncake's objects for which a master's HTTP answers.
+// defaultTenant is the only tenant of Mooncake's objects that a master's HTTP port serves.
 const defaultTenant = events.DefaultTenant
 
-// defaultMetricsPort is where a Mooncake master answers HTTP unless told otherwise.
+// defaultMetricsPort is the default HTTP port of a Mooncake master.
 const defaultMetricsPort = 9003
 
-// Config is what a worker registers of the shared store it uses. At most one of its fields is set; none means that the
-// worker uses no store that is known here. Configs are values: nothing here changes one.
+// Config describes the shared store of a worker, as the worker registers it. At most one field is set. An empty Config
+// means that the worker uses no supported store. A Config is immutable.
 type Config struct {
 	SGLang *SGLang `json:"sglang_hicache_mooncake,omitempty"`
 	VLLM   *VLLM   `json:"vllm_mooncake_store,omitempty"`
 }
 
-// SGLang is the configuration of SGLang's HiCache with a store behind it, as SGLang's workers under NVIDIA Dynamo
-// publish it (ai-dynamo/dynamo › components/src/dynamo/sglang/register.py of 1.6.1 and 1.7). Null and absent fields
-// are zero.
+// SGLang is the configuration of SGLang's HiCache with a store. SGLang's workers under NVIDIA Dynamo publish it
+// (ai-dynamo/dynamo › components/src/dynamo/sglang/register.py of 1.6.1 and 1.7). Null and absent fields are zero.
 type SGLang struct {
 	Backend          string `json:"backend"`   // "mooncake" or "file"
 	PageSize         int    `json:"page_size"` // tokens
 	TPSize           int    `json:"tp_size"`
 	PPSize           int    `json:"pp_size"`
 	IsMLA            bool   `json:"is_mla_model"`
-	IsEagle          bool   `json:"is_eagle"`           // pages are of pairs of tokens
+	IsEagle          bool   `json:"is_eagle"`           // pages consist of pairs of tokens
 	TPLCMSize        int    `json:"tp_lcm_size"`        // 0: not set
-	ShouldSplitHeads bool   `json:"should_split_heads"` // keys are of shares of heads, TPLCMSize of them
+	ShouldSplitHeads bool   `json:"should_split_heads"` // a key has a share of the heads, 1 of TPLCMSize
 	ExtraBackendTag  string `json:"extra_backend_tag"`
 
-	// KeyPrefix is what Mooncake's keys begin with, before an underscore: the tag and the model's name. It takes the
-	// place of ExtraBackendTag, ModelInKeys and ModelName. null: it is made of these.
+	// KeyPrefix is the prefix of Mooncake's keys, before an underscore: the tag and the model's name. It replaces
+	// ExtraBackendTag, ModelInKeys and ModelName. null: the prefix consists of these fields.
 	KeyPrefix *string `json:"key_prefix,omitempty"`
 
-	// TenantID is the tenant of the objects; "" and "default" are the default one. A master's HTTP answers for that
-	// alone, so a store with another is not asked.
+	// TenantID is the tenant of the objects; "" and "default" mean the default tenant. A master's HTTP port serves only
+	// the default tenant, so kvatlas does not query the store of another tenant.
 	TenantID string `json:"tenant_id,omitempty"`
 
-	// KVEventsEndpoint is where the master publishes its events. It is not used here: a shim of the store passes them on.
+	// KVEventsEndpoint is the address of the master's events. It has no use here: a shim of the store forwards the
+	// events.
 	KVEventsEndpoint string `json:"kv_events_endpoint,omitempty"`
 
-	// ObjectLayout lists the objects of a page, by pool; nil: those of keys and values alone.
+	// ObjectLayout lists the objects of a page, by pool. nil means only the objects of keys and values.
 	ObjectLayout *ObjectLayout `json:"hicache_object_layout,omitempty"`
 
-	// Hybrid is whether a page has more objects than those of keys and values; see [SGLang.Bounded]. null: not known.
+	// Hybrid reports whether a page has objects besides keys and values; see [SGLang.Bounded]. null: unknown.
 	Hybrid *bool `json:"hybrid,omitempty"`
 
 	Master
 
-	// EngineVersion is SGLang's release, such as 0.5.23. It decides what is left open of MLAKeyStyle, Namespaces and
-	// ModelInKeys.
+	// EngineVersion is SGLang's release, such as 0.5.23. It determines MLAKeyStyle, Namespaces and ModelInKeys if
+	// unset.
 	EngineVersion string `json:"engine_version,omitempty"`
 
-	// MLAKeyStyle is how a page of an MLA model is called: "rank" (hash__k, from 0.5.8 on, and without a release) or
-	// "plain" (hash_k).
+	// MLAKeyStyle is the form of a page's key of an MLA model: "rank" (hash__k, from 0.5.8 on, and without a release)
+	// or "plain" (hash_k).
 	MLAKeyStyle string `json:"mla_key_style,omitempty"`
 
-	// Namespaces is whether extra keys and cache salts are part of the page hash: "hashed" (from 0.5.20 on, and without
-	// a release) or "ignored" (before: tenants are not told apart in the store).
+	// Namespaces defines whether the page hash includes extra keys and cache salts: "hashed" (from 0.5.20 on, and
+	// without a release) or "ignored" (before: tenants share the pages in the store).
 	Namespaces string `json:"namespaces,omitempty"`
 
-	// PrefetchThreshold is how many tokens must be there for the engine to load them; 0 is the engine's own default,
-	// 256. A page is the least in any case.
+	// PrefetchThreshold is the minimum number of present tokens for a load; 0 means the engine's default, 256. The
+	// minimum is at least a page.
 	PrefetchThreshold int `json:"prefetch_threshold,omitempty"`
 
-	// PrefetchCapacity is how many tokens the engine loads ahead at most, as [PrefetchLimit] computes it of the engine's
-	// sizes; 0 is not known, and then no limit is applied.
+	// PrefetchCapacity is the maximum number of tokens that the engine prefetches, from [PrefetchLimit]. 0 means
+	// unknown, and no limit applies.
 	PrefetchCapacity int `json:"prefetch_capacity_limit,omitempty"`
 
-	// ModelName is part of the file backend's names, and of Mooncake's keys where ModelInKeys says so.
+	// ModelName is part of the file backend's names. It is part of Mooncake's keys if ModelInKeys is set.
 	ModelName string `json:"model_name,omitempty"`
 
-	// ModelInKeys is whether Mooncake's keys have the model's name. null: they do from 0.5.17 on; without a release, if
-	// there is a ModelName.
+	// ModelInKeys reports whether Mooncake's keys have the model's name. null: true from 0.5.17 on; without a release,
+	// true if ModelName is set.
 	ModelInKeys *bool `json:"model_in_keys,omitempty"`
 
-	// Directory is where the file backend keeps its pages.
+	// Directory is the folder of the file backend.
 	Directory string `json:"directory,omitempty"`
 }
 
 // VLLM is the configuration of vLLM's MooncakeStoreConnector
 // (vllm-project/vllm › vllm/distributed/kv_transfer/kv_connector/v1/mooncake/store).
 type VLLM struct {
-	ModelName      string `json:"model_name"` // of a path, its last element is used
+	ModelName      string `json:"model_name"` // of a path, only the last element counts
 	CachePrefix    string `json:"cache_prefix,omitempty"`
 	StoreNamespace string `json:"store_namespace,omitempty"`
 
@@ -118,20 +118,20 @@ type VLLM struct {
 	UseEagle           bool    `json:"use_eagle,omitempty"`
 	Profile            Profile `json:"profile,omitempty"` // "" is safe
 
-	// What a block is called depends on these. Without a seed that can be known the store is not asked.
+	// The following fields determine the name of a block. Without a predictable seed, kvatlas does not query the store.
 	// --prefix-caching-hash-algo: sha256 (the default), sha256_cbor, xxhash, xxhash_cbor
 	HashAlgo string  `json:"hash_algo,omitempty"`
 	HashSeed *string `json:"hash_seed,omitempty"` // the engine's PYTHONHASHSEED; null: not set
-	// tokens after a block that are hashed with it, from 0.33 on, with some draft models
+	// tokens after a block that the hash includes, from 0.33 on, with some draft models
 	HashLookahead int `json:"hash_lookahead_tokens,omitempty"`
-	// vLLM's release, such as 0.32.0: decides what HashSeed leaves open, and how adapters and salts are hashed
+	// vLLM's release, such as 0.32.0: determines the seed without HashSeed, and the hashing of adapters and salts
 	EngineVersion string `json:"engine_version,omitempty"`
 
 	Master
 }
 
-// Kind is the kind of attention of a KV-cache group, as the coordinator tells them apart. Kinds that vLLM finds hits
-// for in the same way are one: MLA and sink attention are full, sliding MLA is sliding.
+// Kind is the kind of attention of a KV-cache group. Kinds with the same rule for hits in vLLM are a single Kind: MLA
+// and sink attention are full, sliding MLA is sliding.
 type Kind string
 
 const (
@@ -141,26 +141,26 @@ const (
 	Mamba        Kind = "mamba"
 )
 
-// Group is one KV-cache group of a hybrid model.
+// Group is a KV-cache group of a hybrid model.
 type Group struct {
 	Kind      Kind `json:"kind"`
-	BlockSize int  `json:"block_size"`       // tokens; of an attention group under DCP, times its size
+	BlockSize int  `json:"block_size"`       // tokens; under DCP, an attention group has the block size times the DCP size
 	Window    int  `json:"window,omitempty"` // tokens: the window of a sliding group, the chunk of a chunked one
-	Eagle     bool `json:"eagle,omitempty"`  // a draft model's
-	MLA       bool `json:"mla,omitempty"`    // every TP rank has the same bytes
+	Eagle     bool `json:"eagle,omitempty"`  // a draft model uses the group
+	MLA       bool `json:"mla,omitempty"`    // all TP ranks have the same bytes
 }
 
-// Profile is whose rule decides what a hit is.
+// Profile selects the rules for hits.
 type Profile string
 
 const (
 	Safe      Profile = "safe"      // vLLM 0.32.0 without partial hits; the default
-	Partial   Profile = "partial"   // vLLM 0.32.0 with hits that end within a block (enable_partial_hash_hits)
-	Reference Profile = "reference" // vLLM 0.24.0, bit for bit, its two EAGLE defects included
+	Partial   Profile = "partial"   // vLLM 0.32.0, with hits that end within a block (enable_partial_hash_hits)
+	Reference Profile = "reference" // vLLM 0.24.0, bit for bit, including two EAGLE defects
 )
 
-// Folder is the folder of the store; "" if it is none. Who reads a configuration of somebody else must know the folder:
-// to look into it says what is there.
+// Folder returns the folder of the store, or "" for other stores. A caller with a foreign configuration must allow only
+// known folders, because a lookup reveals the content of a folder.
 func (c *Config) Folder() string {
 	if c.SGLang != nil && c.SGLang.Backend == fileBackend {
 		return c.SGLang.Directory
@@ -168,7 +168,8 @@ func (c *Config) Folder() string {
 	return ""
 }
 
-// Where is the folder, the host:port for HTTP, or the election of the store; "" if the workers did not say.
+// Where returns the folder, the host:port for HTTP, or the election of the store. It returns "" if the workers
+// registered no address.
 func (c *Config) Where() string {
 	if folder := c.Folder(); folder != "" {
 		return folder
@@ -179,8 +180,8 @@ func (c *Config) Where() string {
 	return ""
 }
 
-// Identity names the store and how its objects are called: under configurations of one identity, what has the same name
-// is the same object. c must have passed Check.
+// Identity identifies the store and the scheme of object names. Under configurations with the same identity, equal
+// names mean equal objects. c must have passed Check.
 func (c *Config) Identity() string {
 	if v := c.VLLM; v != nil {
 		return fmt.Sprintf("vllm %q %q %q %q tp%d pp%d pcp%d dcp%d heads%d %v %d", v.where(), v.CachePrefix,
@@ -194,7 +195,7 @@ func (c *Config) Identity() string {
 		x.TenantID, suffixes, trailing)
 }
 
-// Rule is what workers of this configuration load. c must have passed Check.
+// Rule returns the rule by which workers with this configuration load blocks. c must have passed Check.
 func (c *Config) Rule() Rule {
 	if c.SGLang != nil {
 		return c.SGLang.Rule()
@@ -202,10 +203,10 @@ func (c *Config) Rule() Rule {
 	return Rule{most: noBound}
 }
 
-// Bounded reports whether what workers of this configuration are found to load is an upper bound.
+// Bounded reports whether the computed loads of workers with this configuration are upper bounds.
 func (c *Config) Bounded() bool { return c.SGLang != nil && c.SGLang.Bounded() }
 
-// String says in a few words what c is; "" is nothing.
+// String describes c in a few words. nil and empty configurations return "".
 func (c *Config) String() string {
 	switch {
 	case c == nil:
@@ -220,14 +221,14 @@ func (c *Config) String() string {
 	return ""
 }
 
-// Layout is what the coordinator needs of v.
+// Layout returns the layout for a [Coordinator].
 func (v *VLLM) Layout() Layout {
 	return Layout{Groups: v.Groups, SchedulerBlockSize: v.SchedulerBlockSize, HashBlockSize: v.HashBlockSize,
 		UseEagle: v.UseEagle, Profile: v.Profile}
 }
 
-// Usable says why workers of this configuration can be credited with nothing of the store, or "" if they can:
-// blockSize, in tokens, is what the index counts in.
+// Usable returns the reason why workers with this configuration get no credit for the store, or "". blockSize is the
+// size of the index's blocks, in tokens.
 func (c *Config) Usable(blockSize uint32) (reason string) {
 	if err := c.Check(); err != nil {
 		return err.Error()
@@ -238,8 +239,8 @@ func (c *Config) Usable(blockSize uint32) (reason string) {
 	return c.Unasked()
 }
 
-// GroupSpecs is what a configuration says of the worker's own KV-cache groups, by number, for an engine whose blocks
-// have a size in tokens; nil if it says nothing. c must have passed Check.
+// GroupSpecs returns the specs of the worker's KV-cache groups, by number. blockSize is the size of the engine's
+// blocks, in tokens. It returns nil if the configuration has no groups. c must have passed Check.
 func (c *Config) GroupSpecs(blockSize uint32) (list []events.GroupSpec) {
 	if c.VLLM == nil {
 		return nil
@@ -249,10 +250,10 @@ func (c *Config) GroupSpecs(blockSize uint32) (list []events.GroupSpec) {
 		spec := events.GroupSpec{
 			Kind: map[Kind]events.Attention{Full: events.AttentionFull, Sliding: events.AttentionSlidingWindow,
 				ChunkedLocal: events.AttentionChunkedLocal, Mamba: events.AttentionMamba}[g.Kind],
-			// hashes that read ahead drop nothing
+			// groups with lookahead hashes drop nothing
 			Drops: (g.Eagle || c.VLLM.UseEagle && !flagged) && c.VLLM.HashLookahead == 0,
 		}
-		if uint32(g.BlockSize) == blockSize { // a window of other blocks means nothing in the index
+		if uint32(g.BlockSize) == blockSize { // a window in other blocks has no meaning in the index
 			spec.Window = uint32(g.Window)
 		}
 		list = append(list, spec)

@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// published is what SGLang's workers under Dynamo publish, nulls and all.
+// published is a configuration of SGLang's workers under Dynamo, with nulls.
 const published = `{"sglang_hicache_mooncake":{"backend":"mooncake","page_size":64,"tp_size":2,"pp_size":1,"is_mla_model":false,"is_eagle":false,
 "tp_lcm_size":null,"should_split_heads":false,"extra_backend_tag":null,"master_server_address":"10.0.0.1:50051","master_metrics_port":9003}}`
 
@@ -37,7 +37,7 @@ func TestConfigAsPublished(t *testing.T) {
 	}
 }
 
-func TestCheckNamesWhatIsWrong(t *testing.T) {
+func TestCheckNamesTheField(t *testing.T) {
 	for field, text := range map[string]string{
 		"backend":             strings.Replace(published, `"mooncake",`, `"hf3fs",`, 1),
 		"page_size":           strings.Replace(published, "64", "0", 1),
@@ -78,7 +78,7 @@ func TestVLLMKeys(t *testing.T) {
 		version  string
 		prefixes [3]int
 		last     string
-	}{ // read in the wheels' MooncakeStoreWorker; integration/judges/engines asks that of 0.24 and 0.32
+	}{ // from MooncakeStoreWorker of the wheels; integration/judges/engines runs 0.24 and 0.32
 		{"", [3]int{8, 8, 8}, "@tp_rank:3@pcp1@dcp1@pp_rank:0@"},
 		{"0.27.0", [3]int{8, 8, 8}, "@tp_rank:3@pcp1@dcp1@pp_rank:0@"},
 		{"0.26.0", [3]int{8, 8, 8}, "@tp_rank:3@pcp1@dcp1@pp_rank:0@"},
@@ -100,7 +100,7 @@ func TestVLLMKeys(t *testing.T) {
 	}
 }
 
-// FuzzConfig: whatever a worker registers, Check decides, and what it lets through names keys without a panic.
+// FuzzConfig: Check accepts or rejects any configuration, and an accepted configuration names keys without a panic.
 func FuzzConfig(f *testing.F) {
 	f.Add([]byte(published))
 	f.Add([]byte(strings.Replace(published, `"tp_size"`, `"hicache_object_layout":`+servedLayout+`,"tp_size"`, 1)))
@@ -151,7 +151,7 @@ func FuzzConfig(f *testing.F) {
 			}
 			m := p.Map(found)
 			if load, _ := m.Load(0, c.Rule()); load > m.Blocks() {
-				t.Errorf("%d blocks would be loaded of %d", load, m.Blocks())
+				t.Errorf("%d loaded blocks of %d", load, m.Blocks())
 			}
 			if m.Blocks() > 0 {
 				p.Keys(m.Blocks() - 1)
@@ -159,10 +159,10 @@ func FuzzConfig(f *testing.F) {
 		}
 		var again Config
 		if json.Unmarshal(text, &again) != nil {
-			t.Fatal("what was read once is not read again")
+			t.Fatal("an encoded configuration is not readable")
 		}
 		if s := Share(map[events.RankKey]Config{{Instance: "a"}: c, {Instance: "b"}: again}); s.Reason != "" {
-			t.Errorf("one configuration does not agree with itself: %s", s.Reason)
+			t.Errorf("a configuration conflicts with itself: %s", s.Reason)
 		}
 	})
 }

@@ -7,34 +7,33 @@ import (
 	"slices"
 )
 
-// Layout is how a hybrid model's KV cache is divided into groups.
+// Layout describes the KV-cache groups of a hybrid model.
 type Layout struct {
 	Groups             []Group
-	SchedulerBlockSize int // tokens; every hit is a multiple of it (in the Partial profile, of HashBlockSize)
-	HashBlockSize      int // tokens; what one hash stands for
+	SchedulerBlockSize int // tokens; divides every hit (in the Partial profile, HashBlockSize does)
+	HashBlockSize      int // tokens of a hash
 	UseEagle           bool
 	Profile            Profile // "" is Safe
 }
 
-// errLayout is returned for a layout that vLLM itself refuses by an assertion. The text says which rule is broken.
+// errLayout is the error for a layout that fails an assertion in vLLM. The text names the violated rule.
 var errLayout = errors.New("vLLM refuses this layout")
 
-// Coordinator decides hits as vLLM's MooncakeStoreCoordinator does. It does not change after it was made, so any number
-// of goroutines may use it.
+// Coordinator computes hits like vLLM's MooncakeStoreCoordinator. It is immutable and safe for concurrent use.
 type Coordinator struct {
 	layout Layout
 	specs  []spec
-	simple bool // exactly two specs, the first of them full
+	simple bool // exactly two specs, the first is full
 }
 
-// spec is what groups of equal kind and sizes are merged into: a block counts only if each of them has it.
+// spec merges groups of equal kind and sizes. A block counts only if all of the groups have the block.
 type spec struct {
 	Group
 	gids  []int
 	eagle bool
 }
 
-// NewCoordinator checks a layout. Its error wraps errLayout where vLLM has an assertion.
+// NewCoordinator checks a layout. The error wraps errLayout if vLLM has an assertion for the rule.
 func NewCoordinator(l Layout) (*Coordinator, error) {
 	l.Profile = cmp.Or(l.Profile, Safe)
 	if l.Profile != Safe && l.Profile != Reference && l.Profile != Partial {
@@ -85,7 +84,7 @@ func NewCoordinator(l Layout) (*Coordinator, error) {
 		}
 		anyEagle = anyEagle || g.Eagle
 		flag := g.Eagle
-		g.Eagle = false // not part of what makes specs equal
+		g.Eagle = false // groups that differ only in the flag have the same spec
 		at := slices.IndexFunc(c.specs, func(s spec) bool { return s.Group == g })
 		if at < 0 {
 			at = len(c.specs)
@@ -113,7 +112,7 @@ func NewCoordinator(l Layout) (*Coordinator, error) {
 	return c, nil
 }
 
-// rank orders specs: full attention first, as it converges best.
+// rank orders specs: full attention first, because the search then converges fastest.
 func rank(k Kind) int {
 	if k == Full {
 		return 0
@@ -121,7 +120,7 @@ func rank(k Kind) int {
 	return 1
 }
 
-// alignment is what hits of a spec are multiples of, in tokens.
+// alignment returns the unit of a spec's hits, in tokens.
 func (c *Coordinator) alignment(s *spec) int {
 	if len(c.specs) == 1 && c.layout.Profile == Reference {
 		return s.BlockSize
@@ -129,7 +128,7 @@ func (c *Coordinator) alignment(s *spec) int {
 	return c.unit()
 }
 
-// unit is what the engine's hits are multiples of, in tokens.
+// unit returns the unit of the engine's hits, in tokens.
 func (c *Coordinator) unit() int {
 	if c.layout.Profile == Partial {
 		return c.layout.HashBlockSize
@@ -137,24 +136,24 @@ func (c *Coordinator) unit() int {
 	return c.layout.SchedulerBlockSize
 }
 
-// fine reports whether hits of a spec may end within one of its blocks.
+// fine reports whether a hit of a spec may end within a block of the spec.
 func (c *Coordinator) fine(s *spec) bool {
 	return c.layout.Profile == Partial && s.BlockSize > c.layout.HashBlockSize && (s.Kind == Full || s.Kind == Mamba)
 }
 
-// store is what is there, as one search sees it.
+// store is the content of the store during a search.
 type store struct {
 	present [][]bool
-	hash    int // tokens of one hash
-	probes  int // how often it was asked
+	hash    int // tokens of a hash
+	probes  int // number of lookups
 }
 
-// has reports whether a block is there, under the name of its last hash.
+// has reports whether the store has a block. The name of a block is the last hash.
 func (st *store) has(s *spec, block int) bool {
 	return st.hasHash(s, (block+1)*(s.BlockSize/st.hash)-1)
 }
 
-// hasHash reports whether something that ends with a hash block is there.
+// hasHash reports whether the store has the block that ends with the hash block at.
 func (st *store) hasHash(s *spec, at int) bool {
 	st.probes++
 	for _, g := range s.gids {
@@ -165,10 +164,10 @@ func (st *store) hasHash(s *spec, at int) bool {
 	return true
 }
 
-// FindLongestCacheHit is how many tokens, maxTokens at most, the longest prefix has that every group can go on from.
-// present[g][i] says whether group g has the block that ends with the prompt's hash block i (vLLM names a block by its
-// last hash); the slices are as long as the prompt has hashes. Where a group's blocks are larger than a hash, only
-// every n-th entry is looked at.
+// FindLongestCacheHit returns the length in tokens of the longest prefix that all groups can continue, at most
+// maxTokens. present[g][i] reports whether group g has the block that ends with the prompt's hash block i (vLLM names a
+// block by the last hash). Each slice has the number of the prompt's hashes as its length. For a group with blocks
+// larger than a hash, only every n-th entry counts.
 func (c *Coordinator) FindLongestCacheHit(present [][]bool, maxTokens int) (int, error) {
 	if len(present) != len(c.layout.Groups) {
 		return 0, fmt.Errorf("hicache: presence of %d groups, the layout has %d", len(present), len(c.layout.Groups))
@@ -184,10 +183,10 @@ func (c *Coordinator) find(st *store, maxTokens int) int {
 	return c.converge(st, maxTokens)
 }
 
-// converge lets each spec in turn shorten the hit until all agree.
+// converge shortens the hit spec by spec until all specs agree.
 func (c *Coordinator) converge(st *store, maxTokens int) (hit int) {
 	reference := c.layout.Profile == Reference
-	bound := maxTokens // how far a spec may look that drops a block afterwards
+	bound := maxTokens // limit of the search of a spec that then drops a block
 	if !reference {
 		bound = len(st.present[0]) * st.hash
 		for _, p := range st.present {
@@ -196,12 +195,12 @@ func (c *Coordinator) converge(st *store, maxTokens int) (hit int) {
 	}
 	visited := make([]bool, 2*len(c.specs))
 	found, verified := visited[:len(c.specs)], visited[len(c.specs):]
-	lengths := make([]int, len(c.specs)) // of what was found, in tokens
+	lengths := make([]int, len(c.specs)) // lengths of the hits in tokens
 	for hit = maxTokens; ; {
 		cur := hit
 		for k := range c.specs {
 			s := &c.specs[k]
-			if s.Kind == Full && found[k] { // what holds for a prefix holds for a shorter one
+			if s.Kind == Full && found[k] { // a shorter prefix of a hit is a hit too
 				if reference {
 					cur = cur / s.BlockSize * s.BlockSize
 				} else {
@@ -211,7 +210,7 @@ func (c *Coordinator) converge(st *store, maxTokens int) (hit int) {
 			}
 			drop := s.eagle && !verified[k]
 			limit := cur
-			// a state is never dropped: looking further would let the hit grow
+			// a state is never dropped, because a longer search could let the hit grow
 			if drop && (reference || s.Kind != Mamba) {
 				margin := s.BlockSize
 				if c.fine(s) {
@@ -237,8 +236,8 @@ func (c *Coordinator) converge(st *store, maxTokens int) (hit int) {
 	}
 }
 
-// find is the longest hit of one spec, of at most maxTokens, in tokens. drop takes the last block (or hash block, where
-// a hit may end with one) away, which a draft model must compute anew.
+// find returns the longest hit of a spec, in tokens, at most maxTokens. drop removes the last block (or hash block, if
+// a hit may end with a hash block), because a draft model computes the block again.
 func (st *store) find(s *spec, maxTokens int, drop bool, align int) int {
 	b := s.BlockSize
 	n := maxTokens / b
@@ -250,7 +249,7 @@ func (st *store) find(s *spec, maxTokens int, drop bool, align int) int {
 			k++
 		}
 		tokens := k * b
-		if fine { // into the first block that is not there whole
+		if fine { // a hit may end within the first incomplete block
 			for i := min(tokens+b-align, maxTokens)/align - 1; i >= tokens/align; i-- {
 				if st.hasHash(s, i) {
 					tokens = (i + 1) * align
@@ -277,7 +276,7 @@ func (st *store) find(s *spec, maxTokens int, drop bool, align int) int {
 		}
 		return end * b
 	}
-	if fine { // Mamba, whose state may lie at the end of any hash block
+	if fine { // Mamba: the state may be at the end of any hash block
 		for i := maxTokens/align - 1; i >= 0; i-- {
 			if st.hasHash(s, i) {
 				return (i + 1) * align
@@ -293,8 +292,8 @@ func (st *store) find(s *spec, maxTokens int, drop bool, align int) int {
 	return 0
 }
 
-// window looks from the right for as many blocks in a row as a window needs, and returns where they end. A run at the
-// very begin may be shorter.
+// window searches from the right for enough consecutive blocks for a window, and returns the end. A row at the very
+// start may be shorter.
 func (st *store) window(s *spec, n int, drop bool, align int) int {
 	b, need, run := s.BlockSize, s.need(drop), 0
 	for i := n - 1; i >= 0; i-- {
@@ -307,7 +306,7 @@ func (st *store) window(s *spec, n int, drop bool, align int) int {
 			if drop {
 				end = i
 			}
-			if end*b%align != 0 { // no hit may end here
+			if end*b%align != 0 { // a hit must end at a multiple of align
 				continue
 			}
 		}
@@ -318,7 +317,7 @@ func (st *store) window(s *spec, n int, drop bool, align int) int {
 	return run * b / align * align / b
 }
 
-// need is how many blocks in a row make a hit in a sliding group. A window of 1 gives 0, which acts as 1.
+// need returns the number of consecutive blocks for a hit in a sliding group. A window of 1 returns 0, which acts as 1.
 func (g *Group) need(eagle bool) int {
 	need := (g.Window - 1 + g.BlockSize - 1) / g.BlockSize
 	if eagle {
@@ -327,9 +326,9 @@ func (g *Group) need(eagle bool) int {
 	return need
 }
 
-// StoreMask says which blocks of a prompt of tokens (a multiple of the scheduler's block size) an engine would write to
-// the store, one mask for each group. A nil mask is all of them. In the profiles of vLLM 0.32 Mamba states are written
-// on another way and their mask is all false.
+// StoreMask returns a mask of the blocks that an engine would write to the store, for each group. tokens is the length
+// of the prompt, a multiple of the scheduler's block size. A nil mask means all blocks. In the profiles of vLLM 0.32,
+// the mask of a Mamba group is all false, because vLLM writes the states in another way.
 func (c *Coordinator) StoreMask(tokens int) ([][]bool, error) {
 	lcm, safe := c.layout.SchedulerBlockSize, c.layout.Profile != Reference
 	if tokens < 0 || tokens%lcm != 0 {
@@ -341,7 +340,7 @@ func (c *Coordinator) StoreMask(tokens int) ([][]bool, error) {
 		s := &c.specs[k]
 		for _, g := range s.gids {
 			eagle := s.eagle
-			if !safe { // 0.24 does not spread the flag over merged groups
+			if !safe { // vLLM 0.24 does not apply the flag to merged groups
 				eagle = c.layout.Groups[g].Eagle || c.layout.UseEagle &&
 					!slices.ContainsFunc(c.layout.Groups, func(g Group) bool { return g.Eagle })
 			}
@@ -356,11 +355,11 @@ func (c *Coordinator) StoreMask(tokens int) ([][]bool, error) {
 	return masks, nil
 }
 
-// Lookup is how many tokens of a prompt of so many an engine would take from the store, of which present says what is
-// there as for FindLongestCacheHit: the engine asks for whole units, only for blocks that hits need, and computes at
-// least the last token itself (vllm-project/vllm › vllm/distributed/kv_transfer/kv_connector/v1/mooncake/store,
-// MooncakeStoreWorker.lookup; up to 0.24 its scheduler, get_num_new_matched_tokens). whole says that the store has all,
-// and only that last token keeps the hit from being longer.
+// Lookup returns the number of tokens of a prompt that an engine would load from the store. present has the meaning of
+// FindLongestCacheHit. The engine requests only whole units and only blocks that a hit needs. It always computes at
+// least the last token (vllm-project/vllm › vllm/distributed/kv_transfer/kv_connector/v1/mooncake/store,
+// MooncakeStoreWorker.lookup; up to 0.24 in the scheduler, get_num_new_matched_tokens). whole reports that only the
+// last token limits the hit.
 func (c *Coordinator) Lookup(present [][]bool, tokens int) (hit int, whole bool, err error) {
 	if len(present) != len(c.layout.Groups) {
 		return 0, false, fmt.Errorf("hicache: presence of %d groups, the layout has %d", len(present),
@@ -386,8 +385,8 @@ func (c *Coordinator) Lookup(present [][]bool, tokens int) (hit int, whole bool,
 	return hit, true, err
 }
 
-// lookedFor is present without what an engine does not ask for: what lies beyond the tokens that it asks about, and
-// blocks that no hit can need.
+// lookedFor returns present without the blocks that an engine does not request: blocks after the requested tokens, and
+// blocks outside of any possible hit.
 func (c *Coordinator) lookedFor(present [][]bool, tokens int) ([][]bool, error) {
 	masks := make([][]bool, len(c.layout.Groups))
 	if c.layout.Profile != Partial {
@@ -411,8 +410,8 @@ func (c *Coordinator) lookedFor(present [][]bool, tokens int) ([][]bool, error) 
 	return out, nil
 }
 
-// reachable lists the blocks of a sliding group that a hit at some multiple of the alignment needs, per blocks apart;
-// nil is all.
+// reachable returns a mask of the blocks of a sliding group that a hit at some multiple of the alignment needs. per is
+// the alignment in blocks. nil means all blocks.
 func (g *Group) reachable(n, per int, eagle bool) []bool {
 	need, shift := g.need(eagle), 0
 	if eagle {

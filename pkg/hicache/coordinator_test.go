@@ -49,10 +49,10 @@ func presence(texts []string) [][]bool {
 	return all
 }
 
-// check says what is wrong with a case, before it is compared with anything.
+// check validates a case before the comparison.
 func (c *coordinatorCase) check() error {
 	if len(c.G) == 0 {
-		return errors.New("it has no groups (\"g\")")
+		return errors.New("no groups (\"g\")")
 	}
 	if c.Max < 0 || c.LCM < 1 || c.HBS < 1 {
 		return fmt.Errorf("max %d, lcm %d, hbs %d: want 0, 1, 1 or more", c.Max, c.LCM, c.HBS)
@@ -82,7 +82,7 @@ func (c *coordinatorCase) check() error {
 	return nil
 }
 
-// decodeCases reads cases, one JSON object a line, however long. Its error names the line.
+// decodeCases reads cases, a JSON object per line of any length. The error names the line.
 func decodeCases(r io.Reader) (all []coordinatorCase, err error) {
 	in := bufio.NewReader(r)
 	for line := 1; ; line++ {
@@ -131,7 +131,7 @@ func readCases(t testing.TB) []coordinatorCase {
 	return all
 }
 
-// TestCoordinatorCasesAreChecked gives the reader files that are damaged.
+// TestCoordinatorCasesAreChecked passes damaged files to the reader.
 func TestCoordinatorCasesAreChecked(t *testing.T) {
 	const good = `{"g":[["full",4,0,0]],"lcm":4,"hbs":4,"eagle":false,"max":8,"present":["11"],"masks":["11"],"hit":8,"safe_masks":["11"],"safe_hit":8}`
 	long := strings.NewReplacer(`["11"]`, `["`+strings.Repeat("1", 1<<17)+`"]`).Replace(good)
@@ -153,12 +153,12 @@ func TestCoordinatorCasesAreChecked(t *testing.T) {
 	} {
 		text := "\n" + strings.Replace(good, c.from, c.to, 1) + "\n"
 		if _, err := decodeCases(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: %v, want what says %q", text, err, c.says)
+			t.Errorf("%s: %v, want an error with %q", text, err, c.says)
 		}
 	}
 }
 
-// TestCoordinator compares both profiles with every case of a file.
+// TestCoordinator compares both profiles with all cases of a file.
 func TestCoordinator(t *testing.T) {
 	cases := readCases(t)
 	for i, c := range cases {
@@ -184,7 +184,7 @@ func TestCoordinator(t *testing.T) {
 	t.Logf("%d cases of %s", len(cases), *casesFile)
 }
 
-func TestCoordinatorRefusesWhatUpstreamDoes(t *testing.T) {
+func TestCoordinatorRejectsLayoutsOfUpstream(t *testing.T) {
 	for _, c := range []struct {
 		what string
 		l    Layout
@@ -202,7 +202,7 @@ func TestCoordinatorRefusesWhatUpstreamDoes(t *testing.T) {
 			{Kind: Full, BlockSize: 8}}, SchedulerBlockSize: 8, HashBlockSize: 4}, "chunked local attention needs"},
 	} {
 		if _, err := NewCoordinator(c.l); !errors.Is(err, errLayout) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: %v, want an errLayout that says %q", c.what, err, c.says)
+			t.Errorf("%s: %v, want an errLayout with %q", c.what, err, c.says)
 		}
 	}
 }
@@ -227,8 +227,8 @@ func BenchmarkCoordinatorHardestCase(b *testing.B) {
 	}
 }
 
-// TestWorkGrowsWithGroups counts how often the store is asked: per block it may grow with the number of groups squared,
-// no faster.
+// TestWorkGrowsWithGroups counts the lookups in the store. The number per block grows at most with the square of the
+// number of groups.
 func TestWorkGrowsWithGroups(t *testing.T) {
 	rng := rand.New(rand.NewPCG(8, 9))
 	const blocks = 256
@@ -261,13 +261,13 @@ func TestWorkGrowsWithGroups(t *testing.T) {
 			}
 			st := &store{present: present, hash: 4}
 			if co.find(st, 4*blocks); st.probes > 4*blocks*groups*groups {
-				t.Fatalf("%d groups, %d blocks: the store was asked %d times", groups, blocks, st.probes)
+				t.Fatalf("%d groups, %d blocks: %d lookups", groups, blocks, st.probes)
 			}
 		}
 	}
 }
 
-// TestHitIsTheBestThereIs compares hits without EAGLE with a search of all lengths.
+// TestHitIsTheBestThereIs compares hits without EAGLE with an exhaustive search.
 func TestHitIsTheBestThereIs(t *testing.T) {
 	rng := rand.New(rand.NewPCG(10, 11))
 	for range 5000 {

@@ -12,12 +12,11 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// ErrNames is returned where what a prompt's blocks are called cannot be known from outside. The text says why. The
-// store is not asked then.
-var ErrNames = errors.New("what the prompt is called in the store cannot be known")
+// ErrNames means that the names of a prompt's blocks depend on unknown inputs. The text has the reason. The caller then
+// does not query the store.
+var ErrNames = errors.New("the names of the prompt's blocks in the store are unknown")
 
-// The algorithms by which vLLM hashes blocks (--prefix-caching-hash-algo): of what is written as Python's pickle or as
-// canonical CBOR.
+// Hash algorithms of vLLM (--prefix-caching-hash-algo). The input is a Python pickle or canonical CBOR.
 const (
 	algoSHA256     = "sha256"
 	algoSHA256CBOR = "sha256_cbor"
@@ -25,18 +24,18 @@ const (
 	algoXXH3CBOR   = "xxhash_cbor"
 )
 
-// maxPickled bounds the tokens of one hash block where it is pickled: beyond 64 KiB Python cuts its pickles into
+// maxPickled is the maximum number of tokens of a pickled hash block. Python divides pickles of more than 64 KiB into
 // frames.
 const maxPickled = 8192
 
-// fixedSeed is what vLLM derives its first hash from where PYTHONHASHSEED is not set, from fixedSeedSince on, for
-// SHA-256 alone (vllm-project/vllm › vllm/v1/core/kv_cache_utils.py, init_none_hash). Before, and for xxHash, it is
-// random in each process.
+// fixedSeed is the seed of vLLM's first hash without PYTHONHASHSEED, from release fixedSeedSince on and only for
+// SHA-256 (vllm-project/vllm › vllm/v1/core/kv_cache_utils.py, init_none_hash). In older releases and with xxHash, the
+// seed is random in each process.
 const fixedSeed = "vllm-none-hash"
 
 var (
 	fixedSeedSince = version{0, 29, 0}
-	taggedSince    = version{0, 31, 0} // extra keys of a hash say what they are
+	taggedSince    = version{0, 31, 0} // extra keys of a hash have a tag
 )
 
 func (v *VLLM) algo() string { return cmp.Or(v.HashAlgo, algoSHA256) }
@@ -51,7 +50,7 @@ func (v *VLLM) digestSize() int {
 	return 16
 }
 
-// seed is what the first hash is derived from.
+// seed returns the seed of the first hash.
 func (v *VLLM) seed() (string, error) {
 	switch {
 	case v.HashSeed != nil:
@@ -63,23 +62,23 @@ func (v *VLLM) seed() (string, error) {
 		return fixedSeed, nil
 	}
 	return "", fmt.Errorf(
-		"%w: vLLM %s hashes blocks with a seed that is random in each process unless PYTHONHASHSEED is set, which is to be registered as hash_seed", ErrNames, v.EngineVersion)
+		"%w: vLLM %s hashes blocks with a seed that is random in each process: set PYTHONHASHSEED and register the value as hash_seed", ErrNames, v.EngineVersion)
 }
 
-// nameable says why the hashes of prompts with an adapter and a salt cannot be known; nil: they can.
+// nameable returns an error if the hashes of prompts with an adapter and a salt are unknown.
 func (v *VLLM) nameable(lora, salt string) error {
 	_, err := v.seed()
 	switch {
 	case err != nil:
 		return err
 	case v.before(namesSince):
-		return fmt.Errorf("%w: vLLM %s calls its objects otherwise than 0.24 and later, which are known here", ErrNames,
+		return fmt.Errorf("%w: vLLM %s names objects differently; supported are 0.24 and later", ErrNames,
 			v.EngineVersion)
 	case (lora != "" || salt != "") && v.EngineVersion == "":
 		return fmt.Errorf(
-			"%w: adapters and cache salts are hashed by a rule of the release, and the workers registered no engine_version", ErrNames)
+			"%w: the hashing of adapters and cache salts depends on the release, and the workers registered no engine_version", ErrNames)
 	case lora != "" && since(v.EngineVersion, taggedSince):
-		return fmt.Errorf("%w: since 0.31 vLLM hashes the path of a LoRA adapter, and the query has its name", ErrNames)
+		return fmt.Errorf("%w: since 0.31 vLLM hashes the path of a LoRA adapter, and the query has the name", ErrNames)
 	case lora != "" && lora == salt && !v.cbor():
 		return fmt.Errorf("%w: a cache salt that is the adapter's name is pickled in a way that depends on the process",
 			ErrNames)
@@ -87,14 +86,14 @@ func (v *VLLM) nameable(lora, salt string) error {
 	return nil
 }
 
-// Digests appends to dst, which has the digests of the prompt's first hash blocks or none, what vLLM calls the others,
-// HashBlockSize tokens each. Digests of 16 bytes are the first of a PageHash, the rest of which is 0. An adapter's name
-// and a cache salt are part of the hash. Its error wraps ErrNames. v must have passed Check.
+// Digests appends vLLM's digests of a prompt's hash blocks to dst. A hash block has HashBlockSize tokens. dst has the
+// digests of the first hash blocks, or none. A digest of 16 bytes is the start of a PageHash with zeros after. The hash
+// includes the adapter's name and the cache salt. The error wraps ErrNames. v must have passed Check.
 func (v *VLLM) Digests(dst []PageHash, tokens []uint32, lora, salt string) ([]PageHash, error) {
 	if err := v.nameable(lora, salt); err != nil {
 		return dst, err
 	}
-	seed, _ := v.seed() // it is known where the hashes are
+	seed, _ := v.seed() // nameable has checked the seed
 	tagged := since(v.EngineVersion, taggedSince)
 	e := encoder{cbor: v.cbor()}
 	sum := func() (h PageHash) {
@@ -143,7 +142,7 @@ func (v *VLLM) Digests(dst []PageHash, tokens []uint32, lora, salt string) ([]Pa
 	}
 }
 
-// extra writes what else than tokens is hashed: the adapter in every block, the salt in the first.
+// extra writes the other inputs of the hash: the adapter for every block, the salt for the first block.
 func (e *encoder) extra(lora, salt string, first, tagged bool) {
 	n := 0
 	if lora != "" {
@@ -173,15 +172,15 @@ func (e *encoder) extra(lora, salt string, first, tagged bool) {
 	e.close(n)
 }
 
-// encoder writes nested tuples of bytes, texts and numbers as Python's pickle (protocol 5, one frame, no object twice)
-// or as canonical CBOR (RFC 8949 §4.2.1). A tuple is opened before its elements and closed after them, with the number
-// of them both times.
+// encoder writes nested tuples of bytes, texts and numbers as Python's pickle (protocol 5, one frame, no repeated
+// object) or as canonical CBOR (RFC 8949 §4.2.1). A tuple is opened before the elements and closed after them, with the
+// number of elements both times.
 type encoder struct {
 	cbor bool
 	buf  []byte
 }
 
-// frameHead is the length of a pickle's head: protocol, frame and its length.
+// frameHead is the length of a pickle's head: the protocol, and the frame with the length.
 const frameHead = 11
 
 func (e *encoder) begin() {
@@ -191,7 +190,7 @@ func (e *encoder) begin() {
 	}
 }
 
-// bytes is what was written since begin, which it ends.
+// bytes ends the encoding and returns the bytes since begin.
 func (e *encoder) bytes() []byte {
 	if !e.cbor {
 		e.buf = append(e.buf, '.')
@@ -209,7 +208,7 @@ func (e *encoder) head(major byte, n uint64) {
 		e.buf = append(e.buf, major<<5|24, byte(n))
 	case n <= math.MaxUint16:
 		e.buf = binary.BigEndian.AppendUint16(append(e.buf, major<<5|25), uint16(n))
-	default: // tokens, and lengths of texts
+	default: // for tokens and for lengths of texts
 		e.buf = binary.BigEndian.AppendUint32(append(e.buf, major<<5|26), uint32(n))
 	}
 }
@@ -232,12 +231,12 @@ func (e *encoder) number(n uint32) {
 		e.buf = binary.LittleEndian.AppendUint16(append(e.buf, 'M'), uint16(n))
 	case n <= math.MaxInt32:
 		e.buf = binary.LittleEndian.AppendUint32(append(e.buf, 'J'), n)
-	default: // LONG1 of five bytes, the last of which is the sign
+	default: // LONG1 of five bytes; the last byte has the sign
 		e.buf = append(binary.LittleEndian.AppendUint32(append(e.buf, 0x8a, 5), n), 0)
 	}
 }
 
-func (e *encoder) binary(b []byte) { // of at most 255 bytes
+func (e *encoder) binary(b []byte) { // at most 255 bytes
 	if e.cbor {
 		e.head(2, uint64(len(b)))
 		e.buf = append(e.buf, b...)
@@ -260,7 +259,7 @@ func (e *encoder) text(s string) {
 	e.buf = append(append(e.buf, s...), memoize)
 }
 
-// memoize is the pickle opcode that follows each object that might come again.
+// memoize is the pickle opcode after each object that could be repeated.
 const memoize = 0x94
 
 func (e *encoder) tuple(n int) {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// TestDigests: what vLLM's own code said of prompts, by every algorithm.
+// TestDigests compares all algorithms with the results of vLLM's own code.
 func TestDigests(t *testing.T) {
 	data, err := os.ReadFile("testdata/vllm.json")
 	if err != nil {
@@ -41,7 +41,7 @@ func TestDigests(t *testing.T) {
 		if err != nil || !slices.Equal(got, c.Hashes) {
 			t.Errorf("case %d (%+v): %v, %v", i, c, got, err)
 		}
-		for n := range digests { // those that are there already stay, and lead to the others
+		for n := range digests { // existing digests stay, and the others continue from them
 			more, err := v.Digests(slices.Clone(digests[:n]), c.Tokens, c.LoRA, c.Salt)
 			if err != nil || !slices.Equal(more, digests) {
 				t.Errorf("case %d, from digest %d on: %v, %v", i, n, more, err)
@@ -50,8 +50,8 @@ func TestDigests(t *testing.T) {
 	}
 }
 
-// TestDigestsThatCannotBeKnown: nothing is guessed.
-func TestDigestsThatCannotBeKnown(t *testing.T) {
+// TestUnknownDigests: unknown inputs are an error, and no name is guessed.
+func TestUnknownDigests(t *testing.T) {
 	zero := "0"
 	for _, c := range []struct {
 		v          VLLM
@@ -61,7 +61,7 @@ func TestDigestsThatCannotBeKnown(t *testing.T) {
 		{VLLM{}, "", "", "neither hash_seed"},
 		{VLLM{EngineVersion: "0.28.0"}, "", "", "random in each process"},
 		{VLLM{EngineVersion: "0.32.0", HashAlgo: algoXXH3CBOR}, "", "", "random in each process"},
-		{VLLM{HashSeed: &zero, EngineVersion: "0.23.1"}, "", "", "vLLM 0.23.1 calls its objects otherwise"},
+		{VLLM{HashSeed: &zero, EngineVersion: "0.23.1"}, "", "", "vLLM 0.23.1 names objects differently"},
 		{VLLM{HashSeed: &zero}, "", "tenant", "no engine_version"},
 		{VLLM{HashSeed: &zero}, "adapter", "", "no engine_version"},
 		{VLLM{EngineVersion: "0.31.0"}, "adapter", "", "path of a LoRA adapter"},
@@ -75,8 +75,8 @@ func TestDigestsThatCannotBeKnown(t *testing.T) {
 	}
 }
 
-// What is remembered of one naming of a prompt must not answer for another.
-func TestMarksTellNamesApart(t *testing.T) {
+// TestFingerprintsDistinguishNames: prompts with different names have different fingerprints.
+func TestFingerprintsDistinguishNames(t *testing.T) {
 	zero, one := "0", "1"
 	seen := map[fingerprint]string{}
 	for what, v := range map[string]VLLM{

@@ -1,24 +1,24 @@
-// Package hicache answers: what does an engine call the blocks of a prompt in a shared store, and what of it would the
-// engine load from there?
+// Package hicache computes the names of a prompt's blocks in a shared store, and the blocks that an engine would load
+// from the store.
 //
 // # In order of use
 //
-// Workers register a [Config]; [Config.Check] says what is wrong with one, [Share] joins those of one model or says who
-// contradicts whom. [Config.Prompt] names what a store may hold of a prompt, a [Cache] in front of a [Store] says what
-// of it is there, and [Prompt.Map] what that means for the index's blocks: [Map.Load] is how many of them a worker
-// would load beyond what it has, and why no more. A [Mirror] is a store that answers from the events of a Mooncake
-// master what it can, and asks the master for the rest.
+// Workers register a [Config]. [Config.Check] validates a configuration. [Share] joins the configurations of a model's
+// workers, or returns a conflict. [Config.Prompt] returns the names of a prompt's blocks. A [Cache] in front of a
+// [Store] looks up the names. [Prompt.Map] converts the result to the index's blocks. [Map.Load] returns the number of
+// blocks that a worker would load beyond its own, and the reason for the limit. A [Mirror] is a store that answers from
+// the events of a Mooncake master, and queries the master only for the rest.
 //
-// Beneath, for SGLang's HiCache, [SGLang.PageHashes] hashes a prompt, [SGLang.Keys] names the objects of its pages, and
-// [SGLang.Rule] is what the engine loads. For vLLM's MooncakeStoreConnector [VLLM.Digests] hashes a prompt,
-// [Prompt.Keys] names the objects of a block, and a [Coordinator] says how long a prefix all KV-cache groups of a
-// hybrid model can go on from.
+// For SGLang's HiCache, [SGLang.PageHashes] hashes a prompt, [SGLang.Keys] names the objects of the pages, and
+// [SGLang.Rule] describes the engine's loads. For vLLM's MooncakeStoreConnector, [VLLM.Digests] hashes a prompt,
+// [Prompt.Keys] names the objects of a block, and a [Coordinator] computes the longest prefix that all KV-cache groups
+// of a hybrid model can continue.
 //
-// # Promises
+// # Guarantees
 //
-//  1. Names and hits are those of the engines' own code.
-//  2. What a configuration says wrongly is an error that names the field or the rule; nothing that is registered makes
-//     this package panic once Check has passed.
-//  3. The arithmetic starts no goroutine, reads no clock and changes no argument. Configurations and coordinators do
-//     not change and can be shared by any number of goroutines.
+//  1. Names and hits equal the results of the engines' own code.
+//  2. An invalid configuration is an error that names the field or the rule. A configuration that passes Check never
+//     makes this package panic.
+//  3. The computations start no goroutine, read no clock and change no argument. Configurations and coordinators are
+//     immutable and safe for concurrent use.
 package hicache

@@ -10,17 +10,16 @@ import (
 	"strings"
 )
 
-// Folder is the folder of SGLang's "file" storage backend, or of anything else that keeps one file for each object,
-// mounted where we run. It implements [Store]: a key is the file's name without ".bin". Any number of goroutines may
-// use it.
+// Folder is a [Store] in a folder with a file for each object, such as SGLang's "file" storage backend. The folder must
+// be mounted on this host. A key is the name of the file without ".bin". Folder is safe for concurrent use.
 //
-// SGLang names a page's file {hash}_{model}[_{tp rank}_{tp size}][_{pp size}_{pp rank}].bin, the ranks only where
-// attention is not MLA, the second pair only with more than one pipeline rank; slashes in the model's name become
-// dashes (HiCacheFile in python/sglang/srt/mem_cache/hicache_storage.py of sgl-project/sglang). [SGLang.FileKeys] makes
-// these keys.
+// SGLang names the file of a page {hash}_{model}[_{tp rank}_{tp size}][_{pp size}_{pp rank}].bin. Only attention other
+// than MLA has the first pair of ranks; only several pipeline ranks have the second pair. Slashes in the model's name
+// become dashes (HiCacheFile in python/sglang/srt/mem_cache/hicache_storage.py of sgl-project/sglang).
+// [SGLang.FileKeys] returns the keys.
 type Folder struct{ root string }
 
-// NewFolder returns the store of a folder. It need not be there yet.
+// NewFolder returns the store of a folder. The folder may be created later.
 func NewFolder(path string) *Folder { return &Folder{filepath.Clean(path)} }
 
 func (f *Folder) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {
@@ -31,7 +30,7 @@ func (f *Folder) Exists(ctx context.Context, keys []string) (present, known Bitm
 		}
 		if key == "" || strings.ContainsAny(key, "/\\\x00") {
 			if err == nil {
-				err = fmt.Errorf("folder: %w: %.80q is no file's name", ErrKey, key)
+				err = fmt.Errorf("folder: %w: %.80q is not a file name", ErrKey, key)
 			}
 			continue
 		}
@@ -51,7 +50,7 @@ func (f *Folder) Exists(ctx context.Context, keys []string) (present, known Bitm
 	return present, known, err
 }
 
-// FileKeys names the files of pages in the file backend's folder. s must have passed Check.
+// FileKeys returns the names of the pages' files in the folder of the file backend. s must have passed Check.
 func (s *SGLang) FileKeys(pages []PageHash) PageKeys {
 	model := strings.ReplaceAll(s.ModelName, "/", "-")
 	var ends []string

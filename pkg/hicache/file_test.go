@@ -27,7 +27,7 @@ func TestFolder(t *testing.T) {
 	}
 	if _, known, err := NewFolder(filepath.Join(dir, "none")).Exists(soon(t), keys.Keys); err != nil ||
 		known.Count() != 8 {
-		t.Errorf("a folder that is not there: %d known, %v", known.Count(), err)
+		t.Errorf("a missing folder: %d known, %v", known.Count(), err)
 	}
 	over, cancel := context.WithCancel(context.Background())
 	cancel()

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// runs is how many runs some pages are remembered in.
+// runs returns the number of runs of some pages.
 func runs(pages int) (n int) {
 	for first := 0; first < pages; first += runLength(first) {
 		if runOf(first) != n || runOf(min(pages, first+runLength(first))-1) != n {
@@ -17,8 +17,9 @@ func runs(pages int) (n int) {
 	return n
 }
 
-// Two prompts share the fingerprints of those runs whose pages have the same names, and no others.
-func TestMarksAgainstNames(t *testing.T) {
+// TestFingerprintsAgainstNames: two prompts have the same fingerprint of a run if and only if the
+// pages have the same names.
+func TestFingerprintsAgainstNames(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
 	salts := []string{"", "x"}
 	for range 1000 {
@@ -48,7 +49,7 @@ func TestMarksAgainstNames(t *testing.T) {
 			end := min(r+1, 64)*16 + max(r-63, 0)*64
 			p, q := min(x.Pages, end), min(y.Pages, end)
 			if same := p == q && names[p-1] == others[q-1]; (x.fingerprints[r] == y.fingerprints[r]) != same {
-				t.Fatalf("run %d: the names are the same: %v, the fingerprints: %v\n%+v\n%v\n%v", r, same, !same, s, a, b)
+				t.Fatalf("run %d: equal names: %v, equal fingerprints: %v\n%+v\n%v\n%v", r, same, !same, s, a, b)
 			}
 		}
 		for from := range x.Pages {

@@ -7,23 +7,24 @@ import (
 	"slices"
 )
 
-// How far Follow asks ahead of what is known to be there, in pages, and how many it puts into a request: enough for
-// all of a master's threads. It is also what a run's end costs at most in answers that nobody needs.
+// Limits of Follow in pages: the distance ahead of the present pages, and the size of a request. Together they use all
+// threads of a master. maxAhead is also the maximum number of unneeded answers at the end of a run.
 const (
 	maxAhead     = 512
 	requestPages = 128
-	mostRequests = maxAhead/requestPages + 1 // under way for one question, however many runs it follows
+	mostRequests = maxAhead/requestPages + 1 // concurrent requests of a question, for any number of runs
 )
 
-// firstSounding is how many pages from a run's begin on the first sounding is the last of, soundingSteps how many times
-// as many the next, up to maxAhead: a page's name is made of all pages before it, so that far soundings are dear.
+// firstSounding is the distance of the first sounding from the start of a run, in pages. soundingSteps is the factor to
+// the next sounding, up to maxAhead. The name of a page depends on all pages before, so distant soundings are
+// expensive.
 const (
 	firstSounding = 64
 	soundingSteps = 4
 )
 
-// Sound has the store asked what Follow asks first, and waits for nothing: who follows several lanes sounds all of them
-// before.
+// Sound sends the first requests of Follow and does not wait. A caller that follows several lanes calls Sound for all
+// lanes first.
 func (q *Question) Sound(starts []int) {
 	var parts []part
 	for _, start := range starts {
@@ -34,8 +35,8 @@ func (q *Question) Sound(starts []int) {
 	q.ask(parts)
 }
 
-// soundings appends the page at which an unbroken run would begin, and a few single pages ahead of it, each four times
-// as far as the one before, which say how far the run may go.
+// soundings appends the first page of a possible run and a few single pages ahead, at growing distances. The answers
+// show the possible length of the run.
 func (q *Question) soundings(dst []part, start int) []part {
 	if start < q.lane.Pages {
 		dst = append(dst, single(start))
@@ -46,7 +47,7 @@ func (q *Question) soundings(dst []part, start int) []part {
 	return dst
 }
 
-// sounded is how many pages a run that begins at start may have, by the soundings that are there.
+// sounded returns the possible length of a run that begins at start, by the received soundings.
 func (q *Question) sounded(start int) (pages int) {
 	for n := firstSounding; n <= maxAhead && start+n <= q.lane.Pages && q.present.Get(start+n-1); n *= soundingSteps {
 		pages = n
@@ -54,19 +55,18 @@ func (q *Question) sounded(start int) (pages int) {
 	return pages
 }
 
-// trail is how far Follow has come along an unbroken run.
+// trail is the progress of Follow in an unbroken run.
 type trail struct {
-	start int // where the run begins
-	at    int // the first page that is not known to be there
-	asked int // the page up to which it was asked for
+	start int // first page of the run
+	at    int // first page not known to be present
+	asked int // end of the requested pages
 }
 
-// Follow asks for the unbroken run of pages that begins at each of starts, and waits for the answers, until ctx ends at
-// the latest. It sounds each run first. Where its first page is there, it asks for whole runs ahead, in requests that
-// overlap: for twice as far as was sounded and four times what was found, up to maxAhead, and not beyond a page that is
-// known not to be there, and mostRequests at once. What was asked for behind the first page that is not there is not
-// waited for, and nobody needs to know it. Where pages were there when they were asked for last, however long ago,
-// Follow asks so far ahead at once.
+// Follow requests the unbroken run of pages at each of starts, and waits for the answers until ctx is done. It sounds
+// each run first. If the first page is present, it requests whole runs ahead, in overlapping requests: up to twice the
+// sounded length and four times the length found so far, at most maxAhead. It does not request pages after a missing
+// page, and has at most mostRequests in flight. It does not wait for answers about pages after a missing page. If
+// earlier answers of any age had the pages, Follow requests that far ahead at once.
 func (q *Question) Follow(ctx context.Context, starts []int) {
 	trails := make([]trail, len(starts))
 	for i, start := range starts {
@@ -84,7 +84,7 @@ func (q *Question) Follow(ctx context.Context, starts []int) {
 		if open == 0 || over {
 			break
 		}
-		if asked { // what is cached may have been enough
+		if asked { // the cached answers may be enough
 			continue
 		}
 		select {
@@ -105,11 +105,11 @@ func (q *Question) Follow(ctx context.Context, starts []int) {
 	})
 }
 
-// extend finds how far runs are known, and asks on for those of which more is to be known, unless it is too late. It
-// reports how many these are, and whether it has asked for any.
+// extend updates the trails and requests more pages of the runs that are not finished, unless late is set. It returns
+// the number of unfinished runs, and whether it sent a request.
 func (q *Question) extend(trails []trail, late bool) (open int, asked bool) {
-	var parts []part // of the next request
-	pages := 0       // of these
+	var parts []part // the next request
+	pages := 0       // pages in the next request
 	full := q.requests() >= mostRequests
 	flush := func() {
 		if len(parts) > 0 {
@@ -122,7 +122,7 @@ func (q *Question) extend(trails []trail, late bool) (open int, asked bool) {
 		t := &trails[i]
 		t.at = next(q.present, q.known, t.at, q.lane.Pages, ^uint64(0))
 		if t.at == q.lane.Pages || q.known.Get(t.at) || q.asked.Get(t.at) && !q.awaits(t.at) {
-			continue // it is there whole, or ends here, or nothing more can be known
+			continue // the run is complete or ends here, or no more answers are possible
 		}
 		if open++; late || full {
 			continue
@@ -144,7 +144,7 @@ func (q *Question) extend(trails []trail, late bool) (open int, asked bool) {
 		far := runEnd(t.at) + ahead - shortRun
 		end := q.gone(t.at, min(far, q.lane.Pages))
 		if t.asked > t.at && end-t.asked < requestPages && end == far {
-			continue // until there is enough for a request
+			continue // wait until the request is large enough
 		}
 		for t.asked < end && !full {
 			to := min(end, runEnd(t.asked+requestPages-1))
@@ -159,9 +159,9 @@ func (q *Question) extend(trails []trail, late bool) (open int, asked bool) {
 	return open, asked
 }
 
-// requests is how many requests are under way for q.
+// requests returns the number of requests in flight for q.
 func (q *Question) requests() (n int) {
-	var last *flight // waiting has a request's runs together
+	var last *flight // the entries of a request are adjacent in waiting
 	for _, w := range q.waiting {
 		if w.on != last {
 			n, last = n+1, w.on
@@ -170,7 +170,7 @@ func (q *Question) requests() (n int) {
 	return n
 }
 
-// gone is the first page from at on, before end, that is known not to be there; end if there is none.
+// gone returns the first page in [at, end) that is known to be missing, or end.
 func (q *Question) gone(at, end int) int {
 	for at < end {
 		if rest := (q.known[at>>6] &^ q.present[at>>6]) >> (at & 63); rest != 0 {

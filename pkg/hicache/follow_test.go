@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// What an engine would load, and why no more, is what it is if all pages are asked for: for stores with holes, some of
-// which is cached, from whatever depths. Nothing but a sounding is asked for twice, and of a store that has nothing,
-// nothing else is.
+// TestFollowAgainstAll compares Follow with a lookup of all pages: the loads and the reasons are equal, for stores with
+// holes, partly cached answers and any starts. Follow requests only soundings twice. From an empty store, it requests
+// only soundings.
 func TestFollowAgainstAll(t *testing.T) {
 	asked, whole := 0, 0
 	for seed := range uint64(1000) {
@@ -52,20 +52,20 @@ func TestFollowAgainstAll(t *testing.T) {
 		}
 		q.Follow(soon(t), starts)
 		found := q.Wait(soon(t))
-		soundings := 1 + len(starts) // of which each is of four pages at most
+		soundings := 1 + len(starts) // of at most four pages each
 		if found.Err != nil || m.keys.Load() > int64(2*(pages+4*soundings)) {
-			t.Fatalf("seed %d: %v, %d keys were asked for", seed, found.Err, m.keys.Load())
+			t.Fatalf("seed %d: %v, %d requested keys", seed, found.Err, m.keys.Load())
 		}
 		if n := m.keys.Load() - before; hole == 1 && n > int64(2*4*len(starts)) {
-			t.Fatalf("seed %d: of a store that has nothing %d keys were asked for", seed, n)
+			t.Fatalf("seed %d: %d requested keys from an empty store", seed, n)
 		}
 		asked, whole = asked+found.Known.Count(), whole+pages
-		need := shortRun // and what is asked for beyond
+		need := shortRun // and the pages requested beyond
 		for _, start := range starts {
 			need += next(found.Present, found.Known, start, pages, ^uint64(0)) - start + maxAhead + 2*longRun
 		}
 		if n := m.keys.Load() - before; n > int64(2*need) {
-			t.Fatalf("seed %d: %d keys were asked for, want %d at most", seed, n, 2*need)
+			t.Fatalf("seed %d: %d requested keys, want at most %d", seed, n, 2*need)
 		}
 		twin := all(NewCache(m, CacheConfig{}), l, 0).Wait(soon(t))
 		got, want := NewMap(pages, found.Present, found.Known), NewMap(pages, twin.Present, twin.Known)
@@ -77,14 +77,14 @@ func TestFollowAgainstAll(t *testing.T) {
 			a, why := got.Load(uint32(start), rule)
 			b, because := want.Load(uint32(start), rule)
 			if a != b || why != because {
-				t.Fatalf("seed %d: from %d of %d %d are loaded (%s), want %d (%s)", seed, start, pages, a, why, b, because)
+				t.Fatalf("seed %d: from %d of %d, loads %d (%s), want %d (%s)", seed, start, pages, a, why, b, because)
 			}
 		}
 	}
-	t.Logf("%d of %d pages were asked for", asked, whole)
+	t.Logf("%d of %d pages were requested", asked, whole)
 }
 
-// outOfOrder is a store whose answers overtake each other.
+// outOfOrder is a store with replies out of order.
 type outOfOrder struct{ *memory }
 
 func (s outOfOrder) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {
@@ -94,7 +94,7 @@ func (s outOfOrder) Exists(ctx context.Context, keys []string) (present, known B
 	return s.memory.Exists(ctx, keys)
 }
 
-// ailing is a store that treats requests for some keys otherwise.
+// ailing is a store with different replies for some keys.
 type ailing struct {
 	*memory
 	keys map[string]bool
@@ -110,8 +110,8 @@ func (s *ailing) Exists(ctx context.Context, keys []string) (present, known Bitm
 	return s.memory.Exists(ctx, keys)
 }
 
-// Who follows a run needs no answer about what lies behind its end: it may not come, or be an error. An error of what
-// is needed is one.
+// TestFollowNeedsNoMore: Follow needs no answer about pages after the end of a run, which may be late or an error. An
+// error about a needed page is returned.
 func TestFollowNeedsNoMore(t *testing.T) {
 	l := lane(1000)
 	keys := l.Names(0, l.Pages)
@@ -125,7 +125,7 @@ func TestFollowNeedsNoMore(t *testing.T) {
 				m.objects[key] = i < end*keys.PerPage
 				m.keys[key] = i >= (end+requestPages+shortRun)*keys.PerPage
 			}
-			for _, p := range (&Question{lane: l}).soundings(nil, 0) { // which a master answers with the first page
+			for _, p := range (&Question{lane: l}).soundings(nil, 0) { // a master replies to these together with the first page
 				at := p.first + bits.TrailingZeros64(p.mask)
 				m.keys[keys.Keys[at*keys.PerPage]], m.keys[keys.Keys[at*keys.PerPage+1]] = false, false
 			}
@@ -134,22 +134,22 @@ func TestFollowNeedsNoMore(t *testing.T) {
 			q.Follow(soon(t), []int{0})
 			f := q.Wait(soon(t))
 			if n := next(f.Present, f.Known, 0, l.Pages, ^uint64(0)); f.Err != nil || n != end || !f.Known.Get(end) {
-				t.Errorf("%s: %v, %d pages are there, want %d", name, f.Err, n, end)
+				t.Errorf("%s: %v, %d present pages, want %d", name, f.Err, n, end)
 			}
 			if name == "broken" {
 				needed := map[string]bool{keys.Keys[(end/2)*keys.PerPage]: true}
 				q = NewCache(&ailing{m.memory, needed, ails}, CacheConfig{}).Begin(l, 0)
 				if q.Follow(soon(t), []int{0}); q.Wait(soon(t)).Err == nil {
-					t.Errorf("page %d was needed, and there is no error", end/2)
+					t.Errorf("no error for page %d, which is needed", end/2)
 				}
 			}
 		}
 	}
 }
 
-// Where pages were there when they were asked for last, the store is asked for 512 at once, though what it said then is
-// too old to count.
-func TestFollowAsksAheadOfWhatItSaw(t *testing.T) {
+// TestFollowUsesExpiredAnswers: if earlier answers had the pages, Follow requests 512 pages at once, although the
+// answers are expired.
+func TestFollowUsesExpiredAnswers(t *testing.T) {
 	l := lane(700)
 	m := &memory{objects: map[string]bool{}}
 	keys := l.Names(0, l.Pages)
@@ -167,7 +167,7 @@ func TestFollowAsksAheadOfWhatItSaw(t *testing.T) {
 	now = now.Add(time.Minute)
 	clear(m.objects)
 	m.keys.Store(0)
-	together.Add(maxAhead / requestPages) // requests, none of which is answered before all are made
+	together.Add(maxAhead / requestPages) // requests, all sent before the first reply
 	s.gather.Store(true)
 	q = c.Begin(l, 0)
 	q.Follow(soon(t), []int{5})
@@ -177,7 +177,7 @@ func TestFollowAsksAheadOfWhatItSaw(t *testing.T) {
 	}
 }
 
-// gathering is a store that answers requests together.
+// gathering is a store that replies to requests together.
 type gathering struct {
 	*memory
 	gather atomic.Bool
@@ -193,8 +193,8 @@ func (s *gathering) Exists(ctx context.Context, keys []string) (present, known B
 	return present, known, err
 }
 
-// Who follows a run stops when his time is over, and says so, though all that he was told is known: whether the answer
-// that he waits for comes at once, or just after he has stopped.
+// TestFollowStopsInTime: Follow stops when ctx is done and returns the error, although it has all received answers.
+// The pending answer arrives at once, or just after the end.
 func TestFollowStopsInTime(t *testing.T) {
 	l := lane(400)
 	for _, late := range []bool{false, true} {
@@ -215,14 +215,14 @@ func TestFollowStopsInTime(t *testing.T) {
 		for _, w := range q.waiting {
 			<-w.on.done
 		}
-		// each window is asked for first keys, then the others; only the first window was
+		// each window first requests the first keys, then the others; only the first window was requested
 		if f := q.Wait(ctx); !errors.Is(f.Err, context.Canceled) || f.Present.Count() > shortRun || m.calls.Load() > 2 {
 			t.Errorf("late %t: %v, %d present, %d requests", late, f.Err, f.Present.Count(), m.calls.Load())
 		}
 	}
 }
 
-// stopAfter ends somebody's patience with a request to a store, and answers it when it may.
+// stopAfter is a store that cancels a context during a request, and replies on a signal.
 type stopAfter struct {
 	*memory
 	calls  int
@@ -238,7 +238,7 @@ func (s *stopAfter) Exists(ctx context.Context, keys []string) (present, known B
 	return s.memory.Exists(ctx, keys)
 }
 
-// However many runs are followed, a question has few requests under way, and knows all of them in the end.
+// TestFollowManyRuns: a question that follows many runs has few requests in flight, and finally has all answers.
 func TestFollowManyRuns(t *testing.T) {
 	l := lane(4096)
 	m := &memory{objects: map[string]bool{}}
@@ -258,7 +258,7 @@ func TestFollowManyRuns(t *testing.T) {
 	}
 }
 
-// counting is a slow store that knows how many requests were under way at most.
+// counting is a slow store that counts concurrent requests.
 type counting struct {
 	*memory
 	mu        sync.Mutex
@@ -278,7 +278,7 @@ func (s *counting) Exists(ctx context.Context, keys []string) (present, known Bi
 	return s.memory.Exists(ctx, keys)
 }
 
-// A prompt of which the store has nothing is not named to its end, however long it is.
+// TestSoundingsAreNear: with an empty store, Follow does not compute the names up to the end of a long prompt.
 func TestSoundingsAreNear(t *testing.T) {
 	l := lane(1 << 16)
 	named, names := 0, l.Names
@@ -294,7 +294,7 @@ func TestSoundingsAreNear(t *testing.T) {
 	}
 }
 
-// Who asks for the same waits for the same answer, also where it is not for whole runs.
+// TestSoundingsAreShared: questions about the same pages share a request, also for parts of runs.
 func TestSoundingsAreShared(t *testing.T) {
 	m := &memory{objects: map[string]bool{}, gate: make(chan struct{})}
 	c := NewCache(m, CacheConfig{Flights: 1, Patience: patience})
@@ -313,18 +313,18 @@ func TestSoundingsAreShared(t *testing.T) {
 		}
 	}
 	if s := c.Stats(); s.Questions != 1 || s.Busy != 0 || len(c.asked) != 0 {
-		t.Errorf("%+v, and %d parts are still asked for", s, len(c.asked))
+		t.Errorf("%+v, %d parts are still pending", s, len(c.asked))
 	}
 }
 
-// A sounding is not waited for if another request has said what it was to say.
-func TestFollowDoesNotWaitForWhatItKnows(t *testing.T) {
+// TestFollowDoesNotWaitForKnownAnswers: Follow does not wait for a sounding if another request has the answer.
+func TestFollowDoesNotWaitForKnownAnswers(t *testing.T) {
 	l := lane(1000)
 	m := &memory{objects: map[string]bool{}}
 	for _, key := range l.Names(0, 600).Keys {
 		m.objects[key] = true
 	}
-	s := &holding{m, make(chan struct{})}
+	s := &delaying{m, make(chan struct{})}
 	c := NewCache(s, CacheConfig{HitLife: time.Hour, MissLife: time.Hour, Patience: patience})
 	all(c, Lane{ID: l.ID, Pages: shortRun, fingerprints: l.fingerprints, Names: l.Names}, 0).Wait(soon(t))
 	q := c.Begin(l, 0)
@@ -336,13 +336,13 @@ func TestFollowDoesNotWaitForWhatItKnows(t *testing.T) {
 	close(s.until)
 }
 
-// holding is a store that answers requests for a few keys late.
-type holding struct {
+// delaying is a store that replies late to requests with few keys.
+type delaying struct {
 	*memory
 	until chan struct{}
 }
 
-func (s *holding) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {
+func (s *delaying) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {
 	if len(keys) < shortRun {
 		<-s.until
 	}

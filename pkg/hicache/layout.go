@@ -2,51 +2,52 @@ package hicache
 
 import "fmt"
 
-// ObjectLayout lists the objects of one page in a Mooncake store, by pool: hicache_object_layout of SGLang from 0.5.23
-// on (MooncakeStore.describe_l3_object_layout). It is either that object, or the whole reply of GET
-// /get_hicache_l3_cache_layout, which has the object in Inner. Null and absent fields are zero.
+// ObjectLayout lists the objects of a page in a Mooncake store, by pool: hicache_object_layout of SGLang from 0.5.23 on
+// (MooncakeStore.describe_l3_object_layout). It is the object, or the whole reply of GET /get_hicache_l3_cache_layout
+// with the object in Inner. Null and absent fields are zero.
 type ObjectLayout struct {
 	Pools     []Pool  `json:"pools,omitempty"`
 	KeyPrefix *string `json:"key_prefix,omitempty"` // as [SGLang.KeyPrefix]
-	PPRank    *int    `json:"pp_rank,omitempty"`    // the pipeline rank that the pools are of; null: all
+	PPRank    *int    `json:"pp_rank,omitempty"`    // pipeline rank of the pools; null: all ranks
 	PPSize    int     `json:"pp_size,omitempty"`
 
-	Enabled  *bool         `json:"enabled,omitempty"`   // false: the engine cannot list the objects, for Reason
+	Enabled  *bool         `json:"enabled,omitempty"`   // false: the engine cannot list the objects; see Reason
 	Backend  string        `json:"backend,omitempty"`   // "mooncake", or ""
-	PageSize int           `json:"page_size,omitempty"` // tokens; 0: not given
+	PageSize int           `json:"page_size,omitempty"` // tokens; 0: unset
 	Reason   string        `json:"reason,omitempty"`
 	Inner    *ObjectLayout `json:"hicache_object_layout,omitempty"`
 }
 
-// Pool is the objects of one page that hold one kind of its state.
+// Pool describes the objects of a page with a kind of state.
 type Pool struct {
-	Pool     string    `json:"pool"`                 // such as kv, indexer, swa, mamba; again for each pipeline rank
-	Suffixes []string  `json:"suffixes"`             // what the objects' keys have behind the page's hash, of all ranks
+	Pool     string    `json:"pool"`                 // such as kv, indexer, swa, mamba; repeated for each pipeline rank
+	Suffixes []string  `json:"suffixes"`             // suffixes of the objects' keys after the page's hash, for all ranks
 	Policy   HitPolicy `json:"hit_policy,omitempty"` // "" is all_pages
 
-	// TrailingPages is how many of a prefix's last pages must be there, of trailing_pages. A shorter prefix needs all of
-	// its pages.
+	// TrailingPages is the number of a prefix's last pages that must be present, for the policy trailing_pages. A
+	// shorter prefix needs all pages.
 	TrailingPages int `json:"trailing_pages,omitempty"`
 }
 
-// HitPolicy is which pages of a pool an engine needs to load a prefix.
+// HitPolicy selects the pages of a pool that an engine needs to load a prefix.
 type HitPolicy string
 
-// The policies that decide how long a prefix is. SGLang's third, block_groups, never does: its pools are passed over.
+// Policies that determine the length of a prefix. SGLang's third policy, block_groups, does not, and its pools are
+// ignored.
 const (
 	AllPages      HitPolicy = "all_pages"
 	TrailingPages HitPolicy = "trailing_pages"
 	blockGroups   HitPolicy = "block_groups"
 )
 
-// Bounds of a layout.
+// Limits of a layout.
 const (
 	maxPools    = 64
 	maxTrailing = 1 << 16 // pages
 	maxSuffix   = 256     // bytes
 )
 
-// layout is the layout of a page's objects, or nil if the workers do not list them.
+// layout returns the layout of a page's objects, or nil if the workers do not list the objects.
 func (s *SGLang) layout() *ObjectLayout {
 	l := s.ObjectLayout.inner()
 	if l == nil || !s.ObjectLayout.enabled() || !l.enabled() || len(l.Pools) == 0 {
@@ -58,7 +59,7 @@ func (s *SGLang) layout() *ObjectLayout {
 // Listed reports whether ObjectLayout lists the objects of a page.
 func (s *SGLang) Listed() bool { return s.layout() != nil }
 
-// inner is the object with the pools.
+// inner returns the object with the pools.
 func (l *ObjectLayout) inner() *ObjectLayout {
 	if l != nil && l.Inner != nil {
 		return l.Inner
@@ -68,8 +69,9 @@ func (l *ObjectLayout) inner() *ObjectLayout {
 
 func (l *ObjectLayout) enabled() bool { return l.Enabled == nil || *l.Enabled }
 
-// objects are the objects of a page: suffixes of those that each page of a prefix needs, and pools of which only the
-// last pages are needed. free means that no pool needs each page, so that no page is missed on its own.
+// objects returns the objects of a page: the suffixes of the objects that each page of a prefix needs, and the pools of
+// which only the last pages matter. free means that no pool needs each page, so a single missing page does not end a
+// run.
 func (s *SGLang) objects() (suffixes []string, trailing []Pool, free bool) {
 	l := s.layout()
 	if l == nil {
@@ -86,7 +88,7 @@ func (s *SGLang) objects() (suffixes []string, trailing []Pool, free bool) {
 	return suffixes, trailing, len(suffixes) == 0
 }
 
-// check adds what is wrong with a layout.
+// check adds the faults of a layout.
 func (l *ObjectLayout) check(wrong *complaints, s *SGLang) {
 	const name = "hicache_object_layout"
 	wrong.add(s.Backend != mooncakeBackend, "%s describes objects of backend %s, not of %q", name, mooncakeBackend,
@@ -142,7 +144,7 @@ func (p *Pool) check(wrong *complaints, name string) {
 	}
 }
 
-// value is what p points to, or the zero value.
+// value returns the value at p, or the zero value for nil.
 func value[T any](p *T) (v T) {
 	if p != nil {
 		v = *p

@@ -14,14 +14,14 @@ const servedLayout = `{"enabled":true,"backend":"mooncake","page_size":64,"hicac
 {"pool":"swa","suffixes":["__swa"],"hit_policy":"trailing_pages","trailing_pages":2}],
 "key_prefix":"blue_org-m","is_mla_backend":true,"pp_rank":0,"pp_size":1}}`
 
-// hybrid is a configuration with a layout, in JSON.
+// hybrid returns a configuration with a layout, in JSON.
 func hybrid(layout string, more ...string) string {
 	fields := append([]string{`"backend":"mooncake","page_size":64,"tp_size":2,"pp_size":1,"is_mla_model":true`,
 		`"master_server_address":"10.0.0.1:50051","hicache_object_layout":` + layout}, more...)
 	return `{"sglang_hicache_mooncake":{` + strings.Join(fields, ",") + `}}`
 }
 
-// inner is the object within a reply.
+// inner returns the inner object of a reply.
 func inner(reply string) string {
 	return strings.TrimSuffix(reply[strings.LastIndex(reply, `{"pools"`):], "}")
 }
@@ -47,7 +47,8 @@ func TestObjectLayout(t *testing.T) {
 	}
 }
 
-// A model without a pool of keys and values, as DeepSeek V4, is asked for those that it has.
+// TestObjectLayoutWithoutKV: for a model without a pool of keys and values, such as DeepSeek V4, the pools that exist
+// count.
 func TestObjectLayoutWithoutKV(t *testing.T) {
 	c, _, err := ParseConfig([]byte(hybrid(`{"pools":[{"pool":"deepseek_v4_c4","suffixes":["__deepseek_v4_c4"],
 		"hit_policy":"all_pages"},{"pool":"groups","suffixes":["__g"],"hit_policy":"block_groups"}]}`)))
@@ -60,7 +61,7 @@ func TestObjectLayoutWithoutKV(t *testing.T) {
 	}
 }
 
-// Of several pipeline ranks SGLang lists each pool again.
+// TestObjectLayoutOfStages: with several pipeline ranks, SGLang repeats each pool.
 func TestObjectLayoutOfStages(t *testing.T) {
 	c, _, err := ParseConfig([]byte(hybrid(`{"pools":[{"pool":"kv","suffixes":["_0_k"]},{"pool":"kv","suffixes":["_1_k"]}],
 		"pp_rank":null,"pp_size":2}`)))
@@ -95,7 +96,7 @@ func TestObjectLayoutRefused(t *testing.T) {
 	}
 }
 
-// An engine that cannot list its objects says why, and what its keys begin with.
+// TestObjectLayoutDisabled: an engine without a list of objects has a reason and a key prefix.
 func TestObjectLayoutDisabled(t *testing.T) {
 	text := `{"enabled":false,"backend":"mooncake","page_size":64,"reason":"External L3 lookup requires MLA pools",
 		"hicache_object_layout":{"pools":[],"key_prefix":"org-m","is_mla_backend":false,"pp_rank":0,"pp_size":2}}`
@@ -109,7 +110,7 @@ func TestObjectLayoutDisabled(t *testing.T) {
 	}
 }
 
-// TestBounded: without a layout, what an MLA model's engine needs of a page is not known.
+// TestBounded: without a layout, the objects of an MLA model's page are unknown.
 func TestBounded(t *testing.T) {
 	mla := strings.Replace(published, `"is_mla_model":false`, `"is_mla_model":true`, 1)
 	for text, want := range map[string]bool{
@@ -134,7 +135,7 @@ func TestBounded(t *testing.T) {
 	}
 }
 
-// FuzzObjectLayout: a layout that passes Check names objects without a panic, each page by as many as it says.
+// FuzzObjectLayout: a layout that passes Check names objects without a panic, with the same number for each page.
 func FuzzObjectLayout(f *testing.F) {
 	f.Add([]byte(servedLayout))
 	f.Add([]byte(inner(servedLayout)))

@@ -9,33 +9,33 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/dial"
 )
 
-// Master is where a Mooncake master is found.
+// Master is the address of a Mooncake master.
 type Master struct {
-	// Address is HOST:PORT of its RPC, of which only the host is used here, or etcd://HOST:PORT;HOST:PORT of the etcd in
-	// which several masters write down who leads.
+	// Address is HOST:PORT of the RPC port, of which only the host matters here. With several masters, it is
+	// etcd://HOST:PORT;HOST:PORT, and etcd has the elected leader.
 	Address     string `json:"master_server_address,omitempty"`
-	MetricsPort int    `json:"master_metrics_port,omitempty"` // of its HTTP; 0 is 9003
+	MetricsPort int    `json:"master_metrics_port,omitempty"` // HTTP port; 0 means 9003
 
-	// ClusterID tells masters of one etcd apart: the MC_STORE_CLUSTER_ID of the engines and --cluster_id of the masters;
-	// "" is Mooncake's default, mooncake_cluster.
+	// ClusterID distinguishes the clusters in an etcd: MC_STORE_CLUSTER_ID of the engines and --cluster_id of the
+	// masters. "" means Mooncake's default, mooncake_cluster.
 	ClusterID string `json:"master_cluster_id,omitempty"`
 }
 
-// Election is where several masters write down who of them leads
+// Election is the place in etcd where several masters record the leader
 // (kvcache-ai/Mooncake › mooncake-store/src/ha/leadership/backends/etcd/etcd_leader_coordinator.cpp).
 type Election struct {
 	Endpoints   []string // http://HOST:PORT of etcd's members
-	Key         string   // its value is HOST:PORT of the leader's RPC
-	MetricsPort int      // of each master's HTTP
+	Key         string   // the value is HOST:PORT of the leader's RPC port
+	MetricsPort int      // HTTP port of each master
 }
 
 const (
 	etcdScheme       = "etcd"
 	defaultClusterID = "mooncake_cluster"
-	maxEndpoints     = 16 // of etcd
+	maxEndpoints     = 16 // endpoints of etcd
 )
 
-// host is the host of an address, which is HOST:PORT or HOST; an IPv6 address stands with or without brackets.
+// host returns the host of an address. The address is HOST:PORT or HOST; brackets around an IPv6 address are optional.
 func (m Master) host() (host string, err error) {
 	if host, _, err = dial.SplitHostPort(m.Address); err == nil {
 		return host, nil
@@ -47,7 +47,7 @@ func (m Master) host() (host string, err error) {
 	return host, dial.CheckHost(host)
 }
 
-// http is the master's host:port for HTTP, or "" if no address is known, or only who leads is written down.
+// http returns the master's host:port for HTTP, or "" without an address or with an election.
 func (m Master) http() string {
 	host, err := m.host()
 	if m.Address == "" || err != nil {
@@ -56,7 +56,7 @@ func (m Master) http() string {
 	return net.JoinHostPort(host, fmt.Sprint(cmp.Or(m.MetricsPort, defaultMetricsPort)))
 }
 
-// endpoints are HOST:PORT of etcd's members; nil if the address is not of that form.
+// endpoints returns HOST:PORT of etcd's members, or nil for another form of address.
 func (m Master) endpoints() (list []string) {
 	scheme, rest, has := strings.Cut(m.Address, "://")
 	if !has || scheme != etcdScheme {
@@ -70,8 +70,8 @@ func (m Master) endpoints() (list []string) {
 	return list
 }
 
-// where is host:port of the master's HTTP, or the etcd with the election and the cluster's name there; "" if there is
-// no address.
+// where returns host:port of the master's HTTP port, or the etcd and the cluster's name of the election, or "" without
+// an address.
 func (m Master) where() string {
 	list := m.endpoints()
 	if list == nil {
@@ -80,7 +80,7 @@ func (m Master) where() string {
 	return etcdScheme + "://" + strings.Join(list, ";") + " " + cmp.Or(m.ClusterID, defaultClusterID)
 }
 
-// election is where the masters write down who leads; false if the address names one master.
+// election returns the election of the masters, or false for the address of a single master.
 func (m Master) election() (e Election, elected bool) {
 	for _, endpoint := range m.endpoints() {
 		e.Endpoints = append(e.Endpoints, "http://"+endpoint)
@@ -90,21 +90,21 @@ func (m Master) election() (e Election, elected bool) {
 	return e, e.Endpoints != nil
 }
 
-// Leader is host:port for HTTP of the leader that an election's value names.
+// Leader returns host:port for HTTP of the leader. value is the value of the election.
 func (e *Election) Leader(value string) (string, error) {
 	m := Master{Address: value, MetricsPort: e.MetricsPort}
 	host, err := m.host()
 	if err != nil {
-		return "", fmt.Errorf("the election names %.80q as leader, which is not HOST:PORT: %w", value, err)
+		return "", fmt.Errorf("the leader in the election is %.80q, not HOST:PORT: %w", value, err)
 	}
 	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
-		return "", fmt.Errorf("the election names %s as leader, which is every host: "+
+		return "", fmt.Errorf("the leader in the election is %s, which means every host: "+
 			"start the masters with --rpc_address or --rpc_interface", host)
 	}
 	return m.http(), nil
 }
 
-// Check says what is wrong with an address and a port; nil is nothing, and no address is nothing wrong.
+// Check returns an error if the address or the port is invalid. A missing address is valid.
 func (m Master) Check() error {
 	if m.MetricsPort < 0 || m.MetricsPort > 65535 {
 		return fmt.Errorf("master_metrics_port %d is no port", m.MetricsPort)
@@ -138,10 +138,10 @@ func (m Master) Check() error {
 	return nil
 }
 
-// Of reports whether the master is that of a configuration.
+// Of reports whether a configuration has this master.
 func (m Master) Of(c *Config) bool { return m.Address != "" && m.where() == c.Where() }
 
-// master is the master of a configuration's store; nil if it has none.
+// master returns the master of a configuration's store, or nil.
 func (c *Config) master() *Master {
 	switch {
 	case c.SGLang != nil && c.SGLang.Backend == mooncakeBackend:
@@ -152,7 +152,7 @@ func (c *Config) master() *Master {
 	return nil
 }
 
-// CheckMaster says what is wrong with the address of the store's master; nil is nothing.
+// CheckMaster returns an error if the address of the store's master is invalid.
 func (c *Config) CheckMaster() error {
 	if m := c.master(); m != nil {
 		return m.Check()
@@ -160,7 +160,7 @@ func (c *Config) CheckMaster() error {
 	return nil
 }
 
-// MasterHosts are the hosts that a configuration names and that are dialled: of the master, or of etcd's members.
+// MasterHosts returns the hosts that a configuration names and kvatlas dials: the master, or etcd's members.
 // [Config.CheckMaster] must have passed.
 func (c *Config) MasterHosts() (hosts []string) {
 	m := c.master()
@@ -169,16 +169,16 @@ func (c *Config) MasterHosts() (hosts []string) {
 	}
 	if list := m.endpoints(); list != nil {
 		for _, endpoint := range list {
-			host, _, _ := dial.SplitHostPort(endpoint) // it was checked
+			host, _, _ := dial.SplitHostPort(endpoint) // checked before
 			hosts = append(hosts, host)
 		}
 		return hosts
 	}
-	host, _ := m.host() // it was checked
+	host, _ := m.host() // checked before
 	return []string{host}
 }
 
-// Election is where the store's masters write down who leads; false if the configuration names one master, or none.
+// Election returns the election of the store's masters, or false for a single master or none.
 func (c *Config) Election() (e Election, elected bool) {
 	if m := c.master(); m != nil {
 		return m.election()
@@ -186,7 +186,7 @@ func (c *Config) Election() (e Election, elected bool) {
 	return Election{}, false
 }
 
-// WithMaster is the configuration with a master's address, unless it has one or needs none.
+// WithMaster returns the configuration with the master m, unless it has a master or needs none.
 func (c Config) WithMaster(m Master) Config {
 	if has := c.master(); has == nil || has.Address != "" || m.Address == "" {
 		return c
@@ -204,10 +204,10 @@ func (c Config) WithMaster(m Master) Config {
 	return c
 }
 
-// Unasked says why the store cannot be asked, though the configuration makes sense; "" if it can be.
+// Unasked returns the reason why a valid store cannot be queried, or "".
 func (c *Config) Unasked() string {
 	if s := c.SGLang; s != nil && s.TenantID != "" && s.TenantID != defaultTenant {
-		return fmt.Sprintf("tenant_id is %.60q: a Mooncake master's HTTP answers for the tenant %s alone, so nothing of the "+
+		return fmt.Sprintf("tenant_id is %.60q: a Mooncake master's HTTP port serves only the tenant %s, so no page of the "+
 			"store is counted", s.TenantID, defaultTenant)
 	}
 	return ""

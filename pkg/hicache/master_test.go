@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestKeyPrefix: what Dynamo 1.6.1 and 1.7 publish names the same objects as a tag and a model's name do.
+// TestKeyPrefix: a key_prefix of Dynamo 1.6.1 and 1.7 names the same objects as a tag and a model's name.
 func TestKeyPrefix(t *testing.T) {
 	const dynamo = `{"sglang_hicache_mooncake":{"backend":"mooncake","page_size":16,"tp_size":2,"pp_size":1,
 		"is_mla_model":true,"is_eagle":false,"tp_lcm_size":null,"should_split_heads":false,"extra_backend_tag":null,
@@ -70,7 +70,7 @@ func TestMasterAddresses(t *testing.T) {
 		address, cluster string
 		where            string // or a part of the error
 		hosts            []string
-		key              string // of an election
+		key              string // key of an election
 	}{
 		{"mooncake:50051", "", "mooncake:9003", []string{"mooncake"}, ""},
 		{"mooncake", "", "mooncake:9003", []string{"mooncake"}, ""},
@@ -99,7 +99,7 @@ func TestMasterAddresses(t *testing.T) {
 		} {
 			err := config.Check()
 			if bad := config.CheckMaster(); (bad == nil) != (err == nil) {
-				t.Errorf("%q: Check says %v, CheckMaster %v", c.address, err, bad)
+				t.Errorf("%q: Check returns %v, CheckMaster %v", c.address, err, bad)
 			}
 			if err != nil {
 				if !strings.Contains(err.Error(), c.where) || c.where == "" {

@@ -7,39 +7,39 @@ import (
 	"sort"
 )
 
-// Beyond is why a rank loads no more of the shared store than it does.
+// Beyond is the reason why a rank loads no more blocks of the shared store.
 type Beyond string
 
 const (
-	BeyondEnd     Beyond = "prompt_ends"  // all that follows its own prefix is in the store
-	BeyondMissing Beyond = "not_in_store" // the next block is not there
-	// the store did not say whether the next block is there, or was not asked
+	BeyondEnd     Beyond = "prompt_ends"  // all blocks after the own prefix are in the store
+	BeyondMissing Beyond = "not_in_store" // the next block is not in the store
+	// the next block was not looked up, or the store did not answer
 	BeyondUnknown   Beyond = "not_known"
-	BeyondThreshold Beyond = "below_threshold" // what is there is less than the engine begins to load for
+	BeyondThreshold Beyond = "below_threshold" // the present blocks are fewer than the engine's threshold
 	BeyondCapacity  Beyond = "capacity"        // the engine has no room for more
-	// the engine loads only what begins with the prompt, and a block before the next one, which is there or was not asked
-	// for, is not there
+	// the engine loads only a run from the start of the prompt, and a block before the next block is missing; the next
+	// block is present or was not looked up
 	BeyondGap Beyond = "gap"
-	// the next block is there, but not what other groups of the model's cache need to go on from it
+	// the next block is present, but other groups of the model's cache lack blocks
 	BeyondGroups Beyond = "other_groups"
-	// the next block is there, but the engine's hits end at larger steps, or before a block that a draft model computes
+	// the next block is present, but hits end at larger steps, or before a block that a draft model computes
 	BeyondAligned Beyond = "alignment"
-	BeyondLast    Beyond = "last_token" // all is there; the engine computes what holds the last token itself
+	BeyondLast    Beyond = "last_token" // all blocks are present; the engine computes the block with the last token itself
 )
 
-// Rule is what an engine loads of the unbroken run of blocks that follows its own prefix.
+// Rule describes the engine's loads of the unbroken run of blocks after the own prefix.
 type Rule struct {
-	least uint32 // blocks; of fewer it loads none
-	most  uint32 // blocks; noBound: as many as there are
+	least uint32 // blocks; the engine does not load a shorter run
+	most  uint32 // blocks; noBound means no limit
 }
 
 const noBound = math.MaxUint32
 
-// defaultPrefetchThreshold is SGLang's, in tokens.
+// defaultPrefetchThreshold is SGLang's default, in tokens.
 const defaultPrefetchThreshold = 256
 
-// Rule is that of SGLang's HiCacheController. It leaves out what the engine has in flight for other requests, which
-// nobody outside knows. s must have passed Check.
+// Rule returns the rule of SGLang's HiCacheController. It does not include the engine's prefetches for other requests,
+// which are unknown. s must have passed Check.
 func (s *SGLang) Rule() Rule {
 	threshold := max(cmp.Or(s.PrefetchThreshold, defaultPrefetchThreshold), s.PageSize)
 	r := Rule{least: uint32((threshold + s.PageSize - 1) / s.PageSize), most: noBound}
@@ -49,26 +49,26 @@ func (s *SGLang) Rule() Rule {
 	return r
 }
 
-// Map is what a store holds of one prompt, ready to be merged with any number of ranks' own prefixes. It does not
-// change; any number of goroutines may use it.
+// Map has the blocks of a prompt in a store. Load combines it with the own prefixes of any number of ranks. It is
+// immutable and safe for concurrent use.
 type Map struct {
 	ranges [][2]uint32
 	total  uint32
 	blocks uint32
 	known  Bitmap
-	start  *fromStart // nil: the engine loads what follows its own blocks
+	start  *fromStart // nil: the engine loads the blocks after its own
 
-	trailing *trailing // nil: each page that follows is needed whole
+	trailing *trailing // nil: each page after the own pages is needed whole
 }
 
-// fromStart is how far an engine gets that loads only what begins with the prompt.
+// fromStart is the hit of an engine that loads only from the start of the prompt.
 type fromStart struct {
 	reach  uint32 // blocks
-	whole  bool   // nothing but the last token keeps it from more
-	hybrid bool   // groups other than of full attention have a say
+	whole  bool   // only the last token limits the hit
+	hybrid bool   // groups other than full attention matter
 }
 
-// NewMap takes what a store said of a prompt's blocks. Bits that are not known count as not there.
+// NewMap returns the map for a store's answer. Unknown bits count as missing.
 func NewMap(blocks int, present, known Bitmap) *Map {
 	m := &Map{blocks: uint32(blocks), known: known}
 	for at := 0; ; {
@@ -82,7 +82,8 @@ func NewMap(blocks int, present, known Bitmap) *Map {
 	}
 }
 
-// next is the first block from at on that is there, or, with flip all ones, that is not; blocks if there is none.
+// next returns the first present block from at on, or with flip all ones, the first missing block. It returns blocks
+// without a match.
 func next(present, known Bitmap, at, blocks int, flip uint64) int {
 	for at < blocks {
 		if rest := (present[at>>6]&known[at>>6] ^ flip) >> (at & 63); rest != 0 {
@@ -93,13 +94,13 @@ func next(present, known Bitmap, at, blocks int, flip uint64) int {
 	return blocks
 }
 
-// Ranges are the blocks that are in the store, in order: from, up to (not including). The caller must not change them.
+// Ranges returns the blocks in the store as sorted half-open ranges. The caller must not change the result.
 func (m *Map) Ranges() [][2]uint32 { return m.ranges }
 
-// Total is how many blocks are in the store.
+// Total returns the number of blocks in the store.
 func (m *Map) Total() uint32 { return m.total }
 
-// Load is how many blocks a rank would load that has the first own blocks itself, and why no more.
+// Load returns the number of blocks that a rank with the first own blocks would load, and the reason for the limit.
 func (m *Map) Load(own uint32, rule Rule) (blocks uint32, why Beyond) {
 	own = min(own, m.blocks)
 	if m.start != nil {
@@ -130,7 +131,7 @@ func (m *Map) Load(own uint32, rule Rule) (blocks uint32, why Beyond) {
 	return run, why
 }
 
-// end is where the unbroken run from a block on ends; the block itself, if it is not there.
+// end returns the end of the unbroken run from a block on, or the block if it is missing.
 func (m *Map) end(block uint32) uint32 {
 	i := sort.Search(len(m.ranges), func(i int) bool { return m.ranges[i][1] > block })
 	if i < len(m.ranges) && m.ranges[i][0] <= block {
@@ -139,7 +140,7 @@ func (m *Map) end(block uint32) uint32 {
 	return block
 }
 
-// fromStart is Load for an engine that loads only what begins with the prompt.
+// fromStart is Load for an engine that loads only from the start of the prompt.
 func (m *Map) fromStart(own uint32) (blocks uint32, why Beyond) {
 	s := m.start
 	at := max(own, s.reach)
@@ -163,7 +164,7 @@ func (m *Map) fromStart(own uint32) (blocks uint32, why Beyond) {
 	return at - own, why
 }
 
-// Unknown are the blocks of which it is not known whether they are in the store, in order.
+// Unknown returns the blocks with an unknown state in the store, in order.
 func (m *Map) Unknown() (list [][2]uint32) {
 	for at := 0; ; {
 		from := next(m.known, m.known, at, int(m.blocks), ^uint64(0))
@@ -175,7 +176,7 @@ func (m *Map) Unknown() (list [][2]uint32) {
 	}
 }
 
-// Behind is how many blocks of the store lie at or after a block.
+// Behind returns the number of the store's blocks at or after a block.
 func (m *Map) Behind(block uint32) (n uint32) {
 	for _, r := range m.ranges {
 		n += r[1] - min(r[1], max(r[0], block))
@@ -183,5 +184,5 @@ func (m *Map) Behind(block uint32) (n uint32) {
 	return n
 }
 
-// Blocks is how many blocks of the prompt the store was asked about.
+// Blocks returns the number of the prompt's blocks that were looked up.
 func (m *Map) Blocks() uint32 { return m.blocks }

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Map and Rule say what a controller does that walks batch by batch.
+// TestMapAgainstController compares Map and Rule with a controller that walks batch by batch.
 func TestMapAgainstController(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 3000 {
@@ -47,7 +47,7 @@ func TestMapAgainstController(t *testing.T) {
 	}
 }
 
-// The merge for 256 workers.
+// BenchmarkMerge256 merges for 256 workers.
 func BenchmarkMerge256(b *testing.B) {
 	const blocks = 767
 	present, known := NewBitmap(blocks).fill(blocks), NewBitmap(blocks).fill(blocks)

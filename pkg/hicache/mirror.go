@@ -13,74 +13,78 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// MirrorConfig bounds a [Mirror]. The zero value takes the defaults.
+// MirrorConfig configures a [Mirror]. The zero value selects the defaults.
 type MirrorConfig struct {
-	// Objects (default 2,000,000; some 60 bytes each) is how many may be known. A store with more is polled, and looked
-	// at again after six times Pause.
+	// Objects (default 2,000,000; some 60 bytes each) is the maximum number of objects. For a larger store, the Mirror
+	// queries the master instead, and tries a new list after six times Pause.
 	Objects int
 
-	Fresh time.Duration // default 2 s: how long the master's word that nothing was missed counts.
+	Fresh time.Duration // default 2 s: validity of the master's statement that no event is missing
 
-	// Pause (default 10 s) is the least time between two lists of all objects: each costs the master one walk over all
-	// it holds.
+	// Pause (default 10 s) is the minimum time between two lists of all objects. A list costs the master a walk over
+	// all objects.
 	Pause time.Duration
 
 	Now func() time.Time // default time.Now
 }
 
-// Mirror is a set of what a store's master says in its own events that it holds. It implements [Store]: what the set
-// knows is answered from there, and all else by asking the master. Any number of goroutines may use it.
+// Mirror is a set of the objects that a store's master announces in its events. It implements [Store]: it answers from
+// the set if possible, and queries the master for the rest. It is safe for concurrent use.
 //
-// The stream has no replay and does not begin with what is there, so the set knows three things of an object. It is
-// there, if it was announced and no removal followed. Nothing is known, if the master's list of all objects has it: the
-// list does not say in which media, and has objects too that are still being written. It is not there, if neither
-// holds, and the list came after the stream's beginning. All three hold only while the numbers of the stream are
-// consecutive and its shim says, at least each Fresh, that the master has published no more than that. After a gap the
-// set is empty, everything is asked for, and a new list makes it whole again.
+// The event stream has no replay and does not start with the present objects. So an object has one of three states:
+//
+//   - present: an event announced the object and no removal followed.
+//   - unknown: the master's list of all objects has the object. The list does not name the media, and includes objects
+//     that are still being written.
+//   - missing: no event or list has the object, and the list is newer than the start of the stream.
+//
+// The states hold only while the numbers of the stream are consecutive, and the shim reports at least once per Fresh
+// that the master has published no further events. After a gap, the set is empty and the Mirror queries the master for
+// everything. A new list completes the set again.
 type Mirror struct {
 	store listedStore
 	cfg   MirrorConfig
 
 	mu      sync.RWMutex
-	objects map[[16]byte]media // by the XXH3-128 of their keys; those of which nothing is there are not in it
+	objects map[[16]byte]media // by the XXH3-128 of the keys; missing objects have no entry
 	session uint64
-	number  uint64    // of the last batch of this session
-	heard   bool      // number is known
-	whole   bool      // the list is in objects
-	full    bool      // there are too many objects; until the next list
-	alive   time.Time // when it was last said that nothing was missed
-	epoch   uint64    // counts how often the set was emptied for a new beginning
+	number  uint64    // number of the last batch of the session
+	heard   bool      // number is valid
+	whole   bool      // objects includes the list
+	full    bool      // the store has too many objects; valid until the next list
+	alive   time.Time // time of the last report that no event is missing
+	epoch   uint64    // counts the resets of the set
 	listing bool
-	next    time.Time // when the next list may be asked for
+	next    time.Time // earliest time of the next list
 	stats   MirrorStats
 }
 
-// listedStore is a store that can list what it holds, and more.
+// listedStore is a store that can list all objects.
 type listedStore interface {
 	Store
 
-	// Keys calls key with each object's key until it returns false. The bytes are key's only for the call.
+	// Keys calls key with the key of each object until key returns false. The bytes are valid only during the call.
 	Keys(ctx context.Context, key func([]byte) bool) error
 }
 
-// MirrorStats counts what became of a mirror.
+// MirrorStats are the counters of a [Mirror].
 type MirrorStats struct {
-	Objects   int    // known, or in doubt
-	Whole     bool   // what is not among them is not there
-	Gaps      uint64 // how often the set was given up: the stream broke, or a message of it could not be read
-	Overflows uint64 // how often it was given up for its size
-	Lists     uint64 // how many lists were taken in
-	Answered  uint64 // keys that were answered for from the set
-	Asked     uint64 // keys that the master was asked for
+	Objects   int    // known or unknown objects, without the missing
+	Whole     bool   // objects outside of the set are missing
+	Gaps      uint64 // resets of the set: a gap in the stream, or an unreadable message
+	Overflows uint64 // resets because of the size
+	Lists     uint64 // accepted lists
+	Answered  uint64 // keys answered from the set
+	Asked     uint64 // keys queried from the master
 }
 
-// media is where an object is said to be.
+// media are the media of an object.
 type media uint8
 
 const (
 	onCPU media = 1 << iota
 	onDisk
-	inDoubt // it may be elsewhere
+	inDoubt // possibly in other media
 )
 
 func mediumOf(name string) media {
@@ -93,7 +97,7 @@ func mediumOf(name string) media {
 	return inDoubt
 }
 
-// NewMirror returns an empty mirror, which asks for everything.
+// NewMirror returns an empty mirror, which queries the master for everything.
 func NewMirror(store listedStore, cfg MirrorConfig) *Mirror {
 	cfg.Objects = cmp.Or(max(cfg.Objects, 0), 2_000_000)
 	cfg.Fresh = cmp.Or(max(cfg.Fresh, 0), 2*time.Second)
@@ -104,7 +108,7 @@ func NewMirror(store listedStore, cfg MirrorConfig) *Mirror {
 	return &Mirror{store: store, cfg: cfg, objects: map[[16]byte]media{}}
 }
 
-// Stats counts.
+// Stats returns the counters.
 func (m *Mirror) Stats() MirrorStats {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -113,15 +117,15 @@ func (m *Mirror) Stats() MirrorStats {
 	return s
 }
 
-// Receive takes one message of the store's shim, an [events.StoreMessage]. Messages must come in the order in which
-// they arrive. Where a list is needed then, another goroutine asks for it, until ctx ends.
+// Receive processes a message of the store's shim, an [events.StoreMessage]. Pass the messages in the order of arrival.
+// If a list is required, Receive starts a goroutine that requests the list until ctx is done.
 func (m *Mirror) Receive(ctx context.Context, data []byte) {
 	if epoch, want := m.receive(data); want {
 		go m.list(ctx, epoch)
 	}
 }
 
-// receive reports whether a list must be asked for, for which set.
+// receive returns true if a list is required, with the epoch of the set.
 func (m *Mirror) receive(data []byte) (epoch uint64, list bool) {
 	msg, err := events.ReadStoreMessage(data)
 	var batch iter.Seq[events.StoreEvent]
@@ -161,7 +165,7 @@ func (m *Mirror) receive(data []byte) (epoch uint64, list bool) {
 	return m.epoch, true
 }
 
-// empty begins a new set, of which nothing is known. Called with m.mu held, as those below are.
+// empty resets the set. The caller of this and the following methods holds m.mu.
 func (m *Mirror) empty() {
 	m.objects = map[[16]byte]media{}
 	m.whole, m.alive = false, time.Time{}
@@ -200,15 +204,15 @@ func (m *Mirror) set(key [16]byte, where media) {
 	}
 }
 
-// list asks the master for all objects, of which it is in doubt where they are, and if at all: the set is whole then. A
-// list that comes too late for its set is dropped.
+// list requests the list of all objects from the master. The objects become unknown, and the set becomes whole. A list
+// for an older set is discarded.
 func (m *Mirror) list(ctx context.Context, epoch uint64) {
 	var names [][16]byte
 	err := m.store.Keys(ctx, func(key []byte) bool {
 		names = append(names, nameOfBytes(key))
 		return len(names) <= m.cfg.Objects
 	})
-	const step = 4096 // names taken in while readers wait
+	const step = 4096 // names per lock of the set, while readers wait
 	for err == nil && m.addListed(epoch, names[:min(step, len(names))], len(names) <= step) {
 		names = names[min(step, len(names)):]
 	}
@@ -217,7 +221,7 @@ func (m *Mirror) list(ctx context.Context, epoch uint64) {
 	m.listing = false
 }
 
-// addListed takes in a part of a list, and reports whether more of it is wanted.
+// addListed adds a part of a list. It returns false if the list is no longer wanted.
 func (m *Mirror) addListed(epoch uint64, names [][16]byte, last bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -225,7 +229,7 @@ func (m *Mirror) addListed(epoch uint64, names [][16]byte, last bool) bool {
 		if m.epoch != epoch {
 			return false
 		}
-		m.set(key, m.objects[key]|inDoubt) // it may be in a medium that was not spoken of
+		m.set(key, m.objects[key]|inDoubt) // possibly in a medium without an event
 	}
 	if last && m.epoch == epoch {
 		m.whole = true
@@ -234,7 +238,7 @@ func (m *Mirror) addListed(epoch uint64, names [][16]byte, last bool) bool {
 	return !last && m.epoch == epoch
 }
 
-// trusted reports whether the set can be believed.
+// trusted reports whether the set is valid.
 func (m *Mirror) trusted() bool {
 	return m.heard && !m.alive.IsZero() && m.cfg.Now().Sub(m.alive) <= m.cfg.Fresh
 }
@@ -250,7 +254,7 @@ func (m *Mirror) Exists(ctx context.Context, keys []string) (present, known Bitm
 		if trusted {
 			if is, has := m.objects[nameOf(key)]; has {
 				where = is
-			} else if whole && !strings.Contains(key, "\n") { // which the list cannot name
+			} else if whole && !strings.Contains(key, "\n") { // the list cannot have a key with a line break
 				where = 0
 			}
 		}

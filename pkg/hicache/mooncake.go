@@ -23,46 +23,45 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/dial"
 )
 
-// MooncakeConfig says where a Mooncake master's admin server is and how it is asked. The zero value of all but Address
-// takes the defaults.
+// MooncakeConfig configures a [Mooncake]. All zero values except Address select the defaults.
 type MooncakeConfig struct {
-	// Address is HOST:PORT of the admin server, which mooncake_master calls its metrics port; 9003 unless configured.
+	// Address is HOST:PORT of the admin server, the metrics port of mooncake_master; default port 9003.
 	Address string
 
-	// MaxKeys (default 1000) and MaxURL (default 64 KiB) bound one request. The master itself was seen to take 100,000
-	// keys in 6.9 MB; what stands between may not. A proxy in between wants 8 KiB.
+	// MaxKeys (default 1000) and MaxURL (default 64 KiB) limit a request. A master accepted 100,000 keys in 6.9 MB in a
+	// test. A proxy may accept less, such as 8 KiB.
 	MaxKeys, MaxURL int
 
-	// Parallel is how many requests are under way at once, each on a connection of its own; default 4, as many as the
-	// master has threads for them.
+	// Parallel is the number of concurrent requests on separate connections. The default 4 is the number of the
+	// master's threads.
 	Parallel int
 
-	// Check is how often Watch asks after the master's health; default 1 s.
+	// Check is the interval of Watch's health checks; default 1 s.
 	Check time.Duration
 
-	// Dial, if not nil, makes the connections. Without it any address is dialled.
+	// Dial, if not nil, opens the connections. nil dials any address.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-	// Changed, if not nil, is called, from any goroutine, when what the master answered before is worth nothing any
-	// more: its role or view has changed, or a connection to it broke, which is all that can be seen of a restart.
+	// Changed, if not nil, is called from any goroutine if earlier answers of the master are invalid: the role or the
+	// view has changed, or a connection broke. A restart is visible only as a broken connection.
 	Changed func(why string)
 }
 
-// Mooncake asks a Mooncake master over HTTP. It implements [Store]. Any number of goroutines may use it.
+// Mooncake queries a Mooncake master over HTTP. It implements [Store] and is safe for concurrent use.
 //
-// The protocol is that of mooncake-store/src/master_admin_service.cpp in kvcache-ai/Mooncake: GET
-// /batch_query_keys?keys=a,b,c, where commas stand as they are and everything else is percent-encoded, for the master
-// decodes first and splits then. The master's own answers grant no lease: an object may vanish right after, and those
-// of a client that died stay for ten seconds more.
+// The protocol is defined in mooncake-store/src/master_admin_service.cpp of kvcache-ai/Mooncake: GET
+// /batch_query_keys?keys=a,b,c. The commas are literal and all other bytes are percent-encoded, because the master
+// first decodes and then splits. An answer grants no lease: an object may disappear right after. The objects of a dead
+// client stay for ten seconds.
 type Mooncake struct {
 	cfg    MooncakeConfig
-	asking *pool                  // of batches
-	client *http.Client           // of all else; that it loses a connection is heard at once
-	down   atomic.Pointer[string] // why Watch finds that the master does not serve; nil: it does, or nobody watches
-	unseen atomic.Uint64          // keys in replies that nobody had asked for
+	asking *pool                  // for batches
+	client *http.Client           // for other requests; it reports a lost connection at once
+	down   atomic.Pointer[string] // why Watch considers the master down; nil: up, or no Watch
+	unseen atomic.Uint64          // unexpected keys in replies
 }
 
-// NewMooncake returns a store; it connects when it is first asked.
+// NewMooncake returns a store. The store connects at the first request.
 func NewMooncake(cfg MooncakeConfig) (*Mooncake, error) {
 	if _, _, err := dial.SplitHostPort(cfg.Address); err != nil {
 		return nil, fmt.Errorf("mooncake master: %w", err)
@@ -101,7 +100,7 @@ func (m *Mooncake) changed(why string) {
 	}
 }
 
-// Down is why Watch finds that the master does not serve; "" if it does, or nobody watches.
+// Down returns the reason why Watch considers the master down, or "". Without Watch, it is always "".
 func (m *Mooncake) Down() string {
 	if why := m.down.Load(); why != nil {
 		return *why
@@ -109,13 +108,13 @@ func (m *Mooncake) Down() string {
 	return ""
 }
 
-// Unseen is how many keys replies have named that nobody had asked for; they are ignored.
+// Unseen returns the number of unexpected keys in replies. The store ignores unexpected keys.
 func (m *Mooncake) Unseen() uint64 { return m.unseen.Load() }
 
-// watchedConn tells when the other side ends it.
+// watchedConn reports a close by the other side.
 type watchedConn struct {
 	net.Conn
-	closed atomic.Bool // by us
+	closed atomic.Bool // by this side
 	lost   func()
 }
 
@@ -143,8 +142,8 @@ func (c *watchedConn) judge(err error) {
 	}
 }
 
-// checkMooncakeKey refuses a key that the master cannot be asked for: it splits at commas, and one key that is not
-// UTF-8 makes it answer 503 for all.
+// checkMooncakeKey returns an error for a key that a request cannot have. The master splits keys at commas, and replies
+// 503 to a request with a key that is not UTF-8.
 func checkMooncakeKey(key string) error {
 	switch {
 	case key == "":
@@ -159,18 +158,18 @@ func checkMooncakeKey(key string) error {
 
 const batchPath = "/batch_query_keys?keys="
 
-// chunk is one request, and what is read of its reply. A master writes keys in their order.
+// chunk is a request with the parsed reply. A master writes the keys in order.
 type chunk struct {
 	query string
-	keys  []string // of all requests
-	at    []int    // positions in keys of those that are asked for, in the order of these
+	keys  []string // keys of all requests
+	at    []int    // positions in keys of the requested keys, sorted by key
 
-	said, there Bitmap // bit i stands for at[i]
-	next        int    // in at, if keys come in order
-	unseen      uint64 // keys that nobody had asked for
+	said, there Bitmap // bit i is for at[i]
+	next        int    // expected position in at, if the reply is in order
+	unseen      uint64 // unexpected keys
 }
 
-// hear takes what a reply says of a key. Of what it says twice the last counts.
+// hear records the reply for a key. The last reply for a key counts.
 func (c *chunk) hear(key string, ok bool) {
 	i := c.next
 	if i >= len(c.at) || c.keys[c.at[i]] != key {
@@ -190,16 +189,16 @@ func (c *chunk) hear(key string, ok bool) {
 	c.next = i
 }
 
-// forget drops what was read of a reply.
+// forget discards the parsed reply.
 func (c *chunk) forget() {
 	c.said, c.there, c.next, c.unseen = NewBitmap(len(c.at)), NewBitmap(len(c.at)), 0, 0
 }
 
-// leastKeys is how many keys are worth a request of their own beside others.
+// leastKeys is the minimum number of keys of a separate request.
 const leastKeys = 128
 
-// chunks cuts keys into requests: as many as may be under way at once, for the master looks keys of one up one after
-// the other. Keys that must not be sent are left out; bad is about the first of them.
+// chunks divides keys into concurrent requests, because the master looks up the keys of a request one after the other.
+// It skips keys that a request cannot have; bad is the error of the first skipped key.
 func (m *Mooncake) chunks(keys []string) (out []chunk, bad error) {
 	most := min(m.cfg.MaxKeys, max(leastKeys, (len(keys)+m.cfg.Parallel-1)/m.cfg.Parallel))
 	var query strings.Builder
@@ -213,18 +212,18 @@ func (m *Mooncake) chunks(keys []string) (out []chunk, bad error) {
 		}
 	}
 	for i, key := range keys {
-		if len(at) == 0 { // the others are about as long
+		if len(at) == 0 { // an estimate, since the keys have similar lengths
 			n := min(most, len(keys)-i)
 			query.Grow(min(m.cfg.MaxURL, n*(len(key)+1)))
 			at = make([]int, 0, n)
 		}
 		var err error
 		escaped := escapeKey(key)
-		if len(escaped) != len(key) || key == "" { // else there is nothing wrong with it
+		if len(escaped) != len(key) || key == "" { // escaped keys need a check
 			err = checkMooncakeKey(key)
 		}
 		if err == nil && len(batchPath)+len(escaped) > m.cfg.MaxURL {
-			err = fmt.Errorf("mooncake: %w: %.80q is longer than a request may be", ErrKey, key)
+			err = fmt.Errorf("mooncake: %w: %.80q is longer than the maximum size of a request", ErrKey, key)
 		}
 		if err != nil {
 			if bad == nil {
@@ -245,7 +244,7 @@ func (m *Mooncake) chunks(keys []string) (out []chunk, bad error) {
 	return out, bad
 }
 
-// escapeKey percent-encodes all but letters, digits and "_.-".
+// escapeKey percent-encodes all bytes except letters, digits and "_.-".
 func escapeKey(key string) string {
 	for i := range len(key) {
 		if !plainInQuery[key[i]] {
@@ -255,7 +254,7 @@ func escapeKey(key string) string {
 	return key
 }
 
-// plainInQuery are the bytes that stand for themselves.
+// plainInQuery has the bytes that need no encoding.
 var plainInQuery = func() (plain [256]bool) {
 	for _, c := range "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_.-" {
 		plain[c] = true
@@ -263,7 +262,7 @@ var plainInQuery = func() (plain [256]bool) {
 	return plain
 }()
 
-// beyondQuery encodes what url.QueryEscape leaves as it is, or encodes otherwise.
+// beyondQuery encodes bytes that url.QueryEscape encodes differently or not at all.
 var beyondQuery = strings.NewReplacer("+", "%20", "~", "%7E")
 
 func (m *Mooncake) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {
@@ -272,10 +271,10 @@ func (m *Mooncake) Exists(ctx context.Context, keys []string) (present, known Bi
 		return present, known, fmt.Errorf("mooncake: %w: %s", ErrStandby, *why)
 	}
 	list, bad := m.chunks(keys)
-	var group errgroup.Group // not of a context: what one request learns stays true when another fails
+	var group errgroup.Group // no shared context: the answers of a request stay valid if another request fails
 	group.SetLimit(m.cfg.Parallel)
 	ask := func(i int) error { return m.batch(ctx, &list[i]) }
-	if len(list) == 1 { // the usual one: without another goroutine
+	if len(list) == 1 { // the usual case, without a further goroutine
 		err = ask(0)
 	} else {
 		for i := range list {
@@ -295,16 +294,16 @@ func (m *Mooncake) Exists(ctx context.Context, keys []string) (present, known Bi
 			}
 		}
 		if n := c.said.Count(); err == nil && n < len(c.at) {
-			err = fmt.Errorf("mooncake: %w: it lacks %d of %d keys", ErrReply, len(c.at)-n, len(c.at))
+			err = fmt.Errorf("mooncake: %w: the reply lacks %d of %d keys", ErrReply, len(c.at)-n, len(c.at))
 		}
 		m.unseen.Add(c.unseen)
 	}
 	return present, known, errors.Join(err, bad)
 }
 
-// batch asks for a chunk's keys, and has it hear the reply.
+// batch requests the keys of a chunk and parses the reply.
 func (m *Mooncake) batch(ctx context.Context, c *chunk) error {
-	const perKey = 8 << 10 // of a reply; some 300 bytes are usual
+	const perKey = 8 << 10 // size of a reply; some 300 bytes are usual
 	c.forget()
 	err := m.asking.get(ctx, batchPath+c.query, int64(64<<10+perKey*len(c.at)), func(body []byte, status int) error {
 		if status != http.StatusOK {
@@ -314,12 +313,12 @@ func (m *Mooncake) batch(ctx context.Context, c *chunk) error {
 	})
 	if err != nil {
 		c.forget()
-		return fmt.Errorf("mooncake: ask for %d keys: %w", len(c.at), err)
+		return fmt.Errorf("mooncake: query %d keys: %w", len(c.at), err)
 	}
 	return nil
 }
 
-// get asks for a path and reads at most limit bytes.
+// get sends a GET request and reads at most limit bytes of the reply.
 func (m *Mooncake) get(ctx context.Context, path string, limit int64) (body []byte, status int, err error) {
 	res, err := m.open(ctx, path)
 	if err != nil {
@@ -331,12 +330,12 @@ func (m *Mooncake) get(ctx context.Context, path string, limit int64) (body []by
 		return nil, 0, dial.Fixed(err)
 	}
 	if int64(len(body)) > limit {
-		err = fmt.Errorf("%w: it has more than %d bytes", ErrReply, limit)
+		err = fmt.Errorf("%w: the reply has more than %d bytes", ErrReply, limit)
 	}
 	return body, res.StatusCode, err
 }
 
-// getJSON asks for a path whose answer is JSON.
+// getJSON sends a GET request and decodes the JSON reply.
 func (m *Mooncake) getJSON(ctx context.Context, path string, into any) error {
 	body, status, err := m.get(ctx, path, 64<<10)
 	if err == nil && status != http.StatusOK {
@@ -345,13 +344,13 @@ func (m *Mooncake) getJSON(ctx context.Context, path string, into any) error {
 	if err != nil {
 		return err
 	}
-	if err := json.Unmarshal(body, into); err != nil { // whose text repeats a part of the body
-		return fmt.Errorf("%w: it is not the JSON of a master", ErrReply)
+	if err := json.Unmarshal(body, into); err != nil { // without the text of the error, which has a part of the body
+		return fmt.Errorf("%w: the reply is not the JSON of a master", ErrReply)
 	}
 	return nil
 }
 
-// open begins to read an answer, whose body the caller closes.
+// open sends a GET request. The caller closes the body.
 func (m *Mooncake) open(ctx context.Context, path string) (*http.Response, error) {
 	target := url.URL{Scheme: "http", Host: m.cfg.Address, Path: path}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
@@ -365,8 +364,8 @@ func (m *Mooncake) open(ctx context.Context, path string) (*http.Response, error
 	return res, nil
 }
 
-// refusal makes an error of a reply that is not 200. It repeats nothing of the body: a worker's registration named the
-// server, and the error is in answers to clients.
+// refusal returns the error for a reply with a status other than 200. It contains nothing of the body: a worker's
+// registration named the server, and clients get the error.
 func refusal(status int, body []byte) error {
 	var said struct {
 		Code int `json:"error_code"`
@@ -377,8 +376,8 @@ func refusal(status int, body []byte) error {
 	return fmt.Errorf("%w: status %d", ErrReply, status)
 }
 
-// health is what /health says. The fields that a master without high availability does not have are null, which leaves
-// them as they are.
+// health is the reply of /health. A master without high availability has null in some fields, and they keep their
+// values.
 type health struct {
 	Role   string `json:"role"`
 	Ready  bool   `json:"service_ready"`
@@ -390,11 +389,11 @@ func (h *health) identity() string {
 	return fmt.Sprintf("role %q, leader %q, view %d", h.Role, h.Leader, h.View)
 }
 
-// Health asks the master whether it serves, and what it is.
+// Health returns the identity of the master, and an error if the master does not serve.
 func (m *Mooncake) Health(ctx context.Context) (identity string, err error) {
 	h := health{View: -1}
 	if err := m.getJSON(ctx, "/health", &h); err != nil {
-		return "", fmt.Errorf("mooncake: ask after its health: %w", err)
+		return "", fmt.Errorf("mooncake: health: %w", err)
 	}
 	if !h.Ready {
 		return h.identity(), fmt.Errorf("mooncake: %w: the master is not ready", ErrStandby)
@@ -402,8 +401,8 @@ func (m *Mooncake) Health(ctx context.Context) (identity string, err error) {
 	return h.identity(), nil
 }
 
-// Watch asks after the master's health again and again until ctx ends. While the master does not answer or does not
-// serve, Exists fails at once with the reason instead of waiting for it.
+// Watch checks the health of the master until ctx is done. While the master is down, Exists fails at once with the
+// reason.
 func (m *Mooncake) Watch(ctx context.Context) {
 	defer m.client.CloseIdleConnections()
 	defer m.asking.closeIdle()
@@ -419,8 +418,8 @@ func (m *Mooncake) Watch(ctx context.Context) {
 			return
 		}
 		if identity != "" && identity != last {
-			if last != "" || m.down.Load() != nil { // who it was before it was away is not known
-				m.changed("the master is another, or has another role or view")
+			if last != "" || m.down.Load() != nil { // the identity before the outage is unknown
+				m.changed("the master, its role or its view has changed")
 			}
 			last = identity
 		}
@@ -440,7 +439,7 @@ func (m *Mooncake) Watch(ctx context.Context) {
 	}
 }
 
-// Keys lists the store for a [Mirror] by /get_all_keys, which lists the default tenant's objects, one key a line.
+// Keys lists the store for a [Mirror] with /get_all_keys: the default tenant's objects, a key per line.
 func (m *Mooncake) Keys(ctx context.Context, key func([]byte) bool) error {
 	res, err := m.open(ctx, "/get_all_keys")
 	if err != nil {
@@ -448,7 +447,7 @@ func (m *Mooncake) Keys(ctx context.Context, key func([]byte) bool) error {
 	}
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusOK {
-		body, _ := io.ReadAll(io.LimitReader(res.Body, 64<<10)) // to say what it says
+		body, _ := io.ReadAll(io.LimitReader(res.Body, 64<<10)) // for the error
 		return fmt.Errorf("mooncake: list all keys: %w", refusal(res.StatusCode, body))
 	}
 	for in := bufio.NewReaderSize(res.Body, 64<<10); ; {
@@ -463,17 +462,17 @@ func (m *Mooncake) Keys(ctx context.Context, key func([]byte) bool) error {
 	}
 }
 
-// EventStatus is what a master says of its event stream.
+// EventStatus is the state of a master's event stream.
 type EventStatus struct {
-	Enabled bool   `json:"enabled"`           // false, too, where it was built without
-	Batches uint64 `json:"published_batches"` // published by this process
-	Dropped uint64 `json:"dropped_events"`    // not published
+	Enabled bool   `json:"enabled"`           // also false in builds without events
+	Batches uint64 `json:"published_batches"` // batches of this process
+	Dropped uint64 `json:"dropped_events"`    // unpublished events
 }
 
-// Events asks the master what it has published.
+// Events returns the state of the master's event stream.
 func (m *Mooncake) Events(ctx context.Context) (s EventStatus, err error) {
 	if err = m.getJSON(ctx, "/kv_events/status", &s); err != nil {
-		err = fmt.Errorf("mooncake: ask after its events: %w", err)
+		err = fmt.Errorf("mooncake: state of the events: %w", err)
 	}
 	return s, err
 }

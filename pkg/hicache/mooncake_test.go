@@ -17,7 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
-// startMaster starts the built-in master, which decodes first and splits at commas then, as a real one does.
+// startMaster starts the simulated master. Like a real master, it decodes first and then splits at commas.
 func startMaster(t testing.TB) *mastersim.Master {
 	f, err := mastersim.Start("127.0.0.1:0")
 	if err != nil {
@@ -27,7 +27,7 @@ func startMaster(t testing.TB) *mastersim.Master {
 	return f
 }
 
-// storeOf is a store that asks a master.
+// storeOf returns a store on a master.
 func storeOf(t testing.TB, f *mastersim.Master, cfg MooncakeConfig) *Mooncake {
 	cfg.Address = f.Addr()
 	m, err := NewMooncake(cfg)
@@ -51,7 +51,7 @@ func TestMooncakeAsksInChunks(t *testing.T) {
 	}
 	present, known, err := m.Exists(soon(t), keys)
 	if !errors.Is(err, ErrKey) {
-		t.Errorf("keys that cannot be asked for: %v", err)
+		t.Errorf("invalid keys: %v", err)
 	}
 	for i, key := range keys {
 		asked := i >= 3 && i != 7
@@ -69,7 +69,7 @@ func TestMooncakeAsksInChunks(t *testing.T) {
 	}
 }
 
-// Requests have raw commas between keys, and no more keys and bytes than they may.
+// TestMooncakeRequests: requests have literal commas between keys, and at most the permitted keys and bytes.
 func TestMooncakeRequests(t *testing.T) {
 	m, err := NewMooncake(MooncakeConfig{Address: "127.0.0.1:1", MaxKeys: 7, MaxURL: 300})
 	if err != nil {
@@ -101,20 +101,20 @@ func TestMooncakeRequests(t *testing.T) {
 			slices.Sort(parts)
 			for i, part := range parts {
 				if part != keys[c.at[i]] || asked[c.at[i]] {
-					t.Fatalf("%q stands for %q", part, keys[c.at[i]])
+					t.Fatalf("%q is the encoding of %q", part, keys[c.at[i]])
 				}
 				asked[c.at[i]] = true
 			}
 		}
 		for i, key := range keys {
 			if fits := len(batchPath)+len(escapeKey(key)) <= 300; asked[i] != fits {
-				t.Fatalf("%q is asked for: %v, fits: %v", key, asked[i], fits)
+				t.Fatalf("%q is requested: %v, fits: %v", key, asked[i], fits)
 			}
 		}
 	}
 }
 
-// However much is asked for, only so many requests are under way at once, on connections that are kept.
+// TestMooncakeParallelAndKeepAlive: the number of concurrent requests is limited, and connections are kept.
 func TestMooncakeParallelAndKeepAlive(t *testing.T) {
 	f := startMaster(t)
 	const parallel = 3
@@ -137,7 +137,7 @@ func TestMooncakeParallelAndKeepAlive(t *testing.T) {
 				close(together)
 			}
 		}
-		select { // the first ones wait for each other
+		select { // the first requests wait for each other
 		case <-together:
 		case <-time.After(patience):
 		}
@@ -153,14 +153,15 @@ func TestMooncakeParallelAndKeepAlive(t *testing.T) {
 		}
 	}
 	if n := most.Load(); n != parallel {
-		t.Errorf("%d requests were under way at once, want %d", n, parallel)
+		t.Errorf("%d concurrent requests, want %d", n, parallel)
 	}
 	if n := f.Dialled(); n > 4*parallel || len(f.Asked()) != 5*len(keys) {
 		t.Errorf("%d connections for %d requests", n, len(f.Asked()))
 	}
 }
 
-// TestMooncakeShares: many keys are asked for in as many requests as may be under way at once, few in one.
+// TestMooncakeShares: many keys are divided into the maximum number of concurrent requests, few keys are a single
+// request.
 func TestMooncakeShares(t *testing.T) {
 	t.Parallel()
 	m, err := NewMooncake(MooncakeConfig{Address: "127.0.0.1:1", MaxKeys: 300})
@@ -182,12 +183,13 @@ func TestMooncakeShares(t *testing.T) {
 			got = append(got, len(c.at))
 		}
 		if !slices.Equal(got, want) {
-			t.Errorf("%d keys are asked for as %d, want %d", n, got, want)
+			t.Errorf("%d keys are requested as %d, want %d", n, got, want)
 		}
 	}
 }
 
-// One deadline is for all requests: what was answered in time is known, the rest is not, and nobody waits longer.
+// TestMooncakeOneDeadlineForAll: all requests share a deadline. Exists returns the received answers, and does not
+// wait for the others.
 func TestMooncakeOneDeadlineForAll(t *testing.T) {
 	t.Parallel()
 	f := startMaster(t)
@@ -198,7 +200,7 @@ func TestMooncakeOneDeadlineForAll(t *testing.T) {
 		switch keys[0] {
 		case "k0":
 			return false
-		case "k2": // it is asked for when k0 is known, since k1 is not
+		case "k2": // the request for k2 follows the answer for k0, since k1 has none
 			over()
 		}
 		<-release
@@ -212,17 +214,17 @@ func TestMooncakeOneDeadlineForAll(t *testing.T) {
 	if _, _, err := m.Exists(soon(t), keys[:1]); err != nil {
 		t.Fatal(err)
 	}
-	_, known, err := m.Exists(ctx, keys) // and does not wait for the rest
+	_, known, err := m.Exists(ctx, keys) // does not wait for the others
 	if !errors.Is(err, context.Canceled) || known.Count() != 1 || !known.Get(0) {
 		t.Errorf("%v, %d known", err, known.Count())
 	}
 }
 
-// A master that is ill makes an error, never a wrong answer.
+// TestMooncakeFaults: a faulty master causes an error, never a wrong answer.
 func TestMooncakeFaults(t *testing.T) {
 	f := startMaster(t)
 	f.Put("a")
-	say := func(body string) func(http.ResponseWriter, []string) bool {
+	reply := func(body string) func(http.ResponseWriter, []string) bool {
 		return func(w http.ResponseWriter, _ []string) bool { fmt.Fprint(w, body); return true }
 	}
 	for name, c := range map[string]struct {
@@ -230,17 +232,17 @@ func TestMooncakeFaults(t *testing.T) {
 		want  error
 		known string
 	}{
-		"half an answer": {say(`{"success":true,"data":{"a":{"ok":true}}}`), ErrReply, "a"},
-		"cut off":        {say(`{"success":true,"data":{"a":{"ok":tr`), ErrReply, ""},
-		"another type":   {say(`{"success":true,"data":{"a":{"ok":"yes"}}}`), ErrReply, ""},
-		"a list":         {say(`[]`), ErrReply, ""},
-		"nulls":          {say(`{"success":true,"data":{"a":null,"b":{"ok":null}}}`), ErrReply, ""},
-		"no data":        {say(`{"success":true,"data":null}`), ErrReply, ""},
-		"no success":     {say(`{"data":{"a":{"ok":true},"b":{"ok":true}}}`), ErrReply, ""},
-		"failure":        {say(`{"success":false,"error":"no"}`), ErrReply, ""},
-		"nothing":        {say(``), ErrReply, ""},
-		"unasked":        {say(`{"success":true,"data":{"z":{"ok":true},"y":{"ok":true}}}`), ErrReply, ""},
-		"too much":       {say(`{"success":true,"data":{}}` + strings.Repeat(" ", 1<<20)), ErrReply, ""},
+		"half an answer": {reply(`{"success":true,"data":{"a":{"ok":true}}}`), ErrReply, "a"},
+		"cut off":        {reply(`{"success":true,"data":{"a":{"ok":tr`), ErrReply, ""},
+		"another type":   {reply(`{"success":true,"data":{"a":{"ok":"yes"}}}`), ErrReply, ""},
+		"a list":         {reply(`[]`), ErrReply, ""},
+		"nulls":          {reply(`{"success":true,"data":{"a":null,"b":{"ok":null}}}`), ErrReply, ""},
+		"no data":        {reply(`{"success":true,"data":null}`), ErrReply, ""},
+		"no success":     {reply(`{"data":{"a":{"ok":true},"b":{"ok":true}}}`), ErrReply, ""},
+		"failure":        {reply(`{"success":false,"error":"no"}`), ErrReply, ""},
+		"nothing":        {reply(``), ErrReply, ""},
+		"unasked":        {reply(`{"success":true,"data":{"z":{"ok":true},"y":{"ok":true}}}`), ErrReply, ""},
+		"too much":       {reply(`{"success":true,"data":{}}` + strings.Repeat(" ", 1<<20)), ErrReply, ""},
 		"500": {func(w http.ResponseWriter, _ []string) bool { w.WriteHeader(500); return true }, ErrReply,
 			""},
 		"standby": {func(w http.ResponseWriter, _ []string) bool {
@@ -248,10 +250,10 @@ func TestMooncakeFaults(t *testing.T) {
 			fmt.Fprint(w, `{"success":false,"error_code":-1011}`)
 			return true
 		}, ErrStandby, ""},
-		"words":     {say(`SECRET`), ErrReply, ""},
-		"a word":    {say(`{"success":true,"data":{"a":{"ok":"SECRET"}}}`), ErrReply, ""},
-		"an error":  {say(`{"success":false,"error":"SECRET"}`), ErrReply, ""},
-		"no number": {say(`{"success":true,"data":98765432109876}`), ErrReply, ""},
+		"words":     {reply(`SECRET`), ErrReply, ""},
+		"a word":    {reply(`{"success":true,"data":{"a":{"ok":"SECRET"}}}`), ErrReply, ""},
+		"an error":  {reply(`{"success":false,"error":"SECRET"}`), ErrReply, ""},
+		"no number": {reply(`{"success":true,"data":98765432109876}`), ErrReply, ""},
 		"401 with words": {func(w http.ResponseWriter, _ []string) bool {
 			w.WriteHeader(401)
 			fmt.Fprint(w, "SECRET")
@@ -278,18 +280,18 @@ func TestMooncakeFaults(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err != nil && (strings.Contains(err.Error(), "SECRET") || strings.Contains(err.Error(), "98765")) {
-			t.Errorf("%s: the error repeats the master's words: %v", name, err)
+			t.Errorf("%s: the error has a part of the master's reply: %v", name, err)
 		}
 		if known.Get(0) != (c.known == "a") || known.Get(1) || present.Get(1) {
 			t.Errorf("%s: present %b, known %b", name, present, known)
 		}
 		if name == "unasked" && m.Unseen() != 2 {
-			t.Errorf("%d keys that nobody asked for", m.Unseen())
+			t.Errorf("%d unexpected keys", m.Unseen())
 		}
 	}
 }
 
-// The master's address cannot change what is asked, and connections are made by Dial.
+// TestMooncakeAddress: the address cannot change the request, and Dial opens the connections.
 func TestMooncakeAddress(t *testing.T) {
 	for address, want := range map[string]string{
 		"mooncake": "mooncake:9003", "mooncake:50051": "mooncake:9003", "[::1]:50051": "[::1]:9003", "[::1]": "[::1]:9003",
@@ -313,35 +315,35 @@ func TestMooncakeAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := m.Exists(soon(t), []string{"a"}); !errors.Is(err, refused) {
-		t.Errorf("a query is dialled otherwise: %v", err)
+		t.Errorf("a query does not use Dial: %v", err)
 	}
 	if _, err := m.Health(soon(t)); !errors.Is(err, refused) {
-		t.Errorf("the health is dialled otherwise: %v", err)
+		t.Errorf("the health check does not use Dial: %v", err)
 	}
 }
 
-// A deadline is kept, and a broken connection, another role and silence are told.
+// TestMooncakeIsWatched: Watch reports a broken connection, a changed role and silence.
 func TestMooncakeIsWatched(t *testing.T) {
 	f := startMaster(t)
-	told := make(chan string, 100)
-	m := storeOf(t, f, MooncakeConfig{Check: 5 * time.Millisecond, Changed: func(why string) { told <- why }})
-	hear := func(want string) {
+	changes := make(chan string, 100)
+	m := storeOf(t, f, MooncakeConfig{Check: 5 * time.Millisecond, Changed: func(why string) { changes <- why }})
+	expect := func(want string) {
 		t.Helper()
 		for deadline := time.After(patience); ; {
 			select {
-			case why := <-told:
+			case why := <-changes:
 				if strings.Contains(why, want) {
 					return
 				}
 			case <-deadline:
-				t.Fatalf("not told of %q", want)
+				t.Fatalf("no report of %q", want)
 			}
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() { m.Watch(ctx); close(ended) }()
-	for ctx := soon(t); ; { // it has no connection before it is asked; who stood still finds the master silent once
+	for ctx := soon(t); ; { // the first health check may fail after a pause of the process
 		_, _, err := m.Exists(ctx, []string{"a"})
 		if err == nil {
 			break
@@ -351,16 +353,16 @@ func TestMooncakeIsWatched(t *testing.T) {
 		}
 	}
 	f.Drop()
-	hear("connection")
+	expect("connection")
 	f.SetRole("standby")
-	hear("another role")
+	expect("its role")
 	for deadline := time.Now().Add(patience); ; {
 		_, _, err := m.Exists(soon(t), []string{"a"})
 		if errors.Is(err, ErrStandby) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("a standby answers: %v", err)
+			t.Fatalf("a standby replies: %v", err)
 		}
 	}
 	cancel()
@@ -368,7 +370,7 @@ func TestMooncakeIsWatched(t *testing.T) {
 }
 
 func TestMooncakeKeepsTheDeadline(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and says nothing
+	l, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and sends nothing
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -383,6 +385,6 @@ func TestMooncakeKeepsTheDeadline(t *testing.T) {
 		t.Fatalf("%v, %d known", err, known.Count())
 	}
 	if _, err := NewMooncake(MooncakeConfig{Address: "nowhere"}); err == nil {
-		t.Error("an address without a port")
+		t.Error("an address without a port is accepted")
 	}
 }

@@ -5,13 +5,13 @@ import (
 	"strings"
 )
 
-// The releases of SGLang in which names changed (python/sglang/srt/mem_cache/storage/mooncake_store/mooncake_store.py
-// and hicache_storage.py of the published wheels).
+// Releases of SGLang that changed names (python/sglang/srt/mem_cache/storage/mooncake_store/mooncake_store.py and
+// hicache_storage.py of the published wheels).
 var (
 	rankStyleSince  = version{0, 5, 8}
 	modelKeysSince  = version{0, 5, 17}
 	namespacesSince = version{0, 5, 20}
-	poolsSince      = version{0, 5, 11} // objects of several pools (batch_exists_v2)
+	poolsSince      = version{0, 5, 11} // several pools per page (batch_exists_v2)
 )
 
 func (s *SGLang) modelInKeys() bool {
@@ -34,7 +34,7 @@ func (s *SGLang) namespacesIgnored() bool {
 		!since(s.EngineVersion, namespacesSince)
 }
 
-// keyPrefix is what Mooncake's keys begin with, before an underscore; "" is nothing.
+// keyPrefix returns the prefix of Mooncake's keys, before an underscore. "" means no prefix.
 func (s *SGLang) keyPrefix() string {
 	if given := s.givenPrefix(); given != nil {
 		return *given
@@ -49,8 +49,8 @@ func (s *SGLang) keyPrefix() string {
 	return s.ExtraBackendTag + "_" + model
 }
 
-// givenPrefix is what the workers say that keys begin with, by KeyPrefix or by the layout, which names it even where it
-// cannot list the objects; nil if they do not say.
+// givenPrefix returns the registered prefix of keys: KeyPrefix, or the prefix in the layout, which exists even without
+// a list of objects. It returns nil without a prefix.
 func (s *SGLang) givenPrefix() *string {
 	if l := s.ObjectLayout.inner(); s.KeyPrefix == nil && l != nil {
 		return l.KeyPrefix
@@ -58,15 +58,16 @@ func (s *SGLang) givenPrefix() *string {
 	return s.KeyPrefix
 }
 
-// hybridFamilies are parts of the names of models that SGLang keeps in several pools of which the layout is not served,
-// as their keys have ranks. The list makes a mark, never a number: a model that is not in it needs Hybrid.
+// hybridFamilies are parts of the names of models that SGLang keeps in several pools. SGLang serves no layout for
+// models with ranks in the keys. The list only marks a result as an upper bound: a model outside of the list needs
+// Hybrid.
 var hybridFamilies = []string{"gpt-oss", "qwen3-next", "qwen3.5", "deepseek-v3.2", "deepseek-v4", "kimi-linear",
 	"llama-4", "gemma-3", "gemma-4", "mimo-v2", "step-3.5", "step3p5", "falcon-h1", "nemotron-h", "jamba", "lfm2",
 	"granite-4", "minimax-text", "minimax-m1"}
 
-// Bounded reports whether what a store is found to hold is an upper bound of what the engine loads: the engine may need
-// objects of further pools, and there is no ObjectLayout that lists them. Hybrid decides it. Without, an MLA model is
-// bounded, and one whose name is that of a known hybrid model, unless the release has no such pools.
+// Bounded reports whether the content of a store is only an upper bound of the engine's loads: the engine may need
+// objects of further pools, and no ObjectLayout lists them. Hybrid overrides the rule. Without Hybrid, the rule applies
+// to MLA models and to known hybrid models, unless the release has no such pools.
 func (s *SGLang) Bounded() bool {
 	switch {
 	case s.Backend != mooncakeBackend || s.layout() != nil:
@@ -81,7 +82,7 @@ func (s *SGLang) Bounded() bool {
 	return s.IsMLA || slices.ContainsFunc(hybridFamilies, func(part string) bool { return strings.Contains(name, part) })
 }
 
-// settled is s with nothing left open to its release, so that two that name the same objects are equal.
+// settled returns s with all defaults of the release set, so that configurations with equal object names are equal.
 func (s SGLang) settled() SGLang {
 	model := s.modelInKeys()
 	s.ModelInKeys, s.MLAKeyStyle, s.Namespaces = &model, map[bool]string{true: "plain", false: "rank"}[s.plainStyle()],
@@ -99,8 +100,8 @@ func (s SGLang) settled() SGLang {
 	return s
 }
 
-// differing are two configurations, settled, without what may differ: what the engines load, and, where they name the
-// same objects of a page, what these names are made of.
+// differing returns two settled configurations without the fields that may differ: the limits of loads, and for equal
+// object names, the parts of the names.
 func differing(a, b *SGLang) (x, y SGLang) {
 	x, y = a.settled(), b.settled()
 	y.PrefetchThreshold, y.PrefetchCapacity = x.PrefetchThreshold, x.PrefetchCapacity
@@ -122,7 +123,7 @@ func differing(a, b *SGLang) (x, y SGLang) {
 	return x, y
 }
 
-// sameSuffixes reports whether two configurations call the objects of a page the same, but for the prefix.
+// sameSuffixes reports whether two configurations have the same object names, except for the prefix.
 func (s *SGLang) sameSuffixes(other *SGLang) bool {
 	suffixes, trailing, _ := s.objects()
 	others, windows, _ := other.objects()

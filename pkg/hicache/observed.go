@@ -6,18 +6,18 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Observed collects the KV-cache groups of vLLM from its events, for a configuration that leaves them open. It is for
-// one goroutine.
+// Observed collects the KV-cache groups of vLLM from events, for a configuration without groups. It belongs to a single
+// goroutine.
 //
-// Events say the kind and the window of each group whose blocks have the index's size, and [events.DecoderConfig] that
-// a group drops its last block for a draft model. They do not say that a group has blocks of another size, or how many
-// groups there are: those that were announced so far count, so that a prefix can be too long until each group has
-// announced a block.
+// Events have the kind and the window of each group whose blocks have the index's size. With [events.DecoderConfig],
+// they also have the flag that a group drops the last block for a draft model. Events do not show groups with other
+// block sizes, or the number of groups. Only the announced groups count, so a prefix may be too long until each group
+// has announced a block.
 type Observed struct {
-	groups []Group // by number; the kind of those that were not announced is empty
+	groups []Group // by number; unannounced groups have an empty kind
 }
 
-// kindOf is the kind of a group as the coordinator tells them apart, and whether every TP rank has the same bytes.
+// kindOf returns the kind of a group for the coordinator, and whether all TP ranks have the same bytes.
 func kindOf(a events.Attention) (kind Kind, mla bool) {
 	switch a {
 	case events.AttentionFull, events.AttentionSinkFull:
@@ -36,7 +36,7 @@ func kindOf(a events.Attention) (kind Kind, mla bool) {
 	return "", false
 }
 
-// Add takes an event, and reports whether it says more of the groups.
+// Add processes an event. It returns true if the event changes the groups.
 func (o *Observed) Add(e *events.Event) (more bool) {
 	kind, mla := kindOf(e.Attention)
 	windowed := kind == Sliding || kind == ChunkedLocal
@@ -57,12 +57,12 @@ func (o *Observed) Add(e *events.Event) (more bool) {
 	return true
 }
 
-// Open reports whether a configuration leaves the KV-cache groups to be learned. It does not pass Check until
-// [Config.WithGroups] has filled them in.
+// Open reports whether a configuration has no KV-cache groups yet. An open configuration does not pass Check before
+// [Config.WithGroups].
 func (c *Config) Open() bool { return c.VLLM != nil && len(c.VLLM.Groups) == 0 }
 
-// WithGroups is an open configuration with groups whose blocks have a size in tokens, which is the size of hashes and
-// of the scheduler's blocks too unless the configuration says otherwise.
+// WithGroups returns an open configuration with the groups. blockSize is the size of the groups' blocks in tokens, and
+// the default size of hashes and of the scheduler's blocks.
 func (c Config) WithGroups(groups []Group, blockSize uint32) Config {
 	v := *c.VLLM
 	v.Groups = slices.Clone(groups)
@@ -78,8 +78,8 @@ func (c Config) WithGroups(groups []Group, blockSize uint32) Config {
 	return c
 }
 
-// Config is an open configuration with the groups that were observed; false if those do not yet make one that passes
-// Check, as one between them was not announced.
+// Config returns an open configuration with the observed groups. It returns false if the result does not pass Check,
+// because a group between others is unannounced.
 func (o *Observed) Config(c *Config, blockSize uint32) (Config, bool) {
 	learned := c.WithGroups(o.groups, blockSize)
 	return learned, len(o.groups) > 0 && learned.Check() == nil

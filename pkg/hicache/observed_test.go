@@ -10,7 +10,7 @@ import (
 func TestObserved(t *testing.T) {
 	open := Config{VLLM: &VLLM{ModelName: "m", TPSize: 2, PPSize: 1, NumKVHead: 2}}
 	if !open.Open() || open.Check() == nil {
-		t.Fatal("a configuration without groups is open, and cannot be used")
+		t.Fatal("a configuration without groups must be open, and usable only with groups")
 	}
 	var o Observed
 	add := func(group events.GroupIndex, kind events.Attention, window uint32) bool {
@@ -26,7 +26,7 @@ func TestObserved(t *testing.T) {
 		more   bool
 		usable bool
 	}{
-		{1, events.AttentionSlidingWindow, 0, false, false}, // of which the window is not known
+		{1, events.AttentionSlidingWindow, 0, false, false}, // without a window
 		{1, events.AttentionSlidingWindow, 1024, true, false},
 		{0, events.AttentionUnknown, 0, false, false},
 		{0, events.AttentionMLA, 0, true, true},
@@ -41,7 +41,7 @@ func TestObserved(t *testing.T) {
 		}
 	}
 	if o.Add(&events.Event{Kind: events.Removed, Group: 4, Attention: events.AttentionFull}) {
-		t.Error("a removal says nothing of a group")
+		t.Error("a removal must not change the groups")
 	}
 	got, _ := o.Config(&open, 16)
 	want := []Group{{Kind: Full, BlockSize: 16, MLA: true}, {Kind: Sliding, BlockSize: 16, Window: 1024},

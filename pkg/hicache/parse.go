@@ -10,24 +10,24 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 )
 
-// Passed are the names of fields of a configuration that are not known here and are passed over, such as those of a
-// newer engine. It is empty if there are none.
+// Passed has the names of unknown fields of a configuration, such as fields of a newer engine. Decoding ignores the
+// fields.
 type Passed []string
 
-// String names the fields, for a warning.
+// String joins the names for a warning.
 func (p Passed) String() string { return strings.Join(p, ", ") }
 
-// PassedRemedy is what to do about fields that are passed over.
+// PassedRemedy is the remedy for ignored fields.
 const PassedRemedy = "nothing if a newer engine publishes these fields; otherwise correct their names"
 
-// DecodeConfig decodes the configuration of one worker, in JSON. Its errors name fields as they are written, and say
-// what they should be. [Config.Check] says whether the values make sense.
+// DecodeConfig decodes the JSON configuration of a worker. An error names the field and the expected type.
+// [Config.Check] validates the values.
 func DecodeConfig(data []byte) (c Config, passed Passed, err error) {
 	passed, err = strictjson.UnmarshalNoting(data, &c)
 	return c, passed, decodeError(err)
 }
 
-// ParseConfig is DecodeConfig, and checks the configuration.
+// ParseConfig is DecodeConfig with [Config.Check].
 func ParseConfig(data []byte) (c Config, passed Passed, err error) {
 	if c, passed, err = DecodeConfig(data); err != nil {
 		return Config{}, nil, err
@@ -35,8 +35,8 @@ func ParseConfig(data []byte) (c Config, passed Passed, err error) {
 	return c, passed, c.Check()
 }
 
-// ParseModels reads {"MODEL": configuration, ...}, and says all that is wrong with the configurations. passed has an
-// entry for each model of which fields are passed over.
+// ParseModels parses {"MODEL": configuration, ...} and returns all faults of the configurations. passed has an entry
+// for each model with ignored fields.
 func ParseModels(data []byte) (models map[string]Config, passed map[string]Passed, err error) {
 	var texts map[string]json.RawMessage
 	if err := decodeError(strictjson.Unmarshal(data, &texts)); err != nil {
@@ -54,7 +54,7 @@ func ParseModels(data []byte) (models map[string]Config, passed map[string]Passe
 	return models, passed, errors.Join(wrong...)
 }
 
-// decodeError is an error of strictjson in words.
+// decodeError rewrites an error of strictjson for users.
 func decodeError(err error) error {
 	if err == nil {
 		return nil
@@ -68,12 +68,12 @@ func decodeError(err error) error {
 	case errors.As(err, &wrong):
 		return fmt.Errorf("%s is %s, not %s", wrong.Field, article(wrong.Value), wanted(wrong.Type))
 	}
-	return fmt.Errorf("it is no JSON: %w", err)
+	return fmt.Errorf("invalid JSON: %w", err)
 }
 
-// article is a kind of JSON value as it is named in messages.
+// article returns the name of a kind of JSON value for messages.
 func article(kind string) string {
-	switch name, _, _ := strings.Cut(kind, " "); name { // a number that does not fit is "number 1.5"
+	switch name, _, _ := strings.Cut(kind, " "); name { // the kind of an unfit number is "number 1.5"
 	case "string":
 		return "text"
 	case "bool":
@@ -86,7 +86,7 @@ func article(kind string) string {
 	return strings.Replace(kind, "number", "the number", 1)
 }
 
-// wanted is what a field wants, in words.
+// wanted returns the name of a field's type for messages.
 func wanted(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.Bool:

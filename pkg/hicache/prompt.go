@@ -5,39 +5,40 @@ import (
 	"fmt"
 )
 
-// Prompt is one prompt as a store knows it: what to ask for, and what the answers mean for the index's blocks. It is
-// for one goroutine.
+// Prompt has the pages of a prompt in a store, and converts answers to the index's blocks. It belongs to a single
+// goroutine.
 type Prompt struct {
-	// Lanes are what to ask for: one of pages and one for each pool of which only the last pages are needed (SGLang), or
-	// one of blocks for each group of the KV cache (vLLM).
+	// Lanes are the pages to look up. SGLang has a lane of pages, and a lane for each pool of which only the last pages
+	// matter. vLLM has a lane of blocks for each KV-cache group.
 	Lanes []Lane
 
-	// Continues is whether the engine loads what follows the blocks it has (SGLang). If not, it loads only a run from
-	// the prompt's first block on (vLLM), so that all of the prompt is to be asked for.
+	// Continues reports whether the engine loads the blocks after its own (SGLang). Otherwise it loads only a run from
+	// the prompt's first block (vLLM), and the whole prompt must be looked up.
 	Continues bool
 
-	// Unbroken is whether nothing matters but the unbroken run of each lane's pages from where an engine begins to load:
-	// [Question.Follow] asks for enough. It is not so where groups are not of full attention, or hits end within a block.
+	// Unbroken reports whether only the unbroken run of each lane after the start of a load matters, so
+	// [Question.Follow] is enough. It is false for groups other than full attention and for hits that end within a
+	// block.
 	Unbroken bool
 
 	blockSize int
 	tokens    int
-	trailing  []Pool // SGLang's pools of the last lanes
-	free      bool   // SGLang: there are no other lanes
+	trailing  []Pool // SGLang: pools of the last lanes
+	free      bool   // SGLang: no other lanes exist
 	vllm      *VLLM  // nil: SGLang
-	hashes    int    // vLLM's, of the whole prompt
-	spans     []int  // for each lane, how many of vLLM's hashes one name stands for
+	hashes    int    // vLLM: hashes of the whole prompt
+	spans     []int  // vLLM: hashes per name, for each lane
 	co        *Coordinator
 }
 
-// Prompt names what a store may hold of a prompt, in an index with blocks of so many tokens. tokens must not
-// change while the prompt is used. Its error wraps ErrNames. c must be [Config.Usable].
+// Prompt returns the pages of a prompt in a store, for an index with blocks of blockSize tokens. The caller must not
+// change tokens while it uses the prompt. The error wraps ErrNames. c must be [Config.Usable].
 func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*Prompt, error) {
 	p := &Prompt{blockSize: int(blockSize), tokens: len(tokens)}
 	if s := c.SGLang; s != nil {
 		if lora != "" && !s.namespacesIgnored() {
 			return nil, fmt.Errorf(
-				"%w: SGLang hashes the id that it gives an adapter when it loads it, and the query has its name",
+				"%w: SGLang hashes the id of a loaded adapter, and the query has the name",
 				ErrNames)
 		}
 		var space Space
@@ -60,14 +61,14 @@ func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*
 		return nil, fmt.Errorf("%w: %w", ErrNames, err)
 	}
 	p.vllm, p.hashes = v, max(0, len(tokens)-v.HashLookahead)/v.HashBlockSize
-	seed, _ := v.seed() // it is known where the hashes are
+	seed, _ := v.seed() // nameable has checked the seed
 	space := fmt.Appendf(nil, "%s %q %q %q %q", v.algo(), seed, v.EngineVersion, lora, salt)
 	p.Unbroken = v.Profile != Partial && !anyGroup(v.Groups, func(g *Group) bool { return g.Kind != Full })
-	var digests []PageHash                  // as many as were named so far
+	var digests []PageHash                  // computed digests
 	fingerprints := map[int][]fingerprint{} // by span
 	for g := range v.Groups {
 		span := v.Groups[g].BlockSize / v.HashBlockSize
-		if v.Profile == Partial { // what ends within a block has a name too
+		if v.Profile == Partial { // blocks that end within a block have names too
 			span = 1
 		}
 		lane := Lane{ID: uint64(g), Pages: p.hashes / span}
@@ -81,7 +82,7 @@ func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*
 			if prefixes == nil {
 				prefixes = v.keyPrefixes(g)
 			}
-			if len(digests) < to*span { // they can be named
+			if len(digests) < to*span { // the digests exist
 				digests, _ = v.Digests(digests, tokens[:to*span*v.HashBlockSize+v.HashLookahead], lora, salt)
 			}
 			keys, size := make([]string, 0, (to-from)*len(prefixes)), v.digestSize()
@@ -97,13 +98,13 @@ func (c *Config) Prompt(tokens []uint32, lora, salt string, blockSize uint32) (*
 	return p, nil
 }
 
-// Map says what answers mean, one for each of the lanes.
+// Map converts answers, one for each lane.
 func (p *Prompt) Map(found []Found) *Map {
 	if p.vllm == nil {
 		return p.pageMap(found)
 	}
 	groups := p.vllm.Groups
-	there := make([][]bool, len(groups)) // for each group and hash
+	there := make([][]bool, len(groups)) // by group and hash
 	said := make([][]bool, len(groups))
 	for g, f := range found {
 		there[g], said[g] = make([]bool, p.hashes), make([]bool, p.hashes)
@@ -113,12 +114,12 @@ func (p *Prompt) Map(found []Found) *Map {
 			there[g][at] = said[g][at] && f.Present.Get(i)
 		}
 	}
-	hybrid := false // groups that are not full attention have a say in what can be used
+	hybrid := false // whether groups other than full attention affect the hit
 	for _, g := range groups {
 		hybrid = hybrid || g.Kind != Full
 	}
 	full := func(g *Group) bool { return g.Kind == Full }
-	if !anyGroup(groups, full) { // the blocks are those of all groups then
+	if !anyGroup(groups, full) { // otherwise the blocks of all groups count
 		full = func(*Group) bool { return true }
 	}
 	n := p.tokens / p.blockSize
@@ -132,7 +133,7 @@ func (p *Prompt) Map(found []Found) *Map {
 			b, per := groups[g].BlockSize, groups[g].BlockSize/p.vllm.HashBlockSize
 			for chunk := i * p.blockSize / b; chunk*b < (i+1)*p.blockSize; chunk++ {
 				at := (chunk+1)*per - 1
-				inside := at < p.hashes // else it is longer than the prompt, and has no name
+				inside := at < p.hashes // longer prefixes have no name
 				is = is && inside && there[g][at]
 				sure = sure && (!inside || said[g][at])
 				gone = gone || !inside || said[g][at] && !there[g][at]
@@ -147,7 +148,7 @@ func (p *Prompt) Map(found []Found) *Map {
 	}
 	m := NewMap(n, present, known)
 	hit, whole, err := p.co.Lookup(there, p.tokens)
-	if err != nil { // of a layout that was checked there is none
+	if err != nil { // a checked layout has no error
 		hit = 0
 	}
 	m.start = &fromStart{reach: uint32(hit / p.blockSize), whole: whole, hybrid: hybrid}
@@ -163,7 +164,8 @@ func anyGroup(groups []Group, is func(*Group) bool) bool {
 	return false
 }
 
-// Keys names the objects of one of the index's blocks: of its page, or in the groups that decide whether it is there.
+// Keys returns the names of the objects of an index block: the objects of the page, or of the groups that determine its
+// presence.
 func (p *Prompt) Keys(block uint32) (keys []string) {
 	if p.vllm == nil {
 		for i := range p.Lanes {
@@ -177,7 +179,7 @@ func (p *Prompt) Keys(block uint32) (keys []string) {
 		if group.Kind != Full && anyGroup(p.vllm.Groups, func(g *Group) bool { return g.Kind == Full }) {
 			continue
 		}
-		// names of one of the group's blocks, the last of which is its own
+		// names of the group's blocks; the last name is the block's own
 		per := group.BlockSize / p.vllm.HashBlockSize / p.spans[g]
 		for chunk := int(block) * p.blockSize / group.BlockSize; chunk*group.BlockSize < int(
 			block+1)*p.blockSize; chunk++ {

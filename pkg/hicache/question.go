@@ -8,44 +8,43 @@ import (
 	"time"
 )
 
-// Question is what is asked about one lane. It is for one goroutine.
+// Question is a query for a lane. It belongs to a single goroutine.
 type Question struct {
 	cache   *Cache
 	lane    Lane
 	from    int
-	wanted  Bitmap // pages that are to be known
-	ends    []int  // of runs that were followed: the first page of each that was not known to be there
-	asked   Bitmap // pages that were looked up, and asked for if they were not cached
+	wanted  Bitmap // wanted pages
+	ends    []int  // of followed runs: the first page that was not known to be present
+	asked   Bitmap // pages looked up in the cache, and requested if not cached
 	present Bitmap
 	known   Bitmap
 	oldest  time.Time
 	err     error
 	waiting []waiting
-	wake    chan struct{} // of Follow, holds one signal: a flight has landed; nil otherwise
+	wake    chan struct{} // of Follow: signals the end of a flight, capacity 1; otherwise nil
 }
 
 type waiting struct {
 	on    *flight
 	key   runKey
 	first int
-	mask  uint64 // of the run's pages
+	mask  uint64 // pages of the run
 }
 
-// Found is what is known of a lane's pages. Bit i stands for page i. A bit that is not set in Known says nothing.
+// Found is the result of a question. Bit i is for page i. Present is valid only for the bits in Known.
 type Found struct {
 	Present, Known Bitmap
-	Age            time.Duration // of the oldest answer used; 0 if there is none
-	Err            error         // why not all of what was asked is known
+	Age            time.Duration // age of the oldest used answer; 0 without answers
+	Err            error         // why a wanted page is unknown
 }
 
-// Begin begins a question about a lane's pages from page from on. Nothing is asked yet.
+// Begin returns a question about the pages of a lane from page from on. It sends no request.
 func (c *Cache) Begin(lane Lane, from int) *Question {
 	return &Question{cache: c, lane: lane, from: from, wanted: NewBitmap(lane.Pages), asked: NewBitmap(lane.Pages),
 		present: NewBitmap(lane.Pages), known: NewBitmap(lane.Pages)}
 }
 
-// Ask looks at what is cached of the runs in which pages from, up to and not including, to are, and has the store asked
-// for the rest. It waits for nothing.
+// Ask looks up the runs with the pages [from, to) in the cache, and requests the rest from the store. It does not wait.
 func (q *Question) Ask(from, to int) {
 	parts := q.runs(nil, max(from, q.from), min(to, q.lane.Pages))
 	for _, p := range parts {
@@ -54,13 +53,13 @@ func (q *Question) Ask(from, to int) {
 	q.ask(parts)
 }
 
-// part is some pages of a run: bit i stands for the i-th.
+// part has some pages of a run. Bit i is for the i-th page.
 type part struct {
-	first int // the run's first page
+	first int // first page of the run
 	mask  uint64
 }
 
-// runs appends the runs in which pages are.
+// runs appends the runs with the pages [from, to).
 func (q *Question) runs(dst []part, from, to int) []part {
 	for first := from - from%runLength(from); first < to; first += runLength(first) {
 		dst = append(dst, part{first, ^uint64(0) >> (64 - min(runLength(first), q.lane.Pages-first))})
@@ -68,13 +67,13 @@ func (q *Question) runs(dst []part, from, to int) []part {
 	return dst
 }
 
-// single is one page of a run.
+// single returns the part with a single page.
 func single(at int) part {
 	first := at - at%runLength(at)
 	return part{first, 1 << (at - first)}
 }
 
-// ask looks at what is cached, and has the store asked for the rest in one request. It sorts parts.
+// ask looks up parts in the cache and requests the rest in a single request. It sorts parts.
 func (q *Question) ask(parts []part) {
 	slices.SortStableFunc(parts, func(a, b part) int { return a.first - b.first })
 	c, now := q.cache, q.cache.cfg.Now()
@@ -113,7 +112,7 @@ func (q *Question) ask(parts []part) {
 				c.stats.Questions++
 			}
 			f = mine
-			c.asked[part] = f // others may wait for it
+			c.asked[part] = f // other questions may wait for the flight
 			f.parts = append(f.parts, part)
 			if i := len(todo) - 1; i >= 0 && todo[i].key == key {
 				todo[i].mask |= p.mask &^ run.known
@@ -136,18 +135,18 @@ func (q *Question) ask(parts []part) {
 	}
 }
 
-// awaits reports whether a page was asked for and the answer is still to come.
+// awaits reports whether a page is in a pending request.
 func (q *Question) awaits(at int) bool {
 	p := single(at)
 	return slices.ContainsFunc(q.waiting, func(w waiting) bool { return w.first == p.first && w.mask&p.mask != 0 })
 }
 
-// collect takes the answers that have come.
+// collect adds the received answers.
 func (q *Question) collect() {
 	q.waiting = slices.DeleteFunc(q.waiting, func(w waiting) bool {
 		select {
 		case <-w.on.done:
-			q.take(w)
+			q.addFlight(w)
 			return true
 		default:
 			return false
@@ -155,22 +154,22 @@ func (q *Question) collect() {
 	})
 }
 
-// take takes an answer that has come.
-func (q *Question) take(w waiting) {
+// addFlight adds the answer of a finished flight.
+func (q *Question) addFlight(w waiting) {
 	q.add(w.on.runs[w.key], w.first)
 	if q.err == nil {
 		q.err = w.on.err
 	}
 }
 
-// signal has a flight's landing signalled, unless wake is nil. Called with Cache.mu held.
+// signal registers wake for the end of the flight. nil is ignored. The caller holds Cache.mu.
 func (f *flight) signal(wake chan struct{}) {
 	if n := len(f.wakes); wake != nil && (n == 0 || f.wakes[n-1] != wake) {
 		f.wakes = append(f.wakes, wake)
 	}
 }
 
-// subscribe has it signalled when a flight lands for which a question waits.
+// subscribe registers a question for the end of all of its flights.
 func (c *Cache) subscribe(q *Question) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -179,7 +178,7 @@ func (c *Cache) subscribe(q *Question) {
 	}
 }
 
-// add adds what is known of a run that begins at a page. A run never lies across two words of a bitmap.
+// add adds answers for a run that begins at page first. A run never extends over two words of a bitmap.
 func (q *Question) add(r cachedRun, first int) {
 	if first < q.from {
 		beyond := ^uint64(0) << (q.from - first)
@@ -199,12 +198,12 @@ func (q *Question) add(r cachedRun, first int) {
 	}
 }
 
-// whole reports whether all is known that was asked for, and of runs that were followed, where they end. What comes
-// after Follow was cut off may show that a run goes on.
+// whole reports whether all wanted pages are known, and the end of each followed run. Answers after the end of Follow
+// may show that a run continues.
 func (q *Question) whole() bool {
 	for i, want := range q.wanted {
 		if from := q.from - i*64; from > 0 {
-			want &= ^uint64(0) << from // 0 if it is 64 or more
+			want &= ^uint64(0) << from // 0 if from is 64 or more
 		}
 		if q.known[i]&want != want {
 			return false
@@ -216,7 +215,7 @@ func (q *Question) whole() bool {
 	})
 }
 
-// wait waits for what the store was asked, until ctx ends at the latest.
+// wait waits for the answers of the store, at most until ctx is done.
 func (q *Question) wait(ctx context.Context) {
 	for _, w := range q.waiting {
 		select {
@@ -231,12 +230,12 @@ func (q *Question) wait(ctx context.Context) {
 				continue
 			}
 		}
-		q.take(w)
+		q.addFlight(w)
 	}
 	q.waiting = q.waiting[:0]
 }
 
-// Wait waits for what the store was asked, until ctx ends at the latest, and says what is known then.
+// Wait waits for the answers of the store, at most until ctx is done, and returns the result.
 func (q *Question) Wait(ctx context.Context) Found {
 	q.wait(ctx)
 	f := Found{Present: q.present, Known: q.known}

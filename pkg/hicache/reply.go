@@ -10,8 +10,7 @@ import (
 	"unsafe"
 )
 
-// readBatchReply has a chunk hear what /batch_query_keys answers: which keys were answered for, and whether their
-// objects exist.
+// readBatchReply parses a reply of /batch_query_keys and passes each key, and whether the object exists, to the chunk.
 func readBatchReply(body []byte, c *chunk) error {
 	if scanBatchReply(unsafe.String(unsafe.SliceData(body), len(body)), c.hear) {
 		return nil
@@ -24,9 +23,9 @@ func readBatchReply(body []byte, c *chunk) error {
 	return err
 }
 
-// scanBatchReply reads a reply in the form that masters write: {"success":true,"data":{KEY:{"ok":BOOL,...},...}}, with
-// no escape in text. Of another form, or if it is no JSON, it is for decodeBatchReply, which reads the same in it; what
-// hear was told is worth nothing then. Keys are parts of text.
+// scanBatchReply parses a reply in the form that masters write: {"success":true,"data":{KEY:{"ok":BOOL,...},...}},
+// without escapes. It returns false for other forms and for invalid JSON; the caller then discards the keys and uses
+// decodeBatchReply, which returns the same result for this form. The keys are parts of text.
 func scanBatchReply(text string, hear func(key string, ok bool)) bool {
 	s := replyScanner{text: text, plain: plainText(text)}
 	success, data := false, false
@@ -51,7 +50,7 @@ func scanBatchReply(text string, hear func(key string, ok bool)) bool {
 	return is && success && data && s.at == len(text)
 }
 
-// plainText reports whether text is of ASCII, without control characters and backslashes.
+// plainText reports whether text is ASCII without control characters and backslashes.
 func plainText(text string) bool {
 	const ones = 0x0101010101010101
 	b := unsafe.Slice(unsafe.StringData(text), len(text))
@@ -69,22 +68,22 @@ func plainText(text string) bool {
 	return bad&(0x80*ones) == 0
 }
 
-// replyScanner reads JSON of the plainest form. Its methods report whether they have read what they are for; if not,
-// nothing else is to be read.
+// replyScanner scans JSON of the plainest form. The methods return false if the text has another form; then the caller
+// must stop.
 type replyScanner struct {
 	text  string
 	at    int
 	plain bool          // text passes plainText
-	read  [2]replyEntry // the last two entries that were read member by member
+	read  [2]replyEntry // the last two entries that newEntry parsed
 }
 
-// replyEntry is what was said of a key, and what it meant.
+// replyEntry is the text of an entry with the parsed result.
 type replyEntry struct {
 	text     string
 	ok, said bool
 }
 
-// entry reads what is said of one key. Most entries are like one of the two before them but for addresses.
+// entry parses the entry of a key. Most entries equal one of the two previous entries, except for addresses.
 func (s *replyScanner) entry() (ok, said bool) {
 	for i := range s.read {
 		if e := &s.read[i]; e.text != "" && s.like(e.text) {
@@ -100,8 +99,8 @@ func (s *replyScanner) entry() (ok, said bool) {
 	return ok, said
 }
 
-// like passes over text that differs from what was read before in nothing but digits, where both have some: whole
-// numbers, or a part of a quoted text. So it is of the same form and means the same.
+// like skips text that differs from before only in digits, if both have digits there: whole numbers, or a part of a
+// quoted text. Such a text has the same form and meaning.
 func (s *replyScanner) like(before string) bool {
 	text := s.text[s.at:]
 	for i, j := 0, 0; ; {
@@ -111,7 +110,7 @@ func (s *replyScanner) like(before string) bool {
 			s.at += j
 			return true
 		}
-		equal := 0 // digits before here
+		equal := 0 // number of digits before this position
 		for equal < n && before[i-equal-1]-'0' <= 9 {
 			equal++
 		}
@@ -130,7 +129,7 @@ func (s *replyScanner) like(before string) bool {
 	}
 }
 
-// commonPrefix is how many bytes at the start of two texts are the same.
+// commonPrefix returns the length of the common prefix of two texts.
 func commonPrefix(a, b string) (n int) {
 	most := min(len(a), len(b))
 	x, y := unsafe.Slice(unsafe.StringData(a), most), unsafe.Slice(unsafe.StringData(b), most)
@@ -145,14 +144,14 @@ func commonPrefix(a, b string) (n int) {
 	return n
 }
 
-// newEntry reads an entry member by member.
+// newEntry parses an entry member by member.
 func (s *replyScanner) newEntry() (ok, said bool) {
 	read := s.object(func(name string) bool {
 		switch {
 		case name == "ok":
 			ok, said = s.word("true"), true
 			return ok || s.word("false")
-		case strings.EqualFold(name, "ok"): // which encoding/json takes for the same
+		case strings.EqualFold(name, "ok"): // equal names in encoding/json
 			return false
 		}
 		return s.value(8)
@@ -166,7 +165,7 @@ func (s *replyScanner) space() {
 	}
 }
 
-// byte passes over space and a byte.
+// byte skips space and a byte.
 func (s *replyScanner) byte(c byte) bool {
 	if s.space(); s.at < len(s.text) && s.text[s.at] == c {
 		s.at++
@@ -184,7 +183,7 @@ func (s *replyScanner) word(w string) bool {
 	return is
 }
 
-// quoted reads text without escapes.
+// quoted scans a text without escapes.
 func (s *replyScanner) quoted() (text string, is bool) {
 	if !s.byte('"') {
 		return "", false
@@ -227,7 +226,7 @@ func (s *replyScanner) object(member func(name string) bool) bool {
 	}
 }
 
-// value passes over a value, in which others may lie so deep.
+// value skips a value of limited depth.
 func (s *replyScanner) value(depth int) bool {
 	if s.space(); s.at == len(s.text) || depth == 0 {
 		return false
@@ -258,7 +257,7 @@ func (s *replyScanner) value(depth int) bool {
 	return s.whole()
 }
 
-// whole passes over a whole number without a sign.
+// whole skips an unsigned whole number.
 func (s *replyScanner) whole() bool {
 	first := s.at
 	for s.at < len(s.text) && s.text[s.at]-'0' <= 9 {
@@ -267,7 +266,7 @@ func (s *replyScanner) whole() bool {
 	return s.at == first+1 || s.at > first && s.text[first] != '0'
 }
 
-// decodeBatchReply is readBatchReply for every form of JSON, by reflection.
+// decodeBatchReply is readBatchReply for every form of JSON, with reflection.
 func decodeBatchReply(body []byte, hint int) (map[string]bool, error) {
 	type entry struct {
 		OK *bool `json:"ok"`
@@ -277,14 +276,14 @@ func decodeBatchReply(body []byte, hint int) (map[string]bool, error) {
 		Data    map[string]*entry `json:"data"`
 	}{Data: make(map[string]*entry, hint)}
 	if err := json.Unmarshal(body, &reply); err != nil {
-		return nil, fmt.Errorf("%w: it is not JSON", ErrReply) // whose text would repeat a part of the body
+		return nil, fmt.Errorf("%w: the reply is not JSON", ErrReply) // the text of err has a part of the body
 	}
 	if reply.Success == nil || !*reply.Success {
-		return nil, fmt.Errorf("%w: it does not say success", ErrReply)
+		return nil, fmt.Errorf("%w: the reply does not report success", ErrReply)
 	}
 	out := make(map[string]bool, len(reply.Data))
 	for key, e := range reply.Data {
-		if e != nil && e.OK != nil { // else nothing is said of the key
+		if e != nil && e.OK != nil { // otherwise the reply has no answer for the key
 			out[key] = *e.OK
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// masterReply is what a real master writes of keys, of which those with an even number exist.
+// masterReply returns the reply of a real master for keys. Keys with an even number exist.
 func masterReply(keys []string) string {
 	var b strings.Builder
 	b.WriteString(`{"success":true,"data":{`)
@@ -35,7 +35,7 @@ func masterKeys(n int) []string {
 	return keys
 }
 
-// replies are of many forms, valid and not.
+// replies returns valid and invalid replies in many forms.
 func replies() []string {
 	list := []string{masterReply(nil), masterReply(masterKeys(3)), masterReply([]string{"ü@tp_rank:0", "", "b"}),
 		masterReply([]string{"a", "b", "a"}), masterReply([]string{"\xff"}), masterReply([]string{"\\u0061", "a"}),
@@ -60,7 +60,7 @@ func replies() []string {
 		`{"success":true,"data":{"a":{"ok":true}`)
 }
 
-// sameReply checks that the scanner reads what the naive twin reads, if it reads the text at all.
+// sameReply compares the scanner with the naive twin, unless the scanner rejects the text.
 func sameReply(t *testing.T, text string) (scanned bool) {
 	t.Helper()
 	got := map[string]bool{}
@@ -73,11 +73,11 @@ func sameReply(t *testing.T, text string) (scanned bool) {
 	return true
 }
 
-// What masters write is read without reflection, and as reflection reads it; so are texts with a byte changed.
+// TestReplyAgainstTwin: the scanner reads replies of masters like the twin. The texts also have changed bytes.
 func TestReplyAgainstTwin(t *testing.T) {
 	for _, n := range []int{1, 16, 100} {
 		if !sameReply(t, masterReply(masterKeys(n))) {
-			t.Errorf("a master's reply of %d keys is not scanned", n)
+			t.Errorf("the scanner rejects a master's reply of %d keys", n)
 		}
 	}
 	rng := rand.New(rand.NewPCG(5, 6))
@@ -114,8 +114,8 @@ func FuzzReadBatchReply(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) { sameReply(t, text) })
 }
 
-// A chunk knows of its keys what a naive twin knows of a reply to it, in whatever order and form it is, also if keys
-// were asked for twice; and how many others were named.
+// TestChunkAgainstTwin compares a chunk with a naive twin, for replies in any order and form, with repeated keys. It
+// also compares the number of unexpected keys.
 func TestChunkAgainstTwin(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	m := &Mooncake{cfg: MooncakeConfig{MaxKeys: 1000, MaxURL: 64 << 10, Parallel: 1}}
@@ -133,7 +133,7 @@ func TestChunkAgainstTwin(t *testing.T) {
 			rng.Shuffle(len(said), func(i, j int) { said[i], said[j] = said[j], said[i] })
 			text = masterReply(said)
 		}
-		if rng.IntN(3) == 0 { // for which the scanner is not enough
+		if rng.IntN(3) == 0 { // the scanner rejects this form
 			text = strings.Replace(text, `"data"`, `"more":1.5,"data"`, 1)
 		}
 		twin, err := decodeBatchReply([]byte(text), 1)
@@ -148,14 +148,14 @@ func TestChunkAgainstTwin(t *testing.T) {
 		for i, at := range c.at {
 			want, is := twin[asked[at]]
 			if c.said.Get(i) != is || c.there.Get(i) != want {
-				t.Fatalf("key %s: said %v, there %v, want %v, %v", asked[at], c.said.Get(i), c.there.Get(i), is, want)
+				t.Fatalf("key %s: answered %v, present %v, want %v, %v", asked[at], c.said.Get(i), c.there.Get(i), is, want)
 			}
 		}
 		for _, key := range asked {
 			delete(twin, key)
 		}
 		if c.unseen != uint64(len(twin)) {
-			t.Fatalf("%d keys are strange, want %d", c.unseen, len(twin))
+			t.Fatalf("%d unexpected keys, want %d", c.unseen, len(twin))
 		}
 	}
 }

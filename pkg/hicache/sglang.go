@@ -8,19 +8,18 @@ import (
 	"strconv"
 )
 
-// PageHash is what SGLang calls a page: SHA-256 of the page before it and the page's tokens.
+// PageHash is SGLang's name of a page: the SHA-256 of the previous page's hash and the page's tokens.
 type PageHash [sha256.Size]byte
 
 func (h PageHash) String() string { return hex.EncodeToString(h[:]) }
 
-// Space is what else than its tokens tells a request's pages from others'. nil is not given, which is not the same as
-// empty.
+// Space has the inputs of a page hash besides the tokens. nil means unset, which differs from empty.
 type Space struct {
 	ExtraKey  *string
 	CacheSalt *string
 }
 
-// seed is what stands before the first page, or nil (sgl-project/sglang › srt/mem_cache/utils.py,
+// seed returns the input before the first page, or nil (sgl-project/sglang › srt/mem_cache/utils.py,
 // storage_namespace_seed).
 func (s Space) seed() []byte {
 	if s.ExtraKey == nil && s.CacheSalt == nil {
@@ -40,7 +39,7 @@ func (s Space) seed() []byte {
 	return sum[:]
 }
 
-// pages is how many whole pages a prompt has.
+// pages returns the number of whole pages in a prompt.
 func (s *SGLang) pages(tokens int) int {
 	if s.IsEagle {
 		tokens = max(0, tokens-1)
@@ -48,8 +47,8 @@ func (s *SGLang) pages(tokens int) int {
 	return tokens / s.PageSize
 }
 
-// lanes are a prompt's pages, for a cache of the store that s is about: those of the objects that each page needs,
-// unless free, and those of each trailing pool. tokens must not change while pages are named. s must have passed Check.
+// lanes returns a prompt's pages for a cache: a lane of the objects that each page needs, unless free, and a lane for
+// each trailing pool. The caller must not change tokens while the lanes are in use. s must have passed Check.
 func (s *SGLang) lanes(tokens []uint32, space Space) (lanes []Lane, trailing []Pool, free bool) {
 	suffixes, trailing, free := s.objects()
 	count := s.pages(len(tokens))
@@ -61,7 +60,7 @@ func (s *SGLang) lanes(tokens []uint32, space Space) (lanes []Lane, trailing []P
 		m.space = space.seed()
 	}
 	fingerprints := m.append(make([]fingerprint, 0, runOf(count)+1), tokens, count)
-	var pages []PageHash // as many as were named so far
+	var pages []PageHash // computed hashes
 	add := func(names func(pages []PageHash) PageKeys) {
 		lanes = append(lanes, Lane{ID: uint64(len(lanes)), Pages: count, fingerprints: fingerprints,
 			Names: func(from, to int) PageKeys {
@@ -83,15 +82,15 @@ func (s *SGLang) lanes(tokens []uint32, space Space) (lanes []Lane, trailing []P
 	return lanes, trailing, free
 }
 
-// PageHashes appends to dst, which has the hashes of the first pages or none, those of the other whole pages of tokens.
-// Tokens that do not fill a page have none. With EAGLE a page is of pairs (t, t+1), so n tokens have (n-1)/page_size
-// pages. s must have passed Check.
+// PageHashes appends the hashes of the whole pages of tokens to dst. dst has the hashes of the first pages, or none.
+// Tokens after the last whole page have no hash. With EAGLE, a page consists of pairs (t, t+1), so n tokens have
+// (n-1)/page_size pages. s must have passed Check.
 func (s *SGLang) PageHashes(dst []PageHash, tokens []uint32, space Space) []PageHash {
 	width := 1
 	if s.IsEagle {
 		width = 2
 	}
-	buf := make([]byte, sha256.Size+4*s.PageSize*width) // the page before, or what stands for it, and a page
+	buf := make([]byte, sha256.Size+4*s.PageSize*width) // hash of the previous page, or the seed, and a page
 	text := buf[sha256.Size:]
 	if done := len(dst); done > 0 {
 		copy(buf, dst[done-1][:])
@@ -120,7 +119,7 @@ func (s *SGLang) PageHashes(dst []PageHash, tokens []uint32, space Space) []Page
 	return dst
 }
 
-// splitRanks is how many ranks' shares of heads there are keys for, per pipeline rank.
+// splitRanks returns the number of head shares with a key, per pipeline rank.
 func (s *SGLang) splitRanks() int {
 	if s.ShouldSplitHeads {
 		return max(s.TPLCMSize, s.TPSize, 1)
@@ -135,8 +134,8 @@ func (s *SGLang) keysPerPage() int {
 	return 2 * s.splitRanks() * max(s.PPSize, 1)
 }
 
-// suffixes are the ends of the keys of one page, of keys and values alone: pipeline ranks outermost, then tensor ranks,
-// then k and v.
+// suffixes returns the suffixes of a page's keys, for the objects of keys and values. Pipeline ranks are outermost,
+// then tensor ranks, then k and v.
 func (s *SGLang) suffixes() []string {
 	var all []string
 	for pp := range max(s.PPSize, 1) {
@@ -159,20 +158,20 @@ func (s *SGLang) suffixes() []string {
 	return all
 }
 
-// PageKeys are names of objects, a fixed number for each page. All keys of a page must exist for the page to be a hit.
+// PageKeys has the names of objects, a fixed number per page. A page is a hit only if all of its keys exist.
 type PageKeys struct {
 	Keys    []string // page by page
 	PerPage int
 }
 
-// Keys names the objects of pages in a Mooncake store, but those of pools that need only a prefix's last pages. s must
-// have passed Check.
+// Keys returns the names of the pages' objects in a Mooncake store, without the pools of which only the last pages
+// matter. s must have passed Check.
 func (s *SGLang) Keys(pages []PageHash) PageKeys {
 	suffixes, _, _ := s.objects()
 	return s.keys(pages, suffixes)
 }
 
-// keys names the objects of pages with some suffixes.
+// keys returns the names of the pages' objects with the given suffixes.
 func (s *SGLang) keys(pages []PageHash, suffixes []string) PageKeys {
 	prefix := s.keyPrefix()
 	if prefix != "" {
@@ -181,14 +180,14 @@ func (s *SGLang) keys(pages []PageHash, suffixes []string) PageKeys {
 	return pageKeys(prefix, pages, suffixes)
 }
 
-// pageKeys names objects: a tag, a page's hash, and each of the suffixes.
+// pageKeys joins a tag, a page's hash and each of the suffixes.
 func pageKeys(tag string, pages []PageHash, suffixes []string) PageKeys {
 	keys := make([]string, 0, len(pages)*len(suffixes))
-	size := 0 // of a page's keys
+	size := 0 // size of a page's keys
 	for _, end := range suffixes {
 		size += len(tag) + hex.EncodedLen(sha256.Size) + len(end)
 	}
-	const together = 64 << 10 // bytes in one allocation: a run's keys, and not all of a long prompt's
+	const together = 64 << 10 // bytes per allocation: enough for a run's keys, and less than a long prompt's
 	step := max(1, together/max(1, size))
 	text := make([]byte, 0, min(step, len(pages))*size)
 	for len(pages) > 0 {

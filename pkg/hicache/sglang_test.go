@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// golden is what SGLang's own code said; testdata/README.md tells how it was asked.
+// golden has results of SGLang's own code; testdata/README.md describes the command.
 type golden struct {
 	Pages []struct {
 		Tokens   []uint32 `json:"tokens"`
@@ -37,7 +37,7 @@ func readGolden(t testing.TB) (g golden) {
 		t.Fatal(err)
 	}
 	if len(g.Pages) == 0 || len(g.Keys) == 0 {
-		t.Fatal("nothing in testdata/sglang.json")
+		t.Fatal("testdata/sglang.json is empty")
 	}
 	return g
 }
@@ -80,7 +80,7 @@ func TestPlainMLAKeys(t *testing.T) {
 	}
 }
 
-// wouldLoad is what a controller loads that asks its store batch by batch for what follows the first have pages.
+// wouldLoad returns the loads of a controller that queries the store batch by batch after the first have pages.
 func wouldLoad(c *SGLang, pages []bool, have int) (there, would int) {
 	const batch = 128
 	for at := have; at < len(pages); at += batch {
@@ -123,7 +123,7 @@ func BenchmarkSGLang4096Pages(b *testing.B) {
 			c.Keys(c.PageHashes(make([]PageHash, 0, 4096), tokens, Space{}))
 		}
 	})
-	b.Run("hashes and keys by runs", func(b *testing.B) { // as a question that goes on asks for them
+	b.Run("hashes and keys by runs", func(b *testing.B) { // as a continued question requests them
 		b.ReportAllocs()
 		for b.Loop() {
 			l := onlyLane(&c, tokens, Space{})

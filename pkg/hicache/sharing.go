@@ -10,26 +10,26 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Sharing is how the workers of one model share a store, put together from what each of their ranks registered. It does
-// not change; any number of goroutines may use it.
+// Sharing is the common store of a model's workers, computed from the registrations of all ranks. It is immutable and
+// safe for concurrent use.
 type Sharing struct {
-	// Config is what they agree on: how names are made, and where the store is. It is empty if nobody shares a store,
-	// or if there is a Reason.
+	// Config is the common configuration: the scheme of names and the address of the store. It is empty if no rank has
+	// a store, or with a Reason.
 	Config Config
 
-	// Reason says why what is registered cannot be joined: a configuration that makes no sense, or two that contradict
-	// each other, with the ranks that said so.
+	// Reason explains why the registrations have no common configuration: an invalid configuration, or a conflict, with
+	// the ranks.
 	Reason string
 
-	// Bounded is whether what workers are found to load is an upper bound, as [SGLang.Bounded] says of all of them.
+	// Bounded reports whether the computed loads are upper bounds. See [SGLang.Bounded].
 	Bounded bool
 
-	everyone bool // ranks that registered nothing share the store too, by the rule of Config
-	common   Rule // of everyone
+	everyone bool // ranks without a registration share the store too, by the rule of Config
+	common   Rule // the rule with everyone
 	rules    map[events.RankKey]Rule
 }
 
-// ForAll is one configuration for whoever serves the model.
+// ForAll returns a Sharing with the same configuration for all workers of the model.
 func ForAll(c Config) *Sharing {
 	s := &Sharing{Config: c, everyone: true}
 	if err := c.Check(); err != nil {
@@ -39,10 +39,10 @@ func ForAll(c Config) *Sharing {
 	return s
 }
 
-// Share joins what the ranks of one model registered. Empty configurations have no say: those ranks share no store.
+// Share joins the registrations of a model's ranks. Ranks with empty configurations share no store.
 //
-// How much an engine would load (threshold and capacity) may differ from rank to rank: it does not change what blocks
-// are called.
+// The limits of loads (threshold and capacity) may differ between ranks, because they do not change the names of
+// blocks.
 func Share(ranks map[events.RankKey]Config) *Sharing {
 	s := &Sharing{rules: make(map[events.RankKey]Rule, len(ranks))}
 	var first events.RankKey
@@ -53,7 +53,7 @@ func Share(ranks map[events.RankKey]Config) *Sharing {
 		}
 		if !same(s.Config, c) {
 			if err := c.Check(); err != nil {
-				return &Sharing{Reason: fmt.Sprintf("%s registered what cannot be used: %v", key, err)}
+				return &Sharing{Reason: fmt.Sprintf("%s registered an invalid configuration: %v", key, err)}
 			}
 			if s.Config == (Config{}) {
 				s.Config, first, s.Bounded = c, key, true
@@ -67,7 +67,7 @@ func Share(ranks map[events.RankKey]Config) *Sharing {
 	return s
 }
 
-// Rule is what a rank loads of the store's blocks; false says that it shares no store.
+// Rule returns the rule for a rank's loads, or false if the rank shares no store.
 func (s *Sharing) Rule(rank events.RankKey) (Rule, bool) {
 	if s.everyone {
 		return s.common, s.Config != Config{}
@@ -76,7 +76,7 @@ func (s *Sharing) Rule(rank events.RankKey) (Rule, bool) {
 	return r, ok
 }
 
-// same reports whether two configurations surely say the same, which is how it mostly is.
+// same reports whether two configurations are equal. It is a fast path for the usual case.
 func same(a, b Config) bool {
 	switch {
 	case a.SGLang != nil && b.SGLang != nil && b.VLLM == nil:
@@ -87,8 +87,8 @@ func same(a, b Config) bool {
 	return false
 }
 
-// differs names the first field in which two configurations differ that changes what is in the store, with a verb for
-// each of the two who say so.
+// differs describes the first field that changes the content of the store and differs between two configurations. The
+// result has two verbs %s for the ranks.
 func differs(a, b Config) string {
 	switch {
 	case a.SGLang != nil && b.SGLang != nil:

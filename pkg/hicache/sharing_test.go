@@ -25,11 +25,11 @@ func TestShare(t *testing.T) {
 	}
 	for _, key := range []events.RankKey{rank("none", 0), rank("b", 0), rank("c", 0)} {
 		if r, ok := s.Rule(key); ok {
-			t.Errorf("%s, which has no store: %+v", key, r)
+			t.Errorf("%s has no store: %+v", key, r)
 		}
 	}
 	if s := Share(map[events.RankKey]Config{rank("none", 0): {}}); s.Reason != "" || s.Config != (Config{}) {
-		t.Errorf("nobody has a store: %+v", s)
+		t.Errorf("no rank has a store: %+v", s)
 	}
 
 	v := Config{VLLM: &VLLM{ModelName: "m", TPSize: 1, PPSize: 1, NumKVHead: 1,
@@ -40,13 +40,13 @@ func TestShare(t *testing.T) {
 	}{
 		{func(c *Config) { c.SGLang.MetricsPort = 1 }, "disagree: master_metrics_port is 9003 for a/0 and 1 for b/1"},
 		{func(c *Config) { c.SGLang.PageSize = 0 },
-			"b/1 registered what cannot be used: hicache: sglang_hicache_mooncake: page_size 0"},
+			"b/1 registered an invalid configuration: hicache: sglang_hicache_mooncake: page_size 0"},
 		{func(c *Config) { c.SGLang.Backend = "hf3fs" }, `backend "hf3fs"`},
 		{func(c *Config) { c.SGLang.ExtraBackendTag = "50%d" }, "extra_backend_tag is  for a/0 and 50%d for b/1"},
 		{func(c *Config) { c.SGLang.EngineVersion, c.SGLang.ModelName = "0.5.23", "m" },
 			"model_name is  for a/0 and m for b/1"},
 		{func(c *Config) { *c = v }, "a/0 uses SGLang's store, b/1 vLLM's"},
-		{func(c *Config) { c.VLLM = v.VLLM }, "one worker has SGLang's store and vLLM's"},
+		{func(c *Config) { c.VLLM = v.VLLM }, "a worker has both a store of SGLang and a store of vLLM"},
 	} {
 		b := decode(t, published)
 		c.change(&b)
@@ -55,7 +55,7 @@ func TestShare(t *testing.T) {
 			t.Errorf("%q, want %q; %+v", s.Reason, c.want, s.Config)
 		}
 		if _, ok := s.Rule(rank("a", 0)); ok {
-			t.Errorf("%s, and yet there is a rule", c.want)
+			t.Errorf("%s: unexpected rule", c.want)
 		}
 	}
 
@@ -70,7 +70,7 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// TestReleaseDecidesNames: what is left open is as the release has it, and what is said is so whatever the release.
+// TestReleaseDecidesNames: the release sets the open fields, and set fields override the release.
 func TestReleaseDecidesNames(t *testing.T) {
 	yes, no := true, false
 	for _, c := range []struct {
@@ -97,7 +97,7 @@ func TestReleaseDecidesNames(t *testing.T) {
 	}
 	for _, text := range []string{"", "1", "1.2", "1.2.x", "x.1.2", "..", "1.2.", "99999999999999999999.1.1"} {
 		if _, err := parseVersion(text); err == nil {
-			t.Errorf("%q is taken for a release", text)
+			t.Errorf("%q is parsed as a release", text)
 		}
 	}
 	c := decode(t, published)
@@ -126,9 +126,9 @@ func TestParseConfig(t *testing.T) {
 		strings.Replace(published, "64", `"64"`, 1):             "mooncake.page_size is text, not a whole number",
 		strings.Replace(published, "64", "0", 1):                "page_size",
 		strings.Replace(published, "page_size", "Page_size", 1): "page_size",
-		"":   "it is no JSON: unexpected end",
+		"":   "invalid JSON: unexpected end",
 		"[]": "it is a list, not an object",
-		"{x": "it is no JSON: invalid character",
+		"{x": "invalid JSON: invalid character",
 	} {
 		if _, _, err := ParseConfig([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)

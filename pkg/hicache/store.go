@@ -6,40 +6,40 @@ import (
 	"math/bits"
 )
 
-// Store says which objects a shared store holds. Implementations: [Mooncake], [Mirror], [Folder].
+// Store reports which objects a shared store has. Implementations: [Mooncake], [Mirror], [Folder].
 //
-// Exists answers for keys[i] with bit i of present. It may know less than it was asked: a bit that is not set in known
-// says nothing. An error says why not all bits are known; what is known counts nevertheless. Exists returns soon after
-// ctx ends. Any number of goroutines may call it.
+// Exists sets bit i of present for keys[i]. The bits of present are valid only for the bits in known. If bits are
+// unknown, the error has the reason, and the known bits are valid nevertheless. Exists returns soon after ctx is done.
+// It is safe for concurrent use.
 type Store interface {
 	Exists(ctx context.Context, keys []string) (present, known Bitmap, err error)
 }
 
-// What a caller of a store does next is the same for all of these: it answers without the store and says why.
+// Errors of stores. The caller's reaction is the same for all: answer without the store and report the reason.
 var (
-	// ErrKey is returned by stores for a key that cannot be asked for; such a key is never sent.
-	ErrKey = errors.New("key that the store cannot be asked for")
+	// ErrKey is the error for a key that a request cannot have. Such a key is never sent.
+	ErrKey = errors.New("invalid key for the store")
 
-	// ErrReply is returned by stores whose reply is not what the protocol says.
-	ErrReply = errors.New("reply that makes no sense")
+	// ErrReply is the error for a reply that violates the protocol.
+	ErrReply = errors.New("invalid reply")
 
-	// ErrStandby is returned by a store that is there and does not serve.
+	// ErrStandby is the error of a reachable store that does not serve.
 	ErrStandby = errors.New("the store does not serve")
 )
 
 // Bitmap is a list of bits: bit i%64 of word i/64.
 type Bitmap []uint64
 
-// NewBitmap returns n bits, all of them 0.
+// NewBitmap returns a bitmap of n zero bits.
 func NewBitmap(n int) Bitmap { return make(Bitmap, (n+63)/64) }
 
-// Get is bit i, which must be within the bitmap's length.
+// Get returns bit i, which must be within the length of the bitmap.
 func (b Bitmap) Get(i int) bool { return b[i>>6]>>(i&63)&1 != 0 }
 
 // Set sets bit i.
 func (b Bitmap) Set(i int) { b[i>>6] |= 1 << (i & 63) }
 
-// Count is how many bits are set.
+// Count returns the number of set bits.
 func (b Bitmap) Count() (n int) {
 	for _, w := range b {
 		n += bits.OnesCount64(w)

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// patience is how long a test waits for what must come. The machine may stand still for minutes.
+// patience is the time limit for an expected event. A busy machine may stall for minutes.
 const patience = 4 * time.Minute
 
 func soon(t testing.TB) context.Context {
@@ -23,7 +23,7 @@ type memory struct {
 	objects map[string]bool
 	keys    atomic.Int64
 	calls   atomic.Int64
-	gate    chan struct{} // if not nil, calls wait for it
+	gate    chan struct{} // if not nil, calls wait for the gate
 	err     error
 }
 

@@ -1,23 +1,23 @@
 package hicache
 
-// trailing decides which prefixes an engine can load where it needs only the last pages of some pools, such as the
-// window of sliding attention or the state of a Mamba layer (MooncakeStore.batch_exists_v2 of SGLang). An engine asks
-// for the pages behind its own: a window is cut off where its own pages end. It does not change.
+// trailing computes the prefixes that an engine can load if it needs only the last pages of some pools, such as the
+// window of sliding attention or the state of a Mamba layer (MooncakeStore.batch_exists_v2 of SGLang). An engine looks
+// up only the pages after its own, so a window is cut off at the end of the own pages. trailing is immutable.
 type trailing struct {
-	free  bool // no pool needs each page
+	free  bool // no pool needs every page
 	pools []window
-	whole []uint32 // for each length of a prefix, the longest up to it of which each pool has a whole window; 0: none
+	whole []uint32 // for each length: the longest shorter prefix with a whole window in each pool; 0: none
 	most  uint32   // pages of the longest window
 }
 
-// window is what is there of one pool.
+// window has the pages of a pool.
 type window struct {
-	pages uint32   // of a prefix's last pages
-	run   []uint32 // for each page, how many in a row are there up to it
+	pages uint32   // required last pages of a prefix
+	run   []uint32 // for each page: the number of consecutive present pages up to it
 	known Bitmap
 }
 
-// newTrailing computes what pools have of a prompt of so many pages.
+// newTrailing computes the windows of the pools for a prompt with the given number of pages.
 func newTrailing(pages int, pools []Pool, found []Found, free bool) *trailing {
 	t := &trailing{free: free, whole: make([]uint32, pages+1)}
 	for i, p := range pools {
@@ -38,7 +38,7 @@ func newTrailing(pages int, pools []Pool, found []Found, free bool) *trailing {
 	return t
 }
 
-// lacking is a pool that lacks a page that a prefix of n pages needs behind the first own ones; nil if none does.
+// lacking returns a pool that lacks a page of the prefix of n pages after the own pages, or nil.
 func (t *trailing) lacking(own, n uint32) *window {
 	for i := range t.pools {
 		if w := &t.pools[i]; w.run[n-1] < min(w.pages, n-own) {
@@ -48,21 +48,20 @@ func (t *trailing) lacking(own, n uint32) *window {
 	return nil
 }
 
-// longest is the longest prefix of at most n pages that the pools serve behind the first own ones; own if none is
-// longer.
+// longest returns the longest prefix of at most n pages that the pools have after the own pages, or own.
 func (t *trailing) longest(own, n uint32) uint32 {
-	whole := max(own, t.whole[n]) // it has all that a window that is cut off needs
+	whole := max(own, t.whole[n]) // a whole window includes a cut-off window
 	for at := min(n, own+t.most); at > whole; {
 		w := t.lacking(own, at)
 		if w == nil {
 			return at
 		}
-		at -= w.run[at-1] + 1 // each prefix up to there needs the page that is missing
+		at -= w.run[at-1] + 1 // all prefixes up to there need the missing page
 	}
 	return whole
 }
 
-// loadTrailing is [Map.Load] for such an engine, of which the pages up to end have all other objects.
+// loadTrailing is [Map.Load] for such an engine. The pages up to end have all other objects.
 func (m *Map) loadTrailing(own, end uint32, rule Rule, why Beyond) (blocks uint32, _ Beyond) {
 	if rule.most < end-own {
 		end, why = own+rule.most, BeyondCapacity
@@ -83,7 +82,7 @@ func (m *Map) loadTrailing(own, end uint32, rule Rule, why Beyond) (blocks uint3
 	return to - own, why
 }
 
-// pageMap says what answers mean for SGLang's pages.
+// pageMap converts answers for SGLang's pages.
 func (p *Prompt) pageMap(found []Found) *Map {
 	n := p.Lanes[0].Pages
 	pools := found[len(found)-len(p.trailing):]
@@ -94,7 +93,7 @@ func (p *Prompt) pageMap(found []Found) *Map {
 		}
 		return m
 	}
-	present, known := NewBitmap(n), NewBitmap(n) // a page is there if each pool has it
+	present, known := NewBitmap(n), NewBitmap(n) // a page is present if all pools have the page
 	for i := range n {
 		there, all, gone := true, true, false
 		for _, f := range pools {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// onlyLane is a configuration's only lane.
+// onlyLane returns the only lane of a configuration.
 func onlyLane(s *SGLang, tokens []uint32, space Space) Lane {
 	lanes, _, _ := s.lanes(tokens, space)
 	if len(lanes) != 1 {
@@ -14,8 +14,8 @@ func onlyLane(s *SGLang, tokens []uint32, space Space) Lane {
 	return lanes[0]
 }
 
-// restorable is MooncakeStore.batch_exists_v2 word for word: the longest prefix of the pages that were asked for, by
-// the pool of keys and values (nil: there is none) and the others.
+// restorable is MooncakeStore.batch_exists_v2, line by line: the longest prefix of the requested pages, by the pool of
+// keys and values (nil: none) and the others.
 func restorable(pages int, kv []bool, pools []Pool, there [][]bool) int {
 	kvPages := pages
 	if kv != nil {
@@ -39,8 +39,8 @@ func restorable(pages int, kv []bool, pools []Pool, there [][]bool) int {
 	return longest
 }
 
-// TestTrailingAgainstTwin: whatever pools have, and wherever a rank's own pages end, it would load what the engine's
-// own loops find.
+// TestTrailingAgainstTwin: for any pools and any end of the own pages, a rank loads the pages that the engine's own
+// loops find.
 func TestTrailingAgainstTwin(t *testing.T) {
 	rng := rand.New(rand.NewPCG(23, 7))
 	groups, loaded := 0, 0
@@ -107,11 +107,11 @@ func TestTrailingAgainstTwin(t *testing.T) {
 		}
 	}
 	if groups < 1000 || loaded < 1000 {
-		t.Errorf("only %d are stopped by a pool, %d load something", groups, loaded)
+		t.Errorf("pools limit only %d, %d load pages", groups, loaded)
 	}
 }
 
-// What is not known of a pool is not there, and is the reason.
+// TestTrailingUnknown: an unknown page of a pool counts as missing, and the reason is unknown.
 func TestTrailingUnknown(t *testing.T) {
 	p := &Prompt{blockSize: 1, tokens: 4, trailing: []Pool{{TrailingPages: 2}},
 		Lanes: []Lane{{Pages: 4}, {Pages: 4}}}
@@ -127,7 +127,7 @@ func TestTrailingUnknown(t *testing.T) {
 	}
 }
 
-// BenchmarkTrailing loads for 256 ranks of a prompt of 4,096 pages with a window and a state.
+// BenchmarkTrailing computes the loads of 256 ranks for a prompt of 4,096 pages, with a window and a state.
 func BenchmarkTrailing(b *testing.B) {
 	const pages = 4096
 	rng := rand.New(rand.NewPCG(1, 2))

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// version is an engine's release: major, minor and patch. What follows those (.post1, rc2, +cpu) is left out.
+// version is an engine's release: major, minor and patch, without suffixes such as .post1, rc2 or +cpu.
 type version [3]int
 
-// parseVersion reads a release such as 0.5.23 or v0.5.5.post3.
+// parseVersion parses a release such as 0.5.23 or v0.5.5.post3.
 func parseVersion(text string) (v version, err error) {
 	rest := strings.TrimPrefix(text, "v")
 	for i := range v {
@@ -19,11 +19,11 @@ func parseVersion(text string) (v version, err error) {
 			digits++
 		}
 		if v[i], err = strconv.Atoi(rest[:digits]); err != nil {
-			return version{}, fmt.Errorf("engine_version %.40q is no release such as 0.5.23", text)
+			return version{}, fmt.Errorf("engine_version %.40q is not a release such as 0.5.23", text)
 		}
 		rest = rest[digits:]
 		if i < len(v)-1 && !strings.HasPrefix(rest, ".") {
-			return version{}, fmt.Errorf("engine_version %.40q is no release such as 0.5.23", text)
+			return version{}, fmt.Errorf("engine_version %.40q is not a release such as 0.5.23", text)
 		}
 		if i < len(v)-1 {
 			rest = rest[1:]
@@ -32,7 +32,7 @@ func parseVersion(text string) (v version, err error) {
 	return v, nil
 }
 
-// since reports whether a release is another one or came after it. A release that is not known, or not one, is not.
+// since reports whether a release is first or later. An unknown or invalid release returns false.
 func since(text string, first version) bool {
 	v, err := parseVersion(text)
 	return err == nil && cmp.Or(cmp.Compare(v[0], first[0]), cmp.Compare(v[1], first[1]),

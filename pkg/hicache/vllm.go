@@ -5,21 +5,21 @@ import (
 	"strings"
 )
 
-// modelTail is what of a model's name is in a key: the last element of a path.
+// modelTail returns the part of a model's name in a key: the last element of a path.
 func modelTail(name string) string {
 	name = strings.TrimRight(name, "/")
 	return name[strings.LastIndexByte(name, '/')+1:]
 }
 
-// The releases of vLLM in which lookups changed which ranks' objects they ask for (MooncakeStoreWorker.lookup, later
-// _init_lookup_key_prefixes, in the published wheels). Blocks of before namesSince are called otherwise.
+// Releases of vLLM that changed the ranks in the lookup of objects (MooncakeStoreWorker.lookup, later
+// _init_lookup_key_prefixes, in the published wheels). Releases before namesSince have other block names.
 var (
 	namesSince        = version{0, 24, 0}
-	contextRanksSince = version{0, 25, 0} // of context-parallel ranks too; before, only of the first
-	groupShardsSince  = version{0, 27, 0} // each group by its kind of attention; before, all by the model's heads
+	contextRanksSince = version{0, 25, 0} // keys of all context-parallel ranks; before, only of the first
+	groupShardsSince  = version{0, 27, 0} // ranks by the attention of each group; before, by the model's heads
 )
 
-// shards is how many tensor ranks' objects a lookup asks for in group g where there is no decode context parallelism.
+// shards returns the number of tensor ranks in a lookup of group g without decode context parallelism.
 func (v *VLLM) shards(g int) int {
 	switch group := v.Groups[g]; {
 	case v.before(groupShardsSince) && anyGroup(v.Groups, func(g *Group) bool { return g.MLA }):
@@ -34,14 +34,14 @@ func (v *VLLM) shards(g int) int {
 	return v.TPSize / max(1, v.TPSize/v.NumKVHead)
 }
 
-// before reports whether the workers said that they are of a release before another.
+// before reports whether the registered release is before another release.
 func (v *VLLM) before(release version) bool {
 	return v.EngineVersion != "" && !since(v.EngineVersion, release)
 }
 
-// keyPrefixes are the prefixes, followed by the whole digest of its last hash in hexadecimal digits, under each of
-// which a block of group g must exist to be a hit: one for each rank whose
-// bytes differ, by the rules of the release; without one, by those of 0.27 and later. v must have passed Check.
+// keyPrefixes returns the key prefixes of a block of group g. The digest of the block's last hash follows in
+// hexadecimal. A block is a hit only if the store has it under every prefix: a prefix for each rank with different
+// bytes, by the rules of the release. Without a release, the rules of 0.27 and later apply. v must have passed Check.
 func (v *VLLM) keyPrefixes(g int) []string {
 	pcp, dcp, shards := max(v.PCPSize, 1), max(v.DCPSize, 1), v.shards(g)
 	switch {

@@ -15,26 +15,26 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/dial"
 )
 
-// pool asks one server over a fixed number of kept connections, each by whoever has it in hand: writing and reading
-// happen in the caller's goroutine. [http.Transport] hands both to goroutines of its own, and a question of a few keys
-// costs little more than to wake them. A pool asks with GET alone and has no use for redirects, proxies and trailers.
+// pool sends requests to a server over a fixed number of kept connections. The caller's goroutine writes and reads.
+// [http.Transport] uses goroutines of its own, and their wake-up costs almost as much as a request with a few keys. A
+// pool supports only GET, without redirects, proxies and trailers.
 type pool struct {
 	host  string
 	dial  func(context.Context) (net.Conn, error)
-	slots chan *kept    // as many as connections may be open; nil: one that is not
-	usual *http.Request // what replies are to
+	slots chan *kept    // a slot for each possible connection; nil: not open
+	usual *http.Request // the request for http.ReadResponse
 }
 
-// kept is a connection, with what bounds the bytes that are read of one reply.
+// kept is a connection with a limit on the bytes of a reply.
 type kept struct {
 	net.Conn
 	bound io.LimitedReader
 	in    *bufio.Reader
-	buf   []byte // the request
-	body  []byte // of the reply
+	buf   []byte // buffer of the request
+	body  []byte // body of the reply
 }
 
-// maxHead bounds the head of a reply.
+// maxHead limits the head of a reply.
 const maxHead = 64 << 10
 
 func newPool(host string, size int, dial func(context.Context) (net.Conn, error)) *pool {
@@ -45,9 +45,9 @@ func newPool(host string, size int, dial func(context.Context) (net.Conn, error)
 	return p
 }
 
-// get asks for a path and has read read the answer, of at most limit bytes, which are read's until it returns; ErrReply
-// if there are more. A request that a kept connection did not survive is made again on a new one: the server had closed
-// it in the meantime.
+// get sends a GET request and calls read with the reply of at most limit bytes. The body is valid only during the call.
+// A longer reply is ErrReply. If a kept connection breaks during the request, get repeats the request on a new
+// connection, because the server had closed the old one.
 func (p *pool) get(ctx context.Context, path string, limit int64, read func(body []byte, status int) error) error {
 	var c *kept
 	select {
@@ -93,11 +93,11 @@ func (p *pool) open(ctx context.Context) (*kept, error) {
 	return c, nil
 }
 
-// keptBody is how many bytes a connection keeps for the next reply.
+// keptBody is the maximum size of a buffer that a connection keeps for the next reply.
 const keptBody = 1 << 20
 
-// ask asks on a connection. begun is whether any of a reply came, keep whether the connection can be used again. The
-// body is the connection's.
+// ask sends a request on a connection. begun reports whether any byte of the reply arrived, keep whether the connection
+// is reusable. The body belongs to the connection.
 func (p *pool) ask(ctx context.Context, c *kept, path string, limit int64) (body []byte, status int, begun, keep bool,
 	err error) {
 	c.bound.N = maxHead + limit + 1
@@ -113,7 +113,7 @@ func (p *pool) ask(ctx context.Context, c *kept, path string, limit int64) (body
 	}
 	res, err := http.ReadResponse(c.in, p.usual)
 	if err != nil {
-		return nil, 0, true, false, fmt.Errorf("%w: %w", ErrReply, dial.Fixed(err)) // the text repeats what is no HTTP
+		return nil, 0, true, false, fmt.Errorf("%w: %w", ErrReply, dial.Fixed(err)) // the text has a part of the reply
 	}
 	if n := res.ContentLength; 0 <= n && n <= limit {
 		if n > keptBody {
@@ -126,14 +126,14 @@ func (p *pool) ask(ctx context.Context, c *kept, path string, limit int64) (body
 	} else {
 		body, err = io.ReadAll(io.LimitReader(res.Body, limit+1))
 	}
-	interim := res.StatusCode < 200 // the final one may follow, and would be taken for the next request's
+	interim := res.StatusCode < 200 // the final reply may follow, and would look like the reply to the next request
 	if err == nil && int64(len(body)) > limit {
-		err = fmt.Errorf("%w: it has more than %d bytes", ErrReply, limit)
+		err = fmt.Errorf("%w: the reply has more than %d bytes", ErrReply, limit)
 	}
 	return body, res.StatusCode, true, err == nil && !res.Close && !interim && c.in.Buffered() == 0, err
 }
 
-// eachIdle does something with each of the open connections that nobody uses, and closes those that it is not to keep.
+// eachIdle calls keep for each open idle connection, and closes the connection if keep returns false.
 func (p *pool) eachIdle(keep func(*kept) bool) {
 	for range cap(p.slots) {
 		select {
@@ -151,10 +151,10 @@ func (p *pool) eachIdle(keep func(*kept) bool) {
 
 func (p *pool) closeIdle() { p.eachIdle(func(*kept) bool { return false }) }
 
-// closeBroken closes idle connections that the other side has closed. Nobody reads them, so nobody else would notice.
+// closeBroken closes the idle connections that the other side has closed. Only this check detects them.
 func (p *pool) closeBroken() { p.eachIdle(func(c *kept) bool { return !hungUp(c.Conn) }) }
 
-// hungUp reports whether the other side has closed an idle connection, or said something that nobody asked for.
+// hungUp reports whether the other side has closed an idle connection, or sent unexpected bytes.
 func hungUp(conn net.Conn) bool {
 	if w, is := conn.(*watchedConn); is {
 		gone := hungUp(w.Conn)
@@ -173,7 +173,7 @@ func hungUp(conn net.Conn) bool {
 	}
 	gone := false
 	err = raw.Read(func(fd uintptr) bool {
-		_, _, err := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK) // which does not block
+		_, _, err := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK) // does not block
 		gone = !errors.Is(err, syscall.EAGAIN) && !errors.Is(err, syscall.EINTR)
 		return true
 	})

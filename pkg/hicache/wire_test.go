@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// saying is a server that answers a request with some bytes, and closes the connection then if hangUp says so.
+// saying is a server that sends some bytes for each request, and closes the connection if hangUp is set.
 func saying(t *testing.T, reply string, hangUp bool) net.Listener {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -48,7 +48,7 @@ func poolOf(l net.Listener) *pool {
 	})
 }
 
-// A pool reads what net/http's client reads.
+// TestPoolAgainstClient compares a pool with the client of net/http.
 func TestPoolAgainstClient(t *testing.T) {
 	const limit = 100
 	long := strings.Repeat("x", limit)
@@ -94,7 +94,7 @@ func TestPoolAgainstClient(t *testing.T) {
 		}
 		client.CloseIdleConnections()
 		p := poolOf(l)
-		for range 3 { // on kept connections, where they are kept
+		for range 3 { // on kept connections, if possible
 			var body []byte
 			got := 0
 			err := p.get(soon(t), "/a", limit, func(b []byte, status int) error {
@@ -109,46 +109,46 @@ func TestPoolAgainstClient(t *testing.T) {
 	}
 }
 
-// A connection that the master has closed since it was used last costs nobody an answer, and counts as a master that
-// may have been restarted.
-func TestMooncakeAsksAgainOnAnotherConnection(t *testing.T) {
+// TestMooncakeReconnects: a connection that the master has closed since the last use loses no answer. It counts as a
+// possible restart of the master.
+func TestMooncakeReconnects(t *testing.T) {
 	f := startMaster(t)
 	f.Put("a")
-	told := 0
-	m := storeOf(t, f, MooncakeConfig{Parallel: 1, Changed: func(string) { told++ }})
+	reports := 0
+	m := storeOf(t, f, MooncakeConfig{Parallel: 1, Changed: func(string) { reports++ }})
 	for i := range 5 {
 		present, _, err := m.Exists(soon(t), []string{"a"})
-		if err != nil || !present.Get(0) || f.Dialled() != i+1 || told != i {
-			t.Fatalf("%v, %d connections, told %d times, want %d", err, f.Dialled(), told, i)
+		if err != nil || !present.Get(0) || f.Dialled() != i+1 || reports != i {
+			t.Fatalf("%v, %d connections, %d reports, want %d", err, f.Dialled(), reports, i)
 		}
 		f.Drop()
 	}
 }
 
-// A connection that the master has closed is noticed by who watches it, though nobody asks.
-func TestMooncakeNoticesAnIdleConnectionThatBreaks(t *testing.T) {
+// TestMooncakeReportsBrokenIdleConnection: Watch detects that the master has closed an idle connection.
+func TestMooncakeReportsBrokenIdleConnection(t *testing.T) {
 	f := startMaster(t)
-	told := make(chan string, 10)
-	m := storeOf(t, f, MooncakeConfig{Changed: func(why string) { told <- why }})
+	reports := make(chan string, 10)
+	m := storeOf(t, f, MooncakeConfig{Changed: func(why string) { reports <- why }})
 	if _, _, err := m.Exists(soon(t), []string{"a"}); err != nil {
 		t.Fatal(err)
 	}
-	if m.asking.closeBroken(); len(told) > 0 {
-		t.Fatal("a connection that is well was taken for broken")
+	if m.asking.closeBroken(); len(reports) > 0 {
+		t.Fatal("a working connection counts as broken")
 	}
 	f.Drop()
-	for deadline := soon(t); len(told) == 0; runtime.Gosched() {
+	for deadline := soon(t); len(reports) == 0; runtime.Gosched() {
 		if m.asking.closeBroken(); deadline.Err() != nil {
-			t.Fatal("nobody was told")
+			t.Fatal("no report of a broken connection")
 		}
 	}
-	if _, _, err := m.Exists(soon(t), []string{"a"}); err != nil || len(told) != 1 {
-		t.Errorf("%v, told %d times", err, len(told))
+	if _, _, err := m.Exists(soon(t), []string{"a"}); err != nil || len(reports) != 1 {
+		t.Errorf("%v, %d reports", err, len(reports))
 	}
 }
 
-// A server that says something before its reply (1xx) is not asked again on that connection, or each request would get
-// the reply to the one before.
+// TestPoolAfterAnInterimReply: a pool does not reuse a connection after an interim reply (1xx), because each later
+// request would get the reply to the previous request.
 func TestPoolAfterAnInterimReply(t *testing.T) {
 	l := saying(t, "HTTP/1.1 103 Early Hints\r\n\r\n", false)
 	p := poolOf(l)

@@ -115,7 +115,7 @@ func TestEveryAnswerSaysWhatTheStoreHolds(t *testing.T) {
 		{"half", config, 0, api.L3Partial, "", "[[0 30]]", "0 below_threshold, 22 not_known"},
 		{"slow", config, 30, api.L3Unavailable, "the store did not answer within 30ms", "[]",
 			"0 not_known, 0 not_known"},
-		{"lies", config, 0, api.L3Unavailable, "reply that makes no sense", "[]", "0 not_known, 0 not_known"},
+		{"lies", config, 0, api.L3Unavailable, "invalid reply", "[]", "0 not_known, 0 not_known"},
 		{"fails", config, 0, api.L3Unavailable, "500", "[]", "0 not_known, 0 not_known"},
 		{"", dead, 0, api.L3Unavailable, "refused", "[]", "0 not_known, 0 not_known"},
 		{"", wide, 0, api.L3Mismatch, "the store's pages have 32 tokens, the index's blocks 16", "[]", "0 , 0 "},
