@@ -1,24 +1,24 @@
 package radix
 
-// aliases are the names of blocks where the arena has another name. They lie in pages of one owner each, so that an
-// owner's can be listed; an owner without any has no page.
+// aliases are the names of blocks that have another name in the arena. A page of aliases belongs to a single owner, so
+// the aliases of an owner can be listed. An owner without aliases has no page.
 type aliases struct {
-	all    array[alias] // page 0 is nobody's
+	all    array[alias] // page 0 has no owner
 	owners []aliasList
-	spare  []uint32 // pages of nobody
+	spare  []uint32 // pages without an owner
 }
 
-// alias is an owner's name for a block. Of one that is to be used again the owner is nobody, and the name says where
-// the next such of the page's owner is.
+// alias is an owner's name for a block. The owner of a free alias is 0, and the name is the position of the next free
+// alias of the page's owner.
 type alias struct {
 	name         uint64
 	block, owner uint32
 }
 
-// aliasList is what one owner has of aliases.
+// aliasList has the aliases of an owner.
 type aliasList struct {
 	pages []uint32
-	free  uint32 // the first that is to be used again; 0: there is none
+	free  uint32 // first free alias; 0: none
 	n     int
 }
 
@@ -27,7 +27,7 @@ const (
 	nobody    = 1<<32 - 1
 )
 
-// add gives an alias a place.
+// add stores an alias and returns the position.
 func (l *aliases) add(m *memory, a alias) uint32 {
 	for int(a.owner) >= len(l.owners) {
 		l.owners = append(l.owners, aliasList{})
@@ -69,7 +69,7 @@ func (l *aliases) remove(i uint32) {
 	}
 }
 
-// each calls f for every alias of an owner. f may have those taken away for which it has been called.
+// each calls f for every alias of an owner. f may remove the alias.
 func (l *aliases) each(owner uint32, f func(i uint32, a alias)) {
 	if int(owner) >= len(l.owners) {
 		return

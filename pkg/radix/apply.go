@@ -8,9 +8,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Apply takes events of one rank that reached the log at now; time that goes back is taken to stand still. It keeps
-// none of the slices. evs ends with the last event of an engine's message. What these events removed is remembered
-// until all of them are applied, beyond MaxTombstones too.
+// Apply applies events of a rank that reached the log at now. If now goes back, the clock stands still. Apply keeps
+// none of the slices. evs ends with the last event of an engine's message. The removals of these events stay remembered
+// until all of them are applied, also beyond MaxTombstones.
 func (x *Index) Apply(id RankID, now events.Millis, evs []events.Event) (c Counts) {
 	x.naming.Lock()
 	defer x.naming.Unlock()
@@ -19,7 +19,7 @@ func (x *Index) Apply(id RankID, now events.Millis, evs []events.Event) (c Count
 		last--
 	}
 	x.change(r, now, evs[:last], &c)
-	x.trims = true // nothing that follows asks for what is removed from here on
+	x.trims = true // no later event of the message can refer to a removal from here on
 	x.change(r, now, evs[last:], &c)
 	x.trims = false
 	x.trim(r)
@@ -27,8 +27,8 @@ func (x *Index) Apply(id RankID, now events.Millis, evs []events.Event) (c Count
 	return c
 }
 
-// ApplyPart is Apply for events of a message whose last events follow in another call. A list in parts, with the same
-// times and Apply for the last part, comes to the same as the whole list.
+// ApplyPart is Apply for events of a message that continues in another call. A list in parts, with the same times and
+// with Apply for the last part, has the same result as the whole list.
 func (x *Index) ApplyPart(id RankID, now events.Millis, evs []events.Event) (c Counts) {
 	x.naming.Lock()
 	defer x.naming.Unlock()
@@ -37,7 +37,7 @@ func (x *Index) ApplyPart(id RankID, now events.Millis, evs []events.Event) (c C
 	return c
 }
 
-// trim forgets the oldest removals beyond MaxTombstones.
+// trim deletes the oldest tombstones beyond MaxTombstones.
 func (x *Index) trim(r *rank) {
 	if over := r.tombstones.len() - x.cfg.MaxTombstones; over > 0 {
 		x.touchRank(r)
@@ -46,11 +46,11 @@ func (x *Index) trim(r *rank) {
 	}
 }
 
-// forgetOldest forgets the oldest removals of a rank.
+// forgetOldest deletes the oldest tombstones of a rank.
 func (x *Index) forgetOldest(r *rank, n uint32) {
 	m, u, sum := &r.tombstones, unpins{x: x}, uint32(0)
 	for i := range n {
-		if i%group == 0 { // so that the processor fetches them together
+		if i%group == 0 { // lets the processor prefetch the slabs together
 			for j := i; j < min(i+group, n); j++ {
 				sum += x.slabs.s[m.at(m.first+j-i).block/slabBlocks].pins
 			}
@@ -61,7 +61,7 @@ func (x *Index) forgetOldest(r *rank, n uint32) {
 	u.done()
 }
 
-// change is Apply, but for what becomes unknown of ends.
+// change is Apply without the update of unknown ends.
 func (x *Index) change(r *rank, now events.Millis, evs []events.Event, c *Counts) {
 	x.touchRank(r)
 	r.clock = max(r.clock, now)
@@ -82,7 +82,7 @@ func (x *Index) change(r *rank, now events.Millis, evs []events.Event, c *Counts
 	}
 }
 
-// wellFormed reports whether a stored event's names and local hashes fit each other.
+// wellFormed reports whether the numbers of a stored event's names and local hashes match.
 func wellFormed(e *events.Event) bool {
 	if e.Own {
 		return len(e.Blocks) == 1 && len(e.Locals) > 0 && len(e.Locals) == int(e.Chunk)
@@ -90,7 +90,7 @@ func wellFormed(e *events.Event) bool {
 	return len(e.Locals) == 0 || len(e.Locals) == len(e.Blocks)
 }
 
-// expire drops what is too old to wait or to be remembered.
+// expire drops expired pending events and tombstones.
 func (x *Index) expire(r *rank, c *Counts) {
 	if x.cfg.PendingFor > 0 {
 		for w := r.pending.oldest(); w != nil && w.since+x.cfg.PendingFor <= r.clock; w = r.pending.oldest() {
@@ -103,8 +103,9 @@ func (x *Index) expire(r *rank, c *Counts) {
 	}
 }
 
-// learn notes what kind a group is. It reports whether the event may be taken, and whether its group is a main one.
-func (x *Index) learn(r *rank, e *events.Event, c *Counts) (take, main bool) {
+// learn records the kind of a group. accepted reports whether the event may be applied, main whether the group is a
+// main group.
+func (x *Index) learn(r *rank, e *events.Event, c *Counts) (accepted, main bool) {
 	i, ok := slices.BinarySearchFunc(r.groups, e.Group, func(g events.GroupKind, to events.GroupIndex) int {
 		return int(int64(g.Group) - int64(to))
 	})
@@ -135,7 +136,7 @@ func (x *Index) learn(r *rank, e *events.Event, c *Counts) (take, main bool) {
 	return true, g.Kind.Main()
 }
 
-// mainGroup notes that a rank has another main group. From the second on only exact counts will do.
+// mainGroup records a further main group of a rank. A rank with two or more main groups needs exact counts.
 func (x *Index) mainGroup(r *rank, g events.GroupIndex) {
 	switch {
 	case !r.hasGroup:
@@ -149,7 +150,7 @@ func (x *Index) mainGroup(r *rank, g events.GroupIndex) {
 	}
 }
 
-// main reports whether a group makes up the prefix; one never seen does.
+// main reports whether a group is part of the prefix. An unknown group is.
 func (r *rank) main(group events.GroupIndex) bool {
 	for _, g := range r.groups {
 		if g.Group == group {
@@ -165,12 +166,12 @@ func (x *Index) stored(r *rank, e *events.Event, c *Counts) {
 		return
 	}
 	known := len(r.groups)
-	take, main := x.learn(r, e, c)
+	accepted, main := x.learn(r, e, c)
 	if len(r.groups) > known && r.pending.len() > 0 {
 		x.kindLearned(r, e.Group, main, c)
 	}
 	switch {
-	case !take:
+	case !accepted:
 		return
 	case !main:
 		x.storedBeside(r, e, c)
@@ -178,7 +179,7 @@ func (x *Index) stored(r *rank, e *events.Event, c *Counts) {
 	case len(e.Blocks) == 0:
 		return
 	}
-	if len(e.Blocks) <= few && r.naming != namesExact { // while their place is looked for
+	if len(e.Blocks) <= few && r.naming != namesExact { // prefetch during the search for the place
 		x.names.prefetch(x.hashAll(r.owner(), e.Blocks))
 	}
 	switch {
@@ -228,20 +229,21 @@ func (x *Index) placeOrWait(r *rank, e *events.Event, c *Counts) {
 	x.wait(r, e, c)
 }
 
-// wait has an event wait for its place.
+// wait adds an event to the pending events.
 func (x *Index) wait(r *rank, e *events.Event, c *Counts) {
 	r.pending.add(r.clock, e, nil)
 	c.Pending += uint64(len(e.Blocks))
 	x.boundPending(r, c)
 }
 
-// announced reports whether a stored event has said of which kind a group is, or that it is a main one.
+// announced reports whether a stored event has announced a group's kind, or that it is a main group.
 func (r *rank) announced(group events.GroupIndex) bool {
 	return slices.ContainsFunc(r.groups, func(g events.GroupKind) bool { return g.Group == group })
 }
 
-// waitForKind keeps names of a group until another event tells its kind. Engines announce copies in host memory by name
-// alone. Such an event must not make a state group a main one: each block would need a copy in it.
+// waitForKind keeps names of a group pending until another event announces the group's kind. Engines announce copies in
+// host memory by name alone. Such an event must not make a state group a main group, because each block would then need
+// a copy in the group.
 func (x *Index) waitForKind(r *rank, e *events.Event, c *Counts) {
 	for i := range e.Blocks {
 		one := *e
@@ -250,7 +252,7 @@ func (x *Index) waitForKind(r *rank, e *events.Event, c *Counts) {
 	}
 }
 
-// kindLearned places what has waited for the kind of a group.
+// kindLearned places the pending events of a group with a known kind.
 func (x *Index) kindLearned(r *rank, group events.GroupIndex, main bool, c *Counts) {
 	for _, w := range r.pending.all() {
 		switch {
@@ -265,7 +267,7 @@ func (x *Index) kindLearned(r *rank, group events.GroupIndex, main bool, c *Coun
 	}
 }
 
-// boundPending drops the oldest events of a rank until the rest fits its bounds.
+// boundPending drops the oldest pending events of a rank beyond the limits.
 func (x *Index) boundPending(r *rank, c *Counts) {
 	for r.pending.blocks > x.cfg.MaxPending || r.pending.bytes() > x.cfg.MaxPendingBytes {
 		w := r.pending.oldest()
@@ -274,20 +276,20 @@ func (x *Index) boundPending(r *rank, c *Counts) {
 	}
 }
 
-// seg is a stretch of an event's blocks within one node.
+// seg is a range of an event's blocks within a node.
 type seg struct {
 	node, off, n uint32
-	block        uint32 // where they lie in the arena
-	first        int    // position of the first in the event
-	fresh        bool   // they were not there before
-	grows        bool   // they are to follow the node's last block, once the event is through
+	block        uint32 // position of the blocks in the arena
+	first        int    // position of the first block in the event
+	fresh        bool   // walk created the blocks
+	grows        bool   // the blocks are appended to the node after the event
 }
 
-// place gives the blocks of an event whose place is known, but for those cancelled, to the rank. at is the block that
-// they follow (0: they start a prompt), or, without local hashes, the one block itself.
+// place adds the blocks of an event with a known place to the rank, except the cancelled blocks. at is the parent block
+// (0: the blocks start a prompt), or the block itself if the event has no local hashes.
 //
-// First all places are found or made, and all names entered; then the rank is marked as a holder, from the last node to
-// the first. A reader goes from the first to the last, so it sees the event as a whole or not at all.
+// The function first finds or creates all places and enters all names. It then marks the rank as a holder, from the
+// last node to the first. A reader goes from the first to the last, so a reader sees the whole event or nothing of it.
 func (x *Index) place(r *rank, e *events.Event, at uint32, cancelled []bool, c *Counts) {
 	n, taken, v := len(e.Blocks), 0, named
 	x.useTier(int(e.Tier) - 1)
@@ -335,9 +337,8 @@ func (x *Index) place(r *rank, e *events.Event, at uint32, cancelled []bool, c *
 	}
 }
 
-// enterNames enters the names of an event's blocks, which lie in x.segs. It stops at the first that has copies at
-// another place, and says how many came before. If the rank's names cannot be kept as they are, it leaves everything as
-// it was.
+// enterNames enters the names of an event's blocks in x.segs. It stops at the first block with copies at another place
+// and returns the number of blocks before. If the rank needs another naming, it undoes the changes.
 func (x *Index) enterNames(r *rank, e *events.Event, cancelled []bool, c *Counts) (n int, v verdict) {
 	if r.naming == namesExact {
 		return x.enter(r, e, cancelled, c)
@@ -348,7 +349,7 @@ func (x *Index) enterNames(r *rank, e *events.Event, cancelled []bool, c *Counts
 	return n, v
 }
 
-// contradict gives a rank what it needs after a verdict.
+// contradict switches a rank to the naming that a verdict requires.
 func (x *Index) contradict(r *rank, v verdict) {
 	if v == diverged {
 		x.diverge(r)
@@ -357,7 +358,7 @@ func (x *Index) contradict(r *rank, v verdict) {
 	}
 }
 
-// hold marks a rank without exact counts as the holder of an event's first n blocks.
+// hold marks a rank without exact counts as a holder of an event's first n blocks.
 func (x *Index) hold(r *rank, e *events.Event, cancelled []bool, n int, c *Counts) {
 	tier := int(e.Tier) - 1
 	stored := uint32(0)
@@ -399,12 +400,12 @@ func (x *Index) hold(r *rank, e *events.Event, cancelled []bool, n int, c *Count
 	r.held[tier] += int64(stored)
 }
 
-// noSlot is the slot of nobody.
+// noSlot is a slot without a rank.
 const noSlot = 1<<32 - 1
 
-// walk finds the places of blocks that follow block at (0: start a prompt), makes those that are not there, and leaves
-// them in x.segs. A leaf grows in place only if nobody but slot holds all of it. wish is the id that a first new node
-// should have.
+// walk finds the places of blocks after block at (0: start of a prompt), creates missing places, and stores them in
+// x.segs. A leaf grows in place only if slot is the only rank that holds all of it. wish is the preferred id of the
+// first new node.
 func (x *Index) walk(space, slot, wish, at uint32, blocks []events.LocalHash) {
 	x.segs = x.segs[:0]
 	locals := unsafe.Slice((*uint64)(unsafe.SliceData(blocks)), len(blocks))
@@ -467,12 +468,12 @@ func (x *Index) write(block uint32, locals []uint64) {
 	}
 }
 
-// unclaim gives what a growing stretch does not need after all back: take blocks of it stay.
+// unclaim returns the unused part of a growing range. The first take blocks stay.
 func (x *Index) unclaim(s *seg, take uint32) {
 	x.freeSlabs((s.block+take+slabBlocks-1)/slabBlocks, (s.block+s.n+slabBlocks-1)/slabBlocks)
 }
 
-// abandon gives back what walk made for an event that is to be walked again.
+// abandon undoes walk for an event that will be walked again.
 func (x *Index) abandon() {
 	for si := len(x.segs) - 1; si >= 0; si-- {
 		s := &x.segs[si]
@@ -485,7 +486,7 @@ func (x *Index) abandon() {
 	}
 }
 
-// clear empties a tier, or all of them; then the rank is as it was when it was added, but for its clock.
+// clear clears a tier or all tiers. With all tiers, the rank becomes new, except for the clock.
 func (x *Index) clear(r *rank, tier events.Tier, c *Counts) {
 	tiers := TierSet(1<<events.NumTiers - 1)
 	if tier != events.AllTiers {
@@ -522,8 +523,8 @@ func (x *Index) clear(r *rank, tier events.Tier, c *Counts) {
 	x.tidy(r)
 }
 
-// fresh makes a rank that holds nothing as it was when it was added, but for its clock. One that named blocks its own
-// way is expected to do so again.
+// fresh resets an empty rank, except for the clock. A rank with its own names keeps them, because it probably uses them
+// again.
 func (x *Index) fresh(r *rank) {
 	r.groups = nil
 	x.learnReuse(r)
@@ -564,7 +565,7 @@ func (x *Index) clearMarks(r *rank, tiers TierSet, c *Counts) {
 	}
 }
 
-// unmarkAll takes all that a rank holds of an open node in one tier.
+// unmarkAll removes all that a rank holds of an open node in a tier.
 func (x *Index) unmarkAll(r *rank, id uint32, tier int) {
 	n := x.v.nodes[id]
 	if x.v.full(id, tier, r.slot()) {

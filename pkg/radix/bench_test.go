@@ -8,8 +8,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// fleetOf is an index with ranks that all hold the first blocks of one long prompt, each rank a little less than the
-// one before.
+// fleetOf returns an index with ranks that hold the first blocks of a long prompt, each rank a little less than the
+// previous rank.
 func fleetOf(ranks, blocks int) (*Index, []RankID, []events.LocalHash, []events.BlockHash) {
 	x := New(Config{})
 	locals, names := chain(1, blocks)
@@ -29,7 +29,7 @@ func fleetOf(ranks, blocks int) (*Index, []RankID, []events.LocalHash, []events.
 	return x, ids, locals, names
 }
 
-// windowed is a group beside the prefix, and how many blocks of a prefix it needs.
+// windowed is a group besides the prefix, with the number of required blocks.
 type windowed struct {
 	kind   events.Attention
 	tokens uint32
@@ -43,13 +43,13 @@ var (
 	mamba   = windowed{events.AttentionMamba, 0, 1}
 )
 
-// keepers say which blocks of a rank's n a group still has, as pairs of first and end.
+// keepers return the blocks that a group still has of a rank's n blocks, as pairs of start and end.
 var keepers = map[string]func(n, need int) []int{
 	"all":     func(n, _ int) []int { return []int{0, n} },
 	"end":     func(n, need int) []int { return []int{max(0, n-need), n} },
 	"middle":  func(n, need int) []int { return []int{max(0, n/2-need), n / 2} },
 	"nothing": func(int, int) []int { return nil },
-	"hole": func(n, _ int) []int { // all but one block near the end
+	"hole": func(n, _ int) []int { // all blocks except one near the end
 		return []int{0, n - 40, n - 39, n}
 	},
 	"holes": func(n, _ int) (kept []int) { // every other block of the second half
@@ -59,7 +59,7 @@ var keepers = map[string]func(n, need int) []int{
 		}
 		return kept
 	},
-	"turns": func(n, need int) (kept []int) { // ends of prompts, as a conversation leaves them
+	"turns": func(n, need int) (kept []int) { // ends of prompts, as after a conversation
 		for end := n / 8; end <= n; end += n / 8 {
 			kept = append(kept, max(0, end-need), end)
 		}
@@ -67,14 +67,14 @@ var keepers = map[string]func(n, need int) []int{
 	},
 }
 
-// hybrid gives each rank of a fleet groups beside the prefix.
+// hybrid adds groups besides the prefix to each rank of a fleet.
 func hybrid(x *Index, ids []RankID, names []events.BlockHash, groups []windowed, keeps string) {
 	for i, id := range ids {
 		for g, w := range groups {
 			e := events.Event{
 				Kind: events.Stored, Tier: events.Device, Group: events.GroupIndex(g + 1), Attention: w.kind, Window: w.tokens,
 			}
-			x.Apply(id, 0, []events.Event{e}) // it is known, even if nothing is kept
+			x.Apply(id, 0, []events.Event{e}) // announces the group, even without blocks
 			kept := keepers[keeps](len(names)-i, w.need)
 			for k := 0; k < len(kept); k += 2 {
 				for at := kept[k]; at < kept[k+1]; at += events.MaxBlocksPerEvent {
@@ -86,7 +86,7 @@ func hybrid(x *Index, ids []RankID, names []events.BlockHash, groups []windowed,
 	}
 }
 
-// branch makes a fleet's run many nodes: somebody else leaves it after every so many blocks.
+// branch divides a fleet's run into many nodes: another rank leaves the run after every few blocks.
 func branch(x *Index, names []events.BlockHash, every int) {
 	id := x.AddRank(0, 16)
 	locals, _ := chain(1, len(names))
@@ -103,8 +103,8 @@ func branch(x *Index, names []events.BlockHash, every int) {
 	x.DropRank(id)
 }
 
-// hybridCase is a fleet of which every rank has groups beside the prefix. Its queries may cost at most twice those of
-// the same fleet without them.
+// hybridCase is a fleet of ranks with groups besides the prefix. A query may cost at most twice the cost without
+// these groups.
 type hybridCase struct {
 	ranks, blocks, nodes int
 	query                int // blocks; 0: all
@@ -157,7 +157,7 @@ func hybridCases() (all []hybridCase) {
 	return all
 }
 
-// BenchmarkHybrid is queries to fleets with windows, each kind of fleet after the one without.
+// BenchmarkHybrid measures queries to fleets with windows, each after the same fleet without windows.
 func BenchmarkHybrid(b *testing.B) {
 	for _, c := range hybridCases() {
 		b.Run(c.String(), func(b *testing.B) {
@@ -171,8 +171,8 @@ func BenchmarkHybrid(b *testing.B) {
 	}
 }
 
-// BenchmarkHybridTiers is the same for fleets with blocks in host: of another rank's prompt, all that is in device, or
-// that and what device has lost.
+// BenchmarkHybridTiers measures fleets with blocks in host: blocks of another rank's prompt, the blocks of device, or
+// these and the blocks that device has lost.
 func BenchmarkHybridTiers(b *testing.B) {
 	for _, host := range []string{"elsewhere", "same", "more"} {
 		for _, c := range hybridCases() {
@@ -233,7 +233,7 @@ func BenchmarkMatch(b *testing.B) {
 	}
 }
 
-// BenchmarkMatchNames asks by engine hashes, of ranks that share their names and of as many that do not.
+// BenchmarkMatchNames measures queries by engine hashes, for ranks that share names and for ranks that do not.
 func BenchmarkMatchNames(b *testing.B) {
 	for _, own := range []bool{false, true} {
 		b.Run(fmt.Sprintf("own=%v", own), func(b *testing.B) {
@@ -259,8 +259,8 @@ func BenchmarkMatchNames(b *testing.B) {
 	}
 }
 
-// BenchmarkApply stores and removes what the other ranks of a fleet hold too, then what nobody else has; the time is
-// for one block.
+// BenchmarkApply stores and removes blocks that other ranks also hold, and then blocks of no other rank. The time is
+// per block.
 func BenchmarkApply(b *testing.B) {
 	const n = 500
 	for _, c := range []struct {

@@ -6,8 +6,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestBoundsEnd: depths are a bound while the needs of a group are unknown. That ends when an event tells them, and
-// with a clear of all tiers. So does a conflict about the kind of a group.
+// TestBoundsEnd: depths are upper bounds while a group has unknown needs. An event with the needs ends that, and so
+// does a clear of all tiers. A conflict about the kind of a group ends in the same ways.
 func TestBoundsEnd(t *testing.T) {
 	x := New(Config{})
 	id := x.AddRank(0, 16)
@@ -17,7 +17,7 @@ func TestBoundsEnd(t *testing.T) {
 		return events.Event{Kind: events.Stored, Tier: events.Device, Group: group, Attention: kind, Window: window,
 			Blocks: []events.BlockHash{4}}
 	}
-	unseen := full // a main group whose companion is not in the index, as a decoder announces it
+	unseen := full // a main group with a companion that is missing from the index, as a decoder announces it
 	unseen.Window = 1
 	clear := events.Event{Kind: events.Cleared, Reason: events.ReasonEngine}
 	for i, c := range []struct {
@@ -28,7 +28,7 @@ func TestBoundsEnd(t *testing.T) {
 		{full, false, 0},
 		{other(1, events.AttentionChunkedLocal, 0), true, 0},
 		{other(1, events.AttentionChunkedLocal, 64), false, 0},
-		{other(1, events.AttentionFull, 0), false, 1}, // the group is no main one
+		{other(1, events.AttentionFull, 0), false, 1}, // the group is not a main group
 		{unseen, true, 0},
 		{full, true, 0},
 		{clear, false, 0},

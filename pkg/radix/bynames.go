@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Named is the answer to a query by engine hashes, with the scratch of that. It is reused as an [Answer] is.
+// Named is the answer to a query by engine hashes, with scratch memory. Reuse it like an [Answer].
 type Named struct {
 	Answer
 
@@ -16,10 +16,9 @@ type Named struct {
 	private Answer
 }
 
-// MatchNames is [Index.Match] for a prompt whose blocks are given as engines call them. A block counts for a rank if
-// the rank holds it under the name that is given, at its place in the prompt: ranks that share names are
-// matched together, every other by its own names. Any goroutine may call it at any time; it waits for a change of the
-// index that is under way.
+// MatchNames is [Index.Match] for a prompt in engine hashes. A block counts for a rank if the rank holds the block
+// under the given name, at the place in the prompt. Ranks that share names are matched together, every other rank by
+// its own names. It is safe for concurrent use. It blocks while the writer changes the index.
 func (x *Index) MatchNames(space uint32, names []events.BlockHash, allowed *RankSet, out *Named) {
 	x.naming.RLock()
 	defer x.naming.RUnlock()
@@ -27,7 +26,7 @@ func (x *Index) MatchNames(space uint32, names []events.BlockHash, allowed *Rank
 	out.locals = x.path(space, names, x.sharedPlace, out.locals[:0])
 	out.sharing.words = append(out.sharing.words[:0], x.sharedMask...)
 	for i := range out.sharing.words {
-		out.sharing.words[i] &^= x.v.chunkedRanks(i) // they are matched one by one
+		out.sharing.words[i] &^= x.v.chunkedRanks(i) // matched one by one
 		if allowed != nil {
 			out.sharing.words[i] &= allowed.word(i)
 		}
@@ -63,19 +62,19 @@ func (x *Index) MatchNames(space uint32, names []events.BlockHash, allowed *Rank
 	}
 }
 
-// sharedPlace is the block that ranks which share names call so.
+// sharedPlace returns the block with the given shared name.
 func (x *Index) sharedPlace(name events.BlockHash) (block uint32, ok bool) {
 	ref, _, ok := x.names.find(uint64(name), x.names.hash(uint64(name), sharedOwner), sharedOwner)
 	block, _, _ = x.names.at(ref)
 	return block, ok
 }
 
-// path appends the local hashes of the blocks that have these names, as far as each follows the one before it, and the
-// first is the first of a prompt.
+// path appends the local hashes of the named blocks, as long as each follows the previous block. The first must start a
+// prompt.
 func (x *Index) path(
 	space uint32, names []events.BlockHash, place func(events.BlockHash) (uint32, bool), locals []events.LocalHash,
 ) []events.LocalHash {
-	at, end := x.v.root(space), uint32(0) // the node that the path has come to, and behind its last block so far
+	at, end := x.v.root(space), uint32(0) // the current node, and the position after the last block
 	for i, name := range names {
 		block, ok := place(name)
 		if !ok {
@@ -94,9 +93,8 @@ func (x *Index) path(
 	return locals
 }
 
-// pathToLast appends the local hashes of the blocks up to the last one that has its name at its place. A rank may know
-// only the name of a chunk's last block. An engine's hash of a block covers the blocks before it, so that the names
-// before it need no look.
+// pathToLast appends the local hashes of the blocks up to the last block with its name at its place. A rank may have
+// only the name of a chunk's last block. An engine's hash covers all blocks before, so the names before need no check.
 func (x *Index) pathToLast(
 	names []events.BlockHash, place func(events.BlockHash) (uint32, bool), locals []events.LocalHash,
 ) []events.LocalHash {

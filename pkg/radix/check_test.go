@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Check verifies the invariants: of the tree, of who holds what, of names, and of what each rank keeps. The writer
-// calls it, while no import is under way.
+// Check verifies the invariants of the tree, of holders, of names, and of the state of each rank. The writer calls it,
+// without an active import.
 func (x *Index) Check() error {
 	c := &checker{x: x, pins: map[uint32]uint32{}, named: map[uint32]uint32{},
 		sharedHeld: map[uint32]bool{}}
@@ -26,8 +26,8 @@ func (x *Index) Check() error {
 type checker struct {
 	x          *Index
 	pins       map[uint32]uint32 // by slab
-	named      map[uint32]uint32 // owners of the names in the arena, by block, as tables have it
-	sharedHeld map[uint32]bool   // blocks that sharing ranks hold
+	named      map[uint32]uint32 // owners of the names in the arena, by block, from the tables
+	sharedHeld map[uint32]bool   // blocks of sharing ranks
 	partSpace  int64
 	bitSpace   int64
 }
@@ -80,7 +80,7 @@ func (c *checker) tree() error {
 		}
 		seen++
 		if v.starts[i] != v.nodes[uint32(e)].start {
-			return fmt.Errorf("the edge to node %d says that its run begins at %d", uint32(e), v.starts[i])
+			return fmt.Errorf("the edge to node %d has the start %d", uint32(e), v.starts[i])
 		}
 	}
 	if used != x.nodes || edges != x.edgeCount || seen != edges {
@@ -90,7 +90,7 @@ func (c *checker) tree() error {
 	return nil
 }
 
-// arena verifies that every block is its node's.
+// arena verifies that every block belongs to its node.
 func (c *checker) arena() error {
 	x := c.x
 	owned := map[uint32]bool{}
@@ -180,7 +180,7 @@ func (c *checker) holders() error {
 	return nil
 }
 
-// ranks verifies what each rank keeps.
+// ranks verifies the state of each rank.
 func (c *checker) ranks() error {
 	x, v := c.x, c.x.v
 	exactRanks := 0
@@ -239,7 +239,7 @@ func (c *checker) ranks() error {
 			for _, s := range r.extra[t].slots {
 				if s.count > 0 {
 					if x.slabs.s[s.block/slabBlocks].twice>>(s.block%slabBlocks)&1 == 0 {
-						return fmt.Errorf("rank %d: nothing says that block %d has copies", slot, s.block)
+						return fmt.Errorf("rank %d: the slab of block %d has no bit for copies", slot, s.block)
 					}
 					n++
 					total += uint64(s.count)
@@ -253,7 +253,7 @@ func (c *checker) ranks() error {
 			block := r.tombstones.at(n).block
 			c.pins[block/slabBlocks]++
 			if id, nd := x.where(block); block-nd.start >= nd.len || x.rootOf(block) != v.root(r.space) {
-				return fmt.Errorf("rank %d remembers block %d, which is not in node %d", slot, block, id)
+				return fmt.Errorf("rank %d has a tombstone of block %d, which is not in node %d", slot, block, id)
 			}
 		}
 		waiting := 0
@@ -272,7 +272,7 @@ func (c *checker) ranks() error {
 	return nil
 }
 
-// ends verifies what is known of ends, and that it will be forgotten in time.
+// ends verifies the known ends, and that changes will reach them.
 func (c *checker) ends() error {
 	x, v := c.x, c.x.v
 	for i := range v.nodes {
@@ -293,7 +293,7 @@ func (c *checker) ends() error {
 				continue
 			}
 			if r == nil || !r.reuse.cuts() {
-				return fmt.Errorf("node %d: slot %d has no windows, and its end is known", id, slot)
+				return fmt.Errorf("node %d: slot %d has no windows, but a known end", id, slot)
 			}
 			held, full := n.depth+n.len, v.full(id, device, uint32(slot))
 			if p := v.part(id, keyOf(uint32(slot), device)); p != nil {
@@ -302,7 +302,7 @@ func (c *checker) ends() error {
 					return fmt.Errorf("node %d: slot %d: part %+v of steps %v", id, slot, p, steps)
 				}
 			} else if !full {
-				return fmt.Errorf("node %d: slot %d has no end there, and it is known", id, slot)
+				return fmt.Errorf("node %d: slot %d has no end there, but a known end", id, slot)
 			}
 			lowest := n.depth + 1 - min(n.depth+1, r.reuse.most)
 			for n, i := held-min(held, r.reuse.most), 0; i < len(steps); n-- {
@@ -322,7 +322,7 @@ func (c *checker) ends() error {
 			}
 			for at := id; v.nodes[at].depth > r.reuse.first(steps[len(steps)-1]); at = v.nodes[at].parent {
 				if !v.full(at, planeWatch, uint32(slot)) {
-					return fmt.Errorf("node %d: slot %d: nobody watches node %d", id, slot, at)
+					return fmt.Errorf("node %d: slot %d: node %d has no watch bit", id, slot, at)
 				}
 			}
 		}
@@ -330,7 +330,7 @@ func (c *checker) ends() error {
 	return nil
 }
 
-// windows verifies that the marks of a rank's windows are at the blocks that count for them, and nowhere else.
+// windows verifies that the marks of a rank's windows are exactly at the blocks that count.
 func (c *checker) windows(r *rank) error {
 	x := c.x
 	names := map[uint32]events.BlockHash{}
@@ -345,10 +345,10 @@ func (c *checker) windows(r *rank) error {
 		x.eachOwn(r, r.nodes, func(name uint64, block, _ uint32) { names[block] = events.BlockHash(name) })
 	}
 	if got, want := r.reuse, reuseOf(r.groups, r.block); !reflect.DeepEqual(got, want) {
-		return fmt.Errorf("it wants %+v, by its groups %+v", got, want)
+		return fmt.Errorf("needs %+v, by the groups %+v", got, want)
 	}
 	if shown := int(r.slot()) < len(x.v.reuse) && x.v.reuse[r.slot()] != nil; shown != r.reuse.cuts() {
-		return fmt.Errorf("readers know of what it wants: %v", shown)
+		return fmt.Errorf("readers see the needs: %v", shown)
 	}
 	for i := range x.v.nodes {
 		id, n := uint32(i), &x.v.nodes[i]
@@ -373,7 +373,7 @@ func (c *checker) windows(r *rank) error {
 	return nil
 }
 
-// exact verifies that a rank's exact counts agree with each other and with its marks.
+// exact verifies that a rank's exact counts agree with each other and with the marks.
 func (c *checker) exact(r *rank) error {
 	x, l := c.x, r.exact
 	held := map[heldKey]uint32{}
@@ -420,7 +420,7 @@ func (c *checker) exact(r *rank) error {
 	return nil
 }
 
-// names verifies that the table is sorted and has the names of all owners, and no others.
+// names verifies that the table is sorted and has exactly the names of all owners.
 func (c *checker) names() error {
 	x, t := c.x, &c.x.names
 	n, last, lastAt := 0, uint64(0), -1
@@ -440,7 +440,7 @@ func (c *checker) names() error {
 		if ref := uint32(v); ref&aliasBit != 0 {
 			aliases[owner]++
 		} else if _, other := c.named[ref]; other {
-			return fmt.Errorf("block %d: its name is there twice", ref)
+			return fmt.Errorf("block %d: duplicate name", ref)
 		} else {
 			c.named[ref] = owner
 		}
@@ -474,12 +474,12 @@ func (c *checker) names() error {
 		delete(own, r.owner())
 	}
 	if len(own) > 0 {
-		return fmt.Errorf("names of owners that have none: %v", own)
+		return fmt.Errorf("names of unknown owners: %v", own)
 	}
 	return c.aliases(aliases)
 }
 
-// aliases verifies that each page is one owner's or nobody's, and each place in use or to be used again.
+// aliases verifies that each page has at most one owner, and that each place is used or free.
 func (c *checker) aliases(want map[uint32]int) error {
 	l := &c.x.names.aliases
 	pages := map[uint32]bool{0: true}
@@ -511,7 +511,7 @@ func (c *checker) aliases(want map[uint32]int) error {
 		}
 	}
 	if len(l.all.s) > 0 && len(pages) != len(l.all.s)/aliasPage {
-		return fmt.Errorf("%d pages of aliases, %d known", len(l.all.s)/aliasPage, len(pages))
+		return fmt.Errorf("%d pages of aliases, %d in lists", len(l.all.s)/aliasPage, len(pages))
 	}
 	return nil
 }
@@ -537,7 +537,7 @@ func (c *checker) slabs() error {
 	return nil
 }
 
-// leaves verifies that nothing dead is left at the end of any path.
+// leaves verifies that no path ends with dead blocks.
 func (c *checker) leaves() error {
 	x := c.x
 	for i := range x.v.nodes {
@@ -546,7 +546,7 @@ func (c *checker) leaves() error {
 			continue
 		}
 		if x.slabs.s[(n.start+n.len-1)/slabBlocks].pins == 0 {
-			return fmt.Errorf("node %d %+v ends with dead blocks that nobody remembers", i, n)
+			return fmt.Errorf("node %d %+v ends with dead blocks without tombstones", i, n)
 		}
 	}
 	return nil

@@ -8,31 +8,31 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Chunks of several blocks, which engines load only as a whole.
+// Chunks are groups of several blocks that engines load only as a whole.
 //
-// The name of a chunk is the name of its last block, or one of the connector's own for that block's place. So a chunk
-// is one copy at one place, and takes what any copy takes: names, tombstones, images. Only two things are special. The
-// rank keeps how many blocks its chunks have (events.Loading), and a reader goes through the tiers below the device
-// chunk by chunk: a chunk is there if its last block is held. The blocks before it in the chunk need no mark.
+// The name of a chunk is the name of its last block, or a name of the connector for the same place. So a chunk is a
+// copy at a single place and needs nothing special for names, tombstones and images. Two things differ. The rank has
+// the number of blocks in a chunk (events.Loading). A reader goes through the tiers below the device chunk by chunk: a
+// chunk is present if its last block is held. The other blocks of the chunk need no mark.
 
-// learnLoading notes what the event in hand tells of how the rank's engine loads copies. block is the place of its
-// name. byContent says that the name was not known.
+// learnLoading updates the loading of a rank's engine from the current event. block is the place of the name. byContent
+// means that the name was unknown.
 func (x *Index) learnLoading(r *rank, e *events.Event, block uint32, byContent bool) {
 	l := r.loading
 	switch {
 	case e.Chunk == events.ChunkUnsaid && l.Told:
-	case e.Chunk == events.ChunkUnsaid: // chunks are counted from the prompt's start
+	case e.Chunk == events.ChunkUnsaid: // chunks count from the start of the prompt
 		l.Blocks = commonDivisor(l.Blocks, x.depth(block)+1)
 	case !l.Told:
 		l.Blocks, l.Told = e.Chunk, true
-	default: // LMCache may keep a prompt's end as a smaller chunk
+	default: // LMCache may store the end of a prompt as a smaller chunk
 		l.Blocks = max(l.Blocks, e.Chunk)
 	}
 	l.Own = l.Own || byContent
 	x.setLoading(r, l)
 }
 
-// setLoading makes known to readers how a rank's engine loads copies.
+// setLoading publishes the loading of a rank's engine to readers.
 func (x *Index) setLoading(r *rank, l events.Loading) {
 	was := r.loading
 	r.loading = l
@@ -58,14 +58,14 @@ func commonDivisor(a, b uint32) uint32 {
 	return b
 }
 
-// depth is how many blocks come before a block on its path.
+// depth returns the number of blocks before a block on the path.
 func (x *Index) depth(block uint32) uint32 {
 	_, n := x.where(block)
 	return n.depth + block - n.start
 }
 
-// storedOwn places a chunk whose name may be the connector's own, or has it wait. A chunk of which the connector does
-// not tell the chunk before comes after all that tells its place, so that it does not wait.
+// storedOwn places a chunk that may have a name of the connector, or makes it pending. A chunk without a known previous
+// chunk does not wait, because all events that could place it came before.
 func (x *Index) storedOwn(r *rank, e *events.Event, c *Counts) {
 	block, byContent, ok := x.ownPlace(r, e)
 	switch {
@@ -79,14 +79,14 @@ func (x *Index) storedOwn(r *rank, e *events.Event, c *Counts) {
 	}
 }
 
-// placeOwn gives a chunk to the rank.
+// placeOwn adds a chunk to the rank.
 func (x *Index) placeOwn(r *rank, e *events.Event, block uint32, byContent bool, c *Counts) {
 	one := *e
 	one.Locals, one.HasParent, one.Parent, one.Own = nil, false, 0, byContent
 	x.place(r, &one, block, nil, c)
 }
 
-// ownPlace finds the place of a chunk's last block: by the name, or else by the content, where the rank's device has
+// ownPlace finds the place of a chunk's last block by name. Otherwise it uses the content, if the rank's device has
 // announced the same blocks without salt, adapter or images.
 func (x *Index) ownPlace(r *rank, e *events.Event) (block uint32, byContent, ok bool) {
 	if block, ok = x.known(r, e.Blocks[0]); ok {
@@ -107,8 +107,8 @@ func (x *Index) ownPlace(r *rank, e *events.Event) (block uint32, byContent, ok 
 	return block, true, ok
 }
 
-// announced follows blocks that come after block at (0: that start a prompt). It reports whether all of them are known,
-// and the rank's device has announced the last of them; it has then announced those before too.
+// announced follows blocks after block at (0: start of a prompt). ok reports whether the index has all of them and the
+// rank's device has announced the last one. It has then announced all blocks before too.
 func (x *Index) announced(r *rank, at uint32, locals []uint64) (last uint32, ok bool) {
 	if last, ok = x.follow(r.space, at, locals); !ok {
 		return 0, false
@@ -124,7 +124,7 @@ func (x *Index) announced(r *rank, at uint32, locals []uint64) (last uint32, ok 
 	return 0, false
 }
 
-// follow finds the last of some blocks that come after block at (0: that start a prompt).
+// follow finds the last of some blocks after block at (0: start of a prompt).
 func (x *Index) follow(space, at uint32, locals []uint64) (last uint32, ok bool) {
 	id, off := x.v.root(space), uint32(0)
 	if at != 0 {
@@ -150,10 +150,9 @@ func (x *Index) follow(space, at uint32, locals []uint64) (last uint32, ok bool)
 	return last, last != 0
 }
 
-// continues finds the place of a chunk if the connector does not tell the chunk before. LMCache in process writes
-// parent 0 where it stores only the end of a prompt (LMCache/LMCache › lmcache/v1/cache_engine.py, store). It has the
-// chunks before that, so that the place follows a chunk which the rank holds. If there are several places, none is
-// returned.
+// continues finds the place of a chunk without a previous chunk. LMCache in process writes parent 0 if it stores only
+// the end of a prompt (LMCache/LMCache › lmcache/v1/cache_engine.py, store). It has the chunks before, so the place
+// follows a chunk of the rank. With several possible places, none is returned.
 func (x *Index) continues(r *rank, e *events.Event, locals []uint64) (last uint32, ok bool) {
 	size, tier := uint32(len(locals)), int(e.Tier)-1
 	if x.v.masks[tier] != nil {
@@ -174,13 +173,13 @@ func (x *Index) continues(r *rank, e *events.Event, locals []uint64) (last uint3
 			}
 		}
 	}
-	if !ok { // a publisher for which 0 is no parent
+	if !ok { // for the publisher, 0 is not a parent
 		last, ok = x.announced(r, 0, locals)
 	}
 	return last, ok
 }
 
-// chunkedRanks is the ranks of one word whose engines load chunks.
+// chunkedRanks returns the ranks of a word with engines that load chunks.
 func (v *view) chunkedRanks(word int) uint64 {
 	if word < len(v.chunked) {
 		return v.chunked[word]
@@ -188,7 +187,7 @@ func (v *view) chunkedRanks(word int) uint64 {
 	return 0
 }
 
-// loading is how a rank's engine loads copies.
+// loading returns the loading of a rank's engine.
 func (w *walk) loading(slot uint32) events.Loading {
 	if int(slot) < len(w.v.loading) {
 		return w.v.loading[slot]
@@ -196,13 +195,13 @@ func (w *walk) loading(slot uint32) events.Loading {
 	return events.Loading{}
 }
 
-// matched is how many blocks of the query the way has.
+// matched returns the number of the query's blocks on the path.
 func (w *walk) matched() uint32 {
 	s := &w.path[len(w.path)-1]
 	return s.base + s.match
 }
 
-// holds reports whether a rank holds block i of the query in one of some tiers.
+// holds reports whether a rank holds block i of the query in any of some tiers.
 func (w *walk) holds(i uint32, slot uint32, tiers TierSet) bool {
 	s := &w.path[w.stopOf(i)]
 	off := i - s.base
@@ -214,7 +213,7 @@ func (w *walk) holds(i uint32, slot uint32, tiers TierSet) bool {
 	return false
 }
 
-// chunks goes on with a prefix of n blocks, chunk by chunk, as far as each chunk is in one of some tiers.
+// chunks extends a prefix of n blocks chunk by chunk, while each chunk is in any of some tiers.
 func (w *walk) chunks(l events.Loading, slot, n uint32, tiers TierSet) uint32 {
 	for most := w.matched(); ; {
 		end := (n/l.Blocks + 1) * l.Blocks
@@ -225,7 +224,7 @@ func (w *walk) chunks(l events.Loading, slot, n uint32, tiers TierSet) uint32 {
 	}
 }
 
-// loaded is what an engine makes of chunks from block n up to end.
+// loaded returns the end of the prefix that an engine loads of chunks from block n up to end.
 func loaded(l events.Loading, n, end uint32) uint32 {
 	if !l.Own && end-n < l.Blocks {
 		return n
@@ -233,7 +232,7 @@ func loaded(l events.Loading, n, end uint32) uint32 {
 	return end
 }
 
-// othersInChunks continues a rank's prefix through the tiers below the device.
+// othersInChunks extends a rank's prefix through the tiers below the device.
 func (w *walk) othersInChunks(o *Overlap, l events.Loading, slot uint32) {
 	begin := o.Depth[device]
 	n, seen := begin, w.seen(slot)
@@ -246,7 +245,7 @@ func (w *walk) othersInChunks(o *Overlap, l events.Loading, slot uint32) {
 	}
 }
 
-// heldInChunks is held for a rank whose engine loads chunks.
+// heldInChunks is held for a rank with an engine that loads chunks.
 func (w *walk) heldInChunks(l events.Loading, slot uint32, tiers TierSet) uint32 {
 	most := w.matched()
 	n := uint32(0)
@@ -266,7 +265,7 @@ func (w *walk) heldInChunks(l events.Loading, slot uint32, tiers TierSet) uint32
 	}
 }
 
-// waitsForContent lists a waiter by the last local hash of its chunk.
+// waitsForContent registers a waiter under the last local hash of the chunk.
 func (p *pendingEvents) waitsForContent(w *waiter) {
 	if w.event.Own {
 		if p.content == nil {
@@ -277,7 +276,7 @@ func (p *pendingEvents) waitsForContent(w *waiter) {
 	}
 }
 
-// announced says that the device has announced blocks; chunks that end with one of them become ready.
+// announced marks chunks as ready that end with a block the device has announced.
 func (p *pendingEvents) announced(locals []events.LocalHash) {
 	for _, l := range locals {
 		p.ready = append(p.ready, p.content[l]...)

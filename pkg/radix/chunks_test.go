@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// numbered are n hashes from first on.
+// numbered returns n hashes from first on.
 func numbered[H ~uint64](first, n int) (all []H) {
 	for i := range n {
 		all = append(all, H(mix(uint64(first+i))))
@@ -15,8 +15,8 @@ func numbered[H ~uint64](first, n int) (all []H) {
 	return all
 }
 
-// A message's removals are remembered until its last event, however many there are and in however many parts it comes.
-// Then their memory is given up.
+// TestRemovalsOfAMessageAreRemembered: all removals of a message are remembered until its last event, for any number of
+// removals and parts. Then their memory is freed.
 func TestRemovalsOfAMessageAreRemembered(t *testing.T) {
 	const n = 9 * DefaultMaxTombstones
 	names, locals := numbered[events.BlockHash](1, n), numbered[events.LocalHash](1<<32, n)
@@ -29,7 +29,7 @@ func TestRemovalsOfAMessageAreRemembered(t *testing.T) {
 	}{
 		"one part":  {func(x *Index, id RankID) { x.Apply(id, 1, slices.Concat(removed, copies)) }, n},
 		"two parts": {func(x *Index, id RankID) { x.ApplyPart(id, 1, removed); x.Apply(id, 1, copies) }, n},
-		// the last removals alone are remembered, and what they leave does not start the prompt
+		// only the last removals are remembered, and the rest of the chunk does not start the prompt
 		"two messages": {func(x *Index, id RankID) { x.Apply(id, 1, removed); x.Apply(id, 1, copies) }, 0},
 	} {
 		x := New(Config{})
@@ -46,7 +46,7 @@ func TestRemovalsOfAMessageAreRemembered(t *testing.T) {
 			t.Errorf("%s: %d blocks in host, want %d; %d tombstones", name, host, c.host, tombstones)
 		}
 		if ring := len(x.rank(id).tombstones.ring); ring > 4*DefaultMaxTombstones {
-			t.Errorf("%s: there is memory for %d tombstones", name, ring)
+			t.Errorf("%s: memory for %d tombstones remains", name, ring)
 		}
 		if err := x.Check(); err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -54,7 +54,7 @@ func TestRemovalsOfAMessageAreRemembered(t *testing.T) {
 	}
 }
 
-// TestChunks says what counts of chunks of three blocks, beside device blocks.
+// TestChunks checks the blocks that count in chunks of three blocks, besides device blocks.
 func TestChunks(t *testing.T) {
 	const n = 9
 	names, locals := numbered[events.BlockHash](1, n), numbered[events.LocalHash](1<<32, n)
@@ -87,11 +87,11 @@ func TestChunks(t *testing.T) {
 		want   [2]uint32
 	}{
 		"whole chunks":             {[]events.Event{placeholder(2), placeholder(5), device(0)}, 9, [2]uint32{0, 6}},
-		"a part of one":            {[]events.Event{placeholder(2), placeholder(5), device(0)}, 5, [2]uint32{0, 3}},
+		"a part of a chunk":        {[]events.Event{placeholder(2), placeholder(5), device(0)}, 5, [2]uint32{0, 3}},
 		"described block by block": {[]events.Event{described(0), described(3), device(0)}, 5, [2]uint32{0, 3}},
 		"behind one block":         {[]events.Event{placeholder(2), device(1)}, 9, [2]uint32{1, 0}},
-		"two behind one block":     {[]events.Event{placeholder(2), placeholder(5), device(1)}, 9, [2]uint32{1, 5}},
-		"LMCache behind one block": {[]events.Event{lmcache(0), device(1)}, 9, [2]uint32{1, 2}},
+		"two chunks after a block": {[]events.Event{placeholder(2), placeholder(5), device(1)}, 9, [2]uint32{1, 5}},
+		"LMCache after a block":    {[]events.Event{lmcache(0), device(1)}, 9, [2]uint32{1, 2}},
 		"LMCache's second alone": {[]events.Event{lmcache(0), lmcache(3),
 			{Kind: events.Removed, Tier: events.Host, Blocks: []events.BlockHash{own(2)}}, device(0)}, 9, [2]uint32{}},
 		"LMCache without parents": {[]events.Event{lmcache(0), unparented(3), unparented(6), device(0)}, 9, [2]uint32{0, 9}},
@@ -111,12 +111,12 @@ func TestChunks(t *testing.T) {
 			t.Errorf("%s: %v blocks in device and host, want %v", name, got, c.want)
 		}
 		for i, p := range x.Explain(1, locals[:c.query], nil).Ranks {
-			if name == "a part of one" && p.Stop != StopChunk && p.Stop != StopAbsent {
+			if name == "a part of a chunk" && p.Stop != StopChunk && p.Stop != StopAbsent {
 				t.Errorf("%s: rank %d stops because of %v", name, i, p.Stop)
 			}
 		}
 	}
-	// Another engine's chunk counts once the device announces its blocks, in the order in which it does.
+	// A chunk of another engine counts after the device has announced its blocks, in the same order.
 	x := New(Config{})
 	id := x.AddRank(1, 16)
 	x.Apply(id, 1, []events.Event{lmcache(0), lmcache(3)})

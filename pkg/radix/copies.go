@@ -1,8 +1,8 @@
 package radix
 
-// countMap counts by block: a small hash table that takes 8 bytes a slot and nothing while it is empty.
+// countMap counts copies by block. It is a small hash table with 8 bytes per slot, and no memory while empty.
 type countMap struct {
-	slots []blockCount // a power of two; count 0 is empty
+	slots []blockCount // a power of two; an empty slot has count 0
 	n     int
 	total uint64
 }
@@ -48,7 +48,7 @@ func (m *countMap) add(block, n uint32) {
 	m.total += uint64(n)
 }
 
-// remove takes one away, and reports false if there is none.
+// remove subtracts a copy. It returns false if the block has none.
 func (m *countMap) remove(block uint32) bool {
 	if m.n == 0 {
 		return false

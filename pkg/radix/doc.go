@@ -1,71 +1,84 @@
-// Package radix is the index: for the local hashes of a prompt's blocks, it says how many leading blocks every
-// (worker, rank) holds in each tier.
+// Package radix is the index. For the local hashes of a prompt's blocks, it returns the number of leading blocks that
+// each rank of a worker holds in each tier.
 //
-// Use: [New], [Index.AddRank] for every (worker, rank), [Index.Apply] for its events in the order of the log, and
-// [Index.Match] for queries. [Index.StartExport] and [Index.StartImport] carry ranks from one index to another.
+// # Use
 //
-// It promises that no rank is credited with a block that it does not hold; that what it says of a rank depends on that
-// rank's own events and their times alone, so that replicas of one log are equal ([Index.Checksum]); and that what it
-// keeps is bounded by what is held, plus a bounded rest for each rank ([Config]).
+// Call [New], [Index.AddRank] for each rank, [Index.Apply] for the events of a rank in the order of the log, and
+// [Index.Match] for queries. [Index.StartExport] and [Index.StartImport] move ranks from an index to another.
 //
-// One goroutine, the writer, may call AddRank, DropRank, Apply, Checksum, Stats, RankStats, Bounded and everything
-// about exports and imports. Match and Explain may be called from any goroutine at any time, and see an event as a
-// whole or not at all. Match never waits for the writer, and Explain only after it was overtaken some times. So may
-// MatchNames, which asks by engine hashes; it and the writer wait for each other.
+// # Guarantees
 //
-// What events mean: a rank's copies are counted by (tier, group, engine hash). A name, that is an engine hash under
-// which the rank holds a copy in whatever tier or group, stands for one place: the path of local hashes from the root.
+//  1. A rank gets credit only for blocks that it holds.
+//  2. The answer for a rank depends only on the events of the rank and their times. So replicas of a log are equal
+//     ([Index.Checksum]).
+//  3. The memory is bounded by the held blocks plus a limit for each rank ([Config]).
 //
-//   - A stored block's place follows from its parent's: from the name, or from the latest removal of the name, if it is
-//     remembered. If neither is there the event waits for the parent's name, however long, within the bounds of Config.
-//     Of several that become ready the oldest goes first.
-//   - A stored block whose name has copies at another place is a conflict: it and the rest of its event are ignored.
-//   - A stored event without local hashes adds a copy for each block that has a name or is remembered; others wait.
-//   - A stored event of a chunk with a name of the connector's own adds a copy at the place of the chunk's last block:
-//     where the name is known, or where the content follows the parent's place and the rank holds or remembers the last
-//     block. Others wait, for the name, the parent or that block.
-//   - A removed block loses one copy; if there is none, the oldest pending copy is cancelled; if there is none either,
-//     it is counted. When the last copy under a name goes, its place is remembered.
-//   - Cleared takes a tier's copies, pending ones too, and remembers none of them; of all tiers, it leaves the rank as
-//     new.
-//   - The first stored event of a group says whether it is a main one, that is part of the prefix. A block counts as
-//     held in a tier if every main group that the rank has announced holds it there. Other groups are sets of names
+// # Concurrency
+//
+// A single goroutine, the writer, may call AddRank, DropRank, Apply, Checksum, Stats, RankStats, Bounded and the
+// methods of exports and imports. Match, Explain and MatchNames are safe for concurrent use. A reader sees a whole
+// event or nothing of it. Match never blocks on the writer. Explain blocks only after several overtaken tries.
+// MatchNames, a query by engine hashes, and the writer exclude each other.
+//
+// # Meaning of events
+//
+// The copies of a rank are counted by (tier, group, engine hash). A name is an engine hash under which the rank holds a
+// copy in any tier or group. A name has a single place: the path of local hashes from the root.
+//
+//   - The place of a stored block follows from the place of the parent's name: the current place, or the place of the
+//     latest remembered removal. If both are missing, the event is pending until the parent's name appears, within the
+//     limits of Config. Of several ready events, the oldest goes first.
+//   - A stored block whose name has copies at another place is a conflict. The index ignores the block and the rest of
+//     the event.
+//   - A stored event without local hashes adds a copy for each block with a known or remembered name. The other blocks
+//     are pending.
+//   - A stored event of a chunk with a name of the connector adds a copy at the place of the chunk's last block. The
+//     place follows from the name, or from the content after the parent if the rank holds or remembers the last block.
+//     Other chunks are pending until the name, the parent or the block appears.
+//   - A removed block loses a copy. Without a copy, the oldest pending copy is cancelled. Without a pending copy, the
+//     removal is counted. When the last copy of a name goes, the place is remembered.
+//   - Cleared removes the copies of a tier, also pending copies, and remembers none. Cleared for all tiers makes the
+//     rank new.
+//   - The first stored event of a group defines whether the group is a main group, that is, part of the prefix. A block
+//     is held in a tier if all announced main groups of the rank hold the block there. Other groups are sets of names
 //     with counts.
 //
-// What an answer's depths are: how much of a prefix the rank's engine can reuse, which is what it holds of it, but for
-// what its groups say otherwise.
+// # Depths
 //
-//   - Of a prefix of n blocks a sliding group needs the last ceil((window-1) / block size), at least one, or all if
-//     there are fewer; a chunked one those of the chunk in which its end lies, none if it ends with a chunk; a Mamba
-//     group the last one, under which its state is kept.
-//   - Groups of the same kind and window count together: a block is there for them in a tier if each of them has a copy
-//     in that tier, under one name which the rank holds for a main group, in whatever tier, at that place.
-//   - A group that drops its last block for a draft model needs one block behind the prefix too, and so do those that
-//     count with it. Mamba groups drop nothing.
-//   - Up to tier t the usable prefix is the longest of which the main groups hold all blocks in tiers up to t, as
-//     above, and every other group has what it needs in some of these tiers. The depth in t is how much longer it is
-//     than that up to the tier before.
-//   - A group whose needs are not known (a window that was never said, a kind that we do not know, or one that the
-//     engine announces nothing of) shortens nothing; the rank's depths are then an upper bound ([Index.Bounded]).
-//     Encoders' groups and cross attention need nothing.
-//   - Below the device, a rank whose engine loads chunks ([events.Loading]) has whole chunks, counted from the prompt's
-//     start. A chunk is there if its last block is held. The engine loads one chunk at least, unless the chunks have
-//     names of the connector's own.
+// The depths in an answer are the part of a prefix that the rank's engine can reuse. It is the held part, shortened by
+// the rules of the groups:
 //
-// When a main group names blocks that other groups hold already, a reader may see the prefix grow in two steps.
+//   - For a prefix of n blocks, a sliding group needs the last ceil((window-1) / block size) blocks, at least one, or
+//     all blocks of a shorter prefix. A chunked group needs the blocks of the last incomplete chunk. A Mamba group
+//     needs the last block, which has the state.
+//   - Groups with equal kind and window count together. A block counts for them in a tier if each of them has a copy in
+//     the tier, under the same name. The rank must hold the name at the place for a main group, in any tier.
+//   - A group that drops its last block for a draft model also needs a block after the prefix, and so do the groups
+//     that count with it. Mamba groups drop nothing.
+//   - The usable prefix up to tier t is the longest prefix with two properties. The main groups hold all blocks in
+//     tiers up to t, and every other group has its blocks in these tiers. The depth in t is the difference to the
+//     previous tier.
+//   - A group with unknown needs shortens nothing (an unannounced window, an unknown kind, or a group without events).
+//     The depths of the rank are then upper bounds ([Index.Bounded]). Encoder groups and cross attention need nothing.
+//   - Below the device, a rank whose engine loads chunks ([events.Loading]) has only whole chunks, which count from the
+//     start of the prompt. A chunk is present if its last block is held. The engine loads at least one chunk, unless
+//     the connector names the chunks.
 //
-// A query may name sets of tiers ([Answer.Sets]). Within such a set a prefix goes as far as each of its blocks is held
-// in one of these tiers, whichever; what groups need of it they need in these tiers too.
+// If a main group announces blocks that other groups hold already, a reader may see the prefix grow in two steps.
 //
-// A query by engine hashes finds of each rank the blocks that it holds under these names, each at its place: the first
-// is the first of a prompt, and each follows the one before it.
+// A query may name sets of tiers ([Answer.Sets]). In such a set, a block counts if any of the tiers has the block. The
+// needs of groups count in these tiers too.
 //
-// Where things are: node.go (the tree), slabs.go (the arena), holders.go (who holds what), names.go (the table of
-// engine hashes; names_amd64.s does the same many at a time), aliases.go (names for which the arena has no place),
-// naming.go (whose names they are), exact.go (ranks that need more), chunks.go (engines that load chunks), apply.go
-// (events), remove.go (those that remove), match.go (queries), bynames.go (those by engine hashes), windows.go,
-// limits.go and ends.go (groups beside the main ones), export.go and import.go (images), check_test.go (every
-// invariant, in code). DESIGN.md says why.
+// A query by engine hashes finds the blocks of each rank with these names, each at its place: the first block starts a
+// prompt, and each block follows the previous block.
 //
-// It leaves to others who a rank is, the log, the format of snapshots, and time: it knows none but what it is given.
+// # Files
+//
+// node.go (tree), slabs.go (arena), holders.go (holders of blocks), names.go (table of engine hashes; names_amd64.s
+// handles several at once), aliases.go (names without a place in the arena), naming.go (owners of names), exact.go
+// (exact counts), chunks.go (engines that load chunks), apply.go (events), remove.go (removals), match.go (queries),
+// bynames.go (queries by engine hashes), windows.go, limits.go and ends.go (groups besides the main groups), export.go
+// and import.go (images), check_test.go (all invariants, in code). DESIGN.md has the reasons.
+//
+// Other packages define the identity of ranks, the log, the format of snapshots, and time.
 package radix

@@ -9,44 +9,43 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Where a rank's prefix in device ends, in a node of which it has the first blocks or all, it is known how much of it
-// the rank's engine can use, and how much of each shorter prefix that ends in the node, so that readers need not look
-// at windows: as steps, the longest prefixes first. The first stands in the rank's part of the node, if it has one.
-// Where that is not enough, all of them stand in a part in planeKnown. Of ranks that have all of a node most agree: for
-// them that part is in view.ends, and a bit in planeKnown says who agrees.
+// An end is the place in a node where a rank's prefix in device ends, after some or all blocks of the node. The index
+// stores the usable part of the prefix for an end, and of each shorter prefix that ends in the node, so that readers
+// need not search windows. The usable parts are steps, longest prefixes first. The rank's part of the node has the
+// first step. If more steps exist, a part in planeKnown has all of them. Most ranks with all blocks of a node have
+// equal steps: their part is in view.ends, and a bit in planeKnown marks such a rank.
 //
-// A step depends on the windows' blocks in that node and in nodes above it. Before such a block changes, the ends below
-// that depend on it are made unknown; they are found by bits in planeWatch: of a rank, at a node, if an end in the node
-// or below it is known and depends on blocks above the node. What became unknown is queued and worked out after the
-// event. A step that depends on too many nodes, or on one with too many children, stays unknown, and so do those behind
-// it.
+// A step depends on the windows' blocks in the node and in nodes above. Before such a block changes, the dependent ends
+// below become unknown. Bits in planeWatch find them: a bit marks a rank at a node if a known end in the node or below
+// depends on blocks above the node. Unknown ends are queued and resolved after the event. A step that depends on too
+// many nodes, or on a node with too many children, stays unknown, and so do the steps after it.
 
 const (
-	mostUp     = 32  // nodes above an end's own on which it may depend
-	mostWide   = 16  // children of such a node
-	mostQueued = 512 // ends worked out after one call of Apply
-	mostSteps  = 33  // of one end
+	mostUp     = 32  // maximum number of nodes above an end that a step may depend on
+	mostWide   = 16  // maximum number of children of such a node
+	mostQueued = 512 // ends resolved after a call of Apply
+	mostSteps  = 33  // steps of an end
 
-	unknown = 1<<32 - 1 // blocks of a step of which it is not known what can be used
-	chunks  = 1 << 31   // added to the blocks of a chunk: so much can be used as is whole chunks
+	unknown = 1<<32 - 1 // blocks of an unknown step
+	chunks  = 1 << 31   // flag in blocks: only whole chunks are usable; the rest is the size of a chunk
 )
 
-// usable is a step: what an engine can use of prefixes of at least least blocks, the largest drop not counted, that are
-// shorter than those of the step before. It is blocks, or all of the prefix if that is less; unless it is chunks.
+// usable is a step. It applies to prefixes of at least least blocks, without the largest drop, that are shorter than
+// the prefixes of the previous step. The usable part is blocks, or the whole prefix if shorter, or whole chunks.
 type usable struct{ blocks, least uint32 }
 
-// of is what can be used of n blocks, by a step of which that is known.
+// of returns the usable part of n blocks by a known step.
 func (s usable) of(n uint32) uint32 {
-	if s.blocks > chunks { // by more than 0, whatever a reader has found
+	if s.blocks > chunks { // a reader may read any value, but the difference is never 0
 		return n - n%(s.blocks-chunks)
 	}
 	return min(s.blocks, n)
 }
 
-// end is where prefixes of one rank end, or of all: slot is then noSlot.
+// end is an end of a rank, or of all ranks if slot is noSlot.
 type end struct{ node, slot uint32 }
 
-// first is the first block on which it depends how much of a prefix can be used.
+// first returns the first block that the usable part of a prefix depends on.
 func (u *reuse) first(n usable) uint32 {
 	from := n.least
 	for i := range u.windows {
@@ -55,8 +54,8 @@ func (u *reuse) first(n usable) uint32 {
 	return from
 }
 
-// least is from where on the windows have all that prefixes of up to so many blocks need, which an engine can use; but
-// not less than lowest.
+// least returns the shortest prefix length from which on the windows have all required blocks, up to blocks. The result
+// is at least lowest.
 func (x *Index) least(r *rank, id, blocks, lowest uint32) uint32 {
 	n := min(lowest, blocks)
 	for i := range r.reuse.windows {
@@ -67,8 +66,8 @@ func (x *Index) least(r *rank, id, blocks, lowest uint32) uint32 {
 	return n
 }
 
-// runStart is where the blocks before block hi, of which a window of a rank has all, begin. It looks no further than at
-// block lo, and at as many nodes as an end may depend on.
+// runStart returns the start of the run of blocks before block hi that a rank has for a window. It stops at block lo,
+// and after the maximum number of nodes.
 func (x *Index) runStart(win *window, slot, id, lo, hi uint32) uint32 {
 	v := x.v
 	for up := mostUp; hi > lo; {
@@ -95,10 +94,10 @@ func (x *Index) runStart(win *window, slot, id, lo, hi uint32) uint32 {
 	return hi
 }
 
-// steps works out what a rank's engine can use of its prefix of held blocks, which ends in a node, and of shorter ones.
+// steps computes the usable parts of a rank's prefix of held blocks that ends in a node, and of shorter prefixes.
 func (x *Index) steps(r *rank, id, held uint32) []usable {
 	most, depth := r.reuse.most, x.v.nodes[id].depth
-	lowest := depth + 1 - min(depth+1, most) // a shorter one is the end of a node above
+	lowest := depth + 1 - min(depth+1, most) // a shorter prefix ends in a node above
 	x.found = x.found[:0]
 	old := x.knownEnd(id, r.slot())
 	for n := held - min(held, most); len(x.found) < mostSteps && n < chunks; {
@@ -120,7 +119,7 @@ func (x *Index) steps(r *rank, id, held uint32) []usable {
 		switch {
 		case s.blocks < chunks:
 			s.blocks = min(s.blocks, n)
-		case k == 0: // it tells a number, since parts in device say it too
+		case k == 0: // the value must be a number, because parts in device have it too
 			s = usable{s.of(n), max(s.least, s.of(n))}
 		}
 		if c := r.reuse.chunk(); c > 0 && k > 0 && s.least == s.blocks && s.blocks%c == 0 && s.least >= lowest {
@@ -138,8 +137,8 @@ func (x *Index) steps(r *rank, id, held uint32) []usable {
 	return x.found
 }
 
-// wholeChunks is the step of prefixes that end with a chunk, or in one of which a rank's only window lacks the first
-// block. A prefix of least blocks is one of them; it looks for shorter ones.
+// wholeChunks returns the step of prefixes that end with a chunk, or in a chunk whose first block the only window
+// lacks. A prefix of least blocks is such a prefix; the function looks for shorter ones.
 func (x *Index) wholeChunks(r *rank, id, least uint32) usable {
 	w, n := &r.reuse.windows[0], &x.v.nodes[id]
 	for least > n.depth+w.chunk && !x.v.holds(id, least-w.chunk-n.depth, w.plane, r.slot()) {
@@ -148,8 +147,8 @@ func (x *Index) wholeChunks(r *rank, id, least uint32) usable {
 	return usable{chunks + w.chunk, least}
 }
 
-// usable is how much of a prefix of n blocks, which ends in a node, a rank's engine can use. It is false if that
-// depends on nodes further up than so many.
+// usable returns the usable part of a prefix of n blocks that ends in a node. ok is false if the result depends on more
+// than up nodes above.
 func (x *Index) usable(r *rank, id, n uint32, up int) (blocks uint32, ok bool) {
 	u := r.reuse
 	for i, agreed := 0, 0; agreed < len(u.windows) && n > 0; i = (i + 1) % len(u.windows) {
@@ -164,7 +163,7 @@ func (x *Index) usable(r *rank, id, n uint32, up int) (blocks uint32, ok bool) {
 	return n, true
 }
 
-// fitUp is walk.fit for the writer, in device: it goes from a prefix's end up to the nodes above.
+// fitUp is walk.fit for the writer, in device. It goes from the end of a prefix to the nodes above.
 func (x *Index) fitUp(win *window, slot, id, n uint32, up int) (fit uint32, ok bool) {
 	v := x.v
 	for lo := n + win.drop; n > 0 && lo > win.from(n); {
@@ -189,7 +188,7 @@ func (x *Index) fitUp(win *window, slot, id, n uint32, up int) (fit uint32, ok b
 	return n, true
 }
 
-// knownEnd is what is known of a rank's end in a node. It is overwritten by the next call.
+// knownEnd returns the known steps of a rank's end in a node. The next call overwrites the result.
 func (x *Index) knownEnd(id, slot uint32) []usable {
 	if x.v.full(id, planeKnown, slot) {
 		return x.stepsIn(&x.v.ends[id])
@@ -202,7 +201,7 @@ func (x *Index) knownEnd(id, slot uint32) []usable {
 	return nil
 }
 
-// stepsIn is what a part tells of an end. It is overwritten by the next call.
+// stepsIn returns the steps in a part. The next call overwrites the result.
 func (x *Index) stepsIn(p *part) []usable {
 	x.told = x.told[:0]
 	if p.fit+p.from > 0 {
@@ -218,7 +217,7 @@ func (x *Index) stepsIn(p *part) []usable {
 	return x.told
 }
 
-// putSteps lets a part of an open node tell of an end: one in planeKnown all steps, others the first.
+// putSteps stores steps in a part of an open node: all steps in planeKnown, only the first in other planes.
 func (x *Index) putSteps(p *part, steps []usable) {
 	steps = putStep(&p.fit, &p.from, steps)
 	if planeOf(p.key) != planeKnown {
@@ -242,7 +241,7 @@ func (x *Index) putSteps(p *part, steps []usable) {
 	}
 }
 
-// putStep puts the first step down, or none, and returns the others.
+// putStep stores the first step, or none, and returns the others.
 func putStep(fit, from *uint32, steps []usable) []usable {
 	if len(steps) == 0 {
 		put32(fit, 0)
@@ -254,12 +253,12 @@ func putStep(fit, from *uint32, steps []usable) []usable {
 	return steps[1:]
 }
 
-// endChanged makes what depends, of a rank's end in an open node, on blocks from lo up to hi of it, which have just
-// come or gone in a plane, unknown until the event is through.
+// endChanged makes a rank's end in an open node unknown as far as it depends on blocks from lo up to hi. The blocks
+// have just changed in a plane. The end is resolved after the event.
 func (x *Index) endChanged(id, lo, hi uint32, r *rank, plane int) {
 	if r.reuse.cuts() && !r.unseen {
 		depth := x.v.nodes[id].depth
-		if hi += depth; plane == device { // the end is another one now
+		if hi += depth; plane == device { // the end itself has moved
 			hi = unknown
 		}
 		x.forgetEnd(id, depth+lo, hi, r)
@@ -267,7 +266,7 @@ func (x *Index) endChanged(id, lo, hi uint32, r *rank, plane int) {
 	}
 }
 
-// resolve works out a rank's end in an open node.
+// resolve computes a rank's end in an open node.
 func (x *Index) resolve(id uint32, r *rank) {
 	slot, nd := r.slot(), &x.v.nodes[id]
 	p := x.v.part(id, keyOf(slot, device))
@@ -303,8 +302,8 @@ func (x *Index) resolve(id uint32, r *rank) {
 	x.tell(id, slot, steps, agrees)
 }
 
-// tell lets an open node tell of a rank's end: in its part in device, if it has one, and in one in planeKnown if it
-// needs one, as it does not agree with others.
+// tell stores the steps of a rank's end in an open node: in the rank's part in device, if it exists, and in a part in
+// planeKnown if the rank does not agree with others.
 func (x *Index) tell(id, slot uint32, steps []usable, agrees bool) {
 	own := !agrees && len(steps) > 0
 	if p := x.v.part(id, keyOf(slot, device)); p != nil {
@@ -318,14 +317,14 @@ func (x *Index) tell(id, slot uint32, steps []usable, agrees bool) {
 		p = x.v.part(id, key)
 	}
 	switch {
-	case p != nil && (own || len(steps) == 0): // it will be needed again
+	case p != nil && (own || len(steps) == 0): // the part will be needed again
 		x.putSteps(p, steps)
 	case p != nil:
 		x.dropPart(id, p)
 	}
 }
 
-// putEnd sets on what those agree who have all of an open node.
+// putEnd stores the steps on which the ranks with all blocks of an open node agree.
 func (x *Index) putEnd(id uint32, steps []usable) {
 	put32(&x.v.ends[id].key, keyOf(0, planeKnown))
 	x.putSteps(&x.v.ends[id], steps)
@@ -336,7 +335,7 @@ func (x *Index) nobodyKnown(id uint32) bool {
 	return !slices.ContainsFunc(row, func(word uint64) bool { return word != 0 })
 }
 
-// countFull is how many ranks have all of a node in device.
+// countFull returns the number of ranks with all blocks of a node in device.
 func (x *Index) countFull(id uint32) (n int) {
 	for _, word := range x.v.row(device, id) {
 		n += bits.OnesCount64(word)
@@ -344,7 +343,7 @@ func (x *Index) countFull(id uint32) (n int) {
 	return n
 }
 
-// row is the ranks of a plane that have all of a node.
+// row returns the ranks with all blocks of a node in a plane.
 func (v *view) row(plane int, id uint32) []uint64 {
 	return v.masks[plane][int(id)*v.stride:][:v.stride]
 }
@@ -356,7 +355,7 @@ func (x *Index) later(id, slot uint32) {
 	}
 }
 
-// resolveEnds works out ends that are queued, at most so many.
+// resolveEnds resolves at most most queued ends.
 func (x *Index) resolveEnds(most int) {
 	open, i := uint32(0), 0
 	for ; i < len(x.ends) && i < most; i++ {
@@ -380,8 +379,8 @@ func (x *Index) resolveEnds(most int) {
 	x.ends = append(x.ends[:0], x.ends[i:]...)
 }
 
-// resolveAll works out the ends of all ranks in an open node, and finds on what most of those who have all of it agree.
-// It returns how many ends there are.
+// resolveAll resolves the ends of all ranks in an open node, and finds the steps on which most ranks with all blocks
+// agree. It returns the number of ends.
 func (x *Index) resolveAll(id uint32) (count int) {
 	v, n := x.v, &x.v.nodes[id]
 	votes := 0
@@ -407,7 +406,7 @@ func (x *Index) resolveAll(id uint32) (count int) {
 	for w := range known {
 		put64(&known[w], 0)
 	}
-	x.kin[id].misses = math.MinInt32 // so that nothing else is agreed on meanwhile
+	x.kin[id].misses = math.MinInt32 // prevents another vote meanwhile
 	x.putEnd(id, x.most)
 	for w, word := range v.row(device, id) {
 		for ; word != 0; word &= word - 1 {
@@ -430,17 +429,17 @@ func (x *Index) resolveAll(id uint32) (count int) {
 	return count
 }
 
-// windowChanges makes ends of a rank unknown that depend on blocks of a plane in an open node, before block hi of it,
-// which are about to change.
+// windowChanges makes ends of a rank unknown that depend on blocks of a plane in an open node. The blocks before block
+// hi of the node are about to change.
 func (x *Index) windowChanges(id, hi uint32, r *rank, plane int) {
 	if plane >= events.NumTiers && plane%events.NumTiers == device && !r.unseen {
 		x.forgetBelow(id, r, x.v.nodes[id].depth+hi)
 	}
 }
 
-// forgetBelow makes ends of a rank below a node unknown that depend on blocks before block hi of the prefix. The longer
-// a prefix, the more of it can be used, and the later begins what it depends on: so below an end that stays known all
-// do. It reports whether there may be such ends.
+// forgetBelow makes ends of a rank below a node unknown that depend on blocks before block hi of the prefix. A longer
+// prefix has a longer usable part and depends on later blocks. So all ends below a known end stay known. The result
+// reports whether such ends may exist.
 func (x *Index) forgetBelow(id uint32, r *rank, hi uint32) (some bool) {
 	if x.v.nodes[id].children > mostWide {
 		return false
@@ -454,7 +453,7 @@ func (x *Index) forgetBelow(id uint32, r *rank, hi uint32) (some bool) {
 	return some
 }
 
-// forgetEnds does so in a node and below it.
+// forgetEnds does the same in a node and below.
 func (x *Index) forgetEnds(id uint32, r *rank, hi uint32) {
 	if steps := x.knownEnd(id, r.slot()); len(steps) > 0 {
 		above := steps[0].blocks != unknown && r.reuse.first(steps[0]) >= hi
@@ -473,8 +472,8 @@ func (x *Index) forgetEnds(id uint32, r *rank, hi uint32) {
 	}
 }
 
-// forgetEnd makes what depends, of a rank's end in an open node, on blocks from lo up to hi of the prefix unknown. What
-// is left are the steps that need none before hi, and those up to where none behind lo is needed.
+// forgetEnd makes a rank's end in an open node unknown as far as it depends on blocks from lo up to hi of the prefix.
+// The remaining steps need no block before hi, or no block after lo.
 func (x *Index) forgetEnd(id, lo, hi uint32, r *rank) {
 	steps, keep := x.knownEnd(id, r.slot()), 0
 	for keep < len(steps) && r.reuse.first(steps[keep]) >= hi {
@@ -488,14 +487,14 @@ func (x *Index) forgetEnd(id, lo, hi uint32, r *rank) {
 	for len(rest) > 0 && (lo <= r.reuse.most || rest[0].least > lo-r.reuse.most) {
 		rest = rest[1:]
 	}
-	if len(rest) > 0 && keep+len(rest) > 1 { // else it is worked out as fast as it is kept
+	if len(rest) > 0 && keep+len(rest) > 1 { // a single step is computed as fast as it is stored
 		x.kept = append(append(x.kept, usable{unknown, lo - r.reuse.most + 1}), rest...)
 	}
 	x.setFull(id, planeKnown, r.slot(), false)
 	x.tell(id, r.slot(), x.kept, false)
 }
 
-// dropEnd forgets a rank's end in an open node that it leaves, or holds otherwise from now on.
+// dropEnd deletes a rank's end in an open node that the rank leaves or holds differently.
 func (x *Index) dropEnd(id, slot uint32) {
 	if x.v.masks[planeKnown] == nil {
 		return
@@ -506,7 +505,7 @@ func (x *Index) dropEnd(id, slot uint32) {
 	}
 }
 
-// tooWide makes the ends below a node, which is to have too many children, unknown if they depend on it.
+// tooWide makes the ends below a node unknown if they depend on it, because the node gets too many children.
 func (x *Index) tooWide(id uint32) {
 	for c := x.kin[id].child; c != 0; c = x.kin[c].next {
 		for w, word := range x.v.row(planeWatch, c) {
@@ -521,7 +520,7 @@ func (x *Index) tooWide(id uint32) {
 	}
 }
 
-// forgetRank makes all ends of a rank unknown. Readers do not see it.
+// forgetRank makes all ends of a rank unknown. Readers do not see the rank meanwhile.
 func (x *Index) forgetRank(r *rank) {
 	if r.reuse.cuts() {
 		for _, id := range r.nodes {
@@ -531,7 +530,7 @@ func (x *Index) forgetRank(r *rank) {
 	r.unseen = true
 }
 
-// showRank ends what forgetRank has begun.
+// showRank is the end of forgetRank.
 func (x *Index) showRank(r *rank) {
 	r.unseen = false
 	if r.reuse.cuts() {
@@ -541,8 +540,8 @@ func (x *Index) showRank(r *rank) {
 	}
 }
 
-// splitEnds makes the ends in a node that was split, and in its head, unknown until the event is through, and brings in
-// line who depends on blocks above them.
+// splitEnds makes the ends in a split node and its head unknown until the end of the event. It updates the bits of
+// ranks that depend on blocks above.
 func (x *Index) splitEnds(head, id uint32) {
 	v := x.v
 	if v.masks[planeWatch] == nil {

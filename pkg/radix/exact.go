@@ -7,12 +7,12 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// exact counts the copies of a rank apart by name, tier and group. It is for ranks that have several main groups, or
-// two names for one block; it takes some 100 bytes and a microsecond a holding, where others take 20 and a hundredth of
-// it.
+// exact counts the copies of a rank separately by name, tier and group. Ranks with several main groups, or with two
+// names for a block, need exact counts. A holding costs some 100 bytes and a microsecond, in place of 20 bytes and a
+// hundredth of a microsecond.
 type exact struct {
 	names map[events.BlockHash]*exactName
-	at    map[uint32][]events.BlockHash // names by block, the first to come first
+	at    map[uint32][]events.BlockHash // names by block, in order of arrival
 	held  map[heldKey]uint32            // the same copies, by place
 }
 
@@ -22,7 +22,7 @@ type heldKey struct {
 	block uint32
 }
 
-// exactName is what a rank holds under one name, and where. The block is pinned.
+// exactName has the place and the copies of a name. The block is pinned.
 type exactName struct {
 	block  uint32
 	copies []tierCopies
@@ -43,7 +43,7 @@ func (l *exact) tierHeld(block uint32, tier events.Tier, groups []events.GroupKi
 	return false
 }
 
-// totals is the copies of each block in each tier, for all groups together.
+// totals returns the copies of each block in each tier, over all groups.
 func (l *exact) totals() map[heldKey]uint32 {
 	total := map[heldKey]uint32{}
 	for k, n := range l.held {
@@ -52,7 +52,7 @@ func (l *exact) totals() map[heldKey]uint32 {
 	return total
 }
 
-// countExactly gives a rank exact counts.
+// countExactly switches a rank to exact counts.
 func (x *Index) countExactly(r *rank) {
 	l := &exact{names: map[events.BlockHash]*exactName{}, at: map[uint32][]events.BlockHash{},
 		held: map[heldKey]uint32{}}
@@ -92,7 +92,7 @@ func (x *Index) countExactly(r *rank) {
 	r.naming, r.exact, r.extra = namesExact, l, [events.NumTiers]countMap{}
 }
 
-// enter enters the blocks of an event into a rank's exact counts, up to the first whose name has copies at another
+// enter enters the blocks of an event into a rank's exact counts, up to the first name with copies at another
 // place.
 func (x *Index) enter(r *rank, e *events.Event, cancelled []bool, c *Counts) (n int, v verdict) {
 	l := r.exact
@@ -123,7 +123,7 @@ func (x *Index) enter(r *rank, e *events.Event, cancelled []bool, c *Counts) (n 
 	return len(e.Blocks), named
 }
 
-// addExact adds copies of a name that has none at another place. It reports whether they are the first of their kind.
+// addExact adds copies of a name without copies at another place. It reports whether they are the first of their kind.
 func (x *Index) addExact(r *rank, block uint32, name events.BlockHash, tier events.Tier, group events.GroupIndex,
 	copies uint32) bool {
 	l := r.exact
@@ -146,7 +146,7 @@ func (x *Index) addExact(r *rank, block uint32, name events.BlockHash, tier even
 	return true
 }
 
-// subExact takes copies of one kind of a name away, and a name without copies out.
+// subExact subtracts copies of a kind from a name, and deletes a name without copies.
 func (x *Index) subExact(r *rank, name events.BlockHash, n *exactName, i int, copies uint32) {
 	l, t := r.exact, n.copies[i]
 	k := heldKey{t.tier, t.group, n.block}
@@ -170,7 +170,7 @@ func (x *Index) subExact(r *rank, name events.BlockHash, n *exactName, i int, co
 	}
 }
 
-// removeExact takes copies away; the marks of their blocks go from the first of a path to the last.
+// removeExact removes copies. The marks of the blocks go from the first of a path to the last.
 func (x *Index) removeExact(r *rank, e *events.Event, c *Counts) {
 	type left struct {
 		name  events.BlockHash
@@ -212,13 +212,12 @@ func (x *Index) removeExact(r *rank, e *events.Event, c *Counts) {
 	}
 	for _, l := range q {
 		if l.gone {
-			x.remember(r, r.clock, l.name, l.block) // pinned for the name until now
+			x.remember(r, r.clock, l.name, l.block) // the block stays pinned for the name
 		}
 	}
 }
 
-// show brings the marks of a block in line with a rank's exact counts: a block is held in a tier if every main group
-// holds it.
+// show updates the marks of a block from a rank's exact counts. A block is held in a tier if every main group holds it.
 func (x *Index) show(r *rank, id, off uint32) {
 	block := x.v.nodes[id].start + off
 	for t := range events.NumTiers {
@@ -246,7 +245,7 @@ func (x *Index) show(r *rank, id, off uint32) {
 	}
 }
 
-// showBlocks shows the first n blocks of the event in hand, the last first.
+// showBlocks calls show for the first n blocks of the current event, last block first.
 func (x *Index) showBlocks(r *rank, n int) {
 	for si := len(x.segs) - 1; si >= 0; si-- {
 		s := &x.segs[si]
@@ -258,7 +257,7 @@ func (x *Index) showBlocks(r *rank, n int) {
 	}
 }
 
-// showAll shows all blocks of a rank with exact counts. To readers the rank is gone meanwhile.
+// showAll calls show for all blocks of a rank with exact counts. Readers do not see the rank meanwhile.
 func (x *Index) showAll(r *rank) {
 	x.hidden.Store(hiding | uint64(r.slot())<<8 | (1<<events.NumTiers - 1))
 	defer x.hidden.Store(0)

@@ -9,7 +9,7 @@ import (
 
 func Example() {
 	x := radix.New(radix.Config{})
-	const space = 0 // one model with one block size
+	const space = 0 // a model with a block size
 	a, b := x.AddRank(space, 16), x.AddRank(space, 16)
 
 	prompt := []events.LocalHash{11, 12, 13, 14}
@@ -23,7 +23,8 @@ func Example() {
 	store(b, events.Device, 0, []events.BlockHash{1, 2}, prompt[:2]) // other names for the same blocks
 	store(b, events.Host, 2, []events.BlockHash{3, 4}, prompt[2:])
 
-	// The middle of what a holds leaves its device: what follows counts no more, until it is stored again.
+	// Rank a loses a block in the middle from its device. The blocks after it do not count until the block is stored
+	// again.
 	x.Apply(a, 0, []events.Event{{Kind: events.Removed, Tier: events.Device, Blocks: []events.BlockHash{902}}})
 
 	var answer radix.Answer
@@ -45,7 +46,7 @@ func ExampleIndex_Explain() {
 		{Kind: events.Removed, Tier: events.Device, Blocks: []events.BlockHash{2}},
 	})
 	for _, p := range x.Explain(0, prompt, nil).Ranks {
-		fmt.Printf("%d blocks, then %v; %d held behind\n", p.Overlap.Blocks(), p.Stop, p.Behind)
+		fmt.Printf("%d blocks, then %v; %d held after\n", p.Overlap.Blocks(), p.Stop, p.Behind)
 	}
-	// Output: 1 blocks, then not_held; 2 held behind
+	// Output: 1 blocks, then not_held; 2 held after
 }

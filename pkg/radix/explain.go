@@ -13,13 +13,13 @@ type Stop uint8
 
 // The rules.
 const (
-	StopEnd     Stop = 1 // the query ends here
-	StopUnknown Stop = 2 // nobody holds or remembers this block, or what follows it
+	StopEnd     Stop = 1 // the end of the query
+	StopUnknown Stop = 2 // no rank holds or remembers the block, or blocks after it
 	StopAbsent  Stop = 3 // the rank holds the block in no tier
-	StopEarlier Stop = 4 // the rank holds the block, but only in tiers before the one the prefix has come to
-	StopGroup   Stop = 5 // a group beside the main ones does not have what it needs of any longer prefix
-	StopDraft   Stop = 6 // the engine computes the last block that it holds anew, for its draft model
-	StopChunk   Stop = 7 // the engine loads a chunk of several blocks only as a whole, and not all of it counts
+	StopEarlier Stop = 4 // the rank holds the block only in tiers before the current tier of the prefix
+	StopGroup   Stop = 5 // a group besides the main groups lacks blocks that any longer prefix needs
+	StopDraft   Stop = 6 // the engine computes the last held block again, for a draft model
+	StopChunk   Stop = 7 // the engine loads a chunk of several blocks only as a whole, and blocks are missing
 )
 
 var stopNames = [...]string{"none", "query_ends", "unknown_block", "not_held", "held_in_earlier_tier",
@@ -38,28 +38,28 @@ type TierSet uint8
 // Has reports whether a tier is in the set.
 func (s TierSet) Has(t events.Tier) bool { return t.Valid() && s>>(t-1)&1 != 0 }
 
-// RankPath is a rank's way along a query.
+// RankPath has the path of a rank along a query.
 type RankPath struct {
 	Overlap
 	Stop   Stop
-	Group  events.GroupKind // with StopGroup: the group that stopped it
-	Blocks []TierSet        // for each known block of the query, the tiers in which the rank holds it
-	Behind uint32           // how many blocks behind the end of its prefix the rank holds in some tier
+	Group  events.GroupKind // with StopGroup: the group that ended the prefix
+	Blocks []TierSet        // for each known block of the query: the tiers in which the rank holds the block
+	Behind uint32           // number of blocks after the end of the prefix that the rank holds in any tier
 }
 
-// Explanation says why an answer is what it is.
+// Explanation has the reasons for an answer.
 type Explanation struct {
-	// how many leading blocks of the query the index knows: anybody holds or remembers them, or what follows them
+	// the number of leading blocks of the query in the index: a rank holds or remembers them or blocks after them
 	Known uint32
-	Ranks []RankPath // every rank that holds any of them
+	Ranks []RankPath // all ranks that hold any of the blocks
 }
 
-// explainTries is after how many walks in vain Explain has the writer wait: a walk takes milliseconds where many ranks
-// hold a long prompt, and the root changes with each new prompt.
+// explainTries is the number of failed walks after which Explain blocks the writer. A walk takes milliseconds if many
+// ranks hold a long prompt, and every new prompt changes the root.
 const explainTries = 8
 
-// Explain is Match with reasons, for people. It allocates. Any goroutine may call it at any time; beside a writer that
-// never rests it has the writer wait for one walk.
+// Explain is Match with reasons, for operators. It allocates memory. It is safe for concurrent use. After several
+// failed walks, it blocks the writer for a walk.
 func (x *Index) Explain(space uint32, locals []events.LocalHash, allowed *RankSet) *Explanation {
 	q := unsafe.Slice((*uint64)(unsafe.SliceData(locals)), len(locals))
 	for tries := 0; ; tries++ {
@@ -133,12 +133,12 @@ func (w *walk) explain(query int, allowed *RankSet, a *Answer) *Explanation {
 	return ex
 }
 
-// explainCut says why an engine can use less than the rank holds, if it does.
+// explainCut sets the reason if an engine can use less than the rank holds.
 func (w *walk) explainCut(p *RankPath, u *reuse, usable [events.NumTiers]uint32) {
 	held := p.Overlap.Blocks()
 	p.Depth = usable
 	n := p.Overlap.Blocks()
-	if n >= held || int(held) > len(p.Blocks) { // more than was seen is half written: the walk is not valid
+	if n >= held || int(held) > len(p.Blocks) { // more blocks than seen: a change is half written, and the walk is invalid
 		return
 	}
 	slot := uint32(p.Rank.Slot())
@@ -156,7 +156,7 @@ func (w *walk) explainCut(p *RankPath, u *reuse, usable [events.NumTiers]uint32)
 	}
 }
 
-// explain fills in Stop and Behind.
+// explain sets Stop and Behind.
 func (p *RankPath) explain(query int) {
 	end := int(p.Overlap.Blocks())
 	switch {

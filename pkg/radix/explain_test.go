@@ -8,15 +8,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestExplainHalfWritten: a reader that meets a part which says more than the node had goes on to find that it must
-// begin again.
+// TestExplainHalfWritten: a reader that sees a part with more blocks than the node does not crash. It then starts
+// again.
 func TestExplainHalfWritten(t *testing.T) {
 	p := RankPath{Overlap: Overlap{Depth: [events.NumTiers]uint32{310}}, Blocks: make([]TierSet, 300)}
 	(&walk{}).explainCut(&p, &reuse{}, [events.NumTiers]uint32{299})
 }
 
-// TestExplainBesideGrowth has a node grow and shrink while it is explained why a rank whose draft model drops a block
-// can use less than it holds.
+// TestExplainBesideGrowth explains a rank with a draft model that drops a block, while a node grows and shrinks.
 func TestExplainBesideGrowth(t *testing.T) {
 	x := New(Config{MaxTombstones: -1})
 	const n, more = 300, 30
@@ -68,8 +67,8 @@ func TestExplainBesideGrowth(t *testing.T) {
 	reader.Wait()
 }
 
-// TestExplainEnds has a writer that changes the root for as long as nobody keeps it out: after some walks in vain it is
-// kept out, and the next walk is of one moment.
+// TestExplainEnds has a writer that changes the root all the time. After several failed walks, Explain blocks the
+// writer, and the next walk is consistent.
 func TestExplainEnds(t *testing.T) {
 	x := New(Config{})
 	locals, names := chain(1, 20)
@@ -83,7 +82,7 @@ func TestExplainEnds(t *testing.T) {
 		x.naming.Unlock()
 		select {
 		case ex := <-done:
-			t.Fatalf("a root that is being changed is explained: %+v", ex)
+			t.Fatalf("Explain returned during a change of the root: %+v", ex)
 		default:
 			runtime.Gosched()
 		}

@@ -9,28 +9,28 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Sink takes an image. What it is given is valid until it returns.
+// Sink receives an image. The arguments are valid until the method returns.
 type Sink interface {
 	Run(run *events.Run) error
-	Rank(i int, image *events.RankImage) error // i is a position in the list of ranks that the export was started with
+	Rank(i int, image *events.RankImage) error // i is a position in the list of ranks of StartExport
 }
 
-// Export writes an image of some ranks as they were when it was started. A node, or a rank, that is about to change
-// before its turn is copied first.
+// Export writes an image of some ranks as they were at the start. A node or a rank that is about to change before its
+// turn is copied first.
 type Export struct {
 	x        *Index
-	position []int32  // of a slot in the list of ranks; -1: it is not in it
-	mask     []uint64 // the slots that are
+	position []int32  // position of a slot in the list of ranks; -1: not in the list
+	mask     []uint64 // the slots in the list
 	ranks    []rankCut
 
-	todo   idSet        // nodes that are part of the image and were not taken yet
-	copied []events.Run // taken before their turn
+	todo   idSet        // nodes of the image that are not yet written
+	copied []events.Run // copied before their turn
 
-	// To find the run of a block that is remembered: by slab, the deepest run in it, plus one.
+	// To find the run of a remembered block: by slab, the deepest run in the slab, plus one.
 	runAt []uint32
 	cuts  []runCut
 	byID  map[uint32]uint32  // position in cuts
-	alias map[uint32][]alias // by slot, for ranks that own their names: by block
+	alias map[uint32][]alias // by slot, for ranks with their own names: aliases by block
 
 	nextRank int
 }
@@ -39,17 +39,17 @@ type rankCut struct {
 	id         RankID
 	taken      bool
 	image      events.RankImage
-	tombstones []tombstone // as they stand in the index: with blocks of the arena
+	tombstones []tombstone // as in the index: with blocks of the arena
 }
 
-// runCut is where a run lay when the export was started.
+// runCut is the place of a run at the start of the export.
 type runCut struct {
 	start, len, parent uint32 // parent: a node
 	id                 events.RunID
 }
 
-// StartExport begins an image of some ranks. The writer calls it and all methods of the export, and may apply events
-// before the image is complete. An export that is not done must be closed.
+// StartExport begins an image of some ranks. The writer calls StartExport and all methods of the export, and may apply
+// events before the image is complete. The caller must close an unfinished export.
 func (x *Index) StartExport(ranks []RankID) *Export {
 	e := &Export{x: x, position: make([]int32, len(x.slots)), mask: make([]uint64, len(x.sharedMask)),
 		runAt: make([]uint32, x.slabEnd), byID: map[uint32]uint32{}, alias: map[uint32][]alias{}}
@@ -93,7 +93,7 @@ func (e *Export) before(id uint32) {
 	}
 }
 
-// touchRank says that what an image tells of a rank beside runs is about to change.
+// touchRank announces a change of a rank's state besides runs.
 func (x *Index) touchRank(r *rank) {
 	for _, e := range x.exports {
 		if slot := int(r.slot()); slot < len(e.position) && e.position[slot] >= 0 {
@@ -102,7 +102,7 @@ func (x *Index) touchRank(r *rank) {
 	}
 }
 
-// rank copies what belongs to a rank beside runs, if that has not been done.
+// rank copies the state of a rank besides runs, unless it was copied before.
 func (e *Export) rank(r *rank) {
 	c := &e.ranks[e.position[r.slot()]]
 	if c.taken || c.id != r.id {
@@ -125,7 +125,7 @@ func (e *Export) rank(r *rank) {
 	}
 }
 
-// groupSets lists sets by tier, group and name.
+// groupSets returns the sets by tier, group and name.
 func groupSets(all map[copyKey]uint32) (sets []events.GroupSet) {
 	keys := slices.SortedFunc(maps.Keys(all), func(a, b copyKey) int {
 		return cmp.Or(cmp.Compare(a.tier, b.tier), cmp.Compare(a.group, b.group), cmp.Compare(a.name, b.name))
@@ -140,7 +140,7 @@ func groupSets(all map[copyKey]uint32) (sets []events.GroupSet) {
 	return sets
 }
 
-// run is a node as an image has it.
+// run returns the node as a run of an image.
 func (e *Export) run(id uint32) events.Run {
 	x := e.x
 	n := x.v.nodes[id]
@@ -154,7 +154,7 @@ func (e *Export) run(id uint32) events.Run {
 	}
 	if above := x.v.nodes[n.parent]; above.parent != 0 {
 		run.Parent, run.Offset = events.RunID(n.parent), above.len
-		if cut, ok := e.byID[n.parent]; ok { // it may have been split since
+		if cut, ok := e.byID[n.parent]; ok { // the parent may have been split since
 			run.Offset = e.cuts[cut].len
 		}
 	}
@@ -210,7 +210,7 @@ func (x *Index) spaceOf(root uint32) uint32 {
 	return 0
 }
 
-// holding appends what a rank without exact counts holds of a run in one tier: all of it if p is nil.
+// holding appends a rank's holding of a run in a tier, for a rank without exact counts. nil means all blocks.
 func (e *Export) holding(run *events.Run, n *node, slot uint32, tier int, p *part) {
 	x := e.x
 	r := x.slots[slot]
@@ -247,7 +247,7 @@ func (e *Export) holding(run *events.Run, n *node, slot uint32, tier int, p *par
 	run.Holdings = append(run.Holdings, h)
 }
 
-// name is what a rank without exact counts calls a block that it holds; first is the name that the arena has for it.
+// name returns the name of a held block, for a rank without exact counts. first is the name in the arena.
 func (e *Export) name(r *rank, block uint32, first uint64) uint64 {
 	x := e.x
 	if r.naming == namesShared {
@@ -269,7 +269,7 @@ func (e *Export) name(r *rank, block uint32, first uint64) uint64 {
 	return first
 }
 
-// exact appends what a rank with exact counts holds of a run.
+// exact appends the holdings of a run, for a rank with exact counts.
 func (e *Export) exact(run *events.Run, n *node, r *rank, position uint32) {
 	type kind struct {
 		tier  events.Tier
@@ -311,8 +311,8 @@ func (e *Export) exact(run *events.Run, n *node, r *rank, position uint32) {
 	}
 }
 
-// Step gives the sink about budget blocks more, and at least one run or rank. Runs come first, then ranks in order.
-// After an error from the sink, which it returns as it is, the export is closed.
+// Step writes about budget more blocks to the sink, and at least a run or a rank. Runs come first, then ranks in order.
+// An error of the sink is returned unchanged and closes the export.
 func (e *Export) Step(budget int, sink Sink) (done bool, err error) {
 	for first := true; ; first = false {
 		if budget <= 0 && !first {
@@ -327,7 +327,7 @@ func (e *Export) Step(budget int, sink Sink) (done bool, err error) {
 	}
 }
 
-// one gives the sink one run or rank, and says how large it was.
+// one writes a run or a rank to the sink and returns its size.
 func (e *Export) one(sink Sink) (size int, more bool, err error) {
 	if n := len(e.copied); n > 0 {
 		run := e.copied[n-1]
@@ -362,7 +362,7 @@ func (e *Export) one(sink Sink) (size int, more bool, err error) {
 	return size, true, err
 }
 
-// Close ends an export before it is done. Harmless afterwards and the second time.
+// Close ends an export early. It is harmless after the end and a second time.
 func (e *Export) Close() {
 	if e.x != nil {
 		e.x.exports = slices.DeleteFunc(e.x.exports, func(o *Export) bool { return o == e })

@@ -6,7 +6,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// nextSeq is the sequence hash of a block from its parent's. Only checksums need it.
+// nextSeq returns the sequence hash of a block from the parent's. Only checksums use it.
 func nextSeq(parent, local uint64) uint64 {
 	var b [16]byte
 	binary.LittleEndian.PutUint64(b[:], parent)
@@ -14,7 +14,7 @@ func nextSeq(parent, local uint64) uint64 {
 	return xxh3.HashSeed(b[:], 1337)
 }
 
-// mix is one step of SplitMix64.
+// mix is a step of SplitMix64.
 func mix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9

@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func init() { flag.Set("rapid.seed", "1") } // the same cases each time; `make explore` takes others
+func init() { flag.Set("rapid.seed", "1") } // the same cases in every run; `make explore` draws different cases
 
 type rapidChooser struct{ t *rapid.T }
 
@@ -23,7 +23,7 @@ type seeded struct{ *rand.Rand }
 
 func (c seeded) below(n int) int { return c.IntN(n) }
 
-// bytesChooser makes choices from a fuzzer's bytes; it is at its end when they are used up.
+// bytesChooser chooses from a fuzzer's bytes, until they are used up.
 type bytesChooser struct{ data []byte }
 
 func (c *bytesChooser) below(n int) int {
@@ -44,7 +44,7 @@ func TestHistories(t *testing.T) {
 	})
 }
 
-// tb is a testing.TB that fails a rapid run, so that it is shrunk.
+// tb is a testing.TB that fails a rapid run, so that rapid shrinks the case.
 type tb struct {
 	testing.TB
 	rt *rapid.T
@@ -55,8 +55,8 @@ func (t tb) Log(args ...any)                   { t.rt.Log(args...) }
 func (t tb) Fatalf(format string, args ...any) { t.rt.Fatalf(format, args...) }
 
 var (
-	histories = flag.Int("histories", 60, "how many seeded histories TestLongHistories runs")
-	firstSeed = flag.Uint64("seed", 1, "seed of the first; 0 takes one from the clock")
+	histories = flag.Int("histories", 60, "number of seeded histories of TestLongHistories")
+	firstSeed = flag.Uint64("seed", 1, "seed of the first; 0 reads the clock")
 )
 
 func TestLongHistories(t *testing.T) {
@@ -68,7 +68,7 @@ func TestLongHistories(t *testing.T) {
 	if testing.Short() {
 		n = min(n, 10)
 	}
-	seeds := []uint64{1795367083574960945, 1795366501088729217} // parts moved while one was in hand
+	seeds := []uint64{1795367083574960945, 1795366501088729217} // parts moved during their use
 	for i := range uint64(n) {
 		seeds = append(seeds, seed+i)
 	}
@@ -85,8 +85,8 @@ func TestLongHistories(t *testing.T) {
 	}
 }
 
-// FuzzProgram takes bytes for a program of events and queries. As tables are seeded anew in every run, so that coverage
-// wavers, run it with -fuzzminimizetime 1x.
+// FuzzProgram runs programs of events and queries from bytes. Tables have a new seed in every run, so coverage varies:
+// use -fuzzminimizetime 1x.
 func FuzzProgram(f *testing.F) {
 	for s := range uint64(8) {
 		rng := rand.New(rand.NewPCG(s, 2))
@@ -106,8 +106,8 @@ func FuzzProgram(f *testing.F) {
 	})
 }
 
-// Ranks with several windows end all over a path of many nodes, which are shorter than the windows or longer, and keep
-// what is random for these; every depth is compared with the twin's.
+// TestWindowsOverManyNodes: ranks with several windows end all over a path of many nodes, shorter or longer than the
+// windows, with random window blocks. Every depth equals the twin's.
 func TestWindowsOverManyNodes(t *testing.T) {
 	seed := *firstSeed
 	if seed == 0 {
@@ -120,7 +120,7 @@ func TestWindowsOverManyNodes(t *testing.T) {
 		locals, names := chain(1, blocks)
 		windows := []uint32{16 * uint32(1+pick.IntN(60)), 16 * uint32(1+pick.IntN(200)), 0}[:1+pick.IntN(3)]
 		draft, kind, every := pick.IntN(3) == 0, events.AttentionSlidingWindow, 8+pick.IntN(40)
-		if round == 0 { // chunks alone, of which a node has many
+		if round == 0 { // only chunks, of which a node has many
 			draft, kind, every = false, events.AttentionChunkedLocal, 40+pick.IntN(400)
 			windows = []uint32{16 * uint32(1+pick.IntN(20))}
 		}
@@ -168,8 +168,8 @@ func TestWindowsOverManyNodes(t *testing.T) {
 	}
 }
 
-// Ranks with windows store, lose and clear what they hold of a tree in which one block has many children and one path
-// very many nodes. After every step depths are compared with the twin's, whether all ends are known by then or not.
+// TestWindowsInATree: ranks with windows store, lose and clear blocks of a tree with a wide node and a very long path.
+// After every step the depths equal the twin's, with known and with unknown ends.
 func TestWindowsInATree(t *testing.T) {
 	seed, steps := *firstSeed, 300
 	if seed == 0 {
@@ -192,7 +192,7 @@ func TestWindowsInATree(t *testing.T) {
 		cut := func(p path, n int) path { return path{p.locals[:n], p.names[:n]} }
 		docs := []path{grow(path{}, 220, 1)}
 		groups, every := 1+pick.IntN(3), 4
-		if round%3 == 1 { // long nodes, and in half of these rounds chunks alone
+		if round%3 == 1 { // long nodes, and in half of these rounds only chunks
 			every = 70
 		}
 		for at := 3; at < 220; at += every {
@@ -221,7 +221,7 @@ func TestWindowsInATree(t *testing.T) {
 		}
 		var ranks []*member
 		apply := func(m *member, e events.Event) {
-			if x.change(x.rank(m.id), 0, []events.Event{e}, &Counts{}); pick.IntN(4) > 0 { // else ends stay unknown
+			if x.change(x.rank(m.id), 0, []events.Event{e}, &Counts{}); pick.IntN(4) > 0 { // otherwise ends stay unknown
 				x.resolveEnds(pick.IntN(40))
 			}
 			m.twin.Apply(0, []events.Event{e})
@@ -239,7 +239,7 @@ func TestWindowsInATree(t *testing.T) {
 			switch pick.IntN(3) {
 			case 0:
 				doc = docs[0]
-			case 1: // beside many others
+			case 1: // besides many others
 				doc = docs[len(docs)-1-pick.IntN(40)]
 			}
 			n := len(doc.names)
@@ -300,7 +300,7 @@ func TestWindowsInATree(t *testing.T) {
 	}
 }
 
-// TestEndsAreKnown tells whether the writer has worked out all that can be used in fleets for which it can.
+// TestEndsAreKnown: in the fleets of hybridCases, the writer resolves all ends.
 func TestEndsAreKnown(t *testing.T) {
 	for _, c := range hybridCases() {
 		if c.ranks > 64 || len(c.groups) == 0 || c.keeps == "holes" {

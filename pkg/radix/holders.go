@@ -8,19 +8,19 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// part is what one rank holds of a node in one tier, if it is not all of it.
+// part has the blocks of a node that a rank holds in a tier, if the rank does not hold all of them.
 type part struct {
 	key   uint32 // plane<<slotBits | slot
-	lead  uint32 // the first lead blocks are held, and the next is not
-	count uint32 // how many are held: at least one, not all
-	bits  uint32 // where a bitmap of all held blocks begins; 0: only the lead is held
-	words uint32 // of the bitmap; blocks behind it are not held
+	lead  uint32 // the first lead blocks are held, and the next is missing
+	count uint32 // number of held blocks: at least one, not all
+	bits  uint32 // start of a bitmap of all held blocks; 0: only the lead is held
+	words uint32 // words of the bitmap; later blocks are not held
 
-	// Summaries for ranks with windows; 0 if there is none. In a window's plane, in blocks from the node's start: the
-	// longest prefix for which the window has all it needs in this node, and the first block of the run that it ends.
-	// In device, and in planeKnown: of the prefix that ends after lead blocks, or after the node, the first step (see
-	// usable), its blocks plus one and its least. In planeKnown lead and count are the second one, and bits are the
-	// others, one a word.
+	// Summaries for ranks with windows; 0 without a summary. In a window's plane, in blocks from the start of the node:
+	// fit is the longest prefix for which the node has all blocks of the window, and from is the first block of the run
+	// that the prefix ends. In device and in planeKnown: fit and from are the first step (see usable) of the prefix
+	// that ends after lead blocks or after the node, as its blocks plus one and its least. In planeKnown, lead and
+	// count are the second step, and bits has further steps, a word each.
 	fit, from uint32
 }
 
@@ -36,7 +36,7 @@ func (v *view) full(id uint32, tier int, slot uint32) bool {
 	return m != nil && m[int(id)*v.stride+int(slot>>6)]>>(slot&63)&1 != 0
 }
 
-// part finds what a rank holds of a node in part; nil if nothing, or all.
+// part returns the part of a rank that holds some of a node. It returns nil for none and for all.
 func (v *view) part(id uint32, key uint32) *part {
 	n := &v.nodes[id]
 	list := v.parts[n.parts : n.parts+n.nparts]
@@ -46,13 +46,13 @@ func (v *view) part(id uint32, key uint32) *part {
 	return nil
 }
 
-// heldParts is a node's parts but for those in planeKnown, which hold nothing.
+// heldParts returns a node's parts except the parts in planeKnown, which hold nothing.
 func (v *view) heldParts(n *node) []part {
 	list := v.parts[n.parts : n.parts+n.nparts]
 	return list[:search(list, keyOf(0, planeKnown))]
 }
 
-// search is the position of the first part in a node's list whose key is not below key.
+// search returns the position of the first part in a node's list with a key of at least key.
 func search(list []part, key uint32) int {
 	lo, hi := 0, len(list)
 	for lo < hi {
@@ -65,7 +65,7 @@ func search(list []part, key uint32) int {
 	return lo
 }
 
-// rowOf is those of a node's parts that are of one plane and of one word of slots.
+// rowOf returns the parts of a plane and of a word of slots in a node's list.
 func rowOf(list []part, plane, word int) []part {
 	list = list[search(list, keyOf(uint32(word)<<6, plane)):]
 	return list[:search(list, keyOf(uint32(word+1)<<6, plane))]
@@ -97,7 +97,7 @@ func (v *view) holds(id uint32, off uint32, tier int, slot uint32) bool {
 	return p != nil && v.partHas(p, off)
 }
 
-// holdsAny reports whether a rank holds a block in some tier.
+// holdsAny reports whether a rank holds a block in any tier.
 func (x *Index) holdsAny(slot, block uint32) bool {
 	id, n := x.where(block)
 	for t := range events.NumTiers {
@@ -108,7 +108,7 @@ func (x *Index) holdsAny(slot, block uint32) bool {
 	return false
 }
 
-// holdsSome reports whether a rank holds any of a node's blocks from lo up to hi in some tier.
+// holdsSome reports whether a rank holds any of a node's blocks from lo up to hi in any tier.
 func (x *Index) holdsSome(slot, id, lo, hi uint32) bool {
 	for t := range events.NumTiers {
 		if x.v.masks[t] == nil {
@@ -124,7 +124,7 @@ func (x *Index) holdsSome(slot, id, lo, hi uint32) bool {
 	return false
 }
 
-// present reports whether a rank holds anything of a node, for whatever group.
+// present reports whether a rank holds any block of a node, for any group.
 func (x *Index) present(id, slot uint32) bool {
 	for t := range x.v.planes {
 		if x.v.masks[t] != nil && (x.v.full(id, t, slot) || x.v.part(id, keyOf(slot, t)) != nil) {
@@ -134,7 +134,7 @@ func (x *Index) present(id, slot uint32) bool {
 	return false
 }
 
-// onlyHolder reports whether no rank but this one holds all of a node.
+// onlyHolder reports whether no other rank holds all of a node.
 func (x *Index) onlyHolder(id, slot uint32) bool {
 	for _, m := range x.v.masks[:x.v.planes] {
 		if m == nil {
@@ -152,7 +152,7 @@ func (x *Index) onlyHolder(id, slot uint32) bool {
 	return true
 }
 
-// heldWhole reports whether some rank holds all of a node.
+// heldWhole reports whether a rank holds all of a node.
 func (v *view) heldWhole(id uint32) bool {
 	held := func(m []uint64) bool {
 		return m != nil && slices.ContainsFunc(m[int(id)*v.stride:(int(id)+1)*v.stride],
@@ -161,7 +161,7 @@ func (v *view) heldWhole(id uint32) bool {
 	return slices.ContainsFunc(v.masks[:v.planes], held)
 }
 
-// extent is how far anybody holds blocks of a node.
+// extent returns the end of the last block of a node with a holder.
 func (x *Index) extent(id uint32) uint32 {
 	v := x.v
 	n := &v.nodes[id]
@@ -195,7 +195,7 @@ func (x *Index) setFull(id uint32, tier int, slot uint32, on bool) {
 	}
 }
 
-// useTier makes masks for a tier, or another plane, when its first block comes.
+// useTier creates the masks of a tier or plane before its first block.
 func (x *Index) useTier(plane int) {
 	if x.v.masks[plane] == nil {
 		x.publish(func(v *view) {
@@ -205,7 +205,7 @@ func (x *Index) useTier(plane int) {
 	}
 }
 
-// widen makes room for a slot in all masks.
+// widen extends all masks for a slot.
 func (x *Index) widen(slot uint32) {
 	if int(slot>>6) < x.v.stride {
 		return
@@ -226,11 +226,11 @@ func (x *Index) widen(slot uint32) {
 	})
 }
 
-// addPart inserts into a node's list, which is sorted by key and whose capacity is the next power of two. The node is
-// open.
+// addPart inserts a part into a node's list. The list is sorted by key, and its capacity is the next power of two. The
+// node is open.
 func (x *Index) addPart(id uint32, p part) {
 	n := &x.v.nodes[id]
-	if n.nparts&(n.nparts-1) == 0 { // full, or empty
+	if n.nparts&(n.nparts-1) == 0 { // the list is full or empty
 		x.moveParts(n, max(1, n.nparts*2), n.nparts)
 	}
 	list := x.v.parts[n.parts : n.parts+n.nparts+1]
@@ -240,7 +240,8 @@ func (x *Index) addPart(id uint32, p part) {
 	put32(&n.nparts, n.nparts+1)
 }
 
-// moveParts moves the first used parts of a node's list to a new place, which has that capacity; 0 is none.
+// moveParts moves the first used parts of a node's list to a new place with the given capacity. Capacity 0 means no
+// list.
 func (x *Index) moveParts(n *node, capacity, used uint32) {
 	from, to := n.parts, uint32(0)
 	if capacity > 0 {
@@ -266,14 +267,14 @@ func putPart(to, p *part) {
 	put32(&to.from, p.from)
 }
 
-// dropPart takes a part out of a node's list, and gives its bitmap back. The node is open.
+// dropPart removes a part from a node's list and frees its bitmap. The node is open.
 func (x *Index) dropPart(id uint32, p *part) {
 	x.freeBits(p)
 	n, key := &x.v.nodes[id], p.key
 	list := x.v.parts[n.parts : n.parts+n.nparts]
 	i, rest := search(list, key), n.nparts-1
 	putParts(list[i:], list[i+1:])
-	if rest&(rest-1) == 0 { // fits half the capacity exactly, or is empty
+	if rest&(rest-1) == 0 { // fills half the capacity exactly, or is empty
 		x.moveParts(n, rest, rest)
 	}
 	put32(&n.nparts, rest)
@@ -282,11 +283,11 @@ func (x *Index) dropPart(id uint32, p *part) {
 	}
 }
 
-// allocator gives out places of 1, 2, 4... elements in an array, and takes them back.
+// allocator allocates ranges of 1, 2, 4... elements in an array.
 type allocator struct {
 	free [32][]uint32
 	end  uint32
-	used int64 // elements given out
+	used int64 // allocated elements
 }
 
 func (r *allocator) allocate(n uint32) uint32 { // n is a power of two
@@ -297,7 +298,7 @@ func (r *allocator) allocate(n uint32) uint32 { // n is a power of two
 		r.free[c] = r.free[c][:l-1]
 		return at
 	}
-	for bigger := c + 1; bigger < min(c+3, 32); bigger++ { // halve a larger one that nobody uses
+	for bigger := c + 1; bigger < min(c+3, 32); bigger++ { // divide a larger free range
 		if l := len(r.free[bigger]); l > 0 {
 			at := r.free[bigger][l-1]
 			r.free[bigger] = r.free[bigger][:l-1]
@@ -318,13 +319,13 @@ func (r *allocator) release(at, n uint32) {
 	r.free[c] = append(r.free[c], at)
 }
 
-// roomFor is the number of words that a bitmap for n blocks takes.
+// roomFor returns the number of words in a bitmap for n blocks.
 func roomFor(n uint32) uint32 {
 	words := (n + 63) >> 6
 	return 1 << bits.Len32(words-1)
 }
 
-// allocateBits makes an empty bitmap for n blocks.
+// allocateBits allocates an empty bitmap for n blocks.
 func (x *Index) allocateBits(n uint32) (at, words uint32) {
 	words = roomFor(n)
 	at = x.bitSpace.allocate(words)
@@ -345,7 +346,7 @@ func (x *Index) freeBits(p *part) {
 	}
 }
 
-// rangeMask is the part of word w that lies in blocks from lo up to hi.
+// rangeMask returns the bits of word w for the blocks from lo up to hi.
 func rangeMask(w, lo, hi uint32) uint64 {
 	m := ^uint64(0)
 	if base := w << 6; lo > base {
@@ -369,7 +370,7 @@ func (x *Index) flip(p *part, lo, hi uint32, on bool) {
 	}
 }
 
-// withBits gives a part a bitmap that reaches block n.
+// withBits gives a part a bitmap with at least n blocks.
 func (x *Index) withBits(p *part, n uint32) {
 	if p.bits != 0 && n <= p.words<<6 {
 		return
@@ -388,14 +389,14 @@ func (x *Index) withBits(p *part, n uint32) {
 	x.bitSpace.release(old.bits, old.words)
 }
 
-// run is how many blocks from lo on, up to n, are held.
+// run returns the number of consecutive held blocks from lo on, up to n.
 func (v *view) run(p *part, lo, n uint32) uint32 {
 	first, words := atomic.LoadUint32(&p.bits), atomic.LoadUint32(&p.words)
 	if first == 0 {
 		return min(max(atomic.LoadUint32(&p.lead), lo), n) - lo
 	}
 	if uint64(first)+uint64(words) > uint64(len(v.bits)) {
-		return 0 // what a reader makes of a part that is being changed
+		return 0 // a reader may see this in a part that is being changed
 	}
 	at := lo
 	for at < n && at>>6 < words {
@@ -407,7 +408,7 @@ func (v *view) run(p *part, lo, n uint32) uint32 {
 	return min(at, n) - lo
 }
 
-// settle brings a part that has changed into its form: into the mask, away, or without a bitmap.
+// settle normalizes a changed part: it moves to the mask, disappears, or loses the bitmap.
 func (x *Index) settle(id uint32, p *part) {
 	n := &x.v.nodes[id]
 	switch {
@@ -422,8 +423,8 @@ func (x *Index) settle(id uint32, p *part) {
 	}
 }
 
-// mark gives blocks from lo up to hi of an open node to a rank. It returns how many of them it did not hold before, and
-// calls again for each that it did.
+// mark marks a rank as the holder of blocks from lo up to hi of an open node. It returns the number of new blocks, and
+// calls again for each block that the rank held before.
 func (x *Index) mark(id uint32, lo, hi uint32, r *rank, tier int, again func(block uint32)) uint32 {
 	n := x.v.nodes[id]
 	key := keyOf(r.slot(), tier)
@@ -485,7 +486,7 @@ func (x *Index) mark(id uint32, lo, hi uint32, r *rank, tier int, again func(blo
 	return added
 }
 
-// unmark takes blocks from lo up to hi of an open node from a rank that holds them all.
+// unmark unmarks blocks from lo up to hi of an open node. The rank holds all of them.
 func (x *Index) unmark(id uint32, lo, hi uint32, r *rank, tier int) {
 	n := x.v.nodes[id]
 	x.windowChanges(id, hi, r, tier) // it may move parts
@@ -521,7 +522,7 @@ func (x *Index) unmark(id uint32, lo, hi uint32, r *rank, tier int) {
 	x.endChanged(id, lo, hi, r, tier)
 }
 
-// joins notes that a rank, which holds nothing of a node in the tier in hand, is about to hold some of it.
+// joins adds a node to a rank's list before the rank gets its first block of the node in the current tier.
 func (x *Index) joins(id uint32, r *rank) {
 	if !x.present(id, r.slot()) {
 		if len(r.nodes) >= r.tidyAt {
@@ -531,7 +532,7 @@ func (x *Index) joins(id uint32, r *rank) {
 	}
 }
 
-// tidy leaves the nodes in a rank's list that it holds something of, each once.
+// tidy removes duplicates, and nodes without blocks of the rank, from a rank's list.
 func (x *Index) tidy(r *rank) {
 	slices.Sort(r.nodes)
 	r.nodes = slices.Compact(r.nodes)
@@ -539,15 +540,15 @@ func (x *Index) tidy(r *rank) {
 	r.tidyAt = 2*len(r.nodes) + 64
 }
 
-// alsoIn notes that a rank holds something of a node that has just been split off.
+// alsoIn adds a node that was just split off to a rank's list.
 func (r *rank) alsoIn(head uint32) {
 	if n := len(r.nodes); n == 0 || r.nodes[n-1] != head {
 		r.nodes = append(r.nodes, head)
 	}
 }
 
-// extend makes an open node longer: who held all of it holds a part from now on, but for the one rank that holds the
-// new blocks in a tier as well, if it is given.
+// extend makes an open node longer. The ranks that held all of the node then hold a part. The optional rank r also
+// holds the new blocks in a tier.
 func (x *Index) extend(id uint32, by uint32, r *rank, tier int) {
 	n := x.v.nodes[id]
 	for t, m := range x.v.masks[:x.v.planes] {
@@ -577,7 +578,7 @@ func (x *Index) extend(id uint32, by uint32, r *rank, tier int) {
 	}
 }
 
-// shortened settles the parts of an open node that has lost blocks which nobody held.
+// shortened settles the parts of an open node that has lost blocks without holders.
 func (x *Index) shortened(id uint32) {
 	for i := x.v.nodes[id].nparts; i > 0; i-- {
 		if p := &x.v.parts[x.v.nodes[id].parts+i-1]; planeOf(p.key) == planeKnown {
@@ -591,7 +592,7 @@ func (x *Index) shortened(id uint32) {
 	}
 }
 
-// splitHolders divides what is held of a node, of which the first off blocks have become head. Both are open.
+// splitHolders divides the masks and parts of a split node. The first off blocks have become head. Both nodes are open.
 func (x *Index) splitHolders(head, id uint32, off uint32) {
 	v := x.v
 	for _, m := range v.masks[:v.planes] {
@@ -610,7 +611,7 @@ func (x *Index) splitHolders(head, id uint32, off uint32) {
 	old := append([]part(nil), v.parts[n.parts:n.parts+n.nparts]...)
 	for n := &x.v.nodes[id]; n.nparts > 0; n = &x.v.nodes[id] {
 		p := &x.v.parts[n.parts+n.nparts-1]
-		put32(&p.bits, 0) // kept in old
+		put32(&p.bits, 0) // the bitmap stays in old
 		x.dropPart(id, p)
 	}
 	for _, p := range old {
@@ -669,7 +670,7 @@ func (x *Index) splitPart(head, id, off, rest uint32, p part) {
 	}
 }
 
-// wordAt is 64 blocks of a bitmap from any block on.
+// wordAt returns 64 blocks of a bitmap from block at on.
 func (v *view) wordAt(p *part, at uint32) uint64 {
 	w, shift := at>>6, at&63
 	var word uint64
@@ -682,10 +683,10 @@ func (v *view) wordAt(p *part, at uint32) uint64 {
 	return word
 }
 
-// deviceOnly reports whether nobody has used another tier.
+// deviceOnly reports whether no other tier is in use.
 func (v *view) deviceOnly() bool {
 	return v.masks[1] == nil && v.masks[2] == nil && v.masks[3] == nil
 }
 
-// device is the device's place among tiers here: they count from zero.
+// device is the position of the device among the tiers of this package, which count from zero.
 const device = 0

@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// grown is an index after a history, and all of it as an image.
+// grown returns an index after a history, with an image of the whole index.
 func grown(t *testing.T, seed uint64) (*world, []RankID, *image) {
 	w := newWorld(t, seeded{rand.New(rand.NewPCG(seed, 9))})
 	for range 120 {
@@ -31,7 +31,7 @@ func (m *image) sort() {
 	slices.SortFunc(m.runs, func(a, b events.Run) int { return int(int64(a.ID) - int64(b.ID)) })
 }
 
-// What did not change is the same in the next image, also after it has gone through another index.
+// TestImagesRepeat: the unchanged part of an image is the same in the next image, also by way of another index.
 func TestImagesRepeat(t *testing.T) {
 	for seed := range uint64(40) {
 		w, ids, first := grown(t, seed)
@@ -77,8 +77,8 @@ func TestImagesRepeat(t *testing.T) {
 	}
 }
 
-// A broken image is refused, or means something; either way the index is whole once the ranks are dropped, and other
-// ranks have lost nothing.
+// TestBrokenImages: the index rejects or accepts a broken image. In either case it is valid after the ranks are
+// dropped, and other ranks are unchanged.
 func TestBrokenImages(t *testing.T) {
 	refused, n := 0, 2000
 	if testing.Short() {
@@ -105,7 +105,7 @@ func TestBrokenImages(t *testing.T) {
 				t.Fatalf("%d: %v", i, err)
 			}
 		} else if err := w.x.Check(); err != nil {
-			t.Fatalf("%d: an image was taken, and then: %v", i, err)
+			t.Fatalf("%d: after an accepted image: %v", i, err)
 		}
 		for _, id := range ids {
 			w.x.DropRank(id)
@@ -113,7 +113,7 @@ func TestBrokenImages(t *testing.T) {
 		w.check()
 	}
 	if refused == 0 || refused == n {
-		t.Errorf("%d of %d were refused", refused, n)
+		t.Errorf("%d of %d images were rejected", refused, n)
 	}
 }
 
@@ -130,7 +130,7 @@ func (m *image) copy() *image {
 	return c
 }
 
-// damage changes something at random.
+// damage makes a random change.
 func (m *image) damage(rng *rand.Rand) {
 	if len(m.runs) == 0 {
 		return

@@ -9,32 +9,32 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// errImage is returned by an import of runs or ranks that contradict themselves or each other. The import must be
-// finished all the same, and its ranks be dropped.
-var errImage = errors.New("image contradicts itself")
+// errImage is the error of an import of inconsistent runs or ranks. The caller must finish the import all the same, and
+// drop the ranks.
+var errImage = errors.New("inconsistent image")
 
-// Import takes an image back.
+// Import restores an image.
 type Import struct {
 	x       *Index
 	ranks   []RankID
-	left    int // blocks that are still expected
+	left    int // expected blocks
 	runs    map[events.RunID][]span
-	pending map[events.RunID][]*events.Run // by the parent that is missing
+	pending map[events.RunID][]*events.Run // by missing parent
 }
 
-// span is where some blocks of a run lie in the arena. They are pinned until the import is finished.
+// span is the place of some blocks of a run in the arena. The blocks are pinned until the end of the import.
 type span struct{ first, block, n uint32 }
 
-// StartImport begins to take an image back. Position i of the image's list of ranks becomes ranks[i], which must be
-// added and empty; the index may hold other ranks. No events are applied to these ranks before Finish. The writer calls
-// it and all methods of the import. After an error Finish is still to be called, and then the ranks must be dropped.
+// StartImport begins to restore an image. Position i of the image's list of ranks becomes ranks[i]. The ranks must be
+// added and empty; the index may have other ranks. Apply no events to the ranks before Finish. The writer calls
+// StartImport and all methods of the import. After an error, the caller must call Finish and drop the ranks.
 func (x *Index) StartImport(ranks []RankID) *Import {
 	return &Import{x: x, ranks: slices.Clone(ranks), runs: map[events.RunID][]span{},
 		pending: map[events.RunID][]*events.Run{}}
 }
 
-// Expect says about how many blocks the image has. Until they are there the table of names grows in fewer, larger
-// steps, to at most four times what it needs if the index has all of them already.
+// Expect announces the approximate number of blocks in the image. The table of names then grows in fewer, larger steps.
+// If the index has all blocks already, the table may have four times the required size.
 func (m *Import) Expect(blocks int) {
 	m.x.naming.Lock()
 	defer m.x.naming.Unlock()
@@ -46,7 +46,7 @@ func (m *Import) expect(blocks int) {
 	m.left = blocks
 }
 
-// Run takes a run, in any order. It keeps nothing of it.
+// Run imports a run, in any order. It keeps nothing of the run.
 func (m *Import) Run(run *events.Run) error {
 	m.x.naming.Lock()
 	defer m.x.naming.Unlock()
@@ -72,7 +72,7 @@ func (m *Import) Run(run *events.Run) error {
 	return nil
 }
 
-// run takes a run whose parent is there.
+// run imports a run with a present parent.
 func (m *Import) run(run *events.Run) error {
 	x := m.x
 	n := uint32(len(run.Locals))
@@ -80,7 +80,7 @@ func (m *Import) run(run *events.Run) error {
 	case n == 0 || len(run.Names) != len(run.Locals):
 		return fmt.Errorf("%d locals, %d names: %w", n, len(run.Names), errImage)
 	case m.runs[run.ID] != nil:
-		return fmt.Errorf("it comes twice: %w", errImage)
+		return fmt.Errorf("duplicate: %w", errImage)
 	case x.v.root(run.Space) == 0:
 		return fmt.Errorf("no rank of space %d: %w", run.Space, errImage)
 	}
@@ -88,7 +88,7 @@ func (m *Import) run(run *events.Run) error {
 	if run.Parent != events.NoRun {
 		var ok bool
 		if at, ok = m.block(run.Parent, run.Offset-1); !ok || x.spaceOf(x.rootOf(at)) != run.Space {
-			return fmt.Errorf("it follows block %d of run %d: %w", run.Offset, run.Parent, errImage)
+			return fmt.Errorf("parent block %d of run %d is missing: %w", run.Offset, run.Parent, errImage)
 		}
 	}
 	wish := uint32(run.ID)
@@ -114,14 +114,14 @@ func (m *Import) run(run *events.Run) error {
 	return nil
 }
 
-// each calls f for one block in each slab of a span.
+// each calls f for a block in each slab of a span.
 func (s span) each(f func(block uint32)) {
 	for g := s.block / slabBlocks; g <= (s.block+s.n-1)/slabBlocks; g++ {
 		f(max(g*slabBlocks, s.block))
 	}
 }
 
-// block is where a run's block lies.
+// block returns the place of a run's block.
 func (m *Import) block(run events.RunID, i uint32) (uint32, bool) {
 	for _, s := range m.runs[run] {
 		if i >= s.first && i-s.first < s.n {
@@ -139,7 +139,7 @@ func (x *Index) rootOf(block uint32) uint32 {
 	return id
 }
 
-// holding gives a rank what it holds of a run in one tier for one group. fresh: nobody has named any of its blocks.
+// holding adds a rank's holding of a run in a tier for a group. fresh means that no block has a name yet.
 func (m *Import) holding(run *events.Run, h *events.Holding, spans []span, fresh bool) error {
 	x := m.x
 	n := uint32(len(run.Locals))
@@ -148,12 +148,12 @@ func (m *Import) holding(run *events.Run, h *events.Holding, spans []span, fresh
 	}
 	r := x.rank(m.ranks[h.Rank])
 	if r.space != run.Space {
-		return fmt.Errorf("it is of another space: %w", errImage)
+		return fmt.Errorf("the rank has another space: %w", errImage)
 	}
 	var c Counts
 	e := events.Event{Kind: events.Stored, Tier: h.Tier, Group: h.Group}
 	if _, main := x.learn(r, &e, &c); !main {
-		return fmt.Errorf("group %d is none of the prefix: %w", h.Group, errImage)
+		return fmt.Errorf("group %d is not a main group: %w", h.Group, errImage)
 	}
 	names := run.Names
 	if len(h.Names) > 0 {
@@ -204,7 +204,7 @@ func (m *Import) holding(run *events.Run, h *events.Holding, spans []span, fresh
 			x.countExactly(r)
 		}
 		if known := r.exact.names[a.Name]; known != nil && known.block != block {
-			return fmt.Errorf("name %#x of another block: %w", uint64(a.Name), errImage)
+			return fmt.Errorf("name %#x belongs to another block: %w", uint64(a.Name), errImage)
 		}
 		x.addExact(r, block, a.Name, h.Tier, h.Group, a.Count)
 		id, nd := x.where(block)
@@ -213,7 +213,7 @@ func (m *Import) holding(run *events.Run, h *events.Holding, spans []span, fresh
 	return nil
 }
 
-// stretch gives a rank consecutive blocks of a run from block lo on, under the names that e has for them.
+// stretch adds consecutive blocks of a run from block lo on to a rank, with the names in e.
 func (m *Import) stretch(r *rank, e *events.Event, spans []span, lo uint32, fresh bool) error {
 	x := m.x
 	hi := lo + uint32(len(e.Blocks))
@@ -240,15 +240,15 @@ func (m *Import) stretch(r *rank, e *events.Event, spans []span, lo uint32, fres
 		x.hold(r, e, nil, taken, &c)
 	}
 	if v == conflicted {
-		return fmt.Errorf("name %#x of another block: %w", uint64(e.Blocks[taken]), errImage)
+		return fmt.Errorf("name %#x belongs to another block: %w", uint64(e.Blocks[taken]), errImage)
 	}
 	if c.Duplicates > 0 {
-		return fmt.Errorf("it comes twice: %w", errImage)
+		return fmt.Errorf("duplicate: %w", errImage)
 	}
 	return nil
 }
 
-// Rank takes what belongs to rank i beside runs; all runs that it remembers blocks of must have been taken before.
+// Rank imports the state of rank i besides runs. Import all runs with remembered blocks of the rank before.
 func (m *Import) Rank(i int, img *events.RankImage) error {
 	m.x.naming.Lock()
 	defer m.x.naming.Unlock()
@@ -270,7 +270,7 @@ func (m *Import) Rank(i int, img *events.RankImage) error {
 			return o.Group == g.Group &&
 				o.Kind.Main()
 		}) {
-			return fmt.Errorf("rank %d: holdings of group %d, which it has not announced as a main one: %w", i, g.Group,
+			return fmt.Errorf("rank %d: holdings of group %d, which is not a main group: %w", i, g.Group,
 				errImage)
 		}
 	}
@@ -280,7 +280,7 @@ func (m *Import) Rank(i int, img *events.RankImage) error {
 		e := &p.Event
 		if e.Kind != events.Stored || !e.Tier.Valid() || len(e.Blocks) == 0 || !wellFormed(e) ||
 			!e.Places() && len(e.Blocks) != 1 {
-			return fmt.Errorf("rank %d: pending event %d is none: %w", i, j, errImage)
+			return fmt.Errorf("rank %d: pending event %d is invalid: %w", i, j, errImage)
 		}
 		if w := r.pending.add(p.Since, e, p.Cancelled); w.left == 0 {
 			r.pending.remove(w)
@@ -290,7 +290,7 @@ func (m *Import) Rank(i int, img *events.RankImage) error {
 	for _, g := range img.Tombstones {
 		block, ok := m.block(g.Run, g.Block)
 		if !ok {
-			return fmt.Errorf("rank %d: remembers block %d of run %d: %w", i, g.Block, g.Run, errImage)
+			return fmt.Errorf("rank %d: tombstone of missing block %d of run %d: %w", i, g.Block, g.Run, errImage)
 		}
 		x.pin(block)
 		x.remember(r, g.Since, g.Name, block)
@@ -318,7 +318,7 @@ func (m *Import) Finish() (err error) {
 	m.x.naming.Lock()
 	defer m.x.naming.Unlock()
 	for parent, runs := range m.pending {
-		err = fmt.Errorf("run %d: its parent %d is missing: %w", runs[0].ID, parent, errImage)
+		err = fmt.Errorf("run %d: parent %d is missing: %w", runs[0].ID, parent, errImage)
 	}
 	for _, spans := range m.runs {
 		for _, s := range spans {

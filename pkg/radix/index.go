@@ -11,53 +11,53 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Index is the whole: a tree of runs of blocks, and what each rank holds of it.
+// Index is a tree of runs of blocks, with the blocks that each rank holds.
 type Index struct {
 	cfg    Config
 	memory *memory
 
-	// What readers go by. The writer's view is v; view is the same, once it is published.
+	// The view of readers. v is the writer's view; view is the same, after publication.
 	v    *view
 	view atomic.Pointer[view]
 
-	// hidden is the rank and the tiers that a clear is taking away: slot<<8 | a bit for each tier | hiding; 0 if none.
-	// To readers they are gone from its first moment.
+	// hidden is the rank and the tiers that a clear is removing: slot<<8 | a bit for each tier | hiding; 0 without a
+	// clear. Readers do not see them from the start of the clear.
 	hidden atomic.Uint64
 
-	passing passing // readers by the writer
+	passing passing // lets readers pass the writer
 
-	// The arena. locals are the view's.
+	// The arena. The view has locals.
 	locals, engines array[uint64]
 	slabs           array[slab]
-	slabEnd         uint32 // those from here on were never used
+	slabEnd         uint32 // later slabs were never used
 	freeSlab        idSet
 	slabHand        uint32
 
 	freeNodes idSet
 	nodeEnd   uint32
-	nodes     int // in use, roots included
+	nodes     int // nodes in use, including roots
 	kin       []kin
 	edgeCount int
-	edgeUsed  int // places in the table, those of edges that are gone included
+	edgeUsed  int // used places in the table, including removed edges
 	partSpace allocator
 	bitSpace  allocator
 	splits    uint64
 
-	// The writer holds it while it changes anything; of readers, only those that look names up. See bynames.go.
+	// The writer holds naming while it changes anything. Of the readers, only lookups of names lock it. See bynames.go.
 	naming sync.RWMutex
 
 	// See naming.go.
 	names      names
 	sharedMask []uint64          // ranks that share names, by slot
-	sharedElse map[uint32]uint32 // by block: where its shared name stands, if the arena has another's
+	sharedElse map[uint32]uint32 // by block: the place of the shared name, if the arena has another name
 
 	slots      []*rank
 	unused     []int
 	exactRanks int
 
-	exports []*Export // under way
+	exports []*Export // active exports
 
-	// Scratch of the event in hand.
+	// Scratch memory of the current event.
 	segs              []seg
 	queue             []stretch
 	chains, blocks    []uint32
@@ -68,53 +68,53 @@ type Index struct {
 	refs              []uint32
 	likely            [group]uint32
 	touched           uint64
-	trims             bool // removals beyond MaxTombstones are forgotten at once
+	trims             bool // deletes removals beyond MaxTombstones at once
 	spots             []spot
 	marksOn, marksOff []uint64
-	ends              []end // that are not known, to be worked out
+	ends              []end // unknown ends to resolve
 	found, told, kept []usable
 	most              []usable
 }
 
 const hiding = 1 << 63
 
-// naming is how a rank's engine hashes are kept.
+// naming selects the names of a rank.
 type naming uint8
 
 const (
-	namesShared naming = iota // shared: it calls every block as the others do
-	namesOwn                  // as its own
-	namesExact                // in its exact counts: it has several main groups, or two names for one block
+	namesShared naming = iota // shared: the rank names every block like the others
+	namesOwn                  // own names
+	namesExact                // names in exact counts: several main groups, or two names for a block
 )
 
-// rank is the state of one (worker, rank): a function of its own events and their times.
+// rank is the state of a rank: a function of the rank's events and their times.
 type rank struct {
 	id         RankID
 	space      uint32
 	block      uint32 // tokens
 	clock      events.Millis
 	groups     []events.GroupKind // by group
-	reuse      *reuse             // what they want; nil: nothing but their blocks
+	reuse      *reuse             // needs of the groups; nil: only the blocks
 	loading    events.Loading
 	pending    pendingEvents
 	tombstones tombstones
 	sets       map[copyKey]uint32
 
 	naming   naming
-	group    events.GroupIndex // the main group, if there is one
+	group    events.GroupIndex // the main group, if one exists
 	hasGroup bool
 	exact    *exact
 
-	held   [events.NumTiers]int64    // blocks; with exact counts, by whatever main group
+	held   [events.NumTiers]int64    // blocks; with exact counts, of any main group
 	extra  [events.NumTiers]countMap // copies above one
-	nodes  []uint32                  // where it holds something; some may be stale or come twice
-	unseen bool                      // by readers
+	nodes  []uint32                  // nodes with blocks of the rank; may have outdated entries and duplicates
+	unseen bool                      // readers do not see the rank
 	tidyAt int
 }
 
 func (r *rank) slot() uint32 { return uint32(r.id.Slot()) }
 
-// New returns an empty index. It needs no closing.
+// New returns an empty index. An index need not be closed.
 func New(cfg Config) *Index { return newIndex(cfg, usualLimits) }
 
 func newIndex(cfg Config, l limits) *Index {
@@ -130,8 +130,8 @@ func newIndex(cfg Config, l limits) *Index {
 	return x
 }
 
-// AddRank makes room for a rank that holds nothing. Only ranks of one space can match the same query: space is the
-// caller's number for one (model, block size). block is that size in tokens, by which windows are measured.
+// AddRank adds an empty rank. Only ranks of the same space match the same query: space is the caller's number for a
+// pair of model and block size. block is the block size in tokens, which measures windows.
 func (x *Index) AddRank(space, block uint32) RankID {
 	x.naming.Lock()
 	defer x.naming.Unlock()
@@ -147,7 +147,7 @@ func (x *Index) AddRank(space, block uint32) RankID {
 		}
 		x.slots = append(x.slots, nil)
 		x.sharedMask = append(x.sharedMask, make([]uint64, i>>6+1-len(x.sharedMask))...)
-		x.widen(uint32(i)) // first, for readers go by ids
+		x.widen(uint32(i)) // first, because readers use ids
 		x.publish(func(v *view) { v.ids = append(slices.Clone(v.ids), 0) })
 	}
 	r := &rank{id: RankID(gen<<slotBits | uint32(i)), space: space, block: block}
@@ -161,8 +161,7 @@ func (x *Index) AddRank(space, block uint32) RankID {
 	return r.id
 }
 
-// DropRank forgets a rank and all that it holds. Its id is not given out again before its slot has been used 4,095
-// times.
+// DropRank removes a rank and all that it holds. The index reuses the id only after 4,095 uses of the slot.
 func (x *Index) DropRank(id RankID) {
 	x.naming.Lock()
 	defer x.naming.Unlock()
@@ -183,12 +182,12 @@ func (x *Index) rank(id RankID) *rank {
 	panic(fmt.Sprintf("radix: rank %#x is not in this index", uint32(id)))
 }
 
-// pin keeps a block in memory, whoever holds it.
+// pin keeps a block in memory, with or without holders.
 func (x *Index) pin(block uint32) { x.slabs.s[block/slabBlocks].pins++ }
 
 func (x *Index) unpin(block uint32) { x.unpinSlab(block/slabBlocks, 1) }
 
-// unpinSlab takes n pins from a slab.
+// unpinSlab removes n pins from a slab.
 func (x *Index) unpinSlab(slab, n uint32) {
 	g := &x.slabs.s[slab]
 	if g.pins -= n; g.pins == 0 {
@@ -196,14 +195,14 @@ func (x *Index) unpinSlab(slab, n uint32) {
 	}
 }
 
-// remember keeps the place of a name whose last copy was removed. The block has been pinned for it. See trim.
+// remember adds a tombstone for a name without copies. The caller has pinned the block. See trim.
 func (x *Index) remember(r *rank, since events.Millis, name events.BlockHash, block uint32) {
 	r.tombstones.push(tombstone{name: name, since: since, block: block})
 }
 
-// Checksum is the sum, modulo 2^64, over every (tier, block) that the rank holds for whatever main group, of a hash of
-// tier, sequence hash and number of copies; and over every (tier, group, name) that it holds for the other groups, of a
-// hash of these and the number of copies. Equal contents have equal sums on every replica, whatever led there.
+// Checksum returns the sum, modulo 2^64, of two sets of hashes. For every (tier, block) that the rank holds for any
+// main group, the hash covers tier, sequence hash and number of copies. For every (tier, group, name) of the other
+// groups, it also covers the number of copies. Equal contents have equal sums on all replicas, for any history.
 func (x *Index) Checksum(id RankID) (sum uint64) {
 	r := x.rank(id)
 	for k, n := range r.sets {
@@ -241,7 +240,7 @@ func (x *Index) Checksum(id RankID) (sum uint64) {
 	return sum
 }
 
-// seqEnd is the sequence hash of a node's last block; of a root it means nothing.
+// seqEnd returns the sequence hash of a node's last block. It is meaningless for a root.
 func (x *Index) seqEnd(ends map[uint32]uint64, id uint32) uint64 {
 	if seq, ok := ends[id]; ok || x.v.nodes[id].parent == 0 {
 		return seq
@@ -252,7 +251,7 @@ func (x *Index) seqEnd(ends map[uint32]uint64, id uint32) uint64 {
 }
 
 func (x *Index) seqAt(ends map[uint32]uint64, id, off uint32) uint64 {
-	var path []uint32 // nodes above whose end is not known yet, lowest first
+	var path []uint32 // nodes above with an unknown end, lowest first
 	up := x.v.nodes[id].parent
 	for ; x.v.nodes[up].parent != 0; up = x.v.nodes[up].parent {
 		if _, ok := ends[up]; ok {

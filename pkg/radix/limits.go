@@ -8,13 +8,13 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// How readers shorten what ranks hold to what their engines can reuse.
+// Readers shorten the held prefixes to the part that the engines can reuse.
 //
-// A window needs the blocks of a prefix from window.from(n) up to n+drop. All functions here search from a prefix's end
-// towards its start, node by node: n is the prefix that is tried, and lo the first block of those from lo up to n+drop
-// that are known to be there. If a block is missing, n becomes the longest prefix that does not need it.
+// A window needs the blocks of a prefix from window.from(n) up to n+drop. All functions here search from the end of a
+// prefix to its start, node by node: n is the current prefix, and the blocks from lo up to n+drop are known to be
+// present. If a block is missing, n becomes the longest prefix that does not need the block.
 
-// cut shortens an answer's prefixes to what engines can reuse.
+// cut shortens the prefixes of an answer to the part that engines can reuse.
 func (w *walk) cut(out *Answer) {
 	kept, sets := 0, len(out.Sets)
 	for i := range out.Ranks {
@@ -32,8 +32,8 @@ func (w *walk) cut(out *Answer) {
 	out.Ranks, out.Within = out.Ranks[:kept], out.Within[:kept*sets]
 }
 
-// cutRank shortens what one rank holds, tier by tier: up to each tier there are so many blocks that every window has
-// what it needs in the tiers so far.
+// cutRank shortens a rank's prefix tier by tier. Up to each tier, every window must have its blocks in the tiers so
+// far.
 func (w *walk) cutRank(o *Overlap, u *reuse) {
 	slot := uint32(o.Rank.Slot())
 	held, before, tiers, seen := uint32(0), uint32(0), TierSet(0), w.seen(slot)
@@ -54,7 +54,7 @@ func (w *walk) cutRank(o *Overlap, u *reuse) {
 	}
 }
 
-// usable is longest for a prefix of held blocks in some tiers. In device mostly the writer knows it.
+// usable is longest for a prefix of held blocks in some tiers. In device, the writer usually has the result.
 func (w *walk) usable(u *reuse, slot uint32, tiers TierSet, held, n uint32) uint32 {
 	if tiers == 1<<device {
 		at, fit := w.stopOf(held-1), uint32(0)
@@ -62,7 +62,7 @@ func (w *walk) usable(u *reuse, slot uint32, tiers TierSet, held, n uint32) uint
 		full := w.v.hasAll(s, device, slot)
 		if full && w.v.hasAll(s, planeKnown, slot) {
 			fit = w.v.known(&w.v.ends[s.id], n)
-		} else if !full { // mostly this part is enough, and close to the one before
+		} else if !full { // usually this part is enough, and near the previous one
 			if p := s.part(w.v, keyOf(slot, device)); p != nil {
 				fit = w.v.known(p, n)
 			}
@@ -79,7 +79,7 @@ func (w *walk) usable(u *reuse, slot uint32, tiers TierSet, held, n uint32) uint
 	return w.longest(u, slot, tiers, len(w.path)-1, n)
 }
 
-// uses reports whether a rank has anything in a tier, for whatever group, on the whole way.
+// uses reports whether a rank has any block in a tier on the whole path, for any group.
 func (w *walk) uses(tier int, slot uint32) bool {
 	if w.usedIn[tier] != w.tries {
 		w.usedIn[tier] = w.tries
@@ -116,7 +116,7 @@ func (w *walk) findUsed(tier int) {
 	w.used[tier] = used
 }
 
-// seen is the tiers of a rank that readers may look at: all but those that are being cleared.
+// seen returns the tiers of a rank that readers may see: all except the tiers that are being cleared.
 func (w *walk) seen(slot uint32) TierSet {
 	tiers := TierSet(1<<events.NumTiers - 1)
 	if w.hidden&hiding != 0 && uint32(w.hidden&^hiding>>8) == slot {
@@ -125,7 +125,7 @@ func (w *walk) seen(slot uint32) TierSet {
 	return tiers
 }
 
-// limit is what limits a rank's prefixes beside what it holds; nil if nothing does.
+// limit returns the rules that limit a rank's prefixes besides the held blocks, or nil.
 func (w *walk) limit(slot uint32) *reuse {
 	if int(slot) < len(w.v.reuse) {
 		return w.v.reuse[slot]
@@ -133,8 +133,8 @@ func (w *walk) limit(slot uint32) *reuse {
 	return nil
 }
 
-// longest is the longest prefix of at most n blocks, which ends at a stop, for which every window of a rank has what it
-// needs in some tiers.
+// longest returns the longest prefix of at most n blocks that ends at a stop and for which every window of a rank has
+// its blocks in some tiers.
 func (w *walk) longest(u *reuse, slot uint32, tiers TierSet, at int, n uint32) uint32 {
 	for i, agreed := 0, 0; agreed < len(u.windows) && n > 0; i = (i + 1) % len(u.windows) {
 		agreed++
@@ -145,8 +145,8 @@ func (w *walk) longest(u *reuse, slot uint32, tiers TierSet, at int, n uint32) u
 	return n
 }
 
-// fit is the longest prefix of at most n blocks, which ends at a stop, for which a window of a rank has what it needs
-// in some tiers.
+// fit returns the longest prefix of at most n blocks that ends at a stop and for which a window of a rank has its
+// blocks in some tiers.
 func (w *walk) fit(win *window, slot uint32, tiers TierSet, at int, n uint32) uint32 {
 	v := w.v
 	for lo := n + win.drop; n > 0 && lo > win.from(n); {
@@ -177,15 +177,15 @@ func (w *walk) fit(win *window, slot uint32, tiers TierSet, at int, n uint32) ui
 	return n
 }
 
-// row is the ranks of one word that have all of a stop, or some, in one plane.
+// row has the ranks of a word that hold all or some of a stop in a plane.
 type row struct {
 	try, plane uint32
 	word, at   int
-	first      int // of the stop's parts
+	first      int // position in the stop's parts
 	full, some uint64
 }
 
-// row looks a row up in a cache, and fills it in if it is not there.
+// row returns a row from a cache, or computes it.
 func (w *walk) row(plane, word, at int) *row {
 	if w.rows == nil {
 		w.rows = make([]row, 256)
@@ -212,7 +212,7 @@ func (w *walk) row(plane, word, at int) *row {
 	return r
 }
 
-// part finds a part of a stop; nil if there is none. Mostly it comes soon after the one that was found before.
+// part returns a part of a stop, or nil. The part usually comes soon after the previous result.
 func (s *stop) part(v *view, key uint32) *part {
 	list := s.from(v, key)
 	if len(list) > 0 && atomic.LoadUint32(&list[0].key) == key {
@@ -221,7 +221,7 @@ func (s *stop) part(v *view, key uint32) *part {
 	return nil
 }
 
-// from is a stop's parts whose keys are not below key.
+// from returns a stop's parts with keys of at least key.
 func (s *stop) from(v *view, key uint32) []part {
 	list := v.parts[s.parts : s.parts+s.nparts]
 	i := int(s.hint)
@@ -240,22 +240,22 @@ func (v *view) hasAll(s *stop, plane int, slot uint32) bool {
 	return m != nil && atomic.LoadUint64(&m[int(s.id)*v.stride+int(slot>>6)])>>(slot&63)&1 != 0
 }
 
-// before is the longest prefix that needs nothing of a stop, or of it and what follows up to lo, of which the window
-// has nothing.
+// before returns the longest prefix that needs no block of a stop, or no block from the stop up to lo. The window has
+// none of these blocks.
 func (w *window) before(s *stop, lo uint32) (n, next uint32) {
 	most := lo - 1 - min(lo-1, w.drop)
 	n = s.base - min(s.base, w.drop)
-	if w.size > 0 { // where a chunk begins
+	if w.size > 0 { // the start of a chunk
 		n = max(n, w.from(most))
 	}
 	n = min(most, n)
 	return n, n + w.drop
 }
 
-// within goes on with a prefix at a stop of which the window has some parts, each of them in another tier.
+// within continues a prefix at a stop. The window has some parts of the stop, each in a different tier.
 func (v *view) within(win *window, s *stop, parts []*part, n, lo uint32) (m, next uint32) {
 	top := lo - s.base
-	for _, p := range parts { // mostly one alone has all
+	for _, p := range parts { // usually a single part has all
 		if atomic.LoadUint32(&p.lead) >= top {
 			return n, s.base
 		}
@@ -264,10 +264,10 @@ func (v *view) within(win *window, s *stop, parts []*part, n, lo uint32) (m, nex
 			return n, 0
 		}
 	}
-	if len(parts) == 1 && win.size == 0 { // or the summaries tell
+	if len(parts) == 1 && win.size == 0 { // otherwise use the summaries
 		fit := s.base + atomic.LoadUint32(&parts[0].fit)
 		switch {
-		case fit == s.base: // no prefix has all it needs within this stop
+		case fit == s.base: // no prefix has all its blocks in this stop
 			if v.last(parts, false, max(win.from(n), s.base)-s.base, top) == 0 {
 				return n, s.base
 			}
@@ -281,7 +281,7 @@ func (v *view) within(win *window, s *stop, parts []*part, n, lo uint32) (m, nex
 	if v.last(parts, false, max(from, s.base)-s.base, top) == 0 {
 		return n, s.base
 	}
-	if win.size > 0 { // of the chunk only what comes before the first block that is missing
+	if win.size > 0 { // of the chunk, only the blocks before the first missing block
 		m = s.base + v.firstGap(parts, max(from, s.base)-s.base, top)
 		m -= min(m, win.drop)
 		switch {
@@ -295,12 +295,12 @@ func (v *view) within(win *window, s *stop, parts []*part, n, lo uint32) (m, nex
 	if m, _ = v.fitBelow(parts, win, s.base, top); m > 0 {
 		return s.base + m, 0
 	}
-	// only a prefix that needs blocks before this stop too
+	// only a prefix that also needs blocks before this stop
 	m = s.base + v.firstGap(parts, 0, top)
 	return m - min(m, win.drop), s.base
 }
 
-// firstGap is the first block from lo up to hi of a node that is in none of some parts; hi if there is none.
+// firstGap returns the first block from lo up to hi of a node that no given part has, or hi.
 func (v *view) firstGap(parts []*part, lo, hi uint32) uint32 {
 	for at := lo >> 6; at<<6 < hi; at++ {
 		if gaps := ^v.word(parts, at) & rangeMask(at, lo, hi); gaps != 0 {
@@ -310,9 +310,9 @@ func (v *view) firstGap(parts []*part, lo, hi uint32) uint32 {
 	return hi
 }
 
-// fitBelow is the longest prefix, counted from a node's start, which is depth blocks deep, for which a window has all
-// it needs within the node and before block top; 0 if there is none. gap is where the blocks that it needs begin to be
-// there in a row.
+// fitBelow returns the longest prefix for which the node has all blocks of a window before block top. The prefix counts
+// from the start of the node, which is depth blocks deep; 0 means none. gap is the start of the consecutive run of
+// these blocks.
 func (v *view) fitBelow(parts []*part, w *window, depth, top uint32) (m, gap uint32) {
 	for top > w.drop {
 		end := v.last(parts, true, 0, top)
@@ -332,8 +332,8 @@ func (v *view) fitBelow(parts []*part, w *window, depth, top uint32) (m, gap uin
 	return 0, 0
 }
 
-// last finds the last block from lo up to hi that is in one of some parts of a node, or that is in none, and returns
-// its number plus one; 0 if there is none.
+// last returns the number plus one of the last block from lo up to hi that is in any given part of a node, or in none.
+// It returns 0 without such a block.
 func (v *view) last(parts []*part, held bool, lo, hi uint32) uint32 {
 	if lo >= hi {
 		return 0
@@ -352,7 +352,7 @@ func (v *view) last(parts []*part, held bool, lo, hi uint32) uint32 {
 	}
 }
 
-// word is 64 blocks of a node that are in one of some parts.
+// word returns 64 blocks of a node that are in any given part.
 func (v *view) word(parts []*part, at uint32) (word uint64) {
 	for _, p := range parts {
 		if lead := atomic.LoadUint32(&p.lead); at<<6 < lead {
@@ -366,10 +366,10 @@ func (v *view) word(parts []*part, at uint32) (word uint64) {
 	return word
 }
 
-// stopOf is the stop of a block of the query; the last one if the way ends before it.
+// stopOf returns the stop of a block of the query, or the last stop if the path ends before.
 func (w *walk) stopOf(block uint32) int {
 	path := w.path
-	if i := len(path) - 1; block >= path[i].base { // as it mostly is
+	if i := len(path) - 1; block >= path[i].base { // the usual case
 		return i
 	}
 	lo, hi := 1, len(path) // the last stop that begins at or before the block
@@ -383,21 +383,21 @@ func (w *walk) stopOf(block uint32) int {
 	return min(lo, len(path)-1)
 }
 
-// candidates is ranks of one word that have a prefix of n blocks, as so many windows one after the other have said.
+// candidates are ranks of a word with a prefix of n blocks, by the given number of consecutive windows.
 type candidates struct {
 	set          uint64
 	n            uint32
 	agreed, next int
 }
 
-// search state of ranks of one word: a window has all that a prefix of n blocks needs from block lo on.
+// state is the search state of ranks of a word: a window has all blocks of a prefix of n blocks from block lo on.
 type state struct {
 	set   uint64
 	n, lo uint32
 }
 
-// endLimited ends the prefix in device, of held blocks, of ranks of one word that are limited alike and leave at a
-// stop: each window in turn shortens it, until all agree.
+// endLimited ends the prefix in device for ranks of a word with equal limits that leave at a stop. The prefix has held
+// blocks. Each window in turn shortens the prefix, until all agree.
 func (w *walk) endLimited(u *reuse, word int, set uint64, at, held uint32, out *Answer) {
 	if held == w.path[at].base {
 		at--
@@ -431,8 +431,8 @@ func (w *walk) endLimited(u *reuse, word int, set uint64, at, held uint32, out *
 	}
 }
 
-// endKnown ends the prefix in device of those ranks of one word of which a stop's parts in a plane tell how much of n
-// blocks can be used, and returns the others.
+// endKnown ends the prefix in device for ranks of a word if a stop's parts in a plane have the usable part of n blocks.
+// It returns the other ranks.
 func (w *walk) endKnown(stop *stop, plane, word int, set uint64, n uint32, out *Answer) (rest uint64) {
 	if len(w.v.ids) < word<<6+64 {
 		set &= 1<<max(0, len(w.v.ids)-word<<6) - 1
@@ -444,7 +444,7 @@ func (w *walk) endKnown(stop *stop, plane, word int, set uint64, n uint32, out *
 	return set
 }
 
-// endAlone is endKnown for some parts, as known tells it. It calls nothing, so that what it needs stays in registers.
+// endAlone is endKnown for some parts. It calls no function, so that its values stay in registers.
 func (v *view) endAlone(list []part, first uint32, set uint64, n uint32, ids []uint32, to *[64]Overlap) (uint64, int) {
 	k := 0
 	for i := range list {
@@ -499,8 +499,7 @@ func (v *view) endAlone(list []part, first uint32, set uint64, n uint32, ids []u
 	return set, k
 }
 
-// known is how much of n blocks can be used, plus one, by what a part tells of an end where they end or further on; 0
-// if it does not tell.
+// known returns the usable part of n blocks, plus one, from the end in a part. It returns 0 if the part has no answer.
 func (v *view) known(p *part, n uint32) uint32 {
 	if n >= atomic.LoadUint32(&p.from) {
 		return min(atomic.LoadUint32(&p.fit), n+1)
@@ -528,7 +527,7 @@ func (v *view) further(p *part, n uint32) uint32 {
 	return 0
 }
 
-// told is how much of n blocks can be used, plus one, by a step of so many blocks plus one.
+// told returns the usable part of n blocks, plus one, by a step of fit-1 blocks.
 func told(fit, n uint32) uint32 {
 	if fit == 0 {
 		return 0
@@ -536,7 +535,7 @@ func told(fit, n uint32) uint32 {
 	return usable{blocks: fit - 1}.of(n) + 1
 }
 
-// agree appends ranks to the answer if all windows have agreed on their prefix, and else leaves them in todo.
+// agree appends ranks to the answer if all windows agree on their prefix. Otherwise the ranks stay in todo.
 func (w *walk) agree(u *reuse, word int, c candidates, out *Answer) {
 	switch {
 	case c.set == 0 || c.n == 0:
@@ -549,8 +548,8 @@ func (w *walk) agree(u *reuse, word int, c candidates, out *Answer) {
 	}
 }
 
-// shorten finds for ranks of one word the longest prefixes that one window has all of. It goes back along the way, the
-// ranks together as long as they have all of a node, or nothing, or the same.
+// shorten finds the longest prefixes of ranks of a word for which a window has all blocks. It goes back along the path.
+// The ranks stay together while they have all of a node, or nothing, or the same part.
 func (w *walk) shorten(u *reuse, word int, c candidates, out *Answer) {
 	win, v := &u.windows[c.next], w.v
 	m := v.masks[win.plane]
@@ -592,7 +591,7 @@ func (w *walk) shorten(u *reuse, word int, c candidates, out *Answer) {
 	}
 }
 
-// shortenParts goes on for those of some ranks of which the window has a part of a stop, and returns the others.
+// shortenParts continues for the ranks for which the window has a part of a stop. It returns the others.
 func (w *walk) shortenParts(win *window, stop *stop, word int, s state, none uint64, done func(uint64, uint32)) uint64 {
 	list := rowOf(w.v.parts[stop.parts:stop.parts+stop.nparts], win.plane, word)
 	if win.size == 0 && s.n+win.drop <= stop.base+stop.len {
@@ -618,8 +617,8 @@ func (w *walk) shortenParts(win *window, stop *stop, word int, s state, none uin
 	return none
 }
 
-// shortenAlike finds those of some ranks whose prefix of n blocks, which ends at a node that begins after base blocks,
-// is shortened to the same length by what their summaries in the parts of their word tell, and says who is left.
+// shortenAlike finds ranks with a prefix of n blocks that their summaries shorten to the same length. The prefix ends
+// at a node that begins after base blocks. rest has the other ranks.
 func (w *window) shortenAlike(list []part, base, n uint32, ranks uint64) (same uint64, m uint32, rest uint64) {
 	from := w.from(n)
 	for i := range list {

@@ -10,55 +10,55 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Answer is what the ranks hold of a query. It is reused: fields are valid until it is passed again.
+// Answer is the result of a query. It is reusable: the fields are valid until the next match.
 type Answer struct {
-	Ranks []Overlap // every rank that holds the first block in some tier; in no order
+	Ranks []Overlap // all ranks that hold the first block in any tier, in any order
 
-	// Sets is set before a match: for each of these sets of tiers, Within says how many leading blocks a rank's engine
-	// can use with what it holds in these tiers alone, in whichever of them each block is. It has len(Sets) numbers for
-	// each of Ranks, in their order. Ranks of which Depth is zero are in the answer then too, if Within is not.
+	// Sets is set before a match. For each of these sets of tiers, Within has the number of leading blocks that a
+	// rank's engine can use from these tiers alone; each block may be in any of them. Within has len(Sets) numbers for
+	// each of Ranks, in order. The answer then also has ranks with a zero Depth, if Within is not zero.
 	Sets   []TierSet
 	Within []uint32
 
 	walk walk
 }
 
-// walk is a reader's way through the tree, and what it must find unchanged at its end.
+// walk is a reader's path through the tree, with the state that must be unchanged at the end.
 type walk struct {
 	v       *view
 	hidden  uint64
 	path    []stop
 	active  []uint64
-	whole   []uint64 // ranks who hold, of a node of which the query has not all, what it has
+	whole   []uint64 // ranks that hold the query's part of a node that extends beyond the query
 	removal []ended
 	todo    []candidates // of ranks with windows
 	states  []state
 	rows    []row
-	used    [events.NumTiers][]uint64 // ranks that have anything in a tier on the way, if usedIn is tries
+	used    [events.NumTiers][]uint64 // ranks with any block in a tier on the path, valid if usedIn is tries
 	usedIn  [events.NumTiers]uint32
 	tries   uint32
 }
 
-// stop is a node on the way.
+// stop is a node on the path.
 type stop struct {
 	id, version uint32
 	start       uint32
-	base        uint32 // how many blocks of the query come before it
-	len         uint32 // of the node
-	match       uint32 // how many of its blocks are the query's
+	base        uint32 // number of the query's blocks before the node
+	len         uint32 // length of the node
+	match       uint32 // number of matching blocks
 	parts       uint32
 	nparts      uint32
-	hint        uint32 // the part that was found last
+	hint        uint32 // the part of the last search
 }
 
-// ended is a rank whose prefix in one tier ends at block off of stop at.
+// ended is the end of a rank's prefix in a tier, at block off of stop at.
 type ended struct{ slot, at, off uint32 }
 
-// promptAhead is how many of a prompt's first hashes are asked for while the way to its first block is looked up.
+// promptAhead is the number of a prompt's first hashes to prefetch during the search for the first block.
 const promptAhead = 64
 
-// Match finds what every rank of a space holds of a prefix; allowed, if not nil, restricts it to some. Any goroutine
-// may call it at any time, each with an Answer of its own. A reused Answer is not allocated again.
+// Match finds the prefix that every rank of a space holds. allowed, if not nil, restricts the ranks. Match is safe for
+// concurrent use, with separate Answers. A reused Answer needs no allocation.
 func (x *Index) Match(space uint32, locals []events.LocalHash, allowed *RankSet, out *Answer) {
 	q := unsafe.Slice((*uint64)(unsafe.SliceData(locals)), len(locals))
 	if len(q) > 0 {
@@ -73,17 +73,17 @@ func (x *Index) Match(space uint32, locals []events.LocalHash, allowed *RankSet,
 	runtime.KeepAlive(x)
 }
 
-// ending is what becomes of a rank whose prefix in device has ended.
+// ending is the treatment of a rank after the end of its prefix in device.
 type ending uint8
 
 const (
-	plain   ending = iota // it is appended to the answer
-	limited               // so it is, once it is known how much of that its groups have what they need of
-	further               // it may go on in other tiers
+	plain   ending = iota // the rank is added to the answer
+	limited               // the rank is added after the limits of its groups
+	further               // the prefix may continue in other tiers
 )
 
-// try is one walk. It reports false if the writer has been in its way: then the answer means nothing. Whatever it
-// reads may be half written, so that everything is checked before it serves as an index.
+// try is a walk. It returns false if the writer interfered; the answer is then invalid. Any value may be half written,
+// so the code checks each value before it uses it as an index.
 func (x *Index) try(space uint32, q []uint64, allowed *RankSet, out *Answer) bool {
 	w := &out.walk
 	w.v, w.hidden = x.view.Load(), x.hidden.Load()
@@ -113,7 +113,7 @@ func (x *Index) try(space uint32, q []uint64, allowed *RankSet, out *Answer) boo
 	return x.validate(w)
 }
 
-// withinDevice fills in Within where nobody has anything but in device.
+// withinDevice sets Within if all blocks are in device.
 func (a *Answer) withinDevice() {
 	for i := range a.Ranks {
 		for _, tiers := range a.Sets {
@@ -122,7 +122,7 @@ func (a *Answer) withinDevice() {
 	}
 }
 
-// within fills in Within for ranks whose prefixes are not cut yet.
+// within sets Within for ranks with uncut prefixes.
 func (w *walk) within(out *Answer) {
 	for i := range out.Ranks {
 		slot := uint32(out.Ranks[i].Rank.Slot())
@@ -144,7 +144,7 @@ func (w *walk) within(out *Answer) {
 	}
 }
 
-// held is how many leading blocks of the way a rank holds, each in one of some tiers.
+// held returns the number of leading blocks of the path that a rank holds, each in any of some tiers.
 func (w *walk) held(slot uint32, tiers TierSet) (n uint32) {
 	for i := range w.path[1:] {
 		s := &w.path[1+i]
@@ -170,8 +170,8 @@ func (w *walk) held(slot uint32, tiers TierSet) (n uint32) {
 	return n
 }
 
-// validate is the readers' side of the seqlocks: it reports whether no node and no view of a walk has changed since it
-// was visited, so that all of it was there at one moment: now.
+// validate is the reader's side of the seqlocks. It reports whether all visited nodes and the view are unchanged, so
+// that the answer is valid for this moment.
 func (x *Index) validate(w *walk) bool {
 	if x.hidden.Load() != w.hidden || x.view.Load() != w.v {
 		return false
@@ -185,7 +185,7 @@ func (x *Index) validate(w *walk) bool {
 	return true
 }
 
-// visit opens the stop for a node that is to begin after base blocks of the query.
+// visit opens the stop of a node that begins after base blocks of the query.
 func (w *walk) visit(id, base uint32) (s *stop, ok bool) {
 	n := &w.v.nodes[id]
 	version := atomic.LoadUint32(&n.version)
@@ -205,16 +205,16 @@ func (w *walk) visit(id, base uint32) (s *stop, ok bool) {
 	return s, true
 }
 
-// compare finds how many of a stop's blocks, up to most, are the query's.
+// compare counts the blocks of a stop, up to most, that equal the query's.
 func (w *walk) compare(s *stop, most uint32, q []uint64) {
 	rest := q[s.base:]
 	n := min(int(s.len), len(rest), int(most))
 	s.match = uint32(sameRun(w.v.locals[s.start:s.start+s.len], rest[:n]))
 }
 
-// device follows all ranks together as far as they hold the prefix in device, and appends those that come to an end to
-// the answer; if they may go on in other tiers, to w.leaving, and then it follows the path as far as it is known at
-// all.
+// device follows all ranks together while they hold the prefix in device, and adds ranks at the end of their prefix to
+// the answer. If prefixes may continue in other tiers, it adds the ranks to w.leaving, and follows the path as far as
+// the index has it.
 func (w *walk) device(space uint32, q []uint64, allowed *RankSet, out *Answer, e ending) bool {
 	more := e == further
 	v := w.v
@@ -237,7 +237,7 @@ func (w *walk) device(space uint32, q []uint64, allowed *RankSet, out *Answer, e
 	if _, ok := w.visit(at, 0); !ok {
 		return false
 	}
-	some := true // somebody is active
+	some := true // some rank is active
 	for base := uint32(0); int(base) < len(q); {
 		_, at = v.edge(at, q[base])
 		if at == 0 {
@@ -252,7 +252,7 @@ func (w *walk) device(space uint32, q []uint64, allowed *RankSet, out *Answer, e
 		for i := range w.active {
 			all |= w.active[i] & atomic.LoadUint64(&mask[i])
 		}
-		far := s.len // there is nothing to compare where nobody holds
+		far := s.len // blocks without a holder need no comparison
 		if all == 0 && !more {
 			far = 0
 			parts := v.parts[s.parts : s.parts+s.nparts]
@@ -285,8 +285,8 @@ func (w *walk) device(space uint32, q []uint64, allowed *RankSet, out *Answer, e
 	return true
 }
 
-// split sorts out who holds not all of a stop's node that is the query's, and leaves the others active. It reports
-// whether there are any.
+// split removes the ranks from the active ranks that do not hold all of the query's part of a stop's node. It reports
+// whether any rank stays.
 func (w *walk) split(s *stop, mask []uint64, out *Answer, e ending) (some bool) {
 	at := uint32(len(w.path) - 1)
 	parts := w.v.parts[s.parts : s.parts+s.nparts]
@@ -317,8 +317,8 @@ func (w *walk) split(s *stop, mask []uint64, out *Answer, e ending) (some bool) 
 	return some
 }
 
-// splitParts takes those who hold some of a stop's node from the active ones. Those of them who hold all of it that is
-// the query's it leaves in w.whole.
+// splitParts removes the ranks with a part of a stop's node from the active ranks. It adds the ranks that hold all of
+// the query's part to w.whole.
 func (w *walk) splitParts(s *stop, at uint32, parts []part, out *Answer, e ending) {
 	if planeOf(atomic.LoadUint32(&parts[len(parts)-1].key)) != device {
 		parts = parts[:search(parts, keyOf(0, device+1))]
@@ -365,7 +365,7 @@ func (w *walk) splitParts(s *stop, at uint32, parts []part, out *Answer, e endin
 	out.Ranks = ranks[:n]
 }
 
-// endAll ends the prefix in device of the ranks of one word.
+// endAll ends the prefix in device for the ranks of a word.
 func (w *walk) endAll(word int, set uint64, at, off uint32, out *Answer, e ending) {
 	if e == further {
 		for ; set != 0; set &= set - 1 {
@@ -386,7 +386,7 @@ func (w *walk) endAll(word int, set uint64, at, off uint32, out *Answer, e endin
 	w.emit(word, set, held, out)
 }
 
-// emit appends ranks of one word that have so much in device.
+// emit adds ranks of a word with the given number of blocks in device to the answer.
 func (w *walk) emit(word int, set uint64, blocks uint32, out *Answer) {
 	if len(w.v.ids) < word<<6+64 {
 		set &= 1<<max(0, len(w.v.ids)-word<<6) - 1
@@ -402,8 +402,8 @@ func (w *walk) emit(word int, set uint64, blocks uint32, out *Answer) {
 	}
 }
 
-// elsewhere is the ranks of one word that hold something of a stop's node in another tier than device.
-// Of those whose engines load chunks, whose blocks have no mark of their own, it names all.
+// elsewhere returns the ranks of a word that hold blocks of a stop's node in another tier than device. It includes all
+// ranks with engines that load chunks, because the blocks of a chunk have no mark.
 func (w *walk) elsewhere(s *stop, word int) (set uint64) {
 	set = w.v.chunkedRanks(word)
 	for _, m := range w.v.masks[device+1 : events.NumTiers] {
@@ -424,7 +424,7 @@ func (w *walk) isActive(slot uint32) bool {
 	return int(slot>>6) < len(w.active) && w.active[slot>>6]>>(slot&63)&1 != 0
 }
 
-// hide takes a rank that is being cleared in a tier out of the active ones.
+// hide removes a rank that is being cleared in a tier from the active ranks.
 func (w *walk) hide(tier int) {
 	if w.hidden&hiding == 0 || w.hidden>>tier&1 == 0 {
 		return
@@ -442,9 +442,9 @@ func (w *walk) endOne(slot, depth uint32, out *Answer) {
 	}
 }
 
-// others follows every rank from where its prefix in device has ended through the other tiers.
+// others continues the prefix of every rank through the other tiers.
 func (w *walk) others(allowed *RankSet, out *Answer) {
-	if w.hidden&hiding != 0 && w.hidden>>device&1 != 0 { // it was not active
+	if w.hidden&hiding != 0 && w.hidden>>device&1 != 0 { // the rank was not active
 		slot := uint32(w.hidden &^ hiding >> 8)
 		if len(w.path) > 1 && (allowed == nil || int(slot>>6) < len(allowed.words) &&
 			allowed.words[slot>>6]>>(slot&63)&1 != 0) {
@@ -459,7 +459,7 @@ func (w *walk) others(allowed *RankSet, out *Answer) {
 		at, off := l.at, l.off
 		if c := w.loading(l.slot); c.Chunked() {
 			w.othersInChunks(&o, c, l.slot)
-			at = uint32(len(w.path)) // nothing is left to look at
+			at = uint32(len(w.path)) // no more stops
 		}
 		for t := device + 1; t < events.NumTiers; t++ {
 			if w.v.masks[t] == nil || w.hidden&hiding != 0 && w.hidden>>t&1 != 0 &&
@@ -486,7 +486,7 @@ func (w *walk) others(allowed *RankSet, out *Answer) {
 	}
 }
 
-// run is how many of a stop's matching blocks from off on a rank holds in a tier.
+// run returns the number of a stop's matching blocks from off on that a rank holds in a tier.
 func (w *walk) run(s *stop, off uint32, tier int, slot uint32) uint32 {
 	v := w.v
 	if v.hasAll(s, tier, slot) {

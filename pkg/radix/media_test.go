@@ -19,7 +19,7 @@ type picture struct {
 	at, length int
 }
 
-// pictured is a prompt whose tokens say nothing of its images: texts have the images' placeholder too.
+// pictured is a prompt whose tokens do not show the images: texts have the placeholder of images too.
 type pictured struct {
 	tokens   []uint32
 	pictures []picture
@@ -33,7 +33,8 @@ func (p pictured) items() (items []events.MediaItem) {
 	return items
 }
 
-// keys are what engines hash of each block beside its tokens, with the places as vLLM from 0.23 on, or without.
+// keys returns the extra inputs of an engine's hash for each block. places adds the places of images, as vLLM from 0.23
+// on does.
 func (p pictured) keys(size int, places bool) (keys []any) {
 	for begin := 0; begin+size <= len(p.tokens); begin += size {
 		var key []any
@@ -55,7 +56,7 @@ func (p pictured) keys(size int, places bool) (keys []any) {
 	return keys
 }
 
-// blocks are what a naive engine tells apart of each block.
+// blocks returns a naive identity of each block.
 func (p pictured) blocks(size int, places bool) (blocks []string) {
 	for i, key := range p.keys(size, places) {
 		blocks = append(blocks, fmt.Sprint(p.tokens[i*size:(i+1)*size], key))
@@ -63,7 +64,7 @@ func (p pictured) blocks(size int, places bool) (blocks []string) {
 	return blocks
 }
 
-// dynamo are the blocks' hashes by a relay that knows no places.
+// dynamo returns the block hashes of a relay without places.
 func (p pictured) dynamo(h *events.Hasher, size int) []events.LocalHash {
 	media := make([][]events.BlockMedia, len(p.tokens)/size)
 	for i, key := range p.keys(size, false) {
@@ -75,7 +76,8 @@ func (p pictured) dynamo(h *events.Hasher, size int) []events.LocalHash {
 	return h.HashMedia(nil, p.tokens, media)
 }
 
-// draw is a random prompt. Few tokens and images make many that differ in the images' places alone.
+// draw returns a random prompt. A small set of tokens and images makes many prompts differ only in the places of
+// images.
 func draw(rng *rand.Rand) (p pictured) {
 	for range rng.IntN(24) {
 		p.tokens = append(p.tokens, []uint32{7, 99, 99, 99}[rng.IntN(4)])
@@ -91,12 +93,11 @@ func draw(rng *rand.Rand) (p pictured) {
 	return p
 }
 
-// TestImagesElsewhere: what is found of a prompt is what an engine has that knows the places of images, and never more.
-// Engines that say no places, and queries by Dynamo's hashes, which have none, are found up to the first image, but for
-// Dynamo's own blocks, which are found by Dynamo's hashes.
+// TestImagesElsewhere: an engine with places of images gets exactly the right credit. Engines without places, and
+// queries by Dynamo's hashes, get credit up to the first image. Dynamo's own blocks match Dynamo's hashes.
 func TestImagesElsewhere(t *testing.T) {
 	rng := rand.New(rand.NewPCG(16, 3))
-	beyond, moved := 0, 0 // questions found beyond an image; cut where only places differ
+	beyond, moved := 0, 0 // matches after an image; cuts where only places differ
 	for range 1500 {
 		size := 1 + rng.IntN(6)
 		h, err := events.NewHasher(uint32(size), events.Space{})
@@ -120,7 +121,7 @@ func TestImagesElsewhere(t *testing.T) {
 		}
 		for range 6 {
 			q := draw(rng)
-			if len(held) > 0 && rng.IntN(2) == 0 { // the tokens of one, with other images or the same
+			if len(held) > 0 && rng.IntN(2) == 0 { // the tokens of a held prompt, with other images or the same
 				p := held[rng.IntN(len(held))]
 				if q.tokens = p.tokens; rng.IntN(3) == 0 {
 					q = p
@@ -160,7 +161,7 @@ func TestImagesElsewhere(t *testing.T) {
 					depth[o.Rank] = int(o.Depth[0])
 				}
 				if depth[placed] != c.placed || c.bare >= 0 && depth[bare] != c.bare || depth[relayed] != c.relayed {
-					t.Fatalf("by %s, blocks of %d, held %v, asked %v: found %d where places are known, %d where not, %d of a "+
+					t.Fatalf("by %s, blocks of %d, held %v, query %v: %d with places, %d without, %d of a "+
 						"relay's; want %d, %d, %d", by, size, held, q, depth[placed], depth[bare], depth[relayed], c.placed, c.bare,
 						c.relayed)
 				}
@@ -168,7 +169,7 @@ func TestImagesElsewhere(t *testing.T) {
 		}
 	}
 	if min(beyond, moved) < 500 {
-		t.Errorf("%d questions found beyond an image, %d cut where only places differ, are no test", beyond, moved)
+		t.Errorf("too few cases: %d matches after an image, %d cuts where only places differ", beyond, moved)
 	}
 }
 
@@ -179,7 +180,8 @@ func common[T comparable](a, b []T) (n int) {
 	return n
 }
 
-// blockNames are what an engine calls the blocks of a prompt: alike where it does not tell prompts apart.
+// blockNames returns an engine's names of a prompt's blocks. Prompts that the engine cannot distinguish have equal
+// names.
 func blockNames(p pictured, size int, places bool, names map[string]events.BlockHash) (list []events.BlockHash) {
 	blocks := p.blocks(size, places)
 	for i := range blocks {
@@ -192,7 +194,7 @@ func blockNames(p pictured, size int, places bool, names map[string]events.Block
 	return list
 }
 
-// stored are a prompt's blocks as a decoder reads them from vLLM, which has said places of images from 0.23 on.
+// stored returns a prompt's blocks as a decoder reads them from vLLM. From 0.23 on, vLLM has the places of images.
 func stored(t *testing.T, p pictured, size int, places bool, names map[string]events.BlockHash) []events.Event {
 	list := blockNames(p, size, places, names)
 	event := []any{"BlockStored", list, nil, p.tokens[:len(list)*size], size, nil, "GPU", nil, p.keys(size, places)}

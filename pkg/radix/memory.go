@@ -5,38 +5,38 @@ import (
 	"unsafe"
 )
 
-// memory lists what an index has mapped, to be given back when the index is collected.
+// memory lists the mappings of an index. They are unmapped when the index is collected.
 type memory struct {
 	limits   limits
 	regions  [][]byte
-	touches  sync.WaitGroup // goroutines that touch a part of one
-	touching sync.Mutex     // one at a time, for the writer needs a processor too
+	touches  sync.WaitGroup // goroutines that touch a part of a mapping
+	touching sync.Mutex     // one goroutine at a time, because the writer needs a processor too
 }
 
-// array is a growing array of values without pointers. While it is small it lives on the Go heap and is copied as it
-// grows. A large one lives in reserved address space, grows in place, and touches a page when it first needs it; where
-// the system has no such thing, it stays on the heap.
+// array is a growing array of values without pointers. A small array is on the Go heap, and growth copies it. A large
+// array is in reserved address space, grows in place, and touches a page at first use. On systems without reservation,
+// it stays on the heap.
 type array[T any] struct {
 	s      []T
 	mapped []byte // the reserved region, if any
 }
 
-// limits say how large an array is before it is mapped, and what a mapping takes. What an array on the heap leaves
-// behind each time it grows is given back to the system later, in the background, and each piece of it interrupts the
-// readers. But a mapping takes whole huge pages.
+// limits has the size from which on an array is mapped, and the size of a mapping. The runtime returns the remains of a
+// grown heap array to the system later, in the background, and each piece interrupts the readers. But a mapping uses
+// whole huge pages.
 type limits struct {
-	mapped  int // bytes from which on an array is
-	reserve int // address space of one mapping; less if the system refuses
-	step    int // bytes by which a mapped array grows
+	mapped  int // size in bytes from which on an array is mapped
+	reserve int // address space of a mapping; less if the system refuses
+	step    int // growth of a mapped array in bytes
 }
 
-// mappedLimits are those of an index whose large arrays are mapped.
+// mappedLimits are the limits of an index with mapped large arrays.
 var mappedLimits = limits{mapped: 256 << 10, reserve: 32 << 30, step: 256 << 10}
 
 const hugePage = 2 << 20
 
-// grow makes at least n elements, and on the heap spare ones as well. It reports whether they have moved; their number
-// may have changed in either case.
+// grow extends the array to at least n elements, with spare elements on the heap. It reports whether the elements have
+// moved. The length may change in either case.
 func (a *array[T]) grow(m *memory, n, spare int) (moved bool) {
 	if n <= len(a.s) {
 		return false
@@ -64,9 +64,9 @@ func (a *array[T]) grow(m *memory, n, spare int) (moved bool) {
 	return moved
 }
 
-// touchSoon has a goroutine touch the part of a mapping by which it has grown, if that is large. A page that is touched
-// for the first time stops whoever does it while the system clears it, and for milliseconds where a host gives memory
-// to a virtual machine only then.
+// touchSoon starts a goroutine that touches the new part of a mapping, if the part is large. The first touch of a page
+// blocks while the system clears the page. It blocks for milliseconds if a host only then provides memory for a virtual
+// machine.
 func (m *memory) touchSoon(part []byte) {
 	if len(part) > m.limits.step {
 		m.touches.Go(func() {
@@ -77,5 +77,5 @@ func (m *memory) touchSoon(part []byte) {
 	}
 }
 
-// bytes is what the array takes of memory, as far as it has been used.
+// bytes returns the used memory of the array.
 func (a *array[T]) bytes() int64 { return int64(len(a.s)) * int64(unsafe.Sizeof(*new(T))) }

@@ -8,17 +8,16 @@ import (
 
 const mapFlags = unix.MAP_NORESERVE
 
-// adviseHuge asks for huge pages: what an index does is random visits, and with small pages most of them miss the TLB
-// too.
+// adviseHuge requests huge pages. An index visits memory at random, and most visits of small pages also miss the TLB.
 func adviseHuge(region []byte) { _ = unix.Madvise(region, unix.MADV_HUGEPAGE) }
 
-// touchMemory has the system provide the pages of a part of a mapping, and changes nothing that stands there. It begins
-// at the part's end, as a table does that grows in place. Any goroutine may call it while the mapping is there. Systems
-// older than Linux 5.14 leave it to the first who comes.
+// touchMemory makes the system provide the pages of a part of a mapping, without a change of their content. It starts
+// at the end of the part, like a table that grows in place. Any goroutine may call it while the mapping exists. Before
+// Linux 5.14, it does nothing.
 func touchMemory(part []byte) {
 	page := uintptr(unix.Getpagesize())
 	part = part[min(len(part), int(-uintptr(unsafe.Pointer(unsafe.SliceData(part)))%page)):]
-	for len(part) > 0 { // in steps, for nobody can unmap or map in the meantime
+	for len(part) > 0 { // in steps, because each step blocks mmap and munmap
 		from := (len(part) - 1) / hugePage * hugePage
 		if unix.Madvise(part[from:], unix.MADV_POPULATE_WRITE) != nil {
 			return

@@ -2,5 +2,5 @@
 
 package radix
 
-// usualLimits are those of an index that says nothing else.
+// usualLimits are the default limits of an index.
 var usualLimits = mappedLimits

@@ -2,7 +2,7 @@
 
 package radix
 
-// reserveMemory has nothing to offer here: arrays stay on the heap.
+// reserveMemory returns nil: arrays stay on the heap.
 func reserveMemory(int, int) []byte { return nil }
 
 func (m *memory) release() {}

@@ -4,5 +4,5 @@ package radix
 
 import "math"
 
-// usualLimits keep arrays on the heap, where the race detector sees them. Tests map some all the same.
+// usualLimits keep arrays on the heap for the race detector. Some tests map arrays nevertheless.
 var usualLimits = limits{mapped: math.MaxInt}

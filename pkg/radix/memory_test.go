@@ -9,14 +9,14 @@ import (
 	"unsafe"
 )
 
-// TestArray grows arrays of all kinds of memory beside slices: what they hold is the same, also after a mapping is
-// full, and where they lie changes only when they say so.
+// TestArray grows arrays in all kinds of memory next to slices. The contents are equal, also after a mapping is full.
+// Elements move only if grow reports a move.
 func TestArray(t *testing.T) {
 	for name, l := range map[string]limits{
 		"heap":   memories[0],
 		"mapped": {mapped: 256, reserve: 1 << 20, step: 4 << 10},
 		"full":   memories[1],
-		// more address space than there is: half is asked for, and half again
+		// more address space than the system has: reserveMemory halves the size several times
 		"refused": {mapped: 64, reserve: math.MaxInt/4 + 1, step: 4 << 10},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -29,14 +29,14 @@ func TestArray(t *testing.T) {
 					was := unsafe.SliceData(a.s)
 					moved := a.grow(m, len(twin)+1+rng.IntN(3000), rng.IntN(500))
 					if moved != (was != unsafe.SliceData(a.s)) {
-						t.Fatalf("of %d elements: moved is %v", len(a.s), moved)
+						t.Fatalf("%d elements: moved is %v", len(a.s), moved)
 					}
 					if !slices.Equal(a.s[:len(twin)], twin) {
-						t.Fatalf("of %d elements: what was there is not what is there", len(twin))
+						t.Fatalf("%d elements: the content has changed", len(twin))
 					}
 					for _, v := range a.s[len(twin):] {
 						if v != 0 {
-							t.Fatal("what is new is not zero")
+							t.Fatal("new elements are not zero")
 						}
 					}
 					for i := len(twin); i < len(a.s); i++ {
@@ -46,22 +46,22 @@ func TestArray(t *testing.T) {
 				}
 				if mapped := a.mapped != nil; runtime.GOOS == "linux" && mapped != (name == "mapped" ||
 					name == "refused") {
-					if name != "full" { // as the last growth left it
+					if name != "full" { // after the last growth
 						t.Errorf("mapped: %v", mapped)
 					}
 				}
 				if m.release(); len(m.regions) != 0 {
-					t.Errorf("%d regions are left", len(m.regions))
+					t.Errorf("%d regions remain", len(m.regions))
 				}
 			}
 		})
 	}
 	if region := reserveMemory(math.MaxInt/2, math.MaxInt/4); region != nil {
-		t.Error("the system has more address space than there is")
+		t.Error("the system reserved an impossible size")
 	}
 }
 
-// TestUsualMemory: the build that users get maps large arrays, and an index that is collected gives all of it back.
+// TestUsualMemory: the user's build maps large arrays, and a collected index unmaps all of them.
 func TestUsualMemory(t *testing.T) {
 	x := New(Config{})
 	x.slabEnd = uint32(mappedLimits.mapped / slabBlocks)
@@ -73,8 +73,8 @@ func TestUsualMemory(t *testing.T) {
 	m := x.memory
 	m.release()
 	if len(m.regions) != 0 {
-		t.Errorf("%d regions are left", len(m.regions))
+		t.Errorf("%d regions remain", len(m.regions))
 	}
-	m.release() // again does no harm
+	m.release() // a second call is harmless
 	runtime.KeepAlive(x)
 }

@@ -4,8 +4,8 @@ package radix
 
 import "golang.org/x/sys/unix"
 
-// reserveMemory maps address space that takes no memory until it is touched. It asks for less if the system refuses,
-// down to least bytes, and returns nil if that is refused too.
+// reserveMemory reserves address space. A page uses memory only after the first touch. If the system refuses, it
+// reserves less, down to least bytes, or returns nil.
 func reserveMemory(size, least int) []byte {
 	for ; size >= least; size /= 2 {
 		region, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE|mapFlags)
@@ -17,7 +17,7 @@ func reserveMemory(size, least int) []byte {
 	return nil
 }
 
-// release gives everything back.
+// release unmaps all regions.
 func (m *memory) release() {
 	m.touches.Wait()
 	for _, region := range m.regions {

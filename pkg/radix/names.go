@@ -2,18 +2,19 @@ package radix
 
 import "math/bits"
 
-// names is a table from engine hashes and their owners to blocks, for the writer alone. A slot is 32 bits of the hash
-// of both above 32 bits that say where the name is: in the arena at its block, or, if the arena has another name there,
-// among the aliases.
+// names is a table from engine hashes and their owners to blocks. Only the writer uses it. A slot has 32 bits of the
+// hash of both above 32 bits with the place of the name: the block in the arena, or an alias if the arena has another
+// name.
 //
-// Slots are sorted by hash, each at or after its home, which is the start of a bucket: the hash scaled to their number.
-// A bucket is a line of the processor's caches. A search that misses ends early, and the table grows in place by any
+// Slots are sorted by hash. A slot is at or after its home. The home is the start of a bucket: the hash scaled to the
+// number of buckets. A bucket is a cache line. A failed search ends early, and the table grows in place by any factor,
+// in a single pass from the end to the start.
 // factor in one pass from its end to its start.
 type names struct {
-	slots   array[uint64] // size of them, whole buckets, and a margin behind; 0 is empty
+	slots   array[uint64] // size slots in whole buckets, and a margin behind; 0 is empty
 	size    uint64
 	n       int
-	coming  int // names that are expected soon
+	coming  int // expected names
 	aliases aliases
 	engines *array[uint64]
 	slabs   *array[slab]
@@ -33,7 +34,7 @@ func (t *names) hash(name uint64, owner uint32) uint64 {
 
 func (t *names) home(hash uint64) uint64 { return hash * (t.size / bucket) >> 32 * bucket }
 
-// at is the block that a slot's value stands for, its name, and whose name that is.
+// at returns the block of a slot's value, the name, and the owner of the name.
 func (t *names) at(ref uint32) (block uint32, name uint64, owner uint32) {
 	if ref&aliasBit != 0 {
 		a := t.aliases.all.s[ref&^aliasBit]
@@ -42,7 +43,7 @@ func (t *names) at(ref uint32) (block uint32, name uint64, owner uint32) {
 	return ref, t.engines.s[ref], t.slabs.s[ref/slabBlocks].owner
 }
 
-// find looks an owner's name up, and returns the value of its slot. If it is not there, pos is where it would go.
+// find looks up an owner's name and returns the value of the slot. If the name is missing, pos is its place.
 func (t *names) find(name, hash uint64, owner uint32) (ref uint32, pos uint64, ok bool) {
 	if t.size == 0 {
 		return 0, 0, false
@@ -60,7 +61,7 @@ func (t *names) find(name, hash uint64, owner uint32) (ref uint32, pos uint64, o
 	}
 }
 
-// likely writes the value of the first slot with each hash, or 0 if there is none.
+// likely writes the value of the first slot with each hash, or 0.
 func (t *names) likely(hashes []uint64, refs []uint32) {
 	if t.size == 0 {
 		clear(refs)
@@ -84,9 +85,9 @@ func (t *names) likely(hashes []uint64, refs []uint32) {
 	}
 }
 
-// room makes room for n names more. The table, which nearly every event visits, is kept at most two thirds full,
-// so that chains are short; it doubles while it is not very large, so that each name is entered seldom again. While
-// more names are expected it grows up to fourfold.
+// room makes room for n more names. Nearly every event uses the table, so it is at most two thirds full and has short
+// chains. It doubles until it is very large, so that each name is rarely entered again. With expected names, it grows
+// up to fourfold.
 func (t *names) room(m *memory, n int) {
 	const veryLarge = 1 << 22
 	sizeFor := func(n int) uint64 { return uint64(n)*3/2 + 1 }
@@ -102,17 +103,17 @@ func (t *names) room(m *memory, n int) {
 	t.grow(m, (max(64, next, need)+bucket-1)/bucket*bucket)
 }
 
-// insert puts a name that find missed at pos, for which there is room. It stands where ref says.
+// insert adds a missing name at pos of find. The table has room. ref is the place of the name.
 func (t *names) insert(m *memory, hash, pos uint64, ref uint32) {
 	t.n++
 	t.put(m, hash<<32|uint64(ref), pos)
 }
 
-// put puts a slot's value at pos, and moves those from there on up to the next empty slot one further.
+// put writes a slot's value at pos, and moves the slots from pos up to the next empty slot.
 func (t *names) put(m *memory, v, pos uint64) {
 	s := t.slots.s
 	for {
-		if int(pos) == len(s)-1 { // only names chosen to collide come here
+		if int(pos) == len(s)-1 { // only for names chosen to collide
 			t.slots.grow(m, len(s)+tailMargin, 0)
 			s = t.slots.s
 		}
@@ -124,8 +125,7 @@ func (t *names) put(m *memory, v, pos uint64) {
 	}
 }
 
-// enter puts an owner's name in that stands where ref says, if it is not there yet; otherwise it says at which block it
-// is.
+// enter adds an owner's name at place ref. If the name exists, it returns the block of the name.
 func (t *names) enter(m *memory, name, hash uint64, owner, ref uint32) (at uint32, there bool) {
 	s := t.slots.s
 	for pos := t.home(hash); ; pos++ {
@@ -146,8 +146,8 @@ func (t *names) enter(m *memory, name, hash uint64, owner, ref uint32) (at uint3
 	}
 }
 
-// enterAll enters an owner's names that stand where refs say, for all of which there is room. It stops at one that is
-// there already, and says at which block that is, and how many came before it.
+// enterAll adds an owner's names at places refs. The table has room. It stops at an existing name and returns the block
+// of the name and the number of names before.
 func (t *names) enterAll(
 	m *memory, names, hashes []uint64, owner uint32, refs []uint32,
 ) (n int, at uint32, there bool) {
@@ -169,17 +169,17 @@ func (t *names) enterAll(
 	return n, 0, false
 }
 
-// vectors reports whether the processor can work on several names at a time.
+// vectors reports whether the processor can handle several names at once.
 func (t *names) vectors() bool { return vectors && t.size/bucket < 1<<32 }
 
-// prefetchGroup asks for a group of names when the one numbered i is in hand, if it is time.
+// prefetchGroup prefetches a later group of names at the start of every group.
 func (t *names) prefetchGroup(hashes []uint64, i int) {
 	if i%group == 0 {
 		t.prefetch(hashes[min(i+ahead, len(hashes)):min(i+ahead+group, len(hashes))])
 	}
 }
 
-// remove takes a name out that is there, and stands, or stood, where ref says.
+// remove removes an existing name. ref is its current or former place.
 func (t *names) remove(hash uint64, ref uint32) {
 	s := t.slots.s
 	pos := t.home(hash)
@@ -198,7 +198,7 @@ func (t *names) remove(hash uint64, ref uint32) {
 	t.n--
 }
 
-// removeAll takes names out that are there, and stand, or stood, where refs say.
+// removeAll removes existing names. refs are their current or former places.
 func (t *names) removeAll(hashes []uint64, refs []uint32) {
 	t.prefetch(hashes[:min(ahead, len(hashes))])
 	for i := 0; i < len(hashes); i++ {
@@ -215,9 +215,8 @@ func (t *names) removeAll(hashes []uint64, refs []uint32) {
 	}
 }
 
-// grow makes room for more homes. A table on the heap is read from the start and written anew. A mapped one grows in
-// place: from the end to the start, some slots at a time move to where they belong now, which is never before where
-// they were.
+// grow makes room for more homes. A table on the heap is copied. A mapped table grows in place: from the end to the
+// start, some slots at a time move to their new places, which are never before the old places.
 func (t *names) grow(m *memory, size uint64) {
 	t.size = size
 	if t.slots.mapped == nil {
@@ -237,13 +236,13 @@ func (t *names) grow(m *memory, size uint64) {
 			start--
 		}
 		buf := few[:]
-		if end-start > len(few) { // only names chosen to collide come here
+		if end-start > len(few) { // only for names chosen to collide
 			buf = make([]uint64, end-start)
 		}
 		k := 0
 		for _, v := range s[start:end] {
 			buf[k] = v
-			k += int((v | -v) >> 63) // one, if there is a name
+			k += int((v | -v) >> 63) // 1 if the slot has a name
 		}
 		clear(s[start:end])
 		end = start
@@ -260,16 +259,16 @@ func (t *names) grow(m *memory, size uint64) {
 	}
 }
 
-// refill enters slots, some of them empty, into a table that is empty.
+// refill enters slots, some of them empty, into an empty table.
 func (t *names) refill(m *memory, slots []uint64) {
 	s, next := t.slots.s, uint64(0)
 	for _, v := range slots {
 		next = max(next, t.home(v>>32))
-		if int(next) == len(s)-1 { // only names chosen to collide come here
+		if int(next) == len(s)-1 { // only for names chosen to collide
 			t.slots.grow(m, len(s)+tailMargin, 0)
 			s = t.slots.s
 		}
 		s[next] = v
-		next += (v | -v) >> 63 // one, if there is a name
+		next += (v | -v) >> 63 // 1 if the slot has a name
 	}
 }

@@ -8,9 +8,9 @@ GLOBL ·lanes<>(SB), RODATA|NOPTR, $32
 DATA ·four<>+0(SB)/8, $4
 GLOBL ·four<>(SB), RODATA|NOPTR, $8
 
-// A bucket is in two vectors, Y1 and Y2. Y10 and Y11 are the numbers of their slots, Y12 is zero, Y14 changes signs, so
-// that numbers without one can be compared. DI is the table, SI the number of its buckets, DX the hashes, CX how many
-// there are, R8 their values, R9 the number of the one in hand, R15 of the last.
+// Registers: Y1 and Y2 have a bucket. Y10 and Y11 have the numbers of its slots, Y12 is zero. Y14 flips signs, to
+// compare unsigned numbers. DI is the table, SI the number of buckets, DX the hashes, CX the number of hashes, R8 the
+// values, R9 the current number, R15 the last number.
 #define START \
 	MOVQ slots+0(FP), DI \
 	MOVQ size+8(FP), SI \
@@ -27,14 +27,14 @@ GLOBL ·four<>(SB), RODATA|NOPTR, $8
 	VPCMPEQQ Y14, Y14, Y14 \
 	VPSLLQ $63, Y14, Y14
 
-// BITS makes of the lanes of two vectors, all ones or zeros, eight bits.
+// BITS converts the lanes of two vectors, all ones or zeros, to eight bits.
 #define BITS(low, high, to, scratch) \
 	VMOVMSKPD low, to \
 	VMOVMSKPD high, scratch \
 	SHLQ $4, scratch \
 	ORQ scratch, to
 
-// BUCKET puts into R10 where the bucket of hash i lies. The hash stays in AX.
+// BUCKET sets R10 to the bucket of hash i. The hash stays in AX.
 #define BUCKET(i) \
 	MOVQ (DX)(i*8), AX \
 	MOVQ AX, R10 \
@@ -43,7 +43,7 @@ GLOBL ·four<>(SB), RODATA|NOPTR, $8
 	SHLQ $6, R10 \
 	ADDQ DI, R10
 
-// AHEAD asks for the bucket of the hash that comes 32 after the one in hand, or of the last.
+// AHEAD prefetches the bucket of the hash 32 positions ahead, or of the last hash.
 #define AHEAD \
 	LEAQ 32(R9), AX \
 	CMPQ AX, R15 \
@@ -51,8 +51,8 @@ GLOBL ·four<>(SB), RODATA|NOPTR, $8
 	BUCKET(AX) \
 	PREFETCHT0 (R10)
 
-// BEHIND asks for the bucket behind that of the hash that comes 16 after the one in hand, or of the last, if that bucket
-// is full.
+// BEHIND prefetches the bucket after the bucket of the hash 16 positions ahead, or of the last hash, if the bucket is
+// full.
 #define BEHIND \
 	LEAQ 16(R9), AX \
 	CMPQ AX, R15 \
@@ -69,8 +69,8 @@ GLOBL ·four<>(SB), RODATA|NOPTR, $8
 	VMOVDQU (R10), Y1 \
 	VMOVDQU 32(R10), Y2
 
-// PLACE puts into R11 how many names of the bucket have a hash below that of the slot in AX, of which the lower half is
-// zero or belongs to it: the slot's place in the bucket, unless it is 8.
+// PLACE sets R11 to the number of names in the bucket with a hash below the hash in AX. The lower half of AX is zero or
+// belongs to the slot. R11 is the slot's place in the bucket, unless it is 8.
 #define PLACE \
 	VMOVQ AX, X0 \
 	VPBROADCASTQ X0, Y0 \
@@ -87,7 +87,7 @@ GLOBL ·four<>(SB), RODATA|NOPTR, $8
 	NOTQ R11 \
 	TZCNTQ R11, R11
 
-// INSERT puts the slot in Y0 at place R11 of the bucket; what is there and behind it moves, and the last is lost.
+// INSERT inserts the slot in Y0 at place R11 of the bucket. The slots from there on move, and the last is lost.
 #define INSERT \
 	VMOVQ R11, X3 \
 	VPBROADCASTQ X3, Y3 \
@@ -106,7 +106,7 @@ GLOBL ·four<>(SB), RODATA|NOPTR, $8
 	VMOVDQU Y1, (R10) \
 	VMOVDQU Y2, 32(R10)
 
-// DELETE takes what stands at place R11 out of the bucket; what is behind it moves, and the last becomes empty.
+// DELETE deletes the slot at place R11 of the bucket. The slots after it move, and the last becomes empty.
 #define DELETE \
 	VMOVQ R11, X3 \
 	VPBROADCASTQ X3, Y3 \
@@ -140,7 +140,7 @@ find:
 	XORQ BX, AX
 	SHRQ $32, AX
 	MOVQ R13, AX
-	CMOVQEQ BX, AX // the hash is there, or it is zero and so is the slot
+	CMOVQEQ BX, AX // the hash is present, or the hash and the slot are zero
 	MOVL AX, (R8)(R9*4)
 	INCQ R9
 	JMP find
@@ -173,7 +173,7 @@ place:
 	SHRQ $32, R12
 	JNE new
 	TESTQ BX, BX
-	JNE entered // the hash is there
+	JNE entered // the hash is present
 
 new:
 	MOVL (R8)(R9*4), BX
@@ -189,7 +189,7 @@ put:
 	INCQ R9
 	JMP enter
 
-full: // its last goes to the next bucket, whose last may go to the next, if one of the next few has room
+full: // the last slot moves to the next bucket, and so on, if one of the next few has room
 	MOVQ R10, R13
 	LEAQ (6*64)(R10), BX
 
@@ -212,7 +212,7 @@ push:
 	JNE push
 	JMP put
 
-beyond: // all of a full bucket come before it, so it goes to one of the next few
+beyond: // all slots of a full bucket come before, so the slot goes to one of the next few
 	MOVQ R10, R13
 	LEAQ (6*64)(R10), BX
 
@@ -271,14 +271,14 @@ gone:
 	INCQ R9
 	JMP remove
 
-further: // it is in the next bucket, for this one is full
+further: // the slot is in the next bucket, because this one is full
 	TESTQ R12, R12
 	JEQ removed
 	ADDQ $64, R10
 	LOAD
 	JMP look
 
-last: // the first of the next bucket is to come, if it belongs here
+last: // the first slot of the next bucket moves here, if this is its place
 	MOVQ 64(R10), BX
 	TESTQ BX, BX
 	JEQ gone

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// TestNamesByVectors has two tables take the same names, many at a time in vectors and one by one: what stands in them
-// is the same, slot by slot. Hashes are dense in some rounds, so that names are far from their homes and many move;
-// some are equal; some are the first and the last that there are.
+// TestNamesByVectors enters the same names into two tables, with vectors and one by one. The tables are equal, slot by
+// slot. In some rounds hashes are dense, so names are far from their homes and many move. Some hashes are equal, and
+// some are the first and the last possible.
 func TestNamesByVectors(t *testing.T) {
 	if !vectors {
 		t.Skip("this processor has no AVX2")
@@ -20,7 +20,7 @@ func TestNamesByVectors(t *testing.T) {
 		engines, slabs := array[uint64]{s: make([]uint64, blocks)}, array[slab]{s: make([]slab, blocks/slabBlocks+1)}
 		hashes := make([]uint64, blocks)
 		var from uint64
-		width := uint64(1) << (8 + rng.IntN(25)) // of the hashes
+		width := uint64(1) << (8 + rng.IntN(25)) // width of the hashes
 		if edge := rng.IntN(3); edge == 1 {
 			from = 1<<32 - width
 		} else if edge == 2 {
@@ -29,7 +29,7 @@ func TestNamesByVectors(t *testing.T) {
 		for b := range engines.s {
 			engines.s[b], hashes[b] = rng.Uint64(), from+rng.Uint64N(width)
 		}
-		var tables [2]names // without vectors, and with them
+		var tables [2]names // without and with vectors
 		m := &memory{limits: usualLimits}
 		for i := range tables {
 			tables[i] = names{engines: &engines, slabs: &slabs}
@@ -65,7 +65,7 @@ func TestNamesByVectors(t *testing.T) {
 			both(func(tab *names) {
 				tab.room(m, len(h))
 				if k, at, there := tab.enterAll(m, n, h, 0, refs); k != len(h) || there {
-					t.Fatalf("seed %d: name %d is there, at %d", seed, k, at)
+					t.Fatalf("seed %d: name %d exists, at %d", seed, k, at)
 				}
 			})
 			asked := []uint64{from, from + width - 1}
@@ -85,7 +85,7 @@ func TestNamesByVectors(t *testing.T) {
 			if h, n, refs = move(&in, &in); len(h) > 0 {
 				both(func(tab *names) {
 					if k, at, there := tab.enterAll(m, n, h, 0, refs); k != 0 || !there || at != refs[0] {
-						t.Fatalf("seed %d: %d entered before one that is there at %d: %v at %d", seed, k, refs[0],
+						t.Fatalf("seed %d: %d entered before an existing name at %d: %v at %d", seed, k, refs[0],
 							there, at)
 					}
 				})

@@ -7,29 +7,30 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Engine hashes count only within one rank, but engines configured alike agree on them. So ranks share names, of which
-// a block has one and one stands for one block, until one of them contradicts it: it calls a block otherwise than those
-// who hold it, or other blocks hold its name. From then on that rank owns its names. A rank with two names for one
-// block, or with several main groups, has exact counts instead, which are slow and keep everything apart.
+// Engine hashes are valid only within a rank, but engines with equal configurations agree on them. So ranks share
+// names: each block has a single shared name, and each shared name a single block. A rank contradicts the others if it
+// has another name for a held block, or a shared name for another block. From then on, the rank owns its names. A rank
+// with two names for a block, or with several main groups, has exact counts instead, which are slow and independent of
+// other ranks.
 //
-// One table has them all, by name and owner. A shared name is there as long as any sharing rank holds its block in any
-// tier; a rank's own, as long as that rank does. That a rank knows a name is thus: the name is in the table, and the
-// rank holds the block.
+// A single table has all names, by name and owner. A shared name exists while any sharing rank holds the block in any
+// tier. A rank's own name exists while the rank holds the block. So a rank has a name if the name is in the table and
+// the rank holds the block.
 //
-// The name that came first to a block stands in the arena (slab.named), if the names of the blocks beside it have the
-// same owner (slab.owner). Others are aliases; of shared ones, sharedElse finds them by block.
+// The first name of a block is in the arena (slab.named), if the names of the neighbouring blocks have the same owner
+// (slab.owner). Other names are aliases. sharedElse finds shared aliases by block.
 
-// Places in a table are asked for a while before they are needed, some at a time.
+// The prefetch distances in the table.
 const (
 	ahead = 32 // names
 	group = 16 // names
-	few   = 4  // names of an event that are all asked for at once
+	few   = 4  // names of a small event, prefetched at once
 )
 
-// sharedOwner is the owner of names that ranks share.
+// sharedOwner is the owner of shared names.
 const sharedOwner = 0
 
-// owner is whose the names of a rank without exact counts are.
+// owner returns the owner of the names of a rank without exact counts.
 func (r *rank) owner() uint32 {
 	if r.naming == namesOwn {
 		return r.slot() + 1
@@ -37,13 +38,13 @@ func (r *rank) owner() uint32 {
 	return sharedOwner
 }
 
-// names reports whether an owner's name of the slab's block i stands in the arena.
+// names reports whether the arena has an owner's name of the slab's block i.
 func (g *slab) names(i, owner uint32) bool { return g.owner == owner && g.named>>i&1 != 0 }
 
-// mayName reports whether an owner's names of all blocks that have none yet may stand in the arena.
+// mayName reports whether the arena may store an owner's names for all blocks without a name.
 func (g *slab) mayName(owner uint32) bool { return g.named == 0 || g.owner == owner }
 
-// sharedName is what sharing ranks call a block, and where that stands.
+// sharedName returns the shared name of a block, and its place.
 func (x *Index) sharedName(block uint32) (name uint64, ref uint32, ok bool) {
 	if x.slabs.s[block/slabBlocks].names(block%slabBlocks, sharedOwner) {
 		return x.engines.s[block], block, true
@@ -54,7 +55,7 @@ func (x *Index) sharedName(block uint32) (name uint64, ref uint32, ok bool) {
 	return name, ref, ok
 }
 
-// stand gives an owner's name of a block a place, in the arena or among the aliases, before it is entered into the
+// stand stores an owner's name of a block in the arena or among the aliases. The caller then enters the name into the
 // table.
 func (x *Index) stand(owner uint32, name uint64, block uint32) (ref uint32) {
 	g, bit := &x.slabs.s[block/slabBlocks], uint16(1)<<(block%slabBlocks)
@@ -73,7 +74,7 @@ func (x *Index) stand(owner uint32, name uint64, block uint32) (ref uint32) {
 	return ref
 }
 
-// unstand gives the place of a name back.
+// unstand frees the place of a name.
 func (x *Index) unstand(ref uint32) {
 	if ref&aliasBit == 0 {
 		x.slabs.s[ref/slabBlocks].named &^= 1 << (ref % slabBlocks)
@@ -85,19 +86,19 @@ func (x *Index) unstand(ref uint32) {
 	x.names.aliases.remove(ref &^ aliasBit)
 }
 
-// setName enters a rank's name that is not in the table, at pos.
+// setName enters a rank's missing name into the table at pos.
 func (x *Index) setName(r *rank, name, hash, pos uint64, block uint32) {
 	x.names.insert(x.memory, hash, pos, x.stand(r.owner(), name, block))
 }
 
-// drops are names without a place that are still in the table. Many are taken out together, so that the processor
-// fetches their slots at the same time.
+// drops are names without a place that are still in the table. They are removed together, so that the processor
+// prefetches their slots at the same time.
 type drops struct {
 	hashes []uint64
 	refs   []uint32
 }
 
-// drop takes a name out of the table, at the latest with dropNow, which comes before anything else is looked up.
+// drop removes a name from the table, at the latest in dropNow, which precedes the next lookup.
 func (x *Index) drop(hash uint64, ref uint32) {
 	x.unstand(ref)
 	d := &x.drops
@@ -113,7 +114,7 @@ func (x *Index) dropNow() {
 	d.hashes, d.refs = d.hashes[:0], d.refs[:0]
 }
 
-// known is the block of a name: one that the rank holds, or else the one that the name left last.
+// known returns the block of a name: a block that the rank holds, or the block of the name's last tombstone.
 func (x *Index) known(r *rank, name events.BlockHash) (uint32, bool) {
 	if b, ok := x.heldPlace(r, name); ok {
 		return b, true
@@ -121,18 +122,18 @@ func (x *Index) known(r *rank, name events.BlockHash) (uint32, bool) {
 	return r.tombstones.find(name)
 }
 
-// verdict is what naming the blocks of an event came to.
+// verdict is the result of naming the blocks of an event.
 type verdict uint8
 
 const (
 	named      verdict = iota
-	conflicted         // the rank has copies under that name at another place
+	conflicted         // the rank has copies under the name at another place
 	diverged           // the rank contradicts the others
-	ambiguous          // the rank itself has another name for that block
+	ambiguous          // the rank has another name for the block
 )
 
-// nameBlocks enters the names of an event's blocks, which lie in x.segs, for a rank without exact counts. It stops at
-// the first that cannot be entered, and says how many came before.
+// nameBlocks enters the names of an event's blocks in x.segs, for a rank without exact counts. It stops at the first
+// impossible name and returns the number of names before.
 func (x *Index) nameBlocks(r *rank, e *events.Event, cancelled []bool) (n int, v verdict) {
 	for si := range x.segs {
 		s := &x.segs[si]
@@ -151,7 +152,8 @@ func (x *Index) nameBlocks(r *rank, e *events.Event, cancelled []bool) (n int, v
 	return len(e.Blocks), named
 }
 
-// alreadyNamed is how many blocks from a stretch's start on are called what they are called here, by the rank's names.
+// alreadyNamed returns the number of blocks from the start of a stretch that already have these names, by the rank's
+// naming.
 func (x *Index) alreadyNamed(r *rank, s *seg, names []events.BlockHash) uint32 {
 	same := unsafe.Slice((*uint64)(unsafe.SliceData(names)), len(names))
 	n := uint32(0)
@@ -164,7 +166,7 @@ func (x *Index) alreadyNamed(r *rank, s *seg, names []events.BlockHash) uint32 {
 	return n
 }
 
-// nameRest enters the names of a stretch's blocks from the one at from on.
+// nameRest enters the names of a stretch's blocks from block from on.
 func (x *Index) nameRest(r *rank, e *events.Event, s *seg, from uint32, cancelled []bool) (n int, v verdict) {
 	t, owner := &x.names, r.owner()
 	first := s.first + int(from)
@@ -205,7 +207,7 @@ func (x *Index) nameRest(r *rank, e *events.Event, s *seg, from uint32, cancelle
 	return s.first + int(s.n), named
 }
 
-// clash is the verdict on a name that stands for another block.
+// clash returns the verdict on a name that belongs to another block.
 func (x *Index) clash(r *rank, at uint32, i int, cancelled []bool) verdict {
 	if r.naming == namesOwn || x.holdsAny(r.slot(), at) || x.inEvent(at, i, cancelled) {
 		return conflicted
@@ -213,7 +215,7 @@ func (x *Index) clash(r *rank, at uint32, i int, cancelled []bool) verdict {
 	return diverged
 }
 
-// nameNew enters the names of a stretch of which nobody whose names they are holds a block.
+// nameNew enters the names of a stretch. No rank with the same owner of names holds any of its blocks.
 func (x *Index) nameNew(r *rank, e *events.Event, s *seg) (n int, v verdict) {
 	t, owner := &x.names, r.owner()
 	blocks := e.Blocks[s.first : s.first+int(s.n)]
@@ -254,7 +256,7 @@ func (x *Index) hashAll(owner uint32, blocks []events.BlockHash) []uint64 {
 	return x.hashes
 }
 
-// inEvent reports whether a block is one of the first i that the event in hand stores.
+// inEvent reports whether a block is among the first i blocks that the current event stores.
 func (x *Index) inEvent(block uint32, i int, cancelled []bool) bool {
 	for si := range x.segs {
 		s := &x.segs[si]
@@ -266,7 +268,7 @@ func (x *Index) inEvent(block uint32, i int, cancelled []bool) bool {
 	return false
 }
 
-// unnameBlocks takes back what nameBlocks entered for the first n blocks.
+// unnameBlocks undoes nameBlocks for the first n blocks.
 func (x *Index) unnameBlocks(r *rank, e *events.Event, cancelled []bool, n int) {
 	for si := range x.segs {
 		s := &x.segs[si]
@@ -294,7 +296,7 @@ func (x *Index) sharedHolder(block uint32) bool {
 	return x.sharedFull(id) || x.sharedPart(id, block-n.start, block-n.start+1)
 }
 
-// sharedFull reports whether a sharing rank holds all of a node in some tier.
+// sharedFull reports whether a sharing rank holds all of a node in any tier.
 func (x *Index) sharedFull(id uint32) bool {
 	for _, m := range x.v.masks[:events.NumTiers] {
 		if m == nil {
@@ -310,7 +312,7 @@ func (x *Index) sharedFull(id uint32) bool {
 	return false
 }
 
-// sharedPart reports whether a sharing rank that does not hold all of a node holds any of its blocks from lo up to hi.
+// sharedPart reports whether a sharing rank with a part of a node holds any of its blocks from lo up to hi.
 func (x *Index) sharedPart(id, lo, hi uint32) bool {
 	n := &x.v.nodes[id]
 	for i := range x.v.parts[n.parts : n.parts+n.nparts] {
@@ -323,8 +325,8 @@ func (x *Index) sharedPart(id, lo, hi uint32) bool {
 	return false
 }
 
-// forget takes the names of blocks from lo up to hi of a node, which a sharing rank no longer holds, out of the table,
-// but for those that another sharing rank still needs.
+// forget removes the names of blocks from lo up to hi of a node from the table, after a sharing rank has lost the
+// blocks. Names that another sharing rank needs stay.
 func (x *Index) forget(id, lo, hi uint32) {
 	if x.sharedFull(id) {
 		return
@@ -341,7 +343,7 @@ func (x *Index) forget(id, lo, hi uint32) {
 	x.dropNow()
 }
 
-// eachHeld calls f for every block that a rank holds in some tier, with those tiers as bits.
+// eachHeld calls f for every block that a rank holds in any tier, with the tiers as bits.
 func (x *Index) eachHeld(r *rank, f func(block uint32, tiers TierSet)) {
 	x.tidy(r)
 	for _, id := range r.nodes {
@@ -360,7 +362,7 @@ func (x *Index) eachHeld(r *rank, f func(block uint32, tiers TierSet)) {
 	}
 }
 
-// diverge has a sharing rank own its names.
+// diverge switches a sharing rank to own names.
 func (x *Index) diverge(r *rank) {
 	slot := r.slot()
 	x.sharedMask[slot>>6] &^= 1 << (slot & 63)
@@ -386,8 +388,8 @@ func (x *Index) diverge(r *rank) {
 	}
 }
 
-// eachOwn calls f for every name that a rank owns in some nodes, or that is an alias, with the value of its slot. f may
-// drop those for which it has been called.
+// eachOwn calls f for every own name of a rank in some nodes and for every alias, with the value of its slot. f may
+// drop the name.
 func (x *Index) eachOwn(r *rank, nodes []uint32, f func(name uint64, block, ref uint32)) {
 	owner := r.owner()
 	for _, id := range nodes {
@@ -406,7 +408,7 @@ func (x *Index) eachOwn(r *rank, nodes []uint32, f func(name uint64, block, ref 
 	x.names.aliases.each(owner, func(i uint32, a alias) { f(a.name, a.block, i|aliasBit) })
 }
 
-// dropOwn takes away what a rank owns of names, or of those of blocks that it no longer holds.
+// dropOwn removes a rank's own names: all of them, or the names of blocks that the rank no longer holds.
 func (x *Index) dropOwn(r *rank, nodes []uint32, all bool) {
 	x.eachOwn(r, nodes, func(name uint64, block, ref uint32) {
 		if all || !x.holdsAny(r.slot(), block) {

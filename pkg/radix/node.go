@@ -6,39 +6,40 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// node is a run of consecutive blocks in the arena. Readers load its words atomically between two looks at its version.
+// node is a run of consecutive blocks in the arena. Readers load its words atomically between two checks of its
+// version.
 type node struct {
-	version  uint32 // odd while the writer changes the node, its holders or its children; never goes back
-	parent   uint32 // 0: this is the root of a space, and has no blocks; or the node is free
+	version  uint32 // odd during a change of the node, its holders or its children; never decreases
+	parent   uint32 // 0: the root of a space, without blocks, or a free node
 	start    uint32 // block
 	len      uint32
-	depth    uint32 // how many blocks come before it
+	depth    uint32 // number of blocks before the node
 	children uint32
-	parts    uint32 // where its list of parts begins
+	parts    uint32 // start of the list of parts
 	nparts   uint32
 }
 
-// view is what readers go by. A slice is replaced, and a new view published, when it has to move; a reader that finds
-// another view at its end starts again, so what the old one holds stays as it was.
+// view is the state of readers. If a slice has to move, the writer replaces it and publishes a new view. A reader with
+// an outdated view at the end starts again, so the content of an old view stays unchanged.
 type view struct {
 	nodes []node
-	// by plane and node, stride words each: the ranks that hold all of it; nil for a plane that nobody uses
+	// by plane and node, stride words each: the ranks that hold all of the node; nil for an unused plane
 	masks  [planeWatch + 1][]uint64
-	planes int    // all of holders that are in use are below it
-	ends   []part // by node: on what those who have all of it agree; see ends.go
+	planes int    // all used planes of holders are below
+	ends   []part // by node: the agreed end of the ranks with all of the node; see ends.go
 	stride int
 	parts  []part
 	bits   []uint64 // bitmaps of parts
-	edges  []uint64 // a power of two: hash<<32 | child, 0 or gone
-	starts []uint32 // by edge: where its child's run begins, to be asked for early; where there is none it means nothing
+	edges  []uint64 // a power of two; hash<<32 | child; 0 is empty, edgeGone is removed
+	starts []uint32 // by edge: start of the child's run, for a prefetch; meaningless without an edge
 	locals []uint64 // by block
 	ids    []uint32 // RankID by slot
 	roots  []root
-	// by slot: how engines load copies, and who loads chunks; empty if nobody does
+	// by slot: loading of copies, and the ranks that load chunks; empty without such ranks
 	loading []events.Loading
 	chunked []uint64
-	reuse   []*reuse // by slot: what limits a rank's prefixes beside what it holds; empty if there is no such rank
-	kinds   []kind   // the same, the other way round
+	reuse   []*reuse // by slot: limits of a rank's prefixes besides the held blocks; empty without such ranks
+	kinds   []kind   // the inverse of reuse
 }
 
 // root is the node above all first blocks of a space.
@@ -53,18 +54,18 @@ func (v *view) root(space uint32) uint32 {
 	return 0
 }
 
-// edgeHash spreads (parent, first local hash).
+// edgeHash hashes (parent, first local hash).
 func edgeHash(parent uint32, local uint64) uint64 {
 	h := (local ^ uint64(parent)*0xff51afd7ed558ccd) * 0x9e3779b97f4a7c15
 	return h ^ h>>29
 }
 
 const (
-	edgeGone = 1  // the place of an edge that was taken away; node 0 is no child
-	runAhead = 32 // words of a child's run that are asked for before the node says where they are
+	edgeGone = 1  // the place of a removed edge; node 0 is never a child
+	runAhead = 32 // words of a child's run to prefetch before the node is read
 )
 
-// edge finds the edge from parent to the child that begins with local: its slot, and the child; 0 if there is none.
+// edge returns the slot of the edge from parent to the child that begins with local, and the child, or 0.
 func (v *view) edge(parent uint32, local uint64) (slot int, child uint32) {
 	h := edgeHash(parent, local)
 	mask := uint64(len(v.edges) - 1)
@@ -88,14 +89,14 @@ func (v *view) edge(parent uint32, local uint64) (slot int, child uint32) {
 	return 0, 0
 }
 
-// lock is the writer's side of a node's seqlock: it makes the version odd, after the export that is under way, if any,
-// has taken its copy. Locks of one node do not nest.
+// lock is the writer's side of a node's seqlock. It makes the version odd, after active exports have copied the node.
+// Locks of a node do not nest.
 func (x *Index) lock(n uint32) {
 	x.touch(n)
 	atomic.AddUint32(&x.v.nodes[n].version, 1)
 }
 
-// touch says that what an image tells of a node is about to change.
+// touch announces a change of a node to the exports.
 func (x *Index) touch(n uint32) {
 	for _, e := range x.exports {
 		e.before(n)
@@ -105,7 +106,7 @@ func (x *Index) touch(n uint32) {
 // unlock makes the version even again.
 func (x *Index) unlock(n uint32) { atomic.AddUint32(&x.v.nodes[n].version, 1) }
 
-// publish gives readers a new view: the one they have, changed by f.
+// publish publishes a new view: a copy of the old view, changed by f.
 func (x *Index) publish(f func(v *view)) {
 	v := *x.v
 	f(&v)
@@ -113,11 +114,11 @@ func (x *Index) publish(f func(v *view)) {
 	x.view.Store(x.v)
 }
 
-// firstNode is the first id of a node that is no root. Those below are for the roots of the first spaces, so that their
-// number does not stand in the way of the ids that an image wishes for.
+// firstNode is the first id of a node that is not a root. The lower ids are for the roots of the first spaces, so that
+// the roots do not use ids that an image requests.
 const firstNode = 16
 
-// newRoot makes a node above the first blocks of a space.
+// newRoot creates the node above the first blocks of a space.
 func (x *Index) newRoot() uint32 {
 	if id := uint32(len(x.v.roots)) + 1; id < firstNode {
 		x.nodes++
@@ -126,8 +127,7 @@ func (x *Index) newRoot() uint32 {
 	return x.newNode(0, node{})
 }
 
-// newNode takes a free node, and makes its words those of a node without holders and children. wish is the id to take
-// if it can be had; 0 is no wish.
+// newNode allocates a node without holders and children. wish is the preferred id, or 0.
 func (x *Index) newNode(wish uint32, n node) uint32 {
 	id := x.freeNode(wish)
 	x.nodes++
@@ -157,7 +157,7 @@ func (x *Index) freeNode(wish uint32) uint32 {
 			return wish
 		}
 	}
-	if x.freeNodes.n > 0 && wish == 0 { // who wished in vain takes nobody else's
+	if x.freeNodes.n > 0 && wish == 0 { // after a failed wish, the node gets a new id
 		id := x.freeNodes.lowest()
 		x.freeNodes.take(id)
 		return id
@@ -169,7 +169,7 @@ func (x *Index) freeNode(wish uint32) uint32 {
 	return x.nodeEnd - 1
 }
 
-// wishable keeps an image with wild numbers from making the array of nodes wildly large.
+// wishable limits the growth of the array of nodes for images with arbitrary ids.
 func (x *Index) wishable(id uint32) bool { return int(id) < 2*len(x.v.nodes)+1<<16 }
 
 func (x *Index) growNodes() {
@@ -188,13 +188,13 @@ func (x *Index) growNodes() {
 	x.kin = append(make([]kin, 0, size), x.kin...)[:size]
 }
 
-// kin is where a node stands among the children of its parent.
+// kin has a node's place among the children of its parent.
 type kin struct {
-	child, next, before uint32 // the first of its own children; the next and the one before of its parent's
-	misses              int32  // how many ends did not agree with view.ends; see ends.go
+	child, next, before uint32 // the first child; the next and the previous sibling
+	misses              int32  // number of ends that did not agree with view.ends; see ends.go
 }
 
-// adopt puts a node at the head of its parent's children.
+// adopt inserts a node at the head of its parent's children.
 func (x *Index) adopt(parent, child uint32) {
 	next := x.kin[parent].child
 	x.kin[child].next, x.kin[child].before = next, 0
@@ -204,7 +204,7 @@ func (x *Index) adopt(parent, child uint32) {
 	x.kin[parent].child = child
 }
 
-// disown takes it out.
+// disown removes a node from its parent's children.
 func (x *Index) disown(parent, child uint32) {
 	k := &x.kin[child]
 	if k.before != 0 {
@@ -217,7 +217,7 @@ func (x *Index) disown(parent, child uint32) {
 	}
 }
 
-// link adds an edge from a parent, which is open, to a child.
+// link adds an edge from an open parent to a child.
 func (x *Index) link(parent, child uint32) {
 	if (x.edgeUsed+1)*4 > len(x.v.edges)*3 {
 		x.rehashEdges()
@@ -240,7 +240,7 @@ func (x *Index) link(parent, child uint32) {
 	x.adopt(parent, child)
 }
 
-// unlink takes the edge away that leads to a child from its parent, which is open.
+// unlink removes the edge to a child from its open parent.
 func (x *Index) unlink(child uint32) {
 	n := &x.v.nodes[child]
 	i, _ := x.v.edge(n.parent, x.v.locals[n.start])
@@ -250,7 +250,7 @@ func (x *Index) unlink(child uint32) {
 	x.disown(n.parent, child)
 }
 
-// rehashEdges makes a new table, larger if need be, without the places of edges that are gone.
+// rehashEdges builds a new table of edges without removed edges, larger if necessary.
 func (x *Index) rehashEdges() {
 	size := 64
 	for size*3 < (x.edgeCount+1)*4*3/2 {
@@ -273,8 +273,8 @@ func (x *Index) rehashEdges() {
 	x.publish(func(v *view) { v.edges, v.starts = edges, starts })
 }
 
-// split cuts a node in two before its block at off. The blocks before get a new node, which it returns; the rest, with
-// the children, stays the node that it was, so that no child has to learn of another parent.
+// split divides a node before its block at off. The blocks before become a new node, which is returned. The rest keeps
+// the id and the children, so no child gets another parent.
 func (x *Index) split(id uint32, off uint32) uint32 {
 	x.splits++
 	v := x.v
@@ -311,7 +311,7 @@ func (x *Index) split(id uint32, off uint32) uint32 {
 	return head
 }
 
-// where is the node of a block: the deepest that has blocks in its slab, or one above it.
+// where returns the node of a block: the deepest node in the block's slab, or a node above.
 func (x *Index) where(block uint32) (id uint32, n *node) {
 	id = x.slabs.s[block/slabBlocks].node
 	for n = &x.v.nodes[id]; block < n.start; n = &x.v.nodes[id] {
@@ -320,8 +320,8 @@ func (x *Index) where(block uint32) (id uint32, n *node) {
 	return id, n
 }
 
-// reclaim cuts off what is dead at the end of a node: held by nobody, remembered by nobody, followed by nothing. A node
-// of which nothing is left goes, and then what is above it may go too.
+// reclaim removes dead blocks from the end of a node: blocks without holders, tombstones and followers. It removes an
+// empty node, and then possibly the nodes above.
 func (x *Index) reclaim(id uint32) {
 	for {
 		n := &x.v.nodes[id]
@@ -360,10 +360,10 @@ func (x *Index) reclaim(id uint32) {
 		x.unlock(parent)
 		first := start / slabBlocks
 		if start%slabBlocks != 0 && x.v.nodes[parent].start+x.v.nodes[parent].len == start && x.v.nodes[parent].len > 0 {
-			x.slabs.s[first].node = parent // it shares this one with what is above it
+			x.slabs.s[first].node = parent // shared with the node above
 			first++
 		} else if start%slabBlocks != 0 {
-			panic("radix: a node begins amid a slab that is not its parent's")
+			panic("radix: a node begins inside a slab of another node than its parent")
 		}
 		x.freeSlabs(first, (end+slabBlocks-1)/slabBlocks)
 		x.freeNodes.add(id)

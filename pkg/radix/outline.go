@@ -11,11 +11,11 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Outline is the largest part of a space's tree, for people. Its runs need not be of one moment; each is by itself.
+// Outline is the largest part of a space's tree, for operators. The runs may be from different moments.
 type Outline struct {
 	Runs []OutlineRun // parents before children
 
-	// What was seen of the whole space: runs that somebody holds, and their blocks.
+	// Totals of the space: runs with holders, and their blocks.
 	TotalRuns, TotalBlocks int64
 }
 
@@ -24,17 +24,17 @@ type OutlineRun struct {
 	Parent  int // position in Runs; -1: the run begins prompts
 	Depth   uint32
 	Blocks  uint32
-	First   events.LocalHash        // of its first block
-	Holders int                     // ranks that hold any of it
+	First   events.LocalHash        // hash of the first block
+	Holders int                     // ranks that hold any block of the run
 	Tiers   [events.NumTiers]uint32 // the same for each tier
-	Ranks   []RankID                // some of the holders, no more than OutlineNames
+	Ranks   []RankID                // some of the holders, at most OutlineNames
 
-	// With OutlineQuery.Hashes: what it takes to join the run with those of another index.
-	Locals []events.LocalHash // of its first blocks
-	Partly []OutlinePart      // by those who do not hold all of it in a tier
+	// With OutlineQuery.Hashes: the data to join the run with runs of another index.
+	Locals []events.LocalHash // of the first blocks
+	Partly []OutlinePart      // of ranks that do not hold all of the run in a tier
 }
 
-// OutlinePart is a part of a run that a rank holds in a tier, from a block of the run to before another.
+// OutlinePart is a part of a run that a rank holds in a tier: blocks From up to To.
 type OutlinePart struct {
 	Rank     RankID
 	Tier     events.Tier
@@ -42,27 +42,27 @@ type OutlinePart struct {
 	Whole    bool // the rank holds all of the run in another tier
 }
 
-// Bounds of an outline.
+// Limits of an outline.
 const (
-	OutlineNames = 32 // holders of a run that are named
-	outlineParts = 64 // of a run; who holds more is taken to hold all of it
-	outlineLeast = 16 // hashes of a run that are told whatever the bound
+	OutlineNames = 32 // holders of a run with names
+	outlineParts = 64 // parts of a run; a rank with more counts as a holder of the whole run
+	outlineLeast = 16 // minimum number of hashes of a run, beyond the limit
 )
 
-// OutlineQuery says which outline is wanted.
+// OutlineQuery selects an outline.
 type OutlineQuery struct {
 	Space uint32
 	Most  int      // runs
-	Among *RankSet // whose holdings count; nil: everybody's
+	Among *RankSet // ranks to count; nil: all ranks
 
-	// Hashes bounds the local hashes that are told of all runs together. Of a run for which there is no room, only the
-	// first few are. 0: none are told.
+	// Hashes limits the number of local hashes of all runs together. A run without room gets only its first few
+	// hashes. 0: no hashes.
 	Hashes int
 }
 
-// Outline returns the runs of a space that are largest by blocks times holders, at most so many, with all that lead to
-// them. It looks at every run of the index, and allocates what it returns. Any goroutine may call it at any time; the
-// writer does not wait for it.
+// Outline returns the runs of a space that are largest by blocks times holders, at most Most, with all runs that lead
+// to them. It visits every run of the index and allocates the result. It is safe for concurrent use, and never blocks
+// the writer.
 func (x *Index) Outline(q OutlineQuery) *Outline {
 	o := outliner{x: x, space: q.Space, most: q.Most, among: q.Among, hashes: q.Hashes, byID: map[uint32]int{}}
 	for id := uint32(firstNode); ; id++ {
@@ -84,7 +84,7 @@ func (x *Index) Outline(q OutlineQuery) *Outline {
 	return &o.out
 }
 
-// sight is a run as it was at one moment.
+// sight is a run as it was at a moment.
 type sight struct {
 	id, parent, depth, blocks uint32
 	first                     uint64
@@ -93,7 +93,7 @@ type sight struct {
 
 func (s *sight) size() uint64 { return uint64(s.blocks) * uint64(s.holders) }
 
-// sights is a heap with the smallest on top.
+// sights is a heap with the smallest run on top.
 type sights []sight
 
 func (h sights) Len() int           { return len(h) }
@@ -111,23 +111,23 @@ type outliner struct {
 	space   uint32
 	most    int
 	among   *RankSet
-	hashes  int // that may be told still
+	hashes  int // remaining number of hashes
 	largest sights
 	out     Outline
-	byID    map[uint32]int // position in out.Runs; -1: it cannot be placed
+	byID    map[uint32]int // position in out.Runs; -1: no place
 
-	// Of the run that was read last: by tier and together, the ranks that hold any of it.
+	// Of the current run: by tier and in total, the ranks that hold any block.
 	tiers [events.NumTiers][]uint64
 	any   []uint64
 	ids   []uint32
 
-	// With told: its hashes, so many at most, and who holds parts of it.
+	// If told > 0: the hashes of the run, at most told, and the ranks with parts.
 	told   int
 	locals []events.LocalHash
 	parts  []OutlinePart
 }
 
-// read looks at a run. It is false if there is none, or the writer was in the way again and again.
+// read reads a run. It returns false without a run, or after many changes by the writer.
 func (o *outliner) read(id uint32) (s sight, ok bool) {
 	for range 64 {
 		v, hidden := o.x.view.Load(), o.x.hidden.Load()
@@ -162,7 +162,7 @@ func (o *outliner) read(id uint32) (s sight, ok bool) {
 	return s, false
 }
 
-// holders notes who holds any of a run. It is false if what it reads is half written.
+// holders reads the holders of a run. It returns false for half-written data.
 func (o *outliner) holders(v *view, n *node, id uint32, hidden uint64) bool {
 	o.any = append(o.any[:0], make([]uint64, v.stride)...)
 	o.ids, o.parts = v.ids, nil
@@ -175,7 +175,7 @@ func (o *outliner) holders(v *view, n *node, id uint32, hidden uint64) bool {
 		if m := v.masks[t]; m != nil {
 			for i := range v.stride {
 				o.tiers[t][i] = atomic.LoadUint64(&m[int(id)*v.stride+i])
-				o.any[i] |= o.tiers[t][i] // all of the run, so far
+				o.any[i] |= o.tiers[t][i] // the whole run, so far
 			}
 		}
 	}
@@ -185,7 +185,7 @@ func (o *outliner) holders(v *view, n *node, id uint32, hidden uint64) bool {
 		if t >= events.NumTiers {
 			break
 		}
-		if int(slot>>6) >= v.stride || int(slot) >= len(v.ids) { // of a rank that is not in this view
+		if int(slot>>6) >= v.stride || int(slot) >= len(v.ids) { // a rank after this view
 			return false
 		}
 		o.tiers[t][slot>>6] |= 1 << (slot & 63)
@@ -214,12 +214,12 @@ func (o *outliner) holders(v *view, n *node, id uint32, hidden uint64) bool {
 	return true
 }
 
-// isHidden reports whether a clear is taking a tier of a rank away.
+// isHidden reports whether a clear is removing a tier of a rank.
 func isHidden(hidden uint64, slot uint32, tier int) bool {
 	return hidden&hiding != 0 && hidden>>tier&1 != 0 && uint32(hidden&^hiding>>8) == slot
 }
 
-// ranges notes what of a run of n blocks is held with a part. It is false if what it reads is half written.
+// ranges reads the held ranges of a part of a run with n blocks. It returns false for half-written data.
 func (o *outliner) ranges(v *view, p *part, n uint32, held OutlinePart) bool {
 	lead, first, words := atomic.LoadUint32(&p.lead), atomic.LoadUint32(&p.bits), atomic.LoadUint32(&p.words)
 	if first != 0 && uint64(first)+uint64(words) > uint64(len(v.bits)) {
@@ -241,14 +241,14 @@ func (o *outliner) ranges(v *view, p *part, n uint32, held OutlinePart) bool {
 	return true
 }
 
-// inSpace reports whether a run is of the space that is wanted.
+// inSpace reports whether a run is in the requested space.
 func (o *outliner) inSpace(id uint32) bool {
 	v := o.x.view.Load()
 	if len(v.roots) == 1 {
 		return v.roots[0].space == o.space
 	}
 	root := v.root(o.space)
-	for range 1 << 20 { // no way is as long; one that is half written may be a circle
+	for range 1 << 20 { // longer than any path; a half-written path may be a circle
 		if int(id) >= len(v.nodes) {
 			return false
 		}
@@ -273,9 +273,9 @@ func (o *outliner) offer(s sight) {
 	}
 }
 
-// place puts a run into the outline, after those that lead to it, if there is room for all.
+// place adds a run to the outline, after the runs that lead to it, if the outline has room for all.
 func (o *outliner) place(id uint32) int {
-	var way []uint32 // not placed yet, lowest first
+	var way []uint32 // runs without a place, lowest first
 	at, depth := -1, uint32(0)
 	for up := id; ; {
 		if i, there := o.byID[up]; there {
@@ -304,7 +304,7 @@ func (o *outliner) place(id uint32) int {
 		}
 		s, ok := o.read(id)
 		o.told = 0
-		if !ok || s.depth != depth || s.holders == 0 { // it has changed since
+		if !ok || s.depth != depth || s.holders == 0 { // the run has changed
 			return o.cannot(nil, id)
 		}
 		run := OutlineRun{Parent: at, Depth: s.depth, Blocks: s.blocks, First: events.LocalHash(s.first),

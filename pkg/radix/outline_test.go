@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// outlined is a forest of prompts: each rank holds some documents, which begin alike.
+// store stores a document of a forest of prompts for a rank. The documents begin alike.
 func store(x *Index, id RankID, tier events.Tier, first int, locals []events.LocalHash) {
 	e := events.Event{Kind: events.Stored, Tier: tier, Locals: locals}
 	for i := range locals {
@@ -25,7 +25,7 @@ func sequence(first, n int) (list []events.LocalHash) {
 	return list
 }
 
-// TestOutline: an outline has the largest runs and what leads to them, with who holds them.
+// TestOutline: an outline has the largest runs, the runs that lead to them, and the holders.
 func TestOutline(t *testing.T) {
 	x := New(Config{})
 	a, b, c, other := x.AddRank(1, 16), x.AddRank(1, 16), x.AddRank(1, 16), x.AddRank(2, 16)
@@ -55,10 +55,10 @@ func TestOutline(t *testing.T) {
 	}
 	if got := text(x.Outline(OutlineQuery{Space: 2, Most: 5})); !slices.Equal(got,
 		[]string{"-1: 0+50 first 500 by 1 [1 0 0 0]"}) {
-		t.Errorf("of the other space: %q", got)
+		t.Errorf("other space: %q", got)
 	}
 	if o := x.Outline(OutlineQuery{Space: 3, Most: 5}); len(o.Runs) > 0 || o.TotalRuns > 0 {
-		t.Errorf("of no space: %v", o)
+		t.Errorf("missing space: %v", o)
 	}
 	some := &RankSet{}
 	some.Add(c)
@@ -66,7 +66,7 @@ func TestOutline(t *testing.T) {
 	if got := text(part); !slices.Equal(got, []string{"-1: 0+10 first 1 by 1 [0 1 0 0]"}) || part.TotalRuns != 1 ||
 		!slices.Equal(part.Runs[0].Locals, system) || !slices.Equal(part.Runs[0].Partly,
 		[]OutlinePart{{Rank: c, Tier: events.Host, To: 4}}) {
-		t.Errorf("of c: %q %+v", got, part)
+		t.Errorf("among c: %q %+v", got, part)
 	}
 	x.Apply(a, 0, []events.Event{{Kind: events.Cleared}})
 	if got := text(x.Outline(OutlineQuery{Space: 1, Most: 100})); len(got) != 2 {
@@ -74,7 +74,7 @@ func TestOutline(t *testing.T) {
 	}
 }
 
-// TestOutlineBesideTheWriter: what an outline says of a run holds at some moment, whatever the writer does.
+// TestOutlineBesideTheWriter: the outline of a run is true at some moment, for any changes of the writer.
 func TestOutlineBesideTheWriter(t *testing.T) {
 	x := New(Config{})
 	var ranks []RankID
@@ -98,7 +98,7 @@ func TestOutlineBesideTheWriter(t *testing.T) {
 				} else if r.Parent >= 0 {
 					up = o.Runs[r.Parent].Depth + o.Runs[r.Parent].Blocks
 				}
-				// where each document's blocks are tells its hashes: the first of a run at a depth is no other
+				// the place of a document's blocks determines the hashes: the first hash at a depth is unique
 				if len(r.Locals) == 0 || r.Locals[0] != r.First || len(r.Locals) > int(r.Blocks) {
 					t.Errorf("hashes %v of %+v", r.Locals, r)
 				}
@@ -126,7 +126,7 @@ func TestOutlineBesideTheWriter(t *testing.T) {
 	reader.Wait()
 }
 
-// TestOutlineOfAnEarlierView has a reader look at a node with the view of before a rank came that holds a part of it.
+// TestOutlineOfAnEarlierView reads a node with a view from before the arrival of a rank that holds a part of the node.
 func TestOutlineOfAnEarlierView(t *testing.T) {
 	x := New(Config{})
 	doc := sequence(1, 40)
@@ -139,6 +139,6 @@ func TestOutlineOfAnEarlierView(t *testing.T) {
 	_, at := x.v.edge(x.v.root(1), 1)
 	o := outliner{x: x, byID: map[uint32]int{}}
 	if o.holders(v, &v.nodes[at], at, 0) {
-		t.Error("it takes a part of a rank that the view has not for what it is")
+		t.Error("the outline accepted a part of a rank that the view lacks")
 	}
 }

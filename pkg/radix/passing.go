@@ -5,33 +5,33 @@ import (
 	"sync/atomic"
 )
 
-// passing is how a reader gets by where the nodes that it reads change with nearly every event, as when many ranks
-// store the same prompt one after the other: there its walk would fail hundreds of times. A reader whose walk has
-// failed asks to pass, and between two events the writer waits for those who ask, which is for a walk.
+// passing lets readers pass the writer if the nodes they read change with nearly every event. An example is many ranks
+// that store the same prompt one after the other: a walk would fail hundreds of times. A reader with a failed walk
+// requests to pass. Between two events, the writer waits for such readers for the duration of a walk.
 type passing struct {
 	_       [64]byte     // readers write here: no other field shares the cache line
-	readers atomic.Int32 // who ask
+	readers atomic.Int32 // waiting readers
 	_       [60]byte
-	busy    int // the writer's: events that it applies before it waits again
+	busy    int // of the writer: events to apply before the next wait
 }
 
 const (
-	passYields = 16      // after so many failed walks a reader lets other goroutines run, the writer among them
-	passLooks  = 1 << 13 // how often the writer looks whether all have passed: some 4 µs
-	passEvents = 64      // how many events it applies before the next wait when one was in vain
+	passYields = 16      // failed walks after which a reader yields to other goroutines, such as the writer
+	passLooks  = 1 << 13 // checks of the writer for waiting readers: some 4 µs
+	passEvents = 64      // events between two waits after a wait in vain
 )
 
-// turn is a reader's place there, for one query.
+// turn is the state of a reader for a query.
 type turn struct {
 	failures int
 	asking   bool
 }
 
-// failed is told of a walk in whose way the writer has been.
+// failed records a walk that the writer disturbed.
 func (t *turn) failed(p *passing) {
 	t.failures++
 	if t.failures%passYields == 0 {
-		t.done(p) // nobody shall wait for who does not run
+		t.done(p) // the writer must not wait for a reader that does not run
 		runtime.Gosched()
 	} else if !t.asking {
 		t.asking = true
@@ -39,7 +39,7 @@ func (t *turn) failed(p *passing) {
 	}
 }
 
-// done is told that no walk follows.
+// done ends the request to pass.
 func (t *turn) done(p *passing) {
 	if t.asking {
 		t.asking = false
@@ -47,8 +47,8 @@ func (t *turn) done(p *passing) {
 	}
 }
 
-// letPass is the writer's, when no node is half changed. A reader that was stopped while it asked costs it a wait now
-// and then, and no more.
+// letPass waits for waiting readers. The writer calls it while no node is half changed. A reader that is suspended
+// during a request only causes an occasional wait.
 func (p *passing) letPass() {
 	if p.busy > 0 {
 		p.busy--

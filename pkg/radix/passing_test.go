@@ -8,8 +8,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestReaderAsksToPass holds a node half changed, as a writer would, until a reader asks; then the reader gets its
-// answer and asks no more.
+// TestReaderAsksToPass keeps a node half changed, as a writer would, until a reader requests to pass. The reader then
+// gets an answer and ends the request.
 func TestReaderAsksToPass(t *testing.T) {
 	x := New(Config{})
 	id := x.AddRank(0, 16)
@@ -34,11 +34,11 @@ func TestReaderAsksToPass(t *testing.T) {
 		t.Errorf("ranks %v, want one with 3 blocks", a.Ranks)
 	}
 	if n := x.passing.readers.Load(); n != 0 {
-		t.Errorf("%d readers ask to pass though none is left", n)
+		t.Errorf("%d readers request to pass, want none", n)
 	}
 }
 
-// TestWriterWaitsInVain has a reader ask that never goes on. The writer waits at most before one of passEvents events.
+// TestWriterWaitsInVain has a reader that never continues. The writer waits at most before one of passEvents events.
 func TestWriterWaitsInVain(t *testing.T) {
 	var p passing
 	var stopped turn
@@ -58,6 +58,6 @@ func TestWriterWaitsInVain(t *testing.T) {
 		p.letPass()
 	}
 	if p.letPass(); p.busy != 0 {
-		t.Errorf("busy for %d events though nobody asks", p.busy)
+		t.Errorf("busy for %d events without a request", p.busy)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// copyKey names copies that a rank can tell apart.
+// copyKey identifies copies that a rank can distinguish.
 type copyKey struct {
 	tier  events.Tier
 	group events.GroupIndex
@@ -16,14 +16,14 @@ type copyKey struct {
 
 // waiter is a pending event.
 type waiter struct {
-	id        uint64 // counts up: the order of arrival
+	id        uint64 // increases: the order of arrival
 	since     events.Millis
 	event     events.Event
-	cancelled []bool // one for each block
-	left      int    // how many are not cancelled
+	cancelled []bool // by block
+	left      int    // number of blocks that are not cancelled
 }
 
-// wants is the name whose place a waiting event needs. A chunk with content needs it, or the place of its parent.
+// wants returns the name that a pending event waits for. A chunk with content waits for it or for its parent.
 func wants(e *events.Event) events.BlockHash {
 	if !e.Places() {
 		return e.Blocks[0]
@@ -40,24 +40,24 @@ func (w *waiter) eachWish(f func(events.BlockHash)) {
 	}
 }
 
-// pendingEvents holds the events of one rank that wait for a place, in order of arrival, and finds them by what they
-// wait for and by what they would store. Its size is bounded, so it lives on the heap in plain maps.
+// pendingEvents has the events of a rank without a known place, in order of arrival. It finds events by the missing
+// name and by the stored names. Its size is limited, so it is on the heap in plain maps.
 type pendingEvents struct {
 	byID   map[uint64]*waiter
-	order  []uint64 // ids, oldest first; those no longer in byID are skipped
+	order  []uint64 // ids, oldest first; ids without an entry in byID are skipped
 	next   uint64
-	blocks int // in all waiters, cancelled ones included
+	blocks int // of all waiters, including cancelled blocks
 	want   map[events.BlockHash][]uint64
-	// those that wait for a chunk's content too: by its last local hash
+	// waiters for a chunk's content: by the last local hash
 	content map[events.LocalHash][]uint64
-	inside  map[copyKey][]uint64 // one entry for each block that is not cancelled; ascending
+	inside  map[copyKey][]uint64 // an entry for each block that is not cancelled; ascending
 	ready   idHeap
 }
 
 func (p *pendingEvents) len() int { return len(p.byID) }
 
-// bytes is the memory of all waiters, as Config.MaxPendingBytes counts it. It depends on nothing but the events, so
-// that all replicas drop the same ones.
+// bytes returns the memory of all waiters, as Config.MaxPendingBytes counts it. It depends only on the events, so all
+// replicas drop the same events.
 func (p *pendingEvents) bytes() int {
 	return len(p.byID)*PendingEventBytes + p.blocks*PendingBlockBytes
 }
@@ -90,7 +90,7 @@ func (p *pendingEvents) add(since events.Millis, e *events.Event, cancelled []ui
 	return w
 }
 
-// oldest is the first waiter, or nil.
+// oldest returns the first waiter, or nil.
 func (p *pendingEvents) oldest() *waiter {
 	for len(p.order) > 0 {
 		if w := p.byID[p.order[0]]; w != nil {
@@ -133,7 +133,7 @@ func unlist[K comparable](m map[K][]uint64, k K, id uint64) {
 	}
 }
 
-// cancel takes back the oldest copy that waits. It reports false if there is none.
+// cancel cancels the oldest pending copy. It returns false without one.
 func (p *pendingEvents) cancel(k copyKey) bool {
 	l := p.inside[k]
 	if len(l) == 0 {
@@ -154,14 +154,14 @@ func (p *pendingEvents) cancel(k copyKey) bool {
 	return true
 }
 
-// named says that a name's place is known now; whoever waits for it becomes ready.
+// named marks the waiters for a name as ready, because the place of the name is known.
 func (p *pendingEvents) named(name events.BlockHash) {
 	for _, id := range p.want[name] {
 		heap.Push(&p.ready, id)
 	}
 }
 
-// nextReady removes and returns the oldest waiter that can be placed; nil if there is none.
+// nextReady removes and returns the oldest waiter with a known place, or nil.
 func (p *pendingEvents) nextReady(placeable func(*events.Event) bool) *waiter {
 	for len(p.ready) > 0 {
 		id := heap.Pop(&p.ready).(uint64)
@@ -173,7 +173,7 @@ func (p *pendingEvents) nextReady(placeable func(*events.Event) bool) *waiter {
 	return nil
 }
 
-// all lists the waiters, oldest first.
+// all returns the waiters, oldest first.
 func (p *pendingEvents) all() []*waiter {
 	var ws []*waiter
 	for _, id := range p.order {

@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// waiting is an event of blocks named first, first+1, … behind a parent.
+// waiting is an event with blocks first, first+1, … after a parent.
 func waiting(parent, first events.BlockHash, n int) events.Event {
 	e := events.Event{Kind: events.Stored, Tier: events.Device, HasParent: true, Parent: parent}
 	for i := range n {
@@ -17,7 +17,8 @@ func waiting(parent, first events.BlockHash, n int) events.Event {
 	return e
 }
 
-// TestPendingBlocksWaitForever: blocks are credited however late their parent comes. The bounds drop the oldest first.
+// TestPendingBlocksWaitForever: blocks get credit after any delay of the parent. The limits drop the oldest events
+// first.
 func TestPendingBlocksWaitForever(t *testing.T) {
 	const day = events.Millis(24 * 60 * 60 * 1000)
 	for name, c := range map[string]struct {
@@ -46,7 +47,7 @@ func TestPendingBlocksWaitForever(t *testing.T) {
 			now += day / 24
 		}
 		if s := x.Stats(); counts != c.counts || s.Pending != c.waiting || s.Bytes.Ranks < c.waiting*PendingBlockBytes {
-			t.Errorf("%s: %+v, want %+v; %d wait, want %d", name, counts, c.counts, s.Pending, c.waiting)
+			t.Errorf("%s: %+v, want %+v; %d pending, want %d", name, counts, c.counts, s.Pending, c.waiting)
 		}
 		if c.cfg.PendingFor == 0 {
 			now += day
@@ -56,7 +57,7 @@ func TestPendingBlocksWaitForever(t *testing.T) {
 		counts = x.Apply(id, now-day/24, []events.Event{root})
 		attached := min(uint64(c.waiting), 3)
 		if counts.Attached != attached || counts.Stored != 2+attached {
-			t.Errorf("%s: the parents came to %+v", name, counts)
+			t.Errorf("%s: counts of the parents: %+v", name, counts)
 		}
 		if err := x.Check(); err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -64,7 +65,7 @@ func TestPendingBlocksWaitForever(t *testing.T) {
 	}
 }
 
-// TestPendingMemory compares what MaxPendingBytes counts with the heap, for events of any size.
+// TestPendingMemory compares the memory of MaxPendingBytes with the heap, for events of any size.
 func TestPendingMemory(t *testing.T) {
 	for _, n := range []int{1, 4, 64, DefaultMaxPending} {
 		const ranks = 20
@@ -82,7 +83,7 @@ func TestPendingMemory(t *testing.T) {
 		t.Logf("events of %d blocks: %d bytes a block, %d counted", n, grown/(ranks*DefaultMaxPending),
 			counted/(ranks*DefaultMaxPending))
 		if grown > counted*9/8 || grown < counted/2 { // the race detector pads objects
-			t.Errorf("events of %d blocks: %d bytes, counted as %d", n, grown, counted)
+			t.Errorf("events of %d blocks: %d bytes, counted %d", n, grown, counted)
 		}
 		if s := x.Stats(); s.Pending != ranks*DefaultMaxPending {
 			t.Errorf("%d blocks wait", s.Pending)
@@ -90,21 +91,21 @@ func TestPendingMemory(t *testing.T) {
 	}
 }
 
-// liveHeap is the number of bytes in live objects.
+// liveHeap returns the number of bytes in live objects.
 func liveHeap() uint64 {
 	var m runtime.MemStats
 	runtime.GC()
-	runtime.GC() // finalizers of the first have run
+	runtime.GC() // finalizers of the first collection have run
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
 }
 
-// TestNamesWaitForTheKindOfTheirGroup: an event with names alone does not say of which kind its group is. Its blocks
-// count as soon as another event does.
+// TestNamesWaitForTheKindOfTheirGroup: an event with only names does not define the kind of its group. The blocks count
+// after an event with the kind.
 func TestNamesWaitForTheKindOfTheirGroup(t *testing.T) {
 	prompt := []events.LocalHash{3, 4}
 	for name, c := range map[string]struct {
-		kind    events.Attention // of group 1
+		kind    events.Attention // kind of group 1
 		pending bool             // the names come before the device's blocks
 		device  uint32
 		host    uint32
@@ -134,7 +135,7 @@ func TestNamesWaitForTheKindOfTheirGroup(t *testing.T) {
 			return d
 		}
 		if d := depth(); d[0] != 2 || x.Stats().Pending != 1 {
-			t.Errorf("%s: before the kind is known: %v, %d wait", name, d, x.Stats().Pending)
+			t.Errorf("%s: before the kind: %v, %d pending", name, d, x.Stats().Pending)
 		}
 		second := full
 		second.Group, second.Attention = 1, c.kind

@@ -1,6 +1,6 @@
 package radix
 
-// visit reads the places of hashes in the table, where there is no instruction that asks for them.
+// visit reads the places of hashes in the table, on processors without a prefetch instruction.
 //
 //go:noinline
 func (t *names) visit(hashes []uint64) (sum uint64) {

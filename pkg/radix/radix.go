@@ -4,9 +4,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// RankID names a (worker, rank) that an index was told of. It is a dense number ([RankID.Slot]) with a generation: a
-// slot is used again after [Index.DropRank], but with another generation, so that an id kept from before equals no id
-// in a later answer. A caller that looks ranks up by slot must compare the whole id before it credits anybody.
+// RankID identifies a rank of an index. It is a dense number ([RankID.Slot]) with a generation. After [Index.DropRank],
+// the slot is reused with another generation, so an old id equals no id in a later answer. A caller that looks up ranks
+// by slot must compare the whole id before it credits a rank.
 type RankID uint32
 
 const (
@@ -15,33 +15,33 @@ const (
 	maxSlots = 1 << slotBits
 )
 
-// Slot is a number below the largest number of ranks that were ever present together.
+// Slot returns a number below the maximum number of simultaneous ranks.
 func (id RankID) Slot() int { return int(id & slotMask) }
 
-// Config bounds what is kept for one rank beside what it holds. The zero value takes the defaults; a negative number
-// means none.
+// Config limits the state of a rank besides its holdings. The zero value selects the defaults. A negative number means
+// none.
 type Config struct {
-	// MaxPending is the number of blocks that may wait for their parents (default 4096). The oldest event is dropped
-	// first. Each block costs PendingBlockBytes while it waits, and each event PendingEventBytes.
+	// MaxPending is the maximum number of pending blocks (default 4096). The oldest event is dropped first. A pending
+	// block costs PendingBlockBytes, and a pending event PendingEventBytes.
 	MaxPending int
 
-	// MaxPendingBytes bounds the memory of the events that wait (default 2 MiB). The oldest event is dropped first.
+	// MaxPendingBytes limits the memory of the pending events (default 2 MiB). The oldest event is dropped first.
 	MaxPendingBytes int
 
-	// PendingFor is the age at which a pending event is dropped, in the time that [Index.Apply] is given. Zero or less
-	// keeps events of any age.
+	// PendingFor is the age at which a pending event is dropped, by the time of [Index.Apply]. Zero or less keeps
+	// events of any age.
 	PendingFor events.Millis
 
-	// MaxTombstones is how many of the latest removals are remembered with their place (default 512), so that a child
-	// announced after its parent left is still placed. All removals of one Apply are remembered until it ends. Each
-	// costs 28 bytes, and keeps the path to that place in memory.
+	// MaxTombstones is the number of latest removals that are remembered with their place (default 512). A child of a
+	// removed parent is then placed. All removals of an Apply are remembered until its end. A tombstone costs 28 bytes,
+	// and keeps the path to its place in memory.
 	MaxTombstones int
 
-	// TombstoneFor is how long a removal is remembered (default 60,000 ms).
+	// TombstoneFor is the age at which a tombstone is deleted (default 60,000 ms).
 	TombstoneFor events.Millis
 }
 
-// The defaults of Config.
+// Defaults of Config.
 const (
 	DefaultMaxPending      = 4096
 	DefaultMaxPendingBytes = 2 << 20
@@ -49,7 +49,7 @@ const (
 	DefaultTombstoneFor    = events.Millis(60_000)
 )
 
-// The memory of what waits, as MaxPendingBytes counts it. TestPendingMemory compares it with the heap.
+// Memory of pending events, as MaxPendingBytes counts it. TestPendingMemory compares it with the heap.
 const (
 	PendingEventBytes = 288
 	PendingBlockBytes = 128
@@ -75,25 +75,25 @@ func (c Config) withDefaults() Config {
 	}
 }
 
-// Counts says what became of a list of events, in blocks unless said otherwise. Nothing is passed over without a count.
+// Counts has the results of a list of events, in blocks unless stated otherwise. Every ignored input has a count.
 type Counts struct {
-	Stored          uint64 // first copies under a name in a tier, for a main group
+	Stored          uint64 // first copies of a name in a tier, for a main group
 	Duplicates      uint64 // further copies
 	Removed         uint64 // copies
-	UnknownRemovals uint64 // no such copy: ignored
-	// the name has copies at another place: the block and what follows it in its event are ignored
+	UnknownRemovals uint64 // removals of missing copies: ignored
+	// the name has copies at another place: the block and the rest of its event are ignored
 	Conflicts      uint64
-	KindConflicts  uint64 // the group was said to be main before and is not now, or the other way round: ignored
-	Pending        uint64 // the parent, or the block's own place, is not known yet
-	Attached       uint64 // pending blocks whose place became known; they count as stored, duplicates or conflicts too
+	KindConflicts  uint64 // the group was a main group before and is not now, or the reverse: ignored
+	Pending        uint64 // the place of the parent, or of the block itself, is unknown
+	Attached       uint64 // pending blocks with a known place; also counted as stored, duplicates or conflicts
 	Cancelled      uint64 // pending copies that were removed
 	Expired        uint64 // pending blocks dropped by age
 	Overflowed     uint64 // pending blocks dropped by number or memory
 	ClearedWaiting uint64 // pending blocks dropped by a clear
-	Cleared        uint64 // copies that a clear took
-	OtherStored    uint64 // copies for groups that are no part of the prefix
+	Cleared        uint64 // copies removed by a clear
+	OtherStored    uint64 // copies for groups outside of the prefix
 	OtherRemoved   uint64 // such copies removed or cleared
-	Malformed      uint64 // events that say nothing: unknown kind or tier, or locals that do not match the blocks
+	Malformed      uint64 // events with an unknown kind or tier, or with locals that do not match the blocks
 }
 
 // Add adds d to c.
@@ -116,45 +116,45 @@ func (c *Counts) Add(d Counts) {
 	c.Malformed += d.Malformed
 }
 
-// Stats says what an index holds and what it takes.
+// Stats has the size and the memory of an index.
 type Stats struct {
 	Ranks    int                    // present
 	Holdings [events.NumTiers]int64 // (rank, block) pairs by tier, device first
-	Blocks   int64                  // distinct blocks in memory, dead ones included
-	// blocks that nobody holds, kept for what follows them or because they are remembered
+	Blocks   int64                  // distinct blocks in memory, including dead blocks
+	// blocks without holders, kept for their followers or for tombstones
 	Dead       int64
 	Nodes      int64  // runs of consecutive blocks
-	Splits     uint64 // how many nodes were ever cut in two, because contents branched
-	Pending    int64  // blocks that wait
-	Tombstones int64  // removals
-	SetBlocks  int64  // (rank, tier, group, block) of groups that are no part of the prefix
+	Splits     uint64 // number of nodes that were split, because contents branched
+	Pending    int64  // pending blocks
+	Tombstones int64  // tombstones
+	SetBlocks  int64  // (rank, tier, group, block) of groups outside of the prefix
 	Bytes      Bytes
 }
 
-// Bytes is memory by what it is for.
+// Bytes is the memory by use.
 type Bytes struct {
 	Blocks int64 // local hashes and engine hashes
-	Names  int64 // engine hash to block
-	Nodes  int64 // runs, the edges between them, and who holds them
+	Names  int64 // table from engine hash to block
+	Nodes  int64 // runs, their edges, and their holders
 	Holes  int64 // bitmaps of holes and counts of copies
-	Ranks  int64 // pending, remembered, sets
+	Ranks  int64 // pending events, tombstones, sets
 	Total  int64
 }
 
-// Overlap is what one rank holds of a query's prefix: Depth[0] leading blocks in device, then Depth[1] directly after
-// those in host, and so on in disk and external.
+// Overlap is the part of a query's prefix that a rank holds: Depth[0] leading blocks in device, then Depth[1] blocks
+// directly after in host, and so on in disk and external.
 type Overlap struct {
 	Rank  RankID
 	Depth [events.NumTiers]uint32
 }
 
-// Blocks is the length of the whole prefix, in all tiers.
+// Blocks returns the length of the whole prefix, in all tiers.
 func (o *Overlap) Blocks() uint32 { return o.Depth[0] + o.Depth[1] + o.Depth[2] + o.Depth[3] }
 
-// RankSet is a set of ranks by slot, to restrict a query to. The zero value is empty.
+// RankSet is a set of ranks by slot, to restrict a query. The zero value is empty.
 type RankSet struct{ words []uint64 }
 
-// Add puts a rank into the set.
+// Add adds a rank to the set.
 func (s *RankSet) Add(id RankID) {
 	i := id.Slot()
 	for len(s.words) <= i>>6 {

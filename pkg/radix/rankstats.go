@@ -2,17 +2,17 @@ package radix
 
 import "github.com/kvatlas/kvatlas/pkg/events"
 
-// RankStats says what one rank holds. A node's list of workers shows it for every rank: it costs next to nothing, but
-// for a rank with several main groups.
+// RankStats has the holdings of a rank. A node's list of workers has it for every rank. It is cheap, except for a rank
+// with several main groups.
 type RankStats struct {
 	Holdings   [events.NumTiers]int64 // blocks held by every main group, by tier, device first
 	Copies     int64                  // copies beyond the first of a block in a tier
-	Pending    int64                  // blocks that wait
-	Tombstones int64                  // removals
-	SetBlocks  int64                  // (tier, group, block) of groups that are no part of the prefix
+	Pending    int64                  // pending blocks
+	Tombstones int64                  // tombstones
+	SetBlocks  int64                  // (tier, group, block) of groups outside of the prefix
 }
 
-// RankStats says what a rank holds. The writer calls it.
+// RankStats returns the holdings of a rank. The writer calls it.
 func (x *Index) RankStats(id RankID) (s RankStats) {
 	r := x.rank(id)
 	s.Pending, s.Tombstones, s.SetBlocks = int64(r.pending.blocks), int64(r.tombstones.len()), int64(len(r.sets))

@@ -7,23 +7,24 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// A removal is worked on in three steps. findAll looks its names up, and puts their blocks into x.queue. takeQueued
-// goes through the nodes from the first to the last, and takes from the rank what it has of them. rememberLost
-// remembers, in the order of the event, what is lost for good.
+// A removal has three steps. findAll looks up the names and adds their blocks to x.queue. takeQueued visits the nodes
+// from the first to the last and removes the blocks from the rank. rememberLost adds tombstones for the lost names, in
+// the order of the event.
 
-// stretch is blocks that the event in hand removes: neighbours in it and in a node, upwards or downwards. By their
-// places in the event the names' hashes are in x.hashes, their values in the table in x.refs, the blocks in x.blocks.
+// stretch is a range of blocks that the current event removes: neighbours in the event and in a node, up or down. By
+// position in the event, x.hashes has the hashes of the names, x.refs their values in the table, and x.blocks the
+// blocks.
 type stretch struct {
 	node    uint32
-	block   uint32 // the first one
-	step    uint32 // to the next one: 1 or -1, modulo 2^32; of a single block it means nothing
-	first   uint32 // its place in the event
+	block   uint32 // the first block
+	step    uint32 // distance to the next block: 1 or -1, modulo 2^32; meaningless for a single block
+	first   uint32 // position of the first block in the event
 	n       uint32
-	next    uint32 // the next of the same node in x.queue; behind the last comes the first
-	aliases bool   // some of the names do not stand in the arena
+	next    uint32 // the next stretch of the node in x.queue; the last leads to the first
+	aliases bool   // some names are aliases
 }
 
-// at is the block numbered i.
+// at returns block i.
 func (s *stretch) at(i uint32) uint32 { return s.block + i*s.step }
 
 func (x *Index) removed(r *rank, e *events.Event, c *Counts) {
@@ -43,7 +44,7 @@ func (x *Index) removed(r *rank, e *events.Event, c *Counts) {
 	}
 }
 
-// notHeld passes over the removal of a name without copies, but for one that waits.
+// notHeld counts the removal of a name without copies. It cancels a pending copy of the name.
 func (r *rank) notHeld(e *events.Event, name events.BlockHash, c *Counts) {
 	if r.pending.len() > 0 && r.pending.cancel(copyKey{e.Tier, e.Group, name}) {
 		c.Cancelled++
@@ -52,7 +53,7 @@ func (r *rank) notHeld(e *events.Event, name events.BlockHash, c *Counts) {
 	}
 }
 
-// findAll looks names up, and puts their blocks, also those that the rank does not have, into x.queue.
+// findAll looks up names and adds their blocks to x.queue, including blocks that the rank does not hold.
 func (x *Index) findAll(r *rank, e *events.Event, c *Counts) {
 	t, owner := &x.names, r.owner()
 	hashes := x.hashAll(owner, e.Blocks)
@@ -60,9 +61,9 @@ func (x *Index) findAll(r *rank, e *events.Event, c *Counts) {
 	x.blocks = slices.Grow(x.blocks[:0], len(hashes))[:len(hashes)]
 	x.queue, x.keys = x.queue[:0], x.keys[:0]
 	x.startChains(len(hashes))
-	var id, start, end uint32 // the node of the block before
-	prev := uint32(0)         // that block
-	asked := 0                // names before this one have been looked at in the table
+	var id, start, end uint32 // the node of the previous block
+	prev := uint32(0)         // the previous block
+	asked := 0                // the names before were prefetched
 	for i := 0; i < len(hashes); {
 		if prev > start { // engines evict tails first
 			if n := x.below(start, prev-1, owner, e.Blocks[i:]); n > 0 {
@@ -103,8 +104,8 @@ func (x *Index) findAll(r *rank, e *events.Event, c *Counts) {
 	}
 }
 
-// below is how many of some names are an owner's for the blocks from top on downwards, in the arena. It looks no
-// further down than a slab, and start.
+// below returns the number of names that an owner has in the arena for the blocks from top on downwards. It stops at
+// the start of the slab, and at block start.
 func (x *Index) below(start, top, owner uint32, names []events.BlockHash) (n uint32) {
 	g := &x.slabs.s[top/slabBlocks]
 	if g.owner != owner {
@@ -117,8 +118,8 @@ func (x *Index) below(start, top, owner uint32, names []events.BlockHash) (n uin
 	return n
 }
 
-// enqueue puts n blocks of a node from top on downwards, of which the names stand in the arena, into x.queue. The first
-// is at a place in the event.
+// enqueue adds n blocks of a node from top on downwards to x.queue. Their names are in the arena. first is the position
+// of the first in the event.
 func (x *Index) enqueue(id, top, n uint32, first int) {
 	for j := range n {
 		x.refs[uint32(first)+j], x.blocks[uint32(first)+j] = top-j, top-j
@@ -136,15 +137,15 @@ func (x *Index) enqueue(id, top, n uint32, first int) {
 	x.chain(uint32(len(x.queue) - 1))
 }
 
-// startChains makes room for n nodes in x.chains, a hash table that has the last stretch of each node, plus one.
+// startChains makes room for n nodes in x.chains, a hash table with the last stretch of each node, plus one.
 func (x *Index) startChains(n int) {
 	size := 1 << bits.Len(uint(n)) * 2
 	x.chains = slices.Grow(x.chains[:0], size)[:size]
 	clear(x.chains)
 }
 
-// chain puts a stretch behind the others of its node. For the first of a node it adds the chain's place in x.chains to
-// x.keys; in the upper half of the key is the node's depth.
+// chain adds a stretch to the others of its node. For the first stretch of a node, it adds the place in x.chains to
+// x.keys; the upper half of the key is the node's depth.
 func (x *Index) chain(i uint32) {
 	s := &x.queue[i]
 	mask := uint32(len(x.chains) - 1)
@@ -164,9 +165,8 @@ func (x *Index) chain(i uint32) {
 	}
 }
 
-// scout visits all that the next names lead to, stage by stage, so that the processor fetches each stage together, and
-// leaves the slots that are likely theirs in x.likely, by position modulo the size of a group. It returns how far it
-// has come.
+// scout visits the data of the next names, stage by stage, so that the processor loads each stage together. It stores
+// the likely slots in x.likely, by position modulo the size of a group. It returns the number of visited names.
 func (x *Index) scout(hashes []uint64, from int) int {
 	t, to := &x.names, min(from/group*group+group, len(hashes))
 	if from == 0 {
@@ -192,15 +192,14 @@ func (x *Index) scout(hashes []uint64, from int) int {
 	return to
 }
 
-// takeQueued takes the blocks in x.queue from a rank, as far as it has them: from the first node to the last, so that a
-// reader, which goes the same way and looks back at the end, sees them all go at once. Those that are lost for good are
-// pinned, and noted in x.lost.
+// takeQueued removes the blocks in x.queue from a rank, from the first node to the last. A reader goes the same way and
+// validates at the end, so it sees all of them disappear at once. Lost blocks are pinned and marked in x.lost.
 func (x *Index) takeQueued(r *rank, e *events.Event, c *Counts) {
 	slices.Sort(x.keys)
 	words := (len(e.Blocks) + 63) / 64
 	x.lost = slices.Grow(x.lost[:0], words)[:words]
 	clear(x.lost)
-	others := false // the rank holds something in another tier
+	others := false // the rank holds blocks in another tier
 	for t := range r.held {
 		others = others || t != int(e.Tier)-1 && r.held[t] > 0
 	}
@@ -222,10 +221,10 @@ func (x *Index) takeQueued(r *rank, e *events.Event, c *Counts) {
 	x.dropNow()
 }
 
-// scoutNodes visits what it takes to take blocks of some nodes from a rank, as scout does.
+// scoutNodes visits the data for the removal of blocks of some nodes, like scout.
 func (x *Index) scoutNodes(r *rank, keys []uint64, tier int) {
 	if len(keys) == 1 || len(x.v.parts) == 0 || len(x.v.bits) == 0 {
-		return // nothing is far apart, or nobody has anything in part
+		return // few nodes, or no parts
 	}
 	var nodes [group]*node
 	sum, m, slot := uint64(0), x.v.masks[tier], r.slot()
@@ -244,7 +243,7 @@ func (x *Index) scoutNodes(r *rank, keys []uint64, tier int) {
 	x.touched = sum
 }
 
-// take takes a stretch's blocks of an open node from a rank, as far as it has them.
+// take removes a stretch's blocks of an open node from a rank.
 func (x *Index) take(r *rank, e *events.Event, s *stretch, others bool, c *Counts) {
 	tier := int(e.Tier) - 1
 	for i := uint32(0); i < s.n; {
@@ -275,7 +274,7 @@ func (x *Index) take(r *rank, e *events.Event, s *stretch, others bool, c *Count
 	}
 }
 
-// single is of how many of a stretch's blocks, from the one numbered i on, a rank has one copy in a tier.
+// single returns the number of consecutive blocks from block i on of which the rank has a single copy in a tier.
 func (x *Index) single(r *rank, s *stretch, i uint32, tier int) (n uint32) {
 	extra := &r.extra[tier]
 	full, part := x.v.full(s.node, tier, r.slot()), (*part)(nil)
@@ -297,8 +296,8 @@ func (x *Index) single(r *rank, s *stretch, i uint32, tier int) (n uint32) {
 	return n
 }
 
-// lose pins n of a stretch's blocks, from the one numbered i on, which a rank has lost for good, notes them in x.lost,
-// and takes their names out of the table if nobody else whose names they are needs them. dropNow must follow.
+// lose handles n blocks of a stretch from block i on that a rank has lost in all tiers. It pins the blocks, marks them
+// in x.lost, and removes their names unless another rank needs the names. The caller must call dropNow.
 func (x *Index) lose(r *rank, s *stretch, i, n uint32) {
 	first := s.first + i
 	for w := first >> 6; w<<6 < first+n; w++ {
@@ -312,7 +311,7 @@ func (x *Index) lose(r *rank, s *stretch, i, n uint32) {
 		}
 		start := x.v.nodes[s.node].start
 		if x.sharedPart(s.node, lo-start, lo-start+n) {
-			for j := i; n > 1 && j < i+n; j++ { // of a single block it is known
+			for j := i; n > 1 && j < i+n; j++ { // for a single block it is set
 				if off := s.at(j) - start; !x.sharedPart(s.node, off, off+1) {
 					x.drop(x.hashes[s.first+j], x.refs[s.first+j])
 				}
@@ -331,7 +330,7 @@ func (x *Index) lose(r *rank, s *stretch, i, n uint32) {
 	x.names.removeAll(hashes, refs)
 }
 
-// slabsOf calls f for the slabs of blocks from lo up to hi, with those blocks as bits, and their number.
+// slabsOf calls f for the slabs of blocks from lo up to hi, with the blocks as bits, and the number of blocks.
 func (x *Index) slabsOf(lo, hi uint32, f func(g *slab, bits uint16, n uint32)) {
 	for lo < hi {
 		to := min(hi, (lo/slabBlocks+1)*slabBlocks)
@@ -340,7 +339,7 @@ func (x *Index) slabsOf(lo, hi uint32, f func(g *slab, bits uint16, n uint32)) {
 	}
 }
 
-// rememberLost remembers the names of the blocks in x.lost, which have been pinned for it.
+// rememberLost adds tombstones for the blocks in x.lost, which are pinned.
 func (x *Index) rememberLost(r *rank, e *events.Event) {
 	if r.reuse != nil {
 		x.spots = x.spots[:0]
@@ -355,7 +354,7 @@ func (x *Index) rememberLost(r *rank, e *events.Event) {
 		for _, word := range x.lost {
 			total += bits.OnesCount64(word)
 		}
-		skip = max(total-x.cfg.MaxTombstones, 0) // those behind them would push them out
+		skip = max(total-x.cfg.MaxTombstones, 0) // later tombstones of the event would replace them
 		over := min(r.tombstones.len(), r.tombstones.len()+total-x.cfg.MaxTombstones)
 		x.forgetOldest(r, uint32(max(over, 0)))
 	}
@@ -371,7 +370,7 @@ func (x *Index) rememberLost(r *rank, e *events.Event) {
 	u.done()
 }
 
-// eachLost yields the places in x.lost, in the order of the event.
+// eachLost yields the positions in x.lost, in the order of the event.
 func (x *Index) eachLost(yield func(i int) bool) {
 	for w, word := range x.lost {
 		for ; word != 0; word &= word - 1 {
@@ -382,7 +381,7 @@ func (x *Index) eachLost(yield func(i int) bool) {
 	}
 }
 
-// unpins takes pins away, those of one slab together.
+// unpins removes pins, together for each slab.
 type unpins struct {
 	x       *Index
 	slab, n uint32

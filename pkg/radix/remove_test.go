@@ -6,8 +6,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// An event that goes to and fro between nodes, also between those that begin at one depth, changes each of them at
-// once: a reader never sees one half done.
+// TestRemovalOpensEachNodeOnce: an event that alternates between nodes, also between nodes of the same depth, opens
+// each of them once. So a reader never sees a half-done removal.
 func TestRemovalOpensEachNodeOnce(t *testing.T) {
 	x := New(Config{})
 	id := x.AddRank(0, 16)

@@ -2,24 +2,24 @@ package radix
 
 import "math/bits"
 
-// slabBlocks is how many blocks of the arena are given out together. A node owns whole slabs, but for the first, which
-// it shares with its parent if it was split off amid one.
+// slabBlocks is the number of blocks of the arena in a slab. A node owns whole slabs, except for the first slab, which
+// it shares with its parent after a split inside the slab.
 const slabBlocks = 16
 
-// slab is what the writer keeps for sixteen blocks.
+// slab has the writer's state of sixteen blocks.
 type slab struct {
-	node  uint32 // the deepest node with blocks in it
-	pins  uint32 // removals that remember a block in it, and names of exact counts
-	owner uint32 // whose names those in the arena are; has no meaning if there are none
-	named uint16 // blocks whose name stands in the arena
-	twice uint16 // blocks of which some rank has, or has had, a second copy
+	node  uint32 // the deepest node with blocks in the slab
+	pins  uint32 // tombstones with a block in the slab, and names of exact counts
+	owner uint32 // owner of the names in the arena; meaningless without names
+	named uint16 // blocks with a name in the arena
+	twice uint16 // blocks of which a rank has or had a second copy
 }
 
-// idSet is a set of small numbers, that gives out the lowest or a wanted one.
+// idSet is a set of small numbers that returns the lowest or a given number.
 type idSet struct {
 	words []uint64
 	n     int
-	low   int // no word below it has a bit
+	low   int // lower words are zero
 }
 
 func (s *idSet) add(i uint32) {
@@ -45,7 +45,7 @@ func (s *idSet) take(i uint32) bool {
 	return true
 }
 
-// lowest is the least element of a set that is not empty.
+// lowest returns the lowest number of a set that is not empty.
 func (s *idSet) lowest() uint32 {
 	for s.words[s.low] == 0 {
 		s.low++
@@ -53,8 +53,8 @@ func (s *idSet) lowest() uint32 {
 	return uint32(s.low<<6 + bits.TrailingZeros64(s.words[s.low]))
 }
 
-// allocate gives out up to want slabs in a row, for a node. It gives fewer if so many in a row are hard to find and
-// much is free.
+// allocate allocates up to want consecutive slabs for a node. It allocates fewer if such a row is hard to find and many
+// slabs are free.
 func (x *Index) allocate(want uint32) (first, n uint32) {
 	free := &x.freeSlab
 	first, n = x.searchFree(want)
@@ -64,7 +64,7 @@ func (x *Index) allocate(want uint32) (first, n uint32) {
 		x.slabEnd += want
 		x.growBlocks()
 		return first, n
-	case n == 0: // much is free, but not near
+	case n == 0: // many slabs are free, but not near
 		x.slabHand = free.lowest() >> 6
 		first, n = x.searchFree(want)
 	}
@@ -75,15 +75,15 @@ func (x *Index) allocate(want uint32) (first, n uint32) {
 	return first, n
 }
 
-// searchFree looks for want free slabs in a row, a while from where it stopped the last time. It returns the longest
-// row that it came across.
+// searchFree searches for want consecutive free slabs, for a limited distance from its last position. It returns the
+// longest row that it found.
 func (x *Index) searchFree(want uint32) (first, n uint32) {
 	const look = 64 // words of the bitmap
 	words := x.freeSlab.words
 	if x.freeSlab.n == 0 {
 		return 0, 0
 	}
-	w, run := x.slabHand, uint32(0) // run: how many free ones end at the current place
+	w, run := x.slabHand, uint32(0) // number of free slabs that end at the current place
 	for range min(look, len(words)) {
 		if w >= uint32(len(words)) {
 			w, run = 0, 0
@@ -110,7 +110,7 @@ func (x *Index) searchFree(want uint32) (first, n uint32) {
 	return first, n
 }
 
-// growBlocks makes the arena as large as the slabs that were given out.
+// growBlocks extends the arena to the allocated slabs.
 func (x *Index) growBlocks() {
 	if x.slabEnd > aliasBit/slabBlocks {
 		panic("radix: more than 2^31 blocks at a time")
@@ -125,7 +125,7 @@ func (x *Index) growBlocks() {
 	}
 }
 
-// claim takes what a node needs to grow by n blocks in place, and reports whether it could.
+// claim allocates the slabs for n more blocks at the end of a node. It reports success.
 func (x *Index) claim(id uint32, n uint32) bool {
 	p := &x.v.nodes[id]
 	end := p.start + p.len
@@ -153,7 +153,7 @@ func (x *Index) claim(id uint32, n uint32) bool {
 	return true
 }
 
-// freeSlabs gives slabs from first up to end back.
+// freeSlabs frees slabs from first up to end.
 func (x *Index) freeSlabs(first, end uint32) {
 	for g := first; g < end; g++ {
 		x.slabs.s[g].node, x.slabs.s[g].twice = 0, 0
@@ -161,7 +161,7 @@ func (x *Index) freeSlabs(first, end uint32) {
 	}
 }
 
-// again gives a rank n copies more of a block that it has in a tier.
+// again adds n more copies of a block that a rank holds in a tier.
 func (x *Index) again(r *rank, tier int, block, n uint32) {
 	x.slabs.s[block/slabBlocks].twice |= 1 << (block % slabBlocks)
 	r.extra[tier].add(block, n)

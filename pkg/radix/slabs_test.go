@@ -2,8 +2,8 @@ package radix
 
 import "testing"
 
-// TestAllocateFarAway has free slabs only where the search for some does not come by. They are given out in a row all
-// the same: a row is a node, and a node is three misses of the caches for a reader.
+// TestAllocateFarAway has free slabs only outside of the search distance. The slabs are still allocated in a row: a row
+// is a node, and a node costs a reader three cache misses.
 func TestAllocateFarAway(t *testing.T) {
 	x := New(Config{})
 	x.slabEnd = 128 << 6

@@ -5,22 +5,21 @@ import (
 	"unsafe"
 )
 
-// Stats counts what there is. It visits every node; the writer calls it.
+// Stats returns the size of the index. It visits every node. The writer calls it.
 func (x *Index) Stats() Stats {
 	var c Census
 	s, _ := x.Count(&c, len(x.v.nodes))
 	return s
 }
 
-// Census is a count of what there is that is made in parts, for an index that is too large to be visited at once. The
-// zero value is one that has not begun.
+// Census is a count in steps, for an index that is too large for a single visit. The zero value is a new count.
 type Census struct {
 	next int   // the first node that was not visited
-	sum  Stats // of those that were
+	sum  Stats // sum over the visited nodes
 }
 
-// Count visits up to n more nodes, and when it has visited all returns what [Index.Stats] does, true, and begins anew.
-// What changes between the parts may be missing or counted twice. The writer calls it.
+// Count visits up to n more nodes. After the last node, it returns the result of [Index.Stats] and true, and starts
+// again. Changes between the steps may be missing or counted twice. The writer calls it.
 func (x *Index) Count(c *Census, n int) (s Stats, done bool) {
 	end := min(c.next+n, len(x.v.nodes))
 	for ; c.next < end; c.next++ {
@@ -41,7 +40,7 @@ func (x *Index) Count(c *Census, n int) (s Stats, done bool) {
 	return s, true
 }
 
-// complete adds what is known without a visit to each node.
+// complete adds the counts that need no visit to each node.
 func (x *Index) complete(s *Stats) {
 	s.Splits = x.splits
 	exact := int64(0)
@@ -76,7 +75,7 @@ func (x *Index) complete(s *Stats) {
 
 func (t *names) bytes() int64 { return t.slots.bytes() + t.aliases.bytes() }
 
-// alive is how many of a node's blocks somebody holds.
+// alive returns the number of a node's blocks with a holder.
 func (x *Index) alive(id uint32) uint32 {
 	v := x.v
 	n := &v.nodes[id]

@@ -11,8 +11,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestReaders lets readers run beside a writer that splits, lengthens, empties and frees the very nodes that they are
-// in. Some ranks only ever change by whole events, of which a reader must see all or nothing.
+// TestReaders runs readers while a writer splits, extends, empties and frees the nodes that they read. Some ranks
+// change only by whole events: a reader must see a whole event or nothing of it.
 func TestReaders(t *testing.T) {
 	for name, mem := range map[string]limits{"heap": memories[0], "mapped": memories[1]} {
 		t.Run(name, func(t *testing.T) { readers(t, newIndex(Config{MaxTombstones: 20}, mem)) })
@@ -51,8 +51,8 @@ func readers(t *testing.T, x *Index) {
 	type steady struct {
 		id  atomic.Uint32
 		doc int
-		// how it changes: 0: by a store and a removal, 1: and a clear, 2: in host behind the device, 3: it is dropped
-		// and added, 4: in the second of two groups, 5: in a window beside the prefix
+		// way of change: 0: a store and a removal, 1: and a clear, 2: in host after the device, 3: dropped and added,
+		// 4: in the second of two groups, 5: in a window besides the prefix
 		kind int
 		on   bool
 	}
@@ -180,7 +180,7 @@ func readers(t *testing.T, x *Index) {
 			x.Apply(id, 0, []events.Event{e})
 		}
 		r.on = !r.on
-		// Something of its own, off a random document somewhere.
+		// A separate branch of a random document.
 		doc = slices.Clone(docs[rng.IntN(len(docs))][:1+rng.IntN(long)])
 		doc = append(doc, events.LocalHash(step))
 		store(restless, events.Device, doc, 0, len(doc))

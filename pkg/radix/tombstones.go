@@ -6,12 +6,13 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// tombstones is the removal history of one rank, a ring of its latest removals: which name left which block. Entries
-// are numbered as they come; the ring holds those from first up to next, and chains those of equal hash from the newest
-// back. A chain ends at the first number that is no longer in the ring, so that nothing has to be unlinked.
+// tombstones is a ring of a rank's latest removals: the name and the block. Entries are numbered. The ring has the
+// entries from first up to next, and chains with equal hashes of names from the newest back. A chain ends at the first
+// number outside of the ring, so no entry needs to be unlinked.
 type tombstones struct {
 	ring []tombstone // a power of two; see shrink
-	// by hash of the name: number of the newest entry, plus one; names are compared, so a stale one does no harm
+	// by hash of the name: number of the newest entry, plus one; an outdated entry is harmless, because names are
+	// compared
 	heads       []uint32
 	first, next uint32 // numbers wrap around
 }
@@ -20,7 +21,7 @@ type tombstone struct {
 	name  events.BlockHash
 	since events.Millis
 	block uint32
-	back  uint32 // how many entries back the next of the same hash is; 0: there is none
+	back  uint32 // distance back to the next entry of the same hash; 0: none
 }
 
 func (m *tombstones) len() int { return int(m.next - m.first) }
@@ -45,14 +46,14 @@ func (m *tombstones) push(r tombstone) {
 	*head = m.next
 }
 
-// shift takes the oldest entry out.
+// shift removes and returns the oldest entry.
 func (m *tombstones) shift() tombstone {
 	r := *m.at(m.first)
 	m.first++
 	return r
 }
 
-// find returns the block that the name left last.
+// find returns the block of the latest removal of the name.
 func (m *tombstones) find(name events.BlockHash) (block uint32, ok bool) {
 	if m.len() == 0 {
 		return 0, false
@@ -75,15 +76,15 @@ func (m *tombstones) find(name events.BlockHash) (block uint32, ok bool) {
 
 func (m *tombstones) grow() { m.resize(max(16, 2*len(m.ring))) }
 
-// shrink gives up the memory of a message with many removals: more than four times what the bound, rounded up to a
-// power of two, takes.
+// shrink frees the memory of a message with many removals: more than four times the limit, rounded up to a power of
+// two.
 func (m *tombstones) shrink(bound int) {
 	if room := 1 << bits.Len(uint(max(bound, 16)-1)); len(m.ring) > 4*room {
 		m.resize(room)
 	}
 }
 
-// resize moves the entries, of which there are at most size, into a ring of that size.
+// resize moves the entries, at most size, into a ring with the given size.
 func (m *tombstones) resize(size int) {
 	old := *m
 	*m = tombstones{ring: make([]tombstone, size)}

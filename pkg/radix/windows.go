@@ -6,12 +6,12 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// What an engine wants beside the blocks of a prefix. A window is what groups of one kind and size need: a block counts
-// for it in a tier if each of these groups has a copy there under a name of that block. Which blocks those are is kept
-// as marks, like those of the prefix itself: each window of a rank has a plane of marks for each tier, behind the
-// tiers' own.
+// Needs of an engine besides the blocks of a prefix. A window has the needs of groups with equal kind and size: a block
+// counts for it in a tier if all of these groups have a copy in the tier under a name of the block. These blocks have
+// marks, like the blocks of the prefix: each window of a rank has a plane of marks for each tier, after the planes of
+// the tiers.
 
-// Planes of marks. The first NumTiers are the tiers; the next the tiers of each rank's first window, and so on.
+// Planes of marks. The first NumTiers are the tiers, the next are the tiers of each rank's first window, and so on.
 const (
 	maxPlanes  = 32
 	planeKnown = maxPlanes // see ends.go
@@ -19,28 +19,28 @@ const (
 	maxWindows = maxPlanes/events.NumTiers - 1
 )
 
-// reuse is what decides how much of a rank's prefix its engine can use. It does not change once readers know it.
+// reuse determines the usable part of a rank's prefix. It is immutable after publication.
 type reuse struct {
-	// blocks behind a prefix's end that must be there as well: 1 if a draft model has the last one dropped
+	// required blocks after the end of a prefix: 1 if a draft model drops the last block
 	drop    uint32
 	most    uint32 // the largest drop of the main groups and all windows
 	windows []window
-	unknown bool // some group's needs are not known: the prefix may be shorter than is said
+	unknown bool // some group has unknown needs: the usable prefix may be shorter
 }
 
-// window is what some groups of equal needs want of a prefix.
+// window has the equal needs of some groups.
 type window struct {
-	kind   events.GroupKind    // the first group, for people
-	groups []events.GroupIndex // all of them
-	plane  int                 // its marks in device; those in other tiers follow
-	drop   uint32              // as of reuse
-	size   uint32              // tokens of a chunk; or else 0
+	kind   events.GroupKind    // the first group, for operators
+	groups []events.GroupIndex // all groups
+	plane  int                 // plane of the marks in device; the other tiers follow
+	drop   uint32              // as in reuse
+	size   uint32              // tokens of a chunk, or 0
 	block  uint32              // tokens of a block
-	chunk  uint32              // blocks of a chunk, if these are whole ones and drop is 0; or else 0
-	need   uint32              // blocks before a prefix's end, unless it has chunks
+	chunk  uint32              // blocks of a chunk, if a chunk has whole blocks and drop is 0; otherwise 0
+	need   uint32              // required blocks before the end of a prefix, without chunks
 }
 
-// from is the first block that a prefix of n blocks needs.
+// from returns the first block that a prefix of n blocks needs.
 func (w *window) from(n uint32) uint32 {
 	if w.chunk > 0 {
 		return n - n%w.chunk
@@ -51,7 +51,7 @@ func (w *window) from(n uint32) uint32 {
 	return n - min(n, w.need)
 }
 
-// reuseOf is what groups want; nil if nothing.
+// reuseOf returns the needs of groups, or nil.
 func reuseOf(groups []events.GroupKind, block uint32) *reuse {
 	u := &reuse{}
 	for _, g := range groups {
@@ -65,7 +65,7 @@ func reuseOf(groups []events.GroupKind, block uint32) *reuse {
 			u.drop, u.unknown = max(u.drop, drop), u.unknown || g.Window > 0
 			continue
 		case g.Kind == events.AttentionMamba:
-			w.need, w.drop = 1, 0 // its state is at the very end, or not
+			w.need, w.drop = 1, 0 // the state exists at the very end, or not
 		case g.Kind.Windowed() && g.Window == 0, g.Kind == events.AttentionOther:
 			u.unknown = true
 			continue
@@ -73,7 +73,7 @@ func reuseOf(groups []events.GroupKind, block uint32) *reuse {
 			w.size = g.Window
 		case g.Kind.Windowed():
 			w.need = max(1, uint32((uint64(g.Window)+uint64(w.block)-2)/uint64(w.block)))
-		default: // encoders' groups are no matter of the prefix
+		default: // encoder groups do not affect the prefix
 			continue
 		}
 		at := slices.IndexFunc(u.windows, func(o window) bool {
@@ -105,10 +105,10 @@ func reuseOf(groups []events.GroupKind, block uint32) *reuse {
 	return u
 }
 
-// cuts reports whether there is anything that makes a prefix shorter.
+// cuts reports whether any rule shortens a prefix.
 func (u *reuse) cuts() bool { return u != nil && (u.drop > 0 || len(u.windows) > 0) }
 
-// chunk is how many blocks the chunks have of which alone a prefix needs the last; 0 if that is not all it needs.
+// chunk returns the number of blocks in a chunk if a prefix needs only its last chunk, or 0.
 func (u *reuse) chunk() uint32 {
 	if u.most == 0 && len(u.windows) == 1 {
 		return u.windows[0].chunk
@@ -116,7 +116,7 @@ func (u *reuse) chunk() uint32 {
 	return 0
 }
 
-// window is the one that a group belongs to; nil if it belongs to none.
+// window returns the window of a group, or nil.
 func (r *rank) window(group events.GroupIndex) *window {
 	if r.reuse != nil {
 		for i := range r.reuse.windows {
@@ -128,8 +128,7 @@ func (r *rank) window(group events.GroupIndex) *window {
 	return nil
 }
 
-// learnReuse makes what a rank's groups want known to readers, and marks its windows anew. To readers the rank is gone
-// meanwhile.
+// learnReuse publishes the needs of a rank's groups and marks its windows again. Readers do not see the rank meanwhile.
 func (x *Index) learnReuse(r *rank) {
 	u := reuseOf(r.groups, r.block)
 	if u == nil && r.reuse == nil {
@@ -160,13 +159,13 @@ func (x *Index) learnReuse(r *rank) {
 	x.showRank(r)
 }
 
-// kind is ranks that are limited alike.
+// kind has the ranks with equal limits.
 type kind struct {
 	*reuse
 	ranks []uint64 // by slot
 }
 
-// kindsOf puts ranks that are limited alike together. Their numbers of groups may differ: they are for people.
+// kindsOf groups ranks with equal limits. Their group numbers may differ, because they are only for operators.
 func kindsOf(all []*reuse, stride int) (kinds []kind) {
 	for slot, u := range all {
 		if u == nil {
@@ -182,29 +181,29 @@ func kindsOf(all []*reuse, stride int) (kinds []kind) {
 	return kinds
 }
 
-// equal reports whether two ranks are limited alike.
+// equal reports whether two ranks have equal limits.
 func (u *reuse) equal(o *reuse) bool {
 	return u.drop == o.drop && slices.EqualFunc(u.windows, o.windows, func(a, b window) bool {
 		return a.plane == b.plane && a.drop == b.drop && a.size == b.size && a.block == b.block && a.need == b.need
 	})
 }
 
-// Bounded reports whether an answer's depths of a rank are an upper bound: what one of its groups needs is not known.
-// The writer calls it.
+// Bounded reports whether the depths of a rank are upper bounds, because a group has unknown needs. The writer calls
+// it.
 func (x *Index) Bounded(id RankID) bool {
 	r := x.rank(id)
 	return r.reuse != nil && r.reuse.unknown
 }
 
-// spot is a block of which the marks of windows may have to change, and its name, if it has one. A rank
-// with exact counts has its names there.
+// spot is a block whose window marks may have to change, with an optional name. A rank with exact counts has its names
+// there.
 type spot struct {
 	block uint32
 	name  events.BlockHash
 	named bool
 }
 
-// heldPlace is the block that a rank holds under a name.
+// heldPlace returns the block that a rank holds under a name.
 func (x *Index) heldPlace(r *rank, name events.BlockHash) (uint32, bool) {
 	if r.naming == namesExact {
 		if n := r.exact.names[name]; n != nil {
@@ -226,7 +225,7 @@ func (r *rank) wanted(w *window, tier events.Tier, s spot) bool {
 	return s.named && r.complete(w, tier, s.name)
 }
 
-// complete reports whether every group of a window has a copy in a tier under a name.
+// complete reports whether all groups of a window have a copy in a tier under a name.
 func (r *rank) complete(w *window, tier events.Tier, name events.BlockHash) bool {
 	for _, g := range w.groups {
 		if r.sets[copyKey{tier, g, name}] == 0 {
@@ -236,8 +235,8 @@ func (r *rank) complete(w *window, tier events.Tier, name events.BlockHash) bool
 	return true
 }
 
-// settleWindow brings a window's marks at some blocks in one tier in line with what its groups hold. Marks come from
-// the last block of a path to the first and go from the first to the last, as those of the prefix do.
+// settleWindow updates a window's marks at some blocks in a tier. Marks appear from the last block of a path to the
+// first, and disappear from the first to the last, like the marks of the prefix.
 func (x *Index) settleWindow(r *rank, w *window, tier events.Tier, spots []spot) {
 	plane := w.plane + int(tier) - 1
 	on, off := x.marksOn[:0], x.marksOff[:0]
@@ -254,7 +253,7 @@ func (x *Index) settleWindow(r *rank, w *window, tier events.Tier, spots []spot)
 	}
 	x.marksOn, x.marksOff = on, off
 	if len(on) > 0 {
-		x.useTier(int(tier) - 1) // what is only in windows there makes prefixes longer too
+		x.useTier(int(tier) - 1) // blocks that only windows have in the tier also make prefixes longer
 		x.useTier(plane)
 		slices.Sort(on)
 		on = slices.Compact(on)
@@ -277,7 +276,7 @@ func (x *Index) settleWindow(r *rank, w *window, tier events.Tier, spots []spot)
 	}
 }
 
-// windowOf is the window to whose planes a part belongs; nil if to none, or to one of chunks.
+// windowOf returns the window of a part's plane. It returns nil without a window and for a window with chunks.
 func (x *Index) windowOf(p *part) *window {
 	if plane := planeOf(p.key); plane >= events.NumTiers {
 		if w := &x.slots[slotOf(p.key)].reuse.windows[plane/events.NumTiers-1]; w.size == 0 {
@@ -287,7 +286,7 @@ func (x *Index) windowOf(p *part) *window {
 	return nil
 }
 
-// fitOf is what fit and from of a part have to be, of blocks below top.
+// fitOf returns the values fit and from of a part, for the blocks below top.
 func (x *Index) fitOf(p *part, n *node, top uint32) (fit, from uint32) {
 	if w := x.windowOf(p); w != nil {
 		return x.v.fitBelow([]*part{p}, w, n.depth, top)
@@ -295,7 +294,7 @@ func (x *Index) fitOf(p *part, n *node, top uint32) (fit, from uint32) {
 	return 0, 0
 }
 
-// fitAdded brings fit and from in line after blocks from lo on have been added to a part.
+// fitAdded updates fit and from after the addition of blocks from lo on to a part.
 func (x *Index) fitAdded(p *part, n *node, lo uint32) {
 	w := x.windowOf(p)
 	if w == nil {
@@ -314,7 +313,7 @@ func (x *Index) fitAdded(p *part, n *node, lo uint32) {
 	}
 }
 
-// fitRemoved does so after those from lo up to hi have been removed.
+// fitRemoved updates them after the removal of blocks from lo up to hi.
 func (x *Index) fitRemoved(p *part, n *node, lo, hi uint32) {
 	w := x.windowOf(p)
 	switch {
@@ -328,8 +327,8 @@ func (x *Index) fitRemoved(p *part, n *node, lo, hi uint32) {
 	}
 }
 
-// run is the longest run of consecutive blocks of one node in a sorted list: the one that ends before position at (step
-// -1), or begins there (1).
+// run returns the longest run of consecutive blocks of a node in a sorted list. The run ends before position at (step
+// -1) or begins there (step 1).
 func (x *Index) run(list []uint64, at, step int) (id, lo, hi uint32) {
 	if step < 0 {
 		at--
@@ -346,7 +345,7 @@ func (x *Index) run(list []uint64, at, step int) (id, lo, hi uint32) {
 	return id, lo, hi
 }
 
-// settleWindows does so for all windows, in every tier.
+// settleWindows updates all windows, in every tier.
 func (x *Index) settleWindows(r *rank, spots []spot) {
 	for i := range r.reuse.windows {
 		for t := events.Device; t <= events.External; t++ {
@@ -355,7 +354,7 @@ func (x *Index) settleWindows(r *rank, spots []spot) {
 	}
 }
 
-// settlePlaced settles the windows of the first n blocks of the event in hand, which have just been placed.
+// settlePlaced updates the windows at the first n blocks of the current event, which were just placed.
 func (x *Index) settlePlaced(r *rank, e *events.Event, cancelled []bool, n int) {
 	if r.reuse == nil || len(r.reuse.windows) == 0 || len(r.sets) == 0 {
 		return
@@ -372,7 +371,7 @@ func (x *Index) settlePlaced(r *rank, e *events.Event, cancelled []bool, n int) 
 	x.settleWindows(r, x.spots)
 }
 
-// storedBeside adds the copies of an event whose group is no part of the prefix.
+// storedBeside adds the copies of an event with a group outside of the prefix.
 func (x *Index) storedBeside(r *rank, e *events.Event, c *Counts) {
 	if r.sets == nil {
 		r.sets = map[copyKey]uint32{}
@@ -395,7 +394,7 @@ func (x *Index) storedBeside(r *rank, e *events.Event, c *Counts) {
 	}
 }
 
-// removedBeside takes such copies away.
+// removedBeside removes such copies.
 func (x *Index) removedBeside(r *rank, e *events.Event, c *Counts) {
 	w := r.window(e.Group)
 	x.spots = x.spots[:0]
@@ -423,7 +422,7 @@ func (x *Index) removedBeside(r *rank, e *events.Event, c *Counts) {
 	}
 }
 
-// markWindows marks all windows of a rank that has no marks of them.
+// markWindows marks all windows of a rank without marks.
 func (x *Index) markWindows(r *rank) {
 	if r.reuse == nil {
 		return
@@ -444,8 +443,8 @@ func (x *Index) markWindows(r *rank) {
 	}
 }
 
-// clearWindows takes the marks of a rank's windows away that a clear of some tiers ends: all in those tiers, and in
-// others those of names that are held in none of these. Readers must not see the rank in those tiers.
+// clearWindows removes the marks of a rank's windows for a clear of some tiers: all marks in these tiers, and in other
+// tiers the marks of names that the rank holds only in cleared tiers. Readers must not see the rank in these tiers.
 func (x *Index) clearWindows(r *rank, tiers TierSet) {
 	if r.reuse == nil || len(r.reuse.windows) == 0 {
 		return
@@ -470,8 +469,8 @@ func (x *Index) clearWindows(r *rank, tiers TierSet) {
 	}
 }
 
-// outlives reports whether a block that counts for a window in a tier still does when others are cleared: whether its
-// name is held in yet another.
+// outlives reports whether a block still counts for a window in a tier after a clear of other tiers, because the rank
+// holds the name in yet another tier.
 func (x *Index) outlives(r *rank, w *window, tier events.Tier, id, off uint32, tiers TierSet) bool {
 	if r.naming == namesExact {
 		return slices.ContainsFunc(r.exact.at[x.v.nodes[id].start+off], func(name events.BlockHash) bool {

@@ -2,7 +2,7 @@ package radix
 
 import "sync/atomic"
 
-// sameRunAtomic counts the leading words that are equal, up to len(b), which is at most len(a).
+// sameRunAtomic returns the number of equal leading words, up to len(b), which is at most len(a).
 func sameRunAtomic(a, b []uint64) int {
 	a = a[:len(b)]
 	for i := range b {

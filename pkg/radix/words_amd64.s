@@ -1,7 +1,7 @@
 #include "textflag.h"
 
-// How many bytes ahead of the comparison both sides are asked for: enough to pass a page, where the processor's own prefetching stops, and no
-// more, since what is past the end of a run is asked for in vain.
+// AHEAD is the prefetch distance before the comparison, in bytes, for both sides. It is enough to pass a page, where the
+// prefetcher of the processor stops. A prefetch beyond the end of a run is useless, so it is no larger.
 #define AHEAD 256
 
 // func sameRunSSE(a, b []uint64) int

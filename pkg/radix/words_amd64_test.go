@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guarded is n words that end where a page ends that nobody may read.
+// guarded returns n words at the end of a page, before an unreadable page.
 func guarded(t *testing.T, n int) []uint64 {
 	t.Helper()
 	page := unix.Getpagesize()
@@ -28,7 +28,7 @@ func guarded(t *testing.T, n int) []uint64 {
 }
 
 // TestSameRunTwins compares the assembly with its twin in Go: all lengths and places of the first difference, in the
-// lowest or highest bits of a word, at all alignments that words have, up to the last word that may be read.
+// lowest and highest bits of a word, at all alignments, up to the last readable word.
 func TestSameRunTwins(t *testing.T) {
 	const most = 80
 	rng := rand.New(rand.NewPCG(8, 64))
@@ -36,13 +36,13 @@ func TestSameRunTwins(t *testing.T) {
 	check := func(x, y []uint64) {
 		t.Helper()
 		if got, want := sameRunSSE(x, y), sameRunAtomic(x, y); got != want {
-			t.Fatalf("of %d and %d words %d are the same, the assembly says %d", len(x), len(y), want, got)
+			t.Fatalf("%d and %d words: %d equal, the assembly returns %d", len(x), len(y), want, got)
 		}
 	}
 	check(nil, nil)
 	check(a, nil)
 	for n := 1; n <= most; n++ {
-		for _, before := range []int{0, 1, 2, 3, 7} { // words that are left at the end: where both lie changes with it
+		for _, before := range []int{0, 1, 2, 3, 7} { // unused words at the end: they change the place of both
 			for _, off := range []int{0, 1} {
 				x, y := a[len(a)-n-before:], b[len(b)-n-before-off:]
 				y = y[:n]
@@ -79,8 +79,8 @@ func TestSameRunTwins(t *testing.T) {
 	}
 }
 
-// TestPrefetchReadsNothing asks for memory that may not be read and for places of any hash: nothing happens, and
-// nothing changes.
+// TestPrefetchReadsNothing prefetches unreadable memory and places of arbitrary hashes. Nothing happens, and nothing
+// changes.
 func TestPrefetchReadsNothing(t *testing.T) {
 	words := guarded(t, 16)
 	prefetchWords(&words[15], 4096)
@@ -102,11 +102,11 @@ func TestPrefetchReadsNothing(t *testing.T) {
 		}
 		n.prefetch(hashes)
 		n.prefetch(nil)
-		if got := n.visit(hashes); got != want { // what machines without the instruction do instead
-			t.Errorf("size %d: the places visited have the sum %d, want %d", size, got, want)
+		if got := n.visit(hashes); got != want { // the replacement on machines without the instruction
+			t.Errorf("size %d: the visited places have the sum %d, want %d", size, got, want)
 		}
 		if !slices.Equal(n.slots.s, was) {
-			t.Errorf("size %d: asking has changed the table", size)
+			t.Errorf("size %d: the prefetch changed the table", size)
 		}
 	}
 	var none names

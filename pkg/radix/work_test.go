@@ -8,7 +8,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Streams that are made to hurt. What is bounded is work and memory as counted, not time.
+// Hostile streams. The tests limit counted work and memory, not time.
 
 func chain(salt uint64, n int) (locals []events.LocalHash, names []events.BlockHash) {
 	for i := range uint64(n) {
@@ -30,7 +30,7 @@ func removed(names ...events.BlockHash) events.Event {
 	return events.Event{Kind: events.Removed, Tier: events.Device, Blocks: names}
 }
 
-// changes counts how often nodes were opened for a change: the writer's work in the tree.
+// changes returns how often nodes were opened for a change: the writer's work in the tree.
 func changes(x *Index) (n int) {
 	for i := range x.v.nodes {
 		n += int(x.v.nodes[i].version / 2)
@@ -46,7 +46,7 @@ func healthy(t *testing.T, x *Index) Stats {
 	return x.Stats()
 }
 
-// One block an event, as engines announce answers: the run grows in place.
+// TestBlockByBlock stores a block per event, as engines announce answers: the run grows in place.
 func TestBlockByBlock(t *testing.T) {
 	x := New(Config{})
 	id := x.AddRank(0, 16)
@@ -61,7 +61,7 @@ func TestBlockByBlock(t *testing.T) {
 	}
 	s := healthy(t, x)
 	if s.Nodes != 1 || s.Blocks != n || s.Splits != 0 || changes(x) > 8*n {
-		t.Errorf("one run came to %+v, %d changes", s, changes(x))
+		t.Errorf("a run has %+v, %d changes", s, changes(x))
 	}
 	var a Answer
 	if x.Match(0, locals, nil, &a); len(a.Ranks) != 1 || a.Ranks[0].Depth[0] != n {
@@ -69,7 +69,7 @@ func TestBlockByBlock(t *testing.T) {
 	}
 }
 
-// Two ranks that grow side by side take turns with the arena; neither may come to a node for every block.
+// TestSideBySide: two ranks that grow side by side share the arena. Neither of them may need a node for every block.
 func TestSideBySide(t *testing.T) {
 	x := New(Config{})
 	const n, ranks = 2000, 50
@@ -92,7 +92,8 @@ func TestSideBySide(t *testing.T) {
 	}
 }
 
-// A prompt that others leave at every block: a split for each, and none for what comes again.
+// TestBranchEverywhere: other prompts leave a prompt at every block. Each causes a split, and a repeated prompt causes
+// none.
 func TestBranchEverywhere(t *testing.T) {
 	x := New(Config{})
 	id := x.AddRank(0, 16)
@@ -110,7 +111,8 @@ func TestBranchEverywhere(t *testing.T) {
 	}
 }
 
-// Very many prompts that differ from the first block on, and very many children of one block, which leave in any order.
+// TestWideFanOut: very many prompts that differ in the first block, and very many children of a block, leave in any
+// order.
 func TestWideFanOut(t *testing.T) {
 	for name, deep := range map[string]bool{"roots": false, "children": true} {
 		x := New(Config{MaxTombstones: -1})
@@ -127,7 +129,7 @@ func TestWideFanOut(t *testing.T) {
 			x.Apply(id, 0, []events.Event{e})
 		}
 		probes := 0
-		for i, e := range x.v.edges { // how far edges are from where their hash wants them
+		for i, e := range x.v.edges { // distance of edges from their home
 			if c := uint32(e); e != 0 && e != edgeGone {
 				n := &x.v.nodes[c]
 				probes += (i - int(edgeHash(n.parent, x.v.locals[n.start]))) & (len(x.v.edges) - 1)
@@ -141,12 +143,13 @@ func TestWideFanOut(t *testing.T) {
 			x.Apply(id, 0, []events.Event{removed(names[i])})
 		}
 		if s := healthy(t, x); s.Nodes > 1 {
-			t.Errorf("%s: %d nodes are left", name, s.Nodes)
+			t.Errorf("%s: %d nodes remain", name, s.Nodes)
 		}
 	}
 }
 
-// Every other block leaves and comes back, for many ranks: bitmaps, and not a node more.
+// TestAlternatingHoles: every other block leaves and returns, for many ranks. The holes need bitmaps, and no more
+// nodes.
 func TestAlternatingHoles(t *testing.T) {
 	x := New(Config{})
 	const n, ranks = 1000, 100
@@ -165,7 +168,7 @@ func TestAlternatingHoles(t *testing.T) {
 		}
 		s := healthy(t, x)
 		if s.Nodes != 1 || s.Splits != 0 || s.Bytes.Holes > ranks*3*n/8+ranks*64 {
-			t.Errorf("round %d: holes came to %+v", round, s)
+			t.Errorf("round %d: with holes: %+v", round, s)
 		}
 		for _, id := range ids {
 			for i := round % 2; i < n; i += 2 {
@@ -177,12 +180,12 @@ func TestAlternatingHoles(t *testing.T) {
 			}
 		}
 		if s := healthy(t, x); s.Nodes != 1 || x.partSpace.used != 0 || x.bitSpace.used != 0 {
-			t.Errorf("round %d: after all came back: %+v", round, s)
+			t.Errorf("round %d: after the return of all: %+v", round, s)
 		}
 	}
 }
 
-// Names that look alike: consecutive ones, ones that differ in high bits only, and zero.
+// TestNamesThatCollide uses similar names: consecutive names, names that differ only in high bits, and zero.
 func TestNamesThatCollide(t *testing.T) {
 	for name, f := range map[string]func(i uint64) uint64{
 		"consecutive": func(i uint64) uint64 { return i },
@@ -214,13 +217,13 @@ func TestNamesThatCollide(t *testing.T) {
 	}
 }
 
-// Even if all names had one hash, for several owners, the table would be right.
+// TestNamesOfOneHash: the table is right even if all names of several owners have the same hash.
 func TestNamesOfOneHash(t *testing.T) {
 	engines, slabs := array[uint64]{s: make([]uint64, 5000)}, array[slab]{s: make([]slab, 5000/slabBlocks+1)}
 	tab := &names{engines: &engines, slabs: &slabs}
 	m := &memory{limits: usualLimits}
 	hashes := []uint64{0, 1<<32 - 1, 1 << 31}
-	const owners = 3 // the first has its names in the arena, the others call the blocks alike
+	const owners = 3 // the first has names in the arena; the others have the same names
 	each := func(f func(hash uint64, owner, block uint32)) {
 		for _, h := range hashes {
 			for i := range uint32(600) {
@@ -242,10 +245,10 @@ func TestNamesOfOneHash(t *testing.T) {
 		refs[b] = r
 		name, hash, ref := engines.s[b:b+1], []uint64{h}, []uint32{r[owner]}
 		if n, at, there := tab.enterAll(m, name, hash, owner, ref); n != 1 || there {
-			t.Fatalf("%d of owner %d is there at %d", b, owner, at)
+			t.Fatalf("%d of owner %d exists at %d", b, owner, at)
 		}
 		if n, at, there := tab.enterAll(m, name, hash, owner, ref); n != 0 || !there || at != b {
-			t.Fatalf("%d of owner %d is not there, or at %d", b, owner, at)
+			t.Fatalf("%d of owner %d is missing, or at %d", b, owner, at)
 		}
 	})
 	for gone := range uint32(owners + 1) {
@@ -265,11 +268,11 @@ func TestNamesOfOneHash(t *testing.T) {
 		})
 	}
 	if tab.n != 0 {
-		t.Errorf("%d names are left", tab.n)
+		t.Errorf("%d names remain", tab.n)
 	}
 }
 
-// Orphans without end, and removals without end, stay within the bounds.
+// TestOrphans: unlimited orphans and removals stay within the limits.
 func TestOrphans(t *testing.T) {
 	x := New(Config{MaxPending: 1000, MaxTombstones: 100})
 	id := x.AddRank(0, 16)
@@ -289,7 +292,7 @@ func TestOrphans(t *testing.T) {
 	healthy(t, x)
 }
 
-// A small capacity that a million blocks go through, again and again with other contents: memory stays as it is.
+// TestChurn: a million blocks with changing contents go through a small capacity. The memory stays constant.
 func TestChurn(t *testing.T) {
 	const ranks, rounds = 8, 10
 	capacity, requests := 3000, 1500
@@ -310,13 +313,13 @@ func TestChurn(t *testing.T) {
 		held := make([][]events.BlockHash, ranks)
 		for range requests {
 			r := rng.IntN(ranks)
-			// A prompt that shares its first blocks with others of this round, and goes on by itself.
+			// A prompt that shares its first blocks with others of the round, and then continues alone.
 			locals, names := chain(uint64(round)<<16|uint64(rng.IntN(5)), 16+rng.IntN(200))
 			own, ownNames := chain(uint64(round)<<40|rng.Uint64()>>30<<8, 1+rng.IntN(100))
 			locals, names = append(locals, own...), append(names, ownNames...)
 			x.Apply(ids[r], 0, []events.Event{stored(locals, names)})
 			held[r] = append(held[r], names...)
-			for len(held[r]) > capacity { // anything leaves, copies and middles too
+			for len(held[r]) > capacity { // any block leaves, also copies and middles
 				i := rng.IntN(len(held[r]))
 				x.Apply(ids[r], 0, []events.Event{removed(held[r][i])})
 				held[r][i] = held[r][len(held[r])-1]
@@ -327,16 +330,16 @@ func TestChurn(t *testing.T) {
 		if round == 2 {
 			settled = total
 		} else if round > 2 && total > settled+settled/20 {
-			t.Errorf("round %d takes %d bytes, round 2 took %d", round, total, settled)
+			t.Errorf("round %d uses %d bytes, round 2 used %d", round, total, settled)
 		}
 	}
 }
 
-var requestsWithoutEnd = flag.Int("requests", requestsByDefault, "how many TestRequestsWithoutEnd makes")
+var requestsWithoutEnd = flag.Int("requests", requestsByDefault, "number of requests of TestRequestsWithoutEnd")
 
-// Requests without end go through a small capacity, and no rank is ever cleared: what a rank has not got of a prompt is
-// stored, what was stored first leaves, now and then anything does, and removals are remembered until they are too old.
-// Memory stays as it is.
+// TestRequestsWithoutEnd: unlimited requests go through a small capacity, and no rank is ever cleared. A rank stores
+// the missing blocks of a prompt. The oldest blocks leave, and sometimes any block. Removals are remembered until they
+// expire. The memory stays constant.
 func TestRequestsWithoutEnd(t *testing.T) {
 	const ranks, capacity, every = 8, 2000, 10 // ranks, blocks of each, milliseconds between requests
 	requests := *requestsWithoutEnd
@@ -354,7 +357,7 @@ func TestRequestsWithoutEnd(t *testing.T) {
 	var settled Stats
 	for n := range requests {
 		r, now := rng.IntN(ranks), events.Millis(n*every)
-		// prompts that are asked for a while
+		// prompts that are frequent for a while
 		locals, names := chain(uint64(n>>12)<<8|uint64(rng.IntN(50)), 1+rng.IntN(12))
 		own, ownNames := chain(1<<30|uint64(n), 1+rng.IntN(4))
 		locals, names = append(locals, own...), append(names, ownNames...)
@@ -401,11 +404,11 @@ func TestRequestsWithoutEnd(t *testing.T) {
 		x.Apply(id, events.Millis(requests*every+5001), nil)
 	}
 	if s := healthy(t, x); s.Tombstones != 0 {
-		t.Errorf("%+v: removals are remembered for longer than they may", s)
+		t.Errorf("%+v: removals are remembered beyond TombstoneFor", s)
 	}
 }
 
-// Clearing a rank visits its own nodes and no others.
+// TestClearCostsItsOwn: a clear of a rank visits only the nodes of the rank.
 func TestClearCostsItsOwn(t *testing.T) {
 	x := New(Config{})
 	small := x.AddRank(0, 16)
@@ -426,13 +429,13 @@ func TestClearCostsItsOwn(t *testing.T) {
 			touched++
 		}
 	}
-	if touched > 2 { // its node, and the one above that loses an edge
+	if touched > 2 { // its node, and the node above that loses an edge
 		t.Errorf("a rank with one node touched %d", touched)
 	}
 	healthy(t, x)
 }
 
-// A reused answer is not allocated again, whatever is asked.
+// TestNoAllocation: a reused answer needs no allocation, for any query.
 func TestNoAllocation(t *testing.T) {
 	x := New(Config{})
 	const n = 500
@@ -458,21 +461,20 @@ func TestNoAllocation(t *testing.T) {
 	}
 	ask()
 	if k := testing.AllocsPerRun(100, ask); k != 0 {
-		t.Errorf("%v allocations a query", k)
+		t.Errorf("%v allocations per query", k)
 	}
-	// Events that find all that they need in place do not allocate either.
+	// Events that find all data in place do not allocate either.
 	evs := []events.Event{removed(names[4]), stored(locals[4:5], names[4:5], names[3])}
 	apply := func() { x.Apply(ids[90], 0, evs) }
 	for range 1200 {
 		apply()
 	}
 	if k := testing.AllocsPerRun(200, apply); k > 0.1 {
-		t.Errorf("%v allocations an event", k)
+		t.Errorf("%v allocations per event", k)
 	}
 }
 
-// TestWindowWithoutBlocks asks for ranks whose windows have no block at all, or only a few, in an index where nothing
-// else has made room for their marks.
+// TestWindowWithoutBlocks queries ranks with windows that have no block or a few, in an index without other marks.
 func TestWindowWithoutBlocks(t *testing.T) {
 	x := New(Config{})
 	locals, names := chain(1, 100)
@@ -513,8 +515,8 @@ func TestWindowWithoutBlocks(t *testing.T) {
 	}
 }
 
-// TestEndBeforeItIsKnown asks for a rank that has just got or lost blocks, before it is worked out anew how much of its
-// prefix can be used.
+// TestEndBeforeItIsKnown queries a rank with changed blocks, before the writer has resolved the usable part of its
+// prefix.
 func TestEndBeforeItIsKnown(t *testing.T) {
 	x := New(Config{})
 	locals, names := chain(1, 20)

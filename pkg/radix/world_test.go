@@ -11,12 +11,12 @@ import (
 	"github.com/kvatlas/kvatlas/tools/twin"
 )
 
-// chooser is where a history's choices come from: rapid, a seeded generator, or a fuzzer's bytes.
+// chooser is the source of a history's choices: rapid, a seeded generator, or a fuzzer's bytes.
 type chooser interface {
 	below(n int) int // 0 to n-1
 }
 
-// world is an index with a twin beside every rank, over a small universe of documents that branch off each other.
+// world is an index with a twin of every rank, over a small universe of documents that branch.
 type world struct {
 	t    testing.TB
 	pick chooser
@@ -31,18 +31,18 @@ type world struct {
 	named Named
 }
 
-// blockTokens is how many tokens a block has.
+// blockTokens is the number of tokens in a block.
 const blockTokens = 16
 
 type member struct {
 	id     RankID
 	space  uint32
 	twin   *twin.Rank
-	naming int                // 0: as everyone; 1: its own way; 2: as everyone, with odd ones
-	groups int                // how many groups it uses
-	kinds  []events.GroupKind // of each of them
+	naming int                // 0: shared names; 1: own names; 2: shared names with odd ones
+	groups int                // number of groups in use
+	kinds  []events.GroupKind // of each group
 	salt   uint64
-	steps  []step // since it was empty
+	steps  []step // since the rank was empty
 }
 
 type step struct {
@@ -50,8 +50,8 @@ type step struct {
 	evs []events.Event
 }
 
-// memories are the kinds of memory that an index is made of, whatever the build: heap; mappings that arrays move to
-// early, grow in and leave again as they are full; and what the build has.
+// memories are the kinds of memory of an index, in any build: heap; mappings that arrays enter early, grow in and leave
+// when full; and the kind of the build.
 var memories = []limits{
 	{mapped: math.MaxInt},
 	{mapped: 128, reserve: 64 << 10, step: 4 << 10},
@@ -93,7 +93,7 @@ func (w *world) addRank() {
 	w.ranks = append(w.ranks, m)
 }
 
-// name is what a rank calls block i of a document.
+// name returns a rank's name of block i of a document.
 func (w *world) name(m *member, doc, i int) events.BlockHash {
 	seq := uint64(w.docs[doc][0])
 	for _, l := range w.docs[doc][1 : i+1] {
@@ -103,7 +103,7 @@ func (w *world) name(m *member, doc, i int) events.BlockHash {
 	case m.naming == 1:
 		return events.BlockHash(mix(seq ^ m.salt))
 	case m.naming == 2 && seq%5 == 0:
-		return events.BlockHash(w.pick.below(6)) // collides, and changes from time to time
+		return events.BlockHash(w.pick.below(6)) // collides, and changes sometimes
 	}
 	return events.BlockHash(seq)
 }
@@ -118,8 +118,8 @@ func (w *world) names(m *member, doc, from, to int) (names []events.BlockHash) {
 // tier prefers the device.
 func (w *world) tier() events.Tier { return events.Tier(1 + max(0, w.pick.below(7)-3)) }
 
-// kinds draws what groups serve. Group 0 is a main one; of the others some are, and some have needs of their own, which
-// may not be known.
+// kinds draws the kinds of groups. Group 0 is a main group, and so are some others. Some have needs, which may be
+// unknown.
 func (w *world) kinds(groups int) (kinds []events.GroupKind) {
 	draft := w.pick.below(6) == 0
 	for g := range groups {
@@ -134,7 +134,7 @@ func (w *world) kinds(groups int) (kinds []events.GroupKind) {
 		if k.Kind.Windowed() {
 			k.Window = []uint32{1, 17, 40, 64, 500, 0}[w.pick.below(6)]
 		}
-		if before := k.Group - 1; g > 1 && w.pick.below(3) == 0 { // like the one before it
+		if before := k.Group - 1; g > 1 && w.pick.below(3) == 0 { // like the previous group
 			k = kinds[before]
 			k.Group++
 		}
@@ -143,12 +143,12 @@ func (w *world) kinds(groups int) (kinds []events.GroupKind) {
 	return kinds
 }
 
-// group sets of which group an event is, and what it says of it.
+// group sets the group of an event and its attributes.
 func (w *world) group(m *member, e *events.Event) {
 	k := m.kinds[w.pick.below(m.groups)]
 	e.Group, e.Attention, e.Window, e.Drops = k.Group, k.Kind, k.Window, k.Drops
 	switch w.pick.below(60) {
-	case 0: // against what the group's first event has said
+	case 0: // contradicts the group's first event
 		e.Attention = events.AttentionMamba
 	case 1, 2, 3:
 		e.Attention = events.AttentionUnknown
@@ -195,7 +195,7 @@ func (w *world) event(m *member) events.Event {
 		}
 	case op == 18 && w.pick.below(3) == 0:
 		e = events.Event{Kind: events.Cleared, Tier: events.Tier(w.pick.below(5))}
-	default: // what an engine evicts: the tail
+	default: // the tail, as engines evict
 		e.Kind, e.Attention, e.Window, e.Drops = events.Removed, 0, 0, false
 		e.Blocks = w.names(m, doc, from, n)
 		slices.Reverse(e.Blocks)
@@ -206,7 +206,7 @@ func (w *world) event(m *member) events.Event {
 	return e
 }
 
-// chunk makes an event of chunks below the device: of one whose name is the last block's, or the connector's own.
+// chunk makes an event of chunks below the device, with the name of the last block or a name of the connector.
 func (w *world) chunk(m *member, doc int, e *events.Event) {
 	size := 1 << w.pick.below(3)
 	n := w.pick.below(len(w.docs[doc])/size + 1)
@@ -238,7 +238,7 @@ func (w *world) chunk(m *member, doc int, e *events.Event) {
 
 func (w *world) logf(format string, args ...any) { w.log = append(w.log, fmt.Sprintf(format, args...)) }
 
-// step makes one change and verifies the rank that it concerned.
+// step makes a change and verifies the changed rank.
 func (w *world) step() {
 	switch op := w.pick.below(100); {
 	case op < 90:
@@ -276,7 +276,7 @@ func (w *world) apply(m *member, s step) {
 	}
 }
 
-// restore moves some ranks to another index, by way of an image, while the rest stays.
+// restore moves some ranks to another index by way of an image, while the others stay.
 func (w *world) restore() {
 	var moved []*member
 	for _, m := range w.ranks {
@@ -294,7 +294,7 @@ func (w *world) restore() {
 	}
 	img := &image{}
 	ex := from.StartExport(ids)
-	steps := w.pick.below(3) // events in the midst of an export change nothing in it
+	steps := w.pick.below(3) // events during an export do not change it
 	for done := false; !done; {
 		var err error
 		if done, err = ex.Step(1+w.pick.below(60), img); err != nil {
@@ -304,7 +304,7 @@ func (w *world) restore() {
 			steps--
 			if slices.Contains(moved, m) { // only in the index that it leaves
 				s := step{w.now, []events.Event{w.event(m)}}
-				w.logf("rank %d amid the export: %+v", m.id, s.evs)
+				w.logf("rank %d during the export: %+v", m.id, s.evs)
 				from.Apply(m.id, s.now, s.evs)
 			} else {
 				w.apply(m, step{w.now, []events.Event{w.event(m)}})
@@ -353,26 +353,26 @@ func (m *image) Run(run *events.Run) error {
 
 func (m *image) Rank(i int, img *events.RankImage) error {
 	if i != len(m.ranks) {
-		return fmt.Errorf("rank %d comes after %d", i, len(m.ranks))
+		return fmt.Errorf("rank %d after %d", i, len(m.ranks))
 	}
 	m.ranks = append(m.ranks, *img)
 	return nil
 }
 
-// into imports an image; the import is finished whatever happens.
+// into imports an image, and finishes the import also after an error.
 func (m *image) into(x *Index, ids []RankID, backwards bool) (err error) {
 	runs := slices.Clone(m.runs)
 	if backwards {
 		slices.Reverse(runs)
 	}
 	im := x.StartImport(ids)
-	im.Expect(len(runs) * 20) // for some it is too few, for others too many
+	im.Expect(len(runs) * 20) // too few for some images, too many for others
 	defer func() {
 		if e := im.Finish(); err == nil {
 			err = e
 		}
 		if n := x.names.coming; n != 0 {
-			err = errors.Join(err, fmt.Errorf("%d names are expected after the import", n))
+			err = errors.Join(err, fmt.Errorf("%d expected names remain after the import", n))
 		}
 	}()
 	for i := range runs {
@@ -388,7 +388,7 @@ func (m *image) into(x *Index, ids []RankID, backwards bool) (err error) {
 	return nil
 }
 
-// query asks for a document's prefix, or for one that leaves a document somewhere.
+// query queries a document's prefix, or a prefix that leaves a document.
 func (w *world) query() {
 	doc := w.docs[w.pick.below(len(w.docs))]
 	q := slices.Clone(doc[:1+w.pick.below(len(doc))])
@@ -399,7 +399,7 @@ func (w *world) query() {
 	w.queryNames()
 }
 
-// queryNames asks by engine hashes: as some rank calls a document's blocks, or with some that are those of others.
+// queryNames queries by engine hashes: a rank's names of a document's blocks, or with some names of other blocks.
 func (w *world) queryNames() {
 	doc := w.pick.below(len(w.docs))
 	names := w.names(w.ranks[w.pick.below(len(w.ranks))], doc, 0, 1+w.pick.below(len(w.docs[doc])))
@@ -437,7 +437,7 @@ func (w *world) verifyNames(space uint32, names []events.BlockHash) {
 	w.sameWithin(within, &w.named.Answer)
 }
 
-// sets draws sets of tiers to ask for; often none.
+// sets draws sets of tiers for a query; often none.
 func (w *world) sets() (sets []TierSet) {
 	for range w.pick.below(4) {
 		sets = append(sets, TierSet(w.pick.below(1<<events.NumTiers)))
@@ -445,7 +445,7 @@ func (w *world) sets() (sets []TierSet) {
 	return sets
 }
 
-// expect adds what a rank's twin says of a query.
+// expect adds the answer of a rank's twin to a query.
 func (w *world) expect(m *member, space uint32, q []events.LocalHash, sets []TierSet,
 	want map[RankID][events.NumTiers]uint32, within map[RankID][]uint32) {
 	if m.space != space {
@@ -519,7 +519,7 @@ func (w *world) verify(space uint32, q []events.LocalHash) {
 		m := w.ranks[slices.IndexFunc(w.ranks, func(m *member) bool { return m.id == p.Rank })]
 		if cut := m.twin.Held(q) != m.twin.Match(q); cut != (p.Stop == StopGroup || p.Stop == StopDraft) &&
 			total(m.twin.Held(q)) != total(m.twin.Match(q)) {
-			w.fail("explain: rank %d holds %v of which %v are of use: %v", p.Rank, m.twin.Held(q), m.twin.Match(q),
+			w.fail("explain: rank %d holds %v, of which %v are usable: %v", p.Rank, m.twin.Held(q), m.twin.Match(q),
 				p.Stop)
 		}
 		var seq events.SeqHash
