@@ -8,18 +8,18 @@ import (
 	"path/filepath"
 )
 
-// ErrUnsafe is wrapped by errors of Make and Open that say why other users could divert what is written.
+// ErrUnsafe means that other users could divert writes. Errors of Make and Open wrap ErrUnsafe with the reason.
 var ErrUnsafe = errors.New("refused")
 
-// owner is who may write a file or folder.
+// owner has the owner and the links of a file or folder.
 type owner struct {
 	user  uint32
-	links uint64 // names of a file
-	mount bool   // a folder is a mount point
+	links uint64 // number of names of a file
+	mount bool   // the folder is a mount point
 }
 
-// Make makes a folder unless it is there, and checks it and the folders in it with these names, with all that they
-// contain. Those need not be there.
+// Make creates a missing folder and checks the folder. Make also checks the given subfolders with all content. A
+// subfolder may be missing.
 func Make(dir string, trees ...string) error {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return fmt.Errorf("data folder: %w", err)
@@ -36,62 +36,62 @@ func Make(dir string, trees ...string) error {
 	return nil
 }
 
-// check refuses an unsafe data folder. shared says that all users may make files in it.
+// check returns an error for an unsafe data folder. shared reports that all users may create files there.
 func check(dir string) (shared bool, err error) {
 	info, err := os.Lstat(dir)
 	if err != nil {
 		return false, fmt.Errorf("data folder: %w", err)
 	}
-	who, err := ownerOf(dir, info)
+	own, err := ownerOf(dir, info)
 	if err != nil {
 		return false, fmt.Errorf("data folder: %w", err)
 	}
-	if err := judgeFolder(info.Mode(), who, user()); err != nil {
+	if err := judgeFolder(info.Mode(), own, user()); err != nil {
 		return false, fmt.Errorf("data folder %s: %w: %w", dir, ErrUnsafe, err)
 	}
 	return info.Mode()&0o002 != 0, nil
 }
 
-// judgeFolder says why a user may not use a folder for data.
-func judgeFolder(mode fs.FileMode, who owner, user uint32) error {
+// judgeFolder returns an error if a user may not use a folder for data.
+func judgeFolder(mode fs.FileMode, own owner, user uint32) error {
 	switch {
 	case mode&fs.ModeSymlink != 0:
-		return errors.New("it is a symbolic link; give the path of the folder that it points to")
+		return errors.New("a symbolic link is not permitted; use the path of the target")
 	case !mode.IsDir():
-		return errors.New("it is not a folder")
-	case who.user != user && who.user != 0:
-		return fmt.Errorf("it belongs to user %d and this process is user %d; use a folder of your own, "+
-			"run as that user, or change its owner (chown -R)", who.user, user)
-	case mode&0o002 != 0 && mode&fs.ModeSticky == 0 && !(who.mount && who.user == 0):
-		return errors.New("all users may write it, so that they can replace its files; use a folder of your own, or " +
-			"remove that permission (chmod o-w)")
+		return errors.New("not a folder")
+	case own.user != user && own.user != 0:
+		return fmt.Errorf("the owner is user %d and this process is user %d; use a folder of your own, "+
+			"run as that user, or change the owner (chown -R)", own.user, user)
+	case mode&0o002 != 0 && mode&fs.ModeSticky == 0 && !(own.mount && own.user == 0):
+		return errors.New("all users may write the folder and replace files; use a folder of your own, or " +
+			"remove the permission (chmod o-w)")
 	}
 	return nil
 }
 
-// judgeEntry says why a user may not write a file or folder in a data folder. shared says that all users may make files
-// there.
-func judgeEntry(mode fs.FileMode, who owner, user uint32, shared bool) error {
+// judgeEntry returns an error if a user may not write a file or folder in a data folder. shared reports that all users
+// may create files there.
+func judgeEntry(mode fs.FileMode, own owner, user uint32, shared bool) error {
 	switch {
 	case mode&fs.ModeSymlink != 0:
-		return errors.New("it is a symbolic link; see who made it, and remove it")
+		return errors.New("a symbolic link is not permitted; find the creator, and remove the link")
 	case !mode.IsDir() && !mode.IsRegular():
-		return errors.New("it is neither a file nor a folder; see who made it, and remove it")
+		return errors.New("neither a file nor a folder; find the creator, and remove the entry")
 	case !shared:
 		return nil
-	case who.user != user && who.user != 0:
-		return fmt.Errorf("it belongs to user %d and this process is user %d; use a data folder of your own", who.user,
+	case own.user != user && own.user != 0:
+		return fmt.Errorf("the owner is user %d and this process is user %d; use a data folder of your own", own.user,
 			user)
-	case mode.IsRegular() && who.links > 1:
+	case mode.IsRegular() && own.links > 1:
 		return errors.New("the file has several names; use a data folder of your own")
 	}
 	return nil
 }
 
 func checkEntry(path string, info fs.FileInfo, shared bool) error {
-	who, err := ownerOf(path, info)
+	own, err := ownerOf(path, info)
 	if err == nil {
-		err = judgeEntry(info.Mode(), who, user(), shared)
+		err = judgeEntry(info.Mode(), own, user(), shared)
 	}
 	if err != nil {
 		return fmt.Errorf("%s in the data folder: %w: %w", path, ErrUnsafe, err)
@@ -99,7 +99,7 @@ func checkEntry(path string, info fs.FileInfo, shared bool) error {
 	return nil
 }
 
-// checkTree checks a folder, unless it is not there, and all that it contains.
+// checkTree checks a folder with all its content. A missing folder is valid.
 func checkTree(dir string, shared bool) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -117,8 +117,8 @@ func checkTree(dir string, shared bool) error {
 	})
 }
 
-// Open opens a file in a data folder that Make has checked, to be read and written, and makes it, for this user alone,
-// if it is not there.
+// Open opens a file in a data folder for reading and writing. Make must have checked the folder. Open creates a missing
+// file for this user only.
 func Open(dir, name string) (*os.File, error) {
 	shared, err := check(dir)
 	if err != nil {

@@ -16,8 +16,8 @@ func must(t *testing.T, errs ...error) {
 	}
 }
 
-// TestLinksAreNotFollowed has a link, or something else that is not a file, at each place that is written. What a link
-// points to stays as it is, and is not made.
+// TestLinksAreNotFollowed plants a link, a pipe or a folder at every written path. The target of the
+// link stays unchanged, or missing.
 func TestLinksAreNotFollowed(t *testing.T) {
 	for name, plant := range map[string]func(data, victim string) error{
 		"a link to a file":  func(data, victim string) error { return os.Symlink(victim, filepath.Join(data, "f")) },
@@ -38,16 +38,16 @@ func TestLinksAreNotFollowed(t *testing.T) {
 				t.Errorf("opened: %v", err)
 			}
 			if text, err := os.ReadFile(victim); err != nil || string(text) != "precious" {
-				t.Errorf("the victim is %q, %v", text, err)
+				t.Errorf("the target is %q, %v", text, err)
 			}
 			if _, err := os.Stat(victim + "2"); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("a file was made through the link: %v", err)
+				t.Errorf("a file was created through the link: %v", err)
 			}
 		})
 	}
 }
 
-// TestTree refuses links at any depth of a tree that is named, and no others.
+// TestTree: Make rejects links at any depth of a given subfolder, and no others.
 func TestTree(t *testing.T) {
 	for path, unsafe := range map[string]bool{"tree": true, "tree/a": true, "tree/a/b/c": true, "other": false,
 		"other/a": false} {
@@ -82,8 +82,8 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// TestShared: in a folder that all may write and that has the sticky bit a file with several names is refused; without
-// that bit the folder is.
+// TestShared: in a folder with the sticky bit that all users may write, a file with several names is rejected. Without
+// the sticky bit, the folder is rejected.
 func TestShared(t *testing.T) {
 	dir := t.TempDir()
 	data, victim := filepath.Join(dir, "data"), filepath.Join(dir, "victim")
@@ -100,17 +100,17 @@ func TestShared(t *testing.T) {
 	}
 	must(t, os.Chmod(data, 0o777))
 	if err := Make(data, "tree"); !errors.Is(err, ErrUnsafe) {
-		t.Errorf("a folder that all may write: %v", err)
+		t.Errorf("a folder that all users may write: %v", err)
 	}
 }
 
-// TestOwners has the folders that packages and clusters give, and those that other users prepare.
+// TestOwners checks the folders of packages and clusters, and prepared folders of other users.
 func TestOwners(t *testing.T) {
 	const me, other = 65532, 1000
 	for _, c := range []struct {
 		name string
 		mode fs.FileMode
-		who  owner
+		own  owner
 		user uint32
 		safe bool
 	}{
@@ -128,13 +128,13 @@ func TestOwners(t *testing.T) {
 		{"another user's with our group", 0o770, owner{user: other}, me, false},
 		{"another user's mount", 0o777, owner{user: other, mount: true}, me, false},
 	} {
-		if err := judgeFolder(c.mode|fs.ModeDir, c.who, c.user); (err == nil) != c.safe {
+		if err := judgeFolder(c.mode|fs.ModeDir, c.own, c.user); (err == nil) != c.safe {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
 	for _, c := range []struct {
 		name   string
-		who    owner
+		own    owner
 		shared bool
 		safe   bool
 	}{
@@ -143,7 +143,7 @@ func TestOwners(t *testing.T) {
 		{"another user's where all may write", owner{user: other, links: 1}, true, false},
 		{"of an earlier user of the volume", owner{user: other, links: 1}, false, true},
 	} {
-		if err := judgeEntry(0o640, c.who, me, c.shared); (err == nil) != c.safe {
+		if err := judgeEntry(0o640, c.own, me, c.shared); (err == nil) != c.safe {
 			t.Errorf("a file: %s: %v", c.name, err)
 		}
 	}

@@ -1,19 +1,20 @@
-// Package datafolder opens the folder in which a process keeps its data, so that other users of the host cannot make
-// the process write somewhere else.
+// Package datafolder opens the data folder of a process, and makes sure that other users of the host cannot divert the
+// writes of the process.
 //
 //	err := datafolder.Make("kvatlas-data", "jetstream")
 //	f, err := datafolder.Open("kvatlas-data", "kvatlas.lock")
 //
-// The folder and what kvatlas writes in it may not be symbolic links. The folder must belong to the user of the process
-// or to root. Its group is trusted: Kubernetes gives volumes to root and lets the group fsGroup write. A folder that
-// all users may write is refused, with two exceptions:
+// Neither the folder nor the files of kvatlas in it may be symbolic links. The folder must belong to the user of the
+// process or to root. The package trusts the group of the folder: Kubernetes gives volumes to root and lets the group
+// fsGroup write. A folder with a write permission for all users is rejected, with two exceptions:
 //
-//   - A folder with the sticky bit, as /tmp: other users cannot rename what is not theirs.
-//   - A mount point that belongs to root, as an emptyDir volume of Kubernetes: only the containers of the pod see it.
+//   - A folder with the sticky bit, such as /tmp: other users cannot rename the files of this user.
+//   - A mount point of root, such as an emptyDir volume of Kubernetes: only the containers of the pod have access.
 //
-// In both, files of other users and files with several names are refused.
+// In these folders, files of other users and files with several names are rejected.
 //
-// Folders above the data folder are not checked: whoever may rename them can replace the data.
+// The package does not check the folders above the data folder: a user with the right to rename a folder there can
+// replace the data.
 //
-// All functions may be called from any goroutine.
+// All functions are safe for concurrent use.
 package datafolder

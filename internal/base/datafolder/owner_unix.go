@@ -29,7 +29,7 @@ func ownerOf(path string, info fs.FileInfo) (owner, error) {
 	return who, nil
 }
 
-// openFile follows no link, and does not wait for the other end of a pipe.
+// openFile opens a file without following a link, and without waiting for the other end of a pipe.
 func openFile(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
 }

@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// SplitHostPort reads HOST:PORT. The host is a name or an IP address without a zone, the port a number from 1 to 65535.
-// Nothing else may be in the text, so that it cannot change the meaning of a URL.
+// SplitHostPort parses HOST:PORT. The host is a name or an IP address without a zone, the port a number from 1 to
+// 65535. Any other content is an error, so the text cannot change the meaning of a URL.
 func SplitHostPort(text string) (host, port string, err error) {
 	host, port, err = net.SplitHostPort(text)
 	if err != nil {
@@ -31,11 +31,11 @@ func checkPort(text, port string) error {
 	return nil
 }
 
-// CheckHost refuses text that is neither an IP address without a zone nor a host name.
+// CheckHost returns an error for a text that is neither an IP address without a zone nor a host name.
 func CheckHost(host string) error {
 	if addr, err := netip.ParseAddr(host); err == nil {
 		if addr.Zone() != "" {
-			return fmt.Errorf("%s has a zone, which only link-local addresses need; these are not dialled", shown(host))
+			return fmt.Errorf("%s has a zone; only link-local addresses have one, and they are never dialled", shown(host))
 		}
 		return nil
 	}
@@ -53,7 +53,7 @@ func CheckHost(host string) error {
 	return nil
 }
 
-// shown is an address in an error. One that may contain a password is not repeated.
+// shown formats an address for an error. It omits an address that may contain a password.
 func shown(text string) string {
 	if strings.Contains(text, "@") {
 		return "the address (not shown: it contains @)"
@@ -64,17 +64,16 @@ func shown(text string) string {
 // servingSchemes are the schemes of serving addresses.
 var servingSchemes = []string{"http", "https", "grpc", "grpcs"}
 
-// CheckServing refuses text that is no serving address of a worker: HOST, HOST:PORT, or SCHEME://HOST or
-// SCHEME://HOST:PORT with one of the schemes http, https, grpc and grpcs, and nothing behind but / or /v1. An IPv6
-// address is in brackets: without them, fd00::2:8000 is either an address with a port or an address. An IP address that
-// is never dialled is refused too.
+// CheckServing returns an error for a text that is not a serving address of a worker: HOST, HOST:PORT, SCHEME://HOST or
+// SCHEME://HOST:PORT. The scheme is http, https, grpc or grpcs, and only / or /v1 may follow. An IPv6 address must have
+// brackets, because fd00::2:8000 is ambiguous. IP addresses of [Never] are errors too.
 func CheckServing(text string) error {
 	_, _, err := splitServing(text)
 	return err
 }
 
-// ServingAddress returns the HOST:PORT of a serving address. ok is false if the text is none, or if it names neither a
-// port nor the scheme http or https.
+// ServingAddress returns the HOST:PORT of a serving address. ok is false for an invalid address, and for an address
+// without a port and without the scheme http or https.
 func ServingAddress(text string) (address string, ok bool) {
 	host, port, err := splitServing(text)
 	if scheme, _, _ := strings.Cut(text, "://"); port == "" {
@@ -86,7 +85,7 @@ func ServingAddress(text string) (address string, ok bool) {
 	return net.JoinHostPort(canonical(host), port), true
 }
 
-// splitServing splits a serving address. The port is empty if the text names none.
+// splitServing splits a serving address. The port may be empty.
 func splitServing(text string) (host, port string, err error) {
 	rest := text
 	if scheme, after, isURL := strings.Cut(text, "://"); isURL {
@@ -118,17 +117,17 @@ func splitServing(text string) (host, port string, err error) {
 	return host, port, nil
 }
 
-// schemePorts are the ports of URLs without one.
+// schemePorts are the default ports of URLs.
 var schemePorts = map[string]string{"http": "80", "https": "443"}
 
-// Addresses is a list of addresses that may get a secret.
+// Addresses is a list of addresses that may receive a secret.
 type Addresses struct {
 	networks []netip.Prefix
 	names    map[string]bool // hosts, and HOST:PORT
 }
 
-// ParseAddresses reads a list of HOST:PORT, HOST and CIDR. A HOST stands for all of its ports. A CIDR contains servers
-// that are named by an IP address.
+// ParseAddresses parses a list of HOST:PORT, HOST and CIDR. A HOST covers all ports. A CIDR covers servers with an IP
+// address as their name.
 func ParseAddresses(list []string) (*Addresses, error) {
 	a := &Addresses{names: map[string]bool{}}
 	var errs []error
@@ -150,7 +149,7 @@ func ParseAddresses(list []string) (*Addresses, error) {
 	return a, errors.Join(errs...)
 }
 
-// canonical is a host in the form in which hosts are compared.
+// canonical returns the form of a host for comparisons.
 func canonical(host string) string {
 	if addr, err := netip.ParseAddr(host); err == nil {
 		return addr.Unmap().String()
@@ -158,8 +157,8 @@ func canonical(host string) string {
 	return strings.ToLower(strings.TrimSuffix(host, "."))
 }
 
-// Contains reports whether a URL's server is in the list. A URL without a port has the port of its scheme. A nil list
-// contains nothing.
+// Contains reports whether the list has the server of a URL. The default port of a URL depends on the scheme. A nil
+// list contains nothing.
 func (a *Addresses) Contains(u *url.URL) bool {
 	if a == nil {
 		return false

@@ -23,7 +23,7 @@ func mustRule(t testing.TB, cidrs ...string) *Rule {
 	return r
 }
 
-// TestRules holds rules to addresses that they permit and refuse, whatever the form of the address.
+// TestRules compares rules with permitted and forbidden addresses, in all forms of an address.
 func TestRules(t *testing.T) {
 	usual, all := mustRule(t, Default()...), mustRule(t, "0.0.0.0/0", "::/0", "64:ff9b::/96")
 	for text, want := range map[string]string{
@@ -49,7 +49,7 @@ func TestRules(t *testing.T) {
 				got = append(got, r.name)
 			}
 			if (&Rule{}).Allows(addr) || !(*Rule)(nil).Allows(addr) {
-				t.Errorf("%s: the empty rule permits it, or no rule does not", text)
+				t.Errorf("%s: permitted by the empty rule, or forbidden without a rule", text)
 			}
 		}
 		if strings.Join(got, " ") != want {
@@ -57,7 +57,7 @@ func TestRules(t *testing.T) {
 		}
 	}
 	if mustRule(t, "64:ff9b::/96").Allows(netip.MustParseAddr("64:ff9b::8.8.8.8")) {
-		t.Error("a NAT64 address whose IPv4 address is not permitted")
+		t.Error("a NAT64 address with a forbidden IPv4 address is permitted")
 	}
 	for _, bad := range []string{"x", "10.0.0.0/33", "169.254.0.0/16", "169.254.169.254", "fe80::/10",
 		"::ffff:10.0.0.0/104", "fe80::1%eth0", "224.0.0.0/8", "0.0.0.0/8", "100.100.100.200", "fd00:ec2::254", ""} {
@@ -67,7 +67,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestDialJudgesTheResolvedAddress connects to a listener on loopback by its many names.
+// TestDialJudgesTheResolvedAddress connects to a listener on loopback under many names.
 func TestDialJudgesTheResolvedAddress(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -102,18 +102,18 @@ func TestDialJudgesTheResolvedAddress(t *testing.T) {
 		t.Errorf("a unix socket: %v", err)
 	}
 	if n := other.Denied(); n < before+3 {
-		t.Errorf("%d dials were counted before, %d then", before, n)
+		t.Errorf("%d counted dials before, %d after", before, n)
 	}
 	if p := other.Problem(time.Now()); !strings.Contains(p, "outside --dial-allow") ||
 		other.Problem(time.Now().Add(lately+1)) != "" {
 		t.Errorf("the problem is %q", p)
 	}
 	if loopback.Problem(time.Now().Add(-time.Hour)) == "" || (*Rule)(nil).Problem(time.Now()) != "" {
-		t.Error("the unix socket is no problem, or no rule has one")
+		t.Error("the unix socket is not a problem, or a nil rule has one")
 	}
 }
 
-// TestClient has a server that redirects, and a proxy in the environment.
+// TestClient uses a server that redirects, and a proxy in the environment.
 func TestClient(t *testing.T) {
 	t.Setenv("HTTP_PROXY", "http://127.0.0.1:1")
 	reached := make(chan string, 10)
@@ -142,11 +142,11 @@ func TestClient(t *testing.T) {
 		t.Error("a client with a rule uses the proxies of the environment")
 	}
 	if Fixed(nil) != nil {
-		t.Error("no error is one")
+		t.Error("Fixed(nil) is an error")
 	}
 }
 
-// TestAddresses reads addresses of all kinds.
+// TestAddresses parses addresses of all kinds.
 func TestAddresses(t *testing.T) {
 	for text, want := range map[string]string{
 		"a:1": "a 1", "engine-1.ns_2.svc.:65535": "engine-1.ns_2.svc. 65535", "[::1]:9003": "::1 9003",
@@ -162,7 +162,7 @@ func TestAddresses(t *testing.T) {
 		if err == nil {
 			got = host + " " + port
 		} else if strings.Contains(err.Error(), "u@") {
-			t.Errorf("a password may be in %v", err)
+			t.Errorf("the error may contain a password: %v", err)
 		}
 		if got != want {
 			t.Errorf("%q is %q, %v; want %q", text, got, err, want)
@@ -173,7 +173,7 @@ func TestAddresses(t *testing.T) {
 		"a": true, "[::1]": true, "grpc://a:1": true, "http://a:1/v1/": true, "[fd00::2]:8000": true,
 		"http://[fd00::2]:8000": true, "https://[fd00::2]": true,
 
-		// An IPv6 address without brackets, as http://$(POD_IP):8000 becomes on an IPv6 cluster.
+		// IPv6 addresses without brackets, from http://$(POD_IP):8000 on an IPv6 cluster.
 		"http://fd00::2:8000": false, "http://fd00::2": false, "fd00::2:8000": false, "::1": false, "grpc://::1:80": false,
 		"http://fd00:1:2:3:4:5:6:7:8000": false, "http://::ffff:10.0.0.1:8000": false, "http://fd00::2:8000/v1": false,
 		"http://fd00::2]:8000": false, "http://[fd00::2:8000": false, "http://[[fd00::2]]:8000": false,
@@ -189,7 +189,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// FuzzSplitHostPort: an address that is read means the same in a URL.
+// FuzzSplitHostPort: an accepted address has the same meaning in a URL.
 func FuzzSplitHostPort(f *testing.F) {
 	for _, text := range []string{"a:1", "[::1]:80", "a/b:80", "a@b:80", "[fe80::1%eth0]:80", "[::ffff:1.2.3.4]:80"} {
 		f.Add(text)
@@ -211,7 +211,7 @@ func FuzzSplitHostPort(f *testing.F) {
 	})
 }
 
-// TestSecretsGoToListedAddresses has a list of all three kinds.
+// TestSecretsGoToListedAddresses checks a list of all three kinds.
 func TestSecretsGoToListedAddresses(t *testing.T) {
 	list, err := ParseAddresses([]string{"engine-1:8000", "Engine-2", "10.0.0.0/8", "192.168.0.1", "fd00::/8",
 		"[fc00::1]:80"})
@@ -240,7 +240,7 @@ func TestSecretsGoToListedAddresses(t *testing.T) {
 	}
 }
 
-// TestServingAddresses: the address that is dialled for a serving address.
+// TestServingAddresses: the dialled address of a serving address.
 func TestServingAddresses(t *testing.T) {
 	for text, want := range map[string]string{
 		"http://a": "a:80", "https://A.": "a:443", "http://a:8000/v1": "a:8000", "https://[::1]:80/": "[::1]:80",
@@ -255,7 +255,7 @@ func TestServingAddresses(t *testing.T) {
 	}
 }
 
-// TestProbe: a probe tells who listens from who refuses, and one that the rule forbids is not counted as a dial.
+// TestProbe: a probe distinguishes a listener from a refused connection. A forbidden probe does not count as a dial.
 func TestProbe(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -279,7 +279,7 @@ func TestProbe(t *testing.T) {
 		}
 	}
 	if Refuses(nil) || Refuses(context.DeadlineExceeded) {
-		t.Error("something else is a refusal")
+		t.Error("another error counts as a refusal")
 	}
 }
 

@@ -11,21 +11,21 @@ import (
 	"time"
 )
 
-// Dialer connects to addresses that its rule permits.
+// Dialer connects to the addresses that a rule permits.
 type Dialer struct {
 	Rule      *Rule // nil permits all
 	Timeout   time.Duration
 	KeepAlive net.KeepAliveConfig
 }
 
-// Quick returns the dialer of short requests, which finds out soon that a host does not answer.
+// Quick returns a dialer for short requests, which detects an unresponsive host soon.
 func Quick(rule *Rule) Dialer {
 	return Dialer{Rule: rule, Timeout: 2 * time.Second,
 		KeepAlive: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second}}
 }
 
-// DialContext connects as [net.Dialer.DialContext] does. With a rule, it connects over TCP only, to addresses that the
-// rule permits; the error then has a fixed text.
+// DialContext connects like [net.Dialer.DialContext]. With a rule, it connects only over TCP and only to permitted
+// addresses, and the error has a fixed text.
 func (d Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	plain := net.Dialer{Timeout: d.Timeout, KeepAliveConfig: d.KeepAlive}
 	if d.Rule == nil {
@@ -54,8 +54,8 @@ func (r *Rule) control(_ context.Context, _, address string, _ syscall.RawConn) 
 	return nil
 }
 
-// Probe connects to HOST:PORT and closes the connection. nil reports that a process listens there; see [Refuses]. The
-// error is ErrDenied if the rule does not permit the address; such a probe is not counted as a denied dial.
+// Probe connects to HOST:PORT and closes the connection. nil means that a process listens there; see [Refuses]. The
+// error is ErrDenied if the rule forbids the address. Denied does not count a probe.
 func Probe(ctx context.Context, rule *Rule, address string, timeout time.Duration) error {
 	d := net.Dialer{Timeout: timeout}
 	if rule != nil {
@@ -68,11 +68,11 @@ func Probe(ctx context.Context, rule *Rule, address string, timeout time.Duratio
 	return c.Close()
 }
 
-// Refuses reports whether an error of connecting proves that the host is up and no process listens at the address.
+// Refuses reports whether a connect error proves that the host is up and that no process listens at the address.
 func Refuses(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
-// Client returns an HTTP client whose connections the rule judges. It does not follow redirects. With a rule, it
-// ignores the proxies of the environment: a proxy would dial in its place.
+// Client returns an HTTP client with connections under the rule. It does not follow redirects. With a rule, it ignores
+// the proxies of the environment, because a proxy would open the connections.
 func Client(rule *Rule, timeout time.Duration) *http.Client {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	if rule != nil {
@@ -86,7 +86,7 @@ func Client(rule *Rule, timeout time.Duration) *http.Client {
 	}
 }
 
-// fixedError has a fixed text in place of that of the error within.
+// fixedError replaces the text of an error.
 type fixedError struct {
 	text string
 	err  error
@@ -95,8 +95,8 @@ type fixedError struct {
 func (e *fixedError) Error() string { return e.text }
 func (e *fixedError) Unwrap() error { return e.err }
 
-// Fixed returns an error that wraps err and whose text repeats nothing that a server, a resolver or a certificate said.
-// It is for errors of connecting and of HTTP. nil stays nil.
+// Fixed returns an error that wraps err, with a text without words of a server, a resolver or a certificate. It is for
+// errors of connections and HTTP. nil stays nil.
 func Fixed(err error) error {
 	if err == nil {
 		return nil
@@ -123,7 +123,7 @@ func Fixed(err error) error {
 	return &fixedError{text, err}
 }
 
-// LocalAddress returns the IP address from which this host sends packets to server, IP:PORT. It sends none.
+// LocalAddress returns the IP address from which this host sends packets to server (IP:PORT). It sends no packet.
 func LocalAddress(server string) (string, error) {
 	conn, err := net.Dial("udp", server)
 	if err != nil {

@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// ErrDenied is returned by a connect call to an address that the rule does not permit.
-var ErrDenied = errors.New("its address is not within --dial-allow, or is one that is never dialled")
+// ErrDenied is the error of a connect call to a forbidden address.
+var ErrDenied = errors.New("the address is not within --dial-allow, or is never dialled")
 
-// Default lists the networks that are permitted unless --dial-allow names others: loopback, and the private ranges of
-// RFC 1918, RFC 6598 and RFC 4193.
+// Default returns the permitted networks without --dial-allow: loopback, and the private ranges of RFC 1918, RFC 6598
+// and RFC 4193.
 func Default() []string {
 	return []string{"127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"}
 }
 
-// never lists the networks that no rule permits.
+// never lists the networks that every rule forbids.
 var never = prefixes(
 	"0.0.0.0/8",       // this host
 	"169.254.0.0/16",  // link-local, and the metadata services of most clouds
@@ -34,7 +34,7 @@ var never = prefixes(
 	"ff00::/8",        // multicast
 	"2001::/32",       // Teredo, which contains IPv4 addresses
 	"2002::/16",       // 6to4, which contains IPv4 addresses
-	"64:ff9b:1::/48",  // local NAT64, which contains IPv4 addresses at places that are not known here
+	"64:ff9b:1::/48",  // local NAT64, with IPv4 addresses at unknown positions
 	"fd00:ec2::/32",   // metadata and other services of the host at AWS
 	"fd20:ce::254",    // metadata of Google Cloud
 	"fd00:c1::/32",    // metadata of Oracle Cloud
@@ -57,7 +57,7 @@ func prefixes(list ...string) (out []netip.Prefix) {
 	return out
 }
 
-// parsePrefix reads a CIDR, or an address, which stands for itself.
+// parsePrefix parses a CIDR or a single address.
 func parsePrefix(text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(text)
 	if err != nil {
@@ -73,7 +73,7 @@ func parsePrefix(text string) (netip.Prefix, error) {
 	return p.Masked(), nil
 }
 
-// Never reports whether an address is refused by every rule: link-local, multicast, broadcast, reserved and unspecified
+// Never reports whether every rule forbids an address: link-local, multicast, broadcast, reserved and unspecified
 // addresses, metadata services of clouds, and IPv6 addresses that translate to such an IPv4 address.
 func Never(addr netip.Addr) bool {
 	addr = plain(addr)
@@ -96,14 +96,14 @@ func within(list []netip.Prefix, addr netip.Addr) bool {
 	return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// Rule is the set of addresses that may be dialled. Its zero value permits none, nil permits all.
+// Rule is the set of permitted addresses. The zero value permits none, nil permits all.
 type Rule struct {
 	allowed []netip.Prefix
 	denied  atomic.Uint64
 	last    atomic.Pointer[refusal]
 }
 
-// refusal is an address, as it was named, that the rule has refused.
+// refusal is a forbidden address, as named by the caller.
 type refusal struct {
 	address string
 	at      time.Time
@@ -114,10 +114,10 @@ func (r *Rule) deny(address string) {
 	r.last.Store(&refusal{address, time.Now()})
 }
 
-// lately is for how long a refusal is a problem.
+// lately is the time for which a refusal is reported as a problem.
 const lately = 2 * time.Minute
 
-// Problem says which address was refused of late; "" is none.
+// Problem describes the latest forbidden address within lately, or returns "".
 func (r *Rule) Problem(now time.Time) string {
 	if r == nil {
 		return ""
@@ -131,7 +131,7 @@ func (r *Rule) Problem(now time.Time) string {
 		r.denied.Load(), last.address)
 }
 
-// NewRule returns the rule that permits the networks of a list of CIDRs, those of [Never] excepted.
+// NewRule returns the rule that permits the networks in a list of CIDRs, except for the addresses of [Never].
 func NewRule(cidrs []string) (*Rule, error) {
 	r := &Rule{}
 	var errs []error
@@ -150,8 +150,7 @@ func NewRule(cidrs []string) (*Rule, error) {
 	return r, errors.Join(errs...)
 }
 
-// Allows reports whether the rule permits an address. A NAT64 address needs a permit for itself and for its IPv4
-// address.
+// Allows reports whether the rule permits an address. A NAT64 address is permitted if both it and its IPv4 address are.
 func (r *Rule) Allows(addr netip.Addr) bool {
 	if r == nil {
 		return true
@@ -160,8 +159,7 @@ func (r *Rule) Allows(addr netip.Addr) bool {
 	return addr.IsValid() && !Never(addr) && within(r.allowed, addr) && (!nat64.Contains(addr) || r.Allows(embedded(addr)))
 }
 
-// CheckHost returns ErrDenied if a host is an IP address that the rule does not permit. A name is judged when it is
-// dialled.
+// CheckHost returns ErrDenied if a host is a forbidden IP address. A name is checked at the connect call.
 func (r *Rule) CheckHost(host string) error {
 	if addr, err := netip.ParseAddr(host); err == nil && !r.Allows(addr) {
 		return fmt.Errorf("%.80q: %w", host, ErrDenied)
@@ -169,7 +167,7 @@ func (r *Rule) CheckHost(host string) error {
 	return nil
 }
 
-// Denied returns how many dials the rule has refused.
+// Denied returns the number of refused connections.
 func (r *Rule) Denied() uint64 {
 	if r == nil {
 		return 0

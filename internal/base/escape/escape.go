@@ -1,10 +1,10 @@
-// Package escape makes texts of others, such as names of workers and models, safe to show on a terminal and to copy
-// into a shell.
+// Package escape makes foreign texts, such as names of workers and models, safe for a terminal and for a copy into a
+// shell.
 //
 //	escape.Text("w\x1b[2J")   // w\x1b[2J, eight characters that do nothing
 //	escape.Shell("a b")       // 'a b'
 //
-// Its functions may be called from any goroutine.
+// All functions are safe for concurrent use.
 package escape
 
 import (
@@ -15,23 +15,24 @@ import (
 	"unicode/utf8"
 )
 
-// invisible are characters that count as printable and show nothing, so that different names look alike: fillers,
-// variation selectors, joiners, and the blank of Braille.
+// invisible are characters that count as printable but show nothing, so that different names look equal: fillers,
+// variation selectors, joiners, and the Braille blank.
 var invisible = []*unicode.RangeTable{
 	unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector,
 	{R16: []unicode.Range16{{Lo: 0x2800, Hi: 0x2800, Stride: 1}}},
 }
 
-// shown reports whether a character is shown as it is: letters, marks, numbers, punctuation, symbols and the ASCII
-// space. Control and format characters are not: line breaks, escapes, C1 controls, directions of text, zero-width ones.
+// shown reports whether a character is shown unchanged: letters, marks, numbers, punctuation, symbols and the ASCII
+// space. Control and format characters are not: line breaks, escapes, C1 controls, text directions, zero-width
+// characters.
 func shown(r rune, width int) bool {
 	return r < utf8.RuneSelf && r >= ' ' && r != 0x7f ||
 		r >= utf8.RuneSelf && (r != utf8.RuneError || width > 1) && strconv.IsPrint(r) && !unicode.In(r, invisible...)
 }
 
-// Text replaces each character that a terminal would not just show, and each byte that is not UTF-8, by its escape in
-// Go's syntax: \n, \x1b, \u202e. The result is one line. A text that is safe is returned as it is, so that to call Text
-// twice is harmless; a backslash stays a backslash.
+// Text replaces every character that a terminal would not just show, and every byte that is not UTF-8, with its escape
+// in Go's syntax: \n, \x1b, \u202e. The result is a single line. Text returns a safe text unchanged, so it is
+// idempotent; a backslash stays a backslash.
 func Text(text string) string {
 	for i, r := range text {
 		if _, width := utf8.DecodeRuneInString(text[i:]); !shown(r, width) {
@@ -41,7 +42,7 @@ func Text(text string) string {
 	return text
 }
 
-// escaped is Text of a text whose first unsafe character is at from.
+// escaped is Text for a text with the first unsafe character at from.
 func escaped(text string, from int) string {
 	var b strings.Builder
 	b.WriteString(text[:from])
@@ -58,10 +59,10 @@ func escaped(text string, from int) string {
 	return b.String()
 }
 
-// Shell writes a text as one word of a POSIX shell. The word can be shown and copied: it is printable, as [Text] is,
-// and has no line breaks. Characters that cannot be shown are written by printf within the word, as are those that
-// printf or an interactive shell would read otherwise there. Two texts cannot be written so: a NUL byte ends the word,
-// and the shell drops line breaks at the word's end.
+// Shell writes a text as a single word of a POSIX shell. The word is printable, as the result of [Text] is, and has no
+// line breaks. The shell's printf writes characters that are not printable, and characters with a special meaning in
+// printf or in an interactive shell. Two texts have no exact word: a NUL byte ends the word, and the shell drops line
+// breaks at the end of a word.
 func Shell(text string) string {
 	if text != "" && text[0] != '-' && strings.IndexFunc(text, func(r rune) bool { return !plain(r) }) < 0 {
 		return text
@@ -90,8 +91,8 @@ func Shell(text string) string {
 	return b.String()
 }
 
-// Operand is Shell for a word that is an argument by itself, not a flag's value: "--" before a text that begins with
-// '-' keeps it from being read as a flag. Flags must come before it.
+// Operand is Shell for an argument that is not the value of a flag. "--" before a text with a leading '-' keeps the
+// shell command from reading a flag. Flags must come before the word.
 func Operand(text string) string {
 	if strings.HasPrefix(text, "-") {
 		return "-- " + Shell(text)
@@ -99,7 +100,7 @@ func Operand(text string) string {
 	return Shell(text)
 }
 
-// plain reports whether a shell gives a character no meaning, wherever it is in a word but at its beginning.
+// plain reports whether a character has no special meaning in a shell, except at the start of a word.
 func plain(r rune) bool {
 	return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_-./:@,+", r)
 }

@@ -29,8 +29,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// safe reports whether a text may be written to a terminal: it is one line of printable UTF-8. It is the naive twin of
-// what Text looks for.
+// safe reports whether a text is safe for a terminal: a single line of printable UTF-8. It is the naive twin of Text.
 func safe(text string) bool {
 	for _, r := range text {
 		switch {
@@ -53,18 +52,18 @@ func FuzzText(f *testing.F) {
 			t.Errorf("%q is shown as %q", text, got)
 		}
 		if Text(got) != got {
-			t.Errorf("%q is shown as %q, and that as %q", text, got, Text(got))
+			t.Errorf("%q is shown as %q, then as %q", text, got, Text(got))
 		}
 		if safe(text) && strings.Contains(got, `\`) && !strings.Contains(text, `\`) && !strings.ContainsFunc(text, hidden) {
-			t.Errorf("%q has nothing unsafe and is shown as %q", text, got)
+			t.Errorf("%q is safe but shown as %q", text, got)
 		}
 	})
 }
 
-// hidden reports characters that Text escapes and safe does not look for.
+// hidden reports characters that Text escapes and safe ignores.
 func hidden(r rune) bool { return !shown(r, utf8.RuneLen(r)) }
 
-// shell has sh print a word.
+// shell prints a word with sh.
 func shell(t *testing.T, word string) string {
 	t.Helper()
 	out, err := exec.Command("sh", "-c", "printf %s "+word).Output()
@@ -74,7 +73,7 @@ func shell(t *testing.T, word string) string {
 	return string(out)
 }
 
-// checkShell has a shell read what Shell writes.
+// checkShell compares the result of Shell with the word that a shell reads.
 func checkShell(t *testing.T, text string) {
 	t.Helper()
 	word := Shell(text)

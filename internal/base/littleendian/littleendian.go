@@ -1,5 +1,6 @@
-// Package littleendian turns lists of numbers into bytes, least significant first, and back, as batches, queries and
-// snapshots have them. Most processors keep numbers that way: then it is a copy, ten times as fast as one by one.
+// Package littleendian converts lists of numbers to bytes, least significant byte first, and back, for batches, queries
+// and snapshots. Most processors store numbers in this order. The conversion is then a copy, ten times as fast as a
+// loop.
 package littleendian
 
 import (
@@ -7,10 +8,10 @@ import (
 	"unsafe"
 )
 
-// Number is what lists may consist of.
+// Number is the element type of a list.
 type Number interface{ ~uint32 | ~uint64 }
 
-// native reports whether this processor keeps numbers least significant byte first.
+// native reports whether this processor stores the least significant byte first.
 var native = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
 // Append appends the bytes of a list to dst.
@@ -21,7 +22,7 @@ func Append[T Number](dst []byte, list []T) []byte {
 	return appendEach(dst, list)
 }
 
-// Read fills a list from the bytes that it takes, of which from must have as many.
+// Read fills a list from bytes. from must have at least as many bytes as the list.
 func Read[T Number](list []T, from []byte) {
 	to := memory(list)
 	from = from[:len(to)]
@@ -32,8 +33,8 @@ func Read[T Number](list []T, from []byte) {
 	readEach(list, from)
 }
 
-// InPlace returns the bytes of a list where it lies, or false where the processor keeps other ones there. They change
-// with the list.
+// InPlace returns the bytes of a list without a copy. It returns false if the processor has another byte order. The
+// bytes change with the list.
 func InPlace[T Number](list []T) ([]byte, bool) { return memory(list), native }
 
 func memory[T Number](list []T) []byte {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestLists: bytes are those that encoding/binary writes number by number, whatever stands before them and wherever
-// they begin, and give the same list back.
+// TestLists: the bytes equal the result of encoding/binary for each number, for any prefix and alignment, and convert
+// back to the same list.
 func TestLists(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 1))
 	for range 200 {
@@ -36,14 +36,14 @@ func check[T Number](t *testing.T, before []byte, list []T) {
 		t.Fatalf("%x: appended % x, one by one % x", list, got, want)
 	}
 	back, each := make([]T, len(list)), make([]T, len(list))
-	Read(back, append(got[len(before):], 0xff)) // what follows is not looked at
+	Read(back, append(got[len(before):], 0xff)) // later bytes are ignored
 	readEach(each, got[len(before):])
 	if !slices.Equal(back, list) || !slices.Equal(each, list) {
-		t.Fatalf("%x came back as %x, one by one as %x", list, back, each)
+		t.Fatalf("%x converts back to %x, one by one to %x", list, back, each)
 	}
 }
 
-// TestReadTooFew: bytes that are not there are a mistake of the caller's.
+// TestReadTooFew: missing bytes are a mistake of the caller.
 func TestReadTooFew(t *testing.T) {
 	defer func() {
 		if recover() == nil {

@@ -1,4 +1,4 @@
-// Package loop has the wait and the wake-up that loops have in common.
+// Package loop has the waits and wake-ups of loops.
 package loop
 
 import (
@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Wait waits; false says that the context ended first.
+// Wait waits for d. It returns false if the context ends first.
 func Wait(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
@@ -16,7 +16,7 @@ func Wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// Every calls do at each tick, until the context ends.
+// Every calls do at each tick, until the context is done.
 func Every(ctx context.Context, d time.Duration, do func(now time.Time)) {
 	tick := time.NewTicker(d)
 	defer tick.Stop()
@@ -30,7 +30,8 @@ func Every(ctx context.Context, d time.Duration, do func(now time.Time)) {
 	}
 }
 
-// Wake has whoever waits for a channel of capacity 1 look. If it has not looked since it was woken, it will.
+// Wake wakes the goroutine that reads from c, a channel of capacity 1. A signal stays in the channel until the next
+// read.
 func Wake(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:

@@ -16,7 +16,7 @@ func AppendBool(b []byte, v bool) []byte {
 	return append(b, codeFalse)
 }
 
-// AppendUint appends an integer in its shortest form.
+// AppendUint appends an integer in the shortest form.
 func AppendUint(b []byte, v uint64) []byte {
 	switch {
 	case v < codeFixMap:
@@ -32,7 +32,7 @@ func AppendUint(b []byte, v uint64) []byte {
 	}
 }
 
-// UintSize is how many bytes AppendUint appends.
+// UintSize returns the number of bytes that AppendUint appends.
 func UintSize(v uint64) int {
 	switch {
 	case v < codeFixMap:
@@ -58,7 +58,7 @@ func AppendStr(b []byte, s string) []byte {
 	return append(b, s...)
 }
 
-// appendLength appends a length in 8, 16 or 32 bits, after the code for each, of which code8 is the first.
+// appendLength appends a length in 8, 16 or 32 bits, after the code of the width. code8 is the first code.
 func appendLength(b []byte, code8 byte, n int) []byte {
 	switch {
 	case n <= math.MaxUint8:
@@ -70,7 +70,7 @@ func appendLength(b []byte, code8 byte, n int) []byte {
 	}
 }
 
-// StrSize is how many bytes AppendStr appends for n bytes.
+// StrSize returns the number of bytes that AppendStr appends for n bytes.
 func StrSize(n int) int {
 	if n < 32 {
 		return 1 + n
@@ -78,10 +78,10 @@ func StrSize(n int) int {
 	return BinSize(n)
 }
 
-// AppendBinHead appends the head of a binary of n bytes, which must follow.
+// AppendBinHead appends the head of a binary of n bytes. The caller appends the bytes.
 func AppendBinHead(b []byte, n int) []byte { return appendLength(b, codeBin8, n) }
 
-// BinSize is how many bytes a binary of n bytes takes, with its head.
+// BinSize returns the size of a binary of n bytes, with the head.
 func BinSize(n int) int {
 	switch {
 	case n <= math.MaxUint8:
@@ -93,13 +93,13 @@ func BinSize(n int) int {
 	}
 }
 
-// AppendArrayHead appends the head of an array of n elements, which must follow.
+// AppendArrayHead appends the head of an array of n elements. The caller appends the elements.
 func AppendArrayHead(b []byte, n int) []byte { return appendCount(b, codeFixArray, codeArray16, n) }
 
-// AppendMapHead appends the head of a map of n pairs of key and value, which must follow.
+// AppendMapHead appends the head of a map of n pairs of key and value. The caller appends the pairs.
 func AppendMapHead(b []byte, n int) []byte { return appendCount(b, codeFixMap, codeMap16, n) }
 
-// appendCount appends a count in four bits of the code fix, or in 16 or 32 bits after code16 or the code that follows.
+// appendCount appends a count in four bits of the code fix, or in 16 or 32 bits after code16 or the next code.
 func appendCount(b []byte, fix, code16 byte, n int) []byte {
 	switch {
 	case n < 16:
@@ -111,7 +111,7 @@ func appendCount(b []byte, fix, code16 byte, n int) []byte {
 	}
 }
 
-// ArrayHeadSize is how many bytes AppendArrayHead appends.
+// ArrayHeadSize returns the number of bytes that AppendArrayHead appends.
 func ArrayHeadSize(n int) int {
 	switch {
 	case n < 16:

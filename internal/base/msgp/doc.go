@@ -1,6 +1,6 @@
-// Package msgp reads and appends MessagePack by hand: no reflection, and no allocation but for what is appended to.
+// Package msgp reads and appends MessagePack without reflection, and without allocations except for the output.
 //
-// It is under the forms that are read and written for each event and query: engines' messages, batches of the log,
-// queries and answers. Everything else goes through vmihailenco/msgpack, which is also the twin in the tests here.
-// The package is a leaf. It is internal, so that pkg/events can use it without making it a part of the public surface.
+// It is for the formats of every event and query: engines' messages, batches of the log, queries and answers. All other
+// formats use vmihailenco/msgpack, which is also the twin in the tests here. The package is a leaf. It is internal, so
+// that pkg/events can use it without a larger public API.
 package msgp

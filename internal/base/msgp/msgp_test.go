@@ -11,7 +11,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// readAny reads whatever comes next with the reader's own methods, in the types that the other library has.
+// readAny reads the next value with the reader's methods, in the types of the other library.
 func readAny(r *Reader) (any, bool) {
 	switch r.Next() {
 	case Nil:
@@ -93,8 +93,8 @@ func sameValue(a, b any) bool {
 	}
 }
 
-// The reader reads what another library writes, as that library reads it; it passes over it as a whole; and cut off
-// anywhere it says so.
+// TestReaderTwin: the reader reads the output of another library with the same result, skips whole values, and detects
+// any truncation.
 func TestReaderTwin(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for i := range 1500 {
@@ -117,19 +117,19 @@ func TestReaderTwin(t *testing.T) {
 		}
 		two := Reader{Data: encoded}
 		if !two.Skip() || two.Left() != 0 || two.Broken {
-			t.Fatalf("%x: passed over %d of %d bytes", encoded, two.At, len(encoded))
+			t.Fatalf("%x: skipped %d of %d bytes", encoded, two.At, len(encoded))
 		}
 		if len(encoded) == 0 {
 			continue
 		}
 		cut := Reader{Data: encoded[:r.IntN(len(encoded))]}
 		if cut.Skip() || !cut.Broken {
-			t.Fatalf("%x, cut to %d bytes, is passed over", encoded, len(cut.Data))
+			t.Fatalf("%x: Skip accepted %d bytes of it", encoded, len(cut.Data))
 		}
 	}
 }
 
-// What is written is read by another library as the same.
+// TestWriterTwin: another library reads the output of this package with the same result.
 func TestWriterTwin(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for range 3000 {
@@ -176,7 +176,7 @@ func TestReaderTokens(t *testing.T) {
 		var encoded []byte
 		for _, v := range want {
 			switch r.IntN(8) {
-			case 0: // as wide as no engine writes it
+			case 0: // wider than any engine writes it
 				encoded = append(encoded, CodeUint64, 0, 0, 0, 0, byte(v>>24), byte(v>>16), byte(v>>8), byte(v))
 			case 1:
 				encoded = append(encoded, codeUint32, byte(v>>24), byte(v>>16), byte(v>>8), byte(v))
@@ -188,7 +188,7 @@ func TestReaderTokens(t *testing.T) {
 		if got, ok := one.Uint32s([]uint32{9}, len(want)); !ok || !slices.Equal(got[1:], want) || one.Left() != 0 {
 			t.Fatalf("%d (%v), want %d", got, ok, want)
 		}
-		// One that is no token stops it just there.
+		// A value that is not a token stops the reader at that value.
 		bad := r.IntN(len(want) + 1)
 		var broken []byte
 		for _, v := range want[:bad] {
@@ -205,17 +205,17 @@ func TestReaderTokens(t *testing.T) {
 	}
 }
 
-// Depth and great numbers cost no more than their bytes.
-func TestReaderSkipsWhatIsHostile(t *testing.T) {
+// TestReaderSkipsHostileInput: depth and large counts cost no more than the bytes.
+func TestReaderSkipsHostileInput(t *testing.T) {
 	deep := append(bytes.Repeat([]byte{codeFixArray | 1}, 1<<20), CodeNil)
 	r := Reader{Data: deep}
 	if !r.Skip() || r.Left() != 0 {
-		t.Error("a deep value is not passed over")
+		t.Error("Skip fails for a deep value")
 	}
 	wide := bytes.Repeat([]byte{codeFixArray | 15}, 1<<20)
 	r = Reader{Data: wide}
 	if r.Skip() || !r.Broken {
-		t.Error("arrays that promise more than there is are passed over")
+		t.Error("Skip accepts arrays with missing elements")
 	}
 	for _, head := range [][]byte{
 		{codeArray32, 0xff, 0xff, 0xff, 0xff}, {codeMap32, 0xff, 0xff, 0xff, 0xff}, {codeMap16, 0, 3, 1, 1, 1, 1},
@@ -224,7 +224,7 @@ func TestReaderSkipsWhatIsHostile(t *testing.T) {
 	} {
 		r := Reader{Data: head}
 		if r.Skip() || !r.Broken {
-			t.Errorf("%x is passed over", head)
+			t.Errorf("Skip accepts %x", head)
 		}
 		if r.Next() != None {
 			t.Errorf("%x: something follows", head)

@@ -6,23 +6,23 @@ import (
 	"slices"
 )
 
-// Reader reads MessagePack values one after another. It allocates nothing, and trusts no length before the bytes for it
-// are there. A method that reads a value returns false and does not move if the value has another type. If the bytes
-// themselves are at fault, it sets Broken, and nothing can be read any more.
+// Reader reads MessagePack values one after another. It does not allocate, and uses no length before it has checked
+// that the bytes exist. A method for a value returns false and does not move if the value has another type. If the
+// bytes are invalid, it sets Broken, and all further reads fail.
 //
-// The zero Reader with Data set is ready to use. A Reader belongs to one goroutine.
+// The zero Reader with Data set is ready to use. A Reader belongs to a single goroutine.
 type Reader struct {
 	Data   []byte
 	At     int  // position of the next value in Data
-	Broken bool // cut off, a length beyond the end, or the byte that MessagePack never uses; a caller may set it too
+	Broken bool // truncated, a length beyond the end, or the byte that MessagePack never uses; a caller may set it too
 }
 
 // Form is the type of a value.
 type Form uint8
 
-// The forms.
+// Types of values.
 const (
-	None Form = iota // nothing left, or broken
+	None Form = iota // the end, or broken
 	Nil
 	Bool
 	Int
@@ -34,7 +34,7 @@ const (
 	Ext
 )
 
-// The first bytes of values (github.com/msgpack/msgpack, spec.md).
+// First bytes of values (github.com/msgpack/msgpack, spec.md).
 const (
 	codeFixMap   = 0x80
 	codeFixArray = 0x90
@@ -70,7 +70,7 @@ const (
 	codeNegative = 0xe0
 )
 
-// Left is how many bytes have not been read.
+// Left returns the number of unread bytes.
 func (r *Reader) Left() int { return len(r.Data) - r.At }
 
 // fail marks the reader broken and returns false.
@@ -79,7 +79,7 @@ func (r *Reader) fail() bool {
 	return false
 }
 
-// Next is the form of the next value.
+// Next returns the type of the next value.
 func (r *Reader) Next() Form {
 	if r.Broken || r.At >= len(r.Data) {
 		return None
@@ -118,7 +118,7 @@ func (r *Reader) Next() Form {
 	}
 }
 
-// tail is the big-endian number in the width bytes after the first one. It does not move.
+// tail returns the big-endian number in the width bytes after the first byte, without a move.
 func (r *Reader) tail(width int) (uint64, bool) {
 	if r.Left() < 1+width {
 		return 0, r.fail()
@@ -154,7 +154,7 @@ func (r *Reader) Bool() (v, ok bool) {
 	return r.Data[r.At-1] == codeTrue, true
 }
 
-// Int reads an integer of any width and sign. bits is its value modulo 2^64; negative reports whether it is below zero.
+// Int reads an integer of any width and sign. bits is the value modulo 2^64; negative reports whether it is below zero.
 func (r *Reader) Int() (bits uint64, negative, ok bool) {
 	if r.Next() != Int {
 		return 0, false, false
@@ -187,7 +187,7 @@ func (r *Reader) Int() (bits uint64, negative, ok bool) {
 
 // Uint reads an integer from 0 to most.
 func (r *Reader) Uint(most uint64) (uint64, bool) {
-	if r.At < len(r.Data) && !r.Broken && r.Data[r.At] < codeFixMap && uint64(r.Data[r.At]) <= most { // nearly always
+	if r.At < len(r.Data) && !r.Broken && r.Data[r.At] < codeFixMap && uint64(r.Data[r.At]) <= most { // the usual case
 		r.At++
 		return uint64(r.Data[r.At-1]), true
 	}
@@ -227,7 +227,7 @@ func (r *Reader) Float() (float64, bool) {
 	return math.Float64frombits(v), true
 }
 
-// span returns the lengths of head and body of the next value, which is a string, binary or extension.
+// span returns the lengths of head and body of the next value: a string, binary or extension.
 func (r *Reader) span() (head, body int, ok bool) {
 	c := r.Data[r.At]
 	width := 0
@@ -253,7 +253,7 @@ func (r *Reader) span() (head, body int, ok bool) {
 		}
 		head, body = 1+width, int(n)
 		if c >= codeExt8 && c <= codeExt32 {
-			head++ // the extension's type
+			head++ // the type of the extension
 		}
 	}
 	if r.Left()-head < body {
@@ -262,7 +262,7 @@ func (r *Reader) span() (head, body int, ok bool) {
 	return head, body, true
 }
 
-// body reads a value of a form that has a span, and returns its body, which is part of Data.
+// body reads a value with a span and returns the body, which is part of Data.
 func (r *Reader) body(want Form) ([]byte, bool) {
 	if r.Next() != want {
 		return nil, false
@@ -275,9 +275,9 @@ func (r *Reader) body(want Form) ([]byte, bool) {
 	return r.Data[r.At-body : r.At : r.At], true
 }
 
-// Str reads a string and returns its bytes, which are part of Data.
+// Str reads a string and returns the bytes, which are part of Data.
 func (r *Reader) Str() ([]byte, bool) {
-	if begin := r.At + 1; begin <= len(r.Data) && !r.Broken && r.Data[r.At]&0xe0 == codeFixStr { // nearly always
+	if begin := r.At + 1; begin <= len(r.Data) && !r.Broken && r.Data[r.At]&0xe0 == codeFixStr { // the usual case
 		if end := begin + int(r.Data[r.At]&31); end <= len(r.Data) {
 			r.At = end
 			return r.Data[begin:end:end], true
@@ -286,10 +286,10 @@ func (r *Reader) Str() ([]byte, bool) {
 	return r.body(Str)
 }
 
-// Bin reads a binary and returns its bytes, which are part of Data.
+// Bin reads a binary and returns the bytes, which are part of Data.
 func (r *Reader) Bin() ([]byte, bool) { return r.body(Bin) }
 
-// Ext reads an extension: its type, and its bytes, which are part of Data.
+// Ext reads an extension and returns the type and the bytes, which are part of Data.
 func (r *Reader) Ext() (typ int8, body []byte, ok bool) {
 	if body, ok = r.body(Ext); ok {
 		typ = int8(r.Data[r.At-len(body)-1])
@@ -297,8 +297,8 @@ func (r *Reader) Ext() (typ int8, body []byte, ok bool) {
 	return typ, body, ok
 }
 
-// Array reads the head of an array and returns how many elements follow. Each takes a byte at least: a greater number
-// than there are bytes left breaks the reader.
+// Array reads the head of an array and returns the number of elements. An element has at least one byte: a larger
+// number than the remaining bytes breaks the reader.
 func (r *Reader) Array() (int, bool) {
 	if r.Next() != Array {
 		return 0, false
@@ -306,7 +306,7 @@ func (r *Reader) Array() (int, bool) {
 	return r.head(codeFixArray, codeArray16, 1)
 }
 
-// Map reads the head of a map and returns how many pairs follow.
+// Map reads the head of a map and returns the number of pairs.
 func (r *Reader) Map() (int, bool) {
 	if r.Next() != Map {
 		return 0, false
@@ -335,10 +335,10 @@ func (r *Reader) head(fix, first byte, each int) (int, bool) {
 	return n, true
 }
 
-// Skip passes over one value of any depth.
+// Skip skips a value of any depth.
 func (r *Reader) Skip() bool { return r.SkipN(1) }
 
-// SkipN passes over n values. It counts what is still to be passed and does not recurse, so that depth costs nothing.
+// SkipN skips n values. It counts the remaining values in place of a recursion, so depth costs nothing.
 func (r *Reader) SkipN(n int) bool {
 	for ; n > 0; n-- {
 		var more int
@@ -365,7 +365,7 @@ func (r *Reader) SkipN(n int) bool {
 		if !ok {
 			return false
 		}
-		// Each value that is still to be passed takes a byte at least: this bounds n, too.
+		// A remaining value has at least one byte: this also limits n.
 		if n += more; n-1 > r.Left() {
 			return r.fail()
 		}
@@ -373,21 +373,21 @@ func (r *Reader) SkipN(n int) bool {
 	return true
 }
 
-// uintShape says, by the first byte of an integer, how many bytes it takes, and by how much the eight bytes that begin
-// with it must be shifted up and then down to leave its value. Zero: it is no unsigned integer of at most 32 bits.
+// uintShape describes an unsigned integer of at most 32 bits by its first byte: the number of bytes, and the shifts up
+// and down that extract the value from the eight bytes there. Zero means another value.
 var uintShape = func() (shape [256]uint32) {
-	of := func(size, up, down uint32) uint32 { return size<<16 | up<<8 | down }
+	pack := func(size, up, down uint32) uint32 { return size<<16 | up<<8 | down }
 	for c := range codeFixMap {
-		shape[c] = of(1, 0, 56)
+		shape[c] = pack(1, 0, 56)
 	}
-	shape[codeUint8] = of(2, 8, 56)
-	shape[codeUint16] = of(3, 8, 48)
-	shape[codeUint32] = of(5, 8, 32)
+	shape[codeUint8] = pack(2, 8, 56)
+	shape[codeUint16] = pack(3, 8, 48)
+	shape[codeUint32] = pack(5, 8, 32)
 	return shape
 }()
 
 // Uint32s appends n integers to dst: an engine's message consists mostly of tokens. It returns false, with the reader
-// at the integer in question, if one of them is not from 0 to 2^32-1.
+// at the integer, for an integer outside of 0 to 2^32-1.
 func (r *Reader) Uint32s(dst []uint32, n int) ([]uint32, bool) {
 	dst = slices.Grow(dst, n)
 	fast := dst[len(dst) : len(dst)+n]
@@ -418,7 +418,7 @@ func (r *Reader) Uint32s(dst []uint32, n int) ([]uint32, bool) {
 	}
 	r.At = at
 	dst = dst[:len(dst)+done]
-	for range n - done { // near the end, or in a Form that no engine chooses
+	for range n - done { // near the end, or in a form that no engine writes
 		v, ok := r.Uint(math.MaxUint32)
 		if !ok {
 			return dst, false

@@ -1,11 +1,12 @@
-// Package strictjson decodes JSON as [encoding/json] does, with two differences: names of fields are told apart by
-// letter case, and an object that names a field or key twice is refused.
+// Package strictjson decodes JSON like [encoding/json], with two differences: names of fields are case-sensitive, and
+// an object with a duplicate field or key is an error.
 //
-// encoding/json takes the key MODEL for the field model, and of two the last. Another reader of the same bytes, such
-// as an engine or a proxy, takes them otherwise: a request could be checked by one meaning and served by another.
+// encoding/json accepts the key MODEL for the field model, and the last of two equal keys. Another reader of the same
+// bytes, such as an engine or a proxy, reads them differently. So a check and the service could read a request
+// differently.
 //
-// A type that decodes itself ([json.Unmarshaler]), [json.RawMessage] and interfaces hold what they are given: what is
-// within is for their reader. Any goroutine may call the functions.
+// The package does not check the content of types that decode themselves ([json.Unmarshaler]), [json.RawMessage] and
+// interfaces. All functions are safe for concurrent use.
 package strictjson
 
 import (
@@ -20,36 +21,36 @@ import (
 	"sync"
 )
 
-// Unmarshal decodes data into to. Fields that the type does not have are passed over.
+// Unmarshal decodes data into to. It ignores unknown fields.
 func Unmarshal(data []byte, to any) error { return unmarshal(data, to, &walker{}) }
 
-// UnmarshalKnown is Unmarshal, but refuses fields that the type does not have: the error is an [UnknownField].
+// UnmarshalKnown is Unmarshal, but an unknown field is an [UnknownField] error.
 func UnmarshalKnown(data []byte, to any) error { return unmarshal(data, to, &walker{known: true}) }
 
-// UnmarshalNoting is Unmarshal, and returns the names of fields that the type does not have: each once, in the order of
-// the data, at most maxNoted.
+// UnmarshalNoting is Unmarshal, and returns the names of unknown fields: each name once, in the order of the data, at
+// most maxNoted.
 func UnmarshalNoting(data []byte, to any) (unknown []string, err error) {
 	w := walker{note: true}
 	err = unmarshal(data, to, &w)
 	return w.noted, err
 }
 
-// maxNoted bounds the names that UnmarshalNoting returns.
+// maxNoted limits the names that UnmarshalNoting returns.
 const maxNoted = 32
 
-// UnknownField is the error of a field that the type does not have.
+// UnknownField is the error for an unknown field.
 type UnknownField string
 
 func (f UnknownField) Error() string { return fmt.Sprintf("there is no field %q", string(f)) }
 
-// ErrTwice is wrapped by the errors of names that are there twice.
+// ErrTwice means that an object has a duplicate name. Errors wrap it.
 var ErrTwice = errors.New("is given twice")
 
 func unmarshal(data []byte, to any, w *walker) error {
 	if t := reflect.TypeOf(to); t != nil {
 		w.data = data
 		w.value(t)
-		if w.err != nil && json.Valid(data) { // else Unmarshal says what is wrong
+		if w.err != nil && json.Valid(data) { // otherwise json.Unmarshal returns the error
 			return w.err
 		}
 		data = w.data
@@ -57,12 +58,12 @@ func unmarshal(data []byte, to any, w *walker) error {
 	return json.Unmarshal(data, to)
 }
 
-// shape is what of a type the walk looks at.
+// shape has the parts of a type that the walk needs.
 type shape struct {
 	kind   kind
 	fields map[string]reflect.Type // of a struct, by name
-	folded map[string]bool         // the names as encoding/json compares them
-	of     reflect.Type            // elements
+	folded map[string]bool         // the names in the form that encoding/json compares
+	of     reflect.Type            // type of the elements
 }
 
 type kind int
@@ -106,7 +107,7 @@ func shapeOf(t reflect.Type) *shape {
 	return known.(*shape)
 }
 
-// add adds the fields of a struct, and those of structs that it embeds, which its own fields hide.
+// add adds the fields of a struct and of its embedded structs. Own fields hide embedded fields.
 func (s *shape) add(t reflect.Type) {
 	var embedded []reflect.Type
 	for i := range t.NumField() {
@@ -135,11 +136,11 @@ func (s *shape) add(t reflect.Type) {
 	}
 }
 
-// fold returns a name without letter case. Names that encoding/json takes for the same fold to the same.
+// fold returns a name without letter case. Names that encoding/json considers equal have the same fold.
 func fold(name string) string {
 	return strings.Map(func(r rune) rune {
 		switch r {
-		case 'ſ': // the long s and the sign of Kelvin are s and k by Unicode's simple folding
+		case 'ſ': // in Unicode's simple folding, the long s equals s and the Kelvin sign equals k
 			return 's'
 		case 'K':
 			return 'k'
@@ -151,7 +152,7 @@ func fold(name string) string {
 	}, name)
 }
 
-// walker walks over a value, along its type. It does not validate: where the data is not JSON, it may end anywhere.
+// walker walks over a value along its type. It does not validate: in invalid JSON, it may end anywhere.
 type walker struct {
 	data  []byte
 	at    int
@@ -163,10 +164,10 @@ type walker struct {
 	err   error
 }
 
-// maxDepth is how deep values may lie within each other: less deep than encoding/json refuses.
+// maxDepth is the maximum depth of nested values. It is lower than the limit of encoding/json.
 const maxDepth = 10_000
 
-// next passes over blanks and returns the byte that follows, 0 at the end.
+// next skips blanks and returns the next byte, or 0 at the end.
 func (w *walker) next() byte {
 	for w.at < len(w.data) {
 		switch c := w.data[w.at]; c {
@@ -182,7 +183,7 @@ func (w *walker) next() byte {
 // value walks over a value of a type.
 func (w *walker) value(t reflect.Type) {
 	if w.depth++; w.depth > maxDepth {
-		w.err = fmt.Errorf("values lie more than %d deep", maxDepth)
+		w.err = fmt.Errorf("values are nested more than %d deep", maxDepth)
 		return
 	}
 	defer func() { w.depth-- }()
@@ -197,7 +198,7 @@ func (w *walker) value(t reflect.Type) {
 	}
 }
 
-// elements walks over what is between brackets or braces.
+// elements calls each for the content of brackets or braces.
 func (w *walker) elements(each func()) {
 	w.at++
 	for w.err == nil {
@@ -212,13 +213,13 @@ func (w *walker) elements(each func()) {
 		default:
 			before := w.at
 			if each(); w.at == before {
-				w.at++ // it is no JSON
+				w.at++ // invalid JSON
 			}
 		}
 	}
 }
 
-// object walks over an object: no name may be there twice.
+// object walks over an object and rejects duplicate names.
 func (w *walker) object(s *shape) {
 	var few [16]string
 	seen := few[:0]
@@ -265,7 +266,7 @@ func (w *walker) object(s *shape) {
 	})
 }
 
-// pass notes a field that the type does not have. encoding/json must not take it for one of another letter case.
+// pass handles an unknown field. encoding/json must not match it to a field with another letter case.
 func (w *walker) pass(s *shape, name string, start int) {
 	if w.note && len(w.noted) < maxNoted && !slices.Contains(w.noted, name) {
 		w.noted = append(w.noted, name)
@@ -275,7 +276,7 @@ func (w *walker) pass(s *shape, name string, start int) {
 	}
 }
 
-// blank makes a name one that no field has, of the same length.
+// blank overwrites a name with a name of the same length that no field has.
 func (w *walker) blank(from, to int) {
 	if !w.own {
 		w.data, w.own = bytes.Clone(w.data), true
@@ -285,7 +286,7 @@ func (w *walker) blank(from, to int) {
 	}
 }
 
-// name reads a text in quotation marks.
+// name reads a quoted text.
 func (w *walker) name() (name string) {
 	start := w.at
 	w.skip()
@@ -293,11 +294,11 @@ func (w *walker) name() (name string) {
 	if len(raw) >= 2 && bytes.IndexByte(raw, '\\') < 0 {
 		return string(raw[1 : len(raw)-1])
 	}
-	_ = json.Unmarshal(raw, &name) // or it is no JSON
+	_ = json.Unmarshal(raw, &name) // an error means invalid JSON
 	return name
 }
 
-// skip passes over any value.
+// skip skips any value.
 func (w *walker) skip() {
 	for depth := 0; ; {
 		switch c := w.next(); c {
@@ -324,7 +325,7 @@ func (w *walker) skip() {
 	}
 }
 
-// text passes over a text in quotation marks.
+// text skips a quoted text.
 func (w *walker) text() {
 	for w.at++; w.at < len(w.data); {
 		end := bytes.IndexByte(w.data[w.at:], '"')

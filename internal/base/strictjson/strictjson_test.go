@@ -17,7 +17,7 @@ type inner struct {
 
 type embedded struct {
 	Salt  string `json:"cache_salt"`
-	Model string `json:"model"` // hidden
+	Model string `json:"model"` // hidden by outer
 }
 
 // self decodes itself.
@@ -40,7 +40,7 @@ type outer struct {
 	embedded
 }
 
-// TestLetterCase: a name in other letters is none of the type's, at any depth; a right one counts, however escaped.
+// TestLetterCase: a name with another letter case is unknown, at any depth. The right name counts, with any escapes.
 func TestLetterCase(t *testing.T) {
 	for text, want := range map[string]outer{
 		`{"MODEL":"a"}`:                                             {},
@@ -70,7 +70,7 @@ func TestLetterCase(t *testing.T) {
 	}
 }
 
-// TestTwice: a name that is there twice is refused where the type says what an object has.
+// TestTwice: a duplicate name is an error in every object with a known type.
 func TestTwice(t *testing.T) {
 	for _, text := range []string{`{"model":"a","model":"b"}`, `{"model":"a","m\u006fdel":"b"}`, `{"x":1,"x":1}`,
 		`{"inner":{"rank":1,"rank":1}}`, `{"list":[{},{"label":"","label":""}]}`, `{"map":{"a":{},"a":{}}}`,
@@ -94,7 +94,7 @@ func TestTwice(t *testing.T) {
 	}
 }
 
-// TestUnknown: UnmarshalKnown names the field that the type does not have.
+// TestUnknown: UnmarshalKnown names the unknown field.
 func TestUnknown(t *testing.T) {
 	for text, want := range map[string]string{`{"model":"a"}`: "", `{"MODEL":"a"}`: "MODEL", `{"inner":{"x":1}}`: "x",
 		`{"raw":{"x":1}}`: "", `{"map":{"x":{"Rank":1}}}`: "Rank"} {
@@ -105,8 +105,8 @@ func TestUnknown(t *testing.T) {
 	}
 }
 
-// FuzzUnmarshal compares with encoding/json: what is refused is refused there too or has a name twice, and what is
-// decoded is the same where no name differs by letter case.
+// FuzzUnmarshal compares with encoding/json. A rejected text is rejected there too, or has a duplicate name. A decoded
+// value is equal, unless names differ by letter case.
 func FuzzUnmarshal(f *testing.F) {
 	for _, text := range []string{`{"model":"a","inner":{"rank":1},"list":[{"label":"x"}]}`, `{"MODEL":1}`, `{"a":}`, `[`,
 		`{"texts":{"a":"b"}} x`, `{"raw":[{"a":"\\\""}]}`, `"\ud800"`, `{"list":[[[[]]]]}`, "{\"\xff\":1}"} {
