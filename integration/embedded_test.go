@@ -24,7 +24,7 @@ func TestEmbeddedNodeIsAMember(t *testing.T) {
 		t.Errorf("a node alone: %+v", r)
 	}
 	if r := harness.Run(t, "indexer", "serve", "--nats", addr, "--node-id", "a", "--http-listen", ""); r.Code != 1 ||
-		!strings.Contains(r.Stderr, "node a: another process has this node's name, and it lives") {
+		!strings.Contains(r.Stderr, "node a: another process uses this node's name, and it is alive") {
 		t.Errorf("a second a ended with %d and %q", r.Code, r.Stderr)
 	}
 	b := harness.Start(t, "indexer", "serve", "--nats", addr, "--node-id", "b", "--http-listen", "")

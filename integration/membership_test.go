@@ -55,7 +55,7 @@ func TestMembership(t *testing.T) {
 	}
 	settled(3, 2)
 	if r := harness.Run(t, "indexer", "serve", "--nats", nats, "--node-id", "a", "--http-listen", ""); r.Code != 1 ||
-		!strings.Contains(r.Stderr, "node a: another process has this node's name, and it lives") {
+		!strings.Contains(r.Stderr, "node a: another process uses this node's name, and it is alive") {
 		t.Errorf("a second a ended with %d and %q", r.Code, r.Stderr)
 	}
 	if r := harness.Run(t, "indexer", "serve", "--nats", nats, "--node-id", "d", "--partitions", "4", "--http-listen",

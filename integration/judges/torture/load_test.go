@@ -116,7 +116,7 @@ func (r *loadTorture) deploy() {
 		usual := d.excused
 		d.excused = func(code int, last string) bool {
 			// What the life before had on its way to its record arrived late: a supervisor starts it again.
-			late := code == 1 && strings.Contains(last, "another process has this node's name, and it lives")
+			late := code == 1 && strings.Contains(last, "another process uses this node's name, and it is alive")
 			if late {
 				r.counts["nodes that took their own record for another's, and are started again"]++
 			}

@@ -11,9 +11,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestHostJoinsAtOnce starts a node in whose process the NATS server runs, after a crash: records of processes that had
-// its data folder before, under its name and under another, do not keep it, though no time passes in which they could
-// be seen to stand still; that of a living node does.
+// TestHostJoinsAtOnce starts a host of the NATS server after a crash. Records of earlier processes with the same data
+// folder, under the same name and another, do not delay the node, although no time passes. The record of a live node
+// does.
 func TestHostJoinsAtOnce(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -39,7 +39,7 @@ func TestHostJoinsAtOnce(t *testing.T) {
 			return strings.HasPrefix(life,
 				"folder.") && life != "folder.2"
 		},
-		Waiting: func() { t.Error("it waits to see whether somebody lives under its name") },
+		Waiting: func() { t.Error("Join waits to detect another process") },
 		Config: Config{Node: "host", Session: "folder.2", Partitions: 8, Replication: 1, Heartbeat: time.Hour,
 			DeadAfter: 10 * time.Hour, Host: true},
 	})
@@ -49,32 +49,32 @@ func TestHostJoinsAtOnce(t *testing.T) {
 	live, end := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() { done <- m.Run(live) }()
-	m.Announce(ctx) // the first beat is over then, and no other comes for an hour
+	m.Announce(ctx) // the first heartbeat is over, and the next is an hour later
 	v := m.View()
 	if !v.GraceOver || len(v.Peers) != 1 || v.Peers[0].Node != "other" || s.Ready().Len() == 0 || s.Ready().Len() == 8 {
 		t.Errorf("settled %v, peers %v, keeps %v", v.GraceOver, v.Peers, s.Ready())
 	}
 	if got := v.Self.Ready.Len(); got != s.Ready().Len() {
-		t.Errorf("%d partitions are announced, %d are kept", got, s.Ready().Len())
+		t.Errorf("%d announced partitions, %d kept", got, s.Ready().Len())
 	}
 	end()
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
 	if _, err := bucket.Latest(ctx, "host"); !errors.Is(err, jetstream.ErrNotFound) {
-		t.Errorf("the record of a node that has ended: %v", err)
+		t.Errorf("the record of an ended node: %v", err)
 	}
 }
 
-// TestHostTakesWithoutWriting has a node whose writes all fail, as when the disk is full, and which sees nobody else:
-// if the NATS server runs in its process it takes everything, else nothing.
-func TestHostTakesWithoutWriting(t *testing.T) {
+// TestHostAcquiresWithoutWrites has a node without any successful write, as on a full disk, and without other nodes. As
+// the host of the NATS server, the node acquires everything, otherwise nothing.
+func TestHostAcquiresWithoutWrites(t *testing.T) {
 	for _, host := range []bool{false, true} {
 		m := New(Config{Node: "a", Session: "1", Partitions: 8, Heartbeat: time.Second, DeadAfter: 5 * time.Second,
 			Host: host})
 		m.Announce(Advertisement{}, false)
 		if took := len(m.Step(time.Second, 0, &Look{}).Acquire); took != map[bool]int{false: 0, true: 8}[host] {
-			t.Errorf("host %v: it took %d partitions", host, took)
+			t.Errorf("host %v: %d acquired partitions", host, took)
 		}
 	}
 }

@@ -10,84 +10,84 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Config is one machine's.
+// Config configures a [Machine].
 type Config struct {
 	Node, Session string
-	Build         string // of the program, for people
+	Build         string // version of the program, for operators
 	Zone          string // see [CheckZone]; empty: a zone of its own
 	Partitions    uint32
-	Replication   int           // 0: all nodes up to three, then two
-	Heartbeat     time.Duration // between two steps, about
-	DeadAfter     time.Duration // of heard time without a heartbeat
+	Replication   int           // requested number of owners; 0: all nodes up to three, then two
+	Heartbeat     time.Duration // approximate time between two steps
+	DeadAfter     time.Duration // heard time without a heartbeat until a node is dead
 
-	// Host says that the NATS server runs in this node's process. Other nodes connect to it later than this node, so it
-	// has no start-up grace. It acquires what it owns even if nothing can be written, as on a full disk: all who read
-	// the bucket ask this server.
+	// Host means that the NATS server runs in this node's process. Other nodes connect to the server later, so this
+	// node has no start-up grace. The node acquires partitions even if no write succeeds, as on a full disk, because all
+	// readers of the bucket use this server.
 	Host bool
 
-	Finishes bool // the node answers queries that others forward
+	Finishes bool // the node answers forwarded queries
 }
 
-// A node that starts waits for others that start with it; otherwise each would restore what the next one takes over.
-// The wait ends when no starting node has appeared for startupGrace, or after startupGraceMax in all. There is none if
-// no other node is starting. Both are in heartbeats of heard time.
+// A starting node waits for other starting nodes. Otherwise each would restore partitions that the next node acquires.
+// The wait ends if no starting node has appeared for startupGrace, and at the latest after startupGraceMax. It is zero
+// without another starting node. The constants are in heartbeats of heard time.
 const (
 	startupGrace       = 0.75
 	startupGraceMax    = 10
-	startingHeartbeats = 3 // a node that has written no more records is starting
+	startingHeartbeats = 3 // a node with at most this many records is starting
 )
 
-// Actions is what a step asks for.
+// Actions are the results of a step.
 type Actions struct {
 	Acquire []events.Partition // restore and serve
-	Release []events.Partition // stop serving and forget
+	Release []events.Partition // stop serving and drop
 }
 
-// Machine decides for one node. Invariants:
-//  1. What is releasing is held.
+// Machine decides for a node. Invariants:
+//  1. A releasing partition is held.
 //  2. A partition that was announced as served is released only after a look at the leader's records that began after
-//     its releasing was acknowledged.
-//  3. Nothing is acquired before the start-up grace is over.
+//     the acknowledgement of its release announcement.
+//  3. Nothing is acquired before the end of the start-up grace.
 type Machine struct {
 	cfg         Config
 	heartbeat   uint64
 	held        Set
-	served      Set                         // of what is held: was announced as served, so that others may count on it
-	releasing   map[events.Partition]uint64 // the first heartbeat that announces it; 0: none yet
+	served      Set                         // held and announced as served: other nodes may rely on the service
+	releasing   map[events.Partition]uint64 // by partition: the first heartbeat with the announcement; 0: none yet
 	peers       map[string]*peer
-	unsupported map[string]string // nodes that are left out, and why
+	unsupported map[string]string // ignored nodes, with the reasons
 	leaving     bool
-	announced   Record // as last announced
+	announced   Record // the last announcement
 
 	clock        time.Duration // heard time
-	acked        uint64        // the greatest heartbeat acknowledged
+	acked        uint64        // the greatest acknowledged heartbeat
 	ackedAt      time.Duration
-	looked       bool          // others have been looked at after the first acknowledgement
+	looked       bool          // the others were read after the first acknowledgement
 	graceOver    bool          // the start-up grace is over
-	begun        time.Duration // when others were first looked at
-	lastStarting time.Duration // when a starting node last appeared
+	begun        time.Duration // time of the first look at the others
+	lastStarting time.Duration // last appearance of a starting node
 
-	nodes  []string          // for which owners were computed
-	zones  map[string]string // theirs, as owners were computed with
-	copies int               // how many owners each partition had then
+	nodes  []string          // nodes at the computation of owners
+	zones  map[string]string // their zones
+	copies int               // number of owners per partition
 	owners [][]string        // by partition
-	orders orders            // of all that are alive
+	orders orders            // of all live nodes
 }
 
 type peer struct {
 	Seen
-	lastHeard time.Duration // when its heartbeat was last seen to change
-	renewed   bool          // it was seen to change
+	lastHeard time.Duration // last observed change of the heartbeat
+	renewed   bool          // a change of the heartbeat was observed
 }
 
-// New returns a machine that holds nothing.
+// New returns a machine without partitions.
 func New(cfg Config) *Machine {
 	return &Machine{cfg: cfg, releasing: map[events.Partition]uint64{}, peers: map[string]*peer{},
 		unsupported: map[string]string{}}
 }
 
-// Announce returns the record to be written now. s is what the node serves, which does not change; leave says that it
-// wants to release everything, and is never withdrawn.
+// Announce returns the record to write now. s is the node's current service and must not change afterwards. leave
+// starts the release of all partitions, and is permanent.
 func (m *Machine) Announce(s Advertisement, leave bool) Record {
 	m.heartbeat++
 	m.leaving = m.leaving || leave
@@ -115,11 +115,11 @@ func (m *Machine) Announce(s Advertisement, leave bool) Record {
 // Releasing reports whether the next look must come from the leader.
 func (m *Machine) Releasing() bool { return len(m.releasing) > 0 }
 
-// Held is what the node has acquired and not released.
+// Held returns the acquired partitions.
 func (m *Machine) Held() Set { return slices.Clone(m.held) }
 
-// Step goes on to now, which is monotonic. acked is the greatest heartbeat whose write was acknowledged; look is nil if
-// none succeeded.
+// Step advances the machine to now, a monotonic time. acked is the greatest acknowledged heartbeat. look is nil if no
+// look succeeded.
 func (m *Machine) Step(now time.Duration, acked uint64, look *Look) (a Actions) {
 	if acked > m.acked {
 		if m.acked > 0 {
@@ -142,7 +142,7 @@ func (m *Machine) Step(now time.Duration, acked uint64, look *Look) (a Actions) 
 				m.held.Add(p)
 				a.Acquire = append(a.Acquire, p)
 			}
-		case !mine && m.held.Has(p) && !m.served.Has(p): // no node can have counted on it
+		case !mine && m.held.Has(p) && !m.served.Has(p): // no node can rely on it
 			m.held.Remove(p)
 			a.Release = append(a.Release, p)
 		case mine || !m.held.Has(p) || !m.allReady(owners, p):
@@ -162,8 +162,8 @@ func (m *Machine) Step(now time.Duration, acked uint64, look *Look) (a Actions) 
 	return a
 }
 
-// MustAnnounce reports whether other nodes, by what was announced last, would not ask this node about a model in a
-// partition that they know it to serve.
+// MustAnnounce reports whether the last announcement keeps other nodes from sending this node queries for a model, in a
+// partition that it has announced as served.
 func (m *Machine) MustAnnounce(s Advertisement) bool {
 	for model, of := range s.Models {
 		for _, p := range of.List() {
@@ -180,8 +180,8 @@ func (m *Machine) MustAnnounce(s Advertisement) bool {
 	return false
 }
 
-// Receive updates a known node from a copy of its record that it has sent since the last look, and reports whether the
-// copy is later than what was known.
+// Receive updates a known node from a copy of its record. The result reports whether the copy is newer than the known
+// record.
 func (m *Machine) Receive(s Seen) bool {
 	p := m.peers[s.Node]
 	if p == nil || s.Version != RecordVersion || s.Partitions != m.cfg.Partitions || s.Session != p.Session ||
@@ -205,16 +205,16 @@ func (m *Machine) endGrace() {
 	m.graceOver = m.graceOver || beats(m.lastStarting) >= startupGrace || beats(m.begun) >= startupGraceMax
 }
 
-// starting reports whether a node has started a moment ago.
+// starting reports whether a node has just started.
 func (s *Seen) starting() bool { return s.Heartbeat <= startingHeartbeats }
 
-// absorb updates what is known from a look at the records.
+// absorb updates the known nodes from a look at the records.
 func (m *Machine) absorb(look *Look) {
 	there := map[string]bool{}
 	clear(m.unsupported)
 	for _, key := range look.Unreadable {
 		m.unsupported[key] = fmt.Sprintf(
-			"the record of node %s cannot be read and is skipped; the node writes it again if it lives", key)
+			"the record of node %s is unreadable and is ignored; a live node writes it again", key)
 	}
 	for i := range look.Records {
 		s := &look.Records[i]
@@ -223,7 +223,7 @@ func (m *Machine) absorb(look *Look) {
 		}
 		if s.Version != RecordVersion || s.Partitions != m.cfg.Partitions {
 			m.unsupported[s.Node] = fmt.Sprintf(
-				"node %s writes records of version %d for %d partitions; this one of version %d for %d: they do not work together",
+				"node %s writes records of version %d for %d partitions; this node writes version %d for %d: they do not work together",
 				s.Node, s.Version, s.Partitions, RecordVersion, m.cfg.Partitions)
 			continue
 		}
@@ -235,7 +235,7 @@ func (m *Machine) absorb(look *Look) {
 			if s.starting() {
 				m.lastStarting = m.clock
 			}
-		case s.Revision > p.Revision, // else the replica that answered is behind what was seen before,
+		case s.Revision > p.Revision, // otherwise a replica with an older state has answered,
 			// or the bucket was recreated
 			s.Session == p.Session && s.Heartbeat > p.Heartbeat, !m.alive(p) && s.Revision != p.Revision:
 			if s.Heartbeat != p.Heartbeat || s.Session != p.Session {
@@ -253,7 +253,7 @@ func (m *Machine) absorb(look *Look) {
 
 func (m *Machine) alive(p *peer) bool { return m.clock-p.lastHeard <= m.cfg.DeadAfter }
 
-// assign computes the owners of all partitions if the nodes have changed.
+// assign computes the owners of all partitions after a change of the nodes.
 func (m *Machine) assign() {
 	var nodes []string
 	most := 0
@@ -277,8 +277,8 @@ func (m *Machine) assign() {
 	}
 }
 
-// knownZones returns the zones of the nodes that are alive; none while one of them, which may be leaving, places
-// without zones.
+// knownZones returns the zones of the live nodes. It returns nil if a live node, even a leaving node, does not support
+// zones.
 func (m *Machine) knownZones() map[string]string {
 	zones := map[string]string{m.cfg.Node: m.cfg.Zone}
 	for name, p := range m.peers {
@@ -292,7 +292,7 @@ func (m *Machine) knownZones() map[string]string {
 	return zones
 }
 
-// allReady reports whether a partition has owners and all of them are ready, are not releasing it, and have been heard.
+// allReady reports whether a partition has owners, and all owners are ready, alive and not releasing the partition.
 func (m *Machine) allReady(owners []string, p events.Partition) bool {
 	for _, name := range owners {
 		if o := m.peers[name]; o == nil || !o.renewed || !m.alive(o) || !o.counts(p) {
@@ -302,7 +302,7 @@ func (m *Machine) allReady(owners []string, p events.Partition) bool {
 	return len(owners) > 0
 }
 
-// Alone reports whether no other node is alive that could acquire what this one releases.
+// Alone reports whether no other live node could acquire the partitions of this node.
 func (m *Machine) Alone() bool {
 	for _, p := range m.peers {
 		if m.alive(p) && !p.Leaving {
@@ -312,10 +312,10 @@ func (m *Machine) Alone() bool {
 	return true
 }
 
-// Left reports whether a node that leaves has released everything, or no node can acquire it.
+// Drained reports whether a leaving node has released all partitions, or no other node can acquire them.
 func (m *Machine) Drained() bool { return m.leaving && m.looked && (m.held.Len() == 0 || m.Alone()) }
 
-// Peers lists the other nodes that are believed alive, by name.
+// Peers returns the other live nodes, by name.
 func (m *Machine) Peers() (list []Record) {
 	for _, p := range m.peers {
 		if m.alive(p) {
@@ -326,8 +326,7 @@ func (m *Machine) Peers() (list []Record) {
 	return list
 }
 
-// Dead lists the nodes that are believed dead and whose records still exist, by name. Nodes that announced that they
-// leave are not listed.
+// Dead returns the dead nodes with an existing record, by name. Nodes with an announced leave are not included.
 func (m *Machine) Dead() (list []string) {
 	for name, p := range m.peers {
 		if !m.alive(p) && !p.Leaving {
@@ -338,7 +337,7 @@ func (m *Machine) Dead() (list []string) {
 	return list
 }
 
-// Problems says which nodes are left out, and why.
+// Problems returns the ignored nodes, with the reasons.
 func (m *Machine) Problems() (list []string) {
 	for _, why := range m.unsupported {
 		list = append(list, why)

@@ -21,7 +21,7 @@ func TestSetAsText(t *testing.T) {
 		var back Set
 		if err := back.UnmarshalText([]byte(text)); err != nil || !slices.Equal(back.List(), list) ||
 			back.Len() != len(list) {
-			t.Errorf("%q is read as %v, %v", text, back.List(), err)
+			t.Errorf("%q is parsed as %v, %v", text, back.List(), err)
 		}
 	}
 	for _, bad := range []string{",", "a", "2-1", "1-", "-", "0-4294967295", "99999"} {
@@ -36,8 +36,8 @@ func TestSetAsText(t *testing.T) {
 	}
 }
 
-// TestMovementIsBounded compares owners before and after a node joins: whoever was there takes nothing new, and loads
-// differ little.
+// TestMovementIsBounded compares owners before and after a node joins. The older nodes acquire nothing new, and the
+// loads differ little.
 func TestMovementIsBounded(t *testing.T) {
 	const partitions = 4096
 	var nodes []string
@@ -58,7 +58,7 @@ func TestMovementIsBounded(t *testing.T) {
 				if o == name {
 					moved++
 				} else if !slices.Contains(Order(before, nil, p)[:2], o) {
-					t.Fatalf("%s joins and %s takes partition %d", name, o, p)
+					t.Fatalf("%s joins and %s acquires partition %d", name, o, p)
 				}
 			}
 		}
@@ -79,9 +79,8 @@ func TestMovementIsBounded(t *testing.T) {
 	}
 }
 
-// TestOthersThatDoNotFit has nodes with another number of partitions or another version: they own nothing here, and are
-// named.
-func TestOthersThatDoNotFit(t *testing.T) {
+// TestUnsupportedNodes: nodes with another number of partitions or another version own nothing here, and are reported.
+func TestUnsupportedNodes(t *testing.T) {
 	m := New(Config{Node: "a", Session: "1", Partitions: 4, Heartbeat: time.Second, DeadAfter: 5 * time.Second})
 	var a Actions
 	for beat := range uint64(2) {
@@ -102,8 +101,8 @@ func TestOthersThatDoNotFit(t *testing.T) {
 	}
 }
 
-// TestSilenceOfNATSAgesNobody lets an hour pass in which nothing is acknowledged.
-func TestSilenceOfNATSAgesNobody(t *testing.T) {
+// TestSilenceOfNATSAgesNoNode lets an hour pass without an acknowledgement.
+func TestSilenceOfNATSAgesNoNode(t *testing.T) {
 	m := New(Config{Node: "a", Session: "1", Partitions: 64, Replication: 1, Heartbeat: time.Second,
 		DeadAfter: 5 * time.Second})
 	now, beat := time.Duration(0), uint64(0)
@@ -120,26 +119,26 @@ func TestSilenceOfNATSAgesNobody(t *testing.T) {
 	}
 	step(0, true)
 	before := taken
-	step(time.Hour, true) // as after SIGSTOP, or an election without end
+	step(time.Hour, true) // as after SIGSTOP, or during an endless election
 	if taken != before || len(m.Peers()) != 1 {
-		t.Fatalf("after an hour's silence it takes %d more", taken-before)
+		t.Fatalf("after an hour of silence: %d more acquired partitions", taken-before)
 	}
 	for range 5 {
 		step(time.Second, true)
 	}
 	if taken != 64 || len(m.Peers()) != 0 {
-		t.Errorf("of a node that is dead all is to be taken: %d of 64", taken)
+		t.Errorf("acquired %d of 64 partitions after the death of a node", taken)
 	}
 }
 
-// TestAStart: a node that finds nobody, or only others that start, waits until nobody new has come for a beat, and not
-// for ever; one that comes to others who have been there for long, and one that has settled, takes at once.
-func TestAStart(t *testing.T) {
+// TestStartupGrace: a node without others, or with only starting nodes, waits until no new node has appeared for a
+// heartbeat, within a limit. A node that joins older nodes, and a node after its grace, acquires at once.
+func TestStartupGrace(t *testing.T) {
 	type step struct {
-		beats []uint64 // of the others that there are
+		beats []uint64 // heartbeats of the other nodes
 		take  int
 	}
-	var crowd []step // each beat somebody new
+	var crowd []step // a new node at each heartbeat
 	for i := range 12 {
 		crowd = append(crowd, step{slices.Repeat([]uint64{1}, i), 0})
 	}
@@ -163,18 +162,18 @@ func TestAStart(t *testing.T) {
 			taken = len(m.Step(time.Duration(i)*time.Second, uint64(i+1), look).Acquire)
 			if settled := m.View().GraceOver; name != "a crowd" && taken != s.take || settled != (taken > 0) &&
 				name != "a crowd" {
-				t.Errorf("%s: at beat %d it takes %d, want %d; settled: %v", name, i+1, taken, s.take, settled)
+				t.Errorf("%s: at heartbeat %d: %d acquired, want %d; settled: %v", name, i+1, taken, s.take, settled)
 			}
 			if name == "a crowd" && (taken > 0) != (i == startupGraceMax) {
-				t.Errorf("%s: at beat %d it takes %d", name, i+1, taken)
+				t.Errorf("%s: at heartbeat %d: %d acquired", name, i+1, taken)
 			}
 		}
 	}
 }
 
-// TestWhatNobodyCountsOnIsLetGoAtOnce: an owner that comes while this node still restores takes over; what this node
-// serves stays until that one is ready.
-func TestWhatNobodyCountsOnIsLetGoAtOnce(t *testing.T) {
+// TestUnannouncedIsDroppedAtOnce: a new owner replaces this node at once for a partition that is being restored. A
+// served partition stays until the new owner is ready.
+func TestUnannouncedIsDroppedAtOnce(t *testing.T) {
 	m := New(Config{Node: "a", Session: "1", Partitions: 64, Replication: 1, Heartbeat: time.Second,
 		DeadAfter: 5 * time.Second})
 	var ready Set
@@ -185,7 +184,7 @@ func TestWhatNobodyCountsOnIsLetGoAtOnce(t *testing.T) {
 	}
 	step(1)
 	if a := step(2); len(a.Acquire) != 64 {
-		t.Fatalf("alone it takes %d", len(a.Acquire))
+		t.Fatalf("alone: %d acquired", len(a.Acquire))
 	}
 	ready = SetOf(0, 1, 2, 3, 4, 5, 6, 7)
 	step(3)
@@ -194,18 +193,18 @@ func TestWhatNobodyCountsOnIsLetGoAtOnce(t *testing.T) {
 	for p := range events.Partition(64) {
 		gone, owned := slices.Contains(released, p), Order([]string{"a", "b"}, nil, p)[0] == "a"
 		if want := !owned && !ready.Has(p); gone != want {
-			t.Errorf("partition %d: let go: %v; owned: %v, served: %v", p, gone, owned, ready.Has(p))
+			t.Errorf("partition %d: released: %v; owned: %v, served: %v", p, gone, owned, ready.Has(p))
 		}
 	}
 	if len(released) == 0 {
-		t.Error("nothing is let go")
+		t.Error("nothing is released")
 	}
 }
 
-// TestTwoThatLetGoForEachOther has a node that leaves while the one that counts on it does not know: with looks from
-// before their words were in the bucket, each sees the other ready. Neither may let go on such a look, and with those
-// of the leader one of them stays.
-func TestTwoThatLetGoForEachOther(t *testing.T) {
+// TestConcurrentRelease has a leaving node, and an owner with an outdated view of the node. With looks from before
+// the announcements, the nodes see each other ready. Neither may release by such a look, and with looks from the
+// leader one of them stays.
+func TestConcurrentRelease(t *testing.T) {
 	name := Order([]string{"x", "y"}, nil, 0) // the first owns partition 0
 	all := Advertisement{Ready: SetOf(0)}
 	var machines [2]*Machine
@@ -225,29 +224,29 @@ func TestTwoThatLetGoForEachOther(t *testing.T) {
 			DeadAfter: 10 * time.Second})
 	}
 	announce(1, false)
-	for range 2 { // alone, it takes all
+	for range 2 { // alone, the node acquires all
 		step(1, [2]Seen{{Record: Record{Version: RecordVersion, Node: name[1], Partitions: 1}}, bucket[1]}, 0)
 		announce(1, false)
 	}
-	for range 2 { // each sees the other's beat change
+	for range 2 { // a change of the heartbeats is visible
 		announce(0, false)
 		step(0, bucket, 0)
 		announce(1, false)
 		if gone := step(1, bucket, 0); gone != nil {
-			t.Fatal("let go before it was said")
+			t.Fatal("released before the announcement")
 		}
 	}
 	stale := bucket
-	announce(0, true) // it leaves
+	announce(0, true) // the leave
 	step(0, stale, 0)
 	announce(1, false)
 	announce(0, true)
 	if gone := append(step(0, stale, 0), step(1, stale, 0)...); gone != nil {
-		t.Fatalf("%v let go on looks that were not the leader's", gone)
+		t.Fatalf("%v released by looks that were not the leader's", gone)
 	}
 	first, second := step(0, bucket, beats[0]), step(1, bucket, beats[1])
 	if len(first)+len(second) > 1 {
-		t.Fatal("both have let go")
+		t.Fatal("both have released")
 	}
 	for range 4 {
 		announce(1, false)
@@ -256,12 +255,12 @@ func TestTwoThatLetGoForEachOther(t *testing.T) {
 		first = append(first, step(0, bucket, beats[0])...)
 	}
 	if held := machines[1].Held(); len(first) != 1 || held.Len() != 1 {
-		t.Errorf("the one that leaves let %v go, the other holds %v", first, held.List())
+		t.Errorf("the leaving node released %v, the other holds %v", first, held.List())
 	}
 }
 
-// TestNews asks what others would pass over, and has a machine hear of it, of what is older, and of what is not for it.
-func TestNews(t *testing.T) {
+// TestMustAnnounce checks urgent announcements, and newer, older and foreign copies of records.
+func TestMustAnnounce(t *testing.T) {
 	config := func(name string) Config {
 		return Config{Node: name, Session: name + "1", Partitions: 8, Replication: 2, Heartbeat: time.Second,
 			DeadAfter: 5 * time.Second}
@@ -273,12 +272,12 @@ func TestNews(t *testing.T) {
 	}
 	a, b := New(config("a")), New(config("b"))
 	if a.MustAnnounce(serving(map[string]Set{"m": SetOf(1)})) {
-		t.Error("nobody knows that it serves anything, and asks whoever might")
+		t.Error("an announcement is required before anything is served")
 	}
 	first := Seen{Record: a.Announce(serving(nil), false), Revision: 1}
 	b.Announce(Advertisement{}, false)
 	if b.Receive(first) {
-		t.Error("a node was heard that no look has shown")
+		t.Error("Receive accepted a node that no look has shown")
 	}
 	b.Step(0, 1, &Look{Records: []Seen{first}})
 	none, some := serving(nil), serving(map[string]Set{"m": SetOf(2)})
@@ -286,14 +285,14 @@ func TestNews(t *testing.T) {
 	unlisted.Unlisted = SetOf(1)
 	other := some
 	other.Ready = SetOf(1, 2, 3)
-	other.Models = map[string]Set{"m": SetOf(3)} // nobody knows that it serves 3
+	other.Models = map[string]Set{"m": SetOf(3)} // partition 3 is not announced as served
 	if a.MustAnnounce(none) || !a.MustAnnounce(some) || !a.MustAnnounce(unlisted) || a.MustAnnounce(other) {
 		t.Errorf("%v %v %v %v", a.MustAnnounce(none), a.MustAnnounce(some), a.MustAnnounce(unlisted),
 			a.MustAnnounce(other))
 	}
 	second := Seen{Record: a.Announce(some, false), Revision: 2}
 	if a.MustAnnounce(some) || a.MustAnnounce(none) {
-		t.Error("what is announced is no news, nor is what goes")
+		t.Error("an announced model or a removed model requires an announcement")
 	}
 	stranger, late, former, foreign := second, second, second, second
 	stranger.Node, late.Revision, former.Session, foreign.Version = "c", 1, "a0", RecordVersion+1
@@ -303,13 +302,13 @@ func TestNews(t *testing.T) {
 		}
 	}
 	if !b.Receive(second) || !b.View().MayServe(2, "m") || b.View().MayServe(1, "m") {
-		t.Errorf("was not heard: %+v", b.View())
+		t.Errorf("Receive did not apply: %+v", b.View())
 	}
 	if b.Receive(second) {
 		t.Error("twice")
 	}
-	b.Step(time.Second, 2, &Look{Records: []Seen{first}}) // of a replica that is behind
+	b.Step(time.Second, 2, &Look{Records: []Seen{first}}) // from a replica with an older state
 	if !b.View().MayServe(2, "m") {
-		t.Error("an older look made it forget")
+		t.Error("an older look replaced the newer record")
 	}
 }

@@ -12,90 +12,87 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// ErrNameInUse says that another process runs under this node's name.
-var ErrNameInUse = errors.New("another process has this node's name")
+// ErrNameInUse means that another process uses this node's name.
+var ErrNameInUse = errors.New("another process uses this node's name")
 
-// Keeper is what keeps partitions. Its methods return at once and are called from the member's goroutine.
+// Keeper keeps partitions. Its methods do not block. The member's goroutine calls them.
 type Keeper interface {
-	// Keep says which partitions are to be kept from now on. The keeper restores and serves new ones, and drops those
-	// that are no longer in the set. It is called after each look, changed or not.
+	// Keep sets the partitions to keep from now on. The keeper restores and serves new partitions, and drops the
+	// others. Keep is called after each look, also without a change.
 	Keep(set Set)
 
-	// Advertisement is what is served now. The keeper does not change it afterwards.
+	// Advertisement returns the current service. The keeper must not change the result afterwards.
 	Advertisement() Advertisement
 
-	// ModelsChanged receives a value when the models in Advertisement may have become more.
+	// ModelsChanged returns a channel with a value for every possible addition to the models in Advertisement.
 	ModelsChanged() <-chan struct{}
 }
 
-// MemberConfig is one member's.
+// MemberConfig configures a [Member].
 type MemberConfig struct {
-	Config                         // Session must differ from that of any other process
-	Namespace *jetstream.Namespace // where members send what cannot wait
-	Bucket    *jetstream.Bucket    // of nodes
+	Config                         // Session must be unique among all processes
+	Namespace *jetstream.Namespace // carries messages that cannot wait for a heartbeat
+	Bucket    *jetstream.Bucket    // bucket of nodes
 	Keeper    Keeper
 
-	// Drain bounds how long a member that ends waits until other nodes have acquired what it has; default 20 s.
+	// Drain is the maximum time that a leaving member waits until other nodes have the partitions; default 20 s.
 	Drain time.Duration
 
-	// Dead, if not nil, reports whether the process of another session is known to have ended, whatever its record
-	// says.
+	// Dead, if not nil, reports whether the process of another session has certainly ended. It overrides the record.
 	Dead func(session string) bool
 
-	// Waiting, if not nil, is called once if Join must wait to see whether another process runs under this name.
+	// Waiting, if not nil, is called once if Join must wait to detect another process with this name.
 	Waiting func()
 
-	Views *Views // where each new view is put; nil: in Views of the member's own
+	Views *Views // receives each new view; nil: the member has its own Views
 
 	// Viewed, if not nil, is called with each new view, from the goroutine of Run.
 	Viewed func(*View)
 
-	// Recreate, if not nil, creates the bucket again; it is called when the bucket was deleted. Recreated, if not nil,
-	// is called with its result.
+	// Recreate, if not nil, recreates a deleted bucket. Recreated, if not nil, is called with the result.
 	Recreate  func(context.Context) error
 	Recreated func(error)
 
-	// Unreadable, if not nil, is called when the member's record has been found unreadable; it is written again.
+	// Unreadable, if not nil, is called if the member's record is unreadable. The member rewrites the record.
 	Unreadable func(error)
 
-	// Trouble, if not nil, is called with what keeps other nodes from hearing this member; with nil when they hear it
-	// again.
+	// Trouble, if not nil, is called with an error in the member's heartbeats, and with nil after recovery.
 	Trouble func(error)
 }
 
-// Views is what a member knows, for those who are made before it. Any goroutine may use it.
+// Views has the current view of a member, for components from before the member. Views is safe for concurrent use.
 type Views struct{ now atomic.Pointer[View] }
 
-// NewViews returns the view of a member that knows nobody yet.
+// NewViews returns the view of a member without other nodes.
 func NewViews(cfg Config) *Views {
 	v := &Views{}
 	v.now.Store(New(cfg).View())
 	return v
 }
 
-// Now returns what is known now.
+// Now returns the current view.
 func (v *Views) Now() *View { return v.now.Load() }
 
-// Member keeps one node's record, reads the others', and has the keeper carry out what the machine decides.
+// Member keeps a node's record, reads the other records, and passes the machine's decisions to the keeper.
 type Member struct {
 	cfg      MemberConfig
 	machine  *Machine
 	key      string
 	revision uint64
-	rival    *rival // nil: the last write found none
+	rival    *rival // nil: the last write found no rival
 	views    *Views
-	asked    chan chan struct{} // of Announce: closed when the record has been written
+	asked    chan chan struct{} // of Announce: closed after the write of the record
 }
 
-// rival is another session's record, found where this node's own should be. Only a record that changes proves that its
-// process lives.
+// rival is the record of another session in place of this node's record. Only a record that changes proves that its
+// process is alive.
 type rival struct {
 	session  string
 	revision uint64
 	silence  silence
 }
 
-// readRecord decodes an entry of the bucket of nodes. It reports false for an entry that no node wrote under this key.
+// readRecord decodes an entry of the bucket of nodes. It returns false for an entry that no node wrote under the key.
 func readRecord(e *jetstream.Entry) (r Record, ok bool) {
 	if strictjson.Unmarshal(e.Value, &r) != nil || r.Session == "" {
 		return Record{}, false
@@ -104,10 +101,10 @@ func readRecord(e *jetstream.Entry) (r Record, ok bool) {
 	return r, err == nil && key == e.Key
 }
 
-// Join claims the node's name. If there is a record of another process and its heartbeat goes on, the error wraps
-// [ErrNameInUse]. A record that does not change for DeadAfter, while this process is not paused, is taken over by
-// compare-and-set. What that process writes afterwards fails, and ends it. A record that cannot be read proves nothing:
-// its process writes it again if it lives.
+// Join claims the node's name. If another process has a record with a running heartbeat, the error wraps
+// [ErrNameInUse]. Join takes over a record that does not change for DeadAfter, by compare-and-set; pauses of this
+// process do not count. Later writes of the other process fail, and end it. An unreadable record proves nothing: a live
+// process writes it again.
 func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 	if cfg.Drain <= 0 {
 		cfg.Drain = 20 * time.Second
@@ -132,7 +129,7 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 		case errors.Is(err, jetstream.ErrNotFound):
 			return m, m.begin(ctx)
 		case err != nil:
-			return nil, fmt.Errorf("look for other processes named %s: %w", cfg.Node, err)
+			return nil, fmt.Errorf("look for other processes with the name %s: %w", cfg.Node, err)
 		case m.dead(&entry):
 			m.revision = entry.Revision
 			return m, m.begin(ctx)
@@ -140,12 +137,12 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 			if first = &entry; cfg.Waiting != nil {
 				cfg.Waiting()
 			}
-		case entry.Revision < first.Revision: // the bucket was restored from an earlier time
+		case entry.Revision < first.Revision: // the bucket was restored from an earlier state
 			first, silent = &entry, silence{at: time.Now()}
 		case entry.Revision != first.Revision && !readable(&entry):
 			first = &entry
 		case entry.Revision != first.Revision:
-			return nil, fmt.Errorf("node %s: %w, and it lives: choose another --node-id", cfg.Node, ErrNameInUse)
+			return nil, fmt.Errorf("node %s: %w, and it is alive: choose another --node-id", cfg.Node, ErrNameInUse)
 		case silent.heard(time.Now(), cfg.Heartbeat) > cfg.DeadAfter:
 			m.revision = entry.Revision
 			return m, m.begin(ctx)
@@ -164,14 +161,14 @@ func readable(e *jetstream.Entry) bool {
 	return ok
 }
 
-// dead reports whether a record is of a process that is known to have ended.
+// dead reports whether the process of a record has certainly ended.
 func (m *Member) dead(e *jetstream.Entry) bool {
 	r, ok := readRecord(e)
 	return ok && m.cfg.Dead != nil && m.cfg.Dead(r.Session)
 }
 
-// removeDead removes the records of other names whose processes are known to have ended. What cannot be read or removed
-// now expires: servers of NATS that have just found each other may not serve the bucket yet.
+// removeDead removes the records under other names if the processes have certainly ended. Records left by an
+// error expire: the servers of a new NATS cluster may not serve the bucket yet.
 func (m *Member) removeDead(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.DeadAfter)
 	defer cancel()
@@ -186,21 +183,21 @@ func (m *Member) removeDead(ctx context.Context) {
 	}
 }
 
-// silence measures for how long a record has not changed. Between two looks that are far apart this process may have
-// been paused, and the other one with it: that counts as two heartbeats, as for [Machine].
+// silence measures the time without a change of a record. Between two distant looks, both processes may have been
+// paused: such an interval counts as two heartbeats, as in [Machine].
 type silence struct {
 	at     time.Time // of the last look
 	lasted time.Duration
 }
 
-// heard adds a look, and returns how long the silence has lasted.
+// heard adds a look and returns the length of the silence.
 func (s *silence) heard(now time.Time, heartbeat time.Duration) time.Duration {
 	s.lasted += min(now.Sub(s.at), 2*heartbeat)
 	s.at = now
 	return s.lasted
 }
 
-// begin claims the name. What cannot be written now is written by Run, or Run fails for the same reason.
+// begin claims the name. Run repeats a failed write, or fails for the same reason.
 func (m *Member) begin(ctx context.Context) error {
 	if err := m.write(ctx, Advertisement{}, false); errors.Is(err, ErrNameInUse) {
 		return err
@@ -208,10 +205,10 @@ func (m *Member) begin(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// View returns what is known now. Any goroutine may call it.
+// View returns the current view. It is safe for concurrent use.
 func (m *Member) View() *View { return m.views.Now() }
 
-// write announces the node, once. An error that wraps ErrNameInUse is the end.
+// write writes the node's record once. An error that wraps ErrNameInUse is final.
 func (m *Member) write(ctx context.Context, s Advertisement, leave bool) error {
 	text, err := json.Marshal(m.machine.Announce(s, leave))
 	if err != nil {
@@ -230,20 +227,20 @@ func (m *Member) write(ctx context.Context, s Advertisement, leave bool) error {
 	entry, lastErr := m.cfg.Bucket.Latest(ctx, m.key)
 	there, ok := readRecord(&entry)
 	switch {
-	case errors.Is(lastErr, jetstream.ErrNotFound): // it has expired, or another process has removed it
+	case errors.Is(lastErr, jetstream.ErrNotFound): // the record has expired, or another process has removed it
 		m.revision = entry.Revision
 	case lastErr != nil:
 		return lastErr
 	case !ok:
 		m.revision = entry.Revision
-		err = fmt.Errorf("node %s: its record in bucket %s cannot be read: %w", m.cfg.Node, m.cfg.Bucket.Name(), err)
+		err = fmt.Errorf("node %s: the record in bucket %s is unreadable: %w", m.cfg.Node, m.cfg.Bucket.Name(), err)
 		if m.cfg.Unreadable != nil {
 			m.cfg.Unreadable(err)
 		}
-	case there.Session == m.cfg.Session: // a late write of ours
+	case there.Session == m.cfg.Session: // a late write of this member
 		m.revision = entry.Revision
 	case entry.Revision < m.revision:
-		// The bucket was restored from an earlier time; the writer of this has lost the name since.
+		// The bucket was restored from an earlier state. The writer of this record has lost the name since.
 		m.revision = entry.Revision
 	default:
 		return m.contest(&entry, there.Session, err)
@@ -251,9 +248,9 @@ func (m *Member) write(ctx context.Context, s Advertisement, leave bool) error {
 	return err
 }
 
-// contest handles another session's record in place of this node's own. The error wraps [ErrNameInUse] if the record
-// has changed since the last write, which proves that its process lives. A record that does not change for DeadAfter is
-// overwritten by the next write.
+// contest handles another session's record in place of this node's record. The error wraps [ErrNameInUse] if the record
+// has changed since the last write, because its process is then alive. The next write overwrites a record that does not
+// change for DeadAfter.
 func (m *Member) contest(e *jetstream.Entry, session string, err error) error {
 	switch r := m.rival; {
 	case r == nil || r.session != session:
@@ -263,7 +260,7 @@ func (m *Member) contest(e *jetstream.Entry, session string, err error) error {
 	case r.silence.heard(time.Now(), m.cfg.Heartbeat) > m.cfg.DeadAfter:
 		m.revision, m.rival = e.Revision, nil
 	}
-	return fmt.Errorf("node %s: its record in bucket %s is another session's; this node ends if that record changes: %w",
+	return fmt.Errorf("node %s: the record in bucket %s belongs to another session; this node ends if the record changes: %w",
 		m.cfg.Node, m.cfg.Bucket.Name(), err)
 }
 
@@ -296,10 +293,10 @@ func (m *Member) look(ctx context.Context, acked uint64) (*Look, error) {
 	return look, nil
 }
 
-// soonest is the least time between two writes that do not wait for a heartbeat.
+// soonest is the minimum time between two writes outside of the heartbeat.
 const soonest = 100 * time.Millisecond
 
-// broadcast sends what was written to the other nodes. A node that does not receive it looks again after a heartbeat.
+// broadcast sends the written record to the other nodes. A node without the copy reads the record after a heartbeat.
 func (m *Member) broadcast() {
 	text, err := json.Marshal(Seen{Record: m.machine.announced, Revision: m.revision})
 	if err == nil {
@@ -315,7 +312,7 @@ func (m *Member) receive(text []byte) {
 	}
 }
 
-// show makes a view of what is known now.
+// show publishes a view of the current state.
 func (m *Member) show() *View {
 	view := m.machine.View()
 	m.views.now.Store(view)
@@ -325,8 +322,8 @@ func (m *Member) show() *View {
 	return view
 }
 
-// Announce has Run write what the keeper serves now, without waiting for the next heartbeat. It returns when that is
-// done, or ctx has ended. Any goroutine may call it.
+// Announce makes Run write the keeper's current service without a wait for the next heartbeat. It returns after the
+// write, or when ctx is done. It is safe for concurrent use.
 func (m *Member) Announce(ctx context.Context) {
 	done := make(chan struct{})
 	select {
@@ -340,8 +337,8 @@ func (m *Member) Announce(ctx context.Context) {
 	}
 }
 
-// Run keeps the node a member until ctx ends, and then until other nodes have acquired what it has, for Drain, or until
-// the connection is closed. The error wraps [ErrNameInUse] if another process took its name.
+// Run keeps the node a member until ctx is done. Run then waits until other nodes have the partitions, for Drain, or
+// until the connection closes. The error wraps [ErrNameInUse] if another process claimed the name.
 func (m *Member) Run(ctx context.Context) error {
 	working := context.WithoutCancel(ctx)
 	begun, acked := time.Now(), uint64(0)
@@ -356,17 +353,17 @@ func (m *Member) Run(ctx context.Context) error {
 			}
 		})
 	if err == nil { // else the connection is closed
-		defer deaf() // the server has the subscription before it answers the first look: nothing between is missed
+		defer deaf() // the server has the subscription before it answers the first look, so no message between them is lost
 	}
 	defer close(over)
 	var drained <-chan time.Time
 	troubled := false
-	var asked chan struct{} // the caller of Announce waits for it
+	var asked chan struct{} // of a waiting caller of Announce
 	for {
 		leave := ctx.Err() != nil
-		if leave && m.cfg.Host { // no node hears anything without this process
+		if leave && m.cfg.Host { // no node has NATS without this process
 			if !troubled {
-				_ = m.remove(working) // else the process that comes next knows that this one has ended
+				_ = m.remove(working) // the next process finds the removed record, and does not wait
 			}
 			return nil
 		}
@@ -380,7 +377,7 @@ func (m *Member) Run(ctx context.Context) error {
 			return err
 		}
 		if leave && m.cfg.Namespace.Conn().Closed() {
-			return nil // the record stays; the other nodes find that this one is silent
+			return nil // the record stays; the other nodes detect the silence
 		}
 		var look *Look
 		if err == nil {
@@ -439,7 +436,7 @@ func (m *Member) Run(ctx context.Context) error {
 	}
 }
 
-// recreate creates the bucket again if it was deleted. All nodes that are alive write their records again.
+// recreate recreates a deleted bucket. All live nodes write their records again.
 func (m *Member) recreate(ctx context.Context) {
 	if m.cfg.Recreate == nil {
 		return
@@ -454,7 +451,7 @@ func (m *Member) recreate(ctx context.Context) {
 	}
 }
 
-// remove deletes the record, so that no node waits until this one is found dead.
+// remove deletes the record, so other nodes need not detect the end of this node.
 func (m *Member) remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.DeadAfter)
 	defer cancel()

@@ -18,7 +18,7 @@ import (
 
 const patience = 4 * time.Minute
 
-// shelf is a keeper that is ready at once.
+// shelf is a keeper with immediate readiness.
 type shelf struct {
 	mu           sync.Mutex
 	set          Set
@@ -48,7 +48,7 @@ func (s *shelf) Ready() Set {
 	return SetOf(s.set.List()...)
 }
 
-// place is a server of the test's own, with a namespace of eight partitions and its bucket of nodes.
+// place starts a server for the test, with a namespace of eight partitions, and the bucket of nodes.
 func place(
 	t *testing.T, ctx context.Context,
 ) (*natsserver.Server, *jetstream.Conn, *jetstream.Namespace, *jetstream.Bucket) {
@@ -72,8 +72,7 @@ func place(
 	return server, conn, ns, bucket
 }
 
-// TestJoinsBeforeOthersCanBeRead joins while nobody serves reads of all records at once, as when the servers of a NATS
-// cluster have just found each other.
+// TestJoinsBeforeOthersCanBeRead joins while reads of all records fail, as in a new NATS cluster.
 func TestJoinsBeforeOthersCanBeRead(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -92,12 +91,12 @@ func TestJoinsBeforeOthersCanBeRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	cfg := nodes.CachedInfo().Config
-	cfg.AllowDirect = false // then nobody responds to who reads all records at once
+	cfg.AllowDirect = false // no server responds to a read of all records
 	if _, err := js.UpdateStream(ctx, cfg); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := bucket.All(ctx); err == nil {
-		t.Fatal("all records are read, which this test is to prevent")
+		t.Fatal("reads of all records must fail in this test")
 	}
 	_, err = Join(ctx, MemberConfig{Namespace: ns, Bucket: bucket, Keeper: &shelf{},
 		Dead: func(string) bool { return false },
@@ -108,7 +107,7 @@ func TestJoinsBeforeOthersCanBeRead(t *testing.T) {
 	}
 }
 
-// TestMembers joins, drains and kills members on a real server, and starts a second one under a name that lives.
+// TestMembers joins, drains and kills members on a real server, and starts a second member with a live name.
 func TestMembers(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 	defer cancel()
@@ -124,7 +123,7 @@ func TestMembers(t *testing.T) {
 		must(err)
 		return m
 	}
-	// patient has a member wait for NATS and for others longer than for a sign of life.
+	// patient returns a member with long time limits for NATS and for other members.
 	patient := func(m *Member) *Member {
 		m.cfg.DeadAfter, m.cfg.Drain = patience, patience
 		return m
@@ -156,7 +155,7 @@ func TestMembers(t *testing.T) {
 		t.Helper()
 		for deadline := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(deadline) {
-				t.Fatalf("it does not come about that %s", what)
+				t.Fatalf("timeout: %s", what)
 			}
 		}
 	}
@@ -172,12 +171,12 @@ func TestMembers(t *testing.T) {
 	b.end()
 	must(<-b.done)
 	if a.Ready().Len() != 8 {
-		t.Errorf("b has gone before a had all: %d", a.Ready().Len())
+		t.Errorf("b has left before a had all partitions: %d", a.Ready().Len())
 	}
 	if _, err := bucket.Latest(ctx, b.key); !errors.Is(err, jetstream.ErrNotFound) {
-		t.Errorf("the record of who left: %v", err)
+		t.Errorf("the record of the node that left: %v", err)
 	}
-	// A process that is held, and whose name another takes meanwhile, ends when it goes on.
+	// A paused process ends after it resumes, if another process has claimed its name meanwhile.
 	c := patient(must1(Join(ctx, config("c", &shelf{}))))
 	c2 := start("c")
 	if err := c.Run(ctx); !errors.Is(err, ErrNameInUse) {
@@ -185,7 +184,7 @@ func TestMembers(t *testing.T) {
 	}
 	c2.end()
 	must(<-c2.done)
-	// A server that comes back with files of an earlier time has the record of a former life. Who lives keeps the name.
+	// A server with restored files has the record of an earlier session. The live process keeps the name.
 	earlier, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "earlier", Partitions: 8})
 	must(err)
 	former := config("d", &shelf{})
@@ -195,21 +194,21 @@ func TestMembers(t *testing.T) {
 	d := patient(must1(Join(ctx, config("d", &shelf{}))))
 	d.cfg.Bucket = former.Bucket
 	if err := d.write(ctx, Advertisement{}, false); err == nil || errors.Is(err, ErrNameInUse) {
-		t.Errorf("over the record of a former life: %v", err)
+		t.Errorf("write over the record of an earlier session: %v", err)
 	}
 	must(d.write(ctx, Advertisement{}, false))
 	if err := old.write(ctx, Advertisement{}, false); err == nil || errors.Is(err, ErrNameInUse) {
-		t.Errorf("the former life, before the record changes: %v", err)
+		t.Errorf("the earlier session, before the record changes: %v", err)
 	}
 	must(d.write(ctx, Advertisement{}, false))
 	if err := old.write(ctx, Advertisement{}, false); !errors.Is(err, ErrNameInUse) {
-		t.Errorf("the former life: %v", err)
+		t.Errorf("the earlier session: %v", err)
 	}
 	a.end()
 	must(<-a.done)
 }
 
-// TestSilence: nobody is taken for gone by one who stood still himself.
+// TestSilence: a paused process detects no false silence.
 func TestSilence(t *testing.T) {
 	begun := time.Unix(1000, 0)
 	s := silence{at: begun}
@@ -225,9 +224,9 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// TestNewsDoNotWait gives two members a beat of a day. Each finds the other when it starts. A member still receives
-// news of the other's workers at once, and receives none after the other has left the name.
-func TestNewsDoNotWait(t *testing.T) {
+// TestUrgentAnnouncements gives two members a heartbeat interval of a day. The members find each other at the start. A
+// member still receives the announcements of the other's workers at once, and none after the other has lost the name.
+func TestUrgentAnnouncements(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	_, _, ns, bucket := place(t, ctx)
@@ -257,11 +256,11 @@ func TestNewsDoNotWait(t *testing.T) {
 					return
 				}
 			case <-ctx.Done():
-				t.Fatalf("%s does not hear that %s", name, what)
+				t.Fatalf("%s does not receive: %s", name, what)
 			}
 		}
 	}
-	go func() { ended <- members["a"].Run(live) }() // says what it serves, so that workers of a model are news
+	go func() { ended <- members["a"].Run(live) }() // the announced service makes new models urgent
 	until("a", "b is there", func(v *View) bool { return len(v.Peers) == 1 && v.Self.Ready.Has(1) })
 	go func() { ended <- members["b"].Run(live) }()
 	until("b", "a serves", func(v *View) bool {
@@ -285,7 +284,7 @@ func TestNewsDoNotWait(t *testing.T) {
 	}
 	var written Record
 	if err := json.Unmarshal(entry.Value, &written); err != nil || !written.Models["n"].Has(3) {
-		t.Errorf("what b heard is not in the bucket: %s, %v", entry.Value, err)
+		t.Errorf("the copy for b is not in the bucket: %s, %v", entry.Value, err)
 	}
 	end()
 	for range 2 {
@@ -295,9 +294,9 @@ func TestNewsDoNotWait(t *testing.T) {
 	}
 }
 
-// TestTheBucketOfNodesIsLost deletes the bucket, empties it, and deletes one record of it, while members live: they are
-// there again, know each other, and nothing has moved.
-func TestTheBucketOfNodesIsLost(t *testing.T) {
+// TestLostBucketOfNodes deletes the bucket, empties it, and deletes a record, while members live. The records return,
+// the members see each other, and no partition moves.
+func TestLostBucketOfNodes(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 	defer cancel()
 	must := func(err error) {
@@ -310,7 +309,7 @@ func TestTheBucketOfNodesIsLost(t *testing.T) {
 	names := []string{"a", "b", "c"}
 	members, mended := map[string]*Member{}, make(chan error, 100)
 	var mu sync.Mutex
-	kept := map[string]int{} // how often somebody was told to keep something else, once all have settled
+	kept := map[string]int{} // changes of the kept partitions after all have settled
 	for i, name := range names {
 		s := &shelf{}
 		m, err := Join(ctx, MemberConfig{
@@ -330,7 +329,7 @@ func TestTheBucketOfNodesIsLost(t *testing.T) {
 			},
 		})
 		must(err)
-		m.cfg.DeadAfter = 2 * time.Second // for what it asks of NATS: the machine believes nobody dead for longer
+		m.cfg.DeadAfter = 2 * time.Second // for requests to NATS: the machine declares no node dead for longer
 		members[name] = m
 		live, end := context.WithCancel(ctx)
 		done := make(chan error, 1)
@@ -344,11 +343,11 @@ func TestTheBucketOfNodesIsLost(t *testing.T) {
 		t.Helper()
 		for deadline := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(deadline) {
-				t.Fatalf("it does not come about that %s", what)
+				t.Fatalf("timeout: %s", what)
 			}
 		}
 	}
-	beats := func(name string) uint64 { // that each of the others has seen of a node, the least
+	beats := func(name string) uint64 { // the lowest heartbeat of a node in the views of the others
 		least := ^uint64(0)
 		for _, other := range names {
 			for _, p := range members[other].View().Peers {
@@ -385,7 +384,7 @@ func TestTheBucketOfNodesIsLost(t *testing.T) {
 	for what, lose := range map[string]func(){
 		"deleted": func() {
 			admin("DELETE")
-			for err := <-mended; err != nil; err = <-mended { // it is tried again
+			for err := <-mended; err != nil; err = <-mended { // with retries
 				t.Log(err)
 			}
 		},
@@ -394,7 +393,7 @@ func TestTheBucketOfNodesIsLost(t *testing.T) {
 			for {
 				entry, err := bucket.Latest(ctx, "a")
 				must(err)
-				if _, err := bucket.Delete(ctx, "a", entry.Revision); err == nil { // else a beat came between
+				if _, err := bucket.Delete(ctx, "a", entry.Revision); err == nil { // otherwise a heartbeat came between
 					return
 				}
 			}

@@ -10,15 +10,15 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// placementZones is the version of the placement rule in which zones count; before it there was the hash of names
-// alone. Records say the latest version that their node knows. While a node that is alive knows none, nobody looks at
-// zones: otherwise a partition would wait for an owner that does not know that it is one.
+// placementZones is the version of the placement rule with zones. Version 0 uses only the hash of names. A record has
+// the latest version that its node supports. If a live node does not support zones, all nodes ignore them. Otherwise a
+// partition would wait for an owner that does not consider itself an owner.
 const placementZones = 1
 
-// zoneName is what Kubernetes allows as the value of a label.
+// zoneName is the permitted form of the value of a Kubernetes label.
 var zoneName = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
 
-// CheckZone says what is wrong with the name of a zone. An empty one is none.
+// CheckZone returns an error if the name of a zone is invalid. An empty name means no zone.
 func CheckZone(name string) error {
 	if name != "" && !zoneName.MatchString(name) {
 		return fmt.Errorf("zone %.80q is not 1 to 63 letters, digits, and -, _ or . between them", name)
@@ -26,8 +26,8 @@ func CheckZone(name string) error {
 	return nil
 }
 
-// Replication is how many owners a partition has among n nodes; asked is the most that any of them asks for, 0 if none
-// does.
+// Replication returns the number of owners of a partition among n nodes. asked is the greatest requested number, or 0
+// without a request.
 func Replication(n, asked int) int {
 	switch {
 	case asked > 0:
@@ -39,12 +39,12 @@ func Replication(n, asked int) int {
 }
 
 // Order returns nodes in a partition's order of preference: the best node of each zone, then the second of each zone,
-// and so on; among those by a hash of node and partition. A node that is not in zones, or has an empty one, is a zone
+// and so on. Nodes of the same rank are in the order of a hash of node and partition. A node without a zone is a zone
 // of its own.
 func Order(nodes []string, zones map[string]string, p events.Partition) []string {
 	type scored struct {
 		name  string
-		rank  int // in its zone
+		rank  int // in the zone
 		score uint64
 	}
 	list := make([]scored, len(nodes))

@@ -12,8 +12,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// naiveOwners chooses one owner after the other: of the nodes that are left, those of zones that have the fewest
-// owners, and of these the one that is first without zones.
+// naiveOwners chooses the owners one by one: of the remaining nodes, those in zones with the fewest owners, and of
+// these the first without zones.
 func naiveOwners(nodes []string, zones map[string]string, p events.Partition, copies int) (owners []string) {
 	zoneOf := func(name string) string {
 		if zone := zones[name]; zone != "" {
@@ -36,9 +36,9 @@ func naiveOwners(nodes []string, zones map[string]string, p events.Partition, co
 	return owners
 }
 
-// TestZones has nodes come and go whose zones are random, of a few names or none: owners are those of the naive rule,
-// in as many zones as there can be, and only a node that comes takes what it did not have; what one had that goes is
-// taken by one other node for each partition.
+// TestZones adds and removes nodes with random zones. The owners equal the naive rule and are in as many zones as
+// possible. Only a new node acquires additional partitions, and for a partition of a removed node only one other
+// node does.
 func TestZones(t *testing.T) {
 	const partitions = 32
 	for seed := range uint64(100) {
@@ -98,7 +98,7 @@ func TestZones(t *testing.T) {
 				switch joined := len(nodes) > was; {
 				case joined && len(taken) > 0 && !slices.Equal(taken, []string{changed}),
 					!joined && (len(taken) == 1) != slices.Contains(before[p], changed):
-					t.Fatalf("seed %d: %s joins %v or goes, and %v take partition %d of %v", seed, changed, joined, taken,
+					t.Fatalf("seed %d: %s joins (%v) or leaves, and %v acquire partition %d of %v", seed, changed, joined, taken,
 						p, before[p])
 				}
 			}
@@ -107,17 +107,17 @@ func TestZones(t *testing.T) {
 	}
 }
 
-// TestLoadOfZones says how many partitions nodes have in zones of the same size, and of different sizes.
+// TestLoadOfZones checks the number of partitions per node in zones of equal and of different sizes.
 func TestLoadOfZones(t *testing.T) {
 	const partitions = 16384
 	for _, c := range []struct {
 		sizes []int     // of zones
-		share []float64 // of a node of each zone: of what it would have if all had the same
+		share []float64 // of a node of each zone, relative to an equal share
 	}{
 		{[]int{8, 8, 8, 8, 8, 8, 8, 8}, []float64{1, 1, 1, 1, 1, 1, 1, 1}},
 		{[]int{2, 2, 2}, []float64{1, 1, 1}},
 		{[]int{4, 2, 2}, []float64{0.83, 1.17, 1.17}},
-		{[]int{6, 2}, []float64{0.67, 2}}, // each zone has all
+		{[]int{6, 2}, []float64{0.67, 2}}, // all zones have all
 		{[]int{3, 1, 1, 1}, []float64{0.8, 1.2, 1.2, 1.2}},
 	} {
 		var nodes []string
@@ -146,7 +146,7 @@ func TestLoadOfZones(t *testing.T) {
 	}
 }
 
-// TestZonesWaitForTheOldest: while a node lives that knows no zones, leaving or not, all place as it does.
+// TestZonesWaitForTheOldest: while a live node does not support zones, leaving or not, all nodes ignore zones.
 func TestZonesWaitForTheOldest(t *testing.T) {
 	const partitions = 64
 	m := New(Config{Node: "a", Session: "1", Zone: "x", Partitions: partitions, Replication: 2, Heartbeat: time.Second,

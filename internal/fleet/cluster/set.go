@@ -9,14 +9,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// maxPartition bounds what a text may name.
+// maxPartition is the maximum partition in a text.
 const maxPartition = 65535
 
-// Set is a set of partitions. As text it is ranges: "0-5,9". The zero value is empty; copies share what they hold until
-// one grows.
+// Set is a set of partitions. The text form has ranges: "0-5,9". The zero value is empty. Copies share memory until one
+// of them grows.
 type Set []uint64
 
-// SetOf returns a set of its own.
+// SetOf returns a new set.
 func SetOf(list ...events.Partition) (s Set) {
 	for _, p := range list {
 		s.Add(p)
@@ -27,7 +27,7 @@ func SetOf(list ...events.Partition) (s Set) {
 // Has reports whether p is in the set.
 func (s Set) Has(p events.Partition) bool { return int(p/64) < len(s) && s[p/64]&(1<<(p%64)) != 0 }
 
-// Add puts p into the set.
+// Add adds p to the set.
 func (s *Set) Add(p events.Partition) {
 	for len(*s) <= int(p/64) {
 		*s = append(*s, 0)
@@ -35,14 +35,14 @@ func (s *Set) Add(p events.Partition) {
 	(*s)[p/64] |= 1 << (p % 64)
 }
 
-// Remove takes p out of the set.
+// Remove removes p from the set.
 func (s Set) Remove(p events.Partition) {
 	if s.Has(p) {
 		s[p/64] &^= 1 << (p % 64)
 	}
 }
 
-// Len is how many there are.
+// Len returns the number of partitions.
 func (s Set) Len() (n int) {
 	for _, w := range s {
 		n += bits.OnesCount64(w)
@@ -50,7 +50,7 @@ func (s Set) Len() (n int) {
 	return n
 }
 
-// List returns them in order.
+// List returns the partitions in order.
 func (s Set) List() (list []events.Partition) {
 	for i, w := range s {
 		for ; w != 0; w &= w - 1 {
@@ -60,13 +60,13 @@ func (s Set) List() (list []events.Partition) {
 	return list
 }
 
-// String writes ranges.
+// String returns the text form.
 func (s Set) String() string {
 	text, _ := s.MarshalText() // never fails
 	return string(text)
 }
 
-// Phrase names the partitions in a sentence: "partition 3", "partitions 0-5,9".
+// Phrase returns a phrase for a sentence: "partition 3", "partitions 0-5,9".
 func (s Set) Phrase() string {
 	if s.Len() == 1 {
 		return "partition " + s.String()
@@ -95,7 +95,7 @@ func (s Set) MarshalText() ([]byte, error) {
 	return b, nil
 }
 
-// UnmarshalText reads what MarshalText wrote.
+// UnmarshalText parses the text form.
 func (s *Set) UnmarshalText(text []byte) error {
 	var out Set
 	if len(text) > 0 {
@@ -107,7 +107,7 @@ func (s *Set) UnmarshalText(text []byte) error {
 			first, err1 := strconv.ParseUint(from, 10, 32)
 			last, err2 := strconv.ParseUint(to, 10, 32)
 			if err1 != nil || err2 != nil || first > last || last > maxPartition {
-				return fmt.Errorf("%.40q is no range of partitions", part)
+				return fmt.Errorf("%.40q is not a range of partitions", part)
 			}
 			for p := first; p <= last; p++ {
 				out.Add(events.Partition(p))

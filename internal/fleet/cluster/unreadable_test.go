@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestUnreadableRecord replaces a node's record, and adds others, with what no live process wrote. The node writes its
-// record again, other nodes go on, and neither ends.
+// TestUnreadableRecord replaces a node's record, and adds records, with values of no live process. The node rewrites
+// the record, other nodes continue, and no node ends.
 func TestUnreadableRecord(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	defer cancel()
@@ -34,11 +34,11 @@ func TestUnreadableRecord(t *testing.T) {
 		for !ok() {
 			select {
 			case err := <-done:
-				t.Fatalf("a member ends before %s: %v", what, err)
+				t.Fatalf("a member ends before: %s: %v", what, err)
 			case <-time.After(10 * time.Millisecond):
 			}
 			if ctx.Err() != nil {
-				t.Fatalf("it does not come about that %s", what)
+				t.Fatalf("timeout: %s", what)
 			}
 		}
 	}
@@ -68,7 +68,7 @@ func TestUnreadableRecord(t *testing.T) {
 		})
 		meet(fmt.Sprintf("after %q", bad))
 	}
-	// Another's key: nobody writes it again, all report it, and it is no node.
+	// A foreign key: no node rewrites the record, all nodes report the key, and the key is not a node.
 	for _, bad := range []string{"{", `{"version":1,"node":"a","life":"session-a","beat":99999,"partitions":8}`} {
 		if _, err := bucket.Put(ctx, "nobody", []byte(bad)); err != nil {
 			t.Fatal(err)
@@ -81,7 +81,7 @@ func TestUnreadableRecord(t *testing.T) {
 		}
 		meet("beside another's")
 	}
-	// A second process of the name waits while the record cannot be read, and finds that the first one lives.
+	// A second process with the name waits while the record is unreadable, and then detects the first.
 	if _, err := bucket.Put(ctx, "a", []byte("{")); err != nil {
 		t.Fatal(err)
 	}
@@ -96,8 +96,7 @@ func TestUnreadableRecord(t *testing.T) {
 	}
 }
 
-// TestJoinOverUnreadableRecord: a record that no process wrote, and that goes on changing, does not keep a node from
-// starting.
+// TestJoinOverUnreadableRecord: an unreadable record that keeps changing does not stop a node from starting.
 func TestJoinOverUnreadableRecord(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

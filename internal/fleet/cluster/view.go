@@ -7,29 +7,29 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// View is what a member knew after its last step. It does not change.
+// View is the state of a member after a step. It is immutable.
 type View struct {
-	Self      Record   // as it was announced; zero before the first time
-	Owned     Set      // what this node is to keep
-	GraceOver bool     // the start-up grace is over: Owned is known
-	Copies    int      // how many nodes are to keep each partition
-	Peers     []Record // the others that are alive, by name
-	Dead      []string // those that are believed dead and whose records still exist, by name
-	Problems  []string // which nodes are ignored, and why
+	Self      Record   // the last announcement; zero before the first
+	Owned     Set      // partitions that this node has to keep
+	GraceOver bool     // the start-up grace is over: Owned is valid
+	Copies    int      // number of owners per partition
+	Peers     []Record // the other live nodes, by name
+	Dead      []string // dead nodes with an existing record, by name
+	Problems  []string // ignored nodes, with the reasons
 
-	// Writer is, by partition, the node that writes its snapshots and ends its workers' leases: the first that is
-	// ready, of those that can write snapshots if any can; empty: none is known.
+	// Writer is, by partition, the node that writes snapshots and ends leases of workers: the first ready node, among
+	// the nodes that can write snapshots if any can. Empty means unknown.
 	Writer []string
 
-	node    string     // this one
-	order   [][]string // by partition: all that are alive
+	node    string     // this node
+	order   [][]string // by partition: all live nodes
 	serving [][]string // by partition
-	fit     []int      // by partition: how many of them are ready and stay
+	fit     []int      // by partition: number of nodes that are ready and stay
 }
 
-// Serving lists the nodes that can be asked about a partition, this one too, best first: those that are ready, in the
-// partition's own order, then those that are releasing it or leaving, then those that are far behind the log. The
-// caller must not change it.
+// Serving returns the nodes that accept queries for a partition, including this node, best first: ready nodes in the
+// partition's order, then releasing and leaving nodes, then nodes far behind the log. The caller must not change the
+// result.
 func (v *View) Serving(p events.Partition) []string {
 	if int(p) >= len(v.serving) {
 		return nil
@@ -37,7 +37,7 @@ func (v *View) Serving(p events.Partition) []string {
 	return v.serving[p]
 }
 
-// Order lists the nodes that are alive in a partition's order of preference. The caller must not change it.
+// Order returns the live nodes in a partition's order of preference. The caller must not change the result.
 func (v *View) Order(p events.Partition) []string {
 	if int(p) >= len(v.order) {
 		return nil
@@ -45,7 +45,8 @@ func (v *View) Order(p events.Partition) []string {
 	return v.order[p]
 }
 
-// Fit is how many of [View.Serving] are ready, and neither releasing nor leaving: they are equally good.
+// Fit returns the number of nodes at the start of [View.Serving] that are ready, not releasing and not leaving. They
+// are equally good.
 func (v *View) Fit(p events.Partition) int {
 	if int(p) >= len(v.fit) {
 		return 0
@@ -53,12 +54,12 @@ func (v *View) Fit(p events.Partition) int {
 	return v.fit[p]
 }
 
-// Writes reports whether this node is the one to write a partition's snapshots and to end its workers' leases. If none
-// is known to be, each node is. Two may be for a moment; what they do is fenced.
+// Writes reports whether this node writes a partition's snapshots and ends its workers' leases. Without a known writer,
+// each node does. For a moment two nodes may write; the writes are fenced.
 func (v *View) Writes(p events.Partition) bool { return v.Writer[p] == "" || v.Writer[p] == v.node }
 
-// MayServe reports whether a partition may have workers of a model: a node that serves it says so, or cannot list all
-// models, or no node is known to serve the partition.
+// MayServe reports whether a partition may have workers of a model: a node that serves it has announced the model or
+// cannot list all models, or no node is known to serve the partition.
 func (v *View) MayServe(p events.Partition, model string) bool {
 	served := false
 	for i := -1; i < len(v.Peers); i++ {
@@ -75,20 +76,20 @@ func (v *View) MayServe(p events.Partition, model string) bool {
 	return !served
 }
 
-// Finishes reports whether another node answers queries that are forwarded to it.
+// Finishes reports whether another node answers forwarded queries.
 func (v *View) Finishes(node string) bool {
 	i := slices.IndexFunc(v.Peers, func(r Record) bool { return r.Node == node })
 	return i >= 0 && v.Peers[i].Finishes
 }
 
-// orders caches the order of nodes in each partition for as long as the nodes and their zones are the same.
+// orders caches the order of nodes in each partition while the nodes and zones are unchanged.
 type orders struct {
 	nodes []string
 	zones map[string]string
 	list  [][]string
 }
 
-func (o *orders) of(nodes []string, zones map[string]string, partitions uint32) [][]string {
+func (o *orders) orderOf(nodes []string, zones map[string]string, partitions uint32) [][]string {
 	if o.list == nil || !slices.Equal(nodes, o.nodes) || !maps.Equal(zones, o.zones) {
 		o.nodes, o.zones, o.list = nodes, zones, make([][]string, partitions)
 		for p := range o.list {
@@ -98,7 +99,7 @@ func (o *orders) of(nodes []string, zones map[string]string, partitions uint32) 
 	return o.list
 }
 
-// View says what the machine knows now.
+// View returns the current state of the machine.
 func (m *Machine) View() *View {
 	v := &View{
 		node: m.cfg.Node, Self: m.announced, Owned: m.Held(), GraceOver: m.graceOver, Copies: m.copies,
@@ -113,7 +114,7 @@ func (m *Machine) View() *View {
 		records[v.Peers[i].Node] = &v.Peers[i]
 	}
 	slices.Sort(nodes)
-	v.order = m.orders.of(nodes, m.knownZones(), m.cfg.Partitions)
+	v.order = m.orders.orderOf(nodes, m.knownZones(), m.cfg.Partitions)
 	for p, order := range v.order {
 		p := events.Partition(p)
 		var going, behind []string

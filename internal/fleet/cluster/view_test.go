@@ -10,12 +10,12 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestView looks at nodes of each kind: ready, about to go, behind, not understood.
+// TestView has nodes of each kind: ready, releasing, behind, unsupported.
 func TestView(t *testing.T) {
 	m := New(Config{Node: "self", Session: "1", Partitions: 4, Replication: 3, Heartbeat: time.Second,
 		DeadAfter: 5 * time.Second})
 	if v := m.View(); v.GraceOver || v.Serving(0) != nil || !v.MayServe(0, "m") || !v.Writes(0) {
-		t.Errorf("before anything is known: %+v", v)
+		t.Errorf("before the first step: %+v", v)
 	}
 	record := func(node string, s Advertisement, change func(*Record)) Seen {
 		r := Record{Version: RecordVersion, Node: node, Session: "1", Heartbeat: 1, Partitions: 4, Advertisement: s}
@@ -48,8 +48,8 @@ func TestView(t *testing.T) {
 		want  bool
 	}{
 		{0, "m", true}, {1, "m", false}, {1, "mine", true}, {0, "mine", false},
-		{2, "m", true}, // who serves it cannot say all
-		{3, "m", true}, // nobody can say
+		{2, "m", true}, // the serving node cannot list all models
+		{3, "m", true}, // no node serves the partition
 	} {
 		if got := v.MayServe(c.p, c.model); got != c.want {
 			t.Errorf("partition %d may have workers of %s: %v", c.p, c.model, got)
@@ -60,7 +60,7 @@ func TestView(t *testing.T) {
 	}
 }
 
-// TestModelsOfARecordAreBounded has far more models than a record takes: what it says stays small, and true.
+// TestModelsOfARecordAreBounded has far more models than fit into a record: the record stays small and true.
 func TestModelsOfARecordAreBounded(t *testing.T) {
 	models := map[string]Set{"everywhere": SetOf(0, 1, 2, 3, 4, 5, 6, 7)}
 	for i := range 2000 {
@@ -79,7 +79,7 @@ func TestModelsOfARecordAreBounded(t *testing.T) {
 	for model, set := range models {
 		for p := range events.Partition(8) {
 			if set.Has(p) && !back.mayServe(p, model) {
-				t.Fatalf("%s has workers in partition %d, and the record denies it", model, p)
+				t.Fatalf("%s has workers in partition %d, but not by the record", model, p)
 			}
 		}
 	}
@@ -88,9 +88,9 @@ func TestModelsOfARecordAreBounded(t *testing.T) {
 	}
 }
 
-// TestWhoCannotWriteLeavesItToAnother: the writer is the first that is ready and can write; if none can, the first that
-// is ready.
-func TestWhoCannotWriteLeavesItToAnother(t *testing.T) {
+// TestFailingNodeDoesNotWrite: the writer is the first ready node that can write snapshots, or if none can, the first
+// ready node.
+func TestFailingNodeDoesNotWrite(t *testing.T) {
 	names := Order([]string{"a", "b", "c"}, nil, 0)
 	m := New(Config{Node: "a", Session: "1", Partitions: 1, Replication: 3, Heartbeat: time.Second,
 		DeadAfter: time.Hour})
