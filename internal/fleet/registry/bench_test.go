@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// large returns a registry that has seen so many workers, and what the watch told of each.
+// large returns a registry with n workers, and the entry of each.
 func large(b *testing.B, n int) (*Registry, []jetstream.Entry) {
 	r := New(Config{})
 	entries := make([]jetstream.Entry, n)
@@ -35,7 +35,7 @@ func large(b *testing.B, n int) (*Registry, []jetstream.Entry) {
 	return r, entries
 }
 
-// BenchmarkRenewal takes one renewal of one of 10,000 leases.
+// BenchmarkRenewal processes a renewal of one of 10,000 leases.
 func BenchmarkRenewal(b *testing.B) {
 	r, entries := large(b, 10_000)
 	b.ReportAllocs()
@@ -46,7 +46,7 @@ func BenchmarkRenewal(b *testing.B) {
 	}
 }
 
-// BenchmarkGone has one of 10,000 workers go and come again.
+// BenchmarkGone removes and adds one of 10,000 workers.
 func BenchmarkGone(b *testing.B) {
 	m := NewMachine()
 	records := make([]Record, 10_000)
@@ -62,7 +62,7 @@ func BenchmarkGone(b *testing.B) {
 	}
 }
 
-// BenchmarkDue looks through 10,000 leases of which none is due, as it is done eight times in a lease.
+// BenchmarkDue checks 10,000 leases without a due lease, as eight times per lease.
 func BenchmarkDue(b *testing.B) {
 	m := NewMachine()
 	m.Anew()

@@ -18,24 +18,24 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// Bounds of model claims.
+// Limits of model claims.
 const (
-	maxClaims    = 64               // of one worker; further ones are ignored and deleted
-	claimGrace   = 30 * time.Minute // claims of unused workers are deleted later; longer than a third of [MaxLease]
-	claimSweep   = time.Minute      // between two looks for claims without a lease
-	unclaimedLog = 10 * time.Minute // between two reports of leases of one worker
+	maxClaims    = 64               // claims of a worker; further claims are ignored and deleted
+	claimGrace   = 30 * time.Minute // time until claims of unused workers are deleted; longer than a third of [MaxLease]
+	claimSweep   = time.Minute      // interval of the search for claims without a lease
+	unclaimedLog = 10 * time.Minute // minimum interval of reports about the leases of a worker
 )
 
-// claimVersion is the version of claims that this program writes.
+// claimVersion is the version of new claims.
 const claimVersion = 1
 
-// claim is the value of a model claim in JSON. The key alone states the claim: nodes do not read the value.
+// claim is the value of a model claim in JSON. The key alone is the claim: nodes do not read the value.
 type claim struct {
 	Version int `json:"version"`
 }
 
-// Claim writes that a worker serves a model, for a worker without a lease. Nodes delete the claim when the index has
-// held no blocks of the worker for half an hour. [Lease.Keep] claims the model of its record by itself.
+// Claim writes a model claim for a worker without a lease. Nodes delete the claim if the index has had no blocks of the
+// worker for half an hour. [Lease.Keep] claims the model of its record by itself.
 func Claim(ctx context.Context, ns *jetstream.Namespace, instance events.WorkerID, model string) error {
 	return putClaim(ctx, ns.OpenWorkers(), instance, model)
 }
@@ -49,7 +49,7 @@ func Unclaim(ctx context.Context, ns *jetstream.Namespace, instance events.Worke
 	}
 	keys, err := bucket.Keys(ctx, prefix)
 	if errors.Is(err, jetstream.ErrNotFound) {
-		return nil // there is no bucket
+		return nil // no bucket
 	}
 	if err != nil {
 		return fmt.Errorf("list the model claims of worker %q: %w", instance, err)
@@ -66,8 +66,8 @@ func Unclaim(ctx context.Context, ns *jetstream.Namespace, instance events.Worke
 	return nil
 }
 
-// putClaim writes a claim whatever was there. A node deletes an abandoned claim by compare-and-set, so it does not
-// delete one that was written again. The writer needs no permission to read.
+// putClaim writes a claim over any earlier value. A node deletes an abandoned claim by compare-and-set, so a rewritten
+// claim stays. The writer needs no permission to read.
 func putClaim(ctx context.Context, bucket *jetstream.Bucket, instance events.WorkerID, model string) error {
 	key, err := jetstream.ClaimKey(instance, model)
 	if err != nil {
@@ -83,24 +83,24 @@ func putClaim(ctx context.Context, bucket *jetstream.Bucket, instance events.Wor
 	return nil
 }
 
-// claimKey names a claim.
+// claimKey identifies a claim.
 type claimKey struct {
 	instance events.WorkerID
 	model    string
 }
 
-// claims is which worker may be known under which model. The registry's lock guards all but required and models.
+// claims has the models that each worker may serve. The registry's lock guards all fields except required and models.
 type claims struct {
-	required atomic.Bool // a worker counts only under models that it has claimed
-	models   sync.Map    // worker → []string, its models; written with the registry's lock held, read by writers
+	required atomic.Bool // a worker counts only under claimed models
+	models   sync.Map    // worker → []string, the claimed models; written under the registry's lock, read without
 
 	known   map[events.WorkerID]map[string]storedClaim
-	fresh   map[claimKey]bool                 // seen since the watch began anew; nil once it is current
-	surplus map[claimKey]uint64               // claims beyond maxClaims, to be deleted, with their revisions
-	orphans map[events.WorkerID]time.Duration // since when workers have claims and neither a lease nor blocks
-	ignored uint64                            // claims beyond maxClaims, since the start
+	fresh   map[claimKey]bool                 // keys since the restart of the watch; nil when the watch is current
+	surplus map[claimKey]uint64               // claims beyond maxClaims, to be deleted, with revisions
+	orphans map[events.WorkerID]time.Duration // time since when workers have claims without a lease and without blocks
+	ignored uint64                            // claims beyond maxClaims since the start
 
-	reported *lru.Cache[events.WorkerID, time.Duration] // when leases of workers were reported last
+	reported *lru.Cache[events.WorkerID, time.Duration] // time of the last report about the leases of a worker
 }
 
 // storedClaim is a claim in the bucket.
@@ -110,12 +110,12 @@ type storedClaim struct {
 }
 
 func newClaims() claims {
-	reported, _ := lru.New[events.WorkerID, time.Duration](maxExpired) // whose error is of a size that is not positive
+	reported, _ := lru.New[events.WorkerID, time.Duration](maxExpired) // an error means a size that is not positive
 	return claims{known: map[events.WorkerID]map[string]storedClaim{}, surplus: map[claimKey]uint64{},
 		orphans: map[events.WorkerID]time.Duration{}, reported: reported}
 }
 
-// allows reports whether a worker may be known under a model. Any goroutine may call it.
+// allows reports whether a worker may serve a model. allows is safe for concurrent use.
 func (c *claims) allows(instance events.WorkerID, model string) bool {
 	if !c.required.Load() {
 		return true
@@ -125,7 +125,7 @@ func (c *claims) allows(instance events.WorkerID, model string) bool {
 	return slices.Contains(list, model)
 }
 
-// see takes an entry of the bucket. It reports whether the entry is a claim, and whose.
+// see processes an entry of the bucket. For a claim it returns the worker.
 func (c *claims) see(e jetstream.Entry) (instance events.WorkerID, is bool) {
 	instance, model, is := jetstream.ParseClaimKey(e.Key)
 	if !is {
@@ -164,8 +164,8 @@ func (c *claims) forget(key claimKey) {
 	}
 }
 
-// current tells that all keys have been told, and returns the workers of which claims are gone. The claims that are to
-// be written again into a new bucket stay.
+// current ends the restart of the watch and returns the workers with removed claims. Claims that will be written into a
+// new bucket stay.
 func (c *claims) current(lost map[string][]byte) (altered []events.WorkerID) {
 	for instance, of := range c.known {
 		for model := range of {
@@ -182,15 +182,15 @@ func (c *claims) current(lost map[string][]byte) (altered []events.WorkerID) {
 }
 
 // Claimed reports whether queries may use a worker under a model: the worker has claimed the model, or claims are not
-// required. It does not block.
+// required. Claimed does not block.
 func (r *Registry) Claimed(instance events.WorkerID, model string) bool {
 	return r.claims.allows(instance, model)
 }
 
-// ClaimsRequired reports whether workers count only under models that they have claimed.
+// ClaimsRequired reports whether workers count only under claimed models.
 func (r *Registry) ClaimsRequired() bool { return r.claims.required.Load() }
 
-// RequireClaims sets whether workers count only under models that they have claimed. Any goroutine may call it.
+// RequireClaims sets whether workers count only under claimed models. RequireClaims is safe for concurrent use.
 func (r *Registry) RequireClaims(required bool) {
 	for _, call := range r.requireClaims(required) {
 		call()
@@ -205,12 +205,12 @@ func (r *Registry) requireClaims(required bool) (calls []func()) {
 	}
 	withheld := r.withhold(func(Worker) bool { return true })
 	r.admit(func(Worker) bool { return true })
-	r.notify() // names that are no models count, or count no more
+	r.notify() // names count or stop counting as models
 	return append(r.report(withheld), r.cfg.Hooks.ClaimsChanged)
 }
 
-// claimsOf notes that the claims of a worker may have changed. It reports whether other leases count now, and returns
-// calls of hooks. r.mu is held.
+// claimsOf updates the claims of a worker. claimsOf reports whether different leases count, and returns hook calls. The
+// caller holds r.mu.
 func (r *Registry) claimsOf(instance events.WorkerID) (changed bool, calls []func()) {
 	models := slices.Sorted(maps.Keys(r.claims.known[instance]))
 	before, _ := r.claims.models.Load(instance)
@@ -232,10 +232,10 @@ func (r *Registry) claimsOf(instance events.WorkerID) (changed bool, calls []fun
 		withheld = r.withhold(of)
 	}
 	r.admit(of)
-	return true, append(r.report(withheld), r.cfg.Hooks.ClaimsChanged) // names that are no models count too
+	return true, append(r.report(withheld), r.cfg.Hooks.ClaimsChanged) // names that are not models count too
 }
 
-// admit registers the ranks whose leases count now, of those that of holds for. r.mu is held.
+// admit registers the ranks of matching leases that now count. The caller holds r.mu.
 func (r *Registry) admit(of func(Worker) bool) {
 	for key, w := range r.unclaimed {
 		if of(w) && r.claims.allows(key.Instance, w.Record.Model) {
@@ -245,7 +245,7 @@ func (r *Registry) admit(of func(Worker) bool) {
 	}
 }
 
-// withhold removes the ranks whose leases no longer count, of those that of holds for, and returns them. r.mu is held.
+// withhold removes and returns the ranks of matching leases that no longer count. The caller holds r.mu.
 func (r *Registry) withhold(of func(Worker) bool) (list []Worker) {
 	for key, w := range r.workers {
 		if of(w) && !r.claims.allows(key.Instance, w.Record.Model) {
@@ -259,7 +259,7 @@ func (r *Registry) withhold(of func(Worker) bool) (list []Worker) {
 	return list
 }
 
-// report returns the calls of hooks for leases that do not count, one for each worker. r.mu is held.
+// report returns the hook calls for leases that do not count, one per worker. The caller holds r.mu.
 func (r *Registry) report(unclaimed []Worker) (calls []func()) {
 	for _, w := range unclaimed {
 		instance, now := w.Record.Instance, r.now()
@@ -271,7 +271,7 @@ func (r *Registry) report(unclaimed []Worker) (calls []func()) {
 	return calls
 }
 
-// leased returns the lease of a rank, whether it counts or not. r.mu is held.
+// leased returns the lease of a rank, even if the lease does not count. The caller holds r.mu.
 func (r *Registry) leased(key events.RankKey) (w Worker, there bool) {
 	if w, there = r.workers[key]; !there {
 		w, there = r.unclaimed[key]
@@ -279,7 +279,7 @@ func (r *Registry) leased(key events.RankKey) (w Worker, there bool) {
 	return w, there
 }
 
-// dropLease forgets the lease of a rank. r.mu is held.
+// dropLease removes the lease of a rank. The caller holds r.mu.
 func (r *Registry) dropLease(key events.RankKey) {
 	delete(r.workers, key)
 	delete(r.unclaimed, key)
@@ -287,15 +287,15 @@ func (r *Registry) dropLease(key events.RankKey) {
 	r.forget(key)
 }
 
-// dueClaim is a claim to be deleted.
+// dueClaim is a claim to delete.
 type dueClaim struct {
 	claimKey
 	revision uint64
 	orphan   bool // only if the index holds no blocks of the worker
 }
 
-// dueClaims returns the claims that this node deletes now: claims beyond the bound, and claims of workers that have had
-// neither a lease nor blocks for claimGrace.
+// dueClaims returns the claims that this node deletes now: claims beyond the limit, and claims of workers without a
+// lease and without blocks for claimGrace.
 func (r *Registry) dueClaims(now time.Duration) (list []dueClaim) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -335,7 +335,7 @@ func (r *Registry) writes(instance events.WorkerID) bool {
 	return err == nil && r.cfg.Mine(p)
 }
 
-// sweepClaims deletes claims that are due. A failed deletion is repeated at the next look.
+// sweepClaims deletes due claims. The next sweep repeats a failed deletion.
 func (r *Registry) sweepClaims(ctx context.Context) {
 	for _, d := range r.dueClaims(r.now()) {
 		used, err := r.used(ctx, d)
@@ -348,7 +348,8 @@ func (r *Registry) sweepClaims(ctx context.Context) {
 	}
 }
 
-// used reports whether an orphaned claim is needed, since the index holds blocks of its worker. Its grace begins anew.
+// used reports whether an orphaned claim is needed, because the index holds blocks of the worker. Its grace then
+// restarts.
 func (r *Registry) used(ctx context.Context, d dueClaim) (bool, error) {
 	if !d.orphan || r.cfg.Holds == nil {
 		return false, nil
@@ -362,7 +363,7 @@ func (r *Registry) used(ctx context.Context, d dueClaim) (bool, error) {
 	return used, err
 }
 
-// deleteClaim deletes a claim, unless it was written again.
+// deleteClaim deletes a claim, unless the claim was rewritten.
 func (r *Registry) deleteClaim(ctx context.Context, d dueClaim) error {
 	name, err := jetstream.ClaimKey(d.instance, d.model)
 	if err != nil {
@@ -374,7 +375,7 @@ func (r *Registry) deleteClaim(ctx context.Context, d dueClaim) error {
 	return err
 }
 
-// forgetClaims deletes all claims of a worker that this node knows.
+// forgetClaims deletes all known claims of a worker.
 func (r *Registry) forgetClaims(ctx context.Context, instance events.WorkerID) error {
 	r.mu.Lock()
 	var list []dueClaim
@@ -390,10 +391,10 @@ func (r *Registry) forgetClaims(ctx context.Context, instance events.WorkerID) e
 	return nil
 }
 
-// maxUnclaimed is how many ranks without a claim a status names.
+// maxUnclaimed is the maximum number of ranks without a claim that a status names.
 const maxUnclaimed = 16
 
-// markClaims writes into a status which workers do not count. The status has already what the index knows of that.
+// markClaims adds the workers that do not count to a status. The status already has the index's part.
 func (r *Registry) markClaims(s *api.Status) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -429,9 +430,9 @@ func (r *Registry) markClaims(s *api.Status) {
 	}
 }
 
-// UnclaimedProblem begins the problem of a status that names ranks without a claim.
+// UnclaimedProblem is the start of the problem about ranks without a claim.
 const UnclaimedProblem = "ranks are ignored because their workers have not claimed the model: "
 
-// ClaimRemedy is what to do about a worker under a model that it has not claimed.
+// ClaimRemedy is the remedy for a worker under a model without a claim.
 const ClaimRemedy = "run a worker-shim of this release, with a NATS user that may claim the model " +
 	"(indexer auth example --shim WORKER --model MODEL); if the worker does not serve the model, revoke its NATS key"

@@ -20,12 +20,12 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
-// claiming is a registry that is told of entries of the bucket one by one.
+// claiming is a registry that receives single entries of the bucket.
 type claiming struct {
 	*testing.T
 	*Registry
 	revision  uint64
-	unclaimed []string // the leases that hooks were told of
+	unclaimed []string // leases reported by the hook
 	changes   int      // calls of ClaimsChanged
 }
 
@@ -45,7 +45,7 @@ func (c *claiming) entry(key string, value []byte) jetstream.Entry {
 	return jetstream.Entry{Key: key, Value: value, Revision: c.revision, Written: time.Now(), Deleted: value == nil}
 }
 
-// lease is an entry of rank 0 of a worker; without a model it is deleted.
+// lease returns an entry of rank 0 of a worker; without a model, the entry is deleted.
 func (c *claiming) lease(name, model string) jetstream.Entry {
 	r := record(name, DefaultLease)
 	r.Model, r.Worker = model, &api.WorkerSpec{Endpoint: "http://" + name}
@@ -75,7 +75,7 @@ func (c *claiming) see(entries ...jetstream.Entry) {
 	c.observe(jetstream.Watched{Entries: entries})
 }
 
-// serves checks that a worker is registered for a model, or ("") for none, in every view of the registry.
+// serves checks that a worker is registered for a model, or for none (""), in every view of the registry.
 func (c *claiming) serves(name, model string) {
 	c.Helper()
 	key := events.RankKey{Instance: events.WorkerID(name)}
@@ -103,7 +103,7 @@ func (c *claiming) serves(name, model string) {
 	}
 }
 
-// TestALeaseCountsWithAClaim steps a registry through the ways into and out of a lease without a claim.
+// TestALeaseCountsWithAClaim steps a registry through leases with and without a claim.
 func TestALeaseCountsWithAClaim(t *testing.T) {
 	c := newClaiming(t)
 	c.see(c.lease("w", "m"))
@@ -112,7 +112,7 @@ func TestALeaseCountsWithAClaim(t *testing.T) {
 	c.serves("w", "")
 	c.see(c.claim("w", "other", true))
 	c.serves("w", "")
-	c.see(c.claim("v", "m", true)) // another worker's
+	c.see(c.claim("v", "m", true)) // a claim of another worker
 	c.serves("w", "")
 	c.see(c.claim("w", "m", true))
 	c.serves("w", "m")
@@ -121,12 +121,12 @@ func TestALeaseCountsWithAClaim(t *testing.T) {
 	c.RequireClaims(true)
 	c.serves("w", "m")
 
-	c.see(c.claim("w", "other", false), c.lease("w", "other")) // a lease of another model in place of its own
+	c.see(c.claim("w", "other", false), c.lease("w", "other")) // a lease of another model replaces the lease
 	c.serves("w", "")
 	c.see(c.lease("w", "m"))
 	c.serves("w", "m")
 	c.see(c.lease("w", "other"))
-	c.see(c.lease("w", "")) // it is gone
+	c.see(c.lease("w", "")) // the lease is gone
 	c.see(c.claim("w", "other", true))
 	c.serves("w", "")
 
@@ -148,15 +148,15 @@ func TestALeaseCountsWithAClaim(t *testing.T) {
 	c.see(c.claim("y", "m", true), c.lease("y", "m"))
 	c.serves("y", "m")
 	if want := []string{"w/0 m", "x/0 m"}; !slices.Equal(c.unclaimed, want) { // once for each worker
-		t.Errorf("reported were %q, want %q", c.unclaimed, want)
+		t.Errorf("reports: %q, want %q", c.unclaimed, want)
 	}
 	if c.Claimed("w", "other") != true || c.Claimed("w", "third") || c.Claimed("nobody", "m") {
-		t.Error("claims are not what was written")
+		t.Error("the claims differ from the written claims")
 	}
 }
 
-// TestAClaimIsLost begins the watch anew: without a claim, and in a bucket that was deleted and made again.
-func TestAClaimIsLost(t *testing.T) {
+// TestALostClaim restarts the watch without a claim, and in a recreated bucket.
+func TestALostClaim(t *testing.T) {
 	c := newClaiming(t)
 	c.RequireClaims(true)
 	claim, lease := c.claim("w", "m", true), c.lease("w", "m")
@@ -164,7 +164,7 @@ func TestAClaimIsLost(t *testing.T) {
 	c.serves("w", "m")
 	c.observe(jetstream.Watched{Anew: true})
 	c.observe(jetstream.Watched{Entries: []jetstream.Entry{lease}})
-	c.serves("w", "m") // until all is read
+	c.serves("w", "m") // until the watch is complete
 	c.observe(jetstream.Watched{Current: true})
 	c.serves("w", "")
 	c.see(claim)
@@ -177,7 +177,7 @@ func TestAClaimIsLost(t *testing.T) {
 	if got := c.lost[claim.Key]; string(got) != string(claim.Value) {
 		t.Errorf("the claim is written into the new bucket as %q", got)
 	}
-	c.see(c.lease("w", "m")) // its shim is earlier than the refill
+	c.see(c.lease("w", "m")) // the shim is faster than the refill
 	c.serves("w", "m")
 }
 
@@ -191,7 +191,7 @@ func TestClaimsAreBounded(t *testing.T) {
 	}
 	c.see(c.claim("w", "m0", true), c.claim("w", fmt.Sprint("m", maxClaims), true)) // again
 	if !c.Claimed("w", fmt.Sprint("m", maxClaims-1)) || c.Claimed("w", fmt.Sprint("m", maxClaims)) {
-		t.Error("other claims count than the first ones")
+		t.Error("later claims count in place of the first")
 	}
 	s := &api.Status{}
 	c.MarkStatus(s)
@@ -199,20 +199,20 @@ func TestClaimsAreBounded(t *testing.T) {
 		t.Errorf("status: %+v", s.Claims)
 	}
 	if due := c.dueClaims(0); len(due) != 3 {
-		t.Errorf("to be deleted: %v", due)
+		t.Errorf("claims to delete: %v", due)
 	}
-	// Without a lease all are due in time; with a lease none is.
+	// Without a lease all claims become due; with a lease none does.
 	c.see(c.claim("leased", "m", true), c.lease("leased", "m"))
 	c.dueClaims(0)
 	if due := c.dueClaims(claimGrace - 1); len(due) != 3 {
-		t.Errorf("before it is time: %v", due)
+		t.Errorf("due too early: %v", due)
 	}
 	if due := c.dueClaims(claimGrace); len(due) != 3+maxClaims {
 		t.Errorf("%d claims are due", len(due))
 	}
-	c.see(c.claim("w", "m0", true)) // its shim is about to take the lease
+	c.see(c.claim("w", "m0", true)) // the shim will soon hold the lease
 	if due := c.dueClaims(claimGrace); len(due) != 3 {
-		t.Errorf("%d claims are due, and one was written a moment ago", len(due))
+		t.Errorf("%d due claims, including a new claim", len(due))
 	}
 	c.see(c.claim("w", "m66", false))
 	c.observe(jetstream.Watched{Err: errors.New("away")})
@@ -221,8 +221,8 @@ func TestClaimsAreBounded(t *testing.T) {
 	}
 }
 
-// TestClaimsOfHoldersStay: the claims of a worker without a lease stay while the index holds its blocks, or while that
-// is not known, whatever their values are.
+// TestClaimsOfHoldersStay: the claims of a worker without a lease stay while the index holds blocks of the worker, or
+// the holdings are unknown, for any values.
 func TestClaimsOfHoldersStay(t *testing.T) {
 	s := newSite(t)
 	bucket := must(s.ns.EnsureWorkers(t.Context(), jetstream.BucketConfig{}))
@@ -263,13 +263,13 @@ func TestClaimsOfHoldersStay(t *testing.T) {
 			}
 		}
 		if left != step.want {
-			t.Errorf("%s: %d claims are left, want %d", step.what, left, step.want)
+			t.Errorf("%s: %d claims remain, want %d", step.what, left, step.want)
 		}
 	}
 }
 
-// TestClaimsAtRandom compares with the naive rule: a lease counts if claims are not required, or its worker has claimed
-// its model.
+// TestClaimsAtRandom compares with the naive rule: a lease counts if claims are not required, or the worker has claimed
+// the model.
 func TestClaimsAtRandom(t *testing.T) {
 	for seed := range uint64(30) {
 		rng := rand.New(rand.NewPCG(seed, 34))
@@ -296,7 +296,7 @@ func TestClaimsAtRandom(t *testing.T) {
 			case 5, 6:
 				claims[claimKey{events.WorkerID(name), model}] = true
 				e = c.claim(name, model, true)
-			case 7: // the watch begins anew, in any order
+			case 7: // the watch restarts, in any order
 				c.observe(jetstream.Watched{Anew: true})
 				for _, e := range keys {
 					c.see(e)
@@ -322,8 +322,8 @@ func TestClaimsAtRandom(t *testing.T) {
 	}
 }
 
-// claimsConfig has the users of a NATS server that requires claims of nodes: a node, a shim of w1 for model m, and a
-// shim of w2 whose permissions are from before claims.
+// claimsConfig has the users of a NATS server with required claims: a node, a shim of w1 for model m, and a shim of w2
+// with permissions from before claims.
 const claimsConfig = `accounts { A { jetstream: enabled, users: [
 	{ user: node, password: x, permissions: { publish: { allow: ["$JS.API.>", "$KV.>", "kv.v1.n.>", "_INBOX.>",
 		"$SYS.REQ.USER.INFO", "kv.v1.n.claims.required"] }, subscribe: { allow: [">"] } } }
@@ -338,9 +338,8 @@ const claimsConfig = `accounts { A { jetstream: enabled, users: [
 ] } }
 `
 
-// TestTheServerRefusesOthersModels has shims with real permissions take leases: one counts for the model of its user
-// alone, and a shim whose user may claim nothing counts once a node has claimed its model. Leases that do not count
-// expire.
+// TestTheServerRefusesOthersModels runs shims with real permissions. The lease of a shim counts only for the user's
+// model. The lease of a shim without the permission counts after a node has claimed the model. Other leases expire.
 func TestTheServerRefusesOthersModels(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "nats.conf")
 	if err := os.WriteFile(config, []byte(claimsConfig), 0o600); err != nil {
@@ -372,7 +371,7 @@ func TestTheServerRefusesOthersModels(t *testing.T) {
 		return unclaimed, end
 	}
 	refused, end := shim("shim", "w1", "m", time.Hour)
-	s.until("w1 is known for its model", func() bool { return s.know("w1") })
+	s.until("w1 is registered for its model", func() bool { return s.know("w1") })
 	if len(refused) > 0 {
 		t.Error(<-refused)
 	}
@@ -381,7 +380,7 @@ func TestTheServerRefusesOthersModels(t *testing.T) {
 	if err := <-refused; !errors.Is(err, jetstream.ErrDenied) {
 		t.Errorf("the claim of another model: %v", err)
 	}
-	s.until("w1 is not known for another model", func() bool { return s.know() })
+	s.until("w1 is not registered for another model", func() bool { return s.know() })
 	s.until("each node counts it", func() bool {
 		for _, r := range s.nodes {
 			status := &api.Status{}
@@ -401,7 +400,7 @@ func TestTheServerRefusesOthersModels(t *testing.T) {
 		return errors.Is(err, jetstream.ErrNotFound)
 	})
 
-	// The shim of an earlier release, in effect: it writes no claim.
+	// The equivalent of a shim of an earlier release: no claim.
 	refused, _ = shim("old", "w2", "m", time.Hour)
 	if err := <-refused; !errors.Is(err, jetstream.ErrDenied) {
 		t.Errorf("a claim without the permission: %v", err)
@@ -412,7 +411,7 @@ func TestTheServerRefusesOthersModels(t *testing.T) {
 		return status.Claims.Leases == 1 && s.know()
 	})
 	s.must(Claim(s.ctx, s.ns, "w2", "m"))
-	s.until("w2 is known once its model is claimed", func() bool { return s.know("w2") })
+	s.until("w2 is registered after the claim of its model", func() bool { return s.know("w2") })
 	s.must(Unclaim(s.ctx, s.ns, "w2"))
-	s.until("w2 is not known without its claim", func() bool { return s.know() })
+	s.until("w2 is not registered without its claim", func() bool { return s.know() })
 }

@@ -1,47 +1,47 @@
-// Package registry knows which workers there are: each rank's shim registers it in a KV bucket and holds a lease on it.
-// A node writes into the log that a rank is gone when its lease has ended: it has expired, the shim has ended it with
-// its engine, or a node has found the engine's address dead.
+// Package registry tracks workers. The shim of each rank registers the rank in a KV bucket and holds a lease on the
+// record. After the end of a lease, a node writes to the log that the rank is gone. A lease ends if it expires, if the
+// shim ends it together with the engine, or if a node finds the engine's address dead.
 //
-//	shim:  lease := registry.NewLease(ns, record, hooks); lease.Keep(ctx, lost)   // take, renew; lost: look into the log
+//	shim:  lease := registry.NewLease(ns, record, hooks); lease.Keep(ctx, lost)   // take, renew; lost: read the log
 //	node:  r := registry.New(cfg); r.Run(ctx)                                     // watch, probe, expire
-//	       r.Workers(), r.Partitions(model), r.Changed()                          // who is there
-//	       r.Sharing(model)                                                       // and what store they share
-//	       r.Pool(model)                                                          // and which may be chosen
-//	       r.Change(ctx, change), r.Declare(ctx, worker), r.Remove(ctx, instance) // what operators say
+//	       r.Workers(), r.Partitions(model), r.Changed()                          // registered workers
+//	       r.Sharing(model)                                                       // their shared store
+//	       r.Pool(model)                                                          // candidates for a choice
+//	       r.Change(ctx, change), r.Declare(ctx, worker), r.Remove(ctx, instance) // changes by operators
 //
 // # One key, one owner
 //
-// A rank's [Record] is the value of the key <partition>.<instance>.<rank> in bucket kvatlas_<namespace>_workers, in
-// JSON. Only the holder of its lease writes it, by compare-and-set: renewing writes the same bytes again. A shim that
-// starts takes the record over, whoever held it, and the former holder finds that out at its next renewal: it is
-// fenced. A rank with several shims one after the other stays one worker.
+// A rank's [Record] is the JSON value of the key <partition>.<instance>.<rank> in bucket kvatlas_<namespace>_workers.
+// Only the holder of the lease writes the record, by compare-and-set: a renewal writes the same bytes again. A starting
+// shim takes over the record from any holder. The former holder detects the fencing at its next renewal. A rank with
+// several shims in succession stays the same worker.
 //
-// # What operators say
+// # Changes by operators
 //
-// An [Operator] is the value of the key operator.<instance>: what was changed of the worker, that it is drained, or
-// that there is such a worker though it has no shim. Any node writes it, by compare-and-set, and no shim does, so
-// neither overwrites the other. A [Pool] has both put together: what the shim says, with what operators say above it,
-// and the state that follows. It is made at the first question after a change and does not change itself.
+// An [Operator] is the value of the key operator.<instance>: the changed attributes of a worker, its drain, or the
+// declaration of a worker without a shim. Nodes write it by compare-and-set, and shims never do, so neither overwrites
+// the other. A [Pool] combines both: the shim's attributes, overridden by the operator's, and the resulting state. The
+// first query after a change builds the pool. A pool is immutable.
 //
 // # Model claims
 //
-// The key serves.<instance>.<model> claims that a worker serves a model. [Lease.Keep] writes it before the lease.
-// Unlike the record's text, a NATS server can restrict this key: the user of a shim may claim the models of its own
-// worker only. If the NATS user of the node requires claims ([jetstream.Namespace.ClaimsRequired]), a lease counts only
-// while its worker has claimed the model that the lease names. Another lease is kept apart: nothing of it is used, and
-// it expires as any other. It counts at once when the claim appears. Queries find what a worker has announced under a
-// model only if [Registry.Claimed] is true. Claims are in the stream of the leases, so a node reads a claim first.
+// The key serves.<instance>.<model> claims that a worker serves a model. [Lease.Keep] writes the claim before the
+// lease. A NATS server can restrict the key, unlike the text of a record: the user of a shim may claim only the models
+// of its own worker. If the NATS user of the node requires claims ([jetstream.Namespace.ClaimsRequired]), a lease
+// counts only with a claim for its model. Other leases are kept apart: they are unused, expire like any lease, and
+// count as soon as the claim appears. Queries use a worker's blocks of a model only if [Registry.Claimed] is true.
+// Claims are in the stream of the leases, so a node reads the claim first.
 //
-// A worker has at most 64 claims; nodes delete further ones. Nodes also delete the claims of a worker that is removed,
-// and of a worker without a lease for half an hour. [Claim] writes claims that stay, for workers that have no lease.
+// A worker has at most 64 claims; nodes delete further claims. Nodes also delete the claims of a removed worker, and of
+// a worker without a lease for half an hour. [Claim] writes permanent claims for workers without a lease.
 //
 // # Time
 //
-// No clock of a host, nor of a server, is compared with another's. A lease's age is how long the watching node has not
-// seen it renewed, by that node's own monotonic clock, and only while the node has seen for itself that the bucket
-// could be written: it writes the key "probe" a few times per lease. A probe that is not acknowledged in its turn, a
-// watch that breaks, or a node that stood still begins all ages anew. So nobody is cleared because NATS was away, or
-// because the judge was; the price is that a worker which dies meanwhile is credited for up to one lease longer.
+// No clocks of hosts or servers are compared. The age of a lease is the time without a renewal by the node's own
+// monotonic clock. The age grows only while the node has proof that the bucket was writable: the node writes the key
+// "probe" a few times per lease. After a late probe, a broken watch or a pause of the node, all ages restart. So an
+// outage of NATS or of the node removes no worker. The cost: a worker with a failure meanwhile keeps the credit for up
+// to one more lease.
 //
 // # Expiry happens once
 //
@@ -49,34 +49,34 @@
 //	  ▲                                                                    │
 //	  └────────────────(the shim is back: compare-and-set)─────────────────┘
 //
-// The compare-and-set lets one node win, and none if the shim renews at the last moment. The clear expects the rank's
-// last message to be the one that was read before it was made sure that the record still says expired; it closes the
-// rank's incarnation. Whatever fails in between, any node that sees an expired record goes on with it. A record that
-// has vanished without a mark is ended in the same way. A shim that comes back looks into the log: if its incarnation
-// was closed it begins a new one with all that its engine can say again, else it takes up where it was.
+// By compare-and-set, only one node succeeds, and none does if the shim renews at the last moment. The clear expects
+// the rank's last message in the log, as read before the check of the expired record, and closes the rank's
+// incarnation. After a failure at any step, any node with an expired record in the watch continues. A record that
+// disappeared without a mark ends in the same way. A returning shim reads the log. If the incarnation is closed, the
+// shim begins a new incarnation with all blocks that the engine can announce again. Otherwise the shim continues.
 //
-// A record that cannot be read, such as one of a later release, renews nothing and ends nothing. The registration that
-// it was written over counts until its lease has run out, and then this node does not know the worker. In the log it
-// stays, as the record may be good for others.
+// An unreadable record, such as a record of a later release, renews and ends nothing. The overwritten registration
+// counts until the lease expires. Then this node drops the worker. The log keeps the worker, because other nodes may be
+// able to read the record.
 //
-// # A shim that stops, or is killed
+// # Shims that stop or are killed
 //
-// A shim that is told to stop waits for its engine's end and writes Expired itself ([Lease.End]). If the engine runs
-// on, it writes when it stopped ([Lease.Leave]), and the lease waits for the next shim.
+// A shim that receives a stop request waits for the end of its engine and writes Expired ([Lease.End]). If the engine
+// continues, the shim writes the time of its stop ([Lease.Leave]), and the lease waits for the next shim.
 //
-// If engine and shim are killed, a node finds out: it looks once a second which shims have left NATS, and connects to
-// the serving addresses of their ranks. vigil.go has the states.
+// If engine and shim are killed, a node detects the failure: once a second, the node checks for shims without a
+// connection to NATS, and connects to the serving addresses of the ranks. vigil.go has the states.
 //
-// # A bucket that is lost
+// # A lost bucket
 //
-// If somebody deletes the bucket, a node makes it anew ([Config].Recreate), and the nodes write into it what they had
-// seen in the old one. Shims renew there as if nothing had been, and ages begin anew, so who died with it is cleared a
-// lease later.
+// If the bucket is deleted, a node recreates it ([Config].Recreate), and the nodes write the known content of the old
+// bucket. Shims renew there as usual, and all ages restart. So a worker without a shim is cleared a lease
+// later.
 //
-// DESIGN.md lists every state that keeps a worker from being chosen, a partition from serving or an answer from being
-// whole, with its exit and the test of that.
+// DESIGN.md lists every state that excludes a worker from a choice, a partition from service or an answer from
+// completeness, with the exit of the state and its test.
 //
-// [Machine] decides, and is stepped: it reads no clock and starts nothing. [Registry] and [Lease] wait around it. They
-// may be used from any goroutine. What closing an incarnation means in the log is internal/ingest/shim's, what it does
-// to the index internal/index/node's.
+// [Machine] decides. It is a stepped state machine, reads no clock and starts no goroutine. [Registry] and [Lease] are
+// the shells around it, and are safe for concurrent use. internal/ingest/shim closes an incarnation in the log, and
+// internal/index/node in the index.
 package registry

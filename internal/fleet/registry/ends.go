@@ -6,14 +6,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// endsAtOnce is how many leases of a partition are ended at the same time.
+// endsAtOnce is the maximum number of leases of a partition that end at the same time.
 const endsAtOnce = 4
 
-// ends ends leases in the background, for each partition by itself: one whose log takes nothing holds up no other. The
-// zero value is ready. Any goroutine may use it.
+// ends ends leases in the background, separately for each partition, so a blocked log delays no other partition. The
+// zero value is ready. ends is safe for concurrent use.
 type ends struct {
 	mu    sync.Mutex
-	known map[events.RankKey]bool // that wait or are being ended
+	known map[events.RankKey]bool // ranks that wait or are being ended
 	of    map[events.Partition]*endQueue
 	all   sync.WaitGroup
 }
@@ -28,7 +28,7 @@ type lease struct {
 	end func()
 }
 
-// add has end called for a rank, unless it is to be called for the rank already.
+// add queues a call of end for a rank, unless the rank is queued already.
 func (e *ends) add(p events.Partition, key events.RankKey, end func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -67,5 +67,5 @@ func (e *ends) work(p events.Partition, q *endQueue) {
 	}
 }
 
-// wait waits until all are called.
+// wait waits for all queued calls.
 func (e *ends) wait() { e.all.Wait() }

@@ -9,8 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestAHangingClearStopsNobody: a rank whose partition's log takes nothing keeps no other lease from ending.
-func TestAHangingClearStopsNobody(t *testing.T) {
+// TestAHangingClearBlocksNoOther: a rank with a blocked log delays the end of no other lease.
+func TestAHangingClearBlocksNoOther(t *testing.T) {
 	s := newSite(t)
 	s.mu.Lock()
 	s.hangs = "hangs"
@@ -23,7 +23,7 @@ func TestAHangingClearStopsNobody(t *testing.T) {
 	s.until("the other lease ends", func() bool { return s.wasCleared("later") })
 }
 
-// TestEnds: each is called once while it waits, few of a partition at a time, and no partition waits for another.
+// TestEnds: a waiting lease is ended once, few leases of a partition end at a time, and no partition waits for another.
 func TestEnds(t *testing.T) {
 	var e ends
 	release, stuck := make(chan struct{}), make(chan struct{}, 100)

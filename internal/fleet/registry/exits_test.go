@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestStatesHaveExits drives a rank into each state in which select does not name it, and out again. DESIGN.md lists
+// TestStatesHaveExits drives a rank into each state that excludes the rank from select, and out again. DESIGN.md lists
 // the states.
 func TestStatesHaveExits(t *testing.T) {
 	shim := func(s ShimState) func(*Record) { return func(r *Record) { r.Shim = &s } }
@@ -20,7 +20,7 @@ func TestStatesHaveExits(t *testing.T) {
 	for name, c := range map[string]struct {
 		enter, leave    func(*Record)
 		beside          func(*Record) // another rank of the worker
-		ends            bool          // the lease of that rank ends instead of leave
+		ends            bool          // the lease of the other rank ends, in place of leave
 		state           api.WorkerState
 		why             string
 		operator, after *Operator

@@ -10,24 +10,24 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// How many ranks whose leases have expired are remembered, and for how long.
+// Limits of the list of expired ranks.
 const (
 	maxExpired = 1 << 12
 	expiredFor = time.Hour
 )
 
-// expired remembers the ranks whose leases have expired last, until they come back. Any goroutine may use it.
+// expired has the ranks with recently expired leases until the ranks return. expired is safe for concurrent use.
 type expired struct {
 	last *lru.Cache[events.RankKey, Worker]
 }
 
 func newExpired() expired {
-	last, _ := lru.New[events.RankKey, Worker](maxExpired) // whose error is of a size that is not positive
+	last, _ := lru.New[events.RankKey, Worker](maxExpired) // an error means a size that is not positive
 	return expired{last}
 }
 
-// note takes a record that was written. renewed is when the one before was; zero: it is not known. A lease that its
-// shim has ended, as it was told to stop, is not remembered: nothing is wrong.
+// note processes a written record. renewed is the time of the previous record; zero means unknown. A lease that its
+// shim ended after a stop request is not remembered, because nothing is wrong.
 func (x expired) note(key events.RankKey, r Record, renewed, written time.Time) {
 	if r.State != Expired || r.endedByShim() {
 		x.last.Remove(key)
@@ -41,13 +41,13 @@ func (x expired) note(key events.RankKey, r Record, renewed, written time.Time) 
 	}
 }
 
-// ended takes a record that is no more in the bucket: its lease has expired, even if the watch has not shown the mark.
+// ended processes a record that is missing from the bucket: the lease has expired, even if the watch missed the mark.
 func (x expired) ended(key events.RankKey, w Worker) {
 	w.Record.State = Expired
 	x.note(key, w.Record, w.Renewed, w.Renewed)
 }
 
-// remove forgets a worker.
+// remove removes a worker.
 func (x expired) remove(instance events.WorkerID) {
 	for _, key := range x.last.Keys() {
 		if key.Instance == instance {
@@ -60,8 +60,8 @@ func (x expired) has(instance events.WorkerID) bool {
 	return slices.ContainsFunc(x.last.Keys(), func(key events.RankKey) bool { return key.Instance == instance })
 }
 
-// Expired lists the ranks whose leases have expired within the last hour, and that are not registered now, were not
-// drained before and not removed since.
+// Expired returns the ranks with leases that expired within the last hour. Expired omits ranks that are registered now,
+// were drained before, or were removed since.
 func (r *Registry) Expired(now time.Time) (list []api.ExpiredWorker) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

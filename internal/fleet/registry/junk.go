@@ -6,14 +6,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// maxJunk bounds the keys that are remembered for one sweep. The next watch or sweep finds the rest.
+// maxJunk is the maximum number of keys per sweep. The next watch or sweep finds the rest.
 const maxJunk = 4096
 
-// junk is the keys of the bucket that mean nothing, by revision: a NATS server lets a shim write any key below its
-// worker's. Nodes erase them, so that they do not take the bucket's room. The registry's lock guards it.
+// junk has the meaningless keys of the bucket, with revisions. A NATS server lets a shim write any key below the key of
+// its worker. Nodes erase the keys to save space in the bucket. The registry's lock guards junk.
 type junk map[string]uint64
 
-// see notes an entry if its key means nothing.
+// see records an entry with a meaningless key.
 func (j *junk) see(e *jetstream.Entry) {
 	if !jetstream.JunkKey(e.Key) || len(*j) >= maxJunk {
 		return
@@ -24,10 +24,10 @@ func (j *junk) see(e *jetstream.Entry) {
 	(*j)[e.Key] = e.Revision
 }
 
-// sweepJunk erases keys that mean nothing. After a failure the rest stays until a watch shows it again.
+// sweepJunk erases meaningless keys. After a failure, the rest stays until a watch shows it again.
 func (r *Registry) sweepJunk(ctx context.Context) {
 	if !r.cfg.Mine(0) {
-		return // one node does it
+		return // a single node sweeps
 	}
 	r.mu.Lock()
 	list := r.junk

@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestJunkIsErased: a node erases keys that a shim may write and that mean nothing, and leaves all others.
+// TestJunkIsErased: a node erases meaningless keys that a shim may write, and leaves all other keys.
 func TestJunkIsErased(t *testing.T) {
 	t.Parallel()
 	ns := newSite(t).ns
@@ -28,7 +28,7 @@ func TestJunkIsErased(t *testing.T) {
 		}
 		r.junk.see(&jetstream.Entry{Key: key, Revision: revision})
 		if _, noted := r.junk[key]; noted != junk {
-			t.Errorf("%s: noted %v, want %v", key, noted, junk)
+			t.Errorf("%s: recorded %v, want %v", key, noted, junk)
 		}
 	}
 	r.sweepJunk(t.Context())
@@ -49,6 +49,6 @@ func TestJunkIsErased(t *testing.T) {
 		r.junk.see(&jetstream.Entry{Key: fmt.Sprint("5.w1.x", i)})
 	}
 	if len(r.junk) != maxJunk {
-		t.Errorf("%d keys are remembered", len(r.junk))
+		t.Errorf("%d keys are recorded", len(r.junk))
 	}
 }

@@ -19,40 +19,40 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// ErrTaken: another shim has taken the lease over. Returned by [Lease.Keep]; this one must stop.
+// ErrTaken means that another shim has taken over the lease. [Lease.Keep] returns ErrTaken; this shim must stop.
 var ErrTaken = errors.New("another shim has taken over this worker's lease")
 
-// LeaseHooks tell what happens, from Keep's goroutine. Each may be nil.
+// LeaseHooks report the events of a lease, from Keep's goroutine. A nil hook is ignored.
 type LeaseHooks struct {
-	Taken  func()          // the lease is ours
-	Lost   func()          // it had expired; it is ours again
-	Failed func(err error) // it could not be written; it is tried again
+	Taken  func()          // this shim holds the lease
+	Lost   func()          // the lease had expired, and this shim holds it again
+	Failed func(err error) // a write of the lease failed; Keep retries
 
-	// Unclaimed: the NATS server does not permit this user to claim the model of the record, or one of its further
-	// names. The lease is taken all the same: nodes ignore it, or the name, if they require claims.
+	// Unclaimed is called if the NATS server does not permit this user to claim the model of the record, or a further
+	// name. The shim still acquires the lease: nodes that require claims ignore the lease or the name.
 	Unclaimed func(name string, err error)
 }
 
-// Lease is a shim's hold on the registration of its rank.
+// Lease is a shim's lease on the registration of its rank.
 type Lease struct {
 	bucket *jetstream.Bucket
 	name   string
 	hooks  LeaseHooks
-	soon   chan struct{} // renew before it is time
+	soon   chan struct{} // requests an early renewal
 
 	yields    bool            // see [Lease.Yield]
-	unclaimed bool            // the claim of the model was refused; the goroutine that renews has it
-	named     map[string]bool // further names of which a claim was attempted; likewise
+	unclaimed bool            // the server refused the claim of the model; owned by the renewing goroutine
+	named     map[string]bool // further names with an attempted claim; owned by the same goroutine
 
 	mu     sync.Mutex
-	record Record // what changes is its ShimState, the names in Worker, and L3 if it is learned
+	record Record // variable parts: the ShimState, the names in Worker, and a discovered L3
 	data   []byte
-	giveUp context.CancelFunc // ends the attempt to renew that is under way, or a past one
+	giveUp context.CancelFunc // cancels the current or a past renewal
 	back   bool               // NATS is back, for many shims at once
 }
 
-// NewLease prepares a lease. What the record leaves open of version, holder, state and length is filled in. It writes
-// nothing yet.
+// NewLease prepares a lease. NewLease sets the version, holder, state and length of the record, if unset. NewLease
+// writes nothing.
 func NewLease(ns *jetstream.Namespace, record Record, h LeaseHooks) (*Lease, error) {
 	record.Version, record.State = recordVersion, Held
 	if record.LeaseMS == 0 {
@@ -79,18 +79,18 @@ func NewLease(ns *jetstream.Namespace, record Record, h LeaseHooks) (*Lease, err
 		soon: make(chan struct{}, 1), named: map[string]bool{}}, nil
 }
 
-// Yield has the lease taken only while no shim serves the rank: it stands for a rank whose events are published on
-// another host, where a shim may register it at any time. Call it before Keep, which returns [ErrTaken] as long as the
-// rank has another holder. A record of such a lease of an earlier process is taken over.
+// Yield restricts the lease to a rank without a shim. Yield is for a rank with events on another host, where a shim may
+// register the rank at any time. Call it before Keep, which returns [ErrTaken] while the rank has another holder. A
+// yielding record of an earlier process is taken over.
 func (l *Lease) Yield() { l.yields = true }
 
-// SetState changes what the record says of how it stands. It is written soon, and any goroutine may call it.
+// SetState changes the state of the shim in the record. The lease writes it soon. SetState is safe for concurrent use.
 func (l *Lease) SetState(s ShimState) {
 	s.Since = s.Since.UTC().Truncate(time.Millisecond)
 	l.mu.Lock()
 	if l.record.Shim == nil || *l.record.Shim != s {
 		l.record.Shim = &s
-		if data, err := l.record.encode(); err == nil { // it cannot fail: the record was encoded before
+		if data, err := l.record.encode(); err == nil { // cannot fail: the record was encoded before
 			l.data = data
 		}
 	}
@@ -98,8 +98,8 @@ func (l *Lease) SetState(s ShimState) {
 	loop.Wake(l.soon)
 }
 
-// SetNames changes which further names of the model the engine accepts, and which LoRA adapters it has. Names that no
-// worker can have are left out; it returns how many. It is written soon, and any goroutine may call it.
+// SetNames changes the further names of the model that the engine accepts, and its LoRA adapters. SetNames omits
+// invalid names and returns their number. The lease writes the names soon. SetNames is safe for concurrent use.
 func (l *Lease) SetNames(names, adapters []string) (left int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -113,27 +113,27 @@ func (l *Lease) SetNames(names, adapters []string) (left int) {
 		return left
 	}
 	l.record.Worker = &spec
-	if data, err := l.record.encode(); err == nil { // it cannot fail: the record was encoded before
+	if data, err := l.record.encode(); err == nil { // cannot fail: the record was encoded before
 		l.data = data
 	}
 	loop.Wake(l.soon)
 	return left
 }
 
-// SetStore changes what the record says of the shared store. It is written soon, and any goroutine may call it.
+// SetStore changes the shared store in the record. The lease writes it soon. SetStore is safe for concurrent use.
 func (l *Lease) SetStore(c *hicache.Config) {
 	l.mu.Lock()
 	l.record.L3 = c
-	if data, err := l.record.encode(); err == nil { // it cannot fail: the configuration was decoded before
+	if data, err := l.record.encode(); err == nil { // cannot fail: the configuration was decoded before
 		l.data = data
 	}
 	l.mu.Unlock()
 	loop.Wake(l.soon)
 }
 
-// Renew has the lease renewed soon rather than when it is time: NATS was away, and is to see that the shim is there.
-// What is being tried is given up, as it may wait for an answer that is lost. As NATS is back for every shim at the
-// same moment, each waits for a random part of a twelfth of its lease. Any goroutine may call it.
+// Renew requests an early renewal: NATS is back and must see the shim. A current attempt is cancelled, because its
+// answer may be lost. NATS is back for every shim at the same moment, so each shim waits for a random part of a twelfth
+// of its lease. Renew is safe for concurrent use.
 func (l *Lease) Renew() {
 	l.mu.Lock()
 	if l.giveUp != nil {
@@ -144,7 +144,7 @@ func (l *Lease) Renew() {
 	loop.Wake(l.soon)
 }
 
-// attempt is the context of one attempt to renew.
+// attempt returns the context of a renewal.
 func (l *Lease) attempt(ctx context.Context, most time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	l.mu.Lock()
@@ -153,18 +153,17 @@ func (l *Lease) attempt(ctx context.Context, most time.Duration) (context.Contex
 	return ctx, cancel
 }
 
-// text is the record as it is to be written.
+// text returns the record to write.
 func (l *Lease) text() []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.data
 }
 
-// calm is the least time between two renewals of which one is not due yet, so that what changes to and fro is not
-// written each time.
+// calm is the minimum time before an early renewal, so that an alternating state is not written each time.
 const calm = 100 * time.Millisecond
 
-// pause waits until the lease is to be renewed: when it is time, or soon. It reports false if ctx ends first.
+// pause waits for the time of the renewal, or for a request. pause returns false if ctx is done first.
 func (l *Lease) pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -178,7 +177,7 @@ func (l *Lease) pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// haste is how long to wait before a renewal that is not due yet.
+// haste returns the wait before an early renewal.
 func (l *Lease) haste() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -191,14 +190,13 @@ func (l *Lease) haste() time.Duration {
 
 // Keep claims the model of the record for the worker.
 //
-// It takes the lease, from whoever has it, and renews it three times in its length, at random a twelfth of that early
-// so that shims which began together do not stay together, until ctx ends; then it returns nil, and the lease stays
-// until it expires: a shim that is started again takes it over. When it finds that the lease had expired it takes it
-// again and calls lost, twice: at once, and when it renews for the next time, by when a clear that was under way has
-// come into the log or never will.
+// Keep acquires the lease from any holder and renews the lease three times per length until ctx is done. A random
+// twelfth of the interval separates shims that started together. Keep then returns nil, and the lease stays until it
+// expires: a restarted shim takes it over. If the lease had expired, Keep acquires the lease again and calls lost
+// twice: at once, and at the next renewal. By then, a pending clear is in the log or never will be.
 //
-// It returns [ErrTaken] if another holder has taken the lease, and an error that wraps [jetstream.ErrDenied] if the
-// bucket may not be written.
+// It returns [ErrTaken] if another holder has taken the lease, and an error that wraps [jetstream.ErrDenied] without
+// the permission to write the bucket.
 func (l *Lease) Keep(ctx context.Context, lost func()) error {
 	every := l.record.Lease() / 3
 	revision, look := uint64(0), time.Time{} // when to look into the log once more; zero: not at all
@@ -225,7 +223,7 @@ func (l *Lease) Keep(ctx context.Context, lost func()) error {
 			case expired:
 				l.hooks.Lost()
 				lost()
-				// which the renewal that is due next is behind, and one that comes early is not
+				// between the early renewals and the next regular renewal
 				look = begun.Add(every * 9 / 10)
 			case !look.IsZero() && begun.After(look):
 				lost()
@@ -246,21 +244,20 @@ func (l *Lease) Keep(ctx context.Context, lost func()) error {
 	}
 }
 
-// claimAgain is the longest pause before a claim that the NATS server refused is tried again: permissions may have been
-// changed.
+// claimAgain is the maximum pause before a retry of a refused claim: permissions may have changed.
 const claimAgain = 10 * time.Second
 
-// End ends the lease before it expires, because the engine is gone: a node then clears what the rank held and deletes
-// the record. stopped reports that the shim was told to stop: such an end is expected, and nodes forget the worker.
-// Keep's context must be done. A lease that another shim has taken over stays as it is.
+// End ends the lease early, because the engine is gone: a node then clears the rank's blocks and deletes the record.
+// stopped reports a stop request to the shim: such an end is expected, and nodes forget the worker. Keep's context must
+// be done. A lease that another shim has taken over stays.
 func (l *Lease) End(ctx context.Context, stopped bool) error { return l.last(ctx, Expired, stopped) }
 
-// Leave notes in the lease that the shim stops while its engine runs on. The lease stays until it expires or another
-// shim takes it over. Keep's context must be done.
+// Leave records in the lease that the shim stops while the engine continues. The lease stays until it expires or
+// another shim takes it over. Keep's context must be done.
 func (l *Lease) Leave(ctx context.Context) error { return l.last(ctx, Held, true) }
 
-// last writes the record for the last time. A renewal that Keep has given up may still arrive, so a conflict with the
-// shim's own record is retried.
+// last writes the record for the last time. A cancelled renewal of Keep may still arrive, so a conflict with the shim's
+// own record is retried.
 func (l *Lease) last(ctx context.Context, state State, stopped bool) error {
 	l.mu.Lock()
 	record := l.record
@@ -289,7 +286,7 @@ func (l *Lease) last(ctx context.Context, state State, stopped bool) error {
 		var there Record
 		if strictjson.Unmarshal(entry.Value, &there) != nil || there.Holder.ID != record.Holder.ID ||
 			there.State == Expired {
-			return nil // another shim has taken it over, or a node has ended it
+			return nil // another shim has taken over the record, or a node has ended it
 		}
 		if _, err = l.write(ctx, data, entry.Revision); !errors.Is(err, jetstream.ErrConflict) {
 			return err
@@ -297,9 +294,9 @@ func (l *Lease) last(ctx context.Context, state State, stopped bool) error {
 	}
 }
 
-// renew writes the record after the revision that it had, or after what it finds there. It writes even where an attempt
-// whose acknowledgement was lost has stored the same: a node that began since has not heard from this shim. revision is
-// 0 for a lease that is not ours yet.
+// renew writes the record after its revision, or after the current record in the bucket. renew also writes if a lost
+// attempt has stored the same bytes, because a node that started since has seen no renewal. revision is 0 for a lease
+// that this shim does not hold yet.
 func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expired bool, err error) {
 	data := l.text()
 	if revision != 0 {
@@ -316,11 +313,12 @@ func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expire
 	entry, err := l.bucket.Latest(ctx, l.name)
 	switch {
 	case errors.Is(err, jetstream.ErrNotFound):
-		expired = revision != 0 // ended, and deleted
+		expired = revision != 0 // ended and deleted
 	case err != nil:
 		return 0, false, err
 	default:
-		// A record that names no holder, or another rank, is no shim's: it is overwritten, as one that cannot be read.
+		// A record without a holder, or of another rank, is not from a shim: it is overwritten, like an unreadable
+		// record.
 		var there Record
 		if strictjson.Unmarshal(entry.Value, &there) == nil && there.Key() == l.record.Key() && there.Holder.ID != "" {
 			expired = there.State == Expired
@@ -338,12 +336,12 @@ func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expire
 	return next, expired, err
 }
 
-// maxNames is how many further names a lease claims: fewer than a worker may claim, so that its model always can be.
+// maxNames is the maximum number of further names of a lease: fewer than the permitted claims, so that the model always
+// fits.
 const maxNames = 48
 
-// claimNames claims the further names of the record's model that are not claimed yet, and deletes the claims of names
-// that the record has no more. What fails is tried again with the next renewal, and a name that the NATS server does
-// not permit when the lease is taken anew.
+// claimNames claims the further names of the record's model, and deletes the claims of removed names. The next renewal
+// retries failures. A name that the NATS server refused is retried when the lease is taken again.
 func (l *Lease) claimNames(ctx context.Context, taken bool) {
 	l.mu.Lock()
 	var names []string
@@ -379,9 +377,9 @@ func (l *Lease) claimNames(ctx context.Context, taken bool) {
 	}
 }
 
-// claim claims the model of the record, before a lease with the model is taken. A node deletes the claims of a worker
-// that has had no lease for long, so each taking of the lease writes the claim again. A NATS user whose permissions
-// predate claims is refused; its nodes require none. Each renewal then tries again.
+// claim claims the model of the record before the lease is acquired. A node deletes the claims of a worker without a
+// lease, so each take-over writes the claim again. A NATS user with permissions from before claims is refused; its
+// nodes require no claims. Each renewal then retries.
 func (l *Lease) claim(ctx context.Context) error {
 	err := putClaim(ctx, l.bucket, l.record.Instance, l.record.Model)
 	if errors.Is(err, jetstream.ErrDenied) {

@@ -8,9 +8,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestAnAttemptThatWasStored: where the acknowledgement of a renewal was lost, the next one writes again, since a node
-// that began in between takes what is in the bucket for old.
-func TestAnAttemptThatWasStored(t *testing.T) {
+// TestAStoredAttempt: after a lost acknowledgement of a renewal, the next renewal writes again, because a node that
+// started in between considers the record old.
+func TestAStoredAttempt(t *testing.T) {
 	s := newSite(t)
 	l := must(NewLease(s.ns, record("w", time.Hour), LeaseHooks{}))
 	first, _, err := l.renew(s.ctx, 0)
@@ -19,16 +19,16 @@ func TestAnAttemptThatWasStored(t *testing.T) {
 	next, expired, err := l.renew(s.ctx, first)
 	s.must(err)
 	if latest := must(s.bucket.Latest(s.ctx, l.name)).Revision; next <= stored || latest != next || expired {
-		t.Errorf("%d was stored unknown to the shim; it renewed as %d (expired: %v), and %d is there", stored, next,
+		t.Errorf("revision %d was stored without an acknowledgement; renewed as %d (expired: %v), the bucket has %d", stored, next,
 			expired, latest)
 	}
 }
 
-// TestLeaseIsEnded: a shim ends its own lease at once, and no other's.
+// TestLeaseIsEnded: a shim ends only the own lease, at once.
 func TestLeaseIsEnded(t *testing.T) {
 	s := newSite(t)
 	l := must(NewLease(s.ns, record("w", time.Hour), LeaseHooks{}))
-	s.must(l.End(s.ctx, true)) // there is none
+	s.must(l.End(s.ctx, true)) // no lease exists
 	_, _, err := l.renew(s.ctx, 0)
 	s.must(err)
 	state := func() State {
@@ -43,6 +43,6 @@ func TestLeaseIsEnded(t *testing.T) {
 	}
 	s.must(l.End(s.ctx, true))
 	if now := state(); now != Expired {
-		t.Errorf("its own End: %s", now)
+		t.Errorf("End of the holder: %s", now)
 	}
 }

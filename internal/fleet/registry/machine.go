@@ -7,74 +7,73 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Machine decides which leases have expired. It is stepped; one goroutine owns it. Times are those of one monotonic
-// clock.
+// Machine decides which leases have expired. Machine is a stepped state machine; a single goroutine owns it. All times
+// are of the same monotonic clock.
 //
 // Invariants:
-//  1. A lease is due only if, for all of its length, its revision did not change, the watch was unbroken and the bucket
-//     was seen to be writable at no longer intervals than [Machine.gap].
-//  2. An expired record is due until it is gone, whoever marked it.
+//  1. A lease is due only if, for its whole length, its revision did not change, the watch was unbroken, and the bucket
+//     was writable at intervals of at most [Machine.gap].
+//  2. An expired record is due until it is gone, after any node has marked it.
 type Machine struct {
 	entries map[events.RankKey]*entry
-	fresh   map[events.RankKey]bool // seen since the watch began anew; nil once it is current
+	fresh   map[events.RankKey]bool // keys since the restart of the watch; nil when the watch is current
 	missing map[events.RankKey]missing
-	broken  bool // the watch is
+	broken  bool // the watch is broken
 
 	proved    bool          // since and confirmed are set
-	since     time.Duration // from when on nothing speaks against what the watch has not shown
-	confirmed time.Duration // the last moment at which the bucket is known to have been writable
+	since     time.Duration // start of the period with complete information
+	confirmed time.Duration // last time at which the bucket was writable
 }
 
 type entry struct {
 	record   Record
 	revision uint64
-	seen     time.Duration // when the revision was first seen
-	next     time.Duration // not to be tried before
-	unread   bool          // what was written over it cannot be read
+	seen     time.Duration // first time with this revision
+	next     time.Duration // no attempt before
+	unread   bool          // an unreadable record has replaced it
 }
 
-// missing is a rank whose record has gone without a mark of deletion: somebody has ended it while nothing was heard, or
-// somebody has emptied the bucket.
+// missing is a rank with a record that disappeared without a mark of deletion: it was deleted during a break of the
+// watch, or the bucket was emptied.
 type missing struct {
 	due   Due
 	since time.Duration
 }
 
-// Due is a lease to be ended: marked as expired if it is held, and then cleared. One that is Unread is only forgotten
-// here: what was written over it cannot be read, and may be a lease that others understand.
+// Due is a lease to end: a held lease is first marked as expired, and then cleared. An Unread lease is only dropped
+// here: an unreadable record has replaced the lease, and other nodes may be able to read the record.
 type Due struct {
 	Record   Record
 	Revision uint64
 	Unread   bool
 }
 
-// NewMachine returns a machine that knows nobody.
+// NewMachine returns a machine without records.
 func NewMachine() *Machine {
 	return &Machine{entries: map[events.RankKey]*entry{}, missing: map[events.RankKey]missing{}}
 }
 
-// Anew tells that the watch begins: all keys will be told.
+// Anew starts the watch: all keys will follow.
 func (m *Machine) Anew() {
 	m.fresh = map[events.RankKey]bool{}
 	m.proved = false
 }
 
-// Broken tells that the bucket cannot be watched.
+// Broken reports that the bucket cannot be watched.
 func (m *Machine) Broken() { m.proved, m.broken = false, true }
 
-// Resumed tells that the bucket can be watched again.
+// Resumed reports that the bucket can be watched again.
 func (m *Machine) Resumed() { m.broken = false }
 
-// Missed tells that a record has gone without a mark of deletion, as Current returned.
+// Missed reports that a record from Current disappeared without a mark of deletion.
 func (m *Machine) Missed(r Record, revision uint64, now time.Duration) {
 	m.missing[r.Key()] = missing{Due{Record: r, Revision: revision}, now}
 }
 
-// Ended tells that a lease which DueMissing has listed is ended.
+// Ended reports that a lease from DueMissing is ended.
 func (m *Machine) Ended(key events.RankKey) { delete(m.missing, key) }
 
-// DueMissing lists the leases to be ended of those whose records are missing: a shim that lives would have written
-// again by now.
+// DueMissing returns the leases to end among the missing records: a live shim would have written again by now.
 func (m *Machine) DueMissing(now time.Duration) (list []Due) {
 	for _, e := range m.missing {
 		if m.fresh == nil && !m.broken && now-e.since >= e.due.Record.Lease() {
@@ -85,7 +84,7 @@ func (m *Machine) DueMissing(now time.Duration) (list []Due) {
 	return list
 }
 
-// Current tells that all keys have been told since Anew, and returns those that are gone.
+// Current reports that all keys since Anew are known, and returns the removed keys.
 func (m *Machine) Current() (gone []events.RankKey) {
 	for key := range m.entries {
 		if !m.fresh[key] {
@@ -99,7 +98,7 @@ func (m *Machine) Current() (gone []events.RankKey) {
 	return gone
 }
 
-// Seen tells a record at a revision. What was seen at that revision before keeps its age.
+// Seen processes a record at a revision. A repeated revision keeps the age.
 func (m *Machine) Seen(r Record, revision uint64, now time.Duration) {
 	key := r.Key()
 	delete(m.missing, key)
@@ -117,7 +116,7 @@ func (m *Machine) Seen(r Record, revision uint64, now time.Duration) {
 	e.record, e.unread = r, false
 }
 
-// Unread tells that a key has a record that cannot be read. The one before it is not renewed thereby.
+// Unread processes an unreadable record of a key. Unread does not renew the previous record.
 func (m *Machine) Unread(key events.RankKey) {
 	delete(m.missing, key)
 	e := m.entries[key]
@@ -130,18 +129,18 @@ func (m *Machine) Unread(key events.RankKey) {
 	e.unread = true
 }
 
-// Gone tells that a key has no record any more.
+// Gone reports that a key has no record.
 func (m *Machine) Gone(key events.RankKey) {
 	delete(m.missing, key)
 	delete(m.entries, key)
 }
 
-// Proves reports whether the bucket is known to have been writable until now: then Age is valid.
+// Proves reports whether the bucket is known to have been writable until now. Age is valid only then.
 func (m *Machine) Proves(now time.Duration) bool {
 	return m.proved && m.fresh == nil && now-m.confirmed <= m.gap()
 }
 
-// Age returns for how long a record has not been renewed although the bucket was writable.
+// Age returns the time without a renewal while the bucket was writable.
 func (m *Machine) Age(key events.RankKey) time.Duration {
 	if e := m.entries[key]; e != nil {
 		return m.age(e)
@@ -151,8 +150,7 @@ func (m *Machine) Age(key events.RankKey) time.Duration {
 
 func (m *Machine) age(e *entry) time.Duration { return m.confirmed - max(e.seen, m.since) }
 
-// Every is how often the bucket is to be probed, and Due to be asked: eight times in the shortest lease; 0 while there
-// are none.
+// Every returns the interval of probes and calls of Due: an eighth of the shortest lease, or 0 without leases.
 func (m *Machine) Every() time.Duration {
 	shortest := time.Duration(0)
 	for _, e := range m.entries {
@@ -163,10 +161,10 @@ func (m *Machine) Every() time.Duration {
 	return min(shortest/8, 5*time.Second)
 }
 
-// gap is the longest time between two probes that still proves that renewing was possible all the while.
+// gap is the maximum interval of probes that proves that renewals were possible.
 func (m *Machine) gap() time.Duration { return 3 * m.Every() }
 
-// Probed tells that a write to the bucket, begun at sent, was acknowledged.
+// Probed reports an acknowledged write to the bucket that began at sent.
 func (m *Machine) Probed(sent time.Duration) {
 	if m.fresh != nil {
 		return // the watch does not show all yet
@@ -177,9 +175,9 @@ func (m *Machine) Probed(sent time.Duration) {
 	m.proved, m.confirmed = true, sent
 }
 
-// Due lists the leases to be ended now, and does not name them again for a while. Those for which mine is false are
-// left to others for half a lease, unless they are unread. It looks at all leases: 0.25 ms for 10,000 (BenchmarkDue),
-// eight times in a lease, which at 30 s is less than a ten-thousandth of a processor.
+// Due returns the leases to end now, and omits them for a while afterwards. If mine is false for a lease, it waits for
+// half a lease, unless the lease is unread. Due visits all leases: 0.25 ms for 10,000 (BenchmarkDue), eight times per
+// lease, which at 30 s is less than a ten-thousandth of a processor.
 func (m *Machine) Due(now time.Duration, mine func(events.RankKey) bool) (list []Due) {
 	if !m.Proves(now) {
 		return nil

@@ -16,7 +16,7 @@ func record(name string, lease time.Duration) Record {
 
 func all(events.RankKey) bool { return true }
 
-// world steps a machine, probing whenever the bucket can be written.
+// world steps a machine, and probes while the bucket is writable.
 type world struct {
 	t   *testing.T
 	m   *Machine
@@ -30,7 +30,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// run lets time pass and returns who was due, and when first.
+// run lets time pass and returns the due workers, with the time of the first due.
 func (w *world) run(d time.Duration, up bool) map[events.WorkerID]time.Duration {
 	due := map[events.WorkerID]time.Duration{}
 	for end := w.now + d; w.now < end; {
@@ -56,7 +56,7 @@ func TestALeaseExpiresAfterItsLength(t *testing.T) {
 	if at, ok := due["a"]; !ok || at < 8*time.Second || at > 11*time.Second || len(due) != 1 {
 		t.Fatalf("due: %v", due)
 	}
-	// The same revision again is no renewal; another is.
+	// The same revision is not a renewal; another revision is.
 	w = newWorld(t)
 	for i := range 100 {
 		w.m.Seen(record("a", 8*time.Second), uint64(i+1), w.now)
@@ -64,12 +64,12 @@ func TestALeaseExpiresAfterItsLength(t *testing.T) {
 		if due := w.run(4*time.Second, true); due["a"] != 0 {
 			t.Fatalf("a renewed lease was due: %v", due)
 		} else if i > 4 && due["b"] == 0 {
-			t.Fatal("a lease that was not renewed is not due again")
+			t.Fatal("an unrenewed lease is not due again")
 		}
 	}
 }
 
-// TestAnUnreadRecordRenewsNothing: the lease before it runs out, and is due as one that is not to be cleared.
+// TestAnUnreadRecordRenewsNothing: the previous lease expires, and is due without a clear.
 func TestAnUnreadRecordRenewsNothing(t *testing.T) {
 	w := newWorld(t)
 	a := record("a", 8*time.Second)
@@ -96,18 +96,18 @@ func TestAnUnreadRecordRenewsNothing(t *testing.T) {
 	}
 	w.m.Seen(a, 2, w.now)
 	if w.m.Seen(a, 3, w.now); len(w.run(3*time.Second, true)) > 0 {
-		t.Error("due though it was renewed")
+		t.Error("due after a renewal")
 	}
 	for _, d := range w.m.Due(w.now+10*time.Second, all) {
 		t.Errorf("due without a probe: %+v", d)
 	}
 }
 
-func TestNobodyExpiresWhileTheBucketIsAway(t *testing.T) {
+func TestNoLeaseExpiresDuringAnOutage(t *testing.T) {
 	for name, away := range map[string]func(*world){
-		"no probe is acknowledged": func(w *world) { w.run(100*time.Second, false) },
-		"the watch is broken":      func(w *world) { w.m.Broken(); w.run(100*time.Second, false) },
-		"the node stood still":     func(w *world) { w.now += 100 * time.Second },
+		"no acknowledged probe": func(w *world) { w.run(100*time.Second, false) },
+		"the watch is broken":   func(w *world) { w.m.Broken(); w.run(100*time.Second, false) },
+		"the node was paused":   func(w *world) { w.now += 100 * time.Second },
 		"probes without a watch": func(w *world) {
 			w.m.Anew()
 			w.run(100*time.Second, true)
@@ -141,7 +141,7 @@ func TestAnExpiredRecordIsDueUntilItIsGone(t *testing.T) {
 	}
 	w.m.Probed(w.now)
 	if due := w.m.Due(w.now, func(events.RankKey) bool { return false }); len(due) != 0 && w.now < 4*time.Second {
-		t.Errorf("not left to its owner: %v", due)
+		t.Errorf("not left to the owner: %v", due)
 	}
 	w.m.Gone(r.Key())
 	if w.m.Every() != 0 {
@@ -149,7 +149,7 @@ func TestAnExpiredRecordIsDueUntilItIsGone(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotToldAgainIsGone(t *testing.T) {
+func TestMissingKeysAreGone(t *testing.T) {
 	w := newWorld(t)
 	w.m.Seen(record("a", 8*time.Second), 1, w.now)
 	w.m.Seen(record("b", 8*time.Second), 2, w.now)
@@ -160,8 +160,8 @@ func TestWhatIsNotToldAgainIsGone(t *testing.T) {
 	}
 }
 
-// TestAtRandom holds the machine to a naive rule: who is due was not renewed in any way for a whole lease, and in that
-// time the bucket could be written at every probe.
+// TestAtRandom compares with a naive rule: a due lease was not renewed for the whole length, and the bucket was
+// writable at every probe in the meantime.
 func TestAtRandom(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -178,7 +178,7 @@ func TestAtRandom(t *testing.T) {
 					changed[events.WorkerID(name)] = w.now
 				}
 			}
-			if rng.IntN(40) == 0 { // away for longer than the gap
+			if rng.IntN(40) == 0 { // an outage longer than the gap
 				w.now += 5 * time.Second
 				lastTrouble = w.now
 			}
@@ -191,12 +191,12 @@ func TestAtRandom(t *testing.T) {
 			}
 		}
 		if expired == 0 {
-			t.Fatalf("seed %d: nobody was ever due", seed)
+			t.Fatalf("seed %d: no lease was ever due", seed)
 		}
 	}
 }
 
-// TestTheShortestLeaseSetsThePace compares how often the bucket is probed with the naive shortest of all leases.
+// TestTheShortestLeaseSetsThePace compares the interval of probes with the naive shortest lease.
 func TestTheShortestLeaseSetsThePace(t *testing.T) {
 	rng := rand.New(rand.NewPCG(8, 2))
 	m := newWorld(t).m
@@ -207,7 +207,7 @@ func TestTheShortestLeaseSetsThePace(t *testing.T) {
 		case 0, 1, 2, 3, 4:
 			m.Gone(r.Key())
 			delete(leases, r.Instance)
-		case 5: // the watch begins anew; who is not told again is gone
+		case 5: // the watch restarts; missing keys are gone
 			m.Anew()
 			for name, lease := range leases {
 				if rng.IntN(4) == 0 {

@@ -11,28 +11,28 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Target is the model that a name in a request stands for. LoRA is the adapter; empty if the name is not an adapter's.
+// Target is the model of a name in a request. LoRA is the adapter, or empty.
 type Target struct{ Model, LoRA string }
 
-// alias is a name that workers accept beside their model's own.
+// alias is a further name that workers accept for a model.
 type alias struct {
-	targets   []Target        // what it stands for, ascending; several make it ambiguous
-	worker    events.WorkerID // one of the workers that accept it, for reports
+	targets   []Target        // targets, ascending; several targets are ambiguous
+	worker    events.WorkerID // a worker that accepts the name, for reports
 	partition events.Partition
 }
 
-// names are the aliases of all models. They do not change.
+// names are the aliases of all models. They are immutable.
 type names struct {
 	known     map[string]*alias
-	of        map[string][]string // model → its aliases that are no adapters, ascending
-	unclaimed map[string]*alias   // names that are not used: their workers have not claimed them
+	of        map[string][]string // model → aliases that are not adapters, ascending
+	unclaimed map[string]*alias   // unused names without a claim
 }
 
-// Resolve returns what the name in a request stands for. The name of a model stands for that model, also while no
-// worker serves it: an alias never takes the place of a model. An alias of one model, or of one of its adapters, stands
-// for that. Any other name is returned as a model. The error is an [api.Error]: the alias stands for several.
+// Resolve returns the target of a name in a request. The name of a model means the model, also without a worker: an
+// alias never replaces a model. An alias of a model or an adapter means its target. Any other name is returned as a
+// model. The error is an [api.Error]: the alias has several targets.
 //
-// Resolve does not block for the name of a model that has workers. After a change, the first caller with another name
+// Resolve does not block for the name of a model with workers. After a change, the first call with another name
 // collects the aliases of all workers.
 func (r *Registry) Resolve(name string) (Target, error) {
 	own := Target{Model: name}
@@ -50,10 +50,10 @@ func (r *Registry) Resolve(name string) (Target, error) {
 	return a.targets[0], nil
 }
 
-// Resolver is [Registry.Resolve] for its callers. Names stand for themselves if it is nil.
+// Resolver is [Registry.Resolve] as a function. With nil, a name is its own target.
 type Resolver func(name string) (Target, error)
 
-// Resolve returns what a name stands for, with the adapter that the request names otherwise.
+// Resolve returns the target of a name. An adapter in the name overrides the adapter of the request.
 func (f Resolver) Resolve(name, lora string) (Target, error) {
 	if f == nil {
 		return Target{Model: name, LoRA: lora}, nil
@@ -63,11 +63,11 @@ func (f Resolver) Resolve(name, lora string) (Target, error) {
 	return t, err
 }
 
-// Aliases returns the further names of a model that requests may use, ascending, without adapters. The caller must not
-// change it.
+// Aliases returns the further names of a model for requests, ascending, without adapters. The caller must not change
+// the result.
 func (r *Registry) Aliases(model string) []string { return r.aliases().of[model] }
 
-// isModel reports whether a name is a model's: some worker is registered for it, or it has a registered block size.
+// isModel reports whether a name is a model's: a worker is registered for the model, or the model has a block size.
 func (r *Registry) isModel(name string) bool {
 	return r.cfg.BlockSize(name) != 0 || len(r.Pool(name).Ranks) > 0
 }
@@ -102,8 +102,8 @@ func (r *Registry) aliases() *names {
 	return n
 }
 
-// collect adds the names that a rank's record has. A shim's names count only if its worker has claimed them, as its
-// model does; what operators say needs no claim. r.mu is held.
+// collect adds the names in a rank's record. A shim's names count only with a claim, like its model; names by operators
+// need no claim. The caller holds r.mu.
 func (r *Registry) collect(n *names, model string, rank *PoolRank) {
 	o := r.operators.known[rank.Instance]
 	if o == nil {
@@ -136,7 +136,7 @@ func (r *Registry) collect(n *names, model string, rank *PoolRank) {
 	}
 }
 
-// listTargets names what an alias stands for.
+// listTargets formats the targets of an alias.
 func listTargets(list []Target) string {
 	var texts []string
 	for _, t := range list {
@@ -149,7 +149,7 @@ func listTargets(list []Target) string {
 	return strings.Join(texts, " and ")
 }
 
-// markNames writes into a status which names of models are not used.
+// markNames adds the unused names of models to a status.
 func (r *Registry) markNames(s *api.Status) {
 	n := r.aliases()
 	var taken, ambiguous, unclaimed []string

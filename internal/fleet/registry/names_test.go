@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestUnknownModelsAreNotRemembered: what is asked of models that nobody has takes no memory.
-func TestUnknownModelsAreNotRemembered(t *testing.T) {
+// TestUnknownModelsUseNoMemory: queries for unknown models use no memory.
+func TestUnknownModelsUseNoMemory(t *testing.T) {
 	r := &Registry{}
 	for i := range 100 {
 		model := fmt.Sprint("m", i)
@@ -23,12 +23,12 @@ func TestUnknownModelsAreNotRemembered(t *testing.T) {
 	r.shared.Range(count)
 	r.serving.Range(count)
 	if n > 0 {
-		t.Errorf("%d models are remembered", n)
+		t.Errorf("%d models are cached", n)
 	}
 }
 
-// accepting is an entry of a worker's lease, whose engine accepts further names and has adapters. Without a model the
-// lease is deleted.
+// accepting returns the entry of a worker's lease with further names and adapters. Without a model, the lease is
+// deleted.
 func (c *claiming) accepting(name, model string, names, adapters []string) jetstream.Entry {
 	r := record(name, DefaultLease)
 	r.Model, r.Worker = model, &api.WorkerSpec{ServedNames: names, LoRAAdapters: adapters}
@@ -39,7 +39,7 @@ func (c *claiming) accepting(name, model string, names, adapters []string) jetst
 	return c.entry(key, must(r.encode()))
 }
 
-// resolves checks what a name stands for: "MODEL", "MODEL+ADAPTER", or an error with such a text.
+// resolves checks the target of a name: "MODEL", "MODEL+ADAPTER", or an error with the text.
 func (c *claiming) resolves(name, want string) {
 	c.Helper()
 	target, err := c.Resolve(name)
@@ -53,11 +53,11 @@ func (c *claiming) resolves(name, want string) {
 		}
 	}
 	if got != want {
-		c.Errorf("%q stands for %q, want %q", name, got, want)
+		c.Errorf("%q resolves to %q, want %q", name, got, want)
 	}
 }
 
-// reports checks that a status has a problem or a warning with such a text, or none about names ("").
+// reports checks that a status has a problem or a warning with the text, or none about names ("").
 func (c *claiming) reports(want string) {
 	c.Helper()
 	s := &api.Status{}
@@ -68,8 +68,8 @@ func (c *claiming) reports(want string) {
 	}
 }
 
-// TestNamesOfModels steps a registry through the names that workers accept: they come, are shared, collide with each
-// other and with models, and go with the last worker.
+// TestNamesOfModels steps a registry through further names of models: new names, shared names, conflicts with names and
+// models, and the end of the last worker.
 func TestNamesOfModels(t *testing.T) {
 	c := newClaiming(t)
 	models := map[string]uint32{}
@@ -86,7 +86,7 @@ func TestNamesOfModels(t *testing.T) {
 		t.Errorf("aliases of m: %s", got)
 	}
 
-	c.see(c.accepting("w2", "m", []string{"chat"}, []string{"late"})) // it was loaded later
+	c.see(c.accepting("w2", "m", []string{"chat"}, []string{"late"})) // loaded later
 	c.resolves("late", "m+late")
 	c.see(c.accepting("w2", "m", []string{"chat"}, nil))
 	c.resolves("late", "late")
@@ -98,12 +98,12 @@ func TestNamesOfModels(t *testing.T) {
 	c.see(c.accepting("w3", "", nil, nil))
 	c.resolves("chat", "m")
 
-	c.see(c.accepting("w4", "chat", nil, nil)) // a model of that name
+	c.see(c.accepting("w4", "chat", nil, nil)) // a model with the name
 	c.resolves("chat", "chat")
 	c.reports(`"chat" (worker w1 accepts it for model "m")`)
 	c.see(c.accepting("w4", "", nil, nil))
 	c.resolves("chat", "m")
-	models["chat"] = 16 // it stays registered: its workers may come back
+	models["chat"] = 16 // the model stays registered: workers may return
 	c.ModelsChanged()
 	c.resolves("chat", "chat")
 	c.reports("indexer forget")
@@ -118,14 +118,14 @@ func TestNamesOfModels(t *testing.T) {
 	c.see(c.entry(must(jetstream.OperatorKey("w2")), o))
 	c.resolves("by hand", "m")
 	c.see(c.accepting("w1", "", nil, nil))
-	c.resolves("chat", "chat") // w2's own are replaced by the operator's
+	c.resolves("chat", "chat") // the operator's names replace w2's
 	c.resolves("sql", "sql")
 	c.see(c.accepting("w2", "", nil, nil))
 	c.resolves("by hand", "by hand")
 }
 
-// TestNamesNeedClaims: with accounts, a shim's names count only if its key permits them; what operators say does not
-// need that.
+// TestNamesNeedClaims: with accounts, a shim's names count only with the permission of the key. Names by operators need
+// no claim.
 func TestNamesNeedClaims(t *testing.T) {
 	c := newClaiming(t)
 	c.see(c.claim("good", "m", true), c.claim("evil", "own", true), c.claim("good", "chat", true))
@@ -141,10 +141,10 @@ func TestNamesNeedClaims(t *testing.T) {
 	c.resolves("sql", "m+sql")
 	c.see(c.claim("good", "chat", false))
 	c.resolves("chat", "chat")
-	c.see(c.accepting("good", "", nil, nil)) // the model is nobody's now, and evil must not take its name
+	c.see(c.accepting("good", "", nil, nil)) // the model has no worker now, and evil must not get the name
 	c.resolves("m", "m")
 	if len(c.Pool("m").Ranks) > 0 {
-		t.Error("a worker is known under a name that it has not claimed")
+		t.Error("a worker has a name without a claim")
 	}
 	c.RequireClaims(false)
 	c.resolves("chat", "own")

@@ -18,73 +18,73 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// Operator is what operators say of one worker: the value of the key operator.<instance> in the bucket of workers, in
-// JSON. Its shim neither reads nor writes it, so it outlives shims and their leases. Whichever node is asked writes it,
-// by compare-and-set.
+// Operator has the changes of a worker by operators: the JSON value of the key operator.<instance> in the bucket of
+// workers. The shim does not use the key, so the value outlives shims and leases. The node that receives a change
+// writes by compare-and-set.
 type Operator struct {
 	Version  int             `json:"version"`
 	Instance events.WorkerID `json:"instance"`
 
-	Declared *Declared      `json:"declared,omitempty"` // a worker that has no shim
-	Change   api.WorkerSpec `json:"change,omitzero"`    // is above what the shim, or Declared, says
+	Declared *Declared      `json:"declared,omitempty"` // a worker without a shim
+	Change   api.WorkerSpec `json:"change,omitzero"`    // overrides the record of the shim, or Declared
 	Drain    *Drain         `json:"drain,omitempty"`
 
-	// Posted is the worker as a client of Dynamo's selection service or slot tracker has registered it; see
+	// Posted is the registration of the worker by a client of Dynamo's selection service or slot tracker; see
 	// internal/faces/compat/dynamoselect.
 	Posted json.RawMessage `json:"posted,omitempty"`
 }
 
-// Declared is a worker that is known by its registration alone. While a shim holds a lease on the worker, that counts.
+// Declared is a worker without a shim. The lease of a shim on the worker overrides it.
 type Declared struct {
 	Model     string         `json:"model"`
 	BlockSize uint32         `json:"block_size"`
 	Worker    api.WorkerSpec `json:"worker"`
 }
 
-// Drain says that a worker is to get nothing new.
+// Drain excludes a worker from new requests.
 type Drain struct {
-	Since time.Time `json:"since"` // by the clock of the node that was asked
+	Since time.Time `json:"since"` // by the clock of the answering node
 	Why   string    `json:"why,omitempty"`
 }
 
-// operatorVersion is the version of the records that this program writes.
+// operatorVersion is the version of new records.
 const operatorVersion = 1
 
-// errLater: an operator's record is of a later version, and must not be written over.
-var errLater = errors.New("it is of a later version")
+// errLater means that an operator's record has a later version and must not be overwritten.
+var errLater = errors.New("the version is later than this program's")
 
-// decodeOperator reads the operators' record of a worker. The error wraps errLater if other nodes may be able to read
-// it.
+// decodeOperator decodes the operators' record of a worker. The error wraps errLater if other nodes may be able to read
+// the record.
 func decodeOperator(instance events.WorkerID, data []byte) (*Operator, error) {
 	o := &Operator{}
 	if err := strictjson.Unmarshal(data, o); err != nil {
-		return nil, fmt.Errorf("what operators say of %s: %w", instance, err)
+		return nil, fmt.Errorf("operators' record of %s: %w", instance, err)
 	}
 	if o.Version > operatorVersion {
-		return nil, fmt.Errorf("what operators say of %s has version %d; this program knows %d: %w", instance, o.Version,
+		return nil, fmt.Errorf("operators' record of %s has version %d; this program supports %d: %w", instance, o.Version,
 			operatorVersion, errLater)
 	}
 	if o.Version != operatorVersion || o.Instance != instance {
-		return nil, fmt.Errorf("what operators say of %s has version %d and names %q", instance, o.Version, o.Instance)
+		return nil, fmt.Errorf("operators' record of %s has version %d and names %q", instance, o.Version, o.Instance)
 	}
 	return o, nil
 }
 
-// empty reports whether nothing is said.
+// empty reports whether the record has no content.
 func (o *Operator) empty() bool {
 	data, err := json.Marshal(o.Change)
 	return o.Declared == nil && o.Drain == nil && o.Posted == nil && err == nil && string(data) == "{}"
 }
 
-// operators is what is known of the operators' records. The registry's lock guards it.
+// operators are the known records of operators. The registry's lock guards them.
 type operators struct {
 	known map[events.WorkerID]*Operator
-	texts map[events.WorkerID][]byte // as they were read
-	fresh map[events.WorkerID]bool   // seen since the watch began anew; nil once it is current
+	texts map[events.WorkerID][]byte // the encoded records
+	fresh map[events.WorkerID]bool   // keys since the restart of the watch; nil when the watch is current
 	ended *lru.Cache[events.WorkerID, struct{}]
 }
 
-// see takes an entry of the bucket. It reports whether it is an operator's, and whether anything is other than before.
+// see processes an entry of the bucket. see reports whether the entry is an operator's, and whether it is a change.
 func (s *operators) see(e jetstream.Entry) (is, changed bool, err error) {
 	instance, is := jetstream.ParseOperatorKey(e.Key)
 	if !is {
@@ -103,7 +103,7 @@ func (s *operators) see(e jetstream.Entry) (is, changed bool, err error) {
 	}
 	o, err := decodeOperator(instance, e.Value)
 	if err != nil {
-		return true, false, err // what was known before stays
+		return true, false, err // the previous record stays
 	}
 	if o.Declared == nil {
 		s.undeclare(instance)
@@ -112,7 +112,7 @@ func (s *operators) see(e jetstream.Entry) (is, changed bool, err error) {
 	return true, true, nil
 }
 
-// undeclare notes that a worker that was declared is no more.
+// undeclare records the end of a declared worker.
 func (s *operators) undeclare(instance events.WorkerID) {
 	if was := s.known[instance]; was != nil && was.Declared != nil {
 		s.ended.Add(instance, struct{}{})
@@ -126,8 +126,8 @@ func (s *operators) forget(instance events.WorkerID) {
 	delete(s.fresh, instance)
 }
 
-// current tells that all keys have been told, and reports whether some are gone. Those of which a lost bucket's record
-// is to be written again are not.
+// current ends the restart of the watch, and reports whether records are gone. Records that will be written into a new
+// bucket stay.
 func (s *operators) current(lost map[string][]byte) (changed bool) {
 	for instance := range s.known {
 		name, err := jetstream.OperatorKey(instance)
@@ -140,9 +140,9 @@ func (s *operators) current(lost map[string][]byte) (changed bool) {
 	return changed
 }
 
-// Declare registers a worker that has no shim, in place of an earlier registration. What was changed of that is
-// forgotten; a worker that is drained stays so. Another worker without a shim that was declared for the same ranks,
-// model and serving address is removed. The error is an [api.Error], or of the bucket.
+// Declare registers a worker without a shim, and replaces an earlier registration with its changes; a drain stays. It
+// removes another declared worker without a shim for the same ranks, model and serving address. The error is an
+// [api.Error], or an error of the bucket.
 func (r *Registry) Declare(ctx context.Context, w *api.WorkerRegistration) (*api.Worker, error) {
 	if err := r.unleased(w.Instance, api.CodeRegistered, "PATCH changes its record"); err != nil {
 		return nil, err
@@ -174,8 +174,8 @@ func (r *Registry) Declare(ctx context.Context, w *api.WorkerRegistration) (*api
 	return worker, nil
 }
 
-// declaredAt lists the other workers that were declared for the ranks, model and serving address of a worker, and that
-// have neither a shim nor a client of another API.
+// declaredAt returns the other workers that were declared for the same ranks, model and serving address, without a shim
+// and without a client of another API.
 func (r *Registry) declaredAt(w *api.WorkerRegistration) (list []events.WorkerID) {
 	address, ok := dial.ServingAddress(w.Endpoint)
 	if !ok {
@@ -202,7 +202,7 @@ func (r *Registry) declaredAt(w *api.WorkerRegistration) (list []events.WorkerID
 	return list
 }
 
-// unleased refuses if a shim holds a lease on some rank of a worker.
+// unleased returns an error if a shim holds a lease on any rank of a worker.
 func (r *Registry) unleased(instance events.WorkerID, code api.Code, instead string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -215,12 +215,12 @@ func (r *Registry) unleased(instance events.WorkerID, code api.Code, instead str
 	return nil
 }
 
-// Change changes what operators say of a worker. The same change twice is one. The error is an [api.Error], or of the
+// Change changes the attributes of a worker. Change is idempotent. The error is an [api.Error], or an error of the
 // bucket.
 func (r *Registry) Change(ctx context.Context, c *api.WorkerChange) (*api.Worker, error) {
 	return r.Edit(ctx, c.Instance, func(o *Operator, found bool) error {
 		if !found && len(r.ranksOf(c.Instance)) == 0 {
-			return api.Errorf(api.CodeUnknownWorker, "nobody has registered worker %q; indexer workers lists them",
+			return api.Errorf(api.CodeUnknownWorker, "worker %q is not registered; indexer workers lists all workers",
 				c.Instance)
 		}
 		if c.Reset {
@@ -240,8 +240,8 @@ func (r *Registry) Change(ctx context.Context, c *api.WorkerChange) (*api.Worker
 	})
 }
 
-// Remove forgets what operators say of a worker: one that has no shim is gone then, and one whose lease has expired is
-// named no more. The error is an [api.Error], or of the bucket.
+// Remove removes the operators' record of a worker. A worker without a shim is then gone, and an expired worker is no
+// longer listed. The error is an [api.Error], or an error of the bucket.
 func (r *Registry) Remove(ctx context.Context, instance events.WorkerID) (*api.Worker, error) {
 	if err := r.unleased(instance, api.CodeConflict, "stop the shim, and the worker goes with its lease"); err != nil {
 		return nil, err
@@ -249,7 +249,7 @@ func (r *Registry) Remove(ctx context.Context, instance events.WorkerID) (*api.W
 	was, _ := r.Registered(instance)
 	_, err := r.Edit(ctx, instance, func(o *Operator, found bool) error {
 		if !found && !r.expired.has(instance) {
-			return api.Errorf(api.CodeUnknownWorker, "nobody has registered worker %q", instance)
+			return api.Errorf(api.CodeUnknownWorker, "worker %q is not registered", instance)
 		}
 		*o = Operator{Version: operatorVersion, Instance: instance}
 		return nil
@@ -263,7 +263,7 @@ func (r *Registry) Remove(ctx context.Context, instance events.WorkerID) (*api.W
 	return was, r.forgetClaims(ctx, instance)
 }
 
-// Forget forgets what operators say of a worker, if anything, and deletes its model claims.
+// Forget removes the operators' record of a worker, if it exists, and the worker's model claims.
 func (r *Registry) Forget(ctx context.Context, instance events.WorkerID) error {
 	_, err := r.Edit(ctx, instance, func(o *Operator, _ bool) error {
 		*o = Operator{Version: operatorVersion, Instance: instance}
@@ -275,7 +275,7 @@ func (r *Registry) Forget(ctx context.Context, instance events.WorkerID) error {
 	return r.forgetClaims(ctx, instance)
 }
 
-// Posted lists what operators say of workers that were posted, by instance.
+// Posted returns the operators' records of posted workers, by instance.
 func (r *Registry) Posted() []Operator {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -289,7 +289,7 @@ func (r *Registry) Posted() []Operator {
 	return list
 }
 
-// PostedWorker is what operators say of a worker that was posted, and whether it was.
+// PostedWorker returns the operators' record of a posted worker, and whether the worker was posted.
 func (r *Registry) PostedWorker(instance events.WorkerID) (Operator, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -300,9 +300,9 @@ func (r *Registry) PostedWorker(instance events.WorkerID) (Operator, bool) {
 	return *o, true
 }
 
-// Edit has a change of what operators say of a worker written, unless somebody else writes at the same time: then it is
-// applied to that. found says that there was something. It is known to this node when Edit returns. The error is an
-// [api.Error], the change's, or of the bucket.
+// Edit writes a change of a worker's operator record, and applies it again after a concurrent write. found reports
+// whether the record exists. This node has the change when Edit returns. The error is an [api.Error], an error of
+// change, or an error of the bucket.
 func (r *Registry) Edit(ctx context.Context, instance events.WorkerID,
 	change func(o *Operator, found bool) error) (*api.Worker, error) {
 	name, err := jetstream.OperatorKey(instance)
@@ -321,7 +321,7 @@ func (r *Registry) Edit(ctx context.Context, instance events.WorkerID,
 			if o, err = decodeOperator(instance, entry.Value); errors.Is(err, errLater) {
 				return nil, api.Errorf(api.CodeConflict, "%v", err)
 			} else if err != nil {
-				o = r.operatorBefore(instance) // nobody can read it: it is written again
+				o = r.operatorBefore(instance) // the record is unreadable and is written again
 			}
 		}
 		if err := change(o, found); err != nil {
@@ -334,7 +334,7 @@ func (r *Registry) Edit(ctx context.Context, instance events.WorkerID,
 		revision := entry.Revision
 		switch {
 		case !found && o.empty() && !r.expired.has(instance), found && bytes.Equal(entry.Value, data):
-			// there is nothing to write; a mark of deletion has all nodes forget that the worker's lease has expired
+			// nothing to write; a mark of deletion makes all nodes drop the expired lease of the worker
 		case o.empty():
 			revision, err = r.cfg.Bucket.Delete(ctx, name, entry.Revision)
 		default:
@@ -355,7 +355,7 @@ func (r *Registry) Edit(ctx context.Context, instance events.WorkerID,
 	}
 }
 
-// operatorBefore returns what this node knew of a worker's operators before their record became unreadable.
+// operatorBefore returns this node's last version of an operators' record that is unreadable now.
 func (r *Registry) operatorBefore(instance events.WorkerID) *Operator {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -366,9 +366,9 @@ func (r *Registry) operatorBefore(instance events.WorkerID) *Operator {
 	return &Operator{Version: operatorVersion, Instance: instance}
 }
 
-// await waits until the watch has shown all up to a revision, or ctx ends.
+// await waits until the watch has shown a revision, or ctx is done.
 func (r *Registry) await(ctx context.Context, revision uint64) error {
-	const again = 50 * time.Millisecond // what is written twice over may come without a change
+	const again = 50 * time.Millisecond // a value that was written twice may cause no change
 	for {
 		r.mu.Lock()
 		shown, changed := r.heard >= revision, r.changed
@@ -381,7 +381,7 @@ func (r *Registry) await(ctx context.Context, revision uint64) error {
 		case <-time.After(again):
 		case <-ctx.Done():
 			return api.Errorf(api.CodeUnavailable,
-				"it is written, and this node does not hear of it in time; see indexer status")
+				"the change is written, but this node has not received it in time; see indexer status")
 		}
 	}
 }

@@ -34,7 +34,7 @@ func (s *site) hold(r Record) (end func()) {
 	}
 }
 
-// seen waits until each node has a rank in a state, and its reasons contain a word.
+// seen waits until all nodes have a rank in a state, with a word in the reasons.
 func (s *site) seen(key events.RankKey, state api.WorkerState, word string) {
 	s.Helper()
 	for i, node := range s.nodes {
@@ -54,7 +54,7 @@ func code(err error) api.Code {
 	return ""
 }
 
-// TestEnded: that a registration has ended is known of who had one, by a lease or by word, and of nobody else.
+// TestEnded: the end of a registration is recorded for workers with a lease or a declaration, and for no others.
 func TestEnded(t *testing.T) {
 	s := newSite(t)
 	end := s.hold(record("leased", time.Hour))
@@ -76,7 +76,7 @@ func TestEnded(t *testing.T) {
 	must(s.bucket.Delete(s.ctx, key, must(s.bucket.Latest(s.ctx, key)).Revision))
 	must(s.nodes[1].Remove(s.ctx, "declared"))
 	for i, node := range s.nodes {
-		s.until(fmt.Sprintf("node %d knows that both have ended", i), func() bool {
+		s.until(fmt.Sprintf("node %d has recorded both ends", i), func() bool {
 			return node.Ended("leased") && node.Ended("declared") && len(node.Pool("m").Ranks) == 0
 		})
 		if node.Ended("never") {
@@ -85,8 +85,8 @@ func TestEnded(t *testing.T) {
 	}
 }
 
-// TestMarkOfAnOperatorsRecordStays: a server that was killed may find a value again that was replaced; the mark above
-// it says that it is no more.
+// TestMarkOfAnOperatorsRecordStays: a killed server may find a replaced value again; the mark of deletion above it
+// stays.
 func TestMarkOfAnOperatorsRecordStays(t *testing.T) {
 	s := newSite(t)
 	yes, no := true, false
@@ -105,8 +105,8 @@ func TestMarkOfAnOperatorsRecordStays(t *testing.T) {
 	}
 }
 
-// TestOperatorsAndShims: what an operator says of a worker is known to every node, outlives shims, leases and the
-// bucket, and is said once however often it is asked for; what the shim says shows where the operator says nothing.
+// TestOperatorsAndShims: a change by an operator reaches every node, outlives shims, leases and the bucket, and is
+// idempotent. Attributes by the shim show if the operator has set none.
 func TestOperatorsAndShims(t *testing.T) {
 	s := newSite(t)
 	yes, no := true, false
@@ -120,7 +120,7 @@ func TestOperatorsAndShims(t *testing.T) {
 		t.Errorf("registered: %+v", got)
 	}
 	if _, err := s.nodes[0].Change(s.ctx, &api.WorkerChange{Instance: "nobody"}); code(err) != api.CodeUnknownWorker {
-		t.Errorf("a worker that nobody has registered: %v", err)
+		t.Errorf("an unregistered worker: %v", err)
 	}
 
 	drain := &api.WorkerChange{Instance: "w", Drain: &yes, Why: "a fan is loud"}
@@ -142,12 +142,12 @@ func TestOperatorsAndShims(t *testing.T) {
 	end()
 	r.Worker = &api.WorkerSpec{Endpoint: "http://other"}
 	end = s.hold(r)
-	s.until("what the new shim says is known", func() bool {
+	s.until("the attributes by the new shim are registered", func() bool {
 		return s.nodes[0].Pool("m").Rank(key).Record.Endpoint == "http://other"
 	})
 	s.seen(key, api.WorkerDraining, "a fan is loud")
 	s.admin("DELETE")
-	for err := <-s.mended; err != nil; err = <-s.mended { // it is tried again
+	for err := <-s.mended; err != nil; err = <-s.mended { // with retries
 		t.Log(err)
 	}
 	s.until("the record is in the new bucket", func() bool {
@@ -156,7 +156,7 @@ func TestOperatorsAndShims(t *testing.T) {
 	})
 	s.seen(key, api.WorkerDraining, "a fan is loud")
 
-	// Changes, each above what the shim says until it is reset.
+	// Changes that override the shim's attributes until a reset.
 	for _, c := range []struct {
 		change api.WorkerChange
 		want   api.WorkerSpec
@@ -175,12 +175,12 @@ func TestOperatorsAndShims(t *testing.T) {
 		if got := w.Ranks[0].WorkerSpec; !reflect.DeepEqual(got, c.want) || w.Ranks[0].State != api.WorkerSchedulable {
 			t.Errorf("%+v: %+v", c.change, w.Ranks[0])
 		}
-		s.until("the other node says the same", func() bool {
+		s.until("the other node has the same", func() bool {
 			return reflect.DeepEqual(s.nodes[1].Pool("m").Rank(key).Record.WorkerSpec, c.want)
 		})
 	}
 	if _, err := s.bucket.Latest(s.ctx, name); !errors.Is(err, jetstream.ErrNotFound) {
-		t.Errorf("nothing is said any more, and there is a record: %v", err)
+		t.Errorf("a record exists after the reset: %v", err)
 	}
 	declared := &api.WorkerRegistration{Instance: "w", Model: "m", BlockSize: 16}
 	if _, err := s.nodes[0].Declare(s.ctx, declared); code(err) != api.CodeRegistered {
@@ -192,7 +192,7 @@ func TestOperatorsAndShims(t *testing.T) {
 	end()
 }
 
-// TestDeclaredWorkers: workers without shims come, are changed and go, on every node.
+// TestDeclaredWorkers: workers without shims appear, change and disappear on every node.
 func TestDeclaredWorkers(t *testing.T) {
 	s := newSite(t)
 	yes := true
@@ -244,18 +244,18 @@ func TestDeclaredWorkers(t *testing.T) {
 		s.until("it is gone", func() bool { return len(node.Pool("m").Ranks) == 0 })
 	}
 	if _, err := s.bucket.Latest(s.ctx, must(jetstream.OperatorKey("d"))); !errors.Is(err, jetstream.ErrNotFound) {
-		t.Errorf("more is left in the bucket than a mark: %v", err)
+		t.Errorf("the bucket has more than a mark: %v", err)
 	}
 
 	_, err = declare(0, &api.WorkerRegistration{Instance: "later", Model: "m", BlockSize: 16})
 	s.must(err)
 	later := events.RankKey{Instance: "later"}
 	s.seen(later, api.WorkerIncomplete, "events: none")
-	defer s.hold(record("later", time.Hour))() // its shim comes
+	defer s.hold(record("later", time.Hour))() // the shim arrives
 	s.seen(later, api.WorkerSchedulable, "")
 }
 
-// TestDeclaredAtAnAddress: a worker without a shim replaces those that were declared for its model, address and ranks,
+// TestDeclaredAtAnAddress: a worker without a shim replaces the declared workers for the same model, address and ranks,
 // and no others.
 func TestDeclaredAtAnAddress(t *testing.T) {
 	s := newSite(t)
@@ -284,7 +284,7 @@ func TestDeclaredAtAnAddress(t *testing.T) {
 		t.Errorf("replaced: %s", got)
 	}
 	for _, node := range s.nodes {
-		s.until("the others are left", func() bool {
+		s.until("the others remain", func() bool {
 			var left []events.WorkerID
 			for _, rank := range node.All() {
 				left = append(left, rank.Instance)
@@ -294,7 +294,7 @@ func TestDeclaredAtAnAddress(t *testing.T) {
 	}
 }
 
-// TestManyChangeAtOnce: changes of different fields, asked of both nodes at the same time, are all kept.
+// TestManyChangeAtOnce: concurrent changes of different fields at two nodes are all kept.
 func TestManyChangeAtOnce(t *testing.T) {
 	s := newSite(t)
 	_, err := s.nodes[0].Declare(s.ctx, &api.WorkerRegistration{Instance: "d", Model: "m", BlockSize: 16})
@@ -326,8 +326,8 @@ func TestManyChangeAtOnce(t *testing.T) {
 	}
 }
 
-// TestPoolsAtRandom plays random entries of the bucket. After each step the pools are those of a registry that has seen
-// nothing but what is in the bucket now, and what was asked for before has not changed.
+// TestPoolsAtRandom plays random entries of the bucket. After each step, the pools equal the pools of a new registry
+// with the current bucket, and earlier pools are unchanged.
 func TestPoolsAtRandom(t *testing.T) {
 	s := newSite(t)
 	models := []string{"m", "n"}
@@ -403,7 +403,7 @@ func TestPoolsAtRandom(t *testing.T) {
 	}
 }
 
-// TestStatesOfRanks: what makes a rank what.
+// TestStatesOfRanks checks the state of ranks, with the reasons.
 func TestStatesOfRanks(t *testing.T) {
 	s := newSite(t)
 	for _, c := range []struct {
@@ -458,7 +458,7 @@ func TestStatesOfRanks(t *testing.T) {
 	}
 }
 
-// checkAt asks a pool for ranks by addresses, and compares with a look at all of them.
+// checkAt compares the lookup of addresses in a pool with a search of all ranks.
 func checkAt(t *testing.T, p *Pool) {
 	t.Helper()
 	for _, asked := range [][]string{{"http://a"}, {"http://b", "http://c", "http://b"}, {"", "http://a"}, {}} {
@@ -480,21 +480,21 @@ func checkAt(t *testing.T, p *Pool) {
 	}
 }
 
-// TestPoolAllocatesNothing: who asks for a pool again pays for no memory.
+// TestPoolAllocatesNothing: a repeated query for a pool allocates no memory.
 func TestPoolAllocatesNothing(t *testing.T) {
 	r := New(Config{})
 	rec := record("w", DefaultLease)
 	r.apply(jetstream.Watched{Entries: []jetstream.Entry{{Key: "0.w.0", Value: must(rec.encode())}}})
 	if n := testing.AllocsPerRun(100, func() {
 		if r.Pool("m").Rank(events.RankKey{Instance: "w"}) == nil {
-			t.Error("the rank is not there")
+			t.Error("the rank is missing")
 		}
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
 
-// BenchmarkPool puts together the pool of a model with 10,000 workers, as the first query after a change does.
+// BenchmarkPool builds the pool of a model with 10,000 workers, like the first query after a change.
 func BenchmarkPool(b *testing.B) {
 	r, _ := large(b, 10_000)
 	b.ReportAllocs()
@@ -506,7 +506,7 @@ func BenchmarkPool(b *testing.B) {
 	}
 }
 
-// FuzzOperator reads what an operator's key may have: it is refused, or is what it is after being written again.
+// FuzzOperator decodes any value of an operator's key: an error, or a value that survives a round trip.
 func FuzzOperator(f *testing.F) {
 	f.Add([]byte(`{"version":1,"instance":"w","drain":{"since":"2026-01-02T03:04:05Z"}}`))
 	f.Add([]byte(`{"version":1,"instance":"w","declared":{"model":"m","block_size":16,"worker":{"taints":[]}}}`))

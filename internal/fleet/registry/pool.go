@@ -14,28 +14,27 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Pool is who serves a model, as it was registered and changed up to some moment. It does not change; nobody may change
-// it. Another one is another moment's.
+// Pool has the workers of a model, as registered and changed at a moment. Pool is immutable.
 type Pool struct {
 	Model string
-	Ranks []PoolRank // by instance and rank; in whichever state
+	Ranks []PoolRank // by instance and rank; in any state
 
-	endpoints func() map[string][]api.RankPlace // the ranks by serving address, made once; nil: each time
+	endpoints func() map[string][]api.RankPlace // the ranks by serving address, computed once; nil: at each call
 }
 
-// PoolRank is one rank of a pool.
+// PoolRank is a rank of a pool.
 type PoolRank struct {
 	events.RankKey
 	Partition events.Partition
 	BlockSize uint32
-	Record    *api.WorkerRecord // that ranks of a worker share where it is the same
+	Record    *api.WorkerRecord // shared by the ranks of a worker with equal records
 
-	// Engine is how it stands with its engine, as far as its shim says.
+	// Engine is the state of the engine, as reported by the shim.
 	Engine      api.EngineState
 	EngineSince time.Time
 }
 
-// Rank is one rank of the pool; nil if it is not there.
+// Rank returns a rank of the pool, or nil.
 func (p *Pool) Rank(key events.RankKey) *PoolRank {
 	at, found := slices.BinarySearchFunc(p.Ranks, key,
 		func(r PoolRank, key events.RankKey) int { return r.RankKey.Compare(key) })
@@ -45,7 +44,7 @@ func (p *Pool) Rank(key events.RankKey) *PoolRank {
 	return &p.Ranks[at]
 }
 
-// Worker is the ranks of one worker.
+// Worker returns the ranks of a worker.
 func (p *Pool) Worker(instance events.WorkerID) []PoolRank {
 	at := func(instance events.WorkerID, past int) int {
 		i, _ := slices.BinarySearchFunc(p.Ranks, instance, func(r PoolRank, instance events.WorkerID) int {
@@ -56,8 +55,8 @@ func (p *Pool) Worker(instance events.WorkerID) []PoolRank {
 	return p.Ranks[at(instance, 1):at(instance, -1)]
 }
 
-// At lists the ranks that are registered with one of these serving addresses, and the addresses that none is registered
-// with. The lists are not nil.
+// At returns the ranks that are registered with any of the serving addresses, and the unknown addresses. The lists are
+// not nil.
 func (p *Pool) At(endpoints []string) (ranks []api.RankPlace, unknown []string) {
 	list := p.endpoints
 	if list == nil {
@@ -84,8 +83,8 @@ func (p *Pool) byEndpoint() map[string][]api.RankPlace {
 	return by
 }
 
-// Pool is who serves a model now. A model of a routing group other than default is MODEL:GROUP. The pool is put
-// together by the first who asks after a change; who asks later pays an atomic load and a look-up in a map.
+// Pool returns the current workers of a model. A model of a routing group other than default is MODEL:GROUP. The first
+// call after a change builds the pool. Later calls cost an atomic load and a map lookup.
 func (r *Registry) Pool(model string) *Pool {
 	if known := r.pools.Load(); known != nil {
 		if p := (*known)[model]; p != nil {
@@ -97,7 +96,7 @@ func (r *Registry) Pool(model string) *Pool {
 	return r.pool(model)
 }
 
-// Pools are those of all models, by model, kept as Pool keeps one. Nobody may change the list.
+// Pools returns the pools of all models, by model, as Pool does. The caller must not change the list.
 func (r *Registry) Pools() []*Pool {
 	if known := r.allPools.Load(); known != nil {
 		return *known
@@ -107,7 +106,7 @@ func (r *Registry) Pools() []*Pool {
 	return r.poolsNow()
 }
 
-// poolsNow is Pools with r.mu held.
+// poolsNow is Pools. The caller holds r.mu.
 func (r *Registry) poolsNow() []*Pool {
 	if known := r.allPools.Load(); known != nil {
 		return *known
@@ -124,24 +123,24 @@ func (r *Registry) poolsNow() []*Pool {
 	return list
 }
 
-// keptPool is a pool that was put together, and the workers of which anything has changed since.
+// keptPool is a pool with the workers that have changed since.
 type keptPool struct {
 	ranks   []PoolRank
 	altered map[events.WorkerID]bool
 }
 
-// alter notes that something of a worker may have changed. r.mu is held.
+// alter records a possible change of a worker. The caller holds r.mu.
 func (r *Registry) alter(instance events.WorkerID) {
 	for model, k := range r.kept {
 		k.altered[instance] = true
-		if len(k.altered) > len(k.ranks)/4+16 { // to look through all is not much more
+		if len(k.altered) > len(k.ranks)/4+16 { // a full rebuild costs little more
 			delete(r.kept, model)
 		}
 	}
 }
 
-// poolRanks lists the ranks of a model: those that it had, with the workers that have changed put in their place.
-// r.mu is held.
+// poolRanks returns the ranks of a model: the ranks of the kept pool, with the changed workers replaced. The caller
+// holds r.mu.
 func (r *Registry) poolRanks(model string) []PoolRank {
 	k := r.kept[model]
 	if k == nil {
@@ -174,12 +173,12 @@ func (r *Registry) poolRanks(model string) []PoolRank {
 	return list
 }
 
-// pool puts a pool together. r.mu is held.
+// pool builds a pool. The caller holds r.mu.
 func (r *Registry) pool(model string) *Pool {
 	p := &Pool{Model: model, Ranks: r.poolRanks(model)}
 	if len(p.Ranks) == 0 {
 		delete(r.kept, model)
-		return p // else names that nobody has would be remembered
+		return p // keeps no memory for unknown names
 	}
 	r.kept[model] = &keptPool{p.Ranks, map[events.WorkerID]bool{}}
 	p.endpoints = sync.OnceValue(p.byEndpoint)
@@ -192,7 +191,7 @@ func (r *Registry) pool(model string) *Pool {
 	return p
 }
 
-// Registered is one worker as it is registered, and whether it is.
+// Registered returns a registered worker, and whether it is registered.
 func (r *Registry) Registered(instance events.WorkerID) (*api.Worker, bool) {
 	w := &api.Worker{Instance: instance, Ranks: []api.WorkerRank{}}
 	r.mu.Lock()
@@ -206,8 +205,8 @@ func (r *Registry) Registered(instance events.WorkerID) (*api.Worker, bool) {
 	return w, len(w.Ranks) > 0
 }
 
-// Complete has the model of each rank that is registered and whose registration is complete. One that was posted is,
-// also while its shim starts.
+// Complete returns the model of each rank with a complete registration. A posted worker is complete also while its shim
+// starts.
 func (r *Registry) Complete() map[events.RankKey]string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -225,13 +224,13 @@ func (r *Registry) Complete() map[events.RankKey]string {
 	return models
 }
 
-// ModelRank is a rank and the model that it serves.
+// ModelRank is a rank with its model.
 type ModelRank struct {
 	Model string
 	PoolRank
 }
 
-// All is who serves any model, by instance and rank.
+// All returns the ranks of all models, by instance and rank.
 func (r *Registry) All() []ModelRank {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -243,7 +242,7 @@ func (r *Registry) All() []ModelRank {
 	return list
 }
 
-// Known is every rank that has a lease or is declared, with its model.
+// Known returns every rank with a lease or a declaration, with its model.
 func (r *Registry) Known() map[events.RankKey]string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -257,7 +256,7 @@ func (r *Registry) Known() map[events.RankKey]string {
 	return known
 }
 
-// declared adds the ranks of a worker that is declared, with its model.
+// declared adds the ranks of a declared worker, with the model.
 func (o *Operator) declared(instance events.WorkerID, models map[events.RankKey]string) {
 	if o.Declared == nil {
 		return
@@ -268,14 +267,14 @@ func (o *Operator) declared(instance events.WorkerID, models map[events.RankKey]
 	}
 }
 
-// ranksOf lists a worker's ranks.
+// ranksOf returns the ranks of a worker.
 func (r *Registry) ranksOf(instance events.WorkerID) []PoolRank {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.ranksWhere(func(of events.WorkerID, _ string) bool { return of == instance })
 }
 
-// modelOf is the model that a rank is registered for. r.mu is held.
+// modelOf returns the model of a rank. The caller holds r.mu.
 func (r *Registry) modelOf(key events.RankKey) string {
 	if w, leased := r.workers[key]; leased {
 		return w.Record.Model
@@ -286,10 +285,10 @@ func (r *Registry) modelOf(key events.RankKey) string {
 	return ""
 }
 
-// ranksWhere lists the ranks of workers and models for which which holds, by instance and rank. r.mu is held.
+// ranksWhere returns the ranks of matching workers and models, by instance and rank. The caller holds r.mu.
 func (r *Registry) ranksWhere(which func(instance events.WorkerID, model string) bool) []PoolRank {
 	var list []PoolRank
-	leased := map[events.WorkerID]bool{} // of those that are declared too
+	leased := map[events.WorkerID]bool{} // workers that are declared too
 	for key, w := range r.workers {
 		if r.otherSize(&w.Record) != nil {
 			continue
@@ -308,7 +307,7 @@ func (r *Registry) ranksWhere(which func(instance events.WorkerID, model string)
 		}
 		p, err := r.cfg.Namespace.PartitionOf(instance)
 		if err != nil {
-			continue // it cannot be: the name came from a key
+			continue // impossible: the name came from a key
 		}
 		spec := o.Declared.Worker.With(o.Change)
 		for i := range max(spec.RankSize, 1) {
@@ -328,7 +327,7 @@ func (r *Registry) ranksWhere(which func(instance events.WorkerID, model string)
 	return list
 }
 
-// judge writes into the ranks of one worker what is said of each, and whether it may be chosen. r.mu is held.
+// judge sets the state of each rank of a worker, with the reasons. The caller holds r.mu.
 func (r *Registry) judge(ranks []PoolRank) {
 	o := r.operators.known[ranks[0].Instance]
 	if o == nil {
@@ -349,7 +348,7 @@ func (r *Registry) judge(ranks []PoolRank) {
 			record.Endpoint = ""
 			record.Because(api.WorkerIncomplete, fmt.Sprintf("its serving address is not used: %v", err))
 		}
-		if err := record.Check(); err != nil { // a version that knows more may have written it
+		if err := record.Check(); err != nil { // a later version may have written it
 			record.Because(api.WorkerIncomplete, api.AsError(err).Message)
 		}
 		if record.Role == "" {
@@ -391,7 +390,7 @@ func (r *Registry) judge(ranks []PoolRank) {
 	}
 }
 
-// judge writes into a record why a rank with a lease may not be chosen.
+// judge adds the reasons against a rank with a lease to a record.
 func (w *Worker) judge(record *api.WorkerRecord) {
 	switch {
 	case w.Record.endedByShim():

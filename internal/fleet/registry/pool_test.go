@@ -13,8 +13,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestPoolsAreMadeFromThoseBefore changes workers and what operators say of them: pools are what they would be if they
-// were put together from nothing.
+// TestPoolsAreMadeFromThoseBefore changes workers and operators' records: updated pools equal pools that are built from
+// nothing.
 func TestPoolsAreMadeFromThoseBefore(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 5))
 	r := New(Config{Namespace: &jetstream.Namespace{}})
@@ -46,7 +46,7 @@ func TestPoolsAreMadeFromThoseBefore(t *testing.T) {
 			}
 		}
 		r.apply(jetstream.Watched{Entries: []jetstream.Entry{e}})
-		if rng.IntN(100) == 0 { // the watch begins anew, and does not tell of some
+		if rng.IntN(100) == 0 { // the watch restarts, and omits some
 			r.apply(jetstream.Watched{Anew: true})
 			r.apply(jetstream.Watched{Entries: []jetstream.Entry{e}, Current: true})
 		}
@@ -67,11 +67,11 @@ func TestPoolsAreMadeFromThoseBefore(t *testing.T) {
 		}
 	}
 	if there == 0 || made < 1000 {
-		t.Errorf("%d ranks were seen in all, and %d pools made from those before", there, made)
+		t.Errorf("%d ranks in all, %d updated pools", there, made)
 	}
 }
 
-// BenchmarkPoolOfMany takes a change of one of 100,000 workers, and puts their pool together again.
+// BenchmarkPoolOfMany processes a change of one of 100,000 workers, and rebuilds the pool.
 func BenchmarkPoolOfMany(b *testing.B) {
 	r, entries := large(b, 100_000)
 	revision := uint64(len(entries))

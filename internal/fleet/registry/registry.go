@@ -19,85 +19,84 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// Config is a node's.
+// Config configures a [Registry] of a node.
 type Config struct {
 	Namespace *jetstream.Namespace
 	Bucket    *jetstream.Bucket // Namespace.EnsureWorkers
 
-	// Clear writes into the log that a rank's incarnation is closed, if still says so after the rank's last message was
-	// read. It is done too if there is nothing to close.
+	// Clear writes to the log that a rank's incarnation is closed, if still returns true after the read of the rank's
+	// last message. Clear succeeds also if nothing is open.
 	Clear func(ctx context.Context, r Record, still func(context.Context) (bool, error)) error
 
-	// Recreate, if not nil, makes the bucket anew; it is called when it was deleted.
+	// Recreate, if not nil, recreates a deleted bucket.
 	Recreate func(context.Context) error
 
-	// Began, if not zero, is when the bucket's server began, which runs in this process: what records that were written
-	// before say of their shims' standing is of an earlier time, and all of these count as catching up until they are
-	// renewed.
+	// Began, if not zero, is the start time of the bucket's server in this process. Shim states in earlier records are
+	// outdated: all of these shims count as catching up until they renew.
 	Began time.Time
 
-	// Screen decides which shared stores that shims register are used.
+	// Screen decides which registered shared stores are used.
 	Screen Screen
 
-	// Absent returns those of some ranks whose shims are not connected to NATS: nobody listens on their control
-	// subjects. It must not block for long. nil: it is not known, and no serving address is probed for it.
+	// Absent returns the ranks with shims that are not connected to NATS, by missing subscriptions of their control
+	// subjects. Absent must not block for long. nil: unknown, and no serving address is probed.
 	Absent func(ctx context.Context, ranks []events.RankKey) ([]events.RankKey, error)
 
-	// Master is the operator's master of the shared store, for workers that name none.
+	// Master is the operator's master of the shared store, for workers without one.
 	Master hicache.Master
 
-	// BlockSize returns the registered block size of a model, in tokens; 0 if none is known. Registrations that state
-	// another one for the model are skipped. It must not block. nil: none is known. See [Registry.ModelsChanged].
+	// BlockSize returns the registered block size of a model in tokens, or 0 if unknown. Registrations with another
+	// block size are skipped. BlockSize must not block. nil: all are unknown. See [Registry.ModelsChanged].
 	BlockSize func(model string) uint32
 
-	// Mine reports whether this node should end the leases of a partition; others do if it does not. nil: all.
+	// Mine reports whether this node ends the leases of a partition; otherwise other nodes do. nil: all partitions.
 	Mine func(events.Partition) bool
 
-	// Holds reports whether the index of this node holds blocks of a worker; an error where that is not known. Claims of
-	// such a worker stay. nil: it holds none.
+	// Holds reports whether the index of this node holds blocks of a worker, or an error if unknown. Claims of such a
+	// worker stay. nil: no blocks.
 	Holds func(context.Context, events.WorkerID) (bool, error)
 
 	Hooks Hooks
 }
 
-// Hooks tell what happens, from the registry's goroutines. Each may be nil. They must not block.
+// Hooks report events, from the registry's goroutines. A nil hook is ignored. They must not block.
 type Hooks struct {
-	Expired   func(r Record)                      // this node has marked it; Shim says if the engine is gone, and why
-	Cleared   func(r Record)                      // this node has seen to it that the log says so
-	Failed    func(key events.RankKey, err error) // ending a lease failed; it is tried again
-	Bad       func(key string, err error)         // a record that cannot be read (one a second); it clears nothing
-	Skipped   func(key events.RankKey, err error) // a registration that is skipped; it is called once for each cause
-	Unclaimed func(r Record)                      // a lease of a worker is ignored: its model is not claimed
-	Watch     func(err error)                     // the bucket cannot be watched (nil: again)
-	Unused    func(key events.RankKey, why error) // a part of a record that is not used, such as an address
-	Recreated func(err error)                     // the bucket was deleted, and is made anew or could not be
-	// so many records of the bucket that was deleted are written into the new one
+	Expired   func(r Record)                      // marked by this node; Shim: why the engine is gone
+	Cleared   func(r Record)                      // this node has written the clear to the log
+	Failed    func(key events.RankKey, err error) // the end of a lease failed; the node retries
+	Bad       func(key string, err error)         // an unreadable record (one a second); nothing is cleared
+	Skipped   func(key events.RankKey, err error) // a skipped registration; called once for each cause
+	Unclaimed func(r Record)                      // a lease is ignored: the model of the worker is not claimed
+	Watch     func(err error)                     // the bucket cannot be watched; nil: the watch resumed
+	Unused    func(key events.RankKey, why error) // an unused part of a record, such as an address
+	Recreated func(err error)                     // the deleted bucket was recreated, or an error
+	// n records of the deleted bucket were written into the new one
 	Refilled func(n int)
 
-	// Replaced: a worker was declared at the serving address of another, which was removed.
+	// Replaced: a declaration at the serving address of another worker has removed that worker.
 	Replaced func(old, by events.WorkerID)
 
-	// ClaimsChanged: what Registry.Claimed returns may have changed
+	// ClaimsChanged: the result of Registry.Claimed may have changed
 	ClaimsChanged func()
 }
 
-// Worker is what the registry knows of one rank.
+// Worker is the registered state of a rank.
 type Worker struct {
 	Record    Record
 	Partition events.Partition
 	Revision  uint64
-	Renewed   time.Time // by the servers' clock: to be shown, not to be reckoned with
+	Renewed   time.Time // by the servers' clock: only for display
 
-	text []byte // the record as it was read
-	old  bool   // with Config.Began: it was not renewed since
+	text []byte // the encoded record
+	old  bool   // with Config.Began: not renewed since
 
-	skipped error // what of the record is not used, and why; nil: all is used
-	noStore error // why the shared store is not used; nil: it is, or there is none
+	skipped error // unused parts of the record, with the reasons; nil: none
+	noStore error // why the shared store is not used; nil: used, or no store
 
-	address string // HOST:PORT of the registered serving address; empty: it has none that can be probed
+	address string // HOST:PORT of the registered serving address; empty: no address to probe
 }
 
-// state is how it stands with the rank, as far as is known.
+// state returns the state of the rank's shim and engine.
 func (w *Worker) state() ShimState {
 	var s ShimState
 	if w.Record.Shim != nil {
@@ -107,7 +106,7 @@ func (w *Worker) state() ShimState {
 	return s
 }
 
-// source is how its engine speaks: what the shim found out, if that was left to it.
+// source returns the source of the engine's events: the configured source, or the source that the shim detected.
 func (w *Worker) source() string {
 	if s := w.Record.Shim; s != nil && s.Speaks != "" {
 		return s.Speaks
@@ -123,15 +122,15 @@ type Registry struct {
 	mu        sync.Mutex
 	machine   *Machine
 	workers   map[events.RankKey]Worker
-	unclaimed map[events.RankKey]Worker // leases that are ignored, as long as their models are not claimed
+	unclaimed map[events.RankKey]Worker // ignored leases, while their models are not claimed
 	marks     map[string]uint64         // keys with marks of deletion
 	changed   chan struct{}
 	current   bool
 	down      bool
-	epoch     time.Time         // of the bucket that is watched
-	lost      map[string][]byte // by key: what the bucket had that was there before, and this one is to have too
-	listing   bool              // the watch does not show all yet
-	heard     uint64            // up to which revision the watch has shown all
+	epoch     time.Time         // of the watched bucket
+	lost      map[string][]byte // by key: records of the previous bucket, to be written into this one
+	listing   bool              // the watch is not complete yet
+	heard     uint64            // the watch has shown everything up to this revision
 	impaired  impaired
 	claims    claims
 	skipped   skipped
@@ -141,10 +140,10 @@ type Registry struct {
 	pools     atomic.Pointer[map[string]*Pool] // by model, until the next change; written with mu held
 	allPools  atomic.Pointer[[]*Pool]          // of all models, likewise
 	names     atomic.Pointer[names]            // the aliases of all models, likewise
-	kept      map[string]*keptPool             // by model: what the next pool is made from; guarded by mu
+	kept      map[string]*keptPool             // by model: the base of the next pool; guarded by mu
 	shared    sync.Map                         // model → *hicache.Sharing, until the next change; written with mu held
 	serving   sync.Map                         // model → []events.Partition, likewise
-	sources   sync.Map                         // rank → how its engine speaks; written with mu held
+	sources   sync.Map                         // rank → source; written under mu
 	ended     *lru.Cache[events.WorkerID, struct{}]
 	expired   expired
 
@@ -153,7 +152,7 @@ type Registry struct {
 	hurry chan struct{} // wakes supervise: a shim has ended its lease
 }
 
-// New returns a registry that knows nobody until Run.
+// New returns a registry without workers. Run fills it.
 func New(cfg Config) *Registry {
 	if cfg.BlockSize == nil {
 		cfg.BlockSize = func(string) uint32 { return 0 }
@@ -162,7 +161,7 @@ func New(cfg Config) *Registry {
 		cfg.Mine = func(events.Partition) bool { return true }
 	}
 	hooks.Fill(&cfg.Hooks)
-	ended, _ := lru.New[events.WorkerID, struct{}](maxEnded) // whose error is of a size that is not positive
+	ended, _ := lru.New[events.WorkerID, struct{}](maxEnded) // an error means a size that is not positive
 	return &Registry{
 		ended: ended, expired: newExpired(),
 		cfg: cfg, start: time.Now(), machine: NewMachine(), workers: map[events.RankKey]Worker{},
@@ -174,7 +173,7 @@ func New(cfg Config) *Registry {
 	}
 }
 
-// Workers lists the ranks that are registered, ordered by instance and rank.
+// Workers returns the registered ranks, by instance and rank.
 func (r *Registry) Workers() []Worker {
 	r.mu.Lock()
 	list := slices.Collect(maps.Values(r.workers))
@@ -183,28 +182,28 @@ func (r *Registry) Workers() []Worker {
 	return list
 }
 
-// Source is how a rank's engine speaks: vllm, sglang, ...; empty if it is not registered. It never waits.
+// Source returns the source of a rank's events: vllm, sglang, ...; empty without a registration. Source never blocks.
 func (r *Registry) Source(key events.RankKey) string {
 	source, _ := r.sources.Load(key)
 	text, _ := source.(string)
 	return text
 }
 
-// Ended reports whether a registration of a worker has ended since the registry began: by its shim, by its lease or by
-// an operator. Those that ended last are remembered.
+// Ended reports whether a registration of a worker has ended since the start of the registry: by its shim, by its lease
+// or by an operator. The list has the latest ends.
 func (r *Registry) Ended(instance events.WorkerID) bool { return r.ended.Contains(instance) }
 
-// maxEnded bounds the workers that are remembered as ended.
+// maxEnded is the maximum number of ends in the list.
 const maxEnded = 1 << 14
 
-// forget drops what is kept of a rank for those who must not wait. r.mu is held.
+// forget removes the copies of a rank's state for readers without the lock. The caller holds r.mu.
 func (r *Registry) forget(key events.RankKey) {
 	r.impaired.forget(key)
 	r.sources.Delete(key)
 	r.ended.Add(key.Instance, struct{}{})
 }
 
-// Worker is one rank's registration.
+// Worker returns the registration of a rank.
 func (r *Registry) Worker(key events.RankKey) (Worker, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -212,8 +211,8 @@ func (r *Registry) Worker(key events.RankKey) (Worker, bool) {
 	return w, ok
 }
 
-// Partitions lists the partitions that have workers of a model, ascending. It is put together once after each change;
-// the caller must not change it.
+// Partitions returns the partitions with workers of a model, ascending. Partitions is computed once after each change.
+// The caller must not change the result.
 func (r *Registry) Partitions(model string) []events.Partition {
 	if list, ok := r.serving.Load(model); ok {
 		return list.([]events.Partition)
@@ -228,13 +227,13 @@ func (r *Registry) Partitions(model string) []events.Partition {
 	}
 	slices.Sort(list)
 	list = slices.Compact(list)
-	if len(list) > 0 { // else names that nobody has would be remembered
+	if len(list) > 0 { // keeps no memory for unknown names
 		r.serving.Store(model, list)
 	}
 	return list
 }
 
-// Sharing is how the workers of a model share a store, as they registered it. It is put together once after each
+// Sharing returns the common store of a model's workers, by their registrations. Sharing is computed once after each
 // change.
 func (r *Registry) Sharing(model string) *hicache.Sharing {
 	if s, ok := r.shared.Load(model); ok {
@@ -243,7 +242,7 @@ func (r *Registry) Sharing(model string) *hicache.Sharing {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	ranks, known := map[events.RankKey]hicache.Config{}, false
-	skipped := "" // a rank whose store is not used, and why
+	skipped := "" // a rank with an unused store, and the reason
 	for key, w := range r.workers {
 		if w.Record.Model == model && r.otherSize(&w.Record) == nil {
 			if known = true; w.noStore != nil {
@@ -257,13 +256,13 @@ func (r *Registry) Sharing(model string) *hicache.Sharing {
 	if len(ranks) == 0 && skipped != "" {
 		s = &hicache.Sharing{Reason: skipped}
 	}
-	if known { // else names that nobody has would be remembered
+	if known { // keeps no memory for unknown names
 		r.shared.Store(model, s)
 	}
 	return s
 }
 
-// notify wakes who waits for a change. r.mu is held.
+// notify wakes the goroutines that wait for a change. The caller holds r.mu.
 func (r *Registry) notify() {
 	r.shared.Clear()
 	r.serving.Clear()
@@ -274,14 +273,14 @@ func (r *Registry) notify() {
 	r.changed = make(chan struct{})
 }
 
-// Current reports whether the registry has seen all that is registered.
+// Current reports whether the registry has seen all registrations.
 func (r *Registry) Current() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.current
 }
 
-// Await waits until the registry has seen all that is registered, or ctx ends.
+// Await waits until the registry has seen all registrations, or ctx is done.
 func (r *Registry) Await(ctx context.Context) {
 	for changed := r.Changed(); !r.Current() && ctx.Err() == nil; changed = r.Changed() {
 		select {
@@ -291,14 +290,14 @@ func (r *Registry) Await(ctx context.Context) {
 	}
 }
 
-// Changed returns a channel that is closed at the next change of who is registered, or with what.
+// Changed returns a channel that is closed at the next change of the registrations.
 func (r *Registry) Changed() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.changed
 }
 
-// Run watches, probes and ends leases until ctx ends.
+// Run watches, probes and ends leases until ctx is done.
 func (r *Registry) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	all.Go(func() { r.cfg.Bucket.Watch(ctx, r.observe) })
@@ -312,17 +311,17 @@ func (r *Registry) Run(ctx context.Context) {
 	r.ends.wait()
 }
 
-// now is on the process's monotonic clock.
+// now returns the time of the process's monotonic clock.
 func (r *Registry) now() time.Duration { return time.Since(r.start) }
 
-// observe takes an update of the watch. Its hooks are called when the lock is free again.
+// observe processes an update of the watch. observe calls the hooks without the lock.
 func (r *Registry) observe(u jetstream.Watched) {
 	for _, call := range r.apply(u) {
 		call()
 	}
 }
 
-// apply applies an update of the watch, and returns the calls of hooks.
+// apply applies an update of the watch, and returns hook calls.
 func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -373,7 +372,7 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 				}
 			case is && e.Deleted:
 				if instance, ok := jetstream.ParseOperatorKey(e.Key); ok && r.marks[e.Key] != e.Revision {
-					r.expired.remove(instance) // once: the mark stays, and a watch that begins anew shows it again
+					r.expired.remove(instance) // once: the mark stays, and a restarted watch shows it again
 				}
 				r.marks[e.Key] = e.Revision
 			case is:
@@ -400,7 +399,7 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 			continue
 		}
 		delete(r.marks, e.Key)
-		// a renewal, as nearly all that a watch tells
+		// a renewal, the usual case
 		if w, there := r.leased(key); there && bytes.Equal(w.text, e.Value) {
 			was := w.old
 			w.Revision, w.Renewed, w.old = e.Revision, e.Written, e.Written.Before(r.cfg.Began)
@@ -480,7 +479,7 @@ func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
 	return calls
 }
 
-// register enters the lease of a rank. r.mu is held.
+// register enters the lease of a rank. The caller holds r.mu.
 func (r *Registry) register(key events.RankKey, w Worker) {
 	r.workers[key] = w
 	r.impaired.note(key, w.state())
@@ -490,7 +489,7 @@ func (r *Registry) register(key events.RankKey, w Worker) {
 	r.allPools.Store(nil)
 }
 
-// all is every record that is known, by its key.
+// all returns every known record, by key.
 func (r *Registry) all() map[string][]byte {
 	records := map[string][]byte{}
 	for _, leases := range []map[events.RankKey]Worker{r.workers, r.unclaimed} {
@@ -515,7 +514,7 @@ func (r *Registry) all() map[string][]byte {
 	return records
 }
 
-// refills reports whether a record of a bucket that was deleted is to be written into the new one.
+// refills reports whether a record of a deleted bucket will be written into the new one.
 func (r *Registry) refills(w Worker) bool {
 	name, err := jetstream.WorkerKey(w.Partition, w.Record.Key())
 	return err == nil && r.lost[name] != nil

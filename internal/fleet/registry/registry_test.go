@@ -17,7 +17,7 @@ import (
 
 const patience = 4 * time.Minute
 
-// site is two nodes' registries and some shims on a real server.
+// site has two nodes' registries and some shims on a real server.
 type site struct {
 	*testing.T
 	ctx    context.Context
@@ -30,15 +30,15 @@ type site struct {
 
 	mu      sync.Mutex
 	cleared []events.WorkerID
-	hangs   events.WorkerID // whose clear does not end by itself
-	hanging chan struct{}   // takes a word when one hangs
+	hangs   events.WorkerID // the worker with a blocked clear
+	hanging chan struct{}   // receives a value when a clear blocks
 }
 
 func newSite(t *testing.T) *site {
 	return newSiteOn(t, natsserver.Options{}, jetstream.ConnOptions{})
 }
 
-// newSiteOn is a site on a server with these options, whose nodes connect with those.
+// newSiteOn returns a site on a server with the options, and nodes with the connection options.
 func newSiteOn(t *testing.T, on natsserver.Options, as jetstream.ConnOptions) *site {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 	t.Cleanup(cancel)
@@ -107,7 +107,7 @@ func (s *site) must(err error) {
 	}
 }
 
-// shim holds a lease; end kills it.
+// shim holds a lease; end kills the shim.
 func (s *site) shim(name string, lease time.Duration) (end func()) {
 	s.Helper()
 	taken := make(chan struct{})
@@ -137,12 +137,12 @@ func (s *site) until(what string, ok func() bool) {
 	s.Helper()
 	for deadline := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			s.Fatalf("it does not come about that %s", what)
+			s.Fatalf("timeout: %s", what)
 		}
 	}
 }
 
-// know reports whether both nodes know these workers and no others.
+// know reports whether both nodes have exactly these workers.
 func (s *site) know(names ...events.WorkerID) bool {
 	for _, r := range s.nodes {
 		var list []events.WorkerID
@@ -162,45 +162,45 @@ func (s *site) wasCleared(name events.WorkerID) bool {
 	return slices.Contains(s.cleared, name)
 }
 
-// TestTheBucketOfWorkersIsLost deletes the bucket with its records, and empties it: shims that live stay registered and
-// nobody clears them; who died meanwhile is cleared.
-func TestTheBucketOfWorkersIsLost(t *testing.T) {
+// TestLostBucketOfWorkers deletes the bucket with all records, and empties the bucket. Live shims stay registered and
+// are not cleared; dead shims are cleared.
+func TestLostBucketOfWorkers(t *testing.T) {
 	s := newSite(t)
-	// who lives has five times as long to renew as it may take here
+	// a live shim has five times the expected time for a renewal
 	const short, long = 2 * time.Second, 15 * time.Second
 	s.shim("lives", long)
 	end := s.shim("dies-1", short)
 	s.until("both are known", func() bool { return s.know("dies-1", "lives") })
 	end()
 	s.admin("DELETE")
-	for err := <-s.mended; err != nil; err = <-s.mended { // it is tried again
+	for err := <-s.mended; err != nil; err = <-s.mended { // with retries
 		s.Log(err)
 	}
-	s.until("who died with the bucket is cleared", func() bool { return s.wasCleared("dies-1") })
-	s.until("who lives is known", func() bool { return s.know("lives") })
+	s.until("the worker that died with the bucket is cleared", func() bool { return s.wasCleared("dies-1") })
+	s.until("the live worker is registered", func() bool { return s.know("lives") })
 
 	end = s.shim("dies-2", short)
 	s.until("another is known", func() bool { return s.know("dies-2", "lives") })
 	end()
 	s.admin("PURGE")
-	s.until("who died before the bucket was emptied is cleared", func() bool { return s.wasCleared("dies-2") })
-	s.until("who lives is known", func() bool { return s.know("lives") })
+	s.until("the worker that died before the bucket was emptied is cleared", func() bool { return s.wasCleared("dies-2") })
+	s.until("the live worker is registered", func() bool { return s.know("lives") })
 	key := must(jetstream.WorkerKey(must(s.ns.PartitionOf("lives")), events.RankKey{Instance: "lives"}))
-	s.until("who lives is in the bucket", func() bool {
+	s.until("the live worker is in the bucket", func() bool {
 		_, err := s.bucket.Latest(s.ctx, key)
 		return err == nil
 	})
 
 	end = s.shim("dies-3", short)
-	s.until("a third is known", func() bool { return s.know("dies-3", "lives") })
+	s.until("a third worker is registered", func() bool { return s.know("dies-3", "lives") })
 	end()
 	s.admin("PURGE")
-	s.must(s.server.Restart(s.ctx)) // those who watch begin anew, and are not told of it
-	s.until("who died before the bucket was emptied, and was forgotten, is cleared",
+	s.must(s.server.Restart(s.ctx)) // the watches restart without the lost records
+	s.until("the forgotten worker that died before the bucket was emptied is cleared",
 		func() bool { return s.wasCleared("dies-3") })
-	s.until("who lives is known", func() bool { return s.know("lives") })
+	s.until("the live worker is registered", func() bool { return s.know("lives") })
 	if s.wasCleared("lives") {
-		t.Error("who lives was cleared")
+		t.Error("the live worker was cleared")
 	}
 	if got := s.nodes[0].Partitions("m"); len(got) != 1 || got[0] != must(s.ns.PartitionOf("lives")) {
 		t.Errorf("model m is in partitions %v", got)
@@ -210,12 +210,12 @@ func TestTheBucketOfWorkersIsLost(t *testing.T) {
 	}
 }
 
-// TestARecordThatCannotBeRead is written over a worker's, and nobody renews: once the worker's lease has run out it is
-// known no more, as to a node that begins then. It is not cleared, and the record stays.
-func TestARecordThatCannotBeRead(t *testing.T) {
+// TestUnreadableLease overwrites the record of a worker without renewals. After the end of the lease, the nodes drop
+// the worker, like a new node. The worker is not cleared, and the record stays.
+func TestUnreadableLease(t *testing.T) {
 	s := newSite(t)
 	s.shim("other", time.Hour)
-	const lease = 6 * time.Second // who lives has three times as long to renew as it may take here
+	const lease = 6 * time.Second // a live shim has three times the expected time for a renewal
 	end := s.shim("w", lease)
 	s.until("both are known", func() bool { return s.know("other", "w") })
 	end()
@@ -223,16 +223,16 @@ func TestARecordThatCannotBeRead(t *testing.T) {
 	later := record("w", lease)
 	later.Version = recordVersion + 1
 	revision := must(s.bucket.Put(s.ctx, key, must(later.encode())))
-	s.until("the worker is known no more", func() bool { return s.know("other") })
+	s.until("the worker is dropped", func() bool { return s.know("other") })
 	if entry := must(s.bucket.Latest(s.ctx, key)); entry.Revision != revision || s.wasCleared("w") {
-		t.Errorf("at revision %d there is %s; it was cleared: %v", entry.Revision, entry.Value, s.wasCleared("w"))
+		t.Errorf("revision %d has %s; cleared: %v", entry.Revision, entry.Value, s.wasCleared("w"))
 	}
 	s.shim("w", time.Hour)
-	s.until("it is known again", func() bool { return s.know("other", "w") })
+	s.until("the worker is registered again", func() bool { return s.know("other", "w") })
 }
 
-// TestExpiredAreNamed: both nodes name whose lease has expired, with who held it, until the shim is back, somebody
-// removes the worker, or an hour has passed; and not whom an operator had drained.
+// TestExpiredAreNamed: both nodes list the expired leases with the last holders, until the shim returns, an operator
+// removes the worker, or an hour has passed. A drained worker is not listed.
 func TestExpiredAreNamed(t *testing.T) {
 	s := newSite(t)
 	named := func(now time.Time, names ...events.WorkerID) {
@@ -278,8 +278,8 @@ func TestExpiredAreNamed(t *testing.T) {
 	named(time.Now().Add(2 * time.Hour))
 }
 
-// TestUnseenExpiry: a watch makes one change of several of a record, so a node may see only that it is deleted, or,
-// after a break, that it is not there; the rank is named all the same.
+// TestUnseenExpiry: a watch merges several changes of a record, so a node may see only the deletion, or after a break
+// only the missing record. The rank is listed nevertheless.
 func TestUnseenExpiry(t *testing.T) {
 	now := time.Now()
 	r := New(Config{Namespace: &jetstream.Namespace{}})
@@ -305,7 +305,7 @@ func TestUnseenExpiry(t *testing.T) {
 	}
 	r.apply(jetstream.Watched{Entries: entries[2:]})
 	if got = r.Expired(now); len(got) != 1 || got[0].Instance != "deleted" {
-		t.Errorf("one is back, and named are %+v", got)
+		t.Errorf("after a return the list has %+v", got)
 	}
 }
 

@@ -10,20 +10,20 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// Screen decides which shared stores of registrations a node uses.
+// Screen decides which registered shared stores a node uses.
 type Screen struct {
-	// Rule judges the addresses of masters; nil permits all. A name is judged when it is dialled.
+	// Rule checks the addresses of masters; nil permits all. A name is checked at the connect call.
 	Rule *dial.Rule
 
-	// Folders are the folders that a store may have, as [filepath.Clean] returns them. To look into any other would say
-	// what is there.
+	// Folders are the permitted folders of stores, as [filepath.Clean] returns them. A lookup in any other folder would
+	// reveal its content.
 	Folders []string
 }
 
-// errFolder says the same of a folder that is there and of one that is not.
+// errFolder is the same for an existing and a missing folder.
 var errFolder = errors.New("the folder of the store is not one of --l3-folder")
 
-// Store says why a node does not use a store that a worker registers; nil if it does.
+// Store returns the reason why a node does not use the store of a registration, or nil.
 func (s *Screen) Store(c *hicache.Config) error {
 	if c == nil {
 		return nil
@@ -45,7 +45,7 @@ func (s *Screen) Store(c *hicache.Config) error {
 	return nil
 }
 
-// screen says what of a record a node does not use, and why; nil if it uses all.
+// screen returns the unused parts of a record with the reasons, or nil.
 func (s *Screen) screen(r *Record) error {
 	var wrong error
 	if err := s.Store(r.L3); err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// impaired is the ranks of which an answer has something to say: their engines are away, or their shims are behind.
-// Queries read it; they pay one atomic load while there are none.
+// impaired has the ranks with a remark in answers: their engines are away, or their shims are behind. Queries read it,
+// and pay a single atomic load while it is empty.
 type impaired struct {
 	count atomic.Int64
 
@@ -22,7 +22,7 @@ type impaired struct {
 	ranks map[events.RankKey]ShimState
 }
 
-// note takes how it stands with a rank.
+// note updates the state of a rank.
 func (u *impaired) note(key events.RankKey, s ShimState) {
 	if !s.CatchingUp && away(s.Engine) == "" {
 		u.forget(key)
@@ -37,9 +37,9 @@ func (u *impaired) note(key events.RankKey, s ShimState) {
 	u.count.Store(int64(len(u.ranks)))
 }
 
-// forget takes that nothing is to be said of a rank.
+// forget removes the remark about a rank.
 func (u *impaired) forget(key events.RankKey) {
-	if u.count.Load() == 0 { // who writes holds the registry's lock
+	if u.count.Load() == 0 { // writers hold the registry's lock
 		return
 	}
 	u.mu.Lock()
@@ -48,7 +48,7 @@ func (u *impaired) forget(key events.RankKey) {
 	u.count.Store(int64(len(u.ranks)))
 }
 
-// away is an engine's state as an answer has it: nothing of one that is connected.
+// away returns an engine's state for an answer: empty for a connected engine.
 func away(s api.EngineState) api.EngineState {
 	if s == api.EngineConnected {
 		return ""
@@ -56,7 +56,7 @@ func away(s api.EngineState) api.EngineState {
 	return s
 }
 
-// mark writes into an answer how it stands with its ranks.
+// mark adds the states of the ranks to an answer.
 func (u *impaired) mark(a *api.Answer) {
 	if a == nil || u.count.Load() == 0 {
 		return
@@ -71,8 +71,8 @@ func (u *impaired) mark(a *api.Answer) {
 	}
 }
 
-// Warnings say for people, a line each, of which ranks answers are not what their engines hold now, as far as is known.
-// Any goroutine may call it.
+// Warnings returns a line for operators about each kind of rank with answers that may differ from the engine's current
+// blocks. Warnings is safe for concurrent use.
 func (r *Registry) Warnings() (notes []string) {
 	u := &r.impaired
 	ranks := map[string][]events.RankKey{}
@@ -87,7 +87,7 @@ func (r *Registry) Warnings() (notes []string) {
 	}
 	u.mu.RUnlock()
 	for _, n := range []struct{ what, means string }{
-		{"catching_up", "their shims still publish what their engines said earlier"},
+		{"catching_up", "their shims still publish earlier events of their engines"},
 		{string(api.EngineSilent), "their engines do not answer"},
 		{string(api.EngineGone), "their engines have ended"},
 		{string(api.EngineAsleep), "their engines sleep"},
@@ -102,7 +102,7 @@ func (r *Registry) Warnings() (notes []string) {
 	return notes
 }
 
-// First names the first few of a list, and how many more there are.
+// First formats the first few elements of a list, and the number of the others.
 func First[T any](list []T) string {
 	var names []string
 	for _, x := range list[:min(len(list), maxNamed)] {
@@ -114,24 +114,24 @@ func First[T any](list []T) string {
 	return strings.Join(names, ", ")
 }
 
-// sameButState reports whether two records of a rank differ in nothing but how it stands with it.
+// sameButState reports whether two records of a rank differ only in the shim's state.
 func sameButState(a, b Record) bool {
 	a.Shim, b.Shim = nil, nil
 	return reflect.DeepEqual(a, b)
 }
 
-// MarkAnswer writes into an answer how it stands with the engines and shims of its ranks.
+// MarkAnswer adds the states of engines and shims to an answer.
 func (r *Registry) MarkAnswer(a *api.Answer) { r.impaired.mark(a) }
 
-// maxNamed is how many ranks a problem or a note names.
+// maxNamed is the maximum number of ranks that a problem or note names.
 const maxNamed = 5
 
-// goneLong is after how long an engine that is gone is a problem: until then it may be starting, which takes minutes
-// with a large model.
+// goneLong is the time after which a gone engine is a problem. Until then it may be starting, which takes minutes with
+// a large model.
 const goneLong = 10 * time.Minute
 
-// MarkStatus writes into a status how it stands with the ranks. Problems are told by the node that would end their
-// leases, so that one of a cluster does.
+// MarkStatus adds the states of ranks to a status. Only the node that would end the leases reports problems, so a
+// cluster reports each problem once.
 func (r *Registry) MarkStatus(s *api.Status) {
 	r.markClaims(s)
 	r.markNames(s)
@@ -191,7 +191,7 @@ func (r *Registry) MarkStatus(s *api.Status) {
 	}
 	s.Problems = append(s.Problems, engineProblems(problems)...)
 	if len(remote) > 0 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("what %d ranks hold is not known, since they publish their events on "+
+		s.Warnings = append(s.Warnings, fmt.Sprintf("the blocks of %d ranks are unknown, since the ranks publish their events on "+
 			"other hosts: %s; what to do: %s", len(remote), First(remote), RemoteRemedy))
 	}
 	r.markSkipped(s)
@@ -221,14 +221,14 @@ func (r *Registry) MarkStatus(s *api.Status) {
 	}
 }
 
-// QuietWarning begins the warning about engines that never published an event.
+// QuietWarning is the start of the warning about engines that never published an event.
 const QuietWarning = "quiet engines: "
 
-// QuietAdvice is what to check of such engines. Without requests it is normal.
+// QuietAdvice is the advice about such engines. Without requests, they are normal.
 const QuietAdvice = "nothing, if they had no requests yet; else see that they publish KV-cache events, and that their " +
 	"shims have the right endpoint, topic or subject"
 
-// saysHowShimsWait reports whether a status has how the shims of a partition wait: its node has asked them.
+// saysHowShimsWait reports whether a status already has the waiting shims of a partition.
 func saysHowShimsWait(s *api.Status, p events.Partition) bool {
 	return slices.ContainsFunc(s.Problems, func(said string) bool {
 		return strings.HasPrefix(said, fmt.Sprintf("partition %d: ", p)) && strings.Contains(said, " shims wait, ")
@@ -241,10 +241,10 @@ func engineProblems(ranks map[api.EngineState][]string) (problems []string) {
 		what, does string
 	}{
 		{api.EngineSilent,
-			"do not answer their shims; they are still credited with what they held, as they may hold it",
+			"do not answer their shims; they keep the credit for their last blocks, as they may still hold them",
 			"see whether their processes hang or are stopped and whether their hosts can be reached, and restart them " +
 				"if they do not go on; a shim with --engine-gone-after clears them by itself"},
-		{api.EngineGone, "have been gone for long: what they had in device and host memory is cleared",
+		{api.EngineGone, "have been gone for long: their blocks in device and host memory are cleared",
 			"start them again, or stop their shims too"},
 	} {
 		if list := ranks[p.state]; len(list) > 0 {
@@ -255,5 +255,5 @@ func engineProblems(ranks map[api.EngineState][]string) (problems []string) {
 	return problems
 }
 
-// RemoteRemedy is what to do about ranks that publish their events on another host.
+// RemoteRemedy is the remedy for ranks that publish their events on another host.
 const RemoteRemedy = "run worker-shim on each of these hosts, with --engine, --rank, --ranks and the same --worker"

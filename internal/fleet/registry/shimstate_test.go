@@ -13,12 +13,11 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestStanding has a shim say how it stands: soon every node has it in answers, in the list of workers, in the status
-// and in its notes, without a change of who is registered; and nothing of it once the engine is connected and the shim
-// is level.
-func TestStanding(t *testing.T) {
+// TestShimStates has a shim report states. Every node soon has the state in answers, in the list of workers, in the
+// status and in the notes, without a change of the registrations. A connected engine with a current shim has no remark.
+func TestShimStates(t *testing.T) {
 	s := newSite(t)
-	r := record("w", time.Hour) // renewed long after the test
+	r := record("w", time.Hour) // no renewal during the test
 	r.Source, r.Shim = "vllm", &ShimState{CatchingUp: true}
 	lease, err := NewLease(s.ns, r, LeaseHooks{})
 	s.must(err)
@@ -46,7 +45,7 @@ func TestStanding(t *testing.T) {
 	} {
 		lease.SetState(now)
 		for _, node := range s.nodes {
-			s.until(fmt.Sprintf("a node knows %+v", now), func() bool {
+			s.until(fmt.Sprintf("a node has %+v", now), func() bool {
 				w, ok := node.Worker(events.RankKey{Instance: "w"})
 				return ok && w.Record.Shim != nil && *w.Record.Shim == now
 			})
@@ -91,7 +90,7 @@ func TestStanding(t *testing.T) {
 			}
 			problems, notes := strings.Join(status.Problems, "\n"), strings.Join(node.Warnings(), "\n")
 			isAway := now.Engine == api.EngineSilent || now.Engine == api.EngineGone
-			ill := isAway && now.Since.Equal(since) // one that is gone may be starting
+			ill := isAway && now.Since.Equal(since) // a gone engine may be starting
 			if ill != strings.Contains(problems, "what to do: ") || ill != strings.Contains(problems, "w/0") ||
 				ill && !strings.Contains(problems, now.Why) {
 				t.Errorf("%+v: problems %q", now, problems)
@@ -105,19 +104,19 @@ func TestStanding(t *testing.T) {
 	}
 	select {
 	case <-changed:
-		t.Error("how it stands counts as a change of who is registered")
+		t.Error("the state of a shim counts as a change of registrations")
 	default:
 	}
 }
 
-// TestStandingOfAnEarlierServer: what was written before the bucket's server began in this process says nothing of how
-// shims stand now, until they renew.
-func TestStandingOfAnEarlierServer(t *testing.T) {
+// TestShimStatesOfAnEarlierServer: records from before the start of the bucket's server in this process have no valid
+// shim state, until the shims renew.
+func TestShimStatesOfAnEarlierServer(t *testing.T) {
 	s := newSite(t)
 	end := s.shim("before", time.Hour)
 	s.until("it is known", func() bool { return s.know("before") })
 	end()
-	time.Sleep(2 * time.Millisecond) // the server's stamps and our clock are the same
+	time.Sleep(2 * time.Millisecond) // the server's timestamps use the same clock
 	node := New(Config{Namespace: s.ns, Bucket: s.bucket, Began: time.Now(), Clear: s.nodes[0].cfg.Clear})
 	running, stop := context.WithCancel(s.ctx)
 	done := make(chan struct{})
@@ -129,21 +128,21 @@ func TestStandingOfAnEarlierServer(t *testing.T) {
 		stop()
 		<-done
 	}()
-	s.until("the node has seen all", node.Current)
+	s.until("the watch of the node is complete", node.Current)
 	marked := func() bool {
 		a := &api.Answer{Workers: []api.Overlap{{Instance: "before"}}}
 		node.impaired.mark(a)
 		return a.Workers[0].CatchingUp
 	}
 	if !marked() {
-		t.Error("nothing is said of a shim that was not heard since the server began")
+		t.Error("no remark about a shim without a renewal since the start of the server")
 	}
 	end = s.shim("before", time.Hour)
-	s.until("it is heard again", func() bool { return !marked() })
+	s.until("the shim has renewed", func() bool { return !marked() })
 	end()
 }
 
-// TestNotesNameAFew: a note about many ranks names some and counts the others.
+// TestNotesNameAFew: a note about many ranks names a few and counts the rest.
 func TestNotesNameAFew(t *testing.T) {
 	r := New(Config{})
 	for i := range 40 {
@@ -161,7 +160,7 @@ func TestNotesNameAFew(t *testing.T) {
 	}
 }
 
-// TestRecordsOfOtherReleases: a record without a standing is good, and one with fields that are not known here too.
+// TestRecordsOfOtherReleases: records without a shim state, and with unknown fields, are valid.
 func TestRecordsOfOtherReleases(t *testing.T) {
 	key := events.RankKey{Instance: "w"}
 	for _, standing := range []string{``, `,"standing":{"engine":"asleep","dreams":true}`} {
@@ -173,7 +172,7 @@ func TestRecordsOfOtherReleases(t *testing.T) {
 	}
 }
 
-// BenchmarkMark is what a query with 64 ranks in its answer pays for how it stands with them.
+// BenchmarkMark measures the marks of an answer with 64 ranks.
 func BenchmarkMark(b *testing.B) {
 	a := &api.Answer{}
 	for i := range 64 {

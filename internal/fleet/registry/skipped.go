@@ -10,36 +10,36 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// errOtherRank is why a registration of a rank beyond [events.MaxRanks] is skipped.
+// errOtherRank is the reason to skip a registration of a rank beyond [events.MaxRanks].
 var errOtherRank = fmt.Errorf("ranks are numbered 0 to %d", events.MaxRanks-1)
 
-// errOtherSize is why a registration with another block size than the model's is skipped.
+// errOtherSize is the reason to skip a registration with another block size than the model's.
 var errOtherSize = errors.New("another block size is registered for the model")
 
-// skipped counts registrations that are skipped. Of the ranks beyond [events.MaxRanks] it keeps the last one, so that
-// its memory is bounded. The registry's lock guards it.
+// skipped counts skipped registrations. skipped keeps only the last rank beyond [events.MaxRanks], so its memory is
+// bounded. The registry's lock guards it.
 type skipped struct {
 	sizes uint64 // with another block size than the model's
-	bad   uint64 // that cannot be read
+	bad   uint64 // unreadable
 
-	badTold time.Time // when the last of those was reported
+	badTold time.Time // time of the last report of an unreadable record
 	ranks   uint64    // of ranks beyond the limit
 	last    events.RankKey
 	at      time.Time // of last, by the server's clock
 }
 
-// skippedFor is how long a skipped registration is a problem.
+// skippedFor is the time for which a skipped registration is a problem.
 const skippedFor = 10 * time.Minute
 
-// rank counts a registration, and reports true for the first one in a while.
+// rank counts a registration, and returns true for the first in a while.
 func (s *skipped) rank(key events.RankKey, at time.Time) (first bool) {
 	first = at.Sub(s.at) > skippedFor
 	s.ranks, s.last, s.at = s.ranks+1, key, at
 	return first
 }
 
-// unreadable counts a record that cannot be read, and reports true if it is to be reported: at most one is in a second,
-// since who writes many of them must not fill the disk with log lines.
+// unreadable counts an unreadable record, and returns true if it is to be reported. unreadable reports at most one per
+// second, because a writer of many records must not fill the disk with log lines.
 func (s *skipped) unreadable(now time.Time) (report bool) {
 	s.bad++
 	if report = now.Sub(s.badTold) >= time.Second; report {
@@ -48,7 +48,7 @@ func (s *skipped) unreadable(now time.Time) (report bool) {
 	return report
 }
 
-// otherSize returns an error if a registration states another block size for its model than the registered one.
+// otherSize returns an error if a registration has another block size than the registered size of the model.
 func (r *Registry) otherSize(record *Record) error {
 	if size := r.cfg.BlockSize(record.Model); size != 0 && record.BlockSize != size {
 		return fmt.Errorf("%w: %q has %d tokens, this one states %d", errOtherSize, record.Model, size, record.BlockSize)
@@ -56,7 +56,7 @@ func (r *Registry) otherSize(record *Record) error {
 	return nil
 }
 
-// ModelsChanged is to be called when [Config.BlockSize] returns something else for a model.
+// ModelsChanged must be called when the result of [Config.BlockSize] changes for a model.
 func (r *Registry) ModelsChanged() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -64,7 +64,7 @@ func (r *Registry) ModelsChanged() {
 	r.notify()
 }
 
-// markSkipped writes into a status which registrations are skipped.
+// markSkipped adds the skipped registrations to a status.
 func (r *Registry) markSkipped(s *api.Status) {
 	r.mu.Lock()
 	beyond := r.skipped

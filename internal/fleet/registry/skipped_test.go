@@ -16,8 +16,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestSkippedRegistrations: a lease that states another block size than the model's, and leases of ranks beyond the
-// limit, are counted and named, and are in no pool. What is remembered of them is bounded.
+// TestSkippedRegistrations: leases with another block size than the model's, and leases of ranks beyond the limit, are
+// counted and named, and are in no pool. The memory is bounded.
 func TestSkippedRegistrations(t *testing.T) {
 	s := newSite(t)
 	var size atomic.Uint32
@@ -81,7 +81,7 @@ func TestSkippedRegistrations(t *testing.T) {
 	if got := fmt.Sprint(names()); got != "[good/0 later/0]" {
 		t.Errorf("the pool has %v", got)
 	}
-	size.Store(65535) // forgotten, and registered anew
+	size.Store(65535) // removed, and registered again
 	node.ModelsChanged()
 	if got := fmt.Sprint(names()); got != "[evil/0]" {
 		t.Errorf("with another registered size the pool has %v", got)
@@ -93,7 +93,7 @@ func TestSkippedRegistrations(t *testing.T) {
 		t.Errorf("problems %q", status.Problems)
 	}
 	endEvil()
-	evil.Rank, evil.BlockSize = 0, 16 // its shim starts again with the registered size
+	evil.Rank, evil.BlockSize = 0, 16 // the shim restarts with the registered size
 	defer s.hold(evil)()
 	s.until("the pool has the shim with the registered size", func() bool {
 		return fmt.Sprint(names()) == "[evil/0 good/0 later/0]"
@@ -109,7 +109,7 @@ func TestSkippedRegistrations(t *testing.T) {
 	}
 }
 
-// TestUnreadableReports: every unreadable record is counted, and one a second is reported.
+// TestUnreadableReports: every unreadable record is counted, and one per second is reported.
 func TestUnreadableReports(t *testing.T) {
 	var s skipped
 	now, reported := time.Unix(1000, 0), 0
@@ -123,7 +123,7 @@ func TestUnreadableReports(t *testing.T) {
 	}
 }
 
-// TestLeaseOverForeignRecord: what no shim of the rank wrote does not end the shim that holds the lease.
+// TestLeaseOverForeignRecord: a record that no shim of the rank wrote does not end the holder of the lease.
 func TestLeaseOverForeignRecord(t *testing.T) {
 	s := newSite(t)
 	l := must(NewLease(s.ns, record("w", time.Hour), LeaseHooks{}))
@@ -141,7 +141,7 @@ func TestLeaseOverForeignRecord(t *testing.T) {
 			t.Errorf("%q is still there: %s", bad, e.Value)
 		}
 	}
-	second := must(NewLease(s.ns, record("w", time.Hour), LeaseHooks{})) // a real one
+	second := must(NewLease(s.ns, record("w", time.Hour), LeaseHooks{})) // a real shim
 	revision, _, err := l.renew(s.ctx, 0)
 	s.must(err)
 	_, _, err = second.renew(s.ctx, 0)
@@ -151,8 +151,8 @@ func TestLeaseOverForeignRecord(t *testing.T) {
 	}
 }
 
-// TestUnreadableOperatorRecord: a change by an operator writes over a record that nobody can read, and keeps what the
-// node knew before. A record of a later version is left alone.
+// TestUnreadableOperatorRecord: a change by an operator replaces an unreadable record, and keeps the node's last
+// version. A record of a later version stays.
 func TestUnreadableOperatorRecord(t *testing.T) {
 	s := newSite(t)
 	defer s.hold(record("w", time.Hour))()

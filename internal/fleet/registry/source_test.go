@@ -7,7 +7,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// A rank's source is what its shim was told, or what it found out; nothing once it is gone.
+// TestSource: the source of a rank is the configured or the detected source, and empty after the end of the
+// registration.
 func TestSource(t *testing.T) {
 	r := New(Config{})
 	key := events.RankKey{Instance: "w"}

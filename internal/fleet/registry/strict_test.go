@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestKeysAreExact: records that others write are read by the letter, and each key counts once.
+// TestKeysAreExact: keys in records are case-sensitive and must be unique.
 func TestKeysAreExact(t *testing.T) {
 	key := events.RankKey{Instance: "w"}
 	record := Record{Version: recordVersion, Instance: "w", Model: "m", BlockSize: 16, LeaseMS: 10_000, State: Held}
@@ -31,6 +31,6 @@ func TestKeysAreExact(t *testing.T) {
 		}
 	}
 	if _, err := decodeOperator("w", []byte(`{"version":1,"instance":"w","instance":"w"}`)); err == nil {
-		t.Error("an operator's record names its worker twice")
+		t.Error("a duplicate key in an operator's record is accepted")
 	}
 }

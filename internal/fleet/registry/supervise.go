@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// supervise probes the bucket, and has leases ended that have expired, until ctx ends. A probe waits for none of them:
-// after a longer silence than leases allow, all ages would begin anew.
+// supervise probes the bucket and ends expired leases until ctx is done. A probe waits for no end: after a longer
+// silence than the leases permit, all ages would restart.
 func (r *Registry) supervise(ctx context.Context) {
 	const idle = time.Second
 	swept := r.now()
@@ -48,7 +48,7 @@ func (r *Registry) supervise(ctx context.Context) {
 		_, err := r.cfg.Bucket.Put(probing, jetstream.ProbeKey, nil)
 		cancel()
 		if err != nil {
-			continue // the silence tells
+			continue // the missing probe is enough
 		}
 		r.mu.Lock()
 		r.machine.Probed(sent)
@@ -70,7 +70,7 @@ func (r *Registry) supervise(ctx context.Context) {
 	}
 }
 
-// endLater has a lease ended, and says if that fails.
+// endLater queues the end of a lease, and reports a failure.
 func (r *Registry) endLater(ctx context.Context, d Due, end func(context.Context, Due) error) {
 	key := d.Record.Key()
 	p, err := r.cfg.Namespace.PartitionOf(key.Instance)
@@ -87,11 +87,11 @@ func (r *Registry) endLater(ctx context.Context, d Due, end func(context.Context
 	})
 }
 
-// refillsAtOnce is how many records are written into a new bucket at the same time.
+// refillsAtOnce is the maximum number of concurrent writes of records into a new bucket.
 const refillsAtOnce = 16
 
-// recreate makes the bucket anew if it was deleted, and writes into a new one what the old one had: shims renew their
-// leases there as if nothing had been, and those that are gone expire. What somebody else has written meanwhile stays.
+// recreate recreates a deleted bucket, and writes the records of the old bucket into a new one: shims renew their
+// leases there as usual, and leases of dead shims expire. Records that others have written meanwhile stay.
 func (r *Registry) recreate(ctx context.Context) {
 	r.mu.Lock()
 	down := r.down
@@ -121,7 +121,7 @@ func (r *Registry) recreate(ctx context.Context) {
 			if err == nil {
 				written.Add(1)
 			}
-			if !errors.Is(err, jetstream.ErrUnavailable) { // else it is tried again
+			if !errors.Is(err, jetstream.ErrUnavailable) { // otherwise it is retried
 				r.mu.Lock()
 				delete(r.lost, name)
 				r.mu.Unlock()
@@ -133,8 +133,8 @@ func (r *Registry) recreate(ctx context.Context) {
 	r.cfg.Hooks.Refilled(int(written.Load()))
 }
 
-// endMissing has the leases ended of those whose records have gone without a word, once a shim that lives would have
-// written again. Who was ended already is ended twice, which does no harm.
+// endMissing ends the leases of records that disappeared without a mark, after a live shim would have written again. A
+// second end of a lease is harmless.
 func (r *Registry) endMissing(ctx context.Context) {
 	r.mu.Lock()
 	due := r.machine.DueMissing(r.now())
@@ -156,14 +156,14 @@ func (r *Registry) endMissing(ctx context.Context) {
 	}
 }
 
-// endTime bounds one attempt to end a lease.
+// endTime is the time limit of an attempt to end a lease.
 const endTime = 10 * time.Second
 
-// endShown is how long the record of a lease that its shim has ended stays. The bucket keeps the last value of a key
-// only: a watch that saw nothing but the deletion would take the lease for one that has expired.
+// endShown is the time for which the record of a lease that its shim ended stays. The bucket keeps only the last value
+// of a key: a watch that sees only the deletion would consider the lease expired.
 const endShown = 500 * time.Millisecond
 
-// end brings a lease that is due to its end, as far as nobody else does.
+// end ends a due lease, unless another node does.
 func (r *Registry) end(ctx context.Context, d Due) error {
 	record, revision := d.Record, d.Revision
 	name, err := r.cfg.Namespace.WorkerKey(record.Key())
@@ -178,7 +178,7 @@ func (r *Registry) end(ctx context.Context, d Due) error {
 		}
 		revision, err = r.cfg.Bucket.Commit(ctx, nil, jetstream.Value{Key: name, Data: data}, revision)
 		if errors.Is(err, jetstream.ErrConflict) {
-			return r.gone(ctx, name, d) // or it was renewed, or another node is at it
+			return r.gone(ctx, name, d) // renewed, or another node is ending it
 		}
 		if err != nil {
 			return err
@@ -213,9 +213,8 @@ func (r *Registry) end(ctx context.Context, d Due) error {
 	return err
 }
 
-// gone ends a lease whose record the watch has shown and that is no more in the bucket: another node has ended it, and
-// the mark of its deletion was erased before the watch came to it, or somebody has emptied the bucket. To end it twice
-// does no harm.
+// gone ends a lease with a record that the watch has shown and the bucket lacks: another node has ended it and erased
+// the mark of deletion before the watch saw it, or the bucket was emptied. A second end is harmless.
 func (r *Registry) gone(ctx context.Context, name string, d Due) error {
 	absent := func(ctx context.Context) (bool, error) {
 		entry, err := r.cfg.Bucket.Latest(ctx, name)
@@ -239,7 +238,7 @@ func (r *Registry) gone(ctx context.Context, name string, d Due) error {
 	return nil
 }
 
-// leave forgets a registration, unless it was written again since it was due. r.mu is held.
+// leave drops a registration, unless it was written again. The caller holds r.mu.
 func (r *Registry) leave(d Due) (w Worker, left bool) {
 	key := d.Record.Key()
 	w, left = r.leased(key)
@@ -251,9 +250,9 @@ func (r *Registry) leave(d Due) (w Worker, left bool) {
 	return w, left
 }
 
-// sweep erases marks of deletion that it has seen, but those of operators' records. A server that was killed reads its
-// files anew, and finds there a value that was replaced, since it wrote down only what was erased: without its mark, a
-// drain that has ended would come back. A lease that comes back so has expired, and ends again.
+// sweep erases known marks of deletion, except marks of operators' records. A killed server rebuilds its index from its
+// files and may find a replaced value, because it only records erased messages: without its mark, an ended drain would
+// return. A lease that returns in this way has expired, and ends again.
 func (r *Registry) sweep(ctx context.Context) {
 	r.mu.Lock()
 	marks := maps.Clone(r.marks)

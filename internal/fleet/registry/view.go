@@ -7,8 +7,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// MarkWorkers completes a part of the list of workers, as the log knows them: the ranks that are only registered come
-// into it, and each has its lease, its record, and how it stands with its engine.
+// MarkWorkers completes a page of the list of workers from the log. MarkWorkers adds the ranks that are only
+// registered, and for each rank the lease, the record and the state of the engine.
 func (r *Registry) MarkWorkers(list *api.WorkerList, asked api.WorkersRequest) {
 	r.addRegistered(list, asked)
 	if asked.After == nil {
@@ -38,10 +38,10 @@ func (r *Registry) MarkWorkers(list *api.WorkerList, asked api.WorkersRequest) {
 	}
 }
 
-// LeaseEnded is the state of a lease, as it is shown, that its shim has ended.
+// LeaseEnded is the displayed state of a lease that its shim ended.
 const LeaseEnded = "ended"
 
-// lease is the worker's lease, as it is shown.
+// lease returns the worker's lease for display.
 func (w *Worker) lease() api.Lease {
 	r := &w.Record
 	state, stopped := string(r.State), (*time.Time)(nil)
@@ -59,7 +59,7 @@ func (w *Worker) lease() api.Lease {
 	}
 }
 
-// addRegistered puts ranks into a part of a list that were declared, or are remote, and that the log does not know.
+// addRegistered adds declared or remote ranks that the log lacks to a page of the list.
 func (r *Registry) addRegistered(list *api.WorkerList, asked api.WorkersRequest) {
 	listed := make(map[api.RankPlace]bool, len(list.Workers))
 	for i := range list.Workers {
@@ -77,7 +77,7 @@ func (r *Registry) addRegistered(list *api.WorkerList, asked api.WorkersRequest)
 	}
 	for _, rank := range r.ranksWhere(unannounced) {
 		if remote[rank.Instance] && rank.Engine != api.EngineRemote {
-			continue // its shim is about to announce it
+			continue // its shim will announce it soon
 		}
 		place := api.RankPlace{Instance: rank.Instance, Rank: rank.Rank}
 		before := asked.After != nil && place.Compare(*asked.After) <= 0

@@ -13,70 +13,70 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// A running shim reports the end of its engine. If both are killed, only the lease shows that, up to its whole length
-// later. So a node suspects a rank whose shim is away, and connects to the serving address of the suspect. A refused
-// connection proves that the engine is gone: the node ends the lease at once.
+// A running shim reports the end of the engine. If both are killed, only the lease shows the end, up to a whole lease
+// later. So a node suspects a rank without a shim, and connects to the serving address of the suspect. A refused
+// connection proves that the engine is gone, and the node ends the lease at once.
 //
 //	             the shim is away                  the address refuses, twice
 //	trusted ───────────────────────▶ suspected ─────────────────────────────▶ lease ended
 //	   ▲                                 │         or another worker has it
 //	   └──── the shim is back ───────────┘
 //
-// A packet filter may refuse in place of the engine. So a refusal counts only if this node has connected to the address
-// before, which it tries when the address is registered. Any other error proves nothing.
+// A packet filter may refuse connections in place of the engine. So a refusal counts only if this node has connected to
+// the address before. The first attempt follows the registration. Any other error proves nothing.
 //
-// One loop serves all ranks of the partitions that the node writes for. It sends one message for each of them, which
-// the shims do not answer: the NATS server says whose shim is not connected.
+// A single loop serves all ranks of the node's partitions. It sends a message for each rank, without an answer by the
+// shims: the NATS server reports the shims that are not connected.
 
 const (
 	vigilEvery = time.Second
 
-	vigilProbeTime = time.Second            // bounds one attempt to connect
-	vigilRefused   = 150 * time.Millisecond // between the two refusals
+	vigilProbeTime = time.Second            // time limit of a connection attempt
+	vigilRefused   = 150 * time.Millisecond // interval of the two refusals
 
-	// The pause between two attempts to connect to a new address for the first time: it doubles between these.
+	// Limits of the pause between attempts of the first connection to an address. The pause doubles.
 	vigilPauseMin, vigilPauseMax = time.Second, 15 * time.Second
 
-	vigilProbes = 256 // at once
+	vigilProbes = 256 // concurrent probes
 )
 
 // vigil is the state of the loop.
 type vigil struct {
-	slots  chan struct{} // bounds the probes
+	slots  chan struct{} // limits the probes
 	probes sync.WaitGroup
 
 	mu      sync.Mutex
 	looks   uint64
 	places  map[string]*place         // by serving address
-	present map[events.RankKey]string // the holders of leases that were connected to NATS at the last look
+	present map[events.RankKey]string // holders of leases that were connected to NATS at the last look
 }
 
-// place is a serving address, as this node has found it.
+// place is the state of a serving address for this node.
 type place struct {
 	state   placeState
 	probing bool
-	next    time.Duration // of a first connection: not to be tried before
+	next    time.Duration // earliest time of the first connection
 	pause   time.Duration
-	look    uint64 // the last one in which a rank had the address
+	look    uint64 // the last look with a rank at the address
 }
 
 type placeState uint8
 
 const (
-	placeNew      placeState = iota // this node has not connected to it so far
-	placeAnswered                   // it has
+	placeNew      placeState = iota // no connection from this node yet
+	placeAnswered                   // a connection succeeded
 	placeBarred                     // --dial-allow does not permit it
 )
 
-// suspect is a rank with a serving address that this node is responsible for.
+// suspect is a rank with a serving address in this node's partitions.
 type suspect struct {
-	key      events.RankKey
-	revision uint64
-	holder   string
-	address  string
-	asked    bool            // whether its shim is to be looked for on NATS
-	why      string          // why its shim is taken to be away; empty: it is not
-	taken    events.WorkerID // another worker that has registered the address since; empty: none
+	key       events.RankKey
+	revision  uint64
+	holder    string
+	address   string
+	watched   bool            // whether its shim must be searched on NATS
+	why       string          // why its shim counts as away; empty: present
+	successor events.WorkerID // another worker that has registered the address since; empty: none
 }
 
 func newVigil() vigil {
@@ -84,7 +84,7 @@ func newVigil() vigil {
 		present: map[events.RankKey]string{}}
 }
 
-// keepVigil looks once at all ranks that this node is responsible for.
+// keepVigil checks all ranks of this node's partitions once.
 func (r *Registry) keepVigil(ctx context.Context) {
 	if r.cfg.Absent == nil {
 		return
@@ -92,25 +92,25 @@ func (r *Registry) keepVigil(ctx context.Context) {
 	list := r.suspects()
 	var ask []events.RankKey
 	for i := range list {
-		if list[i].asked {
+		if list[i].watched {
 			ask = append(ask, list[i].key)
 		}
 	}
 	absent, err := r.cfg.Absent(ctx, ask)
 	if err != nil {
-		return // without NATS no lease can be ended
+		return // without NATS no lease can end
 	}
 	r.vigil.mark(list, absent)
 	r.findTakers(list)
 	for address, todo := range r.vigil.step(r.now(), list, vigilProbes-len(r.vigil.slots)) {
-		r.endDead(ctx, todo.taken)
+		r.endDead(ctx, todo.replaced)
 		if todo.probe {
 			r.vigil.probes.Go(func() { r.probePlace(ctx, address, todo.suspects) })
 		}
 	}
 }
 
-// addressOf is where a rank's engine takes requests, HOST:PORT; empty: it cannot be probed. r.mu is held.
+// addressOf returns the HOST:PORT of a rank's engine for requests, or "" if unknown. The caller holds r.mu.
 func (r *Registry) addressOf(key events.RankKey, w *Worker) string {
 	if o := r.operators.known[key.Instance]; o != nil && o.Change.Endpoint != "" {
 		address, _ := dial.ServingAddress(o.Change.Endpoint)
@@ -119,8 +119,7 @@ func (r *Registry) addressOf(key events.RankKey, w *Worker) string {
 	return w.address
 }
 
-// suspects lists the ranks with serving addresses that this node is responsible for, with what their records say of
-// their shims.
+// suspects returns the ranks of this node's partitions with serving addresses, with the shim states in their records.
 func (r *Registry) suspects() []suspect {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -141,14 +140,14 @@ func (r *Registry) suspects() []suspect {
 		case proves && r.machine.Age(key) > w.Record.Lease()/2:
 			s.why = "its lease is not renewed"
 		default:
-			s.asked = w.Record.Control
+			s.watched = w.Record.Control
 		}
 		list = append(list, s)
 	}
 	return list
 }
 
-// findTakers finds the workers of the same model that have registered the addresses of suspects later.
+// findTakers finds workers of the same model with later registrations of the suspects' addresses.
 func (r *Registry) findTakers(list []suspect) {
 	of := map[string][]*suspect{}
 	for i := range list {
@@ -166,13 +165,13 @@ func (r *Registry) findTakers(list []suspect) {
 			old, known := r.workers[s.key]
 			if known && key.Instance != s.key.Instance && w.Record.State == Held && w.Record.Model == old.Record.Model &&
 				w.Record.Holder.Since.After(old.Record.Holder.Since) {
-				s.taken = key.Instance
+				s.successor = key.Instance
 			}
 		}
 	}
 }
 
-// mark makes suspects of ranks whose shims have left NATS: they were connected earlier and are absent now.
+// mark marks ranks as suspects if their shims have left NATS: they were connected earlier and are absent now.
 func (v *vigil) mark(list []suspect, absent []events.RankKey) {
 	away := map[events.RankKey]bool{}
 	for _, key := range absent {
@@ -180,12 +179,12 @@ func (v *vigil) mark(list []suspect, absent []events.RankKey) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if len(v.present) > 2*len(list)+16 { // most are gone
+	if len(v.present) > 2*len(list)+16 { // most entries are outdated
 		clear(v.present)
 	}
 	for i := range list {
 		switch s := &list[i]; {
-		case !s.asked:
+		case !s.watched:
 		case !away[s.key]:
 			if v.present[s.key] != s.holder {
 				v.present[s.key] = s.holder
@@ -196,14 +195,14 @@ func (v *vigil) mark(list []suspect, absent []events.RankKey) {
 	}
 }
 
-// vigilStep is what is to be done about a serving address.
+// vigilStep has the actions for a serving address.
 type vigilStep struct {
 	probe    bool
-	suspects []suspect // to be ended if the address refuses
-	taken    []suspect // to be ended at once
+	suspects []suspect // to end if the address refuses
+	replaced []suspect // to end at once
 }
 
-// step returns what is to be done about addresses; most need nothing. At most room new ones are probed.
+// step returns the actions for addresses; most need none. step probes at most room new addresses.
 func (v *vigil) step(now time.Duration, list []suspect, room int) map[string]*vigilStep {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -228,9 +227,9 @@ func (v *vigil) step(now time.Duration, list []suspect, room int) map[string]*vi
 			}
 		}
 		switch {
-		case s.why != "" && s.taken != "":
-			s.why = fmt.Sprintf("%s, and worker %s has its serving address %s now", s.why, s.taken, s.address)
-			todo.taken = append(todo.taken, s)
+		case s.why != "" && s.successor != "":
+			s.why = fmt.Sprintf("%s, and worker %s has its serving address %s now", s.why, s.successor, s.address)
+			todo.replaced = append(todo.replaced, s)
 		case s.why != "":
 			todo.suspects = append(todo.suspects, s)
 			todo.probe = todo.probe || p.state == placeAnswered && !p.probing
@@ -248,7 +247,7 @@ func (v *vigil) step(now time.Duration, list []suspect, room int) map[string]*vi
 	return steps
 }
 
-// probePlace connects to a serving address, and ends the leases of suspects if it refuses.
+// probePlace connects to a serving address, and ends the leases of suspects after a refusal.
 func (r *Registry) probePlace(ctx context.Context, address string, list []suspect) {
 	v := &r.vigil
 	select {
@@ -270,7 +269,7 @@ func (r *Registry) probePlace(ctx context.Context, address string, list []suspec
 	r.endDead(ctx, list)
 }
 
-// probed takes the result of a probe. It reports true if it proves that the engine at the address is gone.
+// probed records the result of a probe. probed returns true if the engine at the address is certainly gone.
 func (v *vigil) probed(address string, err error, now time.Duration) (gone bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -290,7 +289,7 @@ func (v *vigil) probed(address string, err error, now time.Duration) (gone bool)
 	return false
 }
 
-// endDead ends the leases of ranks whose engines are gone. A lease that was renewed meanwhile stays.
+// endDead ends the leases of ranks with gone engines. A renewed lease stays.
 func (r *Registry) endDead(ctx context.Context, list []suspect) {
 	for _, s := range list {
 		w, known := r.Worker(s.key)

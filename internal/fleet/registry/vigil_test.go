@@ -17,7 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// absence is the shims that are not connected to NATS.
+// absence has the shims that are not connected to NATS.
 type absence struct {
 	mu    sync.Mutex
 	ranks map[events.RankKey]bool
@@ -40,12 +40,12 @@ func (a *absence) set(name events.WorkerID) {
 	a.ranks[events.RankKey{Instance: name}] = true
 }
 
-// watchful is a site with a node that looks for absent shims, and with the addresses of engines.
+// watchful is a site with a node that checks for absent shims, and with the addresses of engines.
 type watchful struct {
 	*site
 	absence
 	node *Registry
-	ends chan Record // of leases that the node has ended
+	ends chan Record // leases that the node has ended
 }
 
 func newWatchful(t *testing.T) *watchful {
@@ -66,7 +66,7 @@ func newWatchful(t *testing.T) *watchful {
 	return w
 }
 
-// serving registers a worker whose shim can be looked for, and whose lease does not expire in the test.
+// serving registers a worker with a shim on NATS, and with a lease longer than the test.
 func (w *watchful) serving(name, address string, since time.Time) *Lease {
 	r := record(name, time.Hour)
 	r.Source, r.Control, r.Worker = "vllm", true, &api.WorkerSpec{Endpoint: "http://" + address}
@@ -106,8 +106,8 @@ func listener(t *testing.T) net.Listener {
 	return l
 }
 
-// TestDeadAddress: a node ends the lease of a rank whose shim is away and whose serving address refuses. A rank whose
-// address accepts stays, and so does one whose shim is there.
+// TestDeadAddress: a node ends the lease of a rank without a shim and with a refusing serving address. A rank with an
+// accepting address stays, and so does a rank with a shim.
 func TestDeadAddress(t *testing.T) {
 	w := newWatchful(t)
 	now := time.Now()
@@ -122,14 +122,14 @@ func TestDeadAddress(t *testing.T) {
 	w.present("shimless")
 	w.set("dead")
 	w.set("shimless")
-	served.Close() // its shim is there, and would say if the engine were gone
+	served.Close() // the shim is connected, and would report a gone engine
 	dead.Close()
 	w.until("the dead worker is cleared", func() bool { return w.wasCleared("dead") })
 	w.until("it is gone", func() bool { return w.know("served", "shimless") })
 	for _, node := range append(w.nodes, w.node) {
 		list := node.Expired(time.Now())
 		if len(list) != 1 || list[0].Instance != "dead" {
-			t.Errorf("the node remembers %+v", list)
+			t.Errorf("the node lists %+v", list)
 		}
 	}
 	if s := (<-w.ends).Shim; s == nil || s.Engine != api.EngineGone ||
@@ -137,12 +137,12 @@ func TestDeadAddress(t *testing.T) {
 		t.Errorf("the reason is %+v", s)
 	}
 	if w.wasCleared("shimless") || w.wasCleared("served") {
-		t.Error("a worker whose address accepts, or whose shim is there, was cleared")
+		t.Error("a worker with an accepting address or with a shim was cleared")
 	}
 }
 
-// TestAddressIsTaken: a new worker at the address of a worker whose shim is away replaces it, though the address
-// accepts. If its shim is there, both stay.
+// TestAddressIsTaken: a new worker at the address of a worker without a shim replaces the old worker, although the
+// address accepts. With the old shim, both stay.
 func TestAddressIsTaken(t *testing.T) {
 	w := newWatchful(t)
 	now, l := time.Now(), listener(t)
@@ -156,7 +156,7 @@ func TestAddressIsTaken(t *testing.T) {
 	w.until("it is gone", func() bool { return w.know("new", "there") })
 }
 
-// TestStoppedShim: a shim that stops while its engine runs has that in its lease. The worker may be chosen until its
+// TestStoppedShim: a shim that stops before the engine records that in the lease. The worker may be chosen until the
 // address refuses.
 func TestStoppedShim(t *testing.T) {
 	w := newWatchful(t)
@@ -171,7 +171,7 @@ func TestStoppedShim(t *testing.T) {
 		}
 		return ranks[0].Record.State, strings.Join(ranks[0].Record.Reasons, "; ")
 	}
-	w.until("its shim is known to have stopped", func() bool {
+	w.until("the stop of the shim is recorded", func() bool {
 		state, why := state()
 		return state == api.WorkerSchedulable && strings.Contains(why, "its shim was stopped at")
 	})
@@ -179,16 +179,16 @@ func TestStoppedShim(t *testing.T) {
 	w.until("the worker is cleared", func() bool { return w.wasCleared("w") })
 	w.until("it is gone", func() bool { return w.know() })
 	if list := w.nodes[0].Expired(time.Now()); len(list) != 0 {
-		t.Errorf("a worker whose shim and engine were stopped is listed as expired: %+v", list)
+		t.Errorf("a worker with a stopped shim and engine is listed as expired: %+v", list)
 	}
 }
 
-// TestVigilSteps drives the decisions about one address: what is probed, and what a result proves.
+// TestVigilSteps drives the decisions about an address: the probes, and the meaning of results.
 func TestVigilSteps(t *testing.T) {
 	const address = "10.0.0.1:8000"
 	key := events.RankKey{Instance: "w"}
 	rank := func(why string) []suspect {
-		return []suspect{{key: key, holder: "h", address: address, asked: true, why: why}}
+		return []suspect{{key: key, holder: "h", address: address, watched: true, why: why}}
 	}
 	refused := fmt.Errorf("dial: %w", syscall.ECONNREFUSED)
 	v := newVigil()
@@ -208,7 +208,7 @@ func TestVigilSteps(t *testing.T) {
 		}
 	}
 	if len(v.step(now, rank(""), 0)) != 0 {
-		t.Error("a new address is probed without room")
+		t.Error("a new address is probed beyond the limit")
 	}
 	step("a new address", "", true)
 	step("while it is probed", "", false)
@@ -231,13 +231,13 @@ func TestVigilSteps(t *testing.T) {
 	probed("it accepts", nil, false)
 	step("and again", "it is late", true)
 	probed("a refusal", refused, true)
-	taken := rank("it is late")
-	taken[0].taken = "other"
-	if got := v.step(now, taken, 1)[address]; len(got.taken) != 1 || got.probe {
-		t.Errorf("of an address that another worker has: %+v", got)
+	suspects := rank("it is late")
+	suspects[0].successor = "other"
+	if got := v.step(now, suspects, 1)[address]; len(got.replaced) != 1 || got.probe {
+		t.Errorf("for an address of another worker: %+v", got)
 	}
 	if v.step(now, nil, 1); len(v.places) != 0 {
-		t.Errorf("the places of nobody: %+v", v.places)
+		t.Errorf("places without a rank: %+v", v.places)
 	}
 	step("registered again", "", true)
 	probed("the rule forbids it", dial.ErrDenied, false)
@@ -259,11 +259,11 @@ func TestVigilSteps(t *testing.T) {
 	next := rank("")
 	next[0].holder = "another"
 	if v.mark(next, []events.RankKey{key}); next[0].why != "" {
-		t.Errorf("a shim that was never there: %q", next[0].why)
+		t.Errorf("a shim that was never connected: %q", next[0].why)
 	}
 }
 
-// TestSuspects lists which ranks are looked for, and which are suspected by their records.
+// TestSuspects lists the ranks to check, and the suspects by record.
 func TestSuspects(t *testing.T) {
 	r := New(Config{Namespace: &jetstream.Namespace{}, Mine: func(p events.Partition) bool { return p == 0 },
 		Absent: func(context.Context, []events.RankKey) ([]events.RankKey, error) { return nil, nil }})
@@ -295,28 +295,28 @@ func TestSuspects(t *testing.T) {
 		r.findTakers(list)
 		var got []string
 		for _, s := range list {
-			got = append(got, fmt.Sprintf("%s %s asked:%v why:%q taken:%q", s.key, s.address, s.asked, s.why, s.taken))
+			got = append(got, fmt.Sprintf("%s %s watched:%v why:%q successor:%q", s.key, s.address, s.watched, s.why, s.successor))
 		}
 		if slices.Sort(got); !slices.Equal(got, want) {
 			t.Errorf("%s, the list is\n%s\nwant\n%s", when, strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
 	}
-	look("at first", `no-control/0 10.0.0.3:80 asked:false why:"" taken:""`,
-		`older/0 10.0.0.1:8000 asked:true why:"" taken:""`, `other-model/0 10.0.0.1:8000 asked:true why:"" taken:""`,
-		`plain/0 10.0.0.1:8000 asked:true why:"" taken:""`,
-		`stopped/0 10.0.0.2:8000 asked:false why:"its shim was stopped" taken:""`)
+	look("at first", `no-control/0 10.0.0.3:80 watched:false why:"" successor:""`,
+		`older/0 10.0.0.1:8000 watched:true why:"" successor:""`, `other-model/0 10.0.0.1:8000 watched:true why:"" successor:""`,
+		`plain/0 10.0.0.1:8000 watched:true why:"" successor:""`,
+		`stopped/0 10.0.0.2:8000 watched:false why:"its shim was stopped" successor:""`)
 	for _, e := range r.machine.entries {
 		e.seen = -time.Hour
 	}
 	r.machine.proved, r.machine.since, r.machine.confirmed = true, -time.Hour, r.now()
-	late := `asked:false why:"its lease is not renewed"`
-	look("half a lease later", `no-control/0 10.0.0.3:80 `+late+` taken:""`,
-		`older/0 10.0.0.1:8000 `+late+` taken:"of-another-node"`, `other-model/0 10.0.0.1:8000 `+late+` taken:""`,
-		`plain/0 10.0.0.1:8000 `+late+` taken:"of-another-node"`,
-		`stopped/0 10.0.0.2:8000 asked:false why:"its shim was stopped" taken:""`)
+	late := `watched:false why:"its lease is not renewed"`
+	look("half a lease later", `no-control/0 10.0.0.3:80 `+late+` successor:""`,
+		`older/0 10.0.0.1:8000 `+late+` successor:"of-another-node"`, `other-model/0 10.0.0.1:8000 `+late+` successor:""`,
+		`plain/0 10.0.0.1:8000 `+late+` successor:"of-another-node"`,
+		`stopped/0 10.0.0.2:8000 watched:false why:"its shim was stopped" successor:""`)
 }
 
-// BenchmarkSuspects is what a look at 10,000 ranks costs a node, once a second.
+// BenchmarkSuspects measures a check of 10,000 ranks, once a second in a node.
 func BenchmarkSuspects(b *testing.B) {
 	r := New(Config{Namespace: &jetstream.Namespace{}})
 	r.apply(jetstream.Watched{Anew: true, Current: true})
