@@ -116,7 +116,7 @@ func (c *Client) ChangeWorker(ctx context.Context, change *api.WorkerChange) (*W
 	return callFor[Worker](ctx, c, api.OpChangeWorker, change.Instance, change)
 }
 
-// RemoveWorker removes the registration of a worker without a shim, or of a worker whose shim runs in an indexer. It
+// RemoveWorker removes the registration of a worker without a shim, or of a worker with a shim in an indexer. It
 // also discards the changes of [Client.ChangeWorker].
 func (c *Client) RemoveWorker(ctx context.Context, instance events.WorkerID) (*Worker, error) {
 	return callFor[Worker](ctx, c, api.OpRemoveWorker, instance, &api.WorkerRemoval{Instance: instance})
