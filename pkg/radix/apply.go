@@ -103,9 +103,9 @@ func (x *Index) expire(r *rank, c *Counts) {
 	}
 }
 
-// learn records the kind of a group. accepted reports whether the event may be applied, main whether the group is a
-// main group.
-func (x *Index) learn(r *rank, e *events.Event, c *Counts) (accepted, main bool) {
+// recordGroup records the kind of a group. accepted reports whether the event may be applied, main whether the group is
+// a main group.
+func (x *Index) recordGroup(r *rank, e *events.Event, c *Counts) (accepted, main bool) {
 	i, ok := slices.BinarySearchFunc(r.groups, e.Group, func(g events.GroupKind, to events.GroupIndex) int {
 		return int(int64(g.Group) - int64(to))
 	})
@@ -166,7 +166,7 @@ func (x *Index) stored(r *rank, e *events.Event, c *Counts) {
 		return
 	}
 	known := len(r.groups)
-	accepted, main := x.learn(r, e, c)
+	accepted, main := x.recordGroup(r, e, c)
 	if len(r.groups) > known && r.pending.len() > 0 {
 		x.kindLearned(r, e.Group, main, c)
 	}
@@ -316,7 +316,7 @@ func (x *Index) place(r *rank, e *events.Event, at uint32, cancelled []bool, c *
 	if r.naming == namesExact {
 		x.showBlocks(r, taken)
 	} else {
-		x.hold(r, e, cancelled, taken, c)
+		x.markStored(r, e, cancelled, taken, c)
 	}
 	x.settlePlaced(r, e, cancelled, taken)
 	if r.pending.len() > 0 {
@@ -358,8 +358,8 @@ func (x *Index) contradict(r *rank, v verdict) {
 	}
 }
 
-// hold marks a rank without exact counts as a holder of an event's first n blocks.
-func (x *Index) hold(r *rank, e *events.Event, cancelled []bool, n int, c *Counts) {
+// markStored marks a rank without exact counts as a holder of an event's first n blocks.
+func (x *Index) markStored(r *rank, e *events.Event, cancelled []bool, n int, c *Counts) {
 	tier := int(e.Tier) - 1
 	stored := uint32(0)
 	again := func(block uint32) {

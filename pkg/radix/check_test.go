@@ -310,7 +310,7 @@ func (c *checker) ends() error {
 					i++
 				}
 				got, _ := x.usable(r, id, n, -1)
-				if n >= steps[i].least && steps[i].blocks != unknown && got != steps[i].of(n) {
+				if n >= steps[i].least && steps[i].blocks != unknown && got != steps[i].limit(n) {
 					return fmt.Errorf("node %d: slot %d: of %d blocks %d can be used, but %v", id, slot, n, got, steps)
 				}
 				if n == 0 || n <= steps[i].least {

@@ -34,8 +34,8 @@ const (
 // the prefixes of the previous step. The usable part is blocks, or the whole prefix if shorter, or whole chunks.
 type usable struct{ blocks, least uint32 }
 
-// of returns the usable part of n blocks by a known step.
-func (s usable) of(n uint32) uint32 {
+// limit returns the usable part of n blocks by a known step.
+func (s usable) limit(n uint32) uint32 {
 	if s.blocks > chunks { // a reader may read any value, but the difference is never 0
 		return n - n%(s.blocks-chunks)
 	}
@@ -120,7 +120,7 @@ func (x *Index) steps(r *rank, id, held uint32) []usable {
 		case s.blocks < chunks:
 			s.blocks = min(s.blocks, n)
 		case k == 0: // the value must be a number, because parts in device have it too
-			s = usable{s.of(n), max(s.least, s.of(n))}
+			s = usable{s.limit(n), max(s.least, s.limit(n))}
 		}
 		if c := r.reuse.chunk(); c > 0 && k > 0 && s.least == s.blocks && s.blocks%c == 0 && s.least >= lowest {
 			s = x.wholeChunks(r, id, s.least)
@@ -203,18 +203,18 @@ func (x *Index) knownEnd(id, slot uint32) []usable {
 
 // stepsIn returns the steps in a part. The next call overwrites the result.
 func (x *Index) stepsIn(p *part) []usable {
-	x.told = x.told[:0]
+	x.read = x.read[:0]
 	if p.fit+p.from > 0 {
-		x.told = append(x.told, usable{p.fit - 1, p.from})
+		x.read = append(x.read, usable{p.fit - 1, p.from})
 	}
 	if planeOf(p.key) == planeKnown && p.lead+p.count > 0 {
-		x.told = append(x.told, usable{p.lead - 1, p.count})
+		x.read = append(x.read, usable{p.lead - 1, p.count})
 		for i := uint32(0); i < p.words && x.v.bits[p.bits+i] > 0; i++ {
 			word := x.v.bits[p.bits+i]
-			x.told = append(x.told, usable{uint32(word>>32) - 1, uint32(word)})
+			x.read = append(x.read, usable{uint32(word>>32) - 1, uint32(word)})
 		}
 	}
-	return x.told
+	return x.read
 }
 
 // putSteps stores steps in a part of an open node: all steps in planeKnown, only the first in other planes.
@@ -299,12 +299,12 @@ func (x *Index) resolve(id uint32, r *rank) {
 			}
 		}
 	}
-	x.tell(id, slot, steps, agrees)
+	x.storeEnd(id, slot, steps, agrees)
 }
 
-// tell stores the steps of a rank's end in an open node: in the rank's part in device, if it exists, and in a part in
-// planeKnown if the rank does not agree with others.
-func (x *Index) tell(id, slot uint32, steps []usable, agrees bool) {
+// storeEnd stores the steps of a rank's end in an open node: in the rank's part in device, if it exists, and in a part
+// in planeKnown if the rank does not agree with others.
+func (x *Index) storeEnd(id, slot uint32, steps []usable, agrees bool) {
 	own := !agrees && len(steps) > 0
 	if p := x.v.part(id, keyOf(slot, device)); p != nil {
 		x.putSteps(p, steps)
@@ -491,7 +491,7 @@ func (x *Index) forgetEnd(id, lo, hi uint32, r *rank) {
 		x.kept = append(append(x.kept, usable{unknown, lo - r.reuse.most + 1}), rest...)
 	}
 	x.setFull(id, planeKnown, r.slot(), false)
-	x.tell(id, r.slot(), x.kept, false)
+	x.storeEnd(id, r.slot(), x.kept, false)
 }
 
 // dropEnd deletes a rank's end in an open node that the rank leaves or holds differently.

@@ -152,7 +152,7 @@ func (m *Import) holding(run *events.Run, h *events.Holding, spans []span, fresh
 	}
 	var c Counts
 	e := events.Event{Kind: events.Stored, Tier: h.Tier, Group: h.Group}
-	if _, main := x.learn(r, &e, &c); !main {
+	if _, main := x.recordGroup(r, &e, &c); !main {
 		return fmt.Errorf("group %d is not a main group: %w", h.Group, errImage)
 	}
 	names := run.Names
@@ -237,7 +237,7 @@ func (m *Import) stretch(r *rank, e *events.Event, spans []span, lo uint32, fres
 	if r.naming == namesExact {
 		x.showBlocks(r, taken)
 	} else {
-		x.hold(r, e, nil, taken, &c)
+		x.markStored(r, e, nil, taken, &c)
 	}
 	if v == conflicted {
 		return fmt.Errorf("name %#x belongs to another block: %w", uint64(e.Blocks[taken]), errImage)
@@ -262,7 +262,7 @@ func (m *Import) Rank(i int, img *events.RankImage) error {
 	x.learnReuse(r)
 	var c Counts
 	for _, g := range img.Groups {
-		x.learn(r, &events.Event{Kind: events.Stored, Group: g.Group, Attention: g.Kind, Window: g.Window,
+		x.recordGroup(r, &events.Event{Kind: events.Stored, Group: g.Group, Attention: g.Kind, Window: g.Window,
 			Drops: g.Drops}, &c)
 	}
 	for _, g := range learned {

@@ -72,7 +72,7 @@ type Index struct {
 	spots             []spot
 	marksOn, marksOff []uint64
 	ends              []end // unknown ends to resolve
-	found, told, kept []usable
+	found, read, kept []usable
 	most              []usable
 }
 

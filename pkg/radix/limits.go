@@ -513,7 +513,7 @@ func (v *view) further(p *part, n uint32) uint32 {
 		return 0
 	}
 	if n >= atomic.LoadUint32(&p.count) {
-		return told(atomic.LoadUint32(&p.lead), n)
+		return usableAndOne(atomic.LoadUint32(&p.lead), n)
 	}
 	first, words := atomic.LoadUint32(&p.bits), atomic.LoadUint32(&p.words)
 	if first == 0 || uint64(first)+uint64(words) > uint64(len(v.bits)) {
@@ -521,18 +521,18 @@ func (v *view) further(p *part, n uint32) uint32 {
 	}
 	for i := range words {
 		if word := atomic.LoadUint64(&v.bits[first+i]); n >= uint32(word) {
-			return told(uint32(word>>32), n)
+			return usableAndOne(uint32(word>>32), n)
 		}
 	}
 	return 0
 }
 
-// told returns the usable part of n blocks, plus one, by a step of fit-1 blocks.
-func told(fit, n uint32) uint32 {
+// usableAndOne returns the usable part of n blocks, plus one, by a step of fit-1 blocks.
+func usableAndOne(fit, n uint32) uint32 {
 	if fit == 0 {
 		return 0
 	}
-	return usable{blocks: fit - 1}.of(n) + 1
+	return usable{blocks: fit - 1}.limit(n) + 1
 }
 
 // agree appends ranks to the answer if all windows agree on their prefix. Otherwise the ranks stay in todo.

@@ -121,10 +121,10 @@ type outliner struct {
 	any   []uint64
 	ids   []uint32
 
-	// If told > 0: the hashes of the run, at most told, and the ranks with parts.
-	told   int
-	locals []events.LocalHash
-	parts  []OutlinePart
+	// If maxHashes > 0: the hashes of the run, at most maxHashes, and the ranks with parts.
+	maxHashes int
+	locals    []events.LocalHash
+	parts     []OutlinePart
 }
 
 // read reads a run. It returns false without a run, or after many changes by the writer.
@@ -151,7 +151,7 @@ func (o *outliner) read(id uint32) (s sight, ok bool) {
 				s.holders += bits.OnesCount64(word)
 			}
 			o.locals = nil
-			for i := start; i < start+min(s.blocks, uint32(o.told)) && int(i) < len(v.locals); i++ {
+			for i := start; i < start+min(s.blocks, uint32(o.maxHashes)) && int(i) < len(v.locals); i++ {
 				o.locals = append(o.locals, events.LocalHash(atomic.LoadUint64(&v.locals[i])))
 			}
 		}
@@ -190,7 +190,7 @@ func (o *outliner) holders(v *view, n *node, id uint32, hidden uint64) bool {
 		}
 		o.tiers[t][slot>>6] |= 1 << (slot & 63)
 		rank := RankID(atomic.LoadUint32(&v.ids[slot]))
-		if o.told > 0 && (o.among == nil || o.among.Has(rank)) && !isHidden(hidden, slot, t) {
+		if o.maxHashes > 0 && (o.among == nil || o.among.Has(rank)) && !isHidden(hidden, slot, t) {
 			part := OutlinePart{Rank: rank, Tier: events.Tier(t + 1), Whole: o.any[slot>>6]>>(slot&63)&1 != 0}
 			if !o.ranges(v, &v.parts[parts+i], atomic.LoadUint32(&n.len), part) {
 				return false
@@ -300,10 +300,10 @@ func (o *outliner) place(id uint32) int {
 	}
 	for _, id := range slices.Backward(way) {
 		if o.hashes > 0 {
-			o.told = max(o.hashes-outlineLeast*(o.most-len(o.out.Runs)), outlineLeast)
+			o.maxHashes = max(o.hashes-outlineLeast*(o.most-len(o.out.Runs)), outlineLeast)
 		}
 		s, ok := o.read(id)
-		o.told = 0
+		o.maxHashes = 0
 		if !ok || s.depth != depth || s.holders == 0 { // the run has changed
 			return o.cannot(nil, id)
 		}

@@ -211,7 +211,7 @@ func (x *Index) takeQueued(r *rank, e *events.Event, c *Counts) {
 		id := x.queue[last].node
 		x.lock(id)
 		for i := x.queue[last].next; ; i = x.queue[i].next {
-			x.take(r, e, &x.queue[i], others, c)
+			x.removeStretch(r, e, &x.queue[i], others, c)
 			if i == last {
 				break
 			}
@@ -243,8 +243,8 @@ func (x *Index) scoutNodes(r *rank, keys []uint64, tier int) {
 	x.touched = sum
 }
 
-// take removes a stretch's blocks of an open node from a rank.
-func (x *Index) take(r *rank, e *events.Event, s *stretch, others bool, c *Counts) {
+// removeStretch removes a stretch's blocks of an open node from a rank.
+func (x *Index) removeStretch(r *rank, e *events.Event, s *stretch, others bool, c *Counts) {
 	tier := int(e.Tier) - 1
 	for i := uint32(0); i < s.n; {
 		n := x.single(r, s, i, tier)
