@@ -74,11 +74,10 @@ func matrix(p, q events.Partition) []matrixRow {
 		{"NodeSubject", "kv.v1.a.node.n1.find", nodeOnly, nodeOnly},
 		{"NodeSubject", "kv.v1.a.node.n1.forward", nodeOnly, nodeOnly},
 		{"NodesSubject", "kv.v1.a.nodes", nodeOnly, nodeOnly},
-		{"LoadSubject", "kv.v1.a.load.m1", nodeOnly, nodeOnly},
-		{"LoadSubjects", "kv.v1.a.load.m1.g.1f", nodeOnly, nodeOnly},
+		{"SharedSubject", "kv.v1.a.shared.loads", nodeOnly, nodeOnly},
+		{"SharedSubject", "kv.v1.a.shared.sessions.1f", nodeOnly, nodeOnly},
 		{"EngineSubject", "kv.v1.a.engine.w1", shims, nodeOnly},
 		{"EngineSubjects", "kv.v1.a.engine.w2", pools, nodeOnly},
-		{"SessionsSubject", "kv.v1.a.sessions", nodeOnly, nodeOnly},
 		{"ControlSubject", fmt.Sprintf("kv.v1.a.ctl.%d", p), nodeOnly, control},
 		{"ControlRankSubject", "kv.v1.a.ctl." + own, shims, control},
 		{"ControlRankSubject", "kv.v1.a.ctl." + other, pools, pools},
@@ -459,7 +458,7 @@ func partitionIn4(t *testing.T, worker events.WorkerID) events.Partition {
 // targets are subjects of the nodes' account that no request may be answered on. No program uses them here.
 func targets(p events.Partition) []string {
 	return []string{
-		fmt.Sprintf("kv.v1.a.ev.%d.victim.0", p), "kv.v1.a.ev.0.=.nobody", "kv.v1.a.nodes.victim", "kv.v1.a.load.victim",
+		fmt.Sprintf("kv.v1.a.ev.%d.victim.0", p), "kv.v1.a.ev.0.=.nobody", "kv.v1.a.nodes.victim", "kv.v1.a.shared.victim",
 		"kv.v1.a.node.victim.forward", "kv.v1.a.ctl.0.victim.0", "kv.v1.a.engine.victim", "kv.v1.a.store.victim",
 		"kv.v1.a.answer.0.victim.0.abcdefgh", "kv.v1.a.q.victim", "kv.v1.a.recall.0.victim.0",
 		"$KV.kvatlas_a_workers.0.victim.0", "$KV.kvatlas_a_workers.operator.victim", "$KV.kvatlas_a.namespace",

@@ -2,5 +2,5 @@
 //
 //   - cluster assigns partitions to nodes and decides when a node may release one
 //   - registry tracks workers by their leases, and decides which of them are gone
-//   - replication runs the state machines that hold the same state on all nodes
+//   - shared keeps the same table on all nodes: requests under way and sessions
 package fleet

@@ -571,3 +571,33 @@ func (c *Conn) KeepSubscribed(ctx context.Context, subject string, heard func(Re
 		loop.Wait(ctx, time.Second)
 	}
 }
+
+// inOrder is how many messages of a [Conn.KeepSubscribedInOrder] wait; more are dropped.
+const inOrder = 1 << 16
+
+// KeepSubscribedInOrder is [Conn.KeepSubscribed] for several subjects without wildcards. Messages of one sender are
+// handled in the order in which they were sent, whatever their subjects.
+func (c *Conn) KeepSubscribedInOrder(
+	ctx context.Context, subjects []string, heard func(Request), failed func(error),
+) {
+	queue := make(chan *nats.Msg, inOrder)
+	for _, subject := range subjects {
+		for ctx.Err() == nil {
+			sub, err := c.nc.ChanSubscribe(subject, queue)
+			if err == nil {
+				defer func() { _ = sub.Unsubscribe() }()
+				break
+			}
+			failed(fmt.Errorf("subscribe to %s: %w", subject, err))
+			loop.Wait(ctx, time.Second)
+		}
+	}
+	for {
+		select {
+		case m := <-queue:
+			heard(Request{Subject: m.Subject, ContentType: m.Header.Get(headerContentType), Body: m.Data})
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -18,9 +18,8 @@ import (
 //	kv.v1.<ns>.dynamo.<model>.<verb>      as Dynamo's router is asked, any ready node; queue group
 //	kv.v1.<ns>.node.<node>.<verb>         the same of one node, about what it holds itself, and what nodes forward to each other
 //	kv.v1.<ns>.nodes                      what a node has written into the bucket of nodes and others should know before they look again
-//	kv.v1.<ns>.load.<model>[.<group>[.<session>]]  requests under way, between nodes, or to one session of a node; <model> is = for what is of all models
+//	kv.v1.<ns>.shared.<table>[.<session>]  a table that nodes keep equal (loads, sessions): to all, or to one session of a node
 //	kv.v1.<ns>.engine.<instance>          how full an engine says that it is, to all nodes
-//	kv.v1.<ns>.sessions                   which sessions are bound to which workers, between nodes
 //	kv.v1.<ns>.ctl.<p>                    to the shims of a partition: say again what you hold
 //	kv.v1.<ns>.ctl.<p>.<instance>.<rank>  to one shim
 //	kv.v1.<ns>.answer.<p>.<instance>.<rank>.<id>  a shim's answer to a request on a control subject
@@ -279,26 +278,14 @@ func ParseNodeSubject(subject string) (node string, ok bool) {
 // NodesSubject is where nodes tell each other what cannot wait until they look into the bucket of nodes again.
 func NodesSubject(ns string) string { return subjectRoot + ns + ".nodes" }
 
-// LoadSubject is where nodes tell each other what requests of a model and routing group are under way. The usual group
-// is empty; without a model it is what concerns all of them. To one of the nodes, named by its session's number, it is
-// three tokens long; 0 is all nodes. Nodes before v0.5.0 hear all of it.
-func LoadSubject(ns, model, group string, to uint64) (string, error) {
-	token, err := EscapeToken(model)
-	subject := subjectRoot + ns + ".load." + token
-	if err != nil || group == "" && to == 0 {
-		return subject, err
-	}
-	token, err = EscapeToken(group)
-	if subject += "." + token; to != 0 {
+// SharedSubject is where nodes keep a table equal, such as the requests under way: of all nodes (0), or of one, named by
+// the number of its session. Nodes of versions before use other subjects.
+func SharedSubject(ns, table string, to uint64) string {
+	subject := subjectRoot + ns + ".shared." + table
+	if to != 0 {
 		subject += fmt.Sprintf(".%x", to)
 	}
-	return subject, err
-}
-
-// LoadSubjects is all that LoadSubject can be of what a node is to hear.
-func LoadSubjects(ns string, self uint64) []string {
-	all := subjectRoot + ns + ".load.*"
-	return []string{all, all + ".*", fmt.Sprintf("%s.*.%x", all, self)}
+	return subject
 }
 
 // EngineSubject is where it is told to all nodes how full an engine says that it is. Only what is about the instance
@@ -320,9 +307,6 @@ func ParseEngineSubject(ns, subject string) (events.WorkerID, bool) {
 
 // EngineSubjects is all that EngineSubject can be.
 func EngineSubjects(ns string) string { return subjectRoot + ns + ".engine.*" }
-
-// SessionsSubject is where nodes tell each other which sessions are bound to which workers.
-func SessionsSubject(ns string) string { return subjectRoot + ns + ".sessions" }
 
 // ControlSubject is where all shims of a partition listen.
 func ControlSubject(ns string, p events.Partition) string {

@@ -14,21 +14,13 @@
 //
 // # Every node has the same bindings
 //
-// [Machine] is stepped: time and messages are arguments, and what is to be published is the result of [Machine.Step].
-// Messages may be lost, late, twice or out of order.
+// Each rank that a session is bound to is an entry of [shared.Machine], which has the protocol and its guarantees. This
+// package has what an entry means:
 //
-// A binding has a version (sequence, writer), of which the greater wins. Sequences are a Lamport clock of the node: one
-// more than all that it has seen, so a version is never used twice. A use has a version of the same kind; a later use
-// brings the moment at which the binding ends, as what is left of its life: clocks of hosts are not compared. States of
-// one binding are joined by the greater pair of versions, in any order, and nothing is removed but by its end, so there
-// are no tombstones. A binding that ends a moment later on one node than on another may come back for that moment.
-//
-// Twice a second each node publishes a beat: the number and the sum of the hashes of its bindings, and how many
-// messages of bindings it has sent. A node asks another for what it has if it has missed such a message, or hears it
-// for the first time, or a third has gone silent; if their sums differ while neither changes; or if they have differed
-// for 10 s. Two seconds after the last fault all have the same. It sends its 256 sums, one for each part of the
-// bindings, and gets those parts that differ. A node that starts asks for all, and is ready when it has come, or when
-// no ready node was heard for 1.5 s.
+//   - It has a version (sequence, writer), and its last use has one too. Sequences are a Lamport clock of the node: one
+//     more than all that it has seen. Of two entries of one session the later version stays, and the other ends.
+//   - A later use brings the moment at which the binding ends, as the rest of its life: clocks of hosts are not compared.
+//   - The writer of the entry ends it, when no node can tell of a use before its end any more.
 //
 // New and moved bindings are published after 1 ms at most. A use that only prolongs a binding is published within a
 // second, or an eighth of the time to live, if that is less; while a request is under way, four times in the time to

@@ -2,6 +2,7 @@ package affinity
 
 import (
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvatlas/kvatlas/internal/fleet/shared"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -32,7 +34,7 @@ var (
 // Key names a session.
 type Key struct{ Model, Session string }
 
-// Config is one node's.
+// Config configures a [Machine].
 type Config struct {
 	Origin   uint64        // of this session of this node: random, not 0
 	TTL      time.Duration // since a session's last use; MinTTL to MaxTTL
@@ -53,19 +55,21 @@ const (
 	Moved                // it was to another one
 )
 
-// version is of a binding, or of its use.
+// version orders what nodes have done: the greater sequence, then the greater writer, is later.
 type version struct{ Seq, Writer uint64 }
 
 func (a version) compare(b version) int {
 	return cmp.Or(cmp.Compare(a.Seq, b.Seq), cmp.Compare(a.Writer, b.Writer))
 }
 
-// binding is where a session is.
+// binding is where a session is. Each rank that a session is bound to is an entry of its own: the entry with the later
+// version replaces the other.
 type binding struct {
 	key  Key
 	rank events.RankKey
-	is   version
-	used version       // its last use that others were told of
+	at   shared.Key    // the entry
+	is   version       // of the entry
+	used version       // the last use that other nodes know of
 	ends time.Duration // unless it is used again
 
 	dirty  bool          // it was used since
@@ -73,59 +77,47 @@ type binding struct {
 	leases []string      // requests of this node that may be under way
 }
 
+// sum hashes the fields of an entry that change. The others follow from its key.
 func (b *binding) sum() uint64 {
-	h := xxh3.New()
-	for _, s := range []string{b.key.Model, b.key.Session, string(b.rank.Instance)} {
-		h.WriteString(s)
-		h.Write([]byte{0, byte(len(s))})
+	var numbers [32]byte
+	for i, v := range []uint64{b.at.Owner, b.at.Seq, b.used.Seq, b.used.Writer} {
+		binary.LittleEndian.PutUint64(numbers[8*i:], v)
 	}
-	var numbers []byte
-	for _, v := range []uint64{uint64(b.rank.Rank), b.is.Seq, b.is.Writer, b.used.Seq, b.used.Writer} {
-		for i := range 8 {
-			numbers = append(numbers, byte(v>>(8*i)))
-		}
-	}
-	h.Write(numbers)
-	return h.Sum64()
+	return xxh3.Hash(numbers[:])
 }
 
-// parts is how many parts the bindings have, each with a sum.
-const parts = 256
-
-func (k Key) part() int { return int(xxh3.HashString(k.Session) % parts) }
-
-// Counts are of what happened to a machine since it was made.
+// Counts count what happened to a machine since it was made.
 type Counts struct {
-	Made, Kept, Moved          uint64 // bookings on this node, by what became of the binding
-	Elsewhere, Full            uint64 // refused bookings
-	Expired                    uint64
-	Sent, Received, Malformed  uint64 // messages
-	Exchanges, Healed, Dropped uint64 // questions because of a difference; what was learnt so; what there was no room for
-	Continued, Unclear         uint64 // prompts without an id that continued a session, and whose end is also another's
-	Unsynced                   uint64 // 1: it was ready without a peer's bindings although there are peers
+	Made, Kept, Moved  uint64 // bookings on this node, by what became of the binding
+	Elsewhere, Full    uint64 // refused bookings
+	Expired            uint64 // bindings that this node ended
+	Continued, Unclear uint64 // prompts without an id that continued a session, and whose end is also another's
 }
 
-// Machine keeps the same bindings on every node. One goroutine at a time may use it.
+// reapPeriod is the time between two looks for bindings that have ended.
+const reapPeriod = time.Second
+
+// Machine keeps the same bindings on every node; [shared.Machine] has the protocol. One goroutine at a time may use it.
 type Machine struct {
+	*shared.Machine[wireBinding]
 	Counts Counts
 
 	cfg      Config
 	bindings map[Key]*binding
+	entries  map[shared.Key]*binding
 	ends     map[string]map[events.SeqHash]*binding // of bindings: ends of prompts, by model and hash
 	prompts  int                                    // bindings of ends
 	leased   map[*binding]struct{}
 	dirty    []*binding
-	sums     [parts]uint64
+	total    uint64        // of all sums
 	clock    uint64        // the greatest sequence that was seen
 	soonest  time.Duration // no binding ends before
 	now      time.Duration
-	changed  time.Duration // when a sum last did
-	learnt   time.Duration // when it last did because of another node
-
-	protocol
+	nextUse  time.Duration
+	nextReap time.Duration
 }
 
-// NewMachine returns a machine without bindings, which is ready when it has a peer's or there is no peer.
+// NewMachine returns a machine without bindings. It is ready when it has another node's bindings, or there is no node.
 func NewMachine(now time.Duration, cfg Config) *Machine {
 	if cfg.Sessions <= 0 {
 		cfg.Sessions = MaxSessions
@@ -136,11 +128,18 @@ func NewMachine(now time.Duration, cfg Config) *Machine {
 	if cfg.Alive == nil {
 		cfg.Alive = func(string, string) bool { return false }
 	}
-	m := &Machine{cfg: cfg, bindings: map[Key]*binding{}, ends: map[string]map[events.SeqHash]*binding{},
-		leased: map[*binding]struct{}{}, soonest: math.MaxInt64}
-	m.peers = map[uint64]*peer{}
+	m := &Machine{cfg: cfg, bindings: map[Key]*binding{}, entries: map[shared.Key]*binding{},
+		ends: map[string]map[events.SeqHash]*binding{}, leased: map[*binding]struct{}{}, soonest: math.MaxInt64}
+	m.Machine = shared.NewMachine(now, m, shared.Config[wireBinding]{Origin: cfg.Origin,
+		Entries: 2 * (cfg.Sessions + cfg.Prompts), Memory: 2 * cfg.TTL, Read: readBinding})
 	m.Begin(now)
 	return m
+}
+
+// Begin notes that the machine receives the messages of other nodes from now on.
+func (m *Machine) Begin(now time.Duration) {
+	m.Machine.Begin(now)
+	m.now, m.nextUse, m.nextReap = now, now, now
 }
 
 // Len is how many sessions are bound, with those that have ended a moment ago.
@@ -160,8 +159,8 @@ func (m *Machine) Get(now time.Duration, key Key) (events.RankKey, bool) {
 func (m *Machine) Bind(now time.Duration, key Key, rank events.RankKey, request string, hard bool) (How, error) {
 	m.now = now
 	b := m.bindings[key]
-	if b == nil && m.full(key, 1) {
-		if m.reap(); m.full(key, 1) {
+	if b == nil && m.full(key) {
+		if m.reap(now); m.full(key) {
 			m.Counts.Full++
 			return 0, fmt.Errorf("%w: %d", ErrFull, len(m.bindings)-m.prompts)
 		}
@@ -182,20 +181,31 @@ func (m *Machine) Bind(now time.Duration, key Key, rank events.RankKey, request 
 	}
 	if b == nil {
 		b = &binding{key: key}
-		m.insert(b)
-	} else if how != Kept {
-		m.add(b, -1)
 	}
-	m.use(b)
-	if how != Kept {
-		m.clock++
-		b.rank, b.is, b.used = rank, version{m.clock, m.cfg.Origin}, version{m.clock, m.cfg.Origin}
-		b.dirty, b.told = false, m.now
-		m.add(b, 1)
-		m.enqueue(b)
+	if how == Kept {
+		m.use(b)
+	} else {
+		m.assign(b, rank, m.cfg.TTL)
 	}
 	m.lease(b, request)
 	return how, nil
+}
+
+// assign makes a new entry that binds a session to a rank, and ends the entry before it.
+func (m *Machine) assign(b *binding, rank events.RankKey, life time.Duration) {
+	before := b.at
+	if m.bindings[b.key] == b {
+		m.detach(b)
+	} else {
+		m.insert(b)
+	}
+	m.clock++
+	b.at, b.rank = m.NewKey(), rank
+	b.is = version{m.clock, m.cfg.Origin}
+	b.used, b.ends, b.dirty, b.told = b.is, m.now+life, false, m.now
+	m.attach(b)
+	m.Put(m.now, b.at, false)
+	m.Machine.End(m.now, before, true)
 }
 
 // use notes that a binding is used now.
@@ -208,25 +218,32 @@ func (m *Machine) use(b *binding) {
 	}
 }
 
-// add adds a binding to the sums, or takes it away.
-func (m *Machine) add(b *binding, times int) {
-	m.sums[b.key.part()] += uint64(times) * b.sum()
-	m.changed = m.now
+// attach adds the entry of a binding.
+func (m *Machine) attach(b *binding) {
+	m.entries[b.at] = b
+	m.total += b.sum()
+	m.soonest = min(m.soonest, b.ends)
 }
 
-// reap removes what has ended, if something has.
-func (m *Machine) reap() {
-	if m.now < m.soonest {
+// detach removes the entry of a binding.
+func (m *Machine) detach(b *binding) {
+	delete(m.entries, b.at)
+	m.total -= b.sum()
+}
+
+// reap removes the bindings that ended before a time, if there are any. Only the node that writes an entry ends it.
+func (m *Machine) reap(before time.Duration) {
+	if before < m.soonest {
 		return
 	}
 	m.soonest = math.MaxInt64
 	for _, b := range m.bindings {
-		if b.ends > m.now {
+		if b.ends > before || !m.Writes(b.at) {
 			m.soonest = min(m.soonest, b.ends)
 			continue
 		}
-		m.add(b, -1)
 		m.remove(b)
+		m.Machine.End(m.now, b.at, false)
 		m.Counts.Expired++
 	}
 }
@@ -251,48 +268,98 @@ func (m *Machine) prolong() {
 			continue
 		}
 		b.dirty, b.told = false, m.now
-		m.add(b, -1)
+		m.detach(b)
 		m.clock++
 		b.used = version{m.clock, m.cfg.Origin}
-		m.add(b, 1)
-		m.enqueue(b)
+		m.attach(b)
+		m.Put(m.now, b.at, false)
 	}
 	m.dirty = m.dirty[:0]
 }
 
-// join takes a state of a binding from another node, and reports whether it is news.
-func (m *Machine) join(o *binding, left time.Duration) bool {
-	m.clock = max(m.clock, o.is.Seq, o.used.Seq)
-	ends := m.now + min(left, m.cfg.TTL)
-	b := m.bindings[o.key]
-	if left <= 0 || b == nil && m.full(o.key, 2) {
-		if left > 0 {
-			m.Counts.Dropped++
+// usePeriod is how long other nodes may not know of a use.
+func (m *Machine) usePeriod() time.Duration { return min(m.cfg.TTL/8, time.Second) }
+
+// Wake returns when Step is due if nothing happens before.
+func (m *Machine) Wake() time.Duration {
+	wake := min(m.Machine.Wake(), m.nextReap)
+	if len(m.dirty)+len(m.leased) > 0 {
+		wake = min(wake, m.nextUse)
+	}
+	return wake
+}
+
+// Step goes on to now and returns the messages to send.
+func (m *Machine) Step(now time.Duration) []shared.Message {
+	m.now = now
+	if now >= m.nextUse {
+		m.nextUse = now + m.usePeriod()
+		m.prolong()
+	}
+	if now >= m.nextReap {
+		m.nextReap = now + reapPeriod
+		m.reap(now - 2*m.usePeriod()) // another node may tell of a later use until then
+	}
+	return m.Machine.Step(now)
+}
+
+// Finish is the last step. Uses that other nodes do not know of are due.
+func (m *Machine) Finish(now time.Duration) []shared.Message {
+	m.now = now
+	m.prolong()
+	return m.Machine.Finish(now)
+}
+
+// Append is of [shared.Table].
+func (m *Machine) Append(b []byte, now time.Duration, k shared.Key, whole bool) []byte {
+	return appendBinding(b, m.entries[k], now, whole)
+}
+
+// Hash is of [shared.Table].
+func (m *Machine) Hash(k shared.Key) (uint64, bool) {
+	if b := m.entries[k]; b != nil {
+		return b.sum(), true
+	}
+	return 0, false
+}
+
+// Join is of [shared.Table].
+func (m *Machine) Join(now time.Duration, k shared.Key, w *wireBinding) bool {
+	m.now = now
+	m.clock = max(m.clock, w.is.Seq, w.used.Seq)
+	ends := now + min(w.left, m.cfg.TTL)
+	if b := m.entries[k]; b != nil {
+		if w.used.compare(b.used) > 0 {
+			m.detach(b)
+			b.used, b.ends = w.used, max(b.ends, ends)
+			m.attach(b)
 		}
-		return false
+		return true
 	}
-	newer := 1
-	if b != nil {
-		newer = cmp.Or(o.is.compare(b.is), o.used.compare(b.used))
-	}
-	if newer <= 0 {
-		return false
-	}
-	if b == nil {
-		b = &binding{key: o.key}
+	b, before := m.bindings[w.key], shared.Key{}
+	switch {
+	case b == nil:
+		b = &binding{key: w.key}
 		m.insert(b)
-	} else {
-		m.add(b, -1)
-		if o.is == b.is {
-			ends = max(ends, b.ends)
-		}
+	case w.is.compare(b.is) < 0:
+		return false
+	default:
+		before = b.at
+		m.detach(b)
 	}
-	if o.rank.Instance == nowhere {
-		b.leases = nil
-		delete(m.leased, b)
+	if w.rank.Instance == nowhere {
+		m.release(b)
 	}
-	b.rank, b.is, b.used, b.ends = o.rank, o.is, o.used, ends
-	m.soonest = min(m.soonest, ends)
-	m.add(b, 1)
+	b.at, b.rank, b.is, b.used, b.ends = k, w.rank, w.is, w.used, ends
+	m.attach(b)
+	m.Machine.End(now, before, true)
 	return true
+}
+
+// End is of [shared.Table].
+func (m *Machine) End(now time.Duration, k shared.Key) {
+	m.now = now
+	if b := m.entries[k]; b != nil {
+		m.remove(b)
+	}
 }

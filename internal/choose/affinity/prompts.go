@@ -64,6 +64,7 @@ func (m *Machine) insert(b *binding) {
 
 // remove removes a binding from the maps.
 func (m *Machine) remove(b *binding) {
+	m.detach(b)
 	delete(m.bindings, b.key)
 	delete(m.leased, b)
 	last, ok := b.key.end()
@@ -76,12 +77,12 @@ func (m *Machine) remove(b *binding) {
 	}
 }
 
-// full reports whether there are n times as many bindings of the kind of a key as there may be.
-func (m *Machine) full(key Key, n int) bool {
+// full reports whether there are as many bindings of the kind of a key as there may be.
+func (m *Machine) full(key Key) bool {
 	if _, ok := key.end(); ok {
-		return m.prompts >= n*m.cfg.Prompts
+		return m.prompts >= m.cfg.Prompts
 	}
-	return len(m.bindings)-m.prompts >= n*m.cfg.Sessions
+	return len(m.bindings)-m.prompts >= m.cfg.Sessions
 }
 
 // Follow returns the rank of the session that a prompt without an id continues: the session's last prompt ended with a
@@ -124,8 +125,8 @@ func (m *Machine) BindPrompt(
 		return 0, from, nil
 	}
 	key := PromptKey(model, seq[len(seq)-1])
-	if m.bindings[key] == nil && m.full(key, 1) {
-		if m.reap(); m.full(key, 1) {
+	if m.bindings[key] == nil && m.full(key) {
+		if m.reap(now); m.full(key) {
 			m.Counts.Full++
 			return 0, from, fmt.Errorf("%w: %d prompts", ErrFull, m.prompts)
 		}
@@ -134,6 +135,7 @@ func (m *Machine) BindPrompt(
 		if m.Counts.Unclear++; b.rank.Instance == nowhere {
 			m.use(b)
 		} else {
+			m.release(b)
 			m.assign(b, events.RankKey{Instance: nowhere}, m.cfg.TTL)
 		}
 		return 0, from, nil
@@ -144,6 +146,7 @@ func (m *Machine) BindPrompt(
 		if how, from = Kept, b.rank; b.rank != rank {
 			how = Moved
 		}
+		m.release(b)
 		m.assign(b, events.RankKey{Instance: nowhere}, min(endedFor, m.cfg.TTL))
 	}
 	switch how {
@@ -158,26 +161,16 @@ func (m *Machine) BindPrompt(
 	if b == nil {
 		b = &binding{key: key}
 	}
+	m.release(b)
 	m.assign(b, rank, m.cfg.TTL)
 	m.lease(b, request)
 	return how, from, nil
 }
 
-// assign gives a binding a new version with a rank, and sends it. Requests of the version before hold it no more.
-func (m *Machine) assign(b *binding, rank events.RankKey, life time.Duration) {
-	if m.bindings[b.key] == b {
-		m.add(b, -1)
-	} else {
-		m.insert(b)
-	}
-	m.clock++
-	b.rank, b.is, b.used = rank, version{m.clock, m.cfg.Origin}, version{m.clock, m.cfg.Origin}
-	b.ends, b.dirty, b.told = m.now+life, false, m.now
-	m.soonest = min(m.soonest, b.ends)
+// release ends the leases of a binding: requests of the session before do not hold it.
+func (m *Machine) release(b *binding) {
 	b.leases = nil
 	delete(m.leased, b)
-	m.add(b, 1)
-	m.enqueue(b)
 }
 
 // lease notes that a binding lives while a request is under way.

@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/fleet/replication"
+	"github.com/kvatlas/kvatlas/internal/fleet/shared"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -15,28 +15,21 @@ type ServiceConfig struct {
 	Config    // without Origin
 	Conn      *jetstream.Conn
 	Namespace string
-	Hooks     replication.Hooks
+	Hooks     shared.Hooks
 }
 
 // Service is a node's bindings, what keeps them equal to those of the other nodes, and whose turn it is to initialise a
 // session.
 type Service struct {
-	*replication.Runner[*Machine, []byte]
+	*shared.Runner[*Machine]
 	turns map[Key]chan struct{} // of sessions that are being initialised; closed when that has ended. Mu guards it
 }
 
 // New returns a service without bindings.
 func New(cfg ServiceConfig) *Service {
 	cfg.Origin = rand.Uint64() | 1
-	s := &Service{turns: map[Key]chan struct{}{}}
-	subject := jetstream.SessionsSubject(cfg.Namespace)
-	s.Runner = replication.New(NewMachine(0, cfg.Config), replication.Config[[]byte]{Conn: cfg.Conn,
-		Subjects: []string{subject},
-		Receive: func(r jetstream.Request) {
-			_ = s.Change(func(m *Machine, now time.Duration) error { return m.Receive(now, r.Body) })
-		},
-		Send: func(data []byte) error { return cfg.Conn.Send(subject, "", data) }, Hooks: cfg.Hooks})
-	return s
+	return &Service{turns: map[Key]chan struct{}{}, Runner: shared.NewRunner(NewMachine(0, cfg.Config),
+		shared.ShellConfig{Conn: cfg.Conn, Namespace: cfg.Namespace, Name: "sessions", Hooks: cfg.Hooks})}
 }
 
 // Get returns the rank to which a session is bound.
@@ -118,5 +111,5 @@ func (s *Service) Status() Status {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	m := s.Machine
-	return Status{m.Ready(), m.Peers(), m.Len(), m.prompts, m.sum(), m.Counts}
+	return Status{m.Ready(), m.Peers(), m.Len(), m.prompts, m.total, m.Counts}
 }

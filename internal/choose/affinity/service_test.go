@@ -4,12 +4,12 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
-	"reflect"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/fleet/replication"
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
+	"github.com/kvatlas/kvatlas/internal/fleet/shared"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
@@ -38,7 +38,7 @@ func TestServices(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := New(ServiceConfig{Config: Config{TTL: time.Hour}, Conn: conn, Namespace: "n", Hooks: replication.Hooks{
+		s := New(ServiceConfig{Config: Config{TTL: time.Hour}, Conn: conn, Namespace: "n", Hooks: shared.Hooks{
 			Listen: func(err error) { t.Errorf("listen: %v", err) }, Send: func(err error) { t.Errorf("send: %v", err) },
 		}})
 		ctx, cancel := context.WithCancel(context.Background())
@@ -125,44 +125,47 @@ func TestBegin(t *testing.T) {
 	}
 }
 
-// TestWire: messages read as they were written; version 1 stays what it is.
+// TestWire: bindings read as they were written, and their form stays.
 func TestWire(t *testing.T) {
-	m := message{Kind: kindAnswer, From: 7, To: 9, Question: 3, Part: 1, Parts: 2, Bindings: []wireBinding{
-		{"m", "s", "w", 4, 5, 6, 7, 8, 9000}}}
-	const want = "9f01040709c2c2c2000000030102c09199a16da173a1770405060708cd2328"
-	data := encode(&m)
+	b := binding{key: Key{"m", "s"}, rank: events.RankKey{Instance: "w", Rank: 4}, at: shared.Key{Owner: 7, Seq: 1},
+		is: version{5, 6}, used: version{7, 8}, ends: 9 * time.Second}
+	const want = "0708cd2328a16da173a177040506"
+	data := appendBinding(nil, &b, 0, true)
 	if got := hex.EncodeToString(data); got != want {
 		t.Errorf("want %s, got %s", want, got)
 	}
-	got, err := decode(data)
-	if err != nil || !reflect.DeepEqual(*got, m) {
-		t.Errorf("%+v %v", got, err)
+	r := &shared.Reader{Reader: msgp.Reader{Data: data}}
+	got, hash := readBinding(r, b.at, true)
+	if wire := (wireBinding{b.key, b.rank, b.is, b.used, b.ends}); r.Bad || r.Left() > 0 || got != wire ||
+		hash != b.sum() {
+		t.Errorf("%+v is read as %+v, hash %x of %x", wire, got, hash, b.sum())
 	}
-	for _, bad := range []message{
-		{Kind: 0}, {Kind: 5}, {Kind: kindBeat, Count: -1}, {Kind: kindAnswer, Part: 2, Parts: 2},
-		{Kind: kindQuestion, Sums: make([]uint64, 3)}, {Kind: kindBindings, Bindings: []wireBinding{{}}},
-	} {
-		if _, err := decode(encode(&bad)); err == nil {
-			t.Errorf("%+v is read", bad)
+	for n := range data {
+		r := &shared.Reader{Reader: msgp.Reader{Data: data[:n]}}
+		if readBinding(r, b.at, true); !r.Bad {
+			t.Errorf("%d bytes are read", n)
 		}
-	}
-	if _, err := decode(append(data, 0)); err == nil {
-		t.Error("what follows a message is not seen")
 	}
 }
 
 // FuzzReceive: no message breaks a machine, nor what holds between its fields.
 func FuzzReceive(f *testing.F) {
-	f.Add(encode(&message{Kind: kindBindings, From: 7, Sent: 1, Bindings: []wireBinding{
-		{"m", "s", "w", 4, 5, 6, 7, 8, 9000}}}))
-	f.Add(encode(&message{Kind: kindBeat, From: 7, Ready: true, Count: 3, Sum: 4, Sent: 9, Calm: true}))
-	f.Add(encode(&message{Kind: kindQuestion, From: 7, To: 1}))
-	f.Add(encode(&message{Kind: kindAnswer, From: 7, To: 1, Parts: 2}))
+	w := newWorld(*seed, 3, time.Minute)
+	w.run(2 * time.Second)
+	w.keep = true
+	for range 30 {
+		w.op()
+		w.run(10 * time.Millisecond)
+	}
+	for _, data := range w.sent {
+		f.Add(data)
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		m := NewMachine(0, Config{Origin: 1, TTL: time.Minute, Sessions: 8})
+		m.Alone()
 		_, _ = m.Bind(0, Key{"m", "s"}, rank(1), "", true)
 		m.Step(0)
-		_ = m.Receive(time.Second, data)
+		m.Receive(time.Second, data)
 		m.Step(2 * time.Second)
 		if err := m.check(); err != nil {
 			t.Fatal(err)

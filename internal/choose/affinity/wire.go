@@ -1,106 +1,56 @@
 package affinity
 
 import (
-	"bytes"
-	"errors"
+	"math"
 	"time"
 
-	"github.com/vmihailenco/msgpack/v5"
-
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
+	"github.com/kvatlas/kvatlas/internal/fleet/shared"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// wireVersion, kinds and the order of fields are wire constants. A message of another version is malformed.
-const wireVersion = 1
+// A binding is on the wire as MessagePack values, within the messages of [shared.Machine]: its last use, and the
+// milliseconds that it has left; the whole binding also has its model, session, worker, rank and version.
 
-const (
-	kindBindings = 1 // Sent, Bindings
-	kindBeat     = 2 // Ready, Ask, To, Calm, Count, Sum, Sent
-	kindQuestion = 3 // To, Question, Sums
-	kindAnswer   = 4 // To, Question, Part, Parts, Bindings
-)
+const maxSeq = 1 << 62
 
-const (
-	maxMessage = 4 << 20 // bytes, of what is read
-	maxSeq     = 1 << 62
-	maxParts   = 1 << 16
-)
-
-// message is an array of its fields.
-type message struct {
-	Version, Kind uint8
-	From, To      uint64
-	Ready, Ask    bool
-	Calm          bool
-	Count         int
-	Sum           uint64
-	Sent          uint64 // messages of bindings until now, this one among them
-	Question      uint64
-	Part, Parts   int
-	Sums          []uint64
-	Bindings      []wireBinding
-}
-
-// wireBinding is an array of its fields.
+// wireBinding is a state of a binding that another node has sent.
 type wireBinding struct {
-	Model, Session string
-	Worker         string
-	Rank           uint32
-	Seq, Writer    uint64
-	UseSeq         uint64
-	UseWriter      uint64
-	LeftMS         int64 // of its life, when it was sent
+	key      Key
+	rank     events.RankKey
+	is, used version
+	left     time.Duration
 }
 
-func toWire(b *binding, now time.Duration) wireBinding {
-	return wireBinding{Model: b.key.Model, Session: b.key.Session, Worker: string(b.rank.Instance),
-		Rank: uint32(b.rank.Rank), Seq: b.is.Seq, Writer: b.is.Writer, UseSeq: b.used.Seq, UseWriter: b.used.Writer,
-		LeftMS: int64((b.ends - now + time.Millisecond - 1) / time.Millisecond)}
+func appendVersion(b []byte, v version) []byte {
+	return msgp.AppendUint(msgp.AppendUint(b, v.Seq), v.Writer)
 }
 
-func (w *wireBinding) binding() binding {
-	return binding{key: Key{w.Model, w.Session}, rank: events.RankKey{Instance: events.WorkerID(w.Worker),
-		Rank: events.Rank(w.Rank)}, is: version{w.Seq, w.Writer}, used: version{w.UseSeq, w.UseWriter}}
+func appendBinding(b []byte, of *binding, now time.Duration, whole bool) []byte {
+	left := (max(of.ends-now, 0) + time.Millisecond - 1) / time.Millisecond
+	b = msgp.AppendUint(appendVersion(b, of.used), uint64(left))
+	if !whole {
+		return b
+	}
+	b = msgp.AppendStr(msgp.AppendStr(msgp.AppendStr(b, of.key.Model), of.key.Session), string(of.rank.Instance))
+	return appendVersion(msgp.AppendUint(b, uint64(of.rank.Rank)), of.is)
 }
 
-func (w *wireBinding) valid() bool {
-	return w.Session != "" && len(w.Session) <= MaxID && len(w.Model) <= maxName && w.Worker != "" &&
-		len(w.Worker) <= maxName && w.Seq > 0 && w.Seq <= w.UseSeq && w.UseSeq <= maxSeq && w.LeftMS >= 0 &&
-		w.LeftMS <= MaxTTL.Milliseconds()
+func readVersion(r *shared.Reader) version {
+	return version{r.Number(maxSeq), r.Number(math.MaxUint64)}
 }
 
-func encode(m *message) []byte {
-	m.Version = wireVersion
-	var b bytes.Buffer
-	e := msgpack.GetEncoder()
-	defer msgpack.PutEncoder(e)
-	e.Reset(&b)
-	e.UseCompactInts(true)
-	e.UseArrayEncodedStructs(true)
-	if err := e.Encode(m); err != nil {
-		panic(err) // a buffer takes all, and there is no type that msgpack does not know
+// readBinding reads a binding, and hashes it as [Machine.Hash] does.
+func readBinding(r *shared.Reader, k shared.Key, whole bool) (w wireBinding, hash uint64) {
+	w.used = readVersion(r)
+	w.left = time.Duration(r.Number(uint64(MaxTTL/time.Millisecond))) * time.Millisecond
+	hash = (&binding{at: k, used: w.used}).sum()
+	if !whole {
+		return w, hash
 	}
-	return b.Bytes()
-}
-
-var errMalformed = errors.New("malformed message")
-
-func decode(data []byte) (*message, error) {
-	var m message
-	r := bytes.NewReader(data)
-	if len(data) > maxMessage || msgpack.NewDecoder(r).Decode(&m) != nil || r.Len() > 0 || m.Version != wireVersion {
-		return nil, errMalformed
-	}
-	ok := m.Kind >= kindBindings && m.Kind <= kindAnswer && m.Count >= 0 && m.Sent <= maxSeq &&
-		(len(m.Sums) == 0 || len(m.Sums) == parts) && len(m.Bindings) <= maxEntries
-	if m.Kind == kindAnswer {
-		ok = ok && m.Part >= 0 && m.Part < m.Parts && m.Parts <= maxParts
-	}
-	for i := range m.Bindings {
-		ok = ok && m.Bindings[i].valid()
-	}
-	if !ok {
-		return nil, errMalformed
-	}
-	return &m, nil
+	w.key = Key{r.Text(maxName), r.Text(MaxID)}
+	w.rank = events.RankKey{Instance: events.WorkerID(r.Text(maxName)), Rank: events.Rank(r.Number(math.MaxUint32))}
+	w.is = readVersion(r)
+	r.OK(w.key.Session != "" && w.rank.Instance != "" && w.is.Seq > 0)
+	return w, hash
 }

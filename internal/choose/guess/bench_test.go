@@ -46,7 +46,7 @@ func BenchmarkDepths(b *testing.B) {
 				if i < ranks {
 					common = depth(i)
 				}
-				t.Observe(time.Duration(i), &load.Request{Key: load.Key{Origin: 1, Seq: uint64(i + 1)}, New: true,
+				t.Observe(time.Duration(i), &load.Request{Key: load.Key{Owner: 1, Seq: uint64(i + 1)}, New: true,
 					Rank: keys[i%ranks], Hashes: seq(i, common)})
 			}
 			if err := t.Check(); err != nil {
@@ -84,7 +84,7 @@ func BenchmarkBook(b *testing.B) {
 				seq[j] += events.SeqHash(i+1) << 32
 			}
 		}
-		r := load.Request{Key: load.Key{Origin: 1, Seq: uint64(i + 1)}, New: true, Rank: keys[i%256], Hashes: seq}
+		r := load.Request{Key: load.Key{Owner: 1, Seq: uint64(i + 1)}, New: true, Rank: keys[i%256], Hashes: seq}
 		t.Observe(time.Duration(2*i), &r)
 		r.New, r.Ended = false, true
 		t.Observe(time.Duration(2*i+1), &r)

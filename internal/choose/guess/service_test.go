@@ -30,7 +30,7 @@ func TestEventsPassAGuess(t *testing.T) {
 	seq := []events.SeqHash{1, 2, 3, 4, 5, 6}
 	of := load.Model{Name: "m"}
 	tell := func(rank int, n int, r load.Request) {
-		r.Key, r.Rank, r.Hashes = load.Key{Origin: 1, Seq: uint64(rank + 1)}, pool.Ranks[rank].RankKey, seq[:n]
+		r.Key, r.Rank, r.Hashes = load.Key{Owner: 1, Seq: uint64(rank + 1)}, pool.Ranks[rank].RankKey, seq[:n]
 		s.Observe(of, &r)
 	}
 	check := func(what string, confirmed []uint32, want ...uint32) {
@@ -94,7 +94,7 @@ func TestEnginesThatEnd(t *testing.T) {
 	seq := []events.SeqHash{1, 2, 3}
 	send := func() {
 		requests++
-		s.Observe(load.Model{Name: "m"}, &load.Request{Key: load.Key{Origin: 1, Seq: requests}, Rank: key, Hashes: seq,
+		s.Observe(load.Model{Name: "m"}, &load.Request{Key: load.Key{Owner: 1, Seq: requests}, Rank: key, Hashes: seq,
 			New: true})
 	}
 	check := func(what string, want uint32) {

@@ -59,7 +59,7 @@ func history(rng *rand.Rand, steps int) error {
 		switch op := rng.IntN(20); {
 		case op < 7:
 			key++
-			r := &load.Request{Key: load.Key{Origin: 1, Seq: key}, Rank: ranks[rng.IntN(len(ranks))], Hashes: prompt()}
+			r := &load.Request{Key: load.Key{Owner: 1, Seq: key}, Rank: ranks[rng.IntN(len(ranks))], Hashes: prompt()}
 			if rng.IntN(4) == 0 {
 				r.Age = time.Duration(rng.Int64N(int64(6 * time.Second)))
 			}
@@ -192,7 +192,7 @@ func TestPast(t *testing.T) {
 			for range n {
 				now += time.Duration(1 + rng.Int64N(int64(200*time.Millisecond)))
 				key++
-				r := load.Request{Key: load.Key{Origin: 1, Seq: key}, Rank: ranks[rng.IntN(6)], Hashes: prompt(), New: true,
+				r := load.Request{Key: load.Key{Owner: 1, Seq: key}, Rank: ranks[rng.IntN(6)], Hashes: prompt(), New: true,
 					Private: rng.IntN(3)}
 				table.Observe(now, &r)
 				if r.New, r.Ended = false, true; rules[r.Rank].Capacity > 0 || rng.IntN(4) > 0 {

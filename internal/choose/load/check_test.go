@@ -1,9 +1,7 @@
 package load
 
 import (
-	"cmp"
 	"fmt"
-	"math"
 	"slices"
 )
 
@@ -23,16 +21,15 @@ func (t *Table) Check() error {
 		return fmt.Errorf("%d rows, %d by rank, %d loads; %d records, %d queued", len(t.rows), len(t.byRank),
 			len(t.loads), len(t.records), len(t.queue))
 	}
-	byID, live := map[string]int{}, map[uint64]int{}
+	byID := map[string]int{}
 	for key, r := range t.records {
-		if r.key != key || t.queue[r.due] != r || !t.seen[key.Origin].has(key.Seq) {
+		if r.key != key || t.queue[r.due] != r {
 			return fmt.Errorf("record %v of %q is out of place", key, r.id)
 		}
 		if r.due > 0 && t.queue[(r.due-1)/2].deadline > r.deadline {
 			return fmt.Errorf("the queue is out of order at %d", r.due)
 		}
 		byID[r.id]++
-		live[key.Origin]++
 		blocks += r.blocks()
 		if t.digestOf(r) != r.digest {
 			return fmt.Errorf("the digest of %v is old", key)
@@ -118,7 +115,7 @@ func (t *Table) Check() error {
 	for id, head := range t.ids {
 		n := 0
 		for r := head; r != nil; r = r.rival {
-			if n++; r.id != id || t.records[r.key] != r || r.rival != nil && !r.key.less(r.rival.key) {
+			if n++; r.id != id || t.records[r.key] != r || r.rival != nil && r.key.Compare(r.rival.key) >= 0 {
 				return fmt.Errorf("id %q has record %v", id, r.key)
 			}
 		}
@@ -129,28 +126,6 @@ func (t *Table) Check() error {
 	if len(t.ids) != len(byID) || blocks != t.blocks || sum != t.sum {
 		return fmt.Errorf("%d ids, want %d; %d blocks, want %d; digest %+v, want %+v", len(t.ids), len(byID), t.blocks,
 			blocks, t.sum, sum)
-	}
-	for origin, s := range t.seen {
-		if s.live != live[origin] {
-			return fmt.Errorf("%d requests of %x, want %d", s.live, origin, live[origin])
-		}
-		if got := s.underWay(1, math.MaxUint64); len(got) != s.live || slices.ContainsFunc(got, func(r *record) bool {
-			return t.records[r.key] != r || r.key.Origin != origin
-		}) || !slices.IsSortedFunc(got, func(a, b *record) int { return cmp.Compare(a.key.Seq, b.key.Seq) }) {
-			return fmt.Errorf("under way of %x are %d requests, want %d in order", origin, len(got), s.live)
-		}
-		if err := s.check(); err != nil {
-			return fmt.Errorf("what was seen of %x: %w", origin, err)
-		}
-	}
-	return nil
-}
-
-func (s *seen) check() error {
-	for i, p := range s.spans {
-		if p.first == 0 || p.first > p.last || i > 0 && s.spans[i-1].last+1 >= p.first {
-			return fmt.Errorf("spans %v", s.spans)
-		}
 	}
 	return nil
 }

@@ -32,8 +32,13 @@ func (d *Digest) sub(r *record) {
 	}
 }
 
-// digestOf hashes a record's key and state. What does not change in a record follows from its key.
+// digestOf hashes a record's key and state.
 func (t *Table) digestOf(r *record) uint64 {
 	t.scratch = appendState(t.scratch[:0], &r.state)
-	return xxh3.HashSeed(t.scratch, r.key.Origin^r.key.Seq*0x9E3779B97F4A7C15)
+	return hashState(t.scratch, r.key)
+}
+
+// hashState hashes a key and a state that is encoded. The fields of a record that do not change follow from its key.
+func hashState(encoded []byte, k Key) uint64 {
+	return xxh3.HashSeed(encoded, k.Owner^k.Seq*0x9E3779B97F4A7C15)
 }

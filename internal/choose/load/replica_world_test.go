@@ -11,6 +11,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/fleet/shared"
 )
 
 var rounds = flag.Int("rounds", 200, "histories of TestReplicas")
@@ -38,9 +40,8 @@ type simNode struct {
 	w     *world
 	place int // which node it is
 	dead  bool
-	bytes int    // that it has received
-	group int    // of nodes that hear each other
-	pairs *pairs // it compares tables as nodes did before the ring; nil: in the ring
+	bytes int // that it has received
+	group int // of nodes that hear each other
 
 	tables []*Table // all that it has or has dropped
 
@@ -81,12 +82,9 @@ type world struct {
 	truth  map[Model]map[Key]*truth
 	models []Model // in which ops book
 
-	pairs       float64 // how many of the nodes that start are from before the ring
 	loss, twice float64
 	delay       time.Duration // the most
-	published   [][]byte
-	record      bool // keep what is published
-	bytes       int  // of it
+	bytes       int           // that were published
 }
 
 func newWorld(seed uint64, n int, limits Limits) *world {
@@ -113,9 +111,6 @@ func (w *world) start(place int) {
 		ended: map[Model]map[Key]*Request{}}
 	n.Replica = NewReplica(w.now, ReplicaConfig{Origin: w.Uint64() | 1, Limits: w.limits, Watch: n.watch, Past: n.past,
 		Recall: n.recall})
-	if w.pairs > 0 && w.chance(w.pairs) == 1 {
-		n.pairs = &pairs{Replica: n.Replica, doubts: map[*peer]bool{}}
-	}
 	w.nodes[place] = n
 	for _, m := range testModels {
 		n.model(m)
@@ -227,22 +222,13 @@ func (w *world) run(d time.Duration) {
 			f := heap.Pop(&w.flight).(flight)
 			n := w.nodes[f.to]
 			n.bytes += len(f.data)
-			receive := n.Receive
-			if n.pairs != nil {
-				receive = n.pairs.receive
-			}
-			if err := receive(w.now, f.data); err != nil {
-				panic(err)
-			}
+			n.Receive(w.now, f.data)
 			n.noteTables()
 		}
 		for _, n := range w.nodes {
 			if n.Wake() <= w.now {
 				for _, m := range n.Step(w.now) {
 					w.publish(n, m)
-				}
-				if n.pairs != nil {
-					n.pairs.spread()
 				}
 			}
 		}
@@ -252,18 +238,15 @@ func (w *world) run(d time.Duration) {
 	}
 }
 
-// publish sends a message to all nodes, or to one. Nodes from before the ring know no messages to one: they send them
-// to all, and hear those to others.
-func (w *world) publish(from *simNode, m Message) {
+// publish sends a message to all nodes, or to one.
+func (w *world) publish(from *simNode, m shared.Message) {
 	data := m.Data
-	if w.bytes += len(data); w.record {
-		w.published = append(w.published, data)
-	}
+	w.bytes += len(data)
 	for i, n := range w.nodes {
 		if n.group != from.group {
 			continue // its own echo comes too
 		}
-		if m.To != 0 && m.To != n.cfg.Origin && from.pairs == nil && n.pairs == nil {
+		if m.To != 0 && m.To != n.cfg.Origin {
 			continue
 		}
 		for copies := 1 + w.chance(w.twice); copies > 0; copies-- {
@@ -300,8 +283,10 @@ func (w *world) op() {
 	case 15, 16, 17, 18:
 		_ = n.Free(w.now, m, id)
 	case 19:
-		if w.IntN(5) == 0 {
-			n.RemoveRank(w.now, rankKey(w.IntN(6)))
+		if k := rankKey(w.IntN(6)); w.IntN(5) == 0 {
+			for _, n := range w.nodes { // all see it
+				n.RemoveRank(w.now, k)
+			}
 		}
 	}
 }
@@ -435,11 +420,15 @@ func naive(t *Table) map[string]Load {
 // agrees compares a record, nil if there is none, with what was said.
 func (is *truth) agrees(r *record, now time.Duration) error {
 	var sure, all state // joined
-	known, freed, maybe := false, false, false
+	known, ended, maybe := false, false, false
 	outs := [2]map[uint64]uint32{{}, {}}
 	for _, s := range is.said {
-		if s.kind == 3 {
-			freed, maybe = freed || !s.by.dead, true
+		if s.kind == outlive {
+			maybe = true
+			continue
+		}
+		if s.kind == freed {
+			ended, maybe = ended || !s.by.dead, true
 			continue
 		}
 		known = known || !s.by.dead
@@ -464,7 +453,7 @@ func (is *truth) agrees(r *record, now time.Duration) error {
 		return nil
 	case expired:
 		return fmt.Errorf("it should have expired at %v", is.deadline)
-	case freed:
+	case ended:
 		return errors.New("it was freed")
 	}
 	if sure.done && !r.done || r.done && !all.done || sure.gone && !r.gone || r.gone && !all.gone {

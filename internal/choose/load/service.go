@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/loop"
-	"github.com/kvatlas/kvatlas/internal/fleet/replication"
+	"github.com/kvatlas/kvatlas/internal/fleet/shared"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -20,7 +20,7 @@ type Config struct {
 	Namespace string
 	Limits    Limits
 	Models    int // how many tables there may be; 0: 256
-	Hooks     replication.Hooks
+	Hooks     shared.Hooks
 
 	// Watch is told of every request, whichever node booked it; nil: nobody is. Tables are locked meanwhile: it must be
 	// quick, and must not call back.
@@ -29,6 +29,8 @@ type Config struct {
 	// Past and Recall are those of [ReplicaConfig]. Tables are locked meanwhile.
 	Past   func(of Model, yield func(*Request) bool)
 	Recall func(Model, *Request)
+
+	Memories []shared.Memory // that a node that starts gets from another node too
 }
 
 // lag is how long a call waits for the booking of an id that is not known yet: it may have been made on another node a
@@ -38,8 +40,7 @@ const lag = 10 * time.Millisecond
 // Service is a node's tables of requests under way, and what keeps them equal to those of the other nodes. Readers of
 // tables share the lock. Only what is booked while it runs reaches other nodes.
 type Service struct {
-	*replication.Runner[*Replica, Message]
-	origin  uint64
+	*shared.Runner[*Replica]
 	watch   atomic.Pointer[chan<- struct{}] // of Watch
 	foreign *foreign
 	started time.Time // the clock of foreign
@@ -47,8 +48,7 @@ type Service struct {
 
 // New returns a service without requests.
 func New(cfg Config) *Service {
-	s := &Service{origin: rand.Uint64() | 1, started: time.Now(),
-		foreign: newForeign(cfg.Limits, cmp.Or(max(cfg.Models, 0), usualModels))}
+	s := &Service{started: time.Now(), foreign: newForeign(cfg.Limits, cmp.Or(max(cfg.Models, 0), usualModels))}
 	watch := func(model Model, r *Request) {
 		if r.New {
 			s.foreign.own(time.Since(s.started), model, r.ID)
@@ -57,17 +57,10 @@ func New(cfg Config) *Service {
 			cfg.Watch(model, r)
 		}
 	}
-	replica := NewReplica(0, ReplicaConfig{Origin: s.origin, Limits: cfg.Limits, Models: cfg.Models,
-		Watch: watch, Past: cfg.Past, Recall: cfg.Recall})
-	s.Runner = replication.New(replica, replication.Config[Message]{Conn: cfg.Conn,
-		Subjects: jetstream.LoadSubjects(cfg.Namespace, s.origin), Receive: s.receive, Changed: s.notify, Hooks: cfg.Hooks,
-		Send: func(m Message) error {
-			subject, err := jetstream.LoadSubject(cfg.Namespace, m.Model.Name, m.Model.Group, m.To)
-			if err != nil {
-				return err
-			}
-			return cfg.Conn.Send(subject, "", m.Data)
-		}})
+	replica := NewReplica(0, ReplicaConfig{Origin: rand.Uint64() | 1, Limits: cfg.Limits, Models: cfg.Models,
+		Watch: watch, Past: cfg.Past, Recall: cfg.Recall, Memories: cfg.Memories})
+	s.Runner = shared.NewRunner(replica, shared.ShellConfig{Conn: cfg.Conn, Namespace: cfg.Namespace, Name: "loads",
+		Changed: s.notify, Hooks: cfg.Hooks})
 	return s
 }
 
@@ -174,7 +167,7 @@ func (s *Service) Read(model Model, read func(*Table)) bool {
 type Status struct {
 	Ready  bool
 	Peers  int
-	Counts ReplicaCounts
+	Counts shared.Counts
 	Models []ModelStatus
 
 	Foreign ForeignCounts
@@ -202,18 +195,4 @@ func (s *Service) Status() Status {
 		st.Models = append(st.Models, ModelStatus{m.Model, t.Digest(), t.Blocks(), len(t.rows), len(t.rivals), t.Counts})
 	}
 	return st
-}
-
-// receive takes a message. It is read without the lock, and its events are applied a few at a time: others want to read
-// tables meanwhile.
-func (s *Service) receive(r jetstream.Request) {
-	const atOnce = 8
-	m, err := decode(r.Body, s.origin)
-	for err == nil && m.kind == kindEvents && len(m.events) > atOnce {
-		part := *m
-		part.events, part.number = m.events[:atOnce], 0
-		m.events = m.events[atOnce:]
-		_ = s.Change(func(r *Replica, now time.Duration) error { return r.accept(now, &part, nil) })
-	}
-	_ = s.Change(func(r *Replica, now time.Duration) error { return r.accept(now, m, err) })
 }

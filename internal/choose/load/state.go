@@ -1,6 +1,7 @@
 package load
 
 import (
+	"cmp"
 	"math"
 	"slices"
 )
@@ -89,4 +90,40 @@ func addRun(runs []run, from int, w uint64) []run {
 		out = append(out, run{uint32(from), w})
 	}
 	return out
+}
+
+// join returns what two states of a request say together.
+func (s state) join(o state) state {
+	s.done, s.gone = s.done || o.done, s.gone || o.gone
+	if compareMarks(o.mark, s.mark) > 0 {
+		s.mark, s.runs = o.mark, o.runs
+	}
+	outs, changed := s.outs, false
+	for _, c := range o.outs {
+		at, ok := slices.BinarySearchFunc(outs, c.origin, compareOrigins)
+		if ok && outs[at].n >= c.n {
+			continue
+		}
+		if !changed {
+			outs, changed = slices.Clone(outs), true
+		}
+		if ok {
+			outs[at] = c
+		} else {
+			outs = slices.Insert(outs, at, c)
+		}
+	}
+	s.outs = outs
+	return s
+}
+
+func compareOrigins(o outCount, origin uint64) int { return cmp.Compare(o.origin, origin) }
+
+func compareMarks(a, b mark) int {
+	return cmp.Or(cmp.Compare(a.after, b.after), cmp.Compare(a.origin, b.origin), cmp.Compare(a.weight, b.weight))
+}
+
+func (s *state) equal(o *state) bool {
+	return s.done == o.done && s.gone == o.gone && s.mark == o.mark && slices.Equal(s.outs, o.outs) &&
+		slices.Equal(s.runs, o.runs)
 }

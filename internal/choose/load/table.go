@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/fleet/shared"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
@@ -108,14 +109,11 @@ type Counts struct {
 
 	Rivals     uint64 // requests that were booked under an id that another node had booked too, and lost it
 	Superseded uint64 // requests whose end was not heard, until their node used their id again
-	Stray      uint64 // events of requests that are not known here, or not any more
 }
 
 // Key names one booking: the node's session that made it, and its number there, from 1. An id may be used again when
 // its request has been freed; a key never is.
-type Key struct{ Origin, Seq uint64 }
-
-func (k Key) less(o Key) bool { return k.Origin < o.Origin || k.Origin == o.Origin && k.Seq < o.Seq }
+type Key = shared.Key
 
 // record is a request under way.
 type record struct {
@@ -129,7 +127,6 @@ type record struct {
 	state
 	deadline time.Duration
 	digest   uint64
-	ended    bool // it is not in the table any more
 
 	row   *row    // nil: gone
 	pos   int     // in row.records
@@ -166,8 +163,8 @@ type Table struct {
 
 	limits  Limits
 	origin  uint64
-	next    uint64 // the last own key
-	former  uint64 // own keys up to it are of tables before this one: they have been seen
+	next    uint64 // the last key, unless key is set
+	key     func() Key
 	records map[Key]*record
 	ids     map[string]*record
 	rivals  map[string]time.Duration // ids of more than one record, since when
@@ -179,11 +176,9 @@ type Table struct {
 	root    node
 	blocks  int
 	sum     Digest
-	seen    map[uint64]*seen
-	suspect bool // something was heard of a request whose booking was not
 	scratch []byte
 
-	changed func(change, *record) // of operations on this node; nil: nobody is told
+	changed func(change, *record) // is called when a request was changed on this node
 	watch   func(*Request)        // of what becomes of requests of any node; nil: nobody is told
 }
 
@@ -211,24 +206,27 @@ func (t *Table) tell(r *record, age time.Duration, isNew, ended bool) {
 		PrefillDone: r.done, Age: age, New: isNew, Ended: ended || r.gone})
 }
 
-// change is what an operation has done to a record.
+// change is what has happened to a record on this node.
 type change uint8
 
 const (
 	booked change = iota + 1
 	updated
 	freed
+	gone    // its rank was removed: all nodes see that
+	outlive // it has ended because of its age, or of another record: all nodes see that
 )
 
 // NewTable returns an empty table. The origin names this session of this node among all that book for the model; it is
 // random.
 func NewTable(origin uint64, limits Limits) *Table {
 	limits.setDefaults()
-	return &Table{
+	t := &Table{
 		limits: limits, origin: origin, records: map[Key]*record{}, ids: map[string]*record{},
-		rivals: map[string]time.Duration{}, byRank: map[events.RankKey]*row{}, seen: map[uint64]*seen{},
-		changed: func(change, *record) {},
+		rivals: map[string]time.Duration{}, byRank: map[events.RankKey]*row{}, changed: func(change, *record) {},
 	}
+	t.key = func() Key { t.next++; return Key{Owner: origin, Seq: t.next} }
+	return t
 }
 
 // Book enters a request. Errors: [ErrInvalid], [ErrConflict], [ErrFull].
@@ -246,12 +244,7 @@ func (t *Table) Book(now time.Duration, b Booking) error {
 		t.Counts.Full++
 		return fmt.Errorf("book %.64q: %w: %d requests with %d blocks", b.ID, ErrFull, len(t.records), t.blocks)
 	}
-	if t.next < t.former {
-		t.next = t.former
-		t.seenOf(t.origin, now).add(1, t.next)
-	}
-	t.next++
-	r := &record{key: Key{t.origin, t.next}, id: b.ID, rank: b.Rank, tokens: b.PrefillTokens, expected: b.ExpectedOutput,
+	r := &record{key: t.key(), id: b.ID, rank: b.Rank, tokens: b.PrefillTokens, expected: b.ExpectedOutput,
 		deadline: now + t.limits.Expiry}
 	if b.NoReuse {
 		r.private = uint32(len(b.Hashes))
@@ -361,7 +354,7 @@ func (t *Table) RemoveRank(key events.RankKey) {
 		next.gone = true
 		t.replace(0, r, next)
 		t.Counts.Gone++
-		t.changed(updated, r)
+		t.changed(gone, r)
 	}
 	t.removeRow(row)
 }
@@ -434,6 +427,7 @@ func (t *Table) expire(now time.Duration) {
 		r := t.queue[0]
 		t.remove(now, r)
 		t.Counts.Expired++
+		t.changed(outlive, r)
 	}
 }
 
@@ -442,10 +436,9 @@ func (t *Table) insert(now time.Duration, r *record) {
 	t.records[r.key] = r
 	t.blocks += r.blocks()
 	heap.Push(&t.queue, r)
-	t.seenOf(r.key.Origin, now).enter(r)
 	head := &record{rival: t.ids[r.id]}
 	at := head
-	for at.rival != nil && at.rival.key.less(r.key) {
+	for at.rival != nil && at.rival.key.Compare(r.key) < 0 {
 		at = at.rival
 	}
 	r.rival, at.rival = at.rival, r
@@ -462,7 +455,7 @@ func (t *Table) insert(now time.Duration, r *record) {
 	t.tell(r, max(0, t.limits.Expiry-(r.deadline-now)), true, false)
 }
 
-// remove takes a record out. Its key stays seen.
+// remove removes a record.
 func (t *Table) remove(now time.Duration, r *record) {
 	t.sum.sub(r)
 	if r.row != nil {
@@ -471,8 +464,6 @@ func (t *Table) remove(now time.Duration, r *record) {
 		row.idle = now
 	}
 	delete(t.records, r.key)
-	r.ended = true
-	t.seen[r.key.Origin].leave()
 	t.blocks -= r.blocks()
 	heap.Remove(&t.queue, r.due)
 	head := &record{rival: t.ids[r.id]}
@@ -490,7 +481,6 @@ func (t *Table) remove(now time.Duration, r *record) {
 		delete(t.rivals, r.id)
 	}
 	t.tell(r, 0, false, true)
-	r.hashes = nil // [seen] may keep r for a while
 }
 
 // prefilled measures a request whose first token has come.

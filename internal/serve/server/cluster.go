@@ -169,9 +169,3 @@ func (s *Server) peer(name string) (*client.Client, error) {
 		name, s.Namespace)
 	return client.OverPool(s.pool, subject, absent, client.Options{}), nil
 }
-
-// anyNode asks whichever node serves.
-func (s *Server) anyNode() *client.Client {
-	subject := func(op string) string { return jetstream.QuerySubject(s.Namespace, op) }
-	return client.OverPool(s.pool, subject, "no other node serves", client.Options{Absent: time.Millisecond})
-}

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/choose/load"
+	"github.com/kvatlas/kvatlas/internal/fleet/shared"
 	"github.com/kvatlas/kvatlas/pkg/api"
-	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -29,8 +29,8 @@ type engines struct {
 	warned    atomic.Int64  // when the last of them was logged, in nanoseconds
 }
 
-func newEngines(conn *jetstream.Conn, ns string, loads *load.Service, log *slog.Logger) *engines {
-	return &engines{conn: conn, ns: ns, log: log, table: load.NewEngines(), start: time.Now(), loads: loads}
+func newEngines(conn *jetstream.Conn, ns string, log *slog.Logger) *engines {
+	return &engines{conn: conn, ns: ns, log: log, table: load.NewEngines(), start: time.Now()}
 }
 
 func (e *engines) now() time.Duration { return time.Since(e.start) }
@@ -156,11 +156,21 @@ func (e *engines) enter(list []api.RouterRequest) {
 	}
 }
 
-// ask takes over what another node knows. It is tried once: engines report again soon.
-func (e *engines) ask(ctx context.Context, other *client.Client) {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	if l, err := other.EngineLoads(ctx); err == nil {
-		e.table.Take(e.now(), l.Loads)
+// memory hands the reports on to a node that starts.
+func (e *engines) memory() shared.Memory {
+	return shared.Memory{
+		Each: func(yield func([]byte) bool) {
+			for list := range slices.Chunk(e.table.List(e.now()), 4096) {
+				body, err := api.Marshal(api.MsgPack, &api.EngineLoads{Loads: list})
+				if err != nil || !yield(body) {
+					return
+				}
+			}
+		},
+		Take: func(body []byte) {
+			if l, err := api.ReadEngineLoads(api.MsgPack, body); err == nil {
+				e.table.Take(e.now(), l.Loads)
+			}
+		},
 	}
 }

@@ -9,15 +9,15 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/choose/load"
-	"github.com/kvatlas/kvatlas/internal/fleet/replication"
+	"github.com/kvatlas/kvatlas/internal/fleet/shared"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // sharedHooks makes log lines of what happens to something that all nodes know; things is its name in attributes.
-func sharedHooks(log *slog.Logger, what, things string) replication.Hooks {
+func sharedHooks(log *slog.Logger, what, things string) shared.Hooks {
 	var told time.Time
-	return replication.Hooks{
+	return shared.Hooks{
 		Ready: func(peers, n int) { log.Debug(what+" are known", "nodes", peers, things, n) },
 		Listen: func(err error) {
 			log.Warn("other nodes' "+what+" cannot be heard; it is tried again", "error", err, "what_to_do",

@@ -25,6 +25,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/faces/compat/dynamoselect"
 	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
+	"github.com/kvatlas/kvatlas/internal/fleet/shared"
 	"github.com/kvatlas/kvatlas/internal/index/node"
 	"github.com/kvatlas/kvatlas/internal/index/scatter"
 	"github.com/kvatlas/kvatlas/internal/ingest/control"
@@ -244,12 +245,13 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		return nil, err
 	}
 	s.announced = s.newAnnounced()
+	s.engines = newEngines(s.Conn, s.Namespace, log)
 	s.loads = load.New(load.Config{Conn: s.Conn, Namespace: s.Namespace,
 		Limits: load.Limits{Requests: s.MaxRequests, Expiry: s.RequestExpiry},
 		Hooks:  sharedHooks(log, "requests under way", "requests"), Watch: s.observe, Past: s.guesses.Past,
-		Recall: s.guesses.Recall})
+		Recall: s.guesses.Recall, Memories: []shared.Memory{s.engines.memory()}})
+	s.engines.loads = s.loads
 	s.tokenizers = s.newTokenizers()
-	s.engines = newEngines(s.Conn, s.Namespace, s.loads, log)
 	s.sessions = s.newSessions()
 	s.selection, err = selection.New(selection.Config{
 		Find: s.find, Pool: s.registry.Pool, Loads: s.loads, Guesses: s.guesses, Engines: s.engines.read,
@@ -353,9 +355,6 @@ func (s *Server) Run(ctx context.Context) error {
 		cancel()
 		s.waitLoads(ctx)
 		s.models.Await(ctx) // else an unregistered block size could make a query ambiguous
-		if len(s.views.Now().Peers) > 0 {
-			s.engines.ask(ctx, s.anyNode())
-		}
 		if err = service.serveQueries(); err == nil {
 			s.log.Info("ready", "namespace", s.Namespace, "partitions", s.ns.Partitions())
 			if s.Ready != nil {

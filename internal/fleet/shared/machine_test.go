@@ -1,0 +1,274 @@
+package shared
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// TestNodes plays random histories: nodes change entries while messages are lost, late, duplicated and reordered, nodes
+// are cut off from each other for seconds, killed and restarted, and clocks differ. Two seconds after the last fault all
+// nodes have the same entries, no entry of a living node is lost, and no entry has reappeared on a node where it ended.
+// When nothing is created any more all entries end, and what nodes keep of owners that are gone is forgotten.
+func TestNodes(t *testing.T) {
+	var total Counts
+	created := 0
+	for round := range uint64(*rounds) {
+		w, err := history(*seed + round)
+		if err != nil {
+			t.Errorf("-seed=%d -rounds=1: %d nodes at %v: %v", *seed+round, len(w.nodes), w.now, err)
+		}
+		created += len(w.keys)
+		for _, n := range w.nodes {
+			total.Exchanges += n.Counts.Exchanges
+			total.Pushed += n.Counts.Pushed
+			total.Repeated += n.Counts.Repeated
+			total.Healed += n.Counts.Healed
+			total.Stray += n.Counts.Stray
+			total.Unsynced += n.Counts.Unsynced
+			total.Malformed += n.Counts.Malformed
+		}
+	}
+	t.Logf("%d entries; %+v", created, total)
+	if total.Malformed > 0 || *rounds >= 100 && (total.Exchanges == 0 || total.Pushed == 0 || total.Repeated == 0 ||
+		total.Healed == 0 || total.Stray == 0) {
+		t.Error("some of what should happen did not")
+	}
+}
+
+func history(seed uint64) (*world, error) {
+	r := rand.New(rand.NewPCG(seed, 3))
+	most := []int{4, 4, 4, 4, 4, 4, 4, 8, 8, 63}[seed%10]
+	life := []time.Duration{8 * time.Second, 300 * time.Second}[r.IntN(2)]
+	if most > 8 {
+		life = 8 * time.Second // else the beats of the quiet time at the end take long
+	}
+	w := newWorld(seed, 2, life)
+	w.skewed = true
+	w.names = []int{60, 100_000}[r.IntN(2)]
+	for range r.IntN(most) {
+		w.nodes = append(w.nodes, nil)
+		w.start(len(w.nodes) - 1)
+	}
+	w.run(2 * time.Second)
+	late := time.Duration(0)
+	for range 4 + r.IntN(8) {
+		switch r.IntN(8) {
+		case 0:
+			w.loss = r.Float64() * 0.7
+		case 1:
+			w.twice = r.Float64()
+		case 2:
+			w.delay, w.ordered = time.Duration(1+r.IntN(3000))*time.Millisecond, r.IntN(2) == 0
+			late = max(late, w.delay)
+		case 3, 4:
+			for _, n := range w.nodes {
+				n.group = r.IntN(3)
+			}
+		case 5, 6:
+			w.start(r.IntN(len(w.nodes)))
+		case 7:
+			w.heal()
+		}
+		for range r.IntN(80) {
+			w.op()
+			w.run(time.Duration(r.IntN(60)) * time.Millisecond)
+		}
+	}
+	w.heal()
+	w.run(2 * time.Second)
+	late = 4*late + 3*time.Second
+	if err := w.check(late); err != nil {
+		for i := range 100 {
+			w.run(100 * time.Millisecond)
+			if w.differ(late) == nil {
+				return w, fmt.Errorf("after the faults, %d00 ms late: %w", i+1, err)
+			}
+		}
+		return w, fmt.Errorf("after the faults: %w", err)
+	}
+	w.run(w.life + late)
+	if err := w.check(late); err != nil {
+		return w, fmt.Errorf("at the end: %w", err)
+	}
+	w.run(3*w.life + 10*time.Second)
+	for _, n := range w.nodes {
+		if !n.Ready() || n.size > 0 || len(n.pending) > 0 || len(n.owners) > len(w.nodes) {
+			return w, fmt.Errorf("node %d: ready %v, %d entries, %d pending, %d owners of %d nodes", n.place, n.Ready(),
+				n.size, len(n.pending), len(n.owners), len(w.nodes))
+		}
+	}
+	return w, nil
+}
+
+// quiet is a world of ready nodes without faults.
+func quiet(t *testing.T, n int) *world {
+	w := newWorld(*seed, n, 300*time.Second)
+	w.ordered = true
+	w.run(2 * time.Second)
+	for _, n := range w.nodes {
+		if !n.Ready() {
+			t.Fatalf("node %d is not ready", n.place)
+		}
+	}
+	return w
+}
+
+func (w *world) exchanges() (n uint64) {
+	for _, x := range w.nodes {
+		n += x.Counts.Exchanges
+	}
+	return n
+}
+
+// TestBusyNodesAskNothing: a writer's digest holds at its place in the writer's messages, so nodes whose entries change
+// all the time ask nothing, and find a loss with the next beat.
+func TestBusyNodesAskNothing(t *testing.T) {
+	w := quiet(t, 3)
+	work := func(d time.Duration) {
+		for end := w.now + d; w.now < end; w.run(time.Millisecond) {
+			w.op()
+		}
+	}
+	work(10 * time.Second)
+	if n := w.exchanges(); n > 0 {
+		t.Errorf("%d exchanges though nothing was lost", n)
+	}
+	w.loss = 1
+	work(20 * time.Millisecond)
+	w.loss = 0
+	work(1500 * time.Millisecond)
+	if w.exchanges() == 0 {
+		t.Error("the loss was not found")
+	}
+	w.run(10 * time.Millisecond)
+	if err := w.check(0); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestOwnersThatDie: when a quarter of 64 nodes dies nothing is asked, and nothing is sent again.
+func TestOwnersThatDie(t *testing.T) {
+	w := quiet(t, 64)
+	for i := range 640 {
+		w.create(w.nodes[i%64])
+	}
+	w.run(time.Second)
+	for i := range 16 {
+		w.nodes[4*i].group = 1 + i // it lives, and nobody hears it
+	}
+	w.run(4 * time.Second)
+	first := w.nodes[1]
+	for _, n := range w.nodes {
+		if n.group == 0 && (n.Counts.Exchanges > 0 || n.Counts.Pushed > 0 || len(n.rows) != len(first.rows)) {
+			t.Errorf("node %d: %d entries, %+v", n.place, len(n.rows), n.Counts)
+		}
+	}
+}
+
+// TestNodesThatWereApart has sixteen nodes change entries while none hears another. Then each asks each other once, and
+// entries that many lack are sent to all once.
+func TestNodesThatWereApart(t *testing.T) {
+	const nodes, each = 16, 40
+	w := quiet(t, nodes)
+	for i, n := range w.nodes {
+		n.group = i
+	}
+	for range each {
+		for _, n := range w.nodes {
+			w.create(n)
+		}
+	}
+	w.run(8 * time.Second)
+	before := w.bytes
+	w.heal()
+	w.run(2 * time.Second)
+	if err := w.check(0); err != nil {
+		t.Error(err)
+	}
+	if n := w.exchanges(); n > nodes*nodes {
+		t.Errorf("%d exchanges of %d nodes", n, nodes)
+	}
+	pushed := uint64(0)
+	for _, n := range w.nodes {
+		pushed += n.Counts.Pushed
+	}
+	if pushed < uint64(len(w.keys)) || pushed > 2*nodes*each {
+		t.Errorf("%d entries were sent again, %d are missed", pushed, len(w.keys))
+	}
+	t.Logf("each node received %d bytes", (w.bytes-before)/nodes)
+}
+
+// TestStart has a node that starts among others: when it is ready it has what they have, though much is lost. The others
+// are not sent their own entries again. A node that is gone leaves its entries to the others.
+func TestStart(t *testing.T) {
+	for _, loss := range []float64{0, 0.3} {
+		w := quiet(t, 3)
+		for i := range 2000 {
+			w.create(w.nodes[i%3])
+		}
+		w.nodes[0].memory = []string{"a", "b"}
+		w.nodes[1].memory = w.nodes[0].memory
+		w.run(time.Second)
+		w.loss = loss
+		n, began := w.start(2), w.now
+		for !n.Ready() {
+			w.run(time.Millisecond)
+		}
+		if took := w.now - began; n.Counts.Unsynced > 0 || loss == 0 && took > 50*time.Millisecond {
+			t.Errorf("loss %v: ready after %v, %+v", loss, took, n.Counts)
+		}
+		if len(n.rows) != len(w.nodes[0].rows) || loss == 0 && len(n.memory) != 2 {
+			t.Errorf("loss %v: ready with %d of %d entries, and remembers %v", loss, len(n.rows), len(w.nodes[0].rows),
+				n.memory)
+		}
+		w.heal()
+		w.run(3 * time.Second)
+		if err := w.check(0); err != nil {
+			t.Errorf("loss %v: %v", loss, err)
+		}
+	}
+}
+
+// TestAlone: a node that hears no other node is ready soon, and sends nothing but beats.
+func TestAlone(t *testing.T) {
+	w := newWorld(*seed, 1, time.Minute)
+	n := w.nodes[0]
+	if w.run(time.Second); n.Ready() {
+		t.Error("ready before another node could answer")
+	}
+	w.run(time.Second)
+	if before := w.bytes; !n.Ready() || before == 0 {
+		t.Errorf("ready %v", n.Ready())
+	}
+	for range 100 {
+		w.create(n)
+	}
+	before := w.bytes
+	if w.run(400 * time.Millisecond); w.bytes-before > 200 {
+		t.Errorf("%d bytes were sent to no node", w.bytes-before)
+	}
+}
+
+// TestMessagesAreBounded: many changes at once, and the answer to a node that has none of them, come in messages of
+// bounded size.
+func TestMessagesAreBounded(t *testing.T) {
+	w := quiet(t, 2)
+	w.names = 1 << 40
+	for range 20_000 {
+		w.create(w.nodes[0])
+	}
+	w.run(10 * time.Millisecond)
+	if err := w.check(0); err != nil {
+		t.Error(err)
+	}
+	w.start(1)
+	w.run(time.Second)
+	if err := w.check(0); err != nil {
+		t.Error(err)
+	}
+	if w.largest > batchBytes+partPoints*16 {
+		t.Errorf("a message of %d bytes", w.largest)
+	}
+}

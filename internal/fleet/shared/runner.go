@@ -1,0 +1,145 @@
+package shared
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/base/hooks"
+	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
+)
+
+// Stepped is a [Machine], or a type that embeds one.
+type Stepped interface {
+	Begin(now time.Duration)
+	Origin() uint64
+	Alone()
+	Ready() bool
+	Peers() int
+	Len() int // entries
+	Wake() time.Duration
+	Step(now time.Duration) []Message
+	Finish(now time.Duration) []Message
+	Prepare(data []byte) []func(now time.Duration)
+}
+
+// Hooks are called by goroutines of [Runner.Run]. Each may be nil. They must not block.
+type Hooks struct {
+	Ready  func(peers, entries int) // the entries are those of the other nodes
+	Listen func(err error)          // messages of other nodes cannot be received; the runner tries again
+	Send   func(err error)          // a message was not sent; digests make up for it
+}
+
+// ShellConfig configures a [Runner].
+type ShellConfig struct {
+	Conn      *jetstream.Conn
+	Namespace string
+	Name      string // of the table, in subjects; the same on all nodes
+	Changed   func() // called without the lock when entries may have changed; nil: not called
+	Hooks     Hooks
+}
+
+// Runner runs a machine: it holds the lock and the clock, and carries messages over NATS. Its methods may be called from
+// any goroutine, also before and after Run.
+type Runner[M Stepped] struct {
+	Mu      sync.RWMutex // of the machine
+	Machine M
+
+	cfg   ShellConfig
+	start time.Time
+	ready chan struct{}
+	due   chan struct{} // Step is due sooner than the publisher expects
+}
+
+// NewRunner returns a runner of a machine whose time begins at 0.
+func NewRunner[M Stepped](m M, cfg ShellConfig) *Runner[M] {
+	hooks.Fill(&cfg.Hooks)
+	return &Runner[M]{Machine: m, cfg: cfg, start: time.Now(), ready: make(chan struct{}), due: make(chan struct{}, 1)}
+}
+
+// Now returns the machine's time.
+func (r *Runner[M]) Now() time.Duration { return time.Since(r.start) }
+
+// Ready is closed when the entries are those of the other nodes, or there is no other node.
+func (r *Runner[M]) Ready() <-chan struct{} { return r.ready }
+
+// Alone notes that there is no other node, so that this one does not wait for its entries.
+func (r *Runner[M]) Alone() {
+	_ = r.Change(func(m M, _ time.Duration) error { m.Alone(); return nil })
+}
+
+// Change changes the machine, and wakes the publisher if there is something to send. It returns do's error.
+func (r *Runner[M]) Change(do func(m M, now time.Duration) error) error {
+	r.Mu.Lock()
+	now := r.Now()
+	before, ready := r.Machine.Wake(), r.Machine.Ready()
+	err := do(r.Machine, now)
+	sooner := r.Machine.Wake() < before || r.Machine.Ready() != ready
+	r.Mu.Unlock()
+	if sooner {
+		loop.Wake(r.due)
+	}
+	r.changed()
+	return err
+}
+
+func (r *Runner[M]) changed() {
+	if r.cfg.Changed != nil {
+		r.cfg.Changed()
+	}
+}
+
+// Run exchanges messages with other nodes until ctx ends.
+func (r *Runner[M]) Run(ctx context.Context) {
+	r.Mu.Lock()
+	r.Machine.Begin(r.Now())
+	r.Mu.Unlock()
+	var parts sync.WaitGroup
+	subjects := []string{jetstream.SharedSubject(r.cfg.Namespace, r.cfg.Name, 0),
+		jetstream.SharedSubject(r.cfg.Namespace, r.cfg.Name, r.Machine.Origin())}
+	parts.Go(func() { r.cfg.Conn.KeepSubscribedInOrder(ctx, subjects, r.receive, r.cfg.Hooks.Listen) })
+	parts.Go(func() { r.publish(ctx) })
+	parts.Wait()
+}
+
+func (r *Runner[M]) receive(m jetstream.Request) {
+	for _, step := range r.Machine.Prepare(m.Body) {
+		_ = r.Change(func(_ M, now time.Duration) error { step(now); return nil })
+	}
+}
+
+// publish sends what is due, and at the end what waits.
+func (r *Runner[M]) publish(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	told := false
+	for last := false; !last; {
+		select {
+		case <-timer.C:
+		case <-r.due:
+		case <-ctx.Done():
+		}
+		r.Mu.Lock()
+		step := r.Machine.Step
+		if last = ctx.Err() != nil; last {
+			step = r.Machine.Finish
+		}
+		list := step(r.Now())
+		wake, ready, peers, entries := r.Machine.Wake(), r.Machine.Ready(), r.Machine.Peers(), r.Machine.Len()
+		r.Mu.Unlock()
+		r.changed()
+		if ready && !told {
+			told = true
+			close(r.ready)
+			r.cfg.Hooks.Ready(peers, entries)
+		}
+		for _, message := range list {
+			subject := jetstream.SharedSubject(r.cfg.Namespace, r.cfg.Name, message.To)
+			if err := r.cfg.Conn.Send(subject, "", message.Data); err != nil {
+				r.cfg.Hooks.Send(err)
+			}
+		}
+		timer.Reset(wake - r.Now())
+	}
+}

@@ -1,0 +1,462 @@
+package shared
+
+import (
+	"cmp"
+	"container/heap"
+	"flag"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
+)
+
+var (
+	seed   = flag.Uint64("seed", 1, "of random tests")
+	rounds = flag.Int("rounds", 300, "histories of TestNodes")
+)
+
+// counters is a state that nodes change independently: a counter for each node, of which the greater value wins.
+type counters map[uint64]uint64
+
+func (c counters) append(b []byte) []byte {
+	b = msgp.AppendArrayHead(b, 2*len(c))
+	for _, id := range slices.Sorted(maps.Keys(c)) {
+		b = msgp.AppendUint(msgp.AppendUint(b, id), c[id])
+	}
+	return b
+}
+
+func (c counters) hash(k Key) uint64 { return xxh3.HashSeed(c.append(nil), k.Owner^k.Seq) }
+
+// state is what messages of tests carry.
+type state struct {
+	counters
+	name string // part of the whole entry only
+	left time.Duration
+}
+
+func readState(r *Reader, k Key, whole bool) (s state, hash uint64) {
+	s.left = time.Duration(r.Number(math.MaxInt64))
+	s.counters = counters{}
+	for range r.Pairs() {
+		id := r.Number(math.MaxUint64)
+		s.counters[id] = r.Number(math.MaxUint64)
+	}
+	if whole {
+		s.name = r.Text(100)
+		r.OK(s.name != "")
+	}
+	return s, s.counters.hash(k)
+}
+
+// row is an entry of a test's table.
+type row struct {
+	counters
+	name  string
+	until time.Duration
+}
+
+// life is one life of a node, with its table. Of entries with the same name the one with the greatest key stays.
+type life struct {
+	*Machine[state]
+	w      *world
+	place  int
+	dead   bool
+	group  int           // of nodes that hear each other
+	skew   time.Duration // how far its clock is ahead
+	rows   map[Key]*row
+	names  map[string]Key
+	ended  map[Key]bool // entries that have ended on this node
+	wrong  error
+	memory []string
+}
+
+func (n *life) now() time.Duration { return n.w.now + n.skew }
+
+func (n *life) Append(b []byte, now time.Duration, k Key, whole bool) []byte {
+	r := n.rows[k]
+	b = r.counters.append(msgp.AppendUint(b, uint64(max(r.until-now, 0))))
+	if whole {
+		b = msgp.AppendStr(b, r.name)
+	}
+	return b
+}
+
+func (n *life) Hash(k Key) (uint64, bool) {
+	if r := n.rows[k]; r != nil {
+		return r.counters.hash(k), true
+	}
+	return 0, false
+}
+
+func (n *life) Join(now time.Duration, k Key, s *state) bool {
+	r := n.rows[k]
+	if r == nil {
+		if n.ended[k] {
+			n.wrong = cmp.Or(n.wrong, fmt.Errorf("node %d: %v has ended here, and reappears", n.place, k))
+		}
+		if s.name == "" {
+			n.wrong = fmt.Errorf("node %d: %v is created without a name", n.place, k)
+		}
+		if old, taken := n.names[s.name]; taken {
+			if k.Compare(old) < 0 {
+				n.ended[k] = true
+				return false
+			}
+			n.drop(old)
+			n.Machine.End(now, old, true)
+		}
+		r = &row{counters: counters{}, name: s.name, until: now + s.left}
+		n.rows[k], n.names[s.name] = r, k
+	}
+	for id, v := range s.counters {
+		r.counters[id] = max(r.counters[id], v)
+	}
+	r.until = min(r.until, now+s.left)
+	return true
+}
+
+func (n *life) End(_ time.Duration, k Key) { n.drop(k) }
+
+func (n *life) drop(k Key) {
+	n.ended[k] = true
+	if r := n.rows[k]; r != nil {
+		delete(n.names, r.name)
+		delete(n.rows, k)
+	}
+}
+
+// tick ends entries by their age.
+func (n *life) tick() {
+	for k, r := range n.rows {
+		if r.until <= n.now() {
+			n.drop(k)
+			n.Machine.End(n.now(), k, true)
+		}
+	}
+}
+
+// Check verifies the invariants of a machine.
+func (m *Machine[E]) Check() error {
+	size := 0
+	for id, o := range m.owners {
+		count, sum := 0, uint64(0)
+		for seq, e := range o.entries {
+			k := Key{id, seq}
+			hash, there := m.table.Hash(k)
+			if !o.knows(seq) {
+				return fmt.Errorf("%v is an entry and a hole", k)
+			}
+			if m.pending[k] == nil && (!e.published || !there || hash != e.hash) {
+				return fmt.Errorf("%v is not pending: %+v, hash %x, %v", k, e, hash, there)
+			}
+			if e.published {
+				count++
+				sum += e.hash
+			}
+		}
+		if size += len(o.entries); count != o.count || sum != o.sum {
+			return fmt.Errorf("owner %x has %d entries, of sum %x; want %d, %x", id, o.count, o.sum, count, sum)
+		}
+		for i, p := range o.holes {
+			if p.first == 0 || p.first > p.last || p.last > o.last || i > 0 && o.holes[i-1].last+1 >= p.first {
+				return fmt.Errorf("owner %x has holes %v up to %d", id, o.holes, o.last)
+			}
+		}
+	}
+	for k := range m.pending {
+		if o := m.owners[k.Owner]; o == nil || o.entries[k.Seq] == nil {
+			return fmt.Errorf("%v is pending and no entry", k)
+		}
+	}
+	if size != m.size {
+		return fmt.Errorf("%d entries, want %d", m.size, size)
+	}
+	return nil
+}
+
+func (m *Machine[E]) Len() int { return m.size }
+
+type flight struct {
+	at     time.Duration
+	serial int
+	to     int // place
+	data   []byte
+}
+
+type flights []flight
+
+func (f flights) Len() int { return len(f) }
+func (f flights) Less(i, j int) bool {
+	return f[i].at < f[j].at || f[i].at == f[j].at && f[i].serial < f[j].serial
+}
+func (f flights) Swap(i, j int) { f[i], f[j] = f[j], f[i] }
+func (f *flights) Push(x any)   { *f = append(*f, x.(flight)) }
+func (f *flights) Pop() any {
+	x := (*f)[len(*f)-1]
+	*f = (*f)[:len(*f)-1]
+	return x
+}
+
+// fact is what a test knows of one entry: which lives have been told that it was created, has ended, or was counted.
+type fact struct {
+	name    string
+	until   time.Duration
+	created *life
+	ended   []*life
+	counted map[*life]uint64
+}
+
+// world is nodes in virtual time, and the network between them.
+type world struct {
+	*rand.Rand
+	now    time.Duration
+	life   time.Duration // of an entry
+	nodes  []*life
+	flight flights
+	serial int
+	facts  map[Key]*fact
+	names  int // that entries have
+	last   map[[2]int]time.Duration
+
+	loss, twice float64
+	delay       time.Duration // the most
+	ordered     bool          // messages between two nodes keep their order
+	skewed      bool          // clocks run apart
+	largest     int           // bytes of a message
+	bytes       int           // that were received
+	messages    int
+	keys        []Key    // that were created
+	sent        [][]byte // some messages, if keep
+	keep        bool
+}
+
+func newWorld(seed uint64, n int, life time.Duration) *world {
+	w := &world{Rand: rand.New(rand.NewPCG(seed, 9)), life: life, facts: map[Key]*fact{}, names: 10_000,
+		delay: 2 * time.Millisecond, nodes: make([]*life0, n), last: map[[2]int]time.Duration{}}
+	for i := range n {
+		w.start(i)
+	}
+	return w
+}
+
+type life0 = life
+
+// start begins a new life of a node.
+func (w *world) start(place int) *life {
+	n := &life{w: w, place: place, rows: map[Key]*row{}, names: map[string]Key{}, ended: map[Key]bool{}}
+	if before := w.nodes[place]; before != nil {
+		before.dead, n.group = true, before.group
+	}
+	if w.skewed {
+		n.skew = time.Duration(w.Int64N(int64(time.Hour)))
+	}
+	n.Machine = NewMachine(n.now(), n, Config[state]{Origin: w.Uint64() | 1, Memory: 2 * w.life, Read: readState,
+		Memories: []Memory{{
+			Each: func(yield func([]byte) bool) {
+				for _, s := range n.memory {
+					if !yield([]byte(s)) {
+						return
+					}
+				}
+			},
+			Take: func(b []byte) { n.memory = append(n.memory, string(b)) }}}})
+	w.nodes[place] = n
+	return n
+}
+
+// run lets time pass.
+func (w *world) run(d time.Duration) {
+	for end := w.now + d; ; {
+		next := end
+		for _, n := range w.nodes {
+			next = min(next, n.Wake()-n.skew)
+		}
+		if len(w.flight) > 0 {
+			next = min(next, w.flight[0].at)
+		}
+		w.now = max(w.now, next)
+		for len(w.flight) > 0 && w.flight[0].at <= w.now {
+			f := heap.Pop(&w.flight).(flight)
+			n := w.nodes[f.to]
+			w.bytes += len(f.data)
+			w.messages++
+			n.Receive(n.now(), f.data)
+		}
+		for _, n := range w.nodes {
+			if n.Wake()-n.skew <= w.now {
+				n.tick()
+				for _, m := range n.Step(n.now()) {
+					w.publish(n, m)
+				}
+			}
+		}
+		if w.now >= end {
+			return
+		}
+	}
+}
+
+func (w *world) publish(from *life, m Message) {
+	w.largest = max(w.largest, len(m.Data))
+	if w.keep {
+		w.sent = append(w.sent, m.Data)
+	}
+	for i, n := range w.nodes {
+		if n.group != from.group || m.To != 0 && m.To != n.Origin() {
+			continue // its own message comes back too
+		}
+		copies := 1
+		if w.Float64() < w.twice {
+			copies = 2
+		}
+		for range copies {
+			if w.Float64() < w.loss {
+				continue
+			}
+			w.serial++
+			at := w.now + time.Duration(w.Int64N(int64(w.delay)))
+			if len(w.nodes) > 8 { // fewer moments: a step looks at all nodes
+				at = at.Truncate(time.Millisecond) + time.Millisecond
+			}
+			if way := [2]int{from.place, i}; w.ordered {
+				at = max(at, w.last[way])
+				w.last[way] = at
+			}
+			heap.Push(&w.flight, flight{at, w.serial, i, m.Data})
+		}
+	}
+}
+
+// create creates an entry on a node.
+func (w *world) create(n *life) Key {
+	name := fmt.Sprint("n", w.IntN(w.names))
+	if _, taken := n.names[name]; taken {
+		return Key{}
+	}
+	k := n.NewKey()
+	n.rows[k], n.names[name] = &row{counters: counters{}, name: name, until: n.now() + w.life}, k
+	n.Put(n.now(), k, false)
+	w.facts[k] = &fact{name: name, until: w.now + w.life, created: n, counted: map[*life]uint64{}}
+	w.keys = append(w.keys, k)
+	return k
+}
+
+func (w *world) end(n *life, k Key) {
+	n.drop(k)
+	n.Machine.End(n.now(), k, false)
+	w.facts[k].ended = append(w.facts[k].ended, n)
+}
+
+func (w *world) count(n *life, k Key) {
+	n.rows[k].counters[n.Origin()]++
+	n.Put(n.now(), k, false)
+	w.facts[k].counted[n]++
+}
+
+// op does something at a random node.
+func (w *world) op() {
+	n := w.nodes[w.IntN(len(w.nodes))]
+	if !n.Ready() {
+		return
+	}
+	what := w.IntN(10)
+	if what < 4 || len(w.keys) == 0 {
+		w.create(n)
+		return
+	}
+	for range 10 {
+		k := w.keys[w.IntN(len(w.keys))]
+		if n.rows[k] == nil {
+			continue
+		}
+		if what < 7 {
+			w.count(n, k)
+		} else {
+			w.end(n, k)
+		}
+		return
+	}
+}
+
+// heal ends all faults; what is in flight arrives.
+func (w *world) heal() {
+	w.loss, w.twice, w.delay, w.ordered = 0, 0, 2*time.Millisecond, true
+	for _, n := range w.nodes {
+		n.group = 0
+	}
+	for i := range w.flight {
+		w.flight[i].at = min(w.flight[i].at, w.now+w.delay)
+	}
+	heap.Init(&w.flight)
+	clear(w.last)
+}
+
+// differ returns how the nodes differ, if they do. An entry that is near its end by age may be there or not.
+func (w *world) differ(late time.Duration) error {
+	near := func(k Key) bool { f := w.facts[k]; return f.until > w.now-late && f.until < w.now+late }
+	for _, n := range w.nodes {
+		if err := cmp.Or(n.wrong, n.Check()); err != nil {
+			return err
+		}
+		for _, pair := range [][2]*life{{w.nodes[0], n}, {n, w.nodes[0]}} {
+			for k, r := range pair[0].rows {
+				if o := pair[1].rows[k]; !near(k) && (o == nil || !maps.Equal(o.counters, r.counters) || o.name != r.name) {
+					return fmt.Errorf("of %v nodes %d and %d have %+v and %+v", k, pair[0].place, pair[1].place, r, o)
+				}
+			}
+		}
+		for k := range n.pending {
+			if !near(k) {
+				return fmt.Errorf("node %d: %v is pending", n.place, k)
+			}
+		}
+	}
+	return nil
+}
+
+// check compares the nodes with each other and with the facts. An entry that is near its end by age may be there or not.
+func (w *world) check(late time.Duration) error {
+	if err := w.differ(late); err != nil {
+		return err
+	}
+	n := w.nodes[0]
+	for k, f := range w.facts {
+		r := n.rows[k]
+		old := f.until <= w.now+late
+		endedByLiving := slices.ContainsFunc(f.ended, func(n *life) bool { return !n.dead })
+		other, replaced := n.names[f.name]
+		switch {
+		case r != nil && f.until+late < w.now:
+			return fmt.Errorf("%v of %q lives %v longer than it may", k, f.name, w.now-f.until)
+		case r != nil && endedByLiving:
+			return fmt.Errorf("%v of %q has ended and is there", k, f.name)
+		case r == nil && !old && !f.created.dead && len(f.ended) == 0 && !(replaced && other.Compare(k) > 0) &&
+			!w.replaced(k, f):
+			return fmt.Errorf("%v of %q is lost", k, f.name)
+		case r != nil:
+			for by, v := range f.counted {
+				if got := r.counters[by.Origin()]; got > v || got < v && !by.dead {
+					return fmt.Errorf("%v of %q has count %d of %x, want %d", k, f.name, got, by.Origin(), v)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// replaced reports whether another entry with the name may have ended an entry.
+func (w *world) replaced(k Key, f *fact) bool {
+	for other, g := range w.facts {
+		if g.name == f.name && other.Compare(k) > 0 {
+			return true
+		}
+	}
+	return false
+}
