@@ -18,7 +18,7 @@ import (
 
 var (
 	seed   = flag.Uint64("seed", 1, "of random tests")
-	rounds = flag.Int("rounds", 300, "histories of TestNodes")
+	rounds = flag.Int("rounds", 60, "histories of TestNodes")
 )
 
 // counters is a state that nodes change independently: a counter for each node, of which the greater value wins.
@@ -237,16 +237,14 @@ type world struct {
 	keep        bool
 }
 
-func newWorld(seed uint64, n int, life time.Duration) *world {
-	w := &world{Rand: rand.New(rand.NewPCG(seed, 9)), life: life, facts: map[Key]*fact{}, names: 10_000,
-		delay: 2 * time.Millisecond, nodes: make([]*life0, n), last: map[[2]int]time.Duration{}}
+func newWorld(seed uint64, n int, age time.Duration) *world {
+	w := &world{Rand: rand.New(rand.NewPCG(seed, 9)), life: age, facts: map[Key]*fact{}, names: 10_000,
+		delay: 2 * time.Millisecond, nodes: make([]*life, n), last: map[[2]int]time.Duration{}}
 	for i := range n {
 		w.start(i)
 	}
 	return w
 }
-
-type life0 = life
 
 // start begins a new life of a node.
 func (w *world) start(place int) *life {
