@@ -278,8 +278,8 @@ func ParseNodeSubject(subject string) (node string, ok bool) {
 // NodesSubject is where nodes tell each other what cannot wait until they look into the bucket of nodes again.
 func NodesSubject(ns string) string { return subjectRoot + ns + ".nodes" }
 
-// SharedSubject is where nodes keep a table equal, such as the requests under way: of all nodes (0), or of one, named by
-// the number of its session. Nodes of versions before use other subjects.
+// SharedSubject is where nodes keep a table equal, such as the requests under way: of all nodes (0), or of one, named
+// by the number of its session. Nodes of versions before use other subjects.
 func SharedSubject(ns, table string, to uint64) string {
 	subject := subjectRoot + ns + ".shared." + table
 	if to != 0 {

@@ -19,7 +19,8 @@
 //
 //   - It has a version (sequence, writer), and its last use has one too. Sequences are a Lamport clock of the node: one
 //     more than all that it has seen. Of two entries of one session the later version stays, and the other ends.
-//   - A later use brings the moment at which the binding ends, as the rest of its life: clocks of hosts are not compared.
+//   - A later use brings the moment at which the binding ends, as the rest of its life: clocks of hosts are not
+//     compared.
 //   - The writer of the entry ends it, when no node can tell of a use before its end any more.
 //
 // New and moved bindings are published after 1 ms at most. A use that only prolongs a binding is published within a

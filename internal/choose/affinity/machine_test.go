@@ -323,7 +323,9 @@ func (w *world) op() {
 
 // busy reports whether a use was told a moment ago, which may be on its way.
 func (w *world) busy() bool {
-	return slices.ContainsFunc(w.nodes, func(n *simNode) bool { return w.now-n.nextUse+n.usePeriod() < 10*time.Millisecond })
+	return slices.ContainsFunc(w.nodes, func(n *simNode) bool {
+		return w.now-n.nextUse+n.usePeriod() < 10*time.Millisecond
+	})
 }
 
 func (w *world) heal() {

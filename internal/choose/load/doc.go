@@ -34,13 +34,13 @@
 // [Replica] keeps a table of each model on every node. A request under way is an entry of [shared.Machine], which has
 // the protocol and its guarantees. This package has what a request means:
 //
-//   - Its state is merged in any order: output blocks by node, each by the greater count; flags by or; of two decays the
-//     one after more outputs.
+//   - Its state is merged in any order: output blocks by node, each by the greater count; flags by or; of two decays
+//     the one after more outputs.
 //   - It expires when its age is reached on the node that booked it, and on others when the rest of its life has passed
 //     that came with it: clocks of hosts are not compared.
-//   - An id is refused on every node while a request has it. Two nodes that are cut off from each other, or asked at the
-//     same moment, may both take it. Half a second after the writer of the request with the greater key has found both,
-//     it ends that request. Until then a call with the id may end one of the two.
+//   - An id is refused on every node while a request has it. Two nodes that are cut off from each other, or asked at
+//     the same moment, may both take it. Half a second after the writer of the request with the greater key has found
+//     both, it ends that request. Until then a call with the id may end one of the two.
 //   - A node uses an id again only after the request before has ended. So of two requests of one node with the same id
 //     the earlier one has ended.
 //

@@ -39,8 +39,8 @@ const (
 	maxEntries = 2 * MaxRequests        // of other nodes, in all tables
 )
 
-// Replica keeps the same tables on every node. [shared.Machine] has the protocol; a request under way is an entry of it.
-// One goroutine at a time may use a replica; a [Table] may be read by several while none changes anything.
+// Replica keeps the same tables on every node. [shared.Machine] has the protocol; a request under way is an entry of
+// it. One goroutine at a time may use a replica; a [Table] may be read by several while none changes anything.
 type Replica struct {
 	*shared.Machine[event]
 

@@ -15,7 +15,8 @@ import (
 
 // anyEvent is a request with random fields.
 func anyEvent(r *rand.Rand) *event {
-	e := &event{model: Model{Name: "m", Group: []string{"", "g"}[r.IntN(2)]}, left: time.Duration(r.IntN(1000)) * time.Millisecond}
+	e := &event{model: Model{Name: "m", Group: []string{"", "g"}[r.IntN(2)]}}
+	e.left = time.Duration(r.IntN(1000)) * time.Millisecond
 	e.key, e.id, e.rank = Key{Owner: r.Uint64(), Seq: uint64(1 + r.IntN(1000))}, "id", rankKey(r.IntN(4))
 	e.private, e.tokens, e.expected = uint32(r.IntN(10)), int64(r.IntN(1000)), uint32(r.IntN(10))
 	for range r.IntN(5) {
@@ -112,9 +113,11 @@ func FuzzDecode(f *testing.F) {
 
 // TestWireStays: requests of a node of this version are read by later ones.
 func TestWireStays(t *testing.T) {
-	e := event{left: time.Second, model: Model{Name: "m"}, record: record{id: "r", rank: events.RankKey{Instance: "w", Rank: 2},
-		tokens: 5, hashes: []events.SeqHash{math.MaxUint64}}}
-	want := []byte("\xcd\x03\xe8\x95\xc2\xc2\x90\xc0\x90\xa1m\xa0\xa1r\xa1w\x02\x00\x05\x00\xc4\x08\xff\xff\xff\xff\xff\xff\xff\xff")
+	e := event{left: time.Second, model: Model{Name: "m"}}
+	e.id, e.rank, e.tokens = "r", events.RankKey{Instance: "w", Rank: 2}, 5
+	e.hashes = []events.SeqHash{math.MaxUint64}
+	want := []byte("\xcd\x03\xe8\x95\xc2\xc2\x90\xc0\x90\xa1m\xa0\xa1r\xa1w\x02\x00\x05\x00\xc4\x08" +
+		"\xff\xff\xff\xff\xff\xff\xff\xff")
 	if got := appendRecord(nil, e.model, &e.record, e.left, true); !bytes.Equal(got, want) {
 		t.Errorf("%x, want %x", got, want)
 	}

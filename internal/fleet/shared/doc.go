@@ -14,8 +14,8 @@
 //
 // # Guarantees
 //
-//   - A change is in the local table at once. Other nodes have it a few milliseconds later, and at most two seconds after
-//     messages arrive again.
+//   - A change is in the local table at once. Other nodes have it a few milliseconds later, and at most two seconds
+//     after messages arrive again.
 //   - No entry is lost while a node lives that has it. An entry whose end a living node knows does not reappear there.
 //   - Messages may be lost, late, duplicated and reordered; clocks of hosts are not compared.
 //   - A message has at most some 350 kB, one change aside. What waits to be sent has at most 64 MiB.

@@ -9,11 +9,11 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
-// A node compares the digests in a writer's beat with its own. It asks the writer about each owner of which they differ,
-// gets a summary, and asks for the entries that it lacks.
+// A node compares the digests in a writer's beat with its own. It asks the writer about each owner of which they
+// differ, gets a summary, and asks for the entries that it lacks.
 
-// beat publishes a digest of each owner for which this node writes. The changes before it are sent first, so that a node
-// that has received all of them has the same digests.
+// beat publishes a digest of each owner for which this node writes. The changes before it are sent first, so that a
+// node that has received all of them has the same digests.
 func (m *Machine[E]) beat(leaves bool) {
 	m.flushAll()
 	b := &beat{ready: m.start.ready, ask: !m.start.ready && m.start.source == 0, leaves: leaves}
@@ -271,8 +271,8 @@ func (m *Machine[E]) learn(o *owner, s *summary, unknown spans) {
 	}
 }
 
-// wanted is entries of an owner that other nodes have asked for. They are gathered for a moment: many nodes may lack the
-// same ones.
+// wanted is entries of an owner that other nodes have asked for. They are gathered for a moment: many nodes may lack
+// the same ones.
 type wanted struct {
 	due  time.Duration
 	seqs map[uint64]bool

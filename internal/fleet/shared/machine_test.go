@@ -1,16 +1,18 @@
 package shared
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 )
 
 // TestNodes plays random histories: nodes change entries while messages are lost, late, duplicated and reordered, nodes
-// are cut off from each other for seconds, killed and restarted, and clocks differ. Two seconds after the last fault all
-// nodes have the same entries, no entry of a living node is lost, and no entry has reappeared on a node where it ended.
-// When nothing is created any more all entries end, and what nodes keep of owners that are gone is forgotten.
+// are cut off from each other for seconds, killed and restarted, and clocks differ. Two seconds after the last fault
+// all nodes have the same entries, no entry of a living node is lost, and no entry has reappeared on a node where it
+// ended. When nothing is created any more all entries end, and what nodes keep of owners that are gone is forgotten.
 func TestNodes(t *testing.T) {
 	var total Counts
 	created := 0
@@ -206,8 +208,8 @@ func TestNodesThatWereApart(t *testing.T) {
 	t.Logf("each node received %d bytes", (w.bytes-before)/nodes)
 }
 
-// TestStart has a node that starts among others: when it is ready it has what they have, though much is lost. The others
-// are not sent their own entries again. A node that is gone leaves its entries to the others.
+// TestStart has a node that starts among others: when it is ready it has what they have, though much is lost. The
+// others are not sent their own entries again. A node that is gone leaves its entries to the others.
 func TestStart(t *testing.T) {
 	for _, loss := range []float64{0, 0.3} {
 		w := quiet(t, 3)
@@ -276,5 +278,32 @@ func TestMessagesAreBounded(t *testing.T) {
 	}
 	if w.largest > batchBytes+partPoints*16 {
 		t.Errorf("a message of %d bytes", w.largest)
+	}
+}
+
+// TestAnEndOutlivesTheWriterThatPublishedIt: a node writes for an owner that is gone, publishes an end and is killed. A
+// node that missed the end returns, and becomes the writer: the entry does not reappear.
+func TestAnEndOutlivesTheWriterThatPublishedIt(t *testing.T) {
+	w := quiet(t, 5)
+	k := w.create(w.nodes[0])
+	w.create(w.nodes[0])
+	w.run(10 * time.Millisecond)
+	rest := slices.SortedFunc(slices.Values(w.nodes[1:]), func(a, b *life) int {
+		return cmp.Compare(a.Origin(), b.Origin())
+	})
+	away, writer := rest[0], rest[1]
+	away.group, w.nodes[0].group = 1, 2
+	w.run(3 * time.Second)
+	if !writer.Writes(k) || !away.Writes(k) {
+		t.Fatal("two nodes do not write, each on its side")
+	}
+	w.end(writer, k)
+	w.run(time.Second)
+	writer.group, away.group = 3, 0
+	w.run(3 * time.Second)
+	for _, n := range rest[2:] {
+		if _, there := n.rows[k]; there || n.wrong != nil || !away.Writes(k) || len(n.rows) != 1 || len(away.rows) != 1 {
+			t.Errorf("node %d has %d entries, the node that was away %d: %v", n.place, len(n.rows), len(away.rows), n.wrong)
+		}
 	}
 }

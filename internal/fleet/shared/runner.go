@@ -40,8 +40,8 @@ type ShellConfig struct {
 	Hooks     Hooks
 }
 
-// Runner runs a machine: it holds the lock and the clock, and carries messages over NATS. Its methods may be called from
-// any goroutine, also before and after Run.
+// Runner runs a machine: it holds the lock and the clock, and carries messages over NATS. Its methods may be called
+// from any goroutine, also before and after Run.
 type Runner[M Stepped] struct {
 	Mu      sync.RWMutex // of the machine
 	Machine M

@@ -419,7 +419,7 @@ func (w *world) differ(late time.Duration) error {
 	return nil
 }
 
-// check compares the nodes with each other and with the facts. An entry that is near its end by age may be there or not.
+// check compares the nodes with each other and with the facts. An entry near its end by age may be there or not.
 func (w *world) check(late time.Duration) error {
 	if err := w.differ(late); err != nil {
 		return err
