@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/vmihailenco/msgpack/v5"
@@ -30,6 +31,12 @@ func marshalReflect(v any) ([]byte, error) {
 
 // packer appends values to itself.
 type packer []byte
+
+// The first byte of a map without fields, and of one with more than 15, whose number of fields is in the next two.
+const (
+	emptyMap = 0x80
+	longMap  = 0xde
+)
 
 // object begins a map of at most 15 fields and returns its position, for field.
 func (p *packer) object() int {
@@ -359,6 +366,11 @@ func (p *packer) overlap(o *Overlap) error {
 	p.optText(m, "endpoint", o.Endpoint)
 	if len(o.Within) > 0 {
 		*p = appendList(*p, m, "within", o.Within, appendNumber)
+	}
+	p.optNumber(m, "held", uint64(o.Held))
+	p.optNumber(m, "full", uint64(o.Full))
+	if n := (*p)[m] - emptyMap; n > 15 { // the short head has no room for so many
+		*p = slices.Replace(*p, m, m+1, longMap, 0, n)
 	}
 	return err
 }

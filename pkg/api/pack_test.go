@@ -109,7 +109,7 @@ func randomAnswer(rng *rand.Rand, people bool) *Answer {
 				Disk: u32(), External: u32(), L3: u32(), L3Stop: words(rng)}
 			if rng.IntN(4) == 0 {
 				o.Bound, o.Engine, o.CatchingUp = Bound(words(rng)), EngineState(words(rng)), rng.IntN(2) == 0
-				o.Guessed, o.Endpoint = u32(), words(rng)
+				o.Guessed, o.Endpoint, o.Held, o.Full = u32(), words(rng), u32(), u32()
 			}
 			if rng.IntN(4) == 0 {
 				if o.Within = some(rng, 20, u32); len(o.Within) == 0 {

@@ -82,7 +82,8 @@ func FuzzMarshalJSON(f *testing.F) {
 		at := time.Unix(secs, nanos).In(time.FixedZone("", int(n%200_000)-100_000))
 		ranges := [][2]uint32{{uint32(n), uint32(n >> 32)}, {uint32(nanos), 0}}[:n%3]
 		o := Overlap{Instance: events.WorkerID(text), Rank: events.Rank(n), Device: uint32(n), L3Stop: text[:len(text)/2],
-			Bound: Bound(text), CatchingUp: is, Guessed: uint32(secs), Within: []uint32{uint32(n), 0, 1}[:n%4]}
+			Bound: Bound(text), CatchingUp: is, Guessed: uint32(secs), Within: []uint32{uint32(n), 0, 1}[:n%4],
+			Held: uint32(n >> 3), Full: uint32(n >> 5)}
 		if is {
 			o.Path = &Path{Stop: text}
 		}

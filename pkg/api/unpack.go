@@ -425,6 +425,10 @@ func (u *unpacker) overlap() (o Overlap) {
 			o.Endpoint = u.text()
 		case "within":
 			o.Within = listOf(u, u.uint32)
+		case "held":
+			o.Held = u.uint32()
+		case "full":
+			o.Full = u.uint32()
 		default:
 			u.want(!u.Broken && skipValue(&u.Reader, maxNesting) == nil)
 		}

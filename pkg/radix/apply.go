@@ -22,6 +22,9 @@ func (x *Index) Apply(id RankID, now events.Millis, evs []events.Event) (c Count
 	x.trims = true // no later event of the message can refer to a removal from here on
 	x.change(r, now, evs[last:], &c)
 	x.trims = false
+	if r.evicts {
+		r.evicts, r.full = false, max(r.full, r.held[device])
+	}
 	x.trim(r)
 	x.resolveEnds(mostQueued)
 	return c

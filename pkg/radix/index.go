@@ -110,6 +110,8 @@ type rank struct {
 	nodes  []uint32                  // nodes with blocks of the rank; may have outdated entries and duplicates
 	unseen bool                      // readers do not see the rank
 	tidyAt int
+	evicts bool  // the message in hand has removed blocks of device memory
+	full   int64 // the most blocks of held[device] after such a message; 0: there was none
 }
 
 func (r *rank) slot() uint32 { return uint32(r.id.Slot()) }

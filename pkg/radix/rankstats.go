@@ -31,3 +31,11 @@ func (x *Index) RankStats(id RankID) (s RankStats) {
 	})
 	return s
 }
+
+// DeviceMemory returns how many blocks a rank holds in device memory, and the most that it held after a message that
+// removed some there. This is its capacity as far as events show it; 0: it has removed none. With several main groups a
+// block counts if one of them has it. The writer calls it.
+func (x *Index) DeviceMemory(id RankID) (held, full int64) {
+	r := x.rank(id)
+	return r.held[device], r.full
+}

@@ -28,6 +28,7 @@ type stretch struct {
 func (s *stretch) at(i uint32) uint32 { return s.block + i*s.step }
 
 func (x *Index) removed(r *rank, e *events.Event, c *Counts) {
+	r.evicts = r.evicts || e.Tier == events.Device
 	switch {
 	case !r.main(e.Group):
 		x.removedBeside(r, e, c)

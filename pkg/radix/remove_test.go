@@ -1,6 +1,7 @@
 package radix
 
 import (
+	"math/rand/v2"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -37,4 +38,41 @@ func TestRemovalOpensEachNodeOnce(t *testing.T) {
 		t.Errorf("%d nodes were opened, not two", opened)
 	}
 	healthy(t, x)
+}
+
+// TestDeviceMemoryLikeItsTwin: a rank stores and removes random blocks of one prompt, in device and host memory. A set
+// counts those in device memory.
+func TestDeviceMemoryLikeItsTwin(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 36))
+	x := New(Config{})
+	id := x.AddRank(0, 16)
+	locals, names := chain(3, 200)
+	x.Apply(id, 0, []events.Event{stored(locals, names)})
+	held, full := map[events.BlockHash]bool{}, 0
+	for _, name := range names {
+		held[name] = true
+	}
+	for step := range 3000 {
+		name := names[rng.IntN(len(names))]
+		e := events.Event{Kind: events.Kind(1 + rng.IntN(2)), Tier: events.Tier(1 + rng.IntN(2)),
+			Blocks: []events.BlockHash{name}}
+		switch {
+		case e.Tier != events.Device:
+		case e.Kind == events.Removed:
+			delete(held, name)
+			full = max(full, len(held))
+		case held[name]:
+			continue // a second copy would have to be removed twice
+		default:
+			held[name] = true
+		}
+		x.Apply(id, 0, []events.Event{e})
+		if h, f := x.DeviceMemory(id); h != int64(len(held)) || f != int64(full) {
+			t.Fatalf("step %d: %d blocks held, at most %d after a removal; want %d and %d", step, h, f, len(held), full)
+		}
+	}
+	x.Apply(id, 0, []events.Event{{Kind: events.Cleared}})
+	if h, f := x.DeviceMemory(id); h != 0 || f != 0 {
+		t.Errorf("after the cache was cleared: %d, %d", h, f)
+	}
 }

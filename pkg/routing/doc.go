@@ -1,6 +1,6 @@
-// Package routing answers one question: which worker should serve this request? It takes what is known of the
-// candidates (what each holds of the prompt, what it has to do already) and returns a choice with its reasons. It is
-// pure: no network, no clock, and the random source is an argument.
+// Package routing chooses the worker for a request. Its inputs are, for each candidate, the cached part of the prompt
+// and the present load. It returns a choice with its reasons. It has no network and no clock, and the random source is
+// an argument.
 //
 // # Use
 //
@@ -8,18 +8,18 @@
 //	var scratch routing.Scratch // of one goroutine, reused
 //	choice, err := s.Choose(&request, candidates, rng, &scratch)
 //
-// A [Selector] may be used by any number of goroutines; a [Scratch] and a *rand.Rand belong to one at a time. Without
-// Request.Explain a call allocates nothing once its scratch has grown. With it, Choice.Explanation has the terms of
-// every candidate, and who was dropped by which filter and why. Every error of Choose is a [*Refusal] with a code and
-// a sentence.
+// A [Selector] is safe for concurrent use. A [Scratch] and a *rand.Rand are used by one goroutine at a time. Without
+// Request.Explain a call does not allocate once its scratch has grown. With it, Choice.Explanation has the terms of
+// every candidate, and the filter and the reason of every dropped one. Every error of Choose is a [*Refusal] with a
+// code and a message.
 //
 // # A policy
 //
-// A policy is a name for filters, scorers and a picker. Each [Filter] drops candidates and says why. Each [Scorer]
-// gives every candidate that is left a finite cost; the costs are summed. The [Picker] chooses one by its cost. The
-// policies here are kvatlas (the default of an indexer), dynamo, least_load, prefix_only, random and round_robin;
-// [Register] adds others. Candidates that a request or an operator forbids are dropped before a policy sees them: see
-// [Selector.Choose].
+// A policy is a name for filters, scorers and a picker. Each [Filter] drops candidates with a reason. Each [Scorer]
+// returns a finite cost for every remaining candidate, and the costs are summed. The [Picker] chooses by these sums.
+// The built-in policies are kvatlas (the default of an indexer), dynamo, least_load, prefix_only, random and
+// round_robin. [Register] adds others. [Selector.Choose] drops the candidates that the request or the operator excludes
+// before it calls the policy.
 //
 // # The cost of the policy dynamo
 //
@@ -47,9 +47,10 @@
 //
 // # The cost of the policy kvatlas
 //
-// In milliseconds, for a request of isl tokens. A [Pace] has measured rate, busy, working and life:
+// In milliseconds, for a request of isl tokens. A [Pace] measures rate, busy, working and life. [Reuse] measures again,
+// and [Unique] measures unique:
 //
-//	device   = tokens of the prompt in device memory, or in requests under way at the candidate
+//	device   = tokens of the prompt in device memory, or in requests under way on the candidate
 //	lower    = tokens that follow in host memory, on disk, and in the shared store
 //	uncached = isl − device − lower
 //	queue    = active_prefill / rate − min(working, active_prefill / rate / prefilling requests)
@@ -59,16 +60,25 @@
 //	context  = 0.1 · tokens of active_blocks / rate
 //	decode   = 0.05 · prefill · decoding requests
 //	later    = (congestion − 1) · prefill · rate / mean rate of all candidates
+//	evicted  = max(ceil((isl − device) / B) − free blocks, 0)      0 if the candidate has never evicted a block
+//	evict    = congestion · evicted · B / mean rate of all candidates · unique · again
+//	           times 0.1 if lower tiers have copies of evicted blocks, else times 0.2 for the decode pool
 //	congestion = min(1 / (1 − mean busy of all candidates)², 3)
-//	cost     = queue + room + prefill + load + context + decode + later
+//	cost     = queue + room + prefill + load + context + decode + later + evict
 //	           times the taints' factor, as with dynamo
 //
-// queue + room + prefill + load is the time to the first token. context is the time that this request's decoding takes
-// longer beside others. The rest is delay of others: requests that decode there, and requests that come later. In a
-// queue with random arrivals and utilisation u there are u/(1−u) requests on average; the derivative by u, 1/(1−u)², is
-// how much longer all requests wait for one more unit of work. It is small in an idle fleet, where the shortest time
-// wins, and large in a busy one, where the least work wins. That is when prefixes should be used where they are, and
-// when a second copy is worth its work.
+// queue + room + prefill + load is the time to the first token. context is the slowdown of the request's own output.
+// The other terms are delays of other requests. decode delays requests in their output phase, later delays later
+// requests, and evict is the time in which later requests compute evicted blocks again.
+//
+// The congestion follows from queueing theory. In a queue with random arrivals and utilisation u there are u/(1−u)
+// requests on average. The derivative by u, 1/(1−u)², is the additional wait of all requests for one more unit of work.
+// It is small in an idle fleet, so the shortest time wins. It is large in a busy fleet, so the least work wins. There,
+// requests use prefixes where they are, and a second copy is made only if it is worth its work.
+//
+// The weight of a millisecond of prefill is therefore no constant: later and evict are different for each worker and
+// moment. A copy of a hot prefix goes to a worker with free memory, or with blocks that other workers hold too, before
+// it goes to a worker that must evict unique blocks.
 //
 // A booking counts uncached tokens, and tokens of lower tiers by their share in load.
 //

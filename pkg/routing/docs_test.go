@@ -49,7 +49,7 @@ func TestOutputInDocs(t *testing.T) {
 	for _, line := range strings.Split(string(page), "\n") {
 		fields := strings.Fields(strings.TrimPrefix(strings.Trim(line, " "), "*"))
 		switch {
-		case strings.HasPrefix(line, "       WORKER "):
+		case strings.HasPrefix(line, "   WORKER "):
 			columns = fields[len(fields)-len(terms):]
 		case len(columns) > 0 && len(fields) == len(terms)+5 && strings.HasPrefix(fields[0], "worker-"):
 			numbers := make([]float64, len(fields))

@@ -26,7 +26,7 @@ var expectedTerms = [...]struct {
 	term func(*View, *Candidate, float64) float64
 }{
 	{"queue", queueTime}, {"room", roomTime}, {"prefill", ownPrefill}, {"load", loadTime}, {"context", contextTime},
-	{"decode", decodeSlowdown}, {"later", laterDelay},
+	{"decode", decodeSlowdown}, {"later", laterDelay}, {"evict", evictCost},
 }
 
 const (
@@ -215,6 +215,12 @@ type crowd struct {
 // laterDelay is by how much the prefill delays requests that come later, beyond its own time. They may go to any
 // candidate, so that the mean rate counts: errors of a single rate would count several times otherwise.
 func laterDelay(v *View, c *Candidate, prefill float64) float64 {
+	of := v.crowdOf()
+	return of.delay * prefill * rate(c) / of.rate
+}
+
+// crowdOf calculates what all candidates have in common, once for each call.
+func (v *View) crowdOf() *crowd {
 	if v.crowd.rate == 0 {
 		busy, n := 0.0, float64(len(v.kept))
 		for i := range v.kept {
@@ -223,7 +229,31 @@ func laterDelay(v *View, c *Candidate, prefill float64) float64 {
 		}
 		v.crowd.delay = congestion(busy) - 1
 	}
-	return v.crowd.delay * prefill * rate(c) / v.crowd.rate
+	return &v.crowd
+}
+
+// evictCost is the time that later requests need for the blocks that this prompt evicts from the device memory of the
+// candidate: to compute them again, or to load them if the candidate has lower tiers. Their delay of other requests
+// counts as in laterDelay.
+func evictCost(v *View, c *Candidate, _ float64) float64 {
+	m := c.Memory
+	if m == nil {
+		return 0
+	}
+	device, _ := v.held(c)
+	lacks := math.Ceil((float64(v.Request.ISL) - device) / float64(v.Request.BlockSize))
+	evicted := lacks - float64(m.Free)
+	if evicted <= 0 {
+		return 0
+	}
+	of, weight := v.crowdOf(), 1.0
+	switch {
+	case m.Tiered:
+		weight *= hostLoad
+	case v.Request.Role == Decode:
+		weight *= sharedLoad
+	}
+	return weight * evicted * m.Unique * m.Again * float64(v.Request.BlockSize) / of.rate * (1 + of.delay)
 }
 
 // nearLowest is the picker of the policy kvatlas: of the candidates whose cost is as good as the smallest, any with the

@@ -64,6 +64,17 @@ func expectedTwin(r *Request, all []Candidate, i int) (cost, tokens float64) {
 	if need := float64(w.ActiveBlocks + w.NewBlocks); w.HasLoad && room > 0 && need > room {
 		cost += w.LifeMS * math.Min((need-room)/math.Max(float64(w.ActiveBlocks), 1), 1)
 	}
+	if w.Memory != nil {
+		evicted := math.Max(0, math.Ceil((float64(r.ISL)-device)/size)-float64(w.Memory.Free))
+		share := 1.0
+		if r.Role == Decode {
+			share = 0.2
+		}
+		if w.Memory.Tiered {
+			share = 0.1
+		}
+		cost += evicted * size / mean * w.Memory.Unique * w.Memory.Again * share * congestion
+	}
 	return cost, left + load
 }
 
@@ -96,6 +107,9 @@ func TestExpectedLikeItsTwin(t *testing.T) {
 				c.ActiveBlocks, c.NewBlocks, c.LifeMS = rng.Uint64N(1500), rng.Uint64N(200), 5000*rng.Float64()
 				c.PrefillRate = float64(rng.IntN(2)) * 20 * rng.Float64()
 			}
+			if rng.IntN(2) == 0 {
+				c.Memory = &Memory{rng.Uint64N(300) * rng.Uint64N(2), rng.Float64(), rng.Float64(), rng.IntN(2) == 0}
+			}
 		}
 		choice, err := s.Choose(r, all, rng, &scratch)
 		if err != nil {
@@ -116,7 +130,7 @@ func TestExpectedLikeItsTwin(t *testing.T) {
 				sum += score.Cost
 			}
 			near := func(a, b float64) bool { return math.Abs(a-b) <= 1e-9*math.Max(1, math.Abs(a)) }
-			if !near(x.Cost, want[i]) || !near(sum, want[i]) || len(x.Scores) != 7 {
+			if !near(x.Cost, want[i]) || !near(sum, want[i]) || len(x.Scores) != 8 {
 				t.Fatalf("seed %d: candidate %d costs %v (%+v), want %v", seed, i, x.Cost, x.Scores, want[i])
 			}
 			if want[i] > least*1.021+1.001 && (x.Chosen || x.Probability > 0) {
@@ -125,6 +139,41 @@ func TestExpectedLikeItsTwin(t *testing.T) {
 			if want[i] < least*1.019+0.999 && x.Probability == 0 {
 				t.Fatalf("seed %d: candidate %d of cost %v may not be chosen; the least is %v", seed, i, x.Cost, least)
 			}
+		}
+	}
+}
+
+// TestEvictionDecidesWhereACopyGoes: a hot prefix is on a worker with a long queue. Of two idle workers without it, the
+// copy goes to the one with free memory, or to the one whose evicted blocks other workers hold or no request needs.
+func TestEvictionDecidesWhereACopyGoes(t *testing.T) {
+	t.Parallel()
+	s, err := New("kvatlas", DefaultConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	full := func(unique, again float64) *Memory { return &Memory{Unique: unique, Again: again} }
+	for name, other := range map[string]*Memory{
+		"free memory": {Free: 600, Unique: 0.9, Again: 0.5}, "never evicted": nil,
+		"blocks that others hold": full(0.1, 0.5), "blocks that no request needs": full(0.9, 0.01),
+		"blocks in a lower tier": {Unique: 0.9, Again: 0.5, Tiered: true},
+	} {
+		list := make([]Candidate, 3)
+		for i := range list {
+			list[i] = Candidate{Worker: &Worker{ID: events.WorkerID(fmt.Sprint(i))}, HasLoad: true, NewBlocks: 512,
+				PrefillRate: 10, Busy: 0.5, Memory: full(0.9, 0.5)}
+		}
+		list[0].Device, list[0].NewBlocks, list[0].ActivePrefillTokens = 500, 12, 200_000
+		list[2].Memory = other
+		var scratch Scratch
+		r := &Request{ISL: 8192, BlockSize: 16, Blocks: 512, Explain: true}
+		choice, err := s.Choose(r, list, rand.New(rand.NewPCG(1, 1)), &scratch)
+		if err != nil || choice.Index != 2 || choice.Probability != 1 {
+			t.Errorf("%s: %+v, %v", name, choice, err)
+			continue
+		}
+		got := choice.Explanation.Candidates
+		if got[1].Memory != list[1].Memory || got[2].Memory != other {
+			t.Errorf("%s: the explanation has %+v and %+v", name, got[1].Memory, got[2].Memory)
 		}
 	}
 }

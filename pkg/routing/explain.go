@@ -29,6 +29,9 @@ type Considered struct {
 	// Reported is how full its engine has said that it is, if it has. It enters no cost.
 	Reported *Reported `json:"reported,omitempty" msgpack:"reported,omitempty"`
 
+	// Memory is what the eviction cost rests on, if the rank has evicted blocks. Only the policy kvatlas has that cost.
+	Memory *Memory `json:"memory,omitempty" msgpack:"memory,omitempty"`
+
 	// Scores are what each scorer of the policy gave.
 	Scores []Score `json:"scores,omitempty" msgpack:"scores,omitempty"`
 }
@@ -68,6 +71,7 @@ func (x *Explanation) fill(v *View, s *Scratch, picked int) {
 		to := &x.Candidates[i]
 		to.Worker, to.Rank, to.Chosen = c.Worker.ID, c.Rank, i == picked
 		to.Cost, to.Probability, to.Estimate = s.cost[i], s.probability[i], v.Estimate(c)
+		to.Memory = c.Memory
 		if v.terms != nil {
 			to.Terms = &v.terms[i]
 		}

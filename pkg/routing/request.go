@@ -100,6 +100,9 @@ type Candidate struct {
 	WorkingMS   float64
 	LifeMS      float64
 
+	// Memory describes the rank's device memory. nil: it has evicted nothing, as far as is known.
+	Memory *Memory
+
 	// HasUsed says that it was reported how many of the engine's blocks are used (ActiveLoad.kv_used_blocks, in older
 	// engines ForwardPassMetrics.kv_active_blocks). UsedOf is the capacity that the engine reports (kv_total_blocks), or
 	// 0; it counts where Worker.TotalKVBlocks is not known. UsedPrefillTokens is what others have sent there to be

@@ -23,6 +23,8 @@ type loads struct {
 	prefilling int    // requests that prefill is of
 	since      micros // when there was none last
 	pace       routing.Pace
+	unique     routing.Unique
+	memory     routing.Memory
 }
 
 // table is what a router without events guesses of one worker.
@@ -70,7 +72,9 @@ type fleet struct {
 	answer  radix.Answer
 
 	sessions *affinity.Machine // nil: sessions are not recognised
-	seq      []events.SeqHash
+	seq      []events.SeqHash  // of the prompt in hand
+
+	reuse routing.Reuse // of an arm whose routers share a view
 
 	tableBlocks, tableDepth int
 	ttl                     micros
@@ -133,11 +137,7 @@ func newFleet(cfg Config, engines []*engine, rng *rand.Rand) (*fleet, error) {
 const sessionLife = 10 * time.Minute
 
 // follow has a request go where the session is that its prompt continues.
-func (f *fleet) follow(r *request, to *routing.Request, now micros) {
-	f.seq = f.seq[:0]
-	for _, name := range r.prompt.Names {
-		f.seq = append(f.seq, events.SeqHash(name))
-	}
+func (f *fleet) follow(to *routing.Request, now micros) {
 	f.sessions.Step(duration(now))
 	if rank, ok := f.sessions.Follow(duration(now), "", f.seq); ok {
 		to.Affinity = &routing.Target{Worker: rank.Instance}
@@ -231,6 +231,10 @@ func (f *fleet) byPolicy(router *router, r *request, now micros) error {
 		router.loads[w].pace.Tick(duration(now))
 		fleet.Add(&router.loads[w].pace)
 	}
+	f.seq = f.seq[:0]
+	for _, name := range r.prompt.Names {
+		f.seq = append(f.seq, events.SeqHash(name))
+	}
 	list := f.candidates[:0]
 	for _, w := range f.live {
 		e := f.engines[w]
@@ -245,6 +249,9 @@ func (f *fleet) byPolicy(router *router, r *request, now micros) error {
 		switch f.way.knows {
 		case knowsIndex:
 			c.Device, c.Host = f.indexed(w)
+			if f.way.shares {
+				c.Memory = f.memory(w, &c)
+			}
 		case knowsTables:
 			c.Device = uint32(router.tables[w].depth(blocks[:min(len(blocks), f.tableDepth)], now))
 		case knowsTruth:
@@ -272,7 +279,11 @@ func (f *fleet) byPolicy(router *router, r *request, now micros) error {
 	req := routing.Request{ISL: uint64(r.prompt.Tokens), BlockSize: uint32(size), Blocks: uint64(len(names)),
 		ExpectedOutputTokens: uint32(r.output)}
 	if f.sessions != nil {
-		f.follow(r, &req, now)
+		f.follow(&req, now)
+	}
+	if f.way.shares {
+		routing.Longest(list, func(i int, alone bool) { router.loads[f.live[i]].unique.Longest(alone) })
+		f.reuse.Requested(duration(now), f.seq)
 	}
 	choice, err := router.selector.Choose(&req, list, f.rng, &f.scratch)
 	if err != nil {
@@ -287,6 +298,20 @@ func (f *fleet) byPolicy(router *router, r *request, now micros) error {
 	}
 	f.book(router, r, int(choice.EffectivePrefillTokens), now)
 	return nil
+}
+
+// memory returns what a prompt pushes out of a worker's device memory, as far as events and bookings show it.
+// It returns nil before the first eviction.
+func (f *fleet) memory(w int, c *routing.Candidate) *routing.Memory {
+	l := &f.routers[0].loads[w]
+	l.memory.Tiered = l.memory.Tiered || c.Host > 0
+	held, full := f.index.DeviceMemory(f.ranks[w])
+	if full == 0 {
+		return nil
+	}
+	age := routing.EvictionAge(uint64(full), uint32(f.cfg.BlockSize), c.PrefillRate, c.Busy)
+	l.memory.Free, l.memory.Unique, l.memory.Again = uint64(max(full-held, 0)), l.unique.Share(), f.reuse.Again(age)
+	return &l.memory
 }
 
 // indexed returns the leading blocks of the prompt that the index has of a worker, on the device and behind it.

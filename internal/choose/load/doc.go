@@ -52,8 +52,9 @@
 // # Measured rates
 //
 // A table measures how fast each rank prefills, how busy it is and how long requests take ([routing.Pace]), from the
-// times at which bookings, first tokens and ends become known to the node. All nodes hear all of them, so that their
-// figures are nearly equal. They are in no digest, and are not sent: a node that starts measures anew.
+// times at which bookings, first tokens and ends reach the node. It measures from the prompts of bookings after what
+// time blocks are requested again ([routing.Reuse]). All nodes receive all bookings, so that their figures are nearly
+// equal. The figures are in no digest, and are not sent: a node that starts measures from the beginning.
 //
 // # What an answer promises
 //

@@ -176,6 +176,7 @@ type Table struct {
 	root    node
 	blocks  int
 	sum     Digest
+	reuse   routing.Reuse
 	scratch []byte
 
 	changed func(change, *record) // is called when a request was changed on this node
@@ -381,6 +382,9 @@ func (t *Table) Pace(i int, now time.Duration) (p *routing.Pace, working float64
 	return &row.pace, working
 }
 
+// Reuse returns the ages at which blocks of booked prompts were requested again. It belongs to the table.
+func (t *Table) Reuse() *routing.Reuse { return &t.reuse }
+
 // Depths returns, by row, how many leading hashes of seq the requests of each rank have. It allocates only if dst is
 // too short.
 func (t *Table) Depths(dst []int32, seq []events.SeqHash) []int32 {
@@ -451,6 +455,7 @@ func (t *Table) insert(now time.Duration, r *record) {
 	if !r.gone {
 		t.attach(r)
 	}
+	t.reuse.Requested(t.sent(r), r.hashes)
 	t.sum.add(r, t.digestOf(r))
 	t.tell(r, max(0, t.limits.Expiry-(r.deadline-now)), true, false)
 }

@@ -21,6 +21,8 @@ type candidates struct {
 	ranks     []registry.PoolRank    // of list
 	at        map[events.RankKey]int // in list
 
+	memories memories
+
 	numbers atomic.Pointer[[]atomic.Pointer[place]] // by api.Overlap.Number; nil: not known
 	rows    atomic.Pointer[rowMap]                  // as of the last choice
 	foreign atomic.Pointer[rowMap]                  // the same for the table of foreign requests
@@ -100,7 +102,9 @@ func (s *Service) candidates(model string, blockSize uint32) (*candidates, error
 			return nil, api.Errorf(api.CodeUnknownModel,
 				"no worker is registered for the model %q; check its name, and `indexer workers`", model)
 		}
+		before := of
 		of = newCandidates(pool)
+		of.carry(before)
 		s.pools.Store(model, of)
 	}
 	if of.blockSize == 0 && blockSize == 0 {

@@ -442,6 +442,7 @@ func (s *Service) fill(x *scratch, of *candidates, a *api.Answer) {
 		c := &x.list[at]
 		c.Device, c.Host, c.Disk, c.WouldLoad = o.Device, o.Host, o.Disk+o.External, o.L3
 	}
+	of.observe(a, x.list)
 	// who holds nothing would load what anybody would from the start
 	for i := range x.list {
 		if a.L3.FromStart == 0 {
@@ -495,7 +496,9 @@ func (s *Service) weigh(x *scratch, of *candidates, model string, reuse bool) {
 	s.cfg.Loads.Read(table(model), func(t *load.Table) {
 		at := of.rowsOf(t, &of.rows)
 		x.add(t, at, seq)
-		x.measured(t, at, s.cfg.Loads.Now())
+		now := s.cfg.Loads.Now()
+		x.measured(t, at, now)
+		of.remember(t, now, x.list)
 	})
 	s.cfg.Loads.ReadForeign(table(model), func(t *load.Table) { x.add(t, of.rowsOf(t, &of.foreign), seq) })
 }

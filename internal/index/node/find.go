@@ -140,6 +140,9 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 						overlap.Within = list
 					}
 				}
+				if q.Raw || len(q.Partitions) > 0 {
+					overlap.Held, overlap.Full = r.memory.load()
+				}
 				if q.Raw {
 					overlap.Number = uint32(o.Rank.Slot()*len(n.shards)+shard) + 1
 				}

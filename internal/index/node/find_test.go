@@ -178,3 +178,41 @@ func TestQueriesReadAheadAsEnginesDo(t *testing.T) {
 	}
 	check()
 }
+
+// TestAnswersHaveDeviceMemory: answers to other nodes, and to callers in the process, say how many blocks a rank holds,
+// and from how many on it evicts. Answers to clients do not.
+func TestAnswersHaveDeviceMemory(t *testing.T) {
+	w := newSite(t)
+	w.start()
+	defer w.stopNode()
+	w.startShim()
+	w.grow(600)
+	w.awaitAll()
+	find := func(raw bool, list ...events.Partition) (held, full uint32) {
+		a, err := w.node.Find(w.ctx, &api.Query{Model: "m", Tokens: w.prompt, Raw: raw, Partitions: list})
+		w.must(err)
+		return a.Workers[0].Held, a.Workers[0].Full
+	}
+	if held, full := find(true); held != 600 || full != 0 {
+		t.Errorf("before evictions: %d blocks held, full with %d", held, full)
+	}
+	first := w.prompt
+	w.prompt = nil
+	for i := range first {
+		w.prompt = append(w.prompt, uint32(len(first)+i))
+	}
+	_, err := w.engine.Serve(w.prompt, nil) // the engine has room for 1,000 blocks
+	w.must(err)
+	w.awaitAll()
+	for name, query := range map[string]func() (uint32, uint32){
+		"a caller in the process": func() (uint32, uint32) { return find(true) },
+		"another node":            func() (uint32, uint32) { return find(false, 0) },
+	} {
+		if held, full := query(); held < 900 || held > 1000 || full < held || full > 1000 {
+			t.Errorf("%s: %d blocks held, full with %d", name, held, full)
+		}
+	}
+	if held, full := find(false); held != 0 || full != 0 {
+		t.Errorf("a client: %d, %d", held, full)
+	}
+}

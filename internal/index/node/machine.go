@@ -77,6 +77,7 @@ type rank struct {
 	before             change // what was stored and removed before the last clear of all tiers
 	hidden             bool   // the view leaves it out: its worker has not claimed the model
 	tally              *tally // where its events are counted
+	memory             *deviceMemory
 }
 
 // change counts blocks that an engine has announced as stored and as removed.
@@ -229,6 +230,7 @@ func (m *Machine) applyMessage(part *replica, msg *jetstream.Message) {
 	}
 	done := apply(r.id, msg.Time, evs)
 	m.count(done)
+	r.memory.store(m.index.DeviceMemory(r.id))
 	r.placed = r.placed || done.Stored+done.Attached+done.OtherStored > 0
 	if b := m.index.Bounded(r.id); b != r.bounded {
 		r.bounded, m.stale = b, true
@@ -248,7 +250,7 @@ func (m *Machine) begin(r *rank, key events.RankKey, b *events.Batch) {
 	*r = rank{space: m.spaces.number(spaceKey{b.Model, b.BlockSize}, 0), RankState: snapshot.RankState{
 		Instance: snapshot.Text(key.Instance), Rank: key.Rank, Model: snapshot.Text(b.Model), BlockSize: b.BlockSize,
 		Incarnation: b.Incarnation,
-	}, tally: m.tallyOf(key)}
+	}, tally: m.tallyOf(key), memory: new(deviceMemory)}
 	r.id = m.index.AddRank(r.space, r.BlockSize)
 	m.stale = true
 }
@@ -280,7 +282,7 @@ func (m *Machine) publishView() {
 				continue
 			}
 			v.add(spaceKey{string(r.Model), r.BlockSize}, r.space, &RankOfView{Key: r.Key(), Shard: m.shard, ID: r.id,
-				Partition: part.id, Lookahead: r.Lookahead, Bounded: r.bounded})
+				Partition: part.id, Lookahead: r.Lookahead, Bounded: r.bounded, memory: r.memory})
 		}
 	}
 	v.order()

@@ -251,7 +251,7 @@ func (m *Machine) restore(p events.Partition, manifest *snapshot.Manifest, state
 	}
 	ids := make([]radix.RankID, len(states))
 	for i := range states {
-		r := &rank{RankState: states[i], cursor: states[i].Cursor.Cursor(), restored: true}
+		r := &rank{RankState: states[i], cursor: states[i].Cursor.Cursor(), restored: true, memory: new(deviceMemory)}
 		r.Cursor, r.Refused, r.Checksum = nil, "", 0
 		r.space, r.tally = m.spaces.number(spaceKey{string(r.Model), r.BlockSize}, 0), m.tallyOf(r.Key())
 		r.id = m.index.AddRank(r.space, r.BlockSize)

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -222,6 +223,21 @@ type RankOfView struct {
 	Partition events.Partition
 	Lookahead uint32 // how many tokens beyond a block its engine hashes with the block; see events.Event
 	Bounded   bool   // its depths are an upper bound; see [radix.Index.Bounded]
+
+	memory *deviceMemory
+}
+
+// deviceMemory has what [radix.Index.DeviceMemory] returned for a rank after its last message. The writer stores it,
+// and queries load it.
+type deviceMemory struct{ figures atomic.Uint64 }
+
+func (d *deviceMemory) store(held, full int64) {
+	d.figures.Store(uint64(min(held, math.MaxUint32))<<32 | uint64(min(full, math.MaxUint32)))
+}
+
+func (d *deviceMemory) load() (held, full uint32) {
+	x := d.figures.Load()
+	return uint32(x >> 32), uint32(x)
 }
 
 // add puts a rank into a view that is being made.
