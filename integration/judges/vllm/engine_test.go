@@ -25,7 +25,7 @@ import (
 )
 
 // startPatience is how long an engine may take to start; on two busy cores it takes minutes.
-const startPatience = 15 * time.Minute
+const startPatience = 60 * time.Minute
 
 // model is a model of random weights, and the size of the cache that it gets.
 type model struct {
