@@ -62,7 +62,7 @@
 //	later    = (congestion − 1) · prefill · rate / mean rate of all candidates
 //	evicted  = max(ceil((isl − device) / B) − free blocks, 0)      0 if the candidate has never evicted a block
 //	evict    = congestion · evicted · B / mean rate of all candidates · unique · again
-//	           times 0.1 if lower tiers have copies of evicted blocks, else times 0.2 for the decode pool
+//	           times 0.1 if lower tiers have copies of evicted blocks, times 0.2 for the decode pool
 //	congestion = min(1 / (1 − mean busy of all candidates)², 3)
 //	cost     = queue + room + prefill + load + context + decode + later + evict
 //	           times the taints' factor, as with dynamo

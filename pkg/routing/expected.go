@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// The policy kvatlas estimates what it costs to send a request to a candidate, in milliseconds: how long the request
-// takes to its first token there, and how much it delays others. Each term is a scorer, so explanations have all of
-// them. The package's comment has the formula.
+// The policy kvatlas estimates the cost of each candidate in milliseconds: the time to the first token of the request
+// there, and the delay of other requests. Each term is a scorer, so explanations have all of them. The comment of the
+// package has the formula.
 func init() {
 	scorers := make([]Scorer, len(expectedTerms))
 	for k := range expectedTerms {
@@ -19,11 +19,10 @@ func init() {
 	})
 }
 
-// expectedTerms are the terms of the policy kvatlas. The last argument of a term is the prefill time at the candidate,
-// which several terms need.
+// expectedTerms are the terms of the policy kvatlas. A term reads View.outlook of its candidate and View.crowd.
 var expectedTerms = [...]struct {
 	name string
-	term func(*View, *Candidate, float64) float64
+	term func(*View, *Candidate) float64
 }{
 	{"queue", queueTime}, {"room", roomTime}, {"prefill", ownPrefill}, {"load", loadTime}, {"context", contextTime},
 	{"decode", decodeSlowdown}, {"later", laterDelay}, {"evict", evictCost},
@@ -34,21 +33,22 @@ const (
 	// takes. It is 19,000 for Llama 3.2 3B, 31,000 for Llama 3.1 8B and 53,000 for 70B, by their shapes.
 	attentionTokens = 32_768
 
-	// decodeWeight is what a millisecond counts by which a request that decodes is delayed.
+	// decodeWeight is the weight of a millisecond of delay of a request in its output phase.
 	decodeWeight = 0.05
 
-	// Loading a token takes these shares of the time of its prefill. A model of 32B parameters on two H100 prefills some
-	// 16,000 tokens a second, and a token's KV has 256 KiB. PCIe moves 50 GB/s of it, a network some 20, an NVMe disk 6.
+	// The time to load a token, as a share of the time of its prefill. A model of 32B parameters on two H100 prefills
+	// about 16,000 tokens per second, and the KV of a token has 256 KiB. PCIe moves 50 GB/s of it, a network about 20,
+	// and an NVMe disk 6.
 	hostLoad   = 0.1
 	sharedLoad = 0.2
 	diskLoad   = 0.5
 
-	// contextWeight is what a token counts that requests under way at the candidate have in memory, as a share of the
-	// time of its prefill. Each step of the engine reads all of them: with the same model in 38 ns a token, 0.06 % of the
-	// 62 us of its prefill. A request decodes some 160 tokens, each in a step of its own.
+	// contextWeight is the weight of a token that requests under way on the candidate have in memory, as a share of the
+	// time of its prefill. Each step of the engine reads all these tokens. With the same model that takes 38 ns for a
+	// token, 0.06 % of the 62 us of its prefill. A request decodes about 160 tokens, each in a step of its own.
 	contextWeight = 0.1
 
-	// mostCongestion bounds the delay of later requests where all ranks are busy all the time.
+	// mostCongestion bounds the delay of later requests if all ranks are busy all the time.
 	mostCongestion = 3
 )
 
@@ -71,20 +71,28 @@ func (v *View) expectedCosts() []float64 {
 	v.scratch.expected = grown(v.scratch.expected, n*len(expectedTerms))
 	v.expected = v.scratch.expected
 	prefers := len(v.Request.PreferredTaints) > 0 && v.Request.Pin == nil
+	v.crowd = v.calculateCrowd()
 	for i := range n {
-		c := v.At(i)
-		prefill, factor := prefillTime(v, c), 1.0
+		c, factor := v.At(i), 1.0
+		v.outlook.device, v.outlook.lower = v.held(c)
+		v.outlook.prefill = v.prefillTime(c)
 		if prefers {
 			factor = taintFactor(v.Request.PreferredTaints, c.Worker.Taints)
 		}
 		for k := range expectedTerms {
-			v.expected[k*n+i] = expectedTerms[k].term(v, c, prefill) * factor
+			v.expected[k*n+i] = expectedTerms[k].term(v, c) * factor
 		}
 	}
 	return v.expected
 }
 
-// rate is how many tokens a candidate prefills in a millisecond.
+// outlook describes a candidate for the terms.
+type outlook struct {
+	device, lower float64 // tokens of the prompt: see View.held
+	prefill       float64 // milliseconds
+}
+
+// rate returns the tokens that a candidate prefills in a millisecond.
 func rate(c *Candidate) float64 {
 	if c.PrefillRate > 0 {
 		return c.PrefillRate
@@ -92,9 +100,9 @@ func rate(c *Candidate) float64 {
 	return PriorPrefillRate
 }
 
-// queueTime is until the candidate has done what it has to prefill already. What it has done of the first request is
-// not reported, so that it is estimated: at most what a request has on average.
-func queueTime(_ *View, c *Candidate, _ float64) float64 {
+// queueTime is the time until the candidate has prefilled all earlier requests. The finished part of the first request
+// is not reported. It is estimated from the time spent, and is at most the mean of these requests.
+func queueTime(_ *View, c *Candidate) float64 {
 	queue := float64(activePrefill(c)) / rate(c)
 	if c.PrefillRequests > 0 {
 		queue -= min(c.WorkingMS, queue/float64(c.PrefillRequests))
@@ -102,8 +110,8 @@ func queueTime(_ *View, c *Candidate, _ float64) float64 {
 	return queue
 }
 
-// roomTime is until requests under way have ended whose blocks the request needs, if they fill the candidate's memory.
-func roomTime(_ *View, c *Candidate, _ float64) float64 {
+// roomTime is the time until requests under way end, if their blocks and the new ones exceed the candidate's memory.
+func roomTime(_ *View, c *Candidate) float64 {
 	room := c.capacity()
 	if !c.HasLoad || room == 0 || c.ActiveBlocks+c.NewBlocks <= room {
 		return 0
@@ -112,8 +120,8 @@ func roomTime(_ *View, c *Candidate, _ float64) float64 {
 	return c.LifeMS * min(short/float64(max(c.ActiveBlocks, 1)), 1)
 }
 
-// held is how many tokens of the prompt a candidate need not compute: in device memory when its turn comes, and in
-// lower tiers. Requests under way there have computed the blocks that they share with the prompt by then.
+// held returns the tokens of the prompt that a candidate does not compute: those in device memory at the turn of the
+// request, and those in lower tiers. Requests under way compute the blocks that they share with the prompt before.
 func (v *View) held(c *Candidate) (device, lower float64) {
 	size, isl := float64(v.Request.BlockSize), float64(v.Request.ISL)
 	blocks := float64(c.Device)
@@ -130,37 +138,35 @@ func (v *View) held(c *Candidate) (device, lower float64) {
 	return device, min(below*size, isl-device)
 }
 
-// prefillTokens is what a booking counts: what the candidate lacks of the prompt, and what it prefills in the time in
-// which it loads the rest.
+// prefillTokens returns the tokens that a booking counts: the tokens that the candidate lacks, and the tokens that it
+// prefills in the time of loading the rest.
 func prefillTokens(v *View, c *Candidate) uint64 {
 	device, lower := v.held(c)
 	return uint64(math.Round(float64(v.Request.ISL) - device - lower + v.loaded(c)))
 }
 
-// prefillTime is how long it takes to compute what the candidate lacks. A token attends to all before it, so that
+// prefillTime is the time to compute the tokens that the candidate lacks. A token attends to all tokens before it, so
 // tokens at the end of a long prompt take longer.
-func prefillTime(v *View, c *Candidate) float64 {
+func (v *View) prefillTime(c *Candidate) float64 {
 	if v.Request.Role == Decode {
 		return 0 // another worker computes it
 	}
-	device, lower := v.held(c)
-	before := device + lower
+	before := v.outlook.device + v.outlook.lower
 	uncached := float64(v.Request.ISL) - before
 	return uncached / rate(c) * (1 + (before+uncached/2)/attentionTokens)
 }
 
 // ownPrefill is the prefill time of the request itself.
-func ownPrefill(_ *View, _ *Candidate, prefill float64) float64 { return prefill }
+func ownPrefill(v *View, _ *Candidate) float64 { return v.outlook.prefill }
 
-// loaded is how many tokens a candidate prefills in the time in which it copies blocks of lower tiers into device
-// memory.
+// loaded returns the tokens that a candidate prefills in the time of copying blocks of lower tiers into device memory.
 func (v *View) loaded(c *Candidate) float64 {
 	size := float64(v.Request.BlockSize)
 	if c.Host+c.Disk+v.SharedBlocks(c) == 0 {
 		return 0
 	}
 	_, lower := v.held(c)
-	left := lower // the first ones are in device memory by then, if requests under way have them
+	left := lower // requests under way may have loaded the first ones before
 	take := func(blocks uint32) float64 {
 		n := min(float64(blocks)*size, left)
 		left -= n
@@ -169,34 +175,33 @@ func (v *View) loaded(c *Candidate) float64 {
 	return take(v.SharedBlocks(c))*sharedLoad + take(c.Disk)*diskLoad + take(c.Host)*hostLoad
 }
 
-// loadTime is how long it takes to copy blocks of lower tiers into device memory, and, to a worker of the decode pool,
-// what the prefill worker computes.
-func loadTime(v *View, c *Candidate, _ float64) float64 {
+// loadTime is the time to copy blocks of lower tiers into device memory. A worker of the decode pool also copies the
+// tokens that the prefill worker computes.
+func loadTime(v *View, c *Candidate) float64 {
 	tokens := v.loaded(c)
 	if v.Request.Role == Decode {
-		device, lower := v.held(c)
-		tokens += (float64(v.Request.ISL) - device - lower) * sharedLoad
+		tokens += (float64(v.Request.ISL) - v.outlook.device - v.outlook.lower) * sharedLoad
 	}
 	return tokens / rate(c)
 }
 
-// contextTime is by how much the requests under way on the candidate slow the decoding of this request.
-func contextTime(v *View, c *Candidate, _ float64) float64 {
+// contextTime is the delay of this request's output by the requests under way on the candidate.
+func contextTime(v *View, c *Candidate) float64 {
 	if !c.HasLoad {
 		return 0
 	}
 	return contextWeight * float64(c.ActiveBlocks) * float64(v.Request.BlockSize) / rate(c)
 }
 
-// decodeSlowdown is by how much the prefill delays the requests that decode on the candidate.
-func decodeSlowdown(_ *View, c *Candidate, prefill float64) float64 {
+// decodeSlowdown is the delay of requests in their output phase on the candidate by the prefill.
+func decodeSlowdown(v *View, c *Candidate) float64 {
 	if !c.HasLoad || c.ActiveRequests <= c.PrefillRequests {
 		return 0
 	}
-	return decodeWeight * float64(c.ActiveRequests-c.PrefillRequests) * prefill
+	return decodeWeight * float64(c.ActiveRequests-c.PrefillRequests) * v.outlook.prefill
 }
 
-// congestion is how many milliseconds all requests wait for one more millisecond of work: 1/(1−u)², the derivative by
+// congestion returns the additional wait of all requests for one more unit of work: 1/(1−u)². It is the derivative by
 // the utilisation u of u/(1−u), the mean number of requests in a queue with random arrivals.
 func congestion(busy float64) float64 {
 	free := 1 - busy
@@ -206,59 +211,55 @@ func congestion(busy float64) float64 {
 	return 1 / (free * free)
 }
 
-// crowd is what all candidates have in common.
+// crowd has the values that all candidates have in common.
 type crowd struct {
-	rate  float64 // the mean; 0: nothing is calculated yet
-	delay float64 // of later requests, for each millisecond of work
+	rate    float64 // the mean of the candidates
+	delay   float64 // of later requests, for each millisecond of work
+	evicted float64 // milliseconds that later requests need for an evicted block if each of them is computed again
 }
 
-// laterDelay is by how much the prefill delays requests that come later, beyond its own time. They may go to any
-// candidate, so that the mean rate counts: errors of a single rate would count several times otherwise.
-func laterDelay(v *View, c *Candidate, prefill float64) float64 {
-	of := v.crowdOf()
-	return of.delay * prefill * rate(c) / of.rate
-}
-
-// crowdOf calculates what all candidates have in common, once for each call.
-func (v *View) crowdOf() *crowd {
-	if v.crowd.rate == 0 {
-		busy, n := 0.0, float64(len(v.kept))
-		for i := range v.kept {
-			busy += v.At(i).Busy / n
-			v.crowd.rate += rate(v.At(i)) / n
-		}
-		v.crowd.delay = congestion(busy) - 1
+func (v *View) calculateCrowd() (of crowd) {
+	busy, n := 0.0, float64(len(v.kept))
+	for i := range v.kept {
+		c := v.At(i)
+		busy, of.rate = busy+c.Busy/n, of.rate+rate(c)/n
 	}
-	return &v.crowd
+	of.delay = congestion(busy) - 1
+	of.evicted = float64(v.Request.BlockSize) / of.rate * (1 + of.delay)
+	if v.Request.Role == Decode {
+		of.evicted *= sharedLoad
+	}
+	return of
+}
+
+// laterDelay is the delay of later requests by the prefill, beyond its own time. Later requests may go to any
+// candidate, so the mean rate counts. Otherwise errors of a single rate would count several times.
+func laterDelay(v *View, c *Candidate) float64 {
+	return v.crowd.delay * v.outlook.prefill * rate(c) / v.crowd.rate
 }
 
 // evictCost is the time that later requests need for the blocks that this prompt evicts from the device memory of the
-// candidate: to compute them again, or to load them if the candidate has lower tiers. Their delay of other requests
-// counts as in laterDelay.
-func evictCost(v *View, c *Candidate, _ float64) float64 {
+// candidate: to compute them again, or to load them if the candidate has lower tiers.
+func evictCost(v *View, c *Candidate) float64 {
 	m := c.Memory
 	if m == nil {
 		return 0
 	}
-	device, _ := v.held(c)
-	lacks := math.Ceil((float64(v.Request.ISL) - device) / float64(v.Request.BlockSize))
-	evicted := lacks - float64(m.Free)
-	if evicted <= 0 {
+	size := uint64(v.Request.BlockSize)
+	lacks := (v.Request.ISL - uint64(v.outlook.device) + size - 1) / size
+	if lacks <= m.Free {
 		return 0
 	}
-	of, weight := v.crowdOf(), 1.0
-	switch {
-	case m.Tiered:
-		weight *= hostLoad
-	case v.Request.Role == Decode:
-		weight *= sharedLoad
+	cost := float64(lacks-m.Free) * m.Unique * m.Again * v.crowd.evicted
+	if m.Tiered {
+		cost *= hostLoad
 	}
-	return weight * evicted * m.Unique * m.Again * float64(v.Request.BlockSize) / of.rate * (1 + of.delay)
+	return cost
 }
 
-// nearLowest is the picker of the policy kvatlas: of the candidates whose cost is as good as the smallest, any with the
-// same probability. Estimates are not exact, so that otherwise small differences between measured rates would send all
-// requests that nobody holds a part of to one rank. A temperature counts as with [Lowest].
+// nearLowest is the picker of the policy kvatlas. It chooses at random among the candidates whose cost is near the
+// smallest. Estimates have errors. Without this rule, small errors of measured rates would send all requests without a
+// cached prefix to a single rank. A temperature above 0 has the effect that it has with [Lowest].
 type nearLowest struct{}
 
 const (

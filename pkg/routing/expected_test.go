@@ -71,7 +71,7 @@ func expectedTwin(r *Request, all []Candidate, i int) (cost, tokens float64) {
 			share = 0.2
 		}
 		if w.Memory.Tiered {
-			share = 0.1
+			share *= 0.1
 		}
 		cost += evicted * size / mean * w.Memory.Unique * w.Memory.Again * share * congestion
 	}

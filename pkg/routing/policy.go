@@ -124,7 +124,8 @@ type View struct {
 	untiered   bool      // no candidate has a tier's depth: Candidate.Overlap counts
 	beyond     []uint32  // of Request.Shared: blocks in this range and those after it
 	terms      []Terms   // of kept, if the request asks for an explanation and the policy has DynamoCost
-	crowd      crowd     // of the policy kvatlas
+	crowd      crowd     // these two are of the policy kvatlas
+	outlook    outlook   // of the candidate in hand
 	expected   []float64 // costs of the policy kvatlas: of each term, those of kept; nil: none yet
 	scratch    *Scratch
 

@@ -15,7 +15,8 @@ import (
 
 // BenchmarkSelect chooses among 256 workers, half of which hold 64 blocks of the prompt's 512, with 10,000 requests
 // under way, and books: all but the index, whose answer is given. Half of the requests under way are being prefilled,
-// and some of each worker have ended, so that workers have rates of their own.
+// and some of each worker have ended, so that workers have rates of their own. Workers that hold a part of the prompt
+// have a full device memory, so that they have eviction costs.
 func BenchmarkSelect(b *testing.B) {
 	for _, policy := range []string{"kvatlas", "dynamo"} {
 		b.Run(policy, func(b *testing.B) { benchmarkSelect(b, policy) })
@@ -29,7 +30,7 @@ func benchmarkSelect(b *testing.B, policy string) {
 	for w := range workers / 2 {
 		answer.Workers = append(answer.Workers,
 			api.Overlap{Instance: events.WorkerID(strings.Clone(string(f.pool.Ranks[2*w].Instance))), Device: 64,
-				Number: uint32(w + 1)})
+				Number: uint32(w + 1), Held: 4000, Full: 4000})
 	}
 	f.service.cfg.Find = func(context.Context, *api.Query) (*api.Answer, error) { return answer, nil }
 	hashes := func(k int) api.Hashes {
