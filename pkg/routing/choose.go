@@ -9,27 +9,27 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Choice is a worker, and what a booking of the request there counts.
+// Choice is the chosen worker with the figures for a booking of the request there.
 type Choice struct {
 	Worker events.WorkerID
 	Rank   events.Rank
 	Index  int // of the candidate, in the call
 
-	Eligible int // how many candidates the request might go to; the policy's own filters may have dropped some of them
+	Eligible int // number of candidates before the policy's own filters
 
 	Cost        float64 // the sum of the policy's scorers
-	Probability float64 // how likely this candidate was to be chosen
+	Probability float64 // with which this candidate was chosen
 
-	RequiredBlocks   uint64  // the prompt in blocks, the last one perhaps not full
-	EffectiveOverlap float64 // of the candidate's tiers, weighted, in blocks
+	RequiredBlocks   uint64  // the prompt in blocks; the last one may be partial
+	EffectiveOverlap float64 // cached blocks of the candidate's tiers, weighted
 	CachedTokens     uint64  // the same in tokens, rounded
 
-	// EffectivePrefillTokens is the rest of the prompt, as the policy counts it. TrackPrefillTokens says whether it counts
-	// as load.
+	// EffectivePrefillTokens is the rest of the prompt, as the policy counts it. It counts as load if TrackPrefillTokens
+	// is set.
 	EffectivePrefillTokens uint64
 	TrackPrefillTokens     bool
 
-	// PotentialDecodeBlocks is how many blocks requests on the candidate will have, with this one.
+	// PotentialDecodeBlocks is the number of blocks of all requests on the candidate, with this one.
 	PotentialDecodeBlocks uint64
 
 	Explanation *Explanation // if the request asks for it
@@ -38,24 +38,24 @@ type Choice struct {
 // Code is the class of a refusal, for programs.
 type Code string
 
-// The codes, with what a caller does next.
+// The codes, each with the remedy.
 const (
-	BadRequest    Code = "bad_request"     // mend the request: the message has all complaints
-	NoWorkers     Code = "no_workers"      // no candidate may be chosen: try again when there are workers
-	Overloaded    Code = "overloaded"      // all that might be chosen are overloaded: try again a little later
-	AllBusy       Code = "all_busy"        // all that might be chosen are busy: wait until one is not
-	PinNotAllowed Code = "pin_not_allowed" // the pinned worker is not one of the allowed ones: mend the request
+	BadRequest    Code = "bad_request"     // correct the request: the message has all errors
+	NoWorkers     Code = "no_workers"      // no candidate may be chosen: retry when there are workers
+	Overloaded    Code = "overloaded"      // all eligible candidates are overloaded: retry later
+	AllBusy       Code = "all_busy"        // all eligible candidates are busy: wait until one is not
+	PinNotAllowed Code = "pin_not_allowed" // the pinned worker is not an allowed one: correct the request
 	Filtered      Code = "filtered"        // the policy's own filters dropped all eligible candidates
-	PolicyFailed  Code = "policy_failed"   // a scorer's cost is not finite, or a picker chose nobody: mend the policy
+	PolicyFailed  Code = "policy_failed"   // a cost is not finite, or the picker chose none: correct the policy
 )
 
-// Refusal is why there is no choice.
+// Refusal is the error of a call without a choice.
 type Refusal struct {
 	Code        Code
 	Message     string
 	Explanation *Explanation // if the request asks for it
 
-	// Of AllBusy: the ranks that might be chosen, and the most tokens of the prompt that one of them holds.
+	// For AllBusy: the number of eligible ranks, and the most tokens of the prompt that one of them holds.
 	Eligible   int
 	BestCached uint64
 }
@@ -66,9 +66,9 @@ func refuse(code Code, format string, args ...any) *Refusal {
 	return &Refusal{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// Choose chooses one of the candidates, of which no two are the same rank. It drops those that the request or the
-// operator's configuration forbids, by the filters pinned_worker, allowed_worker_ids, endpoints, role, state, lora,
-// required_taints, near and overload, in this order; the policy chooses among the rest. Its error is a [*Refusal].
+// Choose chooses one of the candidates, which are different ranks. It drops the candidates that the request or the
+// operator's configuration excludes, by the filters pinned_worker, allowed_worker_ids, endpoints, role, state, lora,
+// required_taints, near and overload, in this order. The policy chooses among the rest. The error is a [*Refusal].
 func (s *Selector) Choose(r *Request, candidates []Candidate, rng *rand.Rand, scratch *Scratch) (Choice, error) {
 	if err := r.Validate(); err != nil {
 		return Choice{}, refuse(BadRequest, "%s", strings.ReplaceAll(err.Error(), "\n", "; "))
@@ -150,7 +150,7 @@ func (s *Selector) Choose(r *Request, candidates []Candidate, rng *rand.Rand, sc
 	return choice, nil
 }
 
-// begin sets the view of a call up.
+// begin sets up the view of a call.
 func (s *Scratch) begin(r *Request, config Config, candidates []Candidate) *View {
 	s.kept = grown(s.kept, len(candidates))
 	s.why = grown(s.why, len(candidates))
@@ -175,12 +175,12 @@ func (s *Scratch) begin(r *Request, config Config, candidates []Candidate) *View
 	return v
 }
 
-// end lets go of what the caller has handed over.
+// end drops the references to the caller's data.
 func (s *Scratch) end() {
 	s.view = View{}
 }
 
-// run runs a filter and drops what it says.
+// run runs a filter and removes the candidates that it has dropped.
 func (v *View) run(f Filter, s *Scratch, x *Explanation) {
 	f.Filter(v)
 	s.dropped = append(s.dropped, v.drops)
@@ -201,7 +201,7 @@ func (v *View) run(f Filter, s *Scratch, x *Explanation) {
 	v.kept, v.drops = v.kept[:n], 0
 }
 
-// refusal says why nobody is left after filter f.
+// refusal returns the error of a call in which filter f dropped the last candidate.
 func (v *View) refusal(f Filter, ofPolicy bool, s *Selector, scratch *Scratch, x *Explanation) *Refusal {
 	refusal := &Refusal{Code: NoWorkers, Explanation: x}
 	pin := v.Request.Pin

@@ -8,22 +8,22 @@ import (
 	"strings"
 )
 
-// SharedMode is which blocks of a shared store count for a candidate.
+// SharedMode selects the blocks of a shared store that count for a candidate.
 type SharedMode string
 
 // The modes.
 const (
-	// SharedWouldLoad counts the blocks that the candidate's engine would load from the store, by its own rules,
-	// directly after what it holds: Candidate.WouldLoad.
+	// SharedWouldLoad counts the blocks that the candidate's engine would load from the store by its own rules, directly
+	// after its own blocks: Candidate.WouldLoad.
 	SharedWouldLoad SharedMode = "would_load"
 
-	// SharedDynamo counts all blocks that the store has at or beyond the candidate's device depth, also behind holes and
-	// those that its host or disk hold too, as Dynamo does: Request.Shared.
+	// SharedDynamo counts all blocks of the store at or beyond the candidate's device depth, as Dynamo does. Blocks
+	// behind holes count, and blocks that its host memory or disk has too: Request.Shared.
 	SharedDynamo SharedMode = "dynamo"
 )
 
-// Config are the constants of the policies. Names on the wire, defaults and ranges are Dynamo's, where it has them.
-// Change what [DefaultConfig] returns: the zero value is valid, and weighs nothing.
+// Config has the constants of the policies. Names on the wire, defaults and ranges are Dynamo's, if it has them. Start
+// from [DefaultConfig]: in the zero value, which is valid, all weights are 0.
 type Config struct {
 	// OverlapScoreCredit is the worth of a block of the prompt in device memory, in blocks of prefill. Default 1; finite
 	// and at least 0, may be above 1.
@@ -55,33 +55,34 @@ type Config struct {
 	// SharedCacheMode is which blocks count. Default would_load.
 	SharedCacheMode SharedMode `json:"shared_cache_mode" msgpack:"shared_cache_mode"`
 
-	// RouterAssumeKVReuse says that requests with equal prefixes share blocks on a worker. Default true. It is for who
-	// books and fills in Candidate.NewBlocks; no cost reads it.
+	// RouterAssumeKVReuse: requests with equal prefixes share blocks on a worker. Default true. The caller reads it for
+	// bookings and Candidate.NewBlocks. No cost reads it.
 	RouterAssumeKVReuse bool `json:"router_assume_kv_reuse" msgpack:"router_assume_kv_reuse"`
 
-	// RouterTrackPrefillTokens says that prefill counts as load. Default true.
+	// RouterTrackPrefillTokens: prefill counts as load. Default true.
 	RouterTrackPrefillTokens bool `json:"router_track_prefill_tokens" msgpack:"router_track_prefill_tokens"`
 
-	// ActiveDecodeBlocksThreshold is the share of its capacity above which a candidate is overloaded, by what its engine
-	// reports as used or by the blocks of requests under way, whichever is more. Default nil, never; from 0 to 1.
+	// ActiveDecodeBlocksThreshold is the share of the capacity above which a candidate is overloaded. The greater number
+	// counts: the blocks that its engine reports as used, or the blocks of requests under way. From 0 to 1. Default nil:
+	// never.
 	ActiveDecodeBlocksThreshold *float64 `json:"active_decode_blocks_threshold,omitempty" msgpack:"active_decode_blocks_threshold,omitempty"`
 
 	// ActivePrefillTokensThreshold is the number of tokens of prefill under way above which a candidate is overloaded.
 	// Default nil, never; finite and at least 0.
 	ActivePrefillTokensThreshold *float64 `json:"active_prefill_tokens_threshold,omitempty" msgpack:"active_prefill_tokens_threshold,omitempty"`
 
-	// ActivePrefillTokensThresholdFrac is the same as a multiple of the worker's MaxNumBatchedTokens, which counts as
-	// 10,000,000 where it is not known. Default nil, never; finite and at least 0.
+	// ActivePrefillTokensThresholdFrac is the same as a multiple of the worker's MaxNumBatchedTokens (10,000,000 if it is
+	// not known). Default nil, never; finite and at least 0.
 	ActivePrefillTokensThresholdFrac *float64 `json:"active_prefill_tokens_threshold_frac,omitempty" msgpack:"active_prefill_tokens_threshold_frac,omitempty"`
 
-	// Disaggregation is for who chooses a decode and a prefill worker together. Default nil: always both, wherever they
-	// are.
+	// Disaggregation has the rules for a decode and a prefill worker of one request; the caller applies them. Default
+	// nil: always both, at any place.
 	Disaggregation *Disaggregation `json:"disaggregation,omitempty" msgpack:"disaggregation,omitempty"`
 
-	// SessionAffinity is for who keeps sessions. Default nil: requests of one session go anywhere.
+	// SessionAffinity has the rules for sessions; the caller applies them. Default nil: a session has no worker.
 	SessionAffinity *SessionAffinity `json:"session_affinity,omitempty" msgpack:"session_affinity,omitempty"`
 
-	// Queue is for who lets requests wait. Default nil: nobody waits.
+	// Queue has the rules for waiting requests; the caller applies them. Default nil: no request waits.
 	Queue *Queue `json:"queue,omitempty" msgpack:"queue,omitempty"`
 }
 
@@ -94,7 +95,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate returns all that is wrong with c, each under its name on the wire.
+// Validate returns all errors of c, each with the field's name on the wire.
 func (c *Config) Validate() error {
 	var x complaints
 	x.least0("overlap_score_credit", &c.OverlapScoreCredit)
@@ -115,13 +116,13 @@ func (c *Config) Validate() error {
 	return errors.Join(x...)
 }
 
-// Overrides are what one request sets in place of the configuration; nil is not set. Dynamo's service checks all of
-// them and then uses only the two booleans; here all count.
+// Overrides replace fields of the configuration for one request; nil: not replaced. Dynamo's service checks all of them
+// and then uses only the two booleans. Here all count.
 type Overrides struct {
 	OverlapScoreCredit *float64 `json:"overlap_score_credit,omitempty" msgpack:"overlap_score_credit,omitempty"`
 	PrefillLoadScale   *float64 `json:"prefill_load_scale,omitempty" msgpack:"prefill_load_scale,omitempty"`
 
-	// OverlapScoreWeight is the older name of PrefillLoadScale, which it wins over; 0 sets OverlapScoreCredit to 0 too.
+	// OverlapScoreWeight is the older name of PrefillLoadScale and overrides it. 0 sets OverlapScoreCredit to 0 too.
 	OverlapScoreWeight *float64 `json:"overlap_score_weight,omitempty" msgpack:"overlap_score_weight,omitempty"`
 
 	RouterTemperature     *float64 `json:"router_temperature,omitempty" msgpack:"router_temperature,omitempty"`
@@ -130,7 +131,7 @@ type Overrides struct {
 	SharedCacheMultiplier *float64 `json:"shared_cache_multiplier,omitempty" msgpack:"shared_cache_multiplier,omitempty"`
 }
 
-// Validate returns all that is wrong with o, each under its name on the wire.
+// Validate returns all errors of o, each with the field's name on the wire.
 func (o *Overrides) Validate() error {
 	var x complaints
 	x.least0("overlap_score_credit", o.OverlapScoreCredit)
@@ -141,7 +142,7 @@ func (o *Overrides) Validate() error {
 	return errors.Join(x...)
 }
 
-// With returns c as o changes it.
+// With returns c with the replacements of o.
 func (c Config) With(o *Overrides) Config {
 	set(&c.OverlapScoreCredit, o.OverlapScoreCredit)
 	set(&c.PrefillLoadScale, o.PrefillLoadScale)
@@ -163,19 +164,19 @@ func set[T any](to, from *T) {
 	}
 }
 
-// complaints gathers what is wrong.
+// complaints collects errors of a configuration or request.
 type complaints []error
 
 func (x *complaints) add(format string, args ...any) { *x = append(*x, fmt.Errorf(format, args...)) }
 
-// least0 complains of a number that is not finite or below 0; nil is fine.
+// least0 adds an error for a number that is not finite or below 0; nil is valid.
 func (x *complaints) least0(name string, v *float64) {
 	if v != nil && !(*v >= 0 && *v <= math.MaxFloat64) {
 		x.add("%s is %v: it must be finite and at least 0", name, *v)
 	}
 }
 
-// share complains of a number outside of 0 to 1; nil is fine.
+// share adds an error for a number outside of 0 to 1; nil is valid.
 func (x *complaints) share(name string, v *float64) {
 	if v != nil && !(*v >= 0 && *v <= 1) {
 		x.add("%s is %v: it must be from 0 to 1", name, *v)

@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// Estimate is what a request would find and cost at a candidate, whatever the policy.
+// Estimate has the cached and the new part of a request at a candidate. It does not depend on the scorers of the
+// policy.
 type Estimate struct {
 	EffectiveOverlap       float64 `json:"effective_overlap" msgpack:"effective_overlap"` // blocks, tiers weighted
 	CachedTokens           uint64  `json:"cached_tokens" msgpack:"cached_tokens"`
@@ -13,7 +14,7 @@ type Estimate struct {
 	PotentialDecodeBlocks  uint64  `json:"potential_decode_blocks" msgpack:"potential_decode_blocks"`
 }
 
-// Estimate returns what the request would find at c.
+// Estimate returns the estimate of the request at c.
 func (v *View) Estimate(c *Candidate) Estimate {
 	e := Estimate{EffectiveOverlap: v.effectiveOverlap(c)}
 	e.CachedTokens = v.cachedTokens(e.EffectiveOverlap)
@@ -44,7 +45,7 @@ func roundBlocks(x float64) uint64 {
 	return uint64(math.Round(x))
 }
 
-// decodeBlocks is how many blocks requests at c have, with the whole blocks of this one.
+// decodeBlocks returns the number of blocks of all requests at c, with the whole blocks of this one.
 func decodeBlocks(c *Candidate) uint64 {
 	if !c.HasLoad {
 		return 0
@@ -59,8 +60,8 @@ func activePrefill(c *Candidate) uint64 {
 	return c.ActivePrefillTokens
 }
 
-// Terms are the parts of a candidate's cost by the policy dynamo, in blocks unless said. The package's comment has the
-// formula.
+// Terms are the parts of a candidate's cost by the policy dynamo, in blocks unless a field states another unit. The
+// comment of the package has the formula.
 type Terms struct {
 	RawPrefill     float64 `json:"raw_prefill" msgpack:"raw_prefill"`
 	Decay          float64 `json:"decay" msgpack:"decay"` // a factor
@@ -75,7 +76,7 @@ type Terms struct {
 	ActiveRequests float64 `json:"active_requests" msgpack:"active_requests"`
 	TaintFactor    float64 `json:"taint_factor" msgpack:"taint_factor"`
 
-	// DecodeForm says that the cost is of its second form, in which credits are subtracted from Decode and Prefill is 0.
+	// DecodeForm: the cost has its second form. Credits are subtracted from Decode, and Prefill is 0.
 	DecodeForm bool `json:"decode_form,omitempty" msgpack:"decode_form,omitempty"`
 }
 
@@ -169,7 +170,7 @@ func atLeast0(x float64) float64 {
 	return x
 }
 
-// taintFactor is below 1 for a worker that has what is preferred, and above 1 for one that has what is avoided.
+// taintFactor returns the factor of a worker's cost: below 1 for preferred taints, above 1 for avoided ones.
 func taintFactor(preferred []TaintWeight, has []string) float64 {
 	sum := 0.0
 	for i := range preferred {

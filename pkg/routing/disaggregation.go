@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// BypassMode is when a decode worker computes a prompt by itself, without a prefill worker.
+// BypassMode is the condition for a decode worker to compute a prompt without a prefill worker.
 type BypassMode string
 
 // The modes.
@@ -16,7 +16,7 @@ const (
 	BypassISLOrLoad   BypassMode = "isl_or_load"
 )
 
-// KVTransfer is how near a prefill worker must be to the decode worker that takes its blocks over.
+// KVTransfer is the required nearness of a prefill worker to the decode worker that receives its blocks.
 type KVTransfer string
 
 // The kinds of nearness.
@@ -25,25 +25,24 @@ const (
 	KVTransferPreferred KVTransfer = "preferred"
 )
 
-// Disaggregation is how a decode worker and a prefill worker are chosen together. The names, and the defaults of the
-// bounds, are Dynamo's, where it has them.
+// Disaggregation has the rules for a decode worker and a prefill worker of one request. The names, and the defaults of
+// the bounds, are Dynamo's, if it has them.
 type Disaggregation struct {
-	// Bypass is when the decode worker computes the prompt itself: with isl_bounding when what it lacks of it is short,
-	// with prefill_load when the prefill worker that would be chosen is busy, with isl_or_load in either case. Default:
-	// never.
+	// Bypass is the condition for the decode worker to compute the prompt itself. isl_bounding: the missing part is
+	// short. prefill_load: the best prefill worker is busy. isl_or_load: either of these. Default: never.
 	Bypass BypassMode `json:"bypass,omitempty" msgpack:"bypass,omitempty"`
 
-	// ISLTokens and ISLRatio bound what is short: fewer tokens than ISLTokens, and than ISLRatio of the prompt. Defaults
+	// A part is short if it has fewer tokens than ISLTokens, and fewer than the share ISLRatio of the prompt. Defaults
 	// 2,048 and 0.7; finite and at least 0.
 	ISLTokens *float64 `json:"isl_tokens,omitempty" msgpack:"isl_tokens,omitempty"`
 	ISLRatio  *float64 `json:"isl_ratio,omitempty" msgpack:"isl_ratio,omitempty"`
 
-	// PrefillBusyThreshold is the multiple of its MaxNumBatchedTokens (10,000,000 where that is not known) above which a
-	// prefill worker's prefill under way makes it busy. The modes that look at load need it. Finite and at least 0.
+	// PrefillBusyThreshold is a multiple of MaxNumBatchedTokens (10,000,000 if that is not known). A prefill worker with
+	// more prefill under way is busy. The modes prefill_load and isl_or_load need it. Finite and at least 0.
 	PrefillBusyThreshold *float64 `json:"prefill_busy_threshold,omitempty" msgpack:"prefill_busy_threshold,omitempty"`
 
-	// DecodeBusyThreshold is the share of its capacity above which the blocks that a decode worker would have make it
-	// busy: it then never computes prompts. Default: it is never busy; finite and at least 0.
+	// DecodeBusyThreshold is a share of the capacity. A decode worker that would have more blocks is busy and computes no
+	// prompts. Default: it is never busy; finite and at least 0.
 	DecodeBusyThreshold *float64 `json:"decode_busy_threshold,omitempty" msgpack:"decode_busy_threshold,omitempty"`
 
 	// KVTransferDomain is a domain of the workers' topology. Prefill workers with the decode worker's value there are
@@ -53,7 +52,7 @@ type Disaggregation struct {
 	KVTransferPreferredWeight *float64   `json:"kv_transfer_preferred_weight,omitempty" msgpack:"kv_transfer_preferred_weight,omitempty"`
 }
 
-// validate complains of what is wrong with d, which may be nil.
+// validate returns all errors of d, which may be nil.
 func (d *Disaggregation) validate() error {
 	if d == nil {
 		return nil
@@ -113,19 +112,19 @@ func (d *Disaggregation) NearWeight() float32 {
 	return 1
 }
 
-// DecodeBusy reports whether a decode worker may compute no prompts, because of what it would have to do.
+// DecodeBusy reports whether a decode worker would have too many blocks to compute prompts.
 func (d *Disaggregation) DecodeBusy(w *Worker, potentialBlocks uint64) bool {
 	return d != nil && d.DecodeBusyThreshold != nil && w.TotalKVBlocks > 0 &&
 		float64(potentialBlocks) > *d.DecodeBusyThreshold*float64(w.TotalKVBlocks)
 }
 
-// PrefillBusy reports whether a prefill worker has too much to do.
+// PrefillBusy reports whether a prefill worker has too much prefill under way.
 func (d *Disaggregation) PrefillBusy(w *Worker, activePrefillTokens uint64) bool {
 	return d != nil && d.PrefillBusyThreshold != nil &&
 		float64(activePrefillTokens) > *d.PrefillBusyThreshold*float64(w.PrefillCapacity())
 }
 
-// Short reports whether a decode worker computes net tokens itself, of a prompt of isl tokens, because they are few.
+// Short reports whether net missing tokens of a prompt of isl tokens are so few that the decode worker computes them.
 func (d *Disaggregation) Short(net, isl uint64) bool {
 	if d == nil || d.Bypass != BypassISLBounding && d.Bypass != BypassISLOrLoad {
 		return false
@@ -146,7 +145,7 @@ func (d *Disaggregation) ByLoad() bool {
 	return d != nil && (d.Bypass == BypassPrefillLoad || d.Bypass == BypassISLOrLoad)
 }
 
-// WhyShort says why net tokens are short, or are not.
+// WhyShort returns the reason for the result of Short.
 func (d *Disaggregation) WhyShort(net, isl uint64) string {
 	tokens, ratio := d.shortBounds()
 	is := "is not both"

@@ -1,7 +1,6 @@
 package routing
 
-// Estimates appends to dst what the request would find and cost at each candidate, whatever the policy, and whether the
-// candidate may be chosen or not.
+// Estimates appends to dst an estimate for each candidate, including those that must not be chosen.
 func (s *Selector) Estimates(dst []Estimate, r *Request, candidates []Candidate, scratch *Scratch) []Estimate {
 	v := scratch.begin(r, s.config.With(&r.Overrides), candidates)
 	v.prefill = s.policy.Prefill

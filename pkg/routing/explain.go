@@ -2,12 +2,12 @@ package routing
 
 import "github.com/kvatlas/kvatlas/pkg/events"
 
-// Explanation is how a choice, or a refusal, came about.
+// Explanation has the reasons of a choice or a refusal.
 type Explanation struct {
 	Policy string `json:"policy" msgpack:"policy"`
 	Config Config `json:"config" msgpack:"config"` // as the request overrode it
 
-	// Affinity is what the affinity of the request to a worker did; nil if it has none.
+	// Affinity is the effect of the request's affinity to a worker; nil if it has none.
 	Affinity *AffinityEffect `json:"affinity,omitempty" msgpack:"affinity,omitempty"`
 
 	Candidates []Considered `json:"candidates,omitempty" msgpack:"candidates,omitempty"` // among which the policy chose
@@ -26,17 +26,17 @@ type Considered struct {
 	// Terms are the parts of the cost, if the policy has the scorer [DynamoCost].
 	Terms *Terms `json:"terms,omitempty" msgpack:"terms,omitempty"`
 
-	// Reported is how full its engine has said that it is, if it has. It enters no cost.
+	// Reported is the use of memory that the engine has reported, if it has. It is in no cost.
 	Reported *Reported `json:"reported,omitempty" msgpack:"reported,omitempty"`
 
-	// Memory is what the eviction cost rests on, if the rank has evicted blocks. Only the policy kvatlas has that cost.
+	// Memory has the inputs of the eviction cost, if the rank has evicted blocks. Only the policy kvatlas has that cost.
 	Memory *Memory `json:"memory,omitempty" msgpack:"memory,omitempty"`
 
-	// Scores are what each scorer of the policy gave.
+	// Scores are the costs by scorer of the policy.
 	Scores []Score `json:"scores,omitempty" msgpack:"scores,omitempty"`
 }
 
-// Reported is how full an engine is, as it says.
+// Reported is an engine's report of its memory.
 type Reported struct {
 	UsedBlocks    uint64 `json:"used_blocks" msgpack:"used_blocks"`
 	Capacity      uint64 `json:"capacity,omitempty" msgpack:"capacity,omitempty"` // in blocks; 0: not known
@@ -57,14 +57,14 @@ type Dropped struct {
 	Reason string          `json:"reason" msgpack:"reason"` // a clause about the candidate: "is draining"
 }
 
-// score adds what a scorer gave.
+// score adds the costs of a scorer.
 func (x *Explanation) score(scorer string, score []float64) {
 	for i := range x.Candidates {
 		x.Candidates[i].Scores = append(x.Candidates[i].Scores, Score{Scorer: scorer, Cost: score[i]})
 	}
 }
 
-// fill fills in what is known of the candidates once one of them is picked.
+// fill sets the fields of the candidates after the choice.
 func (x *Explanation) fill(v *View, s *Scratch, picked int) {
 	for i := range x.Candidates {
 		c := v.At(i)

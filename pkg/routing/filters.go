@@ -8,7 +8,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// filterFunc is a filter made of a function.
+// filterFunc makes a filter from a function.
 type filterFunc struct {
 	name   string
 	filter func(*View)
@@ -17,8 +17,8 @@ type filterFunc struct {
 func (f *filterFunc) Name() string   { return f.name }
 func (f *filterFunc) Filter(v *View) { f.filter(v) }
 
-// eligibility are the filters that come before every policy's own. The pin is first: the rest is then about the pinned
-// worker alone, so that the LoRA filter keeps it. Overload is last: whoever comes to it would have been chosen.
+// eligibility has the filters that run before the filters of a policy. The pin is first, so the LoRA filter sees the
+// pinned worker only and keeps it. Overload is last, so its refusal means that all other filters have passed.
 var eligibility = []Filter{
 	pinned,
 	&filterFunc{"allowed_worker_ids", filterAllowed},
@@ -31,7 +31,7 @@ var eligibility = []Filter{
 	overload,
 }
 
-// filterNear keeps those that have one of the taints.
+// filterNear keeps candidates that have one of the taints.
 func filterNear(v *View) {
 	near := v.Request.Near
 	if near == nil {
@@ -48,8 +48,8 @@ var pinned Filter = &filterFunc{"pinned_worker", filterPin}
 
 var overload Filter = &filterFunc{"overload", filterOverload}
 
-// Affinity returns the filter affinity_target: if a candidate that is left is the request's affinity target, all others
-// are dropped. The policies here have it.
+// Affinity returns the filter affinity_target. It drops all other candidates if the request's affinity target is among
+// the remaining ones. All policies of this package have it.
 func Affinity() Filter { return affinity }
 
 var affinity Filter = &filterFunc{"affinity_target", filterAffinity}
@@ -154,7 +154,7 @@ func filterState(v *View) {
 	}
 }
 
-// filterLoRA keeps those that have the adapter, and all if nobody has it: any of them can load it.
+// filterLoRA keeps candidates that have the adapter. If none has it, all remain, because each can load it.
 func filterLoRA(v *View) {
 	lora := v.Request.LoRA
 	if lora == "" {
@@ -232,7 +232,7 @@ func filterOverload(v *View) {
 	}
 }
 
-// capacity is how many blocks the rank's device memory has room for; 0: not known.
+// capacity returns the number of blocks of the rank's device memory; 0: not known.
 func (c *Candidate) capacity() uint64 {
 	if c.Worker.TotalKVBlocks > 0 {
 		return c.Worker.TotalKVBlocks

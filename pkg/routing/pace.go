@@ -5,26 +5,25 @@ import (
 	"time"
 )
 
-// Pace measures how fast a rank prefills, from the requests that were sent to it and their first tokens. The zero
-// value has measured nothing. It belongs to one goroutine at a time.
+// Pace measures the prefill rate of a rank, from its requests and their first tokens. The zero value has measured
+// nothing. It belongs to one goroutine at a time.
 //
-// A rank works on a request from when the request was sent, or from the first token of the request before it,
-// whichever is later, until its own first token. Requests that are prefilled together divide that time in the order
-// of their first tokens, so that the sum is right. A request that ends without one counts as if its end were its
-// first token.
+// The work on a request begins when the request is sent, or with the first token of the previous request if that is
+// later. It ends with the first token of the request. Requests that are prefilled together divide their time in the
+// order of their first tokens, so the sum is right. The end of a request counts as its first token if it had none.
 type Pace struct {
 	tokens, ms    float64       // prefilled, and in how long
 	busy, watched float64       // milliseconds with work, and all
 	lives, ended  float64       // milliseconds that requests took, and how many
-	at            time.Duration // of watched; 0: no request has been sent
+	at            time.Duration // end of watched; 0: no request has been sent
 	done          time.Duration // the last first token
 }
 
 const (
-	// PriorPrefillRate is how many tokens a rank is taken to prefill in a millisecond before anything is measured.
+	// PriorPrefillRate is the rate in tokens per millisecond before any measurement.
 	PriorPrefillRate = 10.0
 
-	// PriorBusy is the share of time in which a rank is taken to have work before anything is measured.
+	// PriorBusy is the share of time with prefill to do before any measurement.
 	PriorBusy = 0.5
 
 	priorWork   = 1000.0    // milliseconds of work that PriorPrefillRate counts as
@@ -34,11 +33,11 @@ const (
 	leastRate   = 0.01      // tokens per millisecond
 	mostRate    = 10_000.0
 	mostLife    = 600_000.0 // of one request, in milliseconds
-	mostElapsed = 60_000.0  // of one request: an engine that stood still says little about its rate
+	mostElapsed = 60_000.0  // of one request: a longer time is a stopped engine, not its rate
 )
 
-// Prefilled tells that the first token of a request has come, of which so many tokens were to be prefilled. Times are
-// of one monotonic clock and above 0.
+// Prefilled adds a request with its first token. tokens were prefilled for it. Times are of one monotonic clock and
+// above 0.
 func (p *Pace) Prefilled(now, sent time.Duration, tokens int64) {
 	if p.at == 0 {
 		p.at = sent
@@ -54,7 +53,7 @@ func (p *Pace) Prefilled(now, sent time.Duration, tokens int64) {
 	p.busy += elapsed
 }
 
-// Ended tells that a request has ended. The 100 before it weigh 1/e of those after them.
+// Ended adds the end of a request. A lifetime decays by 1/e in 100 requests.
 func (p *Pace) Ended(now, sent time.Duration) {
 	const keep = 0.99
 	p.lives, p.ended = p.lives*keep+min(max(ms(now-sent), 0), mostLife), p.ended*keep+1
@@ -68,7 +67,7 @@ func (p *Pace) Life() float64 {
 	return p.lives / p.ended
 }
 
-// Tick lets time pass.
+// Tick adds the time up to now to the time that Busy is a share of.
 func (p *Pace) Tick(now time.Duration) {
 	if p.at == 0 || now <= p.at {
 		return
@@ -78,18 +77,18 @@ func (p *Pace) Tick(now time.Duration) {
 	p.busy, p.watched, p.at = p.busy*keep, p.watched*keep+passed, now
 }
 
-// Working returns for how many milliseconds a rank has worked on a request since the last first token, if it has had
-// requests since then.
+// Working returns the milliseconds of work on the present request: since the last first token, or since the given time
+// at which the rank got requests, if that is later.
 func (p *Pace) Working(now, since time.Duration) float64 { return max(ms(now-max(p.done, since)), 0) }
 
-// Add adds what was measured of another rank, for the mean of a fleet.
+// Add adds the measurements of another rank, for the mean of a fleet.
 func (p *Pace) Add(o *Pace) {
 	p.tokens, p.ms = p.tokens+o.tokens, p.ms+o.ms
 	p.lives, p.ended = p.lives+o.lives, p.ended+o.ended
 }
 
-// Rate returns how many tokens the rank prefills in a millisecond. The less was measured, the more counts the rate of
-// its fleet, in the same unit; 0: the rank is a fleet of its own.
+// Rate returns the prefill rate in tokens per millisecond. fleet is the mean rate of the fleet, or 0. It has the weight
+// of a minute of measurements of the rank.
 func (p *Pace) Rate(fleet float64) float64 {
 	prior, work := fleet, fleetWork
 	if fleet <= 0 {

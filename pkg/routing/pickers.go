@@ -6,9 +6,9 @@ import (
 	"sync/atomic"
 )
 
-// Lowest returns the picker of the policies dynamo, least_load and prefix_only. At a temperature of 0
-// (Config.RouterTemperature) it chooses the smallest cost, of equal ones any with the same probability; above, any
-// candidate, with a probability proportional to exp(−(cost − min) / ((max − min)·temperature)).
+// Lowest returns the picker of the policies dynamo, least_load and prefix_only. With a temperature of 0
+// (Config.RouterTemperature) it chooses the smallest cost, and among equal costs at random. With a temperature above 0
+// the probability of a candidate is proportional to exp(−(cost − min) / ((max − min)·temperature)).
 func Lowest() Picker { return lowest{} }
 
 type lowest struct{}
@@ -45,7 +45,7 @@ func (lowest) Pick(v *View, cost, probability []float64, rng *rand.Rand) int {
 	return picked
 }
 
-// soften fills in the probabilities at a temperature and picks by them.
+// soften sets the probabilities at a temperature and chooses by them.
 func soften(least, most, temperature float64, cost, probability []float64, rng *rand.Rand) int {
 	half := 1.0
 	if math.IsInf(most-least, 0) {
@@ -86,8 +86,8 @@ func (uniform) Pick(_ *View, _, probability []float64, rng *rand.Rand) int {
 	return rng.IntN(len(probability))
 }
 
-// RoundRobin returns a picker that chooses one candidate after the other, in the order in which they are given. Its
-// counter is one for all who use it.
+// RoundRobin returns a picker that chooses one candidate after the other, in the order of the call. All its users share
+// one counter.
 func RoundRobin() Picker { return new(roundRobin) }
 
 type roundRobin struct{ next atomic.Uint64 }

@@ -16,7 +16,7 @@ func init() {
 	policy("round_robin", RoundRobin)
 }
 
-// scorerFunc is a scorer made of a function.
+// scorerFunc makes a scorer from a function.
 type scorerFunc struct {
 	name string
 	cost func(*View, *Candidate) float64
@@ -30,7 +30,7 @@ func (s scorerFunc) Score(v *View, cost []float64) {
 	}
 }
 
-// leastLoad is what a candidate has to do already, in blocks, whatever it holds.
+// leastLoad is the present load of a candidate in blocks, without regard to its cache.
 func leastLoad(v *View, c *Candidate) float64 {
 	if !c.HasLoad {
 		return 0
@@ -38,7 +38,7 @@ func leastLoad(v *View, c *Candidate) float64 {
 	return float64(c.ActivePrefillTokens)/float64(v.Request.BlockSize) + float64(c.ActiveBlocks)
 }
 
-// prefixOnly is what a candidate lacks of the prompt, in blocks, whatever it has to do already.
+// prefixOnly is the part of the prompt that a candidate lacks, in blocks, without regard to its load.
 func prefixOnly(v *View, c *Candidate) float64 {
 	shared := v.Config.SharedCacheMultiplier * float64(v.SharedBlocks(c))
 	return float64(v.Request.RequestBlocks()) - v.effectiveOverlap(c) - shared

@@ -11,33 +11,33 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Filter drops candidates. One filter serves any number of goroutines at a time.
+// Filter drops candidates. It must be safe for concurrent use.
 type Filter interface {
-	// Name is what explanations call it.
+	// Name returns the filter's name in explanations.
 	Name() string
 
-	// Filter calls v.Drop for candidates that are not to be chosen. They are in v until it returns.
+	// Filter calls v.Drop for candidates that must not be chosen. They stay in v until it returns.
 	Filter(v *View)
 }
 
-// Scorer gives candidates a cost. One scorer serves any number of goroutines at a time.
+// Scorer calculates costs of candidates. It must be safe for concurrent use.
 type Scorer interface {
-	// Name is what explanations call it.
+	// Name returns the scorer's name in explanations.
 	Name() string
 
-	// Score sets cost[i], which is 0, for each candidate v.At(i). Costs may be negative; the sums of all scorers must be
-	// finite.
+	// Score sets cost[i] for each candidate v.At(i). It is 0 before. Costs may be negative. The sums of all scorers must
+	// be finite.
 	Score(v *View, cost []float64)
 }
 
-// Picker chooses among the candidates that are left. One picker serves any number of goroutines at a time.
+// Picker chooses among the remaining candidates. It must be safe for concurrent use.
 type Picker interface {
-	// Pick returns the i of the candidate v.At(i) to choose, which has cost[i]. There is at least one. It sets
-	// probability[i], which is 0, to how likely each candidate was to be chosen.
+	// Pick returns the index i of the chosen candidate v.At(i), whose cost is cost[i]. There is at least one candidate.
+	// Pick sets probability[i] to the probability with which each candidate was chosen. It is 0 before.
 	Pick(v *View, cost, probability []float64, rng *rand.Rand) int
 }
 
-// Policy is how to choose. Without filters all eligible candidates are left, without scorers all costs are 0.
+// Policy is a way to choose. Without filters all eligible candidates remain. Without scorers all costs are 0.
 type Policy struct {
 	Filters []Filter
 	Scorers []Scorer
@@ -47,7 +47,7 @@ type Policy struct {
 	Prefill func(*View, *Candidate) uint64
 }
 
-// Factory makes a policy. The configuration has been validated; for a request's own use View.Config.
+// Factory makes a policy. The configuration is valid. View.Config has the configuration of a request.
 type Factory func(Config) (Policy, error)
 
 var (
@@ -55,8 +55,8 @@ var (
 	registry     = map[string]Factory{}
 )
 
-// Register makes a policy known by name to [New]. It is for a package's init; a name that is empty or known already
-// panics.
+// Register adds a policy that [New] finds by name. The init function of a package calls it. It panics if the name is
+// empty or already registered.
 func Register(name string, factory Factory) {
 	registryLock.Lock()
 	defer registryLock.Unlock()
@@ -73,15 +73,15 @@ func Policies() []string {
 	return slices.Sorted(maps.Keys(registry))
 }
 
-// Selector chooses by one policy and configuration. It does not change; any number of goroutines may use it.
+// Selector chooses by one policy and configuration. It is safe for concurrent use.
 type Selector struct {
 	name   string
 	config Config
 	policy Policy
 }
 
-// New returns a selector by the name of its policy. It fails if nobody has registered the name, if the configuration is
-// not valid, or as the policy's factory says.
+// New returns a selector by the name of its policy. It fails if the name is not registered, if the configuration is not
+// valid, or if the policy's factory fails.
 func New(name string, config Config) (*Selector, error) {
 	registryLock.RLock()
 	factory := registry[name]
@@ -111,17 +111,17 @@ func (s *Selector) Policy() string { return s.name }
 // Config returns the configuration.
 func (s *Selector) Config() Config { return s.config }
 
-// View is the candidates of one call that have not been dropped, as filters, scorers and pickers see them. It is good
-// until their method returns, for the goroutine that called it.
+// View has the remaining candidates of one call, for filters, scorers and pickers. It is valid until their method
+// returns, for the calling goroutine.
 type View struct {
 	Request *Request
 	Config  Config // as the request overrides it
 
 	candidates []Candidate
-	kept       []int     // indexes of those that are left, ascending
-	why        []string  // of kept, during a filter: why it is dropped, or ""
-	drops      int       // how many of why are not ""
-	untiered   bool      // no candidate has a tier's depth: Candidate.Overlap counts
+	kept       []int     // indexes of the remaining ones, ascending
+	why        []string  // of kept, during a filter: the reason of the drop, or ""
+	drops      int       // number of reasons in why
+	untiered   bool      // no candidate has a depth of a tier, so Candidate.Overlap counts
 	beyond     []uint32  // of Request.Shared: blocks in this range and those after it
 	terms      []Terms   // of kept, if the request asks for an explanation and the policy has DynamoCost
 	crowd      crowd     // these two are of the policy kvatlas
@@ -133,17 +133,17 @@ type View struct {
 	prefill func(*View, *Candidate) uint64
 }
 
-// Len returns how many candidates are left.
+// Len returns the number of remaining candidates.
 func (v *View) Len() int { return len(v.kept) }
 
-// At returns the i-th candidate that is left, in the order of the call. It must not be changed.
+// At returns the i-th remaining candidate, in the order of the call. It must not be changed.
 func (v *View) At(i int) *Candidate { return &v.candidates[v.kept[i]] }
 
-// Index returns the place of the i-th candidate that is left among all candidates of the call.
+// Index returns the index of the i-th remaining candidate among all candidates of the call.
 func (v *View) Index(i int) int { return v.kept[i] }
 
-// Drop drops the i-th candidate; why is a short clause for people about the candidate ("is draining"). A constant
-// costs nothing; a clause with details is worth its allocation only if v.Request.Explain. It is for filters.
+// Drop drops the i-th candidate. Filters call it. why is a short clause about the candidate, such as "is draining". A
+// constant does not allocate. A filter should make a clause with details only if v.Request.Explain is set.
 func (v *View) Drop(i int, why string) {
 	if v.why[i] == "" {
 		v.drops++
@@ -153,7 +153,7 @@ func (v *View) Drop(i int, why string) {
 	}
 }
 
-// SharedBlocks returns how many blocks of a shared store count for c, by Config.SharedCacheMode.
+// SharedBlocks returns the number of blocks of a shared store that count for c, by Config.SharedCacheMode.
 func (v *View) SharedBlocks(c *Candidate) uint32 {
 	if v.Config.SharedCacheMode != SharedDynamo {
 		return c.WouldLoad
@@ -185,7 +185,7 @@ type Scratch struct {
 	score       []float64
 	expected    []float64
 	probability []float64
-	dropped     []int // how many each filter has dropped, in order
+	dropped     []int // number of dropped candidates by filter, in order
 	allowed     map[events.WorkerID]struct{}
 }
 

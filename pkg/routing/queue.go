@@ -5,50 +5,50 @@ import (
 	"fmt"
 )
 
-// Queue is whether requests wait while all workers that they may go to have enough to compute. Names and rules are
-// Dynamo's, where it has them.
+// Queue has the rules for requests that wait while all eligible workers are busy. Names and rules are Dynamo's, if it
+// has them.
 type Queue struct {
-	// A rank is busy when its prefill under way is above ThresholdTokens, or above ThresholdFrac times the worker's
-	// MaxNumBatchedTokens (10,000,000 where that is not known). One of them is needed; finite and at least 0.
+	// A rank is busy if its prefill under way is above ThresholdTokens, or above ThresholdFrac times the worker's
+	// MaxNumBatchedTokens (10,000,000 if that is not known). One of them is required; finite and at least 0.
 	ThresholdTokens *float64 `json:"threshold_tokens,omitempty" msgpack:"threshold_tokens,omitempty"`
 	ThresholdFrac   *float64 `json:"threshold_frac,omitempty" msgpack:"threshold_frac,omitempty"`
 
-	// Policy is the order in which requests go: fcfs (the default), lcfs or wspt.
+	// Policy is the order of waiting requests: fcfs (the default), lcfs or wspt.
 	Policy string `json:"policy,omitempty" msgpack:"policy,omitempty"`
 
-	// MaxWaiting is how many requests may wait on a node. Default 1,024; from 1 to 16,384.
+	// MaxWaiting is the limit of waiting requests on a node. Default 1,024; from 1 to 16,384.
 	MaxWaiting *int `json:"max_waiting,omitempty" msgpack:"max_waiting,omitempty"`
 
-	// QueueLimits are of requests that belong to no class.
+	// QueueLimits apply to requests without a class.
 	QueueLimits `msgpack:",inline"`
 
-	// Classes share out what becomes free. Requests that belong to none of them are the class default.
+	// Classes divide the free capacity. Requests without one of them are in the class default.
 	Classes []QueueClass `json:"classes,omitempty" msgpack:"classes,omitempty"`
 }
 
-// QueueLimits bound what waits in a class, for each rank that a request may go to. nil is no bound, 0 lets nobody wait;
-// finite and at least 0.
+// QueueLimits limit the waiting requests of a class, for each eligible rank. nil: no limit. 0: requests of the class do
+// not wait. Finite and at least 0.
 type QueueLimits struct {
 	MaxRequests     *float64 `json:"max_requests,omitempty" msgpack:"max_requests,omitempty"`
 	MaxRawTokens    *float64 `json:"max_raw_tokens,omitempty" msgpack:"max_raw_tokens,omitempty"`
 	MaxCachedTokens *float64 `json:"max_cached_tokens,omitempty" msgpack:"max_cached_tokens,omitempty"`
 }
 
-// QueueClass is a kind of requests: those that name it, and those of its family with fewer tokens to compute than
-// UncachedBelow. The first that fits counts. A request that names nothing is of the family "".
+// QueueClass is a class of requests: requests that name it, and requests of its family with fewer tokens to compute
+// than UncachedBelow. The first matching class counts. A request without a name is of the family "".
 type QueueClass struct {
 	Name          string   `json:"name" msgpack:"name"`
 	Family        string   `json:"family,omitempty" msgpack:"family,omitempty"`
 	UncachedBelow *float64 `json:"uncached_below,omitempty" msgpack:"uncached_below,omitempty"` // default: any
 
-	// Quantum is how many tokens to compute the class may send in each round. Default 8,192; at least 256.
+	// Quantum is the number of tokens to compute that the class may send in each round. Default 8,192; at least 256.
 	Quantum *float64 `json:"quantum,omitempty" msgpack:"quantum,omitempty"`
 
 	Policy      string `json:"policy,omitempty" msgpack:"policy,omitempty"` // default: the queue's
 	QueueLimits `msgpack:",inline"`
 }
 
-// Most is how many requests may wait on a node.
+// Most returns the limit of waiting requests on a node.
 func (q *Queue) Most() int {
 	most := 1024
 	set(&most, q.MaxWaiting)
@@ -58,7 +58,7 @@ func (q *Queue) Most() int {
 // DefaultQuantum is the quantum of classes that have none.
 const DefaultQuantum = 8192
 
-// validate complains of what is wrong with q, which may be nil.
+// validate returns all errors of q, which may be nil.
 func (q *Queue) validate() error {
 	if q == nil {
 		return nil
@@ -107,8 +107,8 @@ func (x *complaints) policy(name, is string) {
 	}
 }
 
-// Class is the index of the class of a request that names a class or family and has so many tokens to compute;
-// len(q.Classes) for the class default.
+// Class returns the index of the class of a request with the name of a class or family and its tokens to compute. It
+// returns len(q.Classes) for the class default.
 func (q *Queue) Class(name string, uncached uint64) int {
 	for i := range q.Classes {
 		if name != "" && q.Classes[i].Name == name {
@@ -124,7 +124,7 @@ func (q *Queue) Class(name string, uncached uint64) int {
 	return len(q.Classes)
 }
 
-// Busy reports whether a rank has so much to compute that requests wait rather than go there.
+// Busy reports whether a rank is busy, so that requests do not go there.
 func (q *Queue) Busy(c *Candidate) bool {
 	if !c.HasLoad {
 		return false
@@ -134,7 +134,7 @@ func (q *Queue) Busy(c *Candidate) bool {
 		q.ThresholdFrac != nil && active > *q.ThresholdFrac*float64(c.Worker.PrefillCapacity())
 }
 
-// allBusy is a refusal if all candidates that are left are busy.
+// allBusy returns a refusal if all remaining candidates are busy.
 func (v *View) allBusy(q *Queue, x *Explanation) *Refusal {
 	r := &Refusal{Code: AllBusy, Eligible: v.Len(), Explanation: x}
 	for i := range v.Len() {

@@ -18,7 +18,7 @@ const (
 	Decode     Role = "decode"
 )
 
-// State is whether a worker takes new requests. The names are those on the wire.
+// State tells if a worker accepts new requests. The names are those on the wire.
 type State string
 
 // The states. A worker without one is schedulable; only those are chosen.
@@ -29,17 +29,17 @@ const (
 	Incomplete    State = "incomplete"
 )
 
-// Worker is what is known of a worker apart from any request. Candidates of many requests may share one; nobody changes
-// it meanwhile.
+// Worker describes a worker independently of any request. Candidates of many requests may share one. It must not change
+// while they do.
 type Worker struct {
 	ID      events.WorkerID
 	Role    Role
 	State   State
 	Reasons []string // why it is not schedulable, for people
 
-	Endpoint string // where it takes requests; "": not known
+	Endpoint string // its serving address; "": not known
 
-	// Taints are what a request's required and preferred taints are compared with: those of its topology domains too, as
+	// Taints are compared with the required and preferred taints of requests. Topology domains are taints too, as
 	// dynamo.topology/DOMAIN=VALUE.
 	Taints []string
 
@@ -49,7 +49,7 @@ type Worker struct {
 	MaxNumBatchedTokens uint64 // 0: not known
 }
 
-// PrefillCapacity is how many tokens of prefill a rank of w has room for: MaxNumBatchedTokens, or 10,000,000.
+// PrefillCapacity returns the tokens of prefill that a rank of w has room for: MaxNumBatchedTokens, or 10,000,000.
 func (w *Worker) PrefillCapacity() uint64 {
 	if w.MaxNumBatchedTokens == 0 {
 		return 10_000_000
@@ -57,7 +57,7 @@ func (w *Worker) PrefillCapacity() uint64 {
 	return w.MaxNumBatchedTokens
 }
 
-// taintWith is the first taint that begins so; "" if there is none.
+// taintWith returns the first taint with a prefix; "" if there is none.
 func (w *Worker) taintWith(prefix string) string {
 	for _, t := range w.Taints {
 		if strings.HasPrefix(t, prefix) {
@@ -67,34 +67,33 @@ func (w *Worker) taintWith(prefix string) string {
 	return ""
 }
 
-// Candidate is one rank of a worker, as far as one request is concerned. Depths are in blocks of the request.
+// Candidate is a rank of a worker with its state for one request. Depths are in blocks of the request.
 type Candidate struct {
 	Worker *Worker
 	Rank   events.Rank
 
-	// Device is how many leading blocks of the prompt it holds in device memory, Host how many more follow directly in
-	// host memory, Disk how many follow those on disk and in external stores: of an api.Overlap, Device, Host, and
-	// Disk + External.
+	// Device counts the leading blocks of the prompt in device memory. Host counts the blocks that follow directly in
+	// host memory, and Disk the blocks after these on disk and in external stores. In an api.Overlap they are Device,
+	// Host, and Disk + External.
 	Device, Host, Disk uint32
 
-	// Guessed is how many of Device are a guess: blocks that the worker was sent a request with, and of which its events
-	// say nothing yet. See [Candidate.Guess].
+	// Guessed counts the blocks of Device that are a guess: a request with them was sent to the worker, and events have
+	// not confirmed them yet. See [Candidate.Guess].
 	Guessed uint32
 
-	// WouldLoad is how many more its engine would load from the shared store: of an api.Overlap, L3.
+	// WouldLoad counts the further blocks that its engine would load from the shared store. In an api.Overlap it is L3.
 	WouldLoad uint32
 
-	// HasLoad says that the fields up to NewBlocks are known. Without, it counts as idle, new blocks as 0.
+	// HasLoad: the fields up to NewBlocks are known. Without it, the rank counts as idle, with 0 new blocks.
 	HasLoad             bool
 	ActivePrefillTokens uint64 // of requests whose prefill is not done
 	ActiveBlocks        uint64 // of requests under way, each block once
 	ActiveRequests      uint64
-	NewBlocks           uint64 // whole blocks of the prompt that no request under way there has
-	PrefillRequests     uint64 // of ActiveRequests: those that ActivePrefillTokens are of
+	NewBlocks           uint64 // whole blocks of the prompt that no request under way on the rank has
+	PrefillRequests     uint64 // of ActiveRequests: those whose prefill is not done
 
-	// PrefillRate, Busy, WorkingMS and LifeMS are what a [Pace] has measured: tokens per millisecond (0: nothing was), the
-	// share of time with prefill to do, how long the rank has worked on what it has to prefill, and how long a request
-	// takes.
+	// A [Pace] measures these: tokens per millisecond (0: no measurement), the share of time with prefill to do, the
+	// milliseconds of work on the present request, and the mean lifetime of a request in milliseconds.
 	PrefillRate float64
 	Busy        float64
 	WorkingMS   float64
@@ -103,23 +102,23 @@ type Candidate struct {
 	// Memory describes the rank's device memory. nil: it has evicted nothing, as far as is known.
 	Memory *Memory
 
-	// HasUsed says that it was reported how many of the engine's blocks are used (ActiveLoad.kv_used_blocks, in older
-	// engines ForwardPassMetrics.kv_active_blocks). UsedOf is the capacity that the engine reports (kv_total_blocks), or
-	// 0; it counts where Worker.TotalKVBlocks is not known. UsedPrefillTokens is what others have sent there to be
-	// prefilled (ActiveLoad.active_prefill_tokens). They decide whether it is overloaded, never its cost.
+	// UsedBlocks are the blocks in use as the engine reports them (ActiveLoad.kv_used_blocks, in older engines
+	// ForwardPassMetrics.kv_active_blocks); HasUsed: it has reported them. UsedOf is the reported capacity
+	// (kv_total_blocks), or 0. It counts if Worker.TotalKVBlocks is not known. UsedPrefillTokens is the prefill that
+	// other routers report (ActiveLoad.active_prefill_tokens). These fields decide if the rank is overloaded. They are
+	// in no cost.
 	HasUsed           bool
 	UsedBlocks        uint64
 	UsedOf            uint64
 	UsedPrefillTokens uint64
 
-	// Overlap is the weighted sum of all tiers, in blocks, from a source that does not know them apart. It is used, as
-	// device depth too, only if no candidate of the call has a tier's depth.
+	// Overlap is the weighted sum of all tiers, in blocks, from a source without depths by tier. It counts, also as the
+	// device depth, only if no candidate of the call has a depth of a tier.
 	Overlap float64
 }
 
-// Guess says that the candidate probably holds more leading blocks in device memory than Device, which is confirmed.
-// What it holds in other tiers, or would load, follows what is confirmed: of that, what the guess covers does not count
-// again.
+// Guess sets a guessed depth in device memory that is greater than Device, which is confirmed. Blocks of lower tiers
+// follow the confirmed ones. Those of them that the guess covers do not count a second time.
 func (c *Candidate) Guess(depth uint32) {
 	c.Guessed = depth - c.Device
 	c.Device = depth
@@ -131,7 +130,7 @@ func (c *Candidate) Guess(depth uint32) {
 	}
 }
 
-// Target is a worker, and one rank of it if Rank is not nil.
+// Target is a worker, or one rank of it if Rank is not nil.
 type Target struct {
 	Worker events.WorkerID `json:"worker" msgpack:"worker"`
 	Rank   *events.Rank    `json:"rank,omitempty" msgpack:"rank,omitempty"`
@@ -147,53 +146,53 @@ type TaintWeight struct {
 	Weight float32 `json:"weight" msgpack:"weight"`
 }
 
-// Request is what is to be served.
+// Request is a request for which a worker is chosen.
 type Request struct {
 	ISL       uint64 // tokens of the prompt
 	BlockSize uint32 // in tokens
 
-	// Blocks is how many whole blocks of the prompt a booking counts; 0 where blocks of requests are not tracked, as in
-	// a prefill pool.
+	// Blocks counts the whole blocks of the prompt in a booking. It is 0 if blocks of requests are not tracked, as in a
+	// prefill pool.
 	Blocks uint64
 
-	ExpectedOutputTokens uint32 // 0: not said; no cost here reads it
+	ExpectedOutputTokens uint32 // 0: not known; no cost here reads it
 
 	Role      Role // the pool; "": any worker
 	LoRA      string
 	Overrides Overrides
 
-	// Pin leaves no choice but this worker, or this rank; everything else about it is checked.
+	// Pin is the only worker, or rank, that may be chosen. All filters still apply to it.
 	Pin *Target
 
-	// Affinity is where the request's session is: chosen if eligible, and else there is a free choice.
+	// Affinity is the worker of the request's session. It is chosen if it is eligible. Otherwise the choice is free.
 	Affinity *Target
 
-	// AffinityBy is where Affinity, or Pin, comes from, for the explanation. Empty: Affinity is the request's own, and Pin
-	// is no affinity.
+	// AffinityBy is the source of Affinity, or Pin, for the explanation. Empty: Affinity is the request's own, and Pin is
+	// no affinity.
 	AffinityBy AffinitySource
 
 	Allowed   []events.WorkerID // nil: all; empty: none
-	Endpoints []string          // a worker must have one of them; nil: it need not
+	Endpoints []string          // a worker must have one of them; nil: any worker is allowed
 
 	RequiredTaints  []string // a worker must have all
 	PreferredTaints []TaintWeight
 
-	// Near are taints of which a worker must have one; nil: it need not. It is for decode workers near which there must
-	// be a prefill worker.
+	// Near are taints of which a worker must have one; nil: any worker is allowed. A decode worker gets them if a prefill
+	// worker must be near it.
 	Near []string
 
-	// Queue is asked whether candidates are busy: if all that are eligible are, the refusal is AllBusy. nil: none is.
+	// Queue decides which candidates are busy. If all eligible ones are, the refusal is AllBusy. nil: none is busy.
 	Queue *Queue
 
-	// Shared are the blocks that a shared store has of the prompt: from, up to (not including), ascending and disjoint.
-	// It counts with SharedDynamo only.
+	// Shared are ranges of the prompt's blocks in a shared store: from, up to (not including), ascending and disjoint. It
+	// counts with SharedDynamo only.
 	Shared [][2]uint32
 
 	// Explain asks for Choice.Explanation.
 	Explain bool
 }
 
-// RequestBlocks is the length of the prompt in blocks, the last one perhaps not full.
+// RequestBlocks returns the length of the prompt in blocks. The last one may be partial.
 func (r *Request) RequestBlocks() uint64 {
 	size := uint64(r.BlockSize)
 	blocks := r.ISL / size
@@ -203,7 +202,7 @@ func (r *Request) RequestBlocks() uint64 {
 	return blocks
 }
 
-// Validate returns all that is wrong with r, each under its name on the wire.
+// Validate returns all errors of r, each with the field's name on the wire.
 func (r *Request) Validate() error {
 	var x complaints
 	if r.BlockSize == 0 {

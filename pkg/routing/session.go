@@ -8,16 +8,16 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// AffinityMode is what becomes of a session's request that is not to go where the session is.
+// AffinityMode selects the result for a request whose session is on a worker that must not be chosen.
 type AffinityMode string
 
 // The modes.
 const (
-	SoftAffinity AffinityMode = "soft" // the session follows it
-	HardAffinity AffinityMode = "hard" // it is refused
+	SoftAffinity AffinityMode = "soft" // the session moves to another worker
+	HardAffinity AffinityMode = "hard" // the request is refused
 )
 
-// AffinitySource is where the affinity of a request comes from.
+// AffinitySource is the source of a request's affinity.
 type AffinitySource string
 
 // The sources.
@@ -27,14 +27,14 @@ const (
 	AffinityByPrompt  AffinitySource = "prompt"          // its prompt continues the last one of a session
 )
 
-// AffinityEffect is what a request's affinity to a worker did to its choice.
+// AffinityEffect is the effect of a request's affinity on its choice.
 type AffinityEffect struct {
 	By     AffinitySource  `json:"by" msgpack:"by"`
 	Worker events.WorkerID `json:"worker" msgpack:"worker"`
 	Rank   *events.Rank    `json:"rank,omitempty" msgpack:"rank,omitempty"` // nil: any of the worker
 
-	// Decided says that the affinity dropped other candidates, so that the policy did not weigh them. If it is false, the
-	// worker could not be chosen (Dropped has the reason), or no other candidate was left.
+	// Decided: the affinity dropped other candidates before the policy compared costs. If it is false, the worker could
+	// not be chosen (Dropped has the reason), or no other candidate remained.
 	Decided bool `json:"decided" msgpack:"decided"`
 
 	// Cheapest is the cheapest candidate of the policy beside the affinity. It is nil if the affinity did not decide, or
@@ -49,7 +49,7 @@ type Cheapest struct {
 	Cost   float64         `json:"cost" msgpack:"cost"`
 }
 
-// cheapest returns the cheapest of the candidates that are left; nil if the policy has no costs.
+// cheapest returns the cheapest remaining candidate; nil if the policy has no costs.
 func (v *View) cheapest(s *Selector, scratch *Scratch) *Cheapest {
 	if len(s.policy.Scorers) == 0 {
 		return nil
@@ -73,7 +73,7 @@ func (v *View) cheapest(s *Selector, scratch *Scratch) *Cheapest {
 	return &Cheapest{Worker: c.Worker.ID, Rank: c.Rank, Cost: cost[best]}
 }
 
-// affinity notes what the affinity of the request does, before the filter f drops any of the candidates that are left.
+// affinity records the effect of the request's affinity, before the filter f drops candidates.
 func (x *Explanation) affinity(v *View, f Filter, s *Selector, scratch *Scratch) {
 	r := v.Request
 	target := r.Affinity
@@ -98,22 +98,22 @@ func (x *Explanation) affinity(v *View, f Filter, s *Selector, scratch *Scratch)
 	}
 }
 
-// SessionAffinity is how requests of one session are kept on one worker. Names and ranges are Dynamo's.
+// SessionAffinity keeps requests of a session on one worker. Names and ranges are Dynamo's.
 type SessionAffinity struct {
-	// TTLSecs is how long a session stays bound after its last use. From 1 to 31,536,000.
+	// TTLSecs is the time to live of a session after its last request. From 1 to 31,536,000.
 	TTLSecs float64 `json:"ttl_secs" msgpack:"ttl_secs"`
 
 	Mode AffinityMode `json:"mode,omitempty" msgpack:"mode,omitempty"` // default soft
 
-	// ByPrompt says that requests without a session id are of the session whose last prompt theirs continues. Their
-	// affinity is soft in both modes. Default false. It is not Dynamo's.
+	// ByPrompt: a request without a session id belongs to the session whose last prompt its own prompt continues. Its
+	// affinity is soft in both modes. Default false. Dynamo does not have it.
 	ByPrompt bool `json:"by_prompt,omitempty" msgpack:"by_prompt,omitempty"`
 }
 
-// TTL is how long a session stays bound after its last use.
+// TTL returns the time to live of a session after its last request.
 func (a *SessionAffinity) TTL() time.Duration { return time.Duration(a.TTLSecs * float64(time.Second)) }
 
-// validate complains of what is wrong with a, which may be nil.
+// validate returns all errors of a, which may be nil.
 func (a *SessionAffinity) validate() error {
 	if a == nil {
 		return nil
