@@ -22,19 +22,6 @@ const (
 	MaxTokens = 1 << 20
 )
 
-// The operations, which are also the last token of their NATS subjects.
-const (
-	OpFind     = "find"     // Query → Answer
-	OpWorkers  = "workers"  // WorkersRequest, or nothing → WorkerList
-	OpStatus   = "status"   // StatusRequest, or nothing → Status
-	OpVerify   = "verify"   // → Status, with checksums, and in a cluster with those of all nodes
-	OpSnapshot = "snapshot" // → SnapshotList, after every partition's snapshot is written, by whichever node
-
-	OpRegisterWorker = "worker_register" // WorkerRegistration → Worker
-	OpChangeWorker   = "worker_change"   // WorkerChange → Worker, as it is then
-	OpRemoveWorker   = "worker_remove"   // WorkerRemoval → Worker, as it was
-)
-
 // Query asks who holds how much of a prompt.
 type Query struct {
 	Model string `json:"model" msgpack:"model"`
@@ -625,8 +612,11 @@ type Indexer interface {
 	Verify(ctx context.Context, at []PartitionSeq) (*Status, error)
 	Snapshot(ctx context.Context) (*SnapshotList, error)
 	Prefixes(ctx context.Context, r *PrefixesRequest) (*PrefixTree, error)
+	RemoveWorker(ctx context.Context, instance events.WorkerID) (*Worker, error)
+}
 
+// Registrar registers workers. All methods may be called from any goroutine; errors are of type *Error.
+type Registrar interface {
 	RegisterWorker(ctx context.Context, r *WorkerRegistration) (*Worker, error)
 	ChangeWorker(ctx context.Context, c *WorkerChange) (*Worker, error)
-	RemoveWorker(ctx context.Context, instance events.WorkerID) (*Worker, error)
 }

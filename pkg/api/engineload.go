@@ -7,12 +7,6 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// The operations on what engines report of themselves.
-const (
-	OpEngineLoad  = "engine_load"  // EngineLoads → Done
-	OpEngineLoads = "engine_loads" // → EngineLoads, what is known
-)
-
 // EngineLoad is how full a rank is, as its engine says, or as a router of another make counts what it has sent there.
 type EngineLoad = events.EngineLoad
 

@@ -7,13 +7,6 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// The operations that say where tokens that could have been reused are lost.
-const (
-	OpFunnel       = "funnel"        // FunnelRequest → Funnel
-	OpReport       = "report"        // Report → Done
-	OpBlockHistory = "block_history" // BlockHistoryRequest → BlockHistory; nodes ask each other
-)
-
 // Bounds of a funnel's window.
 const (
 	FunnelSince    = 10 * time.Minute // of a request that names none
@@ -267,20 +260,6 @@ type Funnels interface {
 	Report(ctx context.Context, r *Report) error
 	BlockHistory(ctx context.Context, r *BlockHistoryRequest) (*BlockHistory, error)
 	Recorded(ctx context.Context, r *RecordedRequest) (*RecordedList, error)
-}
-
-// funnel answers an operation of [Funnels].
-func (h Handler) funnel(ctx context.Context, op string, b requestBody) (any, error) {
-	switch op {
-	case OpFunnel:
-		return serve(ctx, b, (*FunnelRequest).Check, h.Funnels.Funnel)
-	case OpReport:
-		return serve(ctx, b, (*Report).Check, done(h.Funnels.Report))
-	case OpRecorded:
-		return serve(ctx, b, (*RecordedRequest).Check, h.Funnels.Recorded)
-	default: // OpBlockHistory
-		return serve(ctx, b, (*BlockHistoryRequest).Check, h.Funnels.BlockHistory)
-	}
 }
 
 func (f *FunnelRequest) members(list []member) []member {

@@ -56,11 +56,12 @@ type Observer func(op, outcome string, took time.Duration)
 
 // Handler answers requests, whatever carries them. Any number of goroutines may use it.
 type Handler struct {
-	Indexer Indexer
-	Router  Router        // nil: the operations of routing are not served
-	Funnels Funnels       // nil: the funnel is not served
-	Observe Observer      // may be nil
-	Unknown UnknownFields // what becomes of fields of requests that are not known
+	Indexer   Indexer
+	Registrar Registrar     // nil: operations that register and change workers are not served
+	Router    Router        // nil: the operations of routing are not served
+	Funnels   Funnels       // nil: the funnel is not served
+	Observe   Observer      // may be nil
+	Unknown   UnknownFields // what becomes of fields of requests that are not known
 
 	// Forward, if it is not nil, is offered each query that was read and is right. It returns true if somebody else is to
 	// answer it: then Handle returns nothing, and observes nothing.
@@ -112,112 +113,58 @@ func HasCode(err error, code Code) bool {
 	return is && e.Code == code
 }
 
+// dispatch reads a request of an operation and returns its answer.
 func (h Handler) dispatch(ctx context.Context, op, contentType string, body []byte) (any, error) {
 	if len(body) > MaxBody {
 		return nil, Errorf(CodeTooLarge, "the request has %d bytes, more than %d", len(body), MaxBody)
 	}
-	b := requestBody{h, contentType, body, slices.Contains(mayBeEmpty, op)}
-	if len(body) == 0 && b.optional {
+	o := OperationOf(op)
+	if o == nil {
+		return nil, unknownOperation(op)
+	}
+	b := requestBody{contentType, body, o.Empty}
+	if len(body) == 0 && o.Empty {
 		b.contentType, b.body = JSON, []byte("null")
 	}
-	switch op {
-	case OpFind:
-		var q Query
-		if err := h.readQuery(contentType, body, &q); err != nil {
-			return nil, err
-		}
-		if err := q.Check(); err != nil {
-			return nil, err
-		}
-		if q.Explain && q.EngineHashes != nil {
-			return nil, Errorf(CodeMalformed, "explain goes with tokens or hashes, not with engine_hashes")
-		}
-		q.Idle = q.Idle || q.Explain
-		ctx, done := q.Bounded(ctx)
-		defer done()
-		q.DeadlineMS = 0 // nodes that are asked are told by the context
-		if h.Forward != nil && h.Forward(ctx, &q) {
-			return nil, errForwarded
-		}
-		return h.Indexer.Find(ctx, &q)
-	case OpSelect, OpBook, OpPrefillComplete, OpOutputBlock, OpFree, OpLoads, OpPotentialLoads,
-		OpEngineLoad, OpEngineLoads:
-		if h.Router != nil {
-			return h.route(ctx, op, b)
-		}
-	case OpFunnel, OpReport, OpBlockHistory, OpRecorded:
-		if h.Funnels != nil {
-			return h.funnel(ctx, op, b)
-		}
-	case OpWorkers:
-		return serve(ctx, b, nil, func(ctx context.Context, w *WorkersRequest) (*WorkerList, error) {
-			return h.Indexer.Workers(ctx, *w)
-		})
-	case OpVerify:
-		return serve(ctx, b, nil, func(ctx context.Context, v *VerifyRequest) (*Status, error) {
-			return h.Indexer.Verify(ctx, v.At)
-		})
-	case OpStatus:
-		return serve(ctx, b, nil, func(ctx context.Context, s *StatusRequest) (*Status, error) {
-			if s.Node != "" {
-				return h.Indexer.StatusOf(ctx, s.Node)
-			}
-			return h.Indexer.Status(ctx)
-		})
-	case OpSnapshot:
-		return serve(ctx, b, nil, func(ctx context.Context, _ *nothing) (*SnapshotList, error) {
-			return h.Indexer.Snapshot(ctx)
-		})
-	case OpPrefixes:
-		return serve(ctx, b, (*PrefixesRequest).Check, h.Indexer.Prefixes)
-	case OpRegisterWorker:
-		return serve(ctx, b, (*WorkerRegistration).Check, h.Indexer.RegisterWorker)
-	case OpChangeWorker:
-		return serve(ctx, b, func(c *WorkerChange) error {
-			if err := h.about(&c.Instance); err != nil {
-				return err
-			}
-			return c.Check()
-		}, h.Indexer.ChangeWorker)
-	case OpRemoveWorker:
-		return serve(ctx, b, func(w *WorkerRemoval) error { return h.about(&w.Instance) },
-			func(ctx context.Context, w *WorkerRemoval) (*Worker, error) {
-				return h.Indexer.RemoveWorker(ctx, w.Instance)
-			})
+	answer, err := o.serve(ctx, h, b)
+	if err == errNotServed {
+		err = unknownOperation(op)
 	}
-	return nil, Errorf(CodeUnknownOperation, "there is no operation %q", op)
+	return answer, err
 }
 
-// mayBeEmpty are the operations whose requests may be left out, or null.
-var mayBeEmpty = []string{OpWorkers, OpVerify, OpStatus, OpSnapshot, OpRemoveWorker, OpLoads, OpEngineLoads,
-	OpFunnel}
+func unknownOperation(op string) error {
+	return Errorf(CodeUnknownOperation, "there is no operation %q", op)
+}
 
 // requestBody is a request that was not read yet.
 type requestBody struct {
-	h           Handler
 	contentType string
 	body        []byte
-	optional    bool
+	optional    bool // the body may be null
 }
 
-// serve reads a request, checks it unless check is nil, and answers it.
-func serve[Q, A any, P interface {
-	*Q
-	object
-}](ctx context.Context, b requestBody, check func(P) error, do func(context.Context, P) (A, error)) (any, error) {
-	q := P(new(Q))
-	err := (&reader{unknown: b.h.Unknown, what: "the request", optional: b.optional}).read(b.contentType, b.body, q)
-	if err == nil && check != nil {
-		err = check(q)
+// readRequest reads a request, enters the worker that the path names, and runs the request's check, if it has one.
+func readRequest(h Handler, b requestBody, q object) error {
+	err := (&reader{unknown: h.Unknown, what: "the request", optional: b.optional}).read(b.contentType, b.body, q)
+	if about, is := q.(workerRequest); is && err == nil {
+		err = h.completeInstance(about.instance())
 	}
-	if err != nil {
-		return nil, err
+	if check, is := q.(interface{ Check() error }); is && err == nil {
+		err = check.Check()
 	}
-	return do(ctx, q)
+	return err
 }
 
-// about completes the name of the worker that a request is about.
-func (h Handler) about(instance *events.WorkerID) error {
+// workerRequest is a request about one worker, which the path may name in place of the body.
+type workerRequest interface{ instance() *events.WorkerID }
+
+func (c *WorkerChange) instance() *events.WorkerID  { return &c.Instance }
+func (w *WorkerRemoval) instance() *events.WorkerID { return &w.Instance }
+
+// completeInstance sets the worker of a request to the one that the path names. It refuses two different workers, and a
+// request without one.
+func (h Handler) completeInstance(instance *events.WorkerID) error {
 	switch {
 	case *instance == "":
 		*instance = h.Instance
@@ -229,6 +176,28 @@ func (h Handler) about(instance *events.WorkerID) error {
 		return Errorf(CodeMalformed, "the request names no instance")
 	}
 	return nil
+}
+
+// find reads and answers a query. It returns errForwarded if Forward accepts the query.
+func (h Handler) find(ctx context.Context, b requestBody) (any, error) {
+	var q Query
+	if err := h.readQuery(b.contentType, b.body, &q); err != nil {
+		return nil, err
+	}
+	if err := q.Check(); err != nil {
+		return nil, err
+	}
+	if q.Explain && q.EngineHashes != nil {
+		return nil, Errorf(CodeMalformed, "explain goes with tokens or hashes, not with engine_hashes")
+	}
+	q.Idle = q.Idle || q.Explain
+	ctx, done := q.Bounded(ctx)
+	defer done()
+	q.DeadlineMS = 0 // the context carries the deadline to other nodes
+	if h.Forward != nil && h.Forward(ctx, &q) {
+		return nil, errForwarded
+	}
+	return h.Indexer.Find(ctx, &q)
 }
 
 // readQuery reads a query: in MessagePack most are as our own clients write them.

@@ -244,10 +244,10 @@ func (w *WorkersRequest) members(list []member) []member {
 func (s *StatusRequest) members(list []member) []member { return append(list, member{"node", &s.Node}) }
 func (v *VerifyRequest) members(list []member) []member { return append(list, member{"at", &v.At}) }
 
-// nothing is a request that says nothing.
-type nothing struct{}
+// noFields is a request without fields.
+type noFields struct{}
 
-func (*nothing) members(list []member) []member { return list }
+func (*noFields) members(list []member) []member { return list }
 
 func (s *SelectRequest) members(list []member) []member {
 	q := &s.Query
@@ -292,6 +292,9 @@ func (r *RequestRef) members(list []member) []member {
 
 // outputRef is a RequestRef of OpOutputBlock.
 type outputRef RequestRef
+
+// Check implements the check of a request.
+func (r *outputRef) Check() error { return (*RequestRef)(r).Check() }
 
 func (r *outputRef) members(list []member) []member {
 	return append((*RequestRef)(r).members(list), member{"decay_fraction", &r.DecayFraction})

@@ -2,10 +2,6 @@ package api
 
 import "github.com/kvatlas/kvatlas/pkg/events"
 
-// OpPrefixes asks for the largest part of the tree of prefixes that workers of a model share: PrefixesRequest →
-// PrefixTree.
-const OpPrefixes = "prefixes"
-
 // Bounds of the runs of a PrefixTree.
 const (
 	UsualPrefixes = 500  // of a request that says nothing

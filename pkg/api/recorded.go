@@ -6,9 +6,6 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// OpRecorded lists the newest requests that the funnel has recorded of a model: RecordedRequest → RecordedList.
-const OpRecorded = "recorded"
-
 // Bounds of a list of recorded requests.
 const (
 	UsualRecorded = 20  // of a request that says nothing

@@ -9,17 +9,6 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// The operations of routing, which are also the last token of their NATS subjects.
-const (
-	OpSelect          = "select"           // SelectRequest → Selection
-	OpBook            = "book"             // BookRequest → Booking
-	OpPrefillComplete = "prefill_complete" // RequestRef → Done
-	OpOutputBlock     = "output_block"     // RequestRef → Done
-	OpFree            = "free"             // RequestRef → Done
-	OpLoads           = "loads"            // LoadsRequest, or nothing → LoadList
-	OpPotentialLoads  = "potential_loads"  // PotentialRequest → PotentialList
-)
-
 // MaxRequestID is how many bytes a request's id may have.
 const MaxRequestID = 1024
 
@@ -263,38 +252,6 @@ type Router interface {
 	PotentialLoads(ctx context.Context, r *PotentialRequest) (*PotentialList, error)
 	EngineLoad(ctx context.Context, l *EngineLoads) error
 	EngineLoads(ctx context.Context) (*EngineLoads, error)
-}
-
-// route answers an operation of [Router].
-func (h Handler) route(ctx context.Context, op string, b requestBody) (any, error) {
-	switch op {
-	case OpSelect:
-		return serve(ctx, b, (*SelectRequest).Check, h.Router.Select)
-	case OpBook:
-		return serve(ctx, b, (*BookRequest).Check, h.Router.Book)
-	case OpLoads:
-		return serve(ctx, b, nil, h.Router.Loads)
-	case OpPotentialLoads:
-		return serve(ctx, b, (*PotentialRequest).Check, h.Router.PotentialLoads)
-	case OpEngineLoad:
-		return serve(ctx, b, (*EngineLoads).Check, done(h.Router.EngineLoad))
-	case OpEngineLoads:
-		return serve(ctx, b, nil, func(ctx context.Context, _ *nothing) (*EngineLoads, error) {
-			return h.Router.EngineLoads(ctx)
-		})
-	case OpOutputBlock:
-		return serve(ctx, b, func(o *outputRef) error { return (*RequestRef)(o).Check() },
-			done(func(ctx context.Context, o *outputRef) error { return h.Router.OutputBlock(ctx, (*RequestRef)(o)) }))
-	case OpPrefillComplete:
-		return serve(ctx, b, (*RequestRef).Check, done(h.Router.PrefillComplete))
-	default: // OpFree
-		return serve(ctx, b, (*RequestRef).Check, done(h.Router.Free))
-	}
-}
-
-// done has an operation without an answer answer that it is done.
-func done[Q any](do func(context.Context, *Q) error) func(context.Context, *Q) (Done, error) {
-	return func(ctx context.Context, q *Q) (Done, error) { return Done{Done: true}, do(ctx, q) }
 }
 
 // Query is what the index is asked of the prompt.

@@ -78,7 +78,7 @@ func TestWorkersAreRefusedByName(t *testing.T) {
 			bodies[MsgPack] = packed(t, c.body)
 		}
 		for contentType, body := range bodies {
-			_, failure := Handler{Indexer: &echo{}}.Handle(context.Background(), c.op, contentType, body)
+			_, failure := Handler{Indexer: &echo{}, Registrar: &echo{}}.Handle(context.Background(), c.op, contentType, body)
 			switch {
 			case c.code == "" && failure != nil:
 				t.Errorf("%s %s %s: %v", c.op, contentType, c.body, failure)
@@ -88,7 +88,7 @@ func TestWorkersAreRefusedByName(t *testing.T) {
 		}
 	}
 	nan := append([]byte("\x81\xaftotal_kv_blocks"), msgp.AppendFloat(nil, math.NaN())...)
-	_, failure := Handler{Indexer: &echo{}, Instance: "w"}.Handle(context.Background(), OpChangeWorker, MsgPack, nan)
+	_, failure := Handler{Registrar: &echo{}, Instance: "w"}.Handle(context.Background(), OpChangeWorker, MsgPack, nan)
 	if failure == nil || !strings.Contains(failure.Message, "total_kv_blocks is a floating-point number, not a whole") {
 		t.Errorf("NaN: %v", failure)
 	}
@@ -102,7 +102,7 @@ func TestThePathNamesTheWorker(t *testing.T) {
 		{OpRemoveWorker, ``, ""}, {OpRemoveWorker, `{"instance":"v"}`, `the body "v"`},
 	} {
 		e := &echo{}
-		_, failure := Handler{Indexer: e, Instance: "w"}.Handle(context.Background(), c.op, JSON, []byte(c.body))
+		_, failure := Handler{Indexer: e, Registrar: e, Instance: "w"}.Handle(context.Background(), c.op, JSON, []byte(c.body))
 		if c.want != "" {
 			if failure == nil || !strings.Contains(failure.Message, c.want) {
 				t.Errorf("%s %s: %v", c.op, c.body, failure)
@@ -151,7 +151,7 @@ func TestSpecsAtRandom(t *testing.T) {
 				t.Fatal(err)
 			}
 			e := &echo{}
-			if _, failure := (Handler{Indexer: e}).Handle(context.Background(), OpChangeWorker, contentType,
+			if _, failure := (Handler{Registrar: e}).Handle(context.Background(), OpChangeWorker, contentType,
 				body); failure != nil || !reflect.DeepEqual(e.change, sent) {
 				t.Fatalf("%s: %+v became %+v, %v", contentType, sent, e.change, failure)
 			}
@@ -228,7 +228,7 @@ func FuzzWorkers(f *testing.F) {
 			contentType = JSON
 		}
 		e := &echo{}
-		if _, failure := (Handler{Indexer: e}).Handle(context.Background(), op, contentType, body); failure != nil {
+		if _, failure := (Handler{Indexer: e, Registrar: e}).Handle(context.Background(), op, contentType, body); failure != nil {
 			return
 		}
 		var sent any = &WorkerRemoval{Instance: e.removed}
@@ -243,7 +243,7 @@ func FuzzWorkers(f *testing.F) {
 			t.Fatal(err)
 		}
 		twice := &echo{}
-		if _, failure := (Handler{Indexer: twice}).Handle(context.Background(), op, contentType,
+		if _, failure := (Handler{Indexer: twice, Registrar: twice}).Handle(context.Background(), op, contentType,
 			again); failure != nil || !reflect.DeepEqual(e, twice) {
 			t.Fatalf("%+v became %+v, %v", e, twice, failure)
 		}

@@ -72,14 +72,7 @@ func (r *request) put(o outcome) {
 	}
 }
 
-// asksOnce lists the operations that are not idempotent. OpSelect is in the list only for bookings.
-var asksOnce = map[string]bool{
-	api.OpVerify: true, api.OpSnapshot: true, api.OpRegisterWorker: true, api.OpRemoveWorker: true,
-	api.OpSelect: true, api.OpBook: true, api.OpOutputBlock: true, api.OpFree: true,
-	api.OpReport: true,
-}
-
-// ask sends a request and retries it. The package comment has the rules for retries.
+// ask sends a request and retries it unless once is set. The package comment has the rules for retries.
 func (c *Client) ask(
 	ctx context.Context, op string, about events.WorkerID, body []byte, once bool,
 ) ([]byte, error) {

@@ -255,11 +255,7 @@ func callFor[T any](ctx context.Context, c *Client, op string, instance events.W
 			return nil, err
 		}
 	}
-	once := asksOnce[op]
-	if s, choice := q.(*SelectRequest); choice {
-		once = s.Book
-	}
-	reply, err := c.ask(ctx, op, instance, body, once)
+	reply, err := c.ask(ctx, op, instance, body, api.OperationOf(op).SentOnce(q))
 	if err != nil {
 		return nil, err
 	}

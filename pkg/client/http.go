@@ -22,23 +22,6 @@ import (
 // maxReply limits the body of a reply, in bytes.
 const maxReply = 1 << 30
 
-// paths has the method and the path of each operation.
-var paths = map[string]struct{ method, path string }{
-	api.OpFind: {http.MethodPost, "/v1/find"}, api.OpWorkers: {http.MethodGet, "/v1/workers"},
-	api.OpPrefixes: {http.MethodPost, "/v1/prefixes"},
-	api.OpStatus:   {http.MethodGet, "/v1/status"}, api.OpVerify: {http.MethodGet, "/v1/verify"},
-	api.OpSnapshot: {http.MethodPost, "/v1/snapshot"}, api.OpRegisterWorker: {http.MethodPost, "/v1/workers"},
-	api.OpSelect: {http.MethodPost, "/v1/select"}, api.OpBook: {http.MethodPost, "/v1/book"},
-	api.OpPrefillComplete: {http.MethodPost, "/v1/prefill_complete"},
-	api.OpOutputBlock:     {http.MethodPost, "/v1/output_block"},
-	api.OpFree:            {http.MethodPost, "/v1/free"}, api.OpLoads: {http.MethodPost, "/v1/loads"},
-	api.OpPotentialLoads: {http.MethodPost, "/v1/potential_loads"},
-	api.OpEngineLoad:     {http.MethodPost, "/v1/engine_load"}, api.OpEngineLoads: {http.MethodGet, "/v1/engine_load"},
-	api.OpRecorded: {http.MethodPost, "/v1/recorded"},
-	api.OpFunnel:   {http.MethodGet, "/v1/funnel"}, api.OpReport: {http.MethodPost, "/v1/report"},
-	api.OpChangeWorker: {http.MethodPatch, "/v1/workers/"}, api.OpRemoveWorker: {http.MethodDelete, "/v1/workers/"},
-}
-
 // HTTP returns a client of the nodes at the URLs, such as http://127.0.0.1:8090. Requests and retries go to the URLs in
 // turn.
 func HTTP(urls []string, o Options) (*Client, error) {
@@ -76,9 +59,14 @@ func (t *httpTransport) send(ctx context.Context, r *request, patience time.Dura
 		r.ctx, r.cancel = context.WithCancel(ctx)
 		r.attempt = int(t.turn.Add(1) % uint64(len(t.urls)))
 	}
-	to := paths[r.op]
-	at := t.urls[r.attempt%len(t.urls)] + to.path + url.PathEscape(string(r.about))
-	req, err := http.NewRequestWithContext(r.ctx, to.method, at, bytes.NewReader(r.body))
+	routes := api.OperationOf(r.op).Routes
+	if len(routes) == 0 {
+		return outcome{}, api.Errorf(api.CodeUnknownOperation, "%s is not served over HTTP", r.op)
+	}
+	to := routes[len(routes)-1]
+	path := strings.Replace(to.Path, "{instance}", url.PathEscape(string(r.about)), 1)
+	at := t.urls[r.attempt%len(t.urls)] + path
+	req, err := http.NewRequestWithContext(r.ctx, to.Method, at, bytes.NewReader(r.body))
 	if err != nil {
 		return outcome{}, failed(api.CodeMalformed, err, "the URL of the indexer")
 	}

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -78,13 +79,13 @@ const discovery = "$SRV.>"
 
 // ReaderGrant is for queries.
 func ReaderGrant(ns string) Grant {
-	return askerGrant(ns, RoleReader)
+	return askerGrant(ns, RoleReader, api.AccessRead)
 }
 
 // RouterGrant is for programs that choose workers, book requests on them, end these, and report how full engines are:
 // a reader's rights and these.
 func RouterGrant(ns string) Grant {
-	g := askerGrant(ns, RoleRouter, "select", "book", "prefill_complete", "output_block", "free", "engine_load", "report")
+	g := askerGrant(ns, RoleRouter, api.AccessRead, api.AccessRoute)
 	g.Requests = append(g.Requests, subjectRoot+ns+".dynamo.*.generate", subjectRoot+ns+".dynamo.*.select")
 	return g
 }
@@ -92,7 +93,7 @@ func RouterGrant(ns string) Grant {
 // OperatorGrant is for changing, draining, registering and removing workers, and for listing services: a reader's
 // rights and these.
 func OperatorGrant(ns string) Grant {
-	g := askerGrant(ns, RoleOperator, "worker_register", "worker_change", "worker_remove")
+	g := askerGrant(ns, RoleOperator, api.AccessRead, api.AccessOperate)
 	for _, verb := range []string{"PING", "INFO", "STATS"} {
 		g.Requests = append(g.Requests, "$SRV."+verb, "$SRV."+verb+".>")
 	}
@@ -111,14 +112,27 @@ func (g Grant) Named(name string) (Grant, error) {
 	return g, nil
 }
 
-// askerGrant is for clients of nodes: a reader's operations and more.
-func askerGrant(ns string, role Role, more ...string) Grant {
+// askerGrant is for clients of nodes: it lists the granted operations of each of the accesses.
+func askerGrant(ns string, role Role, accesses ...api.Access) Grant {
 	g := Grant{Role: role, User: string(role), Inbox: InboxRoot + "_" + string(role)}
-	for _, op := range append([]string{"find", "workers", "status", "loads", "potential_loads", "engine_loads", "funnel"},
-		more...) {
-		g.Requests = append(g.Requests, QuerySubject(ns, op))
+	for _, access := range accesses {
+		for _, o := range api.Operations {
+			if o.Granted && natsAccess(o) == access {
+				g.Requests = append(g.Requests, QuerySubject(ns, o.Name))
+			}
+		}
 	}
 	return g
+}
+
+// natsAccess returns the access of an operation over NATS. A NATS user who may register workers may operate too.
+func natsAccess(o *api.Operation) api.Access {
+	for _, access := range []api.Access{api.AccessRead, api.AccessRoute} {
+		if o.Access&access != 0 {
+			return access
+		}
+	}
+	return api.AccessOperate
 }
 
 // ShimGrant is for the shim of one worker, with any ranks; partitions is the namespace's. The shim may publish this

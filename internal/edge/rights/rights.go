@@ -31,10 +31,10 @@ type Roles uint8
 
 // The roles of tokens.
 const (
-	Read     Roles = 1 << iota // queries, the status, metrics and the live page
-	Route                      // choices, bookings and reports; Read is part of it
-	Register                   // registers engines and workers, and ends the registrations
-	Operate                    // changes, drains, snapshots, exports and verifies; Read is part of it
+	Read     = Roles(api.AccessRead)     // queries, the status, metrics and the live page
+	Route    = Roles(api.AccessRoute)    // choices, bookings and reports; Read is part of it
+	Register = Roles(api.AccessRegister) // registers engines and workers, and ends the registrations
+	Operate  = Roles(api.AccessOperate)  // changes, drains, snapshots, exports and verifies; Read is part of it
 
 	// Any is for routes that each token may use.
 	Any = Read | Route | Register | Operate

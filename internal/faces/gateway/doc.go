@@ -1,7 +1,7 @@
 // Package gateway chooses workers for proxies that speak the Gateway API's Endpoint Picker Protocol 1.0.0: Envoy and
 // the gateways built on it. It is an envoy.service.ext_proc.v3.ExternalProcessor:
 //
-//	picker := gateway.New(gateway.Config{Router: router, Pool: registry.Pool, All: registry.All})
+//	picker := gateway.New(gateway.Config{Select: router.Select, Bookings: router, Pool: registry.Pool, All: registry.All})
 //	extprocv3.RegisterExternalProcessorServer(registrar, picker)
 //
 // A stream is one HTTP request. A [Machine] decides what follows each of its messages, and [Service.Process] does it:

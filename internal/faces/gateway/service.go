@@ -26,9 +26,8 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Router chooses workers and counts their load. [api.Router] has it.
-type Router interface {
-	Select(ctx context.Context, r *api.SelectRequest) (*api.Selection, error)
+// Bookings books requests on workers. [api.Router] implements it.
+type Bookings interface {
 	Book(ctx context.Context, r *api.BookRequest) (*api.Booking, error)
 	PrefillComplete(ctx context.Context, r *api.RequestRef) error
 	Free(ctx context.Context, r *api.RequestRef) error
@@ -36,17 +35,18 @@ type Router interface {
 
 // Config is what a service stands on.
 type Config struct {
-	Router Router
-	Pool   func(model string) *registry.Pool
-	All    func() []registry.ModelRank
+	Select   func(ctx context.Context, r *api.SelectRequest) (*api.Selection, error)
+	Bookings Bookings
+	Pool     func(model string) *registry.Pool
+	All      func() []registry.ModelRank
 
 	// Resolve returns what the name of a model in a request stands for. Its error is an [api.Error].
 	Resolve func(name string) (registry.Target, error)
 
-	Text bool // Router makes tokens of texts; else requests with a text go by load
+	Text bool // Select tokenizes texts; else requests with a text are distributed by load
 
-	// Templates is set if Router runs chat templates of requests. Otherwise such requests go by load. vLLM too refuses
-	// them by default.
+	// Templates is set if Select runs chat templates of requests. Otherwise such requests are distributed by load. vLLM
+	// too refuses them by default.
 	Templates bool
 
 	Fallbacks int   // how many workers are named beside the chosen one; default 2
@@ -223,13 +223,13 @@ func (s *Service) load(ctx context.Context, b *booking, e Effects) {
 		s.move(ctx, b, e.Served)
 	}
 	if e.PrefillComplete {
-		_ = s.cfg.Router.PrefillComplete(ctx, &b.ref)
+		_ = s.cfg.Bookings.PrefillComplete(ctx, &b.ref)
 	}
 	if e.Reported {
 		s.cfg.Hooks.Reused(b.ref.Model, b.ref.RequestID, e.CachedTokens)
 	}
 	if e.Free {
-		_ = s.cfg.Router.Free(ctx, &b.ref)
+		_ = s.cfg.Bookings.Free(ctx, &b.ref)
 		b.ref.RequestID = ""
 	}
 }
@@ -237,7 +237,7 @@ func (s *Service) load(ctx context.Context, b *booking, e Effects) {
 // move books a request on the worker that answers in place of the chosen one.
 func (s *Service) move(ctx context.Context, b *booking, to string) {
 	s.cfg.Hooks.Moved(b.ref.Model)
-	_ = s.cfg.Router.Free(ctx, &b.ref)
+	_ = s.cfg.Bookings.Free(ctx, &b.ref)
 	ranks := s.cfg.Pool(b.ref.Model).Ranks
 	at := slices.IndexFunc(ranks, func(r registry.PoolRank) bool { return address(r.Record.Endpoint) == to })
 	if at < 0 {
@@ -245,7 +245,7 @@ func (s *Service) move(ctx context.Context, b *booking, to string) {
 		return
 	}
 	b.ref.RequestID = rand.Text()
-	_, _ = s.cfg.Router.Book(ctx, &api.BookRequest{Prompt: b.prompt, RequestID: b.ref.RequestID,
+	_, _ = s.cfg.Bookings.Book(ctx, &api.BookRequest{Prompt: b.prompt, RequestID: b.ref.RequestID,
 		Worker: ranks[at].Instance, Rank: ranks[at].Rank, EffectivePrefillTokens: b.prompt.ISLTokens})
 }
 
@@ -275,7 +275,7 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	if q.Endpoints, err = s.allowed(q.Model, a.Subset); err != nil {
 		return nil, booking{}, err
 	}
-	chosen, err := s.cfg.Router.Select(ctx, q)
+	chosen, err := s.cfg.Select(ctx, q)
 	if err != nil {
 		return nil, booking{}, err
 	}
@@ -283,7 +283,7 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	b.prompt.ISLTokens = chosen.ISLTokens
 	c := s.choice(chosen, a.Subset)
 	if c == nil {
-		_ = s.cfg.Router.Free(ctx, &b.ref)
+		_ = s.cfg.Bookings.Free(ctx, &b.ref)
 		return nil, booking{}, api.Errorf(api.CodeNoWorkers,
 			"the chosen worker of %q is no longer at an address that may be chosen", q.Model)
 	}

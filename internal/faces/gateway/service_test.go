@@ -46,7 +46,7 @@ func newWorld() *world {
 }
 
 func (w *world) config() Config {
-	return Config{Router: w, Text: true,
+	return Config{Select: w.Select, Bookings: w, Text: true,
 		Pool: func(model string) *registry.Pool {
 			if model == "m" {
 				return w.pool
@@ -313,7 +313,7 @@ func TestRanksAtOwnAddresses(t *testing.T) {
 		}
 		cfg := w.config()
 		if c.moved != nil {
-			cfg.Router = moving{w, *c.moved}
+			cfg.Select = moving{w, *c.moved}.Select
 		}
 		send := []string{"headers buffered " + c.subset, `body {"model":"m","prompt":[1]}`}
 		if err := New(cfg).Process(&script{t: t, w: w, send: send}); err != nil {

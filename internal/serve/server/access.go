@@ -127,10 +127,10 @@ func (p *port) Leave() { p.working.Add(-1) }
 // opOf is the operation of a request.
 func opOf(r *http.Request) string {
 	for _, route := range routes {
-		prefix, _, named := strings.Cut(route.path, "{")
-		is := route.path == r.URL.Path || named && strings.HasPrefix(r.URL.Path, prefix)
-		if is && (route.method == r.Method || route.method == http.MethodGet && r.Method == http.MethodHead) {
-			return route.op
+		prefix, _, named := strings.Cut(route.Path, "{")
+		is := route.Path == r.URL.Path || named && strings.HasPrefix(r.URL.Path, prefix)
+		if is && (route.Method == r.Method || route.Method == http.MethodGet && r.Method == http.MethodHead) {
+			return route.op.Name
 		}
 	}
 	return api.OpOther

@@ -12,7 +12,7 @@ import (
 
 // serveDynamo serves what is asked of Dynamo's router over its request plane, on a subject of ours for each model.
 func (v *service) serveDynamo() error {
-	plane := &compat.Plane{Router: router{v.s}, BlockSize: v.s.blockSize, Resolve: v.s.registry.Resolve}
+	plane := &compat.Plane{Router: v.s, BlockSize: v.s.blockSize, Resolve: v.s.registry.Resolve}
 	cfg := v.config("kvatlas-dynamo", api.OverNATS)
 	if q := v.s.Routing.Queue; q != nil {
 		cfg.Workers += q.Most() // requests that wait leave workers for what they wait for

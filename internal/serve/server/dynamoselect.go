@@ -14,7 +14,7 @@ func (s *Server) dynamo() dynamoselect.Config {
 	compat := s.compat(nil)
 	return dynamoselect.Config{
 		Node: s.ID, Namespace: s.ns, Registry: s.registry, Loads: s.loads, Choice: s.selection, Shims: s.shims,
-		Find: s.Find, Dump: compat.Holdings, Admit: router{s}.admit,
+		Find: s.Find, Dump: compat.Holdings, Admit: s.admitChoice,
 		Unregister: func(ctx context.Context, instance events.WorkerID) error {
 			_, err := s.RemoveWorker(ctx, instance)
 			return err

@@ -83,7 +83,7 @@ func (v *service) serveForwards() error {
 		}
 		on[op] = subject
 	}
-	f := &finisher{Server: s, reports: scatter.NewReports(s.report), unheard: unheard{subject: on[opUnheard] + "."}}
+	f := &finisher{server: s, reports: scatter.NewReports(s.report), unheard: unheard{subject: on[opUnheard] + "."}}
 	for subject, heard := range map[string]func(jetstream.Request){
 		on[opFinished]:       func(r jetstream.Request) { s.scatter.Finished(r.Body) },
 		on[opDeliver]:        s.deliver,
@@ -112,42 +112,45 @@ func (v *service) serveForwards() error {
 
 // finisher answers queries that other nodes forward.
 type finisher struct {
-	*Server
+	server  *Server
 	reports *scatter.Reports
 	unheard unheard
 }
 
-// finish answers the client, and then tells the origin.
-func (s *finisher) finish(ctx context.Context, r jetstream.Request) jetstream.Response {
+// finish sends the answer to the client, and then a report to the origin.
+func (f *finisher) finish(ctx context.Context, r jetstream.Request) jetstream.Response {
 	begun := time.Now()
-	f, err := scatter.ReadForwarded(r.Body)
+	query, err := scatter.ReadForwarded(r.Body)
 	if err != nil {
 		return jetstream.Response{Elsewhere: true, Outcome: string(api.CodeMalformed)}
 	}
-	a, body, err := s.finishQuery(ctx, f)
+	a, body, err := f.answer(ctx, query)
 	if err != nil {
 		e := api.AsError(err)
-		s.queries.Observe("own_"+opForward, api.Outcome(e), time.Since(begun))
-		return s.decline(r, e)
+		f.server.queries.Observe("own_"+opForward, api.Outcome(e), time.Since(begun))
+		return f.decline(r, e)
 	}
-	s.queries.Observe("own_"+opForward, api.OutcomeOK, time.Since(begun))
+	f.server.queries.Observe("own_"+opForward, api.OutcomeOK, time.Since(begun))
 	return jetstream.Response{
-		ContentType: f.ContentType, Body: body, Outcome: api.OutcomeOK, Undelivered: s.unheard.keep(f, r.Reply, body),
+		ContentType: query.ContentType, Body: body, Outcome: api.OutcomeOK,
+		Undelivered: f.unheard.keep(query, r.Reply, body),
 		Sent: func(err error) {
 			if err != nil {
-				s.reports.Add(f, nil, api.Errorf(api.CodeUnavailable, "%v", err))
+				f.reports.Add(query, nil, api.Errorf(api.CodeUnavailable, "%v", err))
 				return
 			}
-			s.reports.Add(f, summary(a), nil)
+			f.reports.Add(query, summary(a), nil)
 		},
 	}
 }
 
-func (s *finisher) finishQuery(ctx context.Context, f *scatter.Forwarded) (*api.Answer, []byte, error) {
+// answer returns the answer to a forwarded query, and its encoding.
+func (f *finisher) answer(ctx context.Context, query *scatter.Forwarded) (*api.Answer, []byte, error) {
+	s := f.server
 	if err := s.admit(); err != nil {
 		return nil, nil, err
 	}
-	q, a, err := s.scatter.Finish(ctx, f)
+	q, a, err := s.scatter.Finish(ctx, query)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -156,14 +159,14 @@ func (s *finisher) finishQuery(ctx context.Context, f *scatter.Forwarded) (*api.
 	}
 	s.registry.MarkAnswer(a)
 	traceAnswer(ctx, q, a)
-	body, err := api.Marshal(f.ContentType, a)
+	body, err := api.Marshal(query.ContentType, a)
 	return a, body, err
 }
 
-// decline has the origin of a forwarded query answer.
-func (s *finisher) decline(r jetstream.Request, why *api.Error) jetstream.Response {
-	if f, err := scatter.ReadForwarded(r.Body); err == nil {
-		s.reports.Add(f, nil, why)
+// decline reports to the origin of a forwarded query that it has to answer the query itself.
+func (f *finisher) decline(r jetstream.Request, why *api.Error) jetstream.Response {
+	if query, err := scatter.ReadForwarded(r.Body); err == nil {
+		f.reports.Add(query, nil, why)
 	}
 	return jetstream.Response{Elsewhere: true, Outcome: api.Outcome(why)}
 }
@@ -248,8 +251,8 @@ func (u *unheard) take(subject string) (a undelivered, kept bool) {
 }
 
 // redeliver has the origin deliver an answer for which nobody listens here.
-func (s *finisher) redeliver(r jetstream.Request) {
-	a, kept := s.unheard.take(r.Subject)
+func (f *finisher) redeliver(r jetstream.Request) {
+	a, kept := f.unheard.take(r.Subject)
 	if !kept {
 		return
 	}
@@ -257,8 +260,8 @@ func (s *finisher) redeliver(r jetstream.Request) {
 	b = msgp.AppendStr(b, a.reply)
 	b = msgp.AppendStr(b, a.contentType)
 	b = append(msgp.AppendBinHead(b, len(a.body)), a.body...)
-	if subject, err := jetstream.NodeSubject(s.Namespace, a.origin, opDeliver); err == nil {
-		_ = s.Conn.Send(subject, "", b) // if it is lost, the client asks again
+	if subject, err := jetstream.NodeSubject(f.server.Namespace, a.origin, opDeliver); err == nil {
+		_ = f.server.Conn.Send(subject, "", b) // if it is lost, the client asks again
 	}
 }
 

@@ -22,7 +22,7 @@ func TestUnheardAnswers(t *testing.T) {
 	conn := connect(t)
 	_, queries := metrics.New(metrics.Config{Figures: func() *metrics.Figures { return &metrics.Figures{} }})
 	s := &Server{Settings: Settings{Conn: conn, Namespace: "n", ID: "b"}, queries: queries}
-	f := &finisher{Server: s, unheard: unheard{subject: "kv.v1.n.node.b.unheard."}}
+	f := &finisher{server: s, unheard: unheard{subject: "kv.v1.n.node.b.unheard."}}
 	delivered, arrived := make(chan jetstream.Request, 1), make(chan jetstream.Request, 1)
 	for subject, heard := range map[string]func(jetstream.Request){
 		"kv.v1.n.node.b.unheard.*": f.redeliver,

@@ -198,30 +198,27 @@ func (s *Server) reuse(_, id string, cached uint64) {
 	s.funnel.ReportLater(api.Report{RequestID: id, CachedTokens: cached})
 }
 
-// funnels answers for the whole cluster.
-type funnels struct{ s *Server }
-
 // Funnel sums up what all nodes have recorded.
-func (f funnels) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel, error) {
-	if err := f.s.named(&r.Model); err != nil {
+func (s *Server) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel, error) {
+	if err := s.named(&r.Model); err != nil {
 		return nil, err
 	}
-	if err := f.s.admit(); err != nil {
+	if err := s.admit(); err != nil {
 		return nil, err
 	}
 	window, err := r.Window()
 	if err != nil {
 		return nil, err
 	}
-	sum, err := f.s.funnel.Funnel(ctx, r.Model, window)
+	sum, err := s.funnel.Funnel(ctx, r.Model, window)
 	if err != nil {
 		return nil, api.AsError(err)
 	}
-	names := f.s.otherNodes()
-	asking, cancel := context.WithTimeout(ctx, f.s.patience(ctx))
+	names := s.otherNodes()
+	asking, cancel := context.WithTimeout(ctx, s.patience(ctx))
 	defer cancel()
 	parts, failed := onAll(names, func(name string) (*api.Funnel, error) {
-		other, err := f.s.peer(name)
+		other, err := s.peer(name)
 		if err != nil {
 			return nil, err
 		}
@@ -234,8 +231,8 @@ func (f funnels) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel,
 			funnel.Merge(sum, part)
 		}
 	}
-	if sum.Requests == 0 && len(sum.Missing) == 0 && len(f.s.registry.Pool(r.Model).Ranks) == 0 &&
-		len(f.s.node.BlockSizes(r.Model)) == 0 {
+	if sum.Requests == 0 && len(sum.Missing) == 0 && len(s.registry.Pool(r.Model).Ranks) == 0 &&
+		len(s.node.BlockSizes(r.Model)) == 0 {
 		return nil, api.Errorf(api.CodeUnknownModel, "no worker has announced the model %q, and nobody has asked for it",
 			r.Model)
 	}
@@ -243,14 +240,14 @@ func (f funnels) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel,
 }
 
 // Recorded lists the newest that all nodes have recorded, or asks the one that has recorded one.
-func (f funnels) Recorded(ctx context.Context, q *api.RecordedRequest) (*api.RecordedList, error) {
-	if err := f.s.named(&q.Model); err != nil {
+func (s *Server) Recorded(ctx context.Context, q *api.RecordedRequest) (*api.RecordedList, error) {
+	if err := s.named(&q.Model); err != nil {
 		return nil, err
 	}
-	if err := f.s.admit(); err != nil {
+	if err := s.admit(); err != nil {
 		return nil, err
 	}
-	names := f.s.otherNodes()
+	names := s.otherNodes()
 	if q.ID != "" {
 		node, err := funnel.RecordedNode(q.ID)
 		if err != nil {
@@ -258,14 +255,14 @@ func (f funnels) Recorded(ctx context.Context, q *api.RecordedRequest) (*api.Rec
 		}
 		names = slices.DeleteFunc(names, func(name string) bool { return name != node })
 	}
-	all, err := f.s.funnel.Recorded(ctx, q)
+	all, err := s.funnel.Recorded(ctx, q)
 	if err != nil {
 		return nil, api.AsError(err)
 	}
-	asking, cancel := context.WithTimeout(ctx, f.s.patience(ctx))
+	asking, cancel := context.WithTimeout(ctx, s.patience(ctx))
 	defer cancel()
 	parts, failed := onAll(names, func(name string) (*api.RecordedList, error) {
-		other, err := f.s.peer(name)
+		other, err := s.peer(name)
 		if err != nil {
 			return nil, err
 		}
@@ -290,19 +287,19 @@ func (f funnels) Recorded(ctx context.Context, q *api.RecordedRequest) (*api.Rec
 }
 
 // Report looks for the node that has made the choice.
-func (f funnels) Report(ctx context.Context, r *api.Report) error {
-	if err := f.s.admit(); err != nil {
+func (s *Server) Report(ctx context.Context, r *api.Report) error {
+	if err := s.admit(); err != nil {
 		return err
 	}
-	known, err := f.s.funnel.Report(ctx, r)
+	known, err := s.funnel.Report(ctx, r)
 	if err != nil || known {
 		return err
 	}
-	asking, cancel := context.WithTimeout(ctx, f.s.patience(ctx))
+	asking, cancel := context.WithTimeout(ctx, s.patience(ctx))
 	defer cancel()
-	names := f.s.otherNodes()
+	names := s.otherNodes()
 	_, failed := onAll(names, func(name string) (struct{}, error) {
-		other, err := f.s.peer(name)
+		other, err := s.peer(name)
 		if err == nil {
 			err = other.Report(asking, r)
 		}
@@ -330,29 +327,6 @@ func unknownReport(r *api.Report) error {
 }
 
 // BlockHistory is what this node remembers.
-func (f funnels) BlockHistory(_ context.Context, q *api.BlockHistoryRequest) (*api.BlockHistory, error) {
-	return f.s.funnel.BlockHistory(q), nil
-}
-
-// ownFunnels answers for what this node has recorded itself.
-type ownFunnels struct{ funnels }
-
-func (f ownFunnels) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel, error) {
-	window, err := r.Window()
-	if err != nil {
-		return nil, err
-	}
-	return f.s.funnel.Funnel(ctx, r.Model, window)
-}
-
-func (f ownFunnels) Recorded(ctx context.Context, q *api.RecordedRequest) (*api.RecordedList, error) {
-	return f.s.funnel.Recorded(ctx, q)
-}
-
-func (f ownFunnels) Report(ctx context.Context, r *api.Report) error {
-	known, err := f.s.funnel.Report(ctx, r)
-	if err == nil && !known {
-		err = unknownReport(r)
-	}
-	return err
+func (s *Server) BlockHistory(_ context.Context, q *api.BlockHistoryRequest) (*api.BlockHistory, error) {
+	return s.funnel.BlockHistory(q), nil
 }

@@ -32,13 +32,13 @@ func (s *Server) serveGRPC() (stop func(), err error) {
 	}
 	stop, at, err := grpcserver.Serve(s.GRPCListen, grpcserver.Config{
 		Tokens: s.HTTPTokens, Needs: grpcNeeds, Open: open, TLS: s.HTTPTLS, Calls: calls, Streams: streamsPerCall * calls,
-		Ready:    router{s}.admit,
+		Ready:    s.admitChoice,
 		Ended:    func(method, outcome string) { s.outcomes.Count(api.OverGRPC, method, outcome) },
 		Panicked: s.panicked,
 		Tracer:   s.Tracer,
 	}, func(r grpc.ServiceRegistrar) {
 		extprocv3.RegisterExternalProcessorServer(r, gateway.New(gateway.Config{
-			Router: tracedRouter{router{s}}, Pool: s.registry.Pool, All: s.registry.All, Resolve: s.registry.Resolve,
+			Select: s.tracedSelect, Bookings: s, Pool: s.registry.Pool, All: s.registry.All, Resolve: s.registry.Resolve,
 			MaxBodies: maxBodies, Text: s.tokenizers != nil, Templates: s.RequestTemplates,
 			Hooks: gateway.Hooks{Reused: s.reuse, Moved: s.queries.Moved},
 		}))

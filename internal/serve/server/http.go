@@ -26,60 +26,38 @@ import (
 // usualDeadline bounds a request over HTTP that names no deadline, or a later one.
 const usualDeadline = 5 * time.Second
 
-// routes are the operations' paths, and who may use them.
-var routes = []struct {
-	method, path, op string
-	rule             web.Rule
-}{
-	{http.MethodPost, "/v1/find", api.OpFind, web.Reads}, {http.MethodGet, "/v1/workers", api.OpWorkers, web.Reads},
-	{http.MethodGet, "/v1/status", api.OpStatus, web.Reads},
-	{http.MethodGet, "/v1/verify", api.OpVerify, web.Rule{Needs: rights.Operate, Cost: web.Costly}},
-	{http.MethodPost, "/v1/snapshot", api.OpSnapshot, web.Operates},
-	{http.MethodPost, "/v1/prefixes", api.OpPrefixes, web.Reads},
-	{http.MethodPost, "/v1/select", api.OpSelect, web.Chooses}, {http.MethodPost, "/v1/book", api.OpBook, web.Chooses},
-	{http.MethodPost, "/v1/prefill_complete", api.OpPrefillComplete, web.Chooses},
-	{http.MethodPost, "/v1/output_block", api.OpOutputBlock, web.Chooses},
-	{http.MethodPost, "/v1/free", api.OpFree, web.Chooses},
-	{http.MethodGet, "/v1/loads", api.OpLoads, web.Reads}, {http.MethodPost, "/v1/loads", api.OpLoads, web.Reads},
-	{http.MethodPost, "/v1/potential_loads", api.OpPotentialLoads, web.Reads},
-	{http.MethodGet, "/v1/engine_load", api.OpEngineLoads, web.Reads},
-	{http.MethodPost, "/v1/engine_load", api.OpEngineLoad,
-		web.Rule{Needs: rights.Route | rights.Register, Cost: web.Usual}}, // by a router, or beside an engine
-	{http.MethodPost, "/v1/recorded", api.OpRecorded, web.Reads},
-	{http.MethodGet, "/v1/funnel", api.OpFunnel, web.Reads}, {http.MethodPost, "/v1/report", api.OpReport, web.Chooses},
-	{http.MethodPost, "/v1/workers", api.OpRegisterWorker, web.Registers},
-	{http.MethodPatch, "/v1/workers/{instance}", api.OpChangeWorker, web.Operates},
-	{http.MethodDelete, "/v1/workers/{instance}", api.OpRemoveWorker, web.Removes},
+// route is a method and path of an operation, and the rule for its requests.
+type route struct {
+	api.Route
+	op   *api.Operation
+	rule web.Rule
 }
 
-// paths returns what answers on the HTTP port:
+// routes are the methods and paths of [api.Operations].
+var routes = func() (list []route) {
+	for _, op := range api.Operations {
+		rule := web.Rule{Needs: rights.Roles(op.Access), Cost: web.Usual}
+		if op.Costly {
+			rule.Cost = web.Costly
+		}
+		for _, r := range op.Routes {
+			list = append(list, route{r, op, rule})
+		}
+	}
+	return list
+}()
+
+// paths returns the handler of the HTTP port. It serves the routes of [api.Operations], and
 //
-//	POST /v1/find      a Query, as JSON or MessagePack by Content-Type → an Answer
-//	POST /v1/select    a SelectRequest → a Selection
-//	POST /v1/book      a BookRequest → a Booking
-//	POST /v1/prefill_complete, /v1/output_block, /v1/free  a RequestRef → Done
-//	GET, POST /v1/loads        nothing, or a LoadsRequest → a LoadList
-//	POST /v1/potential_loads   a PotentialRequest → a PotentialList
-//	POST /v1/engine_load       EngineLoads → Done; GET: what is known → EngineLoads
-//	POST /v1/recorded  a RecordedRequest → a RecordedList
-//	GET  /v1/funnel?model=&since=  → a Funnel
-//	POST /v1/report    a Report → Done
-//	GET  /v1/workers   → a WorkerList
-//	POST /v1/workers   a WorkerRegistration → a Worker
-//	PATCH, DELETE /v1/workers/{instance}  a WorkerChange, or nothing → a Worker
-//	GET  /v1/status    → a Status
-//	GET  /v1/verify    → a Status with a checksum of each partition
-//	POST /v1/snapshot  → a SnapshotList
 //	GET  /healthz      200 while the process runs
-//	GET  /readyz       200 once every partition is restored and caught up, with what answers lack all the same; else
-//	                   503 and why not
+//	GET  /readyz       200 once each partition is restored and caught up, with a line for each thing that answers lack;
+//	                   otherwise 503 and the reason
 //	GET  /metrics      for Prometheus
-//	POST /v1/prefixes  a PrefixesRequest → a PrefixTree
 //	GET  /v1/watch     server-sent events: FleetEvents and ClusterEvents
-//	GET  /v1/openapi.json  all these, described in OpenAPI 3.1
-//	GET  /v1/kv_indexer.proto  what the gRPC port has beside the endpoint picker
+//	GET  /v1/openapi.json      the description of all these in OpenAPI 3.1
+//	GET  /v1/kv_indexer.proto  the services of the gRPC port except the endpoint picker
 //
-// the paths of internal/faces/compat, and the live page of internal/serve/page.
+// and the paths of [compat] and [page].
 func (s *Server) paths() *web.Mux {
 	mux := web.NewMux()
 	s.register(mux, &httpFront{requests: s.requests(), ended: s.endedHTTP, deadline: usualDeadline})
@@ -126,24 +104,24 @@ type httpFront struct {
 
 // register adds the operations' paths, their description, /healthz, and what is said of all others.
 func (f *httpFront) register(mux *web.Mux) {
-	ops, methods, rules := map[string]map[string]string{}, map[string][]string{}, map[string]web.Rules{} // by path
-	for _, route := range routes {
-		if ops[route.path] == nil {
-			ops[route.path], rules[route.path] = map[string]string{}, web.Rules{}
+	ops, methods, rules := map[string]map[string]*api.Operation{}, map[string][]string{}, map[string]web.Rules{} // by path
+	for _, r := range routes {
+		if ops[r.Path] == nil {
+			ops[r.Path], rules[r.Path] = map[string]*api.Operation{}, web.Rules{}
 		}
-		ops[route.path][route.method], rules[route.path][route.method] = route.op, route.rule
-		methods[route.path] = append(methods[route.path], route.method)
+		ops[r.Path][r.Method], rules[r.Path][r.Method] = r.op, r.rule
+		methods[r.Path] = append(methods[r.Path], r.Method)
 	}
 	for path, methods := range methods {
 		mux.Handle(path, rules[path], func(w http.ResponseWriter, r *http.Request) {
 			op := ops[path][r.Method]
-			if op == "" {
+			if op == nil {
 				op = ops[path][methods[0]] // HEAD, where that is GET
 			}
 			if web.Allowed(w, r, methods...) {
 				f.serve(w, r, op)
 			} else {
-				f.refuse(w, r, op, api.JSON, web.WrongMethod(r, methods...))
+				f.refuse(w, r, op.Name, api.JSON, web.WrongMethod(r, methods...))
 			}
 		})
 	}
@@ -174,28 +152,28 @@ func (f *httpFront) get(mux *web.Mux, path string, rule web.Rule, handle http.Ha
 }
 
 // serve answers one request, and counts it.
-func (f *httpFront) serve(w http.ResponseWriter, r *http.Request, op string) {
+func (f *httpFront) serve(w http.ResponseWriter, r *http.Request, op *api.Operation) {
 	var buffer web.Buffer // nothing of the body is kept once the request is answered
 	defer buffer.Free()
 	contentType, body, deadline, failure := f.open(&buffer, w, r, op)
 	if failure != nil {
-		f.refuse(w, r, op, contentType, failure)
+		f.refuse(w, r, op.Name, contentType, failure)
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), deadline)
 	defer cancel()
 	requests := f.requests
 	requests.Instance = events.WorkerID(r.PathValue("instance"))
-	reply, failure := requests.Handle(ctx, op, contentType, body)
+	reply, failure := requests.Handle(ctx, op.Name, contentType, body)
 	status := http.StatusOK
 	if failure != nil {
 		status = failure.Code.HTTPStatus()
 	}
-	f.ended(op, web.Reply(w, r, contentType, reply, status, api.Outcome(failure)))
+	f.ended(op.Name, web.Reply(w, r, contentType, reply, status, api.Outcome(failure)))
 }
 
 // open reads a request. The failure is to be sent in the content type.
-func (f *httpFront) open(buffer *web.Buffer, w http.ResponseWriter, r *http.Request, op string) (
+func (f *httpFront) open(buffer *web.Buffer, w http.ResponseWriter, r *http.Request, op *api.Operation) (
 	contentType string, body []byte, deadline time.Duration, failure *api.Error) {
 	header := r.Header.Get("Content-Type")
 	contentType, known := api.ContentType(header)
@@ -214,8 +192,8 @@ func (f *httpFront) open(buffer *web.Buffer, w http.ResponseWriter, r *http.Requ
 		}
 		deadline = min(deadline, time.Duration(min(ms, 1<<31))*time.Millisecond)
 	}
-	if op == api.OpFunnel && r.URL.RawQuery != "" {
-		body, failure = inURL(r, "model", "since")
+	if op.Parameters != nil && r.URL.RawQuery != "" {
+		body, failure = inURL(r, op.Parameters...)
 		return api.JSON, body, deadline, failure
 	}
 	if name, _, _ := strings.Cut(r.URL.RawQuery, "="); r.URL.RawQuery != "" {

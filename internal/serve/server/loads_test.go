@@ -226,7 +226,7 @@ func TestLastRequestsOverGRPC(t *testing.T) {
 	b, stopB := f.start("b")
 	defer stopB()
 	for _, s := range []*Server{a, b} {
-		f.until("node "+s.ID+" is ready", func() bool { return router{s}.admit() == nil })
+		f.until("node "+s.ID+" is ready", func() bool { return s.admitChoice() == nil })
 	}
 	f.register(a, registry.Record{Version: 1, Instance: "w", Model: "m", BlockSize: 16, State: registry.Held,
 		LeaseMS: time.Hour.Milliseconds(), Worker: &api.WorkerSpec{Endpoint: "http://10.0.0.1:8000"}})

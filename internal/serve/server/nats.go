@@ -38,35 +38,45 @@ func (v *service) serveStatus() error {
 func (v *service) serveOwn() error {
 	subject := func(op string) (string, error) { return jetstream.NodeSubject(v.s.Namespace, v.s.ID, op) }
 	answer := api.Handler{
-		Indexer: own{v.s}, Funnels: ownFunnels{funnels{v.s}},
-		Unknown: api.IgnoreUnknown, // nodes ask there, of newer versions too
+		Indexer: local{v.s}, Funnels: local{v.s},
+		Unknown: api.IgnoreUnknown, // other nodes may have a newer version
 		Observe: func(op, outcome string, took time.Duration) { v.s.queries.Observe("own_"+op, outcome, took) },
 	}
-	return v.serve(&v.own, "kvatlas-own", "", api.FromNodes, answer, subject, api.OpFind, api.OpWorkers, api.OpStatus,
-		api.OpVerify, api.OpSnapshot, api.OpRemoveWorker, api.OpFunnel, api.OpReport, api.OpBlockHistory,
-		api.OpPrefixes, api.OpRecorded)
+	return v.serve(&v.own, "kvatlas-own", "", api.FromNodes, answer, subject,
+		operations(func(o *api.Operation) bool { return o.OneNode })...)
 }
 
-// serveQueries serves everything else, once the node is ready.
+// serveQueries serves the other operations of any node, once this node is ready.
 func (v *service) serveQueries() error {
 	if err := v.serveDynamo(); err != nil {
 		return err
 	}
-	ops := []string{api.OpFind, api.OpWorkers, api.OpVerify, api.OpSnapshot, api.OpRegisterWorker, api.OpChangeWorker,
-		api.OpRemoveWorker, api.OpBook, api.OpPrefillComplete, api.OpOutputBlock, api.OpFree, api.OpLoads,
-		api.OpPotentialLoads, api.OpEngineLoad, api.OpEngineLoads, api.OpFunnel, api.OpReport, api.OpRecorded}
-	if v.s.Routing.Queue == nil {
-		ops = append(ops, api.OpSelect)
-	} else if err := v.serve(&v.shared, selectService, queueGroup, api.OverNATS, v.answer, v.anyNode,
-		api.OpSelect); err != nil {
-		return err
+	queued := v.s.Routing.Queue != nil
+	if queued {
+		if err := v.serve(&v.shared, selectService, queueGroup, api.OverNATS, v.answer, v.anyNode,
+			api.OpSelect); err != nil {
+			return err
+		}
 	}
+	ops := operations(func(o *api.Operation) bool {
+		return o.AnyNode && o.Name != api.OpStatus && (o.Name != api.OpSelect || !queued)
+	})
 	return v.serve(&v.shared, "kvatlas-indexer", queueGroup, api.OverNATS, v.answer, v.anyNode, ops...)
 }
 
-// requests answers clients' requests.
+// operations returns the names of the operations for which is returns true.
+func operations(is func(*api.Operation) bool) (names []string) {
+	for _, o := range api.Operations {
+		if is(o) {
+			names = append(names, o.Name)
+		}
+	}
+	return names
+}
+
+// requests returns the handler of clients' requests.
 func (s *Server) requests() api.Handler {
-	return api.Handler{Indexer: s, Router: router{s}, Funnels: funnels{s}, Observe: s.queries.Observe}
+	return api.Handler{Indexer: s, Registrar: s, Router: s, Funnels: s, Observe: s.queries.Observe}
 }
 
 func (v *service) anyNode(op string) (string, error) {

@@ -215,8 +215,8 @@ type probe struct {
 
 // takes asks the reader of an operation which fields an object in its request has.
 func (p probe) takes(t *testing.T) []string {
-	handler := api.Handler{Indexer: struct{ api.Indexer }{}, Router: struct{ api.Router }{},
-		Funnels: struct{ api.Funnels }{}}
+	handler := api.Handler{Indexer: struct{ api.Indexer }{}, Registrar: struct{ api.Registrar }{},
+		Router: struct{ api.Router }{}, Funnels: struct{ api.Funnels }{}}
 	_, failure := handler.Handle(t.Context(), p.op, api.JSON, []byte(p.with(`{"no such field at all":1}`)))
 	if failure == nil {
 		t.Fatalf("%s takes any field", p.op)

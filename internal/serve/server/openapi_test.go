@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -24,70 +25,6 @@ import (
 )
 
 var update = flag.Bool("update", false, "write openapi.json anew")
-
-// operation is what the document says of one, beside what follows from its types.
-type operation struct {
-	summary  string
-	request  reflect.Type // nil: it takes nothing
-	name     string       // of the request's schema; empty: the type's
-	optional bool         // the request may be left out
-	answer   reflect.Type
-	codes    []api.Code // beside those of all operations
-}
-
-var (
-	unknownModel = []api.Code{api.CodeUnknownModel, api.CodeBlockSizeMismatch, api.CodeMissingModel, api.CodeBadTokens}
-	ofBooking    = []api.Code{api.CodeMissingModel, api.CodeUnknownRequest}
-)
-
-var operations = map[string]operation{
-	api.OpFind: {"Who holds how much of a prompt. Exactly one of `tokens`, `hashes`, `hashed`, `engine_hashes`, " +
-		"`prompt` and `messages` is given", reflect.TypeFor[api.Query](), "", false, reflect.TypeFor[api.Answer](),
-		unknownModel},
-	api.OpWorkers: {"All workers, and what they hold", reflect.TypeFor[api.WorkersRequest](), "", true,
-		reflect.TypeFor[api.WorkerList](), nil},
-	api.OpStatus: {"A node's status", reflect.TypeFor[api.StatusRequest](), "", true, reflect.TypeFor[api.Status](), nil},
-	api.OpVerify: {"A node's status, with checksums of all replicas compared", reflect.TypeFor[api.VerifyRequest](), "",
-		true, reflect.TypeFor[api.Status](), nil},
-	api.OpSnapshot: {"Write snapshots now", nil, "", true, reflect.TypeFor[api.SnapshotList](), nil},
-	api.OpPrefixes: {"The largest part of the tree of prefixes that workers of a model share, as all nodes have it or one",
-		reflect.TypeFor[api.PrefixesRequest](), "", false, reflect.TypeFor[api.PrefixTree](), []api.Code{
-			api.CodeUnknownModel, api.CodeBlockSizeMismatch, api.CodeMissingModel}},
-	api.OpSelect: {"Which worker should serve a prompt. The prompt is given as for `/v1/find`",
-		reflect.TypeFor[api.SelectRequest](), "", false, reflect.TypeFor[api.Selection](),
-		append([]api.Code{api.CodeNoWorkers, api.CodeOverloaded, api.CodeConflict}, unknownModel...)},
-	api.OpBook: {"Book a request on a worker", reflect.TypeFor[api.BookRequest](), "", false,
-		reflect.TypeFor[api.Booking](), append([]api.Code{api.CodeUnknownWorker, api.CodeUnknownRequest,
-			api.CodeOverloaded, api.CodeConflict}, unknownModel...)},
-	api.OpPrefillComplete: {"The prompt of a booked request is computed", reflect.TypeFor[api.RequestRef](), "", false,
-		reflect.TypeFor[api.Done](), ofBooking},
-	api.OpOutputBlock: {"A booked request has one block of output more", reflect.TypeFor[api.RequestRef](),
-		"OutputBlockRequest", false, reflect.TypeFor[api.Done](), ofBooking},
-	api.OpFree: {"A booked request has ended", reflect.TypeFor[api.RequestRef](), "", false,
-		reflect.TypeFor[api.Done](), ofBooking},
-	api.OpLoads: {"What workers have to do", reflect.TypeFor[api.LoadsRequest](), "", true,
-		reflect.TypeFor[api.LoadList](), []api.Code{api.CodeUnknownModel}},
-	api.OpPotentialLoads: {"What each worker would have to do with a prompt beside what it has",
-		reflect.TypeFor[api.PotentialRequest](), "", false, reflect.TypeFor[api.PotentialList](), unknownModel},
-	api.OpEngineLoad: {"Report how full engines are", reflect.TypeFor[api.EngineLoads](), "EngineLoadReports", false,
-		reflect.TypeFor[api.Done](), nil},
-	api.OpEngineLoads: {"How full engines are", nil, "", true, reflect.TypeFor[api.EngineLoads](), nil},
-	api.OpFunnel: {"Where a model's tokens are lost that could have been reused: parameters of the URL, or a body",
-		reflect.TypeFor[api.FunnelRequest](), "", true, reflect.TypeFor[api.Funnel](),
-		[]api.Code{api.CodeMissingModel, api.CodeUnknownModel}},
-	api.OpRecorded: {"The newest requests that were recorded of a model, or one of them, by hashes",
-		reflect.TypeFor[api.RecordedRequest](), "", false, reflect.TypeFor[api.RecordedList](), []api.Code{
-			api.CodeMissingModel, api.CodeUnknownRequest}},
-	api.OpReport: {"What an engine has reused of a prompt for which a worker was chosen", reflect.TypeFor[api.Report](),
-		"", false, reflect.TypeFor[api.Done](), []api.Code{api.CodeUnknownRequest}},
-	api.OpRegisterWorker: {"Register a worker", reflect.TypeFor[api.WorkerRegistration](), "", false,
-		reflect.TypeFor[api.Worker](), []api.Code{api.CodeMissingModel, api.CodeRegistered, api.CodeConflict,
-			api.CodeBlockSizeMismatch}},
-	api.OpChangeWorker: {"Change what is said of a worker", reflect.TypeFor[api.WorkerChange](), "", false,
-		reflect.TypeFor[api.Worker](), []api.Code{api.CodeUnknownWorker, api.CodeConflict}},
-	api.OpRemoveWorker: {"End a worker's registration", reflect.TypeFor[api.WorkerRemoval](), "", true,
-		reflect.TypeFor[api.Worker](), []api.Code{api.CodeUnknownWorker, api.CodeConflict}},
-}
 
 // always are the codes that any operation may answer with.
 var always = []api.Code{api.CodeMalformed, api.CodeUnauthorized, api.CodeForbidden, api.CodeUnknownOperation,
@@ -191,43 +128,35 @@ func document(t *testing.T) object {
 		return answers
 	}
 	for _, r := range routes {
-		op, there := operations[r.op]
-		if !there {
-			t.Fatalf("the document says nothing of %s", r.op)
-		}
-		described := object{"operationId": r.op, "summary": op.summary,
+		op := r.op
+		described := object{"operationId": op.Name, "summary": op.Summary,
 			"parameters": []any{object{"$ref": "#/components/parameters/Deadline"}}}
-		if r.method == http.MethodPost && r.op == api.OpLoads {
-			described["operationId"] = r.op + "_post"
+		if len(op.Routes) > 1 && r.Method == http.MethodPost {
+			described["operationId"] = op.Name + "_post"
 		}
-		if strings.Contains(r.path, "{instance}") {
+		if strings.Contains(r.Path, "{instance}") {
 			described["parameters"] = append(described["parameters"].([]any),
 				object{"$ref": "#/components/parameters/Instance"})
 		}
-		if r.op == api.OpFunnel {
-			for _, name := range []string{"model", "since"} {
-				described["parameters"] = append(described["parameters"].([]any), object{"name": name, "in": "query",
-					"schema": object{"type": "string"}})
-			}
+		for _, name := range op.Parameters {
+			described["parameters"] = append(described["parameters"].([]any), object{"name": name, "in": "query",
+				"schema": object{"type": "string"}})
 		}
 		schema := object{"type": []string{"object", "null"}, "additionalProperties": false}
-		if op.request != nil {
-			name := op.name
-			if name == "" {
-				name = op.request.Name()
-			}
-			schema = s.request(t, op.request, probe{r.op, func(all string) string { return all }}, needs[op.request.Name()])
-			if op.optional {
+		if op.Request != nil {
+			name := cmp.Or(op.Schema, op.Request.Name())
+			schema = s.request(t, op.Request, probe{op.Name, func(all string) string { return all }}, needs[op.Request.Name()])
+			if op.Empty {
 				schema = orNull(schema)
 			}
 			s.components[name] = schema
 			schema = object{"$ref": "#/components/schemas/" + name}
 		}
-		described["requestBody"] = object{"required": !op.optional, "content": both(schema)}
-		answers := failures(append(slices.Clone(always), op.codes...))
-		answers["200"] = object{"description": "the answer", "content": both(s.answer(op.answer))}
+		described["requestBody"] = object{"required": !op.Empty, "content": both(schema)}
+		answers := failures(append(slices.Clone(always), op.Codes...))
+		answers["200"] = object{"description": "the answer", "content": both(s.answer(op.Answer))}
 		described["responses"] = answers
-		at(r.path)[strings.ToLower(r.method)] = described
+		at(r.Path)[strings.ToLower(r.Method)] = described
 	}
 	common := []api.Code{api.CodeUnauthorized, api.CodeForbidden, api.CodeWrongMethod}
 	plain := func(path, op, summary string, codes ...api.Code) object {

@@ -228,13 +228,3 @@ func (g *gathering) unheard() (list []string) {
 	slices.Sort(list)
 	return slices.Compact(list)
 }
-
-// Prefixes is asked of the node itself.
-func (o own) Prefixes(ctx context.Context, q *api.PrefixesRequest) (*api.PrefixTree, error) {
-	if q.Node != "" && q.Node != o.ID {
-		return nil, api.Errorf(api.CodeUnavailable, "this is node %s, which was asked by its name for node %s", o.ID, q.Node)
-	}
-	named := *q
-	named.Node = o.ID
-	return o.Server.Prefixes(ctx, &named)
-}

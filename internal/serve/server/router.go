@@ -10,15 +10,13 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// router answers what chooses workers and counts their load, once the node is ready.
-type router struct{ s *Server }
-
-// admit is nil if choices may be made: what queries need, and the loads and sessions that other nodes know.
-func (r router) admit() error {
-	if err := r.s.admit(); err != nil {
+// admitChoice returns an error until the node can choose workers: until it answers queries, and has the loads and
+// sessions of the other nodes.
+func (s *Server) admitChoice() error {
+	if err := s.admit(); err != nil {
 		return err
 	}
-	for _, ready := range r.s.shared() {
+	for _, ready := range s.shared() {
 		select {
 		case <-ready:
 		default:
@@ -29,29 +27,30 @@ func (r router) admit() error {
 	return nil
 }
 
-// admitted calls do if choices may be made.
+// admitted calls do if the node can choose workers.
 func admitted[Q, A any](
-	ctx context.Context, r router, q Q, do func(context.Context, Q) (A, error),
+	ctx context.Context, s *Server, q Q, do func(context.Context, Q) (A, error),
 ) (answer A, err error) {
-	if err := r.admit(); err != nil {
+	if err := s.admitChoice(); err != nil {
 		return answer, err
 	}
 	return do(ctx, q)
 }
 
-// step calls do if choices may be made.
-func (r router) step(ctx context.Context, q *api.RequestRef, do func(context.Context, *api.RequestRef) error) error {
-	if err := r.s.named(&q.Model); err != nil {
+// progress calls do, which records the progress of a booked request, if the node can choose workers.
+func (s *Server) progress(ctx context.Context, q *api.RequestRef, do func(context.Context, *api.RequestRef) error) error {
+	if err := s.named(&q.Model); err != nil {
 		return err
 	}
-	if err := r.admit(); err != nil {
+	if err := s.admitChoice(); err != nil {
 		return err
 	}
 	return do(ctx, q)
 }
 
-func (r router) Select(ctx context.Context, q *api.SelectRequest) (*api.Selection, error) {
-	named, err := r.s.asNamed(&q.Query)
+// Select chooses a worker for a prompt.
+func (s *Server) Select(ctx context.Context, q *api.SelectRequest) (*api.Selection, error) {
+	named, err := s.asNamed(&q.Query)
 	if err != nil {
 		return nil, err
 	}
@@ -60,63 +59,71 @@ func (r router) Select(ctx context.Context, q *api.SelectRequest) (*api.Selectio
 		request.Query = *named
 		q = &request
 	}
-	choose := r.s.selection.Select
+	choose := s.selection.Select
 	if q.Text != nil {
-		choose = r.selectText
+		choose = s.selectText
 	}
 	var h holders
 	q.Answered = h.take
-	out, err := admitted(ctx, r, q, choose)
-	r.s.routed(q, &h, out, err)
-	policy := cmp.Or(q.Policy, r.s.Policy, selection.DefaultPolicy)
+	out, err := admitted(ctx, s, q, choose)
+	s.routed(q, &h, out, err)
+	policy := cmp.Or(q.Policy, s.Policy, selection.DefaultPolicy)
 	if err != nil && !slices.Contains(routing.Policies(), policy) {
 		policy = api.OpOther
 	}
-	r.s.queries.Selected(policy, api.OutcomeOf(err))
+	s.queries.Selected(policy, api.OutcomeOf(err))
 	traceChoice(ctx, q, policy, out)
 	return out, err
 }
 
-func (r router) Book(ctx context.Context, q *api.BookRequest) (*api.Booking, error) {
-	if err := r.s.promptNamed(&q.Prompt); err != nil {
+// Book books a request on a worker.
+func (s *Server) Book(ctx context.Context, q *api.BookRequest) (*api.Booking, error) {
+	if err := s.promptNamed(&q.Prompt); err != nil {
 		return nil, err
 	}
-	return admitted(ctx, r, q, r.s.selection.Book)
+	return admitted(ctx, s, q, s.selection.Book)
 }
 
-func (r router) PrefillComplete(ctx context.Context, q *api.RequestRef) error {
-	return r.step(ctx, q, r.s.selection.PrefillComplete)
+// PrefillComplete records that the prompt of a booked request is computed.
+func (s *Server) PrefillComplete(ctx context.Context, q *api.RequestRef) error {
+	return s.progress(ctx, q, s.selection.PrefillComplete)
 }
 
-func (r router) OutputBlock(ctx context.Context, q *api.RequestRef) error {
-	return r.step(ctx, q, r.s.selection.OutputBlock)
+// OutputBlock records that a booked request has filled another block with output.
+func (s *Server) OutputBlock(ctx context.Context, q *api.RequestRef) error {
+	return s.progress(ctx, q, s.selection.OutputBlock)
 }
 
-func (r router) Free(ctx context.Context, q *api.RequestRef) error {
-	return r.step(ctx, q, r.s.selection.Free)
+// Free ends a booked request.
+func (s *Server) Free(ctx context.Context, q *api.RequestRef) error {
+	return s.progress(ctx, q, s.selection.Free)
 }
 
-func (r router) Loads(ctx context.Context, q *api.LoadsRequest) (*api.LoadList, error) {
-	if err := r.s.named(&q.Model); err != nil {
+// Loads returns the loads of the workers.
+func (s *Server) Loads(ctx context.Context, q *api.LoadsRequest) (*api.LoadList, error) {
+	if err := s.named(&q.Model); err != nil {
 		return nil, err
 	}
-	return admitted(ctx, r, q, r.s.selection.Loads)
+	return admitted(ctx, s, q, s.selection.Loads)
 }
 
-func (r router) PotentialLoads(ctx context.Context, q *api.PotentialRequest) (*api.PotentialList, error) {
-	if err := r.s.promptNamed(&q.Prompt); err != nil {
+// PotentialLoads returns the load that each worker would have with a prompt.
+func (s *Server) PotentialLoads(ctx context.Context, q *api.PotentialRequest) (*api.PotentialList, error) {
+	if err := s.promptNamed(&q.Prompt); err != nil {
 		return nil, err
 	}
-	return admitted(ctx, r, q, r.s.selection.PotentialLoads)
+	return admitted(ctx, s, q, s.selection.PotentialLoads)
 }
 
-func (r router) EngineLoad(_ context.Context, l *api.EngineLoads) error {
-	if err := r.s.admit(); err != nil {
+// EngineLoad stores reports of engines.
+func (s *Server) EngineLoad(_ context.Context, l *api.EngineLoads) error {
+	if err := s.admit(); err != nil {
 		return err
 	}
-	return r.s.engines.report(l)
+	return s.engines.report(l)
 }
 
-func (r router) EngineLoads(context.Context) (*api.EngineLoads, error) {
-	return r.s.engines.list(), nil
+// EngineLoads returns the stored reports of engines.
+func (s *Server) EngineLoads(context.Context) (*api.EngineLoads, error) {
+	return s.engines.list(), nil
 }

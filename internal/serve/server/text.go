@@ -138,9 +138,9 @@ const bytesPerToken = 4
 
 // selectText is Select for a request with a text. Its prompt is as long as its text says: an estimate, if there are no
 // tokens.
-func (r router) selectText(ctx context.Context, q *api.SelectRequest) (*api.Selection, error) {
+func (s *Server) selectText(ctx context.Context, q *api.SelectRequest) (*api.Selection, error) {
 	asked := *q
-	query, out, err := r.s.readText(ctx, &q.Query)
+	query, out, err := s.readText(ctx, &q.Query)
 	if err != nil {
 		return nil, err
 	}
@@ -149,11 +149,11 @@ func (r router) selectText(ctx context.Context, q *api.SelectRequest) (*api.Sele
 		t := q.Text
 		asked.ISLTokens = uint64(len(t.Prompt)+len(t.Messages)+len(t.Tools))/bytesPerToken + 1
 	}
-	selection, err := r.s.selection.Select(ctx, &asked)
+	selection, err := s.selection.Select(ctx, &asked)
 	q.Tokens = asked.Tokens // for what is recorded of it
 	if err == nil {
 		if selection.Tokenization = out; out.Tokenized {
-			r.s.announced.Begin(&query, q.Text.Messages != nil, selection)
+			s.announced.Begin(&query, q.Text.Messages != nil, selection)
 		}
 	}
 	return selection, err

@@ -1,0 +1,102 @@
+package server
+
+import (
+	"cmp"
+	"context"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
+
+// local answers the requests of other nodes on the subjects of this node. It answers from the data of this node alone.
+type local struct{ s *Server }
+
+// Find answers a query from this node's index.
+func (l local) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
+	if q.Text != nil {
+		return nil, api.Errorf(api.CodeMalformed, "nodes ask each other with tokens or hashes only")
+	}
+	return l.s.addressed(ctx, q, func(ctx context.Context, q *api.Query) (*api.Answer, error) {
+		return findRanks(ctx, q, l.s.node.Find)
+	})
+}
+
+// Workers lists the ranks of this node's partitions.
+func (l local) Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error) {
+	return l.s.node.Workers(ctx, asked)
+}
+
+// Status returns the status of this node.
+func (l local) Status(ctx context.Context) (*api.Status, error) { return l.s.Status(ctx) }
+
+// StatusOf returns the status of this node, and an error for any other name.
+func (l local) StatusOf(ctx context.Context, name string) (*api.Status, error) {
+	if err := l.named(name); err != nil {
+		return nil, err
+	}
+	return l.s.Status(ctx)
+}
+
+// named returns an error if a request names another node than this one.
+func (l local) named(name string) error {
+	if name != l.s.ID {
+		return api.Errorf(api.CodeUnavailable, "this is node %s, which was asked by its name for node %s", l.s.ID, name)
+	}
+	return nil
+}
+
+// Verify returns the checksums of this node's partitions.
+func (l local) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, error) {
+	return l.s.node.Verify(ctx, at)
+}
+
+// Snapshot writes the snapshots that this node has to write.
+func (l local) Snapshot(ctx context.Context) (*api.SnapshotList, error) {
+	return l.s.node.Snapshot(ctx)
+}
+
+// Prefixes returns the prefixes of this node's workers.
+func (l local) Prefixes(ctx context.Context, q *api.PrefixesRequest) (*api.PrefixTree, error) {
+	named := *q
+	named.Node = cmp.Or(q.Node, l.s.ID)
+	if err := l.named(named.Node); err != nil {
+		return nil, err
+	}
+	return l.s.Prefixes(ctx, &named)
+}
+
+// RemoveWorker removes a worker whose shims run in this process.
+func (l local) RemoveWorker(ctx context.Context, instance events.WorkerID) (*api.Worker, error) {
+	if node := l.s.shimsNode(instance); node != l.s.ID {
+		return nil, api.Errorf(api.CodeUnknownWorker, "this is node %s, which runs no shim of %s", l.s.ID, instance)
+	}
+	return l.s.remove(ctx, instance, true)
+}
+
+// Funnel sums up the requests that this node has recorded.
+func (l local) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel, error) {
+	window, err := r.Window()
+	if err != nil {
+		return nil, err
+	}
+	return l.s.funnel.Funnel(ctx, r.Model, window)
+}
+
+// Recorded lists the requests that this node has recorded.
+func (l local) Recorded(ctx context.Context, q *api.RecordedRequest) (*api.RecordedList, error) {
+	return l.s.funnel.Recorded(ctx, q)
+}
+
+// Report adds an engine's report to a choice of this node.
+func (l local) Report(ctx context.Context, r *api.Report) error {
+	known, err := l.s.funnel.Report(ctx, r)
+	if err == nil && !known {
+		err = unknownReport(r)
+	}
+	return err
+}
+
+// BlockHistory returns what this node has recorded of blocks.
+func (l local) BlockHistory(ctx context.Context, q *api.BlockHistoryRequest) (*api.BlockHistory, error) {
+	return l.s.BlockHistory(ctx, q)
+}

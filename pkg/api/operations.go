@@ -1,0 +1,338 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"reflect"
+	"slices"
+)
+
+// The names of the operations.
+const (
+	OpFind            = "find"             // Query → Answer
+	OpWorkers         = "workers"          // WorkersRequest, or nothing → WorkerList
+	OpStatus          = "status"           // StatusRequest, or nothing → Status
+	OpVerify          = "verify"           // VerifyRequest, or nothing → Status with checksums of all nodes
+	OpSnapshot        = "snapshot"         // nothing → SnapshotList, after the snapshots of all partitions are written
+	OpPrefixes        = "prefixes"         // PrefixesRequest → PrefixTree
+	OpSelect          = "select"           // SelectRequest → Selection
+	OpBook            = "book"             // BookRequest → Booking
+	OpPrefillComplete = "prefill_complete" // RequestRef → Done
+	OpOutputBlock     = "output_block"     // RequestRef → Done
+	OpFree            = "free"             // RequestRef → Done
+	OpLoads           = "loads"            // LoadsRequest, or nothing → LoadList
+	OpPotentialLoads  = "potential_loads"  // PotentialRequest → PotentialList
+	OpEngineLoads     = "engine_loads"     // nothing → EngineLoads
+	OpEngineLoad      = "engine_load"      // EngineLoads → Done
+	OpRecorded        = "recorded"         // RecordedRequest → RecordedList
+	OpFunnel          = "funnel"           // FunnelRequest → Funnel
+	OpReport          = "report"           // Report → Done
+	OpBlockHistory    = "block_history"    // BlockHistoryRequest → BlockHistory
+	OpRegisterWorker  = "worker_register"  // WorkerRegistration → Worker
+	OpChangeWorker    = "worker_change"    // WorkerChange → Worker, as it is then
+	OpRemoveWorker    = "worker_remove"    // WorkerRemoval, or the worker in the path → Worker, as it was
+)
+
+// Operation describes one operation. [Operations] has one row for each: the HTTP port, the NATS services and their
+// permissions, [github.com/kvatlas/kvatlas/pkg/client], OpenAPI and the reference are made from these rows.
+type Operation struct {
+	// Name is also the last token of the operation's NATS subjects.
+	Name string
+
+	// Summary is one line for OpenAPI and the reference.
+	Summary string
+
+	// Routes are the operation's methods and paths over HTTP. Clients use the last one.
+	Routes []Route
+
+	// Access is the set of rights of which a bearer token over HTTP needs one.
+	Access Access
+
+	// Costly marks an operation that takes seconds of work. Web pages of other sites cannot start it with GET.
+	Costly bool
+
+	// AnyNode serves kv.v1.<namespace>.q.<name>: NATS delivers each request to one of all nodes, which answers for the
+	// cluster. NATS users other than nodes may publish there if Granted is set and their role has the Access.
+	AnyNode, Granted bool
+
+	// OneNode serves kv.v1.<namespace>.node.<node>.<name>: the named node answers from its own data.
+	OneNode bool
+
+	// Once marks an operation that a client must not send twice. See [Operation.SentOnce].
+	Once bool
+
+	// Empty lets a request be empty or null.
+	Empty bool
+
+	// Parameters are parameters of the URL that may replace the body.
+	Parameters []string
+
+	// Codes are the errors of the operation, besides those of all operations.
+	Codes []Code
+
+	// Schema is the name of the request's schema in OpenAPI. Empty: the name of its type.
+	Schema string
+
+	method
+}
+
+// Route is a method and a path over HTTP. The path may contain {instance}.
+type Route struct{ Method, Path string }
+
+// Access is a set of rights.
+type Access uint8
+
+// The rights.
+const (
+	AccessRead     Access = 1 << iota // ask
+	AccessRoute                       // choose workers and book requests
+	AccessRegister                    // register workers and report their load
+	AccessOperate                     // change workers, write snapshots, compare replicas
+)
+
+// method is the Go side of an operation.
+type method struct {
+	Request reflect.Type // nil: a request has no fields
+	Answer  reflect.Type
+
+	// serve reads a request and calls the method of the service. It returns errNotServed if the handler has no such
+	// service.
+	serve func(ctx context.Context, h Handler, b requestBody) (any, error)
+}
+
+var errNotServed = errors.New("the operation is not served")
+
+var (
+	modelCodes   = []Code{CodeUnknownModel, CodeBlockSizeMismatch, CodeMissingModel, CodeBadTokens}
+	bookingCodes = []Code{CodeMissingModel, CodeUnknownRequest}
+)
+
+// Operations has one row for each operation.
+var Operations = []*Operation{
+	{
+		Name: OpFind, Routes: post("/v1/find"), Access: AccessRead, AnyNode: true, Granted: true, OneNode: true,
+		Summary: "Who holds how much of a prompt. Exactly one of `tokens`, `hashes`, `hashed`, `engine_hashes`, `prompt` " +
+			"and `messages` is given",
+		Codes: modelCodes,
+		method: method{Request: reflect.TypeFor[Query](), Answer: reflect.TypeFor[Answer](),
+			serve: func(ctx context.Context, h Handler, b requestBody) (any, error) { return h.find(ctx, b) }},
+	},
+	{
+		Name: OpWorkers, Routes: get("/v1/workers"), Access: AccessRead, AnyNode: true, Granted: true, OneNode: true,
+		Summary: "All workers, and what they hold", Empty: true,
+		method: indexer(func(x Indexer, ctx context.Context, r *WorkersRequest) (*WorkerList, error) {
+			return x.Workers(ctx, *r)
+		}),
+	},
+	{
+		Name: OpStatus, Routes: get("/v1/status"), Access: AccessRead, AnyNode: true, Granted: true, OneNode: true,
+		Summary: "A node's status", Empty: true,
+		method: indexer(func(x Indexer, ctx context.Context, r *StatusRequest) (*Status, error) {
+			if r.Node != "" {
+				return x.StatusOf(ctx, r.Node)
+			}
+			return x.Status(ctx)
+		}),
+	},
+	{
+		Name: OpVerify, Routes: get("/v1/verify"), Access: AccessOperate, Costly: true, AnyNode: true, OneNode: true,
+		Summary: "A node's status, with checksums of all replicas compared", Once: true, Empty: true,
+		method: indexer(func(x Indexer, ctx context.Context, r *VerifyRequest) (*Status, error) {
+			return x.Verify(ctx, r.At)
+		}),
+	},
+	{
+		Name: OpSnapshot, Routes: post("/v1/snapshot"), Access: AccessOperate, AnyNode: true, OneNode: true,
+		Summary: "Write snapshots now", Once: true, Empty: true,
+		method: indexer(func(x Indexer, ctx context.Context, _ *noFields) (*SnapshotList, error) {
+			return x.Snapshot(ctx)
+		}),
+	},
+	{
+		Name: OpPrefixes, Routes: post("/v1/prefixes"), Access: AccessRead, OneNode: true,
+		Summary: "The largest part of the tree of prefixes that workers of a model share, as all nodes have it or one",
+		Codes:   []Code{CodeUnknownModel, CodeBlockSizeMismatch, CodeMissingModel},
+		method:  indexer(Indexer.Prefixes),
+	},
+	{
+		Name: OpSelect, Routes: post("/v1/select"), Access: AccessRoute, AnyNode: true, Granted: true, Once: true,
+		Summary: "Which worker should serve a prompt. The prompt is given as for `/v1/find`",
+		Codes:   slices.Concat([]Code{CodeNoWorkers, CodeOverloaded, CodeConflict}, modelCodes),
+		method:  router(Router.Select),
+	},
+	{
+		Name: OpBook, Routes: post("/v1/book"), Access: AccessRoute, AnyNode: true, Granted: true, Once: true,
+		Summary: "Book a request on a worker",
+		Codes: slices.Concat([]Code{CodeUnknownWorker, CodeUnknownRequest, CodeOverloaded, CodeConflict},
+			modelCodes),
+		method: router(Router.Book),
+	},
+	{
+		Name: OpPrefillComplete, Routes: post("/v1/prefill_complete"), Access: AccessRoute, AnyNode: true, Granted: true,
+		Summary: "The prompt of a booked request is computed", Codes: bookingCodes,
+		method: router(done(Router.PrefillComplete)),
+	},
+	{
+		Name: OpOutputBlock, Routes: post("/v1/output_block"), Access: AccessRoute, AnyNode: true, Granted: true, Once: true,
+		Summary: "A booked request has one block of output more", Codes: bookingCodes, Schema: "OutputBlockRequest",
+		method: router(done(func(r Router, ctx context.Context, q *outputRef) error {
+			return r.OutputBlock(ctx, (*RequestRef)(q))
+		})).request(reflect.TypeFor[RequestRef]()),
+	},
+	{
+		Name: OpFree, Routes: post("/v1/free"), Access: AccessRoute, AnyNode: true, Granted: true, Once: true,
+		Summary: "A booked request has ended", Codes: bookingCodes,
+		method: router(done(Router.Free)),
+	},
+	{
+		Name: OpLoads, Routes: slices.Concat(get("/v1/loads"), post("/v1/loads")), Access: AccessRead,
+		AnyNode: true, Granted: true,
+		Summary: "What workers have to do", Empty: true, Codes: []Code{CodeUnknownModel},
+		method: router(Router.Loads),
+	},
+	{
+		Name: OpPotentialLoads, Routes: post("/v1/potential_loads"), Access: AccessRead, AnyNode: true, Granted: true,
+		Summary: "What each worker would have to do with a prompt beside what it has", Codes: modelCodes,
+		method: router(Router.PotentialLoads),
+	},
+	{
+		Name: OpEngineLoads, Routes: get("/v1/engine_load"), Access: AccessRead, AnyNode: true, Granted: true,
+		Summary: "How full engines are", Empty: true,
+		method: router(func(r Router, ctx context.Context, _ *noFields) (*EngineLoads, error) {
+			return r.EngineLoads(ctx)
+		}),
+	},
+	{
+		// a router reports, or a program beside an engine
+		Name: OpEngineLoad, Routes: post("/v1/engine_load"), Access: AccessRoute | AccessRegister,
+		AnyNode: true, Granted: true,
+		Summary: "Report how full engines are", Schema: "EngineLoadReports",
+		method: router(done(Router.EngineLoad)),
+	},
+	{
+		// not granted to NATS users: the answer has hashes of all tenants
+		Name: OpRecorded, Routes: post("/v1/recorded"), Access: AccessRead, AnyNode: true, OneNode: true,
+		Summary: "The newest requests that were recorded of a model, or one of them, by hashes",
+		Codes:   []Code{CodeMissingModel, CodeUnknownRequest},
+		method:  funnels(Funnels.Recorded),
+	},
+	{
+		Name: OpFunnel, Routes: get("/v1/funnel"), Access: AccessRead, AnyNode: true, Granted: true, OneNode: true,
+		Summary: "Where a model's tokens are lost that could have been reused: parameters of the URL, or a body",
+		Empty:   true, Parameters: []string{"model", "since"}, Codes: []Code{CodeMissingModel, CodeUnknownModel},
+		method: funnels(Funnels.Funnel),
+	},
+	{
+		Name: OpReport, Routes: post("/v1/report"), Access: AccessRoute, AnyNode: true, Granted: true, OneNode: true,
+		Summary: "What an engine has reused of a prompt for which a worker was chosen", Once: true,
+		Codes:  []Code{CodeUnknownRequest},
+		method: funnels(done(Funnels.Report)),
+	},
+	{
+		Name: OpBlockHistory, OneNode: true, Summary: "What a node remembers of blocks",
+		method: funnels(Funnels.BlockHistory),
+	},
+	{
+		Name: OpRegisterWorker, Routes: post("/v1/workers"), Access: AccessRegister, AnyNode: true, Granted: true, Once: true,
+		Summary: "Register a worker",
+		Codes:   []Code{CodeMissingModel, CodeRegistered, CodeConflict, CodeBlockSizeMismatch},
+		method:  registrar(Registrar.RegisterWorker),
+	},
+	{
+		Name: OpChangeWorker, Routes: []Route{{http.MethodPatch, "/v1/workers/{instance}"}}, Access: AccessOperate,
+		AnyNode: true, Granted: true,
+		Summary: "Change what is said of a worker", Codes: []Code{CodeUnknownWorker, CodeConflict},
+		method: registrar(Registrar.ChangeWorker),
+	},
+	{
+		Name: OpRemoveWorker, Routes: []Route{{http.MethodDelete, "/v1/workers/{instance}"}},
+		Access: AccessRegister | AccessOperate, AnyNode: true, Granted: true, OneNode: true, Once: true, Empty: true,
+		Summary: "End a worker's registration", Codes: []Code{CodeUnknownWorker, CodeConflict},
+		method: indexer(func(x Indexer, ctx context.Context, r *WorkerRemoval) (*Worker, error) {
+			return x.RemoveWorker(ctx, r.Instance)
+		}),
+	},
+}
+
+// operationsByName has the rows of Operations.
+var operationsByName = func() map[string]*Operation {
+	byName := make(map[string]*Operation, len(Operations))
+	for _, o := range Operations {
+		byName[o.Name] = o
+	}
+	return byName
+}()
+
+// OperationOf returns the operation of a name; nil if there is none.
+func OperationOf(name string) *Operation { return operationsByName[name] }
+
+// SentOnce reports whether a client sends a request at most once, since a second request could have another effect. A
+// choice has none unless it books.
+func (o *Operation) SentOnce(request any) bool {
+	if s, choice := request.(*SelectRequest); choice {
+		return s.Book
+	}
+	return o.Once
+}
+
+func get(path string) []Route  { return []Route{{http.MethodGet, path}} }
+func post(path string) []Route { return []Route{{http.MethodPost, path}} }
+
+// request returns the method with another type for the documentation of its requests.
+func (m method) request(t reflect.Type) method {
+	m.Request = t
+	return m
+}
+
+// indexer, registrar, router and funnels make the method of an operation from a method of their interface.
+func indexer[Q, A any, P request[Q]](do func(Indexer, context.Context, P) (A, error)) method {
+	return methodOf(func(h Handler) Indexer { return h.Indexer }, do)
+}
+
+func registrar[Q, A any, P request[Q]](do func(Registrar, context.Context, P) (A, error)) method {
+	return methodOf(func(h Handler) Registrar { return h.Registrar }, do)
+}
+
+func router[Q, A any, P request[Q]](do func(Router, context.Context, P) (A, error)) method {
+	return methodOf(func(h Handler) Router { return h.Router }, do)
+}
+
+func funnels[Q, A any, P request[Q]](do func(Funnels, context.Context, P) (A, error)) method {
+	return methodOf(func(h Handler) Funnels { return h.Funnels }, do)
+}
+
+// request is a pointer to the type of a request.
+type request[Q any] interface {
+	*Q
+	object
+}
+
+func methodOf[S comparable, Q, A any, P request[Q]](
+	service func(Handler) S, do func(S, context.Context, P) (A, error),
+) method {
+	m := method{Request: reflect.TypeFor[Q](), Answer: reflect.TypeFor[A]()}
+	if m.Request == reflect.TypeFor[noFields]() {
+		m.Request = nil
+	}
+	if m.Answer.Kind() == reflect.Pointer {
+		m.Answer = m.Answer.Elem()
+	}
+	m.serve = func(ctx context.Context, h Handler, b requestBody) (any, error) {
+		s := service(h)
+		if s == *new(S) {
+			return nil, errNotServed
+		}
+		q := P(new(Q))
+		if err := readRequest(h, b, q); err != nil {
+			return nil, err
+		}
+		return do(s, ctx, q)
+	}
+	return m
+}
+
+// done returns a method whose answer is [Done], for an operation without another answer.
+func done[S, Q any](do func(S, context.Context, *Q) error) func(S, context.Context, *Q) (Done, error) {
+	return func(s S, ctx context.Context, q *Q) (Done, error) { return Done{Done: true}, do(s, ctx, q) }
+}

@@ -1,0 +1,64 @@
+package api
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestOperations checks that each row is complete, that no two rows share a name or a route, and that each operation is
+// served somewhere by the service that the handler lacks.
+func TestOperations(t *testing.T) {
+	names, routes := map[string]bool{}, map[Route]string{}
+	for _, o := range Operations {
+		if names[o.Name] || o.Name == "" || o.Summary == "" || o.Answer == nil {
+			t.Errorf("row %q is incomplete, or there twice", o.Name)
+		}
+		names[o.Name] = true
+		if OperationOf(o.Name) != o {
+			t.Errorf("%s: OperationOf returns another row", o.Name)
+		}
+		if !o.AnyNode && !o.OneNode && len(o.Routes) == 0 {
+			t.Errorf("%s is served nowhere", o.Name)
+		}
+		if (len(o.Routes) > 0 || o.Granted) != (o.Access != 0) || o.Granted && !o.AnyNode {
+			t.Errorf("%s: routes, access and grant do not go together", o.Name)
+		}
+		for _, r := range o.Routes {
+			if other := routes[r]; other != "" {
+				t.Errorf("%s and %s have the route %v", other, o.Name, r)
+			}
+			routes[r] = o.Name
+			if strings.Contains(r.Path, "{instance}") != slices.Contains([]string{OpChangeWorker, OpRemoveWorker}, o.Name) {
+				t.Errorf("%s: only a request about a worker has the worker in its path", o.Name)
+			}
+		}
+		if o.Name != OpFind { // every handler has an Indexer
+			_, failure := Handler{}.Handle(context.Background(), o.Name, JSON, []byte("{}"))
+			if failure == nil || failure.Code != CodeUnknownOperation {
+				t.Errorf("%s without a service: %v", o.Name, failure)
+			}
+		}
+	}
+	if OperationOf("no operation") != nil {
+		t.Error("an unknown name has an operation")
+	}
+}
+
+// TestSentOnce checks which requests a client sends at most once.
+func TestSentOnce(t *testing.T) {
+	for _, c := range []struct {
+		op      string
+		request any
+		want    bool
+	}{
+		{OpFind, &Query{}, false}, {OpSelect, &SelectRequest{}, false}, {OpSelect, &SelectRequest{Book: true}, true},
+		{OpBook, &BookRequest{}, true}, {OpOutputBlock, &RequestRef{}, true}, {OpPrefillComplete, &RequestRef{}, false},
+		{OpSnapshot, nil, true}, {OpStatus, nil, false}, {OpChangeWorker, &WorkerChange{}, false},
+	} {
+		if got := OperationOf(c.op).SentOnce(c.request); got != c.want {
+			t.Errorf("%s %+v: sent once is %t", c.op, c.request, got)
+		}
+	}
+}
