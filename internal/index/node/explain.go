@@ -1,8 +1,6 @@
 package node
 
 import (
-	"slices"
-
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
@@ -19,25 +17,23 @@ const (
 
 // explain gives the first ranks of an answer, in its order, the way along the prompt: where they hold what, and which
 // rule ended their prefix. What they hold of the prefix is that of the same moment then.
-func (n *Node) explain(s *scratch, q *api.Query, view *View, served *Served, answer *api.Answer, lookaheads []uint32,
-	own bool) error {
+func (f *finding) explain() error {
+	n, s, served, answer := f.n, f.s, f.served, f.answer
 	api.SortOverlaps(answer.Workers)
 	some := answer.Workers[:min(len(answer.Workers), max(minPaths, min(maxPaths, maxPathBlocks/max(1, answer.Blocks))))]
 	runs := max(minPathRuns, maxPathRuns/max(1, len(some)))
-	for _, lookahead := range lookaheads {
-		if err := s.hash(q, served.BlockSize, lookahead); err != nil {
+	for _, lookahead := range f.lookaheads {
+		if err := s.hash(f.q, served.BlockSize, lookahead); err != nil {
 			return err
 		}
 		sets := make([]radix.RankSet, len(n.shards))
 		of := map[*RankOfView]*api.Overlap{}
 		for i := range some {
 			key := events.RankKey{Instance: some[i].Instance, Rank: some[i].Rank}
-			at, found := slices.BinarySearchFunc(served.Ranks, key,
-				func(r *RankOfView, key events.RankKey) int { return r.Key.Compare(key) })
-			if !found || own && served.Ranks[at].Lookahead != lookahead {
+			r := served.rank(key)
+			if r == nil || f.perRank && r.Lookahead != lookahead {
 				continue
 			}
-			r := served.Ranks[at]
 			sets[r.Shard].Add(r.ID)
 			of[r] = &some[i]
 		}
@@ -53,7 +49,7 @@ func (n *Node) explain(s *scratch, q *api.Query, view *View, served *Served, ans
 		for _, shard := range served.Shards {
 			for i := range parts[shard].Ranks {
 				p := &parts[shard].Ranks[i]
-				if o := of[view.Rank(shard, p.Rank)]; o != nil {
+				if o := of[f.view.Rank(shard, p.Rank)]; o != nil {
 					o.Device, o.Host, o.Disk, o.External = p.Depth[0], p.Depth[1], p.Depth[2], p.Depth[3]
 					o.Path = pathOf(p, stopped(p.Stop, parts[shard].Known, known), runs)
 				}

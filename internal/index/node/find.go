@@ -27,9 +27,8 @@ type scratch struct {
 	sets    []radix.TierSet // of Query.Within
 
 	reflected []at
-	looked    cluster.Set        // partitions that the answer is of
-	some      bool               // not all of the node's partitions are
-	of        []events.Partition // of each of the answer's workers
+	looked    cluster.Set // partitions that the answer is of
+	some      bool        // not all of the node's partitions are
 }
 
 // The parts of a query that Hooks.Stage is told of.
@@ -43,124 +42,196 @@ var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
 // Find answers a query from this node's index. Any goroutine may call it.
 func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
+	if err := n.reach(ctx, q); err != nil {
+		return nil, err
+	}
+	s := scratches.Get().(*scratch)
+	defer scratches.Put(s)
+	f := finding{n: n, q: q, s: s}
+	if err := f.open(); err != nil {
+		return nil, err
+	}
+	shared, err := f.match(ctx)
+	if err != nil {
+		return nil, err
+	}
+	f.filter()
+	return f.merge(ctx, shared)
+}
+
+// reach waits until this node has applied the places in the log that a query names.
+func (n *Node) reach(ctx context.Context, q *api.Query) error {
 	for _, p := range q.Partitions {
 		if int(p) >= len(n.parts) {
-			return nil, api.Errorf(api.CodeMalformed, "the query names partition %d; there are %d", p, len(n.parts))
+			return api.Errorf(api.CodeMalformed, "the query names partition %d; there are %d", p, len(n.parts))
 		}
 	}
 	for _, want := range q.MinSeq {
 		if err := n.waitFor(ctx, want); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	s := scratches.Get().(*scratch)
-	defer scratches.Put(s)
-	// How far the index has come is read before the ranks, and both before the index itself: the answer reflects at
-	// least this.
-	lapses := n.lapses.Load()
-	s.reflected = n.progress(s.reflected[:0])
-	missing := s.look(q.Partitions)
-	view := n.view()
-	served, err := view.serving(q, n.registered(q.Model))
-	if err != nil {
-		if len(q.Partitions) > 0 {
-			err.Missing = missing
-			return nil, err
-		}
-		// such workers may be in a partition that does not serve
-		if len(missing) > 0 && (err.Code == api.CodeUnknownModel || q.BlockSize != 0) {
-			return nil, &api.Error{Code: api.CodeNotReady, Missing: missing,
-				Message: fmt.Sprintf("this node does not serve partitions %v now; of the others: %s", missing,
-					err.Message)}
-		}
-		return nil, err
+	return nil
+}
+
+// finding is one query on its way through Find: open chooses the ranks, match searches the index, filter removes the
+// ranks of partitions that were emptied meanwhile, and merge completes the answer.
+type finding struct {
+	n *Node
+	q *api.Query
+	s *scratch
+
+	// Set by open.
+	lapses  uint64             // of the node, before the view was read
+	missing []events.Partition // those of the query that do not serve
+	view    *View
+	served  *Served
+
+	// lookaheads are the ways of hashing to search with. With perRank, a rank counts only by hashes of its own way.
+	// There are none if the answer is empty for the answer's Reason.
+	lookaheads []uint32
+	perRank    bool
+
+	// Set by match.
+	answer  *api.Answer
+	allowed []radix.RankSet // by shard; nil: all
+}
+
+// open reads the view of the index and chooses the model's ranks in it. The progress of the partitions is read before
+// the view, and both before the index: the answer reflects at least this progress.
+func (f *finding) open() error {
+	n, q := f.n, f.q
+	f.lapses = n.lapses.Load()
+	f.s.reflected = n.progress(f.s.reflected[:0])
+	f.missing = f.s.look(q.Partitions)
+	f.view = n.view()
+	var err *api.Error
+	if f.served, err = f.view.serving(q, n.registered(q.Model)); err != nil {
+		return f.unserved(err)
 	}
-	// own: each rank counts by hashes of its own
-	lookaheads, own := served.Lookaheads, q.Hashes == nil && q.EngineHashes == nil
-	if !own {
-		lookaheads = asGiven
+	f.lookaheads, f.perRank = f.served.Lookaheads, q.Hashes == nil && q.EngineHashes == nil
+	if !f.perRank {
+		f.lookaheads = asGiven
 	}
+	return nil
+}
+
+// unserved returns the error of a query of which no rank of the view may be asked. A partition that does not serve may
+// have such ranks.
+func (f *finding) unserved(err *api.Error) error {
+	if len(f.q.Partitions) > 0 {
+		err.Missing = f.missing
+		return err
+	}
+	if len(f.missing) > 0 && (err.Code == api.CodeUnknownModel || f.q.BlockSize != 0) {
+		return &api.Error{Code: api.CodeNotReady, Missing: f.missing,
+			Message: fmt.Sprintf("this node does not serve partitions %v now; of the others: %s", f.missing, err.Message)}
+	}
+	return err
+}
+
+// match searches the index and adds the ranks that hold blocks of the prompt to the answer. It returns the question to
+// the shared store, which is open meanwhile.
+func (f *finding) match(ctx context.Context) (*L3Question, error) {
+	n, q, s := f.n, f.q, f.s
 	begun := time.Now()
-	if err := s.hash(q, served.BlockSize, lookaheads[0]); err != nil {
+	if err := s.hash(q, f.served.BlockSize, f.lookaheads[0]); err != nil {
 		return nil, err
 	}
 	if q.Tokens != nil {
 		begun = n.stage(ctx, StageHash, begun)
 	}
-	answer := &api.Answer{Model: q.Model, BlockSize: served.BlockSize, Workers: []api.Overlap{},
+	f.answer = &api.Answer{Model: q.Model, BlockSize: f.served.BlockSize, Workers: []api.Overlap{},
 		Blocks: max(len(s.locals), len(q.EngineHashes))}
 	if q.Raw {
-		answer.Workers = q.Room[:0]
+		f.answer.Workers = q.Room[:0]
 	}
 	if q.Hashed != nil {
-		answer.Lookaheads = served.Lookaheads
+		f.answer.Lookaheads = f.served.Lookaheads
 	}
-	shared := n.l3.begin(q, served.BlockSize) // asked at the same time as the index
-	allowed, some := n.allow(s, q.Workers, served)
+	shared := n.l3.begin(q, f.served.BlockSize)
+	some := false
+	f.allowed, some = n.allow(s, q.Workers, f.served)
 	switch {
 	case !some:
-		answer.Reason = api.ReasonNotAllowed
-	case answer.Blocks == 0:
-		answer.Reason = api.ReasonNoBlocks
+		f.answer.Reason = api.ReasonNotAllowed
+	case f.answer.Blocks == 0:
+		f.answer.Reason = api.ReasonNoBlocks
+	}
+	if f.answer.Reason != "" {
+		f.lookaheads = nil
 	}
 	s.holding = cleared(s.holding, len(n.shards))
-	s.of = s.of[:0]
-	if answer.Reason != "" {
-		lookaheads = nil
-	}
-	for i, lookahead := range lookaheads {
+	for i, lookahead := range f.lookaheads {
 		if i > 0 {
-			if err := s.hash(q, served.BlockSize, lookahead); err != nil {
+			if err := s.hash(q, f.served.BlockSize, lookahead); err != nil {
 				return nil, err
 			}
 		}
-		for _, shard := range served.Shards {
-			found, err := s.match(n.shards[shard].index, q, served.Space, of(allowed, shard))
+		for _, shard := range f.served.Shards {
+			found, err := s.match(n.shards[shard].index, q, f.served.Space, of(f.allowed, shard))
 			if err != nil {
 				return nil, err
 			}
-			answer.Workers = slices.Grow(answer.Workers, len(found.Ranks))
-			within := slices.Clone(found.Within) // what answers have of it is not of the scratch
-			for i, o := range found.Ranks {
-				r := view.Rank(shard, o.Rank)
-				if r == nil || !s.sees(r) || own && r.Lookahead != lookahead {
-					continue
-				}
-				s.holding[shard].Add(o.Rank)
-				s.of = append(s.of, r.Partition)
-				overlap := api.Overlap{
-					Instance: r.Key.Instance, Rank: r.Key.Rank,
-					Device: o.Depth[0], Host: o.Depth[1], Disk: o.Depth[2], External: o.Depth[3],
-				}
-				if r.Bounded {
-					overlap.Bound = api.BoundFullAttentionOnly
-				}
-				if k := len(q.Within); k > 0 {
-					if list := within[i*k : (i+1)*k : (i+1)*k]; slices.Max(list) > 0 {
-						overlap.Within = list
-					}
-				}
-				if q.Raw || len(q.Partitions) > 0 {
-					overlap.Held, overlap.Full = r.memory.load()
-				}
-				if q.Raw {
-					overlap.Number = uint32(o.Rank.Slot()*len(n.shards)+shard) + 1
-				}
-				answer.Workers = append(answer.Workers, overlap)
-			}
+			f.add(found, shard, lookahead)
 		}
 	}
 	n.stage(ctx, StageIndex, begun)
-	if n.lapses.Load() != lapses { // a partition may have been emptied under the query
-		missing = n.lapsed(s, missing)
-		i := -1
-		answer.Workers = slices.DeleteFunc(answer.Workers, func(api.Overlap) bool {
-			i++
-			return s.some && !s.looked.Has(s.of[i])
-		})
+	return shared, nil
+}
+
+// add adds the ranks that were found in a shard by hashes of a lookahead to the answer.
+func (f *finding) add(found *radix.Answer, shard int, lookahead uint32) {
+	q, s, answer := f.q, f.s, f.answer
+	answer.Workers = slices.Grow(answer.Workers, len(found.Ranks))
+	within := slices.Clone(found.Within) // the answer outlives the scratch
+	for i, o := range found.Ranks {
+		r := f.view.Rank(shard, o.Rank)
+		if r == nil || !s.sees(r) || f.perRank && r.Lookahead != lookahead {
+			continue
+		}
+		s.holding[shard].Add(o.Rank)
+		overlap := api.Overlap{
+			Instance: r.Key.Instance, Rank: r.Key.Rank,
+			Device: o.Depth[0], Host: o.Depth[1], Disk: o.Depth[2], External: o.Depth[3],
+		}
+		if r.Bounded {
+			overlap.Bound = api.BoundFullAttentionOnly
+		}
+		if k := len(q.Within); k > 0 {
+			if list := within[i*k : (i+1)*k : (i+1)*k]; slices.Max(list) > 0 {
+				overlap.Within = list
+			}
+		}
+		if q.Raw || len(q.Partitions) > 0 {
+			overlap.Held, overlap.Full = r.memory.load()
+		}
+		if q.Raw {
+			overlap.Number = uint32(o.Rank.Slot()*len(f.n.shards)+shard) + 1
+		}
+		answer.Workers = append(answer.Workers, overlap)
 	}
-	s.reflects(answer, q, served, missing)
-	idle := s.idle(served, allowed)
+}
+
+// filter removes the ranks of partitions that have ceased to serve since open: they may have been emptied while the
+// index was searched.
+func (f *finding) filter() {
+	if f.n.lapses.Load() == f.lapses {
+		return
+	}
+	f.missing = f.n.lapsed(f.s, f.missing)
+	f.answer.Workers = slices.DeleteFunc(f.answer.Workers, func(o api.Overlap) bool {
+		r := f.served.rank(events.RankKey{Instance: o.Instance, Rank: o.Rank})
+		return r == nil || !f.s.sees(r)
+	})
+}
+
+// merge completes the answer: the progress that it reflects, idle ranks, explanations, and the blocks of the shared
+// store.
+func (f *finding) merge(ctx context.Context, shared *L3Question) (*api.Answer, error) {
+	n, q, s, answer := f.n, f.q, f.s, f.answer
+	s.reflects(answer, q, f.served, f.missing)
+	idle := s.idle(f.served, f.allowed)
 	if q.Idle {
 		for r := range idle {
 			answer.Workers = append(answer.Workers, api.Overlap{Instance: r.Key.Instance, Rank: r.Key.Rank})
@@ -169,13 +240,13 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	if q.Idle || answer.Reason != "" {
 		idle = noRanks
 	}
-	if q.Explain && lookaheads != nil {
-		if err := n.explain(s, q, view, served, answer, lookaheads, own); err != nil {
+	if q.Explain && f.lookaheads != nil {
+		if err := f.explain(); err != nil {
 			return nil, err
 		}
 	}
 	if shared.Asked() {
-		begun = time.Now()
+		begun := time.Now()
 		defer func() { n.stage(ctx, StageStore, begun) }()
 	}
 	shared.merge(ctx, answer, idle)
@@ -384,16 +455,27 @@ func (n *Node) allow(s *scratch, workers []events.WorkerID, served *Served) (set
 	}
 	s.allowed = cleared(s.allowed, len(n.shards))
 	for _, w := range workers {
-		i, _ := slices.BinarySearchFunc(served.Ranks, events.RankKey{Instance: w},
-			func(r *RankOfView, key events.RankKey) int {
-				return r.Key.Compare(key)
-			})
+		i, _ := served.search(events.RankKey{Instance: w})
 		for ; i < len(served.Ranks) && served.Ranks[i].Key.Instance == w; i++ {
 			s.allowed[served.Ranks[i].Shard].Add(served.Ranks[i].ID)
 			some = true
 		}
 	}
 	return s.allowed, some
+}
+
+// search returns the index of the first rank that is not before key, and whether it is key.
+func (s *Served) search(key events.RankKey) (i int, found bool) {
+	return slices.BinarySearchFunc(s.Ranks, key,
+		func(r *RankOfView, key events.RankKey) int { return r.Key.Compare(key) })
+}
+
+// rank returns the rank of a key; nil if there is none.
+func (s *Served) rank(key events.RankKey) *RankOfView {
+	if i, found := s.search(key); found {
+		return s.Ranks[i]
+	}
+	return nil
 }
 
 // cleared is so many empty sets, in memory that was used before.

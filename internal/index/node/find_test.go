@@ -2,16 +2,19 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
 // TestWhatCannotBeSeenIsNamed: while a partition is restored anew the node does not know which workers are in it. An
@@ -214,5 +217,58 @@ func TestAnswersHaveDeviceMemory(t *testing.T) {
 	}
 	if held, full := find(false); held != 0 || full != 0 {
 		t.Errorf("a client: %d, %d", held, full)
+	}
+}
+
+// TestFindDropsLapsedPartitions checks a query during which one of two partitions ceases to serve: its rank may have
+// been emptied under the search, so the answer lacks the rank and names the partition.
+func TestFindDropsLapsedPartitions(t *testing.T) {
+	server, err := natsserver.Start(t.Context(), natsserver.Options{Dir: t.TempDir(), Listen: "127.0.0.1:0",
+		SyncInterval: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Stop()
+	conn, err := jetstream.Connect(t.Context(), jetstream.ConnOptions{Server: server, Wait: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ns, err := jetstream.JoinNamespace(t.Context(), conn, jetstream.NamespaceConfig{Name: "test", Partitions: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := New(Config{ID: "n", Namespace: ns, Shards: 2})
+	for p := range events.Partition(2) {
+		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 16,
+			Events: []events.Event{{Kind: events.Cleared, Reason: events.ReasonEngine}, {Kind: events.Stored,
+				Tier: events.Device, Blocks: []events.BlockHash{1}, Locals: []events.LocalHash{7}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		key := events.RankKey{Instance: events.WorkerID(fmt.Sprintf("w%d", p))}
+		if !n.shard(p).machine.Apply(p, []jetstream.Message{{Seq: 1, Time: 1000, Key: key, Data: data}}) {
+			t.Fatal("the machine refuses the log")
+		}
+		n.put(p, servingAt(0))
+	}
+	for lapsed := range events.Partition(2) {
+		f := finding{n: n, q: &api.Query{Model: "m", Hashes: api.Hashes{7}}, s: new(scratch)}
+		if err := f.open(); err != nil {
+			t.Fatal(err)
+		}
+		shared, err := f.match(t.Context())
+		if err != nil || len(f.answer.Workers) != 2 {
+			t.Fatalf("two ranks hold the block: %+v, %v", f.answer, err)
+		}
+		n.put(lapsed, &restoring{kept: &kept{}})
+		f.filter()
+		a, err := f.merge(t.Context(), shared)
+		left := events.WorkerID(fmt.Sprintf("w%d", 1-lapsed))
+		if err != nil || a.Complete || !slices.Equal(a.Missing, []events.Partition{lapsed}) || len(a.Workers) != 1 ||
+			a.Workers[0].Instance != left {
+			t.Errorf("partition %d lapsed: %+v, %v", lapsed, a, err)
+		}
+		n.put(lapsed, servingAt(0))
 	}
 }
