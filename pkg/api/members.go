@@ -31,11 +31,42 @@ type (
 	textMember     struct{ *Query } // one of its Text, which is there as soon as one of them is
 )
 
-// into reads the value of a field, or of the element or body itself if field is empty.
+// into reads the value of a field, or of the element or body itself if field is empty. The type that to points to
+// decides which values are valid.
 func (r *reader) into(field string, to any) (err error) {
 	switch to := to.(type) {
-	case *string:
-		return r.string(field, to)
+	case *string, *saidText, *promptText, *Tiers, *events.WorkerID, *Role, *routing.Role:
+		return r.intoText(field, to)
+	case *int, *uint32, *positiveNumber, *events.Rank, **events.Rank, *events.Partition, *events.StreamSeq, *uint64,
+		*tokenCount, *knownCount, **uint64, *float64, **float64, *mediaHash:
+		return r.intoNumber(field, to)
+	case *[]string, *[]Tiers, *[]events.WorkerID, *[]events.Partition, *[]Hashed, *[]RankPlace, *[]PartitionSeq,
+		*[]events.MediaItem, *[]EngineLoad, *[]QuietSource, *[]RouterRequest:
+		return r.intoList(field, to)
+	case *bool:
+		return r.bool(field, to)
+	case **bool:
+		*to = new(bool)
+		return r.bool(field, *to)
+	case *Tokens:
+		return r.readTokens(field, to)
+	case *Hashes:
+		return r.readHashes(field, to)
+	case *Value:
+		return r.value(field, kindList, to)
+	case *objectValue:
+		return r.value(field, kindObject, (*Value)(to))
+	case *map[string]string:
+		return readMap(r, field, "an object", to)
+	case *map[string]float64:
+		return readMap(r, field, "an object that has a weight for each taint", to)
+	}
+	return r.intoObject(field, to)
+}
+
+// intoText reads a text.
+func (r *reader) intoText(field string, to any) error {
+	switch to := to.(type) {
 	case *saidText:
 		return r.said(field, (*string)(to))
 	case *promptText:
@@ -58,64 +89,68 @@ func (r *reader) into(field string, to any) (err error) {
 			return r.isNot(field, "one of aggregated, prefill and decode")
 		}
 		return r.string(field, (*string)(to))
-	case *bool:
-		return r.bool(field, to)
-	case **bool:
-		*to = new(bool)
-		return r.bool(field, *to)
+	}
+	return r.string(field, to.(*string))
+}
+
+// intoNumber reads a number. A 64-bit number may be text, and so may the hash of a media item.
+func (r *reader) intoNumber(field string, to any) (err error) {
+	var v uint64
+	switch to := to.(type) {
 	case *int:
-		v, err := r.uint(field, "a number of workers", 1<<31-1)
+		v, err = r.uint(field, "a number of workers", 1<<31-1)
 		*to = int(v)
-		return err
 	case *uint32:
-		return r.uint32(field, to)
+		err = r.uint32(field, to)
 	case *positiveNumber:
-		return r.positive(field, (*uint32)(to))
+		err = r.positive(field, (*uint32)(to))
 	case *events.Rank:
-		return r.uint32(field, (*uint32)(to))
+		err = r.uint32(field, (*uint32)(to))
 	case **events.Rank:
 		*to = new(events.Rank)
-		return r.uint32(field, (*uint32)(*to))
+		err = r.uint32(field, (*uint32)(*to))
 	case *events.Partition:
-		return r.uint32(field, (*uint32)(to))
+		err = r.uint32(field, (*uint32)(to))
 	case *events.StreamSeq:
-		return r.uint64(field, (*uint64)(to))
+		err = r.uint64(field, (*uint64)(to))
 	case *uint64:
-		return r.uint64(field, to)
+		err = r.uint64(field, to)
 	case *tokenCount:
-		v, err := r.uint(field, "a number of tokens", math.MaxInt64)
+		v, err = r.uint(field, "a number of tokens", math.MaxInt64)
 		*to = tokenCount(v)
-		return err
 	case *knownCount:
-		v, err := r.uint(field, "a whole number from 1 to 2^53", 1<<53)
+		v, err = r.uint(field, "a whole number from 1 to 2^53", 1<<53)
 		if err == nil && v == 0 {
 			return Errorf(CodeMalformed, "%s is 0; leave it out if it is not known", r.name(field))
 		}
 		*to = knownCount(v)
-		return err
 	case **uint64:
-		v, err := r.uint(field, "a number of blocks or tokens", events.MaxEngineCount)
+		v, err = r.uint(field, "a number of blocks or tokens", events.MaxEngineCount)
 		if err == nil && *to != nil {
 			return Errorf(CodeMalformed, "%s says again what kv_used_blocks says; give one of them", r.name(field))
 		}
 		*to = &v
-		return err
 	case *float64:
 		*to, err = r.float(field)
-		return err
 	case **float64:
 		*to = new(float64)
-		return r.into(field, *to)
-	case *Tokens:
-		return r.readTokens(field, to)
-	case *Hashes:
-		return r.readHashes(field, to)
-	case *Value:
-		return r.value(field, kindList, to)
-	case *objectValue:
-		return r.value(field, kindObject, (*Value)(to))
-	case *[]string:
-		return readList(r, field, to, math.MaxInt)
+		**to, err = r.float(field)
+	case *mediaHash:
+		if r.kind() == kindText {
+			var identifier string
+			err = r.said(field, &identifier)
+			*to = mediaHash(events.MediaHash(identifier))
+			return err
+		}
+		v, err = r.uint(field, "the identifier that the engine gives the item, or an unsigned 64-bit number", 1<<64-1)
+		*to = mediaHash(v)
+	}
+	return err
+}
+
+// intoList reads a list.
+func (r *reader) intoList(field string, to any) error {
+	switch to := to.(type) {
 	case *[]Tiers:
 		return readList(r, field, to, math.MaxInt)
 	case *[]events.WorkerID:
@@ -136,41 +171,28 @@ func (r *reader) into(field string, to any) (err error) {
 		return readList(r, field, to, MaxQuietSources)
 	case *[]RouterRequest:
 		return readList(r, field, to, MaxEngineLoads)
-	case *map[string]string:
-		return readMap(r, field, "an object", to)
-	case *map[string]float64:
-		return readMap(r, field, "an object that has a weight for each taint", to)
+	}
+	return readList(r, field, to.(*[]string), math.MaxInt)
+}
+
+// intoObject reads an object, or a field of a query's text.
+func (r *reader) intoObject(field string, to any) (err error) {
+	n := 0
+	switch to := to.(type) {
 	case **RankPlace:
 		*to = &RankPlace{}
-		return r.into(field, *to)
+		_, err = r.fields(field, (*to).members(nil))
 	case *PartitionSeq:
-		n, err := r.fields(field, to.members(nil))
-		if err == nil && n < 2 {
-			return Errorf(CodeMalformed, "%s needs a partition and a seq", r.name(field))
+		if n, err = r.fields(field, to.members(nil)); err == nil && n < 2 {
+			err = Errorf(CodeMalformed, "%s needs a partition and a seq", r.name(field))
 		}
-		return err
 	case *events.MediaItem:
-		n, err := r.fields(field, []member{{"hash", (*mediaHash)(&to.Hash)}, {"offset", &to.Offset}, {"length", &to.Length}})
-		if err == nil && n < 3 {
-			return Errorf(CodeMalformed, "%s needs a hash, an offset and a length", r.name(field))
+		list := []member{{"hash", (*mediaHash)(&to.Hash)}, {"offset", &to.Offset}, {"length", &to.Length}}
+		if n, err = r.fields(field, list); err == nil && n < len(list) {
+			err = Errorf(CodeMalformed, "%s needs a hash, an offset and a length", r.name(field))
 		}
-		return err
-	case *mediaHash:
-		if r.kind() != kindText {
-			v, err := r.uint(field, "the identifier that the engine gives the item, or an unsigned 64-bit number", 1<<64-1)
-			*to = mediaHash(v)
-			return err
-		}
-		var identifier string
-		err := r.said(field, &identifier)
-		*to = mediaHash(events.MediaHash(identifier))
-		return err
 	case *EngineLoad:
 		_, err = r.fields(field, engineLoadMembers(to))
-	case *RouterRequest:
-		_, err = r.fields(field, to.members(nil))
-	case *QuietSource:
-		_, err = r.fields(field, to.members(nil))
 	case **routing.Target:
 		*to = &routing.Target{}
 		_, err = r.fields(field, []member{{"worker", &(*to).Worker}, {"rank", &(*to).Rank}})
