@@ -91,7 +91,46 @@ func blockCount(h *events.Holding) uint64 { return uint64(h.Lead) + uint64(popco
 // part that does not fit into the record.
 func appendHolding(fields, words []byte, h *events.Holding, run, before events.RunID, n uint32, continues bool) (f,
 	w []byte, rest *events.Holding) {
-	flags := uint64(h.Tier - 1)
+	part, rest := cutHolding(h)
+	form := uint64(formNone)
+	if part.first < part.last {
+		form = bitsForm(h.Bits[min(int(h.Lead)/64, part.first):part.last], part.last-part.first, continues)
+	}
+	flags := part.flags(n, continues) | form
+	fields = appendUint(fields, flags)
+	fields = appendNear(fields, uint32(run), uint32(before))
+	if h.Group != 0 {
+		fields = appendUint(fields, uint64(h.Group))
+	}
+	if flags&(holdWhole|holdContinues) == 0 {
+		fields = appendUint(fields, uint64(h.Lead))
+	}
+	switch form {
+	case formWords:
+		fields = appendUint(fields, uint64(part.first))
+		fields = appendUint(fields, uint64(part.last-part.first))
+		words = littleendian.Append(words, h.Bits[part.first:part.last])
+	case formHeld:
+		fields = appendHeld(fields, h, part.first, part.last)
+	case formHoles:
+		fields = appendHoles(fields, h, part.last)
+	}
+	fields, words = part.appendLists(fields, words)
+	return fields, words, rest
+}
+
+// holdingPart is the part of a holding that fits into one record: the words of its bits from first to last, without
+// zero words at both ends, and at most maxItems elements of each list.
+type holdingPart struct {
+	*events.Holding
+	first, last int
+	copies      []events.BlockCount
+	names       []events.BlockName
+	also        []events.NamedCount
+}
+
+// cutHolding returns the part of a holding that fits into one record, and the rest; nil if there is none.
+func cutHolding(h *events.Holding) (part holdingPart, rest *events.Holding) {
 	more := func() *events.Holding {
 		if rest == nil {
 			rest = &events.Holding{Tier: h.Tier, Group: h.Group}
@@ -110,114 +149,113 @@ func appendHolding(fields, words []byte, h *events.Holding, run, before events.R
 		copy(rest.Bits[first+maxItems:], h.Bits[first+maxItems:last])
 		last = first + maxItems
 	}
-	copies, names, also := h.Copies, h.Names, h.Also
-	if len(copies) > maxItems {
-		copies, more().Copies = copies[:maxItems], copies[maxItems:]
+	part = holdingPart{h, first, last, h.Copies, h.Names, h.Also}
+	if len(h.Copies) > maxItems {
+		part.copies, more().Copies = h.Copies[:maxItems], h.Copies[maxItems:]
 	}
-	if len(names) > maxItems {
-		names, more().Names = names[:maxItems], names[maxItems:]
+	if len(h.Names) > maxItems {
+		part.names, more().Names = h.Names[:maxItems], h.Names[maxItems:]
 	}
-	if len(also) > maxItems {
-		also, more().Also = also[:maxItems], also[maxItems:]
+	if len(h.Also) > maxItems {
+		part.also, more().Also = h.Also[:maxItems], h.Also[maxItems:]
 	}
+	return part, rest
+}
+
+// flags returns the flags of the record of a run of n blocks, without the form of its bits.
+func (p *holdingPart) flags(n uint32, continues bool) uint64 {
+	flags := uint64(p.Tier - 1)
 	if continues {
 		flags |= holdContinues
-	} else if h.Lead == n {
+	} else if p.Lead == n {
 		flags |= holdWhole
 	}
-	form := uint64(formNone)
-	if first < last {
-		form = bitsForm(h.Bits[min(int(h.Lead)/64, first):last], last-first, continues)
-	}
-	flags |= form
-	if len(copies) > 0 {
+	if len(p.copies) > 0 {
 		flags |= holdCopies
 	}
-	if len(names) > 0 {
+	if len(p.names) > 0 {
 		flags |= holdNames
 	}
-	if len(also) > 0 {
+	if len(p.also) > 0 {
 		flags |= holdAlso
 	}
-	if h.Group != 0 {
+	if p.Group != 0 {
 		flags |= holdGroup
 	}
+	return flags
+}
 
-	fields = appendUint(fields, flags)
-	fields = appendNear(fields, uint32(run), uint32(before))
-	if h.Group != 0 {
-		fields = appendUint(fields, uint64(h.Group))
-	}
-	if flags&(holdWhole|holdContinues) == 0 {
-		fields = appendUint(fields, uint64(h.Lead))
-	}
-	switch form {
-	case formWords:
-		fields = appendUint(fields, uint64(first))
-		fields = appendUint(fields, uint64(last-first))
-		words = littleendian.Append(words, h.Bits[first:last])
-	case formHeld:
-		fields = appendUint(fields, uint64(popcount(h.Bits[first:last])))
-		next := int(h.Lead)
-		for i := first; i < last; i++ {
-			for w := h.Bits[i]; w != 0; w &= w - 1 {
-				block := 64*i + bits.TrailingZeros64(w)
-				fields = appendUint(fields, uint64(block-next))
-				next = block + 1
-			}
+// appendHeld writes the blocks after the lead as a list of those that are held.
+func appendHeld(fields []byte, h *events.Holding, first, last int) []byte {
+	fields = appendUint(fields, uint64(popcount(h.Bits[first:last])))
+	next := int(h.Lead)
+	for i := first; i < last; i++ {
+		for w := h.Bits[i]; w != 0; w &= w - 1 {
+			block := 64*i + bits.TrailingZeros64(w)
+			fields = appendUint(fields, uint64(block-next))
+			next = block + 1
 		}
-	case formHoles:
-		end := 64*(last-1) + bits.Len64(h.Bits[last-1])
-		fields = appendUint(fields, uint64(end)-uint64(h.Lead))
-		at := len(fields)
-		next, holes := int(h.Lead), 0
-		fields = grow(fields, 4)
-		for i := int(h.Lead) / 64; i < last; i++ {
-			w := ^h.Bits[i]
-			if i == int(h.Lead)/64 {
-				w &= ^uint64(0) << (h.Lead % 64)
-			}
-			for ; w != 0; w &= w - 1 {
-				block := 64*i + bits.TrailingZeros64(w)
-				if block >= end {
-					break
-				}
-				fields = appendUint(fields, uint64(block-next))
-				next = block + 1
-				holes++
-			}
-		}
-		binary.LittleEndian.PutUint32(fields[at:], uint32(holes))
 	}
-	if len(copies) > 0 {
-		fields = appendUint(fields, uint64(len(copies)))
+	return fields
+}
+
+// appendHoles writes the blocks after the lead as their end, and a list of those before it that are not held.
+func appendHoles(fields []byte, h *events.Holding, last int) []byte {
+	end := 64*(last-1) + bits.Len64(h.Bits[last-1])
+	fields = appendUint(fields, uint64(end)-uint64(h.Lead))
+	at := len(fields)
+	next, holes := int(h.Lead), 0
+	fields = grow(fields, 4)
+	for i := int(h.Lead) / 64; i < last; i++ {
+		w := ^h.Bits[i]
+		if i == int(h.Lead)/64 {
+			w &= ^uint64(0) << (h.Lead % 64)
+		}
+		for ; w != 0; w &= w - 1 {
+			block := 64*i + bits.TrailingZeros64(w)
+			if block >= end {
+				break
+			}
+			fields = appendUint(fields, uint64(block-next))
+			next = block + 1
+			holes++
+		}
+	}
+	binary.LittleEndian.PutUint32(fields[at:], uint32(holes))
+	return fields
+}
+
+// appendLists writes the lists that the part has, each with its length.
+func (p *holdingPart) appendLists(fields, words []byte) (f, w []byte) {
+	if len(p.copies) > 0 {
+		fields = appendUint(fields, uint64(len(p.copies)))
 		next := uint32(0)
-		for _, c := range copies {
+		for _, c := range p.copies {
 			fields = appendUint(fields, uint64(c.Block-next))
 			fields = appendUint(fields, uint64(c.Count-2))
 			next = c.Block + 1
 		}
 	}
-	if len(names) > 0 {
-		fields = appendUint(fields, uint64(len(names)))
+	if len(p.names) > 0 {
+		fields = appendUint(fields, uint64(len(p.names)))
 		next := uint32(0)
-		for _, b := range names {
+		for _, b := range p.names {
 			fields = appendUint(fields, uint64(b.Block-next))
 			words = binary.LittleEndian.AppendUint64(words, uint64(b.Name))
 			next = b.Block + 1
 		}
 	}
-	if len(also) > 0 {
-		fields = appendUint(fields, uint64(len(also)))
+	if len(p.also) > 0 {
+		fields = appendUint(fields, uint64(len(p.also)))
 		next := uint32(0)
-		for _, b := range also {
+		for _, b := range p.also {
 			fields = appendUint(fields, uint64(b.Block-next))
 			fields = appendUint(fields, uint64(b.Count-1))
 			words = binary.LittleEndian.AppendUint64(words, uint64(b.Name))
 			next = b.Block
 		}
 	}
-	return fields, words, rest
+	return fields, words
 }
 
 // bitsForm returns the shortest form for the bits after the lead: words, or a list of blocks.
