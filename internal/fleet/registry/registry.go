@@ -314,169 +314,217 @@ func (r *Registry) Run(ctx context.Context) {
 // now returns the time of the process's monotonic clock.
 func (r *Registry) now() time.Duration { return time.Since(r.start) }
 
-// observe processes an update of the watch. observe calls the hooks without the lock.
+// observe applies an update of the watch. It calls the hooks after the lock is released.
 func (r *Registry) observe(u jetstream.Watched) {
 	for _, call := range r.apply(u) {
 		call()
 	}
 }
 
-// apply applies an update of the watch, and returns hook calls.
-func (r *Registry) apply(u jetstream.Watched) (calls []func()) {
+// effects are what an update of the watch leads to.
+type effects struct {
+	changed bool     // workers, or the state of some
+	calls   []func() // of hooks
+}
+
+func (e *effects) call(hook func()) { e.calls = append(e.calls, hook) }
+
+// apply applies an update of the watch, and returns the calls of hooks.
+func (r *Registry) apply(u jetstream.Watched) []func() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	var out effects
 	if u.Err != nil {
 		r.machine.Broken()
 		r.down = true
-		return append(calls, func() { r.cfg.Hooks.Watch(u.Err) })
+		return []func(){func() { r.cfg.Hooks.Watch(u.Err) }}
 	}
 	if r.down {
 		r.down = false
 		r.machine.Resumed()
-		calls = append(calls, func() { r.cfg.Hooks.Watch(nil) })
+		out.call(func() { r.cfg.Hooks.Watch(nil) })
 	}
-	changed := false
 	if u.Anew {
-		r.machine.Anew()
-		if !r.epoch.IsZero() && !r.epoch.Equal(u.Epoch) && r.current {
-			r.lost = r.all()
-		}
-		r.epoch, r.listing, r.heard = u.Epoch, true, 0
-		r.operators.fresh = map[events.WorkerID]bool{}
-		r.claims.fresh = map[claimKey]bool{}
-		clear(r.claims.surplus)
+		r.beginListing(u.Epoch)
 	}
 	for _, e := range u.Entries {
 		r.heard = max(r.heard, e.Revision)
-		if instance, is := r.claims.see(e); is {
-			if e.Deleted {
-				r.marks[e.Key] = e.Revision
-			} else {
-				delete(r.marks, e.Key)
-			}
-			counts, said := r.claimsOf(instance)
-			changed, calls = changed || counts, append(calls, said...)
-			continue
-		}
-		p, key, ok := jetstream.ParseWorkerKey(e.Key)
-		r.junk.see(&e)
-		if !ok {
-			is, other, err := r.operators.see(e)
-			if instance, of := jetstream.ParseOperatorKey(e.Key); of && other {
-				r.alter(instance)
-			}
-			switch {
-			case err != nil:
-				if r.skipped.unreadable(time.Now()) {
-					calls = append(calls, func() { r.cfg.Hooks.Bad(e.Key, err) })
-				}
-			case is && e.Deleted:
-				if instance, ok := jetstream.ParseOperatorKey(e.Key); ok && r.marks[e.Key] != e.Revision {
-					r.expired.remove(instance) // once: the mark stays, and a restarted watch shows it again
-				}
-				r.marks[e.Key] = e.Revision
-			case is:
-				delete(r.marks, e.Key)
-			}
-			changed = changed || other
-			continue
-		}
-		if key.Rank >= events.MaxRanks {
-			if !e.Deleted && r.skipped.rank(key, e.Written) {
-				calls = append(calls, func() { r.cfg.Hooks.Skipped(key, errOtherRank) })
-			}
-			continue
-		}
-		if e.Deleted {
-			r.marks[e.Key] = e.Revision
-			r.machine.Gone(key)
-			w, there := r.workers[key]
-			changed = changed || there
-			if there {
-				r.expired.ended(key, w)
-			}
-			r.dropLease(key)
-			continue
-		}
-		delete(r.marks, e.Key)
-		// a renewal, the usual case
-		if w, there := r.leased(key); there && bytes.Equal(w.text, e.Value) {
-			was := w.old
-			w.Revision, w.Renewed, w.old = e.Revision, e.Written, e.Written.Before(r.cfg.Began)
-			if _, counts := r.workers[key]; !counts {
-				r.unclaimed[key] = w
-			} else if r.workers[key] = w; w.old != was {
-				r.impaired.note(key, w.state())
-			}
-			r.machine.Seen(w.Record, e.Revision, r.now())
-			continue
-		}
-		record, err := decode(key, e.Value)
-		if err != nil {
-			if r.skipped.unreadable(time.Now()) {
-				calls = append(calls, func() { r.cfg.Hooks.Bad(e.Key, err) })
-			}
-			r.machine.Unread(key)
-			continue
-		}
-		before, there := r.workers[key]
-		if err := r.otherSize(&record); err != nil {
-			r.skipped.sizes++
-			if !there || r.otherSize(&before.Record) == nil {
-				calls = append(calls, func() { r.cfg.Hooks.Skipped(key, err) })
-			}
-		}
-		r.machine.Seen(record, e.Revision, r.now())
-		if record.State == Expired && r.cfg.Mine(p) {
-			loop.Wake(r.hurry)
-		}
-		w := Worker{
-			Record: record, Partition: p, Revision: e.Revision, Renewed: e.Written, text: e.Value,
-			old: e.Written.Before(r.cfg.Began), noStore: r.cfg.Screen.Store(record.L3),
-		}
-		if record.Worker != nil {
-			w.address, _ = dial.ServingAddress(record.Worker.Endpoint)
-		}
-		if w.skipped = r.cfg.Screen.screen(&record); w.skipped != nil {
-			calls = append(calls, func() { r.cfg.Hooks.Unused(key, w.skipped) })
-		}
-		if !r.claims.allows(key.Instance, record.Model) {
-			if there {
-				r.dropLease(key)
-				changed = true
-			}
-			r.unclaimed[key] = w
-			calls = append(calls, r.report([]Worker{w})...)
-			continue
-		}
-		changed = changed || !there || !sameButState(before.Record, record)
-		r.expired.note(key, record, before.Renewed, e.Written)
-		delete(r.unclaimed, key)
-		r.register(key, w)
+		r.applyEntry(e, &out)
 	}
 	if u.Current {
-		for _, key := range r.machine.Current() {
-			if w, there := r.leased(key); there && !r.refills(w) {
-				r.machine.Missed(w.Record, w.Revision, r.now())
-				if _, counts := r.workers[key]; counts {
-					r.expired.ended(key, w)
-				}
-			}
-			r.dropLease(key)
-			changed = true
-		}
-		for _, instance := range r.claims.current(r.lost) {
-			counts, said := r.claimsOf(instance)
-			changed, calls = changed || counts, append(calls, said...)
-		}
-		changed = r.operators.current(r.lost) || changed || !r.current
-		r.current, r.listing = true, false
-		clear(r.kept)
+		r.endListing(&out)
 	}
-	if changed {
+	if out.changed {
 		r.notify()
 	}
-	return calls
+	return out.calls
+}
+
+// beginListing prepares for a watch that lists all entries of the bucket again.
+func (r *Registry) beginListing(epoch time.Time) {
+	r.machine.Anew()
+	if !r.epoch.IsZero() && !r.epoch.Equal(epoch) && r.current {
+		r.lost = r.all()
+	}
+	r.epoch, r.listing, r.heard = epoch, true, 0
+	r.operators.fresh = map[events.WorkerID]bool{}
+	r.claims.fresh = map[claimKey]bool{}
+	clear(r.claims.surplus)
+}
+
+// endListing removes the entries that were known before a listing and are not in it.
+func (r *Registry) endListing(out *effects) {
+	for _, key := range r.machine.Current() {
+		if w, there := r.leased(key); there && !r.refills(w) {
+			r.machine.Missed(w.Record, w.Revision, r.now())
+			if _, counts := r.workers[key]; counts {
+				r.expired.ended(key, w)
+			}
+		}
+		r.dropLease(key)
+		out.changed = true
+	}
+	for _, instance := range r.claims.current(r.lost) {
+		r.applyClaims(instance, out)
+	}
+	out.changed = r.operators.current(r.lost) || out.changed || !r.current
+	r.current, r.listing = true, false
+	clear(r.kept)
+}
+
+// applyEntry applies one entry of the bucket: a claim, the lease of a rank, or an operator's record of a worker.
+func (r *Registry) applyEntry(e jetstream.Entry, out *effects) {
+	if instance, is := r.claims.see(e); is {
+		r.mark(e)
+		r.applyClaims(instance, out)
+		return
+	}
+	p, key, ok := jetstream.ParseWorkerKey(e.Key)
+	r.junk.see(&e)
+	switch {
+	case !ok:
+		r.applyOperator(e, out)
+	case key.Rank >= events.MaxRanks:
+		if !e.Deleted && r.skipped.rank(key, e.Written) {
+			out.call(func() { r.cfg.Hooks.Skipped(key, errOtherRank) })
+		}
+	case e.Deleted:
+		r.mark(e)
+		r.machine.Gone(key)
+		if w, there := r.workers[key]; there {
+			out.changed = true
+			r.expired.ended(key, w)
+		}
+		r.dropLease(key)
+	default:
+		r.mark(e)
+		if !r.renew(key, e) {
+			r.applyLease(p, key, e, out)
+		}
+	}
+}
+
+// mark records the revision of the mark that a deletion leaves, or that an entry has none.
+func (r *Registry) mark(e jetstream.Entry) {
+	if e.Deleted {
+		r.marks[e.Key] = e.Revision
+	} else {
+		delete(r.marks, e.Key)
+	}
+}
+
+func (r *Registry) applyClaims(instance events.WorkerID, out *effects) {
+	counts, calls := r.claimsOf(instance)
+	out.changed = out.changed || counts
+	out.calls = append(out.calls, calls...)
+}
+
+// unreadable counts an entry that cannot be read.
+func (r *Registry) unreadable(key string, err error, out *effects) {
+	if r.skipped.unreadable(time.Now()) {
+		out.call(func() { r.cfg.Hooks.Bad(key, err) })
+	}
+}
+
+// applyOperator applies an operator's record of a worker.
+func (r *Registry) applyOperator(e jetstream.Entry, out *effects) {
+	is, other, err := r.operators.see(e)
+	instance, of := jetstream.ParseOperatorKey(e.Key)
+	if of && other {
+		r.alter(instance)
+	}
+	switch {
+	case err != nil:
+		r.unreadable(e.Key, err, out)
+	case is:
+		// A watch that begins again shows an old mark again: the worker is removed once for each mark.
+		if e.Deleted && of && r.marks[e.Key] != e.Revision {
+			r.expired.remove(instance)
+		}
+		r.mark(e)
+	}
+	out.changed = out.changed || other
+}
+
+// renew applies an entry that only renews a lease, as nearly all entries do. It returns false for other entries.
+func (r *Registry) renew(key events.RankKey, e jetstream.Entry) bool {
+	w, there := r.leased(key)
+	if !there || !bytes.Equal(w.text, e.Value) {
+		return false
+	}
+	was := w.old
+	w.Revision, w.Renewed, w.old = e.Revision, e.Written, e.Written.Before(r.cfg.Began)
+	if _, counts := r.workers[key]; !counts {
+		r.unclaimed[key] = w
+	} else if r.workers[key] = w; w.old != was {
+		r.impaired.note(key, w.state())
+	}
+	r.machine.Seen(w.Record, e.Revision, r.now())
+	return true
+}
+
+// applyLease applies a lease that is new or has changed.
+func (r *Registry) applyLease(p events.Partition, key events.RankKey, e jetstream.Entry, out *effects) {
+	record, err := decode(key, e.Value)
+	if err != nil {
+		r.unreadable(e.Key, err, out)
+		r.machine.Unread(key)
+		return
+	}
+	before, there := r.workers[key]
+	if err := r.otherSize(&record); err != nil {
+		r.skipped.sizes++
+		if !there || r.otherSize(&before.Record) == nil {
+			out.call(func() { r.cfg.Hooks.Skipped(key, err) })
+		}
+	}
+	r.machine.Seen(record, e.Revision, r.now())
+	if record.State == Expired && r.cfg.Mine(p) {
+		loop.Wake(r.hurry)
+	}
+	w := Worker{
+		Record: record, Partition: p, Revision: e.Revision, Renewed: e.Written, text: e.Value,
+		old: e.Written.Before(r.cfg.Began), noStore: r.cfg.Screen.Store(record.L3),
+	}
+	if record.Worker != nil {
+		w.address, _ = dial.ServingAddress(record.Worker.Endpoint)
+	}
+	if w.skipped = r.cfg.Screen.screen(&record); w.skipped != nil {
+		out.call(func() { r.cfg.Hooks.Unused(key, w.skipped) })
+	}
+	if !r.claims.allows(key.Instance, record.Model) {
+		if there {
+			r.dropLease(key)
+			out.changed = true
+		}
+		r.unclaimed[key] = w
+		out.calls = append(out.calls, r.report([]Worker{w})...)
+		return
+	}
+	out.changed = out.changed || !there || !sameButState(before.Record, record)
+	r.expired.note(key, record, before.Renewed, e.Written)
+	delete(r.unclaimed, key)
+	r.register(key, w)
 }
 
 // register enters the lease of a rank. The caller holds r.mu.
