@@ -269,27 +269,15 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	return s, nil
 }
 
-// Run serves until ctx ends, and then hands over what this node keeps. It returns early with an error if a port cannot
-// be listened on, before other nodes know of this one, and if another process has this node's name or took it. It waits
-// until it is known that none has.
+// Run serves until ctx ends, and then hands over the partitions of this node. It returns early with an error if a port
+// cannot be listened on, before the node joins the cluster, and if another process has or takes the name of this node.
+// It waits until no other process has the name.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.pool.Close()
-	var ports []func() // end what is served over HTTP and gRPC
-	for _, face := range s.faces() {
-		stop, err := web.Serve(face, s.HTTPTLS, s.log)
-		if err != nil {
-			return err
-		}
-		defer stop()
-		ports = append(ports, stop)
-	}
-	if s.GRPCListen != "" {
-		stop, err := s.serveGRPC()
-		if err != nil {
-			return err
-		}
-		defer stop()
-		ports = append(ports, stop)
+	ports, err := s.listen()
+	defer func() { stopAll(ports) }()
+	if err != nil {
+		return err
 	}
 	member, err := cluster.Join(ctx, s.joining)
 	if err != nil {
@@ -316,50 +304,12 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	running, end := context.WithCancel(working)
 	defer end()
-	if s.Embedded != nil {
-		go s.Embedded.Supervise(running, superviseHooks(s.log))
-	}
-	var parts sync.WaitGroup
-	parts.Go(func() {
-		if s.registry.ClaimsRequired() {
-			s.registry.Await(running) // else answers would lack all workers until the claims are read
-		}
-		s.node.Run(running)
-	})
-	parts.Go(func() { s.models.Run(running) })
-	parts.Go(func() { s.registry.Run(running) })
-	parts.Go(func() { s.shims.Run(running) })
-	parts.Go(func() {
-		s.registry.Await(running) // else guesses of other nodes would be of ranks that nobody has registered
-		s.loads.Run(running)
-	})
-	parts.Go(func() { s.guesses.Run(running) })
-	parts.Go(func() { s.announced.Run(running) })
-	parts.Go(func() { s.funnel.Run(running) })
-	if s.sessions != nil {
-		parts.Go(func() { s.sessions.Run(running) })
-	}
-	parts.Go(func() { s.removeGone(running) })
-	parts.Go(func() { s.engines.listen(running) })
-	parts.Go(func() { s.engines.listenStores(running) })
-	parts.Go(func() { s.hub.Run(running) })
-	parts.Go(func() { s.HTTPTokens.Watch(running, s.HTTPTokens.LogChanges(s.log)) })
-	parts.Go(func() { logRefusals(running, &s.outcomes, s.log) })
+	parts := s.runParts(running)
 	left := make(chan error, 1) // when this node has left the cluster: after ctx has ended, or because it cannot stay
 	go func() { left <- member.Run(ctx) }()
 	select {
 	case <-s.ready:
-		// else others, and whoever asks for the status, know it a heartbeat later
-		announcing, cancel := context.WithTimeout(ctx, memberBeat)
-		member.Announce(announcing)
-		cancel()
-		s.waitLoads(ctx)
-		s.models.Await(ctx) // else an unregistered block size could make a query ambiguous
-		if err = service.serveQueries(); err == nil {
-			s.log.Info("ready", "namespace", s.Namespace, "partitions", s.ns.Partitions())
-			if s.Ready != nil {
-				s.Ready()
-			}
+		if err = s.serveReady(ctx, member, service); err == nil {
 			err = s.drain(ctx, working, left, service)
 		}
 	case <-ctx.Done():
@@ -371,14 +321,86 @@ func (s *Server) Run(ctx context.Context) error {
 	service.stop(stopping)
 	recallStop(stopping)
 	cancel()
-	var closing sync.WaitGroup // before the last step of bookings, which tells others what these last requests have done
-	for _, stop := range ports {
-		closing.Go(stop)
-	}
-	closing.Wait()
+	stopAll(ports) // before the last step of bookings, which sends the changes of these last requests to other nodes
 	end()
 	parts.Wait()
 	return err
+}
+
+// listen serves the ports of HTTP and gRPC until the returned functions are called. It returns those of the ports that
+// it serves, with an error too.
+func (s *Server) listen() (stops []func(), err error) {
+	for _, face := range s.faces() {
+		stop, err := web.Serve(face, s.HTTPTLS, s.log)
+		if err != nil {
+			return stops, err
+		}
+		stops = append(stops, stop)
+	}
+	if s.GRPCListen != "" {
+		stop, err := s.serveGRPC()
+		if err != nil {
+			return stops, err
+		}
+		stops = append(stops, stop)
+	}
+	return stops, nil
+}
+
+// stopAll calls functions at the same time, and waits for them. They may be called again.
+func stopAll(stops []func()) {
+	var all sync.WaitGroup
+	for _, stop := range stops {
+		all.Go(stop)
+	}
+	all.Wait()
+}
+
+// runParts runs the parts of the node until ctx ends.
+func (s *Server) runParts(ctx context.Context) *sync.WaitGroup {
+	if s.Embedded != nil {
+		go s.Embedded.Supervise(ctx, superviseHooks(s.log))
+	}
+	var parts sync.WaitGroup
+	parts.Go(func() {
+		if s.registry.ClaimsRequired() {
+			s.registry.Await(ctx) // otherwise answers lack all workers until the claims are read
+		}
+		s.node.Run(ctx)
+	})
+	parts.Go(func() {
+		s.registry.Await(ctx) // otherwise guesses of other nodes could be about ranks without a registration
+		s.loads.Run(ctx)
+	})
+	run := []func(context.Context){s.models.Run, s.registry.Run, s.shims.Run, s.guesses.Run, s.announced.Run,
+		s.funnel.Run, s.removeGone, s.engines.listen, s.engines.listenStores, s.hub.Run}
+	if s.sessions != nil {
+		run = append(run, s.sessions.Run)
+	}
+	for _, part := range run {
+		parts.Go(func() { part(ctx) })
+	}
+	parts.Go(func() { s.HTTPTokens.Watch(ctx, s.HTTPTokens.LogChanges(s.log)) })
+	parts.Go(func() { logRefusals(ctx, &s.outcomes, s.log) })
+	return &parts
+}
+
+// serveReady announces that each partition of this node serves, reads from other nodes what choices need, and serves
+// queries.
+func (s *Server) serveReady(ctx context.Context, member *cluster.Member, service *service) error {
+	announcing, cancel := context.WithTimeout(ctx, memberBeat)
+	member.Announce(announcing) // otherwise other nodes and the status learn it with the next heartbeat
+	cancel()
+	s.waitLoads(ctx)
+	s.models.Await(ctx) // otherwise an unregistered block size could make a query ambiguous
+	if err := service.serveQueries(); err != nil {
+		return err
+	}
+	s.log.Info("ready", "namespace", s.Namespace, "partitions", s.ns.Partitions())
+	if s.Ready != nil {
+		s.Ready()
+	}
+	return nil
 }
 
 // awayPatience is how long a node that stops waits for NATS servers that do not answer, in all.
