@@ -126,44 +126,29 @@ func (h *MediaHash) UnmarshalJSON(data []byte) error {
 	return err
 }
 
-// field reads a value into to.
-func field[T any](to *T, want string) func(name string, value []byte) error {
-	return func(name string, value []byte) error {
-		if strictjson.Unmarshal(value, to) != nil {
-			return fail(http.StatusUnprocessableEntity, api.CodeMalformed, "%s is %.40s, not %s", name, value, want)
-		}
-		return nil
-	}
-}
-
-// fieldBy reads a value into to, as read does.
-func fieldBy[T any](to *T, read func(string, []byte) (T, error)) func(name string, value []byte) error {
-	return func(name string, value []byte) (err error) {
-		*to, err = read(name, value)
-		return unprocessable(err)
-	}
-}
-
-// fields are how a request is read. As in Dynamo, others are passed over, and names are told apart by letter case.
-func (r *request) fields() map[string]func(name string, value []byte) error {
-	return map[string]func(name string, value []byte) error{
-		"instance_id":       field(&r.Instance, "a whole number or text"),
-		"endpoint":          field(&r.Endpoint, "text"),
-		"model_name":        field(&r.Model, "text"),
-		"block_size":        field(&r.Size, "an unsigned 32-bit number"),
-		"routing_group":     field(&r.Group, "text"),
-		"dp_rank":           field(&r.Rank, "an unsigned 32-bit number"),
-		"replay_endpoint":   field(&r.Replay, "text"),
-		"snapshot_endpoint": field(&r.Snapshot, "text"),
-		"type":              field(&r.Type, "text"),
-		"lora_name":         field(&r.LoRA, "text"),
-		"cache_salt":        field(&r.Salt, "text"),
-		"kv_groups":         field(&r.KV, "text"),
-		"block_mm_infos":    field(&r.Media, "a list with null or the mm_objects, each with its mm_hash, of each block"),
-		"token_ids":         fieldBy(&r.Tokens, api.ReadTokens),
-		"block_hashes":      fieldBy(&r.Hashes, api.ReadHashes),
-		"record":            fieldBy(&r.Record, api.ReadWorkerSpec),
-		"l3": func(_ string, value []byte) error {
+// fields are the fields of all requests.
+func (r *request) fields() []Field {
+	return []Field{
+		{"instance_id", &r.Instance, Optional, "a whole number or text"},
+		{"endpoint", &r.Endpoint, Optional, "text"},
+		{"model_name", &r.Model, Optional, "text"},
+		{"block_size", &r.Size, Optional, "an unsigned 32-bit number"},
+		{"routing_group", &r.Group, Optional, "text"},
+		{"dp_rank", &r.Rank, Optional, "an unsigned 32-bit number"},
+		{"replay_endpoint", &r.Replay, Optional, "text"},
+		{"snapshot_endpoint", &r.Snapshot, Optional, "text"},
+		{"type", &r.Type, Optional, "text"},
+		{"lora_name", &r.LoRA, Optional, "text"},
+		{"cache_salt", &r.Salt, Optional, "text"},
+		{"kv_groups", &r.KV, Optional, "text"},
+		{"block_mm_infos", &r.Media, Optional, wantMedia},
+		{"token_ids", &r.Tokens, Optional, ""},
+		{"block_hashes", &r.Hashes, Optional, ""},
+		{"record", func(value []byte) (err error) {
+			r.Record, err = api.ReadWorkerSpec("record", value)
+			return unprocessable(err)
+		}, Optional, ""},
+		{"l3", func(value []byte) error {
 			if string(value) == "null" {
 				return nil
 			}
@@ -173,8 +158,26 @@ func (r *request) fields() map[string]func(name string, value []byte) error {
 			}
 			r.L3, r.passed = &c, passed
 			return nil
-		},
+		}, Optional, ""},
 	}
+}
+
+const wantMedia = "a list with null or the mm_objects, each with its mm_hash, of each block"
+
+// words are the errors of requests to Dynamo's indexer.
+var words = Words{
+	Twice: func(name string) error {
+		return fail(http.StatusUnprocessableEntity, api.CodeMalformed, "duplicate field `%s`", name)
+	},
+	Wrong: wrong,
+}
+
+// wrong is the error of a value that the field does not take.
+func wrong(f Field, value []byte, err error) error {
+	if e, is := errors.AsType[*api.Error](err); is { // of tokens or hashes, which names the field
+		return unprocessable(e)
+	}
+	return fail(http.StatusUnprocessableEntity, api.CodeMalformed, "%s is %.40s, not %s", f.Name, value, f.Want)
 }
 
 // failure is an error with its status, which in Dynamo is another than the code's in places.
@@ -320,19 +323,7 @@ func AsError(err error) *api.Error {
 // read decodes a request and demands the fields that are named.
 func read(body []byte, need ...string) (*request, error) {
 	req := &request{}
-	known, seen := req.fields(), map[string]bool{}
-	err := api.Members(body, func(name string, value []byte) error {
-		set := known[name]
-		switch {
-		case set == nil:
-			return nil
-		case seen[name]:
-			return fail(http.StatusUnprocessableEntity, api.CodeMalformed, "duplicate field `%s`", name)
-		}
-		seen[name] = true
-		return set(name, value)
-	})
-	if err != nil {
+	if err := ReadFields(body, &words, req.fields()...); err != nil {
 		return nil, err
 	}
 	for _, name := range need {

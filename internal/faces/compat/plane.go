@@ -50,30 +50,21 @@ type planeRequest struct {
 	}
 }
 
+// planeWords are the errors of requests to Dynamo's router.
+var planeWords = Words{
+	Twice: func(name string) error { return api.Errorf(api.CodeMalformed, "%s is given twice", name) },
+	Wrong: wrong,
+}
+
 func readPlane(body []byte) (*planeRequest, error) {
 	r := &planeRequest{}
-	known := map[string]func(name string, value []byte) error{
-		"method": field(&r.method, "text"), "request_id": field(&r.request, "text"),
-		"lora_name": field(&r.lora, "text"), "cache_namespace": field(&r.salt, "text"),
-		"block_mm_infos":      field(&r.media, "a list with null or the mm_objects, each with its mm_hash, of each block"),
-		"routing_constraints": field(&r.constraints, "required_taints and preferred_taints"),
-		"priority_jump":       field(&r.jump, "a number"), "strict_priority": field(&r.strict, "an unsigned 32-bit number"),
-		"tokens": func(name string, value []byte) (err error) {
-			r.tokens, err = api.ReadTokens(name, value)
-			return err
-		},
-	}
-	seen := map[string]bool{}
-	err := api.Members(body, func(name string, value []byte) error {
-		if known[name] == nil {
-			return nil
-		}
-		if seen[name] {
-			return api.Errorf(api.CodeMalformed, "%s is given twice", name)
-		}
-		seen[name] = true
-		return known[name](name, value)
-	})
+	err := ReadFields(body, &planeWords,
+		Field{"method", &r.method, Optional, "text"}, Field{"request_id", &r.request, Optional, "text"},
+		Field{"tokens", &r.tokens, Optional, ""}, Field{"lora_name", &r.lora, Optional, "text"},
+		Field{"cache_namespace", &r.salt, Optional, "text"}, Field{"block_mm_infos", &r.media, Optional, wantMedia},
+		Field{"routing_constraints", &r.constraints, Optional, "required_taints and preferred_taints"},
+		Field{"priority_jump", &r.jump, Optional, "a number"},
+		Field{"strict_priority", &r.strict, Optional, "an unsigned 32-bit number"})
 	if err != nil {
 		_, failed := statusOf(err)
 		return nil, failed

@@ -120,7 +120,7 @@ type asked struct {
 	id     string // in the path
 	query  url.Values
 	header http.Header
-	fields fields // of the body
+	fields compat.Object // of the body
 }
 
 // handler answers with a body, and a status if it is another than 200.
@@ -205,7 +205,7 @@ func serve(w http.ResponseWriter, r *http.Request, to *route, maxBody int64) (st
 func bodiless(path string) bool { return strings.HasSuffix(path, "/{id}/prefill_complete") }
 
 // open reads a body.
-func open(w http.ResponseWriter, r *http.Request, maxBody int64) (fields, error) {
+func open(w http.ResponseWriter, r *http.Request, maxBody int64) (compat.Object, error) {
 	header := r.Header.Get("Content-Type")
 	if form, known := api.ContentType(header); header == "" || !known || form != api.JSON {
 		return nil, fail(http.StatusUnsupportedMediaType, "Expected request with `Content-Type: application/json`")
@@ -217,20 +217,9 @@ func open(w http.ResponseWriter, r *http.Request, maxBody int64) (fields, error)
 	return members(body)
 }
 
-// fields are the members of an object, by name; a name that is there twice has nil.
-type fields map[string][]byte
-
-// members reads an object. As in Dynamo, what follows it is passed over.
-func members(body []byte) (fields, error) {
-	f := fields{}
-	each := func(name string, value []byte) error {
-		if _, twice := f[name]; twice {
-			value = nil
-		}
-		f[name] = value
-		return nil
-	}
-	err := api.Members(body, each)
+// members reads an object. As in Dynamo, text after the object is ignored.
+func members(body []byte) (compat.Object, error) {
+	f, err := compat.ReadObject(body)
 	if err == nil {
 		return f, nil
 	}
@@ -238,8 +227,7 @@ func members(body []byte) (fields, error) {
 	if json.NewDecoder(bytes.NewReader(body)).Decode(&first) != nil {
 		return nil, fail(http.StatusBadRequest, "Failed to parse the request body as JSON: %s", api.AsError(err).Message)
 	}
-	clear(f)
-	if err = api.Members(first, each); err != nil {
+	if f, err = compat.ReadObject(first); err != nil {
 		status := http.StatusUnprocessableEntity
 		if first[0] == '{' { // text that is none, such as half a character
 			status = http.StatusBadRequest
@@ -249,54 +237,28 @@ func members(body []byte) (fields, error) {
 	return f, nil
 }
 
-// member is how one field is read.
-type member struct {
-	name string
-	to   any // what json.Unmarshal takes
-	kind presence
-	want string // for people
+// member describes a field of a request.
+func member(name string, to any, presence compat.Presence, want string) compat.Field {
+	return compat.Field{Name: name, To: to, Presence: presence, Want: want}
 }
 
-// presence is whether a field may be absent or null.
-type presence int
-
 const (
-	optional  presence = iota // both
-	defaulted                 // it may be absent
-	required                  // neither
+	optional  = compat.Optional
+	defaulted = compat.Defaulted
+	required  = compat.Required
 )
 
-// read reads fields into their places. Others are passed over, and names are told apart by letter case, as in Dynamo.
-func (f fields) read(list ...member) error {
-	for _, m := range list {
-		value, there := f[m.name]
-		switch {
-		case !there && m.kind == required:
-			return unprocessable("missing field `%s`", m.name)
-		case !there, m.kind == optional && string(value) == "null":
-			continue
-		case value == nil:
-			return unprocessable("duplicate field `%s`", m.name)
-		case string(value) == "null":
-			return unprocessable("%s is null, not %s", m.name, m.want)
-		}
-		var err error
-		switch to := m.to.(type) {
-		case *api.Tokens:
-			*to, err = api.ReadTokens(m.name, value)
-		case *api.Hashes:
-			*to, err = api.ReadHashes(m.name, value)
-		default:
-			err = strictjson.Unmarshal(value, to)
-		}
+// words are the errors of requests. As in Dynamo, other fields are ignored, and names differ by letter case.
+var words = compat.Words{
+	Missing: func(name string) error { return unprocessable("missing field `%s`", name) },
+	Twice:   func(name string) error { return unprocessable("duplicate field `%s`", name) },
+	Null:    func(f compat.Field) error { return unprocessable("%s is null, not %s", f.Name, f.Want) },
+	Wrong: func(f compat.Field, value []byte, err error) error {
 		if errors.Is(err, errRankKey) {
-			return fail(http.StatusBadRequest, "Failed to parse the request body as JSON: %s: %v", m.name, err)
+			return fail(http.StatusBadRequest, "Failed to parse the request body as JSON: %s: %v", f.Name, err)
 		}
-		if err != nil {
-			return unprocessable("%s is %.40s, not %s", m.name, value, m.want)
-		}
-	}
-	return nil
+		return unprocessable("%s is %.40s, not %s", f.Name, value, f.Want)
+	},
 }
 
 func unprocessable(format string, args ...any) error {

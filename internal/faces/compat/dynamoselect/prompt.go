@@ -25,21 +25,21 @@ type prompt struct {
 	overrides    overrides
 }
 
-func (p *prompt) members() []member {
+func (p *prompt) members() []compat.Field {
 	p.key = key{defaultModel, defaultGroup}
-	return []member{
-		{"model_name", &p.model, defaulted, "text"},
-		{"routing_group", &p.group, defaulted, "text"},
-		{"token_ids", &p.tokens, optional, "a list of unsigned 32-bit numbers"},
-		{"mm_routing_info", &p.routing, optional, "an object with routing_token_ids"},
-		{"block_mm_infos", &p.media, optional, "a list with null or the mm_objects of each block"},
-		{"block_hashes", &p.hashes, optional, "a list of 64-bit numbers"},
-		{"sequence_hashes", &p.seqs, optional, "a list of 64-bit numbers"},
-		{"isl_tokens", &p.isl, optional, "a number of tokens"},
-		{"lora_name", &p.lora, optional, "text"},
-		{"cache_salt", &p.salt, optional, "text"},
-		{"is_eagle", &p.eagle, optional, "true or false"},
-		{"router_config_override", &p.overrides, optional, "an object with settings in their ranges"},
+	return []compat.Field{
+		member("model_name", &p.model, defaulted, "text"),
+		member("routing_group", &p.group, defaulted, "text"),
+		member("token_ids", &p.tokens, optional, "a list of unsigned 32-bit numbers"),
+		member("mm_routing_info", &p.routing, optional, "an object with routing_token_ids"),
+		member("block_mm_infos", &p.media, optional, "a list with null or the mm_objects of each block"),
+		member("block_hashes", &p.hashes, optional, "a list of 64-bit numbers"),
+		member("sequence_hashes", &p.seqs, optional, "a list of 64-bit numbers"),
+		member("isl_tokens", &p.isl, optional, "a number of tokens"),
+		member("lora_name", &p.lora, optional, "text"),
+		member("cache_salt", &p.salt, optional, "text"),
+		member("is_eagle", &p.eagle, optional, "true or false"),
+		member("router_config_override", &p.overrides, optional, "an object with settings in their ranges"),
 	}
 }
 
@@ -50,8 +50,8 @@ type mediaPrompt struct {
 }
 
 func (m *mediaPrompt) UnmarshalJSON(data []byte) error {
-	return object(data, member{"routing_token_ids", &m.Tokens, required, "a list of tokens"},
-		member{"block_mm_infos", &m.Media, defaulted, "a list"})
+	return object(data, member("routing_token_ids", &m.Tokens, required, "a list of tokens"),
+		member("block_mm_infos", &m.Media, defaulted, "a list"))
 }
 
 // media are the items that touch a block.
@@ -59,7 +59,7 @@ type media struct{ items []events.BlockMedia }
 
 func (m *media) UnmarshalJSON(data []byte) error {
 	var items []mediaItem
-	err := object(data, member{"mm_objects", &items, required, "a list"})
+	err := object(data, member("mm_objects", &items, required, "a list"))
 	objects := make([]compat.MediaObject, len(items))
 	for i, item := range items {
 		objects[i] = compat.MediaObject(item)
@@ -71,15 +71,15 @@ func (m *media) UnmarshalJSON(data []byte) error {
 type mediaItem compat.MediaObject
 
 func (m *mediaItem) UnmarshalJSON(data []byte) error {
-	return object(data, member{"mm_hash", &m.Hash, required, "a 64-bit number"},
-		member{"offsets", new(json.RawMessage), defaulted, "a list"})
+	return object(data, member("mm_hash", &m.Hash, required, "a 64-bit number"),
+		member("offsets", new(json.RawMessage), defaulted, "a list"))
 }
 
 // object reads an object that is the value of a field.
-func object(data []byte, list ...member) error {
+func object(data []byte, list ...compat.Field) error {
 	f, err := members(data)
 	if err == nil {
-		err = f.read(list...)
+		err = f.Read(&words, list...)
 	}
 	return err
 }
@@ -89,13 +89,13 @@ type overrides struct{ routing.Overrides }
 
 func (o *overrides) UnmarshalJSON(data []byte) error {
 	err := object(data,
-		member{"overlap_score_credit", &o.OverlapScoreCredit, optional, "a number"},
-		member{"prefill_load_scale", &o.PrefillLoadScale, optional, "a number"},
-		member{"overlap_score_weight", &o.OverlapScoreWeight, optional, "a number"},
-		member{"router_temperature", &o.RouterTemperature, optional, "a number"},
-		member{"assume_kv_reuse", &o.AssumeKVReuse, optional, "true or false"},
-		member{"track_prefill_tokens", &o.TrackPrefillTokens, optional, "true or false"},
-		member{"shared_cache_multiplier", &o.SharedCacheMultiplier, optional, "a number"})
+		member("overlap_score_credit", &o.OverlapScoreCredit, optional, "a number"),
+		member("prefill_load_scale", &o.PrefillLoadScale, optional, "a number"),
+		member("overlap_score_weight", &o.OverlapScoreWeight, optional, "a number"),
+		member("router_temperature", &o.RouterTemperature, optional, "a number"),
+		member("assume_kv_reuse", &o.AssumeKVReuse, optional, "true or false"),
+		member("track_prefill_tokens", &o.TrackPrefillTokens, optional, "true or false"),
+		member("shared_cache_multiplier", &o.SharedCacheMultiplier, optional, "a number"))
 	if err == nil {
 		err = o.Validate()
 	}
@@ -175,8 +175,8 @@ type target struct {
 }
 
 func (t *target) UnmarshalJSON(data []byte) error {
-	return object(data, member{"worker_id", &t.id, required, "a worker's number"},
-		member{"dp_rank", &t.rank, optional, "an unsigned 32-bit number"})
+	return object(data, member("worker_id", &t.id, required, "a worker's number"),
+		member("dp_rank", &t.rank, optional, "an unsigned 32-bit number"))
 }
 
 func (t *target) routing() *routing.Target {
@@ -191,8 +191,8 @@ type pin struct{ target }
 
 func (p *pin) UnmarshalJSON(data []byte) error {
 	p.rank = new(events.Rank)
-	return object(data, member{"worker_id", &p.id, required, "a worker's number"},
-		member{"dp_rank", p.rank, required, "an unsigned 32-bit number"})
+	return object(data, member("worker_id", &p.id, required, "a worker's number"),
+		member("dp_rank", p.rank, required, "an unsigned 32-bit number"))
 }
 
 // constraints are taints that a worker must have, and those that are preferred.
@@ -202,8 +202,8 @@ type constraints struct {
 }
 
 func (c *constraints) UnmarshalJSON(data []byte) error {
-	return object(data, member{"required_taints", &c.required, defaulted, "a list of text"},
-		member{"preferred_taints", &c.preferred, defaulted, "an object with a number for each taint"})
+	return object(data, member("required_taints", &c.required, defaulted, "a list of text"),
+		member("preferred_taints", &c.preferred, defaulted, "an object with a number for each taint"))
 }
 
 // session is what a request belongs to.
@@ -213,9 +213,9 @@ func (s *session) UnmarshalJSON(data []byte) error {
 	var parent *string
 	var final *bool
 	var trigger *string
-	err := object(data, member{"session_id", &s.id, required, "text"},
-		member{"parent_session_id", &parent, optional, "text"}, member{"session_final", &final, optional, "true or false"},
-		member{"input_trigger", &trigger, optional, "text"})
+	err := object(data, member("session_id", &s.id, required, "text"),
+		member("parent_session_id", &parent, optional, "text"), member("session_final", &final, optional, "true or false"),
+		member("input_trigger", &trigger, optional, "text"))
 	if err == nil && trigger != nil && *trigger != "user_message" && *trigger != "tool_result" && *trigger != "other" {
 		err = fmt.Errorf("input_trigger is %.40q", *trigger)
 	}

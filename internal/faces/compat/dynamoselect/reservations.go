@@ -35,13 +35,13 @@ func (s *selectService) reserve(r *asked) (int, any, error) {
 	var expected uint32
 	var effective *uint64
 	var track *bool
-	if err := r.fields.read(append(p.members(),
-		member{"selection_id", &selectionID, required, "text"},
-		member{"worker_id", &worker, optional, "a worker's number"},
-		member{"dp_rank", &rank, optional, "an unsigned 32-bit number"},
-		member{"expected_output_tokens", &expected, optional, "an unsigned 32-bit number"},
-		member{"effective_prefill_tokens", &effective, optional, "a number of tokens"},
-		member{"track_prefill_tokens", &track, optional, "true or false"})...); err != nil {
+	if err := r.fields.Read(&words, append(p.members(),
+		member("selection_id", &selectionID, required, "text"),
+		member("worker_id", &worker, optional, "a worker's number"),
+		member("dp_rank", &rank, optional, "an unsigned 32-bit number"),
+		member("expected_output_tokens", &expected, optional, "an unsigned 32-bit number"),
+		member("effective_prefill_tokens", &effective, optional, "a number of tokens"),
+		member("track_prefill_tokens", &track, optional, "true or false"))...); err != nil {
 		return 0, nil, err
 	}
 	if err := s.resolve(&p); err != nil {
@@ -170,7 +170,7 @@ func (s *selectService) free(r *asked) (int, any, error) { return s.step(r, nil,
 
 func (s *selectService) outputBlock(r *asked) (int, any, error) {
 	var fraction *float64
-	if err := r.fields.read(member{"decay_fraction", &fraction, optional, "a number"}); err != nil {
+	if err := r.fields.Read(&words, member("decay_fraction", &fraction, optional, "a number")); err != nil {
 		return 0, nil, err
 	}
 	if fraction != nil && !(*fraction >= 0 && *fraction <= 1) {

@@ -105,7 +105,7 @@ var replication = []route{
 
 func noPeers(r *asked) (int, any, error) {
 	var endpoint string
-	if err := r.fields.read(member{"endpoint", &endpoint, required, "text"}); err != nil {
+	if err := r.fields.Read(&words, member("endpoint", &endpoint, required, "text")); err != nil {
 		return 0, nil, err
 	}
 	return 0, nil, fail(http.StatusConflict, "replica sync is disabled")
@@ -186,19 +186,19 @@ func (s *selectService) choose(r *asked, book bool) (int, any, error) {
 	var taints constraints
 	var advisory bool
 	list := append(p.members(),
-		member{"selection_id", &selectionID, optional, "text"}, member{"session_id", &sessionID, optional, "text"},
-		member{"expected_output_tokens", &expected, optional, "an unsigned 32-bit number"},
-		member{"priority_jump", &jump, optional, "a number"},
-		member{"strict_priority", &priority, optional, "an unsigned 32-bit number"},
-		member{"session_context", &of, optional, "an object with session_id"},
-		member{"affinity_target", &affinity, optional, "an object with worker_id"},
-		member{"pinned_worker", &pinned, optional, "an object with worker_id and dp_rank"},
-		member{"allowed_worker_ids", &allowed, optional, "a list of workers' numbers"},
-		member{"routing_constraints", &taints, defaulted, "an object with required_taints and preferred_taints"})
+		member("selection_id", &selectionID, optional, "text"), member("session_id", &sessionID, optional, "text"),
+		member("expected_output_tokens", &expected, optional, "an unsigned 32-bit number"),
+		member("priority_jump", &jump, optional, "a number"),
+		member("strict_priority", &priority, optional, "an unsigned 32-bit number"),
+		member("session_context", &of, optional, "an object with session_id"),
+		member("affinity_target", &affinity, optional, "an object with worker_id"),
+		member("pinned_worker", &pinned, optional, "an object with worker_id and dp_rank"),
+		member("allowed_worker_ids", &allowed, optional, "a list of workers' numbers"),
+		member("routing_constraints", &taints, defaulted, "an object with required_taints and preferred_taints"))
 	if !book {
-		list = append(list, member{"advisory", &advisory, defaulted, "true or false"})
+		list = append(list, member("advisory", &advisory, defaulted, "true or false"))
 	}
-	if err := r.fields.read(list...); err != nil {
+	if err := r.fields.Read(&words, list...); err != nil {
 		return 0, nil, err
 	}
 	if err := s.resolve(&p); err != nil {
@@ -363,7 +363,7 @@ func (s *selectService) loads(r *asked) (int, any, error) {
 
 // prompt reads a request that is a prompt and no more, and finds who serves its model.
 func (s *selectService) prompt(r *asked) (p prompt, body api.Prompt, pool *registry.Pool, err error) {
-	if err = r.fields.read(p.members()...); err != nil {
+	if err = r.fields.Read(&words, p.members()...); err != nil {
 		return p, body, nil, err
 	}
 	if err = s.resolve(&p); err == nil {

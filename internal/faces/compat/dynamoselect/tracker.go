@@ -115,18 +115,18 @@ func (t *tracker) of(k key) ([]*slots, error) {
 }
 
 // named are the fields with which each request names a model.
-func named(k *key) []member {
+func named(k *key) []compat.Field {
 	k.group = defaultGroup
-	return []member{{"model_name", &k.model, required, "text"}, {"routing_group", &k.group, defaulted, "text"}}
+	return []compat.Field{member("model_name", &k.model, required, "text"), member("routing_group", &k.group, defaulted, "text")}
 }
 
 func (t *tracker) register(r *asked) (int, any, error) {
 	const count = "an unsigned 32-bit number"
 	var w slots
 	var k key
-	if err := r.fields.read(append(named(&k), member{"worker_id", &w.Worker, required, "a worker's number"},
-		member{"block_size", &w.BlockSize, required, count}, member{"dp_start", &w.Start, required, count},
-		member{"dp_size", &w.Size, required, count})...); err != nil {
+	if err := r.fields.Read(&words, append(named(&k), member("worker_id", &w.Worker, required, "a worker's number"),
+		member("block_size", &w.BlockSize, required, count), member("dp_start", &w.Start, required, count),
+		member("dp_size", &w.Size, required, count))...); err != nil {
 		return 0, nil, err
 	}
 	w.Model, w.Group = k.model, k.group
@@ -168,8 +168,8 @@ func (t *tracker) register(r *asked) (int, any, error) {
 func (t *tracker) unregister(r *asked) (int, any, error) {
 	var worker number
 	var k key
-	if err := r.fields.read(append(named(&k),
-		member{"worker_id", &worker, required, "a worker's number"})...); err != nil {
+	if err := r.fields.Read(&words, append(named(&k),
+		member("worker_id", &worker, required, "a worker's number"))...); err != nil {
 		return 0, nil, err
 	}
 	t.mu.Lock()
@@ -198,8 +198,8 @@ func (t *tracker) workers(r *asked) (int, any, error) {
 }
 
 // request are the fields with which a request is named.
-func request(k *key, requestID *string) []member {
-	return append(named(k), member{"request_id", requestID, required, "text"})
+func request(k *key, requestID *string) []compat.Field {
+	return append(named(k), member("request_id", requestID, required, "text"))
 }
 
 func (t *tracker) add(r *asked) (int, any, error) {
@@ -209,10 +209,10 @@ func (t *tracker) add(r *asked) (int, any, error) {
 	var rank uint32
 	var tokens uint64
 	var hashes api.Hashes
-	if err := r.fields.read(append(request(&k, &requestID), member{"worker_id", &worker, required, "a worker's number"},
-		member{"dp_rank", &rank, required, "an unsigned 32-bit number"},
-		member{"sequence_hashes", &hashes, required, "a list of 64-bit numbers"},
-		member{"new_isl_tokens", &tokens, defaulted, "a number of tokens"})...); err != nil {
+	if err := r.fields.Read(&words, append(request(&k, &requestID), member("worker_id", &worker, required, "a worker's number"),
+		member("dp_rank", &rank, required, "an unsigned 32-bit number"),
+		member("sequence_hashes", &hashes, required, "a list of 64-bit numbers"),
+		member("new_isl_tokens", &tokens, defaulted, "a number of tokens"))...); err != nil {
 		return 0, nil, err
 	}
 	list, err := t.of(k)
@@ -294,7 +294,7 @@ func (t *tracker) free(r *asked) (int, any, error) {
 func (t *tracker) change(r *asked, do func(context.Context, load.Model, string) error) (int, any, error) {
 	var k key
 	var requestID string
-	if err := r.fields.read(request(&k, &requestID)...); err != nil {
+	if err := r.fields.Read(&words, request(&k, &requestID)...); err != nil {
 		return 0, nil, err
 	}
 	if _, err := t.of(k); err != nil {
@@ -347,8 +347,8 @@ func (t *tracker) potentialLoads(r *asked) (int, any, error) {
 	var k key
 	var hashes api.Hashes
 	var tokens uint64
-	if err := r.fields.read(append(named(&k), member{"sequence_hashes", &hashes, required, "a list of 64-bit numbers"},
-		member{"new_isl_tokens", &tokens, defaulted, "a number of tokens"})...); err != nil {
+	if err := r.fields.Read(&words, append(named(&k), member("sequence_hashes", &hashes, required, "a list of 64-bit numbers"),
+		member("new_isl_tokens", &tokens, defaulted, "a number of tokens"))...); err != nil {
 		return 0, nil, err
 	}
 	list, err := t.of(k)

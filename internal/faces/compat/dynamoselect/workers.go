@@ -63,28 +63,28 @@ func (e *enforcement) UnmarshalJSON(data []byte) error {
 }
 
 // members are the fields of a registration, or of a change, where all may be null.
-func (w *worker) members(collections presence) []member {
+func (w *worker) members(collections compat.Presence) []compat.Field {
 	const text, count = "text", "an unsigned number"
-	return []member{
-		{"endpoint", &w.Endpoint, optional, text},
-		{"kv_events_endpoint", &w.EventsEndpoint, optional, text},
-		{"kv_events_endpoints", &w.EventsEndpoints, collections, "an object with text for each rank"},
-		{"replay_endpoint", &w.ReplayEndpoint, optional, text},
-		{"block_size", &w.BlockSize, optional, count},
-		{"data_parallel_start_rank", &w.RankStart, optional, count},
-		{"data_parallel_size", &w.RankSize, optional, count},
-		{"max_num_batched_tokens", &w.MaxBatchedTokens, optional, count},
-		{"total_kv_blocks", &w.TotalKVBlocks, optional, count},
-		{"stable_routing_id", &w.StableRoutingID, optional, text},
-		{"is_eagle", &w.Eagle, optional, "true or false"},
-		{"taints", &w.Taints, collections, "a list of text"},
-		{"topology_domains", &w.TopologyDomains, collections, "an object with text"},
-		{"kv_transfer_domain", &w.TransferDomain, optional, text},
-		{"kv_transfer_enforcement", &w.TransferEnforcement, optional, "required or preferred"},
-		{"kv_transfer_preferred_weight", &w.TransferWeight, optional, "a number"},
-		{"router_hint_worker_type", &w.HintType, optional, text},
-		{"router_hint_source_control_endpoints", &w.HintEndpoints, collections, "an object with text for each rank"},
-		{"kv_event_source_mode", &w.SourceMode, optional, text},
+	return []compat.Field{
+		member("endpoint", &w.Endpoint, optional, text),
+		member("kv_events_endpoint", &w.EventsEndpoint, optional, text),
+		member("kv_events_endpoints", &w.EventsEndpoints, collections, "an object with text for each rank"),
+		member("replay_endpoint", &w.ReplayEndpoint, optional, text),
+		member("block_size", &w.BlockSize, optional, count),
+		member("data_parallel_start_rank", &w.RankStart, optional, count),
+		member("data_parallel_size", &w.RankSize, optional, count),
+		member("max_num_batched_tokens", &w.MaxBatchedTokens, optional, count),
+		member("total_kv_blocks", &w.TotalKVBlocks, optional, count),
+		member("stable_routing_id", &w.StableRoutingID, optional, text),
+		member("is_eagle", &w.Eagle, optional, "true or false"),
+		member("taints", &w.Taints, collections, "a list of text"),
+		member("topology_domains", &w.TopologyDomains, collections, "an object with text"),
+		member("kv_transfer_domain", &w.TransferDomain, optional, text),
+		member("kv_transfer_enforcement", &w.TransferEnforcement, optional, "required or preferred"),
+		member("kv_transfer_preferred_weight", &w.TransferWeight, optional, "a number"),
+		member("router_hint_worker_type", &w.HintType, optional, text),
+		member("router_hint_source_control_endpoints", &w.HintEndpoints, collections, "an object with text for each rank"),
+		member("kv_event_source_mode", &w.SourceMode, optional, text),
 	}
 }
 
@@ -143,10 +143,10 @@ func (w *worker) spec() api.WorkerSpec {
 // post registers a worker, in place of what it was before.
 func (s *selectService) post(r *asked) (int, any, error) {
 	w := &worker{Model: defaultModel, Group: defaultGroup}
-	if err := r.fields.read(append(w.members(defaulted),
-		member{"worker_id", (*number)(&w.ID), required, "a worker's number"},
-		member{"model_name", &w.Model, defaulted, "text"},
-		member{"routing_group", &w.Group, defaulted, "text"})...); err != nil {
+	if err := r.fields.Read(&words, append(w.members(defaulted),
+		member("worker_id", (*number)(&w.ID), required, "a worker's number"),
+		member("model_name", &w.Model, defaulted, "text"),
+		member("routing_group", &w.Group, defaulted, "text"))...); err != nil {
 		return 0, nil, err
 	}
 	s.mu.Lock()
@@ -159,7 +159,7 @@ func (s *selectService) post(r *asked) (int, any, error) {
 
 func (s *selectService) patch(r *asked) (int, any, error) {
 	change := worker{}
-	if err := r.fields.read(change.members(optional)...); err != nil {
+	if err := r.fields.Read(&words, change.members(optional)...); err != nil {
 		return 0, nil, err
 	}
 	s.mu.Lock()
