@@ -325,7 +325,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 	}
 	defer tracesEnd()
 	s.Tracer = tracer
-	cli.SaveMemory()
+	cli.SaveMemory(cli.IndexerRoom)
 	began := time.Now()
 	if s.Conn, s.Embedded, err = s.connect(ctx, log); err != nil {
 		return err

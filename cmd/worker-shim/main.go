@@ -150,6 +150,9 @@ func (r *running) process(ctx context.Context, log *slog.Logger, run func() erro
 	return r.underWatch(log, run)
 }
 
+// processors bounds the processors of a shim. One carries a million blocks a second.
+const processors = 4
+
 // underWatch runs with --debug-listen, in as little memory as possible.
 func (r *running) underWatch(log *slog.Logger, run func() error) error {
 	if err := r.debug.Check(); err != nil {
@@ -160,7 +163,8 @@ func (r *running) underWatch(log *slog.Logger, run func() error) error {
 		return err
 	}
 	defer debugStop()
-	cli.SaveMemory()
+	cli.LimitProcessors(processors)
+	cli.SaveMemory(cli.ShimRoom)
 	return run()
 }
 

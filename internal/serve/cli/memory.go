@@ -12,33 +12,51 @@ import (
 // startTime is the time after which the start of a program has ended.
 const startTime = 5 * time.Second
 
-// Bounds of what a process allocates between two garbage collections.
-const (
-	leastRoom = 4 << 20
-	mostRoom  = 128 << 20       // or as much as is in use, if that is more
-	roomFor   = 4 * time.Second // of allocations at the rate since the last collection
+// rateOver is the time over which a rate of allocations is measured at least: a burst is no rate.
+const rateOver = time.Second
+
+// Room is how many bytes a process may allocate between two garbage collections: as many as it allocates in For, but at
+// least Least, and at most Most or as much as is in use.
+type Room struct {
+	Least, Most uint64
+	For         time.Duration
+}
+
+// Rooms of the programs. A shim has a few MiB in use, which a collection marks in a millisecond.
+var (
+	IndexerRoom = Room{Least: 4 << 20, Most: 128 << 20, For: 4 * time.Second}
+	ShimRoom    = Room{Least: 1 << 20, Most: 32 << 20, For: time.Second / 2}
 )
 
-// SaveMemory keeps the memory of a process small that runs for long.
+// SaveMemory keeps the memory of a long-running process small. DESIGN.md has the reasons and the figures.
 //
-// The heap grows between two garbage collections by what the process allocates in four seconds: by 4 MiB in a process
-// that does little, and by 128 MiB or by its size in one that does much. Go would let it double, which is too often for
-// a small heap and costs memory in an idle process. GOGC in the environment turns this off. The index is not in the
-// heap.
+// Go would let the heap double between two garbage collections. That is too often for a small heap, and it costs memory
+// in an idle process: room replaces it. GOGC in the environment turns this off. The index is not in the heap.
 //
-// After its start the process unmaps its program, of which the start has used nearly all.
-func SaveMemory() { saveMemory() }
+// Five seconds later the process unmaps the pages of its program that only the start has used.
+func SaveMemory(room Room) {
+	saveMemory.Do(func() {
+		if os.Getenv("GOGC") == "" {
+			(&heapTuner{room: room}).collected()
+		}
+		time.AfterFunc(startTime, unmapProgram)
+	})
+}
 
-var saveMemory = sync.OnceFunc(func() {
-	if os.Getenv("GOGC") == "" {
-		new(heapTuner).collected()
+var saveMemory sync.Once
+
+// LimitProcessors has Go run on at most n processors at once, unless GOMAXPROCS in the environment says otherwise. Each
+// processor has free memory of its own: 64 of them cost an idle shim more than everything else in its heap.
+func LimitProcessors(n int) {
+	if os.Getenv("GOMAXPROCS") == "" && runtime.GOMAXPROCS(0) > n {
+		runtime.GOMAXPROCS(n)
 	}
-	time.AfterFunc(startTime, unmapProgram)
-})
+}
 
 // heapTuner sets the garbage collector's target after each collection. The finalizers' goroutine owns it.
 type heapTuner struct {
-	at        time.Time // of the last collection; zero before the first
+	room      Room
+	from      time.Time // of the rate; zero before the first collection
 	allocated uint64    // bytes, since the start, at that time
 }
 
@@ -49,15 +67,18 @@ func (h *heapTuner) collected() {
 	sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/heap/allocs:bytes"}}
 	metrics.Read(sample)
 	live, allocated, now := sample[0].Value.Uint64(), sample[1].Value.Uint64(), time.Now()
-	debug.SetGCPercent(growth(live, allocated-h.allocated, now.Sub(h.at)))
-	h.allocated, h.at = allocated, now
+	in := now.Sub(h.from)
+	debug.SetGCPercent(h.room.growth(live, allocated-h.allocated, max(in, rateOver)))
+	if in >= rateOver {
+		h.allocated, h.from = allocated, now
+	}
 	runtime.SetFinalizer(new(collectible), func(*collectible) { h.collected() })
 }
 
 // growth returns by how many percent a heap may grow, of which live bytes are in use and which has allocated so many
 // bytes in the given time.
-func growth(live, allocated uint64, in time.Duration) int {
-	room := float64(allocated) * roomFor.Seconds() / max(in.Seconds(), 1e-3)
-	room = min(max(room, leastRoom), max(mostRoom, float64(live)))
-	return int(min(max(100*room/float64(max(live, leastRoom)), 10), 400))
+func (r Room) growth(live, allocated uint64, in time.Duration) int {
+	room := float64(allocated) * r.For.Seconds() / in.Seconds()
+	room = min(max(room, float64(r.Least)), max(float64(r.Most), float64(live)))
+	return int(min(max(100*room/float64(max(live, r.Least)), 10), 400))
 }

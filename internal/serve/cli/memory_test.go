@@ -13,7 +13,7 @@ func TestGrowth(t *testing.T) {
 		in              time.Duration
 		want            int
 	}{
-		{0, 0, 0, 100},                              // the start
+		{0, 0, time.Second, 100},                    // the start
 		{4 * mib, mib, time.Minute, 100},            // idle: 4 MiB of garbage
 		{16 * mib, mib, time.Minute, 25},            //
 		{16 * mib, 16 * mib, 4 * time.Second, 100},  // four seconds of allocations
@@ -22,7 +22,7 @@ func TestGrowth(t *testing.T) {
 		{1024 * mib, 4096 * mib, time.Second, 100},  // or its size
 		{1024 * mib, 64 * mib, 4 * time.Second, 10}, // a large heap that is quiet
 	} {
-		if got := growth(c.live, c.allocated, c.in); got != c.want {
+		if got := IndexerRoom.growth(c.live, c.allocated, c.in); got != c.want {
 			t.Errorf("%d bytes live, %d allocated in %v: %d %%, not %d", c.live, c.allocated, c.in, got, c.want)
 		}
 	}

@@ -3,6 +3,7 @@ package cli
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 
@@ -10,31 +11,42 @@ import (
 )
 
 // unmapProgram unmaps the pages of the program's file: code and constants. The kernel keeps them in its cache and maps
-// each page again at its next use. A failure changes nothing.
+// each page again at its next use. A failure changes nothing. DESIGN.md says which pages must stay.
 func unmapProgram() {
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {
 		return
 	}
-	maps, err := os.Open("/proc/self/maps")
+	maps, err := os.Open("/proc/self/smaps")
 	if err != nil {
 		return
 	}
 	defer maps.Close()
-	for lines := bufio.NewScanner(maps); lines.Scan(); {
-		if from, size, ok := constant(lines.Text(), program); ok {
-			_, _, _ = unix.Syscall(unix.SYS_MADVISE, from, size, unix.MADV_DONTNEED)
-		}
+	for _, m := range filePages(maps, program) {
+		_, _, _ = unix.Syscall(unix.SYS_MADVISE, m.from, m.size, unix.MADV_DONTNEED)
 	}
 }
 
-// constant reads a line of /proc/self/maps. ok is true for pages of the program's file that cannot be written: the
-// process would lose others.
-func constant(line, program string) (from, size uintptr, ok bool) {
-	var to uintptr
-	var mode string
-	if n, _ := fmt.Sscanf(line, "%x-%x %s", &from, &to, &mode); n != 3 || to <= from {
-		return 0, 0, false
+// mapping is a range of addresses.
+type mapping struct{ from, size uintptr }
+
+// filePages reads smaps of proc(5) and returns the mappings that have the content of the program's file in each page: no
+// page can be written, and none was.
+func filePages(smaps io.Reader, program string) (all []mapping) {
+	var m mapping
+	ok := false
+	for lines := bufio.NewScanner(smaps); lines.Scan(); {
+		line := lines.Text()
+		var from, to uintptr
+		var mode string
+		if n, _ := fmt.Sscanf(line, "%x-%x %s", &from, &to, &mode); n == 3 {
+			m = mapping{from, to - from}
+			ok = to > from && (mode == "r-xp" || mode == "r--p") && strings.HasSuffix(line, " "+program)
+			continue
+		}
+		if rest, is := strings.CutPrefix(line, "Anonymous:"); is && ok && strings.TrimSpace(rest) == "0 kB" {
+			all = append(all, m)
+		}
 	}
-	return from, to - from, (mode == "r-xp" || mode == "r--p") && strings.HasSuffix(line, " "+program)
+	return all
 }
