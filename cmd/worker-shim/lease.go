@@ -42,15 +42,22 @@ func (r *running) linger(stop context.Context, log *slog.Logger) (ctx context.Co
 	}
 }
 
-// leaveTime bounds the last write of a lease.
+// leaveTime bounds the last write of a lease at the end of the process.
 const leaveTime = 2 * time.Second
 
 // leave writes into the lease how the shim has ended: with its engine or its pod, or, if ctx is done, before it.
 func (r *running) leave(ctx, stop context.Context, report *shim.Report, log *slog.Logger) {
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
+	podGone, within := errors.Is(context.Cause(stop), errPodGone), leaveTime
+	if podGone {
+		within = max(leaveTime, r.lease) // the process goes on, and hundreds of pods may be gone at once
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 	defer cancel()
+	if podGone {
+		defer context.AfterFunc(r.whole, func() { time.AfterFunc(leaveTime, cancel) })()
+	}
 	err, what := error(nil), "the engine is gone; its lease is ended"
-	if ctx.Err() == nil || errors.Is(context.Cause(stop), errPodGone) {
+	if ctx.Err() == nil || podGone {
 		err = report.End(last, stop.Err() != nil)
 	} else {
 		err = report.Leave(last)

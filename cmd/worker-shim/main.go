@@ -44,6 +44,8 @@ type running struct {
 	*shared
 	settings // of the flags, or of the engine where flags leave them open
 	engineFacts
+
+	whole context.Context // of pods: it is done when all shims are to stop
 }
 
 // shared is what all ranks of the process share.

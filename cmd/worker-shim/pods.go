@@ -341,7 +341,7 @@ func (f *podFleet) start(ctx context.Context, key string, pod *kube.Pod, of int)
 	if f.ending[one.instance] != nil {
 		return
 	}
-	one.queueBytes = max(leastQueue, f.cfg.queueBytes/max(of, 1))
+	one.queueBytes, one.whole = max(leastQueue, f.cfg.queueBytes/max(of, 1)), ctx
 	ctx, stop := context.WithCancelCause(ctx)
 	s := &podShim{pod: *pod, worker: one.instance, stop: stop, done: make(chan struct{})}
 	f.shims[key] = s
