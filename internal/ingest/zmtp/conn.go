@@ -2,6 +2,7 @@ package zmtp
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -24,6 +25,10 @@ type Conn struct {
 	peer Peer
 	out  *queue[[]byte] // messages in wire form, shared between peers
 
+	writes    int // size of the buffer for writing
+	fills     int // of the small buffer for reading, from fillsFrom on; the reading goroutine owns both
+	fillsFrom time.Time
+
 	silence atomic.Int64  // nanoseconds that the peer may be silent; 0: for ever
 	control chan struct{} // the writer shall look at pong
 	down    chan struct{} // closed when the connection is being ended
@@ -43,7 +48,41 @@ func (t timedReader) Read(p []byte) (int, error) {
 			return 0, err
 		}
 	}
-	return t.c.nc.Read(p)
+	n, err := t.c.nc.Read(p)
+	if len(p) == smallBuffer && n == len(p) {
+		t.c.filled(time.Now())
+	}
+	return n, err
+}
+
+// Sizes of a connection's buffers. One process may have a thousand connections on which little comes, or a single one
+// on which very much comes.
+const (
+	smallBuffer = 4 << 10
+	largeBuffer = 64 << 10
+)
+
+// Data that fills the small buffer busyFills times within busyTime is read with the large one from then on: fewer
+// system calls.
+const (
+	busyFills = 16
+	busyTime  = 100 * time.Millisecond
+)
+
+// filled notes that the small buffer was filled at once.
+func (c *Conn) filled(now time.Time) {
+	if now.Sub(c.fillsFrom) > busyTime {
+		c.fills, c.fillsFrom = 0, now
+	}
+	c.fills++
+}
+
+// widen gives a busy connection the large buffer.
+func (c *Conn) widen() {
+	if c.fills >= busyFills && c.in.r.Size() < largeBuffer {
+		rest, _ := c.in.r.Peek(c.in.r.Buffered()) // what is buffered can be peeked at
+		c.in.r = bufio.NewReaderSize(io.MultiReader(bytes.NewReader(bytes.Clone(rest)), timedReader{c}), largeBuffer)
+	}
 }
 
 // newConn does the handshake on nc. It closes nc if it fails. The Peer in the failed connection's place says what
@@ -55,11 +94,15 @@ func newConn(ctx context.Context, nc net.Conn, cfg *Config, e endpoint, socketTy
 		peer:    Peer{Endpoint: e.text, Remote: nc.RemoteAddr().String()},
 		control: make(chan struct{}, 1),
 		down:    make(chan struct{}),
+		writes:  largeBuffer,
+	}
+	if socketType == "SUB" || socketType == "DEALER" { // these send subscriptions, requests and heartbeats
+		c.writes = smallBuffer
 	}
 	stop := context.AfterFunc(ctx, func() { nc.Close() })
 	err := nc.SetDeadline(time.Now().Add(cfg.HandshakeTimeout))
 	if err == nil {
-		c.in = reader{r: bufio.NewReaderSize(timedReader{c}, 64<<10), maxBytes: maxCommand, maxFrames: cfg.MaxFrames}
+		c.in = reader{r: bufio.NewReaderSize(timedReader{c}, smallBuffer), maxBytes: maxCommand, maxFrames: cfg.MaxFrames}
 		err = handshake(nc, &c.in, socketType, cfg.Identity, &c.peer)
 	}
 	if err == nil {
@@ -111,6 +154,7 @@ func (c *Conn) Run(onMessage func([][]byte) error, onCommand func(name string, d
 
 func (c *Conn) read(onMessage func([][]byte) error, onCommand func(string, []byte) error) error {
 	for {
+		c.widen()
 		it, err := c.in.read()
 		if err != nil {
 			if errors.Is(err, net.ErrClosed) {
@@ -160,7 +204,7 @@ func (c *Conn) onPing(data []byte) error {
 const burst = 256
 
 func (c *Conn) write() error {
-	w := bufio.NewWriterSize(c.nc, 64<<10)
+	w := bufio.NewWriterSize(c.nc, c.writes)
 	var tick <-chan time.Time
 	if c.pings() {
 		t := time.NewTicker(c.cfg.Heartbeat)
