@@ -467,7 +467,8 @@ func TestNetworkPolicies(t *testing.T) {
 		"an HTTP client":   here(labels{"kvatlas.io/http-client": "true"}),
 		"another's client": {pod: labels{"kvatlas.io/http-client": "true", "kvatlas.io/client": "true"}, namespace: "x"},
 		"Prometheus":       {pod: labels{"app": "prometheus"}, namespace: "monitoring"},
-		"a gateway":        {pod: labels{"app": "envoy"}, namespace: "gateway-system"},
+		"a gateway":        {pod: labels{"gateway.networking.k8s.io/gateway-name": "inference"}, namespace: "gateway-system"},
+		"its neighbour":    {pod: labels{"app": "x"}, namespace: "gateway-system"},
 		"an engine":        here(labels{"kvatlas.io/engine": "true"}),
 		"a store":          here(labels{"kvatlas.io/store": "true"}),
 		"DNS":              {pod: labels{"k8s-app": "kube-dns"}, namespace: "kube-system"},
@@ -497,6 +498,7 @@ func TestNetworkPolicies(t *testing.T) {
 		{"an HTTP client", indexer, []int{8090}}, {"Prometheus", indexer, []int{8090}}, {"a gateway", indexer, []int{9002}},
 		{indexer, "an engine", []int{5557, 5657, 8000}}, {indexer, "a store", []int{9003}},
 		{indexer, engine, []int{8000}}, {"a gateway", engine, []int{8000}},
+		{"its neighbour", engine, []int{8000}},
 		{nats, "DNS", []int{53}}, {indexer, "DNS", []int{53}}, {engine, "DNS", []int{53}},
 	} {
 		for _, port := range c.ports {

@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -44,7 +46,7 @@ type serving struct {
 	l3Master                 func() (hicache.Master, error)
 	routingConfig            string
 	forwardQueries           bool
-	tokenizers               string
+	tokenizers, grpcClientCA string
 	rule                     func() (*dial.Rule, error)
 	nats                     *cli.NATS
 	debug                    *cli.Debug
@@ -88,6 +90,9 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 	f.BoolVar(&s.GRPCInsecure, "grpc-insecure", false,
 		"whoever reaches --grpc-listen may have workers chosen without a token: for gateways that cannot send one, such as "+
 			"those of an InferencePool. A NetworkPolicy must let only these reach the port")
+	f.StringVar(&s.grpcClientCA, "grpc-client-ca", "",
+		"file with the authorities (PEM) of client certificates on --grpc-listen: a gateway with a certificate of theirs "+
+			"needs no token (mutual TLS); needs --http-cert and --http-key")
 	s.security = cli.HTTPSecurityFlags(f, "HTTP and gRPC")
 	f.StringVar(&s.Namespace, "namespace", "default",
 		"name of the deployment, which has subjects, streams and buckets of its own; several may share NATS servers")
@@ -225,6 +230,19 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 	return cmd
 }
 
+// readAuthorities reads the certificates of authorities in a PEM file.
+func readAuthorities(path string) (*x509.CertPool, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("%s has no certificate in PEM", path)
+	}
+	return pool, nil
+}
+
 // check refuses what makes no sense, all of it at once.
 func (s *serving) check() error {
 	var wrong cli.Complaints
@@ -257,7 +275,17 @@ func (s *serving) check() error {
 	}
 	delete(listen, "--nats-listen")
 	wrong.When(s.GRPCInsecure && s.GRPCListen == "", "--grpc-insecure says nothing without --grpc-listen")
+	if s.grpcClientCA != "" {
+		wrong.When(s.GRPCListen == "", "--grpc-client-ca says nothing without --grpc-listen")
+		delete(listen, "--grpc-listen") // a certificate takes the place of a token
+	}
 	wrong = append(wrong, s.debug.Check(), s.security.Check(listen), s.traces.Check())
+	if s.grpcClientCA != "" {
+		var err error
+		s.GRPCClientCAs, err = readAuthorities(s.grpcClientCA)
+		wrong.About("--grpc-client-ca", err)
+		wrong.When(s.security.TLS == nil, "--grpc-client-ca needs --http-cert and --http-key: certificates are part of TLS")
+	}
 	wrong.About("--nats-config", (&natsserver.Options{ConfigFile: s.natsConfig}).CheckFile())
 	var err error
 	s.Engines.OnRefused, err = shim.ParseOnRefused(s.onRefused)

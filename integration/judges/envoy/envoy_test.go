@@ -41,8 +41,14 @@ type gateway struct {
 // start starts all of it, with three engines whose workers are registered.
 func start(t *testing.T, edits ...string) *gateway {
 	t.Helper()
-	g := &gateway{t: t, indexer: harness.StartIndexer(t, t.TempDir(), "", "--grpc-listen", "127.0.0.1:0",
-		"--guess-ttl", "1h")}
+	return startWith(t, nil, edits...)
+}
+
+// startWith is start with further flags of the indexer.
+func startWith(t *testing.T, flags []string, edits ...string) *gateway {
+	t.Helper()
+	g := &gateway{t: t, indexer: harness.StartIndexer(t, t.TempDir(), "", append([]string{"--grpc-listen", "127.0.0.1:0",
+		"--guess-ttl", "1h"}, flags...)...)}
 	var addresses []string
 	for i := range 3 {
 		e, err := openaisim.Start("127.0.0.1:0", openaisim.Options{Model: model, BlockSize: blockSize, Tokens: 4,
@@ -53,10 +59,10 @@ func start(t *testing.T, edits ...string) *gateway {
 		t.Cleanup(e.Kill)
 		g.engines = append(g.engines, e)
 		addresses = append(addresses, e.Addr)
-		worker := fmt.Sprintf(`{"instance":"worker-%d","model":%q,"block_size":%d,"endpoint":"http://%s","events":"none"}`,
-			i, model, blockSize, e.Addr)
-		if status, reply, err := harness.Request(g.indexer.HTTP, "POST", "/v1/workers", worker); status != 200 {
-			t.Fatal(status, reply, err)
+		r := harness.Run(t, "indexer", "workers", "register", fmt.Sprintf("worker-%d", i), "--model", model, "--block-size",
+			fmt.Sprint(blockSize), "--endpoint", "http://"+e.Addr, "--nats", g.indexer.NATS)
+		if r.Code != 0 {
+			t.Fatal(r)
 		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)

@@ -174,7 +174,7 @@ indexer:
   podAnnotations: {a: b}
   podDisruptionBudget: {maxUnavailable: 40%}
 http: {tokenSecret: my-token, tlsSecret: my-tls}
-grpc: {enabled: true, port: 9003}
+grpc: {enabled: true, port: 9003, clientCASecret: my-gateways}
 nats: {mode: external, url: "tls://nats-1:4222,tls://nats-2:4222", caSecret: nats-ca, nkeySecret: my-key}
 serviceMonitor: {enabled: true, interval: 30s, labels: {release: prometheus}, caSecret: my-ca}
 engineExample:
@@ -190,6 +190,13 @@ networkPolicy:
   httpFrom: [{namespaceSelector: {matchLabels: {team: routing}}}]
   enginePorts: [5557, 30000]
   extraEgress: [{to: [{podSelector: {matchLabels: {app: collector}}}], ports: [{port: 4318}]}]
+`,
+	"gateways without tokens": `
+grpc: {enabled: true, insecure: true}
+networkPolicy:
+  grpcFrom:
+    - namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: gateway-system}}
+      podSelector: {matchLabels: {gateway.networking.k8s.io/gateway-name: inference}}
 `,
 	"no keys": `
 nats: {mode: external, url: "nats://nats", nkeySecret: ""}
@@ -284,7 +291,7 @@ func TestValues(t *testing.T) {
 	for _, arg := range []string{"--nats=tls://nats-1:4222,tls://nats-2:4222", "--nats-ca=/etc/kvatlas/nats-ca/ca.crt",
 		"--namespace=prod", "--replication=3", "--replicas=3", "--drain-timeout=60s", "--http-cert=/etc/kvatlas/tls/tls.crt",
 		"--http-key=/etc/kvatlas/tls/tls.key", "--grpc-listen=0.0.0.0:9003", "--policy=least_load",
-		"--http-token-file=/etc/kvatlas/http/token"} {
+		"--http-token-file=/etc/kvatlas/http/token", "--grpc-client-ca=/etc/kvatlas/grpc-ca/ca.crt"} {
 		if !strings.Contains(args, arg) {
 			t.Errorf("the indexers have no %s: %s", arg, args)
 		}
@@ -308,7 +315,7 @@ func TestValues(t *testing.T) {
 		check(probe, at(container, probe, "httpGet", "scheme"), "HTTPS")
 	}
 	secrets := fmt.Sprint(at(pod, "volumes"))
-	for _, name := range []string{"my-token", "my-tls", "my-key", "nats-ca"} {
+	for _, name := range []string{"my-token", "my-tls", "my-key", "nats-ca", "my-gateways"} {
 		if !strings.Contains(secrets, "secretName:"+name) {
 			t.Errorf("no volume has the secret %s: %s", name, secrets)
 		}
@@ -386,27 +393,32 @@ func subset(of, keys object) object {
 // TestRefusedValues: values that make no sense are refused, and the error names them.
 func TestRefusedValues(t *testing.T) {
 	for text, word := range map[string]string{
-		"indexer: {replica: 3}":                                "replica",
-		"indexer: {replicas: three}":                           "replicas",
-		"indexer: {replicas: 0}":                               "replicas",
-		"indexer: {extraArgs: [policy]}":                       "extraArgs",
-		"http: {tokenSecret: \"\"}":                            "tokenSecret",
-		"namespace: Prod":                                      "namespace",
-		"nats: {mode: none}":                                   "mode",
-		"nats: {mode: external}":                               "url",
-		"nats: {replicas: 2}":                                  "replicas",
-		"nats: {mode: cluster, replicas: 1}":                   "replicas",
-		"indexer: {replicas: 2}":                               "values-cluster.yaml",
-		"nats: {nkeySecret: \"\"}":                             "nats.nkeySecret",
-		"serviceMonitor: {interval: often}":                    "interval",
-		"image: {pullPolicy: Sometimes}":                       "pullPolicy",
-		"grpc: {port: 8090}":                                   "port",
-		"indexer: {podDisruptionBudget: {maxUnavailable: -1}}": "maxUnavailable",
-		"networkPolicy: {httpFrom: []}":                        "httpFrom",
-		"networkPolicy: {dns: [{ip: 10.0.0.1}]}":               "dns",
-		"networkPolicy: {enginePorts: [http]}":                 "enginePorts",
-		"engineExample: {pool: a/b}":                           "pool",
-		"engineExample: {extraArgs: [ranks]}":                  "extraArgs",
+		"indexer: {replica: 3}":                      "replica",
+		"indexer: {replicas: three}":                 "replicas",
+		"indexer: {replicas: 0}":                     "replicas",
+		"indexer: {extraArgs: [policy]}":             "extraArgs",
+		"http: {tokenSecret: \"\"}":                  "tokenSecret",
+		"namespace: Prod":                            "namespace",
+		"nats: {mode: none}":                         "mode",
+		"nats: {mode: external}":                     "url",
+		"nats: {replicas: 2}":                        "replicas",
+		"nats: {mode: cluster, replicas: 1}":         "replicas",
+		"indexer: {replicas: 2}":                     "values-cluster.yaml",
+		"nats: {nkeySecret: \"\"}":                   "nats.nkeySecret",
+		"serviceMonitor: {interval: often}":          "interval",
+		"image: {pullPolicy: Sometimes}":             "pullPolicy",
+		"grpc: {port: 8090}":                         "port",
+		"grpc: {enabled: true, insecure: sometimes}": "insecure",
+		"grpc: {enabled: true, insecure: true}":      "grpcFrom",
+		"grpc: {insecure: true}":                     "grpc.enabled",
+		"grpc: {enabled: true, clientCASecret: c}":   "http.tlsSecret",
+		"{grpc: {enabled: true, insecure: true}, networkPolicy: {enabled: false}}": "networkPolicy.enabled",
+		"indexer: {podDisruptionBudget: {maxUnavailable: -1}}":                     "maxUnavailable",
+		"networkPolicy: {httpFrom: []}":                                            "httpFrom",
+		"networkPolicy: {dns: [{ip: 10.0.0.1}]}":                                   "dns",
+		"networkPolicy: {enginePorts: [http]}":                                     "enginePorts",
+		"engineExample: {pool: a/b}":                                               "pool",
+		"engineExample: {extraArgs: [ranks]}":                                      "extraArgs",
 	} {
 		if _, err := render(t, text); err == nil || !strings.Contains(err.Error(), word) {
 			t.Errorf("%s: %v", text, err)
@@ -552,6 +564,27 @@ func TestPolicies(t *testing.T) {
 		if !strings.Contains(spec, part) {
 			t.Errorf("the indexers' policy has no %s: %s", part, spec)
 		}
+	}
+	_, all = rendered(t, renderings["gateways without tokens"])
+	args := fmt.Sprint(at(all["StatefulSet kvatlas-indexer"], "spec", "template", "spec", "containers", 0, "args"))
+	if !strings.Contains(args, "--grpc-insecure") || strings.Contains(args, "--grpc-client-ca") {
+		t.Errorf("gateways without tokens: the indexers have %s", args)
+	}
+	admitted := 0
+	rules, _ := at(all["NetworkPolicy kvatlas-indexer"], "spec", "ingress").([]any)
+	for _, rule := range rules {
+		if fmt.Sprint(at(rule, "ports", 0, "port")) != "9002" {
+			continue
+		}
+		peers, _ := at(rule, "from").([]any)
+		for _, peer := range peers {
+			if admitted++; at(peer, "podSelector") == nil {
+				t.Errorf("gateways without tokens: all pods of a namespace may choose workers: %v", peer)
+			}
+		}
+	}
+	if admitted != 1 {
+		t.Errorf("gateways without tokens: port 9002 admits %d peers", admitted)
 	}
 	_, all = rendered(t, renderings["embedded"])
 	ingress := fmt.Sprint(at(all["NetworkPolicy kvatlas-indexer"], "spec", "ingress"))

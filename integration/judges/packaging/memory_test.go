@@ -41,7 +41,8 @@ func resident(t *testing.T, pid int) int {
 // within shimResident.
 func TestShimMemory(t *testing.T) {
 	dir := t.TempDir()
-	run(t, root, []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", dir+"/", "./cmd/worker-shim")
+	run(t, root, []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", dir+"/",
+		"./cmd/worker-shim")
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	e, err := enginesim.Start(t.Context(), enginesim.Config{BlockSize: harness.BlockSize, Capacity: 4000})
 	if err != nil {

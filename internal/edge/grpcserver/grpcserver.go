@@ -26,6 +26,7 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 )
@@ -52,7 +53,10 @@ type Config struct {
 	Tokens *rights.Tokens          // of which calls must bring one; nil: none
 	Needs  map[string]rights.Roles // by method, such as /package.Service/Method: of all that are registered
 	Open   []string                // methods that need no token
-	TLS    *tls.Config             // nil: plain text
+
+	// TLS, if it is nil, is plain text. A client whose certificate it verifies needs no token. With ClientCAs and without
+	// Tokens, a call needs such a certificate.
+	TLS *tls.Config
 
 	Calls   int // calls of one message each that may be under way at once
 	Streams int // streams that may be; each has at most one message in hand
@@ -136,17 +140,34 @@ func isHealth(method string) bool {
 	return strings.HasPrefix(method, "/"+grpc_health_v1.Health_ServiceDesc.ServiceName+"/")
 }
 
-// admit is nil if whoever calls may do so.
+// certified reports whether the TLS library has verified a certificate of the caller.
+func certified(ctx context.Context) bool {
+	caller, known := peer.FromContext(ctx)
+	if !known {
+		return false
+	}
+	info, is := caller.AuthInfo.(credentials.TLSInfo)
+	return is && len(info.State.VerifiedChains) > 0
+}
+
+// admit returns an error if the caller may not call the method.
 func (p *port) admit(ctx context.Context, method string) error {
-	if slices.Contains(p.Open, method) {
+	if slices.Contains(p.Open, method) || certified(ctx) {
 		return nil
+	}
+	how := "metadata authorization: Bearer ..."
+	if p.TLS != nil && p.TLS.ClientCAs != nil {
+		if p.Tokens == nil {
+			return api.Errorf(api.CodeUnauthorized, "this port wants a client certificate of an authority in --grpc-client-ca")
+		}
+		how += ", or a client certificate of an authority in --grpc-client-ca"
 	}
 	given := ""
 	if values := metadata.ValueFromIncomingContext(ctx, "authorization"); len(values) == 1 {
 		given = values[0]
 	}
 	needs := cmp.Or(p.Needs[method], rights.Any) // of a method that is not there
-	if failure := p.Tokens.Check(given, needs, "metadata authorization: Bearer ..."); failure != nil {
+	if failure := p.Tokens.Check(given, needs, how); failure != nil {
 		return failure
 	}
 	return nil

@@ -30,7 +30,7 @@ func unmapProgram() {
 // mapping is a range of addresses.
 type mapping struct{ from, size uintptr }
 
-// filePages reads smaps of proc(5) and returns the mappings that have the content of the program's file in each page: no
+// filePages reads smaps of proc(5) and returns the mappings whose pages all have the content of the program's file: no
 // page can be written, and none was.
 func filePages(smaps io.Reader, program string) (all []mapping) {
 	var m mapping

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"crypto/tls"
 	"fmt"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
@@ -23,6 +24,16 @@ var grpcNeeds = map[string]rights.Roles{
 	kvindexerpb.KVIndexer_MatchExternalKvPrefix_FullMethodName: rights.Read,
 }
 
+// grpcTLS returns the TLS configuration of the gRPC port; nil for plain text.
+func (s *Server) grpcTLS() *tls.Config {
+	if s.GRPCClientCAs == nil {
+		return s.HTTPTLS
+	}
+	with := s.HTTPTLS.Clone()
+	with.ClientCAs, with.ClientAuth = s.GRPCClientCAs, tls.VerifyClientCertIfGiven
+	return with
+}
+
 // serveGRPC listens and serves gRPC until the returned function is called.
 func (s *Server) serveGRPC() (stop func(), err error) {
 	calls := s.QueryWorkers + s.QueryQueue
@@ -31,7 +42,7 @@ func (s *Server) serveGRPC() (stop func(), err error) {
 		open = []string{extprocv3.ExternalProcessor_Process_FullMethodName}
 	}
 	stop, at, err := grpcserver.Serve(s.GRPCListen, grpcserver.Config{
-		Tokens: s.HTTPTokens, Needs: grpcNeeds, Open: open, TLS: s.HTTPTLS, Calls: calls, Streams: streamsPerCall * calls,
+		Tokens: s.HTTPTokens, Needs: grpcNeeds, Open: open, TLS: s.grpcTLS(), Calls: calls, Streams: streamsPerCall * calls,
 		Ready:    s.admitChoice,
 		Ended:    func(method, outcome string) { s.outcomes.Count(api.OverGRPC, method, outcome) },
 		Panicked: s.panicked,

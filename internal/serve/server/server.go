@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -110,6 +111,10 @@ type Settings struct {
 
 	// GRPCInsecure lets gateways choose workers over gRPC without a token. Other methods need one all the same.
 	GRPCInsecure bool
+
+	// GRPCClientCAs are the authorities of client certificates. A client with such a certificate needs no token over gRPC.
+	// It needs HTTPTLS. Nil: certificates give no rights.
+	GRPCClientCAs *x509.CertPool
 
 	Tracer *tracing.Tracer // of requests; nil: they are not traced
 
