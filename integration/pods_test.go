@@ -108,3 +108,27 @@ func TestPodsAreShimmed(t *testing.T) {
 		t.Errorf("a pod without the label is served:\n%s", said)
 	}
 }
+
+// TestPodVanishesWithoutNATS: a pod vanishes while the NATS server stands still for longer than its clients wait. Its
+// lease is ended when the server goes on.
+func TestPodVanishesWithoutNATS(t *testing.T) {
+	t.Parallel()
+	x := harness.StartIndexer(t, t.TempDir(), loopback.Reserve(t))
+	kube := kubesim.Start()
+	defer kube.Close()
+	e := harness.StartSimEngine(t)
+	_, port, _ := strings.Cut(strings.TrimPrefix(e.Endpoint(), "tcp://"), ":")
+	kube.Put(podsPath, runningPod("vllm-0", "vllm", "127.0.0.1"))
+	shims := harness.Start(t, "worker-shim", "pods", "--selector", "app=vllm", "--engine", "tcp://POD_IP:"+port, "--model",
+		"sim", "--block-size", "16", "--nats", x.NATS, "--kube-api", kube.URL)
+	harness.WaitLease(t, x, "vllm-0", true)
+	if err := x.Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	kube.Delete(podsPath, "vllm-0")
+	shims.WaitFor("NATS connection lost")
+	if err := x.Cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	harness.WaitLease(t, x, "vllm-0", false)
+}
