@@ -46,7 +46,7 @@ func SaveMemory(room Room) {
 var saveMemory sync.Once
 
 // LimitProcessors has Go run on at most n processors at once, unless GOMAXPROCS in the environment says otherwise. Each
-// processor has free memory of its own: 64 of them cost an idle shim more than everything else in its heap.
+// processor keeps free memory of its own.
 func LimitProcessors(n int) {
 	if os.Getenv("GOMAXPROCS") == "" && runtime.GOMAXPROCS(0) > n {
 		runtime.GOMAXPROCS(n)
