@@ -565,27 +565,6 @@ func TestPolicies(t *testing.T) {
 			t.Errorf("the indexers' policy has no %s: %s", part, spec)
 		}
 	}
-	_, all = rendered(t, renderings["gateways without tokens"])
-	args := fmt.Sprint(at(all["StatefulSet kvatlas-indexer"], "spec", "template", "spec", "containers", 0, "args"))
-	if !strings.Contains(args, "--grpc-insecure") || strings.Contains(args, "--grpc-client-ca") {
-		t.Errorf("gateways without tokens: the indexers have %s", args)
-	}
-	admitted := 0
-	rules, _ := at(all["NetworkPolicy kvatlas-indexer"], "spec", "ingress").([]any)
-	for _, rule := range rules {
-		if fmt.Sprint(at(rule, "ports", 0, "port")) != "9002" {
-			continue
-		}
-		peers, _ := at(rule, "from").([]any)
-		for _, peer := range peers {
-			if admitted++; at(peer, "podSelector") == nil {
-				t.Errorf("gateways without tokens: all pods of a namespace may choose workers: %v", peer)
-			}
-		}
-	}
-	if admitted != 1 {
-		t.Errorf("gateways without tokens: port 9002 admits %d peers", admitted)
-	}
 	_, all = rendered(t, renderings["embedded"])
 	ingress := fmt.Sprint(at(all["NetworkPolicy kvatlas-indexer"], "spec", "ingress"))
 	if !strings.Contains(ingress, "port:4222") {
