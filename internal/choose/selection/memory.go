@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// memories are the device memories of candidates, for the eviction cost of the policy kvatlas. Answers of the index
-// have the figures of ranks that hold a part of the prompt, also of ranks in partitions of other nodes. The last figures
+// memories are the device memories of candidates, for the eviction cost of the policy kvatlas. Answers of the index have
+// the figures of ranks that hold a part of the prompt, also of ranks in partitions of other nodes. The last figures
 // count until the next ones arrive. Every eighth choice updates them, unless another one does so at the same time.
 type memories struct {
 	choices atomic.Uint64

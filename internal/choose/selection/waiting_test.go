@@ -163,7 +163,8 @@ func TestQueueRefuses(t *testing.T) {
 	}{
 		{func(q *routing.Queue) { q.MaxRequests = ptr(0.0) }, "requests", "default", 0, "never wait"},
 		{func(q *routing.Queue) { q.MaxRequests = ptr(1.0) }, "requests", "default", 2, "class default is full"},
-		{func(q *routing.Queue) { q.MaxRawTokens = ptr(29.0) }, "raw_tokens", "default", 58, "60 raw_tokens with this request"},
+		{func(q *routing.Queue) { q.MaxRawTokens = ptr(29.0) }, "raw_tokens", "default", 58,
+			"60 raw_tokens with this request"},
 		{func(q *routing.Queue) { q.MaxCachedTokens = ptr(0.0) }, "cached_tokens", "default", 0, "cached_tokens is 0"},
 		{func(q *routing.Queue) { q.MaxWaiting = ptr(2) }, "full", "default", 2, "2 requests wait already"},
 		{func(q *routing.Queue) {
