@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// forever is a stream that repeats itself.
+// forever is a stream that repeats its bytes.
 type forever struct {
 	b  []byte
 	at int
@@ -22,7 +22,7 @@ func (f *forever) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Reading alone, from memory: three frames as an engine sends them.
+// BenchmarkReader measures the reader alone, from memory: three frames as an engine sends them.
 func BenchmarkReader(b *testing.B) {
 	for _, size := range PayloadSizes {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
@@ -40,8 +40,7 @@ func BenchmarkReader(b *testing.B) {
 	}
 }
 
-// What is left of a Recv when the sender costs nothing: one goroutine of this process writes prepared bytes to a
-// socket.
+// BenchmarkSubFromRawSender measures Recv with a cheap sender: one goroutine writes prepared bytes to a socket.
 func BenchmarkSubFromRawSender(b *testing.B) {
 	for _, size := range PayloadSizes {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {

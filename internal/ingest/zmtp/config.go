@@ -11,87 +11,87 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/hooks"
 )
 
-// Config bounds a socket. The zero value is a good one: zero fields take their defaults.
+// Config configures the bounds and hooks of a socket. The zero value is usable: zero fields get their defaults.
 type Config struct {
-	// ConnectTimeout bounds one attempt to connect; default 5 s.
+	// ConnectTimeout bounds a single attempt to connect. The default is 5 s.
 	ConnectTimeout time.Duration
 
-	// HandshakeTimeout bounds greeting and READY of a new connection; default 5 s.
+	// HandshakeTimeout bounds the greeting and READY of a new connection. The default is 5 s.
 	HandshakeTimeout time.Duration
 
-	// MaxMessage bounds the bytes of a received message, all frames together, and with it those of a frame; default 64
-	// MiB. A greater one ends the connection with [ErrTooLarge].
+	// MaxMessage bounds the bytes of a received message, all frames together, and so the size of a frame. The default
+	// is 64 MiB. A larger message ends the connection with [ErrTooLarge].
 	MaxMessage int
 
-	// MaxFrames bounds the frames of a received message; default 64.
+	// MaxFrames bounds the frames of a received message. The default is 64.
 	MaxFrames int
 
-	// RecvQueue and RecvBytes bound what was received and not yet taken by Recv; defaults 65,536 messages and 64 MiB.
-	// One message always fits into an empty queue.
+	// RecvQueue and RecvBytes bound the messages that wait for Recv. The defaults are 65,536 messages and 64 MiB. An
+	// empty queue accepts a message of any size.
 	RecvQueue int
 	RecvBytes int
 
-	// SendQueue and SendBytes bound what waits to be sent to one peer (the high-water mark); defaults 1,000 messages,
-	// as in libzmq, and 256 MiB.
+	// SendQueue and SendBytes bound the messages that wait to be sent to a peer (the high-water mark). The defaults are
+	// 1,000 messages, as in libzmq, and 256 MiB.
 	SendQueue int
 	SendBytes int
 
-	// Heartbeat is the time between our PINGs; default 5 s; negative: none. A publisher that pings a libzmq subscriber
-	// whose queue is full gets no answer, so that a slow one looks dead: engines do not ping.
+	// Heartbeat is the interval of our PINGs. The default is 5 s; a negative value disables PINGs. A libzmq subscriber
+	// with a full queue does not answer PINGs and would look dead, so engines do not ping.
 	Heartbeat time.Duration
 
-	// HeartbeatTimeout is how long a peer that we ping may be silent; default three times Heartbeat.
+	// HeartbeatTimeout is the longest silence of a pinged peer. The default is three times Heartbeat.
 	HeartbeatTimeout time.Duration
 
-	// BackoffMin and BackoffMax bound the pause before dialling again; defaults 100 ms and 10 s. The pause doubles
-	// after each attempt, and between half and all of it is waited. A connection that lasted BackoffMax ends the
-	// doubling, and so does [Sub.DialNow].
+	// BackoffMin and BackoffMax bound the pause before a reconnect. The defaults are 100 ms and 10 s. The pause doubles
+	// after each attempt, and the socket waits between half of the pause and the whole pause. A connection that lasted
+	// BackoffMax resets the pause, and so does [Sub.DialNow].
 	BackoffMin time.Duration
 	BackoffMax time.Duration
 
-	// BackoffReachable bounds that pause while the peer's host can be reached: it refused the last attempt, or the last
-	// connection was made and came to nothing. Such a host answers at once and is asked often at little cost, so that a
-	// peer which starts again is found soon. Default 1 s, or BackoffMax if that is less.
+	// BackoffReachable bounds the pause while the peer's host is reachable: the host refused the last attempt, or the
+	// last attempt made a connection that ended soon. Such a host answers at once, so frequent attempts are cheap and
+	// find a restarted peer soon. The default is 1 s, or BackoffMax if smaller.
 	BackoffReachable time.Duration
 
-	// MaxConns bounds the connections that a listening socket has at a time; default 1,024. Further ones are
+	// MaxConns bounds the concurrent connections of a listening socket. The default is 1,024. Further connections are
 	// closed at once.
 	MaxConns int
 
-	// Identity is what a Dealer calls itself; at most 255 bytes, not beginning with a zero. Default: the router
-	// makes up a name.
+	// Identity is the name of a Dealer: at most 255 bytes, without a leading zero byte. By default the router chooses a
+	// name.
 	Identity []byte
 
-	// Rule, if not nil, judges each address that is dialled, for endpoints that somebody else than the operator named.
-	// Unix sockets are refused then.
+	// Rule restricts the dialled addresses, for endpoints that the operator did not name. Unix sockets are refused
+	// then. nil permits every address.
 	Rule *dial.Rule
 
-	// Hooks are told what happens.
+	// Hooks receive the events of the socket's connections.
 	Hooks Hooks
 }
 
-// Hooks tell what happens to a socket's connections. Each may be nil.
+// Hooks are the callbacks for events of a socket's connections. nil disables a callback.
 type Hooks struct {
 	Connected func(Peer) // called after a handshake.
 
-	// Disconnected is called once for each Connected, with the reason. It is [ErrStopped] if we ended the connection,
-	// io.EOF if the peer closed it, [ErrProtocol], [ErrTooLarge] or [ErrSilent] if it was given up, or what the
-	// transport says.
+	// Disconnected is called once for each Connected, with the reason: [ErrStopped] if this side ended the connection,
+	// io.EOF if the peer closed the connection, [ErrProtocol], [ErrTooLarge] or [ErrSilent] if this side gave the peer
+	// up, or the error of the transport.
 	Disconnected func(Peer, error)
 
-	// Failed is called when no connection came about: nobody there, a time-out, or, with [ErrRefused], a peer with
-	// whom we cannot talk. The Peer has what was learned of it.
+	// Failed is called when a connection attempt failed: no listener, a timeout, or [ErrRefused] for an incompatible
+	// peer. Peer contains the properties received before the failure.
 	Failed func(Peer, error)
 }
 
-// Peer is the other side of a connection.
+// Peer describes the other side of a connection.
 type Peer struct {
 	Conn       uint64 // number of the connection within the socket, from 1; 0 before the handshake
-	Endpoint   string // what was dialled or listened on
-	Remote     string // the peer's address, where the transport has one
-	SocketType string // as the peer's READY says
+	Endpoint   string // the endpoint that was dialled or listened on
+	Remote     string // the peer's address, if the transport has addresses
+	SocketType string // from the peer's READY
 	Minor      byte   // ZMTP 3.Minor
-	Identity   string // a dealer's, as its READY says
+	Identity   string // of a dealer, from its READY
 }
 
 func (p Peer) String() string {
@@ -102,33 +102,33 @@ func (p Peer) String() string {
 	return s
 }
 
-// Errors, by what the caller does next.
+// Errors, by the caller's reaction.
 var (
-	// ErrStopped is returned after Stop, and by Recv after the end of the context that a socket was made with.
+	// ErrStopped is returned after Stop, and by Recv after the end of the socket's context.
 	ErrStopped = errors.New("zmtp: socket is stopped")
 
-	// ErrRefused: the peer demands a mechanism that we lack, speaks another protocol or version, or is the wrong kind
-	// of socket. Trying again will not help until someone changes a configuration. The error is a [*RefusedError].
+	// ErrRefused: the peer demands an unsupported mechanism, speaks another protocol or version, or is the wrong kind
+	// of socket. A retry does not help until a configuration changes. The error is a [*RefusedError].
 	ErrRefused = errors.New("zmtp: peer refused")
 
 	// ErrProtocol: the peer broke the protocol; its connection is closed.
 	ErrProtocol = errors.New("zmtp: protocol broken")
 
-	// ErrTooLarge: the peer sent more than MaxMessage or MaxFrames allow. It is an ErrProtocol too.
+	// ErrTooLarge: the peer exceeded MaxMessage or MaxFrames. ErrTooLarge wraps ErrProtocol.
 	ErrTooLarge = fmt.Errorf("%w: too large", ErrProtocol)
 
-	// ErrSilent: the peer said nothing for too long, in the handshake or after.
+	// ErrSilent: the peer sent nothing for too long, in the handshake or later.
 	ErrSilent = errors.New("zmtp: peer is silent")
 
-	// ErrFull: the peer's send queue is at its high-water mark. Returned by [Conn.TrySend].
+	// ErrFull: the peer's send queue is at its high-water mark. [Conn.TrySend] returns ErrFull.
 	ErrFull = errors.New("zmtp: send queue is full")
 )
 
-// RefusedError says why a peer cannot be talked to.
+// RefusedError contains the reason why a peer is incompatible.
 type RefusedError struct {
-	Mechanism string // the mechanism that the peer demands, if that is the reason; "unknown" if its name is not known
-	Protocol  string // the protocol that the peer speaks, HTTP, NATS or TLS, if that is the reason
-	Reason    string // in words
+	Mechanism string // the mechanism that the peer demands, if that is the reason; "unknown" for an unlisted name
+	Protocol  string // the peer's protocol (HTTP, NATS or TLS), if that is the reason
+	Reason    string // the reason in words
 }
 
 func (e *RefusedError) Error() string { return "zmtp: peer refused: " + e.Reason }
@@ -176,7 +176,7 @@ func (c Config) filled() (Config, error) {
 	}
 	bad(len(c.Identity) > 255, "Identity has %d bytes, more than 255", len(c.Identity))
 	bad(len(c.Identity) > 0 && c.Identity[0] == 0,
-		"Identity begins with a zero, which is kept for names that routers make up")
+		"Identity begins with a zero, which is reserved for names that routers choose")
 	return c, errors.Join(errs...)
 }
 

@@ -16,8 +16,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 )
 
-// Conn is one connection after its handshake. The goroutine that calls Run reads; a second one, which Run starts and
-// waits for, writes. Others only put into out.
+// Conn is a connection after its handshake. The goroutine that calls Run reads. Run starts a second goroutine that
+// writes, and waits for its end. All other goroutines only add to out.
 type Conn struct {
 	cfg  *Config
 	nc   net.Conn
@@ -26,20 +26,20 @@ type Conn struct {
 	out  *queue[[]byte] // messages in wire form, shared between peers
 
 	writes    int // size of the buffer for writing
-	fills     int // of the small buffer for reading, from fillsFrom on; the reading goroutine owns both
+	fills     int // uses of the small buffer for reading since fillsFrom; the reading goroutine owns both
 	fillsFrom time.Time
 
-	silence atomic.Int64  // nanoseconds that the peer may be silent; 0: for ever
-	control chan struct{} // the writer shall look at pong
-	down    chan struct{} // closed when the connection is being ended
+	silence atomic.Int64  // longest silence of the peer, in nanoseconds; 0 means unlimited
+	control chan struct{} // wakes the writer to send pong
+	down    chan struct{} // closed when the connection begins to end
 	endOnce sync.Once
-	cause   error // why; written before down is closed
+	cause   error // reason for the end; written before down is closed
 
 	pongMu sync.Mutex
-	pong   []byte // the answer that is owed to the last PING, in wire form; the earlier ones are superseded
+	pong   []byte // the pending reply to the last PING, in wire form; a later PING replaces the reply
 }
 
-// timedReader gives each read from the socket its own deadline, so that time in which we do not read is not silence.
+// timedReader sets a deadline for each read from the socket. Time between reads does not count as silence.
 type timedReader struct{ c *Conn }
 
 func (t timedReader) Read(p []byte) (int, error) {
@@ -85,8 +85,8 @@ func (c *Conn) widen() {
 	}
 }
 
-// newConn does the handshake on nc. It closes nc if it fails. The Peer in the failed connection's place says what
-// was learned.
+// newConn performs the handshake on nc. It closes nc after a failure, and then the Peer contains the properties
+// received so far.
 func newConn(ctx context.Context, nc net.Conn, cfg *Config, e endpoint, socketType string) (*Conn, Peer, error) {
 	c := &Conn{
 		cfg:     cfg,
@@ -123,16 +123,16 @@ func newConn(ctx context.Context, nc net.Conn, cfg *Config, e endpoint, socketTy
 	return c, c.peer, nil
 }
 
-// pings reports whether we send PINGs: a peer that speaks 3.0 does not know them.
+// pings reports whether we send PINGs. ZMTP 3.0 has no PING.
 func (c *Conn) pings() bool { return c.cfg.Heartbeat > 0 && c.peer.Minor >= 1 }
 
-// Peer is the other side.
+// Peer returns the other side of the connection.
 func (c *Conn) Peer() Peer { return c.peer }
 
-// Done is closed when the connection is being ended.
+// Done returns a channel that is closed when the connection begins to end.
 func (c *Conn) Done() <-chan struct{} { return c.down }
 
-// End closes the connection for the given reason, unless it is closed already.
+// End closes the connection for the given reason. Later calls have no effect.
 func (c *Conn) End(cause error) {
 	c.endOnce.Do(func() {
 		c.cause = cause
@@ -142,8 +142,8 @@ func (c *Conn) End(cause error) {
 	})
 }
 
-// Run serves the connection until it ends and says why it did. It calls onMessage and onCommand, which may end it by
-// an error, from this goroutine.
+// Run serves the connection until its end and returns the reason. It calls onMessage and onCommand from this goroutine;
+// an error of a callback ends the connection.
 func (c *Conn) Run(onMessage func([][]byte) error, onCommand func(name string, data []byte) error) error {
 	var writer sync.WaitGroup
 	writer.Go(func() { c.End(c.write()) })
@@ -158,10 +158,10 @@ func (c *Conn) read(onMessage func([][]byte) error, onCommand func(string, []byt
 		it, err := c.in.read()
 		if err != nil {
 			if errors.Is(err, net.ErrClosed) {
-				return ErrStopped // nobody but us closes it
+				return ErrStopped // only this side closes nc
 			}
 			if isTimeout(err) {
-				return fmt.Errorf("%w: nothing heard for %v", ErrSilent, time.Duration(c.silence.Load()))
+				return fmt.Errorf("%w: no data for %v", ErrSilent, time.Duration(c.silence.Load()))
 			}
 			return err
 		}
@@ -172,7 +172,7 @@ func (c *Conn) read(onMessage func([][]byte) error, onCommand func(string, []byt
 			err = c.onPing(it.data)
 		case "PONG":
 		case "ERROR":
-			err = fmt.Errorf("%w: the peer ends the connection", ErrProtocol)
+			err = fmt.Errorf("%w: the peer sent an ERROR command", ErrProtocol)
 		default:
 			err = onCommand(it.name, it.data)
 		}
@@ -182,8 +182,8 @@ func (c *Conn) read(onMessage func([][]byte) error, onCommand func(string, []byt
 	}
 }
 
-// onPing owes the peer a PONG. A PING has a time to live in tenths of a second (2 octets, BE; after so long a silence
-// the peer wants to be taken for dead) and a context of up to 16 octets to be sent back.
+// onPing schedules a PONG. A PING has a time to live in tenths of a second (2 octets, BE) and a context of up to 16
+// octets for the PONG. The peer wants to be considered dead after a silence longer than the time to live.
 func (c *Conn) onPing(data []byte) error {
 	if len(data) < 2 || len(data) > 2+16 {
 		return fmt.Errorf("%w: PING of %d bytes", ErrProtocol, len(data))
@@ -200,7 +200,7 @@ func (c *Conn) onPing(data []byte) error {
 	return nil
 }
 
-// burst is how many messages are written before the clock and the peer's PINGs are looked at.
+// burst is the number of messages written before the writer checks the clock and the peer's PINGs.
 const burst = 256
 
 func (c *Conn) write() error {
@@ -235,7 +235,7 @@ func (c *Conn) write() error {
 			case <-c.out.ready:
 				continue
 			case <-c.control:
-				loop.Wake(c.control) // served below
+				loop.Wake(c.control) // the loop handles the PING below
 			case <-tick:
 				if _, err := w.Write(ping); err != nil {
 					return err
@@ -249,7 +249,7 @@ func (c *Conn) write() error {
 			}
 		default:
 		}
-		if more { // a peer that is sent much is asked for a sign of life all the same
+		if more { // a PING is due even under a steady flow of messages
 			select {
 			case <-tick:
 				if _, err := w.Write(ping); err != nil {
@@ -263,15 +263,15 @@ func (c *Conn) write() error {
 
 func (c *Conn) writePong(w io.Writer) error {
 	c.pongMu.Lock()
-	defer c.pongMu.Unlock() // a bufio.Writer may block here; the reader then waits for it, as it should
+	defer c.pongMu.Unlock() // a bufio.Writer may block here; then the reader waits too, which is intended
 	_, err := w.Write(c.pong)
 	return err
 }
 
-// Send queues a message in wire form ([Encode]) and waits while the queue is full.
+// Send queues a message in wire form ([Encode]). It waits while the queue is full.
 func (c *Conn) Send(ctx context.Context, wire []byte) error { return c.out.put(ctx, wire, len(wire)) }
 
-// TrySend queues a message in wire form; [ErrFull] says that the queue has no room for it.
+// TrySend queues a message in wire form. It returns [ErrFull] if the queue has no room.
 func (c *Conn) TrySend(wire []byte) error {
 	ok, err := c.out.tryPut(wire, len(wire))
 	if err == nil && !ok {

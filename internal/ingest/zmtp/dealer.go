@@ -6,15 +6,15 @@ import (
 	"slices"
 )
 
-// Dealer asks a router and hears its replies. It lives as long as its connection: an answer that was owed on a
-// broken connection never comes, so who still wants it dials again and asks again.
+// Dealer sends requests to a router and receives the replies. A Dealer ends with its connection: replies that were
+// pending on a broken connection never arrive, so the caller dials again and repeats the request.
 type Dealer struct {
 	socket
 	conn *Conn
 	in   *queue[[][]byte]
 }
 
-// DialDealer connects and does the handshake before it returns; ctx bounds that, and not what follows.
+// DialDealer connects and performs the handshake before it returns. ctx bounds only these two steps.
 func DialDealer(ctx context.Context, endpoint string, cfg Config) (*Dealer, error) {
 	d := &Dealer{}
 	cfg.Identity = slices.Clone(cfg.Identity)
@@ -61,11 +61,11 @@ func (d *Dealer) serve() {
 	d.cancel(cause)
 }
 
-// Send queues one message and waits while the queue is full. That it is queued does not mean that it arrives.
+// Send queues one message and waits while the queue is full. A queued message is not yet delivered.
 func (d *Dealer) Send(ctx context.Context, frames ...[]byte) error {
 	return d.conn.Send(ctx, Encode(frames))
 }
 
-// Recv waits for the next message. After the connection's end, and after all that it brought has been taken, it
-// returns the reason; see [Hooks].Disconnected.
+// Recv waits for the next message. After the connection's end it returns the remaining messages, then the reason; see
+// [Hooks].Disconnected.
 func (d *Dealer) Recv(ctx context.Context) ([][]byte, error) { return d.in.get(ctx) }

@@ -14,30 +14,30 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/dial"
 )
 
-// endpoint is where to dial or listen, in the words of package net.
+// endpoint is a parsed address for dialling or listening, in the terms of package net.
 type endpoint struct {
-	text    string // as the caller wrote it
+	text    string // the caller's text
 	network string // "tcp" or "unix"
 	host    string // tcp; "*" is loopback
 	port    string
-	addr    string // to be dialled or listened on: of unix, the path
+	addr    string // the address for package net; for unix, the path
 }
 
-// CheckEndpoint says what is wrong with an endpoint, before anything is done with it.
+// CheckEndpoint returns an error for an invalid endpoint. It opens no connection.
 func CheckEndpoint(text string) error {
 	_, err := parseEndpoint(text)
 	return err
 }
 
-// CheckRemote refuses an endpoint that another host cannot serve, or that the rule does not permit: it is tcp://HOST:PORT.
-// It is for endpoints that somebody else than the operator named.
+// CheckRemote returns an error unless the endpoint is tcp://HOST:PORT with a host that another machine can serve and
+// that the rule permits. It is for endpoints that the operator did not name.
 func CheckRemote(text string, rule *dial.Rule) error {
 	if _, err := parseEndpoint(text); err != nil {
 		return err
 	}
 	rest, isTCP := strings.CutPrefix(text, "tcp://")
 	if !isTCP {
-		return fmt.Errorf("zmtp: endpoint %q: only tcp://HOST:PORT is taken from clients", text)
+		return fmt.Errorf("zmtp: endpoint %q: clients may name only tcp://HOST:PORT", text)
 	}
 	host, _, err := dial.SplitHostPort(rest)
 	if err == nil {
@@ -84,13 +84,13 @@ func parseEndpoint(text string) (endpoint, error) {
 		e.network, e.host, e.port, e.addr = "tcp", host, port, addr
 		return e, nil
 	}
-	if strings.Contains(rest, "@") { // another program's URL, which may have a password
+	if strings.Contains(rest, "@") { // another program's URL may contain a password
 		text = scheme + "://..."
 	}
-	return e, fmt.Errorf("zmtp: endpoint %q: transport %q is not known: want tcp or ipc", text, scheme)
+	return e, fmt.Errorf("zmtp: endpoint %q: unknown transport %q: want tcp or ipc", text, scheme)
 }
 
-// keepAlive finds a dead host where heartbeats are not spoken.
+// keepAlive finds dead hosts on connections without heartbeats.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 4}
 
 func (e endpoint) dial(ctx context.Context, timeout time.Duration, rule *dial.Rule) (net.Conn, error) {
@@ -98,8 +98,9 @@ func (e endpoint) dial(ctx context.Context, timeout time.Duration, rule *dial.Ru
 	return d.DialContext(ctx, e.network, e.addr)
 }
 
-// Probe connects to an endpoint and hangs up at once. nil says that somebody listens there; [Refuses] tells of an error
-// whether nobody does. The rule judges the address; nil permits all.
+// Probe connects to an endpoint and closes the connection at once. It returns nil if the port has a listener; [Refuses]
+// reports whether an error means that the port has no listener. The rule restricts the address; nil permits every
+// address.
 func Probe(ctx context.Context, text string, timeout time.Duration, rule *dial.Rule) error {
 	e, err := parseEndpoint(text)
 	if err == nil {
@@ -115,8 +116,8 @@ func Probe(ctx context.Context, text string, timeout time.Duration, rule *dial.R
 	return c.Close()
 }
 
-// Refuses reports whether an error of connecting says that the host is there and nobody listens at the endpoint: a
-// refused connection, or a Unix socket whose file is gone.
+// Refuses reports whether a connection error means that the host is reachable and the endpoint has no listener: a
+// refused connection, or a Unix socket without a file.
 func Refuses(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
 }
@@ -140,8 +141,8 @@ func (e endpoint) listen(ctx context.Context) (l net.Listener, err error) {
 	return l, nil
 }
 
-// ListenUnix listens on a Unix socket. A socket file at which nobody listens, as a process leaves it that was killed,
-// is replaced; one at which somebody does, or a file of another kind, is an error.
+// ListenUnix listens on a Unix socket. It replaces a socket file without a listener, as a killed process leaves behind.
+// A socket file with a listener, or a file of another kind, is an error.
 func ListenUnix(ctx context.Context, path string) (net.Listener, error) {
 	l, err := new(net.ListenConfig).Listen(ctx, "unix", path)
 	if errors.Is(err, syscall.EADDRINUSE) && stale(ctx, path) {
@@ -153,7 +154,7 @@ func ListenUnix(ctx context.Context, path string) (net.Listener, error) {
 	return l, err
 }
 
-// stale reports whether the path is a socket at which nobody listens.
+// stale reports whether the path is a socket without a listener.
 func stale(ctx context.Context, path string) bool {
 	fi, err := os.Lstat(path)
 	if err != nil || fi.Mode()&os.ModeSocket == 0 {
@@ -168,7 +169,7 @@ func stale(ctx context.Context, path string) bool {
 	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// listenAddr is the endpoint by which others on this host reach a listener.
+// listenAddr returns the endpoint for clients on this host.
 func listenAddr(e endpoint, l net.Listener) string {
 	a, ok := l.Addr().(*net.TCPAddr)
 	if !ok {
@@ -184,8 +185,8 @@ func listenAddr(e endpoint, l net.Listener) string {
 	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(a.Port))
 }
 
-// PortsAfter is an endpoint whose port is so many after another's: engines number the ports of their data-parallel
-// ranks so. Of an empty endpoint it is empty.
+// PortsAfter returns the endpoint with its port increased by the given number. Engines number the ports of their
+// data-parallel ranks in this way. The result for an empty endpoint is empty.
 func PortsAfter(endpoint string, by uint32) (string, error) {
 	if by == 0 || endpoint == "" {
 		return endpoint, nil
@@ -200,7 +201,7 @@ func PortsAfter(endpoint string, by uint32) (string, error) {
 	}
 	port, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || port+uint64(by) > 65535 {
-		return "", fmt.Errorf("%s: there is no port %s + %d", endpoint, text, by)
+		return "", fmt.Errorf("%s: port %s + %d is out of range", endpoint, text, by)
 	}
 	return "tcp://" + net.JoinHostPort(host, strconv.FormatUint(port+uint64(by), 10)), nil
 }

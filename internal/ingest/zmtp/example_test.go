@@ -9,7 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/zmtpserver"
 )
 
-// Hear a publisher. The beginning of a connection comes first: what was published before it must be got elsewhere.
+// ExampleDialSub receives from a publisher. The first message marks the beginning of the connection: earlier messages
+// of the publisher are not available from this socket.
 func ExampleDialSub() {
 	ctx := context.Background()
 	pub, err := zmtpserver.ListenPub(ctx, "tcp://*:0", zmtp.Config{})
@@ -38,7 +39,7 @@ func ExampleDialSub() {
 	// data ["kv@pod" "\x00\x00\x00\x00\x00\x00\x00\x00" "payload"] <nil>
 }
 
-// Ask a router, as for a replay: two frames, of which the first is empty.
+// ExampleDialDealer sends a request to a router, as for a replay: two frames, the first of them empty.
 func ExampleDialDealer() {
 	ctx := context.Background()
 	router, err := zmtpserver.ListenRouter(ctx, "tcp://*:0", zmtp.Config{})

@@ -21,13 +21,13 @@ const (
 	flagLong    = 2
 	flagCommand = 4
 
-	// maxCommand bounds a command's body; a subscription is the longest that makes sense.
+	// maxCommand bounds a command's body. Subscriptions are the longest useful commands.
 	maxCommand = 64 << 10
 
-	// growStep is how much memory is taken for a frame before its bytes arrive.
+	// growStep is the memory allocated for a frame before its bytes arrive.
 	growStep = 1 << 20
 
-	// keepScratch is how large a connection's scratch memory may stay between messages.
+	// keepScratch bounds the scratch memory that a connection keeps between messages.
 	keepScratch = 64 << 10
 )
 
@@ -44,7 +44,7 @@ func appendHeader(dst []byte, flags byte, size int) []byte {
 	return append(dst, flags, byte(size))
 }
 
-// Encode gives the wire form of one message.
+// Encode returns the wire form of one message.
 func Encode(frames [][]byte) []byte {
 	n := 0
 	for _, f := range frames {
@@ -68,22 +68,22 @@ func appendCommand(dst []byte, name string, data []byte) []byte {
 	return append(dst, data...)
 }
 
-// item is what a reader finds: a message, or a command if name is not empty.
+// item is a parsed message, or a command if name is not empty.
 type item struct {
-	frames [][]byte // the caller's to keep
+	frames [][]byte // owned by the caller
 	name   string   // a command
-	data   []byte   // a command's; valid until the next read
+	data   []byte   // data of a command; valid until the next read
 }
 
-// reader cuts a stream of bytes into messages and commands. Commands are found between the frames of a message
-// too: libzmq sends its heartbeats whenever they are due.
+// reader splits a stream of bytes into messages and commands. Commands may arrive between the frames of a message:
+// libzmq sends its heartbeats as soon as they are due.
 type reader struct {
 	r         *bufio.Reader
 	maxBytes  int
 	maxFrames int
 
-	head []byte // the frames of the message in hand but for the last
-	ends []int  // where each of them ends in head
+	head []byte // all frames of the current message except the last
+	ends []int  // end offset of each frame in head
 	cmd  []byte // the last command's body
 }
 
@@ -114,7 +114,7 @@ func (r *reader) read() (item, error) {
 	}
 }
 
-// last reads the last frame of a message and puts the message together: one buffer, and one list of frames.
+// last reads the last frame of a message and assembles the message: one buffer, and one list of frames.
 func (r *reader) last(size int) ([][]byte, error) {
 	buf := make([]byte, len(r.head), len(r.head)+min(size, growStep))
 	copy(buf, r.head)
@@ -178,8 +178,8 @@ func (r *reader) command(flags byte, size uint64) (item, error) {
 	return item{name: string(r.cmd[1:n]), data: r.cmd[n:]}, nil
 }
 
-// appendFrom appends n bytes from r, taking memory as they arrive: at most four times as much as has arrived. Each step
-// leaves a copy behind, so there are few.
+// appendFrom appends n bytes from r. It allocates memory as the bytes arrive: at most four times the bytes received.
+// Growth copies the buffer, so the steps are large and few.
 func appendFrom(dst []byte, r io.Reader, n int) ([]byte, error) {
 	for n > 0 {
 		if len(dst) == cap(dst) {
@@ -196,7 +196,7 @@ func appendFrom(dst []byte, r io.Reader, n int) ([]byte, error) {
 	return dst, nil
 }
 
-// unexpected tells an end inside a frame from one between frames.
+// unexpected converts io.EOF inside a frame to io.ErrUnexpectedEOF.
 func unexpected(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF

@@ -12,8 +12,8 @@ import (
 	"testing/iotest"
 )
 
-// naiveRead is the reader's twin: it has all the bytes at hand and knows nothing of streams. It returns what is
-// complete, and whether what follows breaks the protocol rather than just ends.
+// naiveRead is the naive twin of the reader. It has all bytes in memory and does not handle streams. It returns the
+// complete items. broken reports that the remaining bytes violate the protocol, instead of being incomplete.
 func naiveRead(b []byte, maxBytes, maxFrames int) (items []item, broken bool) {
 	var parts [][]byte
 	total := 0
@@ -118,7 +118,7 @@ func FuzzReader(f *testing.F) {
 	})
 }
 
-// A size that is promised and not sent costs no memory.
+// TestReaderTakesMemoryAsBytesArrive: a size that is announced but not sent allocates no memory.
 func TestReaderTakesMemoryAsBytesArrive(t *testing.T) {
 	head := binary.BigEndian.AppendUint64([]byte{flagLong}, 1<<40)
 	for _, body := range []int{0, 10, growStep + 10} {
@@ -144,7 +144,7 @@ func TestReaderTakesMemoryAsBytesArrive(t *testing.T) {
 	}
 }
 
-// peerOf is a stream whose other side has already said all it has to say.
+// peerOf is a stream with all bytes of the other side.
 type peerOf struct {
 	io.Reader
 	io.Writer

@@ -17,7 +17,7 @@ import (
 //	| 0xFF | padding | 0x7F | major | minor | mechanism, 0-padded | as-server | filler |
 //	+------+---------+------+-------+-------+---------------------+-----------+--------+
 //
-// A peer of an older major version waits for the first 11 octets before it sends more, so those are judged first.
+// A peer with an older major version waits for the first 11 octets before it sends more, so greet checks those first.
 const (
 	greetingSize  = 64
 	versionSize   = 11
@@ -27,13 +27,13 @@ const (
 
 func greeting() [greetingSize]byte {
 	var g [greetingSize]byte
-	g[0], g[8], g[9] = 0xFF, 1, 0x7F // the padding as libzmq sends it
+	g[0], g[8], g[9] = 0xFF, 1, 0x7F // the padding of libzmq
 	g[10], g[11] = 3, 1
 	copy(g[mechanismFrom:], "NULL")
 	return g
 }
 
-// peersOf says which sockets each of ours may talk to (RFC 28).
+// peersOf lists the compatible peers of each socket type (RFC 28).
 var peersOf = map[string][]string{
 	"SUB":    {"PUB", "XPUB"},
 	"PUB":    {"SUB", "XSUB"},
@@ -41,14 +41,14 @@ var peersOf = map[string][]string{
 	"ROUTER": {"DEALER", "REQ", "ROUTER"},
 }
 
-// socketTypes and mechanisms are the names that errors repeat. Anything else that a peer says stays out of errors:
-// these end in answers to clients, who may have named the peer.
+// socketTypes and mechanisms are the only names of a peer that errors repeat. Errors reach clients, and a client may
+// have chosen the peer, so errors contain no other text from the peer.
 var (
 	socketTypes = []string{"PUB", "XPUB", "SUB", "XSUB", "REQ", "REP", "DEALER", "ROUTER", "PAIR", "PUSH", "PULL"}
 	mechanisms  = []string{"PLAIN", "CURVE", "GSSAPI"}
 )
 
-// handshake does greeting and READY. It fills in what it learns of the peer also where it fails.
+// handshake exchanges greeting and READY. It fills in p with the peer's properties, even if it fails.
 func handshake(rw io.ReadWriter, r *reader, socketType string, identity []byte, p *Peer) error {
 	if err := greet(rw, r.r, p); err != nil {
 		return err
@@ -63,7 +63,7 @@ func handshake(rw io.ReadWriter, r *reader, socketType string, identity []byte, 
 	switch it.name {
 	case "READY":
 	case "ERROR":
-		return &RefusedError{Reason: "the peer refuses us"}
+		return &RefusedError{Reason: "the peer refused the handshake"}
 	case "":
 		return fmt.Errorf("%w: a message before READY", ErrProtocol)
 	default:
@@ -83,9 +83,9 @@ func handshake(rw io.ReadWriter, r *reader, socketType string, identity []byte, 
 		strings.Join(peersOf[socketType], ", "))}
 }
 
-// greet exchanges greetings, in two steps: libzmq sends the second part of its own when it has seen our version, and
-// hangs up when it has seen a mechanism that is not its own. Sent at once, our greeting would leave us without its
-// mechanism's name.
+// greet exchanges greetings in two steps. libzmq sends the second part of its greeting after our version, and closes
+// the connection after an unsupported mechanism. If our whole greeting were sent at once, libzmq would close before it
+// sent its mechanism's name.
 func greet(w io.Writer, r io.Reader, p *Peer) error {
 	ours := greeting()
 	if _, err := w.Write(ours[:versionSize]); err != nil {
@@ -105,7 +105,7 @@ func greet(w io.Writer, r io.Reader, p *Peer) error {
 		return &RefusedError{Reason: fmt.Sprintf(
 			"the peer speaks ZMTP 2 (revision %d), which has no mechanisms; 3.0 or later is needed", g[10])}
 	}
-	_, sendErr := w.Write(ours[versionSize:]) // what the peer said before it hung up is the better reason
+	_, sendErr := w.Write(ours[versionSize:]) // the peer's own words before it closed are the better reason
 	if _, err := io.ReadFull(r, g[versionSize:]); err != nil {
 		if sendErr != nil {
 			err = sendErr
@@ -115,7 +115,7 @@ func greet(w io.Writer, r io.Reader, p *Peer) error {
 	if g[10] == 3 {
 		p.Minor = g[11]
 	} else {
-		p.Minor = 1 // a later major version speaks to us as we speak to it
+		p.Minor = 1 // a later major version uses our version with us
 	}
 	name, _, _ := bytes.Cut(g[mechanismFrom:mechanismTo], []byte{0})
 	if mechanism := string(name); mechanism != "NULL" {
@@ -123,7 +123,7 @@ func greet(w io.Writer, r io.Reader, p *Peer) error {
 			mechanism = "unknown"
 		}
 		return &RefusedError{Mechanism: mechanism,
-			Reason: fmt.Sprintf("the peer demands the security mechanism %q, only NULL is spoken here", mechanism)}
+			Reason: fmt.Sprintf("the peer demands the security mechanism %q, only NULL is supported", mechanism)}
 	}
 	return nil
 }
@@ -137,8 +137,8 @@ func notZMTP(b []byte) error {
 	return &RefusedError{Reason: "the peer does not speak ZMTP 3"}
 }
 
-// ready is a READY command with our properties: for each, the length of its name (1 octet), the name, the length of its
-// value (4 octets, BE), the value.
+// ready returns a READY command with our properties. A property is the length of its name (1 octet), the name, the
+// length of its value (4 octets, BE), and the value.
 func ready(socketType string, identity []byte) []byte {
 	data := appendProperty(nil, "Socket-Type", []byte(socketType))
 	if socketType == "DEALER" {
@@ -170,12 +170,12 @@ func readReady(data []byte, p *Peer) error {
 		}
 		value := data[:size]
 		data = data[size:]
-		switch strings.ToLower(name) { // names do not distinguish case
+		switch strings.ToLower(name) { // names are case-insensitive
 		case "socket-type":
 			p.SocketType = string(value)
 		case "identity":
 			if len(value) > 255 || len(value) > 0 && value[0] == 0 {
-				return fmt.Errorf("%w: an identity that is none", ErrProtocol)
+				return fmt.Errorf("%w: a malformed identity", ErrProtocol)
 			}
 			p.Identity = string(value)
 		}
@@ -183,8 +183,8 @@ func readReady(data []byte, p *Peer) error {
 	return nil
 }
 
-// shakeError says what a failed handshake means. A peer that closes without a word in the middle of it is most
-// often one that did not like our mechanism: libzmq does so.
+// shakeError explains a failed handshake. A peer that closes the connection during the handshake most likely requires
+// another mechanism: libzmq behaves so.
 func shakeError(err error) error {
 	switch {
 	case isTimeout(err):

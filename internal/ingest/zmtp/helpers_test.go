@@ -1,5 +1,5 @@
-// Helpers of this package's tests. Those that need PUB and ROUTER sockets are in package zmtp_test, as tools/zmtpserver
-// imports this package.
+// Helpers of this package's tests. Helpers that need PUB and ROUTER sockets are in package zmtp_test, because
+// tools/zmtpserver imports this package.
 package zmtp
 
 import (
@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// Patience is how long a test waits for what must happen.
+// Patience bounds every wait of a test.
 const Patience = 4 * time.Minute
 
-// What tests outside of the package need of it.
+// Internals for tests in package zmtp_test.
 var (
 	AppendFrame     = appendFrame
 	AppendCommand   = appendCommand
 	ErrTooManyConns = errTooManyConns
 )
 
-// PayloadSizes are what benchmarks send.
+// PayloadSizes are the message sizes of the benchmarks.
 var PayloadSizes = []int{200, 4 << 10, 64 << 10}
 
 func Within(t testing.TB) context.Context {
@@ -28,12 +28,12 @@ func Within(t testing.TB) context.Context {
 	return ctx
 }
 
-// Quick is a configuration that dials again soon.
+// Quick returns a configuration with short pauses before a reconnect.
 func Quick() Config {
 	return Patient(Config{BackoffMin: 5 * time.Millisecond, BackoffMax: 50 * time.Millisecond})
 }
 
-// Patient gives nobody up before the test does, unless the test says so.
+// Patient raises unset timeouts to the patience of the test.
 func Patient(cfg Config) Config {
 	for _, d := range []*time.Duration{&cfg.ConnectTimeout, &cfg.HandshakeTimeout, &cfg.HeartbeatTimeout} {
 		if *d == 0 {
@@ -43,7 +43,7 @@ func Patient(cfg Config) Config {
 	return cfg
 }
 
-// Undisturbed tries something in which nobody may stand still for seconds, again if this process did.
+// Undisturbed runs a test that fails if this process stalls for seconds. After a stall it runs the test again.
 func Undisturbed(t *testing.T, try func() error) {
 	t.Helper()
 	for deadline := time.Now().Add(Patience); ; {
@@ -93,7 +93,7 @@ func MustDealer(t testing.TB, endpoint string, cfg Config) *Dealer {
 	return d
 }
 
-// Next waits for a message of the given kind, which must be the next one.
+// Next waits for the next message, which must have the given kind.
 func Next(t testing.TB, s *Sub, kind Kind) Message {
 	t.Helper()
 	m, err := s.Recv(Within(t))
@@ -118,7 +118,7 @@ func Equal(a, b [][]byte) bool { return bytes.Equal(Encode(a), Encode(b)) }
 
 func Concat(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 
-// WaitFor polls for what has no event of its own.
+// WaitFor polls for a condition without a notification.
 func WaitFor(t testing.TB, cond func() bool) {
 	t.Helper()
 	ctx := Within(t)

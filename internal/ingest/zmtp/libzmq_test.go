@@ -23,7 +23,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// libzmq is a peer on the real library: testdata/peer.py.
+// libzmq is a peer that uses the real library: testdata/peer.py.
 type libzmq struct {
 	t        testing.TB
 	cmd      *exec.Cmd
@@ -69,7 +69,7 @@ func (p *libzmq) kill() {
 	})
 }
 
-// tell gives a command; its answer is to be fetched.
+// tell sends a command. The caller must read the answer.
 func (p *libzmq) tell(op string, args opts) {
 	p.t.Helper()
 	line := opts{"op": op}
@@ -91,7 +91,7 @@ func (p *libzmq) answer(into any) {
 	defer guard.Stop()
 	line, err := p.out.ReadBytes('\n')
 	if err != nil {
-		p.t.Fatalf("the libzmq peer says nothing: %v", err)
+		p.t.Fatalf("no answer from the libzmq peer: %v", err)
 	}
 	if into == nil {
 		return
@@ -109,8 +109,8 @@ func (p *libzmq) do(op string, args opts) {
 
 func number(m [][]byte) uint64 { return binary.BigEndian.Uint64(m[len(m)-1]) }
 
-// sendUntilHeard publishes a number again and again until s yields something: a publisher that does not tell who
-// subscribed cannot be waited for.
+// sendUntilHeard publishes a number repeatedly until s yields a message. A plain publisher does not report its
+// subscribers, so the test cannot wait for the subscription.
 func (p *libzmq) sendUntilHeard(n int, s *Sub, check func(Message)) {
 	p.t.Helper()
 	ctx := Within(p.t)
@@ -135,7 +135,7 @@ func (p *libzmq) sendUntilHeard(n int, s *Sub, check func(Message)) {
 
 const anyPort = "tcp://127.0.0.1:*"
 
-// everywhere is where a socket can be bound: IPv4, IPv6, a Unix socket.
+// everywhere lists the addresses to bind: IPv4, IPv6, a Unix socket.
 func everywhere(t testing.TB) map[string]string {
 	return map[string]string{"tcp": anyPort, "tcp6": "tcp://[::1]:*", "ipc": "ipc://" + filepath.Join(t.TempDir(), "s")}
 }
@@ -175,8 +175,8 @@ func TestLibzmqPublisher(t *testing.T) {
 	}
 }
 
-// A publisher that sends as fast as it can, to a reader whose own queue is small: nothing is lost as long as the
-// publisher's high-water mark is not reached.
+// TestLibzmqBurst: a publisher sends at full speed to a reader with a small queue. No message is lost below the
+// publisher's high-water mark.
 func TestLibzmqBurst(t *testing.T) {
 	const n = 200_000
 	p := startLibzmq(t, "XPUB", opts{"bind": anyPort, "hwm": n})
@@ -214,7 +214,7 @@ func TestLibzmqPublisherKilledAndRestarted(t *testing.T) {
 	}
 }
 
-// A frame beyond the bound ends the connection; the next one brings what comes after.
+// TestLibzmqOversize: a frame above the bound ends the connection. The next connection brings the following messages.
 func TestLibzmqOversize(t *testing.T) {
 	p := startLibzmq(t, "XPUB", opts{"bind": anyPort})
 	cfg := Quick()
@@ -236,7 +236,7 @@ func TestLibzmqOversize(t *testing.T) {
 	})
 }
 
-// A plain PUB that dials in to our listening SUB, as some engines do.
+// TestLibzmqPublisherDialsIn: a plain PUB dials our listening SUB, as some engines do.
 func TestLibzmqPublisherDialsIn(t *testing.T) {
 	for name, endpoint := range everywhere(t) {
 		t.Run(name, func(t *testing.T) { dialIn(t, endpoint) })
@@ -269,7 +269,7 @@ func dialIn(t *testing.T, endpoint string) {
 	})
 }
 
-// Heartbeats from both sides, faster than any message: neither side gives the other up while nothing is said.
+// TestLibzmqHeartbeatsWhileIdle: both sides send heartbeats on an idle connection. Neither side closes the connection.
 func TestLibzmqHeartbeatsWhileIdle(t *testing.T) {
 	t.Parallel()
 	Undisturbed(t, func() error {
@@ -282,7 +282,7 @@ func TestLibzmqHeartbeatsWhileIdle(t *testing.T) {
 	})
 }
 
-// expectNumber takes the next message, which must have a number.
+// expectNumber receives the next message, which must contain the number.
 func expectNumber(t *testing.T, s *Sub, want uint64) error {
 	m, err := s.Recv(Within(t))
 	if err != nil || m.Kind != Data || number(m.Frames) != want {
@@ -291,7 +291,7 @@ func expectNumber(t *testing.T, s *Sub, want uint64) error {
 	return nil
 }
 
-// Nor while our queue is full, though we do not read their PINGs then.
+// TestLibzmqHeartbeatsWhileFull: neither side closes the connection while our queue is full and PINGs stay unread.
 func TestLibzmqHeartbeatsWhileFull(t *testing.T) {
 	t.Parallel()
 	Undisturbed(t, func() error {
@@ -371,18 +371,18 @@ func askRouter(t *testing.T, bind string) {
 			}
 		}
 		if m, err := d.Recv(Within(t)); err != nil || !Equal(m, Frames("", "end:from 5")) {
-			t.Errorf("got %q %v, want the end", m, err)
+			t.Errorf("got %q %v, want the last message", m, err)
 		}
 		var answer struct{ Who string }
 		p.answer(&answer)
 		if who, _ := hex.DecodeString(answer.Who); identity != "" && string(who) != identity {
-			t.Errorf("the router calls us %q, want %q", who, identity)
+			t.Errorf("the router's name for us is %q, want %q", who, identity)
 		}
 	}
 }
 
-// Libzmq's router drops at its high-water mark and says nothing: what arrives is in order and has holes, which is why a
-// reader of a replay looks for them.
+// TestLibzmqRouterDropsAtHighWater: libzmq's router drops messages at its high-water mark without an error. The
+// received messages are in order, but with holes, so a reader of a replay must detect holes.
 func TestLibzmqRouterDropsAtHighWater(t *testing.T) {
 	t.Parallel()
 	p := startLibzmq(t, "ROUTER", opts{"bind": anyPort, "hwm": 10})
@@ -414,7 +414,7 @@ func TestLibzmqRouterDropsAtHighWater(t *testing.T) {
 		got++
 	}
 	if got == 0 || got == n {
-		t.Errorf("%d of %d arrived; the test wants some dropped", got, n)
+		t.Errorf("%d of %d arrived; the test needs dropped messages", got, n)
 	}
 }
 
@@ -441,12 +441,12 @@ func TestLibzmqSubscriber(t *testing.T) {
 	all.tell("count", opts{"n": n})
 	all.answer(&got)
 	if got != (counted{0, n - 1, 0}) {
-		t.Errorf("the one that wants all: %+v", got)
+		t.Errorf("the subscriber of every topic: %+v", got)
 	}
 	some.tell("count", opts{"n": n - n/100})
 	some.answer(&got)
 	if got != (counted{1, n - 1, n/100 - 1}) {
-		t.Errorf("the one that wants some: %+v", got)
+		t.Errorf("the subscriber of some topics: %+v", got)
 	}
 	big := make([]byte, 3<<20)
 	p.Send([]byte("x"), nil, big)
@@ -461,7 +461,8 @@ func TestLibzmqSubscriber(t *testing.T) {
 	}
 }
 
-// A subscriber that does not read: ours drops at its high-water mark and counts, as libzmq's publisher does in silence.
+// TestLibzmqSubscriberThatIsSlow: a subscriber does not read. Our publisher drops messages at its high-water mark and
+// counts them; libzmq's publisher drops without a count.
 func TestLibzmqSubscriberThatIsSlow(t *testing.T) {
 	p := mustPub(t, "tcp://127.0.0.1:0", Config{SendQueue: 10, Heartbeat: -1})
 	s := startLibzmq(t, "SUB", opts{"connect": p.Addr(), "topics": []string{""}, "hwm": 10})
@@ -485,8 +486,8 @@ func TestLibzmqSubscriberThatIsSlow(t *testing.T) {
 	}
 }
 
-// A libzmq subscriber finds our publisher again by itself. It asks for its topics again only while its owner waits in
-// it.
+// TestLibzmqSubscriberReconnects: a libzmq subscriber reconnects to our publisher by itself. It repeats its
+// subscriptions only while its owner waits in a call.
 func TestLibzmqSubscriberReconnects(t *testing.T) {
 	p := mustPub(t, "tcp://"+loopback.Reserve(t), Config{})
 	addr := p.Addr()
@@ -545,7 +546,7 @@ func TestLibzmqDealers(t *testing.T) {
 	}
 }
 
-// A CURVE client that dials in is refused by name, and costs the others nothing.
+// TestLibzmqSecureClient: a CURVE client that dials in is refused by name. Other clients are not affected.
 func TestLibzmqSecureClient(t *testing.T) {
 	failed := make(chan error, 100)
 	p := mustPub(t, "tcp://127.0.0.1:0", Config{Hooks: Hooks{Failed: func(_ Peer, err error) {
@@ -563,7 +564,7 @@ func TestLibzmqSecureClient(t *testing.T) {
 	Next(t, s, Opened)
 }
 
-// From libzmq in another process, driven by Python, which is the bound.
+// BenchmarkSubFromLibzmq receives from libzmq in another process. The Python driver is the bottleneck.
 func BenchmarkSubFromLibzmq(b *testing.B) {
 	for _, size := range PayloadSizes {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// RawPeer speaks bytes: for what no decent peer does.
+// RawPeer sends raw bytes, for behaviour that no correct peer shows.
 type RawPeer struct {
 	t  testing.TB
 	NC net.Conn
@@ -30,7 +30,7 @@ func rawReady(socketType string) []byte {
 	return appendCommand(nil, "READY", appendProperty(nil, "Socket-Type", []byte(socketType)))
 }
 
-// DialRaw connects to one of our listening sockets and does the handshake.
+// DialRaw connects to a listening socket and performs the handshake.
 func DialRaw(t testing.TB, endpoint string, minor byte, socketType string) *RawPeer {
 	t.Helper()
 	nc, err := net.Dial("tcp", strings.TrimPrefix(endpoint, "tcp://"))
@@ -89,7 +89,7 @@ func (p *RawPeer) readCommand(name string) []byte {
 	return body[1+len(name):]
 }
 
-// rawServer accepts connections for our dialling sockets.
+// rawServer accepts connections from dialling sockets.
 func rawServer(t testing.TB) (endpoint string, accept func() net.Conn) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -109,7 +109,7 @@ func rawServer(t testing.TB) (endpoint string, accept func() net.Conn) {
 	}
 }
 
-// What a peer may say instead of a handshake, and what we make of it.
+// TestHandshakeRefusals: wrong handshakes and the resulting errors.
 func TestHandshakeRefusals(t *testing.T) {
 	curve := rawGreeting(1, "CURVE")
 	old := rawGreeting(0, "NULL")
@@ -134,7 +134,7 @@ func TestHandshakeRefusals(t *testing.T) {
 		{name: "hangs up after the greeting", say: rawGreeting(1, "NULL"), hangUp: true, is: io.ErrUnexpectedEOF},
 		{name: "wrong socket", say: append(rawGreeting(1, "NULL"), rawReady("REP")...), is: ErrRefused, text: `"REP"`},
 		{name: "error", say: append(rawGreeting(1, "NULL"), appendCommand(nil, "ERROR", []byte("\x04nope"))...),
-			is: ErrRefused, text: "refuses us"},
+			is: ErrRefused, text: "refused the handshake"},
 		{name: "error without a reason", say: append(rawGreeting(1, "NULL"), appendCommand(nil, "ERROR", []byte{9})...),
 			is: ErrRefused},
 		{name: "secret mechanism", say: rawGreeting(0, "nope"), is: ErrRefused, mechanism: "unknown", text: "unknown"},
@@ -168,7 +168,7 @@ func TestHandshakeRefusals(t *testing.T) {
 				}
 			}
 			s := MustSub(t, endpoint, cfg, "")
-			for range 2 { // and it comes again, each time with the same answer
+			for range 2 { // the socket dials again, with the same result
 				nc := accept()
 				if _, err := nc.Write(tc.say); err != nil {
 					t.Fatal(err)
@@ -178,10 +178,10 @@ func TestHandshakeRefusals(t *testing.T) {
 				}
 				err := <-failed
 				if regexp.MustCompile("nope|ERR|400|SSH").MatchString(err.Error()) {
-					t.Errorf("the error repeats the peer's words: %v", err)
+					t.Errorf("the error contains text from the peer: %v", err)
 				}
 				if !errors.Is(err, tc.is) || !strings.Contains(err.Error(), tc.text) {
-					t.Errorf("%v, want one that is %q and says %q", err, tc.is, tc.text)
+					t.Errorf("%v, want an error of %q with the text %q", err, tc.is, tc.text)
 				}
 				var refused *RefusedError
 				if errors.As(err, &refused) != (tc.is == ErrRefused) || refused != nil &&
@@ -191,12 +191,12 @@ func TestHandshakeRefusals(t *testing.T) {
 				nc.Close()
 			}
 			if n := s.Queued(); n != 0 {
-				t.Errorf("%d messages of a peer that never was one", n)
+				t.Errorf("%d messages from a peer without a handshake", n)
 			}
 			dealing := Quick()
 			dealing.HandshakeTimeout = cfg.HandshakeTimeout
 			if tc.name != "wrong socket" {
-				endpoint, accept := rawServer(t) // at the other one the socket may have called again
+				endpoint, accept := rawServer(t) // the socket may have dialled the other one again
 				go func() {
 					nc := accept()
 					nc.Write(tc.say)
@@ -206,14 +206,15 @@ func TestHandshakeRefusals(t *testing.T) {
 				}()
 				s.Stop()
 				if _, err := DialDealer(Within(t), endpoint, dealing); !errors.Is(err, tc.is) {
-					t.Errorf("dealer: %v, want one that is %v", err, tc.is)
+					t.Errorf("dealer: %v, want %v", err, tc.is)
 				}
 			}
 		})
 	}
 }
 
-// What breaks the protocol after the handshake ends that connection, and the next one is as good as new.
+// TestBrokenFramingEndsOneConnection: a violation of the protocol after the handshake ends only that connection. The
+// next connection works.
 func TestBrokenFramingEndsOneConnection(t *testing.T) {
 	long := func(flags byte, size ...byte) []byte { return append([]byte{flags | flagLong}, size...) }
 	for name, tc := range map[string]struct {
@@ -291,8 +292,8 @@ func TestPingPong(t *testing.T) {
 	}
 }
 
-// A peer that falls silent is given up: by our own time-out, or by the time to live of its last PING. One that speaks
-// 3.0 is neither pinged nor given up.
+// TestSilence: a silent peer is disconnected after our own timeout, or after the time to live of its last PING. A 3.0
+// peer is neither pinged nor disconnected.
 func TestSilence(t *testing.T) {
 	for name, tc := range map[string]struct {
 		minor   byte

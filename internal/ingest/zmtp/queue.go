@@ -7,20 +7,20 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 )
 
-// queue is a first-in-first-out bounded in entries and bytes; an entry of any size fits into an empty one. Any number
-// of goroutines may put and get.
+// queue is a first-in-first-out queue with a bound on entries and a bound on bytes. An empty queue accepts an entry of
+// any size. It is safe for concurrent use.
 type queue[T any] struct {
 	maxLen, maxBytes int
 
-	ready chan struct{} // a getter may look again
-	room  chan struct{} // a putter may look again
+	ready chan struct{} // wakes a waiting getter
+	room  chan struct{} // wakes a waiting putter
 
 	mu     sync.Mutex
 	ring   []slot[T]
 	head   int
 	len    int
 	bytes  int
-	closed error // what get returns once the queue is empty
+	closed error // the error of get once the queue is empty
 }
 
 type slot[T any] struct {
@@ -32,7 +32,7 @@ func newQueue[T any](maxLen, maxBytes int) *queue[T] {
 	return &queue[T]{maxLen: maxLen, maxBytes: maxBytes, ready: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 }
 
-// tryPut puts v unless it does not fit or the queue is closed.
+// tryPut adds v. It returns false if v does not fit, and an error if the queue is closed.
 func (q *queue[T]) tryPut(v T, size int) (bool, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -53,7 +53,7 @@ func (q *queue[T]) tryPut(v T, size int) (bool, error) {
 		loop.Wake(q.ready)
 	}
 	if q.fits(0) {
-		loop.Wake(q.room) // for the next of several putters
+		loop.Wake(q.room) // wakes the next of several putters
 	}
 	return true, nil
 }
@@ -69,7 +69,7 @@ func (q *queue[T]) grow() {
 	q.ring, q.head = ring, 0
 }
 
-// put waits for room. It returns an error if the queue is closed or ctx ends first.
+// put waits for room and adds v. It returns an error if the queue is closed or ctx ends first.
 func (q *queue[T]) put(ctx context.Context, v T, size int) error {
 	for {
 		if ok, err := q.tryPut(v, size); ok || err != nil {
@@ -83,8 +83,8 @@ func (q *queue[T]) put(ctx context.Context, v T, size int) error {
 	}
 }
 
-// receive puts v, and then waits until less than maxBytes wait. So a reader does not read the next message into memory
-// while one as large as the whole queue waits.
+// receive adds v, and then waits until fewer than maxBytes bytes are queued. A reader therefore does not read the next
+// message into memory while a message as large as the whole queue is waiting.
 func (q *queue[T]) receive(ctx context.Context, v T, size int) error {
 	err := q.put(ctx, v, size)
 	for err == nil && size >= q.maxBytes && !q.roomy() {
@@ -97,18 +97,19 @@ func (q *queue[T]) receive(ctx context.Context, v T, size int) error {
 	return err
 }
 
-// roomy reports whether more may be put, or nothing ever again.
+// roomy reports whether the queue has room for bytes or is closed.
 func (q *queue[T]) roomy() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed == nil && !(q.bytes < q.maxBytes) {
 		return false
 	}
-	loop.Wake(q.room) // for the next of several putters
+	loop.Wake(q.room) // wakes the next of several putters
 	return true
 }
 
-// tryGet takes the first entry. Without one, ok is false, and err says whether the queue is closed.
+// tryGet removes and returns the first entry. If the queue is empty, ok is false, and err is set if the queue is
+// closed.
 func (q *queue[T]) tryGet() (v T, ok bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -126,12 +127,12 @@ func (q *queue[T]) tryGet() (v T, ok bool, err error) {
 	q.len--
 	loop.Wake(q.room)
 	if q.len > 0 {
-		loop.Wake(q.ready) // for the next of several getters
+		loop.Wake(q.ready) // wakes the next of several getters
 	}
 	return v, true, nil
 }
 
-// get waits for an entry. What was put before the queue was closed can still be got.
+// get waits for an entry. Entries from before close are still returned.
 func (q *queue[T]) get(ctx context.Context) (v T, err error) {
 	for {
 		v, ok, err := q.tryGet()
@@ -146,7 +147,7 @@ func (q *queue[T]) get(ctx context.Context) (v T, err error) {
 	}
 }
 
-// close lets nothing more in. The first error is the one that counts.
+// close rejects further entries. The first error is kept.
 func (q *queue[T]) close(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

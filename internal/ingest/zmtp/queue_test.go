@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// One goroutine: the queue is a list with two bounds.
+// TestQueueAgainstNaive compares the queue with a list with two bounds, in one goroutine.
 func TestQueueAgainstNaive(t *testing.T) {
 	type entry struct{ v, size int }
 	for seed := range uint64(50) {
@@ -50,7 +50,8 @@ func TestQueueAgainstNaive(t *testing.T) {
 	}
 }
 
-// Many goroutines: nothing is lost, doubled or stuck, and each putter's order is kept for a single getter.
+// TestQueueConcurrently: with many goroutines no entry is lost, duplicated or stuck. A single getter receives the
+// entries of each putter in order.
 func TestQueueConcurrently(t *testing.T) {
 	for _, getters := range []int{1, 4} {
 		const putters, each = 4, 3000
@@ -100,7 +101,7 @@ func TestQueueConcurrently(t *testing.T) {
 	}
 }
 
-// Closing wakes all who wait, and a context wakes its own.
+// TestQueueEnds: closing wakes all waiting goroutines, and a context wakes its own.
 func TestQueueEnds(t *testing.T) {
 	full, empty := newQueue[int](1, 1), newQueue[int](1, 1)
 	if _, err := full.tryPut(1, 1); err != nil {
@@ -133,6 +134,6 @@ func TestQueueEnds(t *testing.T) {
 	empty.close(errors.New("a later reason"))
 	wg.Wait()
 	if v, err := full.get(Within(t)); v != 1 || err != nil {
-		t.Errorf("what was put before the end: %d %v", v, err)
+		t.Errorf("the entry from before the close: %d %v", v, err)
 	}
 }

@@ -10,21 +10,21 @@ import (
 	"time"
 )
 
-// socket is what all kinds share: a life that Stop ends, and the connections that live in it.
+// socket is the common part of all kinds: the lifetime that Stop ends, and the open connections.
 type socket struct {
 	cfg  Config
 	kind string // SUB, PUB, DEALER, ROUTER
 	ep   endpoint
 
-	ctx    context.Context // ends at Stop
+	ctx    context.Context // cancelled by Stop
 	cancel context.CancelCauseFunc
-	wg     sync.WaitGroup // every goroutine of the socket
+	wg     sync.WaitGroup // counts every goroutine of the socket
 	ln     net.Listener   // nil for a dialling socket
 
 	mu       sync.Mutex
 	stopped  bool
 	conns    map[*Conn]struct{}
-	pending  int // accepted and not through the handshake
+	pending  int // accepted, handshake not finished
 	lastConn uint64
 }
 
@@ -41,7 +41,7 @@ func (s *socket) init(ctx context.Context, kind, address string, cfg Config) err
 	return nil
 }
 
-// listen opens the listener and serves each connection in a goroutine of its own.
+// listen opens the listener and serves each connection in its own goroutine.
 func (s *socket) listen(serve func(*Conn)) error {
 	ln, err := s.ep.listen(s.ctx)
 	if err != nil {
@@ -49,7 +49,7 @@ func (s *socket) listen(serve func(*Conn)) error {
 		return err
 	}
 	s.ln = ln
-	s.wg.Go(func() { // Stop waits for it, so that the address is free when that returns
+	s.wg.Go(func() { // Stop waits for this goroutine, so the address is free when Stop returns
 		<-s.ctx.Done()
 		ln.Close()
 	})
@@ -69,7 +69,7 @@ func (s *socket) accept(serve func(*Conn)) {
 			}
 			return
 		}
-		if err != nil { // out of file descriptors, most likely
+		if err != nil { // most likely no file descriptors are left
 			s.cfg.Hooks.Failed(Peer{Endpoint: s.ep.text}, err)
 			pause.wait(s.ctx, pause.pause(pause.max))
 			continue
@@ -84,7 +84,7 @@ func (s *socket) accept(serve func(*Conn)) {
 	}
 }
 
-// admit counts a connection whose handshake begins.
+// admit counts a connection at the beginning of its handshake.
 func (s *socket) admit() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,7 +95,7 @@ func (s *socket) admit() bool {
 	return true
 }
 
-// shakeAndServe takes nc through its whole life.
+// shakeAndServe serves nc from the handshake to the end.
 func (s *socket) shakeAndServe(nc net.Conn, admitted bool, serve func(*Conn)) error {
 	c, peer, err := newConn(s.ctx, nc, &s.cfg, s.ep, s.kind)
 	s.mu.Lock()
@@ -128,7 +128,8 @@ func (s *socket) shakeAndServe(nc net.Conn, admitted bool, serve func(*Conn)) er
 	return nil
 }
 
-// keepDialling dials the endpoint, serves the connection, and dials again, until the socket stops. now ends a pause.
+// keepDialling dials the endpoint and serves the connection, again and again until the socket stops. A value in now
+// ends the current pause.
 func (s *socket) keepDialling(serve func(*Conn), now chan struct{}) {
 	pause := backoff{min: s.cfg.BackoffMin, max: s.cfg.BackoffMax, now: now}
 	for {
@@ -147,7 +148,8 @@ func (s *socket) keepDialling(serve func(*Conn), now chan struct{}) {
 	}
 }
 
-// Addr is the endpoint at which a listening socket can be dialled from this host; of a dialling one, what it dials.
+// Addr returns the endpoint at which this host can dial a listening socket. For a dialling socket, Addr returns the
+// dialled endpoint.
 func (s *socket) Addr() string {
 	if s.ln == nil {
 		return s.ep.text
@@ -155,8 +157,8 @@ func (s *socket) Addr() string {
 	return listenAddr(s.ep, s.ln)
 }
 
-// Stop ends the socket and returns when all its goroutines have ended. It may be called more than once, and not from a
-// hook.
+// Stop ends the socket and returns when all its goroutines have ended. Repeated calls are harmless. A hook must not
+// call Stop.
 func (s *socket) Stop() {
 	s.mu.Lock()
 	s.stopped = true
@@ -165,15 +167,15 @@ func (s *socket) Stop() {
 	s.wg.Wait()
 }
 
-// backoff is the pause between attempts.
+// backoff computes the pause between attempts.
 type backoff struct {
 	min, max, next time.Duration
-	now            chan struct{} // ends a pause, and the doubling; may be nil
+	now            chan struct{} // ends the current pause and resets its length; may be nil
 }
 
 func (b *backoff) reset() { b.next = 0 }
 
-// pause is what is to be waited now, at most the given bound: between half and all of what has come of doubling.
+// pause returns the next pause, at most the given bound: between half of the doubled pause and all of it.
 func (b *backoff) pause(bound time.Duration) time.Duration {
 	b.next = min(max(b.next, b.min), bound)
 	d := b.next/2 + rand.N(b.next/2+1)
@@ -181,7 +183,7 @@ func (b *backoff) pause(bound time.Duration) time.Duration {
 	return d
 }
 
-// wait waits for a pause. It reports false if ctx ended.
+// wait waits for a pause. It returns false if ctx ended.
 func (b *backoff) wait(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -196,7 +198,7 @@ func (b *backoff) wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// stopCause is what a finished context means to a caller of Recv or Send.
+// stopCause returns the error of Recv or Send for a finished context.
 func stopCause(ctx context.Context) error {
 	cause := context.Cause(ctx)
 	if errors.Is(cause, ErrStopped) {
@@ -205,12 +207,12 @@ func stopCause(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", ErrStopped, cause)
 }
 
-// Listener is a socket of an engine's kind. The product has none: simulators and tests make PUB and ROUTER sockets of
-// it (tools/zmtpserver).
+// Listener is a socket of the engine's side. Only simulators and tests use it, for PUB and ROUTER sockets
+// (tools/zmtpserver).
 type Listener struct{ socket }
 
-// Listen opens a socket of a kind, PUB or ROUTER, at an endpoint, until ctx ends or Stop is called. Each connection is
-// handed to serve, in a goroutine of its own; serve calls [Conn.Run] and returns when that does.
+// Listen opens a socket of the kind PUB or ROUTER at an endpoint, until ctx ends or Stop is called. It calls serve in a
+// separate goroutine for each connection. serve calls [Conn.Run] and returns after Run.
 func Listen(ctx context.Context, kind, endpoint string, cfg Config, serve func(*Conn)) (*Listener, error) {
 	l := &Listener{}
 	if err := l.init(ctx, kind, endpoint, cfg); err != nil {
@@ -222,8 +224,8 @@ func Listen(ctx context.Context, kind, endpoint string, cfg Config, serve func(*
 	})
 }
 
-// Dial opens a socket of a kind that keeps one connection to an endpoint, until ctx ends or Stop is called. serve is as
-// in [Listen].
+// Dial opens a socket of a kind that keeps one connection to an endpoint, until ctx ends or Stop is called. The
+// parameter serve is described at [Listen].
 func Dial(ctx context.Context, kind, endpoint string, cfg Config, serve func(*Conn)) (*Listener, error) {
 	l := &Listener{}
 	if err := l.init(ctx, kind, endpoint, cfg); err != nil {
@@ -242,5 +244,5 @@ func Dial(ctx context.Context, kind, endpoint string, cfg Config, serve func(*Co
 	return l, nil
 }
 
-// Done is closed when the socket has been stopped.
+// Done returns a channel that is closed when the socket has been stopped.
 func (l *Listener) Done() <-chan struct{} { return l.ctx.Done() }

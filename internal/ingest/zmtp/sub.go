@@ -10,13 +10,13 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 )
 
-// Kind is what a [Message] of a [Sub] is.
+// Kind is the kind of a [Message].
 type Kind uint8
 
 const (
 	Data   Kind = iota // frames from a publisher
-	Opened             // a connection begins: what was published before is not to be had here
-	Closed             // a connection has ended, for the reason in Err
+	Opened             // a connection begins; earlier messages of the publisher are not available here
+	Closed             // a connection has ended; Err is the reason
 )
 
 func (k Kind) String() string {
@@ -28,33 +28,33 @@ func (k Kind) String() string {
 
 var kindNames = [...]string{"data", "opened", "closed"}
 
-// Message is what a [Sub] yields: the frames of one message, or the beginning or end of a connection.
+// Message is an item of a [Sub]: the frames of one message, or the beginning or end of a connection.
 type Message struct {
 	Kind   Kind
-	Peer   *Peer // whose; the same for all messages of one connection. Read only
+	Peer   *Peer // the sender; all messages of a connection share it. Read-only
 	Frames [][]byte
 	Err    error // of Closed
 }
 
-// Sub hears publishers. Recv is meant for one goroutine; with several, the order between them is lost.
+// Sub receives messages of publishers. Recv is meant for one goroutine; several goroutines lose the order.
 type Sub struct {
 	socket
 	topics []string
 	in     *Inbox
-	accept func(*Peer) Handler // of a new connection
-	now    chan struct{}       // DialNow was called
+	accept func(*Peer) Handler // returns the handler of a new connection
+	now    chan struct{}       // receives the calls of DialNow
 }
 
 // Handler handles the messages of one connection, in order, from the goroutine that reads the connection. The
 // connection is not read until Handler returns. An error ends the connection. ctx is done when the socket stops.
 type Handler func(ctx context.Context, m Message) error
 
-// maxTopic bounds a topic; it must fit into a command.
+// maxTopic bounds a topic. A topic must fit into a command.
 const maxTopic = maxCommand - 32
 
-// DialSub makes a Sub that keeps one connection to the publisher at endpoint, which need not be there yet, until ctx
-// ends or Stop is called. It subscribes to what begins with one of topics; "" is everything. The error is about
-// endpoint or cfg; what becomes of connecting is told by hooks.
+// DialSub returns a Sub that keeps one connection to the publisher at endpoint until ctx ends or Stop is called. The
+// publisher may start later. The Sub subscribes to messages that begin with a topic; "" matches every message. The
+// error concerns endpoint or cfg; hooks report connection errors.
 func DialSub(ctx context.Context, endpoint string, topics []string, cfg Config) (*Sub, error) {
 	s, err := newSub(ctx, endpoint, topics, cfg)
 	if err != nil {
@@ -69,8 +69,8 @@ func DialSub(ctx context.Context, endpoint string, topics []string, cfg Config) 
 	return s, nil
 }
 
-// ListenSub makes a Sub to which any number of publishers dial in, until ctx ends or Stop is called. Message.Peer tells
-// them apart.
+// ListenSub returns a Sub that accepts any number of publishers until ctx ends or Stop is called. Message.Peer
+// identifies the publisher.
 func ListenSub(ctx context.Context, endpoint string, topics []string, cfg Config) (*Sub, error) {
 	s, err := newSub(ctx, endpoint, topics, cfg)
 	if err != nil {
@@ -83,9 +83,9 @@ func ListenSub(ctx context.Context, endpoint string, topics []string, cfg Config
 	return s, nil
 }
 
-// ListenEach makes a Sub like [ListenSub] whose connections do not share a queue: accept returns the handler of a new
-// connection, which receives Opened, the data, and Closed. A slow handler holds back its own publisher alone. Recv
-// returns nothing before the end.
+// ListenEach returns a Sub like [ListenSub], but with a handler for each connection instead of a shared queue. accept
+// returns the handler of a new connection. The handler receives Opened, the data, and Closed. A slow handler delays
+// only its own publisher. Recv blocks until the end of the socket.
 func ListenEach(ctx context.Context, endpoint string, topics []string, cfg Config, accept func(*Peer) Handler) (*Sub,
 	error) {
 	s, err := newSub(ctx, endpoint, topics, cfg)
@@ -102,7 +102,7 @@ func ListenEach(ctx context.Context, endpoint string, topics []string, cfg Confi
 
 func newSub(ctx context.Context, endpoint string, topics []string, cfg Config) (*Sub, error) {
 	if len(topics) == 0 {
-		return nil, errors.New("zmtp: a SUB without topics hears nothing; \"\" is every topic")
+		return nil, errors.New("zmtp: a SUB without topics receives nothing; \"\" is every topic")
 	}
 	for _, t := range topics {
 		if len(t) > maxTopic {
@@ -118,13 +118,13 @@ func newSub(ctx context.Context, endpoint string, topics []string, cfg Config) (
 	return s, nil
 }
 
-// closeAtEnd makes Recv return once the socket's context has ended.
+// closeAtEnd closes the queue after the end of the socket's context, so Recv returns.
 func (s *Sub) closeAtEnd() {
 	<-s.ctx.Done()
 	s.in.close(stopCause(s.ctx))
 }
 
-// bound is the longest pause after an attempt to connect: err is why no connection was made, or nil if one was.
+// bound returns the longest pause after an attempt to connect. err is nil if the attempt made a connection.
 func (c *Config) bound(err error) time.Duration {
 	if err == nil || Refuses(err) {
 		return c.BackoffReachable
@@ -132,8 +132,8 @@ func (c *Config) bound(err error) time.Duration {
 	return c.BackoffMax
 }
 
-// DialNow ends the pause before the next attempt to connect: somebody has reason to think that the publisher is back.
-// It does nothing while there is a connection, but the pause after it may be left out.
+// DialNow ends the pause before the next attempt to connect, because the caller expects the publisher to be back.
+// During a connection it has no effect, except that the pause after the connection may be skipped.
 func (s *Sub) DialNow() { loop.Wake(s.now) }
 
 func (s *Sub) serve(c *Conn) {
@@ -152,11 +152,12 @@ func (s *Sub) serve(c *Conn) {
 		}
 		return nil
 	}, ignoreCommand)
-	// Where it fails, the socket is at its end and Recv says so.
+	// An error means that the socket has ended. Recv returns the reason.
 	_ = handle(s.ctx, Message{Kind: Closed, Peer: &peer, Err: cause})
 }
 
-// subscriptions asks for our topics in the peer's form: a command since 3.1, before that a message of 1 and the topic.
+// subscriptions returns the subscriptions in the peer's form: a SUBSCRIBE command for 3.1, a message of byte 1 and the
+// topic for 3.0.
 func (s *Sub) subscriptions(p *Peer) []byte {
 	var b []byte
 	for _, t := range s.topics {
@@ -169,45 +170,45 @@ func (s *Sub) subscriptions(p *Peer) []byte {
 	return b
 }
 
-// Recv waits for the next message. Its errors are ctx's, or [ErrStopped] after all that was received before the end has
-// been taken.
+// Recv waits for the next message. It returns the error of ctx, or [ErrStopped] after the last queued message of a
+// stopped socket.
 func (s *Sub) Recv(ctx context.Context) (Message, error) { return s.in.Recv(ctx) }
 
-// Ready has an element after a message was received, and at the end: then TryRecv is to be called.
+// Ready receives a value after a message has arrived, and at the end of the socket. Then the caller calls TryRecv.
 func (s *Sub) Ready() <-chan struct{} { return s.in.Ready() }
 
-// TryRecv is [Inbox.TryRecv] of what was received.
+// TryRecv returns the next received message, see [Inbox.TryRecv].
 func (s *Sub) TryRecv() (m Message, ok bool, err error) { return s.in.TryRecv() }
 
-// Queued is how many messages wait for Recv.
+// Queued returns the number of messages that wait for Recv.
 func (s *Sub) Queued() int { return s.in.length() }
 
-// Inbox is a queue of messages, bounded in messages and bytes. Any goroutine may use it.
+// Inbox is a queue of messages, bounded in messages and bytes. It is safe for concurrent use.
 type Inbox struct{ *queue[Message] }
 
-// NewInbox makes an empty inbox. One message always fits into it.
+// NewInbox returns an empty inbox. An empty inbox accepts a message of any size.
 func NewInbox(maxMessages, maxBytes int) *Inbox {
 	return &Inbox{newQueue[Message](maxMessages, maxBytes)}
 }
 
-// Put appends a message. It waits while there is no room, and after a message as large as the whole inbox until there
-// is room again. The error is ctx's, or [ErrStopped] after Close.
+// Put appends a message. It waits for room, and after a message as large as the whole inbox until the inbox has room
+// again. It returns the error of ctx, or [ErrStopped] after Close.
 func (b *Inbox) Put(ctx context.Context, m Message) error { return b.receive(ctx, m, size(m.Frames)) }
 
-// Recv waits for the next message. The error is ctx's, or [ErrStopped] after Close when the inbox is empty.
+// Recv waits for the next message. It returns the error of ctx, or [ErrStopped] if the inbox is closed and empty.
 func (b *Inbox) Recv(ctx context.Context) (Message, error) { return b.get(ctx) }
 
-// Ready has an element after a message was put, and at the end: then TryRecv is to be called.
+// Ready receives a value after a message was put, and after Close. Then the caller calls TryRecv.
 func (b *Inbox) Ready() <-chan struct{} { return b.ready }
 
-// TryRecv takes the next message. ok is false if none waits. The error is [ErrStopped] after Close when the inbox is
+// TryRecv returns the next message. ok is false for an empty inbox. The error is [ErrStopped] if the inbox is closed and
 // empty.
 func (b *Inbox) TryRecv() (m Message, ok bool, err error) { return b.tryGet() }
 
-// Close lets no more messages in.
+// Close rejects further messages.
 func (b *Inbox) Close() { b.close(ErrStopped) }
 
-// perFrame is what a frame costs beside its bytes, so that empty ones are not free.
+// perFrame is the cost of a frame beside its bytes, so empty frames are not free.
 const perFrame = 64
 
 func size(frames [][]byte) int {
@@ -218,5 +219,5 @@ func size(frames [][]byte) int {
 	return n
 }
 
-// ignoreCommand passes over commands that do not concern us, as RFC 37 asks.
+// ignoreCommand skips irrelevant commands, as RFC 37 requires.
 func ignoreCommand(string, []byte) error { return nil }

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Publishers dial in to a listening Sub; each has its own connection and its own order.
+// TestListenSub: publishers dial a listening Sub. Each has a separate connection with its own order.
 func TestListenSub(t *testing.T) {
 	s, err := ListenSub(context.Background(), "tcp://127.0.0.1:0", []string{"kv"}, Patient(Config{}))
 	if err != nil {
@@ -55,7 +55,7 @@ func TestListenSub(t *testing.T) {
 	}
 }
 
-// A handler that waits holds back its own publisher alone, and is done when the socket stops.
+// TestListenEach: a waiting handler delays only its own publisher, and ends when the socket stops.
 func TestListenEach(t *testing.T) {
 	got := make(chan Message)
 	s, err := ListenEach(context.Background(), "tcp://127.0.0.1:0", []string{""}, Patient(Config{}), func(p *Peer) Handler {
@@ -103,7 +103,7 @@ func TestListenEach(t *testing.T) {
 func TestBadEndpointsAndConfigs(t *testing.T) {
 	for endpoint, want := range map[string]string{
 		"127.0.0.1:5557":     "has no transport",
-		"udp://127.0.0.1:1":  "is not known",
+		"udp://127.0.0.1:1":  "unknown transport",
 		"tcp://127.0.0.1":    "missing port",
 		"tcp://:5557":        "no host",
 		"tcp://h:99999":      "not a number",
@@ -111,14 +111,14 @@ func TestBadEndpointsAndConfigs(t *testing.T) {
 		"tcp://::1:5557":     "too many colons",
 		"ipc://":             "no usable path",
 		"tcp://127.0.0.1:0":  "cannot be dialled",
-		"inproc://something": "is not known",
+		"inproc://something": "unknown transport",
 	} {
 		if _, err := DialSub(context.Background(), endpoint, []string{""}, Config{}); err == nil ||
 			!strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want one that says %q", endpoint, err, want)
+			t.Errorf("%s: %v, want an error with the text %q", endpoint, err, want)
 		}
 		if _, err := DialDealer(Within(t), endpoint, Config{}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want one that says %q", endpoint, err, want)
+			t.Errorf("%s: %v, want an error with the text %q", endpoint, err, want)
 		}
 	}
 	_, err := DialSub(context.Background(), "tcp://h:1", []string{""}, Config{MaxMessage: -1, BackoffMin: 2,
@@ -133,8 +133,8 @@ func TestBadEndpointsAndConfigs(t *testing.T) {
 	}
 }
 
-// Pauses between attempts double up to a bound, and each is drawn from between half and all of it, so that many readers
-// do not come back at the same moment.
+// TestBackoffIsJittered: pauses between attempts double up to a bound. Each pause is random between half and all of the
+// doubled value, so many readers do not reconnect at the same moment.
 func TestBackoffIsJittered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		waits := map[time.Duration]bool{}
@@ -158,8 +158,8 @@ func TestBackoffIsJittered(t *testing.T) {
 	})
 }
 
-// A host that refuses, or that ends what it has taken, is dialled at least once a second; one that cannot be reached is
-// left alone for longer. A call of DialNow ends the pause.
+// TestPausesWhileTheHostIsReachable: a host that refuses or closes connections is dialled at least once a second. An
+// unreachable host is dialled less often. DialNow ends the pause.
 func TestPausesWhileTheHostIsReachable(t *testing.T) {
 	cfg, err := Config{}.filled()
 	if err != nil {
@@ -187,10 +187,10 @@ func TestPausesWhileTheHostIsReachable(t *testing.T) {
 			longest = max(longest, attempt(far))
 		}
 		if longest <= time.Second || longest > cfg.BackoffMax {
-			t.Errorf("a host that cannot be reached is dialled every %v", longest)
+			t.Errorf("an unreachable host is dialled every %v", longest)
 		}
 		if d := attempt(refused); d > time.Second {
-			t.Errorf("a host that can be reached again was left alone for %v", d)
+			t.Errorf("a host that is reachable again was not dialled for %v", d)
 		}
 		attempt(far)
 		s.DialNow()

@@ -22,8 +22,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/zmtpserver"
 )
 
-// silence is what these tests let a peer be silent, and hold what they then wait: longer, and both long beside what a
-// busy machine may do to a process.
+// silence is the bound on a peer's silence in these tests. hold is a longer wait. Both are long compared to the stalls
+// of a busy machine.
 const (
 	silence = 8 * time.Second
 	hold    = 10 * time.Second
@@ -111,7 +111,7 @@ func TestPubMatchesTopics(t *testing.T) {
 	}
 }
 
-// Cancelling, and asking twice, work in the form of 3.1 and in that of 3.0.
+// TestSubscriptionForms: unsubscribing and repeated subscriptions work in the form of 3.1 and in the form of 3.0.
 func TestSubscriptionForms(t *testing.T) {
 	for _, minor := range []byte{0, 1} {
 		t.Run(fmt.Sprintf("3.%d", minor), func(t *testing.T) {
@@ -181,7 +181,8 @@ func TestRouterDealer(t *testing.T) {
 	WaitFor(t, func() bool { return errors.Is(r.Send("a", nil), zmtpserver.ErrNoPeer) })
 }
 
-// A router drops at its high-water mark, says so, and what it did take arrives whole and in order.
+// TestRouterDropsAtHighWater: a router drops messages at its high-water mark and reports the drops. The accepted
+// messages arrive complete and in order.
 func TestRouterDropsAtHighWater(t *testing.T) {
 	r := mustRouter(t, "tcp://127.0.0.1:0", Config{SendQueue: 10, Heartbeat: -1})
 	d := MustDealer(t, r.Addr(), Config{RecvQueue: 1})
@@ -236,10 +237,11 @@ func TestPubCountsDrops(t *testing.T) {
 	}
 }
 
-// A full queue of the Sub holds the sender back and loses nothing, and the time it is full is not taken for silence.
+// TestSubBackPressure: a full queue of the Sub stops the sender and loses no message. The time of the full queue does
+// not count as silence.
 func TestSubBackPressure(t *testing.T) {
 	if testing.Short() {
-		t.Skip("left out under -short: waits longer than a peer may be silent")
+		t.Skip("skipped with -short: waits longer than the bound on silence")
 	}
 	t.Parallel()
 	hb := Config{Heartbeat: 20 * time.Millisecond, HeartbeatTimeout: silence}
@@ -264,7 +266,7 @@ func TestSubBackPressure(t *testing.T) {
 		}
 		Next(t, s, Opened)
 		WaitFor(t, func() bool { return s.Queued() == 2 })
-		time.Sleep(hold) // longer than the time-outs of both: the point of the test
+		time.Sleep(hold) // longer than the timeouts of both sides, which is the purpose of the test
 		for i := range uint32(n) {
 			m, err := s.Recv(Within(t))
 			if err != nil || m.Kind != Data || binary.BigEndian.Uint32(m.Frames[0]) != i {
@@ -298,7 +300,7 @@ func TestSubSeesRestarts(t *testing.T) {
 		}
 		p.Stop()
 		if m := Next(t, s, Closed); m.Err == nil {
-			t.Error("an end without a reason")
+			t.Error("Closed has no reason")
 		}
 	}
 }
@@ -339,7 +341,7 @@ func TestStopEndsEverything(t *testing.T) {
 		_, err := s.Recv(Within(t))
 		if err != nil {
 			if !errors.Is(err, ErrStopped) || !errors.Is(err, context.Canceled) {
-				t.Errorf("after the context's end: %v", err)
+				t.Errorf("after the end of the context: %v", err)
 			}
 			break
 		}
@@ -361,7 +363,7 @@ func TestStopEndsEverything(t *testing.T) {
 	}
 }
 
-// A socket file that a dead process left is taken over, one in use is not.
+// TestIPCStaleSocket: the socket file of a dead process is replaced, a socket in use is not.
 func TestIPCStaleSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -369,14 +371,14 @@ func TestIPCStaleSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := zmtpserver.ListenPub(context.Background(), "ipc://"+path, Config{}); err == nil {
-		t.Error("took a socket that is in use")
+		t.Error("replaced a socket that is in use")
 	}
 	ln.SetUnlinkOnClose(false)
 	ln.Close()
 	mustPub(t, "ipc://"+path, Config{})
 }
 
-// Endpoints that clients name are TCP, and within the rule when they are dialled.
+// TestEndpointsOfClients: endpoints from clients must be TCP and within the rule.
 func TestEndpointsOfClients(t *testing.T) {
 	rule, err := dial.NewRule([]string{"10.0.0.0/8"})
 	if err != nil {
@@ -417,7 +419,7 @@ func TestEndpointsOfClients(t *testing.T) {
 	}
 }
 
-// Probe tells a port at which somebody listens from one at which nobody does.
+// TestProbe: Probe distinguishes a port with a listener from a port without a listener.
 func TestProbe(t *testing.T) {
 	at := "tcp://" + loopback.Reserve(t)
 	pub := mustPub(t, at, Config{})
@@ -426,7 +428,7 @@ func TestProbe(t *testing.T) {
 	}
 	pub.Stop()
 	if err := Probe(Within(t), at, Patience, nil); err == nil || !Refuses(err) {
-		t.Errorf("%s, where nobody listens any more: %v", at, err)
+		t.Errorf("%s, after its listener stopped: %v", at, err)
 	}
 	gone := "ipc://" + filepath.Join(t.TempDir(), "s")
 	if err := Probe(Within(t), gone, Patience, nil); err == nil || !Refuses(err) {
@@ -444,7 +446,7 @@ func b2i(b bool) byte {
 	return 0
 }
 
-// A subscriber cannot fill a publisher's memory.
+// TestPubBoundsSubscribers: a subscriber cannot exhaust a publisher's memory.
 func TestPubBoundsSubscribers(t *testing.T) {
 	gone := make(chan error, 10)
 	cfg := Config{MaxConns: 2, Hooks: Hooks{
@@ -474,11 +476,12 @@ func TestPubBoundsSubscribers(t *testing.T) {
 	}
 	defer nc.Close()
 	if err := <-gone; !errors.Is(err, ErrTooManyConns) {
-		t.Errorf("one connection too many: %v", err)
+		t.Errorf("the connection above the limit: %v", err)
 	}
 }
 
-// A router takes a dealer that comes back under its name before its old connection is seen to be gone.
+// TestRouterHandsOverNames: a router accepts a dealer that reconnects under its name, even before the old connection is
+// detected as closed.
 func TestRouterHandsOverNames(t *testing.T) {
 	r := mustRouter(t, "tcp://127.0.0.1:0", Config{})
 	old := MustDealer(t, r.Addr(), Config{Identity: []byte("same")})
@@ -507,7 +510,7 @@ func TestRouterHandsOverNames(t *testing.T) {
 	}
 }
 
-// From our Pub through loopback to Recv; allocations are those of both sides.
+// BenchmarkSubFromPub measures the path from our Pub through loopback to Recv. The allocations are those of both sides.
 func BenchmarkSubFromPub(b *testing.B) {
 	for _, size := range PayloadSizes {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
@@ -520,7 +523,7 @@ func BenchmarkSubFromPub(b *testing.B) {
 			topic, seq, payload := []byte("kv@pod@model"), make([]byte, 8), make([]byte, size)
 			ctx := context.Background()
 			taken := make(chan error, 1)
-			tokens := make(chan struct{}, 1024) // in flight at most: far from both bounds of the queue
+			tokens := make(chan struct{}, 1024) // at most this many in flight: far below both bounds of the queue
 			n := b.N
 			b.SetBytes(int64(size))
 			b.ReportAllocs()
@@ -548,7 +551,7 @@ func BenchmarkSubFromPub(b *testing.B) {
 	}
 }
 
-// One message to many subscribers that read nothing: what publishing itself costs, drops included.
+// BenchmarkPubSend measures publishing alone: one message to many subscribers that do not read, drops included.
 func BenchmarkPubSend(b *testing.B) {
 	for _, subscribers := range []int{0, 1, 16} {
 		b.Run(fmt.Sprint(subscribers), func(b *testing.B) {
@@ -570,7 +573,7 @@ func BenchmarkPubSend(b *testing.B) {
 	}
 }
 
-// TestStopFreesTheAddress stops a socket while a connection comes in: when Stop returns, its address is free.
+// TestStopFreesTheAddress: a socket is stopped during an incoming connection. The address is free when Stop returns.
 func TestStopFreesTheAddress(t *testing.T) {
 	address := "tcp://" + loopback.Reserve(t)
 	for range 300 {
