@@ -1,11 +1,12 @@
-// Package control is what one may ask a running shim over NATS: who it is, and to say again what its engine holds.
+// Package control sends requests to running shims over NATS: a shim identifies itself, or publishes its engine's
+// holdings again.
 //
-// A shim answers on the control subjects of its rank and of its partition ([Serve]). [Who] finds out whether a rank has
-// a shim that lives. [Resync] asks one shim, or all of a partition, to begin a new incarnation with what their engines
-// can still say; asked twice with the same id a shim does it once. Who asks may ask again for as long as it likes,
-// since answers can be lost.
+// A shim answers on the control subjects of its rank and of its partition ([Serve]). [Who] returns the live shim of a
+// rank. [Resync] requests a new incarnation from one shim, or from all shims of a partition; the shim starts it with
+// the events that its engine can still repeat. A shim performs a resync once for each id, so a caller may repeat a
+// request after a lost answer.
 //
-// What a shim does then is internal/ingest/shim's; when an indexer asks is internal/index/node's.
+// internal/ingest/shim carries out a resync, and internal/index/node decides when to request it.
 package control
 
 import (
@@ -20,29 +21,29 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// patience is how long a shim's answer is waited for; a single shim is asked twice.
+// patience bounds the wait for a shim's answer. A request to a single shim is sent twice.
 const patience = 2 * time.Second
 
-// request is what a shim is asked, in JSON.
+// request is the JSON body of a request to shims.
 type request struct {
 	Op       string             `json:"op"`                 // opWho, opResync, opPresent
 	ID       string             `json:"id,omitempty"`       // of a resync
-	Instance events.WorkerID    `json:"instance,omitempty"` // if not empty, only this one is asked
-	Lost     bool               `json:"lost,omitempty"`     // of a resync, as in ResyncRequest
+	Instance events.WorkerID    `json:"instance,omitempty"` // if not empty, only this worker answers
+	Lost     bool               `json:"lost,omitempty"`     // of a resync, see ResyncRequest
 	Of       events.Incarnation `json:"of,omitempty"`
 }
 
 const (
 	opWho     = "who"
 	opResync  = "resync"
-	opPresent = "present" // no answer: the NATS server reports if nobody listens
+	opPresent = "present" // no answer: the NATS server reports a subject without subscribers
 )
 
-// Shim is how a shim answers.
+// Shim is a shim's answer.
 type Shim struct {
 	Instance    events.WorkerID    `json:"instance"`
 	Rank        events.Rank        `json:"rank"`
-	Incarnation events.Incarnation `json:"incarnation"` // 0 while it does not know yet
+	Incarnation events.Incarnation `json:"incarnation"` // 0 before the first incarnation
 	Host        string             `json:"host"`
 	PID         int                `json:"pid"`
 	Since       time.Time          `json:"since"`
@@ -51,68 +52,72 @@ type Shim struct {
 	// with the events after its begin.
 	Replay bool `json:"replay"`
 
-	// Waiting is since when and why the log takes nothing from the shim; nil: it takes what there is.
+	// Waiting describes a log that does not accept the shim's events; nil if the log accepts them.
 	Waiting *Waiting `json:"waiting,omitempty"`
 
-	// Endpoint and ReplayEndpoint are where it hears its engine, as it dials them; empty: it is fed otherwise.
+	// Endpoint and ReplayEndpoint are the engine's endpoints, as the shim dials them. Both are empty for a shim with
+	// another source of events.
 	Endpoint       string `json:"endpoint,omitempty"`
 	ReplayEndpoint string `json:"replay_endpoint,omitempty"`
 
-	// Heard is what became of what its engine said; nil: the shim is of a release that does not say, or has not begun.
+	// Heard counts the engine's messages by outcome. nil means that the shim has not started to read, or that its
+	// release does not report the counts.
 	Heard *Heard `json:"heard,omitempty"`
 }
 
-// Heard is what became of what an engine said, since its shim began.
+// Heard counts an engine's messages by outcome, since the start of its shim.
 type Heard struct {
 	Messages   uint64 `json:"messages"`
 	Unreadable uint64 `json:"unreadable"` // of the messages
 
-	Gaps       uint64 `json:"gaps"`        // messages were missing for good: what the rank held was cleared
-	JoinedLate uint64 `json:"joined_late"` // the engine had spoken before, and could not say it again
+	Gaps       uint64 `json:"gaps"`        // messages were missing for good, and the rank's holdings were cleared
+	JoinedLate uint64 `json:"joined_late"` // the engine had published before, and could not repeat the events
 
-	// Skipped counts events that were passed over, by reason, where that lost something.
+	// Skipped counts skipped events that lost information, by reason.
 	Skipped map[string]uint64 `json:"skipped,omitempty"`
 
-	// ReplayFailed is why the last question to the replay endpoint was not answered; empty: it was, or none was put.
+	// ReplayFailed is the error of the last request to the replay endpoint. It is empty after a success, and before the
+	// first request.
 	ReplayFailed string `json:"replay_failed,omitempty"`
 }
 
-// Waiting is how a shim waits for the log.
+// Waiting describes a shim that waits for the log.
 type Waiting struct {
-	Since time.Time `json:"since"` // by the shim's clock
+	Since time.Time `json:"since"` // on the shim's clock
 	Why   string    `json:"why"`
 	Do    string    `json:"what_to_do"`
 }
 
-// Key is the rank that the shim serves.
+// Key returns the rank that the shim serves.
 func (s *Shim) Key() events.RankKey { return events.RankKey{Instance: s.Instance, Rank: s.Rank} }
 
 func (s *Shim) String() string {
 	return fmt.Sprintf("process %d on %s, since %s", s.PID, s.Host, s.Since.UTC().Format(time.RFC3339))
 }
 
-// ResyncRequest is what a resync is asked for. The zero value of Lost and Of asks for a new incarnation in any case, as
-// people do.
+// ResyncRequest describes a resync. The zero value of Lost and Of requests a new incarnation unconditionally, as an
+// operator does.
 type ResyncRequest struct {
-	ID string // a shim does once what it is asked with the same id
+	ID string // a shim performs a resync once for each id
 
-	// Lost: the partition's log has lost something. A shim of whose present incarnation the log still has everything
-	// need not begin another: it may have found out by itself, or been asked by another node.
+	// Lost means that the partition's log has lost messages. A shim does not begin a new incarnation if the log still
+	// has all events of the present incarnation: the shim may have noticed the loss itself, or another node may have
+	// sent a request.
 	Lost bool
 
-	Of events.Incarnation // if not 0: events of this incarnation are missing. A later one is as good as a new one.
+	Of events.Incarnation // if not 0, events of this incarnation are missing; a later incarnation fulfils the request
 }
 
-// Handler answers for a shim. Its methods are called from several goroutines.
+// Handler answers requests for a shim. Its methods must be safe for concurrent use.
 type Handler interface {
 	Who() Shim
 
-	// Resync begins a new incarnation and returns its number. It begins none if it did so for this id before, or if
-	// the request's conditions do not hold.
+	// Resync begins a new incarnation and returns its number. It does not begin a new incarnation for an id that was
+	// handled before, or if the conditions of the request do not hold.
 	Resync(ctx context.Context, a ResyncRequest) (Shim, error)
 }
 
-// Serve answers for one rank until the returned function is called.
+// Serve answers requests for a rank until the returned function is called.
 func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(), err error) {
 	p, err := ns.PartitionOf(key.Instance)
 	if err != nil {
@@ -134,13 +139,13 @@ func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(),
 		var s Shim
 		switch {
 		case req.Instance != "" && req.Instance != key.Instance:
-			return jetstream.Response{Code: 404, Description: "another instance is meant"}
+			return jetstream.Response{Code: 404, Description: "the request is for another instance"}
 		case req.Op == opPresent:
 			return jetstream.Response{Elsewhere: true}
 		case req.Op == opWho:
 			s = h.Who()
 		case req.Op == opResync && req.ID != "":
-			var err error // its own: several goroutines answer
+			var err error // a local error: several goroutines answer
 			if s, err = h.Resync(ctx, ResyncRequest{ID: req.ID, Lost: req.Lost, Of: req.Of}); err != nil {
 				return jetstream.Response{Code: 503, Description: err.Error()}
 			}
@@ -172,13 +177,13 @@ func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(),
 	}, nil
 }
 
-// Who asks for the shim that serves a rank now. It returns nil if none answers.
+// Who returns the shim that serves a rank now. It returns nil without an answer.
 func Who(ctx context.Context, ns *jetstream.Namespace, key events.RankKey) (*Shim, error) {
 	return ask(ctx, ns, key, request{Op: opWho})
 }
 
-// Absent returns those of some ranks whose shims are not connected to NATS: nobody listens on their control subjects.
-// Shims do not answer, so it costs one message for each rank.
+// Absent returns the ranks whose shims are not connected to NATS: their control subjects have no subscriber. Shims do
+// not answer these requests, so the cost is one message for each rank.
 func Absent(ctx context.Context, ns *jetstream.Namespace, ranks []events.RankKey) ([]events.RankKey, error) {
 	body, err := json.Marshal(request{Op: opPresent})
 	if err != nil {
@@ -187,18 +192,19 @@ func Absent(ctx context.Context, ns *jetstream.Namespace, ranks []events.RankKey
 	return ns.Absent(ctx, ranks, body)
 }
 
-// WhoAll asks all shims of a partition. It waits for answers for two seconds, since nobody knows how many there are.
+// WhoAll returns the answers of all shims of a partition. It waits for two seconds, because the number of shims is
+// unknown.
 func WhoAll(ctx context.Context, ns *jetstream.Namespace, p events.Partition) ([]Shim, error) {
 	return gather(ctx, ns, p, request{Op: opWho})
 }
 
-// Resync asks the shim of one rank. It returns nil if none answers.
+// Resync sends a resync request to the shim of one rank. It returns nil without an answer.
 func Resync(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, a ResyncRequest) (*Shim, error) {
 	return ask(ctx, ns, key, request{Op: opResync, ID: a.ID, Lost: a.Lost, Of: a.Of})
 }
 
-// ask asks for one rank and takes the first answer. A shim that is there and does not answer is asked once more: it, or
-// the whole machine, may have stood still for a moment.
+// ask sends a request to one rank and returns the first answer. If a subscriber exists but does not answer, ask repeats
+// the request once: the shim, or the whole machine, may have stalled for a moment.
 func ask(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, req request) (*Shim, error) {
 	body, err := json.Marshal(req)
 	if err != nil {
@@ -224,8 +230,8 @@ func ask(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, req r
 	return &shims[0], nil
 }
 
-// ResyncAll asks the shims of a partition: all of them, or those of one instance. It waits for answers for two seconds,
-// since nobody knows how many there are.
+// ResyncAll sends a resync request to the shims of a partition: all of them, or those of one instance. It waits for two
+// seconds, because the number of shims is unknown.
 func ResyncAll(ctx context.Context, ns *jetstream.Namespace, p events.Partition, instance events.WorkerID,
 	a ResyncRequest) ([]Shim, error) {
 	return gather(ctx, ns, p, request{Op: opResync, ID: a.ID, Lost: a.Lost, Of: a.Of, Instance: instance})
@@ -246,8 +252,8 @@ func gather(ctx context.Context, ns *jetstream.Namespace, p events.Partition, re
 	}), nil
 }
 
-// read reads answers. It skips an answer that cannot be read, or that names a rank that was not asked or is not the one
-// that answered: a shim speaks for no other rank, and does not void the answers of others.
+// read decodes answers. It skips unreadable answers and answers of other ranks: a rank that was not asked, or a rank
+// that differs from the subject of the answer. A faulty answer does not affect the others.
 func read(replies []jetstream.Reply, asked func(Shim) bool) (shims []Shim) {
 	for _, r := range replies {
 		var s Shim

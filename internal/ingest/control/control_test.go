@@ -12,7 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
-// standing is a shim that stands still when it is asked for the first time, until it may go on.
+// standing is a shim that stalls at its first request until it is released.
 type standing struct {
 	now atomic.Pointer[still]
 }
@@ -31,7 +31,7 @@ func (s *standing) Who() Shim {
 
 func (s *standing) Resync(context.Context, ResyncRequest) (Shim, error) { return s.Who(), nil }
 
-// joined starts a NATS server and returns a namespace in it. Both end with the test.
+// joined starts a NATS server and returns a namespace on it. Both end with the test.
 func joined(ctx context.Context, tb testing.TB, partitions uint32) *jetstream.Namespace {
 	tb.Helper()
 	server, err := natsserver.Start(ctx, natsserver.Options{Dir: tb.TempDir(), SyncInterval: time.Minute})
@@ -51,14 +51,14 @@ func joined(ctx context.Context, tb testing.TB, partitions uint32) *jetstream.Na
 	return ns
 }
 
-// TestAskedTwice: a shim that stood still is not taken for gone.
+// TestAskedTwice: a stalled shim is not considered gone.
 func TestAskedTwice(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
 	ns := joined(ctx, t, 1)
 	key := events.RankKey{Instance: "w"}
 	if who, err := Who(ctx, ns, key); who != nil || err != nil {
-		t.Fatalf("of nobody: %v, %v", who, err)
+		t.Fatalf("of a rank without a shim: %v, %v", who, err)
 	}
 	s := &standing{}
 	stop, err := Serve(ns, key, s)
@@ -67,7 +67,7 @@ func TestAskedTwice(t *testing.T) {
 	}
 	defer stop()
 	var who *Shim
-	for range 10 { // the machine may stand still when it is asked for the second time
+	for range 10 { // the machine may stall at the second request
 		now := &still{goOn: make(chan struct{})}
 		s.now.Store(now)
 		who, err = Who(ctx, ns, key)
@@ -77,17 +77,17 @@ func TestAskedTwice(t *testing.T) {
 		}
 	}
 	if err != nil || who == nil || who.PID != 7 {
-		t.Errorf("of a shim that stood still: %v, %v", who, err)
+		t.Errorf("of a stalled shim: %v, %v", who, err)
 	}
 }
 
-// claiming is a shim that speaks for another rank than its own.
+// claiming is a shim whose answer names another rank.
 type claiming struct{ Shim }
 
 func (c claiming) Who() Shim                                           { return c.Shim }
 func (c claiming) Resync(context.Context, ResyncRequest) (Shim, error) { return c.Shim, nil }
 
-// TestAShimSpeaksForItself: answers that name a rank which was not asked are skipped, and others count.
+// TestAShimSpeaksForItself: answers that name a rank outside of the request are skipped. Other answers count.
 func TestAShimSpeaksForItself(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
@@ -125,7 +125,7 @@ func TestAShimSpeaksForItself(t *testing.T) {
 		defer stop()
 	}
 	if who, err := Resync(ctx, ns, events.RankKey{Instance: bad}, ResyncRequest{ID: "1"}); who != nil || err != nil {
-		t.Errorf("the shim of %s, which says that it is another: %+v, %v", bad, who, err)
+		t.Errorf("the shim of %s, whose answer names another: %+v, %v", bad, who, err)
 	}
 	if who, err := Who(ctx, ns, events.RankKey{Instance: good}); who == nil || who.Instance != good || err != nil {
 		t.Errorf("the shim of %s: %+v, %v", good, who, err)
@@ -142,7 +142,7 @@ func TestAShimSpeaksForItself(t *testing.T) {
 	}
 }
 
-// TestAbsent looks for shims that are there, that stand still, and whose connections have ended.
+// TestAbsent covers shims that are connected, that stall, and whose connections have ended.
 func TestAbsent(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
@@ -168,7 +168,7 @@ func TestAbsent(t *testing.T) {
 	for i := range 100 {
 		ranks = append(ranks, events.RankKey{Instance: "w", Rank: events.Rank(i)})
 	}
-	never := &standing{} // it must not be asked who it is
+	never := &standing{} // a shim that must not receive a who request
 	for _, key := range ranks[1:] {
 		stop, err := Serve(shims, key, never)
 		if err != nil {
@@ -185,11 +185,11 @@ func TestAbsent(t *testing.T) {
 	}{{nil, "[]"}, {ranks, "[w/0]"}, {ranks[1:3], "[]"}} {
 		absent, err := Absent(ctx, ns, c.ranks)
 		if fmt.Sprint(absent) != c.want || err != nil {
-			t.Errorf("of %d shims %v are absent, %v; want %s", len(c.ranks), absent, err, c.want)
+			t.Errorf("%d shims, absent are %v, %v; want %s", len(c.ranks), absent, err, c.want)
 		}
 	}
 	shims.Conn().Close()
-	for n := 0; n < len(ranks); { // the server may not have seen the end yet
+	for n := 0; n < len(ranks); { // the server may not have seen the end of the connection yet
 		absent, err := Absent(ctx, ns, ranks)
 		if n = len(absent); err != nil {
 			t.Fatalf("once the connection has ended, %d are absent, %v", n, err)
@@ -197,18 +197,19 @@ func TestAbsent(t *testing.T) {
 	}
 	ns.Conn().Close()
 	if _, err := Absent(ctx, ns, ranks); err == nil {
-		t.Error("without a connection it is known who is absent")
+		t.Error("Absent returns no error without a connection")
 	}
 }
 
-// BenchmarkAbsent is what a look for 10,000 shims costs, once a second, with the server and all shims in this process.
+// BenchmarkAbsent measures a look for 10,000 shims, as nodes do once a second, with the server and all shims in this
+// process.
 func BenchmarkAbsent(b *testing.B) {
 	ctx := b.Context()
 	ns := joined(ctx, b, 8)
 	var ranks []events.RankKey
 	for i := range 10_000 {
 		ranks = append(ranks, events.RankKey{Instance: events.WorkerID(fmt.Sprint("w", i))})
-		if i%10 == 0 { // the others are as absent as they can be, which costs more
+		if i%10 == 0 { // the other subjects have no interest at all, which costs more
 			continue
 		}
 		if _, err := Serve(ns, ranks[i], &standing{}); err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestAnswersNameTheirRank: an answer on the subject of one rank that names another is skipped.
+// TestAnswersNameTheirRank: an answer on one rank's subject that names another rank is skipped.
 func TestAnswersNameTheirRank(t *testing.T) {
 	t.Parallel()
 	w1, w2 := events.RankKey{Instance: "w1"}, events.RankKey{Instance: "w2"}
