@@ -1,6 +1,6 @@
-// Package etcd answers one question: which keys of a range does etcd have now?
+// Package etcd keeps a copy of a range of etcd's keys.
 //
-// A [Copy] lists the range and watches it: Dynamo's workers register there (internal/ingest/dynamo), and Mooncake's
-// masters write down who leads (internal/index/node). Keys under a lease of their writer disappear with it. If etcd
-// cannot be asked, [Copy.Records] returns the reason instead of an old copy.
+// A [Copy] lists the range and watches it. Dynamo's workers register in etcd (internal/ingest/dynamo), and Mooncake's
+// masters write the name of their leader there (internal/index/node). etcd deletes a key when the lease of its writer
+// ends. While etcd is unreachable, [Copy.Records] returns the reason instead of an old copy.
 package etcd

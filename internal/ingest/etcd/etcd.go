@@ -20,47 +20,47 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 )
 
-// Config configures a [Copy]. URLs, From and Behind are required.
+// Config configures the range of keys and the connection of a [Copy]. URLs, From and Behind are required.
 type Config struct {
-	URLs     []string // http://HOST:PORT or https://HOST:PORT; another one is asked when one fails
-	User     string   // if etcd has authentication on
+	URLs     []string // http://HOST:PORT or https://HOST:PORT; after a failure the next URL is used
+	User     string   // if etcd requires authentication
 	Password string
 	TLS      *tls.Config
 
-	From, Behind string // the keys: from From on, up to and not including Behind
+	From, Behind string // the range of keys: From is included, Behind is not
 
-	Records int // how many keys there may be; default 200,000. More are an error.
-	Bytes   int // of one answer, or of one message of a watch; default 64 MiB
+	Records int // bound on the number of keys; default 200,000. A larger range is an error.
+	Bytes   int // bound on an answer, and on a message of a watch; default 64 MiB
 
-	// Dial connects to etcd; nil dials any address.
+	// Dial connects to etcd. nil permits every address.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-	// Changed is called by Run after each change of the copy, or of the error. nil is not called.
+	// Changed is called by Run after each change of the copy or of its error. nil disables it.
 	Changed func()
 }
 
-// Copy is a copy of a range of etcd's keys. It speaks etcd's HTTP gateway, which etcd serves on its client port (3.4
-// and later). Any goroutine may call Records.
+// Copy is a copy of a range of etcd's keys. It uses etcd's HTTP gateway on the client port (3.4 and later). Records is
+// safe for concurrent use.
 type Copy struct {
 	cfg    Config
 	client *http.Client
 
 	mu      sync.Mutex
 	records map[string][]byte // by key
-	err     error             // why the copy is not known to be whole; of the beginning until it is
+	err     error             // why the copy may be incomplete; set until the first listing
 }
 
 const (
-	pageKeys   = 500              // of a listing
-	patience   = 10 * time.Second // for an answer
-	watchFor   = time.Minute      // after it, all is listed anew: a member that is cut off says nothing
+	pageKeys   = 500              // keys of a page
+	patience   = 10 * time.Second // bound on a request
+	watchFor   = time.Minute      // after watchFor the range is listed again, because an isolated member sends no error
 	retryAfter = time.Second
 )
 
-// ErrNotAsked is returned by [Copy.Records] until etcd has answered for the first time, or could not be asked.
-var ErrNotAsked = errors.New("etcd has not been asked yet")
+// ErrNotAsked is returned by [Copy.Records] until etcd has answered, or failed to answer, for the first time.
+var ErrNotAsked = errors.New("etcd has not answered yet")
 
-// ErrUserInURL is returned by [New], which does not repeat the URL: who asks etcd is not part of it.
+// ErrUserInURL is returned by [New] for a URL with a user or password. The error does not contain the URL.
 var ErrUserInURL = errors.New("a URL of etcd with a user or password")
 
 // New returns a copy that is empty until [Copy.Run] runs.
@@ -70,7 +70,7 @@ func New(cfg Config) (*Copy, error) {
 		switch {
 		case strings.Contains(u, "@"):
 			return nil, fmt.Errorf("URL %d of %d: %w", i+1, len(cfg.URLs), ErrUserInURL)
-		case err != nil: // which repeats the URL, and a comma in a password cuts it in two
+		case err != nil: // err repeats the URL, and a comma in a password splits the URL
 			return nil, fmt.Errorf("URL %d of %d is not http://HOST:PORT or https://HOST:PORT", i+1, len(cfg.URLs))
 		case p.Scheme != "http" && p.Scheme != "https" || p.Host == "" || strings.Trim(p.Path, "/") != "" ||
 			p.RawQuery != "":
@@ -95,8 +95,7 @@ func New(cfg Config) (*Copy, error) {
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}, nil
 }
 
-// Records returns the copy, by key. An error says that etcd cannot be asked now, and why; the records are not known
-// then.
+// Records returns the copy, by key. The error is the reason if etcd is unreachable now; then the records are unknown.
 func (e *Copy) Records() (map[string][]byte, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -106,7 +105,7 @@ func (e *Copy) Records() (map[string][]byte, error) {
 	return maps.Clone(e.records), nil
 }
 
-// Run keeps the copy until ctx ends.
+// Run updates the copy until ctx ends.
 func (e *Copy) Run(ctx context.Context) {
 	defer e.client.CloseIdleConnections()
 	for at := 0; ctx.Err() == nil; {
@@ -122,7 +121,7 @@ func (e *Copy) Run(ctx context.Context) {
 	}
 }
 
-// follow lists what there is and watches what becomes of it. Without an error all is to be listed anew.
+// follow lists the range and watches its changes. It returns nil if a new listing is due.
 func (e *Copy) follow(ctx context.Context, base string) error {
 	token, err := e.authenticate(ctx, base)
 	if err != nil {
@@ -139,13 +138,13 @@ func (e *Copy) follow(ctx context.Context, base string) error {
 	return e.watch(ctx, base, token, revision+1)
 }
 
-// authenticate is the token of a user; empty without one.
+// authenticate returns the token of the user; empty without a user.
 func (e *Copy) authenticate(ctx context.Context, base string) (token string, err error) {
 	if e.cfg.User == "" {
 		return "", nil
 	}
 	var answer struct{ Token string }
-	err = e.ask(ctx, base, "/v3/auth/authenticate", "", map[string]any{"name": e.cfg.User, "password": e.cfg.Password},
+	err = e.call(ctx, base, "/v3/auth/authenticate", "", map[string]any{"name": e.cfg.User, "password": e.cfg.Password},
 		&answer)
 	return answer.Token, err
 }
@@ -153,12 +152,12 @@ func (e *Copy) authenticate(ctx context.Context, base string) (token string, err
 // keyValue is a key with its value.
 type keyValue struct{ Key, Value []byte }
 
-// header begins an answer. Revisions are numbers as text.
+// header is the beginning of an answer. Revisions are numbers as text.
 type header struct {
 	Revision json.Number
 }
 
-// list reads all records, as they were at one revision.
+// list reads all records at one revision.
 func (e *Copy) list(ctx context.Context, base, token string) (records map[string][]byte, revision int64, err error) {
 	records = map[string][]byte{}
 	from := []byte(e.cfg.From)
@@ -172,7 +171,7 @@ func (e *Copy) list(ctx context.Context, base, token string) (records map[string
 			KVs    []keyValue
 			More   bool
 		}
-		if err := e.ask(ctx, base, "/v3/kv/range", token, asked, &page); err != nil {
+		if err := e.call(ctx, base, "/v3/kv/range", token, asked, &page); err != nil {
 			return nil, 0, err
 		}
 		if revision == 0 {
@@ -193,8 +192,8 @@ func (e *Copy) list(ctx context.Context, base, token string) (records map[string
 	}
 }
 
-// watch takes what changes from a revision on, until it is time to list anew: after watchFor, when etcd ends the watch,
-// and when the revision is so old that etcd has compacted it.
+// watch applies changes from a revision on, until a new listing is due: after watchFor, after the end of the watch, or
+// if etcd has compacted the revision.
 func (e *Copy) watch(ctx context.Context, base, token string, from int64) error {
 	ctx, cancel := context.WithTimeout(ctx, watchFor)
 	defer cancel()
@@ -215,7 +214,7 @@ func (e *Copy) watch(ctx context.Context, base, token string, from int64) error 
 			break
 		}
 		if m.Result.Canceled || m.Error != nil {
-			break // the listing that follows says what is wrong, if it still is
+			break // the listing that follows returns the error, if the fault persists
 		}
 		e.mu.Lock()
 		for _, change := range m.Result.Events {
@@ -237,8 +236,8 @@ func (e *Copy) watch(ctx context.Context, base, token string, from int64) error 
 	return err
 }
 
-// ask asks once, and reads the answer.
-func (e *Copy) ask(ctx context.Context, base, path, token string, asked, answer any) error {
+// call sends one request and decodes the answer.
+func (e *Copy) call(ctx context.Context, base, path, token string, asked, answer any) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	b, err := e.post(ctx, base, path, token, asked)
@@ -249,7 +248,7 @@ func (e *Copy) ask(ctx context.Context, base, path, token string, asked, answer 
 	return b.decode(answer)
 }
 
-// body is values of JSON, of which each is bounded.
+// body reads JSON values with a bound on each.
 type body struct {
 	io.Closer
 	most  int // bytes
@@ -283,7 +282,7 @@ func (e *Copy) post(ctx context.Context, base, path, token string, asked any) (*
 		return nil, err
 	}
 	if answer.StatusCode != http.StatusOK {
-		said, _ := io.ReadAll(io.LimitReader(answer.Body, 300)) // what can be read of it
+		said, _ := io.ReadAll(io.LimitReader(answer.Body, 300)) // an error leaves the text shorter
 		answer.Body.Close()
 		return nil, fmt.Errorf("%s: %s: %s", path, answer.Status, bytes.TrimSpace(said))
 	}
