@@ -15,27 +15,27 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Publisher is who publishes the events of one rank.
+// Publisher is the publisher of one rank's events.
 type Publisher struct {
 	ID       uint64
-	Scope    string // NAMESPACE.COMPONENT.ENDPOINT, or as much of it as the worker says
+	Scope    string // NAMESPACE.COMPONENT.ENDPOINT, or the prefix that the worker registers
 	Topic    string
-	Endpoint string // of ZeroMQ
+	Endpoint string // of its ZeroMQ socket
 
-	// Known says that Key and Indexer are known: workers before 1.6 do not say for whom they publish.
+	// Known reports whether Key and Indexer are set: workers before 1.6 do not register their rank.
 	Known   bool
 	Key     events.RankKey
-	Indexer string // where the rank's local indexer is asked; empty if it has none that we can ask
+	Indexer string // address of the rank's local indexer; empty without a usable indexer
 }
 
-// Topic is that of KV-cache events.
+// Topic is the topic of KV-cache events.
 const Topic = "kv-events"
 
-// gone is after how long a record that its process has not touched is that of a process that has ended. Dynamo itself
-// takes 10 s, and touches every three.
+// gone is the age at which an untouched record counts as the record of an ended process. Dynamo itself uses 10 s, and
+// touches its records every three seconds.
 const gone = 30 * time.Second
 
-// maxRecord bounds a record's bytes.
+// maxRecord bounds the bytes of a record.
 const maxRecord = 1 << 20
 
 type endpoint struct {
@@ -61,7 +61,7 @@ func (s *scope) String() string {
 // channel is a record of v1/event_channels.
 type channel struct {
 	Scope     scope  `json:"scope"`
-	Namespace string `json:"namespace"` // with Component, in place of Scope in records of Dynamo up to 1.2
+	Namespace string `json:"namespace"` // with Component, instead of Scope in records of Dynamo up to 1.2
 	Component string `json:"component"`
 	Topic     string `json:"topic"`
 	ID        uint64 `json:"instance_id"`
@@ -90,17 +90,17 @@ type source struct {
 	} `json:"metadata"`
 }
 
-// The kinds of records, and what their keys or folders are called.
+// The kinds of records, as they appear in keys and folder names.
 const channelsKind, sourcesKind = "event_channels", "event_sources"
 
 // record is a record of discovery.
 type record struct {
-	name string // in complaints
+	name string // for error messages
 	text []byte
 }
 
-// Publishers lists the publishers of KV-cache events that a folder of file discovery names, by id, without those whose
-// processes are gone. wrong is what is in records that are passed over. A folder that is not there yet has none.
+// Publishers returns the publishers of KV-cache events in a folder of file discovery, by id. It leaves out publishers
+// of ended processes. wrong contains the errors of skipped records. A missing folder has no publishers.
 func Publishers(folder string, now time.Time) (list []Publisher, wrong []error, err error) {
 	sources, bad, err := records(folder, sourcesKind, now)
 	if err != nil {
@@ -111,7 +111,7 @@ func Publishers(folder string, now time.Time) (list []Publisher, wrong []error, 
 	return list, slices.Concat(bad, more, wrong), err
 }
 
-// publishers are those that records name. A record that cannot be read is passed over.
+// publishers decodes records. It skips unreadable records.
 func publishers(channels, sources []record) (list []Publisher, wrong []error) {
 	known := map[uint64]source{}
 	for _, r := range sources {
@@ -153,7 +153,7 @@ func publishers(channels, sources []record) (list []Publisher, wrong []error) {
 	return list, wrong
 }
 
-// records reads the records of one kind. One that cannot be read is passed over.
+// records reads the records of one kind. It skips unreadable records.
 func records(folder, kind string, now time.Time) (list []record, wrong []error, err error) {
 	dir := filepath.Join(folder, "v1", kind)
 	entries, err := os.ReadDir(dir)
@@ -163,7 +163,7 @@ func records(folder, kind string, now time.Time) (list []record, wrong []error, 
 	for _, e := range entries {
 		info, err := e.Info()
 		if err != nil || !info.Mode().IsRegular() || strings.HasPrefix(e.Name(), ".") || now.Sub(info.ModTime()) > gone {
-			continue // it may be gone by now
+			continue // the file may have been deleted meanwhile
 		}
 		path := filepath.Join(dir, e.Name())
 		if info.Size() > maxRecord {

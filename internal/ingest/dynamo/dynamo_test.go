@@ -17,8 +17,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// What processes of ai-dynamo-runtime 1.6.1 have written: a message of the event plane's last frame, the body of a
-// local indexer's answers, and records of discovery.
+// Output of processes of ai-dynamo-runtime 1.6.1: the last frame of an event plane message, the body of a local
+// indexer's answers, and records of discovery.
 const (
 	frame = "010000014985ac7075626c69736865725f6964cf0012453e41de4336a873657175656e636500ac7075626c69736865645f6174cf00" +
 		"0001a2057fd398a5746f706963a96b762d6576656e7473a77061796c6f6164c4f89184a9776f726b65725f6964cfc89292c10385ef5a" +
@@ -91,7 +91,7 @@ func TestPublishers(t *testing.T) {
 	write("event_channels/a", channelRecord)
 	want := Publisher{ID: 2219950695499162, Scope: "ns.backend.generate", Topic: Topic, Endpoint: "tcp://192.0.2.2:39773"}
 	if list, wrong, err := Publishers(folder, now); len(list) != 1 || list[0] != want || wrong != nil || err != nil {
-		t.Errorf("without a source: %+v, %v, %v", list, wrong, err)
+		t.Errorf("for a channel without a source: %+v, %v, %v", list, wrong, err)
 	}
 	write("event_sources/a", sourceRecord)
 	write("event_channels/b", strings.Replace(channelRecord, "kv-events", "kv_metrics", 1))
@@ -104,11 +104,11 @@ func TestPublishers(t *testing.T) {
 		t.Errorf("%+v, %v, %v", list, wrong, err)
 	}
 	if list, _, err := Publishers(folder, now.Add(time.Minute)); len(list) > 0 || err != nil {
-		t.Errorf("records that nobody has touched: %+v, %v", list, err)
+		t.Errorf("publishers of untouched records: %+v, %v", list, err)
 	}
 }
 
-// worker answers one request as a worker does, with a body, after a stranger has called too.
+// worker answers one request with a body, as a worker does. A stranger connects before the worker.
 func worker(t *testing.T, refuse string, body []byte) (indexer string, request <-chan []byte) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -124,7 +124,7 @@ func worker(t *testing.T, refuse string, body []byte) (indexer string, request <
 		defer conn.Close()
 		part := func(width int) []byte {
 			length := make([]byte, 4)
-			_, _ = io.ReadFull(conn, length[4-width:]) // a test that fails says enough
+			_, _ = io.ReadFull(conn, length[4-width:]) // a failing test reports enough
 			b, _ := readN(conn, int(binary.BigEndian.Uint32(length)))
 			return b
 		}
@@ -165,7 +165,7 @@ func TestAsk(t *testing.T) {
 	if err != nil || !a.Whole || a.Last != 1 || len(a.Events) != 1 || len(a.Events[0].Event.Blocks) != 2 {
 		t.Errorf("%+v, %v", a, err)
 	}
-	// what Dynamo's own client sends for the same
+	// The query of Dynamo's own client.
 	const query = "85a9776f726b65725f6964cfeaa08b94593cbc1aa764705f72616e6b01ae73746172745f6576656e745f6964c0" +
 		"ac656e645f6576656e745f6964c0b9737570706f7274735f747265655f64756d705f6661696c6564c3"
 	if got := hex.EncodeToString(<-said); got != query {
@@ -186,7 +186,7 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// FuzzAnswer reads anything as what a worker sends back over its connection, and as a message of the event plane.
+// FuzzAnswer decodes random bytes as a worker's answer and as a message of the event plane.
 func FuzzAnswer(f *testing.F) {
 	for _, body := range []string{treeDump, tooNew} {
 		b := appendMessage(nil, []byte(`{"subject":"s","stream_type":"response"}`), nil)
@@ -196,7 +196,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Add(unhex(f, frame))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if data, err := Envelope([][]byte{nil, nil, nil, data}); err == nil {
-			_ = events.ReadRouterEnvelope(data, func(events.RouterEvent) {}) // any error will do
+			_ = events.ReadRouterEnvelope(data, func(events.RouterEvent) {}) // any error is acceptable
 		}
 		_, _ = events.ReadRouterAnswer(data)
 		near, far := net.Pipe()

@@ -8,19 +8,19 @@ import (
 	"github.com/kvatlas/kvatlas/internal/ingest/etcd"
 )
 
-// EtcdConfig says where etcd is. Only URLs are required.
+// EtcdConfig configures the connection to etcd. Only URLs is required.
 type EtcdConfig struct {
-	URLs     []string // http://HOST:PORT or https://HOST:PORT; another one is asked when one fails
-	User     string   // if etcd has authentication on
+	URLs     []string // http://HOST:PORT or https://HOST:PORT; after a failure the next URL is used
+	User     string   // if etcd requires authentication
 	Password string
 	TLS      *tls.Config
 }
 
-// Etcd keeps a copy of what Dynamo's workers have registered in etcd, as DYN_DISCOVERY_BACKEND=etcd has them do. Its
-// keys are under leases of their processes: what is gone is deleted.
+// Etcd keeps a copy of the workers' registrations in etcd (DYN_DISCOVERY_BACKEND=etcd). The keys are under leases of
+// their processes, so etcd deletes the keys of ended processes.
 type Etcd struct{ records *etcd.Copy }
 
-// NewEtcd returns a copy that is empty until [Etcd.Run] runs. Its errors are those of [etcd.New].
+// NewEtcd returns a copy that is empty until [Etcd.Run] runs. It returns the errors of [etcd.New].
 func NewEtcd(cfg EtcdConfig) (*Etcd, error) {
 	records, err := etcd.New(etcd.Config{URLs: cfg.URLs, User: cfg.User, Password: cfg.Password, TLS: cfg.TLS,
 		From: "v1/event_", Behind: "v1/event`"}) // event_channels and event_sources
@@ -30,11 +30,11 @@ func NewEtcd(cfg EtcdConfig) (*Etcd, error) {
 	return &Etcd{records}, nil
 }
 
-// Run keeps the copy until ctx ends.
+// Run updates the copy until ctx ends.
 func (e *Etcd) Run(ctx context.Context) { e.records.Run(ctx) }
 
-// Publishers lists the publishers of KV-cache events that are registered, by id. wrong is what is in records that are
-// passed over. An error says that etcd cannot be asked now, and why; who is registered is not known then.
+// Publishers returns the registered publishers of KV-cache events, by id. wrong contains the errors of skipped records.
+// err is the reason if etcd is unreachable now; then the registrations are unknown.
 func (e *Etcd) Publishers() (list []Publisher, wrong []error, err error) {
 	records, err := e.records.Records()
 	if err != nil {

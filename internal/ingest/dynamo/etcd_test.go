@@ -17,7 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/ingest/etcd"
 )
 
-// etcdServer is an etcd of which the gateway does what a reader of a prefix needs.
+// etcdServer simulates the part of etcd's gateway that a reader of a prefix uses.
 type etcdServer struct {
 	t        *testing.T
 	password string
@@ -25,7 +25,7 @@ type etcdServer struct {
 	mu       sync.Mutex
 	keys     map[string]string
 	revision int64
-	since    int64           // what was before is compacted
+	since    int64           // earlier revisions are compacted
 	changes  []string        // JSON of events, by revision from 1 on
 	away     bool            // every request fails
 	watches  []chan struct{} // woken at each change
@@ -104,7 +104,7 @@ func (s *etcdServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			if more = len(list) == q.Limit; more {
 				break
 			}
-			key, _ := json.Marshal([]byte(key)) // bytes have no error
+			key, _ := json.Marshal([]byte(key)) // bytes always encode
 			value, _ := json.Marshal([]byte(s.keys[string(mustText(key))]))
 			list = append(list, fmt.Sprintf(`{"key":%s,"mod_revision":"1","value":%s}`, key, value))
 		}
@@ -118,11 +118,11 @@ func (s *etcdServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func mustText(quoted []byte) (b []byte) {
-	_ = json.Unmarshal(quoted, &b) // it was made a moment ago
+	_ = json.Unmarshal(quoted, &b) // the test made the text itself
 	return b
 }
 
-// watch says what changes, with the lock but while it waits.
+// watch sends changes. It holds the lock except while it waits.
 func (s *etcdServer) watch(w http.ResponseWriter, r *http.Request, from int64) {
 	woken := make(chan struct{}, 1)
 	s.watches = append(s.watches, woken)
@@ -147,10 +147,10 @@ func (s *etcdServer) watch(w http.ResponseWriter, r *http.Request, from int64) {
 		}
 		s.mu.Lock()
 	}
-	fmt.Fprint(w, `{"result":{"hea`) // it dies
+	fmt.Fprint(w, `{"result":{"hea`) // the server dies
 }
 
-// TestEtcd: the copy is as etcd is, whatever happens to either.
+// TestEtcd: the copy equals the keys of etcd, through failures of both.
 func TestEtcd(t *testing.T) {
 	s := &etcdServer{t: t, keys: map[string]string{}, password: "secret"}
 	server := httptest.NewServer(s)
@@ -162,7 +162,7 @@ func TestEtcd(t *testing.T) {
 		return strings.Replace(channelRecord, "2219950695499162", fmt.Sprint(i), 1)
 	}
 	s.change("v1/instances/ns/1", "{}")
-	for i := range 1200 { // of which a page has not all
+	for i := range 1200 { // more than one page
 		s.change(name(channelsKind, i), channel(i))
 	}
 	e, err := NewEtcd(EtcdConfig{URLs: []string{"http://127.0.0.1:1", server.URL}, User: "reader", Password: "secret"})
@@ -197,23 +197,23 @@ func TestEtcd(t *testing.T) {
 	until("one less", many(1199))
 	s.change(name(channelsKind, 2000), channelRecord)
 	s.change(name(sourcesKind, 2000), sourceRecord)
-	until("one whose rank is known", func(list []Publisher, _ []error, _ error) bool {
+	until("a publisher with a known rank", func(list []Publisher, _ []error, _ error) bool {
 		return slices.ContainsFunc(list, func(p Publisher) bool { return p.Known && p.Key.Rank == 1 && p.Indexer != "" })
 	})
 	s.change(name(channelsKind, 3000), "{")
-	until("one that cannot be read", func(_ []Publisher, wrong []error, _ error) bool { return len(wrong) == 1 })
+	until("an unreadable record", func(_ []Publisher, wrong []error, _ error) bool { return len(wrong) == 1 })
 	s.change(name(channelsKind, 3000), "")
 
-	// A watch that has fallen behind a compaction ends, and all is listed anew.
+	// The watch falls behind a compaction and ends. The copy lists all keys again.
 	s.mu.Lock()
-	delete(s.keys, name(channelsKind, 8)) // of which no watch hears
+	delete(s.keys, name(channelsKind, 8)) // no watch reports this deletion
 	s.revision, s.changes = s.revision+10, append(s.changes, make([]string, 10)...)
 	s.since = s.revision
 	s.wake()
 	s.mu.Unlock()
 	until("after a compaction", many(1199))
 
-	// It dies, and is another one after that.
+	// The server dies and is replaced.
 	s.mu.Lock()
 	s.away = true
 	s.wake()
@@ -225,7 +225,7 @@ func TestEtcd(t *testing.T) {
 	s.away, s.keys, s.revision, s.since, s.changes = false, map[string]string{}, 0, 0, nil
 	s.mu.Unlock()
 	s.change(name(channelsKind, 1), channel(1))
-	until("back, without what it had", many(1))
+	until("a new server without the old keys", many(1))
 	stop()
 	<-done
 }

@@ -8,12 +8,12 @@ import (
 	"github.com/kvatlas/kvatlas/internal/ingest/kube"
 )
 
-// Kubernetes keeps a copy of what Dynamo's workers have registered in Kubernetes, as DYN_DISCOVERY_BACKEND=kubernetes
-// has them do: a DynamoWorkerMetadata for each container (ai-dynamo/dynamo › lib/runtime/src/discovery/kube/crd.rs). A
-// pod owns its objects, which are deleted with it.
+// Kubernetes keeps a copy of the workers' registrations in Kubernetes (DYN_DISCOVERY_BACKEND=kubernetes): a
+// DynamoWorkerMetadata for each container (ai-dynamo/dynamo › lib/runtime/src/discovery/kube/crd.rs). A pod owns its
+// objects. Kubernetes deletes the objects with their pod.
 type Kubernetes struct{ objects *kube.Copy[workerMetadata] }
 
-// workerMetadata is what is used of a DynamoWorkerMetadata. Its records are those of other backends.
+// workerMetadata contains the decoded fields of a DynamoWorkerMetadata. Its records equal those of other backends.
 type workerMetadata struct {
 	Meta kube.Meta `json:"metadata"`
 	Spec struct {
@@ -34,11 +34,11 @@ func NewKubernetes(client *kube.Client, namespace string, failed func(error)) *K
 	return &Kubernetes{kube.NewCopy[workerMetadata](client, kube.Collection{Path: path}, failed)}
 }
 
-// Run keeps the copy until ctx ends.
+// Run updates the copy until ctx ends.
 func (k *Kubernetes) Run(ctx context.Context) { k.objects.Run(ctx) }
 
-// Publishers lists the publishers of KV-cache events that are registered. wrong lists the faults of records that are
-// skipped. The error is [kube.ErrNotListed] or nil.
+// Publishers returns the registered publishers of KV-cache events. wrong contains the errors of skipped records. The
+// error is [kube.ErrNotListed] or nil.
 func (k *Kubernetes) Publishers() (list []Publisher, wrong []error, err error) {
 	objects, err := k.objects.List()
 	if err != nil {

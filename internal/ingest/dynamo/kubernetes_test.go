@@ -23,7 +23,7 @@ const metadata = `{"apiVersion": "nvidia.com/v1alpha1", "kind": "DynamoWorkerMet
       "instance_id": 42, "transport": {"kind": "Nats", "config": {"subject_prefix": "namespace.dynamo"}}}},
   "event_sources": {"42": {"publisher_id": 42, "metadata": {"worker": {"worker_id": 7, "dp_rank": 1}}}}}}}`
 
-// TestKubernetes: the publishers of an object are listed with their scope and rank, and leave with it.
+// TestKubernetes: the publishers of an object are listed with scope and rank, and disappear with the object.
 func TestKubernetes(t *testing.T) {
 	s := kubesim.Start()
 	defer s.Close()

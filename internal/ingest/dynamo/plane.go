@@ -20,14 +20,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Envelope is the envelope in a message of the event plane, for [events.ReadRouterEnvelope].
+// Envelope returns the envelope in a message of the event plane, for [events.ReadRouterEnvelope].
 func Envelope(frames [][]byte) ([]byte, error) {
 	if len(frames) != 4 {
 		return nil, fmt.Errorf("a message of %d frames, not 4", len(frames))
 	}
 	last := frames[3]
 	if len(last) < 5 || last[0] != 1 || uint64(binary.BigEndian.Uint32(last[1:])) != uint64(len(last)-5) {
-		return nil, fmt.Errorf("a message whose last frame of %d bytes begins with %x, not with 1 and its length", len(last),
+		return nil, fmt.Errorf("a message with a last frame of %d bytes that begins with %x, not with 1 and its length", len(last),
 			last[:min(len(last), 5)])
 	}
 	return last[5:], nil
@@ -36,14 +36,14 @@ func Envelope(frames [][]byte) ([]byte, error) {
 // maxAnswer bounds the bytes of an answer.
 const maxAnswer = 256 << 20
 
-// maxHead bounds the bytes of everything before it.
+// maxHead bounds the bytes before the body.
 const maxHead = 1 << 20
 
-// ErrRefused: the worker does not take the request, for the reason in the text.
+// ErrRefused: the worker refuses the request. The text contains the reason.
 var ErrRefused = errors.New("the worker refuses")
 
-// Ask asks a rank's local indexer for its events from an id on, or, from 0, for all that it holds. The rule judges the
-// address; nil permits all.
+// Ask requests a rank's events from its local indexer: the events since an id, or all blocks for 0. The rule restricts
+// the address; nil permits every address.
 func Ask(ctx context.Context, rule *dial.Rule, indexer string, key events.RankKey, from uint64) (a events.RouterAnswer,
 	err error) {
 	addr, path, ok := strings.Cut(indexer, "/")
@@ -55,14 +55,14 @@ func Ask(ctx context.Context, rule *dial.Rule, indexer string, key events.RankKe
 	}
 	worker, err := strconv.ParseUint(string(key.Instance), 10, 64)
 	if err != nil {
-		return a, fmt.Errorf("worker %q is none of Dynamo's, which are numbers", key.Instance)
+		return a, fmt.Errorf("worker %q is not a number, as Dynamo's workers are", key.Instance)
 	}
 	conn, err := dial.Dialer{Rule: rule}.DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return a, err
 	}
 	defer conn.Close()
-	// The worker calls back on the way that we have come to it.
+	// The worker connects to the local address of this connection.
 	local := conn.LocalAddr().(*net.TCPAddr)
 	back, err := net.ListenTCP("tcp", &net.TCPAddr{IP: local.IP, Zone: local.Zone})
 	if err != nil {
@@ -94,7 +94,7 @@ func Ask(ctx context.Context, rule *dial.Rule, indexer string, key events.RankKe
 		if ours {
 			break
 		}
-		err = ctx.Err() // a stranger costs nothing but its time
+		err = ctx.Err() // a stranger's connection costs only time
 	}
 	if ctx.Err() != nil {
 		err = ctx.Err()
@@ -102,7 +102,7 @@ func Ask(ctx context.Context, rule *dial.Rule, indexer string, key events.RankKe
 	return a, err
 }
 
-// appendRequest appends a request.
+// appendRequest appends a request to dst.
 func appendRequest(dst []byte, path, subject, back string, worker uint64, rank events.Rank, from uint64) ([]byte,
 	error) {
 	type text = map[string]any
@@ -140,7 +140,7 @@ func appendRequest(dst []byte, path, subject, back string, worker uint64, rank e
 	return appendMessage(dst, head, body), nil
 }
 
-// messageHead is the bytes before a message's two parts.
+// messageHead is the size of the lengths and checksum before a message's two parts.
 const messageHead = 24
 
 func appendMessage(dst, head, body []byte) []byte {
@@ -150,7 +150,7 @@ func appendMessage(dst, head, body []byte) []byte {
 	return append(append(dst, head...), body...)
 }
 
-// readMessage reads a message whose body has at most so many bytes.
+// readMessage reads a message with a body of at most the given size.
 func readMessage(r io.Reader, most uint64) (head, body []byte, err error) {
 	var lengths [messageHead]byte
 	if _, err := io.ReadFull(r, lengths[:]); err != nil {
@@ -166,7 +166,7 @@ func readMessage(r io.Reader, most uint64) (head, body []byte, err error) {
 	return head, body, err
 }
 
-// readN reads n bytes, and takes no more memory than there are.
+// readN reads n bytes. It allocates memory only for bytes that arrive.
 func readN(r io.Reader, n int) ([]byte, error) {
 	b, err := io.ReadAll(io.LimitReader(r, int64(n)))
 	if err == nil && len(b) < n {
@@ -175,7 +175,7 @@ func readN(r io.Reader, n int) ([]byte, error) {
 	return b, err
 }
 
-// readAck reads what follows a request at once.
+// readAck reads the acknowledgement of a request.
 func readAck(r io.Reader) error {
 	var length [4]byte
 	if _, err := io.ReadFull(r, length[:]); err != nil {
@@ -192,14 +192,13 @@ func readAck(r io.Reader) error {
 	return fmt.Errorf("%w: %s", ErrRefused, said)
 }
 
-// strangerPatience is how long who calls may take to say for whom.
+// strangerPatience bounds the wait for the first message on an incoming connection.
 const strangerPatience = 5 * time.Second
 
-// readCall reads what comes over a connection that somebody has made to us, and reports whether that is the answer to
-// the request with the subject.
+// readCall reads an incoming connection. ours reports whether the connection belongs to the request with the subject.
 func readCall(conn net.Conn, subject string) (ours bool, a events.RouterAnswer, err error) {
 	r := bufio.NewReader(conn)
-	_ = conn.SetReadDeadline(time.Now().Add(strangerPatience)) // else it just takes longer
+	_ = conn.SetReadDeadline(time.Now().Add(strangerPatience)) // an error only makes the wait longer
 	head, _, err := readMessage(r, 0)
 	_ = conn.SetReadDeadline(time.Time{})
 	var hello struct {
