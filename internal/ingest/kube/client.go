@@ -24,7 +24,7 @@ import (
 // account is the folder with a pod's service account.
 const account = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// patience bounds the wait for the head of an answer.
+// patience bounds the wait for the header of an answer.
 const patience = 15 * time.Second
 
 // maxObject bounds the bytes of one object, and of one page of a list.
@@ -33,11 +33,11 @@ const (
 	maxPage   = 128 << 20
 )
 
-// Config names an API server. The zero value is the one of the pod in which the process runs.
+// Config configures the connection to an API server. The zero value selects the API server of the process's own pod.
 type Config struct {
-	URL       string // https://HOST:PORT; default: that of the pod's cluster
-	TokenFile string // read anew for each request; default: the service account's, none if URL is set
-	CAFile    string // default: the service account's, the system's authorities if URL is set
+	URL       string // https://HOST:PORT; default: the API server of the pod's cluster
+	TokenFile string // read again for each request; default: the service account's token, none if URL is set
+	CAFile    string // default: the service account's CA, the system's authorities if URL is set
 }
 
 // Client speaks with an API server. It is safe for concurrent use.
@@ -53,7 +53,7 @@ func New(cfg Config) (*Client, error) {
 	if inCluster {
 		host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 		if host == "" || port == "" {
-			return nil, errors.New("this process runs in no pod: KUBERNETES_SERVICE_HOST is not set")
+			return nil, errors.New("not running in a pod: KUBERNETES_SERVICE_HOST is not set")
 		}
 		cfg.URL = "https://" + net.JoinHostPort(host, port)
 		cfg.TokenFile = cmp.Or(cfg.TokenFile, filepath.Join(account, "token"))
@@ -91,10 +91,10 @@ func OwnNamespace() string {
 	return cmp.Or(strings.TrimSpace(string(text)), "default")
 }
 
-// StatusError is an answer of the API server that is no success.
+// StatusError is an error status of the API server.
 type StatusError struct {
-	Code    int    // of HTTP
-	Message string // of the API server, at most 300 bytes
+	Code    int    // HTTP status
+	Message string // the API server's message, at most 300 bytes
 }
 
 func (e *StatusError) Error() string {
@@ -143,7 +143,7 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 	if answer.StatusCode/100 != 2 {
 		defer answer.Body.Close()
 		var status struct{ Message string }
-		said, _ := io.ReadAll(io.LimitReader(answer.Body, 64<<10)) // what can be read of it
+		said, _ := io.ReadAll(io.LimitReader(answer.Body, 64<<10)) // an error leaves the text shorter
 		if strictjson.Unmarshal(said, &status) != nil || status.Message == "" {
 			status.Message = strings.TrimSpace(string(said))
 		}
@@ -168,7 +168,7 @@ func (c *Client) call(ctx context.Context, method, path string, query url.Values
 	return strictjson.Unmarshal(text, out)
 }
 
-// InferencePool is what is used of a pool of the Gateway API's inference extension.
+// InferencePool contains the decoded fields of a pool of the Gateway API's inference extension.
 type InferencePool struct {
 	Spec struct {
 		Selector struct {

@@ -19,7 +19,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 )
 
-// Meta is what is used of an object's metadata.
+// Meta contains the decoded fields of an object's metadata.
 type Meta struct {
 	Name              string `json:"name,omitempty"`
 	Namespace         string `json:"namespace,omitempty"`
@@ -28,16 +28,16 @@ type Meta struct {
 	DeletionTimestamp string `json:"deletionTimestamp,omitempty"` // empty unless the object is about to be deleted
 }
 
-// Object is a type whose values are decoded from an API object.
+// Object is a type that is decoded from an API object.
 type Object interface{ Metadata() *Meta }
 
 // Collection is a collection of objects.
 type Collection struct {
 	Path     string // such as /api/v1/namespaces/default/pods
-	Selector string // of labels; empty selects all
+	Selector string // label selector; empty selects all
 }
 
-// Pods returns the pods of a namespace with the labels. Pods of all namespaces if it is empty.
+// Pods returns the collection of a namespace's pods with the labels. An empty namespace means all namespaces.
 func Pods(namespace, selector string) Collection {
 	if namespace == "" {
 		return Collection{"/api/v1/pods", selector}
@@ -45,7 +45,7 @@ func Pods(namespace, selector string) Collection {
 	return Collection{"/api/v1/namespaces/" + url.PathEscape(namespace) + "/pods", selector}
 }
 
-// Pod is what is used of a pod.
+// Pod contains the decoded fields of a pod.
 type Pod struct {
 	Meta   Meta `json:"metadata"`
 	Status struct {
@@ -72,11 +72,11 @@ const (
 // ErrNotListed is returned by [Copy.List] until the API server has answered for the first time.
 var ErrNotListed = errors.New("the API server has not answered yet")
 
-// Copy is a copy of a collection. List may be called from any goroutine.
+// Copy is a copy of a collection. List is safe for concurrent use.
 type Copy[T Object] struct {
-	client *Client
-	of     Collection
-	failed func(error)
+	client     *Client
+	collection Collection
+	failed     func(error)
 
 	mu      sync.Mutex
 	listed  bool
@@ -84,17 +84,17 @@ type Copy[T Object] struct {
 	changed chan struct{}
 }
 
-// NewCopy returns a copy that is empty until Run runs. failed is called after each failure, from Run's goroutine; nil
-// is not called.
-func NewCopy[T Object](client *Client, of Collection, failed func(error)) *Copy[T] {
+// NewCopy returns a copy that is empty until Run runs. failed is called after each failure, from Run's goroutine. nil
+// disables it.
+func NewCopy[T Object](client *Client, collection Collection, failed func(error)) *Copy[T] {
 	if failed == nil {
 		failed = func(error) {}
 	}
-	return &Copy[T]{client: client, of: of, failed: failed, objects: map[string]T{}, changed: make(chan struct{}, 1)}
+	return &Copy[T]{client: client, collection: collection, failed: failed, objects: map[string]T{}, changed: make(chan struct{}, 1)}
 }
 
-// List returns the objects, sorted by namespace and name. The error is [ErrNotListed] or nil: a copy outlives failures
-// of the API server.
+// List returns the objects, sorted by namespace and name. The error is [ErrNotListed] or nil: failures of the API
+// server do not empty a copy.
 func (c *Copy[T]) List() ([]T, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -110,7 +110,7 @@ func cmpNames(a, b *Meta) int {
 	return slices.Compare([]string{a.Namespace, a.Name, a.UID}, []string{b.Namespace, b.Name, b.UID})
 }
 
-// Changed receives a value after changes. One goroutine may receive from it.
+// Changed returns a channel that receives a value after changes. Only one goroutine may receive.
 func (c *Copy[T]) Changed() <-chan struct{} { return c.changed }
 
 func (c *Copy[T]) notify() {
@@ -120,7 +120,7 @@ func (c *Copy[T]) notify() {
 	}
 }
 
-// Run keeps the copy until ctx is done.
+// Run updates the copy until ctx is done.
 func (c *Copy[T]) Run(ctx context.Context) {
 	version := ""
 	for pause := firstPause; ctx.Err() == nil; {
@@ -151,11 +151,11 @@ func (c *Copy[T]) Run(ctx context.Context) {
 	}
 }
 
-// list reads the whole collection. The version is empty after an error.
+// list reads the whole collection. version is empty after an error.
 func (c *Copy[T]) list(ctx context.Context) (version string, err error) {
 	query := url.Values{"limit": {strconv.Itoa(pageObjects)}}
-	if c.of.Selector != "" {
-		query.Set("labelSelector", c.of.Selector)
+	if c.collection.Selector != "" {
+		query.Set("labelSelector", c.collection.Selector)
 	}
 	objects := map[string]T{}
 	for {
@@ -166,7 +166,7 @@ func (c *Copy[T]) list(ctx context.Context) (version string, err error) {
 			} `json:"metadata"`
 			Items []T `json:"items"`
 		}
-		if err := c.client.call(ctx, http.MethodGet, c.of.Path, query, nil, &page); err != nil {
+		if err := c.client.call(ctx, http.MethodGet, c.collection.Path, query, nil, &page); err != nil {
 			return "", err
 		}
 		for _, o := range page.Items {
@@ -184,17 +184,17 @@ func (c *Copy[T]) list(ctx context.Context) (version string, err error) {
 	return version, nil
 }
 
-// watch applies changes from a version on, until the watch ends. It returns the version up to which the copy is
-// complete; empty if a new list is needed.
+// watch applies the changes after a version, until the watch ends. It returns the version up to which the copy is
+// complete. The version is empty if a new list is needed.
 func (c *Copy[T]) watch(ctx context.Context, version string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, watchFor+longestWait)
 	defer cancel()
 	query := url.Values{"watch": {"1"}, "allowWatchBookmarks": {"true"}, "resourceVersion": {version},
 		"timeoutSeconds": {strconv.Itoa(int(watchFor.Seconds()))}}
-	if c.of.Selector != "" {
-		query.Set("labelSelector", c.of.Selector)
+	if c.collection.Selector != "" {
+		query.Set("labelSelector", c.collection.Selector)
 	}
-	answer, err := c.client.do(ctx, http.MethodGet, c.of.Path, query, nil)
+	answer, err := c.client.do(ctx, http.MethodGet, c.collection.Path, query, nil)
 	if err != nil {
 		if is(err, http.StatusGone) {
 			version = ""

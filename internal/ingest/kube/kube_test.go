@@ -29,7 +29,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 	defer cancel()
 	for !is() {
 		if !loop.Wait(ctx, time.Millisecond) {
-			t.Fatalf("%s does not come", what)
+			t.Fatalf("no %s in time", what)
 		}
 	}
 }
@@ -43,8 +43,8 @@ func client(t *testing.T, s *kubesim.Server) *Client {
 	return c
 }
 
-// TestCopy: the copy follows the collection through pages, changes, a lost connection, an expired version and an API
-// server that is away. Deletions that no watch has shown are found in the next list.
+// TestCopy: the copy follows the collection through pages, changes, a lost connection, an expired version and an
+// unreachable API server. A new list finds deletions that no watch reported.
 func TestCopy(t *testing.T) {
 	s := kubesim.Start()
 	defer s.Close()
@@ -56,7 +56,7 @@ func TestCopy(t *testing.T) {
 	var failures atomic.Int32
 	c := NewCopy[Pod](client(t, s), Pods("default", "app=vllm"), func(error) { failures.Add(1) })
 	if _, err := c.List(); err != ErrNotListed {
-		t.Fatalf("a copy of nothing: %v", err)
+		t.Fatalf("a copy before the first list: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -92,7 +92,7 @@ func TestCopy(t *testing.T) {
 	eventually(t, "a failure", func() bool { return failures.Load() > 0 })
 	s.Delete(podsPath, "p3")
 	if got := names(); got != "p0 p3 p4 p5 " {
-		t.Errorf("while the API server is away the copy is %q", got)
+		t.Errorf("while the API server is down, the copy is %q", got)
 	}
 	s.Down(false)
 	want("p0 p4 p5 ")
@@ -108,8 +108,8 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-// TestMembership: replicas see each other, share what there is, and take over from one that ends. A Lease that is not
-// renewed expires on the observer's clock.
+// TestMembership: replicas discover each other, share objects, and continue for an ended replica. A Lease without
+// renewal expires on the observer's clock.
 func TestMembership(t *testing.T) {
 	s := kubesim.Start()
 	defer s.Close()
@@ -143,7 +143,7 @@ func TestMembership(t *testing.T) {
 		}
 	}
 	if counts["a"] < 400 || counts["b"] < 400 || moved > 0 {
-		t.Errorf("shares %v; %d move between replicas that stay", counts, moved)
+		t.Errorf("shares %v; %d move between remaining replicas", counts, moved)
 	}
 	if later := a.Members(now.Add(leaseFor)); !slices.Equal(later, []string{"a"}) && !slices.Equal(later, both) {
 		t.Errorf("members %v", later) // b may have renewed meanwhile

@@ -12,13 +12,13 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 )
 
-// The times of a Lease.
+// The durations of a Lease.
 const (
 	leaseFor   = 15 * time.Second
 	renewEvery = 5 * time.Second
 )
 
-// lease is what is used of a Lease of coordination.k8s.io.
+// lease contains the decoded fields of a Lease of coordination.k8s.io.
 type lease struct {
 	APIVersion string `json:"apiVersion,omitempty"`
 	Kind       string `json:"kind,omitempty"`
@@ -36,10 +36,10 @@ type lease struct {
 // Metadata returns the lease's metadata.
 func (l lease) Metadata() *Meta { return &l.Meta.Meta }
 
-// groupLabel is the label of the Leases of a group.
+// groupLabel is the label of a group's Leases.
 const groupLabel = "kvatlas.dev/group"
 
-// Membership keeps a Lease for a replica of a group, and sees the Leases of the others. One goroutine may call
+// Membership keeps a Lease for a replica of a group, and watches the Leases of the others. Only one goroutine may call
 // Members.
 type Membership struct {
 	client          *Client
@@ -50,24 +50,24 @@ type Membership struct {
 	seen            map[string]renewal // by name of a Lease
 }
 
-// renewal is when a Lease was seen to change last.
+// renewal is the last observed change of a Lease.
 type renewal struct {
 	version string
 	at      time.Time
 }
 
-// NewMembership returns the membership of the replica identity, a pod's name, in the group. failed is called after each
-// failure.
+// NewMembership returns the membership of a replica in the group. identity is the replica's pod name. failed is called
+// after each failure.
 func NewMembership(client *Client, namespace, group, identity string, failed func(error)) *Membership {
 	path := "/apis/coordination.k8s.io/v1/namespaces/" + url.PathEscape(namespace) + "/leases"
 	return &Membership{client: client, path: path, group: group, identity: identity, failed: failed,
 		leases: NewCopy[lease](client, Collection{path, groupLabel + "=" + group}, failed), seen: map[string]renewal{}}
 }
 
-// name is the name of the replica's Lease.
+// name returns the name of the replica's Lease.
 func (m *Membership) name() string { return m.group + "-" + m.identity }
 
-// Run renews the Lease until ctx is done, and deletes it then: the other replicas take over at once.
+// Run renews the Lease until ctx is done, and then deletes it, so the other replicas continue at once.
 func (m *Membership) Run(ctx context.Context) {
 	watched := make(chan struct{})
 	go func() {
@@ -84,14 +84,14 @@ func (m *Membership) Run(ctx context.Context) {
 	m.write(ctx, func(ctx context.Context) error {
 		err := m.client.call(ctx, http.MethodDelete, m.path+"/"+m.name(), nil, nil, nil)
 		if is(err, http.StatusNotFound) {
-			return nil // the first renewal failed, or somebody deleted the Lease
+			return nil // the first renewal failed, or another client deleted the Lease
 		}
 		return err
 	})
 }
 
-// write runs a write of the Lease to its end even if ctx is done: an abandoned creation could reach the API server
-// after the deletion and leave the Lease behind.
+// write completes a write of the Lease even if ctx is done. An abandoned creation could reach the API server after the
+// deletion and leave the Lease behind.
 func (m *Membership) write(ctx context.Context, write func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
@@ -100,7 +100,7 @@ func (m *Membership) write(ctx context.Context, write func(context.Context) erro
 	}
 }
 
-// renew writes the Lease, and creates it if it is missing. Only this replica writes it, so the last write wins.
+// renew writes the Lease, and creates it if it is missing. Only this replica writes the Lease, so the last write wins.
 func (m *Membership) renew(ctx context.Context) error {
 	var l lease
 	err := m.client.call(ctx, http.MethodGet, m.path+"/"+m.name(), nil, nil, &l)
@@ -118,10 +118,10 @@ func (m *Membership) renew(ctx context.Context) error {
 	return m.client.call(ctx, method, path, nil, &l, nil)
 }
 
-// Changed receives a value after a Lease has changed.
+// Changed returns a channel that receives a value after a Lease has changed.
 func (m *Membership) Changed() <-chan struct{} { return m.leases.Changed() }
 
-// Members returns the live replicas, sorted. The replica itself is one of them, whatever the API server answers.
+// Members returns the live replicas, sorted. The replica itself is always included.
 func (m *Membership) Members(now time.Time) []string {
 	list, _ := m.leases.List() // none before the first answer
 	live := []string{m.identity}
@@ -151,7 +151,7 @@ func (m *Membership) Owns(members []string, uid string) bool {
 	return Owner(members, uid) == m.identity
 }
 
-// Owner returns the member that an object with the UID belongs to: the one with the highest rendezvous hash.
+// Owner returns the member that owns an object with the UID: the member with the highest rendezvous hash.
 func Owner(members []string, uid string) (owner string) {
 	var most uint64
 	for _, member := range members {
