@@ -10,14 +10,13 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 )
 
-// NameAdapters is the remedy for an engine whose events do not name adapters.
+// NameAdapters is the remedy for an engine without adapter names in its events.
 const NameAdapters = `use SGLang 0.5.23, or add "format":"dynamo" to the --kv-events-config of 0.5.22; ` +
 	"or start the engine without --enable-lora and --lora-paths"
 
-// unnamesAdapters reports whether SGLang serves adapters and does not announce which blocks are theirs. It announces
-// that in the format dynamo, which releases before 0.5.22 ignore, and from 0.5.23 on in each format
-// (KVCacheEventRecorder in sgl-project/sglang › python/sglang/srt/mem_cache/events.py). Without a version it is not
-// known, and false.
+// unnamesAdapters reports whether SGLang serves adapters but does not name the adapter of a block in its events. The
+// format dynamo contains the name from 0.5.22 on, and every format from 0.5.23 on (KVCacheEventRecorder in
+// sgl-project/sglang › python/sglang/srt/mem_cache/events.py). The result is false for an unknown version.
 func (info *serverInfo) unnamesAdapters(format string) bool {
 	names := []int{0, 5, 23}
 	if format == "dynamo" {
@@ -27,7 +26,7 @@ func (info *serverInfo) unnamesAdapters(format string) bool {
 	return info.servesAdapters() && version != nil && slices.Compare(version, names) < 0
 }
 
-// servesAdapters reports whether adapters may be loaded. If enable_lora is not given, adapters in lora_paths enable it.
+// servesAdapters reports whether adapters may be loaded. If enable_lora is missing, adapters in lora_paths enable it.
 func (info *serverInfo) servesAdapters() bool {
 	if info.EnableLoRA != nil {
 		return *info.EnableLoRA
@@ -45,7 +44,8 @@ func (info *serverInfo) servesAdapters() bool {
 	return false
 }
 
-// numbers are the numbers that a version begins with: 0, 5, 22 of 0.5.22.post1 and of 0.5.22rc1; nil if there are none.
+// numbers returns the numbers at the beginning of a version: 0, 5, 22 of 0.5.22.post1 and of 0.5.22rc1. nil means that
+// the version has none.
 func numbers(version string) (list []int) {
 	for part := range strings.SplitSeq(version, ".") {
 		digits := len(part) - len(strings.TrimLeft(part, "0123456789"))

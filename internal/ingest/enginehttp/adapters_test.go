@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestUnnamedAdapters checks settings and versions that the goldens do not have.
+// TestUnnamedAdapters covers settings and versions that are missing in the goldens.
 func TestUnnamedAdapters(t *testing.T) {
 	for _, c := range []struct {
 		info, format string

@@ -15,15 +15,15 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 )
 
-// The errors of [Asker.Ask], by what is done next.
+// The errors of [Asker.Ask], by the caller's reaction.
 var (
-	// ErrNotReady: the engine does not answer yet, or is loading. Ask again.
+	// ErrNotReady: the engine does not answer yet, or is loading. A retry may succeed.
 	ErrNotReady = errors.New("the engine does not answer over HTTP")
 
-	// ErrUnknown: what answers is no engine that is known here, or does not let us ask. Somebody must change something.
+	// ErrUnknown: the server is not a supported engine, or refuses the request. A configuration must change.
 	ErrUnknown = errors.New("no vLLM and no SGLang answers there")
 
-	// ErrNoEvents: the engine publishes no events. It must be started with other settings.
+	// ErrNoEvents: the engine publishes no events. The engine needs other settings.
 	ErrNoEvents = errors.New("the engine publishes no KV-cache events")
 )
 
@@ -33,55 +33,56 @@ const (
 	SGLang = "sglang"
 )
 
-// Engine is what an engine says of itself. What it does not say is empty.
+// Engine contains the settings that an engine reports. Fields without a report are empty.
 type Engine struct {
 	Kind      string // VLLM or SGLang
 	Version   string
 	Model     string // the name under which it is served
 	BlockSize uint32 // tokens
-	Nominal   bool   // events may have a multiple of BlockSize: it does not count context parallelism
-	Ranks     []Rank // ascending; nil: it does not say where it publishes
+	Nominal   bool   // blocks in events may be a multiple of BlockSize, because BlockSize ignores context parallelism
+	Ranks     []Rank // ascending; nil: endpoints not reported
 
-	Nodes uint32 // hosts on which its ranks run; 0: not known
+	Nodes uint32 // hosts of the engine's ranks; 0: unknown
 
-	Names Names // as they are now: adapters come and go while the engine runs
+	Names Names // the present names: adapters change while the engine runs
 
-	TotalKVBlocks    uint64 // room of each rank's device memory, in blocks
-	MaxBatchedTokens uint64 // what each rank computes in a step at most
+	TotalKVBlocks    uint64 // each rank's device memory, in blocks
+	MaxBatchedTokens uint64 // bound on the tokens that a rank computes in a step
 
-	UnnamedAdapters bool // it may serve adapters, and its events do not tell their blocks from the base model's
+	UnnamedAdapters bool // the engine may serve adapters, and its events do not name the adapter of a block
 
-	Store *Store // behind SGLang's HiCache; nil: it has none, or does not say
+	Store *Store // the store behind SGLang's HiCache; nil: none, or not reported
 }
 
-// Rank is where one data-parallel rank publishes.
+// Rank contains the endpoints of one data-parallel rank.
 type Rank struct {
 	Rank     uint32
-	Endpoint string // tcp:// or ipc://; to be dialled, but see Listen and Unclear
-	Replay   string // to be dialled; empty: it has none
+	Endpoint string // tcp: // tcp:// or ipc:// address to dial; exceptions: Listen and Unclear
+	Replay   string // address to dial; empty: no replay socket
 	Topic    string
 
-	// Listen: the engine dials out to Endpoint, where a shim listens. Unclear: the engine's words fit both.
+	// Listen: the engine dials Endpoint, and the shim listens there. Unclear: the engine's report does not decide this.
 	Listen, Unclear bool
 }
 
-// Asker asks one engine.
+// Asker reads the settings of one engine.
 type Asker struct {
 	base  *url.URL
 	token string
 	http  *http.Client
 }
 
-// New returns an asker of the engine at a URL, http://HOST:PORT or https://HOST:PORT. token, if not empty, is sent as
-// bearer token. The rule judges the engine's address; nil permits all. Redirects are not followed.
+// New returns an Asker for the engine at the URL http://HOST:PORT or https://HOST:PORT. If token is not empty, requests
+// contain it as bearer token. The rule restricts the engine's address; nil permits every address. Redirects are not
+// followed.
 func New(address, token string, rule *dial.Rule) (*Asker, error) {
 	base, err := url.Parse(address)
 	isHTTP := err == nil && (base.Scheme == "http" || base.Scheme == "https") && base.Hostname() != ""
 	switch {
 	case isHTTP && base.User != nil:
-		return nil, errors.New("a user or password is no part of the URL; an engine takes an API key")
-	case err != nil || !isHTTP && strings.Contains(address, "@"): // not repeated: it may have a password
-		return nil, errors.New("it is not http://HOST:PORT")
+		return nil, errors.New("the URL must not contain a user or password; use an API key")
+	case err != nil || !isHTTP && strings.Contains(address, "@"): // the address is not repeated: it may contain a password
+		return nil, errors.New("the URL is not http://HOST:PORT")
 	case !isHTTP:
 		return nil, fmt.Errorf("%q is not http://HOST:PORT", address)
 	case base.RawQuery != "" || base.Fragment != "":
@@ -90,16 +91,16 @@ func New(address, token string, rule *dial.Rule) (*Asker, error) {
 	return &Asker{base: base, token: token, http: dial.Client(rule, timeout)}, nil
 }
 
-// Bounds of one request.
+// Bounds of a request.
 const (
 	timeout = 5 * time.Second
 	maxBody = 16 << 20
 )
 
-// Host is the engine's host as the URL has it.
+// Host returns the host of the URL.
 func (a *Asker) Host() string { return a.base.Hostname() }
 
-// Port is the URL's port, or what its scheme stands for.
+// Port returns the port of the URL, or the default port of its scheme.
 func (a *Asker) Port() string {
 	if p := a.base.Port(); p != "" {
 		return p
@@ -110,7 +111,7 @@ func (a *Asker) Port() string {
 	return "80"
 }
 
-// Ask asks the engine. What is returned without an error may leave open what the engine does not say.
+// Ask reads the engine's settings. Fields without a report stay empty, without an error.
 func (a *Asker) Ask(ctx context.Context) (Engine, error) {
 	body, status, err := a.get(ctx, "/kv_event_sources")
 	switch {
@@ -139,17 +140,17 @@ func (a *Asker) Ask(ctx context.Context) (Engine, error) {
 	return a.oldVLLM(ctx)
 }
 
-// refusal says what a status means to who configures a shim.
+// refusal explains a status, with the remedy for the operator.
 func refusal(status int) string {
 	text := fmt.Sprintf("%d %s", status, http.StatusText(status))
 	if status == http.StatusUnauthorized || status == http.StatusForbidden {
-		text += "; the engine wants its API key: --engine-http-token-file"
+		text += "; the engine requires its API key: give --engine-http-token-file"
 	}
 	return text
 }
 
-// get asks for a path, which may have a query. The error is ErrNotReady, or about what came; without an answer the
-// status is 0.
+// get requests a path, possibly with a query. The error wraps ErrNotReady or ErrUnknown. Without an answer the status
+// is 0.
 func (a *Asker) get(ctx context.Context, path string) (body []byte, status int, err error) {
 	path, query, _ := strings.Cut(path, "?")
 	target := a.base.JoinPath(path)
@@ -171,7 +172,7 @@ func (a *Asker) get(ctx context.Context, path string) (body []byte, status int, 
 	case err != nil:
 		return nil, 0, fmt.Errorf("%w: %s: %w", ErrNotReady, path, err)
 	case len(body) > maxBody:
-		return nil, 0, fmt.Errorf("%w: %s says more than %d bytes", ErrUnknown, path, maxBody)
+		return nil, 0, fmt.Errorf("%w: %s has more than %d bytes", ErrUnknown, path, maxBody)
 	case answer.StatusCode >= 500:
 		return nil, answer.StatusCode, fmt.Errorf("%w: %s: %d %s", ErrNotReady, path, answer.StatusCode,
 			http.StatusText(answer.StatusCode))
@@ -186,7 +187,7 @@ func decode(path string, body []byte, into any) error {
 	return nil
 }
 
-// reachable gives an endpoint that an engine binds the host of the URL, if its own stands for all interfaces.
+// reachable replaces the host of an endpoint by the host of the URL, if the endpoint's host means all interfaces.
 func (a *Asker) reachable(endpoint string) (string, error) {
 	rest, ok := strings.CutPrefix(endpoint, "tcp://")
 	if !ok {
@@ -205,7 +206,7 @@ func (a *Asker) reachable(endpoint string) (string, error) {
 	return "tcp://" + net.JoinHostPort(host, port), nil
 }
 
-// splitHostPort is net.SplitHostPort that takes tcp://:::5557 too, as ZeroMQ does.
+// splitHostPort is net.SplitHostPort that also accepts tcp://:::5557, as ZeroMQ does.
 func splitHostPort(text string) (host, port string, err error) {
 	if rest, ok := strings.CutPrefix(text, ":::"); ok {
 		return "::", rest, nil

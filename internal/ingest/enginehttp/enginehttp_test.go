@@ -15,7 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// engineOf serves what an engine answers; all else is not found.
+// engineOf serves an engine's answers. Other paths are not found.
 func engineOf(t *testing.T, answers map[string]string) *Asker {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -44,13 +44,13 @@ func read(t *testing.T, name string, into any) {
 	}
 }
 
-// TestVLLM asks vLLM 0.32.0 for what its own code says.
+// TestVLLM reads the settings that vLLM 0.32.0's own code reports.
 func TestVLLM(t *testing.T) {
 	var goldens struct {
 		Cases map[string]map[string]string `json:"cases"`
 	}
 	read(t, "vllm-0.32.0.json", &goldens)
-	chosen := func(name, field string) string { // a port that the system chose
+	chosen := func(name, field string) string { // a port from the system
 		m := regexp.MustCompile(`"` + field +
 			`":"([^"]*)"`).FindStringSubmatch(goldens.Cases[name]["/kv_event_sources"])
 		if m == nil {
@@ -64,7 +64,7 @@ func TestVLLM(t *testing.T) {
 	more := serves
 	more.Names = Names{Model: "llama", Aliases: []string{"llama-alias"}, Adapters: []string{"adapter"}}
 	with := func(e Engine, size uint32, ranks ...Rank) Engine {
-		e.BlockSize, e.Ranks, e.Nominal = size, ranks, size == 16 // no engine runs that would tell the effective size
+		e.BlockSize, e.Ranks, e.Nominal = size, ranks, size == 16 // a stopped engine does not report the effective size
 		return e
 	}
 	for name, want := range map[string]Engine{
@@ -81,20 +81,20 @@ func TestVLLM(t *testing.T) {
 			t.Errorf("%s: %+v, %v\nwant %+v", name, got, err, want)
 		}
 	}
-	// The blocks of a server whose engines run are the sum of all ranks'. Its development mode has the rest.
+	// A running server reports the sum of all ranks' blocks. Its development mode has the other values.
 	runs := map[string]string{"/server_info": `{"vllm_config":{"scheduler_config":{"max_num_batched_tokens":8192}}}`}
 	for path, body := range goldens.Cases["two ranks, replay, a topic"] {
 		runs[path] = strings.ReplaceAll(body, `num_gpu_blocks="None"`, `num_gpu_blocks="2001"`)
 	}
 	if got, err := engineOf(t, runs).Ask(t.Context()); err != nil || got.TotalKVBlocks != 1000 ||
 		got.MaxBatchedTokens != 8192 || got.BlockSize != 32 {
-		t.Errorf("of one that runs: %+v, %v", got, err)
+		t.Errorf("a running engine: %+v, %v", got, err)
 	}
 	if got, err := engineOf(t, goldens.Cases["no events"]).Ask(t.Context()); !errors.Is(err, ErrNoEvents) {
 		t.Errorf("without events: %+v, %v", got, err)
 	}
 
-	// An older one says all but where it publishes; without metrics not the block size either.
+	// An older vLLM reports everything except the endpoints. Without metrics the block size is missing too.
 	old := map[string]string{"/version": `{"version":"0.31.0"}`, "/v1/models": goldens.Cases["ipc"]["/v1/models"]}
 	want := Engine{Kind: VLLM, Version: "0.31.0", Model: "llama", Names: names}
 	if got, err := engineOf(t, old).Ask(t.Context()); err != nil || !reflect.DeepEqual(got, want) {
@@ -107,7 +107,7 @@ func TestVLLM(t *testing.T) {
 	}
 }
 
-// TestSGLang asks releases of SGLang for what their own code says.
+// TestSGLang reads the settings that releases of SGLang report.
 func TestSGLang(t *testing.T) {
 	var releases map[string]map[string]json.RawMessage
 	read(t, "sglang.json", &releases)
@@ -137,7 +137,7 @@ func TestSGLang(t *testing.T) {
 			switch {
 			case name == "no name":
 				want.Model = "/models/llama"
-			case name == "context parallel" && version != "0.5.12": // which has none
+			case name == "context parallel" && version != "0.5.12": // 0.5.12 has no context parallelism
 				want.BlockSize = 32
 			}
 			for _, path := range []string{"/server_info", "/get_server_info"} {
@@ -150,7 +150,7 @@ func TestSGLang(t *testing.T) {
 		runs := strings.Replace(string(cases["plain"]), "{", `{"max_total_num_tokens":1610,"max_prefill_tokens":4096,`, 1)
 		if got, err := engineOf(t, map[string]string{"/server_info": runs}).Ask(
 			t.Context()); err != nil || got.TotalKVBlocks != 100 || got.MaxBatchedTokens != 4096 {
-			t.Errorf("%s, of one that runs: %+v, %v", version, got, err)
+			t.Errorf("%s, a running engine: %+v, %v", version, got, err)
 		}
 		for _, name := range []string{"null", "no events"} {
 			if got, err := engineOf(t, map[string]string{"/server_info": string(cases[name])}).Ask(
@@ -161,7 +161,7 @@ func TestSGLang(t *testing.T) {
 	}
 }
 
-// TestWhoIsNoEngine asks those who are none, or not yet, or do not let us.
+// TestWhoIsNoEngine covers other servers, and engines that are not ready or refuse the request.
 func TestWhoIsNoEngine(t *testing.T) {
 	status := func(code int) *Asker {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -9,22 +9,22 @@ import (
 
 // Names are the names that an engine accepts for its model in requests.
 type Names struct {
-	Model    string   // the first one, which the engine itself uses; empty: it does not say
+	Model    string   // the engine's own name for its model; empty: not reported
 	Aliases  []string // further ones, ascending
-	Adapters []string // LoRA adapters that are loaded, ascending
+	Adapters []string // loaded LoRA adapters, ascending
 }
 
-// Names reads the names from /v1/models, which both engines have. An engine without that path has none. The error wraps
-// ErrNotReady or ErrUnknown.
+// Names reads the names from /v1/models, a path of both engines. An engine without the path has no names. The error
+// wraps ErrNotReady or ErrUnknown.
 //
-// A name with a parent is an adapter. Names of the same model have the same root, its path. A name with another root is
-// another model's, which a proxy before several engines lists; it is left out.
+// A name with a parent is an adapter. Names of one model share a root, the model's path. A name with another root
+// belongs to another model behind a proxy, and is left out.
 func (a *Asker) Names(ctx context.Context) (n Names, err error) {
 	var models struct {
 		Data []struct {
 			ID     string  `json:"id"`
 			Root   string  `json:"root"`
-			Parent *string `json:"parent"` // of an adapter, its model
+			Parent *string `json:"parent"` // the model of an adapter
 		} `json:"data"`
 	}
 	body, status, err := a.get(ctx, "/v1/models")

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestNames reads the lists of models of engines, and of a proxy before several.
+// TestNames reads the model lists of engines, and of a proxy before several engines.
 func TestNames(t *testing.T) {
 	const base = `{"id":"meta-llama/Llama-3.1-8B-Instruct","root":"/m","parent":null}`
 	for list, want := range map[string]Names{
@@ -36,7 +36,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestSleep reads the states of an engine that sleeps and wakes up, in each form in which engines report them.
+// TestSleep reads the states of a sleeping and waking engine, in all forms of reports.
 func TestSleep(t *testing.T) {
 	metric := func(engine, awake, offloaded, discarded string) string {
 		labels := `vllm:engine_sleep_state{engine="` + engine + `",model_name="a}b",sleep_state=`
@@ -70,12 +70,12 @@ func TestSleep(t *testing.T) {
 		check := engineOf(t, answers).NewSleepCheck()
 		for range lookAgain + 2 {
 			if asleep, known, err := check.Ask(t.Context()); err != nil || asleep != c.asleep || known != c.known {
-				t.Errorf("%s: asleep %v, known %v, %v; want %v, %v", name, asleep, known, err, c.asleep, c.known)
+				t.Errorf("%s: asleep %v, reported %v, %v; want %v, %v", name, asleep, known, err, c.asleep, c.known)
 				break
 			}
 		}
 	}
-	// An engine gets the route later, and a check finds it after a while.
+	// The engine adds the route later. A later check finds it.
 	answers := map[string]string{}
 	check := engineOf(t, answers).NewSleepCheck()
 	_, _, _ = check.Ask(t.Context())

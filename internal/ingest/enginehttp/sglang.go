@@ -11,17 +11,17 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 )
 
-// serverInfo is what SGLang's /server_info says, as far as it matters (sgl-project/sglang ›
+// serverInfo contains the decoded fields of SGLang's /server_info (sgl-project/sglang ›
 // python/sglang/srt/entrypoints/http_server.py): its settings, and since 0.5.18 a descriptor of its publishers.
 type serverInfo struct {
 	Version   string  `json:"version"`
 	Model     *string `json:"served_model_name"`
 	ModelPath *string `json:"model_path"`
 	PageSize  *uint32 `json:"page_size"`
-	DCPSize   *uint32 `json:"dcp_size"` // decode context parallelism: a page of the radix tree is so many of the pool's
+	DCPSize   *uint32 `json:"dcp_size"` // decode context parallelism: ranks that share a page of the radix tree
 	DPSize    *uint32 `json:"dp_size"`
-	MaxTokens *uint64 `json:"max_total_num_tokens"` // room of one rank's pool
-	Prefill   *uint64 `json:"max_prefill_tokens"`   // of a batch
+	MaxTokens *uint64 `json:"max_total_num_tokens"` // capacity of one rank's pool
+	Prefill   *uint64 `json:"max_prefill_tokens"`   // bound on a batch
 	Nodes     *uint32 `json:"nnodes"`
 
 	Config *string `json:"kv_events_config"` // JSON, as on the command line
@@ -44,10 +44,10 @@ type publisher struct {
 	Bind      *bool   `json:"bind"`
 	Replay    *string `json:"replay_endpoint"`
 	Topic     string  `json:"topic"`
-	Format    string  `json:"format"` // from 0.5.22: default, dynamo
+	Format    string  `json:"format"` // from 0.5.22 on: default, dynamo
 }
 
-// isSGLang reports whether a /server_info is SGLang's. vLLM has a path of that name too, in its development mode.
+// isSGLang reports whether a /server_info is SGLang's. vLLM also has the path, in its development mode.
 func isSGLang(body []byte) bool {
 	var fields map[string]json.RawMessage
 	if strictjson.Unmarshal(body, &fields) != nil {
@@ -79,7 +79,7 @@ func (a *Asker) sglang(ctx context.Context, body []byte) (Engine, error) {
 		e.BlockSize, ranks = info.Events.BlockSize, max(1, info.Events.DPSize)
 	}
 	if e.BlockSize > 0 && valueOf(info.DCPSize) <= 1 {
-		// Of several ranks of context parallelism it is not known whose tokens are counted.
+		// With context parallelism, the count in the report is ambiguous.
 		e.TotalKVBlocks = valueOf(info.MaxTokens) / uint64(e.BlockSize)
 	}
 	e.MaxBatchedTokens = valueOf(info.Prefill)
@@ -97,7 +97,7 @@ func (a *Asker) sglang(ctx context.Context, body []byte) (Engine, error) {
 	}
 	e.UnnamedAdapters = info.unnamesAdapters(p.Format)
 	if ranks > maxRanks {
-		return Engine{}, fmt.Errorf("%w: /server_info says dp_size %d", ErrUnknown, ranks)
+		return Engine{}, fmt.Errorf("%w: /server_info contains dp_size %d", ErrUnknown, ranks)
 	}
 	var err error
 	if e.Store, err = a.store(ctx, &info); err != nil {
@@ -131,8 +131,8 @@ func (a *Asker) sglangRank(rank uint32, p publisher) (Rank, error) {
 	return r, err
 }
 
-// binds reports whether SGLang binds its endpoint rather than dialling out to it (ZmqEventPublisher._socket_setup), and
-// whether that is sure: releases differ about 0.0.0.0.
+// binds reports whether SGLang binds its endpoint instead of dialling it (ZmqEventPublisher._socket_setup). sure is
+// false for 0.0.0.0, because releases differ there.
 func (p *publisher) binds() (binds, sure bool) {
 	switch {
 	case p.Bind != nil:
@@ -145,7 +145,7 @@ func (p *publisher) binds() (binds, sure bool) {
 	return false, true
 }
 
-// offset adds a rank to an endpoint's port: offset_endpoint_port of both engines.
+// offset adds a rank to the port of an endpoint, as offset_endpoint_port of both engines does.
 func offset(endpoint string, rank uint32) (string, error) {
 	rest, ok := strings.CutPrefix(endpoint, "tcp://")
 	if !ok || rank == 0 {

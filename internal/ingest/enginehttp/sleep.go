@@ -10,19 +10,19 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 )
 
-// SleepCheck finds out whether an engine sleeps. vLLM discards its KV cache when it falls asleep, at each level, and
-// announces that with its next step, which comes only after it wakes up.
+// SleepCheck detects whether an engine sleeps. vLLM discards its KV cache when it goes to sleep, at every level. It
+// announces the loss with its next step, after it has woken up.
 //
 //	GET /metrics       vllm:engine_sleep_state: awake is 0 while it sleeps
 //	GET /is_sleeping   in vLLM's development mode only, which has /sleep too; true also between a partial wake-up
 //	                   (tags=weights) and the last one
 //
-// The engine sleeps if either reports it. SGLang has no such route: it announces at once that it released its cache.
-// One goroutine at a time may use a SleepCheck.
+// The engine sleeps if either route reports it. SGLang has no such route: it announces the release of its cache at
+// once. A SleepCheck is for one goroutine at a time.
 type SleepCheck struct {
 	asker             *Asker
-	noMetric, noRoute bool // the engine does not have it
-	checks            int  // since both were tried
+	noMetric, noRoute bool // the engine does not have the source
+	checks            int  // since both sources were tried
 }
 
 // NewSleepCheck returns a check of the asker's engine.
@@ -30,11 +30,11 @@ func (a *Asker) NewSleepCheck() *SleepCheck { return &SleepCheck{asker: a} }
 
 const (
 	sleepTimeout = 2 * time.Second // of each request
-	lookAgain    = 30              // checks until a missing route is tried again
+	lookAgain    = 30              // checks before a missing route is tried again
 )
 
-// Ask reports whether the engine sleeps. known is false if the engine does not report it. The error wraps ErrNotReady
-// or ErrUnknown.
+// Ask reports whether the engine sleeps. known is false if the engine does not report its sleep. The error wraps
+// ErrNotReady or ErrUnknown.
 func (s *SleepCheck) Ask(ctx context.Context) (asleep, known bool, err error) {
 	if s.checks++; s.checks > lookAgain {
 		s.noMetric, s.noRoute, s.checks = false, false, 0
@@ -69,7 +69,7 @@ func (s *SleepCheck) Ask(ctx context.Context) (asleep, known bool, err error) {
 
 var sleepState = regexp.MustCompile(`(?m)^vllm:engine_sleep_state\{(.*)\}\s+(\S+)`)
 
-// sleepMetric reads the metric. A server with several engines has a line for each, and puts all of them to sleep.
+// sleepMetric reads the metric. A server with several engines has a line for each, and puts all engines to sleep.
 func sleepMetric(body []byte) (asleep, there bool) {
 	for _, m := range sleepState.FindAllSubmatch(body, -1) {
 		if strings.Contains(string(m[1]), `sleep_state="awake"`) {

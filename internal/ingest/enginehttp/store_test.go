@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// TestStore asks an engine with a shared store for the room of its host pool and for the objects of a page.
+// TestStore reads the settings of an engine with a shared store: the capacity of its host pool and the objects of a
+// page.
 func TestStore(t *testing.T) {
 	const layout = `{"enabled":true,"backend":"mooncake","page_size":16,"hicache_object_layout":{"pools":[]}}`
 	server := func(more string) string {

@@ -12,8 +12,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 )
 
-// source is vLLM's KVEventsConfig (vllm-project/vllm › vllm/config/kv_events.py), as far as it matters. Its endpoints
-// are the rank's own already.
+// source contains the decoded fields of vLLM's KVEventsConfig (vllm-project/vllm › vllm/config/kv_events.py). Its
+// endpoints already include the rank.
 type source struct {
 	Enabled   bool    `json:"enable_kv_cache_events"`
 	Publisher string  `json:"publisher"`
@@ -22,7 +22,7 @@ type source struct {
 	Topic     string  `json:"topic"`
 }
 
-// vllm reads what vLLM says, beginning with its event sources.
+// vllm reads vLLM's settings, beginning with its event sources.
 func (a *Asker) vllm(ctx context.Context, body []byte) (Engine, error) {
 	sources := map[uint32]source{}
 	if err := decode("/kv_event_sources", body, &sources); err != nil {
@@ -60,26 +60,26 @@ func (a *Asker) vllmRank(rank uint32, s source) (Rank, error) {
 			return r, err
 		}
 	}
-	// vLLM binds what has a wildcard, and dials out to what names a host (ZmqEventPublisher._is_bind_endpoint). But a
-	// wildcard with port 0 is told as what was bound, which names a host too.
+	// vLLM binds an endpoint with a wildcard, and dials an endpoint with a host (ZmqEventPublisher._is_bind_endpoint).
+	// But for a wildcard with port 0 the report contains the bound address, which has a host too.
 	r.Unclear = strings.HasPrefix(s.Endpoint, "tcp://") && !strings.Contains(s.Endpoint, "*") &&
 		!strings.Contains(s.Endpoint, "::")
 	return r, nil
 }
 
-// oldVLLM reads what a vLLM says that has no /kv_event_sources.
+// oldVLLM reads the settings of a vLLM without /kv_event_sources.
 func (a *Asker) oldVLLM(ctx context.Context) (Engine, error) {
 	e := Engine{Kind: VLLM}
 	if err := a.vllmServes(ctx, &e); err != nil {
 		return Engine{}, err
 	}
 	if e.Version == "" {
-		return Engine{}, fmt.Errorf("%w: neither /kv_event_sources nor /server_info nor /version is there", ErrUnknown)
+		return Engine{}, fmt.Errorf("%w: the server has neither /kv_event_sources nor /server_info nor /version", ErrUnknown)
 	}
 	return e, nil
 }
 
-// vllmServes reads vLLM's version, the name of its model, and size and number of its blocks.
+// vllmServes reads vLLM's version, the name of its model, and the size and number of its blocks.
 func (a *Asker) vllmServes(ctx context.Context, e *Engine) error {
 	var version struct {
 		Version string `json:"version"`
@@ -112,14 +112,14 @@ func (a *Asker) vllmServes(ctx context.Context, e *Engine) error {
 	if err != nil && status == 0 {
 		return err
 	}
-	if status == http.StatusOK && strictjson.Unmarshal(body, &info) == nil { // else it is not in its development mode
+	if status == http.StatusOK && strictjson.Unmarshal(body, &info) == nil { // other modes have no such fields
 		e.MaxBatchedTokens = info.Config.Scheduler.MaxBatchedTokens
 	}
 	return nil
 }
 
-// cacheInfo is the metric in which vLLM shows its cache's configuration; the labels give a block's size, and since 0.32
-// that which full attention really has. Each rank of a server has a line, with the blocks of all of them in sum
+// cacheInfo matches the metric with vLLM's cache configuration. Its labels contain the block size, and since 0.32 the
+// effective size of full attention. A server has a line for each rank, with the sum of all ranks' blocks
 // (vllm/v1/engine/core_client.py).
 var (
 	cacheInfo     = regexp.MustCompile(`(?m)^vllm:cache_config_info\{(.*)\}`)
@@ -128,9 +128,9 @@ var (
 	blocks        = regexp.MustCompile(`(?:^|,)num_gpu_blocks="(\d+)"`)
 )
 
-// cacheConfig returns the size of a block in tokens, whether the blocks of events may have a multiple of it, and the
-// number of blocks that each rank has room for; 0 is not known. Before 0.32 vLLM does not count the ranks of decode
-// context parallelism: the blocks of events have as many times the size as there are such ranks.
+// cacheConfig returns the block size in tokens, whether the blocks of events may be a multiple of it, and the capacity
+// of each rank in blocks. 0 means unknown. Before 0.32 vLLM ignores the ranks of decode context parallelism: a block in
+// events is larger by the number of these ranks.
 func cacheConfig(metrics string) (size uint32, nominal bool, total uint64) {
 	ranks := cacheInfo.FindAllStringSubmatch(metrics, -1)
 	if ranks == nil {
