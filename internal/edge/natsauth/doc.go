@@ -1,8 +1,8 @@
-// Package natsauth keeps the keys of a deployment's NATS users in a folder, and writes what NATS servers must know of
-// them.
+// Package natsauth keeps the keys of a deployment's NATS users in a folder, and writes the users into the configuration
+// of NATS servers.
 //
-// A [Ring] is the folder: a roster of namespaces and users, and one file with a secret for each user. The roster is
-// roster.json and contains public keys alone.
+// A [Ring] is the folder: a roster of namespaces and users, and a file with a secret for each user. The roster is
+// roster.json and contains only public keys.
 //
 //	ring, err := natsauth.Create(dir, natsauth.Static)
 //	err = ring.AddNamespace("prod", 8)
@@ -10,12 +10,12 @@
 //	err = ring.Save()
 //	text, err := ring.ServerConfig("")
 //
-// Servers learn of users in one of two ways, fixed when the ring is created:
+// The mode of a ring is fixed at its creation:
 //
-//   - [Static]: users and accounts are in the servers' configuration. A new user needs a reload.
-//   - [JWT]: the configuration names an operator, and servers take accounts that the operator has signed while they run
-//     ([Ring.Push]). A new shim needs no reload.
+//   - [Static]: users and accounts are in the servers' configuration. A new user requires a reload.
+//   - [JWT]: the configuration names an operator. Running servers accept accounts that the operator has signed
+//     ([Ring.Push]). A new shim requires no reload.
 //
-// Which subjects a user may use, and how accounts share them, is in pkg/jetstream (Grant, Accounts). A ring is for one
-// goroutine. Two processes must not change one folder at the same time.
+// pkg/jetstream defines the subjects of each user and the sharing between accounts (Grant, Accounts). A ring is for one
+// goroutine. Two processes must not change a folder at the same time.
 package natsauth

@@ -17,7 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// Files of a ring in mode JWT, beside those of its users.
+// Files of a ring in mode JWT, beside the files of its users.
 const (
 	operatorSeed = "operator.nk"
 	systemSeed   = "system.account.nk"
@@ -30,7 +30,7 @@ func (r *Ring) credsPath(namespace, user string) string {
 	return filepath.Join(r.dir, namespace+"-"+user+".creds")
 }
 
-// SystemCreds is the file with the credentials for [Ring.Push].
+// SystemCreds returns the path of the credentials for [Ring.Push].
 func (r *Ring) SystemCreds() string { return filepath.Join(r.dir, systemCreds) }
 
 // pair reads a key pair of the ring.
@@ -78,13 +78,13 @@ func (r *Ring) writeSystemCreds() error {
 	}
 	user := jwt.NewUserClaims(key)
 	user.Name = "system"
-	// No more than Push needs.
+	// Only the permissions that Push needs.
 	user.Pub.Allow = []string{claimsUpdate, claimsDelete}
 	user.Sub.Allow = []string{"_INBOX.>"}
 	return r.sign(user, systemSeed, seed, r.SystemCreds())
 }
 
-// sign has an account sign a user and writes the credentials file.
+// sign signs a user with an account's key and writes the credentials file.
 func (r *Ring) sign(user *jwt.UserClaims, account string, seed []byte, path string) error {
 	pair, err := r.pair(account)
 	if err != nil {
@@ -101,7 +101,7 @@ func (r *Ring) sign(user *jwt.UserClaims, account string, seed []byte, path stri
 	return writeNew(path, text)
 }
 
-// accountTokens returns the signed accounts of the members that which selects, by public key.
+// accountTokens returns the signed accounts of the selected members, by public key.
 func (r *Ring) accountTokens(which func(*Member) bool) (map[string]string, error) {
 	operator, err := r.pair(operatorSeed)
 	if err != nil {
@@ -113,7 +113,7 @@ func (r *Ring) accountTokens(which func(*Member) bool) (map[string]string, error
 		if err != nil {
 			return nil, err
 		}
-		keys := map[string]string{} // of accounts, by name
+		keys := map[string]string{} // public keys of accounts, by name
 		for _, a := range accounts {
 			keys[a.Name] = r.Members[r.find(ns.Name, a.Users[0].Grant.User)].Account
 		}
@@ -154,7 +154,7 @@ func accountClaims(a *jetstream.Account, m *Member, keys map[string]string) *jwt
 			Type: exportType(i.Stream)})
 	}
 	for _, key := range m.Revoked {
-		claims.RevokeAt(key, time.Now().Add(24*365*100*time.Hour)) // whenever its token was made
+		claims.RevokeAt(key, time.Now().Add(24*365*100*time.Hour)) // revoked for tokens of any age
 	}
 	return claims
 }
@@ -166,8 +166,8 @@ func exportType(stream bool) jwt.ExportType {
 	return jwt.Service
 }
 
-// operatorConfig is the part of a nats-server configuration that names the operator, with the accounts of nodes and
-// their clients. Servers take the accounts of shims from Push.
+// operatorConfig returns the part of a nats-server configuration that names the operator, with the accounts of nodes
+// and their clients. Servers receive the accounts of shims by Push.
 func (r *Ring) operatorConfig(resolver string) (string, error) {
 	operator, err := r.pair(operatorSeed)
 	if err != nil {
@@ -186,7 +186,7 @@ func (r *Ring) operatorConfig(resolver string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// Accounts that can be removed are not part of it: a server would take them again at its next start.
+	// Removable accounts are left out: a server would accept them again at its next start.
 	tokens, err := r.accountTokens(func(m *Member) bool { return !m.removable() })
 	if err != nil {
 		return "", err
@@ -208,17 +208,18 @@ func (r *Ring) operatorConfig(resolver string) (string, error) {
 	return b.String(), nil
 }
 
-// Subjects on which nats-server takes accounts (server/accounts.go).
+// Subjects for updates of accounts (nats-server › server/accounts.go).
 const (
 	claimsUpdate = "$SYS.REQ.CLAIMS.UPDATE"
 	claimsDelete = "$SYS.REQ.CLAIMS.DELETE"
 )
 
-// Push gives running servers all accounts, and has them delete those that were removed. The connection is of the
-// ring's system user ([Ring.SystemCreds]). It returns how many accounts the server has taken. Push may be repeated.
+// Push sends all accounts to running servers, and deletes the removed accounts there. conn must be a connection of the
+// ring's system user ([Ring.SystemCreds]). Push returns the number of accounts that the server has accepted. Push is
+// idempotent.
 func (r *Ring) Push(ctx context.Context, conn *jetstream.Conn) (taken int, err error) {
 	if r.Mode != JWT {
-		return 0, fmt.Errorf("servers of %s learn of users from their configuration: print it with `indexer auth print`, "+
+		return 0, fmt.Errorf("the servers of %s read users from their configuration: print it with `indexer auth print`, "+
 			"and reload it", r.dir)
 	}
 	tokens, err := r.accountTokens(func(*Member) bool { return true })
@@ -255,7 +256,8 @@ func (r *Ring) Push(ctx context.Context, conn *jetstream.Conn) (taken int, err e
 func ask(ctx context.Context, conn *jetstream.Conn, subject, token string) error {
 	reply, err := conn.Request(ctx, subject, "", []byte(token))
 	if errors.Is(err, jetstream.ErrNoResponder) {
-		return fmt.Errorf("the NATS server takes no accounts: start it with the configuration of `indexer auth print`: %w",
+		return fmt.Errorf("the NATS server does not accept accounts: start it with the configuration of "+
+			"`indexer auth print`: %w",
 			err)
 	}
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// Mode is how servers learn of users.
+// Mode is the way in which servers receive users.
 type Mode string
 
 // The modes; see the package comment.
@@ -31,7 +31,7 @@ const (
 	rosterVersion = 1
 )
 
-// Roster lists namespaces and users. It is stored as JSON and has no secrets.
+// Roster lists namespaces and users. It is stored as JSON and contains no secrets.
 type Roster struct {
 	Version    int         `json:"version"`
 	Mode       Mode        `json:"mode"`
@@ -42,11 +42,11 @@ type Roster struct {
 	Operator string `json:"operator,omitempty"`
 	System   string `json:"system_account,omitempty"`
 
-	// Removed are accounts that servers may still have. Mode JWT only; [Ring.Push] deletes them there.
+	// Removed are accounts that servers may still have. Mode JWT only; [Ring.Push] deletes them on the servers.
 	Removed []string `json:"removed,omitempty"`
 }
 
-// Namespace is a deployment whose users a roster has.
+// Namespace is a deployment with users in the roster.
 type Namespace struct {
 	Name       string `json:"name"`
 	Partitions uint32 `json:"partitions"`
@@ -57,26 +57,26 @@ type Member struct {
 	Namespace string         `json:"namespace"`
 	Role      jetstream.Role `json:"role"`
 
-	// Name tells a further reader, router or operator from the namespace's own; empty for that.
+	// Name distinguishes a further reader, router or operator from the namespace's own; empty for the namespace's own.
 	Name string `json:"name,omitempty"`
 
-	// Worker, Pool and Store name whom a shim's key stands for; Pool may be empty. Models are those that a shim may
-	// serve; without any it may serve all.
+	// Worker, Pool and Store name the publisher behind a shim's key; Pool may be empty. Models are the models that a
+	// shim may serve; an empty list permits all models.
 	Worker string   `json:"worker,omitempty"`
 	Pool   string   `json:"pool,omitempty"`
 	Store  string   `json:"store,omitempty"`
 	Models []string `json:"models,omitempty"`
 
-	// Keys are the public keys: the current one first, then those that a rotation has left valid.
+	// Keys are the public keys: the current key first, then keys that are still valid after a rotation.
 	Keys []string `json:"keys"`
 
-	// Account is the public key of the user's account, and Revoked are user keys that are no longer valid in it. Mode
-	// JWT only.
+	// Account is the public key of the user's account. Revoked are user keys that are no longer valid in the account.
+	// Mode JWT only.
 	Account string   `json:"account,omitempty"`
 	Revoked []string `json:"revoked,omitempty"`
 }
 
-// removable reports whether a namespace can do without this user.
+// removable reports whether a namespace works without the user.
 func (m *Member) removable() bool {
 	return m.Name != "" || m.Role == jetstream.RoleShim || m.Role == jetstream.RolePool || m.Role == jetstream.RoleStore
 }
@@ -89,15 +89,15 @@ type Ring struct {
 	keepKeys bool
 }
 
-// Create makes a new ring in a folder. The folder may exist, but not have a roster. Nothing is written before
-// [Ring.Save] but secrets.
+// Create returns a new ring in a folder. The folder may exist, but must not contain a roster. Before [Ring.Save], only
+// secrets are written.
 func Create(dir string, mode Mode) (*Ring, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
 	switch _, err := os.Stat(filepath.Join(dir, rosterFile)); {
 	case err == nil:
-		return nil, fmt.Errorf("%s has keys already (%s); use another folder, or change them with `indexer auth add`, "+
+		return nil, fmt.Errorf("%s already has keys (%s); use another folder, or change the keys with `indexer auth add`, "+
 			"`rotate` or `remove`", dir, rosterFile)
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, err
@@ -138,7 +138,7 @@ func Open(dir string) (*Ring, error) {
 	return r, nil
 }
 
-// KeepKeys makes Add use a secret that is in the folder already: keys of a release without rosters.
+// KeepKeys makes Add reuse secrets that are already in the folder: keys of a release without rosters.
 func (r *Ring) KeepKeys() { r.keepKeys = true }
 
 // Save writes the roster.
@@ -153,7 +153,7 @@ func (r *Ring) Save() error {
 // AddNamespace adds a namespace and its users for nodes, readers, routers and operators.
 func (r *Ring) AddNamespace(name string, partitions uint32) error {
 	if r.namespace(name) != nil {
-		return fmt.Errorf("namespace %s is in %s already", name, r.dir)
+		return fmt.Errorf("%s already contains namespace %s", r.dir, name)
 	}
 	r.Namespaces = append(r.Namespaces, Namespace{Name: name, Partitions: partitions})
 	for _, role := range []jetstream.Role{jetstream.RoleNode, jetstream.RoleReader, jetstream.RoleRouter,
@@ -165,14 +165,14 @@ func (r *Ring) AddNamespace(name string, partitions uint32) error {
 	return nil
 }
 
-// Add adds a user and makes its keys. It returns the user's grant.
+// Add adds a user and creates its keys. It returns the user's grant.
 func (r *Ring) Add(m Member) (jetstream.Grant, error) {
 	g, err := r.grant(&m)
 	if err != nil {
 		return g, err
 	}
 	if r.find(m.Namespace, g.User) >= 0 {
-		return g, fmt.Errorf("user %s of namespace %s is in %s already", g.User, m.Namespace, r.dir)
+		return g, fmt.Errorf("%s already contains user %s of namespace %s", r.dir, g.User, m.Namespace)
 	}
 	for i := range r.Members {
 		if other, err := r.grant(&r.Members[i]); err == nil && r.seedPath(r.Members[i].Namespace, other.User) ==
@@ -198,15 +198,15 @@ func (r *Ring) Add(m Member) (jetstream.Grant, error) {
 	return g, nil
 }
 
-// Rotate gives a user a new key. The old one stays valid until [Ring.Finish], and its secret stays in the folder with
-// the ending ".old".
+// Rotate creates a new key for a user. The old key stays valid until [Ring.Finish], and its secret stays in the folder
+// with the suffix ".old".
 func (r *Ring) Rotate(namespace, user string) error {
 	m, g, err := r.member(namespace, user)
 	if err != nil {
 		return err
 	}
 	if len(m.Keys) > 1 {
-		return fmt.Errorf("user %s has two keys already; give its programs the new one, then end the rotation with "+
+		return fmt.Errorf("user %s already has two keys; give its programs the new key, then end the rotation with "+
 			"--finish", user)
 	}
 	for _, path := range r.secrets(m, &g) {
@@ -225,8 +225,8 @@ func (r *Ring) Rotate(namespace, user string) error {
 	return nil
 }
 
-// Finish ends the rotation of a user's key: the old key is no longer valid, and its secret is removed. It reports
-// whether there was one.
+// Finish ends the rotation of a user's key: the old key becomes invalid, and its secret is removed. The result is false
+// without a rotation.
 func (r *Ring) Finish(namespace, user string) (bool, error) {
 	m, g, err := r.member(namespace, user)
 	if err != nil || len(m.Keys) < 2 {
@@ -251,7 +251,8 @@ func (r *Ring) Remove(namespace, user string) error {
 		return err
 	}
 	if !m.removable() {
-		return fmt.Errorf("user %s of namespace %s stays: every namespace has one; replace its key with `indexer auth rotate`",
+		return fmt.Errorf("user %s of namespace %s cannot be removed: every namespace needs it; replace its key with "+
+			"`indexer auth rotate`",
 			user, namespace)
 	}
 	paths := r.secrets(m, &g)
@@ -274,13 +275,13 @@ func (r *Ring) Remove(namespace, user string) error {
 	return nil
 }
 
-// Flags are the flags with which a program connects as a user.
+// Flags returns the flags for a connection as the user.
 func (r *Ring) Flags(namespace string, g *jetstream.Grant) string {
 	flag, path := r.credential(namespace, g)
 	return flag + " " + path + " --nats-inbox-prefix " + g.Inbox
 }
 
-// credential returns the file with which a program connects as a user, and the flag that names it.
+// credential returns the file for a connection as the user, and the flag that names the file.
 func (r *Ring) credential(namespace string, g *jetstream.Grant) (flag, path string) {
 	if r.Mode == JWT {
 		return "--nats-creds", r.credsPath(namespace, g.User)
@@ -288,7 +289,7 @@ func (r *Ring) credential(namespace string, g *jetstream.Grant) (flag, path stri
 	return "--nats-nkey", r.SeedFile(namespace, g)
 }
 
-// Grants returns what each user of a namespace may do.
+// Grants returns the permissions of each user of a namespace.
 func (r *Ring) Grants(namespace string) (grants []jetstream.Grant, err error) {
 	for i := range r.Members {
 		if m := &r.Members[i]; m.Namespace == namespace {
@@ -302,8 +303,8 @@ func (r *Ring) Grants(namespace string) (grants []jetstream.Grant, err error) {
 	return grants, nil
 }
 
-// ServerConfig is the part of a nats-server configuration that goes with the ring. resolver is the folder in which
-// servers keep accounts in mode JWT.
+// ServerConfig returns the part of a nats-server configuration for the ring. In mode JWT, servers store accounts in the
+// folder resolver.
 func (r *Ring) ServerConfig(resolver string) (string, error) {
 	if r.Mode == JWT {
 		return r.operatorConfig(resolver)
@@ -311,10 +312,10 @@ func (r *Ring) ServerConfig(resolver string) (string, error) {
 	return r.staticConfig(func(accounts []jetstream.Account) []jetstream.Account { return accounts })
 }
 
-// TransitionConfig is ServerConfig with all users of a namespace in one account, as releases before 0.5 had them.
+// TransitionConfig is ServerConfig with all users of a namespace in one account, as in releases before 0.5.
 func (r *Ring) TransitionConfig() (string, error) {
 	if r.Mode == JWT {
-		return "", fmt.Errorf("the keys in %s are of JWT: servers take new accounts with `indexer auth push`", r.dir)
+		return "", fmt.Errorf("the keys in %s have mode jwt: servers accept new accounts with `indexer auth push`", r.dir)
 	}
 	return r.staticConfig(jetstream.OneAccount)
 }
@@ -355,11 +356,11 @@ func (r *Ring) namespace(name string) *Namespace {
 	return &r.Namespaces[i]
 }
 
-// grant computes what a member may do.
+// grant returns the permissions of a member.
 func (r *Ring) grant(m *Member) (jetstream.Grant, error) {
 	ns := r.namespace(m.Namespace)
 	if ns == nil {
-		return jetstream.Grant{}, fmt.Errorf("namespace %s is not in %s", m.Namespace, r.dir)
+		return jetstream.Grant{}, fmt.Errorf("%s has no namespace %s", r.dir, m.Namespace)
 	}
 	switch m.Role {
 	case jetstream.RoleNode:
@@ -377,7 +378,7 @@ func (r *Ring) grant(m *Member) (jetstream.Grant, error) {
 	case jetstream.RoleStore:
 		return jetstream.StoreGrant(ns.Name, m.Store)
 	}
-	return jetstream.Grant{}, fmt.Errorf("role %q is not known to this release", m.Role)
+	return jetstream.Grant{}, fmt.Errorf("this release has no role %q", m.Role)
 }
 
 func (m *Member) named(g jetstream.Grant) (jetstream.Grant, error) {
@@ -409,7 +410,7 @@ func (r *Ring) member(namespace, user string) (*Member, jetstream.Grant, error) 
 	return &r.Members[i], g, err
 }
 
-// SeedFile is the file with the seed of a user's key.
+// SeedFile returns the path of the seed of a user's key.
 func (r *Ring) SeedFile(namespace string, g *jetstream.Grant) string {
 	return r.seedPath(namespace, g.User)
 }
@@ -418,7 +419,7 @@ func (r *Ring) seedPath(namespace, user string) string {
 	return filepath.Join(r.dir, namespace+"-"+user+".nk")
 }
 
-// secrets are the files with a user's secret.
+// secrets returns the paths of a user's secrets.
 func (r *Ring) secrets(m *Member, g *jetstream.Grant) []string {
 	paths := []string{r.seedPath(m.Namespace, g.User)}
 	if r.Mode == JWT {
@@ -427,8 +428,8 @@ func (r *Ring) secrets(m *Member, g *jetstream.Grant) []string {
 	return paths
 }
 
-// newUserKey makes a key pair for a user, and returns the public key. A seed that is in the folder already is used if
-// the ring keeps keys.
+// newUserKey creates a key pair for a user, and returns the public key. If the ring keeps keys, an existing seed in the
+// folder is reused.
 func (r *Ring) newUserKey(namespace, user string) (public string, err error) {
 	path := r.seedPath(namespace, user)
 	if r.keepKeys {
@@ -443,7 +444,7 @@ func (r *Ring) newUserKey(namespace, user string) (public string, err error) {
 	return r.newKey(filepath.Base(path), nkeys.CreateUser)
 }
 
-// newKey makes a key pair, writes the seed to a new file of the ring, and returns the public key.
+// newKey creates a key pair, writes the seed to a new file of the ring, and returns the public key.
 func (r *Ring) newKey(name string, create func() (nkeys.KeyPair, error)) (public string, err error) {
 	pair, err := create()
 	if err != nil {
@@ -467,7 +468,7 @@ func publicOf(path string, seed []byte) (string, error) {
 	return pair.PublicKey()
 }
 
-// writeNew writes a secret to a file that does not exist yet.
+// writeNew writes a secret to a new file.
 func writeNew(path string, secret []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -477,7 +478,7 @@ func writeNew(path string, secret []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// replaceFile replaces a file as a whole.
+// replaceFile replaces a file atomically.
 func replaceFile(path string, text []byte) error {
 	next := path + ".new"
 	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {

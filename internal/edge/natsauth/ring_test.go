@@ -28,7 +28,7 @@ func newRing(t *testing.T, dir string, mode Mode) *Ring {
 	return r
 }
 
-// TestRotation: both keys are valid until the rotation is finished, and then the new one alone.
+// TestRotation: both keys are valid until the rotation is finished. Afterwards only the new key is valid.
 func TestRotation(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []Mode{Static, JWT} {
@@ -68,14 +68,14 @@ func TestRotation(t *testing.T) {
 				t.Fatalf("keys %v after %v", both, first)
 			}
 			if readFile(t, secret+".old") != before || readFile(t, secret) == before {
-				t.Error("the new secret does not have the old one's name, or the old one is gone")
+				t.Error("the new secret does not have the name of the old secret, or the old secret is missing")
 			}
 			if err := again().Rotate("a", "shim-w1"); err == nil || !strings.Contains(err.Error(), "--finish") {
 				t.Errorf("a second rotation: %v", err)
 			}
 			if text, err := again().ServerConfig("jwt"); mode == Static && (err != nil || !strings.Contains(text, both[0]) ||
 				!strings.Contains(text, both[1])) {
-				t.Error("the servers do not take both keys", err)
+				t.Error("the servers do not accept both keys", err)
 			}
 			r = again()
 			if ended, err := r.Finish("a", "shim-w1"); err != nil || !ended {
@@ -106,7 +106,7 @@ func readFile(t *testing.T, path string) string {
 	return string(text)
 }
 
-// TestRemoval: a shim's user can be removed, with all its files; a namespace's own users cannot.
+// TestRemoval: a shim's user can be removed, with all its files. A namespace's own users cannot be removed.
 func TestRemoval(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []Mode{Static, JWT} {
@@ -142,7 +142,7 @@ func TestRemoval(t *testing.T) {
 	}
 }
 
-// TestKeysOfBefore: keys of a release without rosters stay, and what is missing is made.
+// TestKeysOfBefore: keys of a release without rosters stay, and missing keys are created.
 func TestKeysOfBefore(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -174,7 +174,7 @@ func TestKeysOfBefore(t *testing.T) {
 	}
 }
 
-// TestSecretsAreTheOwners: nobody but the owner may read a secret, and the roster has none.
+// TestSecretsAreTheOwners: only the owner may read a secret, and the roster contains no secrets.
 func TestSecretsAreTheOwners(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []Mode{Static, JWT} {

@@ -15,12 +15,12 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// SettingsFile is the file with the settings of a user. Programs read it with --config.
+// SettingsFile returns the path of a user's settings file. Programs read the file with --config.
 func (r *Ring) SettingsFile(namespace string, g *jetstream.Grant) string {
 	return filepath.Join(r.dir, namespace+"-"+g.User+".yaml")
 }
 
-// WriteSettings writes the settings file of a user. nats is the address of the servers; empty: the file names none.
+// WriteSettings writes the settings file of a user. nats is the address of the servers; an empty address is left out.
 func (r *Ring) WriteSettings(namespace, nats string, g *jetstream.Grant) error {
 	flag, key := r.credential(namespace, g)
 	key, err := filepath.Abs(key)
@@ -48,7 +48,7 @@ func (r *Ring) removeSettings(namespace string, g *jetstream.Grant) error {
 	return nil
 }
 
-// InboxOfCreds returns the inbox prefix that the credentials in a file permit; empty if they name none of their own.
+// InboxOfCreds returns the inbox prefix that the credentials in a file permit. It is empty without a specific prefix.
 func InboxOfCreds(file string) string {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -74,8 +74,8 @@ func InboxOfCreds(file string) string {
 	return inboxes[0]
 }
 
-// InboxOfSeed returns the inbox prefix of the user whose seed is in a file, if the roster of the key's ring is in the
-// same folder; else it is empty.
+// InboxOfSeed returns the inbox prefix of the user with the seed in a file. It reads the prefix from the roster in the
+// same folder, and returns an empty prefix without a roster.
 func InboxOfSeed(file string) string {
 	seed, err := os.ReadFile(file)
 	if err != nil {

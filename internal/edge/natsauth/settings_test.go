@@ -31,7 +31,7 @@ func TestInboxOfAKey(t *testing.T) {
 			}
 		}
 		if mode == JWT && InboxOfCreds(r.SystemCreds()) != "" {
-			t.Error("the system's credentials have an inbox prefix of their own")
+			t.Error("the credentials of the system user have a specific inbox prefix")
 		}
 		seed, err := os.ReadFile(r.SeedFile("a", &grants[0]))
 		if err != nil {
@@ -47,7 +47,7 @@ func TestInboxOfAKey(t *testing.T) {
 	}
 }
 
-// TestSettings: a user's settings file has its key, inbox, namespace and the address, and goes with the user.
+// TestSettings: a user's settings file contains the key, inbox, namespace and address, and is removed with the user.
 func TestSettings(t *testing.T) {
 	t.Parallel()
 	r := newRing(t, t.TempDir(), Static)
