@@ -1,11 +1,11 @@
-// Package rights decides which bearer tokens may use a port, and for what.
+// Package rights maps bearer tokens to the roles that may use a port.
 //
-// A [Tokens] holds the tokens of a file. [Open] reads it, [Tokens.Watch] reads it again while the program runs, and
-// [Tokens.Of] returns the roles of a request's token. A port asks [Tokens.Check], which compares them with the roles
-// that a route needs.
+// A [Tokens] contains the tokens of a file. [Open] reads the file, [Tokens.Watch] reads it again while the program
+// runs, and [Tokens.Of] returns the roles of a request's token. A port calls [Tokens.Check] with the roles that a route
+// needs.
 //
-// Each line of the file is "TOKEN" or "ROLE[,ROLE]... TOKEN". A token without roles has all of them. Empty lines and
-// lines that begin with # are comments. Any goroutine may use a Tokens.
+// Each line of the file is "TOKEN" or "ROLE[,ROLE]... TOKEN". A token without roles has all roles. Empty lines and
+// lines with a leading # are comments. A Tokens is safe for concurrent use.
 package rights
 
 import (
@@ -26,20 +26,20 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// Roles is a set of roles. A route names the roles that may use it; a token has some.
+// Roles is a set of roles, of a token or of the tokens that may use a route.
 type Roles uint8
 
 // The roles of tokens.
 const (
 	Read     = Roles(api.AccessRead)     // queries, the status, metrics and the live page
-	Route    = Roles(api.AccessRoute)    // choices, bookings and reports; Read is part of it
+	Route    = Roles(api.AccessRoute)    // choices, bookings and reports; includes Read
 	Register = Roles(api.AccessRegister) // registers engines and workers, and ends the registrations
-	Operate  = Roles(api.AccessOperate)  // changes, drains, snapshots, exports and verifies; Read is part of it
+	Operate  = Roles(api.AccessOperate)  // changes, drains, snapshots, exports and verifies; includes Read
 
-	// Any is for routes that each token may use.
+	// Any is for routes that every token may use.
 	Any = Read | Route | Register | Operate
 
-	// Anybody is for routes that need no token, such as health checks. No token has it.
+	// Anybody marks routes without a token, such as health checks. No token has this role.
 	Anybody Roles = 1 << 7
 )
 
@@ -58,7 +58,7 @@ func (r Roles) String() string {
 	return strings.Join(list, " or ")
 }
 
-// ParseRoles reads roles that are separated by commas, and adds those that are part of them.
+// ParseRoles reads roles separated by commas, and adds the roles that they include.
 func ParseRoles(text string) (roles Roles, err error) {
 	for _, name := range strings.Split(text, ",") {
 		role := Roles(0)
@@ -80,22 +80,22 @@ func ParseRoles(text string) (roles Roles, err error) {
 
 // Bounds of a token file.
 const (
-	MinToken  = 16  // bytes of a token
-	maxTokens = 256 // each is compared for each request
+	MinToken  = 16  // minimum bytes of a token
+	maxTokens = 256 // every request is compared with every token
 	maxFile   = 64 << 10
 )
 
-// list is the content of a file. It does not change.
+// list is the content of a file. It is immutable.
 type list struct {
 	digests [][sha256.Size]byte
 	roles   []Roles
 }
 
-// parse reads the lines of a file. Its errors name a line and never a token.
+// parse reads the lines of a file. Its errors contain the line number and never a token.
 func parse(text []byte) (*list, error) {
 	l := &list{}
 	if len(text) > maxFile {
-		return nil, fmt.Errorf("it has more than %d bytes", maxFile)
+		return nil, fmt.Errorf("the file has more than %d bytes", maxFile)
 	}
 	for i, line := range bytes.Split(text, []byte{'\n'}) {
 		line = bytes.TrimSpace(line)
@@ -106,9 +106,9 @@ func parse(text []byte) (*list, error) {
 		if fields := bytes.Fields(line); len(fields) > 1 {
 			var err error
 			if roles, err = ParseRoles(string(fields[0])); err != nil && len(fields[0]) >= MinToken {
-				err = errors.New("text follows the token; write ROLE[,ROLE] before it")
+				err = errors.New("text follows the token; write ROLE[,ROLE] before the token")
 			} else if err == nil && len(fields) > 2 {
-				err = errors.New("it has more than roles and a token; write the roles without blanks")
+				err = errors.New("the line has more than roles and a token; write the roles without blanks")
 			}
 			if err != nil {
 				return nil, fmt.Errorf("line %d: %w", i+1, err)
@@ -120,19 +120,19 @@ func parse(text []byte) (*list, error) {
 		case len(token) < MinToken:
 			return nil, fmt.Errorf("line %d: a token of %d bytes is too short; use at least %d", i+1, len(token), MinToken)
 		case l.of(digest) != 0:
-			return nil, fmt.Errorf("line %d: the token is in an earlier line too; write all its roles in one", i+1)
+			return nil, fmt.Errorf("line %d: an earlier line has the same token; write all roles of a token in one line", i+1)
 		case len(l.digests) == maxTokens:
-			return nil, fmt.Errorf("line %d: there are more than %d tokens", i+1, maxTokens)
+			return nil, fmt.Errorf("line %d: the file has more than %d tokens", i+1, maxTokens)
 		}
 		l.digests, l.roles = append(l.digests, digest), append(l.roles, roles)
 	}
 	if len(l.digests) == 0 {
-		return nil, fmt.Errorf("it has no token: a token of 0 bytes is too short; use at least %d", MinToken)
+		return nil, fmt.Errorf("the file has no token: a token of 0 bytes is too short; use at least %d", MinToken)
 	}
 	return l, nil
 }
 
-// of returns the roles of a digest, 0 if it is of no token. It takes the same time for each.
+// of returns the roles of a token's digest, 0 for an unknown token. The time is the same for all digests.
 func (l *list) of(digest [sha256.Size]byte) (roles Roles) {
 	for i := range l.digests {
 		same := subtle.ConstantTimeCompare(l.digests[i][:], digest[:])
@@ -141,16 +141,16 @@ func (l *list) of(digest [sha256.Size]byte) (roles Roles) {
 	return roles
 }
 
-// Tokens are the tokens of a file. A nil Tokens lets each request pass.
+// Tokens are the tokens of a file. A nil Tokens permits every request.
 type Tokens struct {
 	path    string
 	now     atomic.Pointer[list]
-	read    []byte // the text behind now; only Look uses it
-	pending []byte // another text that was seen once
+	read    []byte // the text of now; used only by Look
+	pending []byte // a new text that was read once
 	failed  atomic.Pointer[error]
 }
 
-// Open reads a file. Its errors say what is wrong with the content.
+// Open reads a file. Its errors describe the fault in the content.
 func Open(path string) (*Tokens, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -164,7 +164,7 @@ func Open(path string) (*Tokens, error) {
 	return t, nil
 }
 
-// New returns the tokens of a text, as a file has it.
+// New returns the tokens of a file's text.
 func New(text []byte) (*Tokens, error) {
 	now, err := parse(text)
 	if err != nil {
@@ -175,7 +175,7 @@ func New(text []byte) (*Tokens, error) {
 	return t, nil
 }
 
-// Of returns the roles of the token in the value of an Authorization header, 0 if it has no token that is in the file.
+// Of returns the roles of the token in an Authorization header, 0 without a token of the file.
 func (t *Tokens) Of(header string) Roles {
 	if t == nil {
 		return Any
@@ -187,37 +187,37 @@ func (t *Tokens) Of(header string) Roles {
 	return t.now.Load().of(sha256.Sum256([]byte(given)))
 }
 
-// Check returns an error if the header's token lets nobody use what needs one of the roles: unauthorized without a
-// token of the file, forbidden without the role. how says where the token belongs.
+// Check returns an error if the header's token does not have one of the needed roles: unauthorized without a token of
+// the file, forbidden without the role. how states where the token belongs in the request.
 func (t *Tokens) Check(header string, needs Roles, how string) *api.Error {
 	if needs == Anybody || t == nil {
 		return nil
 	}
 	switch has := t.Of(header); {
 	case has == 0:
-		return api.Errorf(api.CodeUnauthorized, "this port wants a bearer token: %s", how)
+		return api.Errorf(api.CodeUnauthorized, "this port requires a bearer token: %s", how)
 	case has&needs == 0:
 		a := "role"
 		if bits.OnesCount8(uint8(needs)) > 1 {
 			a = "role of"
 		}
-		return api.Errorf(api.CodeForbidden, "the token has the role %s, and this needs the %s %s; "+
+		return api.Errorf(api.CodeForbidden, "the token has the role %s, and the request needs the %s %s; "+
 			"add it to the token's line in the file of --http-token-file", strings.ReplaceAll(has.String(), " or ", ","), a,
 			needs)
 	}
 	return nil
 }
 
-// Count returns how many tokens there are.
+// Count returns the number of tokens.
 func (t *Tokens) Count() int { return len(t.now.Load().digests) }
 
-// Look reads the file again. A new text counts when it was the same twice: a program that writes in place may have
-// written a part. A text that cannot be used leaves the tokens as they are, and is [Tokens.Problem] until it is
-// mended. changed reports new tokens, and err a text that was not seen before and cannot be used.
+// Look reads the file again. A new text becomes valid when two consecutive reads return it, because a program may have
+// written only a part. An invalid text leaves the tokens unchanged, and [Tokens.Problem] returns its fault until the
+// file is corrected. changed reports new tokens. err reports the fault of a new invalid text.
 func (t *Tokens) Look() (changed bool, err error) {
 	text, err := os.ReadFile(t.path)
 	if err != nil {
-		text = []byte("# " + err.Error()) // a text as any other, with no token in it
+		text = []byte("# " + err.Error()) // an error is treated as a text without tokens
 	}
 	switch {
 	case bytes.Equal(text, t.read):
@@ -242,22 +242,22 @@ func (t *Tokens) Look() (changed bool, err error) {
 	return true, nil
 }
 
-// Problem returns why the file is not used as it is now; empty if it is.
+// Problem returns the fault of the present file; empty if the file is valid.
 func (t *Tokens) Problem() string {
 	if t == nil {
 		return ""
 	}
 	if err := t.failed.Load(); err != nil {
-		return "the token file cannot be used, and the tokens that it had before count: " + (*err).Error() +
-			"; what to do: mend the file; it is read again within seconds"
+		return "the token file is invalid, and its earlier tokens stay valid: " + (*err).Error() +
+			"; what to do: " + "correct the file; the indexer reads the file again within seconds"
 	}
 	return ""
 }
 
-// every is how often Watch looks. A new file counts after two looks.
+// every is the interval of Watch. A new file becomes valid after two reads.
 const every = time.Second
 
-// Watch calls Look until ctx ends, and told with what became of each new text. A nil Tokens has no file to watch.
+// Watch calls Look until ctx ends, and calls told with the result for each new text. A nil Tokens has no file to watch.
 func (t *Tokens) Watch(ctx context.Context, told func(changed bool, err error)) {
 	if t == nil {
 		return
@@ -269,20 +269,20 @@ func (t *Tokens) Watch(ctx context.Context, told func(changed bool, err error)) 
 	})
 }
 
-// LogChanges returns a function for Watch that makes log lines.
+// LogChanges returns a function for Watch that writes log lines.
 func (t *Tokens) LogChanges(log *slog.Logger) func(changed bool, err error) {
 	return func(changed bool, err error) {
 		if err != nil {
-			log.Error("the token file cannot be used; the tokens that it had before count", "file", t.path, "error", err,
-				"what_to_do", "mend the file; it is read again within seconds")
+			log.Error("the token file is invalid; its earlier tokens stay valid", "file", t.path, "error", err,
+				"what_to_do", "correct the file; the indexer reads the file again within seconds")
 			return
 		}
-		log.Info("the token file has changed and counts from now on", "file", t.path, "tokens", t.Count())
+		log.Info("the tokens of the changed token file are valid now", "file", t.path, "tokens", t.Count())
 	}
 }
 
-// LogStart makes log lines of a file that other users may read, and of ports where tokens can be overheard. open has
-// the addresses without TLS that other hosts can reach.
+// LogStart logs warnings about a token file that other users may read, and about ports where tokens are sent in clear
+// text. open contains the addresses without TLS that other hosts can reach.
 func (t *Tokens) LogStart(log *slog.Logger, open []string) {
 	if t == nil {
 		return
@@ -296,5 +296,5 @@ func (t *Tokens) LogStart(log *slog.Logger, open []string) {
 	}
 }
 
-// ClearTextRemedy is what helps where tokens cross the network in clear text.
+// ClearTextRemedy is the remedy for tokens that cross the network in clear text.
 const ClearTextRemedy = "give --http-cert and --http-key, or let only a proxy on this host with TLS reach the port"

@@ -12,8 +12,8 @@ import (
 
 const token = "0123456789abcdef"
 
-// TestParse reads files: good ones with the roles of each token, bad ones with the line and the remedy, and never the
-// token.
+// TestParse reads valid files, with the roles of each token, and invalid files. Errors contain the line and the remedy,
+// and never the token.
 func TestParse(t *testing.T) {
 	for text, want := range map[string]string{
 		token:                               "0123456789abcdef read or route or register or operate",
@@ -41,7 +41,7 @@ func TestParse(t *testing.T) {
 		"write " + token: `line 1: role "write" is none of read, route, register, operate`,
 		"Read " + token:  `role "Read"`, "read, route " + token: `role ""`, token + " read": "text follows the token",
 		"read " + token + " x":                    "more than roles and a token",
-		token + "\nread " + token:                 "line 2: the token is in an earlier line too",
+		token + "\nread " + token:                 "line 2: an earlier line has the same token",
 		strings.Repeat("x", maxFile+1):            "more than 65536 bytes",
 		strings.Repeat(token+"%d\n", maxTokens+1): "more than 256 tokens",
 	} {
@@ -59,7 +59,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestHeader: only the whole token in a bearer header counts.
+// TestHeader: only a complete token in a bearer header is valid.
 func TestHeader(t *testing.T) {
 	list, err := New([]byte("read " + token))
 	if err != nil {
@@ -88,8 +88,8 @@ func TestHeader(t *testing.T) {
 	}
 }
 
-// TestReload changes a file as people, editors and Kubernetes do. A file that cannot be used leaves the tokens as they
-// are, and is a problem until it is mended.
+// TestReload changes a file as operators, editors and Kubernetes do. An invalid file leaves the tokens unchanged, and
+// is reported as a problem until it is corrected.
 func TestReload(t *testing.T) {
 	dir := t.TempDir()
 	write := func(path, text string) {
@@ -98,7 +98,7 @@ func TestReload(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	link := func(to string) { // as the kubelet swaps ..data
+	link := func(to string) { // replaces the link as the kubelet does with ..data
 		t.Helper()
 		next := filepath.Join(dir, "next")
 		if err := os.Symlink(to, next); err != nil {
@@ -136,7 +136,7 @@ func TestReload(t *testing.T) {
 				is = is || w == i
 			}
 			if has != is {
-				t.Errorf("token %d counts: %v", i, has)
+				t.Errorf("token %d is valid: %v", i, has)
 			}
 		}
 	}
@@ -150,7 +150,7 @@ func TestReload(t *testing.T) {
 			t.Errorf("%v, %v; want %v, %q", changed, err, changes, wrong)
 		}
 		if changed, err := list.Look(); changed || err != nil {
-			t.Errorf("it is told again: %v, %v", changed, err)
+			t.Errorf("the change is reported again: %v, %v", changed, err)
 		}
 		if problem := list.Problem(); !strings.Contains(problem, wrong) || wrong == "" && problem != "" {
 			t.Errorf("the problem is %q, want %q", problem, wrong)
@@ -161,10 +161,10 @@ func TestReload(t *testing.T) {
 	link(folder(1))
 	look(true, "")
 	counts(1)
-	write(path, text(1)+"\n"+text(2)) // in place, through both links
+	write(path, text(1)+"\n"+text(2)) // written in place, through both links
 	look(true, "")
 	counts(1, 2)
-	write(path, text(3)) // of other content and the same size as the first
+	write(path, text(3)) // other content of the same size as the first
 	look(true, "")
 	counts(3)
 	write(path, "")
@@ -178,7 +178,7 @@ func TestReload(t *testing.T) {
 	}
 	look(false, "no such file")
 	counts(3)
-	write(path, text(3)) // as it was
+	write(path, text(3)) // the earlier content
 	look(true, "")
 	counts(3)
 	other := filepath.Join(dir, "other")
@@ -193,7 +193,7 @@ func TestReload(t *testing.T) {
 	}
 	write(path, text(6)) // half of a write
 	if changed, _ := list.Look(); changed {
-		t.Error("a text counts that was seen once")
+		t.Error("a text is valid after one read")
 	}
 	write(path, text(7))
 	look(true, "")

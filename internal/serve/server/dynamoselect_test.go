@@ -309,7 +309,7 @@ func TestDynamoPortsAreGuarded(t *testing.T) {
 		want                string
 	}{
 		{"/health", "", "", 200, "in"},
-		{"/ready", "", "", 401, `{"error":"this port wants a bearer token`},
+		{"/ready", "", "", 401, `{"error":"this port requires a bearer token`},
 		{"/loads", "0123456789abcdef", "", 200, "in"},
 		{"/loads", "0123456789abcdee", "", 401, `{"error":"`},
 	} {
