@@ -13,42 +13,42 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// Limits of a body that is being received. A client below them is ended with request_timeout.
+// Limits of a body during its receipt. A client below the limits is disconnected with request_timeout.
 const (
-	readTimeout = 30 * time.Second // a whole request, from its first byte on
-	window      = 5 * time.Second  // within each, a body ends or minPerWindow bytes of it come
+	readTimeout = 30 * time.Second // of a whole request, from its first byte on
+	window      = 5 * time.Second  // in each window a body ends, or at least minWindow bytes arrive
 	minWindow   = 64 << 10
 
-	// grace is how old a body is at least that is given up to make room for others.
+	// grace is the minimum age of a body before it can be aborted to make room.
 	grace = time.Second
 
-	// minHeld is what a body that is being received costs at least: its connection's buffers and goroutine.
+	// minHeld is the minimum cost of a body during its receipt: its connection's buffers and goroutine.
 	minHeld = 16 << 10
 )
 
-// Intake bounds the memory of the bodies that are received or under way. A body counts by the bytes that have come, not
-// by those that it announces. When there is no room for another byte, the slowest unfinished bodies are given up: a
-// client that sends slowly costs others nothing. Any number of goroutines may use an Intake.
+// Intake bounds the memory of the bodies of all requests that are being received or answered. A body counts with the
+// received bytes, not with the announced length. If the room is exhausted, the slowest unfinished bodies are
+// aborted, so a slow client does not block others. An Intake is safe for concurrent use.
 type Intake struct {
 	Most int64 // bytes
 
 	mu      sync.Mutex
 	held    int64
-	arrival map[*Arrival]struct{} // unfinished
+	arrival map[*Arrival]struct{} // unfinished bodies
 }
 
-// Arrival is one body. Only the goroutine that receives it calls its methods.
+// Arrival is one body. Its methods are for the goroutine that receives the body.
 type Arrival struct {
 	in     *Intake
 	begun  time.Time
-	bytes  int64 // that have come
-	held   int64 // that count
+	bytes  int64 // bytes that have arrived
+	held   int64 // bytes that count against Most
 	giveUp func()
-	gone   bool // it was given up: nothing of it counts
+	gone   bool // aborted: no byte counts any more
 }
 
-// Begin adds a body. giveUp is called at most once, from another goroutine and under a lock, when the body has to make
-// room: it must not block, and the receiver must end then.
+// Begin adds a body. giveUp is called at most once, from another goroutine and under a lock, if the body has to make
+// room. giveUp must not block. The receiver must end then.
 func (in *Intake) Begin(giveUp func()) *Arrival {
 	a := &Arrival{in: in, begun: time.Now(), giveUp: giveUp}
 	in.mu.Lock()
@@ -64,13 +64,13 @@ func (in *Intake) Begin(giveUp func()) *Arrival {
 	return a
 }
 
-// hold counts bytes of an arrival. mu is held.
+// hold sets the counted bytes of an arrival. mu is held.
 func (in *Intake) hold(a *Arrival, bytes int64) {
 	in.held += bytes - a.held
 	a.held = bytes
 }
 
-// Add counts bytes that have come. The error says that the body was given up, or that there is no room for it.
+// Add counts received bytes. It returns an error if the body was aborted or does not fit.
 func (a *Arrival) Add(bytes int) *api.Error {
 	in := a.in
 	in.mu.Lock()
@@ -84,14 +84,14 @@ func (a *Arrival) Add(bytes int) *api.Error {
 		return nil
 	}
 	in.makeRoom(a)
-	if in.held > in.Most && in.held > a.held { // a body alone has its turn, however large it is
+	if in.held > in.Most && in.held > a.held { // a single body is accepted at any size
 		in.end(a)
-		return api.Errorf(api.CodeBusy, "%d MiB of requests are under way; ask again a little later", in.Most>>20)
+		return api.Errorf(api.CodeBusy, "%d MiB of requests are in progress; retry later", in.Most>>20)
 	}
 	return nil
 }
 
-// makeRoom gives up unfinished bodies, those with the fewest bytes a second first, until there is room. mu is held.
+// makeRoom aborts unfinished bodies until there is room, those with the fewest bytes per second first. mu is held.
 func (in *Intake) makeRoom(except *Arrival) {
 	now := time.Now()
 	type candidate struct {
@@ -114,14 +114,14 @@ func (in *Intake) makeRoom(except *Arrival) {
 	}
 }
 
-// end has an arrival count no more. mu is held.
+// end removes an arrival from the counts. mu is held.
 func (in *Intake) end(a *Arrival) {
 	in.hold(a, 0)
 	a.gone = true
 	delete(in.arrival, a)
 }
 
-// Complete says that all of the body has come: it counts until End, and is not given up. The error is that of Add.
+// Complete marks the body as received. It counts until End, and is not aborted any more. The errors are those of Add.
 func (a *Arrival) Complete() *api.Error {
 	a.in.mu.Lock()
 	defer a.in.mu.Unlock()
@@ -133,35 +133,34 @@ func (a *Arrival) Complete() *api.Error {
 	return nil
 }
 
-// End says that the body is kept no longer. A second call does nothing.
+// End frees the room of the body. A second call has no effect.
 func (a *Arrival) End() {
 	a.in.mu.Lock()
 	defer a.in.mu.Unlock()
 	a.in.end(a)
 }
 
-// Held returns how many bytes count now.
+// Held returns the bytes that count now.
 func (in *Intake) Held() int64 {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	return in.held
 }
 
-// slow is the error of a body that came too slowly.
+// slow returns the error of a body that arrived too slowly.
 func slow(bytes int64) *api.Error {
-	return api.Errorf(api.CodeRequestTimeout, "of the body %d bytes came in time, and not its end", bytes)
+	return api.Errorf(api.CodeRequestTimeout, "the body is too slow: only %d bytes arrived in time", bytes)
 }
 
-// Place is where a request counts as being worked on. A body that is being received has none: workers do not wait for
-// clients.
+// Place is a request's slot in a bounded set of workers. A body has no slot during its receipt, so workers do not wait
+// for clients.
 type Place interface {
-	Take() *api.Error // or why there is none
+	Take() *api.Error // returns an error if no slot is free
 	Leave()
 }
 
-// Receive has a request's body count in an Intake, and gives the request's place, which it has, to others while the
-// body is received. The returned function says that the request is answered: it gives up whatever the request still
-// has.
+// Receive counts a request's body in the Intake. During the receipt of the body, other
+// requests may use the slot. The caller owns the slot before the call. The returned function ends the request and frees its resources.
 func (in *Intake) Receive(w http.ResponseWriter, r *http.Request, place Place) (end func()) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return place.Leave
@@ -171,20 +170,20 @@ func (in *Intake) Receive(w http.ResponseWriter, r *http.Request, place Place) (
 	return b.end
 }
 
-// receiving is a body that is being received.
+// receiving is a body during its receipt.
 type receiving struct {
 	io.ReadCloser
 	in      *Intake
 	place   Place
 	control *http.ResponseController
-	arrival *Arrival // nil: nothing was read yet
-	has     bool     // the place
-	err     error    // of the end
+	arrival *Arrival // nil before the first read
+	has     bool     // whether the request has its slot
+	err     error    // the first error
 
-	mu    sync.Mutex // guards what follows, which giving up uses too
+	mu    sync.Mutex // guards the following fields, which giveUp uses too
 	ended bool
-	until time.Time // of the whole body
-	came  int       // in the present window
+	until time.Time // deadline of the whole body
+	came  int       // bytes in the present window
 }
 
 func (b *receiving) Read(p []byte) (n int, err error) {
@@ -227,7 +226,7 @@ func (b *receiving) Read(p []byte) (n int, err error) {
 	return n, b.err
 }
 
-// nextWindow has a new window begin.
+// nextWindow starts a new window.
 func (b *receiving) nextWindow() {
 	b.came = 0
 	at := time.Now().Add(window)
@@ -237,7 +236,7 @@ func (b *receiving) nextWindow() {
 	b.deadline(at)
 }
 
-// deadline sets until when reading may take, unless the body is given up. A writer that cannot is a test's.
+// deadline sets the read deadline, unless the body has ended. Only writers of tests do not support deadlines.
 func (b *receiving) deadline(at time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -246,7 +245,7 @@ func (b *receiving) deadline(at time.Time) {
 	}
 }
 
-// giveUp ends a read that is waiting.
+// giveUp aborts a pending read.
 func (b *receiving) giveUp() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -256,7 +255,7 @@ func (b *receiving) giveUp() {
 	}
 }
 
-// end is for when the request is answered.
+// end ends the body after the answer.
 func (b *receiving) end() {
 	b.mu.Lock()
 	b.ended = true

@@ -15,7 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// one is a place for one request.
+// one is a set with a slot for one request.
 type one struct{ free chan struct{} }
 
 func newOne() one {
@@ -35,13 +35,13 @@ func (p one) Take() *api.Error {
 
 func (p one) Leave() { p.free <- struct{}{} }
 
-// receiver is a server in memory that reads bodies into an Intake and has one place for requests.
+// receiver is a server in memory that reads bodies into an Intake and has one slot for requests.
 type receiver struct {
 	t      *testing.T
 	in     *Intake
 	place  one
 	dialed chan net.Conn
-	hold   chan struct{} // of requests for /hold, which are answered when it is closed
+	hold   chan struct{} // blocks the requests for /hold until it is closed
 }
 
 func newReceiver(t *testing.T, most int64) (r *receiver, stop func()) {
@@ -65,7 +65,7 @@ func (r *receiver) answer(w http.ResponseWriter, q *http.Request) {
 	}
 }
 
-// begin sends the head of a request, and a part of its body.
+// begin sends the head of a request and a part of its body.
 func (r *receiver) begin(path, head, body string) net.Conn {
 	r.t.Helper()
 	c, there := net.Pipe()
@@ -77,16 +77,16 @@ func (r *receiver) begin(path, head, body string) net.Conn {
 	return c
 }
 
-// whole sends a request with a body of so many bytes and returns the status of the answer.
+// whole sends a request with a body of the given size and returns the status of the answer.
 func (r *receiver) whole(path string, bytes int) (status int) {
 	r.t.Helper()
 	c := r.begin(path, fmt.Sprintf("Content-Length: %d\r\nConnection: close\r\n", bytes), "")
 	defer c.Close()
-	go io.WriteString(c, strings.Repeat("x", bytes)) // which ends with the connection where it is not read
+	go io.WriteString(c, strings.Repeat("x", bytes)) // an unread body ends with the connection
 	return r.statusOf(c)
 }
 
-// statusOf is the status of the answer on a connection.
+// statusOf returns the status of the answer on a connection.
 func (r *receiver) statusOf(c net.Conn) int {
 	r.t.Helper()
 	reply, err := http.ReadResponse(bufio.NewReader(c), nil)
@@ -98,7 +98,7 @@ func (r *receiver) statusOf(c net.Conn) int {
 
 const chunked = "Transfer-Encoding: chunked\r\n"
 
-// TestSlowBodies: clients that send slowly, or nothing, keep nobody else out, and are ended.
+// TestSlowBodies: clients that send slowly, or not at all, do not block others, and are disconnected.
 func TestSlowBodies(t *testing.T) {
 	for name, slow := range map[string]struct{ head, begun, more string }{
 		"unknown length":     {chunked, "1\r\n \r\n", "1\r\n \r\n"},
@@ -142,14 +142,14 @@ func TestSlowBodies(t *testing.T) {
 				}
 				synctest.Wait()
 				if held := r.in.Held(); held != 0 {
-					t.Errorf("%d bytes count at the end", held)
+					t.Errorf("%d bytes are held at the end", held)
 				}
 			})
 		})
 	}
 }
 
-// TestSteadyBody: a body that comes steadily is taken, until readTimeout.
+// TestSteadyBody: a steady body is accepted until readTimeout.
 func TestSteadyBody(t *testing.T) {
 	for pieces, want := range map[int]int{5: 200, 100: 408} {
 		synctest.Test(t, func(t *testing.T) {
@@ -178,7 +178,7 @@ func TestSteadyBody(t *testing.T) {
 	}
 }
 
-// TestRoomForBodies: where memory is full, slow bodies make room. Those that have come are kept.
+// TestRoomForBodies: slow bodies make room if memory is full. Complete bodies are kept.
 func TestRoomForBodies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most = 1 << 20
@@ -196,7 +196,7 @@ func TestRoomForBodies(t *testing.T) {
 			t.Errorf("%d bytes count", held)
 		}
 		if status := r.whole("/", most/4); status != 429 {
-			t.Errorf("a client is answered with %d, though all others have just come", status)
+			t.Errorf("a client is answered with %d, while all others are new", status)
 		}
 		time.Sleep(grace)
 		if _, err := io.WriteString(fast, strings.Repeat("x", most/2)); err != nil {
@@ -214,14 +214,14 @@ func TestRoomForBodies(t *testing.T) {
 		fast.Close()
 		synctest.Wait()
 		held := r.begin("/hold", fmt.Sprintf("Content-Length: %d\r\n", 2*most), strings.Repeat("x", 2*most))
-		defer held.Close() // one that is larger than all may be has its turn where others make room
+		defer held.Close() // a body above the bound is accepted if others can make room
 		time.Sleep(grace)
 		if status := r.whole("/", 1); status != 429 {
-			t.Errorf("a client beside a body that is kept is answered with %d", status)
+			t.Errorf("a client beside a complete body is answered with %d", status)
 		}
 		close(r.hold)
 		if status := r.statusOf(held); status != 200 {
-			t.Errorf("the body that is kept is answered with %d", status)
+			t.Errorf("the complete body is answered with %d", status)
 		}
 		synctest.Wait()
 		if status := r.whole("/", most/4); status != 200 {
@@ -230,10 +230,10 @@ func TestRoomForBodies(t *testing.T) {
 	})
 }
 
-// TestBuffer: a body is what was sent, and memory follows what has come.
+// TestBuffer: the buffer returns the sent body, and memory grows with the received bytes.
 func TestBuffer(t *testing.T) {
 	for _, size := range []int{0, 1, 4095, 4096, 4097, 70_000, 1<<20 - 1, 1 << 20, 1<<20 + 1, 5 << 20} {
-		for range 3 { // the second time from pools
+		for range 3 { // later rounds use pooled memory
 			text := strings.Repeat("abcdefg", size/7+1)[:size]
 			parts := io.MultiReader(strings.NewReader(text[:size/3]), strings.NewReader(text[size/3:]))
 			r, _ := http.NewRequest("POST", "/", parts)

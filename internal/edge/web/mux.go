@@ -14,15 +14,15 @@ type Cost int
 
 // The classes.
 const (
-	Probe   Cost = iota + 1 // health, metrics, the page's files: answered even when the port has no room, never traced
-	Usual                   // any other request whose answer is soon there
-	Costly                  // much work for a small request, so a web page of another site must not ask it
-	Lasting                 // holds a place for as long as the client likes: the same
+	Probe   Cost = iota + 1 // health, metrics, the page's files: served even by a full port, never traced
+	Usual                   // any other request with a fast answer
+	Costly                  // much work for a small request: forbidden for pages of other sites
+	Lasting                 // keeps its slot for as long as the client likes: the same restriction
 )
 
-// Rule says who may use a route, and what a request costs.
+// Rule states the roles that may use a route, and the cost of a request.
 type Rule struct {
-	Needs rights.Roles // the token has one of them
+	Needs rights.Roles // the token needs one of these roles
 	Cost  Cost
 }
 
@@ -35,11 +35,10 @@ var (
 	Operates  = Rule{rights.Operate, Usual}
 )
 
-// Rules are those of a path, by method. The rule of GET is that of HEAD too.
+// Rules are the rules of a path, by method. The rule of GET also applies to HEAD.
 type Rules map[string]Rule
 
-// rest is the rule of paths that nobody serves and of methods that a path does not take: they are answered with an
-// error.
+// rest is the rule of unknown paths and of unsupported methods, which get an error.
 var rest = Rule{rights.Any, Usual}
 
 // Mux is an [http.ServeMux] with a rule for each route.
@@ -51,7 +50,7 @@ type Mux struct {
 // NewMux returns a Mux without routes.
 func NewMux() *Mux { return &Mux{http.NewServeMux(), map[string]Rules{}} }
 
-// Handle adds a path. It panics if a method has no complete rule: a route that is not classified is a bug.
+// Handle adds a path. It panics if a method has no complete rule: an unclassified route is a bug.
 func (m *Mux) Handle(path string, rules Rules, handle http.HandlerFunc) {
 	for method, rule := range rules {
 		if rule.Needs == 0 || rule.Cost == 0 {
@@ -65,10 +64,10 @@ func (m *Mux) Handle(path string, rules Rules, handle http.HandlerFunc) {
 	m.serve.HandleFunc(path, handle)
 }
 
-// Otherwise sets the answer to requests for paths that nobody serves.
+// Otherwise sets the handler of unknown paths.
 func (m *Mux) Otherwise(handle http.HandlerFunc) { m.serve.HandleFunc("/", handle) }
 
-// ServeHTTP answers a request. It looks at no rule.
+// ServeHTTP answers a request. It does not check rules.
 func (m *Mux) ServeHTTP(w http.ResponseWriter, r *http.Request) { m.serve.ServeHTTP(w, r) }
 
 // Rule returns the rule of a request.

@@ -13,11 +13,11 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// TestReplyOutcomes: a client that has gone, before the reply or within it, ended its own request. A client that stays
-// and does not read lost an answer.
+// TestReplyOutcomes: a request is canceled if its client disconnects before or during the reply. A reply is unsent if
+// the client stays connected and does not read.
 func TestReplyOutcomes(t *testing.T) {
 	outcome := make(chan string, 1)
-	large := make([]byte, 64<<20) // more than sockets hold
+	large := make([]byte, 64<<20) // more than socket buffers hold
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body := large
 		switch r.URL.Path {

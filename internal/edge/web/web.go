@@ -1,5 +1,5 @@
-// Package web is what the faces of an indexer's ports have in common: internal/serve/server's, internal/faces/compat's
-// and internal/edge/grpcserver's.
+// Package web contains the common parts of an indexer's HTTP ports, for internal/serve/server, internal/faces/compat
+// and internal/edge/grpcserver.
 package web
 
 import (
@@ -20,8 +20,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// Allowed reports whether a request has a method that its path takes; else the answer's header says which these are.
-// Where GET is taken, so is HEAD.
+// Allowed reports whether the path supports the request's method. If not, it adds the supported methods to the answer's
+// header. GET includes HEAD.
 func Allowed(w http.ResponseWriter, r *http.Request, methods ...string) bool {
 	if at := slices.Index(methods, http.MethodGet); at >= 0 {
 		methods = slices.Insert(slices.Clone(methods), at+1, http.MethodHead)
@@ -33,31 +33,32 @@ func Allowed(w http.ResponseWriter, r *http.Request, methods ...string) bool {
 	return false
 }
 
-// WrongMethod is the error of a request that [Allowed] does not let pass.
+// WrongMethod returns the error of a request with an unsupported method, see [Allowed].
 func WrongMethod(r *http.Request, methods ...string) *api.Error {
-	return api.Errorf(api.CodeWrongMethod, "%s takes %s, not %.40s", r.URL.Path, strings.Join(methods, " or "), r.Method)
+	return api.Errorf(api.CodeWrongMethod, "%s supports %s, not %.40s", r.URL.Path,
+		strings.Join(methods, " or "), r.Method)
 }
 
-// ReadBody reads a request's body of so many bytes at most.
+// ReadBody reads a request's body of at most the given size.
 func ReadBody(w http.ResponseWriter, r *http.Request, most int64) ([]byte, *api.Error) {
 	return new(Buffer).Read(w, r, most)
 }
 
-// Buffer holds a request's body. Its memory comes from pools and grows with the bytes that have come, whatever the
-// request announces.
+// Buffer holds a request's body. Its memory comes from pools and grows with the received bytes, not with the announced
+// length.
 type Buffer struct {
 	bytes []byte
-	pool  int // the pool of bytes
+	pool  int // index of the pool of bytes
 }
 
-// The sizes of pooled memory. A larger one is taken once the one before is full, so that a client that sends slowly
-// holds little more than it has sent.
+// The sizes of pooled memory. A larger size is used only after the smaller one is full, so slow clients hold little
+// unused memory.
 var (
 	poolSizes = [...]int{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20}
 	pools     [len(poolSizes)]sync.Pool
 )
 
-// Read reads a request's body of so many bytes at most. The body is valid until Free.
+// Read reads a request's body of at most the given size. The body is valid until Free.
 func (b *Buffer) Read(w http.ResponseWriter, r *http.Request, most int64) ([]byte, *api.Error) {
 	from := http.MaxBytesReader(w, r.Body, most)
 	for {
@@ -72,14 +73,14 @@ func (b *Buffer) Read(w http.ResponseWriter, r *http.Request, most int64) ([]byt
 	}
 }
 
-// end is the body, or what is wrong with it.
+// end returns the body, or the error of its receipt.
 func (b *Buffer) end(err error, most int64) ([]byte, *api.Error) {
 	if errors.Is(err, io.EOF) {
 		return b.bytes, nil
 	}
 	if _, large := errors.AsType[*http.MaxBytesError](err); large {
 		return nil, api.Errorf(api.CodeTooLarge,
-			"the request has more than %d bytes (%d MiB); ask with hashes instead of tokens, or for a part at a time",
+			"the request has more than %d bytes (%d MiB); send hashes instead of tokens, or a part at a time",
 			most, most>>20)
 	}
 	if failure, is := errors.AsType[*api.Error](err); is {
@@ -91,7 +92,7 @@ func (b *Buffer) end(err error, most int64) ([]byte, *api.Error) {
 	return nil, api.Errorf(api.CodeMalformed, "the body ends too early, after %d bytes", len(b.bytes))
 }
 
-// grow moves the bytes to larger memory.
+// grow moves the bytes to a larger buffer.
 func (b *Buffer) grow() {
 	var larger Buffer
 	for larger.pool < len(poolSizes) && poolSizes[larger.pool] <= len(b.bytes) {
@@ -112,7 +113,7 @@ func (b *Buffer) grow() {
 	*b = larger
 }
 
-// Free gives the memory back: nobody uses the body any more.
+// Free returns the memory to its pool. The body must not be used afterwards.
 func (b *Buffer) Free() {
 	if cap(b.bytes) > 0 && b.pool < len(poolSizes) {
 		kept := b.bytes[:0]
@@ -121,9 +122,9 @@ func (b *Buffer) Free() {
 	*b = Buffer{}
 }
 
-// Reply sends the reply to r and returns the request's outcome: the given one, unless the reply did not arrive. A
-// client that has closed its connection makes it [api.OutcomeCanceled], and one that does not read [api.OutcomeUnsent].
-// Other refusals than unavailable are sent in any case: net/http also cancels the context when a body comes too slowly.
+// Reply sends the reply to r and returns the request's outcome. The result is the given outcome if the reply arrived,
+// [api.OutcomeCanceled] if the client closed its connection, and [api.OutcomeUnsent] if the client did not read the
+// reply. Refusals other than unavailable are always sent: net/http cancels the context also for a slow body.
 func Reply(w http.ResponseWriter, r *http.Request, contentType string, body []byte, status int, outcome string) string {
 	ended := outcome == api.OutcomeOK || outcome == string(api.CodeUnavailable)
 	if ended && errors.Is(r.Context().Err(), context.Canceled) {
@@ -135,7 +136,7 @@ func Reply(w http.ResponseWriter, r *http.Request, contentType string, body []by
 	return outcome
 }
 
-// CutOff returns the outcome of a request whose reply ended early with err. net/http cancels the request's context if a
+// CutOff returns the outcome of a request after its reply ended early with err. net/http cancels the request's context if a
 // write fails.
 func CutOff(r *http.Request, err error) string {
 	if errors.Is(r.Context().Err(), context.Canceled) && !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -144,7 +145,7 @@ func CutOff(r *http.Request, err error) string {
 	return api.OutcomeUnsent
 }
 
-// WriteReply answers a request.
+// WriteReply writes a reply.
 func WriteReply(w http.ResponseWriter, contentType string, body []byte, status int) error {
 	if len(body) > 0 {
 		w.Header().Set("Content-Type", contentType)
@@ -154,10 +155,10 @@ func WriteReply(w http.ResponseWriter, contentType string, body []byte, status i
 	return err
 }
 
-// Face is what answers on one HTTP port.
+// Face is the service of one HTTP port.
 type Face struct {
-	Listen, Flag string // HOST:PORT, and the flag that says it
-	What         string // is served, for the log
+	Listen, Flag string // HOST:PORT, and its flag
+	What         string // name of the service, for the log
 	Handler      http.Handler
 }
 
@@ -174,7 +175,7 @@ func Serve(f Face, secure *tls.Config, log *slog.Logger) (stop func(), err error
 func serve(l net.Listener, handler http.Handler, secure *tls.Config) (stop func()) {
 	l = listener{l}
 	if secure != nil {
-		l = tls.NewListener(l, secure) // above the deadlines, as net/http must see that it is TLS
+		l = tls.NewListener(l, secure) // above the deadlines, so net/http detects TLS
 	}
 	server := &http.Server{
 		Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: readTimeout, IdleTimeout: 2 * time.Minute,
@@ -184,19 +185,20 @@ func serve(l net.Listener, handler http.Handler, secure *tls.Config) (stop func(
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
 		if server.Shutdown(ctx) != nil {
-			server.Close() // who watches does not end by himself
+			server.Close() // a watching client does not disconnect by itself
 		}
 	})
 }
 
-// A client must take writePiece bytes within writeTimeout, or its connection ends: one that reads nothing would hold a
-// reply and its room for ever. A bound of whole replies, such as [http.Server.WriteTimeout], would end streams.
+// A client must read writePiece bytes within writeTimeout, or its connection is closed. Otherwise a client that does
+// not read would hold a reply and its slot forever. A bound on whole replies, such as [http.Server.WriteTimeout], would
+// end streams.
 const (
 	writeTimeout = 30 * time.Second
 	writePiece   = 1 << 20
 )
 
-// listener bounds how long writing to its connections takes.
+// listener bounds the time of writes to its connections.
 type listener struct{ net.Listener }
 
 func (l listener) Accept() (net.Conn, error) {
@@ -207,7 +209,7 @@ func (l listener) Accept() (net.Conn, error) {
 	return conn{c}, nil
 }
 
-// conn has a deadline of its own for each piece that is written, in place of what was set.
+// conn sets a separate write deadline for each piece. It replaces other deadlines.
 type conn struct{ net.Conn }
 
 func (c conn) Write(b []byte) (n int, err error) {
@@ -223,8 +225,8 @@ func (c conn) Write(b []byte) (n int, err error) {
 	}
 }
 
-// CloseWrite is what net/http ends a connection with whose request it has not read to its end, so that the reply
-// arrives.
+// CloseWrite closes the write side. net/http ends a connection with an unread request body in this way, so the
+// reply arrives.
 func (c conn) CloseWrite() error {
 	if half, can := c.Conn.(interface{ CloseWrite() error }); can {
 		return half.CloseWrite()

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// pipes is a listener of connections in memory, without any buffer: what is written waits until it is read.
+// pipes is a listener of connections in memory, without buffers: a write waits for the reader.
 type pipes struct {
 	dialed chan net.Conn
 	closed chan struct{}
@@ -33,7 +33,7 @@ func (p pipes) Close() error {
 	return nil
 }
 
-// ask sends a request to a handler that is served until the returned function is called.
+// ask sends a request to a handler. The handler is served until the returned function is called.
 func ask(t *testing.T, handle http.HandlerFunc) (c net.Conn, stop func()) {
 	t.Helper()
 	l := pipes{make(chan net.Conn), make(chan struct{})}
@@ -49,7 +49,7 @@ func ask(t *testing.T, handle http.HandlerFunc) (c net.Conn, stop func()) {
 	}
 }
 
-// TestUnread: who asks and does not read holds a reply for a while only.
+// TestUnread: a client that does not read its reply holds the reply only for a limited time.
 func TestUnread(t *testing.T) {
 	for name, read := range map[string]int64{"nothing": 0, "a part": writePiece + 1000} {
 		t.Run(name, func(t *testing.T) {
@@ -65,17 +65,17 @@ func TestUnread(t *testing.T) {
 				select {
 				case err := <-ended:
 					if err == nil {
-						t.Error("the reply is sent, it is said")
+						t.Error("Write reports success")
 					}
-				case <-time.After(time.Hour): // of the test's clock
-					t.Error("the handler goes on")
+				case <-time.After(time.Hour): // on the test's clock
+					t.Error("the handler does not end")
 				}
 			})
 		})
 	}
 }
 
-// TestSlowReader: who reads slowly, and reads on, gets all of a reply.
+// TestSlowReader: a client that reads slowly, but steadily, receives the complete reply.
 func TestSlowReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const size = 8 * writePiece
@@ -97,7 +97,7 @@ func TestSlowReader(t *testing.T) {
 			}
 		}
 		if took := time.Since(begun); took < 2*writeTimeout {
-			t.Errorf("the reader took %v, which is not slow", took)
+			t.Errorf("the reader finished after %v, too fast for the test", took)
 		}
 		if n, err := io.Copy(io.Discard, reply.Body); n > 0 || err != nil {
 			t.Errorf("%d bytes more, %v", n, err)
@@ -105,7 +105,7 @@ func TestSlowReader(t *testing.T) {
 	})
 }
 
-// TestStream: a stream goes on for as long as each part of it is read, however long it is silent.
+// TestStream: a stream continues as long as the client reads each part, even through long pauses.
 func TestStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const lines = 10
@@ -132,7 +132,8 @@ func TestStream(t *testing.T) {
 	})
 }
 
-// TestCloseWrite: net/http can end its half of a connection, so that a reply arrives though more is sent to it.
+// TestCloseWrite: net/http can close the write side of a connection, so a reply arrives although the client still
+// sends.
 func TestCloseWrite(t *testing.T) {
 	on, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
