@@ -25,7 +25,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 )
 
-// Limits of requests to the collector, as OpenTelemetry's exporters have them.
+// Limits of requests to the collector, equal to the limits of OpenTelemetry's exporters.
 const (
 	defaultSendTimeout = 10 * time.Second
 	slowestRetry       = 30 * time.Second
@@ -37,7 +37,7 @@ const (
 var firstRetry = 5 * time.Second
 
 // sender sends spans in OTLP over HTTP. It replaces otlptracehttp of OpenTelemetry, which links gRPC and its gateway:
-// 2.4 MB in each program. It reads the same variables.
+// 2.4 MB in each program. The environment variables are the same.
 type sender struct {
 	url     string
 	headers http.Header
@@ -47,8 +47,8 @@ type sender struct {
 
 var _ otlptrace.Client = (*sender)(nil)
 
-// newSender reads OTEL_EXPORTER_OTLP_... and OTEL_EXPORTER_OTLP_TRACES_..., of which the second are stronger. The given
-// headers are stronger than both.
+// newSender reads the variables OTEL_EXPORTER_OTLP_... and OTEL_EXPORTER_OTLP_TRACES_.... The second kind has priority
+// over the first, and the given headers have priority over both.
 func newSender(endpoint string, headers map[string]string) (*sender, error) {
 	s := &sender{url: endpoint, headers: http.Header{}}
 	s.headers.Set("Content-Type", "application/x-protobuf")
@@ -82,7 +82,8 @@ func newSender(endpoint string, headers map[string]string) (*sender, error) {
 	return s, errors.Join(append(errs, err)...)
 }
 
-// environment returns the value of a variable for traces or, if it is empty, of the one for all signals.
+// environment returns the value of a variable for traces. If it is empty, the result is the value of the variable for
+// all signals.
 func environment(name string) string {
 	if text := strings.TrimSpace(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_" + name)); text != "" {
 		return text
@@ -90,7 +91,7 @@ func environment(name string) string {
 	return strings.TrimSpace(os.Getenv("OTEL_EXPORTER_OTLP_" + name))
 }
 
-// readHeaders reads a variable with NAME=VALUE,NAME=VALUE, percent-encoded. An error shows no value.
+// readHeaders parses a variable of the form NAME=VALUE,NAME=VALUE, percent-encoded. Errors contain no value.
 func readHeaders(into http.Header, variable string) error {
 	for pair := range strings.SplitSeq(os.Getenv(variable), ",") {
 		if strings.TrimSpace(pair) == "" {
@@ -107,7 +108,7 @@ func readHeaders(into http.Header, variable string) error {
 	return nil
 }
 
-// tlsConfig reads the certificates of the variables; nil if there are none.
+// tlsConfig reads the certificates named by the variables; nil without certificates.
 func tlsConfig() (*tls.Config, error) {
 	authorities, cert, key := environment("CERTIFICATE"), environment("CLIENT_CERTIFICATE"), environment("CLIENT_KEY")
 	if authorities == "" && cert == "" && key == "" {
@@ -146,7 +147,7 @@ func (s *sender) Stop(context.Context) error {
 // UploadTraces sends spans. It retries for a minute while the collector is overloaded or unreachable, or until ctx is
 // done.
 func (s *sender) UploadTraces(ctx context.Context, spans []*tracepb.ResourceSpans) error {
-	// TracesData has the wire format of the service's ExportTraceServiceRequest, whose package links gRPC.
+	// TracesData has the wire format of the service's ExportTraceServiceRequest. The service's package would link gRPC.
 	body, err := proto.Marshal(&tracepb.TracesData{ResourceSpans: spans})
 	if err != nil {
 		return err
@@ -173,8 +174,8 @@ func (s *sender) UploadTraces(ctx context.Context, spans []*tracepb.ResourceSpan
 	}
 }
 
-// send sends a request once. retry is the least time to the next attempt after an error, negative if another attempt is
-// useless.
+// send sends a request once. After an error, retry is the minimum pause before the next attempt. retry is negative if a
+// further attempt is useless.
 func (s *sender) send(ctx context.Context, body []byte) (retry time.Duration, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url, bytes.NewReader(body))
 	if err != nil {
@@ -220,7 +221,7 @@ func rejected(reply []byte, contentType string) error {
 	return nil
 }
 
-// field returns a field of a protobuf message as bytes or as a number; zero if the message lacks it or is malformed.
+// field returns a field of a protobuf message as bytes or as a number; zero if the field is missing or malformed.
 func field(message []byte, number protowire.Number) (data []byte, n uint64) {
 	for len(message) > 0 {
 		num, typ, size := protowire.ConsumeTag(message)

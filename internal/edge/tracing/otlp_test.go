@@ -14,8 +14,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// TestCollector: a collector that decodes OpenTelemetry's own request gets the spans, with the headers and compression
-// of the variables. An overloaded one gets them again.
+// TestCollector: a collector with OpenTelemetry's own decoder receives the spans, with the headers and compression of
+// the variables. An overloaded collector receives the spans again.
 func TestCollector(t *testing.T) {
 	var requests atomic.Int32
 	got := make(chan *coltracepb.ExportTraceServiceRequest, 1)
@@ -83,7 +83,7 @@ func TestCollector(t *testing.T) {
 	}
 }
 
-// TestSenderRefuses: a variable that cannot be read is refused at the start, and its value is not shown.
+// TestSenderRefuses: an invalid variable is refused at the start. The error does not contain its value.
 func TestSenderRefuses(t *testing.T) {
 	for name, value := range map[string]string{"HEADERS": "secret", "COMPRESSION": "zstd", "TIMEOUT": "10s",
 		"CERTIFICATE": "/nonexistent", "CLIENT_KEY": "/nonexistent"} {

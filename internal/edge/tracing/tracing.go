@@ -1,19 +1,19 @@
 // Package tracing sends spans to an OpenTelemetry collector.
 //
-// One [Tracer] stands for a process. Whoever takes a request begins a span with [Tracer.Serve], from the caller's
-// header traceparent; whatever the request passes through adds spans to it by its context: [Start], [Stage].
+// A process has one [Tracer]. The receiver of a request begins a span with [Tracer.Serve], from the caller's header
+// traceparent. Functions on the path of the request add spans through its context: [Start], [Stage].
 //
 //	ctx, span := tracer.Serve(ctx, "kvatlas.find", header)
 //	defer span.End()
 //	tracing.Stage(ctx, "hash", took)
 //
-// Whether a request is sampled is decided once, where it comes in. One that is not has no span in its context, and
-// costs a look for it at each stage. A nil Tracer is one that is off; while all are, no function here allocates or
-// looks into a context.
+// The sampling decision is made once, where the request arrives. An unsampled request has no span in its context, and
+// costs one context look-up at each stage. A nil Tracer is disabled. While all tracers of the process are disabled, no
+// function of the package allocates memory or looks into a context.
 //
-// Attributes never have prompts, tokens, hashes or what anybody proves himself with.
+// Attributes never contain prompts, tokens, hashes or credentials.
 //
-// Any goroutine may call anything here, but a [Span] belongs to whoever began it.
+// All functions are safe for concurrent use. A [Span] belongs to the goroutine that began it.
 package tracing
 
 import (
@@ -39,37 +39,37 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// scope is what spans are of.
+// scope is the instrumentation scope of all spans.
 const scope = "github.com/kvatlas/kvatlas"
 
-// maxWaiting bounds the spans that wait to be sent. Beyond it they are dropped, and counted.
+// maxWaiting bounds the spans that wait to be sent. Further spans are dropped and counted.
 const maxWaiting = 8192
 
-// Config says where spans go, and which.
+// Config configures the destination and the sampling of a Tracer's spans.
 type Config struct {
-	// Endpoint is the URL that takes spans in OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces. Headers, TLS and
-	// timeouts are also read from the variables OTEL_EXPORTER_OTLP_....
+	// Endpoint is the URL of the collector's OTLP receiver over HTTP, such as http://127.0.0.1:4318/v1/traces. Headers,
+	// TLS and timeouts are also read from the variables OTEL_EXPORTER_OTLP_....
 	Endpoint string
-	Headers  map[string]string // beside those of the environment, and stronger
+	Headers  map[string]string // added to the headers of the environment, with priority
 
 	Sampling Sampling
 
-	Service  string // service.name, unless OTEL_SERVICE_NAME says another
+	Service  string // service.name; OTEL_SERVICE_NAME has priority
 	Version  string
 	Instance string // service.instance.id
 
-	Failed func(error) // is told of spans that could not be sent; may be nil
+	Failed func(error) // called with the error of unsent spans; nil disables it
 }
 
-// Sampling says which traces are sent.
+// Sampling selects the traces to send.
 type Sampling struct {
-	Ratio float64 // of traces that begin here: 0 none, 1 all
+	Ratio float64 // share of the traces that begin here: 0 none, 1 all
 
-	// IgnoreParent has the ratio decide of traces too that began elsewhere. Else those are sent that are sampled there.
+	// IgnoreParent applies Ratio also to traces that began elsewhere. Without it, the caller's decision is kept.
 	IgnoreParent bool
 }
 
-// Tracer sends the spans of one process. A nil one is off.
+// Tracer sends the spans of one process. A nil Tracer is disabled.
 type Tracer struct {
 	sampling Sampling
 	tracer   trace.Tracer
@@ -77,10 +77,10 @@ type Tracer struct {
 	out      *outlet
 }
 
-// tracers is how many are open: while there are none, nobody looks for spans.
+// tracers is the number of open tracers. While it is 0, no context is searched for spans.
 var tracers atomic.Int32
 
-// New returns a tracer, which must be closed. It does not wait for the collector.
+// New returns a Tracer. The caller must call Close. New does not wait for the collector.
 func New(ctx context.Context, cfg Config) (*Tracer, error) {
 	sender, err := newSender(cfg.Endpoint, cfg.Headers)
 	if err != nil {
@@ -112,7 +112,7 @@ func newTracer(ctx context.Context, cfg Config, exporter sdktrace.SpanExporter) 
 	return t, nil
 }
 
-// Close sends what waits, until ctx ends.
+// Close sends the waiting spans, until ctx ends.
 func (t *Tracer) Close(ctx context.Context) error {
 	if t == nil {
 		return nil
@@ -124,8 +124,8 @@ func (t *Tracer) Close(ctx context.Context) error {
 // On reports whether spans may be sent.
 func (t *Tracer) On() bool { return t != nil }
 
-// Counts says what has become of spans: sent, failed (the collector did not take them) or dropped (too many waited). It
-// is nil if the tracer is off.
+// Counts returns the number of spans by result: sent, failed (the collector did not accept them) or dropped (too many
+// waiting spans). It returns nil for a disabled tracer.
 func (t *Tracer) Counts() map[string]uint64 {
 	if t == nil {
 		return nil
@@ -133,12 +133,12 @@ func (t *Tracer) Counts() map[string]uint64 {
 	return map[string]uint64{"sent": t.out.sent.Load(), "failed": t.out.unsent.Load(), "dropped": t.out.dropped.Load()}
 }
 
-// Serve begins the span of a request, which came with a header traceparent; empty: with none.
+// Serve begins the span of a request with the header traceparent, which may be empty.
 func (t *Tracer) Serve(ctx context.Context, name, traceparent string) (context.Context, Span) {
 	return t.begin(ctx, name, traceparent, true)
 }
 
-// Join is Serve for a request that has a span only if its caller's is sampled.
+// Join is Serve for a request that gets a span only if its caller's span is sampled.
 func (t *Tracer) Join(ctx context.Context, name, traceparent string) (context.Context, Span) {
 	return t.begin(ctx, name, traceparent, false)
 }
@@ -158,7 +158,7 @@ func (t *Tracer) begin(ctx context.Context, name, traceparent string, root bool)
 	return ctx, Span{span}
 }
 
-// parse reads a header. What cannot be read is not valid.
+// parse decodes a traceparent header. The result is invalid for a malformed header.
 func parse(traceparent string) trace.SpanContext {
 	if traceparent == "" {
 		return trace.SpanContext{}
@@ -167,21 +167,21 @@ func parse(traceparent string) trace.SpanContext {
 	return trace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), carrier))
 }
 
-// samples decides of one trace.
+// samples decides whether a trace is sampled.
 func (t *Tracer) samples(parent trace.SpanContext, root bool) bool {
 	switch {
 	case parent.IsValid() && (!root || !t.sampling.IgnoreParent):
 		return parent.IsSampled()
 	case !root:
 		return false
-	case parent.IsValid(): // as whoever else samples this trace by its id
+	case parent.IsValid(): // consistent with other samplers of the trace id
 		p := sdktrace.SamplingParameters{ParentContext: context.Background(), TraceID: parent.TraceID()}
 		return sdktrace.TraceIDRatioBased(t.sampling.Ratio).ShouldSample(p).Decision == sdktrace.RecordAndSample
 	}
 	return t.sampling.Ratio > 0 && rand.Float64() < t.sampling.Ratio
 }
 
-// Produce begins a trace with the span of what is handed to a log.
+// Produce begins a trace with the span of a message for a log.
 func (t *Tracer) Produce(ctx context.Context, name string) (context.Context, Span) {
 	if t == nil || !t.samples(trace.SpanContext{}, true) {
 		return ctx, Span{}
@@ -193,8 +193,9 @@ func (t *Tracer) Produce(ctx context.Context, name string) (context.Context, Spa
 // maxLinks bounds the links of a span.
 const maxLinks = 128
 
-// Consumed adds a span, in a trace of its own, of what was taken from a log and ends now. It is linked to the spans of
-// those who handed it in, by their headers traceparent; of others it is not. attrs is called if there is a span.
+// Consumed adds a span, in a separate trace, for messages read from a log. The span ends now. It is linked to the
+// producers' spans by their traceparent headers; messages without a header have no link. attrs is called only if the
+// span is sampled.
 func (t *Tracer) Consumed(
 	name string, took time.Duration, traceparents []string, attrs func() []attribute.KeyValue,
 ) {
@@ -216,10 +217,10 @@ func (t *Tracer) Consumed(
 	span.End(trace.WithTimestamp(end))
 }
 
-// Span is a span under way. The zero value is none.
+// Span is a span in progress. The zero value records nothing.
 type Span struct{ span trace.Span }
 
-// On reports whether there is a span. Attributes are made only then, since they cost memory.
+// On reports whether the span is recorded. Attributes should be created only then, because they cost memory.
 func (s Span) On() bool { return s.span != nil }
 
 // Set adds attributes.
@@ -236,7 +237,7 @@ func (s Span) Name(name string) {
 	}
 }
 
-// Fail says what the request failed with: an error's code. blame says that it is a fault of this process.
+// Fail records the error code of a failed request. blame marks a fault of this process.
 func (s Span) Fail(code string, blame bool) {
 	if s.span == nil {
 		return
@@ -254,7 +255,7 @@ func (s Span) End() {
 	}
 }
 
-// Of returns the span that a context has, if it is sampled.
+// Of returns the sampled span of a context, or the zero Span.
 func Of(ctx context.Context) Span {
 	if tracers.Load() == 0 {
 		return Span{}
@@ -265,12 +266,12 @@ func Of(ctx context.Context) Span {
 	return Span{}
 }
 
-// Start begins a part of what the context's span is of, if it has one.
+// Start begins a child of the context's span, if the context has a span.
 func Start(ctx context.Context, name string) (context.Context, Span) {
 	return start(ctx, name, trace.SpanKindInternal)
 }
 
-// Ask begins a request to another process.
+// Ask begins the span of a request to another process.
 func Ask(ctx context.Context, name string) (context.Context, Span) {
 	return start(ctx, name, trace.SpanKindClient)
 }
@@ -284,7 +285,7 @@ func start(ctx context.Context, name string, kind trace.SpanKind) (context.Conte
 	return ctx, Span{span}
 }
 
-// Stage adds a part of what the context's span is of, if it has one, that took so long and ends now.
+// Stage adds a child of the context's span, if the context has a span. The child lasted took and ends now.
 func Stage(ctx context.Context, name string, took time.Duration) {
 	of := Of(ctx)
 	if !of.On() {
@@ -295,17 +296,17 @@ func Stage(ctx context.Context, name string, took time.Duration) {
 	span.End(trace.WithTimestamp(end))
 }
 
-// outlet sends spans, and counts them.
+// outlet sends spans and counts them.
 type outlet struct {
 	exporter sdktrace.SpanExporter
 	batches  sdktrace.SpanProcessor
 	failed   func(error)
 
-	waiting               atomic.Int64 // spans that have ended and are not sent
+	waiting               atomic.Int64 // ended spans that are not sent yet
 	sent, unsent, dropped atomic.Uint64
 }
 
-// ExportSpans implements [sdktrace.SpanExporter]. An error is told here alone.
+// ExportSpans implements [sdktrace.SpanExporter]. It is the only place that reports an export error.
 func (o *outlet) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	err := o.exporter.ExportSpans(ctx, spans)
 	o.waiting.Add(-int64(len(spans)))
@@ -321,7 +322,7 @@ func (o *outlet) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan)
 // Shutdown implements [sdktrace.SpanExporter].
 func (o *outlet) Shutdown(ctx context.Context) error { return o.exporter.Shutdown(ctx) }
 
-// bounded drops spans before the queue behind it does, which does not say how many it drops.
+// bounded drops spans before the queue behind it does, because the queue does not count its drops.
 type bounded struct{ *outlet }
 
 func (b bounded) OnStart(context.Context, sdktrace.ReadWriteSpan) {}
@@ -338,29 +339,29 @@ func (b bounded) OnEnd(s sdktrace.ReadOnlySpan) {
 func (b bounded) Shutdown(ctx context.Context) error   { return b.batches.Shutdown(ctx) }
 func (b bounded) ForceFlush(ctx context.Context) error { return b.batches.ForceFlush(ctx) }
 
-// ParseEndpoint checks the address of a collector, and returns where it takes spans.
+// ParseEndpoint checks the address of a collector, and returns the URL of its receiver.
 func ParseEndpoint(text string) (string, error) {
 	u, err := url.Parse(text)
 	switch {
 	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
 		return "", fmt.Errorf("%.80q is not http://HOST:PORT or https://HOST:PORT", redacted(u, text))
 	case u.User != nil:
-		return "", errors.New("what the collector wants as proof belongs into headers, not into its URL")
+		return "", errors.New("the URL must not contain credentials; put them into headers")
 	case u.RawQuery != "" || u.Fragment != "":
 		return "", fmt.Errorf("%.80q has more than HOST:PORT and a path", redacted(u, text))
 	}
 	return strings.TrimSuffix(u.String(), "/") + "/v1/traces", nil
 }
 
-// redacted is a text without what should not be shown.
+// redacted returns a text without secrets.
 func redacted(u *url.URL, text string) string {
-	if u == nil || u.User == nil && strings.Contains(text, "@") { // user:password@host:port is no URL
+	if u == nil || u.User == nil && strings.Contains(text, "@") { // user:password@host:port is not a URL
 		return "it"
 	}
 	return cmp.Or(u.Redacted(), text)
 }
 
-// ParseSampler reads what OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG say. Without a ratio it is all.
+// ParseSampler parses OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG. Without an argument the ratio is 1.
 func ParseSampler(name, arg string) (Sampling, error) {
 	base, parents := strings.CutPrefix(name, "parentbased_")
 	s := Sampling{Ratio: 1, IgnoreParent: !parents}
@@ -377,7 +378,7 @@ func ParseSampler(name, arg string) (Sampling, error) {
 			return s, fmt.Errorf("OTEL_TRACES_SAMPLER_ARG %.20q is not a ratio from 0 to 1", arg)
 		}
 	default:
-		return s, fmt.Errorf("OTEL_TRACES_SAMPLER %.40q is none of always_on, always_off, traceidratio, or one of these "+
+		return s, fmt.Errorf("OTEL_TRACES_SAMPLER %.40q is not always_on, always_off, traceidratio, or one of these "+
 			"behind parentbased_", name)
 	}
 	return s, nil

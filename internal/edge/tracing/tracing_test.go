@@ -29,7 +29,7 @@ func open(t *testing.T, s Sampling, to sdktrace.SpanExporter) *Tracer {
 	return tracer
 }
 
-// everything is all that a request passes through.
+// everything runs all stages of a request.
 func everything(ctx context.Context, t *Tracer, header string) {
 	ctx, span := t.Serve(ctx, "request", header)
 	Stage(ctx, "stage", time.Millisecond)
@@ -54,8 +54,8 @@ const (
 	unsampled = "00-0102030405060708090a0b0c0d0e0f10-0102030405060708-00"
 )
 
-// TestOffCostsNothing: what is off allocates nothing, nor looks at a header. What is on and not sampled allocates
-// nothing either, unless a header has to be read.
+// TestOffCostsNothing: a disabled tracer allocates nothing and does not parse headers. An enabled tracer allocates
+// nothing for an unsampled request, unless a header must be parsed.
 func TestOffCostsNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -67,11 +67,11 @@ func TestOffCostsNothing(t *testing.T) {
 		t.Errorf("not sampled: %v allocations", n)
 	}
 	if n := testing.AllocsPerRun(1000, func() { _, _ = tracer.Join(ctx, "own", "") }); n != 0 {
-		t.Errorf("of a node that has no span: %v allocations", n)
+		t.Errorf("a node's request without a span: %v allocations", n)
 	}
 }
 
-// TestSpans: the parts of a request are below it, and it is below its caller.
+// TestSpans: the spans of a request are below its span, and its span is below the caller's.
 func TestSpans(t *testing.T) {
 	to := tracetest.NewInMemoryExporter()
 	tracer := open(t, Sampling{Ratio: 1}, to)
@@ -93,7 +93,7 @@ func TestSpans(t *testing.T) {
 		s := spans[name]
 		if s.Parent.SpanID() != parent.SpanID() || parent.IsValid() && s.SpanContext.TraceID() != of.TraceID() ||
 			!parent.IsValid() && s.SpanContext.TraceID() == of.TraceID() {
-			t.Errorf("%s: %+v is below %+v, not %+v", name, s.SpanContext, s.Parent, parent)
+			t.Errorf("%s: the parent of %+v is %+v, not %+v", name, s.SpanContext, s.Parent, parent)
 		}
 	}
 	if len(spans) != 6 || tracer.Counts()["sent"] != 6 {
@@ -105,11 +105,11 @@ func TestSpans(t *testing.T) {
 	}
 	header := spans["peer"].Attributes[0].Value.AsString()
 	if back := parse(header); back.SpanID() != spans["peer"].SpanContext.SpanID() || !back.IsSampled() {
-		t.Errorf("the header %q is of %+v", header, back)
+		t.Errorf("the header %q has the span context %+v", header, back)
 	}
 }
 
-// TestSampling: a caller's decision holds, unless it is to be ignored; and nodes begin nothing of their own.
+// TestSampling: the caller's decision is kept, unless IgnoreParent is set. Requests of nodes begin no traces.
 func TestSampling(t *testing.T) {
 	to := tracetest.NewInMemoryExporter()
 	all, none := open(t, Sampling{Ratio: 1}, to), open(t, Sampling{Ratio: 0}, to)
@@ -140,12 +140,12 @@ func TestSampling(t *testing.T) {
 			n++
 		}
 	}
-	if n < 1500 || n > 2500 { // a sigma is 32
+	if n < 1500 || n > 2500 { // a standard deviation is 32
 		t.Errorf("a half of 4000 is %d", n)
 	}
 }
 
-// stuck is a collector that takes nothing until it is let go, and then fails.
+// stuck is a collector that blocks until it is released, and then fails.
 type stuck struct{ let chan struct{} }
 
 func (s *stuck) ExportSpans(context.Context, []sdktrace.ReadOnlySpan) error {
@@ -154,7 +154,7 @@ func (s *stuck) ExportSpans(context.Context, []sdktrace.ReadOnlySpan) error {
 }
 func (s *stuck) Shutdown(context.Context) error { return nil }
 
-// TestBounded: what a collector does not take in time is dropped, and counted; so is what it refuses.
+// TestBounded: spans that the collector does not accept in time are dropped and counted, and so are refused spans.
 func TestBounded(t *testing.T) {
 	to := &stuck{let: make(chan struct{})}
 	tracer := open(t, Sampling{Ratio: 1}, to)
