@@ -31,46 +31,47 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// MaxMessage is how many bytes a message may have.
+// MaxMessage bounds the bytes of a message.
 const MaxMessage = 8 << 20
 
-// drain is how long calls under way may take to end once the port is told to stop.
+// drain bounds the time for running calls after the stop of the port.
 const drain = 2 * time.Second
 
-// Limits of messages that come slowly. A call has no place among others while its message comes. After quickly it needs
-// one of slowMessages places, which bound the memory of such messages to 64 MiB.
+// Limits of slow messages. A call has no slot during the receipt of its message. After quickly it needs one of
+// slowMessages slots, which bound the memory of slow messages to 64 MiB.
 const (
-	readTimeout  = 30 * time.Second // as of a request over HTTP
+	readTimeout  = 30 * time.Second // equals the limit of HTTP requests
 	quickly      = time.Second
 	slowMessages = 64 << 20 / MaxMessage
 )
 
-// forHealth is how many calls of grpc.health.v1 a connection has room for beside all others.
+// forHealth is the number of grpc.health.v1 calls for which a connection has extra room.
 const forHealth = 16
 
-// Config is who may use a port, and for how much.
+// Config configures the access and the limits of a port.
 type Config struct {
-	Tokens *rights.Tokens          // of which calls must bring one; nil: none
-	Needs  map[string]rights.Roles // by method, such as /package.Service/Method: of all that are registered
-	Open   []string                // methods that need no token
+	Tokens *rights.Tokens          // a call must present one of the tokens; nil disables the check
+	Needs  map[string]rights.Roles // roles by method, such as /package.Service/Method; required for every method
+	Open   []string                // methods without a token
 
-	// TLS, if it is nil, is plain text. A client whose certificate it verifies needs no token. With ClientCAs and without
-	// Tokens, a call needs such a certificate.
+	// TLS configures the port; nil means plain text. A client with a verified certificate needs no token. With ClientCAs
+	// and without Tokens, a call needs such a certificate.
 	TLS *tls.Config
 
-	Calls   int // calls of one message each that may be under way at once
-	Streams int // streams that may be; each has at most one message in hand
+	Calls   int // bound on concurrent unary calls
+	Streams int // bound on concurrent streams; each holds at most one message
 
-	Ready func() error                 // nil: the node answers
-	Ended func(method, outcome string) // is told what became of each call: "ok", or an error's code
+	Ready func() error                 // returns nil if the node answers
+	Ended func(method, outcome string) // called with the outcome of each call: "ok", or an error's code
 
-	// Panicked tells that a handler did, and where. Its call is an error, and the port goes on, as over HTTP.
+	// Panicked is called after a panic in a handler, with its stack. The call fails, and the port continues, as over
+	// HTTP.
 	Panicked func(method string, why any, stack []byte)
 
-	Tracer *tracing.Tracer // of calls but those of grpc.health.v1; nil: they are not traced
+	Tracer *tracing.Tracer // traces all calls except grpc.health.v1; nil disables tracing
 }
 
-// port is one listener's state.
+// port is the state of one listener.
 type port struct {
 	Config
 	services       map[string]grpc.ServiceInfo
@@ -78,22 +79,22 @@ type port struct {
 	slow           places
 }
 
-// places are those of calls that are under way.
+// places counts running calls.
 type places struct {
 	taken atomic.Int64
 	most  int64
 }
 
-// take returns an error if there is no place left.
-func (p *places) take() error {
+// acquire acquires a slot. It returns an error if no slot is free.
+func (p *places) acquire() error {
 	if p.taken.Add(1) > p.most {
 		p.taken.Add(-1)
-		return api.Errorf(api.CodeBusy, "%d calls are under way over gRPC; ask again a little later", p.most)
+		return api.Errorf(api.CodeBusy, "%d gRPC calls are in progress; retry later", p.most)
 	}
 	return nil
 }
 
-func (p *places) leave() { p.taken.Add(-1) }
+func (p *places) release() { p.taken.Add(-1) }
 
 func newPort(cfg Config) *port {
 	p := &port{Config: cfg}
@@ -101,7 +102,7 @@ func newPort(cfg Config) *port {
 	return p
 }
 
-// Serve listens and serves until stop is called, which may be done more than once. register adds the services.
+// Serve listens and serves until stop is called. stop may be called repeatedly. register adds the services.
 func Serve(listen string, cfg Config, register func(grpc.ServiceRegistrar)) (stop func(), at net.Addr, err error) {
 	l, err := net.Listen("tcp", listen)
 	if err != nil {
@@ -110,14 +111,14 @@ func Serve(listen string, cfg Config, register func(grpc.ServiceRegistrar)) (sto
 	p := newPort(cfg)
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(MaxMessage), grpc.MaxSendMsgSize(MaxMessage),
-		grpc.MaxConcurrentStreams(uint32(min(cfg.Calls+cfg.Streams+forHealth, math.MaxUint32))), // of one connection
+		grpc.MaxConcurrentStreams(uint32(min(cfg.Calls+cfg.Streams+forHealth, math.MaxUint32))), // per connection
 		grpc.StatsHandler(counter{p}), grpc.UnaryInterceptor(p.call), grpc.StreamInterceptor(p.stream),
 		grpc.ConnectionTimeout(5 * time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
 			method, _ := grpc.MethodFromServerStream(s)
-			return api.Errorf(api.CodeUnknownOperation, "there is no %.100s", method)
+			return api.Errorf(api.CodeUnknownOperation, "unknown method %.100s", method)
 		}),
 	}
 	if cfg.TLS != nil {
@@ -135,7 +136,7 @@ func Serve(listen string, cfg Config, register func(grpc.ServiceRegistrar)) (sto
 	}, l.Addr(), nil
 }
 
-// isHealth reports whether a method is of grpc.health.v1, for which there is always room.
+// isHealth reports whether a method belongs to grpc.health.v1, which always has room.
 func isHealth(method string) bool {
 	return strings.HasPrefix(method, "/"+grpc_health_v1.Health_ServiceDesc.ServiceName+"/")
 }
@@ -166,15 +167,15 @@ func (p *port) admit(ctx context.Context, method string) error {
 	if values := metadata.ValueFromIncomingContext(ctx, "authorization"); len(values) == 1 {
 		given = values[0]
 	}
-	needs := cmp.Or(p.Needs[method], rights.Any) // of a method that is not there
+	needs := cmp.Or(p.Needs[method], rights.Any) // the default is for unknown methods
 	if failure := p.Tokens.Check(given, needs, how); failure != nil {
 		return failure
 	}
 	return nil
 }
 
-// registrar registers services whose calls are admitted before their messages are read. Interceptors come after that.
-// It panics if nobody has said which roles a method needs.
+// registrar registers services. It admits calls before their messages are read. Interceptors run later. It panics for a
+// method without roles.
 type registrar struct {
 	grpc.ServiceRegistrar
 	p *port
@@ -195,7 +196,7 @@ func (r registrar) RegisterService(desc *grpc.ServiceDesc, service any) {
 	r.ServiceRegistrar.RegisterService(&admitting, service)
 }
 
-// methods are the names of a service's methods.
+// methods returns the names of a service's methods.
 func methods(desc *grpc.ServiceDesc) (names []string) {
 	for _, m := range desc.Methods {
 		names = append(names, m.MethodName)
@@ -210,7 +211,7 @@ func (p *port) admitting(method string, handle grpc.MethodHandler) grpc.MethodHa
 	return func(service any, ctx context.Context, read func(any) error, around grpc.UnaryServerInterceptor) (any, error) {
 		err := p.admit(ctx, method)
 		if err == nil {
-			err = p.calls.take()
+			err = p.calls.acquire()
 		}
 		if err != nil {
 			return nil, outcome(ctx, err)
@@ -218,7 +219,7 @@ func (p *port) admitting(method string, handle grpc.MethodHandler) grpc.MethodHa
 		placed := true
 		defer func() {
 			if placed {
-				p.calls.leave()
+				p.calls.release()
 			}
 		}()
 		return handle(service, ctx, func(q any) error {
@@ -233,10 +234,10 @@ func (p *port) admitting(method string, handle grpc.MethodHandler) grpc.MethodHa
 	}
 }
 
-// receive reads a call's message. Meanwhile the call gives its place to others; it has it again unless there is an
-// error. After one, reading goes on until the library ends the call, as there is no other way to end it.
+// receive reads a call's message. It releases the call's slot meanwhile, and acquires the slot again after a success.
+// After an error the read continues until the library ends the call, because a read cannot be aborted.
 func (p *port) receive(of *places, read func() error) error {
-	of.leave()
+	of.release()
 	done := make(chan error, 1)
 	go func() { done <- read() }()
 	quick := time.NewTimer(quickly)
@@ -246,28 +247,29 @@ func (p *port) receive(of *places, read func() error) error {
 		return arrived(of, err)
 	case <-quick.C:
 	}
-	if p.slow.take() != nil {
-		return api.Errorf(api.CodeRequestTimeout, "the message did not come within %v, and %d others come as slowly", quickly,
+	if p.slow.acquire() != nil {
+		return api.Errorf(api.CodeRequestTimeout,
+			"the message did not arrive within %v, and %d other messages are as slow", quickly,
 			slowMessages)
 	}
-	defer p.slow.leave()
+	defer p.slow.release()
 	select {
 	case err := <-done:
 		return arrived(of, err)
 	case <-time.After(readTimeout - quickly):
-		return api.Errorf(api.CodeRequestTimeout, "the message did not come within %v", readTimeout)
+		return api.Errorf(api.CodeRequestTimeout, "the message did not arrive within %v", readTimeout)
 	}
 }
 
-// arrived has a call whose message has come take its place again.
+// arrived acquires the slot of a call again after its message has arrived.
 func arrived(of *places, err error) error {
 	if err == nil {
-		err = of.take()
+		err = of.acquire()
 	}
 	return err
 }
 
-// firstInTime is a stream whose first message is received as a call's is.
+// firstInTime is a stream that limits its first message like a call's message.
 type firstInTime struct {
 	grpc.ServerStream
 	p      *port
@@ -293,7 +295,7 @@ func (p *port) call(ctx context.Context, q any, info *grpc.UnaryServerInfo, next
 	})
 	finish(span, err)
 	if err == nil {
-		err = ended(ctx) // the caller does not get the answer
+		err = ended(ctx) // the caller does not receive the answer
 	}
 	return a, outcome(ctx, err)
 }
@@ -304,7 +306,7 @@ func (p *port) stream(service any, s grpc.ServerStream, info *grpc.StreamServerI
 	}
 	err := p.admit(s.Context(), info.FullMethod)
 	if err == nil {
-		err = p.streams.take()
+		err = p.streams.acquire()
 	}
 	if err != nil {
 		return outcome(s.Context(), err)
@@ -312,7 +314,7 @@ func (p *port) stream(service any, s grpc.ServerStream, info *grpc.StreamServerI
 	first := &firstInTime{ServerStream: s, p: p, placed: true}
 	defer func() {
 		if first.placed {
-			p.streams.leave()
+			p.streams.release()
 		}
 	}()
 	s = first
@@ -325,18 +327,18 @@ func (p *port) stream(service any, s grpc.ServerStream, info *grpc.StreamServerI
 	return outcome(s.Context(), err)
 }
 
-// guard makes an error of a panic.
+// guard converts a panic to an error.
 func (p *port) guard(method string, handle func() error) (err error) {
 	defer func() {
 		if why := recover(); why != nil {
 			p.Panicked(method, why, debug.Stack())
-			err = api.Errorf(api.CodeInternal, "a fault in this program ended the call; its log has more")
+			err = api.Errorf(api.CodeInternal, "a fault in this program ended the call; see its log")
 		}
 	}()
 	return handle()
 }
 
-// begin begins the span of a call, in the caller's trace if its metadata name one.
+// begin begins the span of a call, in the trace of the caller's metadata, if any.
 func (p *port) begin(ctx context.Context, method string) (context.Context, tracing.Span) {
 	if !p.Tracer.On() || isHealth(method) {
 		return ctx, tracing.Span{}
@@ -354,7 +356,7 @@ func (p *port) begin(ctx context.Context, method string) (context.Context, traci
 	return ctx, span
 }
 
-// finish ends the span of a call that has ended so.
+// finish ends the span of a finished call.
 func finish(span tracing.Span, err error) {
 	if err != nil && span.On() {
 		code, blame := status.Code(err).String(), false
@@ -374,7 +376,7 @@ type tracedStream struct {
 
 func (s tracedStream) Context() context.Context { return s.ctx }
 
-// outcome notes what a call is counted as, and makes a status of its error.
+// outcome records the outcome of a call, and converts its error to a status.
 func outcome(ctx context.Context, err error) error {
 	c := ctx.Value(callKey{}).(*call)
 	switch failure, is := errors.AsType[*api.Error](err); {
@@ -389,11 +391,11 @@ func outcome(ctx context.Context, err error) error {
 	return err
 }
 
-// deadlineSlack bounds how much later than the client's timer the server's timer of the same deadline fires.
+// deadlineSlack bounds the delay of the server's timer after the client's timer for the same deadline.
 const deadlineSlack = 100 * time.Millisecond
 
-// ended returns why a call's context has ended; nil if it has not. A client whose deadline passes resets its stream,
-// which looks like a cancellation until the server's timer fires.
+// ended returns the reason for the end of a call's context; nil while it is active. After its deadline a client resets
+// the stream. The reset looks like a cancellation until the server's timer fires.
 func ended(ctx context.Context) error {
 	until, limited := ctx.Deadline()
 	if ctx.Err() != nil && limited && time.Until(until) < deadlineSlack {
@@ -402,12 +404,12 @@ func ended(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// call is what is known of a call that is to be counted.
+// call contains the labels of a call until the call is counted.
 type call struct{ method, outcome string }
 
 type callKey struct{}
 
-// counter counts calls, those too that no handler sees, as their message is too large.
+// counter counts calls, including calls without a handler because of a too large message.
 type counter struct{ p *port }
 
 func (c counter) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context.Context {
@@ -434,7 +436,7 @@ func (c counter) HandleRPC(ctx context.Context, s stats.RPCStats) {
 func (counter) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
 func (counter) HandleConn(context.Context, stats.ConnStats)                       {}
 
-// libraryOutcome is what a call counts as that the gRPC library has ended.
+// libraryOutcome returns the outcome of a call that the gRPC library has ended.
 func libraryOutcome(code codes.Code) string {
 	switch code {
 	case codes.OK:
@@ -453,7 +455,7 @@ func libraryOutcome(code codes.Code) string {
 	return string(api.CodeMalformed)
 }
 
-// statuses are the gRPC codes of the catalogue's. All others are INTERNAL.
+// statuses maps error codes of the catalogue to gRPC codes. Other codes map to INTERNAL.
 var statuses = map[api.Code]codes.Code{
 	api.CodeMalformed: codes.InvalidArgument, api.CodeMissingModel: codes.InvalidArgument,
 	api.CodeBadTokens: codes.InvalidArgument, api.CodeUnknownModel: codes.NotFound,
@@ -467,7 +469,7 @@ var statuses = map[api.Code]codes.Code{
 	api.CodeBehind: codes.DeadlineExceeded, api.CodeRequestTimeout: codes.DeadlineExceeded,
 }
 
-// Status is an error of the catalogue as gRPC has it.
+// Status converts an error of the catalogue to a gRPC status.
 func Status(failure *api.Error) error {
 	code, ok := statuses[failure.Code]
 	if !ok {
@@ -476,13 +478,13 @@ func Status(failure *api.Error) error {
 	return status.Error(code, failure.Message)
 }
 
-// Names of grpc.health.v1 beside those of services.
+// Names of grpc.health.v1 beside the names of services.
 const (
 	Liveness  = "liveness"
 	Readiness = "readiness"
 )
 
-// health answers grpc.health.v1.
+// health implements grpc.health.v1.
 type health struct {
 	grpc_health_v1.UnimplementedHealthServer
 	p *port
@@ -495,7 +497,7 @@ func (h *health) Check(_ context.Context, q *grpc_health_v1.HealthCheckRequest) 
 	switch {
 	case q.Service == Liveness:
 	case q.Service != "" && q.Service != Readiness && !service:
-		return nil, status.Errorf(codes.NotFound, "there is no service %.100q", q.Service)
+		return nil, status.Errorf(codes.NotFound, "unknown service %.100q", q.Service)
 	case h.p.Ready() != nil:
 		serving = grpc_health_v1.HealthCheckResponse_NOT_SERVING
 	}

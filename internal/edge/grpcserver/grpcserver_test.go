@@ -24,7 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// counts are the calls that a port has counted.
+// counts are the counted calls of a port.
 type counts struct {
 	mu sync.Mutex
 	n  map[string]int
@@ -45,7 +45,7 @@ func (c *counts) String() string {
 	return fmt.Sprint(c.n)
 }
 
-// echo is a service of one method, which answers by what it is sent, and one stream, which echoes.
+// echo is a service with a unary method and a stream. The text of a call selects the result; the stream echoes.
 func echo(answer func(ctx context.Context, text string) error) func(grpc.ServiceRegistrar) {
 	return func(r grpc.ServiceRegistrar) {
 		r.RegisterService(&grpc.ServiceDesc{ServiceName: "test.Echo", HandlerType: (*any)(nil),
@@ -76,7 +76,7 @@ func echo(answer func(ctx context.Context, text string) error) func(grpc.Service
 	}
 }
 
-// tokens are those of a token file's text.
+// tokens parses the text of a token file.
 func tokens(t *testing.T, text string) *rights.Tokens {
 	t.Helper()
 	list, err := rights.New([]byte(text))
@@ -115,7 +115,7 @@ func say(ctx context.Context, conn *grpc.ClientConn, text string) error {
 	return conn.Invoke(ctx, "/test.Echo/Say", wrapperspb.String(text), &wrapperspb.StringValue{})
 }
 
-// TestPanics: a call that panics is an error, and the port goes on.
+// TestPanics: a call that panics returns an error, and the port continues.
 func TestPanics(t *testing.T) {
 	told := make(chan string, 1)
 	conn, _ := serve(t, Config{Calls: 1, Streams: 1, Panicked: func(method string, why any, stack []byte) {
@@ -137,8 +137,8 @@ func TestPanics(t *testing.T) {
 	}
 }
 
-// TestStatuses: errors of the catalogue come as statuses, and every call is counted by its outcome, those too that the
-// library refuses.
+// TestStatuses: errors of the catalogue arrive as statuses. Every call is counted by its outcome, including calls that
+// the library refuses.
 func TestStatuses(t *testing.T) {
 	var counted counts
 	answer := func(_ context.Context, text string) error {
@@ -175,8 +175,8 @@ func TestStatuses(t *testing.T) {
 	}
 }
 
-// TestCanceledCalls: a call that its caller ends is counted as canceled, and one whose deadline passes as expired.
-// Neither is ok, even if the handler has an answer by then.
+// TestCanceledCalls: a call that its caller ends is counted as canceled, and a call after its deadline as expired.
+// Neither is ok, even if the handler has an answer.
 func TestCanceledCalls(t *testing.T) {
 	var counted counts
 	begun := make(chan struct{})
@@ -212,7 +212,7 @@ func TestCanceledCalls(t *testing.T) {
 	}
 }
 
-// TestToken: without the token nobody gets in, other than to ask how the node is.
+// TestToken: calls without the token are refused, except health checks.
 func TestToken(t *testing.T) {
 	ready := errors.New("not yet")
 	var mu sync.Mutex
@@ -235,7 +235,7 @@ func TestToken(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = s.SendMsg(wrapperspb.String("x")) // Recv has the status
+		_ = s.SendMsg(wrapperspb.String("x")) // Recv returns the status
 		if err := s.RecvMsg(&wrapperspb.StringValue{}); status.Code(err) != want {
 			t.Errorf("a stream with %q: %v", header, err)
 		}
@@ -261,12 +261,12 @@ func TestToken(t *testing.T) {
 		ready = nil
 		mu.Unlock()
 	}
-	if got := check("nobody"); got != "NotFound" {
+	if got := check("unknown"); got != "NotFound" {
 		t.Error(got)
 	}
 }
 
-// TestRoom: calls and streams are bounded apart; who asks for health is never refused.
+// TestRoom: calls and streams have separate bounds. Health checks are never refused.
 func TestRoom(t *testing.T) {
 	begun, end := make(chan struct{}), make(chan struct{})
 	conn, _ := serve(t, Config{Calls: 1, Streams: 1}, echo(func(_ context.Context, text string) error {
@@ -287,7 +287,7 @@ func TestRoom(t *testing.T) {
 		if err != nil {
 			return nil, err
 		}
-		_ = s.SendMsg(wrapperspb.String("x")) // Recv has the status
+		_ = s.SendMsg(wrapperspb.String("x")) // Recv returns the status
 		return s, s.RecvMsg(&wrapperspb.StringValue{})
 	}
 	first, err := open()
@@ -308,11 +308,11 @@ func TestRoom(t *testing.T) {
 	if err := first.CloseSend(); err != nil {
 		t.Error(err)
 	}
-	for first.RecvMsg(&wrapperspb.StringValue{}) == nil { // until the server has ended it
+	for first.RecvMsg(&wrapperspb.StringValue{}) == nil { // until the server has ended the stream
 	}
 }
 
-// TestNoMessage: a call is refused by its headers alone, and counted.
+// TestNoMessage: a call is refused and counted from its headers alone.
 func TestNoMessage(t *testing.T) {
 	var counted counts
 	begun, end := make(chan struct{}), make(chan struct{})
@@ -322,7 +322,7 @@ func TestNoMessage(t *testing.T) {
 			<-end
 			return nil
 		}))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // not to hang
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // bounds the test
 	defer cancel()
 	sendNothing := func(ctx context.Context) error {
 		s, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true}, "/test.Echo/Say")
@@ -373,7 +373,7 @@ func TestRoles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = s.SendMsg(wrapperspb.String("x")) // Recv has the status
+		_ = s.SendMsg(wrapperspb.String("x")) // Recv returns the status
 		if err := s.RecvMsg(&wrapperspb.StringValue{}); status.Code(err) != want[1] {
 			t.Errorf("a stream of %s: %v", token, err)
 		}
@@ -384,7 +384,7 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-// TestOpen: a method that is open needs no token, and the others do.
+// TestOpen: an open method needs no token, and other methods do.
 func TestOpen(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "tokens")
 	if err := os.WriteFile(file, []byte("0123456789abcdef\n"), 0o600); err != nil {
@@ -410,14 +410,14 @@ func TestOpen(t *testing.T) {
 func TestUnclassified(t *testing.T) {
 	defer func() {
 		if why := fmt.Sprint(recover()); !strings.Contains(why, "test.Echo/Chat has no roles") {
-			t.Errorf("it is registered: %v", why)
+			t.Errorf("the method is registered: %v", why)
 		}
 	}()
 	p := newPort(Config{Needs: map[string]rights.Roles{"/test.Echo/Say": rights.Read}})
 	echo(nil)(registrar{grpc.NewServer(), p})
 }
 
-// TestLateMessage: messages that do not come keep no places, and only slowMessages of them are waited for long.
+// TestLateMessage: late messages hold no slots, and only slowMessages late messages are awaited for long.
 func TestLateMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, begun := newPort(Config{Calls: 1}), time.Now()
@@ -453,18 +453,18 @@ func TestLateMessage(t *testing.T) {
 			after[<-ended]++
 		}
 		if after[quickly] != late-slowMessages || after[readTimeout] != slowMessages || len(after) != 2 {
-			t.Errorf("they end after %v", after)
+			t.Errorf("the late calls end after %v", after)
 		}
 		if n, m := p.calls.taken.Load(), p.slow.taken.Load(); n != 0 || m != 0 {
-			t.Errorf("%d and %d places are taken", n, m)
+			t.Errorf("%d and %d slots are in use", n, m)
 		}
 	})
 }
 
-// TestSilentStreams: streams without a first message keep no others out.
+// TestSilentStreams: streams without a first message do not block others.
 func TestSilentStreams(t *testing.T) {
 	conn, _ := serve(t, Config{Calls: 1, Streams: 2}, echo(func(context.Context, string) error { return nil }))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // not to hang
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // bounds the test
 	defer cancel()
 	open := func() grpc.ClientStream {
 		s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/test.Echo/Chat")
@@ -474,7 +474,7 @@ func TestSilentStreams(t *testing.T) {
 		return s
 	}
 	var silent []grpc.ClientStream
-	for range 10 { // of one connection, which has room for no more
+	for range 10 { // all streams that one connection has room for
 		silent = append(silent, open())
 	}
 	s := open()
@@ -489,7 +489,7 @@ func TestSilentStreams(t *testing.T) {
 		go func() { ended <- s.RecvMsg(&wrapperspb.StringValue{}) }()
 	}
 	for range len(silent) - slowMessages {
-		if err := <-ended; !errors.Is(err, io.EOF) { // as this service ends then
+		if err := <-ended; !errors.Is(err, io.EOF) { // the service ends its stream in this way
 			t.Error("a silent stream:", err)
 		}
 	}
@@ -499,7 +499,7 @@ func TestSilentStreams(t *testing.T) {
 	}
 }
 
-// TestStop ends a port under an open stream.
+// TestStop stops a port under an open stream.
 func TestStop(t *testing.T) {
 	conn, stop := serve(t, Config{Calls: 1, Streams: 1}, echo(func(context.Context, string) error { return nil }))
 	s, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/test.Echo/Chat")
@@ -515,6 +515,6 @@ func TestStop(t *testing.T) {
 	stop()
 	stop()
 	if err := s.RecvMsg(&wrapperspb.StringValue{}); err == nil {
-		t.Error("the stream goes on")
+		t.Error("the stream continues")
 	}
 }
