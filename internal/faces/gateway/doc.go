@@ -1,20 +1,21 @@
-// Package gateway chooses workers for proxies that speak the Gateway API's Endpoint Picker Protocol 1.0.0: Envoy and
-// the gateways built on it. It is an envoy.service.ext_proc.v3.ExternalProcessor:
+// Package gateway chooses workers for proxies with the Gateway API's Endpoint Picker Protocol 1.0.0: Envoy and the
+// gateways built on Envoy. It implements envoy.service.ext_proc.v3.ExternalProcessor:
 //
 //	picker := gateway.New(gateway.Config{Select: router.Select, Bookings: router, Pool: registry.Pool, All: registry.All})
 //	extprocv3.RegisterExternalProcessorServer(registrar, picker)
 //
-// A stream is one HTTP request. A [Machine] decides what follows each of its messages, and [Service.Process] does it:
+// A stream is one HTTP request. A [Machine] decides the effects of each message, and [Service.Process] executes them:
 //
 //	proxy                             Machine                     effects
-//	request headers, body, trailers → begin, reading, choosing  → Ask: a worker is chosen and the request booked there
+//	request headers, body, trailers → begin, reading, choosing  → Ask: choose a worker and book the request there
 //	                                ← headers with x-gateway-destination-endpoint, body
-//	response headers                → waiting                   → Served: who really answered, if it is another
+//	response headers                → waiting                   → Served: the answering worker, if not the chosen one
 //	response body, trailers         → answering                 → PrefillComplete at the first bytes, Free at the end
-//	the end, wherever it comes      → over                      → Free, unless it was freed
+//	the end of the stream           → over                      → Free, unless it was freed
 //
-// The body is read whole before the choice, in the modes BUFFERED and FULL_DUPLEX_STREAMED; a proxy that does not say
-// its mode is taken to use the latter. What is sent in FULL_DUPLEX_STREAMED is cut into chunks of 62 KB.
+// The body is read completely before the choice, in the modes BUFFERED and FULL_DUPLEX_STREAMED. A proxy that does not
+// report its mode is assumed to use the latter. Bodies in FULL_DUPLEX_STREAMED are sent in chunks of 62 KB.
 //
-// Workers are known by the serving addresses of their records, as IP:PORT; others cannot be chosen.
+// Workers are identified by the serving addresses of their records, as IP:PORT. Workers with other addresses cannot be
+// chosen.
 package gateway

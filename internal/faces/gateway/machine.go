@@ -27,41 +27,41 @@ const (
 	contentTypeHeader = "content-type"
 )
 
-// Ask is a request for which a worker is to be chosen.
+// Ask is a request that needs a worker.
 type Ask struct {
-	Body   []byte   // nil: there is none
-	JSON   bool     // of the body, as its content type says, or does not say otherwise
-	Subset []string // addresses of those that may be chosen; nil: all
+	Body   []byte   // nil without a body
+	JSON   bool     // whether the body is JSON; true unless the content type contradicts
+	Subset []string // addresses of the permitted workers; nil permits all
 }
 
-// Choice is where a request goes.
+// Choice is the destination of a request.
 type Choice struct {
-	Addresses []string // as IP:PORT; others than the first are for when that fails
-	Rank      string   // data-parallel rank behind the first, if it has several
+	Addresses []string // as IP:PORT; the addresses after the first are fallbacks
+	Rank      string   // data-parallel rank behind the first address, if it has several
 }
 
-// Effects are what is to be done after a message, in the order of the fields.
+// Effects are the effects of a message, in the order of the fields.
 type Effects struct {
-	Served          string // another address than the chosen one has answered
+	Served          string // address of the answering worker, if not the chosen one
 	PrefillComplete bool
-	Reported        bool // the engine says what it has reused:
+	Reported        bool // the engine has reported its reuse:
 	CachedTokens    uint64
 	Free            bool // the request has ended
 
 	Replies []*extprocv3.ProcessingResponse
 
-	Ask *Ask // to be answered by [Machine.Chosen] or [Machine.Refuse]
+	Ask *Ask // the caller answers by [Machine.Chosen] or [Machine.Refuse]
 
-	Err error // the proxy has broken the protocol: the stream ends
+	Err error // the proxy has violated the protocol, and the stream ends
 }
 
-// Machine is the state of one stream. It is not for several goroutines at once.
+// Machine is the state of one stream. It is not safe for concurrent use.
 type Machine struct {
 	phase                         phase
 	duplexRequest, duplexResponse bool // bodies are FULL_DUPLEX_STREAMED
 }
 
-// phase is what a stream waits for. Each has the data of its own time.
+// phase is a stage of a stream. A phase type has only the data of its stage.
 type phase interface {
 	step(m *Machine, r *extprocv3.ProcessingRequest) Effects
 }
@@ -77,7 +77,7 @@ type (
 	choosing struct {
 		ask      Ask
 		after    after
-		trailers bool // the request has some
+		trailers bool // the request has trailers
 	}
 
 	// waiting waits for the response's headers.
@@ -85,20 +85,20 @@ type (
 
 	// answering waits for the rest of the response.
 	answering struct {
-		own   bool // the proxy's, which refuses a request for which no worker was chosen yet
-		begun bool // some of the body has come
+		own   bool // a response of the proxy itself, which refuses a request before the choice
+		begun bool // a part of the body has arrived
 		usage usage
 	}
 
-	// over waits for the stream's end: the request has ended, or was refused.
+	// over waits for the end of the stream: the request has ended, or was refused.
 	over struct{}
 )
 
-// after is the message that a choice answers.
+// after is the kind of message that the choice answers.
 type after int
 
 const (
-	afterHeaders after = iota + 1 // there is no body
+	afterHeaders after = iota + 1 // the request has no body
 	afterBuffered
 	afterDuplex
 )
@@ -106,7 +106,7 @@ const (
 // NewMachine returns the machine of a new stream.
 func NewMachine() *Machine { return &Machine{phase: begin{}} }
 
-// Held is how many bytes of a body it has.
+// Held returns the number of buffered body bytes.
 func (m *Machine) Held() int {
 	switch p := m.phase.(type) {
 	case *reading:
@@ -117,7 +117,7 @@ func (m *Machine) Held() int {
 	return 0
 }
 
-// Answered reports whether the proxy has been answered: with a choice, or with a refusal.
+// Answered reports whether the machine has answered the proxy, with a choice or a refusal.
 func (m *Machine) Answered() bool {
 	switch p := m.phase.(type) {
 	case *waiting, over:
@@ -128,15 +128,15 @@ func (m *Machine) Answered() bool {
 	return false
 }
 
-// Step takes a message.
+// Step processes a message.
 func (m *Machine) Step(r *extprocv3.ProcessingRequest) Effects {
 	if r.Request == nil {
-		return Effects{} // it is about the proxy's own matters
+		return Effects{} // a message about the proxy's own state
 	}
 	return m.phase.step(m, r)
 }
 
-// End says that the stream has ended.
+// End processes the end of the stream.
 func (m *Machine) End() (e Effects) {
 	switch p := m.phase.(type) {
 	case *waiting:
@@ -148,11 +148,11 @@ func (m *Machine) End() (e Effects) {
 	return e
 }
 
-// broken ends a stream whose proxy sends what it may not send now.
+// broken ends a stream after an unexpected message.
 func (m *Machine) broken(r *extprocv3.ProcessingRequest) Effects {
 	was := m.phase
 	e := m.End()
-	e.Err = api.Errorf(api.CodeMalformed, "the proxy sends %T, and the stream is at %T", r.Request, was)
+	e.Err = api.Errorf(api.CodeMalformed, "the proxy sends %T, which the phase %T does not expect", r.Request, was)
 	return e
 }
 
@@ -217,7 +217,7 @@ func (m *Machine) choose(ask Ask, after after, trailers bool) Effects {
 
 func (p *choosing) step(m *Machine, r *extprocv3.ProcessingRequest) Effects { return m.broken(r) }
 
-// Chosen says where the request goes, after an Ask.
+// Chosen continues the request with a choice, after an Ask.
 func (m *Machine) Chosen(c *Choice) (e Effects) {
 	p, ok := m.phase.(*choosing)
 	if !ok {
@@ -249,7 +249,7 @@ func (m *Machine) Chosen(c *Choice) (e Effects) {
 	return e
 }
 
-// Refuse has the proxy answer the request with an error, while the request is read or a worker is chosen for it.
+// Refuse makes the proxy answer the request with an error. It is valid in the phases reading and choosing.
 func (m *Machine) Refuse(err error) Effects {
 	switch m.phase.(type) {
 	case *reading, *choosing:
@@ -259,7 +259,7 @@ func (m *Machine) Refuse(err error) Effects {
 	m.phase = over{}
 	failure := api.AsError(err)
 	status := failure.Code.HTTPStatus()
-	body, _ := json.Marshal(map[string]any{"error": map[string]any{ // text can always be encoded
+	body, _ := json.Marshal(map[string]any{"error": map[string]any{ // text always encodes
 		"message": failure.Message, "type": "kvatlas_error", "code": failure.Code}})
 	set := []*corev3.HeaderValueOption{setHeader(contentTypeHeader, api.JSON)}
 	if status == 429 || status == 503 {
@@ -322,8 +322,7 @@ func (p *answering) step(m *Machine, r *extprocv3.ProcessingRequest) (e Effects)
 
 func (over) step(*Machine, *extprocv3.ProcessingRequest) Effects { return Effects{} }
 
-// appendChunks appends a body as it is sent in FULL_DUPLEX_STREAMED. Of an empty one that is not the end there is
-// nothing to say.
+// appendChunks appends a body in the form of FULL_DUPLEX_STREAMED. An empty body that is not the end adds no message.
 func appendChunks(
 	to []*extprocv3.ProcessingResponse, response bool, body []byte, end bool,
 ) []*extprocv3.ProcessingResponse {
@@ -366,7 +365,7 @@ func setHeader(name, value string) *corev3.HeaderValueOption {
 		AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD}
 }
 
-// header is the value of a header; empty if there is none.
+// header returns the value of a header; empty without the header.
 func header(h *extprocv3.HttpHeaders, name string) string {
 	for _, v := range h.GetHeaders().GetHeaders() {
 		if strings.EqualFold(v.Key, name) {
@@ -379,12 +378,12 @@ func header(h *extprocv3.HttpHeaders, name string) string {
 	return ""
 }
 
-// metadata is a value of the stream's metadata; nil if there is none.
+// metadata returns a value of the stream's metadata; nil without the value.
 func metadata(r *extprocv3.ProcessingRequest, space, key string) *structpb.Value {
 	return r.MetadataContext.GetFilterMetadata()[space].GetFields()[key]
 }
 
-// subset is whom the proxy allows; nil: all.
+// subset returns the addresses that the proxy permits; nil permits all.
 func subset(r *extprocv3.ProcessingRequest) []string {
 	v := metadata(r, subsetSpace, subsetKey)
 	if v == nil {
@@ -405,7 +404,8 @@ func subset(r *extprocv3.ProcessingRequest) []string {
 	return list
 }
 
-// served is who has answered, by the first of the ways in which proxies say that; empty: nobody says.
+// served returns the address of the answering worker, from the first source that a proxy provides; empty without a
+// source.
 func served(r *extprocv3.ProcessingRequest) string {
 	if v := metadata(r, destinationSpace, servedKey).GetStringValue(); v != "" {
 		return v

@@ -42,7 +42,7 @@ var modes = map[string]*extprocv3.ProtocolConfiguration{
 	"streamed": {RequestBodyMode: modev3.ProcessingMode_STREAMED}, "none": {}, "unsaid": nil,
 }
 
-// message is a line of testdata/streams.txt as a message.
+// message parses a line of testdata/streams.txt.
 func message(t *testing.T, words []string) *extprocv3.ProcessingRequest {
 	t.Helper()
 	r := &extprocv3.ProcessingRequest{}
@@ -85,7 +85,7 @@ func message(t *testing.T, words []string) *extprocv3.ProcessingRequest {
 	return r
 }
 
-// common is what a reply says of headers and of the body.
+// common formats a reply for headers or a body.
 func common(c *extprocv3.CommonResponse) (text string) {
 	for _, h := range c.GetHeaderMutation().GetSetHeaders() {
 		text += fmt.Sprintf(" %s=%s", strings.TrimPrefix(h.Header.Key, "x-"), h.Header.RawValue)
@@ -103,7 +103,7 @@ func common(c *extprocv3.CommonResponse) (text string) {
 	return text
 }
 
-// said is effects as the transcript has them.
+// said formats effects as lines of the transcript.
 func said(e Effects) (list []string) {
 	say := func(is bool, format string, args ...any) {
 		if is {
@@ -152,7 +152,7 @@ func said(e Effects) (list []string) {
 	return list
 }
 
-// TestStreams plays testdata/streams.txt: lines that begin with "> " go in, the others are what comes of them.
+// TestStreams plays testdata/streams.txt: lines with a leading "> " are messages, the other lines are the effects.
 func TestStreams(t *testing.T) {
 	text, err := os.ReadFile("testdata/streams.txt")
 	if err != nil {
@@ -171,7 +171,7 @@ func TestStreams(t *testing.T) {
 			got = append(got, line)
 			continue
 		case words[0] != ">":
-			continue // what is compared below
+			continue // effects are compared below
 		}
 		got = append(got, line)
 		var e Effects
@@ -199,12 +199,12 @@ func TestStreams(t *testing.T) {
 		got = append(got, said(e)...)
 	}
 	if out := strings.Join(got, "\n") + "\n"; out != string(text) {
-		t.Errorf("it is\n%s", out)
+		t.Errorf("got\n%s", out)
 	}
 }
 
-// FuzzStreams sends messages in any order, and chooses and refuses at any time: a booking is freed once, and nothing is
-// said to a proxy of a part of the request that it has not sent.
+// FuzzStreams sends messages in any order, with choices and refusals at any time. A booking is freed once. The proxy
+// receives no reply for a part of the request that it has not sent.
 func FuzzStreams(f *testing.F) {
 	f.Add([]byte{0, 12, 5, 15, 20, 30})
 	f.Add([]byte{1, 12, 15, 20, 30, 35})
@@ -219,7 +219,7 @@ func FuzzStreams(f *testing.F) {
 				freed++
 			}
 			if (e.PrefillComplete || e.CachedTokens > 0 || e.Served != "") && (!booked || freed > 1) {
-				t.Fatal("of a request that is not booked:", said(e))
+				t.Fatal("effects of a request without a booking:", said(e))
 			}
 			for _, line := range said(e) {
 				if what, ok := strings.CutPrefix(line, "<- "); ok {
@@ -270,7 +270,7 @@ func FuzzStreams(f *testing.F) {
 	})
 }
 
-// TestUsage reads the number of reused tokens from answers however they are cut, and from no text of theirs.
+// TestUsage reads the number of reused tokens from answers in all splits, and never from the text of an answer.
 func TestUsage(t *testing.T) {
 	for text, want := range map[string]uint64{
 		`{"usage":{"prompt_tokens_details":{"cached_tokens":48}}}`:           48,

@@ -10,10 +10,10 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// bytesPerToken is what prompts have about, for the load of those whose tokens are not known.
+// bytesPerToken is the approximate size of a token in prompts. It estimates the load of prompts without tokens.
 const bytesPerToken = 4
 
-// prompt is what a request's body says to who chooses a worker.
+// prompt contains the fields of a request's body that matter for the choice.
 type prompt struct {
 	Model     string          `json:"model"`
 	Prompt    json.RawMessage `json:"prompt"` // of a completion: text, token ids, or a list of either
@@ -22,16 +22,16 @@ type prompt struct {
 	// LoRARequest names the adapter for trtllm-serve (NVIDIA/TensorRT-LLM › tensorrt_llm/serve/openai_protocol.py).
 	LoRARequest json.RawMessage `json:"lora_request"`
 
-	api.Text // of a chat, and of a completion once it is read
+	api.Text // of a chat; of a completion after it is read
 }
 
-// readPrompt reads the body of an OpenAI-compatible request. Of a list of prompts the first counts. Without tokens, the
-// prompt's Text may be one.
+// readPrompt reads the body of an OpenAI-compatible request. Only the first prompt of a list counts. Without tokens,
+// the prompt's Text may be set.
 func readPrompt(body []byte) (p prompt, tokens api.Tokens, err error) {
 	if err := strictjson.Unmarshal(body, &p); err != nil {
 		return p, nil, api.Errorf(api.CodeMalformed, "the body is not the JSON of a request: %v", err)
 	}
-	p.ReturnTokenIDs = false // it is said to the engine
+	p.ReturnTokenIDs = false // the field is for the engine
 	first := p.Prompt
 	var list []json.RawMessage
 	if opens(first, '[') && strictjson.Unmarshal(first, &list) == nil && len(list) > 0 &&
@@ -47,7 +47,7 @@ func readPrompt(body []byte) (p prompt, tokens api.Tokens, err error) {
 	return p, tokens, err
 }
 
-// numberedLoRA returns the lora_name of the adapter whose number lora_request has; "" if it has none.
+// numberedLoRA returns the lora_name of the adapter number in lora_request; "" without a number.
 func (p *prompt) numberedLoRA() string {
 	var lora struct {
 		Number *uint64 `json:"lora_int_id"`
@@ -64,7 +64,7 @@ func opens(text []byte, with byte) bool {
 	return len(text) > 0 && text[0] == with
 }
 
-// estimate is about how many tokens a prompt has that is text.
+// estimate returns the approximate number of tokens of a text prompt.
 func (p *prompt) estimate() uint64 {
 	return uint64(len(p.Text.Prompt)+len(p.Messages)+len(p.Tools))/bytesPerToken + 1
 }

@@ -33,35 +33,35 @@ type Bookings interface {
 	Free(ctx context.Context, r *api.RequestRef) error
 }
 
-// Config is what a service stands on.
+// Config configures the router, the registry and the bounds of a Service. Router, Pool, All and Resolve are required.
 type Config struct {
 	Select   func(ctx context.Context, r *api.SelectRequest) (*api.Selection, error)
 	Bookings Bookings
 	Pool     func(model string) *registry.Pool
 	All      func() []registry.ModelRank
 
-	// Resolve returns what the name of a model in a request stands for. Its error is an [api.Error].
+	// Resolve returns the model and adapter for a model name in a request. Its error is an [api.Error].
 	Resolve func(name string) (registry.Target, error)
 
-	Text bool // Select tokenizes texts; else requests with a text are distributed by load
+	Text bool // Select tokenizes texts; without it, requests with a text are chosen by load
 
-	// Templates is set if Select runs chat templates of requests. Otherwise such requests are distributed by load. vLLM
-	// too refuses them by default.
+	// Templates means that Select runs chat templates of requests. Otherwise requests with a template are chosen by
+	// load. vLLM also refuses chat templates in requests by default.
 	Templates bool
 
-	Fallbacks int   // how many workers are named beside the chosen one; default 2
-	MaxBodies int64 // bytes of the bodies that are read at once; default 64 MiB
+	Fallbacks int   // number of fallback workers beside the chosen one; default 2
+	MaxBodies int64 // bound on the bodies in memory, in bytes; default 64 MiB
 
 	Hooks Hooks
 }
 
-// Hooks are told what happens. Any may be nil.
+// Hooks receive events. nil disables a hook.
 type Hooks struct {
-	Reused func(model, requestID string, tokens uint64) // an engine has said what it reused of a prompt
+	Reused func(model, requestID string, tokens uint64) // the engine has reported the reused tokens of a prompt
 	Moved  func(model string)                           // another worker than the chosen one has answered
 }
 
-// Service is the external processor. Any number of streams may be served at once.
+// Service is the external processor. It serves any number of streams concurrently.
 type Service struct {
 	extprocv3.UnimplementedExternalProcessorServer
 	cfg    Config
@@ -82,7 +82,7 @@ func New(cfg Config) *Service {
 	return &Service{cfg: cfg, bodies: &web.Intake{Most: cfg.MaxBodies}}
 }
 
-// freeing bounds how long the end of a request is said for, after its stream has ended.
+// freeing bounds the time of the calls that free a request after its stream has ended.
 const freeing = 5 * time.Second
 
 // Process serves one HTTP request.
@@ -99,7 +99,7 @@ func (s *Service) Process(stream grpc.BidiStreamingServer[extprocv3.ProcessingRe
 		s.load(ending, &b, m.End())
 	}()
 	for {
-		// A proxy cancels the stream when its client has gone. Once it has the choice, that is an end as any other.
+		// A proxy cancels the stream when its client disconnects. After the choice, this is a normal end.
 		answered := m.Answered()
 		r, err := up.receive(stream)
 		if errors.Is(err, io.EOF) || answered && ctx.Err() != nil {
@@ -130,7 +130,7 @@ func (s *Service) Process(stream grpc.BidiStreamingServer[extprocv3.ProcessingRe
 				return e.Err
 			}
 			if slow {
-				return nil // the message that comes yet is nobody's
+				return nil // the goroutine discards its message
 			}
 			if e.Ask == nil {
 				break
@@ -147,14 +147,14 @@ func (s *Service) Process(stream grpc.BidiStreamingServer[extprocv3.ProcessingRe
 	}
 }
 
-// upload is the body that a stream reads. The zero value is none.
+// upload is the body that a stream reads. The zero value is empty.
 type upload struct {
 	arrival *web.Arrival
 	held    int
-	gone    chan struct{} // closed when the body has to make room for others
+	gone    chan struct{} // closed if the body has to make room for others
 }
 
-// receive returns the stream's next message. Its error is an [api.Error] if the body has to make room meanwhile: then
+// receive returns the stream's next message. Its error is an [api.Error] if the body has to make room meanwhile. Then
 // the stream must end.
 func (u *upload) receive(stream grpc.BidiStreamingServer[extprocv3.ProcessingRequest, extprocv3.ProcessingResponse],
 ) (*extprocv3.ProcessingRequest, error) {
@@ -178,7 +178,7 @@ func (u *upload) receive(stream grpc.BidiStreamingServer[extprocv3.ProcessingReq
 	}
 }
 
-// add counts what is held of the body now.
+// add counts the buffered bytes of the body.
 func (u *upload) add(bodies *web.Intake, held int) *api.Error {
 	if held <= u.held {
 		return nil
@@ -192,14 +192,14 @@ func (u *upload) add(bodies *web.Intake, held int) *api.Error {
 	return u.arrival.Add(more)
 }
 
-// complete says that all of the body has come: it counts on, and makes no room for others.
+// complete marks the body as received: it still counts, and does not make room for others.
 func (u *upload) complete() {
 	if u.arrival != nil {
-		_ = u.arrival.Complete() // one that has just had to make room is here already, and is served
+		_ = u.arrival.Complete() // a body that was aborted at this moment is complete, and is served
 	}
 }
 
-// end has the body count no more.
+// end removes the body from the counts.
 func (u *upload) end() {
 	if u.arrival != nil {
 		u.arrival.End()
@@ -207,14 +207,14 @@ func (u *upload) end() {
 	*u = upload{}
 }
 
-// booking is a request whose load is counted. The zero value is none.
+// booking is a request with a counted load. The zero value is no booking.
 type booking struct {
 	ref    api.RequestRef
-	prompt api.Prompt // until it is known who answers
+	prompt api.Prompt // kept until the answering worker is known
 }
 
-// load says what has become of a booking. A request that was forgotten for its age, or whose worker has gone, is not
-// known any more: that is no error here.
+// load reports progress of a booking. A booking may be missing because of its age or because its worker is gone. This
+// is not an error.
 func (s *Service) load(ctx context.Context, b *booking, e Effects) {
 	if b.ref.RequestID == "" {
 		return
@@ -234,14 +234,14 @@ func (s *Service) load(ctx context.Context, b *booking, e Effects) {
 	}
 }
 
-// move books a request on the worker that answers in place of the chosen one.
+// move books a request on the answering worker instead of the chosen one.
 func (s *Service) move(ctx context.Context, b *booking, to string) {
 	s.cfg.Hooks.Moved(b.ref.Model)
 	_ = s.cfg.Bookings.Free(ctx, &b.ref)
 	ranks := s.cfg.Pool(b.ref.Model).Ranks
 	at := slices.IndexFunc(ranks, func(r registry.PoolRank) bool { return address(r.Record.Endpoint) == to })
 	if at < 0 {
-		b.ref.RequestID = "" // nobody of ours
+		b.ref.RequestID = "" // not a worker of the registry
 		return
 	}
 	b.ref.RequestID = rand.Text()
@@ -249,10 +249,10 @@ func (s *Service) move(ctx context.Context, b *booking, to string) {
 		Worker: ranks[at].Instance, Rank: ranks[at].Rank, EffectivePrefillTokens: b.prompt.ISLTokens})
 }
 
-// choose chooses a worker and books the request there, if its model is known.
+// choose chooses a worker, and books the request there if its model is known.
 func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) {
 	if len(a.Body) == 0 || !a.JSON {
-		c, err := s.anyone(a)
+		c, err := s.anyWorker(a)
 		return c, booking{}, err
 	}
 	p, tokens, err := readPrompt(a.Body)
@@ -270,7 +270,7 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	case s.cfg.Text && (s.cfg.Templates || !p.HasTemplate()) && p.Text.Check() == nil:
 		q.Text = &p.Text
 	default:
-		q.ISLTokens, q.CacheSalt = p.estimate(), "" // a salt goes with tokens; the adapter decides who may be chosen
+		q.ISLTokens, q.CacheSalt = p.estimate(), "" // a salt requires tokens; the adapter restricts the candidates
 	}
 	if q.Endpoints, err = s.allowed(q.Model, a.Subset); err != nil {
 		return nil, booking{}, err
@@ -285,18 +285,18 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	if c == nil {
 		_ = s.cfg.Bookings.Free(ctx, &b.ref)
 		return nil, booking{}, api.Errorf(api.CodeNoWorkers,
-			"the chosen worker of %q is no longer at an address that may be chosen", q.Model)
+			"the chosen worker of %q has left its permitted address", q.Model)
 	}
 	return c, b, nil
 }
 
-// serving replaces the name of the request's model with the model, and the adapter, that it stands for. A request that
-// names no model means the only one that there is.
+// serving replaces the model name in the request by the model, and the adapter, behind the name. A request without a
+// model name means the only registered model.
 func (s *Service) serving(q *api.SelectRequest) error {
 	if q.Model != "" {
 		t, err := s.cfg.Resolve(q.Model)
 		q.Model, q.LoRA = t.Model, t.LoRA
-		return err // nil for a name that nobody has: select refuses it
+		return err // nil for an unknown name: select refuses it
 	}
 	for _, r := range s.cfg.All() {
 		if q.Model != "" && q.Model != r.Model {
@@ -310,15 +310,15 @@ func (s *Service) serving(q *api.SelectRequest) error {
 	return nil
 }
 
-// places are where the ranks of a pool take requests. They do not change.
+// places are the addresses of a pool's ranks. It is immutable.
 type places struct {
 	pool      *registry.Pool
-	endpoints []string // the serving addresses that proxies can send to, as they are registered, each once
-	addresses []string // of these
-	all       bool     // there are no others
+	endpoints []string // serving addresses that proxies can reach, in their registered form, without duplicates
+	addresses []string // the IP:PORT of each endpoint
+	all       bool     // the pool has no other addresses
 }
 
-// places are those of a model, made anew when its pool has changed.
+// places returns the addresses of a model. It recomputes them after a change of the pool.
 func (s *Service) places(model string) *places {
 	pool := s.cfg.Pool(model)
 	known, _ := s.known.Load(model)
@@ -339,7 +339,7 @@ func (s *Service) places(model string) *places {
 			at.endpoints, at.addresses = append(at.endpoints, endpoint), append(at.addresses, a)
 		}
 	}
-	if len(pool.Ranks) > 0 { // else names that nobody has would be remembered
+	if len(pool.Ranks) > 0 { // unknown names must not fill the map
 		s.known.Store(model, at)
 	} else {
 		s.known.Delete(model)
@@ -347,13 +347,13 @@ func (s *Service) places(model string) *places {
 	return at
 }
 
-// allowed are the serving addresses, as they are registered, of a model's ranks that may be chosen: of a subset, and
-// such that proxies can send there; nil: all.
+// allowed returns the registered serving addresses of the permitted ranks of a model: addresses in the subset that
+// proxies can reach. nil permits all.
 func (s *Service) allowed(model string, subset []string) (list []string, err error) {
 	at := s.places(model)
 	switch {
 	case len(at.pool.Ranks) == 0:
-		return nil, nil // select says that it is not known
+		return nil, nil // select reports the unknown model
 	case len(at.endpoints) == 0:
 		return nil, api.Errorf(api.CodeNoWorkers, "no worker of %q is registered with a serving address IP:PORT", model)
 	case subset == nil && at.all:
@@ -373,8 +373,8 @@ func (s *Service) allowed(model string, subset []string) (list []string, err err
 	return list, nil
 }
 
-// choice is where a request goes that was booked: to the chosen worker, or to the next best of the subset. It is nil if
-// the chosen one is no longer where the proxy may send to: it has registered anew meanwhile.
+// choice returns the destination of a booked request: the chosen worker, and the next best workers of the subset. It
+// returns nil if the chosen worker has left its permitted address by a new registration.
 func (s *Service) choice(of *api.Selection, subset []string) *Choice {
 	usable := func(endpoint string) string {
 		at := address(endpoint)
@@ -400,7 +400,7 @@ func (s *Service) choice(of *api.Selection, subset []string) *Choice {
 		}
 		r := pool.Rank(events.RankKey{Instance: others[i].Worker, Rank: others[i].Rank})
 		if r == nil {
-			continue // its registration has ended
+			continue // the registration has ended
 		}
 		if at := usable(r.Record.Endpoint); at != "" && !slices.Contains(c.Addresses, at) {
 			c.Addresses = append(c.Addresses, at)
@@ -409,8 +409,8 @@ func (s *Service) choice(of *api.Selection, subset []string) *Choice {
 	return c
 }
 
-// serverRank is the rank as the server at its address counts, empty if the server has no other. Where several servers
-// share a worker's ranks, each counts its own (vllm-project/vllm › vllm/v1/engine/input_processor.py: with hybrid and
+// serverRank returns the rank as the server at its address counts; empty if the server has only one. Each of several
+// servers of a worker counts its own ranks (vllm-project/vllm › vllm/v1/engine/input_processor.py: with hybrid and
 // external load balancing a rank must be less than data_parallel_size_local).
 func serverRank(worker []registry.PoolRank, rank events.Rank, at string) string {
 	first, here := rank, 0
@@ -429,8 +429,8 @@ func serverRank(worker []registry.PoolRank, rank events.Rank, at string) string 
 	return strconv.FormatUint(uint64(rank), 10)
 }
 
-// anyone chooses for a request that says nothing of a model: any worker that may be chosen, and others.
-func (s *Service) anyone(a *Ask) (*Choice, error) {
+// anyWorker chooses for a request without a model: any permitted worker, with fallbacks.
+func (s *Service) anyWorker(a *Ask) (*Choice, error) {
 	c := &Choice{}
 	for _, r := range s.cfg.All() {
 		at := address(r.Record.Endpoint)
@@ -449,8 +449,8 @@ func (s *Service) anyone(a *Ask) (*Choice, error) {
 	return c, nil
 }
 
-// address is the IP:PORT of a serving address; empty if it has none, or one to which no proxy should be sent, such as a
-// cloud's metadata service.
+// address returns the IP:PORT of a serving address. The result is empty without an IP:PORT, and for an address that a
+// proxy must not use, such as a cloud's metadata service.
 func address(endpoint string) string {
 	host := endpoint
 	port := "80"

@@ -20,11 +20,11 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// world is a router and a registry of the model m, whose workers a, b, c are at 10.0.0.1 to 3, and d has no address.
-// It chooses b, or the first that is allowed, and d never.
+// world is a router and a registry of the model m. Workers a, b, c are at 10.0.0.1 to 3, and d has no address. The
+// router chooses b, or the first permitted worker, and never d.
 type world struct {
 	pool *registry.Pool
-	log  []string // what the router was told
+	log  []string // calls of the router
 	ids  map[string]string
 	fail error
 }
@@ -79,7 +79,7 @@ func (w *world) config() Config {
 
 func (w *world) say(format string, args ...any) { w.log = append(w.log, fmt.Sprintf(format, args...)) }
 
-// id is a short name of a request's id.
+// id returns a short name for a request's id.
 func (w *world) id(long string) string {
 	if w.ids[long] == "" {
 		w.ids[long] = fmt.Sprint("r", len(w.ids)+1)
@@ -153,10 +153,10 @@ func (s *script) Send(r *extprocv3.ProcessingResponse) error {
 	return nil
 }
 
-// TestChoices serves streams, and compares what the router is asked and the proxy is told.
+// TestChoices serves streams and compares the calls of the router and the replies to the proxy.
 func TestChoices(t *testing.T) {
 	const from = "headers buffered"
-	const all = "[http://10.0.0.1:8000/v1 10.0.0.2:8000 http://10.0.0.3]" // at which proxies can send
+	const all = "[http://10.0.0.1:8000/v1 10.0.0.2:8000 http://10.0.0.3]" // the addresses that proxies can reach
 	for name, c := range map[string]struct {
 		send []string
 		fail error
@@ -171,7 +171,7 @@ func TestChoices(t *testing.T) {
 				"<- response", "prefill complete r1", "<- response-body", "reused m 2", "<- response-body",
 				"free r1", "<- response-body"},
 		},
-		"an adapter, a subset, and nobody answers": {
+		"an adapter, a subset, and no answer": {
 			[]string{from + " 10.0.0.1:8000,10.9.9.9:1", `body {"model":"adapter","prompt":[[1],[2]]}`}, nil,
 			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "adapter" salt "" of [http://10.0.0.1:8000/v1]`,
 				"<- body gateway-destination-endpoint=10.0.0.1:8000 metadata=10.0.0.1:8000", "free r1"},
@@ -242,7 +242,7 @@ func TestChoices(t *testing.T) {
 			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "" salt "" of ` + all,
 				`<- status 429 {"error":{"code":"overloaded","message":"busy","type":"kvatlas_error"}}`},
 		},
-		"nobody of the subset": {
+		"no worker of the subset": {
 			[]string{from + " 10.9.9.9:1", `body {"model":"m","prompt":[1]}`}, nil,
 			[]string{"<- headers", `<- status 503 {"error":{"code":"no_workers","message":"no worker of \"m\" has an ` +
 				`address of the proxy's subset: 10.9.9.9:1","type":"kvatlas_error"}}`},
@@ -251,7 +251,7 @@ func TestChoices(t *testing.T) {
 			[]string{from + " 10.0.0.3:80 end", "response"}, nil,
 			[]string{"<- headers gateway-destination-endpoint=10.0.0.3:80 metadata=10.0.0.3:80", "<- response"},
 		},
-		"no body, and nobody": {
+		"no body, and no worker": {
 			[]string{from + " 10.9.9.9:80 end"}, nil,
 			[]string{`<- status 503 {"error":{"code":"no_workers","message":"no worker may be chosen: see ` +
 				"`indexer workers`" + `","type":"kvatlas_error"}}`},
@@ -268,7 +268,7 @@ func TestChoices(t *testing.T) {
 	}
 }
 
-// moving is a router whose chosen worker registers anew, at another address, while it is chosen.
+// moving is a router. The chosen worker registers at another address during the choice.
 type moving struct {
 	*world
 	to string
@@ -280,14 +280,14 @@ func (m moving) Select(ctx context.Context, r *api.SelectRequest) (*api.Selectio
 	return out, err
 }
 
-// TestRanksAtOwnAddresses: each rank of a worker is chosen by its own address, which may be of none that a proxy can
-// send to. A server that has some of the ranks counts its own.
+// TestRanksAtOwnAddresses: each rank of a worker is chosen by its own address, even if a proxy cannot reach some of
+// them. A server with a part of the ranks counts its own.
 func TestRanksAtOwnAddresses(t *testing.T) {
 	const first, second = "10.0.0.2:8000", "10.0.0.2:8001"
 	for _, c := range []struct {
 		ranks  []string
 		subset string
-		moved  *string // where the chosen one is by then
+		moved  *string // address of the chosen rank after the choice
 		of, to string
 	}{
 		{[]string{first, second}, "", nil, "[]", "10.0.0.2:8001,10.0.0.2:8000"},
@@ -324,7 +324,7 @@ func TestRanksAtOwnAddresses(t *testing.T) {
 			want = append(want, "<- body gateway-destination-endpoint="+c.to+" metadata="+addresses, "free r1")
 		} else {
 			want = append(want, "free r1", `<- status 503 {"error":{"code":"no_workers","message":"the chosen worker of \"m\" `+
-				`is no longer at an address that may be chosen","type":"kvatlas_error"}}`)
+				`has left its permitted address","type":"kvatlas_error"}}`)
 		}
 		if !slices.Equal(w.log, want) {
 			t.Errorf("ranks at %q, subset %q:\n%s\nwant\n%s", c.ranks, c.subset, strings.Join(w.log, "\n"),
@@ -333,7 +333,7 @@ func TestRanksAtOwnAddresses(t *testing.T) {
 	}
 }
 
-// TestFallbacksAreOfTheSubset: one that registers anew while another is chosen is named only where it may be chosen.
+// TestFallbacksAreOfTheSubset: a worker that registers again during a choice is a fallback only inside the subset.
 func TestFallbacksAreOfTheSubset(t *testing.T) {
 	s := New(newWorld().config())
 	of := &api.Selection{Model: "m", Worker: "a", Endpoint: "10.0.0.1:8000", Explanation: &routing.Explanation{
@@ -344,13 +344,13 @@ func TestFallbacksAreOfTheSubset(t *testing.T) {
 	}
 }
 
-// TestBodiesAreBounded: where bodies that have come fill the room, a request is refused, and the room comes back.
+// TestBodiesAreBounded: a request is refused if complete bodies fill the room. The room becomes free again.
 func TestBodiesAreBounded(t *testing.T) {
 	w := newWorld()
 	cfg := w.config()
 	cfg.MaxBodies = 100_000
 	s := New(cfg)
-	other := s.bodies.Begin(func() { t.Error("a body that has come makes room") })
+	other := s.bodies.Begin(func() { t.Error("a complete body makes room") })
 	if failure := other.Add(99_000); failure != nil || other.Complete() != nil {
 		t.Fatal(failure)
 	}
@@ -368,7 +368,7 @@ func TestBodiesAreBounded(t *testing.T) {
 	}
 }
 
-// stalled is a stream that sends messages and then nothing until it ends.
+// stalled is a stream that sends messages and then stalls until its end.
 type stalled struct {
 	script
 	ended chan struct{}
@@ -382,7 +382,7 @@ func (s *stalled) Recv() (*extprocv3.ProcessingRequest, error) {
 	return s.script.Recv()
 }
 
-// TestSlowUploads: bodies that do not come on make room for others.
+// TestSlowUploads: stalled bodies make room for others.
 func TestSlowUploads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
@@ -410,17 +410,17 @@ func TestSlowUploads(t *testing.T) {
 			t.Errorf("another request: %.200q, %v", w.log, err)
 		}
 		if of := <-done; len(of.log) != 1 || !strings.HasPrefix(of.log[0], "<- status 408") {
-			t.Errorf("a slow one: %.200q", of.log)
+			t.Errorf("a stalled request: %.200q", of.log)
 		}
 	})
 }
 
-// canceled is a stream whose proxy cancels it after the last message.
+// canceled is a stream that the proxy cancels after the last message.
 type canceled struct {
 	script
 	ctx    context.Context
 	cancel context.CancelFunc
-	deaf   bool // the proxy cancels it before it gets the choice
+	deaf   bool // the proxy cancels before it receives the choice
 }
 
 func (c *canceled) Context() context.Context { return c.ctx }
@@ -443,8 +443,8 @@ func (c *canceled) Send(r *extprocv3.ProcessingResponse) error {
 	return c.script.Send(r)
 }
 
-// TestCanceledStreams: a stream that is canceled after the choice has ended well, and its request is freed. A stream
-// that is canceled before ends with the error of its context.
+// TestCanceledStreams: a stream that is canceled after the choice ends without an error, and its request is freed. A
+// stream that is canceled before the choice ends with the error of its context.
 func TestCanceledStreams(t *testing.T) {
 	const body = `body {"model":"m","prompt":"x"} end`
 	for _, c := range []struct {
@@ -472,7 +472,7 @@ func TestCanceledStreams(t *testing.T) {
 	}
 }
 
-// TestKeysAreExact: the model is that of the key model, written so, and once.
+// TestKeysAreExact: the model comes from the key "model" in exactly this spelling, and the key must be unique.
 func TestKeysAreExact(t *testing.T) {
 	for body, want := range map[string]string{
 		`{"model":"m","MODEL":"n","prompt":[1]}`:                             "select r1 m tokens [1]",
@@ -494,7 +494,7 @@ func TestKeysAreExact(t *testing.T) {
 	}
 }
 
-// TestAddress: what proxies can send to.
+// TestAddress covers the addresses that proxies can reach.
 func TestAddress(t *testing.T) {
 	for endpoint, want := range map[string]string{
 		"http://10.0.0.1:8000": "10.0.0.1:8000", "https://10.0.0.1": "10.0.0.1:443", "10.0.0.1:8000": "10.0.0.1:8000",
@@ -509,8 +509,8 @@ func TestAddress(t *testing.T) {
 	}
 }
 
-// TestTextsOfUsers: what is null is absent, a template of the user's own is not rendered, and what engines refuse is no
-// text either.
+// TestTextsOfUsers: null is treated as absent. A request's own template is not rendered. Texts that engines refuse are
+// not texts.
 func TestTextsOfUsers(t *testing.T) {
 	for body, text := range map[string]bool{
 		`{"model":"m","messages":[{"role":"user","content":"hi"}],"tools":null,"chat_template_kwargs":null}`:     true,
@@ -540,6 +540,6 @@ func TestTextsOfUsers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.Contains(strings.Join(w.log, "\n"), " text ") {
-		t.Errorf("a template goes by load although templates are run: %q", w.log)
+		t.Errorf("a request with a template is chosen by load although templates are run: %q", w.log)
 	}
 }

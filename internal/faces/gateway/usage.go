@@ -2,19 +2,18 @@ package gateway
 
 import "bytes"
 
-// usage finds usage.prompt_tokens_details.cached_tokens in a response as it passes, in JSON or in a stream of events,
-// wherever it is cut. Text of the answer cannot be mistaken for it: there, quotation marks are escaped. The zero value
-// has read nothing.
+// usage finds usage.prompt_tokens_details.cached_tokens in a response that arrives in pieces, as JSON or as a stream of
+// events. Text in the answer cannot match: its quotation marks are escaped. The zero value is ready for use.
 type usage struct {
-	tail []byte // of what was read: a key or its number may have begun there
+	tail []byte // the last bytes read: a key or its number may begin there
 }
 
 var cachedKey = []byte(`"cached_tokens"`)
 
-// maxNumber bounds the bytes of a number and of what is before it.
+// maxNumber bounds the bytes of a number and of the text before it.
 const maxNumber = 18
 
-// read returns the number that ends in these bytes, the last if there are several. some is false if none does.
+// read returns the number that ends in these bytes, the last of several. some is false without a number.
 func (u *usage) read(b []byte) (n uint64, some bool) {
 	text := append(u.tail, b...)
 	for {
@@ -33,7 +32,7 @@ func (u *usage) read(b []byte) (n uint64, some bool) {
 				break
 			}
 		}
-		if i == len(rest) && i < maxNumber { // it may go on
+		if i == len(rest) && i < maxNumber { // the number may continue
 			u.tail = append([]byte(nil), text[at:]...)
 			return n, some
 		}
