@@ -15,13 +15,13 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Config is what a service stands on.
+// Config provides the queries and the workers of a Service. Both fields are required.
 type Config struct {
 	Find  func(ctx context.Context, q *api.Query) (*api.Answer, error)
-	Pools func() []*registry.Pool // of all models
+	Pools func() []*registry.Pool // returns the pools of all models
 }
 
-// Service is the index that the router asks. Any number of calls may be served at once.
+// Service is the index for SGLang's router. It is safe for concurrent use.
 type Service struct {
 	kvindexerpb.UnimplementedKVIndexerServer
 	cfg Config
@@ -30,10 +30,10 @@ type Service struct {
 // New returns a service.
 func New(cfg Config) *Service { return &Service{cfg: cfg} }
 
-// servable is the tiers that the router counts.
+// servable lists the tiers that the router counts.
 var servable = []api.Tiers{"device+host"}
 
-// pool is the ranks of a model that have blocks of one size and an address.
+// pool contains the ranks of a model with one block size and an address.
 type pool struct {
 	*registry.Pool
 	blockSize uint32
@@ -52,9 +52,9 @@ func (s *Service) pools() (list []pool) {
 	return list
 }
 
-// MatchExternalKvPrefix is kv_indexer.v1's. The router goes by load alone if it ends with UNAVAILABLE,
-// DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED or OUT_OF_RANGE, and fails the request at any other code; so only what an
-// operator has to mend is another.
+// MatchExternalKvPrefix implements kv_indexer.v1. The router chooses by load alone after UNAVAILABLE,
+// DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED or OUT_OF_RANGE, and fails the request after any other code. Therefore other
+// codes are returned only for faults that an operator must correct.
 func (s *Service) MatchExternalKvPrefix(ctx context.Context, q *kvindexerpb.MatchExternalKvPrefixRequest) (
 	*kvindexerpb.MatchExternalKvPrefixResponse, error) {
 	asked := q.Hashes
@@ -62,7 +62,7 @@ func (s *Service) MatchExternalKvPrefix(ctx context.Context, q *kvindexerpb.Matc
 		asked = asked[:n]
 	}
 	if len(asked) > api.MaxTokens {
-		return nil, status.Errorf(codes.OutOfRange, "%d hashes; at most %d are looked up: set max_blocks", len(asked),
+		return nil, status.Errorf(codes.OutOfRange, "%d hashes, more than %d: set max_blocks", len(asked),
 			api.MaxTokens)
 	}
 	hashes := make(api.Hashes, len(asked))
@@ -84,7 +84,7 @@ func (s *Service) MatchExternalKvPrefix(ctx context.Context, q *kvindexerpb.Matc
 	return m.answer(len(asked)), nil
 }
 
-// found is what one pool holds of a prompt.
+// found is the result of a query for one pool.
 type found struct {
 	answer *api.Answer
 	err    error
@@ -96,14 +96,14 @@ func (s *Service) find(ctx context.Context, p *pool, hashes api.Hashes) found {
 	return found{a, err}
 }
 
-// merger puts what pools hold together.
+// merger merges the results of pools.
 type merger struct {
 	mu      sync.Mutex
 	matches []*kvindexerpb.ExternalKvPrefixMatch
-	at      map[string]int // of an address, in matches
+	at      map[string]int // index of an address in matches
 
-	answered bool  // one has said what it holds
-	err      error // of another
+	answered bool  // a pool has answered
+	err      error // error of another pool
 }
 
 func (m *merger) add(p *pool, f found) {
@@ -116,7 +116,7 @@ func (m *merger) add(p *pool, f found) {
 	m.answered = true
 	for i := range f.answer.Workers {
 		o := &f.answer.Workers[i]
-		depth := o.Device + o.Host // of a node that does not know within yet
+		depth := o.Device + o.Host // a node of an older release does not report the depth within tiers
 		if len(o.Within) > 0 {
 			depth = o.Within[0]
 		}
@@ -136,14 +136,14 @@ func (m *merger) add(p *pool, f found) {
 	}
 }
 
-// refusal is the error of a call of which a query has failed; nil if that only means that there is nothing.
+// refusal returns the error of a call after a failed query; nil if the failure only means that no blocks are held.
 func refusal(err error) error {
 	var e *api.Error
 	if !errors.As(err, &e) {
 		return err
 	}
 	switch e.Code {
-	case api.CodeUnknownModel, api.CodeBlockSizeMismatch: // its workers have announced nothing, or other blocks
+	case api.CodeUnknownModel, api.CodeBlockSizeMismatch: // no announced blocks, or blocks of another size
 		return nil
 	case api.CodeBusy, api.CodeOverloaded, api.CodeTooLarge, api.CodeBehind:
 		return e
@@ -151,7 +151,7 @@ func refusal(err error) error {
 	return api.Errorf(api.CodeUnavailable, "%s", e.Message)
 }
 
-// answer is the workers, deepest first.
+// answer returns the workers, deepest first.
 func (m *merger) answer(read int) *kvindexerpb.MatchExternalKvPrefixResponse {
 	slices.SortFunc(m.matches, func(a, b *kvindexerpb.ExternalKvPrefixMatch) int {
 		return cmp.Or(cmp.Compare(b.MatchedPrefixBlocks, a.MatchedPrefixBlocks),

@@ -16,14 +16,14 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// rank is one of worker's ranks, at an address.
+// rank returns a rank of a worker, at an address.
 func rank(worker string, n events.Rank, blockSize uint32, address string) registry.PoolRank {
 	return registry.PoolRank{RankKey: events.RankKey{Instance: events.WorkerID(worker), Rank: n}, BlockSize: blockSize,
 		Record: &api.WorkerRecord{WorkerSpec: api.WorkerSpec{Endpoint: address}}}
 }
 
-// TestMatch: two models, of which one has blocks of two sizes, are asked; an address with two ranks counts with the
-// deeper, ranks without an address or a registration are left out, and those of an older node count what it says.
+// TestMatch queries two models, one of them with two block sizes. The deeper of two ranks at one address counts. Ranks
+// without an address or a registration are left out. Ranks of an older node count with the reported depth.
 func TestMatch(t *testing.T) {
 	pools := []*registry.Pool{
 		{Model: "m", Ranks: []registry.PoolRank{rank("a", 0, 16, "http://a"), rank("a", 1, 16, "http://a"),
@@ -62,11 +62,11 @@ func TestMatch(t *testing.T) {
 	}
 	a, err = s.MatchExternalKvPrefix(t.Context(), &kvindexerpb.MatchExternalKvPrefixRequest{})
 	if err != nil || len(a.Matches) > 0 || a.BestPrefixBlocks != 0 || a.BlocksRead != 0 {
-		t.Errorf("of no hashes: %+v, %v", a, err)
+		t.Errorf("a request without hashes: %+v, %v", a, err)
 	}
 }
 
-// TestRefusals: which errors a router hears of.
+// TestRefusals: the errors that a router receives.
 func TestRefusals(t *testing.T) {
 	ask := func(ctx context.Context, said error, hashes int) error {
 		s := New(Config{Pools: func() []*registry.Pool {

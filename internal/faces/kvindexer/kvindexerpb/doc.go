@@ -1,5 +1,5 @@
-// Package kvindexerpb is the protocol by which SGLang's router asks an index, kv_indexer.v1, in Go code made from
-// kv_indexer.proto.
+// Package kvindexerpb contains the protocol between SGLang's router and an index, kv_indexer.v1, as Go code generated
+// from kv_indexer.proto.
 package kvindexerpb
 
 import _ "embed"
