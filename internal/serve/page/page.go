@@ -1,6 +1,6 @@
-// Package page is the live page of an indexer: plain HTML, CSS and ES modules in the program, without a build step and
-// without a foreign address. It has no secrets and no data. What it shows it asks of the API, with the token that the
-// reader types.
+// Package page contains the live page of an indexer: plain HTML, CSS and ES modules, embedded in the program. The page
+// has no build step and loads no foreign address. No secrets and no data are embedded: the browser requests the
+// data from the API, with the reader's token.
 package page
 
 import (
@@ -17,11 +17,11 @@ import (
 //go:embed static
 var static embed.FS
 
-// policy lets the page load nothing but its own files, and ask nothing but its own host.
+// policy restricts the page to files and requests of its own host.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// file is one of the page's.
+// file is a file of the page.
 type file struct {
 	path, contentType, tag string
 	body                   []byte
@@ -29,11 +29,11 @@ type file struct {
 
 var files = read()
 
-// read reads all files: static/index.html is /, any other static/NAME is /page/NAME.
+// read loads all files: static/index.html is /, any other static/NAME is /page/NAME.
 func read() (list []file) {
 	entries, err := static.ReadDir("static")
 	if err != nil {
-		panic(err) // it is in the program
+		panic(err) // embedded in the program
 	}
 	for _, e := range entries {
 		body, err := static.ReadFile("static/" + e.Name())
@@ -51,7 +51,7 @@ func read() (list []file) {
 	return list
 }
 
-// contentTypes do not depend on the machine's tables, as those of package mime do.
+// contentTypes is independent of the machine's tables, unlike package mime.
 var contentTypes = map[string]string{
 	".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8",
 	".svg": "image/svg+xml",
@@ -78,12 +78,12 @@ func (f *file) serve(w http.ResponseWriter, r *http.Request) {
 	h.Set("Content-Security-Policy", policy)
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Referrer-Policy", "no-referrer")
-	h.Set("Cache-Control", "no-cache") // it is asked each time whether it has changed
+	h.Set("Cache-Control", "no-cache") // browsers revalidate the file at every load
 	h.Set("ETag", f.tag)
 	if r.Header.Get("If-None-Match") == f.tag {
 		w.WriteHeader(http.StatusNotModified)
 		return
 	}
 	h.Set("Content-Type", f.contentType)
-	_, _ = w.Write(f.body) // or the reader has gone
+	_, _ = w.Write(f.body) // an error means a disconnected reader
 }

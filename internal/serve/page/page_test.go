@@ -20,7 +20,7 @@ func get(t *testing.T, path, tag string) *httptest.ResponseRecorder {
 	return w
 }
 
-// TestFiles: each file is served with its type and a policy, and is not sent twice.
+// TestFiles: each file is served with its type and a policy. An unchanged file is not sent twice.
 func TestFiles(t *testing.T) {
 	for i := range files {
 		path := files[i].path
@@ -35,11 +35,11 @@ func TestFiles(t *testing.T) {
 		}
 	}
 	if w := get(t, "/page/nothing.js", ""); w.Code != 404 {
-		t.Errorf("what is not there: %d", w.Code)
+		t.Errorf("a missing file: %d", w.Code)
 	}
 }
 
-// TestNothingForeign: no file names another host, or has a script or a style in its HTML; what one file names is there.
+// TestNothingForeign: no file contains another host, or a script or style in its HTML. Every referenced file exists.
 func TestNothingForeign(t *testing.T) {
 	foreign := regexp.MustCompile(`(https?:)?//[a-z0-9.-]+\.[a-z]+`)
 	inline := regexp.MustCompile(`(?i)<style|<script[^>]*>[^<]|\son[a-z]+="|\sstyle="|innerHTML|eval\(|javascript:`)
@@ -55,13 +55,13 @@ func TestNothingForeign(t *testing.T) {
 		}
 		for _, name := range named.FindAllStringSubmatch(text, -1) {
 			if w := get(t, "/page/"+name[1], ""); w.Code != 200 {
-				t.Errorf("%s names %s, which is not there", f.path, name[1])
+				t.Errorf("%s references the missing file %s", f.path, name[1])
 			}
 		}
 	}
 }
 
-// TestCauses: the page says of each cause of a lost token what docs/funnel.md says.
+// TestCauses: the page and docs/funnel.md describe the causes of lost tokens in the same words.
 func TestCauses(t *testing.T) {
 	doc, err := os.ReadFile("../../../docs/funnel.md")
 	if err != nil {
@@ -77,7 +77,7 @@ func TestCauses(t *testing.T) {
 	for _, r := range rows {
 		want := "\n  " + r[1] + `: ["` + plain(r[2]) + "\",\n    \"" + plain(r[3]) + `"`
 		if !strings.Contains(string(script), want) {
-			t.Errorf("causes.js has not%s", want)
+			t.Errorf("causes.js does not contain%s", want)
 		}
 	}
 	if n := strings.Count(string(script), ",\n    \""); n != len(rows) || n == 0 {

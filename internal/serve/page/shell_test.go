@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestCurl has a shell read the command that the page shows for names that want to be more than names: curl gets three
-// arguments behind the URL, and the last is JSON with the name.
+// TestCurl runs the displayed command in a shell, for names with shell syntax. curl receives three arguments after the
+// URL, and the last argument is JSON with the name.
 func TestCurl(t *testing.T) {
 	names := []string{"llama", "it's", "'; id; '", "$(id)`id`", "a\"b\\", "\x1b[2J\n\r\t", "\u202e\u2028\u0085\u009b\x7f",
 		"漢字😀", "!!", "</script>", "%s%n", ""}
