@@ -71,7 +71,7 @@ func TestDoctorWithoutNATS(t *testing.T) {
 	}
 	_, report := examine(t, "--nats", nobody)
 	for _, c := range report.Checks[1:] {
-		if c.NeedsOf != "nats" || c.Unable || c.Skipped != "NATS is not reached" {
+		if c.NeedsOf != "nats" || c.Unable || c.Skipped != "NATS is unreachable" {
 			t.Errorf("without NATS: %+v", c)
 		}
 	}

@@ -5,15 +5,15 @@ import (
 	"strings"
 )
 
-// consequence is a rule: a finding of cause explains the findings of the faults listed in of. All of them are about the
-// same rank if sameRank is set.
+// consequence is a rule: a finding of cause explains findings of the faults in of. With sameRank, the
+// findings must concern the same rank.
 type consequence struct {
 	cause    Fault
 	sameRank bool
 	of       []Fault
 }
 
-// consequences are the rules by which the findings of one cause become one finding.
+// consequences are the rules for grouping the findings of one cause.
 var consequences = []consequence{
 	{jetStreamOff, false, []Fault{nodeNone}},
 	{jetStreamDown, false, []Fault{nodeNone, nodeProblem, nodeNotReady, shimWaiting, replicasApart}},
@@ -47,8 +47,8 @@ var consequences = []consequence{
 	{nodeProblem, false, []Fault{shimWaiting}},
 }
 
-// explain removes the findings that follow from others, and lists them with their cause. Rules of first causes come
-// first. A warning that leads to an error is an error.
+// explain removes consequences, and adds their ids to the finding of the cause. Rules for root causes come first. A
+// warning with an error among its consequences becomes an error.
 func (r *Report) explain() {
 	var all []*Finding
 	for i := range r.Checks {
@@ -68,7 +68,7 @@ func (r *Report) explain() {
 				continue
 			}
 			f.explained = true
-			if f.Severity == Error && rule.cause != engineGone { // an engine that has ended replays nothing
+			if f.Severity == Error && rule.cause != engineGone { // an ended engine cannot answer a replay
 				all[i].Severity = Error
 			}
 			for _, id := range append([]Fault{f.ID}, f.Causes...) {
@@ -84,7 +84,7 @@ func (r *Report) explain() {
 	}
 }
 
-// explains reports whether a finding can be the cause of another, if their faults can.
+// explains reports whether a finding can be the cause of another finding, if the rule permits the faults.
 func (f *Finding) explains(other *Finding, sameRank bool) bool {
 	switch {
 	case sameRank:
@@ -97,7 +97,7 @@ func (f *Finding) explains(other *Finding, sameRank bool) bool {
 	return (f.ID != nodeProblem || f.storage) && (other.ID != nodeProblem || other.storage)
 }
 
-// covers reports whether two findings are about one rank.
+// covers reports whether two findings concern the same rank.
 func (f *Finding) covers(other *Finding) bool {
 	return f.rank.Instance != "" && f.rank.Instance == other.rank.Instance &&
 		(f.allOf || other.allOf || f.rank.Rank == other.rank.Rank)

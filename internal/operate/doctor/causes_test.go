@@ -9,22 +9,23 @@ import (
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
 	"github.com/kvatlas/kvatlas/internal/index/node"
 	"github.com/kvatlas/kvatlas/internal/ingest/control"
+	"github.com/kvatlas/kvatlas/internal/operate/survey"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestOneFindingForEachCause breaks one thing in facts that are fine, with all its consequences: one finding names the
+// TestOneFindingForEachCause breaks valid facts in one place, with all consequences: a single finding lists the
 // consequences. Two causes are two findings.
 func TestOneFindingForEachCause(t *testing.T) {
-	unreadable := "partitions 0-7: " + node.LogUnreadable + ": timeout (of partition 0); what to do: see NATS"
+	unreadable := "partitions 0-7: " + node.LogUnreadable + ": timeout (of partition 0)" + survey.RemedyMark + "see NATS"
 	wrongSize := func(f *Facts) {
-		f.Records = []registry.Record{{Instance: "w1", Shim: &registry.ShimState{Unusable: "32 tokens; what to do: 16"}}}
+		f.Records = []registry.Record{{Instance: "w1", Shim: &registry.ShimState{Unusable: "32 tokens" + survey.RemedyMark + "16"}}}
 		w := &f.Workers.Workers[0]
 		w.BlockSize, w.Stored = 32, 0
 		w.Record.Because(api.WorkerIncomplete, "no block size")
 		f.Shims[0].Heard.Skipped = map[string]uint64{"block_size": 7}
-		f.Engines[0].Said.BlockSize = 32
+		f.Engines[0].Reported.BlockSize = 32
 	}
 	for _, c := range []struct {
 		name  string
@@ -43,8 +44,8 @@ func TestOneFindingForEachCause(t *testing.T) {
 			f.Nodes.Nodes[1].Status.Problems = []string{unreadable}
 			f.Shims[0].Waiting = &control.Waiting{Why: "timeout", Do: "see NATS"}
 		}, "jetstream_down n1 [node_problem shim_waiting]"},
-		{"nobody knows yet why", func(f *Facts) {
-			f.Nodes.Nodes[0].Status.Problems = []string{unreadable, "the file of tokens is empty; what to do: mend it"}
+		{"the reason is unknown", func(f *Facts) {
+			f.Nodes.Nodes[0].Status.Problems = []string{unreadable, "the token file is empty" + survey.RemedyMark + "correct it"}
 			f.Nodes.Nodes[1].Status.Problems = []string{unreadable}
 			f.Shims[0].Waiting = &control.Waiting{Why: "timeout", Do: "see NATS"}
 		}, "node_problem node a []; node_problem nodes a, b [shim_waiting]"},
@@ -59,7 +60,7 @@ func TestOneFindingForEachCause(t *testing.T) {
 		{"there is no replay endpoint", func(f *Facts) {
 			f.Shims[0].Replay = false
 			f.Shims[0].Heard.Gaps, f.Shims[0].Heard.JoinedLate = 1, 1
-			f.Engines[0].Said.Ranks[0].Replay = ""
+			f.Engines[0].Reported.Ranks[0].Replay = ""
 			f.Nodes.Nodes[0].Status.Problems = []string{"w1/0: none of the 5 blocks can be used", "w2/0: other"}
 		}, "node_problem node a []; shim_no_replay w1/0 [node_problem messages_lost joined_late engine_no_replay]"},
 		{"all logs were changed", func(f *Facts) {
@@ -90,7 +91,8 @@ func TestOneFindingForEachCause(t *testing.T) {
 	}
 }
 
-// TestACauseIsAsGraveAsItsConsequences: a warning that leads to an error is an error, but for an engine that has ended.
+// TestACauseIsAsGraveAsItsConsequences: a warning with an error among its consequences is an error, except for an ended
+// engine.
 func TestACauseIsAsGraveAsItsConsequences(t *testing.T) {
 	for cause, want := range map[Fault]Severity{shimNoReplay: Error, engineGone: Warning} {
 		rank := events.RankKey{Instance: "w"}
@@ -104,13 +106,13 @@ func TestACauseIsAsGraveAsItsConsequences(t *testing.T) {
 	}
 }
 
-// TestRulesAreInOrder: the rules that explain a cause come before the rules of the cause, so that a finding is listed
-// with the first cause.
+// TestRulesAreInOrder: rules that explain a cause come before the rules of the cause, so every finding is listed with
+// its root cause.
 func TestRulesAreInOrder(t *testing.T) {
 	for i, rule := range consequences {
 		for _, later := range consequences[i+1:] {
 			if slices.Contains(later.of, rule.cause) && rule.cause != nodeProblem {
-				t.Errorf("%s explains %s, whose own rule comes earlier", later.cause, rule.cause)
+				t.Errorf("%s explains %s, but the rule of %s comes earlier", later.cause, rule.cause, rule.cause)
 			}
 		}
 	}

@@ -1,8 +1,8 @@
-// Package doctor answers one question: what is wrong with a deployment, and which flag or command mends it?
+// Package doctor examines a deployment and reports the faults, with the flag or command to correct every fault.
 //
-// [Examine] runs the checks one after the other. A check gathers facts ([Facts]) and judges them; judging needs no
-// network and no clock. What is found is a [Finding]: what, where, the evidence, and the remedy. A check that could not
-// look, as the NATS user may not ask, is not the same as one that found nothing: see [Result].
+// [Examine] runs the checks in order. A check gathers facts ([Facts]) and judges them. The judgement uses no network
+// and no clock. Each fault is a [Finding]: the event, the place, the evidence, and the remedy. A failed check, for
+// example because of missing permissions of the NATS user, differs from a check without findings: see [Result].
 //
-// It reads only. Nothing is written to streams or buckets, and no shim or engine is told anything.
+// The package only reads. It writes to no stream or bucket, and sends no commands to shims or engines.
 package doctor

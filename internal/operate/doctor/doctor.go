@@ -20,16 +20,16 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// Severity is how bad a finding is.
+// Severity is the severity of a finding.
 type Severity string
 
 // The severities.
 const (
 	Error   Severity = "error"   // answers are wrong, missing or late, or will be soon
-	Warning Severity = "warning" // answers are right; hits, speed or safety are given away
+	Warning Severity = "warning" // answers are correct; hits, speed or safety are lost
 )
 
-// Finding is something that should be mended.
+// Finding is a fault that the operator should correct.
 type Finding struct {
 	Severity Severity `json:"severity"`
 	Check    string   `json:"check"`
@@ -37,45 +37,45 @@ type Finding struct {
 	Where    string   `json:"where"` // the server, stream, node, worker or model
 	What     string   `json:"what"`
 	Evidence string   `json:"evidence"`
-	Remedy   string   `json:"remedy"` // with the flag or command
+	Remedy   string   `json:"remedy"` // contains the flag or command
 
-	// Causes lists the findings that follow from this one and are not reported by themselves.
+	// Causes lists the consequences of the finding, which are not reported separately.
 	Causes []Fault `json:"causes,omitempty"`
 
-	rank    events.RankKey // that the finding is about; Instance is empty if it is about none
-	allOf   bool           // it is about all ranks of rank.Instance
+	rank    events.RankKey // the rank of the finding; Instance is empty without a rank
+	allOf   bool           // the finding concerns all ranks of rank.Instance
 	storage bool           // a node's problem with NATS or its storage
 
-	explained bool // it follows from another finding
+	explained bool // follows from another finding
 }
 
 func finding(severity Severity, id Fault, where, what, evidence, remedy string) Finding {
 	return Finding{Severity: severity, ID: id, Where: where, What: what, Evidence: evidence, Remedy: remedy}
 }
 
-// about returns the finding as one about a rank, or about all ranks of its worker.
+// about sets the rank of the finding, or all ranks of its worker.
 func (f Finding) about(rank events.RankKey, all bool) Finding {
 	f.rank, f.allOf = rank, all
 	return f
 }
 
-// Result is what became of a check.
+// Result is the result of a check.
 type Result struct {
 	Check    string    `json:"check"`
-	Looked   string    `json:"looked"`             // at what
-	Skipped  string    `json:"skipped,omitempty"`  // why it did not look
-	Unable   bool      `json:"unable,omitempty"`   // it should have looked, and could not
-	NeedsOf  string    `json:"needs_of,omitempty"` // the check without whose result it could not look
+	Looked   string    `json:"looked"`             // the examined objects
+	Skipped  string    `json:"skipped,omitempty"`  // the reason for a skipped check
+	Unable   bool      `json:"unable,omitempty"`   // the check failed
+	NeedsOf  string    `json:"needs_of,omitempty"` // the failed check with the missing result
 	Findings []Finding `json:"findings"`
 }
 
-// Report is all of it.
+// Report contains the results of all checks.
 type Report struct {
 	Namespace string   `json:"namespace"`
 	Checks    []Result `json:"checks"`
 }
 
-// Findings lists those of a severity.
+// Findings returns the findings of a severity.
 func (r *Report) Findings(s Severity) (list []Finding) {
 	for _, c := range r.Checks {
 		for _, f := range c.Findings {
@@ -87,13 +87,13 @@ func (r *Report) Findings(s Severity) (list []Finding) {
 	return list
 }
 
-// Group is findings that are the same but for where and the evidence.
+// Group contains findings that differ only in place and evidence.
 type Group struct {
-	Finding          // the first of them
-	Wheres  []string // of all
+	Finding          // the first finding
+	Wheres  []string // the places of all findings
 }
 
-// Where names the first few places of a group.
+// Where returns the first few places of a group.
 func (g *Group) Where() string {
 	if n := len(g.Wheres); n > groupNames {
 		return fmt.Sprintf("%s and %d more", strings.Join(g.Wheres[:groupNames], ", "), n-groupNames)
@@ -101,11 +101,11 @@ func (g *Group) Where() string {
 	return strings.Join(g.Wheres, ", ")
 }
 
-// groupNames is how many places of a group are named.
+// groupNames bounds the places in the name of a group.
 const groupNames = 3
 
-// Groups joins the findings of a severity that say the same of several places. What to do may differ by the place's
-// name.
+// Groups combines the findings of a severity with the same fault and text. Remedies may differ in the name of the
+// place.
 func (r *Report) Groups(s Severity) (list []Group) {
 	type kind struct {
 		id           Fault
@@ -126,7 +126,7 @@ func (r *Report) Groups(s Severity) (list []Group) {
 	return list
 }
 
-// Unable lists the checks that could not look.
+// Unable returns the names of the failed checks.
 func (r *Report) Unable() (names []string) {
 	for _, c := range r.Checks {
 		if c.Unable {
@@ -136,31 +136,32 @@ func (r *Report) Unable() (names []string) {
 	return names
 }
 
-// Config is what to examine.
+// Config configures an examination.
 type Config struct {
 	Namespace string
 
-	// Connect connects to NATS; [jetstream.ConnOptions.Core] is enough. Shown is where, for people.
+	// Connect connects to NATS; [jetstream.ConnOptions.Core] is enough. Shown is the address for messages.
 	Connect func(context.Context) (*jetstream.Conn, error)
 	Shown   string
 
-	OverHTTP *client.Client // asks the nodes if NATS is not reached; nil: nobody does
+	OverHTTP *client.Client // for requests to nodes if NATS is unreachable; nil disables it
 
-	Timeout time.Duration // of each question
+	Timeout time.Duration // of each request
 
-	// EngineToken is the bearer token that engines want over HTTP, if any. Workers registered the engines' addresses, so
-	// only those of EngineAddresses get it. Rule judges the addresses; nil permits all.
+	// EngineToken is the bearer token for engines over HTTP; it may be empty. Workers register their engines'
+	// addresses, so only the engines of EngineAddresses receive the token. Rule restricts the addresses; nil permits
+	// every address.
 	EngineToken     string
 	EngineAddresses *dial.Addresses
 	Rule            *dial.Rule
 
-	// Now is the clock that is compared with others; nil: the system's.
+	// Now is the reference clock; nil selects the system's clock.
 	Now func() time.Time
 
-	Progress func(Result) // is called after each check; may be nil
+	Progress func(Result) // called after each check; may be nil
 }
 
-// Facts are what checks judge. What a check has not gathered is zero.
+// Facts are the input of the judgements. Facts without a successful check are zero.
 type Facts struct {
 	Shown     string // the address of NATS
 	Namespace string
@@ -169,7 +170,7 @@ type Facts struct {
 	Server       jetstream.ServerInfo
 	AccountError error
 	Account      jetstream.AccountInfo
-	OpenError    error  // of the namespace
+	OpenError    error  // of opening the namespace
 	Partitions   uint32 // of the namespace
 	Streams      []jetstream.StreamState
 
@@ -186,30 +187,30 @@ type Facts struct {
 	Tokenizers []TokenizerFacts
 }
 
-// Clock is how another clock differs from this host's, for certain.
+// Clock is the guaranteed minimum difference between another clock and this host's.
 type Clock struct {
 	Of    string
 	Ahead time.Duration // negative: behind
 }
 
-// EngineFacts is what a worker's engine says over HTTP.
+// EngineFacts contains an engine's report over HTTP and its worker's registration.
 type EngineFacts struct {
 	Worker    events.WorkerID
 	URL       string
-	Model     string // as the worker is registered
-	BlockSize uint32 // likewise
-	Ranks     int    // that have a shim
-	Said      enginehttp.Engine
+	Model     string // from the worker's registration
+	BlockSize uint32 // from the worker's registration
+	Ranks     int    // ranks with a shim
+	Reported  enginehttp.Engine
 	Err       error
 }
 
-// TokenizerFacts is what came of a text.
+// TokenizerFacts is the result of tokenizing a text.
 type TokenizerFacts struct {
 	Model string
-	Error string // empty: tokens
+	Error string // empty after a success
 }
 
-// examination is one run: facts, and what they are gathered with.
+// examination is one run: the facts and the connections.
 type examination struct {
 	cfg    Config
 	facts  Facts
@@ -218,22 +219,22 @@ type examination struct {
 	client *client.Client
 }
 
-// errSkipped is why a check has nothing to look at.
+// errSkipped is the reason why a check has no object.
 type errSkipped struct{ why string }
 
 func (e errSkipped) Error() string { return e.why }
 
-// check is one check: look gathers, and says at what it looked; judge finds.
+// check is a check. look gathers facts and returns the examined objects; judge returns the findings.
 type check struct {
 	name  string
-	needs []string // the checks whose results look uses
+	needs []string // checks whose results look uses
 	look  func(context.Context, *examination) (looked string, err error)
 	judge func(*Facts) []Finding
-	has   func(*examination) bool // the checks that need this one can look; nil: none does
-	asks  bool                    // it asks nodes, which answer over HTTP where NATS is not reached
+	has   func(*examination) bool // whether dependent checks can run; nil without dependent checks
+	asks  bool                    // needs answers of nodes, over HTTP if NATS is unreachable
 }
 
-// checks are in the order of what needs what.
+// checks are in the order of their dependencies.
 var checks = []check{
 	{"nats", nil, lookAtNATS, judgeNATS,
 		func(x *examination) bool { return x.conn != nil }, false},
@@ -255,7 +256,7 @@ var checks = []check{
 	{"tokenizers", []string{"nodes"}, lookAtTokenizers, judgeTokenizers, nil, false},
 }
 
-// Names lists the checks, in order.
+// Names returns the names of the checks, in order.
 func Names() (names []string) {
 	for _, c := range checks {
 		names = append(names, c.name)
@@ -263,7 +264,7 @@ func Names() (names []string) {
 	return names
 }
 
-// Examine runs all checks. It ends early with ctx, and then says which did not look.
+// Examine runs all checks. It ends early with ctx. The report contains the checks that did not run.
 func Examine(ctx context.Context, cfg Config) *Report {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -275,7 +276,7 @@ func Examine(ctx context.Context, cfg Config) *Report {
 		}
 	}()
 	r := &Report{Namespace: cfg.Namespace}
-	lacking := map[string]Result{} // the checks whose result others lack
+	lacking := map[string]Result{} // failed checks
 	for _, c := range checks {
 		result := c.run(ctx, x, lacking)
 		if c.has != nil && !c.has(x) {
@@ -290,7 +291,7 @@ func Examine(ctx context.Context, cfg Config) *Report {
 	return r
 }
 
-// run looks and judges, unless the check needs the result of one that is lacking.
+// run gathers and judges, unless a needed check has failed.
 func (c *check) run(ctx context.Context, x *examination, lacking map[string]Result) Result {
 	result := Result{Check: c.name, Findings: []Finding{}}
 	for _, name := range c.needs {
@@ -304,7 +305,7 @@ func (c *check) run(ctx context.Context, x *examination, lacking map[string]Resu
 		case len(of.Findings) > 0:
 			result.Skipped = of.Findings[0].What
 		default:
-			result.Skipped = "that could not be checked"
+			result.Skipped = "the needed check failed"
 		}
 		return result
 	}
@@ -328,7 +329,7 @@ func (c *check) run(ctx context.Context, x *examination, lacking map[string]Resu
 	return result
 }
 
-// plural is a count with its word.
+// plural returns a count with its noun.
 func plural(n int, word string) string {
 	if n == 1 {
 		return "1 " + word

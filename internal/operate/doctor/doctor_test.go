@@ -12,8 +12,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// hanging is a NATS server that takes connections and then hangs: at once, or after it has said who it is and answered
-// the first PING, which is what a client asks for when it connects.
+// hanging is a NATS server that accepts connections and then hangs: at once, or after INFO and the answer to the
+// client's first PING.
 func hanging(t *testing.T, afterConnect bool) (url string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -33,21 +33,21 @@ func hanging(t *testing.T, afterConnect bool) (url string) {
 					fmt.Fprint(conn, `INFO {"server_id":"n","version":"2.12.1","max_payload":8388608,"headers":true}`+"\r\n")
 					fmt.Fprint(conn, "PONG\r\n")
 				}
-				io.Copy(io.Discard, conn) // until the client has gone
+				io.Copy(io.Discard, conn) // until the client disconnects
 			}()
 		}
 	}()
 	return "nats://" + l.Addr().String()
 }
 
-// TestServerHangs examines a deployment whose NATS server hangs: it ends, and says that NATS is not reached, or that
-// nothing could be looked at because nobody answered in time.
+// TestServerHangs examines a deployment with a hanging NATS server. The examination ends, with a finding that NATS is
+// unreachable, or with timed out requests.
 func TestServerHangs(t *testing.T) {
 	for afterConnect, connecting := range map[bool]time.Duration{false: time.Second, true: time.Minute} {
 		url := hanging(t, afterConnect)
 		r := Examine(t.Context(), Config{Namespace: "default", Shown: url, Timeout: 100 * time.Millisecond,
 			Connect: func(ctx context.Context) (*jetstream.Conn, error) {
-				// The time of a question may be over when a busy machine has connected, and is not what is tested here.
+				// On a busy machine the connection may outlast the deadline of a request, which is not under test here.
 				return jetstream.Connect(context.WithoutCancel(ctx), jetstream.ConnOptions{URLs: []string{url}, Core: true,
 					ConnectTimeout: connecting})
 			}})
@@ -56,7 +56,7 @@ func TestServerHangs(t *testing.T) {
 		}
 		nats := r.Checks[0]
 		if afterConnect && (!nats.Unable || !strings.Contains(nats.Skipped, "round trip")) {
-			t.Errorf("after it has connected: %+v", nats)
+			t.Errorf("after the connection: %+v", nats)
 		}
 		if !afterConnect && (len(nats.Findings) != 1 || nats.Findings[0].ID != natsUnreachable) {
 			t.Errorf("at once: %+v", nats)

@@ -1,12 +1,12 @@
 package doctor
 
-// Fault is the name of what a finding is about, for programs: it stays when the words change.
+// Fault is the stable id of a kind of finding, for programs: it does not change with the text.
 type Fault string
 
-// faults are all that there are.
+// faults lists all faults.
 var faults []Fault
 
-// Faults lists the names of all that may be found, in the order of the checks.
+// Faults returns all faults, in the order of the checks.
 func Faults() []Fault { return faults }
 
 func fault(name Fault) Fault {
@@ -14,8 +14,8 @@ func fault(name Fault) Fault {
 	return name
 }
 
-// The faults, in the order of the checks. Each is provoked by TestEachFaultIsFound, and by TestDoctorFindsFaults of
-// package integration with real processes where that can be.
+// The faults, in the order of the checks. TestEachFaultIsFound provokes each fault. TestDoctorFindsFaults of package
+// integration provokes them with real processes where possible.
 var (
 	natsUnreachable    = fault("nats_unreachable")
 	natsRefused        = fault("nats_refused")

@@ -27,13 +27,14 @@ func judgeNodes(f *Facts) (list []Finding) {
 	var unserved cluster.Set
 	var problems, warnings survey.Problems
 	var claims []Finding
-	quiet := map[string]bool{} // problems and warnings that judgeSource reports, of any node
+	quiet := map[string]bool{} // problems and warnings of any node that judgeSource reports
 	for _, n := range f.Nodes.Nodes {
 		if n.Status == nil {
-			evidence, _, _ := strings.Cut(n.Error, "; what to do: ")
+			evidence, _, _ := strings.Cut(n.Error, survey.RemedyMark)
 			list = append(list, finding(Error, nodeSilent, "node "+n.Node, "the node does not answer", evidence,
 				"start "+f.serve()+namespaceFlag(f.Namespace)+" --node-id "+escape.Shell(n.Node)+
-					" again, with the node's other flags; if it is gone for good, wait: it is forgotten ten minutes after its end"))
+					" again, with the node's other flags; if it was removed for good, wait: "+
+					"the record is deleted ten minutes after the end"))
 			continue
 		}
 		s := n.Status
@@ -71,7 +72,7 @@ func judgeNodes(f *Facts) (list []Finding) {
 			if judgedElsewhere(p.What) {
 				continue
 			}
-			found := finding(severity, id, p.Where(), what, p.Said(), cmp.Or(p.Remedy,
+			found := finding(severity, id, p.Where(), what, p.Summary(), cmp.Or(p.Remedy,
 				"see indexer status --node "+escape.Shell(p.Nodes[0])))
 			found.storage = ofStorage(p.What)
 			found.rank = rankIn(p.What)
@@ -83,42 +84,43 @@ func judgeNodes(f *Facts) (list []Finding) {
 	list = append(list, claims...)
 	if unserved.Len() > 0 {
 		list = append(list, finding(Error, partitionsUnserved, f.Namespace, "partitions are served by no node",
-			unserved.Phrase(), "start more nodes, or those that are gone: indexer cluster shows who serves what"))
+			unserved.Phrase(), "start more nodes, or restart missing nodes: indexer cluster shows the partitions of each node"))
 	}
 	if len(versions) > 1 {
 		var said []string
 		for _, v := range slices.Sorted(maps.Keys(versions)) {
 			said = append(said, v+": "+registry.First(versions[v]))
 		}
-		list = append(list, finding(Warning, nodeVersions, f.Namespace, "nodes are of different versions",
-			strings.Join(said, "; "), "end the upgrade: restart the nodes of the older version with the newer program"))
+		list = append(list, finding(Warning, nodeVersions, f.Namespace, "nodes have different versions",
+			strings.Join(said, "; "), "complete the upgrade: restart the nodes of the older version with the newer program"))
 	}
 	for _, n := range f.Nodes.Nodes {
 		if n.Status != nil && n.Status.Cluster != nil {
-			return append(list, judgeZones(f.Namespace, n.Status.Cluster)...) // any node knows all others
+			return append(list, judgeZones(f.Namespace, n.Status.Cluster)...) // every node lists all other nodes
 		}
 	}
 	return list
 }
 
-// judgeClaims finds workers that a node ignores under a model that they have not claimed. One node reports a rank.
+// judgeClaims reports workers without a claim for their model. A node ignores such workers. Only one node reports a
+// rank.
 func judgeClaims(c *api.ClaimStatus) (list []Finding) {
 	if c == nil {
 		return nil
 	}
 	for _, u := range c.Unclaimed {
-		what := "the worker has not claimed the model that it names: its lease is ignored"
+		what := "the worker has no claim for its model: its lease is ignored"
 		if !u.Lease {
-			what = "the worker has not claimed the model that it names: answers leave out the blocks that it announces"
+			what = "the worker has no claim for its model: answers leave out its blocks"
 		}
 		list = append(list, finding(Error, modelUnclaimed, events.RankKey{Instance: u.Instance, Rank: u.Rank}.String(),
-			what, fmt.Sprintf("model %q, and the NATS user of the indexers requires model claims", u.Model),
+			what, fmt.Sprintf("model %q, and the NATS user of the indexers requires claims for models", u.Model),
 			registry.ClaimRemedy).about(events.RankKey{Instance: u.Instance, Rank: u.Rank}, false))
 	}
 	return list
 }
 
-// judgeZones finds partitions whose ready replicas could be in more zones, if nodes say zones.
+// judgeZones reports partitions with ready replicas in fewer zones than possible, if nodes report zones.
 func judgeZones(namespace string, c *api.ClusterStatus) (list []Finding) {
 	zones, without := map[string]bool{}, []string(nil)
 	replicas, of := map[events.Partition]int{}, map[events.Partition]map[string]bool{}
@@ -139,8 +141,8 @@ func judgeZones(namespace string, c *api.ClusterStatus) (list []Finding) {
 		return nil
 	}
 	if len(without) > 0 {
-		list = append(list, finding(Warning, nodeZone, namespace, "nodes say no zone, while others do",
-			registry.First(without), "restart them with --zone: each counts as a zone of its own"))
+		list = append(list, finding(Warning, nodeZone, namespace, "some nodes have no zone",
+			registry.First(without), "restart them with --zone: each counts as a separate zone"))
 	}
 	var shared cluster.Set
 	for p, in := range of {
@@ -150,13 +152,13 @@ func judgeZones(namespace string, c *api.ClusterStatus) (list []Finding) {
 	}
 	if shared.Len() > 0 {
 		list = append(list, finding(Warning, zoneShared, namespace, "partitions have replicas in one zone",
-			shared.Phrase(), "wait until they have moved; nodes of earlier versions know no zones: "+
+			shared.Phrase(), "wait until they have moved; nodes of earlier versions ignore zones: "+
 				"upgrade them"))
 	}
 	return list
 }
 
-// rankIn reads the rank that a problem begins with, such as "w1/0"; none if it begins otherwise.
+// rankIn parses the rank at the beginning of a problem, such as "w1/0". It returns the zero key without a rank.
 func rankIn(what string) (key events.RankKey) {
 	i := strings.LastIndexByte(what, '/')
 	if i < 0 {
@@ -169,20 +171,20 @@ func rankIn(what string) (key events.RankKey) {
 	return events.RankKey{Instance: events.WorkerID(what[:i]), Rank: events.Rank(rank)}
 }
 
-// judgedElsewhere reports whether a node's problem or warning is of partitions without a node, or of engines, shims,
-// sizes or claims, each of which has a finding of its own.
+// judgedElsewhere reports whether a node's problem or warning has a separate finding: partitions without a node,
+// engines, shims, block sizes and claims.
 func judgedElsewhere(what string) bool {
 	return slices.ContainsFunc([]string{registry.UnclaimedProblem, registry.QuietWarning, "engines of ",
 		"what engines of ", "several engines publish ", "the log takes nothing from the shims of ", "workers of model ",
 		node.NobodyServes}, func(begin string) bool { return strings.HasPrefix(what, strings.TrimSuffix(begin, ": ")) })
 }
 
-// ofStorage reports whether a node's problem is that NATS does not answer, is full, or rejects writes.
+// ofStorage reports whether a node's problem means that NATS does not answer, is full, or rejects writes.
 func ofStorage(what string) bool {
 	return slices.ContainsFunc(node.StorageProblems, func(part string) bool { return strings.Contains(what, part) })
 }
 
-// serve is the command that starts a node of this deployment.
+// serve returns the start command of a node of this deployment.
 func (f *Facts) serve() string { return "indexer serve --nats " + escape.Shell(f.Shown) }
 
 func namespaceFlag(ns string) string {
@@ -206,9 +208,9 @@ func judgeClocks(f *Facts) (list []Finding) {
 			severity = Error
 		}
 		list = append(list, finding(severity, clockOffset, c.Of, "clocks differ",
-			fmt.Sprintf("its clock is at least %v %s this host's", off.Round(time.Millisecond), way),
+			fmt.Sprintf("the clock is at least %v %s this host's", off.Round(time.Millisecond), way),
 			"run chrony or systemd-timesyncd (timedatectl set-ntp true) on both hosts; ages, leases and times of "+
-				"snapshots are shown wrong till then"))
+				"snapshots are shown wrong until then"))
 	}
 	return list
 }
@@ -227,11 +229,11 @@ func judgeReplicas(f *Facts) (list []Finding) {
 		}
 		found := finding(Error, replicasUnequal, fmt.Sprintf("partition %d", r.Partition), "replicas are not equal",
 			strings.Join(said, ", "),
-			"restart the node that differs from the others, which reads the partition anew; then indexer status --verify. "+
-				"Please report it with indexer dump of both: it is a bug")
+			"restart the differing node to read the partition again; then run indexer status --verify. "+
+				"Please report the bug with indexer dump of both")
 		if slices.ContainsFunc(r.Replicas, func(c api.ReplicaSum) bool { return c.Seq != r.Replicas[0].Seq }) {
-			found.ID, found.Severity, found.What = replicasApart, Warning, "replicas did not come to one place in the log"
-			found.Remedy = "run indexer doctor again; if it stays, see the node's LAG in indexer status"
+			found.ID, found.Severity, found.What = replicasApart, Warning, "replicas did not reach the same position in the log"
+			found.Remedy = "run indexer doctor again; if the finding stays, see the node's LAG in indexer status"
 		}
 		list = append(list, found)
 	}

@@ -13,19 +13,19 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// streamFault is a fault of one or more streams. The logs of all partitions that have it are one finding.
+// streamFault is a fault of one or more streams. All partitions with the same fault in their logs share a finding.
 type streamFault struct {
 	Finding
-	names   []string    // of the streams
-	buckets []string    // of those that are buckets
-	logs    cluster.Set // the partitions of those that are logs
+	names   []string    // names of the streams
+	buckets []string    // names of the buckets among the streams
+	logs    cluster.Set // partitions of the logs among the streams
 }
 
 // streamFaults collects faults of streams. The zero value is empty.
 type streamFaults []*streamFault
 
-// add adds a fault of a stream. Faults are one if they have the same words but for the evidence. The remedy contains
-// NAME where the name of the stream belongs.
+// add adds a fault of a stream. Faults with the same text, apart from the evidence, are combined. The remedy contains
+// NAME in place of the stream's name.
 func (l *streamFaults) add(s *jetstream.StreamState, f Finding) {
 	i := slices.IndexFunc(*l, func(known *streamFault) bool {
 		return known.ID == f.ID && known.What == f.What && known.Remedy == f.Remedy
@@ -83,41 +83,44 @@ func judgeStreams(f *Facts) []Finding {
 		switch {
 		case errors.Is(s.Err, jetstream.ErrNotFound):
 			found(streamMissing, Error, kind+" is missing", s.Err.Error(),
-				"see that an indexer serves this namespace: it creates the stream within seconds")
+				"check that an indexer serves the namespace: the indexer creates the stream within seconds")
 			continue
 		case s.Err != nil:
 			found(streamLeaderless, Error, "streams do not answer: they have no leader", s.Err.Error(),
-				"start the NATS servers that are away: more than half of the servers with replicas of a stream must be up")
+				"start the missing NATS servers: more than half of the servers with replicas of a stream must be up")
 			continue
 		}
 		if len(s.Odd) > 0 {
-			remedy := "stop the indexers, delete it with nats stream rm NAME, and start them: they create it again, and shims " +
-				"repeat what engines hold"
+			remedy := "stop the indexers, delete the stream with nats stream rm NAME, and start the indexers: " +
+				"they recreate the stream, and shims " +
+				"publish the engines' blocks again"
 			if s.Bucket != "" {
-				remedy = "stop the indexers, delete it with nats kv del NAME, and start them: they create it again"
+				remedy = "stop the indexers, delete the bucket with nats kv del NAME, and start the indexers: " +
+					"they recreate the bucket"
 			}
-			found(streamChanged, Error, "somebody has changed "+kind+": events could be lost unseen",
+			found(streamChanged, Error, kind+" has changed settings: events could be lost without notice",
 				strings.Join(s.Odd, "; "), remedy)
 		}
 		if s.Refused != nil && errors.Is(s.Refused, jetstream.ErrFull) {
-			found(streamUnwritable, Error, "streams take no writes", s.Refused.Error(),
-				"make room on the disk of NATS server "+s.Server+", then restart that server: it takes nothing more until then")
+			found(streamUnwritable, Error, "streams reject writes", s.Refused.Error(),
+				"make room on the disk of NATS server "+s.Server+", then restart that server: it rejects writes until then")
 		}
 		if !s.Direct {
-			found(streamNoDirect, Warning, kind+" allows no direct gets", "allow_direct is off",
-				"restart an indexer: it turns that on")
+			found(streamNoDirect, Warning, kind+" does not allow direct gets", "allow_direct is off",
+				"restart an indexer: it enables direct gets")
 		}
 		if s.Rollups {
-			found(streamRollups, Warning, kind+" allows rollups: a message on one key can remove all others",
-				"allow_rollup_hdrs is on", "restart an indexer: it turns that off")
+			found(streamRollups, Warning, kind+" allows rollups: a message on one key can remove all other keys",
+				"allow_rollup_hdrs is on", "restart an indexer: it disables rollups")
 		}
 		if !s.Batches && f.Account.Level >= jetstream.BatchLevel {
-			found(streamNoBatches, Warning, kind+" takes no atomic batches", "allow_atomic is off, and the server has them",
-				"restart an indexer: it turns that on")
+			found(streamNoBatches, Warning, kind+" accepts no atomic batches",
+				"allow_atomic is off, although the server supports it",
+				"restart an indexer: it enables batches")
 		}
 		if len(s.Behind) > 0 {
-			found(streamBehind, Warning, "replicas of streams are away or behind", strings.Join(s.Behind, ", "),
-				"start these NATS servers, or wait until they have caught up: another loss could stop the log")
+			found(streamBehind, Warning, "replicas of streams are missing or behind", strings.Join(s.Behind, ", "),
+				"start the NATS servers, or wait until the replicas have caught up: another loss could stop the log")
 		}
 		if s.Bucket != "" && s.MaxBytes > 0 && float64(s.Bytes) >= nearlyAll*float64(s.MaxBytes) {
 			found(bucketFull, Error, kind+" is full", fmt.Sprintf("%d of %d bytes", s.Bytes, s.MaxBytes),
@@ -127,12 +130,12 @@ func judgeStreams(f *Facts) []Finding {
 	list := faults.findings()
 	if servers := oddReplicas(f.Streams); servers != "" {
 		list = append(list, finding(Warning, streamReplicas, f.Namespace, "streams have different numbers of replicas",
-			servers, "start an indexer with --replicas N: it gives all streams as many"))
+			servers, "start an indexer with --replicas N: it sets the number for all streams"))
 	}
 	return list
 }
 
-// oddReplicas says how many streams have how many replicas, if that differs.
+// oddReplicas describes the numbers of replicas of the streams, if they differ.
 func oddReplicas(streams []jetstream.StreamState) string {
 	counts := map[int]int{}
 	for i := range streams {

@@ -20,7 +20,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// fine is facts of which every check finds nothing.
+// fine returns facts without a fault.
 func fine() *Facts {
 	now := time.Date(2026, 11, 1, 8, 0, 0, 0, time.UTC)
 	node := func(name string) survey.Node {
@@ -48,12 +48,12 @@ func fine() *Facts {
 		Shims: []control.Shim{{Instance: "w1", Replay: true, Endpoint: "tcp://h:1", Heard: &control.Heard{}},
 			{Instance: "w2", Replay: true}},
 		Engines: []EngineFacts{{Worker: "w1", URL: "http://w1:8000", Model: "m", BlockSize: 16, Ranks: 1,
-			Said: enginehttp.Engine{Model: "m", BlockSize: 16, Ranks: []enginehttp.Rank{{Replay: "tcp://w1:5657"}}}}},
+			Reported: enginehttp.Engine{Model: "m", BlockSize: 16, Ranks: []enginehttp.Rank{{Replay: "tcp://w1:5657"}}}}},
 		Tokenizers: []TokenizerFacts{{"m", ""}},
 	}
 }
 
-// quiet adds a source that is not heard to a status, as a node does.
+// quiet adds a silent source to a status, as a node does.
 func quiet(s *api.Status, q api.QuietSource) {
 	q.Source, q.Engine, q.Advice = "source", "tcp://e:1", "see --engine"
 	s.QuietSources = append(s.QuietSources, q)
@@ -64,7 +64,7 @@ func quiet(s *api.Status, q api.QuietSource) {
 	}
 }
 
-// store is what a vLLM worker registers of a shared store, under a hash seed.
+// store is the registration of a vLLM worker's shared store, under a hash seed.
 func store(t *testing.T, seed string) *hicache.Config {
 	t.Helper()
 	c, _, err := hicache.ParseConfig([]byte(`{"vllm_mooncake_store":{"model_name":"m","tp_size":1,"pp_size":1,` +
@@ -77,7 +77,7 @@ func store(t *testing.T, seed string) *hicache.Config {
 	return &c
 }
 
-// TestEachFaultIsFound makes one fault after the other in facts that are fine: its check finds it, and no other does.
+// TestEachFaultIsFound adds one fault after another to valid facts. Only the check of the fault finds it.
 func TestEachFaultIsFound(t *testing.T) {
 	w := func(f *Facts) *api.WorkerInfo { return &f.Workers.Workers[0] }
 	status := func(f *Facts) *api.Status { return f.Nodes.Nodes[0].Status }
@@ -85,8 +85,8 @@ func TestEachFaultIsFound(t *testing.T) {
 	for _, c := range []struct {
 		check    string
 		severity Severity
-		what     string // is in what was found
-		remedy   string // is in its remedy
+		what     string // a part of the finding's text
+		remedy   string // a part of its remedy
 		fault    func(f *Facts)
 	}{
 		{"nodes", Error, "its lease is ignored", "auth example --shim", func(f *Facts) {
@@ -94,7 +94,7 @@ func TestEachFaultIsFound(t *testing.T) {
 				{Instance: "w1", Model: "other", Lease: true, Events: true}}}
 			status(f).Problems = []string{registry.UnclaimedProblem + "w1/0"}
 		}},
-		{"nodes", Error, "answers leave out the blocks", "revoke its NATS key", func(f *Facts) {
+		{"nodes", Error, "answers leave out its blocks", "revoke its NATS key", func(f *Facts) {
 			status(f).Claims = &api.ClaimStatus{Required: true, Unclaimed: []api.UnclaimedRank{
 				{Instance: "w1", Model: "other", Events: true}}}
 		}},
@@ -105,40 +105,40 @@ func TestEachFaultIsFound(t *testing.T) {
 		{"nodes", Error, "do not arrive", "see --engine", func(f *Facts) {
 			quiet(status(f), api.QuietSource{Model: "m", Failure: "refused"})
 		}},
-		{"nats", Error, "not reached", "indexer serve", func(f *Facts) { f.ConnectError = jetstream.ErrUnavailable }},
+		{"nats", Error, "unreachable", "indexer serve", func(f *Facts) { f.ConnectError = jetstream.ErrUnavailable }},
 		{"nats", Error, "refuses this user", "--nats-creds", func(f *Facts) { f.ConnectError = jetstream.ErrDenied }},
 		{"nats", Error, "no room", "max_payload", func(f *Facts) { f.Server.MaxPayload = 1000 }},
-		{"nats", Warning, "far away", "--nats", func(f *Facts) { f.Server.RoundTrip = time.Second }},
+		{"nats", Warning, "long round trip", "--nats", func(f *Facts) { f.Server.RoundTrip = time.Second }},
 		{"jetstream", Error, "no JetStream", "-js", func(f *Facts) { f.AccountError = jetstream.ErrNoJetStream }},
 		{"jetstream", Error, "does not answer", "half of those",
 			func(f *Facts) { f.AccountError = jetstream.ErrNoLeader }},
 		{"jetstream", Warning, "no atomic batches", "2.12", func(f *Facts) { f.Account.Level = 1 }},
-		{"jetstream", Warning, "nearly used up", "--store-bytes", func(f *Facts) { f.Account.Storage = 95 }},
-		{"jetstream", Error, "nearly used up", "--store-bytes", func(f *Facts) { f.Account.Storage = 100 }},
-		{"namespace", Error, "no indexer has made", "--namespace default",
+		{"jetstream", Warning, "nearly exhausted", "--store-bytes", func(f *Facts) { f.Account.Storage = 95 }},
+		{"jetstream", Error, "nearly exhausted", "--store-bytes", func(f *Facts) { f.Account.Storage = 100 }},
+		{"namespace", Error, "does not exist", "--namespace default",
 			func(f *Facts) { f.OpenError = jetstream.ErrNoNamespace }},
-		{"namespace", Error, "not for this version", "version",
+		{"namespace", Error, "has another version", "version",
 			func(f *Facts) { f.OpenError = jetstream.ErrMismatch }},
 		{"namespace", Error, "missing or unreadable", "--restore-namespace", func(f *Facts) {
 			f.OpenError = &jetstream.RecordError{Namespace: "default", Cause: jetstream.ErrNotFound,
 				Streams: []string{"KV_EVENTS_default_0"}, Partitions: 1}
 		}},
-		{"namespace", Error, "no room for all streams", "max_streams: 5",
+		{"namespace", Error, "limit on streams is too low", "max_streams: 5",
 			func(f *Facts) { f.Account.MaxStreams = 4 }},
 		{"streams", Error, "is missing", "an indexer serves",
 			func(f *Facts) { f.Streams[0].Err = jetstream.ErrNotFound }},
 		{"streams", Error, "have no leader", "more than half",
 			func(f *Facts) { f.Streams[0].Err = jetstream.ErrUnavailable }},
-		{"streams", Error, "somebody has changed", "nats stream rm",
+		{"streams", Error, "has changed settings", "nats stream rm",
 			func(f *Facts) { f.Streams[0].Odd = []string{"rollups"} }},
-		{"streams", Error, "take no writes", "restart that server",
+		{"streams", Error, "reject writes", "restart that server",
 			func(f *Facts) { f.Streams[0].Refused = jetstream.ErrFull }},
-		{"streams", Warning, "no direct gets", "restart an indexer", func(f *Facts) { f.Streams[0].Direct = false }},
+		{"streams", Warning, "not allow direct gets", "restart an indexer", func(f *Facts) { f.Streams[0].Direct = false }},
 		{"streams", Warning, "no atomic batches", "restart an indexer",
 			func(f *Facts) { f.Streams[0].Batches = false }},
 		{"streams", Warning, "allows rollups", "restart an indexer",
 			func(f *Facts) { f.Streams[0].Rollups = true }},
-		{"streams", Warning, "away or behind", "start these",
+		{"streams", Warning, "missing or behind", "start the NATS servers",
 			func(f *Facts) { f.Streams[0].Behind = []string{"n2"} }},
 		{"streams", Error, "is full", "--snapshot-bytes", func(f *Facts) {
 			f.Streams[0].Bucket, f.Streams[0].Bytes, f.Streams[0].MaxBytes = "kvatlas_default_snap", 95, 100
@@ -150,53 +150,53 @@ func TestEachFaultIsFound(t *testing.T) {
 			func(f *Facts) { f.NodesError = context.Canceled }},
 		{"nodes", Error, "does not answer", "--node-id a", func(f *Facts) { f.Nodes.Nodes[0].Status = nil }},
 		{"nodes", Error, "not ready", "wait", func(f *Facts) { status(f).Ready = false }},
-		{"nodes", Error, "reports a problem", "do this", func(f *Facts) {
-			status(f).Problems = []string{"it is odd; what to do: do this"}
+		{"nodes", Error, "reports a problem", "this", func(f *Facts) {
+			status(f).Problems = []string{"a fault" + survey.RemedyMark + "this"}
 		}},
 		{"nodes", Warning, "the node warns", "--http-cert", func(f *Facts) {
-			status(f).Warnings = []string{"tokens are in clear text; what to do: give --http-cert"}
+			status(f).Warnings = []string{"tokens are in clear text" + survey.RemedyMark + "give --http-cert"}
 		}},
 		{"nodes", Error, "served by no node", "indexer cluster", func(f *Facts) {
 			status(f).Cluster.Unserved = []events.Partition{0}
 		}},
 		{"nodes", Warning, "different versions", "upgrade", func(f *Facts) { status(f).Version = "v2" }},
-		{"nodes", Warning, "say no zone", "--zone", func(f *Facts) { status(f).Cluster.Nodes[0].Zone = "" }},
+		{"nodes", Warning, "have no zone", "--zone", func(f *Facts) { status(f).Cluster.Nodes[0].Zone = "" }},
 		{"nodes", Warning, "in one zone", "wait", func(f *Facts) { status(f).Cluster.Nodes[2].Ready = nil }},
 		{"clocks", Warning, "clocks differ", "chrony", func(f *Facts) { f.Clocks[0].Ahead = 3 * time.Second }},
 		{"clocks", Error, "clocks differ", "chrony", func(f *Facts) { f.Clocks[0].Ahead = -time.Minute }},
 		{"replicas", Error, "not equal", "status --verify", func(f *Facts) {
 			f.Replicas[0].Equal, f.Replicas[0].Replicas[1].Checksum = false, "y"
 		}},
-		{"replicas", Warning, "did not come to one place", "doctor again", func(f *Facts) {
+		{"replicas", Warning, "did not reach the same position", "doctor again", func(f *Facts) {
 			f.Replicas[0].Equal, f.Replicas[0].Replicas[1].Seq = false, 2
 		}},
 		{"workers", Warning, "lease has expired", "indexer workers remove w3", func(f *Facts) {
 			f.Workers.Expired = []api.ExpiredWorker{{Instance: "w3", Lease: api.Lease{Host: "h"}}}
 		}},
 		{"workers", Error, "answers lack workers", "indexer cluster", func(f *Facts) { f.Workers.Complete = false }},
-		{"workers", Warning, "no worker is known", "worker-shim run", func(f *Facts) {
+		{"workers", Warning, "no worker is registered", "worker-shim run", func(f *Facts) {
 			f.Workers.Workers, f.Shims = nil, nil
 		}},
-		{"workers", Warning, "nobody holds a lease", "indexer forget w1", func(f *Facts) { w(f).Lease = nil }},
+		{"workers", Warning, "no shim has a lease", "indexer forget w1", func(f *Facts) { w(f).Lease = nil }},
 		{"workers", Error, "has expired", "worker-shim on h",
 			func(f *Facts) { w(f).Lease.State = string(registry.Expired) }},
 		{"workers", Error, "does not answer its shim", "--engine-gone-after",
 			func(f *Facts) { w(f).Engine = api.EngineSilent }},
-		{"workers", Warning, "has ended", "start it again", func(f *Facts) { w(f).Engine = api.EngineGone }},
+		{"workers", Warning, "has ended", "restart the engine", func(f *Facts) { w(f).Engine = api.EngineGone }},
 		{"workers", Warning, "announced no block", "enable_kv_cache_events", func(f *Facts) { w(f).Stored = 0 }},
 		{"workers", Error, "may not be chosen", "--block-size 16", func(f *Facts) {
-			w(f).Stored = 0 // which its block size explains, also to a user who may not read the shim's record
-			w(f).Record.Because(api.WorkerIncomplete, "other blocks; what to do: start it with --block-size 16")
+			w(f).Stored = 0 // the block size explains this, even to a user without permission for the shim's record
+			w(f).Record.Because(api.WorkerIncomplete, "other blocks"+survey.RemedyMark+"start the shim with --block-size 16")
 		}},
 		{"workers", Error, "may not be chosen", "workers change w1", func(f *Facts) {
-			w(f).Record.Because(api.WorkerIncomplete, "no room is said")
+			w(f).Record.Because(api.WorkerIncomplete, "the capacity is missing")
 		}},
 		{"models", Error, "different block sizes", "--block-size", func(f *Facts) { w(f).BlockSize = 32 }},
-		{"models", Error, "call the same blocks differently", "PYTHONHASHSEED", func(f *Facts) {
+		{"models", Error, "name the same blocks differently", "PYTHONHASHSEED", func(f *Facts) {
 			f.Records = []registry.Record{{Instance: "w1", Model: "m", BlockSize: 16, L3: store(t, "0")},
 				{Instance: "w2", Model: "m", BlockSize: 16, L3: store(t, "1")}}
 		}},
-		{"models", Error, "nothing of the shared store", "hash_seed", func(f *Facts) {
+		{"models", Error, "no block of the shared store", "hash_seed", func(f *Facts) {
 			unseeded := store(t, "0")
 			unseeded.VLLM.HashSeed, unseeded.VLLM.EngineVersion = nil, "0.9.2"
 			f.Records = []registry.Record{{Instance: "w1", Model: "m", BlockSize: 16, L3: unseeded}}
@@ -207,53 +207,53 @@ func TestEachFaultIsFound(t *testing.T) {
 			stopped := time.Now()
 			f.Workers.Workers[1].Lease.Stopped = &stopped
 		}},
-		{"shims", Error, "log takes nothing", "make room", func(f *Facts) {
+		{"shims", Error, "log accepts no events", "make room", func(f *Facts) {
 			f.Shims[0].Waiting = &control.Waiting{Why: "it is full", Do: "make room"}
 		}},
 		{"shims", Warning, "no replay endpoint", "--replay", func(f *Facts) { f.Shims[0].Replay = false }},
 		{"shims", Error, "replay endpoint does not answer", "replay_endpoint", func(f *Facts) {
 			f.Shims[0].Heard.ReplayFailed = "connection refused"
 		}},
-		{"shims", Error, "cannot be read", "--source", func(f *Facts) { f.Shims[0].Heard.Unreadable = 1 }},
-		{"shims", Error, "passed over", "--block-size", func(f *Facts) {
+		{"shims", Error, "are unreadable", "--source", func(f *Facts) { f.Shims[0].Heard.Unreadable = 1 }},
+		{"shims", Error, "are skipped", "--block-size", func(f *Facts) {
 			f.Shims[0].Heard.Skipped = map[string]uint64{"block_size": 7}
 		}},
-		{"shims", Warning, "are not credited", "leave --block-size as it is", func(f *Facts) {
+		{"shims", Warning, "do not count", "leave --block-size as it is", func(f *Facts) {
 			f.Shims[0].Heard.Skipped = map[string]uint64{"copy_size": 7}
 		}},
-		{"shims", Error, "passed over", "docs/engines", func(f *Facts) {
+		{"shims", Error, "are skipped", "docs/engines", func(f *Facts) {
 			f.Shims[0].Heard.Skipped = map[string]uint64{"bad_token": 7}
 		}},
-		{"workers", Error, "several engines publish", "mend it", func(f *Facts) {
-			f.Records = []registry.Record{{Instance: "w1", Shim: &registry.ShimState{Several: "two; what to do: mend it"}}}
+		{"workers", Error, "several engines publish", "correct it", func(f *Facts) {
+			f.Records = []registry.Record{{Instance: "w1", Shim: &registry.ShimState{Several: "two" + survey.RemedyMark + "correct it"}}}
 		}},
-		{"workers", Error, "is passed over", "mend it", func(f *Facts) {
-			f.Records = []registry.Record{{Instance: "w1", Shim: &registry.ShimState{Unusable: "odd; what to do: mend it"}}}
+		{"workers", Error, "are skipped", "correct it", func(f *Facts) {
+			f.Records = []registry.Record{{Instance: "w1", Shim: &registry.ShimState{Unusable: "odd" + survey.RemedyMark + "correct it"}}}
 		}},
 		{"shims", Warning, "were lost", "buffer_steps", func(f *Facts) { f.Shims[0].Heard.Gaps = 2 }},
-		{"shims", Warning, "had spoken before", "reset_prefix_cache",
+		{"shims", Warning, "published before", "reset_prefix_cache",
 			func(f *Facts) { f.Shims[0].Heard.JoinedLate = 1 }},
 		{"engines", Error, "publishes no events", "--kv-events-config",
 			func(f *Facts) { f.Engines[0].Err = enginehttp.ErrNoEvents }},
 		{"engines", Warning, "does not answer over HTTP", "workers change --endpoint URL w1", func(f *Facts) {
 			f.Engines[0].Err = enginehttp.ErrNotReady
 		}},
-		{"engines", Warning, "does not say how", "--engine-http-token-file", func(f *Facts) {
+		{"engines", Warning, "does not report event settings", "--engine-http-token-file", func(f *Facts) {
 			f.Engines[0].Err = enginehttp.ErrUnknown
 		}},
-		{"engines", Error, "another size", "--block-size 32", func(f *Facts) { f.Engines[0].Said.BlockSize = 32 }},
-		{"engines", Warning, "another name", "--model x", func(f *Facts) { f.Engines[0].Said.Model = "x" }},
+		{"engines", Error, "different block sizes", "--block-size 32", func(f *Facts) { f.Engines[0].Reported.BlockSize = 32 }},
+		{"engines", Warning, "another name", "--model x", func(f *Facts) { f.Engines[0].Reported.Model = "x" }},
 		{"engines", Error, "do not name adapters", `"format":"dynamo"`,
-			func(f *Facts) { f.Engines[0].Said.UnnamedAdapters = true }},
+			func(f *Facts) { f.Engines[0].Reported.UnnamedAdapters = true }},
 		{"engines", Warning, "no replay endpoint", "replay_endpoint",
-			func(f *Facts) { f.Engines[0].Said.Ranks[0].Replay = "" }},
+			func(f *Facts) { f.Engines[0].Reported.Ranks[0].Replay = "" }},
 		{"engines", Error, "have no shim", "--ranks 2", func(f *Facts) {
-			f.Engines[0].Said.Ranks = append(f.Engines[0].Said.Ranks, f.Engines[0].Said.Ranks[0])
+			f.Engines[0].Reported.Ranks = append(f.Engines[0].Reported.Ranks, f.Engines[0].Reported.Ranks[0])
 		}},
-		{"store", Error, "does not ask the store", "--l3-config",
+		{"store", Error, "does not query the store", "--l3-config",
 			func(f *Facts) { status(f).L3[0].Down = "refused" }},
-		{"store", Warning, "went without the store", "mooncake", func(f *Facts) { status(f).L3[0].Busy = 1 }},
-		{"store", Warning, "not whole", "mooncake", func(f *Facts) { status(f).L3[0].Set = &api.StoreSet{} }},
+		{"store", Warning, "skipped the store", "mooncake", func(f *Facts) { status(f).L3[0].Busy = 1 }},
+		{"store", Warning, "incomplete", "mooncake", func(f *Facts) { status(f).L3[0].Set = &api.StoreSet{} }},
 		{"tokenizers", Error, "not tokenized", "--tokenizers", func(f *Facts) { f.Tokenizers[0].Error = "refused" }},
 	} {
 		f := fine()
@@ -276,16 +276,16 @@ func TestEachFaultIsFound(t *testing.T) {
 	}
 	for _, id := range Faults() {
 		if !provoked[id] {
-			t.Errorf("nothing here has the fault %s", id)
+			t.Errorf("the test does not provoke the fault %s", id)
 		}
 		delete(provoked, id)
 	}
 	if len(provoked) > 0 {
-		t.Errorf("findings have names that are not among the faults: %v", provoked)
+		t.Errorf("findings with unlisted faults: %v", provoked)
 	}
 }
 
-// TestFineIsFine: no check finds anything where nothing is wrong.
+// TestFineIsFine: valid facts have no findings.
 func TestFineIsFine(t *testing.T) {
 	for _, k := range checks {
 		if list := k.judge(fine()); len(list) > 0 {
@@ -294,7 +294,7 @@ func TestFineIsFine(t *testing.T) {
 	}
 }
 
-// TestDocumented: the page has each check, and each fault, in order.
+// TestDocumented: the page lists each check and each fault, in order.
 func TestDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/doctor.md")
 	if err != nil {
@@ -306,25 +306,26 @@ func TestDocumented(t *testing.T) {
 		has = append(has, m[1])
 	}
 	if fmt.Sprint(has) != fmt.Sprint(Names()) {
-		t.Errorf("the page has %v, the checks are %v", has, Names())
+		t.Errorf("the page lists %v, the checks are %v", has, Names())
 	}
 	has = nil
 	for _, m := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\|").FindAllStringSubmatch(faults, -1) {
 		has = append(has, m[1])
 	}
 	if fmt.Sprint(has) != fmt.Sprint(Faults()) {
-		t.Errorf("the page has %v, the faults are %v", has, Faults())
+		t.Errorf("the page lists %v, the faults are %v", has, Faults())
 	}
 }
 
-// TestGroups: findings that say the same of several places are one, which names a few of them; others stay apart.
+// TestGroups: findings with different places form a group. Its name contains a few of the places. Other findings stay
+// separate.
 func TestGroups(t *testing.T) {
 	f := fine()
 	for i := range 6 {
 		f.Workers.Expired = append(f.Workers.Expired, api.ExpiredWorker{Instance: events.WorkerID(fmt.Sprint("gone-", i)),
 			Lease: api.Lease{Host: "h"}})
 	}
-	f.Workers.Expired[5].Lease.Host = "other" // which is in the remedy
+	f.Workers.Expired[5].Lease.Host = "other" // the remedy contains the host
 	f.Workers.Workers[0].Lease = nil
 	r := &Report{Checks: []Result{{Findings: judgeWorkers(f)}}}
 	var got []string

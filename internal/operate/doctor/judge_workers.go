@@ -20,21 +20,21 @@ func judgeWorkers(f *Facts) (list []Finding) {
 	l := f.Workers
 	if !l.Complete {
 		list = append(list, finding(Error, workersMissing, f.Namespace, "answers lack workers",
-			cluster.SetOf(l.Missing...).Phrase()+" could not be looked at",
-			"start the nodes that are missing: indexer cluster shows who serves what"))
+			cluster.SetOf(l.Missing...).Phrase()+" could not be examined",
+			"start the missing nodes: indexer cluster shows the partitions of each node"))
 	}
 	for i := range l.Expired {
 		w := &l.Expired[i]
 		list = append(list, finding(Warning, workerExpired, fmt.Sprintf("%s/%d", w.Instance, w.Rank),
-			"the worker's lease has expired: what it held is cleared, and it is not chosen",
+			"the worker's lease has expired: its blocks are cleared, and it is not chosen",
 			fmt.Sprintf("process %d on %s renewed it last at %s", w.Lease.PID, w.Lease.Host,
 				w.Lease.Renewed.UTC().Format(time.RFC3339)),
-			"start its worker-shim on "+w.Lease.Host+" again; if it is gone for good: indexer workers remove "+
+			"start its worker-shim on "+w.Lease.Host+" again; if it was removed for good: indexer workers remove "+
 				escape.Operand(string(w.Instance))))
 	}
 	if len(l.Workers) == 0 {
-		return append(list, finding(Warning, workerNone, f.Namespace, "no worker is known",
-			"no shim has announced anything",
+		return append(list, finding(Warning, workerNone, f.Namespace, "no worker is registered",
+			"no shim has published events",
 			"run worker-shim run beside each engine"+namespaceFlag(f.Namespace)+"; docs/engines has a page for each"))
 	}
 	list = append(list, judgeRecords(l.Workers, f.Records)...)
@@ -44,20 +44,20 @@ func judgeWorkers(f *Facts) (list []Finding) {
 			key := events.RankKey{Instance: w.Instance, Rank: w.Rank}
 			list = append(list, finding(severity, id, key.String(), what, evidence, remedy).about(key, false))
 		}
-		blocks := fmt.Sprintf("it is credited with %d blocks", w.Blocks.Device+w.Blocks.Host+w.Blocks.Disk+w.Blocks.External)
+		blocks := fmt.Sprintf("%d blocks count for it", w.Blocks.Device+w.Blocks.Host+w.Blocks.Disk+w.Blocks.External)
 		noEvents := w.Record != nil && w.Record.Events == api.EventsNone
 		switch {
 		case noEvents:
 			continue
 		case w.Lease == nil:
-			found(leaseNone, Warning, "nobody holds a lease on the rank: it is not cleared when it is gone", blocks,
-				fmt.Sprintf("run its worker-shim, with a NATS user that may write leases (indexer auth example); "+
-					"or clear it: indexer forget %s", escape.Operand(string(w.Instance))))
+			found(leaseNone, Warning, "no shim has a lease on the rank: its blocks stay when the worker ends", blocks,
+				fmt.Sprintf("run the worker-shim, with permission for the NATS user to write leases (indexer auth example); "+
+					"or clear the rank: indexer forget %s", escape.Operand(string(w.Instance))))
 		case w.Lease.State == string(registry.Expired):
 			found(leaseExpired, Error, "the lease has expired",
 				fmt.Sprintf("process %d on %s renewed it at %s",
 					w.Lease.PID, w.Lease.Host, w.Lease.Renewed.UTC().Format(time.RFC3339)),
-				fmt.Sprintf("start its worker-shim on %s again, or forget it: indexer forget %s", w.Lease.Host,
+				fmt.Sprintf("start its worker-shim on %s again, or remove the worker: indexer forget %s", w.Lease.Host,
 					escape.Operand(string(w.Instance))))
 		}
 		since := ""
@@ -67,24 +67,24 @@ func judgeWorkers(f *Facts) (list []Finding) {
 		switch w.Engine {
 		case api.EngineSilent:
 			found(engineSilent, Error, "the engine does not answer its shim", since+w.EngineWhy+"; "+blocks,
-				"see whether its process hangs, and restart it; worker-shim run --engine-gone-after 1m "+
-					"has such an engine cleared by itself")
+				"check whether the process hangs, and restart the engine; worker-shim run --engine-gone-after 1m "+
+					"clears such an engine automatically")
 		case api.EngineGone:
 			found(engineGone, Warning, "the engine has ended", since+w.EngineWhy,
-				"start it again, or stop its worker-shim too")
+				"restart the engine, or stop its worker-shim too")
 		}
 		incomplete, useless := w.Record != nil && w.Record.State == api.WorkerIncomplete, false
-		evidence, advice := "", "give its worker-shim the flags that are missing, or indexer workers change "+
+		evidence, advice := "", "give its worker-shim the missing flags, or run indexer workers change "+
 			escape.Operand(string(w.Instance))
-		if incomplete { // its shim may say that it cannot use what the engine announces
-			evidence, advice = whatToDo(strings.Join(w.Record.Reasons, "; "), advice)
+		if incomplete { // the shim may report unusable events
+			evidence, advice = splitRemedy(strings.Join(w.Record.Reasons, "; "), advice)
 			useless = evidence != strings.Join(w.Record.Reasons, "; ")
 		}
 		if w.Engine == api.EngineConnected && w.Lease != nil && !useless && w.Stored == 0 && w.Blocks == (api.TierCounts{}) {
-			found(engineQuiet, Warning, "the engine is connected and has announced no block", "no stored event since it began",
-				`send it a prompt longer than a block; if nothing comes: vllm serve --kv-events-config `+
+			found(engineQuiet, Warning, "the engine is connected and has announced no block", "no stored event since its start",
+				`send it a prompt longer than a block; if no event arrives: vllm serve --kv-events-config `+
 					`'{"enable_kv_cache_events":true,"publisher":"zmq"}' `+
-					"with prefix caching on, for SGLang without --disable-radix-cache; and worker-shim run without --topic")
+					"with prefix caching on, SGLang without --disable-radix-cache; and worker-shim run without --topic")
 		}
 		if incomplete {
 			found(workerIncomplete, Error, "the worker may not be chosen", evidence, advice)
@@ -93,8 +93,8 @@ func judgeWorkers(f *Facts) (list []Finding) {
 	return list
 }
 
-// judgeRecords finds ranks whose shims report that they do not use what the engine announces. Records of shims without
-// a lease are old.
+// judgeRecords reports ranks with unusable engine events, from the records of their shims. Records of shims without a
+// lease are outdated and skipped.
 func judgeRecords(workers []api.WorkerInfo, records []registry.Record) (list []Finding) {
 	held := map[events.RankKey]bool{}
 	for i := range workers {
@@ -108,21 +108,21 @@ func judgeRecords(workers []api.WorkerInfo, records []registry.Record) (list []F
 			continue
 		}
 		found := func(id Fault, what, problem string) {
-			evidence, remedy := whatToDo(problem, "see its log")
+			evidence, remedy := splitRemedy(problem, "see its log")
 			list = append(list, finding(Error, id, r.Key().String(), what, evidence, remedy).about(r.Key(), false))
 		}
 		if r.Shim.Several != "" {
 			found(severalEngines, "several engines publish to one shim", r.Shim.Several)
 		}
 		if r.Shim.Unusable != "" {
-			found(engineUnusable, "what the engine announces is passed over", r.Shim.Unusable)
+			found(engineUnusable, "the engine's events are skipped", r.Shim.Unusable)
 		}
 	}
 	return list
 }
 
 func judgeModels(f *Facts) (list []Finding) {
-	unusable := map[events.RankKey]bool{} // their sizes are wrong, which is a finding already
+	unusable := map[events.RankKey]bool{} // ranks with a wrong block size, a separate finding
 	for i := range f.Records {
 		if r := &f.Records[i]; r.Shim != nil && r.Shim.Unusable != "" {
 			unusable[r.Key()] = true
@@ -149,13 +149,13 @@ func judgeModels(f *Facts) (list []Finding) {
 				"the model's workers have different block sizes",
 				strings.Join(said, "; "),
 				"start the engines with one size (vLLM: --block-size, SGLang: --page-size) and their worker-shim with the same "+
-					"--block-size; or give each size a model name of its own: --model"))
+					"--block-size; or give each size a separate model name: --model"))
 		}
 	}
 	return append(list, judgeHashes(f.Records)...)
 }
 
-// judgeHashes finds workers of one model and store that would never find each other's objects.
+// judgeHashes reports workers of one model and store with different names for the same objects.
 func judgeHashes(records []registry.Record) (list []Finding) {
 	type place struct{ model, store string }
 	type named struct {
@@ -176,7 +176,7 @@ func judgeHashes(records []registry.Record) (list []Finding) {
 		}
 		if why != "" {
 			list = append(list, finding(Error, storeUncredited, rank,
-				"nothing of the shared store can be credited to the worker", why,
+				"no block of the shared store can count for the worker", why,
 				hashRemedy))
 			continue
 		}
@@ -199,13 +199,13 @@ func judgeHashes(records []registry.Record) (list []Finding) {
 			said = append(said, fmt.Sprintf("%s: %s", n.config, registry.First(n.ranks)))
 		}
 		list = append(list, finding(Error, storeNames, "model "+at.model,
-			"workers call the same blocks differently in store "+at.store+", so that none finds another's",
+			"workers name the same blocks differently in store "+at.store+", so they cannot share blocks",
 			strings.Join(said, "; "), hashRemedy))
 	}
 	return list
 }
 
-// sampleName is what a sample prompt is called in the store: workers that call it differently never match.
+// sampleName returns a worker's name for a sample prompt in the store. Workers with different names never share blocks.
 func sampleName(c *hicache.Config) (string, error) {
 	if c.VLLM == nil {
 		return c.Identity(), nil
@@ -214,10 +214,10 @@ func sampleName(c *hicache.Config) (string, error) {
 	return fmt.Sprintf("%s %x", c.Identity(), names), err
 }
 
-const hashRemedy = "start all engines of the model with one PYTHONHASHSEED, one --prefix-caching-hash-algo and " +
-	"one release, and say so in worker-shim run --l3-config (hash_seed, hash_algo, engine_version)"
+const hashRemedy = "start all engines of the model with the same PYTHONHASHSEED, --prefix-caching-hash-algo and " +
+	"release, and set the values in worker-shim run --l3-config (hash_seed, hash_algo, engine_version)"
 
-// naming says on what names in a store depend.
+// naming lists the settings that determine names in a store.
 func naming(c *hicache.Config) string {
 	switch {
 	case c.VLLM != nil:

@@ -87,7 +87,7 @@ func lookAtNodes(ctx context.Context, x *examination) (string, error) {
 	return plural(len(x.facts.Nodes.Nodes), "node"), nil
 }
 
-// clockAsked is how many nodes' clocks are asked for.
+// clockAsked bounds the nodes in a comparison of clocks.
 const clockAsked = 64
 
 func lookAtClocks(ctx context.Context, x *examination) (string, error) {
@@ -108,7 +108,7 @@ func lookAtClocks(ctx context.Context, x *examination) (string, error) {
 			asked := time.Now()
 			s, err := x.client.StatusOf(ctx, n.Node)
 			if err != nil || s.Now.IsZero() {
-				continue // it is said among the nodes, or is of an earlier version
+				continue // the nodes check reports this, or the node has an earlier version
 			}
 			nodes++
 			x.facts.Clocks = append(x.facts.Clocks, Clock{"node " + n.Node,
@@ -116,7 +116,7 @@ func lookAtClocks(ctx context.Context, x *examination) (string, error) {
 		}
 	}
 	if len(x.facts.Clocks) == 0 {
-		return "", errSkipped{"no NATS server and no node has told its time"}
+		return "", errSkipped{"no NATS server and no node reports its time"}
 	}
 	return fmt.Sprintf("this host's, %s, %s", plural(len(seen), "NATS server"), plural(nodes, "node")), nil
 }
@@ -132,7 +132,7 @@ func lookAtReplicas(ctx context.Context, x *examination) (string, error) {
 		copies = max(copies, len(s.Replicas[i].Replicas))
 	}
 	if copies < 2 {
-		return "", errSkipped{"no partition is on two nodes: there is nothing to compare"}
+		return "", errSkipped{"every partition has a single replica: no comparison is possible"}
 	}
 	return fmt.Sprintf("%s, %s each at most", plural(len(s.Replicas), "partition"), plural(copies, "replica")), nil
 }
@@ -145,7 +145,7 @@ func lookAtWorkers(ctx context.Context, x *examination) (string, error) {
 	x.facts.Workers = list
 	looked := plural(len(list.Workers), "rank")
 	if x.ns == nil {
-		return looked + "; not what their shims have written, as the namespace could not be read", nil
+		return looked + "; without the records of their shims, because the namespace is unreadable", nil
 	}
 	if x.facts.Records, err = registry.Records(ctx, x.ns); err != nil {
 		return looked, err
@@ -159,11 +159,11 @@ func lookAtModels(_ context.Context, x *examination) (string, error) {
 		models[x.facts.Workers.Workers[i].Model] = true
 	}
 	if len(models) == 0 {
-		return "", errSkipped{"no worker is known"}
+		return "", errSkipped{"no worker is registered"}
 	}
 	looked := plural(len(models), "model")
 	if x.ns == nil {
-		looked += "; not their shared stores, as the namespace could not be read"
+		looked += "; without their shared stores, because the namespace is unreadable"
 	}
 	return looked, nil
 }
@@ -174,7 +174,7 @@ func lookAtShims(ctx context.Context, x *examination) (string, error) {
 		partitions[x.facts.Workers.Workers[i].Partition] = true
 	}
 	if len(partitions) == 0 {
-		return "", errSkipped{"no worker is known"}
+		return "", errSkipped{"no worker is registered"}
 	}
 	var mu sync.Mutex
 	var first error
@@ -194,7 +194,7 @@ func lookAtShims(ctx context.Context, x *examination) (string, error) {
 	return plural(len(x.facts.Shims), "shim"), first
 }
 
-// enginesAtOnce is how many engines are asked at once.
+// enginesAtOnce bounds the concurrent requests to engines.
 const enginesAtOnce = 16
 
 func lookAtEngines(ctx context.Context, x *examination) (string, error) {
@@ -214,7 +214,7 @@ func lookAtEngines(ctx context.Context, x *examination) (string, error) {
 	}
 	if len(x.facts.Engines) == 0 {
 		return "", errSkipped{"no worker is registered with an http:// address; worker-shim run --engine-http " +
-			"or --serving-endpoint gives it one"}
+			"or --serving-endpoint registers the address"}
 	}
 	slots := make(chan struct{}, enginesAtOnce)
 	var all sync.WaitGroup
@@ -229,7 +229,7 @@ func lookAtEngines(ctx context.Context, x *examination) (string, error) {
 			}
 			asker, err := enginehttp.New(e.URL, token, x.cfg.Rule)
 			if e.Err = err; err == nil {
-				e.Said, e.Err = asker.Ask(ctx)
+				e.Reported, e.Err = asker.Ask(ctx)
 			}
 		})
 	}
@@ -247,13 +247,13 @@ func lookAtStores(_ context.Context, x *examination) (string, error) {
 		}
 	}
 	if len(stores) == 0 {
-		return "", errSkipped{"workers share no store"}
+		return "", errSkipped{"no worker has a shared store"}
 	}
 	return plural(len(stores), "store"), nil
 }
 
 func lookAtTokenizers(ctx context.Context, x *examination) (string, error) {
-	models := map[string]uint32{} // and one of their block sizes
+	models := map[string]uint32{} // and a block size of each
 	for _, n := range x.facts.Nodes.Nodes {
 		if n.Status != nil {
 			for i := range n.Status.Models {
@@ -269,7 +269,7 @@ func lookAtTokenizers(ctx context.Context, x *examination) (string, error) {
 			L3: api.L3Off, Diagnostic: true})
 		switch {
 		case client.CodeOf(err) == api.CodeMalformed:
-			return "", errSkipped{"nodes make no tokens (indexer serve --tokenizers)"}
+			return "", errSkipped{"the nodes have no tokenizers (indexer serve --tokenizers)"}
 		case err != nil:
 			return "", err
 		case a.Tokenization == nil:

@@ -6,19 +6,22 @@ import (
 	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
 )
 
-// Problem is a cause that nodes report in their statuses.
+// RemedyMark separates a problem from its remedy, in the problems of statuses.
+const RemedyMark = "; what to do: "
+
+// Problem is a problem in the statuses of nodes.
 type Problem struct {
 	Nodes      []string
-	Partitions cluster.Set // empty: the problem is not one of partitions
+	Partitions cluster.Set // empty for a problem of a whole node
 	What       string
-	Evidence   string // of the first node and partition
+	Evidence   string // from the first node and partition
 	Remedy     string // empty in the statuses of older nodes
 }
 
-// Problems collects problems. A cause that several nodes report is one problem. The zero value is empty.
+// Problems collects problems. Several nodes with the same cause share one problem. The zero value is empty.
 type Problems []*Problem
 
-// Add adds a problem of a node, as its status has it.
+// Add adds a problem from a node's status.
 func (l *Problems) Add(node, text string) {
 	p := parse(text)
 	for _, known := range *l {
@@ -38,10 +41,12 @@ func (l *Problems) Add(node, text string) {
 	*l = append(*l, p)
 }
 
-// parse reads "partitions 0-7: WHAT: EVIDENCE; what to do: REMEDY". Only WHAT is always there.
+// parse splits the text of a problem into partitions, event, evidence and remedy. Only the event is required:
+//
+//	partitions 0-7: EVENT: EVIDENCE; what to do: REMEDY
 func parse(text string) *Problem {
 	p := &Problem{}
-	text, p.Remedy, _ = strings.Cut(text, "; what to do: ")
+	text, p.Remedy, _ = strings.Cut(text, RemedyMark)
 	if name, rest, ok := strings.Cut(text, ": "); ok && strings.HasPrefix(name, "partition") {
 		_, ranges, _ := strings.Cut(name, " ")
 		if p.Partitions.UnmarshalText([]byte(ranges)) == nil {
@@ -52,7 +57,7 @@ func parse(text string) *Problem {
 	return p
 }
 
-// Where names the nodes.
+// Where returns the names of the nodes.
 func (p *Problem) Where() string {
 	if len(p.Nodes) == 1 {
 		return "node " + p.Nodes[0]
@@ -60,8 +65,8 @@ func (p *Problem) Where() string {
 	return "nodes " + strings.Join(p.Nodes, ", ")
 }
 
-// Said writes the problem without what to do.
-func (p *Problem) Said() string {
+// Summary returns the problem without its remedy.
+func (p *Problem) Summary() string {
 	text := p.What
 	if n := p.Partitions.Len(); n > 0 {
 		text = p.Partitions.Phrase() + ": " + text
@@ -72,10 +77,10 @@ func (p *Problem) Said() string {
 	return text
 }
 
-// String writes the problem as a status has it.
+// String returns the problem in the form of a status.
 func (p *Problem) String() string {
 	if p.Remedy == "" {
-		return p.Said()
+		return p.Summary()
 	}
-	return p.Said() + "; what to do: " + p.Remedy
+	return p.Summary() + RemedyMark + p.Remedy
 }

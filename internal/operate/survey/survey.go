@@ -1,5 +1,5 @@
-// Package survey answers one question: how are all nodes of a namespace doing? Each is asked by way of whichever
-// answers, and one that is known and does not answer is named.
+// Package survey collects the status of all nodes of a namespace, through any node that answers. Nodes without an
+// answer are listed too.
 package survey
 
 import (
@@ -14,23 +14,23 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/client"
 )
 
-// Report is the status of all nodes, as it is printed in JSON.
+// Report is the status of all nodes, in the form of the JSON output.
 type Report struct {
 	Namespace string   `json:"namespace"`
-	Nodes     []Node   `json:"nodes"`    // by name
-	Problems  []string `json:"problems"` // of all nodes, each with the names of those that have it
+	Nodes     []Node   `json:"nodes"`    // sorted by name
+	Problems  []string `json:"problems"` // problems of all nodes, with the names of the nodes
 }
 
-// Node is the status of one node, or why there is none.
+// Node is the status of one node, or the reason for a missing status.
 type Node struct {
 	Node   string      `json:"node"`
-	Zone   string      `json:"zone,omitempty"` // as [Zones] has it
+	Zone   string      `json:"zone,omitempty"` // see [Zones]
 	Status *api.Status `json:"status,omitempty"`
 	Error  string      `json:"error,omitempty"`
 }
 
-// Nodes asks whichever node answers, and by way of such nodes all others that any of them knows. Each request
-// has half of the time that is left.
+// Nodes requests the status of any node. Answering nodes relay the requests to the nodes in their lists. A request may
+// use half of the remaining time.
 func Nodes(ctx context.Context, c *client.Client) (*Report, error) {
 	first, err := c.Status(ctx)
 	if err != nil {
@@ -39,13 +39,13 @@ func Nodes(ctx context.Context, c *client.Client) (*Report, error) {
 	r := &Report{Namespace: first.Namespace, Nodes: []Node{{Node: first.Node, Status: first}},
 		Problems: []string{}}
 	for {
-		unheard := r.unheard()
-		if len(unheard) == 0 {
+		unasked := r.unasked()
+		if len(unasked) == 0 {
 			break
 		}
-		reports := make([]Node, len(unheard))
+		reports := make([]Node, len(unasked))
 		var all sync.WaitGroup
-		for i, name := range unheard {
+		for i, name := range unasked {
 			all.Go(func() {
 				reports[i].Node = name
 				s, err := c.StatusOf(ctx, name)
@@ -69,7 +69,7 @@ func Nodes(ctx context.Context, c *client.Client) (*Report, error) {
 	return r, nil
 }
 
-// problems lists the problems of all nodes, each with the names of the nodes that have it.
+// problems returns the problems of all nodes, with the names of the nodes.
 func (r *Report) problems() []string {
 	list := []string{}
 	var shared Problems
@@ -88,8 +88,8 @@ func (r *Report) problems() []string {
 	return list
 }
 
-// unheard lists the nodes that some node knows to live and that have not been asked.
-func (r *Report) unheard() (names []string) {
+// unasked returns the live nodes of all statuses that have not been asked.
+func (r *Report) unasked() (names []string) {
 	for _, n := range r.Nodes {
 		if n.Status == nil || n.Status.Cluster == nil {
 			continue
@@ -107,7 +107,7 @@ func (r *Report) has(node string) bool {
 	return slices.ContainsFunc(r.Nodes, func(n Node) bool { return n.Node == node })
 }
 
-// addGone adds the nodes that some node believes dead and that nobody has heard.
+// addGone adds the dead nodes of all statuses, unless a request has reached the node.
 func (r *Report) addGone() {
 	for _, n := range r.Nodes {
 		if n.Status == nil || n.Status.Cluster == nil {
@@ -116,14 +116,15 @@ func (r *Report) addGone() {
 		for _, name := range n.Status.Cluster.Gone {
 			if !r.has(name) {
 				r.Nodes = append(r.Nodes, Node{Node: name, Error: "node " + name +
-					" is gone: it was killed, or is cut off from NATS; what to do: start it again, or wait: it is forgotten ten minutes after its " +
+					" is gone: it was killed, or is disconnected from NATS" + RemedyMark + "restart the node, or wait: " +
+					"its record is deleted ten minutes after its " +
 					"end"})
 			}
 		}
 	}
 }
 
-// addZones says of each node its zone, also of one that does not answer and that others know.
+// addZones sets the zones of the nodes. A silent node gets its zone from another node's status.
 func (r *Report) addZones() {
 	statuses := make([]*api.Status, len(r.Nodes))
 	for i := range r.Nodes {
@@ -135,9 +136,8 @@ func (r *Report) addZones() {
 	}
 }
 
-// Zones returns the zones of nodes by their names, as statuses tell them; statuses that are nil tell none. What a node
-// says of itself wins over what others say of it. Nodes that have no zone are not in the map. Nodes up to v0.4.0 tell
-// the zone of nobody.
+// Zones returns the zones of nodes by name, from statuses; nil statuses are skipped. A node's own status has priority
+// over other statuses. The map contains only nodes with a zone. Nodes up to v0.4.0 report no zones.
 func Zones(statuses []*api.Status) map[string]string {
 	zones, own := map[string]string{}, map[string]bool{}
 	for _, s := range statuses {
@@ -158,10 +158,10 @@ func Zones(statuses []*api.Status) map[string]string {
 }
 
 // NotReady is the problem of a node that is not ready.
-const NotReady = "it is not ready: it restores, or catches up with the log; what to do: wait while LAG falls in " +
-	"indexer status"
+const NotReady = "the node is not ready: it restores, or catches up with the log" + RemedyMark +
+	"wait while LAG falls in indexer status"
 
-// ProblemsOf lists the problems in a node's status.
+// ProblemsOf returns the problems in a node's status.
 func ProblemsOf(s *api.Status) (list []string) {
 	if !s.Ready {
 		list = append(list, NotReady)

@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// TestAProblemOfSeveralNodesIsSaidOnce: what nodes share, as a disk that is full, is one problem of them all.
+// TestAProblemOfSeveralNodesIsSaidOnce: a problem of several nodes, such as a full disk, is listed once.
 func TestAProblemOfSeveralNodesIsSaidOnce(t *testing.T) {
 	status := func(ready bool, problems ...string) *api.Status { return &api.Status{Ready: ready, Problems: problems} }
 	r := Report{Nodes: []Node{
@@ -24,8 +24,8 @@ func TestAProblemOfSeveralNodesIsSaidOnce(t *testing.T) {
 	}
 }
 
-// TestZones: a node's own word wins, others speak for one that does not answer, and nodes of earlier versions tell
-// nothing.
+// TestZones: a node's own status has priority. Another node reports the zone of a silent node. Nodes of earlier
+// versions report no zone.
 func TestZones(t *testing.T) {
 	status := func(of string, nodes ...api.NodeStatus) *api.Status {
 		return &api.Status{Node: of, Cluster: &api.ClusterStatus{Nodes: nodes}}
@@ -35,9 +35,9 @@ func TestZones(t *testing.T) {
 		{Node: "a", Status: status("a", node("a", "rack-1"), node("b", "rack-2"), node("c", "rack-9"), node("e", "rack-5"))},
 		{Node: "alone", Status: &api.Status{Node: "alone"}},
 		{Node: "b", Error: "node b does not answer"},
-		{Node: "c", Status: status("c", node("a", "rack-8"), node("c", "rack-3"))}, // both have begun again in others
+		{Node: "c", Status: status("c", node("a", "rack-8"), node("c", "rack-3"))}, // both nodes have changed their zone
 		{Node: "d", Status: status("d", node("a", ""), node("b", ""), node("c", ""), node("d", ""), node("e", ""))},
-		{Node: "e", Status: status("e", node("e", ""), node("a", "rack-1"))}, // begun again without one
+		{Node: "e", Status: status("e", node("e", ""), node("a", "rack-1"))}, // restarted without a zone
 		{Node: "f", Error: "node f is gone"},
 	}}
 	r.addZones()
@@ -48,14 +48,14 @@ func TestZones(t *testing.T) {
 	}
 }
 
-// TestOneProblemForEachCause: nodes report one cause of their partitions as one problem, with all partitions and the
-// evidence of the first. Problems that differ in what they are about stay apart.
+// TestOneProblemForEachCause: a cause in several partitions is one problem, with all partitions and the evidence of the
+// first. Problems with different objects stay separate.
 func TestOneProblemForEachCause(t *testing.T) {
 	var list Problems
 	for _, p := range []struct{ node, text string }{
-		{"a", "partitions 0-3: the log is gone: 15s old; what to do: see NATS"},
-		{"b", "partitions 2-5,9: the log is gone: 17s old; what to do: see NATS"},
-		{"b", "partition 4: the log is gone; what to do: wait"},
+		{"a", "partitions 0-3: the log is gone: 15s old" + RemedyMark + "see NATS"},
+		{"b", "partitions 2-5,9: the log is gone: 17s old" + RemedyMark + "see NATS"},
+		{"b", "partition 4: the log is gone" + RemedyMark + "wait"},
 		{"a", "engines are silent: w1/0"}, {"b", "engines are silent: w2/0"}, {"c", "engines are silent: w1/0"},
 		{"a", "partition of the disk: full"},
 	} {
@@ -66,8 +66,8 @@ func TestOneProblemForEachCause(t *testing.T) {
 		got = append(got, p.Where()+": "+p.String())
 	}
 	want := []string{
-		"nodes a, b: partitions 0-5,9: the log is gone: 15s old; what to do: see NATS",
-		"node b: partition 4: the log is gone; what to do: wait",
+		"nodes a, b: partitions 0-5,9: the log is gone: 15s old" + RemedyMark + "see NATS",
+		"node b: partition 4: the log is gone" + RemedyMark + "wait",
 		"nodes a, c: engines are silent: w1/0", "node b: engines are silent: w2/0", "node a: partition of the disk: full",
 	}
 	if !slices.Equal(got, want) {
