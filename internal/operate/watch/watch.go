@@ -1,8 +1,9 @@
-// Package watch computes what the live page shows: how all ranks are, and the status of all nodes. It does so once for
-// all who watch, while anybody does, and no more often than a share of one core allows. A watcher is sent everything at
-// first, and then what has changed; one that is slow is sent everything again in place of what it missed, so nothing
-// is queued. Where there is nothing new it is sent a comment now and then, so that it can tell silence from a node that
-// has stopped.
+// Package watch computes the content of the live page: the state of all ranks, and the status of all nodes.
+//
+// A [Hub] computes the content once for all watchers. It computes only while watchers exist, and uses at most a fixed
+// share of one core. A watcher first receives the complete content, and then the changes. A slow watcher receives the
+// complete content again instead of the missed changes, so no changes are queued. Without changes a watcher receives a
+// comment at intervals, which distinguishes a quiet node from a stopped node.
 package watch
 
 import (
@@ -21,7 +22,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// Source is what is watched. Its methods may be called from any goroutine.
+// Source provides the watched content. Its methods must be safe for concurrent use.
 type Source interface {
 	Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error)
 	Loads(ctx context.Context) (*api.LoadList, error)
@@ -30,66 +31,66 @@ type Source interface {
 	StatusOf(ctx context.Context, node string) (*api.Status, error)
 }
 
-// Config is a hub's.
+// Config configures a Hub.
 type Config struct {
-	Self   string // the node
+	Self   string // name of this node
 	Source Source
 
-	// Most is how many may watch at once; default 100.
+	// Most bounds the number of watchers; default 100.
 	Most int
 
-	// Fleet and Cluster are the least times between two looks; default 1 s and 5 s. A look that took long is followed by
-	// a pause of 40 times as long, up to 30 s.
+	// Fleet and Cluster are the minimum intervals between two polls; default 1 s and 5 s. The pause after a slow poll
+	// is 40 times its duration, at most 30 s.
 	Fleet, Cluster time.Duration
 }
 
-// The bounds of what a look may cost.
+// Bounds on the cost of polls.
 const (
 	pauseFactor  = 40
 	longestPause = 30 * time.Second
 	lookTimeout  = 10 * time.Second
 )
 
-// Silence is the longest that a watcher is sent nothing. The page gives up a stream after three times as long.
+// Silence is the longest interval without data for a watcher. The page closes a stream after three times as long.
 const Silence = 5 * time.Second
 
-// still is a comment of server-sent events, which readers pass over.
+// still is a comment of server-sent events, which readers skip.
 var still = []byte(":\n\n")
 
-// Hub has the latest look at everything. Any goroutine may use it.
+// Hub holds the latest poll of each topic. It is safe for concurrent use.
 type Hub struct {
 	cfg Config
 
 	mu       sync.Mutex
 	watchers int
-	changed  chan struct{} // closed when there is something new
+	changed  chan struct{} // closed on a change
 	ended    bool
-	topics   [2]*look // fleet, cluster; nil: not looked at since somebody watches
+	topics   [2]*look // fleet, cluster; nil before the first poll for the present watchers
 
-	begun chan struct{} // somebody began to watch
+	begun chan struct{} // receives a value when a watcher joins
 
-	// Of the last look at the fleet; the goroutine in Run owns it.
+	// The last poll of the fleet; owned by the goroutine in Run.
 	ranks   []api.FleetRank
 	expired []api.ExpiredWorker
 	at      time.Time
 }
 
-// look is what was seen at once, as it is sent.
+// look is the result of a poll, in the form in which it is sent.
 type look struct {
 	version uint64
-	changes []byte        // since version-1; nil: there was none
-	full    func() []byte // everything
-	due     time.Time     // when the next one is
+	changes []byte        // changes since version-1; nil without a previous poll
+	full    func() []byte // returns the complete content
+	due     time.Time     // time of the next poll
 }
 
-// New returns a hub. Run has it work.
+// New returns a Hub. The caller must call Run.
 func New(cfg Config) *Hub {
 	cfg.Most = cmp.Or(cfg.Most, 100)
 	cfg.Fleet, cfg.Cluster = cmp.Or(cfg.Fleet, time.Second), cmp.Or(cfg.Cluster, 5*time.Second)
 	return &Hub{cfg: cfg, begun: make(chan struct{}, 1), changed: make(chan struct{})}
 }
 
-// Run looks while anybody watches, until ctx ends; then everybody's watching ends.
+// Run polls while watchers exist, until ctx ends. Then all watchers are disconnected.
 func (h *Hub) Run(ctx context.Context) {
 	defer func() {
 		h.mu.Lock()
@@ -119,7 +120,7 @@ func (h *Hub) Run(ctx context.Context) {
 				h.publish(i, &look{version[i], changes, full, due[i]})
 			}
 		}
-		var next <-chan time.Time // none while nobody watches
+		var next <-chan time.Time // nil without watchers
 		if h.watched() {
 			at := due[0]
 			if due[1].Before(at) {
@@ -142,7 +143,7 @@ func (h *Hub) watched() bool {
 	return h.watchers > 0
 }
 
-// publish says what was seen.
+// publish stores a poll and wakes the watchers.
 func (h *Hub) publish(topic int, l *look) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -151,18 +152,18 @@ func (h *Hub) publish(topic int, l *look) {
 	h.changed = make(chan struct{})
 }
 
-// Watch sends what there is, and then what changes, until ctx ends, the hub ends or sending fails. What it sends are
-// whole server-sent events, or a comment if nothing was sent for [Silence]; they must not be changed. The error
-// is an [api.Error] if too many watch, or sending's.
+// Watch sends the present content, and then changes, until ctx ends, the hub ends or send fails. It sends whole
+// server-sent events, or a comment after [Silence] without an event. send must not modify the bytes. The error is an
+// [api.Error] at the limit of watchers, or the error of send.
 func (h *Hub) Watch(ctx context.Context, send func(event []byte) error) error {
 	h.mu.Lock()
 	if h.watchers >= h.cfg.Most {
 		h.mu.Unlock()
-		return api.Errorf(api.CodeBusy, "%d pages watch this node already; close one, or watch another node", h.cfg.Most)
+		return api.Errorf(api.CodeBusy, "%d pages already watch this node; close a page, or watch another node", h.cfg.Most)
 	}
 	if h.watchers++; h.watchers == 1 {
 		for i, l := range h.topics {
-			if l != nil && time.Now().After(l.due) { // nobody watched since: it is old
+			if l != nil && time.Now().After(l.due) { // the poll is old: there were no watchers
 				h.topics[i] = nil
 			}
 		}
@@ -207,16 +208,16 @@ func (h *Hub) Watch(ctx context.Context, send func(event []byte) error) error {
 	}
 }
 
-// event is a server-sent event.
+// event returns a server-sent event.
 func event(name string, data any) []byte {
 	text, err := json.Marshal(data)
 	if err != nil {
-		text, name = nil, "unreadable" // no value of ours is
+		text, name = nil, "unreadable" // our own values always encode
 	}
 	return slices.Concat([]byte("event: "+name+"\ndata: "), bytes.TrimSpace(text), []byte("\n\n"))
 }
 
-// fleet looks at all ranks.
+// fleet polls all ranks.
 func (h *Hub) fleet(ctx context.Context) (changes []byte, full func() []byte) {
 	list, err := h.cfg.Source.Workers(ctx, api.WorkersRequest{})
 	now := time.Now().UTC().Round(time.Millisecond)
@@ -249,8 +250,8 @@ func (h *Hub) fleet(ctx context.Context) (changes []byte, full func() []byte) {
 	return changes, sync.OnceValue(func() []byte { return event(api.EventFleet, all) })
 }
 
-// Ranks are the ranks of a list, in its order, with their loads as far as these are known (not nil), and with the rates
-// since the ranks that were seen before.
+// Ranks returns the ranks of a list, in its order. It adds the loads (not nil), and the rates since an earlier poll
+// before.
 func Ranks(list *api.WorkerList, loads *api.LoadList, engines *api.EngineLoads, before []api.FleetRank,
 	since time.Duration) []api.FleetRank {
 	ranks := make([]api.FleetRank, len(list.Workers))
@@ -311,7 +312,7 @@ func addEngines(ranks []api.FleetRank, engines *api.EngineLoads) {
 	}
 }
 
-// addRates says how many blocks a second were stored and removed since the ranks before.
+// addRates computes the blocks stored and removed per second since an earlier poll.
 func addRates(ranks, before []api.FleetRank, since time.Duration) {
 	for i := range ranks {
 		r := &ranks[i]
@@ -326,7 +327,7 @@ func addRates(ranks, before []api.FleetRank, since time.Duration) {
 	}
 }
 
-// difference is which ranks are new or not as before, and which went. Both lists are in order.
+// difference returns the new and changed ranks, and the removed ranks. Both lists are sorted.
 func difference(now, before []api.FleetRank) (changed []api.FleetRank, gone []api.RankPlace) {
 	changed = []api.FleetRank{}
 	for i := range now {
@@ -347,7 +348,7 @@ func difference(now, before []api.FleetRank) (changed []api.FleetRank, gone []ap
 	return changed, gone
 }
 
-// cluster asks all nodes for their status. Of problems and requests it takes what there is.
+// cluster requests the status of all nodes. Problems and requests may be incomplete.
 func (h *Hub) cluster(ctx context.Context) (changes []byte, full func() []byte) {
 	names := h.cfg.Source.Nodes()
 	nodes := make([]api.NodeState, len(names))

@@ -16,11 +16,11 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// fleet is a source whose looks are counted. The tests change it between looks.
+// fleet is a source that counts polls. Tests change it between polls.
 type fleet struct {
 	mu       sync.Mutex
 	looks    int
-	cost     time.Duration // of a look
+	cost     time.Duration // duration of a poll
 	err      error
 	workers  []api.WorkerInfo
 	expired  []api.ExpiredWorker
@@ -36,7 +36,7 @@ func (f *fleet) Workers(context.Context, api.WorkersRequest) (*api.WorkerList, e
 	return list, f.err
 }
 
-// seen is how many looks there were.
+// seen returns the number of polls.
 func (f *fleet) seen() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -76,17 +76,17 @@ func worker(name string, stored uint64) api.WorkerInfo {
 	return api.WorkerInfo{Instance: events.WorkerID(name), Model: "m", Incarnation: 1, Stored: stored}
 }
 
-// watcher takes what a hub sends.
+// watcher receives the events of a hub.
 type watcher struct {
 	t      *testing.T
 	mu     sync.Mutex
 	names  []string
 	fleets []api.FleetEvent
-	nodes  []api.NodeState // as the latest event of the cluster has them
-	still  int             // comments
+	nodes  []api.NodeState // from the latest cluster event
+	still  int             // number of comments
 }
 
-// got is what it was sent so far: the events' names, and those of the fleet.
+// got returns the names of the received events, and the received fleet events.
 func (w *watcher) got() ([]string, []api.FleetEvent) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -124,7 +124,7 @@ func (w *watcher) send(event []byte) error {
 	return nil
 }
 
-// TestChanges: a watcher is sent everything, and then what has changed, with rates and loads.
+// TestChanges: a watcher receives the complete content, and then the changes, with rates and loads.
 func TestChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -134,7 +134,7 @@ func TestChanges(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if f.seen() != 0 {
-			t.Errorf("nobody watches, and there were %d looks", f.seen())
+			t.Errorf("%d polls without a watcher", f.seen())
 		}
 		w := &watcher{t: t}
 		go h.Watch(ctx, w.send)
@@ -167,7 +167,7 @@ func TestChanges(t *testing.T) {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if _, fleets = w.got(); fleets[3].Expired == nil || len(fleets[3].Expired) > 0 {
-			t.Errorf("nobody is expired any more: %+v", fleets[3])
+			t.Errorf("expired workers left: %+v", fleets[3])
 		}
 		f.change(func() { f.err = errors.New("not now") })
 		time.Sleep(time.Second)
@@ -188,7 +188,7 @@ func TestChanges(t *testing.T) {
 	})
 }
 
-// TestZones: each node comes with its zone, also one that does not answer and that others know.
+// TestZones: each node has its zone, even a node that does not answer, if another node reports its zone.
 func TestZones(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -206,8 +206,8 @@ func TestZones(t *testing.T) {
 	})
 }
 
-// TestShared: many watchers cost as much as one; one that is slow is sent everything again in place of what it missed;
-// nobody watching, nothing is looked at.
+// TestShared: many watchers cost as much as one. A slow watcher receives the complete content instead of the missed
+// changes. Without watchers there are no polls.
 func TestShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fleet{workers: []api.WorkerInfo{worker("w1", 0)}}
@@ -224,12 +224,12 @@ func TestShared(t *testing.T) {
 		})
 		synctest.Wait()
 		if err := h.Watch(watching, nil); api.AsError(err).Code != api.CodeBusy {
-			t.Errorf("one too many: %v", err)
+			t.Errorf("a watcher above the limit: %v", err)
 		}
 		time.Sleep(20*time.Second + 100*time.Millisecond)
 		synctest.Wait()
 		if f.seen() > 22 {
-			t.Errorf("%d looks in 20 s", f.seen())
+			t.Errorf("%d polls in 20 s", f.seen())
 		}
 		_, fleets := slow.got()
 		for _, e := range fleets {
@@ -238,18 +238,18 @@ func TestShared(t *testing.T) {
 			}
 		}
 		leave()
-		time.Sleep(10*time.Second + 100*time.Millisecond) // the slow one takes its event first
+		time.Sleep(10*time.Second + 100*time.Millisecond) // the slow watcher receives its event first
 		synctest.Wait()
 		before := f.seen()
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if f.seen() > before {
-			t.Error("it looks, and nobody watches")
+			t.Error("a poll without a watcher")
 		}
 	})
 }
 
-// TestSilence: a watcher is sent something every few seconds, also while a look takes long and until the next is due.
+// TestSilence: a watcher receives data every few seconds, even during a long poll and between polls.
 func TestSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := New(Config{Source: &fleet{cost: lookTimeout}})
@@ -270,7 +270,7 @@ func TestSilence(t *testing.T) {
 	})
 }
 
-// TestCost: looks take no more than a fortieth of the time.
+// TestCost: polls use at most a fortieth of the time.
 func TestCost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fleet{workers: []api.WorkerInfo{worker("w1", 0)}, cost: 100 * time.Millisecond}
@@ -280,7 +280,7 @@ func TestCost(t *testing.T) {
 		time.Sleep(100 * time.Second)
 		synctest.Wait()
 		if f.seen() < 20 || f.seen() > 25 {
-			t.Errorf("%d looks of 100 ms in 100 s", f.seen())
+			t.Errorf("%d polls of 100 ms in 100 s", f.seen())
 		}
 	})
 }
