@@ -11,15 +11,15 @@ import (
 )
 
 const (
-	span       = 10 * time.Second // of a bucket
-	fine       = 60               // the newest spans, of which each has a bucket of its own
-	wide       = 6                // spans of older buckets
+	span       = 10 * time.Second // width of a bucket
+	fine       = 60               // the newest spans, each with a separate bucket
+	wide       = 6                // spans in an older bucket
 	hour       = int64(api.MaxFunnelSince / span)
 	maxModels  = 64
-	maxWorkers = 16 // named in one bucket for one cause
+	maxWorkers = 16 // workers with a name, in one bucket for one cause
 )
 
-// other stands for workers that are not named, and models that are too many.
+// other stands for workers without a name, and for models above the limit.
 const other = "other"
 
 type lostKey struct {
@@ -27,7 +27,7 @@ type lostKey struct {
 	cause api.FunnelCause
 }
 
-// workerTier is who lost something, and from which tier.
+// workerTier is the worker that lost tokens, and the tier of the loss.
 type workerTier struct {
 	worker events.WorkerID
 	tier   events.Tier
@@ -36,25 +36,25 @@ type workerTier struct {
 type lostBy struct {
 	workerTier
 	tokens uint64
-	ages   float64 // microseconds, times tokens
+	ages   float64 // microseconds, weighted by tokens
 }
 
-// bucket is what was asked in some time. Its sums are lists, for they are few, and a map takes many times their memory:
-// there are buckets for an hour of each model.
+// bucket contains the sums of a time span. The sums are lists, because a map with few entries would use many times the
+// memory: every model has buckets for an hour.
 type bucket struct {
-	from, spans                         int64 // Unix time in spans, and how many: 1, or wide from a whole minute on
+	from, spans                         int64 // Unix time in spans, and the width: 1, or wide from a full minute on
 	requests, routed, reports           uint64
 	asked, seen, held, selected, reused uint64
-	reported                            uint64 // of selected: tokens of choices of which there is a report
+	reported                            uint64 // part of selected: tokens of choices with a report
 	lost                                []lost
 	decisions                           []decided
 }
 
-// lost are the tokens that a step has lost for one reason.
+// lost contains the tokens lost in a step for one reason.
 type lost struct {
 	lostKey
 	tokens uint64
-	by     []lostBy // maxWorkers of them, and all others together
+	by     []lostBy // at most maxWorkers workers, and an entry for the rest
 }
 
 type decided struct {
@@ -70,7 +70,7 @@ func (b *bucket) lose(l *loss) {
 	}
 }
 
-// lostFor is what is lost for a reason, to be changed before the next call.
+// lostFor returns the loss for a reason. The pointer is valid until the next call.
 func (b *bucket) lostFor(k lostKey) *lost {
 	at := slices.IndexFunc(b.lost, func(t lost) bool { return t.lostKey == k })
 	if at < 0 {
@@ -107,7 +107,7 @@ func (b *bucket) decide(outcome string, n uint64) {
 	b.decisions = append(b.decisions, decided{outcome, n})
 }
 
-// join adds what another bucket has.
+// join adds the sums of another bucket.
 func (b *bucket) join(o *bucket) {
 	b.requests, b.routed, b.reports = b.requests+o.requests, b.routed+o.routed, b.reports+o.reports
 	b.asked, b.seen, b.held = b.asked+o.asked, b.seen+o.seen, b.held+o.held
@@ -124,11 +124,11 @@ func (b *bucket) join(o *bucket) {
 	}
 }
 
-// Buckets are sums over time, by model: of spans, and of minutes of what is older than ten, as in a round-robin
-// database. One goroutine at a time may use them.
+// Buckets are sums over time, by model: of spans, and of full minutes for times older than ten minutes, as in a
+// round-robin database. Only one goroutine at a time may use Buckets.
 type Buckets struct{ models map[string][]*bucket }
 
-// search finds the bucket that has a moment, in spans, or where it belongs.
+// search finds the bucket of a time in spans, or the index for a new bucket.
 func search(list []*bucket, moment int64) (at int, found bool) {
 	return slices.BinarySearchFunc(list, moment, func(b *bucket, moment int64) int {
 		if b.from <= moment && moment < b.from+b.spans {
@@ -138,7 +138,7 @@ func search(list []*bucket, moment int64) (at int, found bool) {
 	})
 }
 
-// at is the bucket of a moment, nil if it is too old, or there are too many models.
+// at returns the bucket of a time. It returns nil if the time is too old, or if there are too many models.
 func (s *Buckets) at(model string, t time.Time) *bucket {
 	moment := t.UnixNano() / int64(span)
 	list := s.models[model]
@@ -159,10 +159,10 @@ func (s *Buckets) at(model string, t time.Time) *bucket {
 	return list[at]
 }
 
-// consolidate joins buckets that are no longer fine, and forgets those that are older than an hour.
+// consolidate joins buckets that are older than the fine range, and deletes buckets older than an hour.
 func consolidate(list []*bucket) []*bucket {
 	newest := list[len(list)-1].from
-	minutes := (newest - fine) / wide * wide // joined before
+	minutes := (newest - fine) / wide * wide // the end of the joined range
 	kept := list[:0]
 	for _, b := range list {
 		if b.from+b.spans <= newest-hour {
@@ -182,7 +182,7 @@ func consolidate(list []*bucket) []*bucket {
 	return kept
 }
 
-// add counts a request. It is false if there is no room for its model.
+// add counts a request. It returns false at the limit of models.
 func (s *Buckets) add(r *Request, part *share) bool {
 	b := s.at(r.Model, r.At)
 	if b == nil {
@@ -203,11 +203,11 @@ func (s *Buckets) add(r *Request, part *share) bool {
 	return true
 }
 
-// funnel sums up the buckets of a model since some moment.
+// funnel sums the buckets of a model since a time.
 func (s *Buckets) funnel(model string, since, now time.Time) *api.Funnel {
 	first := since.UnixNano() / int64(span)
 	if first < now.UnixNano()/int64(span)-fine {
-		first -= first % wide // all nodes begin with a whole minute, whether their buckets are joined yet or not
+		first -= first % wide // all nodes begin with a full minute, independent of the joins
 	}
 	f := &api.Funnel{Model: model, From: time.Unix(0, first*int64(span)), To: now,
 		Steps: []api.FunnelTokens{}, Decisions: map[string]uint64{}, Buckets: []api.FunnelBucket{}}
@@ -275,7 +275,7 @@ func (s *Buckets) funnel(model string, since, now time.Time) *api.Funnel {
 
 var steps = []api.FunnelStep{api.StepAsked, api.StepSeen, api.StepHeld, api.StepSelected, api.StepReused}
 
-// finish sorts, reckons shares and leaves out what is beyond the bound of workers.
+// finish sorts the funnel, computes the shares and removes workers above the limit.
 func finish(f *api.Funnel) {
 	asked := float64(max(1, f.Steps[0].Tokens))
 	for i := range f.Steps {
@@ -305,7 +305,7 @@ func finish(f *api.Funnel) {
 	}
 }
 
-// joinWorkers adds up; names are the first's.
+// joinWorkers adds two entries. Names come from the first.
 func joinWorkers(a, b api.FunnelWorker) api.FunnelWorker {
 	all := a.Tokens + b.Tokens
 	a.AgeMS = uint64((float64(a.AgeMS)*float64(a.Tokens) + float64(b.AgeMS)*float64(b.Tokens)) / float64(max(1, all)))
@@ -313,7 +313,7 @@ func joinWorkers(a, b api.FunnelWorker) api.FunnelWorker {
 	return a
 }
 
-// Merge adds a node's part to that of others.
+// Merge adds the part of another node.
 func Merge(f, part *api.Funnel) {
 	if part.From.Before(f.From) {
 		f.From = part.From
@@ -353,11 +353,11 @@ func Merge(f, part *api.Funnel) {
 	finish(f)
 }
 
-// mergeBuckets merges two lists by time. Where one has a minute and the other spans of it, the minute takes all.
+// mergeBuckets merges two lists by time. A full minute absorbs the spans of the same minute.
 func mergeBuckets(a, b []api.FunnelBucket) []api.FunnelBucket {
 	all := append(slices.Clone(a), b...)
 	slices.SortStableFunc(all, func(x, y api.FunnelBucket) int {
-		return cmp.Or(x.From.Compare(y.From), cmp.Compare(y.Seconds, x.Seconds)) // the wider one first
+		return cmp.Or(x.From.Compare(y.From), cmp.Compare(y.Seconds, x.Seconds)) // the wider bucket first
 	})
 	merged := all[:0]
 	for _, x := range all {

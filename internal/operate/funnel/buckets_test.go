@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestBucketsOfAnHour has requests and reports over hours, some late, on two nodes, and compares with sums by span. Of
-// an hour there are no more buckets than spans of ten minutes, and minutes.
+// TestBucketsOfAnHour records requests and reports over hours, some late, on two nodes, and compares with sums by span.
+// An hour needs only the buckets of spans for ten minutes, and of minutes.
 func TestBucketsOfAnHour(t *testing.T) {
 	const model = "m"
 	for seed := range uint64(20) {
@@ -88,8 +88,7 @@ func TestBucketsOfAnHour(t *testing.T) {
 	}
 }
 
-// TestNothingReported: without a report of any node the share of the step reused is not known. With one of another node
-// it is.
+// TestNothingReported: without a report, the share of the step reused is unknown. A report of another node is enough.
 func TestNothingReported(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	parts := [2]Buckets{}
@@ -100,7 +99,7 @@ func TestNothingReported(t *testing.T) {
 	}
 	f := parts[0].funnel("m", now.Add(-time.Minute), now)
 	if s := f.Steps[4]; s.Step != api.StepReused || !s.NotReported || s.Share != nil || s.Tokens != 0 {
-		t.Errorf("nothing was reported: %+v", s)
+		t.Errorf("without a report: %+v", s)
 	}
 	if s := f.Steps[3]; s.NotReported || s.Share == nil || *s.Share != 0.4 {
 		t.Errorf("selected: %+v", s)
@@ -108,6 +107,6 @@ func TestNothingReported(t *testing.T) {
 	parts[1].models["m"][0].reports, parts[1].models["m"][0].reused = 1, 20
 	Merge(f, parts[1].funnel("m", now.Add(-time.Minute), now))
 	if s := f.Steps[4]; s.NotReported || s.Share == nil || *s.Share != 0.1 || f.Buckets[0].Reported != 1 {
-		t.Errorf("one was reported: %+v, %+v", s, f.Buckets)
+		t.Errorf("with a report: %+v, %+v", s, f.Buckets)
 	}
 }

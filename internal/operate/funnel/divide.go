@@ -7,49 +7,49 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Request is one that was asked or routed, and what was answered. Depths are in blocks. Its slices may not change
-// afterwards.
+// Request is a query or a choice, with its answer. Depths are in blocks. The slices of a request must not change.
 type Request struct {
-	At        time.Time // of the answer
+	At        time.Time // time of the answer
 	Model     string
 	BlockSize uint32
 
-	// Tokens, with their Space and images, or the local hashes of the blocks; neither: the tokens of a text are not known.
+	// Tokens, with their Space and images, or the local hashes of the blocks. No field is set for a text with unknown
+	// tokens.
 	Tokens []uint32
 	Space  events.Space
 	Media  []events.MediaItem
 	Hashes []uint64
 
-	ISL uint64 // tokens of the prompt; 0: those of the above
+	ISL uint64 // tokens of the prompt; 0: the number follows from the fields above
 
 	BlockSizes []uint32 // of the model's workers
 
-	Held       uint32 // the most that any worker holds,
-	HeldIn     Tiers  // and where that worker has it
-	Shared     uint32 // how far the shared store goes from the start
+	Held       uint32 // the deepest holding of any worker,
+	HeldIn     Tiers  // and its tiers
+	Shared     uint32 // depth of the shared store from the start
 	Incomplete bool   // the answer lacked partitions
 	Restricted bool   // the request excludes workers
 
 	Routed     bool
-	ID         string          // of the request, by which a report names it
-	Worker     events.WorkerID // that was chosen; empty: nobody could be
-	Known      uint32          // the most that a worker holds that is or was registered
-	Registered uint32          // the most that a registered worker holds
-	Eligible   uint32          // the most that one holds that might have been chosen
-	Selected   uint32          // what the chosen worker holds,
-	SelectedIn Tiers           // and where
-	Pinned     bool            // the request names its worker, or its session has one
+	ID         string          // id of the request in reports
+	Worker     events.WorkerID // the chosen worker; empty without a choice
+	Known      uint32          // the deepest holding of any worker that is or was registered
+	Registered uint32          // the deepest holding of a registered worker
+	Eligible   uint32          // the deepest holding of an eligible worker
+	Selected   uint32          // the holding of the chosen worker,
+	SelectedIn Tiers           // and its tiers
+	Pinned     bool            // the request or its session determines the worker
 }
 
-// Tiers has a number for each tier: device, host, disk, external. A prefix goes through them in this order.
+// Tiers contains a number for each tier: device, host, disk, external. A prefix uses the tiers in this order.
 type Tiers [events.NumTiers]uint64
 
-// NewTiers are blocks of a prefix by tier.
+// NewTiers returns the blocks of a prefix by tier.
 func NewTiers(device, host, disk, external uint32) Tiers {
 	return Tiers{uint64(device), uint64(host), uint64(disk), uint64(external)}
 }
 
-// Blocks is how many there are in all.
+// Blocks returns the sum of all tiers.
 func (t Tiers) Blocks() (n uint32) {
 	for _, of := range t {
 		n += uint32(of)
@@ -57,7 +57,7 @@ func (t Tiers) Blocks() (n uint32) {
 	return n
 }
 
-// tokens are those of so many of the first blocks. What is in no tier counts as the device's.
+// tokens returns the tokens of the first blocks, by tier. Blocks without a tier count for the device.
 func (t Tiers) tokens(blocks int, size uint64) (tokens Tiers) {
 	left := uint64(blocks)
 	for i, of := range t {
@@ -79,7 +79,7 @@ const (
 	outcomeNoWorker = "no_worker"
 )
 
-// outcome is what became of a choice.
+// outcome returns the result of the choice.
 func (r *Request) outcome() string {
 	switch {
 	case r.Worker == "":
@@ -96,29 +96,28 @@ func (r *Request) outcome() string {
 	return outcomeLoad
 }
 
-// prompt is a request's prompt by names.
+// prompt contains the block names of a request's prompt.
 type prompt struct {
 	names []Name
-	plain []Name   // without its LoRA, as prompts with one are remembered too; empty: no prompt has one
-	bare  []Name   // without its LoRA, as prompts without one are remembered; empty: it has none
-	other [][]Name // in blocks of other sizes
-	sizes []uint32 // of these
+	plain []Name   // names without the LoRA, in the space of prompts with a LoRA; empty if no prompt has a LoRA
+	bare  []Name   // names without the LoRA, in the space of prompts without a LoRA; empty without a LoRA
+	other [][]Name // names in other block sizes
+	sizes []uint32 // sizes of other
 	own   []events.LocalHash
 
-	locals []events.LocalHash // these two are of one use
+	locals []events.LocalHash // scratch memory, as is seq
 	seq    []events.SeqHash
 }
 
-// prompt makes the names of a request's blocks; those without a LoRA too, if any prompt has one. All are made with the
-// request's salt: a salt keeps a tenant apart, so that nothing that is found for one salt may depend on the prompts
-// of another.
+// prompt computes the names of a request's blocks, also without a LoRA if any prompt has a LoRA. All names include the
+// request's salt. A salt separates tenants, so results for a salt must not depend on prompts with another salt.
 func (r *Request) prompt(adapted bool) *prompt {
 	p := new(prompt)
 	p.read(r, adapted)
 	return p
 }
 
-// read is Request.prompt into memory that was used before.
+// read computes a prompt in reused memory.
 func (p *prompt) read(r *Request, adapted bool) {
 	p.names, p.plain, p.bare, p.other, p.sizes = p.names[:0], p.plain[:0], p.bare[:0], p.other[:0], p.sizes[:0]
 	p.locals, p.own = p.locals[:0], p.own[:0]
@@ -160,7 +159,7 @@ func (p *prompt) hash(names []Name, r *Request, size uint32, in events.Space) []
 	return p.appendNames(names, r.Model, size)
 }
 
-// appendNames appends those of p.locals.
+// appendNames appends the names of p.locals.
 func (p *prompt) appendNames(names []Name, model string, size uint32) []Name {
 	p.seq = events.SeqHashes(p.seq[:0], p.locals)
 	in := space(model, size)
@@ -170,7 +169,7 @@ func (p *prompt) appendNames(names []Name, model string, size uint32) []Name {
 	return names
 }
 
-// known is what is remembered of blocks, here and by other nodes.
+// known combines the histories of all nodes.
 type known struct {
 	history *History
 	others  map[Name]api.BlockPast
@@ -182,7 +181,7 @@ func (k known) of(n Name) (api.BlockPast, bool) {
 	return join(a, b), here || there
 }
 
-// seen is how many of the first blocks were asked for or stored before some moment.
+// seen returns the number of leading blocks that were requested or stored before a time.
 func (k known) seen(names []Name, before int64) int {
 	for i := len(names) - 1; i >= 0; i-- {
 		p, _ := k.history.blocks.get(uint64(names[i]))
@@ -202,20 +201,20 @@ func earlier(asked, stored, before int64) bool {
 	return asked != 0 && asked <= before || stored != 0 && stored < before
 }
 
-// loss is what a cause has lost of one request.
+// loss contains a request's tokens that a cause has lost.
 type loss struct {
-	step   api.FunnelStep // that lacks the tokens
+	step   api.FunnelStep // the first step without the tokens
 	cause  api.FunnelCause
 	tokens uint64
 	worker events.WorkerID
 	tier   events.Tier
-	age    int64 // microseconds; of tokens with a worker
+	age    int64 // microseconds; for tokens with a worker
 }
 
-// share is one request's part of the funnel.
+// share is the part of one request in the funnel.
 type share struct {
 	asked, seen, held, selected uint64
-	heldIn, selectedIn          Tiers // the last two by tier, in tokens
+	heldIn, selectedIn          Tiers // held and selected by tier, in tokens
 	lost                        []loss
 }
 
@@ -233,8 +232,8 @@ func (s *share) lose(l loss) {
 	s.lost = append(s.lost, l)
 }
 
-// divide says where a request's tokens are lost. elsewhere reports whether what a worker has stored since some time
-// begins with nothing that was asked for.
+// divide assigns a request's lost tokens to causes. elsewhere reports whether the prompts that a worker has stored
+// since a time have different beginnings than all requests.
 func divide(r *Request, p *prompt, k known, elsewhere func(events.WorkerID, int64) bool) (s share) {
 	now, size := r.At.UnixMicro(), uint64(r.BlockSize)
 	whole := uint64(len(p.names)) * size
@@ -247,7 +246,7 @@ func divide(r *Request, p *prompt, k known, elsewhere func(events.WorkerID, int6
 	seen := max(k.seen(p.names, now), held)
 	s.seen, s.held, s.heldIn = uint64(seen)*size, uint64(held)*size, r.HeldIn.tokens(held, size)
 
-	// from asked to seen
+	// From asked to seen.
 	otherLoRA, otherSize := s.seen, s.seen
 	for _, list := range [][]Name{p.plain, p.bare} {
 		otherLoRA = max(otherLoRA, uint64(k.seen(list, now))*size)
@@ -262,7 +261,7 @@ func divide(r *Request, p *prompt, k known, elsewhere func(events.WorkerID, int6
 	s.lose(loss{step: api.StepSeen, cause: api.CauseNew, tokens: whole - max(otherLoRA, otherSize)})
 	s.lose(loss{step: api.StepSeen, cause: api.CausePartialBlock, tokens: s.asked - whole})
 
-	// from seen to held
+	// From seen to held.
 	last := loss{step: api.StepHeld, tokens: size}
 	for i := held; i < seen; i++ {
 		b, known := k.of(p.names[i])
@@ -273,7 +272,7 @@ func divide(r *Request, p *prompt, k known, elsewhere func(events.WorkerID, int6
 		s.lose(last)
 	}
 
-	// from held to selected
+	// From held to selected.
 	if !r.Routed {
 		s.lose(loss{step: api.StepSelected, cause: api.CauseNotRouted, tokens: s.held})
 		return s
@@ -294,7 +293,7 @@ func divide(r *Request, p *prompt, k known, elsewhere func(events.WorkerID, int6
 	return s
 }
 
-// lostBlock is why a block is not held that was seen; before is why the one before it is not.
+// lostBlock returns the reason why a seen block is not held; before is the reason for the previous block.
 func lostBlock(r *Request, i int, b api.BlockPast, known bool, before loss, from int64) loss {
 	l := loss{step: api.StepHeld, tokens: before.tokens}
 	now := r.At.UnixMicro()
@@ -307,7 +306,7 @@ func lostBlock(r *Request, i int, b api.BlockPast, known bool, before loss, from
 		l.cause, l.worker, l.tier, l.age = b.Why, b.Worker, b.Tier, max(0, now-b.Lost)
 	case before.cause != "" && before.cause != api.CauseNeverStored && before.cause != api.CauseTokens &&
 		(!known || b.Stored != 0 && b.Stored < now):
-		return before // it may be there, behind one that is not
+		return before // the block may be held behind a missing block
 	case known && b.Stored != 0 && b.Stored < now && r.Restricted:
 		l.cause = api.CauseNotAllowed
 	case before.cause == api.CauseTokens && !(known && b.Stored != 0 && b.Stored < now):

@@ -1,31 +1,30 @@
-// Package funnel answers: of the tokens that are asked for, how many could have been reused, and where are the others
-// lost?
+// Package funnel computes the share of requested tokens that could be reused, and the causes for the loss of the
+// others.
 //
 //	t := funnel.New(funnel.Config{...})
 //	go t.Run(ctx)
-//	t.Applying(message, batch)       // a batch of the log, before the index has it
-//	t.Record(funnel.Request{...})    // what was asked, and what the index and the choice have said
-//	found, err := t.Report(ctx, report)  // what the engine has reused
+//	t.Applying(message, batch)       // a batch of the log, before the index applies it
+//	t.Record(funnel.Request{...})    // a request, with the answers of the index and the choice
+//	found, err := t.Report(ctx, report)  // the reuse that the engine reports
 //	part, err := t.Funnel(ctx, "m", 10*time.Minute)
 //
-// Five steps follow each other, each with at most the tokens of the one before: asked, seen, held, selected, reused
-// (package api has their meaning). What is lost between two of them is divided among causes, so that a step and its
-// losses are the step before.
+// The funnel has five steps: asked, seen, held, selected, reused (defined in package api). A step has at most the
+// tokens of the step before. The difference is divided among causes, so a step and its losses add up to the step
+// before.
 //
-// Nothing of this is in the way of an answer or of the index. Requests, and copies of the batches that the index
-// applies, go in their order into one bounded queue. What finds the queue full is counted and left out; and of requests
-// and of batches no more are taken in a second than [Config.MaxRate] and [Config.MaxRead] allow. One goroutine, Run,
-// takes them out:
+// The funnel does not delay answers or the index. Requests, and copies of the batches for the index, enter one bounded
+// queue, in order. A full queue drops and counts entries. [Config.MaxRate] and [Config.MaxRead] bound the requests and
+// the batches per second. The goroutine of Run processes the queue:
 //
-//   - [History] remembers blocks: who asked for and stored them first, who stored and lost them last. A block's name is
-//     made of its sequence hash, the model and the block size, so that it says all of the prompt up to its end, and
-//     nothing of what it was. Its memory is bounded: two generations, of which the older one is forgotten when the
-//     younger is full; what is used again moves to the younger.
-//   - [divide] is the arithmetic of one request: steps and causes from what the history says.
+//   - [History] stores the past of blocks: the first request and the first store, the last store and the last loss,
+//     with the ranks. A block's name is a hash of its sequence hash, the model and the block size. It identifies the
+//     prompt up to the block's end and reveals no content. Memory is bounded by two generations: a full younger
+//     generation replaces the older one. Blocks in use move to the younger generation.
+//   - [divide] is the arithmetic of one request: steps and causes from the history.
 //   - [Buckets] are sums over spans of ten seconds, for ten minutes, and over minutes, for an hour.
-//   - Of each model the newest requests are kept, with the hashes of their blocks, so that one can be looked at.
+//   - For each model, the newest requests are stored with their block hashes, for inspection.
 //
-// A node remembers what it was asked itself, and what the log of its own partitions says. Of blocks that a request has
-// beyond what is held, it asks the other nodes ([Config.Peers]), for many requests at once. Times of other nodes are
-// compared with its own: clocks should differ by less than requests follow each other.
+// A node stores its own requests, and the log of its own partitions. For blocks of a request beyond the held blocks, it
+// queries the other nodes ([Config.Peers]), for many requests at once. Times of other nodes are compared with its own:
+// clocks should differ by less than the time between requests.
 package funnel

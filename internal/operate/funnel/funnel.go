@@ -14,62 +14,66 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// Config is a node's.
+// Config configures the bounds and callbacks of a Tracker.
 type Config struct {
 	Node string
 
-	// Blocks bounds the blocks that are remembered, of some 120 bytes each. 0: [usualBlocks] for those in the index.
+	// Blocks bounds the blocks in the history, of about 120 bytes each. 0 selects [usualBlocks] for the blocks in the
+	// index.
 	Blocks int
 
-	// Indexed returns the number of different blocks in the index. nil: none.
+	// Indexed returns the number of different blocks in the index. nil means 0.
 	Indexed func() uint64
 
-	// MaxRate bounds the requests that are recorded in a second, by the blocks of their prompts, of which a new one
-	// costs some microsecond; others are counted. Default 100,000.
+	// MaxRate bounds the recorded requests per second, measured in blocks of their prompts. A new block costs about a
+	// microsecond. Further requests are only counted. The default is 100,000.
 	MaxRate int
 
-	// MaxRead bounds the bytes of the log's messages that are read in a second, beyond a burst of 2 MiB: each block costs
-	// about half a microsecond, and this must not take a core from a node that follows a fast log or reads a long one
-	// again. Other messages are counted. Default 2 MiB, about 100,000 blocks.
+	// MaxRead bounds the bytes per second of log messages, beyond a burst of 2 MiB. A block costs about half a
+	// microsecond, which must not use a core of a node that follows a fast log or reads a long log again. Further
+	// messages are only counted. The default is 2 MiB, about 100,000 blocks.
 	MaxRead int
 
-	// Peers asks all other nodes what they remember. unheard is how many did not answer. nil: there are none.
+	// Peers queries the histories of all other nodes. unheard is the number of nodes without an answer. nil means that
+	// no other nodes exist.
 	Peers func(ctx context.Context, q *api.BlockHistoryRequest) (answers []*api.BlockHistory, unheard int)
 
-	// Claimed reports whether a worker's events under a model count; see [node.Config].Claimed. nil: all count.
+	// Claimed reports whether a worker's events under a model are valid; see [node.Config].Claimed. nil accepts all
+	// events.
 	Claimed func(instance events.WorkerID, model string) bool
 
-	// BlockSizes are those of a model's workers, as this node knows them. nil: they are not looked at.
+	// BlockSizes returns the block sizes of a model's workers, from this node's view. nil disables other sizes.
 	BlockSizes func(model string) []uint32
 
-	// Counted is told the tokens of each request that was divided, and Reused of each report. They may be nil.
+	// Counted is called with the tokens of each processed request, and Reused with the tokens of each report. nil
+	// disables a callback.
 	Counted func(model string, asked, seen uint64, held, selected Tiers, outcome string)
 	Reused  func(model string, tokens uint64)
 }
 
 const (
-	maxBatch    = 64                     // requests that other nodes are asked about at once
+	maxBatch    = 64                     // requests in one query to other nodes
 	maxQueue    = 1 << 14                // items: requests, and messages of the log
-	maxUnread   = 16 << 20               // bytes of memory of the batches that wait
-	maxBurst    = 2 << 20                // bytes of messages that are read whatever their rate
-	peerTime    = 500 * time.Millisecond // for other nodes' answers
+	maxUnread   = 16 << 20               // bytes of memory of the waiting batches
+	maxBurst    = 2 << 20                // bytes of messages that are read at any rate
+	peerTime    = 500 * time.Millisecond // deadline of other nodes' answers
 	maxPending  = 1 << 15                // choices that wait for a report
-	maxPendingN = 1 << 21                // blocks of these
+	maxPendingN = 1 << 21                // blocks of these choices
 )
 
-// item is what goes through the queue; one field is set.
+// item is an entry of the queue; exactly one field is set.
 type item struct {
 	request *Request
 	batch   *logged
 	report  *reportItem
-	done    chan struct{} // closed when all before it is done
+	done    chan struct{} // closed after all earlier entries are processed
 }
 
 // logged is a batch of the log.
 type logged struct {
 	*events.Batch
 	key events.RankKey
-	at  int64 // microseconds since 1970: when it was applied, or, if it is old, when it was published
+	at  int64 // microseconds since 1970: the time of the application, or of the publication of an old batch
 }
 
 type reportItem struct {
@@ -77,57 +81,57 @@ type reportItem struct {
 	known chan bool
 }
 
-// pending is a choice of which no report has come.
+// pending is a choice without a report.
 type pending struct {
 	model            string
 	at               time.Time
 	size, isl        uint64
 	selected, device uint64 // tokens
 	worker           events.WorkerID
-	names            []Name // of what was selected
-	whole            bool   // it is all of the prompt's blocks
+	names            []Name // names of the selected blocks
+	whole            bool   // names contains all blocks of the prompt
 }
 
-// Tracker is the funnel of one node. Its methods may be called from any goroutine.
+// Tracker is the funnel of one node. It is safe for concurrent use.
 type Tracker struct {
 	cfg   Config
 	queue chan item
 
 	unread              atomic.Int64 // bytes
-	recorded            atomic.Int64 // Unix nanoseconds: when what is recorded has taken its time
+	recorded            atomic.Int64 // Unix nanoseconds: the time at which the rate limit admits the next request
 	dropped, eventsLost atomic.Uint64
 	forgotten, unheard  atomic.Uint64
 	reading             budget
 
-	mu      sync.Mutex // of what follows
+	mu      sync.Mutex // guards the following fields
 	history *History
 	sums    Buckets
 	began   time.Time
 	recent  map[string]*recent // by model
 	lastID  int64
 
-	prompts [maxBatch]prompt // Run's alone, like what follows
+	prompts [maxBatch]prompt // used only by Run, as are the following fields
 	pending map[string]*pending
 	order   []string
 	names   int
 	sizes   map[string]*blockSizes // by model
 }
 
-// blockSizes are those of a model's workers, as all nodes knew them some time ago.
+// blockSizes caches the block sizes of a model's workers on all nodes.
 type blockSizes struct {
 	list []uint32
 	at   time.Time
 }
 
-// budget is a token bucket of bytes. Any goroutine may use it.
+// budget is a token bucket of bytes. It is safe for concurrent use.
 type budget struct {
 	mu   sync.Mutex
 	left float64
 	at   time.Time
 }
 
-// spend reports whether any bytes are left, and takes n, which may leave a debt. A second brings rate bytes, and
-// maxBurst are kept at most.
+// spend reports whether bytes are left, and removes n bytes, which may leave a debt. Each second adds rate bytes, up to
+// maxBurst.
 func (b *budget) spend(n, rate int, now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -139,7 +143,7 @@ func (b *budget) spend(n, rate int, now time.Time) bool {
 	return true
 }
 
-// New returns a tracker that takes nothing out of its queue until Run.
+// New returns a Tracker. The queue is processed only by Run.
 func New(cfg Config) *Tracker {
 	if cfg.Indexed == nil {
 		cfg.Indexed = func() uint64 { return 0 }
@@ -165,12 +169,12 @@ func New(cfg Config) *Tracker {
 		sizes:  map[string]*blockSizes{}}
 }
 
-// usualBlocks returns how many blocks are remembered for so many in the index: four caches full, from 65,536 (8 MB) to
+// usualBlocks returns the default bound for the number of blocks in the index: four full caches, from 65,536 (8 MB) to
 // 524,288 (60 MB).
 func usualBlocks(indexed uint64) int { return int(min(max(4*indexed, 1<<16), 1<<19)) }
 
-// Admit reports whether a request with a prompt of so many blocks is to be recorded now, and counts it if not. It is
-// what Record is asked before, so that what is left out costs nothing: a token bucket (GCRA) of a second.
+// Admit reports whether a request with a prompt of the given blocks is recorded now, and counts it otherwise. Callers
+// call Admit before Record, so a skipped request costs nothing. Admit is a token bucket (GCRA) of a second.
 func (t *Tracker) Admit(blocks int, now time.Time) bool {
 	for {
 		was := t.recorded.Load()
@@ -186,7 +190,7 @@ func (t *Tracker) Admit(blocks int, now time.Time) bool {
 	}
 }
 
-// Record takes a request that was answered, and admitted. It waits for nothing.
+// Record records an answered and admitted request. It does not block.
 func (t *Tracker) Record(r *Request) {
 	select {
 	case t.queue <- item{request: r}:
@@ -216,7 +220,7 @@ func (t *Tracker) Applying(m *jetstream.Message, b *events.Batch) {
 	}
 }
 
-// Report takes what an engine has reused of a prompt, and reports whether its choice is known here.
+// Report records the tokens that an engine has reused of a prompt. It returns false for an unknown choice.
 func (t *Tracker) Report(ctx context.Context, r *api.Report) (known bool, err error) {
 	x := &reportItem{*r, make(chan bool, 1)}
 	select {
@@ -232,7 +236,7 @@ func (t *Tracker) Report(ctx context.Context, r *api.Report) (known bool, err er
 	}
 }
 
-// ReportLater is Report that waits for nothing.
+// ReportLater is a Report that does not block.
 func (t *Tracker) ReportLater(r api.Report) {
 	select {
 	case t.queue <- item{report: &reportItem{r, make(chan bool, 1)}}:
@@ -241,7 +245,7 @@ func (t *Tracker) ReportLater(r api.Report) {
 	}
 }
 
-// Funnel is this node's part, of all that was recorded before.
+// Funnel returns this node's part, with all earlier records.
 func (t *Tracker) Funnel(ctx context.Context, model string, since time.Duration) (*api.Funnel, error) {
 	if err := t.settle(ctx); err != nil {
 		return nil, err
@@ -263,7 +267,7 @@ func (t *Tracker) Funnel(ctx context.Context, model string, since time.Duration)
 	return f, nil
 }
 
-// settle waits until all that came before is recorded.
+// settle waits until all earlier entries are processed.
 func (t *Tracker) settle(ctx context.Context) error {
 	done := make(chan struct{})
 	select {
@@ -279,7 +283,7 @@ func (t *Tracker) settle(ctx context.Context) error {
 	}
 }
 
-// BlockHistory is what this node remembers.
+// BlockHistory returns this node's history of blocks.
 func (t *Tracker) BlockHistory(q *api.BlockHistoryRequest) *api.BlockHistory {
 	out := &api.BlockHistory{Blocks: []api.BlockPast{}}
 	t.mu.Lock()
@@ -302,7 +306,7 @@ func (t *Tracker) BlockHistory(q *api.BlockHistoryRequest) *api.BlockHistory {
 	return out
 }
 
-// Run works until ctx ends.
+// Run processes the queue until ctx ends.
 func (t *Tracker) Run(ctx context.Context) {
 	var batch []*Request
 	for {
@@ -316,7 +320,7 @@ func (t *Tracker) Run(ctx context.Context) {
 		} else {
 			select {
 			case next = <-t.queue:
-			default: // nothing waits
+			default: // the queue is empty
 			}
 		}
 		if next.request != nil {
@@ -340,7 +344,7 @@ func (t *Tracker) Run(ctx context.Context) {
 	}
 }
 
-// old is how old messages are that were not published now: a log that is read again.
+// old is the age at which a message belongs to a log that is read again.
 const old = 5 * time.Second
 
 func (t *Tracker) apply(x *logged) {
@@ -352,7 +356,7 @@ func (t *Tracker) apply(x *logged) {
 	t.history.Apply(x.key, x.Batch, x.at)
 }
 
-// divide records requests, in their order. Other nodes are asked about all of them at once.
+// divide processes requests, in order. It queries other nodes once for all requests.
 func (t *Tracker) divide(ctx context.Context, batch []*Request) {
 	if len(batch) == 0 {
 		return
@@ -370,7 +374,7 @@ func (t *Tracker) divide(ctx context.Context, batch []*Request) {
 				ask = append(ask, list...)
 			}
 		}
-		runtime.Gosched() // answers go first
+		runtime.Gosched() // answers have priority
 	}
 	others := t.others(ctx, ask, api.BlockHistoryRequest{})
 	for i, r := range batch {
@@ -379,7 +383,7 @@ func (t *Tracker) divide(ctx context.Context, batch []*Request) {
 	}
 }
 
-// learnSizes has the requests know which block sizes their models have. Other nodes are asked every ten seconds.
+// learnSizes sets the block sizes of the requests' models. It queries other nodes every ten seconds.
 func (t *Tracker) learnSizes(ctx context.Context, batch []*Request) {
 	if t.cfg.BlockSizes == nil {
 		return
@@ -411,14 +415,14 @@ func (t *Tracker) learnSizes(ctx context.Context, batch []*Request) {
 	}
 }
 
-// elsewhere is what other nodes remember.
+// elsewhere contains the histories of other nodes.
 type elsewhere struct {
 	blocks map[Name]api.BlockPast
 	roots  []api.StoredRoot
 	sizes  map[string][]uint32
 }
 
-// others asks all other nodes about blocks, and what the request q asks beside.
+// others queries the other nodes' histories of blocks, with the remaining fields of q.
 func (t *Tracker) others(ctx context.Context, ask []Name, q api.BlockHistoryRequest) (e elsewhere) {
 	e.blocks, e.sizes = map[Name]api.BlockPast{}, map[string][]uint32{}
 	if t.cfg.Peers == nil {
@@ -452,9 +456,9 @@ func (t *Tracker) others(ctx context.Context, ask []Name, q api.BlockHistoryRequ
 	return e
 }
 
-// record divides one request, and remembers it.
+// record processes one request, and stores it.
 func (t *Tracker) record(ctx context.Context, r *Request, p *prompt, others elsewhere) {
-	var question events.WorkerID // a worker of which it is asked what it has stored
+	var question events.WorkerID // the worker to check
 	var since int64
 	t.mu.Lock()
 	k := known{t.history, others.blocks}
@@ -496,7 +500,7 @@ func (t *Tracker) record(ctx context.Context, r *Request, p *prompt, others else
 	}
 }
 
-// strayed reports whether a worker has since stored beginnings of prompts, of which none was asked for.
+// strayed reports whether a worker has stored prompts since a time, none of which was requested.
 func (t *Tracker) strayed(ctx context.Context, w events.WorkerID, since int64) bool {
 	t.mu.Lock()
 	roots := t.history.Roots(nil, w)
@@ -523,7 +527,7 @@ func (t *Tracker) strayed(ctx context.Context, w events.WorkerID, since int64) b
 	return true
 }
 
-// await keeps a choice until its report comes.
+// await stores a choice until its report arrives.
 func (t *Tracker) await(id string, p *pending) {
 	if was := t.pending[id]; was != nil {
 		t.names -= len(was.names)
@@ -543,7 +547,7 @@ func (t *Tracker) await(id string, p *pending) {
 	}
 }
 
-// reported says what an engine has reused of a choice. It is false if the choice is not known.
+// reported records an engine's reuse for a choice. It returns false for an unknown choice.
 func (t *Tracker) reported(ctx context.Context, r *api.Report) bool {
 	p := t.pending[r.RequestID]
 	if p == nil {
@@ -571,7 +575,7 @@ func (t *Tracker) reported(ctx context.Context, r *api.Report) bool {
 			left -= tokens
 		}
 	}
-	for _, n := range p.names[first:] { // who lacks one cannot use those behind it
+	for _, n := range p.names[first:] { // a worker without a block cannot use the blocks behind it
 		h, _ := t.history.Of(n)
 		if h = join(h, others.blocks[n]); h.Lost >= p.at.UnixMicro() && h.Worker == p.worker {
 			lose(api.CauseEvictedLate, left)

@@ -13,7 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/corpus"
 )
 
-// naive remembers every prompt, by its local hashes in words, and forgets nothing.
+// naive stores every prompt, by its local hashes as text, without a bound.
 type naive struct {
 	asked, stored, last, lost map[string]int64
 	by                        map[string]events.WorkerID
@@ -21,7 +21,7 @@ type naive struct {
 
 func text(locals []events.LocalHash) string { return fmt.Sprint(locals) }
 
-// TestHistoryAgainstNaive has workers store and remove blocks of prompts that share prefixes, and prompts asked for.
+// TestHistoryAgainstNaive: workers store and remove blocks of prompts with shared prefixes, and requests arrive.
 func TestHistoryAgainstNaive(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -47,7 +47,7 @@ func TestHistoryAgainstNaive(t *testing.T) {
 			key := events.RankKey{Instance: worker}
 			e := events.Event{Tier: events.Device}
 			for _, s := range seq {
-				e.Blocks = append(e.Blocks, events.BlockHash(s)+7) // the engine's own name
+				e.Blocks = append(e.Blocks, events.BlockHash(s)+7) // the engine's hash
 			}
 			switch rng.IntN(3) {
 			case 0:
@@ -77,7 +77,7 @@ func TestHistoryAgainstNaive(t *testing.T) {
 			ids[w]++
 			b := &events.Batch{Incarnation: 1, FirstID: ids[w], Model: "m", BlockSize: 16, Events: []events.Event{e}}
 			h.Apply(key, b, now)
-			h.Apply(key, b, now) // again: a log that is read twice
+			h.Apply(key, b, now) // again, as for a log that is read twice
 		}
 		for s, locals := range prompts {
 			seq := events.SeqHashes(nil, locals)
@@ -93,27 +93,27 @@ func TestHistoryAgainstNaive(t *testing.T) {
 	}
 }
 
-// TestHistoryIsBounded: what is forgotten is counted, and said.
+// TestHistoryIsBounded: deleted blocks are counted, and the history's start moves.
 func TestHistoryIsBounded(t *testing.T) {
 	h := NewHistory(64, 5)
 	for i := range 1000 {
 		h.Asked([]Name{Name(i + 1)}, 0, "", int64(i+10))
 	}
 	if n := h.blocks.young.n + h.blocks.old.n; n > 64 {
-		t.Errorf("%d blocks are remembered", n)
+		t.Errorf("the history has %d blocks", n)
 	}
 	if h.blocks.lost < 1000-64 || h.from <= 5 {
-		t.Errorf("%d were forgotten, and nothing since %d", h.blocks.lost, h.from)
+		t.Errorf("%d blocks were deleted; the history is complete since %d", h.blocks.lost, h.from)
 	}
 	if p, ok := h.Of(1000); !ok || p.Asked != 1009 {
 		t.Errorf("the last one is %+v", p)
 	}
 	if _, ok := h.Of(1); ok {
-		t.Error("the first one is remembered")
+		t.Error("the first block is still in the history")
 	}
 }
 
-// TestRanksAreBounded: of very many ranks the newest are remembered, and one that is heard of again is known again.
+// TestRanksAreBounded: the history keeps the newest of many ranks. A deleted rank is added again by a new event.
 func TestRanksAreBounded(t *testing.T) {
 	h := NewHistory(64, 0)
 	name := func(i int) events.RankKey { return events.RankKey{Instance: events.WorkerID(fmt.Sprint(i))} }
@@ -127,7 +127,7 @@ func TestRanksAreBounded(t *testing.T) {
 		h.Apply(name(i+1), message(9), int64(i+2))
 	}
 	if len(h.ranks) > maxRanks || len(h.of) > maxRanks || h.known(h.of[name(0)]) != nil {
-		t.Errorf("%d and %d ranks are remembered", len(h.ranks), len(h.of))
+		t.Errorf("the history has %d and %d ranks", len(h.ranks), len(h.of))
 	}
 	h.Apply(name(0), message(9), maxRanks+20)
 	p, _ := h.Of(Name(uint64(events.SeqHashes(nil, []events.LocalHash{9})[0]) ^ space("m", 16)))
@@ -136,7 +136,7 @@ func TestRanksAreBounded(t *testing.T) {
 	}
 }
 
-// TestDivide has each step and cause that follows from an answer and what is remembered.
+// TestDivide covers each step and cause for combinations of answers and histories.
 func TestDivide(t *testing.T) {
 	at := time.UnixMicro(1_000_000)
 	tokens := make([]uint32, 4*10+3)
@@ -155,7 +155,7 @@ func TestDivide(t *testing.T) {
 	}
 	gone := api.BlockPast{Asked: 1, Stored: 2, Last: 2, Lost: 400_000, Why: api.CauseEvicted, Worker: "w",
 		Tier: events.Host}
-	mixed := everything(gone) // the last three were never stored; of the others the second is there, behind the first
+	mixed := everything(gone) // the last three were never stored; the second of the others is held behind the missing first
 	for _, n := range names[7:] {
 		mixed[n] = api.BlockPast{Asked: 1}
 	}
@@ -211,7 +211,7 @@ func TestDivide(t *testing.T) {
 	}
 }
 
-// TestImagesAreOfThePrompt: prompts with other images, whose tokens are the same, are other prompts from there on.
+// TestImagesAreOfThePrompt: prompts with equal tokens and different images differ from the first image on.
 func TestImagesAreOfThePrompt(t *testing.T) {
 	names := func(image uint64) []Name {
 		r := &Request{Model: "m", BlockSize: 4, Tokens: make([]uint32, 12),
@@ -226,7 +226,7 @@ func TestImagesAreOfThePrompt(t *testing.T) {
 
 func (r *Request) names() []Name { p := r.prompt(false); return p.names }
 
-// TestDivideIsWhole: whatever a request and the history say, each step and what is lost before it are the step before.
+// TestDivideIsWhole: for every request and history, a step and its losses add up to the step before.
 func TestDivideIsWhole(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 7))
 	for range 5000 {
@@ -270,13 +270,13 @@ func TestDivideIsWhole(t *testing.T) {
 		}
 		for step, n := range left {
 			if n != 0 {
-				t.Fatalf("%+v\n%+v: %d tokens before %s are in no cause", r, s, int64(n), step)
+				t.Fatalf("%+v\n%+v: %d tokens before %s have no cause", r, s, int64(n), step)
 			}
 		}
 	}
 }
 
-// TestTracker records, reports and merges.
+// TestTracker covers recording, reports and merging.
 func TestTracker(t *testing.T) {
 	tracker := New(Config{Node: "a"})
 	go tracker.Run(t.Context())
@@ -309,7 +309,7 @@ func TestTracker(t *testing.T) {
 	}
 }
 
-// TestTrackerIsBounded: what is too much is counted, and nobody waits.
+// TestTrackerIsBounded: entries above the bounds are counted, and no caller blocks.
 func TestTrackerIsBounded(t *testing.T) {
 	tracker := New(Config{MaxRate: 10})
 	at := time.Unix(1000, 0)
@@ -321,34 +321,34 @@ func TestTrackerIsBounded(t *testing.T) {
 	for range 2 * maxQueue {
 		tracker.Applying(&jetstream.Message{Data: make([]byte, 100)}, &events.Batch{})
 	}
-	if n := tracker.dropped.Load(); n != 4 { // the one that takes what is left of a second is admitted
+	if n := tracker.dropped.Load(); n != 4 { // the request that uses the rest of a second is admitted
 		t.Errorf("%d requests were dropped", n)
 	}
 	if !tracker.Admit(1000, at.Add(time.Second)) || tracker.Admit(0, at.Add(time.Minute)) {
-		t.Error("a long prompt is recorded if the second has room, and uses up the room of those behind it")
+		t.Error("a long prompt is recorded while the second has room, and uses the room of later prompts")
 	}
 	if n := tracker.eventsLost.Load(); n != maxQueue+11 {
 		t.Errorf("%d messages were not read", n)
 	}
 }
 
-// TestReadingIsBounded: a burst is read, and what is faster for long is counted.
+// TestReadingIsBounded: a burst is read. A permanently higher rate is only counted.
 func TestReadingIsBounded(t *testing.T) {
 	b := budget{left: maxBurst}
 	now := b.at
 	const megabyte = 1 << 20
 	read := 0
 	for range 100 {
-		now = now.Add(10 * time.Millisecond) // 100 MiB in a second
+		now = now.Add(10 * time.Millisecond) // 100 MiB per second
 		if b.spend(megabyte, 4*megabyte, now) {
 			read++
 		}
 	}
 	if read != maxBurst/megabyte+4 {
-		t.Errorf("%d MiB were read of a burst of %d and a second's 4", read, maxBurst/megabyte)
+		t.Errorf("%d MiB were read, with a burst of %d and 4 per second", read, maxBurst/megabyte)
 	}
 	if now = now.Add(time.Hour); !b.spend(2*maxBurst, 4*megabyte, now) || b.spend(1, 4*megabyte, now) {
-		t.Error("an hour without messages brings other than one burst")
+		t.Error("an hour without messages adds more or less than one burst")
 	}
 }
 
@@ -358,12 +358,12 @@ func BenchmarkRecord(b *testing.B) {
 	tokens := make([]uint32, 512*16)
 	b.ReportAllocs()
 	for i := range b.N {
-		tokens[i%len(tokens)]++ // half of the blocks are new, on average
+		tokens[i%len(tokens)]++ // on average, half of the blocks are new
 		tracker.divide(b.Context(), []*Request{{At: time.Now(), Model: "m", BlockSize: 16, Tokens: tokens, Held: 256}})
 	}
 }
 
-// BenchmarkQueue is what a request pays: it is put into the queue, or counted.
+// BenchmarkQueue measures the cost for a request: enqueue, or count a drop.
 func BenchmarkQueue(b *testing.B) {
 	tracker := New(Config{MaxRate: 1 << 40})
 	go tracker.Run(b.Context())
@@ -375,7 +375,7 @@ func BenchmarkQueue(b *testing.B) {
 	}
 }
 
-// BenchmarkApply is a message of the log with 64 blocks that are stored, and as many that are removed.
+// BenchmarkApply measures a message of the log with 64 stored and 64 removed blocks.
 func BenchmarkApply(b *testing.B) {
 	h := NewHistory(1<<19, 0)
 	key := events.RankKey{Instance: "w"}

@@ -2,18 +2,18 @@ package funnel
 
 import "math/bits"
 
-// generations are a hash table of bounded size: the older of two is forgotten when the younger is full.
+// generations is a hash table of bounded size with two generations. A full younger generation replaces the older one.
 //
-// It is our own since a prompt's blocks are looked up on a core that others need for their answers. A slot has key and
-// value side by side, so that a look-up costs one access to memory; a Go map costs several and a hash function.
+// The look-ups of a prompt's blocks run on a core that answers need. A slot stores key and value side by side, so a
+// look-up costs one access to memory. A Go map costs several accesses and a hash function.
 type generations[V any] struct {
 	young, old table[V]
-	most       int // of each
-	moved      int // of the old, which are in the young too
+	most       int // bound on each generation
+	moved      int // entries of the old generation that are also in the young
 	lost       uint64
 }
 
-// get is what is under a key.
+// get returns the value of a key.
 func (g *generations[V]) get(k uint64) (v V, ok bool) {
 	p := g.young.find(k)
 	if p == nil {
@@ -25,12 +25,12 @@ func (g *generations[V]) get(k uint64) (v V, ok bool) {
 	return *p, true
 }
 
-// touch reads the slots where a key is looked for first, and returns something of them. Slots of several keys that are
-// touched one after the other come from memory at the same time.
+// touch reads the first slots of a key, and returns a value that depends on them. Successive touches of several keys
+// overlap their memory accesses.
 func (g *generations[V]) touch(k uint64) uint64 { return g.young.touch(k) ^ g.old.touch(k) }
 
-// put is the place of a key in the younger generation, with what was under it. It is valid until the next put. turned
-// means that a generation was forgotten.
+// put returns the slot of a key in the younger generation, with the key's earlier value. The pointer is valid until the
+// next put. turned reports that a generation was deleted.
 func (g *generations[V]) put(k uint64) (v *V, turned bool) {
 	if v = g.young.find(k); v != nil {
 		return v, false
@@ -54,21 +54,21 @@ func (g *generations[V]) put(k uint64) (v *V, turned bool) {
 	return v, turned
 }
 
-// table is a hash table with open addressing and linear probing, out of which nothing is removed.
+// table is a hash table with open addressing and linear probing. Entries are never removed.
 type table[V any] struct {
 	slots []slot[V]
 	n     int
 }
 
 type slot[V any] struct {
-	key   uint64 // 0: none
+	key   uint64 // 0: empty slot
 	value V
 }
 
-// spread is odd. Names are hashes, but engines may count their blocks.
+// spread is odd. Names are hashes, but engines may number their blocks.
 const spread = 0x9e3779b97f4a7c15
 
-// key is what stands for k in slots, where 0 is none.
+// key replaces the key 0, because 0 marks an empty slot.
 func key(k uint64) uint64 {
 	if k == 0 {
 		return spread
@@ -76,7 +76,7 @@ func key(k uint64) uint64 {
 	return k
 }
 
-// first is where to look for a key.
+// first returns the first slot for a key.
 func (t *table[V]) first(key uint64) uint64 {
 	hi, _ := bits.Mul64(key*spread, uint64(len(t.slots)))
 	return hi
@@ -107,7 +107,7 @@ func (t *table[V]) find(k uint64) *V {
 	}
 }
 
-// add is the place of a key that is not there, in a table of at most so many.
+// add returns a slot for a new key, in a table of at most most keys.
 func (t *table[V]) add(k uint64, most int) *V {
 	if t.n >= len(t.slots)/4*3 {
 		t.grow(min(max(64, 2*len(t.slots)), slotsFor(most)))
@@ -116,7 +116,7 @@ func (t *table[V]) add(k uint64, most int) *V {
 	return t.place(key(k))
 }
 
-// slotsFor returns the slots of a table of most keys.
+// slotsFor returns the slots for a table of most keys.
 func slotsFor(most int) int { return most/2*3 + 8 }
 
 func (t *table[V]) place(key uint64) *V {

@@ -5,15 +5,15 @@ import (
 	"testing"
 )
 
-// TestGenerations compares the table with two Go maps, over keys of which many lie next to each other, as engines that
-// count their blocks have them, and over all sizes of a generation.
+// TestGenerations compares the table with two Go maps, over keys with many neighbours, as in engines that number their
+// blocks, and over all sizes of a generation.
 func TestGenerations(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 5))
 	for most := 1; most < 200; most++ {
 		g := generations[int]{most: most}
 		young, old, lost := map[uint64]int{}, map[uint64]int{}, uint64(0)
 		for range 10 * most {
-			k := rng.Uint64N(uint64(4 * most)) // 0 is one of them
+			k := rng.Uint64N(uint64(4 * most)) // includes 0
 			if rng.IntN(8) == 0 {
 				k = rng.Uint64()
 			}
@@ -46,7 +46,7 @@ func TestGenerations(t *testing.T) {
 	}
 }
 
-// TestBoundChanges: a history whose bound grows keeps what it has, and one whose bound shrinks gives memory back.
+// TestBoundChanges: a growing bound keeps all entries, and a shrinking bound frees memory.
 func TestBoundChanges(t *testing.T) {
 	g := generations[int]{most: 1 << 10}
 	fill := func(from, n int) {
@@ -71,7 +71,7 @@ func TestBoundChanges(t *testing.T) {
 	}
 	for indexed, want := range map[uint64]int{0: 1 << 16, 100_000: 400_000, 1 << 30: 1 << 19} {
 		if got := usualBlocks(indexed); got != want {
-			t.Errorf("%d blocks are remembered for %d in the index, not %d", got, indexed, want)
+			t.Errorf("the bound is %d blocks for %d in the index, not %d", got, indexed, want)
 		}
 	}
 }

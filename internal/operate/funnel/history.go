@@ -8,42 +8,42 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Name stands for a block after all blocks before it, for one model and block size.
+// Name identifies a block with all blocks before it, for one model and block size.
 type Name uint64
 
-// space is what sets the names of a model and block size apart from others.
+// space separates the names of a model and block size from others.
 func space(model string, blockSize uint32) uint64 {
 	return xxh3.HashStringSeed(model, uint64(blockSize))
 }
 
-// plain sets apart the names of prompts that have a LoRA, made without it.
+// plain separates the names without the LoRA of prompts that have a LoRA.
 const plain = 0x9e3779b97f4a7c15
 
-// past is what is remembered of a block. Times are microseconds since 1970; 0: never.
+// past is the history of a block. Times are microseconds since 1970; 0 means never.
 type past struct {
 	asked, stored, last, lost int64
-	by                        [2]rankID // who stored it last, and the other one before; 0: nobody
+	by                        [2]rankID // the rank of the last store, and the different rank before it; 0: none
 	lostBy                    rankID
-	tier                      events.Tier // that it left last
-	held                      bool        // when first asked for
+	tier                      events.Tier // the tier of the last loss
+	held                      bool        // a worker held the block at the first request
 }
 
-// rankID numbers ranks in the order in which they were heard of first.
+// rankID numbers ranks in the order of their first events.
 type rankID uint32
 
-// maxRanks is how many ranks are remembered: a new one takes the place of the one that came so many before it. Who is
-// heard of again is a new one then.
+// maxRanks bounds the ranks in the history. A new rank replaces the oldest rank. A replaced rank gets a new id at its
+// next event.
 const maxRanks = 1 << 16
 
-// rank is what is remembered of one rank.
+// rank is the history of one rank.
 type rank struct {
 	id          rankID
 	key         events.RankKey
 	incarnation events.Incarnation
 	last        events.EventID
-	lost        int64 // when all that it held was lost
+	lost        int64 // time at which all holdings were lost
 	why         api.FunnelCause
-	roots       []root // that it stored last, the newest last
+	roots       []root // the last stored prompts, newest last
 }
 
 type root struct {
@@ -51,7 +51,7 @@ type root struct {
 	at   int64
 }
 
-// maxRoots is how many beginnings of prompts are remembered of each rank.
+// maxRoots bounds the stored beginnings of prompts of each rank.
 const maxRoots = 32
 
 type sent struct {
@@ -59,40 +59,39 @@ type sent struct {
 	at int64
 }
 
-// History remembers blocks. It reads no clock; one goroutine at a time may use it.
+// History stores the past of blocks. It reads no clock. Only one goroutine at a time may use it.
 type History struct {
 	blocks  generations[past]           // by name
 	seqs    generations[events.SeqHash] // by engine hash and space
 	sent    generations[sent]           // by name of the first block
-	ranks   []rank                      // by id, modulo maxRanks; the first is nobody at first
+	ranks   []rank                      // by id, modulo maxRanks; entry 0 is empty at first
 	of      map[events.RankKey]rankID
 	last    rankID
-	from    int64 // nothing since then is forgotten
-	ahead   int64 // when the younger generation of blocks began
-	clock   int64 // of the last event: each has its own time, so that they have an order
-	adapted bool  // a prompt with a LoRA was asked for
+	from    int64 // the history is complete since this time
+	ahead   int64 // start of the younger generation of blocks
+	clock   int64 // time of the last event; times are unique, which orders the events
+	adapted bool  // a prompt with a LoRA was requested
 
-	claimed func(instance events.WorkerID, model string) bool // a worker's events under a model count; nil: all do
+	claimed func(instance events.WorkerID, model string) bool // reports whether a worker's events under a model are valid; nil accepts all
 
 	locals  []events.LocalHash
 	seq     []events.SeqHash
 	touched uint64 // has no meaning; without it the compiler could leave out touch
 }
 
-// NewHistory returns a history of at most so many blocks, which knows what is since now.
+// NewHistory returns a history of at most the given blocks, complete since now.
 func NewHistory(blocks int, now int64) *History {
 	h := &History{ranks: make([]rank, 1), of: map[events.RankKey]rankID{}, from: now, ahead: now}
 	h.Bound(blocks)
 	return h
 }
 
-// Bound changes the number of blocks that are remembered at most. A smaller one holds once the younger generation is
-// full.
+// Bound changes the bound on blocks. A smaller bound applies after the younger generation is full.
 func (h *History) Bound(blocks int) {
 	h.blocks.most, h.seqs.most, h.sent.most = max(1, blocks/2), max(1, blocks/2), max(1, blocks/32)
 }
 
-// block is what is remembered of a block, to be changed before the next call.
+// block returns the history of a block. The pointer is valid until the next call.
 func (h *History) block(n Name, now int64) *past {
 	p, turned := h.blocks.put(uint64(n))
 	if turned {
@@ -104,7 +103,7 @@ func (h *History) block(n Name, now int64) *past {
 	return p
 }
 
-// rank is what is remembered of a rank, from now on if nothing was.
+// rank returns the history of a rank, and creates it if necessary.
 func (h *History) rank(key events.RankKey) *rank {
 	if r := h.known(h.of[key]); r != nil {
 		return r
@@ -121,7 +120,7 @@ func (h *History) rank(key events.RankKey) *rank {
 	return r
 }
 
-// known is what is remembered of the rank of an id, nil if nothing is.
+// known returns the history of the rank with an id; nil for a replaced rank.
 func (h *History) known(id rankID) *rank {
 	if at := int(id % maxRanks); id != 0 && at < len(h.ranks) && h.ranks[at].id == id {
 		return &h.ranks[at]
@@ -180,7 +179,7 @@ func (h *History) event(r *rank, in uint64, e *events.Event, now int64) {
 }
 
 func (h *History) stored(r *rank, in uint64, e *events.Event, now int64) {
-	if !e.Places() { // copies of what has a name
+	if !e.Places() { // copies of a known block
 		for _, b := range e.Blocks {
 			if seq, ok := h.seqs.get(uint64(b) ^ in); ok {
 				h.store(Name(uint64(seq)^in), r.id, now)
@@ -192,9 +191,9 @@ func (h *History) stored(r *rank, in uint64, e *events.Event, now int64) {
 	if e.HasParent {
 		parent, ok := h.seqs.get(uint64(e.Parent) ^ in)
 		if !ok {
-			return // its place is not known
+			return // the position is unknown
 		}
-		h.locals = append(h.locals, events.LocalHash(parent)) // so that the chain goes on from there
+		h.locals = append(h.locals, events.LocalHash(parent)) // the chain continues from there
 	}
 	h.locals = append(h.locals, e.Locals...)
 	h.seq = events.SeqHashes(h.seq, h.locals)
@@ -226,10 +225,9 @@ func (h *History) store(n Name, by rankID, now int64) {
 	}
 }
 
-// Asked remembers a prompt that was asked for, of which somebody held the first blocks, and the worker that was chosen
-// for it, if one was.
+// Asked records a requested prompt. Workers held its first held blocks. to is the chosen worker, which may be empty.
 func (h *History) Asked(names []Name, held int, to events.WorkerID, now int64) {
-	for i := len(names) - 1; i >= 0; i-- { // names say all that is before them: the rest is known
+	for i := len(names) - 1; i >= 0; i-- { // a name includes all blocks before it: earlier blocks are recorded already
 		p := h.block(names[i], now)
 		if p.asked != 0 {
 			break
@@ -242,7 +240,7 @@ func (h *History) Asked(names []Name, held int, to events.WorkerID, now int64) {
 	}
 }
 
-// Of is what is remembered of a block. ok is false if nothing is.
+// Of returns the history of a block. ok is false for an unknown block.
 func (h *History) Of(n Name) (out api.BlockPast, ok bool) {
 	p, ok := h.blocks.get(uint64(n))
 	out = api.BlockPast{Asked: p.asked, Stored: p.stored, Last: p.last, Held: p.held}
@@ -263,7 +261,7 @@ func (h *History) Of(n Name) (out api.BlockPast, ok bool) {
 	return out, ok
 }
 
-// Roots appends the beginnings of prompts that a worker stored last.
+// Roots appends the beginnings of the last prompts that a worker stored.
 func (h *History) Roots(list []api.StoredRoot, worker events.WorkerID) []api.StoredRoot {
 	for i := range h.ranks {
 		if r := &h.ranks[i]; r.id != 0 && r.key.Instance == worker {
@@ -275,7 +273,7 @@ func (h *History) Roots(list []api.StoredRoot, worker events.WorkerID) []api.Sto
 	return list
 }
 
-// join adds what another node remembers of the same block.
+// join combines the histories of a block on two nodes.
 func join(a, b api.BlockPast) api.BlockPast {
 	first := func(x, y int64) int64 {
 		if x == 0 || y != 0 && y < x {

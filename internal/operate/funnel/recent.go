@@ -13,18 +13,18 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// What is kept of a model: api.MaxRecorded requests, the newest ones and a sample of those of the last hour before, and
-// so many blocks' hashes of them.
+// The stored requests of a model: the newest requests, and a sample of the last hour before them, up to
+// api.MaxRecorded. The hashes of their blocks are bounded too.
 const (
 	maxRecentBlocks = 1 << 15
 	newestKept      = 32
 	recentFor       = time.Hour
 )
 
-// recent are requests of a model, by time, oldest first.
+// recent contains requests of a model, sorted by time.
 type recent struct {
 	list   []kept
-	blocks int // whose hashes are kept
+	blocks int // number of stored block hashes
 }
 
 type kept struct {
@@ -32,7 +32,7 @@ type kept struct {
 	hashes []events.LocalHash
 }
 
-// add keeps a request, and forgets others for it.
+// add stores a request, and removes others to make room.
 func (s *recent) add(r api.Recorded, locals []events.LocalHash) {
 	k := kept{Recorded: r}
 	if len(locals) <= maxRecentBlocks {
@@ -52,8 +52,8 @@ func (s *recent) forget(i int) {
 	s.list = slices.Delete(s.list, i, i+1)
 }
 
-// leastMissed is the request, of all but the newest, without which the gap between its neighbours is the least for its
-// age: so each minute of the last ones, and each ten minutes of the hour, keep some.
+// leastMissed returns the request to remove: without it, the gap is smallest relative to the age. The newest requests
+// are exempt. Every minute of the last ones, and every ten minutes of the hour, keep some requests.
 func (s *recent) leastMissed() (at int) {
 	now, least := s.list[len(s.list)-1].At, math.Inf(1)
 	for i := 1; i < len(s.list)-newestKept; i++ {
@@ -65,7 +65,7 @@ func (s *recent) leastMissed() (at int) {
 	return at
 }
 
-// keep remembers a request. Nothing of another than its hashes and numbers is kept.
+// keep stores a request. It stores no content of a prompt except hashes and numbers.
 func (t *Tracker) keep(r *Request, p *prompt, asked uint64) {
 	t.lastID = max(t.lastID+1, r.At.UnixNano())
 	out := api.Recorded{ID: recordedID{t.lastID, t.cfg.Node}.String(), At: r.At.UTC(), Node: t.cfg.Node, Model: r.Model,
@@ -75,15 +75,15 @@ func (t *Tracker) keep(r *Request, p *prompt, asked uint64) {
 		out.Decision = r.outcome()
 	}
 	of := t.recent[r.Model]
-	if of == nil { // no more models than there are buckets of
+	if of == nil { // the limit of models is reached
 		of = &recent{}
 		t.recent[r.Model] = of
 	}
 	of.add(out, p.own)
 }
 
-// Recorded lists requests that this node has recorded, of all that came before. Asked for one that it does not keep,
-// it returns none.
+// Recorded returns requests that this node has recorded, with all earlier records. The list is empty for the id of a
+// request that is not stored.
 func (t *Tracker) Recorded(ctx context.Context, q *api.RecordedRequest) (*api.RecordedList, error) {
 	if err := t.settle(ctx); err != nil {
 		return nil, err
@@ -119,7 +119,7 @@ func (t *Tracker) Recorded(ctx context.Context, q *api.RecordedRequest) (*api.Re
 	return out, nil
 }
 
-// MergeRecorded adds what another node has recorded.
+// MergeRecorded adds the requests of another node.
 func MergeRecorded(all, part *api.RecordedList, q *api.RecordedRequest) {
 	all.Requests = append(all.Requests, part.Requests...)
 	slices.SortFunc(all.Requests, func(a, b api.Recorded) int {
@@ -135,7 +135,7 @@ func MergeRecorded(all, part *api.RecordedList, q *api.RecordedRequest) {
 
 func recordedLimit(q *api.RecordedRequest) int { return int(cmp.Or(q.Limit, api.UsualRecorded)) }
 
-// recordedID is an id: a time in nanoseconds, which no two of a node share, in base 36, and the node.
+// recordedID is an id: a time in nanoseconds, unique on its node, in base 36, and the node.
 type recordedID struct {
 	at   int64
 	node string
@@ -153,13 +153,13 @@ func readRecordedID(text string) (id recordedID, err error) {
 	}
 	at, node, _ := strings.Cut(text, "-")
 	if id.at, err = strconv.ParseInt(at, 36, 64); err != nil || node == "" {
-		return id, api.Errorf(api.CodeMalformed, "%.64q is no id of a recorded request; take one from the list", text)
+		return id, api.Errorf(api.CodeMalformed, "%.64q is not the id of a recorded request; use an id from the list", text)
 	}
 	id.node = node
 	return id, nil
 }
 
-// RecordedNode is the node that has recorded the request of an id.
+// RecordedNode returns the node that has recorded the request with an id.
 func RecordedNode(id string) (string, error) {
 	of, err := readRecordedID(id)
 	return of.node, err

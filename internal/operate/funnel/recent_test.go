@@ -11,8 +11,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestRecorded: the newest requests of a model are listed page by page, over nodes too, and one is shown with the
-// hashes of its blocks; old ones go, and what is kept is bounded.
+// TestRecorded: the newest requests of a model are listed page by page, also over several nodes, and a single request
+// is shown with the hashes of its blocks. Old requests are deleted, and the storage is bounded.
 func TestRecorded(t *testing.T) {
 	ctx := t.Context()
 	at := time.Unix(1_800_000_000, 0)
@@ -82,15 +82,15 @@ func TestRecorded(t *testing.T) {
 		t.Errorf("%+v", gone)
 	}
 	if _, err := nodes[0].Recorded(ctx, &api.RecordedRequest{Model: "m", Before: "yesterday"}); err == nil {
-		t.Error("it takes an id that is none")
+		t.Error("an invalid id is accepted")
 	}
 	ended, end := context.WithCancel(ctx)
 	end()
 	if _, err := New(Config{}).Recorded(ended, &api.RecordedRequest{Model: "m"}); err == nil {
-		t.Error("it does not end with its context")
+		t.Error("Recorded does not end with its context")
 	}
 
-	// blocks are bounded, whatever the requests are
+	// The blocks are bounded for all kinds of requests.
 	s := &recent{}
 	for i := range 300 {
 		s.add(api.Recorded{ID: fmt.Sprint(i)}, make([]events.LocalHash, i*i))
@@ -103,12 +103,12 @@ func TestRecorded(t *testing.T) {
 		}
 	}
 	if s.list[len(s.list)-1].hashes != nil {
-		t.Error("a long prompt's hashes are kept")
+		t.Error("the hashes of a long prompt are stored")
 	}
 }
 
-// TestRecordedOfTheLastHour: of a hundred requests a second those are kept that came last, some of each time before,
-// and none that is older than an hour.
+// TestRecordedOfTheLastHour: at a hundred requests a second, the last requests and some of each earlier time are kept.
+// Requests older than an hour are deleted.
 func TestRecordedOfTheLastHour(t *testing.T) {
 	s, at := &recent{}, time.Unix(1_800_000_000, 0)
 	add := func() {
