@@ -11,11 +11,11 @@ import (
 	"pgregory.net/rapid"
 )
 
-func init() { flag.Set("rapid.seed", "1") } // the same cases each time; `make explore` takes others
+func init() { flag.Set("rapid.seed", "1") } // the same cases each time; `make explore` uses others
 
 var bounds = radix.Config{MaxPending: 8, PendingFor: 1000, MaxTombstones: 4, TombstoneFor: 1000}
 
-// layouts are what ranks' groups serve. A window of a main group says that its engine announces nothing of others.
+// layouts are the groups of ranks. If a main group has a window, the engine announces no other groups.
 var layouts = [][]events.GroupSpec{
 	{{Kind: events.AttentionFull}}, {{Kind: events.AttentionFull}},
 	{{Kind: events.AttentionFull, Window: 1}},
@@ -39,8 +39,8 @@ func several(layout []events.GroupSpec) bool {
 	return mains > 1
 }
 
-// eventOf draws an event over a tree of a few blocks: block n's place follows from n alone. Where there is one main
-// group it has a second name now and then.
+// eventOf draws an event over a tree of a few blocks. The position of block n follows from n. With a single main group,
+// blocks sometimes have a second name.
 func eventOf(t *rapid.T, layout []events.GroupSpec) events.Event {
 	e := events.Event{
 		Tier:  events.Tier(rapid.IntRange(1, 4).Draw(t, "tier")),
@@ -50,7 +50,7 @@ func eventOf(t *rapid.T, layout []events.GroupSpec) events.Event {
 	e.Attention, e.Window, e.Drops = of.Kind, of.Window, of.Drops
 	from, n := rapid.IntRange(0, 9).Draw(t, "from"), rapid.IntRange(1, 4).Draw(t, "n")
 	branch := rapid.IntRange(0, 2).Draw(t, "branch")
-	// branches leave the trunk at 3
+	// Branches leave the trunk at block 3.
 	name := func(i int) events.BlockHash { return events.BlockHash(100*min(i/3, 1)*branch + i + 1) }
 	second := events.BlockHash(0)
 	if !several(layout) && rapid.IntRange(0, 5).Draw(t, "renamed") == 0 {
@@ -75,9 +75,9 @@ func eventOf(t *rapid.T, layout []events.GroupSpec) events.Event {
 	return e
 }
 
-// TestDumpedAndReadBackHoldsTheSame dumps random contents, reads every line back, applies it to another index, and asks
-// both, and the naive twin, for the same: what the engine can reuse, whether that is a bound, and the checksum. Of
-// several main groups a dump has what all hold, which is their prefix.
+// TestDumpedAndReadBackHoldsTheSame dumps random contents, reads the lines back and applies them to another index. The
+// test compares the new index with the original and with the naive twin: the engine's possible reuse, the kind of
+// bound, and the checksum. With several main groups, a dump contains the common prefix.
 func TestDumpedAndReadBackHoldsTheSame(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		layout := rapid.SampledFrom(layouts).Draw(t, "layout")
@@ -132,7 +132,7 @@ func TestDumpedAndReadBackHoldsTheSame(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got, want := y.Bounded(id), x.Bounded(w.id); got != want {
-				t.Fatalf("%s: bounded is %v, was %v", w.key, got, want)
+				t.Fatalf("%s: bounded is %v, want %v", w.key, got, want)
 			}
 			if !several(layout) {
 				if got, want := y.Checksum(id), w.twin.Checksum(); got != want {
@@ -160,7 +160,7 @@ func TestDumpedAndReadBackHoldsTheSame(t *testing.T) {
 	})
 }
 
-// TestReadForms reads what releases of Dynamo write; the first four lines are of its documentation's form.
+// TestReadForms reads the output of releases of Dynamo; the first four lines come from its documentation.
 func TestReadForms(t *testing.T) {
 	one := events.Event{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{1},
 		Locals: []events.LocalHash{2}}

@@ -7,14 +7,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// blocksPerEvent is how many blocks one dumped event has at most.
+// blocksPerEvent bounds the blocks of a dumped event.
 const blocksPerEvent = 1024
 
-// Image is a partition's image, kept whole: 16 bytes a block, and 200 bytes for each run and for each rank that holds
-// some of it. It is a snapshot.Sink.
+// Image is the complete image of a partition: 16 bytes per block, and 200 bytes per run and per rank with holdings in
+// the run. It implements snapshot.Sink.
 type Image struct {
 	runs  map[events.RunID]*run
-	held  map[uint32][]heldRun // by rank; a run's holdings follow each other
+	held  map[uint32][]heldRun // by rank; the holdings of a run are contiguous
 	ranks map[int]events.RankImage
 }
 
@@ -25,7 +25,7 @@ type run struct {
 	names      []events.BlockHash
 }
 
-// heldRun is what a rank holds of a run in one tier for one group.
+// heldRun is a rank's holding in a run, for one tier and group.
 type heldRun struct {
 	run     *run
 	holding events.Holding
@@ -53,14 +53,14 @@ func (im *Image) Rank(i int, img *events.RankImage) error {
 	return nil
 }
 
-// copies is how often a block is held in a tier under a name.
+// copies is the number of copies of a block in a tier under a name.
 type copies struct {
 	tier  events.Tier
 	name  events.BlockHash
 	count uint32
 }
 
-// each calls f for every block of a run that a holding has, with its copies.
+// each calls f for the blocks of a holding, with the copies.
 func each(run *run, h *events.Holding, f func(block uint32, c copies)) {
 	names, counts, also := h.Names, h.Copies, h.Also
 	for b := range uint32(len(run.locals)) {
@@ -82,30 +82,30 @@ func each(run *run, h *events.Holding, f func(block uint32, c copies)) {
 	}
 }
 
-// path is how much of a run a rank's events must name: up to the last block that it holds, or that another run follows.
+// path is the part of a run that a rank's events must name: up to the last held block, or to the last child run.
 type path struct {
 	run    *run
-	held   []heldRun // what the rank holds of it
-	depth  int       // runs above it
+	held   []heldRun // the rank's holdings in the run
+	depth  int       // number of runs above it
 	need   uint32
-	parent events.BlockHash // as dumped, of the block before the run's first, if hasParent
-	up     *path            // the path with that block, and its position there
+	parent events.BlockHash // name in the dump of the block before the run, if the run has a parent
+	up     *path            // path and position of this block
 	at     uint32
 }
 
-// runCopies are the copies that a rank has of each block of one run.
+// runCopies contains a rank's copies of the blocks of a run.
 type runCopies struct {
 	of    [][]copies
-	mains int // the rank's main groups: of several, a block counts that all of them hold
+	mains int // number of main groups; with several, a block counts if all main groups hold it
 }
 
-// read reads the copies of a run's blocks. need is how many blocks there are up to the last one that is held.
+// read reads the copies of a run's blocks. need is the number of blocks up to the last held block.
 func (rc *runCopies) read(run *run, held []heldRun) (need uint32) {
 	rc.of = slices.Grow(rc.of[:0], len(run.locals))[:len(run.locals)]
 	for b := range rc.of {
 		rc.of[b] = rc.of[b][:0]
 	}
-	byGroups := map[[2]uint32]map[events.GroupIndex]bool{} // (block, tier) → groups
+	byGroups := map[[2]uint32]map[events.GroupIndex]bool{} // groups by block and tier
 	for i := range held {
 		each(run, &held[i].holding, func(b uint32, c copies) {
 			if rc.mains > 1 {
@@ -127,9 +127,9 @@ func (rc *runCopies) read(run *run, held []heldRun) (need uint32) {
 	return need
 }
 
-// Events gives what a rank holds as events, a parent before its children. What emit gets is good until it returns. A
-// cleared event comes first, with what the groups serve and what those hold that are no part of the prefix, if that
-// matters. pending are the blocks that wait for their parents, which are left out.
+// Events calls emit with the rank's holdings as events, a parent before its children. The event is valid until emit
+// returns. If the rank has other groups, a cleared event comes first, with the specifications and the blocks of these
+// groups. pending is the number of omitted blocks without a known parent.
 func (im *Image) Events(rank int, emit func(e *events.Event, groups ...events.Event) error) (pending int, err error) {
 	img := im.ranks[rank]
 	for _, p := range img.Pending {
@@ -143,7 +143,7 @@ func (im *Image) Events(rank int, emit func(e *events.Event, groups ...events.Ev
 	list := im.paths(rank, mains)
 	made := nameMaker{held: im.held[uint32(rank)]}
 	held := runCopies{mains: mains}
-	var names []events.BlockHash // as dumped, of the run in hand
+	var names []events.BlockHash // names in the dump, of the current run
 	children := slices.DeleteFunc(slices.Clone(list), func(p *path) bool { return p.up == nil })
 	slices.SortFunc(children, func(a, b *path) int { return cmp.Compare(a.up.run.id, b.up.run.id) })
 	for _, p := range list {
@@ -157,7 +157,7 @@ func (im *Image) Events(rank int, emit func(e *events.Event, groups ...events.Ev
 			var c copies
 			if len(held.of[b]) > 0 {
 				c = held.of[b][0]
-			} else { // nothing there: a name of ours, to be removed at the end
+			} else { // a missing block gets a new name, which is removed at the end
 				c = copies{events.Device, made.next(), 1}
 			}
 			names = append(names, c.name)
@@ -165,7 +165,7 @@ func (im *Image) Events(rank int, emit func(e *events.Event, groups ...events.Ev
 			parent, hasParent = c.name, true
 		}
 		w.flush()
-		// The other copies: all parents are known by now.
+		// The other copies. All parents have been named.
 		for b := range p.need {
 			parent, hasParent := p.parent, p.up != nil
 			if b > 0 {
@@ -193,14 +193,14 @@ func (im *Image) Events(rank int, emit func(e *events.Event, groups ...events.Ev
 	return pending, w.err
 }
 
-// nameMaker makes names that a rank holds no block under. They follow each other.
+// nameMaker generates consecutive names that the rank does not use.
 type nameMaker struct {
 	held  []heldRun
-	first events.BlockHash // 0: none is made yet
+	first events.BlockHash // 0: not chosen yet
 	count int
 }
 
-// madeRange is how many names lie between two numbers that names may begin with.
+// madeRange is the distance between possible first names.
 const madeRange = 1 << 32
 
 func (m *nameMaker) next() events.BlockHash {
@@ -213,7 +213,7 @@ func (m *nameMaker) next() events.BlockHash {
 
 // free returns the first of madeRange names that the rank does not use.
 func (m *nameMaker) free() events.BlockHash {
-	const at = 1 << 16 // so many ranges are looked at together
+	const at = 1 << 16 // ranges examined in one pass
 	for first := events.BlockHash(1) << 63; ; first += at * madeRange {
 		var used [at]bool
 		for i := range m.held {
@@ -229,7 +229,7 @@ func (m *nameMaker) free() events.BlockHash {
 	}
 }
 
-// again returns the next of the names that were made, at most so many, each once.
+// again returns the next generated names, at most the given number. It returns a name only once.
 func (m *nameMaker) again(most int) (names []events.BlockHash) {
 	for m.count > 0 && len(names) < most {
 		names = append(names, m.first)
@@ -239,9 +239,8 @@ func (m *nameMaker) again(most int) (names []events.BlockHash) {
 	return names
 }
 
-// groupsOf is what a rank's groups serve and what those hold that are no part of the prefix, as stored events: none if
-// there is but one main group that wants nothing more. mains counts the main groups; main is the first, which stands
-// for all.
+// groupsOf returns the rank's groups, with their blocks outside the prefix, as stored events. It returns no events for
+// a single main group without further needs. mains counts the main groups; main is the first, which represents all.
 func groupsOf(img *events.RankImage) (groups []events.Event, mains int, main events.GroupIndex) {
 	all := events.Event{Kind: events.Stored, Tier: events.Device}
 	kinds := map[events.GroupIndex]events.Attention{}
@@ -273,8 +272,7 @@ func groupsOf(img *events.RankImage) (groups []events.Event, mains int, main eve
 	return groups, mains, all.Group
 }
 
-// paths finds the runs that a rank's events must name, a parent before its children. mains is how many main groups the
-// rank has.
+// paths returns the runs for a rank's events, a parent before its children. mains is the number of main groups.
 func (im *Image) paths(rank, mains int) (list []*path) {
 	paths := map[events.RunID]*path{}
 	open := func(run *run) *path {
@@ -330,7 +328,7 @@ func (im *Image) paths(rank, mains int) (list []*path) {
 	return list
 }
 
-// above is the block before a run's first: a run and a position in it. It reports false at the start of a prompt.
+// above returns the run and position of the block before a run. ok is false at the start of a prompt.
 func (im *Image) above(run *run) (up *run, at uint32, ok bool) {
 	for run.parent != events.NoRun {
 		offset := run.offset
@@ -341,7 +339,7 @@ func (im *Image) above(run *run) (up *run, at uint32, ok bool) {
 	return nil, 0, false
 }
 
-// writer joins blocks that follow each other in one tier into events. After an error it writes nothing more.
+// writer combines consecutive blocks of one tier into events. It stops after an error.
 type writer struct {
 	emit  func(*events.Event, ...events.Event) error
 	group events.GroupIndex

@@ -17,27 +17,27 @@ import (
 
 const (
 	maxLine      = 64 << 20
-	flushAt      = 4 << 20  // bytes of one rank that wait, in round numbers
-	flushAllAt   = 64 << 20 // bytes of lines after which all ranks' events are published
+	flushAt      = 4 << 20  // waiting bytes of one rank
+	flushAllAt   = 64 << 20 // bytes of lines after which the events of all ranks are published
 	firstMessage = events.EngineSeq(1 << 62)
 )
 
-// Loaded says what became of a file's lines.
+// Loaded counts the lines of a file by outcome.
 type Loaded struct {
 	Lines   uint64            `json:"lines"`
 	Ranks   int               `json:"ranks"`
-	Events  uint64            `json:"events"`  // published, clears of our own included
-	Blocks  uint64            `json:"blocks"`  // in stored events
-	Skipped map[string]uint64 `json:"skipped"` // lines of which nothing follows, by what is not known
+	Events  uint64            `json:"events"`  // published events, including the clears of Load
+	Blocks  uint64            `json:"blocks"`  // blocks in stored events
+	Skipped map[string]uint64 `json:"skipped"` // lines without an effect, by unsupported feature
 }
 
-// ErrLine: a line that [Load] read is no router event. Mend the file.
+// ErrLine: a line of the file is not a router event. The file must be corrected.
 var ErrLine = errors.New("no router event")
 
-// Load publishes the lines of a file, each rank's in a new incarnation that begins with a clear. It takes each rank as
-// a shim does, so that one whose shim lives is refused; the next shim of the rank begins anew. An error names the line,
-// and wraps [ErrLine] if that is what is wrong; what lines before it say may be published. If a worker is named all
-// lines are its own, and need not name it: see [events.ReadWorkerEvents].
+// Load publishes the lines of a file, with a new incarnation for each rank. The incarnation begins with a clear. Load
+// claims ranks as a shim does, and refuses a rank with a live shim. The next shim of the rank begins a new incarnation.
+// An error contains the line, and wraps [ErrLine] for an invalid line; the events of earlier lines may be published. If
+// worker is set, all lines belong to this worker and need no name: see [events.ReadWorkerEvents].
 func Load(
 	ctx context.Context, ns *jetstream.Namespace, in io.Reader, id shim.Identity, worker events.WorkerID,
 ) (Loaded, error) {
@@ -63,7 +63,7 @@ func Load(
 		}
 	}
 	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
-		return l.out, fmt.Errorf("line %d: %w: it is longer than %d bytes", l.out.Lines+1, ErrLine, maxLine)
+		return l.out, fmt.Errorf("line %d: %w: longer than %d bytes", l.out.Lines+1, ErrLine, maxLine)
 	} else if err != nil {
 		return l.out, fmt.Errorf("line %d: %w", l.out.Lines+1, err)
 	}
@@ -82,10 +82,10 @@ func Load(
 type loader struct {
 	ns     *jetstream.Namespace
 	id     shim.Identity
-	worker events.WorkerID // of all lines; "": each names its own
+	worker events.WorkerID // worker of all lines; empty: every line names its worker
 	ranks  map[events.RankKey]*loading
 	out    Loaded
-	taken  int // bytes of lines since all was published
+	taken  int // bytes of lines since the last complete flush
 }
 
 func (l *loader) flush(ctx context.Context) error {
@@ -98,7 +98,7 @@ func (l *loader) flush(ctx context.Context) error {
 	return nil
 }
 
-// loading is one rank: a shim's machine whose engine is the file.
+// loading is one rank: a shim's machine with the file as its engine.
 type loading struct {
 	server  *shim.ControlServer
 	log     *shim.StreamLog
@@ -107,9 +107,9 @@ type loading struct {
 	next    events.EngineSeq
 }
 
-// load takes a line.
+// load processes a line.
 func (l *loader) load(ctx context.Context, text []byte) error {
-	var failed error // that is not the line's
+	var failed error // an error that the line did not cause
 	_, err := events.ReadWorkerEvents(text, l.worker, func(e events.RouterEvent, text []byte) error {
 		failed = l.take(ctx, e, text)
 		return failed
@@ -120,7 +120,7 @@ func (l *loader) load(ctx context.Context, text []byte) error {
 	return failed
 }
 
-// take takes an event, whose JSON is text.
+// take processes an event; text is its JSON.
 func (l *loader) take(ctx context.Context, line events.RouterEvent, text []byte) (err error) {
 	r := l.ranks[line.Key]
 	if r == nil {
@@ -149,18 +149,18 @@ func (l *loader) open(ctx context.Context, key events.RankKey) (*loading, error)
 	if err != nil {
 		return nil, err
 	}
-	// Numbers that no engine gives: the shim that comes after us sees that its engine is another.
+	// No engine uses these numbers, so the next shim detects another engine.
 	r := &loading{server: server, log: shim.NewStreamLog(l.ns, key, nil), next: firstMessage}
 	before, err := r.log.Last(ctx)
 	if err != nil {
 		server.Close()
 		return nil, err
 	}
-	before.Cursor = events.Cursor{} // what was published before is not ours to go on with
+	before.Cursor = events.Cursor{} // the cursor of the earlier shim is useless here
 	r.machine = shim.NewMachine(l.id, shim.Limits{}, false, &r.decoded)
 	r.machine.Recovered(before, events.Millis(time.Now().UnixMilli()))
 	err = registry.Claim(ctx, l.ns, key.Instance, l.id.Model)
-	if err != nil && !errors.Is(err, jetstream.ErrDenied) { // a user from before claims; its indexers require none
+	if err != nil && !errors.Is(err, jetstream.ErrDenied) { // a user of a release without claims; its indexers require none
 		server.Close()
 		return nil, err
 	}
@@ -180,7 +180,7 @@ func (r *loading) flush(ctx context.Context) error {
 	}
 }
 
-// decoded decodes the line in hand, which was read before.
+// decoded returns the events of the current line, which is already decoded.
 type decoded struct{ events []events.Event }
 
 func (d *decoded) Reset() {}

@@ -7,8 +7,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestImagesTakeLittleMemory: a partition's image takes its hashes and little more, also while a rank is written whose
-// blocks have holes.
+// TestImagesTakeLittleMemory: an image needs little more memory than its hashes, even while a rank with holes in its
+// blocks is written.
 func TestImagesTakeLittleMemory(t *testing.T) {
 	const runs, length, mostPerBlock = 5000, 64, 40
 	heap := func() int {
@@ -22,7 +22,7 @@ func TestImagesTakeLittleMemory(t *testing.T) {
 	r := events.Run{Locals: make([]events.LocalHash, length), Names: make([]events.BlockHash, length)}
 	for id := range events.RunID(runs) {
 		r.ID, r.Parent, r.Offset = id, events.NoRun, 0
-		if id%8 > 0 { // after the first blocks of the one before
+		if id%8 > 0 { // attached after the first blocks of the previous run
 			r.Parent, r.Offset = id-1, length/2
 		}
 		for i := range r.Locals {
@@ -51,7 +51,7 @@ func TestImagesTakeLittleMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	if blocks != runs*length || removed != runs {
-		t.Errorf("%d blocks are stored, and %d names of ours removed", blocks, removed)
+		t.Errorf("%d blocks are stored, and %d generated names removed", blocks, removed)
 	}
 	if per := grown / (runs * length); per > mostPerBlock {
 		t.Errorf("%d bytes a block", per)
@@ -61,7 +61,7 @@ func TestImagesTakeLittleMemory(t *testing.T) {
 	runtime.KeepAlive(image)
 }
 
-// TestNamesOfOurs: names that are made are none that the rank uses.
+// TestNamesOfOurs: generated names differ from all names of the rank.
 func TestNamesOfOurs(t *testing.T) {
 	const from = events.BlockHash(1) << 63
 	for _, c := range []struct {

@@ -11,18 +11,18 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// Dumped is what was dumped of one partition.
+// Dumped is the result of the dump of one partition.
 type Dumped struct {
 	Partition events.Partition
-	Known     bool             // the partition has a snapshot that can be used
-	Seq       events.StreamSeq // the place in the log that it stands for
+	Known     bool             // the partition has a usable snapshot
+	Seq       events.StreamSeq // position of the snapshot in the log
 	Ranks     int
 	Events    uint64
-	Pending   int // blocks that wait for their parents, which are left out
+	Pending   int // blocks without a known parent, left out of the dump
 }
 
-// Write dumps all workers, or one, from the newest usable snapshots in the bucket, and tells of each partition. It
-// needs the memory of one partition's [Image]. Each line is one call of out.Write.
+// Write dumps all workers, or one, from the newest usable snapshots in the bucket. It reports every partition to
+// tell, and calls out.Write once per line. The memory is bounded by one partition's [Image].
 func Write(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID, out io.Writer,
 	tell func(Dumped)) error {
 	every := func(events.WorkerID, string) bool { return true }
@@ -32,7 +32,7 @@ func Write(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID,
 	return write(ctx, ns, nil, every, true, out, tell)
 }
 
-// WriteWorkers is Write for the ranks of some workers that have announced a model for which claimed holds.
+// WriteWorkers is Write for the ranks of the given workers, restricted to models for which claimed returns true.
 func WriteWorkers(ctx context.Context, ns *jetstream.Namespace, workers []events.WorkerID,
 	claimed func(instance events.WorkerID, model string) bool, out io.Writer) error {
 	return write(ctx, ns, workers, claimed, false, out, func(Dumped) {})
