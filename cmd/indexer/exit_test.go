@@ -55,7 +55,7 @@ func TestExitStatus(t *testing.T) {
 
 		{[]string{"nonsense"}, 2, "nonsense"}, {[]string{"snapshot", "nonsense"}, 2,
 			"nonsense"}, {[]string{"workers", "extra"}, 2, "extra"},
-		{[]string{"top", "--sort", "size"}, 2, `"size" is none of the columns worker, state`},
+		{[]string{"top", "--sort", "size"}, 2, `"size" is not a column; the columns are worker, state`},
 		{[]string{"top", "--interval", "0s"}, 2, "--interval"},
 		{[]string{"status", "--config", absent}, 2, "absent"}, {[]string{"status", "--config", junk}, 2, "junk"},
 		{with(query), 2, "--tokens"}, {with(query, "--tokens", "1,x"), 2, `"x"`}, {with(query, "--tokens-file", absent),

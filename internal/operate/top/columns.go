@@ -17,30 +17,31 @@ import (
 // row is a rank of the table.
 type row struct {
 	api.FleetRank
-	expired *api.ExpiredWorker // nil: the rank is there; else no number of it is known
+	expired *api.ExpiredWorker // nil for a live rank; an expired rank has no numbers
 }
 
 // column is one column of the table.
 type column struct {
 	name string
-	key  rune // sorts by it
+	key  rune // key that sorts by the column
 	help string
-	rank int // in which order columns go if there is no room: the highest first
+	rank int // order in which columns disappear on a narrow terminal: the highest first
 
-	// number is a rank's number, and whether it is known; nil: the column has texts. text, if not nil, is what is shown.
+	// number returns a rank's number, and false if the number is unknown; nil for a text column. text returns the
+	// cell's text; nil formats the number.
 	number func(*View, *row) (float64, bool)
 	text   func(*View, *row) string
-	style  func(*View, *row) Style // nil: plain
+	style  func(*View, *row) Style // nil means plain
 }
 
-// leastName is the width to which the names of workers are shortened before a column goes.
+// leastName is the width to which worker names are shortened before a column disappears.
 const leastName = 8
 
-// columns are all columns as they are shown from left to right. The first one is always there.
+// columns are all columns, from left to right. The first column is always visible.
 var columns = []column{
 	{name: "WORKER", key: 'w', help: "worker and rank",
 		text: func(_ *View, r *row) string { return place(r) }},
-	{name: "STATE", key: 's', rank: 1, help: "whether it may be chosen, or what is the matter with it",
+	{name: "STATE", key: 's', rank: 1, help: "whether it may be chosen, or the reason against it",
 		text:  func(v *View, r *row) string { word, _ := v.state(r); return word },
 		style: func(v *View, r *row) Style { _, style := v.state(r); return style }},
 	{name: "ROLE", key: 'o', rank: 11, help: "prefill, decode, or both (aggregated)",
@@ -51,19 +52,19 @@ var columns = []column{
 		number: count(func(r *row) uint64 { return r.Blocks.Host })},
 	{name: "DISK", key: 'k', rank: 4, help: "blocks held on disk",
 		number: count(func(r *row) uint64 { return r.Blocks.Disk })},
-	{name: "EXTERNAL", key: 'x', rank: 12, help: "blocks held in a store of its own elsewhere",
+	{name: "EXTERNAL", key: 'x', rank: 12, help: "blocks held in the engine's own external store",
 		number: count(func(r *row) uint64 { return r.Blocks.External })},
 	{name: "+/S", key: '+', rank: 5, help: "blocks stored a second",
 		number: func(v *View, r *row) (float64, bool) { return r.StoredRate, v.rated }},
 	{name: "-/S", key: '-', rank: 6, help: "blocks removed a second",
 		number: func(v *View, r *row) (float64, bool) { return r.RemovedRate, v.rated }},
-	{name: "REQS", key: 'n', rank: 7, help: "requests under way, as routers have booked them",
+	{name: "REQS", key: 'n', rank: 7, help: "requests in progress, as booked by routers",
 		number: load(func(r *row) uint64 { return r.Requests })},
-	{name: "PREFILL", key: 'p', rank: 8, help: "prompt tokens of these that are still to be computed; cached ones are not counted",
+	{name: "PREFILL", key: 'p', rank: 8, help: "their prompt tokens that are not computed yet, without cached tokens",
 		number: load(func(r *row) uint64 { return r.PrefillTokens })},
-	{name: "DECODE", key: 'b', rank: 9, help: "blocks that these hold",
+	{name: "DECODE", key: 'b', rank: 9, help: "blocks of these requests",
 		number: load(func(r *row) uint64 { return r.ActiveBlocks })},
-	{name: "USED%", key: 'u', rank: 13, help: "how full the engine's device memory is, as it reports",
+	{name: "USED%", key: 'u', rank: 13, help: "used device memory, as reported by the engine",
 		number: func(_ *View, r *row) (float64, bool) {
 			return 100 * float64(r.UsedBlocks) / float64(max(r.TotalBlocks, 1)), r.UsedBlocks > 0 && r.TotalBlocks > 0
 		}},
@@ -74,9 +75,9 @@ var columns = []column{
 		}},
 	{name: "LEASE", key: 'e', rank: 14, help: "held, or expired: being cleared",
 		text: func(_ *View, r *row) string { return r.Lease }},
-	{name: "ENGINE", key: 'i', rank: 15, help: "how its shim stands with the engine",
+	{name: "ENGINE", key: 'i', rank: 15, help: "state of the connection between shim and engine",
 		text: func(_ *View, r *row) string { return string(r.Engine) }},
-	{name: "SEEN", key: 'a', rank: 16, help: "how long ago the log took something of it",
+	{name: "SEEN", key: 'a', rank: 16, help: "time since the last event in the log",
 		number: func(v *View, r *row) (float64, bool) {
 			return max(v.look.At.Sub(r.LastSeen), 0).Seconds(), !r.LastSeen.IsZero()
 		},
@@ -86,11 +87,11 @@ var columns = []column{
 			}
 			return v.ago(r.LastSeen).String()
 		}},
-	{name: "MODEL", key: 'm', rank: 17, help: "the model that it serves",
+	{name: "MODEL", key: 'm', rank: 17, help: "the served model",
 		text: func(_ *View, r *row) string { return r.Model }},
 }
 
-// Columns are the names of the columns.
+// Columns returns the names of the columns.
 func Columns() []string {
 	names := make([]string, len(columns))
 	for i := range columns {
@@ -109,10 +110,10 @@ func load(of func(*row) uint64) func(*View, *row) (float64, bool) {
 
 func place(r *row) string { return fmt.Sprintf("%s/%d", r.Instance, r.Rank) }
 
-// ago is how long ago something was, in seconds.
+// ago returns the time since at, in seconds.
 func (v *View) ago(at time.Time) time.Duration { return max(v.look.At.Sub(at), 0).Round(time.Second) }
 
-// short writes a duration in its largest unit.
+// short formats a duration in its largest unit.
 func short(d time.Duration) string {
 	switch {
 	case d >= time.Hour:
@@ -123,7 +124,7 @@ func short(d time.Duration) string {
 	return fmt.Sprintf("%ds", d/time.Second)
 }
 
-// state is how it stands with a rank, in a word, and how bad that is.
+// state returns the state of a rank as a word, and the style for its severity.
 func (v *View) state(r *row) (string, Style) {
 	switch {
 	case r.expired != nil:
@@ -150,7 +151,7 @@ func (v *View) state(r *row) (string, Style) {
 	return string(r.State), Plain
 }
 
-// value is a rank's number, and whether it is known.
+// value returns a rank's number, and whether the number is available.
 func (c *column) value(v *View, r *row) (float64, bool) {
 	if r.expired != nil {
 		return 0, false
@@ -158,7 +159,7 @@ func (c *column) value(v *View, r *row) (float64, bool) {
 	return c.number(v, r)
 }
 
-// cell is the text of a cell, and how it looks.
+// cell returns the text and the style of a cell.
 func (c *column) cell(v *View, r *row) (string, Style) {
 	text := "-"
 	if c.text != nil {
@@ -172,8 +173,8 @@ func (c *column) cell(v *View, r *row) (string, Style) {
 	return text, Plain
 }
 
-// compare orders ranks by the column, in the direction that the view has. What is not known comes last, and behind all
-// the ranks whose leases have expired.
+// compare orders ranks by the column, in the view's direction. Unknown values come last, and expired ranks after all
+// others.
 func (c *column) compare(v *View, a, b *row) int {
 	if gone := a.expired != nil; gone != (b.expired != nil) {
 		if gone {
@@ -204,7 +205,7 @@ func (c *column) compare(v *View, a, b *row) int {
 	return order
 }
 
-// number writes a number in five columns at most, or in full.
+// number formats a number in at most five columns, or in full.
 func (v *View) number(x float64) string {
 	switch {
 	case v.exact:
@@ -228,7 +229,7 @@ func (v *View) number(x float64) string {
 	return strconv.FormatFloat(x, 'f', decimals, 64) + units[:1]
 }
 
-// gap is how many blanks are between columns.
+// gap returns the number of spaces between columns.
 func gap(width int) int {
 	if width < 100 {
 		return 1
@@ -236,7 +237,7 @@ func gap(width int) int {
 	return 2
 }
 
-// fit gives columns their widths, so that they fill a line; those for which there is no room have none.
+// fit computes the widths of the columns for a line. A hidden column has the width 0.
 func (v *View) fit(width int) []int {
 	widths := make([]int, len(columns))
 	widths[0] = min(v.widths[0], leastName)
@@ -256,7 +257,7 @@ func (v *View) fit(width int) []int {
 	return widths
 }
 
-// heading names the columns; the one that is sorted by stands out.
+// heading returns the names of the columns, with the sort column in bold.
 func (v *View) heading(widths []int, gap int) Line {
 	return table(widths, gap, func(i int) (string, Style) {
 		if i == v.sort {
@@ -273,7 +274,7 @@ func (v *View) row(r *row, widths []int, gap int) Line {
 	})
 }
 
-// table is one line of the table: texts to the left of their columns, numbers to the right.
+// table returns one line of the table, with left-aligned texts and right-aligned numbers.
 func table(widths []int, gap int, cell func(int) (string, Style)) (l Line) {
 	for i, width := range widths {
 		if width == 0 {

@@ -12,11 +12,11 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 )
 
-// LookFunc asks for all that is shown. It is called from one goroutine.
+// LookFunc returns the current state of the fleet. Run calls it from one goroutine.
 type LookFunc func(context.Context) (*Look, error)
 
-// Run shows a view on a screen until the reader leaves or ctx ends, with a new look each interval. A look that fails is
-// said, and asked for again.
+// Run shows a view on a screen until the reader quits or ctx ends. It refreshes the view each interval. It displays the
+// error of a failed look and tries again.
 func Run(ctx context.Context, s tcell.Screen, v *View, look LookFunc, interval time.Duration) error {
 	tcell.SetEncodingFallback(tcell.EncodingFallbackASCII)
 	if err := s.Init(); err != nil {
@@ -79,7 +79,7 @@ func Run(ctx context.Context, s tcell.Screen, v *View, look LookFunc, interval t
 	}
 }
 
-// draw puts a frame on the screen.
+// draw writes a frame to the screen.
 func draw(s tcell.Screen, v *View) {
 	s.Clear()
 	for y, l := range v.Frame(s.Size()) {
@@ -88,7 +88,7 @@ func draw(s tcell.Screen, v *View) {
 			style := styles[span.Style].Reverse(l.Reverse)
 			for text, n := span.Text, 0; text != ""; x += n {
 				if text, n = s.Put(x, y, text, style); n == 0 {
-					break // it is off the screen
+					break // the rest is off the screen
 				}
 			}
 		}
@@ -104,7 +104,7 @@ var styles = [...]tcell.Style{
 	Bad:     tcell.StyleDefault.Foreground(tcell.ColorRed).Bold(true),
 }
 
-// Once prints one frame as text. It looks twice, an interval apart, so that rates are known.
+// Once prints one frame as text. It looks twice, an interval apart, so that the frame has rates.
 func Once(ctx context.Context, w io.Writer, v *View, look LookFunc, interval time.Duration) error {
 	for i := range 2 {
 		if i > 0 && !loop.Wait(ctx, interval) {

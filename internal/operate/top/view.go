@@ -1,8 +1,8 @@
-// Package top is the terminal view of a fleet: its workers by tiers, what they have to do, how far behind they are.
+// Package top is the terminal view of a fleet: workers, tiers, load and lag.
 //
-// A [View] is the model: it is told what was seen ([View.Learn], [View.Fail]) and which keys were pressed
-// ([View.Press]), and says which lines that makes ([View.Frame], [View.Text]). It knows no terminal, no network and no
-// clock. [Run] is the loop around it on a terminal; [Once] prints one frame.
+// A [View] is the model. Its inputs are the state of the fleet ([View.Learn], [View.Fail]) and keys ([View.Press]). Its
+// outputs are lines ([View.Frame], [View.Text]). It uses no terminal, network or clock. [Run] is the loop on a
+// terminal; [Once] prints one frame.
 package top
 
 import (
@@ -22,21 +22,21 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Look is what was seen of a namespace at one time.
+// Look is the state of a namespace at a time.
 type Look struct {
 	At        time.Time
 	Namespace string
-	Nodes     []api.NodeState // by name
-	Problems  []string        // of the nodes
+	Nodes     []api.NodeState // sorted by name
+	Problems  []string        // problems that nodes report
 	Workers   *api.WorkerList
 
-	// nil: not known. NoLoads is why Loads are not.
+	// nil means unknown. NoLoads is the error if Loads are missing.
 	Loads   *api.LoadList
 	NoLoads error
 	Engines *api.EngineLoads
 }
 
-// Style is how a part of a line looks.
+// Style is the style of a part of a line.
 type Style uint8
 
 // The styles.
@@ -48,59 +48,59 @@ const (
 	Bad
 )
 
-// Span is a part of a line in one style. Its text can be shown: it has no control characters.
+// Span is a part of a line in one style. Its text contains no control characters.
 type Span struct {
 	Text  string
 	Style Style
 }
 
-// Line is one line of a frame; Reverse says that its colours are exchanged.
+// Line is one line of a frame. Reverse exchanges its colours.
 type Line struct {
 	Spans   []Span
 	Reverse bool
 }
 
-// View is what is shown. One goroutine may use it at a time.
+// View is the content of the display. It is for one goroutine at a time.
 type View struct {
-	look  *Look // the latest; nil: none yet
-	rated bool  // there was one before, so rates are known
-	err   error // why the latest is not the newest; nil: it is
+	look  *Look // the latest look; nil before the first
+	rated bool  // an earlier look exists, so rates are available
+	err   error // error of the last look; nil after a success
 	since time.Time
 
-	ranks []api.FleetRank // by instance and rank
-	rows  []row           // these, and then the ranks whose leases have expired
+	ranks []api.FleetRank // sorted by instance and rank
+	rows  []row           // ranks, followed by the expired ranks
 	lag   map[events.Partition]uint64
 
-	sort   int  // index of a column
-	down   bool // the largest first
+	sort   int  // index of the sort column
+	down   bool // descending order
 	filter string
-	typing bool // the filter is being typed
+	typing bool // the reader is typing the filter
 	help   bool
 
-	// What follows from these, which arrange keeps so.
+	// Derived fields, which arrange updates.
 	shown  []*row // in order
-	widths []int  // of each column's widest cell so far, its name included
+	widths []int  // of each column: the widest cell so far, including its name
 
 	exact bool // numbers in full
 
-	// The current row follows its rank, or is the first if the reader has not moved it (nil). first is the row at the
-	// top, page how many rows there are; Frame sets both.
+	// The current row follows its rank. nil selects the first row. first is the index of the top row, and page the
+	// number of visible rows; Frame sets both.
 	current     *api.RankPlace
 	first, page int
 }
 
-// New returns a view in an order, by the name of a column as [Columns] lists them, of the rows that a filter leaves.
+// New returns a view, sorted by the column with the given name (see [Columns]), with a filter on the rows.
 func New(order, filter string) (*View, error) {
 	v := &View{filter: filter, widths: make([]int, len(columns))}
 	i := slices.IndexFunc(columns, func(c column) bool { return strings.EqualFold(c.name, order) })
 	if i < 0 {
-		return nil, fmt.Errorf("%q is none of the columns %s", order, strings.Join(Columns(), ", "))
+		return nil, fmt.Errorf("%q is not a column; the columns are %s", order, strings.Join(Columns(), ", "))
 	}
 	v.sort, v.down = i, columns[i].number != nil
 	return v, nil
 }
 
-// Learn takes a look in place of the one before.
+// Learn replaces the state of the fleet.
 func (v *View) Learn(l *Look) {
 	var since time.Duration
 	if v.rated = v.look != nil; v.rated {
@@ -131,7 +131,7 @@ func (v *View) Learn(l *Look) {
 	v.arrange()
 }
 
-// Fail says that a look failed. What was seen before stays.
+// Fail records the error of a failed look. The earlier state remains.
 func (v *View) Fail(err error, at time.Time) {
 	if v.err == nil {
 		v.since = at
@@ -164,7 +164,7 @@ func (v *View) arrange() {
 	}
 }
 
-// at is the index of the current row; -1: there are no rows.
+// at returns the index of the current row; -1 for an empty table.
 func (v *View) at() int {
 	if v.current != nil {
 		at := slices.IndexFunc(v.shown, func(r *row) bool { return r.Place() == *v.current })
@@ -175,7 +175,7 @@ func (v *View) at() int {
 	return min(0, len(v.shown)-1)
 }
 
-// move goes to a row, or as near to it as there is one.
+// move selects a row, or the nearest existing row.
 func (v *View) move(to int) {
 	v.current = nil
 	if to = min(to, len(v.shown)-1); to > 0 {
@@ -184,7 +184,7 @@ func (v *View) move(to int) {
 	}
 }
 
-// order sorts by a column; by the one that it is sorted by already, the other way round.
+// order sorts by a column. A second call with the same column reverses the order.
 func (v *View) order(column int) {
 	if v.sort == column {
 		v.down = !v.down
@@ -194,7 +194,7 @@ func (v *View) order(column int) {
 	v.arrange()
 }
 
-// Press takes a key, and reports whether the reader wants to leave.
+// Press handles a key. quit reports that the reader wants to quit.
 func (v *View) Press(e *tcell.EventKey) (quit bool) {
 	key := e.Key()
 	switch {
@@ -247,10 +247,10 @@ func (v *View) Press(e *tcell.EventKey) (quit bool) {
 	return false
 }
 
-// maxFilter bounds what is typed, in bytes.
+// maxFilter bounds the filter, in bytes.
 const maxFilter = 256
 
-// write takes a key while the filter is typed.
+// write handles a key while the reader types the filter.
 func (v *View) write(e *tcell.EventKey) {
 	switch e.Key() {
 	case tcell.KeyEnter:
@@ -271,7 +271,7 @@ func (v *View) write(e *tcell.EventKey) {
 	v.arrange()
 }
 
-// Frame is what fills a screen.
+// Frame returns the lines of a screen.
 func (v *View) Frame(width, height int) []Line {
 	above := append(v.summary(), v.notice())
 	if v.help {
@@ -294,8 +294,8 @@ func (v *View) Frame(width, height int) []Line {
 	return v.fill(above, rows, below, width, height)
 }
 
-// fill makes a frame of what is at the top, between and at the bottom. Where there is no room for all, the top loses
-// first.
+// fill builds a frame of the parts at the top, in the middle and at the bottom. If the room is not enough, the top is
+// cut first.
 func (v *View) fill(above, between, below []Line, width, height int) []Line {
 	if least := 2 + len(below); height < len(above)+least {
 		above = above[:max(height-least, 0)]
@@ -320,7 +320,7 @@ func (v *View) fill(above, between, below []Line, width, height int) []Line {
 	return frame
 }
 
-// Text is all that there is to show, with all columns and rows and all numbers in full, for programs.
+// Text returns the complete content as text for programs, with all columns, rows and digits.
 func (v *View) Text() string {
 	v.exact = true
 	clear(v.widths)
@@ -353,7 +353,7 @@ func (l Line) text() string {
 
 func line(s Style, text string) Line { return Line{Spans: []Span{{Text: escape.Text(text), Style: s}}} }
 
-// summary says how the nodes are, and sums up the rows.
+// summary returns the state of the nodes and the sums of the rows.
 func (v *View) summary() []Line {
 	if v.look == nil {
 		return []Line{line(Bold, "kvatlas"), {}, {}}
@@ -410,7 +410,7 @@ func (v *View) summary() []Line {
 	b := &sum.Blocks
 	blocks := fmt.Sprintf("blocks  device %s  host %s  disk %s  external %s", n(float64(b.Device)),
 		n(float64(b.Host)), n(float64(b.Disk)), n(float64(b.External)))
-	if v.rated && !v.exact && len(blocks+rates) > 80 { // as the columns are called
+	if v.rated && !v.exact && len(blocks+rates) > 80 { // the names of the columns
 		rates = fmt.Sprintf("  +%s/s  -%s/s", n(sum.StoredRate), n(sum.RemovedRate))
 	}
 	load := "load    not known"
@@ -426,8 +426,8 @@ func (v *View) summary() []Line {
 	return lines
 }
 
-// zones says how many nodes of each zone are ready, and names those that are not: zones with such nodes first, then by
-// name. Nodes without a zone come last of either. It is nil if no node has one.
+// zones returns the number of ready nodes in each zone, with the names of the other nodes. Zones with such nodes come
+// first, then zones by name. Nodes without a zone come last in both groups. The result is nil if no node has a zone.
 func (v *View) zones() *Line {
 	type zone struct {
 		name       string
@@ -473,17 +473,17 @@ func (v *View) zones() *Line {
 	return &l
 }
 
-// notice is the worst that there is to say; an empty line if all is well.
+// notice returns the most severe message; an empty line without a message.
 func (v *View) notice() Line {
 	switch {
 	case v.err != nil && v.look == nil:
-		return line(Bad, "nothing is known yet: "+v.err.Error())
+		return line(Bad, "no data yet: "+v.err.Error())
 	case v.err != nil:
 		return line(Bad, fmt.Sprintf("not up to date since %s: %v", v.since.UTC().Format("15:04:05 UTC"), v.err))
 	case v.look == nil:
 		return line(Dim, "asking the indexers")
 	case !v.look.Workers.Complete:
-		return line(Bad, fmt.Sprintf("INCOMPLETE: partitions %v could not be looked at; see indexer status",
+		return line(Bad, fmt.Sprintf("INCOMPLETE: partitions %v could not be examined; see indexer status",
 			v.look.Workers.Missing))
 	case len(v.look.Problems) > 0:
 		if n := len(v.look.Problems); n > 1 {
@@ -491,7 +491,7 @@ func (v *View) notice() Line {
 		}
 		return line(Bad, "problem: "+v.look.Problems[0])
 	case v.look.NoLoads != nil:
-		return line(Warning, "loads are not known: "+v.look.NoLoads.Error())
+		return line(Warning, "loads are unknown: "+v.look.NoLoads.Error())
 	}
 	switch gone := v.look.Workers.Expired; len(gone) {
 	case 0:
@@ -508,12 +508,12 @@ func (v *View) empty() string {
 	case v.look == nil:
 		return ""
 	case len(v.rows) > 0:
-		return "no rank fits the filter; Esc ends it"
+		return "no rank matches the filter; Esc clears the filter"
 	}
-	return "no worker has announced anything yet; feed one with worker-shim run"
+	return "no worker has published events yet; start a shim with worker-shim run"
 }
 
-// details says of the current row what may have no column.
+// details returns facts about the current row that have no column.
 func (v *View) details() Line {
 	at := v.at()
 	if at < 0 {
@@ -522,7 +522,7 @@ func (v *View) details() Line {
 	r := v.shown[at]
 	if r.expired != nil {
 		l := &r.expired.Lease
-		return line(Dim, fmt.Sprintf("%s expired %s ago; process %d on %s renewed its lease last %s ago; what it held is "+
+		return line(Dim, fmt.Sprintf("%s expired %s ago; process %d on %s renewed its lease last %s ago; its blocks are "+
 			"cleared; model %s", place(r), v.ago(l.Expires), l.PID, l.Host, v.ago(l.Renewed), r.Model))
 	}
 	word, _ := v.state(r)
@@ -550,10 +550,10 @@ func (v *View) details() Line {
 	return line(Dim, strings.Join(parts, "; "))
 }
 
-// bottom is the line of help, or the filter while it is typed.
+// bottom returns the line of help, or the filter while the reader types.
 func (v *View) bottom() Line {
 	if v.typing {
-		return Line{Spans: []Span{{"filter: " + escape.Text(v.filter), Bold}, {Text: "_  Enter keeps it, Esc ends it"}}}
+		return Line{Spans: []Span{{"filter: " + escape.Text(v.filter), Bold}, {Text: "_  Enter keeps it, Esc clears it"}}}
 	}
 	way := "up"
 	if v.down {
@@ -568,7 +568,7 @@ func (v *View) bottom() Line {
 
 // keys explains keys and columns.
 func (v *View) keys() []Line {
-	lines := []Line{line(Plain, "Arrows, PgUp, PgDn, Home, End move. These keys sort; the same again turns the order:")}
+	lines := []Line{line(Plain, "Arrows, PgUp, PgDn, Home, End move. These keys sort; a second press reverses the order:")}
 	for i := range columns {
 		c := &columns[i]
 		lines = append(lines, Line{Spans: []Span{{fmt.Sprintf(" %c  %-8s ", c.key, c.name), Bold}, {Text: c.help}}})
@@ -576,7 +576,7 @@ func (v *View) keys() []Line {
 	return lines
 }
 
-// cut shortens a text to a width at its end.
+// cut shortens a text to a width, at the end.
 func cut(text string, width int) string {
 	if uniseg.StringWidth(text) <= width {
 		return text
@@ -595,7 +595,7 @@ func cut(text string, width int) string {
 	}
 }
 
-// shorten shortens a name to a width in its middle: names of workers differ at their ends.
+// shorten shortens a name to a width, in the middle: names of workers differ at the end.
 func shorten(name string, width int) string {
 	r := []rune(name)
 	if uniseg.StringWidth(name) <= width {

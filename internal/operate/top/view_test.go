@@ -18,7 +18,7 @@ import (
 
 var noon = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 
-// seen is a look at three workers, so many seconds after noon.
+// seen returns a look at three workers, the given seconds after noon.
 func seen(seconds int, workers ...api.WorkerInfo) *Look {
 	at := noon.Add(time.Duration(seconds) * time.Second)
 	used, total := uint64(750), uint64(1000)
@@ -57,14 +57,14 @@ func detail(p events.Partition, lag uint64) api.PartitionDetail {
 	return api.PartitionDetail{PartitionStatus: api.PartitionStatus{Partition: p}, Lag: lag}
 }
 
-// screen is a simulated terminal that says what it shows each time that this may have changed.
+// screen is a simulated terminal that sends its content after each change.
 type screen struct {
 	tcell.SimulationScreen
 	frames chan string
-	sizes  chan [2]int // what it is to be made after the next frame
+	sizes  chan [2]int // the size to set after the next frame
 }
 
-// text is what the screen shows, without blanks at the ends of lines.
+// text returns the content of the screen, without trailing spaces.
 func (s *screen) text() string {
 	cells, width, height := s.GetContents()
 	var b strings.Builder
@@ -78,12 +78,12 @@ func (s *screen) text() string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// Show is called by the loop that is tested.
+// Show is called by the loop under test.
 func (s *screen) Show() {
 	s.SimulationScreen.Show()
 	select {
 	case s.frames <- s.text():
-	case <-time.After(time.Minute): // nobody looks any more
+	case <-time.After(time.Minute): // the test has ended
 	}
 	select {
 	case size := <-s.sizes:
@@ -93,7 +93,7 @@ func (s *screen) Show() {
 	}
 }
 
-// shows draws a view on a terminal of a size and returns what is there.
+// shows draws a view on a terminal of a size and returns the content.
 func shows(t *testing.T, v *View, width, height int) string {
 	t.Helper()
 	s := &screen{SimulationScreen: tcell.NewSimulationScreen("UTF-8"), frames: make(chan string, 1)}
@@ -181,8 +181,8 @@ gpu-3/0  engine-gone  -                0     0      0         0    0    0     0 
 	}
 }
 
-// TestExpired: ranks whose leases have expired stand behind all others in any order, with how long ago that was, and
-// are not counted.
+// TestExpired: expired ranks come after all others in every order, with the time since the expiry. The sums do not
+// count them.
 func TestExpired(t *testing.T) {
 	t.Parallel()
 	l := seen(2)
@@ -223,23 +223,23 @@ q quit  / filter  < > sort  ? help  by WORKER up`
 	press(v, "w/expired\n")
 	if got := shows(t, v, 120, 14); !strings.Contains(got, "workers 0  ranks 0 of 3  partitions 2") ||
 		fmt.Sprint(rows(t, v)) != "[gpu-0/0]" {
-		t.Errorf("the expired ones:\n%s", got)
+		t.Errorf("the expired ranks:\n%s", got)
 	}
 	l = seen(3)
 	l.Workers.Expired = []api.ExpiredWorker{gone("gpu-0", 59*time.Minute), gone("gpu-9", time.Second)}
 	v.Learn(l)
 	if got := shows(t, v, 120, 14); !strings.Contains(got, "the leases of 2 ranks have expired: their shims are gone") ||
 		!strings.Contains(got, "gpu-9/0  expired-1s") {
-		t.Errorf("two of them:\n%s", got)
+		t.Errorf("two expired ranks:\n%s", got)
 	}
 	v.Learn(seen(4))
 	press(v, "\x1b")
 	if got := shows(t, v, 120, 14); strings.Contains(got, "expired") || len(rows(t, v)) != 3 {
-		t.Errorf("none is expired any more:\n%s", got)
+		t.Errorf("after the last expired rank:\n%s", got)
 	}
 }
 
-// TestFitsEverySize: whatever the terminal's size and the names are, a frame fills it and no more.
+// TestFitsEverySize: a frame fills the terminal exactly, for all sizes and names.
 func TestFitsEverySize(t *testing.T) {
 	t.Parallel()
 	var many []api.WorkerInfo
@@ -276,7 +276,7 @@ func TestFitsEverySize(t *testing.T) {
 	}
 }
 
-// rows are the first cells of the rows of the table.
+// rows returns the first cells of the table's rows.
 func rows(t *testing.T, v *View) (names []string) {
 	t.Helper()
 	table := false
@@ -293,7 +293,7 @@ func rows(t *testing.T, v *View) (names []string) {
 	return names
 }
 
-// TestKeys sorts, filters and moves.
+// TestKeys covers sorting, filtering and moving.
 func TestKeys(t *testing.T) {
 	t.Parallel()
 	v := newView(t, "worker", "", seen(0), seen(2))
@@ -303,15 +303,15 @@ func TestKeys(t *testing.T) {
 		{"w", "gpu-1/0 gpu-2/1 gpu-3/0"},
 		{"p", "gpu-2/1 gpu-1/0 gpu-3/0"},        // the largest first
 		{"p", "gpu-3/0 gpu-1/0 gpu-2/1"},        // the smallest first
-		{"u", "gpu-1/0 gpu-2/1 gpu-3/0"},        // what is not known comes last
-		{"uu", "gpu-1/0 gpu-2/1 gpu-3/0"},       // in either direction
+		{"u", "gpu-1/0 gpu-2/1 gpu-3/0"},        // unknown values come last
+		{"uu", "gpu-1/0 gpu-2/1 gpu-3/0"},       // in both directions
 		{"s", "gpu-3/0 gpu-2/1 gpu-1/0"},        // the worst first
 		{">", "gpu-3/0 gpu-1/0 gpu-2/1"},        // ROLE
 		{"<<", "gpu-1/0 gpu-2/1 gpu-3/0"},       // WORKER
-		{"/gpu-2", "gpu-2/1"},                   // while it is typed
+		{"/gpu-2", "gpu-2/1"},                   // while the filter is typed
 		{"⌫", "gpu-1/0 gpu-2/1 gpu-3/0"},        // gpu-
-		{"\x1b/draining q", "no"},               // q is a letter here; "no rank fits"
-		{"⌫⌫\n", "gpu-2/1"},                     // and ends nothing
+		{"\x1b/draining q", "no"},               // q is a letter here; "no rank matches"
+		{"⌫⌫\n", "gpu-2/1"},                     // and does not quit
 		{"\x1b/qwen\n", "gpu-3/0"},              // a model
 		{"\x1b/llama host-1", "gpu-1/0"},        // all words
 		{"\x1b", "gpu-1/0 gpu-2/1 gpu-3/0"},     // no filter
@@ -335,8 +335,8 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// TestCurrentRow: the row that the reader has gone to stays the same worker's, whatever changes; at the top, the first
-// row is the current one, whoever that is.
+// TestCurrentRow: the selected row follows its worker through changes. Without a selection, the first row is the
+// current row.
 func TestCurrentRow(t *testing.T) {
 	t.Parallel()
 	var many []api.WorkerInfo
@@ -369,11 +369,11 @@ func TestCurrentRow(t *testing.T) {
 	}
 	v.Learn(seen(2, many[50:]...))
 	if got := current(); got != "w50/0" {
-		t.Errorf("it went itself: %s, want w50/0", got)
+		t.Errorf("the selected worker went: %s, want w50/0", got)
 	}
 }
 
-// TestNotices: what is wrong is said, the worst first, and what was known stays.
+// TestNotices: the most severe message is shown first, and the earlier state remains.
 func TestNotices(t *testing.T) {
 	t.Parallel()
 	v := newView(t, "worker", "")
@@ -385,12 +385,12 @@ func TestNotices(t *testing.T) {
 		}
 	}
 	says("asking the indexers", false)
-	v.Fail(errors.New("nobody answers"), noon)
-	says("nothing is known yet: nobody answers", false)
+	v.Fail(errors.New("no answer"), noon)
+	says("no data yet: no answer", false)
 	l := seen(1)
 	l.Loads, l.NoLoads = nil, errors.New("not allowed")
 	v.Learn(l)
-	says("loads are not known: not allowed", true)
+	says("loads are unknown: not allowed", true)
 	says("load    not known", true)
 	l = seen(2)
 	l.Problems = []string{"the disk\x07 is full", "another"}
@@ -398,13 +398,13 @@ func TestNotices(t *testing.T) {
 	says("1 of 2 problems (indexer status has all): the disk\\a is full", true)
 	l.Workers.Complete, l.Workers.Missing = false, []events.Partition{3}
 	v.Learn(l)
-	says("INCOMPLETE: partitions [3] could not be looked at", true)
+	says("INCOMPLETE: partitions [3] could not be examined", true)
 	v.Fail(errors.New("NATS is away"), noon.Add(5*time.Second))
 	v.Fail(errors.New("NATS is away"), noon.Add(9*time.Second))
 	says("not up to date since 12:00:05 UTC: NATS is away", true)
 	v.Learn(seen(3))
 	if got := shows(t, v, 120, 20); strings.Contains(got, "not up to date") {
-		t.Errorf("after a look that did not fail:\n%s", got)
+		t.Errorf("after a successful look:\n%s", got)
 	}
 	l = seen(5)
 	l.Nodes[1].Status = nil
@@ -412,7 +412,7 @@ func TestNotices(t *testing.T) {
 	says("nodes 1/2 ready", true)
 }
 
-// TestZones: a line says how each zone's nodes are, the worst first, if any node has a zone.
+// TestZones: a line shows the nodes of each zone, zones with missing nodes first, if any node has a zone.
 func TestZones(t *testing.T) {
 	t.Parallel()
 	l := seen(2)
@@ -439,7 +439,7 @@ func TestZones(t *testing.T) {
 	}
 }
 
-// TestNumbers: five columns are enough, or the number is written in full.
+// TestNumbers: a number has at most five columns, or is written in full.
 func TestNumbers(t *testing.T) {
 	t.Parallel()
 	for x, want := range map[float64][2]string{
@@ -457,7 +457,7 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
-// TestSummaryFits80Columns: a busy fleet's rates are told by the columns' signs.
+// TestSummaryFits80Columns: the summary of a busy fleet uses the signs of the rate columns.
 func TestSummaryFits80Columns(t *testing.T) {
 	t.Parallel()
 	busy := func(seconds int) *Look {
@@ -471,7 +471,7 @@ func TestSummaryFits80Columns(t *testing.T) {
 	}
 }
 
-// TestNamesAreShortenedInTheirMiddle: what tells workers apart is at the end of their names.
+// TestNamesAreShortenedInTheirMiddle: the distinctive part of a worker's name is at the end.
 func TestNamesAreShortenedInTheirMiddle(t *testing.T) {
 	t.Parallel()
 	for width, want := range map[int]string{30: "vllm-decode-7d9f8c6b5-x2x4z/0",
@@ -482,7 +482,7 @@ func TestNamesAreShortenedInTheirMiddle(t *testing.T) {
 	}
 }
 
-// TestColumnsHaveTheirOwn key, and their own place in the order in which they go.
+// TestColumnsHaveTheirOwn: every column has a unique key, and a unique place in the order of disappearance.
 func TestColumnsHaveTheirOwn(t *testing.T) {
 	t.Parallel()
 	keys, ranks := map[rune]bool{'q': true, '/': true, '?': true, '<': true, '>': true}, map[int]bool{}
@@ -493,12 +493,12 @@ func TestColumnsHaveTheirOwn(t *testing.T) {
 		keys[c.key], ranks[c.rank] = true, true
 	}
 	if _, err := New("blocks", ""); err == nil || !strings.Contains(err.Error(), "worker, state, role") {
-		t.Errorf("a column that is not there: %v", err)
+		t.Errorf("an unknown column: %v", err)
 	}
 }
 
-// TestRun runs the loop on a simulated terminal: it shows what it sees, says what fails, recovers, follows the size of
-// the terminal, takes keys, and ends.
+// TestRun runs the loop on a simulated terminal: it shows the fleet, displays an error, recovers, follows the
+// terminal's size, handles keys, and ends.
 func TestRun(t *testing.T) {
 	t.Parallel()
 	s := &screen{tcell.NewSimulationScreen("UTF-8"), make(chan string), make(chan [2]int, 1)}
@@ -525,9 +525,9 @@ func TestRun(t *testing.T) {
 					return frame
 				}
 			case err := <-ended:
-				t.Fatalf("it ended with %v", err)
+				t.Fatalf("Run ended with %v", err)
 			case <-deadline:
-				t.Fatalf("it does not show %q but\n%s", want, frame)
+				t.Fatalf("the screen does not show %q but\n%s", want, frame)
 			}
 		}
 	}
@@ -536,12 +536,12 @@ func TestRun(t *testing.T) {
 	await("gpu-2/1")
 	looks <- errors.New("NATS is away")
 	if frame := await("NATS is away"); !strings.Contains(frame, "gpu-2/1") {
-		t.Errorf("what was known is gone:\n%s", frame)
+		t.Errorf("the earlier state is gone:\n%s", frame)
 	}
 	looks <- nil
 	await("12:00:03")
 	s.sizes <- [2]int{160, 30}
-	s.InjectKey(tcell.KeyRune, 'z', 0) // means nothing
+	s.InjectKey(tcell.KeyRune, 'z', 0) // an unused key
 	await("EXTERNAL")
 	s.InjectKey(tcell.KeyRune, 'd', 0)
 	await("by DEVICE down")
@@ -552,11 +552,11 @@ func TestRun(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(time.Minute):
-		t.Error("q does not end it")
+		t.Error("q does not end Run")
 	}
 }
 
-// TestOnce looks twice, so that rates are known, and ends with the error of a look that fails.
+// TestOnce looks twice, so the frame has rates, and returns the error of a failed look.
 func TestOnce(t *testing.T) {
 	t.Parallel()
 	n := 0
