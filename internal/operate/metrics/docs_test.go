@@ -39,10 +39,11 @@ func table(t *testing.T, scrape string) string {
 		rows = append(rows, fmt.Sprintf("| `%s` | %s | %s | %s |\n", name, kind, strings.Join(labels, " "), help))
 	}
 	slices.Sort(rows)
-	return "| metric | type | labels | what it is |\n|---|---|---|---|\n" + strings.Join(rows, "")
+	return "| metric | type | labels | meaning |\n|---|---|---|---|\n" + strings.Join(rows, "")
 }
 
-// holdPage holds a part of the page, which ends at the next blank line, to a table; -update writes it.
+// holdPage compares a table with a part of the page, which ends at the next blank line. With -update it writes the
+// table.
 func holdPage(t *testing.T, heading, want string) {
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -62,20 +63,24 @@ func holdPage(t *testing.T, heading, want string) {
 			t.Fatal(err)
 		}
 	case strings.TrimSpace(is) != strings.TrimSpace(want):
-		t.Errorf("%s is not what the code has under %q: go generate ./internal/operate/metrics writes it", page, heading)
+		t.Errorf("%s differs from the code under %q: run go generate ./internal/operate/metrics", page, heading)
 	}
 }
 
-// TestPage holds docs/metrics.md to what a node serves, and that to every name in the code.
+// TestPage compares docs/metrics.md with the metrics of a node, and these with every name in the code.
 func TestPage(t *testing.T) {
 	scrape := everything(t)
-	source, err := os.ReadFile("metrics.go")
-	if err != nil {
-		t.Fatal(err)
+	var source []byte
+	for _, file := range []string{"metrics.go", "queries.go"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		source = append(source, text...)
 	}
 	for _, m := range regexp.MustCompile(`"(kvatlas_\w+[a-z])"`).FindAllStringSubmatch(string(source), -1) {
 		if !strings.Contains(scrape, "# TYPE "+m[1]+" ") {
-			t.Errorf("everything has no %s: extend it, so that the page and the linter see it", m[1])
+			t.Errorf("the function everything has no %s: extend it for the page and the linter", m[1])
 		}
 	}
 	holdPage(t, "## Of an indexer", table(t, scrape))

@@ -14,7 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// of shows a status.
+// of returns a configuration that exports a status.
 func of(s api.Status) Config { return Config{Figures: func() *Figures { return &Figures{Status: &s} }} }
 
 func scrape(t *testing.T, cfg Config) string {
@@ -33,7 +33,7 @@ func get(t *testing.T, handler http.Handler) string {
 	return w.Body.String()
 }
 
-// Two kinds of names at one place are one store, for labels may not come twice.
+// TestSharedStores: two kinds of names at one place are one store, because a label set must be unique.
 func TestSharedStores(t *testing.T) {
 	text := scrape(t, of(api.Status{L3: []api.StoreStatus{
 		{Store: "/pages", Questions: 1},
@@ -64,15 +64,15 @@ func TestSharedStores(t *testing.T) {
 		`kvatlas_l3_objects_total{from="store",store="m:9003"} 8`,
 	} {
 		if !strings.Contains(text, want+"\n") {
-			t.Errorf("there is no %s", want)
+			t.Errorf("missing: %s", want)
 		}
 	}
 	if strings.Contains(text, `kvatlas_l3_set_whole{store="/pages"}`) {
-		t.Error("a folder has no events")
+		t.Error("a folder has metrics of events")
 	}
 }
 
-// Requests are counted by all that tells them apart.
+// TestRequests: requests are counted by all their labels.
 func TestRequests(t *testing.T) {
 	text := scrape(t, of(api.Status{Requests: []api.RequestCount{
 		{Transport: api.OverNATS, Operation: api.OpFind, Outcome: api.OutcomeOK, Count: 7}, {Transport: api.OverNATS,
@@ -83,12 +83,12 @@ func TestRequests(t *testing.T) {
 		`kvatlas_requests_total{operation="find",outcome="busy",transport="nats"} 3`,
 	} {
 		if !strings.Contains(text, want+"\n") {
-			t.Errorf("there is no %s", want)
+			t.Errorf("missing: %s", want)
 		}
 	}
 }
 
-// Counters end in _total, and nothing else does; every metric of ours says what it is.
+// TestNames: exactly the counters end in _total, and every metric of this project has a help text.
 func TestNames(t *testing.T) {
 	text := scrape(t, of(api.Status{Events: map[string]uint64{"messages": 1},
 		Partitions: make([]api.PartitionDetail, 1), Models: make([]api.ModelStatus, 1), L3: make([]api.StoreStatus,
@@ -107,7 +107,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// A metric that got another name is served under both.
+// TestHedgesDenied: a renamed metric is served under both names.
 func TestHedgesDenied(t *testing.T) {
 	handler, q := New(of(api.Status{}))
 	q.HedgesDenied(3)
@@ -115,12 +115,12 @@ func TestHedgesDenied(t *testing.T) {
 	handler.ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	for _, want := range []string{"kvatlas_peer_hedges_denied_total 3", "kvatlas_peer_hedges_withheld_total 3"} {
 		if !strings.Contains(w.Body.String(), "\n"+want+"\n") {
-			t.Errorf("there is no %s", want)
+			t.Errorf("missing: %s", want)
 		}
 	}
 }
 
-// TestSelections: choices are counted by policy and outcome, and bookings by what became of them.
+// TestSelections: choices are counted by policy and outcome, and bookings by outcome.
 func TestSelections(t *testing.T) {
 	handler, queries := New(of(api.Status{Load: &api.LoadStatus{Healed: 7, Models: []api.ModelDigest{
 		{Model: "m", Requests: 3, Conflicts: 4, Expired: 5, Rivals: 6, Booked: 30, Freed: 31, Full: 32, Gone: 33},
@@ -161,7 +161,7 @@ func TestSelections(t *testing.T) {
 	}
 }
 
-// full is a node's figures with everything that can be told.
+// full returns a node's figures with every field set.
 func full() *Figures {
 	return &Figures{
 		Status: &api.Status{
@@ -179,7 +179,7 @@ func full() *Figures {
 	}
 }
 
-// everything is a scrape that has each metric.
+// everything is a scrape with each metric.
 func everything(t *testing.T) string {
 	f := full()
 	f.Status.Partitions[0].Log.Limit, f.Status.Partitions[0].SnapshotTime = 1, time.Unix(1, 0)
@@ -200,7 +200,7 @@ func everything(t *testing.T) string {
 	return get(t, handler)
 }
 
-// Prometheus' own linter finds nothing to say.
+// TestLint: Prometheus' own linter has no objections.
 func TestLint(t *testing.T) {
 	for _, text := range []string{everything(t), get(t, NewShim(shimFigures))} {
 		problems, err := promlint.New(strings.NewReader(text)).Lint()
@@ -213,7 +213,7 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// Workers beyond the bound are one, and none is shown unless that was asked for.
+// TestWorkers: workers above the bound share a series. Without a request, no worker has a series.
 func TestWorkers(t *testing.T) {
 	f := &Figures{Status: &api.Status{}, Loads: []WorkerLoad{{Model: "m"},
 		{"m", "w2", 1, 10, 100}, {"m", "w1", 2, 20, 200}, {"m", "w1", 3, 30, 300}, {"n", "w3", 4, 40, 400},
@@ -246,7 +246,7 @@ func TestWorkers(t *testing.T) {
 	}
 }
 
-// Requests may name any model, and metrics have so many of them.
+// TestModelsAreBounded: requests may name any model, and the series of models are bounded.
 func TestModelsAreBounded(t *testing.T) {
 	handler, q := New(of(api.Status{}))
 	for i := range maxModels + 3 {

@@ -1,0 +1,233 @@
+package metrics
+
+import (
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Queries counts requests and their outcomes.
+type Queries struct {
+	duration *prometheus.HistogramVec
+	asked    *prometheus.CounterVec
+	replied  *prometheus.HistogramVec
+	withheld prometheus.Counter // denied under its old name
+	denied   prometheus.Counter
+
+	forwarded *prometheus.CounterVec
+	missing   *prometheus.CounterVec
+	selected  *prometheus.CounterVec
+	texts     *prometheus.CounterVec
+	textTime  *prometheus.HistogramVec
+	checks    *prometheus.CounterVec
+	reused    *prometheus.CounterVec
+	moved     *prometheus.CounterVec
+	routed    [4]*prometheus.CounterVec // tokens by step; the last two also by tier
+	outcomes  *prometheus.CounterVec
+
+	ratio *prometheus.HistogramVec
+
+	// Resolved once, because every choice uses all: under the present name, and under the name of v0.4.0 with its
+	// stages.
+	stages, selection map[string]prometheus.Observer
+
+	models bounded
+}
+
+// maxModels bounds the models with separate series, because requests may name any model. Further models count as
+// "other".
+const maxModels = 1000
+
+// other is the label of values above a bound.
+const other = "other"
+
+// bounded accepts a bounded number of values of a label, in order of appearance.
+type bounded struct {
+	known sync.Map
+	n     atomic.Int64
+}
+
+func (b *bounded) label(value string) string {
+	if _, ok := b.known.Load(value); ok {
+		return value
+	}
+	if b.n.Add(1) > maxModels {
+		b.n.Add(-1)
+		return other
+	}
+	if _, was := b.known.LoadOrStore(value, true); was {
+		b.n.Add(-1)
+	}
+	return value
+}
+
+// Observe counts a request by its outcome, see [api.OutcomeOf].
+func (q *Queries) Observe(op, outcome string, took time.Duration) {
+	q.duration.WithLabelValues(op, outcome).Observe(took.Seconds())
+}
+
+// Asked counts a request to another node by its kind: first, next (after a failure), hedge or forward.
+func (q *Queries) Asked(kind string) { q.asked.WithLabelValues(kind).Inc() }
+
+// Replied records the end of a request to another node: "ok", or an error's code.
+func (q *Queries) Replied(outcome string, took time.Duration) {
+	q.replied.WithLabelValues(outcome).Observe(took.Seconds())
+}
+
+// HedgesDenied counts hedges beyond the budget.
+func (q *Queries) HedgesDenied(n int) {
+	q.denied.Add(float64(n))
+	q.withheld.Add(float64(n))
+}
+
+// Forwarded counts a forwarded query by its outcome.
+func (q *Queries) Forwarded(outcome string) { q.forwarded.WithLabelValues(outcome).Inc() }
+
+// Missing counts partitions without an answer.
+func (q *Queries) Missing(op string, n int) { q.missing.WithLabelValues(op).Add(float64(n)) }
+
+// Selected counts a choice of a worker by policy and outcome, see [api.OutcomeOf].
+func (q *Queries) Selected(policy, outcome string) { q.selected.WithLabelValues(policy, outcome).Inc() }
+
+// Reused counts prompt tokens that an engine reports as reused.
+func (q *Queries) Reused(model string, tokens uint64) {
+	q.reused.WithLabelValues(q.models.label(model)).Add(float64(tokens))
+}
+
+// Routed counts the tokens of a request's prompt by step of the funnel, and the outcome of its choice, if any. The
+// tokens held and selected are counted by tier, from the device on.
+func (q *Queries) Routed(model string, asked, seen uint64, held, selected [events.NumTiers]uint64, outcome string) {
+	model = q.models.label(model)
+	q.routed[0].WithLabelValues(model).Add(float64(asked))
+	q.routed[1].WithLabelValues(model).Add(float64(seen))
+	for i := range held {
+		tier := (events.Device + events.Tier(i)).String()
+		q.routed[2].WithLabelValues(model, tier).Add(float64(held[i]))
+		q.routed[3].WithLabelValues(model, tier).Add(float64(selected[i]))
+	}
+	if outcome != "" {
+		q.outcomes.WithLabelValues(model, outcome).Inc()
+	}
+}
+
+// Moved counts a request with an answer from another worker than the chosen one.
+func (q *Queries) Moved(model string) { q.moved.WithLabelValues(q.models.label(model)).Inc() }
+
+// Stage records the duration of a part of a request: one of Stages.
+func (q *Queries) Stage(stage string, took time.Duration) {
+	if of := q.stages[stage]; of != nil {
+		of.Observe(took.Seconds())
+	}
+}
+
+// SelectionStage records the duration of a part of a choice: hash, match, load, choose or book.
+func (q *Queries) SelectionStage(stage string, took time.Duration) {
+	if of := q.selection[stage]; of != nil {
+		of.Observe(took.Seconds())
+	}
+	if stage != "match" { // match consists of hash, index, peers and store
+		q.Stage(stage, took)
+	}
+}
+
+// Best records the largest share of a query's blocks that a worker holds.
+func (q *Queries) Best(model string, ratio float64) {
+	q.ratio.WithLabelValues(q.models.label(model)).Observe(ratio)
+}
+
+// Tokenized counts a text for tokenization, by source and outcome.
+func (q *Queries) Tokenized(model, from, outcome string, took time.Duration) {
+	model = q.models.label(model)
+	q.texts.WithLabelValues(model, from, outcome).Inc()
+	q.textTime.WithLabelValues(model, from).Observe(took.Seconds())
+}
+
+// TextChecked counts a comparison of a request's tokens with its engine's events.
+func (q *Queries) TextChecked(model, outcome string) {
+	q.checks.WithLabelValues(q.models.label(model), outcome).Inc()
+}
+
+// Stages are the measured parts of requests.
+var Stages = []string{"tokenize", "hash", "index", "peers", "store", "load", "choose", "book"}
+
+// New returns a handler of /metrics for a node, and the counters of its requests.
+func New(cfg Config) (http.Handler, *Queries) {
+	registry := prometheus.NewRegistry()
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+		registry.MustRegister(v)
+		return v
+	}
+	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+		registry.MustRegister(v)
+		return v
+	}
+	usual := prometheus.ExponentialBuckets(10e-6, 2.5, 14)
+	q := &Queries{
+		duration: histogram("kvatlas_request_duration_seconds", "Time from a request's arrival at the node's handler to "+
+			"its answer. Operations with the prefix own_ are requests of other nodes.", usual, "operation", "outcome"),
+		asked: counter("kvatlas_peer_requests_total", "Requests to other nodes for shares of a query: first, next "+
+			"after a failure, hedge beside a slow one, or forward (of the whole query).", "kind"),
+		replied: histogram("kvatlas_peer_reply_duration_seconds", "Time from a request to another node to its reply, by "+
+			"outcome. Requests without a reply are not counted.", usual, "outcome"),
+		withheld: counter("kvatlas_peer_hedges_withheld_total",
+			"Old name of kvatlas_peer_hedges_denied_total, for one release.").WithLabelValues(),
+		denied: counter("kvatlas_peer_hedges_denied_total",
+			"Due hedged requests denied by the budget.").WithLabelValues(),
+		forwarded: counter("kvatlas_forwarded_queries_total", "Queries forwarded to another node, by outcome: "+
+			"answered there, or here after a refusal, a hedge, a timeout, or without a connection (unsent). "+
+			"redelivered counts answers relayed by the forwarding node.", "outcome"),
+		missing: counter("kvatlas_answer_missing_partitions_total",
+			"Partitions missing in answers because no node answered for them.", "operation"),
+		selected: counter("kvatlas_selections_total", "Choices of a worker on this node, by policy (other: "+
+			"unknown) and outcome: ok, canceled, or an error's code.", "policy", "outcome"),
+		texts: counter("kvatlas_tokenize_total", "Prompts and messages for tokenization, by source "+
+			"(render, tokenize, engines, local) and outcome: ok, cached, busy, timeout, unavailable, refused, malformed, "+
+			"no_source.", "model", "from", "outcome"),
+		textTime: histogram("kvatlas_tokenize_seconds", "Time to tokenize a prompt or messages.", usual,
+			"model", "from"),
+		checks: counter("kvatlas_tokenize_check_total", "Text requests compared with their workers' "+
+			"events, by result: match (the same blocks), partial (only the first blocks), mismatch (other blocks), "+
+			"unknown (not in the events).", "model", "outcome"),
+		reused: counter("kvatlas_route_reused_tokens_total", "Prompt tokens reused according to engines "+
+			"(cached_tokens, through a gateway or in a report).", "model"),
+		moved: counter("kvatlas_route_moved_total",
+			"Requests through a gateway with an answer from another worker than the chosen one.", "model"),
+		routed: [4]*prometheus.CounterVec{
+			counter("kvatlas_route_asked_tokens_total", "Tokens of queried or routed prompts.", "model"),
+			counter("kvatlas_route_seen_prefix_tokens_total", "Thereof tokens of prefixes queried or stored "+
+				"before, as in an unbounded cache.", "model"),
+			counter("kvatlas_route_best_cached_tokens_total", "Thereof tokens of the longest prefix held by a worker, "+
+				"by tier.", "model", "tier"),
+			counter("kvatlas_route_selected_cached_tokens_total", "Thereof tokens of the prefix that the chosen worker "+
+				"held, by tier.", "model", "tier"),
+		},
+		outcomes: counter("kvatlas_route_decisions_total", "Choices of a worker by their use of the index: best (no "+
+			"candidate held more), lost_to_load, cold (no worker held blocks), pinned, no_index (the answer lacked partitions), "+
+			"no_worker.", "model", "outcome"),
+		ratio: histogram("kvatlas_find_best_ratio", "Largest share of a query's blocks held by a worker, "+
+			"by model. Without choices of workers.", prometheus.LinearBuckets(0, 0.1, 11), "model"),
+		stages: map[string]prometheus.Observer{}, selection: map[string]prometheus.Observer{},
+	}
+	parts := prometheus.ExponentialBuckets(1e-6, 4, 12)
+	stages := histogram("kvatlas_request_stage_seconds", "Time of each part of queries and choices on this node: "+
+		"tokenize (a text), hash (a prompt's tokens), index (the look-up in this node's index), peers (wait for other "+
+		"nodes), store (wait for a shared store), load, choose, book.", parts, "stage")
+	for _, stage := range Stages {
+		q.stages[stage] = stages.WithLabelValues(stage)
+	}
+	selection := histogram("kvatlas_selection_stage_seconds", "Old form of kvatlas_request_stage_seconds, for one "+
+		"release: time of each part of a choice, hash, match (the look-up of all holdings), load, choose, book.",
+		prometheus.ExponentialBuckets(1e-6, 4, 10), "stage")
+	for _, stage := range []string{"hash", "match", "load", "choose", "book"} {
+		q.selection[stage] = selection.WithLabelValues(stage)
+	}
+	registry.MustRegister(append(ofProcess(), collector{cfg})...)
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), q
+}
