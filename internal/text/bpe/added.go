@@ -8,22 +8,22 @@ import (
 	"unicode/utf8"
 )
 
-// addedToken is an added token as a tokenizer.json has it.
+// addedToken is an added token of a tokenizer.json.
 type addedToken struct {
 	ID      uint32 `json:"id"`
 	Content string `json:"content"`
 
-	SingleWord bool `json:"single_word"` // it is none where a letter is beside it
-	LStrip     bool `json:"lstrip"`      // it takes the spaces before it along
-	RStrip     bool `json:"rstrip"`      // and those behind it
-	Normalized bool `json:"normalized"`  // it is looked for in what is normalized
+	SingleWord bool `json:"single_word"` // no match beside a letter
+	LStrip     bool `json:"lstrip"`      // the token includes the spaces before it
+	RStrip     bool `json:"rstrip"`      // the token includes the spaces after it
+	Normalized bool `json:"normalized"`  // the token is matched in normalized text
 	Special    bool `json:"special"`
 }
 
-// added are added tokens by their text.
+// added contains added tokens by text.
 type added struct {
 	tokens map[string]addedToken
-	sizes  [256][]int // by first byte: lengths of texts, the longest first
+	sizes  [256][]int // by first byte: lengths of texts, longest first
 }
 
 func (a *added) add(t addedToken) {
@@ -38,8 +38,8 @@ func (a *added) add(t addedToken) {
 	}
 }
 
-// check refuses tokens that begin with a space where others take spaces along: tokenizers finds the former in what the
-// latter have taken.
+// check refuses tokens with a leading space if other tokens include the spaces after them. The tokenizers library finds
+// the first kind inside the spaces of the second kind.
 func (a *added) check() error {
 	takes, begins := "", ""
 	for text, t := range a.tokens {
@@ -51,12 +51,12 @@ func (a *added) check() error {
 		}
 	}
 	if takes != "" && begins != "" {
-		return fmt.Errorf("added token %.40q takes the spaces behind it along, and %.40q begins with one", takes, begins)
+		return fmt.Errorf("added token %.40q includes the spaces after it, and %.40q begins with a space", takes, begins)
 	}
 	return nil
 }
 
-// match is the longest token at a place of a text.
+// match returns the longest token at an offset of a text.
 func (a *added) match(s string, i int) (addedToken, bool) {
 	for _, n := range a.sizes[s[i]] {
 		if i+n <= len(s) {
@@ -68,7 +68,7 @@ func (a *added) match(s string, i int) (addedToken, bool) {
 	return addedToken{}, false
 }
 
-// split calls text for what is between added tokens, and token for each of those.
+// split calls text for the parts between added tokens, and token for each added token.
 func (a *added) split(w *work, s string, text func(string) error, token func(uint32)) error {
 	if len(a.tokens) == 0 {
 		return text(s)

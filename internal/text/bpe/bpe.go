@@ -13,10 +13,10 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// MaxFile is how many bytes a file may have.
+// MaxFile bounds the bytes of a file.
 const MaxFile = 128 << 20
 
-// Tokenizer makes tokens of texts.
+// Tokenizer converts text to tokens.
 type Tokenizer struct {
 	vocab  map[string]uint32 // pieces, as bytes
 	bytes  [256]uint32
@@ -33,7 +33,7 @@ type pair struct{ a, b uint32 }
 
 type merge struct{ rank, to uint32 }
 
-// file is a tokenizer.json.
+// file is the JSON of a tokenizer.json.
 type file struct {
 	Version       string          `json:"version"`
 	Truncation    json.RawMessage `json:"truncation"`
@@ -84,14 +84,14 @@ type step struct {
 	} `json:"special_tokens"`
 }
 
-// New reads a tokenizer.json. The error says what of it is not known here.
+// New parses a tokenizer.json. The error names the first unsupported part.
 func New(data []byte) (*Tokenizer, error) {
 	if len(data) > MaxFile {
 		return nil, fmt.Errorf("the file has %d bytes, more than %d", len(data), MaxFile)
 	}
 	var f file
 	if err := json.Unmarshal(data, &f); err != nil {
-		return nil, fmt.Errorf("it is no tokenizer.json: %w", err)
+		return nil, fmt.Errorf("not a tokenizer.json: %w", err)
 	}
 	t := &Tokenizer{whole: f.Model.IgnoreMerges}
 	for _, read := range []func(*file) error{t.readModel, t.readAdded, t.readNormalizer, t.readPattern, t.readTemplate} {
@@ -120,7 +120,7 @@ func (t *Tokenizer) readModel(f *file) error {
 		text := make([]byte, 0, len(token))
 		for _, r := range token {
 			b, ok := of[r]
-			if !ok { // an added token's text, which no piece has
+			if !ok { // the text of an added token, which no piece equals
 				text = nil
 				break
 			}
@@ -160,7 +160,7 @@ func (t *Tokenizer) readModel(f *file) error {
 	return nil
 }
 
-// byteUnits are the code points that stand for bytes in a vocabulary (GPT-2's bytes_to_unicode).
+// byteUnits returns the code points that represent bytes in a vocabulary (GPT-2's bytes_to_unicode).
 func byteUnits() (unit [256]rune, of map[rune]byte) {
 	of = make(map[rune]byte, 256)
 	next := rune(256)
@@ -182,7 +182,7 @@ func (t *Tokenizer) readAdded(f *file) error {
 		case a.Content == "":
 			return fmt.Errorf("added token %d is empty", a.ID)
 		case known && id != a.ID:
-			return fmt.Errorf("added token %.40q is %d, and %d in the vocabulary", a.Content, a.ID, id)
+			return fmt.Errorf("added token %.40q has id %d, but id %d in the vocabulary", a.Content, a.ID, id)
 		case a.Normalized && f.Normalizer != nil && norm.NFC.String(a.Content) != a.Content:
 			return fmt.Errorf("added token %.40q is not in the form NFC", a.Content)
 		case a.Normalized:
@@ -205,7 +205,7 @@ func (t *Tokenizer) readNormalizer(f *file) error {
 	}
 	for _, n := range list {
 		if n.Type != "NFC" {
-			return fmt.Errorf("normalizer %.40q is not known", n.Type)
+			return fmt.Errorf("normalizer %.40q is not supported", n.Type)
 		}
 		t.nfc = true
 	}
@@ -215,13 +215,13 @@ func (t *Tokenizer) readNormalizer(f *file) error {
 func (t *Tokenizer) readPattern(f *file) error {
 	p := f.PreTokenizer
 	if p == nil || p.Type != "Sequence" || len(p.PreTokenizers) < 2 {
-		return errors.New("the pre-tokenizer is no sequence of patterns and ByteLevel")
+		return errors.New("the pre-tokenizer is not a sequence of patterns and ByteLevel")
 	}
 	last := len(p.PreTokenizers) - 1
 	for _, s := range p.PreTokenizers[:last] {
 		match := patterns[s.Pattern.Regex]
 		if s.Type != "Split" || s.Behavior != "Isolated" || s.Invert || match == nil {
-			return fmt.Errorf("the pre-tokenizer %.20q has a pattern that is not known: %.200q", s.Type, s.Pattern.Regex)
+			return fmt.Errorf("the pre-tokenizer %.20q has an unsupported pattern: %.200q", s.Type, s.Pattern.Regex)
 		}
 		t.matchers = append(t.matchers, match)
 	}
@@ -242,14 +242,14 @@ func (t *Tokenizer) readTemplate(f *file) error {
 	templates := 0
 	for _, p := range list {
 		switch p.Type {
-		case "ByteLevel": // changes offsets only
+		case "ByteLevel": // ByteLevel changes only offsets
 			continue
 		case "TemplateProcessing":
 		default:
-			return fmt.Errorf("post-processor %.40q is not known", p.Type)
+			return fmt.Errorf("post-processor %.40q is not supported", p.Type)
 		}
 		if templates++; templates > 1 {
-			return errors.New("there are two templates in the post-processor")
+			return errors.New("the post-processor has two templates")
 		}
 		sequences := 0
 		for _, part := range p.Single {
@@ -263,29 +263,29 @@ func (t *Tokenizer) readTemplate(f *file) error {
 			}
 		}
 		if sequences != 1 {
-			return fmt.Errorf("the template has the prompt %d times", sequences)
+			return fmt.Errorf("the template contains the prompt %d times", sequences)
 		}
 	}
 	return nil
 }
 
-// Encode appends the tokens of a text, which is UTF-8, with those that the template puts around it. It ends early with
-// the context's error.
+// Encode appends the tokens of a UTF-8 text, with the tokens that the template adds around it. It ends early with the
+// context's error.
 func (t *Tokenizer) Encode(ctx context.Context, to []uint32, text string) ([]uint32, error) {
 	to, err := t.EncodeText(ctx, append(to, t.before...), text, nil)
 	return append(to, t.after...), err
 }
 
-// Memory has the tokens of parts of texts: those between added tokens, which depend on nothing around them.
+// Memory caches the tokens of parts of texts: parts between added tokens, which are independent of their surroundings.
 type Memory interface {
-	Get(part string) ([]uint32, bool) // not to be changed
-	Add(part string, ids []uint32)    // not to be kept
+	Get(part string) ([]uint32, bool) // the caller must not modify the result
+	Add(part string, ids []uint32)    // must not retain ids
 }
 
-// remembered is how many bytes a part has at least that is looked up.
+// remembered is the minimum size of a cached part, in bytes.
 const remembered = 64
 
-// EncodeText appends the tokens of a text alone (add_special_tokens=False). The memory may be nil.
+// EncodeText appends the tokens of a text alone (add_special_tokens=False). parts may be nil.
 func (t *Tokenizer) EncodeText(ctx context.Context, to []uint32, text string, parts Memory) ([]uint32, error) {
 	m := merger{work: work{ctx: ctx}, t: t}
 	token := func(id uint32) { to = append(to, id) }
@@ -319,13 +319,13 @@ func (t *Tokenizer) EncodeText(ctx context.Context, to []uint32, text string, pa
 	return to, err
 }
 
-// segmentBytes is how much of a text is normalized between two steps.
+// segmentBytes is the part of a text that is normalized between two steps.
 const segmentBytes = 16 << 10
 
-// nfc returns a text in the form NFC. It goes from one code point that combines with none before it to another.
+// nfc returns a text in the form NFC. It splits the text at code points that do not combine with earlier code points.
 func (w *work) nfc(s string) (string, error) {
 	var out []byte
-	from := 0 // of what is not in out
+	from := 0 // start of the text that is not in out
 	for at := 0; at < len(s); {
 		end := min(len(s), at+segmentBytes)
 		for ; end < len(s) && !(utf8.RuneStart(s[end]) && norm.NFC.PropertiesString(s[end:]).BoundaryBefore()); end++ {
@@ -352,7 +352,8 @@ func (w *work) nfc(s string) (string, error) {
 	return string(append(out, s[from:]...)), nil
 }
 
-// pieces splits a text by the patterns from one on, until piece returns false. It reports whether that never was.
+// pieces splits a text by the patterns from index from on, until piece returns false. It reports whether piece always
+// returned true.
 func (t *Tokenizer) pieces(w *work, s string, from int, piece func(string) bool) bool {
 	if from == len(t.matchers) {
 		return piece(s)
@@ -360,33 +361,33 @@ func (t *Tokenizer) pieces(w *work, s string, from int, piece func(string) bool)
 	return split(w, s, t.matchers[from], func(s string) bool { return t.pieces(w, s, from+1, piece) })
 }
 
-// merger merges the bytes of pieces. Its slices are used again.
+// merger merges the bytes of pieces. It reuses its slices.
 type merger struct {
 	work
 	t     *Tokenizer
 	parts []part
-	heap  []uint64 // rank and place of a pair, the lowest first; those that are gone stay until they are met
+	heap  []uint64 // rank and position of a pair, the lowest first; merged pairs stay until they are popped
 }
 
-// part is a token of a piece, in a list.
+// part is a token of a piece, in a linked list.
 type part struct {
 	id         uint32
-	prev, next int32  // -1: none
-	rank       uint32 // of the pair with the next; none: math.MaxUint32
-	to         uint32 // what that becomes
+	prev, next int32  // -1: end of the list
+	rank       uint32 // of the pair with the next part; math.MaxUint32 without a merge
+	to         uint32 // the merged token
 }
 
 // work counts the steps of one text.
 type work struct {
 	ctx  context.Context
-	left int   // steps until the context is looked at
-	err  error // the context's: what is made is not to be used
+	left int   // steps until the next check of the context
+	err  error // error of the context; it invalidates the result
 }
 
-// stepsPerCheck take less than a millisecond.
+// stepsPerCheck steps last less than a millisecond.
 const stepsPerCheck = 4096
 
-// step counts a step, and reports whether there may be another.
+// step counts a step. It returns false if the work must end.
 func (w *work) step() bool {
 	if w.left--; w.left >= 0 {
 		return true
@@ -397,7 +398,7 @@ func (w *work) step() bool {
 	return w.err == nil
 }
 
-// merge appends the tokens of one piece, unless the context ends.
+// merge appends the tokens of one piece. It stops when the context ends.
 func (m *merger) merge(to []uint32, s string) []uint32 {
 	if !m.step() {
 		return to
@@ -425,7 +426,7 @@ func (m *merger) merge(to []uint32, s string) []uint32 {
 		top := m.pop()
 		at := int32(uint32(top))
 		p := &m.parts[at]
-		if p.rank != uint32(top>>32) { // gone, or another by now
+		if p.rank != uint32(top>>32) { // the pair is merged, or has changed
 			continue
 		}
 		next := &m.parts[p.next]
@@ -445,7 +446,7 @@ func (m *merger) merge(to []uint32, s string) []uint32 {
 	return to
 }
 
-// pair looks up the pair that begins at a place, and puts it into the heap.
+// pair computes the merge of the pair at an index, and pushes it to the heap.
 func (m *merger) pair(at int32) {
 	p := &m.parts[at]
 	p.rank = math.MaxUint32

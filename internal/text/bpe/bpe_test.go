@@ -18,9 +18,9 @@ const (
 	qwen  = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 )
 
-// world is a tokenizer.json with a vocabulary of the bytes, then of merges, and added tokens.
+// world builds a tokenizer.json with a vocabulary of the bytes, then of merges, and with added tokens.
 type world struct {
-	merges []string // of letters, with a blank between
+	merges []string // of letters, separated by a space
 	change func(file map[string]any)
 }
 
@@ -74,7 +74,7 @@ func (w world) open(t testing.TB) *Tokenizer {
 	return x
 }
 
-// naive merges the bytes of a piece by looking at all pairs again after each merge.
+// naive merges the bytes of a piece. It examines all pairs again after each merge.
 func naive(t *Tokenizer, s string) (ids []uint32) {
 	for i := range len(s) {
 		ids = append(ids, t.bytes[s[i]])
@@ -120,7 +120,7 @@ func TestMerges(t *testing.T) {
 	}
 }
 
-// TestEncode has added tokens, normalization, the template, and ignore_merges.
+// TestEncode covers added tokens, normalization, the template, and ignore_merges.
 func TestEncode(t *testing.T) {
 	w := world{merges: []string{"a b", "ab c"}}
 	for text, want := range map[string][]uint32{
@@ -138,9 +138,9 @@ func TestEncode(t *testing.T) {
 		}
 	}
 	if _, err := w.open(t).Encode(t.Context(), nil, "e"+strings.Repeat("\u0301", 40)); err == nil {
-		t.Error("too many combining characters are taken")
+		t.Error("too many combining characters are accepted")
 	}
-	w.merges = []string{"b c", "a b", "ab c"} // which nothing merges to abc
+	w.merges = []string{"b c", "a b", "ab c"} // no merge leads to abc
 	if got, _ := w.open(t).Encode(t.Context(), nil, "abc"); !slices.Equal(got, []uint32{1000, 'a', 256}) {
 		t.Errorf("by merges: %v", got)
 	}
@@ -150,7 +150,7 @@ func TestEncode(t *testing.T) {
 	}
 }
 
-// TestAdded has added tokens that take spaces along, or must be single words.
+// TestAdded covers added tokens that include spaces, or must be single words.
 func TestAdded(t *testing.T) {
 	w := world{change: func(file map[string]any) {
 		file["added_tokens"] = []map[string]any{
@@ -181,7 +181,7 @@ func TestAdded(t *testing.T) {
 	}
 }
 
-// TestSplit shows how the patterns split.
+// TestSplit shows the pieces of each pattern.
 func TestSplit(t *testing.T) {
 	for pattern, texts := range map[string]map[string]string{
 		llama: {
@@ -201,26 +201,26 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestRefused has files of which it is not known that their tokens would be the same.
+// TestRefused covers files with possibly different tokens in the tokenizers library.
 func TestRefused(t *testing.T) {
 	model := func(name string, v any) func(map[string]any) {
 		return func(f map[string]any) { f["model"].(map[string]any)[name] = v }
 	}
 	set := func(name string, v any) func(map[string]any) { return func(f map[string]any) { f[name] = v } }
 	for says, change := range map[string]func(map[string]any){
-		`is "Unigram"`:            model("type", "Unigram"),
-		"not byte-level":          model("byte_fallback", true),
-		"lacks byte 0x0":          model("vocab", map[string]int{"a": 1}),
-		"vocabulary lacks":        model("merges", []string{"a zz"}),
-		"not two tokens":          model("merges", []string{"ab"}),
-		"truncation":              set("truncation", map[string]any{"max_length": 1}),
-		`normalizer "Lowercase"`:  set("normalizer", map[string]any{"type": "Lowercase"}),
-		"no sequence of patterns": set("pre_tokenizer", map[string]any{"type": "ByteLevel"}),
-		"pattern that is not known": set("pre_tokenizer", map[string]any{"type": "Sequence",
+		`is "Unigram"`:               model("type", "Unigram"),
+		"not byte-level":             model("byte_fallback", true),
+		"lacks byte 0x0":             model("vocab", map[string]int{"a": 1}),
+		"vocabulary lacks":           model("merges", []string{"a zz"}),
+		"not two tokens":             model("merges", []string{"ab"}),
+		"truncation":                 set("truncation", map[string]any{"max_length": 1}),
+		`normalizer "Lowercase"`:     set("normalizer", map[string]any{"type": "Lowercase"}),
+		"not a sequence of patterns": set("pre_tokenizer", map[string]any{"type": "ByteLevel"}),
+		"unsupported pattern": set("pre_tokenizer", map[string]any{"type": "Sequence",
 			"pretokenizers": []map[string]any{{"type": "Split", "pattern": map[string]any{"Regex": `\w+`},
 				"behavior": "Isolated"}, {"type": "ByteLevel"}}}),
 		`post-processor "BertProcessing"`: set("post_processor", map[string]any{"type": "BertProcessing"}),
-		"begins with one": set("added_tokens", []map[string]any{{"id": 999, "content": "xx", "rstrip": true},
+		"begins with a space": set("added_tokens", []map[string]any{{"id": 999, "content": "xx", "rstrip": true},
 			{"id": 10, "content": "\u3000"}}),
 		"is empty": set("added_tokens", []map[string]any{{"id": 9, "content": ""}}),
 	} {
@@ -229,11 +229,11 @@ func TestRefused(t *testing.T) {
 		}
 	}
 	if _, err := New([]byte("{")); err == nil {
-		t.Error("what is no JSON is taken")
+		t.Error("a file without JSON is accepted")
 	}
 }
 
-// FuzzSplit: the pieces of a text are the text, with whichever pattern, and none is empty.
+// FuzzSplit: the pieces of a text form the text, for every pattern, and no piece is empty.
 func FuzzSplit(f *testing.F) {
 	for _, text := range []string{"I'll  say\n\n 123 é\u0301中文・ !?/ ", "\x00\u00a0\u2003ǅa'ſ", "  \t"} {
 		f.Add(text)
@@ -252,7 +252,7 @@ func FuzzSplit(f *testing.F) {
 	})
 }
 
-// FuzzNew: no file makes it panic.
+// FuzzNew: no file causes a panic.
 func FuzzNew(f *testing.F) {
 	f.Add(world{merges: []string{"a b"}}.json(f), "ab<a>")
 	f.Fuzz(func(t *testing.T, data []byte, text string) {
@@ -267,7 +267,7 @@ func FuzzNew(f *testing.F) {
 	})
 }
 
-// ending is a context that ends when it has been asked so often whether it has.
+// ending is a context that ends after a number of checks.
 type ending struct {
 	context.Context
 	after int
@@ -280,7 +280,7 @@ func (e *ending) Err() error {
 	return nil
 }
 
-// TestEnds has the context end before, in and between pieces: no tokens of such a text are remembered.
+// TestEnds: the context ends before, in and between pieces. Tokens of such a text are not cached.
 func TestEnds(t *testing.T) {
 	x := world{merges: []string{"a a", "aa aa", "aaaa aaaa"}}.open(t)
 	const n = 16 * stepsPerCheck
@@ -301,7 +301,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// BenchmarkEncode makes tokens of a text of words and numbers.
+// BenchmarkEncode tokenizes a text of words and numbers.
 func BenchmarkEncode(b *testing.B) {
 	x := world{merges: []string{"t h", "th e", "i n", "a n", "an d", "e r"}}.open(b)
 	text := strings.Repeat("The painter and the other 1234 in the thin line.\n", 1000)
@@ -313,7 +313,7 @@ func BenchmarkEncode(b *testing.B) {
 	}
 }
 
-// memory is a [Memory] that counts.
+// memory is a [Memory] that counts hits.
 type memory struct {
 	parts map[string][]uint32
 	hits  int
@@ -329,7 +329,7 @@ func (m *memory) Get(part string) ([]uint32, bool) {
 
 func (m *memory) Add(part string, ids []uint32) { m.parts[part] = slices.Clone(ids) }
 
-// TestMemory has chats that grow: with a memory their tokens are the same, and it has what came before.
+// TestMemory covers growing chats: the tokens are the same with a memory, and the memory returns the earlier parts.
 func TestMemory(t *testing.T) {
 	tok := world{merges: []string{"t u", "r n", "tu rn"}}.open(t)
 	m := &memory{parts: map[string][]uint32{}}
@@ -346,7 +346,7 @@ func TestMemory(t *testing.T) {
 			t.Fatalf("turn %d: %v, %v, not %v", turn, got, err, want)
 		}
 		if turn > 20 && m.hits-before < turn-10 {
-			t.Errorf("turn %d: %d parts were remembered", turn, m.hits-before)
+			t.Errorf("turn %d: %d parts were cached", turn, m.hits-before)
 		}
 	}
 }

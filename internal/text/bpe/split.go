@@ -5,11 +5,11 @@ import (
 	"unicode/utf8"
 )
 
-// A matcher returns where the match of a pattern ends that begins at i, or i if there is none. Matches are not empty.
-// The result is not valid if the context of the work is done.
+// A matcher returns the end of the pattern's match that begins at i, or i without a match. Matches are not empty. The
+// result is invalid if the context of the work is done.
 type matcher func(w *work, s string, i int) int
 
-// patterns are those that are known, by their exact text in tokenizer.json.
+// patterns are the supported patterns, by their exact text in tokenizer.json.
 var patterns = map[string]matcher{
 	// Llama 3
 	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|` +
@@ -21,7 +21,7 @@ var patterns = map[string]matcher{
 	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|` +
 		`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|` +
 		`\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`: matchCased,
-	// DeepSeek V3: three, one after another
+	// DeepSeek V3: three patterns in sequence
 	`\p{N}{1,3}`: func(w *work, s string, i int) int { return runOf(w, s, i, 3, unicode.IsNumber) },
 	`[一-龥぀-ゟ゠-ヿ]+`: func(w *work, s string, i int) int {
 		return runOf(w, s, i, -1, func(r rune) bool { return '一' <= r && r <= '龥' || 0x3040 <= r && r <= 0x30ff })
@@ -30,8 +30,8 @@ var patterns = map[string]matcher{
 		" ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+": matchDeepSeek,
 }
 
-// split calls piece for each match in a text, and for what is between them, until it returns false. It reports whether
-// that never was.
+// split calls piece for each match in a text, and for the parts between matches, until piece returns false. It reports
+// whether piece always returned true.
 func split(w *work, s string, match matcher, piece func(s string) bool) bool {
 	from := 0
 	for i := 0; i < len(s); {
@@ -52,7 +52,7 @@ func split(w *work, s string, match matcher, piece func(s string) bool) bool {
 	return from == len(s) || piece(s[from:])
 }
 
-// runOf is the end of a run of code points of a class, of so many at most; fewer than 0: of any number.
+// runOf returns the end of a run of at most most code points of a class. A negative bound means no bound.
 func runOf(w *work, s string, i, most int, class func(rune) bool) int {
 	for ; most != 0 && i < len(s) && w.step(); most-- {
 		r, n := utf8.DecodeRuneInString(s[i:])
@@ -111,7 +111,7 @@ func marks(w *work, s string, i int, class, after func(rune) bool) int {
 
 // spaces matches \s*[\r\n]+|\s+(?!\S)|\s+.
 func spaces(w *work, s string, i int) int {
-	line, last, end := i, i, i // behind the last newline, before the last code point, and the end of the run
+	line, last, end := i, i, i // after the last newline, before the last code point, and the end of the run
 	for end < len(s) && w.step() {
 		r, n := utf8.DecodeRuneInString(s[end:])
 		if !unicode.IsSpace(r) {
@@ -126,7 +126,7 @@ func spaces(w *work, s string, i int) int {
 	case line > i:
 		return line
 	case end < len(s) && last > i:
-		return last // the last one goes with what follows
+		return last // the last code point belongs to the next match
 	}
 	return end
 }
@@ -177,9 +177,9 @@ func matchCased(w *work, s string, i int) int {
 	return spaces(w, s, i)
 }
 
-// lowerWord matches [upper]*[lower]+: the first gives back what the second needs.
+// lowerWord matches [upper]*[lower]+. The first class gives code points back if the second needs them.
 func lowerWord(w *work, s string, i int) int {
-	last := i // behind the last of the first run that is of both
+	last := i // after the last code point of the first run that is in both classes
 	up := runOf(w, s, i, -1, upper)
 	if end := runOf(w, s, up, -1, lower); end > up {
 		return end

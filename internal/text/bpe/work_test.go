@@ -10,7 +10,7 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// counting is a context that counts its checks, and is done after so many; 0: never.
+// counting is a context that counts its checks, and ends after a number of checks; 0 means never.
 type counting struct {
 	context.Context
 	checks, most int
@@ -23,7 +23,7 @@ func (c *counting) Err() error {
 	return nil
 }
 
-// TestWork has texts that are one run for each pattern: the context is checked on the way, in each stage, and ends it.
+// TestWork: a text is a single run of each pattern. Every stage checks the context and ends with the context.
 func TestWork(t *testing.T) {
 	const size = 1 << 20
 	for _, unit := range []string{"a", " ", "\n", "<", "1", "\u4e00", "e\u0301", "\u0301"} {
@@ -51,13 +51,13 @@ func TestWork(t *testing.T) {
 			}
 			c = &counting{Context: t.Context(), most: 3}
 			if err := stage(&work{ctx: c}); !errors.Is(err, context.Canceled) || c.checks > 4 {
-				t.Errorf("%.20s of %q: it ends after %d checks: %v", name, unit, c.checks, err)
+				t.Errorf("%.20s of %q: the work ends after %d checks: %v", name, unit, c.checks, err)
 			}
 		}
 	}
 }
 
-// TestSegments normalizes texts of several segments as a whole is normalized.
+// TestSegments: a text of several segments is normalized as a whole text is.
 func TestSegments(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	letters := []rune("ae\u0301\u0327\u0300\u1100\u1161\u11a8\u212b\ufb01\u4e00\U0001f600\u0958\u09c7\u09be \n")
@@ -69,7 +69,7 @@ func TestSegments(t *testing.T) {
 			if marks++; norm.NFC.PropertiesString(string(r)).BoundaryBefore() {
 				marks = 0
 			}
-			if marks < 20 { // of more than 30, none is made
+			if marks < 20 { // runs stay at most 30 characters long
 				b.WriteRune(r)
 			}
 		}
