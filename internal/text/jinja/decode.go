@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// Decode reads JSON. The error is the context's if that is done before the end.
+// Decode parses JSON. It returns the context's error if the context is done before the end.
 func Decode(ctx context.Context, data []byte) (any, error) {
 	d := decoder{ctx: ctx, Decoder: json.NewDecoder(bytes.NewReader(data))}
 	d.UseNumber()
@@ -21,20 +21,20 @@ func Decode(ctx context.Context, data []byte) (any, error) {
 		return nil, err
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("there is more than one JSON value")
+		return nil, errors.New("more than one JSON value")
 	}
 	return v, nil
 }
 
-// decoder reads JSON until the context is done.
+// decoder parses JSON until the context is done.
 type decoder struct {
 	*json.Decoder
 	ctx  context.Context
-	read int // tokens
+	read int // number of tokens
 }
 
 func (d *decoder) value(depth int) (any, error) {
-	const perCheck = 512 // tokens, which take about 0.1 ms
+	const perCheck = 512 // tokens, about 0.1 ms
 	if d.read++; d.read%perCheck == 0 {
 		if err := d.ctx.Err(); err != nil {
 			return nil, err
@@ -45,7 +45,7 @@ func (d *decoder) value(depth int) (any, error) {
 		return nil, err
 	}
 	if depth > maxDepth {
-		return nil, fmt.Errorf("values are nested more than %d deep", maxDepth)
+		return nil, fmt.Errorf("values are nested deeper than %d", maxDepth)
 	}
 	switch t := t.(type) {
 	case json.Number:
@@ -95,7 +95,7 @@ func number(s string) (any, error) {
 	return big(s), nil
 }
 
-// floatText is Python's repr of a float.
+// floatText returns Python's repr of a float.
 func floatText(f float64) string {
 	switch {
 	case math.IsNaN(f):

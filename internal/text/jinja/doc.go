@@ -1,35 +1,35 @@
-// Package jinja renders chat templates: the part of Jinja2 that they are written in, with Python's meaning of it.
+// Package jinja renders chat templates: the part of Jinja2 that chat templates use, with Python's semantics.
 //
 //	t, err := jinja.Parse(text)
 //	out, err := t.Render(ctx, jinja.Vars{"messages": messages, "tools": tools, "add_generation_prompt": true})
 //
 // # Promises
 //
-//  1. What is rendered is what Jinja2 renders in the environment that Hugging Face's transformers makes (trim_blocks,
+//  1. The output equals the output of Jinja2 in the environment of Hugging Face's transformers (trim_blocks,
 //     lstrip_blocks, loop controls, generation blocks, tojson, raise_exception, strftime_now). Judges
-//     (integration/judges/tokenize) compare real templates and random conversations with Jinja2 itself. What is not
-//     known to be the same is refused, with what it is: by [Parse] if the text shows it (statements, filters, tests,
-//     global names), by [Template.Render] if only the values do (printing a list, upper case of letters that are not
-//     ASCII).
-//  2. A template reads nothing but its variables: there are no loaders. Its work, the bytes that it makes and its
-//     depth are bounded. Work is counted by the bytes that are read and written, and the context is checked after each
-//     256 KiB of it: a rendering ends within milliseconds after the context is done. [ParseContext] does the same.
-//  3. A Template does not change. Any number of goroutines may use it.
+//     (integration/judges/tokenize) compare real templates and random conversations with Jinja2 itself. A feature with
+//     a possibly different result is refused by name: by [Parse] if the text shows the feature (statements, filters,
+//     tests, global names), by [Template.Render] if only the values show it (printing a list, upper case of non-ASCII
+//     letters).
+//  2. A template reads only its variables: no loaders exist. Its work, its allocated bytes and its depth are bounded.
+//     The unit of work is a byte read or written. The context is checked after every 256 KiB of work, so a rendering
+//     ends within milliseconds after the end of the context. [ParseContext] behaves in the same way.
+//  3. A Template is immutable and safe for concurrent use.
 //
 // # Values
 //
 //	None, bool      nil, bool
-//	int, float      int64, float64; an integer beyond int64 can be printed and compared by nobody ([big])
+//	int, float      int64, float64; integers beyond int64 support neither printing nor comparing ([big])
 //	str             string
 //	list, tuple, …  *[list]
-//	dict            *[Dict], which keeps the order of its keys, as Python's do
+//	dict            *[Dict], which keeps the order of its keys, as Python does
 //	undefined       [undefined]
 //
-// [Decode] makes them of JSON, as Python's json.loads does.
+// [Decode] creates these values from JSON, as Python's json.loads does.
 //
 // # Builtins
 //
-// Filters, tests, functions and methods are each a builtin, which only run.invoke calls. It counts the size of all
-// operands. A builtin that does not read its operands, or only by functions that count, is marked as counted. Texts are
-// read by the functions of text.go alone, which count piece by piece; a test finds others.
+// Filters, tests, functions and methods are builtins. Only run.invoke calls a builtin, after counting the size of all
+// operands. A builtin is marked as counted if it does not read its operands, or reads them only through functions that
+// count. Only the functions of text.go read texts, and count piece by piece; a test finds violations.
 package jinja

@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// Vars are what a template is rendered with. The values are those of [Dict.Set].
+// Vars are the variables of a rendering. The permitted values are those of [Dict.Set].
 type Vars map[string]any
 
-// Render returns the text. Errors are those of the template (raise_exception), of values that do not fit it, of what is
-// not known here, [ErrTooMuch], and the context's.
+// Render returns the rendered text. The possible errors are an error of the template (raise_exception), an unsuitable
+// value, an unsupported feature, [ErrTooMuch], and the context's error.
 func (t *Template) Render(ctx context.Context, vars Vars) (text string, err error) {
 	return t.RenderAt(ctx, vars, time.Now())
 }
 
-// RenderAt has strftime_now say another time.
+// RenderAt is Render with a given time for strftime_now.
 func (t *Template) RenderAt(ctx context.Context, vars Vars, now time.Time) (text string, err error) {
 	return (&run{ctx: ctx, now: now}).render(t, vars)
 }
@@ -29,7 +29,7 @@ func (r *run) render(t *Template, vars Vars) (text string, err error) {
 			text, err = "", fmt.Errorf("rendering the template failed: %v", bug)
 		}
 	}()
-	top := &scope{of: vars}
+	top := &scope{vars: vars}
 	out := buffer{run: r}
 	if _, err := r.exec(t.root, &scope{up: top}, &out); err != nil {
 		return "", err
@@ -37,15 +37,15 @@ func (r *run) render(t *Template, vars Vars) (text string, err error) {
 	return out.String(), nil
 }
 
-// scope has the variables of a template, a loop's round or a macro's call.
+// scope contains the variables of a template, of a loop's iteration or of a macro's call.
 type scope struct {
-	up *scope
-	of map[string]any
+	up   *scope
+	vars map[string]any
 }
 
 func (s *scope) get(name string) (any, bool) {
 	for ; s != nil; s = s.up {
-		if v, ok := s.of[name]; ok {
+		if v, ok := s.vars[name]; ok {
 			return v, true
 		}
 	}
@@ -54,13 +54,13 @@ func (s *scope) get(name string) (any, bool) {
 }
 
 func (s *scope) set(name string, v any) {
-	if s.of == nil {
-		s.of = map[string]any{}
+	if s.vars == nil {
+		s.vars = map[string]any{}
 	}
-	s.of[name] = v
+	s.vars[name] = v
 }
 
-// assign sets names to a value, or to its parts.
+// assign assigns a value to a name, or the parts of the value to several names.
 func (r *run) assign(s *scope, names []string, v any) error {
 	if len(names) == 1 {
 		s.set(names[0], v)
@@ -71,7 +71,7 @@ func (r *run) assign(s *scope, names []string, v any) error {
 		return err
 	}
 	if len(parts) != len(names) {
-		return fmt.Errorf("%d names get %d values", len(names), len(parts))
+		return fmt.Errorf("cannot assign %d names from %d values", len(names), len(parts))
 	}
 	for i, name := range names {
 		s.set(name, parts[i])
@@ -79,13 +79,13 @@ func (r *run) assign(s *scope, names []string, v any) error {
 	return nil
 }
 
-// macro is a macro and where it was defined.
+// macro is a macro with its defining scope.
 type macro struct {
 	node  *node
 	scope *scope
 }
 
-// flow is how a block ended.
+// flow is the way in which a block ended.
 type flow uint8
 
 const (
@@ -94,7 +94,7 @@ const (
 	continues
 )
 
-// exec renders a statement.
+// exec executes a statement.
 func (r *run) exec(n *node, s *scope, out *buffer) (flow, error) {
 	defer func() { r.depth-- }()
 	if err := r.deeper(); err != nil {
@@ -108,7 +108,7 @@ func (r *run) exec(n *node, s *scope, out *buffer) (flow, error) {
 	return f, err
 }
 
-// atLine is an error with its place.
+// atLine is an error with its line.
 type atLine struct {
 	line int
 	err  error
@@ -160,12 +160,12 @@ func (r *run) statement(n *node, s *scope, out *buffer) (flow, error) {
 		to, _ := s.get(n.names[0])
 		ns, is := to.(*namespace)
 		if !is {
-			return normal, fmt.Errorf("%.40q is no namespace", n.names[0])
+			return normal, fmt.Errorf("%.40q is not a namespace", n.names[0])
 		}
-		ns.of[n.name] = v
+		ns.attrs[n.name] = v
 	case opSetBlock:
 		text, f, err := r.capture(n.kids[0], &scope{up: s})
-		if f == normal && err == nil { // else it is left before its end
+		if f == normal && err == nil { // otherwise the block was left early
 			s.set(n.names[0], text)
 		}
 		return f, err
@@ -186,14 +186,14 @@ func (r *run) statement(n *node, s *scope, out *buffer) (flow, error) {
 	return normal, nil
 }
 
-// capture renders a block into a text of its own.
+// capture renders a block into a separate text.
 func (r *run) capture(n *node, s *scope) (string, flow, error) {
 	b := buffer{run: r}
 	f, err := r.exec(n, s, &b)
 	return b.String(), f, err
 }
 
-// loop is the variable of that name.
+// loop is the loop variable.
 type loop struct {
 	items []any
 	at    int
@@ -227,7 +227,7 @@ func (l *loop) attr(name string) (any, error) {
 	case "nextitem":
 		return near(l.at + 1), nil
 	}
-	return nil, fmt.Errorf("loop.%.40s is not known here", name)
+	return nil, fmt.Errorf("loop.%.40s is not supported", name)
 }
 
 func (r *run) loop(n *node, s *scope, out *buffer) (flow, error) {
@@ -242,8 +242,8 @@ func (r *run) loop(n *node, s *scope, out *buffer) (flow, error) {
 	if test := n.kids[1]; test != nil {
 		var kept []any
 		for _, v := range items {
-			// what the test may not see, since Jinja2 has nothing there
-			round := &scope{up: s, of: map[string]any{"loop": undefined{"loop"}}}
+			// Jinja2 does not define loop inside the test.
+			round := &scope{up: s, vars: map[string]any{"loop": undefined{"loop"}}}
 			if err := r.assign(round, n.names, v); err != nil {
 				return normal, err
 			}
@@ -260,10 +260,10 @@ func (r *run) loop(n *node, s *scope, out *buffer) (flow, error) {
 		}
 		items = kept
 	}
-	l, whole := &loop{items: items}, false // whole: a round has come to its end, as Jinja2 has it for else
+	l, whole := &loop{items: items}, false // whole: an iteration has reached its end, so Jinja2 skips the else block
 	for at, v := range items {
 		l.at = at
-		round := &scope{up: s, of: map[string]any{"loop": l}}
+		round := &scope{up: s, vars: map[string]any{"loop": l}}
 		if err := r.assign(round, n.names, v); err != nil {
 			return normal, err
 		}
@@ -306,7 +306,7 @@ func (r *run) eval(n *node, s *scope) (any, error) {
 		case n.kids[2] != nil:
 			return r.eval(n.kids[2], s)
 		}
-		return undefined{"the else of an if"}, nil
+		return undefined{"the missing else of an if"}, nil
 	case opAnd, opOr:
 		v, err := r.eval(n.kids[0], s)
 		if err != nil || truth(v) == (n.op == opOr) {
@@ -368,7 +368,7 @@ func (r *run) eval(n *node, s *scope) (any, error) {
 		}
 		switch {
 		case !ok || i == math.MinInt64:
-			return nil, fmt.Errorf("%s has no sign", what(vals[0]))
+			return nil, fmt.Errorf("%s has no sign", typeName(vals[0]))
 		case whole:
 			return sign * i, nil
 		}
@@ -388,10 +388,10 @@ func (r *run) eval(n *node, s *scope) (any, error) {
 		}
 		return b.String(), nil
 	}
-	return nil, fmt.Errorf("node %d is not known", n.op)
+	return nil, fmt.Errorf("unknown node %d", n.op)
 }
 
-// dict returns a dictionary of keys and values in turn.
+// dict returns a dictionary from alternating keys and values.
 func (r *run) dict(vals []any) (any, error) {
 	if err := r.made(dictBytes + 2*itemBytes*len(vals)); err != nil {
 		return nil, err
@@ -400,7 +400,7 @@ func (r *run) dict(vals []any) (any, error) {
 	for i := 0; i < len(vals); i += 2 {
 		key, is := vals[i].(string)
 		if !is {
-			return nil, fmt.Errorf("%s is a key, which is not known here", what(vals[i]))
+			return nil, fmt.Errorf("%s as a key is not supported", typeName(vals[i]))
 		}
 		if err := r.spend(len(key)); err != nil {
 			return nil, err
@@ -466,16 +466,16 @@ func (r *run) math(op string, a, b any) (any, error) {
 	case op == "*" && isA && okb && wb:
 		return r.repeat(sa, ib)
 	case !oka || !okb:
-		return nil, fmt.Errorf("%s %s %s is not possible", what(a), op, what(b))
+		return nil, fmt.Errorf("unsupported operation: %s %s %s", typeName(a), op, typeName(b))
 	case (op == "/" || op == "//" || op == "%") && fb == 0:
-		return nil, errors.New("a number is divided by 0")
+		return nil, errors.New("division by 0")
 	case op == "/":
 		if wa && wb && (math.Abs(fa) > exact || math.Abs(fb) > exact) {
 			break
 		}
 		return fa / fb, nil
 	case wa && wb:
-		// with less than 31 bits nothing overflows
+		// Numbers with less than 31 bits do not overflow.
 		if math.Abs(fa) >= 1<<31 || math.Abs(fb) >= 1<<31 {
 			break
 		}
@@ -498,7 +498,7 @@ func (r *run) math(op string, a, b any) (any, error) {
 	case op == "*":
 		return fa * fb, nil
 	}
-	return nil, fmt.Errorf("%s of these numbers is not known here", op)
+	return nil, fmt.Errorf("%s of these numbers is not supported", op)
 }
 
 // call calls a value.
@@ -515,7 +515,7 @@ func (r *run) call(f any, pos []any, kw []argument) (any, error) {
 	case *macro:
 		return r.macro(f, pos, kw)
 	}
-	return nil, fmt.Errorf("%s cannot be called", what(f))
+	return nil, fmt.Errorf("%s cannot be called", typeName(f))
 }
 
 func (r *run) macro(m *macro, pos []any, kw []argument) (any, error) {
@@ -548,13 +548,13 @@ func (r *run) macro(m *macro, pos []any, kw []argument) (any, error) {
 	return text, err
 }
 
-// missing is an argument that was not given.
+// missing is an omitted argument.
 type missing struct{}
 
-// bind puts arguments into the order of names.
+// bind sorts arguments into the order of names.
 func bind(pos []any, kw []argument, names ...string) ([]any, error) {
 	if len(pos) > len(names) {
-		return nil, fmt.Errorf("there are %d arguments, more than %d", len(pos), len(names))
+		return nil, fmt.Errorf("%d arguments, more than %d", len(pos), len(names))
 	}
 	vals := make([]any, len(names))
 	for i := range vals {
@@ -565,7 +565,7 @@ func bind(pos []any, kw []argument, names ...string) ([]any, error) {
 	for _, a := range kw {
 		i := slices.Index(names, a.name)
 		if i < 0 || i < len(pos) {
-			return nil, fmt.Errorf("the argument %.40q is not known, or given twice", a.name)
+			return nil, fmt.Errorf("unknown or repeated argument %.40q", a.name)
 		}
 		vals[i] = a.val
 	}

@@ -6,7 +6,8 @@ import (
 	"strconv"
 )
 
-// taking makes a filter with the parameters that are named; do gets the value and theirs, in their order.
+// taking returns a filter with the given parameters. do receives the value and the arguments in the order of the
+// parameters.
 func taking(do func(r *run, v any, vals []any) (any, error), params ...string) builtin {
 	return builtin{do: func(r *run, v any, pos []any, kw []argument) (any, error) {
 		vals, err := bind(pos, kw, params...)
@@ -17,7 +18,7 @@ func taking(do func(r *run, v any, vals []any) (any, error), params ...string) b
 	}}
 }
 
-// onText makes a filter of a function of the value's text.
+// onText returns a filter from a function of the value's text.
 func onText(do func(r *run, text string) (any, error)) builtin {
 	return taking(func(r *run, v any, _ []any) (any, error) {
 		text, err := plain(v)
@@ -28,15 +29,15 @@ func onText(do func(r *run, text string) (any, error)) builtin {
 	})
 }
 
-// plain is str of what is not safe already: Jinja2 keeps that, and filters of it escape.
+// plain is str for values that are not safe. Jinja2 keeps safe texts, and filters of safe texts escape.
 func plain(v any) (string, error) {
 	if _, is := v.(markup); is {
-		return "", errors.New("text of the filter safe is changed, which is not known here")
+		return "", errors.New("changing a text of the filter safe is not supported")
 	}
 	return str(v)
 }
 
-// plains is plain of each.
+// plains applies plain to every value.
 func plains(list []any) (texts []string, err error) {
 	texts = make([]string, len(list))
 	for i, v := range list {
@@ -49,7 +50,7 @@ func plains(list []any) (texts []string, err error) {
 
 var filterNames map[string]builtin
 
-func init() { // since select and the like look filters and tests up themselves
+func init() { // an init function, because filters such as select refer to the tables
 	filterNames = map[string]builtin{
 		"trim": counts(taking(func(r *run, v any, vals []any) (any, error) {
 			text, err := plain(v)
@@ -71,7 +72,7 @@ func init() { // since select and the like look filters and tests up themselves
 		"d":       counts(taking(defaultFilter, "default_value", "boolean")),
 		"replace": taking(func(r *run, v any, vals []any) (any, error) {
 			if _, is := vals[2].(missing); !is && vals[2] != nil {
-				return nil, errors.New("a count is not known here")
+				return nil, errors.New("a count is not supported")
 			}
 			texts, err := plains([]any{v, vals[0], vals[1]})
 			if err != nil {
@@ -81,7 +82,7 @@ func init() { // since select and the like look filters and tests up themselves
 		}, "old", "new", "count"),
 		"join": taking(func(r *run, v any, vals []any) (any, error) {
 			if _, is := vals[1].(missing); !is {
-				return nil, errors.New("an attribute is not known here")
+				return nil, errors.New("an attribute is not supported")
 			}
 			between, err := "", error(nil)
 			if _, is := vals[0].(missing); !is {
@@ -101,13 +102,13 @@ func init() { // since select and the like look filters and tests up themselves
 				return undefined{"the first item"}, err
 			}
 			if l, is := v.(*list); is && l.form == generator {
-				l.items = items[1:] // the others are still to come
+				l.items = items[1:] // the generator keeps the remaining items
 			}
 			return items[0], nil
 		})),
 		"last": counts(taking(func(r *run, v any, _ []any) (any, error) {
 			if l, is := v.(*list); is && l.form == generator {
-				return nil, errors.New("what a filter returned cannot be reversed")
+				return nil, errors.New("the result of a filter cannot be reversed")
 			}
 			items, err := r.iterate(v)
 			if err != nil || len(items) == 0 {
@@ -130,7 +131,7 @@ func init() { // since select and the like look filters and tests up themselves
 				items, err := r.pairs(v)
 				return &list{generator, items}, err
 			}
-			return nil, fmt.Errorf("%s has no items", what(v))
+			return nil, fmt.Errorf("%s has no items", typeName(v))
 		})),
 		"map":    counted(mapFilter),
 		"select": choose(false, true), "reject": choose(false, false),
@@ -172,11 +173,11 @@ func (r *run) pairs(d *Dict) ([]any, error) {
 	return items, nil
 }
 
-// path is v.a.b for "a.b", as filters take attributes.
+// path returns v.a.b for the name "a.b", as in the attribute arguments of filters.
 func (r *run) path(v any, name any) (any, error) {
 	text, is := name.(string)
 	if !is {
-		return nil, fmt.Errorf("%s is an attribute's name, which is not known here", what(name))
+		return nil, fmt.Errorf("%s as the name of an attribute is not supported", typeName(name))
 	}
 	err := r.split(text, ".", -1, func(part string) (err error) {
 		var key any = part
@@ -196,11 +197,11 @@ func mapFilter(r *run, v any, pos []any, kw []argument) (any, error) {
 	if len(pos) > 0 {
 		name, _ := pos[0].(string)
 		if !known(filterNames, name) {
-			return nil, fmt.Errorf("the filter %.40q is not known here", name)
+			return nil, fmt.Errorf("the filter %.40q is not supported", name)
 		}
 		each = func(v any) (any, error) { return r.invoke(filterNames[name], v, pos[1:], kw) }
 	} else if len(kw) != 1 || kw[0].name != "attribute" {
-		return nil, errors.New("it takes the name of a filter, or an attribute")
+		return nil, errors.New("map requires the name of a filter, or an attribute")
 	}
 	items, err := r.iterate(v)
 	if err != nil {
@@ -221,13 +222,13 @@ func mapFilter(r *run, v any, pos []any, kw []argument) (any, error) {
 	return made, nil
 }
 
-// choose makes the filters select, reject, selectattr and rejectattr.
+// choose returns the filters select, reject, selectattr and rejectattr.
 func choose(attribute, keep bool) builtin {
 	return counted(func(r *run, v any, pos []any, kw []argument) (any, error) {
 		of := func(v any) (any, error) { return v, nil }
 		if attribute {
 			if len(pos) == 0 {
-				return nil, errors.New("it takes an attribute's name")
+				return nil, errors.New("the name of an attribute is required")
 			}
 			name := pos[0]
 			of = func(v any) (any, error) { return r.path(v, name) }
@@ -237,7 +238,7 @@ func choose(attribute, keep bool) builtin {
 		if len(pos) > 0 {
 			name, _ := pos[0].(string)
 			if !known(testNames, name) {
-				return nil, fmt.Errorf("the test %.40q is not known here", name)
+				return nil, fmt.Errorf("the test %.40q is not supported", name)
 			}
 			is = func(v any) (any, error) { return r.test(name, v, pos[1:], kw) }
 		}

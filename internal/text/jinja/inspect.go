@@ -1,6 +1,6 @@
 package jinja
 
-// walk calls f for a node and all below it.
+// walk calls f for a node and all its descendants.
 func walk(n *node, f func(*node)) {
 	if n == nil {
 		return
@@ -14,7 +14,7 @@ func walk(n *node, f func(*node)) {
 	}
 }
 
-// Reads are the names that the template reads and nowhere assigns, in order of their first place.
+// Reads returns the names that the template reads but never assigns, in order of their first occurrence.
 func (t *Template) Reads() (names []string) {
 	assigned := map[string]bool{"loop": true}
 	walk(t.root, func(n *node) {
@@ -36,8 +36,8 @@ func (t *Template) Reads() (names []string) {
 	return names
 }
 
-// LoopsOver reports whether a loop may go through what has a name: a variable or an item of it, or what was assigned
-// from that, or given to a macro. It may say so of a template that does not, and not the other way round.
+// LoopsOver reports whether a loop may iterate over a value with the name: over the variable or an item of it, or over
+// a value that was assigned from it or passed to a macro. A false positive is possible, a false negative is not.
 func (t *Template) LoopsOver(name string) bool {
 	f := flows{name: name, leads: map[any][]any{}}
 	f.visit(t.root, nil)
@@ -58,16 +58,16 @@ func (t *Template) LoopsOver(name string) bool {
 	return false
 }
 
-// flows are the ways of values. Its size is that of the template.
+// flows are the possible paths of values. Its size is linear in the size of the template.
 type flows struct {
 	name string
 
-	// leads has where a value may go: from a name, the parameters of a macro, the arguments of a call, or a statement
-	// that assigns or loops.
+	// leads maps a source to the possible destinations of its value. A source is a name, the parameters of a macro, the
+	// arguments of a call, or a statement that assigns or loops.
 	leads map[any][]any
 }
 
-// parameters are those of a macro, and passed the arguments of a call.
+// parameters are the parameters of a macro, and passed the arguments of a call.
 type (
 	parameters string
 	passed     struct{ call *node }
@@ -79,7 +79,7 @@ func (f *flows) lead(from, to any) {
 	}
 }
 
-// visit follows the values of a node and of all below it, which go to what it is part of; nil: nowhere.
+// visit follows the values of a node and its descendants to their destination to; nil means no destination.
 func (f *flows) visit(n *node, to any) {
 	if n == nil {
 		return

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// at is the time that testdata/cases.json was made with.
+// at is the time at which testdata/cases.json was generated.
 var at = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 func decodeVars(t *testing.T, data []byte) Vars {
@@ -29,7 +29,7 @@ func decodeVars(t *testing.T, data []byte) Vars {
 	return vars
 }
 
-// TestCases renders what Jinja2 rendered. What is an error there is one here; the texts of errors are our own.
+// TestCases compares with the output of Jinja2. Templates that fail in Jinja2 fail here too, with other texts.
 func TestCases(t *testing.T) {
 	data, err := os.ReadFile("testdata/cases.json")
 	if err != nil {
@@ -62,53 +62,53 @@ func render(ctx context.Context, template string, vars Vars) (string, error) {
 	return tpl.RenderAt(ctx, vars, at)
 }
 
-// TestRefused has what Jinja2 renders and we refuse, rather than render otherwise.
+// TestRefused covers templates that Jinja2 renders and this package refuses, to avoid a different result.
 func TestRefused(t *testing.T) {
 	for _, c := range [][2]string{
-		{"{% include 'x' %}", `the statement "include" is not known here`},
-		{"{% import 'x' as y %}", `the statement "import" is not known here`},
+		{"{% include 'x' %}", `the statement "include" is not supported`},
+		{"{% import 'x' as y %}", `the statement "import" is not supported`},
 		{"{% extends 'x' %}", "extends"},
 		{"{% block a %}{% endblock %}", "block"},
 		{"{% raw %}{{ x }}{% endraw %}", "raw blocks"},
 		{"{% call m() %}{% endcall %}", "call"},
-		{"a\n{{ x|escape }}", `line 2: the filter "escape" is not known here`},
+		{"a\n{{ x|escape }}", `line 2: the filter "escape" is not supported`},
 		{"{{ x is divisibleby 3 }}", `the test "divisibleby"`},
 		{"{{ lipsum() }}", `"lipsum"`},
 		{"{{ dict(a=1) }}", `"dict"`},
 		{"{{ 2 ** 3 }}", ""},
 		{"{{ 1e5 }}", "the number"},
-		{"{{ [1] }}", "a list is made text of"},
-		{"{{ d.items }}", "an object is made text of"},
+		{"{{ [1] }}", "the text of a list"},
+		{"{{ d.items }}", "the text of an object"},
 		{"{{ none|items }}", "None has no items"},
 		{"{{ (l|select)|last }}", "cannot be reversed"},
-		{"{{ d }}", "a dict is made text of"},
-		{"{{ 'é'.upper() }}", "beyond ASCII"},
-		{"{{ s.title() }}", "title: this method"},
-		{"{{ s.format(1) }}", "format: this method"},
+		{"{{ d }}", "the text of a dict"},
+		{"{{ 'é'.upper() }}", "non-ASCII letters"},
+		{"{{ s.title() }}", "title: the method"},
+		{"{{ s.format(1) }}", "format: the method"},
 		{"{{ s.__class__ }}", "__class__"},
 		{"{{ s|attr('x') }}", "attr"},
 		{"{{ big == 1 }}", "more than 64 bits"},
-		{"{{ 4611686018427387904 * 2 }}", "not known here"},
+		{"{{ 4611686018427387904 * 2 }}", "not supported"},
 		{"{{ ('<a>'|safe) + '<b>' }}", "an object + a str"},
 		{"{{ strftime_now('%c') }}", "strftime_now"},
 		{"{% for x in l recursive %}{% endfor %}", ""},
-		{"{% for x in l %}", "there is no endfor"},
-		{"{% if b %}x", "there is no endif"},
+		{"{% for x in l %}", "endfor is missing"},
+		{"{% if b %}x", "endif is missing"},
 		{"{{ 'x }}", "a string does not end"},
 		{"{{ x", "a tag does not end"},
 		{"{# x", "a comment does not end"},
 		{"{% endif %}", `the statement "endif"`},
-		{"{% break %}", "is in no loop"},
+		{"{% break %}", "is outside of a loop"},
 		{"{{ (1 }}", ""},
-		{"{{ 1 ) }}", "closes nothing"},
+		{"{{ 1 ) }}", "has no opening tag"},
 		{"\xff", "not UTF-8"},
-		{strings.Repeat("{% if b %}", 200), "nested more than"},
+		{strings.Repeat("{% if b %}", 200), "nesting is deeper than"},
 		{"{{ " + strings.Repeat("(", 200) + "1" + strings.Repeat(")", 200) + " }}",
-			"nested more than"},
+			"nesting is deeper than"},
 		{"\n{% macro m() %}{{ m()" + strings.Repeat("+1", 100000) + " }}{% endmacro %}{{ m() }}",
 			"line 2: more than 1000 operators, filters or calls"},
 		{"{% macro m(" + strings.Repeat("x,", 1000) + "x) %}{% endmacro %}", "more than 1000 parameters"},
-		{"{{ namespace(" + numbered("x%d=1,", 1001) + ") }}", "more than 1000 arguments"},
+		{"{{ namespace(" + numbered("x%d=1,", 1001) + ") }}", "more than 1000 named arguments"},
 	} {
 		template, want := c[0], c[1]
 		vars := Vars{"s": "x", "d": NewDict(), "big": big("99999999999999999999"), "l": List(), "b": true}
@@ -117,11 +117,11 @@ func TestRefused(t *testing.T) {
 		}
 	}
 	if _, err := Parse(strings.Repeat("x", MaxTemplate+1)); err == nil {
-		t.Error("a large template is taken")
+		t.Error("a large template is accepted")
 	}
 }
 
-// numbered repeats a text with a number in it.
+// numbered repeats a text with a running number.
 func numbered(format string, n int) string {
 	var b strings.Builder
 	for i := range n {
@@ -130,7 +130,7 @@ func numbered(format string, n int) string {
 	return b.String()
 }
 
-// TestLoopsOver has the ways on which a value may get into a loop.
+// TestLoopsOver covers the paths of a value into a loop.
 func TestLoopsOver(t *testing.T) {
 	for template, want := range map[string]bool{
 		"{% for p in m.content %}{% endfor %}":                                                   true,
@@ -158,9 +158,9 @@ func TestLoopsOver(t *testing.T) {
 	}
 }
 
-// TestLarge has templates near the bound of their size, with which what takes the square of that would take minutes.
+// TestLarge parses templates near the size limit. A quadratic algorithm would need minutes.
 func TestLarge(t *testing.T) {
-	var chain strings.Builder // from its end to its beginning
+	var chain strings.Builder // from the end to the beginning
 	for i := 35000; i > 0; i-- {
 		fmt.Fprintf(&chain, "{%% set a%d = a%d %%}\n", i, i-1)
 	}
@@ -178,7 +178,7 @@ func TestLarge(t *testing.T) {
 				continue
 			}
 			if got := len(tpl.Reads()); got < reads {
-				t.Errorf("%.40s: %d names are read, not %d", template, got, reads)
+				t.Errorf("%.40s: Reads returns %d names, want %d", template, got, reads)
 			}
 			if tpl.LoopsOver("a0") {
 				t.Errorf("%.40s has no loop", template)
@@ -195,7 +195,7 @@ func TestLarge(t *testing.T) {
 	}
 }
 
-// TestBounds has templates that would go on for ever, or make more than there is memory.
+// TestBounds covers templates with endless work, or with more output than memory.
 func TestBounds(t *testing.T) {
 	long, keys := strings.Repeat("a", 1<<20), NewDict()
 	for i := range 1000 {
@@ -234,7 +234,7 @@ func TestBounds(t *testing.T) {
 		}
 		runtime.ReadMemStats(&after)
 		if made := after.TotalAlloc - before.TotalAlloc; made > 1<<30 {
-			t.Errorf("%.80q took %d MiB", template, made>>20)
+			t.Errorf("%.80q allocated %d MiB", template, made>>20)
 		}
 	}
 	for _, what := range []string{"s == same", "s <= same", "'b' in s", "s|length", "s.find('b')", "s[:99999]",
@@ -244,7 +244,7 @@ func TestBounds(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := &run{ctx: t.Context()}
-		if _, err := r.exec(tpl.root, &scope{of: vars}, &buffer{run: r}); err != nil || r.work < int64(len(long))/2 {
+		if _, err := r.exec(tpl.root, &scope{vars: vars}, &buffer{run: r}); err != nil || r.work < int64(len(long))/2 {
 			t.Errorf("%s: work %d, %v", what, r.work, err)
 		}
 	}
@@ -281,9 +281,8 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// FuzzRender finds panics: none may come out, and none should be needed to be caught. It also finds work that is not
-// counted: the bounds hold, the context is checked often, and no time goes by without a check. The variable large is
-// 1 MiB of the variable s.
+// FuzzRender finds panics. It also finds uncounted work: the bounds hold, and checks of the context are frequent in
+// work and time. The variable large is 1 MiB of the variable s.
 func FuzzRender(f *testing.F) {
 	data, err := os.ReadFile("testdata/cases.json")
 	if err != nil {

@@ -8,10 +8,10 @@ import (
 	"unicode/utf16"
 )
 
-// maxIndent is how many spaces tojson may put before each level.
+// maxIndent bounds the spaces of tojson before each level.
 const maxIndent = 64
 
-// toJSON is the filter tojson: Python's json.dumps.
+// toJSON is the filter tojson, Python's json.dumps.
 func (r *run) toJSON(v any, pos []any, kw []argument) (any, error) {
 	vals, err := bind(pos, kw, "ensure_ascii", "indent", "separators", "sort_keys")
 	if err != nil {
@@ -24,7 +24,7 @@ func (r *run) toJSON(v any, pos []any, kw []argument) (any, error) {
 	if given(1) {
 		n, is := vals[1].(int64)
 		if !is || n < 0 || n > maxIndent {
-			return nil, fmt.Errorf("an indent that is %s is not known here", what(vals[1]))
+			return nil, fmt.Errorf("%s as an indent is not supported", typeName(vals[1]))
 		}
 		w.indent, w.item = int(n), ","
 	}
@@ -47,7 +47,7 @@ type writer struct {
 	buffer
 	ascii     bool
 	sort      bool
-	indent    int // negative: all in a line
+	indent    int // negative: a single line
 	item, key string
 }
 
@@ -75,7 +75,7 @@ func (w *writer) write(v any, depth int) error {
 		return w.quote(v)
 	case *list:
 		if v.form > aTuple {
-			return errors.New("a view or generator is no JSON")
+			return errors.New("a view or generator has no JSON form")
 		}
 		return w.collection("[", "]", len(v.items), depth, func(i int) error { return w.write(v.items[i], depth+1) })
 	case *Dict:
@@ -100,7 +100,7 @@ func (w *writer) write(v any, depth int) error {
 			return w.write(x, depth+1)
 		})
 	}
-	return fmt.Errorf("%s is no JSON", what(v))
+	return fmt.Errorf("%s has no JSON form", typeName(v))
 }
 
 func (w *writer) collection(opening, closing string, n, depth int, write func(i int) error) error {
@@ -142,7 +142,7 @@ func (w *writer) quote(s string) error {
 	return w.add(`"`)
 }
 
-// escape returns the escape of a code point; empty: it has none.
+// escape returns the escape sequence of a code point; empty without an escape.
 func (w *writer) escape(c rune) string {
 	switch {
 	case c >= ' ' && c != '"' && c != '\\' && (!w.ascii || c <= '~'):

@@ -8,17 +8,17 @@ import (
 	"unicode/utf8"
 )
 
-// kind is what a token is.
+// kind is the kind of a token.
 type kind uint8
 
 const (
-	tokEnd    kind = iota // of the template
+	tokEnd    kind = iota // end of the template
 	tokData               // text between tags
 	tokPrint              // {{
 	tokBlock              // {%
 	tokClose              // }} or %}
-	tokName               // a word
-	tokString             // val has it without quotes and escapes
+	tokName               // an identifier
+	tokString             // val is the string without quotes and escapes
 	tokInt
 	tokFloat
 	tokOp // an operator
@@ -47,27 +47,27 @@ func IsSpace(r rune) bool {
 	return false
 }
 
-// operators, those of two characters first.
+// operators lists the operators; longer operators come first.
 var operators = []string{"//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}",
 	">", "<", "=", ".", ":", "|", ",", ";"}
 
-// tokensPerCheck is how many tokens are read between two checks of the context.
+// tokensPerCheck is the number of tokens between two checks of the context.
 const tokensPerCheck = 512
 
-// lex splits a template into tokens, with the white space around tags removed as Jinja2 does.
+// lex splits a template into tokens. It removes the white space around tags as Jinja2 does.
 func lex(ctx context.Context, src string) (list []token, err error) {
 	if !utf8.ValidString(src) {
-		return nil, fmt.Errorf("it is not UTF-8")
+		return nil, fmt.Errorf("the template is not UTF-8")
 	}
 	src = strings.ReplaceAll(strings.ReplaceAll(src, "\r\n", "\n"), "\r", "\n")
 	src = strings.TrimSuffix(src, "\n")
 	at, lines, counted := 0, 1, 0
-	line := func() int { // of at, which only grows
+	line := func() int { // the line of at, which only grows
 		lines += strings.Count(src[counted:at], "\n")
 		counted = at
 		return lines
 	}
-	fresh := true // what was consumed before ends with a line
+	fresh := true // the consumed text ends with a newline
 	check := tokensPerCheck
 	for {
 		next, tag := nextTag(src[at:])
@@ -160,19 +160,19 @@ func lex(ctx context.Context, src string) (list []token, err error) {
 					depth--
 				}
 				if depth < 0 {
-					return nil, fmt.Errorf("line %d: %q closes nothing", t.line, t.val)
+					return nil, fmt.Errorf("line %d: %q has no opening tag", t.line, t.val)
 				}
 			}
 			list = append(list, t)
 			at += n
 		}
 		if first := list[len(list)-2]; first.kind == tokName && first.val == "raw" && list[len(list)-3].kind == tokBlock {
-			return nil, fmt.Errorf("line %d: raw blocks are not known here", begun)
+			return nil, fmt.Errorf("line %d: raw blocks are not supported", begun)
 		}
 	}
 }
 
-// nextTag is where the next tag begins; -1: there is none.
+// nextTag returns the beginning of the next tag; -1 without a tag.
 func nextTag(s string) (at int, tag string) {
 	for from := 0; ; {
 		i := strings.IndexByte(s[from:], '{')
@@ -188,7 +188,7 @@ func nextTag(s string) (at int, tag string) {
 	}
 }
 
-// afterTag goes over the white space that belongs to a tag's end.
+// afterTag skips the white space that belongs to a tag's end.
 func afterTag(src string, at int, all, line bool) (after int, fresh bool) {
 	switch {
 	case all:
@@ -205,7 +205,7 @@ func isWord(c byte) bool {
 	return c == '_' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
 }
 
-// lexOne reads one token of a tag.
+// lexOne parses one token of a tag.
 func lexOne(s string) (t token, n int, err error) {
 	c := s[0]
 	switch {
@@ -234,7 +234,7 @@ func lexOne(s string) (t token, n int, err error) {
 			digits()
 		}
 		if n < len(s) && isWord(s[n]) || n > 1 && c == '0' && t.kind == tokInt {
-			return t, 0, fmt.Errorf("the number %.20q is of a form that is not known here", s)
+			return t, 0, fmt.Errorf("the form of the number %.20q is not supported", s)
 		}
 		t.val = s[:n]
 		return t, n, nil
@@ -255,7 +255,7 @@ func lexOne(s string) (t token, n int, err error) {
 			return token{kind: tokOp, val: op}, len(op), nil
 		}
 	}
-	return t, 0, fmt.Errorf("%.20q is nothing that a tag may have", s)
+	return t, 0, fmt.Errorf("%.20q is not valid in a tag", s)
 }
 
 // unescape resolves the escapes of a string as Python does.
@@ -296,7 +296,7 @@ func unescape(s string) (string, error) {
 		case 'U':
 			hex = 8
 		case 'N', '0', '1', '2', '3', '4', '5', '6', '7':
-			return "", fmt.Errorf("the escape \\%c is not known here", c)
+			return "", fmt.Errorf("the escape \\%c is not supported", c)
 		default:
 			b.WriteByte('\\')
 			b.WriteByte(c)
@@ -307,7 +307,7 @@ func unescape(s string) (string, error) {
 			}
 			v, err := strconv.ParseUint(s[i+1:i+1+hex], 16, 32)
 			if err != nil || !utf8.ValidRune(rune(v)) {
-				return "", fmt.Errorf("the escape \\%s is no code point", s[i:i+1+hex])
+				return "", fmt.Errorf("the escape \\%s is not a code point", s[i:i+1+hex])
 			}
 			b.WriteRune(rune(v))
 			i += hex

@@ -6,28 +6,28 @@ import (
 	"time"
 )
 
-// Bounds of one rendering. The unit of work is one byte of text that is read or written.
+// Bounds of a rendering. The unit of work is one byte of text read or written.
 const (
-	MaxOutput = 64 << 20             // bytes of all texts and lists that are made on the way
-	maxWork   = 4_000_000 * stepWork // of all steps and builtins together
-	stepWork  = 1024                 // of one node of the template, or one item of a list
-	checkWork = 256 * stepWork       // between two checks of the context; about 0.1 ms
-	itemBytes = 16                   // of a value in a list
-	dictBytes = 256                  // of a dictionary, namespace or macro, and of the first keys
-	maxCalls  = 100                  // of macros within each other
-	maxDepth  = 200                  // of values within each other
-	maxEval   = 5000                 // of nodes within each other, in all macros that are called
+	MaxOutput = 64 << 20             // total bytes of all texts and lists
+	maxWork   = 4_000_000 * stepWork // total work of all steps and builtins
+	stepWork  = 1024                 // work of a node of the template, or of an item of a list
+	checkWork = 256 * stepWork       // work between two checks of the context; about 0.1 ms
+	itemBytes = 16                   // bytes of a list item
+	dictBytes = 256                  // bytes of a dictionary with its first keys, of a namespace or a macro
+	maxCalls  = 100                  // nesting of macro calls
+	maxDepth  = 200                  // nesting of values
+	maxEval   = 5000                 // nesting of nodes, over all active macros
 )
 
-// ErrTooMuch is the error of a rendering that exceeds a bound of its work, its memory or its depth.
-var ErrTooMuch = errors.New("rendering the template takes too much")
+// ErrTooMuch is returned by a rendering that exceeds a bound of its work, its memory or its depth.
+var ErrTooMuch = errors.New("rendering the template exceeds a bound")
 
-// run is one rendering. It counts the work and ends the rendering at a bound, or soon after the context is done.
+// run is one rendering. It counts the work. It ends the rendering at a bound, or soon after the context is done.
 type run struct {
 	ctx   context.Context
 	now   time.Time
 	work  int64
-	check int64 // the work at which the context is checked next
+	check int64 // the work of the next check
 	bytes int
 	calls int
 	depth int
@@ -48,7 +48,7 @@ func (r *run) spend(work int) error {
 // step counts the work of a node or an item.
 func (r *run) step() error { return r.spend(stepWork) }
 
-// made counts bytes of a text or a list, before it is made, and the work of making it.
+// made counts the bytes of a text or list before the allocation, and the work of the allocation.
 func (r *run) made(n int) error {
 	if r.bytes += n; n < 0 || r.bytes > MaxOutput {
 		return ErrTooMuch
@@ -64,14 +64,14 @@ func (r *run) deeper() error {
 	return r.step()
 }
 
-// builtin is a filter, a test, a function or a method. All calls of builtins go through [run.invoke], which counts the
-// size of all operands before the call.
+// builtin is a filter, a test, a function or a method. All calls go through [run.invoke], which counts the size of all
+// operands before the call.
 type builtin struct {
-	// do gets the value before the filter, the test or the method; a function gets nil.
+	// do receives the value before the filter, the test or the method; a function receives nil.
 	do func(r *run, v any, pos []any, kw []argument) (any, error)
 
-	// counts is set if do counts its own work: it does not read its operands, or only by functions that count. The
-	// size of the operands is not counted then.
+	// counts means that do counts its own work: it does not read its operands, or reads them only through functions
+	// that count. Then invoke does not count the size of the operands.
 	counts bool
 }
 
@@ -98,7 +98,7 @@ func (r *run) invoke(b builtin, v any, pos []any, kw []argument) (any, error) {
 	return b.do(r, v, pos, kw)
 }
 
-// size returns the bytes of a value, without those of its items.
+// size returns the bytes of a value, without the bytes of its items.
 func size(v any) int {
 	switch v := v.(type) {
 	case string:

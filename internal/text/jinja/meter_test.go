@@ -18,20 +18,20 @@ import (
 	"time"
 )
 
-// pacer is a context of a rendering. It measures the work and the time between two checks, and is done at the check
-// with a number.
+// pacer is the context of a rendering. It measures the work and the time between two checks, and is done at a given
+// check.
 type pacer struct {
 	context.Context
 	run     *run
 	most    int
 	checks  int
 	work    int64 // at the last check
-	gap     int64 // most of it between two checks
+	gap     int64 // maximum between two checks
 	last    time.Time
 	longest time.Duration
 }
 
-// paced returns a rendering that ends after so many checks.
+// paced returns a rendering that ends after the given number of checks.
 func paced(ctx context.Context, most int) (*run, *pacer) {
 	p := &pacer{Context: ctx, most: most, last: time.Now()}
 	p.run = &run{ctx: p, now: at}
@@ -49,14 +49,14 @@ func (p *pacer) Err() error {
 }
 
 const (
-	// patience is longer than a busy machine takes for the work between two checks, which is about 0.1 ms.
+	// patience is a generous bound for the work between two checks, which lasts about 0.1 ms.
 	patience = 10 * time.Second
 
-	// enough checks are some 0.1 s of work.
+	// enough checks are about 0.1 s of work.
 	enough = 500
 )
 
-// registered returns all builtins by their kinds and names.
+// registered returns all builtins by kind and name.
 func registered() map[string]builtin {
 	all := map[string]builtin{}
 	for kind, of := range map[string]map[string]builtin{"filter": filterNames, "test": testNames, "str": strBuiltins,
@@ -76,7 +76,7 @@ type large struct {
 	v    any
 	pos  []any
 	kw   []argument
-	work int // of it at least
+	work int // minimum work of the call
 }
 
 const largeBytes = 4 << 20
@@ -87,7 +87,7 @@ func largeCalls() map[string][]large {
 	ascii := strings.Repeat("a", n)
 	wide := strings.Repeat("\u4e00\u4e8c\U0001f600\n", n/11)
 	blank := strings.Repeat(" ", n)
-	short := strings.Repeat("a ", n/32) // of which lists fit into the bound
+	short := strings.Repeat("a ", n/32) // lists of its parts stay within the bound
 	period := strings.Repeat("a"+strings.Repeat("b", 16), n/17)
 	numbers := make([]any, 100_000)
 	for i := range numbers {
@@ -175,7 +175,7 @@ func largeCalls() map[string][]large {
 	}
 }
 
-// equals returns comparisons of values with others that are equal, or nearly.
+// equals returns comparisons of values that are equal, or nearly equal.
 func equals(text string, of *list, d *Dict) []large {
 	other, same := NewDict(), strings.Clone(text)
 	for _, k := range d.keys {
@@ -186,8 +186,8 @@ func equals(text string, of *list, d *Dict) []large {
 		{v: d, pos: []any{other}, work: 200 * len(d.keys)}}
 }
 
-// TestBuiltinsCount calls every builtin with several MiB: it counts the work of all of it, and ends at the check at
-// which the context is done.
+// TestBuiltinsCount calls every builtin with several MiB. The builtin counts all work, and ends at the check at which
+// the context is done.
 func TestBuiltinsCount(t *testing.T) {
 	all, calls := registered(), largeCalls()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -203,7 +203,7 @@ func TestBuiltinsCount(t *testing.T) {
 			if r.work < int64(c.work) && !errors.Is(err, ErrTooMuch) {
 				t.Errorf("%s, call %d: work %d of at least %d: %v", name, i, r.work, c.work, err)
 			}
-			// a text is copied at once
+			// A text is copied without a check.
 			if most := int64(4*largeBytes + 2*checkWork); p.gap > most || p.longest > patience {
 				t.Errorf("%s, call %d: work %d between two checks, and %v", name, i, p.gap, p.longest)
 			}
@@ -218,12 +218,12 @@ func TestBuiltinsCount(t *testing.T) {
 	}
 	for name := range calls {
 		if _, is := all[name]; !is {
-			t.Errorf("%s is no builtin", name)
+			t.Errorf("%s is not a builtin", name)
 		}
 	}
 }
 
-// TestOperatorsCount has expressions other than calls of builtins with several MiB.
+// TestOperatorsCount evaluates other expressions with several MiB.
 func TestOperatorsCount(t *testing.T) {
 	n, d := largeBytes, NewDict()
 	text, name := strings.Repeat("\u4e00bc", n/5), strings.Repeat("x", 60)
@@ -285,10 +285,10 @@ func TestOperatorsCount(t *testing.T) {
 	}
 }
 
-// TestParseContext has the largest templates of requests, of the forms that take the most time: each is parsed and
-// inspected in a time that its size bounds, and ends when the context is done.
+// TestParseContext parses the largest templates of requests, in the most expensive forms. Parsing and inspection end
+// within a time proportional to the size, and when the context is done.
 func TestParseContext(t *testing.T) {
-	const templateBytes = 64 << 10 // what a request's may have
+	const templateBytes = 64 << 10 // bound on the template of a request
 	fill := func(begin, middle, end string) string {
 		return begin + strings.Repeat(middle, (templateBytes-len(begin)-len(end))/len(middle)) + end
 	}
@@ -310,7 +310,7 @@ func TestParseContext(t *testing.T) {
 			tpl.LoopsOver("content")
 		}
 		if took := time.Since(begun); took > patience {
-			t.Errorf("%.40s takes %v: %v", template, took, err)
+			t.Errorf("%.40s needed %v: %v", template, took, err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -321,7 +321,7 @@ func TestParseContext(t *testing.T) {
 	}
 }
 
-// TestSearchIsBounded searches a text for which the package strings would compare the product of both lengths.
+// TestSearchIsBounded searches a text for which the package strings would need the product of both lengths.
 func TestSearchIsBounded(t *testing.T) {
 	text := strings.Repeat("a"+strings.Repeat("b", 16), 4<<20/17)
 	sub := text[:2<<20] + "c"
@@ -333,8 +333,8 @@ func TestSearchIsBounded(t *testing.T) {
 	}
 }
 
-// TestTextsAreCounted finds texts that a builtin reads without counting: only text.go may use the functions of packages
-// that go through texts, and range over one. It also finds builtins that are called by anything but invoke.
+// TestTextsAreCounted finds builtins that read texts without counting: only text.go may range over a text, or use the
+// packages for texts. It also finds calls of builtins outside of invoke.
 func TestTextsAreCounted(t *testing.T) {
 	files := gotoken.NewFileSet()
 	uncounted := map[string]bool{"strings": true, "bytes": true, "unicode": true, "unicode/utf8": true, "regexp": true,
@@ -385,7 +385,7 @@ func TestTextsAreCounted(t *testing.T) {
 	}
 }
 
-// TestTextFunctions compares the functions that count with those of the package strings, on texts of a few pieces.
+// TestTextFunctions compares the counting functions with the package strings, on texts of a few pieces.
 func TestTextFunctions(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	alphabets := [][]string{{"a", "b"}, {"a", " ", "\n"}, {"\u4e00", "a", "\U0001f600"}, {" ", "\u3000"}, {"a"}}

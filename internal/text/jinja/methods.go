@@ -5,19 +5,19 @@ import (
 	"slices"
 )
 
-// dictMethods are the attributes that Python's dict has.
+// dictMethods are the attributes of Python's dict.
 var dictMethods = []string{"clear", "copy", "fromkeys", "get", "items", "keys", "pop", "popitem", "setdefault",
 	"update", "values"}
 
-// listMethods are the attributes that Python's lists, tuples, ranges, views and generators have.
+// listMethods are the attributes of Python's lists, tuples, ranges, views and generators.
 var listMethods = []string{"append", "clear", "close", "copy", "count", "extend", "index", "insert", "isdisjoint",
 	"mapping", "pop", "remove", "reverse", "send", "sort", "start", "step", "stop", "throw"}
 
-// numberMethods are the attributes that Python's numbers have.
+// numberMethods are the attributes of Python's numbers.
 var numberMethods = []string{"as_integer_ratio", "bit_count", "bit_length", "conjugate", "denominator", "from_bytes",
 	"fromhex", "hex", "imag", "is_integer", "numerator", "real", "to_bytes"}
 
-// strMethods are the attributes that Python's str has.
+// strMethods are the attributes of Python's str.
 var strMethods = []string{"capitalize", "casefold", "center", "count", "encode", "endswith", "expandtabs", "find",
 	"format", "format_map", "index", "isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower",
 	"isnumeric", "isprintable", "isspace", "istitle", "isupper", "join", "ljust", "lower", "lstrip", "maketrans",
@@ -25,7 +25,7 @@ var strMethods = []string{"capitalize", "casefold", "center", "count", "encode",
 	"removeprefix", "removesuffix", "replace", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "split",
 	"splitlines", "startswith", "strip", "swapcase", "title", "translate", "upper", "zfill"}
 
-var errMethod = errors.New("this method is not known here, or not with these arguments")
+var errMethod = errors.New("the method is not supported with these arguments")
 
 // method calls a method of a str or a dict.
 func (r *run) method(m method, pos []any, kw []argument) (any, error) {
@@ -43,7 +43,7 @@ func (r *run) method(m method, pos []any, kw []argument) (any, error) {
 	return r.invoke(b, m.of, pos, kw)
 }
 
-// dictBuiltins are the methods of a dict that are known here.
+// dictBuiltins are the supported methods of a dict.
 var dictBuiltins = map[string]builtin{
 	"items": dictMethod(0, func(r *run, d *Dict, _ []any) (any, error) {
 		items, err := r.pairs(d)
@@ -83,7 +83,7 @@ var dictBuiltins = map[string]builtin{
 	}),
 }
 
-// dictMethod makes a method that counts its own work and takes so many arguments at most.
+// dictMethod returns a method with at most the given number of arguments. The method counts its own work.
 func dictMethod(most int, do func(r *run, d *Dict, pos []any) (any, error)) builtin {
 	return counted(func(r *run, v any, pos []any, kw []argument) (any, error) {
 		if len(pos) > most || len(kw) > 0 {
@@ -93,7 +93,7 @@ func dictMethod(most int, do func(r *run, d *Dict, pos []any) (any, error)) buil
 	})
 }
 
-// strBuiltins are the methods of a str that are known here.
+// strBuiltins are the supported methods of a str.
 var strBuiltins = map[string]builtin{
 	"strip":  stripMethod(true, true),
 	"lstrip": stripMethod(true, false),
@@ -151,12 +151,12 @@ var strBuiltins = map[string]builtin{
 	}),
 }
 
-// stripMethod makes a method that removes code points from some ends of a text.
+// stripMethod returns a method that removes code points from one or both ends of a text.
 func stripMethod(left, right bool) builtin {
 	return strMethod(0, 1, func(r *run, s string, pos []any) (any, error) { return r.strip(s, first(pos), left, right) })
 }
 
-// findMethod makes a method that returns the place of a text in another, in code points; -1: there is none.
+// findMethod returns a method that finds a text in another. The result is in code points, or -1.
 func findMethod(index func(r *run, s, sub string) (int, error)) builtin {
 	return textsMethod(1, func(r *run, s string, of []string) (any, error) {
 		at, err := index(r, s, of[0])
@@ -167,7 +167,7 @@ func findMethod(index func(r *run, s, sub string) (int, error)) builtin {
 	})
 }
 
-// strMethod makes a method with so many arguments at least and at most.
+// strMethod returns a method with a minimum and maximum number of arguments.
 func strMethod(least, most int, do func(r *run, s string, pos []any) (any, error)) builtin {
 	return builtin{do: func(r *run, v any, pos []any, kw []argument) (any, error) {
 		if len(pos) < least || len(pos) > most || len(kw) > 0 {
@@ -177,7 +177,7 @@ func strMethod(least, most int, do func(r *run, s string, pos []any) (any, error
 	}}
 }
 
-// textsMethod makes a method with so many arguments, which are texts.
+// textsMethod returns a method with the given number of text arguments.
 func textsMethod(n int, do func(r *run, s string, of []string) (any, error)) builtin {
 	return strMethod(n, n, func(r *run, s string, pos []any) (any, error) {
 		of := make([]string, n)
@@ -191,7 +191,7 @@ func textsMethod(n int, do func(r *run, s string, of []string) (any, error)) bui
 	})
 }
 
-// first returns the first argument, if there is one.
+// first returns the first argument, if any.
 func first(pos []any) any {
 	if len(pos) == 0 {
 		return missing{}
@@ -199,7 +199,7 @@ func first(pos []any) any {
 	return pos[0]
 }
 
-// anyText reports whether is holds for a text, or for one of the texts of a tuple.
+// anyText reports whether is returns true for a text, or for a text of a tuple.
 func anyText(v any, is func(string) (bool, error)) (any, error) {
 	texts := []any{v}
 	if l, isList := v.(*list); isList && l.form == aTuple {
@@ -217,7 +217,7 @@ func anyText(v any, is func(string) (bool, error)) (any, error) {
 	return false, nil
 }
 
-// strip removes code points from the ends of a text; by default those that are space.
+// strip removes code points from the ends of a text; by default, white space.
 func (r *run) strip(s string, chars any, left, right bool) (any, error) {
 	of, err := IsSpace, error(nil)
 	switch c := chars.(type) {
@@ -236,7 +236,7 @@ func (r *run) strip(s string, chars any, left, right bool) (any, error) {
 	return s, err
 }
 
-// join returns the texts of items with another between them.
+// join returns the texts of items, joined by another text.
 func (r *run) join(items []any, between string, text func(v any) (string, error)) (any, error) {
 	out := buffer{run: r}
 	for i, v := range items {

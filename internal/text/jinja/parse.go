@@ -8,19 +8,19 @@ import (
 	"strings"
 )
 
-// op is what a node does.
+// op is the operation of a node.
 type op uint8
 
 const (
-	opBlock      op = iota // kids one after another
+	opBlock      op = iota // kids in sequence
 	opData                 // name is the text
 	opPrint                // kids[0]
 	opIf                   // condition, then, else or nil
 	opFor                  // iterable, test or nil, body, else or nil; names are the targets
 	opSet                  // names = kids[0]
 	opSetAttr              // names[0].name = kids[0]
-	opSetBlock             // names[0] = what kids[0] renders
-	opMacro                // kids[0] is the body, kids[1:] the defaults of the last parameters, which are names
+	opSetBlock             // names[0] = output of kids[0]
+	opMacro                // kids[0] is the body, kids[1:] the defaults of the last parameters; names are the parameters
 	opGeneration           // kids[0]
 	opBreak
 	opContinue
@@ -29,10 +29,10 @@ const (
 	opName    // name
 	opList    // kids
 	opTuple   // kids
-	opDict    // kids: keys and values in turn
+	opDict    // kids: alternating keys and values
 	opAttr    // kids[0].name
 	opItem    // kids[0][kids[1]]
-	opSlice   // kids[0][kids[1]:kids[2]:kids[3]], of which the last three may be nil
+	opSlice   // kids[0][kids[1]:kids[2]:kids[3]]; the last three may be nil
 	opCall    // kids[0](kids[1:], named)
 	opFilter  // kids[0]|name(kids[1:], named)
 	opTest    // kids[0] is name(kids[1:], named)
@@ -44,7 +44,7 @@ const (
 	opMath    // kids[0] name kids[1]
 	opConcat  // kids
 	opCompare // kids[0] names[0] kids[1] names[1] kids[2] …
-	opCond    // kids[1] if kids[0] else kids[2], which may be nil
+	opCond    // kids[1] if kids[0] else kids[2]; kids[2] may be nil
 )
 
 // node is a statement or an expression.
@@ -58,7 +58,7 @@ type node struct {
 	named []named
 }
 
-// named is an argument that is given by name.
+// named is an argument with a name.
 type named struct {
 	name string
 	node *node
@@ -68,18 +68,18 @@ type named struct {
 const (
 	MaxTemplate = 1 << 20 // bytes
 	maxName     = 1000    // bytes of a name
-	maxNesting  = 100     // of statements and expressions
-	maxChain    = 1000    // of what is nested as one operator, filter or call stands behind another
-	maxNames    = 1000    // of a call's arguments and of a macro's parameters
+	maxNesting  = 100     // nesting of statements and expressions
+	maxChain    = 1000    // nesting by a sequence of operators, filters or calls
+	maxNames    = 1000    // arguments of a call, and parameters of a macro
 )
 
 // Template is a chat template.
 type Template struct{ root *node }
 
-// Parse reads a template. The error says what of it is not known here.
+// Parse parses a template. The error names the first unsupported feature.
 func Parse(text string) (*Template, error) { return ParseContext(context.Background(), text) }
 
-// ParseContext is Parse until the context is done. The error is the context's then.
+// ParseContext is Parse with a context. It returns the context's error after the end of the context.
 func ParseContext(ctx context.Context, text string) (*Template, error) {
 	if len(text) > MaxTemplate {
 		return nil, fmt.Errorf("the template has %d bytes, more than %d", len(text), MaxTemplate)
@@ -91,18 +91,18 @@ func ParseContext(ctx context.Context, text string) (*Template, error) {
 	p := &parser{ctx: ctx, tokens: tokens}
 	root := p.block()
 	if p.err == nil && p.cur().kind != tokEnd {
-		p.fail("%v does not belong here", p.cur())
+		p.fail("unexpected %v", p.cur())
 	}
 	if p.err != nil {
 		return nil, p.err
 	}
 	if n := below(root, maxChain); n != nil {
-		return nil, fmt.Errorf("line %d: more than %d operators, filters or calls stand one behind another", n.line, maxChain)
+		return nil, fmt.Errorf("line %d: more than %d operators, filters or calls in sequence", n.line, maxChain)
 	}
 	return &Template{root}, nil
 }
 
-// below returns a node that lies so deep below another; nil: there is none.
+// below returns a descendant of a node at the given depth; nil if there is none.
 func below(n *node, depth int) *node {
 	if n == nil || depth == 0 {
 		return n
@@ -120,14 +120,14 @@ func below(n *node, depth int) *node {
 	return nil
 }
 
-// parser reads tokens. After its first error all of its methods do nothing, and cur is the end.
+// parser parses tokens. After the first error all methods do nothing, and cur is the end.
 type parser struct {
 	ctx    context.Context
 	tokens []token
 	at     int
 	depth  int
-	check  int // the token at which the context is checked next
-	loops  int // around what is read
+	check  int // index of the token at the next check of the context
+	loops  int // number of enclosing loops
 	err    error
 }
 
@@ -160,14 +160,14 @@ func (p *parser) skip(k kind, val string) bool {
 
 func (p *parser) expect(k kind, val string) {
 	if !p.skip(k, val) {
-		p.fail("there is %v in place of %q", p.cur(), val)
+		p.fail("got %v instead of %q", p.cur(), val)
 	}
 }
 
 func (p *parser) word() string {
 	t := p.next()
 	if t.kind != tokName {
-		p.fail("there is %v in place of a name", t)
+		p.fail("got %v instead of a name", t)
 		return ""
 	}
 	return t.val
@@ -175,7 +175,8 @@ func (p *parser) word() string {
 
 func (p *parser) node(o op, kids ...*node) *node { return &node{op: o, line: p.cur().line, kids: kids} }
 
-// deeper counts nesting; what it returns counts it back. It stops the parser if the context is done.
+// deeper counts a level of nesting. The returned function ends the level. deeper stops the parser if the context is
+// done.
 func (p *parser) deeper() func() {
 	if p.at >= p.check {
 		p.check = p.at + tokensPerCheck
@@ -185,12 +186,12 @@ func (p *parser) deeper() func() {
 		}
 	}
 	if p.depth++; p.depth > maxNesting {
-		p.fail("it is nested more than %d deep", maxNesting)
+		p.fail("nesting is deeper than %d", maxNesting)
 	}
 	return func() { p.depth-- }
 }
 
-// block reads statements up to the end, or to a tag that begins with one of words, which is the next token then.
+// block parses statements up to the end, or to a tag with one of the words. The word is the next token then.
 func (p *parser) block(words ...string) *node {
 	defer p.deeper()()
 	b := p.node(opBlock)
@@ -211,14 +212,14 @@ func (p *parser) block(words ...string) *node {
 			}
 		default:
 			if len(words) > 0 {
-				p.fail("there is no %s", words[len(words)-1])
+				p.fail("%s is missing", words[len(words)-1])
 			}
 			return b
 		}
 	}
 }
 
-// body reads the rest of a tag, and then a block.
+// body parses the rest of a tag, and then a block.
 func (p *parser) body(words ...string) *node {
 	p.expect(tokClose, "%}")
 	return p.block(words...)
@@ -257,7 +258,7 @@ func (p *parser) statement() *node {
 			n.op, n.kids = opSetBlock, []*node{p.body("endset")}
 			p.next()
 		default:
-			p.fail("there is %v in a set", p.cur())
+			p.fail("got %v in a set", p.cur())
 		}
 	case "macro":
 		n.op, n.name, n.kids = opMacro, p.word(), []*node{nil}
@@ -272,7 +273,7 @@ func (p *parser) statement() *node {
 			if p.skip(tokOp, "=") {
 				n.kids = append(n.kids, p.expression())
 			} else if len(n.kids) > 1 {
-				p.fail("a parameter without default stands behind one that has a default")
+				p.fail("a parameter without a default follows a parameter with a default")
 			}
 		}
 		loops := p.loops
@@ -291,16 +292,16 @@ func (p *parser) statement() *node {
 			n.op = opContinue
 		}
 		if p.loops == 0 {
-			p.fail("%s is in no loop", word)
+			p.fail("%s is outside of a loop", word)
 		}
 	default:
-		p.fail("the statement %.40q is not known here", word)
+		p.fail("the statement %.40q is not supported", word)
 	}
 	p.expect(tokClose, "%}")
 	return n
 }
 
-// conditions reads an if behind its word, up to the word of its end.
+// conditions parses the rest of an if after its keyword, up to the keyword of its end.
 func (p *parser) conditions(n *node) {
 	n.op = opIf
 	n.kids = []*node{p.or(), p.body("elif", "else", "endif"), nil}
@@ -315,7 +316,7 @@ func (p *parser) conditions(n *node) {
 	}
 }
 
-// targets reads names that are assigned to.
+// targets parses the names of an assignment.
 func (p *parser) targets() (names []string) {
 	closing := p.skip(tokOp, "(")
 	for {
@@ -334,11 +335,11 @@ func (p *parser) targets() (names []string) {
 	return names
 }
 
-// reserved names mean something in Jinja2 that is not known here.
+// reserved names have an unsupported meaning in Jinja2.
 var reserved = []string{"self", "super", "caller", "varargs", "kwargs", "dict", "lipsum", "cycler", "joiner", "true",
 	"false", "none", "True", "False", "None"}
 
-// tuple reads an expression, or several with commas between.
+// tuple parses an expression, or several expressions separated by commas.
 func (p *parser) tuple() *node {
 	n := p.expression()
 	if !p.is(tokOp, ",") {
@@ -458,7 +459,7 @@ func (p *parser) unary(filters bool) *node {
 		case p.skip(tokOp, "|"):
 			f := p.node(opFilter, n)
 			if f.name = p.word(); !known(filterNames, f.name) {
-				p.fail("the filter %.40q is not known here", f.name)
+				p.fail("the filter %.40q is not supported", f.name)
 			}
 			if p.skip(tokOp, "(") {
 				p.arguments(f)
@@ -477,19 +478,19 @@ func (p *parser) unary(filters bool) *node {
 
 func known(builtins map[string]builtin, name string) bool { _, is := builtins[name]; return is }
 
-// test reads a test behind its is.
+// test parses a test after the keyword is.
 func (p *parser) test(of *node) *node {
 	n := p.node(opTest, of)
 	negated := p.skip(tokName, "not")
 	if n.name = p.word(); !known(testNames, n.name) {
-		p.fail("the test %.40q is not known here", n.name)
+		p.fail("the test %.40q is not supported", n.name)
 	}
 	switch t := p.cur(); {
 	case p.skip(tokOp, "("):
 		p.arguments(n)
 	case t.kind == tokName && (t.val == "else" || t.val == "or" || t.val == "and"):
 	case t.kind == tokName && t.val == "is":
-		p.fail("a test stands behind a test")
+		p.fail("a test follows a test")
 	case t.kind == tokName || t.kind == tokString || t.kind == tokInt || t.kind == tokFloat ||
 		t.kind == tokOp && (t.val == "[" || t.val == "{"):
 		n.kids = append(n.kids, p.postfix(p.primary()))
@@ -500,7 +501,7 @@ func (p *parser) test(of *node) *node {
 	return n
 }
 
-// arguments reads what stands behind an opening parenthesis.
+// arguments parses arguments after an opening parenthesis.
 func (p *parser) arguments(n *node) {
 	for first := true; p.err == nil && !p.skip(tokOp, ")"); first = false {
 		if !first {
@@ -515,12 +516,12 @@ func (p *parser) arguments(n *node) {
 				p.fail("the argument %.40q is given twice", t.val)
 			}
 			if n.named = append(n.named, named{t.val, p.expression()}); len(n.named) > maxNames {
-				p.fail("a call has more than %d arguments with names", maxNames)
+				p.fail("a call has more than %d named arguments", maxNames)
 			}
 			continue
 		}
 		if len(n.named) > 0 {
-			p.fail("an argument without a name stands behind one that has a name")
+			p.fail("a positional argument follows a named argument")
 		}
 		n.kids = append(n.kids, p.expression())
 	}
@@ -538,7 +539,7 @@ func (p *parser) postfix(n *node) *node {
 			case t.kind == tokInt && err == nil:
 				n = p.node(opItem, n, &node{op: opConst, val: i})
 			default:
-				p.fail("there is %v behind a dot", t)
+				p.fail("got %v after a dot", t)
 			}
 		case p.skip(tokOp, "["):
 			n = p.subscript(n)
@@ -562,7 +563,7 @@ func (p *parser) subscript(of *node) *node {
 			switch {
 			case i > 1:
 			case n.kids[1] == nil:
-				p.fail("there is nothing between brackets")
+				p.fail("the brackets are empty")
 			default:
 				n.op, n.kids = opItem, n.kids[:2]
 			}
@@ -575,7 +576,7 @@ func (p *parser) subscript(of *node) *node {
 	}
 }
 
-// constants are the names of values.
+// constants are the names of constant values.
 var constants = map[string]any{"true": true, "True": true, "false": false, "False": false, "none": nil, "None": nil}
 
 func (p *parser) primary() *node {
@@ -588,7 +589,7 @@ func (p *parser) primary() *node {
 		}
 		if slices.Contains(reserved, t.val) || t.val == "in" || t.val == "is" || t.val == "and" || t.val == "or" ||
 			t.val == "not" || t.val == "if" || t.val == "else" {
-			p.fail("%.40q is not known here", t.val)
+			p.fail("%.40q is not supported", t.val)
 		}
 		n.op, n.name = opName, t.val
 	case t.kind == tokString:
@@ -638,7 +639,7 @@ func (p *parser) primary() *node {
 			}
 		}
 	default:
-		p.fail("there is %v in place of a value", t)
+		p.fail("got %v instead of a value", t)
 	}
 	return n
 }

@@ -9,7 +9,7 @@ import (
 func (r *run) test(name string, v any, pos []any, kw []argument) (any, error) {
 	is, err := r.invoke(testNames[name], v, pos, kw)
 	if err == nil && len(kw) > 0 {
-		err = errors.New("it takes no names")
+		err = errors.New("named arguments are not supported")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("test %s: %w", name, err)
@@ -17,21 +17,21 @@ func (r *run) test(name string, v any, pos []any, kw []argument) (any, error) {
 	return is, nil
 }
 
-// kindTest makes a test without arguments.
+// kindTest returns a test without arguments.
 func kindTest(is func(v any) bool) builtin {
 	return counted(func(_ *run, v any, pos []any, _ []argument) (any, error) {
 		if len(pos) > 0 {
-			return false, errors.New("it takes no arguments")
+			return false, errors.New("the test has no arguments")
 		}
 		return is(v), nil
 	})
 }
 
-// withOther makes a test with one argument.
+// withOther returns a test with one argument.
 func withOther(is func(r *run, v, other any) (bool, error)) builtin {
 	return counted(func(r *run, v any, pos []any, _ []argument) (any, error) {
 		if len(pos) != 1 {
-			return false, errors.New("it takes one argument")
+			return false, errors.New("the test requires one argument")
 		}
 		return is(r, v, pos[0])
 	})

@@ -8,21 +8,21 @@ import (
 	"unicode/utf8"
 )
 
-// The functions of this file read and make texts, piece by piece. Each counts the work of a piece. The files of
-// builtins do not import strings, bytes, unicode or utf8: the functions of these packages do not count, and some take
-// the product of the lengths of their arguments (strings.Index with a long argument).
+// The functions of this file read and create texts, piece by piece. They count the work of every piece. The files of
+// builtins do not import strings, bytes, unicode or utf8, because the functions of these packages do not count. Some
+// need time proportional to the product of the lengths of their arguments (strings.Index with a long argument).
 
 const (
-	pieceBytes = 16 << 10 // of a text between two counts
-	headBytes  = 16       // of a text that is searched for; the rest is compared at the places of the head
-	matchWork  = 16       // of one call of a search
+	pieceBytes = 16 << 10 // bytes of a text between two counts
+	headBytes  = 16       // length of a search text's head; the rest is compared only at matches of the head
+	matchWork  = 16       // work of one call of a search
 	wordBits   = 64
 )
 
-// spaces are those of the deepest indent of JSON.
+// spaces are the spaces of the deepest JSON indent.
 var spaces = strings.Repeat(" ", maxIndent*(maxDepth+1))
 
-// head returns the first piece of a text. It ends between code points.
+// head returns the first piece of a text. The piece ends between code points.
 func head(s string) string {
 	if len(s) <= pieceBytes {
 		return s
@@ -61,7 +61,7 @@ func (r *run) pieces(s string, do func(piece string) error) error {
 	return nil
 }
 
-// buffer collects a text and counts its bytes before it takes them.
+// buffer builds a text. It counts bytes before it stores them.
 type buffer struct {
 	run *run
 	b   strings.Builder
@@ -75,10 +75,10 @@ func (b *buffer) add(s string) error {
 	return nil
 }
 
-// addMapped adds a text with another in place of each code point for which change does not return "".
+// addMapped adds a text and replaces each code point for which change does not return "".
 func (b *buffer) addMapped(s string, change func(rune) string) error {
 	return b.run.pieces(s, func(piece string) error {
-		from := 0 // of what is added as it is
+		from := 0 // start of the unchanged text
 		for i := 0; i < len(piece); {
 			c, n := utf8.DecodeRuneInString(piece[i:])
 			i += n
@@ -100,7 +100,7 @@ func (b *buffer) addMapped(s string, change func(rune) string) error {
 
 func (b *buffer) String() string { return b.b.String() }
 
-// text counts a text that is returned.
+// text counts a returned text.
 func (r *run) text(s string) (any, error) { return s, r.made(len(s)) }
 
 // codePoints returns Python's len of a text.
@@ -112,7 +112,7 @@ func (r *run) codePoints(s string) (n int, err error) {
 	return n, err
 }
 
-// offset returns the byte at which code point n of a text begins, or the length of the text.
+// offset returns the byte offset of code point n, or the length of the text.
 func (r *run) offset(s string, n int) (at int, err error) {
 	for at < len(s) {
 		piece := head(s[at:])
@@ -133,7 +133,7 @@ func (r *run) offset(s string, n int) (at int, err error) {
 	return at, nil
 }
 
-// letter returns the code point at a place of a text. A negative place is counted from the end.
+// letter returns the code point at an index of a text. A negative index counts from the end.
 func (r *run) letter(s string, at int64) (letter string, has bool, err error) {
 	if at >= 0 {
 		from, err := r.offset(s, int(min(at, int64(len(s)))))
@@ -153,7 +153,7 @@ func (r *run) letter(s string, at int64) (letter string, has bool, err error) {
 	return s[from : from+size], true, nil
 }
 
-// same reports whether two texts are equal. It counts the bytes that it compares.
+// same reports whether two texts are equal. It counts the compared bytes.
 func (r *run) same(a, b string) (bool, error) {
 	if len(a) != len(b) {
 		return false, nil
@@ -168,7 +168,7 @@ func (r *run) same(a, b string) (bool, error) {
 	return true, nil
 }
 
-// before compares texts by their code points, which is the order of the bytes of UTF-8.
+// before compares texts by code points, which is the byte order of UTF-8.
 func (r *run) before(a, b string) (int, error) {
 	return strings.Compare(a, b), r.spend(min(len(a), len(b)))
 }
@@ -189,14 +189,14 @@ func (r *run) hasSuffix(s, suffix string) (bool, error) {
 	return r.same(s[len(s)-len(suffix):], suffix)
 }
 
-// index returns the first place of a text in another; -1: there is none.
+// index returns the first offset of a text in another; -1 without a match.
 func (r *run) index(s, sub string) (int, error) {
 	begin := sub[:min(len(sub), headBytes)]
 	for at := 0; at+len(sub) <= len(s); at++ {
 		window := s[at:min(len(s), at+pieceBytes)]
 		i := strings.Index(window, begin)
 		if i < 0 {
-			i = len(window) - len(begin) // the last place, which the loop passes over
+			i = len(window) - len(begin) // the last offset, which the loop skips
 			at += i
 			if err := r.spend(i + matchWork); err != nil {
 				return 0, err
@@ -216,10 +216,10 @@ func (r *run) index(s, sub string) (int, error) {
 	return -1, nil
 }
 
-// lastIndex returns the last place of a text in another; -1: there is none.
+// lastIndex returns the last offset of a text in another; -1 without a match.
 func (r *run) lastIndex(s, sub string) (int, error) {
 	begin := sub[:min(len(sub), headBytes)]
-	end := len(s) - len(sub) + len(begin) // of the last head
+	end := len(s) - len(sub) + len(begin) // end of the last head
 	for end >= len(begin) {
 		from := max(0, end-pieceBytes)
 		i := strings.LastIndex(s[from:end], begin)
@@ -245,14 +245,14 @@ func (r *run) lastIndex(s, sub string) (int, error) {
 	return -1, nil
 }
 
-// Contains reports whether a text contains another, in a time that the context bounds. The error is the context's, or
+// Contains reports whether a text contains another, in a time bounded by the context. The error is the context's, or
 // [ErrTooMuch].
 func Contains(ctx context.Context, s, sub string) (bool, error) {
 	i, err := (&run{ctx: ctx}).index(s, sub)
 	return i >= 0 && err == nil, err
 }
 
-// split calls part for each part of a text between separators, until no cuts are left; cuts < 0: there is no limit.
+// split calls part for each part of a text between separators, at most cuts times; a negative number means no limit.
 func (r *run) split(s, sep string, cuts int64, part func(string) error) error {
 	for ; cuts != 0; cuts-- {
 		i, err := r.index(s, sep)
@@ -270,7 +270,7 @@ func (r *run) split(s, sep string, cuts int64, part func(string) error) error {
 	return part(s)
 }
 
-// splitRight is split from the end to the beginning, which finds other separators if they overlap.
+// splitRight splits from the end to the beginning. Overlapping separators split differently then.
 func (r *run) splitRight(s, sep string, cuts int64, part func(string) error) error {
 	for ; cuts != 0; cuts-- {
 		i, err := r.lastIndex(s, sep)
@@ -336,7 +336,7 @@ func (r *run) trimRight(s string, of func(rune) bool) (string, error) {
 	return s, nil
 }
 
-// class returns a function that reports whether a code point is one of a text.
+// class returns a function that reports whether a code point occurs in chars.
 func (r *run) class(chars string) (func(rune) bool, error) {
 	if len(chars) <= headBytes {
 		return func(c rune) bool { return strings.ContainsRune(chars, c) }, r.spend(len(chars))
@@ -354,14 +354,14 @@ func (r *run) class(chars string) (func(rune) bool, error) {
 	return func(c rune) bool { return set[c/wordBits]&(1<<(c%wordBits)) != 0 }, err
 }
 
-// mapASCII returns a text of which each piece is changed. It returns an error for letters of which Python's and Go's
-// cases may differ.
+// mapASCII applies change to the pieces of a text. It returns an error for letters whose cases may differ between
+// Python and Go.
 func (r *run) mapASCII(s string, change func(string) string) (any, error) {
 	out := buffer{run: r}
 	err := r.pieces(s, func(piece string) error {
 		for i := range len(piece) {
 			if piece[i] >= utf8.RuneSelf {
-				return errors.New("the case of letters beyond ASCII is not known here")
+				return errors.New("the case of non-ASCII letters is not supported")
 			}
 		}
 		return out.add(change(piece))
@@ -386,10 +386,10 @@ func (r *run) repeat(s string, n int64) (any, error) {
 	return strings.Repeat(s, int(n)), nil
 }
 
-// replace returns a text with another in place of all of its parts that are equal to one.
+// replace replaces all occurrences of a text.
 func (r *run) replace(s, from, to string) (any, error) {
 	out := buffer{run: r}
-	if from == "" { // it is before each code point and at the end
+	if from == "" { // an empty text matches before each code point and at the end
 		err := r.pieces(s, func(piece string) error {
 			for piece != "" {
 				_, n := utf8.DecodeRuneInString(piece)
@@ -436,7 +436,7 @@ func (r *run) letters(s string) (items []any, err error) {
 	return items, err
 }
 
-// every returns each by-th code point of a text with n of them.
+// every returns every by-th code point of a text with n code points.
 func (r *run) every(s string, n, at, until, by int) (any, error) {
 	if err := r.made(4 * n); err != nil {
 		return nil, err
@@ -464,7 +464,7 @@ func (r *run) every(s string, n, at, until, by int) (any, error) {
 	return out.String(), err
 }
 
-// sorted returns texts in their order.
+// sorted returns texts in order.
 func (r *run) sorted(texts []string) ([]string, error) {
 	if err := r.made(itemBytes * len(texts)); err != nil {
 		return nil, err
@@ -473,7 +473,7 @@ func (r *run) sorted(texts []string) ([]string, error) {
 	list := slices.Clone(texts)
 	slices.SortFunc(list, func(a, b string) int {
 		if failed != nil {
-			return 0 // which ends the sorting soon
+			return 0 // ends the sorting soon
 		}
 		by, err := r.before(a, b)
 		if err == nil {

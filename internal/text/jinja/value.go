@@ -8,23 +8,23 @@ import (
 	"strconv"
 )
 
-// undefined is what a name or a key is that is not there.
+// undefined is the value of a missing name or key.
 type undefined struct{ name string }
 
-// big is an integer beyond int64, as it is printed.
+// big is the decimal text of an integer beyond int64.
 type big string
 
-// markup is what the filter safe returns: text that can only be printed.
+// markup is the result of the filter safe: a text for printing only.
 type markup string
 
-// form is what a list is in Python.
+// form is the kind of a list in Python.
 type form uint8
 
 const (
 	aList     form = iota
 	aTuple         // a tuple, or a range
-	aView          // of a dictionary: it has a length and no places
-	generator      // it has no length, and ends when it was gone through
+	aView          // a view of a dictionary: it has a length and no indexes
+	generator      // has no length, and supports one iteration
 )
 
 type list struct {
@@ -38,16 +38,16 @@ type Dict struct {
 	of   map[string]any
 }
 
-// NewDict returns one without keys.
+// NewDict returns an empty dictionary.
 func NewDict() *Dict { return &Dict{of: map[string]any{}} }
 
 // Get returns the value of a key.
 func (d *Dict) Get(key string) (any, bool) { v, ok := d.of[key]; return v, ok }
 
-// Keys are in order. They are not to be changed.
+// Keys returns the keys in order. The slice must not be modified.
 func (d *Dict) Keys() []string { return d.keys }
 
-// Set gives a key a value: a nil, bool, int64, float64, string, *Dict or what [List] returns.
+// Set sets the value of a key: a nil, bool, int64, float64, string, *Dict or a result of [List].
 func (d *Dict) Set(key string, v any) {
 	if _, ok := d.of[key]; !ok {
 		d.keys = append(d.keys, key)
@@ -55,10 +55,10 @@ func (d *Dict) Set(key string, v any) {
 	d.of[key] = v
 }
 
-// List makes a list of values.
+// List returns a list of values.
 func List(items ...any) any { return &list{aList, items} }
 
-// Items are those of a list that [Decode] or [List] made.
+// Items returns the items of a list from [Decode] or [List].
 func Items(v any) ([]any, bool) {
 	if l, ok := v.(*list); ok {
 		return l.items, true
@@ -66,10 +66,10 @@ func Items(v any) ([]any, bool) {
 	return nil, false
 }
 
-// namespace is what the function of that name makes.
-type namespace struct{ of map[string]any }
+// namespace is the result of the function namespace.
+type namespace struct{ attrs map[string]any }
 
-// method is a function of a value.
+// method is a bound method of a value.
 type method struct {
 	of   any
 	name string
@@ -80,13 +80,13 @@ type argument struct {
 	val  any
 }
 
-// what is a value's type, as Python calls it.
-func what(v any) string {
+// typeName returns the name of a value's type in Python.
+func typeName(v any) string {
 	switch v := v.(type) {
 	case nil:
 		return "None"
 	case undefined:
-		return fmt.Sprintf("%.40q, which is undefined", v.name)
+		return fmt.Sprintf("the undefined %.40q", v.name)
 	case bool:
 		return "a bool"
 	case int64, big:
@@ -149,10 +149,10 @@ func str(v any) (string, error) {
 	case markup:
 		return string(v), nil
 	}
-	return "", fmt.Errorf("%s is made text of, which is not known here", what(v))
+	return "", fmt.Errorf("the text of %s is not supported", typeName(v))
 }
 
-// numeric returns a number as a float, and as an integer if it is one.
+// numeric returns a number as a float, and as an integer if it is integral.
 func numeric(v any) (f float64, i int64, whole, ok bool) {
 	switch v := v.(type) {
 	case bool:
@@ -168,10 +168,10 @@ func numeric(v any) (f float64, i int64, whole, ok bool) {
 	return 0, 0, false, false
 }
 
-// exact is up to which integers floats hold each.
+// exact is the largest integer up to which floats represent all integers.
 const exact = 1 << 53
 
-// equal is Python's ==, of values so deep in others.
+// equal is Python's == for values at a nesting depth.
 func (r *run) equal(a, b any, depth int) (bool, error) {
 	if depth > maxDepth {
 		return false, ErrTooMuch
@@ -188,14 +188,14 @@ func (r *run) equal(a, b any, depth int) (bool, error) {
 	fa, ia, wa, oka := numeric(a)
 	fb, ib, wb, okb := numeric(b)
 	if _, is := a.(big); is || isBig(b) {
-		return false, errors.New("integers of more than 64 bits are compared, which is not known here")
+		return false, errors.New("comparing integers of more than 64 bits is not supported")
 	}
 	if oka && okb {
 		if wa && wb {
 			return ia == ib, nil
 		}
 		if wa != wb && (math.Abs(fa) > exact || math.Abs(fb) > exact) {
-			return false, errors.New("a float is compared with a large integer, which is not known here")
+			return false, errors.New("comparing a float with a large integer is not supported")
 		}
 		return fa == fb, nil
 	}
@@ -217,7 +217,7 @@ func (r *run) equal(a, b any, depth int) (bool, error) {
 			return false, nil
 		}
 		if a.form > aTuple || l.form > aTuple {
-			return false, errors.New("what filters return is compared, which is not known here")
+			return false, errors.New("comparing results of filters is not supported")
 		}
 		if a.form != l.form || len(a.items) != len(l.items) {
 			return false, nil
@@ -253,12 +253,12 @@ func (r *run) equal(a, b any, depth int) (bool, error) {
 	case nil, undefined, string, *list, *Dict, *namespace:
 		return false, nil
 	}
-	return false, errors.New("functions are compared, which is not known here")
+	return false, errors.New("comparing functions is not supported")
 }
 
 func isBig(v any) bool { _, is := v.(big); return is }
 
-// order is whether a is before, at or behind b.
+// order returns -1, 0 or 1 if a is less than, equal to or greater than b.
 func (r *run) order(a, b any) (int, error) {
 	fa, ia, wa, oka := numeric(a)
 	fb, ib, wb, okb := numeric(b)
@@ -272,7 +272,7 @@ func (r *run) order(a, b any) (int, error) {
 	case oka && okb && math.Abs(fa) <= exact && math.Abs(fb) <= exact:
 		return compare(fa, fb), nil
 	}
-	return 0, fmt.Errorf("%s cannot be ordered with %s", what(a), what(b))
+	return 0, fmt.Errorf("%s and %s have no order", typeName(a), typeName(b))
 }
 
 func compare[T int64 | float64](a, b T) int {
@@ -299,10 +299,10 @@ func (r *run) length(v any) (int, error) {
 			return len(v.items), nil
 		}
 	}
-	return 0, fmt.Errorf("%s has no length", what(v))
+	return 0, fmt.Errorf("%s has no length", typeName(v))
 }
 
-// iterate returns what a loop over a value goes through.
+// iterate returns the items for a loop over a value.
 func (r *run) iterate(v any) ([]any, error) {
 	switch v := v.(type) {
 	case undefined:
@@ -325,7 +325,7 @@ func (r *run) iterate(v any) ([]any, error) {
 		}
 		return items, nil
 	}
-	return nil, fmt.Errorf("%s cannot be gone through", what(v))
+	return nil, fmt.Errorf("%s cannot be iterated", typeName(v))
 }
 
 // contains is Python's in.
@@ -336,7 +336,7 @@ func (r *run) contains(v, item any) (bool, error) {
 	case string:
 		s, is := item.(string)
 		if !is {
-			return false, fmt.Errorf("%s cannot be in a str", what(item))
+			return false, fmt.Errorf("%s cannot be in a str", typeName(item))
 		}
 		i, err := r.index(v, s)
 		return i >= 0, err
@@ -346,7 +346,7 @@ func (r *run) contains(v, item any) (bool, error) {
 			_, has, err := r.get(v, k)
 			return has, err
 		case *list, *Dict:
-			return false, fmt.Errorf("%s cannot be a key", what(item))
+			return false, fmt.Errorf("%s cannot be a key", typeName(item))
 		}
 		return false, nil
 	case *list:
@@ -360,10 +360,10 @@ func (r *run) contains(v, item any) (bool, error) {
 		}
 		return false, nil
 	}
-	return false, fmt.Errorf("nothing can be in %s", what(v))
+	return false, fmt.Errorf("%s cannot contain values", typeName(v))
 }
 
-// part is Python's v[from:to:step]; nil is what is not given.
+// part is Python's v[from:to:step]; nil is an omitted part.
 func (r *run) part(v any, from, to, step any) (any, error) {
 	n := 0
 	text, isText := v.(string)
@@ -379,7 +379,7 @@ func (r *run) part(v any, from, to, step any) (any, error) {
 	case v == nil:
 		return undefined{"a slice"}, nil
 	default:
-		return nil, fmt.Errorf("%s is cut, which is not known here", what(v))
+		return nil, fmt.Errorf("a slice of %s is not supported", typeName(v))
 	}
 	by, err := place(step, 1)
 	if err != nil || by == 0 {
@@ -428,7 +428,7 @@ func (r *run) part(v any, from, to, step any) (any, error) {
 	return &list{l.form, cut}, nil
 }
 
-// section returns a part of a text by the places of its code points.
+// section returns a part of a text, by code point indexes.
 func (r *run) section(text string, at, until int) (any, error) {
 	from, err := r.offset(text, at)
 	if err != nil {
@@ -439,30 +439,30 @@ func (r *run) section(text string, at, until int) (any, error) {
 	return text[:to], err
 }
 
-// get returns the value of a key. It counts the bytes of the key, which are hashed.
+// get returns the value of a key. It counts the bytes of the key, because the key is hashed.
 func (r *run) get(d *Dict, key string) (v any, has bool, err error) {
 	v, has = d.of[key]
 	return v, has, r.spend(len(key))
 }
 
-// place is an index; nil is one that is not given.
+// place returns an index; nil is an omitted index.
 func place(v any, unset int) (int, error) {
 	if v == nil {
 		return unset, nil
 	}
 	_, i, whole, ok := numeric(v)
 	if !ok || !whole {
-		return 0, fmt.Errorf("%s is no place", what(v))
+		return 0, fmt.Errorf("%s is not an index", typeName(v))
 	}
 	return int(min(max(i, -math.MaxInt32), math.MaxInt32)), nil
 }
 
-// item is what Jinja2 makes of v[key].
+// item returns the value of v[key] in Jinja2.
 func (r *run) item(v, key any) (any, error) {
 	name, isName := key.(string)
 	switch v := v.(type) {
 	case undefined:
-		return nil, fmt.Errorf("%s has no items", what(v))
+		return nil, fmt.Errorf("%s has no items", typeName(v))
 	case *Dict:
 		if x, has, err := r.get(v, name); isName && has || err != nil {
 			return x, err
@@ -488,26 +488,26 @@ func (r *run) item(v, key any) (any, error) {
 	}
 	name, err := str(key)
 	if err != nil {
-		name = what(key)
+		name = typeName(key)
 	}
 	return undefined{name}, nil
 }
 
-// attribute returns what Jinja2 makes of v.name, or of v[name] if the value has no such item.
+// attribute returns the value of v.name in Jinja2, or of v[name] if the value has no such item.
 func (r *run) attribute(v any, name string, noItem bool) (any, error) {
 	if err := r.spend(len(name)); err != nil {
 		return nil, err
 	}
 	if name != "" && name[0] == '_' {
-		return nil, fmt.Errorf("the attribute %.40q is not known here", name)
+		return nil, fmt.Errorf("the attribute %.40q is not supported", name)
 	}
 	switch v := v.(type) {
 	case undefined:
-		return nil, fmt.Errorf("%s has no attributes", what(v))
+		return nil, fmt.Errorf("%s has no attributes", typeName(v))
 	case *loop:
 		return v.attr(name)
 	case *namespace:
-		if x, has := v.of[name]; has {
+		if x, has := v.attrs[name]; has {
 			return x, nil
 		}
 	case *Dict:
@@ -531,7 +531,7 @@ func (r *run) attribute(v any, name string, noItem bool) (any, error) {
 		}
 	case nil, method:
 	default:
-		return nil, fmt.Errorf("attributes of %s are not known here", what(v))
+		return nil, fmt.Errorf("attributes of %s are not supported", typeName(v))
 	}
 	return undefined{name}, nil
 }
