@@ -13,86 +13,87 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Check is what comes of comparing the tokens of a request with what its worker has announced.
+// Check is the result of comparing a request's tokens with its worker's events.
 type Check string
 
 // The checks.
 const (
 	Match    Check = "match"    // the worker holds the prompt's blocks
-	Partial  Check = "partial"  // it holds the first of them only
-	Mismatch Check = "mismatch" // it holds none of them, though it has stored others
-	Unknown  Check = "unknown"  // its events do not say
+	Partial  Check = "partial"  // the worker holds only the first blocks
+	Mismatch Check = "mismatch" // the worker holds none of the blocks, although it has stored others
+	Unknown  Check = "unknown"  // the worker's events do not decide
 )
 
-// Of checks.
+// Bounds of checks.
 const (
-	checkedBlocks = 64 // of a prompt at most
-	checkedAtOnce = 16 // models
+	checkedBlocks = 64 // per prompt
+	checkedAtOnce = 16 // models with a check in progress
 	checkedModels = 256
 	checkPatience = 5 * time.Minute // for the first output token
 
 	recentChecks  = 20
-	fewMismatches = 3 // are a problem, if they are most of the recent checks
+	fewMismatches = 3 // minimum for a problem, if most recent checks are mismatches
 )
 
-// settling is when a worker is looked at: so long after a request's first output token, and so long after that. Its
-// events have come by then.
+// settling contains the delays of the two look-ups after a request's first output token. By then, the worker's events
+// have arrived.
 var settling = []time.Duration{time.Second, 4 * time.Second}
 
-// AnnouncedConfig is what an [Announced] needs.
+// AnnouncedConfig configures an [Announced]. All fields are required.
 type AnnouncedConfig struct {
 	Find   func(ctx context.Context, q *api.Query) (*api.Answer, error)
-	Worker func(ctx context.Context, rank api.RankPlace) *api.WorkerInfo // nil: it is not known
+	Worker func(ctx context.Context, rank api.RankPlace) *api.WorkerInfo // returns nil for an unknown worker
 
 	Observe func(model string, c Check)
-	Warn    func(problem string) // a model has a problem that it had not before
+	Warn    func(problem string) // called when a model gets a problem
 }
 
-// Announced compares tokens that were made here with those that engines announce. Of each model it follows one request
-// at a time: when that has its first output token, its worker has announced the blocks of its prompt, if its tokens
-// are those that were made here. Any goroutine may use it.
+// Announced compares this service's tokens with the events of engines. It follows one request of each model at a time.
+// At the first output token, the worker has announced the prompt's blocks, if both have the same tokens. Announced is
+// safe for concurrent use.
 //
-// A check is a mismatch only if nothing else explains it: the worker's events come, and it has stored blocks since the
-// request was booked; none of them waits for its parent; and either the request is still under way, so that its
-// blocks cannot have been evicted, or nothing was evicted since.
+// A check is a mismatch only if other explanations are excluded. The worker's events arrive, and it has stored blocks
+// since the booking. No block waits for its parent. The request is still in progress, so its blocks cannot be evicted,
+// or no block was evicted since.
 type Announced struct {
 	cfg   AnnouncedConfig
-	begun chan *sent // room for all that are followed
+	begun chan *sent // has room for all followed requests
 
 	mu       sync.Mutex
 	followed map[string]*sent   // by model
-	recent   map[string][]Check // by model; none is Unknown
-	last     map[string]*sent   // by model: of the last that did not match
+	recent   map[string][]Check // by model; without Unknown
+	last     map[string]*sent   // by model: the last mismatch
 	warned   map[string]bool
 }
 
-// sent is a request that is followed.
+// sent is a followed request.
 type sent struct {
-	query     api.Query // of its first blocks
-	blocks    int       // that its worker will hold
+	query     api.Query // for its first blocks
+	blocks    int       // number of blocks that the worker will hold
 	chat      bool
 	rank      api.RankPlace
 	seq       []events.SeqHash
-	prefilled chan struct{} // closed when it has its first output token
-	ended     chan struct{} // closed when it has ended
+	prefilled chan struct{} // closed at the first output token
+	ended     chan struct{} // closed at the end of the request
 }
 
-// NewAnnounced returns one that follows nothing yet.
+// NewAnnounced returns an Announced that follows no request.
 func NewAnnounced(cfg AnnouncedConfig) *Announced {
 	return &Announced{cfg: cfg, begun: make(chan *sent, checkedAtOnce), followed: map[string]*sent{},
 		recent: map[string][]Check{}, last: map[string]*sent{}, warned: map[string]bool{}}
 }
 
-// Begin follows a request that came as a text, a chat or not, and was booked, unless another of its model is followed.
+// Begin follows a booked request with a text, unless another request of the model is followed. chat reports whether the
+// text is a chat.
 func (a *Announced) Begin(q *api.Query, chat bool, chosen *api.Selection) {
 	size := int(chosen.BlockSize)
 	tokens := q.Tokens[:min(len(q.Tokens), checkedBlocks*size+1)]
 	if !chosen.Booked || chosen.Prefill != nil || size == 0 || len(tokens) <= size {
-		return // what a decode worker is sent by a prefill worker, it may announce or not
+		return // a decode worker may or may not announce blocks that a prefill worker sends
 	}
-	blocks := (len(tokens) - 1) / size // some engines store no block with the last token
+	blocks := (len(tokens) - 1) / size // some engines do not store the block with the last token
 	if int(chosen.Device) >= blocks {
-		return // nothing new will be stored
+		return // no block will be new
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -113,7 +114,7 @@ func (a *Announced) Begin(q *api.Query, chat bool, chosen *api.Selection) {
 	a.begun <- s
 }
 
-// Observe takes news of a request under way, on whichever node: where it is, and the sequence hashes of its prompt.
+// Observe processes progress of a request on any node: its rank, and the sequence hashes of its prompt.
 func (a *Announced) Observe(model string, rank events.RankKey, seq []events.SeqHash, prefilled, ended bool) {
 	if !prefilled && !ended {
 		return
@@ -133,7 +134,7 @@ func (a *Announced) Observe(model string, rank events.RankKey, seq []events.SeqH
 	}
 }
 
-// closeOnce closes a channel that only who holds the lock closes.
+// closeOnce closes a channel. The caller holds the lock.
 func closeOnce(c chan struct{}) {
 	if !closed(c) {
 		close(c)
@@ -163,7 +164,7 @@ func (a *Announced) Run(ctx context.Context) {
 	}
 }
 
-// follow follows a request. It returns nothing of one that has said nothing.
+// follow follows a request to its result. The result is empty if the request provides no information.
 func (a *Announced) follow(ctx context.Context, s *sent) Check {
 	before := a.cfg.Worker(ctx, s.rank)
 	if before != nil && before.Record != nil && before.Record.Events == api.EventsNone {
@@ -190,12 +191,12 @@ func (a *Announced) follow(ctx context.Context, s *sent) Check {
 		}
 		held := s.held(answer)
 		switch want := min(s.blocks, answer.Blocks); {
-		case want == 0: // the engine hashes further ahead than the prompt goes
+		case want == 0: // the engine's lookahead exceeds the prompt
 			return Unknown
 		case held >= want:
 			return Match
 		case i < len(settling)-1:
-		case !answer.UpToDate() || !tells(before, a.cfg.Worker(ctx, s.rank), closed(s.ended)):
+		case !answer.UpToDate() || !decisive(before, a.cfg.Worker(ctx, s.rank), closed(s.ended)):
 			return Unknown
 		case held > 0:
 			return Partial
@@ -204,13 +205,13 @@ func (a *Announced) follow(ctx context.Context, s *sent) Check {
 	return Mismatch
 }
 
-// held is how many leading blocks of a prompt its worker holds, whichever of its ranks and tiers.
+// held returns the number of leading blocks of a prompt on its worker, over all ranks and tiers.
 func (s *sent) held(answer *api.Answer) int {
 	most := uint32(0)
 	for i := range answer.Workers {
 		o := &answer.Workers[i]
 		n := o.Total()
-		if p := o.Path; p != nil { // of a hybrid model, more is held than can be used
+		if p := o.Path; p != nil { // a hybrid model holds more blocks than it can use
 			n = 0
 			for _, run := range p.Held {
 				if run.From == n {
@@ -223,14 +224,14 @@ func (s *sent) held(answer *api.Answer) int {
 	return int(most)
 }
 
-// tells reports whether what a rank's engine has announced since a request was booked has the request's blocks in it.
-func tells(before, after *api.WorkerInfo, ended bool) bool {
+// decisive reports whether a rank's events since a booking would contain the request's blocks.
+func decisive(before, after *api.WorkerInfo, ended bool) bool {
 	return before != nil && after != nil && before.Incarnation == after.Incarnation && after.Stored > before.Stored &&
 		(after.Engine == "" || after.Engine == api.EngineConnected) && !after.CatchingUp && after.Pending <= before.Pending &&
 		(!ended || after.Removed == before.Removed)
 }
 
-// end notes what came of a request.
+// end records the result of a request.
 func (a *Announced) end(s *sent, c Check) {
 	model := s.query.Model
 	a.mu.Lock()
@@ -258,7 +259,7 @@ func (a *Announced) end(s *sent, c Check) {
 	}
 }
 
-// problem is what is wrong with a model's tokens; empty: nothing is known to be.
+// problem returns the problem of a model's tokens; empty without a problem.
 func (a *Announced) problem(model string) string {
 	wrong, list := 0, a.recent[model]
 	for _, c := range list {
@@ -273,13 +274,13 @@ func (a *Announced) problem(model string) string {
 	if last.chat {
 		what = "messages"
 	}
-	return fmt.Sprintf("of the last %d texts for model %s that were compared with what engines announced, %d have other "+
-		"tokens there, so that workers that hold their blocks are not found; the last were %s for worker %s; what to do: compare "+
+	return fmt.Sprintf("of the last %d compared texts for model %s, %d have other tokens "+
+		"in the engines' events, so queries miss their blocks; the last were %s for worker %s; what to do: compare "+
 		"with indexer tokenizer check, or give the model a render URL; if only LoRA adapters or cache salts differ, name them "+
 		"in requests", len(list), model, wrong, what, last.rank.Instance)
 }
 
-// Problems says for which models engines make other tokens.
+// Problems lists the models with other tokens in the engines.
 func (a *Announced) Problems() (list []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -14,11 +14,11 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// announcing is a worker w with blocks of 4 tokens, and what was said of the requests that it was sent.
+// announcing is a worker w with blocks of 4 tokens, and the progress of its requests.
 type announcing struct {
 	*Announced
 
-	mu     sync.Mutex // of what follows
+	mu     sync.Mutex // guards the following fields
 	answer api.Answer
 	failed error
 	worker *api.WorkerInfo
@@ -27,7 +27,7 @@ type announcing struct {
 	warnings []string
 }
 
-// newAnnouncing runs an Announced in a bubble of synctest.
+// newAnnouncing runs an Announced in a synctest bubble.
 func newAnnouncing(t *testing.T) *announcing {
 	w := &announcing{worker: &api.WorkerInfo{Stored: 5, Engine: api.EngineConnected},
 		answer: api.Answer{Blocks: 3, Complete: true}}
@@ -66,27 +66,27 @@ func newAnnouncing(t *testing.T) *announcing {
 
 var sentTokens = api.Tokens{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}
 
-// set changes what the worker has.
+// set changes the state of the worker.
 func (w *announcing) set(change func(*announcing)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	change(w)
 }
 
-// wait lets time pass, until nothing happens any more.
+// wait advances the time until all goroutines are blocked.
 func wait(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// send has a request of three blocks and one token sent to the worker.
+// send sends a request of three blocks and one token to the worker.
 func (w *announcing) send() {
 	w.Begin(&api.Query{Model: "m", LoRA: "adapter", CacheSalt: "salt", Tokens: sentTokens}, true,
 		&api.Selection{Booked: true, BlockSize: 4, Worker: "w", Rank: 1})
 	synctest.Wait()
 }
 
-// say says what has become of the request.
+// say reports progress of the request.
 func (w *announcing) say(t *testing.T, prefilled, ended bool) {
 	hasher, err := events.NewHasher(4, events.Space{LoRA: "adapter", Salt: "salt"})
 	if err != nil {
@@ -94,14 +94,14 @@ func (w *announcing) say(t *testing.T, prefilled, ended bool) {
 	}
 	rank := events.RankKey{Instance: "w", Rank: 1}
 	seq := events.SeqHashes(nil, hasher.Hash(nil, sentTokens))
-	w.Observe("m", rank, seq[:2], true, true) // those of others
+	w.Observe("m", rank, seq[:2], true, true) // a request of another model
 	w.Observe("x", rank, seq, true, true)
 	w.Observe("m", events.RankKey{Instance: "w"}, seq, true, true)
 	w.Observe("m", rank, seq, prefilled, ended)
 	synctest.Wait()
 }
 
-// holds is an answer in which the worker's ranks hold so many leading blocks.
+// holds returns an answer in which the worker's ranks hold the given numbers of leading blocks.
 func holds(blocks ...uint32) api.Answer {
 	a := api.Answer{Blocks: 3, Complete: true}
 	for i, n := range blocks {
@@ -110,7 +110,7 @@ func holds(blocks ...uint32) api.Answer {
 	return a
 }
 
-// TestAnnounced follows one request for each thing that may become of it.
+// TestAnnounced follows one request for each possible result.
 func TestAnnounced(t *testing.T) {
 	stores := func(w *announcing) { w.worker.Stored += 3 }
 	hybrid := func(runs ...api.HeldRun) api.Answer {
@@ -119,10 +119,10 @@ func TestAnnounced(t *testing.T) {
 		return a
 	}
 	for name, c := range map[string]struct {
-		before int                 // blocks that have waited for their parents since earlier
-		after  func(w *announcing) // what the worker has announced since
-		late   bool                // just before it is looked at for the last time
-		ended  bool                // the request, with its first output token
+		before int                 // blocks without a parent from earlier
+		after  func(w *announcing) // changes of the worker since the booking
+		late   bool                // the change happens just before the last look-up
+		ended  bool                // the request ends with its first output token
 		want   Check
 	}{
 		"held":            {after: func(w *announcing) { stores(w); w.answer = holds(3) }, want: Match},
@@ -172,13 +172,13 @@ func TestAnnounced(t *testing.T) {
 			}
 			wait(time.Minute)
 			if !slices.Equal(w.checks, []Check{c.want}) {
-				t.Errorf("%s: %q, not %s", name, w.checks, c.want)
+				t.Errorf("%s: %q, want %s", name, w.checks, c.want)
 			}
 		})
 	}
 }
 
-// TestAnnouncedNothing has requests of which nothing can be said.
+// TestAnnouncedNothing covers requests without a result.
 func TestAnnouncedNothing(t *testing.T) {
 	for name, after := range map[string]func(*testing.T, *announcing){
 		"ended without a token": func(t *testing.T, w *announcing) { w.send(); w.say(t, false, true) },
@@ -213,7 +213,7 @@ func TestAnnouncedNothing(t *testing.T) {
 			t.Fatal(name)
 		}
 		if a.Begin(&q, false, &s); len(a.followed) > 0 {
-			t.Errorf("%s: it is followed", name)
+			t.Errorf("%s: the request is followed", name)
 		}
 	}
 	for i := range 2 * checkedAtOnce {
@@ -225,7 +225,7 @@ func TestAnnouncedNothing(t *testing.T) {
 	}
 }
 
-// TestAnnouncedProblem has most checks of a model fail, and then most succeed.
+// TestAnnouncedProblem: most checks of a model fail, and later most succeed.
 func TestAnnouncedProblem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newAnnouncing(t)
@@ -251,7 +251,8 @@ func TestAnnouncedProblem(t *testing.T) {
 		if n := check(holds(1)); n != 1 || len(w.warnings) != 2 {
 			t.Errorf("%d problems; warnings %q", n, w.warnings)
 		}
-		for _, want := range []string{"of the last 3 texts for model m", "3 have other tokens", "messages for worker w",
+		for _, want := range []string{"of the last 3 compared texts for model m", "3 have other tokens",
+			"messages for worker w",
 			"indexer tokenizer check"} {
 			if !strings.Contains(w.warnings[0], want) {
 				t.Errorf("%q lacks %q", w.warnings[0], want)
@@ -261,7 +262,7 @@ func TestAnnouncedProblem(t *testing.T) {
 			check(holds(3))
 		}
 		if n := len(w.recent["m"]); n != recentChecks {
-			t.Errorf("%d checks are remembered", n)
+			t.Errorf("%d checks are kept", n)
 		}
 	})
 }

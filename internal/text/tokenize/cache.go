@@ -10,10 +10,10 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// key is the digest of what tokens were made of.
+// key is the digest of the tokenized input.
 type key [sha256.Size]byte
 
-// cache is an LRU of tokens, bounded by bytes. Any number of goroutines may use it.
+// cache is an LRU of tokens, bounded by bytes. It is safe for concurrent use.
 type cache struct {
 	most int64
 
@@ -22,7 +22,7 @@ type cache struct {
 	lru   *simplelru.LRU[key, Tokens]
 }
 
-// parts has the tokens of parts of texts in a cache, beside those of whole texts.
+// parts stores the tokens of parts of texts in a cache, beside the tokens of whole texts.
 type parts struct{ *cache }
 
 func (p parts) key(part string) key {
@@ -31,16 +31,16 @@ func (p parts) key(part string) key {
 	return key(h.Sum(nil))
 }
 
-// Get is for internal/text/bpe, as Add is.
+// Get implements bpe.Memory, as Add does.
 func (p parts) Get(part string) ([]uint32, bool) {
 	t, has := p.get(p.key(part))
 	return t.IDs, has
 }
 
-// Add copies the tokens.
+// Add stores a copy of the tokens.
 func (p parts) Add(part string, ids []uint32) { p.add(p.key(part), Tokens{IDs: slices.Clone(ids)}) }
 
-// overhead is about what an entry takes beside its tokens.
+// overhead is the approximate cost of an entry beside its tokens.
 const overhead = 192
 
 func newCache(most int64) *cache {

@@ -14,19 +14,19 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// renderer makes texts of chats as vLLM does, by a model's chat template.
+// renderer renders chats as vLLM does, by a model's chat template.
 type renderer struct {
 	template *jinja.Template
 	text     string
-	tokens   map[string]string // of tokenizer_config.json: bos_token and the like; empty: there is none
-	clock    bool              // the template asks for the time
+	tokens   map[string]string // the tokens of tokenizer_config.json, such as bos_token; empty without the file
+	clock    bool              // the template reads the time
 }
 
-// noTemplate in place of a template's path leaves chats to others.
+// noTemplate, in place of a template's path, disables chats.
 const noTemplate = "none"
 
-// readChat reads what transformers reads of the folder of a tokenizer.json: chat_template.jinja, or what
-// tokenizer_config.json has. It returns nil if there is no template.
+// readChat reads the files that transformers reads beside a tokenizer.json: chat_template.jinja, or the template in
+// tokenizer_config.json. It returns nil without a template.
 func readChat(dir, path string, read func(string) ([]byte, error)) (*renderer, error) {
 	if path == noTemplate {
 		return nil, nil
@@ -73,7 +73,7 @@ func readChat(dir, path string, read func(string) ([]byte, error)) (*renderer, e
 	return c, nil
 }
 
-// with returns the same with another template. It returns the context's error if that is done before the end.
+// with returns a copy with another template. It returns the context's error if the context is done before the end.
 func (c *renderer) with(ctx context.Context, text string) (*renderer, error) {
 	t, err := jinja.ParseContext(ctx, text)
 	if err != nil {
@@ -83,22 +83,22 @@ func (c *renderer) with(ctx context.Context, text string) (*renderer, error) {
 	for _, name := range t.Reads() {
 		own.clock = own.clock || name == "strftime_now"
 		if _, has := c.tokens[name]; strings.HasSuffix(name, "_token") && !has {
-			return nil, fmt.Errorf("the template has %.40s, which tokenizer_config.json does not say", name)
+			return nil, fmt.Errorf("the template uses %.40s, which tokenizer_config.json does not define", name)
 		}
 	}
 	switch {
 	case strings.Contains(text, "<|channel|>") && strings.Contains(text, "<|start|>"):
-		return nil, errors.New("it is of gpt-oss, whose chats vLLM makes with the library oss-harmony and not by it")
+		return nil, errors.New("the template is gpt-oss's, and vLLM renders gpt-oss chats with the library oss-harmony")
 	case t.LoopsOver("content"):
-		return nil, errors.New("the template takes contents in parts, for images and the like")
+		return nil, errors.New("the template requires contents in parts, for example for images")
 	}
 	return own, nil
 }
 
-// adviceURL ends errors about chats.
+// adviceURL is the end of errors about chats.
 const adviceURL = "use a render or tokenize URL"
 
-// render makes one text of a chat.
+// render renders a chat to one text.
 func (c *renderer) render(ctx context.Context, t *api.Text) (string, error) {
 	vars := jinja.Vars{"tools": nil, "documents": nil, "add_generation_prompt": true}
 	for name, text := range c.tokens {
@@ -131,13 +131,13 @@ func (c *renderer) render(ctx context.Context, t *api.Text) (string, error) {
 	return c.continued(ctx, vars, messages)
 }
 
-// continueTag is what transformers puts behind the message that is continued, to find its end again.
+// continueTag is the marker of transformers after a continued message, which locates the end of the message.
 const continueTag = "CONTINUE_FINAL_MESSAGE_TAG "
 
 // continued renders a chat up to the end of its last message.
 func (c *renderer) continued(ctx context.Context, vars jinja.Vars, messages []any) (string, error) {
 	if len(messages) == 0 {
-		return "", errors.New("there is no final message to continue")
+		return "", errors.New("no final message to continue")
 	}
 	last := messages[len(messages)-1].(*jinja.Dict)
 	content, _ := last.Get("content")
@@ -153,7 +153,7 @@ func (c *renderer) continued(ctx context.Context, vars jinja.Vars, messages []an
 		return "", err
 	}
 	if at < 0 || !shown || !strings.Contains(c.text, "content") {
-		return "", errors.New("the template does not show the final message as it is, so that it cannot be continued")
+		return "", errors.New("the template changes the final message, which therefore cannot be continued")
 	}
 	if strings.HasPrefix(text[at:], continueTag) {
 		return text[:at], nil
@@ -161,10 +161,10 @@ func (c *renderer) continued(ctx context.Context, vars jinja.Vars, messages []an
 	return strings.TrimRightFunc(text[:at], jinja.IsSpace), nil
 }
 
-// specialTokens are the names of tokens that templates get.
+// specialTokens are the names of the tokens in templates.
 var specialTokens = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
 
-// ownArguments are of the engine's call of its template, and not for chat_template_kwargs.
+// ownArguments are arguments of the engine's own call of its template, which chat_template_kwargs must not contain.
 var ownArguments = []string{"messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt",
 	"continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
 	"return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs"}
@@ -180,19 +180,19 @@ func arguments(ctx context.Context, vars jinja.Vars, kwargs api.Value) error {
 	}
 	d, is := v.(*jinja.Dict)
 	if !is {
-		return errors.New("chat_template_kwargs is no object")
+		return errors.New("chat_template_kwargs is not an object")
 	}
 	for _, name := range d.Keys() {
 		v, _ := d.Get(name)
 		if slices.Contains(ownArguments, name) || v == nil || v == "auto" {
-			return fmt.Errorf("chat_template_kwargs.%.40s is taken otherwise by engines; %s", name, adviceURL)
+			return fmt.Errorf("engines treat chat_template_kwargs.%.40s differently; %s", name, adviceURL)
 		}
 		vars[name] = v
 	}
 	return nil
 }
 
-// messages reads messages, and makes of each what vLLM gives to a template whose contents are text.
+// messages decodes messages, and converts each message to vLLM's form for templates with text contents.
 func messages(ctx context.Context, data api.Value) ([]any, error) {
 	v, err := jinja.Decode(ctx, data)
 	if err != nil {
@@ -200,7 +200,7 @@ func messages(ctx context.Context, data api.Value) ([]any, error) {
 	}
 	items, is := jinja.Items(v)
 	if !is {
-		return nil, errors.New("messages is no list")
+		return nil, errors.New("messages is not a list")
 	}
 	list := make([]any, len(items))
 	for i, item := range items {
@@ -214,13 +214,13 @@ func messages(ctx context.Context, data api.Value) ([]any, error) {
 func message(ctx context.Context, v any) (*jinja.Dict, error) {
 	in, is := v.(*jinja.Dict)
 	if !is {
-		return nil, errors.New("it is no object")
+		return nil, errors.New("not an object")
 	}
 	out := jinja.NewDict()
 	role, _ := in.Get("role")
 	if role != "system" && role != "user" && role != "assistant" && role != "tool" {
-		return nil, fmt.Errorf("its role is %.40q; other roles than system, user, assistant and tool are taken differently "+
-			"by engines; %s", fmt.Sprint(role), adviceURL)
+		return nil, fmt.Errorf("the role is %.40q; engines treat other roles than system, user, assistant and tool "+
+			"differently; %s", fmt.Sprint(role), adviceURL)
 	}
 	out.Set("role", role)
 	of, _ := in.Get("content")
@@ -229,7 +229,8 @@ func message(ctx context.Context, v any) (*jinja.Dict, error) {
 		return nil, err
 	}
 	if role == "system" && strings.Contains(text, "x-anthropic-billing-header") {
-		return nil, errors.New("it has x-anthropic-billing-header, which some engines remove; remove it, or " + adviceURL)
+		return nil, errors.New("the text has x-anthropic-billing-header, which some engines remove; " +
+			"remove the line, or " + adviceURL)
 	}
 	out.Set("content", text)
 	if role == "assistant" {
@@ -237,7 +238,7 @@ func message(ctx context.Context, v any) (*jinja.Dict, error) {
 		if calls != nil {
 			items, is := jinja.Items(calls)
 			if !is {
-				return nil, errors.New("tool_calls is no list")
+				return nil, errors.New("tool_calls is not a list")
 			}
 			made := make([]any, len(items))
 			for i, call := range items {
@@ -255,7 +256,7 @@ func message(ctx context.Context, v any) (*jinja.Dict, error) {
 		}
 		if reasoning != nil {
 			if _, is := reasoning.(string); !is {
-				return nil, errors.New("its reasoning is no text")
+				return nil, errors.New("the reasoning is not a text")
 			}
 			out.Set("reasoning", reasoning)
 			out.Set("reasoning_content", reasoning)
@@ -272,7 +273,7 @@ func message(ctx context.Context, v any) (*jinja.Dict, error) {
 	return out, nil
 }
 
-// content is a message's content as one text.
+// content returns a message's content as one text.
 func content(v any) (string, error) {
 	switch v := v.(type) {
 	case nil:
@@ -282,28 +283,28 @@ func content(v any) (string, error) {
 	}
 	items, is := jinja.Items(v)
 	if !is {
-		return "", errors.New("its content is neither text nor a list")
+		return "", errors.New("the content is neither text nor a list")
 	}
 	texts := make([]string, len(items))
 	for i, item := range items {
 		part, is := item.(*jinja.Dict)
 		if !is {
-			return "", fmt.Errorf("part %d of its content is no object", i)
+			return "", fmt.Errorf("part %d of the content is not an object", i)
 		}
 		kind, _ := part.Get("type")
 		text, _ := part.Get("text")
 		if texts[i], is = text.(string); !is || kind != "text" {
-			return "", fmt.Errorf("part %d of its content is %.40q, not text; %s", i, fmt.Sprint(kind), adviceURL)
+			return "", fmt.Errorf("part %d of the content is %.40q, not text; %s", i, fmt.Sprint(kind), adviceURL)
 		}
 	}
 	return strings.Join(texts, "\n"), nil
 }
 
-// fields returns an object with some keys of another, in their order here. It has no others.
+// fields returns an object with some keys of another, in the given order. Other keys are an error.
 func fields(v any, names ...string) (*jinja.Dict, error) {
 	in, is := v.(*jinja.Dict)
 	if !is {
-		return nil, errors.New("it is no object")
+		return nil, errors.New("not an object")
 	}
 	out := jinja.NewDict()
 	for _, name := range names {
@@ -313,20 +314,20 @@ func fields(v any, names ...string) (*jinja.Dict, error) {
 	}
 	for _, name := range in.Keys() {
 		if !slices.Contains(names, name) {
-			return nil, fmt.Errorf("the field %.40q is not known here; %s", name, adviceURL)
+			return nil, fmt.Errorf("the field %.40q is not supported; %s", name, adviceURL)
 		}
 	}
 	return out, nil
 }
 
-// toolCall is a tool call whose arguments are an object.
+// toolCall returns a tool call with its arguments as an object.
 func toolCall(ctx context.Context, v any) (*jinja.Dict, error) {
 	call, err := fields(v, "id", "function", "type")
 	if err != nil {
 		return nil, err
 	}
 	if kind, has := call.Get("type"); has && kind != "function" {
-		return nil, errors.New("it is no function")
+		return nil, errors.New("not a function")
 	}
 	of, _ := call.Get("function")
 	function, err := fields(of, "arguments", "name")
@@ -336,20 +337,20 @@ func toolCall(ctx context.Context, v any) (*jinja.Dict, error) {
 	given, _ := function.Get("arguments")
 	if text, is := given.(string); is && text != "" {
 		if given, err = jinja.Decode(ctx, []byte(text)); err != nil {
-			return nil, fmt.Errorf("its arguments are no JSON: %w", err)
+			return nil, fmt.Errorf("the arguments are not JSON: %w", err)
 		}
 	} else if given == nil || is {
 		given = jinja.NewDict()
 	}
 	if _, is := given.(*jinja.Dict); !is {
-		return nil, errors.New("its arguments are no object")
+		return nil, errors.New("the arguments are not an object")
 	}
 	function.Set("arguments", given)
 	call.Set("function", function)
 	return call, nil
 }
 
-// tools reads tools, each as vLLM gives it to a template: with all keys, in vLLM's order.
+// tools decodes tools in vLLM's form for templates: with all keys, in vLLM's order.
 func tools(ctx context.Context, data api.Value) (any, error) {
 	v, err := jinja.Decode(ctx, data)
 	if err != nil {
@@ -357,10 +358,10 @@ func tools(ctx context.Context, data api.Value) (any, error) {
 	}
 	items, is := jinja.Items(v)
 	if !is {
-		return nil, errors.New("tools is no list")
+		return nil, errors.New("tools is not a list")
 	}
 	if len(items) == 0 {
-		return nil, errors.New("tools is empty, which engines refuse; leave it out")
+		return nil, errors.New("tools is empty, which engines refuse; omit the field")
 	}
 	list := make([]any, len(items))
 	for i, item := range items {
@@ -369,7 +370,7 @@ func tools(ctx context.Context, data api.Value) (any, error) {
 			return nil, fmt.Errorf("tool %d: %w", i, err)
 		}
 		if kind, has := tool.Get("type"); has && kind != "function" {
-			return nil, fmt.Errorf("tool %d is no function", i)
+			return nil, fmt.Errorf("tool %d is not a function", i)
 		}
 		of, _ := tool.Get("function")
 		given, err := fields(of, "name", "description", "parameters", "strict")

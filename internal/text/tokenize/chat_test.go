@@ -58,42 +58,42 @@ func TestChats(t *testing.T) {
 	}
 }
 
-// TestChatsRefused has chats that engines, or their versions, take in different ways.
+// TestChatsRefused covers chats that engines, or their versions, treat differently.
 func TestChatsRefused(t *testing.T) {
 	user := `{"role":"user","content":"x"}`
 	for _, c := range [][2]string{
 		{`{"messages":[{"role":"developer","content":"x"}]}`,
-			"its role is \"developer\""},
+			"the role is \"developer\""},
 		{`{"messages":[{"content":"x"}]}`,
-			"its role is"},
+			"the role is"},
 		{`{"messages":[7]}`,
-			"message 0: it is no object"},
+			"message 0: not an object"},
 		{`{"messages":[{"role":"user","content":7}]}`,
 			"neither text nor a list"},
 		{`{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`,
-			"part 0 of its content is \"image_url\""},
+			"part 0 of the content is \"image_url\""},
 		{`{"messages":[{"role":"user","content":["x"]}]}`,
-			"is no object"},
+			"is not an object"},
 		{`{"messages":[{"role":"system","content":"x-anthropic-billing-header: a\nb"}]}`,
 			"billing"},
 		{`{"messages":[{"role":"assistant","content":"x","reasoning":7}]}`,
 			"reasoning"},
 		{`{"messages":[{"role":"assistant","tool_calls":7}]}`,
-			"tool_calls is no list"},
+			"tool_calls is not a list"},
 		{`{"messages":[{"role":"assistant","tool_calls":[{"type":"x","function":{}}]}]}`,
-			"it is no function"},
+			"not a function"},
 		{`{"messages":[{"role":"assistant","tool_calls":[{"index":1,"function":{}}]}]}`,
 			"the field \"index\""},
 		{`{"messages":[{"role":"assistant","tool_calls":[{"function":{"arguments":"{"}}]}]}`,
-			"its arguments are no JSON"},
+			"the arguments are not JSON"},
 		{`{"messages":[{"role":"assistant","tool_calls":[{"function":{"arguments":"[]"}}]}]}`,
-			"its arguments are no object"},
+			"the arguments are not an object"},
 		{`{"messages":[` + user + `],"tools":[{"type":"function","function":{"name":"f","x":1}}]}`,
 			"the field \"x\""},
 		{`{"messages":[` + user + `],"tools":[{"type":"custom","function":{"name":"f"}}]}`,
-			"tool 0 is no function"},
+			"tool 0 is not a function"},
 		{`{"messages":[` + user + `],"tools":[7]}`,
-			"tool 0: it is no object"},
+			"tool 0: not an object"},
 		{`{"messages":[` + user + `],"chat_template_kwargs":{"tools":[]}}`,
 			"chat_template_kwargs.tools"},
 		{`{"messages":[` + user + `],"chat_template_kwargs":{"enable_thinking":null}}`,
@@ -111,9 +111,9 @@ func TestChatsRefused(t *testing.T) {
 		{`{"messages":[` + user + `],"chat_template":"{% for p in messages[0].content %}{% endfor %}"}`,
 			"in parts"},
 		{`{"messages":[` + user + `],"chat_template":"{{ 'x' * 9000000 }}"}`,
-			"a text of 9000000 bytes"},
-		{`{"messages":"hi"}`, "messages is no list"},
-		{`{"messages":[` + user + `],"tools":{}}`, "tools is no list"},
+			"has 9000000 bytes"},
+		{`{"messages":"hi"}`, "messages is not a list"},
+		{`{"messages":[` + user + `],"tools":{}}`, "tools is not a list"},
 	} {
 		request, want := c[0], c[1]
 		var text api.Text
@@ -131,7 +131,7 @@ func TestChatsRefused(t *testing.T) {
 	}
 }
 
-// folder is a tokenizer.json of bytes and files beside it.
+// folder returns a tokenizer.json of bytes, and the files beside it.
 func folder(t *testing.T, files map[string]string) func(string) ([]byte, error) {
 	t.Helper()
 	files["m/tokenizer.json"] = string(byteVocabulary(t))
@@ -154,18 +154,18 @@ func TestTemplateFiles(t *testing.T) {
 	for name, c := range map[string]struct {
 		files    files
 		template string
-		want     string // tokens, or an error's part
+		want     string // tokens, or a part of the error
 	}{
 		"of the configuration":  {files{config: own}, "", "Bcx"},
 		"beside":                {files{config: own, jinja: "{{ bos_token }}j\n"}, "", "Bj"},
 		"named":                 {files{config: own, "x": "n"}, "x", "n"},
 		"without configuration": {files{jinja: "j"}, "", "j"},
-		"none":                  {files{}, "", "there is none beside"},
-		"not wanted":            {files{config: own}, "none", "there is none beside"},
+		"none":                  {files{}, "", "has no chat template"},
+		"not wanted":            {files{config: own}, "none", "has no chat template"},
 		"named and missing":     {files{}, "x", "file does not exist"},
 		"several":               {files{config: `{"chat_template":[]}`}, "", "several chat templates"},
 		"no configuration":      {files{config: `{`}, "", "tokenizer_config.json: "},
-		"an unknown token":      {files{jinja: "{{ bos_token }}"}, "", "tokenizer_config.json does not say"},
+		"an unknown token":      {files{jinja: "{{ bos_token }}"}, "", "tokenizer_config.json does not define"},
 		"unknown statements":    {files{jinja: "\n{% include 'x' %}"}, "", `line 2: the statement "include"`},
 		"of gpt-oss":            {files{jinja: "<|start|>x<|channel|>"}, "", "gpt-oss"},
 		"of images":             {files{jinja: "{% for p in messages[0].content %}{% endfor %}"}, "", "in parts"},
@@ -190,7 +190,7 @@ func TestTemplateFiles(t *testing.T) {
 	}
 }
 
-// TestClock has a template that shows the time: its texts are not kept.
+// TestClock: texts of a template that reads the time are not cached.
 func TestClock(t *testing.T) {
 	for template, want := range map[string]Outcome{"{{ strftime_now('%Y') }}": OK, "x": Cached} {
 		settings := Settings{Models: map[string]Source{"m": {Path: "m/tokenizer.json",
@@ -213,8 +213,8 @@ func TestClock(t *testing.T) {
 	}
 }
 
-// TestDisconnect has clients whose connections end while their texts are made: the only slot of the model is free again
-// at once. Each of the texts would take minutes, with few steps of the template.
+// TestDisconnect: clients disconnect while their texts are rendered, and the only slot of the model is free again at
+// once. Each of the texts would need minutes, with few steps of the template.
 func TestDisconnect(t *testing.T) {
 	const n = 7 << 20
 	settings := Settings{Models: map[string]Source{"m": {Path: "m/tokenizer.json", InFlight: 1,
@@ -230,7 +230,7 @@ func TestDisconnect(t *testing.T) {
 		if err := json.NewDecoder(r.Body).Decode(&text); err != nil {
 			t.Error(err)
 		}
-		_, _ = io.Copy(io.Discard, r.Body) // net/http sees the connection's end after the body's
+		_, _ = io.Copy(io.Discard, r.Body) // net/http detects the end of the connection after the end of the body
 		begun <- true
 		_, err := s.Tokenize(r.Context(), "m", &text)
 		ended <- err
@@ -284,7 +284,7 @@ func TestDisconnect(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		case <-time.After(patience):
-			t.Fatalf("%s: the text is still made %v after its client has gone", name, patience)
+			t.Fatalf("%s: the text is still in progress %v after its client disconnected", name, patience)
 		}
 		if _, err := s.Tokenize(t.Context(), "m", &api.Text{Prompt: "x" + name}); err != nil {
 			t.Errorf("%s: no slot is free: %v", name, err)

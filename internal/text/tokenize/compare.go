@@ -13,18 +13,18 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// Comparison is what two sources make of one text.
+// Comparison compares the results of two sources for one text.
 type Comparison struct {
-	Text    string  `json:"text"`              // its beginning
-	Here    Outcome `json:"here"`              // [OK], or why there are no tokens
-	There   Outcome `json:"there"`             // the same of the server
-	Tokens  int     `json:"tokens"`            // of the server
-	Differs bool    `json:"differs,omitempty"` // both made tokens, and not the same
-	At      int     `json:"at,omitempty"`      // the first that differs
-	Error   string  `json:"error,omitempty"`   // of either
+	Text    string  `json:"text"`              // the beginning of the text
+	Here    Outcome `json:"here"`              // [OK], or the reason for missing tokens
+	There   Outcome `json:"there"`             // the same for the server
+	Tokens  int     `json:"tokens"`            // number of the server's tokens
+	Differs bool    `json:"differs,omitempty"` // both have tokens, and the tokens differ
+	At      int     `json:"at,omitempty"`      // index of the first difference
+	Error   string  `json:"error,omitempty"`   // of either source
 }
 
-// Against returns a source that asks one server, as the kind says.
+// Against returns a source that queries one server, as given by kind.
 func Against(kind Kind, url, model, token string) (*Remote, error) {
 	base, err := baseURL(url)
 	if err != nil {
@@ -34,7 +34,7 @@ func Against(kind Kind, url, model, token string) (*Remote, error) {
 		HTTP: dial.Client(nil, 0), Hedge: time.Hour, Budget: &rpc.Budget{}}, nil
 }
 
-// Source returns what makes tokens of a model's texts, without time limits and cache; nil: nothing does.
+// Source returns the tokenizer of a model's texts, without time limits and cache; nil without a tokenizer.
 func (s *Service) Source(model string) Tokenizer {
 	if x := s.of(model); x != nil {
 		return x.tokenizer
@@ -42,7 +42,7 @@ func (s *Service) Source(model string) Tokenizer {
 	return nil
 }
 
-// Compare has two sources make tokens of texts. It ends early with the context's error only.
+// Compare tokenizes texts with two sources. Only the context's error ends it early.
 func Compare(ctx context.Context, here, there Tokenizer, texts []api.Text) ([]Comparison, error) {
 	list := make([]Comparison, len(texts))
 	for i := range texts {
@@ -71,7 +71,7 @@ func Compare(ctx context.Context, here, there Tokenizer, texts []api.Text) ([]Co
 	return list, nil
 }
 
-// shown is how many bytes of a text a comparison has.
+// shown bounds the bytes of a text in a comparison.
 const shown = 48
 
 func beginning(t *api.Text) string {
@@ -89,7 +89,7 @@ func beginning(t *api.Text) string {
 	return text
 }
 
-// samples are prompts in many scripts, and of what splits words, digits and space.
+// samples are prompts in many scripts, with difficult boundaries of words, digits and white space.
 var samples = []string{
 	"The quick brown fox jumps over the lazy dog. It's what they'd've said: I'M, we'LL, don't!",
 	"Straße, naïve café, œuvre, Ørsted, Łódź, İstanbul, ﬁn, ſt",
@@ -126,8 +126,7 @@ var sampleChats = []string{
 		`{"role":"tool","tool_call_id":"call00001","content":"{\"t\": -1.50}"}]`,
 }
 
-// Samples are texts to compare sources with: prompts, and chats with and without tools, thinking and a generation
-// prompt.
+// Samples returns texts for comparisons: prompts, and chats with and without tools, thinking and a generation prompt.
 func Samples() (list []api.Text) {
 	for _, text := range samples {
 		list = append(list, api.Text{Prompt: text})
@@ -143,14 +142,14 @@ func Samples() (list []api.Text) {
 		AddGenerationPrompt: &no, ContinueFinalMessage: &yes})
 }
 
-// ReadText reads a line of a file of texts: a JSON object as a request has it, or the prompt itself.
+// ReadText parses a line of a file of texts: a JSON object in the form of a request, or a prompt.
 func ReadText(line []byte) (api.Text, error) {
 	if len(line) == 0 || line[0] != '{' {
 		return api.Text{Prompt: string(line)}, nil
 	}
 	var t api.Text
 	if err := json.Unmarshal(line, &t); err != nil {
-		return t, fmt.Errorf("it begins with { and is no request: %w", err)
+		return t, fmt.Errorf("the line begins with { and is not a request: %w", err)
 	}
 	return t, nil
 }

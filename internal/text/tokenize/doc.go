@@ -1,17 +1,17 @@
-// Package tokenize makes tokens of texts, as the engines of a model would.
+// Package tokenize converts texts to tokens, with the same result as the engines of a model.
 //
 //	s, err := tokenize.New(tokenize.Config{Settings: settings, Endpoints: servingEndpoints})
 //	tokens, err := s.Tokenize(ctx, model, text)
 //
 // [Settings] names a [Source] for each model:
 //
-//	render    a URL of vLLM's renderer: it makes of a request the tokens that the engine would compute, images included
+//	render    a URL of vLLM's renderer: it returns the tokens that the engine would compute, images included
 //	tokenize  a URL of an engine's tokenizer, of vLLM or SGLang: the same for texts
-//	path      a tokenizer.json that is read here (internal/text/bpe), and the chat template beside it (internal/text/jinja)
-//	engines   one of the first two, asked of the model's own workers where they serve
+//	path      a tokenizer.json for this process (internal/text/bpe), and the chat template beside it (internal/text/jinja)
+//	engines   one of the first two, at the addresses of the model's own workers
 //
-// A source is a [Tokenizer]; the service puts around it what all have in common: a time limit, a bound on how many
-// texts are under way, a cache, and counts of what came of them.
+// A source is a [Tokenizer]. The service adds the common parts: a time limit, a bound on the texts in progress, a
+// cache, and counts of outcomes.
 //
 // # Wire forms
 //
@@ -21,36 +21,37 @@
 //	POST /v1/completions/render       {model, prompt} → [{token_ids, features}]
 //	POST /v1/chat/completions/render  {model, messages, tools, …} → {token_ids, features}
 //	POST /tokenize                    {model, prompt} or {model, messages, tools, …} → {tokens, count, …}
-//	POST /v1/tokenize                 the same, of SGLang; older versions take prompts only
+//	POST /v1/tokenize                 the same, of SGLang; older versions accept prompts only
 //
-// features.mm_placeholders, by modality, has the offsets and lengths of the tokens that stand for images and the like,
-// and features.mm_hashes what engines hash with those blocks ([Tokens].Media). Only what is before an item without a
-// hash may be looked up ([Tokens].Known). /tokenize does not say where items are: messages with anything but text are
-// not sent there.
+// features.mm_placeholders contains, by modality, the offsets and lengths of the tokens in place of images and other
+// media. features.mm_hashes contains the values that engines hash with these blocks ([Tokens].Media). Only the tokens
+// before an item without a hash are valid for queries ([Tokens].Known). /tokenize does not return the positions of
+// items, so messages with other parts than text are not sent there.
 //
-// # Chats here
+// # Local chats
 //
-// A chat template gets what vLLM gives it: messages with the fields that vLLM keeps, contents as one text, arguments of
-// tool calls as objects, tools with all their fields in vLLM's order. What engines or their versions take differently
-// is refused, as are templates that want contents in parts, and that of gpt-oss, which vLLM does not use. Tokens are
-// made without those that a prompt gets around it. A template that shows the time has its texts not kept in the cache.
+// A chat template receives the same values as in vLLM: messages with the fields that vLLM keeps, contents as one text,
+// arguments of tool calls as objects, tools with all their fields in vLLM's order. Requests that engines or their
+// versions treat differently are refused, and so are templates that require contents in parts, and the template of
+// gpt-oss, which vLLM does not use. The tokens do not include those that the tokenizer adds around a prompt. Texts of a
+// template that reads the time are not cached.
 //
 // # Hedges and failures
 //
-// The URLs of a source take turns. A second one is asked beside one that has not answered within a quarter of the time
-// limit, if the budget of hedged requests allows it ([rpc.Budget]), and the next one at once after one that cannot be
-// reached or is in trouble itself (5xx). What a server refuses (4xx), all would: that ends it.
+// Requests rotate over the URLs of a source. If a server has not answered within a quarter of the time limit, a hedged
+// request goes to a second server, within the budget ([rpc.Budget]). After an unreachable or failing server (5xx), the
+// next request follows at once. A refusal (4xx) is final, because all servers would refuse.
 //
-// # What engines announce
+// # Comparison with engines' events
 //
-// [Announced] follows a request of each model at a time from its booking on, and looks whether its worker announces the
-// blocks of the tokens that were made here: the only way to see that a template or a tokenizer is another than the
-// engine's. It knows of no tokens but those made here; an engine's are hashes by then.
+// [Announced] follows one request of each model at a time from its booking on. It checks whether the worker announces
+// the blocks of this service's tokens. No other check detects that the engine uses another template or tokenizer. The
+// comparison uses hashes, because engines' events contain no tokens here.
 //
 // # The cache
 //
-// An LRU, bounded by bytes. For a URL its key is the digest of the whole request, so that the same prompt asked about
-// again (a find and then a select, or a retry) costs no request. For chats here it has their parts between added tokens
-// too, which depend on nothing around them: of a chat that grows only what is new is made tokens of, whatever its
-// template does to earlier messages.
+// The cache is an LRU, bounded by bytes. For a URL, the key is the digest of the whole request, so a repeated prompt (a
+// find and then a select, or a retry) costs no request. For local chats, the cache also contains the parts between
+// added tokens, because their tokens are independent of their surroundings. In a growing chat, only new parts are
+// tokenized, even if its template changes earlier messages.
 package tokenize

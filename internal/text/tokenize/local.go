@@ -9,14 +9,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// Local makes tokens of prompts by a tokenizer.json, and of chats by the template beside it.
+// Local tokenizes prompts by a tokenizer.json, and chats by the template beside the file.
 type Local struct {
 	bpe   *bpe.Tokenizer
-	chat  *renderer  // nil: there is no template
-	parts bpe.Memory // of chats; nil: none
+	chat  *renderer  // nil without a template
+	parts bpe.Memory // tokens of parts of chats; nil disables caching
 }
 
-// NewLocal reads a tokenizer.json. The error says what of it is not known here.
+// NewLocal parses a tokenizer.json. The error names the first unsupported part.
 func NewLocal(file []byte) (*Local, error) {
 	t, err := bpe.New(file)
 	if err != nil {
@@ -25,16 +25,16 @@ func NewLocal(file []byte) (*Local, error) {
 	return &Local{bpe: t}, nil
 }
 
-// readTemplate reads the chat template of a tokenizer.json that is in a folder.
+// readTemplate reads the chat template for a tokenizer.json in a folder.
 func (l *Local) readTemplate(dir, path string, read func(string) ([]byte, error)) (err error) {
 	if l.chat, err = readChat(dir, path, read); err != nil {
-		return failed(Refused, "%w; give the model a render or tokenize URL, or take prompts alone with "+
+		return failed(Refused, "%w; give the model a render or tokenize URL, or accept only prompts with "+
 			"chat_template: none", err)
 	}
 	return nil
 }
 
-// Tokenize takes prompts, and messages if there is a template.
+// Tokenize accepts prompts, and messages if the model has a template.
 func (l *Local) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
 	if t.Messages != nil {
 		text, err := l.render(ctx, t)
@@ -51,8 +51,8 @@ func (l *Local) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
 func (l *Local) render(ctx context.Context, t *api.Text) (string, error) {
 	c := l.chat
 	if c == nil {
-		return "", failed(Refused, "messages need the model's chat template, and there is none beside its "+
-			"tokenizer.json; put it there as chat_template.jinja, or give the model a render or tokenize URL")
+		return "", failed(Refused, "the model has no chat template for messages, because the folder of its "+
+			"tokenizer.json has no chat template; add chat_template.jinja there, or give the model a render or tokenize URL")
 	}
 	var err error
 	if t.ChatTemplate != "" {
@@ -73,7 +73,7 @@ func (l *Local) render(ctx context.Context, t *api.Text) (string, error) {
 	case err != nil:
 		return "", failed(Refused, "%w", err)
 	case t.ChatTemplate != "" && len(text) > api.MaxBody:
-		return "", failed(Refused, "chat_template makes a text of %d bytes, more than the %d of a request", len(text),
+		return "", failed(Refused, "the output of chat_template has %d bytes, more than the %d of a request", len(text),
 			api.MaxBody)
 	}
 	return text, nil
@@ -94,10 +94,10 @@ func (l *Local) encode(
 	return Tokens{IDs: ids, Known: len(ids)}, nil
 }
 
-// lasting reports whether a text has the same tokens at any time.
+// lasting reports whether the tokens of a text are independent of the time.
 func (l *Local) lasting(t *api.Text) bool {
 	return t.Messages == nil || t.ChatTemplate == "" && (l.chat == nil || !l.chat.clock)
 }
 
-// bytesPerToken is what texts have about.
+// bytesPerToken is the approximate size of a token in texts.
 const bytesPerToken = 4

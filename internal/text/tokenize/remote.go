@@ -22,7 +22,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// Kind is what a URL is asked for.
+// Kind is the kind of a server's API.
 type Kind string
 
 // The kinds.
@@ -31,42 +31,42 @@ const (
 	Tokenize Kind = "tokenize"
 )
 
-// Remote asks servers.
+// Remote tokenizes texts with requests to servers.
 type Remote struct {
 	Kind   Kind
-	Model  string // as the servers call it
-	Token  string // bearer token; empty: none
+	Model  string // name of the model on the servers
+	Token  string // bearer token; may be empty
 	HTTP   *http.Client
-	Hedge  time.Duration // after which a second server is asked beside a first that has not answered
+	Hedge  time.Duration // delay before a hedged request to a second server
 	Budget *rpc.Budget   // of hedged requests
 
-	// URLs are where they are, http://HOST:PORT; asked for each text. The error says why there are none.
+	// URLs returns the servers, http://HOST:PORT, for each text. The error is the reason for an empty list.
 	URLs func() ([]string, error)
 
 	turn atomic.Uint64
-	old  sync.Map // URLs of servers that have /v1/tokenize in place of /tokenize
+	old  sync.Map // URLs of servers with /v1/tokenize instead of /tokenize
 }
 
 // Bounds of one text.
 const (
-	mostTries = 3        // servers that are asked for one text
-	maxReply  = 64 << 20 // bytes; renders of images have their pixels in them
+	mostTries = 3        // requests per text
+	maxReply  = 64 << 20 // bytes; renders of images contain the pixels
 )
 
-// body is a request as servers take it. What [Text] calls by the same names travels as it is.
+// body is the body of a request. Fields with the same name in [Text] are copied unchanged.
 type body struct {
 	Model string `json:"model"`
 	api.Text
 }
 
-// reply is what servers answer, of any kind.
+// reply is the union of the servers' answers.
 type reply struct {
 	Tokens   api.Tokens `json:"tokens"`
 	TokenIDs api.Tokens `json:"token_ids"`
 	Features *features  `json:"features"`
 }
 
-// features say, by modality, which items a prompt has, and where.
+// features lists the items of a prompt and their positions, by modality.
 type features struct {
 	Hashes       map[string][]*string `json:"mm_hashes"`
 	Placeholders map[string][]struct {
@@ -75,11 +75,12 @@ type features struct {
 	} `json:"mm_placeholders"`
 }
 
-// Tokenize asks the servers, one after another or beside each other.
+// Tokenize sends requests to the servers, in sequence or hedged.
 func (r *Remote) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
 	if r.Kind == Tokenize && hasMedia(t.Messages) {
-		return Tokens{}, failed(Refused, "messages have other parts than text, and a tokenizer does not say where their "+
-			"tokens are; give the model a render URL")
+		return Tokens{}, failed(Refused, "messages have other parts than text, and a tokenizer does not return the "+
+			"positions of their "+
+			"tokens; give the model a render URL")
 	}
 	urls, err := r.URLs()
 	if err != nil {
@@ -92,7 +93,7 @@ func (r *Remote) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
 		return Tokens{}, failed(Refused, "%w", err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // of who lost
+	defer cancel() // cancels the losing requests
 	type end struct {
 		tokens Tokens
 		err    error
@@ -133,7 +134,7 @@ func (r *Remote) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
 	}
 }
 
-// ask asks one server.
+// ask sends a request to one server.
 func (r *Remote) ask(ctx context.Context, base string, chat bool, text []byte) (Tokens, error) {
 	_, old := r.old.Load(base)
 	path := r.path(chat, old)
@@ -149,10 +150,11 @@ func (r *Remote) ask(ctx context.Context, base string, chat bool, text []byte) (
 		return Tokens{}, ctx.Err()
 	case err != nil:
 		return Tokens{}, failed(Unavailable, "%s%s: %w", base, path, err)
-	case status >= 500: // the errors repeat nothing of the answer: clients get them, and may have named the server
+	case status >= 500: // errors contain no text of the answer: a client may have named the server
 		return Tokens{}, failed(Unavailable, "%s%s: %d %s", base, path, status, http.StatusText(status))
 	case status == http.StatusNotFound && r.Kind == Render:
-		return Tokens{}, failed(Refused, "%s%s: 404; start vLLM with --enable-scale-out, or as vllm launch render", base, path)
+		return Tokens{}, failed(Refused, "%s%s: 404; start vLLM with --enable-scale-out, or as vllm launch render",
+			base, path)
 	case status != http.StatusOK:
 		return Tokens{}, failed(Refused, "%s%s: %d %s", base, path, status, http.StatusText(status))
 	}
@@ -203,10 +205,10 @@ func (r *Remote) post(ctx context.Context, base, path string, text []byte) (answ
 	return answer, a.StatusCode, dial.Fixed(err)
 }
 
-// errAnswer stands for the errors of package json, which repeat parts of the answer.
-var errAnswer = errors.New("the answer is not the JSON of such a server")
+// errAnswer replaces the errors of package json, which contain parts of the answer.
+var errAnswer = errors.New("the answer is not the expected JSON")
 
-// read reads an answer.
+// read decodes an answer.
 func (r *Remote) read(answer []byte) (Tokens, error) {
 	var list []reply
 	if trimmed := bytes.TrimSpace(answer); len(trimmed) > 0 && trimmed[0] == '[' {
@@ -220,7 +222,7 @@ func (r *Remote) read(answer []byte) (Tokens, error) {
 		}
 	}
 	if len(list) != 1 {
-		return Tokens{}, fmt.Errorf("there are %d prompts in the answer, not one", len(list))
+		return Tokens{}, fmt.Errorf("the answer has %d prompts, not one", len(list))
 	}
 	out := Tokens{IDs: list[0].TokenIDs}
 	if r.Kind == Tokenize {
@@ -228,7 +230,7 @@ func (r *Remote) read(answer []byte) (Tokens, error) {
 	}
 	switch {
 	case out.IDs == nil:
-		return Tokens{}, errors.New("there are no tokens in the answer")
+		return Tokens{}, errors.New("the answer has no tokens")
 	case len(out.IDs) > api.MaxTokens:
 		return Tokens{}, fmt.Errorf("the answer has more than %d tokens", api.MaxTokens)
 	}
@@ -239,7 +241,7 @@ func (r *Remote) read(answer []byte) (Tokens, error) {
 	return out, nil
 }
 
-// readMedia takes the items that are known, up to the first that is not.
+// readMedia reads the items with a hash, up to the first item without one.
 func (t *Tokens) readMedia(f *features) {
 	for modality, places := range f.Placeholders {
 		hashes := f.Hashes[modality]
@@ -256,7 +258,7 @@ func (t *Tokens) readMedia(f *features) {
 	for i, item := range t.Media {
 		first := i
 		if int(item.Offset) < end {
-			first = i - 1 // what engines hash of two that overlap is not known
+			first = i - 1 // the engine's hash of two overlapping items is unknown
 		}
 		end = int(item.Offset) + int(item.Length)
 		if first < i || end > t.Known || i == api.MaxMedia {
@@ -266,23 +268,23 @@ func (t *Tokens) readMedia(f *features) {
 	}
 }
 
-// hasMedia reports whether messages have parts that are not text.
+// hasMedia reports whether messages have parts other than text.
 func hasMedia(messages api.Value) bool {
-	if !bytes.Contains(messages, []byte(`"type"`)) { // nearly all
+	if !bytes.Contains(messages, []byte(`"type"`)) { // most messages
 		return false
 	}
 	var list []struct {
 		Content json.RawMessage `json:"content"`
 	}
 	if strictjson.Unmarshal(messages, &list) != nil {
-		return false // the server says what is wrong
+		return false // the server reports the error
 	}
 	for _, m := range list {
 		var parts []struct {
 			Type string `json:"type"`
 		}
 		if strictjson.Unmarshal(m.Content, &parts) != nil {
-			continue // text
+			continue // a text part
 		}
 		for _, p := range parts {
 			if p.Type != "text" {

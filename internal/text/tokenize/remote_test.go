@@ -20,7 +20,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// patience is what nothing takes that is not stuck.
+// patience bounds every operation that does not hang.
 const patience = time.Minute
 
 func serve(t *testing.T, answer http.HandlerFunc) string {
@@ -30,7 +30,7 @@ func serve(t *testing.T, answer http.HandlerFunc) string {
 	return s.URL
 }
 
-// service returns one for a model m with a source, and what it was told of texts.
+// service returns a service for a model m with a source, and a function that returns the observed texts.
 func service(t *testing.T, source Source, endpoints ...string) (*Service, func() []string) {
 	t.Helper()
 	settings := Settings{Models: map[string]Source{"m": source}}
@@ -52,7 +52,7 @@ func service(t *testing.T, source Source, endpoints ...string) (*Service, func()
 
 var chat = &api.Text{Messages: api.Value(`[{"role":"user","content":"hi"}]`)}
 
-// TestWireForms has a server say what it was asked, in the forms of vLLM and SGLang.
+// TestWireForms: a server returns the requests that it received, in the forms of vLLM and SGLang.
 func TestWireForms(t *testing.T) {
 	yes := true
 	full := &api.Text{Messages: api.Value(`[{"role":"user","content":[{"type":"text","text":"hi"}]}]`),
@@ -116,7 +116,7 @@ func TestWireForms(t *testing.T) {
 	}
 }
 
-// TestOutcomes has servers fail in each way.
+// TestOutcomes covers the failures of servers.
 func TestOutcomes(t *testing.T) {
 	status := func(code int, text string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
@@ -149,10 +149,10 @@ func TestOutcomes(t *testing.T) {
 		{answer: status(404, `SECRET`), want: Refused, says: "--enable-scale-out",
 			source: func(url string) Source { return Source{Render: URLs{url}} }},
 		{answer: status(200, `{"count":1}`), want: Malformed, says: "no tokens"},
-		{answer: status(200, `{"tokens":[-1]}`), want: Malformed, says: "not the JSON"},
-		{answer: status(200, `SECRET`), want: Malformed, says: "not the JSON"},
-		{answer: status(200, `{"tokens":"SECRET"}`), want: Malformed, says: "not the JSON"},
-		{answer: status(200, `{"tokens":[98765432109876]}`), want: Malformed, says: "not the JSON"},
+		{answer: status(200, `{"tokens":[-1]}`), want: Malformed, says: "not the expected JSON"},
+		{answer: status(200, `SECRET`), want: Malformed, says: "not the expected JSON"},
+		{answer: status(200, `{"tokens":"SECRET"}`), want: Malformed, says: "not the expected JSON"},
+		{answer: status(200, `{"tokens":[98765432109876]}`), want: Malformed, says: "not the expected JSON"},
 		{answer: banner("SSH-2.0-SECRET\r\n"), want: Unavailable, says: "not valid HTTP"},
 		{answer: banner("HTTP/1.1 SECRET\r\n\r\n"), want: Unavailable, says: "not valid HTTP"},
 		{answer: banner("HTTP/1.1 200 OK\r\nContent-Length: SECRET\r\n\r\n"), want: Unavailable, says: "not valid HTTP"},
@@ -182,10 +182,10 @@ func TestOutcomes(t *testing.T) {
 		}
 		_, err := s.Tokenize(t.Context(), "m", c.text)
 		if OutcomeOf(err) != c.want || err == nil || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%v, not %s: %s", err, c.want, c.says)
+			t.Errorf("%v, want %s: %s", err, c.want, c.says)
 		}
 		if p := fmt.Sprint(err, s.Problems(time.Now())); strings.Contains(p, "SECRET") || strings.Contains(p, "98765") {
-			t.Errorf("an error repeats what the server said: %s", p)
+			t.Errorf("an error contains text from the server: %s", p)
 		}
 		if got := told(); len(got) != 1 || !strings.HasSuffix(got[0], " "+string(c.want)) {
 			t.Errorf("told %q", got)
@@ -194,7 +194,7 @@ func TestOutcomes(t *testing.T) {
 			t.Errorf("problems %q", p)
 		}
 		if p := s.Problems(time.Now().Add(lately)); len(p) != 0 {
-			t.Errorf("problems of long ago: %q", p)
+			t.Errorf("old problems: %q", p)
 		}
 	}
 	s, told := service(t, Source{Tokenize: URLs{gone.URL}})
@@ -206,8 +206,8 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
-// TestEnginesThatGetTheToken has engines at addresses that workers chose. A text and the token go to those that the
-// file lists. Without a list and with a token, no engine gets anything; without a token all do that the rule permits.
+// TestEnginesThatGetTheToken has engines at addresses that workers chose. A text and the token go only to the listed
+// engines. Without a list and with a token, no engine receives requests. Without a token, all permitted engines do.
 func TestEnginesThatGetTheToken(t *testing.T) {
 	asked := make(chan string, 100)
 	answer := func(name string) string {
@@ -229,19 +229,20 @@ func TestEnginesThatGetTheToken(t *testing.T) {
 		source    Source
 		rule      *dial.Rule
 		endpoints []string
-		want      string // whom a text reached, or the error
+		want      string // the servers that a text reached, or the error
 	}{
 		{Source{TokenFile: "f", Addresses: []string{host}}, nil, []string{other, trusted}, "trusted Bearer secret"},
-		{Source{TokenFile: "f", Addresses: []string{host}}, nil, []string{other}, "1 engines of the model get no texts: " +
-			"they are not in addresses"},
-		{Source{TokenFile: "f"}, nil, []string{other, trusted}, "has a token_file and no addresses"},
-		{Source{TokenFile: "f", Addresses: []string{}}, nil, []string{trusted}, "not in addresses"},
+		{Source{TokenFile: "f", Addresses: []string{host}}, nil, []string{other}, "1 engines of the model receive no " +
+			"texts: " +
+			"they are missing in addresses"},
+		{Source{TokenFile: "f"}, nil, []string{other, trusted}, "has a token_file, but no addresses"},
+		{Source{TokenFile: "f", Addresses: []string{}}, nil, []string{trusted}, "missing in addresses"},
 		{Source{TokenFile: "f", Addresses: []string{"127.0.0.0/8"}}, nil, []string{trusted}, "trusted Bearer secret"},
 		{Source{TokenFile: "f", Addresses: []string{"127.0.0.0/8"}}, nil,
-			[]string{strings.Replace(trusted, "127.0.0.1", "localhost", 1)}, "not in addresses"},
+			[]string{strings.Replace(trusted, "127.0.0.1", "localhost", 1)}, "missing in addresses"},
 		{Source{TokenFile: "f", Addresses: []string{"LOCALHOST"}}, nil,
 			[]string{strings.Replace(trusted, "127.0.0.1", "localhost", 1)}, "trusted Bearer secret"},
-		{Source{Addresses: []string{host}}, nil, []string{other}, "not in addresses"},
+		{Source{Addresses: []string{host}}, nil, []string{other}, "missing in addresses"},
 		{Source{}, nil, []string{trusted}, "trusted "},
 		{Source{}, local("127.0.0.0/8"), []string{trusted}, "trusted "},
 		{Source{}, local("10.0.0.0/8"), []string{trusted}, "not within --dial-allow"},
@@ -261,7 +262,7 @@ func TestEnginesThatGetTheToken(t *testing.T) {
 			got += <-asked
 		}
 		if err == nil && got != c.want || !strings.Contains(got, c.want) {
-			t.Errorf("%+v at %q: %s, not %s", c.source, c.endpoints, got, c.want)
+			t.Errorf("%+v at %q: %s, want %s", c.source, c.endpoints, got, c.want)
 		}
 	}
 	s, _ := service(t, Source{Engines: Tokenize, TokenFile: "f"})
@@ -275,12 +276,12 @@ func TestEnginesThatGetTheToken(t *testing.T) {
 	if _, err := s.Tokenize(t.Context(), "m", chat); err != nil {
 		t.Error(err)
 	}
-	if p := s.Problems(time.Now()); len(p) != 1 || !strings.Contains(p[0], "1 engines of model m get no texts") {
+	if p := s.Problems(time.Now()); len(p) != 1 || !strings.Contains(p[0], "1 engines of model m receive no texts") {
 		t.Errorf("problems %q", p)
 	}
 }
 
-// TestLimits has a server that does not answer: a text ends by its time limit, and one beside it for want of room.
+// TestLimits: a server does not answer. A text ends at its time limit, and a concurrent text for lack of room.
 func TestLimits(t *testing.T) {
 	silent := func() (url string, asked, release chan bool) {
 		asked, release = make(chan bool, 1), make(chan bool)
@@ -307,7 +308,7 @@ func TestLimits(t *testing.T) {
 		first <- err
 	}()
 	<-asked
-	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond) // it gets half
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond) // Tokenize uses half of it
 	defer cancel()
 	if _, err := s.Tokenize(short, "m", &api.Text{Prompt: "2"}); OutcomeOf(err) != Busy {
 		t.Error(err)
@@ -318,10 +319,10 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestHedge has one of two servers hang, and later refuse to be reached: the other answers.
+// TestHedge: one of two servers hangs, and later refuses connections. The other answers.
 func TestHedge(t *testing.T) {
 	hangs := serve(t, func(_ http.ResponseWriter, r *http.Request) {
-		_, _ = r.Body.Read(make([]byte, 1<<10)) // else the server does not see that the client has gone
+		_, _ = r.Body.Read(make([]byte, 1<<10)) // otherwise the server does not detect that the client has disconnected
 		<-r.Context().Done()
 	})
 	var answers atomic.Int32
@@ -351,7 +352,7 @@ func TestHedge(t *testing.T) {
 	}
 }
 
-// TestCache asks twice, and then for more than there is room for.
+// TestCache tokenizes a text twice, and then exceeds the room.
 func TestCache(t *testing.T) {
 	var asked atomic.Int32
 	url := serve(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -367,7 +368,7 @@ func TestCache(t *testing.T) {
 		}
 	}
 	again := *chat
-	again.ReturnTokenIDs = true // asks for no other tokens
+	again.ReturnTokenIDs = true // does not change the tokens
 	ask(chat)
 	ask(&again)
 	ask(&api.Text{Prompt: string(chat.Messages)}) // another text
@@ -387,11 +388,11 @@ func TestCache(t *testing.T) {
 	}
 }
 
-// TestSettings has what cannot be.
+// TestSettings covers invalid settings.
 func TestSettings(t *testing.T) {
 	for text, says := range map[string]string{
-		`{"models":{"m":{}}}`: "model m: it has 0 of render, tokenize, engines and path",
-		`{"models":{"m":{"render":"http://a:1","tokenize":["http://b:1"]}}}`: "it has 2 of",
+		`{"models":{"m":{}}}`: "model m: 0 of render, tokenize, engines and path are set",
+		`{"models":{"m":{"render":"http://a:1","tokenize":["http://b:1"]}}}`: "2 of render, tokenize, engines and path",
 		`{"models":{"m":{"render":"a:1"}}}`:                                  "is not http://HOST:PORT",
 		`{"models":{"m":{"render":"http://u:geheim@a:1"}}}`:                  "is not http://HOST:PORT",
 		`{"models":{"m":{"render":"u:geheim@a:1"}}}`:                         "is not http://HOST:PORT",
@@ -400,8 +401,8 @@ func TestSettings(t *testing.T) {
 		`{"models":{"m":{"engines":"render","timeout_ms":-1}}}`:              "negative",
 		`{"models":{"m":{"engines":"render","token_file":"none"}}}`:          "token_file: no such file",
 		`{"models":{"m":{"engines":"render","addresses":["http://a/b"]}}}`:   "addresses:",
-		`{"models":{"m":{"render":"http://a:1","addresses":["a:1"]}}}`:       "addresses is for engines only",
-		`{"default":{"render":"http://a:1"}}`:                                "default: it may only be engines",
+		`{"models":{"m":{"render":"http://a:1","addresses":["a:1"]}}}`:       "addresses is only for engines",
+		`{"default":{"render":"http://a:1"}}`:                                "default: only engines is supported",
 	} {
 		var s Settings
 		if err := json.Unmarshal([]byte(text), &s); err != nil {
@@ -414,7 +415,7 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestDefault has a source for models that are there only.
+// TestDefault: the default source serves only existing models.
 func TestDefault(t *testing.T) {
 	url := serve(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"tokens":[1]}`) })
 	s := New(Config{Settings: Settings{Default: &Source{Engines: Tokenize}}, Endpoints: func(model string) []string {
@@ -433,7 +434,7 @@ func TestDefault(t *testing.T) {
 	}
 }
 
-// byteVocabulary is a tokenizer.json that has bytes only: a text has a token for each.
+// byteVocabulary is a tokenizer.json of bytes: a text has a token for each byte.
 func byteVocabulary(t *testing.T) []byte {
 	t.Helper()
 	vocab := map[string]int{}
@@ -456,7 +457,7 @@ func byteVocabulary(t *testing.T) []byte {
 	return file
 }
 
-// TestLocal has a tokenizer.json alone: messages are refused.
+// TestLocal: with only a tokenizer.json, messages are refused.
 func TestLocal(t *testing.T) {
 	file := byteVocabulary(t)
 	settings := Settings{Models: map[string]Source{"m": {Path: "f", TimeoutMS: int(patience.Milliseconds())}}}
@@ -484,7 +485,7 @@ func TestLocal(t *testing.T) {
 	if local.chat, err = (&renderer{}).with(t.Context(), "x"); err != nil {
 		t.Fatal(err)
 	}
-	for _, text := range []*api.Text{{Prompt: "a"}, chat} { // the template is too short to look at the context
+	for _, text := range []*api.Text{{Prompt: "a"}, chat} { // the template is too short for a check of the context
 		if _, err := local.Tokenize(ended, text); !errors.Is(err, context.Canceled) || OutcomeOf(err) != TimedOut {
 			t.Error(err)
 		}
@@ -495,7 +496,7 @@ func TestLocal(t *testing.T) {
 	}
 }
 
-// TestMedia: what is looked up ends before the first item of which it is not known what engines hash.
+// TestMedia: the usable tokens end before the first item with an unknown hash.
 func TestMedia(t *testing.T) {
 	ids := make(api.Tokens, 10)
 	item := func(identifier string, offset, length uint32) events.MediaItem {

@@ -22,38 +22,38 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// Settings say what makes tokens for which model.
+// Settings selects the tokenizer of each model.
 type Settings struct {
 	Models  map[string]Source `json:"models"`
-	Default *Source           `json:"default"` // of models that are not named; engines only
+	Default *Source           `json:"default"` // for models without an entry; engines only
 }
 
-// Source says what makes tokens of a model's texts: one of Render, Tokenize, Engines and Path.
+// Source selects the tokenizer of a model's texts: exactly one of Render, Tokenize, Engines and Path is set.
 type Source struct {
 	Render   URLs `json:"render"`   // of vLLM's renderer
 	Tokenize URLs `json:"tokenize"` // of vLLM or SGLang
-	Engines  Kind `json:"engines"`  // what the model's workers are asked for
+	Engines  Kind `json:"engines"`  // the API of the model's workers
 
-	Path string `json:"path"` // of a tokenizer.json
+	Path string `json:"path"` // path of a tokenizer.json
 
-	// ChatTemplate is the path of the template of Path's chats; by default what transformers finds in its folder; none:
-	// prompts only.
+	// ChatTemplate is the path of the template for Path's chats. The default is the template that transformers finds in
+	// the folder; none accepts only prompts.
 	ChatTemplate string `json:"chat_template"`
 
-	Model     string `json:"model"`      // as the servers call it; default: as it is called here
-	TokenFile string `json:"token_file"` // with the bearer token that they want
+	Model     string `json:"model"`      // name of the model on the servers; default: the name here
+	TokenFile string `json:"token_file"` // file with the servers' bearer token
 
-	// Addresses are the engines that get texts and the token: HOST:PORT, hosts and CIDRs. Without it, engines get texts if
-	// there is no token, and nothing if there is one: their addresses are what workers registered.
+	// Addresses are the engines that receive texts and the token: HOST:PORT, hosts and CIDRs. Without Addresses,
+	// engines receive texts only if no token is set, because workers choose the addresses that they register.
 	Addresses []string `json:"addresses"`
 
-	TimeoutMS  int    `json:"timeout_ms"`  // how long a text may take; default 250
-	InFlight   int    `json:"in_flight"`   // texts at once; more wait; default 64
-	CacheBytes *int64 `json:"cache_bytes"` // of the cache of this model; default 64 MiB; 0: none
+	TimeoutMS  int    `json:"timeout_ms"`  // time limit of a text; default 250
+	InFlight   int    `json:"in_flight"`   // concurrent texts; further texts wait; default 64
+	CacheBytes *int64 `json:"cache_bytes"` // size of the model's cache; default 64 MiB; 0 disables it
 
 	token     string
-	addresses *dial.Addresses // nil: none are given
-	local     *Local          // of Path
+	addresses *dial.Addresses // nil without Addresses
+	local     *Local          // tokenizer of Path
 }
 
 // Defaults of a [Source].
@@ -63,10 +63,10 @@ const (
 	DefaultCacheBytes = 64 << 20
 )
 
-// URLs are one or more.
+// URLs is a list of one or more URLs.
 type URLs []string
 
-// UnmarshalJSON takes text for one.
+// UnmarshalJSON accepts a text for a single URL.
 func (u *URLs) UnmarshalJSON(data []byte) error {
 	var one string
 	if json.Unmarshal(data, &one) == nil {
@@ -76,7 +76,7 @@ func (u *URLs) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(data, (*[]string)(u))
 }
 
-// Complete checks the settings, all of them, and reads the files that they name by read.
+// Complete checks all settings, and reads the named files with read.
 func (s *Settings) Complete(read func(path string) ([]byte, error)) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(s.Models)) {
@@ -89,7 +89,7 @@ func (s *Settings) Complete(read func(path string) ([]byte, error)) error {
 	if d := s.Default; d != nil {
 		err := d.complete(read)
 		if err == nil && (d.Engines == "" || d.Model != "") {
-			err = errors.New("it may only be engines: render or engines: tokenize; what else there is belongs to one model")
+			err = errors.New("only engines is supported: render or tokenize; other sources belong to one model")
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("default: %w", err))
@@ -107,10 +107,10 @@ func (s *Source) complete(read func(path string) ([]byte, error)) error {
 	}
 	var errs []error
 	if given != 1 {
-		errs = append(errs, fmt.Errorf("it has %d of render, tokenize, engines and path; give one of them", given))
+		errs = append(errs, fmt.Errorf("%d of render, tokenize, engines and path are set; set exactly one", given))
 	}
 	if s.Engines != "" && s.Engines != Render && s.Engines != Tokenize {
-		errs = append(errs, fmt.Errorf("engines is %.40q; it may be %s or %s", string(s.Engines), Render, Tokenize))
+		errs = append(errs, fmt.Errorf("engines is %.40q, not %s or %s", string(s.Engines), Render, Tokenize))
 	}
 	for _, list := range []URLs{s.Render, s.Tokenize} {
 		for i, text := range list {
@@ -127,7 +127,7 @@ func (s *Source) complete(read func(path string) ([]byte, error)) error {
 			errs = append(errs, fmt.Errorf("addresses: %w", err))
 		}
 		if s.Engines == "" {
-			errs = append(errs, errors.New("addresses is for engines only; the other servers are named in the file"))
+			errs = append(errs, errors.New("addresses is only for engines; other servers are listed in the file"))
 		}
 	}
 	if s.TimeoutMS < 0 || s.InFlight < 0 || s.CacheBytes != nil && *s.CacheBytes < 0 {
@@ -146,7 +146,7 @@ func (s *Source) complete(read func(path string) ([]byte, error)) error {
 		}
 	}
 	if s.ChatTemplate != "" && s.Path == "" {
-		errs = append(errs, errors.New("chat_template is for a path only"))
+		errs = append(errs, errors.New("chat_template is only for a path"))
 	}
 	if s.TokenFile != "" {
 		text, err := read(s.TokenFile)
@@ -161,66 +161,66 @@ func (s *Source) complete(read func(path string) ([]byte, error)) error {
 	return errors.Join(errs...)
 }
 
-// baseURL checks a server's address, and returns it without what may stand at its end: a slash or /v1.
+// baseURL checks a server's address, and returns it without a trailing slash or /v1.
 func baseURL(text string) (string, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.RawQuery != "" ||
 		u.Fragment != "" || u.User != nil {
 		named := fmt.Sprintf("%.80q", text)
 		if err != nil || strings.Contains(text, "@") {
-			named = "a URL" // which may have a password
+			named = "a URL" // the text may contain a password
 		}
 		return "", fmt.Errorf("%s is not http://HOST:PORT or https://HOST:PORT", named)
 	}
 	return strings.TrimSuffix(strings.TrimSuffix(u.String(), "/"), "/v1"), nil
 }
 
-// Config is what a service needs.
+// Config configures the settings and the addresses of a Service.
 type Config struct {
 	Settings
 
-	// Rule judges the addresses of engines; nil permits all. Servers that the settings name are dialled anywhere.
+	// Rule restricts the addresses of engines; nil permits every address. Servers in the settings are not restricted.
 	Rule *dial.Rule
 
-	// Endpoints are where workers of a model serve, if engines are a source.
+	// Endpoints returns the serving addresses of a model's workers. It is required if engines are a source.
 	Endpoints func(model string) []string
 
-	// Aliases are further names of a model, under which Settings may have it; nil: there are none.
+	// Aliases returns further names of a model, which Settings may contain; nil disables aliases.
 	Aliases func(model string) []string
 
-	// Observe is told of each text; from is its source. It may be nil.
+	// Observe is called for each text; from is its source. nil disables it.
 	Observe func(model, from string, o Outcome, took time.Duration)
 }
 
-// Service makes tokens for all models. Any number of goroutines may use it.
+// Service tokenizes texts for all models. It is safe for concurrent use.
 type Service struct {
 	cfg    Config
-	http   *http.Client // of servers that the settings name
-	engine *http.Client // of those that workers registered
+	http   *http.Client // for servers in the settings
+	engine *http.Client // for servers that workers registered
 	budget rpc.Budget
 
 	mu     sync.Mutex
 	models map[string]*source
 }
 
-// fromEngines is [source.from] of what workers registered.
+// fromEngines is [source.from] for servers that workers registered.
 const fromEngines = "engines"
 
-// source is what a service has for one model.
+// source is the state of one model.
 type source struct {
 	Source
 	from      string
 	tokenizer Tokenizer
-	slots     chan struct{} // one element for each text under way
-	cache     *cache        // nil: none
+	slots     chan struct{} // holds an element for each text in progress
+	cache     *cache        // nil disables the cache
 
 	mu     sync.Mutex
 	counts map[Outcome]uint64
-	last   string // failure
+	last   string // the last failure
 	at     time.Time
 }
 
-// New returns a service for settings that are complete.
+// New returns a service for completed settings.
 func New(cfg Config) *Service {
 	s := &Service{cfg: cfg, models: map[string]*source{}, http: dial.Client(nil, 0), engine: dial.Client(cfg.Rule, 0)}
 	for _, c := range []*http.Client{s.http, s.engine} {
@@ -229,8 +229,8 @@ func New(cfg Config) *Service {
 	return s
 }
 
-// Unasked lists the models whose engines get no texts, since the settings have a token and no addresses that may get
-// it. "default" stands for the models that are not named.
+// Unasked lists the models whose engines receive no texts, because the settings have a token but no addresses for the
+// token. "default" represents the models without an entry.
 func (s *Settings) Unasked() (models []string) {
 	unasked := func(x *Source) bool { return x.Engines != "" && x.token != "" && x.addresses == nil }
 	for _, name := range slices.Sorted(maps.Keys(s.Models)) {
@@ -244,10 +244,10 @@ func (s *Settings) Unasked() (models []string) {
 	return models
 }
 
-// Serves reports whether anything makes tokens, of whichever model.
+// Serves reports whether at least one model has a tokenizer.
 func (s *Service) Serves() bool { return s != nil && (len(s.cfg.Models) > 0 || s.cfg.Default != nil) }
 
-// of returns what makes tokens for a model; nil: nothing does.
+// of returns the source of a model; nil without a source.
 func (s *Service) of(model string) *source {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -256,7 +256,7 @@ func (s *Service) of(model string) *source {
 	}
 	settings, named := s.named(model)
 	if !named {
-		// only models that are there, so that names made up take no memory
+		// Only existing models get a source, so invented names use no memory.
 		if s.cfg.Default == nil || len(s.cfg.Endpoints(model)) == 0 {
 			return nil
 		}
@@ -267,7 +267,7 @@ func (s *Service) of(model string) *source {
 	return x
 }
 
-// named returns the settings of a model: under its own name, or under another one that its engines accept.
+// named returns the settings of a model, under its own name or under an alias.
 func (s *Service) named(model string) (settings Source, ok bool) {
 	if settings, ok = s.cfg.Models[model]; ok || s.cfg.Aliases == nil {
 		return settings, ok
@@ -281,7 +281,7 @@ func (s *Service) named(model string) (settings Source, ok bool) {
 	return settings, false
 }
 
-// open makes a source of its settings.
+// open creates a source from its settings.
 func (s *Service) open(model string, settings Source) *source {
 	remote := &Remote{Kind: settings.Engines, Model: model, Token: settings.token, HTTP: s.engine,
 		Hedge: settings.timeout() / 4, Budget: &s.budget,
@@ -327,8 +327,8 @@ func (s *Source) timeout() time.Duration {
 	return time.Duration(s.TimeoutMS) * time.Millisecond
 }
 
-// engines are the servers among the serving addresses of workers that may get texts, and the token. The others are
-// skipped.
+// engines returns the servers among the workers' serving addresses that may receive texts and the token, and the number
+// of the others.
 func (s *Source) engines(endpoints []string) (list []string, skipped int) {
 	seen := map[string]bool{}
 	for _, e := range endpoints {
@@ -346,34 +346,33 @@ func (s *Source) engines(endpoints []string) (list []string, skipped int) {
 	return list, skipped
 }
 
-// whySkipped is why engines get no texts.
+// whySkipped returns the reason why engines receive no texts.
 func (s *Source) whySkipped() string {
 	if s.addresses == nil {
-		return "the file of --tokenizers has a token_file and no addresses, which lists the engines that may get the token"
+		return "the file of --tokenizers has a token_file, but no addresses that may receive the token"
 	}
-	return "they are not in addresses of the file of --tokenizers"
+	return "they are missing in addresses of the file of --tokenizers"
 }
 
-// servers are the engines to be asked. The error says why there are none.
+// servers returns the engines for a request. The error is the reason for an empty list.
 func (s *Source) servers(endpoints []string) ([]string, error) {
 	list, skipped := s.engines(endpoints)
 	switch {
 	case len(list) > 0:
 		return list, nil
 	case skipped > 0:
-		return nil, failed(Unavailable, "%d engines of the model get no texts: %s", skipped, s.whySkipped())
+		return nil, failed(Unavailable, "%d engines of the model receive no texts: %s", skipped, s.whySkipped())
 	}
 	return nil, failed(Unavailable, "no worker of the model is registered with an http endpoint")
 }
 
-// Tokenize makes tokens of a text. It takes no longer than the source's time limit, and than half of the time that the
-// context has left.
+// Tokenize converts a text to tokens. The time limit is the source's, and at most half of the context's remaining time.
 func (s *Service) Tokenize(ctx context.Context, model string, t *api.Text) (Tokens, error) {
 	began := time.Now()
 	x := s.of(model)
 	if x == nil {
 		s.observe(api.OpOther, "none", NoSource, began)
-		return Tokens{}, failed(NoSource, "nothing makes tokens for model %.80q; name it in the file of --tokenizers",
+		return Tokens{}, failed(NoSource, "no tokenizer for model %.80q; add the model to the file of --tokenizers",
 			model)
 	}
 	k := keyOf(t)
@@ -389,14 +388,14 @@ func (s *Service) Tokenize(ctx context.Context, model string, t *api.Text) (Toke
 	if err == nil && cached {
 		x.cache.add(k, tokens)
 	}
-	if outcome := OutcomeOf(err); ctx.Err() == nil { // else nobody wants it any more
+	if outcome := OutcomeOf(err); ctx.Err() == nil { // otherwise the caller has stopped waiting
 		x.count(outcome, err)
 		s.observe(model, x.from, outcome, began)
 	}
 	return tokens, err
 }
 
-// within asks the tokenizer when there is room, within the time limit.
+// within waits for room and calls the tokenizer, within the time limit.
 func (x *source) within(ctx context.Context, t *api.Text) (Tokens, error) {
 	timeout := x.timeout()
 	if deadline, has := ctx.Deadline(); has {
@@ -408,7 +407,7 @@ func (x *source) within(ctx context.Context, t *api.Text) (Tokens, error) {
 	case x.slots <- struct{}{}:
 		defer func() { <-x.slots }()
 	case <-limited.Done():
-		return Tokens{}, failed(Busy, "%d texts were under way for %v; raise in_flight, or add servers", cap(x.slots),
+		return Tokens{}, failed(Busy, "%d texts in progress for %v; raise in_flight, or add servers", cap(x.slots),
 			timeout)
 	}
 	tokens, err := x.tokenizer.Tokenize(limited, t)
@@ -418,7 +417,7 @@ func (x *source) within(ctx context.Context, t *api.Text) (Tokens, error) {
 	return tokens, err
 }
 
-// keyOf is the digest of all that makes a text.
+// keyOf returns the digest of a text's input.
 func keyOf(t *api.Text) (k key) {
 	h := sha256.New()
 	if t.Messages == nil {
@@ -426,7 +425,7 @@ func keyOf(t *api.Text) (k key) {
 	} else {
 		asked := *t
 		asked.ReturnTokenIDs = false
-		_ = json.NewEncoder(h).Encode(asked) // which was checked to be JSON
+		_ = json.NewEncoder(h).Encode(asked) // the values are valid JSON
 	}
 	h.Sum(k[:0])
 	return k
@@ -447,10 +446,10 @@ func (x *source) count(o Outcome, err error) {
 	}
 }
 
-// lately is for how long a failure is a problem of the node.
+// lately is the time for which a failure is a problem of the node.
 const lately = 2 * time.Minute
 
-// Problems says for which models texts failed of late.
+// Problems lists the models with recent failures.
 func (s *Service) Problems(now time.Time) (list []string) {
 	if s == nil {
 		return nil
@@ -462,8 +461,9 @@ func (s *Service) Problems(now time.Time) (list []string) {
 		x := models[name]
 		if x.from == fromEngines {
 			if _, skipped := x.engines(s.cfg.Endpoints(name)); skipped > 0 {
-				list = append(list, fmt.Sprintf("%d engines of model %s get no texts: %s; what to do: register addresses "+
-					"that this node may ask (worker-shim run --serving-endpoint, indexer serve --dial-allow)", skipped, name, x.whySkipped()))
+				list = append(list, fmt.Sprintf("%d engines of model %s receive no texts: %s; what to do: register addresses "+
+					"that this node may use (worker-shim run --serving-endpoint, indexer serve --dial-allow)",
+					skipped, name, x.whySkipped()))
 			}
 		}
 		x.mu.Lock()
@@ -474,9 +474,9 @@ func (s *Service) Problems(now time.Time) (list []string) {
 					failures += n
 				}
 			}
-			list = append(list, fmt.Sprintf("%d of %d texts for model %s were not tokenized, so that their requests were "+
-				"answered without what workers hold; the last: %s; what to do: mend the model's entry in the file of indexer "+
-				"serve --tokenizers, or its tokenizer's server", failures, all, name, x.last))
+			list = append(list, fmt.Sprintf("%d of %d texts for model %s were not tokenized, so their requests were "+
+				"answered without the workers' holdings; the last: %s; what to do: correct the model's entry in the file of "+
+				"indexer serve --tokenizers, or its tokenizer's server", failures, all, name, x.last))
 		}
 		x.mu.Unlock()
 	}

@@ -9,42 +9,41 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Tokens are what a text consists of for a model. They are shared: nobody changes them.
+// Tokens are the tokens of a text for a model. They are shared and must not be modified.
 type Tokens struct {
 	IDs api.Tokens
 
-	// Known is how many leading tokens stand for text, or for Media. Hashes of blocks behind have in them what is not
-	// known.
+	// Known is the number of leading tokens of text or Media. Hashes of later blocks contain unknown values.
 	Known int
 
-	Media []events.MediaItem // in order; none overlap
+	Media []events.MediaItem // sorted, without overlaps
 }
 
-// Tokenizer makes tokens of texts of one model. Any number of goroutines may use it. An error that is no [*Error] is
-// the context's.
+// Tokenizer tokenizes texts of one model. It must be safe for concurrent use. An error other than [*Error] is the
+// context's.
 type Tokenizer interface {
 	Tokenize(ctx context.Context, t *api.Text) (Tokens, error)
 }
 
-// Outcome is what came of a text.
+// Outcome is the result of tokenizing a text.
 type Outcome string
 
 // The outcomes.
 const (
 	OK          Outcome = "ok"
-	Cached      Outcome = "cached"      // known from before
-	Busy        Outcome = "busy"        // too many texts were under way
-	TimedOut    Outcome = "timeout"     // there was no answer in time
-	Unavailable Outcome = "unavailable" // nobody can be reached, or who was is in trouble
-	Refused     Outcome = "refused"     // the source does not take the text: it never will
-	Malformed   Outcome = "malformed"   // what came back is not understood
-	NoSource    Outcome = "no_source"   // nothing makes tokens for this model
+	Cached      Outcome = "cached"      // found in the cache
+	Busy        Outcome = "busy"        // too many texts in progress
+	TimedOut    Outcome = "timeout"     // no answer in time
+	Unavailable Outcome = "unavailable" // no server is reachable, or the servers fail
+	Refused     Outcome = "refused"     // the source refuses the text, permanently
+	Malformed   Outcome = "malformed"   // the answer is invalid
+	NoSource    Outcome = "no_source"   // the model has no tokenizer
 )
 
-// Outcomes lists all, for who counts them.
+// Outcomes lists all outcomes, for counters.
 var Outcomes = []Outcome{OK, Cached, Busy, TimedOut, Unavailable, Refused, Malformed, NoSource}
 
-// Error says why there are no tokens.
+// Error is the reason for missing tokens.
 type Error struct {
 	Outcome Outcome
 	Err     error
@@ -57,7 +56,7 @@ func failed(o Outcome, format string, args ...any) *Error {
 	return &Error{Outcome: o, Err: fmt.Errorf(format, args...)}
 }
 
-// OutcomeOf is what an error of [Service.Tokenize] counts as; nil is OK.
+// OutcomeOf returns the outcome of an error of [Service.Tokenize]; nil is OK.
 func OutcomeOf(err error) Outcome {
 	switch e, is := errors.AsType[*Error](err); {
 	case err == nil:
