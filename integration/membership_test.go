@@ -23,7 +23,7 @@ func TestMembership(t *testing.T) {
 			"2", "--partitions", "8", "--http-listen", ""}, more...)...)
 	}
 	a := serve("a")
-	a.WaitFor(`no NATS server answers; it is waited for`)
+	a.WaitFor(`waiting for a NATS server; none answers`)
 	harness.Start(t, "nats-server", "-js", "-sd", filepath.Join(t.TempDir(), "data"), "-a", "127.0.0.1", "-p",
 		nats[strings.LastIndex(nats, ":")+1:])
 	a.WaitFor(`msg=ready`)

@@ -103,7 +103,7 @@ func TestAskingWithoutQuorum(t *testing.T) {
 	})
 	late := harness.Start(t, "worker-shim", "run", "--nats", urls, "--engine", at[1], "--replay", at[2], "--worker",
 		"w2", "--model", "m", "--block-size", "16")
-	late.WaitFor(`NATS answers, but its JetStream does not; it is waited for.*what_to_do=.*more than half`)
+	late.WaitFor(`waiting for JetStream; NATS answers, but its JetStream does not.*what_to_do=.*more than half`)
 }
 
 // TestAskingWithoutJetStream asks from an account that has no JetStream, and takes the indexer's service from another

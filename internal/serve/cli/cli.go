@@ -1,16 +1,14 @@
-// Package cli is what both programs share at the command line: where a setting comes from, how a result is printed,
-// what an exit status means.
+// Package cli contains the common command-line parts of both programs: settings, output and exit statuses.
 //
-// A setting is looked for as a flag, then in the environment, then in the file that --config names, then its default is
-// taken. The flag --snapshot-interval is KVATLAS_SNAPSHOT_INTERVAL in the environment and snapshot-interval in the
-// file, which is YAML (so JSON will do). Settings of the NATS connection also have the names that NATS users know:
-// NATS_URL, NATS_CREDS, NATS_NKEY, NATS_USER, NATS_PASSWORD, NATS_TOKEN, NATS_CERT, NATS_KEY, NATS_CA. Those of traces
-// have the names that OpenTelemetry users know, such as OTEL_EXPORTER_OTLP_ENDPOINT.
+// The sources of a setting are the flag, the environment, the file of --config, and the default, in this order. The
+// flag --snapshot-interval is KVATLAS_SNAPSHOT_INTERVAL in the environment and snapshot-interval in the file, which is
+// YAML (and so may be JSON). Settings of the NATS connection also have the usual names of NATS: NATS_URL, NATS_CREDS,
+// NATS_NKEY, NATS_USER, NATS_PASSWORD, NATS_TOKEN, NATS_CERT, NATS_KEY, NATS_CA. Settings of traces have the names of
+// OpenTelemetry, such as OTEL_EXPORTER_OTLP_ENDPOINT.
 //
-// Exit status: 0 success; 1 it failed, or the answer is no; 2 what was given makes no sense, whoever is asked: the
-// command line, a setting, a name that cannot be one, a file to be read that is not there or not what it should be. So
-// 2 says: mend what was given; to try again is useless. 3, of `indexer doctor` alone: nothing was found, and not all
-// could be looked at.
+// The exit statuses are 0 for success, 1 for a failure or a negative answer, and 2 for invalid input: the command line,
+// a setting, an impossible name, a missing or invalid file. After status 2 the input must be corrected, and a retry is
+// useless. Status 3 belongs to `indexer doctor`: the command found no errors, but some checks failed.
 package cli
 
 import (
@@ -33,28 +31,28 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// usageError is something given that makes no sense.
+// usageError is an error of invalid input.
 type usageError struct{ error }
 
 func (u usageError) Unwrap() error { return u.error }
 
-// UsageErrorf makes the error of something given that makes no sense: it ends the program with status 2.
+// UsageErrorf returns an error of invalid input, which ends the program with status 2.
 func UsageErrorf(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// Complaints are what is wrong with a command's flags.
+// Complaints are the errors in a command's flags.
 type Complaints []error
 
-// When adds a complaint if something is wrong.
+// When adds an error if wrong is true.
 func (c *Complaints) When(wrong bool, format string, args ...any) {
 	if wrong {
 		*c = append(*c, fmt.Errorf(format, args...))
 	}
 }
 
-// About adds what is wrong with a flag, unless err is nil.
+// About adds the error of a flag, unless err is nil.
 func (c *Complaints) About(flag string, err error) { c.When(err != nil, "%s: %w", flag, err) }
 
-// Usage is an error of usage with all complaints; nil if there are none.
+// Usage returns a usage error with all complaints; nil without complaints.
 func (c *Complaints) Usage() error {
 	if err := errors.Join(*c...); err != nil {
 		return UsageErrorf("%w", err)
@@ -62,13 +60,13 @@ func (c *Complaints) Usage() error {
 	return nil
 }
 
-// unableError is that something could not be found out.
+// unableError is a failed examination.
 type unableError struct{ error }
 
-// UnableErrorf makes the error of a question that has no answer: it ends the program with status 3.
+// UnableErrorf returns an error for a question without an answer, which ends the program with status 3.
 func UnableErrorf(format string, args ...any) error { return unableError{fmt.Errorf(format, args...)} }
 
-// KnownNames are the environment variables, by flag, that users of NATS and of OpenTelemetry know.
+// KnownNames are the usual environment variables of NATS and OpenTelemetry, by flag.
 var KnownNames = map[string]string{
 	"nats": "NATS_URL", "nats-creds": "NATS_CREDS", "nats-nkey": "NATS_NKEY", "nats-user": "NATS_USER",
 	"nats-password": "NATS_PASSWORD",
@@ -76,8 +74,8 @@ var KnownNames = map[string]string{
 	"otlp-endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT",
 }
 
-// Main runs a program's root command and returns its exit status. The command's context ends at SIGINT or SIGTERM; a
-// second one kills.
+// Main runs a program's root command and returns its exit status. SIGINT or SIGTERM ends the command's context; a
+// second signal kills the process.
 func Main(root *cobra.Command) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -86,7 +84,7 @@ func Main(root *cobra.Command) int {
 	root.Version = Version()
 	root.AddCommand(versionCommand(), manCommand())
 	root.SilenceErrors, root.SilenceUsage = true, true
-	root.PersistentFlags().String("config", "", "file of settings, YAML; flags and environment are stronger")
+	root.PersistentFlags().String("config", "", "file of settings, YAML; flags and environment have priority")
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		if err := fillFlags(cmd); err != nil {
 			return err
@@ -97,35 +95,35 @@ func Main(root *cobra.Command) int {
 	refuseUnknownShells(root)
 	root.SetUsageFunc(usage)
 	cmd, err := root.ExecuteContextC(ctx)
-	said := ""
+	message := ""
 	if err != nil {
-		said = oneLine(err.Error())
+		message = oneLine(err.Error())
 	}
 	switch _, usage := errors.AsType[usageError](err); {
 	case err == nil:
 		return 0
 	case !running || usage || errors.Is(err, jetstream.ErrBadName):
-		Fprintf(os.Stderr, "%s: %s (see %s --help)\n", cmd.CommandPath(), said, cmd.CommandPath())
+		Fprintf(os.Stderr, "%s: %s (see %s --help)\n", cmd.CommandPath(), message, cmd.CommandPath())
 		return 2
 	}
-	Fprintf(os.Stderr, "%s: %s\n", cmd.CommandPath(), said)
+	Fprintf(os.Stderr, "%s: %s\n", cmd.CommandPath(), message)
 	if _, unable := errors.AsType[unableError](err); unable {
 		return 3
 	}
 	return 1
 }
 
-// oneLine joins the lines of an error, without blank ones; what follows a question stands behind it.
+// oneLine joins the non-blank lines of an error. The text after a question is appended without a separator.
 func oneLine(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
 		if line = strings.TrimSpace(line); line == "" {
 			continue
 		}
-		switch said := b.String(); {
-		case strings.HasSuffix(said, "?"):
+		switch message := b.String(); {
+		case strings.HasSuffix(message, "?"):
 			b.WriteByte(' ')
-		case said != "":
+		case message != "":
 			b.WriteString("; ")
 		}
 		b.WriteString(line)
@@ -133,7 +131,7 @@ func oneLine(text string) string {
 	return b.String()
 }
 
-// refuseUnknownShells has cobra's completion command refuse a shell that it does not know, as other groups do.
+// refuseUnknownShells makes cobra's completion command refuse unknown shells, as other groups do.
 func refuseUnknownShells(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
 	for _, cmd := range root.Commands() {
@@ -144,8 +142,8 @@ func refuseUnknownShells(root *cobra.Command) {
 	}
 }
 
-// Group makes a command that only holds others: alone it prints its help, and with a word that is none of its commands
-// it says so.
+// Group returns a command that contains other commands. Without a subcommand it prints its help, and an unknown
+// subcommand is an error.
 func Group(cmd *cobra.Command, subs ...*cobra.Command) *cobra.Command {
 	cmd.AddCommand(subs...)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -157,16 +155,16 @@ func Group(cmd *cobra.Command, subs ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// variable is the environment variable of a flag.
+// variable returns the environment variable of a flag.
 func variable(flag string) string {
 	return "KVATLAS_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// fillFlags fills in the flags that the command line left out, from the environment, then from the file.
+// fillFlags sets the flags that are missing on the command line, from the environment, then from the file.
 func fillFlags(cmd *cobra.Command) error {
 	set := func(f *pflag.Flag, value, from string) error {
 		if err := cmd.Flags().Set(f.Name, value); err != nil {
-			return fmt.Errorf("%s: %q does not fit --%s: %w", from, value, f.Name, err)
+			return fmt.Errorf("%s: invalid value %q for --%s: %w", from, value, f.Name, err)
 		}
 		return nil
 	}
@@ -201,11 +199,11 @@ func fillFlags(cmd *cobra.Command) error {
 	for name, value := range settings {
 		f := cmd.Flags().Lookup(name)
 		if f != nil && f.Name != name && settings[f.Name] != nil {
-			continue // the file has the new name too
+			continue // the file also contains the new name
 		}
 		switch {
 		case f == nil && !knownElsewhere(cmd.Root(), name):
-			errs = append(errs, fmt.Errorf("%s: there is no setting %q", path, name))
+			errs = append(errs, fmt.Errorf("%s: unknown setting %q", path, name))
 		case f != nil && !f.Changed && !overruled(cmd, f):
 			text := fmt.Sprint(value)
 			if list, ok := value.([]any); ok {
@@ -223,12 +221,12 @@ func fillFlags(cmd *cobra.Command) error {
 
 const oldNames = "kvatlas_old_names"
 
-// Renamed keeps the old names of flags, as keys of renamed, where settings are read: command line, environment, file.
-// Help shows the new names alone. In the environment and in a file the new name wins over the old one.
+// Renamed keeps the old names of flags, the keys of renamed, in all sources: command line, environment, file. Help
+// shows only the new names. In the environment and in a file the new name has priority over the old name.
 func Renamed(flags *pflag.FlagSet, renamed map[string]string) {
 	for old, name := range renamed {
 		if err := flags.SetAnnotation(name, oldNames, []string{old}); err != nil {
-			panic(err) // there is no such flag
+			panic(err) // no such flag
 		}
 	}
 	flags.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
@@ -238,11 +236,11 @@ func Renamed(flags *pflag.FlagSet, renamed map[string]string) {
 
 const exclusive = "kvatlas_exclusive"
 
-// Exclusive says that two flags exclude each other: where one is set, a weaker source cannot set the other.
+// Exclusive makes two flags mutually exclusive: if one is set, a source of lower priority cannot set the other.
 func Exclusive(flags *pflag.FlagSet, a, b string) {
 	for _, pair := range [][2]string{{a, b}, {b, a}} {
 		if err := flags.SetAnnotation(pair[0], exclusive, []string{pair[1]}); err != nil {
-			panic(err) // there is no such flag
+			panic(err) // no such flag
 		}
 	}
 }
@@ -257,7 +255,7 @@ func overruled(cmd *cobra.Command, f *pflag.Flag) bool {
 	return false
 }
 
-// knownElsewhere reports whether some command of the program has the flag, so that one file serves them all.
+// knownElsewhere reports whether any command of the program has the flag, so one file can serve all commands.
 func knownElsewhere(cmd *cobra.Command, name string) bool {
 	if cmd.Flags().Lookup(name) != nil || cmd.PersistentFlags().Lookup(name) != nil {
 		return true
@@ -270,15 +268,15 @@ func knownElsewhere(cmd *cobra.Command, name string) bool {
 	return false
 }
 
-// LogFlags adds the flags of a program that logs. The function that it returns makes the logger once they are parsed.
-// The lines of each statement that logs are limited.
+// LogFlags adds the flags of a program with a log. The returned function creates the logger after the flags are parsed.
+// The number of lines of each log statement is limited.
 func LogFlags(flags *pflag.FlagSet) func(w io.Writer) (*slog.Logger, error) {
-	level := flags.String("log-level", "info", "least level that is logged: debug, info, warn, error")
+	level := flags.String("log-level", "info", "minimum level of log lines: debug, info, warn, error")
 	format := flags.String("log-format", "text", "form of log lines: text or json")
 	return func(w io.Writer) (*slog.Logger, error) {
 		var l slog.Level
 		if err := l.UnmarshalText([]byte(*level)); err != nil {
-			return nil, UsageErrorf("--log-level %q is none of debug, info, warn, error", *level)
+			return nil, UsageErrorf("--log-level %q is not debug, info, warn or error", *level)
 		}
 		opts := &slog.HandlerOptions{Level: l}
 		switch *format {
@@ -298,7 +296,7 @@ func PrintJSON(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
-// Count writes a number and a noun that takes an s in the plural.
+// Count formats a number and a noun with a plural s.
 func Count(n uint64, noun string) string {
 	if n == 1 {
 		return "1 " + noun
@@ -306,7 +304,7 @@ func Count(n uint64, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// Bytes writes a number of bytes for people.
+// Bytes formats a number of bytes for readers.
 func Bytes[N int64 | uint64](n N) string {
 	v, units := float64(n), []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	for len(units) > 1 && v >= 1024 {

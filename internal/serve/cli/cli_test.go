@@ -45,7 +45,7 @@ func TestSettingsComeFromFlagThenEnvironmentThenFile(t *testing.T) {
 	}
 }
 
-// TestRenamedFlags: an old name works wherever settings are read, and help shows the new one alone.
+// TestRenamedFlags: an old name works in all sources, and help shows only the new name.
 func TestRenamedFlags(t *testing.T) {
 	file := func(text string) string {
 		path := filepath.Join(t.TempDir(), "settings.yaml")

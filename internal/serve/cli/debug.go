@@ -13,16 +13,16 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Debug is the port on which a running process shows its own profiles, for people who look for where memory or time
-// goes. It is closed unless it is asked for, and takes connections from this host alone: profiles tell what the process
-// works on, and making one slows it down.
+// Debug is the port for profiles of the running process, to examine its use of memory and time. It is closed by
+// default, and accepts connections only from this host: profiles reveal the content of the work, and a profile slows
+// the process down.
 type Debug struct{ listen string }
 
 // DebugFlag adds --debug-listen.
 func DebugFlag(flags *pflag.FlagSet) *Debug {
 	d := &Debug{}
 	flags.StringVar(&d.listen, "debug-listen", "",
-		"HOST:PORT on loopback where this process shows profiles of itself (Go's /debug/pprof/); port 0 takes a free one (default: none)")
+		"HOST:PORT on loopback for profiles of this process (Go's /debug/pprof/); port 0 takes a free one (default: none)")
 	return d
 }
 
@@ -37,19 +37,20 @@ func (d *Debug) Check() error {
 		return UsageErrorf("--debug-listen %q is not HOST:PORT", d.listen)
 	case !OnLoopback(host):
 		return UsageErrorf(
-			"--debug-listen %s can be reached from other hosts: listen on 127.0.0.1, and forward the port over ssh or kubectl", d.listen)
+			"--debug-listen %s is reachable from other hosts: listen on 127.0.0.1, and forward the port over ssh or "+
+				"kubectl", d.listen)
 	}
 	return nil
 }
 
-// OnLoopback reports whether a host is this one by localhost or an address of loopback.
+// OnLoopback reports whether a host is localhost or a loopback address.
 func OnLoopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// OwnHost reports whether a request's Host, with or without a port, is a name that nobody else can make lead to this
-// process: localhost, or an address. A web page can ask a port on loopback by a name of its own.
+// OwnHost reports whether a request's Host, with or without a port, is localhost or an address. With DNS rebinding, a
+// web page can reach a port on loopback, but only under the page's own name.
 func OwnHost(host string) bool {
 	name := strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
 	if alone, _, err := net.SplitHostPort(host); err == nil {
@@ -59,7 +60,7 @@ func OwnHost(host string) bool {
 	return host == "" || net.ParseIP(name) != nil || name == "localhost" || strings.HasSuffix(name, ".localhost")
 }
 
-// Serve listens and serves until stop is called, if that was asked for.
+// Serve listens and serves until stop is called, if the port is enabled.
 func (d *Debug) Serve(log *slog.Logger) (stop func(), err error) {
 	if d.listen == "" {
 		return func() {}, nil
@@ -75,11 +76,11 @@ func (d *Debug) Serve(log *slog.Logger) (stop func(), err error) {
 		}
 	}()
 	log.Info("profiles are served", "listen", l.Addr().String(), "path", "/debug/pprof/")
-	return func() { _ = server.Close() }, nil // nobody waits for a profile of a process that ends
+	return func() { _ = server.Close() }, nil // a request for a profile does not delay the end of the process
 }
 
-// debugHandler answers requests for this host by name or address: a web page whose own name was pointed at loopback
-// gets nothing.
+// debugHandler answers requests for localhost or an address. Other names are refused, as a protection against DNS
+// rebinding.
 func debugHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -89,7 +90,7 @@ func debugHandler() http.Handler {
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !OwnHost(r.Host) {
-			http.Error(w, "ask for an address or localhost", http.StatusForbidden)
+			http.Error(w, "use an address or localhost", http.StatusForbidden)
 			return
 		}
 		mux.ServeHTTP(w, r)

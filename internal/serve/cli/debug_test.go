@@ -49,7 +49,7 @@ func TestDebugServes(t *testing.T) {
 	var log strings.Builder
 	none, err := (&Debug{}).Serve(slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil || log.Len() > 0 {
-		t.Fatalf("served though nobody asked: %v, %s", err, log.String())
+		t.Fatalf("served without --debug-listen: %v, %s", err, log.String())
 	}
 	none()
 	stop, err := (&Debug{listen: "127.0.0.1:0"}).Serve(slog.New(slog.NewTextHandler(&log, nil)))

@@ -6,7 +6,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/dial"
 )
 
-// DialFlag adds --dial-allow, of which the help text says what it is for, and returns what makes a rule of it.
+// DialFlag adds --dial-allow; about is the purpose in its help text. The returned function creates the rule.
 func DialFlag(f *pflag.FlagSet, about string) func() (*dial.Rule, error) {
 	var allowed []string
 	f.StringSliceVar(&allowed, "dial-allow", dial.Default(), about+"; CIDRs, an empty list permits none. Link-local, "+

@@ -13,28 +13,28 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// HTTPSecurity is how HTTP ports are kept to those who may use them.
+// HTTPSecurity restricts the access to HTTP ports.
 type HTTPSecurity struct {
-	Tokens *rights.Tokens // of which requests must bring one; nil: none
+	Tokens *rights.Tokens // requests must present one of the tokens; nil disables the check
 	TLS    *tls.Config
 
 	tokenFile, cert, key string
 	clear                []string // addresses without TLS that other hosts can reach
 }
 
-// HTTPSecurityFlags adds --http-token-file, --http-cert and --http-key. what is served so.
+// HTTPSecurityFlags adds --http-token-file, --http-cert and --http-key. what names the served ports in the help texts.
 func HTTPSecurityFlags(f *pflag.FlagSet, what string) *HTTPSecurity {
 	s := &HTTPSecurity{}
 	f.StringVar(&s.tokenFile, "http-token-file", "",
-		"file with the bearer tokens of which "+what+" requests must bring one, each in a line \"ROLE[,ROLE] TOKEN\" "+
-			"(roles: read, route, register, operate) or \"TOKEN\" (all roles); it is read again when it changes; "+
-			"needed to listen on other than loopback")
-	f.StringVar(&s.cert, "http-cert", "", "certificate file (PEM) with which to serve "+what+" over TLS")
+		"file with the bearer tokens for "+what+" requests, each in a line \"ROLE[,ROLE] TOKEN\" "+
+			"(roles: read, route, register, operate) or \"TOKEN\" (all roles); changes take effect within seconds; "+
+			"required to listen on other addresses than loopback")
+	f.StringVar(&s.cert, "http-cert", "", "certificate file (PEM) to serve "+what+" over TLS")
 	f.StringVar(&s.key, "http-key", "", "its key")
 	return s
 }
 
-// TokenFile reads the token in a file that a flag names; empty if it names none. The error is one of usage.
+// TokenFile reads the token in a file that a flag names; empty without a file. The error is a usage error.
 func TokenFile(flag, path string) (token string, err error) {
 	if path == "" {
 		return "", nil
@@ -46,8 +46,8 @@ func TokenFile(flag, path string) (token string, err error) {
 	return string(bytes.TrimSpace(text)), nil
 }
 
-// Check reads what the flags name. listen has where HTTP is served, by flag. A port that is not on loopback must have a
-// token: what it answers tells of prompts, and it takes commands.
+// Check reads the files of the flags. listen contains the HTTP addresses, by flag. A port outside of loopback needs
+// tokens, because its answers reveal prompts, and it executes commands.
 func (s *HTTPSecurity) Check(listen map[string]string) error {
 	var wrong Complaints
 	if (s.cert == "") != (s.key == "") {
@@ -65,7 +65,7 @@ func (s *HTTPSecurity) Check(listen map[string]string) error {
 	for _, flag := range slices.Sorted(maps.Keys(listen)) {
 		host, _, err := net.SplitHostPort(listen[flag])
 		wrong.When(err == nil && s.tokenFile == "" && !OnLoopback(host),
-			"%s %s can be reached from other hosts: give --http-token-file, or listen on 127.0.0.1", flag, listen[flag])
+			"%s %s is reachable from other hosts: give --http-token-file, or listen on 127.0.0.1", flag, listen[flag])
 		if err == nil && s.cert == "" && !OnLoopback(host) {
 			s.clear = append(s.clear, flag+" "+listen[flag])
 		}

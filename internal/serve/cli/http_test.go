@@ -8,7 +8,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/edge/rights"
 )
 
-// TestHTTPSecurity: a port that others can reach needs a token.
+// TestHTTPSecurity: a port that other hosts can reach needs tokens.
 func TestHTTPSecurity(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte("0123456789abcdef\n"), 0o600); err != nil {
@@ -35,7 +35,7 @@ func TestHTTPSecurity(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.Tokens.Of("Bearer 0123456789abcdef") != rights.Any || s.Tokens.Of("Bearer 0123456789abcdeX") != 0 {
-		t.Error("the token is not that of the file")
+		t.Error("the token differs from the file's token")
 	}
 	if list := s.ClearText(); len(list) != 1 || list[0] != "--http-listen :0" {
 		t.Errorf("tokens cross the network in clear text on %q", list)

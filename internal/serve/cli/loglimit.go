@@ -7,30 +7,30 @@ import (
 	"time"
 )
 
-// Lines of one statement of the program: a burst, and then one for each interval. What peers send can cause a line for
-// each of their messages, so without a limit they could fill the disk.
+// Limits for the lines of one log statement: a burst, and then one line per interval. Peers can cause a line with each
+// of their messages, and could fill the disk without a limit.
 const (
 	logBurst    = 100
 	logInterval = time.Second
 )
 
-// limited is a handler that limits the lines of each statement that logs. Debug lines are not limited.
+// limited is a handler that limits the lines of each log statement. Debug lines are not limited.
 //
-// The line that uses up the burst has the attribute limited. The next line that is written has the attribute
-// suppressed: how many lines of its statement were left out before it.
+// The last line of a burst has the attribute limited. The next written line has the attribute suppressed with the
+// number of suppressed lines of its statement.
 type limited struct {
 	slog.Handler
 	statements *statements
 }
 
-// statements counts lines by the statement that logs, of which a program has a fixed number.
+// statements counts lines by log statement. A program has a fixed number of statements.
 type statements struct {
 	mu  sync.Mutex
 	of  map[uintptr]*allowance
 	now func() time.Time
 }
 
-// allowance is how many lines a statement may write at the time at.
+// allowance is the number of lines that a statement may write at the time at.
 type allowance struct {
 	lines      float64
 	at         time.Time
@@ -41,10 +41,10 @@ func newLimited(h slog.Handler, now func() time.Time) *limited {
 	return &limited{h, &statements{of: map[uintptr]*allowance{}, now: now}}
 }
 
-// Handle writes a line, or counts it.
+// Handle writes a line, or counts it as suppressed.
 func (l *limited) Handle(ctx context.Context, r slog.Record) error {
 	if r.Level > slog.LevelDebug {
-		written, last, suppressed := l.statements.take(r.PC)
+		written, last, suppressed := l.statements.admit(r.PC)
 		if !written {
 			return nil
 		}
@@ -52,13 +52,13 @@ func (l *limited) Handle(ctx context.Context, r slog.Record) error {
 			r.AddAttrs(slog.Uint64("suppressed", suppressed))
 		}
 		if last {
-			r.AddAttrs(slog.String("limited", "from here on one line of this statement per "+logInterval.String()))
+			r.AddAttrs(slog.String("limited", "from now on one line of this statement per "+logInterval.String()))
 		}
 	}
 	return l.Handler.Handle(ctx, r)
 }
 
-// WithAttrs returns a handler with further attributes and the same limits.
+// WithAttrs returns a handler with additional attributes and the same limits.
 func (l *limited) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return &limited{l.Handler.WithAttrs(attrs), l.statements}
 }
@@ -68,9 +68,9 @@ func (l *limited) WithGroup(name string) slog.Handler {
 	return &limited{l.Handler.WithGroup(name), l.statements}
 }
 
-// take reports whether the statement at pc may write a line now, whether that uses up its burst, and how many lines
-// were left out since the last one.
-func (s *statements) take(pc uintptr) (written, last bool, suppressed uint64) {
+// admit reports whether the statement at pc may write a line now, whether the line is the last of a burst, and the
+// number of suppressed lines since the last one.
+func (s *statements) admit(pc uintptr) (written, last bool, suppressed uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestLogIsLimited: a statement that logs without end writes a burst and then a line per interval, which has the number
-// of those left out. Other statements and debug lines are not affected.
+// TestLogIsLimited: an endless log statement writes a burst and then a line per interval, with the number of suppressed
+// lines. Other statements and debug lines are not affected.
 func TestLogIsLimited(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer

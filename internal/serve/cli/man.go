@@ -13,15 +13,15 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Statuses are what exit statuses mean, from 0 on.
+// Statuses are the meanings of the exit statuses, starting with 0.
 var Statuses = []string{
 	"It succeeded.",
 	"It failed, or the answer is no.",
-	"What was given makes no sense: the command line, a setting, a name, a file. To try again is useless.",
-	"Nothing was found to be wrong, and not all could be checked (`indexer doctor` alone).",
+	"Invalid input: the command line, a setting, a name, a file. A retry is useless.",
+	"No errors were found, but some checks failed (only `indexer doctor`).",
 }
 
-// manCommand describes the program's commands, as they are, for man and for docs/reference.md.
+// manCommand describes the program's commands, for man and for docs/reference.md.
 func manCommand() *cobra.Command {
 	markdown := false
 	cmd := &cobra.Command{
@@ -33,7 +33,7 @@ func manCommand() *cobra.Command {
   man indexer-serve`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 == markdown {
-				return UsageErrorf("say the folder, such as ~/.local/share/man/man1, or --markdown")
+				return UsageErrorf("give a folder, such as ~/.local/share/man/man1, or --markdown")
 			}
 			return cobra.MaximumNArgs(1)(cmd, args)
 		},
@@ -41,12 +41,12 @@ func manCommand() *cobra.Command {
 			return nil, cobra.ShellCompDirectiveFilterDirs
 		},
 	}
-	cmd.Flags().BoolVar(&markdown, "markdown", false, "print all of them in Markdown instead")
+	cmd.Flags().BoolVar(&markdown, "markdown", false, "print the pages in Markdown instead")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		var err error
 		if !markdown {
 			if err = os.MkdirAll(args[0], 0o755); err != nil {
-				return fmt.Errorf("make the folder of manual pages: %w", err)
+				return fmt.Errorf("create the folder of manual pages: %w", err)
 			}
 		}
 		each(cmd.Root(), func(c *cobra.Command) {
@@ -66,7 +66,7 @@ func manCommand() *cobra.Command {
 	return cmd
 }
 
-// each visits a command and those below it that its help shows, except those that cobra brings along.
+// each visits a command and its visible subcommands, except cobra's own commands.
 func each(cmd *cobra.Command, visit func(*cobra.Command)) {
 	visit(cmd)
 	for _, sub := range cmd.Commands() {
@@ -80,10 +80,10 @@ func manName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.CommandP
 
 func long(cmd *cobra.Command) string { return strings.TrimSpace(cmp.Or(cmd.Long, cmd.Short+".")) }
 
-// option is what is said of a flag.
+// option describes a flag.
 type option struct{ form, value, meaning, variables string }
 
-// options are the flags of a command that help shows, sorted by name.
+// options returns the visible flags of a command, sorted by name.
 func options(flags *pflag.FlagSet) (list []option) {
 	flags.VisitAll(func(f *pflag.Flag) {
 		if f.Hidden || f.Deprecated != "" || f.Name == "help" || f.Name == "version" {
@@ -108,7 +108,7 @@ func options(flags *pflag.FlagSet) (list []option) {
 	return list
 }
 
-// roff escapes text for man. What is indented stays as it stands.
+// roff escapes text for man. Indented lines stay unchanged.
 func roff(text string) string {
 	var b strings.Builder
 	asIs := false
@@ -134,7 +134,7 @@ func roff(text string) string {
 	return b.String()
 }
 
-// manPage is the manual page of a command.
+// manPage returns the manual page of a command.
 func manPage(cmd *cobra.Command) string {
 	var b strings.Builder
 	name := manName(cmd)
@@ -181,10 +181,10 @@ func manPage(cmd *cobra.Command) string {
 	return b.String()
 }
 
-// cell is text for a cell of a table in Markdown.
+// cell escapes text for a cell of a Markdown table.
 var cell = strings.NewReplacer("|", `\|`, "<", `\<`, "*", `\*`, "\n", " ")
 
-// wrap breaks text into lines of at most 116 columns, the later ones after an indent.
+// wrap breaks text into lines of at most 116 columns. All lines except the first are indented.
 func wrap(text, indent string) string {
 	var b strings.Builder
 	column := 0
@@ -203,7 +203,7 @@ func wrap(text, indent string) string {
 	return b.String()
 }
 
-// markdownOf is a command in Markdown.
+// markdownOf returns a command in Markdown.
 func markdownOf(cmd *cobra.Command) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "### %s\n\n%s\n\n    %s\n\n", cmd.CommandPath(), wrap(cell.Replace(cmd.Short)+".", ""),
@@ -212,7 +212,7 @@ func markdownOf(cmd *cobra.Command) string {
 	if len(list) == 0 {
 		return b.String()
 	}
-	b.WriteString("| flag | default | what it is |\n|---|---|---|\n")
+	b.WriteString("| flag | default | meaning |\n|---|---|---|\n")
 	for _, o := range list {
 		if o.value != "" {
 			o.value = "`" + o.value + "`"

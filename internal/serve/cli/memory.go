@@ -9,29 +9,30 @@ import (
 	"time"
 )
 
-// startTime is the time after which the start of a program has ended.
+// startTime is the time after which the start of a program is complete.
 const startTime = 5 * time.Second
 
-// rateOver is the time over which a rate of allocations is measured at least: a burst is no rate.
+// rateOver is the minimum time for measuring a rate of allocations, because a burst is no rate.
 const rateOver = time.Second
 
-// Room is how many bytes a process may allocate between two garbage collections: as many as it allocates in For, but at
-// least Least, and at most Most or as much as is in use.
+// Room bounds the allocations between two garbage collections: the allocations in the time For, but at least Least, and
+// at most Most or the size of the live heap.
 type Room struct {
 	Least, Most uint64
 	For         time.Duration
 }
 
-// Rooms of the programs. A shim has a few MiB in use, which a collection marks in a millisecond.
+// Rooms of the programs. A shim has a live heap of a few MiB, which a collection marks in a millisecond.
 var (
 	IndexerRoom = Room{Least: 4 << 20, Most: 128 << 20, For: 4 * time.Second}
 	ShimRoom    = Room{Least: 1 << 20, Most: 32 << 20, For: time.Second / 2}
 )
 
-// SaveMemory keeps the memory of a long-running process small. DESIGN.md has the reasons and the figures.
+// SaveMemory limits the memory of a long-running process. DESIGN.md contains the reasons and the figures.
 //
-// Go would let the heap double between two garbage collections. That is too often for a small heap, and it costs memory
-// in an idle process: room replaces it. GOGC in the environment turns this off. The index is not in the heap.
+// Go's default doubles the heap between two garbage collections. Room replaces the default, which collects a small heap
+// too often and costs memory in an idle process. GOGC in the environment disables the tuning. The index is outside of
+// the heap.
 //
 // Five seconds later the process unmaps the pages of its program that only the start has used.
 func SaveMemory(room Room) {
@@ -53,11 +54,11 @@ func LimitProcessors(n int) {
 	}
 }
 
-// heapTuner sets the garbage collector's target after each collection. The finalizers' goroutine owns it.
+// heapTuner sets the garbage collector's target after each collection. The goroutine of the finalizers owns it.
 type heapTuner struct {
 	room      Room
-	from      time.Time // of the rate; zero before the first collection
-	allocated uint64    // bytes, since the start, at that time
+	from      time.Time // start of the rate's measurement; zero before the first collection
+	allocated uint64    // bytes allocated since the start, at that time
 }
 
 // collectible is garbage at the next collection.
@@ -75,8 +76,8 @@ func (h *heapTuner) collected() {
 	runtime.SetFinalizer(new(collectible), func(*collectible) { h.collected() })
 }
 
-// growth returns by how many percent a heap may grow, of which live bytes are in use and which has allocated so many
-// bytes in the given time.
+// growth returns the permitted growth of a heap in percent. live is the size of the heap, and allocated are the bytes
+// allocated in the given time.
 func (r Room) growth(live, allocated uint64, in time.Duration) int {
 	room := float64(allocated) * r.For.Seconds() / in.Seconds()
 	room = min(max(room, float64(r.Least)), max(float64(r.Most), float64(live)))

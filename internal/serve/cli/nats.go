@@ -13,25 +13,26 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// NATS is the connection that a program's flags describe.
+// NATS is the connection of a program's flags.
 type NATS struct {
 	URL      string
-	name     string    // of the flags, without dashes
-	how      []*string // what they say but for the address
+	name     string    // prefix of the flags, without dashes
+	how      []*string // values of the flags, except the address
 	options  jetstream.ConnOptions
 	optional bool
 }
 
-// NATSFlags adds the flags of a NATS connection. If optional is true an empty --nats is allowed and means none.
+// NATSFlags adds the flags of a NATS connection. If optional is true, --nats may be empty, which means no connection.
 func NATSFlags(flags *pflag.FlagSet, optional bool) *NATS {
-	def, usage := "nats://127.0.0.1:4222", "NATS server, or several with commas between"
+	def, usage := "nats://127.0.0.1:4222", "NATS server, or several separated by commas"
 	if optional {
-		def, usage = "", "join this NATS server, or several with commas between, instead of running one"
+		def, usage = "", "use this NATS server, or several separated by commas, instead of an embedded server"
 	}
 	return natsFlags(flags, "nats", def, usage, optional)
 }
 
-// OtherNATSFlags adds the flags of one more connection, --NAME, --NAME-creds and so on. An empty --NAME means none.
+// OtherNATSFlags adds the flags of a further connection, --NAME, --NAME-creds and so on. An empty --NAME means no
+// connection.
 func OtherNATSFlags(flags *pflag.FlagSet, name, usage string) *NATS {
 	return natsFlags(flags, name, "", usage, true)
 }
@@ -54,16 +55,16 @@ func natsFlags(flags *pflag.FlagSet, name, def, usage string, optional bool) *NA
 	text(&o.User, "-user", "", "user")
 	text(&o.Password, "-password", "", "password; better given as "+secretVariable(name+"-password"))
 	text(&o.Token, "-token", "", "token; better given as "+secretVariable(name+"-token"))
-	text(&o.CAFile, "-ca", "", "file with the authorities that vouch for the server")
+	text(&o.CAFile, "-ca", "", "file with the certificate authorities of the server")
 	text(&o.CertFile, "-cert", "", "file with this client's certificate")
-	text(&o.KeyFile, "-key", "", "file with its key")
+	text(&o.KeyFile, "-key", "", "file with the private key of the certificate")
 	text(&o.InboxPrefix, "-inbox-prefix", "",
-		"first part of the subjects on which replies are taken, where permissions ask for one; it begins with _INBOX "+
-			"(default: that of the key, where --"+name+"-creds or the folder of --"+name+"-nkey names it; else _INBOX)")
+		"prefix of the reply subjects, if permissions require it; it begins with _INBOX "+
+			"(default: the prefix in --"+name+"-creds or in the folder of --"+name+"-nkey, or _INBOX)")
 	return n
 }
 
-// secretVariable is the environment variable of a flag that is better not given on the command line.
+// secretVariable returns the environment variable of a flag for a secret.
 func secretVariable(flag string) string {
 	if name := KnownNames[flag]; name != "" {
 		return name
@@ -71,7 +72,7 @@ func secretVariable(flag string) string {
 	return variable(flag)
 }
 
-// Options is what to connect with.
+// Options returns the options of the connection.
 func (n *NATS) Options(name string) (jetstream.ConnOptions, error) {
 	o := n.options
 	o.Name = name
@@ -97,7 +98,7 @@ func (n *NATS) Options(name string) (jetstream.ConnOptions, error) {
 		o.InboxPrefix = natsauth.InboxOfSeed(o.NkeyFile)
 	}
 	if o.InboxPrefix != "" && !strings.HasPrefix(o.InboxPrefix, jetstream.InboxRoot) {
-		return o, UsageErrorf("--%s-inbox-prefix %q does not begin with %s: indexers and shims reply to inboxes alone",
+		return o, UsageErrorf("--%s-inbox-prefix %q does not begin with %s: indexers and shims reply only to inboxes",
 			n.name, o.InboxPrefix, jetstream.InboxRoot)
 	}
 	if (o.CertFile == "") != (o.KeyFile == "") {
@@ -109,30 +110,30 @@ func (n *NATS) Options(name string) (jetstream.ConnOptions, error) {
 	return o, nil
 }
 
-// Shown is the server's address, or several, as it may be shown: without secrets.
+// Shown returns the server's addresses for messages, without secrets.
 func (n *NATS) Shown() string { return jetstream.ShownAddress(n.URL) }
 
-// Said reports whether any of the flags was given a value.
+// Said reports whether any of the flags has a value.
 func (n *NATS) Said() bool {
 	return n.URL != "" || slices.ContainsFunc(n.how, func(s *string) bool { return *s != "" })
 }
 
-// Connect connects once, to a server with JetStream; what cannot be reached is an error that names it. Patience is how
-// long each later call may wait for JetStream.
+// Connect connects once, to a server with JetStream. The error of an unreachable server contains its address. patience
+// bounds the wait of later calls for JetStream.
 func (n *NATS) Connect(ctx context.Context, name string, patience time.Duration) (*jetstream.Conn, error) {
 	c, err := n.connect(ctx, name, false, patience)
 	if errors.Is(err, jetstream.ErrNoLeader) {
-		return nil, fmt.Errorf("this needs JetStream; query, workers, status and cluster do not: %w", err)
+		return nil, fmt.Errorf("this command needs JetStream; query, workers, status and cluster do not: %w", err)
 	}
 	return c, err
 }
 
-// ConnectCore is Connect for what needs no JetStream: requests to indexers are answered without it.
+// ConnectCore is Connect for operations without JetStream: indexers answer requests without it.
 func (n *NATS) ConnectCore(ctx context.Context, name string) (*jetstream.Conn, error) {
 	return n.connect(ctx, name, true, 0)
 }
 
-// ConnectCoreAs is ConnectCore with a credentials file, unless flags say who connects.
+// ConnectCoreAs is ConnectCore with a credentials file, unless flags select a user.
 func (n *NATS) ConnectCoreAs(ctx context.Context, name, creds string) (*jetstream.Conn, error) {
 	if !slices.ContainsFunc(n.how, func(s *string) bool { return *s != "" }) {
 		n.options.CredsFile = creds
@@ -148,27 +149,27 @@ func (n *NATS) connect(ctx context.Context, name string, core bool, patience tim
 	o.Core, o.Patience = core, patience
 	c, err := jetstream.Connect(ctx, o)
 	if errors.Is(err, jetstream.ErrUnavailable) && !errors.Is(err, jetstream.ErrNoLeader) {
-		return nil, fmt.Errorf("no NATS server answers; start `indexer serve`, or say where it is with --nats: %w", err)
+		return nil, fmt.Errorf("no NATS server answers; start `indexer serve`, or give its address with --nats: %w", err)
 	}
 	return c, err
 }
 
-// Away says, for a log line of a program that waits for a connection, what does not answer, and what to do about it.
+// Away returns the event and the remedy for the log line of a program that waits for a connection.
 func (n *NATS) Away(err error) (what, todo string) {
 	if errors.Is(err, jetstream.ErrNoLeader) {
 		return NoJetStream()
 	}
-	return "no NATS server answers; it is waited for",
-		"start `indexer serve` or nats-server -js there, or say with --" + n.name + " where one is"
+	return "waiting for a NATS server; none answers",
+		"start `indexer serve` or nats-server -js there, or give an address with --" + n.name
 }
 
-// NoJetStream says the same where there is a connection and JetStream does not answer.
+// NoJetStream is Away for a connection to a NATS server whose JetStream does not answer.
 func NoJetStream() (what, todo string) {
-	return "NATS answers, but its JetStream does not; it is waited for",
-		"start the NATS servers that are away: more than half of those with JetStream must be up"
+	return "waiting for JetStream; NATS answers, but its JetStream does not",
+		"start the missing NATS servers: more than half of those with JetStream must be up"
 }
 
-// AsyncAdvice is what to do about an error that a NATS connection reports by itself.
+// AsyncAdvice returns the remedy for an asynchronous error of a NATS connection.
 func AsyncAdvice(err error) string {
 	if advice := RefusalAdvice(err); advice != "" {
 		return advice
@@ -176,19 +177,19 @@ func AsyncAdvice(err error) string {
 	return "see the NATS server's log"
 }
 
-// RefusalAdvice is what to do about an error that names a subject that the NATS server refuses: which flag is missing,
-// or which right. It is empty for any other error.
+// RefusalAdvice returns the remedy for an error of a refused subject: the missing flag or permission. It is empty for
+// other errors.
 func RefusalAdvice(err error) string {
 	kind, subject, ok := jetstream.RefusedSubject(err.Error())
 	switch ns, named := jetstream.ParseNamespace(subject); {
 	case !ok:
 		return ""
 	case kind == "Subscription" && strings.HasPrefix(subject, jetstream.InboxRoot):
-		return "give --nats-inbox-prefix the inbox of this key: indexer auth print shows it, and the settings file of the " +
-			"key has it (--config)"
+		return "give --nats-inbox-prefix the inbox of this key: indexer auth print shows it, and the key's settings file " +
+			"contains it (--config)"
 	case named:
 		return fmt.Sprintf("give --namespace the namespace of this key, if that is not %q; else use the key of a user with "+
-			"this right (indexer auth print; docs/security.md has the rights of each)", ns)
+			"this right (indexer auth print; docs/security.md lists the rights of each user)", ns)
 	}
-	return "use the key of a user with this right (indexer auth print; docs/security.md has the rights of each)"
+	return "use the key of a user with this right (indexer auth print; docs/security.md lists the rights of each user)"
 }

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestRefusalAdvice: an error of a refused subject names the flag that is missing.
+// TestRefusalAdvice: the advice for a refused subject names the missing flag.
 func TestRefusalAdvice(t *testing.T) {
 	const violation = `nats: Permissions Violation for `
 	for text, want := range map[string]string{

@@ -8,13 +8,14 @@ import (
 	"testing"
 )
 
-// TestNotifyReady: the socket that the environment names hears it, and nothing else; without one nothing happens.
+// TestNotifyReady: only the socket in the environment receives the notification. Without the variable, no notification
+// is sent.
 func TestNotifyReady(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", "")
 	if err := NotifyReady(); err != nil {
 		t.Errorf("without a service manager: %v", err)
 	}
-	dir, err := os.MkdirTemp("", "notify") // whose path is short: that of a socket has at most 104 bytes
+	dir, err := os.MkdirTemp("", "notify") // the path is short: a socket's path has at most 104 bytes
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,6 +36,6 @@ func TestNotifyReady(t *testing.T) {
 	}
 	t.Setenv("NOTIFY_SOCKET", filepath.Join(dir, "none"))
 	if err := NotifyReady(); err == nil || !strings.Contains(err.Error(), "NOTIFY_SOCKET") {
-		t.Errorf("a socket that is not there: %v", err)
+		t.Errorf("a missing socket: %v", err)
 	}
 }

@@ -9,18 +9,18 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/escape"
 )
 
-// Programs print for people with the functions below, which escape everything but the format: names and messages come
-// from others, and a terminal would obey what is in them. See package escape.
+// Programs print for people with the functions below, which escape all arguments: names and messages come from others,
+// and a terminal would execute their control characters. See package escape.
 
-// Fprintf is [fmt.Fprintf] that prints each argument as [escape.Text] returns it.
+// Fprintf is [fmt.Fprintf] with arguments escaped by [escape.Text].
 func Fprintf(w io.Writer, format string, args ...any) (n int, err error) {
 	return fmt.Fprintf(w, format, escaped(args)...)
 }
 
-// Fprintln is [fmt.Fprintln] that prints each argument as [escape.Text] returns it.
+// Fprintln is [fmt.Fprintln] with arguments escaped by [escape.Text].
 func Fprintln(w io.Writer, args ...any) (n int, err error) { return fmt.Fprintln(w, escaped(args)...) }
 
-// Table prints rows under a heading, in columns. Cells are printed with %v, as [escape.Text] returns them.
+// Table prints rows under a heading, in columns. Cells are formatted with %v and escaped by [escape.Text].
 func Table(w io.Writer, heading []string, rows [][]any) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(cells []any) {
@@ -39,13 +39,13 @@ func Table(w io.Writer, heading []string, rows [][]any) error {
 	return tw.Flush()
 }
 
-// escaped returns arguments that are printed as [escape.Text] returns them.
+// escaped wraps arguments so that they are printed escaped.
 func escaped(args []any) []any {
 	list := make([]any, len(args))
 	for i, arg := range args {
 		switch v := arg.(type) {
 		case int, uint64, uint32, float64, bool:
-			list[i] = v // also the width of a *
+			list[i] = v // also the width for a *
 		default:
 			list[i] = shown{v}
 		}
@@ -53,19 +53,19 @@ func escaped(args []any) []any {
 	return list
 }
 
-// shown prints a value by any verb, and escapes that.
+// shown formats a value with any verb, and escapes the result.
 type shown struct{ value any }
 
 func (s shown) Format(f fmt.State, verb rune) {
 	if text, is := s.value.(string); is && (verb == 's' || verb == 'v' && !f.Flag('#')) {
-		_, _ = fmt.Fprintf(f, fmt.FormatString(f, verb), escape.Text(text)) // as wide as it is shown
+		_, _ = fmt.Fprintf(f, fmt.FormatString(f, verb), escape.Text(text)) // padded to the displayed width
 		return
 	}
 	_, _ = io.WriteString(f, escape.Text(fmt.Sprintf(fmt.FormatString(f, verb), s.value)))
 }
 
-// lineWriter writes lines of [slog.TextHandler], one with each Write, as [escape.Text] returns them: the handler quotes
-// most of what a terminal would obey, but not DEL and not all that is invisible.
+// lineWriter writes lines of [slog.TextHandler], escaped by [escape.Text]. The handler calls Write once per line. It
+// quotes most control characters, but not DEL and not all invisible characters.
 type lineWriter struct{ to io.Writer }
 
 func (w lineWriter) Write(line []byte) (int, error) {

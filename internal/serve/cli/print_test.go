@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// named is a text of others by way of a method.
+// named is a foreign text behind a method.
 type named string
 
 func (n named) String() string { return string(n) }
@@ -42,7 +42,7 @@ func TestPrintEscapes(t *testing.T) {
 	}
 }
 
-// TestErrorsAreEscaped: an error that repeats what another has said is one harmless line on standard error.
+// TestErrorsAreEscaped: an error with foreign text is one harmless line on standard error.
 func TestErrorsAreEscaped(t *testing.T) {
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -65,7 +65,7 @@ func TestErrorsAreEscaped(t *testing.T) {
 	}
 }
 
-// TestLogsAreEscaped: lines of the log are harmless, whatever names and messages are.
+// TestLogsAreEscaped: log lines are harmless for all names and messages.
 func TestLogsAreEscaped(t *testing.T) {
 	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	logger := LogFlags(flags)
@@ -84,7 +84,7 @@ func TestLogsAreEscaped(t *testing.T) {
 	}
 }
 
-// TestCommandsPrintEscaped: commands print by Fprintf, Fprintln and Table of this package, never by those of fmt.
+// TestCommandsPrintEscaped: commands print with Fprintf, Fprintln and Table of this package, never with package fmt.
 func TestCommandsPrintEscaped(t *testing.T) {
 	files, err := filepath.Glob("../../../cmd/*/*.go")
 	if err != nil || len(files) == 0 {
@@ -111,7 +111,7 @@ func TestCommandsPrintEscaped(t *testing.T) {
 			name := f.Sel.Name
 			if pkg, is := f.X.(*ast.Ident); is && pkg.Name == "fmt" && strings.Contains(name, "rint") &&
 				!strings.HasPrefix(name, "S") && !literals(call.Args) {
-				t.Errorf("%s: fmt.%s prints what may come from others: use cli.Fprintf or cli.Fprintln",
+				t.Errorf("%s: fmt.%s may print foreign text:  use cli.Fprintf or cli.Fprintln",
 					set.Position(call.Pos()), name)
 			}
 			return true
@@ -119,7 +119,7 @@ func TestCommandsPrintEscaped(t *testing.T) {
 	}
 }
 
-// literals reports whether all arguments but a writer are written in the source.
+// literals reports whether all arguments except a writer are literals.
 func literals(args []ast.Expr) bool {
 	for i, a := range args {
 		_, writer := a.(*ast.Ident)

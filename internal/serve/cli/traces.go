@@ -16,10 +16,10 @@ import (
 	"github.com/kvatlas/kvatlas/internal/edge/tracing"
 )
 
-// defaultSample is the share of traces that are sent.
+// defaultSample is the default share of traces to send.
 const defaultSample = 0.01
 
-// Traces are the flags that say where a program sends traces, and which.
+// Traces are the flags for the destination and the sampling of traces.
 type Traces struct {
 	flags                 *pflag.FlagSet
 	endpoint, headersFile string
@@ -31,16 +31,17 @@ type Traces struct {
 func TraceFlags(f *pflag.FlagSet) *Traces {
 	t := &Traces{flags: f}
 	f.StringVar(&t.endpoint, "otlp-endpoint", "",
-		"http://HOST:4318 of an OpenTelemetry collector that takes traces, OTLP over HTTP (also "+
-			KnownNames["otlp-endpoint"]+"; empty: none are sent); see docs/tracing.md")
+		"http://HOST:4318 of an OpenTelemetry collector for traces, OTLP over HTTP (also "+
+			KnownNames["otlp-endpoint"]+"; empty: no traces are sent); see docs/tracing.md")
 	f.StringVar(&t.headersFile, "otlp-headers-file", "",
-		"file with headers that the collector wants, such as Authorization: Bearer ..., one a line")
+		"file with headers for the collector, such as Authorization: Bearer ..., one per line")
 	f.Float64Var(&t.ratio, "trace-sample", defaultSample,
-		"share of the traces that begin here that is sent, from 0 to 1 (also OTEL_TRACES_SAMPLER); of those that began elsewhere, those are that are sampled there")
+		"share of sent traces, from 0 to 1, for traces that begin here (also OTEL_TRACES_SAMPLER); "+
+			"other traces keep the caller's decision")
 	return t
 }
 
-// Check reads what the flags and the variables of OpenTelemetry say.
+// Check reads the flags and the variables of OpenTelemetry.
 func (t *Traces) Check() error {
 	if strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") || os.Getenv("OTEL_TRACES_EXPORTER") == "none" {
 		t.endpoint = ""
@@ -61,7 +62,7 @@ func (t *Traces) Check() error {
 	case "", "http/protobuf":
 	default:
 		errs = append(errs, fmt.Errorf("OTEL_EXPORTER_OTLP_PROTOCOL is %.40q; traces are sent as http/protobuf: unset it, "+
-			"and give the collector's port for that, mostly 4318", protocol))
+			"and give the collector's port for this protocol, usually 4318", protocol))
 	}
 	t.cfg.Sampling = tracing.Sampling{Ratio: t.ratio}
 	if !(t.ratio >= 0 && t.ratio <= 1) {
@@ -78,7 +79,7 @@ func (t *Traces) Check() error {
 	return errors.Join(errs...)
 }
 
-// readHeaders reads a file with a header in each line. No error shows what is in it.
+// readHeaders reads a file with one header per line. Errors contain no content of the file.
 func readHeaders(path string) (map[string]string, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -100,10 +101,10 @@ func readHeaders(path string) (map[string]string, error) {
 	return headers, nil
 }
 
-// untilTold is the least time between two log lines about a collector.
+// untilTold is the minimum time between two log lines about a collector.
 const untilTold = time.Minute
 
-// Open returns what sends traces; nil if they are not sent. close sends what waits still.
+// Open returns the tracer; nil if tracing is off. end sends the waiting spans.
 func (t *Traces) Open(ctx context.Context, service, instance string, log *slog.Logger) (
 	tracer *tracing.Tracer, end func(), err error) {
 	if t.endpoint == "" {
@@ -111,12 +112,12 @@ func (t *Traces) Open(ctx context.Context, service, instance string, log *slog.L
 	}
 	cfg := t.cfg
 	cfg.Service, cfg.Version, cfg.Instance = service, Version(), instance
-	var told atomic.Int64 // nanoseconds
+	var told atomic.Int64 // Unix nanoseconds of the last log line
 	cfg.Failed = func(err error) {
 		now, last := time.Now().UnixNano(), told.Load()
 		if now-last >= int64(untilTold) && told.CompareAndSwap(last, now) {
-			log.Warn("traces cannot be sent", "error", err, "what_to_do",
-				"see that the collector of --otlp-endpoint runs and takes OTLP over HTTP; nothing else waits for it")
+			log.Warn("cannot send traces", "error", err, "what_to_do",
+				"check that the collector of --otlp-endpoint runs and accepts OTLP over HTTP; other work is not delayed")
 		}
 	}
 	if tracer, err = tracing.New(ctx, cfg); err != nil {
@@ -126,6 +127,6 @@ func (t *Traces) Open(ctx context.Context, service, instance string, log *slog.L
 	return tracer, func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 		defer cancel()
-		_ = tracer.Close(ctx) // what could not be sent was counted, and told
+		_ = tracer.Close(ctx) // failures were counted and logged
 	}, nil
 }

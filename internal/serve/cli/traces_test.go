@@ -14,7 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/edge/tracing"
 )
 
-// TestTraceFlags: what flags and the variables of OpenTelemetry say of traces, and what makes no sense.
+// TestTraceFlags: values and errors of the flags and of OpenTelemetry's variables.
 func TestTraceFlags(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "headers")
 	if err := os.WriteFile(path, []byte("Authorization: Bearer abc:def\n\nX-Scope: a b\n"), 0o600); err != nil {

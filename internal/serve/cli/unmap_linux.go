@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unmapProgram unmaps the pages of the program's file: code and constants. The kernel keeps them in its cache and maps
-// each page again at its next use. A failure changes nothing. DESIGN.md says which pages must stay.
+// unmapProgram unmaps the pages of the program's file: code and constants. The kernel keeps the pages in its cache and
+// maps a page again at its next use. A failure has no effect. DESIGN.md lists the pages that must stay.
 func unmapProgram() {
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {
@@ -30,8 +30,8 @@ func unmapProgram() {
 // mapping is a range of addresses.
 type mapping struct{ from, size uintptr }
 
-// filePages reads smaps of proc(5) and returns the mappings whose pages all have the content of the program's file: no
-// page can be written, and none was.
+// filePages parses smaps of proc(5) and returns the mappings with the unchanged content of the program's file: their
+// pages are read-only, and no page was written.
 func filePages(smaps io.Reader, program string) (all []mapping) {
 	var m mapping
 	ok := false

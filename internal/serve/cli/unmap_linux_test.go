@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestFilePages: pages that can be written, were written, or belong to another file stay.
+// TestFilePages: writable pages, written pages, and pages of other files are not unmapped.
 func TestFilePages(t *testing.T) {
 	const program = "/usr/bin/indexer"
 	smaps := ""

@@ -11,8 +11,8 @@ import (
 // usageColumns is the width of help texts.
 const usageColumns = 120
 
-// usage writes the usage of a command as cobra does by default, with the texts of flags wrapped. It uses no template,
-// because a program with text/template keeps every exported method of every type that it links.
+// usage writes the usage of a command in cobra's default form, with wrapped flag texts. It uses no template, because a
+// program with text/template links every exported method of every linked type.
 func usage(c *cobra.Command) error {
 	var b strings.Builder
 	b.WriteString("Usage:")

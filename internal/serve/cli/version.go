@@ -12,25 +12,23 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version is the last release that CHANGELOG.md has a heading for. It is what programs call themselves that were not
-// built as a release.
+// version is the last release with a heading in CHANGELOG.md. Programs report it if they were not built as a release.
 const version = "v0.4.0"
 
-// Version is the programs' version, the same in both, in what a node says of itself and in its NATS service: that of
-// the module where the toolchain knows it, as for `go install ...@v0.5.0` and for a build at a tag, else that of the
-// last release.
+// Version returns the version of both programs, as nodes and their NATS service report it. It is the module's version
+// if the toolchain has it, as for `go install ...@v0.5.0` and for a build at a tag, otherwise the last release.
 func Version() string { return thisBuild().Version }
 
-// build is what `version --json` prints. Commit and Time are empty where the toolchain did not see the repository.
+// build is the output of `version --json`. Commit and Time are empty if the toolchain had no repository.
 type build struct {
 	Version  string `json:"version"`
 	Commit   string `json:"commit,omitempty"`
-	Time     string `json:"commit_time,omitempty"` // of the commit
-	Modified bool   `json:"modified,omitempty"`    // built from files that are not the commit's
+	Time     string `json:"commit_time,omitempty"` // time of the commit
+	Modified bool   `json:"modified,omitempty"`    // built from files that differ from the commit
 	Go       string `json:"go"`
 }
 
-// thisBuild is what the toolchain wrote into the program.
+// thisBuild returns the toolchain's build information.
 var thisBuild = sync.OnceValue(func() build {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -39,7 +37,7 @@ var thisBuild = sync.OnceValue(func() build {
 	return readBuild(info)
 })
 
-// untagged is the version that the toolchain gives a commit without a tag: its time and its first digits.
+// untagged matches the toolchain's version of a commit without a tag: its time and its first digits.
 var untagged = regexp.MustCompile(`[-.](\d{14})-([0-9a-f]{12})$`)
 
 func readBuild(info *debug.BuildInfo) build {
@@ -66,7 +64,7 @@ func readBuild(info *debug.BuildInfo) build {
 	return b
 }
 
-// String is one line for people.
+// String returns one line for people.
 func (b build) String() string {
 	words := []string{b.Version}
 	if b.Commit != "" {
@@ -82,7 +80,7 @@ func versionCommand() *cobra.Command {
 	asJSON := false
 	cmd := &cobra.Command{
 		Use:   "version",
-		Short: "Print which version this is, and which commit it was built from",
+		Short: "Print the version and the commit of this build",
 		Args:  cobra.NoArgs,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON for programs")

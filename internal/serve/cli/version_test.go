@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestVersionOfABuild: what programs say of themselves for each way to build them.
+// TestVersionOfABuild covers the reported version for each way to build.
 func TestVersionOfABuild(t *testing.T) {
 	t.Parallel()
 	const revision = "0123456789abcdef0123456789abcdef01234567"

@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// WorkerFlags are the flags that say what a choice of worker needs to know of one.
+// WorkerFlags are the flags of a worker's record for choices.
 type WorkerFlags struct {
 	flags                     *pflag.FlagSet
 	spec                      api.WorkerSpec
@@ -16,34 +16,34 @@ type WorkerFlags struct {
 	names                     []string
 }
 
-// AddWorkerFlags adds them. endpoint is the name of the flag for where the worker takes requests.
+// AddWorkerFlags adds the flags. endpoint is the name of the flag for the serving address.
 func AddWorkerFlags(f *pflag.FlagSet, endpoint string) *WorkerFlags {
 	w := &WorkerFlags{flags: f}
-	f.StringVar(&w.spec.Endpoint, endpoint, "", "where the worker takes requests, as routers address it: http://HOST:PORT")
-	f.StringVar(&w.role, "role", "", "what it computes of a request: aggregated (the default), prefill or decode")
-	f.Uint64Var(&w.spec.TotalKVBlocks, "total-kv-blocks", 0, "blocks that each rank's device memory has room for")
-	f.Uint64Var(&w.spec.MaxBatchedTokens, "max-num-batched-tokens", 0, "tokens that each rank computes in a step at most")
+	f.StringVar(&w.spec.Endpoint, endpoint, "", "address for requests of routers to the worker: http://HOST:PORT")
+	f.StringVar(&w.role, "role", "", "the worker's part of a request: aggregated (the default), prefill or decode")
+	f.Uint64Var(&w.spec.TotalKVBlocks, "total-kv-blocks", 0, "capacity of each rank's device memory, in blocks")
+	f.Uint64Var(&w.spec.MaxBatchedTokens, "max-num-batched-tokens", 0, "maximum tokens that a rank computes in a step")
 	f.StringVar(&w.spec.StableRoutingID, "stable-routing-id", "",
-		"a name that stays when the worker comes back under another")
-	f.StringSliceVar(&w.taints, "taint", nil, "a taint, which requests prefer or require; may be given again")
-	f.StringSliceVar(&w.domains, "topology", nil, "DOMAIN=VALUE: where it stands, such as zone=eu-1; may be given again")
-	f.StringSliceVar(&w.adapters, "lora-adapter", nil, "a LoRA adapter that it serves; may be given again")
+		"a stable name for a worker that returns under another name")
+	f.StringSliceVar(&w.taints, "taint", nil, "a taint, which requests prefer or require; may be repeated")
+	f.StringSliceVar(&w.domains, "topology", nil, "DOMAIN=VALUE: the worker's place, such as zone=eu-1; may be repeated")
+	f.StringSliceVar(&w.adapters, "lora-adapter", nil, "a served LoRA adapter; may be repeated")
 	f.StringSliceVar(&w.names, "served-model-name", nil,
-		"a further name of the model that the engine accepts in requests; may be given again")
+		"a further name of the model for requests; may be repeated")
 	return w
 }
 
-// AddRange adds the flags of the rank range, where nothing else says it.
+// AddRange adds the flags of the rank range, if no other source provides the range.
 func (w *WorkerFlags) AddRange(f *pflag.FlagSet) {
-	f.Uint32Var(&w.spec.RankStart, "rank-start", 0, "the first of its data-parallel ranks; with --rank-size")
-	f.Uint32Var(&w.spec.RankSize, "rank-size", 0, "how many ranks it has")
+	f.Uint32Var(&w.spec.RankStart, "rank-start", 0, "the worker's first data-parallel rank; with --rank-size")
+	f.Uint32Var(&w.spec.RankSize, "rank-size", 0, "number of the worker's ranks")
 }
 
 // Said reports whether a flag was given.
 func (w *WorkerFlags) Said(flag string) bool { return w.flags.Changed(flag) }
 
-// Spec is what the flags say. A list that is given as nothing, as in --taint "", says that there is none. The error is
-// one of usage.
+// Spec returns the record of the flags. An empty list, as in --taint "", removes all entries. The error is a usage
+// error.
 func (w *WorkerFlags) Spec() (*api.WorkerSpec, error) {
 	s := w.spec
 	s.Role = api.Role(w.role)
