@@ -426,11 +426,11 @@ func (c counter) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	if !ok {
 		return
 	}
-	said := ctx.Value(callKey{}).(*call)
-	if said.outcome == "" {
-		said.outcome = libraryOutcome(status.Code(end.Error))
+	counted := ctx.Value(callKey{}).(*call)
+	if counted.outcome == "" {
+		counted.outcome = libraryOutcome(status.Code(end.Error))
 	}
-	c.p.Ended(said.method, said.outcome)
+	c.p.Ended(counted.method, counted.outcome)
 }
 
 func (counter) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }

@@ -227,7 +227,7 @@ func (r *Ring) Push(ctx context.Context, conn *jetstream.Conn) (taken int, err e
 		return 0, err
 	}
 	for _, token := range tokens {
-		if err := ask(ctx, conn, claimsUpdate, token); err != nil {
+		if err := updateAccount(ctx, conn, claimsUpdate, token); err != nil {
 			return taken, err
 		}
 		taken++
@@ -245,15 +245,15 @@ func (r *Ring) Push(ctx context.Context, conn *jetstream.Conn) (taken int, err e
 	if err != nil {
 		return taken, err
 	}
-	if err := ask(ctx, conn, claimsDelete, token); err != nil {
+	if err := updateAccount(ctx, conn, claimsDelete, token); err != nil {
 		return taken, err
 	}
 	r.Removed = nil
 	return taken, r.Save()
 }
 
-// ask sends a signed token to the servers and returns their refusal.
-func ask(ctx context.Context, conn *jetstream.Conn, subject, token string) error {
+// updateAccount sends a signed token to the servers and returns their refusal.
+func updateAccount(ctx context.Context, conn *jetstream.Conn, subject, token string) error {
 	reply, err := conn.Request(ctx, subject, "", []byte(token))
 	if errors.Is(err, jetstream.ErrNoResponder) {
 		return fmt.Errorf("the NATS server does not accept accounts: start it with the configuration of "+

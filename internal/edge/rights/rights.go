@@ -119,7 +119,7 @@ func parse(text []byte) (*list, error) {
 		switch {
 		case len(token) < MinToken:
 			return nil, fmt.Errorf("line %d: a token of %d bytes is too short; use at least %d", i+1, len(token), MinToken)
-		case l.of(digest) != 0:
+		case l.rolesOf(digest) != 0:
 			return nil, fmt.Errorf("line %d: an earlier line has the same token; write all roles of a token in one line", i+1)
 		case len(l.digests) == maxTokens:
 			return nil, fmt.Errorf("line %d: the file has more than %d tokens", i+1, maxTokens)
@@ -132,8 +132,8 @@ func parse(text []byte) (*list, error) {
 	return l, nil
 }
 
-// of returns the roles of a token's digest, 0 for an unknown token. The time is the same for all digests.
-func (l *list) of(digest [sha256.Size]byte) (roles Roles) {
+// rolesOf returns the roles of a token's digest, 0 for an unknown token. The time is the same for all digests.
+func (l *list) rolesOf(digest [sha256.Size]byte) (roles Roles) {
 	for i := range l.digests {
 		same := subtle.ConstantTimeCompare(l.digests[i][:], digest[:])
 		roles |= Roles(-same) & l.roles[i]
@@ -184,7 +184,7 @@ func (t *Tokens) Of(header string) Roles {
 	if !strings.EqualFold(scheme, "Bearer") {
 		given = ""
 	}
-	return t.now.Load().of(sha256.Sum256([]byte(given)))
+	return t.now.Load().rolesOf(sha256.Sum256([]byte(given)))
 }
 
 // Check returns an error if the header's token does not have one of the needed roles: unauthorized without a token of
@@ -257,14 +257,14 @@ func (t *Tokens) Problem() string {
 // every is the interval of Watch. A new file becomes valid after two reads.
 const every = time.Second
 
-// Watch calls Look until ctx ends, and calls told with the result for each new text. A nil Tokens has no file to watch.
-func (t *Tokens) Watch(ctx context.Context, told func(changed bool, err error)) {
+// Watch calls Look until ctx ends, and calls report with the result for each new text. A nil Tokens has no file to watch.
+func (t *Tokens) Watch(ctx context.Context, report func(changed bool, err error)) {
 	if t == nil {
 		return
 	}
 	loop.Every(ctx, every, func(time.Time) {
 		if changed, err := t.Look(); changed || err != nil {
-			told(changed, err)
+			report(changed, err)
 		}
 	})
 }

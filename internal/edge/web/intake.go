@@ -57,15 +57,15 @@ func (in *Intake) Begin(giveUp func()) *Arrival {
 		in.arrival = map[*Arrival]struct{}{}
 	}
 	in.arrival[a] = struct{}{}
-	in.hold(a, minHeld)
+	in.setHeld(a, minHeld)
 	if in.held > in.Most {
 		in.makeRoom(a)
 	}
 	return a
 }
 
-// hold sets the counted bytes of an arrival. mu is held.
-func (in *Intake) hold(a *Arrival, bytes int64) {
+// setHeld sets the counted bytes of an arrival. mu is held.
+func (in *Intake) setHeld(a *Arrival, bytes int64) {
 	in.held += bytes - a.held
 	a.held = bytes
 }
@@ -79,7 +79,7 @@ func (a *Arrival) Add(bytes int) *api.Error {
 		return slow(a.bytes)
 	}
 	a.bytes += int64(bytes)
-	in.hold(a, max(a.bytes, minHeld))
+	in.setHeld(a, max(a.bytes, minHeld))
 	if in.held <= in.Most {
 		return nil
 	}
@@ -116,7 +116,7 @@ func (in *Intake) makeRoom(except *Arrival) {
 
 // end removes an arrival from the counts. mu is held.
 func (in *Intake) end(a *Arrival) {
-	in.hold(a, 0)
+	in.setHeld(a, 0)
 	a.gone = true
 	delete(in.arrival, a)
 }
@@ -129,7 +129,7 @@ func (a *Arrival) Complete() *api.Error {
 		return slow(a.bytes)
 	}
 	delete(a.in.arrival, a)
-	a.in.hold(a, a.bytes)
+	a.in.setHeld(a, a.bytes)
 	return nil
 }
 

@@ -33,8 +33,8 @@ func (p pipes) Close() error {
 	return nil
 }
 
-// ask sends a request to a handler. The handler is served until the returned function is called.
-func ask(t *testing.T, handle http.HandlerFunc) (c net.Conn, stop func()) {
+// request sends a request to a handler. The handler is served until the returned function is called.
+func request(t *testing.T, handle http.HandlerFunc) (c net.Conn, stop func()) {
 	t.Helper()
 	l := pipes{make(chan net.Conn), make(chan struct{})}
 	end := serve(l, handle, nil)
@@ -55,7 +55,7 @@ func TestUnread(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ended := make(chan error, 1)
-				c, stop := ask(t, func(w http.ResponseWriter, _ *http.Request) {
+				c, stop := request(t, func(w http.ResponseWriter, _ *http.Request) {
 					ended <- WriteReply(w, "text/plain", make([]byte, 3*writePiece), http.StatusOK)
 				})
 				defer stop()
@@ -79,7 +79,7 @@ func TestUnread(t *testing.T) {
 func TestSlowReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const size = 8 * writePiece
-		c, stop := ask(t, func(w http.ResponseWriter, _ *http.Request) {
+		c, stop := request(t, func(w http.ResponseWriter, _ *http.Request) {
 			if err := WriteReply(w, "text/plain", make([]byte, size), http.StatusOK); err != nil {
 				t.Error(err)
 			}
@@ -109,7 +109,7 @@ func TestSlowReader(t *testing.T) {
 func TestStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const lines = 10
-		c, stop := ask(t, func(w http.ResponseWriter, _ *http.Request) {
+		c, stop := request(t, func(w http.ResponseWriter, _ *http.Request) {
 			for range lines {
 				if _, err := io.WriteString(w, "line\n"); err != nil {
 					t.Error(err)

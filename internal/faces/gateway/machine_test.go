@@ -103,8 +103,8 @@ func common(c *extprocv3.CommonResponse) (text string) {
 	return text
 }
 
-// said formats effects as lines of the transcript.
-func said(e Effects) (list []string) {
+// transcript formats effects as lines of the transcript.
+func transcript(e Effects) (list []string) {
 	say := func(is bool, format string, args ...any) {
 		if is {
 			list = append(list, fmt.Sprintf(format, args...))
@@ -196,7 +196,7 @@ func TestStreams(t *testing.T) {
 			}
 			e = m.Step(message(t, words))
 		}
-		got = append(got, said(e)...)
+		got = append(got, transcript(e)...)
 	}
 	if out := strings.Join(got, "\n") + "\n"; out != string(text) {
 		t.Errorf("got\n%s", out)
@@ -219,9 +219,9 @@ func FuzzStreams(f *testing.F) {
 				freed++
 			}
 			if (e.PrefillComplete || e.CachedTokens > 0 || e.Served != "") && (!booked || freed > 1) {
-				t.Fatal("effects of a request without a booking:", said(e))
+				t.Fatal("effects of a request without a booking:", transcript(e))
 			}
-			for _, line := range said(e) {
+			for _, line := range transcript(e) {
 				if what, ok := strings.CutPrefix(line, "<- "); ok {
 					what, _, _ = strings.Cut(what, " ")
 					if what != "status" && sent[what] == 0 {

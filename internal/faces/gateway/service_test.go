@@ -149,7 +149,7 @@ func (s *script) Recv() (*extprocv3.ProcessingRequest, error) {
 }
 
 func (s *script) Send(r *extprocv3.ProcessingResponse) error {
-	s.w.log = append(s.w.log, said(Effects{Replies: []*extprocv3.ProcessingResponse{r}})...)
+	s.w.log = append(s.w.log, transcript(Effects{Replies: []*extprocv3.ProcessingResponse{r}})...)
 	return nil
 }
 

@@ -179,7 +179,7 @@ func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(),
 
 // Who returns the shim that serves a rank now. It returns nil without an answer.
 func Who(ctx context.Context, ns *jetstream.Namespace, key events.RankKey) (*Shim, error) {
-	return ask(ctx, ns, key, request{Op: opWho})
+	return askRank(ctx, ns, key, request{Op: opWho})
 }
 
 // Absent returns the ranks whose shims are not connected to NATS: their control subjects have no subscriber. Shims do
@@ -200,12 +200,12 @@ func WhoAll(ctx context.Context, ns *jetstream.Namespace, p events.Partition) ([
 
 // Resync sends a resync request to the shim of one rank. It returns nil without an answer.
 func Resync(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, a ResyncRequest) (*Shim, error) {
-	return ask(ctx, ns, key, request{Op: opResync, ID: a.ID, Lost: a.Lost, Of: a.Of})
+	return askRank(ctx, ns, key, request{Op: opResync, ID: a.ID, Lost: a.Lost, Of: a.Of})
 }
 
-// ask sends a request to one rank and returns the first answer. If a subscriber exists but does not answer, ask repeats
-// the request once: the shim, or the whole machine, may have stalled for a moment.
-func ask(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, req request) (*Shim, error) {
+// askRank sends a request to one rank and returns the first answer. Without an answer from an existing subscriber, it
+// repeats the request once: the shim, or the whole machine, may have stalled for a moment.
+func askRank(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, req request) (*Shim, error) {
 	body, err := json.Marshal(req)
 	if err != nil {
 		return nil, err

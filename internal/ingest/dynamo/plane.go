@@ -185,11 +185,11 @@ func readAck(r io.Reader) error {
 	if n == 0 {
 		return nil
 	}
-	said, err := readN(r, int(min(n, 300)))
+	message, err := readN(r, int(min(n, 300)))
 	if err != nil {
 		return err
 	}
-	return fmt.Errorf("%w: %s", ErrRefused, said)
+	return fmt.Errorf("%w: %s", ErrRefused, message)
 }
 
 // strangerPatience bounds the wait for the first message on an incoming connection.

@@ -143,9 +143,9 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 	if answer.StatusCode/100 != 2 {
 		defer answer.Body.Close()
 		var status struct{ Message string }
-		said, _ := io.ReadAll(io.LimitReader(answer.Body, 64<<10)) // an error leaves the text shorter
-		if strictjson.Unmarshal(said, &status) != nil || status.Message == "" {
-			status.Message = strings.TrimSpace(string(said))
+		message, _ := io.ReadAll(io.LimitReader(answer.Body, 64<<10)) // an error leaves the text shorter
+		if strictjson.Unmarshal(message, &status) != nil || status.Message == "" {
+			status.Message = strings.TrimSpace(string(message))
 		}
 		return nil, &StatusError{answer.StatusCode, status.Message[:min(len(status.Message), 300)]}
 	}

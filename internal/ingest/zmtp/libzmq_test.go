@@ -69,8 +69,8 @@ func (p *libzmq) kill() {
 	})
 }
 
-// tell sends a command. The caller must read the answer.
-func (p *libzmq) tell(op string, args opts) {
+// send sends a command. The caller must read the answer.
+func (p *libzmq) send(op string, args opts) {
 	p.t.Helper()
 	line := opts{"op": op}
 	for k, v := range args {
@@ -103,7 +103,7 @@ func (p *libzmq) answer(into any) {
 
 func (p *libzmq) do(op string, args opts) {
 	p.t.Helper()
-	p.tell(op, args)
+	p.send(op, args)
 	p.answer(nil)
 }
 
@@ -183,7 +183,7 @@ func TestLibzmqBurst(t *testing.T) {
 	s := MustSub(t, p.Endpoint, Config{RecvQueue: 100}, "")
 	Next(t, s, Opened)
 	p.do("subscribed", opts{"n": 1})
-	p.tell("burst", opts{"n": n, "first": 0, "size": 200})
+	p.send("burst", opts{"n": n, "first": 0, "size": 200})
 	began := time.Now()
 	for i := range uint64(n) {
 		if m := Next(t, s, Data); number(m.Frames) != i || len(m.Frames[1]) != 200 {
@@ -360,7 +360,7 @@ func askRouter(t *testing.T, bind string) {
 	for _, identity := range []string{"", "kvatlas"} {
 		d := MustDealer(t, p.Endpoint, Config{Identity: []byte(identity)})
 		const n = 10_100
-		p.tell("answer", opts{"n": n, "size": 500})
+		p.send("answer", opts{"n": n, "size": 500})
 		if err := d.Send(Within(t), nil, []byte("from 5")); err != nil {
 			t.Fatal(err)
 		}
@@ -438,12 +438,12 @@ func TestLibzmqSubscriber(t *testing.T) {
 	}
 	type counted struct{ First, Last, Broken int }
 	var got counted
-	all.tell("count", opts{"n": n})
+	all.send("count", opts{"n": n})
 	all.answer(&got)
 	if got != (counted{0, n - 1, 0}) {
 		t.Errorf("the subscriber of every topic: %+v", got)
 	}
-	some.tell("count", opts{"n": n - n/100})
+	some.send("count", opts{"n": n - n/100})
 	some.answer(&got)
 	if got != (counted{1, n - 1, n/100 - 1}) {
 		t.Errorf("the subscriber of some topics: %+v", got)
@@ -451,7 +451,7 @@ func TestLibzmqSubscriber(t *testing.T) {
 	big := make([]byte, 3<<20)
 	p.Send([]byte("x"), nil, big)
 	var m struct{ Messages [][]string }
-	some.tell("recv", opts{"n": 1})
+	some.send("recv", opts{"n": 1})
 	some.answer(&m)
 	if len(m.Messages[0]) != 3 || m.Messages[0][2] != hex.EncodeToString(big) {
 		t.Errorf("a big message: %d frames", len(m.Messages[0]))
@@ -479,7 +479,7 @@ func TestLibzmqSubscriberThatIsSlow(t *testing.T) {
 	s.do("count", opts{"n": want}) // blocks for good if fewer arrive
 	p.Send([]byte("last"))
 	var m struct{ Messages [][]string }
-	s.tell("recv", opts{"n": 1})
+	s.send("recv", opts{"n": 1})
 	s.answer(&m)
 	if m.Messages[0][0] != hex.EncodeToString([]byte("last")) {
 		t.Errorf("more than %d arrived: %.40q", want, m.Messages[0][0])
@@ -497,7 +497,7 @@ func TestLibzmqSubscriberReconnects(t *testing.T) {
 		if life > 0 {
 			p = mustPub(t, addr, Config{})
 		}
-		s.tell("recv", opts{"n": 1})
+		s.send("recv", opts{"n": 1})
 		WaitFor(t, func() bool { return p.Has("a") && p.Has("b") })
 		p.Send([]byte("a"), binary.BigEndian.AppendUint64(nil, life))
 		var m struct{ Messages [][]string }
@@ -525,7 +525,7 @@ func TestLibzmqDealers(t *testing.T) {
 		}
 	}
 	var count struct{ First, Last, Broken int }
-	d.tell("count", opts{"n": n})
+	d.send("count", opts{"n": n})
 	d.answer(&count)
 	if count.First != 0 || count.Last != n-1 || count.Broken != 0 {
 		t.Errorf("%+v", count)
@@ -539,7 +539,7 @@ func TestLibzmqDealers(t *testing.T) {
 		t.Fatal(err)
 	}
 	var m struct{ Messages [][]string }
-	q.tell("recv", opts{"n": 1})
+	q.send("recv", opts{"n": 1})
 	q.answer(&m)
 	if len(m.Messages[0]) != 1 || m.Messages[0][0] != "7a" {
 		t.Errorf("the REQ got %v", m.Messages)
@@ -577,7 +577,7 @@ func BenchmarkSubFromLibzmq(b *testing.B) {
 			b.SetBytes(int64(size))
 			b.ReportAllocs()
 			b.ResetTimer()
-			p.tell("burst", opts{"n": n, "first": 0, "size": size, "topic": "kv@pod@model"})
+			p.send("burst", opts{"n": n, "first": 0, "size": size, "topic": "kv@pod@model"})
 			for range n {
 				if _, err := s.Recv(ctx); err != nil {
 					b.Fatal(err)

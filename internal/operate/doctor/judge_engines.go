@@ -36,35 +36,35 @@ func judgeEngines(f *Facts) (list []Finding) {
 					"ignore this if the port is not an engine's")
 			continue
 		}
-		said := e.Reported
-		if said.BlockSize != 0 && said.BlockSize != e.BlockSize {
+		reported := e.Reported
+		if reported.BlockSize != 0 && reported.BlockSize != e.BlockSize {
 			found(engineBlockSize, Error, "the engine and its shim have different block sizes",
-				fmt.Sprintf("%s %s has %d tokens, the shim %d", said.Kind, said.Version, said.BlockSize, e.BlockSize),
+				fmt.Sprintf("%s %s has %d tokens, the shim %d", reported.Kind, reported.Version, reported.BlockSize, e.BlockSize),
 				fmt.Sprintf("start worker-shim run with --block-size %d, or without: --engine-http reads it; "+
-					"if it refuses: indexer forget %s, then indexer forget --model %s", said.BlockSize,
+					"if it refuses: indexer forget %s, then indexer forget --model %s", reported.BlockSize,
 					escape.Operand(string(e.Worker)), escape.Shell(e.Model)))
 		}
-		if said.Model != "" && said.Model != e.Model {
+		if reported.Model != "" && reported.Model != e.Model {
 			found(engineModel, Warning, "the engine serves the model under another name",
-				fmt.Sprintf("%q in the engine, %q in the shim", said.Model, e.Model),
-				"if routers use the engine's name: worker-shim run --model "+escape.Shell(said.Model))
+				fmt.Sprintf("%q in the engine, %q in the shim", reported.Model, e.Model),
+				"if routers use the engine's name: worker-shim run --model "+escape.Shell(reported.Model))
 		}
-		if said.UnnamedAdapters {
+		if reported.UnnamedAdapters {
 			found(engineAdapters, Error, "the engine's events do not name adapters",
 				fmt.Sprintf("%s %s serves adapters; blocks of adapters and of the base model look alike, so the shim skips them",
-					said.Kind, said.Version), enginehttp.NameAdapters)
+					reported.Kind, reported.Version), enginehttp.NameAdapters)
 		}
-		for _, r := range said.Ranks {
+		for _, r := range reported.Ranks {
 			if r.Replay == "" {
 				found(engineNoReplay, Warning, "the engine has no replay endpoint",
 					fmt.Sprintf("rank %d publishes only at %s", r.Rank, r.Endpoint),
 					`add "replay_endpoint":"tcp://*:5657" to --kv-events-config`)
 			}
 		}
-		if len(said.Ranks) > e.Ranks {
+		if len(reported.Ranks) > e.Ranks {
 			found(ranksUnserved, Error, "ranks of the engine have no shim",
-				fmt.Sprintf("it has %d ranks, %d are registered", len(said.Ranks), e.Ranks),
-				fmt.Sprintf("worker-shim run --ranks %d, or --engine-http %s, which serves all ranks", len(said.Ranks),
+				fmt.Sprintf("it has %d ranks, %d are registered", len(reported.Ranks), e.Ranks),
+				fmt.Sprintf("worker-shim run --ranks %d, or --engine-http %s, which serves all ranks", len(reported.Ranks),
 					escape.Shell(e.URL)))
 		}
 	}

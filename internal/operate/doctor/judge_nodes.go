@@ -87,12 +87,12 @@ func judgeNodes(f *Facts) (list []Finding) {
 			unserved.Phrase(), "start more nodes, or restart missing nodes: indexer cluster shows the partitions of each node"))
 	}
 	if len(versions) > 1 {
-		var said []string
+		var parts []string
 		for _, v := range slices.Sorted(maps.Keys(versions)) {
-			said = append(said, v+": "+registry.First(versions[v]))
+			parts = append(parts, v+": "+registry.First(versions[v]))
 		}
 		list = append(list, finding(Warning, nodeVersions, f.Namespace, "nodes have different versions",
-			strings.Join(said, "; "), "complete the upgrade: restart the nodes of the older version with the newer program"))
+			strings.Join(parts, "; "), "complete the upgrade: restart the nodes of the older version with the newer program"))
 	}
 	for _, n := range f.Nodes.Nodes {
 		if n.Status != nil && n.Status.Cluster != nil {
@@ -221,14 +221,14 @@ func judgeReplicas(f *Facts) (list []Finding) {
 		if r.Equal {
 			continue
 		}
-		var said []string
+		var parts []string
 		sums := map[string]bool{}
 		for _, c := range r.Replicas {
 			sums[c.Checksum] = true
-			said = append(said, fmt.Sprintf("%s has %s at %d", c.Node, c.Checksum, c.Seq))
+			parts = append(parts, fmt.Sprintf("%s has %s at %d", c.Node, c.Checksum, c.Seq))
 		}
 		found := finding(Error, replicasUnequal, fmt.Sprintf("partition %d", r.Partition), "replicas are not equal",
-			strings.Join(said, ", "),
+			strings.Join(parts, ", "),
 			"restart the differing node to read the partition again; then run indexer status --verify. "+
 				"Please report the bug with indexer dump of both")
 		if slices.ContainsFunc(r.Replicas, func(c api.ReplicaSum) bool { return c.Seq != r.Replicas[0].Seq }) {

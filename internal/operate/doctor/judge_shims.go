@@ -90,9 +90,9 @@ func judgeShim(s *control.Shim) (list []Finding) {
 				"leave --block-size as it is. LMCache's save_unfull_chunk keeps such copies too")
 	}
 	if len(skipped) > 0 {
-		var said []string
+		var parts []string
 		for _, reason := range slices.Sorted(maps.Keys(skipped)) {
-			said = append(said, fmt.Sprintf("%s %d", reason, skipped[reason]))
+			parts = append(parts, fmt.Sprintf("%s %d", reason, skipped[reason]))
 		}
 		remedy := "see worker-shim's log, and docs/engines for the limits of this engine release"
 		if skipped[events.SkipBlockSize.String()] > 0 {
@@ -102,7 +102,7 @@ func judgeShim(s *control.Shim) (list []Finding) {
 		if h.Skipped[events.SkipAdapter.String()] > 0 {
 			remedy = enginehttp.NameAdapters
 		}
-		found(eventsSkipped, Error, "events of the engine are skipped", strings.Join(said, ", "), remedy)
+		found(eventsSkipped, Error, "events of the engine are skipped", strings.Join(parts, ", "), remedy)
 	}
 	if h.Gaps > 0 {
 		found(messagesLost, Warning, "messages of the engine were lost, and the rank was cleared",

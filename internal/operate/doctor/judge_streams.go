@@ -146,9 +146,9 @@ func oddReplicas(streams []jetstream.StreamState) string {
 	if len(counts) < 2 {
 		return ""
 	}
-	var said []string
+	var parts []string
 	for _, n := range slices.Sorted(maps.Keys(counts)) {
-		said = append(said, fmt.Sprintf("%s with %d", plural(counts[n], "stream"), n))
+		parts = append(parts, fmt.Sprintf("%s with %d", plural(counts[n], "stream"), n))
 	}
-	return strings.Join(said, ", ")
+	return strings.Join(parts, ", ")
 }

@@ -141,13 +141,13 @@ func judgeModels(f *Facts) (list []Finding) {
 	}
 	for _, model := range slices.Sorted(maps.Keys(sizes)) {
 		if of := sizes[model]; len(of) > 1 {
-			var said []string
+			var parts []string
 			for _, size := range slices.Sorted(maps.Keys(of)) {
-				said = append(said, fmt.Sprintf("%d tokens: %s", size, registry.First(of[size])))
+				parts = append(parts, fmt.Sprintf("%d tokens: %s", size, registry.First(of[size])))
 			}
 			list = append(list, finding(Error, blockSizes, "model "+model,
 				"the model's workers have different block sizes",
-				strings.Join(said, "; "),
+				strings.Join(parts, "; "),
 				"start the engines with one size (vLLM: --block-size, SGLang: --page-size) and their worker-shim with the same "+
 					"--block-size; or give each size a separate model name: --model"))
 		}
@@ -194,13 +194,13 @@ func judgeHashes(records []registry.Record) (list []Finding) {
 		if len(stores[at]) < 2 {
 			continue
 		}
-		var said []string
+		var parts []string
 		for _, n := range stores[at] {
-			said = append(said, fmt.Sprintf("%s: %s", n.config, registry.First(n.ranks)))
+			parts = append(parts, fmt.Sprintf("%s: %s", n.config, registry.First(n.ranks)))
 		}
 		list = append(list, finding(Error, storeNames, "model "+at.model,
 			"workers name the same blocks differently in store "+at.store+", so they cannot share blocks",
-			strings.Join(said, "; "), hashRemedy))
+			strings.Join(parts, "; "), hashRemedy))
 	}
 	return list
 }

@@ -111,7 +111,7 @@ type loading struct {
 func (l *loader) load(ctx context.Context, text []byte) error {
 	var failed error // an error that the line did not cause
 	_, err := events.ReadWorkerEvents(text, l.worker, func(e events.RouterEvent, text []byte) error {
-		failed = l.take(ctx, e, text)
+		failed = l.publishEvent(ctx, e, text)
 		return failed
 	})
 	if err != nil && failed == nil {
@@ -120,8 +120,8 @@ func (l *loader) load(ctx context.Context, text []byte) error {
 	return failed
 }
 
-// take processes an event; text is its JSON.
-func (l *loader) take(ctx context.Context, line events.RouterEvent, text []byte) (err error) {
+// publishEvent processes an event; text is its JSON.
+func (l *loader) publishEvent(ctx context.Context, line events.RouterEvent, text []byte) (err error) {
 	r := l.ranks[line.Key]
 	if r == nil {
 		if r, err = l.open(ctx, line.Key); err != nil {

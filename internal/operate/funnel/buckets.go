@@ -138,8 +138,8 @@ func search(list []*bucket, moment int64) (at int, found bool) {
 	})
 }
 
-// at returns the bucket of a time. It returns nil if the time is too old, or if there are too many models.
-func (s *Buckets) at(model string, t time.Time) *bucket {
+// bucketAt returns the bucket of a time. It returns nil if the time is too old, or if there are too many models.
+func (s *Buckets) bucketAt(model string, t time.Time) *bucket {
 	moment := t.UnixNano() / int64(span)
 	list := s.models[model]
 	if list == nil && len(s.models) >= maxModels {
@@ -184,7 +184,7 @@ func consolidate(list []*bucket) []*bucket {
 
 // add counts a request. It returns false at the limit of models.
 func (s *Buckets) add(r *Request, part *share) bool {
-	b := s.at(r.Model, r.At)
+	b := s.bucketAt(r.Model, r.At)
 	if b == nil {
 		return false
 	}

@@ -175,7 +175,7 @@ type known struct {
 	others  map[Name]api.BlockPast
 }
 
-func (k known) of(n Name) (api.BlockPast, bool) {
+func (k known) past(n Name) (api.BlockPast, bool) {
 	a, here := k.history.Of(n)
 	b, there := k.others[n]
 	return join(a, b), here || there
@@ -264,7 +264,7 @@ func divide(r *Request, p *prompt, k known, elsewhere func(events.WorkerID, int6
 	// From seen to held.
 	last := loss{step: api.StepHeld, tokens: size}
 	for i := held; i < seen; i++ {
-		b, known := k.of(p.names[i])
+		b, known := k.past(p.names[i])
 		last = lostBlock(r, i, b, known, last, k.history.from)
 		if i == 0 && last.cause == api.CauseNeverStored && b.Sent != "" && elsewhere(b.Sent, b.SentAt) {
 			last.cause, last.worker = api.CauseTokens, b.Sent

@@ -247,7 +247,7 @@ func (t *Tracker) ReportLater(r api.Report) {
 
 // Funnel returns this node's part, with all earlier records.
 func (t *Tracker) Funnel(ctx context.Context, model string, since time.Duration) (*api.Funnel, error) {
-	if err := t.settle(ctx); err != nil {
+	if err := t.flush(ctx); err != nil {
 		return nil, err
 	}
 	t.mu.Lock()
@@ -267,8 +267,8 @@ func (t *Tracker) Funnel(ctx context.Context, model string, since time.Duration)
 	return f, nil
 }
 
-// settle waits until all earlier entries are processed.
-func (t *Tracker) settle(ctx context.Context) error {
+// flush waits until all earlier entries are processed.
+func (t *Tracker) flush(ctx context.Context) error {
 	done := make(chan struct{})
 	select {
 	case t.queue <- item{done: done}:
@@ -376,7 +376,7 @@ func (t *Tracker) divide(ctx context.Context, batch []*Request) {
 		}
 		runtime.Gosched() // answers have priority
 	}
-	others := t.others(ctx, ask, api.BlockHistoryRequest{})
+	others := t.queryPeers(ctx, ask, api.BlockHistoryRequest{})
 	for i, r := range batch {
 		t.record(ctx, r, &t.prompts[i], others)
 		runtime.Gosched()
@@ -400,7 +400,7 @@ func (t *Tracker) learnSizes(ctx context.Context, batch []*Request) {
 		}
 	}
 	if len(ask) > 0 {
-		for model, list := range t.others(ctx, nil, api.BlockHistoryRequest{Models: ask}).sizes {
+		for model, list := range t.queryPeers(ctx, nil, api.BlockHistoryRequest{Models: ask}).sizes {
 			if of := t.sizes[model]; of != nil {
 				of.list = append(of.list, list...)
 				slices.Sort(of.list)
@@ -422,8 +422,8 @@ type elsewhere struct {
 	sizes  map[string][]uint32
 }
 
-// others queries the other nodes' histories of blocks, with the remaining fields of q.
-func (t *Tracker) others(ctx context.Context, ask []Name, q api.BlockHistoryRequest) (e elsewhere) {
+// queryPeers queries the other nodes' histories of blocks, with the remaining fields of q.
+func (t *Tracker) queryPeers(ctx context.Context, ask []Name, q api.BlockHistoryRequest) (e elsewhere) {
 	e.blocks, e.sizes = map[Name]api.BlockPast{}, map[string][]uint32{}
 	if t.cfg.Peers == nil {
 		return e
@@ -494,7 +494,7 @@ func (t *Tracker) record(ctx context.Context, r *Request, p *prompt, others else
 	t.cfg.Counted(r.Model, part.asked, part.seen, part.heldIn, part.selectedIn, outcome)
 	if r.ID != "" && r.Worker != "" {
 		selected := min(int(r.Selected), len(p.names))
-		t.await(r.ID, &pending{model: r.Model, at: r.At, size: uint64(r.BlockSize), isl: part.asked,
+		t.addPending(r.ID, &pending{model: r.Model, at: r.At, size: uint64(r.BlockSize), isl: part.asked,
 			selected: part.selected, device: part.selectedIn[events.Device-1], worker: r.Worker,
 			names: slices.Clone(p.names[:selected]), whole: selected == len(p.names)})
 	}
@@ -505,7 +505,7 @@ func (t *Tracker) strayed(ctx context.Context, w events.WorkerID, since int64) b
 	t.mu.Lock()
 	roots := t.history.Roots(nil, w)
 	t.mu.Unlock()
-	roots = append(roots, t.others(ctx, nil, api.BlockHistoryRequest{Workers: []events.WorkerID{w}}).roots...)
+	roots = append(roots, t.queryPeers(ctx, nil, api.BlockHistoryRequest{Workers: []events.WorkerID{w}}).roots...)
 	var names []Name
 	for _, r := range roots {
 		if r.At >= since {
@@ -515,7 +515,7 @@ func (t *Tracker) strayed(ctx context.Context, w events.WorkerID, since int64) b
 	if len(names) == 0 {
 		return false
 	}
-	others := t.others(ctx, names, api.BlockHistoryRequest{})
+	others := t.queryPeers(ctx, names, api.BlockHistoryRequest{})
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, n := range names {
@@ -527,8 +527,8 @@ func (t *Tracker) strayed(ctx context.Context, w events.WorkerID, since int64) b
 	return true
 }
 
-// await stores a choice until its report arrives.
-func (t *Tracker) await(id string, p *pending) {
+// addPending stores a choice until its report arrives.
+func (t *Tracker) addPending(id string, p *pending) {
 	if was := t.pending[id]; was != nil {
 		t.names -= len(was.names)
 	} else {
@@ -558,10 +558,10 @@ func (t *Tracker) reported(ctx context.Context, r *api.Report) bool {
 	t.cfg.Reused(p.model, r.CachedTokens)
 	reused := min(p.selected, r.CachedTokens)
 	first := min(int((reused+p.size-1)/p.size), len(p.names))
-	others := t.others(ctx, p.names[first:], api.BlockHistoryRequest{})
+	others := t.queryPeers(ctx, p.names[first:], api.BlockHistoryRequest{})
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	b := t.sums.at(p.model, p.at)
+	b := t.sums.bucketAt(p.model, p.at)
 	if b == nil {
 		return true
 	}

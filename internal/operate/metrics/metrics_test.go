@@ -14,8 +14,10 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// of returns a configuration that exports a status.
-func of(s api.Status) Config { return Config{Figures: func() *Figures { return &Figures{Status: &s} }} }
+// configOf returns a configuration that exports a status.
+func configOf(s api.Status) Config {
+	return Config{Figures: func() *Figures { return &Figures{Status: &s} }}
+}
 
 func scrape(t *testing.T, cfg Config) string {
 	t.Helper()
@@ -35,7 +37,7 @@ func get(t *testing.T, handler http.Handler) string {
 
 // TestSharedStores: two kinds of names at one place are one store, because a label set must be unique.
 func TestSharedStores(t *testing.T) {
-	text := scrape(t, of(api.Status{L3: []api.StoreStatus{
+	text := scrape(t, configOf(api.Status{L3: []api.StoreStatus{
 		{Store: "/pages", Questions: 1},
 		{Store: "etcd://e:1 c", Election: &api.StoreElection{Leader: "m:1", Changes: 2, Failures: 3}},
 		{Store: "etcd://e:1 c", Election: &api.StoreElection{Leader: "m:1", Changes: 1, Failures: 4}},
@@ -74,7 +76,7 @@ func TestSharedStores(t *testing.T) {
 
 // TestRequests: requests are counted by all their labels.
 func TestRequests(t *testing.T) {
-	text := scrape(t, of(api.Status{Requests: []api.RequestCount{
+	text := scrape(t, configOf(api.Status{Requests: []api.RequestCount{
 		{Transport: api.OverNATS, Operation: api.OpFind, Outcome: api.OutcomeOK, Count: 7}, {Transport: api.OverNATS,
 			Operation: api.OpFind, Outcome: "busy", Count: 3},
 	}}))
@@ -90,7 +92,7 @@ func TestRequests(t *testing.T) {
 
 // TestNames: exactly the counters end in _total, and every metric of this project has a help text.
 func TestNames(t *testing.T) {
-	text := scrape(t, of(api.Status{Events: map[string]uint64{"messages": 1},
+	text := scrape(t, configOf(api.Status{Events: map[string]uint64{"messages": 1},
 		Partitions: make([]api.PartitionDetail, 1), Models: make([]api.ModelStatus, 1), L3: make([]api.StoreStatus,
 			1), Requests: make([]api.RequestCount, 1)}))
 	types := regexp.MustCompile(`(?m)^# TYPE (kvatlas_\S+) (\S+)$`).FindAllStringSubmatch(text, -1)
@@ -109,7 +111,7 @@ func TestNames(t *testing.T) {
 
 // TestHedgesDenied: a renamed metric is served under both names.
 func TestHedgesDenied(t *testing.T) {
-	handler, q := New(of(api.Status{}))
+	handler, q := New(configOf(api.Status{}))
 	q.HedgesDenied(3)
 	w := httptest.NewRecorder()
 	handler.ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
@@ -122,7 +124,7 @@ func TestHedgesDenied(t *testing.T) {
 
 // TestSelections: choices are counted by policy and outcome, and bookings by outcome.
 func TestSelections(t *testing.T) {
-	handler, queries := New(of(api.Status{Load: &api.LoadStatus{Healed: 7, Models: []api.ModelDigest{
+	handler, queries := New(configOf(api.Status{Load: &api.LoadStatus{Healed: 7, Models: []api.ModelDigest{
 		{Model: "m", Requests: 3, Conflicts: 4, Expired: 5, Rivals: 6, Booked: 30, Freed: 31, Full: 32, Gone: 33},
 		{Model: "m", Group: "g", Requests: 2}}},
 		Waiting:        []api.WaitingStatus{{Model: "m", Requests: 8, Tokens: 9}},
@@ -248,7 +250,7 @@ func TestWorkers(t *testing.T) {
 
 // TestModelsAreBounded: requests may name any model, and the series of models are bounded.
 func TestModelsAreBounded(t *testing.T) {
-	handler, q := New(of(api.Status{}))
+	handler, q := New(configOf(api.Status{}))
 	for i := range maxModels + 3 {
 		q.Reused(fmt.Sprint("m", i), 1)
 		q.Reused("m0", 1)

@@ -164,8 +164,8 @@ func (v *View) arrange() {
 	}
 }
 
-// at returns the index of the current row; -1 for an empty table.
-func (v *View) at() int {
+// currentIndex returns the index of the current row; -1 for an empty table.
+func (v *View) currentIndex() int {
 	if v.current != nil {
 		at := slices.IndexFunc(v.shown, func(r *row) bool { return r.Place() == *v.current })
 		if at >= 0 {
@@ -207,7 +207,7 @@ func (v *View) Press(e *tcell.EventKey) (quit bool) {
 		v.help = false
 		return false
 	}
-	at := v.at()
+	at := v.currentIndex()
 	switch key {
 	case tcell.KeyUp:
 		v.move(at - 1)
@@ -280,7 +280,7 @@ func (v *View) Frame(width, height int) []Line {
 	widths := v.fit(width)
 	below := []Line{v.details(), v.bottom()}
 	v.page = max(height-len(above)-1-len(below), 1)
-	at := v.at()
+	at := v.currentIndex()
 	v.first = max(min(v.first, at, len(v.shown)-v.page), at-v.page+1, 0)
 	rows := []Line{v.heading(widths, gap(width))}
 	for i := v.first; i < min(v.first+v.page, len(v.shown)); i++ {
@@ -515,7 +515,7 @@ func (v *View) empty() string {
 
 // details returns facts about the current row that have no column.
 func (v *View) details() Line {
-	at := v.at()
+	at := v.currentIndex()
 	if at < 0 {
 		return Line{}
 	}

@@ -273,7 +273,7 @@ func TestDisconnect(t *testing.T) {
 			close(gone)
 		}()
 		<-begun
-		for len(s.of("m").slots) == 0 {
+		for len(s.sourceOf("m").slots) == 0 {
 			runtime.Gosched()
 		}
 		cancel()

@@ -36,7 +36,7 @@ func Against(kind Kind, url, model, token string) (*Remote, error) {
 
 // Source returns the tokenizer of a model's texts, without time limits and cache; nil without a tokenizer.
 func (s *Service) Source(model string) Tokenizer {
-	if x := s.of(model); x != nil {
+	if x := s.sourceOf(model); x != nil {
 		return x.tokenizer
 	}
 	return nil

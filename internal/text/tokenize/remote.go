@@ -105,7 +105,7 @@ func (r *Remote) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
 		sent++
 		open++
 		go func() {
-			tokens, err := r.ask(ctx, base, t.Messages != nil, text)
+			tokens, err := r.send(ctx, base, t.Messages != nil, text)
 			ended <- end{tokens, err}
 		}()
 	}
@@ -134,8 +134,8 @@ func (r *Remote) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
 	}
 }
 
-// ask sends a request to one server.
-func (r *Remote) ask(ctx context.Context, base string, chat bool, text []byte) (Tokens, error) {
+// send sends a request to one server.
+func (r *Remote) send(ctx context.Context, base string, chat bool, text []byte) (Tokens, error) {
 	_, old := r.old.Load(base)
 	path := r.path(chat, old)
 	answer, status, err := r.post(ctx, base, path, text)

@@ -37,14 +37,14 @@ func service(t *testing.T, source Source, endpoints ...string) (*Service, func()
 	if err := settings.Complete(func(string) ([]byte, error) { return []byte("secret\n"), nil }); err != nil {
 		t.Fatal(err)
 	}
-	told := make(chan string, 1000)
+	observed := make(chan string, 1000)
 	s := New(Config{
 		Settings: settings, Endpoints: func(string) []string { return endpoints },
-		Observe: func(model, from string, o Outcome, _ time.Duration) { told <- model + " " + from + " " + string(o) },
+		Observe: func(model, from string, o Outcome, _ time.Duration) { observed <- model + " " + from + " " + string(o) },
 	})
 	return s, func() (list []string) {
-		for len(told) > 0 {
-			list = append(list, <-told)
+		for len(observed) > 0 {
+			list = append(list, <-observed)
 		}
 		return list
 	}
@@ -176,7 +176,7 @@ func TestOutcomes(t *testing.T) {
 		}
 		source := c.source(url)
 		source.TimeoutMS = int(patience.Milliseconds())
-		s, told := service(t, source)
+		s, observed := service(t, source)
 		if c.text == nil {
 			c.text = chat
 		}
@@ -187,8 +187,8 @@ func TestOutcomes(t *testing.T) {
 		if p := fmt.Sprint(err, s.Problems(time.Now())); strings.Contains(p, "SECRET") || strings.Contains(p, "98765") {
 			t.Errorf("an error contains text from the server: %s", p)
 		}
-		if got := told(); len(got) != 1 || !strings.HasSuffix(got[0], " "+string(c.want)) {
-			t.Errorf("told %q", got)
+		if got := observed(); len(got) != 1 || !strings.HasSuffix(got[0], " "+string(c.want)) {
+			t.Errorf("observed %q", got)
 		}
 		if p := s.Problems(time.Now()); len(p) != 1 || !strings.Contains(p[0], c.says) || !strings.Contains(p[0], "1 of 1") {
 			t.Errorf("problems %q", p)
@@ -197,12 +197,12 @@ func TestOutcomes(t *testing.T) {
 			t.Errorf("old problems: %q", p)
 		}
 	}
-	s, told := service(t, Source{Tokenize: URLs{gone.URL}})
+	s, observed := service(t, Source{Tokenize: URLs{gone.URL}})
 	if _, err := s.Tokenize(t.Context(), "other", chat); OutcomeOf(err) != NoSource {
 		t.Error(err)
 	}
-	if got := told(); len(got) != 1 || got[0] != "other none no_source" {
-		t.Errorf("told %q", got)
+	if got := observed(); len(got) != 1 || got[0] != "other none no_source" {
+		t.Errorf("observed %q", got)
 	}
 }
 
@@ -331,7 +331,7 @@ func TestHedge(t *testing.T) {
 		fmt.Fprint(w, `{"tokens":[1,2,3]}`)
 	})
 	s, _ := service(t, Source{Tokenize: URLs{hangs, ok}, TimeoutMS: int(patience.Milliseconds())})
-	x := s.of("m")
+	x := s.sourceOf("m")
 	x.tokenizer.(*Remote).Hedge = time.Millisecond
 	for i := range 10 {
 		if got, err := s.Tokenize(t.Context(), "m", &api.Text{Prompt: fmt.Sprint(i)}); err != nil || len(got.IDs) != 3 {
@@ -360,7 +360,7 @@ func TestCache(t *testing.T) {
 		fmt.Fprint(w, `{"tokens":[1,2,3]}`)
 	})
 	room := int64(2*size(Tokens{IDs: make(api.Tokens, 3)})) + 8
-	s, told := service(t, Source{Tokenize: URLs{url}, CacheBytes: &room, TimeoutMS: int(patience.Milliseconds())})
+	s, observed := service(t, Source{Tokenize: URLs{url}, CacheBytes: &room, TimeoutMS: int(patience.Milliseconds())})
 	ask := func(text *api.Text) {
 		t.Helper()
 		if got, err := s.Tokenize(t.Context(), "m", text); err != nil || len(got.IDs) != 3 {
@@ -373,7 +373,7 @@ func TestCache(t *testing.T) {
 	ask(&again)
 	ask(&api.Text{Prompt: string(chat.Messages)}) // another text
 	ask(chat)
-	if got, n := told(), asked.Load(); n != 2 || !strings.HasSuffix(got[1], " cached") {
+	if got, n := observed(), asked.Load(); n != 2 || !strings.HasSuffix(got[1], " cached") {
 		t.Errorf("asked %d times: %q", n, got)
 	}
 	ask(&api.Text{Prompt: "third"}) // drops the prompt
@@ -382,7 +382,7 @@ func TestCache(t *testing.T) {
 	if n := asked.Load(); n != 4 {
 		t.Errorf("asked %d times", n)
 	}
-	c := s.of("m").cache
+	c := s.sourceOf("m").cache
 	if c.bytes > room || c.lru.Len() != 2 {
 		t.Errorf("%d bytes in %d entries", c.bytes, c.lru.Len())
 	}

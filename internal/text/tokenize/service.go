@@ -247,8 +247,8 @@ func (s *Settings) Unasked() (models []string) {
 // Serves reports whether at least one model has a tokenizer.
 func (s *Service) Serves() bool { return s != nil && (len(s.cfg.Models) > 0 || s.cfg.Default != nil) }
 
-// of returns the source of a model; nil without a source.
-func (s *Service) of(model string) *source {
+// sourceOf returns the source of a model; nil without a source.
+func (s *Service) sourceOf(model string) *source {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if known := s.models[model]; known != nil {
@@ -369,7 +369,7 @@ func (s *Source) servers(endpoints []string) ([]string, error) {
 // Tokenize converts a text to tokens. The time limit is the source's, and at most half of the context's remaining time.
 func (s *Service) Tokenize(ctx context.Context, model string, t *api.Text) (Tokens, error) {
 	began := time.Now()
-	x := s.of(model)
+	x := s.sourceOf(model)
 	if x == nil {
 		s.observe(api.OpOther, "none", NoSource, began)
 		return Tokens{}, failed(NoSource, "no tokenizer for model %.80q; add the model to the file of --tokenizers",
