@@ -39,7 +39,7 @@ const (
 	// Any is for routes that every token may use.
 	Any = Read | Route | Register | Operate
 
-	// Anybody marks routes without a token, such as health checks. No token has this role.
+	// The role of routes without a token, such as health checks. No token has the role.
 	Anybody Roles = 1 << 7
 )
 
@@ -257,7 +257,8 @@ func (t *Tokens) Problem() string {
 // every is the interval of Watch. A new file becomes valid after two reads.
 const every = time.Second
 
-// Watch calls Look until ctx ends, and calls report with the result for each new text. A nil Tokens has no file to watch.
+// Watch calls Look until ctx ends, and calls report with the result for each new text. A nil Tokens has no file to
+// watch.
 func (t *Tokens) Watch(ctx context.Context, report func(changed bool, err error)) {
 	if t == nil {
 		return

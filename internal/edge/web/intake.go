@@ -159,8 +159,8 @@ type Place interface {
 	Leave()
 }
 
-// Receive counts a request's body in the Intake. During the receipt of the body, other
-// requests may use the slot. The caller owns the slot before the call. The returned function ends the request and frees its resources.
+// Receive counts a request's body in the Intake. During the receipt of the body, other requests may use the slot. The
+// caller owns the slot before the call. The returned function ends the request and frees its resources.
 func (in *Intake) Receive(w http.ResponseWriter, r *http.Request, place Place) (end func()) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return place.Leave

@@ -136,8 +136,8 @@ func Reply(w http.ResponseWriter, r *http.Request, contentType string, body []by
 	return outcome
 }
 
-// CutOff returns the outcome of a request after its reply ended early with err. net/http cancels the request's context if a
-// write fails.
+// CutOff returns the outcome of a request after its reply ended early with err. net/http cancels the request's context
+// if a write fails.
 func CutOff(r *http.Request, err error) string {
 	if errors.Is(r.Context().Err(), context.Canceled) && !errors.Is(err, os.ErrDeadlineExceeded) {
 		return api.OutcomeCanceled

@@ -1,12 +1,11 @@
-// Package control sends requests to running shims over NATS: a shim identifies itself, or publishes its engine's
-// holdings again.
+// Package control sends requests to running shims over NATS. A request identifies the shim of a rank, or makes a shim
+// publish the engine's holdings again.
 //
-// A shim answers on the control subjects of its rank and of its partition ([Serve]). [Who] returns the live shim of a
-// rank. [Resync] requests a new incarnation from one shim, or from all shims of a partition; the shim starts it with
-// the events that its engine can still repeat. A shim performs a resync once for each id, so a caller may repeat a
-// request after a lost answer.
+// A shim answers on the control subjects of its rank and of its partition ([Serve]). [Resync] requests a new
+// incarnation from a shim, or from all shims of a partition. The new incarnation starts with the events that the engine
+// can still repeat. A shim performs a resync once per id, so the caller may repeat a request after a lost answer.
 //
-// internal/ingest/shim carries out a resync, and internal/index/node decides when to request it.
+// internal/ingest/shim carries out a resync, and internal/index/node decides when to request a resync.
 package control
 
 import (
@@ -48,8 +47,8 @@ type Shim struct {
 	PID         int                `json:"pid"`
 	Since       time.Time          `json:"since"`
 
-	// Replay reports whether the engine can repeat earlier events or list its blocks. Without it, a new incarnation starts
-	// with the events after its begin.
+	// Replay reports whether the engine can repeat earlier events or list its blocks. Otherwise a new incarnation starts
+	// with later events only.
 	Replay bool `json:"replay"`
 
 	// Waiting describes a log that does not accept the shim's events; nil if the log accepts them.
@@ -60,7 +59,7 @@ type Shim struct {
 	Endpoint       string `json:"endpoint,omitempty"`
 	ReplayEndpoint string `json:"replay_endpoint,omitempty"`
 
-	// Heard counts the engine's messages by outcome. nil means that the shim has not started to read, or that its
+	// Heard counts the engine's messages by outcome. nil: the shim has not started to read, or the
 	// release does not report the counts.
 	Heard *Heard `json:"heard,omitempty"`
 }
@@ -76,8 +75,8 @@ type Heard struct {
 	// Skipped counts skipped events that lost information, by reason.
 	Skipped map[string]uint64 `json:"skipped,omitempty"`
 
-	// ReplayFailed is the error of the last request to the replay endpoint. It is empty after a success, and before the
-	// first request.
+	// ReplayFailed is the error of the last request to the replay endpoint. Empty after a success and before the first
+	// request.
 	ReplayFailed string `json:"replay_failed,omitempty"`
 }
 
@@ -98,7 +97,7 @@ func (s *Shim) String() string {
 // ResyncRequest describes a resync. The zero value of Lost and Of requests a new incarnation unconditionally, as an
 // operator does.
 type ResyncRequest struct {
-	ID string // a shim performs a resync once for each id
+	ID string // a shim performs a resync once per id
 
 	// Lost means that the partition's log has lost messages. A shim does not begin a new incarnation if the log still
 	// has all events of the present incarnation: the shim may have noticed the loss itself, or another node may have
@@ -108,12 +107,12 @@ type ResyncRequest struct {
 	Of events.Incarnation // if not 0, events of this incarnation are missing; a later incarnation fulfils the request
 }
 
-// Handler answers requests for a shim. Its methods must be safe for concurrent use.
+// Handler answers requests for a shim. All methods must be safe for concurrent use.
 type Handler interface {
 	Who() Shim
 
-	// Resync begins a new incarnation and returns its number. It does not begin a new incarnation for an id that was
-	// handled before, or if the conditions of the request do not hold.
+	// Resync begins a new incarnation and returns its number. No new incarnation begins for a repeated id, or
+	// if the conditions of the request do not hold.
 	Resync(ctx context.Context, a ResyncRequest) (Shim, error)
 }
 
@@ -177,13 +176,13 @@ func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(),
 	}, nil
 }
 
-// Who returns the shim that serves a rank now. It returns nil without an answer.
+// Who returns the shim that serves a rank now. The result is nil without an answer.
 func Who(ctx context.Context, ns *jetstream.Namespace, key events.RankKey) (*Shim, error) {
 	return askRank(ctx, ns, key, request{Op: opWho})
 }
 
-// Absent returns the ranks whose shims are not connected to NATS: their control subjects have no subscriber. Shims do
-// not answer these requests, so the cost is one message for each rank.
+// Absent returns the ranks without a connected shim: their control subjects have no subscriber. Shims do not answer
+// such requests, so the cost is one message per rank.
 func Absent(ctx context.Context, ns *jetstream.Namespace, ranks []events.RankKey) ([]events.RankKey, error) {
 	body, err := json.Marshal(request{Op: opPresent})
 	if err != nil {
@@ -192,13 +191,13 @@ func Absent(ctx context.Context, ns *jetstream.Namespace, ranks []events.RankKey
 	return ns.Absent(ctx, ranks, body)
 }
 
-// WhoAll returns the answers of all shims of a partition. It waits for two seconds, because the number of shims is
+// WhoAll returns the answers of all shims of a partition. The wait lasts two seconds, because the number of shims is
 // unknown.
 func WhoAll(ctx context.Context, ns *jetstream.Namespace, p events.Partition) ([]Shim, error) {
 	return gather(ctx, ns, p, request{Op: opWho})
 }
 
-// Resync sends a resync request to the shim of one rank. It returns nil without an answer.
+// Resync sends a resync request to the shim of one rank. The result is nil without an answer.
 func Resync(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, a ResyncRequest) (*Shim, error) {
 	return askRank(ctx, ns, key, request{Op: opResync, ID: a.ID, Lost: a.Lost, Of: a.Of})
 }
@@ -252,8 +251,8 @@ func gather(ctx context.Context, ns *jetstream.Namespace, p events.Partition, re
 	}), nil
 }
 
-// read decodes answers. It skips unreadable answers and answers of other ranks: a rank that was not asked, or a rank
-// that differs from the subject of the answer. A faulty answer does not affect the others.
+// read decodes answers. Unreadable answers and answers of other ranks are skipped: a rank outside of the request, or a
+// rank different from the subject of the answer. A faulty answer does not affect the others.
 func read(replies []jetstream.Reply, asked func(Shim) bool) (shims []Shim) {
 	for _, r := range replies {
 		var s Shim

@@ -12,7 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
-// standing is a shim that stalls at its first request until it is released.
+// standing is a shim that stalls at the first request until the test releases it.
 type standing struct {
 	now atomic.Pointer[still]
 }
@@ -81,7 +81,7 @@ func TestAskedTwice(t *testing.T) {
 	}
 }
 
-// claiming is a shim whose answer names another rank.
+// claiming is a shim that answers for another rank.
 type claiming struct{ Shim }
 
 func (c claiming) Who() Shim                                           { return c.Shim }
@@ -125,7 +125,7 @@ func TestAShimSpeaksForItself(t *testing.T) {
 		defer stop()
 	}
 	if who, err := Resync(ctx, ns, events.RankKey{Instance: bad}, ResyncRequest{ID: "1"}); who != nil || err != nil {
-		t.Errorf("the shim of %s, whose answer names another: %+v, %v", bad, who, err)
+		t.Errorf("the shim of %s, with the answer of another rank: %+v, %v", bad, who, err)
 	}
 	if who, err := Who(ctx, ns, events.RankKey{Instance: good}); who == nil || who.Instance != good || err != nil {
 		t.Errorf("the shim of %s: %+v, %v", good, who, err)
@@ -142,7 +142,7 @@ func TestAShimSpeaksForItself(t *testing.T) {
 	}
 }
 
-// TestAbsent covers shims that are connected, that stall, and whose connections have ended.
+// TestAbsent covers connected shims, stalled shims, and shims after the end of the connection.
 func TestAbsent(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
@@ -168,7 +168,7 @@ func TestAbsent(t *testing.T) {
 	for i := range 100 {
 		ranks = append(ranks, events.RankKey{Instance: "w", Rank: events.Rank(i)})
 	}
-	never := &standing{} // a shim that must not receive a who request
+	never := &standing{} // must not receive a request
 	for _, key := range ranks[1:] {
 		stop, err := Serve(shims, key, never)
 		if err != nil {
@@ -209,7 +209,7 @@ func BenchmarkAbsent(b *testing.B) {
 	var ranks []events.RankKey
 	for i := range 10_000 {
 		ranks = append(ranks, events.RankKey{Instance: events.WorkerID(fmt.Sprint("w", i))})
-		if i%10 == 0 { // the other subjects have no interest at all, which costs more
+		if i%10 == 0 { // subjects without subscribers cost more
 			continue
 		}
 		if _, err := Serve(ns, ranks[i], &standing{}); err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestAnswersNameTheirRank: an answer on one rank's subject that names another rank is skipped.
+// TestAnswersNameTheirRank: an answer on the subject of a rank is skipped if it names another rank.
 func TestAnswersNameTheirRank(t *testing.T) {
 	t.Parallel()
 	w1, w2 := events.RankKey{Instance: "w1"}, events.RankKey{Instance: "w2"}

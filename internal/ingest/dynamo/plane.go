@@ -27,7 +27,7 @@ func Envelope(frames [][]byte) ([]byte, error) {
 	}
 	last := frames[3]
 	if len(last) < 5 || last[0] != 1 || uint64(binary.BigEndian.Uint32(last[1:])) != uint64(len(last)-5) {
-		return nil, fmt.Errorf("a message with a last frame of %d bytes that begins with %x, not with 1 and its length", len(last),
+		return nil, fmt.Errorf("the last frame of %d bytes begins with %x, not with 1 and its length", len(last),
 			last[:min(len(last), 5)])
 	}
 	return last[5:], nil

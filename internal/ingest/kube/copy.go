@@ -90,7 +90,8 @@ func NewCopy[T Object](client *Client, collection Collection, failed func(error)
 	if failed == nil {
 		failed = func(error) {}
 	}
-	return &Copy[T]{client: client, collection: collection, failed: failed, objects: map[string]T{}, changed: make(chan struct{}, 1)}
+	return &Copy[T]{client: client, collection: collection, failed: failed, objects: map[string]T{},
+		changed: make(chan struct{}, 1)}
 }
 
 // List returns the objects, sorted by namespace and name. The error is [ErrNotListed] or nil: failures of the API

@@ -20,7 +20,8 @@ import (
 func TestOneFindingForEachCause(t *testing.T) {
 	unreadable := "partitions 0-7: " + node.LogUnreadable + ": timeout (of partition 0)" + survey.RemedyMark + "see NATS"
 	wrongSize := func(f *Facts) {
-		f.Records = []registry.Record{{Instance: "w1", Shim: &registry.ShimState{Unusable: "32 tokens" + survey.RemedyMark + "16"}}}
+		f.Records = []registry.Record{{Instance: "w1",
+			Shim: &registry.ShimState{Unusable: "32 tokens" + survey.RemedyMark + "16"}}}
 		w := &f.Workers.Workers[0]
 		w.BlockSize, w.Stored = 32, 0
 		w.Record.Because(api.WorkerIncomplete, "no block size")

@@ -225,10 +225,12 @@ func TestEachFaultIsFound(t *testing.T) {
 			f.Shims[0].Heard.Skipped = map[string]uint64{"bad_token": 7}
 		}},
 		{"workers", Error, "several engines publish", "correct it", func(f *Facts) {
-			f.Records = []registry.Record{{Instance: "w1", Shim: &registry.ShimState{Several: "two" + survey.RemedyMark + "correct it"}}}
+			f.Records = []registry.Record{{Instance: "w1",
+				Shim: &registry.ShimState{Several: "two" + survey.RemedyMark + "correct it"}}}
 		}},
 		{"workers", Error, "are skipped", "correct it", func(f *Facts) {
-			f.Records = []registry.Record{{Instance: "w1", Shim: &registry.ShimState{Unusable: "odd" + survey.RemedyMark + "correct it"}}}
+			f.Records = []registry.Record{{Instance: "w1",
+				Shim: &registry.ShimState{Unusable: "odd" + survey.RemedyMark + "correct it"}}}
 		}},
 		{"shims", Warning, "were lost", "buffer_steps", func(f *Facts) { f.Shims[0].Heard.Gaps = 2 }},
 		{"shims", Warning, "published before", "reset_prefix_cache",
@@ -241,7 +243,9 @@ func TestEachFaultIsFound(t *testing.T) {
 		{"engines", Warning, "does not report event settings", "--engine-http-token-file", func(f *Facts) {
 			f.Engines[0].Err = enginehttp.ErrUnknown
 		}},
-		{"engines", Error, "different block sizes", "--block-size 32", func(f *Facts) { f.Engines[0].Reported.BlockSize = 32 }},
+		{"engines", Error, "different block sizes", "--block-size 32", func(f *Facts) {
+			f.Engines[0].Reported.BlockSize = 32
+		}},
 		{"engines", Warning, "another name", "--model x", func(f *Facts) { f.Engines[0].Reported.Model = "x" }},
 		{"engines", Error, "do not name adapters", `"format":"dynamo"`,
 			func(f *Facts) { f.Engines[0].Reported.UnnamedAdapters = true }},

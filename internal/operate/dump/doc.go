@@ -18,9 +18,9 @@
 //
 // # Extensions of Dynamo's format
 //
-// A RouterEvent has no attention groups. Three additional fields contain the groups; Dynamo ignores them. For a rank of a hybrid
-// model, or with a draft model, the first line is a cleared event with "kv_groups". The field lists the specification
-// of each group, and the blocks of windows, chunks and Mamba states. A block appears once per copy:
+// A RouterEvent has no attention groups. Three additional fields contain the groups; Dynamo ignores them. For a rank of
+// a hybrid model, or with a draft model, the first line is a cleared event with "kv_groups". The field lists the
+// specification of each group, and the blocks of windows, chunks and Mamba states. A block appears once per copy:
 //
 //	{"worker_id":"w1","event":{"event_id":1,"data":"cleared","dp_rank":0},"kv_groups":[
 //	 {"group_idx":1,"kv_cache_spec_kind":"sliding_window","window":1024,"storage_tier":"device","block_hashes":[17,18]}]}

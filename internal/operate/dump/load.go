@@ -160,7 +160,7 @@ func (l *loader) open(ctx context.Context, key events.RankKey) (*loading, error)
 	r.machine = shim.NewMachine(l.id, shim.Limits{}, false, &r.decoded)
 	r.machine.Recovered(before, events.Millis(time.Now().UnixMilli()))
 	err = registry.Claim(ctx, l.ns, key.Instance, l.id.Model)
-	if err != nil && !errors.Is(err, jetstream.ErrDenied) { // a user of a release without claims; its indexers require none
+	if err != nil && !errors.Is(err, jetstream.ErrDenied) { // a release without claims requires none
 		server.Close()
 		return nil, err
 	}

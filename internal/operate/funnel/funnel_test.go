@@ -155,7 +155,7 @@ func TestDivide(t *testing.T) {
 	}
 	gone := api.BlockPast{Asked: 1, Stored: 2, Last: 2, Lost: 400_000, Why: api.CauseEvicted, Worker: "w",
 		Tier: events.Host}
-	mixed := everything(gone) // the last three were never stored; the second of the others is held behind the missing first
+	mixed := everything(gone) // the last three were never stored; the second is held, the first is not
 	for _, n := range names[7:] {
 		mixed[n] = api.BlockPast{Asked: 1}
 	}

@@ -72,7 +72,8 @@ type History struct {
 	clock   int64 // time of the last event; times are unique, which orders the events
 	adapted bool  // a prompt with a LoRA was requested
 
-	claimed func(instance events.WorkerID, model string) bool // reports whether a worker's events under a model are valid; nil accepts all
+	// claimed reports whether a worker's events under a model are valid; nil accepts all.
+	claimed func(instance events.WorkerID, model string) bool
 
 	locals  []events.LocalHash
 	seq     []events.SeqHash

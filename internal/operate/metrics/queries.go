@@ -209,7 +209,8 @@ func New(cfg Config) (http.Handler, *Queries) {
 				"held, by tier.", "model", "tier"),
 		},
 		outcomes: counter("kvatlas_route_decisions_total", "Choices of a worker by their use of the index: best (no "+
-			"candidate held more), lost_to_load, cold (no worker held blocks), pinned, no_index (the answer lacked partitions), "+
+			"candidate held more), lost_to_load, cold (no worker held blocks), pinned, "+
+			"no_index (the answer lacked partitions), "+
 			"no_worker.", "model", "outcome"),
 		ratio: histogram("kvatlas_find_best_ratio", "Largest share of a query's blocks held by a worker, "+
 			"by model. Without choices of workers.", prometheus.LinearBuckets(0, 0.1, 11), "model"),

@@ -51,7 +51,8 @@ func (c shimCollector) Collect(ch chan<- prometheus.Metric) {
 			"again), gap (not recoverable: the rank was cleared), restart (of an engine), departure (the engine's process is "+
 			"gone), resync (on request), snapshot (of the engine, in place of an impossible replay), joined_late "+
 			"(earlier events are unknown), correction (of a wrong hash), log_unreadable (the rank's last message in "+
-			"the log: a new incarnation began), batch_refused (by the log: too many were open), foreign (a message of another engine "+
+			"the log: a new incarnation began), batch_refused (by the log: too many were open), foreign "+
+			"(a message of another engine "+
 			"at the same socket, skipped).", "what", f.Incidents)
 	to.counts("kvatlas_shim_events_skipped_total", "Skipped events, by reason.", "reason", f.Skipped)
 	to.spans(f.Spans)
