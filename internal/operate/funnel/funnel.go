@@ -98,7 +98,7 @@ type Tracker struct {
 	queue chan item
 
 	unread              atomic.Int64 // bytes
-	recorded            atomic.Int64 // Unix nanoseconds: the time at which the rate limit admits the next request
+	recorded            atomic.Int64 // Unix nanoseconds: end of the time that recorded requests use up (GCRA)
 	dropped, eventsLost atomic.Uint64
 	forgotten, unheard  atomic.Uint64
 	reading             budget

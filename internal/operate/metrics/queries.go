@@ -173,7 +173,7 @@ func New(cfg Config) (http.Handler, *Queries) {
 		duration: histogram("kvatlas_request_duration_seconds", "Time from a request's arrival at the node's handler to "+
 			"its answer. Operations with the prefix own_ are requests of other nodes.", usual, "operation", "outcome"),
 		asked: counter("kvatlas_peer_requests_total", "Requests to other nodes for shares of a query: first, next "+
-			"after a failure, hedge beside a slow one, or forward (of the whole query).", "kind"),
+			"after a failure, hedge beside a slow one, or forward (the receiver finishes the query).", "kind"),
 		replied: histogram("kvatlas_peer_reply_duration_seconds", "Time from a request to another node to its reply, by "+
 			"outcome. Requests without a reply are not counted.", usual, "outcome"),
 		withheld: counter("kvatlas_peer_hedges_withheld_total",
@@ -181,8 +181,8 @@ func New(cfg Config) (http.Handler, *Queries) {
 		denied: counter("kvatlas_peer_hedges_denied_total",
 			"Due hedged requests denied by the budget.").WithLabelValues(),
 		forwarded: counter("kvatlas_forwarded_queries_total", "Queries forwarded to another node, by outcome: "+
-			"answered there, or here after a refusal, a hedge, a timeout, or without a connection (unsent). "+
-			"redelivered counts answers relayed by the forwarding node.", "outcome"),
+			"answered there, or answered here: declined, hedged (slow), given_up (no sign of the answer), unsent. "+
+			"redelivered additionally counts answers relayed to the client by this node.", "outcome"),
 		missing: counter("kvatlas_answer_missing_partitions_total",
 			"Partitions missing in answers because no node answered for them.", "operation"),
 		selected: counter("kvatlas_selections_total", "Choices of a worker on this node, by policy (other: "+
