@@ -142,8 +142,8 @@ func TestRemoval(t *testing.T) {
 	}
 }
 
-// TestKeysOfBefore: keys of a release without rosters stay, and missing keys are created.
-func TestKeysOfBefore(t *testing.T) {
+// TestKeysOfOlderReleases: keys of a release without rosters stay, and missing keys are created.
+func TestKeysOfOlderReleases(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	before := newRing(t, dir, Static)
@@ -174,8 +174,8 @@ func TestKeysOfBefore(t *testing.T) {
 	}
 }
 
-// TestSecretsAreTheOwners: only the owner may read a secret, and the roster contains no secrets.
-func TestSecretsAreTheOwners(t *testing.T) {
+// TestOnlyTheOwnerReadsSecrets: only the owner may read a secret, and the roster contains no secrets.
+func TestOnlyTheOwnerReadsSecrets(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []Mode{Static, JWT} {
 		r := newRing(t, filepath.Join(t.TempDir(), "keys"), mode)

@@ -9,9 +9,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestInboxOfAKey: the inbox prefix of each user follows from its key: from the roster in the folder of a seed, and
+// TestInboxFromKey: the inbox prefix of each user follows from its key: from the roster in the folder of a seed, and
 // from the permissions in credentials.
-func TestInboxOfAKey(t *testing.T) {
+func TestInboxFromKey(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []Mode{Static, JWT} {
 		dir := t.TempDir()

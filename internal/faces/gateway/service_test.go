@@ -333,8 +333,8 @@ func TestRanksAtOwnAddresses(t *testing.T) {
 	}
 }
 
-// TestFallbacksAreOfTheSubset: a worker that registers again during a choice is a fallback only inside the subset.
-func TestFallbacksAreOfTheSubset(t *testing.T) {
+// TestFallbacksStayInTheSubset: a worker that registers again during a choice is a fallback only inside the subset.
+func TestFallbacksStayInTheSubset(t *testing.T) {
 	s := New(newWorld().config())
 	of := &api.Selection{Model: "m", Worker: "a", Endpoint: "10.0.0.1:8000", Explanation: &routing.Explanation{
 		Candidates: []routing.Considered{{Worker: "a"}, {Worker: "b"}, {Worker: "c"}, {Worker: "d"}}}}
@@ -509,9 +509,9 @@ func TestAddress(t *testing.T) {
 	}
 }
 
-// TestTextsOfUsers: null is treated as absent. A request's own template is not rendered. Texts that engines refuse are
-// not texts.
-func TestTextsOfUsers(t *testing.T) {
+// TestTextsOfRequests: null is treated as absent. A request's own template is not rendered. Texts that engines refuse
+// are not texts.
+func TestTextsOfRequests(t *testing.T) {
 	for body, text := range map[string]bool{
 		`{"model":"m","messages":[{"role":"user","content":"hi"}],"tools":null,"chat_template_kwargs":null}`:     true,
 		`{"model":"m","prompt":"hi","messages":null,"tools":null}`:                                               true,

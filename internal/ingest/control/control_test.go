@@ -51,8 +51,8 @@ func joined(ctx context.Context, tb testing.TB, partitions uint32) *jetstream.Na
 	return ns
 }
 
-// TestAskedTwice: a stalled shim is not considered gone.
-func TestAskedTwice(t *testing.T) {
+// TestStalledShimIsAskedAgain: a stalled shim is not considered gone.
+func TestStalledShimIsAskedAgain(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
 	ns := joined(ctx, t, 1)
@@ -87,8 +87,8 @@ type claiming struct{ Shim }
 func (c claiming) Who() Shim                                           { return c.Shim }
 func (c claiming) Resync(context.Context, ResyncRequest) (Shim, error) { return c.Shim, nil }
 
-// TestAShimSpeaksForItself: answers that name a rank outside of the request are skipped. Other answers count.
-func TestAShimSpeaksForItself(t *testing.T) {
+// TestAnswersForOtherRanksAreSkipped: answers that name a rank outside of the request are skipped. Other answers count.
+func TestAnswersForOtherRanksAreSkipped(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
 	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), SyncInterval: time.Minute})

@@ -161,8 +161,8 @@ func TestSGLang(t *testing.T) {
 	}
 }
 
-// TestWhoIsNoEngine covers other servers, and engines that are not ready or refuse the request.
-func TestWhoIsNoEngine(t *testing.T) {
+// TestErrorsOfOtherServers covers other servers, and engines that are not ready or refuse the request.
+func TestErrorsOfOtherServers(t *testing.T) {
 	status := func(code int) *Asker {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.Header.Get("Authorization") != "Bearer secret" {

@@ -118,8 +118,8 @@ func FuzzReader(f *testing.F) {
 	})
 }
 
-// TestReaderTakesMemoryAsBytesArrive: a size that is announced but not sent allocates no memory.
-func TestReaderTakesMemoryAsBytesArrive(t *testing.T) {
+// TestReaderAllocatesAsBytesArrive: a size that is announced but not sent allocates no memory.
+func TestReaderAllocatesAsBytesArrive(t *testing.T) {
 	head := binary.BigEndian.AppendUint64([]byte{flagLong}, 1<<40)
 	for _, body := range []int{0, 10, growStep + 10} {
 		r := &reader{r: bufio.NewReader(bytes.NewReader(append(head[:9:9], make([]byte, body)...))), maxBytes: 1 << 41,

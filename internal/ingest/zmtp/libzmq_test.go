@@ -461,9 +461,9 @@ func TestLibzmqSubscriber(t *testing.T) {
 	}
 }
 
-// TestLibzmqSubscriberThatIsSlow: a subscriber does not read. Our publisher drops messages at its high-water mark and
+// TestLibzmqSlowSubscriber: a subscriber does not read. Our publisher drops messages at its high-water mark and
 // counts them; libzmq's publisher drops without a count.
-func TestLibzmqSubscriberThatIsSlow(t *testing.T) {
+func TestLibzmqSlowSubscriber(t *testing.T) {
 	p := mustPub(t, "tcp://127.0.0.1:0", Config{SendQueue: 10, Heartbeat: -1})
 	s := startLibzmq(t, "SUB", opts{"connect": p.Addr(), "topics": []string{""}, "hwm": 10})
 	if err := p.WaitSubscribers(Within(t), 1); err != nil {

@@ -92,9 +92,9 @@ func TestOneFindingForEachCause(t *testing.T) {
 	}
 }
 
-// TestACauseIsAsGraveAsItsConsequences: a warning with an error among its consequences is an error, except for an ended
+// TestSeverityFollowsConsequences: a warning with an error among its consequences is an error, except for an ended
 // engine.
-func TestACauseIsAsGraveAsItsConsequences(t *testing.T) {
+func TestSeverityFollowsConsequences(t *testing.T) {
 	for cause, want := range map[Fault]Severity{shimNoReplay: Error, engineGone: Warning} {
 		rank := events.RankKey{Instance: "w"}
 		r := &Report{Checks: []Result{{Findings: []Finding{finding(Warning, cause, "w/0", "", "", "").about(rank, false),

@@ -289,8 +289,8 @@ func TestEachFaultIsFound(t *testing.T) {
 	}
 }
 
-// TestFineIsFine: valid facts have no findings.
-func TestFineIsFine(t *testing.T) {
+// TestValidFactsHaveNoFindings: valid facts have no findings.
+func TestValidFactsHaveNoFindings(t *testing.T) {
 	for _, k := range checks {
 		if list := k.judge(fine()); len(list) > 0 {
 			t.Errorf("%s: %+v", k.name, list)

@@ -75,10 +75,10 @@ func eventOf(t *rapid.T, layout []events.GroupSpec) events.Event {
 	return e
 }
 
-// TestDumpedAndReadBackHoldsTheSame dumps random contents, reads the lines back and applies them to another index. The
+// TestDumpRestoresTheSameHoldings dumps random contents, reads the lines back and applies them to another index. The
 // test compares the new index with the original and with the naive twin: the engine's possible reuse, the kind of
 // bound, and the checksum. With several main groups, a dump contains the common prefix.
-func TestDumpedAndReadBackHoldsTheSame(t *testing.T) {
+func TestDumpRestoresTheSameHoldings(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		layout := rapid.SampledFrom(layouts).Draw(t, "layout")
 		x := radix.New(bounds)

@@ -61,8 +61,8 @@ func TestImagesTakeLittleMemory(t *testing.T) {
 	runtime.KeepAlive(image)
 }
 
-// TestNamesOfOurs: generated names differ from all names of the rank.
-func TestNamesOfOurs(t *testing.T) {
+// TestGeneratedNamesAreUnused: generated names differ from all names of the rank.
+func TestGeneratedNamesAreUnused(t *testing.T) {
 	const from = events.BlockHash(1) << 63
 	for _, c := range []struct {
 		used []events.BlockHash

@@ -211,8 +211,8 @@ func TestDivide(t *testing.T) {
 	}
 }
 
-// TestImagesAreOfThePrompt: prompts with equal tokens and different images differ from the first image on.
-func TestImagesAreOfThePrompt(t *testing.T) {
+// TestImagesDistinguishPrompts: prompts with equal tokens and different images differ from the first image on.
+func TestImagesDistinguishPrompts(t *testing.T) {
 	names := func(image uint64) []Name {
 		r := &Request{Model: "m", BlockSize: 4, Tokens: make([]uint32, 12),
 			Media: []events.MediaItem{{Hash: image, Offset: 5, Length: 2}}}
@@ -226,8 +226,8 @@ func TestImagesAreOfThePrompt(t *testing.T) {
 
 func (r *Request) names() []Name { p := r.prompt(false); return p.names }
 
-// TestDivideIsWhole: for every request and history, a step and its losses add up to the step before.
-func TestDivideIsWhole(t *testing.T) {
+// TestStepsAndLossesAddUp: for every request and history, a step and its losses add up to the step before.
+func TestStepsAndLossesAddUp(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 7))
 	for range 5000 {
 		some := func() uint32 { return uint32(rng.IntN(14)) }

@@ -7,8 +7,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// TestAProblemOfSeveralNodesIsSaidOnce: a problem of several nodes, such as a full disk, is listed once.
-func TestAProblemOfSeveralNodesIsSaidOnce(t *testing.T) {
+// TestSharedProblemIsListedOnce: a problem of several nodes, such as a full disk, is listed once.
+func TestSharedProblemIsListedOnce(t *testing.T) {
 	status := func(ready bool, problems ...string) *api.Status { return &api.Status{Ready: ready, Problems: problems} }
 	r := Report{Nodes: []Node{
 		{Node: "a", Status: status(true, "the disk is full", "a's own")},

@@ -482,8 +482,8 @@ func TestNamesAreShortenedInTheirMiddle(t *testing.T) {
 	}
 }
 
-// TestColumnsHaveTheirOwn: every column has a unique key, and a unique place in the order of disappearance.
-func TestColumnsHaveTheirOwn(t *testing.T) {
+// TestColumnsAreUnique: every column has a unique key, and a unique place in the order of disappearance.
+func TestColumnsAreUnique(t *testing.T) {
 	t.Parallel()
 	keys, ranks := map[rune]bool{'q': true, '/': true, '?': true, '<': true, '>': true}, map[int]bool{}
 	for _, c := range columns {

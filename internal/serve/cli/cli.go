@@ -113,7 +113,8 @@ func Main(root *cobra.Command) int {
 	return 1
 }
 
-// oneLine joins the non-blank lines of an error. The text after a question is appended without a separator.
+// oneLine joins the non-blank lines of an error. The separator is a space after a question, otherwise a
+// semicolon.
 func oneLine(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-func TestDebugIsForThisHostAlone(t *testing.T) {
+func TestDebugRefusesOtherHosts(t *testing.T) {
 	for listen, ok := range map[string]bool{
 		"": true, "127.0.0.1:0": true, "[::1]:6060": true, "localhost:6060": true,
 		":6060": false, "0.0.0.0:6060": false, "10.0.0.1:6060": false, "example.org:6060": false, "localhost": false,

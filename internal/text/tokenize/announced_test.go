@@ -178,8 +178,8 @@ func TestAnnounced(t *testing.T) {
 	}
 }
 
-// TestAnnouncedNothing covers requests without a result.
-func TestAnnouncedNothing(t *testing.T) {
+// TestNoResultWithoutEvents covers requests without a result.
+func TestNoResultWithoutEvents(t *testing.T) {
 	for name, after := range map[string]func(*testing.T, *announcing){
 		"ended without a token": func(t *testing.T, w *announcing) { w.send(); w.say(t, false, true) },
 		"forgotten":             func(_ *testing.T, w *announcing) { w.send() },

@@ -206,9 +206,9 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
-// TestEnginesThatGetTheToken has engines at addresses that workers chose. A text and the token go only to the listed
+// TestEnginesWithTheToken has engines at addresses that workers chose. A text and the token go only to the listed
 // engines. Without a list and with a token, no engine receives requests. Without a token, all permitted engines do.
-func TestEnginesThatGetTheToken(t *testing.T) {
+func TestEnginesWithTheToken(t *testing.T) {
 	asked := make(chan string, 100)
 	answer := func(name string) string {
 		return serve(t, func(w http.ResponseWriter, r *http.Request) {

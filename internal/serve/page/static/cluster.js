@@ -56,7 +56,7 @@ export function show(place) {
     const gone = new Set(good.flatMap((n) => n.status.cluster?.gone || []));
     for (const n of live.cluster.nodes) gone.delete(n.node);
     const nodes = live.cluster.nodes.concat([...gone].sort().map((node) => ({ node, error: { message:
-      "it is gone: it was killed, or is cut off from NATS; it is forgotten ten minutes after its end" } })));
+      "the node is gone: it was killed, or is disconnected from NATS; its record is deleted ten minutes after its end" } })));
     const partitions = new Map(); // by number: by node
     for (const n of good) {
       for (const p of n.status.partitions || []) {

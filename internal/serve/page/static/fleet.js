@@ -281,9 +281,9 @@ export function show(place) {
   function describe() {
     const there = live.ranks.has(opened.key);
     const r = opened.rank = live.ranks.get(opened.key) || live.expired.get(opened.key) || opened.rank;
-    const facts = r.expired ? [["State", "expired " + age(r.expired) + " ago: what it held is cleared, and it is not chosen"],
+    const facts = r.expired ? [["State", "expired " + age(r.expired) + " ago: its blocks are cleared, and it is not chosen"],
       ["Model", r.model], ["Lease", "renewed last " + age(r.renewed) + " ago, by process " + r.pid + " on " + r.lease_host],
-      ["What to do", "start its worker-shim again; if it is gone for good: indexer workers remove " + r.instance]] : [["State", state(r)[0] + (r.why ? ": " + r.why : "")], ["Model", r.model + ", blocks of " + r.block_size + " tokens"],
+      ["What to do", "start its worker-shim again; if it was removed for good: indexer workers remove " + r.instance]] : [["State", state(r)[0] + (r.why ? ": " + r.why : "")], ["Model", r.model + ", blocks of " + r.block_size + " tokens"],
       ["Role", r.role || "–"], ["Serves at", r.endpoint || "–"],
       ["Blocks", tiers.filter((t) => t === "device" || r.blocks[t]).map((t) => count(r.blocks[t]) + " in " + t).join(", ") +
         (r.pending ? "; " + count(r.pending) + " wait for their parents" : "")],
