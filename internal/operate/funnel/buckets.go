@@ -19,7 +19,7 @@ const (
 	maxWorkers = 16 // workers with a name, in one bucket for one cause
 )
 
-// other stands for workers without a name, and for models above the limit.
+// The label for workers without a name, and for models above the limit.
 const other = "other"
 
 type lostKey struct {

@@ -169,7 +169,7 @@ func (p *prompt) appendNames(names []Name, model string, size uint32) []Name {
 	return names
 }
 
-// known combines the histories of all nodes.
+// known combines the histories of the nodes.
 type known struct {
 	history *History
 	others  map[Name]api.BlockPast

@@ -88,7 +88,7 @@ type pending struct {
 	size, isl        uint64
 	selected, device uint64 // tokens
 	worker           events.WorkerID
-	names            []Name // names of the selected blocks
+	names            []Name // names of selected blocks
 	whole            bool   // names contains all blocks of the prompt
 }
 
