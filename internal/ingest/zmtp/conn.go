@@ -26,7 +26,7 @@ type Conn struct {
 	out  *queue[[]byte] // messages in wire form, shared between peers
 
 	writes    int // size of the buffer for writing
-	fills     int // uses of the small buffer for reading since fillsFrom; the reading goroutine owns both
+	fills     int // fills of the small read buffer since fillsFrom; the reading goroutine owns both
 	fillsFrom time.Time
 
 	silence atomic.Int64  // longest silence of the peer, in nanoseconds; 0 means unlimited
