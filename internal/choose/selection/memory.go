@@ -10,9 +10,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// memories are the device memories of candidates, for the eviction cost of the policy kvatlas. Answers of the index have
-// the figures of ranks that hold a part of the prompt, also of ranks in partitions of other nodes. The last figures
-// count until the next ones arrive. Every eighth choice updates them, unless another one does so at the same time.
+// memories are the device memories of candidates, for the eviction cost of the policy kvatlas. Answers of the index
+// have the figures of ranks that hold a part of the prompt, also of ranks in partitions of other nodes. These figures
+// count until newer ones arrive. Every eighth choice updates them, unless another one does so at the same time.
 type memories struct {
 	choices atomic.Uint64
 	shown   atomic.Pointer[[]*routing.Memory] // of candidates.list; nil: no rank has evicted anything
