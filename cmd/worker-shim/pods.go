@@ -356,7 +356,8 @@ func (f *podFleet) start(ctx context.Context, key string, pod *kube.Pod, of int)
 			pause := refusedFor
 			if f.member != nil && errors.Is(err, shim.ErrFenced) {
 				pause = lookPods // the other replica ends its shim once it sees that this one owns the pod
-				log.Warn("another replica serves this pod; it is waited for", "error", err)
+				log.Warn("another replica serves this pod; it is waited for", "error", err,
+					"what_to_do", "nothing: that replica ends its shim within seconds")
 			} else if err != nil {
 				log.Error("the engine of a pod cannot be served; it is tried again", "after", pause, "error", err,
 					"what_to_do", streamAdvice(err, events.WorkerID(one.instance), one.model))

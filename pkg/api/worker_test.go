@@ -102,7 +102,8 @@ func TestThePathNamesTheWorker(t *testing.T) {
 		{OpRemoveWorker, ``, ""}, {OpRemoveWorker, `{"instance":"v"}`, `the body "v"`},
 	} {
 		e := &echo{}
-		_, failure := Handler{Indexer: e, Registrar: e, Instance: "w"}.Handle(context.Background(), c.op, JSON, []byte(c.body))
+		h := Handler{Indexer: e, Registrar: e, Instance: "w"}
+		_, failure := h.Handle(context.Background(), c.op, JSON, []byte(c.body))
 		if c.want != "" {
 			if failure == nil || !strings.Contains(failure.Message, c.want) {
 				t.Errorf("%s %s: %v", c.op, c.body, failure)
@@ -228,7 +229,8 @@ func FuzzWorkers(f *testing.F) {
 			contentType = JSON
 		}
 		e := &echo{}
-		if _, failure := (Handler{Indexer: e, Registrar: e}).Handle(context.Background(), op, contentType, body); failure != nil {
+		h := Handler{Indexer: e, Registrar: e}
+		if _, failure := h.Handle(context.Background(), op, contentType, body); failure != nil {
 			return
 		}
 		var sent any = &WorkerRemoval{Instance: e.removed}

@@ -295,14 +295,16 @@ func TestSuspects(t *testing.T) {
 		r.findTakers(list)
 		var got []string
 		for _, s := range list {
-			got = append(got, fmt.Sprintf("%s %s watched:%v why:%q successor:%q", s.key, s.address, s.watched, s.why, s.successor))
+			got = append(got, fmt.Sprintf("%s %s watched:%v why:%q successor:%q", s.key, s.address, s.watched, s.why,
+				s.successor))
 		}
 		if slices.Sort(got); !slices.Equal(got, want) {
 			t.Errorf("%s, the list is\n%s\nwant\n%s", when, strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
 	}
 	look("at first", `no-control/0 10.0.0.3:80 watched:false why:"" successor:""`,
-		`older/0 10.0.0.1:8000 watched:true why:"" successor:""`, `other-model/0 10.0.0.1:8000 watched:true why:"" successor:""`,
+		`older/0 10.0.0.1:8000 watched:true why:"" successor:""`,
+		`other-model/0 10.0.0.1:8000 watched:true why:"" successor:""`,
 		`plain/0 10.0.0.1:8000 watched:true why:"" successor:""`,
 		`stopped/0 10.0.0.2:8000 watched:false why:"its shim was stopped" successor:""`)
 	for _, e := range r.machine.entries {

@@ -201,8 +201,8 @@ func (b *Inbox) Recv(ctx context.Context) (Message, error) { return b.get(ctx) }
 // Ready receives a value after a message was put, and after Close. Then the caller calls TryRecv.
 func (b *Inbox) Ready() <-chan struct{} { return b.ready }
 
-// TryRecv returns the next message. ok is false for an empty inbox. The error is [ErrStopped] if the inbox is closed and
-// empty.
+// TryRecv returns the next message. ok is false for an empty inbox. The error is [ErrStopped] if the inbox is closed
+// and empty.
 func (b *Inbox) TryRecv() (m Message, ok bool, err error) { return b.tryGet() }
 
 // Close rejects further messages.

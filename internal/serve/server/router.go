@@ -38,7 +38,9 @@ func admitted[Q, A any](
 }
 
 // progress calls do, which records the progress of a booked request, if the node can choose workers.
-func (s *Server) progress(ctx context.Context, q *api.RequestRef, do func(context.Context, *api.RequestRef) error) error {
+func (s *Server) progress(
+	ctx context.Context, q *api.RequestRef, do func(context.Context, *api.RequestRef) error,
+) error {
 	if err := s.named(&q.Model); err != nil {
 		return err
 	}

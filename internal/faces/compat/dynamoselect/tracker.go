@@ -117,7 +117,8 @@ func (t *tracker) of(k key) ([]*slots, error) {
 // named are the fields with which each request names a model.
 func named(k *key) []compat.Field {
 	k.group = defaultGroup
-	return []compat.Field{member("model_name", &k.model, required, "text"), member("routing_group", &k.group, defaulted, "text")}
+	return []compat.Field{member("model_name", &k.model, required, "text"),
+		member("routing_group", &k.group, defaulted, "text")}
 }
 
 func (t *tracker) register(r *asked) (int, any, error) {
@@ -209,7 +210,8 @@ func (t *tracker) add(r *asked) (int, any, error) {
 	var rank uint32
 	var tokens uint64
 	var hashes api.Hashes
-	if err := r.fields.Read(&words, append(request(&k, &requestID), member("worker_id", &worker, required, "a worker's number"),
+	if err := r.fields.Read(&words, append(request(&k, &requestID),
+		member("worker_id", &worker, required, "a worker's number"),
 		member("dp_rank", &rank, required, "an unsigned 32-bit number"),
 		member("sequence_hashes", &hashes, required, "a list of 64-bit numbers"),
 		member("new_isl_tokens", &tokens, defaulted, "a number of tokens"))...); err != nil {
@@ -347,7 +349,8 @@ func (t *tracker) potentialLoads(r *asked) (int, any, error) {
 	var k key
 	var hashes api.Hashes
 	var tokens uint64
-	if err := r.fields.Read(&words, append(named(&k), member("sequence_hashes", &hashes, required, "a list of 64-bit numbers"),
+	if err := r.fields.Read(&words, append(named(&k),
+		member("sequence_hashes", &hashes, required, "a list of 64-bit numbers"),
 		member("new_isl_tokens", &tokens, defaulted, "a number of tokens"))...); err != nil {
 		return 0, nil, err
 	}
