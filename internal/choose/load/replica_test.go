@@ -357,3 +357,61 @@ func TestTheShortestLifeCounts(t *testing.T) {
 		t.Error("it is forgotten late")
 	}
 }
+
+// TestLimitsThatDiffer: the node of a booking checks its own limit, against the requests of all nodes. Other nodes accept
+// the booking, also a node with a lower limit and a node that starts, and refuse bookings of their own.
+func TestLimitsThatDiffer(t *testing.T) {
+	w := quiet(t, 3)
+	few, many, m := w.nodes[0], w.nodes[1], testModels[0]
+	few.model(m).table.limits = Limits{Requests: 2, Blocks: 2 * blocksEach, Prompt: maxPrompt, Expiry: time.Minute}
+	book := func(n *simNode, id string) error {
+		err := n.Book(w.now, m, Booking{ID: id, Rank: rankKey(0), Hashes: []events.SeqHash{1, 2, 3}})
+		w.run(10 * time.Millisecond)
+		return err
+	}
+	for i := range 5 {
+		if err := book(many, fmt.Sprint(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := book(few, "a"); !errors.Is(err, ErrFull) {
+		t.Errorf("the node with the lower limit returns %v", err)
+	}
+	if err := few.PrefillComplete(w.now, m, "0"); err != nil {
+		t.Error(err)
+	}
+	w.run(time.Second)
+	if err := w.check(0); err != nil {
+		t.Error(err)
+	}
+	w.start(2)
+	w.run(2 * time.Second)
+	if n := w.nodes[2].Table(m).Len(); n != 5 {
+		t.Errorf("a node that starts has %d requests", n)
+	}
+	for i := range 4 { // of another node
+		if err := few.Free(w.now, m, fmt.Sprint(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.run(time.Second)
+	if err := book(few, "a"); err != nil {
+		t.Errorf("below its limit the node returns %v", err)
+	}
+	w.run(time.Second)
+	if err := w.check(0); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestBlocksGrowWithRequests: the default limit of blocks follows from the limit of requests.
+func TestBlocksGrowWithRequests(t *testing.T) {
+	for _, c := range []struct{ given, requests, blocks int }{
+		{0, 1 << 16, 1 << 24}, {1000, 1000, 256_000}, {1 << 30, 1 << 20, 1 << 28},
+	} {
+		l := Limits{Requests: c.given}
+		if l.setDefaults(); l.Requests != c.requests || l.Blocks != c.blocks {
+			t.Errorf("%d requests: %+v", c.given, l)
+		}
+	}
+}

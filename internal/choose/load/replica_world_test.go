@@ -485,15 +485,3 @@ func quiet(t *testing.T, n int) *world {
 	}
 	return w
 }
-
-// churn lets time pass. If the tables are to be busy the nodes book and free a request of their own each millisecond.
-func (w *world) churn(d time.Duration, busy bool, nodes ...*simNode) {
-	for end := w.now + d; w.now < end; w.run(time.Millisecond) {
-		for i, n := range nodes {
-			id, m := fmt.Sprint("busy", i), testModels[0]
-			if busy && n.Book(w.now, m, Booking{ID: id, Rank: rankKey(0)}) != nil {
-				_ = n.Free(w.now, m, id)
-			}
-		}
-	}
-}
