@@ -417,11 +417,11 @@ func TestTextAnnounced(t *testing.T) {
 	if of := counts(wrongAddress); of["match"]+of["partial"] > 0 {
 		t.Errorf("of others: %v", of)
 	}
-	const says = "3 have other tokens there"
+	const says = "3 have other tokens"
 	for c, want := range map[*client.Client]bool{right: false, wrong: true} {
 		status, err := c.Status(ctx)
 		if err != nil || want != slices.ContainsFunc(status.Problems, func(p string) bool {
-			return strings.Contains(p, "have other tokens there")
+			return strings.Contains(p, "have other tokens")
 		}) {
 			t.Errorf("%+v, %v; it should say so: %v", status, err, want)
 		}

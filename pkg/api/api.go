@@ -357,10 +357,10 @@ type Overlap struct {
 	// query's sets of tiers alone, whichever of them a block is in; nil where that is nothing, or nobody asked.
 	Within []uint32 `json:"within,omitempty" msgpack:"within,omitempty"`
 
-	// Held counts the blocks of all prompts that the rank holds in device memory, if the query names partitions.
+	// Held counts the blocks of all prompts that the rank holds in device memory. Only answers between nodes have it.
 	Held uint32 `json:"held,omitempty" msgpack:"held,omitempty"`
 
-	// Full is the most blocks that the rank held in device memory after it evicted some, if the query names partitions.
+	// Full is the most blocks that the rank held in device memory after it evicted some, in answers between nodes.
 	// This is its capacity, as far as its events show it. 0: it has evicted none.
 	Full uint32 `json:"full,omitempty" msgpack:"full,omitempty"`
 

@@ -358,8 +358,8 @@ func TestTheShortestLifeCounts(t *testing.T) {
 	}
 }
 
-// TestLimitsThatDiffer: the node of a booking checks its own limit, against the requests of all nodes. Other nodes accept
-// the booking, also a node with a lower limit and a node that starts, and refuse bookings of their own.
+// TestLimitsThatDiffer: the node of a booking checks its own limit, against the requests of all nodes. Other nodes
+// accept the booking, also a node with a lower limit and a node that starts, and refuse bookings of their own.
 func TestLimitsThatDiffer(t *testing.T) {
 	w := quiet(t, 3)
 	few, many, m := w.nodes[0], w.nodes[1], testModels[0]

@@ -94,6 +94,7 @@ func (s *Scatter) Finish(ctx context.Context, f *Forwarded) (*api.Query, *api.An
 		return nil, nil, api.Errorf(api.CodeUnavailable, "the workers of %q hash otherwise than the origin did", q.Model)
 	}
 	a.Lookaheads, a.L3 = nil, share.L3
+	dropMemory(a)
 	a.Finish(q.Idle, a.Reason)
 	return q, a, nil
 }

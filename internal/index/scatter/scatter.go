@@ -138,8 +138,24 @@ func New(cfg Config) *Scatter {
 
 func (s *Scatter) now() time.Duration { return time.Since(s.begun) }
 
-// Find answers a query from all nodes. An answer lists the partitions that were looked at.
+// Find answers a query from all nodes. The answer lists the searched partitions.
 func (s *Scatter) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
+	a, err := s.findAnywhere(ctx, q)
+	if err == nil && !q.Raw {
+		dropMemory(a)
+	}
+	return a, err
+}
+
+// dropMemory removes the state of the ranks' memory from an answer, which nodes send to each other and not to clients.
+func dropMemory(a *api.Answer) {
+	for i := range a.Workers {
+		a.Workers[i].Held, a.Workers[i].Full = 0, 0
+	}
+}
+
+// findAnywhere answers a query from this node alone if it serves all wanted partitions, and otherwise from all nodes.
+func (s *Scatter) findAnywhere(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	view := s.cfg.View()
 	if view == nil {
 		return s.cfg.Local.Find(ctx, q)

@@ -139,7 +139,7 @@ func TestStalledBody(t *testing.T) {
 	_, body, _ := bytes.Cut(text, []byte("\r\n\r\n"))
 	var e api.ErrorBody
 	if !bytes.HasPrefix(text, []byte("HTTP/1.1 408 ")) || json.Unmarshal(body, &e) != nil ||
-		e.Error.Code != api.CodeRequestTimeout || !strings.Contains(e.Error.Message, "5 bytes came in time") {
+		e.Error.Code != api.CodeRequestTimeout || !strings.Contains(e.Error.Message, "5 bytes arrived in time") {
 		t.Errorf("%q %v", text, err)
 	}
 	if outcome := <-ended; outcome != string(api.CodeRequestTimeout) {
