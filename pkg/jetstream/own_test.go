@@ -90,7 +90,7 @@ func (w *world) ownIsNeverOld(cl *cluster, rounds int) (took []time.Duration) {
 	p := w.publisher(w1)
 	var readers []*Conn
 	for _, s := range cl.servers {
-		readers = append(readers, connect(w.t, ConnOptions{URLs: []string{s.ClientURL()},
+		readers = append(readers, connect(w.t, ConnOptions{URLs: []string{s.url()},
 			AttemptTimeout: attemptOfCluster}))
 	}
 	for i := range rounds {

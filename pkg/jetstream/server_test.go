@@ -30,6 +30,9 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(helperEnv); dir != "" {
 		os.Exit(serveForTest(dir, os.Getenv(helperEnv+"_LISTEN")))
 	}
+	if settings := os.Getenv(clusterEnv); settings != "" {
+		os.Exit(serveInCluster(settings))
+	}
 	os.Exit(m.Run())
 }
 
