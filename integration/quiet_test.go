@@ -133,12 +133,10 @@ func (c *quietCase) play(t *testing.T, name, nats string) {
 			lines, others = others, lines
 		}
 		has := func(line string) bool { return strings.Contains(line, c.shown) }
-		if slices.ContainsFunc(others, has) {
-			t.Errorf("%s: problems %q, warnings %q", name, status.Problems, status.Warnings)
-		}
 		listed := slices.ContainsFunc(status.QuietSources, func(q api.QuietSource) bool { return has(q.String()) })
-		return slices.ContainsFunc(lines, has) && listed == c.source, fmt.Sprintf("problems %q, warnings %q",
-			status.Problems, status.Warnings)
+		// On a busy machine a source is silent for a moment before its first connection fails.
+		return slices.ContainsFunc(lines, has) && !slices.ContainsFunc(others, has) && listed == c.source,
+			fmt.Sprintf("problems %q, warnings %q", status.Problems, status.Warnings)
 	}
 	harness.Eventually(t, name+" is in the status", reported)
 	if r := harness.Run(t, "indexer", "status", "--nats", nats); !strings.Contains(r.Stdout, c.shown) {

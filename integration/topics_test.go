@@ -128,7 +128,9 @@ func (c *central) agrees(when string, fleet simulatedFleet, models []string, pro
 func TestFiftyEnginesAtOneShim(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
-	c := startCentral(t, x, "--block-size", "16")
+	// Restarted engines dial in again within this time, also on a busy machine. Otherwise they are gone until they
+	// publish.
+	c := startCentral(t, x, "--block-size", "16", "--engine-gone-after", "10s")
 	rng := rand.New(rand.NewPCG(50, 1))
 	models := []string{"org/m@1", "n"}
 	fleet := simulatedFleet{}

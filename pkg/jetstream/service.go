@@ -202,8 +202,16 @@ func Serve(c *Conn, cfg ServiceConfig) (*Service, error) {
 			return nil, failed(fmt.Sprintf("serve %s, endpoint %s on %s", cfg.Name, e.Name, e.Subject), err)
 		}
 	}
+	// Otherwise a request on another connection could arrive at the server before the subscriptions. Without a
+	// connection, the client library subscribes when it reconnects.
+	flushing, cancel := context.WithTimeout(s.base, subscribeWithin)
+	defer cancel()
+	_ = c.nc.FlushWithContext(flushing)
 	return s, nil
 }
+
+// subscribeWithin bounds the wait for the server's answer to the subscriptions of a service.
+const subscribeWithin = 2 * time.Second
 
 // accept runs in the subscription's goroutine, which must not wait: it hands the request to a worker or answers
 // that there is none.
