@@ -36,9 +36,9 @@ type clusterServer struct {
 }
 
 // cluster has three servers. Each one is a process of its own: nats-server 2.15.3 has a data race between a stream's
-// leader and its replication (jetstream_batching.go, commit, and jetstream_cluster.go, applyStreamMsgOp), which the race
-// detector would report as a fault of a test. All servers must have routes to each other from the start. A leader exists
-// after some five seconds.
+// leader and its replication (jetstream_batching.go, commit, and jetstream_cluster.go, applyStreamMsgOp), which the
+// race detector would report as a fault of a test. All servers must have routes to each other from the start. A leader
+// exists after some five seconds.
 type cluster struct{ servers []*clusterServer }
 
 // serveInCluster runs a server of a cluster until the process's input ends.

@@ -33,9 +33,9 @@ type fleet struct {
 	errors   []string
 }
 
-// earlyAtMost bounds the wait for a chosen address that has never accepted a connection. An engine may open its event port
-// before its HTTP port, and kvatlas may choose it from then on: such an address may be one that only routers reach. The
-// engine of this test needs a second for it, and more on a busy machine.
+// earlyAtMost bounds the wait for a chosen address that has never accepted a connection. An engine may open its event
+// port before its HTTP port, and kvatlas may choose it from then on: such an address may be one that only routers reach.
+// The engine of this test needs a second for it, and more on a busy machine.
 const earlyAtMost = time.Minute
 
 // load asks for a choice every 20 ms until end.
