@@ -34,7 +34,7 @@ type fleet struct {
 }
 
 // earlyAtMost bounds the wait for a chosen address that has never accepted a connection. An engine may open its event
-// port before its HTTP port, and kvatlas may choose it from then on: such an address may be one that only routers reach.
+// port before its HTTP port, and kvatlas may choose it from then on, since only routers may be able to reach it.
 // The engine of this test needs a second for it, and more on a busy machine.
 const earlyAtMost = time.Minute
 
