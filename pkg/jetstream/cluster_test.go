@@ -35,10 +35,9 @@ type clusterServer struct {
 	input                 io.Closer
 }
 
-// cluster has three servers. Each one is a process of its own: nats-server 2.15.3 has a data race between a stream's
-// leader and its replication (jetstream_batching.go, commit, and jetstream_cluster.go, applyStreamMsgOp), which the
-// race detector would report as a fault of a test. All servers must have routes to each other from the start. A leader
-// exists after some five seconds.
+// cluster has three servers, in separate processes: nats-server 2.15.3 has a data race between a stream's leader and
+// the replication (jetstream_batching.go, commit, and jetstream_cluster.go, applyStreamMsgOp), and the race detector
+// would fail the test. All servers must have routes to all from the start. A leader exists after some five seconds.
 type cluster struct{ servers []*clusterServer }
 
 // serveInCluster runs a server of a cluster until the process's input ends.
@@ -89,7 +88,7 @@ func startCluster(t testing.TB) *cluster {
 	for i := range cl.servers {
 		cl.await(t, i)
 	}
-	// A leader that does not know all the others yet would refuse streams with three replicas.
+	// A leader without all servers would refuse streams with three replicas.
 	for ctx := ctxFor(t); !slices.ContainsFunc(cl.servers, cl.leads); {
 		if !loop.Wait(ctx, 10*time.Millisecond) {
 			t.Fatal("no leader knows all servers")
@@ -98,7 +97,7 @@ func startCluster(t testing.TB) *cluster {
 	return cl
 }
 
-// attemptOfCluster is how long a request waits that a server may have forgotten, as while leaders change.
+// attemptOfCluster is the time of an attempt. A server may forget a request while leaders change.
 const attemptOfCluster = 2 * time.Second
 
 func portOf(t testing.TB, addr string) (port int) {
