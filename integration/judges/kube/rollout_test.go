@@ -20,6 +20,7 @@ type fleet struct {
 	w       *world
 	from    *network
 	indexer string
+	began   time.Time
 	stop    chan struct{}
 	done    sync.WaitGroup
 
@@ -33,14 +34,15 @@ type fleet struct {
 	errors   []string
 }
 
-// earlyAtMost bounds the wait for a chosen address that has never accepted a connection. An engine may open its event
-// port before its HTTP port, and kvatlas may choose it from then on, since only routers may be able to reach it.
-// The engine of this test needs a second for it, and more on a busy machine.
+// earlyAtMost bounds the wait for a chosen address without any connection so far. An engine may open the event port
+// before the HTTP port, and kvatlas may choose the engine from then on. The engine of this test needs a second between
+// the ports, and more on a busy machine.
 const earlyAtMost = time.Minute
 
 // load asks for a choice every 20 ms until end.
 func (w *world) load(from *network, indexer string) *fleet {
-	f := &fleet{w: w, from: from, indexer: indexer, stop: make(chan struct{}), accepted: map[string]time.Time{}}
+	f := &fleet{w: w, from: from, indexer: indexer, began: time.Now(), stop: make(chan struct{}),
+		accepted: map[string]time.Time{}}
 	every := func(pause time.Duration, do func(i int)) {
 		f.done.Go(func() {
 			tick := time.NewTicker(pause)
@@ -101,6 +103,8 @@ func (f *fleet) choose(i int) {
 	case open:
 		f.chosen++
 		f.accepted[address] = now
+	case !was && now.Sub(f.began) < time.Second:
+		f.refused++ // an ended pod of the rollout before, within the allowed second
 	case !was:
 		f.early++
 		f.done.Go(func() {
