@@ -9,10 +9,10 @@
 //	m, err := d.Decode(payload)       // m.Events are valid until the next call
 //	m, more, err := d.Begin(payload)  // the first part of a large message; d.Continue returns the next
 //
-// The shim numbers the events, and encodes batches of events with [AppendBatch] before publication. A
-// restarted shim reads the cursor of the last batch with [DecodeBatchHeader]. An indexer node decodes batches with
-// [DecodeBatch] and reuses a [Batch] for all. A client converts a prompt's tokens to local hashes with a [Hasher].
-// Equal prompts have equal local hashes on every engine; a match needs nothing else.
+// The shim numbers the events and encodes them into batches with a [BatchWriter] before publication; [AppendBatch]
+// encodes a whole [Batch]. A restarted shim decodes the last batch in the log for the cursor. An indexer node decodes
+// batches with [DecodeBatch] and reuses a [Batch] for all. A client converts a prompt's tokens to local hashes with a
+// [Hasher]. Equal prompts have equal local hashes on every engine; a match needs nothing else.
 //
 // # Guarantees
 //

@@ -180,7 +180,7 @@ type Table struct {
 	scratch []byte
 
 	changed func(change, *record) // is called when a request was changed on this node
-	watch   func(*Request)        // of what becomes of requests of any node; nil: nobody is told
+	watch   func(*Request)        // receives the changes of requests of all nodes; may be nil
 }
 
 // Request is news of a request: that it is New, what has become of it, or that it has Ended. Of those that are not new
