@@ -361,12 +361,12 @@ func TestChart(t *testing.T) {
 	w.knows(t, asking, indexer, "engine-example-0", "engine-example-1")
 	t.Run("Privileges", w.privileges)
 	p := w.pod("kvatlas-indexer-0")
-	for port, from := range map[string]*network{"8090": asking, "4222": asking} {
+	for _, port := range []string{"8090", "4222"} {
 		address := net.JoinHostPort(p.Status.PodIP, port)
-		if !from.open(address) || stranger.open(address) {
-			t.Errorf("port %s is open to a client: %v, to a stranger: %v", port, from.open(address),
-				stranger.open(address))
-		}
+		eventually(t, time.Minute, "only a client reaches port "+port, func() (bool, string) {
+			a, b := asking.open(address), stranger.open(address)
+			return a && !b, fmt.Sprint(a, b)
+		})
 	}
 	begun = time.Now()
 	w.kubectl("delete", "pod", "kvatlas-indexer-0")

@@ -75,10 +75,10 @@ func TestPage(t *testing.T) {
 			status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 			t.Logf("the shim of %s has %s resident", p.Metadata.Name, resident.Find(status))
 		}
-		text, err := w.get(asking, net.JoinHostPort(p.Status.PodIP, "9091"), "/metrics")
-		if err != nil || !strings.Contains(text, "kvatlas_shim_events_total") {
-			t.Errorf("the metrics of the shim of %s: %v\n%.500s", p.Metadata.Name, err, text)
-		}
+		eventually(t, time.Minute, "the metrics of the shim of "+p.Metadata.Name, func() (bool, string) {
+			text, err := w.get(asking, net.JoinHostPort(p.Status.PodIP, "9091"), "/metrics")
+			return err == nil && strings.Contains(text, "kvatlas_shim_events_total"), fmt.Sprintf("%v\n%.500s", err, text)
+		})
 	}
 
 	apply(t, w.namespace, sglang)

@@ -27,9 +27,9 @@ const (
 func (w *world) sharedPods(t *testing.T, asking *network, indexer string) {
 	w.privilegesOfShims(t)
 	p := w.pods("-l", plainPods)[0]
-	if asking.open(net.JoinHostPort(p.Status.PodIP, fmt.Sprint(eventsPort))) {
-		t.Error("a pod without shims reaches the event port of an engine")
-	}
+	eventually(t, time.Minute, "a pod without shims does not reach the event port of an engine", func() (bool, string) {
+		return !asking.open(net.JoinHostPort(p.Status.PodIP, fmt.Sprint(eventsPort))), ""
+	})
 	w.kubectl("scale", "deployment/vllm-plain", "--replicas=8")
 	w.rolledOut("deployment/vllm-plain")
 	w.registered(t, asking, indexer, plainPods, 8, 1)
@@ -51,8 +51,18 @@ func (w *world) sharedPods(t *testing.T, asking *network, indexer string) {
 		owns := w.owners(t)
 		return len(owns) == 2 && total(owns) == 8, fmt.Sprint(owns)
 	})
-	stopped := w.pods("-l", shimPods)[0]
-	pid := stopped.processes(t, "worker-shim")[0]
+	var stopped pod
+	var pid int
+	eventually(t, time.Minute, "two replicas run", func() (bool, string) {
+		list := w.pods("-l", shimPods)
+		for _, p := range list {
+			if p.Metadata.DeletionTimestamp != nil || len(p.processes(t, "worker-shim")) == 0 {
+				return false, p.Metadata.Name
+			}
+		}
+		stopped, pid = list[0], list[0].processes(t, "worker-shim")[0]
+		return len(list) == 2, fmt.Sprintf("%d replicas", len(list))
+	})
 	begun = time.Now()
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)

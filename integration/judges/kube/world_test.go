@@ -99,21 +99,26 @@ func newWorld(t *testing.T, namespace, security string, auth ...string) *world {
 	return w
 }
 
-// describe prints what helps to understand a failure.
+// describe writes what helps to understand a failure to a file, since the failure itself shall be the last output.
 func (w *world) describe() {
-	for _, args := range [][]string{{"get", "pods", "-o", "wide"}, {"get", "events", "--sort-by=.lastTimestamp"},
-		{"describe", "pods"}} {
+	file, err := os.CreateTemp("", "kvatlas-kube-"+w.namespace+"-*.log")
+	if err != nil {
+		w.t.Log(err)
+		return
+	}
+	defer file.Close()
+	show := func(args ...string) string {
 		out, _ := inCluster("", "kube", append([]string{"kubectl", "-n", w.namespace}, args...)...)
-		if over := len(out) - 12000; over > 0 {
-			out = out[over:]
-		}
-		w.t.Logf("kubectl %s\n%s", strings.Join(args, " "), out)
+		fmt.Fprintf(file, "kubectl %s\n%s\n", strings.Join(args, " "), out)
+		return out
 	}
-	list, _ := inCluster("", "kube", "kubectl", "-n", w.namespace, "get", "pods", "-o", "name")
-	for _, name := range strings.Fields(list) {
-		out, _ := inCluster("", "kube", "kubectl", "-n", w.namespace, "logs", "--all-containers", "--tail=40", name)
-		w.t.Logf("logs of %s\n%s", name, out)
+	show("get", "pods", "-o", "wide")
+	show("get", "events", "--sort-by=.lastTimestamp")
+	show("describe", "pods")
+	for _, name := range strings.Fields(show("get", "pods", "-o", "name")) {
+		show("logs", "--all-containers", "--tail=200", name)
 	}
+	w.t.Logf("the pods, their events and logs are in %s", file.Name())
 }
 
 func (w *world) kubectl(args ...string) string {
