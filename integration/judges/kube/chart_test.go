@@ -42,10 +42,15 @@ volumeBindingMode: WaitForFirstConsumer
 `
 	for n := 1; n <= nodes; n++ {
 		for i := range 2 {
-			dir := filepath.Join(cluster.dir, "disks", fmt.Sprintf("%s-%d-%d", t.Name(), n, i))
-			if err := os.Mkdir(fmt.Sprintf("/proc/%d/root%s", cluster.init, dir), 0o755); err != nil {
+			disks := filepath.Join(cluster.dir, "disks")
+			empty, err := os.MkdirTemp(fmt.Sprintf("/proc/%d/root%s", cluster.init, disks), "")
+			if err != nil {
 				t.Fatal(err)
 			}
+			if err := os.Chmod(empty, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			dir := filepath.Join(disks, filepath.Base(empty))
 			text += fmt.Sprintf(`---
 apiVersion: v1
 kind: PersistentVolume

@@ -42,7 +42,7 @@ func (w *world) sharedPods(t *testing.T, asking *network, indexer string) {
 	first := w.pods("-l", shimPods)[0].Metadata.Name
 	begun := time.Now()
 	w.kubectl("delete", "pod", first, "--wait=false")
-	w.takenOver(t, first, 30*time.Second)
+	w.takenOver(t, first)
 	t.Logf("a replica was deleted: the other has all pods after %v", time.Since(begun).Round(100*time.Millisecond))
 	w.rolledOut("deployment/kvatlas-pod-shims")
 	w.learns(t, asking, indexer, 200_000)
@@ -67,7 +67,7 @@ func (w *world) sharedPods(t *testing.T, asking *network, indexer string) {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	w.takenOver(t, stopped.Metadata.Name, time.Minute)
+	w.takenOver(t, stopped.Metadata.Name)
 	t.Logf("a replica was stopped: the other has all pods after %v", time.Since(begun).Round(100*time.Millisecond))
 	w.learns(t, asking, indexer, 300_000)
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
@@ -143,9 +143,9 @@ func total(owns map[string]int) (n int) {
 }
 
 // takenOver waits until the other replicas of the shims are connected to all engines.
-func (w *world) takenOver(t *testing.T, from string, within time.Duration) {
+func (w *world) takenOver(t *testing.T, from string) {
 	t.Helper()
-	eventually(t, within, "the others have the pods of "+from, func() (bool, string) {
+	eventually(t, time.Minute, "the others have the pods of "+from, func() (bool, string) {
 		owns := w.owners(t)
 		delete(owns, from)
 		return total(owns) == 8, fmt.Sprint(owns)
