@@ -29,13 +29,13 @@ var dialSites = map[string]string{
 
 // zmtpSites are the files that may open ZeroMQ connections. Each passes a rule, or an endpoint of a flag.
 var zmtpSites = map[string]string{
-	"internal/ingest/shim/shim.go":   "Config.Sockets has the rule",
-	"internal/ingest/shim/replay.go": "the same",
-	"internal/ingest/shim/watch.go":  "the same",
-	"cmd/worker-shim/dynamozmq.go":   "the rule of --dial-allow",
-	"cmd/worker-shim/learn.go":       "the engine that --engine-http names",
-	"cmd/worker-shim/remote.go":      "the same",
-	"cmd/worker-shim/mooncake.go":    "the master that --engine names",
+	"internal/ingest/shim/shim.go":        "Config.Sockets has the rule",
+	"internal/ingest/shim/replay.go":      "the same",
+	"internal/ingest/shim/watch.go":       "the same",
+	"internal/ingest/shim/host/learn.go":  "the engine of --engine-http",
+	"internal/ingest/shim/host/remote.go": "the same",
+	"internal/ingest/source/zeromq.go":    "the rule of --dial-allow",
+	"internal/ingest/source/store.go":     "the master of --engine",
 }
 
 // TestDialSites finds every place of the programs that connects. A new one must use [dial.Dialer] or [dial.Client] with

@@ -128,7 +128,7 @@ func TestEngineLoad(t *testing.T) {
 		"request_total_slots":4,"kv_active_blocks":95,"kv_total_blocks":100,"num_requests_waiting":0,
 		"gpu_cache_usage_perc":0.95,"gpu_prefix_cache_hit_rate":0.0}}`)), seven)
 	publish("namespace.dynamo.component.backend.kv_metrics", []byte(`{"worker_id":7}`))()
-	shim.WaitFor("none of Dynamo's kv_metrics")
+	shim.WaitFor("without kv_metrics of Dynamo's")
 }
 
 // onEventPlane puts a payload into the envelope of Dynamo's event plane.

@@ -10,7 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 )
 
-// TestExitStatus gives every command what makes no sense: status 2, at once, though a shim waits for NATS otherwise.
+// TestExitStatus gives every command invalid arguments: the command exits with status 2 at once, and never waits for
+// NATS.
 func TestExitStatus(t *testing.T) {
 	dir := t.TempDir()
 	junk := filepath.Join(dir, "junk")
@@ -27,7 +28,7 @@ func TestExitStatus(t *testing.T) {
 	cases := []struct {
 		args []string
 		want int
-		said string
+		text string
 	}{
 		{[]string{}, 0, ""}, {[]string{"run", "--help"}, 0, ""},
 		{[]string{"nonsense"}, 2, "nonsense"}, {[]string{"run"}, 2, "--engine is missing"}, {with(engine, "extra"), 2,
@@ -71,25 +72,25 @@ func TestExitStatus(t *testing.T) {
 			"--block-size"}, {[]string{"simulate", "--rate", "0"}, 2, "--rate"},
 	}
 	for _, c := range cases {
-		if code, said := program(t, c.args...); code != c.want || !strings.Contains(said, c.said) ||
-			strings.Contains(said, "geheim") {
-			t.Errorf("%q ended with %d and said %q, want %d and %q", c.args, code, said, c.want, c.said)
+		if code, text := program(t, c.args...); code != c.want || !strings.Contains(text, c.text) ||
+			strings.Contains(text, "geheim") {
+			t.Errorf("%q ended with %d and %q, want %d and %q", c.args, code, text, c.want, c.text)
 		}
 	}
 }
 
-// program runs a command line in this process, and returns its exit status and what it said on standard error.
-func program(t *testing.T, args ...string) (code int, said string) {
+// program runs a command line in this process, and returns the exit status and the standard error.
+func program(t *testing.T, args ...string) (code int, stderr string) {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "said")
+	path := filepath.Join(t.TempDir(), "stderr")
 	f, err := os.Create(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	stderr := os.Stderr
+	before := os.Stderr
 	os.Stderr = f
-	defer func() { os.Stderr = stderr }()
+	defer func() { os.Stderr = before }()
 	root := rootCommand()
 	root.SetArgs(args)
 	root.SetOut(io.Discard)
@@ -101,7 +102,7 @@ func program(t *testing.T, args ...string) (code int, said string) {
 	return code, string(text)
 }
 
-// TestInstanceIsWorker: --instance is another name of --worker.
+// TestInstanceIsWorker: --instance is the earlier name of --worker.
 func TestInstanceIsWorker(t *testing.T) {
 	for _, name := range []string{"--worker", "--instance"} {
 		f := runCommand().Flags()

@@ -7,24 +7,13 @@ import (
 	"errors"
 	"log/slog"
 	"os"
-	"sync"
-	"sync/atomic"
-	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 
-	"github.com/kvatlas/kvatlas/internal/base/dial"
-	"github.com/kvatlas/kvatlas/internal/base/loop"
-	"github.com/kvatlas/kvatlas/internal/edge/tracing"
-	"github.com/kvatlas/kvatlas/internal/fleet/registry"
-	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/internal/ingest/pods"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim/host"
-	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
+	"github.com/kvatlas/kvatlas/internal/ingest/source"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
-	"github.com/kvatlas/kvatlas/pkg/api"
-	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/tools/simulate"
 )
@@ -39,50 +28,7 @@ func rootCommand() *cobra.Command {
 	return cli.Group(root, runCommand(), podsCommand(), simulate.Command())
 }
 
-// running is a run of one rank, of the ranks of one engine, or of a fleet. It is copied for each rank.
-type running struct {
-	*shared
-	settings // of the flags, or of the engine where flags leave them open
-	engineFacts
-
-	whole context.Context // of pods: it is done when all shims are to stop
-}
-
-// shared is what all ranks of the process share.
-type shared struct {
-	http       *httpPort
-	traces     *cli.Traces
-	debug      *cli.Debug
-	tracer     *tracing.Tracer
-	reconnects *host.Reconnects
-	figures    *fleetFigures
-}
-
-// engineFacts is what is known of a rank's engine beside the settings.
-type engineFacts struct {
-	rule            *dial.Rule // of addresses of Dynamo's discovery
-	l3              *hicache.Config
-	l3Passed        hicache.Passed
-	spec            *api.WorkerSpec // what worker says
-	groups          []events.GroupSpec
-	loopbackEngine  bool          // --engine-http is on loopback, and names the serving address
-	unnamedAdapters bool          // the engine serves adapters and does not announce which
-	remote          bool          // the rank publishes its events on another host
-	engineSize      uint32        // of blocks, as the engine's events have shown; 0: they have not
-	proof           *sizeProof    // of blockSize, which is nominal; nil: it is not
-	watch           *engineWatch  // nil: nobody asks whether the engine has other settings
-	poll            *enginePoll   // nil: nobody asks whether the engine sleeps
-	messages        shim.Receiver // of one engine that dials in; nil: the engine has a socket of its own
-}
-
-// What --on-unreadable may be.
-const (
-	unreadablePass  = "pass"
-	unreadableClear = "clear"
-)
-
 func runCommand() *cobra.Command {
-	r := &running{shared: &shared{reconnects: &host.Reconnects{}, figures: &fleetFigures{}}}
 	cmd := &cobra.Command{
 		Use:   "run --engine tcp://HOST:PORT --worker ID --model M --block-size N | --engine-http http://HOST:PORT",
 		Short: "Publish one engine rank's events until stopped",
@@ -112,55 +58,113 @@ objects, for indexers to know without asking. It needs --engine and --master alo
   worker-shim run --source mooncake --engine tcp://mooncake:5557 --master mooncake:9003`,
 		Args: cobra.NoArgs,
 	}
-	logger := r.addFlags(cmd.Flags())
+	o := newOptions(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		log, err := logger(os.Stderr)
+		log, err := o.logger(os.Stderr)
 		if err != nil {
 			return err
 		}
-		if r.source == sourceMooncake {
-			return r.underWatch(log, func() error { return r.runStore(cmd, log) })
+		if o.shim.Source == source.Mooncake {
+			return o.limited(log, func() error { return o.runStore(cmd.Context(), log) })
 		}
-		if err := r.check(); err != nil {
+		var wrong cli.Complaints
+		o.check(&wrong)
+		check, run := o.shim.Check, o.shim.Run
+		if o.byTopic() || source.Named(o.shim.Source) {
+			many := &source.Source{Shim: o.shim, Settings: o.source}
+			check, run = many.Check, many.Run
+		}
+		wrong = append(wrong, check())
+		if err := wrong.Usage(); err != nil {
 			return err
 		}
-		return r.process(cmd.Context(), log, func() error { return r.run(cmd.Context(), log) })
+		return o.process(cmd.Context(), log, func() error { return o.run(cmd.Context(), log, run) })
+	}
+	return cmd
+}
+
+func podsCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "pods --selector LABELS | --pool NAME",
+		Short: "Publish the events of all engines in the pods with these labels",
+		Long: `Watch the pods with these labels and run the shims of their engines in this process. No pod needs a
+sidecar. In the flags, POD_IP, POD_NAME and POD_NAMESPACE stand for each pod's own. By default each engine is asked at
+http://POD_IP:8000 for its settings (SGLang; vLLM from 0.32 on), and its worker is called POD_NAME.
+
+A pod that is deleted or terminates loses its registration at once. Several replicas with the same --share-as share the
+pods. It needs the rights to list and watch pods and, with --share-as, to get, list, watch, create, update and delete
+Leases.`,
+		Example: `  worker-shim pods --selector app=vllm
+  worker-shim pods --pool llama --share-as llama-shims
+  worker-shim pods --selector app=vllm --engine tcp://POD_IP:5557 --replay tcp://POD_IP:5657 --model llama ` +
+			`--block-size 16`,
+		Args: cobra.NoArgs,
+	}
+	o, p := newOptions(cmd.Flags()), &pods.Settings{}
+	o.shim.Figures.MayBeEmpty = true
+	rows := podRows(p)
+	rows.Add(cmd.Flags())
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		log, err := o.logger(os.Stderr)
+		if err != nil {
+			return err
+		}
+		var wrong cli.Complaints
+		p.Kube = o.source.Kube
+		p.SetDefaults(o.shim)
+		o.check(&wrong)
+		rows.Check(&wrong)
+		wrong.When(source.Named(o.shim.Source) || o.shim.Source == source.Mooncake, "--source %s is not for pods",
+			o.shim.Source)
+		wrong = append(wrong, p.Check(o.shim))
+		if err := wrong.Usage(); err != nil {
+			return err
+		}
+		return o.process(cmd.Context(), log, func() error {
+			return p.Run(cmd.Context(), o.shim, func(name string) (*jetstream.Conn, error) {
+				return o.connect(cmd.Context(), log, name, "the engines' events wait", false)
+			}, log)
+		})
 	}
 	return cmd
 }
 
 // process runs a shim with its traces and its HTTP port.
-func (r *running) process(ctx context.Context, log *slog.Logger, run func() error) error {
-	if err := r.http.check(); err != nil {
+func (o *options) process(ctx context.Context, log *slog.Logger, run func() error) error {
+	if err := o.http.Check(); err != nil {
 		return err
 	}
-	if err := r.traces.Check(); err != nil {
+	if err := o.traces.Check(); err != nil {
 		return cli.UsageErrorf("%w", err)
 	}
-	tracer, tracesEnd, err := r.traces.Open(ctx, "kvatlas-worker-shim", r.instance, log)
+	tracer, tracesEnd, err := o.traces.Open(ctx, "kvatlas-worker-shim", o.shim.Worker, log)
 	if err != nil {
 		return err
 	}
 	defer tracesEnd()
-	r.tracer, r.figures.tracer = tracer, tracer
-	r.figures.queueMost = r.ownQueue()
-	httpStop, err := r.http.serve(r.figures, log)
+	shared := o.shim.Shared
+	shared.Tracer, shared.Figures.Tracer = tracer, tracer
+	shared.Figures.QueueMost = o.shim.QueueBytes
+	if o.byTopic() {
+		shared.Figures.QueueMost = (&source.Source{Shim: o.shim, Settings: o.source}).RankQueue()
+	}
+	httpStop, err := o.http.Serve(&shared.Figures, log)
 	if err != nil {
 		return err
 	}
 	defer httpStop()
-	return r.underWatch(log, run)
+	return o.limited(log, run)
 }
 
-// processors bounds the processors of a shim. One carries a million blocks a second.
+// processors bounds the processors of a shim. A single processor carries a million blocks a second.
 const processors = 4
 
-// underWatch runs with --debug-listen, in as little memory as possible.
-func (r *running) underWatch(log *slog.Logger, run func() error) error {
-	if err := r.debug.Check(); err != nil {
+// limited runs with --debug-listen, with few processors and little memory.
+func (o *options) limited(log *slog.Logger, run func() error) error {
+	if err := o.debug.Check(); err != nil {
 		return err
 	}
-	debugStop, err := r.debug.Serve(log)
+	debugStop, err := o.debug.Serve(log)
 	if err != nil {
 		return err
 	}
@@ -170,86 +174,51 @@ func (r *running) underWatch(log *slog.Logger, run func() error) error {
 	return run()
 }
 
-func (r *running) check() error {
-	var wrong cli.Complaints
-	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--worker", r.instance},
-		{"--model", r.model}} {
-		optional := r.fleet() && s.name == "--worker" || r.engineHTTP != "" || r.byTopic() && s.name != "--engine"
-		wrong.When(s.value == "" && !optional, "%s is missing", s.name)
-		if s.name != "--engine" && !(s.value == "" && optional) {
-			_, err := jetstream.EscapeToken(s.value)
-			wrong.About(s.name, err)
-		}
+// runStore runs the shim of a shared store.
+func (o *options) runStore(ctx context.Context, log *slog.Logger) error {
+	s := &source.Store{Shim: o.shim, Master: o.master}
+	if err := errors.Join(s.Check(), o.checkStore()); err != nil {
+		return err
 	}
-	wrong.When(r.blockSize == 0 && r.engineHTTP == "" && !r.byTopic() || r.blockSize > events.MaxBlockSize,
-		"--block-size %d is not from 1 to %d", r.blockSize, events.MaxBlockSize)
-	if r.fleet() {
-		r.checkFleet(&wrong)
-	} else {
-		_, err := events.EngineOf(r.source)
-		wrong.When(err != nil, "--source %q is none of auto, vllm, sglang, ndjson, dynamo-nats, dynamo-zmq, mooncake",
-			r.source)
+	log = log.With("store", o.master)
+	conn, err := o.connect(ctx, log, "of store "+o.master, "indexers poll the store", true)
+	if err != nil {
+		return host.IgnoreEnd(ctx, err)
 	}
-	r.checkTopics(&wrong)
-	wrong.When(r.master != "", "--master is for --source %s", sourceMooncake)
-	wrong.When(r.engineNATS.Said() && (r.source != sourceDynamo || r.engineNATS.URL == ""),
-		"--engine-nats and what begins so are for --source %s, and say nothing without --engine-nats itself",
-		sourceDynamo)
-	r.etcd.check(&wrong, r.source, r.engine)
-	var err error
-	r.rule, err = r.makeRule()
-	wrong.About("--dial-allow", err)
-	_, err = r.engineNATS.Options("") // which is connected to much later
-	wrong = append(wrong, err)
-	wrong.About("--namespace", jetstream.CheckNamespace(r.namespace))
-	for _, s := range []struct{ name, value string }{{"--engine", r.engine}, {"--replay", r.replay},
-		{"--engine-snapshot", r.engineSnapshot}} {
-		if s.value != "" && !r.fleet() {
-			wrong.About(s.name, zmtp.CheckEndpoint(s.value))
-		}
+	defer conn.Close()
+	if err := s.Run(ctx, conn, log); err != nil {
+		return err
 	}
-	if r.ranks == 0 || r.ranks > maxRanks {
-		wrong.When(true, "--ranks %d is not from 1 to %d", r.ranks, maxRanks)
-	} else if last := uint64(r.rank) + uint64(r.ranks) - 1; last >= events.MaxRanks {
-		wrong.When(true, "rank %d (--rank, --ranks) is not from 0 to %d", last, events.MaxRanks-1)
-	} else if errors.Join(wrong...) == nil && !r.fleet() && r.engine != "" {
-		wrong = append(wrong, r.checkPorts())
-	}
-	wrong = append(wrong, r.checkLearning())
-	wrong.When(r.lease < registry.MinLease || r.lease > registry.MaxLease, "--lease %v is not from %v to %v", r.lease,
-		registry.MinLease, registry.MaxLease)
-	master, err := r.l3Master()
-	wrong = append(wrong, err)
-	if r.l3Config != "" {
-		wrong.About("--l3-config", r.readL3Config(master))
-	} else {
-		wrong.When(master.Address != "", "--l3-master says nothing without --l3-config")
-	}
-	wrong = append(wrong, r.readGroups(), r.readWorker())
-	wrong.When(r.onUnreadable != unreadablePass && r.onUnreadable != unreadableClear,
-		"--on-unreadable %q is neither %s nor %s", r.onUnreadable, unreadablePass, unreadableClear)
-	_, err = shim.ParseOnRefused(r.onRefused)
-	wrong.About("--on-engine-refused", err)
-	wrong.When(r.engineCheck != 0 && r.engineCheck < 100*time.Millisecond,
-		"--engine-http-check %v is neither 0 nor at least 100ms", r.engineCheck)
-	wrong.When(r.silentAfter < time.Second, "--engine-silent-after %v is less than 1s", r.silentAfter)
-	wrong.When(r.goneAfter != 0 && r.goneAfter < r.silentAfter && !r.byTopic(),
-		"--engine-gone-after %v is less than --engine-silent-after %v", r.goneAfter, r.silentAfter)
-	wrong.When(r.stopWait < 0, "--stop-wait %v is negative", r.stopWait)
-	wrong.When(r.queueBytes < 1<<20, "--queue-bytes %d is less than 1 MiB", r.queueBytes)
-	return wrong.Usage()
+	log.Info("stopped")
+	return nil
 }
 
-// connect waits for a NATS server. what is the connection's name there; without is what happens while the server is
-// away.
-func (r *running) connect(ctx context.Context, log *slog.Logger, what, without string, core bool) (*jetstream.Conn,
+// run runs the shim of an engine or a source with a connection to NATS.
+func (o *options) run(ctx context.Context, log *slog.Logger,
+	run func(context.Context, *jetstream.Conn, *slog.Logger) error) error {
+	o.shim.LogPassed(log)
+	conn, err := o.connect(ctx, log, cmp.Or(o.shim.Worker, o.shim.EngineHTTP), "the engine's events wait", false)
+	if err != nil {
+		return host.IgnoreEnd(ctx, err)
+	}
+	defer conn.Close()
+	if err := run(ctx, conn, log); err != nil {
+		return err
+	}
+	log.Info("stopped")
+	return nil
+}
+
+// connect waits for a NATS server. name is the name of the connection, and without is the consequence of a lost
+// connection in the log.
+func (o *options) connect(ctx context.Context, log *slog.Logger, name, without string, core bool) (*jetstream.Conn,
 	error) {
-	options, err := r.nats.Options("kvatlas shim " + what)
+	options, err := o.nats.Options("kvatlas shim " + name)
 	if err != nil {
 		return nil, err
 	}
-	waiting := limiter{every: r.logWindow}
-	options.Core, options.Wait = core, true // a shim may be started before everything else
+	waiting := host.Limiter{Every: o.shim.LogRepeat}
+	options.Core, options.Wait = core, true // a shim may start before all other programs
 	options.Hooks = jetstream.ConnHooks{
 		Disconnected: func(err error) {
 			log.Warn("NATS connection lost; "+without, "error", err, "what_to_do",
@@ -257,307 +226,13 @@ func (r *running) connect(ctx context.Context, log *slog.Logger, what, without s
 		},
 		Reconnected: func(url string) {
 			log.Info("NATS connection is back", "server", url)
-			r.reconnects.Reconnected()
+			o.shim.Reconnects.Reconnected()
 		},
 		AsyncError: func(err error) { log.Error("NATS", "error", err, "what_to_do", cli.AsyncAdvice(err)) },
 		Waiting: func(err error) {
-			waiting.do(func(n uint64) {
-				what, todo := r.nats.Away(err)
-				log.Warn(what, "nats", r.nats.Shown(), "error", err, "what_to_do", todo, "times", n)
-			})
+			event, todo := o.nats.Away(err)
+			waiting.WarnTo(log, event, "nats", o.nats.Shown(), "error", err, "what_to_do", todo)
 		},
 	}
 	return jetstream.Connect(ctx, options)
-}
-
-func (r *running) run(ctx context.Context, log *slog.Logger) error {
-	if len(r.l3Passed) > 0 {
-		log.Warn("--l3-config has unknown fields, which are passed over", "l3_config", r.l3Config, "fields", r.l3Passed,
-			"what_to_do", hicache.PassedRemedy)
-	}
-	conn, err := r.connect(ctx, log, cmp.Or(r.instance, r.engineHTTP), "the engine's events wait", false)
-	if err != nil {
-		return ignoreEnd(ctx, err)
-	}
-	defer conn.Close()
-	if err := r.serveElsewhere(ctx, conn, log); err != nil {
-		return ignoreEnd(ctx, err)
-	}
-	err = r.runOn(ctx, conn, log)
-	if err == nil {
-		log.Info("stopped")
-	}
-	return err
-}
-
-// runOn shims until ctx ends, with the settings that the engine has at each time.
-func (r *running) runOn(ctx context.Context, conn *jetstream.Conn, log *slog.Logger) error {
-	for {
-		err := r.runOnce(ctx, conn, log)
-		if other, is := errors.AsType[*sizeError](err); is {
-			r.engineSize = other.size
-			log.Warn("the blocks of the engine's events are larger than it reports over HTTP; their size is used", "model",
-				r.model, "block_size", other.size)
-			continue
-		}
-		if errors.Is(err, errOtherSettings) {
-			r.engineSize = 0
-			log.Warn("the engine came back with other settings; they are taken", "engine_http", r.engineHTTP)
-			continue
-		}
-		return err
-	}
-}
-
-// runOnce shims until ctx ends, or the engine has other settings.
-func (r *running) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.Logger) error {
-	if r.fleet() || r.byTopic() {
-		ns, err := r.join(ctx, conn, log)
-		if err != nil {
-			return ignoreEnd(ctx, err)
-		}
-		return r.runFleet(ctx, ns, log)
-	}
-	ranks, said, err := r.ranksToServe(ctx, log)
-	if err != nil {
-		return ignoreEnd(ctx, err)
-	}
-	ns, err := ranks[0].join(ctx, conn, log)
-	if err != nil {
-		return ignoreEnd(ctx, err)
-	}
-	proof := ranks[0].proof
-	for _, one := range ranks {
-		one.blockSize, one.proof = ranks[0].blockSize, proof
-		if err := one.readGroups(); err != nil {
-			return err
-		}
-	}
-	if len(ranks) > 1 {
-		spec := *ranks[0].spec
-		spec.RankStart, spec.RankSize = ranks[0].rank, uint32(len(ranks))
-		for _, one := range ranks {
-			one.spec = &spec
-		}
-	}
-	stop := ctx
-	ctx, end := r.linger(stop, log)
-	defer end()
-	all, ctx := errgroup.WithContext(ctx)
-	if r.engineHTTP != "" {
-		asker, err := r.asker()
-		if err != nil {
-			return err
-		}
-		watch, poll := newEngineWatch(), newEnginePoll(r, ranks[0].model, said, asker, log)
-		for _, one := range ranks {
-			one.watch, one.poll = watch, poll
-		}
-		all.Go(func() error { return watch.run(ctx, asker, said) })
-		if r.engineCheck > 0 {
-			all.Go(func() error {
-				poll.run(ctx)
-				return nil
-			})
-		}
-	}
-	if proof != nil {
-		all.Go(func() error { return proof.run(ctx, ranks[0], ns) })
-	}
-	remoteRanks(ctx, ranks, said, log)
-	var serving sync.WaitGroup
-	for _, one := range ranks {
-		log := log.With("worker", one.instance, "rank", one.rank)
-		serving.Add(1)
-		all.Go(func() error {
-			defer serving.Done()
-			if one.remote {
-				return one.serveRemote(ctx, stop, ns, log)
-			}
-			return one.serve(ctx, stop, ns, log)
-		})
-	}
-	all.Go(func() error { // at a stop, the last rank ends what runs beside
-		select {
-		case <-stop.Done():
-			serving.Wait()
-			end()
-		case <-ctx.Done():
-		}
-		return nil
-	})
-	return all.Wait()
-}
-
-// serve shims one rank until ctx ends, or until stop has ended and the engine is gone.
-func (r *running) serve(ctx, stop context.Context, ns *jetstream.Namespace, log *slog.Logger) error {
-	source, err := events.EngineOf(r.source)
-	if err != nil {
-		return err
-	}
-	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: source, BlockSize: r.blockSize, Groups: r.groups,
-		Store: r.l3 != nil && r.l3.VLLM != nil, UnnamedAdapters: r.unnamedAdapters})
-	if err != nil {
-		return err
-	}
-	onRefused, err := shim.ParseOnRefused(r.onRefused)
-	if err != nil {
-		return err
-	}
-	watch := &watcher{log: log, cfg: r}
-	serving := ""
-	if r.messages == nil { // the engines that share a shim would cost it too many connections
-		serving, _ = dial.ServingAddress(r.spec.Endpoint)
-	}
-	var polled func()
-	claimed := false
-	env := r.env(stop, ns, watch)
-	env.Watch.Prepared = func(report *shim.Report, cfg *shim.Config) {
-		claimed, watch.report = true, report
-		if r.poll != nil {
-			cfg.Sleep, polled = r.poll.serve(report)
-		}
-		log.Info("starting", "engine", r.engine, "replay", r.replay, "model", r.model, "block_size", r.blockSize, "nats",
-			ns.Conn().ServerURL())
-	}
-	env.Watch.Ended = func(err error) {
-		if err == nil && (stop.Err() != nil || ctx.Err() == nil) {
-			r.leave(ctx, stop, watch.report, log)
-		}
-		if polled != nil {
-			polled()
-		}
-	}
-	err = host.Run(ctx, host.Rank{Record: r.record(r.key(), log), Decoder: decoder, Config: shim.Config{
-		Engine: r.engine, Listen: r.listen, Topics: []string{r.topic}, Messages: r.messages,
-		Replay: r.replay, Snapshot: r.engineSnapshot, Limits: shim.Limits{QueueBytes: r.queueBytes},
-		ClearUnreadable: r.onUnreadable == unreadableClear, ReplayTimeout: r.replayTimeout, IdleCheck: r.idleCheck,
-		QuietAfter: r.silence, OnRefused: onRefused, SilentAfter: r.silentAfter, GoneAfter: r.goneAfter,
-		Tracer: r.tracer, Stop: stop.Done(), Serving: serving,
-	}}, env)
-	if !claimed {
-		return ignoreEnd(stop, err)
-	}
-	r.figures.end(watch)
-	return err
-}
-
-// key names the rank.
-func (r *running) key() events.RankKey {
-	return events.RankKey{Instance: events.WorkerID(r.instance), Rank: events.Rank(r.rank)}
-}
-
-// env returns the surroundings of a rank's shim. The claim waits until stop ends.
-func (r *running) env(stop context.Context, ns *jetstream.Namespace, w *watcher) host.Env {
-	return host.Env{Namespace: ns, Lease: r.leaseHooks(w.log), Reconnects: r.reconnects, Watch: w.watch(),
-		Claim: func(context.Context) (*shim.ControlServer, error) { return r.claim(stop, ns, r.key(), w.log) }}
-}
-
-// join waits for the namespace and registers the model in it.
-func (r *running) join(ctx context.Context, conn *jetstream.Conn, log *slog.Logger) (*jetstream.Namespace, error) {
-	waiting := limiter{every: r.logWindow}
-	for {
-		ns, err := r.open(ctx, conn)
-		if errors.Is(err, jetstream.ErrMismatch) {
-			return nil, otherSize(err, r.model)
-		}
-		if err == nil || ctx.Err() != nil || !(errors.Is(err, jetstream.ErrNoNamespace) ||
-			errors.Is(err, jetstream.ErrBadRecord) || errors.Is(err, jetstream.ErrUnavailable)) {
-			return ns, err
-		}
-		waiting.do(func(n uint64) {
-			what, todo := "waiting for an indexer to create the namespace",
-				"start `indexer serve` on this NATS server, with --namespace "+r.namespace
-			switch {
-			case errors.Is(err, jetstream.ErrBadRecord):
-				what, todo = "waiting for the namespace's record, which cannot be read",
-					"start `indexer serve` with --restore-namespace on this NATS server"
-			case errors.Is(err, jetstream.ErrUnavailable):
-				what, todo = cli.NoJetStream()
-			}
-			log.Warn(what, "namespace", r.namespace, "error", err, "what_to_do", todo, "times", n)
-		})
-		loop.Wait(ctx, time.Second)
-	}
-}
-
-// openPatience is how long JetStream may take before it is said that it is waited for.
-const openPatience = 5 * time.Second
-
-// open tries once to open the namespace and to register the model in it.
-func (r *running) open(ctx context.Context, conn *jetstream.Conn) (*jetstream.Namespace, error) {
-	ctx, cancel := context.WithTimeout(ctx, openPatience)
-	defer cancel()
-	ns, err := jetstream.OpenNamespace(ctx, conn, r.namespace)
-	if err != nil {
-		return nil, err
-	}
-	if r.proof != nil {
-		undecided, err := r.nominalSize(ctx, ns)
-		if err != nil || undecided {
-			return ns, err
-		}
-		r.proof = nil
-	}
-	if r.model == "" || r.blockSize == 0 {
-		return ns, nil // topics name the models, and events the sizes
-	}
-	return ns, ns.RegisterModel(ctx, jetstream.Model{Name: r.model, BlockSize: r.blockSize})
-}
-
-// claim makes sure that no other shim serves the rank, for which it waits a while: a predecessor may be draining. It
-// returns nil where the NATS server does not let us ask and be asked: then the log alone tells two shims apart, and
-// nobody can have the engine's events said again.
-func (r *running) claim(ctx context.Context, ns *jetstream.Namespace, key events.RankKey,
-	log *slog.Logger) (*shim.ControlServer, error) {
-	waiting := limiter{every: r.logWindow}
-	giveUp := time.Now().Add(r.claimWait)
-	for {
-		server, err := shim.Claim(ctx, ns, key, r.replay != "" || r.engineSnapshot != "")
-		switch {
-		case errors.Is(err, jetstream.ErrDenied):
-			log.Warn("the NATS server does not permit control subjects", "error", err, "what_to_do",
-				"grant it to this user: indexer auth example prints what each user needs")
-			return nil, nil
-		case errors.Is(err, shim.ErrFenced) && time.Now().Before(giveUp):
-			waiting.warn(log, "waiting for the shim that has this rank to end", "error", err, "at_most", r.claimWait,
-				"what_to_do", "stop that shim, or let it drain; or give this one another --worker or --rank")
-		case err == nil || ctx.Err() != nil || !errors.Is(err, jetstream.ErrUnavailable):
-			return server, err
-		default:
-			waiting.warn(log, "waiting for NATS", "error", err, "what_to_do",
-				"see that the NATS server runs and that more than half of those with JetStream are up")
-		}
-		loop.Wait(ctx, time.Second)
-	}
-}
-
-// ignoreEnd is nil for an error that only says that we were stopped.
-func ignoreEnd(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return nil
-	}
-	return err
-}
-
-// limiter bounds the rate of log lines about one thing.
-type limiter struct {
-	every time.Duration
-	last  atomic.Int64 // nanoseconds
-	count atomic.Uint64
-}
-
-// do calls say, with how often it happened since it was said last, unless that was only just now.
-func (l *limiter) do(say func(times uint64)) {
-	n := l.count.Add(1)
-	now, last := time.Now().UnixNano(), l.last.Load()
-	if now-last >= int64(l.every) && l.last.CompareAndSwap(last, now) {
-		l.count.Add(-n)
-		say(n)
-	}
-}
-
-// warn logs a warning, with how often it would have been since it was said last.
-func (l *limiter) warn(log *slog.Logger, what string, args ...any) {
-	l.do(func(times uint64) { log.Warn(what, append(args, "times", times)...) })
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/simulate"
 )
 
-// TestOneReplayPort reads every page, manifest and help text that names an engine's replay endpoint with a port: all
-// name the same one, which worker-shim simulate has by default, so that what is copied from two places fits together.
+// TestOneReplayPort reads every page, manifest and help text with an engine's replay endpoint: all have the default
+// port of worker-shim simulate, so that copies from two places fit together.
 func TestOneReplayPort(t *testing.T) {
 	replay := simulate.Command().Flags().Lookup("replay").DefValue
 	want := replay[strings.LastIndex(replay, ":")+1:]

@@ -1,11 +1,12 @@
-// Package base holds small helpers that every layer may import, pkg included. Its packages import nothing of ours.
+// Package base holds small helpers for every layer, pkg included. Its packages import no other package of kvatlas.
 //
-//   - datafolder rejects a data folder that other users of the host can change
-//   - dial limits which addresses a client may name, and which of them may receive a secret
+//   - datafolder rejects a data folder with write access for other users of the host
+//   - dial limits the addresses in requests of clients, and the receivers of secrets
 //   - escape escapes foreign texts for terminals and shell commands
-//   - hooks fills in the callbacks that a caller left out
+//   - hooks fills in missing callbacks
 //   - littleendian converts lists of numbers to bytes and back
 //   - loop waits, with cancellation, and wakes a waiting goroutine
 //   - msgp reads and appends MessagePack without reflection, for events, batches, queries and answers
 //   - strictjson decodes JSON with exact letter case and without duplicate names
+//   - usage holds the errors of invalid input, with the exit status 2
 package base

@@ -5,7 +5,9 @@
 //   - enginehttp reads from an engine over HTTP how it publishes its events
 //   - etcd keeps a copy of a key range of etcd by list and watch
 //   - kube keeps copies of Kubernetes objects by list and watch, and shares them among replicas by Leases
+//   - pods shims the engines in the pods of a Kubernetes cluster
 //   - shim turns one engine's stream into batches: a state machine and the loop around it, and host, which runs one
-//     rank from its claim to its end
+//     rank from its claim to its end, and all ranks of an engine
+//   - source shims the ranks of sources with many workers, such as Dynamo's event planes
 //   - zmtp implements ZeroMQ's SUB and DEALER sockets without cgo
 package ingest

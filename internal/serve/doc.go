@@ -3,4 +3,5 @@
 //   - cli reads settings and flags, formats tables and sets exit codes
 //   - page contains the files of the live page
 //   - server runs the parts of a node together and serves NATS, HTTP and gRPC
+//   - shimport serves the state of a shim's process over HTTP
 package serve

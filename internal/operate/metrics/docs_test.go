@@ -12,6 +12,8 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+
+	"github.com/kvatlas/kvatlas/internal/ingest/shim/host"
 )
 
 var update = flag.Bool("update", false, "write the tables in docs/metrics.md")
@@ -87,7 +89,7 @@ func TestPage(t *testing.T) {
 	holdPage(t, "## Of a shim", table(t, get(t, NewShim(shimFigures))))
 }
 
-func shimFigures() *ShimFigures {
+func shimFigures() *host.Sum {
 	one := map[string]uint64{"x": 1}
-	return &ShimFigures{Ranks: one, Incidents: one, Skipped: one, Spans: one}
+	return &host.Sum{Ranks: one, Incidents: one, Skipped: one, Spans: one}
 }

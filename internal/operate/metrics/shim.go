@@ -5,30 +5,18 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/kvatlas/kvatlas/internal/ingest/shim/host"
 )
 
-// ShimFigures are the values in the scrape of a shim's process, summed over its ranks.
-type ShimFigures struct {
-	Ranks                 map[string]uint64 // by the engines' state: connected, silent, gone, unknown
-	CatchingUp, Refused   int               // ranks
-	QueueBytes, QueueMost int               // of events that wait for the log
-
-	Messages, Events, Blocks, Published uint64
-
-	Incidents map[string]uint64 // by kind
-	Skipped   map[string]uint64 // skipped events, by reason
-
-	Spans map[string]uint64 // see [Figures]
-}
-
 // NewShim returns a handler of /metrics for a shim's process. figures is called at each scrape, from any goroutine.
-func NewShim(figures func() *ShimFigures) http.Handler {
+func NewShim(figures func() *host.Sum) http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(append(ofProcess(), shimCollector(figures))...)
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 }
 
-type shimCollector func() *ShimFigures
+type shimCollector func() *host.Sum
 
 // Describe sends no descriptions: Collect creates the metrics with descriptions.
 func (shimCollector) Describe(chan<- *prometheus.Desc) {}

@@ -25,40 +25,18 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/usage"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 )
 
-// usageError is an error of invalid input.
-type usageError struct{ error }
-
-func (u usageError) Unwrap() error { return u.error }
-
 // UsageErrorf returns an error of invalid input, which ends the program with status 2.
-func UsageErrorf(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+func UsageErrorf(format string, args ...any) error { return usage.Errorf(format, args...) }
 
 // Complaints are the errors in a command's flags.
-type Complaints []error
-
-// When adds an error if wrong is true.
-func (c *Complaints) When(wrong bool, format string, args ...any) {
-	if wrong {
-		*c = append(*c, fmt.Errorf(format, args...))
-	}
-}
-
-// About adds the error of a flag, unless err is nil.
-func (c *Complaints) About(flag string, err error) { c.When(err != nil, "%s: %w", flag, err) }
-
-// Usage returns a usage error with all complaints; nil without complaints.
-func (c *Complaints) Usage() error {
-	if err := errors.Join(*c...); err != nil {
-		return UsageErrorf("%w", err)
-	}
-	return nil
-}
+type Complaints = usage.Complaints
 
 // unableError is a failed examination.
 type unableError struct{ error }
@@ -93,16 +71,16 @@ func Main(root *cobra.Command) int {
 		return nil
 	}
 	refuseUnknownShells(root)
-	root.SetUsageFunc(usage)
+	root.SetUsageFunc(printUsage)
 	cmd, err := root.ExecuteContextC(ctx)
 	message := ""
 	if err != nil {
 		message = oneLine(err.Error())
 	}
-	switch _, usage := errors.AsType[usageError](err); {
+	switch _, invalid := errors.AsType[*usage.Error](err); {
 	case err == nil:
 		return 0
-	case !running || usage || errors.Is(err, jetstream.ErrBadName):
+	case !running || invalid || errors.Is(err, jetstream.ErrBadName):
 		Fprintf(os.Stderr, "%s: %s (see %s --help)\n", cmd.CommandPath(), message, cmd.CommandPath())
 		return 2
 	}

@@ -157,16 +157,10 @@ func (n *NATS) connect(ctx context.Context, name string, core bool, patience tim
 // Away returns the event and the remedy for the log line of a program that waits for a connection.
 func (n *NATS) Away(err error) (what, todo string) {
 	if errors.Is(err, jetstream.ErrNoLeader) {
-		return NoJetStream()
+		return natsauth.NoJetStream()
 	}
 	return "waiting for a NATS server; none answers",
 		"start `indexer serve` or nats-server -js there, or give an address with --" + n.name
-}
-
-// NoJetStream is Away for a connection to a NATS server whose JetStream does not answer.
-func NoJetStream() (what, todo string) {
-	return "waiting for JetStream; NATS answers, but its JetStream does not",
-		"start the missing NATS servers: more than half of those with JetStream must be up"
 }
 
 // AsyncAdvice returns the remedy for an asynchronous error of a NATS connection.

@@ -11,9 +11,9 @@ import (
 // usageColumns is the width of help texts.
 const usageColumns = 120
 
-// usage writes the usage of a command in cobra's default form, with wrapped flag texts. It uses no template, because a
-// program with text/template links every exported method of every linked type.
-func usage(c *cobra.Command) error {
+// printUsage writes the usage of a command in cobra's default form, with wrapped flag texts. It uses no template,
+// because a program with text/template links every exported method of every linked type.
+func printUsage(c *cobra.Command) error {
 	var b strings.Builder
 	b.WriteString("Usage:")
 	if c.Runnable() {

@@ -18,6 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/choose/guess"
 	"github.com/kvatlas/kvatlas/internal/choose/load"
 	"github.com/kvatlas/kvatlas/internal/choose/selection"
+	"github.com/kvatlas/kvatlas/internal/edge/natsauth"
 	"github.com/kvatlas/kvatlas/internal/edge/rights"
 	"github.com/kvatlas/kvatlas/internal/edge/tracing"
 	"github.com/kvatlas/kvatlas/internal/edge/web"
@@ -34,7 +35,6 @@ import (
 	"github.com/kvatlas/kvatlas/internal/operate/funnel"
 	"github.com/kvatlas/kvatlas/internal/operate/metrics"
 	"github.com/kvatlas/kvatlas/internal/operate/watch"
-	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/internal/text/tokenize"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -482,7 +482,7 @@ func openStore(ctx context.Context, s *Settings, log *slog.Logger) (*store, erro
 		if err == nil || ctx.Err() != nil || !errors.Is(err, jetstream.ErrUnavailable) {
 			return st, err
 		}
-		what, todo := cli.NoJetStream()
+		what, todo := natsauth.NoJetStream()
 		log.Warn(what, "error", err, "what_to_do", todo)
 		loop.Wait(ctx, time.Second)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
-// patience is how long a test waits for anything.
+// patience bounds every wait of a test.
 const patience = 4 * time.Minute
 
 // namespace returns a log on a server of its own.
@@ -42,13 +42,13 @@ func namespace(t *testing.T) (context.Context, *jetstream.Namespace) {
 	return ctx, ns
 }
 
-// world is a rank with a feed, and a record of what its watch was called with.
+// world is a rank with a feed, and a record of the calls of its watch.
 type world struct {
 	*testing.T
 	ctx    context.Context
 	ns     *jetstream.Namespace
 	feed   chan shim.Frame
-	taken  chan struct{} // closed when the lease is held
+	leased chan struct{} // closed with the lease
 	calls  []string
 	result chan error
 }
@@ -58,11 +58,11 @@ func start(t *testing.T, claim func(context.Context) (*shim.ControlServer, error
 	if _, err := ns.EnsureWorkers(ctx, jetstream.BucketConfig{}); err != nil {
 		t.Fatal(err)
 	}
-	w := &world{T: t, ctx: ctx, ns: ns, feed: make(chan shim.Frame), taken: make(chan struct{}),
+	w := &world{T: t, ctx: ctx, ns: ns, feed: make(chan shim.Frame), leased: make(chan struct{}),
 		result: make(chan error, 1)}
 	go func() {
 		w.result <- Run(ctx, w.rank(), Env{Namespace: ns, Claim: claim,
-			Lease: registry.LeaseHooks{Taken: func() { close(w.taken) }},
+			Lease: registry.LeaseHooks{Taken: func() { close(w.leased) }},
 			Watch: Watch{
 				Prepared: func(_ *shim.Report, cfg *shim.Config) {
 					w.calls = append(w.calls, "prepared")
@@ -81,14 +81,14 @@ func (w *world) rank() Rank {
 		Config: shim.Config{Feed: w.feed}}
 }
 
-// TestRunShimsAClaimedRank checks that a rank's events get into the log under its record, that its lease is held, that
-// no second shim can claim it meanwhile, and that the watch is called in order.
+// TestRunShimsAClaimedRank checks that the log has the rank's events, that the rank has a lease, that a second shim
+// cannot claim the rank meanwhile, and that the calls of the watch are in order.
 func TestRunShimsAClaimedRank(t *testing.T) {
 	w := start(t, nil)
 	stored := events.Event{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{1},
 		Locals: []events.LocalHash{1}}
 	w.feed <- shim.Frame{Seq: 1, Read: &shim.Read{Events: []events.Event{stored}, Digest: 1}}
-	<-w.taken
+	<-w.leased
 	if err := Run(w.ctx, w.rank(), Env{Namespace: w.ns}); !errors.Is(err, shim.ErrFenced) {
 		t.Errorf("a second shim of the rank ended with %v", err)
 	}
@@ -102,7 +102,7 @@ func TestRunShimsAClaimedRank(t *testing.T) {
 	}
 }
 
-// TestRunEndsWithItsClaim checks that nothing is prepared for a rank that cannot be claimed.
+// TestRunEndsWithItsClaim checks that a refused claim ends Run before the shim is prepared.
 func TestRunEndsWithItsClaim(t *testing.T) {
 	refused := errors.New("refused")
 	w := start(t, func(context.Context) (*shim.ControlServer, error) { return nil, refused })

@@ -2,7 +2,7 @@ package host
 
 import "testing"
 
-// TestReconnects checks that a function is not called after its end, and takes no memory.
+// TestReconnects checks that a function is removed, and not called, after its end.
 func TestReconnects(t *testing.T) {
 	var n Reconnects
 	a, b := 0, 0

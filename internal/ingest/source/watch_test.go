@@ -1,4 +1,4 @@
-package main
+package source
 
 import (
 	"context"
@@ -13,39 +13,39 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// TestSourceWatch: a source that is silent, or of which a part is not reached, for the whole of --silence is reported
-// until that ends, whatever ends it. What ends earlier is not reported.
+// TestSourceWatch: a state of silence or of a missing connection is reported after --silence, until the state ends. A
+// shorter state is not reported.
 func TestSourceWatch(t *testing.T) {
 	const after = 30 * time.Second
 	gone := errors.New("connection\nrefused")
 	for name, c := range map[string]struct {
-		do   func(*sourceWatch)
+		do   func(*watch)
 		want string
 	}{
-		"silent, and then heard": {func(w *sourceWatch) {
+		"silent, and then heard": {func(w *watch) {
 			time.Sleep(after + silenceEvery + time.Second)
-			w.heard()
+			w.received()
 		}, "silent, silent, end"},
-		"heard in time": {func(w *sourceWatch) {
+		"heard in time": {func(w *watch) {
 			time.Sleep(after - time.Second)
-			w.heard()
+			w.received()
 		}, ""},
-		"unreachable from the start, then silent, then heard": {func(w *sourceWatch) {
+		"unreachable from the start, then silent, then heard": {func(w *watch) {
 			w.unreached("a", gone, "do a")
 			time.Sleep(after + time.Second)
 			w.reached("a")
 			time.Sleep(after + time.Second)
-			w.heard()
+			w.received()
 		}, `a: connection\nrefused (do a), end, silent, end`},
-		"heard, lost, reached": {func(w *sourceWatch) {
-			w.heard()
+		"heard, lost, reached": {func(w *watch) {
+			w.received()
 			time.Sleep(time.Hour)
 			w.unreached("b", gone, "do b")
 			time.Sleep(after + time.Second)
 			w.reached("b")
 		}, `b: connection\nrefused (do b), end`},
-		"lost for a moment, again and again": {func(w *sourceWatch) {
-			w.heard()
+		"lost for a moment, again and again": {func(w *watch) {
+			w.received()
 			for range 10 {
 				w.unreached("b", gone, "do b")
 				time.Sleep(after - time.Second)
@@ -53,8 +53,8 @@ func TestSourceWatch(t *testing.T) {
 				time.Sleep(time.Second)
 			}
 		}, ""},
-		"two parts, of which the first comes back first": {func(w *sourceWatch) {
-			w.heard()
+		"two parts, of which the first comes back first": {func(w *watch) {
+			w.received()
 			w.unreached("a", gone, "do a")
 			w.unreached("b", gone, "do b")
 			time.Sleep(after + time.Second)
@@ -66,8 +66,8 @@ func TestSourceWatch(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var said []string
-				w := &sourceWatch{after: after, changed: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler),
+				var reports []string
+				w := &watch{after: after, changed: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler),
 					source: api.QuietSource{Source: "s", Engine: "e", Advice: "idle"},
 					send: func(q api.QuietSource) error {
 						if err := q.Check(); err != nil {
@@ -75,11 +75,11 @@ func TestSourceWatch(t *testing.T) {
 						}
 						switch {
 						case q.Spoke:
-							said = append(said, "end")
+							reports = append(reports, "end")
 						case q.Failure == "":
-							said = append(said, "silent")
+							reports = append(reports, "silent")
 						default:
-							said = append(said, q.Failure+" ("+q.Advice+")")
+							reports = append(reports, q.Failure+" ("+q.Advice+")")
 						}
 						return nil
 					}}
@@ -94,7 +94,7 @@ func TestSourceWatch(t *testing.T) {
 				time.Sleep(2 * after) // nothing follows
 				stop()
 				<-done
-				if got := strings.Join(said, ", "); got != c.want {
+				if got := strings.Join(reports, ", "); got != c.want {
 					t.Errorf("reports %q, want %q", got, c.want)
 				}
 			})
@@ -102,17 +102,17 @@ func TestSourceWatch(t *testing.T) {
 	}
 }
 
-// TestSourceTexts: the error of a source that is not reached fits into a report, however long it is.
+// TestSourceTexts: a report holds the error of a failed connection, shortened if necessary.
 func TestSourceTexts(t *testing.T) {
-	w := &sourceWatch{source: api.QuietSource{Source: "s", Engine: "e"}}
+	w := &watch{source: api.QuietSource{Source: "s", Engine: "e"}}
 	w.unreached("part", errors.New(strings.Repeat("ü\x00", 5000)), "advice")
 	state, report := w.state()
-	if err := report.Check(); state != sourceUnreachable || err != nil ||
+	if err := report.Check(); state != unreachable || err != nil ||
 		!strings.HasPrefix(report.Failure, "part: ü\\x00ü") {
 		t.Errorf("state %v, %v, %.40q", state, err, report.Failure)
 	}
 	w.reached("part")
-	if state, report := w.state(); state != sourceSilent || !reflect.DeepEqual(report, w.source) {
+	if state, report := w.state(); state != silent || !reflect.DeepEqual(report, w.source) {
 		t.Errorf("state %v, %+v", state, report)
 	}
 }

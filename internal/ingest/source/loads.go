@@ -1,4 +1,4 @@
-package main
+package source
 
 import (
 	"strings"
@@ -6,12 +6,13 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/internal/ingest/shim/host"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// Topics of Dynamo's event plane beside that of KV-cache events.
+// Topics of Dynamo's event plane beside the topic of KV-cache events.
 const (
 	topicLoads    = "kv_metrics"
 	topicRequests = "active_sequences_events"
@@ -19,12 +20,13 @@ const (
 )
 
 // besideEvents returns the subjects on which Dynamo publishes a topic beside a subject of KV-cache events. The scope of
-// both is a namespace, a component or an endpoint, as the release has it (ai-dynamo/dynamo › lib/runtime, event plane):
+// the subjects is a namespace, a component or an endpoint, depending on the release (ai-dynamo/dynamo › lib/runtime,
+// event plane):
 //
 //	namespace.NS.component.C.endpoint.E.kv-events   since 1.0
 //	namespace.NS.component.C.kv-events              before; kv_events in the oldest releases
 //
-// An endpoint that events does not name is any. It returns nil for a subject of another form.
+// A subject without an endpoint covers all endpoints. The result is nil for a subject of another form.
 func besideEvents(subject, topic string) []string {
 	base, found := strings.CutSuffix(subject, ".kv-events")
 	if !found {
@@ -42,71 +44,71 @@ func besideEvents(subject, topic string) []string {
 }
 
 const (
-	// loadDelay is how long loads wait for others, so that a fleet that reports with each step is not passed on so.
+	// loadDelay is the time for the collection of loads: a fleet may report with every step.
 	loadDelay = 100 * time.Millisecond
 
-	// requestDelay is how long changes of requests wait for others.
+	// requestDelay is the time for the collection of changes of requests.
 	requestDelay = 5 * time.Millisecond
 
-	// maxRequestChanges and maxRequestBlocks bound a message of such changes, and maxRequestWaiting how many wait.
+	// maxRequestChanges and maxRequestBlocks bound a message of changes. maxRequestWaiting bounds the waiting changes.
 	maxRequestChanges = 256
 	maxRequestBlocks  = 1 << 16
 	maxRequestWaiting = 1 << 14
 )
 
-// loadRelay passes on what a fleet's engines report of themselves, and what its routers sent to them: of loads the last
-// of each rank, and of requests every change in order.
+// loadRelay relays the loads of a fleet's engines and the requests of its routers: the latest load of each rank, and
+// all changes of requests in order.
 type loadRelay struct {
-	f *fleet
+	f *Source
 
 	mu       sync.Mutex
-	ranks    map[events.RankKey]events.EngineLoad // since they were passed on
+	ranks    map[events.RankKey]events.EngineLoad // since the last pass
 	requests []api.RouterRequest
 	waiting  chan struct{} // of requests
 }
 
-// hearLoads passes loads and requests on until ctx ends.
-func (f *fleet) hearLoads(conn *jetstream.Conn) {
+// relayLoads relays loads and requests until ctx ends.
+func (f *Source) relayLoads(conn *jetstream.Conn) {
 	r := &loadRelay{f: f, ranks: map[events.RankKey]events.EngineLoad{}, waiting: make(chan struct{}, 1)}
 	var parts sync.WaitGroup
 	defer parts.Wait()
-	hear := func(topic, lacks string, read func(data []byte) error) {
-		for _, subject := range besideEvents(f.cfg.engine, topic) {
+	listen := func(topic, lacks string, read func(data []byte) error) {
+		for _, subject := range besideEvents(f.Engine, topic) {
 			parts.Go(func() {
 				err := conn.Listen(f.ctx, subject, func(data []byte) {
 					if err := read(data); err != nil {
-						f.bad.warn(f.log, "a message that is none of Dynamo's "+topic+"; passed over", "subject", subject,
+						f.bad.WarnTo(f.log, "a message without "+topic+" of Dynamo's is skipped", "subject", subject,
 							"error", err)
 					}
 				})
 				if f.ctx.Err() == nil {
 					f.log.Warn(lacks, "subject", subject, "error", err, "what_to_do",
-						"let this user subscribe to the subject; workers are chosen without it meanwhile")
+						"let this user subscribe to the subject; meanwhile the choice of workers ignores the topic")
 				}
 			})
 		}
 	}
-	hear(topicLoads, "how full the fleet's engines are cannot be heard",
-		func(data []byte) error { return events.ReadDynamoLoad(data, r.heard) })
+	listen(topicLoads, "cannot subscribe to the loads of the fleet's engines",
+		func(data []byte) error { return events.ReadDynamoLoad(data, r.load) })
 	for _, topic := range []string{topicRequests, topicPrefill} {
-		hear(topic, "requests that the fleet's routers send cannot be heard", func(data []byte) error {
-			return events.ReadDynamoRequests(data, f.cfg.blockSize, r.heardRequest)
+		listen(topic, "cannot subscribe to the requests of the fleet's routers", func(data []byte) error {
+			return events.ReadDynamoRequests(data, f.BlockSize, r.request)
 		})
 	}
 	parts.Go(r.passAll)
 	loop.Every(f.ctx, loadDelay, func(time.Time) { r.pass() })
 }
 
-// heard keeps a load until the next pass.
-func (r *loadRelay) heard(l events.EngineLoad) {
-	if r.f.cfg.instance != "" {
-		l.Worker = events.WorkerID(r.f.cfg.instance)
+// load keeps a load until the next pass.
+func (r *loadRelay) load(l events.EngineLoad) {
+	if r.f.Worker != "" {
+		l.Worker = events.WorkerID(r.f.Worker)
 	}
 	key := events.RankKey{Instance: l.Worker, Rank: l.Rank}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	was, waits := r.ranks[key]
-	if !waits && len(r.ranks) >= maxRanks {
+	if !waits && len(r.ranks) >= host.MaxRanks {
 		return
 	}
 	for _, field := range []struct{ now, before **uint64 }{{&l.UsedBlocks, &was.UsedBlocks},
@@ -118,10 +120,10 @@ func (r *loadRelay) heard(l events.EngineLoad) {
 	r.ranks[key] = l
 }
 
-// heardRequest keeps a change of a request until the next pass.
-func (r *loadRelay) heardRequest(c events.RouterRequest) {
+// request keeps a change of a request until the next pass.
+func (r *loadRelay) request(c events.RouterRequest) {
 	key := r.f.named(c.Key)
-	change := api.RouterRequest{Model: r.f.cfg.model, Worker: key.Instance, Rank: key.Rank, RequestID: c.ID,
+	change := api.RouterRequest{Model: r.f.Model, Worker: key.Instance, Rank: key.Rank, RequestID: c.ID,
 		Change: c.Change, PrefillTokens: c.PrefillTokens}
 	for _, h := range c.Blocks {
 		change.SequenceHashes = append(change.SequenceHashes, uint64(h))
@@ -135,13 +137,13 @@ func (r *loadRelay) heardRequest(c events.RouterRequest) {
 		err = api.Errorf(api.CodeBusy, "%d changes wait for NATS", maxRequestWaiting)
 	}
 	if err != nil {
-		r.f.bad.warn(r.f.log, "a request that a Dynamo router sent is not counted", "worker", key.Instance, "error", err)
+		r.f.bad.WarnTo(r.f.log, "a request of a Dynamo router is not counted", "worker", key.Instance, "error", err)
 		return
 	}
 	loop.Wake(r.waiting)
 }
 
-// keep adds a change to those that wait, unless too many do.
+// keep adds a change to the waiting changes, unless too many wait.
 func (r *loadRelay) keep(change api.RouterRequest) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -152,7 +154,7 @@ func (r *loadRelay) keep(change api.RouterRequest) bool {
 	return true
 }
 
-// passAll publishes changes a moment after they come, until the fleet's context ends.
+// passAll publishes changes after requestDelay, until the source's context ends.
 func (r *loadRelay) passAll() {
 	for {
 		select {
@@ -165,7 +167,7 @@ func (r *loadRelay) passAll() {
 	}
 }
 
-// passRequests publishes the changes that wait: per worker in order, in messages of bounded size.
+// passRequests publishes the waiting changes: per worker in order, in messages of bounded size.
 func (r *loadRelay) passRequests() {
 	r.mu.Lock()
 	list := r.requests
@@ -191,7 +193,7 @@ func (r *loadRelay) passRequests() {
 	}
 }
 
-// pass publishes the loads that wait, a message for each worker.
+// pass publishes the waiting loads, in a message per worker.
 func (r *loadRelay) pass() {
 	r.mu.Lock()
 	byWorker := map[events.WorkerID]*api.EngineLoads{}
@@ -219,7 +221,7 @@ func (r *loadRelay) publish(worker events.WorkerID, loads *api.EngineLoads) {
 		err = r.f.ns.Conn().Send(subject, api.MsgPack, body)
 	}
 	if err != nil {
-		r.f.bad.warn(r.f.log, "an engine's load could not be passed on", "worker", worker, "error", err,
-			"what_to_do", "see that NATS answers, and that this user may publish for the worker (indexer auth example)")
+		r.f.bad.WarnTo(r.f.log, "an engine's load could not be passed on", "worker", worker, "error", err,
+			"what_to_do", "check NATS, and the right of this user to publish for the worker (indexer auth example)")
 	}
 }

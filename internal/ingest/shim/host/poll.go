@@ -1,4 +1,4 @@
-package main
+package host
 
 import (
 	"context"
@@ -16,10 +16,10 @@ import (
 // namesEvery is the number of sleep checks per check of the engine's names.
 const namesEvery = 5
 
-// enginePoll asks an engine over HTTP what changes while it runs, and is not in its events: whether it sleeps, which
-// LoRA adapters it has and which names it accepts.
+// enginePoll reads changes of a running engine over HTTP that are not in the engine's events: sleep, LoRA adapters and
+// accepted names.
 type enginePoll struct {
-	cfg   *running
+	cfg   *Shim
 	model string
 	asker *enginehttp.Asker
 	kind  string
@@ -30,19 +30,19 @@ type enginePoll struct {
 	ranks map[*polledRank]bool
 }
 
-// polledRank is a rank of the engine that is shimmed.
+// polledRank is a rank of the engine with a shim of this process.
 type polledRank struct {
 	report *shim.Report
-	sleep  chan shim.SleepReport // the last one
+	sleep  chan shim.SleepReport // the latest report
 }
 
-func newEnginePoll(r *running, model string, said enginehttp.Engine, asker *enginehttp.Asker,
+func newEnginePoll(r *Shim, model string, said enginehttp.Engine, asker *enginehttp.Asker,
 	log *slog.Logger) *enginePoll {
 	return &enginePoll{cfg: r, model: model, asker: asker, kind: said.Kind, log: log, names: said.Names,
 		ranks: map[*polledRank]bool{}}
 }
 
-// serve has a rank told of answers until end is called.
+// serve sends answers to a rank until end is called.
 func (p *enginePoll) serve(report *shim.Report) (sleep <-chan shim.SleepReport, end func()) {
 	rank := &polledRank{report, make(chan shim.SleepReport, 1)}
 	p.mu.Lock()
@@ -56,31 +56,31 @@ func (p *enginePoll) serve(report *shim.Report) (sleep <-chan shim.SleepReport, 
 	}
 }
 
-// run asks until ctx ends.
+// run polls the engine until ctx ends.
 func (p *enginePoll) run(ctx context.Context) {
 	check := p.asker.NewSleepCheck()
-	for i := 1; loop.Wait(ctx, p.cfg.engineCheck); i++ {
+	for i := 1; loop.Wait(ctx, p.cfg.EngineCheck); i++ {
 		if i%namesEvery == 0 {
 			p.checkNames(ctx)
 		}
 		if p.kind == enginehttp.VLLM {
 			asked := time.Now()
 			if asleep, known, err := check.Ask(ctx); err == nil && known {
-				p.tell(shim.SleepReport{Asked: asked, Asleep: asleep})
+				p.report(shim.SleepReport{Asked: asked, Asleep: asleep})
 			}
 		}
 	}
 }
 
-func (p *enginePoll) tell(s shim.SleepReport) {
+func (p *enginePoll) report(s shim.SleepReport) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for rank := range p.ranks {
 		select {
-		case <-rank.sleep: // an older one
+		case <-rank.sleep: // an older report
 		default:
 		}
-		rank.sleep <- s // there is room: nobody else sends
+		rank.sleep <- s // there is room: only this goroutine sends, under the lock
 	}
 }
 
@@ -89,7 +89,7 @@ func (p *enginePoll) checkNames(ctx context.Context) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil || now.Model == "" || reflect.DeepEqual(now, p.names) {
-		return // an engine that does not answer keeps its names
+		return // without an answer, the names stay
 	}
 	p.names = now
 	names, adapters := p.cfg.namesOf(now, p.model)
@@ -103,10 +103,10 @@ func (p *enginePoll) checkNames(ctx context.Context) {
 	}
 }
 
-// namesOf returns the further names and the adapters to register for a model: what flags state, or else what the engine
-// lists.
-func (r *running) namesOf(n enginehttp.Names, model string) (names, adapters []string) {
-	names, adapters = r.spec.ServedNames, r.spec.LoRAAdapters
+// namesOf returns the further names and the adapters to register for a model. Flags have priority over the engine's
+// list.
+func (s *Shim) namesOf(n enginehttp.Names, model string) (names, adapters []string) {
+	names, adapters = s.spec.ServedNames, s.spec.LoRAAdapters
 	if names == nil {
 		names = slices.DeleteFunc(append([]string{n.Model}, n.Aliases...),
 			func(name string) bool { return name == "" || name == model })

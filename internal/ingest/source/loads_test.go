@@ -1,12 +1,12 @@
-package main
+package source
 
 import (
 	"slices"
 	"testing"
 )
 
-// TestDynamoSubjects: beside each release's subject of events, the other topics are heard in every scope in which a
-// release publishes them.
+// TestDynamoSubjects: beside each release's subject of events, the other topics are received in every scope in which a
+// release publishes.
 func TestDynamoSubjects(t *testing.T) {
 	for subject, want := range map[string][]string{
 		"namespace.n.component.c.kv-events": {"namespace.n.kv_metrics", "namespace.n.component.c.kv_metrics",

@@ -1,4 +1,4 @@
-package main
+package host
 
 import (
 	"context"
@@ -14,71 +14,71 @@ import (
 
 // A size that an engine reports over HTTP may be nominal: vLLM before 0.32 does not count context parallelism, so that
 // the blocks of its events have a multiple of the size. The first block that is stored on the device decides. Until
-// then the size is not registered for the model, so that a wrong one need not be forgotten.
+// then the size is not registered for the model, so that the operator need not remove a wrong size.
 
-// sizeError ends a run because the engine's blocks have another size than the nominal one.
+// sizeError ends a run: the engine's blocks have another size than the nominal size.
 type sizeError struct{ size uint32 }
 
 func (e *sizeError) Error() string { return fmt.Sprintf("the engine's blocks have %d tokens", e.size) }
 
-// sizeProof waits for the first block of an engine whose block size is nominal. Ranks of the engine share it.
+// sizeProof waits for the first block of an engine with a nominal block size. The ranks of the engine share it.
 type sizeProof struct{ found chan uint32 }
 
 func newSizeProof() *sizeProof { return &sizeProof{make(chan uint32, 1)} }
 
-// tell gives the size of a block. The first one counts.
-func (p *sizeProof) tell(size uint32) {
+// report reports the size of a block. The first report counts.
+func (p *sizeProof) report(size uint32) {
 	select {
 	case p.found <- size:
 	default:
 	}
 }
 
-// run registers the nominal size when the first block has it. It returns a *sizeError if the block has a multiple of
-// it, and the error of a model that is registered with another size.
-func (p *sizeProof) run(ctx context.Context, r *running, ns *jetstream.Namespace) error {
+// run registers the nominal size when the first block confirms it. It returns a *sizeError if the block has a multiple
+// of the nominal size, and an error if the model is registered with another size.
+func (p *sizeProof) run(ctx context.Context, s *Shim, ns *jetstream.Namespace) error {
 	select {
 	case <-ctx.Done():
 		return nil
 	case size := <-p.found:
-		if size != r.blockSize {
+		if size != s.BlockSize {
 			return &sizeError{size}
 		}
 	}
-	return ignoreEnd(ctx, r.registerProven(ctx, ns))
+	return IgnoreEnd(ctx, s.registerProven(ctx, ns))
 }
 
-// look takes events that were decoded with the nominal size.
+// look reports the nominal size if an event was decoded with it.
 func (p *sizeProof) look(list []events.Event, nominal uint32) {
 	for i := range list {
 		if e := &list[i]; e.Kind == events.Stored && e.Tier == events.Device && len(e.Locals) > 0 {
-			p.tell(nominal)
+			p.report(nominal)
 			return
 		}
 	}
 }
 
-// nominalSize prepares a run with a nominal block size. If a multiple of it is registered for the model, that is the
-// size. It reports whether the first block is to decide.
-func (r *running) nominalSize(ctx context.Context, ns *jetstream.Namespace) (undecided bool, err error) {
-	m, err := ns.Model(ctx, r.model)
+// nominalSize prepares a run with a nominal block size. A multiple of it that is registered for the model replaces it.
+// It reports whether the first block decides.
+func (s *Shim) nominalSize(ctx context.Context, ns *jetstream.Namespace) (undecided bool, err error) {
+	m, err := ns.Model(ctx, s.Model)
 	switch {
 	case errors.Is(err, jetstream.ErrNotFound):
 		return true, nil
 	case err != nil:
 		return false, err
-	case m.BlockSize%r.blockSize == 0:
-		r.blockSize = m.BlockSize
+	case m.BlockSize%s.BlockSize == 0:
+		s.BlockSize = m.BlockSize
 	}
 	return false, nil
 }
 
 // registerProven registers the model with its block size as soon as NATS permits.
-func (r *running) registerProven(ctx context.Context, ns *jetstream.Namespace) error {
+func (s *Shim) registerProven(ctx context.Context, ns *jetstream.Namespace) error {
 	for {
-		err := ns.RegisterModel(ctx, jetstream.Model{Name: r.model, BlockSize: r.blockSize})
+		err := ns.RegisterModel(ctx, jetstream.Model{Name: s.Model, BlockSize: s.BlockSize})
 		if errors.Is(err, jetstream.ErrMismatch) {
-			return otherSize(err, r.model)
+			return otherSize(err, s.Model)
 		}
 		if err == nil || !loop.Wait(ctx, time.Second) {
 			return nil
@@ -86,7 +86,7 @@ func (r *running) registerProven(ctx context.Context, ns *jetstream.Namespace) e
 	}
 }
 
-// otherSize is the error of a model that is registered with another block size, with the remedy.
+// otherSize adds the remedy to the error of a model that is registered with another block size.
 func otherSize(err error, model string) error {
 	return fmt.Errorf("%w; if no worker has that size any more: indexer forget --model %s", err, escape.Shell(model))
 }

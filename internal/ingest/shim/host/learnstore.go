@@ -1,4 +1,4 @@
-package main
+package host
 
 import (
 	"cmp"
@@ -11,8 +11,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// Reset forgets what was learned of an engine process. The store stays registered until the next one has announced its
-// groups.
+// Reset removes the findings about an engine process. The store stays registered until the next process has announced
+// its groups.
 func (w *watcher) Reset() {
 	w.Examiner.Reset()
 	w.groups = hicache.Observed{}
@@ -30,16 +30,16 @@ func (w *watcher) learnGroups(list []events.Event) {
 	if !more {
 		return
 	}
-	if c, usable := w.groups.Config(w.cfg.l3, w.cfg.blockSize); usable {
+	if c, usable := w.groups.Config(w.cfg.l3, w.cfg.BlockSize); usable {
 		w.report.SetStore(&c)
 		w.log.Info("the shared store is registered with the groups that the engine announced", "groups", len(c.VLLM.Groups),
 			"last", fmt.Sprintf("%+v", c.VLLM.Groups[len(c.VLLM.Groups)-1]))
 	}
 }
 
-// learnStore is a configuration of SGLang's store with what the engine says and the configuration leaves open: its
-// release, the model's name, the objects of a page, and how much it loads ahead.
-// Any other configuration is returned as it is.
+// learnStore completes a configuration of SGLang's store with facts of the engine that the configuration leaves open:
+// release, name of the model, objects of a page, and the limit of loads ahead. It returns any other configuration
+// unchanged.
 func learnStore(c *hicache.Config, said enginehttp.Engine, log *slog.Logger) *hicache.Config {
 	if c == nil || c.SGLang == nil || said.Store == nil {
 		return c

@@ -1,4 +1,4 @@
-package main
+package host
 
 import (
 	"errors"
@@ -12,35 +12,35 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/base/escape"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
-	"github.com/kvatlas/kvatlas/internal/ingest/shim/host"
 	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// watcher makes log lines, at a bounded rate, of what happens to a shim, and looks at what its decoder passes over.
+// watcher logs the events of a rank's shim at a bounded rate, and counts the events that its decoder skips.
 type watcher struct {
 	log *slog.Logger
-	cfg *running
+	cfg *Shim
 	*shim.Examiner
 
-	report  *shim.Report      // is told how it stands
-	last    shim.State        // already told
-	skipped events.SkipCounts // already told
-	several bool              // already told
+	report  *shim.Report
+	last    shim.State        // already logged
+	skipped events.SkipCounts // already logged
+	several bool              // already logged
 	groups  hicache.Observed  // of the store, if --l3-config leaves them open
-	counts  shim.Counts       // already told
+	counts  shim.Counts       // already logged
 
 	connectedOnce sync.Once
 
-	connected, replays atomic.Bool // the event endpoint was connected before; the replay endpoint has answered before
+	connected, replays atomic.Bool // the event endpoint had a connection; the replay endpoint has answered
 
 	failed, stray, undecodable, skips, replayFailed, snapshotFailed, logTrouble, unreadable, otherRank,
-	credited limiter
+	credited Limiter
 }
 
-// examine has the watcher decode in place of an examiner.
+// examine returns the watcher as the decoder, in place of an examiner.
 func (w *watcher) examine(x *shim.Examiner) shim.Decoder {
 	w.Examiner = x
 	return w
@@ -51,11 +51,11 @@ func (w *watcher) found(e events.Engine, why string) {
 }
 
 func (w *watcher) unusable(err error, size uint32) (remedy string, skip bool) {
-	if err != nil && w.cfg.proof != nil && size > w.cfg.blockSize && size%w.cfg.blockSize == 0 {
-		w.cfg.proof.tell(size)
+	if err != nil && w.cfg.proof != nil && size > w.cfg.BlockSize && size%w.cfg.BlockSize == 0 {
+		w.cfg.proof.report(size)
 		return "", true
 	}
-	remedy = wrongBlockSize(size, events.WorkerID(w.cfg.instance), w.cfg.model)
+	remedy = wrongBlockSize(size, events.WorkerID(w.cfg.Worker), w.cfg.Model)
 	if err != nil {
 		w.log.Error("the engine's blocks are not of --block-size", "error", err, "what_to_do", remedy)
 	} else {
@@ -70,13 +70,13 @@ func (w *watcher) otherRankNamed(rank events.Rank, skipped bool) {
 		l, what = &w.otherRank,
 			"several data-parallel ranks publish through one socket; the events of the others are skipped"
 	}
-	l.do(func(times uint64) {
+	l.Do(func(times uint64) {
 		w.log.Error(what, "engine_rank", rank, "times", times, "what_to_do",
 			"give this shim the rank with --rank, or the endpoint of its own rank with --engine")
 	})
 }
 
-// Begin decodes the first part of a message, and looks at what was passed over.
+// Begin decodes the first part of a message, and counts the skipped events.
 func (w *watcher) Begin(payload []byte) (msg events.Message, more bool, err error) {
 	msg, more, err = w.Examiner.Begin(payload)
 	w.look()
@@ -85,7 +85,7 @@ func (w *watcher) Begin(payload []byte) (msg events.Message, more bool, err erro
 	return msg, more, err
 }
 
-// Continue decodes the next part, and looks at what was passed over.
+// Continue decodes the next part, and counts the skipped events.
 func (w *watcher) Continue() (part []events.Event, more bool) {
 	part, more = w.Examiner.Continue()
 	w.look()
@@ -94,16 +94,16 @@ func (w *watcher) Continue() (part []events.Event, more bool) {
 	return part, more
 }
 
-// proveSize looks at events as long as the block size is nominal.
+// proveSize examines events while the block size is nominal.
 func (w *watcher) proveSize(list []events.Event) {
 	if w.cfg.proof != nil {
-		w.cfg.proof.look(list, w.cfg.blockSize)
+		w.cfg.proof.look(list, w.cfg.BlockSize)
 	}
 }
 
 func (w *watcher) look() {
 	if now := w.Counts(); now != w.skipped {
-		w.skips.do(func(uint64) {
+		w.skips.Do(func(uint64) {
 			for s := range now {
 				if n := now[s] - w.skipped[s]; n > 0 {
 					w.log.Warn("events passed over", "reason", events.Skip(s).String(), "times", n)
@@ -111,12 +111,12 @@ func (w *watcher) look() {
 			}
 			w.skipped = now
 		})
-		w.cfg.figures.of(w, func(r *rankFigures) { r.skipped = now })
+		w.cfg.Figures.of(w, func(r *rankFigures) { r.skipped = now })
 	}
 }
 
-// wrongBlockSize is what to do about blocks of another size. The wrong size stays registered for the model until it is
-// forgotten.
+// wrongBlockSize returns the remedy for blocks of another size. The wrong size stays registered for the model until an
+// operator removes it.
 func wrongBlockSize(got uint32, worker events.WorkerID, model string) string {
 	size := "N, the size of the engine's blocks"
 	if got > 0 {
@@ -126,15 +126,29 @@ func wrongBlockSize(got uint32, worker events.WorkerID, model string) string {
 		"size: indexer forget %s, then indexer forget --model %s", size, escape.Operand(string(worker)), escape.Shell(model))
 }
 
-func (w *watcher) logFailed(err error, _ bool) {
-	w.cfg.figures.of(w, func(r *rankFigures) { r.refused = true })
-	w.logTrouble.warn(w.log, "the log does not take events; they wait", "error", err, "what_to_do", shim.LogAdvice(err))
+// Advice returns the remedy for an engine whose shim cannot go on.
+func Advice(err error, worker events.WorkerID, model string) string {
+	switch {
+	case errors.Is(err, jetstream.ErrMismatch):
+		return wrongBlockSize(0, worker, model)
+	case errors.Is(err, shim.ErrFenced):
+		return "stop the other shim of this worker, or give the engine another topic"
+	case errors.Is(err, jetstream.ErrDenied):
+		return "permit this shim's NATS user every worker and model: indexer auth example --pool NAME --model " +
+			escape.Shell(model)
+	}
+	return "see the error"
 }
 
-// logCrowded reports that the log refuses batches, and that it accepts them again.
+func (w *watcher) logFailed(err error, _ bool) {
+	w.cfg.Figures.of(w, func(r *rankFigures) { r.refused = true })
+	w.logTrouble.WarnTo(w.log, "the log does not take events; they wait", "error", err, "what_to_do", shim.LogAdvice(err))
+}
+
+// logCrowded logs that the log refuses batches, and that it accepts batches again.
 func (w *watcher) logCrowded(err error, changed bool) {
 	if err != nil {
-		w.cfg.figures.of(w, func(r *rankFigures) { r.crowded++ })
+		w.cfg.Figures.of(w, func(r *rankFigures) { r.crowded++ })
 	}
 	switch {
 	case changed && err != nil:
@@ -145,23 +159,23 @@ func (w *watcher) logCrowded(err error, changed bool) {
 	}
 }
 
-// watch returns the functions that log and count what happens to the rank.
-func (w *watcher) watch() host.Watch {
-	for _, l := range []*limiter{&w.failed, &w.stray, &w.undecodable, &w.skips, &w.replayFailed, &w.snapshotFailed,
+// watch returns the functions that log and count the events of the rank.
+func (w *watcher) watch() Watch {
+	for _, l := range []*Limiter{&w.failed, &w.stray, &w.undecodable, &w.skips, &w.replayFailed, &w.snapshotFailed,
 		&w.logTrouble, &w.unreadable, &w.otherRank, &w.credited} {
-		l.every = w.cfg.logWindow
+		l.Every = w.cfg.LogRepeat
 	}
-	return host.Watch{
+	return Watch{
 		Examine: w.examine, Found: w.found, Unusable: w.unusable, OtherRank: w.otherRankNamed,
 		Refused: w.logFailed, Crowded: w.logCrowded, Stepped: w.stepped, Shim: w.hooks(),
-		Denied: func(err error) { // nobody clears the rank when it is gone
-			w.log.Warn("the NATS server does not permit registration; when this worker is gone nobody will know",
+		Denied: func(err error) { // without a lease, the blocks of a rank that is gone stay
+			w.log.Warn("the NATS server does not permit registration; the end of this worker will not be noticed",
 				"error", err, "what_to_do", "grant it to this user: indexer auth example prints what each user needs")
 		},
 	}
 }
 
-// hooks returns the functions that log what the shim reports.
+// hooks returns the functions that log the reports of the shim.
 func (w *watcher) hooks() shim.Hooks {
 	log := w.log
 	return shim.Hooks{
@@ -172,40 +186,40 @@ func (w *watcher) hooks() shim.Hooks {
 		},
 		Disconnected: func(endpoint string, err error) {
 			again := "it is dialled until it answers"
-			if w.cfg.listen {
+			if w.cfg.Listen {
 				again = "it dials this shim when it runs again"
 			}
 			log.Warn("the engine's connection has ended", "endpoint", endpoint, "error", err, "what_to_do",
 				"see whether the engine runs; "+again)
 		},
 		Failed: func(endpoint string, err error) {
-			w.failed.warn(log, "cannot connect to the engine", "endpoint", endpoint, "error", err, "what_to_do",
+			w.failed.WarnTo(log, "cannot connect to the engine", "endpoint", endpoint, "error", err, "what_to_do",
 				w.advice(err, eventEndpoint, &w.connected))
 		},
 		Stray: func(frames int) {
-			w.stray.warn(log, "a message that is no engine's event message; is this the right port?", "frames", frames)
+			w.stray.WarnTo(log, "a message that is no engine's event message; is this the right port?", "frames", frames)
 		},
 		Several: w.severalEngines,
 		Undecodable: func(seq events.EngineSeq, err error) {
-			w.undecodable.do(func(n uint64) {
+			w.undecodable.Do(func(n uint64) {
 				what := "passed over"
-				if w.cfg.onUnreadable == unreadableClear {
+				if w.cfg.OnUnreadable == UnreadableClear {
 					what = "what the rank held is cleared"
 				}
 				log.Warn("engine message cannot be decoded; "+what, "seq", seq, "error", err, "times", n)
 			})
 		},
 		ReplayFailed: func(from events.EngineSeq, err error) {
-			w.replayFailed.warn(log, "replay failed", "from", from, "error", err, "what_to_do",
+			w.replayFailed.WarnTo(log, "replay failed", "from", from, "error", err, "what_to_do",
 				w.advice(err, replayEndpoint, &w.replays))
 		},
 		ReplayEnded: func() { w.replays.Store(true) },
 		SnapshotFailed: func(err error) {
-			w.snapshotFailed.warn(log, "the engine gave no snapshot", "error", err, "what_to_do",
+			w.snapshotFailed.WarnTo(log, "the engine gave no snapshot", "error", err, "what_to_do",
 				"see that --engine-snapshot is the engine's snapshot endpoint; it begins with what it says from now on")
 		},
 		LogUnreadable: func(err error) {
-			w.unreadable.warn(log, "the rank's last message in the log cannot be read; a new incarnation begins", "error",
+			w.unreadable.WarnTo(log, "the rank's last message in the log cannot be read; a new incarnation begins", "error",
 				err, "what_to_do", "see that only this worker's shim has a key that may write its events")
 		},
 		StateChanged: w.stateChanged,
@@ -219,7 +233,7 @@ func (w *watcher) hooks() shim.Hooks {
 	}
 }
 
-// severalEngines reports that several engines publish where one is expected, and that they do no more.
+// severalEngines logs that several engines publish at the socket of one, and the end of this state.
 func (w *watcher) severalEngines(what string) {
 	if several := what != ""; several == w.several {
 		return
@@ -232,9 +246,9 @@ func (w *watcher) severalEngines(what string) {
 	w.log.Info("one engine publishes to this shim again")
 }
 
-// stateChanged tells how it stands with the shim and the engine.
+// stateChanged logs and counts a change in the state of the shim or the engine.
 func (w *watcher) stateChanged(s shim.State) {
-	w.cfg.figures.of(w, func(r *rankFigures) { r.state = s })
+	w.cfg.Figures.of(w, func(r *rankFigures) { r.state = s })
 	if w.last.Quiet != s.Quiet {
 		w.logQuiet(s)
 	}
@@ -252,8 +266,8 @@ func (w *watcher) stateChanged(s shim.State) {
 	switch s.Engine {
 	case api.EngineSilent:
 		keeps := "nothing is cleared, since it may hold all that it held; see --engine-gone-after"
-		if w.cfg.goneAfter > 0 {
-			keeps = "what it held is cleared after --engine-gone-after " + w.cfg.goneAfter.String()
+		if w.cfg.GoneAfter > 0 {
+			keeps = "what it held is cleared after --engine-gone-after " + w.cfg.GoneAfter.String()
 		}
 		w.log.Warn("the engine is silent", "since", s.Since.UTC().Format(time.RFC3339), "why", s.Why, "what_to_do",
 			hungAdvice+"; "+keeps)
@@ -268,13 +282,13 @@ func (w *watcher) stateChanged(s shim.State) {
 	}
 }
 
-// hungAdvice is what to do about an engine that was there and does not answer any more.
+// hungAdvice is the remedy for an engine that no longer answers.
 const hungAdvice = "see whether its process hangs or is stopped (py-spy dump, its log), " +
 	"and whether its host can be reached; restart it if it does not go on"
 
 // stepped logs losses, new incarnations and the log's return when their counts grow.
 func (w *watcher) stepped(c shim.Counts, queued int, again bool) {
-	w.cfg.figures.of(w, func(r *rankFigures) {
+	w.cfg.Figures.of(w, func(r *rankFigures) {
 		r.refused = r.refused && c.Messages == r.counts.Messages
 		r.counts, r.queued = c, queued
 	})
@@ -304,38 +318,39 @@ func (w *watcher) stepped(c shim.Counts, queued int, again bool) {
 	w.counts = c
 }
 
-// firstConnected looks at what is configured.
+// firstConnected checks the settings at the first connection.
 func (w *watcher) firstConnected() {
-	if w.cfg.replay == "" && w.cfg.engineSnapshot == "" && w.cfg.messages == nil {
+	if w.cfg.Replay == "" && w.cfg.EngineSnapshot == "" && w.cfg.Messages == nil {
 		w.log.Warn("no replay endpoint: what the engine has said before is not known, and each gap clears the rank",
 			"what_to_do", "set replay_endpoint in the engine's --kv-events-config and give it to --replay")
 	}
 }
 
-// logQuiet reports that the engine has published nothing since it was connected, or that it has published its first
-// message.
+// logQuiet logs that a connected engine has published nothing, or that its first message has arrived.
 func (w *watcher) logQuiet(s shim.State) {
 	if !s.Quiet {
 		w.log.Info("the engine has published its first event")
 		return
 	}
-	w.log.Warn("connected, and the engine has said nothing", "for", w.cfg.silence, "what_to_do", w.silenceAdvice())
+	w.log.Warn("connected, and the engine has said nothing", "for", w.cfg.Silence, "what_to_do", w.silenceAdvice())
 }
 
-// silenceAdvice is what may be wrong with an engine that is connected and mute.
+// silenceAdvice returns possible causes for a connected engine that publishes nothing.
 func (w *watcher) silenceAdvice() string {
 	var do []string
-	if w.cfg.topic != "" {
-		do = append(do, "no message's topic begins with --topic "+w.cfg.topic+"; leave it out to hear all")
+	if w.cfg.Topic != "" {
+		do = append(do, "no message's topic begins with --topic "+w.cfg.Topic+"; leave it out to hear all")
+	}
+	if w.cfg.QuietAdvice != "" {
+		do = append(do, w.cfg.QuietAdvice)
 	}
 	vllm, sglang := `"enable_kv_cache_events":true in --kv-events-config and with prefix caching`,
 		`"publisher":"zmq" in --kv-events-config and without --disable-radix-cache`
-	switch w.cfg.source {
-	case sourcePlane:
-		do = append(do, "see that Dynamo's worker publishes KV-cache events")
-	case "sglang":
+	switch {
+	case w.cfg.QuietAdvice != "":
+	case w.cfg.Source == "sglang":
 		do = append(do, "see that the engine was started with "+sglang)
-	case "vllm":
+	case w.cfg.Source == "vllm":
 		do = append(do, "see that the engine was started with "+vllm)
 	default:
 		do = append(do, "see that the engine was started with "+vllm+" (vLLM), or with "+sglang+" (SGLang)")
@@ -343,31 +358,31 @@ func (w *watcher) silenceAdvice() string {
 	return strings.Join(append(do, "or send it a request: an engine without load says nothing"), "; ")
 }
 
-// endpoint is one of the two that an engine has, in the words of advice.
+// endpoint describes an endpoint of an engine in advice.
 type endpoint struct {
-	is     string // what to give to the flag
-	nobody string // what may be wrong if nothing listens there
-	other  string // the kind of socket that the engine's other endpoint has
-	mixed  string // whose this port is then
+	is      string // the right value of the flag
+	refuses string // possible causes if nothing listens there
+	other   string // socket type of the engine's other endpoint
+	mixed   string // owner of the port if its socket has that type
 }
 
 var (
 	eventEndpoint = endpoint{
 		is: "--engine is the endpoint in the engine's --kv-events-config",
-		nobody: "see that the engine runs, publishes events, and binds this port; " +
+		refuses: "see that the engine runs, publishes events, and binds this port; " +
 			"an engine whose endpoint names a host dials out, which needs --listen",
 		other: `"ROUTER"`, mixed: "the engine's replay endpoint, perhaps: --engine and --replay exchanged",
 	}
 	replayEndpoint = endpoint{
 		is: "--replay is the replay_endpoint in the engine's --kv-events-config",
-		nobody: "see that the engine runs and has a replay_endpoint with this port in its --kv-events-config; " +
+		refuses: "see that the engine runs and has a replay_endpoint with this port in its --kv-events-config; " +
 			"if it has none, leave --replay out",
 		other: `PUB"`, mixed: "the engine's event publisher, perhaps: --engine and --replay exchanged",
 	}
 )
 
-// advice is what to do about a connection to the engine that does not come about, or comes to nothing. known says
-// whether the endpoint was the engine's before: then its settings are right, and it is the engine that has changed.
+// advice returns the remedy for a failed connection to the engine. known reports whether the endpoint worked before:
+// then the settings are right, and the engine has changed.
 func (w *watcher) advice(err error, to endpoint, known *atomic.Bool) string {
 	switch {
 	case !known.Load():
@@ -380,7 +395,7 @@ func (w *watcher) advice(err error, to endpoint, known *atomic.Bool) string {
 	return advice(err, to)
 }
 
-// advice is what to do about a connection that has never come about.
+// advice returns the remedy for an endpoint that has never had a connection.
 func advice(err error, to endpoint) string {
 	switch refused, is := errors.AsType[*zmtp.RefusedError](err); {
 	case is && refused.Mechanism != "":
@@ -396,7 +411,7 @@ func advice(err error, to endpoint) string {
 		}
 		return "this port is not that endpoint of an engine; " + to.is
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return "nothing listens there: " + to.nobody
+		return "nothing listens there: " + to.refuses
 	case errors.Is(err, zmtp.ErrSilent):
 		return "something listens there and says nothing, as HTTP and TLS servers do; " + to.is
 	}

@@ -1,4 +1,4 @@
-package main
+package source
 
 import (
 	"context"
@@ -13,14 +13,15 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/ingest/dynamo"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/internal/ingest/shim/host"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
-// TestShimOfAPublisherEnds: where a rank's shim ends, as another has the rank, hearing its publisher ends with the
-// reason, though the publisher says nothing.
-func TestShimOfAPublisherEnds(t *testing.T) {
+// TestEndOfPublishersShim: if the shim of a rank ends, since another shim has the rank, the subscription to the silent
+// publisher ends with the reason.
+func TestEndOfPublishersShim(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir()})
@@ -48,14 +49,14 @@ func TestShimOfAPublisherEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer silent.Close()
-	f := &fleet{cfg: &running{shared: &shared{}}, ns: ns, log: slog.New(slog.DiscardHandler), ctx: ctx}
-	err = f.hearPublisher(ctx, dynamo.Publisher{Key: key, Known: true, Endpoint: "tcp://" + silent.Addr().String()})
+	f := &Source{Shim: &host.Shim{Shared: &host.Shared{}}, ns: ns, log: slog.New(slog.DiscardHandler), ctx: ctx}
+	err = f.servePublisher(ctx, dynamo.Publisher{Key: key, Known: true, Endpoint: "tcp://" + silent.Addr().String()})
 	if !errors.Is(err, shim.ErrFenced) || ctx.Err() != nil {
 		t.Errorf("%v, %v", err, ctx.Err())
 	}
 }
 
-// TestSetDecoder: a block that is stored twice is stored once, and what is new of an event keeps its place.
+// TestSetDecoder: two stores of a block become one, and the new blocks of an event keep their places.
 func TestSetDecoder(t *testing.T) {
 	d := &setDecoder{}
 	key := events.RankKey{Instance: "1"}
@@ -99,12 +100,11 @@ func TestSetDecoder(t *testing.T) {
 		}
 	}
 	if _, err := d.Decode([]byte("{")); err == nil {
-		t.Error("what is no event is one")
+		t.Error("an invalid line is decoded")
 	}
 }
 
-// TestSetDecoderGroups: what KV-cache groups serve, and which blocks they hold that are no part of a prefix, is passed
-// on; each block once.
+// TestSetDecoderGroups: the decoder emits the facts of KV-cache groups and their blocks, each block once.
 func TestSetDecoderGroups(t *testing.T) {
 	d := &setDecoder{}
 	group := func(g events.GroupIndex, blocks ...events.BlockHash) events.Event {
@@ -120,8 +120,8 @@ func TestSetDecoderGroups(t *testing.T) {
 	}
 }
 
-// TestSetDecoderAfterAGap: the message that was lost may have told that a block is removed; it is stored anew when it
-// is said again, and what is behind it has its parent.
+// TestSetDecoderAfterAGap: a lost message may have removed a block. A later store of the block is emitted, and the
+// blocks after it have their parent.
 func TestSetDecoderAfterAGap(t *testing.T) {
 	line := func(parent, b events.BlockHash) []byte {
 		e := events.Event{Kind: events.Stored, Tier: events.Device, HasParent: parent != 0, Parent: parent,
@@ -156,29 +156,29 @@ func TestSetDecoderAfterAGap(t *testing.T) {
 	}
 }
 
-// TestLooks: a worker writes the record of its publisher's rank a moment after that of the publisher; it is heard as
-// that rank's, and as nobody's only if the record does not come for ten looks in a row.
+// TestLooks: a worker writes the record of a publisher's rank a moment after the record of the publisher. The
+// subscription waits for the rank, for at most ten looks in a row.
 func TestLooks(t *testing.T) {
 	l, bare := looks{}, dynamo.Publisher{ID: 1}
 	whole := bare
 	whole.Known = true
 	look := func(p ...dynamo.Publisher) { l.count(p) }
 	if look(bare); l.ripe(bare) || !l.ripe(whole) {
-		t.Error("one whose rank is not known yet is heard at once, or one whose rank is known is not")
+		t.Error("a publisher without a rank is ripe at once, or a publisher with a rank is not")
 	}
 	if look(whole); len(l) != 0 {
-		t.Errorf("counted although it is known: %v", l)
+		t.Errorf("a publisher with a rank is counted: %v", l)
 	}
 	for range unknownLooks - 1 {
 		look(bare)
 	}
 	if look(); l.ripe(bare) || len(l) != 0 {
-		t.Errorf("counted although it is gone: %v", l)
+		t.Errorf("a missing publisher is counted: %v", l)
 	}
 	for range unknownLooks {
 		look(bare)
 	}
 	if !l.ripe(bare) {
-		t.Error("one whose rank is never said is not heard")
+		t.Error("a publisher without a rank is never ripe")
 	}
 }

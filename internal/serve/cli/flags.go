@@ -1,0 +1,133 @@
+package cli
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// Flags are a table of flags. A row has the variable, the name, the default, the help text and the checks of a flag.
+// The environment variable of a flag follows from the name.
+type Flags []Flag
+
+// Flag is a row of Flags. Var makes it.
+type Flag struct {
+	add   func(*pflag.FlagSet)
+	check func(*Complaints)
+}
+
+// Check checks the value of a flag.
+type Check[T any] func(name string, value T) error
+
+// Var returns the row of a flag with the given variable, name, default, help text and checks.
+func Var[T any](to *T, name string, def T, help string, checks ...Check[T]) Flag {
+	return Flag{
+		add: func(f *pflag.FlagSet) { add(f, any(to), name, any(def), help) },
+		check: func(wrong *Complaints) {
+			for _, check := range checks {
+				if err := check(name, *to); err != nil {
+					*wrong = append(*wrong, err)
+				}
+			}
+		},
+	}
+}
+
+func add(f *pflag.FlagSet, to any, name string, def any, help string) {
+	switch to := to.(type) {
+	case *string:
+		f.StringVar(to, name, def.(string), help)
+	case *bool:
+		f.BoolVar(to, name, def.(bool), help)
+	case *int:
+		f.IntVar(to, name, def.(int), help)
+	case *int64:
+		f.Int64Var(to, name, def.(int64), help)
+	case *uint32:
+		f.Uint32Var(to, name, def.(uint32), help)
+	case *uint64:
+		f.Uint64Var(to, name, def.(uint64), help)
+	case *float64:
+		f.Float64Var(to, name, def.(float64), help)
+	case *time.Duration:
+		f.DurationVar(to, name, def.(time.Duration), help)
+	case *[]string:
+		f.StringSliceVar(to, name, def.([]string), help)
+	default:
+		panic(fmt.Sprintf("flag --%s has the type %T", name, to))
+	}
+}
+
+// Add adds the flags to a set.
+func (t Flags) Add(f *pflag.FlagSet) {
+	for _, row := range t {
+		row.add(f)
+	}
+}
+
+// Check adds the errors of all flags to wrong.
+func (t Flags) Check(wrong *Complaints) {
+	for _, row := range t {
+		row.check(wrong)
+	}
+}
+
+// Is returns a check of ok. The error has the name of the flag, the value and a text.
+func Is[T any](ok func(T) bool, text string, args ...any) Check[T] {
+	return func(name string, value T) error {
+		if ok(value) {
+			return nil
+		}
+		verb := "%v"
+		if _, is := any(value).(string); is {
+			verb = "%q"
+		}
+		return fmt.Errorf("--%s "+verb+" %s", name, value, fmt.Sprintf(text, args...))
+	}
+}
+
+// Valid returns a check of f. The error has the name of the flag and the error of f.
+func Valid[T any](f func(T) error) Check[T] {
+	return func(name string, value T) error {
+		if err := f(value); err != nil {
+			return fmt.Errorf("--%s: %w", name, err)
+		}
+		return nil
+	}
+}
+
+type number interface {
+	~int | ~int64 | ~uint32 | ~uint64 | ~float64
+}
+
+// AtLeast returns a check of a minimum. shown is the minimum in the error; empty: the number.
+func AtLeast[T number](least T, shown string) Check[T] {
+	if shown == "" {
+		shown = fmt.Sprint(least)
+	}
+	return Is(func(v T) bool { return v >= least }, "is less than %s", shown)
+}
+
+// Between returns a check of a range.
+func Between[T number](least, most T) Check[T] {
+	return Is(func(v T) bool { return least <= v && v <= most }, "is not from %v to %v", least, most)
+}
+
+// Positive returns a check for a number above zero.
+func Positive[T number]() Check[T] { return Is(func(v T) bool { return v > 0 }, "is not positive") }
+
+// NotNegative returns a check for a number from zero on.
+func NotNegative[T number]() Check[T] { return Is(func(v T) bool { return v >= 0 }, "is negative") }
+
+// OneOf returns a check for a list of values. text describes the values in the error.
+func OneOf[T comparable](text string, values ...T) Check[T] {
+	return Is(func(v T) bool { return slices.Contains(values, v) }, "%s", text)
+}
+
+// Given reports whether a flag has another value than its default.
+func Given(f *pflag.FlagSet, name string) bool {
+	flag := f.Lookup(name)
+	return flag.Value.String() != flag.DefValue
+}
