@@ -2,6 +2,7 @@ package affinity
 
 import (
 	"context"
+	"log/slog"
 	"math/rand/v2"
 	"time"
 
@@ -15,7 +16,7 @@ type ServiceConfig struct {
 	Config    // without Origin
 	Conn      *jetstream.Conn
 	Namespace string
-	Hooks     shared.Hooks
+	Log       *slog.Logger // nil: nothing is logged
 }
 
 // Service is a node's bindings, what keeps them equal to those of the other nodes, and whose turn it is to initialise a
@@ -29,7 +30,8 @@ type Service struct {
 func New(cfg ServiceConfig) *Service {
 	cfg.Origin = rand.Uint64() | 1
 	return &Service{turns: map[Key]chan struct{}{}, Runner: shared.NewRunner(NewMachine(0, cfg.Config),
-		shared.ShellConfig{Conn: cfg.Conn, Namespace: cfg.Namespace, Name: "sessions", Hooks: cfg.Hooks})}
+		shared.ShellConfig{Conn: cfg.Conn, Namespace: cfg.Namespace, Name: "sessions", Log: cfg.Log, Entries: "sessions",
+			Count: "sessions"})}
 }
 
 // Get returns the rank to which a session is bound.

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/logtest"
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 	"github.com/kvatlas/kvatlas/internal/fleet/shared"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -38,9 +39,7 @@ func TestServices(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := New(ServiceConfig{Config: Config{TTL: time.Hour}, Conn: conn, Namespace: "n", Hooks: shared.Hooks{
-			Listen: func(err error) { t.Errorf("listen: %v", err) }, Send: func(err error) { t.Errorf("send: %v", err) },
-		}})
+		s := New(ServiceConfig{Config: Config{TTL: time.Hour}, Conn: conn, Namespace: "n", Log: logtest.Quiet(t)})
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
 		go func() { s.Run(ctx); close(done) }()

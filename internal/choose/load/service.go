@@ -3,6 +3,7 @@ package load
 import (
 	"cmp"
 	"context"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"sync/atomic"
@@ -19,8 +20,8 @@ type Config struct {
 	Conn      *jetstream.Conn
 	Namespace string
 	Limits    Limits
-	Models    int // how many tables there may be; 0: 256
-	Hooks     shared.Hooks
+	Models    int          // how many tables there may be; 0: 256
+	Log       *slog.Logger // nil: nothing is logged
 
 	// Watch is told of every request, whichever node booked it; nil: nobody is. Tables are locked meanwhile: it must be
 	// quick, and must not call back.
@@ -60,7 +61,7 @@ func New(cfg Config) *Service {
 	replica := NewReplica(0, ReplicaConfig{Origin: rand.Uint64() | 1, Limits: cfg.Limits, Models: cfg.Models,
 		Watch: watch, Past: cfg.Past, Recall: cfg.Recall, Memories: cfg.Memories})
 	s.Runner = shared.NewRunner(replica, shared.ShellConfig{Conn: cfg.Conn, Namespace: cfg.Namespace, Name: "loads",
-		Changed: s.notify, Hooks: cfg.Hooks})
+		Changed: s.notify, Log: cfg.Log, Entries: "requests under way", Count: "requests"})
 	return s
 }
 

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/fleet/shared"
+	"github.com/kvatlas/kvatlas/internal/base/logtest"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
@@ -29,10 +29,7 @@ func (f *fleet) node() (*Service, func()) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	s := New(Config{Conn: conn, Namespace: "loads", Hooks: shared.Hooks{
-		Listen: func(err error) { f.Errorf("listen: %v", err) },
-		Send:   func(err error) { f.Errorf("send: %v", err) },
-	}})
+	s := New(Config{Conn: conn, Namespace: "loads", Log: logtest.Quiet(f)})
 	ctx, cancel := context.WithCancel(f.ctx)
 	done := make(chan struct{})
 	go func() {

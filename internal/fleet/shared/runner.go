@@ -1,11 +1,12 @@
 package shared
 
 import (
+	"cmp"
 	"context"
+	"log/slog"
 	"sync"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/base/hooks"
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -24,20 +25,15 @@ type Stepped interface {
 	Prepare(data []byte) []func(now time.Duration)
 }
 
-// Hooks are called by goroutines of [Runner.Run]. Each may be nil. They must not block.
-type Hooks struct {
-	Ready  func(peers, entries int) // the entries are those of the other nodes
-	Listen func(err error)          // messages of other nodes cannot be received; the runner tries again
-	Send   func(err error)          // a message was not sent; digests make up for it
-}
-
 // ShellConfig configures a [Runner].
 type ShellConfig struct {
 	Conn      *jetstream.Conn
 	Namespace string
-	Name      string // of the table, in subjects; the same on all nodes
-	Changed   func() // called without the lock when entries may have changed; nil: not called
-	Hooks     Hooks
+	Name      string       // of the table, in subjects; the same on all nodes
+	Changed   func()       // called without the lock when entries may have changed; nil: not called
+	Log       *slog.Logger // nil: nothing is logged
+	Entries   string       // names the entries in log lines
+	Count     string       // the attribute that has the number of entries in log lines
 }
 
 // Runner runs a machine: it holds the lock and the clock, and carries messages over NATS. Its methods may be called
@@ -54,7 +50,7 @@ type Runner[M Stepped] struct {
 
 // NewRunner returns a runner of a machine whose time begins at 0.
 func NewRunner[M Stepped](m M, cfg ShellConfig) *Runner[M] {
-	hooks.Fill(&cfg.Hooks)
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	return &Runner[M]{Machine: m, cfg: cfg, start: time.Now(), ready: make(chan struct{}), due: make(chan struct{}, 1)}
 }
 
@@ -98,9 +94,14 @@ func (r *Runner[M]) Run(ctx context.Context) {
 	var parts sync.WaitGroup
 	subjects := []string{jetstream.SharedSubject(r.cfg.Namespace, r.cfg.Name, 0),
 		jetstream.SharedSubject(r.cfg.Namespace, r.cfg.Name, r.Machine.Origin())}
-	parts.Go(func() { r.cfg.Conn.KeepSubscribedInOrder(ctx, subjects, r.receive, r.cfg.Hooks.Listen) })
+	parts.Go(func() { r.cfg.Conn.KeepSubscribedInOrder(ctx, subjects, r.receive, r.listenFailed) })
 	parts.Go(func() { r.publish(ctx) })
 	parts.Wait()
+}
+
+func (r *Runner[M]) listenFailed(err error) {
+	r.cfg.Log.Warn("other nodes' "+r.cfg.Entries+" cannot be heard; it is tried again", "error", err, "what_to_do",
+		"grant it to this user: indexer auth example prints what each user needs")
 }
 
 func (r *Runner[M]) receive(m jetstream.Request) {
@@ -114,6 +115,7 @@ func (r *Runner[M]) publish(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	told := false
+	var warned time.Time
 	for last := false; !last; {
 		select {
 		case <-timer.C:
@@ -132,12 +134,15 @@ func (r *Runner[M]) publish(ctx context.Context) {
 		if ready && !told {
 			told = true
 			close(r.ready)
-			r.cfg.Hooks.Ready(peers, entries)
+			r.cfg.Log.Debug(r.cfg.Entries+" are known", "nodes", peers, r.cfg.Count, entries)
 		}
 		for _, message := range list {
 			subject := jetstream.SharedSubject(r.cfg.Namespace, r.cfg.Name, message.To)
-			if err := r.cfg.Conn.Send(subject, "", message.Data); err != nil {
-				r.cfg.Hooks.Send(err)
+			// digests repeat what was not sent
+			if err := r.cfg.Conn.Send(subject, "", message.Data); err != nil && time.Since(warned) > time.Minute {
+				warned = time.Now()
+				r.cfg.Log.Warn("other nodes are not told of "+r.cfg.Entries, "error", err, "what_to_do",
+					"see that NATS answers; they catch up when it does")
 			}
 		}
 		timer.Reset(wake - r.Now())

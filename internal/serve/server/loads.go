@@ -4,34 +4,12 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"log/slog"
 	"slices"
-	"time"
 
 	"github.com/kvatlas/kvatlas/internal/choose/load"
-	"github.com/kvatlas/kvatlas/internal/fleet/shared"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
-
-// sharedHooks makes log lines of what happens to something that all nodes know; things is its name in attributes.
-func sharedHooks(log *slog.Logger, what, things string) shared.Hooks {
-	var told time.Time
-	return shared.Hooks{
-		Ready: func(peers, n int) { log.Debug(what+" are known", "nodes", peers, things, n) },
-		Listen: func(err error) {
-			log.Warn("other nodes' "+what+" cannot be heard; it is tried again", "error", err, "what_to_do",
-				"grant it to this user: indexer auth example prints what each user needs")
-		},
-		Send: func(err error) {
-			if time.Since(told) > time.Minute {
-				told = time.Now()
-				log.Warn("other nodes are not told of "+what, "error", err, "what_to_do",
-					"see that NATS answers; they catch up when it does")
-			}
-		},
-	}
-}
 
 // loadStatus is how the tables of requests under way stand, as clients get it.
 func loadStatus(s load.Status) *api.LoadStatus {

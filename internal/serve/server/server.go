@@ -253,8 +253,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	s.engines = newEngines(s.Conn, s.Namespace, log)
 	s.loads = load.New(load.Config{Conn: s.Conn, Namespace: s.Namespace,
 		Limits: load.Limits{Requests: s.MaxRequests, Expiry: s.RequestExpiry},
-		Hooks:  sharedHooks(log, "requests under way", "requests"), Watch: s.observe, Past: s.guesses.Past,
-		Recall: s.guesses.Recall, Memories: []shared.Memory{s.engines.memory()}})
+		Log:    log, Watch: s.observe, Past: s.guesses.Past, Recall: s.guesses.Recall, Memories: []shared.Memory{s.engines.memory()}})
 	s.engines.loads = s.loads
 	s.tokenizers = s.newTokenizers()
 	s.sessions = s.newSessions()

@@ -19,7 +19,7 @@ func (s *Server) newSessions() *affinity.Service {
 			s.loads.Read(load.Model{Name: model}, func(t *load.Table) { alive = t.Has(request) })
 			return alive
 		}},
-		Conn: s.Conn, Namespace: s.Namespace, Hooks: sharedHooks(s.log, "sessions", "sessions"),
+		Conn: s.Conn, Namespace: s.Namespace, Log: s.log,
 	})
 }
 
