@@ -1,7 +1,8 @@
 // Package gateway chooses workers for proxies with the Gateway API's Endpoint Picker Protocol 1.0.0: Envoy and the
 // gateways built on Envoy. It implements envoy.service.ext_proc.v3.ExternalProcessor:
 //
-//	picker := gateway.New(gateway.Config{Select: router.Select, Bookings: router, Pool: registry.Pool, All: registry.All})
+//	picker := gateway.New(gateway.Config{Select: router.Select, Bookings: router, Pool: registry.Pool, All: registry.All,
+//		Metrics: metrics})
 //	extprocv3.RegisterExternalProcessorServer(registrar, picker)
 //
 // A stream is one HTTP request. A [Machine] decides the effects of each message, and [Service.Process] executes them:

@@ -52,13 +52,13 @@ type Config struct {
 	Fallbacks int   // number of fallback workers beside the chosen one; default 2
 	MaxBodies int64 // bound on the bodies in memory, in bytes; default 64 MiB
 
-	Hooks Hooks
+	Metrics Metrics // required
 }
 
-// Hooks receive events. nil disables a hook.
-type Hooks struct {
-	Reused func(model, requestID string, tokens uint64) // the engine has reported the reused tokens of a prompt
-	Moved  func(model string)                           // another worker than the chosen one has answered
+// Metrics counts the events of a [Service]. Any goroutine may call its methods.
+type Metrics interface {
+	ReportReused(requestID string, tokens uint64) // records the reused tokens of a prompt, as the engine reported them
+	Moved(model string)                           // counts an answer of another worker than the chosen one
 }
 
 // Service is the external processor. It serves any number of streams concurrently.
@@ -73,12 +73,6 @@ type Service struct {
 func New(cfg Config) *Service {
 	cfg.Fallbacks = cmp.Or(cfg.Fallbacks, 2)
 	cfg.MaxBodies = cmp.Or(cfg.MaxBodies, 64<<20)
-	if cfg.Hooks.Reused == nil {
-		cfg.Hooks.Reused = func(string, string, uint64) {}
-	}
-	if cfg.Hooks.Moved == nil {
-		cfg.Hooks.Moved = func(string) {}
-	}
 	return &Service{cfg: cfg, bodies: &web.Intake{Most: cfg.MaxBodies}}
 }
 
@@ -226,7 +220,7 @@ func (s *Service) load(ctx context.Context, b *booking, e Effects) {
 		_ = s.cfg.Bookings.PrefillComplete(ctx, &b.ref)
 	}
 	if e.Reported {
-		s.cfg.Hooks.Reused(b.ref.Model, b.ref.RequestID, e.CachedTokens)
+		s.cfg.Metrics.ReportReused(b.ref.RequestID, e.CachedTokens)
 	}
 	if e.Free {
 		_ = s.cfg.Bookings.Free(ctx, &b.ref)
@@ -236,7 +230,7 @@ func (s *Service) load(ctx context.Context, b *booking, e Effects) {
 
 // move books a request on the answering worker instead of the chosen one.
 func (s *Service) move(ctx context.Context, b *booking, to string) {
-	s.cfg.Hooks.Moved(b.ref.Model)
+	s.cfg.Metrics.Moved(b.ref.Model)
 	_ = s.cfg.Bookings.Free(ctx, &b.ref)
 	ranks := s.cfg.Pool(b.ref.Model).Ranks
 	at := slices.IndexFunc(ranks, func(r registry.PoolRank) bool { return address(r.Record.Endpoint) == to })

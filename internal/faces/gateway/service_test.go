@@ -70,12 +70,12 @@ func (w *world) config() Config {
 			}
 			return registry.Target{Model: name}, nil
 		},
-		Hooks: Hooks{
-			Reused: func(model, _ string, n uint64) { w.say("reused %s %d", model, n) },
-			Moved:  func(model string) { w.say("moved %s", model) },
-		},
+		Metrics: w,
 	}
 }
+
+func (w *world) ReportReused(_ string, n uint64) { w.say("reused %d", n) }
+func (w *world) Moved(model string)              { w.say("moved %s", model) }
 
 func (w *world) say(format string, args ...any) { w.log = append(w.log, fmt.Sprintf(format, args...)) }
 
@@ -168,7 +168,7 @@ func TestChoices(t *testing.T) {
 			[]string{"<- headers", `select r1 m tokens [1 2 3] isl 0 lora "" salt "s" of ` + all,
 				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
 					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000",
-				"<- response", "prefill complete r1", "<- response-body", "reused m 2", "<- response-body",
+				"<- response", "prefill complete r1", "<- response-body", "reused 2", "<- response-body",
 				"free r1", "<- response-body"},
 		},
 		"an adapter, a subset, and no answer": {

@@ -254,7 +254,7 @@ func (m *Machine[E]) mergeMissing(o *owner, from uint64, s *summary, seq uint64,
 	}
 }
 
-// learn notes what a summary says of numbers of which this node knew nothing: those that are neither holes of the other
+// learn records the numbers of a summary that were unknown to this node. Numbers that are neither holes of the other
 // node nor entries have ended.
 func (m *Machine[E]) learn(o *owner, s *summary, unknown spans) {
 	end := min(s.last, s.top)

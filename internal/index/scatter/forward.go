@@ -15,7 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// What becomes of a query that was forwarded, as Hooks.Forwarded is told: the first is an answer, and after the others
+// What becomes of a query that was forwarded, for Metrics.Forwarded: the first is an answer, and after the others
 // the origin answers itself.
 const (
 	ForwardAnswered = "answered" // the finisher has answered
@@ -110,7 +110,7 @@ func (s *Scatter) Forward(ctx context.Context, contentType string, q *api.Query)
 		if share.Hashed, err = known.hash(q); err != nil {
 			return nil
 		}
-		s.cfg.Hooks.Stage(ctx, StageHash, time.Since(begun))
+		s.cfg.Metrics.Stage(ctx, StageHash, time.Since(begun))
 		share.Tokens, share.LoRA, share.CacheSalt, share.Media = nil, "", "", nil
 	}
 	mine := &api.Answer{}
@@ -180,7 +180,7 @@ func (f *Forward) Send(reply string, ended func(summary *api.Answer, late time.D
 	if !f.others {
 		f.phase = unhedged
 	}
-	s.cfg.Hooks.Asked(Forwarding)
+	s.cfg.Metrics.Asked(Forwarding.String())
 	s.forwards.add(now, f)
 	err := s.cfg.Forward(f.node, max(f.until-f.margin-now, time.Millisecond), trace, reply, f.body)
 	f.body = nil // the forward is kept for longer
@@ -197,7 +197,7 @@ func (f *Forward) Send(reply string, ended func(summary *api.Answer, late time.D
 
 // answerHere has this node answer a query that it had forwarded.
 func (s *Scatter) answerHere(f *Forward, why string) {
-	s.cfg.Hooks.Forwarded(why)
+	s.cfg.Metrics.Forwarded(why)
 	f.span.End()
 	ended := f.ended
 	f.ended = nil // it holds the request, and the forward may be kept
@@ -222,7 +222,7 @@ func (s *Scatter) finished(f *Forward, r *report) {
 	now := s.now()
 	took := max(now-f.sent-r.waited, 0)
 	s.peers.Answered(f.node, took)
-	s.cfg.Hooks.Replied(r.outcome, took)
+	s.cfg.Metrics.Replied(r.outcome, took)
 	if f.phase == overtaken {
 		return
 	}
@@ -237,7 +237,7 @@ func (s *Scatter) finished(f *Forward, r *report) {
 	case api.Unmarshal(api.MsgPack, r.summary, summary) != nil:
 		s.answerHere(f, ForwardDeclined) // it is answered twice
 	default:
-		s.cfg.Hooks.Forwarded(ForwardAnswered)
+		s.cfg.Metrics.Forwarded(ForwardAnswered)
 		f.span.End()
 		f.ended(summary, r.waited)
 	}
@@ -247,7 +247,7 @@ func (s *Scatter) finished(f *Forward, r *report) {
 func (s *Scatter) tickForwards() {
 	due, denied := s.forwards.tick(s.now(), s.peers)
 	if denied > 0 {
-		s.cfg.Hooks.HedgesDenied(denied)
+		s.cfg.Metrics.HedgesDenied(denied)
 	}
 	for _, f := range due {
 		f.span.Fail("not_awaited", false)

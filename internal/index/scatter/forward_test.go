@@ -48,16 +48,22 @@ func newForwarding(t *testing.T, f *fleet, partitions uint32, faulty func() stri
 			Forward: func(to string, patience time.Duration, _, reply string, body []byte) error {
 				return g.forward(to, patience, reply, body)
 			},
-			Hooks: Hooks{Forwarded: g.count},
+			Metrics: forwardMetrics{g: g},
 		})
 	}
 	return g
 }
 
-func (g *forwarding) count(outcome string) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.outcomes[outcome]++
+// forwardMetrics counts forwarded queries by outcome.
+type forwardMetrics struct {
+	NoMetrics
+	g *forwarding
+}
+
+func (m forwardMetrics) Forwarded(outcome string) {
+	m.g.mu.Lock()
+	defer m.g.mu.Unlock()
+	m.g.outcomes[outcome]++
 }
 
 func (g *forwarding) deliver(reply string, a *api.Answer) {

@@ -242,7 +242,7 @@ func (s *Scatter) replied(r rpc.Reply, took time.Duration) *api.Error {
 	if e != nil {
 		outcome = string(e.Code)
 	}
-	s.cfg.Hooks.Replied(outcome, took)
+	s.cfg.Metrics.Replied(outcome, took)
 	return e
 }
 
@@ -275,7 +275,7 @@ func (s *Scatter) gather(ctx context.Context, wanted []Wanted, g gathering) (mis
 		}
 	}
 	if len(missing) > 0 {
-		s.cfg.Hooks.Missing(g.op(), len(missing))
+		s.cfg.Metrics.Missing(g.op(), len(missing))
 	}
 	return missing, nil
 }
@@ -335,7 +335,7 @@ func (s *Scatter) once(ctx context.Context, wanted []Wanted, g gathering) (missi
 	}
 	missing = c.round.Missing()
 	if n := c.round.HedgesDenied; n > 0 {
-		s.cfg.Hooks.HedgesDenied(n)
+		s.cfg.Metrics.HedgesDenied(n)
 	}
 	switch {
 	case c.fatal != nil:
@@ -400,7 +400,7 @@ func (c *call) request(r Request) *api.Error {
 		trace = rpc.Traceparent(ctx)
 	}
 	c.queue.sent = append(c.queue.sent, inFlight{request: r.ID, node: r.Node, at: now, span: span})
-	c.s.cfg.Hooks.Asked(r.Kind)
+	c.s.cfg.Metrics.Asked(r.Kind.String())
 	id, err := c.s.cfg.Transport.Send(r.Node, c.g.op(), max(c.until-c.margin-now, time.Millisecond), trace, body,
 		c.queue, tag)
 	if err != nil {

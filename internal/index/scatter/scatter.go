@@ -1,6 +1,7 @@
 package scatter
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -8,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/base/hooks"
 	"github.com/kvatlas/kvatlas/internal/edge/tracing"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -69,22 +69,32 @@ type Config struct {
 	// Store begins a query's question to the shared store. May be nil.
 	Store func(q *api.Query, blockSize uint32) Question
 
-	Hooks Hooks
+	Metrics Metrics // nil: [NoMetrics]
 }
 
-// Hooks tell what happens, from any goroutine. Each may be nil.
-type Hooks struct {
-	Asked        func(Kind)                               // another node is asked
-	Replied      func(outcome string, took time.Duration) // "ok", or an error's code
-	HedgesDenied func(n int)                              // hedges that were due and not made
-	Forwarded    func(outcome string)                     // what became of a query that was forwarded
-	Missing      func(op string, n int)                   // partitions that an answer lacks
+// Metrics measures queries and the requests to other nodes. Any goroutine may call its methods.
+type Metrics interface {
+	Asked(kind string)                          // counts a request to another node, by [Kind]
+	Replied(outcome string, took time.Duration) // records the end of such a request: "ok", or an error's code
+	HedgesDenied(n int)                         // counts hedges that were due and not made
+	Forwarded(outcome string)                   // counts a forwarded query
+	Missing(op string, n int)                   // counts partitions that an answer lacks
 
-	// a part of a query, of this context, took so long: StageHash, StagePeers or StageStore
-	Stage func(ctx context.Context, stage string, took time.Duration)
+	// Stage records the duration of a part of the context's query: StageHash, StagePeers or StageStore.
+	Stage(ctx context.Context, stage string, took time.Duration)
 }
 
-// The parts of a query that Hooks.Stage is told of, if the query is scattered.
+// NoMetrics measures nothing. Other types embed it to implement a part of [Metrics].
+type NoMetrics struct{}
+
+func (NoMetrics) Asked(string)                                 {}
+func (NoMetrics) Replied(string, time.Duration)                {}
+func (NoMetrics) HedgesDenied(int)                             {}
+func (NoMetrics) Forwarded(string)                             {}
+func (NoMetrics) Missing(string, int)                          {}
+func (NoMetrics) Stage(context.Context, string, time.Duration) {}
+
+// The parts of a scattered query, for Metrics.Stage.
 const (
 	StageHash  = "hash"  // of a prompt's tokens
 	StagePeers = "peers" // until each node that was asked has answered, this one too
@@ -116,10 +126,7 @@ const maxReadings = 1024
 
 // New returns what answers for a cluster.
 func New(cfg Config) *Scatter {
-	if cfg.Hooks.Stage == nil { // else each query would pay for reflection
-		cfg.Hooks.Stage = func(context.Context, string, time.Duration) {}
-	}
-	hooks.Fill(&cfg.Hooks)
+	cfg.Metrics = cmp.Or[Metrics](cfg.Metrics, NoMetrics{})
 	s := &Scatter{
 		cfg: cfg, peers: NewPeers(cfg.Hedges), begun: time.Now(), late: map[string]*lateReplies{},
 		readings: map[readingKey]reading{}, missing: make([]atomic.Int64, cfg.Partitions),
@@ -312,7 +319,7 @@ func (s *Scatter) find(ctx context.Context, q *api.Query, wanted []Wanted) (*api
 			if share.Hashed, err = known.hash(q); err != nil {
 				return nil, err
 			}
-			s.cfg.Hooks.Stage(ctx, StageHash, time.Since(begun))
+			s.cfg.Metrics.Stage(ctx, StageHash, time.Since(begun))
 			question = s.askStore(q, known.blockSize)
 		}
 		share.Idle = q.Idle || question != nil && question.Asked()
@@ -362,7 +369,7 @@ func (s *Scatter) finish(ctx context.Context, q *api.Query, a *api.Answer, quest
 	if question != nil {
 		begun := time.Now()
 		if question.Merge(ctx, a); question.Asked() {
-			s.cfg.Hooks.Stage(ctx, StageStore, time.Since(begun))
+			s.cfg.Metrics.Stage(ctx, StageStore, time.Since(begun))
 		}
 	}
 	if q.Raw {
@@ -395,7 +402,7 @@ func (s *Scatter) union(ctx context.Context, q *api.Query, wanted []Wanted) (*ap
 	asking, span := tracing.Start(ctx, StagePeers)
 	missing, err := s.gather(asking, wanted, &finding{query: q, union: u, local: s.cfg.Local})
 	span.End()
-	s.cfg.Hooks.Stage(ctx, StagePeers, time.Since(begun))
+	s.cfg.Metrics.Stage(ctx, StagePeers, time.Since(begun))
 	if err != nil {
 		return nil, err
 	}

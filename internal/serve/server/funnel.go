@@ -193,9 +193,9 @@ func eligible(q *api.SelectRequest, r *registry.PoolRank) bool {
 		!slices.ContainsFunc(q.RequiredTaints, func(t string) bool { return !slices.Contains(r.Record.Taints, t) })
 }
 
-// reuse takes what an engine has said to the gateway.
-func (s *Server) reuse(_, id string, cached uint64) {
-	s.funnel.ReportLater(api.Report{RequestID: id, CachedTokens: cached})
+// ReportReused records the reused tokens of a prompt, as an engine reported them to the gateway.
+func (m measured) ReportReused(id string, cached uint64) {
+	m.s.funnel.ReportLater(api.Report{RequestID: id, CachedTokens: cached})
 }
 
 // Funnel sums up what all nodes have recorded.

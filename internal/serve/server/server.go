@@ -229,8 +229,8 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		Shared:            true, View: s.views.Now, Hooks: hooks, Source: s.registry.Source, Claimed: s.registry.Claimed,
 		BlockSize: s.models.BlockSize, Decoded: s.funnel.Applying,
 	}
-	stage := s.stageHook()
-	nodeConfig.Hooks.Stage, nodeConfig.Traced, nodeConfig.Hooks.AppliedTraced = stage, s.Tracer.On(), s.traceApplied
+	m := measured{s.queries, s}
+	nodeConfig.Hooks.Stage, nodeConfig.Traced, nodeConfig.Hooks.AppliedTraced = m.Stage, s.Tracer.On(), m.AppliedTraced
 	if s.Embedded != nil {
 		nodeConfig.StoreLimit, nodeConfig.Health = s.Embedded.Limit, s.Embedded.Health
 	}
@@ -240,11 +240,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		Self: s.ID, Partitions: s.ns.Partitions(), PartitionOf: s.ns.PartitionOf, Local: s.node, View: s.view,
 		Store:     func(q *api.Query, blockSize uint32) scatter.Question { return s.node.BeginL3(q, blockSize) },
 		Transport: &peers{s.pool, s.Namespace}, Hedges: &s.pool.Hedges, Forward: s.forward,
-		Hooks: scatter.Hooks{
-			Asked:   func(k scatter.Kind) { s.queries.Asked(k.String()) },
-			Replied: s.queries.Replied, HedgesDenied: s.queries.HedgesDenied, Missing: s.queries.Missing,
-			Forwarded: s.queries.Forwarded, Stage: stage,
-		},
+		Metrics: measured{s.queries, s},
 	})
 	if s.guesses, err = guess.New(guess.Config{Settings: s.Guesses, Pool: s.registry.Pool}); err != nil {
 		return nil, err

@@ -12,22 +12,24 @@ import (
 	"github.com/kvatlas/kvatlas/internal/edge/tracing"
 	"github.com/kvatlas/kvatlas/internal/edge/web"
 	"github.com/kvatlas/kvatlas/internal/index/scatter"
+	"github.com/kvatlas/kvatlas/internal/operate/metrics"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// stageHook observes the parts of queries, as spans too if requests are traced.
-func (s *Server) stageHook() func(ctx context.Context, stage string, took time.Duration) {
-	if !s.Tracer.On() {
-		return func(_ context.Context, stage string, took time.Duration) { s.queries.Stage(stage, took) }
-	}
-	return func(ctx context.Context, stage string, took time.Duration) {
-		s.queries.Stage(stage, took)
-		if stage != scatter.StagePeers { // which has a span already
-			tracing.Stage(ctx, stage, took)
-		}
+// measured measures queries, choices and the log for the parts of a node.
+type measured struct {
+	*metrics.Queries
+	s *Server
+}
+
+// Stage records the duration of a part of a query, also as a span if requests are traced.
+func (m measured) Stage(ctx context.Context, stage string, took time.Duration) {
+	m.Queries.Stage(stage, took)
+	if m.s.Tracer.On() && stage != scatter.StagePeers { // which has a span already
+		tracing.Stage(ctx, stage, took)
 	}
 }
 
@@ -44,19 +46,19 @@ func (s *Server) selectionStageHook() func(ctx context.Context, stage string, to
 	}
 }
 
-// traceApplied adds the span of messages of a partition's log that were applied, linked to those who published them.
-func (s *Server) traceApplied(p events.Partition, messages []jetstream.Message, took time.Duration) {
+// AppliedTraced adds a span for applied messages of a partition's log, with links to the spans of their publishers.
+func (m measured) AppliedTraced(p events.Partition, messages []jetstream.Message, took time.Duration) {
 	var of []string
 	for i := range messages {
 		if trace := messages[i].Trace; trace != "" && (len(of) == 0 || of[len(of)-1] != trace) {
 			of = append(of, trace)
 		}
 	}
-	s.Tracer.Consumed("apply", took, of, func() []attribute.KeyValue {
+	m.s.Tracer.Consumed("apply", took, of, func() []attribute.KeyValue {
 		return []attribute.KeyValue{
 			attribute.String("messaging.system", "nats"), attribute.String("messaging.operation.type", "process"),
 			attribute.String("messaging.operation.name", "apply"),
-			attribute.String("messaging.destination.name", jetstream.StreamName(s.Namespace, p)),
+			attribute.String("messaging.destination.name", jetstream.StreamName(m.s.Namespace, p)),
 			attribute.Int("messaging.batch.message_count", len(messages)),
 			attribute.Int("kvatlas.partition", int(p)),
 			attribute.Int64("kvatlas.log.sequence", int64(messages[len(messages)-1].Seq)),
