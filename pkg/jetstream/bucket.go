@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
@@ -546,6 +547,21 @@ func (b *Bucket) Gone(ctx context.Context) bool {
 		}
 	}
 	return true
+}
+
+// RecreateIfGone calls recreate if the bucket was deleted, and logs the result. entries names the contents of the
+// bucket.
+func (b *Bucket) RecreateIfGone(ctx context.Context, recreate func(context.Context) error, log *slog.Logger,
+	entries string) {
+	if !b.Gone(ctx) {
+		return
+	}
+	if err := recreate(ctx); err != nil {
+		log.Error("the bucket of "+entries+" is gone and could not be made anew; it is tried again", "error", err,
+			"what_to_do", "see that NATS has room and quorum, and that this user may make buckets")
+		return
+	}
+	log.Warn("the bucket of " + entries + " was gone; it is made anew")
 }
 
 // BucketUsage is the size of a bucket.

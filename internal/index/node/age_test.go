@@ -23,7 +23,7 @@ func TestAgesSurviveARestart(t *testing.T) {
 	ready := make(chan struct{})
 	steady := New(Config{
 		ID: "steady", Namespace: w.ns, Snapshots: w.bucket, SnapshotInterval: time.Hour, Index: w.index,
-		Hooks: Hooks{Ready: func() { close(ready) }},
+		Ready: func() { close(ready) },
 	})
 	ctx, cancel := context.WithCancel(w.ctx)
 	var running sync.WaitGroup

@@ -69,12 +69,7 @@ func (n *Node) measureCapacity(ctx context.Context) (refused bool) {
 	defer cancel()
 	tell := func(what string, before, now usage) {
 		refused = refused || now.refused != nil
-		if now.filling() && !before.filling() {
-			n.cfg.Hooks.Filling(what, now.used, now.limit)
-		}
-		if (now.refused == nil) != (before.refused == nil) {
-			n.cfg.Hooks.Unwritable(what, now.refused)
-		}
+		n.reportUsage(what, before, now)
 	}
 	var shut []events.Partition // their logs reject writes
 	var full bool               // the storage is full
@@ -96,7 +91,7 @@ func (n *Node) measureCapacity(ctx context.Context) (refused bool) {
 	for _, p := range n.kept() {
 		info, err := n.cfg.Namespace.StreamInfo(ctx, p)
 		if errors.Is(err, jetstream.ErrNotFound) && n.cfg.Recreate != nil {
-			n.cfg.Hooks.Recreated(p, n.cfg.Recreate(ctx))
+			n.reportRecreated(p, n.cfg.Recreate(ctx))
 		}
 		if err != nil {
 			continue
@@ -124,8 +119,8 @@ func (n *Node) measureCapacity(ctx context.Context) (refused bool) {
 		n.noteBucket(bucket.Epoch)
 		replace("the snapshot bucket", &n.capacity.bucket,
 			usage{bucket.Bytes, bucket.Limit, refusal(n.cfg.Snapshots.Writable(ctx))})
-	case errors.Is(err, jetstream.ErrNotFound) && n.cfg.RecreateSnapshots != nil && n.cfg.Snapshots.Gone(ctx):
-		n.cfg.Hooks.BucketRecreated(n.cfg.RecreateSnapshots(ctx))
+	case errors.Is(err, jetstream.ErrNotFound) && n.cfg.RecreateSnapshots != nil:
+		n.cfg.Snapshots.RecreateIfGone(ctx, n.cfg.RecreateSnapshots, n.cfg.Log, "snapshots")
 	}
 	return refused
 }

@@ -130,7 +130,7 @@ func (f *fleet) start(name string) *peer {
 		ID: name, Namespace: ns, Snapshots: snapshots, SnapshotInterval: 300 * time.Millisecond,
 		Watch:  50 * time.Millisecond,
 		Shards: 1 + f.lives%4, Shared: true, View: func() *cluster.View { return p.member.View() },
-		Hooks: Hooks{Ready: func() { close(ready) }},
+		Ready: func() { close(ready) },
 	})
 	p.member, err = cluster.Join(f.ctx, cluster.MemberConfig{
 		Config: cluster.Config{
@@ -504,7 +504,7 @@ func TestStirred(t *testing.T) {
 	snapshots, err := f.ns.EnsureSnapshots(f.ctx, jetstream.BucketConfig{})
 	f.must(err)
 	ready := make(chan struct{})
-	n := New(Config{ID: "a", Namespace: f.ns, Snapshots: snapshots, Hooks: Hooks{Ready: func() { close(ready) }}})
+	n := New(Config{ID: "a", Namespace: f.ns, Snapshots: snapshots, Ready: func() { close(ready) }})
 	running, stop := context.WithCancel(f.ctx)
 	done := make(chan struct{})
 	go func() {

@@ -31,7 +31,7 @@ type scratch struct {
 	some      bool        // not all of the node's partitions are
 }
 
-// The parts of a query that Hooks.Stage is told of.
+// The parts of a query, for Metrics.Stage.
 const (
 	StageHash  = "hash"  // of a prompt's tokens
 	StageIndex = "index" // the look-up in this node's index
@@ -261,7 +261,7 @@ func (f *finding) merge(ctx context.Context, shared *L3Question) (*api.Answer, e
 // stage tells how long a part of a query took that ends now.
 func (n *Node) stage(ctx context.Context, stage string, begun time.Time) (now time.Time) {
 	now = time.Now()
-	n.cfg.Hooks.Stage(ctx, stage, now.Sub(begun))
+	n.cfg.Metrics.Stage(ctx, stage, now.Sub(begun))
 	return now
 }
 

@@ -225,8 +225,9 @@ func (n *Node) Ready() error {
 // checkReady makes the node ready if all that it keeps serves. A node that was ready once stays so; what it cannot
 // answer from is missing in answers.
 func (n *Node) checkReady() {
-	if n.assigned.Load() && n.unready.Load() == 0 && n.ready.CompareAndSwap(false, true) {
-		n.cfg.Hooks.Ready()
+	if n.assigned.Load() && n.unready.Load() == 0 && n.ready.CompareAndSwap(false, true) &&
+		n.cfg.Ready != nil {
+		n.cfg.Ready()
 	}
 }
 

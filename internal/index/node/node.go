@@ -5,12 +5,12 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/base/hooks"
 	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -88,45 +88,25 @@ type Config struct {
 
 	Traced bool // the trace headers of the log's messages are read
 
-	Hooks Hooks
+	Ready func() // called when every kept partition serves; nil: not called
+
+	Log     *slog.Logger // nil: nothing is logged
+	Metrics Metrics      // nil: nothing is measured
 }
 
-// Hooks are called from the node's goroutines. Each may be nil. They must not block.
-type Hooks struct {
-	Restored func(p events.Partition, r Restored)
-	// a snapshot that could not be used; an older one, or none, is
-	Rejected func(p events.Partition, what string, err error)
-	CaughtUp func(p events.Partition, seq events.StreamSeq)
+// Metrics measures queries and the log. Any goroutine of the node may call its methods, which must not block.
+type Metrics interface {
+	// Stage records the duration of a part of the context's query: StageHash, StageIndex or StageStore.
+	Stage(ctx context.Context, stage string, took time.Duration)
 
-	// AppliedTraced is called after messages with a trace context have been applied. Several goroutines call it.
-	AppliedTraced func(p events.Partition, messages []jetstream.Message, took time.Duration)
-
-	Ready func() // every partition that is kept serves
-	// the log is not the one that was applied; begin again
-	Unfit     func(p events.Partition, notice jetstream.Notice)
-	Trouble   func(p events.Partition, err error)                 // the log cannot be read for now
-	Recovered func(p events.Partition)                            // it can be read again
-	Saved     func(api.SnapshotInfo, time.Duration)               // a snapshot was written
-	SaveError func(p events.Partition, err error)                 // it was not; it is tried again
-	Purged    func(p events.Partition, keepFrom events.StreamSeq) // the log before was trimmed
-
-	// shims were asked for a resync
-	ResyncAsked func(p events.Partition, why string, answered int, err error)
-	// messages were missing between log and index; the log is read again from there
-	Reread func(p events.Partition, from events.StreamSeq)
-	// the stream was missing: it was made, or why it was not
-	Recreated func(p events.Partition, err error)
-	// the bucket for snapshots was deleted: it was created again, or why not
-	BucketRecreated func(err error)
-
-	Resynced func(p events.Partition)             // the partition is whole again
-	Filling  func(what string, used, limit int64) // something has become 80 % full
-	// something rejects writes, or, with nil, takes them again
-	Unwritable func(what string, err error)
-
-	// a part of a query, of this context, took so long; see StageHash
-	Stage func(ctx context.Context, stage string, took time.Duration)
+	// AppliedTraced is called after messages with a trace context have been applied.
+	AppliedTraced(p events.Partition, messages []jetstream.Message, took time.Duration)
 }
+
+type noMetrics struct{}
+
+func (noMetrics) Stage(context.Context, string, time.Duration)                       {}
+func (noMetrics) AppliedTraced(events.Partition, []jetstream.Message, time.Duration) {}
 
 // Restored says from what a partition was restored.
 type Restored struct {
@@ -171,6 +151,7 @@ type Node struct {
 	saves      struct{ written, failed atomic.Uint64 }
 	rejections [snapshot.NumReasons]atomic.Uint64
 	capacity   capacity
+	outages    *outages
 }
 
 // work is something for the writer: messages of a partition, or something to do with the machine.
@@ -206,11 +187,9 @@ func New(cfg Config) *Node {
 	cfg.SnapshotBlocks = cmp.Or(cfg.SnapshotBlocks, 2_000_000)
 	cfg.ResyncPause = cmp.Or(max(cfg.ResyncPause, 0), resyncPause)
 	cfg.CapacityCheck = cmp.Or(max(cfg.CapacityCheck, 0), 5*time.Second)
-	if cfg.Hooks.Stage == nil { // else each query would pay for reflection
-		cfg.Hooks.Stage = func(context.Context, string, time.Duration) {}
-	}
-	hooks.Fill(&cfg.Hooks)
-	n := &Node{cfg: cfg, l3: newL3(cfg.L3), modelsChanged: make(chan struct{}, 1), started: time.Now()}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
+	cfg.Metrics = cmp.Or[Metrics](cfg.Metrics, noMetrics{})
+	n := &Node{cfg: cfg, outages: newOutages(cfg.Log), l3: newL3(cfg.L3), modelsChanged: make(chan struct{}, 1), started: time.Now()}
 	partitions := int(cfg.Namespace.Partitions())
 	of := &policy{
 		started: n.started, snapshotInterval: cfg.SnapshotInterval,
@@ -265,7 +244,7 @@ func (n *Node) apply(m *Machine, w work) {
 	}
 	whole := m.Apply(w.partition, w.messages)
 	if !begun.IsZero() {
-		n.cfg.Hooks.AppliedTraced(w.partition, w.messages, time.Since(begun))
+		n.cfg.Metrics.AppliedTraced(w.partition, w.messages, time.Since(begun))
 	}
 	if w.live {
 		m.applied(w.messages, time.Now())
@@ -342,30 +321,7 @@ func (n *Node) step(p events.Partition, f func(*partition) effects) {
 		o.cancel()
 	}
 	o.mu.Unlock()
-	h := &n.cfg.Hooks
-	if e.trouble != nil {
-		h.Trouble(p, e.trouble)
-	}
-	if e.recovered {
-		h.Recovered(p)
-	}
-	if e.unfit != nil {
-		h.Unfit(p, e.unfit)
-	}
-	if e.restored != nil {
-		h.Restored(p, *e.restored)
-	}
-	if e.caughtUp {
-		h.CaughtUp(p, e.seq)
-	}
-	if e.reread {
-		n.rereads.Add(1)
-		h.Reread(p, e.seq)
-	}
-	if e.resynced {
-		n.resyncs.ended.Add(1)
-		h.Resynced(p)
-	}
+	n.report(p, &e)
 	if owed > 0 && now == 0 {
 		n.checkReady()
 	}

@@ -6,14 +6,15 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/base/logtest"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// logOfTen is a namespace of one partition whose log has ten messages, and a node whose writer runs and that has
-// applied a log, said to be this one, up to a place.
+// logOfTen creates a namespace with one partition and ten messages in its log, and starts the writer of a node. The
+// node has applied messages up to a sequence, allegedly of the same log.
 func logOfTen(t *testing.T, applied events.StreamSeq, at events.Millis) (context.Context, *Node) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
@@ -70,9 +71,9 @@ func TestNoSnapshotOfWhatTheLogHasLost(t *testing.T) {
 	}
 }
 
-// TestSnapshotOfAnotherHistory restores where the newest snapshot stands for a message that the log has, but with
-// another time: the log was rolled back and has grown again. The reader finds out; the same snapshot must not be tried
-// for ever.
+// TestSnapshotOfAnotherHistory restores a node after the log was rolled back and grew again. The last message of the
+// newest snapshot is in the log with another time. The reader detects the difference, and the node does not load the
+// same snapshot again.
 func TestSnapshotOfAnotherHistory(t *testing.T) {
 	ctx, n := logOfTen(t, 5, 1)
 	if _, err := n.save(ctx, 0); err != nil {
@@ -80,11 +81,16 @@ func TestSnapshotOfAnotherHistory(t *testing.T) {
 	}
 	ready := make(chan struct{})
 	var rejected, unfit atomic.Int32
-	again := New(Config{ID: "n", Namespace: n.cfg.Namespace, Snapshots: n.cfg.Snapshots, Hooks: Hooks{
-		Ready:    func() { close(ready) },
-		Rejected: func(events.Partition, string, error) { rejected.Add(1) },
-		Unfit:    func(events.Partition, jetstream.Notice) { unfit.Add(1) },
-	}})
+	again := New(Config{ID: "n", Namespace: n.cfg.Namespace, Snapshots: n.cfg.Snapshots,
+		Ready: func() { close(ready) },
+		Log: logtest.New(func(l logtest.Line) {
+			switch l.Text {
+			case "snapshot passed over":
+				rejected.Add(1)
+			case "the log is not the one that was applied; beginning again":
+				unfit.Add(1)
+			}
+		})})
 	running, stop := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() { again.Run(running); close(done) }()

@@ -79,7 +79,7 @@ func lost(seen string, rejected []snapshot.Rejection, restored bool, seq events.
 // rejected counts and reports that a snapshot cannot be used.
 func (n *Node) rejected(p events.Partition, why snapshot.Reason, err error) {
 	n.rejections[min(int(why), len(n.rejections)-1)].Add(1)
-	n.cfg.Hooks.Rejected(p, why.String(), err)
+	n.cfg.Log.Warn("snapshot passed over", "partition", p, "reason", why.String(), "error", err)
 }
 
 func describeLog(ns *jetstream.Namespace, info jetstream.StreamInfo) snapshot.Log {

@@ -180,5 +180,5 @@ func (n *Node) askShims(ctx context.Context, p events.Partition, r *round) {
 	}
 	n.resyncs.answered.Add(uint64(len(answered)))
 	n.step(p, func(pt *partition) effects { return pt.answered(r.id, answered, failed == nil) })
-	n.cfg.Hooks.ResyncAsked(p, r.why, len(answered), failed)
+	n.reportResync(p, r.why, len(answered), failed)
 }

@@ -177,12 +177,11 @@ func (n *Node) saveAndReport(ctx context.Context, p events.Partition) (api.Snaps
 		now := time.Now()
 		n.step(p, func(pt *partition) effects { return pt.saveFailed(now, err, ctx.Err() == nil) })
 		n.saves.failed.Add(1)
-		n.cfg.Hooks.SaveError(p, err)
-		return info, err
+	} else {
+		n.saves.written.Add(1)
 	}
-	n.saves.written.Add(1)
-	n.cfg.Hooks.Saved(info, time.Since(begun))
-	return info, nil
+	n.reportSave(p, &info, time.Since(begun), err)
+	return info, err
 }
 
 // save writes one snapshot of a partition: plan, chunks, manifest, and then what may go. Whatever fails, the snapshots
@@ -302,7 +301,7 @@ func (n *Node) cleanUp(ctx context.Context, p events.Partition, c snapshot.Clean
 		if err := n.cfg.Namespace.Purge(ctx, p, epoch, c.PurgeTo); err != nil {
 			return fmt.Errorf("trim the log: %w", err)
 		}
-		n.cfg.Hooks.Purged(p, c.PurgeTo)
+		n.cfg.Log.Debug("log trimmed", "partition", p, "keeps", c.PurgeTo)
 	}
 	return nil
 }

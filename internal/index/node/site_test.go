@@ -107,7 +107,7 @@ func (w *site) startServer() {
 	w.server = server
 }
 
-// tell writes down what a hook said.
+// tell records the event of a log line.
 func (w *site) tell(format string, args ...any) {
 	w.mu.Lock()
 	w.told = append(w.told, fmt.Sprintf(format, args...))
@@ -138,21 +138,8 @@ func (w *site) start() {
 		ResyncPause: 50 * time.Millisecond, CapacityCheck: w.room, Recreate: w.mend, Index: w.index, View: w.view,
 		RecreateSnapshots: w.mendBucket, Claimed: w.claimed,
 		BlockSize: w.size,
-		Hooks: w.recorded(Hooks{
-			Ready: func() { close(ready) },
-			Restored: func(_ events.Partition, r Restored) {
-				w.tell("restored at %d, %d ranks, lost %q", r.Seq, r.Ranks, r.Lost)
-			},
-			Rejected: func(_ events.Partition, why string, err error) { w.tell("rejected: %s: %v", why, err) },
-			Unfit:    func(_ events.Partition, n jetstream.Notice) { w.tell("unfit: %v", n) },
-			ResyncAsked: func(_ events.Partition, why string, n int, err error) {
-				w.tell("asked: %s: %d, %v", why, n,
-					err)
-			},
-			BucketRecreated: func(err error) { w.tell("snapshot bucket recreated: %v", err) },
-			Resynced:        func(events.Partition) { w.tell("resynced") },
-			Reread:          func(_ events.Partition, from events.StreamSeq) { w.tell("reread from %d", from) },
-		}),
+		Ready:     func() { close(ready) },
+		Log:       w.recorded(),
 	})
 	running, cancel := context.WithCancel(w.ctx)
 	var done sync.WaitGroup
@@ -258,7 +245,7 @@ func (w *site) purge(keepFrom events.StreamSeq) {
 	w.must(s.Purge(w.ctx, natsjs.WithPurgeSequence(uint64(keepFrom))))
 }
 
-// expect finds out whether the hooks told of something.
+// expect checks that events were logged.
 func (w *site) expect(words ...string) {
 	w.Helper()
 	told := w.heard()

@@ -3,15 +3,16 @@ package node
 import (
 	"flag"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 
+	"github.com/kvatlas/kvatlas/internal/base/logtest"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 var update = flag.Bool("update", false, "write testdata/*.txt anew from what the tests see")
@@ -23,9 +24,9 @@ func (w *site) say(format string, args ...any) {
 	w.script = append(w.script, "> "+fmt.Sprintf(format, args...))
 }
 
-// recorded are hooks that write down what the node tells, with the state of the partition that is told of, and go on to
-// others.
-func (w *site) recorded(next Hooks) Hooks {
+// recorded returns a logger that records the node's events, with the state of the partition, for the transcript and for
+// [site.heard].
+func (w *site) recorded() *slog.Logger {
 	line := func(format string, args ...any) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -56,54 +57,60 @@ func (w *site) recorded(next Hooks) Hooks {
 		return o.phase.state()
 	}
 	whole := false // nothing was lost at the last restore
-	h := next
-	h.Restored = func(p events.Partition, r Restored) {
-		text := "no snapshot"
-		if r.Ranks > 0 {
-			text = fmt.Sprintf("the snapshot at %d", r.Seq)
+	lost := ""     // by the restore that is logged next
+	return logtest.New(func(l logtest.Line) {
+		attr := func(key string) string { return fmt.Sprint(l.Attrs[key]) }
+		p, _ := l.Attrs["partition"].(events.Partition)
+		switch l.Text {
+		case "resync needed":
+			lost = attr("why")
+		case "restored":
+			text := "no snapshot"
+			if attr("ranks") != "0" {
+				text = "the snapshot at " + attr("seq")
+			}
+			line("begins with %s; lost: %s", text, strings.TrimSpace(lost+" "))
+			w.mu.Lock()
+			w.caughtUp, whole = make(chan struct{}), lost == ""
+			w.mu.Unlock()
+			w.tell("restored at %s, %s ranks, lost %q", attr("seq"), attr("ranks"), lost)
+			lost = ""
+		case "snapshot passed over":
+			line("passes over a snapshot: %s", attr("reason"))
+			w.tell("rejected: %s: %s", attr("reason"), attr("error"))
+		case "caught up":
+			now := state(p)
+			w.mu.Lock()
+			done := w.caughtUp
+			if whole && now == api.PartitionResync { // it was seen in the meantime that a rank needs it
+				now = api.PartitionServing
+			}
+			w.mu.Unlock()
+			line("has caught up; state %s", now)
+			close(done)
+		case "the log is not the one that was applied; beginning again":
+			line("the log is unfit: %s", attr("found"))
+			w.tell("unfit: %s", attr("found"))
+		case "shims asked to say again what their engines hold":
+			w.mu.Lock()
+			done := w.caughtUp
+			w.mu.Unlock()
+			select {
+			case <-done: // another goroutine logs that
+			case <-w.stopping:
+			}
+			cause, _, _ := strings.Cut(attr("why"), "; the shims were asked")
+			asks("asks the shims, state %s: %s", state(p), cause)
+			w.tell("asked: %s: %s", attr("why"), attr("answered"))
+		case "resync is over":
+			line("is whole again; state %s", state(p))
+			w.tell("resynced")
+		case "messages were lost between the log and the index; the log is read again":
+			w.tell("reread from %s", attr("from"))
+		case "the bucket of snapshots was gone; it is made anew":
+			w.tell("snapshot bucket recreated")
 		}
-		line("begins with %s; lost: %s", text, strings.TrimSpace(r.Lost+" "))
-		w.mu.Lock()
-		w.caughtUp, whole = make(chan struct{}), r.Lost == ""
-		w.mu.Unlock()
-		next.Restored(p, r)
-	}
-	h.Rejected = func(p events.Partition, why string, err error) {
-		line("passes over a snapshot: %s", why)
-		next.Rejected(p, why, err)
-	}
-	h.CaughtUp = func(p events.Partition, seq events.StreamSeq) {
-		now := state(p)
-		w.mu.Lock()
-		done := w.caughtUp
-		if whole && now == api.PartitionResync { // it was seen in the meantime that a rank needs it
-			now = api.PartitionServing
-		}
-		w.mu.Unlock()
-		line("has caught up; state %s", now)
-		close(done)
-	}
-	h.Unfit = func(p events.Partition, notice jetstream.Notice) {
-		line("the log is unfit: %v", notice)
-		next.Unfit(p, notice)
-	}
-	h.ResyncAsked = func(p events.Partition, why string, answered int, err error) {
-		w.mu.Lock()
-		done := w.caughtUp
-		w.mu.Unlock()
-		select {
-		case <-done: // another goroutine tells of that
-		case <-w.stopping:
-		}
-		cause, _, _ := strings.Cut(why, "; the shims were asked")
-		asks("asks the shims, state %s: %s", state(p), cause)
-		next.ResyncAsked(p, why, answered, err)
-	}
-	h.Resynced = func(p events.Partition) {
-		line("is whole again; state %s", state(p))
-		next.Resynced(p)
-	}
-	return h
+	})
 }
 
 const shimStarts = "> the engine's shim starts"

@@ -80,7 +80,7 @@ func TestUnheardAnswers(t *testing.T) {
 	s.deliver(jetstream.Request{Body: []byte("nonsense")})
 }
 
-// TestSummary: what is counted of an answer's summary is what is counted of the answer.
+// TestSummary: the counts of a summary are the counts of its answer.
 func TestSummary(t *testing.T) {
 	held := func(name string, device, host uint32) api.Overlap {
 		return api.Overlap{Instance: "w" + "-" + "x", Device: device, Host: host, Endpoint: name}

@@ -99,7 +99,7 @@ func (f *fleet) register(s *Server, r registry.Record) (revision uint64) {
 	return revision
 }
 
-// name is what a rank's record is called.
+// name returns the name of a rank's record.
 func (f *fleet) name(s *Server, key events.RankKey) string {
 	f.t.Helper()
 	p, err := s.ns.PartitionOf(key.Instance)
@@ -113,8 +113,8 @@ func (f *fleet) name(s *Server, key events.RankKey) string {
 	return name
 }
 
-// TestLoadsOfThreeNodes has whole nodes: what is booked on one is under way on all, on one that starts later too, and a
-// worker that leaves takes its requests along.
+// TestLoadsOfThreeNodes: a booking at one node counts at all nodes, and at a node that starts later. The bookings of a
+// worker end with the worker.
 func TestLoadsOfThreeNodes(t *testing.T) {
 	f := newFleet(t)
 	ctx, start, until := f.ctx, f.start, f.until

@@ -8,7 +8,6 @@ import (
 	"github.com/kvatlas/kvatlas/internal/faces/compat"
 	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
-	"github.com/kvatlas/kvatlas/internal/index/node"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -16,80 +15,6 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
-
-// nodeHooks makes log lines of what happens to a node.
-func nodeHooks(log *slog.Logger, ready func()) node.Hooks {
-	unread := newOutages(log)
-	return node.Hooks{
-		Restored: func(p events.Partition, r node.Restored) {
-			switch {
-			case r.Lost != "":
-				log.Warn("resync needed", "partition", p, "why", r.Lost, "from", r.Seq+1)
-			case r.Ranks > 0:
-				log.Info("restored", "partition", p, "seq", r.Seq, "ranks", r.Ranks, "holdings", r.Holdings, "took",
-					r.Took)
-			}
-		},
-		Rejected: func(p events.Partition, why string, err error) {
-			log.Warn("snapshot passed over", "partition", p, "reason", why, "error", err)
-		},
-		CaughtUp: func(p events.Partition, seq events.StreamSeq) { log.Debug("caught up", "partition", p, "seq", seq) },
-		Ready:    ready,
-		Unfit: func(p events.Partition, notice jetstream.Notice) {
-			log.Warn("the log is not the one that was applied; beginning again", "partition", p, "found",
-				notice.String())
-		},
-		Trouble:   unread.note,
-		Recovered: func(p events.Partition) { unread.note(p, nil) },
-		Saved: func(s api.SnapshotInfo, took time.Duration) {
-			log.Debug("snapshot written", "partition", s.Partition, "generation", s.Generation, "seq", s.Seq, "bytes",
-				s.Bytes, "written", s.Written, "took", took)
-		},
-		SaveError: func(p events.Partition, err error) {
-			log.Warn("snapshot not written", "partition", p, "error", err, "what_to_do",
-				"see why NATS refuses (no room, no quorum); the log keeps what no snapshot has, and it is tried again")
-		},
-		Purged: func(p events.Partition, from events.StreamSeq) {
-			log.Debug("log trimmed", "partition", p, "keeps", from)
-		},
-		ResyncAsked: func(p events.Partition, why string, answered int, err error) {
-			if err != nil {
-				log.Warn("the shims cannot be asked", "partition", p, "error", err, "what_to_do",
-					"see that NATS answers, and that this user may publish on control subjects")
-				return
-			}
-			log.Info("shims asked to say again what their engines hold", "partition", p, "why", why, "answered",
-				answered)
-		},
-		Reread: func(p events.Partition, from events.StreamSeq) {
-			log.Error("messages were lost between the log and the index; the log is read again", "partition", p, "from",
-				from, "what_to_do", "nothing; report it if it happens again: the log itself was whole")
-		},
-		Recreated: func(p events.Partition, err error) {
-			if err != nil {
-				log.Error("the log's stream is missing and cannot be made", "partition", p, "error", err, "what_to_do",
-					"see that NATS has room and quorum, and that this user may make streams")
-				return
-			}
-			log.Warn("the log's stream was missing; it was made anew", "partition", p)
-		},
-		BucketRecreated: func(err error) { bucketRecreated(log, "snapshots", err) },
-
-		Resynced: func(p events.Partition) { log.Info("resync is over", "partition", p) },
-		Filling: func(what string, used, limit int64) {
-			log.Warn("filling up: "+what, "bytes", used, "limit", limit, "what_to_do",
-				"give it more room (--log-bytes, --snapshot-bytes, --store-bytes, the disk), or write snapshots sooner")
-		},
-		Unwritable: func(what string, err error) {
-			if err != nil {
-				log.Error(what+" takes nothing more", "error", err, "what_to_do",
-					"make room (the disk, --store-bytes, --snapshot-bytes); events wait in the shims meanwhile")
-				return
-			}
-			log.Info(what + " can be written again")
-		},
-	}
-}
 
 // superviseHooks make log lines of what happens to the NATS server in this process.
 func superviseHooks(log *slog.Logger) natsserver.SuperviseHooks {

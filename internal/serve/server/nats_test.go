@@ -126,8 +126,8 @@ func TestEveryRequestIsAnsweredOrCounted(t *testing.T) {
 	}
 }
 
-// TestErrorsHaveBodies: what is refused before anybody looks at it says why in the form of the request, as every error
-// does.
+// TestErrorsHaveBodies: every refused request gets a body with the reason in the format of the request, also before its
+// handler runs.
 func TestErrorsHaveBodies(t *testing.T) {
 	conn := connect(t)
 	s := &Server{Settings: Settings{Conn: conn, Namespace: "default", NoForwarding: true, QueryWorkers: 2, QueryQueue: 8}}

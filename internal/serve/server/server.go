@@ -220,17 +220,15 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	s.L3.Dial = dial.Quick(s.Screen.Rule).DialContext
 	s.scrape, s.queries = metrics.New(metrics.Config{Figures: s.figures, Workers: s.MetricsWorkers})
 	s.funnel = s.newFunnel()
-	hooks := nodeHooks(log, func() { close(s.ready) })
 	nodeConfig := node.Config{
 		ID: s.ID, Version: s.Version, Namespace: s.ns, Snapshots: st.snapshots, Index: s.Index,
 		Shards: cmp.Or(s.IndexShards, runtime.GOMAXPROCS(0)/2), L3: s.L3,
 		SnapshotInterval: s.SnapshotInterval, SnapshotBlocks: s.SnapshotBlocks, Recreate: st.mendLog,
 		RecreateSnapshots: st.recreateSnapshots,
-		Shared:            true, View: s.views.Now, Hooks: hooks, Source: s.registry.Source, Claimed: s.registry.Claimed,
-		BlockSize: s.models.BlockSize, Decoded: s.funnel.Applying,
+		Shared:            true, View: s.views.Now, Source: s.registry.Source, Claimed: s.registry.Claimed,
+		BlockSize: s.models.BlockSize, Decoded: s.funnel.Applying, Traced: s.Tracer.On(),
+		Ready: func() { close(s.ready) }, Log: log, Metrics: measured{s.queries, s},
 	}
-	m := measured{s.queries, s}
-	nodeConfig.Hooks.Stage, nodeConfig.Traced, nodeConfig.Hooks.AppliedTraced = m.Stage, s.Tracer.On(), m.AppliedTraced
 	if s.Embedded != nil {
 		nodeConfig.StoreLimit, nodeConfig.Health = s.Embedded.Limit, s.Embedded.Health
 	}

@@ -38,7 +38,7 @@ func (s *selecting) inside() error {
 	}
 	ready := make(chan struct{})
 	n := node.New(node.Config{ID: "bench", Namespace: ns, Snapshots: bucket, SnapshotInterval: 1000 * time.Hour,
-		SnapshotBlocks: 1 << 62, Hooks: node.Hooks{Ready: func() { close(ready) }}})
+		SnapshotBlocks: 1 << 62, Ready: func() { close(ready) }})
 	ctx, cancel := context.WithCancel(s.ctx)
 	done := make(chan struct{})
 	go func() {

@@ -327,7 +327,7 @@ func (b *bed) start() (*running, error) {
 	n := node.New(node.Config{
 		ID: "bench", Namespace: b.ns, Snapshots: b.bucket, Shards: b.o.Shards,
 		SnapshotInterval: 1000 * time.Hour, SnapshotBlocks: 1 << 62,
-		Hooks: node.Hooks{Ready: func() { close(isReady) }},
+		Ready: func() { close(isReady) },
 	})
 	ctx, cancel := context.WithCancel(b.ctx)
 	done := make(chan struct{})
