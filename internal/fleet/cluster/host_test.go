@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/logtest"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -39,7 +40,11 @@ func TestHostJoinsAtOnce(t *testing.T) {
 			return strings.HasPrefix(life,
 				"folder.") && life != "folder.2"
 		},
-		Waiting: func() { t.Error("Join waits to detect another process") },
+		Log: logtest.New(func(l logtest.Line) {
+			if strings.HasPrefix(l.Text, "there is a record of a node with this name") {
+				t.Error("Join waits to detect another process")
+			}
+		}),
 		Config: Config{Node: "host", Session: "folder.2", Partitions: 8, Replication: 1, Heartbeat: time.Hour,
 			DeadAfter: 10 * time.Hour, Host: true},
 	})

@@ -1,10 +1,12 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -41,23 +43,12 @@ type MemberConfig struct {
 	// Dead, if not nil, reports whether the process of another session has certainly ended. It overrides the record.
 	Dead func(session string) bool
 
-	// Waiting, if not nil, is called once if Join must wait to detect another process with this name.
-	Waiting func()
-
 	Views *Views // receives each new view; nil: the member has its own Views
 
-	// Viewed, if not nil, is called with each new view, from the goroutine of Run.
-	Viewed func(*View)
+	// Recreate, if not nil, recreates a deleted bucket.
+	Recreate func(context.Context) error
 
-	// Recreate, if not nil, recreates a deleted bucket. Recreated, if not nil, is called with the result.
-	Recreate  func(context.Context) error
-	Recreated func(error)
-
-	// Unreadable, if not nil, is called if the member's record is unreadable. The member rewrites the record.
-	Unreadable func(error)
-
-	// Trouble, if not nil, is called with an error in the member's heartbeats, and with nil after recovery.
-	Trouble func(error)
+	Log *slog.Logger // nil: nothing is logged
 }
 
 // Views has the current view of a member, for components from before the member. Views is safe for concurrent use.
@@ -82,6 +73,7 @@ type Member struct {
 	rival    *rival // nil: the last write found no rival
 	views    *Views
 	asked    chan chan struct{} // of Announce: closed after the write of the record
+	reported reported
 }
 
 // rival is the record of another session in place of this node's record. Only a record that changes proves that its
@@ -113,6 +105,7 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 	if err != nil {
 		return nil, fmt.Errorf("node name: %w", err)
 	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	m := &Member{cfg: cfg, machine: New(cfg.Config), key: key, views: cfg.Views, asked: make(chan chan struct{})}
 	if m.views == nil {
 		m.views = NewViews(cfg.Config)
@@ -134,9 +127,9 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 			m.revision = entry.Revision
 			return m, m.begin(ctx)
 		case first == nil:
-			if first = &entry; cfg.Waiting != nil {
-				cfg.Waiting()
-			}
+			first = &entry
+			cfg.Log.Info("there is a record of a node with this name; it is looked whether that lives", "node", cfg.Node,
+				"for", cfg.DeadAfter)
 		case entry.Revision < first.Revision: // the bucket was restored from an earlier state
 			first, silent = &entry, silence{at: time.Now()}
 		case entry.Revision != first.Revision && !readable(&entry):
@@ -234,9 +227,8 @@ func (m *Member) write(ctx context.Context, s Advertisement, leave bool) error {
 	case !ok:
 		m.revision = entry.Revision
 		err = fmt.Errorf("node %s: the record in bucket %s is unreadable: %w", m.cfg.Node, m.cfg.Bucket.Name(), err)
-		if m.cfg.Unreadable != nil {
-			m.cfg.Unreadable(err)
-		}
+		m.cfg.Log.Warn("this node's record cannot be read; it is written again", "error", err, "what_to_do",
+			"see who but nodes may write to the bucket of nodes: indexer auth example prints what each user needs")
 	case there.Session == m.cfg.Session: // a late write of this member
 		m.revision = entry.Revision
 	case entry.Revision < m.revision:
@@ -316,9 +308,7 @@ func (m *Member) receive(text []byte) {
 func (m *Member) show() *View {
 	view := m.machine.View()
 	m.views.now.Store(view)
-	if m.cfg.Viewed != nil {
-		m.cfg.Viewed(view)
-	}
+	m.reportView(view)
 	return view
 }
 
@@ -390,9 +380,7 @@ func (m *Member) Run(ctx context.Context) error {
 			look, unread = m.look(working, acked)
 			err = errors.Join(err, unread)
 		}
-		if m.cfg.Trouble != nil && (err != nil || troubled) {
-			m.cfg.Trouble(err)
-		}
+		m.reportTrouble(err)
 		if err != nil {
 			m.recreate(working)
 		}
@@ -443,12 +431,7 @@ func (m *Member) recreate(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.DeadAfter)
 	defer cancel()
-	if !m.cfg.Bucket.Gone(ctx) {
-		return
-	}
-	if err := m.cfg.Recreate(ctx); m.cfg.Recreated != nil {
-		m.cfg.Recreated(err)
-	}
+	m.cfg.Bucket.RecreateIfGone(ctx, m.cfg.Recreate, m.cfg.Log, "nodes")
 }
 
 // remove deletes the record, so other nodes need not detect the end of this node.

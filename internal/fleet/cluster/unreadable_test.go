@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/base/logtest"
 )
 
 // TestUnreadableRecord replaces a node's record, and adds records, with values of no live process. The node rewrites
@@ -108,9 +110,14 @@ func TestJoinOverUnreadableRecord(t *testing.T) {
 		}
 	}
 	put()
-	m, err := Join(ctx, MemberConfig{Namespace: ns, Bucket: bucket, Keeper: &shelf{}, Waiting: put, Config: Config{
-		Node: "a", Session: "1", Partitions: 8, Replication: 1, Heartbeat: 20 * time.Millisecond,
-		DeadAfter: 200 * time.Millisecond}})
+	m, err := Join(ctx, MemberConfig{Namespace: ns, Bucket: bucket, Keeper: &shelf{},
+		Log: logtest.New(func(l logtest.Line) {
+			if strings.HasPrefix(l.Text, "there is a record of a node with this name") {
+				put()
+			}
+		}),
+		Config: Config{Node: "a", Session: "1", Partitions: 8, Replication: 1, Heartbeat: 20 * time.Millisecond,
+			DeadAfter: 200 * time.Millisecond}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -58,8 +58,8 @@ func (v *View) Fit(p events.Partition) int {
 // each node does. For a moment two nodes may write; the writes are fenced.
 func (v *View) Writes(p events.Partition) bool { return v.Writer[p] == "" || v.Writer[p] == v.node }
 
-// MayServe reports whether a partition may have workers of a model: a node that serves it has announced the model or
-// cannot list all models, or no node is known to serve the partition.
+// MayServe reports whether a partition may have workers of a model: a serving node has announced the model or
+// cannot list all models, or the partition has no known serving node.
 func (v *View) MayServe(p events.Partition, model string) bool {
 	served := false
 	for i := -1; i < len(v.Peers); i++ {

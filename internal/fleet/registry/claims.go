@@ -206,11 +206,11 @@ func (r *Registry) requireClaims(required bool) (calls []func()) {
 	withheld := r.withhold(func(Worker) bool { return true })
 	r.admit(func(Worker) bool { return true })
 	r.notify() // names count or stop counting as models
-	return append(r.report(withheld), r.cfg.Hooks.ClaimsChanged)
+	return append(r.report(withheld), r.cfg.ClaimsChanged)
 }
 
-// claimsOf updates the claims of a worker. claimsOf reports whether different leases count, and returns hook calls. The
-// caller holds r.mu.
+// claimsOf updates the claims of a worker. claimsOf reports whether different leases count, and returns the calls that
+// follow without the lock. The caller holds r.mu.
 func (r *Registry) claimsOf(instance events.WorkerID) (changed bool, calls []func()) {
 	models := slices.Sorted(maps.Keys(r.claims.known[instance]))
 	before, _ := r.claims.models.Load(instance)
@@ -232,7 +232,7 @@ func (r *Registry) claimsOf(instance events.WorkerID) (changed bool, calls []fun
 		withheld = r.withhold(of)
 	}
 	r.admit(of)
-	return true, append(r.report(withheld), r.cfg.Hooks.ClaimsChanged) // names that are not models count too
+	return true, append(r.report(withheld), r.cfg.ClaimsChanged) // names that are not models count too
 }
 
 // admit registers the ranks of matching leases that now count. The caller holds r.mu.
@@ -259,13 +259,13 @@ func (r *Registry) withhold(of func(Worker) bool) (list []Worker) {
 	return list
 }
 
-// report returns the hook calls for leases that do not count, one per worker. The caller holds r.mu.
+// report returns the calls that log leases without a claim, one per worker. The caller holds r.mu.
 func (r *Registry) report(unclaimed []Worker) (calls []func()) {
 	for _, w := range unclaimed {
 		instance, now := w.Record.Instance, r.now()
 		if last, known := r.claims.reported.Get(instance); !known || now-last >= unclaimedLog {
 			r.claims.reported.Add(instance, now)
-			calls = append(calls, func() { r.cfg.Hooks.Unclaimed(w.Record) })
+			calls = append(calls, func() { r.logUnclaimed(w.Record) })
 		}
 	}
 	return calls

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/logtest"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
@@ -25,16 +26,18 @@ type claiming struct {
 	*testing.T
 	*Registry
 	revision  uint64
-	unclaimed []string // leases reported by the hook
+	unclaimed []string // logged leases
 	changes   int      // calls of ClaimsChanged
 }
 
 func newClaiming(t *testing.T) *claiming {
 	c := &claiming{T: t}
-	c.Registry = New(Config{Namespace: &jetstream.Namespace{}, Hooks: Hooks{
-		Unclaimed:     func(r Record) { c.unclaimed = append(c.unclaimed, r.Key().String()+" "+r.Model) },
-		ClaimsChanged: func() { c.changes++ },
-	}})
+	c.Registry = New(Config{Namespace: &jetstream.Namespace{}, ClaimsChanged: func() { c.changes++ },
+		Log: logtest.New(func(l logtest.Line) {
+			if strings.HasPrefix(l.Text, "a worker's lease is ignored") {
+				c.unclaimed = append(c.unclaimed, fmt.Sprint(l.Attrs["worker"], " ", l.Attrs["model"]))
+			}
+		})})
 	c.observe(jetstream.Watched{Anew: true})
 	c.observe(jetstream.Watched{Current: true})
 	return c

@@ -26,8 +26,8 @@ func newExpired() expired {
 	return expired{last}
 }
 
-// note processes a written record. renewed is the time of the previous record; zero means unknown. A lease that its
-// shim ended after a stop request is not remembered, because nothing is wrong.
+// note processes a written record. renewed is the time of the previous record; zero means unknown. The end of a lease
+// by a stopped shim is not recorded.
 func (x expired) note(key events.RankKey, r Record, renewed, written time.Time) {
 	if r.State != Expired || r.endedByShim() {
 		x.last.Remove(key)

@@ -195,7 +195,7 @@ func (l *Lease) haste() time.Duration {
 // expires: a restarted shim takes it over. If the lease had expired, Keep acquires the lease again and calls lost
 // twice: at once, and at the next renewal. By then, a pending clear is in the log or never will be.
 //
-// It returns [ErrTaken] if another holder has taken the lease, and an error that wraps [jetstream.ErrDenied] without
+// Keep returns [ErrTaken] after a take-over by another holder, and an error that wraps [jetstream.ErrDenied] without
 // the permission to write the bucket.
 func (l *Lease) Keep(ctx context.Context, lost func()) error {
 	every := l.record.Lease() / 3
@@ -249,11 +249,11 @@ const claimAgain = 10 * time.Second
 
 // End ends the lease early, because the engine is gone: a node then clears the rank's blocks and deletes the record.
 // stopped reports a stop request to the shim: such an end is expected, and nodes forget the worker. Keep's context must
-// be done. A lease that another shim has taken over stays.
+// be done. The lease of another shim stays.
 func (l *Lease) End(ctx context.Context, stopped bool) error { return l.last(ctx, Expired, stopped) }
 
-// Leave records in the lease that the shim stops while the engine continues. The lease stays until it expires or
-// another shim takes it over. Keep's context must be done.
+// Leave records in the lease that the shim stops while the engine continues. The lease stays until the expiry or a
+// take-over by another shim. Keep's context must be done.
 func (l *Lease) Leave(ctx context.Context) error { return l.last(ctx, Held, true) }
 
 // last writes the record for the last time. A cancelled renewal of Keep may still arrive, so a conflict with the shim's
@@ -341,7 +341,7 @@ func (l *Lease) renew(ctx context.Context, revision uint64) (next uint64, expire
 const maxNames = 48
 
 // claimNames claims the further names of the record's model, and deletes the claims of removed names. The next renewal
-// retries failures. A name that the NATS server refused is retried when the lease is taken again.
+// retries failures. A refused name is retried with the next lease.
 func (l *Lease) claimNames(ctx context.Context, taken bool) {
 	l.mu.Lock()
 	var names []string

@@ -169,7 +169,8 @@ func (r *Registry) Declare(ctx context.Context, w *api.WorkerRegistration) (*api
 		if err != nil {
 			return nil, err
 		}
-		r.cfg.Hooks.Replaced(old, w.Instance)
+		r.cfg.Log.Info("a worker is registered at the serving address of another, which is removed", "worker", w.Instance,
+			"removed", old)
 	}
 	return worker, nil
 }

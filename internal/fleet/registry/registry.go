@@ -2,8 +2,10 @@ package registry
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -12,7 +14,6 @@ import (
 
 	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/kvatlas/kvatlas/internal/base/dial"
-	"github.com/kvatlas/kvatlas/internal/base/hooks"
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
@@ -56,28 +57,10 @@ type Config struct {
 	// worker stay. nil: no blocks.
 	Holds func(context.Context, events.WorkerID) (bool, error)
 
-	Hooks Hooks
-}
-
-// Hooks report events, from the registry's goroutines. A nil hook is ignored. They must not block.
-type Hooks struct {
-	Expired   func(r Record)                      // marked by this node; Shim: why the engine is gone
-	Cleared   func(r Record)                      // this node has written the clear to the log
-	Failed    func(key events.RankKey, err error) // the end of a lease failed; the node retries
-	Bad       func(key string, err error)         // an unreadable record (one a second); nothing is cleared
-	Skipped   func(key events.RankKey, err error) // a skipped registration; called once for each cause
-	Unclaimed func(r Record)                      // a lease is ignored: the model of the worker is not claimed
-	Watch     func(err error)                     // the bucket cannot be watched; nil: the watch resumed
-	Unused    func(key events.RankKey, why error) // an unused part of a record, such as an address
-	Recreated func(err error)                     // the deleted bucket was recreated, or an error
-	// n records of the deleted bucket were written into the new one
-	Refilled func(n int)
-
-	// Replaced: a declaration at the serving address of another worker has removed that worker.
-	Replaced func(old, by events.WorkerID)
-
-	// ClaimsChanged: the result of Registry.Claimed may have changed
+	// ClaimsChanged is called when the result of Registry.Claimed may have changed. It must not block. nil: not called.
 	ClaimsChanged func()
+
+	Log *slog.Logger // nil: nothing is logged
 }
 
 // Worker is the registered state of a rank.
@@ -160,7 +143,10 @@ func New(cfg Config) *Registry {
 	if cfg.Mine == nil {
 		cfg.Mine = func(events.Partition) bool { return true }
 	}
-	hooks.Fill(&cfg.Hooks)
+	if cfg.ClaimsChanged == nil {
+		cfg.ClaimsChanged = func() {}
+	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	ended, _ := lru.New[events.WorkerID, struct{}](maxEnded) // an error means a size that is not positive
 	return &Registry{
 		ended: ended, expired: newExpired(),
@@ -321,15 +307,15 @@ func (r *Registry) observe(u jetstream.Watched) {
 	}
 }
 
-// effects are what an update of the watch leads to.
+// effects are the results of an update of the watch.
 type effects struct {
 	changed bool     // workers, or the state of some
-	calls   []func() // of hooks
+	calls   []func() // for the time when the lock is free: log lines, and Config.ClaimsChanged
 }
 
-func (e *effects) call(hook func()) { e.calls = append(e.calls, hook) }
+func (e *effects) call(f func()) { e.calls = append(e.calls, f) }
 
-// apply applies an update of the watch, and returns the calls of hooks.
+// apply applies an update of the watch, and returns the calls that follow without the lock.
 func (r *Registry) apply(u jetstream.Watched) []func() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -337,12 +323,12 @@ func (r *Registry) apply(u jetstream.Watched) []func() {
 	if u.Err != nil {
 		r.machine.Broken()
 		r.down = true
-		return []func(){func() { r.cfg.Hooks.Watch(u.Err) }}
+		return []func(){func() { r.logWatch(u.Err) }}
 	}
 	if r.down {
 		r.down = false
 		r.machine.Resumed()
-		out.call(func() { r.cfg.Hooks.Watch(nil) })
+		out.call(func() { r.logWatch(nil) })
 	}
 	if u.Anew {
 		r.beginListing(u.Epoch)
@@ -372,7 +358,7 @@ func (r *Registry) beginListing(epoch time.Time) {
 	clear(r.claims.surplus)
 }
 
-// endListing removes the entries that were known before a listing and are not in it.
+// endListing removes known entries that are missing in a listing.
 func (r *Registry) endListing(out *effects) {
 	for _, key := range r.machine.Current() {
 		if w, there := r.leased(key); there && !r.refills(w) {
@@ -406,7 +392,7 @@ func (r *Registry) applyEntry(e jetstream.Entry, out *effects) {
 		r.applyOperator(e, out)
 	case key.Rank >= events.MaxRanks:
 		if !e.Deleted && r.skipped.rank(key, e.Written) {
-			out.call(func() { r.cfg.Hooks.Skipped(key, errOtherRank) })
+			out.call(func() { r.logSkipped(key, errOtherRank) })
 		}
 	case e.Deleted:
 		r.mark(e)
@@ -442,7 +428,7 @@ func (r *Registry) applyClaims(instance events.WorkerID, out *effects) {
 // unreadable counts an entry that cannot be read.
 func (r *Registry) unreadable(key string, err error, out *effects) {
 	if r.skipped.unreadable(time.Now()) {
-		out.call(func() { r.cfg.Hooks.Bad(key, err) })
+		out.call(func() { r.logUnreadable(key, err) })
 	}
 }
 
@@ -495,7 +481,7 @@ func (r *Registry) applyLease(p events.Partition, key events.RankKey, e jetstrea
 	if err := r.otherSize(&record); err != nil {
 		r.skipped.sizes++
 		if !there || r.otherSize(&before.Record) == nil {
-			out.call(func() { r.cfg.Hooks.Skipped(key, err) })
+			out.call(func() { r.logSkipped(key, err) })
 		}
 	}
 	r.machine.Seen(record, e.Revision, r.now())
@@ -510,7 +496,7 @@ func (r *Registry) applyLease(p events.Partition, key events.RankKey, e jetstrea
 		w.address, _ = dial.ServingAddress(record.Worker.Endpoint)
 	}
 	if w.skipped = r.cfg.Screen.screen(&record); w.skipped != nil {
-		out.call(func() { r.cfg.Hooks.Unused(key, w.skipped) })
+		out.call(func() { r.logUnused(key, w.skipped) })
 	}
 	if !r.claims.allows(key.Instance, record.Model) {
 		if there {

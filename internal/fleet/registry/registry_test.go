@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/logtest"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -26,7 +27,9 @@ type site struct {
 	ns     *jetstream.Namespace
 	bucket *jetstream.Bucket
 	nodes  []*Registry
-	mended chan error
+	mended chan struct{} // has an element for each recreation of the bucket
+
+	replaced []string // declared workers, by the calls of the test
 
 	mu      sync.Mutex
 	cleared []events.WorkerID
@@ -42,7 +45,7 @@ func newSite(t *testing.T) *site {
 func newSiteOn(t *testing.T, on natsserver.Options, as jetstream.ConnOptions) *site {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 	t.Cleanup(cancel)
-	s := &site{T: t, ctx: ctx, mended: make(chan error, 100), hanging: make(chan struct{}, 1)}
+	s := &site{T: t, ctx: ctx, mended: make(chan struct{}, 100), hanging: make(chan struct{}, 1)}
 	on.Dir, on.SyncInterval = t.TempDir(), time.Minute
 	server, err := natsserver.Start(ctx, on)
 	s.must(err)
@@ -83,7 +86,14 @@ func newSiteOn(t *testing.T, on natsserver.Options, as jetstream.ConnOptions) *s
 				}
 				return err
 			},
-			Hooks: Hooks{Recreated: func(err error) { s.mended <- err }},
+			Log: logtest.New(func(l logtest.Line) {
+				switch l.Text {
+				case "the bucket of workers' registrations was gone; it is made anew":
+					s.mended <- struct{}{}
+				case "a worker is registered at the serving address of another, which is removed":
+					s.replaced = append(s.replaced, fmt.Sprint(l.Attrs["removed"], " by ", l.Attrs["worker"]))
+				}
+			}),
 		})
 		running, end := context.WithCancel(ctx)
 		done := make(chan struct{})
@@ -173,9 +183,7 @@ func TestLostBucketOfWorkers(t *testing.T) {
 	s.until("both are known", func() bool { return s.know("dies-1", "lives") })
 	end()
 	s.admin("DELETE")
-	for err := <-s.mended; err != nil; err = <-s.mended { // with retries
-		s.Log(err)
-	}
+	<-s.mended
 	s.until("the worker that died with the bucket is cleared", func() bool { return s.wasCleared("dies-1") })
 	s.until("the live worker is registered", func() bool { return s.know("lives") })
 

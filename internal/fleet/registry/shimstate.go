@@ -126,8 +126,7 @@ func (r *Registry) MarkAnswer(a *api.Answer) { r.impaired.mark(a) }
 // maxNamed is the maximum number of ranks that a problem or note names.
 const maxNamed = 5
 
-// goneLong is the time after which a gone engine is a problem. Until then it may be starting, which takes minutes with
-// a large model.
+// goneLong is the time after which a gone engine is a problem. A start takes minutes with a large model.
 const goneLong = 10 * time.Minute
 
 // MarkStatus adds the states of ranks to a status. Only the node that would end the leases reports problems, so a

@@ -75,14 +75,14 @@ func (r *Registry) endLater(ctx context.Context, d Due, end func(context.Context
 	key := d.Record.Key()
 	p, err := r.cfg.Namespace.PartitionOf(key.Instance)
 	if err != nil {
-		r.cfg.Hooks.Failed(key, err)
+		r.logEndFailed(key, err)
 		return
 	}
 	r.ends.add(p, key, func() {
 		ending, cancel := context.WithTimeout(ctx, endTime)
 		defer cancel()
 		if err := end(ending, d); err != nil && ctx.Err() == nil {
-			r.cfg.Hooks.Failed(key, err)
+			r.logEndFailed(key, err)
 		}
 	})
 }
@@ -102,9 +102,7 @@ func (r *Registry) recreate(ctx context.Context) {
 	r.mu.Unlock()
 	if down && r.cfg.Recreate != nil {
 		recreating, cancel := context.WithTimeout(ctx, endTime)
-		if r.cfg.Bucket.Gone(recreating) {
-			r.cfg.Hooks.Recreated(r.cfg.Recreate(recreating))
-		}
+		r.cfg.Bucket.RecreateIfGone(recreating, r.cfg.Recreate, r.cfg.Log, "workers' registrations")
 		cancel()
 	}
 	if len(lost) == 0 {
@@ -130,7 +128,7 @@ func (r *Registry) recreate(ctx context.Context) {
 		})
 	}
 	_ = all.Wait()
-	r.cfg.Hooks.Refilled(int(written.Load()))
+	r.cfg.Log.Info("registrations of the bucket that was gone are written again", "workers", int(written.Load()))
 }
 
 // endMissing ends the leases of records that disappeared without a mark, after a live shim would have written again. A
@@ -159,8 +157,8 @@ func (r *Registry) endMissing(ctx context.Context) {
 // endTime is the time limit of an attempt to end a lease.
 const endTime = 10 * time.Second
 
-// endShown is the time for which the record of a lease that its shim ended stays. The bucket keeps only the last value
-// of a key: a watch that sees only the deletion would consider the lease expired.
+// endShown is the time between the end of a lease by a shim and the deletion of the record. The bucket keeps only the
+// last value of a key: a watch with the deletion alone would consider the lease expired.
 const endShown = 500 * time.Millisecond
 
 // end ends a due lease, unless another node does.
@@ -183,7 +181,7 @@ func (r *Registry) end(ctx context.Context, d Due) error {
 		if err != nil {
 			return err
 		}
-		r.cfg.Hooks.Expired(record)
+		r.logExpired(record)
 	}
 	stopped := false
 	still := func(ctx context.Context) (bool, error) {
@@ -208,7 +206,7 @@ func (r *Registry) end(ctx context.Context, d Due) error {
 		return nil // the shim is back
 	}
 	if err == nil {
-		r.cfg.Hooks.Cleared(record)
+		r.cfg.Log.Info("a worker is gone; what it held is cleared", "worker", record.Key())
 	}
 	return err
 }

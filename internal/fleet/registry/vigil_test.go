@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/dial"
+	"github.com/kvatlas/kvatlas/internal/base/logtest"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -45,14 +46,18 @@ type watchful struct {
 	*site
 	absence
 	node *Registry
-	ends chan Record // leases that the node has ended
+	ends chan logtest.Line // about leases that the node has ended
 }
 
 func newWatchful(t *testing.T) *watchful {
 	w := &watchful{site: newSite(t), absence: absence{ranks: map[events.RankKey]bool{}},
-		ends: make(chan Record, 100)}
+		ends: make(chan logtest.Line, 100)}
 	w.node = New(Config{Namespace: w.ns, Bucket: w.bucket, Absent: w.absence.of, Clear: w.nodes[0].cfg.Clear,
-		Hooks: Hooks{Expired: func(r Record) { w.ends <- r }}})
+		Log: logtest.New(func(l logtest.Line) {
+			if l.Text == "a worker's engine is gone; its lease is ended" || l.Text == "a worker's lease has expired" {
+				w.ends <- l
+			}
+		})})
 	running, stop := context.WithCancel(w.ctx)
 	done := make(chan struct{})
 	go func() {
@@ -132,9 +137,9 @@ func TestDeadAddress(t *testing.T) {
 			t.Errorf("the node lists %+v", list)
 		}
 	}
-	if s := (<-w.ends).Shim; s == nil || s.Engine != api.EngineGone ||
-		!strings.Contains(s.Why, "its shim has left NATS, and its serving address "+dead.Addr().String()+" refuses") {
-		t.Errorf("the reason is %+v", s)
+	if l := <-w.ends; !strings.Contains(fmt.Sprint(l.Attrs["why"]),
+		"its shim has left NATS, and its serving address "+dead.Addr().String()+" refuses") {
+		t.Errorf("the line is %+v", l)
 	}
 	if w.wasCleared("shimless") || w.wasCleared("served") {
 		t.Error("a worker with an accepting address or with a shim was cleared")

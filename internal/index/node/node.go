@@ -105,7 +105,8 @@ type Metrics interface {
 
 type noMetrics struct{}
 
-func (noMetrics) Stage(context.Context, string, time.Duration)                       {}
+func (noMetrics) Stage(context.Context, string, time.Duration) {}
+
 func (noMetrics) AppliedTraced(events.Partition, []jetstream.Message, time.Duration) {}
 
 // Restored says from what a partition was restored.
@@ -189,7 +190,8 @@ func New(cfg Config) *Node {
 	cfg.CapacityCheck = cmp.Or(max(cfg.CapacityCheck, 0), 5*time.Second)
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	cfg.Metrics = cmp.Or[Metrics](cfg.Metrics, noMetrics{})
-	n := &Node{cfg: cfg, outages: newOutages(cfg.Log), l3: newL3(cfg.L3), modelsChanged: make(chan struct{}, 1), started: time.Now()}
+	n := &Node{cfg: cfg, outages: newOutages(cfg.Log), l3: newL3(cfg.L3), modelsChanged: make(chan struct{}, 1),
+		started: time.Now()}
 	partitions := int(cfg.Namespace.Partitions())
 	of := &policy{
 		started: n.started, snapshotInterval: cfg.SnapshotInterval,

@@ -39,7 +39,6 @@ func (s *Server) clusterConfig(ctx context.Context) (cluster.MemberConfig, error
 			return cluster.MemberConfig{}, err
 		}
 	}
-	views := &viewLog{log: s.log}
 	return cluster.MemberConfig{
 		Config: cluster.Config{
 			Node: s.ID, Session: session, Build: s.Version, Zone: s.Zone, Partitions: s.ns.Partitions(),
@@ -48,19 +47,11 @@ func (s *Server) clusterConfig(ctx context.Context) (cluster.MemberConfig, error
 		},
 		Dead: dead, Namespace: s.ns, Bucket: bucket,
 		Drain: s.Drain * 3 / 4, // the rest is for what is under way, and for last snapshots
-		Waiting: func() {
-			s.log.Info("there is a record of a node with this name; it is looked whether that lives", "node", s.ID,
-				"for", memberDeadAfter)
-		},
 		Recreate: func(ctx context.Context) error {
 			_, err := s.ns.EnsureNodes(ctx, memberRecord)
 			return err
 		},
-		Recreated: func(err error) { bucketRecreated(s.log, "nodes", err) }, Trouble: views.trouble, Viewed: views.viewed,
-		Unreadable: func(err error) {
-			s.log.Warn("this node's record cannot be read; it is written again", "error", err, "what_to_do",
-				"see who but nodes may write to the bucket of nodes: indexer auth example prints what each user needs")
-		},
+		Log: s.log,
 	}, nil
 }
 

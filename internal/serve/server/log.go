@@ -2,11 +2,9 @@ package server
 
 import (
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/faces/compat"
-	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -39,70 +37,6 @@ func superviseHooks(log *slog.Logger) natsserver.SuperviseHooks {
 	}
 }
 
-// viewLog makes log lines of what changes from view to view.
-type viewLog struct {
-	log   *slog.Logger
-	peers []string
-	owned string
-	said  []string
-
-	unheard bool
-}
-
-// bucketRecreated tells that a bucket was gone.
-func bucketRecreated(log *slog.Logger, bucket string, err error) {
-	if err != nil {
-		log.Error("the bucket of "+bucket+" is gone and could not be made anew; it is tried again", "error", err,
-			"what_to_do", "see that NATS has room and quorum, and that this user may make buckets")
-	} else {
-		log.Warn("the bucket of " + bucket + " was gone; it is made anew")
-	}
-}
-
-// trouble tells what keeps the others from hearing this node, or that they hear it again.
-func (t *viewLog) trouble(err error) {
-	switch {
-	case err == nil && t.unheard:
-		t.unheard = false
-		t.log.Info("the other nodes hear this one again")
-	case err != nil && !t.unheard && len(t.peers) > 0:
-		t.unheard = true
-		t.log.Warn("the other nodes do not hear this one; it is tried again", "error", err, "what_to_do",
-			"see that NATS has room and that more than half of its servers are up; queries are answered meanwhile")
-	}
-}
-
-func (t *viewLog) viewed(v *cluster.View) {
-	var peers []string
-	for i := range v.Peers {
-		peers = append(peers, v.Peers[i].Node)
-	}
-	for _, name := range peers {
-		if !slices.Contains(t.peers, name) {
-			t.log.Info("a node is there", "node", name)
-		}
-	}
-	for _, name := range t.peers {
-		if !slices.Contains(peers, name) {
-			t.log.Info("a node is gone", "node", name)
-		}
-	}
-	for _, problem := range v.Problems {
-		if !slices.Contains(t.said, problem) {
-			t.log.Warn(problem, "what_to_do", "give all nodes of the namespace one version and one --partitions")
-		}
-	}
-	if owned := v.Owned.String(); owned != t.owned {
-		if t.owned == "" {
-			t.log.Info("this node keeps partitions", "partitions", owned)
-		} else {
-			t.log.Info("this node keeps other partitions", "partitions", owned, "before", t.owned)
-		}
-		t.owned = owned
-	}
-	t.peers, t.said = peers, v.Problems
-}
-
 // modelHooks make log lines of what happens to the records of models and of the namespace.
 func modelHooks(log *slog.Logger, changed func()) jetstream.ModelHooks {
 	return jetstream.ModelHooks{
@@ -118,61 +52,6 @@ func modelHooks(log *slog.Logger, changed func()) jetstream.ModelHooks {
 		Failed: func(err error) {
 			log.Warn("the namespace's record is lost and cannot be written yet; it is tried again", "error", err,
 				"what_to_do", "see that NATS answers and has room; until then no node can start")
-		},
-	}
-}
-
-// registryHooks make log lines of what happens to workers' registrations. claimsChanged is called when model claims
-// have changed.
-func registryHooks(log *slog.Logger, claimsChanged func()) registry.Hooks {
-	return registry.Hooks{
-		ClaimsChanged: claimsChanged,
-		Unclaimed: func(r registry.Record) {
-			log.Warn("a worker's lease is ignored: the worker has not claimed the model that the lease names", "worker",
-				r.Key(), "model", r.Model, "host", r.Holder.Host, "pid", r.Holder.PID, "what_to_do", registry.ClaimRemedy)
-		},
-		Expired: func(r registry.Record) {
-			args := []any{"worker", r.Key(), "lease", r.Lease(), "host", r.Holder.Host, "pid", r.Holder.PID}
-			if r.Shim != nil && r.Shim.Engine == api.EngineGone {
-				log.Warn("a worker's engine is gone; its lease is ended", append(args, "why", r.Shim.Why)...)
-				return
-			}
-			log.Warn("a worker's lease has expired", args...)
-		},
-		Cleared: func(r registry.Record) {
-			log.Info("a worker is gone; what it held is cleared", "worker", r.Key())
-		},
-		Failed: func(key events.RankKey, err error) {
-			log.Warn("a worker that is gone is not cleared yet", "worker", key, "error", err, "what_to_do",
-				"see that NATS answers and has room; it is tried again")
-		},
-		Bad: func(key string, err error) {
-			log.Warn("a worker's registration cannot be read", "key", key, "error", err, "what_to_do",
-				"give indexers the release that the shims have, or a later one; see that nobody else writes to the bucket")
-		},
-		Unused: func(key events.RankKey, why error) {
-			log.Warn("a part of a worker's registration is not used", "worker", key, "error", why, "what_to_do",
-				"register another address, or permit it with --dial-allow or --l3-folder if you trust the worker")
-		},
-		Skipped: func(key events.RankKey, err error) {
-			log.Warn("a registration is skipped", "worker", key, "error", err, "what_to_do",
-				"restart the shim with the registered --block-size and a rank below the limit, or revoke its key")
-		},
-		Replaced: func(old, by events.WorkerID) {
-			log.Info("a worker is registered at the serving address of another, which is removed", "worker", by, "removed",
-				old)
-		},
-		Recreated: func(err error) { bucketRecreated(log, "workers' registrations", err) },
-		Refilled: func(n int) {
-			log.Info("registrations of the bucket that was gone are written again", "workers", n)
-		},
-		Watch: func(err error) {
-			if err != nil {
-				log.Warn("the registrations of workers cannot be watched; nobody is cleared meanwhile", "error",
-					err, "what_to_do", "see that NATS answers and that more than half of its servers are up")
-			} else {
-				log.Info("the registrations of workers are watched again")
-			}
 		},
 	}
 }

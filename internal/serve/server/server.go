@@ -204,7 +204,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	s.registry = registry.New(registry.Config{
 		BlockSize: s.models.BlockSize,
 		Namespace: s.ns, Bucket: st.workers, Recreate: st.recreateWorkers, Began: s.Began,
-		Hooks:  registryHooks(log, func() { s.node.ClaimsChanged() }),
+		ClaimsChanged: func() { s.node.ClaimsChanged() }, Log: log,
 		Screen: s.Screen, Master: s.L3.Master,
 		Mine: func(p events.Partition) bool { return s.views.Now().Writes(p) },
 		Absent: func(ctx context.Context, ranks []events.RankKey) ([]events.RankKey, error) {
@@ -247,7 +247,8 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	s.engines = newEngines(s.Conn, s.Namespace, log)
 	s.loads = load.New(load.Config{Conn: s.Conn, Namespace: s.Namespace,
 		Limits: load.Limits{Requests: s.MaxRequests, Expiry: s.RequestExpiry},
-		Log:    log, Watch: s.observe, Past: s.guesses.Past, Recall: s.guesses.Recall, Memories: []shared.Memory{s.engines.memory()}})
+		Log:    log, Watch: s.observe, Past: s.guesses.Past, Recall: s.guesses.Recall,
+		Memories: []shared.Memory{s.engines.memory()}})
 	s.engines.loads = s.loads
 	s.tokenizers = s.newTokenizers()
 	s.sessions = s.newSessions()
