@@ -106,7 +106,7 @@ func (c *renderer) render(ctx context.Context, t *api.Text) (string, error) {
 			vars[name] = text
 		}
 	}
-	if err := arguments(ctx, vars, t.ChatTemplateKwargs); err != nil {
+	if err := templateArguments(ctx, vars, t.ChatTemplateKwargs); err != nil {
 		return "", err
 	}
 	messages, err := messages(ctx, t.Messages)
@@ -120,6 +120,9 @@ func (c *renderer) render(ctx context.Context, t *api.Text) (string, error) {
 	}
 	if t.AddGenerationPrompt != nil {
 		vars["add_generation_prompt"] = *t.AddGenerationPrompt
+	}
+	if messages, err = c.developers(messages); err != nil {
+		return "", err
 	}
 	vars["messages"] = jinja.List(messages...)
 	if t.ContinueFinalMessage == nil || !*t.ContinueFinalMessage {
@@ -169,8 +172,8 @@ var ownArguments = []string{"messages", "conversation", "tools", "documents", "c
 	"continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
 	"return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs"}
 
-// arguments adds chat_template_kwargs to the variables.
-func arguments(ctx context.Context, vars jinja.Vars, kwargs api.Value) error {
+// templateArguments adds chat_template_kwargs to the variables.
+func templateArguments(ctx context.Context, vars jinja.Vars, kwargs api.Value) error {
 	if kwargs == nil {
 		return nil
 	}
@@ -218,19 +221,15 @@ func message(ctx context.Context, v any) (*jinja.Dict, error) {
 	}
 	out := jinja.NewDict()
 	role, _ := in.Get("role")
-	if role != "system" && role != "user" && role != "assistant" && role != "tool" {
-		return nil, fmt.Errorf("the role is %.40q; engines treat other roles than system, user, assistant and tool "+
-			"differently; %s", fmt.Sprint(role), adviceURL)
+	if !slices.Contains([]any{"system", developer, "user", "assistant", "tool"}, role) {
+		return nil, fmt.Errorf("the role is %.40q; engines treat other roles than system, developer, user, assistant and "+
+			"tool differently; %s", fmt.Sprint(role), adviceURL)
 	}
 	out.Set("role", role)
 	of, _ := in.Get("content")
-	text, err := content(of)
+	text, err := content(of, role == "system")
 	if err != nil {
 		return nil, err
-	}
-	if role == "system" && strings.Contains(text, "x-anthropic-billing-header") {
-		return nil, errors.New("the text has x-anthropic-billing-header, which some engines remove; " +
-			"remove the line, or " + adviceURL)
 	}
 	out.Set("content", text)
 	if role == "assistant" {
@@ -265,62 +264,125 @@ func message(ctx context.Context, v any) (*jinja.Dict, error) {
 	if id, has := in.Get("tool_call_id"); has && role == "tool" {
 		out.Set("tool_call_id", id)
 	}
-	if name, _ := in.Get("name"); name != nil {
-		if _, is := name.(string); is {
-			out.Set("name", name)
+	for _, field := range []string{"name", "task"} {
+		if v, _ := in.Get(field); v != nil {
+			if _, is := v.(string); is {
+				out.Set(field, v)
+			}
 		}
+	}
+	if role == developer {
+		if v, _ := in.Get("tools"); v != nil {
+			return nil, errors.New("a developer message has tools; " + adviceURL)
+		}
+		out.Set("tools", nil)
 	}
 	return out, nil
 }
 
-// content returns a message's content as one text.
-func content(v any) (string, error) {
+// developer is the role of instructions in place of system.
+const developer = "developer"
+
+// developers returns the messages in the form for templates that do not contain the role developer: each developer
+// message is a system message, and all system messages are one message at the front.
+func (c *renderer) developers(messages []any) ([]any, error) {
+	if strings.Contains(c.text, `"developer"`) || strings.Contains(c.text, "'developer'") {
+		return messages, nil
+	}
+	var system []string
+	var others []any
+	some, merge := false, false
+	for i, m := range messages {
+		m := m.(*jinja.Dict)
+		role, _ := m.Get("role")
+		some = some || role == developer
+		if role != developer && role != "system" {
+			others = append(others, m)
+			continue
+		}
+		merge = merge || i > 0 || len(system) > 0
+		if text, _ := m.Get("content"); text != "" {
+			system = append(system, text.(string))
+		}
+	}
+	if !some {
+		return messages, nil
+	}
+	first := jinja.NewDict()
+	first.Set("role", "system")
+	if merge {
+		first.Set("content", strings.Join(system, "\n\n"))
+	} else {
+		only := messages[0].(*jinja.Dict)
+		for _, field := range only.Keys() {
+			if v, _ := only.Get(field); field != "role" && field != "tools" {
+				first.Set(field, v)
+			}
+		}
+	}
+	return append([]any{first}, others...), nil
+}
+
+// billingHeader begins a line of Claude Code that differs in each request. vLLM removes it from system messages.
+const billingHeader = "x-anthropic-billing-header"
+
+// textParts are the fields with the text of a content's part, by its type.
+var textParts = map[any]string{"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal",
+	"thinking": "thinking", "tool_reference": "name"}
+
+// content returns a message's content as one text. Empty parts are dropped.
+func content(v any, system bool) (string, error) {
+	items, is := jinja.Items(v)
 	switch v := v.(type) {
 	case nil:
-		return "", nil
 	case string:
-		return v, nil
+		part := jinja.NewDict()
+		part.Set("type", "text")
+		part.Set("text", v)
+		items = []any{part}
+	default:
+		if !is {
+			return "", errors.New("the content is neither text nor a list")
+		}
 	}
-	items, is := jinja.Items(v)
-	if !is {
-		return "", errors.New("the content is neither text nor a list")
-	}
-	texts := make([]string, len(items))
+	var texts []string
 	for i, item := range items {
 		part, is := item.(*jinja.Dict)
 		if !is {
 			return "", fmt.Errorf("part %d of the content is not an object", i)
 		}
 		kind, _ := part.Get("type")
-		text, _ := part.Get("text")
-		if texts[i], is = text.(string); !is || kind != "text" {
+		of, _ := part.Get(textParts[kind])
+		text, is := of.(string)
+		if uuid, _ := part.Get("uuid"); !is || uuid != nil {
 			return "", fmt.Errorf("part %d of the content is %.40q, not text; %s", i, fmt.Sprint(kind), adviceURL)
+		}
+		if system && kind == "text" && strings.HasPrefix(text, billingHeader) {
+			_, text, _ = strings.Cut(text, "\n")
+		}
+		if text != "" {
+			texts = append(texts, text)
 		}
 	}
 	return strings.Join(texts, "\n"), nil
 }
 
-// fields returns an object with some keys of another, in the given order. Other keys are an error.
+// fields returns an object with some keys of another first, in the given order, and the other keys after them.
 func fields(v any, names ...string) (*jinja.Dict, error) {
 	in, is := v.(*jinja.Dict)
 	if !is {
 		return nil, errors.New("not an object")
 	}
 	out := jinja.NewDict()
-	for _, name := range names {
+	for _, name := range append(names, in.Keys()...) {
 		if v, has := in.Get(name); has {
 			out.Set(name, v)
-		}
-	}
-	for _, name := range in.Keys() {
-		if !slices.Contains(names, name) {
-			return nil, fmt.Errorf("the field %.40q is not supported; %s", name, adviceURL)
 		}
 	}
 	return out, nil
 }
 
-// toolCall returns a tool call with its arguments as an object.
+// toolCall returns a tool call with its arguments as an object. Engines keep further fields, such as index.
 func toolCall(ctx context.Context, v any) (*jinja.Dict, error) {
 	call, err := fields(v, "id", "function", "type")
 	if err != nil {
@@ -335,22 +397,32 @@ func toolCall(ctx context.Context, v any) (*jinja.Dict, error) {
 		return nil, fmt.Errorf("function: %w", err)
 	}
 	given, _ := function.Get("arguments")
-	if text, is := given.(string); is && text != "" {
-		if given, err = jinja.Decode(ctx, []byte(text)); err != nil {
-			return nil, fmt.Errorf("the arguments are not JSON: %w", err)
+	if text, is := given.(string); is {
+		if given, err = arguments(ctx, text); err != nil {
+			return nil, fmt.Errorf("arguments: %w", err)
 		}
-	} else if given == nil || is {
-		given = jinja.NewDict()
 	}
 	if _, is := given.(*jinja.Dict); !is {
-		return nil, errors.New("the arguments are not an object")
+		given = jinja.NewDict()
 	}
 	function.Set("arguments", given)
 	call.Set("function", function)
 	return call, nil
 }
 
-// tools decodes tools in vLLM's form for templates: with all keys, in vLLM's order.
+// arguments decodes the arguments of a tool call. It returns nil for a text that is not JSON, as engines do.
+func arguments(ctx context.Context, text string) (any, error) {
+	switch {
+	case json.Valid([]byte(text)):
+		return jinja.Decode(ctx, []byte(text))
+	case strings.Contains(text, "NaN") || strings.Contains(text, "Infinity"):
+		return nil, errors.New("engines may accept NaN and Infinity; " + adviceURL)
+	}
+	return nil, nil
+}
+
+// tools decodes tools in vLLM's form for templates: with all of vLLM's keys, in its order. vLLM drops other keys, such
+// as cache_control.
 func tools(ctx context.Context, data api.Value) (any, error) {
 	v, err := jinja.Decode(ctx, data)
 	if err != nil {
@@ -373,19 +445,26 @@ func tools(ctx context.Context, data api.Value) (any, error) {
 			return nil, fmt.Errorf("tool %d is not a function", i)
 		}
 		of, _ := tool.Get("function")
-		given, err := fields(of, "name", "description", "parameters", "strict")
+		given, err := fields(of)
 		if err != nil {
 			return nil, fmt.Errorf("tool %d: function: %w", i, err)
 		}
+		deferred, _ := tool.Get("defer_loading")
+		if own, _ := given.Get("defer_loading"); own == nil {
+			given.Set("defer_loading", deferred)
+		}
 		function := jinja.NewDict()
-		for _, name := range []string{"name", "description", "parameters", "strict"} {
-			if v, _ := given.Get(name); v != nil || name != "strict" {
+		for _, name := range []string{"name", "description", "parameters", "strict", "defer_loading"} {
+			if v, _ := given.Get(name); v != nil || name != "strict" && name != "defer_loading" {
 				function.Set(name, v)
 			}
 		}
 		made := jinja.NewDict()
 		made.Set("type", "function")
 		made.Set("function", function)
+		if deferred != nil {
+			made.Set("defer_loading", deferred)
+		}
 		list[i] = made
 	}
 	return jinja.List(list...), nil
