@@ -77,7 +77,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         top = name.split(".")[0]
         if top != self.package and top not in STUBBED:
             return None
-        return importlib.util.spec_from_loader(name, self, is_package=True)
+        module = name in self.real and not self.file(name).endswith("/__init__.py")
+        return importlib.util.spec_from_loader(name, self, is_package=not module)
 
     def create_module(self, spec):
         return None if spec.name in self.real else StubModule(spec.name)

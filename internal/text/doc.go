@@ -1,5 +1,6 @@
 // Package text converts prompts and chats to token ids.
 //
+//   - agents converts requests of OpenAI's Responses API and of Anthropic's Messages API to chats, as vLLM does
 //   - bpe tokenizes text with a tokenizer.json: byte-level BPE, without network
 //   - jinja renders chat templates: the part of Jinja2 that templates use, exactly or not at all
 //   - tokenize asks engines for the tokens of a text, with a time limit, hedges and a cache

@@ -25,7 +25,7 @@ var rendered = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 // collection is the wheel out of which templates are read: trl keeps those that models ship as they are.
 const collection = "trl==1.16.0"
 
-// families are templates of the collection that must be known.
+// families lists the templates of the collection with full support.
 var families = []string{"qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_vl", "qwen3_5_think", "qwen3_5_nothink",
 	"qwen3_6",
 	"llama3", "llama3_1", "llama3_2", "deepseekv3", "deepseek_r1_distill", "gptoss", "glm4moe", "phi3", "lfm2_v2",

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// words are what phrases are made of.
+// words are the parts of random phrases.
 var words = []string{"", "hello", " two words ", "\n",
 	"line\nline\n", "<think>\nwhy\n</think>\n\nanswer", "</think>", "<tool_response>x</tool_response>",
 	"é中文字", "👩‍👧 \u00a0", "<|im_end|>", "{\"a\": 1}", "'quoted' \"twice\" \\n", "\t tab\r\n", "<b>&amp;</b>",

@@ -1,5 +1,5 @@
-// Package tokenize holds internal/text/bpe to Hugging Face's tokenizers, on the vocabularies that it is for, and
-// internal/text/jinja to Jinja2, on models' chat templates, and has indexer tokenizer check
-// compare both with a server of both. Build tag judges; see `make judges`. With -gonja and -harmony it repeats
-// docs/measurements/2026-11-templates.md.
+// Package tokenize compares internal/text with the libraries of engines: internal/text/bpe with Hugging Face's
+// tokenizers, internal/text/jinja with Jinja2 on chat templates of models, and internal/text/agents with vLLM's own
+// conversion of Responses and Messages. It runs indexer tokenizer check against a server of the libraries. Build tag
+// judges; see `make judges`. With -gonja and -harmony it repeats docs/measurements/2026-11-templates.md.
 package tokenize

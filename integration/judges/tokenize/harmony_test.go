@@ -19,7 +19,7 @@ import (
 var harmony = flag.Bool("harmony", false,
 	"compare gpt-oss's template with vLLM too, in the environment of integration/judges/vllm/fetch")
 
-// Chats with gpt-oss. Those whose name begins with "=" are the same text in vLLM and by the template.
+// Chats with gpt-oss. A name with "=" at the front marks an equal text of vLLM and the template.
 var harmonyChats = []struct{ name, request string }{
 	{"=a question", `"messages":[{"role":"user","content":"Hi"}]`},
 	{"=turns", `"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"}]`},
@@ -101,7 +101,7 @@ func TestHarmony(t *testing.T) {
 	}
 }
 
-// apart is what a text has where it begins to differ from another one.
+// apart returns the part of a text at the first difference from another text.
 func apart(a, b string) string {
 	i := 0
 	for i < min(len(a), len(b)) && a[i] == b[i] {
