@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -17,16 +18,8 @@ import (
 func TestSnapshotsNotWritten(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), Listen: "127.0.0.1:0"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Stop()
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	server := natskit.Start(t, natsserver.Options{Listen: "127.0.0.1:0"})
+	conn := natskit.Connect(t, server)
 	namespace := jetstream.NamespaceConfig{Name: "default", Partitions: 4} // without it a dump would fail in any case
 	if _, err := jetstream.JoinNamespace(ctx, conn, namespace); err != nil {
 		t.Fatal(err)

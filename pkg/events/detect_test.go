@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // The messages of every captured publisher identify the engine, at the first message with a sign. All messages are
@@ -46,7 +48,7 @@ func TestEngineIsTold(t *testing.T) {
 // A message without a sign has the same meaning for all engines, so no message waits for the detection.
 func TestMessagesWithoutSigns(t *testing.T) {
 	detected, untold := map[Engine]int{}, 0
-	for seed := range uint64(60) {
+	for seed := range uint64(testkit.Rounds(30)) {
 		c := chooser{rand.New(rand.NewPCG(11, seed)), 1 + int(seed%4)}
 		for i := range 200 {
 			payload := pack(t, c.message())

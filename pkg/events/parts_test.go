@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // decodeParts decodes a message in parts of the given bound, and joins the parts.
@@ -57,7 +58,7 @@ func checkParts(t *testing.T, whole, inParts *Decoder, payload []byte, bound par
 // truncated and damaged.
 func TestPartsTwin(t *testing.T) {
 	parted := 0
-	for seed := range uint64(200) {
+	for seed := range uint64(testkit.Rounds(100)) {
 		c := chooser{rand.New(rand.NewPCG(17, seed)), 1 + int(seed%4)}
 		engine := VLLM + Engine(seed%3)
 		whole, inParts := mustDecoder(t, engine, uint32(c.block)), mustDecoder(t, engine, uint32(c.block))

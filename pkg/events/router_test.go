@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // generic returns a router event as a value for both encoders.
@@ -53,7 +55,7 @@ func generic(rng *rand.Rand) map[string]any {
 // in lists, with equal results.
 func TestRouterFormsAgree(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	for round := range 2000 {
+	for round := range testkit.Rounds(1000) {
 		var values []any
 		var want []RouterEvent
 		for range 1 + rng.IntN(4) {

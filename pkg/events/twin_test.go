@@ -11,8 +11,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/tools/randval"
 	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
+	"github.com/kvatlas/kvatlas/tools/randval"
 )
 
 // naiveDecoder is the naive form of a decoder: rules over the values of another MessagePack library.
@@ -632,7 +634,7 @@ func (n *naiveDecoder) name(v any) (BlockHash, bool) {
 // The decoder and the naive decoder return equal events and skips for all messages.
 func TestDecoderTwin(t *testing.T) {
 	var all SkipCounts
-	for seed := range uint64(60) {
+	for seed := range uint64(testkit.Rounds(40)) {
 		c := chooser{rand.New(rand.NewPCG(9, seed)), 1 + int(seed%4)}
 		engine := VLLM + Engine(seed%2)
 		unsure := seed%10 == 9

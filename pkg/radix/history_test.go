@@ -8,9 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"pgregory.net/rapid"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/tools/twin"
-	"pgregory.net/rapid"
 )
 
 func init() { flag.Set("rapid.seed", "1") } // the same cases in every run; `make explore` draws different cases
@@ -55,7 +57,7 @@ func (t tb) Log(args ...any)                   { t.rt.Log(args...) }
 func (t tb) Fatalf(format string, args ...any) { t.rt.Fatalf(format, args...) }
 
 var (
-	histories = flag.Int("histories", 60, "number of seeded histories of TestLongHistories")
+	histories = flag.Int("histories", testkit.Rounds(30), "number of seeded histories of TestLongHistories")
 	firstSeed = flag.Uint64("seed", 1, "seed of the first; 0 reads the clock")
 )
 
@@ -171,7 +173,7 @@ func TestWindowsOverManyNodes(t *testing.T) {
 // TestWindowsInATree: ranks with windows store, lose and clear blocks of a tree with a wide node and a very long path.
 // After every step the depths equal the twin's, with known and with unknown ends.
 func TestWindowsInATree(t *testing.T) {
-	seed, steps := *firstSeed, 300
+	seed, steps := *firstSeed, testkit.Rounds(160)
 	if seed == 0 {
 		seed = rand.Uint64()
 	}

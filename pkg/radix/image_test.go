@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -80,7 +81,7 @@ func TestImagesRepeat(t *testing.T) {
 // TestBrokenImages: the index rejects or accepts a broken image. In either case it is valid after the ranks are
 // dropped, and other ranks are unchanged.
 func TestBrokenImages(t *testing.T) {
-	refused, n := 0, 2000
+	refused, n := 0, testkit.Rounds(800)
 	if testing.Short() {
 		n = 300
 	}

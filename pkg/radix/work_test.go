@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -74,15 +75,17 @@ func TestSideBySide(t *testing.T) {
 	x := New(Config{})
 	const n, ranks = 2000, 50
 	var ids []RankID
-	for range ranks {
+	var locals [ranks][]events.LocalHash
+	var names [ranks][]events.BlockHash
+	for r := range ranks {
 		ids = append(ids, x.AddRank(0, 16))
+		locals[r], names[r] = chain(uint64(r+1), n)
 	}
 	for i := range n {
 		for r := range ranks {
-			locals, names := chain(uint64(r+1), i+1)
-			e := stored(locals[i:], names[i:])
+			e := stored(locals[r][i:i+1], names[r][i:i+1])
 			if i > 0 {
-				e.HasParent, e.Parent = true, names[i-1]
+				e.HasParent, e.Parent = true, names[r][i-1]
 			}
 			x.Apply(ids[r], 0, []events.Event{e})
 		}
@@ -295,7 +298,7 @@ func TestOrphans(t *testing.T) {
 // TestChurn: a million blocks with changing contents go through a small capacity. The memory stays constant.
 func TestChurn(t *testing.T) {
 	const ranks, rounds = 8, 10
-	capacity, requests := 3000, 1500
+	capacity, requests := 3000, testkit.Rounds(1500)
 	if testing.Short() {
 		capacity, requests = 800, 300
 	}
@@ -335,7 +338,7 @@ func TestChurn(t *testing.T) {
 	}
 }
 
-var requestsWithoutEnd = flag.Int("requests", requestsByDefault, "number of requests of TestRequestsWithoutEnd")
+var requestsWithoutEnd = flag.Int("requests", testkit.Rounds(400_000), "number of requests of TestRequestsWithoutEnd")
 
 // TestRequestsWithoutEnd: unlimited requests go through a small capacity, and no rank is ever cleared. A rank stores
 // the missing blocks of a prompt. The oldest blocks leave, and sometimes any block. Removals are remembered until they

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -16,7 +17,7 @@ import (
 // finds all that anybody serves.
 func TestFleet(t *testing.T) {
 	s := size{nodes: 64, copies: 2, workers: 10_000, partitions: 512}
-	if testing.Short() || underRace { // the detector takes eight times as long, and there is one goroutine
+	if testing.Short() || testkit.Race { // the detector takes eight times as long, and there is one goroutine
 		s = size{nodes: 12, copies: 2, workers: 1000, partitions: 64}
 	}
 	w := newWorld(t, 1, s)

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -59,8 +60,8 @@ func (w *world) rest() {
 // more, everything is where it belongs, and written by one. Half of them have zones, and some of those nodes of a
 // version that knows none.
 func TestRandomly(t *testing.T) {
-	seeds := 80
-	if testing.Short() || underRace {
+	seeds := 40
+	if testing.Short() || testkit.Race {
 		seeds = 20
 	}
 	takes, releases := 0, 0
@@ -98,7 +99,7 @@ func TestLarge(t *testing.T) {
 		w.start(fmt.Sprint("first-", i))
 	}
 	w.untilSettled()
-	for range 10 {
+	for range testkit.Rounds(6) {
 		w.run(w.between(0, 12*beat))
 		w.fault(nodes)
 	}

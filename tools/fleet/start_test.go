@@ -4,13 +4,15 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // TestNodesThatStartOneAfterTheOther: who starts first takes what it is to give away later, and restores of that no
 // more than it comes to before it learns better.
 func TestNodesThatStartOneAfterTheOther(t *testing.T) {
 	s := size{nodes: 64, copies: 2, partitions: 512}
-	if testing.Short() || underRace {
+	if testing.Short() || testkit.Race {
 		s = size{nodes: 12, copies: 2, partitions: 64}
 	}
 	for _, c := range []struct {

@@ -12,12 +12,13 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/fleet/shared"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 var (
 	seed   = flag.Uint64("seed", 18, "of random tests")
-	rounds = flag.Int("rounds", 100, "histories of TestNodes")
+	rounds = flag.Int("rounds", testkit.Rounds(100), "histories of TestNodes")
 )
 
 func rank(i int) events.RankKey {
@@ -262,7 +263,7 @@ func (w *world) run(d time.Duration) {
 	}
 }
 
-// note keeps what a node has said itself and nobody knew yet.
+// note keeps the new changes of a node.
 func (n *simNode) note(w *world) {
 	for key, b := range n.bindings {
 		s := said{b.rank, b.is, b.used, b.ends - w.ttl, n}
@@ -339,8 +340,8 @@ func (w *world) heal() {
 	heap.Init(&w.flight)
 }
 
-// compare holds all nodes to each other, and to what was said. Those that are near their end may be there or not: what
-// came late ends later.
+// compare compares the nodes with each other and with the changes. Entries near their end may be absent: late changes
+// end later.
 func (w *world) compare() error {
 	const near = 700 * time.Millisecond
 	for key, list := range w.said {

@@ -11,29 +11,17 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/logtest"
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 	"github.com/kvatlas/kvatlas/internal/fleet/shared"
+	"github.com/kvatlas/kvatlas/internal/testkit"
+	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
-const patience = 60 * time.Second
-
-func until(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("in vain: %s", what)
-		}
-	}
-}
-
-// TestServices has nodes on one NATS server: a binding reaches the other, and one that starts later.
+// TestServices has nodes on one NATS server: a binding reaches the other node, and a node that starts later.
 func TestServices(t *testing.T) {
-	server, err := natsserver.Start(t.Context(), natsserver.Options{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Stop()
+	t.Parallel()
+	server := natskit.Start(t, natsserver.Options{})
 	start := func() (*Service, func()) {
 		conn, err := jetstream.Connect(t.Context(), jetstream.ConnOptions{Server: server, Wait: true})
 		if err != nil {
@@ -49,9 +37,7 @@ func TestServices(t *testing.T) {
 			if err := conn.NATS().Drain(); err != nil {
 				t.Error(err)
 			}
-			for !conn.NATS().IsClosed() {
-				time.Sleep(time.Millisecond)
-			}
+			testkit.Eventually(t, "the connection is closed", conn.NATS().IsClosed)
 		}
 	}
 	one, stopOne := start()
@@ -59,7 +45,9 @@ func TestServices(t *testing.T) {
 	defer stopTwo()
 	<-one.Ready()
 	<-two.Ready()
-	until(t, "they hear each other", func() bool { return one.Status().Peers == 1 && two.Status().Peers == 1 })
+	testkit.Eventually(t, "the nodes have found each other", func() bool {
+		return one.Status().Peers == 1 && two.Status().Peers == 1
+	})
 	key, where := Key{"m", "s"}, events.RankKey{Instance: "w", Rank: 1}
 	if how, err := one.Bind(key, where, "", true); how != Made || err != nil {
 		t.Fatal(how, err)
@@ -67,12 +55,12 @@ func TestServices(t *testing.T) {
 	bound := func(s *Service, where events.RankKey) func() bool {
 		return func() bool { r, is := s.Get(key); return is && r == where }
 	}
-	until(t, "the other node knows the binding", bound(two, where))
+	testkit.Eventually(t, "the other node knows the binding", bound(two, where))
 	where.Rank = 2
 	if how, err := two.Bind(key, where, "", false); how != Moved || err != nil {
 		t.Fatal(how, err)
 	}
-	stopOne() // and nobody has what it had but two
+	stopOne() // two has the entries
 	three, stopThree := start()
 	defer stopThree()
 	<-three.Ready()
@@ -81,7 +69,7 @@ func TestServices(t *testing.T) {
 	}
 }
 
-// TestBegin: one request initialises a session, others wait for it, or until their deadline.
+// TestBegin: one request initialises a session. Other requests wait for the session, or until a deadline.
 func TestBegin(t *testing.T) {
 	s := New(ServiceConfig{Config: Config{TTL: time.Hour}})
 	key, where := Key{"m", "s"}, events.RankKey{Instance: "w"}
@@ -110,7 +98,7 @@ func TestBegin(t *testing.T) {
 			end()
 		})
 	}
-	end() // the first one has failed: one of the others is next, the rest finds what it has bound
+	end() // the first one has failed: one waiter binds the session for all others
 	waiting.Wait()
 	close(turns)
 	first := 0
@@ -124,7 +112,7 @@ func TestBegin(t *testing.T) {
 	}
 }
 
-// TestWire: bindings read as they were written, and their form stays.
+// TestWire: decoded bindings equal the encoded bindings, and the form stays.
 func TestWire(t *testing.T) {
 	b := binding{key: Key{"m", "s"}, rank: events.RankKey{Instance: "w", Rank: 4}, at: shared.Key{Owner: 7, Seq: 1},
 		is: version{5, 6}, used: version{7, 8}, ends: 9 * time.Second}
@@ -147,7 +135,7 @@ func TestWire(t *testing.T) {
 	}
 }
 
-// FuzzReceive: no message breaks a machine, nor what holds between its fields.
+// FuzzReceive: no message breaks a machine, and the fields keep the invariants.
 func FuzzReceive(f *testing.F) {
 	w := newWorld(*seed, 3, time.Minute)
 	w.run(2 * time.Second)

@@ -13,9 +13,10 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/fleet/shared"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
-var rounds = flag.Int("rounds", 200, "histories of TestReplicas")
+var rounds = flag.Int("rounds", testkit.Rounds(120), "histories of TestReplicas")
 
 // testModels are what histories book in.
 var testModels = []Model{{"m", ""}, {"m", "group"}}

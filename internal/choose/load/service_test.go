@@ -5,15 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/logtest"
+	"github.com/kvatlas/kvatlas/internal/testkit"
+	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
-
-const patience = 60 * time.Second
 
 // fleet is services on one real NATS server.
 type fleet struct {
@@ -42,22 +41,14 @@ func (f *fleet) node() (*Service, func()) {
 		if err := conn.NATS().Drain(); err != nil {
 			f.Errorf("drain: %v", err)
 		}
-		for !conn.NATS().IsClosed() {
-			time.Sleep(time.Millisecond)
-		}
+		testkit.Eventually(f, "the connection is closed", conn.NATS().IsClosed)
 	}
 	return s, stop
 }
 
 func (f *fleet) until(what string, is func() bool) {
 	f.Helper()
-	for !is() {
-		select {
-		case <-time.After(time.Millisecond):
-		case <-f.ctx.Done():
-			f.Fatalf("in vain: %s", what)
-		}
-	}
+	testkit.Eventually(f, what, is)
 }
 
 func (f *fleet) ready(s *Service) {
@@ -70,13 +61,10 @@ func (f *fleet) ready(s *Service) {
 }
 
 func TestThreeNodes(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
-	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Stop()
+	server := natskit.Start(t, natsserver.Options{})
 	f := &fleet{t, ctx, server}
 	m := Model{Name: "org/model 1.0", Group: "a.b"}
 	var nodes []*Service
@@ -189,13 +177,10 @@ func TestThreeNodes(t *testing.T) {
 
 // TestAloneAtOnce has a service that is told that there is nobody else.
 func TestAloneAtOnce(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
-	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Stop()
+	server := natskit.Start(t, natsserver.Options{})
 	f := &fleet{t, ctx, server}
 	s, stop := f.node()
 	s.Alone()

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -111,7 +112,7 @@ func TestTableLikeItsTwin(t *testing.T) {
 	for round := range uint64(8) {
 		t.Run(fmt.Sprint(*seed+round), func(t *testing.T) {
 			t.Parallel()
-			if err := walk(rand.New(rand.NewPCG(*seed+round, 1)), 1500); err != nil {
+			if err := walk(rand.New(rand.NewPCG(*seed+round, 1)), testkit.Rounds(800)); err != nil {
 				t.Error(err)
 			}
 		})

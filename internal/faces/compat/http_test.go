@@ -17,7 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// asked is an indexer that remembers what it was asked.
+// asked is an indexer that records its queries.
 type asked struct {
 	Server
 	queries []*api.Query
@@ -32,7 +32,7 @@ func (a *asked) Find(_ context.Context, q *api.Query) (*api.Answer, error) {
 	return answer, nil
 }
 
-// register is a registration that says how its worker uses a shared store.
+// register is a registration with the use of a shared store.
 func register(l3 string) string {
 	return `{"instance_id":1,"endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":16,"l3":` + l3 + `}`
 }

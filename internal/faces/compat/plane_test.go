@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// planeRouter says what it was asked.
+// planeRouter records its requests.
 type planeRouter struct {
 	api.Router
 	asked string

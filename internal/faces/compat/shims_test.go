@@ -8,9 +8,10 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
+	"github.com/kvatlas/kvatlas/internal/testkit"
+	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
@@ -27,6 +28,7 @@ type shimSite struct {
 
 func newShimSite(t *testing.T) *shimSite {
 	t.Helper()
+	t.Parallel()
 	ctx := t.Context()
 	must := func(err error) {
 		t.Helper()
@@ -34,14 +36,9 @@ func newShimSite(t *testing.T) *shimSite {
 			t.Fatal(err)
 		}
 	}
-	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), SyncInterval: time.Hour,
-		MaxStore: 1 << 30})
-	must(err)
-	t.Cleanup(server.Stop)
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
-	must(err)
-	t.Cleanup(func() { conn.Close() })
+	conn := natskit.Connect(t, natskit.Start(t, natsserver.Options{MaxStore: 1 << 30}))
 	s := &shimSite{T: t}
+	var err error
 	s.ns, err = jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "test", Partitions: 2})
 	must(err)
 	must(s.ns.EnsureStreams(ctx, jetstream.LogConfig{MaxBytes: 64 << 20}))
@@ -74,11 +71,7 @@ func (s *shimSite) start() *Shims {
 
 func (s *shimSite) until(what string, so func() bool) {
 	s.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); !so(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			s.Fatalf("not so within two minutes: %s", what)
-		}
-	}
+	testkit.Eventually(s, what, so)
 }
 
 // keys are the bucket's keys that name the instance and have a value. Claims are not among them: the registry forgets

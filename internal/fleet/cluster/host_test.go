@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/logtest"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -16,7 +17,8 @@ import (
 // folder, under the same name and another, do not delay the node, although no time passes. The record of a live node
 // does.
 func TestHostJoinsAtOnce(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	_, _, ns, bucket := place(t, ctx)
 	write := func(name, life string) {
@@ -74,6 +76,7 @@ func TestHostJoinsAtOnce(t *testing.T) {
 // TestHostAcquiresWithoutWrites has a node without any successful write, as on a full disk, and without other nodes. As
 // the host of the NATS server, the node acquires everything, otherwise nothing.
 func TestHostAcquiresWithoutWrites(t *testing.T) {
+	t.Parallel()
 	for _, host := range []bool{false, true} {
 		m := New(Config{Node: "a", Session: "1", Partitions: 8, Heartbeat: time.Second, DeadAfter: 5 * time.Second,
 			Host: host})

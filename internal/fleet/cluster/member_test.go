@@ -9,15 +9,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
 	"github.com/kvatlas/kvatlas/internal/base/logtest"
+	"github.com/kvatlas/kvatlas/internal/testkit"
+	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
-	"github.com/nats-io/nats.go"
-	natsjs "github.com/nats-io/nats.go/jetstream"
 )
-
-const patience = 4 * time.Minute
 
 // shelf is a keeper with immediate readiness.
 type shelf struct {
@@ -60,12 +61,8 @@ func place(
 			t.Fatal(err)
 		}
 	}
-	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), SyncInterval: time.Minute})
-	must(err)
-	t.Cleanup(server.Stop)
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server, Wait: true})
-	must(err)
-	t.Cleanup(conn.Close)
+	server := natskit.Start(t, natsserver.Options{})
+	conn := natskit.Connect(t, server)
 	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "n", Partitions: 8})
 	must(err)
 	bucket, err := ns.EnsureNodes(ctx, time.Hour)
@@ -75,7 +72,8 @@ func place(
 
 // TestJoinsBeforeOthersCanBeRead joins while reads of all records fail, as in a new NATS cluster.
 func TestJoinsBeforeOthersCanBeRead(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
 	server, _, ns, bucket := place(t, ctx)
 	nc, err := nats.Connect("", nats.InProcessServer(server))
@@ -110,7 +108,8 @@ func TestJoinsBeforeOthersCanBeRead(t *testing.T) {
 
 // TestMembers joins, drains and kills members on a real server, and starts a second member with a live name.
 func TestMembers(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(context.Background(), 3*testkit.Patience)
 	defer cancel()
 	must := func(err error) {
 		t.Helper()
@@ -126,7 +125,7 @@ func TestMembers(t *testing.T) {
 	}
 	// patient returns a member with long time limits for NATS and for other members.
 	patient := func(m *Member) *Member {
-		m.cfg.DeadAfter, m.cfg.Drain = patience, patience
+		m.cfg.DeadAfter, m.cfg.Drain = testkit.Patience, testkit.Patience
 		return m
 	}
 	lives := 0
@@ -154,11 +153,7 @@ func TestMembers(t *testing.T) {
 	}
 	until := func(what string, ok func() bool) {
 		t.Helper()
-		for deadline := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("timeout: %s", what)
-			}
-		}
+		testkit.Eventually(t, what, ok)
 	}
 	a := start("a")
 	until("a has all", func() bool { return a.Ready().Len() == 8 })
@@ -228,7 +223,7 @@ func TestSilence(t *testing.T) {
 // TestUrgentAnnouncements gives two members a heartbeat interval of a day. The members find each other at the start. A
 // member still receives the announcements of the other's workers at once, and none after the other has lost the name.
 func TestUrgentAnnouncements(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
 	_, _, ns, bucket := place(t, ctx)
 	shelves := map[string]*shelf{}
@@ -292,7 +287,8 @@ func TestUrgentAnnouncements(t *testing.T) {
 // TestLostBucketOfNodes deletes the bucket, empties it, and deletes a record, while members live. The records return,
 // the members see each other, and no partition moves.
 func TestLostBucketOfNodes(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(context.Background(), 3*testkit.Patience)
 	defer cancel()
 	must := func(err error) {
 		t.Helper()
@@ -311,7 +307,7 @@ func TestLostBucketOfNodes(t *testing.T) {
 			Namespace: ns, Bucket: bucket, Keeper: s,
 			Config: Config{Node: name, Session: fmt.Sprint(i), Partitions: 8, Replication: 1,
 				Heartbeat: 50 * time.Millisecond,
-				DeadAfter: patience},
+				DeadAfter: testkit.Patience},
 			Recreate: func(ctx context.Context) error {
 				_, err := ns.EnsureNodes(ctx, time.Hour)
 				return err
@@ -340,11 +336,7 @@ func TestLostBucketOfNodes(t *testing.T) {
 	}
 	until := func(what string, ok func() bool) {
 		t.Helper()
-		for deadline := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("timeout: %s", what)
-			}
-		}
+		testkit.Eventually(t, what, ok)
 	}
 	beats := func(name string) uint64 { // the lowest heartbeat of a node in the views of the others
 		least := ^uint64(0)

@@ -9,12 +9,14 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/logtest"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // TestUnreadableRecord replaces a node's record, and adds records, with values of no live process. The node rewrites
 // the record, other nodes continue, and no node ends.
 func TestUnreadableRecord(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*testkit.Patience)
 	defer cancel()
 	_, _, ns, bucket := place(t, ctx)
 	config := func(name, session string) MemberConfig {
@@ -100,7 +102,8 @@ func TestUnreadableRecord(t *testing.T) {
 
 // TestJoinOverUnreadableRecord: an unreadable record that keeps changing does not stop a node from starting.
 func TestJoinOverUnreadableRecord(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
 	_, _, ns, bucket := place(t, ctx)
 	put := func() {

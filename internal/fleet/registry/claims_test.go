@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/logtest"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
@@ -274,7 +275,7 @@ func TestClaimsOfHoldersStay(t *testing.T) {
 // TestClaimsAtRandom compares with the naive rule: a lease counts if claims are not required, or the worker has claimed
 // the model.
 func TestClaimsAtRandom(t *testing.T) {
-	for seed := range uint64(30) {
+	for seed := range uint64(testkit.Rounds(30)) {
 		rng := rand.New(rand.NewPCG(seed, 34))
 		c := newClaiming(t)
 		required := false

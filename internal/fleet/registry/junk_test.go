@@ -9,7 +9,6 @@ import (
 
 // TestJunkIsErased: a node erases meaningless keys that a shim may write, and leaves all other keys.
 func TestJunkIsErased(t *testing.T) {
-	t.Parallel()
 	ns := newSite(t).ns
 	bucket, err := ns.EnsureWorkers(t.Context(), jetstream.BucketConfig{})
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -163,7 +164,7 @@ func TestMissingKeysAreGone(t *testing.T) {
 // TestAtRandom compares with a naive rule: a due lease was not renewed for the whole length, and the bucket was
 // writable at every probe in the meantime.
 func TestAtRandom(t *testing.T) {
-	for seed := range uint64(200) {
+	for seed := range uint64(testkit.Rounds(120)) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		w := newWorld(t)
 		const lease = 8 * time.Second

@@ -10,13 +10,13 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/logtest"
+	"github.com/kvatlas/kvatlas/internal/testkit"
+	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
-
-const patience = 4 * time.Minute
 
 // site has two nodes' registries and some shims on a real server.
 type site struct {
@@ -41,17 +41,15 @@ func newSite(t *testing.T) *site {
 	return newSiteOn(t, natsserver.Options{}, jetstream.ConnOptions{})
 }
 
-// newSiteOn returns a site on a server with the options, and nodes with the connection options.
+// newSiteOn returns a site on a server with the options, and nodes with the connection options. The test is parallel.
 func newSiteOn(t *testing.T, on natsserver.Options, as jetstream.ConnOptions) *site {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(context.Background(), 3*testkit.Patience)
 	t.Cleanup(cancel)
-	s := &site{T: t, ctx: ctx, mended: make(chan struct{}, 100), hanging: make(chan struct{}, 1)}
-	on.Dir, on.SyncInterval = t.TempDir(), time.Minute
-	server, err := natsserver.Start(ctx, on)
-	s.must(err)
-	s.server = server
-	t.Cleanup(server.Stop)
-	as.Server, as.Wait = server, true
+	s := &site{T: t, ctx: ctx, server: natskit.Start(t, on), mended: make(chan struct{}, 100),
+		hanging: make(chan struct{}, 1)}
+	as.Server, as.Wait = s.server, true
+	var err error
 	s.conn, err = jetstream.Connect(ctx, as)
 	s.must(err)
 	t.Cleanup(s.conn.Close)
@@ -145,11 +143,7 @@ func (s *site) admin(verb string) {
 
 func (s *site) until(what string, ok func() bool) {
 	s.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			s.Fatalf("timeout: %s", what)
-		}
-	}
+	testkit.Eventually(s, what, ok)
 }
 
 // know reports whether both nodes have exactly these workers.

@@ -14,11 +14,12 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 var (
 	seed   = flag.Uint64("seed", 1, "of random tests")
-	rounds = flag.Int("rounds", 60, "histories of TestNodes")
+	rounds = flag.Int("rounds", testkit.Rounds(41), "histories of TestNodes")
 )
 
 // counters is a state that nodes change independently: a counter for each node, of which the greater value wins.

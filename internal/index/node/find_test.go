@@ -8,9 +8,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -223,17 +223,8 @@ func TestAnswersHaveDeviceMemory(t *testing.T) {
 // TestFindDropsLapsedPartitions checks a query during which one of two partitions ceases to serve: its rank may have
 // been emptied under the search, so the answer lacks the rank and names the partition.
 func TestFindDropsLapsedPartitions(t *testing.T) {
-	server, err := natsserver.Start(t.Context(), natsserver.Options{Dir: t.TempDir(), Listen: "127.0.0.1:0",
-		SyncInterval: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Stop()
-	conn, err := jetstream.Connect(t.Context(), jetstream.ConnOptions{Server: server, Wait: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	server := natskit.Start(t, natsserver.Options{Listen: "127.0.0.1:0"})
+	conn := natskit.Connect(t, server)
 	ns, err := jetstream.JoinNamespace(t.Context(), conn, jetstream.NamespaceConfig{Name: "test", Partitions: 2})
 	if err != nil {
 		t.Fatal(err)

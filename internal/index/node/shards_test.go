@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"pgregory.net/rapid"
 
+	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -21,17 +21,8 @@ import (
 func TestShardsAnswerAsOne(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
 	defer cancel()
-	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), Listen: "127.0.0.1:0",
-		SyncInterval: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Stop()
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server, Wait: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	server := natskit.Start(t, natsserver.Options{Listen: "127.0.0.1:0"})
+	conn := natskit.Connect(t, server)
 	const partitions = 5
 	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "test", Partitions: partitions})
 	if err != nil {

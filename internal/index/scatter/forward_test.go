@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/rpc"
@@ -160,7 +161,7 @@ func (g *forwarding) ask(t *testing.T, node string, q *api.Query, reply string) 
 // that are gone, slow or failing. Whoever answers says the same as one who scatters the query, and each query is
 // accounted for once.
 func TestForwardedAnswersAreTheSame(t *testing.T) {
-	seeds := uint64(600)
+	seeds := uint64(testkit.Rounds(240))
 	if testing.Short() {
 		seeds = 200
 	}

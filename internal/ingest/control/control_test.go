@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
@@ -34,16 +35,8 @@ func (s *standing) Resync(context.Context, ResyncRequest) (Shim, error) { return
 // joined starts a NATS server and returns a namespace on it. Both end with the test.
 func joined(ctx context.Context, tb testing.TB, partitions uint32) *jetstream.Namespace {
 	tb.Helper()
-	server, err := natsserver.Start(ctx, natsserver.Options{Dir: tb.TempDir(), SyncInterval: time.Minute})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { server.Stop() })
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(conn.Close)
+	server := natskit.Start(tb, natsserver.Options{})
+	conn := natskit.Connect(tb, server)
 	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "test", Partitions: partitions})
 	if err != nil {
 		tb.Fatal(err)
@@ -53,6 +46,7 @@ func joined(ctx context.Context, tb testing.TB, partitions uint32) *jetstream.Na
 
 // TestStalledShimIsAskedAgain: a stalled shim is not considered gone.
 func TestStalledShimIsAskedAgain(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
 	ns := joined(ctx, t, 1)
@@ -89,18 +83,11 @@ func (c claiming) Resync(context.Context, ResyncRequest) (Shim, error) { return 
 
 // TestAnswersForOtherRanksAreSkipped: answers that name a rank outside of the request are skipped. Other answers count.
 func TestAnswersForOtherRanksAreSkipped(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
-	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), SyncInterval: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Stop()
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	server := natskit.Start(t, natsserver.Options{})
+	conn := natskit.Connect(t, server)
 	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "test", Partitions: 2})
 	if err != nil {
 		t.Fatal(err)
@@ -144,13 +131,10 @@ func TestAnswersForOtherRanksAreSkipped(t *testing.T) {
 
 // TestAbsent covers connected shims, stalled shims, and shims after the end of the connection.
 func TestAbsent(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
-	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), SyncInterval: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Stop()
+	server := natskit.Start(t, natsserver.Options{})
 	join := func() *jetstream.Namespace {
 		conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server})
 		if err != nil {

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/tools/kubesim"
 )
 
@@ -20,18 +20,6 @@ const podsPath = "/api/v1/namespaces/default/pods"
 func pod(name, app, phase string) kubesim.Object {
 	return kubesim.Object{"metadata": kubesim.Object{"name": name, "namespace": "default",
 		"labels": kubesim.Object{"app": app}}, "status": kubesim.Object{"phase": phase, "podIP": "127.0.0.1"}}
-}
-
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
-	defer cancel()
-	for !is() {
-		if !loop.Wait(ctx, time.Millisecond) {
-			t.Fatalf("no %s in time", what)
-		}
-	}
 }
 
 func client(t *testing.T, s *kubesim.Server) *Client {
@@ -76,7 +64,7 @@ func TestCopy(t *testing.T) {
 	}
 	want := func(text string) {
 		t.Helper()
-		eventually(t, text, func() bool { return names() == text })
+		testkit.Eventually(t, text, func() bool { return names() == text })
 	}
 	want("p0 p1 p2 p3 p4 ")
 	lists := s.Lists()
@@ -89,7 +77,7 @@ func TestCopy(t *testing.T) {
 	s.Put(podsPath, gone)
 	want("p0 p3 p4 p5 ")
 	s.Down(true)
-	eventually(t, "a failure", func() bool { return failures.Load() > 0 })
+	testkit.Eventually(t, "a failure", func() bool { return failures.Load() > 0 })
 	s.Delete(podsPath, "p3")
 	if got := names(); got != "p0 p3 p4 p5 " {
 		t.Errorf("while the API server is down, the copy is %q", got)
@@ -127,7 +115,7 @@ func TestMembership(t *testing.T) {
 	b, stopB := replica("b")
 	both := []string{"a", "b"}
 	now := time.Now()
-	eventually(t, "both replicas", func() bool {
+	testkit.Eventually(t, "both replicas", func() bool {
 		return slices.Equal(a.Members(now), both) && slices.Equal(b.Members(now), both)
 	})
 	counts, moved := map[string]int{}, 0
@@ -149,7 +137,7 @@ func TestMembership(t *testing.T) {
 		t.Errorf("members %v", later) // b may have renewed meanwhile
 	}
 	stopB()
-	eventually(t, "the end of b", func() bool { return slices.Equal(a.Members(time.Now()), []string{"a"}) })
+	testkit.Eventually(t, "the end of b", func() bool { return slices.Equal(a.Members(time.Now()), []string{"a"}) })
 	stopA()
 	leases := "/apis/coordination.k8s.io/v1/namespaces/default/leases"
 	if left := s.Names(leases); len(left) > 0 {
@@ -159,7 +147,7 @@ func TestMembership(t *testing.T) {
 		"labels": kubesim.Object{groupLabel: "shims"}}, "spec": kubesim.Object{"holderIdentity": "dead"}})
 	c, stopC := replica("c")
 	defer stopC()
-	eventually(t, "the dead replica", func() bool { return len(c.Members(now)) == 2 })
+	testkit.Eventually(t, "the dead replica", func() bool { return len(c.Members(now)) == 2 })
 	if live := c.Members(now.Add(leaseFor)); slices.Contains(live, "dead") {
 		t.Errorf("an expired Lease counts: %v", live)
 	}

@@ -8,9 +8,10 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/ingest/control"
+	"github.com/kvatlas/kvatlas/internal/testkit"
+	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
-	"github.com/kvatlas/kvatlas/pkg/natsserver"
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 )
 
@@ -20,26 +21,9 @@ const patience = 4 * time.Minute
 // namespace is a log on a server of its own.
 func namespace(t *testing.T) (context.Context, *jetstream.Namespace) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	t.Cleanup(cancel)
-	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), SyncInterval: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Stop)
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server, Wait: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(conn.Close)
-	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "test", Partitions: 1})
-	if err == nil {
-		err = ns.EnsureStreams(ctx, jetstream.LogConfig{MaxBytes: 16 << 20})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ctx, ns
+	return ctx, natskit.Namespace(t, 1)
 }
 
 // said reads the log of a rank: of each event, its kind and reason, by incarnation.

@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
-	"github.com/kvatlas/kvatlas/pkg/natsserver"
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
@@ -26,23 +26,8 @@ type logWorld struct {
 func newLogWorld(t *testing.T) *logWorld {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
-	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Stop)
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server, Wait: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(conn.Close)
-	w := &logWorld{T: t, ctx: ctx, key: events.RankKey{Instance: "w"}}
-	if w.ns, err = jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "n", Partitions: 1}); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.ns.EnsureStreams(ctx, jetstream.LogConfig{}); err != nil {
-		t.Fatal(err)
-	}
+	w := &logWorld{T: t, ctx: ctx, ns: natskit.Namespace(t, 1), key: events.RankKey{Instance: "w"}}
+	var err error
 	if w.bucket, err = w.ns.EnsureSnapshots(ctx, jetstream.BucketConfig{}); err != nil {
 		t.Fatal(err)
 	}

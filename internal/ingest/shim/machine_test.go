@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -336,9 +337,9 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 		seed = uint64(time.Now().UnixNano())
 	}
 	busy := 0
-	rounds, departures := 3000, uint64(0)
+	rounds, departures := testkit.Rounds(1200), uint64(0)
 	if snapshots {
-		rounds = 1000
+		rounds = testkit.Rounds(500)
 	}
 	if testing.Short() {
 		rounds /= 10

@@ -15,10 +15,11 @@ import (
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
+
 	"github.com/kvatlas/kvatlas/internal/edge/rights"
 	"github.com/kvatlas/kvatlas/internal/edge/web"
 	"github.com/kvatlas/kvatlas/internal/faces/kvindexer/kvindexerpb"
-	"google.golang.org/grpc"
 )
 
 // tokens are those of a token file's text.
@@ -338,6 +339,7 @@ func TestOtherNames(t *testing.T) {
 // TestSlowUploads: clients that send nothing, or slowly, keep no other out of any port, and no place. The status does
 // not advise more query workers because of them.
 func TestSlowUploads(t *testing.T) {
+	t.Parallel()
 	s := bare(nil)
 	for _, p := range s.httpPorts() {
 		mux := web.NewMux()

@@ -24,6 +24,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/faces/compat/dynamoselect"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/testkit"
+	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
@@ -70,13 +72,10 @@ func exchanges(t testing.TB, file string) (sections [][]exchange) {
 
 // TestAsDynamoAnswers plays what ai-dynamo-runtime 1.6.1 was asked: whatever it answered, we do.
 func TestAsDynamoAnswers(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
-	nats, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nats.Stop()
+	nats := natskit.Start(t, natsserver.Options{})
 	played := 0
 	for _, file := range []string{"transcript-1.6.1.txt", "exchanges-1.6.1.txt", "worker-statuses-1.6.1.txt"} {
 		for i, section := range exchanges(t, file) {
@@ -131,13 +130,10 @@ func serveDynamo(ctx context.Context, t testing.TB, nats *natsserver.Server, nam
 // TestHealthOfSlotTracker: an answer without a body has no content type, as with Dynamo. A client would read JSON from
 // nothing.
 func TestHealthOfSlotTracker(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
-	nats, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nats.Stop()
+	nats := natskit.Start(t, natsserver.Options{})
 	s, end := serveDynamo(ctx, t, nats, "health")
 	defer end()
 	for name, face := range map[string]http.Handler{"slot tracker": dynamoselect.Tracker(s.dynamo()),
@@ -172,11 +168,7 @@ var eventSources = regexp.MustCompile(`, "kv_events_endpoints": \{[^}]*\}`)
 func FuzzDynamoServices(f *testing.F) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	nats, err := natsserver.Start(ctx, natsserver.Options{Dir: f.TempDir()})
-	if err != nil {
-		f.Fatal(err)
-	}
-	defer nats.Stop()
+	nats := natskit.Start(f, natsserver.Options{})
 	for _, section := range exchanges(f, "transcript-1.6.1.txt") {
 		for _, e := range section {
 			f.Add(e.tracker, e.method, e.path, eventSources.ReplaceAll([]byte(e.body), nil))

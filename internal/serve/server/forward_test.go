@@ -10,6 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/choose/guess"
 	"github.com/kvatlas/kvatlas/internal/index/scatter"
 	"github.com/kvatlas/kvatlas/internal/operate/metrics"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -69,7 +70,7 @@ func TestUnheardAnswers(t *testing.T) {
 			if err := conn.NATS().Flush(); err != nil {
 				t.Fatal(err)
 			}
-		case <-time.After(patience):
+		case <-time.After(testkit.Patience):
 			t.Fatal("the origin was not told")
 		}
 	}
@@ -166,7 +167,7 @@ func TestDeadlineOfAForwardInVain(t *testing.T) {
 		if until.After(latest) {
 			t.Errorf("it may take %v longer than was asked", until.Sub(latest))
 		}
-	case <-time.After(patience):
+	case <-time.After(testkit.Patience):
 		t.Fatal("it is not answered here")
 	}
 	if r := <-answered; forwarded != 1 || r.Code != 0 {

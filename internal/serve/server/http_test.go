@@ -122,6 +122,7 @@ func TestHTTPRefuses(t *testing.T) {
 
 // TestStalledBody: a body that does not come ends with 408, in words.
 func TestStalledBody(t *testing.T) {
+	t.Parallel()
 	ended := make(chan string, 1)
 	server := httptest.NewUnstartedServer(front(&anything{}, func(_, outcome string) { ended <- outcome }))
 	server.Config.ReadTimeout = 100 * time.Millisecond
@@ -168,6 +169,7 @@ func (w *waits) Find(ctx context.Context, _ *api.Query) (*api.Answer, error) {
 
 // TestWhoAskedHasGone: a request that is given up by who made it is counted as that, and not as our mistake.
 func TestWhoAskedHasGone(t *testing.T) {
+	t.Parallel()
 	x, ended := &waits{begun: make(chan struct{})}, make(chan string, 1)
 	mux := web.NewMux()
 	(&httpFront{

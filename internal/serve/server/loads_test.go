@@ -16,6 +16,8 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/choose/load"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
+	"github.com/kvatlas/kvatlas/internal/testkit"
+	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -33,13 +35,10 @@ type fleet struct {
 
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	t.Cleanup(cancel)
-	nats, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nats.Stop)
+	nats := natskit.Start(t, natsserver.Options{})
 	return &fleet{t: t, ctx: ctx, nats: nats}
 }
 
@@ -73,13 +72,7 @@ func (f *fleet) start(name string, set ...func(*Settings)) (s *Server, stop func
 
 func (f *fleet) until(what string, is func() bool) {
 	f.t.Helper()
-	for !is() {
-		select {
-		case <-time.After(5 * time.Millisecond):
-		case <-f.ctx.Done():
-			f.t.Fatalf("in vain: %s", what)
-		}
-	}
+	testkit.Eventually(f.t, what, is)
 }
 
 // register writes a worker's record.

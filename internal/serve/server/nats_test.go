@@ -10,24 +10,19 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
+	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
-// patience is how long anything may take on a machine that stands still now and then.
-const patience = 2 * time.Minute
-
 func connect(t *testing.T) *jetstream.Conn {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
-	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), Listen: "127.0.0.1:0"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Stop)
+	server := natskit.Start(t, natsserver.Options{Listen: "127.0.0.1:0"})
 	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{server.URL()}})
 	if err != nil {
 		t.Fatal(err)
@@ -61,6 +56,7 @@ func (x *indexer) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 // TestEveryRequestIsAnsweredOrCounted asks 200 queries of 800 hashes at once of a node that has room for ten: each has
 // an answer, or an error that says busy, and the counts are those of the answers.
 func TestEveryRequestIsAnsweredOrCounted(t *testing.T) {
+	t.Parallel()
 	conn := connect(t)
 	x := &indexer{gate: make(chan struct{})}
 	s := &Server{Settings: Settings{Conn: conn, Namespace: "default", NoForwarding: true, QueryWorkers: 2, QueryQueue: 8}}
@@ -69,7 +65,7 @@ func TestEveryRequestIsAnsweredOrCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer service.stop(t.Context())
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	body, _ := json.Marshal(api.Query{Model: "m", Hashes: make(api.Hashes, 800)})
 	const asked = 200
@@ -129,6 +125,7 @@ func TestEveryRequestIsAnsweredOrCounted(t *testing.T) {
 // TestErrorsHaveBodies: every refused request gets a body with the reason in the format of the request, also before its
 // handler runs.
 func TestErrorsHaveBodies(t *testing.T) {
+	t.Parallel()
 	conn := connect(t)
 	s := &Server{Settings: Settings{Conn: conn, Namespace: "default", NoForwarding: true, QueryWorkers: 2, QueryQueue: 8}}
 	service := &service{s: s, answer: api.Handler{Indexer: &indexer{}}}
@@ -136,7 +133,7 @@ func TestErrorsHaveBodies(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer service.stop(t.Context())
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	huge := &api.Query{Model: "huge", Hashes: api.Hashes{}}
 	for _, form := range []string{api.JSON, api.MsgPack, "application/x-msgpack"} {

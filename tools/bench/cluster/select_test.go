@@ -6,23 +6,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
 // TestInside measures choices in process, small.
 func TestInside(t *testing.T) {
-	server, err := natsserver.Start(t.Context(), natsserver.Options{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Stop()
-	conn, err := jetstream.Connect(t.Context(), jetstream.ConnOptions{Server: server})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	server := natskit.Start(t, natsserver.Options{})
+	conn := natskit.Connect(t, server)
 	s := &selecting{SelectOptions: SelectOptions{Workers: 8, Blocks: 80, UnderWay: 100, Callers: 8, Decisions: 100,
 		Rounds: 2},
 		bed: bed{ctx: t.Context(), users: &users{bare: &user{conn: conn}}, o: Options{Partitions: 4}}}

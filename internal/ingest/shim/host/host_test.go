@@ -5,41 +5,21 @@ import (
 	"errors"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/internal/testkit"
+	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
-	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
-// patience bounds every wait of a test.
-const patience = 4 * time.Minute
-
-// namespace returns a log on a server of its own.
+// namespace starts a server and returns a namespace.
 func namespace(t *testing.T) (context.Context, *jetstream.Namespace) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	t.Cleanup(cancel)
-	server, err := natsserver.Start(ctx, natsserver.Options{Dir: t.TempDir(), SyncInterval: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Stop)
-	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{Server: server, Wait: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(conn.Close)
-	ns, err := jetstream.JoinNamespace(ctx, conn, jetstream.NamespaceConfig{Name: "test", Partitions: 1})
-	if err == nil {
-		err = ns.EnsureStreams(ctx, jetstream.LogConfig{MaxBytes: 16 << 20})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ctx, ns
+	return ctx, natskit.Namespace(t, 1)
 }
 
 // world is a rank with a feed, and a record of the calls of its watch.

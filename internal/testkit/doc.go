@@ -1,0 +1,10 @@
+// Package testkit has helpers for the tests of several packages. The product does not import the package.
+//
+// [Eventually] waits for a condition, in real time or in a bubble of testing/synctest. [Main] runs waiting tests
+// concurrently. [Rounds] shortens tests without concurrency under the race detector. Package integration/harness starts
+// programs.
+//
+// Packages of this folder:
+//
+//   - natskit starts NATS servers in the process of a test
+package testkit

@@ -1,0 +1,2 @@
+// Package natskit starts NATS servers in the process of a test.
+package natskit

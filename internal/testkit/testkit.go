@@ -1,0 +1,60 @@
+package testkit
+
+import (
+	"flag"
+	"os"
+	"testing"
+	"time"
+)
+
+// Patience is the longest wait of a test. It is long, because a machine may be slow.
+const Patience = 4 * time.Minute
+
+// Eventually waits until a condition holds, and fails the test after [Patience]. A condition may also return a
+// description of the state; the failure prints the last description. Eventually must run in the goroutine of the test.
+func Eventually[C func() bool | func() (bool, string)](t testing.TB, what string, condition C) {
+	t.Helper()
+	holds, seen := false, ""
+	check := func() bool {
+		switch c := any(condition).(type) {
+		case func() bool:
+			holds = c()
+		case func() (bool, string):
+			holds, seen = c()
+		}
+		return holds
+	}
+	deadline := time.Now().Add(Patience)
+	for pause := time.Millisecond; !check(); pause = min(2*pause, 50*time.Millisecond) {
+		if time.Now().After(deadline) {
+			if seen != "" {
+				seen = "; last seen: " + seen
+			}
+			t.Fatalf("timeout: %s%s", what, seen)
+		}
+		time.Sleep(pause)
+	}
+}
+
+// Rounds returns n, or an eighth of n and at least 1 under the race detector. It shortens random tests without
+// concurrent goroutines: the detector slows such tests about tenfold and finds no race.
+func Rounds(n int) int {
+	if Race {
+		return max(1, n/8)
+	}
+	return n
+}
+
+// Main runs sixteen parallel tests at a time, unless the flag -parallel is given. TestMain calls Main in packages with
+// many tests that wait for servers and clocks.
+func Main(m *testing.M) {
+	Parallel()
+	os.Exit(m.Run())
+}
+
+// Parallel is the part of [Main] for a TestMain with further steps.
+func Parallel() {
+	if err := flag.Set("test.parallel", "16"); err != nil {
+		panic(err)
+	}
+}

@@ -1,5 +1,0 @@
-//go:build race
-
-package radix
-
-const requestsByDefault = 100_000
