@@ -32,7 +32,7 @@ func TestQueriesThatCannotBeAnswered(t *testing.T) {
 		{[]string{"--model", "x", "--tokens", "1"}, api.CodeUnknownModel, "known: m"},
 		{[]string{"--model", "m", "--tokens", "1", "--block-size", "32"}, api.CodeBlockSizeMismatch,
 			"blocks of 32 tokens; its workers have blocks of 16"},
-		{[]string{"--model", "m", "--hashes", "1", "--cache-salt", "s"}, api.CodeMalformed, "part of the hashes"},
+		{[]string{"--model", "m", "--hashes", "1", "--cache-salt", "s"}, api.CodeMalformed, "valid with tokens only"},
 	} {
 		if _, failure := x.Query(t, c.args...); failure == nil || failure.Code != c.code ||
 			!strings.Contains(failure.Message, c.message) {

@@ -12,7 +12,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// echo is an indexer that hands back what it was asked.
+// echo is an indexer that returns the query.
 type echo struct {
 	last       *Query
 	registered *WorkerRegistration
@@ -61,14 +61,14 @@ func TestErrorsNameWhatIsWrong(t *testing.T) {
 		{OpFind, JSON, ``, CodeMalformed, "the body is empty"},
 		{OpFind, JSON, `{"model":"m"`, CodeMalformed, "too early"},
 		{OpFind, JSON, `{"model":"m","tokens":[1]} x`, CodeMalformed, "something follows"},
-		{OpFind, JSON, `{"tokens":[1,2]}`, CodeMissingModel, "names no model"},
+		{OpFind, JSON, `{"tokens":[1,2]}`, CodeMissingModel, "has no model"},
 		{OpFind, JSON, `{"model":"m"}`, CodeMalformed, "neither tokens nor hashes"},
 		{OpFind, JSON, `{"model":"m","tokens":[1],"hashes":[1]}`, CodeMalformed, "tokens and hashes"},
-		{OpFind, JSON, `{"model":"m","hashes":[1],"cache_salt":"s"}`, CodeMalformed, "part of the hashes"},
+		{OpFind, JSON, `{"model":"m","hashes":[1],"cache_salt":"s"}`, CodeMalformed, "valid with tokens only"},
 		{OpFind, JSON, `{"model":"m","tokens":[1],"hashed":[{"lookahead":1,"hashes":[1]}]}`, CodeMalformed,
 			"tokens and hashes"},
 		{OpFind, JSON, `{"model":"m","hashed":[{"lookahead":1,"hashes":[1]}],"lora_name":"l"}`, CodeMalformed,
-			"part of the hashes"},
+			"valid with tokens only"},
 		{OpFind, JSON, `{"model":"m","hashed":[` + strings.Repeat("{},", 16) + `{}]}`, CodeTooLarge, "more than 16"},
 		{OpFind, JSON, `{"model":"m","tokens":[1,-5]}`, CodeBadTokens,
 			"tokens[1] is -5, not an unsigned 32-bit number"},
@@ -171,7 +171,7 @@ func FuzzHandle(f *testing.F) {
 		var answer Answer
 		err := DecodeReply(contentType, reply, &answer)
 		if (failure == nil) != (err == nil) {
-			t.Fatalf("the node says %v, the client reads %v", failure, err)
+			t.Fatalf("the node's error is %v, the client's %v", failure, err)
 		}
 	})
 }

@@ -7,33 +7,34 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// EngineLoad is how full a rank is, as its engine says, or as a router of another make counts what it has sent there.
+// EngineLoad is the used memory of a rank by the engine's report, or the load of a rank by a report of a foreign
+// router.
 type EngineLoad = events.EngineLoad
 
-// EngineLoads are reports of engines: what they say, or what is known of all of them.
+// EngineLoads has load reports: new reports, or the latest reports of all ranks.
 type EngineLoads struct {
-	Loads []EngineLoad `json:"loads" msgpack:"loads"` // by worker and rank, newest first, where they are known
+	Loads []EngineLoad `json:"loads" msgpack:"loads"` // in answers by worker and rank, newest first
 
-	// Requests are changes of requests that routers of another make sent to workers, in order. Answers have none.
+	// Requests are changes of requests that foreign routers sent to workers, in order. Answers have none.
 	Requests []RouterRequest `json:"requests,omitempty" msgpack:"requests,omitempty"`
 }
 
-// RouterRequest is one change of a request that a router of another make sent to a worker.
+// RouterRequest is a change of a request that a foreign router sent to a worker.
 type RouterRequest struct {
 	Model     string          `json:"model" msgpack:"model"`
 	Worker    events.WorkerID `json:"worker" msgpack:"worker"`
 	Rank      events.Rank     `json:"rank" msgpack:"rank"`
 	RequestID string          `json:"request_id" msgpack:"request_id"` // at most 1,022 bytes
 
-	// Change is added, prefilling, prefilled or freed. Later versions may have more, which are counted and ignored.
+	// Change is added, prefilling, prefilled or freed. Later versions may add values, which are counted and ignored.
 	Change events.RequestChange `json:"change" msgpack:"change"`
-	// SequenceHashes are the names of the prompt's whole blocks; of added.
+	// SequenceHashes are the names of the prompt's whole blocks; for added only.
 	SequenceHashes Hashes `json:"sequence_hashes,omitzero" msgpack:"sequence_hashes,omitempty"`
-	// PrefillTokens are the tokens that the worker has to compute; of added and prefilling.
+	// PrefillTokens is the number of tokens to compute on the worker; for added and prefilling.
 	PrefillTokens uint64 `json:"prefill_tokens,omitempty" msgpack:"prefill_tokens,omitempty"`
 }
 
-// Check refuses a change that names no model, worker or request. The error has no code.
+// Check returns an error for a change without a model, worker or request. The error has no code.
 func (r *RouterRequest) Check() error {
 	switch {
 	case r.Model == "":
@@ -48,13 +49,13 @@ func (r *RouterRequest) Check() error {
 	return nil
 }
 
-// maxRouterRequestID leaves room for what nodes put before the id.
+// maxRouterRequestID leaves room for the nodes' prefix of the id.
 const maxRouterRequestID = MaxRequestID - 2
 
-// MaxEngineLoads is how many reports, and how many changes of requests, one request may have.
+// MaxEngineLoads is the largest number of reports, and of changes of requests, in a request.
 const MaxEngineLoads = 8192
 
-// Check refuses what says nothing. The error is an [Error].
+// Check returns an error for invalid reports. The error is an [Error].
 func (l *EngineLoads) Check() error {
 	if len(l.Loads) > MaxEngineLoads {
 		return Errorf(CodeTooLarge, "loads has %d elements, more than %d", len(l.Loads), MaxEngineLoads)
@@ -75,8 +76,8 @@ func (l *EngineLoads) Check() error {
 	return nil
 }
 
-// ReadEngineLoads reads reports that were published, by nodes and shims of newer versions too: fields that are not
-// known are ignored, and all others are read strictly. The error is an [Error].
+// ReadEngineLoads decodes published reports, also of nodes and shims of newer versions. It ignores unknown fields and
+// reads all other fields strictly. The error is an [Error].
 func ReadEngineLoads(contentType string, body []byte) (*EngineLoads, error) {
 	var l EngineLoads
 	err := (&reader{unknown: IgnoreUnknown, what: "the request"}).read(contentType, body, &l)

@@ -7,37 +7,37 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// The catalogue of errors is the same over NATS and HTTP; docs/errors.md lists it with what each means and what to do.
-// A test holds the two together.
+// The catalogue of errors is the same over NATS and HTTP. docs/errors.md lists the meaning and the remedy of each code.
+// A test compares the catalogue with the page.
 
-// Code names a class of error for programs. Codes do not change.
+// Code is a class of errors for programs. Codes do not change.
 type Code string
 
-// The codes, with what a caller does next.
+// The codes, each with the remedy.
 const (
-	CodeMalformed         Code = "malformed"           // mend the request
-	CodeMissingModel      Code = "missing_model"       // name a model
-	CodeUnknownModel      Code = "unknown_model"       // no worker has announced it: check its name, or the workers
-	CodeUnknownWorker     Code = "unknown_worker"      // nobody has registered it here
-	CodeBlockSizeMismatch Code = "block_size_mismatch" // ask with the model's block size
-	CodeRegistered        Code = "already_registered"  // unregister it first
+	CodeMalformed         Code = "malformed"           // correct the request
+	CodeMissingModel      Code = "missing_model"       // add a model
+	CodeUnknownModel      Code = "unknown_model"       // no worker has announced the model: check the name
+	CodeUnknownWorker     Code = "unknown_worker"      // the worker is not registered
+	CodeBlockSizeMismatch Code = "block_size_mismatch" // use the model's block size
+	CodeRegistered        Code = "already_registered"  // remove the registration first
 	CodeBadTokens         Code = "bad_tokens"          // tokens are unsigned 32-bit numbers
-	CodeConflict          Code = "conflict"            // what stands speaks against it: see to that first
-	CodeUnknownRequest    Code = "unknown_request"     // it has ended, expired, or was never booked
-	CodeNoWorkers         Code = "no_workers"          // none may be chosen: see why, and ask again when there are some
-	CodeOverloaded        Code = "overloaded"          // all that may be chosen are: ask again a little later
-	CodeTooLarge          Code = "too_large"           // ask for less
-	CodeBusy              Code = "busy"                // ask again a little later, or another node
+	CodeConflict          Code = "conflict"            // the present state contradicts the request: resolve that first
+	CodeUnknownRequest    Code = "unknown_request"     // the request has ended, expired, or was never booked
+	CodeNoWorkers         Code = "no_workers"          // no worker is eligible: read the reasons
+	CodeOverloaded        Code = "overloaded"          // all eligible workers are overloaded: retry later
+	CodeTooLarge          Code = "too_large"           // request less
+	CodeBusy              Code = "busy"                // retry later, or use another node
 	CodeNotReady          Code = "not_ready"           // the node is restoring or catching up
 	CodeBehind            Code = "behind"              // min_seq was not reached before the deadline
 	CodeUnknownOperation  Code = "unknown_operation"   // no such subject or path
-	CodeUnavailable       Code = "unavailable"         // NATS or its storage does not answer
-	CodeUnauthorized      Code = "unauthorized"        // bring the token
-	CodeForbidden         Code = "forbidden"           // not for a web page of another site
-	CodeWrongMethod       Code = "wrong_method"        // use the method that Allow names
-	CodeRequestTimeout    Code = "request_timeout"     // the body did not arrive in time: send it whole
-	CodeWrongContentType  Code = "wrong_content_type"  // say application/json or application/msgpack
-	CodeInternal          Code = "internal"            // our mistake
+	CodeUnavailable       Code = "unavailable"         // NATS or the storage of NATS does not answer
+	CodeUnauthorized      Code = "unauthorized"        // add the token
+	CodeForbidden         Code = "forbidden"           // not allowed from a web page of another site
+	CodeWrongMethod       Code = "wrong_method"        // use a method of the header Allow
+	CodeRequestTimeout    Code = "request_timeout"     // the body did not arrive in time: send the whole body at once
+	CodeWrongContentType  Code = "wrong_content_type"  // use application/json or application/msgpack
+	CodeInternal          Code = "internal"            // a bug of kvatlas
 )
 
 var httpStatus = map[Code]int{
@@ -50,7 +50,7 @@ var httpStatus = map[Code]int{
 	CodeInternal: 500, CodeNotReady: 503, CodeUnavailable: 503, CodeNoWorkers: 503, CodeBehind: 504,
 }
 
-// HTTPStatus is the number that goes with the code in HTTP and in NATS service errors.
+// HTTPStatus returns the status of the code in HTTP and in NATS service errors.
 func (c Code) HTTPStatus() int {
 	if s, ok := httpStatus[c]; ok {
 		return s
@@ -58,54 +58,55 @@ func (c Code) HTTPStatus() int {
 	return 500
 }
 
-// Error is what a client gets in place of an answer.
+// Error is the reply in place of an answer.
 type Error struct {
 	Code    Code   `json:"code" msgpack:"code"`
 	Message string `json:"message" msgpack:"message"`
 
-	// Missing are partitions that could not be looked at: with unknown_model and block_size_mismatch those of the query
-	// that the verdict is not about, with not_ready those where the model's workers may be.
+	// Missing lists partitions that could not be searched. With unknown_model and block_size_mismatch, the verdict does
+	// not cover these partitions of the query. With not_ready, the model's workers may be in these partitions.
 	Missing []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
 
-	// Explanation, with no_workers and overloaded, says which rule dropped which worker, if the request asks for it.
+	// Explanation, with no_workers and overloaded, has the rule that dropped each worker, if the request has Explain.
 	Explanation *routing.Explanation `json:"explanation,omitempty" msgpack:"explanation,omitempty"`
 
-	// Queue, with overloaded, says why a request may not wait, or waits no more.
+	// Queue, with overloaded, is the reason that a request may not wait, or waits no longer.
 	Queue *QueueRefusal `json:"queue,omitempty" msgpack:"queue,omitempty"`
 }
 
 func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }
 
-// Errorf makes an error for a client.
+// Errorf returns an error for a client.
 func Errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// ErrorBody is how an error travels.
+// ErrorBody is the encoded form of an error.
 type ErrorBody struct {
 	Error *Error `json:"error" msgpack:"error"`
 }
 
-// Body is an error as it travels in a content type.
+// Body encodes an error in a content type.
 func (e *Error) Body(contentType string) []byte {
-	body, _ := Marshal(contentType, ErrorBody{Error: e}) // which has nothing that cannot be encoded
+	body, _ := Marshal(contentType, ErrorBody{Error: e}) // cannot fail: all fields can be encoded
 	return body
 }
 
-// Refusal is the error that goes with a NATS service error's number, for those who got, or would send, nothing else.
+// Refusal converts the number of a NATS service error to an Error, for messages that have, or can have, no other
+// content.
 func Refusal(code int, why string) *Error {
 	switch code {
 	case 400:
 		return Errorf(CodeMalformed, "%s", why)
 	case 413:
 		return Errorf(CodeTooLarge,
-			"%s, the limit over NATS; ask with hashes instead of tokens, or over HTTP, which takes %d (8 MiB)", why, MaxBody)
+			"%s, the limit over NATS; send hashes instead of tokens, or use HTTP, with a limit of %d (8 MiB)", why, MaxBody)
 	case 429:
-		return Errorf(CodeBusy, "%s; ask again a little later", why)
+		return Errorf(CodeBusy, "%s; retry later", why)
 	case 503:
-		return Errorf(CodeNotReady, "%s; ask again a little later", why)
-	case 500: // an answer that does not fit into a message
-		return Errorf(CodeTooLarge, "%s, the limit over NATS; ask for less (fewer workers, a limit), or over HTTP", why)
+		return Errorf(CodeNotReady, "%s; retry later", why)
+	case 500: // the answer does not fit into a message
+		return Errorf(CodeTooLarge, "%s, the limit over NATS; request less (fewer workers, a limit), or use HTTP", why)
 	}
 	return Errorf(CodeInternal, "%s (%d)", why, code)
 }

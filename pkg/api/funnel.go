@@ -9,129 +9,129 @@ import (
 
 // Bounds of a funnel's window.
 const (
-	FunnelSince    = 10 * time.Minute // of a request that names none
+	FunnelSince    = 10 * time.Minute // default of a request
 	MaxFunnelSince = time.Hour
 )
 
-// FunnelRequest asks for the funnel of one model's prompts.
+// FunnelRequest is a request for the funnel of a model's prompts.
 type FunnelRequest struct {
 	Model string `json:"model" msgpack:"model"`
 
-	// Since is how far back to look, such as 10m or 90s; default 10m, at most 1h.
+	// Since is the length of the window up to now, such as 10m or 90s; default 10m, at most 1h.
 	Since string `json:"since,omitempty" msgpack:"since,omitempty"`
 }
 
-// FunnelStep is a step of the funnel. Each has at most the tokens of the one before.
+// FunnelStep is a step of the funnel. Each step has at most the tokens of the previous step.
 type FunnelStep string
 
 // The steps.
 const (
 	StepAsked    FunnelStep = "asked"    // tokens of all prompts
-	StepSeen     FunnelStep = "seen"     // of their prefixes that were asked for or stored before: an unbounded cache
-	StepHeld     FunnelStep = "held"     // of the prefix that some worker held when asked
+	StepSeen     FunnelStep = "seen"     // of prefixes that were requested or stored before: an unbounded cache
+	StepHeld     FunnelStep = "held"     // of the prefix that some worker held at the request
 	StepSelected FunnelStep = "selected" // of the prefix that the chosen worker held
-	StepReused   FunnelStep = "reused"   // that the engine says it has reused
+	StepReused   FunnelStep = "reused"   // reused, by the engine's report
 )
 
-// FunnelCause is why tokens of one step are not among those of the next.
+// FunnelCause is the reason that tokens of a step are missing in the next step.
 type FunnelCause string
 
 // The causes.
 const (
 	// from asked to seen
-	CauseNew            FunnelCause = "new"                // nobody has had this prefix before
-	CausePartialBlock   FunnelCause = "partial_block"      // the prompt's end, which fills no block
-	CauseOtherSpace     FunnelCause = "other_salt_or_lora" // they were asked for with another LoRA and the same salt
+	CauseNew            FunnelCause = "new"                // no request or worker has had the prefix before
+	CausePartialBlock   FunnelCause = "partial_block"      // the end of the prompt after the last whole block
+	CauseOtherSpace     FunnelCause = "other_salt_or_lora" // requested before with another LoRA and the same salt
 	CauseOtherBlockSize FunnelCause = "other_block_size"   // the same tokens were seen in blocks of another size
 
-	CauseNotTokenized FunnelCause = "not_tokenized" // no tokens could be made of the text
+	CauseNotTokenized FunnelCause = "not_tokenized" // the text could not be tokenized
 
 	// from seen to held
 	CauseEvicted         FunnelCause = "evicted"            // a worker removed the block
-	CauseCleared         FunnelCause = "cleared"            // a worker's cache was emptied or lost: a reset, restart, gap
+	CauseCleared         FunnelCause = "cleared"            // a worker's cache was lost: a reset, restart or gap
 	CauseWorkerGone      FunnelCause = "worker_gone"        // the worker's lease or registration has ended
-	CauseNeverStored     FunnelCause = "never_stored"       // asked for before, and no worker announced it
-	CauseTokens          FunnelCause = "tokenizer_mismatch" // the worker that it was sent to stored other tokens
-	CauseUncountedTier   FunnelCause = "uncounted_tier"     // only the shared store has it, which no worker holds
+	CauseNeverStored     FunnelCause = "never_stored"       // requested before, but no worker announced the block
+	CauseTokens          FunnelCause = "tokenizer_mismatch" // the receiving worker stored other tokens
+	CauseUncountedTier   FunnelCause = "uncounted_tier"     // only the shared store has the block
 	CauseIndexIncomplete FunnelCause = "index_incomplete"   // the answer lacked partitions
 	CauseNotAllowed      FunnelCause = "not_allowed"        // held by workers that the request excludes
-	CauseUnexplained     FunnelCause = "unexplained"        // what became of it is not remembered
+	CauseUnexplained     FunnelCause = "unexplained"        // the node has no record of the block's end
 
-	// from held to selected; CauseWorkerGone is there too
-	CauseWorkerUnknown FunnelCause = "worker_unknown" // the log has a holder that was not registered
+	// from held to selected; CauseWorkerGone occurs there too
+	CauseWorkerUnknown FunnelCause = "worker_unknown" // a holder in the log was not registered
 
-	CauseLoad        FunnelCause = "lost_to_load" // the choice went to a worker that had less and was less busy
+	CauseLoad        FunnelCause = "lost_to_load" // the choice fell on a less busy worker with less of the prefix
 	CauseNotEligible FunnelCause = "not_eligible" // the holder drains, has another role or is excluded
-	CauseNotRouted   FunnelCause = "not_routed"   // only asked (find): who was chosen is not known here
+	CauseNotRouted   FunnelCause = "not_routed"   // only a find: the chosen worker is unknown
 
 	// from selected to reused
 	CauseNotReported FunnelCause = "not_reported" // no report came
-	CauseEvictedLate FunnelCause = "evicted_late" // the chosen worker removed it between the choice and the report
-	CauseLowerTier   FunnelCause = "lower_tier"   // it lay on the chosen worker's host, disk or external tier
-	CauseLastBlock   FunnelCause = "last_block"   // the prompt was held whole: engines compute its last block again
+	CauseEvictedLate FunnelCause = "evicted_late" // the chosen worker removed it between choice and report
+	CauseLowerTier   FunnelCause = "lower_tier"   // the host, disk or external tier of the chosen worker had it
+	CauseLastBlock   FunnelCause = "last_block"   // the whole prompt was held: engines compute the last block again
 	CauseEngine      FunnelCause = "engine"       // the engine reused less than it had announced
 )
 
-// Funnel says where tokens are lost that could have been reused.
+// Funnel shows where reusable tokens are lost.
 type Funnel struct {
 	Model string `json:"model" msgpack:"model"`
 
-	// From and To are the window: that which was asked for, rounded to whole buckets, and not before the nodes began to
-	// record.
+	// From and To bound the window: the requested window, rounded to whole buckets, from the begin of the nodes'
+	// records at the earliest.
 	From time.Time `json:"from" msgpack:"from"`
 	To   time.Time `json:"to" msgpack:"to"`
 
 	Requests uint64 `json:"requests" msgpack:"requests"` // finds and choices
 	Routed   uint64 `json:"routed" msgpack:"routed"`     // choices among them
-	Reported uint64 `json:"reported" msgpack:"reported"` // choices of which the engine's reuse is known
+	Reported uint64 `json:"reported" msgpack:"reported"` // choices with a report of the engine's reuse
 
 	Steps []FunnelTokens `json:"steps" msgpack:"steps"` // all five, in order
 
 	// Decisions are the choices by outcome: best, lost_to_load, cold, pinned, no_index, no_worker.
 	Decisions map[string]uint64 `json:"decisions" msgpack:"decisions"`
 
-	Buckets []FunnelBucket `json:"buckets" msgpack:"buckets"` // by time, ascending; spans without requests are left out
+	Buckets []FunnelBucket `json:"buckets" msgpack:"buckets"` // by time, ascending, without empty spans
 
-	Nodes   []FunnelNode `json:"nodes" msgpack:"nodes"`                         // those that answered, by name
-	Missing []string     `json:"missing,omitempty" msgpack:"missing,omitempty"` // nodes that did not answer
+	Nodes   []FunnelNode `json:"nodes" msgpack:"nodes"`                         // nodes that answered, by name
+	Missing []string     `json:"missing,omitempty" msgpack:"missing,omitempty"` // nodes without an answer
 }
 
-// FunnelTokens is one step.
+// FunnelTokens is a step of a funnel.
 type FunnelTokens struct {
 	Step   FunnelStep   `json:"step" msgpack:"step"`
 	Tokens uint64       `json:"tokens" msgpack:"tokens"`
-	Share  *float64     `json:"share" msgpack:"share"` // of the tokens asked; null: not known, as nothing was reported
-	Lost   []FunnelLoss `json:"lost" msgpack:"lost"`   // between the step before and this one, most first
+	Share  *float64     `json:"share" msgpack:"share"` // of the requested tokens; null: unknown, without reports
+	Lost   []FunnelLoss `json:"lost" msgpack:"lost"`   // between the previous step and this step, most first
 
-	// NotReported says of the step reused that no engine has reported how much it reused. Tokens is 0 then.
+	// NotReported, in the step reused: no engine has reported the reuse. Tokens is 0 then.
 	NotReported bool `json:"not_reported,omitempty" msgpack:"not_reported,omitempty"`
 }
 
-// FunnelLoss is what one cause has lost.
+// FunnelLoss is the loss by one cause.
 type FunnelLoss struct {
 	Cause  FunnelCause `json:"cause" msgpack:"cause"`
 	Tokens uint64      `json:"tokens" msgpack:"tokens"`
-	Share  float64     `json:"share" msgpack:"share"` // of the tokens asked
+	Share  float64     `json:"share" msgpack:"share"` // of the requested tokens
 
-	// Workers are those that lost it last, most first, where that is known.
+	// Workers lists the workers that lost the tokens last, most first, as far as recorded.
 	Workers []FunnelWorker `json:"workers,omitempty" msgpack:"workers,omitempty"`
 }
 
-// FunnelWorker is what one worker has removed that was asked for later. The worker "other" stands for all beyond the
-// first few.
+// FunnelWorker has the tokens that a worker removed before a later request. The worker "other" stands for all workers
+// after the first few.
 type FunnelWorker struct {
 	Worker events.WorkerID `json:"worker" msgpack:"worker"`
-	Tier   string          `json:"tier,omitempty" msgpack:"tier,omitempty"` // that it left last; empty: all
+	Tier   string          `json:"tier,omitempty" msgpack:"tier,omitempty"` // tier of the last removal; empty: all
 	Tokens uint64          `json:"tokens" msgpack:"tokens"`
-	AgeMS  uint64          `json:"age_ms" msgpack:"age_ms"` // how long before it was asked for, on average
+	AgeMS  uint64          `json:"age_ms" msgpack:"age_ms"` // mean time from the removal to the request
 }
 
-// FunnelBucket is a span of time of the window: ten seconds, or, of what is older than ten minutes, a minute.
+// FunnelBucket is a span of the window: ten seconds, or a minute for times more than ten minutes ago.
 type FunnelBucket struct {
 	From     time.Time `json:"from" msgpack:"from"`
 	Seconds  uint32    `json:"seconds" msgpack:"seconds"`
 	Requests uint64    `json:"requests" msgpack:"requests"`
-	Reported uint64    `json:"reported" msgpack:"reported"` // choices of which the engine's reuse is known
+	Reported uint64    `json:"reported" msgpack:"reported"` // choices with a report of the engine's reuse
 
 	// Tokens of each step, as in Funnel.Steps.
 	Asked    uint64 `json:"asked" msgpack:"asked"`
@@ -143,20 +143,20 @@ type FunnelBucket struct {
 	Lost map[FunnelCause]uint64 `json:"lost,omitempty" msgpack:"lost,omitempty"` // tokens by cause
 }
 
-// FunnelNode says what one node's part rests on. The counts are since it started.
+// FunnelNode describes the records of a node. Counts are since the node's start.
 type FunnelNode struct {
 	Node string `json:"node" msgpack:"node"`
 
-	From         time.Time `json:"from" msgpack:"from"`                   // of its part of the window
-	HistoryFrom  time.Time `json:"history_from" msgpack:"history_from"`   // what was stored and asked is remembered since
-	HistoryLost  uint64    `json:"history_lost" msgpack:"history_lost"`   // blocks forgotten for want of room
-	Dropped      uint64    `json:"dropped" msgpack:"dropped"`             // requests that were too many to be recorded
-	EventsUnread uint64    `json:"events_unread" msgpack:"events_unread"` // messages of the log that were too many
-	Forgotten    uint64    `json:"forgotten" msgpack:"forgotten"`         // choices whose report did not come in time
-	PeersUnheard uint64    `json:"peers_unheard" msgpack:"peers_unheard"` // questions to other nodes without an answer
+	From         time.Time `json:"from" msgpack:"from"`                   // begin of the node's part of the window
+	HistoryFrom  time.Time `json:"history_from" msgpack:"history_from"`   // begin of the history of blocks
+	HistoryLost  uint64    `json:"history_lost" msgpack:"history_lost"`   // blocks dropped for lack of room
+	Dropped      uint64    `json:"dropped" msgpack:"dropped"`             // requests not recorded: overload
+	EventsUnread uint64    `json:"events_unread" msgpack:"events_unread"` // messages of the log not recorded: overload
+	Forgotten    uint64    `json:"forgotten" msgpack:"forgotten"`         // choices without a report in time
+	PeersUnheard uint64    `json:"peers_unheard" msgpack:"peers_unheard"` // requests to other nodes without an answer
 }
 
-// Window is how far back the request looks. The error is an [Error].
+// Window returns the length of the window. The error is an [Error].
 func (f *FunnelRequest) Window() (time.Duration, error) {
 	if f.Since == "" {
 		return FunnelSince, nil
@@ -171,16 +171,16 @@ func (f *FunnelRequest) Window() (time.Duration, error) {
 	return d, nil
 }
 
-// Check refuses what no service could answer. The error is an [Error].
+// Check returns an error for an invalid request. The error is an [Error].
 func (f *FunnelRequest) Check() error {
 	if f.Model == "" {
-		return Errorf(CodeMissingModel, "the request names no model")
+		return Errorf(CodeMissingModel, "the request has no model")
 	}
 	_, err := f.Window()
 	return err
 }
 
-// Report says what an engine has reused of a prompt for which a worker was chosen.
+// Report is an engine's reuse of a prompt after a choice.
 type Report struct {
 	RequestID string `json:"request_id" msgpack:"request_id"` // of the choice
 
@@ -188,7 +188,7 @@ type Report struct {
 	CachedTokens uint64 `json:"cached_tokens" msgpack:"cached_tokens"`
 }
 
-// Check refuses what no service could answer. The error is an [Error].
+// Check returns an error for an invalid report. The error is an [Error].
 func (r *Report) Check() error {
 	if r.CachedTokens > MaxISL {
 		return Errorf(CodeMalformed, "cached_tokens is %d, more than %d", r.CachedTokens, uint64(MaxISL))
@@ -196,21 +196,21 @@ func (r *Report) Check() error {
 	return checkID(r.RequestID, true)
 }
 
-// MaxHistoryBlocks is how many blocks one BlockHistoryRequest may name.
+// MaxHistoryBlocks is the largest number of blocks in a BlockHistoryRequest.
 const MaxHistoryBlocks = 1 << 16
 
-// BlockHistoryRequest asks a node what it remembers of blocks.
+// BlockHistoryRequest is a request for a node's records of blocks.
 type BlockHistoryRequest struct {
 	Blocks Hashes `json:"blocks,omitzero" msgpack:"blocks,omitempty"` // by their names in internal/operate/funnel
 
-	// Workers are those of which the beginnings of prompts that they stored last are asked for.
+	// Workers lists workers. The answer has the first blocks of prompts that these workers stored last.
 	Workers []events.WorkerID `json:"workers,omitzero" msgpack:"workers,omitempty"`
 
-	// Models are those of which the block sizes are asked for.
+	// Models lists models. The answer has their block sizes.
 	Models []string `json:"models,omitzero" msgpack:"models,omitempty"`
 }
 
-// Check refuses what no service could answer. The error is an [Error].
+// Check returns an error for an invalid request. The error is an [Error].
 func (b *BlockHistoryRequest) Check() error {
 	if len(b.Blocks) > MaxHistoryBlocks {
 		return Errorf(CodeTooLarge, "blocks has %d elements, more than %d", len(b.Blocks), MaxHistoryBlocks)
@@ -218,43 +218,43 @@ func (b *BlockHistoryRequest) Check() error {
 	return nil
 }
 
-// BlockHistory is what a node remembers of blocks.
+// BlockHistory has a node's records of blocks.
 type BlockHistory struct {
-	Blocks []BlockPast  `json:"blocks" msgpack:"blocks"` // those that it knows, in the order of the question
+	Blocks []BlockPast  `json:"blocks" msgpack:"blocks"` // recorded blocks, in the order of the request
 	Roots  []StoredRoot `json:"roots,omitempty" msgpack:"roots,omitempty"`
 
 	BlockSizes map[string][]uint32 `json:"block_sizes,omitempty" msgpack:"block_sizes,omitempty"` // by model
 }
 
-// StoredRoot is a block that begins a prompt, which a worker has stored.
+// StoredRoot is the first block of a prompt that a worker has stored.
 type StoredRoot struct {
 	Worker events.WorkerID `json:"worker" msgpack:"worker"`
 	Block  uint64          `json:"block" msgpack:"block"`
 	At     int64           `json:"at" msgpack:"at"` // in microseconds since 1970
 }
 
-// BlockPast is what a node remembers of one block. Times are in microseconds since 1970; 0: never, as far as known.
+// BlockPast is a node's record of a block. Times are in microseconds since 1970; 0: never, by the record.
 type BlockPast struct {
-	At     uint32 `json:"at" msgpack:"at"`         // its place in the question
-	Asked  int64  `json:"asked" msgpack:"asked"`   // first
+	At     uint32 `json:"at" msgpack:"at"`         // index in the request
+	Asked  int64  `json:"asked" msgpack:"asked"`   // first request
 	Stored int64  `json:"stored" msgpack:"stored"` // first
-	Last   int64  `json:"last" msgpack:"last"`     // stored last
+	Last   int64  `json:"last" msgpack:"last"`     // last
 
-	// Lost is when it was last removed by a worker, or the cache of one that had stored it was emptied; and why, by
-	// whom, and from which tier.
+	// Lost is the time of the last removal by a worker, or of the last clear of a worker that had stored the block.
+	// Why, Worker and Tier belong to this removal.
 	Lost   int64           `json:"lost" msgpack:"lost"`
 	Why    FunnelCause     `json:"why,omitempty" msgpack:"why,omitempty"`
 	Worker events.WorkerID `json:"worker,omitempty" msgpack:"worker,omitempty"`
 	Tier   events.Tier     `json:"tier,omitempty" msgpack:"tier,omitempty"`
 
-	Held bool `json:"held,omitempty" msgpack:"held,omitempty"` // by somebody, when first asked for
+	Held bool `json:"held,omitempty" msgpack:"held,omitempty"` // by some worker at the first request
 
-	// Sent is the worker that was last chosen for a prompt that begins with this block, and when.
+	// Sent is the worker of the last choice for a prompt with this first block. SentAt is the time of the choice.
 	Sent   events.WorkerID `json:"sent,omitempty" msgpack:"sent,omitempty"`
 	SentAt int64           `json:"sent_at,omitempty" msgpack:"sent_at,omitempty"`
 }
 
-// Funnels say where tokens are lost. Errors are of type *Error.
+// Funnels reports where tokens are lost. Errors are of type *Error.
 type Funnels interface {
 	Funnel(ctx context.Context, r *FunnelRequest) (*Funnel, error)
 	Report(ctx context.Context, r *Report) error

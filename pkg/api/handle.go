@@ -15,14 +15,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Content types of requests and replies. A reply has its request's.
+// Content types of requests and replies. A reply has the content type of the request.
 const (
 	JSON    = "application/json"
 	MsgPack = "application/msgpack"
 )
 
-// ContentType is the form of a body by its header Content-Type; none is JSON. It is false for forms that nobody reads
-// here.
+// ContentType returns the content type for a header Content-Type; JSON for an empty header. known is false for
+// unsupported types.
 func ContentType(header string) (contentType string, known bool) {
 	switch header {
 	case "", JSON:
@@ -41,38 +41,38 @@ func ContentType(header string) (contentType string, known bool) {
 	return JSON, false
 }
 
-// WrongContentType is the error of a body of another form.
+// WrongContentType returns the error for a body of an unsupported type.
 func WrongContentType(header string) *Error {
 	return Errorf(CodeWrongContentType, "Content-Type is %q; send the header \"Content-Type: %s\" or %s",
 		shorten(header), JSON, MsgPack)
 }
 
-// errForwarded is for a query that somebody else is to answer.
+// errForwarded is the result for a query that another node answers.
 var errForwarded = errors.New("the query is forwarded")
 
-// Observer is called after every request that Handle answered: with its operation, its outcome ([OutcomeOf]) and the
-// time it took.
+// Observer is called after every request that Handle answered, with the operation, the outcome ([OutcomeOf]) and the
+// duration.
 type Observer func(op, outcome string, took time.Duration)
 
-// Handler answers requests, whatever carries them. Any number of goroutines may use it.
+// Handler answers requests of all transports. It is safe for concurrent use.
 type Handler struct {
 	Indexer   Indexer
 	Registrar Registrar     // nil: operations that register and change workers are not served
 	Router    Router        // nil: the operations of routing are not served
 	Funnels   Funnels       // nil: the funnel is not served
 	Observe   Observer      // may be nil
-	Unknown   UnknownFields // what becomes of fields of requests that are not known
+	Unknown   UnknownFields // treatment of unknown fields in requests
 
-	// Forward, if it is not nil, is offered each query that was read and is right. It returns true if somebody else is to
-	// answer it: then Handle returns nothing, and observes nothing.
+	// Forward is called with each valid query; nil disables it. If Forward returns true, another node answers the
+	// query, and Handle returns and observes nothing.
 	Forward func(ctx context.Context, q *Query) bool
 
-	// Instance is the worker that the request is about, where something beside the body says so; else empty.
+	// Instance is the worker of the request if the transport names it outside the body; else empty.
 	Instance events.WorkerID
 }
 
-// Handle answers one request. The reply is in the request's content type, which is JSON unless it is
-// MsgPack. failure is not nil if the reply is an error; the reply holds it too.
+// Handle answers a request. The reply has the request's content type: MsgPack, or JSON for all other values. failure is
+// set if the reply is an error. The reply contains the error too.
 func (h Handler) Handle(ctx context.Context, op, contentType string, body []byte) (reply []byte, failure *Error) {
 	begun := time.Now()
 	answer, err := h.dispatch(ctx, op, contentType, body)
@@ -94,7 +94,7 @@ func (h Handler) Handle(ctx context.Context, op, contentType string, body []byte
 	return reply, failure
 }
 
-// AsError is an error as clients get it. err is not nil.
+// AsError returns an error in the form for clients. err must not be nil.
 func AsError(err error) *Error {
 	switch e, is := errors.AsType[*Error](err); {
 	case is:
@@ -102,18 +102,18 @@ func AsError(err error) *Error {
 	case errors.Is(err, context.DeadlineExceeded):
 		return Errorf(CodeBehind, "the deadline passed before there was an answer")
 	case errors.Is(err, context.Canceled):
-		return Errorf(CodeUnavailable, "it was given up: whoever asked has gone, or this node stops")
+		return Errorf(CodeUnavailable, "the request was cancelled: the client has gone, or this node stops")
 	}
 	return Errorf(CodeInternal, "%v", err)
 }
 
-// HasCode reports whether an error is an [Error] of a code, or wraps one.
+// HasCode reports whether an error is, or wraps, an [Error] with the code.
 func HasCode(err error, code Code) bool {
 	e, is := errors.AsType[*Error](err)
 	return is && e.Code == code
 }
 
-// dispatch reads a request of an operation and returns its answer.
+// dispatch reads a request of an operation and returns the answer.
 func (h Handler) dispatch(ctx context.Context, op, contentType string, body []byte) (any, error) {
 	if len(body) > MaxBody {
 		return nil, Errorf(CodeTooLarge, "the request has %d bytes, more than %d", len(body), MaxBody)
@@ -137,14 +137,14 @@ func unknownOperation(op string) error {
 	return Errorf(CodeUnknownOperation, "there is no operation %q", op)
 }
 
-// requestBody is a request that was not read yet.
+// requestBody is an undecoded request.
 type requestBody struct {
 	contentType string
 	body        []byte
 	optional    bool // the body may be null
 }
 
-// readRequest reads a request, enters the worker that the path names, and runs the request's check, if it has one.
+// readRequest reads a request, inserts the worker of the path, and runs the request's check, if there is one.
 func readRequest(h Handler, b requestBody, q object) error {
 	err := (&reader{unknown: h.Unknown, what: "the request", optional: b.optional}).read(b.contentType, b.body, q)
 	if about, is := q.(workerRequest); is && err == nil {
@@ -156,14 +156,14 @@ func readRequest(h Handler, b requestBody, q object) error {
 	return err
 }
 
-// workerRequest is a request about one worker, which the path may name in place of the body.
+// workerRequest is a request about one worker. The path or the body names the worker.
 type workerRequest interface{ instance() *events.WorkerID }
 
 func (c *WorkerChange) instance() *events.WorkerID  { return &c.Instance }
 func (w *WorkerRemoval) instance() *events.WorkerID { return &w.Instance }
 
-// completeInstance sets the worker of a request to the one that the path names. It refuses two different workers, and a
-// request without one.
+// completeInstance sets the worker of a request to the worker of the path. It refuses two different workers, and a
+// request without a worker.
 func (h Handler) completeInstance(instance *events.WorkerID) error {
 	switch {
 	case *instance == "":
@@ -173,7 +173,7 @@ func (h Handler) completeInstance(instance *events.WorkerID) error {
 			shorten(string(*instance)))
 	}
 	if *instance == "" {
-		return Errorf(CodeMalformed, "the request names no instance")
+		return Errorf(CodeMalformed, "the request has no instance")
 	}
 	return nil
 }
@@ -188,7 +188,7 @@ func (h Handler) find(ctx context.Context, b requestBody) (any, error) {
 		return nil, err
 	}
 	if q.Explain && q.EngineHashes != nil {
-		return nil, Errorf(CodeMalformed, "explain goes with tokens or hashes, not with engine_hashes")
+		return nil, Errorf(CodeMalformed, "explain is valid with tokens or hashes, not with engine_hashes")
 	}
 	q.Idle = q.Idle || q.Explain
 	ctx, done := q.Bounded(ctx)
@@ -200,7 +200,7 @@ func (h Handler) find(ctx context.Context, b requestBody) (any, error) {
 	return h.Indexer.Find(ctx, &q)
 }
 
-// readQuery reads a query: in MessagePack most are as our own clients write them.
+// readQuery reads a query. A fast path decodes the MessagePack form of our own clients.
 func (h Handler) readQuery(contentType string, body []byte, q *Query) error {
 	if contentType == MsgPack && unpackQuery(body, q, h.Unknown) {
 		return nil
@@ -208,7 +208,7 @@ func (h Handler) readQuery(contentType string, body []byte, q *Query) error {
 	return (&reader{unknown: h.Unknown, what: "the query"}).read(contentType, body, q)
 }
 
-// Bounded is the context with the query's own deadline, if it has one.
+// Bounded returns the context with the query's own deadline, if the query has a deadline.
 func (q *Query) Bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	if q.DeadlineMS == 0 {
 		return ctx, func() {}
@@ -216,19 +216,19 @@ func (q *Query) Bounded(ctx context.Context) (context.Context, context.CancelFun
 	return context.WithTimeout(ctx, time.Duration(q.DeadlineMS)*time.Millisecond)
 }
 
-// maxHashed is how many ways of reading ahead one query may tell apart.
+// maxHashed is the largest number of lookaheads in a query.
 const maxHashed = 16
 
-// maxWithin is how many sets of tiers one query may name: all that there are.
+// maxWithin is the largest number of sets of tiers in a query: all possible sets.
 const maxWithin = 1<<events.NumTiers - 1
 
-// MaxMedia is how many items one prompt may have.
+// MaxMedia is the largest number of items in a prompt.
 const MaxMedia = 1 << 12
 
-// checkMedia refuses items of which it cannot be said in which blocks an engine has them.
+// checkMedia returns an error for items without a definite position in the blocks of an engine.
 func checkMedia(media []events.MediaItem, tokens Tokens) error {
 	if media != nil && tokens == nil {
-		return Errorf(CodeMalformed, "media says which tokens stand for images; it goes with tokens only")
+		return Errorf(CodeMalformed, "media marks tokens of images; it is valid with tokens only")
 	}
 	if len(media) > MaxMedia {
 		return Errorf(CodeTooLarge, "media has more than %d elements", MaxMedia)
@@ -249,11 +249,11 @@ func checkMedia(media []events.MediaItem, tokens Tokens) error {
 	return nil
 }
 
-// Check refuses what no model could answer. The error is an [Error].
+// Check returns an error for a query that is invalid for any model. The error is an [Error].
 func (q *Query) Check() error {
 	switch {
 	case q.Model == "":
-		return Errorf(CodeMissingModel, "the query names no model")
+		return Errorf(CodeMissingModel, "the query has no model")
 	case q.Text != nil && (q.Tokens != nil || q.Hashes != nil || q.Hashed != nil || q.EngineHashes != nil):
 		return Errorf(CodeMalformed, "the query has a text, and tokens or hashes; give one of them")
 	case q.Text != nil && q.Text.Check() != nil:
@@ -266,23 +266,23 @@ func (q *Query) Check() error {
 		return Errorf(CodeMalformed, "the query has tokens and hashes; give one of them")
 	case q.Tokens == nil && q.Text == nil && (q.LoRA != "" || q.CacheSalt != ""):
 		return Errorf(CodeMalformed,
-			"lora_name and cache_salt are part of the hashes already; they go with tokens only")
+			"lora_name and cache_salt are valid with tokens only; hashes include them")
 	case q.Hashed != nil && len(q.Hashed) == 0:
-		return Errorf(CodeMalformed, "hashed is an empty list; it has one element for each way of reading ahead")
+		return Errorf(CodeMalformed, "hashed is an empty list; it has an element for each lookahead")
 	case q.Workers != nil && len(q.Workers) == 0:
-		return Errorf(CodeMalformed, "workers is an empty list, which allows none; leave it out to allow all")
+		return Errorf(CodeMalformed, "workers is an empty list and allows none; omit it to allow all")
 	case q.Ranks != nil && len(q.Ranks) == 0:
-		return Errorf(CodeMalformed, "ranks is an empty list, which allows none; leave it out to allow all")
+		return Errorf(CodeMalformed, "ranks is an empty list and allows none; omit it to allow all")
 	case q.Ranks != nil && q.Workers != nil:
 		return Errorf(CodeMalformed, "the query has workers and ranks; give one of them")
 	case q.Endpoints != nil && len(q.Endpoints) == 0:
-		return Errorf(CodeMalformed, "endpoints is an empty list, which allows none; leave it out to allow all")
+		return Errorf(CodeMalformed, "endpoints is an empty list and allows none; omit it to allow all")
 	case slices.Contains(q.Endpoints, ""):
-		return Errorf(CodeMalformed, "endpoints has one that is empty")
+		return Errorf(CodeMalformed, "endpoints has an empty element")
 	case q.Endpoints != nil && (q.Workers != nil || q.Ranks != nil):
 		return Errorf(CodeMalformed, "the query has endpoints, and workers or ranks; give one of them")
 	case q.Partitions != nil && len(q.Partitions) == 0:
-		return Errorf(CodeMalformed, "partitions is an empty list; leave it out to look at all")
+		return Errorf(CodeMalformed, "partitions is an empty list; omit it to search all")
 	case len(q.Hashed) > maxHashed:
 		return Errorf(CodeTooLarge, "hashed has more than %d elements", maxHashed)
 	case q.Within != nil && (len(q.Within) == 0 || len(q.Within) > maxWithin):
@@ -291,7 +291,7 @@ func (q *Query) Check() error {
 		return Errorf(CodeMalformed, "l3 is %.40q; it may be %q, %q or %q", string(q.L3), L3All, L3Beyond, L3Off)
 	}
 	if i := slices.IndexFunc(q.Ranks, func(r RankPlace) bool { return r.Instance == "" }); i >= 0 {
-		return Errorf(CodeMalformed, "ranks[%d] names no instance", i)
+		return Errorf(CodeMalformed, "ranks[%d] has no instance", i)
 	}
 	for _, set := range q.Within {
 		if _, err := set.List(); err != nil {
@@ -346,9 +346,8 @@ func marshalJSON(v any) ([]byte, error) {
 	return json.Marshal(v)
 }
 
-// Unmarshal decodes data of a content type into v. An error is an *Error that says where the data is wrong. Fields that
-// v does not have are ignored, so that nodes of different versions can talk to each other, and older clients to newer
-// nodes.
+// Unmarshal decodes data of a content type into v. It ignores unknown fields, so that nodes of different versions, and
+// older clients with newer nodes, understand each other. An error is an *Error with the position of the fault.
 func Unmarshal(contentType string, data []byte, v any) error {
 	if q, query := v.(*Query); query {
 		return Handler{Unknown: IgnoreUnknown}.readQuery(contentType, data, q)
@@ -369,12 +368,12 @@ func Unmarshal(contentType string, data []byte, v any) error {
 	return notForm(contentType, err)
 }
 
-// DecodeReply decodes a node's reply into v, or returns the error that it holds.
+// DecodeReply decodes a node's reply into v, or returns the error in the reply.
 func DecodeReply(contentType string, data []byte, v any) error {
 	if a, find := v.(*Answer); find && contentType == MsgPack && unpackAnswer(data, a) {
-		return nil // an error is not read as an answer
+		return nil // fails for an error
 	}
-	if bytes.Contains(data, []byte("error")) { // else it is none
+	if bytes.Contains(data, []byte("error")) { // only then can it be an error
 		var failed ErrorBody
 		if err := Unmarshal(contentType, data, &failed); err == nil && failed.Error != nil {
 			return failed.Error

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// BenchmarkHandle answers a query of 767 hashes, as a prompt of 12,272 tokens has in blocks of 16, or of these tokens,
-// from an indexer that knows the answer.
+// BenchmarkHandle answers a query of 767 hashes, the blocks of 16 of a prompt of 12,272 tokens, or of these tokens,
+// from an indexer with a fixed answer.
 func BenchmarkHandle(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 15))
 	q := &Query{Model: "m"}

@@ -13,8 +13,8 @@ import (
 	"unicode/utf8"
 )
 
-// jsonSource reads JSON (RFC 8259), and nothing else: no number with leading zeros, no comma too many. It is much of
-// what a query in JSON costs.
+// jsonSource reads strict JSON (RFC 8259): no number with leading zeros, no extra comma. It is a large part of the cost
+// of a query in JSON.
 type jsonSource struct {
 	data []byte
 	at   int
@@ -31,7 +31,7 @@ func (s *jsonSource) space() {
 	}
 }
 
-// next returns the next byte that is not space; 0 at the end.
+// next returns the next byte after white space; 0 at the end.
 func (s *jsonSource) next() byte {
 	if s.space(); s.at < len(s.data) {
 		return s.data[s.at]
@@ -39,7 +39,7 @@ func (s *jsonSource) next() byte {
 	return 0
 }
 
-// unexpected is the error of what stands where something else is wanted.
+// unexpected returns the error for input in place of want.
 func (s *jsonSource) unexpected(want string) error {
 	switch s.space(); {
 	case s.at < len(s.data):
@@ -85,7 +85,7 @@ func (s *jsonSource) truth() bool {
 	return false
 }
 
-// quoted passes over text and returns what is between its quotation marks, and whether escapes are in it.
+// quoted skips a text and returns the bytes between the quotation marks. escaped: the bytes contain escapes.
 func (s *jsonSource) quoted() (raw []byte, escaped bool, err error) {
 	start := s.at + 1
 	for i := start; i < len(s.data); i++ {
@@ -109,7 +109,7 @@ func (s *jsonSource) text() (string, bool, error) {
 	return string(raw), valid, err
 }
 
-// plain is text without its escapes. It is part of the data if there were none.
+// plain returns a text without escapes. The result is part of the data if there were no escapes.
 func (s *jsonSource) plain() (text []byte, valid bool, err error) {
 	start := s.at
 	raw, escaped, err := s.quoted()
@@ -122,7 +122,7 @@ func (s *jsonSource) plain() (text []byte, valid bool, err error) {
 			text = append(text, raw[i])
 			continue
 		}
-		i++ // it is not the last: then the text would not have ended
+		i++ // never the last byte: the text would not have ended
 		switch c := raw[i]; c {
 		case '"', '\\', '/':
 			text = append(text, c)
@@ -162,7 +162,7 @@ func hex4(b []byte) (rune, bool) {
 	return rune(v), err == nil
 }
 
-// digits passes over digits, of which there is at least one.
+// digits skips at least one digit.
 func (s *jsonSource) digits() error {
 	start := s.at
 	for s.at < len(s.data) && '0' <= s.data[s.at] && s.data[s.at] <= '9' {
@@ -174,7 +174,7 @@ func (s *jsonSource) digits() error {
 	return nil
 }
 
-// word passes over a number.
+// word skips a number and returns its bytes.
 func (s *jsonSource) word() ([]byte, error) {
 	start := s.at
 	has := func(any string) bool {
@@ -218,7 +218,7 @@ func (s *jsonSource) number() (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	v, _ := strconv.ParseFloat(string(word), 64) // of one that is too large it is infinite
+	v, _ := strconv.ParseFloat(string(word), 64) // infinite if too large
 	return v, nil
 }
 
@@ -242,7 +242,7 @@ func parseWhole(word []byte) (uint64, whole) {
 	return v, positive
 }
 
-// follows reads the comma after an element, or the end after the last.
+// follows reads the comma after an element, or the end after the last element.
 func (s *jsonSource) follows(end byte) (more bool, err error) {
 	switch c := s.next(); c {
 	case ',':
@@ -309,7 +309,7 @@ func (s *jsonSource) list(each func(i int) error) error {
 
 func (s *jsonSource) skip() error { return s.pass(maxNesting) }
 
-// pass is skip with a bound on how deep values may lie within each other.
+// pass is skip with a limit on the nesting of values.
 func (s *jsonSource) pass(depth int) (err error) {
 	if depth == 0 {
 		return errNested
@@ -336,8 +336,8 @@ func (s *jsonSource) pass(depth int) (err error) {
 	return err
 }
 
-// Members reads a JSON object and tells each of its members, by names as they are written; value is JSON. An [Error]
-// says that the data is none; others are those of each.
+// Members calls each for every member of a JSON object, in order, with the name and the JSON of the value. It returns
+// an [Error] if data is no JSON object, and otherwise the first error of each.
 func Members(data []byte, each func(name string, value []byte) error) error {
 	s := &jsonSource{data: data}
 	var theirs error
@@ -354,7 +354,7 @@ func Members(data []byte, each func(name string, value []byte) error) error {
 			return err
 		})
 		if err == nil {
-			err = s.end()
+			err = s.checkEnd()
 		}
 	case kindNone:
 		err = s.unexpected("a value")
@@ -365,7 +365,7 @@ func Members(data []byte, each func(name string, value []byte) error) error {
 	return notForm(JSON, err)
 }
 
-// raw passes over a value and returns its bytes.
+// raw skips a value and returns its bytes.
 func (s *jsonSource) raw() ([]byte, error) {
 	s.space()
 	start := s.at
@@ -382,7 +382,7 @@ func (s *jsonSource) shown() string {
 	return shorten(value)
 }
 
-func (s *jsonSource) end() error {
+func (s *jsonSource) checkEnd() error {
 	if s.space(); s.at < len(s.data) {
 		return errors.New("something follows the JSON value")
 	}
@@ -406,12 +406,12 @@ func (s *jsonSource) hashes(field string) (Hashes, error) {
 	})
 }
 
-// pauseOfMany is how many elements are read one by one before it is tried again to read many at once.
+// pauseOfMany is the number of elements to read one by one before the next attempt to read many at once.
 const pauseOfMany = 16
 
-// jsonNumbers reads a list of numbers, of 64 bits with or without a sign. many, if not nil, appends those at the front
-// of data that it can read and returns their length with what is between them; other reads an element that is written
-// otherwise.
+// jsonNumbers reads a list of numbers, of 64 bits with or without a sign. many appends the numbers at the front of data
+// that it supports and returns their length with the separators; nil disables it. other reads an element in another
+// form.
 func jsonNumbers[T uint32 | uint64](s *jsonSource, field string, code Code, want string,
 	many func(dst []T, data []byte) ([]T, int), other func(word []byte) (T, bool),
 ) ([]T, error) {
@@ -419,7 +419,7 @@ func jsonNumbers[T uint32 | uint64](s *jsonSource, field string, code Code, want
 	signed := int(most >> 63)
 	s.at++
 	data, i := s.data, s.at
-	upTo := bytes.IndexByte(data[i:], ']') // which no number has in it
+	upTo := bytes.IndexByte(data[i:], ']') // no number contains it
 	if upTo < 0 {
 		upTo = len(data) - i
 	}
@@ -435,7 +435,7 @@ func jsonNumbers[T uint32 | uint64](s *jsonSource, field string, code Code, want
 	for next := 0; ; {
 		if many != nil && len(out) >= next {
 			out, i = many(out, data[s.at:])
-			if s.at += i; i == 0 { // it costs more than one element does
+			if s.at += i; i == 0 { // an attempt costs more than an element
 				next = len(out) + pauseOfMany
 			}
 		}
@@ -471,7 +471,7 @@ func jsonNumbers[T uint32 | uint64](s *jsonSource, field string, code Code, want
 	}
 }
 
-// wordNumbers is shortNumbers eight bytes at a time, on any processor.
+// wordNumbers is shortNumbers for any processor, with eight bytes at a time.
 func wordNumbers(dst []uint32, data []byte) ([]uint32, int) {
 	free, count, i := dst[len(dst):cap(dst)], 0, 0
 	for i+10 <= len(data) && count < len(free) {
@@ -489,10 +489,11 @@ func wordNumbers(dst []uint32, data []byte) ([]uint32, int) {
 	return dst[:len(dst)+count], i
 }
 
-// digitsOf reads the n decimal digits that data begins with, eight at a time and without a branch for each, which
-// something follows; not long: up to eight. n is 0 if there is none, or if they are more than 64 bits hold.
+// digitsOf reads the n decimal digits at the front of data, eight at a time without a branch for each digit. Another
+// byte must follow the digits. If long is false, digitsOf reads at most eight digits. n is 0 if there is no digit, or
+// if the number exceeds 64 bits.
 func digitsOf(data []byte, long bool) (v uint64, n int) {
-	if len(data) <= 24 { // there are more bytes only for what is not the last of a list
+	if len(data) <= 24 { // only for the end of a list
 		var padded [32]byte
 		copy(padded[:], data)
 		if v, n = digitsOf(padded[:], long); n >= len(data) {
@@ -520,8 +521,8 @@ func digitsOf(data []byte, long bool) (v uint64, n int) {
 
 var powers = [9]uint64{1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8}
 
-// leadingDigits is the number of the decimal digits with which eight bytes begin, the first of which is the lowest, and
-// how many they are. Neighbours are put together in pairs, then fours, then all.
+// leadingDigits returns the value and the number of the decimal digits at the front of eight bytes. The lowest byte is
+// the first. The digits are combined in pairs, then fours, then all.
 func leadingDigits(b uint64) (v uint64, n int) {
 	const ones = 0x0101010101010101
 	b ^= '0' * ones
@@ -529,14 +530,14 @@ func leadingDigits(b uint64) (v uint64, n int) {
 	n = 8
 	if others != 0 {
 		upTo := uint(bits.TrailingZeros64(others)) &^ 7
-		b = b << 8 << (56 - upTo) // zeros lead
+		b = b << 8 << (56 - upTo) // leading zeros
 		n = int(upTo / 8)
 	}
 	b = b*10 + b>>8
 	return ((b&0x000000ff000000ff)*(100+1e6<<32) + (b>>16&0x000000ff000000ff)*(1+1e4<<32)) >> 32, n
 }
 
-// rounded says what to do about a hash that was rounded on its way.
+// rounded returns the advice for a hash that the client has rounded.
 func rounded(word []byte, want string) string {
 	if want == wantHash && len(word) > 0 && word[0] != '"' && bytes.IndexAny(word, "eE.") > 0 {
 		return "; where numbers are rounded, send it as text in decimal digits"

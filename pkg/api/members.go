@@ -7,35 +7,35 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// member is a member of an object in a request: its name, and where its value goes. The type that to points to says
-// which values are taken.
+// member is a member of an object in a request: the name, and the destination of the value. The type of *to decides
+// which values are valid.
 type member struct {
 	name string
 	to   any
 }
 
-// object is what a request has, or is: something with members, which it appends to a list.
+// object is a request, or a part of a request, with members. The method appends its members to a list.
 type object interface {
 	members(list []member) []member
 }
 
-// Values that are narrower than the fields they go to.
+// Types for values with a narrower range than their destinations.
 type (
 	positiveNumber uint32           // not 0
 	tokenCount     uint64           // of a prompt
-	knownCount     uint64           // from 1 to 2^53: of something that is known
-	mediaHash      uint64           // or the identifier that it is made of
-	saidText       string           // not empty
-	promptText     string           // with advice for those who send a list
+	knownCount     uint64           // from 1 to 2^53: the number must be known
+	mediaHash      uint64           // a number, or the identifier to hash
+	nonEmptyText   string           // not empty
+	promptText     string           // with advice for clients that send a list
 	objectValue    Value            // a Value is a list
-	textMember     struct{ *Query } // one of its Text, which is there as soon as one of them is
+	textMember     struct{ *Query } // a member of Text, which is created at the first member
 )
 
-// into reads the value of a field, or of the element or body itself if field is empty. The type that to points to
-// decides which values are valid.
+// into reads the value of a field into *to. field is empty for the element or body itself. The type of *to decides
+// which values are valid.
 func (r *reader) into(field string, to any) (err error) {
 	switch to := to.(type) {
-	case *string, *saidText, *promptText, *Tiers, *events.WorkerID, *Role, *routing.Role:
+	case *string, *nonEmptyText, *promptText, *Tiers, *events.WorkerID, *Role, *routing.Role:
 		return r.intoText(field, to)
 	case *int, *uint32, *positiveNumber, *events.Rank, **events.Rank, *events.Partition, *events.StreamSeq, *uint64,
 		*tokenCount, *knownCount, **uint64, *float64, **float64, *mediaHash:
@@ -67,8 +67,8 @@ func (r *reader) into(field string, to any) (err error) {
 // intoText reads a text.
 func (r *reader) intoText(field string, to any) error {
 	switch to := to.(type) {
-	case *saidText:
-		return r.said(field, (*string)(to))
+	case *nonEmptyText:
+		return r.nonEmpty(field, (*string)(to))
 	case *promptText:
 		if r.kind() == kindList {
 			return Errorf(CodeMalformed, "%s is a list; send token ids as tokens, and one text only", r.name(field))
@@ -83,7 +83,7 @@ func (r *reader) intoText(field string, to any) error {
 			return Errorf(CodeMalformed, "%s is a list; a worker has one role: %s, %s or %s", r.name(field),
 				RoleAggregated, RolePrefill, RoleDecode)
 		}
-		return r.said(field, (*string)(to))
+		return r.nonEmpty(field, (*string)(to))
 	case *routing.Role:
 		if r.kind() != kindText {
 			return r.isNot(field, "one of aggregated, prefill and decode")
@@ -121,13 +121,13 @@ func (r *reader) intoNumber(field string, to any) (err error) {
 	case *knownCount:
 		v, err = r.uint(field, "a whole number from 1 to 2^53", 1<<53)
 		if err == nil && v == 0 {
-			return Errorf(CodeMalformed, "%s is 0; leave it out if it is not known", r.name(field))
+			return Errorf(CodeMalformed, "%s is 0; omit it if unknown", r.name(field))
 		}
 		*to = knownCount(v)
 	case **uint64:
 		v, err = r.uint(field, "a number of blocks or tokens", events.MaxEngineCount)
 		if err == nil && *to != nil {
-			return Errorf(CodeMalformed, "%s says again what kv_used_blocks says; give one of them", r.name(field))
+			return Errorf(CodeMalformed, "%s repeats kv_used_blocks; give one of them", r.name(field))
 		}
 		*to = &v
 	case *float64:
@@ -138,7 +138,7 @@ func (r *reader) intoNumber(field string, to any) (err error) {
 	case *mediaHash:
 		if r.kind() == kindText {
 			var identifier string
-			err = r.said(field, &identifier)
+			err = r.nonEmpty(field, &identifier)
 			*to = mediaHash(events.MediaHash(identifier))
 			return err
 		}
@@ -228,7 +228,7 @@ func (q *Query) members(list []member) []member {
 	return q.textMembers(list)
 }
 
-// textMembers are those of the query's Text.
+// textMembers appends the members of the query's Text.
 func (q *Query) textMembers(list []member) []member {
 	first := len(list)
 	list = (&Text{}).members(list)
@@ -347,8 +347,8 @@ func (r *RouterRequest) members(list []member) []member {
 	}...)
 }
 
-// engineLoadMembers are a report's. The five last are those of Dynamo's older ForwardPassMetrics from which nothing
-// follows: who has such metrics passes them on as they are.
+// engineLoadMembers returns the members of a report. The last five are fields of Dynamo's older ForwardPassMetrics.
+// They are read and ignored, so that clients can forward such metrics unchanged.
 func engineLoadMembers(l *EngineLoad) []member {
 	var ignored float64
 	return []member{
@@ -362,20 +362,20 @@ func engineLoadMembers(l *EngineLoad) []member {
 
 func (s *WorkerSpec) members(list []member) []member {
 	return append(list, []member{
-		{"endpoint", (*saidText)(&s.Endpoint)}, {"role", &s.Role}, {"rank_start", &s.RankStart},
+		{"endpoint", (*nonEmptyText)(&s.Endpoint)}, {"role", &s.Role}, {"rank_start", &s.RankStart},
 		{"rank_size", (*positiveNumber)(&s.RankSize)}, {"total_kv_blocks", (*knownCount)(&s.TotalKVBlocks)},
 		{"max_num_batched_tokens", (*knownCount)(&s.MaxBatchedTokens)},
-		{"stable_routing_id", (*saidText)(&s.StableRoutingID)}, {"taints", &s.Taints},
+		{"stable_routing_id", (*nonEmptyText)(&s.StableRoutingID)}, {"taints", &s.Taints},
 		{"topology_domains", &s.TopologyDomains}, {"lora_adapters", &s.LoRAAdapters},
-		{"served_model_names", &s.ServedNames}, {"events", (*saidText)(&s.Events)},
+		{"served_model_names", &s.ServedNames}, {"events", (*nonEmptyText)(&s.Events)},
 	}...)
 }
 
 func (w *WorkerRegistration) members(list []member) []member {
 	return w.WorkerSpec.members(append(list, []member{
 		{"instance", &w.Instance}, {"model", &w.Model}, {"block_size", &w.BlockSize},
-		{"events_endpoint", (*saidText)(&w.EventsEndpoint)}, {"replay_endpoint", (*saidText)(&w.ReplayEndpoint)},
-		{"snapshot_endpoint", (*saidText)(&w.SnapshotEndpoint)}, {"source", (*saidText)(&w.Source)},
+		{"events_endpoint", (*nonEmptyText)(&w.EventsEndpoint)}, {"replay_endpoint", (*nonEmptyText)(&w.ReplayEndpoint)},
+		{"snapshot_endpoint", (*nonEmptyText)(&w.SnapshotEndpoint)}, {"source", (*nonEmptyText)(&w.Source)},
 	}...))
 }
 

@@ -2,21 +2,21 @@ package api
 
 import "github.com/kvatlas/kvatlas/internal/base/littleendian"
 
-// Tokens are token ids. In JSON an array of numbers; in MessagePack the same, or a bin of little-endian u32.
+// Tokens are token ids. JSON: an array of numbers. MessagePack: the same, or a bin of little-endian u32.
 type Tokens []uint32
 
-// Hashes are local hashes of blocks. In JSON an array of numbers, unsigned, or negative for those who hold them as
-// signed 64-bit numbers, or of text in decimal digits for those who round numbers above 2^53; in MessagePack the same,
-// or a bin of little-endian u64.
+// Hashes are local hashes of blocks. JSON: an array of unsigned numbers, of negative numbers for clients with signed
+// 64-bit numbers, or of text in decimal digits for clients that round numbers above 2^53. MessagePack: the same, or a
+// bin of little-endian u64.
 type Hashes []uint64
 
-// IsZero reports whether there are none at all. A list without elements is one: a prompt that has no whole block.
+// IsZero reports whether the list is nil. An empty list is a prompt without a whole block.
 func (t Tokens) IsZero() bool { return t == nil }
 
-// IsZero reports whether there are none at all. A list without elements is one: a prompt that has no whole block.
+// IsZero reports whether the list is nil. An empty list is a prompt without a whole block.
 func (h Hashes) IsZero() bool { return h == nil }
 
-// ReadTokens reads an array in JSON; errors call it by name. Null is nil.
+// ReadTokens reads an array in JSON. Errors contain the name. null becomes nil.
 func ReadTokens(name string, data []byte) (t Tokens, err error) {
 	switch s := (&jsonSource{data: data}); s.kind() {
 	case kindNull:
@@ -28,7 +28,7 @@ func ReadTokens(name string, data []byte) (t Tokens, err error) {
 	return t, err
 }
 
-// ReadHashes reads an array in JSON; errors call it by name. Null is nil.
+// ReadHashes reads an array in JSON. Errors contain the name. null becomes nil.
 func ReadHashes(name string, data []byte) (h Hashes, err error) {
 	switch s := (&jsonSource{data: data}); s.kind() {
 	case kindNull:
@@ -40,13 +40,13 @@ func ReadHashes(name string, data []byte) (h Hashes, err error) {
 	return h, err
 }
 
-// UnmarshalJSON reads an array and says which element is no token.
+// UnmarshalJSON reads an array. The error names the first element that is no token.
 func (t *Tokens) UnmarshalJSON(data []byte) (err error) {
 	*t, err = ReadTokens("tokens", data)
 	return err
 }
 
-// UnmarshalJSON reads an array and says which element is no hash.
+// UnmarshalJSON reads an array. The error names the first element that is no hash.
 func (h *Hashes) UnmarshalJSON(data []byte) (err error) {
 	*h, err = ReadHashes("hashes", data)
 	return err

@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// The names of the operations.
+// The names of the operations, with the types of request and answer.
 const (
 	OpFind            = "find"             // Query → Answer
 	OpWorkers         = "workers"          // WorkersRequest, or nothing → WorkerList
@@ -30,30 +30,30 @@ const (
 	OpReport          = "report"           // Report → Done
 	OpBlockHistory    = "block_history"    // BlockHistoryRequest → BlockHistory
 	OpRegisterWorker  = "worker_register"  // WorkerRegistration → Worker
-	OpChangeWorker    = "worker_change"    // WorkerChange → Worker, as it is then
-	OpRemoveWorker    = "worker_remove"    // WorkerRemoval, or the worker in the path → Worker, as it was
+	OpChangeWorker    = "worker_change"    // WorkerChange → Worker, after the change
+	OpRemoveWorker    = "worker_remove"    // WorkerRemoval, or the worker in the path → Worker, before the removal
 )
 
-// Operation describes one operation. [Operations] has one row for each: the HTTP port, the NATS services and their
-// permissions, [github.com/kvatlas/kvatlas/pkg/client], OpenAPI and the reference are made from these rows.
+// Operation describes one operation. [Operations] has a row for each operation. The HTTP port, the NATS services and
+// their permissions, [github.com/kvatlas/kvatlas/pkg/client], OpenAPI and the reference are made from these rows.
 type Operation struct {
 	// Name is also the last token of the operation's NATS subjects.
 	Name string
 
-	// Summary is one line for OpenAPI and the reference.
+	// Summary is a line for OpenAPI and the reference.
 	Summary string
 
 	// Routes are the operation's methods and paths over HTTP. Clients use the last one.
 	Routes []Route
 
-	// Access is the set of rights of which a bearer token over HTTP needs one.
+	// Access is a set of rights. A bearer token over HTTP needs one of them.
 	Access Access
 
 	// Costly marks an operation that takes seconds of work. Web pages of other sites cannot start it with GET.
 	Costly bool
 
-	// AnyNode serves kv.v1.<namespace>.q.<name>: NATS delivers each request to one of all nodes, which answers for the
-	// cluster. NATS users other than nodes may publish there if Granted is set and their role has the Access.
+	// AnyNode serves kv.v1.<namespace>.q.<name>: NATS delivers each request to one node, which answers for the cluster.
+	// NATS users other than nodes may publish there if Granted is set and their role has the Access.
 	AnyNode, Granted bool
 
 	// OneNode serves kv.v1.<namespace>.node.<node>.<name>: the named node answers from its own data.
@@ -68,7 +68,7 @@ type Operation struct {
 	// Parameters are parameters of the URL that may replace the body.
 	Parameters []string
 
-	// Codes are the errors of the operation, besides those of all operations.
+	// Codes are the errors of the operation, in addition to the errors of all operations.
 	Codes []Code
 
 	// Schema is the name of the request's schema in OpenAPI. Empty: the name of its type.
@@ -85,7 +85,7 @@ type Access uint8
 
 // The rights.
 const (
-	AccessRead     Access = 1 << iota // ask
+	AccessRead     Access = 1 << iota // query
 	AccessRoute                       // choose workers and book requests
 	AccessRegister                    // register workers and report their load
 	AccessOperate                     // change workers, write snapshots, compare replicas
@@ -96,7 +96,7 @@ type method struct {
 	Request reflect.Type // nil: a request has no fields
 	Answer  reflect.Type
 
-	// serve reads a request and calls the method of the service. It returns errNotServed if the handler has no such
+	// serve reads a request and calls the method of the service. It returns errNotServed if the handler lacks the
 	// service.
 	serve func(ctx context.Context, h Handler, b requestBody) (any, error)
 }
@@ -112,7 +112,7 @@ var (
 var Operations = []*Operation{
 	{
 		Name: OpFind, Routes: post("/v1/find"), Access: AccessRead, AnyNode: true, Granted: true, OneNode: true,
-		Summary: "Who holds how much of a prompt. Exactly one of `tokens`, `hashes`, `hashed`, `engine_hashes`, `prompt` " +
+		Summary: "The depths of all workers for a prompt. Exactly one of `tokens`, `hashes`, `hashed`, `engine_hashes`, `prompt` " +
 			"and `messages` is given",
 		Codes: modelCodes,
 		method: method{Request: reflect.TypeFor[Query](), Answer: reflect.TypeFor[Answer](),
@@ -120,7 +120,7 @@ var Operations = []*Operation{
 	},
 	{
 		Name: OpWorkers, Routes: get("/v1/workers"), Access: AccessRead, AnyNode: true, Granted: true, OneNode: true,
-		Summary: "All workers, and what they hold", Empty: true,
+		Summary: "All workers, with the numbers of their blocks", Empty: true,
 		method: indexer(func(x Indexer, ctx context.Context, r *WorkersRequest) (*WorkerList, error) {
 			return x.Workers(ctx, *r)
 		}),
@@ -151,13 +151,13 @@ var Operations = []*Operation{
 	},
 	{
 		Name: OpPrefixes, Routes: post("/v1/prefixes"), Access: AccessRead, OneNode: true,
-		Summary: "The largest part of the tree of prefixes that workers of a model share, as all nodes have it or one",
+		Summary: "The largest part of a model's tree of prefixes, of all nodes or of one",
 		Codes:   []Code{CodeUnknownModel, CodeBlockSizeMismatch, CodeMissingModel},
 		method:  indexer(Indexer.Prefixes),
 	},
 	{
 		Name: OpSelect, Routes: post("/v1/select"), Access: AccessRoute, AnyNode: true, Granted: true, Once: true,
-		Summary: "Which worker should serve a prompt. The prompt is given as for `/v1/find`",
+		Summary: "Choose a worker for a prompt. The prompt is given as for `/v1/find`",
 		Codes:   slices.Concat([]Code{CodeNoWorkers, CodeOverloaded, CodeConflict}, modelCodes),
 		method:  router(Router.Select),
 	},
@@ -175,7 +175,7 @@ var Operations = []*Operation{
 	},
 	{
 		Name: OpOutputBlock, Routes: post("/v1/output_block"), Access: AccessRoute, AnyNode: true, Granted: true, Once: true,
-		Summary: "A booked request has one block of output more", Codes: bookingCodes, Schema: "OutputBlockRequest",
+		Summary: "A booked request has a further block of output", Codes: bookingCodes, Schema: "OutputBlockRequest",
 		method: router(done(func(r Router, ctx context.Context, q *outputRef) error {
 			return r.OutputBlock(ctx, (*RequestRef)(q))
 		})).request(reflect.TypeFor[RequestRef]()),
@@ -188,49 +188,49 @@ var Operations = []*Operation{
 	{
 		Name: OpLoads, Routes: slices.Concat(get("/v1/loads"), post("/v1/loads")), Access: AccessRead,
 		AnyNode: true, Granted: true,
-		Summary: "What workers have to do", Empty: true, Codes: []Code{CodeUnknownModel},
+		Summary: "The outstanding work of workers", Empty: true, Codes: []Code{CodeUnknownModel},
 		method: router(Router.Loads),
 	},
 	{
 		Name: OpPotentialLoads, Routes: post("/v1/potential_loads"), Access: AccessRead, AnyNode: true, Granted: true,
-		Summary: "What each worker would have to do with a prompt beside what it has", Codes: modelCodes,
+		Summary: "The outstanding work of each worker with a further prompt", Codes: modelCodes,
 		method: router(Router.PotentialLoads),
 	},
 	{
 		Name: OpEngineLoads, Routes: get("/v1/engine_load"), Access: AccessRead, AnyNode: true, Granted: true,
-		Summary: "How full engines are", Empty: true,
+		Summary: "The used memory of engines", Empty: true,
 		method: router(func(r Router, ctx context.Context, _ *noFields) (*EngineLoads, error) {
 			return r.EngineLoads(ctx)
 		}),
 	},
 	{
-		// a router reports, or a program beside an engine
+		// for a router, or a program beside an engine
 		Name: OpEngineLoad, Routes: post("/v1/engine_load"), Access: AccessRoute | AccessRegister,
 		AnyNode: true, Granted: true,
-		Summary: "Report how full engines are", Schema: "EngineLoadReports",
+		Summary: "Report the used memory of engines", Schema: "EngineLoadReports",
 		method: router(done(Router.EngineLoad)),
 	},
 	{
 		// not granted to NATS users: the answer has hashes of all tenants
 		Name: OpRecorded, Routes: post("/v1/recorded"), Access: AccessRead, AnyNode: true, OneNode: true,
-		Summary: "The newest requests that were recorded of a model, or one of them, by hashes",
+		Summary: "The newest recorded requests of a model, or one of them, by hashes",
 		Codes:   []Code{CodeMissingModel, CodeUnknownRequest},
 		method:  funnels(Funnels.Recorded),
 	},
 	{
 		Name: OpFunnel, Routes: get("/v1/funnel"), Access: AccessRead, AnyNode: true, Granted: true, OneNode: true,
-		Summary: "Where a model's tokens are lost that could have been reused: parameters of the URL, or a body",
+		Summary: "Where reusable tokens of a model are lost: parameters of the URL, or a body",
 		Empty:   true, Parameters: []string{"model", "since"}, Codes: []Code{CodeMissingModel, CodeUnknownModel},
 		method: funnels(Funnels.Funnel),
 	},
 	{
 		Name: OpReport, Routes: post("/v1/report"), Access: AccessRoute, AnyNode: true, Granted: true, OneNode: true,
-		Summary: "What an engine has reused of a prompt for which a worker was chosen", Once: true,
+		Summary: "Report the tokens that an engine reused after a choice", Once: true,
 		Codes:  []Code{CodeUnknownRequest},
 		method: funnels(done(Funnels.Report)),
 	},
 	{
-		Name: OpBlockHistory, OneNode: true, Summary: "What a node remembers of blocks",
+		Name: OpBlockHistory, OneNode: true, Summary: "A node's records of blocks",
 		method: funnels(Funnels.BlockHistory),
 	},
 	{
@@ -242,7 +242,7 @@ var Operations = []*Operation{
 	{
 		Name: OpChangeWorker, Routes: []Route{{http.MethodPatch, "/v1/workers/{instance}"}}, Access: AccessOperate,
 		AnyNode: true, Granted: true,
-		Summary: "Change what is said of a worker", Codes: []Code{CodeUnknownWorker, CodeConflict},
+		Summary: "Change a worker's settings", Codes: []Code{CodeUnknownWorker, CodeConflict},
 		method: registrar(Registrar.ChangeWorker),
 	},
 	{
@@ -268,7 +268,7 @@ var operationsByName = func() map[string]*Operation {
 func OperationOf(name string) *Operation { return operationsByName[name] }
 
 // SentOnce reports whether a client sends a request at most once, since a second request could have another effect. A
-// choice has none unless it books.
+// choice can be repeated unless it books.
 func (o *Operation) SentOnce(request any) bool {
 	if s, choice := request.(*SelectRequest); choice {
 		return s.Book
@@ -279,7 +279,7 @@ func (o *Operation) SentOnce(request any) bool {
 func get(path string) []Route  { return []Route{{http.MethodGet, path}} }
 func post(path string) []Route { return []Route{{http.MethodPost, path}} }
 
-// request returns the method with another type for the documentation of its requests.
+// request returns the method with a different type in the documentation of its requests.
 func (m method) request(t reflect.Type) method {
 	m.Request = t
 	return m
@@ -332,7 +332,7 @@ func methodOf[S comparable, Q, A any, P request[Q]](
 	return m
 }
 
-// done returns a method whose answer is [Done], for an operation without another answer.
+// done returns a method with the answer [Done], for an operation without another answer.
 func done[S, Q any](do func(S, context.Context, *Q) error) func(S, context.Context, *Q) (Done, error) {
 	return func(s S, ctx context.Context, q *Q) (Done, error) { return Done{Done: true}, do(s, ctx, q) }
 }

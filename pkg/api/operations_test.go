@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// TestOperations checks that each row is complete, that no two rows share a name or a route, and that each operation is
-// served somewhere by the service that the handler lacks.
+// TestOperations: each row is complete, names and routes are unique, and each operation needs its service.
 func TestOperations(t *testing.T) {
 	names, routes := map[string]bool{}, map[Route]string{}
 	for _, o := range Operations {
@@ -46,7 +45,7 @@ func TestOperations(t *testing.T) {
 	}
 }
 
-// TestSentOnce checks which requests a client sends at most once.
+// TestSentOnce checks the requests that a client sends at most once.
 func TestSentOnce(t *testing.T) {
 	for _, c := range []struct {
 		op      string

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// CompareOverlaps orders workers as answers have them: best first, guesses last.
+// CompareOverlaps orders workers as in answers: best first, guesses last.
 func CompareOverlaps(a, b Overlap) int { return a.compare(&b) }
 
 func (o *Overlap) compare(p *Overlap) int {
@@ -30,19 +30,20 @@ func (o *Overlap) compare(p *Overlap) int {
 	return cmp.Compare(o.Rank, p.Rank)
 }
 
-// place is where an overlap stands in a list that is being sorted. Its keys decide nearly always.
+// place is the place of an overlap in a list during a sort. Its keys decide nearly always.
 type place struct {
-	depths uint64 // of device and host memory, so that the best comes first
-	name   uint64 // of the instance, the first bytes in which those of the list differ; 0 if other depths decide before
+	depths uint64 // of device and host memory, inverted so that the best is first
+	name   uint64 // the first bytes of the instance after the common prefix; 0 if lower tiers decide
 	at     uint32
 }
 
-// SortOverlaps sorts by CompareOverlaps. An Overlap is large: their places are sorted, and then each is moved once.
+// SortOverlaps sorts by CompareOverlaps. An Overlap is large, so SortOverlaps sorts their places and then moves each
+// overlap once.
 func SortOverlaps(list []Overlap) {
-	var few [64]place // not of the heap
+	var few [64]place // on the stack
 	places := slices.Grow(few[:0], len(list))
 	sorted, more := true, uint32(0)
-	var common string // what all instances begin with
+	var common string // common prefix of all instances
 	for i := range list {
 		o := &list[i]
 		places = append(places, place{depths: ^(uint64(o.Device)<<32 | uint64(o.Host)), at: uint32(i)})
@@ -76,7 +77,7 @@ func SortOverlaps(list []Overlap) {
 		return list[a.at].compare(&list[b.at])
 	})
 	const done = ^uint32(0)
-	for i := range places { // each cycle of the permutation, from its first
+	for i := range places { // each cycle of the permutation, from its first element
 		if places[i].at == done {
 			continue
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// overlapsOf makes a list of ranks in no order, with many equal depths.
+// overlapsOf returns an unordered list of ranks, with many equal depths.
 func overlapsOf(random *rand.Rand, n int) []Overlap {
 	list := make([]Overlap, n)
 	for i, at := range random.Perm(n) {

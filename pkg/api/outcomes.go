@@ -5,26 +5,26 @@ import (
 	"errors"
 )
 
-// Transport is the way by which a request came.
+// Transport is the transport of a request.
 type Transport string
 
-// The ways.
+// The transports.
 const (
-	OverNATS  Transport = "nats" // the subjects that any node may answer on
+	OverNATS  Transport = "nats" // the subjects of all nodes
 	OverHTTP  Transport = "http"
 	OverGRPC  Transport = "grpc"
-	FromNodes Transport = "node" // this node's own subjects: other nodes ask there for their shares of a query
+	FromNodes Transport = "node" // the subjects of this node, for other nodes' parts of a query
 )
 
-// OpOther stands for the operation of a request that was refused before it was known what it asks.
+// OpOther is the operation of a request that was refused before its operation was read.
 const OpOther = "other"
 
 // Outcomes of a request beside the [Code] of its error.
 const (
 	OutcomeOK       = "ok"
-	OutcomeCanceled = "canceled" // the caller ended the request before its answer; this is neither a problem nor a failure
+	OutcomeCanceled = "canceled" // the caller ended the request before its answer; neither a problem nor a failure
 	OutcomeExpired  = "expired"  // the caller's deadline passed before the answer
-	OutcomeUnsent   = "unsent"   // there was an answer, and it could not be sent
+	OutcomeUnsent   = "unsent"   // the answer could not be sent
 )
 
 // OutcomeOf returns the outcome of a request that ended with err; nil is [OutcomeOK].
@@ -38,7 +38,7 @@ func OutcomeOf(err error) string {
 	return string(AsError(err).Code)
 }
 
-// Outcome is what a request is counted as that was answered, or refused.
+// Outcome returns the outcome of a request with this failure; nil is [OutcomeOK].
 func Outcome(failure *Error) string {
 	if failure == nil {
 		return OutcomeOK

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// TestCatalogue: docs/errors.md lists every code with its status, and no other.
+// TestCatalogue: docs/errors.md lists every code with its status, and no further codes.
 func TestCatalogue(t *testing.T) {
 	text, err := os.ReadFile("../../docs/errors.md")
 	if err != nil {
@@ -23,7 +23,7 @@ func TestCatalogue(t *testing.T) {
 	}
 	for code, status := range httpStatus {
 		if listed[code] != fmt.Sprint(status) {
-			t.Errorf("%s has the status %d; the page says %q", code, status, listed[code])
+			t.Errorf("%s has the status %d, on the page %q", code, status, listed[code])
 		}
 		delete(listed, code)
 	}
@@ -38,7 +38,7 @@ func TestCatalogue(t *testing.T) {
 	}
 }
 
-// TestOutcomeOf: a request that its caller ended is canceled, and no failure.
+// TestOutcomeOf: a request that its caller ended is canceled, not failed.
 func TestOutcomeOf(t *testing.T) {
 	for _, c := range []struct {
 		err  error

@@ -14,9 +14,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Queries and answers are encoded and decoded by hand: reflection would be most of what a query costs. The bytes are
-// those of the fields' tags, in order, with each number in its shortest form; marshalReflect gives the same, as a test
-// holds. What only people ask for, and all other messages, go through reflection.
+// Queries and answers are encoded and decoded by hand, because reflection would be the largest cost of a query. The
+// bytes follow the tags of the fields, in order, with each number in its shortest form. A test compares them with
+// marshalReflect. Rare fields, and all other messages, use reflection.
 
 // marshalReflect encodes v by reflection.
 func marshalReflect(v any) ([]byte, error) {
@@ -32,7 +32,8 @@ func marshalReflect(v any) ([]byte, error) {
 // packer appends values to itself.
 type packer []byte
 
-// The first byte of a map without fields, and of one with more than 15, whose number of fields is in the next two.
+// emptyMap is the first byte of a map without fields. longMap is the first byte of a map with more than 15 fields,
+// whose number of fields follows in two bytes.
 const (
 	emptyMap = 0x80
 	longMap  = 0xde
@@ -53,7 +54,7 @@ func (p *packer) field(at int, name string) {
 func (p *packer) array(n int)     { *p = msgp.AppendArrayHead(*p, n) }
 func (p *packer) number(v uint64) { *p = msgp.AppendUint(*p, v) }
 
-// listHead appends the name of a list and its length, or that it is nil. Its elements must follow.
+// listHead appends the name of a list and its length, or nil. The elements must follow.
 func (p *packer) listHead(at int, name string, n int, null bool) {
 	p.field(at, name)
 	if null {
@@ -83,7 +84,7 @@ func (p *packer) putFloat(at int, name string, v float64) {
 	*p = msgp.AppendFloat(*p, v)
 }
 
-// The following append a field that is left out if it has its zero value.
+// The following functions append a field, unless the value is zero.
 
 func (p *packer) optText(at int, name, s string) {
 	if s != "" {
@@ -127,8 +128,8 @@ func (p *packer) optReflect(at int, name string, v any, given bool) error {
 	return err
 }
 
-// appendList appends a field with a list, each element by a function. It takes and returns the packer, which a pointer
-// would move to the heap.
+// appendList appends a field with a list, and calls each for every element. The packer is passed by value, since a
+// pointer would move it to the heap.
 func appendList[T any](p packer, at int, name string, list []T, each func(p packer, v T) packer) packer {
 	p.field(at, name)
 	p.array(len(list))
@@ -162,7 +163,7 @@ func (p *packer) hashes(h Hashes) {
 	*p = littleendian.Append(msgp.AppendBinHead(*p, 8*len(h)), h)
 }
 
-// usual reports whether nothing is asked for but what nearly all requests ask for.
+// usual reports whether the request has only the fields of nearly all requests.
 func (s *SelectRequest) usual() bool {
 	rest := *s
 	q := &rest.Query
@@ -171,7 +172,7 @@ func (s *SelectRequest) usual() bool {
 	return reflect.ValueOf(&rest).Elem().IsZero()
 }
 
-// packSelect packs a request that is usual.
+// packSelect packs a usual request.
 func packSelect(s *SelectRequest) []byte {
 	p := packer(packQuery(&s.Query, 64+8*len(s.SequenceHashes)+len(s.RequestID)))
 	m := 0 // the query's object
@@ -185,16 +186,16 @@ func packSelect(s *SelectRequest) []byte {
 	return p
 }
 
-// usual reports whether a choice is as most are: its other fields are left out.
+// usual reports whether a choice has only the fields of most choices.
 func (s *Selection) usual() bool {
 	return s.Missing == nil && s.UnknownEndpoints == nil && s.Explanation == nil && s.DecodeBusy == nil &&
 		s.WorkerLoad == nil && s.Prefill == nil && s.Disaggregation == nil && s.Session == nil && s.Tokenization == nil
 }
 
-// packSelection packs a choice that is usual.
+// packSelection packs a usual choice.
 func packSelection(s *Selection) []byte {
 	p := make(packer, 0, 416+len(s.Model)+len(s.RequestID)+len(s.Worker)+len(s.Endpoint)+len(s.Policy))
-	p = msgp.AppendMapHead(p, 256) // in the form for more than 15 fields, and less than 256
+	p = msgp.AppendMapHead(p, 256) // in the form for 16 to 255 fields
 	m := len(p) - 1
 	p[m-1] = 0
 	p.putText(m, "model", s.Model)
@@ -226,14 +227,14 @@ func packSelection(s *Selection) []byte {
 	return p
 }
 
-// rare reports whether a query has what nodes do not ask each other for, or too much.
+// rare reports whether a query has fields that nodes do not send each other, or contradictory fields.
 func (q *Query) rare() bool {
 	return q.Endpoints != nil || q.WithEndpoint || q.ByEndpoint || q.Text != nil || q.DeadlineMS > 0 || q.Media != nil ||
 		q.Diagnostic ||
 		q.EngineHashes != nil && (q.Tokens != nil || q.Hashes != nil || q.Hashed != nil)
 }
 
-// packQuery packs a query that is not rare, with room for more.
+// packQuery packs a query that is not rare, with capacity for more bytes.
 func packQuery(q *Query, more int) []byte {
 	p := make(packer, 0, 256+8*len(q.Hashes)+4*len(q.Tokens)+4*len(q.Partitions)+more)
 	m := p.object()
@@ -348,7 +349,7 @@ func (p *packer) status(s *PartitionStatus) {
 func (p *packer) overlap(o *Overlap) error {
 	m := p.object()
 	p.putText(m, "instance", string(o.Instance))
-	// An answer consists mostly of these six, whose names are written with their heads.
+	// An answer consists mostly of these six fields. Their names are written with their heads.
 	b := *p
 	b[m] += 6
 	b = msgp.AppendUint(append(b, "\xa4rank"...), uint64(o.Rank))
@@ -369,7 +370,7 @@ func (p *packer) overlap(o *Overlap) error {
 	}
 	p.optNumber(m, "held", uint64(o.Held))
 	p.optNumber(m, "full", uint64(o.Full))
-	if n := (*p)[m] - emptyMap; n > 15 { // the short head has no room for so many
+	if n := (*p)[m] - emptyMap; n > 15 { // too many for the short head
 		*p = slices.Replace(*p, m, m+1, longMap, 0, n)
 	}
 	return err

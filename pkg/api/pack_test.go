@@ -17,7 +17,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// some returns a list of up to n things, or nil, or none.
+// some returns a list of up to n elements, nil, or an empty list.
 func some[T any](rng *rand.Rand, n int, one func() T) (list []T) {
 	switch rng.IntN(4) {
 	case 0:
@@ -60,7 +60,7 @@ func randomQuery(rng *rand.Rand) *Query {
 		MinSeq:  some(rng, 20, func() PartitionSeq { return PartitionSeq{part(), events.StreamSeq(u64())} }),
 		Explain: rng.IntN(2) == 0, Idle: rng.IntN(2) == 0, L3: L3Ask(words(rng)), L3TimeoutMS: u32() * rng.Uint32N(2),
 	}
-	// Reflection leaves these out if they are empty; they are sent as they are, and refused ([Query.Check]).
+	// Reflection omits these fields if empty. Packing by hand sends them, and [Query.Check] refuses them.
 	if len(q.Hashed) == 0 {
 		q.Hashed = nil
 	}
@@ -96,7 +96,7 @@ func randomQuery(rng *rand.Rand) *Query {
 	return q
 }
 
-// randomAnswer returns an answer; one for people has all that there is to explain.
+// randomAnswer returns an answer, with explanations if people is set.
 func randomAnswer(rng *rand.Rand, people bool) *Answer {
 	u32 := func() uint32 { return uint32(wide(rng)) }
 	part := func() events.Partition { return events.Partition(u32()) }
@@ -151,7 +151,7 @@ func randomAnswer(rng *rand.Rand, people bool) *Answer {
 	return a
 }
 
-// same holds packing and unpacking by hand against reflection.
+// same compares packing and unpacking by hand with reflection.
 func same[T any](t *testing.T, v *T, plain bool, hand func([]byte, *T) bool) {
 	t.Helper()
 	got, err := Marshal(MsgPack, v)
@@ -181,7 +181,7 @@ func same[T any](t *testing.T, v *T, plain bool, hand func([]byte, *T) bool) {
 	}
 }
 
-// unpackedQuery reads a query by hand as a node reads another's.
+// unpackedQuery decodes a query by hand, like a query of another node.
 func unpackedQuery(data []byte, q *Query) bool { return unpackQuery(data, q, IgnoreUnknown) }
 
 func TestPackedAsByReflection(t *testing.T) {
@@ -206,8 +206,7 @@ func TestPackedAsByReflection(t *testing.T) {
 	}
 }
 
-// TestNoHashesAreNotAnEmptyList: a prompt without a whole block is a list without elements, which arrives as one, in
-// either form.
+// TestNoHashesAreNotAnEmptyList: a prompt without a whole block is an empty list, and stays one in both forms.
 func TestNoHashesAreNotAnEmptyList(t *testing.T) {
 	for _, want := range []Query{
 		{Model: "m", Hashes: Hashes{}}, {Model: "m", Tokens: Tokens{}}, {Model: "m"}, {Model: "m",
@@ -227,7 +226,7 @@ func TestNoHashesAreNotAnEmptyList(t *testing.T) {
 	}
 }
 
-// TestPackedForm pins the bytes that clients see.
+// TestPackedForm compares the bytes with constants.
 func TestPackedForm(t *testing.T) {
 	q, err := Marshal(MsgPack, &Query{Model: "m", Hashes: Hashes{1, 1 << 63}, Partitions: []events.Partition{200},
 		Idle: true})
@@ -257,7 +256,7 @@ func TestPackedForm(t *testing.T) {
 	}
 }
 
-// TestUnpackedWhateverTheWriter: other writers put fields in another order, numbers in other sizes, and add fields.
+// TestUnpackedWhateverTheWriter decodes fields in another order, numbers of other sizes, and further fields.
 func TestUnpackedWhateverTheWriter(t *testing.T) {
 	body, err := msgpack.Marshal(map[string]any{
 		"zone": map[string]any{"a": []any{1, nil, 2.5, true, time.Unix(5, 0), make([]byte, 300)}}, "idle": true,
@@ -273,7 +272,7 @@ func TestUnpackedWhateverTheWriter(t *testing.T) {
 	}
 }
 
-// TestLengthsAreNotBelieved: a few bytes that promise many cost nothing, and neither do values that lie very deep.
+// TestLengthsAreNotBelieved: false lengths in a few bytes, and deep nesting, cause no large allocation.
 func TestLengthsAreNotBelieved(t *testing.T) {
 	for _, body := range []string{
 		"\x82\xa5model\xa1m\xa7workers\xdd\xff\xff\xff\xff",
@@ -295,12 +294,12 @@ func TestLengthsAreNotBelieved(t *testing.T) {
 	}
 }
 
-// nilTime is an answer that says of a partition that its log was created at no time.
+// nilTime is an answer with nil as the creation time of a partition's log.
 const nilTime = "\x81\xaapartitions\x91\x81\xa5epoch\xc0"
 
-// TestNilIsNoTime: a nil where a time belongs is an error, and harms nothing that comes after.
+// TestNilIsNoTime: nil in place of a time is an error, without effect on later messages.
 func TestNilIsNoTime(t *testing.T) {
-	for range 100 { // decoders are used again
+	for range 100 { // decoders are reused
 		var a Answer
 		var refused *Error
 		if err := Unmarshal(MsgPack, []byte(nilTime), &a); !errors.As(err, &refused) || refused.Code != CodeMalformed {
@@ -313,7 +312,7 @@ func TestNilIsNoTime(t *testing.T) {
 	}
 }
 
-// FuzzUnpack: what is read by hand, if it is, is what reflection reads.
+// FuzzUnpack: if decoding by hand succeeds, the result equals the result of reflection.
 func FuzzUnpack(f *testing.F) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 12))
@@ -336,13 +335,13 @@ func FuzzUnpack(f *testing.F) {
 		}
 		var a, a2 Answer
 		if unpackAnswer(data, &a) {
-			// whose age may be no number
+			// the age may be NaN
 			if err := msgpack.Unmarshal(data, &a2); err != nil || fmt.Sprint(a) != fmt.Sprint(a2) {
 				t.Fatalf("by hand %+v, by reflection %+v, %v", a, a2, err)
 			}
 		}
 		if validate(data) == nil {
-			_ = unmarshalReflect(data, &Query{}) // which must not take room that data has not
+			_ = unmarshalReflect(data, &Query{}) // must not allocate more than the data
 			_ = unmarshalReflect(data, &Answer{})
 		}
 	})
@@ -361,7 +360,7 @@ func benchmarked() (*Query, *Answer) {
 	return q, a
 }
 
-// BenchmarkPack is a query of 128 blocks and its answer of 32 workers and 8 partitions, beside reflection.
+// BenchmarkPack packs a query of 128 blocks and its answer of 32 workers and 8 partitions, by hand and by reflection.
 func BenchmarkPack(b *testing.B) {
 	q, a := benchmarked()
 	for _, c := range []struct {

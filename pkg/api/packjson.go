@@ -8,17 +8,17 @@ import (
 	"unicode/utf8"
 )
 
-// Answers and choices in JSON are encoded by hand too. The bytes are those of encoding/json, as a test and a fuzzer
-// hold; what is rare goes through it.
+// Answers and choices in JSON are encoded by hand too. The bytes equal the output of encoding/json, as a test and a
+// fuzzer check. Rare values use encoding/json.
 
-// jsonPacker appends values to out. Names come with what stands before and after them: `,"rank":`. After an error the
-// value is encoding/json's to encode, or to refuse.
+// jsonPacker appends values to out. Names include the text around them: `,"rank":`. After an error, encoding/json
+// encodes or refuses the value.
 type jsonPacker struct {
 	out []byte
 	err error
 }
 
-// jsonAnswer encodes an answer; false: that is left to encoding/json.
+// jsonAnswer encodes an answer. It returns false for an answer that encoding/json must encode.
 func jsonAnswer(a *Answer) ([]byte, bool) {
 	room := 512 + 128*len(a.Workers) + 96*len(a.Partitions) + 24*(len(a.L3.Ranges)+len(a.L3.Unknown))
 	if a.Tokenization != nil {
@@ -57,7 +57,7 @@ func jsonAnswer(a *Answer) ([]byte, bool) {
 	return p.out, p.err == nil
 }
 
-// jsonSelection encodes a choice that is usual; false: that is left to encoding/json.
+// jsonSelection encodes a usual choice. It returns false for a choice that encoding/json must encode.
 func jsonSelection(s *Selection) ([]byte, bool) {
 	p := jsonPacker{out: make([]byte, 0, 640+len(s.Model)+len(s.RequestID)+len(s.Worker)+len(s.Endpoint)+len(s.Policy))}
 	p.putText(`{"model":`, s.Model)
@@ -92,7 +92,7 @@ func jsonSelection(s *Selection) ([]byte, bool) {
 
 func (p *jsonPacker) overlap(o *Overlap) {
 	p.putText(`{"instance":`, string(o.Instance))
-	// An answer consists mostly of these six, which are appended without a write to p for each.
+	// An answer consists mostly of these six fields, which are appended without a write to p for each.
 	b := strconv.AppendUint(append(p.out, `,"rank":`...), uint64(o.Rank), 10)
 	b = strconv.AppendUint(append(b, `,"device":`...), uint64(o.Device), 10)
 	b = strconv.AppendUint(append(b, `,"host":`...), uint64(o.Host), 10)
@@ -135,14 +135,14 @@ func (p *jsonPacker) l3(l *L3) {
 
 func (p *jsonPacker) raw(s string) { p.out = append(p.out, s...) }
 
-// comma separates element i of a list from the one before.
+// comma separates element i of a list from the previous element.
 func (p *jsonPacker) comma(i int) {
 	if i > 0 {
 		p.raw(`,`)
 	}
 }
 
-// listHead begins a list whose elements must follow, and listEnd, or writes that there is none.
+// listHead begins a list, or writes null. The elements and listEnd must follow.
 func (p *jsonPacker) listHead(name string, null bool) {
 	p.raw(name)
 	if null {
@@ -168,7 +168,7 @@ func (p *jsonPacker) putTruth(name string, v bool) {
 	p.out = strconv.AppendBool(append(p.out, name...), v)
 }
 
-// putText leaves text that has anything to escape to encoding/json.
+// putText appends a text. encoding/json encodes texts with characters to escape.
 func (p *jsonPacker) putText(name, s string) {
 	p.raw(name)
 	for i := range len(s) {
@@ -181,7 +181,7 @@ func (p *jsonPacker) putText(name, s string) {
 	p.out = append(append(append(p.out, '"'), s...), '"')
 }
 
-// putFloat leaves numbers that have an exponent to encoding/json, and those that JSON does not have.
+// putFloat appends a number. encoding/json encodes numbers with an exponent, and refuses numbers that JSON lacks.
 func (p *jsonPacker) putFloat(name string, v float64) {
 	p.raw(name)
 	if abs := math.Abs(v); abs == 0 || 1e-6 <= abs && abs < 1e21 {
@@ -208,7 +208,7 @@ func (p *jsonPacker) reflect(v any) {
 	p.out = append(p.out, text...)
 }
 
-// The following append a field that is left out if it has its zero value, or is not given.
+// The following functions append a field, unless the value is zero or not given.
 
 func (p *jsonPacker) optText(name, s string) {
 	if s != "" {

@@ -16,7 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// sameJSON holds what is encoded by hand against encoding/json.
+// sameJSON compares encoding by hand with encoding/json.
 func sameJSON(t *testing.T, v any) {
 	t.Helper()
 	got, failed := Marshal(JSON, v)
@@ -26,7 +26,7 @@ func sameJSON(t *testing.T, v any) {
 	}
 }
 
-// oddTexts have what is escaped, and what is not.
+// oddTexts have characters to escape, and plain text.
 var oddTexts = []string{"", "plain", "\x7f~/", `"`, `\`, "<b>&", "\u2028\u2029", "\xff\xc3", "\x00\b\f\n\r\t\x1f",
 	"wörd 語"}
 
@@ -73,7 +73,7 @@ func TestJSONAsByReflection(t *testing.T) {
 	sameJSON(t, (*Selection)(nil))
 }
 
-// FuzzMarshalJSON: what is encoded by hand is what encoding/json writes.
+// FuzzMarshalJSON: the output by hand equals the output of encoding/json.
 func FuzzMarshalJSON(f *testing.F) {
 	for i, text := range oddTexts {
 		f.Add(text, oddFloats[i], int64(i)<<32, int64(i), uint64(i)<<60, i%2 == 0)
@@ -102,8 +102,8 @@ func FuzzMarshalJSON(f *testing.F) {
 	})
 }
 
-// TestAllocations: the forms that nearly all requests have allocate as little as they may: a reply itself, and of a
-// request the lists, what is in them, and what the steps of its way share.
+// TestAllocations: usual requests and replies have the least number of allocations: the reply, and for a request the
+// lists, their elements, and the shared state of the steps.
 func TestAllocations(t *testing.T) {
 	q, a := benchmarked()
 	q.Partitions = nil
@@ -165,11 +165,11 @@ func TestAllocations(t *testing.T) {
 	}
 	if _, failure := h.Handle(context.Background(), OpFind, JSON, text); failure != nil ||
 		!reflect.DeepEqual(e.last.Hashes, negative.Hashes) {
-		t.Errorf("signed hashes are read as others: %v", failure)
+		t.Errorf("signed hashes have wrong values: %v", failure)
 	}
 }
 
-// TestSignedHashes: what begins with a minus is read as by [strconv.ParseInt], wherever it stands in a list.
+// TestSignedHashes: negative numbers anywhere in a list are read as by [strconv.ParseInt].
 func TestSignedHashes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(18, 3))
 	words := []string{"-0", "-1", "-9", "-01", "-00", "-", "--1", "- 1", "-1.0", "-1e3", "-9223372036854775808",

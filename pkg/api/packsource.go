@@ -8,8 +8,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
-// packSource reads MessagePack as anybody may write it: numbers in any form that holds them, lists of numbers as lists
-// or as bytes, text as bytes. Its data is validated: all lengths fit.
+// packSource reads MessagePack in any valid form: numbers of any width, lists of numbers as lists or as bytes, text as
+// bytes. Its data is validated: all lengths fit.
 type packSource struct{ unpacker }
 
 var kindOfForm = [...]kind{
@@ -96,7 +96,7 @@ func (s *packSource) shown() string {
 	}
 }
 
-func (s *packSource) end() error {
+func (s *packSource) checkEnd() error {
 	if s.Left() > 0 {
 		return errors.New("something follows the MessagePack value")
 	}
@@ -113,7 +113,7 @@ func (s *packSource) hashes(field string) (Hashes, error) {
 	return packNumbers(s, field, CodeMalformed, wantHash, 8, readHashes, accept)
 }
 
-// packNumbers reads a list of numbers, or their bytes, each of so many.
+// packNumbers reads a list of numbers, or their bytes, with size bytes for each number.
 func packNumbers[T uint32 | uint64, L ~[]T](
 	s *packSource, field string, code Code, want string,
 	size int, read func([]byte) L, accept func(uint64, whole) (T, bool),
@@ -132,7 +132,7 @@ func packNumbers[T uint32 | uint64, L ~[]T](
 	if n > MaxTokens {
 		return nil, Errorf(CodeTooLarge, "%s has more than %d elements", field, MaxTokens)
 	}
-	out := make([]T, 0, n) // each takes a byte at least
+	out := make([]T, 0, n) // each number has at least one byte
 	for i := range n {
 		at := *s
 		v, is := uint64(0), notWhole

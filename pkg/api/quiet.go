@@ -7,37 +7,37 @@ import (
 	"unicode"
 )
 
-// SourceReport is published by shims of many ranks, beside [EngineLoads] and on the same subjects, and by shims of
-// shared stores, on a subject of the store.
+// SourceReport has the quiet sources of a shim. Shims of many ranks publish it on the subjects of [EngineLoads]. Shims
+// of shared stores publish it on a subject of the store.
 type SourceReport struct {
 	Sources []QuietSource `json:"sources" msgpack:"sources"`
 }
 
-// QuietSource is a source of events that its shim does not hear: it has published no event since the shim began, or it
-// is not reached. The source is of many ranks, such as Dynamo's event plane, or of a shared store. Silence is normal
+// QuietSource is a source of events without events: it has published no event since the shim's start, or the shim
+// cannot connect. The source is of many ranks, such as Dynamo's event plane, or of a shared store. Silence is normal
 // without requests.
 type QuietSource struct {
 	Source  string `json:"source" msgpack:"source"`                       // as in worker-shim run --source
-	Engine  string `json:"engine" msgpack:"engine"`                       // where it is heard
+	Engine  string `json:"engine" msgpack:"engine"`                       // address of the source
 	Model   string `json:"model" msgpack:"model"`                         // empty: a store's source
 	Store   string `json:"store,omitempty" msgpack:"store,omitempty"`     // HTTP address of the store's master
 	Host    string `json:"host" msgpack:"host"`                           // of the shim
 	PID     int    `json:"pid" msgpack:"pid"`                             // of the shim
-	Failure string `json:"failure,omitempty" msgpack:"failure,omitempty"` // why it is not reached; empty: it is silent
+	Failure string `json:"failure,omitempty" msgpack:"failure,omitempty"` // connection error; empty: silent
 	Advice  string `json:"advice" msgpack:"advice"`                       // what to check
 	Spoke   bool   `json:"spoke,omitempty" msgpack:"spoke,omitempty"`     // the state has ended
 }
 
-// QuietSourceLife is how long a report counts. Shims repeat it.
+// QuietSourceLife is the validity of a report. Shims repeat the report.
 const QuietSourceLife = 30 * time.Second
 
-// MaxQuietSources is how many a report may have, and a node knows.
+// MaxQuietSources is the largest number of sources in a report, and on a node.
 const MaxQuietSources = 256
 
-// MaxSourceText is how many bytes a text of a QuietSource may have.
+// MaxSourceText is the largest length of a text in a QuietSource, in bytes.
 const MaxSourceText = 1024
 
-// Key identifies a source among those of all shims.
+// Key returns an identifier of the source among the sources of all shims.
 func (q *QuietSource) Key() string {
 	return fmt.Sprintf("%s %s %s %d", q.Source, q.Engine, q.Host, q.PID)
 }
@@ -50,11 +50,11 @@ func (q *QuietSource) String() string {
 	return fmt.Sprintf("--source %s --engine %s for %s (process %d on %s)", q.Source, q.Engine, of, q.PID, q.Host)
 }
 
-// Severe reports whether holdings are out of date while the state lasts: the events of ranks do not arrive. Without a
+// Severe reports whether holdings are out of date during the state: the events of ranks do not arrive. Without a
 // store's events, nodes poll the store.
 func (q *QuietSource) Severe() bool { return q.Failure != "" && q.Store == "" }
 
-// Line describes the state and its remedy, as a status does among its problems and warnings.
+// Line describes the state and its remedy for the problems and warnings of a status.
 func (q *QuietSource) Line() string {
 	state := fmt.Sprintf("no event since the start from %s", q)
 	if q.Failure != "" {
@@ -63,7 +63,7 @@ func (q *QuietSource) Line() string {
 	return state + "; what to do: " + q.Advice
 }
 
-// Check refuses a source without a name, and texts that do not belong on a terminal.
+// Check returns an error for a source without a name, and for texts that are too long or cannot be printed.
 func (q *QuietSource) Check() error {
 	for _, s := range []string{q.Source, q.Engine, q.Model, q.Store, q.Host, q.Failure, q.Advice} {
 		if len(s) > MaxSourceText || strings.ContainsFunc(s, func(c rune) bool { return !unicode.IsPrint(c) }) {
@@ -76,7 +76,7 @@ func (q *QuietSource) Check() error {
 	return nil
 }
 
-// ReadSourceReport reads a report that was published, by a shim of a newer version too. The error is an [Error].
+// ReadSourceReport decodes a published report, also of a newer version. The error is an [Error].
 func ReadSourceReport(contentType string, body []byte) (*SourceReport, error) {
 	var s SourceReport
 	err := (&reader{unknown: IgnoreUnknown, what: "the report"}).read(contentType, body, &s)

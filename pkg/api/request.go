@@ -8,36 +8,35 @@ import (
 	"sync"
 )
 
-// UnknownFields says what becomes of fields of a request that this version does not know.
+// UnknownFields selects the treatment of unknown fields in a request.
 type UnknownFields int
 
-// The ways.
+// The treatments.
 const (
-	// RefuseUnknown is for clients' requests: a field that is not known is most often one that is misspelt, and the
-	// answer would be to another question.
+	// RefuseUnknown is for clients' requests: an unknown field is most often misspelt, and the answer would be wrong.
 	RefuseUnknown UnknownFields = iota
 
-	// IgnoreUnknown is for what nodes ask each other: one of a newer version may say more than is known here, and asks
-	// only what it gets by with if that is not heeded.
+	// IgnoreUnknown is for requests between nodes: a newer version may send further fields. Such a field must be
+	// optional.
 	IgnoreUnknown
 )
 
-// reader reads requests from a source: it holds the rules that are the same for each form. What is given is taken for
-// what it says, or refused by name.
+// reader decodes requests from a source, with the same rules for each form. Every field has its effect or is refused by
+// name.
 type reader struct {
 	source
 	unknown UnknownFields
 
 	optional bool   // the body may be null
-	what     string // the body, as messages call it
-	within   string // the object or list whose value is read; empty: the body
-	element  int    // of that list, from 1 on; 0: it is an object
+	what     string // name of the body in messages
+	within   string // the object or list around the value; empty: the body
+	element  int    // index in the list plus 1; 0: within is an object
 }
 
-// rooms are for the members of bodies.
+// rooms are buffers for the members of bodies.
 var rooms = sync.Pool{New: func() any { return new([48]member) }}
 
-// read reads the whole of a body.
+// read reads a whole body into to.
 func (r *reader) read(contentType string, body []byte, to object) (err error) {
 	if r.source, err = openSource(contentType, body); err == nil {
 		if r.optional && r.kind() == kindNull {
@@ -50,12 +49,12 @@ func (r *reader) read(contentType string, body []byte, to object) (err error) {
 		}
 	}
 	if err == nil {
-		err = r.end()
+		err = r.checkEnd()
 	}
 	return notForm(contentType, err)
 }
 
-// name is what a field is called in messages; an empty one is the value itself that is read.
+// name returns the full name of a field for messages. An empty field is the value that is read.
 func (r *reader) name(field string) string {
 	name := r.within
 	if r.element > 0 {
@@ -70,16 +69,16 @@ func (r *reader) name(field string) string {
 	return name + "." + field
 }
 
-// isNot is the error of a value that is not what a field wants.
+// isNot returns the error for a value of the wrong kind.
 func (r *reader) isNot(field, want string) error {
 	if r.kind() == kindNone {
-		return r.skip() // which says what is wrong
+		return r.skip() // returns the error
 	}
 	return Errorf(CodeMalformed, "%s is %s, not %s", r.name(field), r.shown(), want)
 }
 
-// fields reads an object that has the known members, each at most once, and returns how many it has. One that is null
-// is as if it were not there.
+// fields reads an object with the known members, each at most once, and returns the number of members. A null member
+// counts as absent.
 func (r *reader) fields(field string, known []member) (n int, err error) {
 	if r.kind() != kindObject {
 		return 0, r.isNot(field, "an object")
@@ -113,10 +112,10 @@ func (r *reader) fields(field string, known []member) (n int, err error) {
 	return bits.OnesCount64(seen &^ null), err
 }
 
-// leave has names be those of an object or list again.
+// leave restores the names of an outer object or list.
 func (r *reader) leave(within string, element int) { r.within, r.element = within, element }
 
-// readList reads a list of at most so many; the names of fields in its elements tell which element they are of.
+// readList reads a list of at most most elements. The names of fields in an element contain the index of the element.
 func readList[T any](r *reader, field string, to *[]T, most int) error {
 	if r.kind() != kindList {
 		return r.isNot(field, "a list")
@@ -134,7 +133,7 @@ func readList[T any](r *reader, field string, to *[]T, most int) error {
 	})
 }
 
-// readMap reads an object whose members may have any names.
+// readMap reads an object with members of any name.
 func readMap[T any](r *reader, field, want string, to *map[string]T) error {
 	if r.kind() != kindObject {
 		return r.isNot(field, want)
@@ -190,22 +189,22 @@ func (r *reader) uint32(field string, to *uint32) error {
 	return err
 }
 
-// positive is uint32 for a field that is left out where 0 would be meant.
+// positive is uint32 for a field that must be omitted in place of 0.
 func (r *reader) positive(field string, to *uint32) error {
 	err := r.uint32(field, to)
 	if err == nil && *to == 0 {
 		instead := map[string]string{
-			"block_size":    "leave it out to ask whatever the model's block size is",
-			"deadline_ms":   "leave it out for as long as the request has",
-			"l3_timeout_ms": `leave it out for what the node is set to, or say "l3":"off"`,
-			"rank_size":     "a worker has one rank at least",
+			"block_size":    "omit it to skip the comparison with the model's block size",
+			"deadline_ms":   "omit it for the deadline of the request",
+			"l3_timeout_ms": `omit it for the node's setting, or send "l3":"off"`,
+			"rank_size":     "a worker has at least one rank",
 		}[field]
 		return Errorf(CodeMalformed, "%s is 0; %s", r.name(field), instead)
 	}
 	return err
 }
 
-// uint64 reads a number that may come as text in decimal digits, since many programs round numbers above 2^53.
+// uint64 reads a number, or text in decimal digits, since many programs round numbers above 2^53.
 func (r *reader) uint64(field string, to *uint64) error {
 	if r.kind() != kindText {
 		v, err := r.uint(field, wantSeq, 1<<64-1)
@@ -245,33 +244,33 @@ func (r *reader) readHashes(field string, to *Hashes) (err error) {
 	return err
 }
 
-// meant is what fields of other systems' requests are called here; what begins with a blank is advice in place of a
-// name.
-var meant = map[string]string{
+// fieldHints maps field names of other systems' requests to names here. A value that begins with a blank is advice in place
+// of a name.
+var fieldHints = map[string]string{
 	"token_ids": "tokens", "prompt_token_ids": "tokens", "input_ids": "tokens", "block_hashes": "hashes",
 	"model_name": "model", "lora": "lora_name", "adapter": "lora_name", "salt": "cache_salt",
-	"lora_id":   ` an adapter that its engine announces by number is called so: "lora_name":"lora_id:NUMBER"`,
+	"lora_id":   ` an adapter with a number in the engine's events has the name "lora_name":"lora_id:NUMBER"`,
 	"instances": "workers", "instance": "workers", "worker": "workers", "worker_ids": "workers",
-	"block_mm_infos": " say in media which tokens are of which item, or ask POST /query",
-	"prompt":         " only tokens and hashes are counted here: tokenize it first",
-	"messages":       " only tokens and hashes are counted here: tokenize them first",
+	"block_mm_infos": " media has the tokens of each item; or use POST /query",
+	"prompt":         " this operation accepts only tokens and hashes: tokenize the prompt first",
+	"messages":       " this operation accepts only tokens and hashes: tokenize the messages first",
 	"text":           "prompt", "input": "prompt",
 	"timeout_ms":        " the deadline travels in the header Kv-Deadline-Ms",
 	"routing_group":     " a routing group other than default is a model of its own: MODEL:GROUP",
-	"additional_salt":   " what is part of the hashes is lora_name and cache_salt",
-	"extra_keys":        " what is part of the hashes is lora_name, cache_salt and media",
+	"additional_salt":   " hashes include lora_name and cache_salt",
+	"extra_keys":        " hashes include lora_name, cache_salt and media",
 	"parent_hash":       " hashes are those of the prompt from its first block on",
 	"block_hash_parent": " hashes are those of the prompt from its first block on",
 }
 
-// noField is the error of a field that is not known.
+// noField returns the error for an unknown field.
 func noField(name, key string, members []member) error {
 	known := make([]string, len(members))
 	for i, m := range members {
 		known[i] = m.name
 	}
 	said := ""
-	switch other, has := meant[strings.ToLower(key)], ""; {
+	switch other, has := fieldHints[strings.ToLower(key)], ""; {
 	case strings.HasPrefix(other, " ") && slices.Contains(known, "tokens"):
 		said = ";" + other
 	default:
@@ -288,19 +287,19 @@ func noField(name, key string, members []member) error {
 		case len(known) > 0:
 			said = "; there are " + strings.Join(known, ", ")
 		default:
-			said = ": nothing may be said there"
+			said = ": the object has no fields"
 		}
 	}
 	return Errorf(CodeMalformed, "there is no field %q%s", shorten(name), said)
 }
 
-// plain is a name without what differs between styles.
+// plain returns a name without differences of style.
 func plain(name string) string {
 	return strings.ToLower(strings.NewReplacer("_", "", "-", "", " ", "").Replace(name))
 }
 
-// distance is how many letters must be put in, left out, changed or swapped with the next to make b of a, if that is 2
-// or less.
+// distance returns the number of letters to insert, delete, change or swap with the next to make b from a. The result
+// is exact up to 2.
 func distance(a, b string) int {
 	if len(a) > 64 || len(b) > 64 {
 		return 64

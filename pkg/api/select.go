@@ -9,57 +9,59 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// MaxRequestID is how many bytes a request's id may have.
+// MaxRequestID is the largest length of a request's id in bytes.
 const MaxRequestID = 1024
 
-// Prompt is a prompt whose load is counted: the model, and tokens or hashes, as a Query has them.
+// Prompt is a prompt with a counted load: the model, and tokens or hashes, as in a Query.
 type Prompt struct {
 	Model     string `json:"model" msgpack:"model"`
-	BlockSize uint32 `json:"block_size,omitempty" msgpack:"block_size,omitempty"` // checked if given; 0: the model's
+	BlockSize uint32 `json:"block_size,omitempty" msgpack:"block_size,omitempty"` // compared with the model's; 0: not
 	Tokens    Tokens `json:"tokens,omitzero" msgpack:"tokens,omitempty"`
 	Hashes    Hashes `json:"hashes,omitzero" msgpack:"hashes,omitempty"` // local hashes, in place of Tokens
 	LoRA      string `json:"lora_name,omitempty" msgpack:"lora_name,omitempty"`
 	CacheSalt string `json:"cache_salt,omitempty" msgpack:"cache_salt,omitempty"`
 
-	Media []events.MediaItem `json:"media,omitzero" msgpack:"media,omitempty"` // as a Query's
+	Media []events.MediaItem `json:"media,omitzero" msgpack:"media,omitempty"` // as in a Query
 
 	EngineHashes Hashes `json:"engine_hashes,omitzero" msgpack:"engine_hashes,omitempty"` // in place of Tokens
 
-	// SequenceHashes are the blocks that requests share, one for each whole block; default: what follows from the
-	// tokens or local hashes, as events.SeqHashes has it, or the engine hashes.
+	// SequenceHashes are the blocks that requests share, one for each whole block; nil: computed from the tokens or
+	// local hashes by events.SeqHashes, or the engine hashes.
 	SequenceHashes Hashes `json:"sequence_hashes,omitzero" msgpack:"sequence_hashes,omitempty"`
 
-	// ISLTokens is the length of the prompt in tokens; default: of Tokens, or of the hashes' whole blocks.
+	// ISLTokens is the length of the prompt in tokens; 0: the length of Tokens, or of the hashes' whole blocks.
 	ISLTokens uint64 `json:"isl_tokens,omitempty" msgpack:"isl_tokens,omitempty"`
 }
 
-// SelectRequest asks which worker should serve a prompt. What it embeds of a Query means the same there; Workers, or
-// those registered with Endpoints, are the ones that may be chosen.
+// SelectRequest is a request to choose a worker for a prompt. The embedded fields have the meaning of a Query. Workers,
+// or the workers registered with Endpoints, are the allowed workers.
 type SelectRequest struct {
 	Query `msgpack:",inline"`
 
-	SequenceHashes Hashes `json:"sequence_hashes,omitzero" msgpack:"sequence_hashes,omitempty"` // as a Prompt's
-	ISLTokens      uint64 `json:"isl_tokens,omitempty" msgpack:"isl_tokens,omitempty"`          // as a Prompt's
+	SequenceHashes Hashes `json:"sequence_hashes,omitzero" msgpack:"sequence_hashes,omitempty"` // as in a Prompt
+	ISLTokens      uint64 `json:"isl_tokens,omitempty" msgpack:"isl_tokens,omitempty"`          // as in a Prompt
 
-	// RequestID names the request in what follows. With Book, the request is booked on the worker that is chosen.
-	// Without, the choice is kept for a while, for OpBook with the id alone.
+	// RequestID is the id of the request in later operations. With Book, the request is booked on the chosen worker.
+	// Otherwise, the node keeps the choice for a while, for OpBook with the id alone.
 	RequestID string `json:"request_id,omitempty" msgpack:"request_id,omitempty"`
 	Book      bool   `json:"book,omitempty" msgpack:"book,omitempty"`
 
-	Policy string       `json:"policy,omitempty" msgpack:"policy,omitempty"` // default: what the service is set to
+	Policy string       `json:"policy,omitempty" msgpack:"policy,omitempty"` // default: the setting of the service
 	Role   routing.Role `json:"role,omitempty" msgpack:"role,omitempty"`     // the pool; default: workers of any role
 
-	// Disaggregated asks for a decode worker, which Pinned and Affinity are about, and a prefill worker beside it.
+	// Disaggregated requests a decode worker and a prefill worker. Pinned and Affinity apply to the decode worker.
 	Disaggregated bool `json:"disaggregated,omitempty" msgpack:"disaggregated,omitempty"`
 
-	// Advisory asks what would be chosen: nothing is booked, kept or made to wait. The answer has WorkerLoad.
+	// Advisory requests a choice without effects: nothing is booked or kept, and the request does not wait. The answer
+	// has WorkerLoad.
 	Advisory bool `json:"advisory,omitempty" msgpack:"advisory,omitempty"`
 
-	// SessionID names the session of the request, which is kept on one worker if the service is set to do that.
+	// SessionID is the id of the request's session. The session stays on one worker if the service has session
+	// affinity.
 	SessionID string `json:"session_id,omitempty" msgpack:"session_id,omitempty"`
 
-	// In a queue: whose turn is before others of its class, how many seconds earlier it counts as having come, and its
-	// class or family of classes.
+	// StrictPriority, PriorityJump and PolicyClass apply to a waiting request: the priority in its class, the seconds
+	// to add to its age, and its class or family of classes.
 	StrictPriority uint32  `json:"strict_priority,omitempty" msgpack:"strict_priority,omitempty"`
 	PriorityJump   float64 `json:"priority_jump,omitempty" msgpack:"priority_jump,omitempty"`
 	PolicyClass    string  `json:"policy_class,omitempty" msgpack:"policy_class,omitempty"`
@@ -75,7 +77,7 @@ type SelectRequest struct {
 	Overrides *routing.Overrides `json:"router_config_override,omitempty" msgpack:"router_config_override,omitempty"`
 }
 
-// Selection is the worker that should serve a prompt. Depths are in blocks.
+// Selection is the chosen worker for a prompt. Depths are in blocks.
 type Selection struct {
 	Model     string `json:"model" msgpack:"model"`
 	BlockSize uint32 `json:"block_size" msgpack:"block_size"`
@@ -89,7 +91,7 @@ type Selection struct {
 	Rank     events.Rank     `json:"rank" msgpack:"rank"`
 	Endpoint string          `json:"endpoint,omitempty" msgpack:"endpoint,omitempty"`
 
-	// What the worker holds of the prompt in each tier, and would load from the shared store, as an Overlap has it.
+	// The depths of the worker for the prompt, as in an Overlap.
 	Device   uint32 `json:"device" msgpack:"device"`
 	Host     uint32 `json:"host" msgpack:"host"`
 	Disk     uint32 `json:"disk" msgpack:"disk"`
@@ -98,11 +100,11 @@ type Selection struct {
 	Guessed  uint32 `json:"guessed,omitempty" msgpack:"guessed,omitempty"` // in place of Device, in the choice
 
 	Policy      string  `json:"policy" msgpack:"policy"`
-	Candidates  int     `json:"candidates" msgpack:"candidates"` // ranks that were looked at, those too that were dropped
+	Candidates  int     `json:"candidates" msgpack:"candidates"` // ranks before all filters
 	Cost        float64 `json:"cost" msgpack:"cost"`
 	Probability float64 `json:"probability" msgpack:"probability"`
 
-	// What the choice means: see routing.Choice.
+	// The figures of the choice: see routing.Choice.
 	RequiredBlocks         uint64  `json:"required_blocks" msgpack:"required_blocks"`
 	EffectiveOverlap       float64 `json:"effective_overlap" msgpack:"effective_overlap"`
 	CachedTokens           uint64  `json:"cached_tokens" msgpack:"cached_tokens"`
@@ -110,21 +112,21 @@ type Selection struct {
 	TrackPrefillTokens     bool    `json:"track_prefill_tokens" msgpack:"track_prefill_tokens"`
 	PotentialDecodeBlocks  uint64  `json:"potential_decode_blocks" msgpack:"potential_decode_blocks"`
 
-	// Complete is false if workers could not be looked at: those in the Missing partitions count as holding nothing.
+	// Complete is false if workers of the Missing partitions could not be searched. They count as holding nothing.
 	Complete bool               `json:"complete" msgpack:"complete"`
 	Missing  []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
 
-	// UnknownEndpoints are those of the request that no rank of the model is registered with.
+	// UnknownEndpoints lists the addresses of the request without a registered rank of the model.
 	UnknownEndpoints []string `json:"unknown_endpoints,omitempty" msgpack:"unknown_endpoints,omitempty"`
 
 	Explanation *routing.Explanation `json:"explanation,omitempty" msgpack:"explanation,omitempty"`
 
-	// DecodeBusy is whether the worker would be too busy to compute prompts as well, if a threshold is set.
+	// DecodeBusy reports whether the worker would be too busy to compute prompts as well; nil without a threshold.
 	DecodeBusy *bool       `json:"decode_busy,omitempty" msgpack:"decode_busy,omitempty"`
 	WorkerLoad *WorkerLoad `json:"worker_load,omitempty" msgpack:"worker_load,omitempty"` // of an advisory choice
 
-	// Of a disaggregated choice all above is about the decode worker. Prefill is the choice of the prefill worker; nil:
-	// the decode worker computes the prompt too. Disaggregation says why.
+	// In a disaggregated choice, all fields above are of the decode worker. Prefill is the choice of the prefill
+	// worker; nil: the decode worker computes the prompt too. Disaggregation has the reason.
 	Prefill        *Selection      `json:"prefill,omitempty" msgpack:"prefill,omitempty"`
 	Disaggregation *Disaggregation `json:"disaggregation,omitempty" msgpack:"disaggregation,omitempty"`
 
@@ -133,23 +135,23 @@ type Selection struct {
 	*Tokenization // if the request has a Text
 }
 
-// BookRequest books a request on a worker: what OpSelect chose under the id, if it names no worker.
+// BookRequest books a request on a worker. Without a worker, it books the choice of OpSelect under the id.
 type BookRequest struct {
 	Prompt    `msgpack:",inline"`
 	RequestID string          `json:"request_id" msgpack:"request_id"`
 	Worker    events.WorkerID `json:"worker,omitempty" msgpack:"worker,omitempty"`
 	Rank      events.Rank     `json:"rank,omitempty" msgpack:"rank,omitempty"`
 
-	// EffectivePrefillTokens is what is to be prefilled; default: nothing.
+	// EffectivePrefillTokens is the number of tokens to prefill; default 0.
 	EffectivePrefillTokens uint64 `json:"effective_prefill_tokens,omitempty" msgpack:"effective_prefill_tokens,omitempty"`
 	TrackPrefillTokens     *bool  `json:"track_prefill_tokens,omitempty" msgpack:"track_prefill_tokens,omitempty"` // default true
 	AssumeKVReuse          *bool  `json:"assume_kv_reuse,omitempty" msgpack:"assume_kv_reuse,omitempty"`           // default true
 	ExpectedOutputTokens   uint32 `json:"expected_output_tokens,omitempty" msgpack:"expected_output_tokens,omitempty"`
 
-	SessionID string `json:"session_id,omitempty" msgpack:"session_id,omitempty"` // as a SelectRequest's
+	SessionID string `json:"session_id,omitempty" msgpack:"session_id,omitempty"` // as in a SelectRequest
 }
 
-// Booking is where a request is booked.
+// Booking is the place of a booked request.
 type Booking struct {
 	Model     string          `json:"model" msgpack:"model"`
 	RequestID string          `json:"request_id" msgpack:"request_id"`
@@ -157,46 +159,46 @@ type Booking struct {
 	Rank      events.Rank     `json:"rank" msgpack:"rank"`
 }
 
-// RequestRef names a request that is booked.
+// RequestRef is the id of a booked request.
 type RequestRef struct {
 	Model     string `json:"model" msgpack:"model"`
 	RequestID string `json:"request_id" msgpack:"request_id"`
 
-	// DecayFraction, from 0 to 1, is what the request's own blocks weigh from now on. For OpOutputBlock; nil: as before.
+	// DecayFraction, from 0 to 1, is the new weight of the request's own blocks, for OpOutputBlock; nil: unchanged.
 	DecayFraction *float64 `json:"decay_fraction,omitempty" msgpack:"decay_fraction,omitempty"`
 }
 
-// Done is the reply to what has no other.
+// Done is the answer of operations without another answer.
 type Done struct {
 	Done bool `json:"done" msgpack:"done"`
 }
 
-// LoadsRequest asks for loads, of one model if it names one.
+// LoadsRequest is a request for the loads of all models, or of one.
 type LoadsRequest struct {
 	Model string `json:"model,omitempty" msgpack:"model,omitempty"`
 }
 
-// LoadList is what workers have to do, by model.
+// LoadList has the outstanding work of workers, by model.
 type LoadList struct {
 	Models []ModelLoads `json:"models" msgpack:"models"` // by name
 }
 
-// ModelLoads is what the workers of one model have to do.
+// ModelLoads has the outstanding work of a model's workers.
 type ModelLoads struct {
 	Model    string     `json:"model" msgpack:"model"`
 	Requests int        `json:"requests" msgpack:"requests"` // under way
 	Ranks    []RankLoad `json:"ranks" msgpack:"ranks"`       // by worker and rank
 
-	// Paces are of ranks from which a first token was reported, by worker and rank.
+	// Paces has the ranks with a reported first token, by worker and rank.
 	Paces []RankPace `json:"paces,omitempty" msgpack:"paces,omitempty"`
 
-	// Requests that wait in this node's queue, and the tokens of their prompts.
+	// Requests in this node's queue, and the tokens of their prompts.
 	PendingCount     int    `json:"pending_count" msgpack:"pending_count"`
 	PendingISLTokens uint64 `json:"pending_isl_tokens" msgpack:"pending_isl_tokens"`
 }
 
-// RankPace is how fast a rank prefills. Each node measures it from bookings and first tokens of all nodes; the policy
-// kvatlas uses it.
+// RankPace is the prefill speed of a rank. Each node measures it from bookings and first tokens of all nodes, for the
+// policy kvatlas.
 type RankPace struct {
 	Worker            events.WorkerID `json:"worker" msgpack:"worker"`
 	Rank              events.Rank     `json:"rank" msgpack:"rank"`
@@ -204,7 +206,7 @@ type RankPace struct {
 	Busy              float64         `json:"busy" msgpack:"busy"` // share of the time with prefill to do, 0 to 1
 }
 
-// RankLoad is what one rank has to do.
+// RankLoad is the outstanding work of a rank.
 type RankLoad struct {
 	Worker              events.WorkerID `json:"worker" msgpack:"worker"`
 	Rank                events.Rank     `json:"rank" msgpack:"rank"`
@@ -213,15 +215,15 @@ type RankLoad struct {
 	ActiveRequests      uint64          `json:"active_requests" msgpack:"active_requests"`
 }
 
-// PotentialRequest asks what each worker would have to do with a prompt beside what it has.
+// PotentialRequest is a request for the outstanding work of each worker with a further prompt.
 type PotentialRequest struct {
 	Prompt `msgpack:",inline"`
 
-	// Overrides are for callers in this process; of them AssumeKVReuse and TrackPrefillTokens matter.
+	// Overrides are for callers in this process. Only AssumeKVReuse and TrackPrefillTokens have an effect.
 	Overrides routing.Overrides `json:"-" msgpack:"-"`
 }
 
-// PotentialList is what each worker would have to do.
+// PotentialList has the outstanding work of each worker with the prompt.
 type PotentialList struct {
 	Model string          `json:"model" msgpack:"model"`
 	Ranks []PotentialLoad `json:"ranks" msgpack:"ranks"` // by worker and rank
@@ -231,7 +233,7 @@ type PotentialList struct {
 	PendingISLTokens uint64 `json:"pending_isl_tokens" msgpack:"pending_isl_tokens"`
 }
 
-// PotentialLoad is what one rank would have to do.
+// PotentialLoad is the outstanding work of a rank with the prompt.
 type PotentialLoad struct {
 	Worker                 events.WorkerID `json:"worker" msgpack:"worker"`
 	Rank                   events.Rank     `json:"rank" msgpack:"rank"`
@@ -240,7 +242,7 @@ type PotentialLoad struct {
 	ActiveRequests         uint64          `json:"active_requests" msgpack:"active_requests"`
 }
 
-// Router chooses workers and counts their load. All methods may be called from any goroutine; errors are of type
+// Router chooses workers and counts their load. All methods may be called from any goroutine. Errors are of type
 // *Error.
 type Router interface {
 	Select(ctx context.Context, r *SelectRequest) (*Selection, error)
@@ -254,20 +256,20 @@ type Router interface {
 	EngineLoads(ctx context.Context) (*EngineLoads, error)
 }
 
-// Query is what the index is asked of the prompt.
+// Query returns the query for the index.
 func (p *Prompt) Query() Query {
 	return Query{Model: p.Model, BlockSize: p.BlockSize, Tokens: p.Tokens, Hashes: p.Hashes, LoRA: p.LoRA,
 		CacheSalt: p.CacheSalt, Media: p.Media, EngineHashes: p.EngineHashes}
 }
 
-// Prompt is the prompt of the request.
+// Prompt returns the prompt of the request.
 func (s *SelectRequest) Prompt() Prompt {
 	return Prompt{Model: s.Model, BlockSize: s.BlockSize, Tokens: s.Tokens, Hashes: s.Hashes, LoRA: s.LoRA,
 		CacheSalt: s.CacheSalt, Media: s.Media, EngineHashes: s.EngineHashes, SequenceHashes: s.SequenceHashes,
 		ISLTokens: s.ISLTokens}
 }
 
-// Check refuses what no service could answer. The error is an [Error].
+// Check returns an error for an invalid request. The error is an [Error].
 func (s *SelectRequest) Check() error {
 	if err := s.Query.Check(); err != nil {
 		return err
@@ -283,11 +285,11 @@ func (s *SelectRequest) Check() error {
 	}
 	switch {
 	case s.Text != nil && (s.SequenceHashes != nil || s.ISLTokens != 0):
-		return Errorf(CodeMalformed, "sequence_hashes and isl_tokens follow from the text; leave them out")
+		return Errorf(CodeMalformed, "sequence_hashes and isl_tokens follow from the text; omit them")
 	case s.Advisory && s.Book:
 		return Errorf(CodeMalformed, "advisory and book exclude each other: an advisory choice books nothing")
 	case s.Disaggregated && s.Role != "":
-		return Errorf(CodeMalformed, "disaggregated and role exclude each other: it is a worker of decode and of prefill")
+		return Errorf(CodeMalformed, "disaggregated and role exclude each other: the choice has a decode and a prefill worker")
 	case s.Disaggregated && len(s.RequestID)+len(PrefillID("")) > MaxRequestID:
 		return Errorf(CodeMalformed, "request_id has %d bytes; a disaggregated request's has at most %d",
 			len(s.RequestID), MaxRequestID-len(PrefillID("")))
@@ -296,11 +298,11 @@ func (s *SelectRequest) Check() error {
 	return prompt.Check()
 }
 
-// Check refuses what no service could answer. The error is an [Error].
+// Check returns an error for an invalid prompt. The error is an [Error].
 func (p *Prompt) Check() error {
 	switch {
 	case p.Model == "":
-		return Errorf(CodeMissingModel, "the request names no model")
+		return Errorf(CodeMissingModel, "the request has no model")
 	case p.Tokens != nil && p.Hashes != nil:
 		return Errorf(CodeMalformed, "the request has tokens and hashes; give one of them")
 	case p.EngineHashes != nil && (p.Tokens != nil || p.Hashes != nil):
@@ -310,7 +312,7 @@ func (p *Prompt) Check() error {
 			len(p.EngineHashes), len(p.SequenceHashes))
 	case p.Tokens == nil && (p.LoRA != "" || p.CacheSalt != "") && (p.Hashes != nil || p.EngineHashes != nil):
 		return Errorf(CodeMalformed,
-			"lora_name and cache_salt are part of the hashes already; they go with tokens only")
+			"lora_name and cache_salt are valid with tokens only; hashes include them")
 	case p.Hashes != nil && p.SequenceHashes != nil && len(p.Hashes) != len(p.SequenceHashes):
 		return Errorf(CodeMalformed, "there are %d hashes and %d sequence_hashes; each block has one of both",
 			len(p.Hashes), len(p.SequenceHashes))
@@ -322,10 +324,10 @@ func (p *Prompt) Check() error {
 	return checkMedia(p.Media, p.Tokens)
 }
 
-// MaxISL bounds the length of a prompt whose tokens are not sent.
+// MaxISL is the largest length of a prompt without tokens.
 const MaxISL = 1 << 32
 
-// Check refuses what no service could answer. The error is an [Error].
+// Check returns an error for an invalid request. The error is an [Error].
 func (b *BookRequest) Check() error {
 	if err := b.Prompt.Check(); err != nil {
 		return err
@@ -340,8 +342,8 @@ func (b *BookRequest) Check() error {
 		b.SequenceHashes != nil || b.ISLTokens != 0 || b.EffectivePrefillTokens != 0 || b.Rank != 0
 	switch {
 	case b.Worker == "" && given:
-		return Errorf(CodeMalformed, "the booking names no worker; without one it takes what select chose under the id, "+
-			"and nothing else may be given")
+		return Errorf(CodeMalformed, "the booking has no worker; it then books the choice of the id, "+
+			"and all other fields must be absent")
 	case b.ISLTokens > 0 && b.EffectivePrefillTokens > b.ISLTokens:
 		return Errorf(CodeMalformed, "effective_prefill_tokens is %d; the prompt has %d tokens",
 			b.EffectivePrefillTokens, b.ISLTokens)
@@ -349,10 +351,10 @@ func (b *BookRequest) Check() error {
 	return nil
 }
 
-// Check refuses what no service could answer. The error is an [Error].
+// Check returns an error for an invalid request. The error is an [Error].
 func (r *RequestRef) Check() error {
 	if r.Model == "" {
-		return Errorf(CodeMissingModel, "the request names no model")
+		return Errorf(CodeMissingModel, "the request has no model")
 	}
 	if f := r.DecayFraction; f != nil && !(*f >= 0 && *f <= 1) {
 		return Errorf(CodeMalformed, "decay_fraction is %v, not from 0 to 1", *f)

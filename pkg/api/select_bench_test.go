@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// choosing answers every request with the same choice.
+// choosing is a router that returns the same choice for every request.
 type choosing struct {
 	Router
 	choice *Selection
@@ -13,7 +13,7 @@ type choosing struct {
 
 func (c choosing) Select(context.Context, *SelectRequest) (*Selection, error) { return c.choice, nil }
 
-// BenchmarkSelect is what a choice for a prompt of 512 blocks costs on its way, by form.
+// BenchmarkSelect measures the decoding and encoding of a choice for a prompt of 512 blocks, by form.
 func BenchmarkSelect(b *testing.B) {
 	q := &SelectRequest{Query: Query{Model: "llama", L3: L3Off}, ISLTokens: 8199, RequestID: "r-1", Book: true}
 	for i := range uint64(512) {

@@ -55,7 +55,7 @@ func (s *routerStub) EngineLoad(_ context.Context, l *EngineLoads) error {
 
 func (s *routerStub) EngineLoads(context.Context) (*EngineLoads, error) { return &EngineLoads{}, nil }
 
-// TestRoutingRequests sends every field of every request of routing in both forms: it arrives as it was sent.
+// TestRoutingRequests sends every field of every request of routing in both forms, and compares the received requests.
 func TestRoutingRequests(t *testing.T) {
 	rank, fraction, yes, no := events.Rank(3), 0.25, true, false
 	credit, weight, heat, share := 1.5, 0.0, 0.75, 1.0
@@ -119,7 +119,7 @@ func TestRoutingRequests(t *testing.T) {
 	}
 }
 
-// TestRoutingRequestsRefused names what is wrong with requests of routing.
+// TestRoutingRequestsRefused checks the errors of invalid requests of routing.
 func TestRoutingRequestsRefused(t *testing.T) {
 	for _, c := range []struct{ op, body, want string }{
 		{OpSelect, `{"model":"m"}`, "neither tokens nor hashes"},
@@ -138,7 +138,7 @@ func TestRoutingRequestsRefused(t *testing.T) {
 		{OpSelect, `{"model":"m","tokens":[1],"priority_jump":"1"}`, `priority_jump is "1", not a number`},
 		{OpSelect, `{"model":"m","tokens":[1],"session_id":7}`, "session_id is 7, not text"},
 		{OpSelect, `{"model":"m","tokens":[1],"session_id":"` + strings.Repeat("s", 257) + `"}`, "session_id has 257 bytes"},
-		{OpBook, `{"model":"m","request_id":"r","session_id":"s"}`, "nothing else may be given"},
+		{OpBook, `{"model":"m","request_id":"r","session_id":"s"}`, "all other fields must be absent"},
 		{OpSelect, `{"model":"m","tokens":[1],"disaggregated":"yes"}`, `disaggregated is "yes", not true or false`},
 		{OpSelect, `{"model":"m","tokens":[1],"request_id":"r","advisory":true,"book":true}`, "books nothing"},
 		{OpSelect, `{"model":"m","tokens":[1],"disaggregated":true,"request_id":"` + strings.Repeat("r", 1020) + `"}`,
@@ -147,16 +147,16 @@ func TestRoutingRequestsRefused(t *testing.T) {
 		{OpSelect, `{"model":"m","tokens":[1],"idle":true}`, `there is no field "idle"`},
 		{OpSelect, `{"model":"m","hashes":[1],"engine_hashes":[1]}`, "engine_hashes, and tokens or hashes"},
 		{OpSelect, `{"model":"m","engine_hashes":[1],"sequence_hashes":[]}`, "1 engine_hashes and 0 sequence_hashes"},
-		{OpBook, `{"model":"m","request_id":"r","engine_hashes":[1]}`, "names no worker"},
-		{OpSelect, `{"model":"m","engine_hashes":[1],"media":[{"hash":1,"offset":0,"length":1}]}`, "goes with tokens only"},
+		{OpBook, `{"model":"m","request_id":"r","engine_hashes":[1]}`, "has no worker"},
+		{OpSelect, `{"model":"m","engine_hashes":[1],"media":[{"hash":1,"offset":0,"length":1}]}`, "valid with tokens only"},
 		{OpBook, `{"model":"m","request_id":"r","worker":"w","tokens":[1],"media":[{"hash":1,"offset":1,"length":1}]}`,
 			"media[0] ends at 2; there are 1 tokens"},
 		{OpPotentialLoads, `{"model":"m","tokens":[],"engine_hashes":[]}`, "engine_hashes, and tokens or hashes"},
 		{OpBook, `{"model":"m"}`, "request_id has 0 bytes"},
-		{OpBook, `{"model":"m","request_id":"r","rank":1}`, "the booking names no worker"},
+		{OpBook, `{"model":"m","request_id":"r","rank":1}`, "the booking has no worker"},
 		{OpBook, `{"model":"m","request_id":"r","worker":"a","isl_tokens":4,"effective_prefill_tokens":5}`,
 			"effective_prefill_tokens is 5; the prompt has 4"},
-		{OpFree, `{"request_id":"r"}`, "names no model"},
+		{OpFree, `{"request_id":"r"}`, "has no model"},
 		{OpFree, `{"model":"m","request_id":"r","decay_fraction":1}`, `there is no field "decay_fraction"`},
 		{OpOutputBlock, `{"model":"m","request_id":"r","decay_fraction":1.5}`, "decay_fraction is 1.5, not from 0 to 1"},
 		{OpOutputBlock, `{"model":"m","request_id":"` + strings.Repeat("r", 1025) + `"}`, "request_id has 1025 bytes"},
@@ -166,7 +166,7 @@ func TestRoutingRequestsRefused(t *testing.T) {
 		{OpEngineLoad, `{"loads":[{"worker":"a"}]}`, "loads[0]: used blocks, active blocks and tokens are all missing"},
 		{OpEngineLoad, `{"loads":[{"kv_used_blocks":1}]}`, "loads[0]: worker is missing"},
 		{OpEngineLoad, `{"loads":[{"worker":"a","kv_used_blocks":-1}]}`, "loads[0].kv_used_blocks is -1"},
-		{OpEngineLoad, `{"loads":[{"worker":"a","kv_used_blocks":1,"kv_active_blocks":1}]}`, "says again what"},
+		{OpEngineLoad, `{"loads":[{"worker":"a","kv_used_blocks":1,"kv_active_blocks":1}]}`, "repeats kv_used_blocks"},
 		{OpEngineLoad, `{"loads":[{"worker":"a","kv_used_blocks":1,"gpu_cache_usage_perc":"x"}]}`,
 			"loads[0].gpu_cache_usage_perc is \"x\", not a number"},
 	} {
@@ -180,7 +180,7 @@ func TestRoutingRequestsRefused(t *testing.T) {
 	}
 }
 
-// Reports that are read are such as may be taken, and are read again as the same in both forms.
+// FuzzEngineLoads: accepted reports pass the check, and encode and decode without change in both forms.
 func FuzzEngineLoads(f *testing.F) {
 	f.Add(true, []byte(`{"loads":[{"worker":"a","rank":1,"kv_active_blocks":1,"request_active_slots":3}]}`))
 	used := uint64(9)
@@ -208,7 +208,7 @@ func FuzzEngineLoads(f *testing.F) {
 	})
 }
 
-// TestPackedSelectAsByReflection packs requests that are usual, and some that are not, and asks reflection.
+// TestPackedSelectAsByReflection compares packed requests, usual and unusual, with reflection.
 func TestPackedSelectAsByReflection(t *testing.T) {
 	usual := 0
 	for seed := range uint64(500) {
@@ -247,7 +247,7 @@ func TestPackedSelectAsByReflection(t *testing.T) {
 	}
 }
 
-// TestPackedSelectionAsByReflection packs choices that are usual, and some that are not, and asks reflection.
+// TestPackedSelectionAsByReflection compares packed choices, usual and unusual, with reflection.
 func TestPackedSelectionAsByReflection(t *testing.T) {
 	usual := 0
 	for seed := range uint64(500) {

@@ -9,15 +9,14 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
-// source is the body of a request, read one value after another, in whichever form it came. kind says what the next
-// value is, and each method that reads is called only where the next value is of its kind. A method's error says that
-// the body is broken, unless it is an [Error].
+// source reads the body of a request value by value, in any form. kind returns the kind of the next value. Each reading
+// method must be called only for a value of its kind. An error of a method that is no [Error] means a broken body.
 type source interface {
 	kind() kind
 
 	null()
 	truth() bool
-	text() (s string, valid bool, err error) // valid: it is UTF-8
+	text() (s string, valid bool, err error) // valid: UTF-8
 	whole() (v uint64, is whole, err error)
 	number() (float64, error)
 	object(each func(key []byte) error) error
@@ -28,11 +27,11 @@ type source interface {
 	value() (Value, error)
 
 	skip() error
-	shown() string // the next value, as people may see it
-	end() error    // that something follows the value that was read
+	shown() string // the next value, for people
+	checkEnd() error    // an error if further data follows
 }
 
-// kind is what a value is.
+// kind is the kind of a value.
 type kind string
 
 const (
@@ -47,7 +46,7 @@ const (
 	kindOther  kind = "an extension type"
 )
 
-// whole says which whole number a number is.
+// whole classifies a number.
 type whole int
 
 const (
@@ -56,7 +55,7 @@ const (
 	negative // as its two's complement
 )
 
-// The words for what a field wants.
+// The texts for expected values.
 const (
 	wantToken = "an unsigned 32-bit number"
 	wantHash  = "a 64-bit whole number"
@@ -65,7 +64,7 @@ const (
 
 var errEmpty = errors.New("the body is empty")
 
-// openSource returns a body to read from.
+// openSource returns a source for a body.
 func openSource(contentType string, body []byte) (source, error) {
 	if contentType != MsgPack {
 		return &jsonSource{data: body}, nil
@@ -76,7 +75,7 @@ func openSource(contentType string, body []byte) (source, error) {
 	return &packSource{unpacker{msgp.Reader{Data: body}}}, nil
 }
 
-// notForm is the error of a body that is not of its content type; nil if err is.
+// notForm converts an error of a body to an [Error]; nil stays nil.
 func notForm(contentType string, err error) error {
 	form := "JSON"
 	if contentType == MsgPack {
@@ -95,7 +94,7 @@ func notForm(contentType string, err error) error {
 	return Errorf(CodeMalformed, "the body is not the %s that it should be: %v", form, err)
 }
 
-// shorten makes text short enough for a message, and UTF-8.
+// shorten returns text in UTF-8, short enough for a message.
 func shorten[T string | []byte](text T) string {
 	const most = 40
 	s := string(text[:min(len(text), most+utf8.UTFMax)])

@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Status is how a node is doing.
+// Status is the status of a node.
 type Status struct {
 	Node       string            `json:"node" msgpack:"node"`
 	Version    string            `json:"version" msgpack:"version"`
@@ -18,73 +18,74 @@ type Status struct {
 	Models     []ModelStatus     `json:"models" msgpack:"models"`
 	Partitions []PartitionDetail `json:"partitions" msgpack:"partitions"`
 	Index      IndexStatus       `json:"index" msgpack:"index"`
-	// what became of events since the node started, by outcome
+	// Events counts events by outcome since the node's start.
 	Events   map[string]uint64 `json:"events" msgpack:"events"`
 	Problems []string          `json:"problems" msgpack:"problems"`
-	Warnings []string          `json:"warnings,omitempty" msgpack:"warnings,omitempty"` // dangers that stop nothing
+	Warnings []string          `json:"warnings,omitempty" msgpack:"warnings,omitempty"` // dangers without an effect yet
 
-	// sources of events that their shims do not hear; problems or warnings name them too. One node of a cluster lists them
+	// QuietSources lists sources of events without events. Problems or warnings name them too. One node of a cluster
+	// has the list.
 	QuietSources []QuietSource `json:"quiet_sources,omitempty" msgpack:"quiet_sources,omitempty"`
 
-	// what became of requests to this node since it started
+	// Requests counts requests to this node by outcome since its start.
 	Requests []RequestCount `json:"requests" msgpack:"requests"`
 
-	// nil: a node older than v0.4.0 that is alone on its server
+	// Cluster is nil on a node older than v0.4.0 that is alone on its server.
 	Cluster  *ClusterStatus      `json:"cluster,omitempty" msgpack:"cluster,omitempty"`
 	Replicas []PartitionReplicas `json:"replicas,omitempty" msgpack:"replicas,omitempty"` // by OpVerify, of all nodes
 
 	Snapshots SnapshotCounts `json:"snapshots" msgpack:"snapshots"` // since the node started
 	Resyncs   ResyncCounts   `json:"resyncs" msgpack:"resyncs"`     // since the node started
-	// since the node started: how often messages were lost between log and index, and read again
+	// Rereads counts, since the node's start, losses of messages between log and index, after which the log was read
+	// again.
 	Rereads        uint64 `json:"rereads" msgpack:"rereads"`
 	SnapshotBucket Usage  `json:"snapshot_bucket" msgpack:"snapshot_bucket"` // of all partitions
-	// what the account has on the NATS servers
+	// Store is the account's usage of the NATS servers.
 	Store Usage `json:"store" msgpack:"store"`
 
-	L3 []StoreStatus `json:"l3,omitempty" msgpack:"l3,omitempty"` // the stores that workers share and this node asks
+	L3 []StoreStatus `json:"l3,omitempty" msgpack:"l3,omitempty"` // shared stores of workers that this node queries
 
-	Engines *EngineCounts `json:"engines,omitempty" msgpack:"engines,omitempty"` // nil: the node does not say
+	Engines *EngineCounts `json:"engines,omitempty" msgpack:"engines,omitempty"` // nil: the node does not report it
 
-	Claims *ClaimStatus `json:"claims,omitempty" msgpack:"claims,omitempty"` // nil: the node knows no model claims
-	// connections to addresses of registrations that --dial-allow does not permit, since the node started
+	Claims *ClaimStatus `json:"claims,omitempty" msgpack:"claims,omitempty"` // nil: the node is older than model claims
+	// DialsDenied counts, since the node's start, connections to addresses of registrations that --dial-allow does not
+	// permit.
 	DialsDenied uint64 `json:"dials_denied,omitempty" msgpack:"dials_denied,omitempty"`
 
 	Load *LoadStatus `json:"load,omitempty" msgpack:"load,omitempty"` // nil: the node is older than routing
 
-	Guesses []GuessStatus `json:"guesses,omitempty" msgpack:"guesses,omitempty"` // of models that have, or had, any
+	Guesses []GuessStatus `json:"guesses,omitempty" msgpack:"guesses,omitempty"` // of models with guesses
 
-	Waiting  []WaitingStatus `json:"waiting,omitempty" msgpack:"waiting,omitempty"`   // of models for which requests wait
-	Sessions *SessionStatus  `json:"sessions,omitempty" msgpack:"sessions,omitempty"` // nil: they are not kept together
+	Waiting  []WaitingStatus `json:"waiting,omitempty" msgpack:"waiting,omitempty"`   // of models with waiting requests
+	Sessions *SessionStatus  `json:"sessions,omitempty" msgpack:"sessions,omitempty"` // nil: session affinity is off
 
 	EngineReports *ReportCounts `json:"engine_reports,omitempty" msgpack:"engine_reports,omitempty"`
 
 	RouterRequests *RouterRequestCounts `json:"router_requests,omitempty" msgpack:"router_requests,omitempty"`
 }
 
-// ClaimStatus says whether workers must claim the models that they serve, and which ranks a node ignores because their
-// workers have not.
+// ClaimStatus reports whether workers must claim their models, and the ranks that a node ignores for lack of a claim.
 type ClaimStatus struct {
-	// Required says that the NATS server requires claims of this node: a rank counts only under models that its worker
-	// has claimed.
+	// Required: the NATS server requires claims. A rank counts only under models that its worker has claimed.
 	Required bool `json:"required" msgpack:"required"`
 	Claims   int  `json:"claims" msgpack:"claims"` // of all workers
 
 	// Ignored counts claims beyond 64 of one worker since the node started.
 	Ignored uint64 `json:"ignored" msgpack:"ignored"`
 	Leases  int    `json:"leases" msgpack:"leases"` // ignored, of the whole namespace
-	Ranks   int    `json:"ranks" msgpack:"ranks"`   // of this node's index, which answers leave out
+	Ranks   int    `json:"ranks" msgpack:"ranks"`   // of this node's index, excluded from answers
 
-	// Unclaimed are the first of these leases and ranks, of the partitions whose snapshots this node writes.
+	// Unclaimed lists the first of these leases and ranks, of the partitions whose snapshots this node writes.
 	Unclaimed []UnclaimedRank `json:"unclaimed,omitempty" msgpack:"unclaimed,omitempty"`
 }
 
-// UnclaimedRank is a rank that is ignored under a model: its worker has not claimed the model.
+// UnclaimedRank is a rank that the node ignores under a model, because the worker has not claimed the model.
 type UnclaimedRank struct {
 	Instance events.WorkerID `json:"instance" msgpack:"instance"`
 	Rank     events.Rank     `json:"rank" msgpack:"rank"`
 	Model    string          `json:"model" msgpack:"model"`
-	Lease    bool            `json:"lease" msgpack:"lease"`   // its lease names the model
-	Events   bool            `json:"events" msgpack:"events"` // its events name the model
+	Lease    bool            `json:"lease" msgpack:"lease"`   // its lease has the model
+	Events   bool            `json:"events" msgpack:"events"` // its events have the model
 }
 
 // Compare orders ranks by instance, rank and model.
@@ -95,18 +96,17 @@ func (u UnclaimedRank) Compare(v UnclaimedRank) int {
 // Same reports whether two entries are of the same rank and model.
 func (u UnclaimedRank) Same(v UnclaimedRank) bool { return u.Compare(v) == 0 }
 
-// LoadStatus is what a node knows of requests under way. Counts are since it started.
+// LoadStatus is a node's record of requests under way. Counts are since the node's start.
 type LoadStatus struct {
-	Ready  bool   `json:"ready" msgpack:"ready"`   // it has what other nodes know
-	Peers  int    `json:"peers" msgpack:"peers"`   // other nodes that were heard a moment ago
-	Beats  uint64 `json:"beats" msgpack:"beats"`   // how often it told other nodes what it has: twice a second
-	Healed uint64 `json:"healed" msgpack:"healed"` // requests that it ended late: another node knew of their end
+	Ready  bool   `json:"ready" msgpack:"ready"`   // it has the state of the other nodes
+	Peers  int    `json:"peers" msgpack:"peers"`   // other nodes with a recent message
+	Beats  uint64 `json:"beats" msgpack:"beats"`   // messages with its state to other nodes, two a second
+	Healed uint64 `json:"healed" msgpack:"healed"` // requests ended late, by another node's state
 
 	Models []ModelDigest `json:"models" msgpack:"models"` // by model and group
 }
 
-// ModelDigest sums up a model's requests under way. On all nodes it is the same, but for what is on its way between
-// them.
+// ModelDigest summarizes a model's requests under way. It is equal on all nodes, except for changes in flight.
 type ModelDigest struct {
 	Model         string `json:"model" msgpack:"model"`
 	Group         string `json:"group,omitempty" msgpack:"group,omitempty"`
@@ -117,50 +117,50 @@ type ModelDigest struct {
 
 	Booked    uint64 `json:"booked" msgpack:"booked"`       // on this node
 	Freed     uint64 `json:"freed" msgpack:"freed"`         // on this node
-	Full      uint64 `json:"full" msgpack:"full"`           // refused on this node: too much is under way
+	Full      uint64 `json:"full" msgpack:"full"`           // refused on this node: too many are under way
 	Gone      uint64 `json:"gone" msgpack:"gone"`           // ended with their rank
 	Conflicts uint64 `json:"conflicts" msgpack:"conflicts"` // refused on this node: the id was under way
 	Rivals    uint64 `json:"rivals" msgpack:"rivals"`       // ended: another node had booked the same id
-	Twice     int    `json:"twice" msgpack:"twice"`         // ids of two requests now, of which one is about to end so
+	Twice     int    `json:"twice" msgpack:"twice"`         // ids with two requests now; one of the two will end
 	Expired   uint64 `json:"expired" msgpack:"expired"`     // ended by their age
 }
 
-// WaitingStatus is how many requests of a model wait on this node for a worker that is not busy.
+// WaitingStatus counts a model's requests that wait on this node for a worker.
 type WaitingStatus struct {
 	Model    string `json:"model" msgpack:"model"`
 	Requests int    `json:"requests" msgpack:"requests"`
 	Tokens   uint64 `json:"tokens" msgpack:"tokens"` // of their prompts
 }
 
-// SessionStatus is how many sessions are bound to a worker, the same on all nodes but for what is on its way, and what
-// became of bindings on this node since it started.
+// SessionStatus counts sessions with a binding, equal on all nodes except for changes in flight, and the events of
+// bindings on this node since its start.
 type SessionStatus struct {
 	Sessions int    `json:"sessions" msgpack:"sessions"`
-	Hash     string `json:"hash" msgpack:"hash"` // of all of them, in hexadecimal; the same on all nodes too
+	Hash     string `json:"hash" msgpack:"hash"` // of all sessions, in hexadecimal; equal on all nodes
 	Made     uint64 `json:"made" msgpack:"made"`
 	Kept     uint64 `json:"kept" msgpack:"kept"`
 	Moved    uint64 `json:"moved" msgpack:"moved"`
-	Refused  uint64 `json:"refused" msgpack:"refused"` // bookings elsewhere than the session's worker
-	Full     uint64 `json:"full" msgpack:"full"`       // bookings that were not bound, as too many sessions are
+	Refused  uint64 `json:"refused" msgpack:"refused"` // bookings away from the session's worker
+	Full     uint64 `json:"full" msgpack:"full"`       // bookings without a binding: too many sessions
 	Expired  uint64 `json:"expired" msgpack:"expired"`
 
-	// Prompts are those of Sessions that have no id: ends of prompts. Continued are bookings without an id whose prompt
-	// continued a session. Unclear are bookings whose prompt ended with the same block as another's.
+	// Prompts counts the Sessions without an id: ends of prompts. Continued counts bookings without an id whose prompt
+	// continued a session. Unclear counts bookings whose prompt ended with the same block as another prompt.
 	Prompts   int    `json:"prompts,omitempty" msgpack:"prompts,omitempty"`
 	Continued uint64 `json:"continued,omitempty" msgpack:"continued,omitempty"`
 	Unclear   uint64 `json:"unclear,omitempty" msgpack:"unclear,omitempty"`
 }
 
-// ReportCounts are reports of how full engines are, since the node started, by what became of them.
+// ReportCounts counts reports of engines' memory, since the node's start, by result.
 type ReportCounts struct {
 	Taken     uint64 `json:"taken" msgpack:"taken"`
 	Late      uint64 `json:"late" msgpack:"late"`           // too old
 	Refused   uint64 `json:"refused" msgpack:"refused"`     // of too many ranks
-	Malformed uint64 `json:"malformed" msgpack:"malformed"` // messages that could not be read
+	Malformed uint64 `json:"malformed" msgpack:"malformed"` // undecodable messages
 }
 
-// RouterRequestCounts counts changes of requests that routers of another make sent to workers, since the node started,
-// by result. Requests is how many are under way.
+// RouterRequestCounts counts changes of requests by foreign routers, since the node's start, by result. Requests is the
+// number under way.
 type RouterRequestCounts struct {
 	Requests  int    `json:"requests" msgpack:"requests"`
 	Added     uint64 `json:"added" msgpack:"added"`
@@ -173,7 +173,7 @@ type RouterRequestCounts struct {
 	Refused   uint64 `json:"refused" msgpack:"refused"`     // beyond --max-requests, or of an unknown kind
 }
 
-// GuessStatus is what a node guesses of the workers of one model.
+// GuessStatus has a node's guesses about the workers of a model.
 type GuessStatus struct {
 	Model  string `json:"model" msgpack:"model"`
 	Blocks int    `json:"blocks" msgpack:"blocks"` // counted for each rank
@@ -182,8 +182,8 @@ type GuessStatus struct {
 	Dropped map[string]uint64 `json:"dropped" msgpack:"dropped"`
 }
 
-// EngineCounts is how many ranks of the namespace are registered, by how it stands with their engines; the same at each
-// node. CatchingUp counts those whose shims are behind, whatever their engines do.
+// EngineCounts counts the registered ranks of the namespace by the state of their engines. It is equal on all nodes.
+// CatchingUp counts ranks with a shim that is behind, in any state of the engine.
 type EngineCounts struct {
 	Connected  int `json:"connected" msgpack:"connected"`
 	Silent     int `json:"silent" msgpack:"silent"`
@@ -193,11 +193,11 @@ type EngineCounts struct {
 	Unknown    int `json:"unknown" msgpack:"unknown"`
 	CatchingUp int `json:"catching_up" msgpack:"catching_up"`
 
-	// ranks that registered an address or a folder that is not used
+	// Skipped counts ranks with a registered address or folder that is not used.
 	Skipped int `json:"skipped,omitempty" msgpack:"skipped,omitempty"`
 }
 
-// RequestCount is how many requests had an outcome.
+// RequestCount is the number of requests with an outcome.
 type RequestCount struct {
 	Transport Transport `json:"transport" msgpack:"transport"`
 	Operation string    `json:"operation" msgpack:"operation"`
@@ -205,94 +205,94 @@ type RequestCount struct {
 	Count     uint64    `json:"count" msgpack:"count"`
 }
 
-// StoreStatus is how a node gets on with one store that workers share. Counts are since the node began to ask it.
+// StoreStatus is the state of a node's queries to a shared store. Counts are since the first query.
 type StoreStatus struct {
-	// HOST:PORT of its master's HTTP, etcd:// and the cluster of its masters, or a folder; several if objects are called
-	// in several ways there
+	// Store is HOST:PORT of the master's HTTP, etcd:// with the cluster of the masters, or a folder. It has several
+	// elements if object names differ.
 	Store      string `json:"store" msgpack:"store"`
-	Down       string `json:"down,omitempty" msgpack:"down,omitempty"` // why it is not asked now
-	Remembered int    `json:"remembered" msgpack:"remembered"`         // runs of 16 or 64 blocks
+	Down       string `json:"down,omitempty" msgpack:"down,omitempty"` // why it is not queried now
+	Remembered int    `json:"remembered" msgpack:"remembered"`         // cached runs of 16 or 64 blocks
 	Questions  uint64 `json:"questions" msgpack:"questions"`
-	Failed     uint64 `json:"failed" msgpack:"failed"` // of these, that ended with an error
-	// queries that went without, as too many questions were under way
+	Failed     uint64 `json:"failed" msgpack:"failed"` // questions that ended with an error
+	// Busy counts queries without the store, because of too many questions under way.
 	Busy uint64 `json:"busy" msgpack:"busy"`
-	// answers to queries that lacked something of what the store was asked for
+	// Partial counts answers without some of the requested blocks.
 	Partial uint64 `json:"partial" msgpack:"partial"`
-	// how often all was forgotten, as the store may have become another
+	// Forgotten counts resets of the cache, since the contents of the store may have changed.
 	Forgotten uint64 `json:"forgotten" msgpack:"forgotten"`
-	Strange   uint64 `json:"strange" msgpack:"strange"` // objects in answers that nobody had asked about
+	Strange   uint64 `json:"strange" msgpack:"strange"` // objects in answers without a question
 
-	Set *StoreSet `json:"set,omitempty" msgpack:"set,omitempty"` // nil where no events of the store are heard
+	Set *StoreSet `json:"set,omitempty" msgpack:"set,omitempty"` // nil without events of the store
 
 	Election *StoreElection `json:"election,omitempty" msgpack:"election,omitempty"` // nil: the store has one master
 }
 
-// StoreElection is who leads a store's masters, as etcd says.
+// StoreElection is the election among a store's masters, by etcd.
 type StoreElection struct {
-	Leader   string `json:"leader,omitempty" msgpack:"leader,omitempty"` // HOST:PORT of its HTTP; empty: none is known
-	Changes  uint64 `json:"changes" msgpack:"changes"`                   // leaders that were found
+	Leader   string `json:"leader,omitempty" msgpack:"leader,omitempty"` // HOST:PORT of its HTTP; empty: unknown
+	Changes  uint64 `json:"changes" msgpack:"changes"`                   // changes of the leader
 	Failures uint64 `json:"failures" msgpack:"failures"`                 // of etcd, and answers without a usable leader
-	Error    string `json:"error,omitempty" msgpack:"error,omitempty"`   // why no leader is known, or etcd cannot be asked
+	Error    string `json:"error,omitempty" msgpack:"error,omitempty"`   // why the leader is unknown, or etcd's error
 }
 
-// StoreSet is what a node has of a store from its events.
+// StoreSet is a node's copy of a store's contents, by the store's events.
 type StoreSet struct {
 	Objects   int    `json:"objects" msgpack:"objects"`
-	Whole     bool   `json:"whole" msgpack:"whole"`         // what is not in it is not in the store
-	Gaps      uint64 `json:"gaps" msgpack:"gaps"`           // how often it was given up as events were missing
-	Overflows uint64 `json:"overflows" msgpack:"overflows"` // how often it was given up for its size
+	Whole     bool   `json:"whole" msgpack:"whole"`         // it has all objects of the store
+	Gaps      uint64 `json:"gaps" msgpack:"gaps"`           // resets after missing events
+	Overflows uint64 `json:"overflows" msgpack:"overflows"` // resets because of the size
 	Lists     uint64 `json:"lists" msgpack:"lists"`
-	Answered  uint64 `json:"answered" msgpack:"answered"` // objects that were answered for from it
-	Asked     uint64 `json:"asked" msgpack:"asked"`       // objects that the store was asked about
+	Answered  uint64 `json:"answered" msgpack:"answered"` // objects answered from the set
+	Asked     uint64 `json:"asked" msgpack:"asked"`       // objects in questions to the store
 }
 
-// Usage is how much of a bound is used.
+// Usage is the used part of a limit.
 type Usage struct {
 	Bytes int64 `json:"bytes" msgpack:"bytes"`
-	Limit int64 `json:"limit" msgpack:"limit"` // 0: none is known
+	Limit int64 `json:"limit" msgpack:"limit"` // 0: unknown
 
-	// Refused is why nothing can be written there, whatever the limit; empty if it can, as far as the NATS server
-	// knows.
+	// Refused is the reason that writes fail, whatever the limit; empty if writes succeed, as far as the NATS server
+	// reports.
 	Refused string `json:"refused,omitempty" msgpack:"refused,omitempty"`
 }
 
-// SnapshotCounts says what became of snapshots.
+// SnapshotCounts counts snapshots by result.
 type SnapshotCounts struct {
 	Written  uint64            `json:"written" msgpack:"written"`
-	Failed   uint64            `json:"failed" msgpack:"failed"`     // not written; tried again
-	Rejected map[string]uint64 `json:"rejected" msgpack:"rejected"` // could not be restored, by reason
+	Failed   uint64            `json:"failed" msgpack:"failed"`     // not written; retried later
+	Rejected map[string]uint64 `json:"rejected" msgpack:"rejected"` // not restored, by reason
 }
 
-// ResyncCounts says what became of requests to shims to say again what their engines hold.
+// ResyncCounts counts requests to shims to publish their engines' blocks again.
 type ResyncCounts struct {
 	Asked    uint64 `json:"asked" msgpack:"asked"`
 	Answered uint64 `json:"answered" msgpack:"answered"`
-	Ended    uint64 `json:"ended" msgpack:"ended"` // partitions that were whole again
+	Ended    uint64 `json:"ended" msgpack:"ended"` // partitions that were complete again
 }
 
-// ModelStatus is a model that some rank serves.
+// ModelStatus is a model with at least one rank.
 type ModelStatus struct {
 	Model     string `json:"model" msgpack:"model"`
 	BlockSize uint32 `json:"block_size" msgpack:"block_size"`
 	Ranks     int    `json:"ranks" msgpack:"ranks"`
 }
 
-// PartitionState is what a node does with a partition.
+// PartitionState is a node's state of a partition.
 type PartitionState string
 
 const (
-	PartitionAbsent      PartitionState = "absent" // the node does not keep it; no status has it
+	PartitionAbsent      PartitionState = "absent" // not kept by the node; in no status
 	PartitionRestoring   PartitionState = "restoring"
 	PartitionCatchingUp  PartitionState = "catching_up"
 	PartitionServing     PartitionState = "serving"
-	PartitionResync      PartitionState = "resync_needed" // it serves; its workers may hold more than is known
-	PartitionUnavailable PartitionState = "unavailable"   // its log cannot be read for now
+	PartitionResync      PartitionState = "resync_needed" // serving; workers may hold more than is known
+	PartitionUnavailable PartitionState = "unavailable"   // its log cannot be read now
 )
 
 // Serves reports whether queries are answered from a partition in this state.
 func (s PartitionState) Serves() bool { return s == PartitionServing || s == PartitionResync }
 
-// PartitionDetail is how a node stands with one partition.
+// PartitionDetail is the state of a partition on a node.
 type PartitionDetail struct {
 	PartitionStatus `msgpack:",inline"`
 
@@ -303,57 +303,57 @@ type PartitionDetail struct {
 	SnapshotSeq  events.StreamSeq `json:"snapshot_seq" msgpack:"snapshot_seq"`
 	SnapshotTime time.Time        `json:"snapshot_time" msgpack:"snapshot_time"`
 	SnapshotSize int64            `json:"snapshot_bytes" msgpack:"snapshot_bytes"`
-	// the snapshot this process began with; 0: none
+	// RestoredFrom is the snapshot of this process's start; 0: none.
 	RestoredFrom events.StreamSeq `json:"restored_from" msgpack:"restored_from"`
 	RestoreMS    float64          `json:"restore_ms" msgpack:"restore_ms"`
 	Log          Usage            `json:"log" msgpack:"log"`
-	// of all its ranks' holdings, at Seq
+	// Checksum is of the holdings of all its ranks, at Seq.
 	Checksum string `json:"checksum,omitempty" msgpack:"checksum,omitempty"`
-	// far behind the log, for longer than usual
+	// Behind: far behind the log, for longer than usual.
 	Behind bool `json:"behind,omitempty" msgpack:"behind,omitempty"`
-	// the node that writes its snapshots; none: nobody that is known
+	// Writer is the node that writes its snapshots; empty: unknown.
 	Writer string `json:"writer,omitempty" msgpack:"writer,omitempty"`
 }
 
-// StatusRequest says whose status is wanted.
+// StatusRequest is a request for the status of a node.
 type StatusRequest struct {
-	Node string `json:"node,omitempty" msgpack:"node,omitempty"` // empty: whoever answers
+	Node string `json:"node,omitempty" msgpack:"node,omitempty"` // empty: any node
 }
 
-// VerifyRequest says at which places in the log checksums are wanted, so that those of several nodes can be compared.
+// VerifyRequest has the positions in the log for checksums, so that checksums of several nodes are comparable.
 type VerifyRequest struct {
 	At []PartitionSeq `json:"at,omitempty" msgpack:"at,omitempty"`
 }
 
-// PartitionReplicas are the checksums of one partition on all nodes that serve it.
+// PartitionReplicas has the checksums of a partition on all serving nodes.
 type PartitionReplicas struct {
 	Partition events.Partition `json:"partition" msgpack:"partition"`
-	Equal     bool             `json:"equal" msgpack:"equal"` // all have the same checksum at the same place
+	Equal     bool             `json:"equal" msgpack:"equal"` // all have the same checksum at the same position
 	Replicas  []ReplicaSum     `json:"replicas" msgpack:"replicas"`
 }
 
-// ReplicaSum is one node's checksum of a partition.
+// ReplicaSum is a node's checksum of a partition.
 type ReplicaSum struct {
 	Node     string           `json:"node" msgpack:"node"`
 	Seq      events.StreamSeq `json:"seq" msgpack:"seq"`
 	Checksum string           `json:"checksum" msgpack:"checksum"`
 }
 
-// ClusterStatus is what a node knows of the nodes that share its namespace.
+// ClusterStatus is a node's view of the nodes of its namespace.
 type ClusterStatus struct {
-	// how many nodes keep each partition, when all is settled
+	// Copies is the intended number of nodes for each partition.
 	Copies int          `json:"copies" msgpack:"copies"`
 	Nodes  []NodeStatus `json:"nodes" msgpack:"nodes"` // by name
-	// fewer nodes than that are ready
+	// Short lists partitions with fewer ready nodes.
 	Short    []events.Partition `json:"short,omitempty" msgpack:"short,omitempty"`
-	Unserved []events.Partition `json:"unserved,omitempty" msgpack:"unserved,omitempty"` // nobody serves them
+	Unserved []events.Partition `json:"unserved,omitempty" msgpack:"unserved,omitempty"` // no node serves them
 
-	// Gone are nodes that are not among Nodes any more: they are dead, or cut off from NATS. Those that were told to
-	// end are not listed, and none is for longer than ten minutes.
+	// Gone lists nodes that are no longer in Nodes: dead, or cut off from NATS. Nodes that were stopped are not listed,
+	// and every node for at most ten minutes.
 	Gone []string `json:"gone,omitempty" msgpack:"gone,omitempty"`
 }
 
-// NodeStatus is what a node announces of itself.
+// NodeStatus is a node's announcement.
 type NodeStatus struct {
 	Node      string             `json:"node" msgpack:"node"`
 	Build     string             `json:"build" msgpack:"build"`
@@ -362,7 +362,7 @@ type NodeStatus struct {
 	Leaving   bool               `json:"leaving,omitempty" msgpack:"leaving,omitempty"`
 	Ready     []events.Partition `json:"ready" msgpack:"ready"`
 	Behind    []events.Partition `json:"behind" msgpack:"behind"`       // serves them, far behind the log
-	Releasing []events.Partition `json:"releasing" msgpack:"releasing"` // serves them, and is about to let them go
+	Releasing []events.Partition `json:"releasing" msgpack:"releasing"` // serves them, and will release them soon
 }
 
 // IndexStatus is the size of a node's index.
@@ -370,39 +370,39 @@ type IndexStatus struct {
 	Blocks   TierCounts `json:"blocks" msgpack:"blocks"` // holdings: (rank, block) pairs
 	Distinct uint64     `json:"distinct" msgpack:"distinct"`
 	Bytes    uint64     `json:"bytes" msgpack:"bytes"`
-	// in stored events, since the node started
+	// BlocksApplied counts blocks in stored events, since the node's start.
 	BlocksApplied uint64 `json:"blocks_applied" msgpack:"blocks_applied"`
-	// memory for what is read from the log, not in Bytes
+	// DecoderBytes is the memory of the log's decoder, which is not in Bytes.
 	DecoderBytes uint64 `json:"decoder_bytes" msgpack:"decoder_bytes"`
 }
 
-// SnapshotList tells of the snapshots that were written.
+// SnapshotList lists the written snapshots.
 type SnapshotList struct {
 	Snapshots []SnapshotInfo `json:"snapshots" msgpack:"snapshots"`
 
-	// Missing are partitions of which no node has written one: nobody serves them, or their writer changed meanwhile.
+	// Missing lists partitions without a new snapshot: no node serves them, or their writer changed meanwhile.
 	Missing []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
 }
 
-// SnapshotInfo is one partition's snapshot.
+// SnapshotInfo is a partition's snapshot.
 type SnapshotInfo struct {
 	Partition  events.Partition `json:"partition" msgpack:"partition"`
 	Generation uint64           `json:"generation" msgpack:"generation"`
 	Seq        events.StreamSeq `json:"seq" msgpack:"seq"`
 	Bytes      int64            `json:"bytes" msgpack:"bytes"`     // of all its chunks
-	Written    int64            `json:"written" msgpack:"written"` // of the chunks that were not there already
+	Written    int64            `json:"written" msgpack:"written"` // of the new chunks
 }
 
-// GenerationList tells of the snapshots that are in the bucket.
+// GenerationList lists the snapshots in the bucket.
 type GenerationList struct {
 	Generations []GenerationInfo `json:"generations"` // by partition, then newest first
 }
 
-// GenerationInfo is one snapshot in the bucket.
+// GenerationInfo is a snapshot in the bucket.
 type GenerationInfo struct {
 	Partition  events.Partition `json:"partition"`
-	Key        string           `json:"key,omitempty"` // of the manifest, if the snapshot cannot be used
-	Generation uint64           `json:"generation"`    // 0 if it cannot be read
+	Key        string           `json:"key,omitempty"` // of the manifest, if the snapshot is unusable
+	Generation uint64           `json:"generation"`    // 0 if the manifest is unreadable
 	Epoch      time.Time        `json:"epoch"`
 	Seq        events.StreamSeq `json:"seq"`
 	Created    time.Time        `json:"created"`
@@ -411,19 +411,19 @@ type GenerationInfo struct {
 	Holdings   uint64           `json:"holdings"`
 	Chunks     int              `json:"chunks"`
 	Bytes      uint64           `json:"bytes"` // of all its chunks
-	New        uint64           `json:"new"`   // of those that the generation before did not have
+	New        uint64           `json:"new"`   // of the chunks that the previous generation lacks
 
-	// why an indexer would not begin with it, as a reason that metrics have too
+	// Unusable is the reason, as in metrics, that an indexer would not restore it.
 	Unusable  string     `json:"unusable,omitempty"`
 	Why       string     `json:"why,omitempty"` // the same, in words
 	Verified  bool       `json:"verified"`      // its chunks were read
-	Bad       bool       `json:"bad"`           // it is not what was written
+	Bad       bool       `json:"bad"`           // it differs from the written data
 	BadChunks []BadChunk `json:"bad_chunks,omitempty"`
 }
 
-// BadChunk is a chunk that is not what was written.
+// BadChunk is a chunk that differs from the written data.
 type BadChunk struct {
-	Key    string `json:"key,omitempty"` // empty: the chunks are whole and contradict each other
+	Key    string `json:"key,omitempty"` // empty: the chunks are intact and contradict each other
 	Kind   string `json:"kind,omitempty"`
 	Reason string `json:"reason"`
 	Why    string `json:"why"`

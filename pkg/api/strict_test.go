@@ -18,8 +18,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// packed writes JSON as MessagePack, name for name, those too that come twice; what is quoted with % is bytes of text
-// that need not be UTF-8.
+// packed converts JSON to MessagePack, with repeated names. A text quoted with % becomes bytes that need not be UTF-8.
 func packed(t *testing.T, text string) []byte {
 	t.Helper()
 	dec := json.NewDecoder(strings.NewReader(text))
@@ -70,11 +69,11 @@ func packed(t *testing.T, text string) []byte {
 	return value()
 }
 
-// TestRefusedByName: what a request says is taken for what it says, or refused by its name, in both forms alike.
+// TestRefusedByName: every field has its effect or is refused by name, in both forms alike.
 func TestRefusedByName(t *testing.T) {
 	for _, c := range []struct {
 		op, body string
-		want     string // in the message; empty: it is answered
+		want     string // in the message; empty: accepted
 	}{
 		{OpFind, `{"model":"m","tokens":[1],"lora":"a"}`, `there is no field "lora"; did you mean "lora_name"?`},
 		{OpFind, `{"model":"m","tokens":[1],"Cache_Salt":"a"}`,
@@ -84,7 +83,7 @@ func TestRefusedByName(t *testing.T) {
 		{OpFind, `{"model":"m","tokens":[1],"cachesalt":"a"}`, `did you mean "cache_salt"?`},
 		{OpFind, `{"model":"m","tokens":[1],"blok_size":4}`, `did you mean "block_size"?`},
 		{OpFind, `{"model":"m","tokens":[1],"block_mm_infos":[null]}`,
-			`there is no field "block_mm_infos"; say in media which tokens are of which item`},
+			`there is no field "block_mm_infos"; media has the tokens of each item`},
 		{OpFind, `{"model":"m","tokens":[1],"zone":{"a":[1,{"b":null}]}}`,
 			`there is no field "zone"; there are model, block_size, `},
 		{OpFind, `{"model":"m","tokens":[1],"min_seq":[{"partition":1,"sequence":2}]}`,
@@ -92,22 +91,22 @@ func TestRefusedByName(t *testing.T) {
 		{OpFind, `{"model":"m","tokens":[1],"model":"n"}`, `model is given twice`},
 		{OpFind, `{"model":"m","tokens":[1],"min_seq":[{"seq":1,"seq":1,"partition":0}]}`,
 			`min_seq[0].seq is given twice`},
-		{OpFind, `{"model":"m","tokens":[1],"block_size":0}`, `block_size is 0; leave it out`},
+		{OpFind, `{"model":"m","tokens":[1],"block_size":0}`, `block_size is 0; omit it`},
 		{OpFind, `{"model":"m","tokens":[1],"block_size":-16}`, `block_size is -16, not an unsigned 32-bit number`},
 		{OpFind, `{"model":"m","tokens":[1],"block_size":1.5}`, `block_size is`},
 		{OpFind, `{"model":"m","tokens":[1],"block_size":"16"}`, `block_size is "16", not an unsigned 32-bit number`},
 		{OpFind, `{"model":"m","tokens":[1],"block_size":4294967296}`, `block_size is 4294967296, not`},
-		{OpFind, `{"model":"m","tokens":[1],"l3_timeout_ms":0}`, `l3_timeout_ms is 0; leave it out`},
+		{OpFind, `{"model":"m","tokens":[1],"l3_timeout_ms":0}`, `l3_timeout_ms is 0; omit it`},
 		{OpFind, `{"model":7,"tokens":[1]}`, `model is 7, not text`},
 		{OpFind, `{"model":"m","tokens":[1],"explain":1}`, `explain is 1, not true or false`},
 		{OpFind, `{"model":"m","tokens":[1],"workers":[]}`, `workers is an empty list`},
 		{OpFind, `{"model":"m","tokens":[1],"ranks":[]}`, `ranks is an empty list`},
 		{OpFind, `{"model":"m","tokens":[1],"ranks":["w"]}`, `ranks[0] is "w", not an object`},
-		{OpFind, `{"model":"m","tokens":[1],"ranks":[{"rank":1}]}`, `ranks[0] names no instance`},
+		{OpFind, `{"model":"m","tokens":[1],"ranks":[{"rank":1}]}`, `ranks[0] has no instance`},
 		{OpFind, `{"model":"m","tokens":[1],"ranks":[{"instance":"w","rank":-1}]}`, `ranks[0].rank is -1`},
 		{OpFind, `{"model":"m","tokens":[1],"workers":["w"],"ranks":[{"instance":"w"}]}`, `workers and ranks`},
 		{OpFind, `{"model":"m","tokens":[1],"endpoints":[]}`, `endpoints is an empty list`},
-		{OpFind, `{"model":"m","tokens":[1],"endpoints":["a",""]}`, `endpoints has one that is empty`},
+		{OpFind, `{"model":"m","tokens":[1],"endpoints":["a",""]}`, `endpoints has an empty element`},
 		{OpFind, `{"model":"m","tokens":[1],"endpoints":[1]}`, `endpoints[0] is 1, not text`},
 		{OpFind, `{"model":"m","tokens":[1],"endpoints":["a"],"workers":["w"]}`, `endpoints, and workers or ranks`},
 		{OpFind, `{"model":"m","tokens":[1],"endpoints":["a"],"ranks":[{"instance":"w"}]}`, `endpoints, and workers or`},
@@ -129,14 +128,14 @@ func TestRefusedByName(t *testing.T) {
 			`media[1].offset is 0, and media[0] ends at 2`},
 		{OpFind, `{"model":"m","tokens":[1,2],"media":[{"hash":"a","offset":0,"length":1},{"hash":2,"offset":1,"length":1}]}`, ``},
 		{OpFind, `{"model":"m","tokens":[1],"media":[]}`, ``},
-		{OpFind, `{"model":"m","hashes":[1],"media":[{"hash":1,"offset":0,"length":1}]}`, `it goes with tokens only`},
-		{OpFind, `{"model":"m","prompt":"a","media":[{"hash":1,"offset":0,"length":1}]}`, `it goes with tokens only`},
+		{OpFind, `{"model":"m","hashes":[1],"media":[{"hash":1,"offset":0,"length":1}]}`, `it is valid with tokens only`},
+		{OpFind, `{"model":"m","prompt":"a","media":[{"hash":1,"offset":0,"length":1}]}`, `it is valid with tokens only`},
 		{OpFind, `{"model":"m","tokens":[1],"workers":"w1"}`, `workers is "w1", not a list`},
 		{OpFind, `{"model":"m","tokens":[1],"workers":["w1",2]}`, `workers[1] is 2, not text`},
 		{OpFind, `{"model":"m","tokens":[1],"workers":[null]}`, `workers[0] is null, not text`},
 		{OpFind, `{"model":"m","tokens":[1],"partitions":[]}`, `partitions is an empty list`},
 		{OpPrefixes, `{"model":"m","node":"n","partitions":[]}`, `partitions is an empty list`},
-		{OpPrefixes, `{"model":"m","partitions":[1]}`, `partitions go with a node`},
+		{OpPrefixes, `{"model":"m","partitions":[1]}`, `partitions is valid with node only`},
 		{OpFind, `{"model":"m","hashed":[]}`, `hashed is an empty list`},
 		{OpFind, `{"model":"m","hashed":[{"lookahead":1,"hash":[1]}]}`,
 			`there is no field "hashed[0].hash"; did you mean "hashes"?`},
@@ -163,7 +162,7 @@ func TestRefusedByName(t *testing.T) {
 		{OpStatus, `{"nodes":"a"}`, `there is no field "nodes"; did you mean "node"?`},
 		{OpStatus, `{"node":"a"}`, ``},
 		{OpStatus, `{"node":1}`, `node`},
-		{OpSnapshot, `{"node":"a"}`, `there is no field "node": nothing may be said there`},
+		{OpSnapshot, `{"node":"a"}`, `there is no field "node": the object has no fields`},
 		{OpSnapshot, `{"partition":3}`, `there is no field "partition"`},
 
 		{OpFind,
@@ -174,14 +173,14 @@ func TestRefusedByName(t *testing.T) {
 		{OpFind, `{"model":"m","engine_hashes":["18446744073709551615",-1,9007199254740993,"-9223372036854775808"]}`, ``},
 		{OpFind, `{"model":"m","engine_hashes":[]}`, ``},
 		{OpFind, `{"model":"m","tokens":[],"deadline_ms":4294967295}`, ``},
-		{OpFind, `{"model":"m","tokens":[],"deadline_ms":0}`, `deadline_ms is 0; leave it out`},
+		{OpFind, `{"model":"m","tokens":[],"deadline_ms":0}`, `deadline_ms is 0; omit it`},
 		{OpFind, `{"model":"m","tokens":[],"deadline_ms":1.5}`, `deadline_ms is`},
 		{OpFind, `{"model":"m","engine_hashes":[1.5]}`, `engine_hashes[0] is`},
 		{OpFind, `{"model":"m","engine_hashes":["0x1"]}`, `engine_hashes[0] is "0x1", not a 64-bit whole number`},
 		{OpFind, `{"model":"m","engine_hashes":[1],"hashes":[1]}`, `engine_hashes, and tokens or hashes`},
 		{OpFind, `{"model":"m","engine_hashes":[1],"tokens":[1]}`, `engine_hashes, and tokens or hashes`},
-		{OpFind, `{"model":"m","engine_hashes":[1],"cache_salt":"s"}`, `part of the hashes already`},
-		{OpFind, `{"model":"m","engine_hashes":[1],"explain":true}`, `explain goes with tokens or hashes`},
+		{OpFind, `{"model":"m","engine_hashes":[1],"cache_salt":"s"}`, `valid with tokens only`},
+		{OpFind, `{"model":"m","engine_hashes":[1],"explain":true}`, `explain is valid with tokens or hashes`},
 		{OpWorkers, `{"after":{"instance":"a","rank":1},"limit":0}`, ``},
 		{OpWorkers, `null`, ``},
 		{OpVerify, `{"at":[{"partition":1,"seq":"2"}]}`, ``},
@@ -204,12 +203,12 @@ func TestRefusedByName(t *testing.T) {
 	}
 }
 
-// anything is an indexer that answers whatever it is asked.
+// anything is an indexer with an answer for every request.
 type anything struct{ echo }
 
 func (*anything) Snapshot(context.Context) (*SnapshotList, error) { return &SnapshotList{}, nil }
 
-// TestBrokenBodies: what is not of its form is refused, with the place where it breaks.
+// TestBrokenBodies: the error of a broken body has the position of the fault.
 func TestBrokenBodies(t *testing.T) {
 	query, _ := Marshal(MsgPack, &Query{Model: "m", Hashes: Hashes{1}})
 	for _, c := range []struct{ contentType, body, want string }{
@@ -242,8 +241,7 @@ func TestBrokenBodies(t *testing.T) {
 	}
 }
 
-// TestNodesUnderstandNewerOnes: what another node asks may have fields that this one does not know, in the query and in
-// its parts.
+// TestNodesUnderstandNewerOnes: a request of another node may have unknown fields, in the query and in its parts.
 func TestNodesUnderstandNewerOnes(t *testing.T) {
 	want := Query{Model: "m", Hashed: []Hashed{{2, Hashes{7}}}, Partitions: []events.Partition{3},
 		MinSeq: []PartitionSeq{{3, 9}}, Idle: true}
@@ -259,7 +257,7 @@ func TestNodesUnderstandNewerOnes(t *testing.T) {
 			t.Errorf("%s: a client's is answered with %v", contentType, failure)
 		}
 	}
-	// As they are packed, with all that is known in between, they need no second look.
+	// In the packed form, with all known fields after an unknown one, the fast path decodes the query.
 	body, _ := Marshal(MsgPack, &want)
 	body[0]++
 	body = append(body, "\xa5newer\x92\x01\xc0"...)
@@ -269,7 +267,7 @@ func TestNodesUnderstandNewerOnes(t *testing.T) {
 	}
 }
 
-// twinQuery reads a query in JSON with the standard library; nil: it is not one that is taken.
+// twinQuery decodes a query in JSON with the standard library; nil: the query is invalid.
 func twinQuery(data []byte) map[string]any {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.UseNumber()
@@ -280,7 +278,7 @@ func twinQuery(data []byte) map[string]any {
 	return m
 }
 
-// FuzzReadJSON: what is read as a query is JSON, and says what the standard library reads in it.
+// FuzzReadJSON: an accepted query is JSON, and equals the query decoded by the standard library.
 func FuzzReadJSON(f *testing.F) {
 	for seed := range uint64(30) {
 		q := randomQuery(rand.New(rand.NewPCG(seed, 13)))
@@ -345,7 +343,7 @@ func FuzzReadJSON(f *testing.F) {
 	})
 }
 
-// shownAs is a list as text; nil stays nil. as may say otherwise how an element is shown.
+// shownAs returns a list as text; nil stays nil. as may replace the text of an element.
 func shownAs[T any](list []T, as func(int, T) string) []string {
 	if list == nil {
 		return nil
@@ -361,7 +359,7 @@ func shownAs[T any](list []T, as func(int, T) string) []string {
 	return out
 }
 
-// TestTextAsBytes: some writers of MessagePack write text as bytes.
+// TestTextAsBytes: text in MessagePack may be bytes, as from some writers.
 func TestTextAsBytes(t *testing.T) {
 	body, err := msgpack.Marshal(map[string]any{
 		"model": []byte("m"), "workers": []any{[]byte("w")}, "hashes": []uint64{1},
@@ -376,8 +374,8 @@ func TestTextAsBytes(t *testing.T) {
 	}
 }
 
-// FuzzReadMsgPack: what both readers take says the same; what one refuses alone, it refuses since it leaves that to the
-// other.
+// FuzzReadMsgPack: a query that both readers accept is equal. A query that only the fast reader refuses is left to the
+// general reader.
 func FuzzReadMsgPack(f *testing.F) {
 	for seed := range uint64(20) {
 		if b, _ := Marshal(MsgPack, randomQuery(rand.New(rand.NewPCG(seed, 14)))); len(b) < 4000 {
@@ -400,7 +398,7 @@ func FuzzReadMsgPack(f *testing.F) {
 	})
 }
 
-// TestDigits compares digits read eight at a time with digits read one by one, of texts that end and go on in all ways.
+// TestDigits compares digits read eight at a time with digits read one by one, for texts with all kinds of ends.
 func TestDigits(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	twin := func(text string, long bool) (uint64, int) {
@@ -441,8 +439,7 @@ func TestDigits(t *testing.T) {
 	}
 }
 
-// TestTokensAgainstJSON compares lists of tokens, written in all ways and broken here and there, with what the standard
-// library reads.
+// TestTokensAgainstJSON compares lists of tokens, in all valid forms and some invalid ones, with the standard library.
 func TestTokensAgainstJSON(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 3))
 	taken := 0
@@ -469,7 +466,7 @@ func TestTokensAgainstJSON(t *testing.T) {
 		got, err := Tokens(nil), s.unexpected("a list")
 		if s.kind() == kindList {
 			if got, err = s.tokens("tokens"); err == nil {
-				err = s.end()
+				err = s.checkEnd()
 			}
 		}
 		if (err == nil) != (refused == nil) || err == nil && !slices.Equal(got, want) {
@@ -480,6 +477,6 @@ func TestTokensAgainstJSON(t *testing.T) {
 		}
 	}
 	if taken < 10_000 {
-		t.Errorf("only %d of the lists were taken", taken)
+		t.Errorf("only %d lists were accepted", taken)
 	}
 }

@@ -10,45 +10,45 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// Text is a prompt that the node makes tokens of, as the model's engines would: either Prompt, as of a completion, or
-// Messages, as of a chat, with what an engine's chat template is given beside them. Names and meanings are those of the
-// engines' OpenAI-compatible requests.
+// Text is a prompt that the node tokenizes as the model's engines would: either Prompt, as of a completion, or
+// Messages, as of a chat, with the further inputs of an engine's chat template. Names and meanings equal the engines'
+// OpenAI-compatible requests.
 type Text struct {
 	Prompt   string `json:"prompt,omitempty" msgpack:"prompt,omitempty"`
 	Messages Value  `json:"messages,omitzero" msgpack:"messages,omitempty"` // a list of objects
 
-	// What goes with messages only: a list of objects; the template, if not the model's own; and an object.
+	// Valid with messages only: a list of objects; a template in place of the model's; and an object.
 	Tools              Value  `json:"tools,omitzero" msgpack:"tools,omitempty"`
 	ChatTemplate       string `json:"chat_template,omitempty" msgpack:"chat_template,omitempty"`
 	ChatTemplateKwargs Value  `json:"chat_template_kwargs,omitzero" msgpack:"chat_template_kwargs,omitempty"`
 
-	// By default the generation prompt is added, and the final message is not continued.
+	// By default, the generation prompt is added, and the final message is not continued.
 	AddGenerationPrompt  *bool `json:"add_generation_prompt,omitempty" msgpack:"add_generation_prompt,omitempty"`
 	ContinueFinalMessage *bool `json:"continue_final_message,omitempty" msgpack:"continue_final_message,omitempty"`
 
-	// ReturnTokenIDs asks for the tokens in the answer, so that they can be sent on to an engine.
+	// ReturnTokenIDs adds the tokens to the answer, so that the client can send them to an engine.
 	ReturnTokenIDs bool `json:"return_token_ids,omitempty" msgpack:"return_token_ids,omitempty"`
 }
 
-// Tokenization says what became of a [Text].
+// Tokenization is the result for a [Text].
 type Tokenization struct {
-	// Tokenized is false if no tokens could be made, as TokenizeError says. The answer is that of a prompt of which
-	// nobody holds anything then, and a choice goes by load.
+	// Tokenized is false if the text could not be tokenized, for the reason in TokenizeError. A query then finds
+	// nothing, and a choice ignores the cache.
 	Tokenized     bool   `json:"tokenized" msgpack:"tokenized"`
 	TokenizeError string `json:"tokenize_error,omitempty" msgpack:"tokenize_error,omitempty"`
 
-	// PromptTokens is how many tokens there are. Fewer are looked up if there are images of which the source does not say
-	// how engines hash them: those before the first.
+	// PromptTokens is the number of tokens. The lookup covers only the tokens before the first image if the hashes of
+	// images are unknown.
 	PromptTokens int `json:"prompt_tokens" msgpack:"prompt_tokens"`
 
-	TokenIDs Tokens `json:"token_ids,omitzero" msgpack:"token_ids,omitempty"` // if they were asked for
+	TokenIDs Tokens `json:"token_ids,omitzero" msgpack:"token_ids,omitempty"` // if Text.ReturnTokenIDs is set
 }
 
-// Value is a JSON value that is passed on as it is. In MessagePack it may be text that is JSON, or a value itself,
-// whose maps keep their order.
+// Value is a JSON value that is forwarded unchanged. In MessagePack it is text with JSON, or a value, whose maps keep
+// their order.
 type Value []byte
 
-// IsZero reports whether there is none.
+// IsZero reports whether the value is absent.
 func (v Value) IsZero() bool { return v == nil }
 
 // MarshalJSON returns the value itself.
@@ -56,7 +56,7 @@ func (v Value) MarshalJSON() ([]byte, error) { return json.RawMessage(v).Marshal
 
 // UnmarshalJSON keeps the value.
 func (v *Value) UnmarshalJSON(data []byte) error {
-	if *v = nil; string(data) != "null" { // which is as if the field were absent
+	if *v = nil; string(data) != "null" { // like an absent field
 		*v = bytes.Clone(data)
 	}
 	return nil
@@ -65,7 +65,7 @@ func (v *Value) UnmarshalJSON(data []byte) error {
 // EncodeMsgpack writes text that is JSON.
 func (v Value) EncodeMsgpack(e *msgpack.Encoder) error { return e.EncodeString(string(v)) }
 
-// DecodeMsgpack reads either form.
+// DecodeMsgpack reads both forms.
 func (v *Value) DecodeMsgpack(d *msgpack.Decoder) error {
 	raw, err := d.DecodeRaw()
 	if err != nil {
@@ -76,7 +76,7 @@ func (v *Value) DecodeMsgpack(d *msgpack.Decoder) error {
 	return err
 }
 
-// value reads a list or an object that is passed on.
+// value reads a list or an object to forward.
 func (r *reader) value(field string, want kind, to *Value) (err error) {
 	shown := r.shown()
 	if *to, err = r.source.value(); err != nil {
@@ -101,7 +101,7 @@ func (s *packSource) value() (Value, error) {
 			err = in.skip()
 		}
 		if err == nil {
-			err = in.end()
+			err = in.checkEnd()
 		}
 		if err != nil {
 			return nil, Errorf(CodeMalformed, "%s is text that is not JSON", shorten(text))
@@ -124,7 +124,7 @@ func (s *packSource) appendJSON(to []byte) ([]byte, error) {
 			v, err := s.number()
 			number, failed := json.Marshal(v)
 			if !bytes.ContainsAny(number, ".e") {
-				number = append(number, ".0"...) // as it was: a template shows the two otherwise
+				number = append(number, ".0"...) // unchanged: a template distinguishes the two
 			}
 			return append(to, number...), errors.Join(err, failed)
 		}
@@ -166,7 +166,7 @@ func (s *packSource) appendJSON(to []byte) ([]byte, error) {
 	return nil, Errorf(CodeMalformed, "%s stands for nothing in JSON", s.shown())
 }
 
-// ObjectJSON is a map in MessagePack as an object in JSON. Of its members, bytes are tokens as int32, little-endian.
+// ObjectJSON converts a map in MessagePack to an object in JSON. Members with bytes are tokens as little-endian int32.
 func ObjectJSON(packed []byte) ([]byte, error) {
 	opened, err := openSource(MsgPack, packed)
 	if err == nil && opened.kind() != kindObject {
@@ -196,7 +196,7 @@ func ObjectJSON(packed []byte) ([]byte, error) {
 		return err
 	})
 	if err == nil {
-		err = s.end()
+		err = s.checkEnd()
 	}
 	return append(to, '}'), notForm(MsgPack, err)
 }
@@ -206,12 +206,12 @@ func appendQuoted(to []byte, text string) []byte {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	_ = e.Encode(text) // which text cannot fail at
+	_ = e.Encode(text) // a string cannot fail
 	return append(to, bytes.TrimSuffix(b.Bytes(), []byte("\n"))...)
 }
 
-// HasTemplate reports whether the text brings a chat template: a program that makes its prompt. Engines also accept one
-// among the arguments of templates.
+// HasTemplate reports whether the text has a chat template of its own, which is a program. Engines also accept a
+// template among the arguments of templates.
 func (t *Text) HasTemplate() bool {
 	if t.ChatTemplate != "" {
 		return true
@@ -227,7 +227,7 @@ func (t *Text) HasTemplate() bool {
 	return has || err != nil
 }
 
-// Check refuses what nobody could make tokens of. The error is an [Error].
+// Check returns an error for a text that cannot be tokenized. The error is an [Error].
 func (t *Text) Check() error {
 	for _, f := range []struct {
 		name  string
@@ -247,7 +247,7 @@ func (t *Text) Check() error {
 	case t.Prompt != "" && t.Messages != nil:
 		return Errorf(CodeMalformed, "the query has a prompt and messages; give one of them")
 	case t.Messages == nil && chat:
-		return Errorf(CodeMalformed, "tools and what else a chat template is given go with messages only")
+		return Errorf(CodeMalformed, "tools and other inputs of a chat template are valid with messages only")
 	case len(t.ChatTemplate) > MaxChatTemplate:
 		return Errorf(CodeTooLarge, "chat_template has %d bytes, more than %d; give the model's file a template of that size",
 			len(t.ChatTemplate), MaxChatTemplate)

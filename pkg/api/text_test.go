@@ -21,7 +21,7 @@ func (a *asked) Find(_ context.Context, q *Query) (*Answer, error) {
 	return &Answer{Tokenization: &Tokenization{Tokenized: true, PromptTokens: 2, TokenIDs: Tokens{1, 2}}}, nil
 }
 
-// TestText has a text come in each form: what is passed on is the same JSON, in its order.
+// TestText sends a text in each form. The forwarded JSON keeps its order.
 func TestText(t *testing.T) {
 	no := false
 	want := Text{Messages: Value(`[{"role":"user","content":"<é> \" \\ \n"}]`),
@@ -62,7 +62,7 @@ func TestText(t *testing.T) {
 			continue
 		}
 		got := *x.query.Text
-		if name == "JSON" { // which may escape what it likes
+		if name == "JSON" { // may escape other characters
 			got.Messages = want.Messages
 		}
 		if !reflect.DeepEqual(got, want) {
@@ -75,7 +75,7 @@ func TestText(t *testing.T) {
 		}
 	}
 
-	// A choice takes the same.
+	// A choice accepts the same text.
 	s := SelectRequest{Query: *q, RequestID: "r", Book: true}
 	for _, contentType := range []string{JSON, MsgPack} {
 		body, err := Marshal(contentType, &s)
@@ -91,7 +91,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// TestTextCheck has values of the wrong kind that did not come by way of a query, which is read strictly.
+// TestTextCheck has values of the wrong kind that the strict reader would refuse.
 func TestTextCheck(t *testing.T) {
 	for body, says := range map[string]string{
 		`{"messages":1}`:                              "messages is 1, not a list",
@@ -114,7 +114,7 @@ func TestTextCheck(t *testing.T) {
 	}
 }
 
-// TestHasTemplate finds a chat template wherever engines accept one.
+// TestHasTemplate has a chat template in every place that engines accept.
 func TestHasTemplate(t *testing.T) {
 	for body, has := range map[string]bool{
 		`{"messages":[{}]}`:                    false,
@@ -134,7 +134,7 @@ func TestHasTemplate(t *testing.T) {
 			t.Fatal(err)
 		}
 		if text.HasTemplate() != has {
-			t.Errorf("%s: it has a template: %v", body, !has)
+			t.Errorf("%s: template: %v", body, !has)
 		}
 	}
 	text := Text{Messages: Value(`[{}]`), ChatTemplate: strings.Repeat("x", MaxChatTemplate)}
@@ -147,7 +147,7 @@ func TestHasTemplate(t *testing.T) {
 	}
 }
 
-// TestTextRefused has what nobody could make tokens of.
+// TestTextRefused has texts that cannot be tokenized.
 func TestTextRefused(t *testing.T) {
 	for body, says := range map[string]string{
 		`"prompt":""`:                          "neither a prompt nor messages",
@@ -160,7 +160,7 @@ func TestTextRefused(t *testing.T) {
 		`"messages":[{]`:                       "JSON",
 		`"messages":[{"content":"\ud800"}]`:    "UTF-8",
 		`"prompt":["a"]`:                       "one text only",
-		`"prompt":"a","tools":[]`:              "go with messages only",
+		`"prompt":"a","tools":[]`:              "valid with messages only",
 		`"messages":[{}],"tools":{}`:           "tools is {}, not a list",
 		`"return_token_ids":true,"tokens":[1]`: "give one of them",
 		`"messages":[{}],"message":1`:          `did you mean "messages"?`,
@@ -201,5 +201,5 @@ func TestTextRefused(t *testing.T) {
 	}
 }
 
-// noRouter answers nothing.
+// noRouter is a router without methods.
 type noRouter struct{ Router }

@@ -7,30 +7,30 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-// listCommas finds the commas in blocks of 64 bytes of text, and writes their places. It ends before the first block
-// in which there is anything else than elements of a list with a comma behind each: whole numbers in decimal digits
-// without zeros that lead, with a blank before each or none. The text begins with an element, or the blank before it.
-// There must be room for eight places more than are found.
+// listCommas finds the commas in blocks of 64 bytes of text, and writes their positions. It ends before the first block
+// with anything else than list elements with a comma after each. An element is a whole number in decimal digits without
+// leading zeros, with at most one blank before it. The text begins with an element, or the blank before it. at must
+// have room for eight further positions.
 //
 //go:noescape
 func listCommas(text *byte, blocks int, at *uint32) (n int)
 
-// listNumbers reads groups of eight elements that end at the commas at, and writes their numbers. The place before the
-// first is that of the comma before. It ends before a group with an element of more than eight bytes. Eight bytes of
-// text may be read from where an element begins.
+// listNumbers reads groups of eight elements that end at the commas at, and writes their numbers. The element before at
+// is the position of the previous comma. listNumbers ends before a group with an element of more than eight bytes. It
+// may read eight bytes of text from the start of each element.
 //
 //go:noescape
 func listNumbers(text *byte, at *uint32, groups int, to *uint32) (done int)
 
-// vectors reports whether the processor has what these need.
+// vectors reports whether the processor supports these functions.
 var vectors = cpu.X86.HasAVX2 && cpu.X86.HasBMI1 && cpu.X86.HasPOPCNT
 
-// fewBlocks are looked at for commas before their numbers are read.
+// fewBlocks is the number of blocks to search for commas before their numbers are read.
 const fewBlocks = 32
 
-// shortNumbers appends to dst, up to its capacity, numbers at the front of data that each have a comma behind them,
-// with a blank after it or none: those of at most seven digits, and perhaps of eight. It returns their length with
-// these.
+// shortNumbers appends to dst, up to its capacity, the numbers at the front of data that have a comma after each, with
+// at most one blank after the comma. The numbers have up to seven digits, or eight in some cases. It returns the length
+// of the numbers and separators.
 func shortNumbers(dst []uint32, data []byte) ([]uint32, int) {
 	i := 0
 	if vectors {
@@ -40,10 +40,10 @@ func shortNumbers(dst []uint32, data []byte) ([]uint32, int) {
 	return dst, i + n
 }
 
-// vectorNumbers is shortNumbers for what comes in eights: the commas are found in 64 bytes at a time, and eight numbers
-// are read at once between them, without a branch that depends on how long they are.
+// vectorNumbers is shortNumbers for groups of eight. It finds the commas in 64 bytes at a time, and reads eight numbers
+// at once without a branch that depends on their lengths.
 func vectorNumbers(dst []uint32, data []byte) ([]uint32, int) {
-	var at [1 + 64/2*fewBlocks + 8]uint32 // at[0] is the place before the text
+	var at [1 + 64/2*fewBlocks + 8]uint32 // at[0] is the position before the text
 	at[0] = math.MaxUint32
 	i := 0
 	for {

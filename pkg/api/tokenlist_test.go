@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestShortNumbers compares texts, broken here and there, with what reads one number after another. Nothing is written
-// beyond a list's capacity.
+// TestShortNumbers compares texts, some of them broken, with a reader of one number after another. No number is written
+// beyond the capacity of the list.
 func TestShortNumbers(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 4))
 	read := 0
@@ -26,7 +26,7 @@ func TestShortNumbers(t *testing.T) {
 				text[rng.IntN(len(text))] = "0123456789, -.]\"\x00\xff"[rng.IntN(18)]
 			}
 		}
-		// None of the bytes behind the text may matter.
+		// The bytes after the text must not matter.
 		text = append(append([]byte{}, text...), "]1,2,3,"[:rng.IntN(8)]...)
 		text = text[:rng.IntN(len(text)+1)]
 		room := rng.IntN(1 + len(text))
@@ -52,8 +52,8 @@ func TestShortNumbers(t *testing.T) {
 	}
 }
 
-// twinNumbers are the numbers of a text in which each has a comma behind it, with a blank before it or none; nil if the
-// text is not of that form.
+// twinNumbers returns the numbers of a text with a comma after each number and at most one blank before it; nil for
+// other texts.
 func twinNumbers(text []byte) []uint32 {
 	out := []uint32{}
 	for i := 0; i < len(text); i++ {

@@ -8,7 +8,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5/msgpcode"
 )
 
-// What reflection needs to write and read queries: the twin of what does so by hand.
+// The methods for reflection on queries, the twin of the code by hand.
 
 // EncodeMsgpack writes a bin of little-endian u32.
 func (t Tokens) EncodeMsgpack(e *msgpack.Encoder) error {

@@ -17,13 +17,13 @@ import (
 	"github.com/vmihailenco/msgpack/v5/msgpcode"
 )
 
-// maxNesting is how deep values may lie within each other.
+// maxNesting is the largest depth of nested values.
 const maxNesting = 32
 
 var errNested = fmt.Errorf("its values lie more than %d deep", maxNesting)
 
-// validate returns an error unless data begins with a whole MessagePack value that is not too deep. Its lengths fit
-// into data then, so that nobody allocates more than was sent. What follows the value is not looked at.
+// validate returns an error unless data begins with a whole MessagePack value with limited nesting. All lengths then
+// fit into data, so a decoder allocates no more than was sent. validate ignores data after the value.
 func validate(data []byte) error {
 	if len(data) == 0 {
 		return io.EOF
@@ -31,7 +31,7 @@ func validate(data []byte) error {
 	return skipValue(&msgp.Reader{Data: data}, maxNesting)
 }
 
-// skipValue passes over one value.
+// skipValue skips a value.
 func skipValue(r *msgp.Reader, depth int) error {
 	switch {
 	case r.Left() == 0:
@@ -62,8 +62,8 @@ func skipValue(r *msgp.Reader, depth int) error {
 	return nil
 }
 
-// The library panics where nil stands for a time (vmihailenco/msgpack v5.4.1, decode.go, decodeNilValue). With this
-// decoder it returns an error there.
+// The library panics for nil in place of a time (vmihailenco/msgpack v5.4.1, decode.go, decodeNilValue). This decoder
+// returns an error.
 func init() {
 	msgpack.Register(time.Time{}, nil, func(d *msgpack.Decoder, v reflect.Value) error {
 		if c, err := d.PeekCode(); err != nil || !msgpcode.IsExt(c) {
@@ -87,9 +87,8 @@ func unmarshalReflect(data []byte, v any) error {
 	return d.Decode(v)
 }
 
-// unpacker decodes what packer encodes, with the fields of a map in any order. Anything else that it does not support,
-// a field that is given twice for instance, sets Broken: then all that it returned is void, and another decoder decides
-// what the bytes mean, or what is wrong with them.
+// unpacker decodes the output of packer, with the fields of a map in any order. Any other form, such as a repeated
+// field, sets Broken. The results are then void, and another decoder decodes the bytes or reports the fault.
 type unpacker struct{ msgp.Reader }
 
 // want sets Broken unless ok.
@@ -107,7 +106,7 @@ func (u *unpacker) text() string {
 	return string(b)
 }
 
-// validText reads text that is UTF-8.
+// validText reads text in UTF-8.
 func (u *unpacker) validText() string {
 	b, ok := u.Str()
 	u.want(ok && utf8.Valid(b))
@@ -126,7 +125,7 @@ func (u *unpacker) uint32() uint32 {
 	return uint32(v)
 }
 
-// positive reads a number that is not 0, which would stand for one that is not given.
+// positive reads a number other than 0, which would mean an absent field.
 func (u *unpacker) positive() uint32 {
 	v := u.uint32()
 	u.want(v > 0)
@@ -140,7 +139,7 @@ func (u *unpacker) truth() bool {
 }
 
 func (u *unpacker) float() float64 {
-	ok := u.Next() == msgp.Float // the library reads great integers otherwise than Float does
+	ok := u.Next() == msgp.Float // the library reads great integers differently than Float
 	v, _ := u.Float()
 	u.want(ok)
 	return v
@@ -168,7 +167,7 @@ func (u *unpacker) time() time.Time {
 	return t
 }
 
-// numbers reads the bytes of numbers of a size, no more than a query may have.
+// numbers reads the bytes of numbers of a size, up to the limit of a query.
 func (u *unpacker) numbers(size int) []byte {
 	b, ok := u.Bin()
 	u.want(ok && len(b)%size == 0 && len(b) <= size*MaxTokens)
@@ -195,7 +194,7 @@ func (u *unpacker) tokens() Tokens {
 // listOf reads an array.
 func listOf[T any](u *unpacker, each func() T) []T {
 	n := u.array()
-	list := make([]T, 0, min(n, 4096)) // more only as it is read
+	list := make([]T, 0, min(n, 4096)) // grows while it is read
 	for range n {
 		if list = append(list, each()); u.Broken {
 			return nil
@@ -212,8 +211,8 @@ func optListOf[T any](u *unpacker, each func() T) []T {
 	return listOf(u, each)
 }
 
-// object reads a map of at most 16 fields, no two of one name. field gets the name of each and reads its value, or
-// returns false if it does not know the name. object returns how many it knew.
+// object reads a map of at most 16 fields with different names. field is called with each name and reads the value, or
+// returns false for an unknown name. object returns the number of known fields.
 func (u *unpacker) object(field func(name []byte) bool) (known int) {
 	var names [16][]byte
 	n, ok := u.Map()
@@ -236,13 +235,13 @@ func (u *unpacker) object(field func(name []byte) bool) (known int) {
 	return known
 }
 
-// ignore returns false, and sets Broken unless a request may have a field of this name, which is not known.
+// ignore returns false. It sets Broken unless a request may have an unknown field of this name.
 func (u *unpacker) ignore(name []byte, unknown UnknownFields) bool {
 	u.want(unknown == IgnoreUnknown && utf8.Valid(name))
 	return false
 }
 
-// unpackQuery decodes a query into q. If it returns false, q is as it was, and [readQuery] must decode data.
+// unpackQuery decodes a query into q. If it returns false, q is unchanged, and [readQuery] must decode data.
 func unpackQuery(data []byte, q *Query, unknown UnknownFields) bool {
 	u := unpacker{msgp.Reader{Data: data}}
 	out := *q
@@ -268,7 +267,7 @@ func unpackQuery(data []byte, q *Query, unknown UnknownFields) bool {
 			out.Workers = listOf(&u, func() events.WorkerID { return events.WorkerID(u.validText()) })
 		case "ranks":
 			out.Ranks = listOf(&u, func() RankPlace { return u.rankPlace(unknown) })
-		case "endpoints", "with_endpoint", "by_endpoint", "deadline_ms", "media", "diagnostic": // they are rare
+		case "endpoints", "with_endpoint", "by_endpoint", "deadline_ms", "media", "diagnostic": // rare
 			u.Broken = true
 		case "within":
 			out.Within = listOf(&u, func() Tiers { return Tiers(u.validText()) })
@@ -325,7 +324,7 @@ func (u *unpacker) minSeq(unknown UnknownFields) (m PartitionSeq) {
 		}
 		return true
 	})
-	u.want(known == 2) // a place has both
+	u.want(known == 2) // both are required
 	return m
 }
 
@@ -345,8 +344,8 @@ func (u *unpacker) rankPlace(unknown UnknownFields) (p RankPlace) {
 	return p
 }
 
-// unpackAnswer decodes an answer into a. If it returns false, a is as it was, and data must be decoded by reflection,
-// or is an error.
+// unpackAnswer decodes an answer into a. If it returns false, a is unchanged, and data is an error or must be decoded
+// by reflection.
 func unpackAnswer(data []byte, a *Answer) bool {
 	u := unpacker{msgp.Reader{Data: data}}
 	out := *a
@@ -387,8 +386,8 @@ func unpackAnswer(data []byte, a *Answer) bool {
 	return !u.Broken
 }
 
-// overlap is written without object: an answer consists mostly of these. The last of equal fields counts, as in
-// reflection.
+// overlap is written without object, since an answer consists mostly of overlaps. The last of equal fields counts, as
+// in reflection.
 func (u *unpacker) overlap() (o Overlap) {
 	n, ok := u.Map()
 	for u.want(ok); n > 0 && !u.Broken; n-- {
@@ -411,7 +410,7 @@ func (u *unpacker) overlap() (o Overlap) {
 			o.L3 = u.uint32()
 		case "l3_stop":
 			o.L3Stop = u.text()
-		case "path": // by reflection: only people ask for it
+		case "path": // by reflection: for people only
 			u.Broken = true
 		case "bound":
 			o.Bound = Bound(u.text())
@@ -474,7 +473,7 @@ func (u *unpacker) l3() (l L3) {
 			l.Unknown = listOf(u, u.pair)
 		case "from_start":
 			l.FromStart = u.uint32()
-		case "broken": // by reflection: only people ask for it
+		case "broken": // by reflection: for people only
 			u.Broken = true
 		default:
 			return false

@@ -18,69 +18,69 @@ const (
 	RoleDecode     Role = "decode"
 )
 
-// WorkerState is whether a rank may be chosen for new requests.
+// WorkerState decides whether a rank may be chosen for new requests.
 type WorkerState string
 
-// The states, from the best to the worst. A rank to which several apply is in the worst of them.
+// The states, from best to worst. If several apply to a rank, the worst counts.
 const (
 	WorkerSchedulable WorkerState = "schedulable"
 
-	// An operator wants it to finish what it has, and to get nothing new.
+	// WorkerDraining: an operator wants the worker to finish its requests and to get no new ones.
 	WorkerDraining WorkerState = "draining"
 
-	// Its registration lacks something, or contradicts itself.
+	// WorkerIncomplete: the registration lacks something, or contradicts itself.
 	WorkerIncomplete WorkerState = "incomplete"
 
-	// Its engine or its lease has ended, or it is outside of the rank range.
+	// WorkerUnschedulable: the engine or the lease has ended, or the rank is outside of the rank range.
 	WorkerUnschedulable WorkerState = "unschedulable"
 )
 
-// Where a worker's events come from.
+// The sources of a worker's events.
 const (
-	EventsShim = "shim" // a shim publishes them; it is never said in a request
-	EventsNone = "none" // the worker is known by its registration alone
+	EventsShim = "shim" // a shim publishes them; never in a request
+	EventsNone = "none" // the worker has no events, only a registration
 )
 
 // Limits of a worker's registration.
 const (
 	MaxWorkerRanks = events.MaxRanks
-	maxWorkerText  = 255  // bytes of one text
+	maxWorkerText  = 255  // bytes of a text
 	maxEndpoint    = 2048 // bytes
 	maxTaints      = 64   // and as many topology domains
 	maxServedNames = 64
 	maxAdapters    = 1024
 )
 
-// WorkerSpec is what is said of a worker: by its shim, by who registers it, by an operator who changes it. The zero
-// value of a field says nothing; an empty list or map that is not nil says that there are none.
+// WorkerSpec has settings of a worker: from its shim, its registration, or an operator's change. The zero value of a
+// field sets nothing. An empty list or map that is not nil sets an empty one.
 type WorkerSpec struct {
-	// Endpoint is where it takes requests, as routers address it.
+	// Endpoint is the serving address for routers.
 	Endpoint string `json:"endpoint,omitempty" msgpack:"endpoint,omitempty"`
 
 	Role Role `json:"role,omitempty" msgpack:"role,omitempty"`
 
-	// The data-parallel ranks from RankStart on, RankSize of them; 0: not said.
+	// The data-parallel ranks from RankStart on, RankSize of them; 0: unknown.
 	RankStart uint32 `json:"rank_start,omitempty" msgpack:"rank_start,omitempty"`
 	RankSize  uint32 `json:"rank_size,omitempty" msgpack:"rank_size,omitempty"`
 
-	// Of each rank: the blocks that its device memory has room for, and the tokens that it computes in a step at most.
+	// Of each rank: the capacity of its device memory in blocks, and the most tokens that it computes in a step.
 	TotalKVBlocks    uint64 `json:"total_kv_blocks,omitempty" msgpack:"total_kv_blocks,omitempty"`
 	MaxBatchedTokens uint64 `json:"max_num_batched_tokens,omitempty" msgpack:"max_num_batched_tokens,omitempty"`
 
-	// StableRoutingID names the worker across restarts that change its instance.
+	// StableRoutingID identifies the worker across restarts that change its instance.
 	StableRoutingID string `json:"stable_routing_id,omitempty" msgpack:"stable_routing_id,omitempty"`
 
 	Taints          []string          `json:"taints,omitzero" msgpack:"taints"`                     // ascending
 	TopologyDomains map[string]string `json:"topology_domains,omitzero" msgpack:"topology_domains"` // zone → eu-1
 	LoRAAdapters    []string          `json:"lora_adapters,omitzero" msgpack:"lora_adapters"`       // ascending
 
-	// ServedNames are further names of the model that the worker accepts in requests, ascending.
+	// ServedNames are further model names that the worker accepts in requests, ascending.
 	ServedNames []string `json:"served_model_names,omitzero" msgpack:"served_model_names"`
 
-	Events string `json:"events,omitempty" msgpack:"events,omitempty"` // EventsNone; of a record EventsShim too
+	Events string `json:"events,omitempty" msgpack:"events,omitempty"` // EventsNone; in a record also EventsShim
 }
 
-// With returns the spec with all that over says in place of its own.
+// With returns s with the set fields of over.
 func (s WorkerSpec) With(over WorkerSpec) WorkerSpec {
 	set(&s.Endpoint, over.Endpoint)
 	set(&s.Role, over.Role)
@@ -112,12 +112,12 @@ func set[T comparable](to *T, v T) {
 	}
 }
 
-// Covers reports whether a rank is in the spec's range. One that names no range covers all.
+// Covers reports whether a rank is in the range. A spec without a range covers all ranks.
 func (s *WorkerSpec) Covers(r events.Rank) bool {
 	return s.RankSize == 0 || uint32(r) >= s.RankStart && uint32(r)-s.RankStart < s.RankSize
 }
 
-// Check refuses what no worker can be, and puts lists into their order. The error is an [Error].
+// Check returns an error for an invalid spec, and sorts its lists. The error is an [Error].
 func (s *WorkerSpec) Check() error {
 	switch s.Role {
 	case "", RoleAggregated, RolePrefill, RoleDecode:
@@ -127,7 +127,7 @@ func (s *WorkerSpec) Check() error {
 	}
 	switch {
 	case s.Events != "" && s.Events != EventsNone:
-		return Errorf(CodeMalformed, "events is %q; it may be %q, or be left out", shorten(s.Events), EventsNone)
+		return Errorf(CodeMalformed, "events is %q; set it to %q or omit it", shorten(s.Events), EventsNone)
 	case s.RankSize == 0 && s.RankStart != 0:
 		return Errorf(CodeMalformed, "rank_start goes with rank_size")
 	case s.RankSize > MaxWorkerRanks:
@@ -171,8 +171,8 @@ func (s *WorkerSpec) Check() error {
 	return nil
 }
 
-// SetNames sets the further names of the model and the LoRA adapters, in order and each once. It leaves out names that
-// no worker can have, and those beyond the limits, and returns how many. Empty lists say nothing.
+// SetNames sets the further model names and the LoRA adapters, sorted and without duplicates. It omits invalid names
+// and names beyond the limits, and returns their number. Empty lists set nothing.
 func (s *WorkerSpec) SetNames(names, adapters []string) (left int) {
 	for _, l := range []struct {
 		from []string
@@ -191,16 +191,15 @@ func (s *WorkerSpec) SetNames(names, adapters []string) (left int) {
 	return left
 }
 
-// WorkerRecord is what a choice of worker needs to know of a rank beside what it holds: what is said of it, and whether
-// it may be chosen.
+// WorkerRecord has the settings of a rank, and whether it may be chosen.
 type WorkerRecord struct {
 	WorkerSpec `msgpack:",inline"`
 
 	State   WorkerState `json:"state" msgpack:"state"`
-	Reasons []string    `json:"reasons,omitempty" msgpack:"reasons,omitempty"` // for people: why it is not schedulable
+	Reasons []string    `json:"reasons,omitempty" msgpack:"reasons,omitempty"` // for people
 }
 
-// Because puts the record into a state, unless it is in a worse one, and adds the reason.
+// Because sets the state unless the present state is worse, and adds the reason.
 func (r *WorkerRecord) Because(s WorkerState, reason string) {
 	order := [...]WorkerState{WorkerSchedulable, WorkerDraining, WorkerIncomplete, WorkerUnschedulable}
 	if slices.Index(order[:], s) > slices.Index(order[:], r.State) {
@@ -217,30 +216,31 @@ type WorkerRegistration struct {
 
 	WorkerSpec `msgpack:",inline"`
 
-	// EventsEndpoint is where the engine publishes its events, tcp://HOST:PORT: the node that takes the registration
-	// runs a shim for it, which asks the other two, if they are given, as worker-shim run does. Further ranks of the
-	// range have the ports after these. Source is as worker-shim's --source; default auto.
+	// EventsEndpoint is the address of the engine's events, tcp://HOST:PORT. The node that receives the registration
+	// runs a shim for it. The shim uses the other two addresses, if given, like worker-shim run. Further ranks of the
+	// range have the following ports. Source is worker-shim's --source; default auto.
 	EventsEndpoint   string `json:"events_endpoint,omitempty" msgpack:"events_endpoint,omitempty"`
 	ReplayEndpoint   string `json:"replay_endpoint,omitempty" msgpack:"replay_endpoint,omitempty"`
 	SnapshotEndpoint string `json:"snapshot_endpoint,omitempty" msgpack:"snapshot_endpoint,omitempty"`
 	Source           string `json:"source,omitempty" msgpack:"source,omitempty"`
 }
 
-// Check refuses what nobody could act on, and fills in the rank range and the role. The error is an [Error].
+// Check returns an error for an invalid registration, and sets defaults for the rank range and the role. The error is
+// an [Error].
 func (r *WorkerRegistration) Check() error {
 	switch {
 	case r.Instance == "":
-		return Errorf(CodeMalformed, "the registration names no instance")
+		return Errorf(CodeMalformed, "the registration has no instance")
 	case len(r.Instance) > maxWorkerText:
 		return Errorf(CodeMalformed, "instance has %d bytes, more than %d", len(r.Instance), maxWorkerText)
 	case r.Model == "":
-		return Errorf(CodeMissingModel, "the registration names no model")
+		return Errorf(CodeMissingModel, "the registration has no model")
 	case len(r.Model) > maxWorkerText:
 		return Errorf(CodeMalformed, "model has %d bytes, more than %d", len(r.Model), maxWorkerText)
 	case r.BlockSize == 0 || r.BlockSize > events.MaxBlockSize:
 		return Errorf(CodeMalformed, "block_size is %d, not from 1 to %d", r.BlockSize, events.MaxBlockSize)
 	case r.EventsEndpoint == "" && (r.ReplayEndpoint != "" || r.SnapshotEndpoint != "" || r.Source != ""):
-		return Errorf(CodeMalformed, "replay_endpoint, snapshot_endpoint and source go with events_endpoint")
+		return Errorf(CodeMalformed, "replay_endpoint, snapshot_endpoint and source are valid with events_endpoint only")
 	case r.EventsEndpoint != "" && r.Events != "":
 		return Errorf(CodeMalformed, "events is %q and there is an events_endpoint; give one of them", shorten(r.Events))
 	}
@@ -253,25 +253,25 @@ func (r *WorkerRegistration) Check() error {
 	return r.WorkerSpec.Check()
 }
 
-// WorkerChange changes what is said of a worker, above what its shim or its registration says. A field that is absent
-// changes nothing.
+// WorkerChange changes settings of a worker. It overrides the settings of the shim and the registration. An absent
+// field changes nothing.
 type WorkerChange struct {
 	Instance events.WorkerID `json:"instance,omitempty" msgpack:"instance,omitempty"`
 
 	Drain *bool  `json:"drain,omitempty" msgpack:"drain,omitempty"`
 	Why   string `json:"why,omitempty" msgpack:"why,omitempty"` // for people, with Drain
 
-	// Reset has what was changed earlier forgotten first, Drain excepted.
+	// Reset removes all earlier changes first, except Drain.
 	Reset bool `json:"reset,omitempty" msgpack:"reset,omitempty"`
 
 	WorkerSpec `msgpack:",inline"`
 }
 
-// Check refuses what no worker can be. The error is an [Error].
+// Check returns an error for an invalid change. The error is an [Error].
 func (c *WorkerChange) Check() error {
 	switch {
 	case c.Instance == "":
-		return Errorf(CodeMalformed, "the change names no instance")
+		return Errorf(CodeMalformed, "the change has no instance")
 	case c.Why != "" && (c.Drain == nil || !*c.Drain):
 		return Errorf(CodeMalformed, "why goes with drain: true")
 	case len(c.Why) > maxWorkerText:
@@ -280,12 +280,12 @@ func (c *WorkerChange) Check() error {
 	return c.WorkerSpec.Check()
 }
 
-// WorkerRemoval names the worker whose registration ends.
+// WorkerRemoval has the worker to remove.
 type WorkerRemoval struct {
 	Instance events.WorkerID `json:"instance,omitempty" msgpack:"instance,omitempty"`
 }
 
-// Worker is one worker as it is registered.
+// Worker is a registered worker.
 type Worker struct {
 	Instance  events.WorkerID `json:"instance" msgpack:"instance"`
 	Model     string          `json:"model" msgpack:"model"`
@@ -293,13 +293,14 @@ type Worker struct {
 	Ranks     []WorkerRank    `json:"ranks" msgpack:"ranks"` // ascending
 }
 
-// WorkerRank is one rank of a worker.
+// WorkerRank is a rank of a worker.
 type WorkerRank struct {
 	Rank         events.Rank `json:"rank" msgpack:"rank"`
 	WorkerRecord `msgpack:",inline"`
 }
 
-// ReadWorkerSpec reads a spec in JSON that is the value of a field, which messages name. An error is an [Error].
+// ReadWorkerSpec reads a spec in JSON from the value of a field. Errors contain the name of the field. An error is an
+// [Error].
 func ReadWorkerSpec(name string, data []byte) (*WorkerSpec, error) {
 	s := &WorkerSpec{}
 	err := (&reader{within: name}).read(JSON, data, s)
@@ -309,11 +310,11 @@ func ReadWorkerSpec(name string, data []byte) (*WorkerSpec, error) {
 	return s, err
 }
 
-// said reads text that is not empty.
-func (r *reader) said(field string, to *string) error {
+// nonEmpty reads text that is not empty.
+func (r *reader) nonEmpty(field string, to *string) error {
 	err := r.string(field, to)
 	if err == nil && *to == "" {
-		return Errorf(CodeMalformed, "%s is empty; leave it out", r.name(field))
+		return Errorf(CodeMalformed, "%s is empty; omit it", r.name(field))
 	}
 	return err
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestWorkersAreRefusedByName: each thing that no worker can be has a code and a sentence that names it, in JSON and in
-// MessagePack alike.
+// TestWorkersAreRefusedByName: each invalid registration has a code and an error with the field, in JSON and
+// MessagePack.
 func TestWorkersAreRefusedByName(t *testing.T) {
 	const good = `{"instance":"w","model":"m","block_size":16`
 	long := strings.Repeat("x", 256)
@@ -29,8 +29,8 @@ func TestWorkersAreRefusedByName(t *testing.T) {
 		{OpRegisterWorker, good + `,"events":"none","role":"decode","rank_start":3,"rank_size":4096,"total_kv_blocks":1}`,
 			"", ""},
 		{OpRegisterWorker, good + `,"taints":[],"topology_domains":{},"lora_adapters":null}`, "", ""},
-		{OpRegisterWorker, `{"model":"m","block_size":16}`, CodeMalformed, "names no instance"},
-		{OpRegisterWorker, `{"instance":"w","block_size":16}`, CodeMissingModel, "names no model"},
+		{OpRegisterWorker, `{"model":"m","block_size":16}`, CodeMalformed, "has no instance"},
+		{OpRegisterWorker, `{"instance":"w","block_size":16}`, CodeMissingModel, "has no model"},
 		{OpRegisterWorker, `{"instance":"w","model":"m"}`, CodeMalformed, "block_size is 0"},
 		{OpRegisterWorker, `{"instance":"w","model":"m","block_size":100000000}`, CodeMalformed, "block_size is 1"},
 		{OpRegisterWorker, good + `,"rol":"decode"}`, CodeMalformed, `did you mean "role"?`},
@@ -57,20 +57,20 @@ func TestWorkersAreRefusedByName(t *testing.T) {
 		{OpRegisterWorker, good + `,"topology_domains":{"zone":"a","zone":"b"}}`, CodeMalformed, "zone is given twice"},
 		{OpRegisterWorker, good + `,"topology_domains":{"zone":""}}`, CodeMalformed, "zone"},
 		{OpRegisterWorker, good + `,"topology_domains":[]}`, CodeMalformed, "not an object"},
-		{OpRegisterWorker, good + `,"events":"shim"}`, CodeMalformed, `it may be "none"`},
+		{OpRegisterWorker, good + `,"events":"shim"}`, CodeMalformed, `set it to "none"`},
 		{OpRegisterWorker, good + `,"events":"none","events_endpoint":"tcp://h:1"}`, CodeMalformed, "give one of them"},
-		{OpRegisterWorker, good + `,"replay_endpoint":"tcp://h:1"}`, CodeMalformed, "go with events_endpoint"},
+		{OpRegisterWorker, good + `,"replay_endpoint":"tcp://h:1"}`, CodeMalformed, "valid with events_endpoint only"},
 		{OpRegisterWorker, `{"instance":"` + long + `","model":"m","block_size":16}`, CodeMalformed, "instance has 256"},
 		{OpChangeWorker, `{"instance":"w"}`, "", ""},
 		{OpChangeWorker, `{"instance":"w","role":null,"taints":null,"drain":null}`, "", ""},
-		{OpChangeWorker, `{}`, CodeMalformed, "names no instance"},
+		{OpChangeWorker, `{}`, CodeMalformed, "has no instance"},
 		{OpChangeWorker, ``, CodeMalformed, "empty"},
 		{OpChangeWorker, `{"instance":"w","drain":1}`, CodeMalformed, "drain is 1, not true or false"},
 		{OpChangeWorker, `{"instance":"w","why":"x"}`, CodeMalformed, "why goes with drain: true"},
 		{OpChangeWorker, `{"instance":"w","why":"x","drain":false}`, CodeMalformed, "why goes with drain: true"},
 		{OpChangeWorker, `{"instance":"w","model":"n"}`, CodeMalformed, `there is no field "model"`},
 		{OpRemoveWorker, `{"instance":"w"}`, "", ""},
-		{OpRemoveWorker, ``, CodeMalformed, "names no instance"},
+		{OpRemoveWorker, ``, CodeMalformed, "has no instance"},
 		{OpRemoveWorker, `{"instance":"w","force":true}`, CodeMalformed, `there is no field "force"`},
 	} {
 		bodies := map[string][]byte{JSON: []byte(c.body)}
@@ -94,7 +94,7 @@ func TestWorkersAreRefusedByName(t *testing.T) {
 	}
 }
 
-// TestThePathNamesTheWorker: the worker that a path names is the one that the request is about, and no other.
+// TestThePathNamesTheWorker: the request is about the worker of the path.
 func TestThePathNamesTheWorker(t *testing.T) {
 	for _, c := range []struct{ op, body, want string }{
 		{OpChangeWorker, `{}`, ""}, {OpChangeWorker, `{"instance":"w"}`, ""},
@@ -116,7 +116,7 @@ func TestThePathNamesTheWorker(t *testing.T) {
 	}
 }
 
-// randomSpec is a spec of which each field is said or not.
+// randomSpec returns a spec with random fields set.
 func randomSpec(rng *rand.Rand) (s WorkerSpec) {
 	said := func() bool { return rng.IntN(2) == 0 }
 	texts := func() []string {
@@ -139,8 +139,8 @@ func randomSpec(rng *rand.Rand) (s WorkerSpec) {
 	return s
 }
 
-// TestSpecsAtRandom: what is said of a worker is the same after each form, what says nothing changes nothing, what is
-// said last stands, and which ranks it has is as counted by hand. The twin merges the JSON of two specs.
+// TestSpecsAtRandom: specs survive each form, empty fields change nothing, the last value counts, and the range of
+// ranks equals a count. The twin merges the JSON of two specs.
 func TestSpecsAtRandom(t *testing.T) {
 	rng := rand.New(rand.NewPCG(15, 1))
 	for range 2000 {
@@ -200,7 +200,7 @@ func TestSpecsAtRandom(t *testing.T) {
 	}
 }
 
-// TestReadWorkerSpec: the value of a field is refused by that field's name.
+// TestReadWorkerSpec: the error has the name of the field.
 func TestReadWorkerSpec(t *testing.T) {
 	if s, err := ReadWorkerSpec("record", []byte(`{"taints":["b","a","b"],"role":"decode"}`)); err != nil ||
 		!reflect.DeepEqual(*s, WorkerSpec{Role: RoleDecode, Taints: []string{"a", "b"}}) {
@@ -217,7 +217,7 @@ func TestReadWorkerSpec(t *testing.T) {
 	}
 }
 
-// FuzzWorkers: a registration, a change and a removal are read or refused, and what is read can be sent again.
+// FuzzWorkers: a registration, a change and a removal are accepted or refused, and accepted ones can be sent again.
 func FuzzWorkers(f *testing.F) {
 	f.Add(0, true, []byte(`{"instance":"w","model":"m","block_size":16,"topology_domains":{"zone":"a"}}`))
 	f.Add(1, true, []byte(`{"instance":"w","drain":true,"why":"so","taints":["a"]}`))

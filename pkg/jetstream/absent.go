@@ -12,9 +12,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Absent sends a message to the shim of each rank, and returns the ranks for which the NATS server reports that nobody
-// listens. Shims must not answer the message. A shim whose process has ended is absent as soon as the kernel has closed
-// its connection; one that hangs is not.
+// Absent sends a message to the shim of each rank, and returns the ranks without a subscriber by the NATS server's
+// report. Shims must not answer the message. After the end of a shim's process, the shim is absent as soon as the
+// kernel has closed the connection. A shim that hangs is not absent.
 func (n *Namespace) Absent(ctx context.Context, ranks []events.RankKey, body []byte) (absent []events.RankKey,
 	err error) {
 	if len(ranks) == 0 {
@@ -47,7 +47,7 @@ func (n *Namespace) Absent(ctx context.Context, ranks []events.RankKey, body []b
 			return nil, failed("look for shims", err)
 		}
 	}
-	// The server handles the messages of a connection in order: its reports precede the answer to this flush.
+	// The server handles the messages of a connection in order, so its reports precede the answer to this flush.
 	if err := n.c.nc.FlushWithContext(ctx); err != nil {
 		return nil, failed("look for shims", err)
 	}
@@ -67,5 +67,5 @@ func (n *Namespace) Absent(ctx context.Context, ranks []events.RankKey, body []b
 // absentTime bounds one call of Absent.
 const absentTime = 5 * time.Second
 
-// noResponders is the status of the server's report that nobody listens on a subject.
+// noResponders is the status of the server's report that a subject has no subscriber.
 const noResponders = "503"

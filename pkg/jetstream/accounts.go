@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// Account is a NATS account with its users.
+// Account is a NATS account with users.
 //
-// A namespace has one account for its nodes, with JetStream, and one for each other role, shim, pool and store. A user
-// outside the nodes' account reaches a subject of theirs only through an import. nats-server then replaces the reply
-// subject of a request by one of its own, so a request cannot make a node or JetStream publish where its sender may
-// not. Permissions within one account do not give that: they say nothing about reply subjects.
+// A namespace has an account for the nodes, with JetStream, and separate accounts for all further roles, shims, pools
+// and stores. A user outside the nodes' account reaches a subject of the nodes only through an import. nats-server then
+// replaces the reply subject of a request by a subject of the server. Therefore a request cannot make a node or
+// JetStream publish on a subject denied to the sender. Permissions within an account do not cover reply subjects.
 type Account struct {
 	Name      string
 	JetStream bool
@@ -23,7 +23,7 @@ type Account struct {
 // Export opens a subject of an account to other accounts.
 type Export struct {
 	Subject string
-	Stream  bool // others hear what is published; else they send requests
+	Stream  bool // other accounts may subscribe; else they may send requests
 	Many    bool // a request may have several replies
 }
 
@@ -37,14 +37,14 @@ type Import struct {
 // User is a grant for the holder of a key.
 type User struct {
 	Grant    Grant
-	Keys     []string // public nkeys, "U…"; several while a key is replaced
-	Password string   // with Grant.User, if there are no keys
+	Keys     []string // public nkeys, "U…"; several during a rotation
+	Password string   // with Grant.User, if Keys is empty
 }
 
 // NodesAccount is the name of a namespace's account for nodes.
 func NodesAccount(ns string) string { return "KVATLAS_" + strings.ReplaceAll(ns, "-", "_") }
 
-// accountOf is the name of the account of a grant's user.
+// accountOf returns the name of the account for a grant's user.
 func accountOf(ns string, g *Grant) string {
 	if g.Role == RoleNode {
 		return NodesAccount(ns)
@@ -68,14 +68,14 @@ func Accounts(ns string, users []User) []Account {
 	return accounts
 }
 
-// OneAccount returns the accounts with all users in the nodes' account. Servers that had them there before take this
-// first, so that every account exists when the users move.
+// OneAccount returns the accounts with all users in the nodes' account. Servers that had all users there load this
+// configuration first, so that every account exists when the users move.
 func OneAccount(accounts []Account) []Account {
 	accounts = slices.Clone(accounts)
 	var users []User
 	for i, a := range accounts {
 		for _, u := range a.Users {
-			// Shims claim their models once they may; until then nodes take them at their word.
+			// Shims claim their models once they may. Until then, nodes accept models without a claim.
 			u.Grant.Publish = slices.DeleteFunc(slices.Clone(u.Grant.Publish), isClaimsRequired)
 			users = append(users, u)
 		}
@@ -85,8 +85,8 @@ func OneAccount(accounts []Account) []Account {
 	return accounts
 }
 
-// exports are what the nodes' account offers. The list is the same whatever users there are, so a new shim changes
-// nothing in the nodes' account; each account imports its part of it.
+// exports returns the exports of the nodes' account. The exports do not depend on the users, so a new shim changes
+// nothing in the nodes' account. Every account imports the needed part.
 func exports(ns string) []Export {
 	root := subjectRoot + ns
 	list := []Export{{Subject: root + ".ctl.>", Stream: true}, {Subject: discovery, Many: true}}
@@ -102,7 +102,7 @@ func exports(ns string) []Export {
 	return list
 }
 
-// imports are what an account takes from the nodes' account for a grant.
+// imports returns the imports from the nodes' account for a grant.
 func imports(nodes string, g *Grant) []Import {
 	var list []Import
 	for _, subject := range g.Requests {
@@ -114,7 +114,7 @@ func imports(nodes string, g *Grant) []Import {
 	return list
 }
 
-// AccountsConfig writes accounts in the form of a nats-server configuration file.
+// AccountsConfig returns accounts in the form of a nats-server configuration file.
 func AccountsConfig(accounts []Account) string {
 	var b strings.Builder
 	b.WriteString("accounts {\n")

@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// CheckAddress returns an error, which repeats no secret, that says what is wrong with the address of a NATS server:
-// HOST, or SCHEME://USER:PASSWORD@HOST:PORT with a scheme of nats, tls, ws or wss; all but the host may be missing.
+// CheckAddress returns an error for an invalid address of a NATS server. A valid address is HOST, or
+// SCHEME://USER:PASSWORD@HOST:PORT with a scheme of nats, tls, ws or wss; only the host is required. The error contains
+// no secret.
 func CheckAddress(address string) error {
 	full := address
 	if !strings.Contains(full, "://") {
@@ -17,7 +18,7 @@ func CheckAddress(address string) error {
 	}
 	u, err := url.Parse(full)
 	switch {
-	case err != nil && strings.Contains(address, "@"): // what the parser says may have a piece of the password
+	case err != nil && strings.Contains(address, "@"): // the parser's text may contain a part of the password
 		return fmt.Errorf(
 			"address %q cannot be read; in a user or password, signs like / : @ %% are written as %%2F %%3A %%40 %%25",
 			ShownAddress(address))
@@ -36,7 +37,7 @@ func CheckAddress(address string) error {
 	return nil
 }
 
-// ShownAddress is an address, or several with commas between, as it may be shown: without the password or token in it.
+// ShownAddress returns an address, or a list of addresses separated by commas, without passwords and tokens.
 func ShownAddress(address string) string {
 	const hidden = "xxxxx"
 	list := strings.Split(address, ",")

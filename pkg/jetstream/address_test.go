@@ -46,7 +46,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestAddressesAreShownWithoutSecrets looks at all that a connection says of where it goes.
+// TestAddressesAreShownWithoutSecrets checks every text of a connection with an address.
 func TestAddressesAreShownWithoutSecrets(t *testing.T) {
 	t.Parallel()
 	srv := configServer(t, `jetstream: enabled, authorization { token: "secret" }`)
@@ -74,6 +74,6 @@ func TestAddressesAreShownWithoutSecrets(t *testing.T) {
 	}
 	_, err = Connect(ctxFor(t), ConnOptions{URLs: []string{"nats://user:secret@::1:4222"}, Wait: true})
 	if err == nil || errors.Is(err, ErrUnavailable) || strings.Contains(err.Error(), "secret") {
-		t.Errorf("an address that makes no sense is not to be waited for: %v", err)
+		t.Errorf("Connect waits for an invalid address: %v", err)
 	}
 }

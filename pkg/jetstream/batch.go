@@ -11,15 +11,15 @@ import (
 )
 
 const (
-	// maxBatch is how many messages one atomic batch can have (nats-server server/stream.go,
+	// maxBatch is the largest number of messages in an atomic batch (nats-server server/stream.go,
 	// streamDefaultMaxAtomicBatchSize).
 	maxBatch = 1000
 
-	// batchWindow is how many bytes of a batch may be under way before the server says that it has them: it
-	// drops what it cannot queue (128 MiB by default), and the batch with it.
+	// batchWindow is the number of bytes of a batch to send before the server must acknowledge the receipt. The server
+	// drops a batch beyond the limit of the queue (128 MiB by default).
 	batchWindow = 8 << 20
 
-	// slowDisk is the speed below which a disk is taken for dead, in bytes per second.
+	// slowDisk is the speed in bytes per second below which a disk counts as dead.
 	slowDisk = 4 << 20
 )
 
@@ -30,12 +30,12 @@ type pubAck struct {
 	Error  *apiError `json:"error"`
 }
 
-// ackTime is how long to wait for the acknowledgement of that many bytes.
+// ackTime returns the longest wait for the acknowledgement of a number of bytes.
 func (c *Conn) ackTime(bytes int) time.Duration {
 	return c.attempt + time.Duration(bytes)*time.Second/slowDisk
 }
 
-// store sends one message and waits until the stream has it, once.
+// store sends one message once and waits for the acknowledgement of the stream.
 func (c *Conn) store(ctx context.Context, stream string, m *nats.Msg) (seq uint64, err error) {
 	err = c.tryFor(ctx, c.ackTime(len(m.Data)), m.Subject, func(ctx context.Context) error {
 		reply, err := c.nc.RequestMsgWithContext(ctx, m)
@@ -62,12 +62,12 @@ func readAck(data []byte, stream string) (uint64, error) {
 	return ack.Seq, nil
 }
 
-// storeBatch sends messages as one atomic batch (ADR-50): all are stored one after the other, or none. It
-// returns the sequence of the last. watch is the subject (or the prefix of all subjects, ending in '.') whose
-// refusal ends it. An id must never be used twice.
+// storeBatch sends messages as one atomic batch (ADR-50): the stream stores all messages in sequence, or none.
+// storeBatch returns the sequence of the last message. A refusal of the subject watch ends the batch; watch may be a
+// prefix of all subjects and then ends in '.'. An id must never be used twice.
 //
-// message(i) is asked for the messages in order; it may return the same one again and again, with other
-// content. Headers of the batch are set here.
+// message(i) returns the messages in order. A single message may be reused with different contents. storeBatch sets the
+// headers of the batch.
 func (c *Conn) storeBatch(ctx context.Context, stream, watch, id string, n int,
 	message func(i int) *nats.Msg) (last uint64, err error) {
 	underway, total := 0, 0
@@ -100,7 +100,7 @@ func (c *Conn) storeBatch(ctx context.Context, stream, watch, id string, n int,
 				return err
 			}
 			if !commit && len(reply.Data) == 0 {
-				return nil // the server has them so far
+				return nil // received so far
 			}
 			last, err = readAck(reply.Data, stream)
 			return err

@@ -15,8 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// benchWorld is a world whose server listens on TCP, as for a shim on another host, with one way of forcing to
-// disk.
+// benchWorld is a world with a server on TCP, as for a shim on another host, with this interval of syncs.
 func benchWorld(b *testing.B, sync time.Duration) *world {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
@@ -47,7 +46,7 @@ func payloads(n, size int) [][]byte {
 	return msgs
 }
 
-// BenchmarkPublish is one shim's flush: one message, or a batch of them, acknowledged; one operation is one
+// BenchmarkPublish measures the flush of a shim: a message, or a batch of messages, acknowledged. An operation is a
 // message.
 func BenchmarkPublish(b *testing.B) {
 	for _, sync := range []time.Duration{0, 2 * time.Minute} {
@@ -76,7 +75,7 @@ func BenchmarkPublish(b *testing.B) {
 	}
 }
 
-// BenchmarkRead is replay from the log: one operation is one message.
+// BenchmarkRead measures replay from the log. An operation is a message.
 func BenchmarkRead(b *testing.B) {
 	for _, size := range []int{200, 1024, 4096} {
 		b.Run(fmt.Sprintf("%dB", size), func(b *testing.B) {
@@ -111,7 +110,7 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// BenchmarkLatency is from Publish to the reader's channel.
+// BenchmarkLatency measures the time from Publish to the reader's channel.
 func BenchmarkLatency(b *testing.B) {
 	w := benchWorld(b, 0)
 	p := w.publisher(w1)
@@ -137,7 +136,7 @@ func BenchmarkLatency(b *testing.B) {
 	}
 }
 
-// BenchmarkCommit is a snapshot of 32 chunks with its manifest, and BenchmarkGet a chunk read back.
+// BenchmarkCommit measures a snapshot of 32 chunks with its manifest. BenchmarkGet measures the read of a chunk.
 func BenchmarkCommit(b *testing.B) {
 	for _, atomic := range []bool{true, false} {
 		b.Run(fmt.Sprintf("atomic=%v", atomic), func(b *testing.B) {
@@ -194,8 +193,8 @@ func BenchmarkRequest(b *testing.B) {
 	}
 }
 
-// BenchmarkAccounts is a bare request with 4 KB and a bare reply with 400 B, each with a header, for 32 callers over
-// one connection: within an account, and across two. The difference is what nats-server takes for a service import.
+// BenchmarkAccounts measures a bare request with 4 KB and a bare reply with 400 B, each with a header, for 32 callers
+// over one connection: within an account, and across two. The difference is the cost of a service import.
 func BenchmarkAccounts(b *testing.B) {
 	const echo, caller = "users: [ { user: echo, password: p } ]", "users: [ { user: caller, password: p } ]"
 	for _, c := range []struct{ name, accounts string }{

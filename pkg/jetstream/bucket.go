@@ -20,70 +20,71 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 )
 
-// MaxValue is how large a value may be. Conditional writes carry headers, and the default limit on a message, 1
-// MiB, counts them.
+// MaxValue is the largest size of a value in bytes. The default limit of a message, 1 MiB, includes the headers of
+// conditional writes.
 const MaxValue = 900_000
 
-// A commit shares the server's disk with whoever publishes. What is more than batchBytes goes value by value, and after
-// each the disk is left alone restFactor times as long as that took, restMost at most: so an event waits for one value,
-// not for all.
+// A commit shares the server's disk with publishers. Values of more than batchBytes in all are stored one by one. After
+// each value, the commit pauses restFactor times the time of the write, at most restMost. An event therefore waits for
+// one value instead of all values.
 const (
 	batchBytes = 128 << 10
 	restFactor = 2
 	restMost   = 20 * time.Millisecond
 )
 
-// BucketConfig bounds a bucket. A zero field means: as it is, or the default for a bucket that is created now.
+// BucketConfig has the limits of a bucket. A zero field keeps the limit of an existing bucket, and means the default
+// for a new bucket.
 type BucketConfig struct {
-	MaxBytes int64 // default none; a full bucket refuses writes with [ErrFull]
-	Replicas int   // 1, 3 or 5; default that of the namespace's record
+	MaxBytes int64 // default: none; a full bucket refuses writes with [ErrFull]
+	Replicas int   // 1, 3 or 5; default: the replicas of the namespace's record
 
-	// TTL is after how long without being written a key goes, by the servers' clocks. Zero: never. It is part of what a
-	// bucket is: a bucket that is there with another is refused.
+	// TTL is the time after the last write of a key until the server deletes the key, by the servers' clocks. Zero:
+	// never. An existing bucket with another TTL is refused.
 	TTL time.Duration
 
-	batches bool // the bucket accepts atomic batches: its users commit values together with a guard
-	once    bool // the server refuses to replace or delete a value; [Bucket.Erase] alone removes it
+	batches bool // the bucket accepts atomic batches, for commits of values with a guard
+	once    bool // the server refuses to replace or delete a value; only [Bucket.Erase] removes it
 
-	largest int32 // bytes of a message, headers included; 0: what the server takes
+	largest int32 // bytes of a message, headers included; 0: the limit of the server
 }
 
-// largestRecord bounds a registration and a record of a model, in bytes with headers: the writers are shims.
+// largestRecord bounds a registration and the record of a model, in bytes with headers, since shims write them.
 const largestRecord = 64 << 10
 
-// Bucket is a NATS key-value bucket of history 1, which `nats kv` can read. Revisions are sequences of its
-// stream: what is written later has a greater one, over all keys. Its methods may be called from any goroutine.
+// Bucket is a NATS key-value bucket of history 1, which `nats kv` can read. Revisions are sequences of its stream: a
+// later write has a greater revision, over all keys. Its methods may be called from any goroutine.
 type Bucket struct {
 	c      *Conn
 	name   string
 	stream string
 	atomic bool
-	own    bool // only keys are read that the caller may write, and it may be permitted no others
+	own    bool // the caller may read only keys that it may write
 }
 
-// Entry is one key's value.
+// Entry is the value of a key.
 type Entry struct {
 	Key      string
 	Value    []byte
 	Revision uint64
 	Written  time.Time // by the server's clock
-	Deleted  bool      // in a [Watched]: there is only a delete marker
+	Deleted  bool      // in a [Watched]: the entry is a delete marker
 }
 
-// Value is a key with what shall be stored there.
+// Value is a key with the value to store.
 type Value struct {
 	Key  string
 	Data []byte
 }
 
-// EnsureSnapshots opens the bucket for snapshots, creates it if it is missing, and sets the limits that the
-// configuration names.
+// EnsureSnapshots opens the bucket for snapshots. It creates the bucket if it is missing, and applies the limits of the
+// configuration.
 func (n *Namespace) EnsureSnapshots(ctx context.Context, cfg BucketConfig) (*Bucket, error) {
 	cfg.batches = true
 	return ensureBucket(ctx, n.c, snapshotBucket(n.name), cfg, n.replicas)
 }
 
-// OpenSnapshots opens the bucket for snapshots; [ErrNotFound] if there is none.
+// OpenSnapshots opens the bucket for snapshots. It returns [ErrNotFound] if there is none.
 func (n *Namespace) OpenSnapshots(ctx context.Context) (*Bucket, error) {
 	b := openBucket(n.c, snapshotBucket(n.name))
 	a, err := n.c.streamInfo(ctx, b.stream)
@@ -94,28 +95,27 @@ func (n *Namespace) OpenSnapshots(ctx context.Context) (*Bucket, error) {
 	return b, nil
 }
 
-// EnsureWorkers opens the bucket for workers' registrations, creates it if it is missing, and sets the limits that the
-// configuration names. It is for indexers.
+// EnsureWorkers opens the bucket for workers' registrations, for indexers. It creates the bucket if it is missing, and
+// applies the limits of the configuration.
 func (n *Namespace) EnsureWorkers(ctx context.Context, cfg BucketConfig) (*Bucket, error) {
 	cfg.largest = largestRecord
 	return ensureBucket(ctx, n.c, workersBucket(n.name), cfg, n.replicas)
 }
 
-// OpenWorkers returns the bucket for workers' registrations, which an indexer has created or will create: until then
-// its methods return [ErrUnavailable] or [ErrNotFound]. It is for shims, which may be permitted to write and read their
-// own keys only.
+// OpenWorkers returns the bucket for workers' registrations, for shims with permissions for their own keys only. Until
+// an indexer has created the bucket, its methods return [ErrUnavailable] or [ErrNotFound].
 func (n *Namespace) OpenWorkers() *Bucket {
 	b := openBucket(n.c, workersBucket(n.name))
 	b.own = true
 	return b
 }
 
-// roomForValues refuses a server whose messages have no room for a value of the largest size with its headers.
+// roomForValues returns an error if the server's messages have no room for the largest value with its headers.
 func (c *Conn) roomForValues() error {
 	const need = MessageRoom
 	if limit := int(c.nc.MaxPayload()); limit < need {
 		return fmt.Errorf(
-			"%w: NATS server %s takes messages of %d bytes at most, an indexer needs %d: set max_payload: %d or more in the server's configuration (1048576 is its default)",
+			"%w: NATS server %s accepts messages of at most %d bytes, an indexer needs %d: set max_payload: %d or more in the server's configuration (default 1048576)",
 			ErrTooLarge, c.nc.ConnectedServerName(), limit, need, need)
 	}
 	return nil
@@ -125,9 +125,9 @@ func openBucket(c *Conn, name string) *Bucket {
 	return &Bucket{c: c, name: name, stream: bucketStream(name)}
 }
 
-// ensureBucket creates a bucket, or brings an existing one up to date. The stream has the shape of nats.go's
-// CreateKeyValue (jetstream/kv.go) with two differences. Rollups are off: a message with the header Nats-Rollup would
-// remove the keys of other users. Atomic batches are on only in buckets that need them.
+// ensureBucket creates a bucket, or updates an existing one. The stream has the settings of nats.go's CreateKeyValue
+// (jetstream/kv.go) with two differences. Rollups are off: a message with the header Nats-Rollup would remove the keys
+// of other users. Atomic batches are on only in buckets that need them.
 func ensureBucket(ctx context.Context, c *Conn, name string, cfg BucketConfig, replicas int) (*Bucket, error) {
 	b := openBucket(c, name)
 	b.atomic = cfg.batches && c.atomicBatches()
@@ -172,7 +172,7 @@ func ensureBucket(ctx context.Context, c *Conn, name string, cfg BucketConfig, r
 	return b, nil
 }
 
-// Name is the bucket's name.
+// Name returns the bucket's name.
 func (b *Bucket) Name() string { return b.name }
 
 func (b *Bucket) check(v Value) error {
@@ -186,8 +186,8 @@ func (b *Bucket) check(v Value) error {
 	return nil
 }
 
-// Latest reads a key as the stream's leader has it: it does not miss what was acknowledged before. For manifests and
-// whatever else must not be stale. [ErrNotFound] if there is no such key.
+// Latest reads a key from the stream's leader, so the result includes all earlier acknowledged writes. Use Latest for
+// manifests and other values that must not be stale. The error is [ErrNotFound] if the key does not exist.
 func (b *Bucket) Latest(ctx context.Context, key string) (Entry, error) {
 	entry, deleted, err := b.last(ctx, key)
 	if err == nil && deleted {
@@ -196,7 +196,7 @@ func (b *Bucket) Latest(ctx context.Context, key string) (Entry, error) {
 	return entry, err
 }
 
-// last is Latest that tells a deleted key, which has a revision, from one that never was.
+// last is Latest with a distinction: a deleted key has a revision, and a key that never existed is [ErrNotFound].
 func (b *Bucket) last(ctx context.Context, key string) (entry Entry, deleted bool, err error) {
 	if !validKey(key) {
 		return Entry{}, false, fmt.Errorf("key %.64q in bucket %s: %w", key, b.name, ErrBadName)
@@ -209,13 +209,13 @@ func (b *Bucket) last(ctx context.Context, key string) (entry Entry, deleted boo
 	if err != nil {
 		return Entry{}, false, err
 	}
-	deleted = m.header.Get(headerKVOperation) != "" // DEL or PURGE, by somebody's `nats kv del`
+	deleted = m.header.Get(headerKVOperation) != "" // DEL or PURGE, as from `nats kv del`
 	return Entry{Key: key, Value: m.Data, Revision: uint64(m.Seq), Written: time.UnixMilli(int64(m.Time))}, deleted, nil
 }
 
-// Get reads a key from whichever replica answers, which may be a moment behind: for values that never change,
-// as chunks named by their content. What that replica does not have is asked of the leader. [ErrNotFound] if
-// there is no such key.
+// Get reads a key from any replica, which may be slightly behind. Use Get for values that never change, such as chunks
+// named by their content. If the replica lacks the key, Get reads from the leader. The error is [ErrNotFound] if the
+// key does not exist.
 func (b *Bucket) Get(ctx context.Context, key string) ([]byte, error) {
 	if !validKey(key) {
 		return nil, fmt.Errorf("key %.64q in bucket %s: %w", key, b.name, ErrBadName)
@@ -236,7 +236,7 @@ func (b *Bucket) Get(ctx context.Context, key string) ([]byte, error) {
 	return entry.Value, err
 }
 
-// Put stores a value whatever was there.
+// Put stores a value unconditionally.
 func (b *Bucket) Put(ctx context.Context, key string, data []byte) (revision uint64, err error) {
 	if err := b.check(Value{key, data}); err != nil {
 		return 0, err
@@ -249,8 +249,8 @@ func (b *Bucket) Put(ctx context.Context, key string, data []byte) (revision uin
 	return revision, failed("put "+key+" in bucket "+b.name, err)
 }
 
-// PutAll stores values whatever was there: as few atomic batches where the server has them, else one by one. After an
-// error some may be stored.
+// PutAll stores values unconditionally, in as few atomic batches as possible if the server has them, otherwise one by
+// one. After an error, some values may be stored.
 func (b *Bucket) PutAll(ctx context.Context, values []Value) error {
 	for _, v := range values {
 		if err := b.check(v); err != nil {
@@ -263,8 +263,8 @@ func (b *Bucket) PutAll(ctx context.Context, values []Value) error {
 		}))
 }
 
-// DeleteAll leaves delete markers in place of keys, whatever was there, as PutAll stores values. It comes after all
-// writes of this connection that were begun before, also after those that were given up.
+// DeleteAll writes delete markers for keys unconditionally, like PutAll. The markers follow all earlier writes of this
+// connection, including abandoned ones.
 func (b *Bucket) DeleteAll(ctx context.Context, keys []string) error {
 	for _, key := range keys {
 		if err := b.check(Value{Key: key}); err != nil {
@@ -277,7 +277,7 @@ func (b *Bucket) DeleteAll(ctx context.Context, keys []string) error {
 		}))
 }
 
-// storeAll stores n messages that expect nothing, in batches of maxBatch messages and batchBytes at most.
+// storeAll stores n messages without conditions, in batches of at most maxBatch messages and batchBytes bytes.
 func (b *Bucket) storeAll(ctx context.Context, n int, message func(i int) *nats.Msg) error {
 	for from := 0; from < n; {
 		to := from + 1
@@ -311,7 +311,7 @@ func (b *Bucket) storeAll(ctx context.Context, n int, message func(i int) *nats.
 	return nil
 }
 
-// create stores a value if the key has none; [ErrConflict] if it has.
+// create stores a value if the key has none. It returns [ErrConflict] if the key has a value.
 func (b *Bucket) create(ctx context.Context, key string, data []byte) error {
 	_, err := b.Commit(ctx, nil, Value{key, data}, 0)
 	if !errors.Is(err, ErrConflict) {
@@ -324,8 +324,8 @@ func (b *Bucket) create(ctx context.Context, key string, data []byte) error {
 	return b.replace(ctx, key, data, entry.Revision)
 }
 
-// replace stores a value in a bucket of values that are written once, in place of what the key has at a revision (0:
-// nothing). The error wraps [ErrConflict] if the key has a later value.
+// replace stores a value in a bucket with once, in place of the value at a revision (0: no value). The error wraps
+// [ErrConflict] if the key has a later value.
 func (b *Bucket) replace(ctx context.Context, key string, data []byte, revision uint64) error {
 	if revision != 0 {
 		if err := b.Erase(ctx, key, revision); err != nil {
@@ -336,7 +336,7 @@ func (b *Bucket) replace(ctx context.Context, key string, data []byte, revision 
 	return err
 }
 
-// eraseMarkers erases the delete markers of earlier releases: a value that is written once cannot follow one.
+// eraseMarkers erases the delete markers of earlier releases, because a bucket with once refuses values after a marker.
 func (b *Bucket) eraseMarkers(ctx context.Context) error {
 	keys, err := b.Keys(ctx, "")
 	if err != nil {
@@ -354,29 +354,29 @@ func (b *Bucket) eraseMarkers(ctx context.Context) error {
 	return nil
 }
 
-// Commit stores values and then, if its revision is still the one expected (0: there is none), the guard: a
-// snapshot's chunks and its manifest. It returns the guard's new revision. An error that wraps [ErrConflict]
-// says that the guard was written meanwhile.
+// Commit stores values and then the guard, if the revision of the guard equals expected (0: no guard yet). A snapshot's
+// chunks are the values, and the manifest is the guard. Commit returns the guard's new revision. An error that wraps
+// [ErrConflict] means that the guard has been written meanwhile.
 //
-// Where the server can, what is small goes as one atomic batch: all is stored or nothing. Else values are stored first,
-// one after the other with rests between them, so that publishers get their turns at the disk, and the guard last:
-// after a failure or a conflict some of the values may remain, which nothing refers to; [Bucket.Sweep] removes them.
+// On a suitable server, a small commit is an atomic batch: everything is stored or nothing. Otherwise Commit stores the
+// values one by one, with pauses for publishers, and then the guard. After a failure or a conflict, values without a
+// reference may remain, and [Bucket.Sweep] removes such values.
 //
-// Who refers to a value without storing it again must have found it referred to by the guard of the expected
-// revision, not merely in the bucket: only that keeps it from being swept (see DESIGN.md). Read the guard
-// before the first Commit of a save, not after.
+// A commit may refer to an existing value without a new write only if the guard of the expected revision refers to the
+// value. Mere presence in the bucket is not enough: a sweep may remove the value (see DESIGN.md). Read the guard before
+// the first Commit of a save, not after.
 func (b *Bucket) Commit(ctx context.Context, values []Value, guard Value, expected uint64) (revision uint64,
 	err error) {
 	return b.commit(ctx, "commit "+guard.Key+" in bucket "+b.name, values, guard, expected, false)
 }
 
-// Delete leaves a delete marker in place of a key's value, as `nats kv del` does, if the revision is still the one
-// expected; else the error wraps [ErrConflict]. Those who watch see the marker. [Bucket.Erase] removes it.
+// Delete writes a delete marker in place of a key's value, like `nats kv del`, if the revision equals expected.
+// Otherwise the error wraps [ErrConflict]. Watchers receive the marker. [Bucket.Erase] removes it.
 func (b *Bucket) Delete(ctx context.Context, key string, expected uint64) (revision uint64, err error) {
 	return b.commit(ctx, "delete "+key+" in bucket "+b.name, nil, Value{Key: key}, expected, true)
 }
 
-// commit stores values and then writes or deletes the guard, if that has the revision expected.
+// commit stores values, and then writes or deletes the guard if its revision equals expected.
 func (b *Bucket) commit(ctx context.Context, action string, values []Value, guard Value, expected uint64,
 	deletes bool) (revision uint64, err error) {
 	size := 0
@@ -390,7 +390,7 @@ func (b *Bucket) commit(ctx context.Context, action string, values []Value, guar
 		return 0, err
 	}
 	batch := b.atomic && len(values) > 0 && len(values) < maxBatch && size <= batchBytes
-	stored := 0 // values that are there, if they do not go as a batch
+	stored := 0 // stored values, without a batch
 	indeterminate := false
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		last := &nats.Msg{Subject: keySubject(b.name, guard.Key), Data: guard.Data, Header: nats.Header{
@@ -415,14 +415,14 @@ func (b *Bucket) commit(ctx context.Context, action string, values []Value, guar
 			done := deletes && deleted || indeterminate && !deletes && bytes.Equal(entry.Value, guard.Data)
 			switch {
 			case lastErr == nil && done && entry.Revision > expected:
-				return entry.Revision, nil // an attempt of ours was stored after all, or another has deleted it
+				return entry.Revision, nil // an attempt of this call was stored, or the key is deleted already
 			case lastErr != nil && !errors.Is(lastErr, ErrNotFound):
 				return 0, fmt.Errorf("%s: %w", action, lastErr)
 			case entry.Revision != expected: // 0 if there is none
 				return 0, fmt.Errorf("%s: %w", action, &ConflictError{Subject: last.Subject, Expected: expected,
 					Found: entry.Revision, Server: err.Error()})
 			}
-			// The leader still works on an attempt, ours or another's (code 10164): wait and see.
+			// The leader still processes an attempt of this or another caller (code 10164): repeat.
 		case class == ErrUnavailable:
 			indeterminate = true
 		default:
@@ -443,7 +443,7 @@ func (b *Bucket) commitBatch(ctx context.Context, values []Value, guard *nats.Ms
 	})
 }
 
-// commitGuardLast stores the values from the first that is not yet, and then the guard.
+// commitGuardLast stores the values from index *stored on, and then the guard.
 func (b *Bucket) commitGuardLast(ctx context.Context, values []Value, stored *int, guard *nats.Msg) (uint64, error) {
 	for ; *stored < len(values); *stored++ {
 		v, begun := values[*stored], time.Now()
@@ -457,8 +457,8 @@ func (b *Bucket) commitGuardLast(ctx context.Context, values []Value, stored *in
 	return b.c.store(ctx, b.stream, guard)
 }
 
-// Erase removes what a key has at revisions up to upTo, without a trace: what was written later stays. A watch that has
-// not come to a delete marker yet does not hear of it once it is erased.
+// Erase removes the values of a key at revisions up to upTo, without a trace. Later values stay. A watch that has not
+// received a delete marker yet does not receive it after Erase.
 func (b *Bucket) Erase(ctx context.Context, key string, upTo uint64) error {
 	if !validKey(key) {
 		return fmt.Errorf("key %.64q in bucket %s: %w", key, b.name, ErrBadName)
@@ -467,8 +467,7 @@ func (b *Bucket) Erase(ctx context.Context, key string, upTo uint64) error {
 		purgeArgs{Sequence: upTo + 1, Subject: keySubject(b.name, key)}, nil)
 }
 
-// Keys lists the keys that begin with a prefix (which is empty or ends in '.'), sorted, as the stream's leader
-// has them.
+// Keys returns the sorted keys with a prefix (empty, or ending in '.'), from the stream's leader.
 func (b *Bucket) Keys(ctx context.Context, prefix string) ([]string, error) {
 	if prefix != "" && (!strings.HasSuffix(prefix, ".") || !validKey(prefix[:len(prefix)-1])) {
 		return nil, fmt.Errorf("prefix %.64q in bucket %s: %w: must end in '.'", prefix, b.name, ErrBadName)
@@ -484,7 +483,7 @@ func (b *Bucket) Keys(ctx context.Context, prefix string) ([]string, error) {
 	return subjects, nil
 }
 
-// subjects lists those of a stream's messages, as its leader has them, in no order.
+// subjects returns the subjects of a stream's messages from its leader, unordered.
 func (c *Conn) subjects(ctx context.Context, action, stream, filter string) (list []string, err error) {
 	for {
 		var a streamAnswer
@@ -501,9 +500,9 @@ func (c *Conn) subjects(ctx context.Context, action, stream, filter string) (lis
 	}
 }
 
-// Sweep removes the keys with a prefix for which keep is false and whose value is older than the revision
-// before, and says how many it removed. The revision is that of a guard which the caller has committed: what
-// others have stored since is never touched, so that no lock is needed (DESIGN.md has the argument).
+// Sweep removes keys with a prefix, if keep returns false and the value is older than the revision before. Sweep
+// returns the number of removed keys. The revision is of a guard that the caller has committed. Sweep never removes
+// later values, so no lock is needed (DESIGN.md has the argument).
 func (b *Bucket) Sweep(ctx context.Context, prefix string, keep func(key string) bool, before uint64) (removed int,
 	err error) {
 	keys, err := b.Keys(ctx, prefix)
@@ -531,12 +530,12 @@ func (b *Bucket) Writable(ctx context.Context) error {
 	return b.c.writable(ctx, b.stream, keySubject(b.name, nobodysKey))
 }
 
-// goneFor is for how long a bucket must have been gone before it is made anew. A stream that nats-server 2.15.3 makes
-// while it still removes one of the same name may store nothing, ever: in a loop that made it as soon as it was not
-// found, one or two of 150 did not; once the removal was acknowledged, all of 150 did.
+// goneFor is the least time for which a bucket must be missing before the recreation. If nats-server 2.15.3 creates a
+// stream during the removal of a stream with the same name, the new stream may store nothing, ever. In a loop with
+// immediate recreation, one or two of 150 streams failed. After the acknowledged removal, all of 150 succeeded.
 const goneFor = time.Second
 
-// Gone reports whether the bucket was deleted, so that it may be made anew. It takes a second to say yes.
+// Gone reports whether the bucket was deleted, so that it may be recreated. A positive result needs a second.
 func (b *Bucket) Gone(ctx context.Context) bool {
 	for look := range 3 {
 		if look > 0 && !loop.Wait(ctx, goneFor/2) {
@@ -566,11 +565,11 @@ func (b *Bucket) RecreateIfGone(ctx context.Context, recreate func(context.Conte
 
 // BucketUsage is the size of a bucket.
 type BucketUsage struct {
-	Bytes, Limit int64 // -1 as Limit is no limit
-	Epoch        Epoch // of the bucket. It changes if the bucket is deleted and created again.
+	Bytes, Limit int64 // Limit -1: no limit
+	Epoch        Epoch // changes if the bucket is deleted and recreated
 }
 
-// Usage returns the size of the bucket; [ErrNotFound] if the bucket was deleted.
+// Usage returns the size of the bucket. It returns [ErrNotFound] if the bucket was deleted.
 func (b *Bucket) Usage(ctx context.Context) (BucketUsage, error) {
 	a, err := b.c.streamInfo(ctx, b.stream)
 	if err != nil {
@@ -579,15 +578,15 @@ func (b *Bucket) Usage(ctx context.Context) (BucketUsage, error) {
 	return BucketUsage{Bytes: int64(a.State.Bytes), Limit: a.Config.MaxBytes, Epoch: a.epoch()}, nil
 }
 
-// EnsureNodes opens the bucket in which indexer nodes announce themselves, and creates it if it is missing. A value
-// that is not written again goes after life, by the server's clock: that tidies up, and decides nothing. The bucket has
-// as many replicas as the namespace.
+// EnsureNodes opens the bucket for the announcements of indexer nodes, and creates it if it is missing. A value is
+// deleted after life without a write, by the server's clock. This deletion only tidies up. The bucket has as many
+// replicas as the namespace.
 func (n *Namespace) EnsureNodes(ctx context.Context, life time.Duration) (*Bucket, error) {
 	return ensureBucket(ctx, n.c, nodesBucket(n.name), BucketConfig{TTL: life, Replicas: n.replicas}, 1)
 }
 
-// All reads every value of a small bucket with one request, from whichever replica answers, which may be a moment
-// behind. It tries once, for as long as one attempt takes.
+// All reads every value of a small bucket with one request from any replica, which may be slightly behind. It makes a
+// single attempt.
 func (b *Bucket) All(ctx context.Context) (entries []Entry, err error) {
 	action := "read bucket " + b.name
 	args, err := json.Marshal(map[string]any{"multi_last": []string{keySubject(b.name, ">")}, "batch": 1024})
@@ -603,7 +602,7 @@ func (b *Bucket) All(ctx context.Context) (entries []Entry, err error) {
 				entries = append(entries, entry)
 			}
 			return false, err
-		case "204", "404": // the end; nothing there
+		case "204", "404": // the end; empty
 			return true, nil
 		case "503":
 			return false, nats.ErrNoResponders
@@ -613,7 +612,7 @@ func (b *Bucket) All(ctx context.Context) (entries []Entry, err error) {
 	return entries, failed(action, err)
 }
 
-// entry reads an answer to a direct get.
+// entry decodes an answer to a direct get.
 func (b *Bucket) entry(m *nats.Msg) (Entry, error) {
 	last, err := readDirect(m)
 	if err != nil {

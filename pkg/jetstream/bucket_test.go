@@ -15,14 +15,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Keys as a partition's snapshots might have them; what they are is for pkg/snapshot.
+// Keys in the form of a partition's snapshots, which pkg/snapshot defines.
 func keyPrefix(p events.Partition) string           { return fmt.Sprintf("p%d.", p) }
 func manifestKey(p events.Partition) string         { return keyPrefix(p) + "manifest" }
 func chunkKey(p events.Partition, id string) string { return keyPrefix(p) + "c." + id }
 
 func eventsSeq(n uint64) events.StreamSeq { return events.StreamSeq(n) }
 
-// snapshots opens the bucket, with atomic batches or without.
+// snapshots opens the bucket, with or without atomic batches.
 func (w *world) snapshots(atomic bool) *Bucket {
 	w.t.Helper()
 	b, err := w.ns.EnsureSnapshots(w.ctx, BucketConfig{})
@@ -75,7 +75,7 @@ func TestBucket(t *testing.T) {
 				t.Fatalf("%s from the leader: %d bytes, %v", v.Key, len(latest.Value), err)
 			}
 		}
-		// A stale writer stores nothing that counts.
+		// A stale writer's values have no effect.
 		for _, stale := range []uint64{0, 1, 99} {
 			_, err := b.Commit(w.ctx, []Value{{chunkKey(0, "cc"), nil}}, Value{manifestKey(0), []byte("two")}, stale)
 			var c *ConflictError
@@ -115,9 +115,8 @@ func TestBucket(t *testing.T) {
 	})
 }
 
-// TestBucketLargeCommit: more than the server queues at once, and more than a batch has.
-// TestBucketAll stores more values than one batch has, by number or by size, and deletes some, also such that are not
-// there.
+// TestBucketLargeCommit commits more than the server queues at once, and more than a batch has. TestBucketAll stores
+// more values than one batch has, by number or by size, and deletes some, including missing ones.
 func TestBucketAll(t *testing.T) {
 	t.Parallel()
 	bothWays(t, func(t *testing.T, w *world, b *Bucket) {
@@ -206,7 +205,7 @@ func TestBucketKeysAndSweep(t *testing.T) {
 	if _, err := b.Keys(w.ctx, "p1"); !errors.Is(err, ErrBadName) {
 		t.Fatal(err)
 	}
-	// Sequences are 1 to 5: what was stored at 4 or later stays.
+	// Sequences are 1 to 5: values stored at 4 or later stay.
 	n, err := b.Sweep(w.ctx, keyPrefix(1), func(key string) bool { return key == "p1.manifest" }, 4)
 	if err != nil || n != 1 {
 		t.Fatal(n, err)
@@ -214,7 +213,7 @@ func TestBucketKeysAndSweep(t *testing.T) {
 	if keys, err := b.Keys(w.ctx, ""); err != nil || fmt.Sprint(keys) != "[p1.c.b p1.c.c p1.manifest p10.c.a]" {
 		t.Fatal(keys, err)
 	}
-	// A key that somebody deleted by hand is not there, and can be created.
+	// A key that was deleted by hand does not exist, and can be created.
 	if _, err := b.Delete(w.ctx, "p1.manifest", 2); err != nil {
 		t.Fatal(err)
 	}
@@ -232,8 +231,7 @@ func TestBucketKeysAndSweep(t *testing.T) {
 	}
 }
 
-// TestBucketCrashBetween: chunks without a manifest, as a crash leaves them, harm nobody and go with the next
-// sweep.
+// TestBucketCrashBetween: chunks without a manifest, as after a crash, are harmless, and the next sweep removes them.
 func TestBucketCrashBetween(t *testing.T) {
 	t.Parallel()
 	bothWays(t, func(t *testing.T, w *world, b *Bucket) {
@@ -282,7 +280,7 @@ func TestBucketCrashBetween(t *testing.T) {
 	})
 }
 
-// TestBucketAckLost: a commit of which nobody heard is recognised as our own.
+// TestBucketAckLost: a commit with a lost acknowledgement is recognised as our own.
 func TestBucketAckLost(t *testing.T) {
 	t.Parallel()
 	bothWays(t, func(t *testing.T, w *world, b *Bucket) {
@@ -359,7 +357,7 @@ func TestBucketRefusals(t *testing.T) {
 	if _, err := w.ns.EnsureSnapshots(w.ctx, BucketConfig{}); !errors.Is(err, ErrMismatch) {
 		t.Fatal(err)
 	}
-	// A bucket that `nats kv add` made is taken, and gets what it lacks.
+	// A bucket of `nats kv add` is accepted, and its settings are completed.
 	if err := w.c.call(w.ctx, "delete", "STREAM.DELETE."+stream, nil, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -390,8 +388,8 @@ func TestBucketWritersAtRandom(t *testing.T) {
 	})
 }
 
-// writersAtRandom: several writers take snapshots of made-up contents, sweep behind themselves at leisure, and
-// crash at random. At every moment all chunks of the newest manifest are there.
+// writersAtRandom: several writers store snapshots of random contents, sweep now and then, and crash at random. All
+// chunks of the newest manifest exist at every moment.
 func (w *world) writersAtRandom(b *Bucket, rounds int) {
 	w.t.Helper()
 	chunksOf := func(manifest []byte) []string { return strings.Fields(string(manifest)) }
@@ -403,7 +401,7 @@ func (w *world) writersAtRandom(b *Bucket, rounds int) {
 			rng := rand.New(rand.NewPCG(7, uint64(writer)))
 			errs[writer] = func() error {
 				for range rounds {
-					// Read first, then write: that is the rule.
+					// The rule: read first, then write.
 					var has []string
 					var rev uint64
 					m, err := b.Latest(w.ctx, manifestKey(0))
@@ -412,7 +410,7 @@ func (w *world) writersAtRandom(b *Bucket, rounds int) {
 					} else if !errors.Is(err, ErrNotFound) {
 						return err
 					}
-					// Every chunk that this manifest refers to is there, or somebody has written another.
+					// Every chunk of this manifest exists, or another manifest has been written.
 					for _, id := range has {
 						if got, err := b.Get(w.ctx, chunkKey(0, id)); err != nil || string(got) != id {
 							if now, lerr := b.Latest(w.ctx, manifestKey(0)); lerr == nil && now.Revision == rev {
@@ -420,7 +418,7 @@ func (w *world) writersAtRandom(b *Bucket, rounds int) {
 							}
 						}
 					}
-					// New content from few possible chunks, so that old ones come back.
+					// New contents from few possible chunks, so that old chunks return.
 					var want []string
 					var values []Value
 					for id := range 12 {
@@ -433,7 +431,7 @@ func (w *world) writersAtRandom(b *Bucket, rounds int) {
 							values = append(values, Value{chunkKey(0, name), []byte(name)})
 						}
 					}
-					if rng.IntN(6) == 0 { // dies between chunks and manifest
+					if rng.IntN(6) == 0 { // crash between chunks and manifest
 						for _, v := range values {
 							if _, err := b.Put(w.ctx, v.Key, v.Data); err != nil {
 								return err
@@ -450,7 +448,7 @@ func (w *world) writersAtRandom(b *Bucket, rounds int) {
 						return err
 					}
 					wins[writer]++
-					time.Sleep(time.Duration(rng.IntN(3)) * time.Millisecond) // others go on meanwhile
+					time.Sleep(time.Duration(rng.IntN(3)) * time.Millisecond) // other writers continue meanwhile
 					keep := func(key string) bool {
 						id, ok := strings.CutPrefix(key, chunkKey(0, ""))
 						return !ok || slices.Contains(want, id) || slices.Contains(has, id)

@@ -15,9 +15,9 @@ import (
 // reloads its configuration can change permissions without closing connections.
 const claimsLook = 3 * time.Second
 
-// ClaimsRequired reports whether the NATS server requires this user to enforce model claims: whether its publish
-// permissions list [ClaimsRequiredSubject] by name. A wildcard that matches the subject does not count. The result is
-// false if the user has no permissions, may not send the request, or the server has no such service.
+// ClaimsRequired reports whether the NATS server requires this user to enforce model claims: whether the user's publish
+// permissions list [ClaimsRequiredSubject] by name. A matching wildcard does not count. The result is false if the user
+// has no permissions, may not send the request, or the server has no such service.
 //
 // The error wraps [ErrUnavailable] if the server did not respond until the context ended.
 func (n *Namespace) ClaimsRequired(ctx context.Context) (required bool, err error) {

@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// TestClaimsRequired reads the requirement of model claims from the permissions that a real server has for a user.
+// TestClaimsRequired reads the requirement of model claims from a user's permissions on a real server.
 func TestClaimsRequired(t *testing.T) {
 	t.Parallel()
 	marker := ClaimsRequiredSubject("n")
@@ -56,7 +56,7 @@ func claimsAccount(user string) string {
 	return "jetstream: enabled\naccounts { A { jetstream: enabled, users: [" + user + "] } }"
 }
 
-// TestClaimsRequiredIsWatched changes permissions in the configuration of a server that runs: no connection is closed.
+// TestClaimsRequiredIsWatched changes permissions in the configuration of a running server. No connection is closed.
 func TestClaimsRequiredIsWatched(t *testing.T) {
 	t.Parallel()
 	conf := filepath.Join(t.TempDir(), "nats.conf")

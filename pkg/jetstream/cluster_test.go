@@ -22,15 +22,15 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// clusterEnv makes the test binary one server of a cluster, with these settings in JSON, until its input ends.
+// clusterEnv makes the test binary a server of a cluster, with these settings in JSON, until its input ends.
 const clusterEnv = "KVATLAS_TEST_CLUSTER"
 
-// clusterServer has the settings of one server of a cluster.
+// clusterServer has the settings of a server of a cluster.
 type clusterServer struct {
 	Name                  string
 	Port, Routes, Monitor int // ports
 	Dir                   string
-	Cluster               []string // the routes' addresses of all servers
+	Cluster               []string // route addresses of all servers
 	process               *exec.Cmd
 	input                 io.Closer
 }
@@ -91,7 +91,7 @@ func startCluster(t testing.TB) *cluster {
 	// A leader without all servers would refuse streams with three replicas.
 	for ctx := ctxFor(t); !slices.ContainsFunc(cl.servers, cl.leads); {
 		if !loop.Wait(ctx, 10*time.Millisecond) {
-			t.Fatal("no leader knows all servers")
+			t.Fatal("no leader has all servers")
 		}
 	}
 	return cl
@@ -182,7 +182,7 @@ func (cl *cluster) urls() (urls []string) {
 	return urls
 }
 
-// world is a namespace of its own with three replicas.
+// world is a separate namespace with three replicas.
 func (cl *cluster) world(t testing.TB, name string) *world {
 	t.Helper()
 	w := &world{t: t, ctx: ctxFor(t)}
@@ -205,7 +205,7 @@ func (w *world) stepDown() {
 	}
 }
 
-// TestCluster is what must also hold with replicas and changing leaders.
+// TestCluster repeats tests with replicas and changing leaders.
 func TestCluster(t *testing.T) {
 	if testing.Short() {
 		t.Skip("three servers need ten seconds; run without -short")
@@ -217,7 +217,7 @@ func TestCluster(t *testing.T) {
 		if _, err := w.ns.EnsureSnapshots(w.ctx, BucketConfig{}); err != nil {
 			t.Fatal(err)
 		}
-		ns, err := JoinNamespace(w.ctx, w.c, NamespaceConfig{Name: "replicas"}) // who says nothing changes nothing
+		ns, err := JoinNamespace(w.ctx, w.c, NamespaceConfig{Name: "replicas"}) // zero keeps the replicas
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -247,7 +247,7 @@ func TestCluster(t *testing.T) {
 			for _, bucket := range []string{metaBucket("raised"), nodesBucket("raised")} {
 				a, err := c.streamInfo(ctx, bucketStream(bucket))
 				if err != nil || a.Config.Replicas != replicas {
-					t.Errorf("%s, of which %d replicas are wanted: %+v, %v", bucket, replicas, a, err)
+					t.Errorf("%s with %d replicas wanted: %+v, %v", bucket, replicas, a, err)
 				}
 			}
 		}
@@ -291,11 +291,11 @@ func TestCluster(t *testing.T) {
 			w.stepDown()
 			step()
 		}
-		// A purge, on every replica.
+		// A purge on every replica.
 		w.purge(50)
 		w.stepDown()
 		step()
-		// One server goes and comes back; what is published meanwhile is there.
+		// One server stops and starts again. Messages published meanwhile are in the log.
 		for i := range cl.servers {
 			cl.stop(t, i)
 			step()

@@ -12,7 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// paced is a commit that goes value by value, with rests: 20 values that together are more than a batch.
+// paced returns a commit that goes value by value, with pauses: 20 values, together more than a batch.
 func paced(name string) (values []Value) {
 	for i := range 20 {
 		values = append(values, Value{chunkKey(0, fmt.Sprint(name, i)), bytes.Repeat([]byte{byte(i)}, pacedBytes)})
@@ -22,7 +22,7 @@ func paced(name string) (values []Value) {
 
 const pacedBytes = 200_000
 
-// awaitKey waits until a commit under way has stored a value.
+// awaitKey waits until a running commit has stored a value.
 func (w *world) awaitKey(b *Bucket, key string) {
 	w.t.Helper()
 	for {
@@ -37,7 +37,7 @@ func (w *world) awaitKey(b *Bucket, key string) {
 	}
 }
 
-// keysBut lists the keys of the bucket that are not among some values.
+// keysBut returns the keys of the bucket without the keys of some values.
 func (w *world) keysBut(b *Bucket, values []Value) (rest []string) {
 	w.t.Helper()
 	keys, err := b.Keys(w.ctx, "")
@@ -52,8 +52,8 @@ func (w *world) keysBut(b *Bucket, values []Value) (rest []string) {
 	return rest
 }
 
-// TestCommitResumes cuts the connection in the midst of a commit, again and again: it goes on where it was, and stores
-// at most the value twice that was on its way at a cut.
+// TestCommitResumes cuts the connection repeatedly during a commit. The commit continues at its position, and stores at
+// most the value twice that was on its way at a cut.
 func TestCommitResumes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -63,9 +63,9 @@ func TestCommitResumes(t *testing.T) {
 	through.atomic = true
 	values := paced("x")
 	const cuts = 3
-	const midst = pacedBytes * 9 / 2 // of every fifth value
+	const midst = pacedBytes * 9 / 2 // in the middle of every fifth value
 	underway := make(chan struct{}, cuts)
-	px.spent = func() { // the value is stored, and nobody says so
+	px.spent = func() { // the value is stored without an acknowledgement
 		px.deaf.Store(true)
 		underway <- struct{}{}
 	}
@@ -96,8 +96,8 @@ func TestCommitResumes(t *testing.T) {
 	}
 }
 
-// TestCommitOvertaken has another writer commit while one has stored some of its values: it is told whose turn it was,
-// its values count for nothing, and the other's next sweep removes them.
+// TestCommitOvertaken: another writer commits while a commit has stored some of its values. The slower commit returns a
+// conflict, its values have no effect, and the other writer's next sweep removes them.
 func TestCommitOvertaken(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -111,7 +111,7 @@ func TestCommitOvertaken(t *testing.T) {
 	slow.atomic = true
 	vain := paced("x")
 	halfway := make(chan struct{})
-	px.spent = func() { // it does not come further
+	px.spent = func() { // it stays here
 		px.deaf.Store(true)
 		close(halfway)
 	}
@@ -156,8 +156,8 @@ func TestCommitOvertaken(t *testing.T) {
 	}
 }
 
-// TestCommitCancelled ends a commit in its midst: it returns soon, the guard is as it was, and what was stored in vain
-// is swept after the next one.
+// TestCommitCancelled cancels a commit in progress. It returns soon, the guard is unchanged, and the next sweep after a
+// commit removes the stored values.
 func TestCommitCancelled(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -181,7 +181,7 @@ func TestCommitCancelled(t *testing.T) {
 	if _, err := b.Latest(w.ctx, vain[19].Key); !errors.Is(err, ErrNotFound) {
 		t.Fatalf("it went on: %v", err)
 	}
-	// The same values are part of the next commit, in part: nothing is in their way.
+	// The next commit contains some of the same values, which are no obstacle.
 	values := append(vain[:1:1], Value{chunkKey(0, "y"), []byte("y")})
 	second, err := b.Commit(w.ctx, values, Value{manifestKey(0), []byte("second")}, first)
 	if err != nil {
@@ -201,9 +201,8 @@ func TestCommitCancelled(t *testing.T) {
 	}
 }
 
-// TestCommitWhileAnotherIsUnderWay: a leader that still works on somebody's first value of a key refuses another,
-// though there is none yet. That is no conflict before there is one: the value is stored if the other never comes
-// about.
+// TestCommitWhileAnotherIsUnderWay: a leader that still processes another client's first value of a key refuses a
+// second value, although there is none yet. This is no conflict yet: the value is stored if the other write fails.
 func TestCommitWhileAnotherIsUnderWay(t *testing.T) {
 	t.Parallel()
 	srv := configServer(t, "") // without JetStream: the test answers
@@ -250,7 +249,7 @@ func TestCommitWhileAnotherIsUnderWay(t *testing.T) {
 		}
 		revision, err := openBucket(c, "b").Commit(ctx, nil, Value{"k", []byte("w")}, 0)
 		if comes && !errors.Is(err, ErrConflict) || !comes && (err != nil || revision != 7) {
-			t.Errorf("the other comes: %v: revision %d, %v", comes, revision, err)
+			t.Errorf("the other write succeeds: %v: revision %d, %v", comes, revision, err)
 		}
 		for _, sub := range []*nats.Subscription{storing, reading} {
 			if err := sub.Unsubscribe(); err != nil {

@@ -18,68 +18,68 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 )
 
-// ConnOptions says which server, as whom, and what to do when it goes. The zero value of each field is a good
-// choice. Reading NATS_URL and its like from the environment is left to callers.
+// ConnOptions configure a connection: servers, credentials, and the behaviour without a server. The zero value of each
+// field is a good default. Callers read NATS_URL and other variables of the environment.
 type ConnOptions struct {
-	URLs []string // servers to try; default nats://127.0.0.1:4222. "tls://" asks for TLS
+	URLs []string // servers; default nats://127.0.0.1:4222. "tls://" requires TLS
 
-	// Server is a NATS server in this process, such as a natsserver.Server. URLs and TLS are ignored if it is set.
+	// Server is a NATS server in this process, such as a natsserver.Server. If set, URLs and TLS are ignored.
 	Server nats.InProcessConnProvider
 
-	Name string // how the server lists this connection; default "kvatlas"
+	Name string // name in the server's list of connections; default "kvatlas"
 
-	// As whom. What is empty is not sent; at most one of the kinds should be set.
-	CredsFile string // JWT and seed, as nsc writes it
+	// Credentials. Empty fields are not sent. At most one kind should be set.
+	CredsFile string // JWT and seed, in the form of nsc
 	NkeyFile  string // file with an nkey seed
 	User      string
 	Password  string
 	Token     string
 
-	// TLS by files. CAFile alone verifies the server; CertFile and KeyFile together identify the client.
+	// TLS files. CAFile alone verifies the server. CertFile and KeyFile together identify the client.
 	CAFile   string
 	CertFile string
 	KeyFile  string
 
-	// InboxPrefix is the first part of all subjects on which this client takes replies; default "_INBOX". A
-	// prefix of one's own and permissions that say so keep users from reading each other's replies.
+	// InboxPrefix is the first part of all reply subjects of this client; default "_INBOX". A separate prefix with
+	// matching permissions keeps users from reading each other's replies.
 	InboxPrefix string
 
-	// Domain is the JetStream domain, where JetStream is reached through a leaf node.
+	// Domain is the JetStream domain if JetStream is behind a leaf node.
 	Domain string
 
-	// Core asks for no JetStream, which need not be there then: the connection is good for [Conn.Listen],
-	// [Conn.Request], and for clients of services ([Conn.NATS]).
+	// Core connects without JetStream. Such a connection supports [Conn.Listen], [Conn.Request], and clients of
+	// services ([Conn.NATS]).
 	Core bool
 
-	// Wait says what Connect does while no server can be reached: false returns the error at once, true tries again
-	// until the context ends. A refusal (credentials, TLS) is always returned at once. A JetStream without a leader is
-	// waited for in both cases.
+	// Wait selects the behaviour of Connect if no server is reachable: false returns the error at once, true retries
+	// until the context ends. A refusal (credentials, TLS) is always returned at once. Connect waits for a JetStream
+	// without a leader in both cases.
 	Wait bool
 
-	ConnectTimeout time.Duration // for one attempt to connect to one server; default 3 s
-	AttemptTimeout time.Duration // how long one request to the JetStream API waits before it is sent again; default 2 s
+	ConnectTimeout time.Duration // for one attempt to connect; default 3 s
+	AttemptTimeout time.Duration // time of one request to the JetStream API before it is repeated; default 2 s
 
-	// Patience is how long one call is repeated while JetStream is unavailable; then that is the error. Default: until
-	// its context ends.
+	// Patience is the longest time to repeat a call while JetStream is unavailable. The call then returns that error.
+	// Default: until the context ends.
 	Patience time.Duration
 
 	Hooks ConnHooks
 }
 
-// ConnHooks are called from one goroutine of the connection, one at a time; they must return soon. Each may be nil.
+// ConnHooks are called one at a time from a goroutine of the connection, and must return soon. nil disables a hook.
 type ConnHooks struct {
-	Disconnected func(err error)  // the connection is lost and will be sought for ever
-	Reconnected  func(url string) // it is back
-	AsyncError   func(err error)  // something that no call can return: a refused subject, a slow consumer
-	Waiting      func(err error)  // Connect found no server, or no JetStream (ErrNoLeader), and tries again
+	Disconnected func(err error)  // the connection is lost; reconnects never stop
+	Reconnected  func(url string) // a connection exists again
+	AsyncError   func(err error)  // an error that no call can return: a refused subject, a slow consumer
+	Waiting      func(err error)  // Connect retries: no server, or no JetStream (ErrNoLeader)
 }
 
-// Conn is one connection to NATS that never gives up. Its methods may be called from any goroutine.
+// Conn is a connection to NATS that reconnects for ever. Its methods may be called from any goroutine.
 type Conn struct {
 	nc       *nats.Conn
-	api      string // "$JS.API." or that of a domain
+	api      string // "$JS.API." or the prefix of a domain
 	inbox    string
-	level    int // JetStream API level of the server at the time of connecting
+	level    int // JetStream API level of the server at the time of Connect
 	attempt  time.Duration
 	patience time.Duration // 0: no bound
 	hooks    ConnHooks
@@ -87,25 +87,25 @@ type Conn struct {
 	mu        sync.Mutex
 	waiting   map[*waiter]struct{} // attempts under way
 	lost      chan struct{}        // closed when the connection is lost
-	noInbox   error                // why no reply can arrive, if the server refused our inbox
+	noInbox   error                // set if the server refused the inbox, so that no reply can arrive
 	noAnswers bool                 // the server refused an AnswerSubject: answers go to inboxes
 
 	settling  sync.Mutex
-	nextRound chan struct{} // closed when the next round of settle is done; nil: no call waits for one
-	inRound   bool          // settleRounds runs
+	nextRound chan struct{} // closed at the end of the next round of settle; nil: no call waits
+	inRound   bool          // settleRounds is running
 }
 
-// waiter is an attempt under way: a loss of the connection or a refusal of its subject ends it before its time.
+// waiter is an attempt under way. A loss of the connection, or a refusal of its subject, cancels it.
 type waiter struct {
 	subject string // exact, or a prefix that ends in '.'
 	cancel  context.CancelCauseFunc
 }
 
-// Connect connects and makes sure that there is a JetStream.
+// Connect connects to a server and checks that JetStream is available.
 //
-// Errors wrap [ErrUnavailable] (nobody there; see [ConnOptions.Wait]), with it [ErrNoLeader] (a server, but no
-// JetStream for now), [ErrDenied] (credentials refused) or [ErrNoJetStream]; those of options that make no sense wrap
-// nothing. None shows a password.
+// Errors wrap [ErrUnavailable] (no server; see [ConnOptions.Wait]), with it [ErrNoLeader] (a server without JetStream
+// for now), [ErrDenied] (refused credentials) or [ErrNoJetStream]. Errors of invalid options wrap none of them. No
+// error contains a password.
 func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 	if len(o.URLs) == 0 {
 		o.URLs = []string{nats.DefaultURL}
@@ -171,20 +171,20 @@ func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 	return c, nil
 }
 
-// pingInterval is how often a server that says nothing is asked whether it lives. One that stands still, or whose cable
-// is cut, is left for another after two to three of them.
+// pingInterval is the time between pings of a silent server. A server that hangs, or behind a broken network, is
+// replaced after two to three pings.
 const pingInterval = 3 * time.Second
 
 func (c *Conn) natsOptions(o ConnOptions) ([]nats.Option, error) {
 	opts := []nats.Option{
 		nats.Name(o.Name),
 		nats.MaxReconnects(-1),
-		nats.IgnoreAuthErrorAbort(), // credentials may be replaced while we wait
+		nats.IgnoreAuthErrorAbort(), // credentials may change while the client waits
 		nats.ReconnectWait(250 * time.Millisecond),
 		nats.ReconnectJitter(100*time.Millisecond, 250*time.Millisecond),
 		nats.PingInterval(pingInterval),
 		nats.MaxPingsOutstanding(2),
-		nats.ReconnectBufSize(-1), // nothing is kept back to be sent later, of a fate unknown
+		nats.ReconnectBufSize(-1), // no buffer: a message sent later would have an unknown result
 		nats.Timeout(o.ConnectTimeout),
 		nats.CustomInboxPrefix(o.InboxPrefix),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { c.disconnected(err) }),
@@ -216,7 +216,7 @@ func (c *Conn) natsOptions(o ConnOptions) ([]nats.Option, error) {
 	return opts, nil
 }
 
-// connectRefused reports whether an error of connecting is an answer, which trying again will not change.
+// connectRefused reports whether a retry cannot change an error of a connect.
 func connectRefused(err error) bool {
 	_, cert := errors.AsType[*tls.CertificateVerificationError](err)
 	return classOf(err) == ErrDenied || cert ||
@@ -250,11 +250,11 @@ func (c *Conn) apiLevel(ctx context.Context) (int, error) {
 	return info.API.Level, nil
 }
 
-// Close ends the connection at once.
+// Close closes the connection at once.
 func (c *Conn) Close() { c.nc.Close() }
 
-// CloseWhenAway closes the connection once the server has not answered for patience, and reports whether it did; it
-// returns false when ctx ends before. Whoever waits for the server gets an error then. It is for processes that stop.
+// CloseWhenAway closes the connection after patience without an answer of the server, and returns true. Calls that wait
+// for the server then return an error. CloseWhenAway returns false if ctx ends before. Use it in processes that stop.
 func (c *Conn) CloseWhenAway(ctx context.Context, patience time.Duration) bool {
 	for answered := time.Now(); ; {
 		asking, cancel := context.WithDeadline(ctx, answered.Add(patience))
@@ -273,19 +273,19 @@ func (c *Conn) CloseWhenAway(ctx context.Context, patience time.Duration) bool {
 	}
 }
 
-// Closed reports whether the connection was closed for good.
+// Closed reports whether the connection is closed for good.
 func (c *Conn) Closed() bool { return c.nc.IsClosed() }
 
-// NATS is the connection itself, for those who ask services over it (pkg/client, pkg/rpc).
+// NATS returns the connection itself, for clients of services (pkg/client, pkg/rpc).
 func (c *Conn) NATS() *nats.Conn { return c.nc }
 
-// Connected reports whether there is a connection at this moment.
+// Connected reports whether there is a connection at present.
 func (c *Conn) Connected() bool { return c.nc.IsConnected() }
 
-// ServerURL is the server to which the connection goes now, or went last, without credentials.
+// ServerURL returns the present or last server without credentials.
 func (c *Conn) ServerURL() string { return ShownAddress(c.nc.ConnectedUrl()) }
 
-// atomicBatches reports whether the server knows atomic batches (nats-server 2.12, API level 2).
+// atomicBatches reports whether the server supports atomic batches (nats-server 2.12, API level 2).
 func (c *Conn) atomicBatches() bool { return c.level >= BatchLevel }
 
 func (c *Conn) disconnected(err error) {
@@ -302,15 +302,16 @@ func (c *Conn) disconnected(err error) {
 	}
 }
 
-// untilLost is closed when the connection that is there now is lost, or the next one if there is none.
+// untilLost returns a channel that is closed at the loss of the present connection, or of the next one if there is
+// none.
 func (c *Conn) untilLost() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.lost
 }
 
-// asyncError passes on what no call can return. A refused subject reaches the client in this way alone, while
-// the call waits for an answer that will not come: the call is found by its subject and ended.
+// asyncError handles errors that no call can return, such as the refusal of a subject. The call with this subject waits
+// for an answer that will not arrive. asyncError finds the call by the subject and cancels the wait.
 func (c *Conn) asyncError(sub *nats.Subscription, err error) {
 	if errors.Is(err, nats.ErrPermissionViolation) {
 		if kind, subject, ok := RefusedSubject(err.Error()); ok {
@@ -337,16 +338,16 @@ func (c *Conn) asyncError(sub *nats.Subscription, err error) {
 	c.hooks.AsyncError(err)
 }
 
-// answersDirectly reports whether the server refuses an [AnswerSubject], as one does whose permissions are of a version
-// before there were any. Shims and nodes are in one account then.
+// answersDirectly reports whether the server refuses an [AnswerSubject], like a server with the permissions of an older
+// version. Shims and nodes are then in one account.
 func (c *Conn) answersDirectly() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.noAnswers
 }
 
-// RefusedSubject reads `… Permissions Violation for Publish to "subject"` (nats-server server/client.go): the kind is
-// "Publish" or "Subscription". It reports false for any other text.
+// RefusedSubject parses `… Permissions Violation for Publish to "subject"` (nats-server server/client.go). The kind is
+// "Publish" or "Subscription". It returns false for other texts.
 func RefusedSubject(text string) (kind, subject string, ok bool) {
 	_, rest, ok := strings.Cut(text, "ermissions Violation for ")
 	kind, rest, found := strings.Cut(rest, " to \"")
@@ -354,14 +355,14 @@ func RefusedSubject(text string) (kind, subject string, ok bool) {
 	return kind, subject, ok && found && ended
 }
 
-// try is [Conn.tryFor] the usual time.
+// try is [Conn.tryFor] with the usual time.
 func (c *Conn) try(ctx context.Context, subject string, do func(context.Context) error) error {
 	return c.tryFor(ctx, c.attempt, subject, do)
 }
 
-// tryFor runs one attempt: do gets a context that ends after the attempt's time, or with the connection, or
-// when the server refuses the subject (exact, or a prefix that ends in '.'). An error of do that comes from
-// that context is replaced by its cause, and nats.go's words for a connection that is away by ours.
+// tryFor runs one attempt. The context of do ends after the time d, with the connection, or when the server refuses the
+// subject (exact, or a prefix with '.' at the end). tryFor replaces an error of this context by the cause, and
+// nats.go's text for a missing connection by our own.
 func (c *Conn) tryFor(ctx context.Context, d time.Duration, subject string, do func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -388,7 +389,7 @@ func (c *Conn) tryFor(ctx context.Context, d time.Duration, subject string, do f
 	return err
 }
 
-// request sends one message and waits for one answer, once.
+// request sends one message once and waits for one answer.
 func (c *Conn) request(ctx context.Context, m *nats.Msg) (reply *nats.Msg, err error) {
 	err = c.try(ctx, m.Subject, func(ctx context.Context) (err error) {
 		reply, err = c.nc.RequestMsgWithContext(ctx, m)
@@ -397,8 +398,8 @@ func (c *Conn) request(ctx context.Context, m *nats.Msg) (reply *nats.Msg, err e
 	return reply, err
 }
 
-// retry repeats an attempt while waiting may help: API requests are not answered while a cluster has no leader.
-// It returns the last error when the context ends, or the connection's patience.
+// retry repeats an attempt while the error is temporary: a cluster without a leader does not answer API requests. It
+// returns the last error when the context ends, or after the connection's patience.
 func (c *Conn) retry(ctx context.Context, attempt func() error) error {
 	begun := time.Now()
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
@@ -413,12 +414,13 @@ func (c *Conn) retry(ctx context.Context, attempt func() error) error {
 	}
 }
 
-// call asks the JetStream API, again and again until there is an answer or the context ends.
+// call sends a request to the JetStream API, and repeats it until an answer arrives or the context ends.
 func (c *Conn) call(ctx context.Context, action, verb string, args, answer any) error {
 	return failed(action, c.retry(ctx, func() error { return c.callOnce(ctx, verb, args, answer) }))
 }
 
-// callOnce asks the JetStream API once. The error is that of the server or of the connection, without an action.
+// callOnce sends a request to the JetStream API once. The error is from the server or the connection, without an
+// action.
 func (c *Conn) callOnce(ctx context.Context, verb string, args, answer any) error {
 	m := &nats.Msg{Subject: c.api + verb}
 	if args != nil {

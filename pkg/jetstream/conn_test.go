@@ -28,7 +28,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// plainServer starts a nats-server that is not ours: as somebody else has configured it.
+// plainServer starts a nats-server with foreign settings.
 func plainServer(t testing.TB, opts *server.Options) *server.Server {
 	t.Helper()
 	opts.Host, opts.NoSigs = "127.0.0.1", true
@@ -124,7 +124,7 @@ func TestConnectBadFiles(t *testing.T) {
 	}
 }
 
-// certificate makes a key and a certificate for 127.0.0.1, signed by itself, and returns the paths of their files.
+// certificate creates a key and a self-signed certificate for 127.0.0.1, and returns the paths of their files.
 func certificate(t testing.TB) (cert, key string) {
 	t.Helper()
 	priv, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -164,7 +164,7 @@ func TestConnectTLS(t *testing.T) {
 	url := "tls://" + srv.Addr().String()
 	connect(t, ConnOptions{URLs: []string{url}, CAFile: cert, CertFile: cert, KeyFile: key})
 	for _, o := range []ConnOptions{
-		{CAFile: other, CertFile: cert, KeyFile: key}, // who the server is cannot be known
+		{CAFile: other, CertFile: cert, KeyFile: key}, // the server cannot be verified
 		{CAFile: cert, CertFile: other, KeyFile: otherKey},
 		{CAFile: cert},
 	} {
@@ -174,7 +174,7 @@ func TestConnectTLS(t *testing.T) {
 			t.Errorf("connected with %+v", o)
 		}
 	}
-	// Waiting does not make a wrong certificate right.
+	// Waiting does not help against a wrong certificate.
 	_, err := Connect(ctxFor(t), ConnOptions{URLs: []string{url}, CAFile: other, CertFile: cert, KeyFile: key,
 		Wait: true})
 	if err == nil || errors.Is(err, context.DeadlineExceeded) {
@@ -242,7 +242,7 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
-// TestASilentServerIsLeft: a server whose words do not come any more, as if it stood still, is left for another.
+// TestASilentServerIsLeft: a client leaves a server that sends nothing more, as if it hung, for another server.
 func TestASilentServerIsLeft(t *testing.T) {
 	t.Parallel()
 	var urls []string
@@ -265,11 +265,11 @@ func TestASilentServerIsLeft(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("a silent server is not left")
 	}
-	t.Logf("it was left after %v", time.Since(begun))
+	t.Logf("the client left it after %v", time.Since(begun))
 }
 
-// TestPermissions: exactly what the documentation grants is needed, and what is refused is said at once: who waits for
-// an answer does so for longer than the test does.
+// TestPermissions: the documented grants are necessary and sufficient, and a refusal is reported at once. Waits for
+// answers exceed the time of the test.
 func TestPermissions(t *testing.T) {
 	t.Parallel()
 	shimGrant, err := ShimGrant("test", 1, "w1")
@@ -335,7 +335,7 @@ func TestPermissions(t *testing.T) {
 		t.Fatal(err)
 	}
 	if m, ok := again.Found(); !ok || m.Seq != 100 || string(m.Data) != "100" || m.Subject != p.Subject() {
-		t.Fatalf("its own last message is %+v", m)
+		t.Fatalf("the shim's own last message is %+v", m)
 	}
 	if _, err := ns.EnsureWorkers(ctx, BucketConfig{}); err != nil {
 		t.Fatal(err)
@@ -358,7 +358,7 @@ func TestPermissions(t *testing.T) {
 	if _, err := JoinNamespace(ctx, shim.Conn(), NamespaceConfig{Name: "other"}); !errors.Is(err, ErrDenied) {
 		t.Fatalf("creating a namespace: %v", err)
 	}
-	// A client whose replies cannot arrive learns it from its first request.
+	// A client gets an error from the first request if no reply can arrive.
 	if _, err := Connect(ctx, ConnOptions{URLs: []string{srv.ClientURL()}, User: "node", Password: "x",
 		AttemptTimeout: time.Hour, Wait: true}); !errors.Is(err, ErrDenied) {
 		t.Fatalf("a refused inbox: %v", err)
@@ -400,7 +400,7 @@ func TestPermissions(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer svc.Stop(ctx)
-	// A shim reads no snapshots: it asks a node. It asks whether its rank is served, and answers indexers.
+	// A shim reads no snapshots: it sends requests to a node. It checks if its rank is served, and answers indexers.
 	if _, err := shim.OpenSnapshots(ctx); !errors.Is(err, ErrDenied) {
 		t.Fatalf("a shim that reads snapshots: %v", err)
 	}
@@ -409,7 +409,7 @@ func TestPermissions(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := shim.Conn().Request(ctx, recall, "", nil); !errors.Is(err, ErrNoResponder) {
-		t.Fatalf("asking what snapshots know: %v", err)
+		t.Fatalf("request for the snapshots' data: %v", err)
 	}
 	rank, err := ControlRankSubject("test", 0, w1)
 	if err != nil {
@@ -461,7 +461,7 @@ func TestPermissions(t *testing.T) {
 	if _, err := asking.Status(ctx); !errors.Is(err, rpc.ErrDenied) || kvclient.CodeOf(err) != api.CodeForbidden {
 		t.Fatalf("a subject that is not granted: %v", err)
 	}
-	// A service installs handlers of its own on the connection; refusals must still be heard.
+	// A service installs its own handlers on the connection. Refusals must still arrive.
 	if _, err := JoinNamespace(ctx, indexer.Conn(), NamespaceConfig{Name: "other"}); !errors.Is(err, ErrDenied) {
 		t.Fatalf("creating a namespace: %v", err)
 	}
@@ -512,7 +512,7 @@ func TestErrorClasses(t *testing.T) {
 		}
 		if again := failed("again", err); strings.Count(again.Error(), c.want.Error()) > strings.Count(err.Error(),
 			c.want.Error()) {
-			t.Errorf("the class is said twice: %v", again)
+			t.Errorf("the class occurs twice: %v", again)
 		}
 	}
 	if failed("x", nil) != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// openBatches opens atomic batches on a subject of a partition's stream and leaves them open, as the user of one
-// worker's key can. The returned function commits the batches that the server has accepted.
+// openBatches opens atomic batches on a subject of a partition's stream and leaves them open, as the user of a worker's
+// key can. The returned function commits the accepted batches.
 func (w *world) openBatches(nc *nats.Conn, subject string, n int) (commit func()) {
 	w.t.Helper()
 	send := func(id, seq int, commit bool) *nats.Msg {
@@ -92,7 +92,7 @@ func TestCrowded(t *testing.T) {
 	}
 }
 
-// TestSomeOpenBatches: on the embedded server, sixty batches that one client leaves open refuse nobody's.
+// TestSomeOpenBatches: on the embedded server, sixty open batches of one client cause no refusals.
 func TestSomeOpenBatches(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -107,7 +107,7 @@ func TestSomeOpenBatches(t *testing.T) {
 	}
 }
 
-// TestCrowdWaits: while the server refuses batches, a publisher tries one ever more seldom.
+// TestCrowdWaits: while the server refuses batches, a publisher's attempts become rarer.
 func TestCrowdWaits(t *testing.T) {
 	t.Parallel()
 	var c crowd
@@ -136,7 +136,7 @@ func TestCrowdWaits(t *testing.T) {
 	if !c.accepted() || c.accepted() || c.waits(now) || c.probes(now) {
 		t.Errorf("accepted: %+v", c)
 	}
-	// An incomplete batch of one message has another cause: it is not tried again and again.
+	// An incomplete batch of one message has another cause: it is not repeated.
 	c.note(codeAtomicIncomplete, now)
 	if c.note(codeAtomicIncomplete, now); c.probes(now) {
 		t.Errorf("incomplete twice: %+v", c)

@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// deadline is a context with a deadline that sets a timer only once somebody waits for its end: most requests are
-// answered without.
+// deadline is a context with a deadline that sets a timer only when a goroutine waits for it, because most requests are
+// answered earlier.
 type deadline struct {
-	context.Context // that it is made of
+	context.Context // the parent
 	at              time.Time
 
 	mu    sync.Mutex
-	timed context.Context // with the timer, once somebody waits
+	timed context.Context // with the timer, after the first wait
 	stop  context.CancelFunc
 	ended bool
 }
@@ -26,7 +26,7 @@ func (d *deadline) Deadline() (time.Time, bool) { return d.at, true }
 
 func (d *deadline) Done() <-chan struct{} { return d.waited().Done() }
 
-// waited is the context with the timer.
+// waited returns the context with the timer.
 func (d *deadline) waited() context.Context {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -55,7 +55,7 @@ func (d *deadline) Err() error {
 	return nil
 }
 
-// Value has package context find the one with the timer, so that what is made of this one needs no goroutine.
+// Value lets package context find the context with the timer, so that derived contexts need no goroutine.
 func (d *deadline) Value(key any) any {
 	d.mu.Lock()
 	timed := d.timed
@@ -66,7 +66,7 @@ func (d *deadline) Value(key any) any {
 	return d.Context.Value(key)
 }
 
-// end ends it: nobody works for it any more.
+// end cancels the context after the work.
 func (d *deadline) end() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestDeadline: a context whose timer is set late ends as one of package context does, with what was made of it.
+// TestDeadline: a context with a late timer, and its descendants, end like contexts of package context.
 func TestDeadline(t *testing.T) {
 	type key struct{}
 	synctest.Test(t, func(t *testing.T) {

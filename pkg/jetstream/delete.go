@@ -5,15 +5,15 @@ import (
 	"errors"
 )
 
-// StreamUse is a stream of a namespace, or the stream of one of its buckets, and what it takes.
+// StreamUse has the size of a stream of a namespace, or of a bucket's stream.
 type StreamUse struct {
 	Name     string `json:"name"`
-	Bucket   string `json:"bucket,omitempty"` // empty: it is a partition's log
+	Bucket   string `json:"bucket,omitempty"` // empty: a partition's log
 	Messages uint64 `json:"messages"`
 	Bytes    uint64 `json:"bytes"`
 }
 
-// NamespaceStreams lists all streams and buckets that a namespace has, whatever its record says. The bucket with the
+// NamespaceStreams returns all streams and buckets of a namespace, independent of its record. The bucket with the
 // record is the last.
 func (c *Conn) NamespaceStreams(ctx context.Context, ns string) (list []StreamUse, err error) {
 	if err := CheckNamespace(ns); err != nil {
@@ -44,8 +44,7 @@ func (c *Conn) NamespaceStreams(ctx context.Context, ns string) (list []StreamUs
 	return list, nil
 }
 
-// DeleteStream deletes a stream of [Conn.NamespaceStreams] with all that is in it. It is no error if the stream is
-// gone.
+// DeleteStream deletes a stream of [Conn.NamespaceStreams] with all messages. A missing stream is no error.
 func (c *Conn) DeleteStream(ctx context.Context, name string) error {
 	err := c.call(ctx, "delete stream "+name, "STREAM.DELETE."+name, nil, nil)
 	if errors.Is(err, ErrNotFound) {

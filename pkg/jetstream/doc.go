@@ -1,6 +1,6 @@
-// Package jetstream is where kvatlas meets NATS: how do events get into the log, stay there, and come out again in
-// order with nothing missing; where are snapshots kept so that two writers cannot spoil them; how does a request find
-// whoever answers? It knows subjects, streams, buckets and headers; not what an event, an index or a snapshot says.
+// Package jetstream connects kvatlas to NATS. It writes events to the log, keeps them there, and delivers them in order
+// without gaps. It stores snapshots so that two writers cannot corrupt them, and serves requests. It defines subjects,
+// streams, buckets and headers, and is independent of the contents of events, indexes and snapshots.
 //
 // # In order of use
 //
@@ -21,30 +21,32 @@
 //	svc, err := Serve(c, ServiceConfig{Endpoints: endpoints})
 //	reply, err := c.Request(ctx, subject, ContentJSON, body)
 //
-// # What it promises
+// # Guarantees
 //
-//  1. What Publish acknowledged is in the log, in the order given, and was stored once by that call. What is in
-//     doubt is cleared up by reading before anything is sent again.
-//  2. Of two publishers on one subject one is told ([ErrConflict]); a publisher finds out that the log has lost what
-//     it had acknowledged ([ErrLost]).
-//  3. A reader's messages follow each other without a break in their sequences. A trimmed start, a hole, a stream
-//     made anew or restored from a backup is a notice, never silence.
-//  4. Of two commits on one guard one fails, and all values of the other are there. Sweeping never takes what a later
-//     commit refers to.
-//  5. An error has a class that says what to do next: see the Err variables.
+// 1. Messages that Publish acknowledged are in the log, in the given order, stored once by that call. Publish resolves
+// doubts by reading before it sends a message again.
+// 2. Of two publishers on one subject, at least one gets [ErrConflict]. A publisher detects that the log has lost
+// acknowledged messages ([ErrLost]).
+//  3. A reader's messages have consecutive sequences. A trimmed start, a hole, and a stream that was recreated or
+//     restored
+//
+// from a backup each cause a notice.
+//  4. Of two commits on one guard one fails, and all values of the other are stored. A sweep never removes values of a
+//     later
+//
+// commit.
+// 5. An error has a class with a remedy: see the Err variables.
 //
 // # Goroutines
 //
-// [Conn], [Namespace], [Publisher], [Bucket] and [Service] may be used from any goroutine. A [Reader] calls
-// Deliver from one goroutine of its own. A context bounds how long a call tries: while NATS is
-// away, calls wait and try again until theirs ends. Hooks are called from the goroutines that their types name and
-// must return soon.
+// [Conn], [Namespace], [Publisher], [Bucket] and [Service] may be used from any goroutine. A [Reader] calls Deliver
+// from one goroutine of its own. A context bounds the time of a call: without NATS, calls wait and retry until their
+// context ends. Hooks are called from the goroutines that their types name, and must return soon.
 //
-// # What it leaves to others
+// # Tasks of other packages
 //
-// What a message says, and what becomes of one that says again what was said before (readers of events drop ids that
-// they have); when a snapshot is due and what may be purged; which node owns what. Flags and environment are read in
-// cmd.
+// The caller decides the contents of messages and the handling of repeated messages (readers of events skip known ids).
+// It decides when to write a snapshot, what to purge, and the owner of each partition. cmd reads flags and environment.
 //
-// Durability, permissions, and the reasons for the choices made with their price are in DESIGN.md beside this file.
+// DESIGN.md beside this file has durability, permissions, and the decisions with their costs.
 package jetstream

@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// What is known of a stream's end, said by said.
+// TestEndProof computes the proof of a stream's end, step by step.
 func TestEndProof(t *testing.T) {
 	begun := time.Now()
 	at := func(s float64) time.Time {
@@ -18,26 +18,26 @@ func TestEndProof(t *testing.T) {
 	}
 	var p endProof
 	for i, step := range []struct {
-		looked  float64 // the leader was asked then; 0: it was not
+		looked  float64 // time of a look at the leader; 0: none
 		last    events.StreamSeq
 		failed  bool // a look has failed
 		sent    events.StreamSeq
-		emptied float64 // the consumer had nothing more then; 0: it does not say
-		want    float64 // read to the end then; 0: not known to be later than before
+		emptied float64 // the consumer had nothing more then; 0: unknown
+		want    float64 // read to the end then; 0: not later than before
 		why     string
 	}{
 		{sent: 0, want: 0, why: "nobody has said anything"},
 		{looked: 1, last: 5, sent: 3, want: 0, why: "two messages are to come"},
-		{sent: 4, emptied: 2, want: 0, why: "the consumer says it has no more, and the leader has"},
-		{sent: 5, want: 1, why: "what the leader had is there"},
-		{sent: 6, emptied: 3, want: 3, why: "the consumer says it has no more, and nothing speaks against it"},
+		{sent: 4, emptied: 2, want: 0, why: "the consumer has nothing more, and the leader has messages"},
+		{sent: 5, want: 1, why: "the leader's messages have been delivered"},
+		{sent: 6, emptied: 3, want: 3, why: "the consumer has nothing more, and the leader agrees"},
 		{sent: 6, emptied: 3.2, want: 0, why: "that is hardly later"},
 		{looked: 5, last: 6, sent: 6, want: 5, why: "the leader has no more"},
 		{failed: true, sent: 6, emptied: 6, want: 0,
-			why: "the leader could not be asked: the consumer may be cut off with an old copy"},
+			why: "the look failed: the consumer may be cut off with an old copy"},
 		{looked: 7, last: 8, sent: 6, emptied: 7.5, want: 0, why: "it was"},
-		{looked: 9, last: 10, sent: 8, want: 7, why: "what the leader had first is there"},
-		{sent: 9, emptied: 9.5, want: 0, why: "but not what it had then"},
+		{looked: 9, last: 10, sent: 8, want: 7, why: "the messages of the first look have been delivered"},
+		{sent: 9, emptied: 9.5, want: 0, why: "but not the messages of the later look"},
 		{sent: 10, emptied: 11, want: 11, why: "now it is"},
 	} {
 		if step.looked != 0 {
@@ -51,12 +51,12 @@ func TestEndProof(t *testing.T) {
 		}
 	}
 	if p.looked(at(20), 10); !p.known(10, at(21), 0).IsZero() {
-		t.Error("told though nobody wants to know")
+		t.Error("a result with least 0")
 	}
 }
 
-// A reader says again and again that it has read to the end, with later times, while the server answers; not before it
-// has, nor while the server is away.
+// TestReaderTellsOfTheEnd: a reader repeats AtEnd with later times while the server answers. It sends none before the
+// end, or while the server is away.
 func TestReaderTellsOfTheEnd(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -79,8 +79,8 @@ func TestReaderTellsOfTheEnd(t *testing.T) {
 			last = end
 			if end.Seq >= upTo {
 				n--
-			} else if upTo == 100 { // all was published before the reader began
-				t.Fatalf("the end was said to be %d", end.Seq)
+			} else if upTo == 100 { // all messages were published before the reader's start
+				t.Fatalf("the reported end is %d", end.Seq)
 			}
 		}
 	}
@@ -88,7 +88,7 @@ func TestReaderTellsOfTheEnd(t *testing.T) {
 	w.publish(p, 101, 10)
 	ends(5, 110)
 	w.srv.Stop()
-	for down := false; !down; { // what was said before may still be on its way
+	for down := false; !down; { // earlier notices may still arrive
 		_, down = rd.next().Notice.(Unavailable)
 	}
 	begun = time.Now()

@@ -14,62 +14,62 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// The classes of errors, named by what the caller does next. Every error of this package that comes from a
-// server or a connection wraps one of them, with the action and what the server said.
+// The classes of errors, named after the reaction of the caller. Every error of this package from a server or a
+// connection wraps one of them, with the action and the server's text.
 var (
-	// ErrUnavailable: nobody answered, or nobody could for now (no connection, no leader, no stream, a deadline
-	// passed). Back off and try again. Whatever was sent may have been taken or not.
+	// ErrUnavailable: no answer for now (no connection, no leader, no stream, a deadline passed). Back off and retry.
+	// The message may or may not have been stored.
 	ErrUnavailable = errors.New("not available")
 
-	// ErrConflict: somebody else wrote first. Read again, then decide. Errors of [Publisher.Publish] and of
-	// [Bucket.Commit] that wrap it are of type *[ConflictError].
-	ErrConflict = errors.New("written by somebody else")
+	// ErrConflict: another writer was first. Read again, then decide. Errors of [Publisher.Publish] and [Bucket.Commit]
+	// that wrap it are of type *[ConflictError].
+	ErrConflict = errors.New("written by another client")
 
-	// ErrTooLarge: a message or value is above a limit that the error names. Split it; sending it again is useless.
+	// ErrTooLarge: a message or value is above the limit in the error. Split it; a retry is useless.
 	ErrTooLarge = errors.New("too large")
 
 	// ErrFull: the server has no room or could not write. Back off; an operator must make room.
 	ErrFull = errors.New("no room")
 
-	// ErrDenied: the server refuses this user this subject. An operator must grant it.
+	// ErrDenied: the server refuses the subject for this user. An operator must grant it.
 	ErrDenied = errors.New("permission denied")
 
 	// ErrNoJetStream: this NATS server, or this account on it, has no JetStream.
 	ErrNoJetStream = errors.New("JetStream is not enabled")
 
-	// ErrNoLeader: a NATS server answers and JetStream does not: it has no meta leader. Requests between clients work,
-	// nothing can be read from or written to a stream or bucket. It comes with [ErrUnavailable]: back off, and start
-	// the NATS servers that are away.
+	// ErrNoLeader: a NATS server answers, but JetStream has no meta leader. Requests between clients work. Streams and
+	// buckets can be neither read nor written. It comes with [ErrUnavailable]: back off, and start the missing NATS
+	// servers.
 	ErrNoLeader = errors.New(
 		"JetStream does not answer: it has no meta leader (more than half of its NATS servers must be up), or is just starting")
 
-	// ErrNoNamespace: no indexer has created the namespace yet. Returned by [OpenNamespace].
+	// ErrNoNamespace: no indexer has created the namespace yet. [OpenNamespace] returns it.
 	ErrNoNamespace = errors.New("namespace does not exist")
 
-	// ErrMismatch: what is stored and what was asked for cannot both be right (partitions of a namespace, block
-	// size of a model, the shape of a stream). The error names both. A person must choose.
+	// ErrMismatch: the stored value contradicts the requested one (partitions of a namespace, block size of a model,
+	// the settings of a stream). The error has both. A person must choose.
 	ErrMismatch = errors.New("mismatch")
 
-	// ErrNotFound: there is no such stream, key or message.
+	// ErrNotFound: the stream, key or message does not exist.
 	ErrNotFound = errors.New("not found")
 
-	// ErrBadName: a name that cannot become part of a subject, or a token that no name has become.
+	// ErrBadName: a name that cannot be part of a subject, or a token that does not come from a name.
 	ErrBadName = errors.New("bad name")
 
-	// ErrNoResponder: nobody serves the subject of a request at this moment. Returned by [Conn.Request], at once.
+	// ErrNoResponder: no service listens on the subject of a request. [Conn.Request] returns it at once.
 	ErrNoResponder = rpc.ErrNoResponder
 
-	// ErrTimeout: the deadline of a request passed without an answer. Returned by [Conn.Request].
+	// ErrTimeout: the deadline of a request passed without an answer. [Conn.Request] returns it.
 	ErrTimeout = errors.New("no answer in time")
 )
 
-// ConflictError says what a conditional write met. It wraps [ErrConflict].
+// ConflictError describes the conflict of a conditional write. It wraps [ErrConflict].
 type ConflictError struct {
-	Subject  string // what was to be written
-	Expected uint64 // the sequence that the last message on the subject should have had; 0 for none
-	Found    uint64 // the one that it had, if the server said; else 0
-	Writer   string // who wrote that message, if it was written by a [Publisher]
-	Server   string // what the server said
+	Subject  string // subject of the write
+	Expected uint64 // expected sequence of the last message on the subject; 0 for none
+	Found    uint64 // actual sequence, if the server reported it; else 0
+	Writer   string // id of the [Publisher] that wrote that message; empty: unknown
+	Server   string // the server's text
 }
 
 func (e *ConflictError) Error() string {
@@ -83,14 +83,14 @@ func (e *ConflictError) Error() string {
 
 func (e *ConflictError) Unwrap() error { return ErrConflict }
 
-// Causes with which an attempt is ended before its time, or before it has begun.
+// Causes of the early end of an attempt.
 var (
 	errDisconnected = errors.New("the connection was lost while waiting")
 	errAttemptOver  = errors.New("the server did not answer")
 	errNoConnection = errors.New("there is no connection to a NATS server")
 )
 
-// Error codes of the JetStream API that nats.go has no name for (nats-server server/errors.json).
+// Error codes of the JetStream API without a name in nats.go (nats-server server/errors.json).
 const (
 	codeAccountResources   = 10002
 	codeInsufficient       = 10023
@@ -124,7 +124,7 @@ type apiError struct {
 
 func (e *apiError) Error() string { return fmt.Sprintf("%s (%d)", e.Description, e.ErrCode) }
 
-// codeOf is the code of a JetStream API answer, 0 of another error.
+// codeOf returns the code of a JetStream API answer, or 0 for other errors.
 func codeOf(err error) int {
 	if own, is := errors.AsType[*apiError](err); is {
 		return own.ErrCode
@@ -132,8 +132,7 @@ func codeOf(err error) int {
 	return 0
 }
 
-// classOf finds the class of an error. It is nil for an error that has none: a bug of ours, or a server that speaks
-// otherwise.
+// classOf returns the class of an error; nil if it has none, as after a bug of ours or an unexpected text of a server.
 func classOf(err error) error {
 	if own, is := errors.AsType[*apiError](err); is {
 		return classOfCode(own.Code, own.ErrCode)
@@ -152,7 +151,7 @@ func classOf(err error) error {
 	return nil
 }
 
-// classes are those of errors that are no answer of the JetStream API.
+// classes has the classes of errors that are no answers of the JetStream API.
 var classes = []struct {
 	class error
 	errs  []error
@@ -165,7 +164,7 @@ var classes = []struct {
 		context.DeadlineExceeded, context.Canceled, nats.ErrConnectionClosed, nats.ErrConnectionDraining,
 		nats.ErrConnectionReconnecting, nats.ErrDisconnected, nats.ErrNoServers, nats.ErrStaleConnection,
 		jetstream.ErrConnectionClosed, jetstream.ErrServerShutdown, errDisconnected, errNoConnection, errAttemptOver,
-		errBehind, io.EOF, io.ErrClosedPipe, net.ErrClosed}}, // the last: a write into a connection that is being lost
+		errBehind, io.EOF, io.ErrClosedPipe, net.ErrClosed}}, // net.ErrClosed: a write while a connection is lost
 }
 
 func classOfCode(code, errCode int) error {
@@ -192,8 +191,7 @@ func classOfCode(code, errCode int) error {
 	return nil
 }
 
-// sent is an error of sending, in words that one understands: nothing is kept back while there is no connection, and
-// nats.go calls that a buffer's limit.
+// sent replaces nats.go's error for a send without a connection, which names a limit of a buffer, by our own.
 func sent(err error) error {
 	if errors.Is(err, nats.ErrReconnectBufExceeded) {
 		return errNoConnection
@@ -201,7 +199,7 @@ func sent(err error) error {
 	return err
 }
 
-// failed wraps an error with the action that failed and its class, unless it has them.
+// failed wraps an error with its class and the action, unless it has them already.
 func failed(action string, err error) error {
 	if err == nil {
 		return nil

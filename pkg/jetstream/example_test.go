@@ -12,7 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
-// embedded is a server in a folder of its own with a namespace of four partitions.
+// embedded starts a server in a separate folder, with a namespace of four partitions.
 func embedded(ctx context.Context) (ns *jetstream.Namespace, stop func()) {
 	dir, err := os.MkdirTemp("", "kvatlas")
 	if err != nil {
@@ -40,7 +40,7 @@ func embedded(ctx context.Context) (ns *jetstream.Namespace, stop func()) {
 	}
 }
 
-// A shim publishes, and a node reads what it published.
+// A shim publishes, and a node reads the messages.
 func Example() {
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
@@ -89,8 +89,8 @@ func Example() {
 	// caught up at 2
 }
 
-// A snapshot is its chunks and then its manifest, if nobody else wrote one meanwhile. Then what nobody refers to any
-// more is swept.
+// A snapshot is its chunks and then its manifest, unless another writer has stored a manifest meanwhile. Then a sweep
+// removes chunks without a reference.
 func ExampleBucket_Commit() {
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
@@ -111,7 +111,7 @@ func ExampleBucket_Commit() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	// bb is referred to by the manifest of that revision: it need not be stored again.
+	// The manifest of that revision refers to bb, so bb need not be stored again.
 	second, err := snaps.Commit(ctx, []jetstream.Value{chunk("cc")}, manifest("bb cc"), first)
 	if err != nil {
 		log.Fatal(err)

@@ -12,7 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
-// lockedBuffer may be written by several goroutines.
+// lockedBuffer is a buffer for concurrent writes.
 type lockedBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -30,13 +30,13 @@ func (b *lockedBuffer) String() string {
 	return b.buf.String()
 }
 
-// What a server says of a folder that a killed one has left is explained: the folder of one that was not stopped is the
-// same.
+// TestWhatFollowsAKillIsExplained: the server's messages about the folder of a killed server are explained. The folder
+// equals that of a server that was not stopped.
 func TestWhatFollowsAKillIsExplained(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.publish(w.publisher(events.RankKey{Instance: "w"}), 1, 10)
-	w.restart() // what the server knows of its streams is written when it stops
+	w.restart() // the server writes its state of the streams when it stops
 	p := w.publisher(events.RankKey{Instance: "w"})
 	w.publish(p, 11, 10)
 	left := t.TempDir()

@@ -11,8 +11,8 @@ import (
 	"github.com/nats-io/nkeys"
 )
 
-// CheckFiles refuses files that cannot be read or are not what they should be, all of them at once. Without it what is
-// wrong with some of them shows as a server that cannot be reached.
+// CheckFiles returns the errors of all unreadable or invalid files at once. Without it, some invalid files look like an
+// unreachable server.
 func (o *ConnOptions) CheckFiles() error {
 	var errs []error
 	if o.CredsFile != "" {
@@ -43,8 +43,8 @@ func (o *ConnOptions) CheckFiles() error {
 	return errors.Join(errs...)
 }
 
-// nkeyOption identifies a connection by the key in a file. The seed is read once: a file that is replaced while its
-// program runs, as in a rotation, takes effect with the next start, and reconnecting goes on with the key of before.
+// nkeyOption returns an option with the key in a file. The seed is read once. A replacement of the file, as in a
+// rotation, has an effect at the next start only, and reconnects use the old key.
 func nkeyOption(path string) (nats.Option, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {

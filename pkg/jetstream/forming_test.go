@@ -8,9 +8,9 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// TestStreamWaitsForServers creates a stream, and gives another one more replicas, while the servers say what they say
-// as long as their leader has not heard all of them. The answers are nats-server's own: a real cluster passes through
-// this state in some milliseconds only.
+// TestStreamWaitsForServers creates a stream, and raises another's replicas, while the servers answer as before their
+// leader has contacted all of them. The answers are nats-server's own: a real cluster is in this state for some
+// milliseconds only.
 func TestStreamWaitsForServers(t *testing.T) {
 	t.Parallel()
 	srv := plainServer(t, &server.Options{})

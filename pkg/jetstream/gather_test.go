@@ -16,7 +16,7 @@ import (
 func TestGather(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
-	// it does not wait so long
+	// it returns earlier
 	if replies, err := w.c.Gather(w.ctx, time.Hour, "kv.v1.test.ctl.0", ContentJSON, nil); err != nil ||
 		replies != nil {
 		t.Fatalf("nobody there: %v, %v", replies, err)
@@ -64,7 +64,7 @@ func TestGather(t *testing.T) {
 	}
 }
 
-// TestAnswersOfShims: each rank's first answer counts, with the rank whose subject it came on.
+// TestAnswersOfShims: the first answer of each rank counts, with the rank of its subject.
 func TestAnswersOfShims(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

@@ -13,32 +13,32 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// MessageRoom is how large a message an indexer's NATS server must take, in bytes.
+// MessageRoom is the least size of messages that an indexer's NATS server must accept, in bytes.
 const MessageRoom = MaxValue + headerRoom
 
-// BatchLevel is the level of the JetStream API from which on there are atomic batches: nats-server 2.12.
+// BatchLevel is the first level of the JetStream API with atomic batches: nats-server 2.12.
 const BatchLevel = 2
 
-// ServerInfo is what the NATS server of a connection is.
+// ServerInfo describes the NATS server of a connection.
 type ServerInfo struct {
 	Name, Version, Cluster, URL string
 	RoundTrip                   time.Duration
 	MaxPayload                  int64 // bytes of a message
 }
 
-// Server asks the server for a round trip, and waits for it until ctx ends, which must have a deadline.
+// Server measures a round trip to the server. It waits until ctx ends, which must have a deadline.
 func (c *Conn) Server(ctx context.Context) (s ServerInfo, err error) {
 	s = ServerInfo{Name: c.nc.ConnectedServerName(), Version: c.nc.ConnectedServerVersion(),
 		Cluster: c.nc.ConnectedClusterName(), URL: c.ServerURL(), MaxPayload: c.nc.MaxPayload()}
 	asked := time.Now()
 	if err = c.nc.FlushWithContext(ctx); err != nil {
-		return s, failed("ask the NATS server for a round trip", err)
+		return s, failed("measure a round trip to the NATS server", err)
 	}
 	s.RoundTrip = time.Since(asked)
 	return s, nil
 }
 
-// AccountInfo is what an account has of JetStream. A limit that is not above 0 is none.
+// AccountInfo has the usage and limits of an account in JetStream. A limit of 0 or less is no limit.
 type AccountInfo struct {
 	Level                   int // of the API
 	Storage, MaxStorage     int64
@@ -46,14 +46,14 @@ type AccountInfo struct {
 	Consumers, MaxConsumers int
 }
 
-// Account asks what the connection's account has and may have. It works on a [ConnOptions.Core] connection too. The
-// error wraps [ErrNoJetStream] or [ErrNoLeader] as that of [Connect] does.
+// Account returns the usage and limits of the connection's account. It works on a [ConnOptions.Core] connection too.
+// The error wraps [ErrNoJetStream] or [ErrNoLeader] like the error of [Connect].
 func (c *Conn) Account(ctx context.Context) (a AccountInfo, err error) {
 	if a.Level, err = c.apiLevel(ctx); err != nil {
-		return a, failed("ask JetStream for the account", err)
+		return a, failed("read the account from JetStream", err)
 	}
 	var got jetstream.AccountInfo
-	if err := c.call(ctx, "ask JetStream for the account", "INFO", nil, &got); err != nil {
+	if err := c.call(ctx, "read the account from JetStream", "INFO", nil, &got); err != nil {
 		return a, err
 	}
 	a.Storage, a.MaxStorage = int64(got.Store), got.Limits.MaxStore
@@ -62,12 +62,12 @@ func (c *Conn) Account(ctx context.Context) (a AccountInfo, err error) {
 	return a, nil
 }
 
-// StreamState is how one of a namespace's streams, or a bucket's stream, is found.
+// StreamState is the state of a stream of a namespace, or of a bucket's stream.
 type StreamState struct {
 	Name   string
-	Bucket string // empty: it is a partition's log
-	Usage  string // of a bucket: what is in it
-	Err    error  // why nothing is known of it; [ErrNotFound] if it is not there
+	Bucket string // empty: a partition's log
+	Usage  string // contents of a bucket
+	Err    error  // why the state is unknown; [ErrNotFound] if the stream is missing
 	Odd    []string
 
 	Partition       events.Partition // of a log
@@ -76,24 +76,24 @@ type StreamState struct {
 	MaxAge          time.Duration
 	Replicas        int
 	Direct, Batches bool     // it allows direct gets; it allows atomic batches, or needs none
-	Rollups         bool     // of a bucket: it allows rollups, which an indexer that starts turns off
-	Behind          []string // servers with a replica that is away or not current
-	Refused         error    // why it takes no writes, as far as its server knows; [ErrDenied]: this user may not ask
+	Rollups         bool     // of a bucket: it allows rollups; an indexer turns them off at its start
+	Behind          []string // servers with a replica that is offline or not current
+	Refused         error    // reason for refused writes, by the server; [ErrDenied]: this user may not check
 
-	// Ahead is by how much the clock of the server that answered is ahead of ours at least; negative: behind. 0 if the
-	// time that the question took explains it.
+	// Ahead is the least lead of the answering server's clock over ours; negative: behind. It is 0 if the time of the
+	// request explains the difference.
 	Ahead  time.Duration
-	Server string // who answered: the stream's leader
+	Server string // the answering server: the stream's leader
 }
 
-// inspectedAtOnce is how many streams are looked at at the same time.
+// inspectedAtOnce is the number of concurrent inspections of streams.
 const inspectedAtOnce = 16
 
-// Inspect looks at all streams and buckets of the namespace once each. Nothing is written.
+// Inspect reads the state of all streams and buckets of the namespace once. It writes nothing.
 func (n *Namespace) Inspect(ctx context.Context) []StreamState {
 	buckets := []struct{ name, what string }{
 		{metaBucket(n.name), "the namespace's record and models"}, {snapshotBucket(n.name), "snapshots"},
-		{nodesBucket(n.name), "which nodes there are"}, {workersBucket(n.name), "workers' registrations"},
+		{nodesBucket(n.name), "announcements of nodes"}, {workersBucket(n.name), "workers' registrations"},
 	}
 	list := make([]StreamState, int(n.partitions)+len(buckets))
 	slots := make(chan struct{}, inspectedAtOnce)
@@ -154,11 +154,11 @@ func (n *Namespace) inspect(ctx context.Context, s *StreamState, nobody string,
 	defer cancel()
 	s.Refused = n.c.writable(within, s.Name, nobody)
 	if !errors.Is(s.Refused, ErrFull) && !errors.Is(s.Refused, ErrDenied) {
-		s.Refused = nil // it is not known
+		s.Refused = nil // unknown
 	}
 }
 
-// Ahead is by how much a clock that showed then, at some moment from asked to answered, is ahead of ours at least.
+// Ahead returns the least lead over our clock of a clock that showed then at some moment between asked and answered.
 func Ahead(then, asked, answered time.Time) time.Duration {
 	if d := then.Sub(answered); d > 0 {
 		return d
@@ -166,7 +166,7 @@ func Ahead(then, asked, answered time.Time) time.Duration {
 	return min(then.Sub(asked), 0)
 }
 
-// oddities is a list of settings of a stream with which messages could be lost unseen.
+// oddities is a list of settings of a stream that could cause an unnoticed loss of messages.
 type oddities []string
 
 func (o *oddities) check(bad bool, format string, v ...any) {
@@ -175,7 +175,7 @@ func (o *oddities) check(bad bool, format string, v ...any) {
 	}
 }
 
-// common checks the settings that no stream of a namespace may have. The server turns none of them off again.
+// common checks settings that no stream of a namespace may have. The server never turns them off.
 func (o *oddities) common(there *jetstream.StreamConfig) {
 	o.check(there.Storage != jetstream.FileStorage, "storage %v, not %v", there.Storage, jetstream.FileStorage)
 	o.check(there.AllowMsgTTL, "a life per message")
@@ -186,7 +186,7 @@ func (o *oddities) common(there *jetstream.StreamConfig) {
 	o.check(there.PersistMode == jetstream.AsyncPersistMode, "asynchronous persistence")
 }
 
-// oddBucket lists the settings of a bucket's stream that are not as they must be.
+// oddBucket returns the invalid settings of a bucket's stream.
 func oddBucket(there *jetstream.StreamConfig) []string {
 	var odd oddities
 	odd.check(there.MaxMsgsPerSubject != 1, "history %d, not 1", there.MaxMsgsPerSubject)
@@ -195,7 +195,7 @@ func oddBucket(there *jetstream.StreamConfig) []string {
 	return odd
 }
 
-// oddLog lists the settings of a partition's stream that are not as they must be.
+// oddLog returns the invalid settings of a partition's stream.
 func oddLog(there *jetstream.StreamConfig, subjects string) []string {
 	var odd oddities
 	check := odd.check

@@ -15,10 +15,10 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// patience is how long a test waits for what must come. The machine may stand still for minutes.
+// patience bounds every wait of a test. The machine may stand still for minutes.
 const patience = 4 * time.Minute
 
-// ctxFor is a context that is generous for a test.
+// ctxFor returns a context with a generous deadline.
 func ctxFor(t testing.TB) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -26,8 +26,7 @@ func ctxFor(t testing.TB) context.Context {
 	return ctx
 }
 
-// startServer starts an embedded server in dir that ends with the test. Speed matters more than power failures
-// here.
+// startServer starts an embedded server in dir that ends with the test. It prefers speed to durability.
 func startServer(t testing.TB, dir, listen string) *natsserver.Server {
 	t.Helper()
 	return startServerWith(t, natsserver.Options{Dir: dir, Listen: listen, SyncInterval: time.Minute})
@@ -44,8 +43,8 @@ func startServerWith(t testing.TB, o natsserver.Options) *natsserver.Server {
 	return s
 }
 
-// freed starts a server on a port that another has left. A process that some other test starts has the old listener
-// too, from its fork until it begins its own program.
+// freed starts a server on a port that another has released. A process that another test starts has a copy of the old
+// listener between its fork and its exec.
 func freed(t testing.TB, start func() error) {
 	t.Helper()
 	for ctx := ctxFor(t); ; {
@@ -59,8 +58,8 @@ func freed(t testing.TB, start func() error) {
 	}
 }
 
-// connect connects, however long it takes. Unless the test says otherwise a request to the JetStream API is sent once,
-// and waited for: what is done twice may have another answer.
+// connect connects without a time limit. By default, a request to the JetStream API is sent once: a repeated request
+// could have another answer.
 func connect(t testing.TB, o ConnOptions) *Conn {
 	t.Helper()
 	o.Wait = true
@@ -135,7 +134,7 @@ func (w *world) publisher(key events.RankKey) *Publisher {
 	return p
 }
 
-// numbered makes n messages "from", "from+1", …
+// numbered returns n messages "from", "from+1", …
 func numbered(from, n int) [][]byte {
 	msgs := make([][]byte, n)
 	for i := range msgs {

@@ -21,7 +21,7 @@ type lastMessage struct {
 	header nats.Header
 }
 
-// writer reads who wrote a message, in which flush and at which place in it.
+// writer returns the id of a message's writer, the flush, and the position in the flush.
 func (m *lastMessage) writer() (id string, flush uint64, pos int) {
 	tag, add := m.header.Get(headerWriter), 0
 	if batch := m.header.Get(headerBatchID); batch != "" {
@@ -44,7 +44,7 @@ func (m *lastMessage) writer() (id string, flush uint64, pos int) {
 	return parts[0], flush, pos + add
 }
 
-// lastOn reads the last message on a subject from the stream's leader, again and again until there is an answer.
+// lastOn reads the last message on a subject from the stream's leader. It repeats the request until an answer arrives.
 func (c *Conn) lastOn(ctx context.Context, stream, subject string) (*lastMessage, error) {
 	return c.retryLast(ctx, stream, subject, c.lastOnce)
 }
@@ -58,8 +58,8 @@ func (c *Conn) retryLast(ctx context.Context, stream, subject string,
 	return m, failed("read the last message on "+subject, err)
 }
 
-// lastOnce is lastOn, once. Unlike a direct get, which any replica answers from what it has, it cannot miss
-// what the leader has acknowledged.
+// lastOnce is a single attempt of lastOn. Unlike a direct get, which any replica answers, it includes everything that
+// the leader has acknowledged.
 func (c *Conn) lastOnce(ctx context.Context, stream, subject string) (*lastMessage, error) {
 	a, err := c.getMessage(ctx, stream, map[string]any{"last_by_subj": subject})
 	if err != nil {
@@ -79,7 +79,7 @@ func (c *Conn) lastOnce(ctx context.Context, stream, subject string) (*lastMessa
 	return m, nil
 }
 
-// firstFrom is the sequence of the first message at or after seq, as the leader has it.
+// firstFrom returns the sequence of the first message at or after seq, from the leader.
 func (c *Conn) firstFrom(ctx context.Context, stream string, seq events.StreamSeq) (events.StreamSeq, error) {
 	a, err := c.getMessage(ctx, stream, map[string]any{"seq": seq, "next_by_subj": ">"})
 	return events.StreamSeq(a.Seq), err
@@ -93,7 +93,7 @@ type storedMessage struct {
 	Time    time.Time `json:"time"`
 }
 
-// getMessage asks the leader of a stream for a message, once.
+// getMessage reads a message from the leader of a stream, once.
 func (c *Conn) getMessage(ctx context.Context, stream string, args map[string]any) (storedMessage, error) {
 	var a struct {
 		Message storedMessage `json:"message"`
@@ -105,21 +105,21 @@ func (c *Conn) getMessage(ctx context.Context, stream string, args map[string]an
 // neverSeq is a sequence that no message has.
 const neverSeq = math.MaxInt64
 
-// errBehind: the replicas that answered do not have yet what the leader has acknowledged.
+// errBehind: no answering replica has the last message that the leader has acknowledged.
 var errBehind = errors.New("no replica that answers has the last message yet")
 
-// lastOwn reads the last message on a subject on which the caller may publish, with no permission to read anything
-// else: the one that was last when it was called, or a later one. It tries until the context ends. The error wraps
-// [ErrNotFound] if there is none.
+// lastOwn reads the last message on a subject on which the caller may publish, without any permission to read: the last
+// message at the time of the call, or a later one. It retries until the context ends. The error wraps [ErrNotFound] if
+// there is none.
 func (c *Conn) lastOwn(ctx context.Context, stream, subject string) (*lastMessage, error) {
 	return c.retryLast(ctx, stream, subject, c.lastOwnOnce)
 }
 
-// lastOwnOnce is lastOwn, for as long as one attempt takes. The leader says which message is the last; any replica may
-// hand it over, and is asked again until it has it.
+// lastOwnOnce is a single attempt of lastOwn. The leader reports the sequence of the last message. Any replica may
+// deliver the message, and lastOwnOnce repeats the request until a replica has it.
 func (c *Conn) lastOwnOnce(ctx context.Context, stream, subject string) (*lastMessage, error) {
 	deadline := time.Now().Add(c.attempt)
-	// the smallest that the leader said: a writer that is faster than a replica does not keep us for ever
+	// least sequence reported by the leader, so that a fast writer does not extend the loop for ever
 	wanted := uint64(math.MaxUint64)
 	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
 		last, err := c.askLast(ctx, stream, subject)
@@ -137,7 +137,7 @@ func (c *Conn) lastOwnOnce(ctx context.Context, stream, subject string) (*lastMe
 				return nil, err
 			}
 			behind = fmt.Errorf("%w: the leader has %d", errBehind, last)
-		case classOf(err) != ErrConflict: // a conflict: something on the subject is under way
+		case classOf(err) != ErrConflict: // a conflict: a write on the subject is under way
 			return nil, err
 		}
 		if time.Now().After(deadline) || !loop.Wait(ctx, pause) {
@@ -146,11 +146,10 @@ func (c *Conn) lastOwnOnce(ctx context.Context, stream, subject string) (*lastMe
 	}
 }
 
-// askLast asks the leader of a stream for the sequence of the last message on a subject, 0 if there is none: by a
-// message that expects what cannot be, so that it is refused, and the refusal has the number (nats-server
-// server/stream.go and server/jetstream_batching.go, "last sequence by subject mismatch"). Nothing is stored,
-// replicated or forced to the disk. An error of class [ErrConflict] says that a message on the subject is being stored
-// at this moment.
+// askLast returns the sequence of the last message on a subject from the stream's leader; 0 if there is none. It sends
+// a message with an impossible expected sequence. The refusal contains the number (nats-server server/stream.go and
+// server/jetstream_batching.go, "last sequence by subject mismatch"). Nothing is stored, replicated or synced. An error
+// of class [ErrConflict] means that a message on the subject is being stored at the moment.
 func (c *Conn) askLast(ctx context.Context, stream, subject string) (uint64, error) {
 	seq, err := c.store(ctx, stream, &nats.Msg{Subject: subject,
 		Header: nats.Header{headerExpectedLast: {strconv.FormatUint(neverSeq, 10)}}})
@@ -165,12 +164,12 @@ func (c *Conn) askLast(ctx context.Context, stream, subject string) (uint64, err
 	_, text, _ := strings.Cut(api.Description, ": ")
 	last, bad := strconv.ParseUint(text, 10, 64)
 	if bad != nil {
-		return 0, fmt.Errorf("%w: the server does not say which message is the last: %q", ErrMismatch, api.Description)
+		return 0, fmt.Errorf("%w: the refusal has no last sequence: %q", ErrMismatch, api.Description)
 	}
 	return last, nil
 }
 
-// direct reads the last message on a subject from whichever replica answers, once.
+// direct reads the last message on a subject from any replica, once.
 func (c *Conn) direct(ctx context.Context, stream, subject string) (*lastMessage, error) {
 	reply, err := c.request(ctx, &nats.Msg{Subject: c.api + "DIRECT.GET." + stream + "." + subject})
 	if err != nil {
@@ -186,7 +185,7 @@ func (c *Conn) direct(ctx context.Context, stream, subject string) (*lastMessage
 	}
 }
 
-// readDirect reads an answer to a direct get (ADR-31).
+// readDirect decodes an answer to a direct get (ADR-31).
 func readDirect(m *nats.Msg) (*lastMessage, error) {
 	seq, err := strconv.ParseUint(m.Header.Get("Nats-Sequence"), 10, 64)
 	if err != nil {
@@ -202,7 +201,7 @@ func readDirect(m *nats.Msg) (*lastMessage, error) {
 	}}, nil
 }
 
-// noMessage is what the API says of a subject without messages.
+// noMessage returns the API's error for a subject without messages.
 func noMessage() error {
 	return &apiError{Code: http.StatusNotFound, ErrCode: codeNoMessage, Description: "no message found"}
 }

@@ -15,39 +15,40 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Epoch is when a stream was created, in nanoseconds since 1970 UTC: the name of one life of a stream. A stream
-// that was deleted and made again has another. Zero means none yet.
+// Epoch is the creation time of a stream, in nanoseconds since 1970 UTC. A stream that was deleted and recreated has a
+// different epoch. Zero: no epoch yet.
 type Epoch int64
 
-// Time is the epoch as a time, in UTC.
+// Time returns the epoch as a time in UTC.
 func (e Epoch) Time() time.Time { return time.Unix(0, int64(e)).UTC() }
 
-// String is the time in RFC 3339, with nanoseconds.
+// String returns the time in RFC 3339, with nanoseconds.
 func (e Epoch) String() string { return e.Time().Format(time.RFC3339Nano) }
 
-// LogConfig bounds the log. A zero field means: as it is, or the default for a stream that is created now.
+// LogConfig has the limits of the log. A zero field keeps the limit of an existing stream, and means the default for a
+// new stream.
 type LogConfig struct {
-	MaxBytes int64         // of each partition's stream; beyond it the oldest messages go
-	Usual    int64         // MaxBytes of a stream that is created now, if MaxBytes does not say; default 1 GiB
+	MaxBytes int64         // of each partition's stream; beyond it, the oldest messages are dropped
+	Usual    int64         // MaxBytes of a new stream if MaxBytes is 0; default 1 GiB
 	MaxAge   time.Duration // of a message; default 24 h
-	Replicas int           // 1, 3 or 5; default that of the namespace's record
+	Replicas int           // 1, 3 or 5; default: the replicas of the namespace's record
 }
 
-// StreamInfo is the state of one partition's stream, as its leader said.
+// StreamInfo is the state of a partition's stream, from its leader.
 type StreamInfo struct {
 	Partition events.Partition
 	Name      string
 	Epoch     Epoch
 	First     events.StreamSeq // first kept sequence; Last+1 if nothing is kept
-	Last      events.StreamSeq // last sequence ever given
-	Messages  uint64           // kept; less than Last-First+1 if there are holes
+	Last      events.StreamSeq // last assigned sequence
+	Messages  uint64           // stored; less than Last-First+1 if there are holes
 	Bytes     uint64
 	MaxBytes  int64
 	MaxAge    time.Duration
 	Replicas  int
-	maxMsg    int  // bytes of one message with headers; 0: the server's limit alone
-	atomic    bool // takes atomic batches
-	direct    bool // any replica may be asked for messages: publishers need it
+	maxMsg    int  // bytes of a message with headers; 0: only the server's limit
+	atomic    bool // accepts atomic batches
+	direct    bool // allows direct gets from any replica, which publishers need
 }
 
 // streamAnswer is the answer to STREAM.INFO, CREATE and UPDATE.
@@ -63,7 +64,7 @@ type streamAnswer struct {
 	} `json:"state"`
 	Total     int                    `json:"total"`
 	Cluster   *jetstream.ClusterInfo `json:"cluster"`
-	TimeStamp time.Time              `json:"ts"` // when the server answered, by its clock
+	TimeStamp time.Time              `json:"ts"` // time of the answer, by the server's clock
 }
 
 func (a *streamAnswer) epoch() Epoch { return Epoch(a.Created.UnixNano()) }
@@ -86,9 +87,9 @@ func (a *streamAnswer) info(p events.Partition) StreamInfo {
 	}
 }
 
-// EnsureStreams creates what is missing of the log and sets the limits that the configuration names. What
-// correctness rests on (file storage, limits retention, nothing that removes messages from the middle) is
-// demanded of streams that are there: a stream of another shape is an error that wraps [ErrMismatch].
+// EnsureStreams creates missing streams of the log and applies the limits of the configuration. Existing streams must
+// have the settings that correctness needs: file storage, limits retention, and no removal of messages from the middle.
+// Otherwise the error wraps [ErrMismatch].
 func (n *Namespace) EnsureStreams(ctx context.Context, cfg LogConfig) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(4)
@@ -121,7 +122,7 @@ func (n *Namespace) ensureStream(ctx context.Context, p events.Partition, cfg Lo
 	return n.c.ensure(ctx, want, func(there *jetstream.StreamConfig) error {
 		odd := oddLog(there, want.Subjects[0])
 		if len(odd) > 0 {
-			return fmt.Errorf("stream %s: %w: it has %q, with which events could be lost unseen", name, ErrMismatch,
+			return fmt.Errorf("stream %s: %w: it has %q, which could cause unnoticed losses of events", name, ErrMismatch,
 				odd)
 		}
 		there.MaxBytes = cmp.Or(cfg.MaxBytes, there.MaxBytes)
@@ -134,10 +135,11 @@ func (n *Namespace) ensureStream(ctx context.Context, p events.Partition, cfg Lo
 	})
 }
 
-// ensure creates a stream, or lets amend change the configuration of the one that is there and updates it if it did.
+// ensure creates a stream. If the stream exists, amend may change its configuration, and ensure updates it after a
+// change.
 func (c *Conn) ensure(ctx context.Context, want jetstream.StreamConfig,
 	amend func(there *jetstream.StreamConfig) error) error {
-	var refused time.Time // when the servers first had no room for all replicas
+	var refused time.Time // first refusal for lack of room for all replicas
 	for {
 		there, err := c.streamInfo(ctx, want.Name)
 		if err == nil {
@@ -155,7 +157,7 @@ func (c *Conn) ensure(ctx context.Context, want jetstream.StreamConfig,
 		}
 		switch codeOf(err) {
 		case codeStreamNameInUse:
-			continue // somebody else was faster, with other limits
+			continue // another client has created it with other limits
 		case codeNoPeers:
 		default:
 			return err
@@ -169,8 +171,8 @@ func (c *Conn) ensure(ctx context.Context, want jetstream.StreamConfig,
 	}
 }
 
-// formingCluster is how long a stream that the servers find no place for is asked for again: servers that have just
-// started count as offline until the others have heard them.
+// formingCluster is the longest time to repeat the creation of a stream without a place: servers that have just started
+// count as offline until the other servers have contacted them.
 const formingCluster = 30 * time.Second
 
 func (c *Conn) streamInfo(ctx context.Context, stream string) (*streamAnswer, error) {
@@ -179,23 +181,23 @@ func (c *Conn) streamInfo(ctx context.Context, stream string) (*streamAnswer, er
 	return &a, err
 }
 
-// infoOnce is streamInfo, once. The error is that of the server or of the connection, without an action.
+// infoOnce is a single attempt of streamInfo. The error is from the server or the connection, without an action.
 func (c *Conn) infoOnce(ctx context.Context, stream string) (a streamAnswer, err error) {
 	err = c.callOnce(ctx, "STREAM.INFO."+stream, nil, &a)
 	return a, err
 }
 
-// StreamInfo asks for the state of one partition's stream. It tries until there is an answer or the context ends.
+// StreamInfo returns the state of a partition's stream. It retries until an answer arrives or the context ends.
 func (n *Namespace) StreamInfo(ctx context.Context, p events.Partition) (StreamInfo, error) {
 	a, err := n.c.streamInfo(ctx, StreamName(n.name, p))
 	return a.info(p), err
 }
 
-// Purge removes all messages of a partition below keepFrom, which itself is kept. It may be done twice. All publishing
-// to the partition waits meanwhile (nats-server holds the stream's lock; tens of milliseconds for a million messages).
+// Purge removes all messages of a partition below keepFrom. A repeated purge is harmless. All publishers of the
+// partition wait meanwhile (nats-server holds the stream's lock; tens of milliseconds for a million messages).
 //
-// The stream must still be the one of the epoch, and keepFrom at most one beyond its last sequence (the server
-// would move the sequence forward otherwise): else nothing is removed and the error wraps [ErrMismatch].
+// The stream must have the epoch, and keepFrom must be at most one beyond its last sequence (otherwise the server would
+// advance the sequence). If not, nothing is removed and the error wraps [ErrMismatch].
 func (n *Namespace) Purge(ctx context.Context, p events.Partition, epoch Epoch, keepFrom events.StreamSeq) error {
 	action := fmt.Sprintf("purge partition %d below %d", p, keepFrom)
 	info, err := n.StreamInfo(ctx, p)
@@ -214,15 +216,15 @@ func (n *Namespace) Purge(ctx context.Context, p events.Partition, epoch Epoch, 
 	return n.c.call(ctx, action, "STREAM.PURGE."+info.Name, purgeArgs{Sequence: uint64(keepFrom)}, nil)
 }
 
-// Writable is nil if a partition's stream takes messages, as far as its server knows. After a write has failed, as on a
-// full disk, a stream takes nothing more until its server is started anew, and nothing else tells: a publish is not
-// answered. The error then wraps [ErrFull] and has the system's words. Nothing is written to find out.
+// Writable returns nil if a partition's stream accepts messages, by the server's report. After a failed write, as on a
+// full disk, a stream accepts nothing until the server is restarted. No other request shows this state: a publish gets
+// no answer. The error then wraps [ErrFull] and has the system's text. Writable writes nothing.
 func (n *Namespace) Writable(ctx context.Context, p events.Partition) error {
 	return n.c.writable(ctx, StreamName(n.name, p), nobodysSubject(n.name, p))
 }
 
-// writable has nothing be purged, which a stream that cannot be written refuses (nats-server server/filestore.go,
-// PurgeEx). nobody is a subject on which there never is a message.
+// writable purges nobody, a subject without messages. A stream in the failed state refuses a purge (nats-server
+// server/filestore.go, PurgeEx).
 func (c *Conn) writable(ctx context.Context, stream, nobody string) error {
 	action := "write to stream " + stream
 	err := c.call(ctx, action, "STREAM.PURGE."+stream, purgeArgs{Subject: nobody}, nil)

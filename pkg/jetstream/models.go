@@ -15,28 +15,28 @@ import (
 
 // ModelHooks are called from the goroutines of [Models.Run]. Each may be nil. They must not block.
 type ModelHooks struct {
-	Changed  func()                      // a model was registered or forgotten
-	Bad      func(key string, err error) // a record that cannot be read; what was known of the model stays
-	Restored func(err error)             // the namespace's record was lost (err says how), and is written again
-	Failed   func(err error)             // the namespace's record is lost, and could not be written again yet
+	Changed  func()                      // a model was registered or removed
+	Bad      func(key string, err error) // an unreadable record; the last known size of the model stays
+	Restored func(err error)             // the namespace's record was lost for reason err, and is written
+	Failed   func(err error)             // the namespace's record is lost, and the write failed
 }
 
-// Models keeps the registered block sizes of a namespace's models current, and the namespace's record readable: its
-// owner knows the number of partitions. It is for indexers. Its methods may be called from any goroutine.
+// Models keeps the block sizes of a namespace's models current, and repairs the namespace's record: its owner has the
+// number of partitions. It is for indexers. Its methods may be called from any goroutine.
 type Models struct {
 	ns    *Namespace
 	hooks ModelHooks
 	sizes atomic.Pointer[map[string]uint32] // tokens in a block, by model
 	lost  chan struct{}                     // the namespace's record may be lost
-	bad   chan Entry                        // a model's record that cannot be read, to be erased
+	bad   chan Entry                        // an unreadable record of a model, to be erased
 
-	current     chan struct{} // closed once all that is registered is known
+	current     chan struct{} // closed once all records have been read
 	currentOnce sync.Once
 
-	fresh map[string]bool // keys seen since the watch began anew; nil: all are known. Watch's goroutine owns it
+	fresh map[string]bool // keys since the watch's restart; nil: all read. Watch's goroutine owns it
 }
 
-// NewModels returns what Run fills.
+// NewModels returns an empty Models. Run fills it.
 func NewModels(ns *Namespace, h ModelHooks) *Models {
 	hooks.Fill(&h)
 	m := &Models{ns: ns, hooks: h, lost: make(chan struct{}, 1), bad: make(chan Entry, 16), current: make(chan struct{})}
@@ -44,10 +44,10 @@ func NewModels(ns *Namespace, h ModelHooks) *Models {
 	return m
 }
 
-// BlockSize returns the registered block size of a model, in tokens; 0 if none is registered or known.
+// BlockSize returns the registered block size of a model in tokens; 0 if the model is unknown.
 func (m *Models) BlockSize(model string) uint32 { return (*m.sizes.Load())[model] }
 
-// Await waits until all that is registered is known, or ctx ends.
+// Await waits until all records have been read, or ctx ends.
 func (m *Models) Await(ctx context.Context) {
 	select {
 	case <-m.current:
@@ -55,7 +55,7 @@ func (m *Models) Await(ctx context.Context) {
 	}
 }
 
-// Run watches until ctx ends.
+// Run watches the bucket until ctx ends.
 func (m *Models) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	all.Go(func() { m.ns.meta.Watch(ctx, m.observe) })
@@ -65,7 +65,7 @@ func (m *Models) Run(ctx context.Context) {
 
 func (m *Models) observe(u Watched) {
 	if u.Err != nil {
-		return // the watch goes on by itself; what is known stays
+		return // the watch resumes by itself; known sizes stay
 	}
 	if u.Anew {
 		m.fresh = map[string]bool{}
@@ -93,7 +93,7 @@ func (m *Models) observe(u Watched) {
 	}
 }
 
-// see updates the block sizes by one entry of the bucket.
+// see updates the block sizes by an entry of the bucket.
 func (m *Models) see(sizes map[string]uint32, e *Entry) {
 	if m.fresh != nil && !e.Deleted {
 		m.fresh[e.Key] = true
@@ -119,7 +119,7 @@ func (m *Models) see(sizes map[string]uint32, e *Entry) {
 			m.hooks.Bad(e.Key, err)
 			select {
 			case m.bad <- *e:
-			default: // the next one that starts sees it
+			default: // the next start of an indexer finds it again
 			}
 			return
 		}
@@ -127,12 +127,12 @@ func (m *Models) see(sizes map[string]uint32, e *Entry) {
 	}
 }
 
-// keepRecord writes the namespace's record again when it is lost.
+// keepRecord writes the namespace's record again after a loss.
 func (m *Models) keepRecord(ctx context.Context) {
 	for {
 		select {
 		case <-m.lost:
-		case e := <-m.bad: // shims may not replace it; the next one registers the model anew
+		case e := <-m.bad: // shims may not replace it; the next shim registers the model again
 			if err := m.ns.meta.Erase(ctx, e.Key, e.Revision); err != nil && ctx.Err() == nil {
 				m.hooks.Failed(err)
 			}
@@ -158,7 +158,7 @@ func (m *Models) keepRecord(ctx context.Context) {
 	}
 }
 
-// restore writes the namespace's record if it is lost, and returns how it was.
+// restore writes the namespace's record if it is lost. It returns the reason of the loss.
 func (m *Models) restore(ctx context.Context) (lost, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -174,7 +174,7 @@ func (m *Models) restore(ctx context.Context) (lost, err error) {
 		}
 	}
 	if err = m.ns.meta.writeRecord(ctx, m.ns.partitions, entry.Revision); errors.Is(err, ErrConflict) {
-		return nil, nil // another node was faster
+		return nil, nil // another node has written it
 	}
 	return lost, err
 }

@@ -81,7 +81,7 @@ func TestModelsAreWatched(t *testing.T) {
 	until("m", 64)
 }
 
-// TestRecordIsKept: a node that runs writes the namespace's record again, however it was lost.
+// TestRecordIsKept: a running node writes the namespace's record again after every kind of loss.
 func TestRecordIsKept(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
@@ -111,7 +111,7 @@ func TestRecordIsKept(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, ns, err)
 		}
 	}
-	// Erased without a mark while nobody watched: the next watch finds that it is missing.
+	// Erased without a marker while no watch ran: the next watch detects the loss.
 	if err := w.ns.meta.Erase(w.ctx, namespaceKey, revision()); err != nil {
 		t.Fatal(err)
 	}
@@ -121,8 +121,8 @@ func TestRecordIsKept(t *testing.T) {
 	}
 }
 
-// TestModelsAreRegisteredOnce: the server lets nobody replace or delete a model's record, also in buckets of earlier
-// releases with their delete markers. Only a node, which may erase it, has a model forgotten.
+// TestModelsAreRegisteredOnce: the server refuses to replace or delete a model's record, also in buckets of earlier
+// releases with delete markers. Only a node can erase the record.
 func TestModelsAreRegisteredOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -168,7 +168,7 @@ func TestModelsAreRegisteredOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := w.ns.RegisterModel(w.ctx, Model{model, 32}); err != nil {
-				t.Errorf("%s, after it was forgotten: %v", model, err)
+				t.Errorf("%s, after ForgetModel: %v", model, err)
 			}
 		}
 	}

@@ -14,42 +14,43 @@ import (
 
 const namespaceVersion = 1
 
-// How many partitions a new namespace has if nothing else is said, and how many one can have.
+// DefaultPartitions is the number of partitions of a new namespace. MaxPartitions is the largest number.
 const (
 	DefaultPartitions = 8
 	MaxPartitions     = 1024
 )
 
-// namespaceRecord is what the meta bucket keeps under "namespace": JSON, for people too.
+// namespaceRecord is the value of "namespace" in the meta bucket, as readable JSON.
 type namespaceRecord struct {
 	Version    int       `json:"version"`
 	Partitions uint32    `json:"partitions"`
 	Created    time.Time `json:"created"`
 }
 
-// Model is what the workers of one model agree on.
+// Model is the common setting of a model's workers.
 type Model struct {
 	Name      string `json:"model"`
 	BlockSize uint32 `json:"block_size"` // tokens
 }
 
-// NamespaceConfig is for the indexer that may be the first in a namespace.
+// NamespaceConfig configures JoinNamespace, which may create the namespace.
 type NamespaceConfig struct {
 	Name string // see [CheckNamespace]
 
-	// Partitions is how many the log shall have, for ever. Zero takes what is there, or 8 in a new namespace.
+	// Partitions is the number of the log's partitions, which never changes. Zero keeps the existing number, or means 8
+	// in a new namespace.
 	Partitions uint32
 
-	// Replicas of the namespace's record: 1, 3 or 5, and the default for streams and buckets. Zero leaves what is
-	// there, or 1 in a new namespace.
+	// Replicas of the namespace's record: 1, 3 or 5, and the default for streams and buckets. Zero keeps the existing
+	// number, or means 1 in a new namespace.
 	Replicas int
 
-	// Restore writes the namespace's record again if it is missing or unreadable. The number of partitions is the
-	// number of the log's streams. Without Restore such a namespace is a [RecordError].
+	// Restore writes the namespace's record again if it is missing or unreadable. The number of partitions is then the
+	// number of the log's streams. Without Restore, such a namespace is a [RecordError].
 	Restore bool
 }
 
-// Namespace is one deployment's world on a connection. Its methods may be called from any goroutine.
+// Namespace is a deployment's set of streams and buckets on a connection. Its methods may be called from any goroutine.
 type Namespace struct {
 	c          *Conn
 	name       string
@@ -58,15 +59,15 @@ type Namespace struct {
 	meta       *Bucket
 }
 
-// JoinNamespace creates the namespace if nobody has, by compare-and-set: of several indexers that start at once one
-// creates and all see the same. It is for indexers.
+// JoinNamespace creates the namespace by compare-and-set if there is none. Indexers that start at once use the
+// namespace of the first one. Only indexers call it.
 //
-// A namespace is new only if its log has no streams. If streams exist and the record is missing or unreadable, the
+// A namespace is new only if the log has no streams. If streams exist and the record is missing or unreadable, the
 // error is a [RecordError]: a new record could have another number of partitions than the log.
 //
-// The server must take messages that have room for the largest value of a bucket, as it does by default; else the error
-// wraps [ErrTooLarge] and names both sizes and the setting. If the namespace has another number of partitions than the
-// configuration asks for, the error wraps [ErrMismatch] and names both.
+// The server must accept messages with room for the largest value of a bucket, as by default. Otherwise the error wraps
+// [ErrTooLarge], with both sizes and the setting. If the namespace has another number of partitions than the
+// configuration, the error wraps [ErrMismatch] and has both numbers.
 func JoinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespace, error) {
 	if err := CheckNamespace(cfg.Name); err != nil {
 		return nil, fmt.Errorf("join: %w", err)
@@ -100,7 +101,7 @@ func joinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespac
 		}
 		ns, err = readNamespace(ctx, meta, cfg.Name)
 		for tries := 0; errors.Is(err, ErrNotFound) && tries < 20 && loop.Wait(ctx, 100*time.Millisecond); tries++ {
-			// it is there; a server that has not heard of the bucket has answered
+			// it exists; the answering server had not received the bucket yet
 			ns, err = readNamespace(ctx, meta, cfg.Name)
 		}
 	}
@@ -108,7 +109,7 @@ func joinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespac
 		return nil, err
 	}
 	if cfg.Partitions != 0 && cfg.Partitions != ns.partitions {
-		return nil, fmt.Errorf("%w: it was created with %d partitions and %d are asked for; the number cannot change",
+		return nil, fmt.Errorf("%w: it was created with %d partitions, and %d are configured; the number cannot change",
 			ErrMismatch, ns.partitions, cfg.Partitions)
 	}
 	there, err := c.streamInfo(ctx, meta.stream)
@@ -119,8 +120,8 @@ func joinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespac
 	return ns, nil
 }
 
-// OpenNamespace reads a namespace that an indexer has created. It is for shims and clients: it creates nothing.
-// If there is none, the error wraps [ErrNoNamespace]. If its record is unreadable, the error wraps [ErrBadRecord].
+// OpenNamespace opens an existing namespace, for shims and clients. If there is none, the error wraps [ErrNoNamespace].
+// If its record is unreadable, the error wraps [ErrBadRecord].
 func OpenNamespace(ctx context.Context, c *Conn, name string) (*Namespace, error) {
 	if err := CheckNamespace(name); err != nil {
 		return nil, fmt.Errorf("open: %w", err)
@@ -129,7 +130,7 @@ func OpenNamespace(ctx context.Context, c *Conn, name string) (*Namespace, error
 	if errors.Is(err, ErrNotFound) {
 		err = fmt.Errorf("%w: start an indexer first (%w)", ErrNoNamespace, err)
 	} else if errors.Is(err, ErrBadRecord) {
-		err = fmt.Errorf("%w; start an indexer with --restore-namespace, which writes it again", err)
+		err = fmt.Errorf("%w; start an indexer with --restore-namespace to write it again", err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open namespace %s: %w", name, err)
@@ -149,21 +150,21 @@ func readNamespace(ctx context.Context, meta *Bucket, name string) (*Namespace, 
 	return &Namespace{c: meta.c, name: name, partitions: rec.Partitions, replicas: 1, meta: meta}, nil
 }
 
-// Name is the namespace's name.
+// Name returns the namespace's name.
 func (n *Namespace) Name() string { return n.name }
 
-// Partitions is how many partitions the log has.
+// Partitions returns the number of the log's partitions.
 func (n *Namespace) Partitions() uint32 { return n.partitions }
 
-// Conn is the connection on which the namespace was opened.
+// Conn returns the connection of the namespace.
 func (n *Namespace) Conn() *Conn { return n.c }
 
-// PartitionOf is the partition of an instance in this namespace.
+// PartitionOf returns the partition of an instance in this namespace.
 func (n *Namespace) PartitionOf(instance events.WorkerID) (events.Partition, error) {
 	return PartitionOf(instance, n.partitions)
 }
 
-// WorkerKey is the key of one (worker, rank) in the bucket of workers.
+// WorkerKey returns the key of a rank in the bucket of workers.
 func (n *Namespace) WorkerKey(key events.RankKey) (string, error) {
 	p, err := n.PartitionOf(key.Instance)
 	if err != nil {
@@ -172,8 +173,8 @@ func (n *Namespace) WorkerKey(key events.RankKey) (string, error) {
 	return WorkerKey(p, key)
 }
 
-// RegisterModel says that a worker serves a model with a block size. The first one decides, until
-// [Namespace.ForgetModel]; who differs gets an error that wraps [ErrMismatch] and names both sizes.
+// RegisterModel registers the block size of a model. The first registration decides, until [Namespace.ForgetModel]. A
+// different block size returns an error that wraps [ErrMismatch] and has both sizes.
 func (n *Namespace) RegisterModel(ctx context.Context, m Model) error {
 	if err := n.registerModel(ctx, m); err != nil {
 		return fmt.Errorf("register model %.64q: %w", m.Name, err)
@@ -198,7 +199,7 @@ func (n *Namespace) registerModel(ctx context.Context, m Model) error {
 		return err
 	}
 	there, revision, err := n.readModel(ctx, key)
-	if errors.Is(err, errBadModel) { // nobody can use it: it is written again
+	if errors.Is(err, errBadModel) { // the record is useless to all readers: write it again
 		err = n.meta.replace(ctx, key, text, revision)
 		if !errors.Is(err, ErrConflict) {
 			return err
@@ -212,7 +213,7 @@ func (n *Namespace) registerModel(ctx context.Context, m Model) error {
 	return err
 }
 
-// Model is what was registered for a model; [ErrNotFound] if nothing was.
+// Model returns the registration of a model. It returns [ErrNotFound] if there is none.
 func (n *Namespace) Model(ctx context.Context, name string) (Model, error) {
 	key, err := modelKey(name)
 	if err != nil {
@@ -222,9 +223,9 @@ func (n *Namespace) Model(ctx context.Context, name string) (Model, error) {
 	return m, err
 }
 
-// ForgetModel removes what was registered for a model, so that the next worker decides anew; [ErrNotFound] if nothing
-// was. A record that cannot be read is removed too. Whether a worker still serves the model is for the caller to know.
-// Two workers that register it meanwhile, one before and one after, may differ.
+// ForgetModel removes the registration of a model, so that the next worker decides again. The error is [ErrNotFound] if
+// there is none. An unreadable record is removed too. The caller must check that no worker still serves the model. Two
+// workers that register meanwhile, before and after the removal, may differ.
 func (n *Namespace) ForgetModel(ctx context.Context, name string) (Model, error) {
 	key, err := modelKey(name)
 	if err != nil {
@@ -243,7 +244,7 @@ func (n *Namespace) ForgetModel(ctx context.Context, name string) (Model, error)
 	return m, nil
 }
 
-// announceForgotten writes a record that watchers of models see: they do not see that one was erased.
+// announceForgotten writes a record for watchers of models, which do not receive an erased record.
 func (n *Namespace) announceForgotten(ctx context.Context, model string) error {
 	key, err := forgottenKey(model)
 	if err != nil {
@@ -260,7 +261,7 @@ func (n *Namespace) announceForgotten(ctx context.Context, model string) error {
 	return n.meta.replace(ctx, key, text, entry.Revision)
 }
 
-// readModel reads the record of a model. With an error that wraps errBadModel it returns the record's revision too.
+// readModel reads the record of a model. It returns the record's revision also with an error that wraps errBadModel.
 func (n *Namespace) readModel(ctx context.Context, key string) (m Model, revision uint64, err error) {
 	entry, err := n.meta.Latest(ctx, key)
 	if err != nil {
@@ -272,17 +273,17 @@ func (n *Namespace) readModel(ctx context.Context, key string) (m Model, revisio
 	return m, entry.Revision, err
 }
 
-// errBadModel: the record of a model cannot be read. A shim of the model writes it again when it starts.
+// errBadModel: the record of a model is unreadable. A shim of the model writes it again at its start.
 var errBadModel = errors.New("the model's record cannot be read")
 
-// parseModel reads the record of a model under its key. The error wraps errBadModel.
+// parseModel decodes the record of a model under its key. The error wraps errBadModel.
 func parseModel(key string, text []byte) (m Model, err error) {
 	name, ok := parseModelKey(key)
 	switch err := strictjson.Unmarshal(text, &m); {
 	case err != nil:
 		return Model{}, fmt.Errorf("%w: %w", errBadModel, err)
 	case !ok || m.Name != name:
-		return Model{}, fmt.Errorf("%w: it names the model %.64q", errBadModel, m.Name)
+		return Model{}, fmt.Errorf("%w: it is of the model %.64q", errBadModel, m.Name)
 	case m.BlockSize == 0 || m.BlockSize > events.MaxBlockSize:
 		return Model{}, fmt.Errorf("%w: its block size is %d", errBadModel, m.BlockSize)
 	}

@@ -15,7 +15,7 @@ func TestNamespace(t *testing.T) {
 	s := startServer(t, dir, "")
 	c := connect(t, ConnOptions{Server: s})
 	if _, err := OpenNamespace(ctx, c, "prod"); !errors.Is(err, ErrNoNamespace) {
-		t.Fatalf("opened what is not there: %v", err)
+		t.Fatalf("opened a missing namespace: %v", err)
 	}
 	ns, err := JoinNamespace(ctx, c, NamespaceConfig{Name: "prod", Partitions: 5})
 	if err != nil || ns.Partitions() != 5 || ns.Name() != "prod" {
@@ -57,7 +57,8 @@ func TestNamespace(t *testing.T) {
 	}
 }
 
-// TestNamespaceRace: of indexers that start at once with different wishes one creates, and the others are told.
+// TestNamespaceRace: of indexers that start at once with different numbers of partitions, one creates the namespace,
+// and the others get an error.
 func TestNamespaceRace(t *testing.T) {
 	t.Parallel()
 	c := connect(t, ConnOptions{Server: startServer(t, t.TempDir(), "")})
@@ -75,7 +76,7 @@ func TestNamespaceRace(t *testing.T) {
 	}
 	for i, err := range errs {
 		if won := uint32(1+i) == ns.Partitions(); won != (err == nil) || !won && !errors.Is(err, ErrMismatch) {
-			t.Errorf("asked for %d, there are %d: %v", 1+i, ns.Partitions(), err)
+			t.Errorf("wanted %d, there are %d: %v", 1+i, ns.Partitions(), err)
 		}
 	}
 }
@@ -204,7 +205,7 @@ func TestEnsureStreams(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// A stream of another shape, with which events could be lost unseen.
+	// A stream with settings that could cause unnoticed losses of events.
 	w.deleteStream()
 	for _, odd := range []map[string]any{
 		{"retention": "workqueue"}, {"storage": "memory"}, {"max_msgs_per_subject": 1}, {"discard": "new",
@@ -250,7 +251,7 @@ func TestPurge(t *testing.T) {
 			t.Fatalf("%+v", info)
 		}
 	}
-	w.purge(20) // below the first: nothing
+	w.purge(20) // below the first message: no effect
 	w.purge(101)
 	if info := w.info(); info.First != 101 || info.Last != 100 || info.Messages != 0 {
 		t.Fatalf("%+v", info)

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// TestNodesBucket writes, and reads all at once.
+// TestNodesBucket writes values, and reads all at once.
 func TestNodesBucket(t *testing.T) {
 	w := newWorld(t, 1)
 	b, err := w.ns.EnsureNodes(w.ctx, time.Hour)

@@ -11,8 +11,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestOwnLastMessage reads the last message on a subject by asking with a message that is refused, and compares it with
-// what the leader hands over. Nothing is stored by asking.
+// TestOwnLastMessage reads the last message on a subject by a refused message, and compares it with the leader's
+// message. The refused message is not stored.
 func TestOwnLastMessage(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -43,7 +43,7 @@ func TestOwnLastMessage(t *testing.T) {
 	}
 	same()
 	other := w.publisher(events.RankKey{Instance: "w2"})
-	w.publish(other, 1, 3) // the stream goes on, the subject has none
+	w.publish(other, 1, 3) // the stream has further messages, the subject has none
 	same()
 	rng := rand.New(rand.NewPCG(1, 2))
 	next := 1
@@ -60,8 +60,8 @@ func TestOwnLastMessage(t *testing.T) {
 	}
 }
 
-// TestOwnWithoutDirectGets: a stream that somebody made without them is named, with what is missing, and a node mends
-// it.
+// TestOwnWithoutDirectGets: the error for a foreign stream without direct gets names the missing setting, and a node
+// corrects it.
 func TestOwnWithoutDirectGets(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -83,8 +83,8 @@ func TestOwnWithoutDirectGets(t *testing.T) {
 	w.publish(w.publisher(w1), 1, 1)
 }
 
-// ownIsNeverOld publishes, and at once has somebody on each server read the last message: it must be that of the last
-// acknowledgement, while leaders change. It tells how long reading took.
+// ownIsNeverOld publishes, and reads the last message through each server at once: it must be the message of the last
+// acknowledgement, while leaders change. It returns the times of the reads.
 func (w *world) ownIsNeverOld(cl *cluster, rounds int) (took []time.Duration) {
 	w.t.Helper()
 	p := w.publisher(w1)

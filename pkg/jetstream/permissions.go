@@ -8,17 +8,17 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Role names a kind of NATS user.
+// Role is a kind of NATS user.
 type Role string
 
-// The roles. Each has a NATS account of its own; each shim, pool and store too. See [Account].
+// The roles. Each has a separate NATS account, and so has each shim, pool and store. See [Account].
 const (
 	RoleNode     Role = "node"     // an indexer node
 	RoleReader   Role = "reader"   // queries
 	RoleRouter   Role = "router"   // queries, choices, bookings
 	RoleOperator Role = "operator" // queries, changes of workers
 	RoleShim     Role = "shim"     // the shim of one worker
-	RolePool     Role = "pool"     // shims that trust each other, of any worker
+	RolePool     Role = "pool"     // shims of any workers that trust each other
 	RoleStore    Role = "store"    // the shim of a shared store
 )
 
@@ -27,25 +27,27 @@ type Grant struct {
 	Role Role
 	User string // a name for people, unique in the namespace
 
-	// Inbox is the first token of the user's reply subjects; its connections must use it ([ConnOptions.InboxPrefix]).
+	// Inbox is the first token of the user's reply subjects. Its connections must use it ([ConnOptions.InboxPrefix]).
 	Inbox string
 
-	// Requests are subjects that the user publishes to and that nodes or JetStream serve. A user outside the nodes'
-	// account imports each of them as a service: the server then replaces the reply subject by one of its own.
+	// Requests are subjects on which the user publishes requests to nodes or JetStream. A user outside the nodes'
+	// account imports the subjects as services: the server then replaces the reply subject of a request by a subject of
+	// the server.
 	Requests []string
 
-	// Hears are subjects of the nodes' account that the user subscribes to; it imports each of them as a stream.
+	// Hears are subjects of the nodes' account to which the user subscribes. The user's account imports them as
+	// streams.
 	Hears []string
 
 	// Publish and Subscribe are further subjects, within the user's own account.
 	Publish   []string
 	Subscribe []string
 
-	// Respond lets the user publish one reply on the reply subject of each request that it receives.
+	// Respond lets the user publish one reply on the reply subject of a received request.
 	Respond bool
 }
 
-// ReplyWithin is how long a user with [Grant.Respond] may take for a reply.
+// ReplyWithin is the longest time for a reply of a user with [Grant.Respond].
 const ReplyWithin = 5 * time.Minute
 
 // AllowPublish returns the complete publish allow list.
@@ -59,7 +61,7 @@ func (g *Grant) AllowSubscribe() []string {
 }
 
 // NodeGrant is for indexer nodes: the whole namespace, and JetStream in their account. Only nodes are in that account,
-// so requests from elsewhere have reply subjects of the server's making.
+// so requests from other accounts have reply subjects of the server.
 func NodeGrant(ns string) Grant {
 	g := Grant{Role: RoleNode, User: string(RoleNode), Inbox: "_INBOX_node", Respond: true}
 	g.Publish = []string{"$JS.API.>", subjectRoot + ns + ".>", userInfo, responses + ">", g.Inbox + ".>",
@@ -71,7 +73,7 @@ func NodeGrant(ns string) Grant {
 	return g
 }
 
-// userInfo is where the server tells a user its account and permissions.
+// userInfo is the subject of a request for a user's account and permissions.
 const userInfo = "$SYS.REQ.USER.INFO"
 
 // discovery covers the subjects of NATS service discovery (ADR-32).
@@ -82,16 +84,16 @@ func ReaderGrant(ns string) Grant {
 	return askerGrant(ns, RoleReader, api.AccessRead)
 }
 
-// RouterGrant is for programs that choose workers, book requests on them, end these, and report how full engines are:
-// a reader's rights and these.
+// RouterGrant is for programs that choose workers, book and end requests, and report the used memory of engines. It
+// includes a reader's rights.
 func RouterGrant(ns string) Grant {
 	g := askerGrant(ns, RoleRouter, api.AccessRead, api.AccessRoute)
 	g.Requests = append(g.Requests, subjectRoot+ns+".dynamo.*.generate", subjectRoot+ns+".dynamo.*.select")
 	return g
 }
 
-// OperatorGrant is for changing, draining, registering and removing workers, and for listing services: a reader's
-// rights and these.
+// OperatorGrant is for programs that change, drain, register and remove workers, and list services. It includes a
+// reader's rights.
 func OperatorGrant(ns string) Grant {
 	g := askerGrant(ns, RoleOperator, api.AccessRead, api.AccessOperate)
 	for _, verb := range []string{"PING", "INFO", "STATS"} {
@@ -100,7 +102,7 @@ func OperatorGrant(ns string) Grant {
 	return g
 }
 
-// Named returns the grant for a further user of the same role, who has an account and an inbox of its own: users of one
+// Named returns the grant for a further user of the same role with a separate account and inbox, since users of one
 // account can read each other's replies.
 func (g Grant) Named(name string) (Grant, error) {
 	token, err := EscapeToken(name)
@@ -112,7 +114,7 @@ func (g Grant) Named(name string) (Grant, error) {
 	return g, nil
 }
 
-// askerGrant is for clients of nodes: it lists the granted operations of each of the accesses.
+// askerGrant is for clients of nodes: it has the granted operations of the accesses.
 func askerGrant(ns string, role Role, accesses ...api.Access) Grant {
 	g := Grant{Role: role, User: string(role), Inbox: InboxRoot + "_" + string(role)}
 	for _, access := range accesses {
@@ -125,7 +127,7 @@ func askerGrant(ns string, role Role, accesses ...api.Access) Grant {
 	return g
 }
 
-// natsAccess returns the access of an operation over NATS. A NATS user who may register workers may operate too.
+// natsAccess returns the access of an operation over NATS. A NATS user with AccessRegister has AccessOperate too.
 func natsAccess(o *api.Operation) api.Access {
 	for _, access := range []api.Access{api.AccessRead, api.AccessRoute} {
 		if o.Access&access != 0 {
@@ -135,9 +137,9 @@ func natsAccess(o *api.Operation) api.Access {
 	return api.AccessOperate
 }
 
-// ShimGrant is for the shim of one worker, with any ranks; partitions is the namespace's. The shim may publish this
-// worker's events, its lease and how full it is, answer for it, and read the last event and lease. It may register the
-// models alone, or any model if there are none.
+// ShimGrant is for the shim of one worker, with any ranks, in a namespace with this number of partitions. The shim may
+// publish the worker's events, lease and used memory, answer requests for the worker, and read the last event and
+// lease. The shim may register these models only, or any model if there are none.
 func ShimGrant(ns string, partitions uint32, instance events.WorkerID, models ...string) (Grant, error) {
 	token, err := EscapeToken(string(instance))
 	if err != nil {
@@ -146,8 +148,8 @@ func ShimGrant(ns string, partitions uint32, instance events.WorkerID, models ..
 	return shimGrant(ns, RoleShim, "shim-"+token, token, []events.Partition{partitionOfToken(token, partitions)}, models)
 }
 
-// PoolGrant is for shims of any worker that trust each other, where workers come and go too often for a key each. An
-// empty pool is the default one, of the user "shim", which may stand for shared stores too.
+// PoolGrant is for shims of any workers with mutual trust, in fleets with too many changes for separate keys. An empty
+// pool is the default pool of the user "shim", which may also serve shared stores.
 func PoolGrant(ns string, partitions uint32, pool string, models ...string) (Grant, error) {
 	all := make([]events.Partition, partitions)
 	for i := range all {
@@ -168,10 +170,10 @@ func PoolGrant(ns string, partitions uint32, pool string, models ...string) (Gra
 	return g, err
 }
 
-// directGet begins the subjects of direct gets; the stream's name and the subject whose last message is wanted follow.
+// directGet begins the subjects of direct gets. The stream's name and the subject of the message follow.
 const directGet = "$JS.API.DIRECT.GET."
 
-// shimGrant is for shims of the worker with this token, or of all if it is "*".
+// shimGrant is for shims of the worker with this token, or of all workers if the token is "*".
 func shimGrant(
 	ns string, role Role, user, token string, partitions []events.Partition, models []string,
 ) (Grant, error) {
@@ -207,20 +209,20 @@ func shimGrant(
 	}
 	control := subjectRoot + ns + ".ctl." + ranks
 	g.Hears = append(g.Hears, control)
-	// A shim looks for another shim of its rank, and is looked for, within its account.
+	// A shim and a second shim of the rank find each other within their account.
 	g.Publish = []string{control, g.Inbox + ".>"}
 	g.Subscribe = []string{answerPrefix(ns) + ranks + ".*", discovery}
 	return g, nil
 }
 
-// StoreGrant is for the shim of one shared store, whose master has this HTTP address. The shim may pass on what the
-// master publishes, may report that it does not hear the master, and reads nothing.
+// StoreGrant is for the shim of a shared store with a master at this HTTP address. The shim may forward the master's
+// events and report missing events. Reads are not granted.
 func StoreGrant(ns, store string) (Grant, error) {
 	subject, err := StoreSubject(ns, store)
 	if err != nil {
 		return Grant{}, err
 	}
-	token, _ := EscapeToken(store) // StoreSubject has checked it
+	token, _ := EscapeToken(store) // no error: StoreSubject has checked it
 	user := "store-" + token
 	return Grant{Role: RoleStore, User: user, Inbox: "_INBOX_" + user, Requests: []string{subject,
 		subject + storeSource}}, nil

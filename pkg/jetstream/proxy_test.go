@@ -7,13 +7,13 @@ import (
 	"testing"
 )
 
-// proxy is a TCP connection that can be cut, or become deaf in one direction, at a chosen byte.
+// proxy is a TCP connection that can be cut, or drop the bytes of one direction, at a chosen byte.
 type proxy struct {
 	l      net.Listener
 	target string
-	deaf   atomic.Bool  // what the server says is swallowed
-	budget atomic.Int64 // bytes from the client until spent is called; negative: no end
-	spent  func()       // set before the budget; default: everything is cut
+	deaf   atomic.Bool  // drops the server's bytes
+	budget atomic.Int64 // bytes from the client until spent is called; negative: unlimited
+	spent  func()       // set before the budget; default: cut
 
 	mu    sync.Mutex
 	conns map[net.Conn]struct{}
@@ -75,7 +75,7 @@ func (p *proxy) pipe(to, from net.Conn, up bool) {
 				if int64(n) < left {
 					p.budget.Add(-int64(n))
 				} else {
-					_, _ = to.Write(b[:left]) // if it fails, so does what follows
+					_, _ = to.Write(b[:left]) // after a failure, later writes fail too
 					b = b[left:]
 					p.budget.Store(-1)
 					p.spent()

@@ -19,61 +19,59 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// headerRoom is what a limit on messages leaves for our headers.
+// headerRoom is the part of a message's limit that is reserved for our headers.
 const headerRoom = 512
 
-// ErrLost: the log no longer has a message that it acknowledged to this publisher (stream made anew, restored
-// from a backup, tail lost in a crash). The shim must open a publisher again and publish a clear. Returned by
-// [Publisher.Publish].
-var ErrLost = errors.New("the log lost what it had acknowledged")
+// ErrLost: the log has lost a message that was acknowledged to this publisher (the stream was recreated, restored from
+// a backup, or truncated by a crash). The shim must open a new publisher and publish a clear. [Publisher.Publish]
+// returns ErrLost.
+var ErrLost = errors.New("the log lost acknowledged messages")
 
-// PublisherOptions say what Publish does about attempts that fail.
+// PublisherOptions configure the handling of failed attempts in Publish.
 type PublisherOptions struct {
-	Retry func(err error) // called from within Publish: an attempt failed and will be made again; may be nil
+	Retry func(err error) // called within Publish before the retry of a failed attempt; may be nil
 
-	// Persist has an attempt made again that the server refused ([ErrFull], [ErrDenied] and what has no class), until
-	// the context ends. Else Publish returns the refusal.
+	// Persist retries attempts that the server refused ([ErrFull], [ErrDenied] and errors without a class) until the
+	// context ends. Otherwise Publish returns the refusal.
 	Persist bool
 
-	// Crowded is called from within Publish with an error that wraps [ErrCrowded] each time the server refuses a batch
-	// because too many are open, and with nil when it accepts one again. Meanwhile messages go one by one. It may be
-	// nil.
+	// Crowded is called within Publish. The error wraps [ErrCrowded] after each refusal of a batch because of too many
+	// open batches, and is nil after the next accepted batch. Meanwhile messages go one by one. nil disables the hook.
 	Crowded func(err error)
 }
 
-// Publisher appends the messages of one (worker, rank) to the log, each acknowledged, in order, with nothing of
-// anybody else in between. Its methods may be called from any goroutine; one Publish runs at a time.
+// Publisher appends the messages of a (worker, rank) to the log, acknowledged and in order, without messages of other
+// publishers in between. The methods may be called from any goroutine. Publish calls run one at a time.
 //
-// A second publisher on the same subject is found out by the sequence that each expects the last message to
-// have: the one that comes second gets an error that wraps [ErrConflict] and is of no use from then on
-// (fenced). Who opened last is not who wins: who publishes first is.
+// The expected sequence of the last message detects a second publisher on the same subject. The slower publisher gets
+// an error that wraps [ErrConflict] and is useless from then on (fenced). The first Publish wins, not the last open.
 type Publisher struct {
 	c       *Conn
 	p       events.Partition
 	subject string
 	stream  string
-	id      string // ours among all publishers that ever were
+	id      string // unique among all publishers of all times
 	o       PublisherOptions
-	found   Message          // what was last on the subject when it was opened; Seq 0 if nothing was
-	first   events.StreamSeq // of the stream, then
+	found   Message          // last message on the subject at the open; Seq 0 if there was none
+	first   events.StreamSeq // first sequence of the stream at that time
 
 	mu            sync.Mutex
 	epoch         Epoch
-	last          uint64 // sequence of the last message on the subject, ours or found; 0 if there is none
-	flush         uint64 // number of the Publish under way or done
+	last          uint64 // sequence of the last message on the subject; 0 if there is none
+	flush         uint64 // number of the present or last Publish
 	tries         uint64
-	indeterminate bool  // it is not known whether the last attempt was stored
+	indeterminate bool  // the last attempt may or may not have been stored
 	dead          error // fenced, or the log has lost messages
-	limit         int   // bytes of one message
+	limit         int   // largest message in bytes
 	atomic        bool
 	crowd         crowd
 	replicas      int // of the stream
 }
 
-// worthBatch reports whether messages are stored faster as a batch than one by one. A stream without replicas stages a
-// batch in files of their own first, so that all is written twice: that costs as much as about eight messages forced to
-// the disk one by one, and more than it saves where messages are large. With replicas it stages in memory, and each
-// message alone would cost a round of theirs.
+// worthBatch reports whether a batch stores messages faster than single messages. A stream without replicas stages a
+// batch in separate files first, so all bytes are written twice. The staging costs about eight single synced messages,
+// and more than the gain for large messages. A stream with replicas stages in memory, and each single message would
+// cost a round of the replicas.
 func (p *Publisher) worthBatch(msgs [][]byte) bool {
 	if p.replicas > 1 {
 		return len(msgs) > 1
@@ -85,11 +83,11 @@ func (p *Publisher) worthBatch(msgs [][]byte) bool {
 	return len(msgs) >= 8 && bytes <= len(msgs)*worthBytes
 }
 
-// worthBytes is the mean size of messages above which a batch on one server is slower than they are one by one.
+// worthBytes is the mean size of messages above which a batch on one server is slower than single messages.
 const worthBytes = 128 << 10
 
-// OpenPublisher reads what is last on the subject of a (worker, rank) and returns a publisher that continues
-// after it. [Publisher.Found] has what was read. It tries until the context ends.
+// OpenPublisher reads the last message on the subject of a (worker, rank) and returns a publisher that continues after
+// it. [Publisher.Found] returns that message. OpenPublisher retries until the context ends.
 func (n *Namespace) OpenPublisher(ctx context.Context, key events.RankKey, o PublisherOptions) (*Publisher, error) {
 	p, err := n.openPublisher(ctx, key, o)
 	if err != nil {
@@ -135,7 +133,7 @@ func (n *Namespace) subjectOf(key events.RankKey) (p events.Partition, subject s
 	return p, subject, err
 }
 
-// maxMessage is how large the data of a message may be.
+// maxMessage returns the largest size of a message's data.
 func (c *Conn) maxMessage(streamLimit int) int {
 	limit := int(c.nc.MaxPayload())
 	if streamLimit > 0 {
@@ -144,36 +142,40 @@ func (c *Conn) maxMessage(streamLimit int) int {
 	return limit - headerRoom
 }
 
-// Found is the last message that was on the subject when the publisher was opened: the cursor of a shim that
-// starts again. It reports false if there was none.
+// Found returns the last message on the subject at the open: the cursor of a restarted shim. It returns false if there
+// was none.
 //
-// The stream's leader said which one it is. During a change of leaders even that can be a moment old; what is then
-// missing shows itself as a conflict at the first Publish.
+// The stream's leader reported that message. During a change of leaders, the report can be slightly old, and the first
+// Publish then returns a conflict.
 func (p *Publisher) Found() (Message, bool) { return p.found, p.found.Seq != 0 }
 
-// LogFirst is the first sequence that the stream had when the publisher was opened.
+// LogFirst returns the first sequence of the stream at the open.
 func (p *Publisher) LogFirst() events.StreamSeq { return p.first }
 
-// Subject is where the publisher publishes.
+// Subject returns the subject of the messages.
 func (p *Publisher) Subject() string { return p.subject }
 
-// Partition is where the subject belongs.
+// Partition returns the partition of the subject.
 func (p *Publisher) Partition() events.Partition { return p.p }
 
-// MaxMessage is how many bytes a message may have. Split before Publish.
+// MaxMessage returns the largest size of a message in bytes. Split larger messages before Publish.
 func (p *Publisher) MaxMessage() int { return p.limit }
 
-// Publish appends messages in order and returns the sequence of the last one when all are stored. Where the
-// server has atomic batches and the messages are many and small enough to be worth one, up to 1000 are stored
-// together, with one wait for the disk. Else they go one by one.
+// Publish appends messages in order and returns the sequence of the last one after all are stored. If the server has
+// atomic batches, and the messages are many and small enough, up to 1000 messages are stored together, with one sync of
+// the disk. Otherwise they are stored one by one.
 //
-// This is the one place where an indeterminate write is resolved: before anything is sent again, the last message on
-// the subject shows how many of the messages are stored. So Publish tries until all are, or the context ends; then the
-// error wraps [ErrUnavailable], and any number of the messages, from the first on, may be stored, or become so: publish
-// the same events again, and readers drop what they have. The error wraps [ErrTooLarge] if a message is above
-// [Publisher.MaxMessage] (nothing was sent then), [ErrFull] or [ErrDenied] if the server says so (see
-// [PublisherOptions]), [ErrConflict] if another publisher was faster (a [ConflictError] says who), [ErrLost] if the log
-// has lost what it had. After the last two every further call returns the same error.
+// Publish resolves an indeterminate write before it sends anything again: the last message on the subject shows how
+// many messages are stored. Publish retries until all are stored or the context ends. The error then wraps
+// [ErrUnavailable], and any number of the messages, from the first on, may be stored now or later. Publish the same
+// events again; readers skip known events.
+//
+// Other errors wrap one of these classes:
+//   - [ErrTooLarge]: a message is above [Publisher.MaxMessage]. No message was sent.
+//   - [ErrFull] or [ErrDenied]: the server refuses the messages (see [PublisherOptions]).
+//   - [ErrConflict]: another publisher was faster; a [ConflictError] has its id. Every further call returns the same
+//     error.
+//   - [ErrLost]: the log has lost acknowledged messages. Every further call returns the same error.
 //
 // If the context has a span of a trace, the messages carry its header.
 func (p *Publisher) Publish(ctx context.Context, msgs [][]byte) (events.StreamSeq, error) {
@@ -190,7 +192,7 @@ func (p *Publisher) Publish(ctx context.Context, msgs [][]byte) (events.StreamSe
 		}
 	}
 	p.flush++
-	done := 0 // messages of this call that are stored
+	done := 0 // stored messages of this call
 	single := false
 	for pause := 10 * time.Millisecond; done < len(msgs); {
 		var err error
@@ -233,13 +235,13 @@ func (p *Publisher) Publish(ctx context.Context, msgs [][]byte) (events.StreamSe
 	return events.StreamSeq(p.last), nil
 }
 
-// batchRefused: the server would not take this batch as a batch.
+// batchRefused reports whether the server refuses these messages as a batch.
 func batchRefused(code int) bool {
 	return code == codeAtomicDisabled || code == codeAtomicIncomplete || code == codeAtomicTooLarge ||
 		code == codeAtomicTooMany
 }
 
-// batchRefused reports why the server has refused a batch, if that is known already.
+// batchRefused reports the cause of a refused batch, if it is known already.
 func (p *Publisher) batchRefused(code int, err error) {
 	switch {
 	case p.crowd.note(code, time.Now()):
@@ -249,8 +251,8 @@ func (p *Publisher) batchRefused(code int, err error) {
 	}
 }
 
-// send makes one attempt to store messages after p.last and returns how many were stored. first is the position
-// of the first in the flush.
+// send makes one attempt to store messages after p.last. It returns the number of stored messages. first is the
+// position of the first message in the flush.
 func (p *Publisher) send(ctx context.Context, msgs [][]byte, first int, single bool) (stored int, err error) {
 	m := &nats.Msg{Subject: p.subject, Header: nats.Header{headerExpectedLast: []string{strconv.FormatUint(p.last,
 		10)}}}
@@ -278,7 +280,7 @@ func (p *Publisher) send(ctx context.Context, msgs [][]byte, first int, single b
 	p.tries++
 	seq, err := p.c.storeBatch(ctx, p.stream, p.subject, tag+"."+decimal(p.tries), n, func(i int) *nats.Msg {
 		if i == 1 {
-			delete(m.Header, headerExpectedLast) // only the first of a subject in a batch may expect
+			delete(m.Header, headerExpectedLast) // only the first message of a subject in a batch may have it
 		}
 		m.Data = msgs[i]
 		return m
@@ -293,8 +295,8 @@ func (p *Publisher) send(ctx context.Context, msgs [][]byte, first int, single b
 	return n, nil
 }
 
-// resolve settles an indeterminate attempt: it asks what is last on the subject and finds out how many messages of the
-// flush are stored, at least done. If somebody else has written, or the log has lost messages, it sets p.dead.
+// resolve settles an indeterminate attempt by the last message on the subject. It returns the number of stored messages
+// of the flush, at least done. If another publisher has written, or the log has lost messages, it sets p.dead.
 func (p *Publisher) resolve(ctx context.Context, done int) (int, error) {
 	last, err := p.c.lastOwnOnce(ctx, p.stream, p.subject)
 	if err != nil && classOf(err) != ErrNotFound {
@@ -324,9 +326,9 @@ func (p *Publisher) resolve(ctx context.Context, done int) (int, error) {
 	return done, p.explain(ctx, nil)
 }
 
-// explain finds out why the last message that we know of is not there, or somebody else's is behind it.
+// explain finds out why the last known message is missing, or why another publisher's message follows it.
 func (p *Publisher) explain(ctx context.Context, conflict *ConflictError) error {
-	// A leader that was just elected may not have applied all it knows: what looks lost is looked at again.
+	// A newly elected leader may not have applied all its messages, so an apparent loss is checked again.
 	for range 3 {
 		a, err := p.c.infoOnce(ctx, p.stream)
 		if err != nil {
@@ -335,13 +337,13 @@ func (p *Publisher) explain(ctx context.Context, conflict *ConflictError) error 
 		info := a.info(p.p)
 		switch {
 		case info.Epoch != p.epoch:
-			p.dead = fmt.Errorf("%w: the stream was made anew", ErrLost)
+			p.dead = fmt.Errorf("%w: the stream was recreated", ErrLost)
 			return p.dead
 		case conflict != nil:
 			p.dead = conflict
 			return p.dead
 		case uint64(info.First) > p.last:
-			p.last, p.indeterminate = 0, false // trimmed, and nobody has written since
+			p.last, p.indeterminate = 0, false // trimmed, without a later message
 			return nil
 		}
 		if !loop.Wait(ctx, 200*time.Millisecond) {
@@ -349,18 +351,18 @@ func (p *Publisher) explain(ctx context.Context, conflict *ConflictError) error 
 		}
 		last, err := p.c.lastOwnOnce(ctx, p.stream, p.subject)
 		if err == nil && uint64(last.Seq) >= p.last {
-			return nil // there it is; the next look will see it
+			return nil // found; the next resolve reads it
 		}
 		if err != nil && classOf(err) != ErrNotFound {
 			return err
 		}
 	}
-	p.dead = fmt.Errorf("%w: sequence %d is not there any more and was not trimmed", ErrLost, p.last)
+	p.dead = fmt.Errorf("%w: sequence %d is missing and was not trimmed", ErrLost, p.last)
 	return p.dead
 }
 
-// RanksInLog lists the ranks of a worker that have messages in the log, ascending. Ranks beyond [events.MaxRanks] are
-// left out, as nodes skip them.
+// RanksInLog returns the ranks of a worker with messages in the log, ascending. It omits ranks beyond
+// [events.MaxRanks], as nodes do.
 func (n *Namespace) RanksInLog(ctx context.Context, worker events.WorkerID) (ranks []events.Rank, err error) {
 	part, subject, err := n.subjectOf(events.RankKey{Instance: worker})
 	if err != nil {
@@ -377,8 +379,8 @@ func (n *Namespace) RanksInLog(ctx context.Context, worker events.WorkerID) (ran
 	return ranks, err
 }
 
-// TimeOf is when a partition's stream took a message, as its leader has it. The error wraps [ErrNotFound] if it is not
-// there, or no more.
+// TimeOf returns the time at which a partition's stream stored a message, by its leader. The error wraps [ErrNotFound]
+// if the message is missing or deleted.
 func (n *Namespace) TimeOf(ctx context.Context, p events.Partition, seq events.StreamSeq) (events.Millis, error) {
 	stream := StreamName(n.name, p)
 	var m storedMessage

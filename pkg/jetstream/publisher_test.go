@@ -17,7 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// log reads all that is in partition 0.
+// log reads all messages of partition 0.
 func (w *world) log() []Message {
 	w.t.Helper()
 	last := w.info().Last
@@ -47,7 +47,7 @@ func (w *world) wantLog(n int) {
 	}
 }
 
-// dedupe reads the log as a reader of events does: numbers that it has are dropped, and none may be missing.
+// dedupe reads the log like a reader of events: it skips known numbers, and none may be missing.
 func (w *world) dedupe() (last, dropped int) {
 	w.t.Helper()
 	for _, m := range w.log() {
@@ -67,7 +67,7 @@ func (w *world) dedupe() (last, dropped int) {
 	return last, dropped
 }
 
-// noBatches takes atomic batches away from the stream of partition 0.
+// noBatches turns off atomic batches in the stream of partition 0.
 func (w *world) noBatches() {
 	w.t.Helper()
 	a, err := w.c.streamInfo(w.ctx, StreamName("test", 0))
@@ -80,7 +80,7 @@ func (w *world) noBatches() {
 	}
 }
 
-// through opens the namespace on a connection that goes through a proxy.
+// through opens the namespace on a connection through a proxy.
 func (w *world) through(p *proxy, attempt time.Duration) *Namespace {
 	w.t.Helper()
 	ns, err := OpenNamespace(w.ctx, connect(w.t, ConnOptions{URLs: []string{p.url()}, AttemptTimeout: attempt}), "test")
@@ -90,7 +90,7 @@ func (w *world) through(p *proxy, attempt time.Duration) *Namespace {
 	return ns
 }
 
-// TestPublishAsBatch: where the server can, a flush is one batch; the stream's messages carry who wrote them.
+// TestPublishAsBatch: with a suitable server, a flush is one batch. The messages have the writer's id.
 func TestPublishAsBatch(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -130,19 +130,18 @@ func TestPublishAsBatch(t *testing.T) {
 	}
 }
 
-// TestPublishSingly: the same without batches, by a stream that was made without them, and by a server that
-// takes only small ones.
+// TestPublishSingly: the same without batches, on a stream without them, and on a server that accepts only small ones.
 func TestPublishSingly(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
-	batching := w.publisher(w1) // opened while the stream could
+	batching := w.publisher(w1) // opened while the stream had batches
 	w.noBatches()
 	w.publish(w.publisher(w1), 1, 50)
 	if _, err := batching.Publish(w.ctx, numbered(51, 10)); !errors.Is(err, ErrConflict) {
 		t.Fatal(err)
 	}
 	again := w.publisher(w1)
-	again.atomic = true // as if it did not know
+	again.atomic = true // as with an outdated state
 	refused := 0
 	again.o.Retry = func(error) { refused++ }
 	w.publish(again, 51, 20)
@@ -164,7 +163,7 @@ func TestPublishSmallBatches(t *testing.T) {
 	w.wantLog(55)
 }
 
-// join makes the namespace with one partition.
+// join creates the namespace with one partition.
 func (w *world) join() {
 	w.t.Helper()
 	var err error
@@ -212,8 +211,7 @@ func TestPublishSizes(t *testing.T) {
 	}
 }
 
-// TestPublishersRace: of publishers that opened at the same point one gets through, and the others are told by
-// whom.
+// TestPublishersRace: of publishers opened at the same message, one succeeds, and the others get its id.
 func TestPublishersRace(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 3, 10} {
@@ -260,7 +258,7 @@ func (w *world) publishersRace(n int) {
 		}
 	}
 	w.wantLog(3 + n)
-	// The winner goes on until another that opened later publishes.
+	// The winner continues until a later publisher sends a message.
 	w.publish(ps[winner], 4+n, 1)
 	late := w.publisher(w1)
 	w.publish(ps[winner], 5+n, 1)
@@ -288,13 +286,14 @@ func TestPublishAfterPurge(t *testing.T) {
 		if err != nil || seq != events.StreamSeq(20+n) {
 			t.Fatal(seq, err)
 		}
-		// Somebody who wrote in between and was trimmed too is not noticed; who wrote and was not, is.
+		// A second publisher in between is not detected if all of its messages were trimmed too, and is detected
+		// otherwise.
 		second := w.publisher(w1)
 		w.publish(second, 21+n, 1)
 		if _, err := p.Publish(w.ctx, numbered(1, n)); !errors.Is(err, ErrConflict) {
 			t.Fatal(err)
 		}
-		// All of it trimmed, and opened anew.
+		// All messages trimmed, and the publisher reopened.
 		w.purge(w.info().Last + 1)
 		fresh := w.publisher(w1)
 		if _, ok := fresh.Found(); ok {
@@ -304,7 +303,7 @@ func TestPublishAfterPurge(t *testing.T) {
 	}
 }
 
-// TestPublishLost: the log was made anew under the publisher, empty or with something of another on it.
+// TestPublishLost: the log was recreated under the publisher, empty or with another publisher's messages.
 func TestPublishLost(t *testing.T) {
 	t.Parallel()
 	for _, other := range []bool{false, true} {
@@ -327,13 +326,14 @@ func TestPublishLost(t *testing.T) {
 	}
 }
 
-// TestPublishAckLost: the message is stored and nobody says so. It is found, not stored twice.
+// TestPublishAckLost: the message is stored without an acknowledgement. The publisher finds it, and does not store it
+// twice.
 func TestPublishAckLost(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 5, 100} {
 		w := newWorld(t, 1)
 		px := newProxy(t, w.addr)
-		ns := w.through(px, patience) // no attempt ends by itself
+		ns := w.through(px, patience) // attempts do not expire
 		p, err := ns.OpenPublisher(w.ctx, w1, PublisherOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -356,7 +356,8 @@ func TestPublishAckLost(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.wantLog(2 * n)
-		// Given up by the caller while in doubt, and sent again in another grouping: the reader drops what it has.
+		// Cancelled by the caller while indeterminate, and sent again in another grouping: the reader skips known
+		// messages.
 		px.deaf.Store(true)
 		ctx, cancel := context.WithCancel(w.ctx)
 		go func() {
@@ -379,7 +380,7 @@ func TestPublishAckLost(t *testing.T) {
 	}
 }
 
-// TestPublishCutInBatch: the connection ends after every so many bytes of a batch; all of it is stored once.
+// TestPublishCutInBatch: the connection ends after a number of bytes of a batch. All messages are stored once.
 func TestPublishCutInBatch(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -392,7 +393,7 @@ func TestPublishCutInBatch(t *testing.T) {
 	}
 	next := 1
 	for _, bytes := range []int64{0, 1, 100, 5000, 20000, 39000} {
-		for before := retries; retries == before; next += 200 { // the cut may come with the next one, or hit a ping
+		for before := retries; retries == before; next += 200 { // the cut may hit the next batch, or a ping
 			if px.budget.Load() < 0 {
 				px.budget.Store(bytes)
 			}
@@ -405,8 +406,8 @@ func TestPublishCutInBatch(t *testing.T) {
 }
 
 // TestPublishThroughTrouble publishes through a connection that is cut and a server that restarts at random. A
-// call that succeeds has stored its messages once; one that is given up may have stored some, and its events
-// are sent again. What a reader keeps that drops numbers it has is exactly what was published.
+// successful call has stored its messages once. A cancelled call may have stored some, and its events are sent again. A
+// reader that skips known numbers receives exactly the published ones.
 func TestPublishThroughTrouble(t *testing.T) {
 	t.Parallel()
 	for _, patient := range []bool{true, false} {
@@ -490,7 +491,7 @@ func TestPublishThroughTrouble(t *testing.T) {
 	}
 }
 
-// TestPublishFull: a server without room says so, and goes on when there is room, without a restart.
+// TestPublishFull: a server without room refuses, and accepts messages again when there is room, without a restart.
 func TestPublishFull(t *testing.T) {
 	t.Parallel()
 	srv := plainServer(t, &server.Options{JetStream: true, StoreDir: t.TempDir(), JetStreamMaxStore: 4 << 20,
@@ -533,7 +534,7 @@ func TestPublishFull(t *testing.T) {
 		t.Fatal(seq, err)
 	}
 
-	// One that persists waits for room, and publishes each message once.
+	// A publisher with Persist waits for room, and publishes each message once.
 	refusals := 0
 	p, err = w.ns.OpenPublisher(w.ctx, w1, PublisherOptions{Persist: true, Retry: func(err error) {
 		if refusals++; errors.Is(err, ErrFull) {
@@ -583,7 +584,7 @@ func TestPublishWhileNobodyThere(t *testing.T) {
 	}
 }
 
-// TestPublishWithoutStream: a stream that is missing is waited for.
+// TestPublishWithoutStream: a publisher waits for a missing stream.
 func TestPublishWithoutStream(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -599,7 +600,7 @@ func TestPublishWithoutStream(t *testing.T) {
 	}
 }
 
-// TestBatchesAreWorthIt: on one server, many small messages; with replicas, whatever is more than one.
+// TestBatchesAreWorthIt: on one server, many small messages; with replicas, more than one message.
 func TestBatchesAreWorthIt(t *testing.T) {
 	small, large := make([]byte, 1000), make([]byte, 768<<10)
 	few, many := [][]byte{small, small}, [][]byte{small, small, small, small, small, small, small, small}

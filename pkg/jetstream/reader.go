@@ -11,74 +11,73 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Message is one message of the log. Data must not be written to.
+// Message is a message of the log. Data must not be changed.
 type Message struct {
 	Seq     events.StreamSeq
-	Time    events.Millis // when the stream took it
+	Time    events.Millis // when the stream stored it
 	Subject string
-	Key     events.RankKey // that Subject names, in a message of a [Reader]; zero if it names none
+	Key     events.RankKey // named by Subject, in a message of a [Reader]; zero if there is none
 	Data    []byte
-	Trace   string // the header of its publisher's trace, if it is sampled; see [ReaderConfig.Traced]
+	Trace   string // header of the publisher's trace, if sampled; see [ReaderConfig.Traced]
 }
 
-// Position is how far a partition's stream has been applied: what a snapshot keeps.
+// Position is the applied part of a partition's stream, as stored in a snapshot.
 type Position struct {
-	Epoch Epoch            // of the stream; 0: whichever is there
-	Seq   events.StreamSeq // last message applied; 0: none
+	Epoch Epoch            // of the stream; 0: any stream
+	Seq   events.StreamSeq // last applied message; 0: none
 
-	// Time is when the stream took message Seq; 0 if not known. A reader that knows it makes sure that the
-	// stream still has the same message there: a stream that was restored from an old backup and has grown
-	// again is not otherwise told from the one that was.
+	// Time is when the stream stored message Seq; 0: unknown. With a Time, a reader checks that the stream still has
+	// the same message there. Otherwise a stream that was restored from an old backup and has grown again would look
+	// like the original.
 	Time events.Millis
 }
 
-// Update is what a reader delivers: a run of messages, or a notice.
+// Update is a delivery of a reader: a run of messages, or a notice.
 type Update struct {
 	Partition events.Partition
-	Epoch     Epoch // of the stream that is read
+	Epoch     Epoch // of the stream
 
-	Messages []Message // follow each other and all Messages before without a break; the receiver's own
-	Pending  uint64    // how many messages were behind the last one when the server sent it
+	Messages []Message // consecutive with all earlier Messages; owned by the receiver
+	Pending  uint64    // messages after the last one at the time of the send
 
-	Notice Notice // if not nil, there are no Messages
+	Notice Notice // if set, there are no Messages
 }
 
-// Notice is one of [CaughtUp], [AtEnd], [Unavailable], [Recovered], and, as the last that a reader sends, [Truncated],
+// Notice is one of [CaughtUp], [AtEnd], [Unavailable], [Recovered], and, as the final update of a reader, [Truncated],
 // [EpochChanged], [Regressed].
 type Notice interface{ fmt.Stringer }
 
-// CaughtUp says, once, that everything has been sent that was in the stream when the reader first saw it.
+// CaughtUp: the reader has delivered all messages that the stream had at the reader's start. It is sent once.
 type CaughtUp struct{ Seq events.StreamSeq }
 
-// AtEnd says that at a time, by this process's clock, the stream had nothing after message Seq, which has been sent. It
-// is repeated for as long as that is known, with later times; see [ReaderConfig.Ends]. What proves it is that the
-// stream's leader said so when it was looked at, or, between two such looks that agree with what was sent, that the
-// consumer had nothing more to send.
+// AtEnd: at Time, by this process's clock, the stream had no message after Seq, and Seq has been delivered. The reader
+// repeats the notice with later times as long as the end is certain; see [ReaderConfig.Ends]. The end is certain after
+// a look at the stream's leader. Between two looks that agree with the deliveries, the end is also certain while the
+// consumer has nothing more to send.
 type AtEnd struct {
 	Seq  events.StreamSeq
 	Time time.Time
 }
 
-// Unavailable says that nothing can be read for now. The reader keeps trying.
+// Unavailable: the log cannot be read for now. The reader keeps trying.
 type Unavailable struct{ Err error }
 
-// Recovered says that reading goes on after [Unavailable].
+// Recovered: reading continues after [Unavailable].
 type Recovered struct{}
 
-// Truncated says that messages Wanted to First-1 are not there: trimmed before they were read, or lost. What
-// they said is not known. The reader has ended; another can start after First-1.
+// Truncated: messages Wanted to First-1 are missing: trimmed before they were read, or lost. Their contents are
+// unknown. The reader has ended. Another reader can start after First-1.
 type Truncated struct{ Wanted, First events.StreamSeq }
 
-// EpochChanged says that the stream was deleted and made again. Nothing that was read of the old one may be
-// kept on the strength of the new one. The reader has ended.
+// EpochChanged: the stream was deleted and recreated. Data of the old stream is not valid for the new one. The reader
+// has ended.
 type EpochChanged struct {
 	Old, New    Epoch
 	First, Last events.StreamSeq // of the new stream
 }
 
-// Regressed says that the stream is behind, or differs from, what was read of it: Applied was read, and the
-// stream ends at Last or has another message at Applied. A server lost what it had, or was restored from an old
-// backup. The reader has ended.
+// Regressed: the stream contradicts the data read from it. Applied was read, and the stream ends at Last or has another
+// message at Applied. A server has lost messages, or was restored from an old backup. The reader has ended.
 type Regressed struct{ Applied, Last events.StreamSeq }
 
 func (n CaughtUp) String() string    { return fmt.Sprintf("caught up at %d", n.Seq) }
@@ -96,32 +95,31 @@ func (n Regressed) String() string {
 		n.Last)
 }
 
-// ReaderConfig says what to read and to whom it goes.
+// ReaderConfig configures a Reader.
 type ReaderConfig struct {
 	Partition events.Partition
-	After     Position // read what follows
+	After     Position // the reader starts after this position
 
-	// Deliver is called with each update, from the reader's goroutine, which reads no more until it returns. ctx is done
+	// Deliver is called with each update, from the reader's goroutine, which reads on when Deliver returns. ctx is done
 	// when the reader is being stopped.
 	Deliver func(ctx context.Context, u Update)
 
-	Watch time.Duration // how often the stream is looked at for what no message tells; default 3 s.
+	Watch time.Duration // interval of looks at the stream for silent faults; default 3 s.
 
-	// Ends is the least time between two notices [AtEnd]; 0: none are sent. While nothing is published one can be sent
+	// Ends is the least time between two notices [AtEnd]; 0: no notices. Without messages, the notice is possible once
 	// a second.
 	Ends time.Duration
 
-	Traced bool // Message.Trace is read
+	Traced bool // read Message.Trace
 
-	// What the server is asked for at once; default 2000 messages and 8 MiB (at least what one message can
-	// have). A reader holds at most three times as much: what is delivered, what is next, what is on the way.
+	// Size of a request to the server; default 2000 messages and 8 MiB (at least the largest message). A reader holds
+	// at most three times as much: the delivery, the next messages, and the messages on the way.
 	maxMessages int
 	MaxBytes    int
 }
 
-// Reader reads one partition's stream whole, in order, for ever, over restarts and lost connections. The
-// messages that it sends follow each other without a break in their sequences, from the position on: this
-// proves that nothing is missing. Whatever would break the run is a notice.
+// Reader reads a partition's stream completely and in order, across restarts and lost connections. Its messages have
+// consecutive sequences from the position on, which proves that none is missing. Every break of the run is a notice.
 type Reader struct {
 	ns     *Namespace
 	cfg    ReaderConfig
@@ -129,22 +127,22 @@ type Reader struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 
-	// Below: owned by the reader's goroutine.
-	pos      Position // of what was sent
+	// The reader's goroutine owns the following fields.
+	pos      Position // of the last delivery
 	target   events.StreamSeq
 	targeted bool // target is set
 	caughtUp bool
-	down     bool // Unavailable was sent last
-	behind   int  // how often in a row the stream ended before pos
+	down     bool // the last notice was Unavailable
+	behind   int  // consecutive looks at which the stream ended before pos
 	end      endProof
 }
 
-// Waits of a reader.
+// Times of a reader.
 const (
-	readHeartbeat = time.Second      // how often the server says that a pull is still waiting
-	readSilence   = 3                // so many heartbeats without a sound, and the consumer is taken for gone
-	readExpiry    = 10 * time.Second // of a pull; it is renewed
-	regressLooks  = 3                // a leader that was just elected may not have applied all it knows
+	readHeartbeat = time.Second      // interval of the server's heartbeats during a pull
+	readSilence   = 3                // missed heartbeats after which the consumer counts as gone
+	readExpiry    = 10 * time.Second // of a pull; pulls are renewed
+	regressLooks  = 3                // a newly elected leader may not have applied all its messages
 	regressWait   = 250 * time.Millisecond
 )
 
@@ -154,7 +152,7 @@ func (n *Namespace) StartReader(cfg ReaderConfig) (*Reader, error) {
 		return nil, fmt.Errorf("read partition %d: there are %d", cfg.Partition, n.partitions)
 	}
 	if cfg.Deliver == nil {
-		return nil, fmt.Errorf("read partition %d: no function that updates are delivered to", cfg.Partition)
+		return nil, fmt.Errorf("read partition %d: ReaderConfig.Deliver is nil", cfg.Partition)
 	}
 	cfg.Watch = cmp.Or(cfg.Watch, 3*time.Second)
 	cfg.maxMessages = cmp.Or(cfg.maxMessages, 2000)
@@ -166,17 +164,17 @@ func (n *Namespace) StartReader(cfg ReaderConfig) (*Reader, error) {
 	return r, nil
 }
 
-// Stop ends the reader and returns when it has ended: nothing is delivered afterwards. It may be called while Deliver
-// blocks, if that returns when its context is done, and again.
+// Stop ends the reader and waits for its end: there is no later delivery. It may be called repeatedly, and while
+// Deliver blocks, if Deliver returns when its context is done.
 func (r *Reader) Stop() {
 	r.cancel()
 	<-r.done
 }
 
-// Done is closed when the reader has ended: stopped, or after a final notice was delivered.
+// Done is closed when the reader has ended: by Stop, or after the delivery of a final notice.
 func (r *Reader) Done() <-chan struct{} { return r.done }
 
-// run opens one session after the other: a session is the life of one consumer on one connection.
+// run opens sessions in sequence. A session is the life of one consumer on one connection.
 func (r *Reader) run(ctx context.Context) {
 	defer close(r.done)
 	defer r.cancel()
@@ -193,7 +191,7 @@ func (r *Reader) run(ctx context.Context) {
 		case errors.Is(err, errLookAgain) || r.pos.Seq != before:
 			pause = 0
 		}
-		// What ends once and goes on at the first try is nobody's trouble.
+		// A session that ends once and restarts at the first attempt causes no notice.
 		if pause > 0 && !r.down {
 			r.down = r.send(ctx, Update{Notice: Unavailable{Err: failed("read "+r.stream, err)}})
 		}
@@ -204,7 +202,7 @@ func (r *Reader) run(ctx context.Context) {
 	}
 }
 
-// send delivers an update; false says that the reader is being stopped.
+// send delivers an update. It returns false if the reader is being stopped.
 func (r *Reader) send(ctx context.Context, u Update) bool {
 	u.Partition, u.Epoch = r.cfg.Partition, r.pos.Epoch
 	r.cfg.Deliver(ctx, u)
@@ -223,8 +221,8 @@ func (r *Reader) look(ctx context.Context) (StreamInfo, error) {
 	return a.info(r.cfg.Partition), err
 }
 
-// judge compares the stream with what was read of it up to applied. It returns a final notice, or errLookAgain
-// where one look is not enough to be sure.
+// judge compares the stream with the messages read up to applied. It returns a final notice, or errLookAgain if another
+// look is needed.
 func (r *Reader) judge(info StreamInfo, applied events.StreamSeq) (Notice, error) {
 	switch {
 	case r.pos.Epoch != 0 && info.Epoch != r.pos.Epoch:
@@ -239,31 +237,30 @@ func (r *Reader) judge(info StreamInfo, applied events.StreamSeq) (Notice, error
 	return nil, nil
 }
 
-// Why a session ends.
+// Reasons for the end of a session.
 var (
-	errLookAgain = errors.New("what was seen must be looked at again")
-	errDelivery  = errors.New("messages were lost on the way")
+	errLookAgain = errors.New("the state must be checked again")
+	errDelivery  = errors.New("deliveries were lost")
 	errEnded     = errors.New("the server ended the consumer")
 	errSilent    = errors.New("no heartbeat from the consumer")
-	errStuck     = errors.New("the consumer is silent and there are messages")
+	errStuck     = errors.New("the consumer is silent although there are messages")
 	errOtherMsg  = errors.New("another message at the position")
 	errHole      = errors.New("sequences are missing in the stream")
 )
 
-// endProof tells until when a reader is known to have read its stream to the end. Two witnesses speak: the stream's
-// leader, when it is looked at, which is seldom; and the consumer, which says each second that it has nothing more to
-// send. The consumer may be on a server that has fallen behind the leader: it is believed only where it does not
-// contradict the last look, and that succeeded.
+// endProof computes the latest time at which a reader had certainly read the stream to the end. There are two sources.
+// A look at the stream's leader is rare. The consumer reports each second that there is nothing more to send, but the
+// consumer's server may lag behind the leader. The consumer's report therefore counts only if the last look succeeded
+// and agrees.
 type endProof struct {
-	asked      time.Time        // when a look was sent whose end was not yet reached; zero: none
-	askedEnd   events.StreamSeq // what that look said
-	last       events.StreamSeq // what the last look said
+	asked      time.Time        // time of a look with an end that is not reached yet; zero: none
+	askedEnd   events.StreamSeq // end of the stream at that look
+	last       events.StreamSeq // end of the stream at the last look
 	unverified bool             // the last look failed
-	returned   time.Time        // by known, the last time
+	returned   time.Time        // last result of known
 }
 
-// looked records what the leader answered to a look that was sent at a time. If an earlier look waits for its end to be
-// reached, that one stays.
+// looked records the leader's answer to a look of a time. An earlier look with an unreached end stays.
 func (p *endProof) looked(at time.Time, last events.StreamSeq) {
 	p.last, p.unverified = last, false
 	if p.asked.IsZero() {
@@ -271,12 +268,12 @@ func (p *endProof) looked(at time.Time, last events.StreamSeq) {
 	}
 }
 
-// lookFailed records that the leader could not be asked.
+// lookFailed records a failed look.
 func (p *endProof) lookFailed() { p.unverified = true }
 
-// known returns the latest time at which everything was sent that the stream had, when all up to seq has been sent and
-// the consumer had nothing more at emptied (zero: it does not say). It returns zero if that is not known to be later,
-// by least or more, than what it returned last; never if least is 0.
+// known returns the latest time at which everything in the stream had been delivered, if all messages up to seq have
+// been delivered and the consumer had nothing more at emptied (zero: unknown). The result is zero if that time is not
+// later than the last result by at least least, and always if least is 0.
 func (p *endProof) known(seq events.StreamSeq, emptied time.Time, least time.Duration) (at time.Time) {
 	if !p.asked.IsZero() && seq >= p.askedEnd {
 		at, p.asked = p.asked, time.Time{}

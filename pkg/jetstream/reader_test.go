@@ -15,13 +15,13 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// testReader reads a transcript: messages and notices in the order in which they must come.
+// testReader checks a transcript: messages and notices in the expected order.
 type testReader struct {
 	t    testing.TB
 	ctx  context.Context
 	r    *Reader
 	out  chan Update
-	rest []Message // received and not yet asked for
+	rest []Message // received and not yet consumed
 	at   Position
 }
 
@@ -64,7 +64,7 @@ func (tr *testReader) next() Update {
 			tr.at = Position{Epoch: u.Epoch, Seq: m.Seq, Time: m.Time}
 		}
 		if (u.Notice != nil) == (len(u.Messages) > 0) {
-			tr.t.Fatalf("neither or both of messages and a notice: %+v", u)
+			tr.t.Fatalf("an update needs messages or a notice: %+v", u)
 		}
 		return u
 	case <-tr.ctx.Done():
@@ -73,8 +73,7 @@ func (tr *testReader) next() Update {
 	}
 }
 
-// messages takes messages from to, whose data are their numbers, unless shifted, and passes over losses of the
-// connection.
+// messages expects messages from to to, with their numbers as data unless shifted. It skips losses of the connection.
 func (tr *testReader) messages(from, to events.StreamSeq) {
 	tr.t.Helper()
 	tr.shifted(from, to, 0)
@@ -102,7 +101,7 @@ func (tr *testReader) shifted(from, to events.StreamSeq, shift int) {
 	}
 }
 
-// notice takes a notice; if it is not about the connection, losses of the connection before it are passed over.
+// notice expects a notice. It skips earlier losses of the connection, unless the notice is about the connection.
 func (tr *testReader) notice(want Notice) {
 	tr.t.Helper()
 	for {
@@ -130,7 +129,7 @@ func (tr *testReader) notice(want Notice) {
 		}
 	}
 	switch want.(type) {
-	case Truncated, EpochChanged, Regressed: // after which the reader ends
+	case Truncated, EpochChanged, Regressed: // the reader ends after it
 		select {
 		case <-tr.r.Done():
 		case <-tr.ctx.Done():
@@ -162,7 +161,7 @@ func (w *world) publish(p *Publisher, from, n int) {
 	}
 }
 
-// recreate deletes the stream of partition 0 and makes it again.
+// recreate deletes the stream of partition 0 and creates it again.
 func (w *world) recreate() {
 	w.t.Helper()
 	w.deleteStream()
@@ -191,7 +190,7 @@ func TestReaderFollows(t *testing.T) {
 	if rd.at.Epoch != w.info().Epoch {
 		t.Errorf("epoch %d, the stream's is %d", rd.at.Epoch, w.info().Epoch)
 	}
-	// From the middle, where another left off.
+	// From the middle, at another reader's end.
 	rd.r.Stop()
 	from := rd.at
 	w.publish(p, 3001, 10)
@@ -227,8 +226,8 @@ func TestReaderSurvivesRestarts(t *testing.T) {
 	}
 }
 
-// TestReaderEpoch: the case in which nats.go's ordered consumer waits for ever, and the one in which it goes on
-// in the wrong stream.
+// TestReaderEpoch: the case in which nats.go's ordered consumer waits for ever, and the case in which it continues in
+// the wrong stream.
 func TestReaderEpoch(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{0, 50, 150} {
@@ -250,7 +249,7 @@ func TestReaderEpoch(t *testing.T) {
 				switch got := u.Notice.(type) {
 				case Unavailable, Recovered:
 				case EpochChanged:
-					got.Last = changed.Last // it may have been seen while it grew
+					got.Last = changed.Last // the notice may be older than the last message
 					if got != changed {
 						t.Fatalf("%v, want %v", got, changed)
 					}
@@ -260,7 +259,7 @@ func TestReaderEpoch(t *testing.T) {
 				}
 			}
 			<-rd.r.Done()
-			// A new reader at the old position says so at once; one without an epoch reads the new stream.
+			// A new reader at the old position reports it at once. A reader without an epoch reads the new stream.
 			startReader(t, w.ns, rd.at).notice(EpochChanged{Old: old, New: changed.New, First: 1,
 				Last: events.StreamSeq(n)})
 			rd = startReader(t, w.ns, Position{})
@@ -294,10 +293,10 @@ func TestReaderBelowFirst(t *testing.T) {
 	epoch := w.info().Epoch
 	startReader(t, w.ns, Position{}).notice(Truncated{Wanted: 1, First: 31})
 	startReader(t, w.ns, Position{Epoch: epoch, Seq: 9}).notice(Truncated{Wanted: 10, First: 31})
-	rd := startReader(t, w.ns, Position{Epoch: epoch, Seq: 30, Time: 12345}) // 30 is gone: its time cannot be compared
+	rd := startReader(t, w.ns, Position{Epoch: epoch, Seq: 30, Time: 12345}) // 30 is trimmed
 	rd.messages(31, 100)
 	rd.notice(CaughtUp{100})
-	// A stream that was emptied is at its end, not before it.
+	// An emptied stream is at its end.
 	w.purge(101)
 	startReader(t, w.ns, Position{Epoch: epoch, Seq: 100}).notice(CaughtUp{100})
 	startReader(t, w.ns, Position{Epoch: epoch, Seq: 99}).notice(Truncated{Wanted: 100, First: 101})
@@ -323,7 +322,7 @@ func TestReaderOtherMessageAtPosition(t *testing.T) {
 	startReader(t, w.ns, at).notice(Regressed{Applied: 100, Last: 100})
 }
 
-// TestReaderPurgedPast: a purge that outruns a slow reader is not passed over.
+// TestReaderPurgedPast: a reader reports a purge that overtakes it.
 func TestReaderPurgedPast(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -334,7 +333,7 @@ func TestReaderPurgedPast(t *testing.T) {
 	rd := startReaderWith(t, w.ns, ReaderConfig{Watch: 50 * time.Millisecond, maxMessages: 10})
 	rd.messages(1, 5)
 	w.purge(9001)
-	// Some that were under way may still come; then the loss is named exactly.
+	// Messages on the way may still arrive. Then the notice has the exact loss.
 	for {
 		u := rd.next()
 		switch u.Notice.(type) {
@@ -351,11 +350,12 @@ func TestReaderPurgedPast(t *testing.T) {
 	rd.messages(9001, 10000)
 }
 
-// TestReaderHole: messages missing in the middle, as after damage to a file, are reported and can be read around.
+// TestReaderHole: messages missing in the middle, as after damage to a file, are reported, and a reader can continue
+// after them.
 func TestReaderHole(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
-	// Our streams refuse deletion; this one is otherwise the same.
+	// Our streams refuse deletion. This stream has otherwise the same settings.
 	w.deleteStream()
 	cfg := map[string]any{"name": StreamName("test", 0), "subjects": []string{streamSubjects("test", 0)},
 		"storage": "file", "retention": "limits", "allow_direct": true}
@@ -378,11 +378,11 @@ func TestReaderHole(t *testing.T) {
 	rd.notice(Truncated{Wanted: 40, First: 43})
 	rd = startReader(t, w.ns, Position{Epoch: epoch, Seq: 42})
 	rd.messages(43, 99)
-	// The end is missing: there is no later message that would show it.
+	// The end is missing, without a later message to show it.
 	rd.notice(Truncated{Wanted: 100, First: 101})
 	rd = startReader(t, w.ns, Position{Epoch: epoch, Seq: 100})
 	rd.notice(CaughtUp{100})
-	// The message at the position itself is gone: nothing that is wanted is missing.
+	// The message at the position itself is missing: no wanted message is missing.
 	rd = startReader(t, w.ns, Position{Epoch: epoch, Seq: 42, Time: 1})
 	rd.messages(43, 99)
 	rd = startReader(t, w.ns, Position{Epoch: epoch, Seq: 41, Time: 1})
@@ -391,7 +391,7 @@ func TestReaderHole(t *testing.T) {
 	rd.notice(CaughtUp{100})
 }
 
-// copyDir copies a folder of files, as a backup would.
+// copyDir copies a folder of files, like a backup.
 func copyDir(t testing.TB, from, to string) {
 	t.Helper()
 	if err := os.CopyFS(to, os.DirFS(from)); err != nil {
@@ -399,7 +399,7 @@ func copyDir(t testing.TB, from, to string) {
 	}
 }
 
-// restore replaces the server's folder by a copy and starts again.
+// restore replaces the server's folder by a copy and restarts the server.
 func (w *world) restore(backup string) {
 	w.t.Helper()
 	w.srv.Stop()
@@ -435,19 +435,19 @@ func TestReaderRestoredFromBackup(t *testing.T) {
 			if grown > 0 {
 				w.publish(w.publisher(w1), 2001, grown)
 			}
-			// With 30 new messages the stream is longer than what was read, of the same epoch: only the time of
-			// 120 tells.
+			// With 30 new messages, the stream is longer than the read part, with the same epoch: only the time of 120
+			// differs.
 			startReader(t, w.ns, rd.at).notice(Regressed{Applied: 120, Last: events.StreamSeq(100 + grown)})
 			// The publisher had an acknowledgement for 120.
 			_, err := p.Publish(w.ctx, numbered(121, 1))
 			if grown == 0 && !errors.Is(err, ErrLost) || err == nil {
-				t.Errorf("publish on a log that lost: %v", err)
+				t.Errorf("publish on a log with losses: %v", err)
 			}
 		})
 	}
 }
 
-// TestReaderRegressedLive: the same under a reader that is reading.
+// TestReaderRegressedLive: the same during a read.
 func TestReaderRegressedLive(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -479,7 +479,7 @@ func TestReaderStopsWhileNobodyTakes(t *testing.T) {
 		t.Fatalf("sent after Stop: %+v", u)
 	default:
 	}
-	// Also while there is no server.
+	// Also without a server.
 	if r, err = w.ns.StartReader(ReaderConfig{Deliver: to(out)}); err != nil {
 		t.Fatal(err)
 	}
@@ -499,7 +499,7 @@ func TestReaderRefusals(t *testing.T) {
 	}
 }
 
-// TestReaderBackPressure: large messages and a reader whose updates are taken slowly.
+// TestReaderBackPressure: large messages and a slow receiver.
 func TestReaderBackPressure(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -602,7 +602,7 @@ func FuzzParseDelivery(f *testing.F) {
 		if !ok {
 			return
 		}
-		// The naive reading.
+		// The naive parser.
 		tokens := strings.Split(reply, ".")
 		if len(tokens) > 9 {
 			tokens = append(tokens[:2:2], tokens[4:]...)

@@ -14,56 +14,55 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// ErrBadRecord: the namespace's record cannot be read. Returned by [OpenNamespace], and by [JoinNamespace] as a
+// ErrBadRecord: the namespace's record is unreadable. [OpenNamespace] returns it, and [JoinNamespace] as a
 // [RecordError].
 var ErrBadRecord = errors.New("the namespace's record cannot be read")
 
-// RecordError is the error of [JoinNamespace] if the namespace's record is missing or unreadable, and a new one could
-// have another number of partitions than the log. A person must decide.
+// RecordError is the error of [JoinNamespace] if the namespace's record is missing or unreadable, and a new record
+// could have another number of partitions than the log. A person must decide.
 type RecordError struct {
 	Namespace string
 	Cause     error    // wraps [ErrNotFound] or [ErrBadRecord]
-	Streams   []string // of the log, in the order of their partitions
-	Gaps      bool     // a stream is missing between two others
+	Streams   []string // of the log, in the order of the partitions
+	Gaps      bool     // a stream between two others is missing
 
-	// Partitions is the number of partitions that the streams show; 0 if they show none.
+	// Partitions is the number of partitions by the streams; 0 if unknown.
 	Partitions uint32
 }
 
 func (e *RecordError) Error() string {
 	state := "is missing"
 	if errors.Is(e.Cause, ErrBadRecord) {
-		state = "cannot be read (" + e.Cause.Error() + ")"
+		state = "is unreadable (" + e.Cause.Error() + ")"
 	}
 	what := fmt.Sprintf("record %q in bucket %s %s", namespaceKey, metaBucket(e.Namespace), state)
 	const restore = "start one indexer with --restore-namespace"
 	if len(e.Streams) == 0 {
-		return what + ", and the log has no streams; " + restore + ", which writes a new record"
+		return what + ", and the log has no streams; " + restore + " to write a new record"
 	}
 	what += fmt.Sprintf(", but the log has %d streams, %s to %s", len(e.Streams), e.Streams[0],
 		e.Streams[len(e.Streams)-1])
 	if e.Gaps {
-		return what + ", with gaps; " + restore + " and the --partitions that the namespace had, or delete these " +
-			"streams to begin anew"
+		return what + ", with gaps; " + restore + " and the original --partitions, or delete these " +
+			"streams to start with an empty log"
 	}
-	return fmt.Sprintf("%s, which is a log of %d partitions; %s, which writes the record with %d partitions, "+
-		"or delete these streams to begin anew", what, e.Partitions, restore, e.Partitions)
+	return fmt.Sprintf("%s: a log of %d partitions; %s to write the record with %d partitions, "+
+		"or delete these streams to start with an empty log", what, e.Partitions, restore, e.Partitions)
 }
 
 func (e *RecordError) Unwrap() error { return e.Cause }
 
-// recordLost reports whether an error of reading the namespace's record says that it is missing or unreadable.
+// recordLost reports whether an error means that the namespace's record is missing or unreadable.
 func recordLost(err error) bool { return errors.Is(err, ErrNotFound) || errors.Is(err, ErrBadRecord) }
 
-// parseRecord reads the namespace's record. The error wraps [ErrBadRecord], or [ErrMismatch] for a record of another
-// version.
+// parseRecord decodes the namespace's record. The error wraps [ErrBadRecord], or [ErrMismatch] for another version.
 func parseRecord(text []byte) (rec namespaceRecord, err error) {
 	if err := strictjson.Unmarshal(text, &rec); err != nil {
 		return rec, fmt.Errorf("%w: %w", ErrBadRecord, err)
 	}
 	switch {
 	case rec.Version > namespaceVersion:
-		return rec, fmt.Errorf("%w: it has version %d, this program knows version %d", ErrMismatch, rec.Version,
+		return rec, fmt.Errorf("%w: it has version %d, this program supports version %d", ErrMismatch, rec.Version,
 			namespaceVersion)
 	case rec.Version != namespaceVersion:
 		return rec, fmt.Errorf("%w: it has version %d", ErrBadRecord, rec.Version)
@@ -74,8 +73,8 @@ func parseRecord(text []byte) (rec namespaceRecord, err error) {
 	return rec, nil
 }
 
-// LostRecord looks for the streams of a namespace of which [OpenNamespace] has found no readable record. It returns nil
-// if the namespace is new, or if the caller may not list streams.
+// LostRecord looks for the streams of a namespace without a readable record. It returns nil if the namespace is new, or
+// if the caller may not list streams.
 func LostRecord(ctx context.Context, c *Conn, ns string) *RecordError {
 	found, err := c.findLog(ctx, ns)
 	if err != nil {
@@ -88,17 +87,18 @@ func LostRecord(ctx context.Context, c *Conn, ns string) *RecordError {
 	return found
 }
 
-// createRecord writes the record of a namespace that is new, or that is to be restored. If another process has written
-// it meanwhile, that is no error.
+// createRecord writes the record of a new namespace, or of a namespace to restore. A record that another process has
+// written meanwhile is no error.
 //
-// The record is older than every stream: an indexer writes it before it creates the first. So a log with streams had a
-// record, and a start that was interrupted leaves a record without streams, which the next start completes.
+// The record is older than every stream, because an indexer creates the record before the first stream. A log with
+// streams therefore had a record. An interrupted start leaves a record without streams, and the next start creates the
+// streams.
 func createRecord(ctx context.Context, meta *Bucket, cfg NamespaceConfig) error {
 	found, err := meta.c.findLog(ctx, cfg.Name)
 	if err != nil {
 		return err
 	}
-	// This is read after the streams: another indexer may have written the record and created them meanwhile.
+	// The record is read after the streams: another indexer may have written it and created streams meanwhile.
 	entry, deleted, err := meta.last(ctx, namespaceKey)
 	switch {
 	case errors.Is(err, ErrNotFound) || err == nil && deleted:
@@ -126,7 +126,7 @@ func createRecord(ctx context.Context, meta *Bucket, cfg NamespaceConfig) error 
 	return err
 }
 
-// writeRecord writes the namespace's record if its key still has a revision; 0 if it has none.
+// writeRecord writes the namespace's record if its key still has the revision; 0: no value.
 func (b *Bucket) writeRecord(ctx context.Context, partitions uint32, revision uint64) error {
 	text, err := json.Marshal(namespaceRecord{Version: namespaceVersion, Partitions: partitions,
 		Created: time.Now().UTC().Truncate(time.Second)})
@@ -136,7 +136,7 @@ func (b *Bucket) writeRecord(ctx context.Context, partitions uint32, revision ui
 	return err
 }
 
-// findLog finds the streams of a namespace's log, whatever its record says.
+// findLog finds the streams of a namespace's log, independent of its record.
 func (c *Conn) findLog(ctx context.Context, ns string) (*RecordError, error) {
 	var found []uint32
 	for offset := 0; ; {
@@ -170,8 +170,8 @@ func (c *Conn) findLog(ctx context.Context, ns string) (*RecordError, error) {
 	return e, nil
 }
 
-// restorable returns the number of partitions of a log whose record is to be written again. wanted is the number that
-// the operator gave, or 0. The messages in the log must belong to the partitions that they are in.
+// restorable returns the number of partitions for a new record of an existing log. wanted is the operator's number, or
+// 0. The messages in the log must belong to their partitions by that number.
 func (c *Conn) restorable(ctx context.Context, found *RecordError, wanted uint32) (uint32, error) {
 	last, _ := parseDecimal(strings.TrimPrefix(found.Streams[len(found.Streams)-1], streamPrefix(found.Namespace)))
 	partitions := cmp.Or(found.Partitions, wanted)
@@ -199,7 +199,7 @@ func (c *Conn) restorable(ctx context.Context, found *RecordError, wanted uint32
 	}
 	if stray > fit {
 		return 0, fmt.Errorf("%w: with %d partitions, %d of %d workers' ranks in the log would be in other partitions; "+
-			"give the --partitions that the namespace had, or delete its streams to begin anew", ErrMismatch, partitions,
+			"set the original --partitions, or delete its streams to start with an empty log", ErrMismatch, partitions,
 			stray, fit+stray)
 	}
 	return partitions, nil

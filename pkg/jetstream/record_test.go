@@ -13,8 +13,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestRollupRefused sends the rollups that the user of one key could send: none removes another key, in a bucket that
-// is created now and in one of an earlier release, which allowed them.
+// TestRollupRefused sends the rollups that the user of one key could send. None removes another key, in a new bucket
+// and in a bucket of an earlier release, which allowed them.
 func TestRollupRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -84,7 +84,7 @@ func TestRollupRefused(t *testing.T) {
 	}
 }
 
-// TestPerMessageHeadersRefused sends headers that have the server remove, republish or count messages.
+// TestPerMessageHeadersRefused sends headers that make the server remove, republish or count messages.
 func TestPerMessageHeadersRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -112,7 +112,7 @@ func TestPerMessageHeadersRefused(t *testing.T) {
 	}
 }
 
-// TestOddBucket: a bucket whose stream has a setting that the server does not turn off again is refused by name.
+// TestOddBucket: the error for a bucket with a setting that the server never turns off names the setting.
 func TestOddBucket(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -135,8 +135,8 @@ func TestOddBucket(t *testing.T) {
 	}
 }
 
-// TestRecordLost: a namespace with streams and without a readable record is refused by an error that names both, and is
-// never created again with another number of partitions. Restore writes the record that the streams show.
+// TestRecordLost: the error for a namespace with streams and without a readable record names both. The namespace is
+// never created again with another number of partitions. Restore writes the record by the streams.
 func TestRecordLost(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
@@ -206,7 +206,7 @@ func TestRecordLost(t *testing.T) {
 			t.Errorf("%s, afterwards: %v", lost.how, found)
 		}
 	}
-	// A record of a later version is readable to others: it is never replaced.
+	// A record of a later version is readable to other programs: it is never replaced.
 	if err := put(`{"version":2,"partitions":3}`)(); err != nil {
 		t.Fatal(err)
 	}
@@ -215,8 +215,8 @@ func TestRecordLost(t *testing.T) {
 	}
 }
 
-// TestRecordLostWithGaps: the number of partitions must be given if the streams do not show it, and fit to what is in
-// the log.
+// TestRecordLostWithGaps: the number of partitions must be configured if the streams do not show it, and must fit the
+// log.
 func TestRecordLostWithGaps(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 4)
@@ -248,7 +248,7 @@ func TestRecordLostWithGaps(t *testing.T) {
 		}
 		return ns.Partitions(), nil
 	}
-	lose(3) // the last one: what is left looks like a log of 3 partitions
+	lose(3) // the last stream: the rest looks like a log of 3 partitions
 	if n, err := restore(0); !errors.Is(err, ErrMismatch) || !strings.Contains(err.Error(), "other partitions") {
 		t.Fatalf("restored with %d of 4: %v", n, err)
 	}
@@ -272,7 +272,7 @@ func TestRecordLostWithGaps(t *testing.T) {
 	}
 }
 
-// TestFirstStarts: a start that was interrupted at any step, and several nodes at once, make one namespace.
+// TestFirstStarts: an interrupted start at any step, and several nodes at once, create one namespace.
 func TestFirstStarts(t *testing.T) {
 	t.Parallel()
 	ctx := ctxFor(t)

@@ -2,20 +2,20 @@ package jetstream
 
 import "strings"
 
-// InboxRoot begins the first token of every subject on which a client may take replies.
+// InboxRoot begins the first token of all reply subjects of clients.
 const InboxRoot = "_INBOX"
 
 // Reserved prefixes of reply subjects. nats-server refuses them in requests of clients (server/client.go,
-// isReservedReply), so a request that names one has come through the server from another account or cluster.
+// isReservedReply), so a request with such a subject has come through the server from another account or cluster.
 const (
 	responses     = "_R_."  // of requests from another account; a token follows
-	gatewayReply  = "_GR_." // of requests from another cluster: two tokens and the client's own subject follow
+	gatewayReply  = "_GR_." // of requests from another cluster: two tokens and the client's subject follow
 	gatewayBefore = "$GR."  // the same, of old servers, with one token
 )
 
 // ReplyAllowed reports whether a service may publish on the reply subject of a request. NATS checks the rights of the
-// replying program, and not those of the requester. A request could therefore name a subject of the log, of a bucket or
-// of JetStream. Allowed are inboxes and the subjects that the NATS server makes for requests of other accounts.
+// replying program instead of the requester. A request could therefore name a subject of the log, of a bucket or of
+// JetStream. Allowed are inboxes and the server's reply subjects for requests of other accounts.
 func ReplyAllowed(subject string) bool {
 	if rest, is := strings.CutPrefix(subject, gatewayReply); is {
 		_, rest, _ = strings.Cut(rest, ".")
@@ -26,14 +26,14 @@ func ReplyAllowed(subject string) bool {
 	return strings.HasPrefix(subject, InboxRoot) || strings.HasPrefix(subject, responses)
 }
 
-// MayForward reports whether another node may answer a request with this reply subject; see [Conn.Forward]. Requests
-// from another cluster are answered by the node that received them: permissions let no other node publish there.
+// MayForward reports whether another node may answer a request with this reply subject; see [Conn.Forward]. The
+// receiving node answers requests from another cluster: permissions deny these subjects to other nodes.
 func MayForward(reply string) bool {
 	return reply != "" && !strings.HasPrefix(reply, gatewayReply) && !strings.HasPrefix(reply, gatewayBefore)
 }
 
 // crossesAccounts reports whether a request with this reply subject came from another account or cluster. nats-server
-// refuses a client's request with such a subject; from 2.15.3 on with every one below $JS too.
+// refuses a client's request with such a subject; from 2.15.3 on also with every subject below $JS.
 func crossesAccounts(reply string) bool {
 	for _, reserved := range []string{responses, gatewayReply, gatewayBefore, "$JS."} {
 		if strings.HasPrefix(reply, reserved) {

@@ -19,19 +19,19 @@ type Reply struct {
 	ContentType string
 	Body        []byte
 
-	// From is the rank whose [AnswerSubject] the answer came on; nil: it came on an inbox. A NATS server keeps a shim from
-	// using another rank's.
+	// From is the rank of the [AnswerSubject] of the answer; nil: the answer came on an inbox. A NATS server keeps a
+	// shim from using another rank's subject.
 	From *events.RankKey
 }
 
-// ServiceError is an answer that says that a request failed. The body, if any, is in [Reply.Body] as for a success.
+// ServiceError is an answer of a failed request. The body, if any, is in [Reply.Body] as for a success.
 type ServiceError = rpc.ServiceError
 
-// Request asks once and waits for one answer until the context ends; a context without a deadline gets 5 s. The
-// remaining time travels with the request, so that nobody works on what nobody waits for.
+// Request sends one request and waits for one answer until the context ends. A context without a deadline gets 5 s. The
+// request carries the remaining time, so the service stops with the caller.
 //
-// Errors: [*ServiceError] if the service says so (the reply is given too), [ErrNoResponder] at once if nobody serves
-// the subject, [ErrTimeout] if the deadline passed, [ErrUnavailable] without a connection, [ErrTooLarge], [ErrDenied].
+// Errors: [*ServiceError] from the service (with the reply), [ErrNoResponder] at once without a service, [ErrTimeout]
+// after the deadline, [ErrUnavailable] without a connection, [ErrTooLarge], [ErrDenied].
 func (c *Conn) Request(ctx context.Context, subject, contentType string, body []byte) (Reply, error) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -68,15 +68,14 @@ func (c *Conn) Request(ctx context.Context, subject, contentType string, body []
 	return Reply{ContentType: answer.ContentType, Body: answer.Body}, answer.Err
 }
 
-// Send publishes a message that nobody answers and that may be lost: a hint. Whatever must arrive goes through
-// a [Publisher] or a request.
+// Send publishes a message without an answer that may be lost: a hint. Messages that must arrive use a [Publisher] or a
+// request.
 func (c *Conn) Send(subject, contentType string, body []byte) error {
 	return failed("send to "+subject, c.nc.PublishMsg(message(subject, contentType, body)))
 }
 
-// Forward sends a request whose reply goes to another subject, where somebody waits for it: the sender hears nothing of
-// it. patience travels with it, and so does the header of its trace, unless that is empty. A service receives it whose
-// [ServiceConfig.Forwarded] is set.
+// Forward sends a request with a foreign reply subject. The sender gets no reply. The request carries patience, and the
+// header of a trace unless trace is empty. The receiving service must have [ServiceConfig.Forwarded].
 func (c *Conn) Forward(
 	subject, contentType string, patience time.Duration, trace, reply string, body []byte,
 ) error {
@@ -93,7 +92,7 @@ func (c *Conn) Forward(
 	return failed("forward to "+subject, c.nc.PublishMsg(m))
 }
 
-// message is a message with a content type, if that is not empty.
+// message returns a message with a content type, unless it is empty.
 func message(subject, contentType string, body []byte) *nats.Msg {
 	m := &nats.Msg{Subject: subject, Data: body, Header: nats.Header{}}
 	if contentType != "" {
@@ -102,9 +101,9 @@ func message(subject, contentType string, body []byte) *nats.Msg {
 	return m
 }
 
-// Gather asks everybody who serves a subject without a queue group, and returns what was answered within the wait; it
-// returns at once if nobody serves it. Answers that are errors are left out. How many should answer nobody knows: who
-// does not do so in time is not missed.
+// Gather sends a request to all services on a subject without a queue group, and returns their answers within the wait.
+// It returns at once if there is no service. It omits errors. The number of services is unknown, so late answers are
+// not detected.
 func (c *Conn) Gather(ctx context.Context, wait time.Duration, subject, contentType string, body []byte) ([]Reply,
 	error) {
 	return c.gather(ctx, wait, message(subject, contentType, body), "")
@@ -121,7 +120,7 @@ func (c *Conn) gather(ctx context.Context, wait time.Duration, m *nats.Msg, more
 			reply := Reply{ContentType: r.ContentType, Body: r.Body}
 			if from, is := parseAnswerSubject(a.Subject); is {
 				if answered[from] {
-					break // one answer of each rank counts
+					break // only the first answer of each rank counts
 				}
 				answered[from], reply.From = true, &from
 			}
@@ -135,8 +134,8 @@ func (c *Conn) gather(ctx context.Context, wait time.Duration, m *nats.Msg, more
 	return replies, failed("gather "+m.Subject, err)
 }
 
-// AskShims sends a request to all shims of a partition and returns their answers as [Conn.Gather] does. A shim may be
-// in another account than its caller, where the caller's inbox is unknown: it answers on its [AnswerSubject].
+// AskShims sends a request to all shims of a partition and returns the answers as [Conn.Gather] does. A shim in another
+// account does not know the caller's inbox, so shims answer on their [AnswerSubject].
 func (n *Namespace) AskShims(
 	ctx context.Context, wait time.Duration, p events.Partition, body []byte,
 ) ([]Reply, error) {
@@ -144,7 +143,7 @@ func (n *Namespace) AskShims(
 	return n.c.gather(ctx, wait, m, answerPrefix(n.name)+decimal(uint64(p))+".*.*."+id)
 }
 
-// AskShim sends a request to the shim of one rank and returns its answer; see [Namespace.AskShims]. Errors are those of
+// AskShim sends a request to the shim of one rank and returns its answer; see [Namespace.AskShims]. Errors are as in
 // [Conn.Request].
 func (n *Namespace) AskShim(ctx context.Context, wait time.Duration, key events.RankKey, body []byte) (Reply, error) {
 	p, err := n.PartitionOf(key.Instance)
@@ -185,8 +184,8 @@ func shimRequest(subject string, body []byte) (m *nats.Msg, id string) {
 	return m, id
 }
 
-// collect sends a message and hands each answer to receive, until that reports the last one, or an error, or the time
-// is over. Answers arrive on an inbox, and on one more subject unless that is empty.
+// collect sends a message and calls receive with each answer, until receive returns true or an error, or the time ends.
+// Answers arrive on an inbox, and on the subject more unless it is empty.
 func (c *Conn) collect(ctx context.Context, wait time.Duration, m *nats.Msg, more string,
 	receive func(*nats.Msg) (last bool, err error)) error {
 	m.Reply = c.nc.NewInbox()
@@ -199,7 +198,7 @@ func (c *Conn) collect(ctx context.Context, wait time.Duration, m *nats.Msg, mor
 		if err != nil {
 			return err
 		}
-		defer func() { _ = sub.Unsubscribe() }() // fails only without a connection, and then nothing comes
+		defer func() { _ = sub.Unsubscribe() }() // fails only without a connection, and then no answer arrives
 	}
 	return c.tryFor(ctx, wait, m.Subject, func(ctx context.Context) error {
 		if err := c.nc.PublishMsg(m); err != nil {
@@ -218,8 +217,8 @@ func (c *Conn) collect(ctx context.Context, wait time.Duration, m *nats.Msg, mor
 	})
 }
 
-// Store is how many bytes all streams and buckets of this account take on the servers, and may take (0: the account has
-// no bound of its own).
+// Store returns the used bytes of all streams and buckets of this account on the servers, and the account's limit (0:
+// no limit of its own).
 func (c *Conn) Store(ctx context.Context) (used, limit int64, err error) {
 	var a struct {
 		Storage int64 `json:"storage"`
@@ -227,7 +226,7 @@ func (c *Conn) Store(ctx context.Context) (used, limit int64, err error) {
 			MaxStorage int64 `json:"max_storage"`
 		} `json:"limits"`
 	}
-	if err := c.call(ctx, "ask for the account's storage", "INFO", nil, &a); err != nil {
+	if err := c.call(ctx, "read the account's storage", "INFO", nil, &a); err != nil {
 		return 0, 0, err
 	}
 	return a.Storage, max(a.Limits.MaxStorage, 0), nil

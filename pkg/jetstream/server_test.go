@@ -50,10 +50,10 @@ func serveForTest(dir, listen string) int {
 	return 0
 }
 
-// obey does what a test asks of the process.
+// obey executes a test's command in the process.
 func obey(s *natsserver.Server, command string) error {
 	switch command {
-	case "fill the disk": // as far as this process can see: no file may grow beyond 1 MB
+	case "fill the disk": // in the view of this process: no file may exceed 1 MB
 		signal.Ignore(unix.SIGXFSZ)
 		return unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 1_000_000, Max: unix.RLIM_INFINITY})
 	case "make room":
@@ -66,7 +66,7 @@ func obey(s *natsserver.Server, command string) error {
 	return errors.New("what?")
 }
 
-// process is the test binary run again as a server.
+// process is the test binary, run as a server.
 type process struct {
 	cmd  *exec.Cmd
 	in   io.Writer
@@ -74,7 +74,7 @@ type process struct {
 	addr string
 }
 
-// tell has the process obey and returns what it says.
+// tell sends a command to the process and returns the answer.
 func (p *process) tell(t testing.TB, command string) string {
 	t.Helper()
 	if _, err := io.WriteString(p.in, command+"\n"); err != nil {
@@ -112,13 +112,13 @@ func startProcess(t testing.TB, dir, listen string) *process {
 	line, err := p.out.ReadString('\n')
 	addr, ok := strings.CutPrefix(strings.TrimSpace(line), "ready ")
 	if err != nil || !ok {
-		t.Fatalf("the server process said %q, %v", line, err)
+		t.Fatalf("the server process answered %q, %v", line, err)
 	}
 	p.addr = addr
 	return p
 }
 
-// kill ends the process as a power button would.
+// kill ends the process like a power button.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill()
 	_ = p.cmd.Wait()
@@ -191,7 +191,7 @@ func TestServerRefusals(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
-	// What was refused has let go of its folder.
+	// A refused start has released its folder.
 	dir := t.TempDir()
 	_, err := natsserver.Start(ctx, natsserver.Options{Dir: dir, Listen: held.Addr()})
 	if !errors.Is(err, natsserver.ErrInUse) {
@@ -209,18 +209,17 @@ func TestServerFolderInUse(t *testing.T) {
 		!strings.Contains(err.Error(), fmt.Sprint(p.cmd.Process.Pid)) {
 		t.Fatalf("second server: %v", err)
 	}
-	p.kill() // the lock goes with the process, however it ends
+	p.kill() // the lock ends with the process
 	startServer(t, dir, "")
 }
 
-// TestServerDiskFull: a disk that takes no more is seen in Health, and with room again a restart inside the
-// process mends it. Nothing that was acknowledged is lost, and the shim and the reader go on as if it had been
-// away.
+// TestServerDiskFull: Health reports a full disk, and with room again, a restart inside the process repairs it.
+// Acknowledged messages survive, and the shim and the reader continue as after a lost connection.
 func TestServerDiskFull(t *testing.T) {
 	t.Parallel()
 	w := &world{t: t, ctx: ctxFor(t)}
 	p := startProcess(t, t.TempDir(), "127.0.0.1:0")
-	// what cannot be stored is not answered
+	// messages that cannot be stored get no answer
 	w.c = connect(t, ConnOptions{URLs: []string{"nats://" + p.addr}, AttemptTimeout: 300 * time.Millisecond})
 	w.join()
 	pub := w.publisher(w1)
@@ -294,7 +293,7 @@ func TestServerDiskFull(t *testing.T) {
 			switch string(m.Data) {
 			case string(text(i)):
 				i++
-			case string(text(i - 1)): // the one that was given up, and was stored
+			case string(text(i - 1)): // the cancelled message, which was stored
 			default:
 				t.Fatalf("message %d is %.20q…", i, bytes.TrimLeft(m.Data, "0"))
 			}
@@ -329,7 +328,7 @@ func TestServerRestart(t *testing.T) {
 	}
 }
 
-// TestServerKilled: kill -9 while a shim publishes; what was acknowledged is there afterwards, once, and in order.
+// TestServerKilled: kill -9 while a shim publishes. Acknowledged messages are there afterwards, once, and in order.
 func TestServerKilled(t *testing.T) {
 	t.Parallel()
 	w := &world{t: t, ctx: ctxFor(t), dir: t.TempDir(), addr: loopback.Reserve(t)}
@@ -377,7 +376,7 @@ func TestServerKilled(t *testing.T) {
 	t.Logf("%d messages, %d kills", next-1, rounds)
 }
 
-// TestAuthenticates has servers that must know who comes, and such that need not.
+// TestAuthenticates starts servers with and without required authentication.
 func TestAuthenticates(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]bool{
@@ -421,12 +420,12 @@ func TestServerConfigFile(t *testing.T) {
 	if got := c.NATS().MaxPayload(); got != 262144 {
 		t.Errorf("max payload %d", got)
 	}
-	// An indexer says at its start what is wrong with such a server, and not with its first snapshot.
+	// An indexer reports the fault of such a server at its start instead of at its first snapshot.
 	_, err = JoinNamespace(ctxFor(t), c, NamespaceConfig{Name: "n", Partitions: 1})
-	if want := "kvatlas takes messages of 262144 bytes at most, an indexer needs 900512: set max_payload: 900512"; !errors.Is(err, ErrTooLarge) || !strings.Contains(err.Error(), want) {
+	if want := "kvatlas accepts messages of at most 262144 bytes, an indexer needs 900512: set max_payload: 900512"; !errors.Is(err, ErrTooLarge) || !strings.Contains(err.Error(), want) {
 		t.Errorf("a namespace on a server of small messages: %v", err)
 	}
-	// Credentials that are refused are refused at once, however patient the caller.
+	// Refused credentials are an error at once, even for a patient caller.
 	_, err = Connect(ctxFor(t), ConnOptions{URLs: []string{s.URL()}, User: "u", Password: "wrong", Wait: true})
 	if !errors.Is(err, ErrDenied) {
 		t.Errorf("wrong password: %v", err)

@@ -18,18 +18,17 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 )
 
-// Codes of service errors: numbers as in HTTP. Those that this package itself answers with; handlers have others.
+// Codes of service errors: numbers as in HTTP. This package itself answers with these codes; handlers have others.
 const (
-	CodeBad      = 400 // a header is not what it should be
+	CodeBad      = 400 // an invalid header
 	CodeTooLarge = 413 // the body is above [ServiceConfig.MaxBody]
-	CodeBusy     = 429 // all workers are busy and the queue is full: ask another, or later
+	CodeBusy     = 429 // all workers are busy and the queue is full: use another service, or retry later
 	CodeInternal = 500 // the answer does not fit into a message
-	CodeStopping = 503 // this instance is being stopped
+	CodeStopping = 503 // this instance is stopping
 	CodeFault    = 520 // the handler panicked
 )
 
-// ServiceConfig describes a service: a set of endpoints under one name, which `nats micro` can list and ask for
-// statistics.
+// ServiceConfig configures a service: a set of endpoints under one name, which `nats micro` can list with statistics.
 type ServiceConfig struct {
 	Name        string // letters, digits, '-', '_'
 	Version     string // semantic version
@@ -37,97 +36,96 @@ type ServiceConfig struct {
 
 	Endpoints []Endpoint
 
-	Workers    int // requests handled at once; default 4
-	Queue      int // requests that wait for a worker; default 64. Beyond it the answer is [CodeBusy], at once
-	QueueBytes int // bytes of their bodies; default 64 MiB. Beyond it the same
+	Workers    int // concurrent requests; default 4
+	Queue      int // waiting requests; default 64. Beyond it, the answer is [CodeBusy], at once
+	QueueBytes int // bytes of their bodies; default 64 MiB. Beyond it, the same
 	MaxBody    int // bytes of a request's body; default 900 kB
 
-	Timeout time.Duration // how long a request that carries no deadline may take; default 5 s.
+	Timeout time.Duration // time for a request without a deadline; default 5 s.
 
-	Traced bool // Request.Trace is read
+	Traced bool // read Request.Trace
 
-	// Forwarded makes the service reply where a [Conn.Forward] says. Only nodes may be permitted to publish on its
-	// subjects.
+	// Forwarded makes the service reply to the subject of a [Conn.Forward]. Only nodes may be permitted to publish on
+	// its subjects.
 	Forwarded bool
 
 	// AnswerOn returns the subject of the answer to a request of [Namespace.AskShims] with this id. Nil: such requests
-	// are answered as others.
+	// are answered on their reply subjects.
 	AnswerOn func(id string) string
 
-	// Refuse makes the answer to a request that no handler answers, or whose answer does not fit into a message: code
-	// is one of those above, and why the words that go with it. Nil: the two alone.
+	// Refuse returns the answer to a request without a handler, or in place of an answer that does not fit into a
+	// message. code is one of the codes above, and why is the text. Nil: the answer has only code and text.
 	Refuse func(r Request, code int, why string) Response
 
 	Hooks ServiceHooks
 }
 
-// Endpoint is one subject of a service.
+// Endpoint is a subject of a service.
 type Endpoint struct {
 	Name       string // letters, digits, '-', '_'
 	Subject    string
-	QueueGroup string // one member of it gets each request; empty: every subscriber gets every request
+	QueueGroup string // one member gets each request; empty: every subscriber gets every request
 	Handler    Handler
 }
 
-// Handler answers one request. It is called from several goroutines at once. The context ends with the caller's
-// patience or when a stop does not want to wait any longer.
+// Handler answers a request. It is called from several goroutines at once. The context ends with the caller's patience,
+// or when Stop ends its wait.
 type Handler func(ctx context.Context, r Request) Response
 
 // ServiceHooks are called from the service's goroutines. Each may be nil.
 type ServiceHooks struct {
-	// Ended tells what became of a request, once for each: the outcome of the response that was sent, or one of these.
+	// Ended is called once for each request, with the outcome of the response, or one of the outcomes below.
 	Ended func(endpoint, outcome string)
 
-	// Panicked tells that a handler did, and where. Its request is refused with [CodeFault], and the service goes on:
+	// Panicked is called after a handler's panic. The request is refused with [CodeFault], and the service continues:
 	// clients repeat a request elsewhere, which must not end one node after the other.
 	Panicked func(endpoint string, why any, stack []byte)
 }
 
-// What becomes of requests to which no answer was sent.
+// Outcomes of requests without an answer.
 const (
-	OutcomeExpired = "expired" // the caller's deadline passed while it waited for a worker
-	OutcomeUnsent  = "unsent"  // there was an answer, and it could not be sent
+	OutcomeExpired = "expired" // the caller's deadline passed while the request waited for a worker
+	OutcomeUnsent  = "unsent"  // the answer could not be sent
 
 	// OutcomeReplyRefused: the request names a reply subject that is no inbox; see [ReplyAllowed]. It was not handled.
 	OutcomeReplyRefused = "reply_refused"
 )
 
-// Request is what a caller sent.
+// Request is a received request.
 type Request struct {
 	Subject     string
-	ContentType string // empty if the caller did not say
-	ID          string // that the caller gives what it asks, for what follows; empty if it does not
-	Trace       string // the header of its trace, as [rpc.Traceparent] makes it; see [ServiceConfig.Traced]
-	Reply       string // the subject of its reply; empty if it wants none
+	ContentType string // empty if absent
+	ID          string // the caller's id for later requests; empty if absent
+	Trace       string // the header of its trace, in the form of [rpc.Traceparent]; see [ServiceConfig.Traced]
+	Reply       string // the reply subject; empty: no reply
 	Body        []byte
 }
 
-// Response is what a handler answers. With Code 0 it is a success. Else it is a service error: Code and
-// Description travel in the headers Nats-Service-Error-Code and Nats-Service-Error, and the body may say more.
+// Response is the answer of a handler. Code 0 is a success. Other values are a service error: the headers
+// Nats-Service-Error-Code and Nats-Service-Error have Code and Description, and the body may have details.
 type Response struct {
-	ContentType string // a success says it only if it is not the request's: those who ask know that
+	ContentType string // sent in a success only if it differs from the request's
 	Body        []byte
 	Code        int
 	Description string
 
-	Outcome string // what the request is counted as; default "ok", or the code
+	Outcome string // the counted outcome of the request; default "ok", or the code
 
-	// Later, if it is not nil, is called in place of sending this: the answer is what answer is called with, once, from
-	// any goroutine. Until then the handler's context goes on, and [Service.Stop] waits.
+	// Later, if set, is called in place of sending the response. The handler's answer is the argument of answer, which
+	// must be called once, from any goroutine. Until then the handler's context continues, and [Service.Stop] waits.
 	Later func(answer func(Response))
 
-	// Elsewhere says that nothing is to be sent: somebody else has answered, or will.
+	// Elsewhere: no response is sent here; another service answers.
 	Elsewhere bool
 
-	// Undelivered is where the NATS server says, as to a request without a responder, that nobody is there to receive
-	// this. Empty: nowhere.
+	// Undelivered is the subject of the NATS server's report that this response has no subscriber. Empty: no report.
 	Undelivered string
 
-	// Sent, if it is not nil, is called when this was handed to the connection, with the error if it could not be.
+	// Sent, if set, is called after the response was passed to the connection, with the error of a failure.
 	Sent func(error)
 }
 
-// Service answers requests until it is stopped.
+// Service answers requests until Stop.
 type Service struct {
 	c     *Conn
 	cfg   ServiceConfig
@@ -143,9 +141,9 @@ type Service struct {
 	mu      sync.Mutex
 	closed  bool
 	started int        // workers
-	idle    []chan job // of workers that wait, the last one first: its memory is still in the caches
-	jobs    chan job   // that wait for a worker; empty while one is idle
-	bytes   int        // of their bodies
+	idle    []chan job // channels of waiting workers, the last one first: its memory is still in the caches
+	jobs    chan job   // jobs that wait for a worker; empty while a worker is idle
+	bytes   int        // of the waiting jobs' bodies
 }
 
 type endings struct {
@@ -154,7 +152,7 @@ type endings struct {
 	outcomes map[string]uint64
 }
 
-// job is a request that was accepted.
+// job is an accepted request.
 type job struct {
 	endpoint *Endpoint
 	Request
@@ -162,7 +160,7 @@ type job struct {
 	deadline time.Time
 }
 
-// Serve registers a service and answers from now on.
+// Serve registers a service and starts to answer.
 func Serve(c *Conn, cfg ServiceConfig) (*Service, error) {
 	cfg.Workers = cmp.Or(cfg.Workers, 4)
 	cfg.Queue = cmp.Or(cfg.Queue, 64)
@@ -213,8 +211,8 @@ func Serve(c *Conn, cfg ServiceConfig) (*Service, error) {
 // subscribeWithin bounds the wait for the server's answer to the subscriptions of a service.
 const subscribeWithin = 2 * time.Second
 
-// accept runs in the subscription's goroutine, which must not wait: it hands the request to a worker or answers
-// that there is none.
+// accept runs in the subscription's goroutine, which must not wait. accept passes the request to a worker or answers
+// that all workers are busy.
 func (s *Service) accept(e *Endpoint, req micro.Request) {
 	j := jobOf(e, req)
 	if s.cfg.Traced {
@@ -243,7 +241,7 @@ func (s *Service) accept(e *Endpoint, req micro.Request) {
 	}
 }
 
-// route decides where the answer to a request goes. It returns false if the request names a subject that it must not.
+// route sets the subject of the answer. It returns false if the request names a forbidden subject.
 func (s *Service) route(j *job, h micro.Headers) bool {
 	if s.cfg.Forwarded {
 		if to := h.Get(headerReply); to != "" {
@@ -259,7 +257,7 @@ func (s *Service) route(j *job, h micro.Headers) bool {
 	return j.Reply == "" || ReplyAllowed(j.Reply)
 }
 
-// hand gives a request to a worker, or lets it wait for one, or says why not.
+// hand passes a request to a worker, or to the queue, or returns the code and text of a refusal.
 func (s *Service) hand(j *job) (code int, why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -274,10 +272,10 @@ func (s *Service) hand(j *job) (code int, why string) {
 		first := *j
 		s.workers.Go(func() { s.work(first) })
 	case s.bytes > 0 && s.bytes+len(j.Body) > s.cfg.QueueBytes:
-		return CodeBusy, fmt.Sprintf("all workers (%d) are busy, and %d MiB of requests wait for them", s.cfg.Workers,
+		return CodeBusy, fmt.Sprintf("all workers (%d) are busy, and %d MiB of requests are waiting", s.cfg.Workers,
 			s.cfg.QueueBytes>>20)
 	case len(s.jobs) == cap(s.jobs):
-		return CodeBusy, fmt.Sprintf("all workers (%d) are busy, and %d requests wait for them", s.cfg.Workers,
+		return CodeBusy, fmt.Sprintf("all workers (%d) are busy, and %d requests are waiting", s.cfg.Workers,
 			s.cfg.Queue)
 	default:
 		s.jobs <- *j
@@ -286,8 +284,7 @@ func (s *Service) hand(j *job) (code int, why string) {
 	return 0, ""
 }
 
-// next waits for a worker's next request on its channel, which has room for one. It returns false when the service is
-// stopped.
+// next waits for a worker's next request on the worker's channel of capacity 1. The result is false after Stop.
 func (s *Service) next(mine chan job) (j job, ok bool) {
 	s.mu.Lock()
 	select {
@@ -307,13 +304,13 @@ func (s *Service) next(mine chan job) (j job, ok bool) {
 	return j, ok
 }
 
-// parseDeadline reads what the header says: how long the caller will wait. More than a day is a day.
+// parseDeadline parses the caller's patience, at most a day.
 func parseDeadline(text string) (time.Duration, bool) {
 	ms, err := strconv.ParseUint(text, 10, 64)
 	return min(time.Duration(min(ms, 1<<31))*time.Millisecond, 24*time.Hour), err == nil && ms > 0
 }
 
-// work is a worker, which begins with a request.
+// work runs a worker, which begins with a request.
 func (s *Service) work(j job) {
 	mine := make(chan job, 1)
 	for ok := true; ok; j, ok = s.next(mine) {
@@ -342,7 +339,7 @@ func (s *Service) handle(ctx context.Context, j *job) (r Response) {
 	return j.endpoint.Handler(ctx, j.Request)
 }
 
-// later lets a request be answered when this worker has gone on.
+// later lets a handler answer a request after this worker has continued.
 func (s *Service) later(ctx *deadline, j job, begin func(answer func(Response))) {
 	s.workers.Add(1)
 	begin(func(r Response) {
@@ -352,8 +349,8 @@ func (s *Service) later(ctx *deadline, j job, begin func(answer func(Response)))
 	})
 }
 
-// jobOf reads a request. Names of headers may have any letter case, as in HTTP; if one is there twice, the one in ours
-// counts.
+// jobOf reads a request. Names of headers may have any letter case, as in HTTP. Of two values, the one with our
+// spelling counts.
 func jobOf(e *Endpoint, req micro.Request) job {
 	j := job{endpoint: e, Request: Request{Subject: req.Subject(), Reply: req.Reply(), Body: req.Data()}}
 	for key, values := range req.Headers() {
@@ -392,7 +389,7 @@ func (s *Service) respond(j *job, r Response) {
 		s.count(j.endpoint, r.Code, r.Outcome)
 		return
 	}
-	// Not by the request's own methods: they write what the subscription's goroutine reads once accept has returned.
+	// micro's own methods are not used: they write a field that the subscription's goroutine reads after accept.
 	m := &nats.Msg{Subject: j.Reply, Reply: r.Undelivered, Data: r.Body}
 	if r.Code != 0 {
 		m.Header = nats.Header{micro.ErrorCodeHeader: {strconv.Itoa(r.Code)},
@@ -424,8 +421,8 @@ func (s *Service) count(e *Endpoint, code int, outcome string) {
 	s.cfg.Hooks.Ended(e.Name, outcome)
 }
 
-// stats adds to what micro counts of an endpoint what became of its requests: micro sees only what is given before its
-// handler returns.
+// stats adds the outcomes of an endpoint to the statistics of micro, which counts only answers before the handler's
+// return.
 func (s *Service) stats(e *micro.Endpoint) any {
 	n := s.ended[e.Name]
 	n.mu.Lock()
@@ -433,7 +430,7 @@ func (s *Service) stats(e *micro.Endpoint) any {
 	return map[string]any{"errors": n.errors, "outcomes": maps.Clone(n.outcomes)}
 }
 
-// oneLine makes a text fit for a header.
+// oneLine converts a text to the form of a header.
 func oneLine(text string) string {
 	b := []byte(text)
 	if len(b) > headerRoom/2 {
@@ -447,13 +444,13 @@ func oneLine(text string) string {
 	return string(b)
 }
 
-// Stop drains: no new requests are taken, those that were are answered. It returns when that is done; when the context
-// ends, handlers under way see theirs end, and Stop still waits for them. Calling it again does nothing.
+// Stop drains: new requests are refused, and accepted ones are answered. It returns after the last answer. When the
+// context ends, the contexts of handlers end too, and Stop still waits for the handlers. A repeated call has no effect.
 func (s *Service) Stop(ctx context.Context) {
 	if s.stopped.Swap(true) {
 		return
 	}
-	_ = s.micro.Stop() // fails only without a connection, and then nothing can come in
+	_ = s.micro.Stop() // fails only without a connection, and then no request arrives
 	s.c.settle(ctx)
 	s.mu.Lock()
 	s.closed = true
@@ -466,11 +463,12 @@ func (s *Service) Stop(ctx context.Context) {
 	s.workers.Wait()
 	unblock()
 	s.cancel()
-	_ = s.c.flush(ctx) // so that answers leave before the connection is closed; without one there is nobody to answer
+	_ = s.c.flush(ctx) // sends the answers before the connection is closed; without a connection there is no caller
 }
 
-// settle returns when all handlers have been called with what the server had sent, or ctx ends. Calls at the same time
-// share the work, which grows with the number of subscriptions: each waits for a round that begins after the call.
+// settle returns when all handlers have received the messages that the server had sent, or ctx ends. Concurrent calls
+// share the work, which grows with the number of subscriptions: every call waits for a round that begins after the
+// call.
 func (c *Conn) settle(ctx context.Context) {
 	c.settling.Lock()
 	round := c.nextRound
@@ -504,11 +502,11 @@ func (c *Conn) settleRounds() {
 	}
 }
 
-// settleOnce gives up after an attempt's time if a handler does not return.
+// settleOnce ends after an attempt's time if a handler does not return.
 func (c *Conn) settleOnce() {
 	ctx, cancel := context.WithTimeout(context.Background(), c.attempt)
 	defer cancel()
-	if c.flush(ctx) != nil { // after the server's PONG all that it sent is in our queues, and handled after the barrier
+	if c.flush(ctx) != nil { // after the PONG all the server's messages are in our queues, before the barrier
 		return
 	}
 	passed := make(chan struct{})
@@ -520,8 +518,8 @@ func (c *Conn) settleOnce() {
 	}
 }
 
-// flush returns when the server has all that was sent and all that it sent before is here, or with an error if
-// that does not happen soon.
+// flush returns when the server has received everything sent and everything that it sent before has arrived, or soon
+// with an error.
 func (c *Conn) flush(ctx context.Context) error {
 	if !c.nc.IsConnected() {
 		return errDisconnected
@@ -529,9 +527,9 @@ func (c *Conn) flush(ctx context.Context) error {
 	return c.try(ctx, "", c.nc.FlushWithContext)
 }
 
-// Subscribe calls handle with every message on a subject (wildcards allowed) until the returned function is
-// called, which waits for a handle under way. It is for hints that may be lost; handle is called from one
-// goroutine and must return soon.
+// Subscribe calls handle with every message on a subject (wildcards allowed) until the returned function is called.
+// That function waits for a running handle. Use Subscribe for hints that may be lost. A single goroutine calls handle,
+// which must return soon.
 func (c *Conn) Subscribe(subject string, handle func(Request)) (stop func(), err error) {
 	sub, err := c.nc.Subscribe(subject, func(m *nats.Msg) {
 		handle(Request{Subject: m.Subject, ContentType: m.Header.Get(headerContentType), Body: m.Data})
@@ -548,9 +546,9 @@ func (c *Conn) Subscribe(subject string, handle func(Request)) (stop func(), err
 	}, nil
 }
 
-// Listen calls heard with each message on a subject, one at a time, until ctx ends; it then returns ctx's error. While
-// heard works messages wait in memory, up to the client's bounds of 64 MiB; beyond, they are dropped and
-// ConnHooks.AsyncError is told. What is published while there is no connection is not heard.
+// Listen calls heard with the messages on a subject, one at a time, until ctx ends, and returns ctx's error. Messages
+// wait in memory meanwhile, up to the client's limit of 64 MiB. Further messages are dropped, and ConnHooks.AsyncError
+// is called. Messages during a lost connection are lost.
 func (c *Conn) Listen(ctx context.Context, subject string, heard func(data []byte)) error {
 	stop, err := c.Subscribe(subject, func(r Request) {
 		if ctx.Err() == nil {
@@ -565,8 +563,8 @@ func (c *Conn) Listen(ctx context.Context, subject string, heard func(data []byt
 	return ctx.Err()
 }
 
-// KeepSubscribed calls heard with each message on a subject, as [Conn.Subscribe] does, until ctx ends. If there can be
-// no subscription failed is told why, and it is tried again.
+// KeepSubscribed calls heard with the messages on a subject, like [Conn.Subscribe], until ctx ends. If the subscription
+// fails, KeepSubscribed calls failed and retries.
 func (c *Conn) KeepSubscribed(ctx context.Context, subject string, heard func(Request), failed func(error)) {
 	for ctx.Err() == nil {
 		stop, err := c.Subscribe(subject, heard)
@@ -580,11 +578,11 @@ func (c *Conn) KeepSubscribed(ctx context.Context, subject string, heard func(Re
 	}
 }
 
-// inOrder is how many messages of a [Conn.KeepSubscribedInOrder] wait; more are dropped.
+// inOrder is the largest number of waiting messages in [Conn.KeepSubscribedInOrder]. Further messages are dropped.
 const inOrder = 1 << 16
 
 // KeepSubscribedInOrder is [Conn.KeepSubscribed] for several subjects without wildcards. Messages of one sender are
-// handled in the order in which they were sent, whatever their subjects.
+// handled in the order in which they were sent, across subjects.
 func (c *Conn) KeepSubscribedInOrder(
 	ctx context.Context, subjects []string, heard func(Request), failed func(error),
 ) {

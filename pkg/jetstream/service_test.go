@@ -45,7 +45,7 @@ func wantCode(t testing.TB, err error, code int) {
 	}
 }
 
-// waitStats waits until the service's statistics have something in them: answers are counted when they have been sent.
+// waitStats waits until the service's statistics contain a text: answers are counted after they were sent.
 func waitStats(t testing.TB, client *Conn, want string) {
 	t.Helper()
 	ctx := ctxFor(t)
@@ -68,7 +68,7 @@ func TestService(t *testing.T) {
 	deadline, _ := ctx.Deadline()
 	serve(t, server, ServiceConfig{MaxBody: 1000, Endpoints: []Endpoint{
 		{Name: "echo", Subject: "t.echo", QueueGroup: "q", Handler: func(ctx context.Context, r Request) Response {
-			d, ok := ctx.Deadline() // reckoned from when the request came, in whole milliseconds
+			d, ok := ctx.Deadline() // relative to the arrival of the request, in whole milliseconds
 			known := ok && !d.Before(deadline.Add(-time.Millisecond)) && d.Before(time.Now().Add(patience))
 			return Response{ContentType: r.ContentType, Body: fmt.Appendf(nil, "%s %s %v", r.Subject, r.Body, known)}
 		}},
@@ -88,11 +88,11 @@ func TestService(t *testing.T) {
 	for asked, says := range map[string]string{ContentMsgpack: "", ContentJSON: ContentMsgpack, "": ContentMsgpack} {
 		raw, err := client.nc.RequestMsgWithContext(ctx, message("t.packed", asked, nil))
 		if err != nil || raw.Header.Get(headerContentType) != says {
-			t.Errorf("asked as %q: the reply says %q, %v", asked, raw.Header, err)
+			t.Errorf("request as %q: the reply has %q, %v", asked, raw.Header, err)
 		}
 		reply, err := client.Request(ctx, "t.packed", asked, nil)
 		if err != nil || reply.ContentType != ContentMsgpack {
-			t.Errorf("asked as %q: %q %v", asked, reply.ContentType, err)
+			t.Errorf("request as %q: %q %v", asked, reply.ContentType, err)
 		}
 	}
 	if _, err := client.Request(ctx, "t.echo", "", make([]byte, 1000)); err != nil {
@@ -108,7 +108,7 @@ func TestService(t *testing.T) {
 	}
 	_, err = client.Request(ctx, "t.huge", "", nil)
 	wantCode(t, err, CodeInternal)
-	for range 200 { // also what answers at once is answered in another goroutine than micro's
+	for range 200 { // immediate answers too come from another goroutine than micro's
 		_, err = client.Request(ctx, "t.fail", "", nil)
 		wantCode(t, err, 409)
 	}
@@ -119,12 +119,12 @@ func TestService(t *testing.T) {
 	if _, err := client.Request(ctx, "t.echo", "", make([]byte, 2<<20)); !errors.Is(err, ErrTooLarge) {
 		t.Fatal(err)
 	}
-	// `nats micro` sees it.
+	// `nats micro` lists it.
 	info, err := client.Request(ctx, "$SRV.INFO.test", "", nil)
 	if err != nil || !bytes.Contains(info.Body, []byte("t.echo")) || !bytes.Contains(info.Body, []byte("1.2.3")) {
 		t.Fatalf("%s %v", info.Body, err)
 	}
-	// A message to which nobody waits for an answer is no trouble.
+	// A message without a reply subject is no fault.
 	if err := client.Send("t.echo", ContentJSON, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -174,10 +174,10 @@ func TestServiceBusyAndLate(t *testing.T) {
 	for range 4 {
 		wantCode(t, <-answers, CodeBusy)
 	}
-	for busy.Load() < 4 && ctx.Err() == nil { // each is counted when it has been sent
+	for busy.Load() < 4 && ctx.Err() == nil { // each is counted after it was sent
 		time.Sleep(time.Millisecond)
 	}
-	time.Sleep(soon) // the service reckons from when it got the request, which was before it refused those behind it
+	time.Sleep(soon) // the service counts from the arrival of the request, before it refused the later ones
 	close(release)
 	if err := <-first; err != nil {
 		t.Fatal(err)
@@ -189,7 +189,7 @@ func TestServiceBusyAndLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(answers) > 0 {
-		t.Fatalf("an answer that is late: %v", <-answers)
+		t.Fatalf("a late answer: %v", <-answers)
 	}
 	for ended.Load() < 7 && ctx.Err() == nil {
 		time.Sleep(time.Millisecond)
@@ -217,7 +217,7 @@ func TestServiceBusyAndLate(t *testing.T) {
 	}
 }
 
-// TestServiceRefuses: what no handler sees is answered as the service was told to, and so is what does not fit into a
+// TestServiceRefuses: the service's own function answers requests without a handler, and answers that do not fit into a
 // message.
 func TestServiceRefuses(t *testing.T) {
 	t.Parallel()
@@ -272,7 +272,7 @@ func TestServiceRefuses(t *testing.T) {
 	}
 	go ask(nil)
 	<-entered
-	go ask(make([]byte, 200)) // one that is alone may be larger
+	go ask(make([]byte, 200)) // a single request may be larger
 	waits := func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -281,7 +281,7 @@ func TestServiceRefuses(t *testing.T) {
 	for !waits() && ctx.Err() == nil {
 		time.Sleep(time.Millisecond)
 	}
-	want("t.slow", []byte("x"), nil, CodeBusy, "all workers (1) are busy, and 0 MiB of requests wait for them")
+	want("t.slow", []byte("x"), nil, CodeBusy, "all workers (1) are busy, and 0 MiB of requests are waiting")
 	close(release)
 	for range 2 {
 		if err := <-done; err != nil {
@@ -291,9 +291,9 @@ func TestServiceRefuses(t *testing.T) {
 	waitStats(t, client, `"data":{"errors":8,"outcomes":{"refused":8}}`)
 }
 
-// TestServiceWorkers: as many requests are handled at once as there are workers, and all are answered; also those that
-// come when the workers have been idle. With one worker they are handled in the order in which they came.
-// TestServicePanics: a handler that panics costs its request, and nothing else.
+// TestServiceWorkers: the number of concurrent requests equals the number of workers, and all are answered, also after
+// idle times. One worker handles requests in order of arrival. TestServicePanics: a panic of a handler ends only its
+// request.
 func TestServicePanics(t *testing.T) {
 	t.Parallel()
 	server, client := pair(t)
@@ -310,7 +310,7 @@ func TestServicePanics(t *testing.T) {
 	_, err := client.Request(ctxFor(t), "e", "", nil)
 	wantCode(t, err, CodeFault)
 	if got := <-told; got != "e nothing true" {
-		t.Errorf("it is told of %s", got)
+		t.Errorf("the hook received %s", got)
 	}
 	if r, err := client.Request(ctxFor(t), "e", "", []byte("x")); err != nil || string(r.Body) != "x" {
 		t.Errorf("the next request: %q, %v", r.Body, err)
@@ -379,7 +379,7 @@ func TestServiceWorkers(t *testing.T) {
 	}
 }
 
-// TestServiceDrains: while instances of a queue group come and go, no request is lost.
+// TestServiceDrains: while instances of a queue group start and stop, no request is lost.
 func TestServiceDrains(t *testing.T) {
 	t.Parallel()
 	server, client := pair(t)
@@ -431,8 +431,7 @@ func TestServiceDrains(t *testing.T) {
 	}
 }
 
-// TestServiceStopEndsPatience: a handler that does not end sees its context end when the stop has waited long
-// enough.
+// TestServiceStopEndsPatience: the context of a handler that does not return ends after Stop has waited long enough.
 func TestServiceStopEndsPatience(t *testing.T) {
 	t.Parallel()
 	server, client := pair(t)
@@ -487,7 +486,7 @@ func TestRequestWhileNobodyThere(t *testing.T) {
 	if _, err := c.Request(ctxFor(t), "x", "", nil); !errors.Is(err, ErrUnavailable) {
 		t.Fatal(err)
 	}
-	svc.Stop(ctxFor(t)) // nothing to drain to
+	svc.Stop(ctxFor(t)) // nothing to drain
 }
 
 func TestSubscribe(t *testing.T) {
@@ -525,14 +524,13 @@ func TestSubscribe(t *testing.T) {
 	}
 }
 
-// told is given the errors of replies.
+// told receives the errors of replies.
 type told chan error
 
 func (t told) Receive(_ int, r rpc.Reply) { t <- r.Err }
 
-// TestForward: a request whose reply goes to another subject is answered there, later, and once; who answered may be
-// told that this was sent, and that nobody is there to receive it. A service that is stopped waits for what is to be
-// answered later.
+// TestForward: a request whose reply goes to another subject is answered there once, later. The answering service can
+// be informed that the reply was sent, and that it had no subscriber. A stopped service waits for its later answers.
 func TestForward(t *testing.T) {
 	t.Parallel()
 	server, client := pair(t)
@@ -577,7 +575,7 @@ func TestForward(t *testing.T) {
 	}
 	forward("t.receipt", "_INBOX.t.nobody")
 	if at := <-unheard; at != "t.unheard.1" || <-sent != nil {
-		t.Errorf("told at %s that nobody is there", at)
+		t.Errorf("report of a missing subscriber at %s", at)
 	}
 	forward("t.later", "_INBOX.t.heard")
 	(<-later)(Response{Body: []byte("now")})
@@ -597,12 +595,12 @@ func TestForward(t *testing.T) {
 	<-stopped
 	select {
 	case r := <-heard:
-		t.Errorf("somebody else answers, and this came: %+v", r)
+		t.Errorf("another service answers, but received %+v", r)
 	default:
 	}
 }
 
-// TestReplyAllowed: services reply to inboxes and to subjects that the server makes, which no client can name.
+// TestReplyAllowed: services reply to inboxes and to the server's own subjects, which no client can use.
 func TestReplyAllowed(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), "127.0.0.1:0")
@@ -635,7 +633,7 @@ func TestReplyAllowed(t *testing.T) {
 	}
 }
 
-// TestRepliesStayInInboxes: a request that names another reply subject is not handled, and is counted.
+// TestRepliesStayInInboxes: a request with another reply subject is counted, and not handled.
 func TestRepliesStayInInboxes(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), "127.0.0.1:0")
@@ -663,7 +661,7 @@ func TestRepliesStayInInboxes(t *testing.T) {
 		{reply: "_INBOX.a", id: "abcdefgh1234", handled: "t.answers.abcdefgh1234", outcome: "ok"},
 		{reply: "_INBOX.a", id: "abcdefgh.>", outcome: OutcomeReplyRefused},
 		{reply: "_INBOX.a", id: "short", outcome: OutcomeReplyRefused},
-		// The service takes no forwarded requests: where one would go does not count.
+		// The service accepts no forwarded requests: the header has no effect.
 		{reply: "_INBOX.a", forwarded: "_INBOX.b", handled: "_INBOX.a", outcome: "ok"},
 	} {
 		m := &nats.Msg{Subject: "t.e", Reply: c.reply, Header: nats.Header{}}

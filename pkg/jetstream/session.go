@@ -18,36 +18,35 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// session is one consumer: ephemeral, in memory, without acknowledgements, of the whole stream. Its buffer is
-// filled by nats.go's goroutine and emptied by the reader's, which asks for more (pulls) only when it has
-// handed over what there was.
+// session is a consumer: ephemeral, in memory, without acknowledgements, of the whole stream. nats.go's goroutine fills
+// the buffer. The reader's goroutine empties the buffer, and pulls more only after the delivery of the contents.
 //
-// nats.go has an ordered consumer that makes itself anew. It is not used: after a stream was deleted and made again it
-// continues in the new one at the old sequence, and only the reader can know that this is wrong. Here a new consumer
-// means a new session, which begins with a comparison of the stream's epoch. Its Consume is not used either: with a
-// limit on bytes it now and then forgets to pull, and stands still until heartbeats are missed.
+// nats.go's ordered consumer recreates itself, and is not used. After a deletion and recreation of the stream, that
+// consumer continues in the new stream at the old sequence, and only the reader can detect the change. Here, a new
+// consumer is a new session, which begins with a comparison of the stream's epoch. Consume of nats.go is not used
+// either: with a limit on bytes, Consume sometimes omits a pull and hangs until heartbeats are missing.
 type session struct {
-	// if Seq is not 0: the message with which the session begins, which was read before and must be the same
+	// anchor, unless Seq is 0, is the first message of the session. It was read before and must be unchanged.
 	anchor Message
-	traced bool // headers of traces are read
+	traced bool // read headers of traces
 	wake   chan struct{}
-	pull   func() error // asks the server for one more lot
+	pull   func() error // requests further messages from the server
 
-	keys keyCache // receive's alone
+	keys keyCache // owned by receive
 
 	mu      sync.Mutex
 	next    events.StreamSeq
-	nextDel uint64 // the consumer's own count, of the next delivery
+	nextDel uint64 // the consumer's sequence of the next delivery
 	buf     []Message
-	left    int // messages that the server may still send for what was asked
+	left    int // messages that the server may still send for the pulls
 	pending uint64
-	passed  bool      // the anchor has been seen, if there is one
-	heard   bool      // something came since the last beat
-	emptied time.Time // when the consumer last had nothing more to send; zero: not since it was taken
-	err     error     // why the session has ended
+	passed  bool      // the anchor has been received, or there is none
+	heard   bool      // a message or heartbeat has arrived since the last beat
+	emptied time.Time // when the consumer last had nothing more to send; zero: not since the last drain
+	err     error     // reason for the end of the session
 }
 
-// session reads until something ends it: a final notice, or an error after which another session may follow.
+// session reads until a final notice, or until an error after which another session may follow.
 func (r *Reader) session(ctx context.Context) (Notice, error) {
 	c := r.ns.c
 	lost := c.untilLost()
@@ -88,8 +87,8 @@ func (r *Reader) session(ctx context.Context) (Notice, error) {
 	return r.pump(ctx, s, lost)
 }
 
-// consume makes the consumer, which fills the session's buffer until stop is called. It makes sure that the
-// consumer is on the stream of info.
+// consume creates the consumer, which fills the session's buffer until stop is called. consume checks that the consumer
+// is on the stream of info.
 func (r *Reader) consume(ctx context.Context, s *session, info StreamInfo) (stop func(), err error) {
 	c := r.ns.c
 	name, _, forget, err := c.newConsumer(ctx, r.stream, info.Epoch, jetstream.ConsumerConfig{
@@ -121,20 +120,20 @@ func (r *Reader) consume(ctx context.Context, s *session, info StreamInfo) (stop
 		return c.nc.PublishRequest(c.api+"CONSUMER.MSG.NEXT."+r.stream+"."+name, inbox, ask)
 	}
 	return func() {
-		s.end(context.Canceled) // what still comes is not looked at
+		s.end(context.Canceled) // ignores later messages
 		_ = sub.Unsubscribe()   // fails only without a connection
 		forget()
 	}, nil
 }
 
-// newConsumer makes an ephemeral consumer of a stream, in memory and without acknowledgements, and says how many
-// messages it has to send. It makes sure that it is of the stream of that epoch, which was there before; else the error
-// is errLookAgain.
+// newConsumer creates an ephemeral consumer of a stream, in memory and without acknowledgements. It returns the number
+// of pending messages. The stream of the epoch existed before. newConsumer checks that the consumer is of that stream;
+// otherwise the error is errLookAgain.
 func (c *Conn) newConsumer(ctx context.Context, stream string, epoch Epoch, cfg jetstream.ConsumerConfig) (name string,
 	pending uint64, forget func(), err error) {
 	cfg.Name = "kvatlas-" + nuid.Next()
 	cfg.AckPolicy = jetstream.AckNonePolicy
-	cfg.InactiveThreshold = 30 * time.Second // the server forgets it by itself when we are gone
+	cfg.InactiveThreshold = 30 * time.Second // the server deletes it after our end
 	cfg.Replicas, cfg.MemoryStorage = 1, true
 	verb := stream + "." + cfg.Name
 	if cfg.FilterSubject != "" {
@@ -147,9 +146,9 @@ func (c *Conn) newConsumer(ctx context.Context, stream string, epoch Epoch, cfg 
 	if err := c.callOnce(ctx, "CONSUMER.CREATE."+verb, create, &made); err != nil {
 		return "", 0, nil, err
 	}
-	// A courtesy; if it does not arrive the server waits for InactiveThreshold.
+	// Optional: without this message, the server waits for InactiveThreshold.
 	forget = func() { _ = c.nc.Publish(c.api+"CONSUMER.DELETE."+stream+"."+cfg.Name, nil) }
-	// The stream of this epoch was there before the consumer was made, and is there now: it is the consumer's.
+	// The stream of this epoch existed before the consumer's creation and exists now, so it is the consumer's stream.
 	now, err := c.infoOnce(ctx, stream)
 	if err == nil && now.epoch() != epoch {
 		err = errLookAgain
@@ -160,7 +159,7 @@ func (c *Conn) newConsumer(ctx context.Context, stream string, epoch Epoch, cfg 
 	return cfg.Name, made.Pending, forget, err
 }
 
-// pump delivers the session's messages, and watches.
+// pump delivers the session's messages and monitors the session.
 func (r *Reader) pump(ctx context.Context, s *session, lost <-chan struct{}) (Notice, error) {
 	tick := time.NewTicker(r.cfg.Watch)
 	defer tick.Stop()
@@ -169,7 +168,7 @@ func (r *Reader) pump(ctx context.Context, s *session, lost <-chan struct{}) (No
 	silence := 0
 	looks := make(chan lookResult, 1)
 	looking := false
-	var lastLook events.StreamSeq // where the session was at the last look that found more in the stream
+	var lastLook events.StreamSeq // position of the session at the last look with further messages in the stream
 	for {
 		run, left, pending, passed, emptied, err := s.drain()
 		if len(run) > 0 {
@@ -241,11 +240,11 @@ func (r *Reader) pump(ctx context.Context, s *session, lost <-chan struct{}) (No
 type lookResult struct {
 	info StreamInfo
 	err  error
-	next events.StreamSeq // where the session was when it was asked
+	next events.StreamSeq // position of the session at the look
 	sent time.Time
 }
 
-// ended says what follows from the end of a session.
+// ended returns the consequence of a session's end.
 func (r *Reader) ended(ctx context.Context, s *session, err error) (Notice, error) {
 	switch {
 	case errors.Is(err, errOtherMsg):
@@ -259,8 +258,8 @@ func (r *Reader) ended(ctx context.Context, s *session, err error) (Notice, erro
 		return Regressed{Applied: r.pos.Seq, Last: info.Last}, nil
 	case errors.Is(err, errHole), errors.Is(err, errStuck):
 		if !s.verified() {
-			// The message at the position is gone, as it would be had it been trimmed: a server that is killed soon
-			// after a purge comes back with some of what was purged. What follows is all that counts.
+			// The message at the position is missing, as after a trim: a server that is killed soon after a purge
+			// restarts with some of the purged messages. Only the following messages matter.
 			r.pos.Time = 0
 			return nil, errLookAgain
 		}
@@ -269,14 +268,13 @@ func (r *Reader) ended(ctx context.Context, s *session, err error) (Notice, erro
 	return nil, err
 }
 
-// missing finds out whether a sequence that did not come is in the stream: the leader is asked for the first
-// message from there on.
+// missing checks whether a missing sequence is in the stream: it reads the first message from there on from the leader.
 func (r *Reader) missing(ctx context.Context, wanted events.StreamSeq) (Notice, error) {
 	first, err := r.ns.c.firstFrom(ctx, r.stream, wanted)
 	if err != nil && classOf(err) != ErrNotFound {
 		return nil, err
 	}
-	// If there is none, the end of the stream is missing, or it has become another stream.
+	// If there is none, the end of the stream is missing, or the stream was recreated.
 	info, lookErr := r.look(ctx)
 	switch {
 	case lookErr != nil:
@@ -288,10 +286,10 @@ func (r *Reader) missing(ctx context.Context, wanted events.StreamSeq) (Notice, 
 	case err != nil && info.Last >= wanted:
 		return Truncated{Wanted: wanted, First: info.Last + 1}, nil
 	}
-	return nil, errLookAgain // it is there: the consumer was at fault
+	return nil, errLookAgain // the message exists: the fault was the consumer's
 }
 
-// end ends the session with the first error it is given.
+// end ends the session with the first error.
 func (s *session) end(err error) {
 	s.mu.Lock()
 	if s.err == nil {
@@ -301,21 +299,21 @@ func (s *session) end(err error) {
 	loop.Wake(s.wake)
 }
 
-// position is the sequence that the session expects next.
+// position returns the next expected sequence of the session.
 func (s *session) position() events.StreamSeq {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.next
 }
 
-// verified reports whether the message at the position has been seen, if it was to be.
+// verified reports whether the anchor has been received, if there is one.
 func (s *session) verified() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.passed
 }
 
-// sound reports whether anything came since it was last called.
+// sound reports whether anything has arrived since the last call.
 func (s *session) sound() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -324,7 +322,7 @@ func (s *session) sound() bool {
 	return heard
 }
 
-// drain takes what the buffer has.
+// drain returns and empties the buffer.
 func (s *session) drain() (run []Message, left int, pending uint64, passed bool, emptied time.Time, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -333,7 +331,7 @@ func (s *session) drain() (run []Message, left int, pending uint64, passed bool,
 	return run, s.left, s.pending, s.passed, emptied, s.err
 }
 
-// receive is called by nats.go with one message after the other.
+// receive handles one message from nats.go.
 func (s *session) receive(msg *nats.Msg) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -347,9 +345,9 @@ func (s *session) receive(msg *nats.Msg) {
 		s.status(msg)
 		return
 	case d.consumerSeq != s.nextDel:
-		s.err = fmt.Errorf("%w: delivery %d came instead of %d", errDelivery, d.consumerSeq, s.nextDel)
+		s.err = fmt.Errorf("%w: received delivery %d instead of %d", errDelivery, d.consumerSeq, s.nextDel)
 	case d.streamSeq != s.next:
-		s.err = fmt.Errorf("%w: %d came instead of %d", errHole, d.streamSeq, s.next)
+		s.err = fmt.Errorf("%w: received %d instead of %d", errHole, d.streamSeq, s.next)
 	case !s.passed && d.time != s.anchor.Time:
 		s.err = errOtherMsg
 	}
@@ -381,13 +379,13 @@ func (s *session) receive(msg *nats.Msg) {
 	}
 }
 
-// keyCache remembers which (worker, rank) subjects name.
+// keyCache maps event subjects to ranks.
 type keyCache map[string]events.RankKey
 
-// maxKeys bounds the subjects that a cache remembers.
+// maxKeys bounds the subjects of a cache.
 const maxKeys = 65536
 
-// key returns what an event subject names, or zero if it is none.
+// key returns the rank of an event subject, or zero for other subjects.
 func (c *keyCache) key(subject string) events.RankKey {
 	key, known := (*c)[subject]
 	if known {
@@ -407,11 +405,11 @@ func (c *keyCache) key(subject string) events.RankKey {
 	return key
 }
 
-// status takes what the server says about a pull (ADR-13): a heartbeat, that it is over (out of time or of
-// bytes) with so many messages not sent, or that the consumer cannot go on. s.mu is held.
+// status handles the server's report about a pull (ADR-13): a heartbeat, the end of a pull (out of time or bytes) with
+// a number of unsent messages, or the end of the consumer. s.mu is held.
 func (s *session) status(msg *nats.Msg) {
 	code, text := msg.Header.Get("Status"), msg.Header.Get("Description")
-	if code == "100" { // it is sent when the consumer has had nothing to send for a while
+	if code == "100" { // sent after a while without messages
 		s.emptied = time.Now()
 		loop.Wake(s.wake)
 		return
@@ -424,7 +422,7 @@ func (s *session) status(msg *nats.Msg) {
 	loop.Wake(s.wake)
 }
 
-// delivery is what a message's reply subject says (ADR-15; nats.go internal/parser):
+// delivery is the content of a message's reply subject (ADR-15; nats.go internal/parser):
 //
 //	$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>
 //	$JS.ACK.<domain>.<account>.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>[.<token>]
@@ -445,7 +443,7 @@ func parseDelivery(reply string) (d delivery, ok bool) {
 	for more := true; more && n < len(tokens); n++ {
 		tokens[n], rest, more = strings.Cut(rest, ".")
 	}
-	first := 3 // past stream, consumer, delivered
+	first := 3 // after stream, consumer, delivered
 	switch {
 	case n == 7:
 	case n >= 9:

@@ -10,38 +10,37 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// Every subject, stream, bucket, key and header of kvatlas has its name here and nowhere else. <ns> is a namespace,
-// <p> a partition in decimal, <instance>, <node>, <model>, <group> and <store> are tokens made by [EscapeToken].
+// Every subject, stream, bucket, key and header of kvatlas has its name only in this file. <ns> is a namespace, <p> a
+// partition in decimal, <instance>, <node>, <model>, <group> and <store> are tokens made by [EscapeToken].
 //
 //	kv.v1.<ns>.ev.<p>.<instance>.<rank>   events of one (worker, rank)            stream KV_EVENTS_<ns>_<p>
 //	kv.v1.<ns>.q.<verb>                   queries, any ready node                 queue group
-//	kv.v1.<ns>.dynamo.<model>.<verb>      as Dynamo's router is asked, any ready node; queue group
-//	kv.v1.<ns>.node.<node>.<verb>         the same of one node, about what it holds itself, and what nodes forward to each other
-//	kv.v1.<ns>.nodes                      what a node has written into the bucket of nodes and others should know before they look again
+//	kv.v1.<ns>.dynamo.<model>.<verb>      requests in the form of Dynamo's router, any ready node; queue group
+//	kv.v1.<ns>.node.<node>.<verb>         the same for one node, about its own data, and forwarded requests of other nodes
+//	kv.v1.<ns>.nodes                      a node's new record in the bucket of nodes, for nodes that have not read it yet
 //	kv.v1.<ns>.shared.<table>[.<session>]  a table that nodes keep equal (loads, sessions): to all, or to one session of a node
-//	kv.v1.<ns>.engine.<instance>          how full an engine says that it is, to all nodes
-//	kv.v1.<ns>.ctl.<p>                    to the shims of a partition: say again what you hold
+//	kv.v1.<ns>.engine.<instance>          an engine's report of its used memory, to all nodes
+//	kv.v1.<ns>.ctl.<p>                    to the shims of a partition: publish all blocks again
 //	kv.v1.<ns>.ctl.<p>.<instance>.<rank>  to one shim
 //	kv.v1.<ns>.answer.<p>.<instance>.<rank>.<id>  a shim's answer to a request on a control subject
-//	kv.v1.<ns>.store.<store>              what a shared store's master publishes; <store> is its HOST:PORT
-//	kv.v1.<ns>.store.<store>.source       from a store's shim: the store's events are not heard, to all nodes
+//	kv.v1.<ns>.store.<store>              events of a shared store's master; <store> is its HOST:PORT
+//	kv.v1.<ns>.store.<store>.source       from a store's shim to all nodes: the store's events do not arrive
 //	bucket kvatlas_<ns>                   namespace record and models
 //	bucket kvatlas_<ns>_snap              snapshots; their keys are pkg/snapshot's
-//	bucket kvatlas_<ns>_nodes             which indexer nodes there are; a record that is not renewed goes by itself
-//	bucket kvatlas_<ns>_workers           workers' registrations: <p>.<instance>.<rank>; serves.<instance>.<model>, the claim of a worker to serve a model; operator.<instance>, what operators say of a worker; and "probe", which nodes write to see that they can
+//	bucket kvatlas_<ns>_nodes             records of indexer nodes; a record that is not renewed is deleted
+//	bucket kvatlas_<ns>_workers           workers' registrations: <p>.<instance>.<rank>; serves.<instance>.<model>, the claim of a worker to serve a model; operator.<instance>, an operator's settings of a worker; and "probe", which nodes write to test the bucket
 //	kv.v1.<ns>.claims.required            carries no message; a node whose user may publish there by name ignores workers under models that they have not claimed
 const subjectRoot = "kv.v1."
 
-// Headers. Those of NATS itself: nats-server server/stream.go, ADR-50 for batches
-// (nats-io/nats-architecture-and-design).
+// Headers. NATS's own headers: nats-server server/stream.go, ADR-50 for batches (nats-io/nats-architecture-and-design).
 const (
-	// on a lone message of the log: <publisher>.<flush>.<position>; a batch's id begins so
+	// on a single message of the log: <publisher>.<flush>.<position>; a batch's id begins like this
 	headerWriter      = "Kv-Writer"
 	headerDeadline    = rpc.HeaderDeadline
 	headerContentType = rpc.HeaderContentType
 	headerTrace       = rpc.HeaderTrace
-	headerAnswer      = "Kv-Answer-Id" // on a request to shims: the last token of the subjects of their answers
-	headerReply       = "Kv-Reply-To"  // on a request that a node forwards: the subject of the client's reply
+	headerAnswer      = "Kv-Answer-Id" // on a request to shims: last token of their answers' subjects
+	headerReply       = "Kv-Reply-To"  // on a request that a node forwards: the client's reply subject
 	headerRequestID   = "X-Request-Id" // on requests of Dynamo's request plane
 
 	headerExpectedLast = "Nats-Expected-Last-Subject-Sequence"
@@ -59,15 +58,15 @@ const (
 
 const (
 	maxNamespaceLen = 32
-	maxNameLen      = 255 // bytes of a name from outside
+	maxNameLen      = 255 // bytes of an external name
 	plainTokenLen   = 128 // a longer token is written in base64
 )
 
-// maxTokenLen is how long a token made by [EscapeToken] may become.
+// maxTokenLen is the largest length of a token of [EscapeToken].
 const maxTokenLen = 2 + (maxNameLen*8+5)/6
 
-// CheckNamespace refuses what cannot be a namespace: it is part of stream, folder and bucket names and thus
-// small: 1 to 32 of a-z, 0-9 and '-', first a letter or digit. The error wraps [ErrBadName].
+// CheckNamespace returns an error for an invalid namespace. A namespace is part of stream, folder and bucket names, so
+// it is short: 1 to 32 of a-z, 0-9 and '-', first a letter or digit. The error wraps [ErrBadName].
 func CheckNamespace(ns string) error {
 	unknown := func(c rune) bool { return c != '-' && (c < 'a' || c > 'z') && (c < '0' || c > '9') }
 	if ns == "" || len(ns) > maxNamespaceLen || ns[0] == '-' || strings.ContainsFunc(ns, unknown) {
@@ -83,10 +82,10 @@ func plainByte(c byte) bool {
 
 const hexDigits = "0123456789ABCDEF"
 
-// EscapeToken turns any string of at most 255 bytes into one token that is legal in a subject and in a key, of at most
-// [maxTokenLen] bytes; [unescapeToken] turns it back. Letters, digits, '-' and '_' stay, every other byte becomes '='
-// and two hex digits, the empty string becomes "=". What would be longer than 128 bytes in this way becomes "==" and
-// the base64 of the whole (RFC 4648 §5, no padding). A longer string is refused with [ErrBadName].
+// EscapeToken converts a string of at most 255 bytes to a token for subjects and keys, of at most [maxTokenLen] bytes;
+// [unescapeToken] converts back. Letters, digits, '-' and '_' stay, every other byte becomes '=' and two hex digits,
+// and the empty string becomes "=". In place of a token of more than 128 bytes, the result is "==" and the base64 of
+// the whole string (RFC 4648 §5, no padding). A longer string returns [ErrBadName].
 func EscapeToken(name string) (string, error) {
 	if len(name) > maxNameLen {
 		return "", fmt.Errorf("name of %d bytes (%.32q...): %w: at most %d bytes", len(name), name, ErrBadName,
@@ -121,8 +120,8 @@ func EscapeToken(name string) (string, error) {
 	return b.String(), nil
 }
 
-// unescapeToken turns a token of [EscapeToken] back into its name. Each name has one token: another spelling is
-// refused with [ErrBadName].
+// unescapeToken converts a token of [EscapeToken] to the name. A name has exactly one token; another spelling returns
+// [ErrBadName].
 func unescapeToken(token string) (string, error) {
 	name, ok := unescape(token)
 	if ok {
@@ -165,8 +164,8 @@ func unescape(token string) (string, bool) {
 	return string(b), true
 }
 
-// ParseNamespace returns the namespace of a subject, also of one of the JetStream API that names a stream or bucket of
-// a namespace. It reports false for any other subject.
+// ParseNamespace returns the namespace of a subject, also of a subject of the JetStream API with a stream or bucket of
+// a namespace. It returns false for other subjects.
 func ParseNamespace(subject string) (ns string, ok bool) {
 	for _, before := range []string{subjectRoot, "KV_EVENTS_", "kvatlas_"} {
 		if _, rest, found := strings.Cut(subject, before); found {
@@ -180,9 +179,9 @@ func ParseNamespace(subject string) (ns string, ok bool) {
 	return "", false
 }
 
-// PartitionOf is the partition of an instance: FNV-1a-32 of its token, modulo the number of partitions. It is
-// what NATS computes for {{partition(n,…)}} over that token (nats-server server/subject_transform.go), so that
-// a mapping in the server agrees with publishers.
+// PartitionOf returns the partition of an instance: FNV-1a-32 of its token, modulo the number of partitions. The result
+// equals NATS's {{partition(n,…)}} over that token (nats-server server/subject_transform.go), so a mapping in the
+// server agrees with publishers.
 func PartitionOf(instance events.WorkerID, partitions uint32) (events.Partition, error) {
 	token, err := EscapeToken(string(instance))
 	return partitionOfToken(token, partitions), err
@@ -197,13 +196,13 @@ func partitionOfToken(token string, partitions uint32) events.Partition {
 	return events.Partition(h % partitions)
 }
 
-// EventSubject is where the events of one (worker, rank) are published.
+// EventSubject is the subject of the events of one (worker, rank).
 func EventSubject(ns string, p events.Partition, key events.RankKey) (string, error) {
 	name, err := WorkerKey(p, key)
 	return subjectRoot + ns + ".ev." + name, err
 }
 
-// ParseEventSubject takes an [EventSubject] apart. The error wraps [ErrBadName].
+// ParseEventSubject parses an [EventSubject]. The error wraps [ErrBadName].
 func ParseEventSubject(subject string) (ns string, p events.Partition, key events.RankKey, err error) {
 	rest, ours := strings.CutPrefix(subject, subjectRoot)
 	ns, rest, _ = strings.Cut(rest, ".")
@@ -216,30 +215,30 @@ func ParseEventSubject(subject string) (ns string, p events.Partition, key event
 	return ns, p, key, nil
 }
 
-// StreamName is the stream of one partition.
+// StreamName is the stream of a partition.
 func StreamName(ns string, p events.Partition) string { return streamPrefix(ns) + decimal(uint64(p)) }
 
 // streamPrefix begins the names of the streams of a namespace's log; the partition follows.
 func streamPrefix(ns string) string { return "KV_EVENTS_" + ns + "_" }
 
-// streamSubjects is what the stream of one partition takes.
+// streamSubjects covers the subjects of a partition's stream.
 func streamSubjects(ns string, p events.Partition) string {
 	return subjectRoot + ns + ".ev." + decimal(uint64(p)) + ".>"
 }
 
-// nobodysSubject is in a partition's stream and of no (worker, rank): no rank is called so.
+// nobodysSubject is a subject of a partition's stream that belongs to no rank.
 func nobodysSubject(ns string, p events.Partition) string {
 	return subjectRoot + ns + ".ev." + decimal(uint64(p)) + ".=.nobody"
 }
 
-// nobodysKey is in no bucket.
+// nobodysKey is a key that no bucket has.
 const nobodysKey = "nobody"
 
-// QuerySubject is where any ready node answers a kind of query.
+// QuerySubject is the subject on which any ready node answers a kind of query.
 func QuerySubject(ns, verb string) string { return subjectRoot + ns + ".q." + verb }
 
-// DynamoSubject is where any ready node answers as Dynamo's router does, for a model. A model that is "*" stands for
-// all of them.
+// DynamoSubject is the subject on which any ready node answers like Dynamo's router for a model. The model "*" stands
+// for all models.
 func DynamoSubject(ns, model, verb string) (string, error) {
 	token, err := "*", error(nil)
 	if model != "*" {
@@ -248,7 +247,7 @@ func DynamoSubject(ns, model, verb string) (string, error) {
 	return subjectRoot + ns + ".dynamo." + token + "." + verb, err
 }
 
-// ParseDynamoSubject is the model that a [DynamoSubject] names; false for any other subject.
+// ParseDynamoSubject returns the model of a [DynamoSubject]; false for other subjects.
 func ParseDynamoSubject(ns, subject string) (model string, ok bool) {
 	rest, ok := strings.CutPrefix(subject, subjectRoot+ns+".dynamo.")
 	token, _, verb := strings.Cut(rest, ".")
@@ -259,13 +258,13 @@ func ParseDynamoSubject(ns, subject string) (model string, ok bool) {
 	return model, err == nil
 }
 
-// NodeSubject is where one node answers a kind of query about what it holds itself.
+// NodeSubject is the subject on which a node answers a kind of query about the node's own data.
 func NodeSubject(ns, node, verb string) (string, error) {
 	token, err := EscapeToken(node)
 	return subjectRoot + ns + ".node." + token + "." + verb, err
 }
 
-// ParseNodeSubject returns the node of a subject of [NodeSubject]. ok is false for any other subject.
+// ParseNodeSubject returns the node of a [NodeSubject]; false for other subjects.
 func ParseNodeSubject(subject string) (node string, ok bool) {
 	tokens := strings.Split(subject, ".") // kv.v1.<ns>.node.<node>.<verb>
 	if len(tokens) != 6 || tokens[0]+"."+tokens[1]+"." != subjectRoot || tokens[3] != "node" {
@@ -275,11 +274,11 @@ func ParseNodeSubject(subject string) (node string, ok bool) {
 	return node, err == nil
 }
 
-// NodesSubject is where nodes tell each other what cannot wait until they look into the bucket of nodes again.
+// NodesSubject is the subject of urgent messages between nodes, before the next read of the bucket of nodes.
 func NodesSubject(ns string) string { return subjectRoot + ns + ".nodes" }
 
-// SharedSubject is where nodes keep a table equal, such as the requests under way: of all nodes (0), or of one, named
-// by the number of its session. Nodes of versions before use other subjects.
+// SharedSubject is the subject of a table that nodes keep equal, such as the requests under way: to all nodes (0), or
+// to the node of a session. Nodes of earlier versions use other subjects.
 func SharedSubject(ns, table string, to uint64) string {
 	subject := subjectRoot + ns + ".shared." + table
 	if to != 0 {
@@ -288,14 +287,14 @@ func SharedSubject(ns, table string, to uint64) string {
 	return subject
 }
 
-// EngineSubject is where it is told to all nodes how full an engine says that it is. Only what is about the instance
-// that the subject names is heeded there.
+// EngineSubject is the subject of an instance's reports of used memory to all nodes. Nodes ignore reports about other
+// instances on it.
 func EngineSubject(ns string, instance events.WorkerID) (string, error) {
 	token, err := EscapeToken(string(instance))
 	return subjectRoot + ns + ".engine." + token, err
 }
 
-// ParseEngineSubject is the instance that an [EngineSubject] names; false for any other subject.
+// ParseEngineSubject returns the instance of an [EngineSubject]; false for other subjects.
 func ParseEngineSubject(ns, subject string) (events.WorkerID, bool) {
 	token, ok := strings.CutPrefix(subject, subjectRoot+ns+".engine.")
 	if !ok {
@@ -305,22 +304,22 @@ func ParseEngineSubject(ns, subject string) (events.WorkerID, bool) {
 	return events.WorkerID(name), err == nil
 }
 
-// EngineSubjects is all that EngineSubject can be.
+// EngineSubjects covers every EngineSubject.
 func EngineSubjects(ns string) string { return subjectRoot + ns + ".engine.*" }
 
-// ControlSubject is where all shims of a partition listen.
+// ControlSubject is the subject of requests to all shims of a partition.
 func ControlSubject(ns string, p events.Partition) string {
 	return subjectRoot + ns + ".ctl." + decimal(uint64(p))
 }
 
-// ControlRankSubject is where the shim of one (worker, rank) listens.
+// ControlRankSubject is the subject of requests to the shim of one (worker, rank).
 func ControlRankSubject(ns string, p events.Partition, key events.RankKey) (string, error) {
 	name, err := WorkerKey(p, key)
 	return subjectRoot + ns + ".ctl." + name, err
 }
 
-// AnswerSubject is where the shim of a rank answers the request with this id. The shim's own name is in it, so a NATS
-// server can keep shims from answering for each other.
+// AnswerSubject is the subject on which the shim of a rank answers the request with this id. The subject contains the
+// shim's name, so a NATS server can keep shims from answering for each other.
 func AnswerSubject(ns string, p events.Partition, key events.RankKey, id string) (string, error) {
 	name, err := WorkerKey(p, key)
 	return answerPrefix(ns) + name + "." + id, err
@@ -333,7 +332,7 @@ func isAnswerSubject(subject string) bool {
 	return ours && strings.HasPrefix(rest, "answer.")
 }
 
-// parseAnswerSubject is the rank that an [AnswerSubject] names; false for any other subject, or a rank that none has.
+// parseAnswerSubject returns the rank of an [AnswerSubject]; false for other subjects and invalid ranks.
 func parseAnswerSubject(subject string) (key events.RankKey, ok bool) {
 	if !isAnswerSubject(subject) {
 		return key, false
@@ -349,7 +348,7 @@ func parseAnswerSubject(subject string) (key events.RankKey, ok bool) {
 
 func answerPrefix(ns string) string { return subjectRoot + ns + ".answer." }
 
-// RecallSubject is where nodes are asked what the snapshots know of one (worker, rank).
+// RecallSubject is the subject of requests for the snapshots' data of one (worker, rank).
 func RecallSubject(ns string, p events.Partition, key events.RankKey) (string, error) {
 	name, err := WorkerKey(p, key)
 	return RecallPrefix(ns) + name, err
@@ -358,14 +357,14 @@ func RecallSubject(ns string, p events.Partition, key events.RankKey) (string, e
 // RecallPrefix begins every [RecallSubject] of a namespace; a [WorkerKey] follows.
 func RecallPrefix(ns string) string { return subjectRoot + ns + ".recall." }
 
-// StoreSubject is where a shared store's shim passes on what the store's master, of HTTP address HOST:PORT, publishes.
+// StoreSubject is the subject of the events of a shared store with a master at the HTTP address HOST:PORT.
 func StoreSubject(ns, store string) (string, error) {
 	token, err := EscapeToken(store)
 	return subjectRoot + ns + ".store." + token, err
 }
 
-// StoreSourceSubject is where a shared store's shim reports to all nodes that it does not hear the store's events. The
-// store is named as in [StoreSubject].
+// StoreSourceSubject is the subject on which a shared store's shim reports to all nodes that the store's events do not
+// arrive. The store has the name as in [StoreSubject].
 func StoreSourceSubject(ns, store string) (string, error) {
 	subject, err := StoreSubject(ns, store)
 	return subject + storeSource, err
@@ -374,7 +373,7 @@ func StoreSourceSubject(ns, store string) (string, error) {
 // StoreSourceSubjects covers every [StoreSourceSubject] of a namespace.
 func StoreSourceSubjects(ns string) string { return subjectRoot + ns + ".store.*" + storeSource }
 
-// ParseStoreSourceSubject returns the store of a [StoreSourceSubject]; false for any other subject.
+// ParseStoreSourceSubject returns the store of a [StoreSourceSubject]; false for other subjects.
 func ParseStoreSourceSubject(ns, subject string) (store string, ok bool) {
 	rest, ok := strings.CutPrefix(subject, subjectRoot+ns+".store.")
 	token, is := strings.CutSuffix(rest, storeSource)
@@ -387,18 +386,18 @@ func ParseStoreSourceSubject(ns, subject string) (store string, ok bool) {
 
 const storeSource = ".source"
 
-// metaBucket holds the namespace's record and its models.
+// metaBucket has the namespace's record and its models.
 func metaBucket(ns string) string { return "kvatlas_" + ns }
 
-// snapshotBucket holds the snapshots of all partitions.
+// snapshotBucket has the snapshots of all partitions.
 func snapshotBucket(ns string) string { return "kvatlas_" + ns + "_snap" }
 
-// workersBucket holds the registrations of workers and their leases.
+// workersBucket has the registrations of workers and their leases.
 func workersBucket(ns string) string { return "kvatlas_" + ns + "_workers" }
 
 // WorkerKey is the key of one (worker, rank) in the bucket of workers.
 //
-// A rank beyond [events.MaxRanks] is refused with [ErrBadName].
+// A rank beyond [events.MaxRanks] returns [ErrBadName].
 func WorkerKey(p events.Partition, key events.RankKey) (string, error) {
 	token, err := EscapeToken(string(key.Instance))
 	if err == nil && key.Rank >= events.MaxRanks {
@@ -408,7 +407,7 @@ func WorkerKey(p events.Partition, key events.RankKey) (string, error) {
 	return decimal(uint64(p)) + "." + token + "." + decimal(uint64(key.Rank)), err
 }
 
-// ParseWorkerKey takes a [WorkerKey] apart. It reports false for any other key of the bucket.
+// ParseWorkerKey parses a [WorkerKey]. It returns false for other keys of the bucket.
 func ParseWorkerKey(text string) (p events.Partition, key events.RankKey, ok bool) {
 	part, rest, _ := strings.Cut(text, ".")
 	token, rank, _ := strings.Cut(rest, ".")
@@ -419,13 +418,13 @@ func ParseWorkerKey(text string) (p events.Partition, key events.RankKey, ok boo
 		err == nil
 }
 
-// OperatorKey is the key of what operators say of a worker, in the bucket of workers. Shims may not write it.
+// OperatorKey is the key of an operator's settings of a worker, in the bucket of workers. Shims may not write it.
 func OperatorKey(instance events.WorkerID) (string, error) {
 	token, err := EscapeToken(string(instance))
 	return operatorPrefix + token, err
 }
 
-// ParseOperatorKey takes an [OperatorKey] apart. It reports false for any other key of the bucket.
+// ParseOperatorKey parses an [OperatorKey]. It returns false for other keys of the bucket.
 func ParseOperatorKey(text string) (events.WorkerID, bool) {
 	token, ok := strings.CutPrefix(text, operatorPrefix)
 	if !ok {
@@ -454,7 +453,7 @@ func ClaimPrefix(instance events.WorkerID) (string, error) {
 	return claimPrefix + token + ".", err
 }
 
-// ParseClaimKey returns the worker and the model of a [ClaimKey]. It reports false for any other key of the bucket.
+// ParseClaimKey returns the worker and the model of a [ClaimKey]; false for other keys of the bucket.
 func ParseClaimKey(text string) (instance events.WorkerID, model string, ok bool) {
 	rest, ok := strings.CutPrefix(text, claimPrefix)
 	worker, token, split := strings.Cut(rest, ".")
@@ -472,12 +471,12 @@ func ParseClaimKey(text string) (instance events.WorkerID, model string, ok bool
 const claimPrefix = "serves."
 
 // ClaimsRequiredSubject returns the marker subject of a namespace in which workers must claim their models. No program
-// publishes to it. A node enforces claims if the publish permissions of its NATS user list this subject by name. See
-// [Namespace.ClaimsRequired].
+// publishes there. A node enforces claims if the publish permissions of the node's NATS user list this subject by name.
+// See [Namespace.ClaimsRequired].
 func ClaimsRequiredSubject(ns string) string { return subjectRoot + ns + ".claims.required" }
 
-// JunkKey reports whether a key of the bucket of workers is one that a shim may write and that names neither a rank nor
-// a claim. Keys of a kind that this release does not have are no junk: a later release may use them.
+// JunkKey reports whether a key of the bucket of workers is writable by shims and belongs neither to a rank nor to a
+// claim. Keys of unknown kinds are no junk: a later release may use them.
 func JunkKey(key string) bool {
 	kind, _, _ := strings.Cut(key, ".")
 	if kind+"." == claimPrefix {
@@ -491,10 +490,10 @@ func JunkKey(key string) bool {
 
 func isClaimsRequired(subject string) bool { return strings.HasSuffix(subject, ".claims.required") }
 
-// ProbeKey is the key of the bucket of workers that nodes write to see that it can be written.
+// ProbeKey is the key of the bucket of workers that nodes write to test the bucket.
 const ProbeKey = "probe"
 
-// nodesBucket holds what indexer nodes say of themselves.
+// nodesBucket has the announcements of indexer nodes.
 func nodesBucket(ns string) string { return "kvatlas_" + ns + "_nodes" }
 
 // Keys of the meta bucket.
@@ -505,7 +504,7 @@ func modelKey(model string) (string, error) {
 	return modelPrefix + token, err
 }
 
-// parseModelKey returns the model of a key of modelKey. It reports false for any other key.
+// parseModelKey returns the model of a key of modelKey; false for other keys.
 func parseModelKey(key string) (model string, ok bool) {
 	token, ok := strings.CutPrefix(key, modelPrefix)
 	if !ok {
@@ -523,7 +522,7 @@ func forgottenKey(model string) (string, error) {
 	return forgottenPrefix + token, err
 }
 
-// parseForgottenKey returns the model of a [forgottenKey]. It reports false for any other key.
+// parseForgottenKey returns the model of a [forgottenKey]; false for other keys.
 func parseForgottenKey(key string) (model string, ok bool) {
 	token, ok := strings.CutPrefix(key, forgottenPrefix)
 	if !ok {
@@ -535,7 +534,7 @@ func parseForgottenKey(key string) (model string, ok bool) {
 
 const forgottenPrefix = "forgotten."
 
-// validKey reports whether a key can be part of a subject as it is (the rule of nats.go jetstream/kv.go).
+// validKey reports whether a key can be part of a subject without escapes (the rule of nats.go jetstream/kv.go).
 func validKey(key string) bool {
 	if key == "" || key[0] == '.' || key[len(key)-1] == '.' || strings.Contains(key, "..") {
 		return false

@@ -42,7 +42,7 @@ func TestEscapeToken(t *testing.T) {
 	}
 }
 
-// checkName holds for every string: a legal token that comes back, or a refusal.
+// checkName checks any string: a valid token that converts back, or a refusal.
 func checkName(t *testing.T, name string) {
 	token, err := EscapeToken(name)
 	if len(name) > maxNameLen {
@@ -86,7 +86,7 @@ func FuzzEscapeToken(f *testing.F) {
 	f.Fuzz(checkName)
 }
 
-// FuzzUnescapeToken: what is taken is the one spelling of a name.
+// FuzzUnescapeToken: an accepted token is the only spelling of its name.
 func FuzzUnescapeToken(f *testing.F) {
 	for _, s := range []string{"=", "w=2E1", "==Li4u", "=2e", "a", "$"} {
 		f.Add(s)
@@ -100,7 +100,7 @@ func FuzzUnescapeToken(f *testing.F) {
 			return
 		}
 		if again, err := EscapeToken(name); err != nil || again != token {
-			t.Fatalf("%q is %q, whose token is %q", token, name, again)
+			t.Fatalf("%q is %q with the token %q", token, name, again)
 		}
 	})
 }
@@ -116,12 +116,12 @@ func FuzzParseEventSubject(f *testing.F) {
 			return
 		}
 		if again, err := EventSubject(ns, p, key); err != nil || again != subject {
-			t.Fatalf("%q parsed to what is %q, %v", subject, again, err)
+			t.Fatalf("%q parsed and formatted is %q, %v", subject, again, err)
 		}
 	})
 }
 
-// FuzzParseClaimKey checks that a key that is read is the only spelling of its claim, and of no other record.
+// FuzzParseClaimKey: an accepted key is the only spelling of its claim, and of no other record.
 func FuzzParseClaimKey(f *testing.F) {
 	for _, s := range []string{"serves.w1.llama", "serves.w1", "serves..m", "serves.w.m.x", "serves.=.=", "serves.=61.m",
 		"0.w1.0", "operator.w1", "serves"} {
@@ -181,7 +181,7 @@ func TestPartitionAgreesWithNATS(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := "out." + decimal(uint64(p)); got != want {
-				t.Fatalf("%s of %d: %s, the server says %s", name, partitions, got, want)
+				t.Fatalf("%s of %d: %s, the server's is %s", name, partitions, got, want)
 			}
 		}
 	}

@@ -16,35 +16,35 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 )
 
-// Watched is what [Bucket.Watch] tells.
+// Watched is an update of [Bucket.Watch].
 type Watched struct {
-	// Anew says that all keys that there are follow, and that those told before which do not come again are gone. So it
-	// is at the beginning, and after each break.
+	// Anew: all present keys follow, and missing keys are gone. It is set in the first update and after each break.
 	Anew bool
 
-	// Epoch, with Anew, is when the bucket was created. Another than before says that it was deleted and made anew.
+	// Epoch, with Anew, is the creation time of the bucket. A different time means that the bucket was recreated.
 	Epoch time.Time
 
-	Entries []Entry // of each key the latest
+	Entries []Entry // the latest of each key
 
-	// Current says, once after each Anew, that all keys have been told that were there when it began.
+	// Current is set once after each Anew, when all keys that existed at the time of Anew have been delivered.
 	Current bool
 
-	// Err, if not nil, is all: the bucket cannot be watched for now. Anew follows when it can again.
+	// Err means that the bucket cannot be watched for now. The update has nothing else. Anew follows when the watch
+	// resumes.
 	Err error
 }
 
-// Waits of a watch.
+// Times of a watch.
 const (
-	watchHeartbeat = time.Second     // how often the server says that there is nothing
-	watchSilence   = 3 * time.Second // without a sound the consumer is taken for gone
-	watchLook      = 5 * time.Second // how often the stream is compared with the one that was there
+	watchHeartbeat = time.Second     // interval of the server's heartbeats
+	watchSilence   = 3 * time.Second // time without a message after which the consumer counts as gone
+	watchLook      = 5 * time.Second // interval of comparisons of the stream's epoch
 )
 
-// Watch tells observe what is in the bucket and what changes, from one goroutine, until ctx ends. While observe is
-// busy, changes of the same key become one: what waits is bounded by the number of keys.
+// Watch calls observe with the contents of the bucket and all changes, from a single goroutine, until ctx ends. While
+// observe is busy, changes of the same key are merged, so the number of keys bounds the waiting entries.
 //
-// nats.go's watcher is not used: after a bucket was deleted and made again it waits for ever.
+// nats.go's watcher is not used: after a deletion and recreation of the bucket, nats.go's watcher waits for ever.
 func (b *Bucket) Watch(ctx context.Context, observe func(Watched)) {
 	down := false
 	for pause := time.Duration(0); loop.Wait(ctx, pause); pause = min(2*pause+50*time.Millisecond, time.Second) {
@@ -71,7 +71,7 @@ type watchSession struct {
 	nextDel uint64
 	waiting map[string]Entry
 	order   []string // keys of waiting
-	left    uint64   // messages that were there when it began and are still to come
+	left    uint64   // messages of the begin of the watch that have not arrived yet
 	heard   time.Time
 	err     error
 }
@@ -85,11 +85,11 @@ func (b *Bucket) watchOnce(ctx context.Context, observe func(Watched), begun fun
 	}
 	s := &watchSession{wake: make(chan struct{}, 1), prefix: keySubject(b.name, ""), nextDel: 1,
 		waiting: map[string]Entry{}, heard: time.Now()}
-	s.mu.Lock() // until it is known how much is there
+	s.mu.Lock() // until the number of messages is known
 	inbox := c.inbox + "." + nuid.Next()
 	sub, err := c.nc.Subscribe(inbox, s.receive)
 	if err == nil {
-		err = sub.SetPendingLimits(-1, -1) // what waits is merged
+		err = sub.SetPendingLimits(-1, -1) // waiting entries are merged
 	}
 	if err != nil {
 		s.mu.Unlock()
@@ -144,7 +144,7 @@ func (b *Bucket) watchOnce(ctx context.Context, observe func(Watched), begun fun
 	}
 }
 
-// receive is called by nats.go with one message after the other.
+// receive handles one message from nats.go.
 func (s *watchSession) receive(m *nats.Msg) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -154,7 +154,7 @@ func (s *watchSession) receive(m *nats.Msg) {
 	}
 	d, ok := parseDelivery(m.Reply)
 	switch {
-	case !ok && m.Header.Get("Status") == "100": // a heartbeat, which says what the last delivery was
+	case !ok && m.Header.Get("Status") == "100": // a heartbeat with the number of the last delivery
 		if last, err := strconv.ParseUint(m.Header.Get("Nats-Last-Consumer"), 10, 64); err == nil &&
 			last != s.nextDel-1 {
 			s.err = errLookAgain
@@ -181,7 +181,7 @@ func (s *watchSession) receive(m *nats.Msg) {
 	loop.Wake(s.wake)
 }
 
-// drain takes what has come. done says that all has come that was there at the beginning.
+// drain returns and empties the waiting entries. done: all entries of the begin of the watch have arrived.
 func (s *watchSession) drain() (entries []Entry, done bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,11 +14,11 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// watching is what a watch has told so far.
+// watching is the state of a watch so far.
 type watching struct {
 	mu     sync.Mutex
 	there  map[string]string
-	fresh  map[string]string // since the last Anew, until it is current
+	fresh  map[string]string // since the last Anew, until Current
 	anews  int
 	errs   int
 	change chan struct{}
@@ -77,13 +77,13 @@ func (w *watching) wait(t testing.TB, what string, ok func() bool) {
 		select {
 		case <-change:
 		case <-deadline:
-			t.Fatalf("%s: the watch has %v, told anew %d times", what, w.there, w.anews)
+			t.Fatalf("%s: the watch has %v after %d restarts", what, w.there, w.anews)
 		}
 	}
 }
 
-// TestWatch follows a bucket through writes, deletions, a restart of the server, and the bucket's being deleted and
-// made again.
+// TestWatch watches a bucket through writes, deletions, a restart of the server, and a deletion and recreation of the
+// bucket.
 func TestWatch(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -113,7 +113,7 @@ func TestWatch(t *testing.T) {
 		key := fmt.Sprintf("k.%d", rng.IntN(60))
 		if rev, there := revisions[key]; there && rng.IntN(3) == 0 {
 			if _, err := b.Delete(w.ctx, key, rev+1000); !errors.Is(err, ErrConflict) {
-				t.Fatalf("deleted at a revision that is not there: %v", err)
+				t.Fatalf("deleted at a missing revision: %v", err)
 			}
 			mark, err := b.Delete(w.ctx, key, rev)
 			if err != nil {
@@ -127,7 +127,7 @@ func TestWatch(t *testing.T) {
 		}
 	}
 	watch.wait(t, "after changes", same)
-	for key, mark := range marks { // of keys that have come back, too
+	for key, mark := range marks { // also of recreated keys
 		if err := b.Erase(w.ctx, key, mark); err != nil {
 			t.Fatal(err)
 		}
@@ -138,7 +138,7 @@ func TestWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// What is written later than the revision erased stays.
+	// Values written after the erased revision stay.
 	put("k.1", "stays")
 	if err := b.Erase(w.ctx, "k.1", revisions["k.1"]-1); err != nil {
 		t.Fatal(err)
@@ -151,7 +151,7 @@ func TestWatch(t *testing.T) {
 	put("k.2", "after the restart")
 	watch.wait(t, "after a restart", same)
 
-	// A bucket that is made again has less: what is gone is told by Anew.
+	// A recreated bucket has fewer keys: Anew reports the missing ones.
 	if err := w.c.call(w.ctx, "delete", "STREAM.DELETE."+b.stream, nil, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +166,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestBucketTTL: keys go after their time, and another time is another bucket.
+// TestBucketTTL: keys are deleted after their time, and another TTL is refused.
 func TestBucketTTL(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

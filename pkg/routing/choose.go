@@ -24,15 +24,15 @@ type Choice struct {
 	EffectiveOverlap float64 // cached blocks of the candidate's tiers, weighted
 	CachedTokens     uint64  // the same in tokens, rounded
 
-	// EffectivePrefillTokens is the rest of the prompt, as the policy counts it. It counts as load if TrackPrefillTokens
-	// is set.
+	// EffectivePrefillTokens is the new part of the prompt by the rules of the policy. The tokens count as load if
+	// TrackPrefillTokens is set.
 	EffectivePrefillTokens uint64
 	TrackPrefillTokens     bool
 
-	// PotentialDecodeBlocks is the number of blocks of all requests on the candidate, with this one.
+	// PotentialDecodeBlocks is the number of blocks of all requests on the candidate, including the new request.
 	PotentialDecodeBlocks uint64
 
-	Explanation *Explanation // if the request asks for it
+	Explanation *Explanation // if Request.Explain is set
 }
 
 // Code is the class of a refusal, for programs.
@@ -43,8 +43,8 @@ const (
 	BadRequest    Code = "bad_request"     // correct the request: the message has all errors
 	NoWorkers     Code = "no_workers"      // no candidate may be chosen: retry when there are workers
 	Overloaded    Code = "overloaded"      // all eligible candidates are overloaded: retry later
-	AllBusy       Code = "all_busy"        // all eligible candidates are busy: wait until one is not
-	PinNotAllowed Code = "pin_not_allowed" // the pinned worker is not an allowed one: correct the request
+	AllBusy       Code = "all_busy"        // all eligible candidates are busy: wait for a free candidate
+	PinNotAllowed Code = "pin_not_allowed" // the pinned worker is not allowed: correct the request
 	Filtered      Code = "filtered"        // the policy's own filters dropped all eligible candidates
 	PolicyFailed  Code = "policy_failed"   // a cost is not finite, or the picker chose none: correct the policy
 )
@@ -53,9 +53,9 @@ const (
 type Refusal struct {
 	Code        Code
 	Message     string
-	Explanation *Explanation // if the request asks for it
+	Explanation *Explanation // if Request.Explain is set
 
-	// For AllBusy: the number of eligible ranks, and the most tokens of the prompt that one of them holds.
+	// For AllBusy: the number of eligible ranks, and the most cached tokens of the prompt on any of these ranks.
 	Eligible   int
 	BestCached uint64
 }
@@ -66,9 +66,10 @@ func refuse(code Code, format string, args ...any) *Refusal {
 	return &Refusal{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// Choose chooses one of the candidates, which are different ranks. It drops the candidates that the request or the
-// operator's configuration excludes, by the filters pinned_worker, allowed_worker_ids, endpoints, role, state, lora,
-// required_taints, near and overload, in this order. The policy chooses among the rest. The error is a [*Refusal].
+// Choose chooses a candidate. The candidates are different ranks. Choose first drops the candidates that the request or
+// the operator's configuration excludes, by the filters pinned_worker, allowed_worker_ids, endpoints, role, state,
+// lora, required_taints, near and overload, in this order. The policy chooses among the rest. The error is a
+// [*Refusal].
 func (s *Selector) Choose(r *Request, candidates []Candidate, rng *rand.Rand, scratch *Scratch) (Choice, error) {
 	if err := r.Validate(); err != nil {
 		return Choice{}, refuse(BadRequest, "%s", strings.ReplaceAll(err.Error(), "\n", "; "))
@@ -180,7 +181,7 @@ func (s *Scratch) end() {
 	s.view = View{}
 }
 
-// run runs a filter and removes the candidates that it has dropped.
+// run runs a filter and removes the dropped candidates.
 func (v *View) run(f Filter, s *Scratch, x *Explanation) {
 	f.Filter(v)
 	s.dropped = append(s.dropped, v.drops)

@@ -27,7 +27,7 @@ func newSelector(t testing.TB, policy string, change func(*Config)) *Selector {
 	return s
 }
 
-// idle returns candidates w0, w1, … of one rank each that hold so many blocks on the device.
+// idle returns candidates w0, w1, … of a single rank each, with these numbers of blocks on the device.
 func idle(device ...uint32) (candidates []Candidate) {
 	for i, d := range device {
 		candidates = append(candidates, Candidate{
@@ -37,7 +37,7 @@ func idle(device ...uint32) (candidates []Candidate) {
 	return candidates
 }
 
-// shares draws n times and returns how often each candidate was chosen, and what its probability was.
+// shares draws n times and returns each candidate's share of the draws, and the reported probability.
 func shares(t *testing.T, s *Selector, r *Request, candidates []Candidate, n int) (drawn, said []float64) {
 	t.Helper()
 	rng := seeded(t)
@@ -62,8 +62,8 @@ func shares(t *testing.T, s *Selector, r *Request, candidates []Candidate, n int
 	return drawn, said
 }
 
-// within reports whether a share of n draws is within five standard deviations of a probability, or five draws where it
-// is small.
+// within reports whether a share of n draws is within five standard deviations of a probability, or within five draws
+// of a small probability.
 func within(share, p float64, n int) bool {
 	if p == 0 || p == 1 {
 		return math.Abs(share-p) < 1e-9
@@ -71,7 +71,7 @@ func within(share, p float64, n int) bool {
 	return math.Abs(share-p) <= 5*math.Sqrt(p*(1-p)/float64(n))+5/float64(n)
 }
 
-// TestTies: equal costs are chosen alike, and dearer ones never.
+// TestTies: candidates of equal cost have equal shares, and more expensive candidates are never chosen.
 func TestTies(t *testing.T) {
 	const n = 40_000
 	r := &Request{ISL: 160, BlockSize: 16}
@@ -109,7 +109,7 @@ func TestTemperature(t *testing.T) {
 	}
 }
 
-// TestExtremes: costs and temperatures at the ends of what numbers can be make probabilities all the same.
+// TestExtremes: extreme costs and temperatures give valid probabilities.
 func TestExtremes(t *testing.T) {
 	for _, cost := range [][]float64{
 		{0, 1}, {-1, 1}, {1e300, -1e300, 0}, {math.MaxFloat64, -math.MaxFloat64, 0}, {1, 1 + 1e-16, 1 + 4e-16},
@@ -144,12 +144,12 @@ func TestExtremes(t *testing.T) {
 	}
 }
 
-// TestRefusals: every refusal has its code and says who was dropped by what, and its explanation why.
+// TestRefusals: every refusal has a code, the counts of dropped candidates by filter, and an explanation with reasons.
 func TestRefusals(t *testing.T) {
 	draining := &Worker{ID: "d", State: Draining}
 	incomplete := &Worker{ID: "i", State: Incomplete, Reasons: []string{"block_size mismatch", "no endpoint"}}
 	full := &Worker{ID: "f", TotalKVBlocks: 100, Role: Decode, Taints: []string{"zone=a"}}
-	unknown := &Worker{ID: "f", Role: Decode, Taints: full.Taints} // its capacity is what its engine says
+	unknown := &Worker{ID: "f", Role: Decode, Taints: full.Taints} // the engine reports the capacity
 	candidates := []Candidate{{Worker: draining}, {Worker: incomplete}, {Worker: full, HasUsed: true, UsedBlocks: 95},
 		{Worker: full, Rank: 1, HasLoad: true, ActiveBlocks: 91},
 		{Worker: unknown, Rank: 2, HasUsed: true, UsedBlocks: 50, UsedOf: 50},
@@ -212,7 +212,7 @@ func TestRefusals(t *testing.T) {
 			}
 			for _, want := range test.reasons {
 				if !slices.Contains(got, want) {
-					t.Errorf("%s: %q is not said; there are\n%s", test.name, want, strings.Join(got, "\n"))
+					t.Errorf("%s: reason %q is missing; got\n%s", test.name, want, strings.Join(got, "\n"))
 				}
 			}
 		}
@@ -228,7 +228,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestBadInput: all complaints come at once, by the names on the wire.
+// TestBadInput: one error lists all faults, by the names on the wire.
 func TestBadInput(t *testing.T) {
 	nan, minus, inf := math.NaN(), -0.5, math.Inf(1)
 	bad := Config{OverlapScoreCredit: nan, OverlapScoreCreditDecay: minus, PrefillLoadScale: inf,
@@ -257,7 +257,7 @@ active_prefill_tokens_threshold_frac is +Inf: it must be finite and at least 0`
 			RouterTemperature: &minus, SharedCacheMultiplier: &minus}}
 	_, err = newSelector(t, "dynamo", nil).Choose(r, idle(1), nil, new(Scratch))
 	want = `bad_request: block_size is 0; role is "both": it must be "aggregated", "prefill" or "decode"; ` +
-		`pinned_worker names no worker; affinity_target names no worker; ` +
+		`pinned_worker has no worker; affinity_target has no worker; ` +
 		`preferred_taints: the weight of "a" is +Inf: it must be finite; ` +
 		`shared: range 1, [3, 5), is empty or not after the one before; ` +
 		`overlap_score_credit is NaN: it must be finite and at least 0; ` +
@@ -281,7 +281,7 @@ active_prefill_tokens_threshold_frac is +Inf: it must be finite and at least 0`
 	}
 }
 
-// TestOtherPolicies: what each looks at, and what it does not.
+// TestOtherPolicies: each policy reads its own inputs and ignores the rest.
 func TestOtherPolicies(t *testing.T) {
 	const n = 20_000
 	r := &Request{ISL: 160, BlockSize: 16}
@@ -324,7 +324,7 @@ func TestOtherPolicies(t *testing.T) {
 		choice, err := s.Choose(&Request{ISL: 160, BlockSize: 16, Affinity: &Target{Worker: "w1"}}, candidates,
 			rand.New(rand.NewPCG(1, 2)), scratch)
 		if err != nil || choice.Worker == "w1" {
-			t.Errorf("%s: with affinity to one that drains: %+v, %v", policy, choice, err)
+			t.Errorf("%s: with affinity to a draining worker: %+v, %v", policy, choice, err)
 		}
 	}
 }
@@ -349,7 +349,7 @@ func constant(name string, cost float64) Scorer {
 	return scorerFunc{name, func(*View, *Candidate) float64 { return cost }}
 }
 
-// TestPoliciesOfOthers: filters, scorers and a picker make a policy, and their mistakes are named.
+// TestPoliciesOfOthers: filters, scorers and a picker make a policy, and faults of each are reported by name.
 func TestPoliciesOfOthers(t *testing.T) {
 	deepest := scorerFunc{"deepest", func(_ *View, c *Candidate) float64 { return -2 * float64(c.Device) }}
 	policies := map[string]Policy{
@@ -414,7 +414,8 @@ func TestPoliciesOfOthers(t *testing.T) {
 	}
 }
 
-// TestOneSelectorForAll: goroutines with a scratch each share a selector, and get what one of them gets alone.
+// TestOneSelectorForAll: goroutines with separate scratches share a selector. The results equal the results of a single
+// goroutine.
 func TestOneSelectorForAll(t *testing.T) {
 	s := newSelector(t, "dynamo", nil)
 	rng := seeded(t)
@@ -464,7 +465,7 @@ func fleet(n int) (*Request, []Candidate) {
 	return &Request{ISL: 8192, BlockSize: 16, Blocks: 512, Shared: [][2]uint32{{0, 80}, {90, 100}, {120, 300}}}, candidates
 }
 
-// variants are calls of all kinds that take the same memory.
+// variants are calls of all kinds with the same use of memory.
 func variants() map[string]func(*Config, *Request) {
 	return map[string]func(*Config, *Request){
 		"default":     func(*Config, *Request) {},
@@ -480,7 +481,7 @@ func variants() map[string]func(*Config, *Request) {
 	}
 }
 
-// TestNoAllocations: without an explanation, a choice takes no memory but its scratch.
+// TestNoAllocations: without an explanation, a choice allocates nothing outside the scratch.
 func TestNoAllocations(t *testing.T) {
 	for name, change := range variants() {
 		for _, policy := range []string{"dynamo", "kvatlas", "least_load", "prefix_only", "random", "round_robin"} {

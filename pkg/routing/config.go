@@ -13,17 +13,17 @@ type SharedMode string
 
 // The modes.
 const (
-	// SharedWouldLoad counts the blocks that the candidate's engine would load from the store by its own rules, directly
-	// after its own blocks: Candidate.WouldLoad.
+	// SharedWouldLoad counts the blocks directly after the candidate's own blocks that the engine would load from the
+	// store by the engine's rules: Candidate.WouldLoad.
 	SharedWouldLoad SharedMode = "would_load"
 
 	// SharedDynamo counts all blocks of the store at or beyond the candidate's device depth, as Dynamo does. Blocks
-	// behind holes count, and blocks that its host memory or disk has too: Request.Shared.
+	// behind holes count, and so do blocks with a copy in the host memory or on the disk: Request.Shared.
 	SharedDynamo SharedMode = "dynamo"
 )
 
-// Config has the constants of the policies. Names on the wire, defaults and ranges are Dynamo's, if it has them. Start
-// from [DefaultConfig]: in the zero value, which is valid, all weights are 0.
+// Config has the constants of the policies. Names on the wire, defaults and ranges are Dynamo's where Dynamo has the
+// constant. Start from [DefaultConfig]: in the zero value, which is valid, all weights are 0.
 type Config struct {
 	// OverlapScoreCredit is the worth of a block of the prompt in device memory, in blocks of prefill. Default 1; finite
 	// and at least 0, may be above 1.
@@ -52,11 +52,11 @@ type Config struct {
 	// no block counts.
 	SharedCacheMultiplier float64 `json:"shared_cache_multiplier" msgpack:"shared_cache_multiplier"`
 
-	// SharedCacheMode is which blocks count. Default would_load.
+	// SharedCacheMode selects the counted blocks of a shared store. Default would_load.
 	SharedCacheMode SharedMode `json:"shared_cache_mode" msgpack:"shared_cache_mode"`
 
-	// RouterAssumeKVReuse: requests with equal prefixes share blocks on a worker. Default true. The caller reads it for
-	// bookings and Candidate.NewBlocks. No cost reads it.
+	// RouterAssumeKVReuse: requests with equal prefixes share blocks on a worker. Default true. The caller reads the
+	// field for bookings and Candidate.NewBlocks. No cost reads the field.
 	RouterAssumeKVReuse bool `json:"router_assume_kv_reuse" msgpack:"router_assume_kv_reuse"`
 
 	// RouterTrackPrefillTokens: prefill counts as load. Default true.
@@ -71,8 +71,8 @@ type Config struct {
 	// Default nil, never; finite and at least 0.
 	ActivePrefillTokensThreshold *float64 `json:"active_prefill_tokens_threshold,omitempty" msgpack:"active_prefill_tokens_threshold,omitempty"`
 
-	// ActivePrefillTokensThresholdFrac is the same as a multiple of the worker's MaxNumBatchedTokens (10,000,000 if it is
-	// not known). Default nil, never; finite and at least 0.
+	// ActivePrefillTokensThresholdFrac is the same bound as a multiple of the worker's MaxNumBatchedTokens (10,000,000
+	// if unknown). Default nil, never; finite and at least 0.
 	ActivePrefillTokensThresholdFrac *float64 `json:"active_prefill_tokens_threshold_frac,omitempty" msgpack:"active_prefill_tokens_threshold_frac,omitempty"`
 
 	// Disaggregation has the rules for a decode and a prefill worker of one request; the caller applies them. Default

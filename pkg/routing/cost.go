@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Estimate has the cached and the new part of a request at a candidate. It does not depend on the scorers of the
-// policy.
+// Estimate has the cached and the new part of a request at a candidate. The scorers of the policy have no influence on
+// an estimate.
 type Estimate struct {
 	EffectiveOverlap       float64 `json:"effective_overlap" msgpack:"effective_overlap"` // blocks, tiers weighted
 	CachedTokens           uint64  `json:"cached_tokens" msgpack:"cached_tokens"`
@@ -37,7 +37,7 @@ func (v *View) cachedTokens(overlap float64) uint64 {
 	return roundBlocks(overlap * float64(v.Request.BlockSize))
 }
 
-// roundBlocks rounds half away from zero; what is below 0 or no number is 0.
+// roundBlocks rounds half away from zero. Negative numbers and NaN become 0.
 func roundBlocks(x float64) uint64 {
 	if !(x > 0) {
 		return 0
@@ -45,7 +45,7 @@ func roundBlocks(x float64) uint64 {
 	return uint64(math.Round(x))
 }
 
-// decodeBlocks returns the number of blocks of all requests at c, with the whole blocks of this one.
+// decodeBlocks returns the number of blocks of all requests at c, with the whole blocks of the new request.
 func decodeBlocks(c *Candidate) uint64 {
 	if !c.HasLoad {
 		return 0
@@ -66,10 +66,10 @@ type Terms struct {
 	RawPrefill     float64 `json:"raw_prefill" msgpack:"raw_prefill"`
 	Decay          float64 `json:"decay" msgpack:"decay"` // a factor
 	DeviceCredit   float64 `json:"device_credit" msgpack:"device_credit"`
-	GuessedBlocks  uint32  `json:"guessed_blocks,omitempty" msgpack:"guessed_blocks,omitempty"` // of those that it is for
+	GuessedBlocks  uint32  `json:"guessed_blocks,omitempty" msgpack:"guessed_blocks,omitempty"` // without confirmation
 	HostCredit     float64 `json:"host_credit" msgpack:"host_credit"`
 	DiskCredit     float64 `json:"disk_credit" msgpack:"disk_credit"`
-	SharedBlocks   uint32  `json:"shared_blocks" msgpack:"shared_blocks"` // before their multiplier
+	SharedBlocks   uint32  `json:"shared_blocks" msgpack:"shared_blocks"` // before the multiplier
 	SharedCredit   float64 `json:"shared_credit" msgpack:"shared_credit"`
 	Prefill        float64 `json:"prefill" msgpack:"prefill"` // s·max(raw_prefill − credits, 0)
 	Decode         float64 `json:"decode" msgpack:"decode"`
@@ -103,7 +103,7 @@ func (dynamoCost) Score(v *View, cost []float64) {
 	if r.Explain {
 		v.terms = make([]Terms, len(cost))
 	}
-	found, tokensOf := -1.0, uint64(0) // what the last overlap is in tokens: many candidates have the same
+	found, tokensOf := -1.0, uint64(0) // the last overlap in tokens: many candidates have the same
 	for i, k := range v.kept {
 		w := &v.candidates[k]
 		overlap := v.effectiveOverlap(w)
@@ -134,7 +134,7 @@ func (dynamoCost) Score(v *View, cost []float64) {
 			tokens := r.ISL
 			if w.HasLoad {
 				if overlap != found {
-					found, tokensOf = overlap, max(r.ISL, v.cachedTokens(overlap)) // what is cached and what is not
+					found, tokensOf = overlap, max(r.ISL, v.cachedTokens(overlap)) // cached and uncached tokens
 				}
 				tokens = w.ActivePrefillTokens + tokensOf
 			}

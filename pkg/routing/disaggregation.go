@@ -25,11 +25,11 @@ const (
 	KVTransferPreferred KVTransfer = "preferred"
 )
 
-// Disaggregation has the rules for a decode worker and a prefill worker of one request. The names, and the defaults of
-// the bounds, are Dynamo's, if it has them.
+// Disaggregation has the rules for a decode worker and a prefill worker of one request. The names and the defaults of
+// the bounds are Dynamo's where Dynamo has the rule.
 type Disaggregation struct {
-	// Bypass is the condition for the decode worker to compute the prompt itself. isl_bounding: the missing part is
-	// short. prefill_load: the best prefill worker is busy. isl_or_load: either of these. Default: never.
+	// Bypass is the condition for the decode worker to compute the prompt. isl_bounding: the missing part is short.
+	// prefill_load: the best prefill worker is busy. isl_or_load: either condition is enough. Default: never.
 	Bypass BypassMode `json:"bypass,omitempty" msgpack:"bypass,omitempty"`
 
 	// A part is short if it has fewer tokens than ISLTokens, and fewer than the share ISLRatio of the prompt. Defaults
@@ -37,12 +37,12 @@ type Disaggregation struct {
 	ISLTokens *float64 `json:"isl_tokens,omitempty" msgpack:"isl_tokens,omitempty"`
 	ISLRatio  *float64 `json:"isl_ratio,omitempty" msgpack:"isl_ratio,omitempty"`
 
-	// PrefillBusyThreshold is a multiple of MaxNumBatchedTokens (10,000,000 if that is not known). A prefill worker with
-	// more prefill under way is busy. The modes prefill_load and isl_or_load need it. Finite and at least 0.
+	// PrefillBusyThreshold is a multiple of MaxNumBatchedTokens (10,000,000 if unknown). A prefill worker with more
+	// prefill under way is busy. The modes prefill_load and isl_or_load need the threshold. Finite and at least 0.
 	PrefillBusyThreshold *float64 `json:"prefill_busy_threshold,omitempty" msgpack:"prefill_busy_threshold,omitempty"`
 
-	// DecodeBusyThreshold is a share of the capacity. A decode worker that would have more blocks is busy and computes no
-	// prompts. Default: it is never busy; finite and at least 0.
+	// DecodeBusyThreshold is a share of the capacity. A decode worker that would have more blocks is busy and computes
+	// no prompts. Default: never busy; finite and at least 0.
 	DecodeBusyThreshold *float64 `json:"decode_busy_threshold,omitempty" msgpack:"decode_busy_threshold,omitempty"`
 
 	// KVTransferDomain is a domain of the workers' topology. Prefill workers with the decode worker's value there are
@@ -91,7 +91,7 @@ func TopologyTaint(domain, value string) string { return topologyTaint(domain) +
 
 func topologyTaint(domain string) string { return "dynamo.topology/" + domain + "=" }
 
-// Near is the taint of c's worker that makes others near to it; "" if it has none.
+// Near returns the taint of c's worker that marks near workers; "" if there is none.
 func (d *Disaggregation) Near(c *Candidate) string {
 	if d == nil || d.KVTransferDomain == "" {
 		return ""
@@ -104,7 +104,7 @@ func (d *Disaggregation) NearRequired() bool {
 	return d != nil && d.KVTransferEnforcement == KVTransferRequired
 }
 
-// NearWeight is how much it is preferred that a prefill worker is near.
+// NearWeight returns the weight of the preference for a near prefill worker.
 func (d *Disaggregation) NearWeight() float32 {
 	if d.KVTransferPreferredWeight != nil {
 		return float32(*d.KVTransferPreferredWeight)
@@ -124,7 +124,7 @@ func (d *Disaggregation) PrefillBusy(w *Worker, activePrefillTokens uint64) bool
 		float64(activePrefillTokens) > *d.PrefillBusyThreshold*float64(w.PrefillCapacity())
 }
 
-// Short reports whether net missing tokens of a prompt of isl tokens are so few that the decode worker computes them.
+// Short reports whether net missing tokens of a prompt of isl tokens are few enough for the decode worker.
 func (d *Disaggregation) Short(net, isl uint64) bool {
 	if d == nil || d.Bypass != BypassISLBounding && d.Bypass != BypassISLOrLoad {
 		return false

@@ -1,6 +1,6 @@
-// Package routing chooses the worker for a request. Its inputs are, for each candidate, the cached part of the prompt
-// and the present load. It returns a choice with its reasons. It has no network and no clock, and the random source is
-// an argument.
+// Package routing chooses the worker for a request. The inputs are, for each candidate, the cached part of the prompt
+// and the present load. The result is a choice with its reasons. The package has no network and no clock, and the
+// random source is an argument.
 //
 // # Use
 //
@@ -9,25 +9,26 @@
 //	choice, err := s.Choose(&request, candidates, rng, &scratch)
 //
 // A [Selector] is safe for concurrent use. A [Scratch] and a *rand.Rand are used by one goroutine at a time. Without
-// Request.Explain a call does not allocate once its scratch has grown. With it, Choice.Explanation has the terms of
-// every candidate, and the filter and the reason of every dropped one. Every error of Choose is a [*Refusal] with a
-// code and a message.
+// Request.Explain, a call does not allocate once the scratch has grown. With Explain, Choice.Explanation has the terms
+// of every candidate, and the filter and the reason of every dropped candidate. Every error of Choose is a [*Refusal]
+// with a code and a message.
 //
 // # A policy
 //
 // A policy is a name for filters, scorers and a picker. Each [Filter] drops candidates with a reason. Each [Scorer]
 // returns a finite cost for every remaining candidate, and the costs are summed. The [Picker] chooses by these sums.
 // The built-in policies are kvatlas (the default of an indexer), dynamo, least_load, prefix_only, random and
-// round_robin. [Register] adds others. [Selector.Choose] drops the candidates that the request or the operator excludes
-// before it calls the policy.
+// round_robin. [Register] adds further policies. Before the policy runs, [Selector.Choose] drops the candidates that
+// the request or the operator excludes.
 //
 // # The cost of the policy dynamo
 //
-// It is the cost of NVIDIA Dynamo's KV router (crate dynamo-kv-router 1.6.1, scheduling/selector/reference.rs), held
-// to it by integration/judges/routing. In blocks; for a request of isl tokens, with blocks of B tokens:
+// The cost equals the cost of NVIDIA Dynamo's KV router (crate dynamo-kv-router 1.6.1,
+// scheduling/selector/reference.rs); integration/judges/routing compares the two. In blocks, for a request of isl
+// tokens, with blocks of B tokens:
 //
 //	request_blocks = ceil(isl / B)
-//	effective      = device + host_w·host + disk_w·disk           each tier counts what it adds to those before
+//	effective      = device + host_w·host + disk_w·disk           a tier counts its additional blocks only
 //	cached_tokens  = round(effective·B)                           half away from zero
 //	uncached       = max(isl − cached_tokens, 0)
 //	raw_prefill    = (active_prefill + uncached + cached_tokens) / B
@@ -40,10 +41,10 @@
 //	cost           = s·max(raw_prefill − credit, 0) + decode + a·active_requests
 //	                 max(decode − credit, 0) + a·active_requests  if prefill is not tracked, c > 0, and the request is
 //	                                                              not for the prefill pool
-//	                 both times exp(−tanh(sum of the weights of preferred taints that the worker has)), unless pinned
+//	                 both times exp(−tanh(sum of the weights of the worker's preferred taints)), unless pinned
 //
-// With temperature 0 the smallest cost wins, equal ones uniformly at random. With T > 0 the probability of a candidate
-// is proportional to exp(−(cost − min) / ((max − min)·T)).
+// With temperature 0, the smallest cost wins, and equal costs win uniformly at random. With T > 0, the probability of a
+// candidate is proportional to exp(−(cost − min) / ((max − min)·T)).
 //
 // # The cost of the policy kvatlas
 //
@@ -68,19 +69,19 @@
 //	           times the taints' factor, as with dynamo
 //
 // queue + room + prefill + load is the time to the first token. context is the slowdown of the request's own output.
-// The other terms are delays of other requests. decode delays requests in their output phase, later delays later
+// The other terms are delays of other requests. decode delays requests in the output phase, later delays later
 // requests, and evict is the time in which later requests compute evicted blocks again.
 //
-// The congestion follows from queueing theory. In a queue with random arrivals and utilisation u there are u/(1−u)
-// requests on average. The derivative by u, 1/(1−u)², is the additional wait of all requests for one more unit of work.
-// It is small in an idle fleet, so the shortest time wins. It is large in a busy fleet, so the least work wins. There,
-// requests use prefixes where they are, and a second copy is made only if it is worth its work.
+// The congestion follows from queueing theory. A queue with random arrivals and utilisation u has u/(1−u) requests on
+// average. The derivative by u, 1/(1−u)², is the additional wait of all requests for one more unit of work. The wait is
+// short in an idle fleet, so the shortest time wins. The wait is long in a busy fleet, so the least work wins. In a
+// busy fleet, requests go to workers with the prefix, and a second copy must be worth the work.
 //
 // The weight of a millisecond of prefill is therefore no constant: later and evict are different for each worker and
-// moment. A copy of a hot prefix goes to a worker with free memory, or with blocks that other workers hold too, before
-// it goes to a worker that must evict unique blocks.
+// moment. A copy of a hot prefix goes first to a worker with free memory, or with blocks that other workers hold too. A
+// worker that must evict unique blocks comes last.
 //
-// A booking counts uncached tokens, and tokens of lower tiers by their share in load.
+// A booking counts uncached tokens, and tokens of lower tiers by the tier's share in load.
 //
 // docs/routing.md explains the terms by an example. The caller keeps load rows, bookings and queues.
 package routing

@@ -137,7 +137,7 @@ func TestExampleInDocs(t *testing.T) {
 	for _, d := range choice.Explanation.Dropped {
 		if says := fmt.Sprintf("%s/%d is dropped", d.Worker, d.Rank); !strings.Contains(text, says) ||
 			!strings.Contains(text, fmt.Sprintf("`%s`, %q", d.Filter, d.Reason)) {
-			t.Errorf("the page does not say that %s: %s, %s", says, d.Filter, d.Reason)
+			t.Errorf("the page lacks %s: %s, %s", says, d.Filter, d.Reason)
 		}
 	}
 	temperature := 0.5
@@ -160,7 +160,7 @@ func TestExampleInDocs(t *testing.T) {
 	says := fmt.Sprintf("count %v blocks as cached, which are %d tokens, and %d tokens of prefill; and the rank's requests "+
 		"would have %d blocks", e.EffectiveOverlap, e.CachedTokens, e.EffectivePrefillTokens, e.PotentialDecodeBlocks)
 	if !strings.Contains(strings.ReplaceAll(text, "\n", " "), says) {
-		t.Errorf("the page does not say %q", says)
+		t.Errorf("the page lacks %q", says)
 	}
 }
 
@@ -186,11 +186,11 @@ func TestSettingsInDocs(t *testing.T) {
 			value = "never"
 		}
 		if defaults[name] != value {
-			t.Errorf("%s: the page says %q, the code %q", name, defaults[name], value)
+			t.Errorf("%s: %q on the page, %q in the code", name, defaults[name], value)
 		}
 		delete(defaults, name)
 	}
 	if len(defaults) > 0 {
-		t.Errorf("the page has settings that are not there: %v", defaults)
+		t.Errorf("unknown settings on the page: %v", defaults)
 	}
 }

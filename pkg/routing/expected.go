@@ -19,7 +19,7 @@ func init() {
 	})
 }
 
-// expectedTerms are the terms of the policy kvatlas. A term reads View.outlook of its candidate and View.crowd.
+// expectedTerms are the terms of the policy kvatlas. A term reads View.outlook of the candidate and View.crowd.
 var expectedTerms = [...]struct {
 	name string
 	term func(*View, *Candidate) float64
@@ -29,8 +29,8 @@ var expectedTerms = [...]struct {
 }
 
 const (
-	// attentionTokens is the length of a context at which attention takes as long as everything else that a token
-	// takes. It is 19,000 for Llama 3.2 3B, 31,000 for Llama 3.1 8B and 53,000 for 70B, by their shapes.
+	// attentionTokens is the context length at which attention doubles the time of a token. The length is 19,000 for
+	// Llama 3.2 3B, 31,000 for Llama 3.1 8B and 53,000 for 70B, by the shapes of the models.
 	attentionTokens = 32_768
 
 	// decodeWeight is the weight of a millisecond of delay of a request in its output phase.
@@ -43,16 +43,17 @@ const (
 	sharedLoad = 0.2
 	diskLoad   = 0.5
 
-	// contextWeight is the weight of a token that requests under way on the candidate have in memory, as a share of the
-	// time of its prefill. Each step of the engine reads all these tokens. With the same model that takes 38 ns for a
-	// token, 0.06 % of the 62 us of its prefill. A request decodes about 160 tokens, each in a step of its own.
+	// contextWeight is the weight of a token in memory for requests under way on the candidate, as a share of the time
+	// of a token's prefill. Each step of the engine reads all these tokens. With the same model, the read of a token
+	// needs 38 ns, 0.06 % of the 62 us of a token's prefill. A request decodes about 160 tokens, each in a separate
+	// step.
 	contextWeight = 0.1
 
 	// mostCongestion bounds the delay of later requests if all ranks are busy all the time.
 	mostCongestion = 3
 )
 
-// expected is the scorer of a term of the policy kvatlas: its place among expectedTerms.
+// expected is the scorer of a term of the policy kvatlas: the index in expectedTerms.
 type expected int
 
 func (e expected) Name() string { return expectedTerms[e].name }
@@ -62,7 +63,7 @@ func (e expected) Score(v *View, cost []float64) {
 }
 
 // expectedCosts returns the costs of all terms, one term after the other. All terms of a candidate are calculated
-// together, so that the candidates pass through the processor's cache once.
+// together, so the candidates pass through the processor's cache once.
 func (v *View) expectedCosts() []float64 {
 	if v.expected != nil {
 		return v.expected
@@ -101,7 +102,7 @@ func rate(c *Candidate) float64 {
 }
 
 // queueTime is the time until the candidate has prefilled all earlier requests. The finished part of the first request
-// is not reported. It is estimated from the time spent, and is at most the mean of these requests.
+// is not reported. queueTime estimates the part from the time spent, with the mean of these requests as bound.
 func queueTime(_ *View, c *Candidate) float64 {
 	queue := float64(activePrefill(c)) / rate(c)
 	if c.PrefillRequests > 0 {
@@ -110,7 +111,7 @@ func queueTime(_ *View, c *Candidate) float64 {
 	return queue
 }
 
-// roomTime is the time until requests under way end, if their blocks and the new ones exceed the candidate's memory.
+// roomTime is the time until enough requests end, if active and new blocks exceed the candidate's memory.
 func roomTime(_ *View, c *Candidate) float64 {
 	room := c.capacity()
 	if !c.HasLoad || room == 0 || c.ActiveBlocks+c.NewBlocks <= room {
@@ -120,8 +121,8 @@ func roomTime(_ *View, c *Candidate) float64 {
 	return c.LifeMS * min(short/float64(max(c.ActiveBlocks, 1)), 1)
 }
 
-// held returns the tokens of the prompt that a candidate does not compute: those in device memory at the turn of the
-// request, and those in lower tiers. Requests under way compute the blocks that they share with the prompt before.
+// held returns the tokens of the prompt that a candidate does not compute: tokens in device memory at the start of the
+// request, and tokens in lower tiers. Earlier requests under way compute the blocks shared with the prompt.
 func (v *View) held(c *Candidate) (device, lower float64) {
 	size, isl := float64(v.Request.BlockSize), float64(v.Request.ISL)
 	blocks := float64(c.Device)
@@ -211,11 +212,11 @@ func congestion(busy float64) float64 {
 	return 1 / (free * free)
 }
 
-// crowd has the values that all candidates have in common.
+// crowd has the values that are common to all candidates.
 type crowd struct {
 	rate    float64 // the mean of the candidates
 	delay   float64 // of later requests, for each millisecond of work
-	evicted float64 // milliseconds that later requests need for an evicted block if each of them is computed again
+	evicted float64 // milliseconds of later requests to compute an evicted block again
 }
 
 func (v *View) calculateCrowd() (of crowd) {
@@ -232,14 +233,14 @@ func (v *View) calculateCrowd() (of crowd) {
 	return of
 }
 
-// laterDelay is the delay of later requests by the prefill, beyond its own time. Later requests may go to any
-// candidate, so the mean rate counts. Otherwise errors of a single rate would count several times.
+// laterDelay is the delay of later requests by the prefill, beyond the time of the prefill. Later requests may go to
+// any candidate, so the mean rate counts. Otherwise errors of a single rate would count several times.
 func laterDelay(v *View, c *Candidate) float64 {
 	return v.crowd.delay * v.outlook.prefill * rate(c) / v.crowd.rate
 }
 
-// evictCost is the time that later requests need for the blocks that this prompt evicts from the device memory of the
-// candidate: to compute them again, or to load them if the candidate has lower tiers.
+// evictCost is the time of later requests for the blocks that this prompt evicts from the device memory of the
+// candidate. The time is for a computation, or for a load if the candidate has lower tiers.
 func evictCost(v *View, c *Candidate) float64 {
 	m := c.Memory
 	if m == nil {
@@ -257,9 +258,9 @@ func evictCost(v *View, c *Candidate) float64 {
 	return cost
 }
 
-// nearLowest is the picker of the policy kvatlas. It chooses at random among the candidates whose cost is near the
+// nearLowest is the picker of the policy kvatlas. It chooses at random among the candidates with a cost near the
 // smallest. Estimates have errors. Without this rule, small errors of measured rates would send all requests without a
-// cached prefix to a single rank. A temperature above 0 has the effect that it has with [Lowest].
+// cached prefix to a single rank. A temperature above 0 has the same effect as with [Lowest].
 type nearLowest struct{}
 
 const (

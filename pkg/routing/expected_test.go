@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// expectedTwin is the cost of the policy kvatlas as its description has it, with all terms in one place.
+// expectedTwin is the cost of the policy kvatlas by the formula of the package comment, with all terms in one place.
 func expectedTwin(r *Request, all []Candidate, i int) (cost, tokens float64) {
 	w, size := &all[i], float64(r.BlockSize)
 	rate := w.PrefillRate
@@ -38,7 +38,7 @@ func expectedTwin(r *Request, all []Candidate, i int) (cost, tokens float64) {
 	all3 := of(w.Device) + of(w.Host) + of(w.Disk) + of(w.WouldLoad)
 	held := math.Min(math.Max(all3, device), float64(r.ISL))
 	left := float64(r.ISL) - held
-	// of the prompt, the ends of the tiers: blocks that requests under way have are not loaded
+	// ends of the tiers in the prompt: blocks of requests under way are not loaded
 	load, transfer, end := 0.0, 0.0, held
 	for _, tier := range []struct {
 		blocks uint32
@@ -78,7 +78,7 @@ func expectedTwin(r *Request, all []Candidate, i int) (cost, tokens float64) {
 	return cost, left + load
 }
 
-// TestExpectedLikeItsTwin compares costs and choices of random requests with the twin's.
+// TestExpectedLikeItsTwin compares costs and choices of random requests with the twin.
 func TestExpectedLikeItsTwin(t *testing.T) {
 	t.Parallel()
 	var scratch Scratch
@@ -143,8 +143,9 @@ func TestExpectedLikeItsTwin(t *testing.T) {
 	}
 }
 
-// TestEvictionDecidesWhereACopyGoes: a hot prefix is on a worker with a long queue. Of two idle workers without it, the
-// copy goes to the one with free memory, or to the one whose evicted blocks other workers hold or no request needs.
+// TestEvictionDecidesWhereACopyGoes: a hot prefix is on a worker with a long queue, and two idle workers lack the
+// prefix. The copy goes to the worker with free memory. Without free memory, it goes to the worker with evictable
+// blocks that have other copies or no further requests.
 func TestEvictionDecidesWhereACopyGoes(t *testing.T) {
 	t.Parallel()
 	s, err := New("kvatlas", DefaultConfig())

@@ -5,12 +5,12 @@ import "github.com/kvatlas/kvatlas/pkg/events"
 // Explanation has the reasons of a choice or a refusal.
 type Explanation struct {
 	Policy string `json:"policy" msgpack:"policy"`
-	Config Config `json:"config" msgpack:"config"` // as the request overrode it
+	Config Config `json:"config" msgpack:"config"` // with the overrides of the request
 
-	// Affinity is the effect of the request's affinity to a worker; nil if it has none.
+	// Affinity is the effect of the request's affinity to a worker; nil without an affinity.
 	Affinity *AffinityEffect `json:"affinity,omitempty" msgpack:"affinity,omitempty"`
 
-	Candidates []Considered `json:"candidates,omitempty" msgpack:"candidates,omitempty"` // among which the policy chose
+	Candidates []Considered `json:"candidates,omitempty" msgpack:"candidates,omitempty"` // of the policy
 	Dropped    []Dropped    `json:"dropped,omitempty" msgpack:"dropped,omitempty"`       // in the order of the filters
 }
 
@@ -26,10 +26,11 @@ type Considered struct {
 	// Terms are the parts of the cost, if the policy has the scorer [DynamoCost].
 	Terms *Terms `json:"terms,omitempty" msgpack:"terms,omitempty"`
 
-	// Reported is the use of memory that the engine has reported, if it has. It is in no cost.
+	// Reported is the engine's report of used memory; nil without a report. No cost reads the report.
 	Reported *Reported `json:"reported,omitempty" msgpack:"reported,omitempty"`
 
-	// Memory has the inputs of the eviction cost, if the rank has evicted blocks. Only the policy kvatlas has that cost.
+	// Memory has the inputs of the eviction cost; nil if the rank has evicted no block. Only the policy kvatlas has an
+	// eviction cost.
 	Memory *Memory `json:"memory,omitempty" msgpack:"memory,omitempty"`
 
 	// Scores are the costs by scorer of the policy.

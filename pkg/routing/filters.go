@@ -18,7 +18,8 @@ func (f *filterFunc) Name() string   { return f.name }
 func (f *filterFunc) Filter(v *View) { f.filter(v) }
 
 // eligibility has the filters that run before the filters of a policy. The pin is first, so the LoRA filter sees the
-// pinned worker only and keeps it. Overload is last, so its refusal means that all other filters have passed.
+// pinned worker only and keeps this worker. Overload is last, so a refusal by overload means that all earlier filters
+// have passed.
 var eligibility = []Filter{
 	pinned,
 	&filterFunc{"allowed_worker_ids", filterAllowed},
@@ -48,8 +49,8 @@ var pinned Filter = &filterFunc{"pinned_worker", filterPin}
 
 var overload Filter = &filterFunc{"overload", filterOverload}
 
-// Affinity returns the filter affinity_target. It drops all other candidates if the request's affinity target is among
-// the remaining ones. All policies of this package have it.
+// Affinity returns the filter affinity_target. If the request's affinity target remains, the filter drops all other
+// candidates. All policies of this package have the filter.
 func Affinity() Filter { return affinity }
 
 var affinity Filter = &filterFunc{"affinity_target", filterAffinity}
@@ -154,7 +155,7 @@ func filterState(v *View) {
 	}
 }
 
-// filterLoRA keeps candidates that have the adapter. If none has it, all remain, because each can load it.
+// filterLoRA keeps candidates with the adapter. If no candidate has the adapter, all remain, because each can load it.
 func filterLoRA(v *View) {
 	lora := v.Request.LoRA
 	if lora == "" {

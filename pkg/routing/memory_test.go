@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// request is one that the twin of Reuse remembers.
+// reuseTwin keeps every use of a block.
 type reuseTwin struct {
 	last map[events.SeqHash]time.Duration
 	ages []time.Duration // of uses, until the next request; negative: there was none
@@ -26,7 +26,7 @@ func (w *reuseTwin) requested(now time.Duration, prompt []events.SeqHash) {
 	}
 }
 
-// again counts uses without a request within an age, and those of them with one within twice the age.
+// again counts uses without a request within an age, and the part of them with a request within twice the age.
 func (w *reuseTwin) again(age time.Duration) float64 {
 	without, some := 0, 0
 	for _, a := range w.ages {
@@ -40,8 +40,8 @@ func (w *reuseTwin) again(age time.Duration) float64 {
 	return float64(some) / float64(max(without, 1))
 }
 
-// TestReuseLikeItsTwin compares probabilities with those of a twin that remembers every block. At ages between two
-// powers of two, the sum of a span is divided as if its ages were evenly distributed.
+// TestReuseLikeItsTwin compares probabilities with a twin that keeps every block. At ages between two powers of two,
+// the sum of a span is divided as if ages were evenly distributed.
 func TestReuseLikeItsTwin(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(30) {
@@ -83,7 +83,7 @@ func TestReuseLikeItsTwin(t *testing.T) {
 	}
 }
 
-// TestReuseIsBounded: whatever is reported, the sample and the probabilities stay within their bounds.
+// TestReuseIsBounded: the sample and the probabilities stay within their bounds for all inputs.
 func TestReuseIsBounded(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(2, 36))
@@ -108,7 +108,8 @@ func TestReuseIsBounded(t *testing.T) {
 	}
 }
 
-// TestUnique: the share is that of prompts of which the rank alone held the longest part, among those of which it did.
+// TestUnique: the share counts prompts for which the rank alone held the longest part, among all prompts for which the
+// rank held a longest part.
 func TestUnique(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(3, 36))
@@ -117,7 +118,7 @@ func TestUnique(t *testing.T) {
 		list := []Candidate{{Device: 3 + rng.Uint32N(2)}, {Device: 3}, {Device: rng.Uint32N(3)}}
 		Longest(list, func(i int, alone bool) {
 			if i == 2 {
-				t.Fatal("a candidate that holds less than others")
+				t.Fatal("the candidate holds less than the rest")
 			}
 			if i == 0 {
 				u.Longest(alone)
@@ -125,7 +126,7 @@ func TestUnique(t *testing.T) {
 		})
 	}
 	if got := u.Share(); math.Abs(got-0.5) > 0.15 {
-		t.Errorf("share %v of prompts that half of the time nobody else holds", got)
+		t.Errorf("share %v, want about a half", got)
 	}
 	if none.Share() != 1 {
 		t.Errorf("without a prompt: %v", none.Share())
@@ -133,7 +134,7 @@ func TestUnique(t *testing.T) {
 	Longest([]Candidate{{}, {Host: 3}}, func(int, bool) { t.Error("no candidate holds anything in device memory") })
 }
 
-// TestEvictionAge: a memory's blocks stay for the time in which as many are computed, within a bound.
+// TestEvictionAge: blocks stay for the time in which the rank computes a whole memory of blocks, within a bound.
 func TestEvictionAge(t *testing.T) {
 	t.Parallel()
 	if got := EvictionAge(1000, 16, 10, 0.5); got != 3200*time.Millisecond {

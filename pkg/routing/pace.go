@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// Pace measures the prefill rate of a rank, from its requests and their first tokens. The zero value has measured
-// nothing. It belongs to one goroutine at a time.
+// Pace measures the prefill rate of a rank, from the rank's requests and their first tokens. The zero value has
+// measured nothing. A Pace belongs to one goroutine at a time.
 //
 // The work on a request begins when the request is sent, or with the first token of the previous request if that is
-// later. It ends with the first token of the request. Requests that are prefilled together divide their time in the
-// order of their first tokens, so the sum is right. The end of a request counts as its first token if it had none.
+// later. The work ends with the first token of the request. Requests in a common prefill share the time in the order of
+// the first tokens, so the sum is right. The end of a request without a first token counts as the first token.
 type Pace struct {
-	tokens, ms    float64       // prefilled, and in how long
+	tokens, ms    float64       // prefilled tokens, and the time
 	busy, watched float64       // milliseconds with work, and all
-	lives, ended  float64       // milliseconds that requests took, and how many
+	lives, ended  float64       // lifetimes of requests in milliseconds, and their number
 	at            time.Duration // end of watched; 0: no request has been sent
 	done          time.Duration // the last first token
 }
@@ -33,11 +33,11 @@ const (
 	leastRate   = 0.01      // tokens per millisecond
 	mostRate    = 10_000.0
 	mostLife    = 600_000.0 // of one request, in milliseconds
-	mostElapsed = 60_000.0  // of one request: a longer time is a stopped engine, not its rate
+	mostElapsed = 60_000.0  // of one request: a longer time shows a stopped engine
 )
 
-// Prefilled adds a request with its first token. tokens were prefilled for it. Times are of one monotonic clock and
-// above 0.
+// Prefilled adds a request with the first token and the number of prefilled tokens. Times are of one monotonic clock
+// and above 0.
 func (p *Pace) Prefilled(now, sent time.Duration, tokens int64) {
 	if p.at == 0 {
 		p.at = sent
@@ -67,7 +67,7 @@ func (p *Pace) Life() float64 {
 	return p.lives / p.ended
 }
 
-// Tick adds the time up to now to the time that Busy is a share of.
+// Tick adds the time up to now to the whole time of Busy.
 func (p *Pace) Tick(now time.Duration) {
 	if p.at == 0 || now <= p.at {
 		return
@@ -78,7 +78,7 @@ func (p *Pace) Tick(now time.Duration) {
 }
 
 // Working returns the milliseconds of work on the present request: since the last first token, or since the given time
-// at which the rank got requests, if that is later.
+// of the rank's first request, whichever is later.
 func (p *Pace) Working(now, since time.Duration) float64 { return max(ms(now-max(p.done, since)), 0) }
 
 // Add adds the measurements of another rank, for the mean of a fleet.
@@ -87,8 +87,8 @@ func (p *Pace) Add(o *Pace) {
 	p.lives, p.ended = p.lives+o.lives, p.ended+o.ended
 }
 
-// Rate returns the prefill rate in tokens per millisecond. fleet is the mean rate of the fleet, or 0. It has the weight
-// of a minute of measurements of the rank.
+// Rate returns the prefill rate in tokens per millisecond. fleet is the mean rate of the fleet, or 0. The mean has the
+// weight of a minute of measurements of the rank.
 func (p *Pace) Rate(fleet float64) float64 {
 	prior, work := fleet, fleetWork
 	if fleet <= 0 {

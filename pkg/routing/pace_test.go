@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestPaceOfAQueue has ranks prefill one request after the other, at a rate and with pauses that are known.
+// TestPaceOfAQueue simulates ranks that prefill requests one by one, at a given rate and with given pauses.
 func TestPaceOfAQueue(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(20) {
@@ -35,7 +35,7 @@ func TestPaceOfAQueue(t *testing.T) {
 	}
 }
 
-// TestPaceIsBounded: whatever is reported, rates stay within their bounds, and shares from 0 to 1.
+// TestPaceIsBounded: rates and shares stay within their bounds for all inputs.
 func TestPaceIsBounded(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(1, 36))

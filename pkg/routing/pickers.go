@@ -7,8 +7,8 @@ import (
 )
 
 // Lowest returns the picker of the policies dynamo, least_load and prefix_only. With a temperature of 0
-// (Config.RouterTemperature) it chooses the smallest cost, and among equal costs at random. With a temperature above 0
-// the probability of a candidate is proportional to exp(−(cost − min) / ((max − min)·temperature)).
+// (Config.RouterTemperature) the picker chooses the smallest cost, and among equal costs at random. With a temperature
+// above 0 the probability of a candidate is proportional to exp(−(cost − min) / ((max − min)·temperature)).
 func Lowest() Picker { return lowest{} }
 
 type lowest struct{}
@@ -86,8 +86,8 @@ func (uniform) Pick(_ *View, _, probability []float64, rng *rand.Rand) int {
 	return rng.IntN(len(probability))
 }
 
-// RoundRobin returns a picker that chooses one candidate after the other, in the order of the call. All its users share
-// one counter.
+// RoundRobin returns a picker that chooses the candidates in turn, in the order of the call. All users of the picker
+// share one counter.
 func RoundRobin() Picker { return new(roundRobin) }
 
 type roundRobin struct{ next atomic.Uint64 }

@@ -16,7 +16,7 @@ type Filter interface {
 	// Name returns the filter's name in explanations.
 	Name() string
 
-	// Filter calls v.Drop for candidates that must not be chosen. They stay in v until it returns.
+	// Filter calls v.Drop for candidates to exclude. The candidates stay in v until Filter returns.
 	Filter(v *View)
 }
 
@@ -25,15 +25,15 @@ type Scorer interface {
 	// Name returns the scorer's name in explanations.
 	Name() string
 
-	// Score sets cost[i] for each candidate v.At(i). It is 0 before. Costs may be negative. The sums of all scorers must
-	// be finite.
+	// Score sets cost[i] for each candidate v.At(i). The previous value is 0. Costs may be negative. The sums of all
+	// scorers must be finite.
 	Score(v *View, cost []float64)
 }
 
 // Picker chooses among the remaining candidates. It must be safe for concurrent use.
 type Picker interface {
-	// Pick returns the index i of the chosen candidate v.At(i), whose cost is cost[i]. There is at least one candidate.
-	// Pick sets probability[i] to the probability with which each candidate was chosen. It is 0 before.
+	// Pick returns the index i of the chosen candidate v.At(i) with the cost cost[i]. There is at least one candidate.
+	// Pick sets probability[i] to the probability of each candidate. The previous value is 0.
 	Pick(v *View, cost, probability []float64, rng *rand.Rand) int
 }
 
@@ -55,13 +55,13 @@ var (
 	registry     = map[string]Factory{}
 )
 
-// Register adds a policy that [New] finds by name. The init function of a package calls it. It panics if the name is
-// empty or already registered.
+// Register adds a policy that [New] finds by name. The init function of a package calls Register. Register panics if
+// the name is empty or already registered.
 func Register(name string, factory Factory) {
 	registryLock.Lock()
 	defer registryLock.Unlock()
 	if name == "" || factory == nil || registry[name] != nil {
-		panic(fmt.Sprintf("routing: the policy %q is known already, or has no name or no factory", name))
+		panic(fmt.Sprintf("routing: the policy %q is registered already, or has no name or no factory", name))
 	}
 	registry[name] = factory
 }
@@ -80,8 +80,8 @@ type Selector struct {
 	policy Policy
 }
 
-// New returns a selector by the name of its policy. It fails if the name is not registered, if the configuration is not
-// valid, or if the policy's factory fails.
+// New returns a selector for the policy with this name. It fails if the name is not registered, if the configuration is
+// not valid, or if the policy's factory fails.
 func New(name string, config Config) (*Selector, error) {
 	registryLock.RLock()
 	factory := registry[name]

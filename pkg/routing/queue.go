@@ -5,11 +5,11 @@ import (
 	"fmt"
 )
 
-// Queue has the rules for requests that wait while all eligible workers are busy. Names and rules are Dynamo's, if it
-// has them.
+// Queue has the rules for requests that wait while all eligible workers are busy. Names and rules are Dynamo's where
+// Dynamo has the rule.
 type Queue struct {
 	// A rank is busy if its prefill under way is above ThresholdTokens, or above ThresholdFrac times the worker's
-	// MaxNumBatchedTokens (10,000,000 if that is not known). One of them is required; finite and at least 0.
+	// MaxNumBatchedTokens (10,000,000 if unknown). At least one of the two is required; finite and at least 0.
 	ThresholdTokens *float64 `json:"threshold_tokens,omitempty" msgpack:"threshold_tokens,omitempty"`
 	ThresholdFrac   *float64 `json:"threshold_frac,omitempty" msgpack:"threshold_frac,omitempty"`
 
@@ -22,7 +22,7 @@ type Queue struct {
 	// QueueLimits apply to requests without a class.
 	QueueLimits `msgpack:",inline"`
 
-	// Classes divide the free capacity. Requests without one of them are in the class default.
+	// Classes divide the free capacity. All other requests are in the class default.
 	Classes []QueueClass `json:"classes,omitempty" msgpack:"classes,omitempty"`
 }
 
@@ -55,7 +55,7 @@ func (q *Queue) Most() int {
 	return most
 }
 
-// DefaultQuantum is the quantum of classes that have none.
+// DefaultQuantum is the quantum of a class without a quantum.
 const DefaultQuantum = 8192
 
 // validate returns all errors of q, which may be nil.
@@ -65,7 +65,7 @@ func (q *Queue) validate() error {
 	}
 	var x complaints
 	if q.ThresholdTokens == nil && q.ThresholdFrac == nil {
-		x.add("queue has neither threshold_tokens nor threshold_frac: one of them says when a worker is busy")
+		x.add("queue has neither threshold_tokens nor threshold_frac: set one of them, the bound of a busy worker")
 	}
 	x.least0("queue.threshold_tokens", q.ThresholdTokens)
 	x.least0("queue.threshold_frac", q.ThresholdFrac)
@@ -82,7 +82,7 @@ func (q *Queue) validate() error {
 		case c.Name == "":
 			x.add("%sname is missing", of)
 		case names[c.Name]:
-			x.add("%sname is %q, which another class has, or the one of all other requests", of, c.Name)
+			x.add("%sname is %q, the name of another class or the reserved name", of, c.Name)
 		}
 		names[c.Name] = true
 		x.least0(of+"uncached_below", c.UncachedBelow)
@@ -107,8 +107,8 @@ func (x *complaints) policy(name, is string) {
 	}
 }
 
-// Class returns the index of the class of a request with the name of a class or family and its tokens to compute. It
-// returns len(q.Classes) for the class default.
+// Class returns the index of the class for a name of a class or family and a number of tokens to compute. It returns
+// len(q.Classes) for the class default.
 func (q *Queue) Class(name string, uncached uint64) int {
 	for i := range q.Classes {
 		if name != "" && q.Classes[i].Name == name {
@@ -124,7 +124,7 @@ func (q *Queue) Class(name string, uncached uint64) int {
 	return len(q.Classes)
 }
 
-// Busy reports whether a rank is busy, so that requests do not go there.
+// Busy reports whether a rank is too busy for further requests.
 func (q *Queue) Busy(c *Candidate) bool {
 	if !c.HasLoad {
 		return false
@@ -144,6 +144,6 @@ func (v *View) allBusy(q *Queue, x *Explanation) *Refusal {
 		}
 		r.BestCached = max(r.BestCached, v.cachedTokens(v.effectiveOverlap(c)))
 	}
-	r.Message = fmt.Sprintf("all %d ranks that may be chosen are busy", r.Eligible)
+	r.Message = fmt.Sprintf("all %d eligible ranks are busy", r.Eligible)
 	return r
 }

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestAllBusy compares random calls with a queue's thresholds to those without: who is busy is counted by hand.
+// TestAllBusy compares random calls with and without thresholds of a queue. The test counts busy ranks itself.
 func TestAllBusy(t *testing.T) {
 	rng := rand.New(rand.NewPCG(22, 1))
 	selector, err := New("dynamo", DefaultConfig())
@@ -64,7 +64,7 @@ func TestAllBusy(t *testing.T) {
 	}
 }
 
-// TestQueueClass: by name, else by family and tokens to compute, else the default.
+// TestQueueClass: the name decides, then the family and the tokens to compute, then the default.
 func TestQueueClass(t *testing.T) {
 	small, large := 100.0, 1000.0
 	q := Queue{Classes: []QueueClass{{Name: "short", UncachedBelow: &small}, {Name: "medium", UncachedBelow: &large},

@@ -8,20 +8,20 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Role is a pool of workers. The names are those on the wire.
+// Role is a pool of workers. The names equal the names on the wire.
 type Role string
 
-// The roles. A worker without one is aggregated.
+// The roles. A worker without a role is aggregated.
 const (
 	Aggregated Role = "aggregated" // prefill and decode in one engine
 	Prefill    Role = "prefill"
 	Decode     Role = "decode"
 )
 
-// State tells if a worker accepts new requests. The names are those on the wire.
+// State is the registration's state of a worker. The names equal the names on the wire.
 type State string
 
-// The states. A worker without one is schedulable; only those are chosen.
+// The states. A worker without a state is schedulable. Only schedulable workers are chosen.
 const (
 	Schedulable   State = "schedulable"
 	Draining      State = "draining"
@@ -29,27 +29,27 @@ const (
 	Incomplete    State = "incomplete"
 )
 
-// Worker describes a worker independently of any request. Candidates of many requests may share one. It must not change
-// while they do.
+// Worker describes a worker independently of any request. Candidates of many requests may share a Worker, which must
+// not change meanwhile.
 type Worker struct {
 	ID      events.WorkerID
 	Role    Role
 	State   State
-	Reasons []string // why it is not schedulable, for people
+	Reasons []string // for people: reasons for a state other than schedulable
 
-	Endpoint string // its serving address; "": not known
+	Endpoint string // serving address; "": unknown
 
 	// Taints are compared with the required and preferred taints of requests. Topology domains are taints too, as
 	// dynamo.topology/DOMAIN=VALUE.
 	Taints []string
 
-	LoRAs []string // adapters that it is known to have
+	LoRAs []string // loaded adapters
 
-	TotalKVBlocks       uint64 // a rank's capacity; 0: not known
-	MaxNumBatchedTokens uint64 // 0: not known
+	TotalKVBlocks       uint64 // a rank's capacity; 0: unknown
+	MaxNumBatchedTokens uint64 // 0: unknown
 }
 
-// PrefillCapacity returns the tokens of prefill that a rank of w has room for: MaxNumBatchedTokens, or 10,000,000.
+// PrefillCapacity returns the tokens of prefill for which a rank of w has room: MaxNumBatchedTokens, or 10,000,000.
 func (w *Worker) PrefillCapacity() uint64 {
 	if w.MaxNumBatchedTokens == 0 {
 		return 10_000_000
@@ -77,20 +77,20 @@ type Candidate struct {
 	// Host, and Disk + External.
 	Device, Host, Disk uint32
 
-	// Guessed counts the blocks of Device that are a guess: a request with them was sent to the worker, and events have
-	// not confirmed them yet. See [Candidate.Guess].
+	// Guessed counts the blocks of Device that are a guess: the worker received a request with these blocks, and events
+	// have not confirmed the blocks yet. See [Candidate.Guess].
 	Guessed uint32
 
-	// WouldLoad counts the further blocks that its engine would load from the shared store. In an api.Overlap it is L3.
+	// WouldLoad counts the further blocks that the engine would load from the shared store: L3 of an api.Overlap.
 	WouldLoad uint32
 
-	// HasLoad: the fields up to NewBlocks are known. Without it, the rank counts as idle, with 0 new blocks.
+	// HasLoad: the fields up to NewBlocks have values. Otherwise the rank counts as idle, with 0 new blocks.
 	HasLoad             bool
-	ActivePrefillTokens uint64 // of requests whose prefill is not done
+	ActivePrefillTokens uint64 // of requests in the prefill phase
 	ActiveBlocks        uint64 // of requests under way, each block once
 	ActiveRequests      uint64
 	NewBlocks           uint64 // whole blocks of the prompt that no request under way on the rank has
-	PrefillRequests     uint64 // of ActiveRequests: those whose prefill is not done
+	PrefillRequests     uint64 // number of ActiveRequests in the prefill phase
 
 	// A [Pace] measures these: tokens per millisecond (0: no measurement), the share of time with prefill to do, the
 	// milliseconds of work on the present request, and the mean lifetime of a request in milliseconds.
@@ -99,26 +99,25 @@ type Candidate struct {
 	WorkingMS   float64
 	LifeMS      float64
 
-	// Memory describes the rank's device memory. nil: it has evicted nothing, as far as is known.
+	// Memory describes the rank's device memory; nil: the rank has no known eviction.
 	Memory *Memory
 
-	// UsedBlocks are the blocks in use as the engine reports them (ActiveLoad.kv_used_blocks, in older engines
-	// ForwardPassMetrics.kv_active_blocks); HasUsed: it has reported them. UsedOf is the reported capacity
-	// (kv_total_blocks), or 0. It counts if Worker.TotalKVBlocks is not known. UsedPrefillTokens is the prefill that
-	// other routers report (ActiveLoad.active_prefill_tokens). These fields decide if the rank is overloaded. They are
-	// in no cost.
+	// HasUsed: the engine has reported the blocks in use. UsedBlocks has the number (ActiveLoad.kv_used_blocks, in
+	// older engines ForwardPassMetrics.kv_active_blocks). UsedOf is the reported capacity (kv_total_blocks), or 0; it
+	// counts if Worker.TotalKVBlocks is unknown. UsedPrefillTokens is the prefill in reports of other routers
+	// (ActiveLoad.active_prefill_tokens). These fields decide if the rank is overloaded. No cost reads them.
 	HasUsed           bool
 	UsedBlocks        uint64
 	UsedOf            uint64
 	UsedPrefillTokens uint64
 
-	// Overlap is the weighted sum of all tiers, in blocks, from a source without depths by tier. It counts, also as the
-	// device depth, only if no candidate of the call has a depth of a tier.
+	// Overlap is the weighted sum of all tiers, in blocks, from a source without depths by tier. The sum counts, also
+	// as the device depth, only if no candidate of the call has a depth of a tier.
 	Overlap float64
 }
 
-// Guess sets a guessed depth in device memory that is greater than Device, which is confirmed. Blocks of lower tiers
-// follow the confirmed ones. Those of them that the guess covers do not count a second time.
+// Guess sets a guessed depth in device memory. The depth must be greater than Device, the confirmed depth. Blocks of
+// lower tiers follow the confirmed blocks, and blocks covered by the guess do not count a second time.
 func (c *Candidate) Guess(depth uint32) {
 	c.Guessed = depth - c.Device
 	c.Device = depth
@@ -146,25 +145,26 @@ type TaintWeight struct {
 	Weight float32 `json:"weight" msgpack:"weight"`
 }
 
-// Request is a request for which a worker is chosen.
+// Request is a request that needs a worker.
 type Request struct {
 	ISL       uint64 // tokens of the prompt
 	BlockSize uint32 // in tokens
 
-	// Blocks counts the whole blocks of the prompt in a booking. It is 0 if blocks of requests are not tracked, as in a
+	// Blocks counts the whole blocks of the prompt in a booking; 0 if blocks of requests are not tracked, as in a
 	// prefill pool.
 	Blocks uint64
 
-	ExpectedOutputTokens uint32 // 0: not known; no cost here reads it
+	ExpectedOutputTokens uint32 // 0: unknown; no cost here reads the field
 
 	Role      Role // the pool; "": any worker
 	LoRA      string
 	Overrides Overrides
 
-	// Pin is the only worker, or rank, that may be chosen. All filters still apply to it.
+	// Pin is the only allowed worker, or rank. All filters still apply.
 	Pin *Target
 
-	// Affinity is the worker of the request's session. It is chosen if it is eligible. Otherwise the choice is free.
+	// Affinity is the worker of the request's session. Choose returns this worker if it is eligible. Otherwise the
+	// choice is free.
 	Affinity *Target
 
 	// AffinityBy is the source of Affinity, or Pin, for the explanation. Empty: Affinity is the request's own, and Pin is
@@ -172,20 +172,21 @@ type Request struct {
 	AffinityBy AffinitySource
 
 	Allowed   []events.WorkerID // nil: all; empty: none
-	Endpoints []string          // a worker must have one of them; nil: any worker is allowed
+	Endpoints []string          // allowed serving addresses; nil: all
 
 	RequiredTaints  []string // a worker must have all
 	PreferredTaints []TaintWeight
 
-	// Near are taints of which a worker must have one; nil: any worker is allowed. A decode worker gets them if a prefill
-	// worker must be near it.
+	// Near has taints; a worker must have at least one of them. nil: any worker is allowed. A decode worker gets Near
+	// if the prefill worker must be near.
 	Near []string
 
-	// Queue decides which candidates are busy. If all eligible ones are, the refusal is AllBusy. nil: none is busy.
+	// Queue decides which candidates are busy. If all eligible candidates are busy, the refusal is AllBusy. nil: no
+	// candidate is busy.
 	Queue *Queue
 
-	// Shared are ranges of the prompt's blocks in a shared store: from, up to (not including), ascending and disjoint. It
-	// counts with SharedDynamo only.
+	// Shared are ranges of the prompt's blocks in a shared store: from, up to (not including), ascending and disjoint.
+	// Only SharedDynamo reads the ranges.
 	Shared [][2]uint32
 
 	// Explain asks for Choice.Explanation.
@@ -212,10 +213,10 @@ func (r *Request) Validate() error {
 		x.add("role is %q: it must be %q, %q or %q", r.Role, Aggregated, Prefill, Decode)
 	}
 	if r.Pin != nil && r.Pin.Worker == "" {
-		x.add("pinned_worker names no worker")
+		x.add("pinned_worker has no worker")
 	}
 	if r.Affinity != nil && r.Affinity.Worker == "" {
-		x.add("affinity_target names no worker")
+		x.add("affinity_target has no worker")
 	}
 	for i := range r.PreferredTaints {
 		t := &r.PreferredTaints[i]

@@ -12,7 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-var seedFlag = flag.Uint64("seed", 1, "of the random tests; 0 takes a new one")
+var seedFlag = flag.Uint64("seed", 1, "seed of the random tests; 0: a new seed")
 
 func seeded(t *testing.T) *rand.Rand {
 	seed := *seedFlag
@@ -25,12 +25,12 @@ func seeded(t *testing.T) *rand.Rand {
 
 func ptr[T any](v T) *T { return &v }
 
-// near reports whether two costs are equal but for rounding.
+// near reports whether two costs are equal up to rounding.
 func near(a, b float64) bool {
 	return math.Abs(a-b) <= 1e-12*max(1, math.Abs(a), math.Abs(b))
 }
 
-// oneOf returns one of several values.
+// oneOf returns a random value of values.
 func oneOf[T any](rng *rand.Rand, values ...T) T { return values[rng.IntN(len(values))] }
 
 // randomConfig returns a valid configuration, often the default in most fields.
@@ -62,7 +62,7 @@ func randomConfig(rng *rand.Rand) Config {
 	return c
 }
 
-// randomCall returns a request and its candidates. Few workers, adapters and taints make for many meetings.
+// randomCall returns a request and its candidates. Few workers, adapters and taints make collisions frequent.
 func randomCall(rng *rand.Rand) (*Request, []Candidate) {
 	names := func(of string, n int) (some []string) {
 		for i := range n {
@@ -178,8 +178,8 @@ func randomCall(rng *rand.Rand) (*Request, []Candidate) {
 	return r, candidates
 }
 
-// TestDynamoIsItsTwin compares the policy dynamo with the description of its formula: who is dropped by what, every
-// cost, and that one of the cheapest is chosen.
+// TestDynamoIsItsTwin compares the policy dynamo with the formula of the package comment: the filter of each dropped
+// candidate, every cost, and the choice of a cheapest candidate.
 func TestDynamoIsItsTwin(t *testing.T) {
 	rng := seeded(t)
 	var scratch Scratch
@@ -227,7 +227,7 @@ func TestDynamoIsItsTwin(t *testing.T) {
 		}
 		for _, d := range x.Dropped {
 			if why := dropped[rankKey{Instance: d.Worker, Rank: d.Rank}]; why != d.Filter || d.Reason == "" {
-				t.Fatalf("step %d: %s/%d was dropped by %s because it %q, and by the twin's %q", step, d.Worker, d.Rank,
+				t.Fatalf("step %d: %s/%d was dropped by %s, reason %q; the twin's filter is %q", step, d.Worker, d.Rank,
 					d.Filter, d.Reason, why)
 			}
 			forms[d.Filter]++
@@ -306,7 +306,7 @@ func TestDynamoIsItsTwin(t *testing.T) {
 	}
 }
 
-// checkEstimate holds what a choice says of its worker to the candidate's figures.
+// checkEstimate compares the estimate in a choice with the figures of the chosen candidate.
 func checkEstimate(t *testing.T, config Config, r *Request, candidates []Candidate, choice *Choice) {
 	t.Helper()
 	c := &candidates[choice.Index]

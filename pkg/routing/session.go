@@ -8,7 +8,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// AffinityMode selects the result for a request whose session is on a worker that must not be chosen.
+// AffinityMode selects the result for a request if the worker of the session is excluded.
 type AffinityMode string
 
 // The modes.
@@ -22,23 +22,23 @@ type AffinitySource string
 
 // The sources.
 const (
-	AffinityByTarget  AffinitySource = "affinity_target" // the request names it; so does a Request without a source
-	AffinityBySession AffinitySource = "session_id"      // the session of its id is there
-	AffinityByPrompt  AffinitySource = "prompt"          // its prompt continues the last one of a session
+	AffinityByTarget  AffinitySource = "affinity_target" // named by the request; default of a Request without a source
+	AffinityBySession AffinitySource = "session_id"      // the session of the id has a binding
+	AffinityByPrompt  AffinitySource = "prompt"          // the prompt continues the last prompt of a session
 )
 
-// AffinityEffect is the effect of a request's affinity on its choice.
+// AffinityEffect is the effect of a request's affinity on the choice.
 type AffinityEffect struct {
 	By     AffinitySource  `json:"by" msgpack:"by"`
 	Worker events.WorkerID `json:"worker" msgpack:"worker"`
 	Rank   *events.Rank    `json:"rank,omitempty" msgpack:"rank,omitempty"` // nil: any of the worker
 
-	// Decided: the affinity dropped other candidates before the policy compared costs. If it is false, the worker could
-	// not be chosen (Dropped has the reason), or no other candidate remained.
+	// Decided: the affinity dropped other candidates before the policy compared costs. If false, the worker was
+	// excluded (Dropped has the reason), or no other candidate remained.
 	Decided bool `json:"decided" msgpack:"decided"`
 
-	// Cheapest is the cheapest candidate of the policy beside the affinity. It is nil if the affinity did not decide, or
-	// is hard: the pin drops others before they have a cost.
+	// Cheapest is the cheapest candidate of the policy without the affinity. It is nil if the affinity did not decide,
+	// or is hard: the pin drops candidates before their costs are calculated.
 	Cheapest *Cheapest `json:"cheapest,omitempty" msgpack:"cheapest,omitempty"`
 }
 
@@ -54,7 +54,7 @@ func (v *View) cheapest(s *Selector, scratch *Scratch) *Cheapest {
 	if len(s.policy.Scorers) == 0 {
 		return nil
 	}
-	defer func() { v.terms, v.expected, v.crowd = nil, nil, crowd{} }() // they are of these candidates
+	defer func() { v.terms, v.expected, v.crowd = nil, nil, crowd{} }() // values of these candidates only
 	cost := make([]float64, v.Len())
 	for _, scorer := range s.policy.Scorers {
 		scratch.score = grown(scratch.score, v.Len())
@@ -105,8 +105,8 @@ type SessionAffinity struct {
 
 	Mode AffinityMode `json:"mode,omitempty" msgpack:"mode,omitempty"` // default soft
 
-	// ByPrompt: a request without a session id belongs to the session whose last prompt its own prompt continues. Its
-	// affinity is soft in both modes. Default false. Dynamo does not have it.
+	// ByPrompt: a request without a session id belongs to the session whose last prompt the new prompt continues. Such
+	// an affinity is soft in both modes. Default false. Dynamo has no such setting.
 	ByPrompt bool `json:"by_prompt,omitempty" msgpack:"by_prompt,omitempty"`
 }
 

@@ -7,8 +7,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// twin is the policy dynamo as its description has it, term by term and in maps by rank. It shares no code with the
-// package but the types of its input.
+// twin is the policy dynamo by the formula of the package comment, term by term and in maps by rank. It shares only the
+// input types with the package.
 type twin struct {
 	config Config
 	r      *Request
@@ -19,7 +19,7 @@ type rankKey = events.RankKey
 
 func keyOf(c *Candidate) rankKey { return rankKey{Instance: c.Worker.ID, Rank: c.Rank} }
 
-// overridden are the constants as the request sets them.
+// overridden returns the constants with the overrides of the request.
 func (t *twin) overridden() Config {
 	c, o := t.config, t.r.Overrides
 	if o.OverlapScoreCredit != nil {
@@ -46,7 +46,7 @@ func (t *twin) overridden() Config {
 	return c
 }
 
-// eligible says of every rank which filter drops it, "" for those that are left.
+// eligible returns the filter that drops each rank; "" for the remaining ranks.
 func (t *twin) eligible() map[rankKey]string {
 	r, config := t.r, t.overridden()
 	left := map[rankKey]string{}
@@ -131,7 +131,7 @@ func (t *twin) eligible() map[rankKey]string {
 	return left
 }
 
-// cost is a rank's cost in the words of the description.
+// cost returns a rank's cost by the formula of the package comment.
 func (t *twin) cost(of rankKey) float64 {
 	config, r := t.overridden(), t.r
 	isl, b := float64(r.ISL), float64(r.BlockSize)
