@@ -27,8 +27,8 @@ type source interface {
 	value() (Value, error)
 
 	skip() error
-	shown() string // the next value, for people
-	checkEnd() error    // an error if further data follows
+	shown() string   // the next value, for people
+	checkEnd() error // an error if further data follows
 }
 
 // kind is the kind of a value.

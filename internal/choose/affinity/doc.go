@@ -1,37 +1,36 @@
-// Package affinity answers: which worker has a session's requests?
+// Package affinity keeps the requests of a session on one worker.
 //
 //	m := affinity.NewMachine(now, affinity.Config{Origin: origin, TTL: ttl})
 //	rank, bound := m.Get(now, key)
-//	how, err := m.Bind(now, key, rank, requestID, hard) // after the request was booked there
+//	how, err := m.Bind(now, key, rank, requestID, hard) // after the booking of the request there
 //
-// A session is bound to a rank by its first booking, and stays until its time to live has passed since its last use.
-// While a request of the session is under way that time does not begin to run (a lease): the node that booked it looks
-// into the load table, every second or eighth of the time to live. With hard affinity a booking elsewhere is refused;
-// with soft affinity the binding follows it.
+// A session is bound to a rank by its first booking. The binding ends after a time to live without use. A request under
+// way holds the binding (a lease): the node of the booking checks the load table every second or eighth of the time to
+// live. With hard affinity, a booking elsewhere is refused. With soft affinity, the binding follows the booking.
 //
-// A request without a session id is of the session whose last prompt its own prompt continues: [Machine.Follow] and
-// [Machine.BindPrompt]. DESIGN.md has the rule and its reasons.
+// A request without a session id belongs to the session that the prompt continues: [Machine.Follow]
+// and [Machine.BindPrompt]. DESIGN.md has the rule and its reasons.
 //
 // # Every node has the same bindings
 //
-// Each rank that a session is bound to is an entry of [shared.Machine], which has the protocol and its guarantees. This
-// package has what an entry means:
+// Each binding of a session to a rank is an entry of [shared.Machine], which has the protocol and its guarantees. This
+// package defines the state of an entry:
 //
-//   - It has a version (sequence, writer), and its last use has one too. Sequences are a Lamport clock of the node: one
-//     more than all that it has seen. Of two entries of one session the later version stays, and the other ends.
-//   - A later use brings the moment at which the binding ends, as the rest of its life: clocks of hosts are not
-//     compared.
-//   - The writer of the entry ends it, when no node can tell of a use before its end any more.
+//   - An entry has a version (sequence, writer), and so has its last use. Sequences are a Lamport clock of the node: one
+//     more
 //
-// New and moved bindings are published after 1 ms at most. A use that only prolongs a binding is published within a
-// second, or an eighth of the time to live, if that is less; while a request is under way, four times in the time to
-// live.
+// than the greatest known sequence. Of two entries of a session, the later version stays, and the earlier one ends.
+//   - A later use has the end of the binding as the remaining life, because clocks of hosts are not compared.
+//   - The writer ends the entry when no node can report an earlier use any more.
 //
-// Two nodes that are asked at the same moment, or are cut off from each other, may both bind a session. The greater
-// version wins on both; requests that are under way elsewhere end where they are.
+// New and moved bindings are published after at most 1 ms. A mere use is published within a second, or an eighth of the
+// time to live, if shorter; during a request, four times in the time to live.
+//
+// Two nodes may bind a session at the same moment, or while they are cut off from each other. The greater version wins
+// on both nodes. Requests under way stay on their workers.
 //
 // # First requests
 //
-// [Service] owns a machine, and lets one request at a time initialise a session: [Service.Begin]. Others of the session
-// wait until the first one is bound or has been given up. This holds on one node.
+// [Service] owns a machine, and lets one request at a time initialise a session: [Service.Begin]. Other requests of the
+// session wait until the first one is bound or has failed. This holds within one node.
 package affinity

@@ -20,9 +20,9 @@ const (
 	MinTTL      = time.Second
 	MaxTTL      = 31_536_000 * time.Second
 	MaxSessions = 65_536
-	MaxID       = 256 // bytes of a session's id
-	maxName     = 255 // bytes of a model or worker
-	maxLeases   = 256 // requests of one session that are looked after; of more, the oldest are not
+	MaxID       = 256 // bytes of a session id
+	maxName     = 255 // bytes of a model or worker name
+	maxLeases   = 256 // monitored requests of a session; the oldest are dropped first
 )
 
 // Errors of [Machine.Bind].
@@ -31,53 +31,53 @@ var (
 	ErrFull      = errors.New("too many sessions are bound")
 )
 
-// Key names a session.
+// Key is the model and the id of a session.
 type Key struct{ Model, Session string }
 
 // Config configures a [Machine].
 type Config struct {
 	Origin   uint64        // of this session of this node: random, not 0
-	TTL      time.Duration // since a session's last use; MinTTL to MaxTTL
-	Sessions int           // how many with an id may be bound; 0: MaxSessions
-	Prompts  int           // how many ends of prompts without an id may be bound; 0: MaxPrompts
+	TTL      time.Duration // after the last use; MinTTL to MaxTTL
+	Sessions int           // most sessions with an id; 0: MaxSessions
+	Prompts  int           // most ends of prompts without an id; 0: MaxPrompts
 
-	// Alive reports whether a request that this node has booked is under way.
+	// Alive reports whether a booking of this node is under way.
 	Alive func(model, request string) bool
 }
 
-// How a booking has changed its session's binding.
+// How is the effect of a booking on the binding of its session.
 type How int
 
-// The ways.
+// The effects.
 const (
-	Made  How = iota + 1 // there was none
-	Kept                 // it is to the same rank
-	Moved                // it was to another one
+	Made  How = iota + 1 // there was no binding
+	Kept                 // the same rank
+	Moved                // another rank
 )
 
-// version orders what nodes have done: the greater sequence, then the greater writer, is later.
+// version orders changes of all nodes by the sequence, then by the writer.
 type version struct{ Seq, Writer uint64 }
 
 func (a version) compare(b version) int {
 	return cmp.Or(cmp.Compare(a.Seq, b.Seq), cmp.Compare(a.Writer, b.Writer))
 }
 
-// binding is where a session is. Each rank that a session is bound to is an entry of its own: the entry with the later
-// version replaces the other.
+// binding is the rank of a session. Each binding of a session to a rank is a separate entry: the entry with the later
+// version replaces the earlier one.
 type binding struct {
 	key  Key
 	rank events.RankKey
-	at   shared.Key    // the entry
+	at   shared.Key    // key of the entry
 	is   version       // of the entry
-	used version       // the last use that other nodes know of
-	ends time.Duration // unless it is used again
+	used version       // last published use
+	ends time.Duration // end without a further use
 
-	dirty  bool          // it was used since
-	told   time.Duration // when this node last told of a use
+	dirty  bool          // used since the last publication
+	told   time.Duration // last publication of a use by this node
 	leases []string      // requests of this node that may be under way
 }
 
-// sum hashes the fields of an entry that change. The others follow from its key.
+// sum hashes the changing fields of an entry. The key determines the rest.
 func (b *binding) sum() uint64 {
 	var numbers [32]byte
 	for i, v := range []uint64{b.at.Owner, b.at.Seq, b.used.Seq, b.used.Writer} {
@@ -86,15 +86,15 @@ func (b *binding) sum() uint64 {
 	return xxh3.Hash(numbers[:])
 }
 
-// Counts count what happened to a machine since it was made.
+// Counts count the events of a machine since its creation.
 type Counts struct {
-	Made, Kept, Moved  uint64 // bookings on this node, by what became of the binding
+	Made, Kept, Moved  uint64 // bookings on this node, by effect
 	Elsewhere, Full    uint64 // refused bookings
-	Expired            uint64 // bindings that this node ended
-	Continued, Unclear uint64 // prompts without an id that continued a session, and whose end is also another's
+	Expired            uint64 // bindings ended by this node
+	Continued, Unclear uint64 // prompts without an id that continued a session, or ended like another prompt
 }
 
-// reapPeriod is the time between two looks for bindings that have ended.
+// reapPeriod is the time between two searches for ended bindings.
 const reapPeriod = time.Second
 
 // Machine keeps the same bindings on every node; [shared.Machine] has the protocol. One goroutine at a time may use it.
@@ -105,19 +105,20 @@ type Machine struct {
 	cfg      Config
 	bindings map[Key]*binding
 	entries  map[shared.Key]*binding
-	ends     map[string]map[events.SeqHash]*binding // of bindings: ends of prompts, by model and hash
-	prompts  int                                    // bindings of ends
+	ends     map[string]map[events.SeqHash]*binding // ends of prompts with a binding, by model and hash
+	prompts  int                                    // number of ends
 	leased   map[*binding]struct{}
 	dirty    []*binding
-	total    uint64        // of all sums
-	clock    uint64        // the greatest sequence that was seen
-	soonest  time.Duration // no binding ends before
+	total    uint64        // sum of all sums
+	clock    uint64        // greatest known sequence
+	soonest  time.Duration // earliest end of a binding
 	now      time.Duration
 	nextUse  time.Duration
 	nextReap time.Duration
 }
 
-// NewMachine returns a machine without bindings. It is ready when it has another node's bindings, or there is no node.
+// NewMachine returns a machine without bindings. It is ready when it has another node's bindings, or there is no other
+// node.
 func NewMachine(now time.Duration, cfg Config) *Machine {
 	if cfg.Sessions <= 0 {
 		cfg.Sessions = MaxSessions
@@ -136,16 +137,16 @@ func NewMachine(now time.Duration, cfg Config) *Machine {
 	return m
 }
 
-// Begin notes that the machine receives the messages of other nodes from now on.
+// Begin marks the time from which the machine receives the messages of other nodes.
 func (m *Machine) Begin(now time.Duration) {
 	m.Machine.Begin(now)
 	m.now, m.nextUse, m.nextReap = now, now, now
 }
 
-// Len is how many sessions are bound, with those that have ended a moment ago.
+// Len returns the number of bindings, including bindings that ended recently.
 func (m *Machine) Len() int { return len(m.bindings) }
 
-// Get returns the rank to which a session is bound.
+// Get returns the rank of a session. The second result is false if the session has no binding.
 func (m *Machine) Get(now time.Duration, key Key) (events.RankKey, bool) {
 	b := m.bindings[key]
 	if b == nil || b.ends <= now {
@@ -154,8 +155,8 @@ func (m *Machine) Get(now time.Duration, key Key) (events.RankKey, bool) {
 	return b.rank, true
 }
 
-// Bind notes that a session's request was booked on a rank. Errors: [ErrElsewhere], if the affinity is hard and the
-// session is bound to another rank, and [ErrFull]; nothing has changed then.
+// Bind records the booking of a session's request on a rank. It returns [ErrElsewhere] if the affinity is hard and the
+// session is bound to another rank, or [ErrFull]. Nothing has changed then.
 func (m *Machine) Bind(now time.Duration, key Key, rank events.RankKey, request string, hard bool) (How, error) {
 	m.now = now
 	b := m.bindings[key]
@@ -191,7 +192,7 @@ func (m *Machine) Bind(now time.Duration, key Key, rank events.RankKey, request 
 	return how, nil
 }
 
-// assign makes a new entry that binds a session to a rank, and ends the entry before it.
+// assign creates a new entry that binds a session to a rank, and ends the previous entry.
 func (m *Machine) assign(b *binding, rank events.RankKey, life time.Duration) {
 	before := b.at
 	if m.bindings[b.key] == b {
@@ -208,7 +209,7 @@ func (m *Machine) assign(b *binding, rank events.RankKey, life time.Duration) {
 	m.Machine.End(m.now, before, true)
 }
 
-// use notes that a binding is used now.
+// use records a use of a binding now.
 func (m *Machine) use(b *binding) {
 	b.ends = m.now + m.cfg.TTL
 	m.soonest = min(m.soonest, b.ends)
@@ -231,7 +232,7 @@ func (m *Machine) detach(b *binding) {
 	m.total -= b.sum()
 }
 
-// reap removes the bindings that ended before a time, if there are any. Only the node that writes an entry ends it.
+// reap removes bindings that ended before a time. Only the writer of an entry ends it.
 func (m *Machine) reap(before time.Duration) {
 	if before < m.soonest {
 		return
@@ -248,13 +249,13 @@ func (m *Machine) reap(before time.Duration) {
 	}
 }
 
-// prolong notes that bindings are used by requests under way, and tells others of uses.
+// prolong records uses by requests under way, and publishes uses.
 func (m *Machine) prolong() {
 	for b := range m.leased {
 		live := slices.IndexFunc(b.leases, func(id string) bool { return m.cfg.Alive(b.key.Model, id) })
 		if live >= 0 {
 			b.leases = slices.Delete(b.leases, 0, live)
-		} else { // they have ended since this was last looked at
+		} else { // the requests have ended since the last check
 			b.leases = nil
 			delete(m.leased, b)
 		}
@@ -277,10 +278,10 @@ func (m *Machine) prolong() {
 	m.dirty = m.dirty[:0]
 }
 
-// usePeriod is how long other nodes may not know of a use.
+// usePeriod is the longest delay of the publication of a use.
 func (m *Machine) usePeriod() time.Duration { return min(m.cfg.TTL/8, time.Second) }
 
-// Wake returns when Step is due if nothing happens before.
+// Wake returns the time of the next Step without further events.
 func (m *Machine) Wake() time.Duration {
 	wake := min(m.Machine.Wake(), m.nextReap)
 	if len(m.dirty)+len(m.leased) > 0 {
@@ -289,7 +290,7 @@ func (m *Machine) Wake() time.Duration {
 	return wake
 }
 
-// Step goes on to now and returns the messages to send.
+// Step advances the time to now and returns the messages to send.
 func (m *Machine) Step(now time.Duration) []shared.Message {
 	m.now = now
 	if now >= m.nextUse {
@@ -298,24 +299,24 @@ func (m *Machine) Step(now time.Duration) []shared.Message {
 	}
 	if now >= m.nextReap {
 		m.nextReap = now + reapPeriod
-		m.reap(now - 2*m.usePeriod()) // another node may tell of a later use until then
+		m.reap(now - 2*m.usePeriod()) // until then, another node may report a later use
 	}
 	return m.Machine.Step(now)
 }
 
-// Finish is the last step. Uses that other nodes do not know of are due.
+// Finish is the last step. It publishes all uses.
 func (m *Machine) Finish(now time.Duration) []shared.Message {
 	m.now = now
 	m.prolong()
 	return m.Machine.Finish(now)
 }
 
-// Append is of [shared.Table].
+// Append implements [shared.Table].
 func (m *Machine) Append(b []byte, now time.Duration, k shared.Key, whole bool) []byte {
 	return appendBinding(b, m.entries[k], now, whole)
 }
 
-// Hash is of [shared.Table].
+// Hash implements [shared.Table].
 func (m *Machine) Hash(k shared.Key) (uint64, bool) {
 	if b := m.entries[k]; b != nil {
 		return b.sum(), true
@@ -323,7 +324,7 @@ func (m *Machine) Hash(k shared.Key) (uint64, bool) {
 	return 0, false
 }
 
-// Join is of [shared.Table].
+// Join implements [shared.Table].
 func (m *Machine) Join(now time.Duration, k shared.Key, w *wireBinding) bool {
 	m.now = now
 	m.clock = max(m.clock, w.is.Seq, w.used.Seq)
@@ -356,7 +357,7 @@ func (m *Machine) Join(now time.Duration, k shared.Key, w *wireBinding) bool {
 	return true
 }
 
-// End is of [shared.Table].
+// End implements [shared.Table].
 func (m *Machine) End(now time.Duration, k shared.Key) {
 	m.now = now
 	if b := m.entries[k]; b != nil {

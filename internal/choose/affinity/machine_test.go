@@ -27,7 +27,7 @@ func rank(i int) events.RankKey {
 
 func session(i int) Key { return Key{fmt.Sprint("m", i%2), fmt.Sprint("s", i)} }
 
-// check verifies what holds between a machine's fields.
+// check verifies the invariants of a machine.
 func (m *Machine) check() error {
 	total := uint64(0)
 	prompts := 0
@@ -47,7 +47,7 @@ func (m *Machine) check() error {
 		case b.ends < m.soonest:
 			return fmt.Errorf("%+v ends before %v", b, m.soonest)
 		case b.dirty && !slices.Contains(m.dirty, b):
-			return fmt.Errorf("nobody is told of the use of %+v", b)
+			return fmt.Errorf("no publication is due for the use of %+v", b)
 		}
 		if _, leased := m.leased[b]; leased != (len(b.leases) > 0) {
 			return fmt.Errorf("%+v is leased: %v", b, leased)
@@ -72,7 +72,7 @@ func (m *Machine) check() error {
 	return nil
 }
 
-// TestMachineAgainstTwin compares one machine with a map of who was used when.
+// TestMachineAgainstTwin compares a machine with a map of uses.
 func TestMachineAgainstTwin(t *testing.T) {
 	rng := rand.New(rand.NewPCG(*seed, 1))
 	const ttl, most = 10 * time.Second, 24
@@ -91,12 +91,12 @@ func TestMachineAgainstTwin(t *testing.T) {
 	for step := range 30_000 {
 		key := session(rng.IntN(40))
 		switch rng.IntN(4) {
-		case 0: // time passes
+		case 0: // wait
 			for to := now + time.Duration(rng.Int64N(int64(2*time.Second))); now < to; {
 				now = min(max(m.Wake(), now), to)
 				m.Step(now)
 			}
-		case 1: // a request ends
+		case 1: // end a request
 			if ids := slices.Sorted(maps.Keys(alive)); len(ids) > 0 {
 				delete(alive, ids[rng.IntN(len(ids))])
 			}
@@ -128,7 +128,7 @@ func TestMachineAgainstTwin(t *testing.T) {
 			switch how {
 			case Made:
 				is[key] = &twin{rank: where}
-			case Moved: // what runs elsewhere holds the session too
+			case Moved: // a request under way elsewhere also holds the session
 				is[key].rank = where
 			}
 			if is[key].used = now; id != "" {
@@ -140,7 +140,7 @@ func TestMachineAgainstTwin(t *testing.T) {
 				b.used = now
 			}
 			got, bound := m.Get(now, key)
-			// A machine looks after requests now and then.
+			// A machine checks requests periodically.
 			switch {
 			case now < b.used+ttl && (!bound || got != b.rank):
 				t.Fatalf("step %d, %v: %v is bound to %v, %v; want %+v", step, now, key, got, bound, b)
@@ -160,7 +160,7 @@ func TestMachineAgainstTwin(t *testing.T) {
 	}
 }
 
-// said is a state that a node made.
+// said is a state that a node created.
 type said struct {
 	rank     events.RankKey
 	is, used version
@@ -172,7 +172,7 @@ type simNode struct {
 	*Machine
 	place int
 	dead  bool
-	group int // of nodes that hear each other
+	group int // of connected nodes
 }
 
 type flight struct {
@@ -196,7 +196,7 @@ func (f *flights) Pop() any {
 	return x
 }
 
-// world is a few nodes in virtual time, and the net between them.
+// world has a few nodes and their network in virtual time.
 type world struct {
 	*rand.Rand
 	ttl    time.Duration
@@ -208,7 +208,7 @@ type world struct {
 	said   map[Key][]said
 
 	loss, twice float64
-	delay       time.Duration // the most
+	delay       time.Duration // greatest delay
 	bytes       int           // published
 	keep        bool
 	sent        [][]byte // messages, if keep
@@ -223,7 +223,7 @@ func newWorld(seed uint64, n int, ttl time.Duration) *world {
 	return w
 }
 
-// start begins a new session of a node in place of the one that is there.
+// start begins a new session of a node in place of the present one.
 func (w *world) start(place int) {
 	n := &simNode{place: place}
 	if before := w.nodes[place]; before != nil {
@@ -234,7 +234,7 @@ func (w *world) start(place int) {
 	w.nodes[place] = n
 }
 
-// run lets time pass.
+// run advances the time.
 func (w *world) run(d time.Duration) {
 	for end := w.now + d; ; {
 		next := end
@@ -296,11 +296,11 @@ func (w *world) publish(from *simNode, m shared.Message) {
 	}
 }
 
-// op does something at a random node.
+// op performs a random operation at a random node.
 func (w *world) op() {
 	n := w.nodes[w.IntN(len(w.nodes))]
 	if !n.Ready() {
-		return // it is asked for nothing
+		return // no request
 	}
 	if w.IntN(4) == 0 {
 		if ids := slices.Sorted(maps.Keys(w.alive)); len(ids) > 0 {
@@ -322,7 +322,7 @@ func (w *world) op() {
 	n.note(w)
 }
 
-// busy reports whether a use was told a moment ago, which may be on its way.
+// busy reports whether a recent use may still be in flight.
 func (w *world) busy() bool {
 	return slices.ContainsFunc(w.nodes, func(n *simNode) bool {
 		return w.now-n.nextUse+n.usePeriod() < 10*time.Millisecond
@@ -345,7 +345,7 @@ func (w *world) heal() {
 func (w *world) compare() error {
 	const near = 700 * time.Millisecond
 	for key, list := range w.said {
-		ended := func(b *binding) bool { // it was on its way for a while, perhaps more than once
+		ended := func(b *binding) bool { // in flight for a while, perhaps repeatedly
 			i := slices.IndexFunc(list, func(s said) bool { return b != nil && s.is == b.is && s.used == b.used })
 			return b != nil && b.ends < w.now+near || i >= 0 && list[i].at+w.ttl < w.now+near
 		}
@@ -370,14 +370,14 @@ func (w *world) compare() error {
 			}
 			switch {
 			case got == nil && last.at+w.ttl > w.now+near && last.by != nil && lost.is.compare(last.is) <= 0 &&
-				w.ttl >= time.Minute && last.rank.Instance != nowhere: // else nodes that did not hear of its use may have ended it
-				return fmt.Errorf("%v: node %d has nothing; %+v was said", key, n.place, last)
+				w.ttl >= time.Minute && last.rank.Instance != nowhere: // otherwise a node may have ended it
+				return fmt.Errorf("%v: node %d has nothing, want %+v", key, n.place, last)
 			case got == nil:
 			case got.is.compare(last.is) < 0 && last.at+w.ttl > w.now+near && w.ttl >= time.Minute &&
 				last.rank.Instance != nowhere:
-				return fmt.Errorf("%v: node %d has %+v; %+v was said", key, n.place, got, last)
+				return fmt.Errorf("%v: node %d has %+v, want %+v", key, n.place, got, last)
 			case !slices.ContainsFunc(list, func(s said) bool { return s.is == got.is && s.rank == got.rank }):
-				return fmt.Errorf("%v: node %d has %+v, which nobody said", key, n.place, got)
+				return fmt.Errorf("%v: node %d has %+v, which no node created", key, n.place, got)
 			}
 		}
 	}
@@ -392,9 +392,9 @@ func (w *world) compare() error {
 	return nil
 }
 
-// TestNodes has nodes bind the same sessions while messages are lost, late, twice and out of order, nodes are cut off
-// from each other and killed: two seconds after the last fault all have the same bindings, the last of those that were
-// said; and when nothing is used any more, none.
+// TestNodes binds the same sessions on several nodes while messages are lost, late, duplicated and reordered, and nodes
+// are cut off and killed. Two seconds after the last fault, all nodes have the same bindings, the last created ones.
+// Without use, all bindings end.
 func TestNodes(t *testing.T) {
 	var total Counts
 	var protocol shared.Counts
@@ -449,7 +449,7 @@ func TestNodes(t *testing.T) {
 	}
 }
 
-// TestQuietNodesExchangeNothing: without faults bindings reach all nodes, and nobody asks.
+// TestQuietNodesExchangeNothing: without faults, bindings reach all nodes without requests.
 func TestQuietNodesExchangeNothing(t *testing.T) {
 	w := newWorld(*seed, 3, time.Minute)
 	w.run(2 * time.Second)
@@ -473,7 +473,7 @@ func TestQuietNodesExchangeNothing(t *testing.T) {
 	}
 }
 
-// TestStart: a node that starts has a peer's bindings when it is ready.
+// TestStart: a node has a peer's bindings when it is ready.
 func TestStart(t *testing.T) {
 	w := newWorld(*seed, 3, time.Hour)
 	w.nodes[2].group = 9

@@ -11,28 +11,28 @@ import (
 
 // Sessions without an id: DESIGN.md has the reasons.
 
-// MaxPrompts is how many ends of prompts may be bound.
+// MaxPrompts is the largest number of ends of prompts.
 const MaxPrompts = 4 * MaxSessions
 
 const (
-	// promptMark begins the session of a key of a prompt's end, before the eight bytes of its hash. No session id begins
-	// so: ids are UTF-8.
+	// promptMark begins the session of the key of a prompt's end. The eight bytes of the hash follow. No session id
+	// begins with this byte, because ids are UTF-8.
 	promptMark = '\xff'
 
-	// nowhere is the worker of an end that belongs to no session. No worker is called so.
+	// nowhere is the worker of an end without a session. It is no valid worker name.
 	nowhere = events.WorkerID("\xff")
 
-	// endedFor is how long nodes keep the end of a prompt after the session's next one. Nodes that learn of both in the
-	// wrong order then agree that it has ended.
+	// endedFor is the time for which nodes keep the end of a prompt after the session's next prompt. Nodes that receive
+	// the two in the wrong order then agree that the first has ended.
 	endedFor = time.Second
 )
 
-// PromptKey names the session of a prompt without a session id by the hash of its last whole block.
+// PromptKey returns the key of a prompt without a session id, from the hash of its last whole block.
 func PromptKey(model string, last events.SeqHash) Key {
 	return Key{model, string(binary.BigEndian.AppendUint64([]byte{promptMark}, uint64(last)))}
 }
 
-// end returns the hash of a key of [PromptKey].
+// end returns the hash in a key of [PromptKey].
 func (k Key) end() (last events.SeqHash, ok bool) {
 	if len(k.Session) != 9 || k.Session[0] != promptMark {
 		return 0, false
@@ -40,7 +40,7 @@ func (k Key) end() (last events.SeqHash, ok bool) {
 	return events.SeqHash(binary.BigEndian.Uint64([]byte(k.Session[1:]))), true
 }
 
-// String is the key as people see it.
+// String returns the key for people.
 func (k Key) String() string {
 	if last, ok := k.end(); ok {
 		return fmt.Sprintf("prompt:%016x", uint64(last))
@@ -77,7 +77,7 @@ func (m *Machine) remove(b *binding) {
 	}
 }
 
-// full reports whether there are as many bindings of the kind of a key as there may be.
+// full reports whether the number of bindings of the key's kind is at its limit.
 func (m *Machine) full(key Key) bool {
 	if _, ok := key.end(); ok {
 		return m.prompts >= m.cfg.Prompts
@@ -86,7 +86,7 @@ func (m *Machine) full(key Key) bool {
 }
 
 // Follow returns the rank of the session that a prompt without an id continues: the session's last prompt ended with a
-// whole block that the prompt has before its own last one. seq are the sequence hashes of its whole blocks.
+// whole block of the new prompt before its last one. seq are the sequence hashes of the prompt's whole blocks.
 func (m *Machine) Follow(now time.Duration, model string, seq []events.SeqHash) (events.RankKey, bool) {
 	b := m.continued(now, model, seq)
 	if b == nil {
@@ -114,9 +114,9 @@ func (m *Machine) continued(now time.Duration, model string, seq []events.SeqHas
 	return nil
 }
 
-// BindPrompt notes that a prompt without a session id was booked on a rank. The binding of the session that it
-// continues moves from that session's last prompt to this one. If another prompt ended with the same block, the end
-// belongs to no session from now on, and BindPrompt returns 0 and no error. The error is [ErrFull].
+// BindPrompt records the booking of a prompt without a session id on a rank. The binding of the continued session moves
+// from the last prompt to the new one. If another prompt ended with the same block, the end belongs to no session from
+// now on, and BindPrompt returns 0 and no error. The error is [ErrFull].
 func (m *Machine) BindPrompt(
 	now time.Duration, model string, seq []events.SeqHash, rank events.RankKey, request string,
 ) (how How, from events.RankKey, err error) {
@@ -167,13 +167,13 @@ func (m *Machine) BindPrompt(
 	return how, from, nil
 }
 
-// release ends the leases of a binding: requests of the session before do not hold it.
+// release ends the leases of a binding: requests of the previous session do not hold it.
 func (m *Machine) release(b *binding) {
 	b.leases = nil
 	delete(m.leased, b)
 }
 
-// lease notes that a binding lives while a request is under way.
+// lease keeps a binding alive during a request.
 func (m *Machine) lease(b *binding, request string) {
 	if request == "" {
 		return

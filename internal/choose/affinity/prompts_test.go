@@ -13,7 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// hashesOf are the sequence hashes of a prompt, of which each letter is a block.
+// hashesOf returns the sequence hashes of a prompt with a block for each letter.
 func hashesOf(prompt string) []events.SeqHash {
 	var locals []events.LocalHash
 	for _, letter := range []byte(prompt) {
@@ -22,13 +22,13 @@ func hashesOf(prompt string) []events.SeqHash {
 	return events.SeqHashes(nil, locals)
 }
 
-// TestPromptsAgainstTwin compares one machine with a list of prompts, each a text.
+// TestPromptsAgainstTwin compares a machine with a list of prompts as texts.
 func TestPromptsAgainstTwin(t *testing.T) {
 	rng := rand.New(rand.NewPCG(*seed, 2))
 	const ttl, most = 10 * time.Second, 20
 	type twin struct {
 		model, text string
-		rank        events.RankKey // none: it is no session's
+		rank        events.RankKey // empty: no session
 		ends        time.Duration
 		live        string
 	}
@@ -45,7 +45,7 @@ func TestPromptsAgainstTwin(t *testing.T) {
 		}
 		return list[i]
 	}
-	// continued is the prompt that one continues: the longest with which it begins, if that is some session's.
+	// continued is the longest prefix among the prompts of sessions.
 	continued := func(model, text string) (longest *twin) {
 		for _, x := range list {
 			if x.model == model && len(x.text) < len(text) && strings.HasPrefix(text, x.text) &&
@@ -62,17 +62,17 @@ func TestPromptsAgainstTwin(t *testing.T) {
 	for step := range 30_000 {
 		model := fmt.Sprint("m", rng.IntN(2))
 		switch rng.IntN(4) {
-		case 0: // time passes
+		case 0: // wait
 			for to := now + time.Duration(rng.Int64N(int64(time.Second))); now < to; {
 				now = min(max(m.Wake(), now), to)
 				m.Step(now)
 			}
-		case 1: // a request ends
+		case 1: // end a request
 			if ids := slices.Sorted(maps.Keys(alive)); len(ids) > 0 {
 				delete(alive, ids[rng.IntN(len(ids))])
 			}
 		default:
-			text := []string{"", "S", "SY", "TOOLS"}[rng.IntN(4)] // what prompts of many sessions begin with
+			text := []string{"", "S", "SY", "TOOLS"}[rng.IntN(4)] // common beginnings of many sessions
 			if len(past) > 0 && rng.IntN(2) == 0 {
 				text = past[len(past)-1-rng.IntN(min(len(past), 20))]
 			}
@@ -126,7 +126,7 @@ func TestPromptsAgainstTwin(t *testing.T) {
 			hashes := hashesOf(x.text)
 			b := m.bindings[PromptKey(x.model, hashes[len(hashes)-1])]
 			bound := b != nil && b.ends > now
-			// A machine looks after requests now and then.
+			// A machine checks requests periodically.
 			if now < x.ends && !bound || now > x.ends+m.usePeriod() && bound {
 				t.Fatalf("step %d, %v: %+v is bound: %v", step, now, x, bound)
 			}
@@ -144,8 +144,8 @@ func TestPromptsAgainstTwin(t *testing.T) {
 	}
 }
 
-// TestCommonPromptBindsNobody: prompts of many users that begin alike, and even those that are the common part and
-// nothing else, are sent nowhere by each other. Each user's next prompt goes where its last one went.
+// TestCommonPromptBindsNobody: prompts with a common beginning, and prompts that are the common part alone, do not bind
+// each other. Each user's next prompt goes to the worker of the last one.
 func TestCommonPromptBindsNobody(t *testing.T) {
 	m := NewMachine(0, Config{Origin: 1, TTL: time.Minute})
 	common := strings.Repeat("s", 40)
@@ -168,7 +168,7 @@ func TestCommonPromptBindsNobody(t *testing.T) {
 		}
 		bind(common, rank(user)) // a question that fills no block
 	}
-	if wrong > 1 { // after the first short question, of which no other is known yet
+	if wrong > 1 { // after the first short question, before a second one
 		t.Errorf("%d first prompts were sent to another's worker", wrong)
 	}
 	for user := range 26 {
@@ -188,7 +188,7 @@ func TestCommonPromptBindsNobody(t *testing.T) {
 	}
 }
 
-// TestFullPromptsLeaveSessions: prompts without an id do not displace sessions with one, nor the other way round.
+// TestFullPromptsLeaveSessions: prompts without an id do not displace sessions with an id, and the reverse.
 func TestFullPromptsLeaveSessions(t *testing.T) {
 	m := NewMachine(0, Config{Origin: 1, TTL: time.Minute, Sessions: 2, Prompts: 3})
 	for i := range 6 {
@@ -206,7 +206,7 @@ func TestFullPromptsLeaveSessions(t *testing.T) {
 	}
 }
 
-// BenchmarkFollow looks for the session of a prompt of 512 blocks among 65,536.
+// BenchmarkFollow finds the session of a prompt of 512 blocks among 65,536.
 func BenchmarkFollow(b *testing.B) {
 	m := NewMachine(0, Config{Origin: 1, TTL: time.Hour})
 	hash := func(session, block int) events.SeqHash {

@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// ServiceConfig is a node's.
+// ServiceConfig configures a [Service].
 type ServiceConfig struct {
 	Config    // without Origin
 	Conn      *jetstream.Conn
@@ -19,11 +19,10 @@ type ServiceConfig struct {
 	Log       *slog.Logger // nil: nothing is logged
 }
 
-// Service is a node's bindings, what keeps them equal to those of the other nodes, and whose turn it is to initialise a
-// session.
+// Service keeps a node's bindings equal to the bindings of other nodes, and serializes the first requests of a session.
 type Service struct {
 	*shared.Runner[*Machine]
-	turns map[Key]chan struct{} // of sessions that are being initialised; closed when that has ended. Mu guards it
+	turns map[Key]chan struct{} // sessions in initialisation; closed at its end. Mu guards it
 }
 
 // New returns a service without bindings.
@@ -34,16 +33,16 @@ func New(cfg ServiceConfig) *Service {
 			Count: "sessions"})}
 }
 
-// Get returns the rank to which a session is bound.
+// Get returns the rank of a session.
 func (s *Service) Get(key Key) (events.RankKey, bool) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	return s.Machine.Get(s.Now(), key)
 }
 
-// Begin returns the rank to which a session is bound. If there is none, it is the caller's turn to initialise it: the
-// caller calls end, perhaps after [Service.Bind]. If it is another's turn Begin waits for the end of that, or until ctx
-// ends, whose error it then returns.
+// Begin returns the rank of a session. If the session has none, the caller initialises it, and must call end, after
+// [Service.Bind] or without it. If another request initialises the session, Begin waits for its end, or returns the
+// error of ctx.
 func (s *Service) Begin(ctx context.Context, key Key) (rank events.RankKey, bound bool, end func(), err error) {
 	for {
 		s.Mu.Lock()
@@ -99,16 +98,16 @@ func (s *Service) BindPrompt(
 	return how, from, err
 }
 
-// Status is what a service has and has done.
+// Status is the state of a service and its counts.
 type Status struct {
 	Ready           bool
 	Peers, Sessions int
-	Prompts         int    // of Sessions: ends of prompts without an id
-	Sum             uint64 // equal on all nodes, but for what is on its way
+	Prompts         int    // Sessions without an id
+	Sum             uint64 // equal on all nodes, except for changes in flight
 	Counts          Counts
 }
 
-// Status is for metrics and tests.
+// Status returns the state for metrics and tests.
 func (s *Service) Status() Status {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()

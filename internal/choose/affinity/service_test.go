@@ -80,7 +80,7 @@ func TestBegin(t *testing.T) {
 	late, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, _, _, err := s.Begin(late, key); !errors.Is(err, context.Canceled) {
-		t.Errorf("whose deadline has passed: %v", err)
+		t.Errorf("after the deadline: %v", err)
 	}
 	var waiting sync.WaitGroup
 	turns := make(chan bool, 8)

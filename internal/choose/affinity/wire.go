@@ -9,12 +9,12 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// A binding is on the wire as MessagePack values, within the messages of [shared.Machine]: its last use, and the
-// milliseconds that it has left; the whole binding also has its model, session, worker, rank and version.
+// A binding is encoded as MessagePack values within the messages of [shared.Machine]: the last use, and the remaining
+// milliseconds. The whole binding also has model, session, worker, rank and version.
 
 const maxSeq = 1 << 62
 
-// wireBinding is a state of a binding that another node has sent.
+// wireBinding is a received state of a binding.
 type wireBinding struct {
 	key      Key
 	rank     events.RankKey
@@ -40,7 +40,7 @@ func readVersion(r *shared.Reader) version {
 	return version{r.Number(maxSeq), r.Number(math.MaxUint64)}
 }
 
-// readBinding reads a binding, and hashes it as [Machine.Hash] does.
+// readBinding decodes a binding and its hash, equal to [Machine.Hash].
 func readBinding(r *shared.Reader, k shared.Key, whole bool) (w wireBinding, hash uint64) {
 	w.used = readVersion(r)
 	w.left = time.Duration(r.Number(uint64(MaxTTL/time.Millisecond))) * time.Millisecond

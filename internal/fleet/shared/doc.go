@@ -1,7 +1,7 @@
-// Package shared keeps the same table on every indexer node: the requests under way (internal/choose/load) and the
+// Package shared keeps a table equal on all indexer nodes: the requests under way (internal/choose/load) and the
 // sessions (internal/choose/affinity).
 //
-// A package that shares a table implements [Table] and calls its machine with each local change:
+// A package with such a table implements [Table] and calls the machine with each local change:
 //
 //	m := shared.NewMachine(now, table, shared.Config[state]{Origin: origin, Memory: time.Minute, Read: read})
 //	k := m.NewKey()             // of a new entry, which the caller enters into its table
@@ -14,11 +14,16 @@
 //
 // # Guarantees
 //
-//   - A change is in the local table at once. Other nodes have it a few milliseconds later, and at most two seconds
-//     after messages arrive again.
-//   - No entry is lost while a node lives that has it. An entry whose end a living node knows does not reappear there.
-//   - Messages may be lost, late, duplicated and reordered; clocks of hosts are not compared.
-//   - A message has at most some 350 kB, one change aside. What waits to be sent has at most 64 MiB.
+//   - A change is in the local table at once. It reaches other nodes after a few milliseconds, and within two seconds
+//     after
 //
-// DESIGN.md describes the protocol, its invariants, and the designs that were rejected.
+// messages arrive again.
+//   - No entry is lost while a living node has it. If a living node knows the end of an entry, the entry does not
+//     reappear
+//
+// there.
+//   - Messages may be lost, late, duplicated and reordered. Clocks of hosts are not compared.
+//   - A message has at most some 350 kB, except for one large change. At most 64 MiB wait to be sent.
+//
+// DESIGN.md describes the protocol, its invariants, and the rejected designs.
 package shared

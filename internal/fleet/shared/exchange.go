@@ -9,11 +9,11 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
-// A node compares the digests in a writer's beat with its own. It asks the writer about each owner of which they
-// differ, gets a summary, and asks for the entries that it lacks.
+// A node compares the digests in a writer's beat with the local digests. After a difference in an owner, the node
+// requests a summary from the writer, and then the missing entries.
 
-// beat publishes a digest of each owner for which this node writes. The changes before it are sent first, so that a
-// node that has received all of them has the same digests.
+// beat publishes a digest of every owner for which this node writes. Earlier changes are sent first, so a node with all
+// changes has the same digests.
 func (m *Machine[E]) beat(leaves bool) {
 	m.flushAll()
 	b := &beat{ready: m.start.ready, ask: !m.start.ready && m.start.source == 0, leaves: leaves}
@@ -26,7 +26,7 @@ func (m *Machine[E]) beat(leaves bool) {
 	m.send(0, appendBeat(appendHead(nil, kindBeat, m.cfg.Origin), b))
 }
 
-// answerBeat sends a node that starts a digest of every owner.
+// answerBeat sends a digest of every owner to a starting node.
 func (m *Machine[E]) answerBeat(to uint64) {
 	b := &beat{ready: true, answer: true}
 	for _, id := range slices.Sorted(maps.Keys(m.owners)) {
@@ -39,7 +39,7 @@ func (o *owner) digest() digest {
 	return digest{owner: o.id, last: o.last, missing: o.holes.size(), count: o.count, sum: o.sum}
 }
 
-// lacks reports whether the node with a digest may have something that this node does not, or the reverse.
+// lacks reports whether one of the two nodes may lack something.
 func (o *owner) lacks(d *digest) bool {
 	return o.count != d.count || o.sum != d.sum || o.last < d.last || o.holes.size() > d.missing
 }
@@ -49,8 +49,8 @@ func (m *Machine[E]) accepts(from, id uint64) bool {
 	return from == id || id != m.cfg.Origin && !m.heardWithin(id, hush) && from == m.acting()
 }
 
-// heard compares another node's digests with ours.
-func (m *Machine[E]) heard(from uint64, b *beat) {
+// applyBeat compares another node's digests with the local ones.
+func (m *Machine[E]) applyBeat(from uint64, b *beat) {
 	p := m.peers[from]
 	p.ready = b.ready
 	if b.ready {
@@ -79,13 +79,13 @@ func (m *Machine[E]) heard(from uint64, b *beat) {
 			continue
 		}
 		if m.accepts(from, d.owner) && m.owner(d.owner).lacks(d) {
-			m.askAbout(from, d)
+			m.requestDifference(from, d)
 		}
 	}
 	if !b.ready {
 		return
 	}
-	var gone []uint64 // owners of which the node has nothing, though it writes for them
+	var gone []uint64 // owners without an entry on their writer
 	for id, o := range m.owners {
 		if o.count > 0 && !listed[id] && !m.heardWithin(id, 2*silence) && m.accepts(from, id) {
 			gone = append(gone, id)
@@ -93,12 +93,12 @@ func (m *Machine[E]) heard(from uint64, b *beat) {
 	}
 	slices.Sort(gone)
 	for _, id := range gone {
-		m.askAbout(from, &digest{owner: id})
+		m.requestDifference(from, &digest{owner: id})
 	}
 }
 
-// askAbout asks a node for what it has of an owner, if there is room for the answer now.
-func (m *Machine[E]) askAbout(from uint64, d *digest) {
+// requestDifference requests a summary of an owner's entries from a node, if there is room for the answer now.
+func (m *Machine[E]) requestDifference(from uint64, d *digest) {
 	o := m.owners[d.owner]
 	full := m.cfg.Entries > 0 && m.size >= m.cfg.Entries
 	if m.now-m.askedSince >= exchangeGap {
@@ -109,10 +109,10 @@ func (m *Machine[E]) askAbout(from uint64, d *digest) {
 	}
 	m.askedRoom += d.count
 	m.Counts.Exchanges++
-	m.ask(from, o)
+	m.requestSummary(from, o)
 }
 
-func (m *Machine[E]) ask(from uint64, o *owner) {
+func (m *Machine[E]) requestSummary(from uint64, o *owner) {
 	m.questions++
 	o.asked, o.ask, o.whole = m.now, m.questions, false
 	o.parts, o.wants = map[uint64]bool{}, map[uint64]bool{}
@@ -120,8 +120,9 @@ func (m *Machine[E]) ask(from uint64, o *owner) {
 	m.send(from, msgp.AppendBool(b, !m.start.ready && len(o.entries) == 0))
 }
 
-// tell answers a question for an owner's entries with a summary, in parts of bounded size. Each part holds by itself.
-func (m *Machine[E]) tell(to uint64, x *message[E]) {
+// sendSummary answers a request for an owner's entries with a summary, in parts of bounded size. A part is valid by
+// itself.
+func (m *Machine[E]) sendSummary(to uint64, x *message[E]) {
 	o := m.owners[x.owner]
 	if o == nil {
 		o = &owner{id: x.owner}
@@ -149,7 +150,7 @@ func (m *Machine[E]) tell(to uint64, x *message[E]) {
 	}
 }
 
-// summaryParts cuts entries and holes into parts that have at most partPoints of each.
+// summaryParts divides entries and holes into parts of at most partPoints of each.
 func summaryParts(all []live, holes spans) (parts []summary) {
 	for first := uint64(1); first <= maxSeq; {
 		last := uint64(maxSeq)
@@ -159,7 +160,7 @@ func summaryParts(all []live, holes spans) (parts []summary) {
 		if len(holes) > partPoints {
 			last = min(last, holes[partPoints-1].last)
 		}
-		s := summary{first: first, last: last, holes: holes.and(spans{{first, last}})}
+		s := summary{first: first, last: last, holes: holes.intersect(spans{{first, last}})}
 		for len(all) > 0 && all[0].seq <= last {
 			s.live, all = append(s.live, all[0]), all[1:]
 		}
@@ -169,8 +170,8 @@ func summaryParts(all []live, holes spans) (parts []summary) {
 	return parts
 }
 
-// merge takes a part of another node's summary. Entries of this node that have ended there end here. Entries that ended
-// here, or that the other node never had, are proposed to their writer. Entries that this node lacks are asked for.
+// merge applies a part of another node's summary. Local entries that ended on the sender end here. Entries that ended
+// here, or never reached the sender, are proposed to the writer. Missing entries are requested.
 func (m *Machine[E]) merge(from uint64, s *summary) {
 	o := m.owners[s.owner]
 	if o == nil || o.ask != s.id {
@@ -188,10 +189,10 @@ func (m *Machine[E]) merge(from uint64, s *summary) {
 		}
 	}
 	var want []uint64
-	var unknown spans // numbers of entries that the other node has and of which this node knows nothing
+	var unknown spans // numbers of the sender's entries, unknown here
 	for _, l := range s.live {
 		k, e := Key{o.id, l.seq}, o.entries[l.seq]
-		if e == nil && !o.knows(l.seq) {
+		if e == nil && !o.isKnown(l.seq) {
 			unknown.add(l.seq, l.seq)
 			want = append(want, l.seq)
 			continue
@@ -201,7 +202,7 @@ func (m *Machine[E]) merge(from uint64, s *summary) {
 			continue
 		}
 		hash, has := m.table.Hash(k)
-		if has && hash != l.hash { // it is published here when the entry has come
+		if has && hash != l.hash { // published here after the arrival of the entry
 			want = append(want, l.seq)
 			if !writes {
 				m.propose(k, false)
@@ -220,7 +221,7 @@ func (m *Machine[E]) merge(from uint64, s *summary) {
 			m.propose(k, false)
 		}
 	}
-	m.learn(o, s, unknown)
+	m.markEnded(o, s, unknown)
 	if len(want) > 0 {
 		for _, seq := range want {
 			o.wants[seq] = true
@@ -232,12 +233,12 @@ func (m *Machine[E]) merge(from uint64, s *summary) {
 	o.whole = uint64(len(o.parts)) == s.parts
 }
 
-// mergeMissing decides about an entry of this node that another node's summary does not have.
+// mergeMissing decides about a local entry that is missing in another node's summary.
 func (m *Machine[E]) mergeMissing(o *owner, from uint64, s *summary, seq uint64, writes bool) {
 	k := Key{o.id, seq}
 	_, has := m.table.Hash(k)
 	switch unknown := seq > s.top || s.holes.has(seq); {
-	case unknown && from == o.id || unknown && writes: // created since, or the other node will ask
+	case unknown && from == o.id || unknown && writes: // created since, or the sender will request it
 	case unknown && has:
 		o.retract(o.entries[seq])
 		m.propose(k, false)
@@ -254,9 +255,8 @@ func (m *Machine[E]) mergeMissing(o *owner, from uint64, s *summary, seq uint64,
 	}
 }
 
-// learn records the numbers of a summary that were unknown to this node. Numbers that are neither holes of the other
-// node nor entries have ended.
-func (m *Machine[E]) learn(o *owner, s *summary, unknown spans) {
+// markEnded records numbers that were unknown here: numbers without a hole or an entry in the summary have ended.
+func (m *Machine[E]) markEnded(o *owner, s *summary, unknown spans) {
 	end := min(s.last, s.top)
 	if o.extend(end); s.first > end {
 		return
@@ -264,23 +264,23 @@ func (m *Machine[E]) learn(o *owner, s *summary, unknown spans) {
 	for _, p := range s.holes {
 		unknown.add(p.first, p.last)
 	}
-	kept := o.holes.and(unknown)
+	kept := o.holes.intersect(unknown)
 	o.holes.cut(s.first, end)
 	for _, p := range kept {
 		o.holes.add(p.first, p.last)
 	}
 }
 
-// wanted is entries of an owner that other nodes have asked for. They are gathered for a moment: many nodes may lack
-// the same ones.
+// wanted is a set of requested entries of an owner. Requests are collected for a moment, because many nodes may lack
+// the same entries.
 type wanted struct {
 	due  time.Duration
 	seqs map[uint64]bool
 	by   map[uint64]bool
 }
 
-// want notes a question for entries.
-func (m *Machine[E]) want(from uint64, x *message[E]) {
+// collectWants records a request for entries.
+func (m *Machine[E]) collectWants(from uint64, x *message[E]) {
 	if m.owners[x.owner] == nil {
 		return
 	}
@@ -295,8 +295,8 @@ func (m *Machine[E]) want(from uint64, x *message[E]) {
 	}
 }
 
-// supply sends entries that were asked for: to all nodes if a quarter of them has asked.
-func (m *Machine[E]) supply(id uint64, w *wanted) {
+// sendWanted sends requested entries: to all nodes if a quarter of the nodes has requested them.
+func (m *Machine[E]) sendWanted(id uint64, w *wanted) {
 	o := m.owners[id]
 	if o == nil {
 		return
@@ -311,13 +311,13 @@ func (m *Machine[E]) supply(id uint64, w *wanted) {
 	}
 }
 
-// sendEntries sends entries of an owner at once, or that they have ended.
+// sendEntries sends entries of an owner at once, or their ends.
 func (m *Machine[E]) sendEntries(to uint64, o *owner, seqs []uint64) {
 	b, room := &batch{}, answerBytes
 	for _, seq := range seqs {
 		k, kind := Key{o.id, seq}, uint64(changeWhole)
 		if _, has := m.table.Hash(k); !has {
-			if kind = changeEnd; !o.knows(seq) {
+			if kind = changeEnd; !o.isKnown(seq) {
 				continue
 			}
 		}
@@ -352,8 +352,8 @@ func (m *Machine[E]) sendChanges(to, kind uint64, b *batch) {
 	b.n, b.data = 0, b.data[:0]
 }
 
-// Prepare reads a message of another node, without the lock, and returns the steps that apply it, each to be called
-// with the lock. A message with many changes takes several steps: readers of the table run between them.
+// Prepare decodes a message of another node, without the lock, and returns the steps to apply. Call every step with the
+// lock. A message with many changes has several steps, so that readers of the table run in between.
 func (m *Machine[E]) Prepare(data []byte) (steps []func(now time.Duration)) {
 	const atOnce = 8
 	x, err := m.decode(data)
@@ -404,20 +404,20 @@ func (m *Machine[E]) accept(now time.Duration, x *message[E]) {
 	switch x.kind {
 	case kindPublished, kindProposed:
 		for i := range x.changes {
-			m.take(x.from, &x.changes[i], x.kind == kindProposed)
+			m.applyChange(x.from, &x.changes[i], x.kind == kindProposed)
 		}
 	case kindBeat:
-		m.heard(x.from, &x.beat)
+		m.applyBeat(x.from, &x.beat)
 	case kindAsk:
-		m.tell(x.from, x)
+		m.sendSummary(x.from, x)
 	case kindSummary:
 		m.merge(x.from, &x.summary)
 	case kindWant:
-		m.want(x.from, x)
+		m.collectWants(x.from, x)
 	case kindRecall:
-		m.remind(x.from, x.id)
+		m.sendMemories(x.from, x.id)
 	case kindMemory:
-		m.recalled(x)
+		m.applyMemories(x)
 	}
 	m.startDone()
 }

@@ -10,31 +10,31 @@ import (
 // Times of the protocol.
 const (
 	batchDelay  = time.Millisecond
-	batchPeers  = 16 // so many peers add a millisecond to the least time between two batches
+	batchPeers  = 16 // this number of peers adds a millisecond to the least time between two batches
 	beatPeriod  = 500 * time.Millisecond
-	exchangeGap = 400 * time.Millisecond  // between two questions about one owner, and between repeated changes
-	peerLife    = 5 * time.Second         // Peers counts the nodes that were heard no longer ago
-	silence     = 1100 * time.Millisecond // another node writes for a node that was silent for two beats
-	hush        = 600 * time.Millisecond  // after one missed beat the word of that other node is accepted
-	gatherDelay = 5 * time.Millisecond    // nodes that lack the same entries ask within this time
-	repeatGap   = 200 * time.Millisecond  // between two looks at changes that the writer has not published
+	exchangeGap = 400 * time.Millisecond  // between two requests about an owner, and between repeated changes
+	peerLife    = 5 * time.Second         // Peers counts nodes with a message within this time
+	silence     = 1100 * time.Millisecond // after two missed beats of a node, another node writes for it
+	hush        = 600 * time.Millisecond  // after one missed beat, messages of the replacing writer are accepted
+	gatherDelay = 5 * time.Millisecond    // nodes without the same entries send requests within this time
+	repeatGap   = 200 * time.Millisecond  // between two checks of changes that the writer has not published
 	forgetGap   = time.Second
 )
 
 // Sizes of the protocol.
 const (
 	maxChanges  = 256       // in a message
-	batchBytes  = 256 << 10 // a message with more is sent
-	answerBytes = 16 << 20  // of entries in one answer; the receiver asks for the rest
-	outboxBytes = 64 << 20  // that wait to be sent
+	batchBytes  = 256 << 10 // a larger message is sent at once
+	answerBytes = 16 << 20  // of entries in one answer; the receiver requests the rest
+	outboxBytes = 64 << 20  // of waiting messages
 	partPoints  = 4096      // entries and holes in a part of a summary
-	askRoom     = 64 << 10  // entries of the owners that a node asks for within exchangeGap, if they are more than one
-	maxRepeats  = 4096      // changes that are repeated in one beat
+	askRoom     = 64 << 10  // entries of the owners in requests within exchangeGap, except for a single owner
+	maxRepeats  = 4096      // repeated changes in a beat
 	maxOwners   = 1 << 14
-	maxHoles    = 1 << 14 // spans, of one owner
+	maxHoles    = 1 << 14 // spans of an owner
 )
 
-// Key names an entry: the session of the node that created it, and its number there, from 1.
+// Key identifies an entry: the creating session of a node, and a number in the session, from 1.
 type Key struct{ Owner, Seq uint64 }
 
 // Compare orders keys.
@@ -42,69 +42,69 @@ func (k Key) Compare(o Key) int {
 	return cmp.Or(cmp.Compare(k.Owner, o.Owner), cmp.Compare(k.Seq, o.Seq))
 }
 
-// Table stores the entries of a [Machine]. The machine calls it from its own methods, under the same lock. E is the
-// state of an entry as a message carries it.
+// Table stores the entries of a [Machine]. The machine calls the methods under its own lock. E is the state of an entry
+// in a message.
 type Table[E any] interface {
-	// Append appends the state of an entry that is there: all of it, or only the fields that change.
+	// Append appends the state of a present entry: the whole state, or only the changing fields.
 	Append(b []byte, now time.Duration, k Key, whole bool) []byte
 
-	// Join merges a state into the entry. The result does not depend on the order of the calls, and a second call
-	// changes nothing. An entry that is not there is created; its state is whole then. Join returns false if the table
-	// refuses the entry: it ends on all nodes.
+	// Join merges a state into the entry. The result is independent of the order of the calls, and a repeated call has
+	// no effect. A missing entry is created from a whole state. Join returns false if the table refuses the entry,
+	// which then ends on all nodes.
 	Join(now time.Duration, k Key, state *E) bool
 
-	// End removes an entry, if it is there.
+	// End removes an entry, if present.
 	End(now time.Duration, k Key)
 
-	// Hash hashes the state of an entry. The second result is false if the entry is not there.
+	// Hash hashes the state of an entry. The second result is false if the entry is missing.
 	Hash(k Key) (uint64, bool)
 }
 
 // Config configures a [Machine].
 type Config[E any] struct {
-	Origin  uint64        // the session of this node: random, not 0
-	Entries int           // entries of other nodes beyond this number are dropped; 0: no limit
-	Memory  time.Duration // an owner without entries is forgotten when it was not heard of for so long
+	Origin  uint64        // session of this node: random, not 0
+	Entries int           // further entries of other nodes are dropped; 0: no limit
+	Memory  time.Duration // time without entries and messages after which an owner is dropped
 
-	// Read reads a state and returns its hash, as Table.Hash has it. It may be called by several goroutines.
+	// Read decodes a state and returns the hash, equal to Table.Hash. Several goroutines may call Read.
 	Read func(r *Reader, k Key, whole bool) (E, uint64)
 
 	Memories []Memory
 }
 
-// Memory is state that every node collects by itself and that a node that starts gets from another node.
+// Memory is state that every node collects alone. A starting node gets the state from another node.
 type Memory struct {
 	Each func(yield func([]byte) bool) // yields items of at most 1 MiB, the most important first
-	Take func([]byte)                  // takes an item of another node
+	Take func([]byte)                  // adds an item of another node
 }
 
-// Message is to be published where the nodes of the namespace listen, or where one of them does.
+// Message is a message to all nodes of the namespace, or to one.
 type Message struct {
-	To   uint64 // the origin of the only receiver; 0: all nodes
+	To   uint64 // origin of the only receiver; 0: all nodes
 	Data []byte
 }
 
-// Counts count what happened to a machine since it was made.
+// Counts count the events of a machine since its creation.
 type Counts struct {
 	Sent, Received, Malformed, OtherVersion uint64 // messages
-	Beats                                   uint64 // of those sent
-	Exchanges                               uint64 // questions for an owner's entries because of a difference
-	Pushed                                  uint64 // entries sent because another node lacked them
+	Beats                                   uint64 // sent beats
+	Exchanges                               uint64 // requests for an owner's entries after a difference
+	Pushed                                  uint64 // entries sent to nodes without them
 	Repeated                                uint64 // changes sent to a writer again
-	Healed                                  uint64 // entries that ended because an answer did not have them
-	Stray                                   uint64 // changes of entries that have ended, or are not here yet
-	Dropped                                 uint64 // messages that were not sent, and entries that were not accepted
-	Unsynced                                uint64 // 1: the node was ready without another node's entries
-	Recalled                                uint64 // items of memories that came from another node
+	Healed                                  uint64 // entries ended because a summary lacked them
+	Stray                                   uint64 // changes of ended or missing entries
+	Dropped                                 uint64 // messages not sent, and entries not accepted
+	Unsynced                                uint64 // 1: the node became ready without another node's entries
+	Recalled                                uint64 // received items of memories
 }
 
-// Machine keeps the same entries on every node. It is stepped: time and messages are arguments, and the messages to
-// send are the result of [Machine.Step]. One goroutine at a time may use it.
+// Machine keeps the same entries on every node. A machine is stepped: time and messages are arguments, and
+// [Machine.Step] returns the messages to send. One goroutine at a time may use a machine.
 //
-// Invariants, which Check verifies:
-//  1. An entry that is not pending is published, and its hash is that of the table.
-//  2. An entry of an owner for which this node writes is not pending after a beat.
-//  3. A number that an owner knows and that is not among its entries is never entered again.
+// Invariants, verified by Check:
+// 1. An entry that is not pending is published, and the hash equals the table's.
+// 2. An entry of an owner for which this node writes is not pending after a beat.
+// 3. A known number of an owner without an entry is never entered again.
 type Machine[E any] struct {
 	Counts Counts
 
@@ -113,9 +113,9 @@ type Machine[E any] struct {
 	owners  map[uint64]*owner
 	peers   map[uint64]*peer
 	size    int              // entries of all owners
-	pending map[Key]*pending // local changes that the entry's writer has not published
+	pending map[Key]*pending // local changes that the writer has not published
 	batches map[uint64]*batch
-	wanted  map[uint64]*wanted // entries that others have asked for, by owner
+	wanted  map[uint64]*wanted // requested entries by owner
 	out     []Message
 	bytes   int // of out
 
@@ -123,7 +123,7 @@ type Machine[E any] struct {
 	nextBeat   time.Duration
 	nextRepeat time.Duration
 	nextForget time.Duration
-	lastBatch  time.Duration // when changes were last sent to all
+	lastBatch  time.Duration // last send of changes to all
 	questions  uint64
 	askedSince time.Duration // the window of askRoom
 	askedRoom  int
@@ -135,23 +135,24 @@ type Machine[E any] struct {
 type peer struct {
 	heard    time.Duration
 	ready    bool
-	answered time.Duration // when it was last sent a beat of all owners
+	answered time.Duration // last beat of all owners to this node
 }
 
 // pending is a local change that the writer has not published yet.
 type pending struct {
-	to   uint64 // the writer that it was last meant for
+	to   uint64 // last receiver
 	sent time.Duration
 }
 
-// batch is changes that wait to be sent.
+// batch is a set of changes to send.
 type batch struct {
 	n    int
 	data []byte
 	due  time.Duration
 }
 
-// NewMachine returns a machine without entries. It is ready when it has the entries of another node, or there is none.
+// NewMachine returns a machine without entries. The machine is ready when it has another node's entries, or no other
+// node exists.
 func NewMachine[E any](now time.Duration, table Table[E], cfg Config[E]) *Machine[E] {
 	m := &Machine[E]{cfg: cfg, table: table, owners: map[uint64]*owner{}, peers: map[uint64]*peer{},
 		pending: map[Key]*pending{}, batches: map[uint64]*batch{}, wanted: map[uint64]*wanted{}}
@@ -159,7 +160,7 @@ func NewMachine[E any](now time.Duration, table Table[E], cfg Config[E]) *Machin
 	return m
 }
 
-// Begin notes that the machine receives the messages of other nodes from now on.
+// Begin marks the time from which the machine receives foreign messages.
 func (m *Machine[E]) Begin(now time.Duration) {
 	m.now, m.nextBeat, m.nextForget = now, now, now+forgetGap
 	m.start.began, m.start.others = now, now
@@ -168,13 +169,13 @@ func (m *Machine[E]) Begin(now time.Duration) {
 // Origin is the session of this node.
 func (m *Machine[E]) Origin() uint64 { return m.cfg.Origin }
 
-// Peers returns how many other nodes were heard a moment ago.
+// Peers returns the number of other nodes with a recent message.
 func (m *Machine[E]) Peers() int { return len(m.peers) }
 
 // NewKey returns the key of a new entry. The caller enters it into the table and calls Put.
 func (m *Machine[E]) NewKey() Key { return Key{m.cfg.Origin, m.owner(m.cfg.Origin).last + 1} }
 
-// owner returns what is known of an owner, of which something has come now.
+// owner returns an owner and marks a new message about it.
 func (m *Machine[E]) owner(id uint64) *owner {
 	o := m.owners[id]
 	if o == nil {
@@ -185,14 +186,14 @@ func (m *Machine[E]) owner(id uint64) *owner {
 	return o
 }
 
-// heardWithin reports whether a node was heard no longer ago than d.
+// heardWithin reports whether a node's last message is at most d old.
 func (m *Machine[E]) heardWithin(origin uint64, d time.Duration) bool {
 	p := m.peers[origin]
 	return p != nil && m.now-p.heard <= d
 }
 
-// acting returns the node that writes for owners that are gone: the ready one with the smallest origin. It is 0 if this
-// node is not ready and hears no node that is.
+// acting returns the node that writes for missing owners: the ready node with the smallest origin; 0 without a ready
+// node.
 func (m *Machine[E]) acting() (origin uint64) {
 	if m.start.ready {
 		origin = m.cfg.Origin
@@ -205,7 +206,7 @@ func (m *Machine[E]) acting() (origin uint64) {
 	return origin
 }
 
-// writer returns the node that publishes the entries of an owner; 0: there is none now.
+// writer returns the node that publishes the entries of an owner; 0: none at present.
 func (m *Machine[E]) writer(id uint64) uint64 {
 	if id == m.cfg.Origin || m.heardWithin(id, silence) {
 		return id
@@ -213,11 +214,11 @@ func (m *Machine[E]) writer(id uint64) uint64 {
 	return m.acting()
 }
 
-// Writes reports whether this node publishes an entry. Only this node ends an entry by its age.
+// Writes reports whether this node publishes an entry. Only the writer ends an entry by age.
 func (m *Machine[E]) Writes(k Key) bool { return m.writer(k.Owner) == m.cfg.Origin }
 
-// Put notes that an entry of the table was created or has changed on this node. A quiet change is one that the entry's
-// writer makes by itself too: it is sent to the writer only if that has not happened by the next beat.
+// Put records a creation or change of an entry on this node. A quiet change is also made by the writer: this node sends
+// a quiet change only if the writer has not published the change by the next beat.
 func (m *Machine[E]) Put(now time.Duration, k Key, quiet bool) {
 	m.now = now
 	o := m.owner(k.Owner)
@@ -240,7 +241,7 @@ func (m *Machine[E]) Put(now time.Duration, k Key, quiet bool) {
 	}
 }
 
-// End notes that an entry has left the table on this node; quiet as in Put.
+// End records the end of an entry on this node; quiet as in Put.
 func (m *Machine[E]) End(now time.Duration, k Key, quiet bool) {
 	m.now = now
 	o := m.owners[k.Owner]
@@ -261,7 +262,7 @@ func (m *Machine[E]) End(now time.Duration, k Key, quiet bool) {
 	}
 }
 
-// propose notes that the writer of an entry is to publish its local state, or its end.
+// propose requests the publication of a local state, or of an end, by the writer.
 func (m *Machine[E]) propose(k Key, quiet bool) {
 	p, to := m.pending[k], m.writer(k.Owner)
 	if p == nil {
@@ -284,7 +285,7 @@ func (m *Machine[E]) pendingKind(k Key) uint64 {
 	return changeState
 }
 
-// repeat sends changes again that their writers have not published, and publishes those for which this node writes now.
+// repeat sends unpublished changes to the writers again, and publishes changes for which this node writes now.
 func (m *Machine[E]) repeat() {
 	n := 0
 	for _, k := range slices.SortedFunc(maps.Keys(m.pending), Key.Compare) {
@@ -304,16 +305,16 @@ func (m *Machine[E]) repeat() {
 	}
 }
 
-// insert makes an entry that the writer is not known to have.
+// insert creates an entry that the writer may not have.
 func (m *Machine[E]) insert(o *owner, seq uint64) *entry {
 	e := &entry{}
 	o.entries[seq] = e
-	o.learn(seq)
+	o.markKnown(seq)
 	m.size++
 	return e
 }
 
-// remove notes that an entry has ended.
+// remove removes an ended entry.
 func (m *Machine[E]) remove(o *owner, k Key) {
 	if e := o.entries[k.Seq]; e != nil {
 		o.retract(e)
@@ -324,9 +325,9 @@ func (m *Machine[E]) remove(o *owner, k Key) {
 	delete(o.wants, k.Seq)
 }
 
-// take applies a change. It is proposed if it came to this node alone, as the writer of the entry, and published if
-// another node has sent it as the writer.
-func (m *Machine[E]) take(from uint64, c *change[E], proposed bool) {
+// applyChange applies a change. proposed: the change was sent to this node only, as the writer of the entry. Otherwise
+// the change was published by another node.
+func (m *Machine[E]) applyChange(from uint64, c *change[E], proposed bool) {
 	k := c.key
 	if m.owners[k.Owner] == nil && len(m.owners) >= maxOwners {
 		m.Counts.Dropped++
@@ -335,14 +336,14 @@ func (m *Machine[E]) take(from uint64, c *change[E], proposed bool) {
 	o := m.owner(k.Owner)
 	delete(o.wants, k.Seq)
 	if c.kind == changeEnd {
-		m.takeEnd(o, k, proposed)
+		m.applyEnd(o, k, proposed)
 		return
 	}
 	e := o.entries[k.Seq]
 	created := e == nil
 	if created {
 		switch {
-		case o.knows(k.Seq): // it has ended
+		case o.isKnown(k.Seq): // it has ended
 			m.Counts.Stray++
 			if proposed {
 				m.enqueue(from, changeEnd, k)
@@ -359,7 +360,7 @@ func (m *Machine[E]) take(from uint64, c *change[E], proposed bool) {
 		e = m.insert(o, k.Seq)
 	}
 	before, there := m.table.Hash(k)
-	local := m.Writes(k) || proposed // it counts as a change of this node's
+	local := m.Writes(k) || proposed // counts as a local change
 	if !created && !there {          // it has ended here
 		if !local {
 			o.publish(e, c.hash)
@@ -384,12 +385,12 @@ func (m *Machine[E]) take(from uint64, c *change[E], proposed bool) {
 	}
 }
 
-// takeEnd applies the end of an entry.
-func (m *Machine[E]) takeEnd(o *owner, k Key, proposed bool) {
+// applyEnd applies the end of an entry.
+func (m *Machine[E]) applyEnd(o *owner, k Key, proposed bool) {
 	switch {
 	case o.entries[k.Seq] == nil:
 		m.Counts.Stray++
-		if len(o.holes) < maxHoles && o.learn(k.Seq) && m.Writes(k) {
+		if len(o.holes) < maxHoles && o.markKnown(k.Seq) && m.Writes(k) {
 			m.enqueue(0, changeEnd, k)
 		}
 	case m.Writes(k) || proposed:
@@ -401,10 +402,10 @@ func (m *Machine[E]) takeEnd(o *owner, k Key, proposed bool) {
 	}
 }
 
-// enqueue sends a change of an entry with the next batch: to one node, or to all (0).
+// enqueue adds a change of an entry to the next batch: to one node, or to all (0).
 func (m *Machine[E]) enqueue(to, kind uint64, k Key) {
 	if len(m.peers) == 0 {
-		return // a node that comes later finds by the digests that it lacks something
+		return // a later node finds the difference by the digests
 	}
 	b := m.batches[to]
 	if b == nil {
@@ -423,7 +424,7 @@ func (m *Machine[E]) enqueue(to, kind uint64, k Key) {
 	}
 }
 
-// flush makes a message of the changes that wait for a receiver.
+// flush sends the waiting changes for a receiver as a message.
 func (m *Machine[E]) flush(to uint64) {
 	b := m.batches[to]
 	if b == nil || b.n == 0 {
@@ -455,7 +456,7 @@ func (m *Machine[E]) send(to uint64, data []byte) {
 	m.Counts.Sent++
 }
 
-// Wake returns when Step is due if nothing happens before.
+// Wake returns the time of the next Step without further events.
 func (m *Machine[E]) Wake() time.Duration {
 	if len(m.out) > 0 {
 		return m.now
@@ -475,13 +476,13 @@ func (m *Machine[E]) Wake() time.Duration {
 	return wake
 }
 
-// Step goes on to now and returns the messages to send, in this order.
+// Step advances the time to now and returns the messages to send, in this order.
 func (m *Machine[E]) Step(now time.Duration) []Message {
 	m.now = now
 	for _, id := range slices.Sorted(maps.Keys(m.wanted)) {
 		if w := m.wanted[id]; now >= w.due {
 			delete(m.wanted, id)
-			m.supply(id, w)
+			m.sendWanted(id, w)
 		}
 	}
 	if now >= m.nextForget {
@@ -508,16 +509,16 @@ func (m *Machine[E]) Step(now time.Duration) []Message {
 	return out
 }
 
-// Finish is the last step: changes that wait are due, and other nodes need not wait for this one.
+// Finish is the last step: it sends all waiting changes and a beat that ends this node's membership.
 func (m *Machine[E]) Finish(now time.Duration) []Message {
 	m.now = now
 	m.flushAll()
 	m.beat(true)
-	m.nextBeat = now + beatPeriod // the node is gone
+	m.nextBeat = now + beatPeriod // this node has left
 	return m.Step(now)
 }
 
-// forget drops owners that have no entries and were not heard of for so long that no node has an entry of theirs.
+// forget drops owners without entries, after the time in which a node could still have such an entry.
 func (m *Machine[E]) forget() {
 	maps.DeleteFunc(m.owners, func(id uint64, o *owner) bool {
 		return id != m.cfg.Origin && len(o.entries) == 0 && m.peers[id] == nil && m.now-o.touched > m.cfg.Memory

@@ -10,9 +10,9 @@ import (
 )
 
 // TestNodes plays random histories: nodes change entries while messages are lost, late, duplicated and reordered, nodes
-// are cut off from each other for seconds, killed and restarted, and clocks differ. Two seconds after the last fault
-// all nodes have the same entries, no entry of a living node is lost, and no entry has reappeared on a node where it
-// ended. When nothing is created any more all entries end, and what nodes keep of owners that are gone is forgotten.
+// are cut off for seconds, killed and restarted, and clocks differ. Two seconds after the last fault, all nodes have
+// the same entries, no entry of a living node is lost, and no ended entry has reappeared on its node. Without further
+// creations, all entries end, and missing owners are dropped.
 func TestNodes(t *testing.T) {
 	var total Counts
 	created := 0
@@ -35,7 +35,7 @@ func TestNodes(t *testing.T) {
 	t.Logf("%d entries; %+v", created, total)
 	if total.Malformed > 0 || *rounds >= 100 && (total.Exchanges == 0 || total.Pushed == 0 || total.Repeated == 0 ||
 		total.Healed == 0 || total.Stray == 0) {
-		t.Error("some of what should happen did not")
+		t.Error("some kinds of events did not occur")
 	}
 }
 
@@ -50,7 +50,7 @@ func history(seed uint64) (*world, error) {
 	}
 	life := []time.Duration{8 * time.Second, 300 * time.Second}[r.IntN(2)]
 	if most > 8 {
-		life = 8 * time.Second // else the beats of the quiet time at the end take long
+		life = 8 * time.Second // otherwise the beats of the final quiet time need long
 	}
 	w := newWorld(seed, 2, life)
 	w.skewed = true
@@ -130,8 +130,8 @@ func (w *world) exchanges() (n uint64) {
 	return n
 }
 
-// TestBusyNodesAskNothing: a writer's digest holds at its place in the writer's messages, so nodes whose entries change
-// all the time ask nothing, and find a loss with the next beat.
+// TestBusyNodesAskNothing: a writer's digest is valid at its position in the writer's messages. Nodes with constantly
+// changing entries send no requests, and detect a loss at the next beat.
 func TestBusyNodesAskNothing(t *testing.T) {
 	w := quiet(t, 3)
 	work := func(d time.Duration) {
@@ -156,7 +156,7 @@ func TestBusyNodesAskNothing(t *testing.T) {
 	}
 }
 
-// TestOwnersThatDie: when a quarter of 64 nodes dies nothing is asked, and nothing is sent again.
+// TestOwnersThatDie: after the death of a quarter of 64 nodes, there are no requests and no repeated messages.
 func TestOwnersThatDie(t *testing.T) {
 	w := quiet(t, 64)
 	for i := range 640 {
@@ -164,7 +164,7 @@ func TestOwnersThatDie(t *testing.T) {
 	}
 	w.run(time.Second)
 	for i := range 16 {
-		w.nodes[4*i].group = 1 + i // it lives, and nobody hears it
+		w.nodes[4*i].group = 1 + i // alive, but cut off from all nodes
 	}
 	w.run(4 * time.Second)
 	first := w.nodes[1]
@@ -175,8 +175,8 @@ func TestOwnersThatDie(t *testing.T) {
 	}
 }
 
-// TestNodesThatWereApart has sixteen nodes change entries while none hears another. Then each asks each other once, and
-// entries that many lack are sent to all once.
+// TestNodesThatWereApart changes entries on sixteen nodes without connections. Then each pair exchanges one request,
+// and entries that many nodes lack are sent to all once.
 func TestNodesThatWereApart(t *testing.T) {
 	const nodes, each = 16, 40
 	w := quiet(t, nodes)
@@ -208,8 +208,8 @@ func TestNodesThatWereApart(t *testing.T) {
 	t.Logf("each node received %d bytes", (w.bytes-before)/nodes)
 }
 
-// TestStart has a node that starts among others: when it is ready it has what they have, though much is lost. The
-// others are not sent their own entries again. A node that is gone leaves its entries to the others.
+// TestStart starts a node among others: when ready, the node has all entries, despite many losses. No node receives its
+// own entries again. The entries of a stopped node stay on the remaining nodes.
 func TestStart(t *testing.T) {
 	for _, loss := range []float64{0, 0.3} {
 		w := quiet(t, 3)
@@ -228,7 +228,7 @@ func TestStart(t *testing.T) {
 			t.Errorf("loss %v: ready after %v, %+v", loss, took, n.Counts)
 		}
 		if len(n.rows) != len(w.nodes[0].rows) || loss == 0 && len(n.memory) != 2 {
-			t.Errorf("loss %v: ready with %d of %d entries, and remembers %v", loss, len(n.rows), len(w.nodes[0].rows),
+			t.Errorf("loss %v: ready with %d of %d entries, and memories %v", loss, len(n.rows), len(w.nodes[0].rows),
 				n.memory)
 		}
 		w.heal()
@@ -239,7 +239,7 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// TestAlone: a node that hears no other node is ready soon, and sends nothing but beats.
+// TestAlone: a node without other nodes is ready soon, and sends only beats.
 func TestAlone(t *testing.T) {
 	w := newWorld(*seed, 1, time.Minute)
 	n := w.nodes[0]
@@ -259,8 +259,7 @@ func TestAlone(t *testing.T) {
 	}
 }
 
-// TestMessagesAreBounded: many changes at once, and the answer to a node that has none of them, come in messages of
-// bounded size.
+// TestMessagesAreBounded: many changes at once, and the answer to a node without them, are messages of bounded size.
 func TestMessagesAreBounded(t *testing.T) {
 	w := quiet(t, 2)
 	w.names = 1 << 40
@@ -281,8 +280,8 @@ func TestMessagesAreBounded(t *testing.T) {
 	}
 }
 
-// TestAnEndOutlivesTheWriterThatPublishedIt: a node writes for an owner that is gone, publishes an end and is killed. A
-// node that missed the end returns, and becomes the writer: the entry does not reappear.
+// TestAnEndOutlivesTheWriterThatPublishedIt: a node writes for a missing owner, publishes an end and is killed. A node
+// without the end returns and becomes the writer: the entry does not reappear.
 func TestAnEndOutlivesTheWriterThatPublishedIt(t *testing.T) {
 	w := quiet(t, 5)
 	k := w.create(w.nodes[0])

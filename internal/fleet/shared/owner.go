@@ -5,34 +5,34 @@ import (
 	"time"
 )
 
-// owner is what this node knows of the entries of one session of a node.
+// owner is the state of the entries of a session of a node.
 //
-// The numbers from 1 to last that are neither in entries nor in holes have ended. This fact needs no tombstone, and it
-// is kept until no node can still have one of the entries (Config.Memory).
+// Numbers from 1 to last that are neither in entries nor in holes have ended. No tombstones are needed. The owner is
+// kept until no node can have an entry of the owner (Config.Memory).
 type owner struct {
 	id      uint64
-	last    uint64            // the greatest number that this node knows of
-	holes   spans             // numbers up to last of which this node knows nothing: the entry may live
+	last    uint64            // greatest known number
+	holes   spans             // unknown numbers up to last: the entry may live
 	entries map[uint64]*entry // by number
 	count   int               // published entries
 	sum     uint64            // of their hashes
-	touched time.Duration     // when a node last sent something about the owner
+	touched time.Duration     // last message about the owner
 
-	// Of the exchange with the node that this node has asked for the owner's entries.
-	asked time.Duration   // when
+	// The exchange with the node that received the request for the owner's entries.
+	asked time.Duration   // time of the request
 	ask   uint64          // its number
-	parts map[uint64]bool // of the answer that have come
-	whole bool            // all parts have come
-	wants map[uint64]bool // numbers of entries that have been asked for and have not come
+	parts map[uint64]bool // received parts of the answer
+	whole bool            // all parts have been received
+	wants map[uint64]bool // requested entries that have not arrived
 }
 
-// entry is one entry as its writer has published it.
+// entry is the published state of an entry.
 type entry struct {
-	published bool   // false: the writer does not have it yet
+	published bool   // false: the writer lacks it
 	hash      uint64 // of the published state
 }
 
-// publish notes the published state of an entry.
+// publish records the published state of an entry.
 func (o *owner) publish(e *entry, hash uint64) {
 	o.retract(e)
 	e.published, e.hash = true, hash
@@ -40,7 +40,7 @@ func (o *owner) publish(e *entry, hash uint64) {
 	o.sum += hash
 }
 
-// retract notes that the writer does not have an entry.
+// retract records that the writer lacks an entry.
 func (o *owner) retract(e *entry) {
 	if e.published {
 		e.published = false
@@ -49,12 +49,12 @@ func (o *owner) retract(e *entry) {
 	}
 }
 
-// knows reports whether this node knows of a number: the entry is here, or it has ended.
-func (o *owner) knows(seq uint64) bool { return seq <= o.last && !o.holes.has(seq) }
+// isKnown reports whether the entry of a number is here or has ended.
+func (o *owner) isKnown(seq uint64) bool { return seq <= o.last && !o.holes.has(seq) }
 
-// learn notes that this node knows of a number now, and reports whether it did not before.
-func (o *owner) learn(seq uint64) bool {
-	if o.knows(seq) {
+// markKnown marks a number. The result is false if the number was known before.
+func (o *owner) markKnown(seq uint64) bool {
+	if o.isKnown(seq) {
 		return false
 	}
 	o.extend(seq)
@@ -62,7 +62,7 @@ func (o *owner) learn(seq uint64) bool {
 	return true
 }
 
-// extend notes that numbers up to last have been given. The new ones are holes.
+// extend marks numbers up to last as assigned. The new ones are holes.
 func (o *owner) extend(last uint64) {
 	if last > o.last {
 		o.holes.add(o.last+1, last)
@@ -70,10 +70,10 @@ func (o *owner) extend(last uint64) {
 	}
 }
 
-// span is the numbers from first to last.
+// span has the numbers from first to last.
 type span struct{ first, last uint64 }
 
-// spans are ascending, with a gap between each two.
+// spans are ascending, with a gap between neighbours.
 type spans []span
 
 // from returns the index of the first span that ends at n or later.
@@ -92,7 +92,7 @@ func (s spans) has(n uint64) bool {
 	return i < len(s) && s[i].first <= n
 }
 
-// size returns how many numbers there are.
+// size returns the count of numbers.
 func (s spans) size() (n uint64) {
 	for _, p := range s {
 		n += p.last - p.first + 1
@@ -102,7 +102,7 @@ func (s spans) size() (n uint64) {
 
 // add adds the numbers from first to last; first is at least 1.
 func (s *spans) add(first, last uint64) {
-	i := s.from(first - 1) // the first that touches, or is after
+	i := s.from(first - 1) // the first span that touches or follows
 	j := i
 	for ; j < len(*s) && (*s)[j].first-1 <= last; j++ {
 		first, last = min(first, (*s)[j].first), max(last, (*s)[j].last)
@@ -126,8 +126,8 @@ func (s *spans) cut(first, last uint64) {
 	*s = slices.Replace(*s, i, j, rest...)
 }
 
-// and returns the numbers that both have.
-func (s spans) and(o spans) (both spans) {
+// intersect returns the common numbers.
+func (s spans) intersect(o spans) (both spans) {
 	for i, j := 0, 0; i < len(s) && j < len(o); {
 		if first, last := max(s[i].first, o[j].first), min(s[i].last, o[j].last); first <= last {
 			both = append(both, span{first, last})

@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// Stepped is a [Machine], or a type that embeds one.
+// Stepped is a [Machine], or a type with an embedded Machine.
 type Stepped interface {
 	Begin(now time.Duration)
 	Origin() uint64
@@ -36,8 +36,8 @@ type ShellConfig struct {
 	Count     string       // the attribute that has the number of entries in log lines
 }
 
-// Runner runs a machine: it holds the lock and the clock, and carries messages over NATS. Its methods may be called
-// from any goroutine, also before and after Run.
+// Runner runs a machine: lock, clock, and messages over NATS. The methods may be called from any goroutine, also before
+// and after Run.
 type Runner[M Stepped] struct {
 	Mu      sync.RWMutex // of the machine
 	Machine M
@@ -45,10 +45,10 @@ type Runner[M Stepped] struct {
 	cfg   ShellConfig
 	start time.Time
 	ready chan struct{}
-	due   chan struct{} // Step is due sooner than the publisher expects
+	due   chan struct{} // Step is due earlier than the publisher expects
 }
 
-// NewRunner returns a runner of a machine whose time begins at 0.
+// NewRunner returns a runner of a machine with a time from 0 on.
 func NewRunner[M Stepped](m M, cfg ShellConfig) *Runner[M] {
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	return &Runner[M]{Machine: m, cfg: cfg, start: time.Now(), ready: make(chan struct{}), due: make(chan struct{}, 1)}
@@ -57,15 +57,15 @@ func NewRunner[M Stepped](m M, cfg ShellConfig) *Runner[M] {
 // Now returns the machine's time.
 func (r *Runner[M]) Now() time.Duration { return time.Since(r.start) }
 
-// Ready is closed when the entries are those of the other nodes, or there is no other node.
+// Ready is closed when the table has the entries of all nodes, or there is no other node.
 func (r *Runner[M]) Ready() <-chan struct{} { return r.ready }
 
-// Alone notes that there is no other node, so that this one does not wait for its entries.
+// Alone marks that no other node exists, so that this node does not wait for entries.
 func (r *Runner[M]) Alone() {
 	_ = r.Change(func(m M, _ time.Duration) error { m.Alone(); return nil })
 }
 
-// Change changes the machine, and wakes the publisher if there is something to send. It returns do's error.
+// Change changes the machine, and wakes the publisher if there is a message to send. It returns do's error.
 func (r *Runner[M]) Change(do func(m M, now time.Duration) error) error {
 	r.Mu.Lock()
 	now := r.Now()
@@ -110,11 +110,11 @@ func (r *Runner[M]) receive(m jetstream.Request) {
 	}
 }
 
-// publish sends what is due, and at the end what waits.
+// publish sends due messages, and all waiting messages at the end.
 func (r *Runner[M]) publish(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	told := false
+	announced := false
 	var warned time.Time
 	for last := false; !last; {
 		select {
@@ -131,8 +131,8 @@ func (r *Runner[M]) publish(ctx context.Context) {
 		wake, ready, peers, entries := r.Machine.Wake(), r.Machine.Ready(), r.Machine.Peers(), r.Machine.Len()
 		r.Mu.Unlock()
 		r.changed()
-		if ready && !told {
-			told = true
+		if ready && !announced {
+			announced = true
 			close(r.ready)
 			r.cfg.Log.Debug(r.cfg.Entries+" are known", "nodes", peers, r.cfg.Count, entries)
 		}

@@ -6,34 +6,34 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
-// Times of a node that starts.
+// Times of a starting node.
 const (
-	sourceRound = time.Second             // how long the source may take
-	aloneAfter  = 1500 * time.Millisecond // a node that hears no ready node begins with nothing
-	startMost   = 10 * time.Second        // a node does not wait for longer
+	sourceRound = time.Second             // longest time of a source
+	aloneAfter  = 1500 * time.Millisecond // without a ready node, the node starts empty after this time
+	startMost   = 10 * time.Second        // longest start
 )
 
-// starting is the state of a node until it is ready. The node asks all nodes for a beat, and gets the entries of all
-// owners from the first one that answers, its source.
+// starting is the state of a node until it is ready. The node requests a beat from all nodes. The first answering node
+// is the source for the entries of all owners.
 type starting struct {
 	ready  bool
 	began  time.Duration
-	others time.Duration // when a ready node was last heard
-	source uint64        // 0: there is none
-	since  time.Duration // when the source answered
-	owners []uint64      // of which the source has entries that may not have come
+	others time.Duration // last message of a ready node
+	source uint64        // 0: none
+	since  time.Duration // time of the source's answer
+	owners []uint64      // owners with possibly missing entries of the source
 
-	recall uint64            // the question for memories that is not answered; 0: there is none
+	recall uint64            // the unanswered request for memories; 0: none
 	parts  map[uint64][]item // of the answer
 }
 
-// Alone notes that there is no other node.
+// Alone marks that no other node exists.
 func (m *Machine[E]) Alone() { m.start.ready = true }
 
-// Ready reports whether the entries are those of the other nodes.
+// Ready reports whether the table has the entries of the other nodes.
 func (m *Machine[E]) Ready() bool { return m.start.ready }
 
-// startFrom takes the digests of a ready node that has answered.
+// startFrom handles the digests of an answering ready node.
 func (m *Machine[E]) startFrom(from uint64, list []digest) {
 	s := &m.start
 	if s.ready || s.source != 0 {
@@ -47,13 +47,13 @@ func (m *Machine[E]) startFrom(from uint64, list []digest) {
 		}
 		if o := m.owner(d.owner); o.lacks(d) {
 			s.owners = append(s.owners, d.owner)
-			m.ask(from, o)
+			m.requestSummary(from, o)
 		}
 	}
-	m.askMemories()
+	m.requestMemories()
 }
 
-// startAgain asks the source for what has not come, or for another source.
+// startAgain requests missing entries from the source again, or selects another source.
 func (m *Machine[E]) startAgain() {
 	s := &m.start
 	m.startDone()
@@ -64,19 +64,19 @@ func (m *Machine[E]) startAgain() {
 	default:
 		for _, id := range s.owners {
 			if o := m.owners[id]; !o.complete() && m.now-o.asked >= exchangeGap {
-				m.ask(s.source, o)
+				m.requestSummary(s.source, o)
 			}
 		}
 		if s.recall != 0 {
-			m.askMemories()
+			m.requestMemories()
 		}
 	}
 }
 
-// complete reports whether the answer to the last question has come.
+// complete reports whether the last request is completely answered.
 func (o *owner) complete() bool { return o.whole && len(o.wants) == 0 }
 
-// startDone makes a node ready that has what it waits for.
+// startDone makes a node ready after the arrival of everything requested.
 func (m *Machine[E]) startDone() {
 	s := &m.start
 	if s.ready {
@@ -95,8 +95,8 @@ func (m *Machine[E]) startDone() {
 	}
 }
 
-// askMemories asks the source for its memories.
-func (m *Machine[E]) askMemories() {
+// requestMemories requests the memories of the source.
+func (m *Machine[E]) requestMemories() {
 	if len(m.cfg.Memories) == 0 {
 		return
 	}
@@ -105,8 +105,8 @@ func (m *Machine[E]) askMemories() {
 	m.send(m.start.source, msgp.AppendUint(appendHead(nil, kindRecall, m.cfg.Origin), m.questions))
 }
 
-// remind sends a node that starts the memories of this one, in parts of bounded size.
-func (m *Machine[E]) remind(to, id uint64) {
+// sendMemories sends this node's memories to a starting node, in parts of bounded size.
+func (m *Machine[E]) sendMemories(to, id uint64) {
 	type part struct {
 		n    int
 		data []byte
@@ -132,8 +132,8 @@ func (m *Machine[E]) remind(to, id uint64) {
 	}
 }
 
-// recalled takes a part of the source's memories, and hands them on when all parts have come.
-func (m *Machine[E]) recalled(x *message[E]) {
+// applyMemories handles a part of the source's memories, and applies all parts after the last one.
+func (m *Machine[E]) applyMemories(x *message[E]) {
 	s := &m.start
 	if s.recall == 0 || x.id != s.recall {
 		return

@@ -12,28 +12,28 @@ import (
 const wireVersion = 1
 
 const (
-	kindPublished = 1 // array of changes, by a writer of the entries
+	kindPublished = 1 // array of changes, from the writer of the entries
 	kindProposed  = 2 // array of changes, to the writer of the entries
 	// ready, ask, leaves, answers, array of [owner, last number, missing numbers, entries, sum of hashes]
 	kindBeat = 3
 	kindAsk  = 4 // owner, id, bodies
-	// owner, id, part, parts, first, last, the sender's last number, array of pairs of an entry's number (as a difference)
-	// and hash, array of pairs of a hole's first number and its length less one
+	// owner, id, part, parts, first, last, the sender's last number, array of pairs of an entry's number (as a
+	// difference) and hash, array of pairs of a hole's first number and length less one
 	kindSummary = 5
 	kindWant    = 6 // owner, array of numbers (as differences)
 	kindRecall  = 7 // id
 	kindMemory  = 8 // id, part, parts, array of pairs of an index of Config.Memories and an item
 )
 
-// A change is a kind, an owner, a number, and what the table appends. Kinds are wire constants.
+// A change has a kind, an owner, a number, and the table's state. Kinds are wire constants.
 const (
-	changeWhole = 1 // all of the entry
-	changeState = 2 // what changes in it
-	changeEnd   = 3 // nothing more
+	changeWhole = 1 // the whole entry
+	changeState = 2 // its changing fields
+	changeEnd   = 3 // no state
 )
 
 const (
-	maxMessage = 4 << 20 // bytes, of what is read
+	maxMessage = 4 << 20 // bytes of a received message
 	maxSeq     = 1 << 62
 	maxParts   = 1 << 16
 )
@@ -43,7 +43,7 @@ var (
 	errVersion   = errors.New("message of another version")
 )
 
-// change is one change of one entry.
+// change is a change of an entry.
 type change[E any] struct {
 	kind  uint64
 	key   Key
@@ -51,7 +51,7 @@ type change[E any] struct {
 	hash  uint64
 }
 
-// digest is what a node publishes of the entries of one owner.
+// digest summarizes the published entries of an owner.
 type digest struct {
 	owner, last, missing uint64
 	count                int
@@ -61,18 +61,18 @@ type digest struct {
 type beat struct {
 	ready  bool
 	ask    bool // ready nodes answer with a beat to the sender
-	leaves bool // it is the sender's last message
-	answer bool // it is the answer to a beat with ask, of all owners
+	leaves bool // the sender's last message
+	answer bool // the answer to a beat with that flag, with all owners
 	owners []digest
 }
 
-// summary is one part of what a node knows of an owner: of the numbers from first to last.
+// summary is a part of a node's state of an owner, for the numbers from first to last.
 type summary struct {
 	owner, id, part, parts uint64
 	first, last            uint64
-	top                    uint64 // the greatest number that the sender knows of
-	live                   []live // entries that the sender has, ascending
-	holes                  spans  // numbers up to top of which the sender knows nothing
+	top                    uint64 // the sender's greatest number
+	live                   []live // the sender's entries, ascending
+	holes                  spans  // unknown numbers of the sender up to top
 }
 
 type live struct{ seq, hash uint64 }
@@ -87,7 +87,7 @@ type message[E any] struct {
 	changes    []change[E]
 	beat       beat
 	owner, id  uint64
-	bodies     bool // of kindAsk: the sender starts and has no entry of the owner
+	bodies     bool // of kindAsk: the sender starts without an entry of the owner
 	summary    summary
 	wants      []uint64
 	part       uint64
@@ -140,7 +140,7 @@ func appendPart(b []byte, id, part, parts uint64) []byte {
 	return msgp.AppendUint(msgp.AppendUint(msgp.AppendUint(b, id), part), parts)
 }
 
-// Reader reads values that must all be there. After the first value that is not, Bad is set and all values are zero.
+// Reader reads required values. After the first invalid value, Bad is set and all values are zero.
 type Reader struct {
 	msgp.Reader
 	Bad bool
@@ -167,7 +167,7 @@ func (r *Reader) Flag() bool {
 	return r.OK(ok) && v
 }
 
-// Text reads a string of at most so many bytes.
+// Text reads a string of at most most bytes.
 func (r *Reader) Text(most int) string {
 	s, ok := r.Str()
 	if !r.OK(ok && len(s) <= most) {
@@ -229,7 +229,7 @@ func (r *Reader) summary() (s summary) {
 	return s
 }
 
-// decode reads a message. Of a message that this node has sent itself only the head is read.
+// decode decodes a message. Of a message of this node, only the head is decoded.
 func (m *Machine[E]) decode(data []byte) (*message[E], error) {
 	if len(data) > maxMessage {
 		return nil, errMalformed

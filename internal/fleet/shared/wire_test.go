@@ -12,7 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 )
 
-// samples are messages of all kinds that a history sends.
+// samples returns messages of all kinds from a history.
 func samples() [][]byte {
 	w := newWorld(5, 3, time.Minute)
 	w.loss, w.keep = 0.3, true
@@ -38,7 +38,7 @@ func reading() *Machine[state] {
 	return w.nodes[0].Machine
 }
 
-// again encodes a message again.
+// again encodes a decoded message.
 func again(x *message[state]) []byte {
 	b := appendHead(nil, x.kind, x.from)
 	switch x.kind {
@@ -104,7 +104,7 @@ func TestWireRoundTrip(t *testing.T) {
 	}
 }
 
-// TestWireStays: messages of nodes of this version are read by later ones.
+// TestWireStays: later versions decode messages of this version.
 func TestWireStays(t *testing.T) {
 	s := appendSummary(appendHead(nil, kindSummary, 9), &summary{owner: 9, id: 1, parts: 1, first: 1, last: maxSeq, top: 7,
 		live: []live{{2, 5}, {4, 6}}, holes: spans{{5, 6}}})
@@ -119,8 +119,8 @@ func TestWireStays(t *testing.T) {
 	}
 }
 
-// FuzzReceive gives anything to a machine. A message that is read is written in a form that is read alike. No message
-// breaks an invariant, and a machine that has received it three times is not larger than the message.
+// FuzzReceive passes any bytes to a machine. A decoded message survives encoding. No message violates an invariant, and
+// a machine does not grow beyond the size of a message received three times.
 func FuzzReceive(f *testing.F) {
 	for i, data := range samples() {
 		if i%20 == 0 {
@@ -202,15 +202,15 @@ func TestSpansAgainstTwin(t *testing.T) {
 					both[n] = true
 				}
 			}
-			if !maps.Equal(list(a.and(b)), both) {
-				t.Fatalf("%v and %v are %v", a, b, a.and(b))
+			if !maps.Equal(list(a.intersect(b)), both) {
+				t.Fatalf("%v and %v are %v", a, b, a.intersect(b))
 			}
 			b.cut(uint64(1+w.IntN(60)), math.MaxUint64)
 		}
 	}
 }
 
-// TestPartsOfASummary: parts follow each other, cover all numbers, and have no more than their bound.
+// TestPartsOfASummary: parts are consecutive, cover all numbers, and have bounded size.
 func TestPartsOfASummary(t *testing.T) {
 	w := newWorld(*seed, 1, time.Minute)
 	for range 20 {

@@ -22,7 +22,7 @@ var (
 	rounds = flag.Int("rounds", testkit.Rounds(41), "histories of TestNodes")
 )
 
-// counters is a state that nodes change independently: a counter for each node, of which the greater value wins.
+// counters is a state that nodes change independently: a counter for each node, merged by the maximum.
 type counters map[uint64]uint64
 
 func (c counters) append(b []byte) []byte {
@@ -35,10 +35,10 @@ func (c counters) append(b []byte) []byte {
 
 func (c counters) hash(k Key) uint64 { return xxh3.HashSeed(c.append(nil), k.Owner^k.Seq) }
 
-// state is what messages of tests carry.
+// state is the state of an entry in the tests' messages.
 type state struct {
 	counters
-	name string // part of the whole entry only
+	name string // only in the whole entry
 	left time.Duration
 }
 
@@ -63,14 +63,14 @@ type row struct {
 	until time.Duration
 }
 
-// life is one life of a node, with its table. Of entries with the same name the one with the greatest key stays.
+// life is one life of a node, with its table. Of entries with the same name, the one with the greatest key stays.
 type life struct {
 	*Machine[state]
 	w      *world
 	place  int
 	dead   bool
-	group  int           // of nodes that hear each other
-	skew   time.Duration // how far its clock is ahead
+	group  int           // of connected nodes
+	skew   time.Duration // lead of its clock
 	rows   map[Key]*row
 	names  map[string]Key
 	ended  map[Key]bool // entries that have ended on this node
@@ -151,7 +151,7 @@ func (m *Machine[E]) Check() error {
 		for seq, e := range o.entries {
 			k := Key{id, seq}
 			hash, there := m.table.Hash(k)
-			if !o.knows(seq) {
+			if !o.isKnown(seq) {
 				return fmt.Errorf("%v is an entry and a hole", k)
 			}
 			if m.pending[k] == nil && (!e.published || !there || hash != e.hash) {
@@ -205,7 +205,7 @@ func (f *flights) Pop() any {
 	return x
 }
 
-// fact is what a test knows of one entry: which lives have been told that it was created, has ended, or was counted.
+// fact is the test's record of an entry: the lives that received its creation, its end, or its counts.
 type fact struct {
 	name    string
 	until   time.Duration
@@ -214,7 +214,7 @@ type fact struct {
 	counted map[*life]uint64
 }
 
-// world is nodes in virtual time, and the network between them.
+// world has nodes in virtual time, and their network.
 type world struct {
 	*rand.Rand
 	now    time.Duration
@@ -223,17 +223,17 @@ type world struct {
 	flight flights
 	serial int
 	facts  map[Key]*fact
-	names  int // that entries have
+	names  int // number of names
 	last   map[[2]int]time.Duration
 
 	loss, twice float64
-	delay       time.Duration // the most
+	delay       time.Duration // greatest delay
 	ordered     bool          // messages between two nodes keep their order
 	skewed      bool          // clocks run apart
 	largest     int           // bytes of a message
 	bytes       int           // that were received
 	messages    int
-	keys        []Key    // that were created
+	keys        []Key    // of all created entries
 	sent        [][]byte // some messages, if keep
 	keep        bool
 }
@@ -270,7 +270,7 @@ func (w *world) start(place int) *life {
 	return n
 }
 
-// run lets time pass.
+// run advances the time.
 func (w *world) run(d time.Duration) {
 	for end := w.now + d; ; {
 		next := end
@@ -309,7 +309,7 @@ func (w *world) publish(from *life, m Message) {
 	}
 	for i, n := range w.nodes {
 		if n.group != from.group || m.To != 0 && m.To != n.Origin() {
-			continue // its own message comes back too
+			continue // a node receives its own message too
 		}
 		copies := 1
 		if w.Float64() < w.twice {
@@ -321,7 +321,7 @@ func (w *world) publish(from *life, m Message) {
 			}
 			w.serial++
 			at := w.now + time.Duration(w.Int64N(int64(w.delay)))
-			if len(w.nodes) > 8 { // fewer moments: a step looks at all nodes
+			if len(w.nodes) > 8 { // fewer steps: each step visits all nodes
 				at = at.Truncate(time.Millisecond) + time.Millisecond
 			}
 			if way := [2]int{from.place, i}; w.ordered {
@@ -359,7 +359,7 @@ func (w *world) count(n *life, k Key) {
 	w.facts[k].counted[n]++
 }
 
-// op does something at a random node.
+// op performs a random operation at a random node.
 func (w *world) op() {
 	n := w.nodes[w.IntN(len(w.nodes))]
 	if !n.Ready() {
@@ -384,7 +384,7 @@ func (w *world) op() {
 	}
 }
 
-// heal ends all faults; what is in flight arrives.
+// heal ends all faults. Messages in flight arrive.
 func (w *world) heal() {
 	w.loss, w.twice, w.delay, w.ordered = 0, 0, 2*time.Millisecond, true
 	for _, n := range w.nodes {
@@ -397,7 +397,7 @@ func (w *world) heal() {
 	clear(w.last)
 }
 
-// differ returns how the nodes differ, if they do. An entry that is near its end by age may be there or not.
+// differ returns a difference between nodes, if any. An entry near its end by age may be present or not.
 func (w *world) differ(late time.Duration) error {
 	near := func(k Key) bool { f := w.facts[k]; return f.until > w.now-late && f.until < w.now+late }
 	for _, n := range w.nodes {
@@ -420,7 +420,7 @@ func (w *world) differ(late time.Duration) error {
 	return nil
 }
 
-// check compares the nodes with each other and with the facts. An entry near its end by age may be there or not.
+// check compares the nodes with each other and with the facts. An entry near its end by age may be present or not.
 func (w *world) check(late time.Duration) error {
 	if err := w.differ(late); err != nil {
 		return err
