@@ -23,19 +23,15 @@
 //
 // # Guarantees
 //
-// 1. Messages that Publish acknowledged are in the log, in the given order, stored once by that call. Publish resolves
-// doubts by reading before it sends a message again.
-// 2. Of two publishers on one subject, at least one gets [ErrConflict]. A publisher detects that the log has lost
-// acknowledged messages ([ErrLost]).
+//  1. Messages that Publish acknowledged are in the log, in the given order, stored once by that call. Publish resolves
+//     doubts by reading before it sends a message again.
+//  2. Of two publishers on one subject, at least one gets [ErrConflict]. A publisher detects that the log has lost
+//     acknowledged messages ([ErrLost]).
 //  3. A reader's messages have consecutive sequences. A trimmed start, a hole, and a stream that was recreated or
-//     restored
-//
-// from a backup each cause a notice.
+//     restored from a backup each cause a notice.
 //  4. Of two commits on one guard one fails, and all values of the other are stored. A sweep never removes values of a
-//     later
-//
-// commit.
-// 5. An error has a class with a remedy: see the Err variables.
+//     later commit.
+//  5. An error has a class with a remedy: see the Err variables.
 //
 // # Goroutines
 //

@@ -17,9 +17,8 @@
 // package defines the state of an entry:
 //
 //   - An entry has a version (sequence, writer), and so has its last use. Sequences are a Lamport clock of the node: one
-//     more
-//
-// than the greatest known sequence. Of two entries of a session, the later version stays, and the earlier one ends.
+//     more than the greatest known sequence. Of two entries of a session, the later version stays, and the earlier one
+//     ends.
 //   - A later use has the end of the binding as the remaining life, because clocks of hosts are not compared.
 //   - The writer ends the entry when no node can report an earlier use any more.
 //

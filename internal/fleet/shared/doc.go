@@ -15,13 +15,9 @@
 // # Guarantees
 //
 //   - A change is in the local table at once. It reaches other nodes after a few milliseconds, and within two seconds
-//     after
-//
-// messages arrive again.
+//     after messages arrive again.
 //   - No entry is lost while a living node has it. If a living node knows the end of an entry, the entry does not
-//     reappear
-//
-// there.
+//     reappear there.
 //   - Messages may be lost, late, duplicated and reordered. Clocks of hosts are not compared.
 //   - A message has at most some 350 kB, except for one large change. At most 64 MiB wait to be sent.
 //
