@@ -244,8 +244,8 @@ func (r *reader) readHashes(field string, to *Hashes) (err error) {
 	return err
 }
 
-// fieldHints maps field names of other systems' requests to names here. A value that begins with a blank is advice in place
-// of a name.
+// fieldHints maps field names of other systems' requests to names here. A value that begins with a blank is advice in
+// place of a name.
 var fieldHints = map[string]string{
 	"token_ids": "tokens", "prompt_token_ids": "tokens", "input_ids": "tokens", "block_hashes": "hashes",
 	"model_name": "model", "lora": "lora_name", "adapter": "lora_name", "salt": "cache_salt",

@@ -8,17 +8,17 @@
 // way holds the binding (a lease): the node of the booking checks the load table every second or eighth of the time to
 // live. With hard affinity, a booking elsewhere is refused. With soft affinity, the binding follows the booking.
 //
-// A request without a session id belongs to the session that the prompt continues: [Machine.Follow]
-// and [Machine.BindPrompt]. DESIGN.md has the rule and its reasons.
+// A request without a session id belongs to the session that the prompt continues: [Machine.Follow] and
+// [Machine.BindPrompt]. DESIGN.md has the rule and its reasons.
 //
 // # Every node has the same bindings
 //
 // Each binding of a session to a rank is an entry of [shared.Machine], which has the protocol and its guarantees. This
 // package defines the state of an entry:
 //
-//   - An entry has a version (sequence, writer), and so has its last use. Sequences are a Lamport clock of the node: one
-//     more than the greatest known sequence. Of two entries of a session, the later version stays, and the earlier one
-//     ends.
+//   - An entry has a version (sequence, writer), and so has its last use. Sequences are a Lamport clock of the node:
+//     one more than the greatest known sequence. Of two entries of a session, the later version stays, and the earlier
+//     one ends.
 //   - A later use has the end of the binding as the remaining life, because clocks of hosts are not compared.
 //   - The writer ends the entry when no node can report an earlier use any more.
 //
