@@ -53,7 +53,7 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		{"indexer bench cluster --workers 0", "--workers 0 is not from 1"},
 		{"indexer demo --block-size 7", "--block-size"},
 		{"indexer demo --engines 0", "--engines 0 is not from 1"},
-		{"indexer demo --l3-python x", "--l3-python and --l3-limit say nothing without --l3"},
+		{"indexer demo --l3-python x", "--l3-python and --l3-limit need --l3"},
 		{"indexer serve --zone rack/7", `--zone: zone "rack/7" is not 1 to 63 letters, digits`},
 		{"indexer serve --max-requests 0", "--max-requests 0 is not from 1 to 1048576"},
 		{"indexer serve --max-requests 1048577", "--max-requests 1048577 is not from 1 to 1048576"},

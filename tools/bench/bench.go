@@ -1,24 +1,25 @@
-// Package bench measures the index (pkg/radix) on a corpus (tools/corpus), and reports what a run of `indexer bench
-// index` prints.
+// Package bench measures the index (pkg/radix) on a corpus (tools/corpus) for the command `indexer bench index`.
 //
-// [RunIndex] does one kind of run:
+// [RunIndex] runs a single mode:
 //
-//   - events: stores and removals as fast as possible; blocks (stored and removed) per second, in a first pass over an
-//     empty index and in a second one over the same index after every rank was dropped, whose memory has been touched
-//     before.
-//   - queries: after all events, every query of the corpus once untimed, then nine times, or as often as it takes for
-//     20,000 answers; per query the time from hashes in memory to depths in memory, and the same with each query at the
-//     median of its times, which leaves out what the machine did beside the index; then, without a clock in between,
-//     queries per second. With as many readers as asked for.
-//   - mixed: all operations in the order of the file, on one goroutine; seconds, and the digest of all answers.
-//   - load: after the first half of the events, queries while a writer applies the other half at full speed, again and
-//     again.
-//   - memory: resident bytes after all events and a garbage collection, less those before, for each holding.
-//   - snapshot: an image of all ranks into memory and back, the longest time for which a step of it stops the writer,
-//     and a clear of every rank.
+//   - events: applies stores and removals as fast as possible, and reports blocks (stored and removed) per second. The
+//     first pass fills an empty index. The second pass fills the same index after the removal of all ranks, so its
+//     memory has been touched before.
+//   - queries: applies all events, then runs every query of the corpus once without a clock. Then it runs every query
+//     nine times, or more often for a total of 20,000 answers. The report has the time per query from hashes in memory
+//     to depths in memory. A second figure uses the median time of every query, which excludes interruptions by the
+//     machine. Then it measures queries per second without a clock in between. The options set the number of readers.
+//   - mixed: runs all operations in the order of the file on a single goroutine, and reports the seconds and the digest
+//     of all answers.
+//   - load: applies the first half of the events. Then it runs queries while a writer applies the other half at full
+//     speed, in a loop.
+//   - memory: reports the resident bytes after all events and a garbage collection, minus the bytes before, for each
+//     holding.
+//   - snapshot: writes an image of all ranks to memory, reads the image, and clears every rank. The report has the
+//     longest pause of the writer by a step.
 //
-// An index has one writer. With several writers there are as many indexes, each with its share of the workers, and a
-// query asks all of them.
+// An index has a single writer. With several writers, every writer has an index with a part of the workers, and a query
+// reads all indexes.
 package bench
 
 import (
@@ -53,22 +54,23 @@ const (
 	Snapshot Mode = "snapshot"
 )
 
-// Modes lists them, in the order in which the package describes them.
+// Modes lists the modes in the order of the package comment.
 var Modes = []Mode{Events, Queries, Mixed, Load, Memory, Snapshot}
 
-// Options says what to measure.
+// Options configures a run.
 type Options struct {
 	File    string // a corpus
 	Mode    Mode
 	Writers int // default 1
 	Readers int // default 1; of queries and load
-	// tokens: every worker has a sliding window beside its prefix, of which it keeps the end of what it stores; 0: none
+	// tokens; gives every worker a sliding window beside the prefix and keeps the end of a store in the window; 0 disables
+	// windows
 	Window int
-	JSON   bool // the report as one JSON object instead of lines for people
+	JSON   bool // prints the report as a JSON object instead of text
 	Index  radix.Config
 }
 
-// Validate gathers all that is wrong with the options.
+// Validate returns all faults of the options.
 func (o Options) Validate() error {
 	var wrong []error
 	if o.File == "" {
@@ -83,8 +85,8 @@ func (o Options) Validate() error {
 	return errors.Join(wrong...)
 }
 
-// Report is what a run has found. Fields that do not belong to its mode are absent. Other indexes that are measured on
-// the same corpora report under the same names in JSON.
+// Report is the result of a run. Fields of other modes are absent. The programs for other indexes on the same corpora
+// use the same names in JSON.
 type Report struct {
 	Index   string `json:"index"`
 	Corpus  string `json:"corpus"` // the file's name, without folder and extension
@@ -119,7 +121,8 @@ type Latency struct {
 	P999 float64 `json:"p999_us"`
 	Max  float64 `json:"max_us"`
 
-	// Of queries: p99.9 of the queries, each at the median of its times. Zero of load, whose index changes.
+	// P999Typical is the p99.9 of the queries, with the median time of every query. The value is zero in mode load,
+	// because the index changes.
 	P999Typical float64 `json:"p999_typical_us,omitempty"`
 }
 
@@ -129,7 +132,7 @@ func latencyOf(d []time.Duration) *Latency {
 	return &Latency{N: len(d), P50: at(0.5), P99: at(0.99), P999: at(0.999), Max: at(1)}
 }
 
-// Image is what a snapshot in memory took.
+// Image is the cost of a snapshot in memory.
 type Image struct {
 	Export          float64 `json:"export_ms"`
 	Import          float64 `json:"import_ms"`
@@ -142,8 +145,7 @@ type Image struct {
 	ClearMax        float64 `json:"clear_max_ms"`
 }
 
-// RunIndex measures the index as o says and writes a report to w. A digest that is not the one expected is an error,
-// after the report.
+// RunIndex runs the mode of o and writes the report to w. An unexpected digest is an error after the report.
 func RunIndex(ctx context.Context, o Options, w io.Writer) error {
 	if err := o.Validate(); err != nil {
 		return fmt.Errorf("bench index: %w", err)
@@ -172,7 +174,7 @@ func RunIndex(ctx context.Context, o Options, w io.Writer) error {
 	return err
 }
 
-// run is one run under way.
+// run is the state of a run.
 type run struct {
 	o      Options
 	c      *corpus.Reader
@@ -180,7 +182,7 @@ type run struct {
 	report Report
 }
 
-// fleet is the indexes of a run, and where each worker is.
+// fleet is the set of indexes with the position of every worker.
 type fleet struct {
 	window  int // tokens; 0: none
 	shards  []*radix.Index
@@ -215,7 +217,7 @@ func (f *fleet) leave() {
 	}
 }
 
-// apply applies one operation if it is a store or a removal. The scratch is the caller's.
+// apply applies a store or removal and skips other operations. The caller owns the scratch e.
 func (f *fleet) apply(op *corpus.Op, e *[1]events.Event) {
 	e[0] = events.Event{Tier: events.Device, Blocks: op.Blocks, Attention: events.AttentionFull}
 	switch op.Kind {
@@ -238,10 +240,10 @@ func (f *fleet) apply(op *corpus.Op, e *[1]events.Event) {
 	}
 }
 
-// benchBlock is how many tokens a block is taken to have, for windows.
+// benchBlock is the assumed number of tokens of a block, for windows.
 const benchBlock = 16
 
-// applyAll applies the events from operation from up to operation to, each shard on a goroutine of its own.
+// applyAll applies the events of the operations from up to to. Every shard has a goroutine.
 func (b *run) applyAll(f *fleet, from, to int) {
 	done := make(chan struct{})
 	for s := range f.shards {
@@ -260,7 +262,7 @@ func (b *run) applyAll(f *fleet, from, to int) {
 	}
 }
 
-// match asks all shards.
+// match runs a query on all shards.
 func (f *fleet) match(q []events.LocalHash, answers []radix.Answer) {
 	for s := range f.shards {
 		f.shards[s].Match(0, q, nil, &answers[s])
@@ -289,8 +291,8 @@ func (b *run) events() error {
 	return b.ctx.Err()
 }
 
-// asked lists the corpus' queries.
-func (b *run) asked() (qs [][]events.LocalHash) {
+// corpusQueries lists the queries of the corpus.
+func (b *run) corpusQueries() (qs [][]events.LocalHash) {
 	for _, op := range b.c.Ops() {
 		if op.Kind == corpus.Query {
 			qs = append(qs, op.Locals)
@@ -299,17 +301,17 @@ func (b *run) asked() (qs [][]events.LocalHash) {
 	return qs
 }
 
-// reader asks all queries of a corpus, over and over, beginning with the one numbered first.
+// reader runs all queries of a corpus in a loop, starting with the query at index first.
 type reader struct {
 	f       *fleet
 	qs      [][]events.LocalHash
 	first   int
 	answers []radix.Answer
-	took    []time.Duration // what each query took that was timed
+	took    []time.Duration // times of the timed queries
 }
 
 func (b *run) newReaders(f *fleet) (readers []*reader) {
-	qs := b.asked()
+	qs := b.corpusQueries()
 	for i := range b.o.Readers {
 		readers = append(readers, &reader{f: f, qs: qs, first: i * len(qs) / b.o.Readers,
 			answers: make([]radix.Answer, len(f.shards))})
@@ -319,14 +321,14 @@ func (b *run) newReaders(f *fleet) (readers []*reader) {
 
 func (r *reader) query(i int) int { return (r.first + i) % len(r.qs) }
 
-// timed asks with a clock: some rounds, or until stop is closed.
+// timed runs queries with a clock, for some rounds or until stop is closed.
 func (r *reader) timed(ctx context.Context, rounds int, stop <-chan struct{}) {
 	room := rounds * len(r.qs)
 	if stop != nil {
-		room = 1 << 22 // so that it hardly grows beside what is measured
+		room = 1 << 22 // large enough to avoid growth during the measurement
 	}
 	r.took = make([]time.Duration, 0, room)
-	zero := time.Now() // time.Since reads one clock, where time.Now reads two
+	zero := time.Now() // time.Since reads a single clock, time.Now reads two
 	for round := 0; ctx.Err() == nil && (stop != nil || round < rounds); round++ {
 		for i := range r.qs {
 			q := r.qs[r.query(i)]
@@ -342,7 +344,7 @@ func (r *reader) timed(ctx context.Context, rounds int, stop <-chan struct{}) {
 	}
 }
 
-// untimed asks without one.
+// untimed runs queries without a clock.
 func (r *reader) untimed(ctx context.Context, rounds int) {
 	for round := 0; ctx.Err() == nil && round < rounds; round++ {
 		for i := range r.qs {
@@ -351,7 +353,7 @@ func (r *reader) untimed(ctx context.Context, rounds int) {
 	}
 }
 
-// together has every reader do something, each on a goroutine of its own, and says how long they took.
+// together runs do for every reader on a separate goroutine and returns the total time.
 func together(readers []*reader, do func(r *reader)) time.Duration {
 	start := time.Now()
 	var all sync.WaitGroup
@@ -362,7 +364,7 @@ func together(readers []*reader, do func(r *reader)) time.Duration {
 	return time.Since(start)
 }
 
-// typical takes, of each query, the median of all its times.
+// typical returns the median time of every query.
 func typical(readers []*reader) []time.Duration {
 	byQuery := make([][]time.Duration, len(readers[0].qs))
 	for _, r := range readers {
@@ -386,7 +388,7 @@ func allTimes(readers []*reader) (took []time.Duration) {
 	return took
 }
 
-// rounds is how often all of so many queries are asked.
+// rounds returns the number of rounds for a number of queries.
 func rounds(queries int) int { return max(9, (20000+queries-1)/queries) }
 
 func (b *run) queries() error {
@@ -441,7 +443,7 @@ func (b *run) mixed() error {
 	return b.ctx.Err()
 }
 
-// worker is the one that an id stands for. With one shard ids are given out in order, and need no map.
+// worker returns the worker of an id. With a single shard, ids are consecutive and need no map.
 func (f *fleet) worker(shard int, id radix.RankID) uint32 {
 	if len(f.shards) == 1 && f.ids[id.Slot()] == id {
 		return uint32(id.Slot())

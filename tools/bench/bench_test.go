@@ -16,9 +16,9 @@ import (
 	"github.com/kvatlas/kvatlas/tools/corpus"
 )
 
-var whole = flag.Bool("whole", false, "holes64 in full, and not only its beginning")
+var whole = flag.Bool("whole", false, "run holes64 in full, not only the beginning")
 
-// makeCorpus makes a named corpus of the generator's first requests; 0: all that the name asks for.
+// makeCorpus makes a named corpus of the generator's first requests; 0 uses all requests of the corpus.
 func makeCorpus(t *testing.T, n corpus.Named, requests, capacity int) string {
 	t.Helper()
 	o := n.Options
@@ -45,10 +45,10 @@ func report(t *testing.T, o Options) (r Report) {
 	return r
 }
 
-// TestHolesEightTimesOver plays holes64 eight times, each time with other contents, every rank cleared before its first
-// event of a round. What the index keeps must not grow after the second round, and what it takes for that must not
-// either, but by one step of mapped memory for each array of its arena: free granules, an eighth of all at most, lie
-// scattered until the rounds have found their places. After the sixth round they have.
+// TestHolesEightTimesOver plays holes64 eight times with different contents. Every rank is cleared before the first
+// event of a round. After the second round, the kept content of the index must not grow. The memory may grow by a
+// single mapping step for every array of the arena: at most an eighth of all granules is free and scattered until the
+// sixth round.
 func TestHolesEightTimesOver(t *testing.T) {
 	requests, capacity := 300, 3000
 	if *whole {
@@ -65,7 +65,7 @@ func TestHolesEightTimesOver(t *testing.T) {
 		ids = append(ids, x.AddRank(0, 16))
 	}
 	const (
-		// by which mapped arrays grow; those on the heap (under the race detector) keep a quarter to spare
+		// growth of a mapped array; arrays on the heap (under the race detector) have a quarter to spare
 		step   = 256 << 10
 		arrays = 3 // of the arena
 	)
@@ -114,7 +114,7 @@ func TestHolesEightTimesOver(t *testing.T) {
 	}
 }
 
-// TestModes runs every mode, and looks whether its report is all there.
+// TestModes runs every mode and checks for a complete report.
 func TestModes(t *testing.T) {
 	path := makeCorpus(t, corpus.TheNamed()[3], 60, 800)
 	c, err := corpus.Open(path)
@@ -149,7 +149,7 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// TestTypical: a query that was held up once is no slower for it; one that is always slow is.
+// TestTypical checks the median: a single slow run does not slow a query, and a query with many slow runs is slow.
 func TestTypical(t *testing.T) {
 	qs := make([][]events.LocalHash, 3)
 	first := &reader{qs: qs, took: []time.Duration{1, 2, 9, 1, 200, 8}}

@@ -9,10 +9,10 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// stepBlocks is how much of an image is taken in one step, between which a writer applies events.
+// stepBlocks is the number of blocks in a step of an image. The writer applies events between steps.
 const stepBlocks = 8192
 
-// memorySink keeps an image. An index gives a sink slices that nobody else has; so there is nothing to copy.
+// memorySink stores an image without a copy. The index does not reuse the slices that a sink receives.
 type memorySink struct {
 	runs  []events.Run
 	ranks []events.RankImage
@@ -114,7 +114,7 @@ func (b *run) snapshot() error {
 	return b.ctx.Err()
 }
 
-// clears clears one rank after the other.
+// clears clears all ranks in sequence.
 func (b *run) clears(f *fleet, im *Image) {
 	var took []time.Duration
 	for _, id := range f.ids {

@@ -22,14 +22,14 @@ func (r *Report) print(to io.Writer) error {
 	if l := r.Latency; l != nil {
 		line("query", "p50 %.2f, p99 %.2f, p99.9 %.2f, max %.1f µs of %d", l.P50, l.P99, l.P999, l.Max, l.N)
 		if l.P999Typical > 0 {
-			line("", "p99.9 %.2f µs with each query at the median of its times", l.P999Typical)
+			line("", "p99.9 %.2f µs with the median time of every query", l.P999Typical)
 		}
 		line("queries", "%.0f a second", r.QueriesPerSec)
 	}
 	if r.Digest != "" {
-		verdict := "not a corpus whose digest is known"
+		verdict := "the expected digest of this corpus is unknown"
 		if r.Expected != "" {
-			verdict = map[bool]string{true: "right", false: "WRONG: it should be " + r.Expected}[r.Digest == r.Expected]
+			verdict = map[bool]string{true: "right", false: "WRONG, want " + r.Expected}[r.Digest == r.Expected]
 		}
 		line("all operations", "%.3f s", r.Seconds)
 		line("digest", "%s, %s", r.Digest, verdict)
@@ -38,7 +38,7 @@ func (r *Report) print(to io.Writer) error {
 		line("holdings", "%d", r.Holdings)
 		line("bytes per holding", "%.2f resident, %.2f counted", r.BytesPerHolding, r.Counted)
 		if s := r.Stats; s != nil {
-			line("blocks", "%d, of which %d dead, in %d nodes; %d splits", s.Blocks, s.Dead, s.Nodes, s.Splits)
+			line("blocks", "%d (%d dead) in %d nodes; %d splits", s.Blocks, s.Dead, s.Nodes, s.Splits)
 			line("bytes", "blocks %d, names %d, nodes %d, holes %d, ranks %d", s.Bytes.Blocks, s.Bytes.Names,
 				s.Bytes.Nodes, s.Bytes.Holes, s.Bytes.Ranks)
 		}

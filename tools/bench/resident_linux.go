@@ -5,7 +5,7 @@ import (
 	"os"
 )
 
-// resident is how many bytes of memory this process takes.
+// resident returns the resident memory of this process in bytes.
 func resident() (int64, error) {
 	b, err := os.ReadFile("/proc/self/statm")
 	if err != nil {

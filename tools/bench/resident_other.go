@@ -4,7 +4,7 @@ package bench
 
 import "runtime"
 
-// resident is what the Go runtime has from the system: here this does not see what the index maps by itself.
+// resident returns the memory of the Go runtime in bytes. On this system the result excludes the mappings of the index.
 func resident() (int64, error) {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)

@@ -21,8 +21,9 @@ import (
 
 var whole = flag.Bool("whole", false, "make the named corpora in full and check their digests")
 
-// small are variants of every flag over a generated trace of 200 requests. Their SHA-256 is that of the file which the
-// program that first defined the format makes of the same trace with the same flags; of holes, this one's.
+// small has a variant for every flag, over a generated trace of 200 requests. The SHA-256 is the digest of the file
+// that the first implementation of the format makes from the same trace and flags. The SHA-256 of holes is from this
+// implementation.
 var small = []struct {
 	name   string
 	change func(*Options)
@@ -95,16 +96,16 @@ func TestBytesAndDigestsAreTheSameEverywhere(t *testing.T) {
 		r := open(t, path)
 		digest, counted, unknown := play(r)
 		if digest.String() != c.digest || counted != r.Header() || unknown > 0 {
-			t.Errorf("%s: digest %v, want %s; %d removals or parents unknown; counted %+v, the header says %+v",
+			t.Errorf("%s: digest %v, want %s; %d removals or parents unknown; counted %+v, the header has %+v",
 				c.name, digest, c.digest, unknown, counted, r.Header())
 		}
 		if !slices.Equal(encode(r), data) {
-			t.Errorf("%s: what was read is not what was written", c.name)
+			t.Errorf("%s: the read corpus differs from the written corpus", c.name)
 		}
 	}
 }
 
-// encode writes what a reader read, without what Write does.
+// encode writes the content of a reader without the code of Write.
 func encode(r *Reader) []byte {
 	var b bytes.Buffer
 	h := r.Header()
@@ -274,7 +275,7 @@ func TestWriteReportsTheWritersError(t *testing.T) {
 	}
 }
 
-// tiny is a corpus of one operation of each kind.
+// tiny is a corpus with an operation of every kind.
 func tiny(t testing.TB) []byte {
 	t.Helper()
 	o := Defaults()
@@ -321,8 +322,8 @@ func TestReaderSaysWhatIsWrong(t *testing.T) {
 		{store1 + 4, 1, "operation 1: not a sound corpus: worker 1 of 1"},
 		{store1 + 8, 9, "9 blocks, beyond the 3 stored"},
 		{store1 + 11, 0xff, "beyond the 3 stored"},
-		{store1 + 12, 1, "parent 0x1 without its flag"},
-		{store2 + 1, 0, "without its flag"},
+		{store1 + 12, 1, "parent 0x1 without the flag"},
+		{store2 + 1, 0, "without the flag"},
 		{remove + 8, 2, "2 blocks, beyond the 1 removed"},
 		{remove + 8, 0, "the operations make"},
 	} {
@@ -342,7 +343,7 @@ func TestReaderSaysWhatIsWrong(t *testing.T) {
 		}
 	}
 	if _, err := read(append(good, 0)); !errors.Is(err, ErrFormat) {
-		t.Errorf("one byte more: %v", err)
+		t.Errorf("a corpus with an additional byte: %v", err)
 	}
 
 	path := filepath.Join(t.TempDir(), "bad.bin")
@@ -381,7 +382,7 @@ func TestReaderAllocatesNothing(t *testing.T) {
 	}
 }
 
-// An engine that keeps a list in order of use, or of copies, by definition.
+// TestEnginesAgreeWithLists compares an engine with a plain list in order of use, or of copies.
 func TestEnginesAgreeWithLists(t *testing.T) {
 	reqs := trace.Generate(trace.Options{Seed: 5, Requests: 600, Clump: 1})
 	for _, capacity := range []int{1, 7, 60, 1000} {
@@ -436,8 +437,8 @@ func TestEnginesAgreeWithLists(t *testing.T) {
 	}
 }
 
-// TestHolesAlone: evicting tails first leaves neither holes nor second copies, Holes leaves holes alone, and Random
-// both.
+// TestHolesAlone checks evictions. Eviction of tails first leaves no holes and no second copies. Holes leaves only
+// holes. Random leaves both.
 func TestHolesAlone(t *testing.T) {
 	for evict, want := range map[Evict][2]bool{LRU: {false, false}, Holes: {true, false},
 		Random: {true, true}} {
@@ -572,6 +573,6 @@ func ExampleReader_Ops() {
 		blocks[op.Kind] += max(len(op.Blocks), len(op.Locals))
 	}
 	fmt.Println(r.Header().Workers, "workers:", blocks[Store], "blocks stored,", blocks[Remove], "removed,",
-		blocks[Query], "asked for")
-	// Output: 2 workers: 1500 blocks stored, 141 removed, 1444 asked for
+		blocks[Query], "queried")
+	// Output: 2 workers: 1500 blocks stored, 141 removed, 1444 queried
 }

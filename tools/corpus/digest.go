@@ -2,12 +2,12 @@ package corpus
 
 import "fmt"
 
-// Digest sums up answers: the sum modulo 2⁶⁴ over every query, worker and depth above zero of Mix(query<<40 ^
-// worker<<20 ^ depth). It does not depend on the order in which the answers to one query are added.
+// Digest is the digest of all answers: the sum modulo 2⁶⁴ over every query, worker and depth above zero of
+// Mix(query<<40 ^ worker<<20 ^ depth). The order of additions does not matter.
 type Digest uint64
 
-// Add adds one answer: that worker holds the first depth blocks of the query with that number (from 0, in order of the
-// file) in the device tier.
+// Add adds an answer: worker holds the first depth blocks of the query in the device tier. query is the number in order
+// of the file, from 0.
 func (d *Digest) Add(query int, worker uint32, depth int) {
 	if depth > 0 {
 		*d += Digest(Mix(uint64(query)<<40 ^ uint64(worker)<<20 ^ uint64(depth)))
@@ -16,7 +16,7 @@ func (d *Digest) Add(query int, worker uint32, depth int) {
 
 func (d Digest) String() string { return fmt.Sprintf("%016x", uint64(d)) }
 
-// Mix is one output step of SplitMix64 for the state x (Steele, Lea, Flood: Fast splittable pseudorandom number
+// Mix returns an output step of SplitMix64 for the state x (Steele, Lea, Flood: Fast splittable pseudorandom number
 // generators, OOPSLA 2014).
 func Mix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15

@@ -1,24 +1,24 @@
-// Package corpus answers: what would a fleet of engines announce while serving a trace, in bytes that every index can
-// be measured with?
+// Package corpus generates the events of a fleet of engines during a trace, as a file for measurements of any index.
 //
-// A corpus is a file of operations in order of time: blocks that a worker stored, blocks that it removed, and before
-// each request the query that a router would ask. [Write] makes one from a trace (tools/trace), deterministically:
-// equal options and requests give equal bytes. [Open] reads one into memory as columns of typed hashes, so that a
-// benchmark goes through it without decoding or allocating anything. [Digest] sums up answers: two indexes that agree
-// on every answer agree on the digest, and [Expected] knows the right one for the corpora in [Named].
+// A corpus is a file of operations in order of time: blocks stored by a worker, blocks removed by a worker, and before
+// every request the query of a router. [Write] makes a corpus from a trace (tools/trace). The result is deterministic:
+// equal options and requests give equal bytes. [Open] reads a corpus into memory as columns of typed hashes, so a
+// benchmark needs no decoding and no allocation. [Digest] is a checksum of answers: two indexes with equal answers have
+// equal digests. [Expected] returns the correct digest of the corpora in [Named].
 //
 // # What is simulated
 //
-// Each worker is an engine with room for Capacity blocks. A request goes to the worker that last served its longest
-// known beginning (with probability Sticky), or to any. The worker finds the leading blocks that it holds and stores
-// the rest: the prompt's in one operation, each block of the answer in one of its own, as engines announce them while
-// decoding. Then it removes what exceeds its room: the least recently used, a prompt's tail before its head ([LRU]), or
-// any copy of any block ([Random]), which leaves holes, and makes second copies when what follows a hole is computed
-// again. [Holes] has no second copies.
+// Every worker is an engine with room for Capacity blocks. With probability Sticky, a request goes to the worker that
+// last served the longest known prefix, otherwise to a random worker. The worker finds the leading blocks in the cache
+// and stores the rest. The blocks of the prompt are a single operation. Every block of the answer is a separate
+// operation, as engines announce blocks during decoding. Then the worker evicts blocks above the capacity. [LRU] evicts
+// the least recently used block, and the tail of a prompt before the head. [Random] evicts any copy of any block, which
+// leaves holes. The blocks after a hole are computed again and become second copies. [Holes] has holes without second
+// copies.
 //
 // # Format
 //
-// Little-endian, nothing aligned.
+// Little-endian, without alignment.
 //
 //	header   0  magic "KVCORP01"
 //	         8  workers u32, block size u32 (tokens)
@@ -28,12 +28,11 @@
 //	remove  12  n × engine hash u64
 //	query   12  n × local hash u64; worker is 0
 //
-// Engine hashes are opaque; they are the same on all workers for the same prefix, or with [Private] names on none. The
-// blocks of one store follow each other. The counts in the header fix the file's length, which a reader checks before
-// it believes any of them.
+// Engine hashes are opaque. All workers have the same engine hash for the same prefix. With [Private] every worker has
+// different hashes. The blocks of a store are consecutive. The counts in the header determine the length of the file. A
+// reader checks the length before using the counts.
 //
 // # Goroutines
 //
-// A [Reader] does not change after [Open]: any number of goroutines may read it, until Close. Everything else is a
-// value.
+// A [Reader] is immutable after [Open] and safe for concurrent use until Close. All other types are values.
 package corpus

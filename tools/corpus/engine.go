@@ -5,18 +5,18 @@ import (
 	"math/rand/v2"
 )
 
-// engine is what one worker holds, and how it makes room. A block stored while it is held is a second copy; each copy
-// leaves on its own.
+// engine is the cache of a worker with an eviction rule. A store of a held block makes a second copy. Every copy is
+// evicted separately.
 type engine interface {
 	holds(block uint64) bool
 
-	// use takes the blocks of one request in order: those before fresh are read, those from fresh on are stored.
+	// use processes the blocks of a request in order. Blocks before fresh are read, the rest are stored.
 	use(blocks []uint64, fresh int)
 
-	// shrink appends to gone what leaves to get down to capacity, a copy at a time.
+	// shrink evicts copies down to capacity and appends the blocks to gone.
 	shrink(capacity int, gone []uint64) []uint64
 
-	// held is every block that is held, once.
+	// held iterates over the held blocks, without duplicates.
 	held() iter.Seq[uint64]
 }
 
@@ -27,8 +27,8 @@ func newEngine(evict Evict, worker int) engine {
 	return &lruEngine{at: map[uint64]int32{}, links: []link{{}}}
 }
 
-// lruEngine keeps its blocks in a ring, least recently used first. links[0] is the ring's anchor; free places are
-// chained by next, from free on.
+// lruEngine keeps blocks in a ring, least recently used first. links[0] is the anchor of the ring. free is the head of
+// a free list that next links.
 type lruEngine struct {
 	at    map[uint64]int32
 	links []link
@@ -45,7 +45,7 @@ func (e *lruEngine) holds(block uint64) bool {
 	return ok
 }
 
-// use goes from the tail to the head, so that a tail leaves before its head.
+// use goes from the tail to the head, so a tail is evicted before the head.
 func (e *lruEngine) use(blocks []uint64, _ int) {
 	for i := len(blocks) - 1; i >= 0; i-- {
 		at, known := e.at[blocks[i]]
@@ -100,8 +100,8 @@ func (e *lruEngine) held() iter.Seq[uint64] {
 	}
 }
 
-// randomEngine lets any copy go with equal probability. The order of copies and the use of rng are part of what a
-// corpus is: another order gives other bytes.
+// randomEngine evicts any copy with equal probability. The order of copies and the use of rng are part of the format:
+// another order gives other bytes.
 type randomEngine struct {
 	rng    *rand.Rand
 	copies []uint64

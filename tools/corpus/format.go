@@ -6,11 +6,10 @@ import (
 	"fmt"
 )
 
-// ErrFormat is wrapped by every error of a reader that comes from what is in the file: it is no corpus, or a damaged
-// one.
-var ErrFormat = errors.New("not a sound corpus")
+// ErrFormat is wrapped by every error about the content of a file, which is not a corpus or is damaged.
+var ErrFormat = errors.New("not a valid corpus")
 
-// Kind is what an operation does. A disk constant: do not renumber.
+// Kind is the kind of an operation. The values are constants of the file format: do not renumber.
 type Kind uint8
 
 // The kinds of operations.
@@ -40,7 +39,7 @@ const (
 	flagParent = 1
 )
 
-// Header is what a corpus says of itself.
+// Header is the header of a corpus.
 type Header struct {
 	Workers   uint32
 	BlockSize uint32 // tokens
@@ -52,8 +51,8 @@ type Header struct {
 	QueryBlocks   uint64 // blocks in queries
 	StoreOps      uint64
 	RemoveOps     uint64
-	LiveAtEnd     uint64 // (worker, block) that are held when all is done: the holdings
-	DistinctAtEnd uint64 // different blocks among them
+	LiveAtEnd     uint64 // number of (worker, block) pairs after all operations: the holdings
+	DistinctAtEnd uint64 // number of different blocks in the holdings
 }
 
 func (h *Header) counts() [9]*uint64 {
@@ -71,7 +70,7 @@ func (h *Header) encode() []byte {
 	return b
 }
 
-// decodeHeader reads the header of a corpus that is size bytes long and checks that its counts make up that length.
+// decodeHeader reads the header of a corpus with size bytes and checks that the counts give this length.
 func decodeHeader(b []byte, size int64) (Header, error) {
 	var h Header
 	if len(b) < headerSize {
@@ -85,7 +84,7 @@ func decodeHeader(b []byte, size int64) (Header, error) {
 		*c = binary.LittleEndian.Uint64(b[16+8*i:])
 	}
 	for _, c := range []uint64{h.Ops, h.Stored, h.Removed, h.Queries, h.QueryBlocks, h.StoreOps, h.RemoveOps} {
-		if c > uint64(size)/8 { // no count can be, and what follows cannot overflow
+		if c > uint64(size)/8 { // an impossible count; the check prevents an overflow below
 			return h, fmt.Errorf("%w: the header counts %d of something in %d bytes", ErrFormat, c, size)
 		}
 	}

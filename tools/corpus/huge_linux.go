@@ -2,5 +2,5 @@ package corpus
 
 import "golang.org/x/sys/unix"
 
-// adviseHuge asks for huge pages. Where there are none, nothing is lost but time.
+// adviseHuge requests huge pages. Without huge pages the program is only slower.
 func adviseHuge(region []byte) { _ = unix.Madvise(region, unix.MADV_HUGEPAGE) }

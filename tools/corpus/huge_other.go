@@ -2,5 +2,5 @@
 
 package corpus
 
-// adviseHuge does nothing: there is no such advice here.
+// adviseHuge does nothing on this system.
 func adviseHuge([]byte) {}

@@ -10,17 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// array is n zero hashes outside of the Go heap, which the reader gives back when it is closed.
+// array returns n zero hashes outside of the Go heap. Close of the reader frees the memory.
 func array[T ~uint64](r *Reader, n uint64) ([]T, error) {
 	if n == 0 {
 		return nil, nil
 	}
 	if n > math.MaxInt/8 {
-		return nil, fmt.Errorf("take %d hashes: more than can be addressed", n)
+		return nil, fmt.Errorf("allocate %d hashes: larger than the address space", n)
 	}
 	b, err := unix.Mmap(-1, 0, int(n)*8, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
-		return nil, fmt.Errorf("take %d bytes: %w", n*8, err)
+		return nil, fmt.Errorf("allocate %d bytes: %w", n*8, err)
 	}
 	adviseHuge(b)
 	r.free = append(r.free, func() error { return unix.Munmap(b) })

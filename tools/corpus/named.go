@@ -1,14 +1,14 @@
 package corpus
 
-// Named is a corpus that people speak of by name. All but the flags is what the trace gives.
+// Named is a corpus with a common name. The options do not include the trace.
 type Named struct {
 	Name    string
 	Options Options
 	About   string
 }
 
-// TheNamed are the corpora by which indexes are compared. The first three flatter: they never remove a block that a
-// held block follows, and never store a held block again.
+// TheNamed returns the corpora for comparisons of indexes. The first three are easy: they never remove a block with a
+// held successor, and never store a held block again.
 func TheNamed() []Named {
 	with := func(change func(o *Options)) Options {
 		o := Defaults()
@@ -19,19 +19,19 @@ func TheNamed() []Named {
 		{"conv64", Defaults(), "64 workers with room for 60,000 blocks"},
 		{"conv256", with(func(o *Options) { o.Workers, o.Capacity = 256, 20000 }), "256 workers with room for 20,000"},
 		{"every256", with(func(o *Options) { o.Workers, o.Everyone, o.Requests, o.Capacity = 256, true, 40, 1000000 }),
-			"256 workers that all hold the same"},
+			"256 workers with equal blocks"},
 		{"holes64", with(func(o *Options) { o.Evict = Random }),
 			"blocks leave from anywhere, second copies are common"},
 		{"onlyholes64", with(func(o *Options) { o.Evict = Holes }), "blocks leave from anywhere, without second copies"},
-		{"private64", with(func(o *Options) { o.Names = Private }), "every worker has its own names"},
+		{"private64", with(func(o *Options) { o.Names = Private }), "every worker has different names"},
 		{"spread64", with(func(o *Options) { o.Names, o.Sticky = Private, 0 }),
-			"every worker has its own names, and requests go anywhere, so that many hold the same"},
+			"every worker has different names, and random routing gives many workers the same blocks"},
 	}
 }
 
-// right are the digests that a twin by definition gives for the named corpora, made from Mooncake's conversation trace
-// and from the generator's seed 0 with its default clump. What the header counts is as good as a name: private64 has
-// the counts of conv64, and the same answers.
+// right has the digests of a naive twin for the named corpora, from Mooncake's conversation trace and from the
+// generator's seed 0 with the default clump. The counts of the header identify a corpus. private64 has the counts and
+// the answers of conv64.
 var right = map[Header]Digest{
 	// conv64, private64
 	{64, 16, 281409, 6477149, 2637149, 12031, 9044013, 263984, 5394, 3840000, 3532936}:  0x4100b23a895c2f72,
@@ -56,9 +56,8 @@ var right = map[Header]Digest{
 	{64, 16, 281612, 8824259, 4984259, 12031, 9058725, 263036, 6545, 3840000, 2570213}: 0x92ef3fd432cfd8ae,
 }
 
-// Expected is the digest of right answers for a corpus with that header, if it is one of [TheNamed] from Mooncake's
-// conversation trace or from seed 0. An answer to a query counts every leading block of which copies stored exceed
-// copies removed.
+// Expected returns the correct digest for a corpus with header h, if the corpus is one of [TheNamed] from Mooncake's
+// conversation trace or from seed 0. A correct answer counts every leading block with more stored than removed copies.
 func Expected(h Header) (d Digest, known bool) {
 	d, known = right[h]
 	return d, known

@@ -18,23 +18,23 @@ type Names string
 const (
 	LRU    Evict = "lru"    // least recently used first, tails before heads: no holes
 	Random Evict = "random" // any copy of any block: holes and second copies
-	Holes  Evict = "holes"  // any block; blocks behind a hole are kept, so that there are no second copies
+	Holes  Evict = "holes"  // any block, but blocks behind a hole stay, so no second copies exist
 
-	Shared  Names = "shared"  // a block has one engine hash on all workers
-	Private Names = "private" // each worker has its own, as engines with a random hash seed
+	Shared  Names = "shared"  // a block has the same engine hash on all workers
+	Private Names = "private" // every worker has different hashes, as engines with a random hash seed
 )
 
-// Options say what fleet serves the trace, and how. Start from [Defaults].
+// Options configures the fleet and the trace. Start with [Defaults].
 type Options struct {
-	Workers   int   // that share the requests. Default 64
-	Capacity  int   // blocks that one worker holds before it evicts. Default 60,000
+	Workers   int   // sharing the requests. Default 64
+	Capacity  int   // capacity of a worker in blocks. Default 60,000
 	BlockSize int   // tokens per block; divides 512. Default 16
-	Requests  int   // use only the first ones of the trace; 0: all. Default 0
-	Repeat    int   // serve the trace so many times, each time with other contents. Default 1
-	Everyone  bool  // every worker serves every request, so that all hold all blocks. Default false
+	Requests  int   // number of requests from the trace; 0: all. Default 0
+	Repeat    int   // number of passes over the trace, with different contents. Default 1
+	Everyone  bool  // every worker serves every request, so all workers hold all blocks. Default false
 	Evict     Evict // default LRU
 	Names     Names // default Shared
-	// share of requests sent to the worker that last served their longest beginning, 0 to 1. Default 0.8
+	// share of requests sent to the last worker of the longest prefix, 0 to 1. Default 0.8
 	Sticky float64
 }
 
@@ -43,7 +43,7 @@ func Defaults() Options {
 	return Options{Workers: 64, Capacity: 60000, BlockSize: 16, Repeat: 1, Evict: LRU, Names: Shared, Sticky: 0.8}
 }
 
-// Validate gathers all that is wrong with the options.
+// Validate returns all faults of the options.
 func (o Options) Validate() error {
 	var wrong []error
 	complain := func(bad bool, format string, args ...any) {

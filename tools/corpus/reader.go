@@ -12,21 +12,20 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Op is one operation. Its slices belong to the [Reader] and must not be changed.
+// Op is an operation. The slices belong to the [Reader] and must not be changed.
 type Op struct {
 	Kind      Kind
-	HasParent bool // of a store: its first block follows Parent
+	HasParent bool // of a store: the first block follows Parent
 	Worker    uint32
 	Parent    events.BlockHash
 	Blocks    []events.BlockHash // store, remove
 	Locals    []events.LocalHash // store, query
 }
 
-// Reader is a corpus in memory: an array of operations, one of engine hashes and two of local hashes, the stores' and
-// the queries'. The arrays of hashes lie outside of the Go heap, so that they neither cost the garbage collector
-// anything nor let it run more rarely than it would with the index alone. They lie in huge pages where the system has
-// them: a program that asks has just computed its hashes, and waits for no page's address; and tools/peers' programs,
-// which are measured beside it, have theirs in the same way.
+// Reader is a corpus in memory: an array of operations, an array of engine hashes, and two arrays of local hashes for
+// stores and queries. The arrays of hashes are outside of the Go heap, so they do not change the cost and the frequency
+// of garbage collections. They use huge pages if available. A real caller has just computed the hashes and does not
+// wait for page tables. The programs of tools/peers for comparison use huge pages in the same way.
 type Reader struct {
 	header  Header
 	ops     []place
@@ -36,7 +35,7 @@ type Reader struct {
 	free    []func() error
 }
 
-// place is an operation and where its hashes are.
+// place is an operation with the position of its hashes.
 type place struct {
 	kind      Kind
 	hasParent bool
@@ -47,7 +46,7 @@ type place struct {
 	locals    uint64 // store: locals[locals:][:n]; query: prompts[locals:][:n]
 }
 
-// Open reads a corpus file whole. An error that comes from what is in it wraps [ErrFormat] and says where.
+// Open reads a whole corpus file. An error about the content wraps [ErrFormat] and states the position.
 func Open(path string) (*Reader, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -65,10 +64,10 @@ func Open(path string) (*Reader, error) {
 	return r, nil
 }
 
-// Read reads a corpus of size bytes. It takes memory only for what can be in so many bytes.
+// Read reads a corpus of size bytes. The allocated memory is proportional to size.
 func Read(from io.Reader, size int64) (*Reader, error) {
 	in := &input{r: bufio.NewReaderSize(from, 1<<20), left: size}
-	head, err := in.take(int(min(headerSize, max(size, 0))))
+	head, err := in.read(int(min(headerSize, max(size, 0))))
 	if err != nil {
 		return nil, err
 	}
@@ -107,9 +106,9 @@ func (r *Reader) read(in *input) error {
 	return nil
 }
 
-// readOp reads one operation and adds it to what was seen.
+// readOp reads an operation and adds it to the counts in seen.
 func (r *Reader) readOp(in *input, seen *Header) error {
-	b, err := in.take(opSize)
+	b, err := in.read(opSize)
 	if err != nil {
 		return err
 	}
@@ -133,13 +132,13 @@ func (r *Reader) readOp(in *input, seen *Header) error {
 	case Store:
 		seen.StoreOps++
 		if seen.Stored += n; seen.Stored > r.header.Stored {
-			return fmt.Errorf("%w: %d blocks, beyond the %d stored ones of the header", ErrFormat, n, r.header.Stored)
+			return fmt.Errorf("%w: %d blocks, beyond the %d stored blocks of the header", ErrFormat, n, r.header.Stored)
 		}
 		err = r.readStore(in, &p)
 	case Remove:
 		seen.RemoveOps++
 		if seen.Removed += n; seen.Removed > r.header.Removed {
-			return fmt.Errorf("%w: %d blocks, beyond the %d removed ones of the header", ErrFormat, n, r.header.Removed)
+			return fmt.Errorf("%w: %d blocks, beyond the %d removed blocks of the header", ErrFormat, n, r.header.Removed)
 		}
 		err = each(in, 8, p.n, func(i uint64, b []byte) {
 			r.blocks[p.blocks+i] = events.BlockHash(binary.LittleEndian.Uint64(b))
@@ -148,7 +147,7 @@ func (r *Reader) readOp(in *input, seen *Header) error {
 		seen.Queries++
 		p.locals = seen.QueryBlocks
 		if seen.QueryBlocks += n; seen.QueryBlocks > r.header.QueryBlocks {
-			return fmt.Errorf("%w: %d blocks, beyond the %d queried ones of the header", ErrFormat, n,
+			return fmt.Errorf("%w: %d blocks, beyond the %d queried blocks of the header", ErrFormat, n,
 				r.header.QueryBlocks)
 		}
 		err = each(in, 8, p.n, func(i uint64, b []byte) {
@@ -165,12 +164,12 @@ func (r *Reader) readOp(in *input, seen *Header) error {
 }
 
 func (r *Reader) readStore(in *input, p *place) error {
-	b, err := in.take(8)
+	b, err := in.read(8)
 	if err != nil {
 		return err
 	}
 	if p.parent = events.BlockHash(binary.LittleEndian.Uint64(b)); p.parent != 0 && !p.hasParent {
-		return fmt.Errorf("%w: parent %#x without its flag", ErrFormat, p.parent)
+		return fmt.Errorf("%w: parent %#x without the flag", ErrFormat, p.parent)
 	}
 	return each(in, 16, p.n, func(i uint64, b []byte) {
 		r.blocks[p.blocks+i] = events.BlockHash(binary.LittleEndian.Uint64(b))
@@ -178,14 +177,14 @@ func (r *Reader) readStore(in *input, p *place) error {
 	})
 }
 
-// input is what is left of a file.
+// input is the unread rest of a file.
 type input struct {
 	r    *bufio.Reader
 	left int64
 }
 
-// take reads n bytes, few enough for the buffer. They are valid until the next call.
-func (in *input) take(n int) ([]byte, error) {
+// read reads n bytes. n must not exceed the buffer. The result is valid until the next call.
+func (in *input) read(n int) ([]byte, error) {
 	if int64(n) > in.left {
 		return nil, fmt.Errorf("%w: ends %d bytes too early", ErrFormat, int64(n)-in.left)
 	}
@@ -201,11 +200,11 @@ func (in *input) take(n int) ([]byte, error) {
 	return b, nil
 }
 
-// each reads n records of that width.
+// each reads n records of the given width.
 func each(in *input, width int, n uint32, record func(i uint64, b []byte)) error {
 	const most = 4096 // records at a time
 	for i := uint64(0); i < uint64(n); {
-		b, err := in.take(width * int(min(most, uint64(n)-i)))
+		b, err := in.read(width * int(min(most, uint64(n)-i)))
 		if err != nil {
 			return err
 		}
@@ -217,13 +216,13 @@ func each(in *input, width int, n uint32, record func(i uint64, b []byte)) error
 	return nil
 }
 
-// Header is what the corpus says of itself. Its counts of operations and blocks are true.
+// Header returns the header of the corpus. Open has checked the counts of operations and blocks.
 func (r *Reader) Header() Header { return r.header }
 
 // Len is how many operations there are.
 func (r *Reader) Len() int { return len(r.ops) }
 
-// Op is the operation with that number, from 0. It allocates nothing.
+// Op returns operation i, from 0. It does not allocate.
 func (r *Reader) Op(i int) Op {
 	p := &r.ops[i]
 	op := Op{Kind: p.kind, HasParent: p.hasParent, Worker: p.worker, Parent: p.parent}
@@ -238,7 +237,7 @@ func (r *Reader) Op(i int) Op {
 	return op
 }
 
-// Ops is every operation in the order of the file, with its number.
+// Ops iterates over all operations in the order of the file, with the number.
 func (r *Reader) Ops() iter.Seq2[int, Op] {
 	return func(yield func(int, Op) bool) {
 		for i := range r.ops {
@@ -249,7 +248,7 @@ func (r *Reader) Ops() iter.Seq2[int, Op] {
 	}
 }
 
-// Close gives the memory back. No operation may be in use, nor be asked for, any more. It is harmless the second time.
+// Close frees the memory. No operation may be in use during and after Close. A second call is harmless.
 func (r *Reader) Close() error {
 	var wrong error
 	for _, free := range r.free {

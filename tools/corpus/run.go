@@ -11,22 +11,22 @@ import (
 	"github.com/kvatlas/kvatlas/tools/trace"
 )
 
-// Job is one corpus file to make.
+// Job describes a corpus file to make.
 type Job struct {
 	Options
 
 	// Trace is a file in Mooncake's format. Empty: the trace is generated.
 	Trace string
 
-	// Seed and Clump are those of [trace.Options], for a generated trace of Options.Requests requests.
+	// Seed and Clump are the fields of [trace.Options] for a generated trace with Options.Requests requests.
 	Seed  uint64
 	Clump int
 
-	// Out is the file to make. It appears when it is complete, and replaces what was there.
+	// Out is the path of the file. A complete file replaces an earlier file at the end.
 	Out string
 }
 
-// Run makes a corpus file and tells people on progress what it does and has done.
+// Run makes a corpus file and writes progress messages.
 func Run(ctx context.Context, job Job, progress io.Writer) (Header, error) {
 	if err := job.Validate(); err != nil {
 		return Header{}, fmt.Errorf("make corpus: %w", err)
@@ -58,12 +58,12 @@ func (job *Job) requests() (reqs []trace.Request, from string, err error) {
 		return nil, "", fmt.Errorf("make corpus: %w", err)
 	}
 	if len(reqs) == 0 {
-		return nil, "", fmt.Errorf("make corpus: %s: %w in it", job.Trace, trace.ErrFormat)
+		return nil, "", fmt.Errorf("make corpus: %s: %w", job.Trace, trace.ErrFormat)
 	}
 	return reqs, job.Trace, nil
 }
 
-// writeFile makes the file under another name first, so that half a corpus is never taken for one.
+// writeFile writes a temporary file first and renames the complete file, so a partial corpus never has the final name.
 func writeFile(ctx context.Context, o Options, reqs []trace.Request, path string) (h Header, err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.part")
 	if err != nil {

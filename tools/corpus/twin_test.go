@@ -2,8 +2,8 @@ package corpus
 
 import "github.com/kvatlas/kvatlas/pkg/events"
 
-// twin answers a corpus's queries by definition: a block is the local hashes from the prompt's start up to it, and a
-// worker holds it while copies stored exceed copies removed.
+// twin is a naive index. A path is the sequence of local hashes from the start of the prompt to a block. A worker holds
+// a block while the stored copies outnumber the removed copies.
 type twin struct {
 	workers []map[uint64]int              // path → copies
 	paths   []map[events.BlockHash]uint64 // name → path, per worker
@@ -18,7 +18,7 @@ func newTwin(workers uint32) *twin {
 	return t
 }
 
-// extend is the path that goes on from another one; 64 bits of a chained hash stand for it.
+// extend returns the path with another block. A chained 64-bit hash represents the path.
 func extend(path uint64, local events.LocalHash) uint64 { return Mix(path*3 + Mix(uint64(local))) }
 
 func (t *twin) apply(op Op) (unknown int) {
@@ -62,7 +62,7 @@ func (t *twin) depths(locals []events.LocalHash) []int {
 	return depths
 }
 
-// play runs a whole corpus: its digest, and the operations, blocks and holdings as the header counts them.
+// play runs a whole corpus and returns the digest and the counts of the header.
 func play(r *Reader) (d Digest, h Header, unknown int) {
 	h = Header{Workers: r.Header().Workers, BlockSize: r.Header().BlockSize}
 	t := newTwin(h.Workers)

@@ -11,8 +11,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/trace"
 )
 
-// Write serves the requests with the fleet of the options and writes the corpus to w, which must be empty; the header,
-// whose counts are known last, is written twice. It ends early with the context's error.
+// Write serves the requests with the fleet of the options and writes the corpus to w. w must be empty. The header is
+// written again at the end with the final counts. The end of ctx stops Write with the error of ctx.
 func Write(ctx context.Context, o Options, reqs []trace.Request, w io.WriteSeeker) (Header, error) {
 	if err := o.Validate(); err != nil {
 		return Header{}, fmt.Errorf("make corpus: %w", err)
@@ -47,14 +47,13 @@ func Write(ctx context.Context, o Options, reqs []trace.Request, w io.WriteSeeke
 	return out.header, nil
 }
 
-// fleet is the workers and the router before them. Everything random in it is drawn in an order that is part of what a
-// corpus is.
+// fleet is the workers with the router. The order of random numbers is part of the format.
 type fleet struct {
 	o       Options
 	out     *output
 	engines []engine
 	rng     *rand.Rand
-	served  map[uint64]uint32 // block that ends 512 tokens of a prompt → worker that last served it
+	served  map[uint64]uint32 // maps the block at every 512th token of a prompt to the last worker
 	all     []uint32          // every worker
 
 	blocks, locals, gone, added []uint64 // of the request in hand
@@ -69,7 +68,7 @@ func newFleet(o Options, out *output) *fleet {
 	return f
 }
 
-// serve asks the router's query, chooses who serves the request, and lets them.
+// serve writes the router's query, chooses the workers for the request, and serves the request.
 func (f *fleet) serve(r trace.Request, number int, salt uint64) {
 	prompt := f.hash(r, number, salt)
 	f.out.query(f.locals[:prompt])
@@ -86,8 +85,8 @@ func (f *fleet) serve(r trace.Request, number int, salt uint64) {
 	}
 }
 
-// hash fills in local hashes and the shared names of a request's full blocks, the prompt's and then the answer's, and
-// returns how many the prompt has.
+// hash computes the local hashes and shared names of a request's full blocks, the prompt before the answer. It returns
+// the number of blocks of the prompt.
 func (f *fleet) hash(r trace.Request, number int, salt uint64) (prompt int) {
 	const engineSeed, answerSeed = 0x656e67696e65, 0x616e73776572 // "engine", "answer"
 	per := trace.BlockTokens / f.o.BlockSize
@@ -108,8 +107,8 @@ func (f *fleet) hash(r trace.Request, number int, salt uint64) (prompt int) {
 	return prompt
 }
 
-// route is any worker, or the one that last served the prompt's longest beginning of whole 512 tokens. The first 512
-// tokens alone attract nobody: all prompts of a trace may share them.
+// route returns a random worker, or the last worker of the prompt's longest prefix of whole 512-token parts. The first
+// 512 tokens do not count, because all prompts of a trace may share them.
 func (f *fleet) route(prompt int) uint32 {
 	anyone := f.rng.Uint32N(uint32(f.o.Workers))
 	if f.o.Everyone || f.rng.Float64() >= f.o.Sticky {
@@ -124,7 +123,7 @@ func (f *fleet) route(prompt int) uint32 {
 	return anyone
 }
 
-// compute lets one worker serve the request in hand.
+// compute serves the current request on a worker.
 func (f *fleet) compute(worker uint32, prompt int) {
 	e := f.engines[worker]
 	fresh := 0
@@ -146,7 +145,7 @@ func (f *fleet) compute(worker uint32, prompt int) {
 	f.out.remove(worker, f.gone)
 }
 
-// fill lets a worker compute the blocks that it lacks, and only these: it stores no block that it holds.
+// fill computes the missing blocks on a worker. It stores no held block.
 func (f *fleet) fill(worker uint32, prompt, fresh int) {
 	e := f.engines[worker]
 	f.added = f.added[:0]
@@ -180,14 +179,14 @@ func (f *fleet) count() {
 	h.DistinctAtEnd = uint64(len(distinct))
 }
 
-// output writes operations and counts them. An error of the writer shows when it is flushed.
+// output writes operations and counts them. flush returns errors of the writer.
 type output struct {
 	w       *bufio.Writer
 	header  Header
 	private bool
 }
 
-// name is what a worker calls a block.
+// name returns a worker's name of a block.
 func (out *output) name(worker uint32, block uint64) uint64 {
 	if out.private {
 		return Mix(block ^ (uint64(worker)+1)*0xd6e8feb86659fd93)
@@ -220,7 +219,7 @@ func (out *output) query(locals []uint64) {
 	out.header.QueryBlocks += uint64(len(locals))
 }
 
-// store writes that a worker stored the blocks from first up to end.
+// store writes a store operation of a worker with the blocks from first up to end.
 func (out *output) store(worker uint32, blocks, locals []uint64, first, end int) {
 	flags, parent := byte(0), uint64(0)
 	if first > 0 {

@@ -1,5 +1,5 @@
-// Command dashboard writes deploy/grafana/kvatlas.json, a dashboard for Grafana 10 and later. Its queries are in
-// panels.go.
+// Command dashboard writes deploy/grafana/kvatlas.json, a dashboard for Grafana 10 and later. panels.go has the
+// queries.
 //
 //	go generate ./tools/dashboard
 package main
@@ -29,7 +29,7 @@ type object = map[string]any
 // columns is the width of Grafana's grid.
 const columns = 24
 
-// source is the data source that the dashboard's reader chooses.
+// source is the data source that the user selects in the dashboard.
 var source = object{"type": "prometheus", "uid": "${datasource}"}
 
 // dashboard is the file.
@@ -57,7 +57,7 @@ func dashboard() []byte {
 	err := e.Encode(object{
 		"title": "kvatlas", "uid": "kvatlas", "tags": []string{"kvatlas"}, "schemaVersion": 39, "editable": true,
 		"refresh": "30s", "time": object{"from": "now-1h", "to": "now"}, "graphTooltip": 1,
-		"description": "Which worker holds how much of a prompt's prefix: hit rates, requests, cluster, log, engines.",
+		"description": "Prefix-cache index of a fleet: hit rates, requests, cluster, log, engines.",
 		"templating": object{"list": []object{
 			{"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"},
 			{"name": "model", "type": "query", "label": "Model", "datasource": source, "query": object{"query": models,
@@ -67,7 +67,7 @@ func dashboard() []byte {
 		"panels": panels,
 	})
 	if err != nil {
-		panic(err) // of values that are all ours
+		panic(err) // all values can be encoded
 	}
 	return text.Bytes()
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Command is indexer demo: it runs the demonstration and prints its table.
+// Command returns indexer demo, which runs the demonstration and prints a table.
 func Command() *cobra.Command {
 	var (
 		traceFile string
@@ -26,20 +26,20 @@ func Command() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Show it all at work: engines, shims, indexer, a crash in the middle",
-		Long: `Show the product at work on this machine, with nothing else installed: simulated engines with real ZeroMQ sockets that
-announce what vLLM announces, a shim for each, and an indexer in a process of its own on a NATS server with file
-storage. A request trace is served; for each request the indexer is asked who holds the longest prefix, the answer is
-compared with a naive twin's, and that worker serves it. Half-way the indexer's process is killed and started again.
+		Short: "Demonstrate engines, shims and an indexer, with a crash in the middle",
+		Long: `Demonstrate the product on this machine without further software. Simulated engines with real ZeroMQ sockets announce
+events as vLLM does. Every engine has a shim. The indexer runs in a separate process on a NATS server with file
+storage. The demonstration serves a request trace. For every request, it queries the indexer for the longest prefix,
+compares the answer with a naive twin, and serves the request on the best worker. In the middle of the trace, the
+indexer is killed and restarted.
 
-With --l3 the engines share a store, to which goes what they evict: a built-in Mooncake master, or, with --l3-python,
-a real one and a real client. Answers then say what of a prompt lies there and what each worker would load of it, by
-the rules of SGLang's HiCache, and are compared in that, too.
+With --l3 the engines put evicted blocks into a shared store: a built-in Mooncake master or, with --l3-python, a real
+master with a real client. The answers then include the blocks in the store and the blocks that a worker would load by
+the rules of SGLang's HiCache. The demonstration compares them too.
 
-What it is doing stands on standard error from the first moment on, in one line that changes or, where that is no
-terminal, in a line every two seconds.
+Standard error shows the progress: a changing line on a terminal, otherwise a line every two seconds.
 
-Exit status 0 only if every answer was the twin's and no event is missing.`,
+The exit status is 0 only if every answer was equal to the twin's and no event is missing.`,
 		Example: `  indexer demo
   indexer demo --trace conversation_trace.jsonl --requests 500 --json`,
 		Args: cobra.NoArgs,
@@ -50,14 +50,14 @@ Exit status 0 only if every answer was the twin's and no event is missing.`,
 	f.IntVar(&requests, "requests", 1000, "how many requests to serve")
 	f.IntVar(&cfg.Engines, "engines", 8, "simulated engines")
 	f.IntVar(&cfg.BlockSize, "block-size", 16, "tokens in a block; divides 512")
-	f.IntVar(&cfg.Capacity, "capacity", 10_000, "blocks that one engine holds")
+	f.IntVar(&cfg.Capacity, "capacity", 10_000, "capacity of an engine in blocks")
 	f.Uint64Var(&cfg.Seed, "seed", 1, "seed of the generated trace and of the random routing")
 	f.BoolVar(&l3, "l3", false, "the engines share a store of evicted blocks")
 	f.StringVar(&l3Config.Python, "l3-python", "",
 		"with --l3: a Python interpreter with the package mooncake-transfer-engine, for a real Mooncake master and client")
 	f.DurationVar(&l3Config.Timeout, "l3-limit", 0,
-		"with --l3: how long an answer waits for the store (default: as long as it takes)")
-	f.BoolVar(&asJSON, "json", false, "print the result as one JSON object, and no progress")
+		"with --l3: longest wait of an answer for the store (default: no limit)")
+	f.BoolVar(&asJSON, "json", false, "print the result as a JSON object, without progress")
 	f.BoolVar(&quiet, "quiet", false, "print no progress")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var errs []error
@@ -77,7 +77,7 @@ Exit status 0 only if every answer was the twin's and no event is missing.`,
 		case l3:
 			cfg.L3 = &l3Config
 		case l3Config != L3Config{}:
-			errs = append(errs, errors.New("--l3-python and --l3-limit say nothing without --l3"))
+			errs = append(errs, errors.New("--l3-python and --l3-limit need --l3"))
 		}
 		if err := errors.Join(errs...); err != nil {
 			return cli.UsageErrorf("%w", err)
@@ -133,8 +133,8 @@ func isTerminal(f *os.File) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// progress shows what the demonstration does: on a terminal in a line that changes, else in lines, one for each stage
-// and one every two seconds.
+// progress prints the progress of the demonstration: on a terminal as a changing line, otherwise as a line for every
+// stage and every two seconds.
 func progress(w io.Writer, terminal bool) func(Progress) {
 	every, before, after := 2*time.Second, "", "\n"
 	if terminal {
@@ -152,7 +152,8 @@ func progress(w io.Writer, terminal bool) func(Progress) {
 	}
 }
 
-// hitRate is the share of prompts' blocks that their worker held, and the work of the busiest worker over the mean.
+// hitRate formats the share of prompt blocks held by the chosen worker, and the work of the busiest worker over the
+// mean.
 func hitRate(rate, imbalance float64) string {
 	return fmt.Sprintf("%.1f%%, %.2f x the mean", 100*rate, imbalance)
 }

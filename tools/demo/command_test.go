@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestProgress: the first thing that is told is shown at once, and each new stage; what changes within one is not,
-// until some time has passed.
+// TestProgress checks that the first report and every new stage are printed at once. Changes within a stage are printed
+// after an interval.
 func TestProgress(t *testing.T) {
 	for _, terminal := range []bool{false, true} {
 		var out strings.Builder

@@ -1,9 +1,9 @@
-// Package demo shows the product at work on real parts: simulated engines with real ZeroMQ sockets, a shim for each,
-// and an indexer in a process of its own, on a NATS server with file storage, that is killed half-way.
+// Package demo demonstrates the product with real parts: simulated engines with real ZeroMQ sockets, a shim for every
+// engine, and an indexer in a separate process on a NATS server with file storage. The indexer is killed in the middle.
 //
-// It serves a trace of requests. For each it asks the indexer who holds the longest prefix, compares the answer with
-// the naive twin's, which the engines themselves tell the truth, and has that worker serve the request. At the end it
-// counts: every event that an engine announced must be in the index, and every answer must have been the twin's.
+// The demonstration serves a trace of requests. For every request, it queries the indexer for the longest prefix,
+// compares the answer with a naive twin, and serves the request on the best worker. The engines report their events to
+// the twin. At the end, the index must contain every announced event, and every answer must be equal to the twin's.
 package demo
 
 import (
@@ -24,18 +24,18 @@ import (
 	"github.com/kvatlas/kvatlas/tools/trace"
 )
 
-// Config says what is shown. All fields are needed but L3.
+// Config configures a demonstration. All fields except L3 are required.
 type Config struct {
 	Requests  []trace.Request
 	Engines   int
 	BlockSize int    // tokens; divides trace.BlockTokens
-	Capacity  int    // blocks of one engine
-	Seed      uint64 // of the random routing that ours is compared with
+	Capacity  int    // blocks of an engine
+	Seed      uint64 // of the random routing for comparison
 	Program   string // the indexer's executable
 
 	L3 *L3Config // nil: the engines share no store
 
-	Progress func(Progress) // told now and then; may be nil
+	Progress func(Progress) // called with the progress; nil disables the call
 }
 
 // Progress is how far the demonstration has come.
@@ -45,11 +45,11 @@ type Progress struct {
 	Of       int
 	Blocks   uint64 // announced
 	Hits     float64
-	Equal    int // answers that were the twin's
+	Equal    int // answers equal to the twin's
 	Checked  int
 }
 
-// Result is what came of it.
+// Result is the result of a demonstration.
 type Result struct {
 	Requests        int     `json:"requests"`
 	BlocksAnnounced uint64  `json:"blocks_announced"` // in stored events, by the engines
@@ -57,11 +57,11 @@ type Result struct {
 	BlocksPerS      float64 `json:"blocks_per_s"`     // applied, over the time in which requests were served
 	HitRate         float64 `json:"hit_rate"`         // share of the prompts' blocks that their worker held
 
-	// The same with workers chosen at random, and with the worker chosen that has the least under way.
+	// The same figure for random workers, and for the workers with the least load.
 	HitRateRandom    float64 `json:"hit_rate_random"`
 	HitRateLeastLoad float64 `json:"hit_rate_least_load"`
 
-	// Imbalance is the blocks that the busiest worker computed over the mean.
+	// Imbalance is the number of computed blocks of the busiest worker over the mean.
 	Imbalance          float64 `json:"imbalance"`
 	ImbalanceRandom    float64 `json:"imbalance_random"`
 	ImbalanceLeastLoad float64 `json:"imbalance_least_load"`
@@ -79,7 +79,7 @@ type Result struct {
 	AnswersEqual    int     `json:"answers_equal"`
 	Seconds         float64 `json:"seconds"`
 
-	// only with a shared store; then the answers that were checked say what it holds, too
+	// only with a shared store; the checked answers then include the store
 	L3 *L3Result `json:"l3,omitempty"`
 
 	FirstDifference string `json:"first_difference,omitempty"` // between an answer and the twin's
@@ -94,10 +94,10 @@ func (r *Result) Good() bool {
 const (
 	model     = "demo"
 	namespace = "default"
-	patience  = 4 * time.Minute // for anything that the demonstration waits for
+	patience  = 4 * time.Minute // longest wait for any step of the demonstration
 )
 
-// show is one demonstration.
+// show is the state of a demonstration.
 type show struct {
 	cfg     Config
 	dir     string
@@ -111,7 +111,7 @@ type show struct {
 
 	result   Result
 	took     []time.Duration // of the queries
-	without  []time.Duration // of the same queries, if they do not ask for the shared store
+	without  []time.Duration // latencies of the same queries without the shared store
 	choosing []time.Duration
 	ours     tally
 	open     []string // requests under way, oldest first
@@ -123,7 +123,7 @@ type show struct {
 	names    []events.BlockHash
 }
 
-// Run shows it all. The result is good if Good says so; an error means that it could not be shown to the end.
+// Run runs the demonstration. Result.Good reports success. An error means that the demonstration could not finish.
 func Run(ctx context.Context, cfg Config) (*Result, error) {
 	begun := time.Now()
 	dir, err := os.MkdirTemp("", "kvatlas-demo-")
@@ -182,7 +182,7 @@ func (s *show) raise(ctx context.Context) (err error) {
 		if s.l3, config, err = startL3(s.cfg, s.dir); err != nil {
 			return err
 		}
-		// The twin says what is in the store at this moment: nothing is remembered of it.
+		// The twin has the current content of the store, so the indexer must not cache answers of the store.
 		s.indexer.more = []string{"--l3-config", config, "--l3-timeout", cmp.Or(s.cfg.L3.Timeout, time.Minute).String(),
 			"--l3-hit-life", "1ns", "--l3-miss-life", "1ns"}
 	}
@@ -208,11 +208,11 @@ func (s *show) raise(ctx context.Context) (err error) {
 		s.workers = append(s.workers, w)
 	}
 	for _, w := range s.workers {
-		if err := w.waitHeard(ctx); err != nil {
+		if err := w.waitSubscribed(ctx); err != nil {
 			return err
 		}
 		r := &api.WorkerRegistration{Instance: w.key.Instance, Model: model, BlockSize: uint32(s.cfg.BlockSize)}
-		r.Events = api.EventsNone // none but those that its shim publishes, which holds no lease here
+		r.Events = api.EventsNone // the worker has only the events of its shim, which has no lease here
 		if _, err := s.client.RegisterWorker(ctx, r); err != nil {
 			return fmt.Errorf("register %s: %w", w.key, err)
 		}
@@ -255,7 +255,7 @@ func (s *show) waitReady(ctx context.Context) error {
 	}
 }
 
-// serve asks for one request, checks the answer, and has the best worker serve it.
+// serve sends a query for a request, checks the answer, and serves the request on the best worker.
 func (s *show) serve(ctx context.Context, i int, r trace.Request) error {
 	begun := time.Now()
 	w, err := s.route(ctx, i, r)
@@ -268,16 +268,15 @@ func (s *show) serve(ctx context.Context, i int, r trace.Request) error {
 	return err
 }
 
-// serveBy has a worker serve the request; what it evicts goes to the shared store.
+// serveBy serves the request on a worker. Evicted blocks go to the shared store.
 func (s *show) serveBy(w *worker) error {
 	if err := w.serve(s.tokens, s.answer); err != nil || s.l3 == nil {
 		return err
 	}
-	return s.l3.take(w.takeEvicted())
+	return s.l3.put(w.takeEvicted())
 }
 
-// serveThroughCrash kills the indexer, its NATS server with it, between an answer and the events that follow from it,
-// and starts it again.
+// serveThroughCrash kills the indexer with the NATS server between an answer and the following events, and restarts it.
 func (s *show) serveThroughCrash(ctx context.Context, i int, r trace.Request) error {
 	w, err := s.route(ctx, i, r)
 	if err != nil {
@@ -287,7 +286,7 @@ func (s *show) serveThroughCrash(ctx context.Context, i int, r trace.Request) er
 	if err := s.indexer.kill(); err != nil {
 		return err
 	}
-	if err := s.serveBy(w); err != nil { // announced to nobody but the shim
+	if err := s.serveBy(w); err != nil { // only the shim gets the events
 		return err
 	}
 	s.result.Requests++
@@ -304,7 +303,7 @@ func (s *show) serveThroughCrash(ctx context.Context, i int, r trace.Request) er
 	return nil
 }
 
-// route asks the indexer who holds what, which is checked, and which worker should serve, where the request is booked.
+// route queries the indexer, checks the answer, and books the request on the selected worker.
 func (s *show) route(ctx context.Context, i int, r trace.Request) (*worker, error) {
 	s.tokens = r.PromptTokens(s.tokens[:0], s.cfg.BlockSize)
 	s.answer = r.OutputTokens(s.answer[:0], i)
@@ -351,7 +350,7 @@ func (s *show) route(ctx context.Context, i int, r trace.Request) (*worker, erro
 	}
 	at := slices.IndexFunc(s.workers, func(w *worker) bool { return w.key.Instance == choice.Worker })
 	if at < 0 {
-		return nil, fmt.Errorf("request %d: worker %q was chosen, which is none", i, choice.Worker)
+		return nil, fmt.Errorf("request %d: the unknown worker %q was chosen", i, choice.Worker)
 	}
 	best, blocks, output := s.workers[at], len(s.locals), len(s.answer)/s.cfg.BlockSize
 	s.asked += blocks
@@ -367,8 +366,8 @@ func (s *show) route(ctx context.Context, i int, r trace.Request) (*worker, erro
 	return best, s.end(ctx, fmt.Sprint(i))
 }
 
-// end says that the prefill of a request is complete, and that the one that came so many before it has ended. The
-// indexer's process that was killed took its bookings along.
+// end reports the end of a request's prefill, and the end of an earlier request. A killed indexer process loses its
+// bookings.
 func (s *show) end(ctx context.Context, id string) error {
 	if err := s.client.PrefillComplete(ctx, model, id); err != nil {
 		return err
@@ -384,8 +383,7 @@ func (s *show) end(ctx context.Context, id string) error {
 	return err
 }
 
-// settle waits until all that the engines have announced is applied, so that the index and the twin speak of the same
-// moment.
+// settle waits until all announced events are applied, so the index and the twin have the same state.
 func (s *show) settle(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -401,7 +399,7 @@ func (s *show) settle(ctx context.Context) error {
 	return err
 }
 
-// check compares an answer with what the twins say.
+// check compares an answer with the twins.
 func (s *show) check(i int, answer *api.Answer) {
 	s.result.AnswersChecked++
 	differs := func(format string, args ...any) {
@@ -426,13 +424,13 @@ func (s *show) check(i int, answer *api.Answer) {
 			}
 		}
 		if (want != [events.NumTiers]uint32{got.Device, got.Host, got.Disk, got.External}) || !answer.Complete {
-			differs("worker %s: the index says %+v (complete: %v), the twin %v", w.key, got, answer.Complete, want)
+			differs("worker %s: the index has %+v (complete: %v), the twin has %v", w.key, got, answer.Complete, want)
 			return
 		}
 		if s.l3 != nil {
-			// one that came too late for some of it may say less
+			// a late answer of the store may be smaller
 			if load := s.l3.load(there, got.Total()); load != got.L3 && (answer.L3.Status == api.L3OK || load < got.L3) {
-				differs("worker %s: it would load %d blocks, the index says %d (%s)", w.key, load, got.L3, got.L3Stop)
+				differs("worker %s: the worker would load %d blocks, the index has %d (%s)", w.key, load, got.L3, got.L3Stop)
 				return
 			}
 		}
@@ -449,7 +447,7 @@ func depthOf(answer *api.Answer, key events.RankKey) uint32 {
 	return 0
 }
 
-// l3Of is what a rank would load from the shared store.
+// l3Of returns the number of blocks that a rank would load from the shared store.
 func l3Of(answer *api.Answer, key events.RankKey) int {
 	for _, o := range answer.Workers {
 		if o.Instance == key.Instance && o.Rank == key.Rank {
@@ -459,7 +457,7 @@ func l3Of(answer *api.Answer, key events.RankKey) int {
 	return 0
 }
 
-// count finds out what the index has of what was announced.
+// count compares the index with the announced events.
 func (s *show) count(ctx context.Context) error {
 	s.tell("counting", len(s.cfg.Requests))
 	if err := s.settle(ctx); err != nil {
@@ -487,7 +485,7 @@ func (s *show) count(ctx context.Context) error {
 		for _, k := range known.Workers {
 			if k.Instance == w.key.Instance {
 				r.BlocksApplied += k.Stored
-				lost -= min(lost, uint64(k.LastEvent)-1) // the first event says that the incarnation begins
+				lost -= min(lost, uint64(k.LastEvent)-1) // the first event begins the incarnation
 			}
 		}
 		r.EventsLost += lost
@@ -537,5 +535,5 @@ func (s *show) tell(stage string, served int) {
 	s.cfg.Progress(p)
 }
 
-// errEnded is the end of an indexer that nobody asked to end.
+// errEnded reports an unexpected end of the indexer.
 var errEnded = errors.New("the indexer's process has ended")

@@ -7,19 +7,19 @@ import (
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 )
 
-// underWay is how many requests a worker has under way at a time, in the mean: a request ends when so many for each
-// engine have come after it.
+// underWay is the mean number of concurrent requests of a worker. A request ends after underWay later requests for
+// every engine.
 const underWay = 4
 
-// tally is what became of the requests of a fleet.
+// tally is the sum of a fleet's work.
 type tally struct {
 	work []int // by worker: blocks computed, prompts and answers
-	hit  int   // blocks of prompts that their worker held
+	hit  int   // prompt blocks that the worker held
 }
 
 func newTally(workers int) tally { return tally{work: make([]int, workers)} }
 
-// add counts a request of which a worker held so many blocks.
+// add counts a request. held blocks of the request were in the worker's cache.
 func (t *tally) add(worker, blocks, held, output int) {
 	t.work[worker] += blocks - held + output
 	t.hit += held
@@ -37,10 +37,10 @@ func (t *tally) imbalance() float64 {
 	return float64(slices.Max(t.work)*len(t.work)) / float64(sum)
 }
 
-// shadow is a fleet that serves the same requests, each by the worker that a rule of its own chooses.
+// shadow is a fleet that serves the same requests with another routing rule.
 type shadow struct {
 	tally
-	choose func(busy []int) int // by the blocks that each worker has under way
+	choose func(busy []int) int // gets the running blocks of every worker
 	caches []*enginesim.Cache
 	busy   []int
 	open   []opened // requests under way, oldest first
@@ -56,7 +56,7 @@ func newShadow(workers, capacity int, choose func(busy []int) int) *shadow {
 	return s
 }
 
-// serve has a worker serve a request, whose blocks have these names, the prompt's first.
+// serve serves a request on a worker. names are the names of the blocks, the prompt's first.
 func (s *shadow) serve(names []events.BlockHash, prompt int) {
 	w := s.choose(s.busy)
 	held := s.caches[w].Hit(names[:prompt])

@@ -16,7 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/child"
 )
 
-// indexer is the indexer's process, one after the other on the same data and the same port.
+// indexer is the indexer's process and its restarts, with the same data and port.
 type indexer struct {
 	program string
 	data    string
@@ -28,8 +28,8 @@ type indexer struct {
 }
 
 func newIndexer(program, dir string) (*indexer, error) {
-	// Both processes use one port. It is below those that the system gives, so that nobody gets it while the first is
-	// dead and the second not there.
+	// Both processes use the same port. The port is below the system's range, so no other process gets the port between
+	// the two.
 	var l net.Listener
 	err := errors.New("no port was tried")
 	for try := 0; try < 100 && err != nil; try++ {
@@ -45,7 +45,7 @@ func newIndexer(program, dir string) (*indexer, error) {
 
 func (x *indexer) url() string { return "nats://" + x.addr }
 
-// start starts a process. It does not wait for it to be ready.
+// start starts a process without waiting for readiness.
 func (x *indexer) start(context.Context) error {
 	log, err := os.OpenFile(x.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -53,7 +53,7 @@ func (x *indexer) start(context.Context) error {
 	}
 	defer log.Close()
 	cmd := exec.Command(x.program, "serve", "--data", x.data, "--nats-listen", x.addr, "--http-listen", "",
-		"--log-level", "warn", "--guess-policy", "off") // its workers announce what they hold
+		"--log-level", "warn", "--guess-policy", "off") // the workers announce all blocks
 	cmd.Args = append(cmd.Args, x.more...)
 	cmd.Env = os.Environ()
 	for _, name := range []string{"NATS_URL", "KVATLAS_NATS", "KVATLAS_CONFIG", "KVATLAS_NAMESPACE"} {
@@ -72,7 +72,7 @@ func (x *indexer) start(context.Context) error {
 	return nil
 }
 
-// ended returns why the process has ended, nil if it runs.
+// ended returns the reason of the process's end, or nil while the process runs.
 func (x *indexer) ended() error {
 	select {
 	case <-x.done:

@@ -26,21 +26,21 @@ import (
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
-// L3Config says what store the engines share.
+// L3Config configures the engines' shared store.
 type L3Config struct {
 	// Python is an interpreter with Mooncake's package (mooncake-transfer-engine) for a real master and a real client;
 	// empty: the built-in master.
 	Python string
 
-	// Timeout is how long an answer waits for the store; 0: as long as it takes.
+	// Timeout is the longest wait of an answer for the store; 0 means no limit.
 	Timeout time.Duration
 }
 
-// L3Result is what came of the shared store.
+// L3Result is the result for the shared store.
 type L3Result struct {
 	Master      string `json:"master"`       // "built-in" or "mooncake_master"
 	PagesStored int    `json:"pages_stored"` // evicted by an engine, each once
-	// of prompts, that their worker did not hold: without the store it computes them
+	// of prompts, missing on their worker: computed without the store
 	TokensMissed int `json:"tokens_missed"`
 	TokensLoaded int `json:"tokens_loaded"` // of these, what it loads from the store, by its engine's rules
 	Requests     int `json:"requests"`      // for which something is loaded
@@ -51,14 +51,14 @@ type L3Result struct {
 	Longest    float64 `json:"query_longest_us"` // of those that do
 }
 
-// sharedStore is a master, and a client of it that stores objects.
+// sharedStore is a master with a client that stores objects.
 type sharedStore interface {
 	address() string // HOST:PORT of the master's HTTP
 	put(keys []string) error
 	stop()
 }
 
-// builtIn is the master in this process.
+// builtIn is a master in this process.
 type builtIn struct{ *mastersim.Master }
 
 func (b builtIn) address() string         { return b.Addr() }
@@ -68,7 +68,7 @@ func (b builtIn) stop()                   { b.Stop() }
 //go:embed mooncake.py
 var mooncakeScript string
 
-// realMooncake is a process with a real client, whose child is a real master.
+// realMooncake is a process with a real client. A real master is its child.
 type realMooncake struct {
 	http   string
 	cmd    *exec.Cmd
@@ -78,7 +78,8 @@ type realMooncake struct {
 	once   sync.Once
 }
 
-// objectMemory is how many bytes the real client has for objects: 4 bytes each, and what an allocator takes for them.
+// objectMemory is the memory of the real client for objects, in bytes: 4 bytes for an object and the allocator's
+// overhead.
 const objectMemory = 512 << 20
 
 func startRealMooncake(python string) (*realMooncake, error) {
@@ -119,7 +120,7 @@ func startRealMooncake(python string) (*realMooncake, error) {
 	return r, nil
 }
 
-// expect reads lines, of which the client writes some of its own, until the one that answers.
+// expect reads lines until the wanted line. The client also writes other lines.
 func (r *realMooncake) expect(want string) error {
 	guard := time.AfterFunc(patience, func() { r.cmd.Process.Kill() })
 	defer guard.Stop()
@@ -152,7 +153,7 @@ func (r *realMooncake) put(keys []string) error {
 	return r.expect("ok")
 }
 
-// stop ends the client, which ends the master.
+// stop ends the client. The client then ends the master.
 func (r *realMooncake) stop() {
 	r.once.Do(func() {
 		r.in.Close()
@@ -162,7 +163,7 @@ func (r *realMooncake) stop() {
 	})
 }
 
-// l3 is the shared store of a demonstration, and the naive twin of what lies in it. Engines put there what they evict.
+// l3 is the shared store of a demonstration with a naive twin of the content. Engines put evicted blocks there.
 type l3 struct {
 	store  sharedStore
 	result L3Result
@@ -170,7 +171,7 @@ type l3 struct {
 	there  map[string]bool // objects
 }
 
-// startL3 starts a store and writes the indexer's configuration of it.
+// startL3 starts a store and writes the indexer's configuration of the store.
 func startL3(cfg Config, dir string) (l *l3, configFile string, err error) {
 	l = &l3{page: cfg.BlockSize, there: map[string]bool{}}
 	if cfg.L3.Python == "" {
@@ -203,8 +204,8 @@ func startL3(cfg Config, dir string) (l *l3, configFile string, err error) {
 	return l, configFile, os.WriteFile(configFile, text, 0o600)
 }
 
-// take stores pages that an engine has evicted.
-func (l *l3) take(pages []hicache.PageHash) error {
+// put stores the evicted pages of an engine.
+func (l *l3) put(pages []hicache.PageHash) error {
 	const most = 1000 // at once
 	var keys []string
 	for i, page := range pages {
@@ -223,10 +224,10 @@ func (l *l3) take(pages []hicache.PageHash) error {
 	return nil
 }
 
-// pageKey is the one object of a page of an MLA model.
+// pageKey returns the key of the single object of a page of an MLA model.
 func pageKey(page hicache.PageHash) string { return hex.EncodeToString(page[:]) + "__k" }
 
-// nextPage is what SGLang calls a page: SHA-256 over the page before it, if there is one, and its tokens.
+// nextPage returns SGLang's name of a page: SHA-256 over the name of the page before, if any, and the tokens.
 func nextPage(before *hicache.PageHash, tokens []uint32) hicache.PageHash {
 	h := sha256.New()
 	if before != nil {
@@ -236,7 +237,7 @@ func nextPage(before *hicache.PageHash, tokens []uint32) hicache.PageHash {
 	return hicache.PageHash(h.Sum(nil))
 }
 
-// truth is what of a prompt's pages is in the store.
+// truth returns the pages of a prompt that are in the store.
 func (l *l3) truth(tokens []uint32) (there []bool) {
 	var before *hicache.PageHash
 	for len(tokens) >= l.page {
@@ -247,8 +248,8 @@ func (l *l3) truth(tokens []uint32) (there []bool) {
 	return there
 }
 
-// load is what a worker with a prefix of its own would load: the unbroken run that follows, if that is 256 tokens or
-// more.
+// load returns the number of blocks that a worker with a given prefix would load: the unbroken run after the prefix, if
+// the run has at least 256 tokens.
 func (l *l3) load(there []bool, own uint32) (blocks uint32) {
 	for int(own+blocks) < len(there) && there[own+blocks] {
 		blocks++
@@ -259,12 +260,13 @@ func (l *l3) load(there []bool, own uint32) (blocks uint32) {
 	return blocks
 }
 
-// check says what is wrong with what an answer says of the store, of which it has looked up a part; "" is nothing.
+// check compares an answer about the store with the twin. The answer may contain only a part of the store. The result
+// is empty without a difference.
 func (l *l3) check(there []bool, answer *api.Answer) string {
 	switch status := answer.L3.Status; {
 	case status == api.L3OK:
 		if load := l.load(there, 0); load != answer.L3.FromStart {
-			return fmt.Sprintf("from the start %d blocks would be loaded, the index says %d", load, answer.L3.FromStart)
+			return fmt.Sprintf("from the start %d blocks would be loaded, the index has %d", load, answer.L3.FromStart)
 		}
 	case (status == api.L3Partial || status == api.L3Unavailable) && strings.Contains(answer.L3.Reason, "within"):
 		l.result.Partial++
@@ -275,17 +277,17 @@ func (l *l3) check(there []bool, answer *api.Answer) string {
 	for _, r := range answer.L3.Ranges {
 		for i := r[0]; i < r[1]; i++ {
 			if total++; !there[i] {
-				return fmt.Sprintf("block %d is not in the store, the index says it is", i)
+				return fmt.Sprintf("the index has block %d, which is not in the store", i)
 			}
 		}
 	}
 	if int(answer.L3.Total) != total {
-		return fmt.Sprintf("%d blocks were found in the store, the index says %d", total, answer.L3.Total)
+		return fmt.Sprintf("%d blocks were found in the store, the index has %d", total, answer.L3.Total)
 	}
 	return ""
 }
 
-// count counts what a request's worker had not, and what of that it would load.
+// count adds the missing blocks of a request's worker and the part that the worker would load.
 func (l *l3) count(missed, loaded int) {
 	l.result.TokensMissed += missed * l.page
 	l.result.TokensLoaded += loaded * l.page
@@ -294,9 +296,8 @@ func (l *l3) count(missed, loaded int) {
 	}
 }
 
-// heard is told the truth by the engine, with w.mu held: what it holds, and which of it was evicted, by the store's
-// names.
-func (w *worker) heard(a enginesim.Announced) {
+// applyPages updates the held and evicted pages from an engine's event. The caller holds w.mu.
+func (w *worker) applyPages(a enginesim.Announced) {
 	switch a.Kind {
 	case events.Stored:
 		var before *hicache.PageHash
@@ -317,7 +318,7 @@ func (w *worker) heard(a enginesim.Announced) {
 	}
 }
 
-// takeEvicted returns what was evicted since it was called last.
+// takeEvicted returns the pages that were evicted since the last call.
 func (w *worker) takeEvicted() []hicache.PageHash {
 	w.mu.Lock()
 	defer w.mu.Unlock()

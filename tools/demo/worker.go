@@ -14,7 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/twin"
 )
 
-// worker is a simulated engine, its shim, and the twin that knows the truth.
+// worker is a simulated engine with its shim and the twin of its cache.
 type worker struct {
 	key       events.RankKey
 	partition events.Partition
@@ -23,23 +23,23 @@ type worker struct {
 	cancel    context.CancelFunc
 
 	mu         sync.Mutex
-	changed    chan struct{} // closed when one of the fields below changes
+	changed    chan struct{} // closed by a change of the fields below
 	twin       *twin.Rank
 	hasher     *events.Hasher
-	last       *events.EngineSeq // of what was announced; nil: nothing
-	events     uint64            // announced, as the log counts them
+	last       *events.EngineSeq // of the last announced event; nil before the first
+	events     uint64            // number of announced events, as the log counts them
 	blocks     uint64            // announced in stored events
 	published  events.Cursor
 	at         events.StreamSeq // of the log, for published
 	registered bool             // the shim's first event is in the log
 
-	// With a shared store: what it calls the blocks that the engine holds, and those that were evicted.
+	// With a shared store: the store's names of the held blocks and of the evicted blocks.
 	page    int // tokens; 0: no store
 	pages   map[events.BlockHash]hicache.PageHash
 	evicted []hicache.PageHash
 }
 
-// startWorker starts engine number i and its shim. The shim has a NATS connection of its own, as in life.
+// startWorker starts engine i and its shim. As in production, the shim has a separate NATS connection.
 func startWorker(ctx context.Context, conn *jetstream.Conn, cfg Config, i int) (*worker, error) {
 	hasher, err := events.NewHasher(uint32(cfg.BlockSize), events.Space{})
 	if err != nil {
@@ -54,7 +54,7 @@ func startWorker(ctx context.Context, conn *jetstream.Conn, cfg Config, i int) (
 		w.page, w.pages = cfg.BlockSize, map[events.BlockHash]hicache.PageHash{}
 	}
 	if w.engine, err = enginesim.Start(ctx, enginesim.Config{
-		BlockSize: cfg.BlockSize, Capacity: cfg.Capacity, Seed: uint64(i), Announced: w.hear,
+		BlockSize: cfg.BlockSize, Capacity: cfg.Capacity, Seed: uint64(i), Announced: w.apply,
 	}); err != nil {
 		return nil, err
 	}
@@ -96,8 +96,8 @@ func (w *worker) stop() {
 	w.engine.Stop()
 }
 
-// hear is told the truth by the engine.
-func (w *worker) hear(a enginesim.Announced) {
+// apply applies an event of the engine to the twin.
+func (w *worker) apply(a enginesim.Announced) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	e := events.Event{Kind: a.Kind, Tier: events.Device, HasParent: a.HasParent, Parent: a.Parent, Blocks: a.Blocks}
@@ -105,17 +105,17 @@ func (w *worker) hear(a enginesim.Announced) {
 	if a.Kind == events.Stored {
 		e.Locals = w.hasher.Hash(nil, a.Tokens)
 		w.blocks += uint64(len(a.Blocks))
-		w.events += uint64((len(a.Blocks) - 1) / events.MaxBlocksPerEvent) // a long one is cut
+		w.events += uint64((len(a.Blocks) - 1) / events.MaxBlocksPerEvent) // a long event is split
 	}
 	w.twin.Apply(0, []events.Event{e})
 	if w.page > 0 {
-		w.heard(a)
+		w.applyPages(a)
 	}
 	seq := a.Seq
 	w.last = &seq
 }
 
-// isPublished is told by the shim what is in the log.
+// isPublished receives the position of the shim in the log.
 func (w *worker) isPublished(cursor events.Cursor, at events.StreamSeq) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -125,7 +125,7 @@ func (w *worker) isPublished(cursor events.Cursor, at events.StreamSeq) {
 	w.changed = make(chan struct{})
 }
 
-// wait returns once reached, which is called with the lock held, reports true.
+// wait returns after reached has reported true. The caller of reached holds the lock.
 func (w *worker) wait(ctx context.Context, what string, reached func() bool) error {
 	for {
 		w.mu.Lock()
@@ -145,8 +145,8 @@ func (w *worker) wait(ctx context.Context, what string, reached func() bool) err
 	}
 }
 
-// waitHeard waits until the engine has a subscriber and the log knows of the worker.
-func (w *worker) waitHeard(ctx context.Context) error {
+// waitSubscribed waits until the engine has a subscriber and the log has the worker.
+func (w *worker) waitSubscribed(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if err := w.engine.WaitSubscribers(ctx, 1); err != nil {
@@ -155,9 +155,9 @@ func (w *worker) waitHeard(ctx context.Context) error {
 	return w.wait(ctx, "waiting for the shim's first event", func() bool { return w.registered })
 }
 
-// waitPublished waits until all that the engine has announced is in the log, and says where that ends.
+// waitPublished waits until the log has all announced events, and returns the end of the log.
 func (w *worker) waitPublished(ctx context.Context) (at api.PartitionSeq, err error) {
-	err = w.wait(ctx, "waiting for the log to take what the engine announced", func() bool {
+	err = w.wait(ctx, "waiting for the engine's events in the log", func() bool {
 		at = api.PartitionSeq{Partition: w.partition, Seq: w.at}
 		return w.last == nil || w.published.Known && w.published.Seq >= *w.last
 	})
@@ -169,7 +169,7 @@ func (w *worker) serve(prompt, answer []uint32) error {
 	return err
 }
 
-// truth is what the engine holds of a prompt.
+// truth returns the depths of a prompt in the engine, by tier.
 func (w *worker) truth(locals []events.LocalHash) [events.NumTiers]uint32 {
 	w.mu.Lock()
 	defer w.mu.Unlock()

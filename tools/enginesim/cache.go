@@ -9,8 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// AppendNames appends what an engine with that seed calls the full blocks of tokens: each name depends on all tokens up
-// to its block's end. A rest of less than a block has no name.
+// AppendNames appends an engine's names of the full blocks of tokens. A name depends on the seed and on all tokens up
+// to the end of the block. A partial block has no name.
 func AppendNames(names []events.BlockHash, seed uint64, blockSize int, tokens []uint32) []events.BlockHash {
 	buf := make([]byte, 8+4*blockSize)
 	last := seed
@@ -29,14 +29,14 @@ func AppendNames(names []events.BlockHash, seed uint64, blockSize int, tokens []
 // engineSeed sets an engine's names apart from every hash of ours.
 const engineSeed = 0x656e67696e65
 
-// Cache is what one engine holds: blocks by name, up to a capacity, of which the least recently used leave first. It
-// is for one goroutine.
+// Cache is the cache of an engine: blocks by name, with a capacity and eviction of the least recently used block. It is
+// not safe for concurrent use.
 //
-// A block's ancestors are always as recently used as itself, and leave after it: there are no holes.
+// The ancestors of a block are at least as recent as the block and are evicted later, so there are no holes.
 type Cache struct {
 	capacity int
 	at       map[events.BlockHash]int32
-	links    []link // a ring, least recently used first; links[0] is its anchor
+	links    []link // a ring, least recently used first; links[0] is the anchor
 	free     int32  // the first of the unused links, chained by next; 0: none
 }
 
@@ -66,7 +66,7 @@ func (c *Cache) Holds(name events.BlockHash) bool {
 	return ok
 }
 
-// All is every block that is held, the least recently used first.
+// All iterates over the held blocks, the least recently used first.
 func (c *Cache) All() iter.Seq[events.BlockHash] {
 	return func(yield func(events.BlockHash) bool) {
 		for i := c.links[0].next; i != 0; i = c.links[i].next {
@@ -77,7 +77,7 @@ func (c *Cache) All() iter.Seq[events.BlockHash] {
 	}
 }
 
-// Hit is how many of the leading blocks are held. It changes nothing.
+// Hit returns the number of held leading blocks. It does not change the cache.
 func (c *Cache) Hit(names []events.BlockHash) int {
 	n := 0
 	for n < len(names) && c.Holds(names[n]) {
@@ -86,10 +86,9 @@ func (c *Cache) Hit(names []events.BlockHash) int {
 	return n
 }
 
-// Use takes the consecutive blocks of one prompt from its start, holds those that were not held, and appends to gone
-// what had to leave, in order.
+// Use stores the missing blocks of a prompt, given from the start, and appends the evicted blocks to gone, in order.
 func (c *Cache) Use(names, gone []events.BlockHash) []events.BlockHash {
-	for i := len(names) - 1; i >= 0; i-- { // the tail first, so that it is the first to leave
+	for i := len(names) - 1; i >= 0; i-- { // the tail first, so that the tail is evicted first
 		at, held := c.at[names[i]]
 		if held {
 			c.unlink(at)

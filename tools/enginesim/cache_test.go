@@ -34,7 +34,7 @@ func (c *naiveCache) use(names []events.BlockHash) (gone []events.BlockHash) {
 	return gone
 }
 
-// randomPrompt makes prompts that share prefixes.
+// randomPrompt returns prompts with shared prefixes.
 func randomPrompt(rng *rand.Rand, most int) []uint32 {
 	tokens := make([]uint32, rng.IntN(most+1))
 	family := rng.Uint32N(4)
@@ -79,7 +79,7 @@ func TestNames(t *testing.T) {
 		t.Fatalf("%d names for two full blocks", len(a))
 	}
 	if b := AppendNames(nil, 1, 4, append([]uint32{1, 2, 3, 4}, 9, 9, 9, 9)); b[0] != a[0] || b[1] == a[1] {
-		t.Errorf("a name must depend on all tokens up to its block's end, and on no others: %x %x", a, b)
+		t.Errorf("a name must depend on all tokens up to the end of the block, and on no later token: %x %x", a, b)
 	}
 	if b := AppendNames(nil, 1, 4, append([]uint32{0, 2, 3, 4}, tokens[4:]...)); b[1] == a[1] {
 		t.Error("equal blocks after different ones have the same name")

@@ -1,35 +1,35 @@
-// Package enginesim answers two questions, for tests, demos and benchmarks: what would an inference engine announce
-// while it serves these prompts, and what would it hold?
+// Package enginesim simulates an inference engine for tests, demonstrations and benchmarks: the KV-cache events that
+// the engine announces for prompts, and the held blocks.
 //
-// [Start] runs a whole engine as far as its events go: a ZeroMQ publisher and a replay socket, on loopback unless told
-// otherwise, that speak as a given [Release] of vLLM does, over a block cache of fixed size that evicts the least
-// recently used block, a prompt's tail before its head.
+// [Start] runs the event part of an engine: a ZeroMQ publisher and a replay socket, by default on loopback, with the
+// protocol of a given [Release] of vLLM. The block cache has a fixed size and evicts the least recently used block, the
+// tail of a prompt before the head.
 //
 //	e, err := enginesim.Start(ctx, enginesim.Config{BlockSize: 16, Capacity: 1000, Announced: twin.Apply})
-//	hit, err := e.Serve(prompt, output) // tokens; how many of the prompt's blocks were in the cache
-//	e.Crash()                           // the sockets are gone, and all that the engine knew
-//	err = e.Restart()                   // a new life at the same endpoints: sequence from 0, empty
+//	hit, err := e.Serve(prompt, output) // tokens; hit is the number of the prompt's cached blocks
+//	e.Crash()                           // closes the sockets and loses all state
+//	err = e.Restart()                   // a new life at the same endpoints: sequence 0, empty cache
 //
-// [Cache] with [AppendNames] is the same without sockets and events, for asking what another routing would have hit.
+// [Cache] with [AppendNames] is the same cache without sockets and events, for comparison with another routing.
 //
 // # Promises
 //
-//  1. The truth is told: Announced is called with every event, in the order of the sequence, before the message goes
-//     out. What a reader makes of the messages can be compared with what a naive twin makes of the calls.
-//  2. Serve is deterministic: the same calls on the same Config give the same events and the same names of blocks.
-//     Timestamps, and names under SeedPerLife, are all that differ.
-//  3. On the wire, field order and types are those of vLLM's own publisher (testdata).
+//  1. Announced is called with every event, in the order of the sequence, before the message is sent. A test can
+//     compare a reader of the messages with a naive twin of the calls.
+//  2. Serve is deterministic: equal calls on an equal Config give equal events and equal block names. Only timestamps,
+//     and names under SeedPerLife, differ.
+//  3. The order of fields and the types on the wire are equal to vLLM's own publisher (testdata).
 //
-// An engine's methods may be called from any goroutine; Serve, Clear, Crash and Restart take turns.
+// All methods are safe for concurrent use. Serve, Clear, Crash and Restart are serialized.
 //
 // # The step
 //
-// Serve works in whole blocks of the prompt followed by the output. The leading blocks that the cache holds are used;
-// the prompt's others are announced in one BlockStored, each later block in one of its own, as engines do while
-// decoding. Then what exceeds the capacity leaves, one BlockRemoved for each block. All of it is one message, or one
-// message an event with PerEvent.
+// Serve splits the prompt and the output into whole blocks. The leading blocks in the cache are used. A single
+// BlockStored announces the other blocks of the prompt. Every later block has a separate BlockStored, as in an engine's
+// decoding. Then blocks above the capacity are evicted, with a BlockRemoved for every block. All events are in a single
+// message, or in separate messages with PerEvent.
 //
-// Left out: an engine keeps the blocks of running requests from eviction, computes a prompt's last block again so
-// that there is something to sample from (and so announces second copies), and evicts before it stores. For tests of
-// copies there is package pyenv's publisher, which announces what it is told to.
+// The simulation differs from an engine in three points. An engine does not evict blocks of running requests. It
+// computes the last block of a prompt again to have a position to sample from, and so announces second copies. It
+// evicts before a store. For tests of copies, the publisher of package pyenv announces given events.
 package enginesim

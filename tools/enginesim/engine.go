@@ -14,22 +14,22 @@ import (
 	"github.com/kvatlas/kvatlas/tools/zmtpserver"
 )
 
-// ErrDown is returned by an engine that has crashed or was stopped.
+// ErrDown is returned by an engine after Crash or Stop.
 var ErrDown = errors.New("enginesim: engine is down")
 
-// Config describes an engine. Zero fields take their defaults.
+// Config configures an engine. Zero fields have default values.
 type Config struct {
 	// Endpoint and Replay are where the publisher and the replay socket listen; default tcp://127.0.0.1:0, a free port.
 	Endpoint string
 	Replay   string
 
-	// Dial makes the publisher dial a subscriber that listens at Endpoint.
+	// Dial makes the publisher connect to a subscriber that listens at Endpoint.
 	Dial bool
 
 	// NoReplay leaves out the replay socket.
 	NoReplay bool
 
-	Release Release     // how it speaks; default VLLM026
+	Release Release     // the wire protocol; default VLLM026
 	Topic   string      // of every message; default empty
 	Rank    events.Rank // data-parallel rank
 
@@ -39,31 +39,31 @@ type Config struct {
 	// Buffer is how many messages are kept for replay; default 10,000.
 	Buffer int
 
-	// HighWater is how many messages wait for one subscriber before they are dropped; default 100,000. ReplayHighWater
-	// is the same of replies; a libzmq router has 1,000, but the default here is 100,000, with which a whole replay
-	// arrives.
+	// HighWater is the maximum number of waiting messages for a subscriber; later messages are dropped. The default is
+	// 100,000. ReplayHighWater is the limit for replies. A libzmq router has 1,000. The default here is 100,000, enough
+	// for a whole replay.
 	HighWater       int
 	ReplayHighWater int
 
-	// FirstSeq is the first sequence of each life; real engines begin with 0, some simulators with 1.
+	// FirstSeq is the first sequence of a life. Real engines begin with 0, some simulators with 1.
 	FirstSeq events.EngineSeq
 
-	// PerEvent makes each event a message of its own.
+	// PerEvent sends every event in a separate message.
 	PerEvent bool
 
-	// Seed decides how the engine names blocks. With SeedPerLife each life draws another, as a Python process does
-	// whose hash seed is not fixed.
+	// Seed determines the names of blocks. With SeedPerLife every life draws a random seed, as a Python process without a
+	// fixed hash seed does.
 	Seed        uint64
 	SeedPerLife bool
 
-	// Announced, if set, is told every event. It must not call the engine.
+	// Announced is called with every event. It must not call the engine. nil disables the call.
 	Announced func(Announced)
 }
 
-// Announced is one event as the engine means it. Its slices are valid during the call only.
+// Announced is an event of the engine. The slices are valid only during the call.
 type Announced struct {
 	Life int              // of the engine, from 1
-	Seq  events.EngineSeq // of the message that carries it
+	Seq  events.EngineSeq // of the message with the event
 
 	Kind      events.Kind
 	HasParent bool
@@ -77,7 +77,7 @@ type Engine struct {
 	cfg Config
 	ctx context.Context
 
-	mu     sync.Mutex // held through each method; Announced is called under it
+	mu     sync.Mutex // held during all methods, including the call of Announced
 	life   int
 	pub    *zmtpserver.Pub // nil while down
 	router *zmtpserver.Router
@@ -85,11 +85,11 @@ type Engine struct {
 	cache  *Cache
 	seq    events.EngineSeq
 	kept   []kept
-	drops  []bool // for each of the next messages: whether what is not sent is kept
+	drops  []bool // an element for every dropped message: whether the message is kept for replay
 	gone   []events.BlockHash
 	names  []events.BlockHash
 
-	replays sync.WaitGroup // the goroutine that answers requests
+	replays sync.WaitGroup // the goroutine for replay requests
 }
 
 type kept struct {
@@ -148,7 +148,7 @@ func (e *Engine) up() error {
 		e.replays.Go(func() { e.answer(router) })
 	}
 	e.pub = pub
-	e.cfg.Endpoint = pub.Addr() // the next life is found where this one was
+	e.cfg.Endpoint = pub.Addr() // the next life has the same endpoint
 	e.life++
 	e.seed = e.cfg.Seed
 	if e.cfg.SeedPerLife {
@@ -166,7 +166,7 @@ func (e *Engine) Endpoint() string {
 	return e.cfg.Endpoint
 }
 
-// Replay is where a reader asks for what it missed; empty with NoReplay.
+// Replay returns the endpoint for replay requests; empty with NoReplay.
 func (e *Engine) Replay() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -176,8 +176,8 @@ func (e *Engine) Replay() string {
 	return e.cfg.Replay
 }
 
-// Serve runs one request: a prompt, and the tokens that the model answers. It returns how many of the prompt's blocks
-// were held.
+// Serve runs a request: a prompt, and the output tokens of the model. It returns the number of the prompt's cached
+// blocks.
 func (e *Engine) Serve(prompt, output []uint32) (hit int, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -211,7 +211,7 @@ func (e *Engine) Serve(prompt, output []uint32) (hit int, err error) {
 	return min(held, inPrompt), e.announce(step)
 }
 
-// Clear empties the cache and says so.
+// Clear empties the cache and announces the clear.
 func (e *Engine) Clear() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -234,7 +234,7 @@ func (e *Engine) announce(step []Announced) error {
 	return nil
 }
 
-// publish makes one message of a batch.
+// publish sends a batch as a message.
 func (e *Engine) publish(batch []Announced) error {
 	if len(batch) == 0 {
 		return nil
@@ -251,7 +251,7 @@ func (e *Engine) publish(batch []Announced) error {
 		e.cfg.Rank))
 }
 
-// Garble publishes a message of which nobody can read what it says.
+// Garble publishes an undecodable message.
 func (e *Engine) Garble() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -260,10 +260,10 @@ func (e *Engine) Garble() error {
 	}
 	seq := e.seq
 	e.seq++
-	return e.send(seq, []byte{0xc1}) // which stands for nothing in MessagePack
+	return e.send(seq, []byte{0xc1}) // an unused type byte in MessagePack
 }
 
-// send sends a message, and keeps it for replay, unless it is to be dropped.
+// send sends a message and keeps it for replay, unless the message is to be dropped.
 func (e *Engine) send(seq events.EngineSeq, payload []byte) error {
 	send, keep := true, true
 	if len(e.drops) > 0 {
@@ -282,7 +282,7 @@ func (e *Engine) send(seq events.EngineSeq, payload []byte) error {
 	return e.pub.Send([]byte(e.cfg.Topic), binary.BigEndian.AppendUint64(nil, uint64(seq)), payload)
 }
 
-// Drop makes the next n messages a gap: they are not sent, and can be had by replay only if keep is true.
+// Drop does not send the next n messages. If keep is true, a replay still returns them.
 func (e *Engine) Drop(n int, keep bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -291,7 +291,8 @@ func (e *Engine) Drop(n int, keep bool) {
 	}
 }
 
-// Crash ends this life: what was queued is lost, connections break, nothing is announced. Crashing twice is harmless.
+// Crash ends this life: queued messages are lost, connections break, and no event is announced. A second call is
+// harmless.
 func (e *Engine) Crash() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -318,21 +319,21 @@ func (e *Engine) Restart() error {
 	return e.up()
 }
 
-// Stop ends the engine for good. It may be called twice.
+// Stop ends the engine permanently. A second call is harmless.
 func (e *Engine) Stop() {
 	e.Crash()
 	e.replays.Wait()
 }
 
-// State is what an engine holds and has counted.
+// State is the state of an engine with counters.
 type State struct {
 	Life    int
 	NextSeq events.EngineSeq
 	Blocks  []events.BlockHash // held, the least recently used first
-	Dropped uint64             // messages that a slow subscriber did not get in this life
+	Dropped uint64             // messages lost by slow subscribers in this life
 }
 
-// State tells what the engine holds.
+// State returns the state of the engine.
 func (e *Engine) State() State {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -347,7 +348,7 @@ func (e *Engine) State() State {
 	return s
 }
 
-// Hit is how many of the prompt's blocks are held. It changes nothing.
+// Hit returns the number of the prompt's cached blocks. It does not change the cache.
 func (e *Engine) Hit(prompt []uint32) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -358,7 +359,7 @@ func (e *Engine) Hit(prompt []uint32) int {
 	return e.cache.Hit(e.names)
 }
 
-// WaitSubscribers waits until n readers have subscribed in this life.
+// WaitSubscribers waits for n subscribers in this life.
 func (e *Engine) WaitSubscribers(ctx context.Context, n int) error {
 	e.mu.Lock()
 	pub := e.pub
@@ -369,11 +370,11 @@ func (e *Engine) WaitSubscribers(ctx context.Context, n int) error {
 	return pub.WaitSubscribers(ctx, n)
 }
 
-// endOfReplay is the sequence that ends a replay: -1.
+// endOfReplay is the sequence at the end of a replay: -1.
 var endOfReplay = []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
-// answer serves requests for replay as vLLM does: a request that is not ["", u64 BE] gets nothing, and one for what is
-// no longer kept gets what is left. Replies beyond the high-water mark are dropped.
+// answer serves replay requests as vLLM does. A request other than ["", u64 BE] gets no reply. A request for dropped
+// messages gets the rest of the kept messages. Replies beyond the high-water mark are dropped.
 func (e *Engine) answer(router *zmtpserver.Router) {
 	for {
 		from, req, err := router.Recv(context.Background())
@@ -391,7 +392,7 @@ func (e *Engine) answer(router *zmtpserver.Router) {
 	}
 }
 
-// keptFrom is what can be replayed, if the life that router belongs to still lasts.
+// keptFrom returns the messages for a replay, if the life of the router is the current life.
 func (e *Engine) keptFrom(router *zmtpserver.Router, first events.EngineSeq) []kept {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -407,7 +408,7 @@ func (e *Engine) keptFrom(router *zmtpserver.Router, first events.EngineSeq) []k
 }
 
 func (e *Engine) reply(router *zmtpserver.Router, to, topic string, seq, payload []byte) {
-	// A reply that cannot be delivered is lost, as with a real engine; the reader finds the hole.
+	// An undeliverable reply is lost, as in a real engine. The reader detects the gap.
 	if e.cfg.Release.replayHasTopic() {
 		_ = router.Send(to, nil, []byte(topic), seq, payload)
 		return

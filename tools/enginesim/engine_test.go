@@ -24,7 +24,7 @@ func within(t testing.TB) context.Context {
 	return ctx
 }
 
-// truth keeps what an engine says it announced.
+// truth records the announced events of an engine.
 type truth struct {
 	mu   sync.Mutex
 	said []Announced
@@ -71,7 +71,7 @@ func next(t testing.TB, s *zmtp.Sub, kind zmtp.Kind) zmtp.Message {
 	return m
 }
 
-// decode turns the frames of one message into what its engine announced.
+// decode decodes the frames of a message to the announced events.
 func decode(t testing.TB, life int, topic string, frames [][]byte) (out []Announced) {
 	t.Helper()
 	if len(frames) != 3 || string(frames[0]) != topic || len(frames[1]) != 8 {
@@ -89,7 +89,7 @@ func decode(t testing.TB, life int, topic string, frames [][]byte) (out []Announ
 	return out
 }
 
-// replay asks for everything from first on and returns [seq, payload] of each reply.
+// replay requests all messages from first on and returns [seq, payload] of every reply.
 func replay(t *testing.T, e *Engine, frames int, first uint64) (got [][][]byte) {
 	t.Helper()
 	d, err := zmtp.DialDealer(within(t), e.Replay(), zmtp.Config{})
@@ -124,8 +124,8 @@ func replay(t *testing.T, e *Engine, frames int, first uint64) (got [][][]byte) 
 	}
 }
 
-// A random load: the messages say what the truth says, a naive twin of the truth holds what the engine holds, and hits
-// are what the twin has.
+// TestServeTellsTheTruth runs a random load. The messages must be equal to the announced events, the cache must be
+// equal to a naive twin of the events, and hits must be equal to the twin's.
 func TestServeTellsTheTruth(t *testing.T) {
 	for _, release := range []Release{VLLM026, VLLM024, VLLM023} {
 		for _, perEvent := range []bool{false, true} {
@@ -183,19 +183,19 @@ func TestServeTellsTheTruth(t *testing.T) {
 					heard = append(heard, batch...)
 				}
 				if !reflect.DeepEqual(heard, tr.said) {
-					t.Error("the messages do not say what was announced")
+					t.Error("the messages differ from the announced events")
 				}
 				frames := map[Release]int{VLLM026: 4, VLLM024: 3, VLLM023: 3}[release]
 				got := replay(t, e, frames, 0)
 				if len(got) != 50 || binary.BigEndian.Uint64(got[0][0]) != uint64(messages-50) ||
 					!bytes.Equal(got[49][1], last.Frames[2]) {
-					t.Errorf("replay of what is kept: %d messages from %x", len(got), got[0][0])
+					t.Errorf("replay of kept messages: %d messages from %x", len(got), got[0][0])
 				}
 				if got := replay(t, e, frames, uint64(messages-3)); len(got) != 3 {
 					t.Errorf("replay of the last three: %d", len(got))
 				}
 				if got := replay(t, e, frames, uint64(messages)); len(got) != 0 {
-					t.Errorf("replay of what is to come: %d", len(got))
+					t.Errorf("replay of future messages: %d", len(got))
 				}
 			})
 		}
@@ -221,7 +221,7 @@ func apply(t *testing.T, held map[events.BlockHash][]uint32, a Announced) {
 		var path []uint32
 		if a.HasParent {
 			if path = held[a.Parent]; path == nil {
-				t.Fatalf("stored below %x, which is not held", a.Parent)
+				t.Fatalf("stored below the missing block %x", a.Parent)
 			}
 		}
 		for i, b := range a.Blocks {
@@ -238,7 +238,7 @@ func apply(t *testing.T, held map[events.BlockHash][]uint32, a Announced) {
 			}
 			for other, path := range held {
 				if len(path) == len(held[b])+4 && slices.Equal(path[:len(path)-4], held[b]) {
-					t.Fatalf("%x removed before its child %x", b, other)
+					t.Fatalf("%x removed before the child %x", b, other)
 				}
 			}
 			delete(held, b)
@@ -324,7 +324,7 @@ func TestDropMakesGaps(t *testing.T) {
 	}
 	for _, want := range []uint64{3, 4} {
 		if got := binary.BigEndian.Uint64(next(t, s, zmtp.Data).Frames[1]); got != want {
-			t.Errorf("heard %d, want %d", got, want)
+			t.Errorf("%d messages, want %d", got, want)
 		}
 	}
 	var got []uint64
@@ -336,7 +336,8 @@ func TestDropMakesGaps(t *testing.T) {
 	}
 }
 
-// A router with a low high-water mark loses replies, as libzmq's does, and the sequence shows it.
+// TestReplayDropsAtHighWater checks that a router with a low high-water mark loses replies, as libzmq's does, and that
+// the sequence shows the gap.
 func TestReplayDropsAtHighWater(t *testing.T) {
 	t.Parallel()
 	e := start(t, Config{BlockSize: 512, ReplayHighWater: 5})

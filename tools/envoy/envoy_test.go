@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestEdit: the configuration that is shipped takes any number of engines, and what it lacks is said.
+// TestEdit checks that the shipped configuration accepts any number of engines, and that an error names a missing line.
 func TestEdit(t *testing.T) {
 	text, err := os.ReadFile("../../deploy/envoy/envoy.yaml")
 	if err != nil {

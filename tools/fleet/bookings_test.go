@@ -11,30 +11,30 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// bookings are requests under way, and each node's replica of the tables of them, over a net that takes a millisecond.
-// While NATS is away nodes go on booking, as over HTTP, and do not hear each other.
+// bookings are the running requests and every node's replica of the load tables. Messages take a millisecond. During an
+// outage of NATS, nodes continue to book, as over HTTP, and receive no messages.
 type bookings struct {
 	w     *world
 	rng   *rand.Rand
-	under int     // requests that are to be under way
-	rate  int     // that are booked each second; as many end once there are enough
+	under int     // intended number of running requests
+	rate  int     // bookings in a second; the same number ends after the start-up
 	due   float64 // to be booked now
 	made  int     // bookings
 
-	all    []*booker // of each life of a node
+	all    []*booker // of every life of a node
 	flying []flying
 
 	largest int // bytes of a message
 }
 
-// booker is one life of a node's replica.
+// booker is the replica of a node's life.
 type booker struct {
 	*load.Replica
 	node     *node
 	origin   uint64
-	messages int // that it has received
+	messages int // number of received messages
 	bytes    int
-	own      []own // its requests under way, the oldest first
+	own      []own // running requests of this node, the oldest first
 }
 
 type own struct {
@@ -50,13 +50,13 @@ type flying struct {
 	data []byte
 }
 
-// book keeps requests under way from now on; nodes that start later take part.
+// book starts bookings. Nodes that start later take part.
 func (w *world) book(under int) {
 	w.bookings = &bookings{w: w, rng: rand.New(rand.NewPCG(1, 9)), under: under}
 	w.after(ms, w.bookings.tick)
 }
 
-// join has a node that starts take part.
+// join adds a starting node.
 func (b *bookings) join(n *node) {
 	origin := b.rng.Uint64() | 1
 	n.booker = &booker{Replica: load.NewReplica(b.w.now, load.ReplicaConfig{Origin: origin,
@@ -101,7 +101,7 @@ func (b *bookings) tick() {
 	b.w.after(ms, b.tick)
 }
 
-// bookOne books a request on some node for some worker, and ends that node's oldest if it has its share.
+// bookOne books a request on a random node and worker, and ends the oldest request of the node above the node's share.
 func (b *bookings) bookOne() {
 	k, of := b.all[b.rng.IntN(len(b.all))], b.w.workers[b.rng.IntN(len(b.w.workers))]
 	for !k.runs() || !k.Ready() {
@@ -132,7 +132,7 @@ func (b *bookings) free(k *booker, o own) {
 	}
 }
 
-// abandon ends the requests of workers that have died: their callers see that.
+// abandon ends the requests of dead workers, as their callers would.
 func (b *bookings) abandon() {
 	for _, k := range b.all {
 		kept := k.own[:0]
@@ -147,7 +147,7 @@ func (b *bookings) abandon() {
 	}
 }
 
-// lost is how many requests were under way on nodes that died then: they may stay until they expire.
+// lost returns the number of requests that were running on nodes at their death. Such requests may remain until expiry.
 func (b *bookings) lost() (n int) {
 	for _, k := range b.all {
 		if k.node.ended {
@@ -157,8 +157,8 @@ func (b *bookings) lost() (n int) {
 	return n
 }
 
-// right reports whether nodes choose by what is under way: they have all requests that were booked on nodes that live,
-// but for the last 50 ms, and no more than those, what was lost, and a hundredth, of which the news may be on the way.
+// right reports whether the nodes have the running requests. Every node must have all bookings of living nodes, except
+// for the last 50 ms. A node may have the lost bookings in addition, and one percent for messages on the way.
 func (b *bookings) right() bool {
 	if b.under == 0 {
 		return true
@@ -209,7 +209,7 @@ func (b *bookings) same() bool {
 	return true
 }
 
-// traffic is what all lives have heard.
+// traffic is the sum of received messages over all lives.
 type traffic struct {
 	messages, bytes           int
 	exchanges, pushed, healed uint64
@@ -225,7 +225,7 @@ func (b *bookings) traffic() (f traffic) {
 	return f
 }
 
-// processorTime is how long this process has kept cores busy.
+// processorTime returns the processor time of this process.
 func processorTime(t testing.TB) time.Duration {
 	var used syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {

@@ -1,8 +1,8 @@
-// Package fleet holds no code of its own: its tests run the machines that decide in a large cluster,
-// internal/fleet/cluster's, internal/fleet/registry's, internal/index/scatter's and internal/choose/load's, against
-// each other in virtual time. One goroutine, one seed, one order of events: the same run each time.
+// Package fleet contains only tests. They run the state machines of a large cluster against each other in virtual time:
+// internal/fleet/cluster, internal/fleet/registry, internal/index/scatter and internal/choose/load. A run has a single
+// goroutine, a seed and a deterministic order of events, so runs are reproducible.
 //
-// What is modelled beside them is NATS (a bucket with revisions and compare-and-set, a log with an expected last
-// sequence, delays, lost acknowledgements, an outage, replicas that are behind), how long a node takes to restore a
-// partition, and the worker's end of a lease.
+// The tests model the other parts. NATS is a bucket with revisions and compare-and-set, and a log with an expected last
+// sequence. The model has delays, lost acknowledgements, outages and lagging replicas. The tests also model the
+// duration of a partition's restore and the shim's part of a lease.
 package fleet

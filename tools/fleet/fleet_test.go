@@ -11,10 +11,10 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestFleet runs a large cluster through what happens to clusters, one thing after the other, while workers come and go
-// and queries are asked. A partition is without a ready owner only if all its owners died at once; no more of them move
-// than rendezvous hashing asks for; each lease that expires is cleared once, and none that is renewed expires; a query
-// finds all that anybody serves.
+// TestFleet runs a large cluster through a series of failures and changes, during churn of workers and queries. A
+// partition may be without a ready owner only if all owners died at the same time. The number of moves must not exceed
+// the number that rendezvous hashing needs. Every expired lease is cleared once, and no renewed lease expires. A query
+// finds all partitions that any node serves.
 func TestFleet(t *testing.T) {
 	s := size{nodes: 64, copies: 2, workers: 10_000, partitions: 512}
 	if testing.Short() || testkit.Race { // the detector takes eight times as long, and there is one goroutine
@@ -28,11 +28,11 @@ func TestFleet(t *testing.T) {
 	t.Logf("%d nodes started at once have settled after %v: %d partitions restored for %d to be kept", s.nodes, took,
 		w.counts.restores, s.copies*int(s.partitions))
 	if kept := s.copies * int(s.partitions); w.counts.restores > kept*21/20 {
-		t.Errorf("%d nodes that start at once restore %d partitions; %d are to be kept", s.nodes, w.counts.restores,
+		t.Errorf("%d nodes started at once restore %d partitions; want %d", s.nodes, w.counts.restores,
 			kept)
 	}
 	w.settling = false
-	var dead cluster.Set // all nodes that had these died at once
+	var dead cluster.Set // partitions with a simultaneous death of all owners
 	w.allowed = func(p events.Partition) bool { return dead.Has(p) }
 	for p, n := range w.ready {
 		if n != s.copies {
@@ -53,12 +53,12 @@ func TestFleet(t *testing.T) {
 
 	any := func() *node { names := w.names(); return w.nodes[names[w.rng.IntN(len(names))]] }
 	var late *node
-	again := 0 // partitions that a phase has one take that had them
+	again := 0 // partitions restored by a former owner in a phase
 	phases := []struct {
 		name string
-		do   func() // one thing
+		do   func() // the change of the phase
 		also time.Duration
-		more func() // and when that time is over
+		more func() // a second change after the duration
 	}{
 		{"a node joins", func() { w.start("indexer-new") }, 0, nil},
 		{"a node is killed", func() { any().end() }, deadAfter, nil},
@@ -66,7 +66,7 @@ func TestFleet(t *testing.T) {
 		{"a node is held for three seconds", func() { late = any(); late.held = true }, 3 * time.Second,
 			func() { late.resume() }},
 		{"NATS is away for 40 s", func() { w.down = true }, 40 * time.Second, w.back},
-		{"a node is killed, and its name comes back at once", func() {
+		{"a node is killed and restarts at once with the same name", func() {
 			n := any()
 			held := n.machine.Held()
 			again = held.Len()
@@ -96,7 +96,7 @@ func TestFleet(t *testing.T) {
 		if phase.more != nil {
 			phase.more()
 		}
-		w.run(2 * time.Second) // until it can have been seen
+		w.run(2 * time.Second) // until other nodes can have seen the change
 		took := w.untilSettled()
 		for p, n := range w.ready {
 			if n != s.copies {
@@ -109,25 +109,25 @@ func TestFleet(t *testing.T) {
 		t.Logf("%s: %d partitions moved, settled after %v; longest with one replica %v", phase.name, moved,
 			(phase.also + 2*time.Second + took).Round(100*ms), w.longest.Round(100*ms))
 		if moved < least || moved > most {
-			t.Errorf("%s: %d partitions moved; rendezvous hashing asks for %d to %d", phase.name, moved, least, most)
+			t.Errorf("%s: %d partitions moved; rendezvous hashing needs %d to %d", phase.name, moved, least, most)
 		}
 		if got, want := w.without.String(), dead.String(); got != want {
-			t.Errorf("%s: nobody served %q for a time; all owners died of %q", phase.name, got, want)
+			t.Errorf("%s: no node served %q for a time; all owners died of %q", phase.name, got, want)
 		}
 		dead, w.without = cluster.Set{}, cluster.Set{}
 	}
 	w.calm = true
-	w.run(2 * lease) // what has expired is cleared
+	w.run(2 * lease) // until expired leases are cleared
 	gone := 0
 	for _, k := range w.workers {
 		if k.clears > k.expect || k.clears < k.expect-k.back {
-			t.Errorf("%s expired %d times, took that back %d times, and was cleared %d times", k.record.Instance,
+			t.Errorf("%s expired %d times, revoked the expiry %d times, and was cleared %d times", k.record.Instance,
 				k.expect, k.back, k.clears)
 		}
 		if k.state == registry.Expired {
 			t.Errorf("%s has expired and is not cleared", k.record.Instance)
 		}
-		if !k.alive && k.seq > 0 && w.now-k.died > 3*lease { // and had a word in the log before it died
+		if !k.alive && k.seq > 0 && w.now-k.died > 3*lease { // with a message in the log before the death
 			if !k.closed || k.state != "" {
 				t.Errorf("%s has been gone for %v and is not cleared: closed %v, record %q", k.record.Instance,
 					w.now-k.died, k.closed, k.state)
@@ -135,17 +135,18 @@ func TestFleet(t *testing.T) {
 			gone++
 		}
 		if k.alive && k.closed && w.now-k.renewed > lease {
-			t.Errorf("%s lives and its incarnation is closed", k.record.Instance)
+			t.Errorf("%s is alive with a closed incarnation", k.record.Instance)
 		}
 	}
 	c := &w.counts
 	t.Logf(
-		"%v of virtual time: %d workers, %d renewals, %d expiries, %d clears (%d fenced), %d came back; of %d that are long gone all are cleared",
+		"%v of virtual time: %d workers, %d renewals, %d expiries, %d clears (%d fenced), "+
+			"%d came back; all %d dead workers are cleared",
 		w.now, len(w.workers), c.renewals, c.expiries, c.clears, c.fenced, c.returns, gone)
-	t.Logf("%d queries, each to %.1f other nodes; %d asked of a second one", c.queries,
+	t.Logf("%d queries to %.1f other nodes on average; %d hedged", c.queries,
 		float64(c.requests)/float64(c.queries), c.nextAsks)
 	t.Logf("%d beats of %d bytes, at most %d", c.beats, c.beatBytes/c.beats, c.beatMost)
 	if c.clears == 0 || c.returns == 0 || gone == 0 || c.nextAsks == 0 {
-		t.Error("something that was to be tried did not happen")
+		t.Error("a planned fault did not happen")
 	}
 }

@@ -8,27 +8,27 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// worker is a rank with its record in the workers' bucket and its subject in the log.
+// worker is a rank with a record in the workers' bucket and a subject in the log.
 type worker struct {
 	w         *world
-	record    registry.Record // as it writes it
+	record    registry.Record // the record without the state
 	partition events.Partition
 
 	state    registry.State // in the bucket; empty: no record
 	revision uint64
-	renewed  time.Duration // when its lease was written last
+	renewed  time.Duration // time of the last write of the lease
 
 	alive  bool
-	life   int           // of its shim
-	died   time.Duration // when it was last alive
-	seq    int           // of its last message in the log
-	closed bool          // that message closes the incarnation
+	life   int           // number of the shim's life
+	died   time.Duration // end of the last life
+	seq    int           // of the last message in the log
+	closed bool          // whether the last message closes the incarnation
 	clears int           // of all incarnations
-	expect int           // how often its lease expired
-	back   int           // how often it took an expired record over: it may have come before the clear
+	expect int           // number of expiries of the lease
+	back   int           // number of times that the shim took over an expired record, perhaps before the clear
 }
 
-// change is one of the workers' bucket.
+// change is a change of the workers' bucket.
 type change struct {
 	at       time.Duration
 	of       *worker
@@ -55,15 +55,15 @@ func (w *world) hire() {
 	k.live()
 }
 
-// live has the worker's shim begin: it takes its record, looks into the log, and goes on where it was unless that is
-// closed.
+// live starts the worker's shim. The shim acquires the record, reads the log, and continues the incarnation unless the
+// incarnation is closed.
 func (k *worker) live() {
 	k.alive = true
 	k.life++
 	k.renew(k.life, true)
 }
 
-// renew writes the lease, three times in its length.
+// renew writes the lease, three times within the lease's length.
 func (k *worker) renew(life int, first bool) {
 	w := k.w
 	if !k.alive || life != k.life {
@@ -81,7 +81,7 @@ func (k *worker) renew(life int, first bool) {
 	w.counts.renewals++
 	k.renewed = w.now
 	if lost {
-		w.Fatalf("at %v the lease of %s, which renews it, had expired", w.now, k.record.Instance)
+		w.Fatalf("at %v the lease of the live worker %s had expired", w.now, k.record.Instance)
 	}
 	if first {
 		w.after(w.between(0, 20*ms), func() {
@@ -90,7 +90,7 @@ func (k *worker) renew(life int, first bool) {
 				k.closed = false
 			}
 		})
-		w.after(2*renewal, func() { // it looks again, lest a clear was under way
+		w.after(2*renewal, func() { // look again, in case a clear was running
 			if k.alive && life == k.life && k.closed {
 				k.seq++
 				k.closed = false
@@ -100,7 +100,7 @@ func (k *worker) renew(life int, first bool) {
 	w.after(w.between(renewal*9/10, renewal), func() { k.renew(life, false) })
 }
 
-// dies ends it; it comes back after a while, or does not.
+// dies ends the worker. After a while the worker restarts, unless back is zero.
 func (k *worker) dies(back time.Duration) {
 	k.alive, k.died = false, k.w.now
 	if back > 0 {
@@ -114,18 +114,18 @@ func (k *worker) dies(back time.Duration) {
 	}
 }
 
-// hear tells a node's machine what has changed in the workers' bucket.
-func (n *node) hear() {
+// applyChanges passes the changes of the workers' bucket to a node's state machine.
+func (n *node) applyChanges() {
 	w := n.w
-	for ; n.told < len(w.changes); n.told++ {
-		c := &w.changes[n.told]
+	for ; n.applied < len(w.changes); n.applied++ {
+		c := &w.changes[n.applied]
 		if c.at > w.now-20*ms {
 			return
 		}
 		w.counts.heard++
 		if c.state == "" {
 			n.leases.Gone(c.of.record.Key())
-			if n.booker != nil && c.of.state == "" { // as if it was heard at once
+			if n.booker != nil && c.of.state == "" { // the model passes the end at once
 				n.booker.RemoveRank(w.now, c.of.record.Key())
 			}
 			continue
@@ -144,7 +144,7 @@ func (n *node) probe() {
 		every = time.Second
 	}
 	n.after(every, n.probe)
-	n.hear()
+	n.applyChanges()
 	sent := w.now
 	n.after(w.between(0, 20*ms), func() {
 		if w.down {
@@ -161,7 +161,7 @@ func (n *node) probe() {
 	})
 }
 
-// back has NATS back: each shim that could not renew does so after a random time, as registry.Lease.
+// back ends the outage of NATS. A shim with a missed renewal renews after a random time, as in registry.Lease.
 func (w *world) back() {
 	w.down = false
 	for _, renew := range w.offline {
@@ -178,8 +178,8 @@ func (w *world) byName(id events.WorkerID) *worker {
 	return w.workers[i]
 }
 
-// expire ends a lease as registry.Registry does: mark, read the log's end, look at the mark, clear, delete; each a
-// while after the other.
+// expire ends a lease as registry.Registry does: mark, read the end of the log, check the mark, clear, delete. Every
+// step takes time.
 func (n *node) expire(k *worker, d registry.Due) {
 	w := n.w
 	if w.down {
@@ -188,10 +188,10 @@ func (n *node) expire(k *worker, d registry.Due) {
 	revision := d.Revision
 	if d.Record.State == registry.Held {
 		if k.revision != revision {
-			return // renewed, or another node is at it
+			return // the lease was renewed, or another node is clearing the worker
 		}
 		if k.alive || w.now-k.renewed < lease {
-			w.Fatalf("at %v the lease of %s is ended, which it renewed %v before; alive: %v", w.now, k.record.Instance,
+			w.Fatalf("at %v a node ends the lease of %s, renewed %v before; alive: %v", w.now, k.record.Instance,
 				w.now-k.renewed, k.alive)
 		}
 		w.changed(k, registry.Expired)
@@ -233,7 +233,7 @@ func (n *node) clear(k *worker, revision uint64) {
 	})
 }
 
-// churn has workers come and go each second.
+// churn stops and starts workers every second.
 func (w *world) churn(each int) {
 	if w.calm {
 		return
@@ -242,9 +242,9 @@ func (w *world) churn(each int) {
 		if k := w.workers[w.rng.IntN(len(w.workers))]; k.alive {
 			switch w.rng.IntN(4) {
 			case 0:
-				k.dies(w.between(time.Second, lease*2/3)) // its host restarts it
+				k.dies(w.between(time.Second, lease*2/3)) // restarted by the host
 			case 1:
-				k.dies(w.between(lease*9/10, lease*3/2)) // at about the time when it expires
+				k.dies(w.between(lease*9/10, lease*3/2)) // near the expiry of the lease
 			default:
 				k.dies(0)
 				w.hire()

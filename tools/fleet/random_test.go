@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// fault does one thing to the cluster.
+// fault applies a random fault or change to the cluster.
 func (w *world) fault(most int) {
 	names := w.names()
 	if len(names) == 0 {
@@ -25,7 +25,7 @@ func (w *world) fault(most int) {
 	case 2:
 		if len(names) > 1 {
 			any.end()
-			if w.rng.IntN(2) == 0 { // and comes back under its name, with its old record still there
+			if w.rng.IntN(2) == 0 { // restarts under the same name while the old record exists
 				w.after(w.between(0, 3*deadAfter), func() { w.start(any.name) })
 			}
 		}
@@ -40,15 +40,15 @@ func (w *world) fault(most int) {
 	}
 }
 
-// mayLack lets a partition be without a ready owner for a while after one of its owners died.
+// mayLack allows a partition without a ready owner for a while after the death of an owner.
 func (w *world) mayLack() {
 	w.settling = false
 	w.allowed = func(p events.Partition) bool { return w.died[p] >= 0 && w.now-w.died[p] <= 4*deadAfter }
 }
 
-// rest lets nothing happen until everything is where it belongs.
+// rest waits without further faults until all partitions are at their places.
 func (w *world) rest() {
-	w.run(8 * deadAfter) // until who is held and what is down is back
+	w.run(8 * deadAfter) // until held nodes and NATS are back
 	w.untilSettled()
 	w.run(2 * beat)
 	if err := w.writers(); err != nil {
@@ -56,9 +56,9 @@ func (w *world) rest() {
 	}
 }
 
-// TestRandomly does things to clusters: what is let go has another owner at every moment, and when nothing happens any
-// more, everything is where it belongs, and written by one. Half of them have zones, and some of those nodes of a
-// version that knows none.
+// TestRandomly applies random faults to clusters. A released partition must have another owner at every moment. Without
+// further faults, all partitions must reach their places, with a single writer. Half of the clusters have zones, and
+// some of these have nodes of a version without zones.
 func TestRandomly(t *testing.T) {
 	seeds := 40
 	if testing.Short() || testkit.Race {
@@ -84,7 +84,7 @@ func TestRandomly(t *testing.T) {
 		}
 		takes, releases = takes+w.counts.takes, releases+w.counts.releases
 	}
-	t.Logf("%d seeds: %d partitions taken, %d let go", seeds, takes, releases)
+	t.Logf("%d seeds: %d partitions acquired, %d released", seeds, takes, releases)
 	if takes == 0 || releases == 0 {
 		t.Error("nothing moved")
 	}
@@ -104,5 +104,5 @@ func TestLarge(t *testing.T) {
 		w.fault(nodes)
 	}
 	w.rest()
-	t.Logf("%v of virtual time: %d taken, %d let go", w.now, w.counts.takes, w.counts.releases)
+	t.Logf("%v of virtual time: %d acquired, %d released", w.now, w.counts.takes, w.counts.releases)
 }

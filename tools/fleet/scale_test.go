@@ -15,18 +15,19 @@ import (
 var (
 	scaleNodes    = flag.Int("scale.nodes", 12, "nodes of TestScale")
 	scaleCopies   = flag.Int("scale.copies", 2, "replicas of each partition in TestScale")
-	scaleZones    = flag.Int("scale.zones", 8, "zones of nodes in TestScale, the first of which goes; 0: they say none")
+	scaleZones    = flag.Int("scale.zones", 8, "zones of nodes in TestScale; the first zone fails; 0: no zones")
 	scaleWorkers  = flag.Int("scale.workers", 1000, "workers of TestScale")
 	scaleRequests = flag.Int("scale.requests", 1000, "requests under way in TestScale")
 )
 
-// TestScale has a rack of nodes, which is a zone if nodes say zones, and as large a part of the workers go and come
-// back. Then a node is held, then NATS goes and comes back. Meanwhile requests are booked and end. With zones no
-// partition is only in that rack; no lease expires while NATS is away; in the end all nodes have the same requests.
+// TestScale stops a rack of nodes, which is a zone if zones are configured, with a proportional part of the workers,
+// and restarts them. Then a node is paused, and then NATS has an outage. Bookings continue in all phases. With zones,
+// no partition may be only in the rack. No lease may expire during the outage. At the end all nodes must have the same
+// requests.
 //
-// It says what nodes hear and work meanwhile, and after how long all is as it should be. A node's share of a core is of
-// the machines that decide, and of the simulation itself: there is no NATS, and workers' records are not decoded. It is
-// as large as flags say:
+// The test prints the message rates, the work of the nodes and the durations of recoveries. The share of a core
+// contains the state machines and the simulation, without NATS and without the decoding of workers' records. Flags set
+// the size:
 //
 //	go test ./tools/fleet -run TestScale -v -timeout 0 -scale.nodes 64 -scale.workers 100000 -scale.requests 65000
 func TestScale(t *testing.T) {
@@ -48,10 +49,12 @@ func TestScale(t *testing.T) {
 	phase := func(what string) {
 		took, n, c, f := w.now-begun, float64(len(w.nodes)), w.counts, b.traffic()
 		each := n * took.Seconds()
-		t.Logf("%s: %v; each node works for %.1f %% of a core\n"+
-			"  each node hears %.0f changes of records/s; at most %d renewals in 100 ms; %d expiries, %d cleared\n"+
-			"  %d partitions restored; longest with one replica %v; answers incomplete for %v, %d partitions missing in %d queries\n"+
-			"  bookings: choices right after %v; each node hears %.0f messages/s of %.2f MB/s; %d exchanges, %d pushed, %d healed",
+		t.Logf("%s: %v; a node uses %.1f %% of a core\n"+
+			"  a node receives %.0f changes of records/s; at most %d renewals in 100 ms; %d expiries, %d cleared\n"+
+			"  %d partitions restored; longest with one replica %v; answers incomplete for %v, "+
+			"%d partitions missing in %d queries\n"+
+			"  bookings: choices right after %v; a node receives %.0f messages/s of %.2f MB/s; "+
+			"%d exchanges, %d pushed, %d healed",
 			what, took.Round(100*ms), (processorTime(t)-busy).Seconds()/each*100,
 			float64(c.heard-before.heard)/each, peak, c.expiries-before.expiries, c.clears-before.clears,
 			c.restores-before.restores, w.longest.Round(100*ms), incomplete.Round(100*ms), c.missing-before.missing,
@@ -61,7 +64,7 @@ func TestScale(t *testing.T) {
 		begun, before, busy, heard = w.now, c, processorTime(t), f
 		peak, w.longest, incomplete, right = 0, 0, 0, 0
 	}
-	// settle runs until choices are right, and partitions are where they belong.
+	// settle runs until choices are right and all partitions are at their places.
 	settle := func() {
 		for from := w.now; !b.right(); right = w.now - from {
 			if w.run(100 * ms); w.now-from > 2*time.Minute {
@@ -98,7 +101,7 @@ func TestScale(t *testing.T) {
 	w.run(renewal)
 	phase("nothing happens")
 
-	var dead cluster.Set // partitions that only the rack serves
+	var dead cluster.Set // partitions only in the rack
 	w.allowed = func(p events.Partition) bool { return dead.Has(p) }
 	var rack []string
 	for i := 0; i < s.nodes; i += racks {
@@ -176,5 +179,5 @@ func TestScale(t *testing.T) {
 		}
 	}
 	phase("no more requests come: all nodes have the same tables")
-	t.Logf("%d booked, %d lost their node; the largest message has %d bytes", b.made, b.lost(), b.largest)
+	t.Logf("%d booked, %d lost with a node; the largest message has %d bytes", b.made, b.lost(), b.largest)
 }

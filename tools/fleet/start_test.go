@@ -8,8 +8,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
-// TestNodesThatStartOneAfterTheOther: who starts first takes what it is to give away later, and restores of that no
-// more than it comes to before it learns better.
+// TestNodesThatStartOneAfterTheOther checks a staggered start. Early nodes restore partitions that they later give
+// away. The number of such restores must stay within a bound for every kept partition.
 func TestNodesThatStartOneAfterTheOther(t *testing.T) {
 	s := size{nodes: 64, copies: 2, partitions: 512}
 	if testing.Short() || testkit.Race {
@@ -17,7 +17,7 @@ func TestNodesThatStartOneAfterTheOther(t *testing.T) {
 	}
 	for _, c := range []struct {
 		over time.Duration
-		most float64 // restores for each partition that is kept in the end
+		most float64 // restores for each partition at the end
 	}{{3 * time.Second, 1.1}, {10 * time.Second, 1.9}, {30 * time.Second, 2.5}} {
 		w := newWorld(t, 1, s)
 		for i := range s.nodes {

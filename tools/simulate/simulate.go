@@ -35,10 +35,13 @@ func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "simulate [--endpoint tcp://HOST:PORT --replay tcp://HOST:PORT]",
 		Short: "Run a simulated engine that announces KV cache, to try kvatlas without a GPU",
-		Long: `Run a simulated engine until stopped. It serves made-up conversations out of a block cache of its own and announces what it stores
-and evicts as vLLM does, on a ZeroMQ socket with a replay socket beside it. Equal seeds serve equal prompts, with equal blocks.
-With --serve HOST:PORT it answers completions and chats of OpenAI's API there too, as --model; a word is a token.
-With --print-prompt FILE the token ids of the prompt that was served last stand in FILE, for indexer query --tokens-file FILE.`,
+		Long: `Run a simulated engine until stopped. The engine serves generated conversations with a block cache and announces stores
+and evictions as vLLM does, on a ZeroMQ socket with a replay socket. Equal seeds serve equal prompts with equal blocks.
+
+With --serve HOST:PORT the engine also serves completions and chats of OpenAI's API as --model. A word is a token.
+
+With --print-prompt FILE the engine writes the token ids of the last prompt to FILE, for indexer query --tokens-file
+FILE.`,
 		Example: `  worker-shim simulate --print-prompt prompt.json
   worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5657 --worker sim --model sim --block-size 16
   indexer query --model sim --tokens-file prompt.json`,

@@ -340,15 +340,15 @@ func TestDemonstration(t *testing.T) {
 	}
 	said := string(out)
 	turns := regexp.MustCompile(`(?s)TURN (\d): POST (\S+)/v1.*?(\d+) tokens, \d+ whole blocks.*?`+
-		`Envoy sent it to (\S+), which had (\d+) of its (\d+) tokens cached: `).FindAllStringSubmatch(said, -1)
+		`Envoy selected (\S+), with (\d+) of (\d+) tokens cached: `).FindAllStringSubmatch(said, -1)
 	if len(turns) != 2 || turns[0][4] != turns[1][4] || turns[0][5] != "0" || turns[1][5] == "0" ||
 		turns[0][3] != turns[0][6] || turns[1][3] != turns[1][6] {
 		t.Fatalf("the turns were %q in\n%s", turns, said)
 	}
 	for _, pattern := range []string{`\$ indexer serve .*--grpc-listen`, `\$ worker-shim run .*--worker worker-2`,
-		`\$ envoy -c `, `WORKER +RANK +COST +PROBABILITY`, `its events are in the index after`,
+		`\$ envoy -c `, `WORKER +RANK +COST +PROBABILITY`, `the events are in the index after`,
 		`(?s)TURN 2.*\* +` + turns[1][4] + ` +0 +\S+ +1.000 +` + turns[1][5] + ` `,
-		`10 of 10 second turns were answered by the worker that had answered the first`} {
+		`the worker of the first turn answered 10 of 10 second turns`} {
 		if !regexp.MustCompile(pattern).MatchString(said) {
 			t.Errorf("%s is not in\n%s", pattern, said)
 		}

@@ -1,11 +1,11 @@
-// Package compat lets a client of NVIDIA Dynamo's standalone indexer, which renders Mooncake's RFC #1403
-// (kvcache-ai/Mooncake), talk to kvatlas by changing only the address; and it runs shims in the indexer's own process
-// for engines that have none beside them.
+// Package compat serves the HTTP API of NVIDIA Dynamo's standalone indexer, which implements Mooncake's RFC #1403
+// (kvcache-ai/Mooncake). Clients change only the address. The package also runs shims in the indexer's process for
+// engines without a shim beside them.
 //
-// [Shims] are those: one for each (instance, rank) that was registered, remembered in the bucket of workers and started
-// again with the indexer. Each has its lease like any other. [Handler] is the HTTP: POST /register, /unregister,
-// /query, /query_by_hash, /overlap_scores; GET /workers, /dump, /health. Depths are in tokens there (in blocks in
-// [OverlapScores]), and cpu and disk count what lies above them too.
+// [Shims] runs a shim for every registered (instance, rank). The bucket of workers stores the registrations, so a
+// restarted indexer starts the shims again. Every shim has a lease. [Handler] serves POST /register, /unregister,
+// /query, /query_by_hash, /overlap_scores and GET /workers, /dump, /health. Depths count tokens; in [OverlapScores]
+// depths count blocks. The numbers of cpu and disk include the tiers above.
 //
-// docs/compatibility.md lists what differs on purpose. Both may be used from any goroutine.
+// docs/compatibility.md lists the intended differences. All functions are safe for concurrent use.
 package compat

@@ -15,32 +15,33 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// MaxDumps is how many dumps one node writes at a time.
+// MaxDumps is the number of concurrent dumps of a node.
 const MaxDumps = 2
 
-// dumpDeadline bounds the writing of a dump.
+// dumpDeadline is the time limit of a dump.
 const dumpDeadline = 10 * time.Minute
 
-// Dump is an answer that is written while it is read from the snapshots. Stream or Close must be called.
+// Dump streams the content of snapshots to the client. The caller must call Stream or Close.
 type Dump struct {
 	cfg     *Config
 	models  map[string]*dumped
 	release func()
 }
 
-// dumped is what is dumped of a model.
+// dumped is the part of a dump for a model.
 type dumped struct {
 	size    uint32
 	workers []events.WorkerID
 }
 
-// Holdings has snapshots written and returns what they hold, for /dump: what the log said a moment ago.
+// Holdings requests new snapshots and returns a Dump of the contents for /dump. The dump includes all events in the log
+// at the time of the call.
 func (cfg *Config) Holdings(ctx context.Context) (*Dump, error) {
 	select {
 	case cfg.Dumps <- struct{}{}:
 	default:
-		return nil, api.Errorf(api.CodeBusy, "%d dumps are under way, which is as many as a node writes at a time; "+
-			"ask again when one has ended, or run indexer dump", cap(cfg.Dumps))
+		return nil, api.Errorf(api.CodeBusy, "%d dumps are running, the maximum of a node; "+
+			"retry after the end of a dump, or run indexer dump", cap(cfg.Dumps))
 	}
 	d := &Dump{cfg: cfg, models: map[string]*dumped{}, release: func() { <-cfg.Dumps }}
 	if err := d.open(ctx); err != nil {
@@ -87,7 +88,7 @@ func (d *Dump) open(ctx context.Context) error {
 	return nil
 }
 
-// Close lets another dump begin.
+// Close frees the place for another dump.
 func (d *Dump) Close() {
 	if d.release != nil {
 		d.release()
@@ -95,8 +96,8 @@ func (d *Dump) Close() {
 	}
 }
 
-// Stream writes the dump as JSON, and closes it. It needs the memory of one partition's blocks. Of an error before the
-// first byte the caller can still tell; begun says that it is too late for that.
+// Stream writes the dump as JSON and closes the dump. Stream needs memory for the blocks of a single partition. begun
+// reports that the first byte was written. After that an error cannot become a reply.
 func (d *Dump) Stream(ctx context.Context, w http.ResponseWriter) (begun bool, err error) {
 	defer d.Close()
 	ctx, cancel := context.WithTimeout(ctx, dumpDeadline)
@@ -117,7 +118,7 @@ func (d *Dump) write(ctx context.Context, out *bufio.Writer) error {
 		if err != nil {
 			return err
 		}
-		_ = out.WriteByte(next) // Flush returns an error of the writer's
+		_ = out.WriteByte(next) // Flush returns the error of the writer
 		fmt.Fprintf(out, `%s:{"block_size":%d,"events":[`, text, model.size)
 		if err := d.cfg.Dump(ctx, model.workers, &listWriter{out: out}); err != nil {
 			return err
@@ -131,7 +132,7 @@ func (d *Dump) write(ctx context.Context, out *bufio.Writer) error {
 	return out.WriteByte('}')
 }
 
-// listWriter turns lines, each of which is written at once, into the elements of a list.
+// listWriter converts lines to the elements of a JSON list. Every Write call contains a single line.
 type listWriter struct {
 	out   *bufio.Writer
 	lines int
@@ -145,7 +146,7 @@ func (l *listWriter) Write(line []byte) (int, error) {
 	return len(line), err
 }
 
-// begunWriter writes the head of an answer with its first bytes.
+// begunWriter writes the head of the reply before the first bytes.
 type begunWriter struct {
 	w     http.ResponseWriter
 	begun bool

@@ -18,7 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// fleet is an indexer with workers.
+// fleet is a fake indexer with a fixed list of workers.
 type fleet struct {
 	Server
 	workers []api.WorkerInfo
@@ -35,7 +35,7 @@ func info(instance events.WorkerID, model string, size uint32) (w api.WorkerInfo
 	return w
 }
 
-// dumping serves /dump of a fleet whose workers' lines come from lines.
+// dumping serves /dump. The function lines writes the lines of every worker.
 func dumping(t *testing.T, lines func(ctx context.Context, worker events.WorkerID, out io.Writer) error,
 	workers ...api.WorkerInfo) (url string, outcomes chan string) {
 	outcomes = make(chan string, 100)
@@ -77,7 +77,7 @@ func get(t *testing.T, url string) (status int, body string) {
 	return r.StatusCode, string(text)
 }
 
-// TestDumpForm: a dump has the bytes that encoding it at once would have.
+// TestDumpForm checks that a streamed dump is equal to the JSON encoding of the whole value.
 func TestDumpForm(t *testing.T) {
 	type model struct {
 		Size   uint32            `json:"block_size"`
@@ -113,10 +113,10 @@ func TestDumpForm(t *testing.T) {
 	}
 }
 
-// TestDumpsAreBounded: a dump is written while it is read, in little memory; two are under way at a time, and a further
-// one is refused with what to do.
+// TestDumpsAreBounded checks that dumps are streamed in little memory. Two dumps may run at a time, and the error of a
+// third dump names the remedy.
 func TestDumpsAreBounded(t *testing.T) {
-	const before = 400_000 // lines: 40 MB
+	const before = 400_000 // lines, 40 MB
 	more := make(chan struct{})
 	url, outcomes := dumping(t, func(ctx context.Context, worker events.WorkerID, out io.Writer) error {
 		text := line(worker, 1)
@@ -156,7 +156,7 @@ func TestDumpsAreBounded(t *testing.T) {
 		t.Errorf("two dumps of %d lines take %d MiB", before, grown>>20)
 	}
 	status, body := get(t, url)
-	if status != 429 || !strings.Contains(body, "2 dumps are under way") || !strings.Contains(body, "ask again") ||
+	if status != 429 || !strings.Contains(body, "2 dumps are running") || !strings.Contains(body, "retry") ||
 		!strings.Contains(body, `"busy"`) {
 		t.Errorf("a third dump: %d %s", status, body)
 	}
@@ -174,8 +174,8 @@ func TestDumpsAreBounded(t *testing.T) {
 	}
 }
 
-// TestDumpsThatFail: an error before the first byte is an answer, one in the middle ends the connection, and both let
-// another dump begin.
+// TestDumpsThatFail checks errors of a dump. Before the first byte, the client gets an error reply. Later, the server
+// closes the connection. After an error, another dump can start.
 func TestDumpsThatFail(t *testing.T) {
 	for _, lines := range []int{0, 10_000} {
 		url, outcomes := dumping(t, func(_ context.Context, worker events.WorkerID, out io.Writer) error {

@@ -7,37 +7,37 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// Field describes one field of a JSON object: where its value goes, and which values are valid. The fields of a request
-// are a table of these for each face.
+// Field describes a field of a JSON object: the destination and the valid values. A face describes a request as a table
+// of Fields.
 type Field struct {
 	Name string
 
-	// To is a pointer to the value: a *[api.Tokens], an *[api.Hashes], or one that [strictjson.Unmarshal] takes; or a
-	// func(value []byte) error that reads the value, null too, and returns the face's own error.
+	// To is the destination: a *[api.Tokens], an *[api.Hashes], or a pointer for [strictjson.Unmarshal]. Or To is a
+	// func(value []byte) error that reads the value, including null, and returns the face's own error.
 	To any
 
-	// Presence says whether the field may be absent or null.
+	// Presence states whether the field may be absent or null.
 	Presence Presence
 
-	Want string // a valid value, in the words of an error
+	Want string // a description of valid values for errors
 }
 
-// Presence says whether a field may be absent or null.
+// Presence states whether a field may be absent or null.
 type Presence int
 
 // The kinds of presence.
 const (
-	Optional  Presence = iota // it may be both
-	Defaulted                 // it may be absent
-	Required                  // neither
+	Optional  Presence = iota // absent or null is valid
+	Defaulted                 // absent is valid, null is not
+	Required                  // absent and null are invalid
 )
 
-// Words make the errors of a face. Missing and Null are for [Object.Read] only.
+// Words builds the errors of a face. Only [Object.Read] calls Missing and Null.
 type Words struct {
 	Missing func(name string) error
 	Twice   func(name string) error
 	Null    func(f Field) error
-	Wrong   func(f Field, value []byte, err error) error // err is the error of the reader of the value
+	Wrong   func(f Field, value []byte, err error) error // err is the error of the value's reader
 }
 
 // set reads the value of the field.
@@ -66,8 +66,8 @@ func (f Field) set(value []byte, words *Words) error {
 	return nil
 }
 
-// ReadFields reads an object field by field, in the order of the body. The fields may be absent. Other fields are
-// ignored; so is a known name in another letter case. An error of JSON that is broken is an [api.Error].
+// ReadFields reads an object field by field, in the order of the body. All fields may be absent. Unknown fields are
+// ignored, and names are case-sensitive. An [api.Error] reports invalid JSON.
 func ReadFields(body []byte, words *Words, fields ...Field) error {
 	seen := make([]bool, len(fields))
 	return api.Members(body, func(name string, value []byte) error {
@@ -83,16 +83,16 @@ func ReadFields(body []byte, words *Words, fields ...Field) error {
 	})
 }
 
-// Object is a JSON object whose fields are read in the order of a table.
+// Object is a JSON object for reading in the order of a table.
 type Object map[string]member
 
-// member is a field of an object. Of a field that is there twice, value is the first.
+// member is a field of an object. value is the first value of a duplicate field.
 type member struct {
 	value []byte
 	twice bool
 }
 
-// ReadObject reads an object without its values. An error of JSON that is broken is an [api.Error].
+// ReadObject splits an object into members without reading the values. An [api.Error] reports invalid JSON.
 func ReadObject(body []byte) (Object, error) {
 	o := Object{}
 	err := api.Members(body, func(name string, value []byte) error {
@@ -107,7 +107,7 @@ func ReadObject(body []byte) (Object, error) {
 	return o, err
 }
 
-// Read reads fields in the order of the table. Other fields are ignored.
+// Read reads fields in the order of the table. Unknown fields are ignored.
 func (o Object) Read(words *Words, fields ...Field) error {
 	for _, f := range fields {
 		m, there := o[f.Name]

@@ -22,35 +22,37 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// Server answers for the whole cluster.
+// Server answers queries for the whole cluster.
 type Server interface {
 	Find(ctx context.Context, q *api.Query) (*api.Answer, error)
 	Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error)
 	Snapshot(ctx context.Context) (*api.SnapshotList, error)
 }
 
-// Config is what the paths are answered with.
+// Config configures the paths of Dynamo's indexer.
 type Config struct {
 	Server Server
 	Shims  *Shims
 
-	// Resolve returns what the name of a model stands for. nil: itself.
+	// Resolve resolves an alias to a model. nil disables aliases.
 	Resolve registry.Resolver
 
-	// Dump writes what workers hold as router events, one JSON object a line. Each line is one call of Write.
+	// Dump writes the blocks of workers as router events, with a JSON object on every line. Every Write call contains a
+	// single line.
 	Dump func(ctx context.Context, of []events.WorkerID, out io.Writer) error
 
-	// Dumps has room for as many elements as dumps may be under way.
+	// Dumps is a semaphore. The capacity is the number of concurrent dumps.
 	Dumps chan struct{}
 
-	// Ended is told what became of each request, by its path without the slash. May be nil.
+	// Ended is called with the outcome of every request. The operation is the path without the slash. nil disables the
+	// call.
 	Ended func(op, outcome string)
 }
 
-// deadline bounds a request.
+// deadline is the time limit of a request.
 const deadline = 10 * time.Second
 
-// DefaultGroup is the routing group of who names none.
+// DefaultGroup is the routing group of requests without a group.
 const DefaultGroup = "default"
 
 // ID is an instance id: a number or a string.
@@ -68,7 +70,7 @@ func (i *ID) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// MarshalJSON writes a number where it is one.
+// MarshalJSON writes a numeric id as a JSON number.
 func (i ID) MarshalJSON() ([]byte, error) {
 	if n, err := strconv.ParseUint(string(i), 10, 64); err == nil && strconv.FormatUint(n, 10) == string(i) {
 		return []byte(i), nil
@@ -93,23 +95,24 @@ type request struct {
 	Salt     string
 	Media    []*media
 
-	Record *api.WorkerSpec // ours: what a choice of worker needs to know
-	L3     *hicache.Config // ours: how the worker uses a shared store
-	passed hicache.Passed  // fields of L3 that are not known
-	KV     string          // ours: as worker-shim's --kv-groups
+	Record *api.WorkerSpec // extension: the fields for worker selection
+	L3     *hicache.Config // extension: the worker's configuration of a shared store
+	passed hicache.Passed  // unknown fields of L3
+	KV     string          // extension: equal to --kv-groups of worker-shim
 }
 
-// media are the multimodal items that touch a block.
+// media are the multimodal items of a block.
 type media struct {
 	Objects []MediaObject `json:"mm_objects"`
 }
 
-// MediaObject is an item of a block, as Dynamo has it. Its offsets are no part of Dynamo's hashes.
+// MediaObject is a multimodal item of a block in Dynamo's form. Dynamo's hashes do not include the offsets.
 type MediaObject struct {
 	Hash MediaHash `json:"mm_hash"`
 }
 
-// BlockMedia are a block's items as they are hashed: one item as Dynamo does, of several the order counts too.
+// BlockMedia converts the items of a block for hashing. The hash of a single item is equal to Dynamo's. The hash of
+// several items depends on the order.
 func BlockMedia(objects []MediaObject) (list []events.BlockMedia) {
 	for _, o := range objects {
 		list = append(list, events.BlockMedia{Hash: uint64(o.Hash), Offset: events.NoOffset})
@@ -117,7 +120,7 @@ func BlockMedia(objects []MediaObject) (list []events.BlockMedia) {
 	return list
 }
 
-// MediaHash is a 64-bit number, or one as text.
+// MediaHash is a 64-bit number, as a JSON number or as text.
 type MediaHash uint64
 
 func (h *MediaHash) UnmarshalJSON(data []byte) error {
@@ -126,7 +129,7 @@ func (h *MediaHash) UnmarshalJSON(data []byte) error {
 	return err
 }
 
-// fields are the fields of all requests.
+// fields returns the table of all request fields.
 func (r *request) fields() []Field {
 	return []Field{
 		{"instance_id", &r.Instance, Optional, "a whole number or text"},
@@ -164,7 +167,7 @@ func (r *request) fields() []Field {
 
 const wantMedia = "a list with null or the mm_objects, each with its mm_hash, of each block"
 
-// words are the errors of requests to Dynamo's indexer.
+// words builds the errors of requests to Dynamo's indexer.
 var words = Words{
 	Twice: func(name string) error {
 		return fail(http.StatusUnprocessableEntity, api.CodeMalformed, "duplicate field `%s`", name)
@@ -172,15 +175,15 @@ var words = Words{
 	Wrong: wrong,
 }
 
-// wrong is the error of a value that the field does not take.
+// wrong returns the error of an invalid value.
 func wrong(f Field, value []byte, err error) error {
-	if e, is := errors.AsType[*api.Error](err); is { // of tokens or hashes, which names the field
+	if e, is := errors.AsType[*api.Error](err); is { // the error of tokens or hashes names the field
 		return unprocessable(e)
 	}
 	return fail(http.StatusUnprocessableEntity, api.CodeMalformed, "%s is %.40s, not %s", f.Name, value, f.Want)
 }
 
-// failure is an error with its status, which in Dynamo is another than the code's in places.
+// failure is an error with a status. Some statuses of Dynamo differ from the status of the code.
 type failure struct {
 	status int
 	why    *api.Error
@@ -192,7 +195,7 @@ func fail(status int, code api.Code, format string, args ...any) error {
 	return &failure{status, api.Errorf(code, format, args...)}
 }
 
-// unprocessable is the error of JSON that is not what it should be.
+// unprocessable returns the error of a body with invalid JSON or invalid values.
 func unprocessable(err error) error {
 	if e, is := errors.AsType[*api.Error](err); is && e.Code != api.CodeTooLarge {
 		return &failure{http.StatusUnprocessableEntity, e}
@@ -200,7 +203,7 @@ func unprocessable(err error) error {
 	return err
 }
 
-// Register adds the paths that clients of Dynamo's standalone indexer, or of RFC #1403, ask.
+// Register adds the paths of Dynamo's standalone indexer and of RFC #1403 to mux.
 func Register(mux *web.Mux, cfg Config) {
 	if cfg.Ended == nil {
 		cfg.Ended = func(string, string) {}
@@ -255,7 +258,7 @@ func Register(mux *web.Mux, cfg Config) {
 	})
 }
 
-// Streamed returns the outcome of a request whose answer was sent in parts, the last of them with err.
+// Streamed returns the outcome of a request with a streamed reply. err is the error of the last write.
 func Streamed(r *http.Request, err error) string {
 	if err != nil {
 		return web.CutOff(r, err)
@@ -263,15 +266,16 @@ func Streamed(r *http.Request, err error) string {
 	return api.OutcomeOK
 }
 
-// AbortAfter ends the connection after an error in the middle of an answer, so that the client sees that it is cut off.
+// AbortAfter closes the connection after an error in the middle of a reply. The client then detects the incomplete
+// reply.
 func AbortAfter(err error) {
 	if err != nil {
 		panic(http.ErrAbortHandler)
 	}
 }
 
-// open reads a request's body. What is posted must say that it is JSON, as in Dynamo: a web page may post anything else
-// to any address.
+// open reads the body of a request. As in Dynamo, a POST request must have a JSON Content-Type, because a web page may
+// send a request without that header to any address.
 func open(w http.ResponseWriter, r *http.Request, method string) ([]byte, error) {
 	if !web.Allowed(w, r, method) {
 		return nil, web.WrongMethod(r, method)
@@ -291,7 +295,7 @@ func open(w http.ResponseWriter, r *http.Request, method string) ([]byte, error)
 	return body, nil
 }
 
-// statusOf is the status of an error, and the error as clients get it; nil for none.
+// statusOf converts an error to the status and the error for clients. Without an error, the error is nil.
 func statusOf(err error) (int, *api.Error) {
 	switch f, is := errors.AsType[*failure](err); {
 	case err == nil:
@@ -303,7 +307,7 @@ func statusOf(err error) (int, *api.Error) {
 	return e.Code.HTTPStatus(), e
 }
 
-// AsError is an error of [Shims], or of what they write to, as clients get it. err is not nil.
+// AsError converts an error of [Shims], or of the services behind, to the error for clients. err is not nil.
 func AsError(err error) *api.Error {
 	switch e, is := errors.AsType[*api.Error](err); {
 	case is:
@@ -320,7 +324,7 @@ func AsError(err error) *api.Error {
 	return api.Errorf(api.CodeUnavailable, "%v", err)
 }
 
-// read decodes a request and demands the fields that are named.
+// read decodes a request and checks for the required fields.
 func read(body []byte, need ...string) (*request, error) {
 	req := &request{}
 	if err := ReadFields(body, &words, req.fields()...); err != nil {
@@ -339,7 +343,7 @@ func read(body []byte, need ...string) (*request, error) {
 	return req, nil
 }
 
-// group is the routing group that a request names, or the default one.
+// group returns the routing group of a request, or DefaultGroup.
 func (r *request) group() string {
 	if r.Group == nil || *r.Group == "" {
 		return DefaultGroup
@@ -347,7 +351,7 @@ func (r *request) group() string {
 	return *r.Group
 }
 
-// ModelOf is how a model of a routing group is called in the index.
+// ModelOf returns the index name of a model in a routing group.
 func ModelOf(model, group string) string {
 	if group == DefaultGroup {
 		return model
@@ -355,7 +359,7 @@ func ModelOf(model, group string) string {
 	return model + ":" + group
 }
 
-// NameOf is what a registration calls its model.
+// NameOf returns the model's name in the registration.
 func NameOf(r registry.Record) string {
 	if r.Engine.Group == DefaultGroup {
 		return r.Model
@@ -394,7 +398,7 @@ func (cfg *Config) register(ctx context.Context, body []byte, _ url.Values) (any
 	return ok, nil
 }
 
-// unregister forgets an instance, whatever its routing group if none is named.
+// unregister removes an instance. Without a routing group, the instance is removed from all groups.
 func (cfg *Config) unregister(ctx context.Context, body []byte, _ url.Values) (any, error) {
 	req, err := read(body, "instance_id", "model_name")
 	if err != nil {
@@ -513,9 +517,8 @@ func (cfg *Config) query(ctx context.Context, body []byte, byHash bool) (any, er
 	return out, nil
 }
 
-// find asks the index for what workers of the request's model hold. An answer is complete; of a model that is
-// registered and has said nothing yet it is empty. all asks for ranks too that hold nothing,
-// and for all that a shared store has.
+// find queries the index for the workers of the request's model. The answer must be complete. A registered model
+// without events has an empty answer. all adds ranks without blocks and all blocks of a shared store.
 func (cfg *Config) find(ctx context.Context, req *request, byHash, all bool) (*api.Answer, error) {
 	of, err := cfg.Resolve.Resolve(ModelOf(*req.Model, req.group()), req.LoRA)
 	if err != nil {
@@ -553,13 +556,13 @@ func (cfg *Config) find(ctx context.Context, req *request, byHash, all bool) (*a
 		return nil, err
 	case !answer.Complete:
 		return nil, fail(http.StatusServiceUnavailable, api.CodeNotReady,
-			"not every worker of the model could be looked at; see GET /v1/status")
+			"a node of the cluster did not answer for every worker of the model; see GET /v1/status")
 	}
 	return answer, nil
 }
 
-// hashed is a query by the hashes of its blocks with their multimodal items, which are not among what a query by tokens
-// says. How the model's workers hash is asked first.
+// hashed converts a query with multimodal items to a query by block hashes, because a query by tokens has no items. A
+// first query reads the hash mode of the model's workers.
 func (cfg *Config) hashed(ctx context.Context, q *api.Query, items []*media) (*api.Query, error) {
 	known, err := cfg.Server.Find(ctx, &api.Query{Model: q.Model, Hashed: []api.Hashed{{}}, L3: api.L3Off})
 	if err != nil {
@@ -580,7 +583,7 @@ func (cfg *Config) hashed(ctx context.Context, q *api.Query, items []*media) (*a
 	return by, nil
 }
 
-// hashMedia hashes the whole blocks of a prompt with their multimodal items.
+// hashMedia hashes the whole blocks of a prompt with multimodal items.
 func hashMedia(
 	blockSize, lookahead uint32, space events.Space, tokens api.Tokens, items []*media,
 ) (api.Hashes, error) {

@@ -37,8 +37,7 @@ func register(l3 string) string {
 	return `{"instance_id":1,"endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":16,"l3":` + l3 + `}`
 }
 
-// TestReadAsDynamoDoes: statuses are those of ai-dynamo-runtime 1.6.1 for the same requests, which was asked each of
-// them.
+// TestReadAsDynamoDoes compares statuses with the replies of ai-dynamo-runtime 1.6.1 to the same requests.
 func TestReadAsDynamoDoes(t *testing.T) {
 	counts := map[string]int{}
 	x := &asked{}
@@ -51,7 +50,7 @@ func TestReadAsDynamoDoes(t *testing.T) {
 		status                          int
 		want                            string
 	}{
-		// other fields are passed over
+		// unknown fields are ignored
 		{"POST", "/query", api.JSON, `{"token_ids":[1],"model_name":"m","foo":1}`, 200, `"scores":{}`},
 		{"POST", "/query", api.JSON, `{"Token_ids":[1],"model_name":"m"}`, 422, "missing field `token_ids`"},
 		{"POST", "/query", api.JSON, `{"token_ids":[1],"token_ids":[1],"model_name":"m"}`, 422,
@@ -89,7 +88,7 @@ func TestReadAsDynamoDoes(t *testing.T) {
 			`l3: sglang_hicache_mooncake is a list, not an object`},
 		{"POST", "/register", api.JSON, register(`{"sglang_hicache_mooncake":{"page_size":"x"}}`), 422,
 			`l3: sglang_hicache_mooncake.page_size is text, not a whole number`},
-		// On purpose: hashes as text, and unsigned ones.
+		// Intended differences: hashes as text and unsigned hashes.
 		{"POST", "/query_by_hash", api.JSON, `{"block_hashes":["18446744073709551615",-1],"model_name":"m"}`, 200,
 			`"scores":{}`},
 	} {
@@ -124,8 +123,8 @@ func TestReadAsDynamoDoes(t *testing.T) {
 	}
 }
 
-// TestMultimodalItems: the items of a prompt's blocks are part of what is looked up, for each way in which the model's
-// workers hash.
+// TestMultimodalItems checks that a query includes the multimodal items of the blocks, for every hash mode of the
+// model's workers.
 func TestMultimodalItems(t *testing.T) {
 	x := &asked{}
 	h := web.NewMux()
@@ -140,14 +139,15 @@ func TestMultimodalItems(t *testing.T) {
 	w := post(
 		`{"model_name":"m","token_ids":[0,1,2,3,4],"block_mm_infos":[{"mm_objects":[{"mm_hash":42,"offsets":[[0,2]]}]},null]}`)
 	if w.Code != http.StatusOK || len(x.queries) != 2 {
-		t.Fatalf("%d %s, asked %v", w.Code, w.Body, x.queries)
+		t.Fatalf("%d %s; queries %v", w.Code, w.Body, x.queries)
 	}
 	q := x.queries[1]
 	if len(q.Hashed) != 2 || len(q.Hashed[0].Hashes) != 2 || len(q.Hashed[1].Hashes) != 2 || q.Tokens != nil ||
 		q.Check() != nil {
 		t.Fatalf("%+v", q)
 	}
-	// The first is NVIDIA Dynamo's vector for tokens [0, 1] with an item 42, the second a plain block.
+	// The first hash is NVIDIA Dynamo's vector for the tokens [0, 1] with an item 42. The second is a block without
+	// items.
 	if want := (api.Hashes{6100948656312251355, 10731123482949079648}); !reflect.DeepEqual(q.Hashed[0].Hashes, want) {
 		t.Errorf("%v, want %v", q.Hashed[0].Hashes, want)
 	}
@@ -158,7 +158,7 @@ func TestMultimodalItems(t *testing.T) {
 		}
 		return x.queries[1].Hashed[0].Hashes[0]
 	}
-	for objects, want := range map[string]uint64{ // those of pkg/events, TestMediaBlocks
+	for objects, want := range map[string]uint64{ // values of TestMediaBlocks in pkg/events
 		`{"mm_hash":42,"offsets":[[0,1],[1,2]]}`:                            6100948656312251355,
 		`{"mm_hash":42}`:                                                    6100948656312251355,
 		`{"mm_hash":42,"offsets":"no pairs"}`:                               6100948656312251355,
@@ -175,7 +175,7 @@ func TestMultimodalItems(t *testing.T) {
 	for _, infos := range []string{`null`, `[]`, `[null,null]`, `[{"mm_objects":[]}]`} { // a prompt without items
 		if w := post(fmt.Sprintf(`{"model_name":"m","token_ids":[0,1],"block_mm_infos":%s}`, infos)); w.Code != 200 ||
 			len(x.queries) != 1 || x.queries[0].Tokens == nil {
-			t.Errorf("%s: %d %s, asked %v", infos, w.Code, w.Body, x.queries)
+			t.Errorf("%s: %d %s; queries %v", infos, w.Code, w.Body, x.queries)
 		}
 	}
 	for _, infos := range []string{`7`, `[{"mm_objects":[{"mm_hash":"x"}]}]`, `[{"mm_objects":[{"mm_hash":-1}]}]`} {
@@ -186,7 +186,8 @@ func TestMultimodalItems(t *testing.T) {
 	}
 }
 
-// What a newer engine publishes is named in one warning for each worker, and is no reason to refuse the worker.
+// TestUnknownStoreFields checks that unknown fields of a newer engine cause a single warning for every worker, and no
+// refusal.
 func TestUnknownStoreFields(t *testing.T) {
 	t.Parallel()
 	var warned []string

@@ -12,7 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// OverlapScores is the reply to Dynamo's /overlap_scores: what each rank holds of a prompt, in blocks.
+// OverlapScores is the reply to Dynamo's /overlap_scores: the matching blocks of a prompt on every rank.
 type OverlapScores struct {
 	BlockSize uint32           `json:"block_size"`
 	NumBlocks int              `json:"num_blocks"` // whole blocks of the prompt
@@ -20,7 +20,7 @@ type OverlapScores struct {
 	Shared    SharedCacheScore `json:"shared_cache"`
 }
 
-// RankOverlap is what one rank holds. Host and Disk count what lies above them too; the extensions do not.
+// RankOverlap is the match of a rank. Host and Disk include the tiers above. The extensions do not.
 type RankOverlap struct {
 	Worker        ID          `json:"worker_id"`
 	Rank          events.Rank `json:"dp_rank"`
@@ -30,12 +30,12 @@ type RankOverlap struct {
 	HostExtension uint32      `json:"host_pinned_extension_blocks"`
 	DiskExtension uint32      `json:"disk_extension_blocks"`
 
-	// Shared counts the shared store's blocks at or beyond the device depth, those too behind a hole or held by host or
-	// disk; nil if the store did not say.
+	// Shared counts the shared store's blocks at or beyond the device depth. The count includes blocks behind a hole
+	// and blocks in host memory or on disk. Shared is nil if the store did not report the blocks.
 	Shared *uint32 `json:"shared_beyond_device_blocks"`
 }
 
-// SharedCacheScore is what a shared store holds of a prompt.
+// SharedCacheScore is the match of a shared store.
 type SharedCacheScore struct {
 	Enabled bool        `json:"enabled"`
 	Total   uint32      `json:"total_hit_blocks"`
@@ -43,8 +43,7 @@ type SharedCacheScore struct {
 	Error   *string     `json:"error"`  // why the store's blocks, or some of them, are not known
 }
 
-// NewOverlapScores makes the reply of an answer. It has a row for each rank that the answer names, and for each of
-// ranks.
+// NewOverlapScores converts an answer to the reply. The reply has a row for every rank of the answer and of ranks.
 func NewOverlapScores(a *api.Answer, ranks []events.RankKey) *OverlapScores {
 	out := &OverlapScores{BlockSize: a.BlockSize, NumBlocks: a.Blocks, Workers: []RankOverlap{},
 		Shared: SharedCacheScore{Ranges: [][2]uint32{}}}
@@ -87,7 +86,7 @@ func NewOverlapScores(a *api.Answer, ranks []events.RankKey) *OverlapScores {
 	return out
 }
 
-// blocksBeyond counts the blocks of ascending, disjoint ranges from a depth on.
+// blocksBeyond counts the blocks at or beyond depth. The ranges are ascending and disjoint.
 func blocksBeyond(ranges [][2]uint32, depth uint32) (n uint32) {
 	for _, r := range ranges {
 		n += max(r[1], depth) - max(r[0], depth)
@@ -95,7 +94,7 @@ func blocksBeyond(ranges [][2]uint32, depth uint32) (n uint32) {
 	return n
 }
 
-// CompareIDs orders numbers as such, and before text.
+// CompareIDs orders ids: numbers by value, then texts.
 func CompareIDs[T ~string](a, b T) int {
 	x, noX := strconv.ParseUint(string(a), 10, 64)
 	y, noY := strconv.ParseUint(string(b), 10, 64)
@@ -110,14 +109,14 @@ func CompareIDs[T ~string](a, b T) int {
 	return cmp.Compare(a, b)
 }
 
-// overlapScores answers /overlap_scores, with a row for each rank of the model that the log knows.
+// overlapScores serves /overlap_scores, with a row for every rank of the model in the log.
 func (cfg *Config) overlapScores(ctx context.Context, body []byte, _ url.Values) (any, error) {
 	req, err := read(body)
 	if err != nil {
 		return nil, err
 	}
 	if req.Model == nil {
-		name := DefaultGroup // as Dynamo calls a model without a name
+		name := DefaultGroup // Dynamo's name of a model without a name
 		req.Model = &name
 	}
 	if (req.Tokens == nil) == (req.Hashes == nil) {

@@ -13,7 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// overlapping is an indexer with one answer.
+// overlapping is a fake indexer with a fixed answer.
 type overlapping struct {
 	Server
 	answer *api.Answer
@@ -25,7 +25,7 @@ func (o *overlapping) Find(_ context.Context, q *api.Query) (*api.Answer, error)
 	return o.answer, nil
 }
 
-// TestOverlapScores holds a reply to the form of ai-dynamo-runtime 1.6.1, of which the last row was seen there.
+// TestOverlapScores compares a reply with the form of ai-dynamo-runtime 1.6.1. The last row is an observed reply.
 func TestOverlapScores(t *testing.T) {
 	x := &overlapping{answer: &api.Answer{Model: "m:g", BlockSize: 16, Blocks: 8, Complete: true, Workers: []api.Overlap{
 		{Instance: "w", Rank: 1, Device: 0, Host: 0, External: 2},
@@ -53,13 +53,13 @@ func TestOverlapScores(t *testing.T) {
 		t.Errorf("%d\n%s\n%s", w.Code, w.Body, want)
 	}
 	if q := x.asked; q.Model != "m:g" || len(q.Hashes) != 2 || !q.Idle {
-		t.Errorf("asked %+v", q)
+		t.Errorf("query %+v", q)
 	}
 	x.answer = &api.Answer{BlockSize: 16, Blocks: 3, Complete: true, L3: api.L3{Status: api.L3Unavailable, Reason: "away"}}
 	want = `{"block_size":16,"num_blocks":3,"workers":[],"shared_cache":` +
 		`{"enabled":true,"total_hit_blocks":0,"ranges":[],"error":"away"}}`
 	if w := post(`{"token_ids":[1]}`); w.Code != 200 || w.Body.String() != want || x.asked.Model != "default" {
-		t.Errorf("%d %s, asked %+v", w.Code, w.Body, x.asked)
+		t.Errorf("%d %s; query %+v", w.Code, w.Body, x.asked)
 	}
 	for body, status := range map[string]int{
 		`{}`: 400, `{"token_ids":[1],"block_hashes":[1]}`: 400, `{"token_ids":["x"]}`: 422, `{"token_ids":[1]`: 400,
@@ -79,7 +79,7 @@ func TestOverlapScores(t *testing.T) {
 	}
 }
 
-// TestBlocksBeyond compares with counting block by block.
+// TestBlocksBeyond compares the result with a count block by block.
 func TestBlocksBeyond(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {

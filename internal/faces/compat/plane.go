@@ -14,25 +14,25 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// Plane answers what is asked of Dynamo's KV router over its request plane (ai-dynamo/dynamo › lib/kv-router,
-// RouterRequest and RouterResponse), of all three generations:
+// Plane answers requests to Dynamo's KV router over the request plane (ai-dynamo/dynamo › lib/kv-router, RouterRequest
+// and RouterResponse), in all three generations:
 //
 //	{"tokens":[…]}                                   → {"worker_id":7}
 //	{"method":"new","tokens":[…]}                    → {"method":"new","worker_id":7,"dp_rank":0,"overlap_blocks":3}
 //	{"method":"mark_prefill"}, {"method":"mark_free"} → {"method":"prefill_marked","success":true}, …"free_marked"…
 //	{"method":"potential_loads","tokens":[…]}        → {"method":"potential_loads","loads":[…],"pending_count":0,…}
 //
-// Bodies are JSON. As in Dynamo, fields that are not known are passed over, and a request without a request_id has the
-// id that its transport names. One that has neither is not booked, nor is one of the earliest form: nobody could end
-// it.
+// Bodies are JSON. As in Dynamo, unknown fields are ignored, and the transport's id replaces a missing request_id. A
+// request without an id and a request of the earliest form are not booked, because no later request could end the
+// booking.
 type Plane struct {
 	Router api.Router
 
-	// BlockSize is the block size of a model's workers, in tokens; 0: they have none, or several. Prompts with
-	// multimodal items need it.
+	// BlockSize returns the block size of a model's workers in tokens. The result is 0 without workers and with several
+	// block sizes. Only prompts with multimodal items need the size.
 	BlockSize func(model string) uint32
 
-	// Resolve returns what the name of a model stands for. nil: itself.
+	// Resolve resolves an alias to a model. nil disables aliases.
 	Resolve registry.Resolver
 }
 
@@ -42,7 +42,7 @@ type planeRequest struct {
 	tokens          api.Tokens
 	media           []*media
 	lora, salt      string
-	jump            float64 // in the queue
+	jump            float64 // of the queue priority
 	strict          uint32
 	constraints     struct {
 		Required  []string           `json:"required_taints"`
@@ -50,7 +50,7 @@ type planeRequest struct {
 	}
 }
 
-// planeWords are the errors of requests to Dynamo's router.
+// planeWords builds the errors of requests to Dynamo's router.
 var planeWords = Words{
 	Twice: func(name string) error { return api.Errorf(api.CodeMalformed, "%s is given twice", name) },
 	Wrong: wrong,
@@ -114,7 +114,7 @@ type planeSelection struct {
 	Overlap  uint32 `json:"overlap_blocks"` // on the device
 }
 
-// Answer answers a request about a model. requestID is the id that the transport names; "" if it names none.
+// Answer answers a request for a model. requestID is the id from the transport, or "".
 func (p *Plane) Answer(ctx context.Context, model, requestID string, body []byte) ([]byte, *api.Error) {
 	return reply(func() (any, error) {
 		r, err := readPlane(body)
@@ -152,7 +152,7 @@ func (p *Plane) Answer(ctx context.Context, model, requestID string, body []byte
 	})
 }
 
-// Select answers a request of the first two generations with a WorkerSelectionResult, and books nothing.
+// Select answers a request of the first two generations with a WorkerSelectionResult. Select books nothing.
 func (p *Plane) Select(ctx context.Context, model string, body []byte) ([]byte, *api.Error) {
 	return reply(func() (any, error) {
 		r, err := readPlane(body)
@@ -175,7 +175,7 @@ func (p *Plane) Select(ctx context.Context, model string, body []byte) ([]byte, 
 	})
 }
 
-// reply is what do returns, or its error, as JSON.
+// reply returns the result or the error of do as JSON.
 func reply(do func() (any, error)) ([]byte, *api.Error) {
 	out, err := do()
 	var text []byte
@@ -188,7 +188,7 @@ func reply(do func() (any, error)) ([]byte, *api.Error) {
 	return text, nil
 }
 
-// marked is false for a request that is not known.
+// marked reports whether the request is known. An unknown request is not an error.
 func marked(ctx context.Context, ref *api.RequestRef, do func(context.Context, *api.RequestRef) error) (bool, error) {
 	err := error(ref.Check())
 	if err == nil {
@@ -200,7 +200,7 @@ func marked(ctx context.Context, ref *api.RequestRef, do func(context.Context, *
 	return err == nil, err
 }
 
-// choose asks for a worker, and books the request there if it has an id.
+// choose selects a worker, and books the request if the request has an id.
 func (p *Plane) choose(ctx context.Context, model, requestID string, r *planeRequest) (*api.Selection, error) {
 	q := &api.SelectRequest{Policy: routing.DynamoPolicy, RequestID: requestID, Book: requestID != "",
 		RequiredTaints: r.constraints.Required, PreferredTaints: r.constraints.Preferred, StrictPriority: r.strict,
@@ -218,7 +218,7 @@ func (p *Plane) choose(ctx context.Context, model, requestID string, r *planeReq
 	return p.Router.Select(ctx, q)
 }
 
-// prompt is the request's prompt: as hashes of its blocks if multimodal items are part of them.
+// prompt returns the prompt of the request. A prompt with multimodal items becomes block hashes.
 func (p *Plane) prompt(model string, r *planeRequest) (*api.Prompt, error) {
 	if !slices.ContainsFunc(r.media, func(m *media) bool { return m != nil && len(m.Objects) > 0 }) {
 		return &api.Prompt{Model: model, Tokens: r.tokens, LoRA: r.lora, CacheSalt: r.salt}, nil
@@ -230,7 +230,7 @@ func (p *Plane) prompt(model string, r *planeRequest) (*api.Prompt, error) {
 	blockSize := p.BlockSize(of.Model)
 	if blockSize == 0 {
 		return nil, api.Errorf(api.CodeUnknownModel,
-			"block_mm_infos: %q has no workers, or with several block sizes, so its blocks are not known", model)
+			"block_mm_infos: %q has no workers, or has workers with several block sizes, so the block size is unknown", model)
 	}
 	hashes, err := hashMedia(blockSize, 0, events.Space{LoRA: of.LoRA, Salt: r.salt}, r.tokens, r.media)
 	if err != nil {

@@ -75,7 +75,7 @@ func plane() (*Plane, *planeRouter) {
 	return &Plane{Router: r, BlockSize: func(string) uint32 { return 2 }}, r
 }
 
-// TestPlane plays a transcript.
+// TestPlane plays the transcript testdata/plane.txt.
 func TestPlane(t *testing.T) {
 	text, err := os.ReadFile("testdata/plane.txt")
 	if err != nil {
@@ -116,7 +116,7 @@ func TestPlane(t *testing.T) {
 	}
 }
 
-// Whatever is sent, there is one reply in JSON, which is an error or has the method's form.
+// FuzzPlane checks that every request has a single JSON reply: an error, or the form of the method.
 func FuzzPlane(f *testing.F) {
 	text, err := os.ReadFile("testdata/plane.txt")
 	if err != nil {

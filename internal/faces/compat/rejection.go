@@ -2,7 +2,7 @@ package compat
 
 import "github.com/kvatlas/kvatlas/pkg/api"
 
-// QueueRejection is why a request does not wait for a worker that is not busy, as Dynamo has it (QueueRejection in
+// QueueRejection is the reason that the queue rejected a request, in Dynamo's form (QueueRejection in
 // scheduling/policy_queue.rs of dynamo-kv-router 1.6.1).
 type QueueRejection struct {
 	Class   string `json:"policy_class"`
@@ -11,8 +11,8 @@ type QueueRejection struct {
 	Limit   uint64 `json:"limit"`
 }
 
-// NewQueueRejection is the rejection that an error stands for; nil if it is another error, or the deadline has passed
-// while the request waited.
+// NewQueueRejection converts the error of a full queue. The result is nil for any other error and for a request with an
+// expired deadline.
 func NewQueueRejection(err error) *QueueRejection {
 	kinds := map[string]string{"full": "requests", "requests": "requests", "raw_tokens": "raw_isl_tokens",
 		"cached_tokens": "cached_tokens"}

@@ -26,7 +26,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// The errors that a registration may meet.
+// Errors of Register and Unregister.
 var (
 	ErrExists   = errors.New("already registered")
 	ErrMismatch = errors.New("block_size mismatch")
@@ -34,75 +34,78 @@ var (
 	ErrBad      = errors.New("bad registration")
 )
 
-// ShimsHooks tell what happens. Each may be nil.
+// ShimsHooks are callbacks of events. A nil field disables a callback.
 type ShimsHooks struct {
-	Started     func(r registry.Record)
-	EngineFound func(key events.RankKey, engine events.Engine, why string) // which engine it is, where that was left open
-	Ended       func(key events.RankKey, err error)                        // a shim ended; it is started again
-	Rejected    func(key events.RankKey, err error)                        // an earlier registration is not acted on
+	Started func(r registry.Record)
+	// the detected engine, if the registration does not name an engine
+	EngineFound func(key events.RankKey, engine events.Engine, why string)
+	Ended       func(key events.RankKey, err error) // a shim ended and will restart
+	// a stored registration is invalid and does not start
+	Rejected func(key events.RankKey, err error)
 
-	// StateChanged: how it stands with an engine has changed.
+	// StateChanged is called after a change of the connection to an engine.
 	StateChanged func(key events.RankKey, s shim.State)
 
-	// Quiet: an engine has published no event since its shim began, or (false) its first one.
+	// Quiet is called with true if an engine has published no event since the start of the shim, and with false at the
+	// first event.
 	Quiet func(key events.RankKey, quiet bool)
 
-	// Unusable: what an engine announces is passed over, since its blocks have another size than was registered.
+	// Unusable is called when events are skipped, because the engine's block size differs from the registration.
 	Unusable func(key events.RankKey, err error, do string)
 
-	// OtherRank: the engine names another data-parallel rank than was registered. If skipped is set, its events are
-	// skipped, since the registered rank publishes through the same socket.
+	// OtherRank is called when the engine names another data-parallel rank than the registration. If skipped is set,
+	// the shim skips the events, because the registered rank uses the same socket.
 	OtherRank func(key events.RankKey, rank events.Rank, skipped bool)
 
-	// Unreadable: a rank's last message in the log cannot be read; a new incarnation begins.
+	// Unreadable is called when the rank's last message in the log cannot be read. A new incarnation begins.
 	Unreadable func(key events.RankKey, err error)
 
-	// Passed: fields of a worker's store configuration are not known and are passed over; once for each worker.
+	// Passed is called once for every worker with unknown fields in the store configuration. The fields are ignored.
 	Passed func(key events.RankKey, fields hicache.Passed)
 
-	// Refused: the log does not take events, or (nil) takes them again.
+	// Refused is called when the log refuses events, and with nil when the log accepts events again.
 	Refused func(key events.RankKey, err error)
 }
 
-// Engines is how shims take engines that refuse or are silent; see [shim.Config].
+// Engines configures the reaction of shims to engines that refuse connections or publish nothing; see [shim.Config].
 type Engines struct {
 	OnRefused              shim.OnRefused
 	SilentAfter, GoneAfter time.Duration
 
-	Tracer *tracing.Tracer // of what is published
+	Tracer *tracing.Tracer // traces published events; nil disables traces
 
-	Screen registry.Screen // its rule judges engines' addresses too
+	Screen registry.Screen // also checks the addresses of engines
 }
 
-// Shims is the shims that this process runs.
+// Shims runs the shims of this process.
 type Shims struct {
 	ns      *jetstream.Namespace
 	bucket  *jetstream.Bucket
 	node    string
 	engines Engines
 	hooks   ShimsHooks
-	starts  chan struct{} // has an element for each shim that starts
+	starts  chan struct{} // semaphore of starting shims
 
 	mu     sync.Mutex
 	ctx    context.Context
 	ranks  map[events.RankKey]*running
-	passed map[events.WorkerID]string // fields that Passed was called with
+	passed map[events.WorkerID]string // the fields of the last call of Passed
 }
 
 type running struct {
 	record    registry.Record
 	connected atomic.Bool
-	cancel    context.CancelFunc // nil while it is being registered, under Shims.mu
+	cancel    context.CancelFunc // nil during the registration; Shims.mu guards it
 	done      chan struct{}
 }
 
-// Listener is one registered rank and how it stands with its engine.
+// Listener is a registered rank with the state of the connection to the engine.
 type Listener struct {
 	Record    registry.Record
 	Connected bool
 }
 
-// NewShims returns the shims of a node. They run within Run.
+// NewShims returns the shims of a node. Run starts them.
 func NewShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, engines Engines,
 	h ShimsHooks) *Shims {
 	hooks.Fill(&h)
@@ -111,10 +114,10 @@ func NewShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, en
 		passed: map[events.WorkerID]string{}}
 }
 
-// maxPassed bounds the workers whose unknown fields are remembered.
+// maxPassed is the maximum number of workers in Shims.passed.
 const maxPassed = 10_000
 
-// notePassed calls the hook Passed, unless the worker registered with the same unknown fields before.
+// notePassed calls the hook Passed, unless an earlier registration of the worker had the same unknown fields.
 func (s *Shims) notePassed(key events.RankKey, fields hicache.Passed) {
 	s.mu.Lock()
 	known := len(fields) == 0 || s.passed[key.Instance] == fields.String()
@@ -130,13 +133,14 @@ func (s *Shims) notePassed(key events.RankKey, fields hicache.Passed) {
 	}
 }
 
-// prefix is where registrations are remembered, beside the leases: registered.<node>.<partition>.<instance>.<rank>.
+// prefix returns the key prefix of this node's registrations. A key is registered.<node>.<partition>.<instance>.<rank>,
+// in the bucket of leases.
 func (s *Shims) prefix() (string, error) {
 	token, err := jetstream.EscapeToken(s.node)
 	return "registered." + token + ".", err
 }
 
-// keys are those of a rank's lease, and of its registration.
+// keys returns the keys of a rank's lease and registration.
 func (s *Shims) keys(key events.RankKey) (lease, registration string, err error) {
 	prefix, err := s.prefix()
 	if err != nil {
@@ -146,7 +150,8 @@ func (s *Shims) keys(key events.RankKey) (lease, registration string, err error)
 	return lease, prefix + lease, err
 }
 
-// Run starts what this node was told to run before, and stops all shims when ctx ends. Leases and registrations stay.
+// Run starts the stored registrations of this node, and stops all shims at the end of ctx. Leases and registrations
+// remain.
 func (s *Shims) Run(ctx context.Context) {
 	s.mu.Lock()
 	s.ctx = ctx
@@ -203,14 +208,14 @@ func (s *Shims) recall(ctx context.Context) error {
 	return nil
 }
 
-// maxRemovals is how many ranks are removed at the same time.
+// maxRemovals is the number of concurrent removals of ranks.
 const maxRemovals = 64
 
-// undoWithin is how long Register and Unregister wait for a removal after the caller's context is done.
+// undoWithin is the longest wait of Register and Unregister for a removal after the end of the caller's context.
 const undoWithin = 5 * time.Second
 
-// Register runs a shim for each of the ranks and remembers them. It registers all ranks or none: shims start when all
-// records are written. If it fails, or ctx is done before, the written records are removed.
+// Register stores the ranks and starts their shims. Register registers all ranks or none: shims start after all records
+// are written. After an error or the end of ctx, the written records are removed.
 func (s *Shims) Register(ctx context.Context, records ...registry.Record) error {
 	if len(records) == 0 {
 		return nil
@@ -238,7 +243,7 @@ func (s *Shims) Register(ctx context.Context, records ...registry.Record) error 
 	return nil
 }
 
-// check refuses a registration that cannot be, and returns the key of its record.
+// check refuses an invalid registration and returns the key of the record.
 func (s *Shims) check(r *registry.Record) (name string, err error) {
 	if r.Engine == nil || r.Model == "" || r.BlockSize == 0 || r.BlockSize > events.MaxBlockSize {
 		return "", fmt.Errorf("%w: model_name, endpoint and a block_size from 1 to %d are needed", ErrBad,
@@ -260,7 +265,7 @@ func (s *Shims) check(r *registry.Record) (name string, err error) {
 	return name, nil
 }
 
-// checkAddresses refuses a registration with an address or a folder that this node does not use. The error is ErrBad.
+// checkAddresses refuses a registration with an address or folder that the node's rules forbid. The error wraps ErrBad.
 func (s *Shims) checkAddresses(r *registry.Record) error {
 	for _, endpoint := range []string{r.Engine.Endpoint, r.Engine.Replay, r.Engine.Snapshot} {
 		if endpoint != "" || endpoint == r.Engine.Endpoint {
@@ -275,14 +280,14 @@ func (s *Shims) checkAddresses(r *registry.Record) error {
 	return nil
 }
 
-// reserve takes the places of ranks that are about to be registered: of all or of none.
+// reserve reserves the ranks of a registration, all or none.
 func (s *Shims) reserve(records []registry.Record) ([]*running, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ctx == nil || s.ctx.Err() != nil {
 		return nil, jetstream.ErrUnavailable
 	}
-	sizes := map[string]uint32{} // of blocks, by model
+	sizes := map[string]uint32{} // block sizes by model
 	for _, other := range s.ranks {
 		sizes[other.record.Model] = other.record.BlockSize
 	}
@@ -303,8 +308,8 @@ func (s *Shims) reserve(records []registry.Record) ([]*running, error) {
 	return runs, nil
 }
 
-// remember writes down that this node runs the shims, and registers the models. Those come last, for nothing removes
-// them after a failure.
+// remember stores the registrations of this node, then registers the models. The models are last because a failed
+// registration does not remove models.
 func (s *Shims) remember(ctx context.Context, names []string, records []registry.Record) error {
 	values := make([]jetstream.Value, len(records))
 	for i := range records {
@@ -334,7 +339,7 @@ func (s *Shims) remember(ctx context.Context, names []string, records []registry
 	return nil
 }
 
-// undo removes the records of ranks whose shims were not started.
+// undo removes the records of ranks without a started shim.
 func (s *Shims) undo(ctx context.Context, names []string, runs []*running) error {
 	return s.finish(ctx, "remove an incomplete registration", func(ctx context.Context) error {
 		if err := s.bucket.DeleteAll(ctx, names); err != nil {
@@ -345,8 +350,8 @@ func (s *Shims) undo(ctx context.Context, names []string, runs []*running) error
 	})
 }
 
-// finish retries a removal until it succeeds or the shims stop, also after ctx is done. It returns when the removal has
-// succeeded, or undoWithin after ctx is done, while the removal goes on.
+// finish retries a removal until success or the end of the shims, also after the end of ctx. finish returns after the
+// success, or undoWithin after the end of ctx. In the second case the removal continues.
 func (s *Shims) finish(ctx context.Context, what string, remove func(context.Context) error) error {
 	done := make(chan error, 1)
 	var last atomic.Pointer[error]
@@ -372,12 +377,12 @@ func (s *Shims) finish(ctx context.Context, what string, remove func(context.Con
 	case <-late.Done():
 	}
 	if err := last.Load(); err != nil {
-		return fmt.Errorf("%s: not done yet, it is tried again: %w", what, *err)
+		return fmt.Errorf("%s: not complete, retrying: %w", what, *err)
 	}
-	return fmt.Errorf("%s: %w: not done yet, it goes on", what, jetstream.ErrUnavailable)
+	return fmt.Errorf("%s: %w: not complete, the removal continues", what, jetstream.ErrUnavailable)
 }
 
-// start runs a shim. s.mu is held.
+// start runs a shim. The caller holds s.mu.
 func (s *Shims) start(run *running) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	run.cancel, run.done = cancel, make(chan struct{})
@@ -389,7 +394,7 @@ func (s *Shims) start(run *running) {
 			if ctx.Err() != nil {
 				return
 			}
-			if errors.Is(err, ErrBad) { // until it is unregistered
+			if errors.Is(err, ErrBad) { // an invalid registration waits for its removal
 				s.hooks.Rejected(run.record.Key(), err)
 				return
 			}
@@ -399,10 +404,10 @@ func (s *Shims) start(run *running) {
 	}()
 }
 
-// shim runs one rank's shim once.
+// shim runs the shim of a rank once.
 func (s *Shims) shim(ctx context.Context, run *running) error {
 	r := run.record
-	if err := s.checkAddresses(&r); err != nil { // another release, or other flags, took the registration
+	if err := s.checkAddresses(&r); err != nil { // another release or other flags may have accepted the registration
 		return err
 	}
 	engine, err := events.EngineOf(r.Source)
@@ -463,14 +468,15 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 	}})
 }
 
-// maxStarts is how many shims start at the same time.
+// maxStarts is the number of shims that start at the same time.
 const maxStarts = 32
 
-// startWithin is how long a shim that starts holds up others.
+// startWithin is the longest time that a starting shim blocks other starts.
 const startWithin = 5 * time.Second
 
-// turn waits until fewer than maxStarts shims start: thousands at once would delay each other, and the node, beyond
-// all deadlines of NATS. The shim calls begun when it has its lease. turn reports false if ctx ends first.
+// turn waits until fewer than maxStarts shims are starting. Thousands of concurrent starts would delay each other and
+// the node beyond all deadlines of NATS. The shim calls begun when the shim holds the lease. ok is false if ctx ends
+// first.
 func (s *Shims) turn(ctx context.Context) (begun func(), ok bool) {
 	select {
 	case s.starts <- struct{}{}:
@@ -482,7 +488,8 @@ func (s *Shims) turn(ctx context.Context) (begun func(), ok bool) {
 	return begun, true
 }
 
-// otherBlockSize is what to do about an engine whose blocks have another size than was registered; 0: it is not known.
+// otherBlockSize returns the remedy for an engine with another block size than the registration. A size of 0 is
+// unknown.
 func otherBlockSize(size uint32, model string) string {
 	is := "the size of the engine's blocks"
 	if size > 0 {
@@ -492,7 +499,7 @@ func otherBlockSize(size uint32, model string) string {
 		"indexer forget --model %s", is, escape.Shell(model))
 }
 
-// groupsOf is what a registration says of the engine's KV-cache groups.
+// groupsOf returns the KV-cache groups in a registration.
 func groupsOf(r *registry.Record) ([]events.GroupSpec, error) {
 	switch {
 	case r.KVGroups != "":
@@ -503,13 +510,14 @@ func groupsOf(r *registry.Record) ([]events.GroupSpec, error) {
 	return nil, nil
 }
 
-// Unregister stops the shims of an instance that which holds for, has what they hold cleared, and forgets them. Then it
-// calls last, which may be nil. The removal goes on until it succeeds, also after ctx is done and after an error.
+// Unregister stops the matching shims of an instance, clears the blocks and removes the registrations. which selects
+// the records. Unregister then calls last, which may be nil. The removal continues until success, also after the end of
+// ctx and after an error.
 func (s *Shims) Unregister(ctx context.Context, instance events.WorkerID, which func(registry.Record) bool,
 	last func(context.Context) error) error {
 	s.mu.Lock()
 	var out []*running
-	other := "" // where the instance is registered in place of that
+	other := "" // a registration of the instance that which does not match
 	for key, r := range s.ranks {
 		switch {
 		case r.cancel == nil || key.Instance != instance:
@@ -532,9 +540,9 @@ func (s *Shims) Unregister(ctx context.Context, instance events.WorkerID, which 
 	})
 }
 
-// remove stops the shims of ranks and forgets the ranks. The registrations go first: if this process ends before it is
-// done, the next one does not start the shims again, and the leases expire. A lease goes after the end of its shim, and
-// after a write of it that the shim has given up: both went over one connection.
+// remove stops the shims of ranks and removes the ranks. The registrations are removed first. If this process ends in
+// between, the next process does not restart the shims, and the leases expire. A lease is removed after the end of the
+// shim and of its last write to the lease, because both used the same connection.
 func (s *Shims) remove(ctx context.Context, runs []*running) error {
 	runs = s.held(runs)
 	leases, registrations := make([]string, len(runs)), make([]string, len(runs))
@@ -568,14 +576,14 @@ func (s *Shims) remove(ctx context.Context, runs []*running) error {
 	return nil
 }
 
-// held lists those that an earlier attempt has not released.
+// held lists the runs that an earlier attempt has not released.
 func (s *Shims) held(runs []*running) []*running {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(runs), func(r *running) bool { return s.ranks[r.record.Key()] != r })
 }
 
-// release gives up the places of ranks, unless they are another registration's meanwhile.
+// release releases the ranks of runs, unless another registration has reserved them since.
 func (s *Shims) release(runs []*running) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -586,7 +594,7 @@ func (s *Shims) release(runs []*running) {
 	}
 }
 
-// Listeners lists what is registered here, by instance and rank.
+// Listeners lists the registrations of this node by instance and rank.
 func (s *Shims) Listeners() (list []Listener) {
 	s.mu.Lock()
 	for _, r := range s.ranks {

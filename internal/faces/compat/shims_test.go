@@ -18,7 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// shimSite is a namespace whose shims run in the test.
+// shimSite is a namespace for shims of a test.
 type shimSite struct {
 	*testing.T
 	ns     *jetstream.Namespace
@@ -48,7 +48,7 @@ func newShimSite(t *testing.T) *shimSite {
 	return s
 }
 
-// start runs shims of a node, those that are registered and others, until the test ends.
+// start runs the shims of a node until the end of the test.
 func (s *shimSite) start() *Shims {
 	ctx, cancel := context.WithCancel(s.Context())
 	shims := NewShims(s.ns, s.bucket, "one", Engines{}, ShimsHooks{})
@@ -74,8 +74,8 @@ func (s *shimSite) until(what string, so func() bool) {
 	testkit.Eventually(s, what, so)
 }
 
-// keys are the bucket's keys that name the instance and have a value. Claims are not among them: the registry forgets
-// them.
+// keys returns the keys that name the instance and have a value. Claims do not count, because the registry deletes
+// claims.
 func (s *shimSite) keys(instance string) []string {
 	s.Helper()
 	keys, err := s.bucket.Keys(s.Context(), "")
@@ -101,8 +101,8 @@ func ranksOf(instance events.WorkerID, n int, endpoint string) (list []registry.
 
 func every(registry.Record) bool { return true }
 
-// TestRegisterRanks registers as many ranks as a worker may have, and removes them with one call while most of their
-// shims have not started: nothing is left.
+// TestRegisterRanks registers the maximum number of ranks of a worker. A single call then removes the ranks, before
+// most shims have started. No key remains.
 func TestRegisterRanks(t *testing.T) {
 	s := newShimSite(t)
 	endpoint := "tcp://" + loopback.Reserve(t)
@@ -130,7 +130,7 @@ func TestRegisterRanks(t *testing.T) {
 		t.Fatalf("unregister: %v, what is to follow was done: %t", err, forgotten)
 	}
 	keys := slices.DeleteFunc(s.keys("big"), func(key string) bool {
-		_, _, is := jetstream.ParseClaimKey(key) // a node deletes it with the worker's last record
+		_, _, is := jetstream.ParseClaimKey(key) // a node deletes the claim with the last record of the worker
 		return is
 	})
 	if left := len(s.shims.Listeners()); left > 0 || len(keys) > 0 {
@@ -138,8 +138,8 @@ func TestRegisterRanks(t *testing.T) {
 	}
 }
 
-// TestRegisterGivenUp ends the context of registrations at some moment: they leave nothing, and the same ranks can be
-// registered then.
+// TestRegisterGivenUp ends the context at different points of a registration. No key remains, and the same ranks can be
+// registered.
 func TestRegisterGivenUp(t *testing.T) {
 	s := newShimSite(t)
 	endpoint := "tcp://" + loopback.Reserve(t)
@@ -171,7 +171,7 @@ func TestRegisterGivenUp(t *testing.T) {
 	}
 }
 
-// countdown is a context that ends when it was looked at n times.
+// countdown is a context that ends after n calls of Err or Done.
 type countdown struct {
 	context.Context
 	n      atomic.Int64
@@ -192,7 +192,7 @@ func (c *countdown) Done() <-chan struct{} {
 	return c.Context.Done()
 }
 
-// TestRegisterMismatch refuses ranks whose model has another block size, after which nothing is left, and no model.
+// TestRegisterMismatch refuses ranks with another block size than the model. No key and no model remain.
 func TestRegisterMismatch(t *testing.T) {
 	s := newShimSite(t)
 	endpoint := "tcp://" + loopback.Reserve(t)
@@ -200,7 +200,7 @@ func TestRegisterMismatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	mixed := ranksOf("w", 3, endpoint)
-	mixed[2].Model = "" // bad
+	mixed[2].Model = "" // invalid
 	for want, records := range map[error][]registry.Record{ErrMismatch: ranksOf("w", 3, endpoint), ErrBad: mixed} {
 		if err := s.shims.Register(t.Context(), records...); !errors.Is(err, want) {
 			t.Errorf("register: %v, want %v", err, want)

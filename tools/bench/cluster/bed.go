@@ -13,7 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// bed is what is measured on.
+// bed is the environment of a measurement.
 type bed struct {
 	ctx      context.Context
 	o        Options
@@ -21,12 +21,12 @@ type bed struct {
 	addr     string // of the NATS server
 	users    *users
 	names    []string                              // of the three nodes
-	filled   map[events.Partition]events.StreamSeq // what was taken in last: partitions that have events, and up to where
+	filled   map[events.Partition]events.StreamSeq // the last messages of the current step, for partitions with events
 	progress func(string)
 	report   Report
 }
 
-// connect starts a NATS server and connects to it.
+// connect starts a NATS server and connects to the server.
 func (b *bed) connect() (server *process, err error) {
 	if b.users = (&users{}); b.o.Accounts {
 		if b.users, err = newUsers(b.dir, b.o.Partitions); err != nil {
@@ -53,7 +53,7 @@ func (b *bed) join(addr string) error {
 	return b.users.connect(b, addr)
 }
 
-// echoURL is the URL of the server for what answers bare requests.
+// echoURL returns the server's URL for the processes that answer bare requests.
 func (b *bed) echoURL() string {
 	if b.o.Accounts {
 		return "nats://echo:echo@" + b.addr
@@ -61,7 +61,7 @@ func (b *bed) echoURL() string {
 	return "nats://" + b.addr
 }
 
-// nodeNames returns names of three nodes of which none keeps all partitions, where that can be.
+// nodeNames returns the names of three nodes. If possible, no node keeps all partitions.
 func nodeNames(partitions uint32, copies int) (names []string) {
 	for try := range 1000 {
 		names = names[:0]
@@ -81,7 +81,7 @@ func nodeNames(partitions uint32, copies int) (names []string) {
 	return names
 }
 
-// node starts a node and waits until it is ready.
+// node starts a node and waits for readiness.
 func (b *bed) node(namespace, id string, args ...string) (*process, error) {
 	args = append(b.users.flags(namespace), args...)
 	p, err := b.start(append([]string{"serve", "--nats", b.addr, "--namespace", namespace, "--node-id", id,
@@ -124,7 +124,7 @@ func (b *bed) settled(client *client.Client, nodes, copies int) error {
 	}
 }
 
-// client asks any node of a namespace, as a router does.
+// client returns a client for any node of a namespace, as a router has.
 func (b *bed) client(namespace string) *client.Client {
 	return b.clientOf(namespace, jetstream.RoleRouter)
 }
@@ -134,7 +134,7 @@ func (b *bed) clientOf(namespace string, role jetstream.Role) *client.Client {
 	return client.OverPool(b.users.as(namespace, role).pool, subject, "no node answers", client.Options{})
 }
 
-// nodeClient asks one node, which answers for what it holds itself.
+// nodeClient returns a client for a single node, which answers from its own partitions.
 func (b *bed) nodeClient(namespace, node string) *client.Client {
 	return client.OverPool(b.users.as(namespace, jetstream.RoleNode).pool, func(op string) string {
 		subject, _ := jetstream.NodeSubject(namespace, node, op) // our nodes' names are good

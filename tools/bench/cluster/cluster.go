@@ -1,21 +1,21 @@
-// Package cluster measures what being several nodes costs: `indexer bench cluster` prints what it finds.
+// Package cluster measures the costs of a cluster of nodes for the command `indexer bench cluster`.
 //
-// Everything runs as a process of its own on loopback: a NATS server, nodes (indexer serve), and an echo, which answers
-// requests with as many bytes as it is asked for. This process is the shims and the client. The steps, in order:
+// All parts run as separate processes on loopback: a NATS server, nodes (indexer serve), and an echo, which answers
+// requests with a requested number of bytes. This process contains the shims and the client. The steps, in order:
 //
-//  1. One node with everything takes in all events, [Rounds] times over; then it writes a snapshot, and another process
-//     restores it. It is asked in each form for a long prompt, by turns with bare requests of the same sizes to the
-//     echo.
-//  2. Three nodes with two replicas take in the same events.
-//  3. Queries to any of the three, and bare requests of the same sizes, by turns: to the echo, and to three relays, of
-//     which one gets the request and asks another before it answers, as nodes do. The nodes' names are chosen so that
-//     none keeps all partitions, which makes every query travel.
-//  4. One of the three is killed while queries are asked, and its partitions are restored by the others.
+//  1. A node with all partitions reads all events in [Rounds] rounds. Then the node writes a snapshot, and another
+//     process restores the snapshot. In every form, queries for a long prompt alternate with bare requests of equal
+//     sizes to the echo.
+//  2. Three nodes with two replicas read the same events.
+//  3. Queries to the three nodes alternate with bare requests of equal sizes. Bare requests go to the echo and to three
+//     relays. A relay sends a request to another relay before the reply, as nodes do. With the chosen names of the
+//     nodes, no node keeps all partitions, so every query needs a second node.
+//  4. A node is killed during queries, and the other nodes restore the partitions.
 //
-// `indexer bench select` ([RunSelect]) measures the choice of workers on the same bed: in this process by stage, on
-// three nodes by turns with bare requests, and on one node beside Dynamo's selection service.
+// `indexer bench select` ([RunSelect]) measures the selection of workers in the same environment: by stage in this
+// process, on three nodes alternating with bare requests, and on a single node beside Dynamo's selection service.
 //
-// All share the machine, so that only what stands side by side may be compared.
+// All parts share the machine, so only figures from the same run are comparable.
 package cluster
 
 import (
@@ -28,22 +28,22 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// Options says what to measure.
+// Options configures a measurement.
 type Options struct {
 	Program string // the indexer's executable
 
 	Workers    int
-	Blocks     int // each worker's
+	Blocks     int // of a worker
 	Queries    int
 	Partitions uint32
 
-	Accounts bool // NATS users have accounts of their own
+	Accounts bool // gives every role a NATS account
 }
 
 // Defaults are small.
 func Defaults() Options { return Options{Workers: 32, Blocks: 65_536, Queries: 5000, Partitions: 8} }
 
-// Validate refuses what cannot be measured.
+// Validate returns all faults of the options.
 func (o *Options) Validate() error {
 	var errs []error
 	if o.Workers < 1 || o.Workers > 4096 {
@@ -74,10 +74,11 @@ const (
 	relays    = 3
 )
 
-// Rounds is how often each worker stores all its blocks; before each but the first it loses them all.
+// Rounds is the number of times that a worker stores all its blocks. Before a further round, the worker removes all
+// blocks.
 const Rounds = 4
 
-// Run measures everything. Progress is told in a line for each step.
+// Run measures all steps. It calls progress with a line for every step.
 func Run(ctx context.Context, o Options, progress func(string)) (r *Report, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -140,10 +141,10 @@ func (b *bed) one() error {
 	}
 	lines := 0
 	if b.report.Restore, _, lines, err = restored(time.Time{}, again); err == nil && lines == 0 {
-		err = errors.New("the node's log lines tell of nothing that was restored")
+		err = errors.New("the node's log has no line about restored partitions")
 	}
 	if err == nil {
-		err = b.heard(client)
+		err = b.located(client)
 	}
 	if err != nil {
 		return err
@@ -175,7 +176,7 @@ func (b *bed) three() error {
 	if b.report.Three, err = b.ingest("three", client, 2, nodes...); err != nil {
 		return err
 	}
-	if err := b.heard(client); err != nil {
+	if err := b.located(client); err != nil {
 		return err
 	}
 	b.progress("queries")
@@ -183,7 +184,7 @@ func (b *bed) three() error {
 		return err
 	}
 	b.progress("snapshot, a node is killed")
-	for _, id := range b.names { // each writes those that are its own to write
+	for _, id := range b.names { // every node writes its own partitions
 		within, cancel := context.WithTimeout(b.ctx, patience)
 		_, err := b.nodeClient("three", id).Snapshot(within)
 		cancel()

@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/client"
 )
 
-// failover kills a node while four clients ask, and waits until every partition has two replicas again.
+// failover kills a node during the queries of four clients, and waits until every partition has two replicas again.
 func (b *bed) failover(client *client.Client, nodes []*process) error {
 	lost := 0 // replicas
 	before, err := client.Status(b.ctx)
@@ -19,7 +19,7 @@ func (b *bed) failover(client *client.Client, nodes []*process) error {
 	for _, n := range before.Cluster.Nodes {
 		if n.Node == b.names[2] { // nodes[2]
 			for _, p := range n.Ready {
-				if _, has := b.filled[p]; has { // of others there is nothing to restore
+				if _, has := b.filled[p]; has { // other partitions have no snapshot to restore
 					lost++
 				}
 			}
@@ -71,7 +71,7 @@ func (b *bed) failover(client *client.Client, nodes []*process) error {
 	r.FailQueries, r.NotWhole, r.WholeAgain, r.FailLongest, r.Redundant = count, bad, lastBad.Seconds(),
 		longest.Seconds(), redundant.Seconds()
 	var began time.Time
-	for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) { // what nodes say is read as it comes
+	for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) { // polls the log lines of the nodes
 		lines := 0
 		if r.Rereplicated, began, lines, err = restored(killed, nodes[:2]...); err != nil {
 			return err
@@ -80,7 +80,7 @@ func (b *bed) failover(client *client.Client, nodes []*process) error {
 			break
 		}
 		if time.Since(begun) > patience {
-			return fmt.Errorf("the nodes' log lines tell of %d partitions that were restored, not of %d", lines, lost)
+			return fmt.Errorf("the nodes' logs have %d lines about restored partitions, want %d", lines, lost)
 		}
 	}
 	r.Believed = began.Sub(killed).Seconds()

@@ -11,12 +11,13 @@ import (
 )
 
 const (
-	longBlocks = 767 // of the prompt that is asked for in each form; all workers hold its first [prompt] blocks
+	longBlocks = 767 // of the prompt for each form; all workers hold the first [prompt] blocks
 	formRounds = 5
-	formWarm   = 50 // queries that are not counted
+	formWarm   = 50 // warm-up queries
 )
 
-// Form is what queries for one long prompt cost in one form on one node, beside bare requests of the same sizes.
+// Form is the cost of queries for a long prompt in a single form, on a single node, beside bare requests of equal
+// sizes.
 type Form struct {
 	Name   string    `json:"form"`
 	Ratio  float64   `json:"p50_ratio"` // median of the rounds'
@@ -29,7 +30,7 @@ type Form struct {
 
 	contentType string
 	body, plain []byte
-	took, bare  []time.Duration // this round's
+	took, bare  []time.Duration // of this round
 	all, allOf  []time.Duration // took and bare of all rounds
 }
 
@@ -41,8 +42,8 @@ func longPrompt() (t api.Tokens) {
 	return t
 }
 
-// forms asks the one node by turns in each form, each query beside a bare request. Requests are encoded before, and
-// replies decoded after what is measured.
+// forms alternates between the forms on the single node and sends a bare request with every query. Encoding of requests
+// and decoding of replies are outside the measured time.
 func (b *bed) forms(namespace string) error {
 	echo, err := b.echo("echo")
 	if err != nil {
@@ -101,7 +102,7 @@ func (b *bed) ask(asking *jetstream.Conn, subject string, f *Form, counts bool) 
 	if err != nil {
 		return err
 	}
-	if len(reply.Body) != f.Answered { // one that is as long as the one before says the same
+	if len(reply.Body) != f.Answered { // a reply of equal length has equal content
 		var a api.Answer
 		if err := api.DecodeReply(f.contentType, reply.Body, &a); err != nil {
 			return err

@@ -13,8 +13,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/corpus"
 )
 
-// content is a prompt's blocks: every other prompt is one that all workers hold. The first is how the long prompt
-// begins.
+// content returns the blocks of a prompt. All workers hold every second prompt. The first prompt is the beginning of
+// the long prompt.
 func (b *bed) content(worker, n int) (locals []events.LocalHash) {
 	if n == 0 {
 		q := api.Query{Tokens: longPrompt()[:prompt*blockSize]}
@@ -31,7 +31,7 @@ func (b *bed) content(worker, n int) (locals []events.LocalHash) {
 	return locals
 }
 
-// messages are what a worker's shim publishes.
+// messages returns the messages of a worker's shim.
 func (b *bed) messages(worker int) (list [][]byte, err error) {
 	batch := events.Batch{Incarnation: 1, FirstID: 1, Model: model, BlockSize: blockSize}
 	seal := func() {
@@ -68,7 +68,7 @@ func (b *bed) messages(worker int) (list [][]byte, err error) {
 	return list, err
 }
 
-// ingest publishes all workers' events and waits until nodes reflect them, each block on so many of them.
+// ingest publishes all events and waits until the nodes have applied the blocks on the given number of copies.
 func (b *bed) ingest(namespace string, client *client.Client, copies int, nodes ...*process) (t Taken, err error) {
 	ns, err := jetstream.OpenNamespace(b.ctx, b.users.as(namespace, jetstream.RolePool).conn, namespace)
 	if err != nil {
@@ -123,7 +123,7 @@ func (b *bed) ingest(namespace string, client *client.Client, copies int, nodes 
 	return t, nil
 }
 
-// reflected waits until every replica has applied the log: each node is asked what it has come to.
+// reflected waits until every replica has applied the log. It polls the status of every node.
 func (b *bed) reflected(namespace string, last map[events.Partition]events.StreamSeq, nodes int) error {
 	names := b.names
 	if nodes == 1 {

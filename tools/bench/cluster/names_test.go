@@ -7,7 +7,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestNodeNames: with two copies on three nodes none keeps all partitions, so every query asks another node.
+// TestNodeNames checks that none of the three nodes keeps all partitions with two copies, so every query needs another
+// node.
 func TestNodeNames(t *testing.T) {
 	for partitions := uint32(3); partitions <= 64; partitions++ {
 		kept := map[string]uint32{}

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// process is a program that runs, with what it has said.
+// process is a running program with its output.
 type process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
@@ -25,7 +25,7 @@ type process struct {
 	said bytes.Buffer
 }
 
-// Write takes what it says.
+// Write stores output of the program.
 func (p *process) Write(text []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -38,7 +38,7 @@ func (p *process) saying() string {
 	return p.said.String()
 }
 
-// start starts the indexer with arguments, without what the environment says to it.
+// start starts the indexer with arguments, without the indexer's environment variables.
 func (b *bed) start(args ...string) (*process, error) {
 	p := &process{cmd: exec.Command(b.o.Program, args...), done: make(chan struct{})}
 	for _, v := range os.Environ() {
@@ -57,12 +57,12 @@ func (p *process) run() error {
 	}
 	go func() {
 		defer close(p.done)
-		_ = p.cmd.Wait() // whoever waits for what it says is told of its end
+		_ = p.cmd.Wait() // wait reports the end to its caller
 	}()
 	return nil
 }
 
-// wait waits until it has said something, and returns what matches.
+// wait waits until the output matches pattern, and returns the match.
 func (p *process) wait(ctx context.Context, pattern string) ([]string, error) {
 	re := regexp.MustCompile(pattern)
 	for begun := time.Now(); ; {
@@ -73,18 +73,18 @@ func (p *process) wait(ctx context.Context, pattern string) ([]string, error) {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-p.done:
-			return nil, fmt.Errorf("%s has ended and said %s", p.cmd, p.saying())
+			return nil, fmt.Errorf("%s has ended with the output %s", p.cmd, p.saying())
 		case <-time.After(10 * time.Millisecond):
 		}
 		if time.Since(begun) > patience {
-			return nil, fmt.Errorf("%s has not said %q within %v but %s", p.cmd, pattern, patience, p.saying())
+			return nil, fmt.Errorf("%s has not printed %q within %v, but %s", p.cmd, pattern, patience, p.saying())
 		}
 	}
 }
 
-// stop ends it in good order, or else at once.
+// stop ends the program gracefully, or kills the program after a delay.
 func (p *process) stop() {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // one that has ended hears nothing
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // an ended process ignores the signal
 	select {
 	case <-p.done:
 	case <-time.After(10 * time.Second):
@@ -93,12 +93,12 @@ func (p *process) stop() {
 }
 
 func (p *process) kill() {
-	_ = p.cmd.Process.Kill() // one that has ended cannot be killed
+	_ = p.cmd.Process.Kill() // an ended process ignores the signal
 	<-p.done
 }
 
-// spent is the processor time that processes' threads have taken so far, in nanoseconds (/proc/PID/task/TID/schedstat,
-// by Documentation/scheduler/sched-stats.rst of Linux). A thread that ends takes its time with it; those of Go stay.
+// spent returns the processor time of all threads of the processes in nanoseconds (/proc/PID/task/TID/schedstat, see
+// Documentation/scheduler/sched-stats.rst of Linux). The time of an ended thread is lost, but Go's threads do not end.
 func spent(list []*process) (sum time.Duration, err error) {
 	var pids []int
 	for _, p := range list {
@@ -118,7 +118,7 @@ func spentBy(pids ...int) (sum time.Duration, err error) {
 		for _, path := range threads {
 			text, err := os.ReadFile(path)
 			if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-				continue // it has just ended
+				continue // the thread has just ended
 			}
 			if err != nil {
 				return 0, fmt.Errorf("processor time: %w", err)
@@ -126,7 +126,7 @@ func spentBy(pids ...int) (sum time.Duration, err error) {
 			first, _, _ := strings.Cut(string(text), " ")
 			took, err := strconv.ParseInt(first, 10, 64)
 			if err != nil {
-				return 0, fmt.Errorf("processor time: %s says %q", path, text)
+				return 0, fmt.Errorf("processor time: %s contains %q", path, text)
 			}
 			sum += time.Duration(took)
 		}
@@ -139,8 +139,8 @@ var (
 	restores = regexp.MustCompile(`(?m)^time=(\S+) .*msg=restored .*holdings=(\d+)`)
 )
 
-// restored reads from nodes' log lines how many partitions they restored after a time, what these held, and when they
-// began: from the first that was told to take partitions to the last partition that was there.
+// restored reads the nodes' log lines after a time. It returns the number of restored partitions, their holdings, and
+// the begin of the restore. The restore lasts from the first assignment of partitions to the last restored partition.
 func restored(after time.Time, nodes ...*process) (r Restored, began time.Time, partitions int, err error) {
 	var last time.Time
 	at := func(text string) (t time.Time, in bool, err error) {
@@ -179,7 +179,7 @@ func restored(after time.Time, nodes ...*process) (r Restored, began time.Time, 
 		}
 	}
 	if partitions > 0 && began.IsZero() {
-		return r, began, 0, errors.New("the nodes' log lines do not tell when they took partitions")
+		return r, began, 0, errors.New("the nodes' logs have no line about the assignment of partitions")
 	}
 	r.Seconds = max(last.Sub(began), time.Millisecond).Seconds()
 	r.Rate = float64(r.Holdings) / r.Seconds

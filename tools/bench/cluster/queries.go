@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/client"
 )
 
-// question is a prompt that all workers hold half of, or one that all hold.
+// question returns a prompt. For an even prompt all workers hold all blocks, for an odd prompt half of the blocks.
 func (b *bed) question(i int) *api.Query {
 	prompts := b.o.Blocks / prompt
 	n := i % prompts &^ 1
@@ -22,18 +22,18 @@ func (b *bed) question(i int) *api.Query {
 	return q
 }
 
-// whole is why an answer is not what was published; nil if it is.
+// whole returns an error if an answer differs from the published blocks.
 func (b *bed) whole(a *api.Answer) error {
 	if !a.Complete || len(a.Workers) != b.o.Workers || a.Workers[0].Device != prompt {
-		return fmt.Errorf("the answer is not what was published: complete %v, %d workers of %d", a.Complete,
+		return fmt.Errorf("the answer differs from the published blocks: complete %v, %d workers of %d", a.Complete,
 			len(a.Workers), b.o.Workers)
 	}
 	return nil
 }
 
-// heard waits until all nodes have heard where the model's workers are: until so many answers in a row are whole that
-// each node gave some of them.
-func (b *bed) heard(client *client.Client) error {
+// located waits until all nodes have the locations of the model's workers: until a run of complete answers includes
+// answers of every node.
+func (b *bed) located(client *client.Client) error {
 	within, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
 	for inRow := 0; inRow < 100; inRow++ {
@@ -52,7 +52,7 @@ func (b *bed) heard(client *client.Client) error {
 	return nil
 }
 
-// queries asks by turns: a query, and bare requests of the same sizes.
+// queries alternates between a query and bare requests of equal sizes.
 func (b *bed) queries() error {
 	echo, err := b.echo("echo")
 	if err != nil {
@@ -82,7 +82,7 @@ func (b *bed) queries() error {
 			if lacking++; a.Complete || lacking > 10 {
 				return err
 			}
-			i-- // a node stood still, and the answer says so: asked again
+			i-- // retry an incomplete answer, after a pause of a node
 			continue
 		}
 		packed, err := api.Marshal(api.MsgPack, q)
@@ -113,7 +113,7 @@ func (b *bed) queries() error {
 	return nil
 }
 
-// timed asks for bytes at a subject, and says how long it took.
+// timed requests a number of bytes at a subject and returns the duration.
 func (b *bed) timed(subject string, body []byte, answered int) (time.Duration, error) {
 	begun := time.Now()
 	reply, err := b.users.bare.conn.Request(b.ctx, subject, api.MsgPack, body)

@@ -5,18 +5,18 @@ import (
 	"time"
 )
 
-// Report is what was found. The ratios come first; a bound is beside each.
+// Report is the result of a measurement. The ratios come first, with their bounds.
 type Report struct {
 	QueryP50 float64 `json:"query_p50_ratio"` // three nodes beside a bare request-reply; at most 2.5
 	QueryP99 float64 `json:"query_p99_ratio"` // the same; at most 4
-	// a request to any of three processes, which asks another of them before it answers, beside a bare request-reply:
-	// what a query over three nodes would take if nodes had nothing to do
+	// a request to any of three relays, which send a request to another relay before the reply, beside a bare
+	// request-reply: the time of a query over three nodes without work
 	RelayP50 float64 `json:"relay_p50_ratio"`
-	// blocks applied per second of processor time, three nodes beside one; at least 0.8
+	// blocks applied per second of processor time, three nodes beside a single node; at least 0.8
 	Ingest float64 `json:"ingest_ratio"`
-	// after a node is killed, the last query that was not answered whole was asked; at most 1
+	// seconds from the kill of a node to the last incomplete answer; at most 1
 	WholeAgain float64 `json:"whole_again_s"`
-	// holdings restored per second after that, beside a restore of one node
+	// holdings restored per second after the kill, beside a restore of a single node
 	Rereplication float64 `json:"rereplication_ratio"`
 
 	Workers  int    `json:"workers"`
@@ -49,7 +49,7 @@ type Times struct {
 	Max float64 `json:"max_us"`
 }
 
-// Taken is what nodes took in.
+// Taken is the work of nodes that applied events.
 type Taken struct {
 	Blocks     uint64  `json:"blocks"` // applied, on all replicas
 	Seconds    float64 `json:"s"`
@@ -58,7 +58,7 @@ type Taken struct {
 	PerSeconds float64 `json:"blocks_per_s"`
 }
 
-// Restored is what nodes restored from snapshots.
+// Restored is the work of nodes that restored snapshots.
 type Restored struct {
 	Holdings uint64  `json:"holdings"`
 	Seconds  float64 `json:"s"`

@@ -15,8 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
-// RunRole is what the processes beside the nodes do, until ctx ends: "nats", "echo" or "relay0" to
-// "relay2".
+// RunRole runs a process beside the nodes until the end of ctx: "nats", "echo" or "relay0" to "relay2".
 func RunRole(ctx context.Context, role, data, config, url string, say io.Writer) error {
 	switch role {
 	case "nats":
@@ -54,7 +53,7 @@ func RunRole(ctx context.Context, role, data, config, url string, say io.Writer)
 		if err != nil {
 			return err
 		}
-		if err := conn.NATS().Flush(); err != nil { // after it the server knows who serves
+		if err := conn.NATS().Flush(); err != nil { // after the flush the server has the subscriptions
 			return err
 		}
 		fmt.Fprintln(say, "ready")
@@ -67,7 +66,7 @@ func RunRole(ctx context.Context, role, data, config, url string, say io.Writer)
 	return fmt.Errorf("role %q is none of nats, echo and relay0 to relay2", role)
 }
 
-// relay answers with what the two other relays say, one after the other.
+// relay replies with the replies of the two other relays, requested in sequence.
 func relay(conn *jetstream.Conn, own string, say io.Writer) jetstream.Handler {
 	var others []string
 	for i := range relays {
@@ -86,7 +85,7 @@ func relay(conn *jetstream.Conn, own string, say io.Writer) jetstream.Handler {
 	}
 }
 
-// echo starts what answers bare requests: "echo", or one of the relays.
+// echo starts a process that answers bare requests: "echo" or a relay.
 func (b *bed) echo(role string) (*process, error) {
 	p, err := b.start("bench", "cluster", "--role", role, "--url", b.echoURL())
 	if err != nil {

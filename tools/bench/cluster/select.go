@@ -19,28 +19,29 @@ import (
 	"github.com/kvatlas/kvatlas/tools/corpus"
 )
 
-// SelectOptions says what choices to measure.
+// SelectOptions configures a measurement of selections.
 type SelectOptions struct {
 	Program string // the indexer's executable
-	Dynamo  string // a Python with ai-dynamo-runtime, whose selection service is measured beside; empty: not
+	// a Python with ai-dynamo-runtime for a comparison with Dynamo's selection service; empty disables the comparison
+	Dynamo string
 
 	Workers   int
-	Blocks    int // of each prompt; half of the prompts begin with 64 that half of the workers hold
-	Copies    int // of each partition on the three nodes; 3: as indexer serve does if it is not told otherwise
-	UnderWay  int // requests that are booked all the time
-	Callers   int // of one service at the same time, over one connection to NATS
-	Decisions int // booked in each round, by each contender
+	Blocks    int // of each prompt; half of the prompts begin with the 64 blocks that half of the workers hold
+	Copies    int // of each partition on the three nodes; 3 is the default of indexer serve
+	UnderWay  int // number of booked requests at any time
+	Callers   int // concurrent callers of a service, over a single connection to NATS
+	Decisions int // bookings of a contender in a round
 	Rounds    int
 
-	Accounts bool // NATS users have accounts of their own
+	Accounts bool // gives every role a NATS account
 }
 
-// SelectDefaults are the sizes for which there are goals.
+// SelectDefaults returns the sizes that the goals are about.
 func SelectDefaults() SelectOptions {
 	return SelectOptions{Workers: 256, Blocks: 512, Copies: 3, UnderWay: 10_000, Callers: 32, Decisions: 3000, Rounds: 5}
 }
 
-// Validate refuses what cannot be measured.
+// Validate returns all faults of the options.
 func (o *SelectOptions) Validate() error {
 	var errs []error
 	for _, c := range []struct {
@@ -66,7 +67,7 @@ func (o *SelectOptions) Validate() error {
 
 const overlap = 64 // blocks that half of the prompts share
 
-// SelectReport is what was found: medians of the rounds. The ratios come first; a goal is beside each.
+// SelectReport is the result, with medians over the rounds. The ratios come first, with their goals.
 type SelectReport struct {
 	SelectP50   float64 `json:"select_p50_ratio"` // three nodes, booked, beside a bare request-reply; at most 2.5
 	DecisionP99 float64 `json:"decision_p99_us"`  // match, load and choice in process; at most 60
@@ -76,7 +77,7 @@ type SelectReport struct {
 	HTTPP99     float64 `json:"http_p99_ratio"`   // one node's beside Dynamo's; below 1
 	NATSP99     float64 `json:"nats_p99_ratio"`   // the same over NATS; below 1
 
-	// Policies are measured by turns, in process. DecisionP99, Inside and Stages are those of the first.
+	// Policies are measured in this process, in turn. DecisionP99, Inside and Stages belong to the first policy.
 	Policies []PolicyCost `json:"policies"`
 	// Agreements are how far the three nodes agree, by policy.
 	Agreements []Agreement `json:"agreements"`
@@ -93,7 +94,7 @@ type SelectReport struct {
 	Dynamo *Rate `json:"dynamo,omitempty"`
 }
 
-// PolicyCost is what choices of a policy cost in process.
+// PolicyCost is the cost of a policy's selections in this process.
 type PolicyCost struct {
 	Policy      string  `json:"policy"`
 	DecisionP50 float64 `json:"decision_p50_us"` // match, load and choice
@@ -109,14 +110,14 @@ type Stage struct {
 	Times
 }
 
-// Rate is how fast a service chooses and books, asked by all callers at once.
+// Rate is the speed of a service under concurrent selections and bookings of all callers.
 type Rate struct {
 	PerSecond float64 `json:"per_s"`
 	PerCPU    float64 `json:"per_cpu_s"` // decisions per second of the service's processor time
 	Times
 }
 
-// RunSelect measures choices. Progress is told in a line for each step.
+// RunSelect measures selections. It calls progress with a line for every step.
 func RunSelect(ctx context.Context, o SelectOptions, progress func(string)) (r *SelectReport, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -145,7 +146,7 @@ func RunSelect(ctx context.Context, o SelectOptions, progress func(string)) (r *
 	return &s.report, nil
 }
 
-// selecting is what choices are measured on.
+// selecting is the environment for selections.
 type selecting struct {
 	bed
 	SelectOptions
@@ -153,8 +154,8 @@ type selecting struct {
 	serial atomic.Int64 // of prompts and request ids
 }
 
-// sharedTokens are the tokens of the blocks that half of the prompts share: an engine that announces them, and hashes
-// of the prompts, mean the same.
+// sharedTokens returns the tokens of the shared blocks of half of the prompts. An engine's events with the tokens and a
+// prompt with the hashes mean the same blocks.
 func sharedTokens() (tokens []uint32) {
 	for i := range overlap * blockSize {
 		tokens = append(tokens, uint32(i))
@@ -172,7 +173,8 @@ func sharedBlocks() []events.LocalHash {
 
 var sharedPrefix = sync.OnceValue(sharedBlocks)
 
-// locals are the hashes of prompt n: every other one begins with what is shared, and all else is its own.
+// locals returns the hashes of prompt n. Every second prompt begins with the shared blocks. All other blocks are
+// unique.
 func (s *selecting) locals(n int64) []events.LocalHash {
 	list := make([]events.LocalHash, 0, s.Blocks)
 	if n%2 == 0 {
@@ -184,8 +186,8 @@ func (s *selecting) locals(n int64) []events.LocalHash {
 	return list
 }
 
-// ask is a new request.
-func (s *selecting) ask() *api.SelectRequest {
+// request returns a new request.
+func (s *selecting) request() *api.SelectRequest {
 	n := s.serial.Add(1)
 	r := &api.SelectRequest{Query: api.Query{Model: model, L3: api.L3Off}, Book: true, RequestID: fmt.Sprint("r", n),
 		ISLTokens: uint64(s.Blocks*blockSize + 7)}
@@ -197,7 +199,7 @@ func (s *selecting) ask() *api.SelectRequest {
 
 func worker(i int) events.WorkerID { return events.WorkerID(fmt.Sprintf("w%03d", i)) }
 
-// holding publishes what half of the workers hold.
+// holding publishes the blocks of half of the workers.
 func (s *selecting) holding(ns *jetstream.Namespace) (map[events.Partition]events.StreamSeq, error) {
 	e := events.Event{Kind: events.Stored, Tier: events.Device, Attention: events.AttentionFull, Locals: sharedPrefix()}
 	for _, l := range e.Locals {
@@ -218,7 +220,7 @@ func (s *selecting) holding(ns *jetstream.Namespace) (map[events.Partition]event
 	return last, err
 }
 
-// fill registers the workers, publishes what they hold, and books what is under way, on nodes of a namespace.
+// fill registers the workers, publishes their blocks and books requests on the nodes of a namespace.
 func (s *selecting) fill(namespace string, client *client.Client, nodes int) error {
 	ns, err := jetstream.OpenNamespace(s.ctx, s.users.as(namespace, jetstream.RolePool).conn, namespace)
 	if err != nil {
@@ -238,7 +240,7 @@ func (s *selecting) fill(namespace string, client *client.Client, nodes int) err
 	}
 	operator := s.clientOf(namespace, jetstream.RoleOperator)
 	if err := s.concurrently(s.Workers, func(i int) error {
-		// What they hold is in the log, as if shims had announced it, so that nodes are told to guess nothing beside.
+		// The log contains the blocks, as if shims had announced them, so the nodes must not add guessed blocks.
 		w := &api.WorkerRegistration{Instance: worker(i), Model: model, BlockSize: blockSize}
 		w.Events, w.Endpoint = api.EventsNone, fmt.Sprintf("http://%s:8000", w.Instance)
 		_, err := operator.RegisterWorker(s.ctx, w)
@@ -246,11 +248,11 @@ func (s *selecting) fill(namespace string, client *client.Client, nodes int) err
 	}); err != nil {
 		return err
 	}
-	// Every node knows the workers and what they hold when all answers in a row say so.
+	// A run of correct answers proves that every node has the workers and their blocks.
 	within, cancel := context.WithTimeout(s.ctx, patience)
 	defer cancel()
 	for inRow := 0; inRow < 40; inRow++ {
-		r := s.ask()
+		r := s.request()
 		copy(r.Hashes, hashes(sharedPrefix()))
 		r.Book, r.RequestID = false, ""
 		a, err := client.Select(within, r)
@@ -263,7 +265,7 @@ func (s *selecting) fill(namespace string, client *client.Client, nodes int) err
 		}
 	}
 	return s.concurrently(s.UnderWay, func(i int) error {
-		r := s.ask()
+		r := s.request()
 		_, err := client.Book(s.ctx, &api.BookRequest{Prompt: r.Prompt(), RequestID: r.RequestID,
 			Worker: worker(i % s.Workers), EffectivePrefillTokens: uint64(i % 1000)})
 		return err
@@ -322,7 +324,7 @@ func (s *selecting) three() error {
 	if err := s.fill("three", client, 3); err != nil {
 		return err
 	}
-	s.progress("three nodes: do they agree?")
+	s.progress("three nodes: compare the choices")
 	if err := s.agreements(nodes); err != nil {
 		return err
 	}
@@ -353,7 +355,7 @@ func (s *selecting) three() error {
 // turns books and makes bare requests of the same sizes, by turns.
 func (s *selecting) turns(client *client.Client) (took, bare []time.Duration, err error) {
 	for i := range s.Decisions + 100 {
-		r := s.ask()
+		r := s.request()
 		begun := time.Now()
 		a, err := client.Select(s.ctx, r)
 		one := time.Since(begun)
@@ -406,7 +408,7 @@ func median(list []float64) float64 {
 	return list[len(list)/2]
 }
 
-// medianTimes has the median of each figure.
+// medianTimes returns the median of every figure.
 func medianTimes(list []Times) (t Times) {
 	of := func(get func(Times) float64) float64 {
 		var v []float64

@@ -12,8 +12,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Agreement is how far three nodes agree about the same prompts at the same moment. Costs include time that passes
-// while a worker computes, so that moments that are not quite the same have costs that are not quite the same.
+// Agreement is the agreement of three nodes on the same prompts at the same moment. Costs include the computing time of
+// a worker, so costs of slightly different moments differ slightly.
 type Agreement struct {
 	Policy  string  `json:"policy"`
 	Prompts int     `json:"prompts"`
@@ -25,11 +25,11 @@ type Agreement struct {
 
 const (
 	agreePrompts = 100
-	asGood       = 0.02 // a worker is as good as the best one if it costs at most so much more
+	asGood       = 0.02 // relative cost above the best worker's that counts as equal
 )
 
-// agreements asks all nodes for the same prompts, while requests are under way whose prefills end on other nodes than
-// those that booked them.
+// agreements sends the same prompts to all nodes during running requests. The prefills of these requests end on other
+// nodes than the bookings.
 func (s *selecting) agreements(nodes []*process) error {
 	var asks []*client.Client
 	for _, n := range nodes {
@@ -49,7 +49,7 @@ func (s *selecting) agreements(nodes []*process) error {
 		var differences []float64
 		agreed := 0
 		for i := range agreePrompts {
-			booked := s.ask()
+			booked := s.request()
 			booked.Policy = policy
 			if _, err := asks[i%3].Select(s.ctx, booked); err != nil {
 				return err
@@ -76,9 +76,9 @@ func (s *selecting) agreements(nodes []*process) error {
 	return nil
 }
 
-// costs asks each node for the same prompt, at the same time.
+// costs sends a prompt to all nodes at the same time.
 func (s *selecting) costs(asks []*client.Client, policy string) ([]map[events.WorkerID]float64, error) {
-	r := s.ask()
+	r := s.request()
 	r.Policy, r.Book, r.RequestID, r.Advisory, r.Explain = policy, false, "", true, true
 	costs, errs := make([]map[events.WorkerID]float64, len(asks)), make([]error, len(asks))
 	var all sync.WaitGroup
@@ -102,8 +102,8 @@ func (s *selecting) costs(asks []*client.Client, policy string) ([]map[events.Wo
 	return costs, errors.Join(errs...)
 }
 
-// compareCosts adds the differences between the first node's costs and the others', and reports whether the best
-// worker of each is as good as the best one on all others.
+// compareCosts appends the differences between the costs of the first node and the other nodes. It reports whether the
+// best worker of every node is as good as the best worker on all other nodes.
 func compareCosts(costs []map[events.WorkerID]float64, differences *[]float64) (same bool) {
 	same = true
 	for n, own := range costs {

@@ -21,7 +21,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 )
 
-// contender is a service that chooses and books. Requests are made before the time counts.
+// contender is a service for selections and bookings. The bodies of requests are made before the measured time.
 type contender struct {
 	process *process
 	body    func(r *api.SelectRequest) ([]byte, error)
@@ -30,11 +30,11 @@ type contender struct {
 	rates   []Rate
 }
 
-// rate has all callers book, and frees what they booked.
+// rate measures bookings of all callers, and then ends the booked requests.
 func (s *selecting) rate(c *contender) error {
 	ids, bodies := make([]string, s.Decisions), make([][]byte, s.Decisions)
 	for i := range bodies {
-		r := s.ask()
+		r := s.request()
 		ids[i] = r.RequestID
 		var err error
 		if bodies[i], err = c.body(r); err != nil {
@@ -65,7 +65,7 @@ func (s *selecting) rate(c *contender) error {
 	return s.concurrently(s.Decisions, func(i int) error { return c.free(ids[i]) })
 }
 
-// result has the median of each figure.
+// result returns the median of every figure.
 func (c *contender) result() (r Rate) {
 	var times []Times
 	var perSecond, perCPU []float64
@@ -75,7 +75,7 @@ func (c *contender) result() (r Rate) {
 	return Rate{median(perSecond), median(perCPU), medianTimes(times)}
 }
 
-// ratio is the median, over the rounds, of what get gets of two contenders.
+// ratio returns the median ratio of two contenders over the rounds.
 func ratio(a, b *contender, get func(Rate) float64) float64 {
 	var list []float64
 	for i := range a.rates {
@@ -84,8 +84,7 @@ func ratio(a, b *contender, get func(Rate) float64) float64 {
 	return median(list)
 }
 
-// one measures one node with a NATS server in it, over HTTP and NATS, and Dynamo's selection service beside it, by
-// turns.
+// one alternates between a node with an embedded NATS server, over HTTP and NATS, and Dynamo's selection service.
 func (s *selecting) one() error {
 	n, err := s.start(append(s.users.flags("single"), "serve", "--data", filepath.Join(s.dir, "one"),
 		"--nats-listen", "127.0.0.1:0", "--nats-config", s.users.config, "--namespace", "single", "--node-id", "one",
@@ -134,7 +133,7 @@ func (s *selecting) one() error {
 		list = append(list, dynamo)
 	}
 	for round := range s.Rounds {
-		s.progress(fmt.Sprintf("one node: round %d", round+1))
+		s.progress(fmt.Sprintf("single node: round %d", round+1))
 		for _, c := range list {
 			if err := s.rate(c); err != nil {
 				return err
@@ -153,7 +152,7 @@ func (s *selecting) one() error {
 	return nil
 }
 
-// requestOver asks as pkg/client does, with a body that is made already: as poster over HTTP.
+// requestOver sends a prepared body as pkg/client does; poster does the same over HTTP.
 func (s *selecting) requestOver(subject string, body []byte) error {
 	w, pool := waiters.Get().(*waiter), s.users.as("single", jetstream.RoleRouter).pool
 	if _, err := pool.Send(subject, api.MsgPack, patience, "", body, w, 0); err != nil {
@@ -170,7 +169,7 @@ func (s *selecting) requestOver(subject string, body []byte) error {
 	}
 }
 
-// waiter is who waits for one reply.
+// waiter receives a single reply.
 type waiter struct{ replies chan rpc.Reply }
 
 func (w *waiter) Receive(_ int, r rpc.Reply) { w.replies <- r }
@@ -203,10 +202,10 @@ func (p *poster) ask(method, url string, body []byte) ([]byte, error) {
 	return text, err
 }
 
-// dynamo starts Dynamo's selection service with the same workers, of which half hear an engine that announces what is
-// shared and the others one that says nothing, and books what is under way.
+// dynamo starts Dynamo's selection service with the same workers and books the running requests. Half of the workers
+// have an engine that announces the shared blocks. The other half have a silent engine.
 func (s *selecting) dynamo(http *poster) (*contender, func(), error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") // it takes no port 0
+	l, err := net.Listen("tcp", "127.0.0.1:0") // Dynamo accepts no port 0
 	if err != nil {
 		return nil, nil, err
 	}
@@ -228,7 +227,7 @@ func (s *selecting) dynamo(http *poster) (*contender, func(), error) {
 	}
 	fail := func(err error) (*contender, func(), error) {
 		stop()
-		return nil, nil, fmt.Errorf("%w; it said %.1000s", err, p.saying())
+		return nil, nil, fmt.Errorf("%w; output: %.1000s", err, p.saying())
 	}
 	if err := s.eventually(func() error { return http.do("GET", base+"/health", nil) }); err != nil {
 		return fail(err)
@@ -276,14 +275,14 @@ func (s *selecting) dynamo(http *poster) (*contender, func(), error) {
 			held += w.Device
 		}
 		if err == nil && held != s.Workers/2*overlap {
-			err = fmt.Errorf("its workers hold %d blocks, not %d", held, s.Workers/2*overlap)
+			err = fmt.Errorf("the workers hold %d blocks, not %d", held, s.Workers/2*overlap)
 		}
 		return err
 	}); err != nil {
 		return fail(err)
 	}
 	if err := s.concurrently(s.UnderWay, func(i int) error {
-		r := s.ask()
+		r := s.request()
 		body, err := json.Marshal(map[string]any{"model_name": model, "selection_id": r.RequestID,
 			"worker_id": 1 + i%s.Workers, "dp_rank": 0, "sequence_hashes": signed(sequence(r)), "isl_tokens": r.ISLTokens,
 			"effective_prefill_tokens": i % 1000})
@@ -300,7 +299,7 @@ func (s *selecting) dynamo(http *poster) (*contender, func(), error) {
 	}, stop, nil
 }
 
-// dynamoBody is a request as Dynamo takes it: with the sequence hashes, which it does not make itself.
+// dynamoBody returns a request in Dynamo's form, with sequence hashes, which Dynamo does not compute.
 func (s *selecting) dynamoBody(r *api.SelectRequest) ([]byte, error) {
 	body := map[string]any{"model_name": model, "block_hashes": signed(r.Hashes),
 		"sequence_hashes": signed(sequence(r)), "isl_tokens": r.ISLTokens}

@@ -18,7 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// inside measures choices in this process: the index of a node, a load table, and the selection that joins them.
+// inside measures selections in this process: a node's index, a load table, and the selection service.
 func (s *selecting) inside() error {
 	conn := s.users.as("inside", jetstream.RoleNode).conn
 	ns, err := jetstream.JoinNamespace(s.ctx, conn, jetstream.NamespaceConfig{Name: "inside",
@@ -72,7 +72,7 @@ func (s *selecting) inside() error {
 		return err
 	}
 	for i := range s.UnderWay {
-		r := s.ask()
+		r := s.request()
 		_, err := plain.Book(s.ctx, &api.BookRequest{Prompt: r.Prompt(), RequestID: r.RequestID,
 			Worker: worker(i % s.Workers), EffectivePrefillTokens: uint64(i % 1000)})
 		if err != nil {
@@ -112,20 +112,20 @@ var selectPolicies = []string{"kvatlas", "dynamo"}
 // stageNames are the stages of a choice, in order.
 var stageNames = []string{"hash", "match", "load", "choose", "book"}
 
-// price is what the choices of a policy cost, by round.
+// price is the cost of a policy's selections, by round.
 type price struct {
 	rates  []float64 // decisions per second
 	perCPU []float64 // decisions per second of processor time
 	stages map[string][]Times
 }
 
-// priceOf measures one round of choices by a policy: one at a time with timed, then two at a time.
+// priceOf measures a round of selections: first with timed, in sequence, then two at a time.
 func (s *selecting) priceOf(
 	policy string, plain, timed *selection.Service, stages map[string][]time.Duration, p *price,
 ) error {
 	list := make([]*api.SelectRequest, s.Decisions)
 	for i := range list {
-		list[i] = s.ask()
+		list[i] = s.request()
 		list[i].Policy = policy
 	}
 	free := func() error {

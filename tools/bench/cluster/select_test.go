@@ -28,7 +28,7 @@ func TestInside(t *testing.T) {
 	}
 }
 
-// TestCompareCosts: nodes agree if the best worker of each is nearly the best one on the others.
+// TestCompareCosts checks that nodes agree if every node's best worker costs nearly the minimum on the other nodes.
 func TestCompareCosts(t *testing.T) {
 	for _, c := range []struct {
 		second map[events.WorkerID]float64
@@ -47,7 +47,7 @@ func TestCompareCosts(t *testing.T) {
 	}
 }
 
-// TestSelectOptions: all that is wrong is said at once.
+// TestSelectOptions checks that a single error reports all faults.
 func TestSelectOptions(t *testing.T) {
 	o := SelectDefaults()
 	if err := o.Validate(); err != nil {
@@ -57,7 +57,7 @@ func TestSelectOptions(t *testing.T) {
 	err := o.Validate()
 	for _, name := range []string{"--blocks", "--rounds", "--dynamo"} {
 		if err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("nothing is said of %s: %v", name, err)
+			t.Errorf("%s is not reported: %v", name, err)
 		}
 	}
 }

@@ -10,26 +10,26 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// namespaces are those that are measured, with the partitions of the bed.
+// namespaces lists the measured namespaces, with the partitions of the bed.
 var namespaces = []string{"inside", "one", "three", "single"}
 
-// user is a connection as one of a namespace's users.
+// user is a connection of a namespace's user.
 type user struct {
 	conn *jetstream.Conn
 	pool *rpc.Pool
 }
 
-// users are the NATS users of a measurement: one without a name for everything, or one for each role. Each is in an
-// account of its own then, as indexer auth example makes them.
+// users are the NATS users of a measurement. Either a single user without a name has all rights, or every role has a
+// user in a separate account, as indexer auth example makes them.
 type users struct {
-	config    string // of the NATS server; empty: it takes everybody
+	config    string // of the NATS server; empty allows every connection
 	ring      *natsauth.Ring
 	bare      *user
 	connected map[string]*user // by namespace and user
 }
 
-// bareAccounts are those of bare requests and of what answers them: they cross accounts as queries do, so that a ratio
-// to them is without what the NATS server takes for that.
+// bareAccounts are the accounts of bare requests and their responders. Bare requests cross accounts as queries do, so a
+// ratio excludes the cost of accounts in the NATS server.
 const bareAccounts = `
   ECHO { users: [ { user: echo, password: echo } ], exports: [ { service: "bench.>" } ] }
   BARE { users: [ { user: bare, password: bare } ], imports: [ { service: { account: ECHO, subject: "bench.>" } } ] }
@@ -99,7 +99,7 @@ func (u *users) as(namespace string, role jetstream.Role) *user {
 	return u.connected[namespace+" "+string(role)]
 }
 
-// flags are those with which an indexer connects as a namespace's node.
+// flags returns the connection flags of a namespace's node.
 func (u *users) flags(namespace string) []string {
 	if u.ring == nil {
 		return nil

@@ -1,4 +1,4 @@
-// Package command is indexer bench: what it measures is in tools/bench and the packages below it.
+// Package command provides the command indexer bench. Package tools/bench and the packages below do the work.
 package command
 
 import (
@@ -17,9 +17,9 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Command is indexer bench with all that it can measure or make.
+// Command returns indexer bench with all subcommands.
 func Command() *cobra.Command {
-	return cli.Group(&cobra.Command{Use: "bench", Short: "Measure the index, and make what it is measured on"},
+	return cli.Group(&cobra.Command{Use: "bench", Short: "Measure the index and make corpora"},
 		indexcommand(), durablecommand(), clustercommand(), selectcommand(), corpuscommand())
 }
 
@@ -29,10 +29,10 @@ func indexcommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "index --corpus FILE --mode events|queries|mixed|load|memory|snapshot",
 		Short: "Measure the index on a corpus, in this process",
-		Long: `Measure the index on a corpus that bench corpus has made:
+		Long: `Measure the index on a corpus from bench corpus:
 
   events    stores and removals as fast as possible, a first and a second pass
-  queries   after all events, every query: percentiles of the time for one, and queries per second
+  queries   after all events, every query: percentiles of the latency, and queries per second
   mixed     all operations in order on one thread, and the digest of all answers
   load      queries beside a writer at full speed
   memory    resident bytes for each holding
@@ -43,10 +43,10 @@ func indexcommand() *cobra.Command {
 	f.StringVar(&o.File, "corpus", "", "corpus file (required)")
 	f.StringVar(&mode, "mode", string(bench.Mixed), "what to measure")
 	f.IntVar(&o.Window, "window", 0,
-		"tokens of a sliding window that every worker has beside its prefix, as with a hybrid model; 0: none")
-	f.IntVar(&o.Writers, "writers", 1, "indexes, each with a writer and its share of the workers")
+		"tokens of a sliding window beside every worker's prefix, as with a hybrid model; 0: none")
+	f.IntVar(&o.Writers, "writers", 1, "indexes, with a writer and a share of the workers for each index")
 	f.IntVar(&o.Readers, "readers", 1, "goroutines that query")
-	f.BoolVar(&o.JSON, "json", false, "print one JSON object")
+	f.BoolVar(&o.JSON, "json", false, "print a JSON object")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		o.Mode = bench.Mode(mode)
 		if err := o.Validate(); err != nil {
@@ -73,9 +73,9 @@ func durablecommand() *cobra.Command {
 	f.Uint32Var(&o.Partitions, "partitions", 8, "shares of the log")
 	f.IntVar(&o.Shards, "index-shards", 1, "indexes of the node, as of indexer serve")
 	f.DurationVar(&o.Sync, "sync-interval", 0,
-		"how long what was acknowledged may wait for the disk; 0 waits for it each time")
+		"longest delay from an acknowledgement to the disk; 0 syncs before every acknowledgement")
 	f.BoolVar(&o.Accounts, "accounts", false, "give shims and the node NATS accounts, as indexer auth example does")
-	f.BoolVar(&asJSON, "json", false, "print one JSON object")
+	f.BoolVar(&asJSON, "json", false, "print a JSON object")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if o.File == "" {
 			return cli.UsageErrorf("--corpus is missing")
@@ -108,12 +108,12 @@ func durablecommand() *cobra.Command {
 			{"first snapshot", fmt.Sprintf("%.2f s, %s, %.2f bytes per holding", r.SnapshotSeconds,
 				cli.Bytes(r.SnapshotBytes), r.BytesPerHolding)},
 			{"written when nothing changed", cli.Bytes(r.UnchangedBytes)},
-			{"written when one worker changed", fmt.Sprintf("%s, %.1f%%", cli.Bytes(r.OneWorkerBytes),
+			{"written after a change of a single worker", fmt.Sprintf("%s, %.1f%%", cli.Bytes(r.OneWorkerBytes),
 				100*r.OneWorkerShare)},
 			{"restore", fmt.Sprintf("%.2f s, %.2f M holdings/s", r.RestoreSeconds, r.RestoreHoldingsPerS/1e6)},
 			{"query", delay(r.Idle.Query)},
 			{"query during a snapshot", delay(r.Snapshot.Query)},
-			{"event, until the log has it", delay(r.Idle.Publish)},
+			{"event, until acknowledged by the log", delay(r.Idle.Publish)},
 			{"the same during a snapshot", delay(r.Snapshot.Publish)},
 			{"event, from the log to answers", delay(r.Idle.Apply)},
 			{"the same during a snapshot", delay(r.Snapshot.Apply)},
@@ -128,21 +128,21 @@ func clustercommand() *cobra.Command {
 	var role, data, config, url string
 	cmd := &cobra.Command{
 		Use:   "cluster",
-		Short: "Measure queries, events and a node's death on three nodes with two replicas, beside one node and bare NATS",
-		Long: `Measure what being several nodes costs, in one run on this machine: a NATS server, the nodes and an echo run as
-processes of their own. Ratios come first, each with the bound that it is to keep.`,
+		Short: "Measure queries, events and the failure of a node on three nodes, beside a single node and bare NATS",
+		Long: `Measure the costs of a cluster in a single run on this machine. A NATS server, the nodes and an echo run as separate
+processes. The ratios come first, with their bounds.`,
 		Args: cobra.NoArgs,
 	}
 	f := cmd.Flags()
 	f.IntVar(&o.Workers, "workers", o.Workers, "workers that announce blocks")
-	f.IntVar(&o.Blocks, "blocks", o.Blocks, "blocks that each announces, half of them the same on all")
+	f.IntVar(&o.Blocks, "blocks", o.Blocks, "blocks of every worker, half of them equal on all workers")
 	f.IntVar(&o.Queries, "queries", o.Queries, "queries, and as many bare requests")
 	f.Uint32Var(&o.Partitions, "partitions", o.Partitions, "shares of the log")
-	f.BoolVar(&o.Accounts, "accounts", false, "give each role a NATS account, as indexer auth example does")
-	f.BoolVar(&asJSON, "json", false, "print one JSON object")
-	f.StringVar(&role, "role", "", "be one of the processes beside the nodes")
-	f.StringVar(&data, "data", "", "its folder")
-	f.StringVar(&config, "nats-config", "", "its configuration")
+	f.BoolVar(&o.Accounts, "accounts", false, "give every role a NATS account, as indexer auth example does")
+	f.BoolVar(&asJSON, "json", false, "print a JSON object")
+	f.StringVar(&role, "role", "", "run a process beside the nodes (for internal use)")
+	f.StringVar(&data, "data", "", "data folder of the process")
+	f.StringVar(&config, "nats-config", "", "NATS configuration of the process")
 	f.StringVar(&url, "url", "", "its NATS server")
 	for _, name := range []string{"role", "data", "nats-config", "url"} {
 		f.Lookup(name).Hidden = true
@@ -178,20 +178,20 @@ processes of their own. Ratios come first, each with the bound that it is to kee
 		rows := [][]any{
 			{"query p50, to a bare request", fmt.Sprintf("%.2f (at most 2.5)", r.QueryP50)},
 			{"query p99, to a bare request", fmt.Sprintf("%.2f (at most 4)", r.QueryP99)},
-			{"events per core used, to one node", fmt.Sprintf("%.2f (at least 0.8)", r.Ingest)},
+			{"events per used core, to a single node", fmt.Sprintf("%.2f (at least 0.8)", r.Ingest)},
 			{"a node is killed: queries whole again", fmt.Sprintf("after %.3f s (at most 1)", r.WholeAgain)},
-			{"its replicas restored, to a restore", fmt.Sprintf("%.2f", r.Rereplication)},
+			{"restored replicas, to a restore", fmt.Sprintf("%.2f", r.Rereplication)},
 			{"query over three nodes", times(r.Query)},
 			{"bare request-reply", fmt.Sprintf("%s; %d bytes, %d back", times(r.Bare), r.Asked, r.Answered)},
 			{"the same over three relays", fmt.Sprintf("%s: %.2f times", times(r.Relay), r.RelayP50)},
 			{"events, one node", taken(r.One)},
 			{"events, three nodes", taken(r.Three)},
-			{"queries from the kill on", fmt.Sprintf("%d, %d not whole, longest whole one %.0f ms", r.FailQueries,
+			{"queries after the kill", fmt.Sprintf("%d, %d incomplete, longest complete query %.0f ms", r.FailQueries,
 				r.NotWhole, 1e3*r.FailLongest)},
-			{"two replicas again", fmt.Sprintf("after %.1f s; others begin to restore after %.1f s", r.Redundant,
+			{"two replicas again", fmt.Sprintf("after %.1f s; the other nodes begin to restore after %.1f s", r.Redundant,
 				r.Believed)},
-			{"restore of one node", restored(r.Restore)},
-			{"restore by the two that are left", restored(r.Rereplicated)},
+			{"restore of a single node", restored(r.Restore)},
+			{"restore by the two remaining nodes", restored(r.Rereplicated)},
 		}
 		for _, form := range r.Forms {
 			rows = append(rows, []any{"one node, " + form.Name, fmt.Sprintf(
@@ -209,26 +209,29 @@ func selectcommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "select",
-		Short: "Measure the choice of workers: in process, on three nodes beside bare NATS, on one beside Dynamo",
-		Long: `Measure how long it takes to choose a worker and to book the request there, in one run on this machine: in this
-process, for the policies kvatlas and dynamo by turns and by stage; on three nodes, by turns with bare requests of the
-same sizes, and whether the nodes agree; and on one node over HTTP and NATS with many callers, beside NVIDIA Dynamo's
-selection service if --dynamo names a Python that has it (pip install ai-dynamo-runtime==1.6.1). Figures are medians of
-the rounds. Ratios come first, each with its goal.`,
+		Short: "Measure the selection of workers in process, on three nodes and beside Dynamo",
+		Long: `Measure selections of workers with bookings in a single run on this machine:
+
+  - in this process, by stage, alternating between the policies kvatlas and dynamo
+  - on three nodes, alternating with bare requests of equal sizes, with a comparison of the nodes' choices
+  - on a single node over HTTP and NATS with many callers. With --dynamo, a Python with ai-dynamo-runtime
+    (pip install ai-dynamo-runtime==1.6.1), NVIDIA Dynamo's selection service runs beside
+
+Figures are medians of the rounds. The ratios come first, with their goals.`,
 		Args: cobra.NoArgs,
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.Workers, "workers", o.Workers, "workers, of which half hold 64 blocks")
-	f.IntVar(&o.Blocks, "blocks", o.Blocks, "blocks of each prompt, as hashes; half of the prompts begin with those 64")
+	f.IntVar(&o.Workers, "workers", o.Workers, "workers; half of them hold 64 blocks")
+	f.IntVar(&o.Blocks, "blocks", o.Blocks, "blocks of a prompt, as hashes; half of the prompts begin with the 64 blocks")
 	f.IntVar(&o.Copies, "replication", o.Copies,
-		"how many of the three nodes keep each partition; with less than 3 each choice waits for another node")
-	f.IntVar(&o.UnderWay, "under-way", o.UnderWay, "requests that are booked all the time")
-	f.IntVar(&o.Callers, "callers", o.Callers, "callers of the one node at the same time, over one connection to NATS")
-	f.IntVar(&o.Decisions, "decisions", o.Decisions, "decisions in each round")
-	f.IntVar(&o.Rounds, "rounds", o.Rounds, "rounds, in each of which all take their turn")
-	f.BoolVar(&o.Accounts, "accounts", false, "give each role a NATS account, as indexer auth example does")
+		"number of nodes that keep a partition; below 3, every choice waits for another node")
+	f.IntVar(&o.UnderWay, "under-way", o.UnderWay, "number of booked requests at any time")
+	f.IntVar(&o.Callers, "callers", o.Callers, "concurrent callers of the single node, over a single connection to NATS")
+	f.IntVar(&o.Decisions, "decisions", o.Decisions, "decisions in a round")
+	f.IntVar(&o.Rounds, "rounds", o.Rounds, "rounds; every contender runs in every round")
+	f.BoolVar(&o.Accounts, "accounts", false, "give every role a NATS account, as indexer auth example does")
 	f.StringVar(&o.Dynamo, "dynamo", "", "Python interpreter with ai-dynamo-runtime")
-	f.BoolVar(&asJSON, "json", false, "print one JSON object")
+	f.BoolVar(&asJSON, "json", false, "print a JSON object")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := o.Validate(); err != nil {
 			return cli.UsageErrorf("%w", err)
@@ -248,7 +251,7 @@ the rounds. Ratios come first, each with its goal.`,
 			return fmt.Sprintf("p50 %.1f, p99 %.1f µs of %d", t.P50, t.P99, t.N)
 		}
 		rate := func(r cluster.Rate) string {
-			return fmt.Sprintf("%.0f/s, %.0f per second of its processor time, %s", r.PerSecond, r.PerCPU, times(r.Times))
+			return fmt.Sprintf("%.0f/s, %.0f per second of processor time, %s", r.PerSecond, r.PerCPU, times(r.Times))
 		}
 		rows := [][]any{
 			{"three nodes, booked, p50 to a bare request", fmt.Sprintf("%.2f (at most 2.5)", r.SelectP50)},
@@ -296,29 +299,29 @@ func corpuscommand() *cobra.Command {
 	job := corpus.Job{Options: corpus.Defaults()}
 	cmd := &cobra.Command{
 		Use:   "corpus --out FILE [--trace FILE]",
-		Short: "Make a corpus: the events and queries of a fleet that serves a trace",
-		Long: `Make a corpus, the stream of events that a fleet of workers would announce while it serves a trace, with the router's
-query before each request. The same flags always give the same bytes.`,
+		Short: "Make a corpus: the events and queries of a fleet serving a trace",
+		Long: `Make a corpus: the events of a fleet of workers serving a trace, with the router's query before every request. Equal
+flags give equal bytes.`,
 		Example: `  indexer bench corpus --out conv64.bin
   indexer bench corpus --out holes64.bin --evict random --trace conversation_trace.jsonl`,
 		Args: cobra.NoArgs,
 	}
 	f := cmd.Flags()
 	f.StringVar(&job.Out, "out", "corpus.bin", "file to make")
-	f.StringVar(&job.Trace, "trace", "", "trace in Mooncake's format (default: one of the same shape is generated)")
+	f.StringVar(&job.Trace, "trace", "", "trace in Mooncake's format (default: a generated trace of the same shape)")
 	f.Uint64Var(&job.Seed, "seed", 0, "seed of the generated trace")
-	f.IntVar(&job.Workers, "workers", job.Workers, "workers that share the requests")
-	f.IntVar(&job.Capacity, "capacity", job.Capacity, "blocks that one worker holds before it evicts")
+	f.IntVar(&job.Workers, "workers", job.Workers, "workers sharing the requests")
+	f.IntVar(&job.Capacity, "capacity", job.Capacity, "capacity of a worker in blocks")
 	f.IntVar(&job.BlockSize, "block-size", job.BlockSize, "tokens per block; divides 512")
 	f.IntVar(&job.Requests, "requests", job.Requests, "use only the first N requests (0: all)")
-	f.IntVar(&job.Repeat, "repeat", job.Repeat, "serve the trace N times, each time with other contents")
+	f.IntVar(&job.Repeat, "repeat", job.Repeat, "serve the trace N times with different contents")
 	f.BoolVar(&job.Everyone, "everyone", job.Everyone, "every worker serves every request: all workers hold all blocks")
 	f.StringVar((*string)(&job.Evict), "evict", string(job.Evict),
 		"lru: tails first, no holes; random: any block, with holes and second copies; holes: without second copies")
 	f.StringVar((*string)(&job.Names), "names", string(job.Names),
-		"shared: a block has one engine hash everywhere; private: each worker has its own")
+		"shared: a block has the same engine hash on all workers; private: every worker has different hashes")
 	f.Float64Var(&job.Sticky, "sticky", job.Sticky,
-		"share of requests sent to the worker that last served their longest prefix")
+		"share of requests sent to the last worker of the longest prefix")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := job.Validate(); err != nil {
 			return cli.UsageErrorf("%w", err)
@@ -332,7 +335,7 @@ query before each request. The same flags always give the same bytes.`,
 	return cmd
 }
 
-// asUsage makes an error that comes from what is in the file that was given one of the command line.
+// asUsage converts an error in the content of a given file to a usage error.
 func asUsage(err error) error {
 	if errors.Is(err, corpus.ErrFormat) || errors.Is(err, trace.ErrFormat) {
 		return cli.UsageErrorf("%w", err)
@@ -340,7 +343,7 @@ func asUsage(err error) error {
 	return err
 }
 
-// readable refuses a file that cannot be read, given as what. An empty path is none.
+// readable refuses an unreadable file. what names the file in the error. An empty path is valid.
 func readable(what, path string) error {
 	if path == "" {
 		return nil

@@ -1,9 +1,9 @@
-// Package durable measures what the index's durability costs: a corpus goes into the log through the machines and logs
-// of real shims, a node replays it, writes snapshots and restores them, on a NATS server with file storage in this
-// process. `indexer bench durable` prints what it finds.
+// Package durable measures the cost of durability for the command `indexer bench durable`. The machines and logs of
+// real shims write a corpus to the log. A node replays the log, writes snapshots and restores them. A NATS server with
+// file storage runs in this process.
 //
-// The steps, in order: publish all events of the corpus; replay the log alone; write a first snapshot while events and
-// queries go on; write one when nothing has changed, and one when one worker has; stop, and restore.
+// The steps, in order: publish all events of the corpus; replay the log; write a first snapshot during events and
+// queries; write a snapshot without changes; write a snapshot after a change of a single worker; stop and restore.
 package durable
 
 import (
@@ -27,16 +27,17 @@ import (
 	"github.com/kvatlas/kvatlas/tools/corpus"
 )
 
-// Options says what to measure.
+// Options configures a measurement.
 type Options struct {
-	File       string        // a corpus
-	Partitions uint32        // of the log
-	Shards     int           // indexes of the node
-	Sync       time.Duration // how long the log may keep what it acknowledged from the disk; 0: not at all
-	Accounts   bool          // shims and the node have NATS accounts of their own
+	File       string // a corpus
+	Partitions uint32 // of the log
+	Shards     int    // indexes of the node
+	// longest delay from an acknowledgement of the log to the disk; 0 syncs before every acknowledgement
+	Sync     time.Duration
+	Accounts bool // gives the shims and the node separate NATS accounts
 }
 
-// Report is what was found. Times are wall times; server and node share the machine.
+// Report is the result of a measurement. Times are wall times. The server and the node share the machine.
 type Report struct {
 	Corpus   string `json:"corpus"`
 	Blocks   uint64 `json:"blocks"`   // stored and removed
@@ -62,7 +63,7 @@ type Report struct {
 	Snapshot Delays `json:"during_snapshot"` // while the first snapshot is written
 }
 
-// Delays are how long things take.
+// Delays are latencies during a step.
 type Delays struct {
 	Query   Delay `json:"query"`   // from its call to its answer
 	Publish Delay `json:"publish"` // of one small event, until the log has acknowledged it
@@ -91,42 +92,42 @@ func delayOf(took []time.Duration) Delay {
 const (
 	model     = "m"
 	blockSize = 16
-	flushAt   = 24 << 20 // bytes of one worker that wait until they are published: what a shim's flight holds
+	flushAt   = 24 << 20 // waiting bytes of a worker before a publication: the capacity of a shim's flight
 	pause     = 2 * time.Millisecond
 )
 
-// bed is the server and what is measured on it.
+// bed is the NATS server with the measured parts.
 type bed struct {
 	ctx    context.Context
 	o      Options
 	c      *corpus.Reader
 	conn   *jetstream.Conn
 	ns     *jetstream.Namespace
-	shims  *jetstream.Namespace // the same, as shims see it
+	shims  *jetstream.Namespace // the same namespace with the shims' connection
 	bucket *jetstream.Bucket
 	fleet  []*worker
-	probe  *worker // a worker beside the corpus', for what is timed
+	probe  *worker // a further worker for timed events
 	report Report
 }
 
-// worker is one worker's shim, whose engine is the corpus.
+// worker is the shim of a worker. The corpus is the engine.
 type worker struct {
 	at      events.Partition
 	log     *shim.StreamLog
 	machine *shim.Machine
-	said    events.Event     // what Decode gives
-	next    events.EngineSeq // of the engine's messages: one for each event
+	said    events.Event     // the result of the next Decode
+	next    events.EngineSeq // of the engine's messages, with a single event in a message
 	held    []events.BlockHash
 }
 
-// Reset and Decode make a worker the decoder of its own shim.
+// Reset and Decode implement the decoder of the worker's own shim.
 func (w *worker) Reset() {}
 
 func (w *worker) Decode([]byte) (events.Message, error) {
 	return events.Message{Events: w.said.Cut()}, nil
 }
 
-// Run measures everything. Progress is told in a line for each step.
+// Run measures all steps. It calls progress with a line for every step.
 func Run(ctx context.Context, o Options, progress func(string)) (*Report, error) {
 	c, err := corpus.Open(o.File)
 	if err != nil {
@@ -196,8 +197,8 @@ func Run(ctx context.Context, o Options, progress func(string)) (*Report, error)
 	return &b.report, nil
 }
 
-// users says as whom the node and the shims connect, and returns the server's configuration, which is empty without
-// accounts.
+// users returns the connection options of the node and of the shims, and the server's configuration. The configuration
+// is empty without accounts.
 func users(dir string, o Options) (node, shims jetstream.ConnOptions, config string, err error) {
 	if !o.Accounts {
 		return node, shims, "", nil
@@ -240,8 +241,7 @@ func (b *bed) open(name string) (*worker, error) {
 	return w, nil
 }
 
-// add has the engine say an event; flush publishes what waits, as the shim cuts it, and returns where the log has its
-// end.
+// add passes an event of the engine to the shim. flush publishes the waiting events and returns the end of the log.
 func (w *worker) add(ctx context.Context, e events.Event) error {
 	w.said = e
 	w.machine.Live(shim.Frame{Seq: w.next}, 0)
@@ -314,14 +314,14 @@ func (b *bed) publish() error {
 	return nil
 }
 
-// running is a node that runs.
+// running is a running node.
 type running struct {
 	*node.Node
 	stop  func()
-	ready time.Duration // from its start
+	ready time.Duration // since the start
 }
 
-// start starts a node and waits until it is ready. It writes snapshots only when told.
+// start starts a node and waits for readiness. The node writes snapshots only on request.
 func (b *bed) start() (*running, error) {
 	isReady := make(chan struct{})
 	n := node.New(node.Config{
@@ -364,7 +364,7 @@ func (b *bed) replayAndSave() error {
 	if held := status.Index.Blocks.Device; held != r.Holdings {
 		return fmt.Errorf("the index has %d blocks held, the corpus ends with %d", held, r.Holdings)
 	}
-	if _, _, err := b.nudge(n); err != nil { // makes the probe known before anything is timed
+	if _, _, err := b.nudge(n); err != nil { // registers the probe before any timed step
 		return err
 	}
 	if r.Idle, err = b.watch(n, func() error { time.Sleep(2 * time.Second); return nil }); err != nil {
@@ -405,7 +405,7 @@ func save(ctx context.Context, n *running) (size, written int64, err error) {
 	return size, written, nil
 }
 
-// changeOneWorker removes what the first worker has stored last, and stores as much anew.
+// changeOneWorker removes the newest blocks of the first worker and stores the same number of new blocks.
 func (b *bed) changeOneWorker(n *running) error {
 	w := b.fleet[0]
 	fresh := events.Event{Kind: events.Stored, Tier: events.Device, Attention: events.AttentionFull}
@@ -422,7 +422,8 @@ func (b *bed) changeOneWorker(n *running) error {
 	return err
 }
 
-// settle publishes what waits of a worker and waits until the index reflects it. It returns how long each took.
+// settle publishes the waiting events of a worker and waits until the index has applied them. It returns the durations
+// of both parts.
 func (b *bed) settle(n *running, w *worker) (publish, apply time.Duration, err error) {
 	begun := time.Now()
 	seq, err := w.flush(b.ctx)
@@ -437,7 +438,7 @@ func (b *bed) settle(n *running, w *worker) (publish, apply time.Duration, err e
 	return published.Sub(begun), time.Since(published), err
 }
 
-// nudge sends one small event the whole way.
+// nudge sends a small event from the shim to the index.
 func (b *bed) nudge(n *running) (publish, apply time.Duration, err error) {
 	name := uint64(b.probe.next) + 1
 	e := events.Event{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{events.BlockHash(name)},
@@ -448,8 +449,7 @@ func (b *bed) nudge(n *running) (publish, apply time.Duration, err error) {
 	return b.settle(n, b.probe)
 }
 
-// watch times queries and events, one of each every few milliseconds, while something is done; one of each however soon
-// that is over.
+// watch times a query and an event every few milliseconds during do, and at least once.
 func (b *bed) watch(n *running, do func() error) (Delays, error) {
 	var prompts []api.Hashes
 	for _, op := range b.c.Ops() {

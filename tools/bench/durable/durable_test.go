@@ -10,8 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/corpus"
 )
 
-// TestRun measures a small corpus with evictions. Run itself sees to it that the index then holds what the corpus ends
-// with.
+// TestRun measures a small corpus with evictions. Run checks that the index has the blocks at the end of the corpus.
 func TestRun(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()

@@ -1,12 +1,12 @@
-// Package conductor answers as Mooncake's conductor does over HTTP (kvcache-ai/Mooncake, mooncake-conductor, of which
-// src/kvevent/event_manager.cpp is the measure): /register, /unregister, /query, /services and /global_view, in JSON
-// and, as its newest version (kvcache-ai/Mooncake#3258), in MessagePack. It is another API than RFC #1403, which
-// internal/faces/compat has. Publishers are vLLM's and, as since kvcache-ai/Mooncake#3744, SGLang's.
+// Package conductor serves the HTTP API of Mooncake's conductor: /register, /unregister, /query, /services and
+// /global_view. The model is src/kvevent/event_manager.cpp in mooncake-conductor (kvcache-ai/Mooncake). Bodies are JSON
+// or, as in the newest version (kvcache-ai/Mooncake#3258), MessagePack. Package internal/faces/compat serves RFC #1403,
+// which is a different API. Publishers are engines of the types vLLM and, since kvcache-ai/Mooncake#3744, SGLang.
 //
-// A publisher of events that is registered is followed by a shim in this process ([compat.Shims]). A tenant other than
-// default is a routing group: a model of its own in the index. What a hash profile says is not needed, since events
-// have the tokens; it is checked, kept and told again.
+// A shim in this process follows every registered publisher ([compat.Shims]). A tenant other than default is a routing
+// group, and the index has a separate model for every group. The index does not need hash profiles, because events
+// contain tokens. The package checks, stores and lists the profiles.
 //
-// Requests are read as there: a field that is not known, or of another type, is refused with the reason and the field.
-// http.go has the paths, requests.go how requests are read.
+// As in the conductor, an unknown field or a value of the wrong type is refused with the reason and the field. http.go
+// serves the paths. requests.go reads the requests.
 package conductor

@@ -22,25 +22,25 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// Config is what the conductor stands on.
+// Config configures the handler of the conductor's API.
 type Config struct {
 	Server compat.Server
 	Shims  *compat.Shims
 
-	// Ended is told what became of each request, by its path behind conductor_.
+	// Ended is called with the outcome of every request. The operation is conductor_ and the path without the slash.
 	Ended func(op, outcome string)
 }
 
-// deadline bounds a request.
+// deadline is the time limit of a request.
 const deadline = 10 * time.Second
 
-// conductor answers requests.
+// conductor is the state of the handler.
 type conductor struct {
 	Config
-	mu sync.Mutex // registrations change one after another
+	mu sync.Mutex // serializes changes of registrations
 }
 
-// Handler returns what answers as Mooncake's conductor.
+// Handler returns the handler of the conductor's API.
 func Handler(cfg Config) *web.Mux {
 	c := &conductor{Config: cfg}
 	mux := web.NewMux()
@@ -73,8 +73,8 @@ func Handler(cfg Config) *web.Mux {
 	return mux
 }
 
-// read reads a request's body, as JSON whatever its form. What is posted must say which form it has: a web page may
-// post anything else to any address.
+// read returns the body of a request as JSON. A POST request must have a Content-Type, because a web page may send a
+// request without that header to any address.
 func read(w http.ResponseWriter, r *http.Request, method string) ([]byte, error) {
 	if !web.Allowed(w, r, method) {
 		return nil, &refusal{status: http.StatusMethodNotAllowed, code: api.CodeWrongMethod,
@@ -102,13 +102,14 @@ func read(w http.ResponseWriter, r *http.Request, method string) ([]byte, error)
 	return body, nil
 }
 
-// packs reports whether a request is to be answered in MessagePack: it is in that form, or has no body and asks for it.
+// packs reports whether the reply is MessagePack: the request body is MessagePack, or the body is missing and the
+// Accept header names MessagePack.
 func packs(r *http.Request) bool {
 	form, _ := api.ContentType(r.Header.Get("Content-Type"))
 	return form == api.MsgPack || r.Header.Get("Content-Type") == "" && r.Header.Get("Accept") == api.MsgPack
 }
 
-// pack is what is in JSON in MessagePack.
+// pack converts JSON to MessagePack.
 func pack(text []byte) ([]byte, error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.UseNumber()
@@ -124,7 +125,7 @@ func pack(text []byte) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// whole has all numbers in a value, which answers have of one kind only, be whole numbers.
+// whole converts all numbers of a decoded JSON value to int64. Replies contain only whole numbers.
 func whole(v any) any {
 	switch v := v.(type) {
 	case json.Number:
@@ -142,7 +143,7 @@ func whole(v any) any {
 	return v
 }
 
-// send answers a request, and counts it. All answers but those of /services end with a newline.
+// send writes the reply of a request and counts the outcome. Every reply except that of /services ends with a newline.
 func (c *conductor) send(w http.ResponseWriter, asked *http.Request, path string, answer any, err error) {
 	status, contentType, outcome := http.StatusOK, api.JSON, api.OutcomeOK
 	var text []byte
@@ -156,7 +157,7 @@ func (c *conductor) send(w http.ResponseWriter, asked *http.Request, path string
 		}
 	}
 	if text == nil {
-		text, _ = json.Marshal(answer) // which can be encoded
+		text, _ = json.Marshal(answer) // the value can always be encoded
 	}
 	switch {
 	case packs(asked):
@@ -170,7 +171,7 @@ func (c *conductor) send(w http.ResponseWriter, asked *http.Request, path string
 	c.Ended("conductor_"+strings.TrimPrefix(path, "/"), web.Reply(w, asked, contentType, text, status, outcome))
 }
 
-// refusalOf is an error as clients get it; err is not nil.
+// refusalOf converts an error to the reply for clients. err is not nil.
 func refusalOf(err error) *refusal {
 	if r, is := errors.AsType[*refusal](err); is {
 		return r
@@ -179,19 +180,19 @@ func refusalOf(err error) *refusal {
 	return &refusal{status: e.Code.HTTPStatus(), code: e.Code, Message: e.Message, Reason: string(e.Code)}
 }
 
-// told is what a registration says beside what a shim needs.
-type told struct {
+// labels are the fields of a registration that a shim does not need.
+type labels struct {
 	LoRA       string  `json:"lora_name,omitempty"`
 	CacheGroup *int64  `json:"cache_group"`
 	Profile    profile `json:"hash_profile"`
 }
 
-// of is what the conductor was told of a rank; false if it was registered otherwise.
-func of(r registry.Record) (t told, was bool) {
-	return t, r.Engine.Conductor != nil && strictjson.Unmarshal(r.Engine.Conductor, &t) == nil
+// labelsOf returns the labels of a record. ok is false if another API registered the record.
+func labelsOf(r registry.Record) (l labels, ok bool) {
+	return l, r.Engine.Conductor != nil && strictjson.Unmarshal(r.Engine.Conductor, &l) == nil
 }
 
-// place is what a registration is called.
+// place returns the service key of a registration.
 func place(instance events.WorkerID, tenant string, rank events.Rank) string {
 	return fmt.Sprintf("%s|%s|%d", instance, tenant, rank)
 }
@@ -202,7 +203,7 @@ func (c *conductor) register(ctx context.Context, body []byte) (any, error) {
 	if err != nil {
 		return nil, plain(err)
 	}
-	record, what := registry.Record{Engine: &registry.Engine{}}, told{}
+	record, own := registry.Record{Engine: &registry.Engine{}}, labels{}
 	var kind, model, instance string
 	for _, read := range []func() error{
 		func() (err error) { record.Engine.Endpoint, err = f.text("endpoint"); return err },
@@ -211,10 +212,10 @@ func (c *conductor) register(ctx context.Context, body []byte) (any, error) {
 		func() (err error) { instance, err = f.text("instance_id"); return err },
 		func() error { size, err := f.blockSize(); record.BlockSize = uint32(min(size, 1<<32-1)); return err },
 		func() (err error) { record.Engine.Replay, err = f.optional("replay_endpoint", ""); return err },
-		func() (err error) { what.LoRA, err = f.optional("lora_name", ""); return err },
+		func() (err error) { own.LoRA, err = f.optional("lora_name", ""); return err },
 		func() (err error) { record.Engine.Group, err = f.tenant(); return err },
-		func() (err error) { what.CacheGroup, err = f.cacheGroup(); return err },
-		func() (err error) { what.Profile, err = f.profile(); return err },
+		func() (err error) { own.CacheGroup, err = f.cacheGroup(); return err },
+		func() (err error) { own.Profile, err = f.profile(); return err },
 		func() (err error) { record.Source, err = sourceOf(kind); return err },
 		func() (err error) { record.Rank, err = f.rank(); return err },
 	} {
@@ -223,12 +224,12 @@ func (c *conductor) register(ctx context.Context, body []byte) (any, error) {
 		}
 	}
 	record.Instance, record.Model = events.WorkerID(instance), compat.ModelOf(model, record.Engine.Group)
-	if record.Engine.Conductor, err = json.Marshal(what); err != nil {
+	if record.Engine.Conductor, err = json.Marshal(own); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	there, err := c.contradicts(record, what)
+	there, err := c.contradicts(record, own)
 	if err == nil && !there {
 		err = c.Shims.Register(ctx, record)
 	}
@@ -241,7 +242,7 @@ func (c *conductor) register(ctx context.Context, body []byte) (any, error) {
 	return nil, err
 }
 
-// kinds are the types of publishers, by the source of their records.
+// kinds maps the source of a record to the publisher's type.
 var kinds = map[string]string{"vllm": "vLLM", "sglang": "SGLang"}
 
 // sourceOf returns the source of a publisher's record.
@@ -272,14 +273,15 @@ func (f fields) cacheGroup() (*int64, error) {
 	return &v, nil
 }
 
-// contradicts compares a registration with those that there are: one that says the same is there already.
-func (c *conductor) contradicts(r registry.Record, what told) (there bool, err error) {
+// contradicts compares a registration with the existing registrations. there is true if an equal registration exists. A
+// conflict is an error.
+func (c *conductor) contradicts(r registry.Record, own labels) (there bool, err error) {
 	for _, l := range c.Shims.Listeners() {
 		other := l.Record
-		said, was := of(other)
+		known, ok := labelsOf(other)
 		switch {
 		case other.Key() == r.Key() && other.Engine.Group == r.Engine.Group:
-			if same := was && other.Source == r.Source && other.Model == r.Model && other.BlockSize == r.BlockSize &&
+			if same := ok && other.Source == r.Source && other.Model == r.Model && other.BlockSize == r.BlockSize &&
 				other.Engine.Endpoint == r.Engine.Endpoint && other.Engine.Replay == r.Engine.Replay &&
 				bytes.Equal(compact(other.Engine.Conductor), r.Engine.Conductor); same {
 				return true, nil
@@ -289,7 +291,7 @@ func (c *conductor) contradicts(r registry.Record, what told) (there bool, err e
 		case other.Engine.Endpoint == r.Engine.Endpoint:
 			return false, refuse("invalid_registration", "", "conflicting active registration for endpoint: %s",
 				r.Engine.Endpoint)
-		case was && other.Model == r.Model && said.LoRA == what.LoRA && said.Profile != what.Profile:
+		case ok && other.Model == r.Model && known.LoRA == own.LoRA && known.Profile != own.Profile:
 			return false, refuse("invalid_registration", "",
 				"failed to register prefix context: registration conflicts with the ContextKey hash profile")
 		}
@@ -297,14 +299,15 @@ func (c *conductor) contradicts(r registry.Record, what told) (there bool, err e
 	return false, nil
 }
 
-// compact is JSON without blanks.
+// compact removes white space from JSON.
 func compact(text []byte) []byte {
 	var b bytes.Buffer
-	_ = json.Compact(&b, text) // which is JSON: it was stored as such
+	_ = json.Compact(&b, text) // the stored text is valid JSON
 	return b.Bytes()
 }
 
-// plain has a body that is no object refused in text, as those of registrations are.
+// plain removes the reason from a refusal for invalid JSON, so that the reply is text. The conductor replies to
+// registrations in the same form.
 func plain(err error) error {
 	if r := refusalOf(err); r.Reason == "invalid_json" {
 		r.Reason = ""
@@ -347,14 +350,15 @@ func (c *conductor) unregister(ctx context.Context, body []byte) (any, error) {
 	return map[string]any{"status": "unregistered successfully", "removed_instances": []string{key}}, nil
 }
 
-// match is how many tokens of a prompt lie in device memory, in host memory too, and on disk too.
+// match counts the matched tokens of a prompt. Every field includes the tiers above: GPU is device memory, CPU adds
+// host memory, and Disk adds disks.
 type match struct {
 	GPU  int64 `json:"gpu"`
 	CPU  int64 `json:"cpu"`
 	Disk int64 `json:"disk"`
 }
 
-// hit is what an instance holds of a prompt: the most of its ranks.
+// hit is the match of an instance. Every number is the maximum over the ranks.
 type hit struct {
 	Longest int64            `json:"longest_matched"`
 	DP      map[string]int64 `json:"dp"`
@@ -362,7 +366,7 @@ type hit struct {
 	match
 }
 
-// add adds a rank of an instance.
+// add adds the match of a rank to the instance.
 func add(instances map[string]*hit, key events.RankKey, m match) {
 	in, rank := instances[string(key.Instance)], fmt.Sprint(key.Rank)
 	if in == nil {
@@ -402,12 +406,12 @@ func (c *conductor) query(ctx context.Context, body []byte) (any, error) {
 	q.Model = compat.ModelOf(model, tenant)
 	wanted := func(key events.RankKey) bool { return instance == nil || string(key.Instance) == *instance }
 	instances, others := map[string]*hit{}, map[events.RankKey]bool{}
-	var silent []events.RankKey // registered here: they may have said nothing yet
+	var silent []events.RankKey // ranks with a registration here, perhaps without an event yet
 	for _, l := range c.Shims.Listeners() {
 		if l.Record.Model != q.Model || int64(l.Record.BlockSize) != size {
 			continue
 		}
-		if said, was := of(l.Record); was && said.LoRA != q.LoRA {
+		if known, ok := labelsOf(l.Record); ok && known.LoRA != q.LoRA {
 			others[l.Record.Key()] = true
 		} else if wanted(l.Record.Key()) {
 			silent = append(silent, l.Record.Key())
@@ -420,7 +424,7 @@ func (c *conductor) query(ctx context.Context, body []byte) (any, error) {
 	case err != nil:
 		return nil, err
 	case !answer.Complete:
-		return nil, api.Errorf(api.CodeNotReady, "not every worker of the model could be looked at")
+		return nil, api.Errorf(api.CodeNotReady, "a node of the cluster did not answer for every worker of the model; retry")
 	}
 	for i := range answer.Workers {
 		o := answer.Workers[i].WithGuess()
@@ -435,7 +439,7 @@ func (c *conductor) query(ctx context.Context, body []byte) (any, error) {
 	return map[string]any{"instances": instances}, nil
 }
 
-// salt is the field cache_salt.
+// salt returns the field cache_salt.
 func (f fields) salt() (string, error) {
 	if string(f["cache_salt"]) == "null" {
 		return "", nil
@@ -447,7 +451,7 @@ func (f fields) salt() (string, error) {
 	return s, nil
 }
 
-// instance is the field instance_id of a query; nil: all instances are asked for.
+// instance returns the field instance_id of a query. nil selects all instances.
 func (f fields) instance() (*string, error) {
 	if f["instance_id"] == nil {
 		return nil, nil
@@ -456,7 +460,7 @@ func (f fields) instance() (*string, error) {
 	return &s, err
 }
 
-// service is a registration as it is listed.
+// service is a registration in the reply of /services.
 type service struct {
 	Endpoint       string          `json:"Endpoint"`
 	ReplayEndpoint string          `json:"ReplayEndpoint"`
@@ -471,14 +475,14 @@ type service struct {
 	HashProfile    profile         `json:"HashProfile"`
 }
 
-// registered lists what was registered here, by this API.
+// registered lists the registrations that this API made on this node.
 func (c *conductor) registered() []service {
 	list := []service{}
 	for _, l := range c.Shims.Listeners() {
-		if said, was := of(l.Record); was {
+		if known, ok := labelsOf(l.Record); ok {
 			e := l.Record.Engine
-			list = append(list, service{e.Endpoint, e.Replay, kinds[l.Record.Source], compat.NameOf(l.Record), said.LoRA,
-				e.Group, l.Record.Instance, l.Record.BlockSize, l.Record.Rank, said.CacheGroup, said.Profile})
+			list = append(list, service{e.Endpoint, e.Replay, kinds[l.Record.Source], compat.NameOf(l.Record), known.LoRA,
+				e.Group, l.Record.Instance, l.Record.BlockSize, l.Record.Rank, known.CacheGroup, known.Profile})
 		}
 	}
 	return list
@@ -489,7 +493,7 @@ func (c *conductor) services(context.Context, []byte) (any, error) {
 	return map[string]any{"count": len(list), "services": list}, nil
 }
 
-// view is what is registered of one model, adapter and tenant.
+// view is the summary of a model, adapter and tenant in the reply of /global_view.
 type view struct {
 	Model     string                            `json:"model_name"`
 	LoRA      string                            `json:"lora_name"`

@@ -19,10 +19,10 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// refusal is an error as clients get it.
+// refusal is an error in the form of the conductor's replies.
 type refusal struct {
 	status int
-	code   api.Code // for the count of outcomes
+	code   api.Code // for the metric of outcomes
 
 	Message string `json:"error"` // the whole body, if there is no reason
 	Reason  string `json:"reason"`
@@ -32,16 +32,16 @@ type refusal struct {
 
 func (r *refusal) Error() string { return r.Message }
 
-// refuse is the error of a request that is not what it should be.
+// refuse returns the error of an invalid request.
 func refuse(reason, field, format string, args ...any) error {
 	return &refusal{status: http.StatusBadRequest, code: api.CodeMalformed, Message: fmt.Sprintf(format, args...),
 		Reason: reason, Field: field}
 }
 
-// fields are those of an object in JSON.
+// fields are the members of a JSON object.
 type fields map[string]json.RawMessage
 
-// open reads an object that has no fields but those that are known.
+// open reads a JSON object and refuses unknown fields.
 func open(body []byte, known ...string) (fields, error) {
 	f := fields{}
 	err := api.Members(body, func(name string, value []byte) error {
@@ -64,7 +64,7 @@ func open(body []byte, known ...string) (fields, error) {
 	return f, nil
 }
 
-// text is a field that is text and not empty.
+// text returns a required field with text that is not empty.
 func (f fields) text(name string) (string, error) {
 	if f[name] == nil {
 		return "", refuse("missing", name, "%s is required", name)
@@ -76,7 +76,7 @@ func (f fields) text(name string) (string, error) {
 	return s, err
 }
 
-// optional is a field that is text, or not there.
+// optional returns a field with text, or otherwise if the field is missing.
 func (f fields) optional(name, otherwise string) (string, error) {
 	if f[name] == nil {
 		return otherwise, nil
@@ -88,7 +88,7 @@ func (f fields) optional(name, otherwise string) (string, error) {
 	return *s, nil
 }
 
-// tenant is the tenant of a request.
+// tenant returns the tenant of a request.
 func (f fields) tenant() (string, error) {
 	s, err := f.optional("tenant_id", "")
 	if s == "" {
@@ -97,7 +97,7 @@ func (f fields) tenant() (string, error) {
 	return s, err
 }
 
-// whole is a field that is a whole number.
+// whole returns a required field with a whole number.
 func (f fields) whole(name string) (int64, error) {
 	if f[name] == nil {
 		return 0, refuse("missing", name, "%s is required", name)
@@ -109,7 +109,7 @@ func (f fields) whole(name string) (int64, error) {
 	return v, nil
 }
 
-// blockSize is the field of that name.
+// blockSize returns the field block_size.
 func (f fields) blockSize() (int64, error) {
 	v, err := f.whole("block_size")
 	if err == nil && v <= 0 {
@@ -118,7 +118,7 @@ func (f fields) blockSize() (int64, error) {
 	return v, err
 }
 
-// rank is the field dp_rank.
+// rank returns the field dp_rank.
 func (f fields) rank() (events.Rank, error) {
 	v, err := f.whole("dp_rank")
 	if err == nil && (v < 0 || v > math.MaxInt32) {
@@ -127,7 +127,7 @@ func (f fields) rank() (events.Rank, error) {
 	return events.Rank(v), err
 }
 
-// tokens is the field token_ids.
+// tokens returns the field token_ids.
 func (f fields) tokens() (api.Tokens, error) {
 	const name = "token_ids"
 	switch {
@@ -166,7 +166,7 @@ func (f fields) tokens() (api.Tokens, error) {
 	return nil, err
 }
 
-// profile says how an engine hashes blocks.
+// profile describes the block hashes of an engine.
 type profile struct {
 	Strategy   string `json:"strategy"`
 	Algorithm  string `json:"algorithm"`
@@ -175,10 +175,10 @@ type profile struct {
 	Projection string `json:"index_projection"`
 }
 
-// sglang reports whether the strategy is one of SGLang's, which have no seed.
+// sglang reports whether the strategy belongs to SGLang. SGLang's strategies have no seed.
 func (p *profile) sglang() bool { return p.Strategy == "sglang" || p.Strategy == "sglang_bigram" }
 
-// profile is the field hash_profile. The rules are those of ResolveHashProfile in Mooncake's
+// profile returns the field hash_profile. The rules are equal to ResolveHashProfile in Mooncake's
 // mooncake-conductor/src/prefixindex/hash_strategy.cpp.
 func (f fields) profile() (p profile, err error) {
 	const name = "hash_profile"
@@ -202,7 +202,7 @@ func (f fields) profile() (p profile, err error) {
 	}
 	const seed = "python_hash_seed"
 	if p.sglang() {
-		switch _, err := in.optional(seed, ""); { // its value is ignored
+		switch _, err := in.optional(seed, ""); { // the value is ignored
 		case err != nil:
 			return p, err
 		case p.Algorithm != "sha256_raw":
@@ -210,7 +210,7 @@ func (f fields) profile() (p profile, err error) {
 		case p.Projection != "first64_be":
 			return p, refuse("invalid_value", "index_projection", "unsupported SGLang index projection: %s", p.Projection)
 		}
-		p.Seed, p.Root = "0", strings.Repeat("0", 2*sha256.Size) // placeholders, as there
+		p.Seed, p.Root = "0", strings.Repeat("0", 2*sha256.Size) // placeholders, as in the conductor
 		return p, nil
 	}
 	if p.Seed, err = in.text(seed); err != nil {
@@ -233,8 +233,8 @@ func (f fields) profile() (p profile, err error) {
 	return p, nil
 }
 
-// root is what vLLM's chain of hashes begins with, in hexadecimal: the digest of the seed, which is a short text, in
-// CBOR or as Python pickles it (protocol 5).
+// root returns the first hash of vLLM's chain in hexadecimal: the digest of the seed. The seed is a short text, encoded
+// as CBOR or as a Python pickle (protocol 5).
 func root(algorithm, seed string) string {
 	encoded := append([]byte{0x60 | byte(len(seed))}, seed...)
 	if algorithm == "sha256" {

@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// TestProfile: the digests are those of the conductor's own tests.
+// TestProfile compares root digests with the values in the conductor's own tests.
 func TestProfile(t *testing.T) {
 	for algorithm, want := range map[string]string{
 		"sha256_cbor": "4e1195df020de59e0d65a33a4279f1183e7ae4e5d980e309f8b55adff2e61c3e",
@@ -41,7 +41,7 @@ func TestSGLangProfile(t *testing.T) {
 	zeros := strings.Repeat("0", 64)
 	for _, c := range []struct {
 		profile       string
-		reason, field string // "": good
+		reason, field string // empty for a valid profile
 	}{
 		{`{"strategy":"sglang",` + raw + `,` + first + `}`, "", ""},
 		{`{"strategy":"sglang_bigram",` + raw + `,` + first + `}`, "", ""},
@@ -78,11 +78,11 @@ func TestSGLangProfile(t *testing.T) {
 	}
 }
 
-// TestTokens: an element that is no token is named by its index.
+// TestTokens checks that the error names the index of an invalid element.
 func TestTokens(t *testing.T) {
 	for _, c := range []struct {
 		tokens, reason string
-		index          int // -1: none
+		index          int // -1 without an error
 	}{
 		{`[]`, "", -1}, {`[0, 2147483647]`, "", -1}, {`7`, "not_array", -1}, {`null`, "not_array", -1},
 		{`[1,"2"]`, "invalid_type", 1}, {`[1.5]`, "invalid_type", 0}, {`[1,2,null]`, "invalid_type", 2},
@@ -104,7 +104,7 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// FuzzRequests: each field of any body is read, or refused with a reason.
+// FuzzRequests checks that every field of any body has a value or is refused with a reason.
 func FuzzRequests(f *testing.F) {
 	f.Add([]byte(`{"model":"m","block_size":16,"token_ids":[1,2],"tenant_id":"","cache_salt":null,"instance_id":"a"}`))
 	f.Add([]byte(`{"endpoint":"tcp://h:1","dp_rank":0,"cache_group":0,"hash_profile":{"strategy":"vllm_v1",` +
@@ -139,7 +139,7 @@ func FuzzRequests(f *testing.F) {
 	})
 }
 
-// TestPack: what is in JSON is the same in MessagePack, in which all numbers are whole.
+// TestPack checks that MessagePack has the values of the JSON text, with all numbers as integers.
 func TestPack(t *testing.T) {
 	packed, err := pack([]byte(`{"b":[1,-1,null,true,"x",{}],"a":9007199254740993}`))
 	if want := "\x82\xa1a\xcf\x00\x20\x00\x00\x00\x00\x00\x01\xa1b\x96\x01\xff\xc0\xc3\xa1x\x80"; err != nil ||

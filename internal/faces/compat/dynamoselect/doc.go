@@ -1,14 +1,15 @@
-// Package dynamoselect lets clients of NVIDIA Dynamo's standalone selection service and slot tracker (1.6.1) talk to
-// kvatlas by changing only the address. [Selection] is the one, over internal/choose/selection; [Tracker] the other,
-// which only counts requests for workers that it is told of. Each wants a listener of its own: their paths collide.
+// Package dynamoselect serves the HTTP APIs of NVIDIA Dynamo's standalone selection service and slot tracker (1.6.1).
+// Clients change only the address. [Selection] implements the selection service with internal/choose/selection.
+// [Tracker] implements the slot tracker, which only counts requests of registered workers. The paths of the two
+// services collide, so they need separate listeners.
 //
-// Workers that are posted here are kept as operators' records in the bucket of workers (registry.Operator.Posted), so
-// that every node knows them and they outlive it. Shims in this process follow the events of each of their ranks. A
-// worker of the selection service is declared to the registry under its number, a model of a routing group other than
-// default as MODEL:GROUP. Workers that were registered otherwise are listed and chosen too. A worker of the slot
-// tracker is declared as slot-tracker:MODEL:GROUP:NUMBER, of the model slot-tracker:MODEL:GROUP: nothing else has such
-// names.
+// The bucket of workers stores every posted worker as an operator's record (registry.Operator.Posted). All nodes read
+// the records, and a restart of the node keeps them. Shims in this process follow the events of every rank. The
+// registry has a worker of the selection service under the worker's number, and the model of a routing group other than
+// default as MODEL:GROUP. Workers with another registration are listed and selected too. The registry has a worker of
+// the slot tracker as slot-tracker:MODEL:GROUP:NUMBER of the model slot-tracker:MODEL:GROUP. No other name has this
+// prefix.
 //
-// Statuses, fields and most words of errors are Dynamo's. docs/compatibility.md lists what differs on purpose. All may
-// be used from any goroutine.
+// Statuses, fields and most error texts are equal to Dynamo's. docs/compatibility.md lists the intended differences.
+// All functions are safe for concurrent use.
 package dynamoselect

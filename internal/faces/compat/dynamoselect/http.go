@@ -18,16 +18,16 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// deadline bounds a request.
+// deadline is the time limit of a request.
 const deadline = 10 * time.Second
 
-// Limits of bodies, in bytes.
+// Maximum sizes of request bodies, in bytes.
 const (
 	SelectBody  = 8 << 20
 	TrackerBody = 2 << 20
 )
 
-// id names a worker: a number, or the name of one that was registered otherwise and has no number.
+// id names a worker: a number, or a text if another API registered the worker.
 type id string
 
 func (i *id) UnmarshalJSON(data []byte) error {
@@ -51,17 +51,17 @@ func (i *id) number(data []byte) error {
 	return err
 }
 
-// MarshalJSON writes a number where it is one.
+// MarshalJSON writes a numeric id as a JSON number.
 func (i id) MarshalJSON() ([]byte, error) { return compat.ID(i).MarshalJSON() }
 
 func numbered(n uint64) id { return id(strconv.FormatUint(n, 10)) }
 
-// number is an id that is a number.
+// number is an id that must be a number.
 type number id
 
 func (n *number) UnmarshalJSON(data []byte) error { return (*id)(n).number(data) }
 
-// key is a model and a routing group.
+// key is a model with a routing group.
 type key struct{ model, group string }
 
 const (
@@ -71,28 +71,28 @@ const (
 
 func (k key) String() string { return fmt.Sprintf("model=%s routing_group=%s", k.model, k.group) }
 
-// name is what the model is called in the index.
+// name returns the model's name in the index.
 func (k key) name() string { return compat.ModelOf(k.model, k.group) }
 
-// is reports whether the key passes a request's filter.
+// is reports whether the key matches the filter of a request.
 func (k key) is(asked url.Values) bool {
 	return (!asked.Has("model_name") || asked.Get("model_name") == k.model) &&
 		(!asked.Has("routing_group") || asked.Get("routing_group") == k.group)
 }
 
-// failure is an error as clients get it.
+// failure is an error in the form of the service's replies.
 type failure struct {
 	status int
-	code   api.Code // for the count of outcomes
+	code   api.Code // for the metric of outcomes
 	text   string
-	plain  bool // the body is the text alone
+	plain  bool // whether the body is only the text
 
-	details *compat.QueueRejection // nil: there are none
+	details *compat.QueueRejection // nil without details
 }
 
 func (f *failure) Error() string { return f.text }
 
-// codes are those of the statuses.
+// codes maps HTTP statuses to error codes.
 var codes = map[int]api.Code{
 	http.StatusBadRequest: api.CodeMalformed, http.StatusNotFound: api.CodeUnknownRequest,
 	http.StatusMethodNotAllowed: api.CodeWrongMethod, http.StatusConflict: api.CodeConflict,
@@ -105,7 +105,7 @@ func fail(status int, format string, args ...any) error {
 	return &failure{status: status, code: codes[status], text: fmt.Sprintf(format, args...)}
 }
 
-// failed is an error of what stands behind, as clients get it; err is not nil.
+// failed converts an error of the services behind to the reply for clients. err is not nil.
 func failed(err error) *failure {
 	if f, is := errors.AsType[*failure](err); is {
 		return f
@@ -114,30 +114,30 @@ func failed(err error) *failure {
 	return &failure{status: e.Code.HTTPStatus(), code: e.Code, text: e.Message}
 }
 
-// asked is a request.
+// asked is a parsed request.
 type asked struct {
 	ctx    context.Context
-	id     string // in the path
+	id     string // from the path
 	query  url.Values
 	header http.Header
-	fields compat.Object // of the body
+	fields compat.Object // members of the body
 }
 
-// handler answers with a body, and a status if it is another than 200.
+// handler returns the reply body and the status. Status 0 means 200.
 type handler func(r *asked) (status int, body any, err error)
 
-// route is what one method of a path does.
+// route is the handler of a path and method.
 type route struct {
 	method, path string
 	do           handler
 	rule         web.Rule
-	number       bool // {id} is a worker's number
+	number       bool // whether {id} must be a worker's number
 }
 
 var ok = map[string]string{"status": "ok"}
 
-// mux answers the routes. Who is not allowed, or asks for what is not there, gets Dynamo's words. ended is told what
-// became of each request, by its first path segment behind the prefix.
+// mux serves the routes. Forbidden and unknown requests get Dynamo's error texts. ended is called with the outcome of
+// every request. The operation is the prefix and the first segment of the path.
 func mux(prefix string, routes []route, maxBody int64, ended func(op, outcome string)) *web.Mux {
 	m := web.NewMux()
 	paths := map[string][]route{}
@@ -170,7 +170,7 @@ func mux(prefix string, routes []route, maxBody int64, ended func(op, outcome st
 			for i := range routes {
 				methods[i] = routes[i].method
 			}
-			web.Allowed(w, r, methods...) // which says what is
+			web.Allowed(w, r, methods...) // sets the header Allow
 			send(w, r, 0, nil, fail(http.StatusMethodNotAllowed, "method not allowed"), op, ended)
 		})
 	}
@@ -201,10 +201,10 @@ func serve(w http.ResponseWriter, r *http.Request, to *route, maxBody int64) (st
 	return to.do(a)
 }
 
-// bodiless reports whether a path takes POST without a body.
+// bodiless reports whether the path accepts a POST request without a body.
 func bodiless(path string) bool { return strings.HasSuffix(path, "/{id}/prefill_complete") }
 
-// open reads a body.
+// open reads the body of a request.
 func open(w http.ResponseWriter, r *http.Request, maxBody int64) (compat.Object, error) {
 	header := r.Header.Get("Content-Type")
 	if form, known := api.ContentType(header); header == "" || !known || form != api.JSON {
@@ -217,7 +217,7 @@ func open(w http.ResponseWriter, r *http.Request, maxBody int64) (compat.Object,
 	return members(body)
 }
 
-// members reads an object. As in Dynamo, text after the object is ignored.
+// members reads a JSON object. As in Dynamo, text after the object is ignored.
 func members(body []byte) (compat.Object, error) {
 	f, err := compat.ReadObject(body)
 	if err == nil {
@@ -229,7 +229,7 @@ func members(body []byte) (compat.Object, error) {
 	}
 	if f, err = compat.ReadObject(first); err != nil {
 		status := http.StatusUnprocessableEntity
-		if first[0] == '{' { // text that is none, such as half a character
+		if first[0] == '{' { // invalid text, such as half a character
 			status = http.StatusBadRequest
 		}
 		return nil, fail(status, "Failed to deserialize the JSON body into the target type: %s", api.AsError(err).Message)
@@ -248,7 +248,7 @@ const (
 	required  = compat.Required
 )
 
-// words are the errors of requests. As in Dynamo, other fields are ignored, and names differ by letter case.
+// words builds the errors of invalid requests. As in Dynamo, unknown fields are ignored and names are case-sensitive.
 var words = compat.Words{
 	Missing: func(name string) error { return unprocessable("missing field `%s`", name) },
 	Twice:   func(name string) error { return unprocessable("duplicate field `%s`", name) },
@@ -266,7 +266,7 @@ func unprocessable(format string, args ...any) error {
 		args...)
 }
 
-// send answers a request, and calls ended with its outcome.
+// send writes the reply of a request and calls ended with the outcome.
 func send(w http.ResponseWriter, r *http.Request, status int, body any, err error, op string,
 	ended func(op, outcome string)) {
 	outcome, contentType := api.OutcomeOK, api.JSON
@@ -287,7 +287,7 @@ func send(w http.ResponseWriter, r *http.Request, status int, body any, err erro
 		}
 	}
 	if text == nil && body != nil {
-		if text, err = json.Marshal(body); err != nil { // there is nothing that cannot be encoded
+		if text, err = json.Marshal(body); err != nil { // every body can be encoded
 			status, text = http.StatusInternalServerError, []byte(`{"error":"internal"}`)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// prompt is what requests say of a prompt.
+// prompt has the fields of a request that describe a prompt.
 type prompt struct {
 	key
 
@@ -43,7 +43,7 @@ func (p *prompt) members() []compat.Field {
 	}
 }
 
-// mediaPrompt is a prompt with items that are not text.
+// mediaPrompt is a prompt with multimodal items.
 type mediaPrompt struct {
 	Tokens api.Tokens
 	Media  []*media
@@ -54,7 +54,7 @@ func (m *mediaPrompt) UnmarshalJSON(data []byte) error {
 		member("block_mm_infos", &m.Media, defaulted, "a list"))
 }
 
-// media are the items that touch a block.
+// media are the multimodal items of a block.
 type media struct{ items []events.BlockMedia }
 
 func (m *media) UnmarshalJSON(data []byte) error {
@@ -75,7 +75,7 @@ func (m *mediaItem) UnmarshalJSON(data []byte) error {
 		member("offsets", new(json.RawMessage), defaulted, "a list"))
 }
 
-// object reads an object that is the value of a field.
+// object reads a JSON object from the value of a field.
 func object(data []byte, list ...compat.Field) error {
 	f, err := members(data)
 	if err == nil {
@@ -84,7 +84,7 @@ func object(data []byte, list ...compat.Field) error {
 	return err
 }
 
-// overrides are routing.Overrides as Dynamo has them: those out of range are of the wrong shape.
+// overrides reads routing.Overrides as Dynamo does. A value out of range is an invalid type.
 type overrides struct{ routing.Overrides }
 
 func (o *overrides) UnmarshalJSON(data []byte) error {
@@ -102,8 +102,8 @@ func (o *overrides) UnmarshalJSON(data []byte) error {
 	return err
 }
 
-// of is the prompt as kvatlas has it, for a model with such blocks.
-func (p *prompt) of(blockSize uint32) (api.Prompt, error) {
+// convert returns the prompt in kvatlas's form for a model with the given block size.
+func (p *prompt) convert(blockSize uint32) (api.Prompt, error) {
 	tokens, items := p.tokens, p.media
 	if p.routing != nil && len(p.routing.Tokens) > 0 {
 		tokens, items = p.routing.Tokens, p.routing.Media
@@ -136,7 +136,7 @@ func (p *prompt) of(blockSize uint32) (api.Prompt, error) {
 	return out, nil
 }
 
-// hashed fills in a prompt of which only hashes are given.
+// hashed converts a prompt without tokens.
 func (p *prompt) hashed(out *api.Prompt, blockSize uint32) error {
 	bad := func(format string, args ...any) error { return fail(http.StatusBadRequest, format, args...) }
 	switch {
@@ -152,11 +152,11 @@ func (p *prompt) hashed(out *api.Prompt, blockSize uint32) error {
 		return bad("block_hashes length %d must match sequence_hashes length %d", len(p.hashes), len(p.seqs))
 	}
 	out.Hashes, out.SequenceHashes, out.ISLTokens = p.hashes, p.seqs, *p.isl
-	p.overrides.AssumeKVReuse = nil // who sends hashes decides which blocks requests share
+	p.overrides.AssumeKVReuse = nil // the sender of hashes decides which blocks requests share
 	return p.tooShort(blockSize)
 }
 
-// tooShort refuses a prompt that is shorter than its whole blocks.
+// tooShort refuses a prompt with fewer tokens than the whole blocks have.
 func (p *prompt) tooShort(blockSize uint32) error {
 	if whole := uint64(len(p.seqs)) * uint64(blockSize); *p.isl < whole {
 		return fail(http.StatusBadRequest, "isl_tokens is %d; %d whole blocks of %d tokens have %d", *p.isl, len(p.seqs),
@@ -168,7 +168,7 @@ func (p *prompt) tooShort(blockSize uint32) error {
 	return nil
 }
 
-// target is a worker, and one rank of it if that is not nil.
+// target is a worker. A rank that is not nil selects a single rank of the worker.
 type target struct {
 	id   id
 	rank *events.Rank
@@ -186,7 +186,7 @@ func (t *target) routing() *routing.Target {
 	return &routing.Target{Worker: events.WorkerID(t.id), Rank: t.rank}
 }
 
-// pin is a target that names its rank.
+// pin is a target with a required rank.
 type pin struct{ target }
 
 func (p *pin) UnmarshalJSON(data []byte) error {
@@ -195,7 +195,7 @@ func (p *pin) UnmarshalJSON(data []byte) error {
 		member("dp_rank", p.rank, required, "an unsigned 32-bit number"))
 }
 
-// constraints are taints that a worker must have, and those that are preferred.
+// constraints are required taints and the weights of preferred taints.
 type constraints struct {
 	required  []string
 	preferred map[string]float64
@@ -206,7 +206,7 @@ func (c *constraints) UnmarshalJSON(data []byte) error {
 		member("preferred_taints", &c.preferred, defaulted, "an object with a number for each taint"))
 }
 
-// session is what a request belongs to.
+// session is the session of a request.
 type session struct{ id string }
 
 func (s *session) UnmarshalJSON(data []byte) error {

@@ -11,9 +11,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// rankTexts is an object with a text for each rank. It is read as serde_json reads a map with numbers as keys: a key
-// that is no number in JSON's own spelling is a fault of syntax ([errRankKey]), and a number that is no rank a value of
-// the wrong type. Of a key that is there twice the last value counts.
+// rankTexts is an object with a text for every rank. As in serde_json's map with numeric keys, a key without a JSON
+// number is a syntax error ([errRankKey]). A number outside the range of ranks is an invalid type. The last value of a
+// duplicate key counts.
 type rankTexts map[events.Rank]string
 
 var errRankKey = errors.New("a key of an object by rank is no number")
@@ -21,7 +21,7 @@ var errRankKey = errors.New("a key of an object by rank is no number")
 func (r *rankTexts) UnmarshalJSON(data []byte) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
-		return errors.New("it is no object")
+		return errors.New("the value is not an object")
 	}
 	out := rankTexts{}
 	for dec.More() {
@@ -30,7 +30,7 @@ func (r *rankTexts) UnmarshalJSON(data []byte) error {
 			return err
 		}
 		raw := bytes.TrimLeft(data[begin:dec.InputOffset()], ", \t\r\n")
-		rank, err := rankOf(raw[1 : len(raw)-1]) // without its quotes; escapes are no spelling of a number
+		rank, err := rankOf(raw[1 : len(raw)-1]) // without the quotes; a number contains no escape
 		if err != nil {
 			return err
 		}

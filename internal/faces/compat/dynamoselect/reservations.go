@@ -18,7 +18,7 @@ type reservation struct {
 	Endpoint string      `json:"endpoint"`
 }
 
-// unused refuses an id under which a request of any model is under way.
+// unused refuses an id that a running request of any model uses.
 func (s *selectService) unused(selectionID string) error {
 	if _, taken := s.Loads.Locate(selectionID, mine); taken {
 		return fail(http.StatusConflict, "selection %s is already reserved or being reserved", selectionID)
@@ -26,7 +26,7 @@ func (s *selectService) unused(selectionID string) error {
 	return nil
 }
 
-// reserve books a request: where it was chosen for, or where it says itself.
+// reserve books a request. The rank comes from a pending selection or from the request.
 func (s *selectService) reserve(r *asked) (int, any, error) {
 	var p prompt
 	var selectionID string
@@ -94,13 +94,13 @@ func (s *selectService) reserve(r *asked) (int, any, error) {
 	return http.StatusCreated, reservation{selectionID, p.model, p.group, *worker, rank, endpoint}, nil
 }
 
-// noRank says that a worker, or its rank, is not there.
+// noRank returns the error for an unknown worker or rank.
 func noRank(at events.RankKey) error {
 	return fail(http.StatusNotFound, "Worker WorkerWithDpRank { worker_id: %s, dp_rank: %d } not found", at.Instance,
 		at.Rank)
 }
 
-// replay books a request where it was chosen for.
+// replay books a request for the rank of a pending selection.
 func (s *selectService) replay(ctx context.Context, k key, selectionID string) (int, any, error) {
 	at, pending := s.Choice.Pending(k.name(), selectionID)
 	if !pending {
@@ -127,10 +127,10 @@ func (s *selectService) replay(ctx context.Context, k key, selectionID string) (
 		rank.Record.Endpoint}, nil
 }
 
-// forBooking is the prompt as a booking needs it: of hashes only those that requests share.
+// forBooking converts the prompt for a booking. Without tokens, the sequence hashes identify the shared blocks.
 func (p *prompt) forBooking(blockSize uint32) (api.Prompt, error) {
 	if p.tokens != nil || p.routing != nil && len(p.routing.Tokens) > 0 {
-		return p.of(blockSize)
+		return p.convert(blockSize)
 	}
 	out := api.Prompt{Model: p.name(), BlockSize: blockSize}
 	switch {
@@ -144,7 +144,7 @@ func (p *prompt) forBooking(blockSize uint32) (api.Prompt, error) {
 	return out, p.tooShort(blockSize)
 }
 
-// step does something with a request that is known by its id alone.
+// step changes a request that is identified only by an id.
 func (s *selectService) step(r *asked, fraction *float64,
 	do func(ctx context.Context, ref *api.RequestRef) error) (int, any, error) {
 	notFound := fail(http.StatusNotFound, "reservation %s not found", r.id)

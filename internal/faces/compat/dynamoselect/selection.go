@@ -23,33 +23,34 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// Config is what stands behind both services.
+// Config configures the selection service and the slot tracker.
 type Config struct {
-	Node      string // this node's name
+	Node      string // the name of this node
 	Namespace *jetstream.Namespace
 	Registry  *registry.Registry
 	Loads     *load.Service
 
-	// Of the selection service alone.
+	// The following fields are only for the selection service.
 	Choice *selection.Service
 	Shims  *compat.Shims
 	Find   func(ctx context.Context, q *api.Query) (*api.Answer, error)
-	Dump   func(ctx context.Context) (*compat.Dump, error) // what workers hold, as compat has it at /dump
+	// starts a dump of the workers' blocks, as for /dump of compat
+	Dump func(ctx context.Context) (*compat.Dump, error)
 
-	// Unregister ends the shims of a worker that another node runs.
+	// Unregister stops the shims of a worker on another node.
 	Unregister func(ctx context.Context, instance events.WorkerID) error
 
-	Admit func() error             // nil once the node may answer
-	Ended func(op, outcome string) // is told what became of each request
+	Admit func() error             // nil when the node is ready to serve
+	Ended func(op, outcome string) // called with the outcome of every request
 }
 
-// selectService is the selection service.
+// selectService implements the selection service.
 type selectService struct {
 	Config
-	mu sync.Mutex // workers change one after another
+	mu sync.Mutex // serializes changes of workers
 }
 
-// Selection returns what answers as Dynamo's selection service.
+// Selection returns the handler of Dynamo's selection service.
 func Selection(cfg Config) *web.Mux {
 	s := &selectService{Config: cfg}
 	const post, get, drop = http.MethodPost, http.MethodGet, http.MethodDelete
@@ -85,7 +86,7 @@ func Selection(cfg Config) *web.Mux {
 	return mux("selection_", routes, SelectBody, cfg.Ended)
 }
 
-// admitted refuses what the node cannot answer yet.
+// admitted refuses requests while the node cannot serve.
 func (cfg *Config) admitted(do handler) handler {
 	return func(r *asked) (int, any, error) {
 		if err := cfg.Admit(); err != nil {
@@ -95,7 +96,7 @@ func (cfg *Config) admitted(do handler) handler {
 	}
 }
 
-// replication is how replicas of Dynamo's services find each other. Ours have no need of it.
+// replication serves the peers of Dynamo's replicas. kvatlas has no such peers.
 var replication = []route{
 	{method: http.MethodGet, path: "/replica_sync/peers", rule: web.Reads,
 		do: func(*asked) (int, any, error) { return 0, []string{}, nil }},
@@ -111,10 +112,10 @@ func noPeers(r *asked) (int, any, error) {
 	return 0, nil, fail(http.StatusConflict, "replica sync is disabled")
 }
 
-// mine reports whether a model's requests are those of workers that are chosen here: not the slot tracker's.
+// mine reports whether a model belongs to the selection service, not to the slot tracker.
 func mine(m load.Model) bool { return !Tracked(m.Name) }
 
-// pool is who serves a model, if some rank may be chosen.
+// pool returns the workers of a model. A model without a schedulable rank is an error.
 func (s *selectService) pool(k key) (*registry.Pool, error) {
 	pool := s.Registry.Pool(k.name())
 	if slices.ContainsFunc(pool.Ranks, schedulable) {
@@ -128,8 +129,7 @@ func (s *selectService) pool(k key) (*registry.Pool, error) {
 	return nil, fail(http.StatusServiceUnavailable, "no schedulable workers are available")
 }
 
-// resolve replaces the name of a prompt's model with the model that it stands for, and with the adapter if it is an
-// adapter's.
+// resolve replaces an alias in the prompt with the name of the model and the adapter.
 func (s *selectService) resolve(p *prompt) error {
 	of, err := registry.Resolver(s.Registry.Resolve).Resolve(p.name(), p.lora)
 	if err != nil {
@@ -143,7 +143,7 @@ func (s *selectService) resolve(p *prompt) error {
 
 func schedulable(r registry.PoolRank) bool { return r.Record.State == api.WorkerSchedulable }
 
-// overlapSummary is what a worker holds of a prompt, in tokens; what lies in a tier counts all above it too.
+// overlapSummary counts the tokens of a prompt on a worker. The number of a tier includes the tiers above.
 type overlapSummary struct {
 	Longest uint64            `json:"longest_matched"`
 	GPU     uint64            `json:"gpu"`
@@ -152,7 +152,7 @@ type overlapSummary struct {
 	Disk    uint64            `json:"disk"`
 }
 
-// selected is the reply to a choice.
+// selected is the reply to a selection.
 type selected struct {
 	SelectionID    *string `json:"selection_id,omitempty"`
 	SequenceHashes []int64 `json:"sequence_hashes,omitzero"`
@@ -172,7 +172,7 @@ type selected struct {
 	Load         *api.WorkerLoad `json:"worker_load,omitempty"`
 }
 
-// choose answers /select and /select_and_reserve.
+// choose serves /select and /select_and_reserve.
 func (s *selectService) choose(r *asked, book bool) (int, any, error) {
 	var p prompt
 	var selectionID, sessionID *string
@@ -217,7 +217,7 @@ func (s *selectService) choose(r *asked, book bool) (int, any, error) {
 			return 0, nil, err
 		}
 	}
-	body, err := p.of(pool.Ranks[0].BlockSize)
+	body, err := p.convert(pool.Ranks[0].BlockSize)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -235,7 +235,7 @@ func (s *selectService) choose(r *asked, book bool) (int, any, error) {
 	}
 	if pinned != nil {
 		q.Pinned = pinned.routing()
-	} else if affinity == nil { // else the session does not decide
+	} else if affinity == nil { // the session does not decide if affinity is set
 		q.SessionID = or(sessionID, "")
 		if of != nil {
 			q.SessionID = of.id
@@ -269,15 +269,15 @@ func (s *selectService) choose(r *asked, book bool) (int, any, error) {
 	return 0, out, nil
 }
 
-// newID makes an id for a selection that has none: a random UUID.
+// newID returns a random UUID for a selection without an id.
 func newID() string {
 	var b [16]byte
-	_, _ = rand.Read(b[:]) // it does not fail
+	_, _ = rand.Read(b[:]) // Read never returns an error
 	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// summary is what a worker holds of a prompt, by its ranks.
+// summary returns the tokens of a prompt on a worker, with a number for every rank.
 func summary(ranks []routing.Candidate, blockSize uint32) overlapSummary {
 	out, size := overlapSummary{DP: map[string]uint64{}}, uint64(blockSize)
 	for i := range ranks {
@@ -291,7 +291,7 @@ func summary(ranks []routing.Candidate, blockSize uint32) overlapSummary {
 	return out
 }
 
-// refused is why there is no choice or booking, in Dynamo's words where it has them.
+// refused converts the error of a selection or booking to Dynamo's text, if Dynamo has a text for the error.
 func refused(err error, selectionID string, k key) error {
 	f := failed(err)
 	switch f.code {
@@ -313,7 +313,7 @@ func refused(err error, selectionID string, k key) error {
 	return f
 }
 
-// loadRow is what a rank has to do, or would have.
+// loadRow is the load of a rank, or the load with a further request.
 type loadRow struct {
 	Worker        id          `json:"worker_id"`
 	Rank          events.Rank `json:"dp_rank"`
@@ -344,7 +344,7 @@ func (s *selectService) loads(r *asked) (int, any, error) {
 	}) {
 		list, err := s.Choice.Loads(r.ctx, &api.LoadsRequest{Model: k.name()})
 		if err != nil {
-			continue // its workers have gone
+			continue // the workers are gone
 		}
 		of, pool := &list.Models[0], s.Registry.Pool(k.name())
 		m := modelLoads{Model: k.model, Group: k.group, Loads: []loadRow{}, Pending: of.PendingCount,
@@ -361,7 +361,7 @@ func (s *selectService) loads(r *asked) (int, any, error) {
 	return 0, out, nil
 }
 
-// prompt reads a request that is a prompt and no more, and finds who serves its model.
+// prompt reads a request with only a prompt and returns the pool of the model.
 func (s *selectService) prompt(r *asked) (p prompt, body api.Prompt, pool *registry.Pool, err error) {
 	if err = r.fields.Read(&words, p.members()...); err != nil {
 		return p, body, nil, err
@@ -370,7 +370,7 @@ func (s *selectService) prompt(r *asked) (p prompt, body api.Prompt, pool *regis
 		pool, err = s.pool(p.key)
 	}
 	if err == nil {
-		body, err = p.of(pool.Ranks[0].BlockSize)
+		body, err = p.convert(pool.Ranks[0].BlockSize)
 	}
 	return p, body, pool, err
 }
@@ -409,7 +409,7 @@ func (s *selectService) overlapScores(r *asked) (int, any, error) {
 			Hashes: body.Hashes, LoRA: body.LoRA, CacheSalt: body.CacheSalt})
 		if err == nil {
 			answer = found
-		} else if api.AsError(err).Code != api.CodeUnknownModel { // else nothing was announced yet
+		} else if api.AsError(err).Code != api.CodeUnknownModel { // a model without events is unknown
 			return 0, nil, refused(err, "", p.key)
 		}
 	}

@@ -21,19 +21,19 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// trackerPrefix begins the names of the slot tracker's workers and models.
+// trackerPrefix is the prefix of the slot tracker's workers and models.
 const trackerPrefix = "slot-tracker:"
 
-// Tracked reports whether a worker or model is the slot tracker's. Nobody asks what such workers hold.
+// Tracked reports whether a worker or model belongs to the slot tracker. Such workers have no blocks in the index.
 func Tracked(name string) bool { return strings.HasPrefix(name, trackerPrefix) }
 
-// tracker is the slot tracker.
+// tracker implements the slot tracker.
 type tracker struct {
 	Config
-	mu sync.Mutex // workers change one after another
+	mu sync.Mutex // serializes changes of workers
 }
 
-// Tracker returns what answers as Dynamo's slot tracker.
+// Tracker returns the handler of Dynamo's slot tracker.
 func Tracker(cfg Config) *web.Mux {
 	t := &tracker{Config: cfg}
 	routes := []route{
@@ -56,7 +56,7 @@ func Tracker(cfg Config) *web.Mux {
 	return mux("slots_", routes, TrackerBody, cfg.Ended)
 }
 
-// slots is a worker of the slot tracker, as it is kept and listed.
+// slots is a worker of the slot tracker, in the stored and listed form.
 type slots struct {
 	Worker    number `json:"worker_id"`
 	Model     string `json:"model_name"`
@@ -66,12 +66,12 @@ type slots struct {
 	Size      uint32 `json:"dp_size"`
 }
 
-// MarshalJSON has the worker as a number.
+// MarshalJSON writes the worker as a JSON number.
 func (n number) MarshalJSON() ([]byte, error) { return id(n).MarshalJSON() }
 
 func (w *slots) key() key { return key{w.Model, w.Group} }
 
-// ranks are the worker's, as they are declared.
+// ranks returns the names of the worker's ranks in the registry.
 func (w *slots) ranks() []events.RankKey {
 	list := make([]events.RankKey, w.Size)
 	for i := range list {
@@ -80,17 +80,17 @@ func (w *slots) ranks() []events.RankKey {
 	return list
 }
 
-// tracked is what a model of the slot tracker is called.
+// tracked returns the name of the model in the registry.
 func (k key) tracked() string { return trackerPrefix + k.model + ":" + k.group }
 
-// rank is what a rank of the slot tracker is called.
+// rank returns the name of a rank in the registry.
 func (k key) rank(worker number, rank uint32) events.RankKey {
 	return events.RankKey{Instance: events.WorkerID(k.tracked() + ":" + string(worker)), Rank: events.Rank(rank)}
 }
 
 func (k key) table() load.Model { return load.Model{Name: k.tracked()} }
 
-// registered lists the workers, by model, group and number.
+// registered lists the workers by model, group and number.
 func (t *tracker) registered() (list []*slots) {
 	for _, o := range t.Registry.Posted() {
 		w := &slots{}
@@ -105,8 +105,8 @@ func (t *tracker) registered() (list []*slots) {
 	return list
 }
 
-// of lists the workers of a model; the error says that there are none.
-func (t *tracker) of(k key) ([]*slots, error) {
+// workersOf lists the workers of a model. An empty list is an error.
+func (t *tracker) workersOf(k key) ([]*slots, error) {
 	list := slices.DeleteFunc(t.registered(), func(w *slots) bool { return w.key() != k })
 	if len(list) == 0 {
 		return nil, fail(http.StatusNotFound, "no slot tracker for %s", k)
@@ -114,7 +114,7 @@ func (t *tracker) of(k key) ([]*slots, error) {
 	return list, nil
 }
 
-// named are the fields with which each request names a model.
+// named returns the fields that name the model of a request.
 func named(k *key) []compat.Field {
 	k.group = defaultGroup
 	return []compat.Field{member("model_name", &k.model, required, "text"),
@@ -198,7 +198,7 @@ func (t *tracker) workers(r *asked) (int, any, error) {
 	return 0, append([]*slots{}, list...), nil
 }
 
-// request are the fields with which a request is named.
+// request returns the fields that name a request.
 func request(k *key, requestID *string) []compat.Field {
 	return append(named(k), member("request_id", requestID, required, "text"))
 }
@@ -217,7 +217,7 @@ func (t *tracker) add(r *asked) (int, any, error) {
 		member("new_isl_tokens", &tokens, defaulted, "a number of tokens"))...); err != nil {
 		return 0, nil, err
 	}
-	list, err := t.of(k)
+	list, err := t.workersOf(k)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -237,7 +237,7 @@ func (t *tracker) add(r *asked) (int, any, error) {
 	return http.StatusCreated, ok, nil
 }
 
-// again books a request whose id is taken, if that is only so since it was under way on a worker that has gone.
+// again books a request with a used id, if the earlier request ran on a worker that is gone.
 func (t *tracker) again(r *asked, k key, b load.Booking) error {
 	var at events.RankKey
 	under := false
@@ -254,7 +254,7 @@ func (t *tracker) again(r *asked, k key, b load.Booking) error {
 	return t.Loads.Book(r.ctx, k.table(), b)
 }
 
-// refused is why a table did not do something.
+// refused converts the error of a load table to Dynamo's text.
 func (t *tracker) refused(err error, requestID string) error {
 	switch {
 	case errors.Is(err, load.ErrUnknown):
@@ -281,7 +281,7 @@ func (t *tracker) prefillComplete(r *asked) (int, any, error) {
 	return t.change(r, t.Loads.PrefillComplete)
 }
 
-// free ends a request. One that is not under way has ended.
+// free ends a request. The end of an unknown request is not an error.
 func (t *tracker) free(r *asked) (int, any, error) {
 	return t.change(r, func(ctx context.Context, of load.Model, id string) error {
 		err := t.Loads.Free(ctx, of, id)
@@ -292,14 +292,14 @@ func (t *tracker) free(r *asked) (int, any, error) {
 	})
 }
 
-// change changes the request that is named.
+// change changes the request that the body names.
 func (t *tracker) change(r *asked, do func(context.Context, load.Model, string) error) (int, any, error) {
 	var k key
 	var requestID string
 	if err := r.fields.Read(&words, request(&k, &requestID)...); err != nil {
 		return 0, nil, err
 	}
-	if _, err := t.of(k); err != nil {
+	if _, err := t.workersOf(k); err != nil {
 		return 0, nil, err
 	}
 	if err := do(r.ctx, k.table(), requestID); err != nil {
@@ -308,7 +308,7 @@ func (t *tracker) change(r *asked, do func(context.Context, load.Model, string) 
 	return 0, ok, nil
 }
 
-// each calls do with each rank of workers and its load. Depth is about hashes.
+// each calls do with every rank of the workers and the load. The depth in the load is about hashes.
 func (t *tracker) each(list []*slots, hashes []events.SeqHash, do func(w *slots, rank uint32, l load.Load)) {
 	tables := map[key]map[events.RankKey]load.Load{}
 	for _, w := range list {
@@ -354,7 +354,7 @@ func (t *tracker) potentialLoads(r *asked) (int, any, error) {
 		member("new_isl_tokens", &tokens, defaulted, "a number of tokens"))...); err != nil {
 		return 0, nil, err
 	}
-	list, err := t.of(k)
+	list, err := t.workersOf(k)
 	if err != nil {
 		return 0, nil, err
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// worker is a worker as it was posted and is listed. A field that was not said is null.
+// worker is a worker in the posted and listed form. An absent field is null.
 type worker struct {
 	ID        id     `json:"worker_id"`
 	Model     string `json:"model_name"`
@@ -57,12 +57,12 @@ type enforcement string
 
 func (e *enforcement) UnmarshalJSON(data []byte) error {
 	if s := string(data); s != `"required"` && s != `"preferred"` {
-		return errors.New("it is required or preferred")
+		return errors.New("the value must be required or preferred")
 	}
 	return strictjson.Unmarshal(data, (*string)(e))
 }
 
-// members are the fields of a registration, or of a change, where all may be null.
+// members returns the fields of a registration or of a change. In a change all fields may be null.
 func (w *worker) members(collections compat.Presence) []compat.Field {
 	const text, count = "text", "an unsigned number"
 	return []compat.Field{
@@ -97,7 +97,7 @@ func or[T any](p *T, usual T) T {
 	return *p
 }
 
-// ranks are the worker's, each with the endpoint of its events, if it has one.
+// ranks returns the worker's ranks with the endpoint of the events. The endpoint may be empty.
 func (w *worker) ranks() map[events.Rank]string {
 	start, size, all := or(w.RankStart, 0), or(w.RankSize, 1), map[events.Rank]string{}
 	for i := range size {
@@ -110,7 +110,7 @@ func (w *worker) ranks() map[events.Rank]string {
 	return all
 }
 
-// missing is why a worker cannot be chosen, by what it says itself.
+// missing returns the reasons that the worker's own fields give against scheduling.
 func (w *worker) missing() (why []string) {
 	if or(w.Endpoint, "") == "" {
 		why = append(why, "endpoint is required")
@@ -133,14 +133,14 @@ func (w *worker) missing() (why []string) {
 	return why
 }
 
-// spec is what a choice needs to know of the worker.
+// spec returns the fields that a selection needs.
 func (w *worker) spec() api.WorkerSpec {
 	return api.WorkerSpec{Endpoint: or(w.Endpoint, ""), RankStart: or(w.RankStart, 0), RankSize: or(w.RankSize, 1),
 		TotalKVBlocks: or(w.TotalKVBlocks, 0), MaxBatchedTokens: or(w.MaxBatchedTokens, 0),
 		StableRoutingID: or(w.StableRoutingID, ""), Taints: slices.Clone(w.Taints), TopologyDomains: w.TopologyDomains}
 }
 
-// post registers a worker, in place of what it was before.
+// post registers a worker and replaces an earlier registration.
 func (s *selectService) post(r *asked) (int, any, error) {
 	w := &worker{Model: defaultModel, Group: defaultGroup}
 	if err := r.fields.Read(&words, append(w.members(defaulted),
@@ -175,7 +175,7 @@ func (s *selectService) patch(r *asked) (int, any, error) {
 	return 0, w, nil
 }
 
-// change takes over what is said in a change.
+// change sets the fields that a change contains.
 func (w *worker) change(by *worker) {
 	set(&w.Endpoint, by.Endpoint)
 	set(&w.EventsEndpoint, by.EventsEndpoint)
@@ -212,7 +212,7 @@ func set[T any](to **T, v *T) {
 	}
 }
 
-// posted is a worker as it was posted.
+// posted returns the posted record of a worker.
 func (s *selectService) posted(number string) (*worker, error) {
 	notFound := fail(http.StatusNotFound, "worker %s not found", number)
 	instance := events.WorkerID(number)
@@ -231,9 +231,9 @@ func (s *selectService) posted(number string) (*worker, error) {
 	return w, nil
 }
 
-// settle has a worker registered as it says, or no more if it lacks something, and writes how it stands into it.
-// s.mu is held. The error is that of who asks, or of what stands behind; then nothing, or a part, has been done, and
-// the same request does the rest.
+// settle registers the worker, or removes the worker if a required field is missing, and sets the lifecycle fields of
+// w. The caller holds s.mu. The error is an invalid request or a failure of the services behind. After a failure a
+// repeated request completes the change.
 func (s *selectService) settle(ctx context.Context, w *worker) error {
 	if size := or(w.RankSize, 1); size > api.MaxWorkerRanks {
 		return fail(http.StatusBadRequest, "data_parallel_size %d exceeds the maximum %d", size, api.MaxWorkerRanks)
@@ -281,7 +281,7 @@ func (s *selectService) settle(ctx context.Context, w *worker) error {
 			return err
 		}
 	}
-	for at, model := range before { // by what is wanted: the registry may not have heard of it yet
+	for at, model := range before { // compare with the wanted ranks, because the registry may lag
 		stays := len(w.Reasons) == 0 && wanted[at.Rank].Model == model
 		if at.Instance == instance && !stays {
 			s.Loads.RemoveRank(at)
@@ -292,7 +292,7 @@ func (s *selectService) settle(ctx context.Context, w *worker) error {
 	return nil
 }
 
-// foreign refuses a worker that has a shim of its own.
+// foreign refuses a worker with a shim of its own.
 func (s *selectService) foreign(instance events.WorkerID) error {
 	for _, l := range s.Registry.Workers() {
 		if l.Record.Instance == instance && l.Record.State == registry.Held && l.Record.Engine == nil {
@@ -303,7 +303,7 @@ func (s *selectService) foreign(instance events.WorkerID) error {
 	return nil
 }
 
-// fits refuses a worker that does not go with its model.
+// fits refuses a worker with another block size or hash mode than the model.
 func (s *selectService) fits(ctx context.Context, w *worker) error {
 	m, err := s.Namespace.Model(ctx, w.key().name())
 	if err == nil && m.BlockSize != *w.BlockSize {
@@ -321,7 +321,7 @@ func (s *selectService) fits(ctx context.Context, w *worker) error {
 	return nil
 }
 
-// keep writes down what was posted, and declares the worker unless it lacks something.
+// keep stores the posted worker, and declares the worker unless a field is missing.
 func (s *selectService) keep(ctx context.Context, w *worker, spec api.WorkerSpec) error {
 	data, err := json.Marshal(w)
 	if err != nil {
@@ -337,18 +337,18 @@ func (s *selectService) keep(ctx context.Context, w *worker, spec api.WorkerSpec
 	return err
 }
 
-// shims are the shims that a worker should have, by rank.
+// shims are the wanted shims of a worker, by rank.
 type shims map[events.Rank]registry.Record
 
-// has reports whether a shim is one of them.
+// has reports whether a running shim is equal to a wanted shim.
 func (want shims) has(r registry.Record) bool {
 	w, is := want[r.Rank]
 	return is && r.Model == w.Model && r.BlockSize == w.BlockSize && r.Engine.Endpoint == w.Engine.Endpoint &&
 		r.Engine.Replay == w.Engine.Replay
 }
 
-// elsewhere lists the ranks of a worker whose shims other nodes run. If one is not wanted, all of the worker's end;
-// what operators say of it is forgotten then.
+// elsewhere lists the ranks with shims on other nodes. If such a shim is not wanted, all shims of the worker end,
+// and the operator's record is deleted.
 func (s *selectService) elsewhere(ctx context.Context, instance events.WorkerID, want shims) (map[events.Rank]bool,
 	error) {
 	running := map[events.Rank]bool{}
@@ -365,8 +365,7 @@ func (s *selectService) elsewhere(ctx context.Context, instance events.WorkerID,
 	return running, nil
 }
 
-// follow has shims run for the wanted ranks of a worker, and for no others. Those that run already go on, here or
-// elsewhere.
+// follow starts the missing shims of a worker and stops unwanted shims. Equal shims continue, here or on another node.
 func (s *selectService) follow(ctx context.Context, instance events.WorkerID, want shims,
 	elsewhere map[events.Rank]bool) error {
 	running := maps.Clone(elsewhere)
@@ -394,10 +393,11 @@ func (s *selectService) follow(ctx context.Context, instance events.WorkerID, wa
 	return nil
 }
 
-// patience is how long a change waits until the registry reflects it. Then it is answered as the worker stands.
+// patience is the longest wait for the registry to reflect a change. After that, the reply has the current state of the
+// worker.
 const patience = 5 * time.Second
 
-// await waits until all ranks of a worker can be chosen, or none if it lacks something.
+// await waits until all ranks of a worker can be selected, or no rank if a field is missing.
 func (s *selectService) await(ctx context.Context, w *worker) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -414,7 +414,7 @@ func (s *selectService) await(ctx context.Context, w *worker) {
 	}
 }
 
-// reflects reports whether the registry has a worker as it is now.
+// reflects reports whether the registry has the current fields of a worker.
 func (s *selectService) reflects(w *worker) bool {
 	if len(w.Reasons) > 0 {
 		for at := range s.Registry.Complete() {
@@ -433,12 +433,12 @@ func (s *selectService) reflects(w *worker) bool {
 	return ready == len(w.ranks())
 }
 
-// ranksOf lists a worker's ranks.
+// ranksOf lists the ranks of a worker.
 func (s *selectService) ranksOf(instance events.WorkerID) []registry.ModelRank {
 	return slices.DeleteFunc(s.Registry.All(), func(r registry.ModelRank) bool { return r.Instance != instance })
 }
 
-// judge writes how a worker stands by its ranks: as well as the best of them.
+// judge sets the lifecycle of a worker from the best rank.
 func (s *selectService) judge(w *worker, ranks []registry.ModelRank) {
 	if len(w.Reasons) > 0 {
 		w.Lifecycle = string(api.WorkerIncomplete)
@@ -454,7 +454,7 @@ func (s *selectService) judge(w *worker, ranks []registry.ModelRank) {
 	}
 }
 
-// all lists the workers as they were posted, without what was registered otherwise.
+// all lists the posted workers, without workers of other APIs.
 func (s *selectService) all() (list []*worker) {
 	for _, o := range s.Registry.Posted() {
 		w := &worker{}
@@ -465,7 +465,7 @@ func (s *selectService) all() (list []*worker) {
 	return list
 }
 
-// named is what models with a routing group are called.
+// named maps the names of models with a routing group to their keys.
 func (s *selectService) named() map[string]key {
 	names := map[string]key{}
 	for _, w := range s.all() {
@@ -481,7 +481,7 @@ func keyOf(named map[string]key, model string) key {
 	return key{model, defaultGroup}
 }
 
-// listed lists all workers, those that were registered otherwise too.
+// listed lists all workers, with workers of other APIs.
 func (s *selectService) listed() []*worker {
 	ranks := map[events.WorkerID][]registry.ModelRank{}
 	for _, r := range s.Registry.All() {
@@ -501,8 +501,8 @@ func (s *selectService) listed() []*worker {
 		start, size := uint32(of[0].Rank), uint32(len(of))
 		w := &worker{ID: id(instance), Model: k.model, Group: k.group, BlockSize: &of[0].BlockSize, RankStart: &start,
 			RankSize: &size, Taints: append([]string{}, r.Taints...), TopologyDomains: r.TopologyDomains,
-			Endpoint: said(r.Endpoint), MaxBatchedTokens: said(r.MaxBatchedTokens), TotalKVBlocks: said(r.TotalKVBlocks),
-			StableRoutingID: said(r.StableRoutingID)}
+			Endpoint: pointer(r.Endpoint), MaxBatchedTokens: pointer(r.MaxBatchedTokens), TotalKVBlocks: pointer(r.TotalKVBlocks),
+			StableRoutingID: pointer(r.StableRoutingID)}
 		if w.TopologyDomains == nil {
 			w.TopologyDomains = map[string]string{}
 		}
@@ -515,8 +515,8 @@ func (s *selectService) listed() []*worker {
 	return list
 }
 
-// said is nil for what is not said.
-func said[T comparable](v T) *T {
+// pointer returns a pointer to v, or nil for the zero value.
+func pointer[T comparable](v T) *T {
 	if v == *new(T) {
 		return nil
 	}
