@@ -1,7 +1,7 @@
-// Package child is about processes that must not outlive the one that starts them.
+// Package child prevents child processes from outliving their parent.
 package child
 
 import "syscall"
 
-// DiesWithUs has the kernel end a process when this one ends, however it does.
+// DiesWithUs makes the kernel kill a child process at the end of this process, for any cause of the end.
 func DiesWithUs() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }

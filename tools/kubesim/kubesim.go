@@ -1,12 +1,12 @@
-// Package kubesim replays the list and watch protocol of a Kubernetes API server for tests. It is no API server: it
-// validates nothing, knows no rights, and keeps the objects that it is given.
+// Package kubesim simulates the list and watch protocol of a Kubernetes API server for tests. The server stores given
+// objects. It has no validation and no access control.
 //
 //	s := kubesim.Start()
 //	defer s.Close()
 //	s.Put("/api/v1/namespaces/default/pods", object)
 //
-// Each change has a resource version. A list is cut into pages, a watch starts at a version, sends what follows and a
-// bookmark, and ends with 410 Gone if the version is older than the last call of Compact.
+// Every change has a resource version. A list has pages. A watch starts at a version and sends the later changes and a
+// bookmark. A watch from before the last call of Compact ends with 410 Gone.
 package kubesim
 
 import (
@@ -32,19 +32,19 @@ type event struct {
 	object     Object
 }
 
-// Server is a simulated API server. Its methods may be called from any goroutine.
+// Server is a simulated API server. All methods are safe for concurrent use.
 type Server struct {
 	URL  string
-	Page int // objects of a page of a list; 0: as many as the client asks for
+	Page int // objects of a page of a list; 0: the client's limit
 
 	http *httptest.Server
 
 	mu      sync.Mutex
 	version int
-	oldest  int                          // version from which a watch may start
+	oldest  int                          // first version for a watch
 	objects map[string]map[string]Object // by collection and name
 	events  []event
-	changed chan struct{} // closed at each change, and replaced
+	changed chan struct{} // closed and replaced at every change
 	lists   int
 	down    bool
 }
@@ -66,7 +66,7 @@ func (s *Server) Close() {
 func metadata(o Object) Object { return o["metadata"].(Object) }
 
 // Put stores an object in a collection, which is a path such as /api/v1/namespaces/default/pods. A new object without a
-// UID gets one.
+// UID gets a UID.
 func (s *Server) Put(collection string, o Object) Object {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,7 +106,7 @@ func (s *Server) happened(collection, kind string, o Object) {
 	s.changed = make(chan struct{})
 }
 
-// Delete deletes an object, if it is there.
+// Delete deletes an object, if present.
 func (s *Server) Delete(collection, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,7 +121,7 @@ func (s *Server) Delete(collection, name string) {
 	}
 }
 
-// Compact forgets all changes: a watch from before is answered with 410 Gone. It ends all watches.
+// Compact deletes the history of changes and ends all watches. A watch from an earlier version then gets 410 Gone.
 func (s *Server) Compact() {
 	s.mu.Lock()
 	s.version++
@@ -130,7 +130,7 @@ func (s *Server) Compact() {
 	s.http.CloseClientConnections()
 }
 
-// Down has all requests fail until Down(false). It ends all watches.
+// Down makes all requests fail until Down(false), and ends all watches.
 func (s *Server) Down(down bool) {
 	s.mu.Lock()
 	s.down = down
@@ -138,7 +138,7 @@ func (s *Server) Down(down bool) {
 	s.http.CloseClientConnections()
 }
 
-// Lists returns the number of lists that were begun.
+// Lists returns the number of started lists.
 func (s *Server) Lists() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -176,12 +176,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// isCollection reports whether a path names a collection: its last word is the plural of a kind.
+// isCollection reports whether a path names a collection: the last word is the plural of a kind.
 func isCollection(p string) bool {
 	return strings.HasSuffix(p, "s") && path.Base(path.Dir(p)) != "inferencepools"
 }
 
-// one reads or changes one object.
+// one reads or changes a single object.
 func (s *Server) one(w http.ResponseWriter, r *http.Request) {
 	var o Object
 	if r.Method == http.MethodPost || r.Method == http.MethodPut {

@@ -1,9 +1,8 @@
-// Package loopback gives tests addresses for servers that stop and start again where they were.
+// Package loopback reserves fixed addresses for tests of servers that stop and restart.
 //
-// A port that the system chose (port 0) is anybody's as soon as its server stops: another test's server or connection
-// may be given it before it starts again. [Reserve] takes one from below those that the system chooses from (Linux:
-// net.ipv4.ip_local_port_range, 32768 to 60999), and holds the same port of UDP for as long as the test lasts, so that
-// no other process that reserves is given it either.
+// A port from the system (port 0) is free again after the server stops, so another server or connection may get the
+// port before the restart. [Reserve] selects a port below the system's range (Linux: net.ipv4.ip_local_port_range,
+// 32768 to 60999). During the test, a UDP socket on the same port blocks the port for other processes with Reserve.
 package loopback
 
 import (
@@ -13,8 +12,8 @@ import (
 	"testing"
 )
 
-// Reserve returns a HOST:PORT of 127.0.0.1 on which nobody listens. It is the test's until that ends. It is called from
-// the test's goroutine.
+// Reserve returns a HOST:PORT of 127.0.0.1 without a listener, reserved until the end of the test. Only the test's
+// goroutine may call Reserve.
 func Reserve(t testing.TB) string {
 	t.Helper()
 	return ReserveRow(t, 1)[0]
@@ -32,7 +31,7 @@ func ReserveRow(t testing.TB, n int) []string {
 	return nil
 }
 
-// tryRow reserves n ports from the first on, or none of them.
+// tryRow reserves n consecutive ports from first, or no port.
 func tryRow(t testing.TB, first, n int) (row []string) {
 	var all []net.PacketConn
 	free := func() {
@@ -48,8 +47,8 @@ func tryRow(t testing.TB, first, n int) (row []string) {
 			return nil
 		}
 		all = append(all, held)
-		// Nobody may listen there. It is not tried by listening: a process that another test starts just then would
-		// have a copy of the socket for a moment, and the port would stay taken so long.
+		// No process may listen at the port. A trial listener would be wrong: a process that another test starts at the same
+		// moment inherits a copy of the socket, and the port stays in use.
 		if c, err := net.Dial("tcp4", addr); err == nil {
 			_ = c.Close()
 			free()

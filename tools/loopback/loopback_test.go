@@ -26,8 +26,7 @@ func TestReserveRow(t *testing.T) {
 	}
 }
 
-// TestReserve reserves some addresses: all differ, each can be listened on again and again, and is free when its test
-// has ended.
+// TestReserve reserves some addresses. All addresses must differ, allow repeated listeners, and be free after the test.
 func TestReserve(t *testing.T) {
 	seen := map[string]bool{}
 	var last string

@@ -1,12 +1,12 @@
-// Package mastersim is a Mooncake master that holds names of objects and no objects: what does the HTTP side of a
-// master say of them?
+// Package mastersim simulates the HTTP API of a Mooncake master. The master stores names of objects without the
+// objects.
 //
-// [Start] one, [Master.Put] names, and ask it as one asks a real one: /batch_query_keys, /get_all_keys, /health, in the
-// words of mooncake-store/src/master_admin_service.cpp of kvcache-ai/Mooncake. [Master.Publish] adds the event stream,
-// which published wheels leave out. The demonstration runs on it where no real master is at hand, and unit tests make
-// it ill with [Master.Fault]. A test in integration/judges/mooncake holds it to a real master's answers.
+// [Start] starts a master, and [Master.Put] adds names. The paths /batch_query_keys, /get_all_keys and /health reply as
+// mooncake-store/src/master_admin_service.cpp of kvcache-ai/Mooncake does. [Master.Publish] adds the event stream,
+// which published wheels lack. The demonstration uses the package without a real master. Unit tests inject faults with
+// [Master.Fault]. A test in integration/judges/mooncake compares the replies with a real master.
 //
-// All methods may be called from any goroutine.
+// All methods are safe for concurrent use.
 package mastersim
 
 import (
@@ -24,7 +24,7 @@ import (
 	"unicode/utf8"
 )
 
-// Fault takes the place of an answer about keys; it reports whether it has answered.
+// Fault replaces the reply to a request for keys. It reports whether it has sent a reply.
 type Fault func(w http.ResponseWriter, keys []string) bool
 
 // Master is a running master.
@@ -42,7 +42,7 @@ type Master struct {
 	events  publisher
 }
 
-// Start starts a master that listens on HOST:PORT.
+// Start starts a master at HOST:PORT.
 func Start(addr string) (*Master, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -63,7 +63,7 @@ func Start(addr string) (*Master, error) {
 // Addr is HOST:PORT.
 func (m *Master) Addr() string { return m.listener.Addr().String() }
 
-// Stop ends the master and its connections.
+// Stop ends the master and closes the connections.
 func (m *Master) Stop() {
 	m.Unpublish()
 	m.server.Close()
@@ -96,21 +96,21 @@ func (m *Master) Has(key string) bool {
 	return m.objects[key]
 }
 
-// SetRole makes the master a "leader" or a "standby", which does not serve.
+// SetRole makes the master a "leader" or a "standby". A standby serves no requests.
 func (m *Master) SetRole(role string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.role = role
 }
 
-// Fault makes the master ill until it is called with nil.
+// Fault injects a fault until a call with nil.
 func (m *Master) Fault(fault Fault) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.fault = fault
 }
 
-// Asked lists, for each question about keys so far, how many they were.
+// Asked returns the number of keys of every past request.
 func (m *Master) Asked() []int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -145,7 +145,7 @@ func (m *Master) connState(c net.Conn, state http.ConnState) {
 	}
 }
 
-// active answers a request for a master that does not serve.
+// active sends the reply of a standby. It reports whether the master serves requests.
 func (m *Master) active(w http.ResponseWriter) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -176,7 +176,7 @@ func (m *Master) getAllKeys(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// entry is what a master says of one key. What there is not is null.
+// entry is the reply for a key. Absent values are null.
 type entry struct {
 	OK        bool         `json:"ok"`
 	Error     *string      `json:"error"`
@@ -186,7 +186,7 @@ type entry struct {
 	NVMeOF    []descriptor `json:"nof_values"`
 }
 
-// descriptor says where an object lies.
+// descriptor is the location of an object.
 type descriptor struct {
 	Size     int    `json:"size_"`
 	Address  uint64 `json:"buffer_address_"`
@@ -194,10 +194,10 @@ type descriptor struct {
 	Endpoint string `json:"transport_endpoint_"`
 }
 
-// errUTF8 is what a real master stumbles over.
+// errUTF8 is the error of a real master for invalid UTF-8.
 var errUTF8 = errors.New("not UTF-8")
 
-// keysOf decodes as a master does: first what is percent-encoded, then the list.
+// keysOf decodes a list of keys as a master does: the percent encoding first, then the list.
 func keysOf(query string) ([]string, error) {
 	raw := ""
 	for part := range strings.SplitSeq(query, "&") {
@@ -248,5 +248,5 @@ func (m *Master) batchQueryKeys(w http.ResponseWriter, r *http.Request) {
 	}
 	m.mu.Unlock()
 	w.Header().Set("Content-Type", "application/json; charset=utf-8")
-	json.NewEncoder(w).Encode(map[string]any{"success": true, "data": data}) // who asked may be gone
+	json.NewEncoder(w).Encode(map[string]any{"success": true, "data": data}) // the client may be gone
 }

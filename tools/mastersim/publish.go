@@ -23,8 +23,8 @@ type publisher struct {
 	lose    int
 }
 
-// Publish has the master publish on an endpoint what it puts and removes from now on, and says what to dial. Each call
-// of [Master.Put] and [Master.Remove] is a batch, or several of 64 events.
+// Publish starts publishing later puts and removals on an endpoint, and returns the address for subscribers. A call of
+// [Master.Put] or [Master.Remove] is a batch, or several batches of 64 events.
 func (m *Master) Publish(ctx context.Context, endpoint string) (string, error) {
 	pub, err := zmtpserver.ListenPub(ctx, endpoint, zmtp.Config{})
 	if err != nil {
@@ -34,7 +34,7 @@ func (m *Master) Publish(ctx context.Context, endpoint string) (string, error) {
 	defer m.mu.Unlock()
 	if m.events.pub != nil {
 		pub.Stop()
-		return "", errors.New("built-in Mooncake master: it publishes already")
+		return "", errors.New("built-in Mooncake master: Publish was called twice")
 	}
 	m.events = publisher{pub: pub}
 	return pub.Addr(), nil
@@ -58,8 +58,8 @@ func (m *Master) WaitSubscribers(ctx context.Context, n int) error {
 	return pub.WaitSubscribers(ctx, n)
 }
 
-// Lose has the next n batches go the way of what does not fit into a subscriber's queue: they are numbered and counted,
-// and do not arrive.
+// Lose drops the next n batches, as a full subscriber queue does. Dropped batches keep their sequence numbers and are
+// counted.
 func (m *Master) Lose(n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -74,7 +74,7 @@ func (m *Master) Clear() {
 	m.events.send([]map[string]any{{"event_type": "cleared", "type": "AllBlocksCleared", "medium": nil}})
 }
 
-// changed publishes that objects came or went. Called with m.mu held, as send is.
+// changed publishes puts or removals of objects. The callers of changed and send hold m.mu.
 func (m *Master) changed(kind, legacy string, keys []string) {
 	const batch = 64
 	for len(keys) > 0 {
@@ -107,7 +107,7 @@ func (p *publisher) send(list []map[string]any) {
 	}
 	payload, err := msgpack.Marshal([]any{now, list, 0})
 	if err != nil {
-		panic(err) // of values that are all made here
+		panic(err) // all values can be encoded
 	}
 	p.number++
 	p.batches++
@@ -115,7 +115,7 @@ func (p *publisher) send(list []map[string]any) {
 		p.lose--
 		return
 	}
-	_ = p.pub.Send(nil, binary.BigEndian.AppendUint64(nil, p.number), payload) // a stopped one has no subscribers
+	_ = p.pub.Send(nil, binary.BigEndian.AppendUint64(nil, p.number), payload) // a stopped publisher has no subscribers
 }
 
 func (m *Master) eventStatus(w http.ResponseWriter, _ *http.Request) {

@@ -1,6 +1,6 @@
-// Package openaisim simulates the HTTP side of an engine, for tests of gateways and demonstrations: completions and
-// chats as OpenAI has them, streamed or not, with how much of the prompt it had cached, and the tokens of a text. It
-// computes nothing: a word is a token, and each token of an answer is the same word.
+// Package openaisim simulates the HTTP API of an engine for tests of gateways and demonstrations: completions and chats
+// of OpenAI's API with and without streams, the number of cached prompt tokens, and the tokens of a text. A word is a
+// token. All tokens of an answer are the same word.
 //
 //	e, err := openaisim.Start("127.0.0.1:0", openaisim.Options{Model: "sim", BlockSize: 16, Tokens: 4})
 //	defer e.Kill()
@@ -24,16 +24,16 @@ import (
 // Options are an engine's.
 type Options struct {
 	Model     string
-	BlockSize int           // tokens that are cached together
-	Tokens    int           // of each answer
-	Delay     time.Duration // before each of them
+	BlockSize int           // tokens of a cache block
+	Tokens    int           // of an answer
+	Delay     time.Duration // before every token of an answer
 
-	// Serve takes a prompt and its answer into the cache, and returns how many of the prompt's blocks were there: that
-	// of an [enginesim.Engine], which announces them. Without it there is a cache that tells nobody.
+	// Serve stores a prompt and its answer in the cache and returns the number of the prompt's cached blocks. The method
+	// of an [enginesim.Engine] also announces the blocks. The default is a cache without events.
 	Serve func(prompt, answer []uint32) (hit int, err error)
 }
 
-// Engine is a running one.
+// Engine is a running engine.
 type Engine struct {
 	Options
 	Addr   string
@@ -41,13 +41,13 @@ type Engine struct {
 
 	mu    sync.Mutex
 	cache *enginesim.Cache // without Serve
-	begun map[string]bool  // X-Test-Ids of requests whose answers have begun
+	begun map[string]bool  // X-Test-Ids of requests with a started answer
 }
 
 // capacity is how many blocks are cached without Serve.
 const capacity = 1 << 20
 
-// Start runs an engine until it is killed.
+// Start runs an engine until Kill.
 func Start(listen string, o Options) (*Engine, error) {
 	l, err := net.Listen("tcp", listen)
 	if err != nil {
@@ -69,17 +69,17 @@ func Start(listen string, o Options) (*Engine, error) {
 	return e, nil
 }
 
-// Kill ends it as a crash would: connections break.
+// Kill ends the engine as a crash does: connections break.
 func (e *Engine) Kill() { e.server.Close() }
 
-// Begun reports whether it has begun to answer the request of an X-Test-Id.
+// Begun reports whether the answer to the request with an X-Test-Id has started.
 func (e *Engine) Begun(id string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.begun[id]
 }
 
-// begin notes that an answer begins.
+// begin records the start of an answer.
 func (e *Engine) begin(r *http.Request) {
 	if id := r.Header.Get("X-Test-Id"); id != "" {
 		e.mu.Lock()
@@ -88,7 +88,7 @@ func (e *Engine) begin(r *http.Request) {
 	}
 }
 
-// serve has the cache that tells nobody.
+// serve implements the default cache without events.
 func (e *Engine) serve(prompt, answer []uint32) (hit int, err error) {
 	names := enginesim.AppendNames([]events.BlockHash(nil), 0, e.BlockSize, append(prompt[:len(prompt):len(prompt)],
 		answer...))
@@ -99,7 +99,7 @@ func (e *Engine) serve(prompt, answer []uint32) (hit int, err error) {
 	return hit, nil
 }
 
-// request is what the engine reads of a request.
+// request has the fields that the engine reads.
 type request struct {
 	Model    string
 	Prompt   json.RawMessage
@@ -114,7 +114,8 @@ func word(s string) uint32 {
 	return h.Sum32() % 128_000
 }
 
-// tokens are those of the prompt. A chat has a token before and one behind each message, and one before the answer.
+// tokens returns the tokens of the prompt. A chat has a token before the messages, a token after every message, and a
+// token before the answer.
 func (q *request) tokens() (tokens []uint32, err error) {
 	words := func(text string) {
 		for _, w := range strings.Fields(text) {
@@ -140,7 +141,7 @@ func (q *request) tokens() (tokens []uint32, err error) {
 	return tokens, nil
 }
 
-// read reads a request, and answers one that cannot be read.
+// read reads a request, and sends the reply for an invalid request.
 func (e *Engine) read(w http.ResponseWriter, r *http.Request) (q request, prompt []uint32, ok bool) {
 	body, err := io.ReadAll(r.Body)
 	if err == nil {
@@ -209,7 +210,7 @@ func (e *Engine) complete(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// choices is the object of an answer's text; in a chat, that has a name.
+// choices returns the object of an answer's text. name is the field of the text in a chat.
 func (q *request) choices(name, text string) string {
 	if q.Prompt == nil {
 		return fmt.Sprintf(`{"choices":[{"index":0,%q:{"role":"assistant","content":%q}}]}`, name, text)

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestAnswers: answers say how much of the prompt was cached, streamed or not.
+// TestAnswers checks that answers with and without streams report the number of cached prompt tokens.
 func TestAnswers(t *testing.T) {
 	e, err := Start("127.0.0.1:0", Options{Model: "m", BlockSize: 2, Tokens: 1})
 	if err != nil {

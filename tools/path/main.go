@@ -1,18 +1,17 @@
-// Command path measures the whole way of an event, from an engine's socket to the answer, and puts NVIDIA Dynamo's
-// standalone indexer beside it.
+// Command path measures the whole path of an event, from an engine's socket to the answer, beside NVIDIA Dynamo's
+// standalone indexer.
 //
 //	go run ./tools/path                                   # 1.3 M blocks of one engine, five rounds
 //	go run ./tools/path --workers 8 --blocks 2600000
 //
-// One Python process with real libzmq (publisher.py) is the engines. For kvatlas there is a worker-shim process for
-// each engine, and one indexer with the NATS server and the index in it: every block is in the log, acknowledged,
-// before it is in the index. Dynamo's indexer hears the same messages itself and keeps no log; it is installed from its
-// wheel (integration/python/dynamo.txt) into the user's cache folder. All of it shares the machine.
+// A Python process with real libzmq (publisher.py) simulates the engines. For kvatlas, every engine has a worker-shim
+// process, and a single indexer contains the NATS server and the index. A block is acknowledged by the log before the
+// block is in the index. Dynamo's indexer reads the same messages directly and has no log. Its wheel
+// (integration/python/dynamo.txt) is installed into the user's cache folder. All processes share the machine.
 //
-// A run's time is that from the first message's sending until a query for the last block of every engine finds it; then
-// whole prompts are asked for, which must be there to the last block. Within a round all take their turn before the
-// next round begins, so that what else the machine does hits all alike. Medians are printed, ratios first: above 1
-// kvatlas is the faster one.
+// A run lasts from the first sent message until a query finds the last block of every engine. Then queries check whole
+// prompts to the last block. In a round, all contenders run in turn, so other work of the machine affects all
+// contenders. The output has medians, with ratios first. A ratio above 1 means that kvatlas is faster.
 package main
 
 import (
@@ -46,11 +45,12 @@ type flags struct {
 	cache                   string
 }
 
-// contender is one that is measured.
+// contender is a measured program.
 type contender struct {
-	name  string
-	peer  bool
-	syncs time.Duration // how long the log may keep what it acknowledged from the disk; 0: not at all
+	name string
+	peer bool
+	// longest delay from an acknowledgement of the log to the disk; 0 syncs before every acknowledgement
+	syncs time.Duration
 }
 
 var contenders = []contender{
@@ -66,11 +66,11 @@ func parse(args []string) (f flags, err error) {
 		names = append(names, c.name)
 	}
 	only := set.String("only", strings.Join(names, ","),
-		"whom to measure: kvatlas with every batch forced to the disk, kvatlas-2m with the disk every two minutes, dynamo")
+		"contenders: kvatlas (syncs every batch to the disk), kvatlas-2m (syncs every two minutes), dynamo")
 	set.IntVar(&f.workers, "workers", 1, "engines")
-	set.IntVar(&f.blocks, "blocks", 1_310_720, "blocks that they announce, all different")
-	set.IntVar(&f.rounds, "rounds", 5, "measurements of each kind")
-	set.StringVar(&f.cache, "cache", "", "folder for what is built (default: kvatlas in the user's cache folder)")
+	set.IntVar(&f.blocks, "blocks", 1_310_720, "number of announced blocks, all different")
+	set.IntVar(&f.rounds, "rounds", 5, "measurements of every contender")
+	set.StringVar(&f.cache, "cache", "", "folder for built programs (default: kvatlas in the user's cache folder)")
 	if err := set.Parse(args); err != nil {
 		return f, err
 	}
@@ -78,7 +78,7 @@ func parse(args []string) (f flags, err error) {
 		return f, fmt.Errorf("unknown argument %q", set.Arg(0))
 	}
 	if f.rounds < 1 || f.workers < 1 || f.workers > 64 || f.blocks < f.workers*message*chain {
-		return f, fmt.Errorf("want at least one round, 1 to 64 workers, and %d blocks for each", message*chain)
+		return f, fmt.Errorf("want at least one round, 1 to 64 workers, and %d blocks for every worker", message*chain)
 	}
 	for name := range strings.SplitSeq(*only, ",") {
 		i := slices.Index(names, name)
@@ -124,7 +124,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return table(out, f.contenders, results)
 }
 
-// table prints a line for each contender.
+// table prints a row for every contender.
 func table(out io.Writer, all []contender, results map[string][]result) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "\tto dynamo\tM blocks/s\t\tsending, s\tCPU µs/block: engines\tshims\tindexer\t")

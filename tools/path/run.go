@@ -20,7 +20,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// What publisher.py sends.
+// The size of the messages of publisher.py.
 const (
 	blockSize = 16
 	message   = 64 // blocks
@@ -29,14 +29,14 @@ const (
 
 const patience = 2 * time.Minute
 
-// result is what one run gave.
+// result is the result of a run.
 type result struct {
 	perSecond               float64 // blocks, from the first message until the last block is found
 	sending                 float64 // seconds until the engines had handed over all messages
 	engines, shims, indexer float64 // processor time, µs per block
 }
 
-// bench is all that runs are made of.
+// bench has the parts of all runs.
 type bench struct {
 	indexer, shim, dynamo string // programs; dynamo is a Python
 	dir                   string // for data
@@ -52,7 +52,7 @@ func build(ctx context.Context, f flags) (*bench, error) {
 	root := strings.TrimSpace(string(out))
 	b := &bench{dir: f.cache, indexer: filepath.Join(f.cache, "bin", "indexer"),
 		shim: filepath.Join(f.cache, "bin", "worker-shim")}
-	fmt.Fprintln(os.Stderr, "building, and installing what is missing …")
+	fmt.Fprintln(os.Stderr, "building, and installing missing parts …")
 	if out, err := exec.CommandContext(ctx, "go", "build", "-C", root, "-trimpath", "-o", filepath.Dir(b.indexer)+"/",
 		"./cmd/indexer", "./cmd/worker-shim").CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("go build: %w: %s", err, out)
@@ -96,11 +96,11 @@ func startEngines(python, script string, f flags) (*engines, error) {
 }
 
 func (e *engines) stop() {
-	_ = e.cmd.Process.Kill() // one that has ended cannot be killed, and how it ended is no news here
+	_ = e.cmd.Process.Kill() // an ended process needs no kill; the exit status does not matter
 	_ = e.cmd.Wait()
 }
 
-// do gives a command and decodes its answer.
+// do sends a command and decodes the reply.
 func (e *engines) do(op string, into any) error {
 	if _, err := fmt.Fprintf(e.in, "{\"op\":%q}\n", op); err != nil {
 		return fmt.Errorf("the engines do not listen: %w", err)
@@ -113,7 +113,7 @@ func (e *engines) answer(into any) error {
 	defer guard.Stop()
 	line, err := e.out.ReadBytes('\n')
 	if err != nil {
-		return fmt.Errorf("the engines say nothing: %w", err)
+		return fmt.Errorf("no reply from the engines: %w", err)
 	}
 	var verdict struct {
 		OK    bool
@@ -128,7 +128,7 @@ func (e *engines) answer(into any) error {
 	return json.Unmarshal(line, into)
 }
 
-// load is what the engines are about to say.
+// load describes the messages of the engines.
 type load struct {
 	Engines []struct{ Endpoint, Replay string }
 	Last    [][]uint32
@@ -139,7 +139,7 @@ type load struct {
 	Blocks int
 }
 
-// process is a program that runs, with what it has said.
+// process is a running program with its output.
 type process struct {
 	cmd  *exec.Cmd
 	said bytes.Buffer
@@ -156,8 +156,7 @@ func start(program string, args ...string) (*process, error) {
 	return p, p.cmd.Start()
 }
 
-// cpu is the processor time that a running process has taken so far (proc(5), /proc/PID/stat, in hundredths of a
-// second).
+// cpu returns the processor time of a running process (proc(5), /proc/PID/stat, in hundredths of a second).
 func (p *process) cpu() (time.Duration, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
 	if err != nil {
@@ -176,11 +175,11 @@ func (p *process) cpu() (time.Duration, error) {
 func (p *process) stop() {
 	guard := time.AfterFunc(30*time.Second, func() { p.cmd.Process.Kill() })
 	defer guard.Stop()
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // one that has ended hears nothing
-	_ = p.cmd.Wait()                          // Dynamo's ends with another status, which is no news
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // an ended process ignores the signal
+	_ = p.cmd.Wait()                          // the exit status of Dynamo's indexer does not matter
 }
 
-// measure makes one run.
+// measure runs a contender once.
 func (b *bench) measure(ctx context.Context, c contender) (r result, err error) {
 	var l load
 	if err := b.engines.do("open", &l); err != nil {
@@ -201,7 +200,7 @@ func (b *bench) measure(ctx context.Context, c contender) (r result, err error) 
 			}
 			p.stop()
 			if err != nil || os.Getenv("SAY") != "" {
-				fmt.Fprintf(os.Stderr, "%s said:\n%s\n", p.cmd, &p.said)
+				fmt.Fprintf(os.Stderr, "output of %s:\n%s\n", p.cmd, &p.said)
 			}
 		}
 	}()
@@ -290,7 +289,7 @@ func (b *bench) measure(ctx context.Context, c contender) (r result, err error) 
 	return r, nil
 }
 
-// spent is the processor time that each of some processes has taken.
+// spent returns the processor times of processes.
 func spent(ps ...*process) (all []time.Duration, err error) {
 	for _, p := range ps {
 		d, err := p.cpu()
@@ -302,7 +301,7 @@ func spent(ps ...*process) (all []time.Duration, err error) {
 	return all, nil
 }
 
-// free is a loopback address that nobody has at this moment.
+// free returns an unused loopback address.
 func free() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -311,7 +310,7 @@ func free() (string, error) {
 	return l.Addr().String(), l.Close()
 }
 
-// reach waits until a service says that it is well.
+// reach waits until a service is healthy.
 func reach(ctx context.Context, base, path string) error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		_, err := call(ctx, base, path, nil)
@@ -321,8 +320,8 @@ func reach(ctx context.Context, base, path string) error {
 	}
 }
 
-// await waits until a worker is known to hold the one block of tokens. It asks rarely, so that it takes little from
-// those who are measured.
+// await waits until the index has a worker's block of tokens. Queries are rare to leave the processor to the
+// contenders.
 func await(ctx context.Context, base string, worker int, tokens []uint32) error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
 		got, err := depth(ctx, base, worker, tokens)
@@ -337,7 +336,7 @@ func await(ctx context.Context, base string, worker int, tokens []uint32) error 
 	}
 }
 
-// depth is how many of a prompt's tokens a worker is said to hold on its device.
+// depth returns the number of prompt tokens on a worker's device, from a query.
 func depth(ctx context.Context, base string, worker int, tokens []uint32) (int, error) {
 	body, err := json.Marshal(map[string]any{"model_name": "m", "token_ids": tokens})
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestTheWholePath runs the benchmark on little, and looks whether it says what it should of everyone. That every block
-// arrives is its own affair.
+// TestTheWholePath runs a small benchmark and checks for the expected output of every contender. The benchmark itself
+// checks that every block arrives.
 func TestTheWholePath(t *testing.T) {
 	var out bytes.Buffer
 	if err := run(t.Context(), []string{"--rounds", "1", "--workers", "2", "--blocks", "20000", "--cache", t.TempDir()},
@@ -19,7 +19,7 @@ func TestTheWholePath(t *testing.T) {
 	}
 	text := out.String()
 	if !strings.Contains(text, "2 engines, 19970 blocks") {
-		t.Errorf("the first line does not say what was measured:\n%s", text)
+		t.Errorf("the first line lacks the parameters:\n%s", text)
 	}
 	for _, line := range []string{`kvatlas +\d+\.\d\d +\d+\.\d\d +\(`, `kvatlas-2m +\d+\.\d\d +\d+\.\d\d +\(`,
 		`dynamo +– +\d+\.\d\d +\(`} {

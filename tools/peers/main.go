@@ -1,18 +1,18 @@
-// Command peers puts the index beside those of others, on the same files: SMG (ChainIndex of the crate
-// kv-index) and NVIDIA Dynamo (the pooled concurrent radix tree and the plain one of dynamo-kv-router).
+// Command peers compares the index with other indexes on the same files: SMG (ChainIndex of the crate kv-index) and
+// NVIDIA Dynamo (the pooled concurrent radix tree and the plain radix tree of dynamo-kv-router).
 //
 //	go run ./tools/peers                                    # all corpora from the generator's seed 0, five rounds
 //	go run ./tools/peers --trace conversation_trace.jsonl   # the corpora of a trace in Mooncake's format
 //	go run ./tools/peers --corpora conv64 --modes events,queries:2 --rounds 9
 //
-// It builds the Rust harness beside it with cargo and the indexer with go, makes the corpora that are missing in the
-// user's cache folder (about 1 GB for all), and then runs one measurement after another, each in a process of its own.
-// Within a round all indexes take their turn before the next round begins, so that what else the machine does hits all
-// alike. It prints medians, ratios first: above 1 this index is the better one.
+// The command builds the Rust harness with cargo and the indexer with go, and makes missing corpora in the user's cache
+// folder (about 1 GB in total). Then it runs every measurement in a separate process, in sequence. In a round, all
+// indexes run in turn, so other work of the machine affects all indexes. The output has medians, with ratios first. A
+// ratio above 1 means that this index is better.
 //
-// What a mode measures is defined with `indexer bench index`; the harness (harness/src/measure.rs) does the same, and
-// both print one object of JSON with the same names. A mode with a number behind it has so many threads: writers for
-// events, readers for queries.
+// `indexer bench index` defines the modes. The harness (harness/src/measure.rs) implements the same modes, and both
+// print a JSON object with the same names. The number after a mode is the number of threads: writers for events,
+// readers for queries.
 package main
 
 import (
@@ -52,7 +52,7 @@ type flags struct {
 	raw     string
 }
 
-// mode is one kind of measurement, with a number of threads.
+// mode is a kind of measurement with a number of threads.
 type mode struct {
 	name    string
 	threads int
@@ -65,7 +65,7 @@ func (m mode) String() string {
 	return m.name
 }
 
-// args are those that ask for the mode's threads, if it has several.
+// args returns the flags for the mode's threads, or nil for a single thread.
 func (m mode) args() []string {
 	switch {
 	case m.threads <= 1:
@@ -87,16 +87,16 @@ func parse(args []string) (f flags, err error) {
 	}
 	corpora := set.String("corpora", strings.Join(names, ","), "corpora to run")
 	modes := set.String("modes", "events,queries,queries:2,load,mixed,memory",
-		"what to measure: events[:WRITERS], queries[:READERS], load, mixed, memory")
+		"modes: events[:WRITERS], queries[:READERS], load, mixed, memory")
 	peers := set.String("peers", strings.Join(peerNames, ","), "peers to run")
 	set.StringVar(&f.ours, "ours", "",
 		"our command, with {corpus}, {mode} and {threads} to be filled in; \"none\" runs the peers alone (default: the indexer, built from ./cmd/indexer)")
 	set.StringVar(&f.trace, "trace", "",
-		"trace in Mooncake's format to make the corpora from (default: a generated one)")
+		"trace in Mooncake's format for the corpora (default: a generated trace)")
 	set.Uint64Var(&f.seed, "seed", 0, "seed of the generated trace")
-	set.IntVar(&f.rounds, "rounds", 5, "measurements of each kind")
+	set.IntVar(&f.rounds, "rounds", 5, "measurements of every kind")
 	set.StringVar(&f.cache, "cache", "",
-		"folder for corpora and what is built (default: kvatlas in the user's cache folder)")
+		"folder for corpora and built programs (default: kvatlas in the user's cache folder)")
 	set.StringVar(&f.raw, "raw", os.DevNull, "file to write every single measurement to, as JSON lines")
 	if err := set.Parse(args); err != nil {
 		return f, err

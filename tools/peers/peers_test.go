@@ -18,7 +18,7 @@ import (
 
 var harness = flag.Bool("harness", false, "build the Rust harness and check its answers")
 
-// TestMain lets the test program play an index when its first argument is "play".
+// TestMain makes the test program play an index if the first argument is "play".
 func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == "play" {
 		os.Exit(play(os.Args[2], os.Args[3:]))
@@ -122,15 +122,15 @@ func TestTable(t *testing.T) {
 		want string
 	}{
 		{conv64, `
-                                                   / chainindex  / radixtree  kvatlas  chainindex  radixtree
-  events, first pass, M blocks/s                           0.50         2.00     13.0        26.0       6.50
-  events, second pass, M blocks/s                             –            –        –           –          –
-  query p50, µs (2 threads)                                1.50            –     0.80        1.20          –
-  query p99, µs (2 threads)                                   –            –        –           –          –
-  query p99.9, µs (2 threads)                                 –            –        –           –          –
-  query p99.9, each at its median, µs (2 threads)             –            –        –           –          –
-  k queries/s (2 threads)                                     –            –     1235           –          –
-  answers                                                                       right       wrong   wavering
+                                          / chainindex  / radixtree  kvatlas  chainindex  radixtree
+  events, first pass, M blocks/s                  0.50         2.00     13.0        26.0       6.50
+  events, second pass, M blocks/s                    –            –        –           –          –
+  query p50, µs (2 threads)                       1.50            –     0.80        1.20          –
+  query p99, µs (2 threads)                          –            –        –           –          –
+  query p99.9, µs (2 threads)                        –            –        –           –          –
+  query p99.9 of medians, µs (2 threads)             –            –        –           –          –
+  k queries/s (2 threads)                            –            –     1235           –          –
+  answers                                                              right       wrong   wavering
 `},
 		{corpus.Header{}, `4100b23a895c2f72`},
 	} {
@@ -247,8 +247,8 @@ func TestPrepareMakesWhatIsMissing(t *testing.T) {
 	}
 }
 
-// The peers' answers on small corpora: the digests are those of tools/corpus's twin. With holes all of them are wrong,
-// and Dynamo's are where workers have names of their own.
+// TestHarness checks the peers' answers on small corpora against the digests of the twin in tools/corpus. With holes,
+// all peers are wrong. Dynamo's are also wrong if workers have different engine hashes.
 func TestHarness(t *testing.T) {
 	if !*harness {
 		t.Log("the harness is built and checked with -harness (needs cargo)")

@@ -16,19 +16,19 @@ import (
 	"github.com/kvatlas/kvatlas/tools/corpus"
 )
 
-// us is what our index is called in the table.
+// us is the name of this index in the table.
 const us = "kvatlas"
 
-// exitUnsupported is the harness's exit status for what an index cannot do: a gap in the table.
+// exitUnsupported is the harness's exit status for an unsupported mode, a gap in the table.
 const exitUnsupported = 3
 
-// index is one of those that are compared, and how it is run.
+// index is a compared index with its command.
 type index struct {
 	name    string
 	command func(corpus string, m mode) []string
 }
 
-// build builds all that is to run, ours first.
+// build builds all programs, the indexer first.
 func build(ctx context.Context, f flags) (indexes []index, err error) {
 	out, err := output(ctx, "go", "list", "-m", "-f", "{{.Dir}}")
 	if err != nil {
@@ -69,7 +69,7 @@ func build(ctx context.Context, f flags) (indexes []index, err error) {
 	return indexes, nil
 }
 
-// template fills in a command that is given as words.
+// template returns a function that fills in a command line.
 func template(text string) func(corpus string, m mode) []string {
 	return func(corpus string, m mode) (words []string) {
 		for _, word := range strings.Fields(text) {
@@ -83,7 +83,7 @@ func template(text string) func(corpus string, m mode) []string {
 	}
 }
 
-// prepare makes the corpus unless a sound one with the right counts is there.
+// prepare makes the corpus, unless a valid corpus with the right counts exists.
 func prepare(ctx context.Context, f flags, named corpus.Named, progress io.Writer) (path string, h corpus.Header,
 	err error) {
 	from := fmt.Sprintf("seed-%d", f.seed)
@@ -119,8 +119,7 @@ func fingerprint(path string) (string, error) {
 	return fmt.Sprintf("trace-%x", sum.Sum(nil)[:8]), nil
 }
 
-// measure runs every index in every mode, one after the other, and again in every round. It copies what they print to
-// raw.
+// measure runs every index in every mode, in sequence, in every round. It copies the outputs to raw.
 func measure(ctx context.Context, indexes []index, path string, modes []mode, rounds int, raw,
 	progress io.Writer) (*results, error) {
 	all := &results{modes: modes, values: map[cell][]float64{}, digests: map[string][]string{}}
@@ -153,7 +152,7 @@ func measure(ctx context.Context, indexes []index, path string, modes []mode, ro
 	return all, nil
 }
 
-// add takes the figures out of what a run printed.
+// add reads the figures from the output of a run.
 func (all *results) add(name string, m mode, line []byte) error {
 	var got map[string]any
 	if err := json.Unmarshal(line, &got); err != nil {
@@ -174,7 +173,7 @@ func (all *results) add(name string, m mode, line []byte) error {
 	return nil
 }
 
-// output runs a command and returns what it printed. An error says what it complained of.
+// output runs a command and returns the output. An error contains the command's error output.
 func output(ctx context.Context, words ...string) ([]byte, error) {
 	if len(words) == 0 {
 		return nil, errors.New("no command")

@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/corpus"
 )
 
-// metric is one figure that a mode gives.
+// metric is a figure of a mode.
 type metric struct {
 	mode, field string
 	title       string
@@ -25,7 +25,7 @@ var metrics = []metric{
 	{"queries", "p50_us", "query p50, µs", 1, false},
 	{"queries", "p99_us", "query p99, µs", 1, false},
 	{"queries", "p999_us", "query p99.9, µs", 1, false},
-	{"queries", "p999_typical_us", "query p99.9, each at its median, µs", 1, false},
+	{"queries", "p999_typical_us", "query p99.9 of medians, µs", 1, false},
 	{"queries", "queries_per_s", "k queries/s", 1e-3, true},
 	{"load", "p50_us", "query p50 beside a writer, µs", 1, false},
 	{"load", "p99_us", "query p99 beside a writer, µs", 1, false},
@@ -35,22 +35,22 @@ var metrics = []metric{
 	{"memory", "bytes_per_holding", "bytes per holding", 1, false},
 }
 
-// cell is one figure of one index.
+// cell is a figure of an index.
 type cell struct {
 	index string
 	mode  mode
 	field string
 }
 
-// results are all measurements on one corpus.
+// results has all measurements on a corpus.
 type results struct {
 	indexes []string
 	modes   []mode
 	values  map[cell][]float64
-	digests map[string][]string // by index, of every run that gave one
+	digests map[string][]string // by index, of every run with a digest
 }
 
-// median is the middle one, or the mean of the two in the middle; false if there are none.
+// median returns the middle value, or the mean of the two middle values. The result is false without values.
 func median(xs []float64) (float64, bool) {
 	if len(xs) == 0 {
 		return 0, false
@@ -59,7 +59,7 @@ func median(xs []float64) (float64, bool) {
 	return (xs[(len(xs)-1)/2] + xs[len(xs)/2]) / 2, true
 }
 
-// print writes the table: for every figure the ratios of ours to each peer's, then the figures.
+// print writes the table: for every figure the ratios to the peers, then the figures.
 func (all *results) print(w io.Writer, h corpus.Header) error {
 	ratios := []string{}
 	if slices.Contains(all.indexes, us) {
@@ -92,7 +92,7 @@ func (all *results) print(w io.Writer, h corpus.Header) error {
 	return t.Flush()
 }
 
-// row is one figure of all indexes.
+// row returns a figure of all indexes.
 func (all *results) row(m mode, x metric, ours bool) []string {
 	title := x.title
 	if m.threads > 1 {
@@ -118,7 +118,7 @@ func (all *results) row(m mode, x metric, ours bool) []string {
 	return append(append([]string{title}, ratios...), figures...)
 }
 
-// digits is a number with three digits that count.
+// digits formats a number with three significant digits.
 func digits(x float64) string {
 	switch {
 	case x >= 100:
@@ -130,8 +130,8 @@ func digits(x float64) string {
 	}
 }
 
-// answers says of each index whether its answers were right, in all rounds: by the digest that is known for the corpus,
-// or else by telling the digest. It is nil if no run gave one.
+// answers reports for every index whether all answers of all rounds were right. Without a known digest of the corpus,
+// it prints the digests. The result is nil without digests.
 func (all *results) answers(h corpus.Header) (line []string) {
 	want, known := corpus.Expected(h)
 	if len(all.digests) == 0 {

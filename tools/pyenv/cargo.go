@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// FetchProgram builds the Rust program of a folder of this module with cargo, from the crates that its Cargo.lock
-// pins, unless it is there. What cargo does is written to progress.
+// FetchProgram builds the Rust program of a folder in this module with cargo, unless present. Cargo.lock pins the
+// crates. The output of cargo goes to progress.
 func FetchProgram(progress io.Writer, folder string) error {
 	p, err := locateProgram(folder)
 	if err != nil {
@@ -23,7 +23,7 @@ func FetchProgram(progress io.Writer, folder string) error {
 		if _, err := exec.LookPath("cargo"); err != nil {
 			return fmt.Errorf("cargo is not installed (on Debian: apt-get install cargo): %w", err)
 		}
-		target := tmp + ".target" // hundreds of MB, of which one file is wanted
+		target := tmp + ".target" // hundreds of MB, for a single file
 		defer os.RemoveAll(target)
 		if err := show(ctx, progress, "cargo", "build", "--locked", "--target-dir", target, "--manifest-path",
 			filepath.Join(p.source, "Cargo.toml")); err != nil {
@@ -37,8 +37,8 @@ func FetchProgram(progress io.Writer, folder string) error {
 	})
 }
 
-// Program returns the path of a program that [FetchProgram] has built from the folder as it is now. Nothing is built:
-// where it is missing the test fails, and says which command builds it.
+// Program returns the path of a program that [FetchProgram] has built from the current folder. If the program is
+// missing, the test fails and names the command for the build.
 func Program(t testing.TB, folder string) string {
 	t.Helper()
 	p, err := locateProgram(folder)
@@ -55,7 +55,7 @@ func Program(t testing.TB, folder string) string {
 type program struct {
 	source string
 	name   string
-	dir    string // named after what it is built from
+	dir    string // the name contains a hash of the sources
 }
 
 func (p *program) path() string { return filepath.Join(p.dir, p.name) }
@@ -82,7 +82,7 @@ func locateProgram(folder string) (*program, error) {
 		}
 	}
 	if p.name == "" {
-		return nil, fmt.Errorf("%s: Cargo.toml does not begin with its package's name", folder)
+		return nil, fmt.Errorf("%s: Cargo.toml does not begin with the name of the package", folder)
 	}
 	p.dir = filepath.Join(cache, "cargo-"+hex.EncodeToString(sum.Sum(nil)[:8]))
 	return p, nil

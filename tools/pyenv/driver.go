@@ -11,8 +11,7 @@ import (
 	"time"
 )
 
-// driver is a running script of integration/python that takes commands, a line of JSON each, and answers each with
-// another.
+// driver is a running script of integration/python. A command is a line of JSON, and the reply is another line.
 type driver struct {
 	t      testing.TB
 	script string
@@ -23,10 +22,10 @@ type driver struct {
 	killOnce *sync.Once
 }
 
-// patience is how long an answer may take.
+// patience is the longest wait for a reply.
 const patience = 4 * time.Minute
 
-// startDriver starts a script that lives until the test ends. It says something at first, which the caller reads.
+// startDriver starts a script that runs until the end of the test. The caller reads the first line of output.
 func startDriver(t testing.TB, python, script string, options any) driver {
 	t.Helper()
 	arg, err := json.Marshal(options)
@@ -52,14 +51,14 @@ func startDriver(t testing.TB, python, script string, options any) driver {
 	return d
 }
 
-// answer waits for one line and fails the test if it tells of an error.
+// answer waits for a line, and fails the test on an error reply.
 func (d *driver) answer(into any) {
 	d.t.Helper()
 	guard := time.AfterFunc(patience, d.Kill)
 	defer guard.Stop()
 	line, err := d.out.ReadBytes('\n')
 	if err != nil {
-		d.t.Fatalf("%s says nothing: %v", d.script, err)
+		d.t.Fatalf("no reply from %s: %v", d.script, err)
 	}
 	var verdict struct {
 		OK    bool
@@ -75,7 +74,7 @@ func (d *driver) answer(into any) {
 	}
 }
 
-// Do gives any command and decodes its answer into into, unless that is nil.
+// Do sends a command and decodes the reply into into. A nil into ignores the reply.
 func (d *driver) Do(command, into any) {
 	d.t.Helper()
 	b, err := json.Marshal(command)
@@ -88,10 +87,10 @@ func (d *driver) Do(command, into any) {
 	d.answer(into)
 }
 
-// Kill ends the script as a crash would. Its ports are free afterwards; another may be started there.
+// Kill ends the script as a crash does. Afterwards another script can use the same ports.
 func (d *driver) Kill() {
 	d.killOnce.Do(func() {
-		// A process that has ended by itself cannot be killed, and Wait says how it ended, which is no news here.
+		// An ended process needs no kill. The exit status does not matter.
 		_ = d.cmd.Process.Kill()
 		_ = d.cmd.Wait()
 	})

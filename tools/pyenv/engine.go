@@ -2,7 +2,7 @@ package pyenv
 
 import "testing"
 
-// EngineOptions are the options of integration/python/engine.py, where each is explained.
+// EngineOptions are the options of integration/python/engine.py, which documents them.
 type EngineOptions struct {
 	Wheel    string       `json:"wheel"` // from [Wheel]
 	Topic    string       `json:"topic,omitempty"`
@@ -12,7 +12,7 @@ type EngineOptions struct {
 	Cache    *EngineCache `json:"cache,omitempty"`
 }
 
-// EngineCache asks for vLLM's cache manager.
+// EngineCache enables vLLM's cache manager.
 type EngineCache struct {
 	BlockSize int      `json:"block_size"` // tokens
 	Blocks    int      `json:"blocks"`
@@ -24,7 +24,7 @@ type EngineCache struct {
 	LMCache *EngineLMCache `json:"lmcache,omitempty"`
 }
 
-// EngineLMCache asks for LMCache's event channel behind the cache manager.
+// EngineLMCache enables LMCache's event channel behind the cache manager.
 type EngineLMCache struct {
 	Wheel  string `json:"wheel"` // from [Wheel]
 	Chunk  int    `json:"chunk"` // tokens
@@ -32,7 +32,7 @@ type EngineLMCache struct {
 	Log    int    `json:"log"` // records that the server keeps
 }
 
-// EngineOffload asks for vLLM's offloading connector behind the cache manager.
+// EngineOffload enables vLLM's offloading connector behind the cache manager.
 type EngineOffload struct {
 	BlocksPerChunk int    `json:"blocks_per_chunk"`
 	Chunks         int    `json:"chunks"` // in host memory
@@ -40,16 +40,16 @@ type EngineOffload struct {
 	Policy         string `json:"policy"` // lru or arc
 }
 
-// Engine is a running integration/python/engine.py: an engine's own publisher, out of its wheel. Its methods fail the
-// test if it does not do as told. They are for one goroutine.
+// Engine is a running integration/python/engine.py: an engine's own publisher from a wheel. The methods fail the test
+// on errors. They are not safe for concurrent use.
 type Engine struct {
 	Endpoint string // where readers dial
-	Replay   string // where they ask for replay
+	Replay   string // endpoint for replay requests
 
 	driver
 }
 
-// StartEngine starts an engine's publisher that lives until the test ends.
+// StartEngine starts an engine's publisher that runs until the end of the test.
 func StartEngine(t testing.TB, opt EngineOptions) *Engine {
 	t.Helper()
 	e := &Engine{driver: startDriver(t, PythonWith(t, "engines.txt"), "engine.py", opt)}
@@ -57,13 +57,13 @@ func StartEngine(t testing.TB, opt EngineOptions) *Engine {
 	return e
 }
 
-// Publish announces events, each with its type and its fields as the engine names them, in one message.
+// Publish publishes events in a single message. The types and fields have the engine's names.
 func (e *Engine) Publish(events ...map[string]any) {
 	e.t.Helper()
 	e.Do(command{"op": "batch", "events": events}, nil)
 }
 
-// Lose loses the next n messages on their way to those who listen; they can be replayed.
+// Lose drops the next n messages for subscribers. A replay still returns them.
 func (e *Engine) Lose(n int) {
 	e.t.Helper()
 	e.Do(command{"op": "lose", "n": n}, nil)

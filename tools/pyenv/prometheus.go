@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// FetchPrometheus unpacks Debian's Prometheus, without installing it, unless it is there.
+// FetchPrometheus unpacks Debian's Prometheus without an installation, unless present.
 func FetchPrometheus(progress io.Writer) error {
 	cache, err := cacheDir()
 	if err != nil {
@@ -26,7 +26,7 @@ func Prometheus(t testing.TB) (server, tool string) {
 	}
 	dir := filepath.Join(prometheusFolder(cache), "usr/bin")
 	if !exists(dir) {
-		t.Fatalf("%s is not there; make it with: %s", dir, fetchCommand)
+		t.Fatalf("%s is missing; run: %s", dir, fetchCommand)
 	}
 	return filepath.Join(dir, "prometheus"), filepath.Join(dir, "promtool")
 }

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// PublisherOptions are the options of integration/python/publisher.py, where each is explained. The zero value is a
-// publisher as of a current vLLM, with ports chosen by the system.
+// PublisherOptions are the options of integration/python/publisher.py, which documents them. The zero value is a
+// publisher of a current vLLM with ports from the system.
 type PublisherOptions struct {
 	Form        string     `json:"form,omitempty"`         // "map" or "array"
 	ReplayTopic *bool      `json:"replay_topic,omitempty"` // whether replies carry the topic
@@ -33,7 +33,7 @@ type Heartbeat struct {
 	Timeout  int `json:"timeout"`
 }
 
-// Event is one event that a publisher is told to announce.
+// Event is an event for publication.
 type Event struct {
 	Op       string   `json:"op"` // "store", "remove" or "clear"
 	Tokens   []uint32 `json:"tokens,omitempty"`
@@ -48,17 +48,17 @@ type Event struct {
 	Window   *int     `json:"window,omitempty"`
 }
 
-// Publisher is a running integration/python/publisher.py. Its methods fail the test if it does not do as told. They
-// are for one goroutine.
+// Publisher is a running integration/python/publisher.py. The methods fail the test on errors. They are not safe for
+// concurrent use.
 type Publisher struct {
 	Endpoint string // where readers dial
-	Replay   string // where they ask for replay; empty without one
-	Snapshot string // where they ask for a snapshot, of Snapshots "own"
+	Replay   string // endpoint for replay requests; empty without replay
+	Snapshot string // endpoint for snapshot requests, with Snapshots "own"
 
 	driver
 }
 
-// StartPublisher starts a publisher that lives until the test ends.
+// StartPublisher starts a publisher that runs until the end of the test.
 func StartPublisher(t testing.TB, opt PublisherOptions) *Publisher {
 	t.Helper()
 	p := &Publisher{driver: startDriver(t, Python(t), "publisher.py", opt)}
@@ -68,7 +68,7 @@ func StartPublisher(t testing.TB, opt PublisherOptions) *Publisher {
 
 type command map[string]any
 
-// Publish announces events in one message and returns its sequence and, for each event, the engine hashes.
+// Publish publishes events in a single message. It returns the sequence and the engine hashes of every event.
 func (p *Publisher) Publish(events ...Event) (seq uint64, hashes [][]uint64) {
 	p.t.Helper()
 	var got struct {
@@ -79,22 +79,22 @@ func (p *Publisher) Publish(events ...Event) (seq uint64, hashes [][]uint64) {
 	return got.Seq, got.Hashes
 }
 
-// Store announces the full blocks of tokens, which follow the block called parent, or start a prompt if it is nil. It
-// returns what the engine calls them.
+// Store announces the full blocks of tokens after the block parent, or at the start of a prompt if parent is nil. It
+// returns the engine hashes.
 func (p *Publisher) Store(tokens []uint32, parent *uint64) (seq uint64, hashes []uint64) {
 	p.t.Helper()
 	seq, all := p.Publish(Event{Op: "store", Tokens: tokens, Parent: parent})
 	return seq, all[0]
 }
 
-// Remove announces that the device no longer has these blocks.
+// Remove announces the removal of blocks from the device.
 func (p *Publisher) Remove(hashes ...uint64) (seq uint64) {
 	p.t.Helper()
 	seq, _ = p.Publish(Event{Op: "remove", Hashes: hashes})
 	return seq
 }
 
-// Clear announces that the engine holds nothing.
+// Clear announces an empty cache.
 func (p *Publisher) Clear() (seq uint64) {
 	p.t.Helper()
 	seq, _ = p.Publish(Event{Op: "clear"})
@@ -119,7 +119,7 @@ func (p *Publisher) Frames(frames ...[]byte) {
 	p.Do(command{"op": "frames", "frames": texts}, nil)
 }
 
-// Burst is what a burst published.
+// Burst describes the messages of a burst.
 type Burst struct {
 	FirstSeq uint64   `json:"first_seq"`
 	LastSeq  uint64   `json:"last_seq"`
@@ -127,15 +127,15 @@ type Burst struct {
 	Hashes   []uint64 `json:"hashes"`
 }
 
-// Burst publishes n messages as fast as it can, each of which goes on with the same prompt by so many blocks. The
-// prompt's tokens count up from first.
+// Burst publishes n messages as fast as possible. Every message appends blocks to the same prompt. The prompt's tokens
+// count up from first.
 func (p *Publisher) Burst(n, blocks int, first uint32) (b Burst) {
 	p.t.Helper()
 	p.Do(command{"op": "burst", "n": n, "blocks": blocks, "first_token": first}, &b)
 	return b
 }
 
-// Drop makes the next n messages a gap: they are not sent, and can be replayed only if keep is true.
+// Drop does not send the next n messages. If keep is true, a replay still returns them.
 func (p *Publisher) Drop(n int, keep bool) {
 	p.t.Helper()
 	p.Do(command{"op": "drop", "n": n, "keep": keep}, nil)
@@ -147,7 +147,7 @@ func (p *Publisher) Skip(n int) {
 	p.Do(command{"op": "skip", "n": n}, nil)
 }
 
-// Forget leaves only the last keep messages for replay.
+// Forget keeps only the last keep messages for replay.
 func (p *Publisher) Forget(keep int) {
 	p.t.Helper()
 	p.Do(command{"op": "forget", "keep": keep}, nil)
@@ -183,7 +183,7 @@ func (p *Publisher) WaitSubscribers(n int) {
 	p.Do(command{"op": "subscribers", "n": n}, nil)
 }
 
-// PublisherStats is what a publisher counts.
+// PublisherStats has the counters of a publisher.
 type PublisherStats struct {
 	NextSeq     uint64 `json:"next_seq"`
 	Subscribers int    `json:"subscribers"`

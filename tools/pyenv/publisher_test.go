@@ -25,7 +25,7 @@ func within(t testing.TB) context.Context {
 
 func dial(t *testing.T, p *pyenv.Publisher) *zmtp.Sub {
 	t.Helper()
-	// a publisher that stands still is not left
+	// without heartbeats, the connection to a paused publisher stays open
 	s, err := zmtp.DialSub(context.Background(), p.Endpoint, []string{""},
 		zmtp.Config{Heartbeat: -1, BackoffMin: 5 * time.Millisecond, BackoffMax: 20 * time.Millisecond})
 	if err != nil {
@@ -46,7 +46,7 @@ func next(t *testing.T, s *zmtp.Sub, kind zmtp.Kind) zmtp.Message {
 	return m
 }
 
-// replay asks for everything from first on.
+// replay requests all messages from first on.
 func replay(t *testing.T, endpoint string, first uint64) (got [][][]byte) {
 	t.Helper()
 	d, err := zmtp.DialDealer(within(t), endpoint, zmtp.Config{})
@@ -71,7 +71,7 @@ func replay(t *testing.T, endpoint string, first uint64) (got [][][]byte) {
 
 func ptr[T any](v T) *T { return &v }
 
-// What the publisher sends is, but for time, byte for byte what the real vLLM sent when the captures were made.
+// TestPublisherEqualsCaptures compares the publisher's bytes with captures of the real vLLM, apart from times.
 func TestPublisherEqualsCaptures(t *testing.T) {
 	for file, opt := range map[string]pyenv.PublisherOptions{
 		"vllm-0.23.0.json": {Form: "array", BlockSize: 4},
@@ -172,7 +172,7 @@ func TestPublisherDialsOut(t *testing.T) {
 	}
 }
 
-// Each way to make trouble makes just that trouble.
+// TestPublisherTrouble checks that every fault method causes only the described fault.
 func TestPublisherTrouble(t *testing.T) {
 	p := pyenv.StartPublisher(t, pyenv.PublisherOptions{Buffer: 100})
 	s := dial(t, p)

@@ -14,22 +14,22 @@ import (
 	"testing"
 )
 
-// fetchCommand makes everything that tests need.
+// fetchCommand downloads all components of the tests.
 const fetchCommand = "go run ./integration/judges/fetch"
 
-// Python returns the path of an interpreter that has the packages our tests need.
+// Python returns the path of an interpreter with the packages for most tests.
 func Python(t testing.TB) string {
 	t.Helper()
 	return PythonWith(t, "requirements.txt")
 }
 
-// PythonWith returns the path of an interpreter that has the packages of another requirements file in
-// integration/python. Nothing is fetched: where it is missing the test fails, and says which command makes it.
+// PythonWith returns the path of an interpreter with the packages of another requirements file in integration/python.
+// If the environment is missing, the test fails and names the command for the download.
 func PythonWith(t testing.TB, requirements string) string {
 	t.Helper()
 	python, err := find(requirements, fetchCommand)
 	if err != nil {
-		t.Fatalf("a Python with %s for this test: %v", requirements, err)
+		t.Fatalf("no Python with %s for the test: %v", requirements, err)
 	}
 	return python
 }
@@ -44,13 +44,13 @@ func Script(t testing.TB, name string) string {
 	return filepath.Join(root, "integration", "python", name)
 }
 
-// environments are those that this process has found: by requirements file, their interpreters.
+// environments caches the interpreters of this process by requirements file.
 var environments struct {
 	sync.Mutex
 	known map[string]string
 }
 
-// find returns the interpreter of an environment that a command has made.
+// find returns the interpreter of an existing environment. command is for the error.
 func find(name, command string) (string, error) {
 	environments.Lock()
 	defer environments.Unlock()
@@ -70,7 +70,7 @@ func find(name, command string) (string, error) {
 		return "", err
 	}
 	if !exists(e.python()) {
-		return "", fmt.Errorf("%s is not there; make it with: %s", e.dir, command)
+		return "", fmt.Errorf("%s is missing; run: %s", e.dir, command)
 	}
 	if environments.known == nil {
 		environments.known = map[string]string{}
@@ -88,25 +88,25 @@ func requirementsFile(name string) (string, error) {
 	return filepath.Join(root, "integration", "python", name), nil
 }
 
-// cacheDir is where everything that is fetched is kept.
+// cacheDir returns the folder of all downloads.
 func cacheDir() (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		return "", fmt.Errorf("no place for what is fetched: %w", err)
+		return "", fmt.Errorf("no cache folder for downloads: %w", err)
 	}
 	return filepath.Join(cache, "kvatlas"), nil
 }
 
 // environment is where the packages of a requirements file are, or will be.
 type environment struct {
-	base         string // the interpreter that it is made with
+	base         string // the interpreter that made the environment
 	requirements string
-	dir          string // named after what is in it
+	dir          string // the name contains a hash of the content
 }
 
 func (e *environment) python() string { return filepath.Join(e.dir, "bin", "python") }
 
-// locate says where below dir the environment for a requirements file belongs.
+// locate returns the place of the environment for a requirements file below dir.
 func locate(dir, requirements string) (*environment, error) {
 	base, err := exec.LookPath("python3")
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestWhatIsMissingIsNamed looks for an environment in an empty cache: nothing is made, and the error names the command
-// that makes it.
+// TestWhatIsMissingIsNamed looks for an environment in an empty cache. No file is made, and the error names the command
+// for the download.
 func TestWhatIsMissingIsNamed(t *testing.T) {
 	cache, bin := t.TempDir(), t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", cache)

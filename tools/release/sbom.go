@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// These types are the part of CycloneDX 1.6 that a bill of ours uses; cyclonedx.org/docs/1.6/json describes them.
+// The types are the used part of CycloneDX 1.6, see cyclonedx.org/docs/1.6/json.
 type (
 	document struct {
 		Schema       string       `json:"$schema"`
@@ -59,8 +59,8 @@ type (
 	}
 )
 
-// billOfMaterials lists the modules that are in the programs, as the toolchain has written it into them. A module's
-// hash is that of go.sum (h1), which is over its files.
+// billOfMaterials lists the modules in the programs from the toolchain's data. The hash of a module is the hash in
+// go.sum (h1) over the module's files.
 func billOfMaterials(version, platform string, when time.Time, programs []*debug.BuildInfo) []byte {
 	modules := map[string]component{}
 	add := func(path, version, sum string) {
@@ -98,13 +98,13 @@ func billOfMaterials(version, platform string, when time.Time, programs []*debug
 	d.Dependencies = []dependency{all}
 	unnumbered := sha256.Sum256(encode(d))
 	id := unnumbered[:16]
-	id[6], id[8] = id[6]&0x0f|0x80, id[8]&0x3f|0x80 // a UUID of version 8, made of what the bill says
+	id[6], id[8] = id[6]&0x0f|0x80, id[8]&0x3f|0x80 // a UUID of version 8, made of the content of the bill
 	d.SerialNumber = fmt.Sprintf("urn:uuid:%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
 	return encode(d)
 }
 
 func library(path, version string) component {
-	// a package URL has no + in its version
+	// the version in a package URL has no +
 	purl := "pkg:golang/" + path + "@" + strings.ReplaceAll(url.PathEscape(version), "+", "%2B")
 	return component{Type: "library", Ref: purl, Name: path, Version: version, PURL: purl}
 }

@@ -12,16 +12,16 @@ import (
 // Arm is the name of a way to choose workers.
 type Arm string
 
-// The arms. DESIGN.md describes each of them.
+// The arms. DESIGN.md describes them.
 const (
 	ArmRandom        Arm = "random"
 	ArmRoundRobin    Arm = "round-robin"
 	ArmLeastLoad     Arm = "least-load"     // blocks and prefill tokens under way
-	ArmLeastRequests Arm = "least-requests" // requests under way, then their prompt tokens
-	ArmPowerOfTwo    Arm = "power-of-two"   // the worker with fewer requests of two random ones
+	ArmLeastRequests Arm = "least-requests" // running requests, then prompt tokens of running requests
+	ArmPowerOfTwo    Arm = "power-of-two"   // the worker with fewer requests of two random workers
 
-	ArmSticky      Arm = "sticky"       // one worker per session id
-	ArmStickyHead  Arm = "sticky-head"  // one worker per head of the prompt
+	ArmSticky      Arm = "sticky"       // the same worker for a session id
+	ArmStickyHead  Arm = "sticky-head"  // the same worker for a head of the prompt
 	ArmBoundedHash Arm = "bounded-hash" // consistent hashing of the session id with bounded loads
 
 	ArmCacheAware     Arm = "cache-aware"          // of the routers of SGLang and vLLM
@@ -30,28 +30,28 @@ const (
 	ArmLLMD           Arm = "llm-d"                // prefix, queue and KV cache scorers; guessed prefixes
 	ArmLLMDPrecise    Arm = "llm-d-precise"        // the same with prefixes from events
 
-	// Each router guesses blocks from what it sent where: for 120 seconds, or as much as the worker's memory has room
-	// for. It counts only its own requests under way.
+	// Every router guesses blocks from its own requests: for 120 seconds, or within the capacity of the worker's memory.
+	// It counts only its own running requests.
 	ArmApproxTTL Arm = "approx-ttl"
 	ArmApproxLRU Arm = "approx-lru"
 
-	// Each router has an index from the engines' events, and counts only its own requests under way. With
-	// ArmExactRestart all routers are restarted, and so empty, after half the requests.
+	// Every router has an index from the engines' events, and counts only its own running requests. With ArmExactRestart
+	// all routers restart with empty state after half of the requests.
 	ArmExactOwn     Arm = "exact-own"
 	ArmExactRestart Arm = "exact-restart"
 
-	// All routers share one index and the requests under way. A restart of a router loses neither.
+	// All routers share an index and the running requests. A restart of a router loses no state.
 	ArmExactShared Arm = "exact-shared"
 
-	// ArmPromptSessions is the policy kvatlas with session affinity by prompt (internal/choose/affinity): a request goes
-	// where the session is whose last prompt its own continues.
+	// ArmPromptSessions is the policy kvatlas with session affinity by prompt (internal/choose/affinity): a request
+	// follows the session with a last prompt that the request continues.
 	ArmPromptSessions Arm = "prompt-sessions"
 
 	ArmOracle       Arm = "oracle"        // the policy dynamo with the true state of the engines
-	ArmOracleGreedy Arm = "oracle-greedy" // the least true TTFT of this request
+	ArmOracleGreedy Arm = "oracle-greedy" // the least true TTFT of the current request
 )
 
-// Arms are the arms that a comparison has without a choice of its own, in the order of what they know.
+// Arms are the default arms of a comparison, in the order of their knowledge.
 var Arms = []Arm{ArmRandom, ArmRoundRobin, ArmLeastLoad, ArmApproxTTL, ArmApproxLRU, ArmExactRestart, ArmExactOwn,
 	ArmExactShared, ArmOracle}
 
@@ -60,40 +60,40 @@ var Rivals = []Arm{ArmRandom, ArmRoundRobin, ArmLeastRequests, ArmPowerOfTwo, Ar
 	ArmCacheAware, ArmVLLMHash, ArmVLLMPowerOfTwo, ArmLLMD, ArmLLMDPrecise, "dynamo-1-1", "dynamo-4-4",
 	ArmOracleGreedy}
 
-// knowledge is what an arm's routers know of caches.
+// knowledge is the knowledge of an arm's routers about caches.
 type knowledge int
 
 const (
 	knowsNothing knowledge = iota
-	knowsTables            // guesses of each router
+	knowsTables            // guesses of every router
 	knowsIndex             // events
 	knowsTruth
 )
 
-// way is what an arm does.
+// way is the behaviour of an arm.
 type way struct {
 	policy string // of pkg/routing; "": rule
 	rule   func(*fleet) rule
 	knows  knowledge
-	shares bool // all routers have one view of the requests under way, and of caches if knowsIndex
+	shares bool // whether all routers share the running requests, and the caches if knowsIndex
 	tune   func(*routing.Config)
-	follow bool // sessions are recognised by prompts and stay on their workers; of a policy whose routers share a view
+	follow bool // whether sessions are recognised by prompts and stay on their workers; for policies with shared state
 
-	// fill sets further fields of a policy's candidate from the state of its worker; nil: there are none.
+	// fill sets further fields of a policy's candidate from the state of the worker. nil disables the call.
 	fill func(*routing.Candidate, Facts)
 }
 
-// books reports whether routers keep which blocks requests under way have.
+// books reports whether routers store the blocks of running requests.
 func (w way) books() bool {
 	return w.policy != "" && (w.knows == knowsNothing && w.shares || w.knows == knowsTables || w.knows == knowsIndex)
 }
 
-// rule chooses a worker without a policy of pkg/routing. Each router has one of its own, unless they share.
+// rule chooses a worker without a policy of pkg/routing. Every router has a rule, unless the routers share a rule.
 type rule interface {
-	// choose returns one of the live workers, which are in ascending order.
+	// choose returns a live worker. live is in ascending order.
 	choose(router *router, r *request, live []int, now micros) int
 
-	// left is called when a worker has lost its memory.
+	// left is called after a worker has lost its memory.
 	left(worker int)
 }
 
@@ -121,8 +121,8 @@ var ways = map[Arm]way{
 	ArmOracleGreedy:   {rule: newGreedy, knows: knowsTruth, shares: true},
 }
 
-// way returns what an arm does. Besides the constants there are dynamo-SCALE-CREDIT, which is [ArmExactShared] with
-// these weights, and policy:NAME, which is [ArmExactShared] with another policy of pkg/routing.
+// way returns the behaviour of an arm. Further arms are dynamo-SCALE-CREDIT, which is [ArmExactShared] with the given
+// weights, and policy:NAME, which is [ArmExactShared] with another policy of pkg/routing.
 func (a Arm) way() (way, error) {
 	if w, ok := ways[a]; ok {
 		return w, nil

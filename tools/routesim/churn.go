@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// Change is a worker that leaves or joins during a run.
+// Change is the departure or arrival of a worker during a run.
 type Change struct {
 	At     float64 `json:"at_s"` // seconds since the beginning of the run
 	Worker int     `json:"worker"`
 	Up     bool    `json:"up"` // joins with empty memory; false: crashes, and others get its requests
 }
 
-// engine returns the constants of a worker's engine: those of the workload, with the worker's speed and capacity.
+// engine returns the constants of a worker's engine: the workload's constants with the worker's speed and capacity.
 func (w *Workload) engine(worker int) Engine {
 	e := w.Engine
 	if n := len(w.Speeds); n > 0 {
@@ -27,7 +27,7 @@ func (w *Workload) engine(worker int) Engine {
 	return e
 }
 
-// changes plans the workload's changes. A worker whose first change is to join is away until then.
+// changes schedules the workload's changes. A worker with a join as the first change is absent before.
 func (s *sim) changes() error {
 	seen := map[int]bool{}
 	last := 0.0
@@ -61,7 +61,7 @@ func (s *sim) change(c *Change) error {
 	return s.resend()
 }
 
-// crash empties an engine. Its requests are sent again by resend.
+// crash empties an engine. resend sends the requests again.
 func (s *sim) crash(w int) error {
 	s.lost = append(s.lost, s.engines[w].restart()...)
 	if s.gpus != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// flags are what the command is given.
+// flags are the flags of the command.
 type flags struct {
 	trace, workload, svg    string
 	requests, workers       int
@@ -39,7 +39,7 @@ type flags struct {
 	asJSON, quiet           bool
 }
 
-// Command is indexer simulate: it compares ways to choose workers on a simulated fleet.
+// Command returns indexer simulate, which compares routing methods on a simulated fleet.
 func Command() *cobra.Command {
 	var fl flags
 	cmd := &cobra.Command{
@@ -92,34 +92,34 @@ forget theirs).`,
 	f.IntVar(&fl.requests, "requests", 0, "requests of the trace or of a generated workload; 0: all, or 1,500")
 	f.IntVar(&fl.workers, "workers", 0, "simulated engines; 0: as many as the workload was published with, 8 for a trace")
 	f.StringSliceVar(&fl.arms, "arms", names(Arms), "ways to choose")
-	f.IntSliceVar(&fl.routers, "routers", []int{1}, "numbers of routers, for arms to which it matters")
+	f.IntSliceVar(&fl.routers, "routers", []int{1}, "numbers of routers, for arms whose result depends on the number")
 	f.Float64SliceVar(&fl.rates, "rate", nil, "requests per second (default: as published, or as in the trace)")
 	f.Float64SliceVar(&fl.ratios, "ratio", nil,
 		"KV memory of the fleet by the workload's working set (default: --capacity)")
-	f.StringSliceVar(&fl.disturb, "disturb", nil, "what happens half-way: router, engine, cache")
+	f.StringSliceVar(&fl.disturb, "disturb", nil, "disturbance in the middle of the run: router, engine, cache")
 	f.Uint64Var(&fl.seed, "seed", 1, "seed of arrivals and of random choices")
 	f.IntVar(&fl.blockSize, "block-size", 0, "tokens in a block; divides 512 (default 64, with --engine vllm-h200 16)")
-	f.IntVar(&fl.capacity, "capacity", 0, "tokens of KV memory of one engine; 0: the workload's, or 307,328")
-	f.IntVar(&fl.host, "host", 0, "tokens that one engine's host memory holds of what leaves its device")
-	f.IntVar(&fl.store, "store", 0, "tokens that a store shared by all engines holds")
+	f.IntVar(&fl.capacity, "capacity", 0, "tokens of an engine's KV memory; 0: the workload's, or 307,328")
+	f.IntVar(&fl.host, "host", 0, "capacity of an engine's host memory for evicted blocks, in tokens")
+	f.IntVar(&fl.store, "store", 0, "capacity of the shared store of all engines, in tokens")
 	fl.weights(f)
 	f.IntVar(&fl.tableTokens, "table-tokens", -1,
-		"tokens that approx-lru believes a worker holds; 0: its capacity (default for the mixes as published, else 0)")
+		"assumed capacity of a worker in approx-lru, in tokens; 0: the real capacity (default for the mixes as published, else 0)")
 	f.IntVar(&fl.tableDepth, "table-depth", -1,
-		"tokens of a prompt that approx-ttl and approx-lru look at; 0: all (default for the mixes as published, else 0)")
+		"length of the prompt's head for approx-ttl and approx-lru, in tokens; 0: all (default for the mixes as published, else 0)")
 	f.IntVar(&fl.blockTokens, "block-tokens", trace.BlockTokens,
-		"tokens of a prompt for which a hash id of the trace stands")
+		"prompt tokens of a hash id in the trace")
 	f.IntVar(&fl.output, "output-tokens", 0, "tokens of every answer; 0: as in the workload")
-	f.BoolVar(&fl.singleTurns, "single-turns", false, "keep only the first request of each session")
+	f.BoolVar(&fl.singleTurns, "single-turns", false, "keep only the first request of every session")
 	f.StringVar(&fl.engine, "engine", "", "constants of the engines: qwen3-32b or vllm-h200 (default: the workload's)")
-	f.IntVar(&fl.enginesPerGPU, "engines-per-gpu", 0, "engines that share a GPU, which they use in turns; 0: the engine's")
-	f.Float64SliceVar(&fl.speeds, "speed", nil, "speed of each worker, as a factor; repeated for further workers")
+	f.IntVar(&fl.enginesPerGPU, "engines-per-gpu", 0, "engines on a shared GPU, with time slices; 0: the engine's")
+	f.Float64SliceVar(&fl.speeds, "speed", nil, "speed factors of the workers; repeated for further workers")
 	f.Float64SliceVar(&fl.capacities, "capacity-factor", nil,
-		"KV memory of each worker, as a factor; repeated for further workers")
+		"KV memory factors of the workers; repeated for further workers")
 	f.StringSliceVar(&fl.changes, "change", nil,
-		"workers that leave or join, as SECONDS:WORKER:leave or SECONDS:WORKER:join; workers are numbered from 0")
+		"departures and arrivals of workers, as SECONDS:WORKER:leave or SECONDS:WORKER:join; workers are numbered from 0")
 	f.StringVar(&fl.svg, "svg", "", "write a plot of TTFT and hit rate to this file")
-	f.BoolVar(&fl.asJSON, "json", false, "print the result as one JSON object, and no progress")
+	f.BoolVar(&fl.asJSON, "json", false, "print the result as a JSON object, without progress")
 	f.BoolVar(&fl.quiet, "quiet", false, "print no progress")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		o, err := fl.options(f.Changed("prefill-load-scale"))
@@ -159,7 +159,7 @@ forget theirs).`,
 	return cmd
 }
 
-// weights adds a flag for each weight of the policies.
+// weights adds a flag for every weight of the policies.
 func (fl *flags) weights(f *pflag.FlagSet) {
 	c := &fl.routing
 	*c = routing.DefaultConfig()
@@ -168,7 +168,7 @@ func (fl *flags) weights(f *pflag.FlagSet) {
 		"weight of prefill against decode in the policy dynamo (default 1, for the mixes 8)")
 	add(&c.OverlapScoreCredit, "overlap-score-credit", "worth of a block on the device, in blocks of prefill")
 	add(&c.OverlapScoreCreditDecay, "overlap-score-credit-decay", "decay of the credit on workers with more prefill")
-	add(&c.DecodeActiveRequestWeight, "decode-active-request-weight", "cost of each request under way, in blocks")
+	add(&c.DecodeActiveRequestWeight, "decode-active-request-weight", "cost of a running request, in blocks")
 	add(&c.HostCacheHitWeight, "host-cache-hit-weight", "worth of a block in host memory")
 	add(&c.DiskCacheHitWeight, "disk-cache-hit-weight", "worth of a block on disk or in an external store")
 	add(&c.SharedCacheMultiplier, "shared-cache-multiplier", "worth of a block in the shared store")
@@ -226,7 +226,7 @@ func (fl *flags) options(scaled bool) (o Options, err error) {
 		fail("--engine: there is no %q; there are qwen3-32b and vllm-h200", fl.engine)
 	}
 	if fl.ratios != nil && fl.capacity > 0 {
-		fail("--ratio and --capacity are two ways to say the same")
+		fail("--ratio and --capacity exclude each other")
 	}
 	if fl.blockSize == 0 {
 		if fl.blockSize = 64; fl.engine == "vllm-h200" {
@@ -304,13 +304,13 @@ func (fl *flags) options(scaled bool) (o Options, err error) {
 	return o, nil
 }
 
-// engines are the constants of engines that a user may choose.
+// engines are the selectable engines.
 var engines = map[string]func() Engine{"qwen3-32b": Defaults, "vllm-h200": VLLMOnH200}
 
 // measuredName is the workload of the measured run.
 const measuredName = "measured-h200"
 
-// workloadNames are the workloads that need no file.
+// workloadNames returns the workloads without a file.
 func workloadNames() []string {
 	list := []string{"capacity-73", "capacity-37", measuredName}
 	for _, x := range generated {
@@ -319,7 +319,7 @@ func workloadNames() []string {
 	return list
 }
 
-// workloads returns the workload once for each rate.
+// workloads returns the workload once for every rate.
 func (fl *flags) workloads() (list []Workload, err error) {
 	switch fl.workload {
 	case "capacity-73":
@@ -347,7 +347,7 @@ func (fl *flags) workloads() (list []Workload, err error) {
 	return list, nil
 }
 
-// atRate returns the workload at a rate; 0 is its own.
+// atRate returns the workload at a rate; 0 is the workload's own rate.
 func (fl *flags) atRate(reqs []trace.Request, rate float64) (Workload, error) {
 	if fl.workload == "" {
 		w, err := FromTraceScaled("trace", reqs, fl.blockTokens, fl.blockSize, rate)
@@ -381,7 +381,7 @@ func (fl *flags) atRate(reqs []trace.Request, rate float64) (Workload, error) {
 	return w, nil
 }
 
-// parseChanges reads SECONDS:WORKER:leave and SECONDS:WORKER:join, and sorts them by time.
+// parseChanges reads SECONDS:WORKER:leave and SECONDS:WORKER:join, and sorts the changes by time.
 func parseChanges(texts []string) (list []Change, err error) {
 	for _, text := range texts {
 		var c Change
@@ -409,7 +409,7 @@ func names(arms []Arm) (list []string) {
 	return list
 }
 
-// progress writes a line at once, for each new arm, and every two seconds.
+// progress writes a line at the start, for every new arm, and every two seconds.
 func progress(w io.Writer, clock func() time.Time) func(string, int, int) {
 	begun, last, before := clock(), time.Time{}, ""
 	return func(what string, done, of int) {

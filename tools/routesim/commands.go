@@ -43,11 +43,11 @@ dynamo-1-1, the default of Dynamo: requests of which earlier ones had a quarter 
 		Args: cobra.NoArgs,
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&arms, "arms", []string{"rivals"}, `ways to choose, as of indexer simulate; "rivals" are all others`)
+	f.StringSliceVar(&arms, "arms", []string{"rivals"}, `arms of indexer simulate; "rivals" selects all other routers`)
 	f.StringSliceVar(&only, "workloads", nil, "workloads to run (default: all)")
-	f.StringVar(&subject, "subject", "", "arm that is judged against the others; it is run too")
+	f.StringVar(&subject, "subject", "", "arm to judge against the other arms; runs in addition")
 	f.StringVar(&traces, "traces", "", "folder with Mooncake's traces")
-	f.IntVar(&requests, "requests", 1200, "requests of a workload; the mixes of llm-d have 1,500 and 498 at each rate")
+	f.IntVar(&requests, "requests", 1200, "requests of a workload; the mixes of llm-d have 1,500 and 498 at every rate")
 	f.IntVar(&m.Seeds, "seeds", 5, "number of seeds")
 	f.Float64SliceVar(&m.Loads, "load", []float64{0.4, 0.6, 0.8}, "loads")
 	f.Float64SliceVar(&m.Hosts, "host", []float64{0, 2}, "memory of the host tier, in multiples of the device's; 0: none")
@@ -115,7 +115,7 @@ dynamo-1-1, the default of Dynamo: requests of which earlier ones had a quarter 
 	return cmd
 }
 
-// readTraces reads the traces of Mooncake that are in a folder, by name; "": none.
+// readTraces reads Mooncake's traces in a folder by name. An empty folder name gives no traces.
 func readTraces(folder string) (map[string][]trace.Request, error) {
 	list := map[string][]trace.Request{}
 	if folder == "" {
@@ -143,7 +143,7 @@ func measuredCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "measured",
-		Short: "Compare the simulator with a measured run of four vLLM servers on one GPU",
+		Short: "Compare the simulator with a measured run of four vLLM servers on a single GPU",
 		Long: `Simulate the run of docs/measurements/2026-11-gpu.md and print simulated figures beside the measured ones. Each arm runs
 twice: with the recorded choices of the measured run, which tests the engines, and with choices of its own. The arms
 random and sticky always follow the record. Figures are medians over the seeds.
@@ -191,7 +191,7 @@ With --fit, the constants of the engines are fitted to four of the twelve arms, 
 			}
 			rows = append(rows, row)
 		}
-		fmt.Println("measured | simulated with the recorded choices | simulated with choices of its own")
+		fmt.Println("measured | simulated with the recorded choices | simulated with simulated choices")
 		return cli.Table(os.Stdout, []string{"ARM", "RATE", "REUSE", "TTFT mean, ms", "p50", "p99"}, rows)
 	}
 	return cmd

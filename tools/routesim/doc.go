@@ -1,31 +1,31 @@
-// Package routesim answers: what would this way of choosing workers come to, on this workload, with this fleet? It is a
-// discrete-event simulation in virtual time, and the command indexer simulate.
+// Package routesim estimates the effect of a routing method on a workload and a fleet. It is a discrete-event
+// simulation in virtual time, and the command indexer simulate.
 //
 // Use: a [Workload] ([Capacity73], [Capacity37], [FromTrace], [Measured.Workload]), and [Compare] for a comparison of
-// [Arms], or [Simulate] for one of them. A [Report] prints itself as a table, JSON and an SVG plot. A [Matrix] compares
-// arms on many workloads, at several loads. DESIGN.md describes the model, its constants and the arms.
+// [Arms], or [Simulate] for a single arm. A [Report] has the formats table, JSON and SVG plot. A [Matrix] compares arms
+// on many workloads at several loads. DESIGN.md describes the model, its constants and the arms.
 //
 // # What is simulated
 //
 // Engines ([Engine]; engine.go, pool.go, gpu.go): continuous batching with chunked prefill, memory in blocks under
-// vLLM's eviction rule, preemption, prefix reuse, asynchronous scheduling, GPUs that engines share, and, if wanted,
-// host memory behind the device and a store that all engines share.
+// vLLM's eviction rule, preemption, prefix reuse, asynchronous scheduling and shared GPUs. Host memory behind the
+// device and a shared store are optional.
 //
-// Routers ([Arm]; arms.go, fleet.go, rivals.go, llmd.go): each request comes to one of several routers at random. Exact
-// knowledge comes from the engines' events through pkg/radix, after a lag. Requests under way are charged as Dynamo's
-// slot tracker charges them.
+// Routers ([Arm]; arms.go, fleet.go, rivals.go, llmd.go): a request goes to a random router of several. Exact knowledge
+// comes from the engines' events through pkg/radix, after a lag. Running requests are charged as in Dynamo's slot
+// tracker.
 //
 // # Where reuse is lost
 //
-// A [Funnel] says of the prompt tokens which share a cache without bounds would reuse; which one with the memory of the
-// whole fleet, if it knew the future; what the best worker could have given each request when it was routed; what the
-// chosen worker could have; and what was reused. Each step is at most the one before it.
+// A [Funnel] has the shares of prompt tokens at five steps: the reuse of a cache without bounds, the reuse of a cache
+// with the memory of the whole fleet and knowledge of the future, the match of the best worker at the time of routing,
+// the match of the chosen worker, and the real reuse. A step is at most the step before.
 //
 // # Promises
 //
-//  1. Equal configurations give equal results: no clock, no goroutines, no order of maps.
-//  2. Every request ends, and every prompt token of its first start was reused, loaded or computed.
-//  3. A simulated engine does what a naive one does that looks at every request in every step (engine_test.go).
+//  1. Equal configurations give equal results: the simulation uses no clock, no goroutines and no order of maps.
+//  2. Every request ends, and every prompt token of the first start was reused, loaded or computed.
+//  3. A simulated engine is equal to a naive engine that visits every request in every step (engine_test.go).
 //
-// DESIGN.md lists what is left out.
+// DESIGN.md lists the omissions.
 package routesim

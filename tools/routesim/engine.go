@@ -8,49 +8,49 @@ import (
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 )
 
-// Engine are the constants of one engine. All engines of a fleet have the same.
+// Engine has the constants of an engine. All engines of a fleet have the same constants.
 type Engine struct {
 	BlockSize int `json:"block_size"` // tokens
 	Capacity  int `json:"capacity"`   // tokens of KV memory, whole blocks of which count
 
-	// MaxBatchedTokens bounds the tokens of one step, MaxRequests the requests that run together.
+	// MaxBatchedTokens limits the tokens of a step, MaxRequests the concurrent requests.
 	MaxBatchedTokens int `json:"max_batched_tokens"`
 	MaxRequests      int `json:"max_requests"`
 
-	// Prefill is the tokens per second of a step that does nothing else.
+	// Prefill is the number of tokens per second in a step with only prefill.
 	Prefill float64 `json:"prefill_tokens_per_s"`
 
 	// A step occupies the GPU for the longer of StepBase (reading the weights) and the time of its tokens at the rate
-	// Prefill. StepPerRequest and StepPerToken are added for each decoding request and each token of its context.
-	// Attention is added for each pair of a computed token and a token before it. In seconds.
+	// Prefill. StepPerRequest and StepPerToken are added for every decoding request and every token of its context.
+	// Attention is added for every pair of a computed token and an earlier token. In seconds.
 	StepBase       float64 `json:"step_base_s"`
 	StepPerRequest float64 `json:"step_per_request_s"`
 	StepPerToken   float64 `json:"step_per_context_token_s"`
 	Attention      float64 `json:"attention_per_token_pair_s,omitempty"`
 
-	// PrefillHost is the least duration of a step that computes prompt tokens: the host launches the kernels one by
-	// one. It does not occupy the GPU. Delay is the mean time from the router's choice until the engine can schedule
-	// the request (HTTP, parsing); it varies by up to half of it. Reply is the time of a token from the end of its step
-	// to the client, and to the routers' books. In seconds.
+	// PrefillHost is the least duration of a step with prompt tokens: the host launches the kernels in sequence.
+	// PrefillHost does not occupy the GPU. Delay is the mean time from the router's choice until the engine can schedule
+	// the request (HTTP, parsing), with a variation of up to half. Reply is the delay from the end of a token's step to
+	// the client and the routers. In seconds.
 	PrefillHost float64 `json:"prefill_host_s,omitempty"`
 	Delay       float64 `json:"delay_s,omitempty"`
 	Reply       float64 `json:"reply_s,omitempty"`
 
-	// Ahead is asynchronous scheduling: the engine plans a step when the step before it starts, so a request that
-	// arrives during a step waits for the step after it too.
+	// Ahead is asynchronous scheduling: the engine plans a step at the start of the step before. A request that arrives
+	// during a step then also waits for the next step.
 	Ahead bool `json:"plans_ahead,omitempty"`
 
-	// ReservePrompt admits a request only if there is memory for the whole rest of its prompt.
+	// ReservePrompt admits a request only with memory for the whole rest of the prompt.
 	ReservePrompt bool `json:"reserves_prompt,omitempty"`
 
-	// EnginesPerGPU engines share one GPU, which divides its time equally among those with a step under way. 0 and 1:
-	// each engine has a GPU. ShareLoss is the share of the GPU's rate that is lost while several engines use it.
+	// EnginesPerGPU engines share a GPU, which divides its time equally among the engines with a running step. 0 and 1:
+	// every engine has a GPU. ShareLoss is the lost share of the GPU's rate while several engines use the GPU.
 	EnginesPerGPU int     `json:"engines_per_gpu,omitempty"`
 	ShareLoss     float64 `json:"share_loss,omitempty"`
 
-	// Host is how many tokens host memory holds of what leaves the device; Store the same of what the fleet's shared
-	// store holds of what any engine computed. 0: there is none. Loading n tokens takes a delay and n / rate seconds,
-	// and is done only where computing them would take longer.
+	// Host is the capacity of host memory for evicted blocks in tokens. Store is the capacity of the fleet's shared store
+	// for computed blocks in tokens. 0 disables a tier. A load of n tokens takes a delay and n / rate seconds. The engine
+	// loads only if a computation would take longer.
 	Host      int     `json:"host_capacity"`
 	HostDelay float64 `json:"host_delay_s"`
 	HostRate  float64 `json:"host_tokens_per_s"`
@@ -68,7 +68,7 @@ func after(seconds float64) micros { return micros(math.Round(seconds * 1e6)) }
 
 func (t micros) seconds() float64 { return float64(t) / 1e6 }
 
-// request is one request under way.
+// request is a running request.
 type request struct {
 	prompt *Prompt
 	output int // tokens
@@ -76,7 +76,7 @@ type request struct {
 	stage  int
 
 	session uint64 // 0: none
-	retries int    // after crashes of its worker
+	retries int    // after crashes of the worker
 
 	sent, first, done micros
 
@@ -84,57 +84,57 @@ type request struct {
 	booked         booking
 
 	slots     []int32
-	computed  int // tokens of which the KV is there, as of joined if it decodes
+	computed  int // tokens with KV; during decoding, the number at joined
 	target    int // tokens of the prefill: the prompt, and output before a preemption
-	generated int // tokens that came out, as of joined if it decodes
-	owed      int // tokens of prefill that it is expected to need yet
+	generated int // output tokens; during decoding, the number at joined
+	owed      int // expected tokens of remaining prefill
 	ready     micros
-	unnamed   bool // its further blocks are not found by others, since the cache was reset
+	unnamed   bool // later blocks are not found by other requests, because the cache was reset
 	admitted  bool // at least once
 	decoding  bool
-	joined    int // the engine's step after which it began to decode
-	end       int // the step with which it will be done
-	phase     int // it needs a slot before each step of this number modulo the block size
+	joined    int // the engine's step before the first decoding step
+	end       int // the last step of the request
+	phase     int // the request needs a slot before every step with this number modulo the block size
 
-	reused, loaded int  // tokens of the prompt that were on the device, and that came from host or store, when it began
-	best, chosen   int  // tokens of the prompt that it could have found on some worker, and on the one that was chosen
-	repeats        bool // a real prefix of the prompt, as repeatedShare has it, came in earlier requests
+	reused, loaded int  // prompt tokens at the start of the prefill: on the device, and loaded from host or store
+	best, chosen   int  // prompt tokens at the time of routing: on the best worker, and on the chosen worker
+	repeats        bool // earlier requests had a real prefix of the prompt, as defined by repeatedShare
 }
 
-// engine steps one engine: continuous batching with chunked prefill, as vLLM does it. Decoding requests come first,
-// then requests whose prefill has begun, then waiting ones in order of arrival while there is memory for them. If
-// memory runs out, the request that began last gives its slots back and waits again, before all others.
+// engine simulates an engine in steps: continuous batching with chunked prefill, as in vLLM. A step serves decoding
+// requests first, then requests in prefill, then waiting requests in order of arrival while memory is available. If
+// memory runs out, the newest request releases its slots and waits at the head of the queue.
 //
-// Each step costs the work of what changes in it, not of what runs: all decoding requests go on by one token, so only
-// those that need another slot or end with it are touched.
+// The cost of a step depends on the changes in the step, not on the number of running requests. All decoding requests
+// advance by a token, so a step visits only decoding requests that need a slot or end.
 type engine struct {
 	cfg   Engine
 	names []events.BlockHash // of the workload's blocks
 	pool  *pool
 	host  *enginesim.Cache
-	store *enginesim.Cache // shared with the others
+	store *enginesim.Cache // shared by all engines
 
-	coming  []*request // on their way
+	coming  []*request // in transit
 	waiting []*request
-	running []*request // in the order in which they began
-	prefill []*request // those of running that do not decode, in that order
+	running []*request // in the order of their starts
+	prefill []*request // the requests in running before decoding, in the same order
 
 	steps    int
 	decoding int
-	context  int                // tokens, of all that decode
+	context  int                // tokens of all decoding requests
 	due      [][]*request       // decoding requests by phase
-	ends     map[int][]*request // by the step with which they end
-	live     sparse[int32]      // blocks of the prompts of all requests here, with their number
+	ends     map[int][]*request // by the last step
+	live     sparse[int32]      // blocks of the prompts of all requests here, with counts
 	requests int
 	owed     int // tokens of prefill
 	busy     bool
 	began    micros  // the latest step
-	lasts    micros  // the latest step, on a GPU of its own
+	lasts    micros  // the latest step, on a separate GPU
 	pieces   []piece // of the step under way
 	downTill micros
 	life     int // restarts
 
-	publish func([]events.Event) // receives the events of a step, and may keep them; may be nil
+	publish func([]events.Event) // receives the events of a step and may keep them; may be nil
 	news    []events.Event
 	scratch []events.BlockHash
 
@@ -142,7 +142,7 @@ type engine struct {
 	busyFor                                   micros
 }
 
-// piece is a part of a prompt that a step computes.
+// piece is the part of a prompt in a step.
 type piece struct {
 	r *request
 	n int // tokens
@@ -154,7 +154,7 @@ func newEngine(cfg Engine, names []events.BlockHash, store *enginesim.Cache, pub
 	return e
 }
 
-// restart empties the engine and returns its requests. The caller routes them again.
+// restart empties the engine and returns its requests. The caller routes the requests again.
 func (e *engine) restart() []*request {
 	under := slices.Concat(e.running, e.waiting, e.coming)
 	e.life++
@@ -171,7 +171,7 @@ func (e *engine) restart() []*request {
 	return under
 }
 
-// resetCache forgets all blocks, as a change of the weights requires. Running requests continue.
+// resetCache drops all blocks, as a change of the weights requires. Running requests continue.
 func (e *engine) resetCache() {
 	e.pool.forget()
 	if e.host != nil {
@@ -184,7 +184,7 @@ func (e *engine) resetCache() {
 	e.flush()
 }
 
-// left is called by the pool for each block that leaves the device.
+// left is called by the pool for every block that leaves the device.
 func (e *engine) left(b block) {
 	name := e.names[b]
 	if e.host != nil {
@@ -197,7 +197,8 @@ func (e *engine) left(b block) {
 	e.announce(events.Removed, events.Device, name)
 }
 
-// announce notes that one block was removed from a tier, or copied to the host; consecutive ones make one event.
+// announce records the removal of a block from a tier, or the copy of a block to the host. Consecutive records become a
+// single event.
 func (e *engine) announce(kind events.Kind, tier events.Tier, name events.BlockHash) {
 	if e.publish == nil {
 		return
@@ -209,7 +210,7 @@ func (e *engine) announce(kind events.Kind, tier events.Tier, name events.BlockH
 	e.news = append(e.news, events.Event{Kind: kind, Tier: tier, Blocks: []events.BlockHash{name}})
 }
 
-// stored notes that blocks from to to of a prompt are on the device now.
+// stored records that blocks from to to of a prompt are on the device.
 func (e *engine) stored(p *Prompt, from, to int) {
 	if from >= to {
 		return
@@ -237,14 +238,14 @@ func (e *engine) flush() {
 	e.news = e.news[:0]
 }
 
-// usable returns the leading blocks of a prompt of target tokens that may be reused: not the block of the last token,
-// which is computed to get the next token.
+// usable returns the reusable leading blocks of a prompt of target tokens. The block of the last token is excluded,
+// because its computation gives the next token.
 func (e *engine) usable(p *Prompt, target int) []block {
 	return p.blocks[:min(len(p.blocks), (target-1)/e.cfg.BlockSize)]
 }
 
-// would returns the tokens of a prompt that a request which comes now would not compute, if nothing is evicted before
-// its turn: those on the device, those of requests before it, and those that follow in host memory and in the store.
+// would returns the tokens of a prompt that a new request would not compute, without evictions before the request's
+// turn. The tokens are on the device, in prompts of earlier requests, or follow in host memory and in the store.
 func (e *engine) would(p *Prompt) int {
 	usable := e.usable(p, p.Tokens)
 	n, names := prefix(usable, e.promised), p.Names[:len(usable)]
@@ -257,8 +258,8 @@ func (e *engine) would(p *Prompt) int {
 	return e.cfg.BlockSize * n
 }
 
-// forecast returns the seconds until the first token of a request that came now, if none came after it: the rest of the
-// step under way, and the steps for the prompt tokens that are owed and its own, each with the decoding requests.
+// forecast returns the seconds until the first token of a new request without later requests. The sum has the rest of
+// the running step and the steps for all owed prompt tokens, with the decoding requests in every step.
 func (e *engine) forecast(p *Prompt, now micros) float64 {
 	rest := 0.0
 	if e.busy {
@@ -268,7 +269,7 @@ func (e *engine) forecast(p *Prompt, now micros) float64 {
 	tokens := e.owed + own
 	for _, x := range e.pieces {
 		if e.busy {
-			tokens -= x.n // the step under way computes them
+			tokens -= x.n // computed by the running step
 		}
 	}
 	steps := math.Ceil(float64(tokens) / float64(e.cfg.MaxBatchedTokens))
@@ -278,7 +279,7 @@ func (e *engine) forecast(p *Prompt, now micros) float64 {
 	return rest + max(steps*step, float64(tokens)/e.cfg.Prefill) + pairs*e.cfg.Attention
 }
 
-// promised reports whether a block is on the device, or in a prompt of a request that is here.
+// promised reports whether a block is on the device or in the prompt of a request here.
 func (e *engine) promised(b block) bool { return e.live.get(b) > 0 || e.pool.held(b) }
 
 // fits reports whether a request can ever run here.
@@ -288,13 +289,13 @@ func (e *engine) fits(p *Prompt, output int) bool {
 
 func (e *engine) blocks(tokens int) int { return (tokens + e.cfg.BlockSize - 1) / e.cfg.BlockSize }
 
-// arrive takes a request that fits.
+// arrive adds a request that fits.
 func (e *engine) arrive(r *request) {
 	e.expect(r)
 	e.queue(r)
 }
 
-// expect notes a request that is on its way.
+// expect records a request in transit.
 func (e *engine) expect(r *request) {
 	r.owed = r.prompt.Tokens - e.would(r.prompt)
 	e.owed += r.owed
@@ -305,33 +306,33 @@ func (e *engine) expect(r *request) {
 	e.coming = append(e.coming, r)
 }
 
-// queue lets an expected request wait for its turn.
+// queue adds an expected request to the waiting requests.
 func (e *engine) queue(r *request) {
 	e.coming = slices.DeleteFunc(e.coming, func(x *request) bool { return x == r })
 	e.waiting = append(e.waiting, r)
 }
 
-// plan is a step that an engine has begun.
+// plan is a started step of an engine.
 type plan struct {
 	host micros // the least duration
-	gpu  micros // time on a GPU of its own
+	gpu  micros // time on a separate GPU
 }
 
-// begin plans a step. Without work it returns no plan, and the time at which there will be some, or never.
+// begin plans a step. Without work it returns an empty plan and the time of the next work, or never.
 func (e *engine) begin(now micros) (p plan, wake micros) {
 	e.pieces = e.pieces[:0]
 	preempted := e.preemptions
 	phase := (e.steps + 1) % e.cfg.BlockSize
 	for _, r := range slices.Clone(e.due[phase]) {
 		if r.decoding && !e.grow(r, r.tokens(e)+1) {
-			continue // it was preempted itself
+			continue // the request itself was preempted
 		}
 	}
 	budget := e.cfg.MaxBatchedTokens - e.decoding
 	wake = never
 	for _, r := range slices.Clone(e.prefill) {
 		if r.decoding || r.slots == nil {
-			continue // preempted for one before it
+			continue // the request was preempted for an earlier request
 		}
 		if r.ready > now {
 			wake = min(wake, r.ready)
@@ -345,7 +346,7 @@ func (e *engine) begin(now micros) (p plan, wake micros) {
 	if !e.cfg.Ahead || e.decoding+len(e.pieces) == 0 {
 		wake = min(wake, e.admitWaiting(now, budget, preempted, true))
 	}
-	// what was planned for a request that had to make room after that is not done
+	// drop the pieces of requests that were preempted later
 	e.pieces = slices.DeleteFunc(e.pieces, func(p piece) bool { return p.r.slots == nil })
 	tokens, pairs := e.decoding, 0.0
 	for _, p := range e.pieces {
@@ -370,8 +371,8 @@ func (e *engine) begin(now micros) (p plan, wake micros) {
 	return p, never
 }
 
-// admitWaiting admits waiting requests in order, as far as the budget of a step goes: of the step that begins, or of
-// the one after it. It returns when the next of them has loaded what is in other tiers.
+// admitWaiting admits waiting requests in order within the budget of a step: of the starting step, or of the next step.
+// It returns the time at which the next request has loaded its blocks from other tiers.
 func (e *engine) admitWaiting(now micros, budget, preempted int, begins bool) (wake micros) {
 	wake = never
 	for len(e.waiting) > 0 && budget > 0 && len(e.running) < e.cfg.MaxRequests && preempted == e.preemptions {
@@ -394,7 +395,7 @@ func (e *engine) admitWaiting(now micros, budget, preempted int, begins bool) (w
 	return wake
 }
 
-// planAhead admits requests to the step after the one that begins. They have their blocks from now on.
+// planAhead admits requests to the step after the starting step. The requests have their blocks from now on.
 func (e *engine) planAhead(now micros, preempted int) {
 	budget := e.cfg.MaxBatchedTokens - e.decoding
 	for _, r := range e.prefill {
@@ -402,14 +403,14 @@ func (e *engine) planAhead(now micros, preempted int) {
 	}
 	for _, p := range e.pieces {
 		if budget += p.n; p.r.computed+p.n == p.r.target {
-			budget-- // it decodes then
+			budget-- // the request decodes then
 		}
 	}
 	e.admitWaiting(now, budget, preempted, false)
 	e.flush()
 }
 
-// admit gives a waiting request the slots for its first piece.
+// admit gives a waiting request the slots for the first piece.
 func (e *engine) admit(r *request, now micros, budget int) (n int, ok bool) {
 	size := e.cfg.BlockSize
 	r.target = r.prompt.Tokens + r.generated
@@ -444,7 +445,7 @@ func (e *engine) admit(r *request, now micros, budget int) (n int, ok bool) {
 	}
 	first := there*size + n
 	if r.ready > 0 {
-		first = there * size // the rest when it is loaded
+		first = there * size // the rest after the load
 	}
 	need := e.blocks(first)
 	if e.cfg.ReservePrompt {
@@ -471,7 +472,7 @@ func (e *engine) admit(r *request, now micros, budget int) (n int, ok bool) {
 	return n, true
 }
 
-// part is how many tokens of a prompt the next piece has: all that are left, or as many whole blocks as the budget
+// part returns the number of tokens in the next piece: all remaining tokens, or as many whole blocks as the budget
 // allows.
 func (e *engine) part(target, computed, budget int) int {
 	n := target - computed
@@ -481,14 +482,14 @@ func (e *engine) part(target, computed, budget int) int {
 	return n
 }
 
-// fill gives a request the slots that it needs for so many tokens. It reports false, having given some, if there are no
-// more. What leaves for it is announced before what is stored.
+// fill gives a request the slots for a number of tokens. It reports false after giving some slots if no more are
+// available. Evictions are announced before stores.
 func (e *engine) fill(r *request, tokens int) bool {
 	names := r.prompt.blocks
 	if r.unnamed {
 		names = nil
 	}
-	from := len(r.slots) // of the run of blocks that are new
+	from := len(r.slots) // of the run of new blocks
 	for need := e.blocks(tokens); len(r.slots) < need; {
 		at, name := len(r.slots), block(0)
 		if at < len(names) {
@@ -510,8 +511,8 @@ func (e *engine) fill(r *request, tokens int) bool {
 	return len(r.slots) >= e.blocks(tokens)
 }
 
-// grow is fill, for which others have to make room if there is none: the one that began last, again and again. It
-// reports false if that was r itself.
+// grow is fill with preemption: the newest request releases its slots, repeatedly. It reports false if r itself was
+// preempted.
 func (e *engine) grow(r *request, tokens int) bool {
 	for !e.fill(r, tokens) {
 		last := e.running[len(e.running)-1]
@@ -523,7 +524,7 @@ func (e *engine) grow(r *request, tokens int) bool {
 	return true
 }
 
-// preempt takes a running request's slots, so that it waits again.
+// preempt releases a running request's slots. The request waits again.
 func (e *engine) preempt(r *request) {
 	e.preemptions++
 	if r.decoding {
@@ -548,7 +549,7 @@ func (r *request) tokens(e *engine) int {
 	return r.computed
 }
 
-// join lets a request decode, whose first token came with the step that has ended.
+// join starts the decoding of a request. The ended step gave the first token.
 func (e *engine) join(r *request) {
 	r.decoding, r.joined = true, e.steps
 	e.decoding++
@@ -575,7 +576,7 @@ func (e *engine) leave(r *request) {
 	}
 }
 
-// finish ends the step under way. It returns the requests whose first token came, and those that are done.
+// finish ends the running step. It returns the requests with a first token, and the completed requests.
 func (e *engine) finish(now micros) (began, done []*request) {
 	e.busy = false
 	e.steps++
@@ -619,7 +620,7 @@ func (e *engine) finish(now micros) (began, done []*request) {
 	return began, done
 }
 
-// forget ends what the engine keeps of a request.
+// forget removes a request from the engine.
 func (e *engine) forget(r *request) {
 	e.requests--
 	e.owed -= r.owed

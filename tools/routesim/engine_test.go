@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 )
 
-// naivePool is a list of slots, looked through each time.
+// naivePool is a list of slots with linear search.
 type naivePool struct {
 	slots []naiveSlot
 	max   int
@@ -27,7 +27,7 @@ func (p *naivePool) find(name block) int {
 	return slices.IndexFunc(p.slots, func(s naiveSlot) bool { return name != 0 && s.name == name })
 }
 
-// take gives a slot that holds name if there is one, else the one that has been free longest.
+// take returns a slot with the block name if present, otherwise the slot with the longest time in the free list.
 func (p *naivePool) take(name block) int {
 	if i := p.find(name); i >= 0 {
 		p.slots[i].refs++
@@ -66,7 +66,7 @@ func (p *naivePool) idle() (n int) {
 	return n + p.max - len(p.slots)
 }
 
-// naiveEngine is an engine that looks at every request in every step.
+// naiveEngine is an engine that visits every request in every step.
 type naiveEngine struct {
 	cfg                        Engine
 	pool                       naivePool
@@ -87,7 +87,7 @@ func (e *naiveEngine) arrive(r *request) { e.waiting = append(e.waiting, &naiveR
 
 func (e *naiveEngine) target(n *naiveRequest) int { return n.r.prompt.Tokens + n.generated }
 
-// room gives a request slots for its first tokens; others lose theirs if it must.
+// room gives a request slots for its first tokens, with preemption if necessary.
 func (e *naiveEngine) room(n *naiveRequest, tokens int, preempted *bool) bool {
 	for len(n.slots)*e.cfg.BlockSize < tokens {
 		name := block(0)
@@ -223,7 +223,7 @@ func (e *naiveEngine) finish(now micros) (done int) {
 	return len(over)
 }
 
-// drive runs requests through one engine.
+// drive runs requests on an engine.
 func drive(reqs []*request, arrive func(*request), begin func(micros) (micros, bool), finish func(micros)) {
 	now, end, busy := micros(0), never, false
 	for next := 0; ; {
@@ -243,7 +243,7 @@ func drive(reqs []*request, arrive func(*request), begin func(micros) (micros, b
 	}
 }
 
-// alone is begin on a GPU of its own.
+// alone is begin on a separate GPU.
 func (e *engine) alone(now micros) (micros, bool) {
 	p, wake := e.begin(now)
 	if p.gpu == 0 {
@@ -252,7 +252,7 @@ func (e *engine) alone(now micros) (micros, bool) {
 	return now + max(p.host, p.gpu), true
 }
 
-// small is an engine in which everything happens within a few requests.
+// small returns an engine with small limits, so that a few requests trigger all cases.
 func small(rng *rand.Rand) Engine {
 	e := Defaults()
 	e.BlockSize = 1 << (1 + rng.IntN(3))
@@ -262,7 +262,7 @@ func small(rng *rand.Rand) Engine {
 	return e
 }
 
-// randomWorkload has prompts that share beginnings and fit into an engine.
+// randomWorkload returns prompts with shared prefixes that fit into an engine.
 func randomWorkload(rng *rand.Rand, e Engine, requests int) Workload {
 	var st Stage
 	at := 0.0
@@ -298,7 +298,8 @@ func requestsOf(w Workload) (reqs []*request) {
 	return reqs
 }
 
-// TestEngineAgainstNaive: every request begins and ends when a naive engine says, with the same reuse.
+// TestEngineAgainstNaive checks that every request starts and ends at the same time as on a naive engine, with the same
+// reuse.
 func TestEngineAgainstNaive(t *testing.T) {
 	preemptions, reused := 0, 0
 	for seed := range uint64(60) {
@@ -328,7 +329,7 @@ func TestEngineAgainstNaive(t *testing.T) {
 	}
 }
 
-// TestEngineEvents: an index that is told an engine's events knows what is in its memory, after every step.
+// TestEngineEvents checks that an index of an engine's events has the content of the engine's memory after every step.
 func TestEngineEvents(t *testing.T) {
 	for seed := range uint64(30) {
 		rng := rand.New(rand.NewPCG(seed, 3))
@@ -358,13 +359,13 @@ func TestEngineEvents(t *testing.T) {
 					device, host = int(o.Depth[0]), int(o.Depth[1])
 				}
 				if want := prefix(r.prompt.blocks, e.pool.held); device != want {
-					t.Fatalf("seed %d: the index says %d blocks of request %d, there are %d", seed, device, r.number, want)
+					t.Fatalf("seed %d: the index has %d blocks of request %d, the engine has %d", seed, device, r.number, want)
 				}
 				if e.host == nil {
 					continue
 				}
 				if want := e.host.Hit(r.prompt.Names[device:]); host < want {
-					t.Fatalf("seed %d: the index says %d blocks of request %d in host memory, there are %d", seed, host,
+					t.Fatalf("seed %d: the index has %d blocks of request %d in host memory, the engine has %d", seed, host,
 						r.number, want)
 				}
 			}
@@ -372,8 +373,8 @@ func TestEngineEvents(t *testing.T) {
 	}
 }
 
-// TestTiers: what left the device comes back from host memory, and what another engine computed from the store, if that
-// is faster than computing it.
+// TestTiers checks that evicted blocks are loaded from host memory, and blocks of another engine from the store, if a
+// load is faster than a computation.
 func TestTiers(t *testing.T) {
 	cfg := Defaults()
 	cfg.BlockSize, cfg.Capacity, cfg.Host, cfg.Store = 64, 64*100, 64*200, 64*1000
@@ -410,13 +411,13 @@ func TestTiers(t *testing.T) {
 	if n := one(false, false, 1e9); n != 0 {
 		t.Errorf("%d tokens loaded from nowhere", n)
 	}
-	// three prompts take turns in memory for one and a half: each of six is loaded, for the most part
+	// three prompts alternate in memory for one and a half: most of the six are loaded
 	for _, host := range []bool{true, false} {
 		if n := one(host, !host, 1e9); n < 6*2000 || n > 6*4196 {
 			t.Errorf("host %v: %d tokens loaded of six prompts of 4,196", host, n)
 		}
 		if n := one(host, !host, 100); n != 0 {
-			t.Errorf("host %v: %d tokens loaded that would have been computed sooner", host, n)
+			t.Errorf("host %v: %d tokens loaded, but a computation is faster", host, n)
 		}
 	}
 }

@@ -8,14 +8,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// Options are a comparison: every arm, with every number of routers where that makes a difference, on every workload
-// and at every ratio of memory to working set.
+// Options configures a comparison of all arms with all relevant numbers of routers, on every workload and at every
+// ratio of memory to working set.
 type Options struct {
-	Workloads []Workload // alike but for their rate
+	Workloads []Workload // equal apart from the rate
 	Workers   int        // 0: the workload's
 	Arms      []Arm
 	Routers   []int
-	Ratios    []float64 // the fleet's KV memory by the working set; nil: the engine's capacity as it is
+	Ratios    []float64 // ratios of the fleet's KV memory to the working set; nil: the engine's capacity
 	Disturb   []Disturbance
 	Seed      uint64
 	Routing   routing.Config
@@ -23,11 +23,11 @@ type Options struct {
 	// TableTokens and TableDepth are as in [Config]; below 0: the workload's.
 	TableTokens, TableDepth int
 
-	// Progress, if set, is told what is being done, and how many of the requests of all runs are done.
+	// Progress is called with the current work and the number of completed requests of all runs. nil disables the call.
 	Progress func(what string, done, of int)
 }
 
-// Report is what came of a comparison.
+// Report is the result of a comparison.
 type Report struct {
 	Workload   string         `json:"workload"`
 	Workers    int            `json:"workers"`
@@ -40,7 +40,7 @@ type Report struct {
 	Published  []Beside       `json:"published,omitempty"`
 }
 
-// Point is all arms under one load and with one amount of memory.
+// Point has all arms at a load and an amount of memory.
 type Point struct {
 	Rate  float64 `json:"rate,omitempty"` // of a workload of one stage; else see Runs[i].Stages
 	Ratio float64 `json:"capacity_by_working_set"`
@@ -49,7 +49,7 @@ type Point struct {
 	Exact []Worth `json:"exactness,omitempty"`
 }
 
-// Worth is what exact shared knowledge is worth against guessing.
+// Worth is the gain of exact shared knowledge over guesses.
 type Worth struct {
 	Against     Arm     `json:"against"`
 	Routers     int     `json:"routers"`
@@ -68,7 +68,7 @@ type Beside struct {
 	TTFTMean   [2]float64 `json:"ttft_mean_s"`
 }
 
-// Compare runs a comparison, one run after another.
+// Compare runs a comparison, in sequence.
 func Compare(ctx context.Context, o Options) (*Report, error) {
 	first := &o.Workloads[0]
 	rep := &Report{Workload: first.Name, Workers: o.Workers, Seed: o.Seed, Engine: first.Engine, Routing: o.Routing,
@@ -139,7 +139,7 @@ func Compare(ctx context.Context, o Options) (*Report, error) {
 	return rep, nil
 }
 
-// runs is how many runs each workload takes.
+// runs returns the number of runs of a workload.
 func (o *Options) runs() (n int) {
 	for _, a := range o.Arms {
 		if a.scales() {
@@ -158,7 +158,7 @@ func (w *Workload) requests() (n int) {
 	return n
 }
 
-// worth compares what is known exactly and by all with each way to guess.
+// worth compares exact shared knowledge with every kind of guess.
 func (p *Point) worth() {
 	for _, exact := range p.Runs {
 		if exact.Arm != ArmExactShared {
@@ -177,7 +177,7 @@ func (p *Point) worth() {
 	}
 }
 
-// beside puts published figures beside those of the first run of the same arm.
+// beside adds published figures to the first run of the same arm.
 func (rep *Report) beside(published []Published) {
 	for _, theirs := range published {
 		for _, r := range rep.Points[0].Runs {

@@ -5,21 +5,21 @@ import (
 	"math"
 )
 
-// constants are those of an engine that a fit changes.
+// constants returns the constants that a fit changes.
 func (e *Engine) constants() []*float64 {
 	return []*float64{&e.Prefill, &e.StepBase, &e.StepPerRequest, &e.StepPerToken, &e.Attention, &e.PrefillHost,
 		&e.ShareLoss}
 }
 
-// fitted reports whether an arm of the measured run is one from which the constants of [VLLMOnH200] were fitted. The
-// others test the fit.
+// fitted reports whether the constants of [VLLMOnH200] were fitted to an arm of the measured run. The other arms test
+// the fit.
 func (x *MeasuredArm) fitted() bool {
 	slow := x.Rate < 30
 	return x.Arm == ArmRandom || x.Arm == ArmSticky && slow || x.Arm == defaultArm && !slow
 }
 
-// Fit changes the constants of an engine so that the simulation, with the recorded choices, comes near to the measured
-// TTFT of the arms that use selects. It is a coordinate descent of so many rounds, and returns the error that is left.
+// Fit changes the constants of an engine to bring the simulation with the recorded choices near the measured TTFT. use
+// selects the arms. Fit is a coordinate descent with the given number of rounds, and returns the remaining error.
 func (m *Measured) Fit(ctx context.Context, e Engine, rounds int, use func(*MeasuredArm) bool) (Engine, float64,
 	error) {
 	best, err := m.misfit(ctx, e, use)
@@ -53,7 +53,7 @@ func (m *Measured) Fit(ctx context.Context, e Engine, rounds int, use func(*Meas
 }
 
 // misfit is the sum of squared logarithms of simulated over measured times. The duration of a short request on an idle
-// engine counts too: under load it cannot be told from queueing.
+// engine counts too, because under load queueing hides the duration.
 func (m *Measured) misfit(ctx context.Context, e Engine, use func(*MeasuredArm) bool) (sum float64, err error) {
 	add := func(weight, ours, measured float64) {
 		d := math.Log(ours / measured)
@@ -82,10 +82,10 @@ func (m *Measured) misfit(ctx context.Context, e Engine, use func(*MeasuredArm) 
 	return sum, nil
 }
 
-// shortPrompt bounds the computed tokens of a request whose duration alone does not depend on their number.
+// shortPrompt is the greatest number of computed tokens of a request with a constant duration on an idle engine.
 const shortPrompt = 1700
 
-// aloneTTFT is the median TTFT of short requests that were sent one at a time, in ms.
+// aloneTTFT is the median TTFT of short requests in sequence, in ms.
 func (m *Measured) aloneTTFT() float64 {
 	var list []Figures
 	for _, r := range m.Alone {

@@ -12,22 +12,22 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// loads is what a router knows of the requests under way on one worker, by the rules of Dynamo's slot tracker: prefill
-// counts until the first token; blocks, which requests share, and requests count until the end.
+// loads is a router's view of the running requests on a worker, by the rules of Dynamo's slot tracker. prefill counts
+// until the first token. The blocks, which requests share, and the requests count until the end.
 type loads struct {
 	prefill  int // tokens
 	requests int
-	tokens   int           // of their prompts
-	active   sparse[int32] // blocks, with how many requests have them
+	tokens   int           // of the prompts
+	active   sparse[int32] // blocks with the number of their requests
 
-	prefilling int    // requests that prefill is of
+	prefilling int    // requests with prefill
 	since      micros // when there was none last
 	pace       routing.Pace
 	unique     routing.Unique
 	memory     routing.Memory
 }
 
-// table is what a router without events guesses of one worker.
+// table has the guesses of a router without events about a worker.
 type table struct {
 	until sparse[micros] // with a TTL
 	lru   *pool
@@ -40,10 +40,10 @@ func (t *table) depth(names []block, now micros) int {
 	return prefix(names, func(b block) bool { return t.until.get(b) > now })
 }
 
-// booking is a request under way, as its router counts it.
+// booking is a router's record of a running request.
 type booking struct {
 	life    int // of the router
-	prefill int // tokens that are charged
+	prefill int // charged tokens
 	sent    micros
 	lru     *pool
 	slots   []int32 // of lru
@@ -58,7 +58,7 @@ type router struct {
 	selector *routing.Selector
 }
 
-// fleet has the routers of one arm, their knowledge, and the engines.
+// fleet has the routers of an arm with their knowledge, and the engines.
 type fleet struct {
 	arm     Arm
 	way     way
@@ -74,7 +74,7 @@ type fleet struct {
 	sessions *affinity.Machine // nil: sessions are not recognised
 	seq      []events.SeqHash  // of the prompt in hand
 
-	reuse routing.Reuse // of an arm whose routers share a view
+	reuse routing.Reuse // of an arm with shared state
 
 	tableBlocks, tableDepth int
 	ttl                     micros
@@ -93,7 +93,7 @@ func newFleet(cfg Config, engines []*engine, rng *rand.Rand) (*fleet, error) {
 		return nil, err
 	}
 	if cfg.Arm == ArmCacheAware && len(engines) > treeWorkers {
-		return nil, fmt.Errorf("the arm %s has %d workers: its tree has room for %d", cfg.Arm, len(engines), treeWorkers)
+		return nil, fmt.Errorf("the arm %s has %d workers, but the tree has room for %d", cfg.Arm, len(engines), treeWorkers)
 	}
 	f := &fleet{arm: cfg.Arm, way: way, cfg: e, blocks: len(cfg.Workload.names),
 		placed: cfg.Workload.Placed[cfg.Arm], engines: engines, rng: rng,
@@ -133,10 +133,10 @@ func newFleet(cfg Config, engines []*engine, rng *rand.Rand) (*fleet, error) {
 	return f, nil
 }
 
-// sessionLife is the time to live of a session after its last request.
+// sessionLife is the time to live of a session after the last request.
 const sessionLife = 10 * time.Minute
 
-// follow has a request go where the session is that its prompt continues.
+// follow routes a request to the worker of the session that the prompt continues.
 func (f *fleet) follow(to *routing.Request, now micros) {
 	f.sessions.Step(duration(now))
 	if rank, ok := f.sessions.Follow(duration(now), "", f.seq); ok {
@@ -179,8 +179,8 @@ func (f *fleet) freshTable(r *router, w int) {
 	}
 }
 
-// freshIndex replaces the index by an empty one. Routers with an index each receive the same events, so one index
-// stands for all of them.
+// freshIndex replaces the index by an empty index. All routers receive the same events, so a single index represents
+// the indexes of all routers.
 func (f *fleet) freshIndex() {
 	f.index, f.ranks = radix.New(radix.Config{}), nil
 	for range f.engines {
@@ -188,7 +188,7 @@ func (f *fleet) freshIndex() {
 	}
 }
 
-// workerRestarted drops the guesses about a worker that left.
+// workerRestarted drops the guesses about a departed worker.
 func (f *fleet) workerRestarted(w int) {
 	for _, r := range f.routers {
 		if r.tables != nil {
@@ -200,7 +200,7 @@ func (f *fleet) workerRestarted(w int) {
 	}
 }
 
-// choose chooses a worker for a request, and books it there.
+// choose chooses a worker for a request and books the request.
 func (f *fleet) choose(r *request, now micros) error {
 	router := f.routers[r.router]
 	f.live = f.live[:0]
@@ -300,8 +300,8 @@ func (f *fleet) byPolicy(router *router, r *request, now micros) error {
 	return nil
 }
 
-// memory returns what a prompt pushes out of a worker's device memory, as far as events and bookings show it.
-// It returns nil before the first eviction.
+// memory returns the evictions that a prompt causes on a worker's device, as far as events and bookings show them. It
+// returns nil before the first eviction.
 func (f *fleet) memory(w int, c *routing.Candidate) *routing.Memory {
 	l := &f.routers[0].loads[w]
 	l.memory.Tiered = l.memory.Tiered || c.Host > 0
@@ -314,7 +314,7 @@ func (f *fleet) memory(w int, c *routing.Candidate) *routing.Memory {
 	return &l.memory
 }
 
-// indexed returns the leading blocks of the prompt that the index has of a worker, on the device and behind it.
+// indexed returns the leading blocks of the prompt on a worker in the index, on the device and in the next tier.
 func (f *fleet) indexed(w int) (device, host uint32) {
 	for i := range f.answer.Ranks {
 		if o := &f.answer.Ranks[i]; o.Rank == f.ranks[w] {
@@ -327,17 +327,17 @@ func (f *fleet) indexed(w int) (device, host uint32) {
 // Facts are the true state of a worker when a request is routed.
 type Facts struct {
 	Worker     int
-	QueuedWork int // prompt tokens that are not computed yet, of all requests
-	Waiting    int // requests that have not begun
-	Decoding   int // requests that decode
-	Context    int // tokens of all that decode
+	QueuedWork int // uncomputed prompt tokens of all requests
+	Waiting    int // requests before their start
+	Decoding   int // decoding requests
+	Context    int // tokens of all decoding requests
 	Device     int // leading blocks of the prompt on the device
-	Host       int // blocks that follow in host memory
+	Host       int // following blocks in host memory
 	Free       int // blocks without content
-	Evictable  int // blocks with content that no request uses
+	Evictable  int // blocks with content and without a request
 
-	// Dropped are the blocks that leave for the rest of the prompt. DroppedUnique are those of them that no other
-	// worker has on its device.
+	// Dropped is the number of blocks evicted for the rest of the prompt. DroppedUnique counts the dropped blocks without
+	// a copy on another worker's device.
 	Dropped, DroppedUnique int
 }
 
@@ -362,7 +362,7 @@ func (f *fleet) facts(w int, r *request) Facts {
 	return x
 }
 
-// book notes a request under way, and, without events, that its prompt's blocks will be on the worker.
+// book records a running request and, without events, the expected blocks of the prompt on the worker.
 func (f *fleet) book(router *router, r *request, prefill int, now micros) {
 	blocks, l := r.prompt.blocks, &router.loads[r.worker]
 	b := booking{life: router.life, prefill: prefill, sent: now}
@@ -405,7 +405,7 @@ func (f *fleet) book(router *router, r *request, prefill int, now micros) {
 	r.booked = b
 }
 
-// prefilled ends what a request's prefill counts.
+// prefilled removes the prefill of a request from the load.
 func (f *fleet) prefilled(r *request, now micros) {
 	router := f.routers[r.router]
 	if b := &r.booked; b.prefill > 0 && (f.way.shares || b.life == router.life) {
@@ -417,7 +417,7 @@ func (f *fleet) prefilled(r *request, now micros) {
 	}
 }
 
-// duration is a moment as pkg/routing has it. It is above 0.
+// duration converts a time to pkg/routing. The result is above 0.
 func duration(t micros) time.Duration { return time.Duration(t+1) * time.Microsecond }
 
 // free ends a booking.
@@ -437,7 +437,7 @@ func (f *fleet) free(r *request, now micros) {
 		}
 	}
 	if b := &r.booked; b.lru != nil {
-		b.lru.release(b.slots) // of a table that is forgotten it does no harm
+		b.lru.release(b.slots) // harmless for a discarded table
 		b.lru, b.slots = nil, nil
 	}
 }

@@ -5,26 +5,26 @@ import (
 	"slices"
 )
 
-// gpu is a GPU that several engines share. It divides its time equally among the engines that have a step under way
-// (processor sharing), as a driver does that lets processes take turns.
+// gpu is a shared GPU of several engines. It divides its time equally among the engines with a running step (processor
+// sharing), as a driver with time slices for processes does.
 type gpu struct {
 	jobs    []job
-	last    micros  // the time up to which the jobs' work is counted
-	loss    float64 // the share of the rate that is lost while more than one job is under way
-	version int     // of the event that is planned
+	last    micros  // end of the accounted time
+	loss    float64 // lost share of the rate with more than one job
+	version int     // of the scheduled event
 }
 
-// job is the step of one engine.
+// job is the step of an engine.
 type job struct {
 	worker int
-	left   float64 // µs of work on a GPU that does nothing else
+	left   float64 // remaining µs of work on an otherwise idle GPU
 	until  micros  // the step does not end before
 }
 
-// end is when the step ends, if its work on the GPU ends now.
+// end returns the end of the step if the work on the GPU ends at now.
 func (j *job) end(now micros) micros { return max(now, j.until) }
 
-// rate is the share of the GPU that each job has.
+// rate returns the share of the GPU of a job.
 func (g *gpu) rate() float64 {
 	if n := len(g.jobs); n > 1 {
 		return (1 - g.loss) / float64(n)
@@ -32,7 +32,7 @@ func (g *gpu) rate() float64 {
 	return 1
 }
 
-// advance counts the work that was done until now.
+// advance accounts the work until now.
 func (g *gpu) advance(now micros) {
 	done := float64(now-g.last) * g.rate()
 	for i := range g.jobs {
@@ -47,7 +47,7 @@ func (g *gpu) start(now micros, worker int, p plan) {
 	g.jobs = append(g.jobs, job{worker: worker, left: float64(p.gpu), until: now + p.host})
 }
 
-// drop removes the step of an engine that crashed.
+// drop removes the step of a crashed engine.
 func (g *gpu) drop(now micros, worker int) {
 	g.advance(now)
 	g.jobs = slices.DeleteFunc(g.jobs, func(j job) bool { return j.worker == worker })
@@ -65,7 +65,7 @@ func (g *gpu) next() micros {
 	return g.last + micros(math.Ceil(max(0, least)/g.rate()))
 }
 
-// finished removes and returns the steps whose work is done.
+// finished removes and returns the completed steps.
 func (g *gpu) finished(now micros) (done []job) {
 	g.advance(now)
 	g.jobs = slices.DeleteFunc(g.jobs, func(j job) bool {

@@ -4,13 +4,13 @@ import "slices"
 
 // llmd is llm-d's endpoint picker with the scorers and weights of its charts: prefix 3, queue 2, KV cache utilization
 // 2, and the picker max-score. The queues and the KV cache come from the engines' metrics. The prefixes come from
-// events, or from a table for each worker of what was sent there. Such a table (prefix-cache-scorer) has 256 blocks of
-// 64 characters of a prompt, and 31,250 blocks of a worker.
+// events, or from a table for every worker with the routed prompts. A table (prefix-cache-scorer) has 256 blocks of 64
+// characters for a prompt, and 31,250 blocks for a worker.
 type llmd struct {
 	f       *fleet
 	tables  []*pool // nil: prefixes come from events
 	scraped micros
-	queue   []int     // requests that wait, by worker
+	queue   []int     // waiting requests by worker
 	usage   []float64 // share of the KV cache in use
 	scores  []float64
 }
@@ -77,8 +77,8 @@ func (x *llmd) choose(_ *router, r *request, live []int, now micros) int {
 	return chosen
 }
 
-// precise scores prefixes from events, as precise-prefix-cache-scorer does: of the workers that hold a block of the
-// prompt, the one with the longest prefix has 1 and the one with the shortest has 0. If they are equal, all have 1.
+// precise scores prefixes from events, as precise-prefix-cache-scorer does. Of the workers with a block of the prompt,
+// the longest prefix scores 1 and the shortest 0. Equal prefixes score 1.
 func (x *llmd) precise(r *request, live []int) {
 	x.f.index.Match(0, r.prompt.locals(), nil, &x.f.answer)
 	var depths []uint32
@@ -102,7 +102,7 @@ func (x *llmd) precise(r *request, live []int) {
 	}
 }
 
-// remember notes that blocks were sent to a worker.
+// remember records the blocks sent to a worker.
 func (x *llmd) remember(t *pool, blocks []block) {
 	var slots []int32
 	for _, b := range blocks {
@@ -115,8 +115,8 @@ func (x *llmd) remember(t *pool, blocks []block) {
 	t.release(slots)
 }
 
-// greedy is an oracle: it chooses the worker on which this request has its first token first, by the true state of the
-// engines and the time that their steps take. It does not look at later requests. So it is no bound for any figure.
+// greedy is an oracle: it chooses the worker with the earliest first token of the current request, from the true state
+// of the engines and the durations of steps. It ignores later requests, so it is no bound for any figure.
 type greedy struct{ f *fleet }
 
 func newGreedy(f *fleet) rule { return greedy{f} }

@@ -23,16 +23,16 @@ type Matrix struct {
 	Arms      []Arm
 	Seeds     int
 	Routing   routing.Config
-	Subject   Arm // is judged against the other arms; "": none
+	Subject   Arm // the arm to judge against the other arms; "": none
 
-	// Progress, if set, is called with the number of cells that are done. It must be safe for concurrent use.
+	// Progress is called with the number of completed cells. It must be safe for concurrent use.
 	Progress func(done, of int)
 }
 
 // MatrixWorkload makes a workload from a seed. Equal seeds give equal prompts.
 type MatrixWorkload struct {
 	Name  string
-	Notes string // what it stands for, for people
+	Notes string // description for users
 	make  func(seed uint64) Workload
 	rated func(seed uint64, rate float64) Workload // nil: [Workload.AtRate]
 }
@@ -46,7 +46,7 @@ func (m *MatrixWorkload) at(seed uint64, rate float64) Workload {
 	return w.AtRate(rate)
 }
 
-// Cell are the arms on one workload at one load.
+// Cell has the arms on a workload at a load.
 type Cell struct {
 	Workload string    `json:"workload"`
 	Load     float64   `json:"load"`
@@ -56,7 +56,7 @@ type Cell struct {
 	Missed   []string  `json:"missed,omitempty"` // targets, of the subject
 }
 
-// CellArm are the medians over all seeds of one arm.
+// CellArm has the medians of an arm over all seeds.
 type CellArm struct {
 	Arm      Arm     `json:"arm"`
 	Reuse    float64 `json:"reuse"` // share of the prompt tokens
@@ -67,8 +67,8 @@ type CellArm struct {
 	TTFTP99     float64 `json:"ttft_p99_ms"`
 }
 
-// MatrixEngine are the constants of the fleet of a matrix: [Defaults] with the quadratic part of attention, a
-// scheduler that plans ahead, and less memory, so that caches fill up within a short run.
+// MatrixEngine returns the constants of a matrix's fleet: [Defaults] with quadratic attention, asynchronous scheduling
+// and less memory, so that caches fill up within a short run.
 func MatrixEngine() Engine {
 	e := Defaults()
 	e.Capacity, e.Attention, e.Delay, e.Ahead, e.ReservePrompt = 204_800, 2e-9, 5e-3, true, true
@@ -78,8 +78,9 @@ func MatrixEngine() Engine {
 // matrixWorkers is the number of workers of a matrix, but for the published mixes.
 const matrixWorkers = 4
 
-// MatrixWorkloads returns the workloads of a matrix with so many requests each. Of Mooncake's traces, those in files
-// are read: traces maps conversation, toolagent and synthetic to requests. The others are generated.
+// MatrixWorkloads returns the workloads of a matrix with the given number of requests. traces maps Mooncake's
+// conversation, toolagent and synthetic to the requests of their files. Other workloads, and missing traces, are
+// generated.
 func MatrixWorkloads(requests int, traces map[string][]trace.Request) []MatrixWorkload {
 	e := MatrixEngine()
 	list := []MatrixWorkload{
@@ -115,7 +116,7 @@ func MatrixWorkloads(requests int, traces map[string][]trace.Request) []MatrixWo
 	return list
 }
 
-// identify gives all requests of a prompt one session id: each prompt of the mixes is a user.
+// identify gives all requests of a prompt the same session id: a prompt of the mixes is a user.
 func (w *Workload) identify() {
 	ids := map[*Prompt]uint64{}
 	for i := range w.Stages {
@@ -129,7 +130,7 @@ func (w *Workload) identify() {
 	}
 }
 
-// mooncake is a workload of sessions that are drawn from a trace, or a generated workload if there is no trace.
+// mooncake returns a workload of sessions from a trace, or a generated workload without a trace.
 func mooncake(name string, requests int, traces map[string][]trace.Request, own func(uint64) Workload) MatrixWorkload {
 	if len(traces[name]) < 2 {
 		shape := func(seed uint64) Workload {
@@ -143,7 +144,7 @@ func mooncake(name string, requests int, traces map[string][]trace.Request, own 
 	whole := sync.OnceValue(func() Workload {
 		w, err := FromTrace(name, traces[name], MatrixEngine().BlockSize, 0)
 		if err != nil {
-			panic(fmt.Sprintf("routesim: a trace that was read is no workload: %v", err))
+			panic(fmt.Sprintf("routesim: a valid trace gives no workload: %v", err))
 		}
 		w.fit(MatrixEngine())
 		w.Workers = matrixWorkers
@@ -154,8 +155,8 @@ func mooncake(name string, requests int, traces map[string][]trace.Request, own 
 	}}
 }
 
-// draw keeps all requests of some sessions, which are drawn until there are so many requests. An excerpt of the same
-// length would cut most sessions off.
+// draw keeps all requests of randomly chosen sessions, up to the number of requests. An excerpt of the same length
+// would cut most sessions.
 func (w Workload) draw(seed uint64, requests int) Workload {
 	st := w.Stages[0]
 	turns := map[uint64]int{}
@@ -258,19 +259,20 @@ func (m *Matrix) cell(ctx context.Context, of *MatrixWorkload, c *Cell) error {
 	return nil
 }
 
-// The targets of the subject: TTFT at most these multiples of the best rival's, and reuse at least that of sticky
-// sessions less this share. Oracles are no rivals.
+// The targets of the subject: TTFT at most these multiples of the best rival's, and reuse at least the reuse of sticky
+// sessions minus this share. Oracles are not rivals.
 const (
 	targetMean  = 1.02
 	targetP99   = 1.05
 	targetReuse = 0.01
 
-	// The mean of requests with a real prefix is at most this multiple of that of the policy dynamo with its defaults.
+	// The mean of requests with a real prefix is at most this multiple of the mean of the policy dynamo with default
+	// weights.
 	targetDefault = 0.75
 	defaultArm    = Arm("dynamo-1-1")
 )
 
-// judge lists the targets that the subject misses.
+// judge lists the missed targets of the subject.
 func (c *Cell) judge(subject Arm) {
 	i := slices.IndexFunc(c.Arms, func(a CellArm) bool { return a.Arm == subject })
 	if i < 0 {
@@ -304,7 +306,7 @@ func (c *Cell) judge(subject Arm) {
 	}
 }
 
-// Markdown writes a table for each cell, and the targets that were missed.
+// Markdown writes a table for every cell, and the missed targets.
 func (m *Matrix) Markdown(w io.Writer, cells []Cell) error {
 	var b strings.Builder
 	missed := 0

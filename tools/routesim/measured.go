@@ -14,25 +14,25 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// measuredFile is our own measurement, documented in docs/measurements/2026-11-gpu.md: the requests, their arrivals and
-// the figures of each arm.
+// measuredFile is a measurement of this project, documented in docs/measurements/2026-11-gpu.md: the requests, their
+// arrivals and the figures of every arm.
 //
 //go:embed measured/h200.json.gz
 var measuredFile []byte
 
-// Measured is a run of real engines, with the workload that they served.
+// Measured is a run of real engines with the workload.
 type Measured struct {
 	BlockTokens  int       `json:"block_tokens"`  // of a hash id
 	OutputTokens int       `json:"output_tokens"` // of each request
 	Gaps         []float64 `json:"gaps"`          // between arrivals, at one request per second
 	Requests     [][]int   `json:"requests"`      // session, tokens, then runs of hash ids: first id and length
 
-	// Alone are requests that were sent one at a time: prompt tokens, cached tokens, TTFT and end-to-end time in ms.
+	// Alone are requests in sequence: prompt tokens, cached tokens, TTFT and end-to-end time in ms.
 	Alone [][4]float64  `json:"alone"`
 	Arms  []MeasuredArm `json:"arms"`
 }
 
-// MeasuredArm are the figures of one way to choose at one rate.
+// MeasuredArm has the figures of an arm at a rate.
 type MeasuredArm struct {
 	Arm      Arm     `json:"arm"`
 	Workers  string  `json:"workers,omitempty"` // the worker of each request, a digit each
@@ -47,7 +47,7 @@ type MeasuredArm struct {
 	E2EP99   float64 `json:"e2e_p99_ms"`
 }
 
-// MeasuredH200 returns the run of four vLLM servers on one NVIDIA H200.
+// MeasuredH200 returns the run of four vLLM servers on a single NVIDIA H200.
 var MeasuredH200 = sync.OnceValue(func() *Measured {
 	var m Measured
 	r, err := gzip.NewReader(bytes.NewReader(measuredFile))
@@ -86,8 +86,8 @@ func (m *Measured) Workload(rate float64, requests int) Workload {
 	return w
 }
 
-// VLLMOnH200 are the constants of one of four vLLM servers on one NVIDIA H200, with a model of the shape of Llama 3.2
-// 3B. DESIGN.md describes the fit.
+// VLLMOnH200 returns the constants of a vLLM server in a group of four on a single NVIDIA H200, with a model of the
+// shape of Llama 3.2 3B. DESIGN.md describes the fit.
 func VLLMOnH200() Engine {
 	return Engine{BlockSize: 16, Capacity: 4499 * 16, MaxBatchedTokens: 8192, MaxRequests: 128, Prefill: 98_200,
 		StepBase: 2.6e-3, StepPerRequest: 36e-6, StepPerToken: 9e-9, Attention: 0.39e-9, PrefillHost: 20e-3,
@@ -95,8 +95,8 @@ func VLLMOnH200() Engine {
 		HostDelay: 1e-3, HostRate: 190_000, PullDelay: 27e-3, PullRate: 235_000}
 }
 
-// Config returns the simulation of one arm of the run. With recorded, each request goes to the worker to which it went.
-// The arms random and sticky are always recorded: they do not depend on the state of the fleet.
+// Config returns the simulation of an arm of the run. With recorded, every request goes to the recorded worker. The
+// arms random and sticky always follow the record, because they do not depend on the state of the fleet.
 func (m *Measured) Config(x *MeasuredArm, seed uint64, recorded bool) Config {
 	w := m.Workload(x.Rate, x.Requests)
 	if recorded || x.Arm == ArmRandom || x.Arm == ArmSticky {
@@ -106,7 +106,7 @@ func (m *Measured) Config(x *MeasuredArm, seed uint64, recorded bool) Config {
 		Routing: routing.DefaultConfig()}
 }
 
-// Compared is one arm of a measured run beside the simulation.
+// Compared is an arm of a measured run beside the simulation.
 type Compared struct {
 	Measured MeasuredArm `json:"measured"`
 	Recorded MeasuredArm `json:"simulated_with_recorded_choices"`
@@ -135,7 +135,7 @@ func (m *Measured) Compare(ctx context.Context, seeds int) ([]Compared, error) {
 	return list, nil
 }
 
-// simulate returns the medians over seeds, which change the delays of requests and the ties.
+// simulate returns the medians over seeds. A seed changes the delays of requests and the ties.
 func (m *Measured) simulate(ctx context.Context, x *MeasuredArm, seeds int, recorded bool) (MeasuredArm, error) {
 	var list []Figures
 	for seed := range uint64(seeds) {

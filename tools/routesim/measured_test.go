@@ -6,13 +6,13 @@ import (
 	"testing"
 )
 
-// tolerance is how far a simulated figure may be from the measured one.
+// tolerance is the permitted difference between a simulated and a measured figure.
 type tolerance struct {
 	points    float64 // of reuse
 	ttft, p99 float64 // shares
 }
 
-// compare simulates an arm and compares it with the measured figures.
+// compare simulates an arm and compares the result with the measured figures.
 func compare(t *testing.T, x *MeasuredArm, seeds int, recorded bool, may tolerance) MeasuredArm {
 	f, err := MeasuredH200().simulate(t.Context(), x, seeds, recorded)
 	if err != nil {
@@ -36,7 +36,7 @@ func compare(t *testing.T, x *MeasuredArm, seeds int, recorded bool, may toleran
 	return f
 }
 
-// TestMeasured holds the simulated engines against the real ones. With the choices of the measured run, the reuse and
+// TestMeasured compares the simulated engines with real engines. With the choices of the measured run, the reuse and
 // TTFT of every arm are as measured, and the arms have the same order.
 func TestMeasured(t *testing.T) {
 	m := MeasuredH200()
@@ -44,7 +44,7 @@ func TestMeasured(t *testing.T) {
 	for i := range m.Arms {
 		runs[i] = compare(t, &m.Arms[i], 3, true, tolerance{0.2, 0.15, 0.15})
 	}
-	// Arms that are blind to caches should be equal, and were measured to differ by 7 % in p50 and by 11 % in p99. A
+	// Arms without knowledge of caches should be equal. Their measured figures differ by 7 % in p50 and by 11 % in p99. A
 	// smaller difference gives no order.
 	for i, a := range m.Arms {
 		for j, b := range m.Arms {
@@ -58,7 +58,7 @@ func TestMeasured(t *testing.T) {
 	}
 }
 
-// TestFit: a fit finds a constant again that was set wrong.
+// TestFit checks that a fit restores a changed constant.
 func TestFit(t *testing.T) {
 	m := MeasuredH200()
 	use := func(x *MeasuredArm) bool { return x.Arm == ArmRandom && x.fitted() }
@@ -71,14 +71,14 @@ func TestFit(t *testing.T) {
 		t.Fatal(err)
 	}
 	if before < 2*want || after > before/2 || got.Prefill <= wrong.Prefill {
-		t.Errorf("the error is %.3f with the constants, %.3f with a wrong one, %.3f after the fit, Prefill %.0f", want, before,
+		t.Errorf("the error is %.3f with the constants, %.3f with a wrong constant, %.3f after the fit, Prefill %.0f", want, before,
 			after, got.Prefill)
 	}
 }
 
-// TestMeasuredChoices lets the arms that look at load choose themselves. Such a run is chaotic: one choice changes all
-// that follow, and seeds that differ only in the delays of requests differ by up to two points of reuse. The measured
-// run is one draw of the same kind.
+// TestMeasuredChoices lets the load-aware arms choose. A run is chaotic: a single choice changes all later choices, and
+// seeds with different delays of requests differ by up to two points of reuse. The measured run is a sample of the same
+// kind.
 func TestMeasuredChoices(t *testing.T) {
 	m := MeasuredH200()
 	for i := range m.Arms {

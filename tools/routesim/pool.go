@@ -1,12 +1,12 @@
 package routesim
 
-// block is a block of the workload: a number from 1. 0 is a block that nobody looks for, as of output.
+// block is a block of the workload: a number from 1. No request looks for block 0, such as output.
 type block int32
 
-// sparse is an array over all blocks of a workload, of which pages that are all zero are not in memory.
+// sparse is an array over all blocks of a workload. Pages with only zeros are not allocated.
 type sparse[T comparable] struct {
 	pages []*[pageSize]T
-	used  int // elements that are not zero, by add and set
+	used  int // nonzero elements, from add and set
 }
 
 const pageSize = 128
@@ -42,19 +42,19 @@ func (s *sparse[T]) clear() {
 	s.used = 0
 }
 
-// pool is the KV memory of one engine: slots of one block each. A slot is in use by some requests, or free. A free slot
-// keeps its block, which a later request finds by its name, until the slot is needed: the slot that has been free
-// longest is taken first. That is vLLM's rule; a request gives its slots back from its last to its first, so that the
-// tail of a prompt leaves before its head.
+// pool is the KV memory of an engine: slots for a block each. A slot is in use by requests, or free. A free slot keeps
+// its block until the slot is needed, and a later request can find the block by name. The slot with the longest time in
+// the free list is reused first, as in vLLM. A request releases its slots from the last to the first, so the tail of a
+// prompt is evicted before the head.
 //
-// A block that is computed twice at the same time is kept once, under its name; a real engine keeps the second copy
-// until its request ends. So the invariant holds that a held block's ancestors are held too.
+// Two concurrent computations of a block are stored once, under the same name. A real engine keeps the second copy
+// until the end of the request. As an invariant, the ancestors of a held block are held too.
 type pool struct {
 	at     sparse[int32] // the slots of held blocks
 	slots  []slot        // slots[0] is the anchor of the ring of free slots, longest free first
 	fresh  int32         // slots from here on were never used
 	pinned int           // slots in use
-	gone   func(block)   // is called for each block that leaves; may be nil
+	gone   func(block)   // called for every evicted block; may be nil
 }
 
 type slot struct {
@@ -63,7 +63,7 @@ type slot struct {
 	prev, next int32
 }
 
-// newPool is an empty pool of so many slots, for that many blocks in the workload.
+// newPool returns an empty pool with capacity slots for a workload with the given number of blocks.
 func newPool(capacity, blocks int, gone func(block)) *pool {
 	return &pool{at: newSparse[int32](blocks), slots: make([]slot, capacity+1), fresh: 1, gone: gone}
 }
@@ -75,16 +75,16 @@ func (p *pool) held(name block) bool {
 	return p.at.get(name) != 0
 }
 
-// available is how many slots could be taken now.
+// available returns the number of available slots.
 func (p *pool) available() int { return p.capacity() - p.pinned }
 
-// idle returns how many slots have no content, and how many have content that no request uses.
+// idle returns the number of slots without content, and the number of slots with content and without a request.
 func (p *pool) idle() (free, evictable int) {
 	free = len(p.slots) - int(p.fresh)
 	return free, p.available() - free
 }
 
-// oldest calls see for the blocks of the n slots that are taken next, once all slots were used.
+// oldest calls see for the blocks of the next n slots to reuse, after all slots were used once.
 func (p *pool) oldest(n int, see func(block)) {
 	for i := p.slots[0].next; i != 0 && n > 0; i, n = p.slots[i].next, n-1 {
 		if b := p.slots[i].name; b != 0 {
@@ -93,7 +93,7 @@ func (p *pool) oldest(n int, see func(block)) {
 	}
 }
 
-// pin takes a slot that holds the block if there is one.
+// pin reserves the slot of a held block.
 func (p *pool) pin(name block) (int32, bool) {
 	i := p.at.get(name)
 	if i == 0 {
@@ -107,8 +107,8 @@ func (p *pool) pin(name block) (int32, bool) {
 	return i, true
 }
 
-// take takes a slot for a block that is not held; name 0 is a block that nobody looks for. It reports false if all
-// slots are in use.
+// take reserves a slot for a block that is not held; name 0 is an anonymous block. It reports false if all slots are in
+// use.
 func (p *pool) take(name block) (int32, bool) {
 	i := p.fresh
 	switch {
@@ -134,7 +134,7 @@ func (p *pool) take(name block) (int32, bool) {
 	return i, true
 }
 
-// release gives slots back, the last one first.
+// release releases slots, the last first.
 func (p *pool) release(slots []int32) {
 	for n := len(slots) - 1; n >= 0; n-- {
 		i := slots[n]
@@ -149,7 +149,7 @@ func (p *pool) release(slots []int32) {
 	}
 }
 
-// forget drops the blocks that no request uses, as a reset of the prefix cache does; what is in use is found no more.
+// forget drops the blocks without a request, as a reset of the prefix cache does. Blocks in use can no longer be found.
 func (p *pool) forget() {
 	p.at.clear()
 	for i := range p.slots {
@@ -162,7 +162,8 @@ func (p *pool) unlink(i int32) {
 	p.slots[s.prev].next, p.slots[s.next].prev = s.next, s.prev
 }
 
-// prefix is how many leading blocks satisfy has, which must hold for a block's ancestors where it holds for the block.
+// prefix returns the number of leading blocks that satisfy has. If has holds for a block, it must hold for the
+// ancestors.
 func prefix(names []block, has func(block) bool) int {
 	if len(names) == 0 || !has(names[0]) {
 		return 0

@@ -1,9 +1,9 @@
 package routesim
 
-// event is something that happens at a moment of virtual time.
+// event is an event in virtual time.
 type event struct {
 	at     micros
-	number int // in the order in which events were planned
+	number int // in the order of scheduling
 	do     func() error
 }
 
@@ -11,7 +11,7 @@ func (e *event) before(o *event) bool {
 	return e.at < o.at || e.at == o.at && e.number < o.number
 }
 
-// queue is a binary heap of events by time. Events of one moment happen in the order in which they were planned.
+// queue is a binary heap of events by time. Events of the same time run in the order of scheduling.
 type queue struct {
 	events []event
 	pushed int

@@ -18,7 +18,7 @@ func (rep *Report) Print(w io.Writer) error {
 		if p.Rate > 0 {
 			fmt.Fprintf(w, ", %.2f requests/s", p.Rate)
 		}
-		fmt.Fprintf(w, "\none cache with the fleet's memory would reuse %s, if it knew what comes %s, without bounds %s\n",
+		fmt.Fprintf(w, "\na single cache with the fleet's memory would reuse %s, with knowledge of the future %s, without bounds %s\n",
 			percent(p.Bound.LRU), percent(p.Bound.Capacity), percent(p.Bound.Offered))
 		if err := p.print(w); err != nil {
 			return err
@@ -63,7 +63,7 @@ func (p *Point) print(w io.Writer) error {
 		"REUSED"}, funnel)
 }
 
-// printWorth says where exactness buys something.
+// printWorth prints the cases in which exact knowledge improves the result.
 func (rep *Report) printWorth(w io.Writer) {
 	var lines []string
 	for i := range rep.Points {

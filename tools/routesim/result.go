@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 )
 
-// Run is what came of one arm on one workload. The warm-up counts in nothing but its own stage.
+// Run is the result of an arm on a workload. The warm-up counts only in its own stage.
 type Run struct {
 	Arm     Arm     `json:"arm"`
 	Routers int     `json:"routers"`
@@ -48,20 +48,20 @@ type Figures struct {
 	Seconds      float64 `json:"seconds"`
 }
 
-// Funnel is where reuse is lost: each figure is a share of all prompt tokens, and at most the one before it.
+// Funnel has the losses of reuse: shares of all prompt tokens. A share is at most the share before.
 type Funnel struct {
-	// Offered is what a cache without bounds would reuse, Capacity what one cache with the memory of the whole fleet
-	// would, if it knew what comes (Belady's rule).
+	// Offered is the reuse of a cache without bounds. Capacity is the reuse of a single cache with the memory of the whole
+	// fleet and knowledge of the future (Belady's rule).
 	Offered  float64 `json:"offered"`
 	Capacity float64 `json:"capacity"`
 
-	// Perfect is what each request could have found on the best worker at the moment of choice, with what requests
-	// before it there were about to compute; Chosen the same of the worker that was chosen. What is more than Capacity
-	// could not have lasted and is left out.
+	// Perfect is the match of every request on the best worker at the time of the choice, including blocks that earlier
+	// requests were about to compute. Chosen is the match on the chosen worker. The part above Capacity could not have
+	// lasted and is excluded.
 	Perfect float64 `json:"perfect_routing"`
 	Chosen  float64 `json:"chosen"`
 
-	// Reused is what was found when the prefill began.
+	// Reused is the match at the start of the prefill.
 	Reused float64 `json:"reused"`
 }
 
@@ -117,7 +117,7 @@ func (run *Run) close(s *sim) {
 	run.byStage, run.work = nil, nil
 }
 
-// bound sets what the workload offers, and leaves out of the funnel what capacity does not allow.
+// bound sets the offered reuse and reduces the other shares to the capacity.
 func (f *Funnel) bound(b Bounds) {
 	f.Offered, f.Capacity = b.Offered, b.Capacity
 	f.Perfect = min(f.Perfect, f.Capacity)
@@ -161,7 +161,7 @@ func figures(list []*request) Figures {
 	return f
 }
 
-// Bounds are what no routing can exceed, as shares of the measured prompt tokens.
+// Bounds are the limits of any routing, as shares of the measured prompt tokens.
 type Bounds struct {
 	Offered  float64 `json:"offered"`  // a cache without bounds
 	Capacity float64 `json:"capacity"` // a cache with the memory of the fleet that evicts what is needed latest
@@ -175,7 +175,7 @@ func Bound(w *Workload, workers int) Bounds {
 	room := workers*((w.Engine.Capacity+w.Engine.Host)/size) + w.Engine.Store/size
 	var arrivals []Arrival
 	var refs [][]block // by request, the blocks in order
-	var usable []int   // how many of them may be reused
+	var usable []int   // number of reusable blocks
 	var warm []bool
 	tokens := 0
 	for _, st := range w.Stages {
@@ -200,7 +200,7 @@ func Bound(w *Workload, workers int) Bounds {
 			after[i][j], last[id] = last[id], int32(i)
 		}
 	}
-	// The cache: blocks by the request that needs them next. Those of later blocks of a prompt leave first.
+	// The cache has the blocks by their next request. Later blocks of a prompt are evicted first.
 	needed := make([][]block, len(refs)) // by request
 	kept := make([]bool, len(w.names))
 	seen := make([]bool, len(w.names))

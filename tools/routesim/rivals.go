@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// leastRequests chooses the worker with the fewest requests under way, then the fewest tokens of their prompts, then at
+// leastRequests chooses the worker with the fewest running requests, then the fewest tokens of their prompts, then at
 // random.
 type leastRequests struct{ f *fleet }
 
@@ -21,7 +21,7 @@ func (x leastRequests) choose(router *router, _ *request, live []int, _ micros) 
 	})
 }
 
-// least returns the worker with the smallest cost, and one of them at random if there are several.
+// least returns a worker with the least cost. Ties are broken at random.
 func (f *fleet) least(live []int, cost func(w int) float64) int {
 	best, ties := live[0], 0
 	low := math.Inf(1)
@@ -39,8 +39,8 @@ func (f *fleet) least(live []int, cost func(w int) float64) int {
 	return best
 }
 
-// powerOfTwo chooses the worker with fewer requests of two random ones. With poll, each router adds the number of
-// requests that the engines reported at the latest poll, as vLLM's router does.
+// powerOfTwo chooses the worker with fewer requests of two random workers. With poll, a router adds the engines'
+// numbers of requests from the latest poll, as vLLM's router does.
 type powerOfTwo struct {
 	f        *fleet
 	poll     micros // 0: no polls
@@ -84,7 +84,7 @@ func (x *powerOfTwo) choose(router *router, _ *request, live []int, now micros) 
 	return live[j]
 }
 
-// headTokens is the length of the prompt's head that stands for a session.
+// headTokens is the length of the prompt's head that identifies a session.
 const headTokens = 1024
 
 // head returns a key of the first tokens of a prompt.
@@ -117,7 +117,7 @@ func rendezvous(key uint64, live []int) []int {
 	return order
 }
 
-// sticky chooses by a key alone, whatever the load.
+// sticky chooses by a key, regardless of the load.
 type sticky struct{ key func(*request) uint64 }
 
 func newSticky(f *fleet) rule     { return sticky{f.session} }
@@ -130,8 +130,8 @@ func (x sticky) choose(_ *router, r *request, live []int, _ micros) int {
 }
 
 // boundedHash is consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2018): a worker has at most
-// 1.25 times its share of the requests under way, with this one. A request goes to the first worker in the order of its
-// session with less.
+// 1.25 times its share of the running requests, including the new request. A request goes to the first worker with less
+// in the order of the session.
 type boundedHash struct{ f *fleet }
 
 const loadBound = 1.25
@@ -155,8 +155,8 @@ func (x boundedHash) choose(router *router, r *request, live []int, _ micros) in
 	return order[0]
 }
 
-// ring is the policy consistent_hash of vLLM's router: 160 virtual nodes for each worker, the session id as the key,
-// and the prompt without one. If the worker is away, the first live worker gets the request.
+// ring is the policy consistent_hash of vLLM's router: 160 virtual nodes for every worker, with the session id as the
+// key, or the prompt without a session id. If the worker is absent, the first live worker gets the request.
 type ring struct {
 	f     *fleet
 	nodes []ringNode // by place
@@ -214,12 +214,12 @@ func (f *fleet) prompt(r *request) uint64 {
 }
 
 // cacheAware is the policy cache_aware of the routers of SGLang (sglang-router 0.3.2, src/policies/cache_aware.rs) and
-// vLLM (vllm-router 0.1.17), with their defaults. A tree of the prompts that were routed says which worker had the
-// longest prefix last. The tree holds whole blocks, not characters, and never gets so large that entries are evicted.
+// vLLM (vllm-router 0.1.17), with their defaults. A tree of the routed prompts maps a prefix to its last worker. The
+// tree has whole blocks in place of characters, and evicts no entries.
 type cacheAware struct {
 	f    *fleet
-	last sparse[int32]  // the worker that had the block last, plus 1
-	who  sparse[uint64] // the workers that had the block, as bits; a block without is not in the tree
+	last sparse[int32]  // the last worker of the block, plus 1
+	who  sparse[uint64] // the workers of the block, as bits; a block without bits is not in the tree
 }
 
 const (
@@ -227,7 +227,7 @@ const (
 	balanceAbsThreshold = 64
 	balanceRelThreshold = 1.5
 
-	// treeWorkers bounds the workers of a tree: each is a bit of a word.
+	// treeWorkers is the maximum number of workers of a tree: a worker is a bit of a word.
 	treeWorkers = 64
 )
 
@@ -243,7 +243,7 @@ func (x *cacheAware) left(worker int) {
 	}
 }
 
-// match returns how many leading blocks are in the tree, and the worker of the last of them.
+// match returns the number of leading blocks in the tree, and the worker of the last.
 func (x *cacheAware) match(blocks []block) (n, worker int) {
 	n = prefix(blocks, func(b block) bool { return x.who.get(b) != 0 })
 	if n == 0 {

@@ -12,7 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/trace"
 )
 
-// ruleFleet is an idle fleet of an arm, and its router.
+// ruleFleet returns an idle fleet of an arm with a router.
 func ruleFleet(t *testing.T, arm Arm, workers int, prompts ...*Prompt) (*fleet, *router) {
 	t.Helper()
 	e := Defaults()
@@ -29,7 +29,7 @@ func ruleFleet(t *testing.T, arm Arm, workers int, prompts ...*Prompt) (*fleet, 
 	return s.fleet, s.fleet.routers[0]
 }
 
-// words is a prompt of blocks of 16 tokens with these names.
+// words returns a prompt of blocks of 16 tokens with the given names.
 func words(names ...events.BlockHash) *Prompt { return &Prompt{Tokens: 16 * len(names), Names: names} }
 
 // chosen returns the worker that a rule chooses.
@@ -57,14 +57,14 @@ func TestSticky(t *testing.T) {
 	longer := words(append(slices.Clone(head.Names), 8, 9)...)
 	f, _ = ruleFleet(t, ArmStickyHead, 5, head, longer)
 	if a, b := chosen(f, head, 1, 0, 1, 2, 3, 4), chosen(f, longer, 2, 0, 1, 2, 3, 4); a != b {
-		t.Errorf("prompts with one head are on the workers %d and %d", a, b)
+		t.Errorf("prompts with the same head are on the workers %d and %d", a, b)
 	}
 }
 
 func TestBoundedHash(t *testing.T) {
 	f, r := ruleFleet(t, ArmBoundedHash, 4)
 	live := []int{0, 1, 2, 3}
-	for n := 1; n <= 100; n++ { // all of one session
+	for n := 1; n <= 100; n++ { // all of the same session
 		w := chosen(f, words(), 1, live...)
 		r.loads[w].requests++
 		if bound := int(math.Ceil(1.25 * float64(n) / 4)); r.loads[w].requests > bound {
@@ -73,7 +73,7 @@ func TestBoundedHash(t *testing.T) {
 	}
 	first := rendezvous(mix(1), live)[0]
 	if got := r.loads[first].requests; got != 32 {
-		t.Errorf("the session's first worker has %d requests, want all that the bound allows: 32", got)
+		t.Errorf("the session's first worker has %d requests, want 32, the bound", got)
 	}
 }
 
@@ -89,7 +89,7 @@ func TestPowerOfTwo(t *testing.T) {
 	f.engines[0].requests = 3 // of other routers: found at the poll
 	r.loads[1].requests = 2
 	if w := chosen(f, words(), 0, 0, 1); w != 1 {
-		t.Error("the load that the engines reported does not count")
+		t.Error("the engines' reported load does not count")
 	}
 	f.engines[0].requests = 0
 	if w := chosen(f, words(), 0, 0, 1); w != 1 {
@@ -103,14 +103,14 @@ func TestCacheAware(t *testing.T) {
 	f, r := ruleFleet(t, ArmCacheAware, 3, long, three, four)
 	r.loads[0].requests, r.loads[1].requests = 2, 2
 	if w := chosen(f, long, 0, 0, 1, 2); w != 2 {
-		t.Fatalf("a new prompt went to worker %d, not to the least loaded one", w)
+		t.Fatalf("a new prompt went to worker %d, not to the least loaded worker", w)
 	}
 	r.loads[2].requests = 3
 	if w := chosen(f, four, 0, 0, 1, 2); w != 2 {
 		t.Errorf("a match of 0.4 went to worker %d", w)
 	}
 	if w := chosen(f, three, 0, 0, 1, 2); w != 0 {
-		t.Errorf("a match of 0.3, which is not above the threshold, went to worker %d", w)
+		t.Errorf("a match of 0.3, below the threshold, went to worker %d", w)
 	}
 	r.loads[2].requests = 2 + balanceAbsThreshold
 	if w := chosen(f, long, 0, 0, 1, 2); w != 2 {
@@ -128,11 +128,11 @@ func TestCacheAware(t *testing.T) {
 	w := Workload{Engine: Defaults(), Stages: []Stage{{Rate: 1}}, Workers: treeWorkers + 1}
 	w.number()
 	if _, err := newSim(config(w, ArmCacheAware, 1)); err == nil {
-		t.Error("the tree takes more workers than it has bits")
+		t.Error("the tree accepts more workers than bits")
 	}
 	r.rule.left(2)
 	if w := chosen(f, long, 0, 0, 1, 2); w == 2 {
-		t.Error("a worker that left is still in the tree")
+		t.Error("a departed worker is still in the tree")
 	}
 }
 
@@ -141,9 +141,9 @@ func TestLLMD(t *testing.T) {
 	f, r := ruleFleet(t, ArmLLMD, 3, p)
 	x := r.rule.(*llmd)
 	if w := chosen(f, p, 0, 1); w != 1 {
-		t.Fatal("a worker that is away was chosen")
+		t.Fatal("an absent worker was chosen")
 	}
-	// The prefix weighs 3, a queue and a full cache 2 each: the worker with the prefix loses only to both.
+	// The prefix weighs 3, a queue and a full cache 2 each. The worker with the prefix loses only to both.
 	x.scraped, x.queue, x.usage = 0, []int{0, 9, 0}, []float64{0.5, 0.9, 0.6}
 	if w := chosen(f, p, 0, 0, 1, 2); w != 1 { // 3 + 0 + 0.2 against 0 + 2 + 1
 		t.Errorf("worker %d was chosen: the prefix should win with 3.2 to 3", w)
@@ -163,7 +163,7 @@ func TestRing(t *testing.T) {
 		if w != 0 {
 			live := slices.DeleteFunc([]int{0, 1, 2, 3}, func(x int) bool { return x == w })
 			if other := chosen(f, words(), session, live...); other != 0 {
-				t.Fatalf("worker %d is away, and its session went to %d, not to the first that is there", w, other)
+				t.Fatalf("worker %d is absent, and the session went to %d, not to the first live worker", w, other)
 			}
 		}
 	}
@@ -172,7 +172,7 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// TestGPU compares shared GPUs with one that is stepped microsecond by microsecond.
+// TestGPU compares shared GPUs with a simulation in steps of a microsecond.
 func TestGPU(t *testing.T) {
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(seed, 9))
@@ -224,7 +224,8 @@ func TestGPU(t *testing.T) {
 	}
 }
 
-// TestUnequalWorkers: a worker of twice the speed needs half the time, and one that is away gets nothing.
+// TestUnequalWorkers checks that a worker of double speed needs half the time, and that an absent worker gets no
+// requests.
 func TestUnequalWorkers(t *testing.T) {
 	e := Defaults()
 	w := Workload{Engine: e, Workers: 3, Speeds: []float64{1, 2, 1}, Capacities: []float64{1, 1, 0.5}}
@@ -258,7 +259,7 @@ func TestUnequalWorkers(t *testing.T) {
 			t.Errorf("worker %d took %.3f s, want %.3f", r.worker, took, want)
 		}
 		if at := r.sent.seconds(); r.worker == 2 && at < 95 || r.worker == 0 && at > 195 {
-			t.Errorf("worker %d got a request at %.0f s, when it was away", r.worker, at)
+			t.Errorf("the absent worker %d got a request at %.0f s", r.worker, at)
 		}
 	}
 	w.Changes = []Change{{At: 1}, {At: 2, Worker: 1}, {At: 3, Worker: 2}}
@@ -268,11 +269,11 @@ func TestUnequalWorkers(t *testing.T) {
 	}
 	w.Changes = []Change{{At: 1, Worker: 3}}
 	if _, err := newSim(config(w, ArmRandom, 1)); err == nil || !strings.Contains(err.Error(), "worker 3") {
-		t.Errorf("a change of a worker that does not exist: %v", err)
+		t.Errorf("a change of an unknown worker: %v", err)
 	}
 }
 
-// TestFacts: an arm can give the state of each worker to its policy.
+// TestFacts checks that an arm can pass the state of every worker to a policy.
 func TestFacts(t *testing.T) {
 	const arm = Arm("with-facts")
 	x := ways[ArmExactShared]
@@ -309,7 +310,7 @@ func TestFacts(t *testing.T) {
 
 func TestSessionsOf(t *testing.T) {
 	var reqs []trace.Request
-	for user := range uint64(6) { // one system prompt of two ids, a conversation of two turns each
+	for user := range uint64(6) { // a system prompt of two ids, a conversation of two turns for every user
 		reqs = append(reqs, trace.Request{HashIDs: []uint64{1, 2, 10 * (user + 1)}},
 			trace.Request{HashIDs: []uint64{1, 2, 10 * (user + 1), 10*(user+1) + 1}})
 	}
@@ -325,7 +326,7 @@ func TestSessionsOf(t *testing.T) {
 	}
 }
 
-// TestGenerated: the generated workloads have the shapes that their names promise.
+// TestGenerated checks the shapes of the generated workloads.
 func TestGenerated(t *testing.T) {
 	for _, x := range generated {
 		w := x.workload(1, 1000, MatrixEngine())
@@ -339,7 +340,7 @@ func TestGenerated(t *testing.T) {
 		}
 		twice := w.AtRate(2)
 		if d := twice.Duration() / w.Duration(); math.Abs(d-0.5) > 1e-9 {
-			t.Errorf("%s: twice the rate takes %.3f of the time", x.name, d)
+			t.Errorf("%s: double the rate needs %.3f of the time", x.name, d)
 		}
 		for worker, want := range []float64{0.8, 0.8, 1, 0.75} {
 			if got := w.present(worker); x.churn && math.Abs(got-want) > 1e-9 || !x.churn && got != 1 {
@@ -353,7 +354,8 @@ func TestGenerated(t *testing.T) {
 	}
 }
 
-// TestDraw: a drawn workload has whole sessions in the order of the trace, and another seed draws others.
+// TestDraw checks that a drawn workload has whole sessions in the order of the trace, and that another seed draws other
+// sessions.
 func TestDraw(t *testing.T) {
 	w, err := FromTrace("trace", trace.Generate(trace.Options{Seed: 1, Requests: 2000}), 64, 0)
 	if err != nil {
@@ -367,7 +369,7 @@ func TestDraw(t *testing.T) {
 	turns, last := map[uint64]int{}, 0.0
 	for _, a := range one.Stages[0].Arrivals {
 		if turns[a.Session]++; a.At < last {
-			t.Fatal("the order is not that of the trace")
+			t.Fatal("the order differs from the trace")
 		}
 		last = a.At
 	}
@@ -384,7 +386,7 @@ func TestDraw(t *testing.T) {
 	}
 }
 
-// TestJudge: each target is missed where it should be.
+// TestJudge checks every target with a miss.
 func TestJudge(t *testing.T) {
 	cell := func(own CellArm) []string {
 		own.Arm = "own"
@@ -412,7 +414,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestMatrix: a small matrix has all cells, and an arm that is beaten misses targets.
+// TestMatrix checks that a small matrix has all cells, and that a weak arm misses targets.
 func TestMatrix(t *testing.T) {
 	m := Matrix{Workloads: MatrixWorkloads(60, nil), Loads: []float64{0.5}, Hosts: []float64{0, 1}, Seeds: 2,
 		Arms: []Arm{ArmSticky, ArmOracleGreedy, ArmRandom}, Routing: routing.DefaultConfig(), Subject: ArmRandom}

@@ -10,15 +10,15 @@ import (
 	"github.com/kvatlas/kvatlas/tools/trace"
 )
 
-// sample is a file of requests without times: each is a session, a number of tokens and a list of hash ids, which stand
-// for 512/scale tokens each.
+// sample is a file of requests without times. A request has a session, a number of tokens and a list of hash ids. A
+// hash id stands for 512/scale tokens.
 type sample struct {
 	Scale    int                 `json:"scale"`
 	Requests [][]json.RawMessage `json:"requests"`
 }
 
-// readTrace reads a trace of at most limit requests; 0: all. A sample gets arrivals of a Poisson process, and sets the
-// tokens for which a hash id stands.
+// readTrace reads a trace of at most limit requests; 0 reads all. A sample gets arrivals of a Poisson process, and sets
+// the tokens of a hash id.
 func readTrace(file string, limit int, blockTokens *int, seed uint64) ([]trace.Request, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -50,7 +50,7 @@ func readTrace(file string, limit int, blockTokens *int, seed uint64) ([]trace.R
 	return list, nil
 }
 
-// sampleOutput is the length of answers to a sample, which has none.
+// sampleOutput is the length of answers in a sample, which has no lengths.
 const sampleOutput = 16
 
 func parseSample(fields []json.RawMessage) (trace.Request, error) {

@@ -19,16 +19,16 @@ type Disturbance string
 const (
 	RestartRouters Disturbance = "router" // all routers begin anew
 	RestartEngine  Disturbance = "engine" // the first engine crashes, and is back and empty after 20 seconds
-	ResetCaches    Disturbance = "cache"  // all engines forget their prefix caches, as with new weights
+	ResetCaches    Disturbance = "cache"  // all engines drop their prefix caches, as with new weights
 )
 
-// Disturbances are all of them.
+// Disturbances lists all disturbances.
 var Disturbances = []Disturbance{RestartRouters, RestartEngine, ResetCaches}
 
 // downFor is how long a crashed engine is away.
 const downFor = 20 * 1_000_000 // µs
 
-// Config is one run.
+// Config configures a run.
 type Config struct {
 	Workload Workload
 	Arm      Arm
@@ -43,14 +43,14 @@ type Config struct {
 	// TTL is the lifetime of the guesses of approx-ttl, in seconds; 0: 120.
 	TTL float64
 
-	// TableTokens bounds the guesses of approx-lru for a worker; 0: the worker's capacity. TableDepth is the length of the
-	// head of a prompt that approximate routers use, in tokens; 0: all of it.
+	// TableTokens is the capacity of approx-lru's guesses for a worker; 0: the worker's capacity. TableDepth is the length
+	// of a prompt's head in approximate routers, in tokens; 0: the whole prompt.
 	TableTokens, TableDepth int
 
 	// Routing are the constants of the policies.
 	Routing routing.Config
 
-	// Progress, if set, is called now and then with the number of requests that are done.
+	// Progress is called at intervals with the number of completed requests. nil disables the call.
 	Progress func(done, of int)
 }
 
@@ -63,20 +63,20 @@ type sim struct {
 	now     micros
 	queue   queue
 	engines []*engine
-	gpus    []*gpu // shared; nil: each engine has its own
+	gpus    []*gpu // shared; nil: every engine has a GPU
 	fleet   *fleet
 	rng     *rand.Rand
 	delays  *rand.Rand
 
-	stage, next int    // the arrival that comes next
+	stage, next int    // the next arrival
 	begin       micros // of the stage
 	under, left int    // requests of the stage under way, and not done
 	all         []*request
-	late        []batch    // events on their way, the earliest first
+	late        []batch    // events in transit, the earliest first
 	lost        []*request // of crashed engines, not sent again yet
-	number      int        // requests that have come
-	seen        []bool     // blocks that have come in a request
-	half        int        // the number at which the disturbance comes; -1: it has come
+	number      int        // number of arrived requests
+	seen        []bool     // blocks of arrived requests
+	half        int        // number of the request before the disturbance; -1: after the disturbance
 	run         *Run
 }
 
@@ -86,7 +86,7 @@ type batch struct {
 	events []events.Event
 }
 
-// Simulate runs one arm. Equal configurations give equal runs. It uses one goroutine and ends early only with ctx.
+// Simulate runs an arm. Equal configurations give equal runs. It uses a single goroutine and ends early only with ctx.
 func Simulate(ctx context.Context, cfg Config) (*Run, error) {
 	s, err := newSim(cfg)
 	if err != nil {
@@ -105,7 +105,7 @@ func newSim(cfg Config) (*sim, error) {
 	e := cfg.Workload.Engine
 	switch {
 	case cfg.Workers < 1 || cfg.Routers < 1:
-		return nil, fmt.Errorf("%d workers and %d routers: there must be one of each", cfg.Workers, cfg.Routers)
+		return nil, fmt.Errorf("%d workers and %d routers: the least number is 1", cfg.Workers, cfg.Routers)
 	case e.BlockSize < 1 || e.MaxBatchedTokens < e.BlockSize || e.MaxRequests < 1 || !(e.Prefill > 0) || !(e.StepBase > 0):
 		return nil, fmt.Errorf("an engine with %+v does not run", e)
 	}
@@ -196,7 +196,7 @@ func (s *sim) loop(ctx context.Context, total int) error {
 	return nil
 }
 
-// arrival is when the next request comes, as far as it is known.
+// arrival returns the time of the next request, as far as known.
 func (s *sim) arrival() micros {
 	if s.stage == len(s.Workload.Stages) {
 		return never
@@ -208,7 +208,7 @@ func (s *sim) arrival() micros {
 	return max(s.now, s.begin+after(st.Arrivals[s.next].At))
 }
 
-// openStage begins the next stage that has requests, if all before it are done.
+// openStage begins the next stage with requests after the end of all earlier requests.
 func (s *sim) openStage() {
 	for s.stage < len(s.Workload.Stages) && len(s.Workload.Stages[s.stage].Arrivals) == 0 {
 		s.stage++
@@ -218,7 +218,7 @@ func (s *sim) openStage() {
 	}
 }
 
-// arrive sends the next request to a router, and on to the worker that it chooses.
+// arrive sends the next request to a router, and on to the chosen worker.
 func (s *sim) arrive() error {
 	a := &s.Workload.Stages[s.stage].Arrivals[s.next]
 	if s.number == s.half {
@@ -235,10 +235,10 @@ func (s *sim) arrive() error {
 	return s.send(r)
 }
 
-// repeatedShare is the share of a prompt that earlier requests must have had for its prefix to be a real one.
+// repeatedShare is the least share of a prompt in earlier requests for a real prefix.
 const repeatedShare = 0.25
 
-// see notes the blocks of a request, and whether earlier requests had a real prefix of it.
+// see records the blocks of a request, and whether earlier requests had a real prefix.
 func (s *sim) see(r *request) {
 	had := s.Workload.Engine.BlockSize * prefix(r.prompt.blocks, func(b block) bool { return s.seen[b] })
 	r.repeats = float64(had) >= repeatedShare*float64(r.prompt.Tokens)
@@ -247,7 +247,7 @@ func (s *sim) see(r *request) {
 	}
 }
 
-// send has a router choose a worker. If all workers are away, the request waits for one to join.
+// send routes a request. If all workers are absent, the request waits for an arrival.
 func (s *sim) send(r *request) error {
 	if !s.staffed() {
 		s.lost = append(s.lost, r)
@@ -279,7 +279,7 @@ func (s *sim) send(r *request) error {
 	return nil
 }
 
-// arrived lets a request wait for its turn at its engine.
+// arrived adds a request to the queue of its engine.
 func (s *sim) arrived(r *request) {
 	s.engines[r.worker].queue(r)
 	s.kick(r.worker)
@@ -295,7 +295,7 @@ func (s *sim) deliver() {
 	s.late = s.late[n:]
 }
 
-// kick begins an engine's next step, if it has none and has work.
+// kick begins an engine's next step, if the engine is idle and has work.
 func (s *sim) kick(w int) {
 	e := s.engines[w]
 	if e.busy || s.now < e.downTill {
@@ -314,7 +314,7 @@ func (s *sim) kick(w int) {
 	}
 }
 
-// ofEngine plans an event of an engine. It does not come if the engine crashes before.
+// ofEngine schedules an event of an engine. A crash of the engine cancels the event.
 func (s *sim) ofEngine(at micros, w int, do func()) {
 	e := s.engines[w]
 	life := e.life
@@ -326,7 +326,7 @@ func (s *sim) ofEngine(at micros, w int, do func()) {
 	})
 }
 
-// stepEnds plans the end of an engine's step, and the beginning of the next one.
+// stepEnds schedules the end of an engine's step and the start of the next.
 func (s *sim) stepEnds(at micros, w int) {
 	s.ofEngine(at, w, func() {
 		s.finish(w)
@@ -374,8 +374,8 @@ func (s *sim) finish(w int) {
 	})
 }
 
-// replied lets the routers know of first tokens and of ends. A request of which the number of retries has changed has
-// lost its first token with its worker.
+// replied reports first tokens and ends to the routers. A changed number of retries means that the request has lost its
+// first token with the worker.
 func (s *sim) replied(began []*request, retries []int, done []*request) {
 	for i, r := range began {
 		if retries == nil || r.retries == retries[i] {
@@ -400,7 +400,7 @@ func (s *sim) ended(done []*request) {
 	}
 }
 
-// disturb does what is to happen at half-time.
+// disturb applies the disturbance in the middle of the run.
 func (s *sim) disturb() error {
 	s.half = -1
 	s.deliver()
@@ -425,7 +425,7 @@ func (s *sim) disturb() error {
 	return s.resend()
 }
 
-// again makes a request as new, but for when it was sent and what it has found.
+// again resets a request, except for the time of sending and its matches.
 func (r *request) again() {
 	r.slots, r.computed, r.target, r.generated, r.owed, r.ready = nil, 0, 0, 0, 0, 0
 	r.unnamed, r.decoding, r.booked = false, false, booking{}

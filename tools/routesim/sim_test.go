@@ -22,7 +22,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/trace"
 )
 
-// config is a run of one arm.
+// config returns a run of an arm.
 func config(w Workload, arm Arm, routers int) Config {
 	c := Config{Workload: w, Arm: arm, Routers: routers, Workers: w.Workers, Seed: 1, EventLag: 5e-3,
 		Routing: routing.DefaultConfig(), TableTokens: w.TableTokens, TableDepth: w.TableDepth}
@@ -41,8 +41,8 @@ func simulate(t *testing.T, c Config) *Run {
 	return r
 }
 
-// TestConservation: with whatever arm and disturbance, every request ends with all its tokens, nothing is left in
-// memory or in books, every prompt token was computed, reused or loaded, and indexes know what engines hold.
+// TestConservation checks all arms with all disturbances. Every request ends with all tokens. Memory and bookings are
+// empty at the end. Every prompt token was computed, reused or loaded, and indexes have the content of the engines.
 func TestConservation(t *testing.T) {
 	for seed := range uint64(6) {
 		for _, arm := range slices.Concat(Arms, Rivals) {
@@ -105,7 +105,7 @@ func TestConservation(t *testing.T) {
 	}
 }
 
-// check looks at a fleet that has nothing to do any more.
+// check checks an idle fleet after a run.
 func (s *sim) check(t *testing.T) {
 	t.Helper()
 	for w, e := range s.engines {
@@ -139,13 +139,13 @@ func (s *sim) check(t *testing.T) {
 		}
 		for w, e := range s.engines {
 			if want := prefix(r.prompt.blocks, e.pool.held); int(got[w]) != want {
-				t.Fatalf("%s: the index says %d blocks on worker %d, there are %d", s.Arm, got[w], w, want)
+				t.Fatalf("%s: the index has %d blocks on worker %d, the engine has %d", s.Arm, got[w], w, want)
 			}
 		}
 	}
 }
 
-// TestDeterminism: a configuration gives the same run each time, and another seed another one.
+// TestDeterminism checks that a configuration always gives the same run, and another seed another run.
 func TestDeterminism(t *testing.T) {
 	for _, arm := range slices.Concat(Arms, Rivals) {
 		w := Capacity73(3, 64, []float64{20})
@@ -162,7 +162,7 @@ func TestDeterminism(t *testing.T) {
 	}
 }
 
-// TestCapacity73: on the published mix the arms come in the published order, and what is lost is lost in that order.
+// TestCapacity73 checks that the arms have the published order on the published mix, and the same order of losses.
 func TestCapacity73(t *testing.T) {
 	w := Capacity73(1, 64, nil)
 	rep, err := Compare(t.Context(), Options{Workloads: []Workload{w}, Arms: Arms, Routers: []int{1, 4}, Seed: 1,
@@ -202,9 +202,9 @@ func TestCapacity73(t *testing.T) {
 	better(by[ArmExactShared][0], by[ArmApproxTTL][0])
 	better(by[ArmExactShared][0], by[ArmExactRestart][0])
 	better(by[ArmExactShared][1], by[ArmExactRestart][1])
-	better(by[ArmApproxLRU][0], by[ArmApproxLRU][1]) // four tables guess worse than one
+	better(by[ArmApproxLRU][0], by[ArmApproxLRU][1]) // four tables guess worse than a single table
 	if a, b := by[ArmExactShared][0], by[ArmExactShared][1]; a.Total.HitRate != b.Total.HitRate {
-		t.Errorf("what is shared depends on the number of routers: %v and %v", a.Total, b.Total)
+		t.Errorf("the result of shared state depends on the number of routers: %v and %v", a.Total, b.Total)
 	}
 	if o, x := by[ArmOracle][0], by[ArmExactShared][0]; o.Total.HitRate < x.Total.HitRate-0.02 {
 		t.Errorf("the oracle reuses %v, exact knowledge %v", o.Total.HitRate, x.Total.HitRate)
@@ -214,13 +214,13 @@ func TestCapacity73(t *testing.T) {
 	}
 	for _, b := range rep.Published { // the same regime, whatever the constants
 		if x := b.OutputPerS[1] / b.OutputPerS[0]; x < 0.5 || x > 2 {
-			t.Errorf("%s: %v tokens per second were published, here they are %v", b.Theirs, b.OutputPerS[0], b.OutputPerS[1])
+			t.Errorf("%s: %v tokens per second are published, the simulation has %v", b.Theirs, b.OutputPerS[0], b.OutputPerS[1])
 		}
 	}
 }
 
-// TestAmpleMemory: where all fits on every worker many times over, exactness buys nothing against one router that looks
-// at whole prompts.
+// TestAmpleMemory checks that exact knowledge has no advantage over a router with whole prompts if every worker has
+// ample memory.
 func TestAmpleMemory(t *testing.T) {
 	w := Capacity73(1, 64, []float64{20})
 	rep, err := Compare(t.Context(), Options{Workloads: []Workload{w}, Arms: []Arm{ArmApproxLRU, ArmExactShared},
@@ -237,7 +237,7 @@ func TestAmpleMemory(t *testing.T) {
 	}
 }
 
-// TestBound: the bounds are those of a naive cache without bounds, and of one that looks ahead.
+// TestBound compares the bounds with a naive unbounded cache and a naive cache with knowledge of the future.
 func TestBound(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 5))
@@ -295,7 +295,7 @@ func TestBound(t *testing.T) {
 	}
 }
 
-// TestTrace: a trace's prompts are equal as far as its ids say, at every block size.
+// TestTrace checks that prompts of a trace share tokens as far as their ids are equal, at every block size.
 func TestTrace(t *testing.T) {
 	reqs := []trace.Request{{Timestamp: 1000, InputLength: 1030, OutputLength: 0, HashIDs: []uint64{0, 1, 2}},
 		{Timestamp: 2000, InputLength: 1500, OutputLength: 7, HashIDs: []uint64{0, 1, 9}},
@@ -326,11 +326,11 @@ func TestTrace(t *testing.T) {
 	}
 	slices.Reverse(reqs)
 	if _, err := FromTrace("t", reqs, 64, 0); err == nil {
-		t.Error("a trace that goes back in time is taken")
+		t.Error("a trace with decreasing times is accepted")
 	}
 }
 
-// TestCommand: what is printed, and that bad input is refused with the flag's name.
+// TestCommand checks the output, and that an error for bad input names the flag.
 func TestCommand(t *testing.T) {
 	dir := t.TempDir()
 	traces := filepath.Join(dir, "traces")
@@ -421,7 +421,7 @@ func TestCommand(t *testing.T) {
 		rep = Report{}
 		err = json.Unmarshal([]byte(text), &rep)
 	}
-	// the second request finds the 18 whole blocks of the first, the third those of hash id 0
+	// the second request finds the 18 whole blocks of the first, the third finds the blocks of hash id 0
 	if f := rep.Points[0].Runs[0].Total; err != nil || f.Requests != 3 || f.PromptTokens != 929 ||
 		math.Abs(f.HitRate-float64(288+128)/929) > 1e-9 {
 		t.Errorf("%v: %s", err, text)
@@ -485,7 +485,7 @@ func TestCommand(t *testing.T) {
 	}
 }
 
-// TestProgress: a line at once, for each arm, and every two seconds.
+// TestProgress checks for a line at the start, for every arm, and every two seconds.
 func TestProgress(t *testing.T) {
 	var out strings.Builder
 	now := time.Unix(1000, 0)

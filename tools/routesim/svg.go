@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// line is one arm in a plot.
+// line is an arm in a plot.
 type line struct {
 	name   string
 	points [][3]float64 // x, TTFT p90 in seconds, hit rate
 }
 
-// SVG draws TTFT p90 and hit rate over the load, one line an arm; over KV memory by working set, if there are several
-// ratios.
+// SVG draws TTFT p90 and hit rate over the load, with a line for every arm. With several ratios, the x axis is KV
+// memory by working set.
 func (rep *Report) SVG(w io.Writer) error {
 	lines, axis := rep.lines()
 	const width, height, left, top, gap = 420.0, 300.0, 60.0, 40.0, 90.0
@@ -94,7 +94,7 @@ func (rep *Report) SVG(w io.Writer) error {
 	return err
 }
 
-// lines are the runs as lines of a plot, and what its x axis is.
+// lines returns the lines of the plot and the label of the x axis.
 func (rep *Report) lines() (lines []line, axis string) {
 	ratios := map[float64]bool{}
 	for _, p := range rep.Points {

@@ -9,7 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/trace"
 )
 
-// Prompt is a prompt's length, and names for its full blocks that are equal where two prompts' beginnings are.
+// Prompt has the length of a prompt and the names of the full blocks. Names are equal as far as two prompts have a
+// common prefix.
 type Prompt struct {
 	Tokens int
 	Names  []events.BlockHash
@@ -17,52 +18,53 @@ type Prompt struct {
 	blocks []block // the same, as numbers of the workload's
 }
 
-// locals are the blocks' local hashes: here they are their names.
+// locals returns the blocks' local hashes, which are equal to the names in the simulation.
 func (p *Prompt) locals() []events.LocalHash {
 	return unsafe.Slice((*events.LocalHash)(unsafe.SliceData(p.Names)), len(p.Names))
 }
 
-// Arrival is one request of a stage.
+// Arrival is a request of a stage.
 type Arrival struct {
 	At     float64 // seconds since the stage's beginning
 	Prompt *Prompt
 	Output int // tokens
 
-	// Session is the conversation that the request belongs to; 0: the request has no session id.
+	// Session is the conversation of the request; 0 without a session id.
 	Session uint64
 }
 
-// Stage is requests that arrive at one rate. A stage begins a second after the last request of the one before it is
-// done.
+// Stage is a series of requests at a rate. A stage begins a second after the end of the last request of the stage
+// before.
 type Stage struct {
 	Rate     float64 // requests per second
 	Warm     bool    // not measured
 	Arrivals []Arrival
 }
 
-// Workload is a list of requests, with the fleet for which it was published.
+// Workload is a list of requests, with the fleet of the publication.
 type Workload struct {
 	Name    string
 	Stages  []Stage
 	Clients int // requests under way at most, of all users together; 0: no bound
 
-	// Engine and Workers are the fleet on which the workload was published, or a usual one.
+	// Engine and Workers describe the fleet of the publication, or a usual fleet.
 	Engine    Engine
 	Workers   int
 	Published []Published
 
-	// PrefillLoadScale is how the published routers weigh prefixes against load, in the terms of policy dynamo, whose
-	// default is 1; TableTokens and TableDepth are what their approximate router believes and looks at, as in [Config].
+	// PrefillLoadScale is the published routers' weight of prefixes against load, in the unit of policy dynamo, where the
+	// default is 1. TableTokens and TableDepth are the parameters of their approximate router, as in [Config].
 	PrefillLoadScale        float64
 	TableTokens, TableDepth int
 
 	// Speeds and Capacities are factors of the workers' engines, repeated for further workers; nil: all are 1.
 	Speeds, Capacities []float64
 
-	// Changes are workers that leave or join, in order of time.
+	// Changes are departures and arrivals of workers, in order of time.
 	Changes []Change
 
-	// Placed are recorded choices, a digit for the worker of each request, by arm. They replace the arm's own choice.
+	// Placed has recorded choices by arm: a digit with the worker of every request. A recorded choice replaces the arm's
+	// own choice.
 	Placed map[Arm]string
 
 	names []events.BlockHash // of the blocks by number
@@ -92,17 +94,17 @@ func (w *Workload) number() {
 	}
 }
 
-// Published is what others measured with a workload: over all stages but the warm-up.
+// Published has measured figures of a publication over all stages except the warm-up.
 type Published struct {
-	Arm        Arm // ours that comes nearest
+	Arm        Arm // the closest arm
 	Theirs     string
 	OutputPerS float64 // tokens
 	TTFTP90    float64 // seconds
 	TTFTMean   float64
 }
 
-// sharedPrefix is a workload of inference-perf's kind shared_prefix: groups with a system prompt each, and for each
-// group some prompts that begin with it. All prompts are shuffled once and then asked over and over, in that order.
+// sharedPrefix is a workload of inference-perf's kind shared_prefix: groups with a system prompt, and prompts of every
+// group after the system prompt. All prompts are shuffled once and then repeated in the same order.
 type sharedPrefix struct {
 	groups, prompts          int
 	system, question, output int // tokens
@@ -110,9 +112,9 @@ type sharedPrefix struct {
 	stages                   [][2]float64 // requests per second, seconds; the first is the warm-up
 }
 
-// The routers of the published workloads. Their precise one weighs the share of a prompt that is there 3 : 2 : 2
-// against two shares of load, which is far more than Dynamo's default. Their approximate one looks at 256 blocks of 64
-// characters, some 16 tokens each, and believes that a worker holds the latest 31,250 of such blocks.
+// The routers of the published workloads. Their precise router weighs the present share of a prompt 3 : 2 : 2 against
+// two shares of load, far more than Dynamo's default. Their approximate router uses 256 blocks of 64 characters, about
+// 16 tokens, and assumes that a worker holds the latest 31,250 of such blocks.
 const (
 	publishedScale = 8
 	publishedTable = 31_250 * 16
@@ -121,8 +123,9 @@ const (
 
 // The published workloads: github.com/llm-d/llm-d-kv-cache, benchmarking/73-capacity and benchmarking/37-capacity.
 var (
-	// They asked for answers of 1,000 tokens. Their stages' times and tokens per second, with the published time between
-	// two tokens, say that some 540 came; 1,000 would not fit beside the prompts into the memory.
+	// The published runs requested answers of 1,000 tokens. By the durations of stages, the tokens per second and the
+	// published time between two tokens, about 540 tokens arrived. With 1,000 tokens the memory would not have room for
+	// the prompts.
 	mix73 = sharedPrefix{150, 5, 6000, 1200, 540, true, [][2]float64{{15, 50}, {3, 20}, {10, 20}, {15, 20}, {20, 38},
 		{22, 34}, {25, 30}, {30, 25}, {35, 21}, {40, 38}, {43, 36}, {46, 33}, {49, 30}, {52, 29}, {55, 27}, {57, 26},
 		{60, 25}}}
@@ -130,9 +133,9 @@ var (
 		{8, 90}, {10, 70}, {12, 60}, {15, 50}, {20, 50}}}
 )
 
-// Capacity73 is llm-d's mix that needs 73 % of a fleet's memory, as published: rates nil; or, after its warm-up, one
-// stage for each rate, in which every prompt is asked twice. Its clients have at most 640 requests under way, which is
-// what the published times and rates come to by Little's law.
+// Capacity73 returns llm-d's mix that needs 73 % of a fleet's memory. With nil rates the mix is as published.
+// Otherwise, the warm-up is followed by a stage for every rate with two passes over the prompts. The clients have at
+// most 640 running requests, which Little's law gives for the published times and rates.
 func Capacity73(seed uint64, blockSize int, rates []float64) Workload {
 	w := mix73.workload("capacity-73", seed, blockSize, rates)
 	w.Workers, w.Clients = 8, 640
@@ -148,8 +151,8 @@ func Capacity73(seed uint64, blockSize int, rates []float64) Workload {
 	return w
 }
 
-// Capacity37 is llm-d's mix that needs less than half of a fleet's memory, with rates as for [Capacity73]. The prefill
-// rate is the one with which random routing is saturated where it was.
+// Capacity37 returns llm-d's mix that needs less than half of a fleet's memory, with rates as for [Capacity73]. The
+// prefill rate gives the published saturation of random routing.
 func Capacity37(seed uint64, blockSize int, rates []float64) Workload {
 	w := mix37.workload("capacity-37", seed, blockSize, rates)
 	w.Workers = 4
@@ -167,8 +170,8 @@ func Capacity37(seed uint64, blockSize int, rates []float64) Workload {
 	return w
 }
 
-// Defaults are the constants of Qwen3-32B on two H100: its published prefill rate and KV memory, and decoding at 30 to
-// 60 tokens per second and user.
+// Defaults returns the constants of Qwen3-32B on two H100: the published prefill rate and KV memory, and decoding at 30
+// to 60 tokens per second and user.
 func Defaults() Engine {
 	return Engine{BlockSize: 64, Capacity: 307_328, MaxBatchedTokens: 8192, MaxRequests: 256, Prefill: 15_928,
 		StepBase: 9.4e-3, StepPerRequest: 100e-6, StepPerToken: 38e-9,
@@ -220,13 +223,13 @@ func (m sharedPrefix) workload(name string, seed uint64, blockSize int, rates []
 	return w
 }
 
-// FromTrace is a workload of one stage from a trace. rate, in requests per second, stretches or shrinks its times; 0
-// leaves them as they are.
+// FromTrace returns a workload of a single stage from a trace. rate, in requests per second, scales the times; 0 keeps
+// the times.
 func FromTrace(name string, reqs []trace.Request, blockSize int, rate float64) (Workload, error) {
 	return FromTraceScaled(name, reqs, trace.BlockTokens, blockSize, rate)
 }
 
-// FromTraceScaled is [FromTrace] of a trace whose hash ids stand for blockTokens tokens each.
+// FromTraceScaled is [FromTrace] for a trace with hash ids of blockTokens tokens.
 func FromTraceScaled(name string, reqs []trace.Request, blockTokens, blockSize int, rate float64) (Workload, error) {
 	if blockSize < 1 || blockTokens < blockSize || blockTokens%blockSize != 0 {
 		return Workload{}, fmt.Errorf("a hash id of %d tokens has no whole number of blocks of %d tokens", blockTokens,
@@ -238,7 +241,7 @@ func FromTraceScaled(name string, reqs []trace.Request, blockTokens, blockSize i
 	begin, end := reqs[0].Timestamp, reqs[len(reqs)-1].Timestamp
 	for i, r := range reqs[1:] {
 		if r.Timestamp < reqs[i].Timestamp {
-			return Workload{}, fmt.Errorf("request %d is earlier than the one before it", i+1)
+			return Workload{}, fmt.Errorf("request %d is earlier than the request before", i+1)
 		}
 	}
 	scale, own := 1e-3, float64(len(reqs))/max(1e-3, float64(end-begin)/1000)
@@ -266,13 +269,14 @@ func FromTraceScaled(name string, reqs []trace.Request, blockTokens, blockSize i
 	return w, nil
 }
 
-// sharedBy is the number of different continuations from which on a prefix is a system prompt, and not a conversation.
+// sharedBy is the least number of different continuations of a system prompt. A prefix with fewer continuations is a
+// conversation.
 const sharedBy = 5
 
-// sessionsOf returns a session id for each request: the trace's, or else a number for the first block of its prompt
-// behind the last prefix that has [sharedBy] different continuations.
+// sessionsOf returns a session id for every request: the trace's, or otherwise a number for the first block of the
+// prompt after the last prefix with [sharedBy] different continuations.
 func sessionsOf(reqs []trace.Request) []uint64 {
-	next := map[uint64]map[uint64]bool{} // by hash id, the ids that follow it
+	next := map[uint64]map[uint64]bool{} // by hash id, the following ids
 	for _, r := range reqs {
 		for i := 1; i < len(r.HashIDs) && r.SessionID == ""; i++ {
 			from := r.HashIDs[i-1]
@@ -289,7 +293,7 @@ func sessionsOf(reqs []trace.Request) []uint64 {
 	for i, r := range reqs {
 		var key any = r.SessionID
 		if r.SessionID == "" {
-			key = i // a prompt of its own
+			key = i // a unique prompt
 			for j := len(r.HashIDs) - 1; j >= 0; j-- {
 				if j == 0 || len(next[r.HashIDs[j-1]]) >= sharedBy {
 					key = r.HashIDs[j]

@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// conversation is one session of a generated workload.
+// conversation is a session of a generated workload.
 type conversation struct {
 	begin float64 // place in the run, from 0 to 1
 	turns []turn
@@ -25,10 +25,10 @@ type turn struct {
 type sessions struct {
 	name         string
 	prefixes     int     // system prompts; 0: none
-	prefixTokens int     // of each, exactly
-	hot          float64 // share of the sessions with the first system prompt; the others are drawn evenly
+	prefixTokens int     // of every system prompt, exact
+	hot          float64 // share of the sessions with the first system prompt; other sessions are distributed evenly
 	turns        float64 // geometric
-	first, added int     // tokens of the first turn, and those that each further turn adds; exponential
+	first, added int     // tokens of the first turn and of every further turn; exponential
 	output       int     // exponential
 	pause        float64 // between turns, in shares of the run; exponential
 	churn        bool    // workers leave and join
@@ -107,7 +107,7 @@ func arrange(name string, list []conversation, rng *rand.Rand, e Engine) Workloa
 		}
 		return 0
 	})
-	// What began near the end has its later turns beyond it. The run ends where arrivals get thin.
+	// Conversations that begin near the end have later turns after the end, so the run ends where arrivals become rare.
 	end := st.Arrivals[len(st.Arrivals)*19/20].At
 	st.Arrivals = st.Arrivals[:len(st.Arrivals)*19/20]
 	for i := range st.Arrivals {
@@ -118,7 +118,7 @@ func arrange(name string, list []conversation, rng *rand.Rand, e Engine) Workloa
 	return w
 }
 
-// AtRate returns the workload of one stage with another rate in requests per second. Prompts and their order stay.
+// AtRate returns a workload of a single stage with another rate in requests per second. Prompts and their order stay.
 // Changes of the fleet stay at their share of the run.
 func (w Workload) AtRate(rate float64) Workload {
 	st := w.Stages[0]
@@ -142,8 +142,8 @@ func (w *Workload) Duration() float64 {
 	return a[len(a)-1].At
 }
 
-// SaturatingRate estimates the requests per second that the fleet can serve with the reuse of one cache of the whole
-// fleet's memory: the time on a GPU of all requests of the workload, over the workers that are there on average.
+// SaturatingRate estimates the requests per second that the fleet can serve with the reuse of a single cache of the
+// fleet's memory. The estimate divides the GPU time of all requests by the average number of present workers.
 func (w *Workload) SaturatingRate(workers int) float64 {
 	e := &w.Engine
 	b := Bound(w, workers)
@@ -168,7 +168,7 @@ func (w *Workload) SaturatingRate(workers int) float64 {
 	return float64(requests) * speed / total
 }
 
-// present is the share of the run in which a worker is there.
+// present returns the share of the run in which a worker is present.
 func (w *Workload) present(worker int) float64 {
 	end, since, sum, first := w.Duration(), 0.0, 0.0, true
 	up := true
@@ -177,7 +177,7 @@ func (w *Workload) present(worker int) float64 {
 			continue
 		}
 		if first {
-			first, up = false, !c.Up // one that joins first was away before
+			first, up = false, !c.Up // a worker with a join as the first change was absent before
 		}
 		if up {
 			sum += c.At - since
@@ -190,14 +190,14 @@ func (w *Workload) present(worker int) float64 {
 	return sum / end
 }
 
-// fit sets the engine of a workload and leaves out the requests that take more than half of its memory.
+// fit sets the engine of a workload and removes requests that need more than half of the memory.
 func (w *Workload) fit(e Engine) {
 	w.Engine = e
 	st := &w.Stages[0]
 	st.Arrivals = slices.DeleteFunc(st.Arrivals, func(a Arrival) bool { return a.Prompt.Tokens+a.Output > e.Capacity/2 })
 }
 
-// SingleTurns keeps the first request of each session.
+// SingleTurns keeps the first request of every session.
 func (w *Workload) SingleTurns() {
 	seen := map[uint64]bool{}
 	for i := range w.Stages {

@@ -1,4 +1,5 @@
-// Package simulate is worker-shim simulate: an engine that serves made-up conversations, to try kvatlas without a GPU.
+// Package simulate provides worker-shim simulate: a simulated engine with generated conversations, for trials without a
+// GPU.
 package simulate
 
 import (
@@ -18,7 +19,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// simulating is what worker-shim simulate was told.
+// simulating has the flags of worker-shim simulate.
 type simulating struct {
 	endpoint, replay    string
 	blockSize, capacity int
@@ -34,7 +35,7 @@ func Command() *cobra.Command {
 	s := &simulating{}
 	cmd := &cobra.Command{
 		Use:   "simulate [--endpoint tcp://HOST:PORT --replay tcp://HOST:PORT]",
-		Short: "Run a simulated engine that announces KV cache, to try kvatlas without a GPU",
+		Short: "Run a simulated engine with KV-cache events, to try kvatlas without a GPU",
 		Long: `Run a simulated engine until stopped. The engine serves generated conversations with a block cache and announces stores
 and evictions as vLLM does, on a ZeroMQ socket with a replay socket. Equal seeds serve equal prompts with equal blocks.
 
@@ -48,17 +49,17 @@ FILE.`,
 		Args: cobra.NoArgs,
 	}
 	f := cmd.Flags()
-	f.StringVar(&s.endpoint, "endpoint", "tcp://127.0.0.1:5557", "where events are published; port 0 takes a free one")
-	f.StringVar(&s.replay, "replay", "tcp://127.0.0.1:5657", "where messages are sent again on request")
+	f.StringVar(&s.endpoint, "endpoint", "tcp://127.0.0.1:5557", "endpoint for events; port 0 selects a free port")
+	f.StringVar(&s.replay, "replay", "tcp://127.0.0.1:5657", "endpoint for replay requests")
 	f.IntVar(&s.blockSize, "block-size", 16, fmt.Sprintf("tokens in a block; divides %d", trace.BlockTokens))
-	f.IntVar(&s.capacity, "capacity", 20_000, "blocks that the cache holds")
-	f.Uint64Var(&s.seed, "seed", 1, "what the conversations are made of")
+	f.IntVar(&s.capacity, "capacity", 20_000, "capacity of the cache in blocks")
+	f.Uint64Var(&s.seed, "seed", 1, "seed of the conversations")
 	f.IntVar(&s.requests, "requests", 10_000, "requests until the conversations begin again from the first")
-	f.Float64Var(&s.rate, "rate", 5, "requests in a second; 0, with --serve: only those that are sent there")
-	f.StringVar(&s.serve, "serve", "", "HOST:PORT where OpenAI's API is served too; port 0 takes a free one")
+	f.Float64Var(&s.rate, "rate", 5, "requests per second; 0, with --serve: only requests of clients")
+	f.StringVar(&s.serve, "serve", "", "HOST:PORT for OpenAI's API; port 0 selects a free port")
 	f.StringVar(&s.model, "model", "sim", "of --serve: the model's name")
 	f.StringVar(&s.promptFile, "print-prompt", "",
-		"file that gets the token ids of the prompt that was served last, as a JSON array, once a second at most")
+		"file for the token ids of the last prompt as a JSON array, updated at most once a second")
 	logger := cli.LogFlags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := logger(os.Stderr)
@@ -73,7 +74,7 @@ FILE.`,
 	return cmd
 }
 
-// check refuses what makes no sense, all of it at once.
+// check returns all faults of the flags.
 func (s *simulating) check() error {
 	var errs []error
 	for _, e := range []struct{ name, value string }{{"--endpoint", s.endpoint}, {"--replay", s.replay}} {
@@ -101,7 +102,7 @@ func (s *simulating) check() error {
 
 // run serves the conversations, over and over, until ctx ends.
 func (s *simulating) run(ctx context.Context, log *slog.Logger) error {
-	// until Stop: a request that has begun is served
+	// until Stop, because a started request is completed
 	engine, err := enginesim.Start(context.WithoutCancel(ctx), enginesim.Config{
 		Endpoint: s.endpoint, Replay: s.replay, BlockSize: s.blockSize, Capacity: s.capacity, Seed: s.seed,
 	})
@@ -146,7 +147,7 @@ func (s *simulating) run(ctx context.Context, log *slog.Logger) error {
 				return fmt.Errorf("--print-prompt: %w", err)
 			}
 			if printed.IsZero() {
-				log.Info("the prompt that was served last is printed", "file", s.promptFile)
+				log.Info("the last prompt is written to a file", "file", s.promptFile)
 			}
 			printed = time.Now()
 		}
@@ -154,8 +155,8 @@ func (s *simulating) run(ctx context.Context, log *slog.Logger) error {
 	}
 }
 
-// printPrompt writes token ids as a JSON array. Whoever reads the file finds a whole prompt, the one before or this
-// one.
+// printPrompt writes token ids as a JSON array. A reader of the file always finds a whole prompt:
+// the earlier or the new prompt.
 func printPrompt(file string, tokens []uint32) error {
 	text, err := json.Marshal(tokens)
 	if err != nil {

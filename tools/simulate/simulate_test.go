@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestSimulateEndsWell ends a simulated engine, as SIGTERM does, in the middle of its work, many times: it is no
-// failure.
+// TestSimulateEndsWell ends a simulated engine many times in the middle of its work, as SIGTERM does. The end is not an
+// error.
 func TestSimulateEndsWell(t *testing.T) {
 	for i := range 20 {
 		s := &simulating{endpoint: "tcp://127.0.0.1:0", replay: "tcp://127.0.0.1:0", blockSize: 512, capacity: 100,
@@ -24,7 +24,7 @@ func TestSimulateEndsWell(t *testing.T) {
 	}
 }
 
-// TestPrintPrompt looks at what --print-prompt leaves: the prompt that was served last, whole.
+// TestPrintPrompt checks that --print-prompt leaves the whole last prompt.
 func TestPrintPrompt(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "prompt.json")
 	s := &simulating{
@@ -36,7 +36,7 @@ func TestPrintPrompt(t *testing.T) {
 	go func() { ended <- s.run(ctx, slog.New(slog.DiscardHandler)) }()
 	var text []byte
 	for text == nil {
-		text, _ = os.ReadFile(file) // until it is there
+		text, _ = os.ReadFile(file) // wait for the file
 		time.Sleep(time.Millisecond)
 		if len(ended) > 0 {
 			break
@@ -52,6 +52,6 @@ func TestPrintPrompt(t *testing.T) {
 	}
 	s.promptFile = filepath.Join(t.TempDir(), "absent", "prompt.json")
 	if err := s.run(t.Context(), slog.New(slog.DiscardHandler)); err == nil {
-		t.Error("a folder that is not there is no failure")
+		t.Error("a missing folder is not an error")
 	}
 }

@@ -1,32 +1,32 @@
-// Package trace answers: what did users ask of a fleet of engines, when, and how much of it was the same?
+// Package trace reads, generates and measures request traces of a fleet of engines.
 //
-// A trace is a list of requests in order of time. A request has lengths in tokens and, for each 512 tokens of its
-// prompt, an id; two requests whose ids begin alike have prompts that begin alike. Nothing is known of the text, which
-// is why such traces can be published. The format is that of kvcache-ai/Mooncake (FAST25-release/traces/*.jsonl,
-// Apache-2.0), one JSON object a line:
+// A trace is a list of requests in order of time. A request has lengths in tokens and an id for every 512 tokens of the
+// prompt. Requests with equal leading ids have prompts with equal prefixes. A trace contains no text and can be
+// published. The format is the format of kvcache-ai/Mooncake (FAST25-release/traces/*.jsonl, Apache-2.0), with a JSON
+// object on every line:
 //
 //	{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [0, 46, 47, 48, …]}
 //
-//	timestamp      ms since the trace's beginning
+//	timestamp      ms since the start of the trace
 //	input_length   tokens of the prompt
 //	output_length  tokens of the answer
-//	hash_ids       one id for each 512 tokens of the prompt, the last perhaps not full; an id stands for its block and all
-//	               that comes before it
-//	session_id     the conversation of the request; optional, and not in Mooncake's traces
+//	hash_ids       an id for every 512 tokens of the prompt, the last part may be shorter; an id identifies the block and
+//	               all blocks before
+//	session_id     the conversation of the request; optional, absent in Mooncake's traces
 //
-// Use [ReadFile] for a published trace, or [Generate] where none is at hand; [Request.PromptTokens] and
-// [Request.OutputTokens] make tokens that are equal exactly where the trace says so.
+// Use [ReadFile] for a published trace, or [Generate] without a file. [Request.PromptTokens] and [Request.OutputTokens]
+// return tokens that are equal exactly for equal ids.
 //
 // # The generator
 //
-// [Generate] makes a trace with the shape of Mooncake's conversation trace, from a seed. The model: users arrive in
-// clumps every three seconds. After each answer the user goes on with some probability, which grows with the turns so
-// far, and after some time. Most follow-ups repeat the conversation (prompt and answer) and add to it; some take up an
-// earlier part of it and go another way, as an edited prompt does. All prompts share their first 512 tokens. Lengths
-// and times are drawn from the quantiles of the real trace; only whole numbers are used, and of math/rand/v2 only the
-// raw 64 bits of PCG, so that a seed gives the same trace on every platform and in every version of Go.
+// [Generate] makes a trace with the shape of Mooncake's conversation trace from a seed. In the model, users arrive in
+// clumps every three seconds. After an answer the user continues with a probability that grows with the number of
+// turns, and after a delay. Most follow-ups repeat the conversation (prompt and answer) and append to the conversation.
+// Some follow-ups change an earlier part, as an edited prompt does. All prompts share the first 512 tokens. Lengths and
+// times are drawn from the quantiles of the real trace. The generator uses only integers and the raw 64 bits of PCG in
+// math/rand/v2, so a seed gives the same trace on every platform and in every version of Go.
 //
-// What [Measure] says of the real trace and of [Generate] with the zero Options (12,031 requests each):
+// [Measure] returns for the real trace and for [Generate] with the zero Options (12,031 requests each):
 //
 //	                                        real                              generated
 //	requests; minutes                       12031; 59                         12031; 60
@@ -40,12 +40,12 @@
 //	s until the follow-up                   215: 42 66 123 264 483 1482       194: 36 63 114 240 432 1257
 //	requests in 3 s                         10: 0 5 10 15 21 29               10: 0 5 9 14 20 28
 //
-// Lists are the mean, then the 10th, 25th, 50th, 75th, 90th and 99th of a hundred.
+// Lists are the mean, then the percentiles 10, 25, 50, 75, 90 and 99.
 //
-// One deviation is worth knowing: the real trace was cut out of a running service, so that some of its first requests
-// follow what is not in it, while a generated one begins with an idle fleet.
+// The traces differ at the start: the real trace is an excerpt of a running service, so some of the first requests
+// follow earlier requests outside the trace. A generated trace begins with an idle fleet.
 //
-// Everything here is a value or works on one; nothing needs a lock, and nothing is shared between goroutines.
+// All types are values. The package needs no locks and shares nothing between goroutines.
 //
-// What a fleet of engines would announce while serving a trace is made by tools/corpus.
+// Package tools/corpus generates the events of a fleet of engines serving a trace.
 package trace

@@ -2,18 +2,17 @@ package trace
 
 import "math/rand/v2"
 
-// Options say which trace [Generate] makes. The zero value asks for as many requests as Mooncake's conversation trace
-// has, at its rate.
+// Options configures [Generate]. The zero value gives the number of requests and the rate of Mooncake's conversation
+// trace.
 type Options struct {
-	// Seed names the trace. Every number is a good one.
+	// Seed identifies the trace. Every number is valid.
 	Seed uint64
 
 	// Requests is how many there are. Default 12,031.
 	Requests int
 
-	// Clump is how many requests arrive in three seconds, on average. Default 10, as in the real trace. Users take
-	// minutes to go on, so a short trace has follow-ups only if few users arrive at a time: 1 is right for some
-	// hundreds of requests.
+	// Clump is the mean number of requests in three seconds. The default is 10, as in the real trace. Users continue after
+	// minutes, so a short trace has follow-ups only with few users: 1 is right for some hundreds of requests.
 	Clump int
 }
 
@@ -22,11 +21,11 @@ const (
 	defaultClump    = 10
 
 	tick      = 3000   // ms between two clumps
-	maxPrompt = 126195 // the longest prompt of the real trace, in tokens: a conversation ends before it grows beyond
+	maxPrompt = 126195 // tokens of the longest prompt in the real trace; a conversation ends before a longer prompt
 )
 
-// quantiles is a distribution of whole numbers: value[i] is not exceeded in share[i] thousandths of all draws. Between
-// two entries values are equally likely.
+// quantiles is a distribution of integers: share[i] thousandths of all draws are at most value[i]. Values between two
+// entries are equally likely.
 type quantiles []struct{ share, value int }
 
 // The distributions of the real trace, measured.
@@ -57,8 +56,8 @@ var (
 		{800, 524}, {900, 833}, {1000, 986}}
 )
 
-// goesOn is how many of a thousand users go on after their first, second … answer; the last entry holds for all later
-// ones.
+// goesOn has the thousandths of users that continue after the first, second … answer. The last entry is for all later
+// answers.
 var goesOn = [...]int{380, 490, 580, 650}
 
 // edits is how many of a thousand follow-ups go another way from an earlier point.
@@ -66,14 +65,14 @@ const edits = 150
 
 type generator struct {
 	rng   *rand.PCG
-	fresh uint64 // the next id that nobody has used
+	fresh uint64 // the next unused id
 	due   map[int][]followUp
 }
 
-// followUp is a request that a user will make.
+// followUp is a future request of a user.
 type followUp struct {
 	previous Request
-	turn     int // answers that the user has had
+	turn     int // number of earlier answers
 	edit     bool
 }
 
@@ -118,8 +117,8 @@ func (g *generator) plan(now int, r Request, turn int) {
 	}
 }
 
-// next makes the request that follows another one: as long as that one but with other contents after some blocks, or
-// that one with its answer and more.
+// next makes a follow-up of a request: an edit with the same length and other contents after some blocks, or the
+// request with the answer and more.
 func (g *generator) next(previous Request, edit bool) Request {
 	length := min(maxPrompt, previous.InputLength+previous.OutputLength+g.draw(addition))
 	same := previous.InputLength / BlockTokens // the last block, if not full, goes on in another way
@@ -130,7 +129,7 @@ func (g *generator) next(previous Request, edit bool) Request {
 	return g.request(previous.HashIDs[:same], length)
 }
 
-// request makes a prompt of that many tokens that begins with the given blocks.
+// request makes a prompt of the given length that begins with the given blocks.
 func (g *generator) request(begin []uint64, length int) Request {
 	ids := make([]uint64, (length+BlockTokens-1)/BlockTokens)
 	for i := copy(ids, begin); i < len(ids); i++ {

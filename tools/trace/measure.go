@@ -6,17 +6,17 @@ import (
 	"strings"
 )
 
-// Shape is what [Measure] finds in a trace.
+// Shape is the result of [Measure].
 type Shape struct {
 	Requests      int
 	Input, Output Spread  // tokens
 	Blocks        int     // hash ids of all requests together
-	Distinct      int     // different ones among them
-	Shared        Spread  // blocks that a follow-up shares with what came before
+	Distinct      int     // number of different blocks
+	Shared        Spread  // shared blocks of a follow-up and earlier requests
 	Turns         Spread  // requests of a conversation
-	Single        float64 // share of conversations with one request only
-	FollowUps     float64 // share of requests that begin like an earlier one beyond the first block
-	Extends       float64 // share of follow-ups that repeat all full blocks of the request that they follow
+	Single        float64 // share of conversations with a single request
+	FollowUps     float64 // share of requests with an earlier prefix beyond the first block
+	Extends       float64 // share of follow-ups that repeat all full blocks of the followed request
 	Pause         Spread  // seconds from a request to the follow-up
 	Arrivals      Spread  // requests in three seconds
 	Duration      int64   // ms from the first request to the last
@@ -29,7 +29,7 @@ type Spread struct {
 	Min, Max                     int
 }
 
-// Reused is the share of blocks that were there before.
+// Reused returns the share of blocks that an earlier request had.
 func (s Shape) Reused() float64 {
 	if s.Blocks == 0 {
 		return 0
@@ -37,11 +37,11 @@ func (s Shape) Reused() float64 {
 	return 1 - float64(s.Distinct)/float64(s.Blocks)
 }
 
-// Measure finds a trace's shape. A request follows the latest one with which it shares its longest known beginning, if
-// that is longer than one block.
+// Measure returns the shape of a trace. A request follows the latest request with the longest common prefix, if the
+// prefix is longer than a block.
 func Measure(reqs []Request) Shape {
-	latest := map[uint64]int{} // hash id → the last request that has it
-	turns := map[int]int{}     // first request of a conversation → requests in it
+	latest := map[uint64]int{} // hash id → the last request with the id
+	turns := map[int]int{}     // first request of a conversation → number of requests
 	first := make([]int, len(reqs))
 	var input, output, shared, pauses, arrivals []int
 	s := Shape{Requests: len(reqs)}
@@ -113,7 +113,7 @@ func (s Spread) String() string {
 	return fmt.Sprintf("%.0f: %d %d %d %d %d %d", s.Mean, s.P10, s.P25, s.P50, s.P75, s.P90, s.P99)
 }
 
-// String is a table for people, one line a fact; spreads as "mean: p10 p25 p50 p75 p90 p99".
+// String returns a table with a line for every fact; spreads are "mean: p10 p25 p50 p75 p90 p99".
 func (s Shape) String() string {
 	var b strings.Builder
 	row := func(name string, format string, args ...any) {

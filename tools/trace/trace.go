@@ -12,23 +12,23 @@ import (
 )
 
 const (
-	// BlockTokens is how many tokens of a prompt one hash id stands for.
+	// BlockTokens is the number of prompt tokens of a hash id.
 	BlockTokens = 512
 
-	// MaxLine bounds one line of a trace file, in bytes. A prompt of a million tokens needs some 16 kB.
+	// MaxLine is the maximum length of a line of a trace file, in bytes. A prompt of a million tokens needs about 16 kB.
 	MaxLine = 1 << 20
 )
 
-// Request is one request of a trace.
+// Request is a request of a trace.
 type Request struct {
 	Timestamp    int64 // ms since the trace's beginning
 	InputLength  int   // tokens of the prompt
 	OutputLength int   // tokens of the answer
 	HashIDs      []uint64
-	SessionID    string // of the conversation; "": the trace does not have it
+	SessionID    string // of the conversation; "" if absent
 }
 
-// line is a request as it stands in a file. What must not be missing is a pointer.
+// line is a request in the form of a file. Required fields are pointers.
 type line struct {
 	Timestamp    int64     `json:"timestamp"`
 	InputLength  *int      `json:"input_length"`
@@ -37,11 +37,11 @@ type line struct {
 	SessionID    string    `json:"session_id,omitempty"`
 }
 
-// ErrFormat: what is in a file is no trace. Mend the file.
+// ErrFormat reports a file with invalid content.
 var ErrFormat = errors.New("no request")
 
-// Requests reads a trace request by request. It ends after the first error, which names the line and wraps [ErrFormat]
-// if that is what is wrong. Empty lines are passed over.
+// Requests iterates over the requests of a trace. It ends after the first error. The error has the line, and wraps
+// [ErrFormat] for invalid content. Empty lines are skipped.
 func Requests(r io.Reader) iter.Seq2[Request, error] {
 	return func(yield func(Request, error) bool) {
 		lines := bufio.NewScanner(r)
@@ -126,7 +126,7 @@ func ReadFile(path string, limit int) ([]Request, error) {
 	return reqs, nil
 }
 
-// Write writes a trace in the format that [Read] reads.
+// Write writes a trace in the format of [Read].
 func Write(w io.Writer, reqs []Request) error {
 	b := bufio.NewWriter(w)
 	for i := range reqs {
@@ -148,8 +148,8 @@ func Write(w io.Writer, reqs []Request) error {
 	return nil
 }
 
-// Tokens of answers have answerBit set, tokens of prompts do not; none has the sign bit of an int32, which some
-// engines' clients cannot stand.
+// Tokens of answers have the bit answerBit, tokens of prompts do not. No token has the sign bit of an int32, because
+// some engines' clients fail with negative tokens.
 const (
 	answerBit = 1 << 30
 	tokenMask = answerBit - 1
@@ -163,10 +163,10 @@ func CheckBlockSize(blockSize int) error {
 	return nil
 }
 
-// PromptTokens appends the prompt's tokens to dst: each id h is cut into f = 512/blockSize blocks of blockSize tokens,
-// and the tokens of block i are all h·f+i, so that two prompts' tokens are equal as far as their ids are (ids from
-// 2³⁰/f on wrap round). There are InputLength of them, or fewer if there are too few ids. The block size must pass
-// [CheckBlockSize]: another is a bug of the caller and panics.
+// PromptTokens appends the prompt's tokens to dst. An id h is split into f = 512/blockSize blocks of blockSize tokens,
+// and all tokens of block i are h·f+i. So two prompts have equal tokens as far as their ids are equal (ids from 2³⁰/f
+// on wrap round). The number of tokens is InputLength, or fewer with too few ids. PromptTokens panics if the block size
+// fails [CheckBlockSize].
 func (r Request) PromptTokens(dst []uint32, blockSize int) []uint32 {
 	if err := CheckBlockSize(blockSize); err != nil {
 		panic("trace: " + err.Error())
@@ -184,8 +184,8 @@ func (r Request) PromptTokens(dst []uint32, blockSize int) []uint32 {
 	return dst
 }
 
-// OutputTokens appends the answer's tokens to dst: OutputLength of them, which depend on the request's number in its
-// trace and are those of no other answer and no prompt.
+// OutputTokens appends the answer's OutputLength tokens to dst. The tokens depend on the request's number in the trace
+// and differ from all other answers and prompts.
 func (r Request) OutputTokens(dst []uint32, number int) []uint32 {
 	for i := range r.OutputLength {
 		dst = append(dst, answerBit|uint32(scramble(uint64(number)<<32^uint64(i))&tokenMask))
@@ -201,7 +201,7 @@ func scramble(x uint64) uint64 {
 	return x ^ (x >> 31)
 }
 
-// below gives one of 0…n-1 for 64 random bits.
+// below maps 64 random bits to 0…n-1.
 func below(random, n uint64) uint64 {
 	hi, _ := bits.Mul64(random, n)
 	return hi

@@ -106,7 +106,8 @@ type failing struct{ err error }
 
 func (f failing) Write([]byte) (int, error) { return 0, f.err }
 
-// Seeds name traces for ever: other golden values (corpora, digests) are made from them.
+// TestGenerateIsTheSameEverywhere checks that seeds give the same traces in all versions, because other golden values
+// (corpora, digests) depend on them.
 func TestGenerateIsTheSameEverywhere(t *testing.T) {
 	for _, c := range []struct {
 		o    Options
@@ -175,7 +176,7 @@ func TestGenerateKeepsTheFormatsRules(t *testing.T) {
 		if len(reqs) != 400 {
 			t.Fatalf("seed %d: %d requests", seed, len(reqs))
 		}
-		parent := map[uint64]uint64{0: 0} // an id stands for all that comes before it too
+		parent := map[uint64]uint64{0: 0} // an id also identifies all blocks before
 		next, now := uint64(0), int64(0)
 		for i, r := range reqs {
 			if len(r.HashIDs) != (r.InputLength+BlockTokens-1)/BlockTokens || r.OutputLength < 1 || r.Timestamp < now ||
@@ -186,7 +187,7 @@ func TestGenerateKeepsTheFormatsRules(t *testing.T) {
 			before := uint64(0)
 			for _, h := range r.HashIDs {
 				if h > next {
-					t.Fatalf("seed %d: request %d: id %d, the next fresh one is %d", seed, i, h, next)
+					t.Fatalf("seed %d: request %d: id %d, the next fresh id is %d", seed, i, h, next)
 				}
 				if p, known := parent[h]; known && p != before {
 					t.Fatalf("seed %d: request %d: id %d after %d, earlier after %d", seed, i, h, before, p)
@@ -268,8 +269,8 @@ func TestMeasure(t *testing.T) {
 	got := Measure([]Request{
 		{0, 1100, 10, []uint64{0, 1, 2}, ""},
 		{1000, 600, 20, []uint64{0, 3}, ""},
-		{3000, 1600, 30, []uint64{0, 1, 4, 5}, ""},    // follows the first, whose last block was not full
-		{9000, 2000, 40, []uint64{0, 1, 6, 7}, ""},    // an edit of the one before
+		{3000, 1600, 30, []uint64{0, 1, 4, 5}, ""},    // follows the first request with a partial last block
+		{9000, 2000, 40, []uint64{0, 1, 6, 7}, ""},    // an edit of the request before
 		{9000, 2500, 40, []uint64{0, 1, 6, 7, 8}, ""}, // at once
 	})
 	if got.Blocks != 18 || got.Distinct != 9 || got.Reused() != .5 || got.FollowUps != .6 || got.Turns.Max != 4 ||

@@ -16,7 +16,7 @@ func seqs(locals []events.LocalHash) (all []events.SeqHash) {
 	return all
 }
 
-// depth is how many blocks a place has up to it, itself included.
+// depth returns the number of blocks up to a place, inclusive.
 func (r *Rank) depth(seq events.SeqHash) (n uint32) {
 	for at, more := r.path[seq], true; more; at = r.path[at.parent] {
 		n++
@@ -35,14 +35,14 @@ func (r *Rank) localsTo(seq events.SeqHash) (locals []events.LocalHash) {
 	return locals
 }
 
-// learnLoading notes what an event says of how the engine loads copies: seq is the place of its only name.
+// learnLoading updates the rank's loading rule from an event. seq is the place of the event's only name.
 func (r *Rank) learnLoading(e *events.Event, seq events.SeqHash, byContent bool) {
 	l := &r.loading
 	switch {
 	case e.Chunk == 0:
 		return
 	case e.Chunk == events.ChunkUnsaid && l.Told:
-	case e.Chunk == events.ChunkUnsaid: // the largest size that fits all places
+	case e.Chunk == events.ChunkUnsaid: // the largest size that divides all places
 		depth := r.depth(seq)
 		size := depth
 		for l.Blocks > 0 && (l.Blocks%size != 0 || depth%size != 0) {
@@ -58,8 +58,8 @@ func (r *Rank) learnLoading(e *events.Event, seq events.SeqHash, byContent bool)
 	l.Own = l.Own || byContent
 }
 
-// announced is the place of the last of some blocks that follow parent, or start a prompt, if the rank has a copy of it
-// or remembers one.
+// announced returns the place of the last of some blocks after parent, or at the start of a prompt. ok reports whether
+// the rank has or remembers a copy of the block.
 func (r *Rank) announced(parent events.SeqHash, root bool, locals []events.LocalHash) (seq events.SeqHash, ok bool) {
 	seq = parent
 	for i, l := range locals {
@@ -74,7 +74,7 @@ func (r *Rank) announced(parent events.SeqHash, root bool, locals []events.Local
 	return seq, ok
 }
 
-// ownPlace is the place of the chunk of an event whose name may be the connector's own.
+// ownPlace returns the place of the chunk of an event, if the chunk's name may be the connector's own.
 func (r *Rank) ownPlace(e *events.Event) (seq events.SeqHash, byContent, ok bool) {
 	if seq, ok = r.known(e.Blocks[0]); ok {
 		return seq, false, true
@@ -89,7 +89,7 @@ func (r *Rank) ownPlace(e *events.Event) (seq events.SeqHash, byContent, ok bool
 		}
 		return seq, true, ok
 	}
-	found := map[events.SeqHash]bool{} // behind a chunk that the rank holds in the tier
+	found := map[events.SeqHash]bool{} // after a chunk that the rank holds in the tier
 	for _, before := range r.place {
 		if r.Holds(e.Tier, before) && r.depth(before)%e.Chunk == 0 {
 			if at, ok := r.announced(before, false, e.Locals); ok {
@@ -104,8 +104,8 @@ func (r *Rank) ownPlace(e *events.Event) (seq events.SeqHash, byContent, ok bool
 	return seq, true, ok
 }
 
-// chunks is how far a prefix of n blocks goes on if its engine loads whole chunks from some tiers: a chunk is there if
-// its last block is.
+// chunks extends a prefix of n blocks by the chunks in some tiers, for an engine that loads whole chunks. A chunk is
+// present if the last block is present.
 func (r *Rank) chunks(path []events.SeqHash, n int, tiers []events.Tier) int {
 	size := int(r.loading.Blocks)
 	for {
@@ -118,7 +118,8 @@ func (r *Rank) chunks(path []events.SeqHash, n int, tiers []events.Tier) int {
 	}
 }
 
-// enough reports whether an engine loads so many blocks: all but LMCache load one chunk at least.
+// enough reports whether an engine loads the given number of blocks. All connectors except LMCache load at least a
+// whole chunk.
 func (r *Rank) enough(blocks int) bool {
 	return blocks > 0 && (r.loading.Own || blocks >= int(r.loading.Blocks))
 }

@@ -1,8 +1,8 @@
-// Package twin says what one rank's part of the index means, in code that is obvious at a glance: maps of sets with
-// copy counts. It is the judge of every random test of pkg/radix and of the demo, and is slow and fat on purpose.
+// Package twin is a naive twin of a rank's part of the index: maps of sets with copy counts. The code favours clarity
+// over speed and memory. All random tests of pkg/radix and the demonstration compare results with the twin.
 //
-// A [Rank] is a function of its own events and their times alone; a fleet is several of them side by side. It is not
-// safe for concurrent use. It leaves to others all that makes an index fast, and who the rank is.
+// The state of a [Rank] depends only on the rank's events and their times. A fleet is several ranks. A Rank is not safe
+// for concurrent use and has no identity.
 package twin
 
 import (
@@ -15,16 +15,16 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Config bounds what a rank keeps beside what it holds. Fields mean what those of radix.Config mean.
+// Config limits the state of a rank beside the holdings. The fields are equal to the fields of radix.Config.
 type Config struct {
 	MaxPending      int           // blocks
-	MaxPendingBytes int           // bytes, counted as radix counts them; 0: no bound
-	PendingFor      events.Millis // age at which a parked event is dropped; 0: never
+	MaxPendingBytes int           // bytes, counted as in radix; 0: no limit
+	PendingFor      events.Millis // age of a parked event at which the event is dropped; 0: never
 	MaxTombstones   int           // removals
-	TombstoneFor    events.Millis // age at which a removal is forgotten
+	TombstoneFor    events.Millis // age at which a removal is dropped
 }
 
-// Counts says what became of the blocks of a list of events. Fields mean what those of radix.Counts mean.
+// Counts counts the results of a list of events by block. The fields are equal to the fields of radix.Counts.
 type Counts struct {
 	Stored, Duplicates, Removed, UnknownRemovals                      uint64
 	Conflicts, KindConflicts                                          uint64
@@ -32,14 +32,14 @@ type Counts struct {
 	Cleared, OtherStored, OtherRemoved, Malformed                     uint64
 }
 
-// copyOf names copies that a rank can tell apart.
+// copyOf identifies the copies that a rank can distinguish.
 type copyOf struct {
 	tier  events.Tier
 	group events.GroupIndex
 	name  events.BlockHash
 }
 
-// holding is a block of a prefix in one tier, for one group.
+// holding is a block of a prefix in a tier, for a group.
 type holding struct {
 	tier  events.Tier
 	group events.GroupIndex
@@ -52,14 +52,14 @@ type removal struct {
 	since events.Millis
 }
 
-// origin is how a place follows from the one before it.
+// origin is the link from a place to the place before.
 type origin struct {
 	parent events.SeqHash
-	root   bool // there is none before it
+	root   bool // whether the place starts a prompt
 	local  events.LocalHash
 }
 
-// What radix counts for an event that waits, and for each of its blocks.
+// The charged bytes of radix for a parked event and for each of its blocks.
 const (
 	parkedEventBytes = 288
 	parkedBlockBytes = 128
@@ -68,7 +68,7 @@ const (
 type parked struct {
 	since     events.Millis
 	event     events.Event
-	cancelled []bool // one for each of event.Blocks
+	cancelled []bool // an element for every block of event.Blocks
 }
 
 func (p *parked) waiting() (n uint64) {
@@ -80,27 +80,27 @@ func (p *parked) waiting() (n uint64) {
 	return n
 }
 
-// Rank is what one (worker, rank) holds and remembers.
+// Rank is the state of a (worker, rank).
 type Rank struct {
 	cfg    Config
 	clock  events.Millis
 	block  uint32                                 // tokens
-	kinds  map[events.GroupIndex]events.Attention // as the first stored event of each group said
-	window map[events.GroupIndex]uint32           // tokens, as the first stored event said that had one
-	drops  map[events.GroupIndex]bool             // some stored event said so
+	kinds  map[events.GroupIndex]events.Attention // from the first stored event of a group
+	window map[events.GroupIndex]uint32           // tokens, from the first stored event with a window
+	drops  map[events.GroupIndex]bool             // set by a stored event
 	copies map[copyOf]int                         // of main groups, by name
 	held   map[holding]int                        // the same copies, by place
 	place  map[events.BlockHash]events.SeqHash    // of every name in copies
 	path   map[events.SeqHash]origin              // of every place that was ever held
 	// how the engine loads copies below the device
 	loading events.Loading
-	gone    []removal      // the last names that left copies, oldest first
+	gone    []removal      // the last names without copies, oldest first
 	parked  []parked       // oldest first
-	sets    map[copyOf]int // of the other groups
+	sets    map[copyOf]int // copies of the other groups
 	counts  Counts
 }
 
-// New returns a rank that holds nothing. block is the size of a block in tokens.
+// New returns an empty rank. block is the block size in tokens.
 func New(cfg Config, block uint32) *Rank {
 	r := &Rank{cfg: cfg, block: block, path: map[events.SeqHash]origin{}}
 	r.reset()
@@ -115,7 +115,7 @@ func (r *Rank) reset() {
 	r.gone, r.parked, r.loading = nil, nil, events.Loading{}
 }
 
-// Apply takes events that reached the log at now. Time that goes back is taken to stand still.
+// Apply applies events that reached the log at now. A time before an earlier now counts as the earlier now.
 func (r *Rank) Apply(now events.Millis, evs []events.Event) Counts {
 	r.counts = Counts{}
 	r.clock = max(r.clock, now)
@@ -152,7 +152,7 @@ func wellFormed(e *events.Event) bool {
 
 func (r *Rank) stored(e *events.Event) {
 	kind, seen := r.kinds[e.Group]
-	if !seen && e.Attention == events.AttentionUnknown && len(e.Locals) == 0 && !e.Own { // of which kind is said later
+	if !seen && e.Attention == events.AttentionUnknown && len(e.Locals) == 0 && !e.Own { // a later event has the kind
 		for i := range e.Blocks {
 			one := *e
 			one.Blocks, one.HasParent, one.Parent = e.Blocks[i:i+1], false, 0
@@ -183,7 +183,7 @@ func (r *Rank) stored(e *events.Event) {
 			r.sets[copyOf{e.Tier, e.Group, name}]++
 		}
 		r.counts.OtherStored += uint64(len(e.Blocks))
-	case len(e.Locals) == 0 && !e.Own: // each block waits by itself
+	case len(e.Locals) == 0 && !e.Own: // every block waits separately
 		for i := range e.Blocks {
 			one := *e
 			one.Blocks, one.HasParent, one.Parent = e.Blocks[i:i+1], false, 0
@@ -192,7 +192,7 @@ func (r *Rank) stored(e *events.Event) {
 	case len(e.Blocks) > 0:
 		r.placeOrPark(*e)
 	}
-	for i := 0; i < len(r.parked); { // the oldest that can be placed goes first, until none can
+	for i := 0; i < len(r.parked); { // apply the oldest ready event first, until no event is ready
 		if p := r.parked[i]; r.ready(&p.event) {
 			r.parked = slices.Delete(r.parked, i, i+1)
 			r.counts.Attached += p.waiting()
@@ -204,7 +204,7 @@ func (r *Rank) stored(e *events.Event) {
 	}
 }
 
-// known is the place of a name: of a copy that is held, or else of the last one that was removed.
+// known returns the place of a name: of a held copy, otherwise of the last removed copy.
 func (r *Rank) known(name events.BlockHash) (events.SeqHash, bool) {
 	if seq, ok := r.place[name]; ok {
 		return seq, true
@@ -240,7 +240,7 @@ func (r *Rank) placeOrPark(e events.Event) {
 		r.put(&e, make([]bool, len(e.Blocks)))
 		return
 	}
-	if e.Own && e.HasParent && e.Parent == 0 { // it does not wait
+	if e.Own && e.HasParent && e.Parent == 0 { // the event does not wait
 		r.counts.Pending++
 		r.counts.Overflowed++
 		return
@@ -248,7 +248,7 @@ func (r *Rank) placeOrPark(e events.Event) {
 	r.park(e)
 }
 
-// unparkBeside adds the blocks of a group to its set that have waited for its kind.
+// unparkBeside adds the parked blocks of a group to the group's set after the kind is known.
 func (r *Rank) unparkBeside(group events.GroupIndex) {
 	r.parked = slices.DeleteFunc(r.parked, func(p parked) bool {
 		if p.event.Group != group {
@@ -280,8 +280,8 @@ func (r *Rank) tooMuchParked() bool {
 	return blocks > r.cfg.MaxPending || r.cfg.MaxPendingBytes > 0 && bytes > r.cfg.MaxPendingBytes
 }
 
-// put gives the blocks of an event that is ready their places, but for those cancelled. A name that has copies at
-// another place ends it: neither that block nor what follows it is taken.
+// put gives the blocks of a ready event their places, except for cancelled blocks. A name with copies at another place
+// ends the event: neither this block nor the following blocks are stored.
 func (r *Rank) put(e *events.Event, cancelled []bool) {
 	if len(e.Locals) == 0 || e.Own {
 		seq, byContent := events.SeqHash(0), false
@@ -352,7 +352,7 @@ func (r *Rank) removed(e *events.Event) {
 	}
 }
 
-// release takes n copies away, and the name's place with the last of them in whatever tier and group.
+// release removes n copies. The last copy in any tier and group removes the name's place.
 func (r *Rank) release(c copyOf, n int) {
 	drop(r.held, holding{c.tier, c.group, r.place[c.name]}, n)
 	drop(r.copies, c, n)
@@ -366,7 +366,7 @@ func (r *Rank) release(c copyOf, n int) {
 	delete(r.place, c.name)
 }
 
-// cancel takes back the oldest parked copy of this kind.
+// cancel cancels the oldest parked copy of the same kind.
 func (r *Rank) cancel(c copyOf) bool {
 	for i := range r.parked {
 		p := &r.parked[i]
@@ -411,7 +411,7 @@ func (r *Rank) cleared(tier events.Tier) {
 	}
 }
 
-// Holds reports whether a block counts as held in a tier: every main group that the rank has announced holds it.
+// Holds reports whether a tier holds a block: all announced main groups of the rank must have a copy.
 func (r *Rank) Holds(tier events.Tier, seq events.SeqHash) bool {
 	main := false
 	for group, kind := range r.kinds {
@@ -425,8 +425,8 @@ func (r *Rank) Holds(tier events.Tier, seq events.SeqHash) bool {
 	return main
 }
 
-// Match says how many leading blocks an engine can use that are held in device, how many more with those that follow
-// directly in host, in disk, in external.
+// Match returns the number of leading blocks that an engine can use in device, and the additional blocks that follow
+// directly in host, disk and external.
 func (r *Rank) Match(locals []events.LocalHash) (depth [events.NumTiers]uint32) {
 	held := r.Held(locals)
 	if !r.bounded() {
@@ -444,7 +444,8 @@ func (r *Rank) Match(locals []events.LocalHash) (depth [events.NumTiers]uint32) 
 
 var tiers = []events.Tier{events.Device, events.Host, events.Disk, events.External}
 
-// Within says how many leading blocks an engine can use of those that are held in some tiers, in whichever each is.
+// Within returns the number of leading blocks that an engine can use from the given tiers. Every block may be in any of
+// the tiers.
 func (r *Rank) Within(locals []events.LocalHash, tiers ...events.Tier) int {
 	n := 0
 	var seq events.SeqHash
@@ -464,10 +465,10 @@ func (r *Rank) Within(locals []events.LocalHash, tiers ...events.Tier) int {
 	return n
 }
 
-// Named is the local hashes of the blocks that the rank holds under these names in whatever tier, as far as each
-// follows the one before it, and the first is the first of a prompt.
+// Named returns the local hashes of the blocks with the given names in any tier. The first block must start a prompt,
+// and every further block must follow the block before.
 //
-// Of a chunk the last block's name tells all of it, since an engine's hash covers the blocks before.
+// The name of a chunk's last block identifies the whole chunk, because an engine's hash covers the blocks before.
 func (r *Rank) Named(names []events.BlockHash) (locals []events.LocalHash) {
 	if r.loading.Chunked() {
 		for i, name := range slices.Backward(names) {
@@ -489,7 +490,7 @@ func (r *Rank) Named(names []events.BlockHash) (locals []events.LocalHash) {
 	return locals
 }
 
-// Held says how many leading blocks are held in device, how many more follow directly in host, in disk, in external.
+// Held returns the number of leading blocks in device, and the blocks that follow directly in host, disk and external.
 func (r *Rank) Held(locals []events.LocalHash) (depth [events.NumTiers]uint32) {
 	tier := events.Device
 	var seq events.SeqHash
@@ -512,9 +513,9 @@ func (r *Rank) Held(locals []events.LocalHash) (depth [events.NumTiers]uint32) {
 	return depth
 }
 
-// Checksum is the sum, modulo 2^64, over every (tier, block) held by whatever main group of a hash of tier, sequence
-// hash and number of copies, and over every (tier, group, name) held by the other groups of a hash of these and the
-// number of copies.
+// Checksum returns the sum, modulo 2^64, of two hashes. For every (tier, block) of any main group, the hash covers the
+// tier, the sequence hash and the number of copies. For every (tier, group, name) of other groups, the hash covers the
+// triple and the number of copies.
 func (r *Rank) Checksum() (sum uint64) {
 	total := map[holding]int{}
 	for h, n := range r.held {
@@ -529,7 +530,7 @@ func (r *Rank) Checksum() (sum uint64) {
 	return sum
 }
 
-// Copies counts the copies beyond the first of each block in each tier, of each main group.
+// Copies counts the copies beyond the first of every block, by tier and main group.
 func (r *Rank) Copies() (n int) {
 	for _, count := range r.held {
 		n += count - 1
@@ -537,7 +538,7 @@ func (r *Rank) Copies() (n int) {
 	return n
 }
 
-// Holdings is how many (tier, block) pairs are held by whatever main group.
+// Holdings returns the number of (tier, block) pairs of any main group.
 func (r *Rank) Holdings() int {
 	total := map[holding]bool{}
 	for h := range r.held {
@@ -546,12 +547,12 @@ func (r *Rank) Holdings() int {
 	return len(total)
 }
 
-// SetCount is how many copies of a block are held for a group that is no part of the prefix.
+// SetCount returns the number of copies of a block for a group outside of the prefix.
 func (r *Rank) SetCount(tier events.Tier, group events.GroupIndex, name events.BlockHash) int {
 	return r.sets[copyOf{tier, group, name}]
 }
 
-// Next is the sequence hash of a block from its parent's; root says that it has none.
+// Next returns the sequence hash of a block from the parent's hash. root marks a block without a parent.
 func Next(parent events.SeqHash, root bool, local events.LocalHash) events.SeqHash {
 	if root {
 		return events.SeqHash(local)
@@ -562,7 +563,7 @@ func Next(parent events.SeqHash, root bool, local events.LocalHash) events.SeqHa
 	return events.SeqHash(xxh3.HashSeed(b[:], 1337))
 }
 
-// mix is one step of SplitMix64.
+// mix is a step of SplitMix64.
 func mix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9

@@ -2,7 +2,7 @@ package twin
 
 import "github.com/kvatlas/kvatlas/pkg/events"
 
-// prefix is a prompt, and what a rank calls its blocks.
+// prefix is a prompt with the rank's names of the blocks.
 type prefix struct {
 	*Rank
 	names  [][]events.BlockHash // by block
@@ -26,8 +26,8 @@ func (r *Rank) prefix(locals []events.LocalHash) *prefix {
 	return p
 }
 
-// usable is the longest prefix of at most most blocks that the engine can go on from with what it has in some tiers:
-// every group must have what it needs of it.
+// usable returns the longest prefix of at most most blocks that the engine can continue with the copies in some tiers.
+// Every group must have its required blocks.
 func (p *prefix) usable(most int, tiers []events.Tier) int {
 	for n := most; n > 0; n-- {
 		all := true
@@ -41,7 +41,7 @@ func (p *prefix) usable(most int, tiers []events.Tier) int {
 	return 0
 }
 
-// has reports whether each of some groups has a copy of a block, all of them under one name and in one of some tiers.
+// has reports whether all given groups have a copy of a block under the same name, in the same of the given tiers.
 func (p *prefix) has(groups []events.GroupIndex, block int, tiers []events.Tier) bool {
 	for _, tier := range tiers {
 		for _, name := range p.names[block] {
@@ -53,7 +53,7 @@ func (p *prefix) has(groups []events.GroupIndex, block int, tiers []events.Tier)
 	return false
 }
 
-// bounded reports whether anything but the blocks of a prefix decides how long it can be.
+// bounded reports whether windows or drops limit the length of a prefix.
 func (r *Rank) bounded() bool {
 	for g, kind := range r.kinds {
 		if kind.Bounds() || r.drops[g] {
@@ -63,8 +63,8 @@ func (r *Rank) bounded() bool {
 	return false
 }
 
-// equalGroups lists the groups that serve the same kind of attention with the same window, together. The main ones
-// count as one.
+// equalGroups returns sets of groups with the same kind of attention and the same window. All main groups form a single
+// set.
 func (r *Rank) equalGroups() (all [][]events.GroupIndex) {
 next:
 	for g := range r.kinds {
@@ -80,7 +80,7 @@ next:
 	return all
 }
 
-// allHave reports whether each of some groups has a copy in a tier.
+// allHave reports whether all given groups have a copy in a tier.
 func (r *Rank) allHave(groups []events.GroupIndex, tier events.Tier, name events.BlockHash) bool {
 	for _, g := range groups {
 		if r.sets[copyOf{tier, g, name}] == 0 {
@@ -90,8 +90,8 @@ func (r *Rank) allHave(groups []events.GroupIndex, tier events.Tier, name events
 	return true
 }
 
-// serves reports whether equal groups have what they need of a prefix of n blocks, if most are held; has says of which
-// blocks they have copies.
+// serves reports whether equal groups have the required blocks for a prefix of n blocks, of at most most held blocks.
+// has reports the blocks with copies.
 func (r *Rank) serves(groups []events.GroupIndex, n, most int, has func(i int) bool) bool {
 	drop := 0
 	for _, g := range groups {
@@ -106,7 +106,7 @@ func (r *Rank) serves(groups []events.GroupIndex, n, most int, has func(i int) b
 		return n+drop <= most
 	case kind == events.AttentionMamba:
 		from, drop = n-1, 0
-	case window == 0: // not known, or of no matter
+	case window == 0: // unknown or irrelevant
 		return true
 	case kind == events.AttentionChunkedLocal:
 		from = n * block / window * window / block

@@ -1,19 +1,19 @@
-// Command vulncheck looks for known vulnerabilities in the code that the programs call. It runs govulncheck, which
-// go.mod pins, with the Go vulnerability database.
+// Command vulncheck looks for known vulnerabilities in the called code of the programs. It runs govulncheck, pinned by
+// go.mod, with the Go vulnerability database.
 //
 //	go run ./tools/vulncheck [--db https://vuln.go.dev] [PACKAGE...]
 //
-// It uses the first of these sources that it can reach:
+// It uses the first reachable source:
 //
-//  1. The database itself.
-//  2. Its source, the module golang.org/x/vulndb on the Go module proxy. It is up to some weeks older. The download
-//     takes up to 100 MB of the module cache.
+//  1. The database.
+//  2. The source of the database, the module golang.org/x/vulndb on the Go module proxy. The module may be some weeks
+//     older. The download needs up to 100 MB of the module cache.
 //
-// If it can reach neither, it prints NOT CHECKED with both reasons, and ends with status 0: a network that is away is
-// no fault of a commit. Every other failure ends with status 1. A vulnerability ends with status 3.
+// Without a reachable source, it prints NOT CHECKED with both reasons and exits with status 0, because an outage of the
+// network is not a fault of a commit. Every other failure exits with status 1. A vulnerability exits with status 3.
 //
-// The standard library is checked as in the Go that go.mod's toolchain line names, which `make release` uses. Programs
-// built with an older Go have more vulnerabilities; vulncheck then prints a warning.
+// The standard library is checked in the version of go.mod's toolchain line, which `make release` uses. Programs from
+// an older Go have more vulnerabilities; vulncheck then prints a warning.
 package main
 
 import (
@@ -49,16 +49,16 @@ func main() {
 	os.Exit(c.run(context.Background()))
 }
 
-// check is one run of vulncheck.
+// check is a run of vulncheck.
 type check struct {
 	db       string // URL
-	source   source // of the database, if that cannot be reached
+	source   source // fallback for an unreachable database
 	dir      string // of the module to check; "" is the current folder
 	patterns []string
 	out      io.Writer
 }
 
-// source returns a folder of advisories, one a file, and its version.
+// source returns a folder with a file for every advisory, and the version.
 type source func(context.Context) (folder, version string, failed error)
 
 // run returns the exit status.
@@ -68,8 +68,8 @@ func (c *check) run(ctx context.Context) int {
 		folder, version, err := c.source(ctx)
 		if err != nil {
 			fmt.Fprintf(c.out, "vulncheck: NOT CHECKED. The vulnerability database cannot be reached: %v.\n"+
-				"Its copy on the Go module proxy cannot be used either: %v.\n"+
-				"Run `make vulncheck` where one of them can be reached.\n", failed, err)
+				"The copy on the Go module proxy is not available either: %v.\n"+
+				"Run `make vulncheck` with access to one of the two.\n", failed, err)
 			return 0
 		}
 		fmt.Fprintf(c.out, "vulncheck: the database cannot be reached (%v), golang.org/x/vulndb %s is used\n", failed,
@@ -98,7 +98,7 @@ func (c *check) run(ctx context.Context) int {
 		fmt.Fprintf(c.out, "vulncheck: %v\n", err)
 		return statusFailed
 	}
-	// A panic of govulncheck 1.9.0 may end with status 0: its Wait can return before the panic ends the process.
+	// A panic of govulncheck 1.9.0 may exit with status 0, because Wait can return before the panic ends the process.
 	if !strings.Contains(said.String(), "No vulnerabilities found.\n") &&
 		!strings.Contains(said.String(), "Your code is affected by 0 vulnerabilities") {
 		fmt.Fprintln(c.out, "vulncheck: govulncheck ended with status 0 before its summary")
@@ -107,15 +107,15 @@ func (c *check) run(ctx context.Context) int {
 	return 0
 }
 
-// unreachable is the error of a database that gives no answer, or whose answer is that of a proxy before it.
+// unreachable is the error of a database without an answer, or with an answer of a proxy.
 type unreachable struct{ error }
 
 func (u unreachable) Unwrap() error { return u.error }
 
-// reach returns nil if the database answers, and an [unreachable] error if the network does not reach it.
+// reach returns nil if the database answers, and an [unreachable] error if the network does not reach the database.
 func reach(ctx context.Context, db string) error {
 	if strings.HasPrefix(db, "file:") {
-		return nil // govulncheck reports one that is not there
+		return nil // govulncheck reports a missing folder
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -141,7 +141,7 @@ func reach(ctx context.Context, db string) error {
 	}
 }
 
-// download fetches the database's source from the Go module proxy, and returns the folder of its advisories.
+// download downloads the database's source from the Go module proxy and returns the folder of the advisories.
 func download(ctx context.Context) (folder, version string, failed error) {
 	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", "golang.org/x/vulndb@latest")
 	var errs bytes.Buffer
@@ -163,8 +163,8 @@ func download(ctx context.Context) (folder, version string, failed error) {
 	return folder, m.Version, nil
 }
 
-// toolchain returns the GOTOOLCHAIN with which to check: that of go.mod's toolchain line if it can be had. It prints a
-// warning if it is not what `go` is on this machine.
+// toolchain returns the GOTOOLCHAIN for the check: go.mod's toolchain line if available. It prints a warning if `go` on
+// this machine is a different version.
 func (c *check) toolchain(ctx context.Context) string {
 	version := func(toolchain string) (string, error) {
 		cmd := exec.CommandContext(ctx, "go", "env", "GOVERSION")
@@ -174,16 +174,16 @@ func (c *check) toolchain(ctx context.Context) string {
 	}
 	local, err := version("local")
 	if err != nil {
-		return "local" // govulncheck fails in the same way, and says why
+		return "local" // govulncheck fails in the same way, with the reason
 	}
 	named, err := version("auto")
 	switch {
 	case err != nil:
-		fmt.Fprintf(c.out, "vulncheck: %s is checked, as the Go that go.mod names cannot be had: %s\n", local, named)
+		fmt.Fprintf(c.out, "vulncheck: checking %s, because the Go version of go.mod is not available: %s\n", local, named)
 		return "local"
 	case named != local:
-		fmt.Fprintf(c.out, "vulncheck: %s is checked, which go.mod names. This machine has %s: build programs for "+
-			"others with GOTOOLCHAIN=auto, as make release does.\n", named, local)
+		fmt.Fprintf(c.out, "vulncheck: checking %s of go.mod. This machine has %s: build programs for "+
+			"distribution with GOTOOLCHAIN=auto, as make release does.\n", named, local)
 	}
 	return "auto"
 }

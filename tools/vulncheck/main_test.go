@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// advisory is one of the database. The tests' module calls url.Parse.
+// advisory returns an advisory of the database. The tests' module calls url.Parse.
 func advisory(id, pkg, symbol string) string {
 	return `{"schema_version": "1.3.1", "id": "` + id + `", "modified": "2026-01-01T00:00:00Z",
 "published": "2026-01-01T00:00:00Z", "summary": "made by a test", "details": "made by a test",
@@ -24,7 +24,7 @@ func advisory(id, pkg, symbol string) string {
 "ecosystem_specific": {"imports": [{"path": "` + pkg + `", "symbols": ["` + symbol + `"]}]}}]}`
 }
 
-// database writes advisories as files, as golang.org/x/vulndb has them.
+// database writes advisories as files in the layout of golang.org/x/vulndb.
 func database(t *testing.T, advisories map[string]string) (folder string) {
 	t.Helper()
 	folder = t.TempDir()
@@ -44,7 +44,7 @@ func write(t *testing.T, file, text string) {
 	}
 }
 
-// module writes a module that calls url.Parse and needs no other module.
+// module writes a module that calls url.Parse, without dependencies.
 func module(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -53,7 +53,7 @@ func module(t *testing.T) (dir string) {
 	return dir
 }
 
-// away is the address of a port at which nobody listens.
+// away returns the address of a port without a listener.
 func away(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -64,8 +64,8 @@ func away(t *testing.T) string {
 	return "http://" + l.Addr().String()
 }
 
-// TestRun: the status is 3 for a vulnerability that is called, 0 for one that is not, and 0 with a line that nothing
-// was checked if neither source can be reached. Every other failure has the status 1.
+// TestRun checks the exit status: 3 for a called vulnerability, 0 for an uncalled vulnerability, and 0 with NOT CHECKED
+// without a reachable source. Every other failure has status 1.
 func TestRun(t *testing.T) {
 	dir := module(t)
 	called := map[string]string{"GO-2026-0001": advisory("GO-2026-0001", "net/url", "Parse"),
@@ -88,7 +88,7 @@ func TestRun(t *testing.T) {
 		"not called": {check{db: file(other), source: none}, 0, []string{"No vulnerabilities found"}, "NOT CHECKED"},
 		"imported":   {check{db: file(imported), source: none}, 0, []string{"by 0 vulnerabilities"}, "NOT CHECKED"},
 		"copy":       {check{db: away(t), source: copied(called)}, 3, []string{"v0.0.1", "GO-2026-0001"}, "NOT CHECKED"},
-		// govulncheck panics at this advisory, and then ends with status 2 or, now and then, 0
+		// govulncheck panics at this advisory and exits with status 2 or, occasionally, 0
 		"a panic":   {check{db: file(broken), source: none}, 1, []string{"GO-2026-0001"}, "No vulnerabilities"},
 		"nothing":   {check{db: away(t), source: none}, 0, []string{"NOT CHECKED", "refused", "no proxy"}, "found"},
 		"no folder": {check{db: "file:///nowhere/at/all", source: none}, 1, []string{"nowhere"}, "NOT CHECKED"},
@@ -104,7 +104,7 @@ func TestRun(t *testing.T) {
 		text := out.String()
 		for _, word := range c.says {
 			if !strings.Contains(text, word) {
-				t.Errorf("%s: nothing is said of %q", name, word)
+				t.Errorf("%s: the output lacks %q", name, word)
 			}
 		}
 		if status != c.want || strings.Contains(text, c.not) {
@@ -113,8 +113,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestReach: no answer, and the answers of a proxy that refuses, are unreachable. An address that has no database is an
-// error of another kind.
+// TestReach checks that a missing answer and a refusal by a proxy are unreachable. An address without a database is
+// another error.
 func TestReach(t *testing.T) {
 	t.Parallel()
 	status := 0
@@ -144,7 +144,7 @@ func TestReach(t *testing.T) {
 	}
 }
 
-// TestDownload has the go command fetch a copy of the database from a module proxy, which is a folder here.
+// TestDownload downloads a copy of the database from a module proxy, which is a folder in the test.
 func TestDownload(t *testing.T) {
 	const version, path = "v0.0.0-20260101000000-0123456789ab", "golang.org/x/vulndb"
 	dir := t.TempDir()
@@ -187,7 +187,7 @@ func TestDownload(t *testing.T) {
 	for what, c := range map[string]struct{ proxy, word string }{
 		"a copy without advisories": {proxy("data/README"), "no advisories"},
 		"no proxy":                  {"off", "GOPROXY=off"},
-		"a proxy that is away":      {away(t), "refused"},
+		"an unreachable proxy":      {away(t), "refused"},
 	} {
 		t.Setenv("GOMODCACHE", t.TempDir())
 		t.Setenv("GOPROXY", c.proxy)

@@ -1,4 +1,4 @@
-// Package zmtpserver is the engine's side of ZeroMQ, for simulated engines and tests: [Pub] and [Router], made of
-// internal/ingest/zmtp's connections. Both have a bounded queue for each peer and drop what does not fit, as libzmq's
-// do; a Pub counts it, a Router says so.
+// Package zmtpserver implements the engine's side of ZeroMQ for simulated engines and tests: [Pub] and [Router], built
+// on the connections of internal/ingest/zmtp. As in libzmq, every peer has a bounded queue, and messages for a full
+// queue are dropped. A Pub counts dropped messages. A Router returns an error.
 package zmtpserver

@@ -10,39 +10,38 @@ import (
 )
 
 const (
-	// maxMessage bounds what a subscriber may say: it has nothing longer.
+	// maxMessage is the maximum size of a subscriber's message.
 	maxMessage = 64 << 10
 
-	// maxTopicBytes bounds all topics of one subscriber, so that a peer cannot fill our memory with them. Each costs
-	// perTopic beside its bytes.
+	// maxTopicBytes limits the memory for the topics of a subscriber. A topic costs perTopic and its bytes.
 	maxTopicBytes = 1 << 20
 	perTopic      = 64
 )
 
-// Pub sends each message to those subscribers that asked for its topic, which is how its first frame begins. What
-// does not fit into a subscriber's queue is dropped and counted.
+// Pub sends a message to the subscribers of the message's topic, which is a prefix of the first frame. Messages for a
+// full subscriber queue are dropped and counted.
 type Pub struct {
 	*zmtp.Listener
 
 	mu      sync.Mutex
 	subs    map[*zmtp.Conn]*subscriber
 	sent    uint64
-	dropped uint64        // for subscribers that are gone
+	dropped uint64        // by ended subscribers
 	changed chan struct{} // closed and replaced when a subscription came or went
 }
 
-// subscriber is one connection. Guarded by Pub.mu.
+// subscriber is a connection. Pub.mu guards it.
 type subscriber struct {
 	topics
 	dropped uint64
 }
 
-// ListenPub opens a Pub at endpoint. It lives until ctx ends or Stop is called.
+// ListenPub opens a Pub at endpoint, until the end of ctx or a call of Stop.
 func ListenPub(ctx context.Context, endpoint string, cfg zmtp.Config) (*Pub, error) {
 	return open(ctx, zmtp.Listen, endpoint, cfg)
 }
 
-// DialPub opens a Pub that keeps one connection to a subscriber which listens at endpoint.
+// DialPub opens a Pub that keeps a connection to a subscriber listening at endpoint.
 func DialPub(ctx context.Context, endpoint string, cfg zmtp.Config) (*Pub, error) {
 	return open(ctx, zmtp.Dial, endpoint, cfg)
 }
@@ -65,7 +64,7 @@ func (p *Pub) serve(c *zmtp.Conn) {
 		if f := frames[0]; len(frames) == 1 && len(f) > 0 && f[0] <= 1 { // as in 3.0
 			return p.subscribe(s, f[0] == 1, string(f[1:]))
 		}
-		return nil // what an XSUB sends upstream is none of ours
+		return nil // other upstream messages of an XSUB are ignored
 	}, func(name string, data []byte) error {
 		if name == "SUBSCRIBE" || name == "CANCEL" {
 			return p.subscribe(s, name == "SUBSCRIBE", string(data))
@@ -89,13 +88,13 @@ func (p *Pub) subscribe(s *subscriber, on bool, topic string) error {
 	return nil
 }
 
-// notify wakes who waits for subscribers. p.mu is held.
+// notify wakes the goroutines that wait for subscribers. The caller holds p.mu.
 func (p *Pub) notify() {
 	close(p.changed)
 	p.changed = make(chan struct{})
 }
 
-// Send queues one message for each subscriber of its topic. It does not wait.
+// Send queues a message for every subscriber of the topic. It does not block.
 func (p *Pub) Send(frames ...[]byte) error {
 	var topic []byte
 	if len(frames) > 0 {
@@ -124,10 +123,10 @@ func (p *Pub) Send(frames ...[]byte) error {
 	return nil
 }
 
-// PubStats counts what a Pub did.
+// PubStats has the counters of a Pub.
 type PubStats struct {
 	Sent        uint64 // calls of Send
-	Dropped     uint64 // messages that a subscriber's full queue did not take, one for each such subscriber
+	Dropped     uint64 // messages dropped by full queues, counted for every subscriber
 	Subscribers int    // connections with a subscription
 }
 
@@ -145,7 +144,7 @@ func (p *Pub) Stats() PubStats {
 	return s
 }
 
-// Has reports whether a subscriber has asked for a topic.
+// Has reports whether a subscriber has subscribed to a topic.
 func (p *Pub) Has(topic string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -157,8 +156,8 @@ func (p *Pub) Has(topic string) bool {
 	return false
 }
 
-// WaitSubscribers waits until n connections or more have a subscription. A connection with several topics counts from
-// the first of them; [Pub.Has] tells of each.
+// WaitSubscribers waits until at least n connections have a subscription. A connection with several topics counts from
+// the first topic. [Pub.Has] reports single topics.
 func (p *Pub) WaitSubscribers(ctx context.Context, n int) error {
 	for {
 		p.mu.Lock()
@@ -178,7 +177,7 @@ func (p *Pub) WaitSubscribers(ctx context.Context, n int) error {
 	}
 }
 
-// topics is what one subscriber asked for. A topic may be asked for several times and is then cancelled as often.
+// topics are the subscriptions of a subscriber. A topic needs as many cancellations as subscriptions.
 type topics struct {
 	count map[string]int
 	bytes int

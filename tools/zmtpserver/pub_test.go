@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// FuzzTopics compares a subscriber's topics with a list of what is in force.
+// FuzzTopics compares a subscriber's topics with a list of the active topics.
 func FuzzTopics(f *testing.F) {
 	f.Add([]byte("+a+ab-a+a-b"), []byte("abc"))
 	f.Fuzz(func(t *testing.T, script, probe []byte) {

@@ -9,10 +9,10 @@ import (
 	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
 )
 
-// ErrNoPeer: a Router has no connection under that name.
+// ErrNoPeer reports a name without a connection to the Router.
 var ErrNoPeer = errors.New("zmtpserver: no such peer")
 
-// Router hears requests of dealers and answers each by name.
+// Router receives requests from dealers and replies by name.
 type Router struct {
 	*zmtp.Listener
 	in chan request
@@ -29,7 +29,7 @@ type request struct {
 // waiting is how many requests a router keeps for Recv.
 const waiting = 1000
 
-// ListenRouter opens a Router at endpoint. It lives until ctx ends or Stop is called.
+// ListenRouter opens a Router at endpoint, until the end of ctx or a call of Stop.
 func ListenRouter(ctx context.Context, endpoint string, cfg zmtp.Config) (*Router, error) {
 	r := &Router{in: make(chan request, waiting), byName: make(map[string]*zmtp.Conn)}
 	var err error
@@ -39,12 +39,12 @@ func ListenRouter(ctx context.Context, endpoint string, cfg zmtp.Config) (*Route
 
 func (r *Router) serve(c *zmtp.Conn) {
 	name := c.Peer().Identity
-	if name == "" { // as libzmq makes them: a zero and a number
+	if name == "" { // a zero and a number, as in libzmq
 		name = string(binary.BigEndian.AppendUint32([]byte{0}, uint32(c.Peer().Conn)))
 	}
 	r.mu.Lock()
 	if old := r.byName[name]; old != nil {
-		old.End(zmtp.ErrStopped) // the peer came back before we saw it go
+		old.End(zmtp.ErrStopped) // the peer reconnected before the end of the old connection was detected
 	}
 	r.byName[name] = c
 	r.mu.Unlock()
@@ -63,8 +63,8 @@ func (r *Router) serve(c *zmtp.Conn) {
 	r.mu.Unlock()
 }
 
-// Recv waits for the next message of any peer and says whose it is. The frames are what the peer sent, without its
-// name. Its errors are ctx's, or [zmtp.ErrStopped].
+// Recv waits for the next message of any peer and returns the peer's name. The frames exclude the name. The error is
+// ctx's, or [zmtp.ErrStopped].
 func (r *Router) Recv(ctx context.Context) (from string, frames [][]byte, err error) {
 	select {
 	case req := <-r.in:
@@ -85,8 +85,8 @@ func (r *Router) peer(name string) (*zmtp.Conn, error) {
 	return nil, ErrNoPeer
 }
 
-// Send queues one message for a peer. It does not wait: at the high-water mark the message is dropped and the error
-// is [zmtp.ErrFull]. Libzmq's routers do the same and do not say so. A peer that is not there gives [ErrNoPeer].
+// Send queues a message for a peer. It does not block: at the high-water mark the message is dropped and the error is
+// [zmtp.ErrFull]. Libzmq's routers drop the message without an error. An unknown peer gives [ErrNoPeer].
 func (r *Router) Send(to string, frames ...[]byte) error {
 	c, err := r.peer(to)
 	if err != nil {

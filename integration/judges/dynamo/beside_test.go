@@ -16,20 +16,21 @@ import (
 	"github.com/kvatlas/kvatlas/tools/twin"
 )
 
-// besideSize is how many tokens the blocks of these tests have.
+// besideSize is the block size of the tests in tokens.
 const besideSize = 4
 
-// beside is Dynamo's standalone indexer and ours on the same engines, with a naive twin of each engine's rank.
+// beside is Dynamo's standalone indexer and kvatlas's indexer on the same engines, with a naive twin for every engine's
+// rank.
 type beside struct {
 	t       testing.TB
 	bases   [2]string // of HTTP: ours, Dynamo's
 	engines []*besideEngine
 	hasher  *events.Hasher
 	marks   uint32
-	mended  bool // of the example that runs: see line
+	mended  bool // of the current example: see line
 }
 
-// besideEngine is one engine: what it announces goes to both indexers through its socket, and to the twin.
+// besideEngine is an engine. Its events go to both indexers through the socket, and to the twin.
 type besideEngine struct {
 	*pyenv.Publisher
 	id     string
@@ -37,13 +38,13 @@ type besideEngine struct {
 	groups int // of main attention, beside the first
 }
 
-// named is a block: the token of which it consists, and what its engine calls it.
+// named is a block: the repeated token and the engine's hash.
 type named struct {
 	token uint32
 	name  uint64
 }
 
-// change is one event of an engine.
+// change is an event of an engine.
 type change struct {
 	engine int
 	op     string // "store", "copy" (a store without tokens), "remove" or "clear"
@@ -53,11 +54,11 @@ type change struct {
 	group  int
 }
 
-// media is what an engine calls the tiers.
+// media maps tiers to the engine's names.
 var media = map[events.Tier]string{events.Device: "GPU", events.Host: "CPU", events.Disk: "DISK",
 	events.External: "EXTERNAL"}
 
-// startBeside starts both, with as many engines as are wanted.
+// startBeside starts both indexers with a number of engines.
 func startBeside(t *testing.T, engines int) *beside {
 	t.Helper()
 	dynamo := startDynamo(t)
@@ -86,7 +87,7 @@ func startBeside(t *testing.T, engines int) *beside {
 	return b
 }
 
-// locals are the hashes of blocks of one token each.
+// locals returns the hashes of blocks with a single repeated token.
 func (b *beside) locals(tokens []uint32) []events.LocalHash {
 	return b.hasher.Hash(nil, spread(tokens))
 }
@@ -137,7 +138,7 @@ func (b *beside) apply(c change) {
 // depth is how many blocks of a prompt are held: on the device, then on in host memory, then on further below.
 type depth [3]int
 
-// parting is the first block of which one says that it is there in some tier or above, and the other does not.
+// parting returns the first block that only one side reports in some tier or above.
 func (d depth) parting(other depth) int {
 	first, a, b := 1<<30, 0, 0
 	for i := range d {
@@ -149,7 +150,7 @@ func (d depth) parting(other depth) int {
 	return first
 }
 
-// lower and higher compare what is held in some tier or above.
+// lower and higher compare the blocks in some tier or above.
 func (d depth) lower(than depth) bool {
 	a, b := 0, 0
 	for i := range d {
@@ -160,7 +161,7 @@ func (d depth) lower(than depth) bool {
 	return false
 }
 
-// ask asks both about a prompt. It returns, by engine, what they say and what the twin does.
+// ask queries both indexers about a prompt. It returns, by engine, their answers and the twin's.
 func (b *beside) ask(tokens []uint32) (ours, dynamo, twins []depth) {
 	b.t.Helper()
 	body := `{"model_name":"m","token_ids":` + harness.JSONList(spread(tokens)) + `}`
@@ -185,9 +186,9 @@ func (b *beside) ask(tokens []uint32) (ours, dynamo, twins []depth) {
 	return said[0], said[1], twins
 }
 
-// settle waits until both reflect all that was announced: until they know marks that are announced behind it, one in
-// each tier. What is held counts only if every group holds it. The last group's are announced first: an index that
-// knows the last mark knows of all groups.
+// settle waits until both indexers reflect all announced events. Marks are announced last, with a mark in every tier,
+// and settle waits for the marks. A block counts only if every group holds the block. The events of the last group are
+// announced first, so an index with the last mark has all groups.
 func (b *beside) settle() {
 	b.t.Helper()
 	var mark []uint32

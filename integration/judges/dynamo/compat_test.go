@@ -17,8 +17,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// startDynamo runs NVIDIA Dynamo's standalone indexer. It takes a port and listens everywhere; it is asked over
-// loopback.
+// startDynamo runs NVIDIA Dynamo's standalone indexer. The indexer requires a port and listens on all addresses.
+// Requests use loopback.
 func startDynamo(t *testing.T, args ...string) (base string) {
 	python := pyenv.PythonWithDynamo(t)
 	base = loopback.Reserve(t)
@@ -33,7 +33,7 @@ func startDynamo(t *testing.T, args ...string) (base string) {
 		cmd.Process.Kill()
 		cmd.Wait()
 		if t.Failed() {
-			t.Logf("dynamo.indexer said:\n%s", &said)
+			t.Logf("output of dynamo.indexer:\n%s", &said)
 		}
 	})
 	for deadline := time.Now().Add(harness.Patience); ; time.Sleep(50 * time.Millisecond) {
@@ -46,9 +46,9 @@ func startDynamo(t *testing.T, args ...string) (base string) {
 	}
 }
 
-// TestCompatibleWithDynamo drives NVIDIA Dynamo's indexer and ours with the same requests and the same engine, and
-// compares statuses and, where there is an answer, all of its fields. What differs on purpose is in
-// docs/compatibility.md and below.
+// TestCompatibleWithDynamo sends the same requests to NVIDIA Dynamo's indexer and to kvatlas's, with the same engine.
+// Statuses and all fields of answers must be equal. docs/compatibility.md and the comments below list the intended
+// differences.
 func TestCompatibleWithDynamo(t *testing.T) {
 	dynamo := startDynamo(t)
 	engine := pyenv.StartPublisher(t, pyenv.PublisherOptions{BlockSize: harness.BlockSize})
@@ -56,7 +56,7 @@ func TestCompatibleWithDynamo(t *testing.T) {
 	x := harness.StartIndexer(t, data, "", "--node-id", "one")
 	prompt := harness.Tokens(1, 4*harness.BlockSize)
 
-	// same asks both until they agree. An error's words are each indexer's own.
+	// same sends a request to both indexers until the replies agree. Error texts may differ.
 	same := func(method, path, body, want string) {
 		t.Helper()
 		var got [2]string
@@ -112,8 +112,8 @@ func TestCompatibleWithDynamo(t *testing.T) {
 	same("POST", "/query", query(prompt), `"gpu":32`)
 	same("POST", "/unregister", `{"instance_id":77,"model_name":"m"}`, "not found")
 
-	// How requests are read: names by letter case, none twice, text that is UTF-8; other fields are passed over. A
-	// worker is unregistered whatever its routing group if none is named.
+	// Rules for requests: names are case-sensitive, no name is repeated, text is UTF-8, unknown fields are ignored.
+	// Without a routing group, unregister removes a worker from all groups.
 	same("POST", "/query", strings.Replace(query(prompt), "token_ids", "Token_ids", 1), "missing field")
 	same("POST", "/query", strings.Replace(query(prompt), "{", `{"model_name":"m",`, 1), "duplicate field")
 	same("POST", "/query", strings.Replace(query(prompt), "{", `{"nobody_knows":[{}],`, 1), `"gpu":32`)
@@ -146,7 +146,8 @@ func TestCompatibleWithDynamo(t *testing.T) {
 	same("GET", "/workers", "", "[]")
 	same("POST", "/query", query(prompt), "no indexer for model=m")
 
-	// On purpose: a registration may say what kind of engine it is; else that is told from what it says.
+	// Intended difference: a registration may name the kind of engine. Otherwise, the shim detects the engine from its
+	// events.
 	x.WaitFor("a registered engine speaks as vLLM does")
 	if status, text, err := harness.Request(x.HTTP, "POST", "/register",
 		`{"instance_id":3,"type":"vLLM","endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":16}`); err != nil || status != 201 {
@@ -156,7 +157,8 @@ func TestCompatibleWithDynamo(t *testing.T) {
 		`{"instance_id":4,"type":"Mooncake","endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":16}`); err != nil || status != 400 || !strings.Contains(text, "vllm, sglang or auto") {
 		t.Errorf("register with an unknown type: %d %s %v", status, text, err)
 	}
-	// On purpose: an instance may have a name, hashes may be unsigned, what nobody listens at is pending.
+	// Intended differences: an instance may have a name, hashes may be unsigned, and an endpoint without a listener is
+	// pending.
 	if status, text, err := harness.Request(x.HTTP, "POST", "/register",
 		`{"instance_id":"w-1","endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":16}`); err != nil ||
 		status != 201 {

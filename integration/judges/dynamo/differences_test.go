@@ -26,7 +26,7 @@ var (
 // difference is a class of testdata/dynamo-differences.md.
 type difference struct {
 	name     string
-	side     string     // on which Dynamo errs: "lower", "higher" or "either"
+	side     string     // the side of Dynamo's error: "lower", "higher" or "either"
 	examples [][]string // lines
 }
 
@@ -43,7 +43,7 @@ func differences(t *testing.T) (list []difference) {
 		if m := regexp.MustCompile(`(?m)^Dynamo: (lower|higher|either)\.$`).FindStringSubmatch(body); m != nil {
 			d.side = m[1]
 		} else {
-			t.Fatalf("%s does not say on which side Dynamo errs", name)
+			t.Fatalf("%s has no side of Dynamo's error", name)
 		}
 		for _, block := range regexp.MustCompile(`(?m)(^    .*\n)+`).FindAllString(body+"\n", -1) {
 			d.examples = append(d.examples, strings.Split(strings.TrimSpace(block), "\n"))
@@ -56,8 +56,8 @@ func differences(t *testing.T) (list []difference) {
 	return list
 }
 
-// TestDynamoDifferencesByExample runs every example on both indexers and the twin: each says what the page says that it
-// does.
+// TestDynamoDifferencesByExample runs every example of the page on both indexers and the twin. The results must be as
+// on the page.
 func TestDynamoDifferencesByExample(t *testing.T) {
 	b := startBeside(t, 2)
 	n := uint32(0)
@@ -69,7 +69,7 @@ func TestDynamoDifferencesByExample(t *testing.T) {
 			b.mended = false
 			for _, line := range lines {
 				line = strings.TrimSpace(line)
-				if line[:2] != before { // engines are heard side by side: one shall not overtake the other
+				if line[:2] != before { // engines are read concurrently, so wait between the events of different engines
 					b.settle()
 				}
 				before = line[:2]
@@ -91,8 +91,8 @@ var (
 	askLine = regexp.MustCompile(`^ask((?: [a-z])+): w(\d) has ([\d+]+), Dynamo says ([\d+]+)(?:, ([\d+]+) from 1\.7)?$`)
 )
 
-// line runs one line of an example, whose blocks are those of no other. It reports whether it asks, and Dynamo's answer
-// differs from ours. b.mended notes an answer that the judged release of Dynamo has mended.
+// line runs a line of an example. The blocks of an example are unique. It reports whether the line is a query with a
+// different answer by Dynamo. b.mended records an answer that the tested release of Dynamo has corrected.
 func (b *beside) line(example, line string, base uint32) (differs bool) {
 	b.t.Helper()
 	token := func(word string) uint32 { return base + uint32(word[0]) }
@@ -110,7 +110,7 @@ func (b *beside) line(example, line string, base uint32) (differs bool) {
 			b.mended = b.mended || want == readDepth(m[3])
 		}
 		if ours[i] != readDepth(m[3]) || twins[i] != ours[i] || dynamo[i] != want {
-			b.t.Errorf("%s: %s\nwe say %v, the twin %v, Dynamo %v", example, line, ours[i], twins[i], dynamo[i])
+			b.t.Errorf("%s: %s\nkvatlas has %v, the twin %v, Dynamo %v", example, line, ours[i], twins[i], dynamo[i])
 		}
 		return ours[i] != dynamo[i]
 	}
@@ -150,9 +150,10 @@ func readDepth(text string) (d depth) {
 	return d
 }
 
-// TestBesideDynamo sends random streams to both, one with no trouble in it, one with each trouble alone, and one with
-// all. Ours always equals the twin. Without trouble Dynamo does too; with one, it differs only where that trouble has
-// been, and only to the side that the page says.
+// TestBesideDynamo sends random streams to both indexers: a stream without troubles, a stream with every single
+// trouble, and a stream with all troubles. kvatlas's answers are always equal to the twin's. Without troubles Dynamo's
+// are equal too. With a trouble, Dynamo's answers differ only for the affected blocks, and only to the side on the
+// page.
 func TestBesideDynamo(t *testing.T) {
 	b := startBeside(t, 3)
 	classes := differences(t)
@@ -195,7 +196,7 @@ func singles(names []string) (all [][]string) {
 	return all
 }
 
-// stream is a random load on the engines. Its blocks are those of no other.
+// stream is a random load on the engines. The blocks of a stream are unique.
 type stream struct {
 	*beside
 	rng      *rand.Rand
@@ -203,8 +204,8 @@ type stream struct {
 	base     uint32 // the least token
 	troubles []string
 	held     []map[place]int                    // by engine: copies
-	parents  map[events.SeqHash][]uint32        // the whole prompt that ends with a block
-	touched  map[string]map[events.SeqHash]bool // by trouble: the blocks to which it has happened, on whatever engine
+	parents  map[events.SeqHash][]uint32        // the whole prompt up to a block
+	touched  map[string]map[events.SeqHash]bool // by trouble: the affected blocks, on any engine
 }
 
 // place is where an engine has a block.
@@ -215,7 +216,7 @@ type place struct {
 
 func (s *stream) may(trouble string) bool { return slices.Contains(s.troubles, trouble) }
 
-// now and then a trouble happens, if it is one of the stream's.
+// happens randomly triggers a trouble, if the stream allows the trouble.
 func (s *stream) happens(trouble string) bool { return s.may(trouble) && s.rng.IntN(3) == 0 }
 
 const (
@@ -223,7 +224,7 @@ const (
 	besideAsked  = 6
 )
 
-// run returns how many differences each class explains.
+// run returns the number of explained differences of every class.
 func (s *stream) run(classes []difference) map[string]int {
 	answers, hits, counts, sides := 0, 0, map[string]int{}, map[string]int{}
 	for range besideRounds {
@@ -241,7 +242,7 @@ func (s *stream) run(classes []difference) map[string]int {
 					hits++
 				}
 				if ours[i] != twins[i] {
-					s.t.Fatalf("seed %d, with %v: of %v engine %d holds %v by the twin, and we say %v", s.seed,
+					s.t.Fatalf("seed %d, with %v: of %v engine %d holds %v by the twin, but kvatlas has %v", s.seed,
 						s.troubles, prompt, i+1, twins[i], ours[i])
 				}
 				if dynamo[i] == twins[i] {
@@ -264,7 +265,7 @@ func (s *stream) run(classes []difference) map[string]int {
 					sides["higher"]++
 				}
 				if !explained {
-					s.t.Errorf("seed %d, with %v: of %v engine %d holds %v, and Dynamo says %v: nothing explains it",
+					s.t.Errorf("seed %d, with %v: of %v engine %d holds %v, but Dynamo has %v, without an explanation",
 						s.seed, s.troubles, prompt, i+1, twins[i], dynamo[i])
 				}
 			}
@@ -278,12 +279,12 @@ func (s *stream) run(classes []difference) map[string]int {
 	return counts
 }
 
-// happened reports whether a trouble has happened to one of these blocks.
+// happened reports whether a trouble has affected any of the blocks.
 func (s *stream) happened(trouble string, seqs []events.SeqHash) bool {
 	return slices.ContainsFunc(seqs, func(seq events.SeqHash) bool { return s.touched[trouble][seq] })
 }
 
-// prompt is one of a tree of them.
+// prompt returns a prompt from a tree of prompts.
 func (s *stream) prompt() []uint32 {
 	prompt := make([]uint32, 1+s.rng.IntN(7))
 	for i := range prompt {
@@ -292,7 +293,7 @@ func (s *stream) prompt() []uint32 {
 	return prompt
 }
 
-// name is what an engine calls a block.
+// name returns an engine's hash of a block.
 func (s *stream) name(engine int, seq events.SeqHash) uint64 {
 	if s.may("names") {
 		return uint64(seq) ^ uint64(engine+1)<<32
@@ -300,7 +301,7 @@ func (s *stream) name(engine int, seq events.SeqHash) uint64 {
 	return uint64(seq)
 }
 
-// step has an engine do one thing.
+// step performs a random action of an engine.
 func (s *stream) step(e int) {
 	switch r := s.rng.IntN(100); {
 	case r < 60:
@@ -313,8 +314,8 @@ func (s *stream) step(e int) {
 	}
 }
 
-// store announces what of a prompt an engine has not, as an engine does that has computed it: from what it has on the
-// device on.
+// store announces the missing blocks of a prompt, from the first block that is not on the device, as an engine does
+// after a computation.
 func (s *stream) store(e int, prompt []uint32) {
 	seqs := events.SeqHashes(nil, s.locals(prompt))
 	from := 0
@@ -325,7 +326,7 @@ func (s *stream) store(e int, prompt []uint32) {
 	for to < len(seqs) && s.held[e][place{seqs[to], events.Device}] == 0 {
 		to++
 	}
-	if from == len(seqs) { // all is there: something else may happen to its end
+	if from == len(seqs) { // all blocks are on the device: perhaps change the end of the prompt
 		last := len(seqs) - 1
 		switch {
 		case s.happens("copies"):
@@ -350,7 +351,7 @@ func (s *stream) store(e int, prompt []uint32) {
 	}
 }
 
-// lower writes a part of a prompt to a lower tier, and then takes some blocks at its end from the device.
+// lower writes a part of a prompt to a lower tier, and then removes some blocks at the end from the device.
 func (s *stream) lower(e int, prompt []uint32, seqs []events.SeqHash) {
 	op, tier := "store", events.Host+events.Tier(s.rng.IntN(2))
 	from := s.rng.IntN(len(seqs))
@@ -380,7 +381,7 @@ func (s *stream) lower(e int, prompt []uint32, seqs []events.SeqHash) {
 	}
 }
 
-// announce says that blocks from to to-1 of a prompt are stored.
+// announce announces a store of the blocks from to to-1 of a prompt.
 func (s *stream) announce(e int, op string, tier events.Tier, prompt []uint32, seqs []events.SeqHash, from, to int) {
 	if from == to {
 		return
@@ -408,7 +409,7 @@ func (s *stream) announce(e int, op string, tier events.Tier, prompt []uint32, s
 	}
 }
 
-// evict takes one copy of a block away, which nothing follows in its tier unless there may be holes.
+// evict removes a copy of a block. The block has no successor in the tier, unless holes are allowed.
 func (s *stream) evict(e int) {
 	all := make([]place, 0, len(s.held[e]))
 	for p := range s.held[e] {
@@ -440,7 +441,7 @@ func (s *stream) evict(e int) {
 	}
 }
 
-// remove takes one copy of a block away.
+// remove removes a copy of a block.
 func (s *stream) remove(e int, p place) {
 	prompt := s.parents[p.seq]
 	c := change{engine: e, op: "remove", tier: p.tier, blocks: []named{{prompt[len(prompt)-1], s.name(e, p.seq)}}}
@@ -454,7 +455,7 @@ func (s *stream) remove(e int, p place) {
 	}
 }
 
-// twice are the places of which an engine has several copies.
+// twice returns the places with several copies on an engine.
 func (s *stream) twice(e int, all []place) (list []place) {
 	for _, p := range all {
 		if s.held[e][p] > 1 {

@@ -1,3 +1,3 @@
-// Package dynamo puts NVIDIA Dynamo's indexer, hash function and mocker beside ours: the same requests and events go to
-// both, and what differs is named in testdata/dynamo-differences.md. Build tag judges; see `make judges`.
+// Package dynamo compares NVIDIA Dynamo's indexer, hash function and mocker with kvatlas: the same requests and events
+// go to both. testdata/dynamo-differences.md lists the differences. Build tag judges; see `make judges`.
 package dynamo

@@ -12,8 +12,9 @@ import (
 	"github.com/kvatlas/kvatlas/integration/harness"
 )
 
-// TestDynamoReadsOurDump has NVIDIA Dynamo's indexer begin with our /dump of a hybrid model's worker: it passes over
-// what is said of groups, and holds what the main group holds. Ours, which heeds that, says what the engine can reuse.
+// TestDynamoReadsOurDump starts NVIDIA Dynamo's indexer with kvatlas's /dump of a hybrid model's worker. Dynamo's
+// indexer ignores the groups and has the blocks of the main group. kvatlas's indexer uses the groups and has the
+// reusable blocks.
 func TestDynamoReadsOurDump(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	lines := `{"worker_id":7,"event":{"event_id":1,"data":"cleared"},"kv_groups":[` +

@@ -29,8 +29,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// TestEventPlaneOverEtcd has Dynamo's own publishers register themselves in a real etcd, as they do by default. The
-// index is as the engines are, after the workers' process and etcd were killed too.
+// TestEventPlaneOverEtcd runs Dynamo's own publishers with registrations in a real etcd, their default. The index must
+// be equal to the engines, also after kills of the workers' process and of etcd.
 func TestEventPlaneOverEtcd(t *testing.T) {
 	etcd := pyenv.StartEtcd(t, http.DefaultClient, "", "")
 	p := startPlane(t, etcd.URL, false)
@@ -40,7 +40,7 @@ func TestEventPlaneOverEtcd(t *testing.T) {
 	p.serve(100)
 	p.equal("live")
 
-	// The process dies. Its lease in etcd ends, and the shim hears it no more; another process begins.
+	// Kill the workers' process. The lease in etcd ends, and the shim drops the publisher. Then start another process.
 	p.workers.Kill()
 	shim.WaitFor(`has gone".*rank=0`)
 	shim.WaitFor(`has gone".*rank=1`)
@@ -51,7 +51,7 @@ func TestEventPlaneOverEtcd(t *testing.T) {
 	p.serve(30)
 	p.equal("with another process")
 
-	// etcd dies. Who is known is heard meanwhile.
+	// Kill etcd. Known publishers remain connected.
 	etcd.Kill()
 	shim.WaitFor("discovery cannot be read")
 	p.serve(30)
@@ -64,8 +64,8 @@ func TestEventPlaneOverEtcd(t *testing.T) {
 	p.equal("with etcd again, and another publisher of a rank")
 }
 
-// TestEtcdAsItIs asks a real etcd, over TLS and with users, for more records than one answer has, and compacts what a
-// watch asks for.
+// TestEtcdAsItIs sends requests to a real etcd, over TLS and with users, for more records than an answer can have, and
+// compacts the revisions of a watch.
 func TestEtcdAsItIs(t *testing.T) {
 	cert, key, trust := certificate(t)
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: trust}}}
@@ -93,7 +93,7 @@ func TestEtcdAsItIs(t *testing.T) {
 		}
 		defer answer.Body.Close()
 		var said []byte
-		if path == "/v3/watch" { // it stays open
+		if path == "/v3/watch" { // a watch stays open
 			in := bufio.NewReader(answer.Body)
 			for range 2 {
 				var line []byte
@@ -162,17 +162,17 @@ func TestEtcdAsItIs(t *testing.T) {
 		})
 	}
 
-	// What a watch is told whose revision is compacted: the unit test's etcd says the same.
+	// A watch with a compacted revision gets the same answer from the fake etcd of the unit test.
 	do("/v3/kv/compaction", text{"revision": 500, "physical": true})
 	said := do("/v3/watch", text{"create_request": text{"key": key0, "range_end": keyEnd, "start_revision": 3}})
 	if lines := bytes.Split(bytes.TrimSpace(said), []byte("\n")); len(lines) != 2 ||
 		!bytes.Contains(lines[0], []byte(`"created":true`)) || !bytes.Contains(lines[1], []byte(`"canceled":true`)) ||
 		!bytes.Contains(lines[1], []byte(`"compact_revision":"500"`)) {
-		t.Errorf("a watch of what is compacted is told %s", said)
+		t.Errorf("the reply to a watch of a compacted revision is %s", said)
 	}
 }
 
-// certificate is one of 127.0.0.1's, in files, and who trusts it.
+// certificate writes a certificate of 127.0.0.1 with its key to files, and returns a pool that trusts the certificate.
 func certificate(t *testing.T) (cert, key string, trust *x509.CertPool) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// dynamoCase is what Dynamo's hash function is asked.
+// dynamoCase is an input of Dynamo's hash function.
 type dynamoCase struct {
 	Tokens    []uint32   `json:"tokens"`
 	BlockSize uint32     `json:"block_size"`
@@ -22,8 +22,9 @@ type dynamoCase struct {
 	Eagle     bool       `json:"eagle,omitempty"`
 }
 
-// TestHashesEqualDynamos holds our local hashes to Dynamo's own function: plain, with a LoRA, a salt, both, multimodal
-// items and EAGLE, for prompts that end within a block and at its end, with the least and the greatest token.
+// TestHashesEqualDynamos compares local hashes with Dynamo's own function: plain, with a LoRA, with a salt, with both,
+// with multimodal items and with EAGLE. Prompts end within a block or at the end of a block, and contain the least and
+// the greatest token.
 func TestHashesEqualDynamos(t *testing.T) {
 	dynamo := pyenv.StartDynamo(t)
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -84,12 +85,12 @@ func TestHashesEqualDynamos(t *testing.T) {
 		ordered += several
 		if !slices.Equal(ours, got.Hashes[i]) {
 			t.Errorf(
-				"case %d: %d tokens in blocks of %d, LoRA %q, salt %q, EAGLE %v, %d blocks with media: we say %d, Dynamo says %d",
+				"case %d: %d tokens in blocks of %d, LoRA %q, salt %q, EAGLE %v, %d blocks with media: kvatlas has %d, Dynamo %d",
 				i, len(c.Tokens), c.BlockSize, c.LoRA, c.Salt, c.Eagle, len(c.Media), ours, got.Hashes[i])
 		}
 		blocks += len(ours)
 	}
 	if blocks < 10*len(cases) || ordered < 1000 {
-		t.Errorf("%d blocks, %d of them with several items, are no test", blocks, ordered)
+		t.Errorf("only %d blocks, %d with several items", blocks, ordered)
 	}
 }

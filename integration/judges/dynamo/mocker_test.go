@@ -25,12 +25,12 @@ import (
 	"github.com/kvatlas/kvatlas/tools/twin"
 )
 
-// mockerBlocks is how many blocks the mocker's cache has: few, so that it evicts.
+// mockerBlocks is the size of the mocker's cache in blocks: small enough for evictions.
 const mockerBlocks = 48
 
-// startMocker runs NVIDIA Dynamo's mocker, an engine without a model, and its frontend. The mocker listens everywhere
-// and is spoken to over loopback. Its model "m" is a tokenizer of our own making, whose words are numbers; prompts are
-// sent as tokens.
+// startMocker runs NVIDIA Dynamo's mocker, an engine without a model, and its frontend. The mocker listens on all
+// addresses, and requests use loopback. The tokenizer of the model "m" is made by the test and has numbers as words.
+// Prompts are sent as tokens.
 func startMocker(t *testing.T) (base, engine, replay string) {
 	t.Helper()
 	python := pyenv.PythonWith(t, "dynamo-mocker.txt")
@@ -80,7 +80,7 @@ func startMocker(t *testing.T) (base, engine, replay string) {
 			cmd.Process.Kill()
 			cmd.Wait()
 			if t.Failed() {
-				t.Logf("%s said:\n%s", args[1], &said)
+				t.Logf("output of %s:\n%s", args[1], &said)
 			}
 		})
 	}
@@ -95,15 +95,14 @@ func startMocker(t *testing.T) (base, engine, replay string) {
 	}
 }
 
-// TestDynamoMockerAsEngine serves random prompts with Dynamo's mocker, whose events leave fields out (no medium, no
-// LoRA) and whose cache is so small that it evicts. What it announces goes through a shim to the index, and past both
-// to a naive twin. Every answer must be the twin's, and what the mocker says that it found cached of a prompt must be
-// what the index said before.
+// TestDynamoMockerAsEngine serves random prompts with Dynamo's mocker. Its events omit fields (no medium, no LoRA), and
+// its small cache evicts. The events go through a shim to the index, and directly to a naive twin. Every answer must be
+// the twin's, and the mocker's number of cached tokens must be equal to the earlier answer of the index.
 func TestDynamoMockerAsEngine(t *testing.T) {
 	base, engine, replay := startMocker(t)
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	ctx, cancel := context.WithCancel(t.Context())
-	// a mocker that stands still is not left: what it says then would be missed
+	// without heartbeats, the connection to a paused mocker stays open
 	sub, err := zmtp.DialSub(ctx, engine, []string{""}, zmtp.Config{Heartbeat: -1})
 	if err != nil {
 		t.Fatal(err)
@@ -128,14 +127,14 @@ func TestDynamoMockerAsEngine(t *testing.T) {
 	judge := twin.New(twin.Config{MaxPending: radix.DefaultMaxPending,
 		MaxTombstones: radix.DefaultMaxTombstones, TombstoneFor: radix.DefaultTombstoneFor}, harness.BlockSize)
 	next, removed := uint64(0), 0
-	listen := func() { // takes what has come
+	listen := func() { // reads the received messages
 		for sub.Queued() > 0 {
 			m, err := sub.Recv(ctx)
 			if err != nil || m.Kind != zmtp.Data || len(m.Frames) != 3 {
 				t.Fatalf("the mocker's socket: %v %v", m, err)
 			}
 			if seq := binary.BigEndian.Uint64(m.Frames[1]); seq != next {
-				t.Fatalf("message %d came instead of %d: the twin has not heard everything", seq, next)
+				t.Fatalf("message %d arrived in place of %d: the twin misses messages", seq, next)
 			}
 			next++
 			message, err := decoder.Decode(m.Frames[2])
@@ -151,7 +150,7 @@ func TestDynamoMockerAsEngine(t *testing.T) {
 		}
 	}
 
-	// known waits until the index says of a prompt what the twin does, and that is at least so many blocks.
+	// known waits until the index has the twin's answer for a prompt, with at least the given number of blocks.
 	known := func(p []uint32, least int) int {
 		for deadline := time.Now().Add(harness.Patience); ; time.Sleep(time.Millisecond) {
 			listen()
@@ -162,13 +161,13 @@ func TestDynamoMockerAsEngine(t *testing.T) {
 			}
 			if time.Now().After(deadline) {
 				t.Fatalf(
-					"of a prompt of %d tokens the twin knows %d blocks, and we say %d; there should be %d at least",
+					"of a prompt of %d tokens the twin has %d blocks, the index has %d, want at least %d",
 					len(p), want, got, least)
 			}
 		}
 	}
 
-	// serve has the mocker serve a prompt, and returns how many of its tokens it found cached.
+	// serve sends a prompt to the mocker and returns the number of cached tokens.
 	serve := func(p []uint32) int {
 		status, text, err := harness.Request(base, "POST", "/v1/completions",
 			fmt.Sprintf(`{"model":"m","prompt":%s,"max_tokens":1,"ignore_eos":true}`, harness.JSONList(p)))
@@ -208,11 +207,11 @@ func TestDynamoMockerAsEngine(t *testing.T) {
 		}
 		// A prompt's last token is computed in any case.
 		if credited := min(expect, (len(p)-1)/harness.BlockSize) * harness.BlockSize; found != credited {
-			t.Errorf("of a prompt of %d tokens we know %d blocks, and the mocker found %d tokens cached, not %d",
+			t.Errorf("of a prompt of %d tokens the index has %d blocks, but the mocker found %d tokens cached, not %d",
 				len(p), expect, found, credited)
 		}
-		// A prompt that was cached whole may have cost another block its place, and that is announced at any time
-		// later: but before what is served next.
+		// A fully cached prompt may have evicted another block. The mocker may announce the eviction later, but before the
+		// events of the next prompt.
 		mark := make([]uint32, harness.BlockSize+1)
 		for i := range mark {
 			mark[i] = 999

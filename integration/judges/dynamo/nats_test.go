@@ -10,8 +10,9 @@ import (
 	"github.com/kvatlas/kvatlas/integration/harness"
 )
 
-// TestEventPlaneOverNATS has Dynamo's own publishers relay engines' events over NATS. The index is as the engines are,
-// whether the shim is given the subject of the endpoint, of all endpoints, or of the component as before 1.0.
+// TestEventPlaneOverNATS runs Dynamo's own publishers that relay engines' events over NATS. The index must be equal to
+// the engines if the shim subscribes to the subject of the endpoint, of all endpoints, or of the component as before
+// 1.0.
 func TestEventPlaneOverNATS(t *testing.T) {
 	for _, scope := range []string{"backend", "backend.endpoint.generate", "backend.endpoint.*"} {
 		t.Run(scope, func(t *testing.T) {
@@ -34,7 +35,8 @@ func TestEventPlaneOverNATS(t *testing.T) {
 	}
 }
 
-// TestRouterOverNATS has Dynamo's own router send requests to a worker. They are load here until they end.
+// TestRouterOverNATS runs Dynamo's own router, which sends requests to a worker. The requests count as load until their
+// end.
 func TestRouterOverNATS(t *testing.T) {
 	p := startPlane(t, t.TempDir(), true)
 	shim := harness.Start(t, "worker-shim", "run", "--source", "dynamo-nats", "--engine",

@@ -16,11 +16,11 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// plane is a process of Dynamo's with a publisher on its event plane for each of two ranks, the engines that
-// these hear, and an indexer.
+// plane is a process of Dynamo with a publisher on the event plane for two ranks, the engines of the publishers, and an
+// indexer.
 type plane struct {
 	t         *testing.T
-	discovery string // its folder, or the URL of etcd
+	discovery string // the folder, or the URL of etcd
 	workers   *pyenv.DynamoWorkers
 	engines   [2]*enginesim.Engine // by rank
 	indexer   *harness.Indexer
@@ -50,7 +50,7 @@ func startPlane(t *testing.T, discovery string, overNATS bool) *plane {
 	return p
 }
 
-// open opens the publisher of a rank with a new engine, and waits until it hears that.
+// open opens the publisher of a rank with a new engine, and waits for the publisher's connection.
 func (p *plane) open(rank int) {
 	p.t.Helper()
 	e, err := enginesim.Start(p.t.Context(), enginesim.Config{BlockSize: planeBlock, Capacity: 60, Seed: uint64(rank),
@@ -68,7 +68,7 @@ func (p *plane) open(rank int) {
 	}
 }
 
-// serve has the engines serve prompts, of which some begin as others do.
+// serve sends prompts to the engines. Some prompts have common prefixes.
 func (p *plane) serve(n int) {
 	p.t.Helper()
 	for range n {
@@ -83,13 +83,13 @@ func (p *plane) serve(n int) {
 	}
 }
 
-// shim starts the shim that is judged.
+// shim starts the tested shim.
 func (p *plane) shim() *harness.Process {
 	return harness.Start(p.t, "worker-shim", "run", "--source", "dynamo-zmq", "--engine", p.discovery, "--topic",
 		"kvatlas.backend", "--model", "m", "--block-size", fmt.Sprint(planeBlock), "--nats", "nats://"+p.indexer.NATS)
 }
 
-// equal waits until the index says of every prompt what the engines hold of it.
+// equal waits until the index has the engines' blocks for every prompt.
 func (p *plane) equal(when string) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), 2*harness.Patience)
@@ -119,9 +119,9 @@ func (p *plane) equal(when string) {
 	})
 }
 
-// TestEventPlane has Dynamo's own publishers relay engines' events over the ZeroMQ event plane: stored, removed and
-// cleared. The index is as the engines are, whatever the shim has missed: before it started, and while it was dead,
-// less than the workers' local indexers keep, or more.
+// TestEventPlane runs Dynamo's own publishers that relay engines' events over the ZeroMQ event plane: stored, removed
+// and cleared. The index must be equal to the engines, also if the shim missed events before its start and while dead.
+// The workers' local indexers keep some or all of the missed events.
 func TestEventPlane(t *testing.T) {
 	p := startPlane(t, t.TempDir(), false)
 	p.serve(30)
@@ -137,7 +137,7 @@ func TestEventPlane(t *testing.T) {
 	shim = p.shim()
 	p.equal("after a restart")
 
-	for range 3 { // local indexers keep 1,024 events of each rank; the last are published while the shim starts
+	for range 3 { // local indexers keep 1,024 events of a rank; the last events are published during the start of the shim
 		shim.Kill()
 		p.serve(2000)
 		shim = p.shim()
@@ -151,13 +151,13 @@ func TestEventPlane(t *testing.T) {
 	p.serve(10)
 	p.equal("after clears")
 
-	// a publisher ends, and another one of the rank, with another engine, begins to count anew
+	// replace the publisher of a rank: the new publisher has another engine and counts from the start
 	p.workers.Do(map[string]any{"op": "close", "rank": 1}, nil)
 	shim.WaitFor(`has gone".*rank=1`)
 	p.open(1)
 	p.serve(20)
 	p.equal("after another publisher")
 	if said := shim.Said(); strings.Contains(said, "another rank") || strings.Contains(said, "of Dynamo's is skipped") {
-		t.Errorf("the shim passed something over:\n%s", said)
+		t.Errorf("the shim skipped events:\n%s", said)
 	}
 }

@@ -1,4 +1,4 @@
-// Package engines judges the decoders, the hashes and the answers by the engines' own code: the event publishers and
-// cache managers of vLLM and SGLang, and what they call blocks in a shared store, all run out of their wheels. Build
-// tag judges; see `make judges`.
+// Package engines compares the decoders, the hashes and the answers with the engines' own code from their wheels: the
+// event publishers and cache managers of vLLM and SGLang, and the names of blocks in a shared store. Build tag judges;
+// see `make judges`.
 package engines

@@ -18,23 +18,23 @@ import (
 var updateGoldens = flag.Bool("update", false,
 	"TestEventGoldens, TestTensorRTGoldens: write their files in pkg/events/testdata")
 
-// goldenVectors are digests of blocks and what events call them.
+// goldenVectors are digests of blocks with their names in events.
 type goldenVectors struct {
 	Version string
-	Of      string // what they are digests of, or by what function
+	Of      string // the hashed data, or the name of the function
 	Digests []string
 	Names   []string
 }
 
 // goldens are pkg/events/testdata/golden.json.
 type goldens struct {
-	Payloads     map[string][]string // by version: four messages, as the captures' publishers were told to send
+	Payloads     map[string][]string // by version: the four messages of the captures
 	VLLM, SGLang []goldenVectors
 	Lookahead    map[string]json.RawMessage // by version
 }
 
-// TestEventGoldens runs the engines' own code, out of their wheels, once more: what it writes and computes is what
-// pkg/events is tested with.
+// TestEventGoldens runs the engines' own code from their wheels again. The written and computed values must be equal to
+// the test data of pkg/events.
 func TestEventGoldens(t *testing.T) {
 	python := pyenv.PythonWith(t, "engines.txt")
 	got := goldens{Payloads: map[string][]string{}, Lookahead: map[string]json.RawMessage{}}
@@ -79,7 +79,7 @@ func TestEventGoldens(t *testing.T) {
 		}
 		for i, payload := range of.Payloads {
 			if version == "0.5.18" && i == 2 {
-				continue // its salt comes from the radix cache, which is not run here
+				continue // the salt comes from the radix cache, which does not run here
 			}
 			if capture.Live[i][2] != payload {
 				t.Errorf("%s, message %d:\n%s, was captured as\n%s", pinned, i, payload, capture.Live[i][2])
@@ -98,7 +98,7 @@ func TestEventGoldens(t *testing.T) {
 		}
 	}
 	if there, err := os.ReadFile(path); err != nil || !bytes.Equal(there, text) {
-		t.Errorf("%s is not what the engines' code says now (%v); -update writes it anew", path, err)
+		t.Errorf("%s differs from the output of the engines' code (%v); rewrite with -update", path, err)
 	}
 }
 
@@ -118,6 +118,6 @@ func TestTensorRTGoldens(t *testing.T) {
 		}
 	}
 	if there, err := os.ReadFile(path); err != nil || !bytes.Equal(there, text) {
-		t.Errorf("%s differs from what msgspec encodes (%v); -update writes it", path, err)
+		t.Errorf("%s differs from msgspec's encoding (%v); rewrite with -update", path, err)
 	}
 }

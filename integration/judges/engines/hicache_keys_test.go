@@ -18,7 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// storeCode is a script of integration/python that asks an engine's own code, out of its wheel, about its store.
+// storeCode is a script of integration/python that runs an engine's own store code from a wheel.
 type storeCode struct {
 	t      *testing.T
 	script string
@@ -26,7 +26,7 @@ type storeCode struct {
 	out    *bufio.Reader
 }
 
-// startStoreCode starts hicache.py: what blocks are called, and what is a hit.
+// startStoreCode starts hicache.py, which computes names of blocks and hits.
 func startStoreCode(t *testing.T, wheel string) *storeCode {
 	return startStoreScript(t, "hicache.py", wheel, map[string]any{})
 }
@@ -62,7 +62,7 @@ func startStoreScript(t *testing.T, script, wheel string, options map[string]any
 	return &storeCode{t: t, script: script, in: in, out: bufio.NewReader(out)}
 }
 
-// ask puts questions, a line, and decodes the line that answers them.
+// ask sends a line of questions and decodes the line of answers.
 func (s *storeCode) ask(questions, answers any) {
 	s.t.Helper()
 	b, err := json.Marshal(questions)
@@ -74,15 +74,15 @@ func (s *storeCode) ask(questions, answers any) {
 	}
 	line, err := s.out.ReadBytes('\n')
 	if err != nil {
-		s.t.Fatalf("%s says nothing: %v", s.script, err)
+		s.t.Fatalf("no reply from %s: %v", s.script, err)
 	}
 	if err := json.Unmarshal(line, answers); err != nil {
 		s.t.Fatalf("%s: %s: %v", s.script, line, err)
 	}
 }
 
-// TestPageHashesEqualSGLang asks SGLang's own hash, in Python up to 0.5.12. Namespaces come from 0.5.23, whose hash is
-// in C++.
+// TestPageHashesEqualSGLang compares page hashes with SGLang's own hash, in Python up to 0.5.12. Namespaces exist from
+// 0.5.23 on, whose hash is in C++.
 func TestPageHashesEqualSGLang(t *testing.T) {
 	type space struct {
 		ExtraKey *string `json:"extra_key"`
@@ -127,7 +127,7 @@ func TestPageHashesEqualSGLang(t *testing.T) {
 	}
 }
 
-// TestObjectKeysEqualSGLang compares a page's keys with all that the ranks of one worker ask their store for.
+// TestObjectKeysEqualSGLang compares a page's keys with the keys that all ranks of a worker look up in their store.
 func TestObjectKeysEqualSGLang(t *testing.T) {
 	type question struct {
 		Hash  string  `json:"hash"`
@@ -151,11 +151,11 @@ func TestObjectKeysEqualSGLang(t *testing.T) {
 				mla := q
 				mla.MLA = true
 				questions = append(questions, q, mla)
-				for shares := 1; shares <= 4; shares++ { // of each rank's heads
+				for shares := 1; shares <= 4; shares++ { // of the heads of a rank
 					lcm := shares * tp
 					split := q
 					split.Split, split.LCM = true, &lcm
-					unsplit, one := split, mla // whose ranks must not care
+					unsplit, one := split, mla // the ranks must not matter for these
 					unsplit.Split, one.LCM = false, &lcm
 					questions = append(questions, split, unsplit, one)
 				}
@@ -185,7 +185,7 @@ func TestObjectKeysEqualSGLang(t *testing.T) {
 	}
 }
 
-// TestLoadEqualsSGLang has SGLang's own controller prefetch from stores that have some of a prompt's pages.
+// TestLoadEqualsSGLang runs prefetches of SGLang's own controller from stores with some pages of a prompt.
 func TestLoadEqualsSGLang(t *testing.T) {
 	type question struct {
 		Page      int    `json:"page"`

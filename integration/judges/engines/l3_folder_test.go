@@ -13,7 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// sglangFolder is a folder that SGLang's own file backend keeps, with one object of it for each rank.
+// sglangFolder is a folder of SGLang's own file backend, with a backend object for every rank.
 type sglangFolder struct {
 	*storeCode
 	config hicache.SGLang
@@ -64,7 +64,7 @@ func (f *sglangFolder) leading(pages []hicache.PageHash) int {
 	return least
 }
 
-// pages says what of pages is there, by our store: all files of a page, or the page is not.
+// pages returns the pages in kvatlas's view of the store: a page needs all of its files.
 func (f *sglangFolder) pages(pages []hicache.PageHash) []bool {
 	f.t.Helper()
 	keys := f.config.FileKeys(pages)
@@ -79,8 +79,9 @@ func (f *sglangFolder) pages(pages []hicache.PageHash) []bool {
 	return out
 }
 
-// TestFolderThatSGLangWrote has SGLang's own file backend write a folder, rank by rank, some pages not by all ranks.
-// What we find there is what was written, and how far a prefix goes is what SGLang's backend finds itself.
+// TestFolderThatSGLangWrote writes a folder with SGLang's own file backend, rank by rank, with some pages from only a
+// part of the ranks. kvatlas must find the written pages, and the prefix must be equal to the prefix in SGLang's
+// backend.
 func TestFolderThatSGLangWrote(t *testing.T) {
 	for _, version := range []string{"0.5.12", "0.5.23"} {
 		for _, layout := range []hicache.SGLang{
@@ -97,7 +98,7 @@ func TestFolderThatSGLangWrote(t *testing.T) {
 					pages := f.config.PageHashes(nil, harness.Tokens(10_000*prompt, 4*24), hicache.Space{})
 					missing := make([]bool, len(pages)) // from some rank
 					for rank := range layout.TPSize * layout.PPSize {
-						if layout.IsMLA && rank%layout.TPSize > 0 { // its bytes are those of rank 0, which writes them
+						if layout.IsMLA && rank%layout.TPSize > 0 { // rank 0 writes the pages, because all ranks have the same bytes
 							continue
 						}
 						var writes []hicache.PageHash
@@ -113,7 +114,7 @@ func TestFolderThatSGLangWrote(t *testing.T) {
 					run, broken := 0, false
 					for i, there := range f.pages(pages) {
 						if there == missing[i] {
-							t.Fatalf("prompt %d, page %d: we say %v, not written by all: %v", prompt, i, there,
+							t.Fatalf("prompt %d, page %d: kvatlas has %v, not written by all: %v", prompt, i, there,
 								missing[i])
 						}
 						if broken = broken || !there; !broken {
@@ -126,7 +127,7 @@ func TestFolderThatSGLangWrote(t *testing.T) {
 				}
 				for i, there := range f.pages(f.config.PageHashes(nil, harness.Tokens(77, 40), hicache.Space{})) {
 					if there {
-						t.Fatalf("page %d of a prompt that nobody wrote is there", i)
+						t.Fatalf("page %d of an unwritten prompt is present", i)
 					}
 				}
 			})
@@ -134,7 +135,8 @@ func TestFolderThatSGLangWrote(t *testing.T) {
 	}
 }
 
-// What SGLang's backend evicted (0.5.23 bounds its folder) is not there any more, and what it kept is.
+// TestFolderThatSGLangEvicted checks that kvatlas does not find pages evicted by SGLang's backend (0.5.23 has a size
+// limit), and finds all kept pages.
 func TestFolderThatSGLangEvicted(t *testing.T) {
 	f := startSGLangFolder(t, "sglang==0.5.23", hicache.SGLang{TPSize: 1, PPSize: 1, ModelName: "m"}, 1000)
 	pages := f.config.PageHashes(nil, harness.Tokens(5, 4*30), hicache.Space{})
@@ -142,7 +144,7 @@ func TestFolderThatSGLangEvicted(t *testing.T) {
 	kept := 0
 	for i, there := range f.pages(pages) {
 		if theirs := f.leading(pages[i:i+1]) == 1; theirs != there {
-			t.Fatalf("page %d: SGLang says %v, we %v", i, theirs, there)
+			t.Fatalf("page %d: SGLang has %v, kvatlas %v", i, theirs, there)
 		}
 		if there {
 			kept++

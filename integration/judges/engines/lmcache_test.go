@@ -12,11 +12,11 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// TestLMCacheAsJudge runs random load through vLLM's own cache manager, with LMCache's own event classes behind it:
-// the server's log, the worker's adapter and the connector. The server evicts, starts again, and holds chunks of other
-// engines. Again and again kvatlas must find in device what the manager finds, and in host what LMCache would load of
-// the chunks that this engine's device has announced without salt or adapter. If the server has lost a chunk since and
-// keeps it again, kvatlas finds it only as long as it remembers the device's announcement.
+// TestLMCacheAsJudge runs random load through vLLM's own cache manager with LMCache's own event classes: the server's
+// log, the worker's adapter and the connector. The server evicts, restarts, and holds chunks of other engines. At
+// intervals, kvatlas must find the manager's blocks in device. In host, kvatlas must find the chunks that LMCache would
+// load and that this engine's device has announced without salt or adapter. If the server has lost a chunk and stored
+// the chunk again, kvatlas finds the chunk only while it keeps the device's announcement.
 func TestLMCacheAsJudge(t *testing.T) {
 	x := startJudgedIndexer(t)
 	sum := &tally{of: map[string]*counts{}}
@@ -36,7 +36,7 @@ func TestLMCacheAsJudge(t *testing.T) {
 	}
 }
 
-// judgeLMCache runs one load with a worker of its own.
+// judgeLMCache runs a load with a separate worker.
 func judgeLMCache(t *testing.T, x *harness.Indexer, version string, size int, lmcache pyenv.EngineLMCache, seed uint64,
 	sum *tally) {
 	groups := []string{"full"}
@@ -97,7 +97,7 @@ func judgeLMCache(t *testing.T, x *harness.Indexer, version string, size int, lm
 	if n.lookups < judgeSteps/2 || n.hits == 0 {
 		t.Errorf("seed %d: %+v are no test", seed, n)
 	}
-	t.Logf("seed %d: %d of %d look-ups equal, %d with chunks to load; %d of them where more may be remembered", seed,
+	t.Logf("seed %d: %d of %d look-ups equal, %d with chunks to load; %d with possibly more kept announcements", seed,
 		n.lookups-n.wrong, n.lookups, n.hits, n.cut)
 	sum.add([]string{fmt.Sprintf("%s, %d in blocks of %d", version, lmcache.Chunk, size)}, n)
 	engine.Kill()

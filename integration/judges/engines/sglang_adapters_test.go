@@ -12,8 +12,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// TestSGLangAdapterNames compares the Python client's names of pages with those that SGLang's own event recorder
-// publishes, of adapters, salts, extra keys and pairs, in both formats.
+// TestSGLangAdapterNames compares the Python client's names of pages with the names that SGLang's own event recorder
+// publishes, for adapters, salts, extra keys and pairs, in both formats.
 func TestSGLangAdapterNames(t *testing.T) {
 	for _, pinned := range []string{"sglang==0.5.22", "sglang==0.5.23"} {
 		c := exec.Command(pyenv.PythonWith(t, "engines.txt"), pyenv.Script(t, "sglang_adapters.py"),

@@ -14,11 +14,11 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// TestSGLangAsJudge runs random load through SGLang's own radix caches: of full attention (RadixCache), with a sliding
-// window (SWARadixCache) and with Mamba states (MambaRadixCache). Every answer is what the cache holds for full
-// attention. That is what a request is credited with if there is nothing else; with windows or states, of which SGLang
-// announces nothing, it may be credited with less, and the answer says that it is an upper bound. 0.5.23 has one class
-// for hybrid models, UnifiedRadixCache, with components for windows and states, or both.
+// TestSGLangAsJudge runs random load through SGLang's own radix caches: with full attention (RadixCache), with a
+// sliding window (SWARadixCache) and with Mamba states (MambaRadixCache). Every answer must be equal to the cached
+// blocks of full attention. Without windows and states, the engine credits a request with these blocks. SGLang
+// announces no windows and states. With them, the engine may credit fewer blocks, and the answer is marked as an upper
+// bound. 0.5.23 has UnifiedRadixCache, a single class for hybrid models with components for windows, states or both.
 func TestSGLangAsJudge(t *testing.T) {
 	x := startJudgedIndexer(t)
 	sum := &tally{of: map[string]*counts{}}
@@ -91,7 +91,7 @@ func runSGLang(t *testing.T, x *harness.Indexer, pinned, kind string, size int, 
 				got > 0 && found.Bound != bound {
 				n.wrong++
 				t.Errorf(
-					"seed %d, step %d: of %d tokens we find %d cached (%s); full attention has %d, the engine would credit %d", seed, step, len(p.Tokens), got, found.Bound, said.Main[i], said.Whole[i])
+					"seed %d, step %d: of %d tokens kvatlas finds %d cached (%s); full attention has %d, the engine would credit %d", seed, step, len(p.Tokens), got, found.Bound, said.Main[i], said.Whole[i])
 			}
 		}
 		if n.wrong > 5 {
@@ -101,7 +101,7 @@ func runSGLang(t *testing.T, x *harness.Indexer, pinned, kind string, size int, 
 	if n.lookups < judgeSteps/2 || n.hits < n.lookups/40 || n.hits == n.lookups || len(groups) > 1 && n.cut == 0 {
 		t.Errorf("seed %d: %+v are no test", seed, n)
 	}
-	t.Logf("seed %d: %d of %d look-ups equal, %d of them hits; in %d the engine would credit less", seed,
+	t.Logf("seed %d: %d of %d look-ups equal, %d hits; the engine would credit less in %d", seed,
 		n.lookups-n.wrong, n.lookups, n.hits, n.cut)
 	sum.add([]string{pinned, kind}, n)
 	engine.Kill()

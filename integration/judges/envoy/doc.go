@@ -1,3 +1,3 @@
-// Package envoy puts a real Envoy, with the configuration of deploy/envoy, before simulated engines, and has it choose
-// by an indexer. Build tag judges; see `make judges`.
+// Package envoy runs a real Envoy, with the configuration of deploy/envoy, before simulated engines and with an indexer
+// for the choice. Build tag judges; see `make judges`.
 package envoy

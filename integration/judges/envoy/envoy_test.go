@@ -30,7 +30,7 @@ const (
 	root      = "../../.."
 )
 
-// gateway is an Envoy before engines, and the indexer by which it chooses.
+// gateway is an Envoy before engines, with an indexer for the choice.
 type gateway struct {
 	t       *testing.T
 	indexer *harness.Indexer
@@ -38,7 +38,7 @@ type gateway struct {
 	url     string
 }
 
-// start starts all of it, with three engines whose workers are registered.
+// start starts all parts, with three engines and registered workers.
 func start(t *testing.T, edits ...string) *gateway {
 	t.Helper()
 	return startWith(t, nil, edits...)
@@ -83,7 +83,7 @@ func startWith(t *testing.T, flags []string, edits ...string) *gateway {
 	return g
 }
 
-// answer is what a client gets.
+// answer is the reply of a client.
 type answer struct {
 	status int
 	engine string
@@ -93,7 +93,7 @@ type answer struct {
 
 func (g *gateway) do(method, path, body string) answer { return g.doAs("", method, path, body) }
 
-// doAs sends a request by whose id the engine knows it.
+// doAs sends a request with an id that the engine stores.
 func (g *gateway) doAs(id, method, path, body string) (a answer) {
 	r, err := http.NewRequestWithContext(g.t.Context(), method, g.url+path, strings.NewReader(body))
 	if err != nil {
@@ -110,7 +110,7 @@ func (g *gateway) doAs(id, method, path, body string) (a answer) {
 	return answer{reply.StatusCode, reply.Header.Get("X-Engine"), string(text), err}
 }
 
-// whole reports whether an answer is all that an engine says.
+// whole reports whether an answer is complete.
 func (a *answer) whole(stream bool) bool {
 	return a.err == nil && a.status == 200 && strings.Contains(a.body, `"cached_tokens"`) &&
 		(!stream || strings.HasSuffix(a.body, "data: [DONE]\n\n"))
@@ -126,7 +126,7 @@ func (a *answer) cached() (n int) {
 }
 
 func completion(stream bool, tokens []uint32) string {
-	text, _ := json.Marshal(map[string]any{"model": model, "stream": stream, "prompt": tokens}) // which can be encoded
+	text, _ := json.Marshal(map[string]any{"model": model, "stream": stream, "prompt": tokens}) // the value can be encoded
 	return string(text)
 }
 
@@ -173,7 +173,7 @@ func (g *gateway) metric(name string) (v float64) {
 	return v
 }
 
-// duplex has bodies sent in the other mode.
+// duplex selects the other mode for bodies.
 var duplex = []string{"request_body_mode: BUFFERED", "request_body_mode: FULL_DUPLEX_STREAMED",
 	"request_trailer_mode: SKIP", "request_trailer_mode: SEND",
 	"response_body_mode: STREAMED", "response_body_mode: FULL_DUPLEX_STREAMED",
@@ -181,8 +181,8 @@ var duplex = []string{"request_body_mode: BUFFERED", "request_body_mode: FULL_DU
 
 var bothModes = map[string][]string{"as deployed": nil, "full duplex": duplex}
 
-// TestWarmWorker sends chats of several turns as token ids: each turn goes where the turn before was, in both modes,
-// streamed or not; and so is a prompt of many chunks.
+// TestWarmWorker sends chats of several turns as token ids, in both modes, streamed and not. Every turn must go to the
+// worker of the turn before. The same holds for a prompt of many chunks.
 func TestWarmWorker(t *testing.T) {
 	for name, edits := range bothModes {
 		t.Run(name, func(t *testing.T) {
@@ -210,7 +210,7 @@ func TestWarmWorker(t *testing.T) {
 			if n := g.metric("kvatlas_route_reused_tokens_total"); int(n) != reused {
 				t.Errorf("%v reused tokens are counted, want %d", n, reused)
 			}
-			// text goes by load, and a model that nobody serves nowhere
+			// text is routed by load, and an unserved model is an error
 			a := g.do("POST", "/v1/chat/completions", `{"model":"sim","messages":[{"role":"user","content":"hello"}]}`)
 			if !a.whole(false) {
 				t.Error(a)
@@ -221,7 +221,7 @@ func TestWarmWorker(t *testing.T) {
 				}
 			}
 			g.idle()
-			// nobody may be chosen
+			// no worker may be chosen
 			for i := range g.engines {
 				drain := `{"drain":true}`
 				if status, reply, err := harness.Request(g.indexer.HTTP, "PATCH", fmt.Sprintf("/v1/workers/worker-%d", i),
@@ -237,8 +237,8 @@ func TestWarmWorker(t *testing.T) {
 	}
 }
 
-// TestEngineDies sends a thousand requests, half of them streamed, while one engine is killed under load: only answers
-// that it had begun may end early, and afterwards no load is left.
+// TestEngineDies sends a thousand requests, half of them streamed, and kills an engine under load. Only started answers
+// may end early, and no load remains at the end.
 func TestEngineDies(t *testing.T) {
 	for name, edits := range bothModes {
 		t.Run(name, func(t *testing.T) {
@@ -268,7 +268,7 @@ func TestEngineDies(t *testing.T) {
 						if a.whole(stream) {
 							continue
 						}
-						begun := g.engines[1].Begun(id) // what it has said to Envoy cannot be taken back
+						begun := g.engines[1].Begun(id) // Envoy already has the start of the answer
 						mu.Lock()
 						if cut++; !begun || cut > clients {
 							t.Errorf("request %d, stream %v: %+v", n, stream, a)
@@ -288,8 +288,7 @@ func TestEngineDies(t *testing.T) {
 	}
 }
 
-// TestClientsGo has clients go away before and amid their answers: their loads end, and nothing of it is a problem or a
-// failure.
+// TestClientsGo disconnects clients before and during their answers. Their loads end, without a problem or a failure.
 func TestClientsGo(t *testing.T) {
 	g := start(t)
 	var all sync.WaitGroup
@@ -299,7 +298,7 @@ func TestClientsGo(t *testing.T) {
 			reply, err := client.Post(g.url+"/v1/completions", "application/json",
 				strings.NewReader(completion(true, harness.Tokens(i*1000, 640))))
 			if err == nil {
-				_, _ = io.Copy(io.Discard, reply.Body) // it ends early
+				_, _ = io.Copy(io.Discard, reply.Body) // the body ends early
 				reply.Body.Close()
 			}
 		})
@@ -328,8 +327,8 @@ func TestWithoutIndexer(t *testing.T) {
 	}
 }
 
-// TestDemonstration runs make demo-gateway: it tells what happens, in time and with reasons, has every second turn
-// answered by the warm worker, and leaves nothing behind.
+// TestDemonstration runs make demo-gateway. The output has times and reasons, the warm worker answers every second
+// turn, and no file remains.
 func TestDemonstration(t *testing.T) {
 	tmp := t.TempDir()
 	cmd := exec.Command("make", "demo-gateway")
@@ -343,18 +342,18 @@ func TestDemonstration(t *testing.T) {
 		`Envoy selected (\S+), with (\d+) of (\d+) tokens cached: `).FindAllStringSubmatch(said, -1)
 	if len(turns) != 2 || turns[0][4] != turns[1][4] || turns[0][5] != "0" || turns[1][5] == "0" ||
 		turns[0][3] != turns[0][6] || turns[1][3] != turns[1][6] {
-		t.Fatalf("the turns were %q in\n%s", turns, said)
+		t.Fatalf("the turns are %q in\n%s", turns, said)
 	}
 	for _, pattern := range []string{`\$ indexer serve .*--grpc-listen`, `\$ worker-shim run .*--worker worker-2`,
 		`\$ envoy -c `, `WORKER +RANK +COST +PROBABILITY`, `the events are in the index after`,
 		`(?s)TURN 2.*\* +` + turns[1][4] + ` +0 +\S+ +1.000 +` + turns[1][5] + ` `,
 		`the worker of the first turn answered 10 of 10 second turns`} {
 		if !regexp.MustCompile(pattern).MatchString(said) {
-			t.Errorf("%s is not in\n%s", pattern, said)
+			t.Errorf("%s is missing in\n%s", pattern, said)
 		}
 	}
 	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
-		t.Errorf("it leaves %v, %v", left, err)
+		t.Errorf("the demonstration leaves %v, %v", left, err)
 	}
 	if _, err := http.Get(turns[0][2]); err == nil {
 		t.Error("Envoy still listens")

@@ -13,12 +13,12 @@ import (
 	"github.com/kvatlas/kvatlas/integration/harness"
 )
 
-// commented matches a line of deploy/envoy that is to be used with mutual TLS.
+// commented matches the lines of deploy/envoy for mutual TLS.
 var commented = regexp.MustCompile(`(?m)^      # ( *(?:transport_socket|name|typed_config|"@type"|common_tls_context|` +
 	`tls_certificates|- certificate_chain|private_key|validation_context|trusted_ca):.*)$`)
 
-// mutualTLS returns the edits that put the commented lines of deploy/envoy into use, with these files. An empty cert
-// leaves out the gateway's certificate.
+// mutualTLS returns the edits that enable the commented lines of deploy/envoy with the given files. An empty cert
+// removes the gateway's certificate.
 func mutualTLS(t *testing.T, ca, cert, key string) (edits []string) {
 	t.Helper()
 	text, err := os.ReadFile(root + "/deploy/envoy/envoy.yaml")
@@ -49,9 +49,9 @@ func tokenFile(t *testing.T) string {
 	return file
 }
 
-// TestGatewaysWithoutTokens runs Envoy with deploy/envoy and no token. The second turn of a chat goes to the worker of
-// the first with --grpc-insecure, and over mutual TLS. Without either, requests go round robin, and the indexer counts
-// the refusals.
+// TestGatewaysWithoutTokens runs Envoy with deploy/envoy and without a token. The second turn of a chat goes to the
+// worker of the first turn with --grpc-insecure and with mutual TLS. Otherwise requests go round robin, and the indexer
+// counts the refusals.
 func TestGatewaysWithoutTokens(t *testing.T) {
 	ca, other := harness.NewAuthority(t), harness.NewAuthority(t)
 	server, serverKey := ca.Issue("indexer", x509.ExtKeyUsageServerAuth)
@@ -64,7 +64,7 @@ func TestGatewaysWithoutTokens(t *testing.T) {
 		flags   []string
 		edits   []string
 		chooses bool
-		outcome string // that the indexer counts; empty: no call reaches it
+		outcome string // expected outcome in the indexer's metric; empty without a call
 	}{
 		{"insecure", append(tokens, "--grpc-insecure"), nil, true, "ok"},
 		{"mutual TLS", tls, mutualTLS(t, ca.File, cert, key), true, "ok"},
@@ -97,7 +97,7 @@ func TestGatewaysWithoutTokens(t *testing.T) {
 	}
 }
 
-// outcomes returns the calls of gateways that the indexer has counted, by outcome.
+// outcomes returns the indexer's numbers of gateway calls by outcome.
 func (g *gateway) outcomes() map[string]uint64 {
 	g.t.Helper()
 	counted := map[string]uint64{}

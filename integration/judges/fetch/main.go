@@ -1,8 +1,8 @@
-// Command fetch puts what the judges need into the user's cache folder, unless it is there: Python environments, wheels
-// that are read and not installed, the libraries that Mooncake's programs load, Debian's Prometheus, Helm's library,
-// compiled, and Dynamo's worker selector, built with cargo. All of it but Prometheus is pinned, and not installed on
-// the machine. Only Chromium, tmux and systemd-analyze are: where there is none, apt-get installs Debian's, for which
-// this runs as root. `make judges` runs it before the tests.
+// Command fetch puts the components of the judges into the user's cache folder, unless present: Python environments,
+// wheels that are read without installation, the libraries of Mooncake's programs, Debian's Prometheus, a program with
+// Helm's library, and Dynamo's worker selector, built with cargo. All components except Prometheus are pinned, and none
+// is installed on the machine. Only Chromium, tmux and systemd-analyze are installed: if missing, apt-get installs
+// Debian's packages, which needs root. `make judges` runs the command before the tests.
 //
 //	go run ./integration/judges/fetch
 package main
@@ -17,7 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// environments are the requirements files of integration/python that judges use.
+// environments are the requirements files of integration/python for the judges.
 var environments = []string{"requirements.txt", "engines.txt", "dynamo.txt", "dynamo-next.txt", "dynamo-mocker.txt",
 	"kubernetes.txt",
 	"mooncake.txt", "python-client.txt", "python-adapters.txt", "envoy.txt", "tokenizers.txt", "grpc.txt",
@@ -87,7 +87,7 @@ func fetch(progress io.Writer) error {
 	})
 }
 
-// install installs a package of Debian unless there is a program that it has.
+// install installs a Debian package unless the named program exists.
 func install(progress io.Writer, name, pkg string) error {
 	if _, err := exec.LookPath(name); err == nil {
 		return nil

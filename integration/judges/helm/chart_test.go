@@ -32,7 +32,7 @@ const (
 
 var update = flag.Bool("update", false, "write the renderings in testdata")
 
-// values are those that a test sets, as `--values` takes them.
+// values are the values of a test, in the form of `--values`.
 type values = map[string]any
 
 func parseValues(t *testing.T, text string) values {
@@ -53,7 +53,7 @@ func load(t *testing.T) *chart.Chart {
 	return c
 }
 
-// render is what `helm install kvatlas --namespace inference --values VALUES` would apply, by file.
+// render returns the files that `helm install kvatlas --namespace inference --values VALUES` would apply.
 func render(t *testing.T, text string) (map[string]string, error) {
 	t.Helper()
 	options := chartutil.ReleaseOptions{Name: "kvatlas", Namespace: "inference", Revision: 1, IsInstall: true}
@@ -64,10 +64,10 @@ func render(t *testing.T, text string) (map[string]string, error) {
 	return engine.Render(load(t), with)
 }
 
-// object is one of Kubernetes, as decoded YAML.
+// object is a Kubernetes object as decoded YAML.
 type object = map[string]any
 
-// objects reads YAML documents, each of which is named by its kind and name.
+// objects reads YAML documents. The keys are kind and name.
 func objects(t *testing.T, text string) map[string]object {
 	t.Helper()
 	all := map[string]object{}
@@ -91,7 +91,7 @@ func objects(t *testing.T, text string) map[string]object {
 	}
 }
 
-// at is what lies in an object at a path; nil if nothing does.
+// at returns the value at a path in an object, or nil.
 func at(v any, path ...any) any {
 	for _, step := range path {
 		switch s := step.(type) {
@@ -109,14 +109,14 @@ func at(v any, path ...any) any {
 	return v
 }
 
-// containersOf lists the containers of a pod, those that start before others first.
+// containersOf lists the containers of a pod, init containers first.
 func containersOf(pod any) []any {
 	first, _ := at(pod, "initContainers").([]any)
 	rest, _ := at(pod, "containers").([]any)
 	return slices.Concat(first, rest)
 }
 
-// rendered is a rendering that must succeed: one text, and its objects.
+// rendered renders the chart successfully and returns the text and the objects.
 func rendered(t *testing.T, text string) (string, map[string]object) {
 	t.Helper()
 	files, err := render(t, text)
@@ -150,7 +150,7 @@ func allRenderings(t *testing.T) map[string]string {
 	return all
 }
 
-// Values with which the other tests render. Those that testdata has a file of are checked further elsewhere.
+// The values of the other tests. Further tests check the values with a file in testdata.
 var renderings = map[string]string{
 	"default": "",
 	"default, with an engine": `
@@ -204,7 +204,7 @@ engineExample: {enabled: true, nkeySecret: ""}
 `,
 }
 
-// TestLint has Helm's linter look at the chart, with each of the values. It asks for an icon, and for no more.
+// TestLint runs Helm's linter on the chart with all values. The only permitted finding is the missing icon.
 func TestLint(t *testing.T) {
 	for name, text := range allRenderings(t) {
 		l := lint.AllWithKubeVersion(chartDir, parseValues(t, text), "inference",
@@ -217,7 +217,7 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// differences lists the paths at which two values differ.
+// differences lists the paths with different values.
 func differences(path string, a, b any) (list []string) {
 	x, ok := a.(object)
 	y, ok2 := b.(object)
@@ -246,8 +246,8 @@ func differences(path string, a, b any) (list []string) {
 	return list
 }
 
-// TestClusterIsTheManifests: with values-cluster.yaml the chart is deploy/kubernetes, except for two labels that name
-// the chart.
+// TestClusterIsTheManifests checks that the chart with values-cluster.yaml is equal to deploy/kubernetes, except for
+// two labels with the chart's name.
 func TestClusterIsTheManifests(t *testing.T) {
 	var all strings.Builder
 	for _, file := range []string{"nats.yaml", "indexer.yaml", "network.yaml", "engine-example.yaml"} {
@@ -277,11 +277,11 @@ func TestClusterIsTheManifests(t *testing.T) {
 		}
 	}
 	if _, is := rendered(t, ""); is["StatefulSet engine-example"] != nil {
-		t.Error("the example is there without being asked for")
+		t.Error("the example is present by default")
 	}
 }
 
-// TestValues: what the values switch is in the objects.
+// TestValues checks the effect of values on the objects.
 func TestValues(t *testing.T) {
 	_, all := rendered(t, renderings["everything"])
 	set := all["StatefulSet kvatlas-indexer"]
@@ -299,7 +299,7 @@ func TestValues(t *testing.T) {
 	check := func(what string, is, want any) {
 		t.Helper()
 		if fmt.Sprint(is) != fmt.Sprint(want) {
-			t.Errorf("%s: %v, not %v", what, is, want)
+			t.Errorf("%s: %v, want %v", what, is, want)
 		}
 	}
 	check("replicas", at(set, "spec", "replicas"), 5)
@@ -350,7 +350,7 @@ func TestValues(t *testing.T) {
 			selected = append(selected, name)
 		}
 	}
-	check("what the monitor selects", selected, "[Service kvatlas-indexer]")
+	check("the services of the monitor", selected, "[Service kvatlas-indexer]")
 
 	const cluster = "nats: {mode: cluster, podDisruptionBudget: {enabled: %t}}\n" +
 		"indexer: {replicas: 3, podDisruptionBudget: {enabled: %t}}\nnetworkPolicy: {enabled: %t}\n"
@@ -390,7 +390,7 @@ func subset(of, keys object) object {
 	return out
 }
 
-// TestRefusedValues: values that make no sense are refused, and the error names them.
+// TestRefusedValues checks that invalid values are refused, and that the error names the value.
 func TestRefusedValues(t *testing.T) {
 	for text, word := range map[string]string{
 		"indexer: {replica: 3}":                      "replica",
@@ -426,7 +426,7 @@ func TestRefusedValues(t *testing.T) {
 	}
 }
 
-// help is what a program says of a command.
+// help returns a program's help of a command.
 func help(t *testing.T, dir string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command(filepath.Join(dir, args[0]), append(args[1:], "--help")...)
@@ -437,7 +437,8 @@ func help(t *testing.T, dir string, args ...string) string {
 	return string(out)
 }
 
-// TestProgramsHaveFlags: the programs have the flags that the chart gives them, and its version is theirs.
+// TestProgramsHaveFlags checks that the programs have the flags in the chart, and that the chart has the programs'
+// version.
 func TestProgramsHaveFlags(t *testing.T) {
 	dir := t.TempDir()
 	cmd := exec.Command("go", "build", "-buildvcs=false", "-o", dir+"/", "./cmd/indexer", "./cmd/worker-shim")
@@ -481,8 +482,8 @@ func TestProgramsHaveFlags(t *testing.T) {
 	}
 }
 
-// TestSecure: nothing runs as root, may become it, or writes elsewhere than to volumes, and what listens on all
-// addresses asks for a token.
+// TestSecure checks that no container runs as root, can become root, or writes outside of volumes, and that all servers
+// on public addresses require a token.
 func TestSecure(t *testing.T) {
 	pods := 0
 	for name, text := range allRenderings(t) {
@@ -520,9 +521,9 @@ func TestSecure(t *testing.T) {
 	}
 }
 
-// TestPolicies: whatever the values, a policy for both directions selects each pod, no rule lets it connect to
-// everything, and none to addresses at which clouds answer with a machine's credentials. TestClusterIsTheManifests and
-// integration's TestNetworkPolicies look at what else the default allows.
+// TestPolicies checks the policies for all values. A policy for both directions selects every pod. No rule allows
+// connections to all addresses, and no rule allows the metadata addresses of clouds, which serve a machine's
+// credentials. TestClusterIsTheManifests and integration's TestNetworkPolicies check further properties of the default.
 func TestPolicies(t *testing.T) {
 	for name, text := range allRenderings(t) {
 		_, all := rendered(t, text)
@@ -572,7 +573,8 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// TestOwnKeys: a container mounts secrets of its own, and of one with several keys a single file.
+// TestOwnKeys checks that a container mounts only its own secrets, and only a single file of a secret with several
+// keys.
 func TestOwnKeys(t *testing.T) {
 	for name, text := range map[string]string{"default": renderings["default, with an engine"],
 		"everything": renderings["everything"]} {
@@ -597,7 +599,7 @@ func TestOwnKeys(t *testing.T) {
 	}
 }
 
-// TestNotes: what an installation prints names the secrets and the address.
+// TestNotes checks that the output of an installation names the secrets and the address.
 func TestNotes(t *testing.T) {
 	files, err := render(t, renderings["everything"])
 	if err != nil {
@@ -611,7 +613,7 @@ func TestNotes(t *testing.T) {
 	}
 }
 
-// TestRenderings holds testdata, of which integration/judges/kubernetes makes use, to the chart.
+// TestRenderings compares testdata with the chart. integration/judges/kubernetes uses testdata.
 func TestRenderings(t *testing.T) {
 	for _, name := range []string{"embedded", "everything"} {
 		text, _ := rendered(t, renderings[name])
@@ -624,12 +626,12 @@ func TestRenderings(t *testing.T) {
 			continue
 		}
 		if is, err := os.ReadFile(file); err != nil || string(is) != text {
-			t.Errorf("%s is not what the chart renders (%v): go test . -update writes it", file, err)
+			t.Errorf("%s differs from the chart (%v): rewrite with go test . -update", file, err)
 		}
 	}
 }
 
-// TestOtherRelease: the names of two releases in one namespace differ, those that the example has aside.
+// TestOtherRelease checks that the names of two releases in a namespace differ, except for the names of the example.
 func TestOtherRelease(t *testing.T) {
 	options := chartutil.ReleaseOptions{Name: "blue", Namespace: "inference", Revision: 1, IsInstall: true}
 	with, err := chartutil.ToRenderValues(load(t), values{}, options, nil)
@@ -655,7 +657,7 @@ func TestOtherRelease(t *testing.T) {
 	}
 }
 
-// TestShimTemplateOfThePage renders the lines of docs/kubernetes.md in a chart that depends on this one.
+// TestShimTemplateOfThePage renders the lines of docs/kubernetes.md in a chart that depends on this chart.
 func TestShimTemplateOfThePage(t *testing.T) {
 	page, err := os.ReadFile(root + "/docs/kubernetes.md")
 	if err != nil {

@@ -1,9 +1,9 @@
-// Package helm renders deploy/helm/kvatlas with Helm's own library, and holds it to deploy/kubernetes, to its schema of
-// values, and to the programs' flags. It is a module of its own, so that nothing of Helm's library is among the
-// requirements of kvatlas. `make judges` runs it:
+// Package helm renders deploy/helm/kvatlas with Helm's own library, and compares the result with deploy/kubernetes, the
+// schema of values and the programs' flags. The package is a separate module, so kvatlas does not depend on Helm's
+// library. `make judges` runs the tests:
 //
 //	cd integration/judges/helm && go test .
 //
-// The renderings in testdata, written by `go test . -update`, are what integration/judges/kubernetes checks against
-// Kubernetes' schemas and runs.
+// `go test . -update` writes the renderings in testdata. integration/judges/kubernetes checks them against Kubernetes'
+// schemas and runs them.
 package helm

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestSizes: the pods of each size request what the chart's README states.
+// TestSizes checks that the pods of every size request the resources in the chart's README.
 func TestSizes(t *testing.T) {
 	for _, size := range []struct {
 		name, values string

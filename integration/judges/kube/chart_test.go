@@ -29,7 +29,7 @@ func file(t *testing.T, path string) string {
 	return path
 }
 
-// disks gives every node two empty volumes for claims, and removes those of an earlier test.
+// disks gives every node two empty volumes for claims, and removes the volumes of an earlier test.
 func disks(t *testing.T) {
 	t.Helper()
 	kubectl(t, "delete", "persistentvolume", "--all", "--timeout=60s")
@@ -69,7 +69,7 @@ spec:
 	apply(t, "default", text)
 }
 
-// TestChartCluster installs the chart with values-cluster.yaml and an engine, and carries out what an operator does.
+// TestChartCluster installs the chart with values-cluster.yaml and an engine, and performs an operator's tasks.
 func TestChartCluster(t *testing.T) {
 	disks(t)
 	w := newWorld(t, "chart", "restricted", "--model", "sim", "--shim", "engine-example-0", "--shim", "engine-example-1")
@@ -98,7 +98,7 @@ func TestChartCluster(t *testing.T) {
 	t.Run("Uninstall", func(t *testing.T) { w.uninstall(t, before) })
 }
 
-// knows waits until a node answers with blocks of these workers.
+// knows waits until a node's answer has blocks of the given workers.
 func (w *world) knows(t *testing.T, from *network, address string, workers ...string) {
 	t.Helper()
 	took := eventually(t, time.Minute, fmt.Sprintf("%q are registered, and hold blocks", workers), func() (bool, string) {
@@ -146,7 +146,7 @@ func (w *world) privileges(t *testing.T) {
 	}
 }
 
-// policies: the network lets connections through that the policies name, and no others.
+// policies checks that the network allows exactly the connections in the policies.
 func (w *world) policies(t *testing.T, asking, stranger *network) {
 	at := func(pod, port string) string {
 		p := w.pod(pod)
@@ -174,7 +174,7 @@ func (w *world) policies(t *testing.T, asking, stranger *network) {
 	}
 }
 
-// upgrade changes a value, and takes that back. The NATS servers stay as they are.
+// upgrade changes a value and restores the value. The NATS servers must not restart.
 func (w *world) upgrade(t *testing.T, asking *network, indexer string) {
 	servers := func() (list string) {
 		for _, p := range w.pods("-l", "app.kubernetes.io/name=kvatlas-nats") {
@@ -183,7 +183,7 @@ func (w *world) upgrade(t *testing.T, asking *network, indexer string) {
 		return list
 	}
 	was := servers()
-	// The default has no such servers: an upgrade to it would give up the log.
+	// The default values have no such servers: an upgrade to the default would lose the log.
 	out, err := inCluster("", "helm", "-n", w.namespace, "upgrade", "kvatlas", file(t, chart), "--reset-values")
 	if err == nil || !strings.Contains(out, "values-cluster.yaml") {
 		t.Errorf("helm upgrade to the default: %v\n%s", err, out)
@@ -204,11 +204,11 @@ func (w *world) upgrade(t *testing.T, asking *network, indexer string) {
 		t.Errorf("after the rollback the service has the ports %s", out)
 	}
 	if is := servers(); is != was {
-		t.Errorf("the NATS servers are others: %s, before %s", is, was)
+		t.Errorf("the NATS servers have changed: %s, before %s", is, was)
 	}
 }
 
-// rolloutOfNATS replaces the NATS servers, one after the other. Each hands over, and indexers answer all the time.
+// rolloutOfNATS replaces the NATS servers in sequence. Every server hands over, and indexers answer all requests.
 func (w *world) rolloutOfNATS(t *testing.T, asking *network, indexer string) {
 	servers := w.follow("kvatlas-nats-0", "kvatlas-nats-1", "kvatlas-nats-2")
 	indexers := w.follow("kvatlas-indexer-0", "kvatlas-indexer-1", "kvatlas-indexer-2")
@@ -229,8 +229,8 @@ func (w *world) rolloutOfNATS(t *testing.T, asking *network, indexer string) {
 	}
 }
 
-// electionAtMost is how long JetStream may be without a meta leader while a NATS server is replaced. nats-server elects
-// one within 9 s if the former leader has not named its successor.
+// electionAtMost is the longest time without a meta leader of JetStream during the replacement of a NATS server.
+// nats-server elects a leader within 9 s if the former leader has not named a successor.
 const electionAtMost = 10 * time.Second
 
 // timesOf returns, by pod, the times of the log lines with a text.
@@ -251,7 +251,8 @@ func timesOf(t *testing.T, log, text string) map[string][]time.Time {
 	return times
 }
 
-// stopped stops an indexer's process with SIGSTOP: its Service leaves it out, and Kubernetes starts it again.
+// stopped stops an indexer's process with SIGSTOP. The Service removes the indexer, and Kubernetes restarts the
+// container.
 func (w *world) stopped(t *testing.T, asking *network, indexer string) {
 	p := w.pod("kvatlas-indexer-1")
 	ids := p.processes(t, "indexer")
@@ -266,7 +267,7 @@ func (w *world) stopped(t *testing.T, asking *network, indexer string) {
 		p := w.pod("kvatlas-indexer-1")
 		return !p.ready(), ""
 	})
-	t.Logf("the stopped indexer is out of its Service after %v", time.Since(begun).Round(100*time.Millisecond))
+	t.Logf("the Service has removed the stopped indexer after %v", time.Since(begun).Round(100*time.Millisecond))
 	h := w.watch(asking, indexer, "/readyz")
 	eventually(t, 4*time.Minute, "the stopped indexer is ready again", func() (bool, string) {
 		p := w.pod("kvatlas-indexer-1")
@@ -277,17 +278,17 @@ func (w *world) stopped(t *testing.T, asking *network, indexer string) {
 	if took > 119*time.Second {
 		t.Errorf("the stopped indexer was ready again only after %v", took)
 	}
-	h.end(t, "an indexer that was stopped")
+	h.end(t, "a stopped indexer")
 }
 
-// drained drains a node as `kubectl drain` does, and brings it back. Requests are answered meanwhile.
+// drained drains a node as `kubectl drain` does, and uncordons the node. All requests are answered.
 func (w *world) drained(t *testing.T, asking *network, indexer string) {
 	node := "node1"
 	for _, p := range w.pods("-l", "app=stranger") {
 		node = p.Spec.NodeName
 	}
 	for _, p := range w.pods() {
-		if p.Metadata.Name == "asking" && p.Spec.NodeName == node { // it must not be evicted
+		if p.Metadata.Name == "asking" && p.Spec.NodeName == node { // the pod of the test must not be evicted
 			for n := 1; n <= nodes; n++ {
 				if name := fmt.Sprintf("node%d", n); name != p.Spec.NodeName {
 					node = name
@@ -310,8 +311,8 @@ func (w *world) drained(t *testing.T, asking *network, indexer string) {
 	w.knows(t, asking, indexer, "engine-example-0", "engine-example-1")
 }
 
-// uninstall removes the release. Indexers hand over while NATS servers still run, and only claims and what the test has
-// made stay.
+// uninstall removes the release. Indexers hand over while NATS servers still run. Only claims and the test's own
+// objects remain.
 func (w *world) uninstall(t *testing.T, before []string) {
 	indexers := w.follow("kvatlas-indexer-0", "kvatlas-indexer-1", "kvatlas-indexer-2")
 	servers := w.follow("kvatlas-nats-0", "kvatlas-nats-1", "kvatlas-nats-2")
@@ -331,7 +332,7 @@ func (w *world) uninstall(t *testing.T, before []string) {
 	w.nothingLeft(t, before)
 }
 
-// nothingLeft: but for claims, the namespace has what it had before.
+// nothingLeft checks that the namespace has only the earlier objects and claims.
 func (w *world) nothingLeft(t *testing.T, before []string) {
 	t.Helper()
 	had := map[string]bool{}
@@ -349,8 +350,8 @@ func (w *world) nothingLeft(t *testing.T, before []string) {
 	})
 }
 
-// TestChart installs the chart with its defaults: the NATS server is in the only indexer. What it knew is there again
-// when its pod is replaced.
+// TestChart installs the chart with its defaults: the only indexer contains the NATS server. After a replacement of the
+// pod, the index has the same blocks.
 func TestChart(t *testing.T) {
 	disks(t)
 	w := newWorld(t, "embedded", "restricted", "--model", "sim", "--shim", "engine-example-0", "--shim",
@@ -383,7 +384,7 @@ func TestChart(t *testing.T) {
 	w.nothingLeft(t, before)
 }
 
-// TestManifests applies deploy/kubernetes as its README.md says, and the files of a gateway.
+// TestManifests applies deploy/kubernetes as described in README.md, and the files of a gateway.
 func TestManifests(t *testing.T) {
 	disks(t)
 	w := newWorld(t, "manifests", "restricted", "--model", "sim", "--shim", "engine-example-0", "--shim",

@@ -27,12 +27,12 @@ import (
 
 const (
 	root  = "../../.."
-	nodes = 3 // as many as the chart has NATS servers, which are on different nodes
+	nodes = 3 // the chart's number of NATS servers, which run on different nodes
 
 	clusterDirs = "kvatlas-kube-*" // names of the clusters' folders
 )
 
-// mountPoints are folders of the machine on which cluster.sh mounts others, for the cluster alone.
+// mountPoints are folders of the machine on which cluster.sh mounts other folders, only for the cluster.
 var mountPoints = []string{"/var/lib/kubelet", "/var/log/containers", "/run/containerd"}
 
 // cluster is the Kubernetes of all tests.
@@ -43,10 +43,10 @@ var cluster struct {
 	out  bytes.Buffer
 	done chan struct{} // closed when cmd has ended
 	init int           // process id of the first process in the cluster's namespaces
-	lock *os.File      // a machine has one cluster
+	lock *os.File      // a machine has a single cluster
 }
 
-// startCluster builds images of this commit's programs and starts cluster.sh.
+// startCluster builds images of the current programs and starts cluster.sh.
 func startCluster() error {
 	if os.Geteuid() != 0 {
 		return errors.New("a cluster in namespaces of this machine needs root")
@@ -55,14 +55,14 @@ func startCluster() error {
 	if err != nil {
 		return err
 	}
-	cluster.lock = lock // until this process ends
+	cluster.lock = lock // until the end of this process
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		fmt.Fprintln(os.Stderr, "kube: another cluster of these tests runs on this machine; it is waited for")
+		fmt.Fprintln(os.Stderr, "kube: waiting for another cluster of the tests on this machine")
 		if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 			return fmt.Errorf("lock %s: %w", lock.Name(), err)
 		}
 	}
-	// A run that was killed leaves files and empty cgroups.
+	// A killed run leaves files and empty cgroups.
 	if err := removeCgroups(); err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func startCluster() error {
 	c.done = make(chan struct{})
 	started := make(chan error)
 	go func() {
-		// The kernel ends the cluster with the thread that starts it, so the thread stays.
+		// The kernel ends the cluster with the starting thread, so the thread stays.
 		runtime.LockOSThread()
 		started <- c.cmd.Start()
 		c.cmd.Wait()
@@ -141,7 +141,7 @@ func startCluster() error {
 	return nil
 }
 
-// stopCluster ends all of the cluster and removes its files. It returns an error if anything of it is left.
+// stopCluster ends the cluster and removes its files. Remaining files or processes are an error.
 func stopCluster() error {
 	c := &cluster
 	if c.dir == "" {
@@ -153,7 +153,7 @@ func stopCluster() error {
 	}
 	err := errors.Join(removeCgroups(), os.RemoveAll(c.dir))
 	for _, dir := range mountPoints {
-		os.Remove(dir) // unless something is in it
+		os.Remove(dir) // fails if the folder is not empty
 	}
 	mounts, readErr := os.ReadFile("/proc/self/mountinfo")
 	if strings.Contains(string(mounts), c.dir) {
@@ -162,7 +162,7 @@ func stopCluster() error {
 	return errors.Join(err, readErr)
 }
 
-// removeCgroups removes what a cluster leaves: empty cgroups. The processes in them may take a moment to end.
+// removeCgroups removes the empty cgroups of a cluster. Their processes may need a moment to end.
 func removeCgroups() error {
 	var all []string
 	for begun := time.Now(); ; time.Sleep(100 * time.Millisecond) {
@@ -262,7 +262,7 @@ func clusterCommand(name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// inCluster runs such a command, with a text as its standard input.
+// inCluster runs a command in the cluster with the text stdin as standard input.
 func inCluster(stdin, name string, args ...string) (string, error) {
 	cmd := clusterCommand(name, args...)
 	cmd.Stdin = strings.NewReader(stdin)
@@ -270,7 +270,7 @@ func inCluster(stdin, name string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// kubectl runs kubectl, which must succeed.
+// kubectl runs kubectl successfully.
 func kubectl(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := inCluster("", "kube", append([]string{"kubectl"}, args...)...)
@@ -280,7 +280,7 @@ func kubectl(t *testing.T, args ...string) string {
 	return out
 }
 
-// apply applies YAML. The API server must accept all of it without a warning.
+// apply applies YAML. The API server must accept all objects without a warning.
 func apply(t *testing.T, namespace, text string) {
 	t.Helper()
 	out, err := inCluster(text, "kube", "kubectl", "-n", namespace, "apply", "--validate=strict", "-f", "-")
@@ -289,7 +289,7 @@ func apply(t *testing.T, namespace, text string) {
 	}
 }
 
-// helm runs helm, which must succeed without a warning.
+// helm runs helm successfully and without a warning.
 func helm(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := inCluster("", "helm", args...)
@@ -309,7 +309,7 @@ func get[T any](t *testing.T, args ...string) (into T) {
 	return into
 }
 
-// pod is what the tests read of a pod.
+// pod has the used fields of a pod.
 type pod struct {
 	Metadata struct {
 		Name              string
@@ -354,7 +354,7 @@ func podNamed(t *testing.T, namespace, name string) pod {
 	return get[pod](t, "-n", namespace, "pod", name)
 }
 
-// processes returns the host's ids of a pod's processes that have a name.
+// processes returns the host's process ids of a pod's processes with a name.
 func (p *pod) processes(t *testing.T, name string) (list []int) {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cgroup")
@@ -378,7 +378,8 @@ func (p *pod) processes(t *testing.T, name string) (list []int) {
 // network is the network namespace of a process.
 type network struct{ pid int }
 
-// network returns the network of a pod: connections from there are the pod's, and its NetworkPolicies apply.
+// network returns the network of a pod. Connections from the network are the pod's connections, with the pod's
+// NetworkPolicies.
 func (p *pod) network(t *testing.T) *network {
 	t.Helper()
 	list := p.processes(t, "pause")
@@ -406,7 +407,7 @@ func (n *network) dial(ctx context.Context, _, address string) (conn net.Conn, e
 	}
 	defer func() {
 		if back := unix.Setns(int(own.Fd()), unix.CLONE_NEWNET); back == nil {
-			runtime.UnlockOSThread() // else Go ends the thread with this goroutine
+			runtime.UnlockOSThread() // otherwise Go ends the thread with the goroutine
 		} else {
 			err = errors.Join(err, back)
 		}
@@ -415,7 +416,7 @@ func (n *network) dial(ctx context.Context, _, address string) (conn net.Conn, e
 	return d.DialContext(ctx, "tcp", address)
 }
 
-// client returns an HTTP client that connects from the network. It makes a connection for each request.
+// client returns an HTTP client that connects from the network, with a new connection for every request.
 func (n *network) client() *http.Client {
 	return &http.Client{Timeout: 2 * time.Second,
 		Transport: &http.Transport{DialContext: n.dial, DisableKeepAlives: true, Proxy: nil}}

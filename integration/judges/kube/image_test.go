@@ -18,13 +18,13 @@ import (
 type image struct {
 	names      []string
 	entrypoint []string
-	files      map[string]string // paths in the image to files of this machine
+	files      map[string]string // paths in the image to files of the machine
 	dirs       []string          // folders of the image's user
 	user       string
 }
 
-// write makes an archive as `docker save` does. containerd gives names of such an archive the default registry, which
-// is how the kubelet asks for them.
+// write makes an archive as `docker save` does. containerd adds the default registry to names in the archive, and the
+// kubelet requests the same names.
 func (i *image) write(archive string) error {
 	var layer bytes.Buffer
 	t := tar.NewWriter(&layer)
@@ -85,7 +85,8 @@ func addFile(t *tar.Writer, name string, text []byte, mode int64) error {
 	return err
 }
 
-// images are what the tests' pods run: bin has the programs. Those of the engines have the names of docs/kubernetes.md.
+// images returns the images of the tests' pods. bin has the programs. The engines' images have the names in
+// docs/kubernetes.md.
 func images(bin string, engines map[string]string) map[string]*image {
 	at := func(names ...string) map[string]string {
 		files := map[string]string{}

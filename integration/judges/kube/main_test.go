@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// keep leaves the cluster running for a while after the tests, for a look at it.
+// keep is the time for which the cluster remains after the tests, for debugging.
 var keep = flag.Duration("keep", 0, "how long the cluster stays after the tests")
 
-// TestMain runs the tests on one cluster, one after the other: they measure times.
+// TestMain runs the tests on a single cluster in sequence, because the tests measure times.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	status := 1

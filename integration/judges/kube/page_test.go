@@ -47,12 +47,12 @@ func (w *world) complete(from *network, p *pod, first int) error {
 		fmt.Sprintf(`{"model":"qwen3","prompt":[%s]}`, strings.Join(tokens, ",")), nil)
 }
 
-// TestPage applies every YAML block of docs/kubernetes.md, in order, after what the page says before them. The pods of
+// TestPage applies every YAML block of docs/kubernetes.md in order, after the commands before the block. The pods of
 // "after" are registered with their addresses, and the index has their blocks.
 func TestPage(t *testing.T) {
 	list := blocks(t)
 	if len(list) != 6 {
-		t.Fatalf("the page has %d YAML blocks: add what each must do here", len(list))
+		t.Fatalf("the page has %d YAML blocks: add the expected effect of the new blocks", len(list))
 	}
 	disks(t)
 	gpus(t)
@@ -103,8 +103,8 @@ func TestPage(t *testing.T) {
 	w.sharedPods(t, asking, indexer)
 }
 
-// registered waits until the ranks of the pods with a label are the workers of the index, under the addresses of their
-// pods, and hold what they are made to compute.
+// registered waits until the workers of the index are exactly the ranks of the pods with a label, with the addresses of
+// the pods, and hold computed blocks.
 func (w *world) registered(t *testing.T, from *network, indexer, label string, replicas, ranks int) {
 	t.Helper()
 	eventually(t, 4*time.Minute, "the pods with "+label+" are registered and hold blocks", func() (bool, string) {

@@ -22,8 +22,8 @@ const (
 	eventsPort = 5557
 )
 
-// sharedPods has the two replicas of `worker-shim pods` share eight pods. One replica is deleted, and one is stopped
-// with SIGSTOP: each time the other takes over, and the index learns of new blocks on all pods.
+// sharedPods runs two replicas of `worker-shim pods` for eight pods. A replica is deleted, and a replica is stopped
+// with SIGSTOP. The other replica takes over, and the index receives new blocks of all pods.
 func (w *world) sharedPods(t *testing.T, asking *network, indexer string) {
 	w.privilegesOfShims(t)
 	p := w.pods("-l", plainPods)[0]
@@ -80,7 +80,8 @@ func (w *world) sharedPods(t *testing.T, asking *network, indexer string) {
 	w.learns(t, asking, indexer, 400_000)
 }
 
-// privilegesOfShims: the account of the shims may list and watch pods and write Leases in its namespace, and no more.
+// privilegesOfShims checks that the account of the shims may only list and watch pods and write Leases in its
+// namespace.
 func (w *world) privilegesOfShims(t *testing.T) {
 	account := "system:serviceaccount:" + w.namespace + ":kvatlas-pod-shims"
 	for _, c := range []struct {
@@ -97,14 +98,14 @@ func (w *world) privilegesOfShims(t *testing.T) {
 	}
 }
 
-// owners returns, by replica of the shims, the number of engines to whose event ports it is connected.
+// owners returns the number of connected event ports of engines, by replica of the shims.
 func (w *world) owners(t *testing.T) map[string]int {
 	t.Helper()
 	owns := map[string]int{}
 	for _, p := range w.pods("-l", shimPods) {
 		ids := p.processes(t, "worker-shim")
 		if len(ids) == 0 {
-			continue // it starts or has ended
+			continue // the pod is starting or has ended
 		}
 		table, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/tcp", ids[0]))
 		if err != nil {
@@ -152,7 +153,7 @@ func (w *world) takenOver(t *testing.T, from string) {
 	})
 }
 
-// learns has every engine compute a new prompt, and waits until the index has more blocks of each.
+// learns makes every engine compute a new prompt, and waits until the index has more blocks of every engine.
 func (w *world) learns(t *testing.T, from *network, indexer string, first int) {
 	t.Helper()
 	blocks := func() (map[string]uint64, error) {

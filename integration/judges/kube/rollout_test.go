@@ -15,7 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// fleet asks for choices, and checks whether the chosen addresses take connections.
+// fleet requests choices, and checks whether the chosen addresses accept connections.
 type fleet struct {
 	w       *world
 	from    *network
@@ -25,21 +25,21 @@ type fleet struct {
 	done    sync.WaitGroup
 
 	mu       sync.Mutex
-	accepted map[string]time.Time // by address: when it took a connection last
+	accepted map[string]time.Time // by address: the last accepted connection
 	chosen   int
-	refused  int           // choices of an address that takes no connection any more
-	early    int           // choices of an address that has not taken one yet
-	never    []string      // those of them that took none within earlyAtMost
-	latest   time.Duration // the longest time from an address's last connection to a choice of it
+	refused  int           // choices of an address that no longer accepts connections
+	early    int           // choices of an address before the first accepted connection
+	never    []string      // early choices without a connection within earlyAtMost
+	latest   time.Duration // the longest time from an address's last connection to a choice
 	errors   []string
 }
 
-// earlyAtMost bounds the wait for a chosen address without any connection so far. An engine may open the event port
-// before the HTTP port, and kvatlas may choose the engine from then on. The engine of this test needs a second between
+// earlyAtMost is the longest wait for the first connection to a chosen address. An engine may open the event port
+// before the HTTP port, and kvatlas may choose the engine from then on. The engine of the test needs a second between
 // the ports, and more on a busy machine.
 const earlyAtMost = time.Minute
 
-// load asks for a choice every 20 ms until end.
+// load requests a choice every 20 ms until end.
 func (w *world) load(from *network, indexer string) *fleet {
 	f := &fleet{w: w, from: from, indexer: indexer, began: time.Now(), stop: make(chan struct{}),
 		accepted: map[string]time.Time{}}
@@ -140,8 +140,8 @@ func (f *fleet) end(t *testing.T, order string, within time.Duration) {
 	}
 }
 
-// TestRollouts replaces eight pods of the page's Deployment while choices are asked for, in four orders of ends. A pod
-// that has ended is not chosen a second later, and two seconds later if it was killed.
+// TestRollouts replaces eight pods of the page's Deployment during choices, in four orders of ends. An ended pod is not
+// chosen later than a second after the end, or two seconds after a kill.
 func TestRollouts(t *testing.T) {
 	disks(t)
 	gpus(t)
@@ -154,7 +154,7 @@ func TestRollouts(t *testing.T) {
 	if !strings.Contains(after, restart) || !strings.Contains(after, containers) {
 		t.Fatal("the page's block has no native sidecar")
 	}
-	// The same two containers without a sidecar: both get SIGTERM at the same time.
+	// Two containers without a sidecar: both get SIGTERM at the same time.
 	var beside []string
 	for _, line := range strings.Split(after, "\n") {
 		if !strings.HasPrefix(line, restart) && line != "      containers:" {
@@ -182,15 +182,15 @@ func TestRollouts(t *testing.T) {
 		f.end(t, fmt.Sprintf("%s (rollout of %v)", order.name, took), time.Second)
 	}
 	f := w.load(asking, indexer)
-	time.Sleep(time.Second) // choices of the pods that end now
+	time.Sleep(time.Second) // choices of the ending pods
 	killed := w.killed(t, "app=vllm", "node1")
 	w.rolledOut("deployment/vllm")
 	w.registered(t, asking, indexer, "app=vllm", 8, 1)
 	f.end(t, fmt.Sprintf("kill -9 of %d pods", killed), 2*time.Second)
 }
 
-// killed sends SIGKILL to all processes of a node's pods with a label, as when memory runs out. Kubernetes starts them
-// again with other addresses.
+// killed sends SIGKILL to all processes of a node's pods with a label, as at the end of memory. Kubernetes restarts the
+// pods with other addresses.
 func (w *world) killed(t *testing.T, label, node string) (n int) {
 	t.Helper()
 	var all []int

@@ -18,21 +18,21 @@ import (
 	"time"
 )
 
-// engineImages maps the images of docs/kubernetes.md to the program that a container of it runs.
+// engineImages maps the images of docs/kubernetes.md to the program of the container.
 var engineImages = map[string]string{
 	"vllm/vllm-openai:v0.32.0": "/bin/vllm",
 	"lmsysorg/sglang:v0.5.23":  "/bin/python3",
 }
 
-// world is a namespace of Kubernetes in which a test installs kvatlas.
+// world is a namespace of Kubernetes for an installation of kvatlas.
 type world struct {
 	t         *testing.T
 	namespace string
 	token     string // of HTTP
 }
 
-// newWorld makes a namespace that refuses pods without the strictest Pod Security, with the secrets that README.md of
-// the chart asks for. The end of the test deletes it.
+// newWorld makes a namespace with the strictest Pod Security and the secrets of the chart's README.md. The end of the
+// test deletes the namespace.
 func newWorld(t *testing.T, namespace, security string, auth ...string) *world {
 	t.Helper()
 	w := &world{t: t, namespace: namespace, token: "a-token-of-the-judge"}
@@ -99,7 +99,7 @@ func newWorld(t *testing.T, namespace, security string, auth ...string) *world {
 	return w
 }
 
-// describe writes what helps to understand a failure to a file, since the failure itself shall be the last output.
+// describe writes the state for an analysis of a failure to a file, because the failure must be the last output.
 func (w *world) describe() {
 	file, err := os.CreateTemp("", "kvatlas-kube-"+w.namespace+"-*.log")
 	if err != nil {
@@ -138,7 +138,7 @@ func (w *world) rolledOut(object string) (took time.Duration) {
 	return time.Since(begun).Round(100 * time.Millisecond)
 }
 
-// client starts a pod that does nothing, with labels. Tests connect from its network.
+// client starts an idle pod with labels. Tests connect from the pod's network.
 func (w *world) client(name, labels string) *network {
 	w.t.Helper()
 	apply(w.t, w.namespace, fmt.Sprintf(`
@@ -170,7 +170,7 @@ func (w *world) serviceIP(name string) string {
 	return strings.TrimSpace(w.kubectl("get", "service", name, "-o", "jsonpath={.spec.clusterIP}"))
 }
 
-// http requests a path with the token, and decodes the answer, which is 200, unless into is nil.
+// http requests a path with the token, and decodes the reply with status 200. A nil into accepts any reply.
 func (w *world) http(from *network, address, method, path, body string, into any) error {
 	text, err := w.request(from, address, method, path, body)
 	if err != nil || into == nil {
@@ -205,7 +205,7 @@ func (w *world) request(from *network, address, method, path, body string) (stri
 	return string(text), err
 }
 
-// watch counts the answers of a path, requested through a service every 20 ms, until it is stopped.
+// watch counts the replies of a path, requested through a service every 20 ms, until stopped.
 type watch struct {
 	stop     chan struct{}
 	done     sync.WaitGroup
@@ -246,7 +246,7 @@ func (h *watch) end(t *testing.T, what string) {
 	}
 }
 
-// logs follows the logs of containers, those of pods that end meanwhile too.
+// logs collects the logs of containers, including pods that end.
 type logs struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -265,7 +265,7 @@ func (l *logs) String() string {
 	return l.text.String()
 }
 
-// follow writes what containers of these pods log from now on.
+// follow collects the logs of the pods' containers from now on.
 func (w *world) follow(names ...string) *logs {
 	w.t.Helper()
 	l := &logs{}
@@ -287,7 +287,7 @@ func (w *world) follow(names ...string) *logs {
 	return l
 }
 
-// objects lists all objects of the namespace but those that Kubernetes makes itself, and events.
+// objects lists all objects of the namespace except events and Kubernetes' own objects.
 func (w *world) objects() (names []string) {
 	w.t.Helper()
 	kinds := strings.Fields(kubectl(w.t, "api-resources", "--namespaced", "--verbs=list", "-o", "name"))

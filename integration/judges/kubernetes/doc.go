@@ -1,3 +1,3 @@
-// Package kubernetes holds deploy/kubernetes, and what the chart deploy/helm makes, to Kubernetes' own schemas, and
+// Package kubernetes checks deploy/kubernetes and the output of the chart deploy/helm with Kubernetes' own schemas, and
 // runs the programs with their arguments. Build tag judges; see `make judges`.
 package kubernetes

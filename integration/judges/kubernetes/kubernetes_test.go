@@ -20,7 +20,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// manifest is what the tests read of a Kubernetes object.
+// manifest has the used fields of a Kubernetes object.
 type manifest struct {
 	Kind     string
 	Metadata struct{ Name string }
@@ -44,11 +44,11 @@ type container struct {
 
 const (
 	kubernetesFolder = "../../../deploy/kubernetes"
-	chartRenderings  = "../helm/testdata" // what the chart makes of some values
+	chartRenderings  = "../helm/testdata" // output of the chart for some values
 )
 
-// TestKubernetesManifests holds the manifests, and renderings of the chart, against Kubernetes's own schemas, oldest
-// and newest, where a field that does not exist is an error too.
+// TestKubernetesManifests checks the manifests and renderings of the chart with the oldest and the newest schemas of
+// Kubernetes. An unknown field is an error.
 func TestKubernetesManifests(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(kubernetesFolder, "*.yaml"))
 	if err != nil || len(files) < 4 {
@@ -70,7 +70,7 @@ func TestKubernetesManifests(t *testing.T) {
 		}
 		for _, file := range files {
 			if !strings.Contains(out, filepath.Base(file)+" passed") {
-				t.Errorf("Kubernetes %s: nothing said of %s:\n%s", version, file, out)
+				t.Errorf("Kubernetes %s: no result for %s:\n%s", version, file, out)
 			}
 		}
 	}
@@ -85,11 +85,12 @@ func TestKubernetesManifests(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out, err := validate("1.37", broken); err == nil || !strings.Contains(out, "readynessProbe") {
-		t.Errorf("a field that does not exist passes: %v\n%s", err, out)
+		t.Errorf("an unknown field is accepted: %v\n%s", err, out)
 	}
 }
 
-// withoutMonitors copies a file without the objects of the Prometheus operator, whose schemas are not Kubernetes' own.
+// withoutMonitors copies a file without the objects of the Prometheus operator, because Kubernetes has no schemas for
+// them.
 func withoutMonitors(t *testing.T, file string) (path string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -109,9 +110,9 @@ func withoutMonitors(t *testing.T, file string) (path string) {
 	return path
 }
 
-// TestKubernetesRuns runs the programs with the arguments that the manifests give them, addresses and paths aside, on a
-// nats-server with their configuration and the accounts that README.md says to make: everything becomes ready, and the
-// example's worker is answered for.
+// TestKubernetesRuns runs the programs with the arguments of the manifests, apart from addresses and paths. nats-server
+// has the configuration of the manifests and the accounts of README.md. All programs become ready, and the index has
+// the example's worker.
 func TestKubernetesRuns(t *testing.T) {
 	dir := t.TempDir()
 	keys := filepath.Join(dir, "keys")
@@ -150,7 +151,7 @@ func TestKubernetesRuns(t *testing.T) {
 	indexers := objects["StatefulSet kvatlas-indexer"].Spec
 	if objects["Service "+indexers.ServiceName].Kind == "" ||
 		indexers.Template.Spec.TerminationGracePeriodSeconds <= 30 {
-		t.Errorf("the indexers' service is %q, and they have %d s to end in", indexers.ServiceName,
+		t.Errorf("the indexers' service is %q, with %d s for the shutdown", indexers.ServiceName,
 			indexers.Template.Spec.TerminationGracePeriodSeconds)
 	}
 
@@ -182,8 +183,8 @@ func TestKubernetesRuns(t *testing.T) {
 	})
 }
 
-// TestChartEmbeddedRuns runs the indexer with the arguments that the chart gives it with the NATS server in it,
-// addresses and paths aside, and the accounts that README.md says to make: it becomes ready, and who has a key may ask.
+// TestChartEmbeddedRuns runs the indexer with the chart's arguments for an embedded NATS server, apart from addresses
+// and paths, and the accounts of README.md. The indexer becomes ready, and requests with a key are accepted.
 func TestChartEmbeddedRuns(t *testing.T) {
 	dir := t.TempDir()
 	keys, token := filepath.Join(dir, "keys"), filepath.Join(dir, "token")
@@ -216,7 +217,7 @@ func TestChartEmbeddedRuns(t *testing.T) {
 		t.Errorf("the reader is not answered: %+v", r)
 	}
 	if r := harness.Run(t, "indexer", "status", "--nats", nats); r.Code == 0 {
-		t.Error("the status is told without a key")
+		t.Error("the status is readable without a key")
 	}
 }
 

@@ -1,4 +1,4 @@
-// Package mixed runs the version before beside this one: in one cluster, and one after the other on the same log and
-// snapshots. The version before is built from the history of the repository, which must be there. Build tag judges; see
-// `make judges`.
+// Package mixed runs the previous version beside the current version, in the same cluster and in sequence on the same
+// log and snapshots. The history of the repository must contain the previous version. Build tag judges; see `make
+// judges`.
 package mixed

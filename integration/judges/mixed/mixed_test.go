@@ -29,7 +29,7 @@ const (
 	model      = "m"
 )
 
-// site is a NATS server, nodes of both versions on it, and engines with shims of both.
+// site is a NATS server with nodes of both versions, and engines with shims of both versions.
 type site struct {
 	*testing.T
 	ctx     context.Context
@@ -41,7 +41,7 @@ type site struct {
 	https   map[string]string // where the nodes serve HTTP
 	engines map[string]*enginesim.Engine
 	shims   map[string]*harness.Process
-	prompts map[string][]uint32 // what each engine has served last; all begin alike
+	prompts map[string][]uint32 // the last prompt of every engine; all prompts have a common prefix
 }
 
 func newSite(t *testing.T) *site {
@@ -59,12 +59,12 @@ func (s *site) program(version bool, name string) string {
 	return name
 }
 
-// node starts a node, and waits until it is ready.
+// node starts a node and waits for readiness.
 func (s *site) node(version bool, id string) {
 	s.Helper()
 	args := []string{"serve", "--nats", s.nats, "--node-id", id, "--replication", "2", "--partitions",
 		fmt.Sprint(partitions), "--http-listen", "127.0.0.1:0", "--drain-timeout", "15m", "--snapshot-interval", "1h"}
-	if version == now { // all in one, so that owners are others than those that nodes of the version before choose
+	if version == now { // all nodes in a zone, so that the owners differ from the choice of the previous version
 		args = append(args, "--zone", "rack-1")
 	}
 	p := harness.Start(s, s.program(version, "indexer"), args...)
@@ -77,7 +77,7 @@ func (s *site) node(version bool, id string) {
 	}
 }
 
-// shim starts a worker's shim, and its engine if there is none yet.
+// shim starts a worker's shim, and the engine if necessary.
 func (s *site) shim(version bool, worker string) {
 	s.Helper()
 	if s.engines[worker] == nil {
@@ -86,14 +86,14 @@ func (s *site) shim(version bool, worker string) {
 	e := s.engines[worker]
 	args := []string{"run", "--engine", e.Endpoint(), "--replay", e.Replay(), "--instance", worker, "--model", model,
 		"--block-size", fmt.Sprint(harness.BlockSize), "--nats", s.nats}
-	if version == now { // whose records nodes of the version before read too
+	if version == now { // previous nodes read the records too
 		args = append(args, "--role", "decode", "--total-kv-blocks", "1000", "--taint", "a", "--topology", "zone=eu-1")
 	}
 	s.shims[worker] = harness.Start(s, s.program(version, "worker-shim"), args...)
 	s.shims[worker].WaitFor("caught up")
 }
 
-// serve has an engine serve a prompt: some blocks that all have in common, and some of its own.
+// serve serves a prompt on an engine: common blocks and own blocks.
 func (s *site) serve(worker string, common, own int) {
 	s.Helper()
 	prompt := harness.Tokens(1, common*harness.BlockSize)
@@ -103,7 +103,7 @@ func (s *site) serve(worker string, common, own int) {
 	s.prompts[worker] = prompt
 }
 
-// hybrid publishes a worker of a hybrid model, which holds ten blocks and can go on from eight.
+// hybrid publishes a worker of a hybrid model with ten blocks. The engine can continue from eight.
 func (s *site) hybrid(worker events.WorkerID) {
 	s.Helper()
 	hasher, err := events.NewHasher(harness.BlockSize, events.Space{})
@@ -121,7 +121,7 @@ func (s *site) hybrid(worker events.WorkerID) {
 		BlockSize: harness.BlockSize, Events: []events.Event{full, window}})
 }
 
-// settled waits until each partition is ready on two of the nodes, by the command of either version.
+// settled waits until two of the nodes serve every partition, by the command of either version.
 func (s *site) settled() {
 	s.Helper()
 	for _, version := range []bool{old, now} {
@@ -148,12 +148,11 @@ func (s *site) command(version bool, into any, words ...string) string {
 	return r.Stdout
 }
 
-// volatile are fields that change from one moment, or node, to the next, and those that nodes of the version before
-// do not have.
+// volatile are fields that depend on the moment or the node, and fields that the previous version does not have.
 var volatile = []string{"record", "stale_ms", "age_ms", "seq", "expires_in_ms", "renewed_ms", "age_seconds", "lease"}
 
-// steady is a JSON value without those. What the version before has under its old name alone is left out, if it is said
-// under both.
+// steady removes the volatile fields from a JSON value. A value under both an old and a new name is removed under the
+// old name.
 func steady(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -169,14 +168,14 @@ func steady(v any) any {
 			v[i] = steady(v[i])
 		}
 	case string:
-		if v == "unknown_block" { // whether others hold it that the asked rank's node does not know
+		if v == "unknown_block" { // the rank's node cannot see other holders
 			return "not_held"
 		}
 	}
 	return v
 }
 
-// equal waits until all nodes over HTTP, and the commands of both versions over NATS, answer the same, which is right.
+// equal waits until all nodes over HTTP, and the commands of both versions over NATS, have the same right answers.
 func (s *site) equal(when string) {
 	s.Helper()
 	type question struct {
@@ -210,7 +209,7 @@ func (s *site) equal(when string) {
 	}
 	questions = append(questions, question{method: "GET", path: "/v1/workers", words: []string{"workers"}})
 	for _, q := range questions {
-		harness.Eventually(s, fmt.Sprintf("%s: all say the same: %.60s", when, q.words), func() (bool, string) {
+		harness.Eventually(s, fmt.Sprintf("%s: all answers are equal: %.60s", when, q.words), func() (bool, string) {
 			answers := map[string]any{}
 			for id, addr := range s.https {
 				var v any
@@ -229,7 +228,7 @@ func (s *site) equal(when string) {
 			first := answers["new command"]
 			for name, v := range answers {
 				if !reflect.DeepEqual(v, first) {
-					return false, fmt.Sprintf("%s says\n%v\nthe new command\n%v", name, v, first)
+					return false, fmt.Sprintf("the answer of %s is\n%v\nof the new command\n%v", name, v, first)
 				}
 			}
 			return true, ""
@@ -237,7 +236,7 @@ func (s *site) equal(when string) {
 	}
 }
 
-// healthy waits until the commands of both versions see all nodes without problems, and their replicas equal.
+// healthy waits until the commands of both versions report all nodes without problems, and equal replicas.
 func (s *site) healthy(when string) {
 	s.Helper()
 	for _, version := range []bool{old, now} {
@@ -249,15 +248,15 @@ func (s *site) healthy(when string) {
 			text := s.command(version, &status, "status")
 			return len(status.Nodes) == len(s.nodes) && len(status.Problems) == 0, text
 		})
-		harness.Eventually(s, when+": replicas have one checksum", func() (bool, string) {
+		harness.Eventually(s, when+": replicas have the same checksum", func() (bool, string) {
 			r := harness.Run(s, s.program(version, "indexer"), "status", "--verify", "--nats", s.nats)
 			return r.Code == 0 && strings.Count(r.Stdout, "\n") > partitions, fmt.Sprintf("%+v", r)
 		})
 	}
 }
 
-// TestMixedCluster runs nodes and shims of both versions in one cluster: whoever is asked, by whichever command, says
-// the same, and what is right, also when a node of each version dies.
+// TestMixedCluster runs nodes and shims of both versions in a cluster. All nodes and commands have the same right
+// answers, also after the death of a node of either version.
 func TestMixedCluster(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -285,11 +284,11 @@ func TestMixedCluster(t *testing.T) {
 		s.serve("w0", 12, 5)
 		s.serve("w1", 12, 7)
 	}
-	s.equal("one node of each")
-	s.records("one node of each", "w0", "w1")
+	s.equal("a node of each version")
+	s.records("a node of each version", "w0", "w1")
 }
 
-// zones waits until the status of all has the zones of the nodes that tell one, whichever node is asked first.
+// zones waits until every node's status has the zones of all nodes with a zone.
 func (s *site) zones() {
 	s.Helper()
 	harness.Eventually(s, "zones are shown", func() (bool, string) {
@@ -301,7 +300,7 @@ func (s *site) zones() {
 	})
 }
 
-// drained drains workers, and waits until every node of this version says so.
+// drained drains workers, and waits until every current node reports them as drained.
 func (s *site) drained(workers ...string) {
 	s.Helper()
 	for _, w := range workers {
@@ -312,7 +311,7 @@ func (s *site) drained(workers ...string) {
 	s.records("drained", workers...)
 }
 
-// records waits until every node of this version has a record of each worker with a shim, and these drained.
+// records waits until every current node has a record of every worker with a shim, and the given workers are drained.
 func (s *site) records(when string, drained ...string) {
 	s.Helper()
 	for id, addr := range s.https {
@@ -328,7 +327,7 @@ func (s *site) records(when string, drained ...string) {
 				}
 			}
 			if s.before[id] && len(states) == 0 {
-				return true, "" // it knows of no records
+				return true, "" // the node has no records
 			}
 			for w := range s.shims {
 				want := api.WorkerSchedulable
@@ -344,9 +343,9 @@ func (s *site) records(when string, drained ...string) {
 	}
 }
 
-// TestUpgradeAndBack restarts nodes and shims of the version before as this one, one after the other, on its snapshots
-// and its log, while events come; and then one node back as the version before, on the snapshots and the log of this
-// one.
+// TestUpgradeAndBack restarts nodes and shims of the previous version as the current version, in sequence, on the same
+// snapshots and log, during events. Then it restarts a node as the previous version on the snapshots and the log of the
+// current version.
 func TestUpgradeAndBack(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -375,7 +374,7 @@ func TestUpgradeAndBack(t *testing.T) {
 		s.serve("w0", 12, 4) // the log goes on behind the snapshot
 		s.node(version, id)
 		if !strings.Contains(s.nodes[id].Said(), "restored") {
-			t.Errorf("node %s says nothing of a snapshot:\n%s", id, s.nodes[id].Said())
+			t.Errorf("node %s does not log a snapshot:\n%s", id, s.nodes[id].Said())
 		}
 		s.settled()
 	}
@@ -398,11 +397,11 @@ func TestUpgradeAndBack(t *testing.T) {
 		s.healthy("node " + id + " is of this version")
 	}
 	if got := lives(); !slices.Equal(got, begun) || len(got) != len(workers)+1 {
-		t.Errorf("incarnations %v, before %v: a new shim goes on where the old one was", got, begun)
+		t.Errorf("incarnations %v, before %v: a new shim must continue the incarnation", got, begun)
 	}
 	s.drained("w0")
 	snapshot(now)
-	snapshot(now) // both that are kept are of this version
+	snapshot(now) // both kept snapshots are of the current version
 	restart(old, "c")
 	s.shims["w2"].Stop()
 	s.shim(old, "w2")

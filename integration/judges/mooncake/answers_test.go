@@ -15,9 +15,9 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// TestVLLMStoreInAnswers: blocks that vLLM's connector would have put into a real Mooncake master are found by their
-// digests, which the node makes of a query's tokens as the workers registered; where they cannot be made the answer
-// says why.
+// TestVLLMStoreInAnswers puts the blocks that vLLM's connector would store into a real Mooncake master. The index finds
+// the blocks by the digests that the node computes from a query's tokens and the workers' registrations. If the node
+// cannot compute digests, the answer has the reason.
 func TestVLLMStoreInAnswers(t *testing.T) {
 	real := pyenv.StartMooncake(t)
 	real.StartClient()
@@ -88,7 +88,7 @@ func TestVLLMStoreInAnswers(t *testing.T) {
 	status, text, err := harness.Request(web, "POST", "/v1/find", `{"model":"m","tokens":`+harness.JSONList(prompt)+`}`)
 	if err != nil || status != 200 || !strings.Contains(text, `"status":"unavailable"`) ||
 		!strings.Contains(text, "random in each process") {
-		t.Errorf("a seed that nobody knows: %d %s %v", status, text, err)
+		t.Errorf("a random seed: %d %s %v", status, text, err)
 	}
 }
 

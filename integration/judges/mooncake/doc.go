@@ -1,2 +1,2 @@
-// Package mooncake puts pages into a real Mooncake master and asks for them. Build tag judges; see `make judges`.
+// Package mooncake stores pages in a real Mooncake master and looks them up. Build tag judges; see `make judges`.
 package mooncake

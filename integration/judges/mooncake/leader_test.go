@@ -17,9 +17,9 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// TestLeaderInEtcd: a real program asks whichever leads of two real masters, as a real etcd says. When the leader dies,
-// the store is away until the other leads, and then has what that one has. Addresses that --dial-allow leaves out are
-// not dialled, whoever names them.
+// TestLeaderInEtcd runs an indexer with two real masters and a real etcd, which has the leader. After the death of the
+// leader, the store is unavailable until the second master leads, with the second master's content. The indexer never
+// connects to an address outside --dial-allow, regardless of the address's source.
 func TestLeaderInEtcd(t *testing.T) {
 	t.Parallel()
 	etcd := pyenv.StartEtcd(t, http.DefaultClient, "", "")
@@ -106,11 +106,11 @@ func TestLeaderInEtcd(t *testing.T) {
 		t.Errorf("the election: %+v", e)
 	}
 
-	// etcd may be asked, and the leader that it names may not.
+	// The rules allow the address of etcd, but not the leader's address.
 	bound := harness.StartIndexer(t, t.TempDir(), "", "--dial-allow", "127.0.0.1/32")
 	if status, text := register(bound.HTTP, config("etcd://127.0.0.9:2379")); status != 400 ||
 		!strings.Contains(text, "master_server_address") {
-		t.Errorf("an etcd that is not allowed: %d %s", status, text)
+		t.Errorf("a forbidden etcd: %d %s", status, text)
 	}
 	if status, text := register(bound.HTTP, config("etcd://"+endpoint)); status != 201 {
 		t.Fatalf("register: %d %s", status, text)
@@ -121,7 +121,7 @@ func TestLeaderInEtcd(t *testing.T) {
 	})
 }
 
-// leads is the master that serves.
+// leads returns the serving master.
 func leads(t *testing.T, masters []*pyenv.Mooncake) int {
 	t.Helper()
 	for i, m := range masters {

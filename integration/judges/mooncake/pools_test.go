@@ -42,21 +42,21 @@ type poolOfTwo struct {
 	There    [][]string `json:"there"`
 }
 
-// poolAnswer is its answer.
+// poolAnswer is the answer to a poolQuestion.
 type poolAnswer struct {
 	Layout   json.RawMessage     `json:"layout"`
 	Suffixes map[string][]string `json:"suffixes"`
 	Pages    int                 `json:"pages"`
 }
 
-// kinds are models by their pools: without a layout (MHA, MLA), with the layout that SGLang serves, and with one
-// written by hand, as SGLang serves none where keys have ranks.
+// kinds are models by their pools: without a layout (MHA, MLA), with the layout that SGLang serves, and with a layout
+// written by hand. SGLang serves no layout if keys contain ranks.
 var kinds = []struct {
 	name    string
 	mla     bool
 	logical bool
 	pools   []string // with a tilde: only the last pages
-	objects int      // of a page in one pool of a rank without MLA
+	objects int      // objects of a page in a pool of a rank without MLA
 }{
 	{"mha", false, false, []string{"kv"}, 2},
 	{"mla", true, false, []string{"kv"}, 1},
@@ -70,8 +70,8 @@ var kinds = []struct {
 	{"mha with states", false, false, []string{"kv", "~mamba"}, 2},
 }
 
-// TestPoolsEqualSGLang: for models of every kind of pools, whatever of a prompt's objects a real master has, and
-// wherever a worker's own pages end, it is credited with what SGLang's own storage class would load.
+// TestPoolsEqualSGLang checks models with every kind of pools, with random objects of a prompt in a real master and
+// random own pages of a worker. The credited pages must be the pages that SGLang's own storage class would load.
 func TestPoolsEqualSGLang(t *testing.T) {
 	t.Parallel()
 	m := pyenv.StartMooncake(t)
@@ -104,12 +104,12 @@ func TestPoolsEqualSGLang(t *testing.T) {
 	t.Logf("%d look-ups, seed %d; some but not all pages are loaded in %v", lookups, seed, loaded)
 	for _, k := range kinds {
 		if loaded[k.name] < rounds/10 {
-			t.Errorf("%s: only %d questions in which some but not all is loaded", k.name, loaded[k.name])
+			t.Errorf("%s: only %d questions with a partial load", k.name, loaded[k.name])
 		}
 	}
 }
 
-// question asks about a random prompt of a kind of model.
+// question returns a question about a random prompt of a kind of model.
 func question(rng *rand.Rand, kind int, tag string) poolQuestion {
 	k := &kinds[kind]
 	q := poolQuestion{TP: 1 + rng.IntN(2), PP: 1 + rng.IntN(2), MLA: k.mla, Model: "org/model-7b", Tag: &tag, Page: 16,
@@ -147,7 +147,7 @@ func question(rng *rand.Rand, kind int, tag string) poolQuestion {
 	return q
 }
 
-// credited is how many pages a worker is credited with that registered what its engine says.
+// credited returns the credited pages of a worker with the engine's registration.
 func credited(t *testing.T, master hicache.Store, q *poolQuestion, a *poolAnswer) int {
 	t.Helper()
 	layout := a.Layout
@@ -182,7 +182,7 @@ func credited(t *testing.T, master hicache.Store, q *poolQuestion, a *poolAnswer
 	}
 	for _, field := range passed {
 		if field != "is_mla_backend" {
-			t.Errorf("%s of SGLang's layout is not known", field)
+			t.Errorf("%s of SGLang's layout is unknown", field)
 		}
 	}
 	prompt, err := c.Prompt(q.tokens, "", "", uint32(q.Page))
@@ -233,7 +233,7 @@ func startPools(t *testing.T, m *pyenv.Mooncake) (ask func([]poolQuestion) []poo
 	t.Cleanup(func() {
 		guard.Stop()
 		in.Close()
-		_ = cmd.Wait() // the client's library may end it with a signal
+		_ = cmd.Wait() // the client's library may end with a signal
 	})
 	out := bufio.NewReader(pipe)
 	return func(questions []poolQuestion) (answers []poolAnswer) {
@@ -244,7 +244,7 @@ func startPools(t *testing.T, m *pyenv.Mooncake) (ask func([]poolQuestion) []poo
 		}
 		for err == nil {
 			var line []byte
-			if line, err = out.ReadBytes('\n'); err == nil && line[0] == '@' { // other lines are the library's
+			if line, err = out.ReadBytes('\n'); err == nil && line[0] == '@' { // other lines are output of the library
 				if err = json.Unmarshal(line[1:], &answers); err == nil {
 					return answers
 				}

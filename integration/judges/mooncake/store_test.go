@@ -23,8 +23,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// realStore is a real master with a real client, and what an indexer asks it through: a store that is watched, and a
-// cache that never forgets by itself.
+// realStore is a real master with a real client, and the indexer's access: a watched store and a cache without expiry.
 type realStore struct {
 	*pyenv.Mooncake
 	t       *testing.T
@@ -55,24 +54,24 @@ func startRealStore(t *testing.T) *realStore {
 	return s
 }
 
-// askAll has the cache asked for all of a lane.
+// askAll looks up a whole lane through the cache.
 func (s *realStore) askAll(lane hicache.Lane) *hicache.Question {
 	q := s.cache.Begin(lane, 0)
 	q.Ask(0, lane.Pages)
 	return q
 }
 
-// exists asks for keys that can be asked for and wants an answer for all.
+// exists looks up valid keys and requires an answer for every key.
 func (s *realStore) exists(keys ...string) hicache.Bitmap {
 	s.t.Helper()
 	present, known, err := s.master.Exists(s.ctx, keys)
 	if err != nil || known.Count() != len(keys) {
-		s.t.Fatalf("%v, %d of %d known", err, known.Count(), len(keys))
+		s.t.Fatalf("%v, %d of %d answered", err, known.Count(), len(keys))
 	}
 	return present
 }
 
-// waitGone asks until no key exists, and says when that was. In between all exist or none.
+// waitGone polls until no key exists, and returns the time. Before, all or none of the keys exist.
 func (s *realStore) waitGone(keys ...string) time.Time {
 	s.t.Helper()
 	for ; ; time.Sleep(20 * time.Millisecond) {
@@ -86,8 +85,8 @@ func (s *realStore) waitGone(keys ...string) time.Time {
 	}
 }
 
-// TestRealMooncakeMaster asks a real master about a real client's objects: hits, misses, odd keys, removal, and the
-// client's end.
+// TestRealMooncakeMaster looks up a real client's objects in a real master: hits, misses, odd keys, removal, and the
+// end of the client.
 func TestRealMooncakeMaster(t *testing.T) {
 	t.Parallel()
 	s := startRealStore(t)
@@ -99,22 +98,22 @@ func TestRealMooncakeMaster(t *testing.T) {
 	keys := append([]string{"none", "with,comma", "not\xffutf8", "", "plain"}, odd...)
 	present, known, err := s.master.Exists(s.ctx, keys)
 	if !errors.Is(err, hicache.ErrKey) {
-		t.Errorf("keys that cannot be asked for: %v", err)
+		t.Errorf("invalid keys: %v", err)
 	}
 	for i, key := range keys {
 		if known.Get(i) != (i == 0 || i >= 4) || present.Get(i) != (i >= 4) {
-			t.Errorf("%.40q: known %v, present %v", key, known.Get(i), present.Get(i))
+			t.Errorf("%.40q: answered %v, present %v", key, known.Get(i), present.Get(i))
 		}
 	}
 
-	// Why such keys are refused before: the master refuses every key of a batch with one of them.
+	// The reason for refusing such keys first: with an invalid key the master refuses every key of a batch.
 	res, err := http.Get("http://" + s.HTTP + "/batch_query_keys?keys=plain," + url.QueryEscape("not\xffutf8"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	res.Body.Close()
 	if res.StatusCode != http.StatusServiceUnavailable {
-		t.Errorf("the master says %s to a key that is not UTF-8: it need not be refused any more", res.Status)
+		t.Errorf("the master replies %s to a key with invalid UTF-8: the refusal is no longer necessary", res.Status)
 	}
 
 	s.Remove("plain")
@@ -125,7 +124,8 @@ func TestRealMooncakeMaster(t *testing.T) {
 	s.waitGone("a b", "a+b")
 }
 
-// A client that was killed: the master goes on answering for its objects until it misses the client's sign of life.
+// TestRealMooncakeClientKilled kills the client. The master continues to report the objects until the client's
+// heartbeat is overdue.
 func TestRealMooncakeClientKilled(t *testing.T) {
 	t.Parallel()
 	s := startRealStore(t)
@@ -135,17 +135,17 @@ func TestRealMooncakeClientKilled(t *testing.T) {
 	killed := time.Now()
 	present := s.exists(keys...)
 	if soon := time.Since(killed) < 3*time.Second; soon && present.Count() != 3 {
-		t.Errorf("%d of 3 objects right after their owner's death; docs/l3.md says that they are answered for",
+		t.Errorf("%d of 3 objects right after the owner's death; by docs/l3.md the master still reports them",
 			present.Count())
 	}
 	took := s.waitGone(keys...).Sub(killed)
 	t.Logf("the master answered for a dead client's objects for %v", took)
 	if took < 3*time.Second {
-		t.Errorf("the master answered for a dead client's objects for %v only; docs/l3.md says ten seconds", took)
+		t.Errorf("the master reported a dead client's objects for only %v; by docs/l3.md ten seconds", took)
 	}
 }
 
-// Objects that the master evicts are not there any more, and no others.
+// TestRealMooncakeEviction checks that exactly the evicted objects are missing.
 func TestRealMooncakeEviction(t *testing.T) {
 	t.Parallel()
 	s := startRealStore(t)
@@ -155,7 +155,7 @@ func TestRealMooncakeEviction(t *testing.T) {
 		keys = append(keys, fmt.Sprintf("large-%d", i))
 	}
 	s.PutLarge(size, keys...)
-	// The master evicts in a thread of its own: its list and our answer must be of the same moment.
+	// The master evicts in a separate thread: the list and the answer must be of the same moment.
 	for {
 		before := s.list()
 		present := s.exists(keys...)
@@ -164,7 +164,7 @@ func TestRealMooncakeEviction(t *testing.T) {
 		}
 		for i, key := range keys {
 			if present.Get(i) != before[key] {
-				t.Fatalf("%s: we say %v, the master's list %v", key, present.Get(i), before[key])
+				t.Fatalf("%s: the answer is %v, the master's list has %v", key, present.Get(i), before[key])
 			}
 		}
 		if n := present.Count(); n == len(keys) || n == 0 {
@@ -174,7 +174,7 @@ func TestRealMooncakeEviction(t *testing.T) {
 	}
 }
 
-// list is what the master says that it has.
+// list returns the master's list of objects.
 func (s *realStore) list() map[string]bool {
 	s.t.Helper()
 	res, err := http.Get("http://" + s.HTTP + "/get_all_keys")
@@ -193,8 +193,8 @@ func (s *realStore) list() map[string]bool {
 	return all
 }
 
-// A master that starts again has lost everything and says nothing of it; the broken connection does, and what was
-// remembered of it is dropped at once, however long it would have been good for.
+// TestRealMooncakeRestart restarts a master, which loses all objects without notice. The broken connection is the only
+// sign. The cache must drop its entries at once, regardless of their expiry.
 func TestRealMooncakeRestart(t *testing.T) {
 	t.Parallel()
 	s := startRealStore(t)
@@ -214,9 +214,9 @@ func TestRealMooncakeRestart(t *testing.T) {
 		s.Remove(objects...)
 		after := s.askAll(lane).Wait(s.ctx)
 		remembered = there.Err == nil && there.Present.Count() == 10 && after.Err == nil && after.Present.Count() == 10
-		// else the master stood still and was taken for another, and all is done again
+		// otherwise the master was paused and counted as another master: repeat
 		if !remembered && len(s.changed) == 0 {
-			t.Fatalf("%d of 10 pages, %v; remembered are %d, %v", there.Present.Count(), there.Err,
+			t.Fatalf("%d of 10 pages, %v; cached are %d, %v", there.Present.Count(), there.Err,
 				after.Present.Count(), after.Err)
 		}
 	}
@@ -226,18 +226,18 @@ func TestRealMooncakeRestart(t *testing.T) {
 		case why := <-s.changed:
 			told = strings.Contains(why, "connection")
 		case <-s.ctx.Done():
-			t.Fatal("nobody was told that the connection broke")
+			t.Fatal("no notice of the broken connection")
 		}
 	}
 	if f := s.askAll(lane).Wait(s.ctx); f.Err == nil || f.Known.Count() != 0 {
-		t.Errorf("a dead master: %v, %d known", f.Err, f.Known.Count())
+		t.Errorf("a dead master: %v, %d answered", f.Err, f.Known.Count())
 	}
 	s.StartMaster()
-	for { // Watch finds out that it is back
+	for { // Watch detects the restart
 		f := s.askAll(lane).Wait(s.ctx)
 		if f.Err == nil {
 			if f.Known.Count() != 10 || f.Present.Count() != 0 {
-				t.Errorf("a master that started again: %d known, %d present", f.Known.Count(), f.Present.Count())
+				t.Errorf("a restarted master: %d answered, %d present", f.Known.Count(), f.Present.Count())
 			}
 			return
 		}
@@ -247,7 +247,8 @@ func TestRealMooncakeRestart(t *testing.T) {
 	}
 }
 
-// The built-in master says what a real one says, word for word but for where an object lies.
+// TestBuiltInMasterSpeaksAsARealOne checks that the built-in master has the replies of a real master, except for the
+// location of an object.
 func TestBuiltInMasterSpeaksAsARealOne(t *testing.T) {
 	t.Parallel()
 	s := startRealStore(t)
@@ -306,7 +307,7 @@ func TestBuiltInMasterSpeaksAsARealOne(t *testing.T) {
 		real, ours := ask(s.HTTP, path), ask(built.Addr(), path)
 		if real.Status != ours.Status || real.Status != http.StatusServiceUnavailable &&
 			real.Status != http.StatusNotFound && !reflect.DeepEqual(real.Body, ours.Body) {
-			t.Errorf("%s: a real master says\n%+v, the built-in one\n%+v", path, real, ours)
+			t.Errorf("%s: the reply of a real master is\n%+v, of the built-in master\n%+v", path, real, ours)
 		}
 	}
 }

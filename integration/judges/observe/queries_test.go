@@ -20,12 +20,12 @@ import (
 )
 
 // world is a cluster of three nodes with a shared store, two simulated engines and their shims, under load until the
-// test ends.
+// end of the test.
 type world struct {
-	nodes, shims []string // addresses of their HTTP ports
+	nodes, shims []string // addresses of the HTTP ports
 }
 
-// limitedNATS starts a server whose account has a limit, which is a metric too.
+// limitedNATS starts a server with a limited account, because the limit is a metric too.
 func limitedNATS(t *testing.T) (address string) {
 	t.Helper()
 	address, dir := loopback.Reserve(t), t.TempDir()
@@ -62,7 +62,7 @@ func newWorld(t *testing.T) *world {
 		harness.ServePrompt(t, e, prompt[:(4+8*i)*harness.BlockSize])
 	}
 	for _, node := range w.nodes {
-		harness.Eventually(t, "each node chooses who holds most", func() (bool, string) {
+		harness.Eventually(t, "every node chooses the best worker", func() (bool, string) {
 			var chosen struct{ Worker string }
 			err := harness.HTTPOnce(node, "POST", "/v1/select", map[string]any{"model": "m", "tokens": prompt}, &chosen)
 			return err == nil && chosen.Worker == "gpu-2", fmt.Sprint(chosen, err)
@@ -74,7 +74,7 @@ func newWorld(t *testing.T) *world {
 		defer close(ended)
 		for i := 0; ctx.Err() == nil; i++ {
 			node, id := w.nodes[i%len(w.nodes)], fmt.Sprint("r", i)
-			// One that is not answered in time is one less: what is seen of the others is asked for below.
+			// A late reply does not matter here: the other replies are checked below.
 			_ = harness.HTTPOnce(node, "POST", "/v1/find", map[string]any{"model": "m", "tokens": prompt}, new(string))
 			_ = harness.HTTPOnce(node, "POST", "/v1/select", map[string]any{"model": "m", "tokens": prompt,
 				"request_id": id, "book": true}, new(string))
@@ -92,7 +92,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// scraped are the names of all metrics of all nodes and shims, and of their samples.
+// scraped returns the names of all metrics and samples of all nodes and shims.
 func (w *world) scraped(t *testing.T) map[string]bool {
 	names := map[string]bool{}
 	for _, at := range append(w.nodes, w.shims...) {
@@ -107,7 +107,7 @@ func (w *world) scraped(t *testing.T) map[string]bool {
 	return names
 }
 
-// expressions are the queries of the dashboard, with its variables filled in.
+// expressions returns the queries of the dashboard with values for the variables.
 func expressions(t *testing.T) (list []string) {
 	var board struct {
 		Panels []struct{ Targets []struct{ Expr string } }
@@ -126,7 +126,7 @@ func expressions(t *testing.T) (list []string) {
 	return list
 }
 
-// prometheus runs a server that scrapes the world every second and has our rules.
+// prometheus runs a server with the rules that scrapes the world every second.
 func (w *world) prometheus(t *testing.T) (address string) {
 	dir := t.TempDir()
 	rules, err := filepath.Abs(deploy + "prometheus/rules.yml")
@@ -147,12 +147,12 @@ scrape_configs:
 	return p.WaitFor(`msg="Listening on" address=(127\S+)`)[1]
 }
 
-// TestQueries: every metric that the rules and the dashboard name is served by a busy cluster, every query of the
-// dashboard has an answer from Prometheus, and no rule fails.
+// TestQueries checks that a busy cluster serves every metric in the rules and the dashboard, that Prometheus has an
+// answer for every query of the dashboard, and that no rule fails.
 func TestQueries(t *testing.T) {
 	w, list := newWorld(t), expressions(t)
 	rules := read(t, deploy+"prometheus/rules.yml")
-	harness.Eventually(t, "each metric that is named is served", func() (bool, string) {
+	harness.Eventually(t, "every named metric is served", func() (bool, string) {
 		names := w.scraped(t)
 		for _, name := range regexp.MustCompile(`[\w:]+`).FindAllString(rules+strings.Join(list, "\n"), -1) {
 			recorded := strings.Contains(name, ":kvatlas_") && strings.Contains(rules, "- record: "+name+"\n")

@@ -40,7 +40,7 @@ func promtool(t *testing.T, args ...string) {
 	}
 }
 
-// TestRules: promtool takes the rules, and their tests pass, in which each alert fires.
+// TestRules checks that promtool accepts the rules, and that their tests pass. Every alert fires in a test.
 func TestRules(t *testing.T) {
 	promtool(t, "check", "rules", "--lint-fatal", deploy+"prometheus/rules.yml")
 	promtool(t, "test", "rules", deploy+"prometheus/rules_test.yml")
@@ -56,7 +56,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestComposeConfig: promtool takes the configuration that docker-compose.yml mounts, with its files here.
+// TestComposeConfig checks that promtool accepts the configuration in docker-compose.yml, with the mounted files.
 func TestComposeConfig(t *testing.T) {
 	config, dir := read(t, deploy+"docker/prometheus.yml"), t.TempDir()
 	for mounted, here := range map[string]string{

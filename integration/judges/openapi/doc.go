@@ -1,3 +1,3 @@
-// Package openapi has schemathesis ask a real indexer what its OpenAPI document allows, and what it forbids. Build tag
-// judges; see `make judges`.
+// Package openapi runs schemathesis on a real indexer, with valid and invalid requests by the OpenAPI document. Build
+// tag judges; see `make judges`.
 package openapi

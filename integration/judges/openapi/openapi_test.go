@@ -18,21 +18,21 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// object is one in JSON.
+// object is a JSON object.
 type object = map[string]any
 
 const (
-	held, blocks = 6, 10 // of the prompt: blocks that w1 holds, and all
+	held, blocks = 6, 10 // blocks of the prompt on w1, and all blocks of the prompt
 	token        = "0123456789abcdef0123"
 
-	// settings allow statuses that are no mistake of the indexer's: workers may be missing, and deadlines pass.
+	// settings allows statuses that are not errors of the indexer: missing workers and expired deadlines.
 	settings = "hooks = \"openapi_hooks\"\n[checks.not_a_server_error]\n" +
 		"expected-statuses = [\"2xx\", \"3xx\", \"4xx\", 503, 504]\n"
 )
 
 var prompt = harness.Tokens(1, blocks*harness.BlockSize)
 
-// start starts an indexer that knows two workers, of which w1 holds a part of the prompt.
+// start starts an indexer with two workers. w1 holds a part of the prompt.
 func start(t *testing.T, args ...string) *harness.Indexer {
 	x := harness.StartIndexer(t, t.TempDir(), "", args...)
 	engine := harness.StartSimEngine(t)
@@ -41,8 +41,8 @@ func start(t *testing.T, args ...string) *harness.Indexer {
 	return x
 }
 
-// ask makes a request with a token.
-func ask(t *testing.T, x *harness.Indexer, method, path string, body io.Reader) []byte {
+// request sends a request with a token.
+func request(t *testing.T, x *harness.Indexer, method, path string, body io.Reader) []byte {
 	t.Helper()
 	r, err := http.NewRequest(method, "http://"+x.HTTP+path, body)
 	if err != nil {
@@ -62,8 +62,8 @@ func ask(t *testing.T, x *harness.Indexer, method, path string, body io.Reader) 
 	return text
 }
 
-// strict is the document as it holds for this version alone: answers have no fields but those that it names. The token
-// is needed, or there is none.
+// strict returns the document for only this version: answers have no unknown fields. With secured, the token is
+// required.
 func strict(t *testing.T, text []byte, secured bool) object {
 	t.Helper()
 	var document object
@@ -82,12 +82,12 @@ func strict(t *testing.T, text []byte, secured bool) object {
 	return document
 }
 
-// judge has schemathesis make requests: in the phase coverage those at the limits of each field, in fuzzing so many
-// random ones to each operation. It returns how many there were in all.
+// judge makes schemathesis send requests: the phase coverage has the limits of every field, and fuzzing has the given
+// number of random requests for every operation. It returns the total number of requests.
 func judge(t *testing.T, x *harness.Indexer, phases, examples string, secured bool, more ...string) int {
 	t.Helper()
 	python, dir := pyenv.PythonWith(t, "openapi.txt"), t.TempDir()
-	document, err := json.Marshal(strict(t, ask(t, x, "GET", "/v1/openapi.json", nil), secured))
+	document, err := json.Marshal(strict(t, request(t, x, "GET", "/v1/openapi.json", nil), secured))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,10 +111,10 @@ func judge(t *testing.T, x *harness.Indexer, phases, examples string, secured bo
 	if err != nil {
 		t.Fatalf("schemathesis: %v\n%s", err, said)
 	}
-	t.Logf("%s\n%s", said, regexp.MustCompile(`"requests":\[.*?\]`).Find(ask(t, x, "GET", "/v1/status", nil)))
+	t.Logf("%s\n%s", said, regexp.MustCompile(`"requests":\[.*?\]`).Find(request(t, x, "GET", "/v1/status", nil)))
 	generated := regexp.MustCompile(`(?m)^  ([0-9]+) generated`).FindSubmatch(said)
 	if generated == nil {
-		t.Fatalf("schemathesis says\n%s", said)
+		t.Fatalf("output of schemathesis:\n%s", said)
 	}
 	n, err := strconv.Atoi(string(generated[1]))
 	if err != nil {
@@ -123,8 +123,8 @@ func judge(t *testing.T, x *harness.Indexer, phases, examples string, secured bo
 	return n
 }
 
-// TestOpenAPIHolds: the indexer answers 2,000 requests as its document says: no 500, no status, content type, header or
-// field that it lacks, and nothing is taken that it forbids.
+// TestOpenAPIHolds checks 2,000 replies against the document. No status is 500, all statuses, content types, headers
+// and fields are in the document, and all forbidden requests are refused.
 func TestOpenAPIHolds(t *testing.T) {
 	x := start(t)
 	x.WaitDepth(t, "m", prompt, "w1", held)
@@ -133,7 +133,7 @@ func TestOpenAPIHolds(t *testing.T) {
 	}
 }
 
-// TestOpenAPIHoldsWithToken: and what it says of the token.
+// TestOpenAPIHoldsWithToken checks the document with a token.
 func TestOpenAPIHoldsWithToken(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte(token), 0o600); err != nil {

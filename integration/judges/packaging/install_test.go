@@ -19,7 +19,7 @@ import (
 
 const root = "../../.."
 
-// run runs a command and returns its standard output.
+// run runs a command and returns the standard output.
 func run(t *testing.T, dir string, env []string, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), name, args...)
@@ -33,15 +33,15 @@ func run(t *testing.T, dir string, env []string, name string, args ...string) st
 	return string(out)
 }
 
-// file is one of the repository's, for the zip of the module.
+// file is a file of the repository for the zip of the module.
 type file struct{ path string }
 
 func (f file) Path() string                 { return f.path }
 func (f file) Lstat() (os.FileInfo, error)  { return os.Lstat(filepath.Join(root, f.path)) }
 func (f file) Open() (io.ReadCloser, error) { return os.Open(filepath.Join(root, f.path)) }
 
-// TestInstallFromProxy: `go install ...@v0.987.0` builds both programs out of what a module proxy would serve, which is
-// the module's zip and the modules that it requires, without this repository. The programs say that version.
+// TestInstallFromProxy checks that `go install ...@v0.987.0` builds both programs from the files of a module proxy: the
+// module's zip and the required modules, without the repository. The programs report the version.
 func TestInstallFromProxy(t *testing.T) {
 	const version = "v0.987.0"
 	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
@@ -95,7 +95,7 @@ func TestInstallFromProxy(t *testing.T) {
 		var said struct{ Version string }
 		text := run(t, bin, nil, filepath.Join(bin, name), "version", "--json")
 		if err := json.Unmarshal([]byte(text), &said); err != nil || said.Version != version {
-			t.Errorf("%s version --json says %s, %v", name, text, err)
+			t.Errorf("output of %s version --json: %s, %v", name, text, err)
 		}
 	}
 }

@@ -35,10 +35,10 @@ func resident(t *testing.T, pid int) int {
 	return n
 }
 
-// TestShimMemory runs worker-shim, built as for a release, beside an engine with 4,000 blocks. Five requests a second
-// store 300 blocks each and evict as many. After five requests the engine waits until the index has the blocks, so that
-// a slow machine collects no backlog. The median of the resident memory, from ten seconds after the start on, stays
-// within shimResident.
+// TestShimMemory runs a release build of worker-shim beside an engine with 4,000 blocks. Five requests a second store
+// 300 blocks each and evict the same number. After every five requests, the engine waits until the index has the
+// blocks, so a slow machine collects no backlog. The median of the resident memory, from ten seconds after the start,
+// must be at most shimResident.
 func TestShimMemory(t *testing.T) {
 	dir := t.TempDir()
 	run(t, root, []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", dir+"/",

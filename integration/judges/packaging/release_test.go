@@ -15,11 +15,11 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// repository makes a repository of one commit, at a fixed time, of the files that this one has now.
+// repository makes a repository with a single commit at a fixed time from the current files.
 func repository(t *testing.T, dir string) {
 	t.Helper()
 	for _, name := range strings.Split(run(t, root, nil, "git", "ls-files", "-z"), "\x00") {
-		if strings.Contains(name, "testdata/") || name == "" { // which is not built
+		if strings.Contains(name, "testdata/") || name == "" { // test data is not built
 			continue
 		}
 		data, err := os.ReadFile(filepath.Join(root, name))
@@ -41,9 +41,9 @@ func repository(t *testing.T, dir string) {
 	run(t, dir, env, "git", "-c", "user.name=n", "-c", "user.email=n@example.org", "commit", "-q", "-m", "all files")
 }
 
-// TestRelease builds a release of this platform twice, in two folders: the bytes are the same, and their sums those of
-// SHA256SUMS. The archive has what users need, its programs run, and the bill of materials is valid and has every
-// module that is in them.
+// TestRelease builds a release of this platform twice, in two folders. The bytes must be equal, with the sums in
+// SHA256SUMS. The archive has all files for users, the programs run, and the bill of materials is valid and lists every
+// module of the programs.
 func TestRelease(t *testing.T) {
 	platform := runtime.GOOS + "/" + runtime.GOARCH
 	outs, dirs := []string{t.TempDir(), t.TempDir()}, []string{t.TempDir(), filepath.Join(t.TempDir(), "elsewhere")}
@@ -112,7 +112,7 @@ func TestRelease(t *testing.T) {
 	for _, program := range []string{"indexer", "worker-shim"} {
 		file := filepath.Join(dir, "bin", program)
 		if said := run(t, dir, nil, file, "version"); !strings.HasPrefix(said, program+" v") {
-			t.Errorf("%s version says %s", program, said)
+			t.Errorf("output of %s version: %s", program, said)
 		}
 		info, err := buildinfo.ReadFile(file)
 		if err != nil {
@@ -120,7 +120,7 @@ func TestRelease(t *testing.T) {
 		}
 		for _, m := range info.Deps {
 			if listed[m.Path] != m.Version {
-				t.Errorf("%s has %s %s, of which the bill has %q", program, m.Path, m.Version, listed[m.Path])
+				t.Errorf("%s has %s %s, the bill has %q", program, m.Path, m.Version, listed[m.Path])
 			}
 		}
 		if len(info.Deps) < 10 || listed["std"] == "" {
@@ -135,6 +135,6 @@ text = open(sys.argv[1]).read()
 print(v.validate_str(text), v.validate_str(text.replace('"purl"', '"url"')) is not None)`
 	python := pyenv.PythonWith(t, "sbom.txt")
 	if said := run(t, dir, nil, python, "-c", validate, filepath.Join(dir, "sbom.cdx.json")); said != "None True\n" {
-		t.Errorf("CycloneDX' schema, of the bill and of a wrong one: %s", said)
+		t.Errorf("CycloneDX' schema, for the bill and for an invalid bill: %s", said)
 	}
 }

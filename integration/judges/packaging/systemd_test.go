@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// units writes the units of deploy/systemd into a folder, the shim's as one of a worker, with a program that is there
-// in place of ours: systemd-analyze looks for it.
+// units writes the units of deploy/systemd into a folder, with the shim's unit for a worker. An existing program
+// replaces the programs of kvatlas, because systemd-analyze requires the file.
 func units(t *testing.T) (dir string, names []string) {
 	t.Helper()
 	program, err := exec.LookPath("true")
@@ -36,7 +36,7 @@ func units(t *testing.T) (dir string, names []string) {
 	return dir, names
 }
 
-// analyze runs systemd-analyze and returns all that it says.
+// analyze runs systemd-analyze and returns the output.
 func analyze(dir string, args ...string) (string, error) {
 	cmd := exec.Command("systemd-analyze", args...)
 	cmd.Dir = dir
@@ -44,7 +44,7 @@ func analyze(dir string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// TestUnitsVerify has systemd read the units and the drop-in with all of its settings: it knows each of them.
+// TestUnitsVerify checks that systemd accepts the units and the drop-in with all settings.
 func TestUnitsVerify(t *testing.T) {
 	dir, names := units(t)
 	secrets, err := os.ReadFile(filepath.Join(root, "deploy/systemd/secrets.conf"))
@@ -59,23 +59,23 @@ func TestUnitsVerify(t *testing.T) {
 	if err := os.WriteFile(dropIn, []byte(all), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("SYSTEMD_UNIT_PATH", dir+":") // else it does not look for drop-ins there
+	t.Setenv("SYSTEMD_UNIT_PATH", dir+":") // otherwise systemd ignores the drop-ins there
 	for _, name := range names {
 		if out, err := analyze(dir, "--man=no", "verify", "./"+name); err != nil || out != "" {
 			t.Errorf("%s: %v\n%s", name, err, out)
 		}
 	}
-	// it must be able to find something
+	// check that an unknown setting is found
 	if err := os.WriteFile(dropIn, []byte("[Service]\nProtectSistem=strict\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if out, _ := analyze(dir, "--man=no", "verify", "./kvatlas-indexer.service"); !strings.Contains(out,
 		"ProtectSistem") {
-		t.Errorf("a setting that does not exist passes:\n%s", out)
+		t.Errorf("an unknown setting is accepted:\n%s", out)
 	}
 }
 
-// TestUnitsExposure holds the units to what systemd says that they could do: README.md names the greater figure.
+// TestUnitsExposure compares systemd's exposure level of the units with the greatest level in README.md.
 func TestUnitsExposure(t *testing.T) {
 	readme, err := os.ReadFile(filepath.Join(root, "deploy/systemd/README.md"))
 	if err != nil {
@@ -83,7 +83,7 @@ func TestUnitsExposure(t *testing.T) {
 	}
 	stated := regexp.MustCompile(`exposure at (\d\.\d) of 10`).FindSubmatch(readme)
 	if stated == nil {
-		t.Fatal("README.md says nothing of exposure")
+		t.Fatal("README.md has no exposure level")
 	}
 	most, err := strconv.ParseFloat(string(stated[1]), 64)
 	if err != nil {
@@ -97,7 +97,7 @@ func TestUnitsExposure(t *testing.T) {
 			t.Errorf("%s: %v\n%s", name, err, out)
 			continue
 		}
-		// later versions of systemd look at more; half a point is for them
+		// half a point of tolerance for later versions of systemd, which check more settings
 		if level, err := strconv.ParseFloat(m[1], 64); err != nil || level > most+0.5 {
 			t.Errorf("%s: %s, %v\n%s", name, m[1], err, out)
 		}

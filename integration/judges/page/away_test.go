@@ -14,8 +14,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestFrozen: a node that has stopped, and whose connections are open, is not called live; the page says since when,
-// and is live again when the node goes on.
+// TestFrozen checks a stopped node with open connections. The page does not show the node as live, states the time
+// since the stop, and shows the node as live again after the stop.
 func TestFrozen(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -28,16 +28,16 @@ func TestFrozen(t *testing.T) {
 	b.await(`/^Not live since \d\d:\d\d:\d\d: The indexer has said nothing for \d+ seconds/.test(
 		document.getElementById('alert').checkVisibility() && document.getElementById('alert').textContent)`)
 	if chip := get[string](b, "document.getElementById('live').textContent"); chip != "not live" {
-		t.Errorf("at its top the page says %q", chip)
+		t.Errorf("the top of the page has %q", chip)
 	}
 	b.faults("a frozen node")
-	b.await("document.querySelector('#view .error').textContent.includes('does not answer')") // asked for the tree
+	b.await("document.querySelector('#view .error').textContent.includes('does not answer')") // requested for the tree
 	signal(t, x.Process, syscall.SIGCONT)
 	b.await(live)
 	b.await("!document.querySelector('#view .error').textContent")
 }
 
-// publish has a worker of each model store a block.
+// publish makes a worker of every model store a block.
 func publish(t *testing.T, x *harness.Indexer, models ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
@@ -58,8 +58,8 @@ func signal(t *testing.T, p *harness.Process, s syscall.Signal) {
 	}
 }
 
-// TestModelAway: what the reader has chosen stays chosen while a node that has just started lacks it, and is shown
-// again when the node has it again.
+// TestModelAway checks that the reader's selection stays while a restarted node lacks the model, and that the model is
+// shown after the node has the model again.
 func TestModelAway(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
@@ -81,7 +81,7 @@ func TestModelAway(t *testing.T) {
 		b.view(s.view)
 		choose(s.id, s.choice)
 	}
-	// shown awaits that in all selects is chosen what the reader has chosen.
+	// shown waits until all selections are the reader's.
 	shown := func(how string) {
 		t.Helper()
 		for _, s := range selects {
@@ -94,14 +94,14 @@ func TestModelAway(t *testing.T) {
 	x.Stop()
 	empty := harness.StartIndexer(t, t.TempDir(), "", "--node-id", "node-b", "--http-listen", x.HTTP)
 	shown(" (not there now)")
-	b.faults("a model that is not there")
+	b.faults("a missing model")
 	empty.Stop()
 	harness.StartIndexer(t, data, "", "--node-id", "node-a", "--http-listen", x.HTTP)
 	shown("")
 	b.view("prefixes")
 	b.await("document.getElementById('icicle').dataset.runs === '1' && icicle.checkVisibility()")
 
-	// Where the model that was chosen last cannot be had, another one's tree is not shown as if it were its.
+	// If the last selected model cannot be loaded, the page must not show the tree of another model.
 	b.do(chromedp.Evaluate("window.fetch = () => Promise.reject(new TypeError()); 0", nil))
 	choose("prefix-model", "first")
 	b.await("document.querySelector('#view .error').textContent.includes('does not answer')")

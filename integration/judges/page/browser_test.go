@@ -22,7 +22,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// browser is one tab of a Chromium of its own.
+// browser is a tab in a separate Chromium.
 type browser struct {
 	*testing.T
 	ctx  context.Context
@@ -34,7 +34,7 @@ func open(t *testing.T, url string, width, height int64, dark bool) *browser {
 	t.Helper()
 	path, err := exec.LookPath("chromium")
 	if err != nil {
-		t.Fatalf("%v; fetch it with: go run ./integration/judges/fetch", err)
+		t.Fatalf("%v; run: go run ./integration/judges/fetch", err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 4*harness.Patience)
 	t.Cleanup(cancel)
@@ -54,7 +54,7 @@ func open(t *testing.T, url string, width, height int64, dark bool) *browser {
 		case *log.EventEntryAdded:
 			failed := e.Entry.Source == log.SourceNetwork && b.away.Load()
 			if e.Entry.Level == log.LevelError && !strings.Contains(e.Entry.Text, "401") && !failed {
-				t.Errorf("Chromium says: %s %s", e.Entry.Text, e.Entry.URL)
+				t.Errorf("message of Chromium: %s %s", e.Entry.Text, e.Entry.URL)
 			}
 		}
 	})
@@ -68,8 +68,8 @@ func open(t *testing.T, url string, width, height int64, dark bool) *browser {
 	return b
 }
 
-// profile is a directory that is removed at the end of the test. Chromium's helper processes outlive the one that is
-// waited for, and write files for a moment after its end: t.TempDir would call that a failure.
+// profile is a directory that is removed at the end of the test. Chromium's helper processes outlive the main process
+// and write files for a moment, which would fail t.TempDir.
 func profile(t *testing.T) string {
 	dir, err := os.MkdirTemp("", "kvatlas-page-")
 	if err != nil {
@@ -130,7 +130,7 @@ func (b *browser) press(keys ...string) {
 	}
 }
 
-// tabTo presses the tabulator until the element that a selector names has the focus.
+// tabTo presses the tabulator until the element of a selector has the focus.
 func (b *browser) tabTo(selector string) {
 	b.Helper()
 	for range 100 {
@@ -142,13 +142,13 @@ func (b *browser) tabTo(selector string) {
 	b.Fatalf("the keyboard does not come to %s", selector)
 }
 
-// focused fails unless the element that a selector names gets the focus.
+// focused fails unless the element of a selector gets the focus.
 func (b *browser) focused(selector string) {
 	b.Helper()
 	b.await(fmt.Sprintf("document.activeElement.matches(%q)", selector))
 }
 
-// even fails if tiles lie in rows of which one lacks more than there are rows, or does not fill the width.
+// even fails if rows of tiles are uneven or do not fill the width.
 func (b *browser) even(what string) {
 	b.Helper()
 	for _, fault := range get[[]string](b, `[...document.querySelectorAll(".tiles")].filter((e) => e.checkVisibility()).map((box) => {
@@ -157,7 +157,7 @@ func (b *browser) even(what string) {
 		return rows.every((r) => r.length > most - rows.length && r.length <= most &&
 			Math.abs(r.at(-1).getBoundingClientRect().right - right) < 3) ? "" : rows.map((r) => r.length).join(" + ");
 	}).filter(Boolean)`) {
-		b.Errorf("%s: tiles lie as %s", what, fault)
+		b.Errorf("%s: the layout of the tiles is %s", what, fault)
 	}
 }
 
@@ -172,7 +172,7 @@ func (b *browser) fits() {
 	}
 }
 
-// whole fails if a text is cut where it is not meant to be, or lies upon another. Meant are ellipses, and what scrolls.
+// whole fails if a text is cut unintentionally or overlaps another text. Ellipses and scrolling elements are intended.
 func (b *browser) whole(what string) {
 	b.Helper()
 	for _, fault := range get[[]string](b, `(() => {
@@ -189,7 +189,7 @@ func (b *browser) whole(what string) {
 				const style = getComputedStyle(p), box = p.getBoundingClientRect();
 				if (style.overflowX === "visible") continue;
 				const meant = style.textOverflow === "ellipsis" || style.overflowX === "auto";
-				const list = p.querySelector(".body"); // which scrolls in height
+				const list = p.querySelector(".body"); // scrolls vertically
 				if (!meant && (r.left < box.left - 1 || r.right > box.right + 1) ||
 					!list && style.overflowY === "hidden" && (r.top < box.top - 1 || r.bottom > box.bottom + 1)) {
 					found.push("cut: " + called(e));
@@ -216,7 +216,7 @@ func (b *browser) whole(what string) {
 	}
 }
 
-// faults has axe-core look at what is shown: of what it finds, nothing may be serious or critical.
+// faults runs axe-core on the page. Serious and critical findings are failures.
 func (b *browser) faults(what string) {
 	b.Helper()
 	source, err := os.ReadFile(pyenv.Vocabulary(b.T, "axe-core"))

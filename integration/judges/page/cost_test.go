@@ -21,14 +21,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-var cost = flag.Duration("cost", 0, "measure what ten watching pages cost three nodes with 1,000 workers, so long each")
+var cost = flag.Duration("cost", 0, "measure the cost of ten open pages on three nodes with 1,000 workers, for this time each")
 
-// TestCost measures; nothing of it is judged, as it is a matter of the machine.
+// TestCost prints measurements without a judgement, because the figures depend on the machine.
 func TestCost(t *testing.T) {
 	if *cost == 0 {
 		t.Skip("measures only with -cost")
 	}
-	const workers, watchers, storing = 1000, 10, 20 // workers that store at each moment
+	const workers, watchers, storing = 1000, 10, 20 // number of concurrently storing workers
 	nats := harness.StartNATS(t)
 	var nodes []*harness.Process
 	var addresses []string
@@ -106,7 +106,7 @@ func TestCost(t *testing.T) {
 		t.Logf("%s: %.0f blocks stored a second", what, 16*float64(published.Load()-batches)/time.Since(begun).Seconds())
 		for i, n := range nodes {
 			took := used(n) - before[i]
-			t.Logf("%s: n%d %.2f %% of one core", what, i+1, 100*float64(took)/float64(time.Since(begun)))
+			t.Logf("%s: n%d %.2f %% of a core", what, i+1, 100*float64(took)/float64(time.Since(begun)))
 		}
 	}
 	measure("nobody watches")
@@ -132,9 +132,9 @@ func TestCost(t *testing.T) {
 		}()
 	}
 	measure("ten watch the fleet on n1")
-	t.Logf("%d looks at the fleet and %d KiB to each", looks.Load()/watchers, received.Load()/watchers>>10)
+	t.Logf("%d updates of the fleet and %d KiB to every page", looks.Load()/watchers, received.Load()/watchers>>10)
 	measure("the same again")
-	// what the views of prefixes and of the funnel ask for, every five seconds each
+	// the requests of the views of prefixes and of the funnel, every five seconds
 	asking := func(view string, ask func() error) {
 		asked, leave := context.WithCancel(ctx)
 		var pages sync.WaitGroup

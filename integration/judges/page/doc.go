@@ -1,6 +1,6 @@
-// Package page has a real Chromium show the live page of a cluster of three nodes, and compares what it shows with what
-// the API says: each view, with the keyboard alone, at 400 pixels, dark, and with a token. axe-core finds no serious
-// fault. Build tag judges; see `make judges`.
+// Package page shows the live page of a cluster of three nodes in a real Chromium, and compares the page with the API:
+// every view, with only the keyboard, at 400 pixels, dark, and with a token. axe-core finds no serious fault. Build tag
+// judges; see `make judges`.
 //
-// With -pictures the pictures of docs/pictures are written anew.
+// -pictures rewrites the pictures of docs/pictures.
 package page

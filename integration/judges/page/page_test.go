@@ -23,19 +23,22 @@ import (
 
 var pictures = flag.Bool("pictures", false, "write docs/pictures anew")
 
-// living is what selects the rows of the workers in the fleet that are not expired.
+// living selects the rows of the fleet's workers that are not expired.
 const living = ".sheet .row:not([hidden]):not([data-kind=gone])"
 
-// views are all views, and what is there once one shows data.
+// asking is true when the view has the models.
+const asking = "document.querySelector('#ask-model option[value*=m]')"
+
+// views has all views, with an element that exists when the view has data.
 var views = []struct{ name, there string }{
 	{"fleet", fmt.Sprintf("document.querySelectorAll(`%s`).length === %d", living, engines+2)},
 	{"prefixes", "document.getElementById('icicle')?.dataset.runs > 3"},
 	{"funnel", "document.querySelector('.funnel')?.dataset.requests > 0"},
 	{"cluster", "document.querySelectorAll('#partitions tbody tr').length === 8"},
-	{"ask", "document.querySelector('#ask-model option[value*=m]')"},
+	{"ask", asking},
 }
 
-// show goes to a view and waits for its data; in ask it asks for a prompt.
+// show opens a view and waits for the data. For ask, show sends a prompt.
 func (b *browser) show(w *world, view string) {
 	b.Helper()
 	b.view(view)
@@ -49,16 +52,16 @@ func (b *browser) show(w *world, view string) {
 	}
 }
 
-// ask asks for a prompt of tokens.
+// ask sends a prompt of tokens.
 func (b *browser) ask(tokens []uint32) {
 	b.Helper()
-	b.await("document.querySelector('#ask-model option[value*=m]')")
+	b.await(asking)
 	b.do(chromedp.SetValue("#ask-prompt", harness.JSONList(tokens), chromedp.ByID))
 	b.do(chromedp.Click("form [type=submit]", chromedp.ByQuery))
 	b.await("document.querySelector('#strips .strip') && document.querySelector('#costs')")
 }
 
-// TestFleet: the list has what the API says of each worker, and the filter, the order and draining work.
+// TestFleet checks that the list has the API's data of every worker, and that the filter, the order and draining work.
 func TestFleet(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -109,8 +112,8 @@ func TestFleet(t *testing.T) {
 	}
 }
 
-// TestExpired: a worker whose lease has expired is shown as such behind all others, with how long ago, and is not
-// counted with them; it goes when it is removed.
+// TestExpired checks that a worker with an expired lease is shown after all other workers, with the time since the
+// expiry, and is not counted. After a removal the worker is not shown.
 func TestExpired(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -132,7 +135,7 @@ func TestExpired(t *testing.T) {
 			mark = "'expired' + document.querySelector(%q).dataset.ago"
 			if content := get[string](b, fmt.Sprintf("getComputedStyle(document.querySelector(%q), '::before').content",
 				at+" .c-worker > span")); !strings.HasPrefix(content, `"expired"`) && !strings.HasPrefix(content, `"expired `) {
-				t.Errorf("beside its name it says %s", content)
+				t.Errorf("the text beside the name is %s", content)
 			}
 		}
 		b.await("/^expired \\d+ (s|min)$/.test(" + fmt.Sprintf(mark, at) + ")")
@@ -168,8 +171,8 @@ func TestExpired(t *testing.T) {
 	}
 }
 
-// TestKeyboard: with the keyboard alone one changes the theme, comes to a worker, drains it and lets it be chosen
-// again, and asks.
+// TestKeyboard uses only the keyboard to change the theme, open a worker, drain and undrain the worker, and send a
+// prompt.
 func TestKeyboard(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -203,7 +206,7 @@ func TestKeyboard(t *testing.T) {
 	b.await("!document.querySelector('dialog[open]') && document.activeElement.matches('.grid .body')")
 	b.tabTo(".bar a[href='#/ask']")
 	b.press(kb.Enter)
-	b.await("document.querySelector('#ask-model option[value*=m]')")
+	b.await(asking)
 	b.tabTo("#ask-prompt")
 	b.do(chromedp.KeyEvent(harness.JSONList(w.tiered[:4*harness.BlockSize])))
 	b.tabTo("form [type=submit]")
@@ -219,13 +222,13 @@ func TestKeyboard(t *testing.T) {
 	b.focused("main .head button")
 }
 
-// TestAsk: the strips have the depths that find says, and the costs those of select.
+// TestAsk compares the strips with the depths of find, and the costs with select.
 func TestAsk(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	b := open(t, w.url("ask"), 1200, 900, false)
 	for _, prompt := range [][]uint32{w.tiered, w.system, harness.Tokens(900_000, 64)} {
-		b.await("document.querySelector('#ask-model option[value*=m]')")
+		b.await(asking)
 		b.do(chromedp.Evaluate("document.getElementById('strips')?.remove()", nil))
 		b.ask(prompt)
 		var found api.Answer
@@ -262,7 +265,7 @@ func TestAsk(t *testing.T) {
 		}
 	}
 
-	// Where the pointer rests there is another answer now, which has nothing there.
+	// The element under the pointer belongs to another answer now, without a tip at this place.
 	b.ask(w.tiered)
 	b.await("document.querySelector('#strips .track i')")
 	at := get[struct{ X, Y float64 }](b, "document.querySelector('#strips .track i').getBoundingClientRect()")
@@ -272,7 +275,7 @@ func TestAsk(t *testing.T) {
 		chromedp.Evaluate("document.querySelector('#view form').requestSubmit()", nil))
 	b.await("document.querySelector('#strips .strip') && !document.querySelector('#strips .track i')")
 	if tip := get[string](b, "document.querySelector('.tip:not([hidden])')?.textContent || ''"); tip != "" {
-		t.Errorf("the pointer shows %q, which has gone", tip)
+		t.Errorf("the pointer shows the removed tip %q", tip)
 	}
 	var load api.LoadList
 	w.get(w.nodes[0], "/v1/loads", &load)
@@ -283,15 +286,15 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// TestRecorded: recorded requests are listed as the API has them, page by page, and one is shown with what find says of
-// its hashes, with the keyboard alone.
+// TestRecorded checks that recorded requests are listed as in the API, page by page, and shows a request with find's
+// answer for its hashes, using only the keyboard.
 func TestRecorded(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.traffic(0)
 	w.traffic(1)
 	b := open(t, w.url("ask"), 1200, 900, false)
-	b.await("document.querySelector('#ask-model option[value*=m]')")
+	b.await(asking)
 	b.tabTo(".recorded summary")
 	b.press(kb.Enter)
 	b.await("document.querySelectorAll('#recorded tbody tr').length === 10")
@@ -357,18 +360,18 @@ func TestRecorded(t *testing.T) {
 	b.fits()
 	b.faults("a recorded request")
 
-	// What has failed can be asked for again.
-	b.do(chromedp.Evaluate("window.asked = fetch; window.fetch = () => Promise.reject(new TypeError()); 0", nil))
+	// A failed request can be repeated.
+	b.do(chromedp.Evaluate("window.original = fetch; window.fetch = () => Promise.reject(new TypeError()); 0", nil))
 	b.tabTo(".recorded .fields button")
 	b.press(kb.Enter)
 	b.await("document.querySelector('.recorded .error')?.textContent.includes('does not answer')")
 	b.focused(".recorded .fields button")
-	b.do(chromedp.Evaluate("window.fetch = asked; 0", nil))
+	b.do(chromedp.Evaluate("window.fetch = original; 0", nil))
 	b.press(kb.Enter)
 	b.await("document.querySelectorAll('#recorded tbody tr').length === 10")
 }
 
-// TestPrefixes: the icicle has the runs of the API, and the keyboard zooms to the one that most hold.
+// TestPrefixes checks that the icicle has the API's runs, and that the keyboard zooms to the run with the most holders.
 func TestPrefixes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -406,22 +409,22 @@ func TestPrefixes(t *testing.T) {
 	if name, now, _ := strings.Cut(at(), ": "); !strings.Contains(now, ", first "+name) {
 		t.Errorf("zoomed to %s, the keyboard is at %s", name, now)
 	}
-	b.press(kb.ArrowRight) // out of what is zoomed to, which gives way
+	b.press(kb.ArrowRight) // out of the zoomed run, which then disappears
 	if n := get[int](b, "document.querySelectorAll('.crumbs button').length"); n != 3 {
-		t.Errorf("beside what is zoomed to there are %d crumbs", n)
+		t.Errorf("%d crumbs beside the zoomed run", n)
 	}
 	b.do(chromedp.Click(".crumbs button", chromedp.ByQuery))
 	b.focused("#icicle")
 
-	// What the browser has keys for it does itself.
+	// The page leaves the browser's own keys to the browser.
 	before := get[string](b, "document.getElementById('icicle-now').textContent")
 	taken := get[bool](b, `[["ArrowDown", "altKey"], ["Home", "ctrlKey"], ["ArrowLeft", "metaKey"]].some(([key, held]) =>
 		!icicle.dispatchEvent(new KeyboardEvent("keydown", { key, [held]: true, cancelable: true, bubbles: true })))`)
 	if after := get[string](b, "document.getElementById('icicle-now').textContent"); taken || after != before {
-		t.Error("the icicle takes keys that are the browser's")
+		t.Error("the icicle handles keys of the browser")
 	}
 
-	// What the pointer shows is what lies there, also when that has become another run.
+	// The pointer shows the run under the pointer, also after a change of the run.
 	area := get[struct{ X, Y, Width float64 }](b, "icicle.getBoundingClientRect()")
 	tip := func() string { return get[string](b, "document.querySelector('.tip:not([hidden])').textContent") }
 	b.do(chromedp.MouseEvent(input.MouseMoved, area.X+10, area.Y+45))
@@ -430,16 +433,16 @@ func TestPrefixes(t *testing.T) {
 	b.do(chromedp.MouseEvent(input.MouseMoved, area.X+10, area.Y+15))
 	first := tip()
 	if first == second || !strings.Contains(first, fmt.Sprintf("held by %d ranks in device: ", most)) {
-		t.Errorf("the pointer shows %q, and behind it %q", first, second)
+		t.Errorf("the pointer shows %q, and right of the run %q", first, second)
 	}
 	b.do(chromedp.MouseClickXY(area.X+10, area.Y+45))
 	b.await("document.querySelectorAll('.crumbs button').length === 3")
-	if now := tip(); now != second { // it lies where the first lay
-		t.Errorf("once it is zoomed to %q the pointer shows %q", second, now)
+	if now := tip(); now != second { // the run is at the place of the first run
+		t.Errorf("after a zoom to %q the pointer shows %q", second, now)
 	}
 }
 
-// TestFunnel: it has the numbers of the API, and says of each cause what to do, with the keyboard alone.
+// TestFunnel checks that the funnel has the API's numbers and a remedy for every cause, using only the keyboard.
 func TestFunnel(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -502,11 +505,11 @@ func TestFunnel(t *testing.T) {
 	b.press(kb.Home)
 	b.await("document.getElementById('funnel-now').textContent.includes(' request')")
 
-	// A node that has run for long: a bar is no part of a minute, and a time of another day has its date.
+	// A node with a long uptime: a bar is longer than a minute, and a time of another day has a date.
 	b.do(chromedp.Evaluate(`(() => {
-		const asked = fetch;
+		const original = fetch;
 		window.fetch = async (path, options) => {
-			const reply = await asked(path, options);
+			const reply = await original(path, options);
 			if (!path.includes("v1/funnel")) return reply;
 			const f = await reply.json();
 			f.from = new Date(Date.parse(f.to) - 3605_000);
@@ -518,7 +521,7 @@ func TestFunnel(t *testing.T) {
 	b.await("/^(1|2|3) Jan, /.test(document.querySelector('.basis tbody tr').cells[2].textContent)")
 }
 
-// TestCluster: nodes and partitions are as the nodes' own statuses say, and replicas are compared.
+// TestCluster compares nodes and partitions with the nodes' own statuses, and checks the comparison of replicas.
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -543,13 +546,14 @@ func TestCluster(t *testing.T) {
 		return Object.fromEntries([...t.tBodies[0].rows].map(r => [r.cells[0].textContent, [...r.cells].map((c, i) =>
 			c.textContent.startsWith('serving') ? t.tHead.rows[0].cells[i].textContent + ' ' : '').join('')])) })()`)
 	if fmt.Sprint(got) != fmt.Sprint(serving) {
-		t.Errorf("the page has %v, the nodes say %v", got, serving)
+		t.Errorf("the page has %v, the nodes have %v", got, serving)
 	}
 	compare(b)
 	b.await("document.querySelectorAll('#partitions .chip.good').length === 8")
 }
 
-// TestOneReplica: a partition with one replica is not called equal, as there is nothing to compare it with.
+// TestOneReplica checks that a partition with a single replica is not shown as equal, because no other replica exists
+// for a comparison.
 func TestOneReplica(t *testing.T) {
 	t.Parallel()
 	nats, address := harness.StartNATS(t), ""
@@ -564,7 +568,7 @@ func TestOneReplica(t *testing.T) {
 	compare(b)
 	b.await("document.querySelector('#partitions thead').textContent.includes(' ago')")
 	if n := get[int](b, "document.querySelectorAll('#partitions .chip').length"); n > 0 {
-		t.Errorf("of partitions with one replica %d are said to be equal, or not", n)
+		t.Errorf("%d partitions with a single replica are shown as equal or unequal", n)
 	}
 }
 
@@ -575,7 +579,8 @@ func compare(b *browser) {
 		"b => b.textContent.startsWith('Compare')).click()", nil))
 }
 
-// TestToken: without the token nothing is shown; the form takes it, and the address never has it.
+// TestToken checks that the page shows nothing without the token, that the form accepts the token, and that the address
+// never contains the token.
 func TestToken(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "token")
@@ -588,7 +593,7 @@ func TestToken(t *testing.T) {
 	b.faults("token")
 	b.press(kb.Escape, kb.Escape) // without the token there is nothing to see
 	b.await("document.querySelector('#gate[open]')")
-	b.do(chromedp.SendKeys("#gate-token", "0123456789abcdef0123…"+kb.Enter, chromedp.ByID)) // what no header can have
+	b.do(chromedp.SendKeys("#gate-token", "0123456789abcdef0123…"+kb.Enter, chromedp.ByID)) // invalid in a header
 	b.await("document.getElementById('gate-error').textContent.includes('does not take')")
 	b.do(chromedp.Evaluate("document.getElementById('gate-error').textContent = ''", nil))
 	b.do(chromedp.SendKeys("#gate-token", "wrong"+kb.Enter, chromedp.ByID))
@@ -607,8 +612,8 @@ func TestToken(t *testing.T) {
 	}
 }
 
-// TestLooks: each view, light and dark, wide and narrow, fits its window, cuts no text and has no serious fault by
-// axe-core. The widths without a picture are those at which a layout has least room.
+// TestLooks checks every view, light and dark, wide and narrow: the view fits the window, cuts no text and has no
+// serious fault of axe-core. The widths without a picture are the widths at which a layout has the least room.
 func TestLooks(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -619,7 +624,7 @@ func TestLooks(t *testing.T) {
 	w.expire("gpu-0")
 	w.traffic(0)
 	for round := 1; *pictures && round < 9; round++ {
-		time.Sleep(10 * time.Second) // of which the picture shows one bar each
+		time.Sleep(10 * time.Second) // the picture shows a bar for every second
 		w.traffic(round)
 	}
 	for _, look := range []struct {

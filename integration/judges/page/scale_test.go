@@ -43,7 +43,7 @@ func (m *many) EngineLoads(context.Context) (*api.EngineLoads, error) { return &
 func (m *many) Nodes() []string                                       { return nil }
 func (m *many) StatusOf(context.Context, string) (*api.Status, error) { return &api.Status{}, nil }
 
-// fleetOf serves the page with a fleet of simulated workers, which is looked at so often.
+// fleetOf serves the page with a fleet of simulated workers and an update interval.
 func fleetOf(t *testing.T, workers int, every time.Duration) (source *many, url string) {
 	t.Helper()
 	source = &many{}
@@ -72,8 +72,8 @@ func fleetOf(t *testing.T, workers int, every time.Duration) (source *many, url 
 	return source, server.URL + "/#/fleet"
 }
 
-// TestManyWorkers: with 10,000 workers in the stream there are no more elements than are seen, and a frame of scrolling
-// and a change of the fleet touch no more than these; nothing is sorted by name again.
+// TestManyWorkers checks the page with 10,000 workers: only visible elements exist, a frame of scrolling and a change
+// of the fleet touch only visible elements, and names are not sorted again.
 func TestManyWorkers(t *testing.T) {
 	t.Parallel()
 	const workers, most = 10_000, 1000
@@ -90,14 +90,14 @@ func TestManyWorkers(t *testing.T) {
 			return (a, b) => { compared++; return compare(a, b); };
 		} });
 	})()`, nil))
-	// bounded fails if more was done at once than what is seen asks for.
+	// bounded fails if a step changed more than the visible elements.
 	bounded := func(what string) {
 		t.Helper()
 		b.await("touched > 0")
 		n := get[map[string]int](b, "({elements: document.querySelectorAll('*').length, touched, compared})")
 		t.Logf("%s: %v", what, n)
 		if n["elements"] > most || n["touched"] > most || n["compared"] > 0 {
-			t.Errorf("%s: %v, want at most %d elements, as many touched at once, and no names compared", what, n, most)
+			t.Errorf("%s: %v, want at most %d elements, the same number of changes, and no comparison of names", what, n, most)
 		}
 		b.do(chromedp.Evaluate("touched = 0", nil))
 	}
@@ -121,9 +121,10 @@ func TestManyWorkers(t *testing.T) {
 	bounded("another order")
 }
 
-var frames = flag.Duration("frames", 0, "measure the frames of the fleet's view with 10,000 workers, so long each")
+var frames = flag.Duration("frames", 0, "measure the frames of the fleet's view with 10,000 workers, for this time each")
 
-// TestStates: by state the worst are last; D drains and Ctrl+D is the browser's; what is not known is not called none.
+// TestStates checks that the order by state puts the worst last, that D drains, that Ctrl+D stays with the browser, and
+// that an unknown fleet is not shown as empty.
 func TestStates(t *testing.T) {
 	t.Parallel()
 	source, url := fleetOf(t, 3, 200*time.Millisecond)
@@ -139,7 +140,7 @@ func TestStates(t *testing.T) {
 	b.press(kb.Home)
 	if get[bool](b, `!document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key: "d", ctrlKey: true,
 		cancelable: true, bubbles: true })) || !!document.querySelector("dialog[open] .drain")`) {
-		t.Error("Ctrl+D is taken from the browser")
+		t.Error("the page handles Ctrl+D of the browser")
 	}
 	b.press("D")
 	b.focused("dialog[open] .drain")
@@ -151,7 +152,7 @@ func TestStates(t *testing.T) {
 	b.await("document.getElementById('alert').textContent.includes('not now')")
 }
 
-// TestFrames measures; nothing of it is judged, as it is a matter of the machine.
+// TestFrames prints measurements without a judgement, because the figures depend on the machine.
 func TestFrames(t *testing.T) {
 	if *frames == 0 {
 		t.Skip("measures only with -frames")

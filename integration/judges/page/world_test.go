@@ -15,21 +15,21 @@ import (
 
 const (
 	engines = 8  // simulated, gpu-1 and so on
-	common  = 24 // blocks of the prompt that all have served
-	own     = 12 // blocks of each engine's own prompt behind these
+	common  = 24 // blocks of the common prompt of all engines
+	own     = 12 // further blocks of every engine's own prompt
 )
 
-// zones are those of the nodes; the last node has none.
+// zones are the zones of the nodes; the last node has no zone.
 var zones = []string{"eu-west-1a", "eu-west-1b", ""}
 
 // world is a cluster of three nodes with simulated engines, and two workers that hold blocks in all tiers.
 type world struct {
 	*testing.T
 	nats  string
-	nodes []string // addresses of their HTTP ports
-	// what everybody's prompts begin with, and one that the workers of all tiers hold
+	nodes []string // addresses of the HTTP ports
+	// the common prefix of all prompts, and a prompt of the workers with all tiers
 	system, tiered []uint32
-	evicted        []uint32 // a prompt that a worker held once
+	evicted        []uint32 // a prompt that a worker held earlier
 }
 
 func newWorld(t *testing.T) *world {
@@ -88,7 +88,7 @@ func newWorld(t *testing.T) *world {
 			BlockSize: harness.BlockSize, Events: list})
 	}
 	for _, node := range w.nodes {
-		harness.Eventually(t, "every node knows all workers", func() (bool, string) {
+		harness.Eventually(t, "every node has all workers", func() (bool, string) {
 			list := w.workers(node)
 			held := 0
 			for _, worker := range list.Workers {
@@ -102,7 +102,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// expire has a worker come and go without a farewell, until all nodes know that its lease has expired.
+// expire starts and kills a worker, and waits until all nodes have the expiry of the lease.
 func (w *world) expire(name string) {
 	w.Helper()
 	e := harness.StartSimEngine(w)
@@ -111,11 +111,11 @@ func (w *world) expire(name string) {
 	harness.ServePrompt(w, e, w.system)
 	shim.Kill()
 	for _, node := range w.nodes {
-		harness.Eventually(w, "every node knows that "+name+" has expired", func() (bool, string) {
+		harness.Eventually(w, "every node has "+name+" as expired", func() (bool, string) {
 			list := w.workers(node)
 			return len(list.Expired) == 1 && len(list.Workers) == engines+2, fmt.Sprint(list)
 		})
-		harness.Eventually(w, "the tree of prefixes has all others", func() (bool, string) {
+		harness.Eventually(w, "the tree of prefixes has all other workers", func() (bool, string) {
 			var tree api.PrefixTree
 			err := harness.HTTPDo(node, "POST", "/v1/prefixes", map[string]any{"model": "m"}, &tree)
 			return err == nil && tree.Complete && tree.Ranks == engines+2, fmt.Sprint(tree, err)
@@ -123,7 +123,7 @@ func (w *world) expire(name string) {
 	}
 }
 
-// traffic routes prompts, reports for most of them what was reused, and asks for some without routing them.
+// traffic routes prompts, reports the reuse of most prompts, and sends queries for some prompts without routing.
 func (w *world) traffic(round int) {
 	w.Helper()
 	for i := range 10 {

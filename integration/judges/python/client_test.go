@@ -60,8 +60,8 @@ func pythonWith(t *testing.T, requirements, dir string, env []string, args ...st
 	return string(out)
 }
 
-// install builds the package as its users get it, a wheel from the source distribution, and returns a folder in which
-// it is installed.
+// install builds a wheel from the source distribution, as users get the package, and returns a folder with the
+// installation.
 func install(t *testing.T) string {
 	t.Helper()
 	built, installed := t.TempDir(), t.TempDir()
@@ -74,8 +74,8 @@ func install(t *testing.T) string {
 	return installed
 }
 
-// TestPythonPackage: source distribution and wheel are built without a network and have all modules; the types are
-// checked strictly, of the tests too; the unit tests pass.
+// TestPythonPackage builds the source distribution and the wheel without a network. Both have all modules. The types,
+// including those of the tests, pass the strict check, and the unit tests pass.
 func TestPythonPackage(t *testing.T) {
 	installed := install(t)
 	modules := func(dir string) (list []string) {
@@ -98,7 +98,7 @@ func TestPythonPackage(t *testing.T) {
 	python(t, source, []string{"PYTHONPATH=" + installed}, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider")
 }
 
-// hashCase is a prompt whose hashes Python computes too. Numbers are text, as in JavaScript.
+// hashCase is a prompt with hashes that Python computes too. Numbers are text, as in JavaScript.
 type hashCase struct {
 	Tokens    []uint32     `json:"tokens"`
 	BlockSize uint32       `json:"block_size"`
@@ -147,7 +147,7 @@ func hashCases(t *testing.T) (cases []hashCase) {
 	return cases
 }
 
-// nameCase is a prompt of which Python makes the names that engines give its blocks.
+// nameCase is a prompt for which Python computes the engine's block names.
 type nameCase struct {
 	Tokens    []uint32 `json:"tokens"`
 	Size      int      `json:"size"`
@@ -157,7 +157,7 @@ type nameCase struct {
 	Names     []string `json:"names"`
 }
 
-// nameCases are made by pkg/hicache, which integration/judges/engines holds to the engines' own code.
+// nameCases returns cases from pkg/hicache, which integration/judges/engines compares with the engines' own code.
 func nameCases(t *testing.T) (cases []nameCase) {
 	rng := mathrand.New(mathrand.NewPCG(1338, 0))
 	for i := range 100 {
@@ -215,7 +215,7 @@ func fields(of reflect.Type) (names []string) {
 	return names
 }
 
-// codes are those of the catalogue in docs/errors.md, which a test of pkg/api holds to the code.
+// codes returns the codes of docs/errors.md, which a test of pkg/api compares with the code.
 func codes(t *testing.T) (list []string) {
 	text, err := os.ReadFile("../../../docs/errors.md")
 	if err != nil {
@@ -227,7 +227,7 @@ func codes(t *testing.T) (list []string) {
 	return list
 }
 
-// certify writes a certificate for 127.0.0.1 that signs itself, and its key.
+// certify writes a self-signed certificate for 127.0.0.1 with its key.
 func certify(t *testing.T, cert, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -258,10 +258,10 @@ func write(t *testing.T, path string, b []byte) {
 	}
 }
 
-// node is what tests know of an indexer.
+// node describes an indexer for the tests.
 type node = map[string]any
 
-const held, blocks = 6, 10 // of the prompt: blocks that w1 holds, and all
+const held, blocks = 6, 10 // blocks of the prompt on w1, and all blocks of the prompt
 
 var prompt = harness.Tokens(1, blocks*harness.BlockSize)
 
@@ -274,7 +274,8 @@ func hold(t *testing.T, x *harness.Indexer) {
 	x.WaitDepth(t, "m", prompt, "w1", held)
 }
 
-// alone is an indexer that holds events of w1, and knows w2 to w4. To it, a text with the word warm is the prompt.
+// alone starts an indexer with events of w1 and the workers w2 to w4. A text with the word warm has the tokens of the
+// prompt.
 func alone(t *testing.T) node {
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		tokens := []uint32{1}
@@ -298,7 +299,7 @@ func alone(t *testing.T) node {
 	return node{"http": "http://" + x.HTTP, "nats": "nats://" + x.NATS}
 }
 
-// pair is two nodes, of which the first may be killed.
+// pair starts two nodes. Tests may kill the first.
 func pair(t *testing.T) node {
 	nats := harness.StartNATS(t)
 	var nodes []*harness.Indexer
@@ -314,7 +315,7 @@ func pair(t *testing.T) node {
 	hold(t, nodes[0])
 	for _, x := range nodes {
 		var seen string
-		harness.Eventually(t, "both nodes know all", func() (bool, string) {
+		harness.Eventually(t, "both nodes have all workers", func() (bool, string) {
 			_, seen, _ = harness.Request(x.HTTP, "POST", "/v1/find", `{"model":"m","tokens":`+harness.JSONList(prompt)+`}`)
 			return strings.Contains(seen, fmt.Sprintf(`"device":%d`, held)), seen
 		})
@@ -323,7 +324,7 @@ func pair(t *testing.T) node {
 		"nats": "nats://" + nats, "pid": nodes[0].Cmd.Process.Pid}
 }
 
-// secured is an indexer with TLS that wants a token.
+// secured starts an indexer with TLS and a token.
 func secured(t *testing.T) node {
 	dir := t.TempDir()
 	cert, key, token := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem"), filepath.Join(dir, "token")
@@ -334,7 +335,7 @@ func secured(t *testing.T) node {
 	return node{"http": "https://" + x.HTTP, "token": secret, "ca": cert}
 }
 
-// describe starts indexers, and writes all that tests know of them, and of our code, to a file.
+// describe starts indexers and writes the descriptions for the tests to a file.
 func describe(t *testing.T) (live string) {
 	world := alone(t)
 	for name, v := range map[string]any{
@@ -386,15 +387,15 @@ func TestPythonClient(t *testing.T) {
 	t.Log(said)
 }
 
-// TestPythonAdapters has Ray Serve's and LiteLLM's own packages load the adapters and choose with them.
+// TestPythonAdapters runs the adapters in Ray Serve's and LiteLLM's own packages.
 func TestPythonAdapters(t *testing.T) {
 	env := []string{"PYTHONPATH=" + install(t), "KVATLAS_LIVE=" + describe(t), "RAY_USAGE_STATS_ENABLED=0",
 		"LITELLM_LOCAL_MODEL_COST_MAP=True"}
 	pythonWith(t, "python-adapters.txt", source, env, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/adapters")
 }
 
-// TestShownExamples runs what docs/client.md shows under "In short", in Go, in Python and by curl's URL and body,
-// against an indexer that has such a worker.
+// TestShownExamples runs the examples of docs/client.md under "In short", in Go, in Python and with curl's URL and
+// body, against an indexer with such a worker.
 func TestShownExamples(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/client.md")
 	if err != nil {

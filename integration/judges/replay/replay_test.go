@@ -21,7 +21,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/trace"
 )
 
-var traceFile = flag.String("replay.trace", "", "trace in Mooncake's format; default: one of that shape is generated")
+var traceFile = flag.String("replay.trace", "", "trace in Mooncake's format; default: a generated trace of the same shape")
 
 const (
 	workers   = 8
@@ -34,7 +34,7 @@ type point struct {
 	Speed  float64 `json:"speed"`
 }
 
-// outcome is what one arm comes to at one point. Times are in ms.
+// outcome is the result of an arm at a point. Times are in ms.
 type outcome struct {
 	Point    int     `json:"point"`
 	Arm      string  `json:"arm"`
@@ -45,8 +45,8 @@ type outcome struct {
 	Requests int     `json:"requests"`
 }
 
-// arms are what both can do. Dynamo's TTL does not expire in an offline replay: 0.05 s and 10⁶ s give the same. So
-// ours must not either.
+// arms are the arms of both simulators. Dynamo's TTL does not expire in an offline replay: 0.05 s and 10⁶ s give the
+// same result. So the TTL here must not expire either.
 var arms = []struct {
 	ours   routesim.Arm
 	theirs any
@@ -57,8 +57,8 @@ var arms = []struct {
 	{routesim.ArmExactShared, map[string]any{"use_kv_events": true}},
 }
 
-// TestArmsComeInTheSameOrder: whatever differs in Dynamo's replay differs here in the same direction, and reuse is the
-// same.
+// TestArmsComeInTheSameOrder checks that arms with different results in Dynamo's replay have the same order here, and
+// that the reuse is equal.
 func TestArmsComeInTheSameOrder(t *testing.T) {
 	points := []point{{4802, 1}, {24_000, 1}, {24_000, 3}}
 	file := *traceFile
@@ -92,9 +92,9 @@ func TestArmsComeInTheSameOrder(t *testing.T) {
 			if a.Requests != len(reqs) || b.Requests != len(reqs) {
 				t.Errorf("%s: %d and %d requests ended, of %d", arm.ours, a.Requests, b.Requests, len(reqs))
 			}
-			// Beyond the knee the two engines' constants decide; before it reuse is what routing makes it.
+			// Under overload the constants of the engines decide. Below, routing determines the reuse.
 			if overloaded := a.TTFTMean > 10_000; !overloaded && math.Abs(a.Reuse-b.Reuse) > 0.02 {
-				t.Errorf("%s: Dynamo reuses %.4f, we %.4f", arm.ours, a.Reuse, b.Reuse)
+				t.Errorf("%s: Dynamo reuses %.4f, routesim %.4f", arm.ours, a.Reuse, b.Reuse)
 			}
 		}
 		for j := range arms {
@@ -112,14 +112,14 @@ func TestArmsComeInTheSameOrder(t *testing.T) {
 			}
 		}
 		if theirs[0].Reuse > theirs[3].Reuse-0.02 {
-			t.Errorf("round robin reuses %.4f, exact knowledge %.4f: the point tells nothing", theirs[0].Reuse,
+			t.Errorf("round robin reuses %.4f, exact knowledge %.4f: the difference is too small", theirs[0].Reuse,
 				theirs[3].Reuse)
 		}
 	}
 }
 
-// simulate is one arm of ours. The engine's constants come near the mocker's: a prompt of 12,000 tokens takes it some
-// 250 ms, a step 6 ms in an empty engine and 40 ms more in a full one.
+// simulate runs an arm in routesim. The engine's constants approximate the mocker: a prompt of 12,000 tokens needs
+// about 250 ms, and a step needs 6 ms in an empty engine and another 40 ms in a full engine.
 func simulate(t *testing.T, reqs []trace.Request, p point, arm routesim.Arm) outcome {
 	w, err := routesim.FromTrace("trace", reqs, blockSize, 0)
 	if err == nil {
@@ -141,7 +141,7 @@ func simulate(t *testing.T, reqs []trace.Request, p point, arm routesim.Arm) out
 		Output: f.OutputPerS, Requests: f.Requests}
 }
 
-// dynamo is what Dynamo's replay says, by point and arm.
+// dynamo returns the results of Dynamo's replay, by point and arm.
 func dynamo(t *testing.T, file string, points []point) [][]outcome {
 	theirs := map[string]any{}
 	for _, a := range arms {

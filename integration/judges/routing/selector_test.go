@@ -21,10 +21,10 @@ import (
 
 var (
 	steps    = flag.Int("steps", 10_000, "random calls of TestDynamosSelector")
-	seedFlag = flag.Uint64("seed", 1, "of the random tests; 0 takes a new one")
+	seedFlag = flag.Uint64("seed", 1, "of the random tests; 0 selects a random seed")
 )
 
-// call is what judge/src/main.rs reads.
+// call is the input of judge/src/main.rs.
 type call struct {
 	Config     map[string]any    `json:"config"`
 	WorkerType string            `json:"worker_type"`
@@ -124,7 +124,7 @@ func (j *judge) ask(c *call) (v verdict) {
 	}
 	line, err := j.out.ReadBytes('\n')
 	if err != nil {
-		j.t.Fatalf("the judge says no more: %v", err)
+		j.t.Fatalf("no reply from the judge: %v", err)
 	}
 	if err := json.Unmarshal(line, &v); err != nil {
 		j.t.Fatalf("%s: %v", line, err)
@@ -138,7 +138,7 @@ func oneOf[T any](rng *rand.Rand, values ...T) T { return values[rng.IntN(len(va
 
 func name(worker int) events.WorkerID { return events.WorkerID(fmt.Sprintf("w%d", worker)) }
 
-// random returns one call in both forms, of every kind that the crate can be asked.
+// random returns a random call in both forms, of every kind that the crate supports.
 func random(rng *rand.Rand) (*call, routing.Config, *routing.Request, []routing.Candidate) {
 	config := routing.DefaultConfig()
 	config.SharedCacheMode = routing.SharedDynamo
@@ -164,7 +164,7 @@ func random(rng *rand.Rand) (*call, routing.Config, *routing.Request, []routing.
 	}
 	switch rng.IntN(4) {
 	case 0: // no store
-	case 1: // a store, and its default multiplier
+	case 1: // a store with the default multiplier
 		c.Config["shared_cache_type"] = "hicache"
 	default:
 		some(&config.SharedCacheMultiplier, 0, 1)
@@ -249,7 +249,7 @@ func random(rng *rand.Rand) (*call, routing.Config, *routing.Request, []routing.
 			if loads > 0 || rng.IntN(2) == 0 {
 				theirs.Load = &load{Prefill: rng.Uint64N(4000), Blocks: rng.Uint64N(60), Requests: rng.Uint64N(9),
 					New: rng.Uint64N(r.Blocks + 1)}
-				if loads == 1 { // so that costs meet
+				if loads == 1 { // equal costs are likely
 					*theirs.Load = load{Blocks: rng.Uint64N(2)}
 				}
 				candidate.HasLoad, candidate.ActivePrefillTokens = true, theirs.Load.Prefill
@@ -285,8 +285,8 @@ var refusals = map[routing.Code][]string{
 	routing.PinNotAllowed: {"PinnedWorkerNotAllowed"},
 }
 
-// TestDynamosSelector sends the same random calls to Dynamo's selector and ours: refusals, every candidate's cost, what
-// is said of its overlap and blocks, and the choice.
+// TestDynamosSelector sends the same random calls to Dynamo's selector and to pkg/routing, and compares the refusals,
+// the cost, overlap and blocks of every candidate, and the choice.
 func TestDynamosSelector(t *testing.T) {
 	seed := *seedFlag
 	if seed == 0 {
@@ -331,7 +331,7 @@ func TestDynamosSelector(t *testing.T) {
 		}
 		least, cheapest := math.Inf(1), 0
 		for i, x := range choice.Explanation.Candidates {
-			y := theirs.Candidates[i] // both are in order
+			y := theirs.Candidates[i] // both lists are in order
 			if name(y.Worker) != x.Worker || events.Rank(y.Rank) != x.Rank {
 				fail("the candidates differ")
 			}
@@ -345,7 +345,7 @@ func TestDynamosSelector(t *testing.T) {
 			if e := x.Estimate; math.Abs(e.EffectiveOverlap-y.EffectiveOverlap) > 1e-12*max(1, y.EffectiveOverlap) ||
 				e.CachedTokens != y.CachedTokens || e.PotentialDecodeBlocks != y.PotentialDecodeBlocks ||
 				choice.RequiredBlocks != y.RequiredBlocks {
-				fail("of %s/%d we say %+v", x.Worker, x.Rank, e)
+				fail("for %s/%d pkg/routing has %+v", x.Worker, x.Rank, e)
 			}
 			least = min(least, x.Cost)
 			tally(count, x.Terms)
@@ -381,7 +381,7 @@ func TestDynamosSelector(t *testing.T) {
 	}
 }
 
-// cut returns the name of a Rust error before its fields.
+// cut returns the name of a Rust error without the fields.
 func cut(text string) (kind, fields string, ok bool) {
 	for i, b := range []byte(text) {
 		if b == ' ' || b == '{' || b == '(' {
@@ -406,8 +406,8 @@ func tally(count map[string]int, terms *routing.Terms) {
 	}
 }
 
-// TestDynamosProbabilities draws from Dynamo's selector, and compares how often it chooses each candidate with the
-// probability that we give it: at several temperatures, and among equal costs.
+// TestDynamosProbabilities draws from Dynamo's selector, and compares the frequency of every candidate with the
+// probability of pkg/routing, at several temperatures and among equal costs.
 func TestDynamosProbabilities(t *testing.T) {
 	const draws = 20_000
 	rng := rand.New(rand.NewPCG(2, 161))
@@ -435,7 +435,7 @@ func TestDynamosProbabilities(t *testing.T) {
 			for i, x := range choice.Explanation.Candidates {
 				share, p := float64(theirs.Candidates[i].Picked)/draws, x.Probability
 				if math.Abs(share-p) > 5*math.Sqrt(p*(1-p)/draws)+5./draws || p == 0 && share > 0 {
-					t.Errorf("temperature %v: Dynamo chose %s/%d with a share of %v; we say %v", temperature, x.Worker,
+					t.Errorf("temperature %v: Dynamo chose %s/%d with a share of %v, want %v", temperature, x.Worker,
 						x.Rank, share, p)
 				}
 			}

@@ -25,8 +25,8 @@ import (
 
 var seed = flag.Uint64("selection.seed", 1, "of the random histories")
 
-// service runs one of Dynamo's services, with more in its environment. It takes a port and listens everywhere; it is
-// asked over loopback.
+// service runs a service of Dynamo with additional environment variables. The service requires a port and listens on
+// all addresses. Requests use loopback.
 func service(t *testing.T, environment []string, module string, args ...string) (base string) {
 	base = loopback.Reserve(t)
 	var said bytes.Buffer
@@ -41,7 +41,7 @@ func service(t *testing.T, environment []string, module string, args ...string) 
 		cmd.Process.Kill()
 		cmd.Wait()
 		if t.Failed() {
-			t.Logf("%s said:\n%.2000s", module, &said)
+			t.Logf("output of %s:\n%.2000s", module, &said)
 		}
 	})
 	for deadline := time.Now().Add(harness.Patience); ; time.Sleep(50 * time.Millisecond) {
@@ -79,7 +79,8 @@ func (p *pair) ask(base, method, path string, body any) (int, string) {
 	return status, reply
 }
 
-// same asks both, ours with its own body, and compares what they say. It returns Dynamo's.
+// same sends a request to both services, with the body own to kvatlas, and compares the replies. It returns Dynamo's
+// reply.
 func (p *pair) same(method, path string, body, own any) (int, string) {
 	p.t.Helper()
 	p.steps++
@@ -98,7 +99,7 @@ func (p *pair) equal(method, path string, body any, status int, reply string) {
 	}
 }
 
-// normal is an answer with its rows in order, and without models that have no rows.
+// normal sorts the rows of a reply, and removes models without rows.
 func normal(text string) any {
 	d := json.NewDecoder(strings.NewReader(text))
 	d.UseNumber()
@@ -134,8 +135,8 @@ func inOrder(v any) any {
 	return v
 }
 
-// hashes are those of a prompt of one of a few families, so that prompts share prefixes. As sequence hashes do, each
-// names all blocks up to its own.
+// hashes returns the hashes of a prompt from a few families, so that prompts have common prefixes. As in sequence
+// hashes, a hash identifies all blocks up to the block.
 func (p *pair) hashes(most int) []int64 {
 	list := make([]int64, p.rng.IntN(most+1))
 	family := int64(p.rng.IntN(3)+1) * 1_000_000
@@ -152,7 +153,7 @@ func (p *pair) hashes(most int) []int64 {
 	return list
 }
 
-// TestSlotTracker drives both slot trackers with random histories.
+// TestSlotTracker sends random histories to both slot trackers.
 func TestSlotTracker(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "", "--slot-tracker-listen", "127.0.0.1:0")
 	p := &pair{t: t, dynamo: service(t, nil, "dynamo.slot_tracker"),
@@ -192,19 +193,19 @@ func TestSlotTracker(t *testing.T) {
 	t.Logf("%d steps", p.steps)
 }
 
-// TestSelectionService drives both selection services with random histories, of workers with several ranks that hold
-// blocks on their devices, in host memory and on disk. Between equals the choice is random: ours is pinned to Dynamo's,
-// whose cost must be the least of ours.
+// TestSelectionService sends random histories to both selection services, with workers of several ranks that hold
+// blocks on devices, in host memory and on disk. Dynamo breaks ties at random, so kvatlas's request is pinned to
+// Dynamo's choice. The cost of this choice must be the least cost of kvatlas.
 func TestSelectionService(t *testing.T) { selectionHistories(t, nil) }
 
-// TestSelectionServiceCredits is the same where blocks of each tier are worth something else than by default: those on
-// disk more than those in host memory.
+// TestSelectionServiceCredits is TestSelectionService with other credits of tiers: blocks on disk count more than
+// blocks in host memory.
 func TestSelectionServiceCredits(t *testing.T) {
 	selectionHistories(t, map[string]float64{"overlap_score_credit": 1.3, "host_cache_hit_weight": 0.4,
 		"disk_cache_hit_weight": 0.9})
 }
 
-// selectionHistories has both services with the same constants of the cost.
+// selectionHistories gives both services the same constants of the cost.
 func selectionHistories(t *testing.T, constants map[string]float64) {
 	variables := map[string]string{"overlap_score_credit": "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",
 		"host_cache_hit_weight": "DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",
@@ -233,8 +234,8 @@ func selectionHistories(t *testing.T, constants map[string]float64) {
 			engines[i][r] = pyenv.StartPublisher(t, pyenv.PublisherOptions{BlockSize: size, Rank: r})
 		}
 	}
-	// tokens are those of a prompt of one of a few families; rank r of engine i holds i+r+1 blocks of family i on its
-	// device, r+1 blocks that follow in host memory, and the next one on disk
+	// tokens returns a prompt from a few families; rank r of engine i holds i+r+1 blocks of family i on the device, the
+	// next r+1 blocks in host memory, and the next block on disk
 	tokens := func() []uint32 {
 		list := harness.Tokens(n(3), 1+n(9*size))
 		for i := range list[:n(2)*len(list)/2] {
@@ -266,7 +267,7 @@ func selectionHistories(t *testing.T, constants map[string]float64) {
 			}
 		}
 	}
-	for i := range engines { // until both have heard
+	for i := range engines { // wait until both services have the events
 		q := of{"model_name": "m", "token_ids": harness.Tokens(i, 9*size)}
 		rows := func(base string) string {
 			var a struct {
@@ -299,7 +300,7 @@ func selectionHistories(t *testing.T, constants map[string]float64) {
 			}
 		}
 	}
-	least := func(q of, chosen string) { // the cost of what was chosen is the least
+	least := func(q of, chosen string) { // checks that the chosen worker has the least cost
 		var c struct {
 			Worker int `json:"worker_id"`
 			Rank   int `json:"dp_rank"`
@@ -328,7 +329,7 @@ func selectionHistories(t *testing.T, constants map[string]float64) {
 			t.Fatalf("step %d: Dynamo chose %d, which costs %g; the least is %g", p.steps, c.Worker, cost[1], cost[0])
 		}
 	}
-	used := map[string]bool{} // an id that was chosen for is not booked at once later: see docs/compatibility.md
+	used := map[string]bool{} // an id of a selection is not booked directly later: see docs/compatibility.md
 	for p.steps < 10_000 {
 		prompt := tokens()
 		q := of{"model_name": "m", "token_ids": prompt}

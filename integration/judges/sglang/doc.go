@@ -1,4 +1,4 @@
-// Package sglang asks a running indexer as SGLang's router does: hashes are of SGLang's own code, the gRPC client is
-// generated from the published .proto file by protoc for Python, and blocks are announced by SGLang's own publisher.
-// Build tag judges; see `make judges`.
+// Package sglang sends queries to a running indexer as SGLang's router does. SGLang's own code computes the hashes,
+// protoc for Python generates the gRPC client from the published .proto file, and SGLang's own publisher announces
+// blocks. Build tag judges; see `make judges`.
 package sglang

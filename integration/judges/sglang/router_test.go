@@ -20,22 +20,22 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 )
 
-var seed = flag.Uint64("seed", 1, "of what the workers hold")
+var seed = flag.Uint64("seed", 1, "of the workers' blocks")
 
 const (
-	pinned = "sglang==0.5.12" // the last one that hashes in Python
+	pinned = "sglang==0.5.12" // the last release with hashes in Python
 	page   = 16
 	pages  = 40
 )
 
-// answer is what the client says of a match.
+// answer is the client's answer of a match.
 type answer struct {
 	Code       string
 	Matches    [][3]any
 	Best, Read int
 }
 
-// worker is one of SGLang's publishers, and what it has announced.
+// worker is a publisher of SGLang with the announced blocks.
 type worker struct {
 	engine  *pyenv.Engine
 	address string
@@ -50,8 +50,8 @@ func (w *worker) depth(hashes []int64) (n int) {
 	return n
 }
 
-// TestRouter has SGLang's publishers move blocks of four prompts between device, host and disk, and asks after each
-// round for every prompt: by all of its hashes, and by some of them. Answers are equal to a naive count.
+// TestRouter moves blocks of four prompts between device, host and disk with SGLang's publishers. After every round it
+// queries every prompt, by all of the hashes and by some of the hashes. Answers must be equal to a naive count.
 func TestRouter(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "", "--grpc-listen", "127.0.0.1:0")
 	file, err := filepath.Abs("../../../internal/faces/kvindexer/kvindexerpb/kv_indexer.proto")
@@ -82,7 +82,7 @@ func TestRouter(t *testing.T) {
 		args := []string{"run", "--engine", w.engine.Endpoint, "--replay", w.engine.Replay, "--worker", fmt.Sprint("w", i),
 			"--model", fmt.Sprint("model-", i%2), "--block-size", fmt.Sprint(page), "--source", "sglang", "--nats", x.NATS}
 		if i == 3 {
-			w.address = "" // is not registered with one
+			w.address = "" // registered without an address
 		} else {
 			args = append(args, "--serving-endpoint", w.address)
 		}
@@ -106,7 +106,7 @@ func TestRouter(t *testing.T) {
 					want = append(want, [3]any{w.address, float64(d), fmt.Sprint("w", k)})
 					matched++
 					for at, h := range asked[:d] {
-						if at > 0 && w.held["GPU"][h] && !w.held["GPU"][asked[at-1]] { // in device, behind one in host
+						if at > 0 && w.held["GPU"][h] && !w.held["GPU"][asked[at-1]] { // in device, after a block in host
 							deeper++
 							break
 						}
@@ -128,12 +128,12 @@ func TestRouter(t *testing.T) {
 		}
 	}
 	if matched < 20 || deeper < 10 {
-		t.Errorf("seed %d: %d matches, %d of them with blocks by turns in device and host: no test", *seed, matched, deeper)
+		t.Errorf("seed %d: only %d matches, %d with blocks alternating between device and host", *seed, matched, deeper)
 	}
-	t.Logf("%d matches, %d of them with blocks by turns in device and host", matched, deeper)
+	t.Logf("%d matches, %d with blocks alternating between device and host", matched, deeper)
 }
 
-// change announces that blocks of some prompts come, move to another medium, or go.
+// change announces new, moved and removed blocks of some prompts.
 func (w *worker) change(rng *rand.Rand, tokens [4][]uint32, hashes [4][]int64) {
 	media := []string{"GPU", "GPU", "GPU", "CPU_PINNED", "CPU_PINNED", "DISK"}
 	if rng.IntN(2) == 0 {
@@ -162,7 +162,7 @@ func (w *worker) change(rng *rand.Rand, tokens [4][]uint32, hashes [4][]int64) {
 			}
 			batch = append(batch, e)
 		}
-		for at := to; at < pages; at++ { // what follows goes sometimes
+		for at := to; at < pages; at++ { // later blocks are sometimes removed too
 			for medium, held := range w.held {
 				if h := hashes[i][at]; held[h] && rng.IntN(3) == 0 {
 					delete(held, h)
@@ -174,7 +174,7 @@ func (w *worker) change(rng *rand.Rand, tokens [4][]uint32, hashes [4][]int64) {
 	w.engine.Publish(batch...)
 }
 
-// sameProtocol compares what protoc for Python reads in the .proto file with what our Go code was made from.
+// sameProtocol compares protoc's result for Python with the source of the Go code.
 func sameProtocol(t *testing.T, client *pyenv.KVIndexerClient) {
 	t.Helper()
 	var said struct{ Descriptor []byte }
@@ -187,7 +187,7 @@ func sameProtocol(t *testing.T, client *pyenv.KVIndexerClient) {
 	text := func(d *descriptorpb.FileDescriptorProto) []byte {
 		for _, m := range d.MessageType {
 			for _, f := range m.Field {
-				f.JsonName = nil // which only Go has
+				f.JsonName = nil // only Go has the name
 			}
 		}
 		b, err := json.Marshal(d)

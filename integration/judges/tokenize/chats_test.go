@@ -19,10 +19,10 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// rendered is the time that render_chats.py renders at.
+// rendered is the time for templates in render_chats.py.
 var rendered = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// collection is the wheel out of which templates are read: trl keeps those that models ship as they are.
+// collection is the wheel with the templates: trl contains unchanged templates of models.
 const collection = "trl==1.16.0"
 
 // families lists the templates of the collection with full support.
@@ -31,7 +31,8 @@ var families = []string{"qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_vl", "
 	"llama3", "llama3_1", "llama3_2", "deepseekv3", "deepseek_r1_distill", "gptoss", "glm4moe", "phi3", "lfm2_v2",
 	"nemotron_3_nano"}
 
-// TestTemplates renders random conversations with each template of the collection, and has Jinja2 do the same.
+// TestTemplates renders random conversations with every template of the collection, in internal/text/jinja and in
+// Jinja2.
 func TestTemplates(t *testing.T) {
 	templates := readTemplates(t)
 	for _, name := range families {
@@ -83,7 +84,7 @@ func TestTemplates(t *testing.T) {
 		t.Logf("%-32s %4d alike, %4d errors in both, %3d refused here", name, same, both, refused)
 	}
 	slices.Sort(unknown)
-	t.Logf("%d renders alike; not known: %s", total, strings.Join(unknown, " "))
+	t.Logf("%d equal renderings; unsupported: %s", total, strings.Join(unknown, " "))
 }
 
 // TestGoldenTemplates has Jinja2 render internal/text/jinja/testdata/cases.json again.
@@ -172,7 +173,7 @@ func readTemplates(t *testing.T) map[string]string {
 	defer z.Close()
 	for _, f := range z.File {
 		name, is := strings.CutPrefix(f.Name, "trl/chat_templates/")
-		// those for training are trl's own
+		// templates for training are trl's own
 		if name, is2 := strings.CutSuffix(name, ".jinja"); is && is2 && !strings.HasSuffix(name, "_training") {
 			r, err := f.Open()
 			if err != nil {

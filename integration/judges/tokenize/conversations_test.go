@@ -95,7 +95,7 @@ func properties(rng *rand.Rand, depth int) string {
 	return "{" + strings.Join(list, ",") + "}"
 }
 
-// conversation is the variables of a template, as JSON: what an engine gives it.
+// conversation returns the variables of a template as JSON, in the form of an engine.
 func conversation(rng *rand.Rand) string {
 	var msgs []string
 	if rng.IntN(2) == 0 {

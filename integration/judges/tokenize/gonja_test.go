@@ -14,11 +14,10 @@ import (
 	"github.com/kvatlas/kvatlas/internal/text/jinja"
 )
 
-var gonja = flag.Bool("gonja", false, "measure github.com/nikolalohinski/gonja too, which is downloaded")
+var gonja = flag.Bool("gonja", false, "measure github.com/nikolalohinski/gonja too; needs a download")
 
-// TestGonja measures why templates are rendered by internal/text/jinja and not by a library: how many of the
-// conversations of TestTemplates gonja renders as Jinja2 does. The results are in
-// docs/measurements/2026-11-templates.md.
+// TestGonja measures the reason for internal/text/jinja in place of a library: the number of conversations of
+// TestTemplates that gonja renders as Jinja2 does. The results are in docs/measurements/2026-11-templates.md.
 func TestGonja(t *testing.T) {
 	if !*gonja {
 		t.Skip("-gonja measures the library")
@@ -49,7 +48,8 @@ func TestGonja(t *testing.T) {
 			t.Fatal(err)
 		}
 		d := json.NewDecoder(bytes.NewReader(out))
-		rendered, ours, theirs, where := 0, 0, 0, 0 // of what Jinja2 renders; and where it fails, gonja's
+		// of Jinja2's renderings; where counts gonja's renderings of Jinja2's failures
+		rendered, ours, theirs, where := 0, 0, 0, 0
 		example := ""
 		for i, want := range renderAll(t, cases) {
 			var got chatResult
@@ -74,7 +74,7 @@ func TestGonja(t *testing.T) {
 				}
 			}
 		}
-		t.Logf("%-12s Jinja2 renders %4d of 2000: internal/text/jinja as it %4d, gonja %4d; gonja renders %d where Jinja2 fails; the first that differs:\n%.1500s",
+		t.Logf("%-12s Jinja2 renders %4d of 2000: equal in internal/text/jinja %4d, in gonja %4d; gonja renders %d where Jinja2 fails; the first difference:\n%.1500s",
 			name, rendered, ours, theirs, where, example)
 	}
 }

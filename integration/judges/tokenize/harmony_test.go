@@ -50,8 +50,8 @@ const weatherTool = `{"type":"function","function":{"name":"weather","descriptio
 	`"object","properties":{"city":{"type":"string","description":"Name"},"unit":{"type":"string","enum":["c","f"],` +
 	`"default":"c"}},"required":["city"]}}}`
 
-// TestHarmony shows why chats with gpt-oss are refused: internal/text/jinja renders the model's template as Jinja2
-// does, and vLLM does not use it. The results are in docs/measurements/2026-11-templates.md.
+// TestHarmony shows the reason for refusing chats with gpt-oss: internal/text/jinja renders the model's template as
+// Jinja2 does, but vLLM does not use the template. The results are in docs/measurements/2026-11-templates.md.
 func TestHarmony(t *testing.T) {
 	if !*harmony {
 		t.Skip("-harmony compares with vLLM")
@@ -93,10 +93,10 @@ func TestHarmony(t *testing.T) {
 			got = err.Error()
 		}
 		if (got == want.Text) != strings.HasPrefix(c.name, "=") {
-			t.Errorf("%s: the template says\n%s\nand vLLM\n%s", c.name, got, want.Text)
+			t.Errorf("%s: the template has\n%s\nand vLLM\n%s", c.name, got, want.Text)
 		}
 		if got != want.Text {
-			t.Logf("%s: the template says …%q, vLLM …%q", c.name, apart(got, want.Text), apart(want.Text, got))
+			t.Logf("%s: the template has …%q, vLLM …%q", c.name, apart(got, want.Text), apart(want.Text, got))
 		}
 	}
 }

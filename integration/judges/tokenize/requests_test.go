@@ -22,7 +22,7 @@ func maybe(rng *rand.Rand, field string) string {
 // cacheControl is a field that clients of Anthropic add to blocks and tools.
 const cacheControl = `"cache_control":{"type":"ephemeral"}`
 
-// image is a block of an image, whose URL engines of text models refuse.
+// image is a block of an image. Engines of text models refuse the URL.
 const image = `{"type":"image","source":{"type":"base64","media_type":"image/png","data":"iVBORw0KGgo="}}`
 
 // textBlock returns a text block of Anthropic.

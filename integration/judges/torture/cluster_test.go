@@ -16,16 +16,15 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// TestTortureCluster does to a cluster what TestTorture does to one indexer: three NATS servers, three indexers that
-// each keep a part, four engines with their shims, all of them processes that are killed, held, cut off from each
-// other, restarted one by one, doubled in number and left without a quorum, while clients ask. An answer that calls
-// itself complete must say of every worker what was true of it at some moment of the round, and none may say that the
-// model is unknown. After each round all runs again; then the replicas of each partition must be equal, and every node
-// must answer what the engines announced.
+// TestTortureCluster applies the faults of TestTorture to a cluster: three NATS servers, three indexers with a part of
+// the partitions each, and four engines with shims. All of them are processes, which are killed, paused, disconnected,
+// restarted in sequence, doubled in number and left without a quorum, during queries of clients. An answer marked as
+// complete must have, for every worker, a true state of some moment of the round, and no answer may report the model as
+// unknown. After a round all processes run again. Then the replicas of every partition must be equal, and every node
+// must answer with the announced blocks.
 //
-// How many answers came, how many were complete and how long they took is counted, for what was done to the cluster
-// meanwhile; and how many were not complete though no two indexers, no way to one, and no NATS server that goes on
-// standing still could be the reason.
+// The test counts the answers, the complete answers and their latencies by fault. It also counts incomplete answers
+// without an excuse: an excuse is two affected indexers, an unreachable indexer, or a paused NATS server.
 func TestTortureCluster(t *testing.T) {
 	pyenv.Python(t)
 	seed, rounds := scheduleSeed(), roundsOr(3)
@@ -40,10 +39,10 @@ func TestTortureCluster(t *testing.T) {
 			r.asking.end()
 		}
 		if t.Failed() {
-			t.Logf("seed %d, round %d; what was done in it:\n%s", seed, r.round, strings.Join(r.transcript, "\n"))
+			t.Logf("seed %d, round %d; transcript:\n%s", seed, r.round, strings.Join(r.transcript, "\n"))
 			if r.w != nil {
 				for _, d := range r.w.daemons() {
-					t.Logf("the end of what %s said (all of it is in %s):\n%s", d.name, d.said, d.tail(40))
+					t.Logf("the end of the output of %s (full output in %s):\n%s", d.name, d.said, d.tail(40))
 				}
 			}
 		}
@@ -73,15 +72,15 @@ type clusterTorture struct {
 	w        *clusterWorld
 	round    int
 	prompts  []path
-	tallies  map[string]*harness.Tally // by what was done
+	tallies  map[string]*harness.Tally // by fault
 
-	what   string        // is done in this round
-	gap    time.Duration // the longest one of it
+	what   string        // the fault of this round
+	gap    time.Duration // the longest gap of the round
 	asking *asking
-	hurt   map[*daemon]bool // in this round without a quorum
+	hurt   map[*daemon]bool // in a round without a quorum
 }
 
-// play plays one round: a settled cluster, something that is done to it under load, and the cluster settled again.
+// play plays a round: a settled cluster, a fault under load, and the settled cluster again.
 func (r *clusterTorture) play() {
 	r.transcript, r.begun = nil, time.Now()
 	if r.w == nil || r.rng.IntN(15) == 0 {
@@ -98,7 +97,7 @@ func (r *clusterTorture) play() {
 	r.asking = startAsking(r.T, r.w, r.rng, r.prompts)
 	r.hurts = r.asking.hurts
 	kind, lives := r.round, r.lives()
-	if kind > 3 { // the first rounds are of each rare kind
+	if kind > 3 { // the first rounds play every rare kind
 		kind = 1 + r.rng.IntN(10)
 	}
 	var do func()
@@ -106,7 +105,7 @@ func (r *clusterTorture) play() {
 	case 1:
 		r.what, do = "twice the nodes", r.double
 	case 2:
-		r.what, do = "everything restarts, one by one", r.rollingRestart
+		r.what, do = "all processes restart in sequence", r.rollingRestart
 	case 3:
 		r.what, do = "no quorum", r.noQuorum
 	default:
@@ -132,8 +131,8 @@ func (r *clusterTorture) play() {
 	r.counts["rounds: "+r.what]++
 }
 
-// load has an engine announce something. In a round, every other engine never lets all go: its worker may at no time
-// seem to hold nothing.
+// load announces events of an engine. In a round, every second engine never becomes empty, because its worker must
+// never appear empty.
 func (r *clusterTorture) load() {
 	i := r.rng.IntN(len(r.w.engines))
 	e, n := r.w.engines[i], r.rng.IntN(40)
@@ -177,7 +176,7 @@ func (r *clusterTorture) while(what string, check func() error) {
 	})
 }
 
-// faults does one thing after another.
+// faults plays faults in sequence.
 func (r *clusterTorture) faults() {
 	for range 30 + r.rng.IntN(50) {
 		r.step()
@@ -192,7 +191,7 @@ func (r *clusterTorture) step() {
 			r.load()
 		}
 	case n < 65:
-		d := 300 // so that faults meet work of every kind, and some last
+		d := 300 // long enough for faults during all kinds of work; some faults last
 		if r.rng.IntN(4) == 0 {
 			d = 3000
 		}
@@ -208,7 +207,7 @@ func (r *clusterTorture) step() {
 	}
 }
 
-// victim is a process that something is done to. Of NATS servers one at a time is hurt: two are needed to agree.
+// victim returns a process for a fault. Only a single NATS server is affected at a time, because a quorum needs two.
 func (r *clusterTorture) victim() *daemon {
 	all := append(slices.Clone(r.w.nodes), r.w.nodes...)
 	all = append(all, r.w.shims...)
@@ -218,20 +217,20 @@ func (r *clusterTorture) victim() *daemon {
 	return all[r.rng.IntN(len(all))]
 }
 
-// rollingRestart restarts every process in good order, each when the one before is back, while load goes on.
+// rollingRestart restarts every process gracefully under load. A process restarts after the process before is ready.
 func (r *clusterTorture) rollingRestart() {
 	for _, d := range slices.Concat(r.w.servers, r.w.nodes, r.w.shims) {
 		r.note("%s restarts", d.name)
-		r.counts["restarts, one by one"]++
+		r.counts["restarts in sequence"]++
 		d.stop()
 		d.start()
 		r.while(d.name+" is back", func() error { return r.w.back(d) })
 	}
 }
 
-// noQuorum takes two of the three NATS servers away under load: no event, no lease and no node's record can be written.
-// Queries go on from what nodes have in memory, and whole, even if one of the nodes is killed besides. When the servers
-// are back everything is, with nothing started again.
+// noQuorum stops two of the three NATS servers under load: no event, no lease and no node's record can be written.
+// Nodes continue to answer queries completely from memory, also after the kill of a node. The cluster recovers with the
+// servers, without restarts.
 func (r *clusterTorture) noQuorum() {
 	r.hurt = map[*daemon]bool{}
 	kill := r.rng.IntN(4) > 0
@@ -267,15 +266,15 @@ func (r *clusterTorture) noQuorum() {
 		r.load()
 		time.Sleep(time.Duration(r.rng.IntN(50)) * time.Millisecond)
 		if left := lasts - time.Since(begun); left > 0 {
-			return fmt.Errorf("it lasts another %v", left)
+			return fmt.Errorf("another %v remain", left)
 		}
 		return r.asking.wholeSince(begun.Add(lasts / 2))
 	})
 	r.note("without a quorum for %v", time.Since(begun).Round(time.Millisecond))
 }
 
-// double adds as many nodes as there are, with faults meanwhile or without, waits until they have their share, and
-// takes as many away again, whichever.
+// double doubles the number of nodes, with or without faults, waits until the new nodes have their share, and removes
+// random nodes.
 func (r *clusterTorture) double() {
 	faults := r.round == 1 || r.rng.IntN(2) == 0
 	r.note("%d nodes are added", len(r.w.spare))
@@ -316,18 +315,18 @@ func (r *clusterTorture) double() {
 	}
 }
 
-// settle ends every fault and waits until all nodes have what all engines have said, and no partition moves.
+// settle ends all faults and waits until all nodes have all announced events and no partition moves.
 func (r *clusterTorture) settle() {
 	r.undo(true)
 	r.note("all faults end")
 	r.w.mend()
 	r.w.awaitMarks()
 	r.w.until("the cluster is in order", r.w.settled)
-	r.w.marked = r.w.awaitMarks() // what shims were asked to say again is there too
+	r.w.marked = r.w.awaitMarks() // the index then has the shims' resyncs too
 	r.note("settled")
 }
 
-// verify compares the replicas, asks every node for every prompt, and reads what the programs said.
+// verify compares the replicas, queries every prompt on every node, and reads the programs' output.
 func (r *clusterTorture) verify() {
 	r.w.until("all replicas are compared", r.w.replicas)
 	for _, d := range r.w.nodes {

@@ -24,12 +24,11 @@ const (
 	clusterServers    = 3
 	clusterNodes      = 3 // and twice as many at times
 	clusterEngines    = 4
-	clusterCopies     = 2 // of each partition, on nodes
+	clusterCopies     = 2 // of every partition, on nodes
 	clusterPartitions = 6
 )
 
-// clusterServer is the configuration of one NATS server of three. Clients and servers are told of no addresses but the
-// proxies'.
+// clusterServer is the configuration of a NATS server. Clients and servers get only the addresses of the proxies.
 const clusterServer = `
 server_name: %q
 listen: %q
@@ -38,17 +37,17 @@ jetstream { store_dir: %q, max_file_store: 4GB, max_memory_store: 256MB }
 cluster { name: torture, listen: %q, advertise: %q, no_advertise: true, routes: [%s] }
 `
 
-// clusterWorld is a deployment in which everything is there more than once: NATS servers with three copies of each
-// stream and bucket, indexers with two of each partition, engines with their shims.
+// clusterWorld is a redundant deployment: NATS servers with three copies of every stream and bucket, indexers with two
+// copies of every partition, and engines with shims.
 type clusterWorld struct {
 	*stage
 	addrs    []string // of the NATS servers, past all proxies
 	monitors []string
-	marked   []events.LocalHash // blocks that engines announced last, one each
-	spare    []*daemon          // nodes that do not run
+	marked   []events.LocalHash // the last announced block of every engine
+	spare    []*daemon          // stopped nodes
 }
 
-// startClusterWorld puts a deployment together, of which nothing runs yet. The nodes get further arguments.
+// startClusterWorld makes a deployment of stopped processes. The arguments are added to the nodes' command lines.
 func startClusterWorld(
 	t testing.TB, rng *rand.Rand, programs func(string) string, counters map[string]int, engines int, args ...string,
 ) *clusterWorld {
@@ -103,7 +102,7 @@ func startClusterWorld(
 	return w
 }
 
-// healthy asks a NATS server whether it has caught up with the others in everything.
+// healthy checks whether a NATS server has caught up with the other servers.
 func (w *clusterWorld) healthy(i int) error {
 	r, err := (&http.Client{Timeout: harness.HTTPTimeout}).Get("http://" + w.monitors[i] + "/healthz")
 	if err != nil {
@@ -117,11 +116,11 @@ func (w *clusterWorld) healthy(i int) error {
 	return nil
 }
 
-// settled says what is not yet in order on the nodes: each is to be ready, and each partition kept by as many as
-// should, who have applied the whole log.
+// settled returns an error unless all nodes are ready, and every partition has the intended number of replicas with the
+// whole log applied.
 func (w *clusterWorld) settled() error { return w.settledBut(0) }
 
-// settledBut is settled where so many messages of each log may not have been applied yet.
+// settledBut is settled with a permitted lag of messages in every log.
 func (w *clusterWorld) settledBut(lag uint64) error {
 	ready := 0
 	for _, d := range w.nodes {
@@ -131,7 +130,7 @@ func (w *clusterWorld) settledBut(lag uint64) error {
 		}
 		c := status.Cluster
 		if c == nil || len(c.Nodes) != len(w.nodes) || len(c.Short) > 0 || len(c.Unserved) > 0 {
-			return fmt.Errorf("%s knows of another cluster: %+v", d.name, c)
+			return fmt.Errorf("the cluster of %s differs: %+v", d.name, c)
 		}
 		for _, n := range c.Nodes {
 			if n.Leaving || len(n.Releasing) > 0 {
@@ -146,7 +145,7 @@ func (w *clusterWorld) settledBut(lag uint64) error {
 	return nil
 }
 
-// replicas has the program compare what all nodes hold. They are to be equal, and as many as should be.
+// replicas runs the comparison of all nodes' replicas. The replicas must be equal and have the intended number.
 func (w *clusterWorld) replicas() error {
 	r := harness.Run(w.t, "indexer", "status", "--verify", "--json", "--nats", strings.Join(w.addrs, ","))
 	var status api.Status
@@ -162,20 +161,20 @@ func (w *clusterWorld) replicas() error {
 			}
 		}
 		if !p.Equal {
-			return fmt.Errorf("the replicas of partition %d did not come to one place: %+v", p.Partition, p.Replicas)
+			return fmt.Errorf("the replicas of partition %d are at different positions: %+v", p.Partition, p.Replicas)
 		}
 		if len(p.Replicas) != clusterCopies {
 			return fmt.Errorf("%d replicas of partition %d", len(p.Replicas), p.Partition)
 		}
 	}
 	if r.Code != 0 || len(status.Replicas) != clusterPartitions {
-		return fmt.Errorf("status --verify ended with %d and tells of %d partitions: %s", r.Code, len(status.Replicas),
+		return fmt.Errorf("status --verify ended with %d and lists %d partitions: %s", r.Code, len(status.Replicas),
 			r.Stderr)
 	}
 	return nil
 }
 
-// back says what a process that was started again still lacks.
+// back returns an error until a restarted process is ready.
 func (w *clusterWorld) back(d *daemon) error {
 	if i := slices.Index(w.servers, d); i >= 0 {
 		return w.healthy(i)

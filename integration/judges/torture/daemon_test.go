@@ -18,8 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/integration/harness"
 )
 
-// daemon is a program that is to run for ever: killed in between, and started again. All that it ever said is in one
-// file.
+// daemon is a program that runs all the time, with kills and restarts. A single file has the whole output.
 type daemon struct {
 	t       testing.TB
 	name    string
@@ -27,19 +26,19 @@ type daemon struct {
 	args    []string
 	said    string // the file
 	running *running
-	begun   atomic.Int64                     // where in the file the words of its last life begin
-	excused func(code int, last string) bool // an end of its own accord that is no fault of it
+	begun   atomic.Int64                     // offset of the last life's output in the file
+	excused func(code int, last string) bool // whether an end without a stop is no failure
 
 	mu     sync.Mutex
-	addr   string // of its HTTP port, in the life whose words begin at addrOf
+	addr   string // of the HTTP port, in the life with output from addrOf
 	addrOf int64
 }
 
-// running is one life of a daemon.
+// running is a life of a daemon.
 type running struct {
 	cmd  *exec.Cmd
 	done chan struct{}
-	from int64 // where in the file its words begin
+	from int64 // offset of the output in the file
 }
 
 func (d *daemon) start() {
@@ -63,7 +62,7 @@ func (d *daemon) start() {
 	d.running = r
 }
 
-// alive reports whether it runs. If it has ended by itself without an excuse the test fails.
+// alive reports whether the daemon runs. An unexpected end without an excuse fails the test.
 func (d *daemon) alive() bool {
 	if d.running == nil {
 		return false
@@ -97,31 +96,31 @@ func (d *daemon) kill() {
 	}
 }
 
-// stop ends it in good order.
+// stop ends the daemon gracefully.
 func (d *daemon) stop() {
 	d.t.Helper()
 	if !d.alive() {
 		return
 	}
 	d.signal(syscall.SIGTERM)
-	d.signal(syscall.SIGCONT) // it may be held
+	d.signal(syscall.SIGCONT) // the process may be paused
 	select {
 	case <-d.running.done:
 	case <-time.After(harness.Patience):
-		d.signal(syscall.SIGQUIT) // its goroutines, in its file
+		d.signal(syscall.SIGQUIT) // writes the goroutines to the output
 		<-d.running.done
 		d.t.Fatalf("%s does not stop", d.name)
 	}
 	said := d.words(d.running.from)
 	code := d.running.cmd.ProcessState.ExitCode()
-	unprepared := code == -1 && said == "" // it had not come so far as to ask for signals
+	unprepared := code == -1 && said == "" // the process ended before the signal handler was installed
 	if code != 0 && !unprepared && (d.excused == nil || !d.excused(code, said)) {
-		d.t.Fatalf("%s was told to stop and ended with %d", d.name, code)
+		d.t.Fatalf("%s ended with %d after the stop signal", d.name, code)
 	}
 	d.running = nil
 }
 
-// words is what it has said from a place in its file on.
+// words returns the output from an offset on.
 func (d *daemon) words(from int64) string {
 	b, err := os.ReadFile(d.said)
 	if err != nil || int64(len(b)) < from {
@@ -138,13 +137,13 @@ func (d *daemon) spoken() int64 {
 	return info.Size()
 }
 
-// tail is the end of what it has said.
+// tail returns the end of the output.
 func (d *daemon) tail(lines int) string {
 	all := strings.Split(strings.TrimSpace(d.words(0)), "\n")
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
-// served finds out where an indexer's last life serves HTTP. Any goroutine may call it.
+// served returns the address of the HTTP port in an indexer's last life. It is safe for concurrent use.
 func (d *daemon) served() (string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -1,3 +1,3 @@
-// Package torture keeps deployments of real processes under load while whatever can fail does. Its engines are
-// publishers on real libzmq. Build tag judges; see `make judges`.
+// Package torture runs deployments of real processes under load with all kinds of faults. The engines are publishers on
+// real libzmq. Build tag judges; see `make judges`.
 package torture

@@ -16,18 +16,18 @@ import (
 )
 
 const (
-	families   = 5 // of prompts that share their beginnings
+	families   = 5 // of prompts with common prefixes
 	deepest    = 12
-	branchEach = 3 // depths at which a family's prompts part
+	branchEach = 3 // number of depths with branches in a family
 )
 
-// path is a prompt as the choices that its blocks stand for: the family, then one branch for each block.
+// path is a prompt as a series of choices: the family, then a branch for every block.
 type path string
 
 func (p path) blocks() int { return len(p) - 1 }
 
-// tokens of the path's blocks from one to another. Blocks at the same depth on the same branch number have the same
-// tokens, in whatever prompt of a family: only the path tells them apart.
+// tokens returns the tokens of the path's blocks from from up to to. Blocks at the same depth with the same branch
+// number have the same tokens in all prompts of a family. Only the path distinguishes such blocks.
 func (p path) tokens(from, to int) (out []uint32) {
 	for i := from; i < to; i++ {
 		for j := range uint32(harness.BlockSize) {
@@ -37,7 +37,7 @@ func (p path) tokens(from, to int) (out []uint32) {
 	return out
 }
 
-// randomPath is one of the paths of a family, of any length from 1 on.
+// randomPath returns a path of a random family and length.
 func randomPath(rng *rand.Rand) path {
 	p := []byte{byte('a' + rng.IntN(families))}
 	for i := range 1 + rng.IntN(deepest) {
@@ -68,13 +68,13 @@ func allPaths() (all []path) {
 	return all
 }
 
-// heldCopy is one copy of a block that the engine has announced.
+// heldCopy is an announced copy of a block.
 type heldCopy struct {
 	path path
 	host bool
 }
 
-// tortured is an engine whose events a publisher announces, and what is true of it.
+// tortured is an engine with a publisher and the true state.
 type tortured struct {
 	name   string
 	pub    *pyenv.Publisher
@@ -85,22 +85,22 @@ type tortured struct {
 	truth   *twin.Rank
 	copies  []heldCopy
 	next    uint64 // of the messages
-	base    uint64 // the engine held nothing before this message
-	lost    uint64 // what messages before this one said may not be known to the index
-	gone    uint64 // what messages before this one said cannot be replayed
-	drops   []bool // what becomes of the next messages: dropped, and kept or not
+	base    uint64 // the engine was empty before this message
+	lost    uint64 // the index may lack events of messages before this message
+	gone    uint64 // messages before this message cannot be replayed
+	drops   []bool // the fate of the next messages: dropped, and kept or not
 	events  int
 	dropped int // for good
 
-	changed func() // called after each event; may be nil
+	changed func() // called after every event; may be nil
 }
 
 func (e *tortured) exact() bool { return e.lost <= e.base }
 
-// replayable reports whether a replay from the start gives all that the engine holds.
+// replayable reports whether a replay from the start has all held blocks.
 func (e *tortured) replayable() bool { return e.exact() && e.gone <= e.base }
 
-// hash is what the engine calls a block in this life.
+// hash returns the engine's hash of a block in this life.
 func (e *tortured) hash(p path) uint64 {
 	return xxh3.HashString(fmt.Sprintf("%s/%d/%s", e.name, e.life, string(p)))
 }
@@ -112,7 +112,7 @@ func medium(host bool) (string, events.Tier) {
 	return "GPU", events.Device
 }
 
-// store makes the event that a path's blocks from one on are stored.
+// store returns the store event of a path's blocks from from on.
 func (e *tortured) store(p path, from int, host bool) (pyenv.Event, events.Event) {
 	name, tier := medium(host)
 	said := pyenv.Event{Op: "store", Tokens: p.tokens(from, p.blocks()), Medium: name}
@@ -143,7 +143,7 @@ func (e *tortured) remove(copies ...heldCopy) (pyenv.Event, events.Event) {
 	return said, meant
 }
 
-// announce publishes one message of random events.
+// announce publishes a message of random events.
 func (e *tortured) announce() {
 	var said []pyenv.Event
 	var meant []events.Event
@@ -151,20 +151,20 @@ func (e *tortured) announce() {
 	clear := -1
 	for range 1 + e.rng.IntN(4) {
 		switch n := e.rng.IntN(100); {
-		case n < 40: // a prompt, or what follows a part of it that is there
+		case n < 40: // a prompt, or the continuation of a held part
 			p := randomPath(e.rng)
 			from := 0
 			for from < p.blocks()-1 && slices.Contains(e.copies, heldCopy{p[:from+2], false}) {
 				from++
 			}
 			take(e.store(p, from, false))
-		case n < 50: // the same once more, or from the middle on, or of a parent that was never announced
+		case n < 50: // a repeated prompt, a part from the middle, or a part with an unannounced parent
 			p := randomPath(e.rng)
 			take(e.store(p, e.rng.IntN(p.blocks()), e.rng.IntN(4) == 0))
 		case n < 62 && len(e.copies) > 0: // a copy in host memory
 			c := e.copies[e.rng.IntN(len(e.copies))]
 			take(e.store(c.path, c.path.blocks()-1, true))
-		case n < 94 && len(e.copies) > 0: // any that are held: the first hole is anywhere
+		case n < 94 && len(e.copies) > 0: // any held block: this also makes holes
 			some := []heldCopy{e.copies[e.rng.IntN(len(e.copies))]}
 			for range e.rng.IntN(4) {
 				if c := e.copies[e.rng.IntN(len(e.copies))]; c.host == some[0].host && !slices.Contains(some, c) {
@@ -172,7 +172,7 @@ func (e *tortured) announce() {
 				}
 			}
 			take(e.remove(some...))
-		case n < 97: // one that may not be there
+		case n < 97: // perhaps a missing block
 			take(e.remove(heldCopy{randomPath(e.rng), e.rng.IntN(3) == 0}))
 		case n == 97 && e.rng.IntN(3) == 0:
 			take(pyenv.Event{Op: "clear"}, events.Event{Kind: events.Cleared})
@@ -185,8 +185,7 @@ func (e *tortured) announce() {
 	}
 }
 
-// publish sends one message and notes what is true from then on, after each of its events: an answer may come between
-// any two.
+// publish sends a message and records the true states after every event, because a query may run between two events.
 func (e *tortured) publish(said []pyenv.Event, meant []events.Event, clears bool) {
 	seq, _ := e.pub.Publish(said...)
 	e.sent(seq, clears)
@@ -217,21 +216,20 @@ func (e *tortured) sent(seq uint64, clears bool) {
 	}
 }
 
-// clear empties the engine in a message of its own.
+// clear empties the engine with a separate message.
 func (e *tortured) clear() {
 	e.copies = nil
 	e.publish([]pyenv.Event{{Op: "clear"}}, []events.Event{{Kind: events.Cleared}}, true)
 }
 
-// flush sends what nobody drops, so that what was dropped before shows as a gap.
+// flush sends messages until no message is dropped, so that earlier drops are detected as a gap.
 func (e *tortured) flush() {
 	for len(e.drops) > 0 {
 		e.announce()
 	}
 }
 
-// mark announces a block that nobody has announced before, and returns its local hash: who sees it has seen all before
-// it.
+// mark announces a new block and returns the local hash. An index with the mark has all earlier events.
 func (e *tortured) mark(number uint64) events.LocalHash {
 	e.flush()
 	t := make([]uint32, harness.BlockSize)
@@ -254,7 +252,8 @@ func (e *tortured) drop(n int, keep bool) {
 	}
 }
 
-// forget leaves the last messages only for replay. How much of what goes has been heard, nobody knows.
+// forget keeps only the last messages for replay. The test cannot know how many of the removed messages the shim has
+// received.
 func (e *tortured) forget(keep int) {
 	e.pub.Forget(keep)
 	if n := uint64(keep); e.next > n {
@@ -263,7 +262,7 @@ func (e *tortured) forget(keep int) {
 	}
 }
 
-// restart begins a new life of the engine. Readers of its sockets see the connection end, or nothing.
+// restart begins a new life of the engine. Subscribers detect a closed connection if seen is set.
 func (e *tortured) restart(seen bool) {
 	if seen {
 		e.pub.Restart()
@@ -274,7 +273,7 @@ func (e *tortured) restart(seen bool) {
 	e.truth, e.copies, e.drops = harness.NewTruth(), nil, nil
 	e.next, e.base, e.lost, e.gone = 0, 0, 0, 0
 	e.tell()
-	e.announceSome() // a message that is not dropped: whoever listens notices
+	e.announceSome() // a message that is not dropped, so that subscribers detect the change
 }
 
 func (e *tortured) announceSome() {
@@ -306,14 +305,14 @@ func (e *tortured) burst(n, blocks int, first uint32) {
 	e.events += n
 }
 
-// judge compares what the index says of a prompt with the truth. It returns what is wrong, or "".
+// judge compares the index's answer for a prompt with the truth. It returns the difference, or "".
 func (e *tortured) judge(locals []events.LocalHash, got [events.NumTiers]uint32) string {
 	want := e.truth.Match(locals)
 	if got == want {
 		return ""
 	}
 	if e.exact() {
-		return fmt.Sprintf("%s holds %v of it, the index says %v", e.name, want, got)
+		return fmt.Sprintf("%s holds %v of the prompt, the index has %v", e.name, want, got)
 	}
 	var seq events.SeqHash
 	i := 0
@@ -322,7 +321,7 @@ func (e *tortured) judge(locals []events.LocalHash, got [events.NumTiers]uint32)
 			seq = twin.Next(seq, i == 0, locals[i])
 			if !e.truth.Holds(events.Tier(t+1), seq) {
 				return fmt.Sprintf(
-					"%s has lost events and holds %v of it, the index says %v: block %d is not in its tier %s", e.name,
+					"%s has lost events and holds %v of the prompt, the index has %v: block %d is not in tier %s", e.name,
 					want, got, i, events.Tier(t+1))
 			}
 			i++

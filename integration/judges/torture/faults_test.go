@@ -18,12 +18,12 @@ import (
 )
 
 var (
-	tortureRounds = flag.Int("torture.rounds", 0, "rounds of TestTorture, TestTortureCluster and TestTortureLoad; 0 takes a few")
-	tortureSeed   = flag.Uint64("torture.seed", 1, "seed of their schedules; 0 takes one from the clock")
-	tortureRace   = flag.Bool("torture.race", false, "run their programs with the race detector")
+	tortureRounds = flag.Int("torture.rounds", 0, "rounds of TestTorture, TestTortureCluster and TestTortureLoad; 0 runs a few")
+	tortureSeed   = flag.Uint64("torture.seed", 1, "seed of the schedules; 0 selects a random seed")
+	tortureRace   = flag.Bool("torture.race", false, "run the programs with the race detector")
 )
 
-// roundsOr is how many rounds were asked for, or so many if nobody said.
+// roundsOr returns the configured number of rounds, or few.
 func roundsOr(few int) int {
 	if *tortureRounds > 0 {
 		return *tortureRounds
@@ -31,7 +31,7 @@ func roundsOr(few int) int {
 	return few
 }
 
-// scheduleSeed is the seed that was asked for, or one that is new.
+// scheduleSeed returns the configured seed, or a new seed.
 func scheduleSeed() uint64 {
 	if *tortureSeed > 0 {
 		return *tortureSeed
@@ -50,7 +50,7 @@ func racingPrograms(t *testing.T) func(string) string {
 	return func(name string) string { return filepath.Join(dir, name) }
 }
 
-// mayhem does to processes and connections what machines and networks do, and notes it.
+// mayhem causes faults of machines and networks, and records them.
 type mayhem struct {
 	rng        *rand.Rand
 	stage      *stage
@@ -59,9 +59,9 @@ type mayhem struct {
 	begun      time.Time
 	later      []undoing
 	held       map[*daemon]bool
-	scanned    map[*daemon]int64 // up to where its words were read
+	scanned    map[*daemon]int64 // offset of the scanned output
 
-	hurts func(what string, killed bool) // is told before something is killed, held or spoiled
+	hurts func(what string, killed bool) // called before a kill, pause or disturbance
 }
 
 func newMayhem(rng *rand.Rand) mayhem {
@@ -69,7 +69,7 @@ func newMayhem(rng *rand.Rand) mayhem {
 		hurts: func(string, bool) {}}
 }
 
-// undoing is the end of a fault that lasts.
+// undoing is the end of a lasting fault.
 type undoing struct {
 	due  time.Time
 	undo func()
@@ -84,7 +84,7 @@ func (m *mayhem) undoLater(undo func()) {
 	m.later = append(m.later, undoing{time.Now().Add(d), undo})
 }
 
-// undo ends the faults that are due, or all.
+// undo ends the due faults, or all faults.
 func (m *mayhem) undo(all bool) {
 	m.later = slices.DeleteFunc(m.later, func(u undoing) bool {
 		due := all || time.Now().After(u.due)
@@ -102,7 +102,7 @@ func (m *mayhem) note(format string, args ...any) {
 
 func (m *mayhem) count(what string) { m.counts[what]++ }
 
-// startAll starts what does not run.
+// startAll starts the stopped processes.
 func (m *mayhem) startAll() {
 	for _, d := range m.stage.daemons() {
 		if !d.alive() {
@@ -112,7 +112,7 @@ func (m *mayhem) startAll() {
 	}
 }
 
-// kill kills a process as a crash would, or stops it in good order, and starts it again at once or later.
+// kill kills a process or stops the process gracefully, and restarts it at once or later.
 func (m *mayhem) kill(d *daemon) {
 	if !d.alive() {
 		return
@@ -179,7 +179,7 @@ func (m *mayhem) spoilConnection() {
 	})
 }
 
-// heardOf are words of the programs that are counted.
+// heardOf maps log texts of the programs to counted names.
 var heardOf = map[string]string{
 	"msg=restored":         "snapshots restored",
 	"snapshot written":     "snapshots written",
@@ -194,7 +194,7 @@ var heardOf = map[string]string{
 	"the log does not take events":                         "publishing that failed",
 }
 
-// listen reads what the programs have said since it was last called.
+// listen reads the new output of the programs.
 func (m *mayhem) listen(t testing.TB) {
 	for _, d := range m.stage.daemons() {
 		said := d.words(m.scanned[d])

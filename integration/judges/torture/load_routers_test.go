@@ -24,67 +24,66 @@ const (
 	loadSessions = 50
 	loadExpiry   = 30 * time.Second // of bookings
 
-	// A call to a process that is held is answered when it goes on.
+	// A paused process answers a call after the pause.
 	overHTTP, overNATS = 20 * time.Second, 3 * time.Second
 )
 
-// loadRanks are where requests are booked. Only requests of the last weigh less with their outputs: what it has to do
-// follows from the order in which nodes were told, so that its blocks are only compared between nodes.
+// loadRanks are the ranks for bookings. Only requests of the last rank have a decreasing weight by output. Its load
+// depends on the order in which nodes received the changes, so its blocks are only compared between nodes.
 var loadRanks = []events.RankKey{{Instance: "w1"}, {Instance: "w1", Rank: 1}, {Instance: "w2"}, {Instance: "decays"}}
 
-// life is one life of a node.
+// life is a life of a node.
 type life struct {
 	d     *daemon
-	begun int64 // where its words begin
+	begun int64 // offset of the output
 }
 
-// ack is an acknowledgement: one of these lives, it is not known which, has given it.
+// ack is an acknowledgement by an unknown life of the list.
 type ack []life
 
-// survives reports whether whoever has given the acknowledgement is still the same process.
+// survives reports whether the process of every life still runs.
 func (a ack) survives() bool {
 	return !slices.ContainsFunc(a, func(l life) bool { return l.d.begun.Load() != l.begun })
 }
 
-// fact is something that was acknowledged, and by which lives it is known: each element is enough. Who says that a
-// request has gone on knows its booking.
+// fact is an acknowledged change with the acknowledgements. A node with a request's progress has the booking too.
 type fact []ack
 
 func (f fact) survives() bool { return slices.ContainsFunc(f, ack.survives) }
 
-// tracked is what is known of one request id. A call that ended with neither yes nor no may have been carried out.
+// tracked is the state of a request id. A call without a result may have been executed.
 type tracked struct {
 	id     string
-	at     []events.RankKey // where it may be booked
+	at     []events.RankKey // possible ranks of the booking
 	tokens uint64           // of prefill
-	blocks []string         // of its prompt: equal names are shared blocks
+	blocks []string         // of the prompt: equal names are shared blocks
 
 	tried       time.Time // the first booking was sent
 	latest      time.Time // the last was answered, or may have been carried out until
 	booked      fact
 	maybeBooked bool
-	twice       bool // two nodes have booked it
+	twice       bool // two nodes have booked the id
 	done, freed fact
 	maybeDone   bool
 	maybeFreed  bool
 	outputs     []fact
 	maybeOuts   int
 
-	judged bool // it was looked up
+	judged bool // whether the request was looked up
 	there  bool // and there
 }
 
-// deadline is when a node may forget it at the earliest, and the time at which all should have.
+// deadline returns the earliest expiry on a node, and the latest expiry on all nodes.
 func (q *tracked) deadline() (earliest, latest time.Time) {
 	return q.tried.Add(loadExpiry), q.latest.Add(loadExpiry)
 }
 
-// routers book requests, say how they go on and end them, over HTTP and NATS, at whichever nodes.
+// routers book requests, report their progress and end them, over HTTP and NATS, on any node.
 type routers struct {
 	w     *clusterWorld
-	conns []*jetstream.Conn  // to each NATS server
-	nats  []*client.Client   // over them
-	nodes [][]*client.Client // the same, to one node each
+	conns []*jetstream.Conn  // to every NATS server
+	nats  []*client.Client   // over conns
+	nodes [][]*client.Client // over conns, to a single node
 
 	mu      sync.Mutex
 	counts  map[string]int
@@ -133,13 +132,13 @@ func (r *routers) start(rng *rand.Rand) {
 	}
 }
 
-// quiet waits until all that was asked is answered.
+// quiet waits for all replies.
 func (r *routers) quiet() {
 	r.stop()
 	r.done.Wait()
 }
 
-// route is one router after the other: each dies some time, with requests under way.
+// route plays routers in sequence. Every router dies at some time with running requests.
 func (r *routers) route(ctx context.Context, rng *rand.Rand) {
 	var open []*tracked
 	for ctx.Err() == nil {
@@ -150,7 +149,7 @@ func (r *routers) route(ctx context.Context, rng *rand.Rand) {
 		}
 		switch {
 		case n < 1:
-			r.count("routers that died with requests under way")
+			r.count("routers that died with running requests")
 			open = nil
 		case n < 4:
 			r.rivals(rng)
@@ -162,7 +161,7 @@ func (r *routers) route(ctx context.Context, rng *rand.Rand) {
 			r.prefillComplete(open[i], r.anyone(rng))
 		case n < 70:
 			r.output(rng, open[i])
-		case n < 72: // it never ends
+		case n < 72: // the request never ends
 			open = slices.Delete(open, i, i+1)
 		default:
 			if r.free(open[i], r.anyone(rng)) {
@@ -179,14 +178,14 @@ func (r *routers) count(what string) {
 	r.mu.Unlock()
 }
 
-// way is how a call reaches a node: one node over HTTP, or NATS, which gives it to any.
+// way is the way of a call to a node: HTTP to a single node, or NATS to any node.
 type way struct {
 	to   *client.Client
 	node *daemon // nil: any
 	life life
 }
 
-// anyone is a way to any node; nil if the one that was picked has no port yet.
+// anyone returns a way to any node, or nil if the selected node has no port yet.
 func (r *routers) anyone(rng *rand.Rand) *way {
 	if rng.IntN(3) == 0 {
 		return &way{to: r.nats[rng.IntN(len(r.nats))]}
@@ -216,7 +215,7 @@ func (r *routers) to(d *daemon) *way {
 	return &way{c, d, life{d, begun}}
 }
 
-// lives are all nodes' present ones.
+// lives returns the present lives of all nodes.
 func (r *routers) lives() (a ack) {
 	for _, d := range r.w.nodes {
 		a = append(a, life{d, d.begun.Load()})
@@ -224,7 +223,7 @@ func (r *routers) lives() (a ack) {
 	return a
 }
 
-// verdict is what became of a call.
+// verdict is the result of a call.
 type verdict int
 
 const (
@@ -233,7 +232,7 @@ const (
 	unknown
 )
 
-// call makes a call, and returns who may have acknowledged it.
+// call makes a call, and returns the lives that may have acknowledged it.
 func (r *routers) call(by *way, do func(context.Context, *client.Client) error) (verdict, ack, error) {
 	patience := overNATS
 	if by.node != nil {
@@ -249,7 +248,7 @@ func (r *routers) call(by *way, do func(context.Context, *client.Client) error) 
 	if by.node == nil {
 		for _, l := range r.lives() {
 			if !slices.Contains(who, l) {
-				who = append(who, l) // it was born meanwhile
+				who = append(who, l) // a life that began during the call
 			}
 		}
 	}
@@ -267,7 +266,7 @@ func (r *routers) call(by *way, do func(context.Context, *client.Client) error) 
 	return unknown, who, err
 }
 
-// track begins a request that will be booked.
+// track registers a request before the booking.
 func (r *routers) track(rng *rand.Rand, at ...events.RankKey) (*tracked, api.Prompt) {
 	r.mu.Lock()
 	r.serial++
@@ -288,7 +287,7 @@ func (r *routers) track(rng *rand.Rand, at ...events.RankKey) (*tracked, api.Pro
 	return q, p
 }
 
-// book books a new request, at a rank or wherever a node says. It returns nil if that was refused.
+// book books a new request, at a rank or at a node's choice. It returns nil after a refusal.
 func (r *routers) book(rng *rand.Rand) *tracked {
 	by := r.anyone(rng)
 	if by == nil {
@@ -313,7 +312,7 @@ func (r *routers) book(rng *rand.Rand) *tracked {
 				EffectivePrefillTokens: prompt.ISLTokens, SessionID: session})
 			return err
 		}
-		// The policy dynamo books the whole prompt, since no rank holds a part of it.
+		// The policy dynamo books the whole prompt, because no rank holds a part.
 		selected, err = c.Select(ctx, &api.SelectRequest{Query: api.Query{Model: loadModel, Hashes: prompt.Hashes},
 			ISLTokens: prompt.ISLTokens, RequestID: q.id, Book: true, SessionID: session, Policy: routing.DynamoPolicy})
 		return err
@@ -340,7 +339,7 @@ func (r *routers) book(rng *rand.Rand) *tracked {
 	return q
 }
 
-// rivals books one id at two nodes at the same time. Nobody frees it.
+// rivals books an id at two nodes at the same time. No router frees the request.
 func (r *routers) rivals(rng *rand.Rand) {
 	nodes := rng.Perm(len(r.w.nodes))[:2]
 	ways := [2]*way{r.to(r.w.nodes[nodes[0]]), r.to(r.w.nodes[nodes[1]])}
@@ -374,7 +373,7 @@ func (r *routers) rivals(rng *rand.Rand) {
 		}
 	}
 	if q.twice = verdicts == [2]verdict{yes, yes}; q.twice {
-		r.counts["ids that two nodes have booked"]++
+		r.counts["ids booked by two nodes"]++
 	}
 	if q.booked == nil && !q.maybeBooked {
 		delete(r.all, q.id)
@@ -393,7 +392,7 @@ func (r *routers) prefillComplete(q *tracked, by *way) verdict {
 	switch v {
 	case yes:
 		q.done, q.booked = append(q.done, who), append(q.booked, who)
-	default: // it is asked again if the answer is late: who says no may not be the only one who was asked
+	default: // a late call is retried: a refusal may answer the second call of an executed change
 		q.maybeDone = true
 	}
 	return v
@@ -420,7 +419,7 @@ func (r *routers) output(rng *rand.Rand, q *tracked) {
 	}
 }
 
-// free ends a request, and reports whether it need not be tried again.
+// free ends a request, and reports whether no retry is necessary.
 func (r *routers) free(q *tracked, by *way) bool {
 	if by == nil {
 		return false

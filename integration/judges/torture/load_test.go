@@ -26,27 +26,26 @@ const (
 	// healedBy is how many heartbeats nodes have, twice a second, to come to the same loads after the last fault.
 	healedBy = 4
 
-	// lateMost is how much later than its expiry a request may be seen whose booking was held back on its way.
+	// lateMost is the longest time after the expiry for which a delayed booking may be visible.
 	lateMost = 5 * time.Second
 )
 
-// TestTortureLoad does to the loads and sessions that nodes share what TestTortureCluster does to the index: routers
-// book requests, some of sessions, say how they go on and end them, over HTTP and NATS, at whichever of three nodes,
-// and die; nodes and NATS servers are killed and started again, held, cut off and delayed; one id is sent to two nodes
-// at the same time.
+// TestTortureLoad applies the faults of TestTortureCluster to the shared loads and sessions of nodes. Routers book
+// requests, some with sessions, report progress and end requests, over HTTP and NATS, on any of three nodes, and die.
+// Nodes and NATS servers are killed, restarted, paused, disconnected and delayed. Some ids are sent to two nodes at the
+// same time.
 //
-// After each round all runs again. From the moment at which NATS carries messages between the nodes that have lived on,
-// they have four heartbeats, two seconds, until the digests, loads and bindings of sessions of all are equal: each is
-// asked by itself. So
-// have all nodes when those are ready that were started again. Then every id is looked up, and must be as
-// internal/choose/load promises:
+// After a round all processes run again. When NATS carries messages between the surviving nodes, these nodes have four
+// heartbeats, two seconds, until their digests, loads and session bindings are equal. Every node is queried separately.
+// The restarted nodes have the same time after their readiness. Then every id is looked up and must satisfy the
+// promises of internal/choose/load:
 //
-//   - A booking that was acknowledged by a node that still lives, or that all knew after a round before, is there,
-//     unless it has ended. What a node had acknowledged that was killed may be lost with it, and is counted.
-//   - A request whose end was acknowledged by a node that still lives is gone. So is each that is older than it may be.
-//   - What each rank has to do is the sum of what is there.
-//   - An id that is under way is refused by every node. If two nodes have taken one, which they may while they do not
-//     hear each other, one of the two bookings is left, and that is counted.
+//   - A booking exists, unless ended, if a living node acknowledged it or all nodes had it after an earlier round.
+//     Bookings that only a killed node acknowledged may be lost; the test counts them.
+//   - A request is gone if a living node acknowledged the end, or if the request is older than the expiry.
+//   - The load of every rank is the sum of the existing requests.
+//   - Every node refuses the id of a running request. If two disconnected nodes have booked the same id, a single
+//     booking remains; the test counts such ids.
 func TestTortureLoad(t *testing.T) {
 	seed, rounds := scheduleSeed(), roundsOr(3)
 	r := &loadTorture{T: t, mayhem: newMayhem(rand.New(rand.NewPCG(seed, 4))),
@@ -61,9 +60,9 @@ func TestTortureLoad(t *testing.T) {
 			maps.Copy(r.counts, r.routers.counts)
 		}
 		if t.Failed() {
-			t.Logf("seed %d, round %d; what was done in it:\n%s", seed, r.round, strings.Join(r.transcript, "\n"))
+			t.Logf("seed %d, round %d; transcript:\n%s", seed, r.round, strings.Join(r.transcript, "\n"))
 			for _, d := range r.w.daemons() {
-				t.Logf("the end of what %s said (all of it is in %s):\n%s", d.name, d.said, d.tail(40))
+				t.Logf("the end of the output of %s (full output in %s):\n%s", d.name, d.said, d.tail(40))
 			}
 		}
 		if r.w != nil {
@@ -93,15 +92,16 @@ type loadTorture struct {
 	w         *clusterWorld
 	routers   *routers
 	round     int
-	survivors int             // nodes that have lived through this round
-	mortal    []*daemon       // nodes that may be killed in this round
-	rivals    map[life]uint64 // bookings that nodes ended because another had the id, up to the last round
-	heard     []time.Duration // from the end of the last fault until NATS carried messages between all nodes
-	healed    []time.Duration // from then on, until loads were equal
-	beats     uint64          // the most that healing took
+	survivors int       // nodes that survive this round
+	mortal    []*daemon // nodes that may be killed in this round
+	// bookings that nodes ended because of another booking with the same id, up to the last round
+	rivals map[life]uint64
+	heard  []time.Duration // from the end of the last fault until NATS carried messages between all nodes
+	healed []time.Duration // from then on, until loads were equal
+	beats  uint64          // the longest recovery
 }
 
-// deploy starts a cluster without engines, and registers workers that nobody hears.
+// deploy starts a cluster without engines, and registers workers without events.
 func (r *loadTorture) deploy() {
 	r.begun = time.Now()
 	routing := filepath.Join(r.TempDir(), "routing.yaml")
@@ -110,15 +110,15 @@ func (r *loadTorture) deploy() {
 	}
 	r.w = startClusterWorld(r.T, r.rng, r.programs, r.counts, 0, "--request-expiry", loadExpiry.String(),
 		"--drain-timeout", "1s", "--routing-config", routing,
-		"--guess-policy", "off") // so that a request is charged its whole prompt
+		"--guess-policy", "off") // charge the whole prompt of a request
 	r.stage = r.w.stage
 	for _, d := range r.w.nodes {
 		usual := d.excused
 		d.excused = func(code int, last string) bool {
-			// What the life before had on its way to its record arrived late: a supervisor starts it again.
+			// The record write of the life before arrived late: a supervisor restarts the node.
 			late := code == 1 && strings.Contains(last, "another process uses this node's name, and it is alive")
 			if late {
-				r.counts["nodes that took their own record for another's, and are started again"]++
+				r.counts["restarts of nodes after a late write of their own record"]++
 			}
 			return late || usual(code, last)
 		}
@@ -154,7 +154,7 @@ func (r *loadTorture) deploy() {
 	}
 }
 
-// play plays one round.
+// play plays a round.
 func (r *loadTorture) play() {
 	r.transcript, r.begun = nil, time.Now()
 	lives := r.routers.lives()
@@ -183,7 +183,7 @@ func (r *loadTorture) play() {
 	r.counts["rounds"]++
 }
 
-// step does one thing.
+// step performs a single action.
 func (r *loadTorture) step() {
 	r.undo(false)
 	switch n := r.rng.IntN(100); {
@@ -213,7 +213,7 @@ func (r *loadTorture) step() {
 	}
 }
 
-// cutOff takes all connections to NATS from a node for a while. It goes on to answer over HTTP.
+// cutOff closes all connections of a node to NATS for a while. The node continues to serve HTTP.
 func (r *loadTorture) cutOff(d *daemon) {
 	who := strings.Fields(d.name)[1] + "→"
 	r.note("%s is cut off", d.name)
@@ -228,15 +228,15 @@ func (r *loadTorture) cutOff(d *daemon) {
 	}
 }
 
-// reading is what a node said of its loads.
+// reading is a node's reply about loads.
 type reading struct {
-	at       time.Time // before it was asked
+	at       time.Time // before the request
 	status   api.LoadStatus
 	sessions api.SessionStatus
 	loads    api.ModelLoads
 }
 
-// digest is what must be the same on all nodes.
+// digest returns the part that must be equal on all nodes.
 func (s *reading) digest() (d api.ModelDigest) {
 	for _, m := range s.status.Models {
 		if m.Model == loadModel {
@@ -250,7 +250,7 @@ func (s *reading) digest() (d api.ModelDigest) {
 	return d
 }
 
-// read asks one node.
+// read reads the loads of a node.
 func (r *loadTorture) read(d *daemon) (s reading, err error) {
 	s.at = time.Now()
 	var status api.Status
@@ -264,7 +264,7 @@ func (r *loadTorture) read(d *daemon) (s reading, err error) {
 	var list api.LoadList
 	err = r.w.ask(d, "POST", "/v1/loads", api.LoadsRequest{Model: loadModel}, &list)
 	if err == nil && len(list.Models) != 1 {
-		err = fmt.Errorf("%s knows of loads %+v", d.name, list)
+		err = fmt.Errorf("%s has loads %+v", d.name, list)
 	}
 	if err == nil {
 		s.loads = list.Models[0]
@@ -283,7 +283,7 @@ func (r *loadTorture) readAll(nodes []*daemon) (all []reading, err error) {
 	return all, nil
 }
 
-// connected says why not every NATS server carries messages to these nodes; if each does, they hear each other.
+// connected returns an error unless every NATS server carries messages to the given nodes.
 func (r *loadTorture) connected(nodes []*daemon) error {
 	for i, of := range r.routers.nodes {
 		for _, d := range nodes {
@@ -298,11 +298,10 @@ func (r *loadTorture) connected(nodes []*daemon) error {
 	return nil
 }
 
-// settle waits until all nodes run, hear each other, and have the same loads: those first that have lived through the
-// faults.
+// settle waits until all nodes run, are connected, and have equal loads. The surviving nodes come first.
 func (r *loadTorture) settle(ended time.Time, old []*daemon) []reading {
 	if len(old) > 1 {
-		r.counts["rounds that two or more nodes lived through"]++
+		r.counts["rounds with two or more surviving nodes"]++
 		first := r.hearing(old)
 		r.heard = append(r.heard, time.Since(ended))
 		r.equal(old, first)
@@ -310,23 +309,23 @@ func (r *loadTorture) settle(ended time.Time, old []*daemon) []reading {
 	return r.equal(r.w.nodes, r.hearing(r.w.nodes))
 }
 
-// hearing waits until nodes hear each other, and returns what they say then.
+// hearing waits until nodes are connected, and returns their readings.
 func (r *loadTorture) hearing(nodes []*daemon) (first []reading) {
-	r.w.until("nodes are ready, and hear each other", func() (err error) {
+	r.w.until("nodes are ready and connected", func() (err error) {
 		if first, err = r.readAll(nodes); err != nil {
 			return err
 		}
 		return r.connected(nodes)
 	})
-	r.note("%d nodes hear each other", len(nodes))
+	r.note("%d nodes are connected", len(nodes))
 	return first
 }
 
-// equal waits until nodes have the same loads, of which first is what they said before.
+// equal waits until nodes have equal loads. first are the earlier readings.
 func (r *loadTorture) equal(nodes []*daemon, first []reading) []reading {
 	begun := time.Now()
 	for all := first; ; {
-		r.w.await("nodes say what they have", func() (err error) {
+		r.w.await("nodes report their loads", func() (err error) {
 			all, err = r.readAll(nodes)
 			return err
 		})
@@ -342,7 +341,7 @@ func (r *loadTorture) equal(nodes []*daemon, first []reading) []reading {
 				differ += fmt.Sprintf("\n%+v and %+v", a, b)
 			}
 		}
-		passed := all[0].status.Beats - first[0].status.Beats // on the node that has had the fewest heartbeats
+		passed := all[0].status.Beats - first[0].status.Beats // on the node with the fewest heartbeats
 		for i := range all {
 			passed = min(passed, all[i].status.Beats-first[i].status.Beats)
 		}
@@ -361,7 +360,7 @@ func (r *loadTorture) equal(nodes []*daemon, first []reading) []reading {
 	}
 }
 
-// judge looks up every request, and compares what is there with what was promised and with the loads.
+// judge looks up every request, and compares the result with the promises and with the loads.
 func (r *loadTorture) judge(all []reading) {
 	now := all[0].at
 	var list []*tracked
@@ -370,7 +369,7 @@ func (r *loadTorture) judge(all []reading) {
 	}
 	slices.SortFunc(list, func(a, b *tracked) int { return a.tried.Compare(b.tried) })
 	lives := r.routers.lives()
-	known := func(f *fact) { // what one node knew is known to all now
+	known := func(f *fact) { // all nodes have a single node's data now
 		if f.survives() {
 			*f = nil
 			for _, l := range lives {
@@ -408,7 +407,7 @@ func (r *loadTorture) judge(all []reading) {
 				wrong[i] = r.judgeOne(q, v == yes, acked, sure, now)
 				expect.add(q, done, maybe, now)
 			} else {
-				wrong[i] = "it is not known whether it is there"
+				wrong[i] = "the state is unknown"
 			}
 		})
 	}
@@ -447,7 +446,7 @@ func (r *loadTorture) judge(all []reading) {
 	}
 }
 
-// judgeOne judges one request by what was promised: whether its booking was acknowledged, and by a node that lives.
+// judgeOne checks the promises for a request, from the acknowledgement of the booking and the life of the node.
 func (r *loadTorture) judgeOne(q *tracked, there, acked, sure bool, now time.Time) (wrong string) {
 	r.routers.mu.Lock()
 	defer r.routers.mu.Unlock()
@@ -456,25 +455,25 @@ func (r *loadTorture) judgeOne(q *tracked, there, acked, sure bool, now time.Tim
 	ended := len(q.freed) > 0 || q.maybeFreed
 	switch {
 	case there && q.freed.survives():
-		return "it was freed, and is there"
+		return "the request was freed but exists"
 	case there && now.After(latest.Add(lateMost)):
-		return "it should have expired"
+		return "the request should have expired"
 	case there && len(q.freed) > 0:
-		r.routers.counts["ends that were lost with the node that had acknowledged them"]++
+		r.routers.counts["ends lost with the acknowledging node"]++
 	case !there && time.Now().After(earliest):
 		r.routers.counts["requests that expired"]++
 	case !there && !ended && sure:
 		return "it is missing"
 	case !there && !ended && acked:
-		r.routers.counts[fmt.Sprintf("bookings lost with all nodes that had acknowledged them, where %d nodes lived on",
+		r.routers.counts[fmt.Sprintf("bookings lost with all acknowledging nodes, with %d surviving nodes",
 			r.survivors)]++
 	case there && acked && !sure:
-		r.routers.counts["bookings that outlived the node that had acknowledged them"]++
+		r.routers.counts["bookings that outlived the acknowledging node"]++
 	}
 	return ""
 }
 
-// judgeIDs books some ids a second time: those that are under way are refused by every node.
+// judgeIDs books some ids again. Every node must refuse the id of a running request.
 func (r *loadTorture) judgeIDs(list []*tracked) {
 	tried := 0
 	for _, q := range list {
@@ -490,19 +489,19 @@ func (r *loadTorture) judgeIDs(list []*tracked) {
 				return err
 			})
 			if client.CodeOf(err) != api.CodeConflict && time.Now().Before(earliest) {
-				r.Errorf("request %s is under way, and %s says to a second one: %v", q.id, d.name, err)
+				r.Errorf("request %s is running, and %s replies to a second request: %v", q.id, d.name, err)
 			}
 		}
 		if q.twice {
 			r.routers.free(q, r.routers.to(r.w.nodes[r.rng.IntN(len(r.w.nodes))]))
 		}
 	}
-	r.counts["ids that were under way, sent again to all nodes"] += tried
+	r.counts["running ids sent again to all nodes"] += tried
 }
 
-// judgeRivals holds the count of bookings that nodes ended, because another had the id, to the ids that two nodes had
-// booked. Any node may be the first to end one, also one that has booked neither: if it is killed, so is its count. So
-// only rounds are held to it that all nodes have lived through.
+// judgeRivals compares the nodes' count of bookings ended because of another booking with the ids booked by two nodes.
+// Any node may end such a booking first, and a killed node loses the count. So the check applies only to rounds in
+// which all nodes survive.
 func (r *loadTorture) judgeRivals(all []reading, twice int) {
 	counted, before := uint64(0), r.rivals
 	r.rivals = map[life]uint64{}
@@ -513,10 +512,10 @@ func (r *loadTorture) judgeRivals(all []reading, twice int) {
 		counted += r.rivals[l] - before[l]
 	}
 	if r.survivors == len(r.w.nodes) && counted < uint64(twice) {
-		r.Errorf("%d ids were booked twice, by nodes that live; %d bookings were ended for that", twice, counted)
+		r.Errorf("%d ids were booked twice by living nodes; %d bookings were ended because of that", twice, counted)
 	}
-	r.counts["ids that two nodes have booked, which both live"] += twice
-	r.counts["bookings that nodes ended because another had the id"] += int(counted)
+	r.counts["ids booked by two living nodes"] += twice
+	r.counts["bookings ended because of another booking with the id"] += int(counted)
 }
 
 // expire waits until all requests have expired. Nothing is left then.
@@ -544,7 +543,7 @@ func (r *loadTorture) expire() {
 	r.Logf("the last requests expired %v after the last round, at an expiry of %v", time.Since(r.begun), loadExpiry)
 }
 
-// spread is the distribution of times, which it sorts.
+// spread formats the distribution of times, and sorts the times.
 func spread(took []time.Duration) string {
 	n := len(took)
 	if n == 0 {
@@ -555,7 +554,7 @@ func spread(took []time.Duration) string {
 		took[n*9/10].Round(time.Millisecond), took[n-1].Round(time.Millisecond))
 }
 
-// expected is what each rank should have to do, from what it has at least to what it has at most.
+// expected is the expected load of every rank, from a least to a greatest load.
 type expected struct {
 	sync.Mutex
 	requests, tokens, outputs map[events.RankKey][2]uint64
@@ -571,11 +570,11 @@ func newExpected() *expected {
 	return x
 }
 
-// add adds a request that was looked up after the loads were read; done is whether its prefill was complete then, as
-// far as is known.
+// add adds a request that was looked up after the reading of the loads. done is the last known state of the prefill.
 func (x *expected) add(q *tracked, done, maybeDone bool, read time.Time) {
 	earliest, latest := q.deadline()
-	near := time.Now().After(earliest) && read.Before(latest.Add(lateMost)) // it may have been there then
+	// the request may have existed at the time of the reading
+	near := time.Now().After(earliest) && read.Before(latest.Add(lateMost))
 	if !q.there && !near {
 		return
 	}

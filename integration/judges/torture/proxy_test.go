@@ -10,15 +10,15 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// proxy carries TCP connections to a target, until it is told to be a bad network: cut them all, hold everything back
-// for a while, take nobody for a while. Whatever was held back arrives later, in order, as on a network that stalls.
+// proxy carries TCP connections to a target, and simulates a bad network: it can close all connections, delay all bytes
+// for a while, and refuse connections for a while. Delayed bytes arrive later in order, as on a stalled network.
 type proxy struct {
 	target string
 	at     string
 	done   sync.WaitGroup
 
 	mu       sync.Mutex
-	l        net.Listener // nil: nobody listens there
+	l        net.Listener // nil without a listener
 	change   sync.Cond    // of stalled, and of a connection's end
 	conns    map[*link]bool
 	stalled  bool
@@ -26,7 +26,7 @@ type proxy struct {
 	ended    bool
 }
 
-// link is one connection through a proxy, both halves of it.
+// link is both halves of a connection through a proxy.
 type link struct {
 	client, server net.Conn
 	cut            bool
@@ -50,7 +50,7 @@ func startProxy(t testing.TB, target string) *proxy {
 
 func (p *proxy) addr() string { return p.at }
 
-// open listens, unless it does.
+// open starts the listener, if not running.
 func (p *proxy) open() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -66,7 +66,7 @@ func (p *proxy) open() error {
 	return nil
 }
 
-// leave ends every connection, and from then on the host refuses others, as after a process's end.
+// leave closes all connections and the listener, as the end of a process does.
 func (p *proxy) leave() {
 	p.mu.Lock()
 	if p.l != nil {
@@ -139,7 +139,7 @@ func (p *proxy) cut() {
 	p.change.Broadcast()
 }
 
-// set says whether bytes are held back, and whether new connections are refused.
+// set sets whether bytes are delayed, and whether new connections are refused.
 func (p *proxy) set(stalled, refusing bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

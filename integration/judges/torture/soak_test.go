@@ -34,32 +34,32 @@ var soakFor = flag.Duration("soak.for", time.Hour, "how long TestSoak runs")
 const (
 	soakEngines = 8
 	soakSample  = 2 * time.Second
-	soakKill    = 20 * time.Second // between two of them
+	soakKill    = 20 * time.Second // between two kills
 	soakBookers = 4
-	soakFunnel  = 4096                  // blocks that nodes remember: by default 524,288, which an hour does not fill
-	soakRest    = 20 * time.Millisecond // of each between two requests, and between two announcements
+	soakFunnel  = 4096                  // kept blocks of a node's funnel; the default of 524,288 would not fill in an hour
+	soakRest    = 20 * time.Millisecond // between two requests, and between two announcements
 
-	// soakIndex is by how many MiB an index as small as here comes and goes: with what it remembers of removals, and by
-	// the quarters by which its arrays grow when more blocks are held at once than ever before.
+	// soakIndex is the permitted variation of a small index in MiB: removals are kept for a while, and arrays grow by a
+	// quarter at a new maximum of held blocks.
 	soakIndex = 1.0 / 16
 
 	soakMedians = 60      // so many medians of samples are judged and printed
 	soakSettle  = 1.0 / 3 // of the time passes before anything is judged: caches fill
 	soakPages   = 1.0 / 2 // of the time passes before resident memory is judged
 
-	// flatShare is how much of its median a quantity may rise over the time that is judged, if it is steadier than
-	// that; else it may rise by spreadTimes the interquartile range of its medians around the line.
+	// flatShare is the permitted rise of a quantity over the judged time, as a share of the median. For a less steady
+	// quantity, the permitted rise is spreadTimes the interquartile range of the medians around the line.
 	flatShare   = 0.02
 	spreadTimes = 1.5
 )
 
-// TestSoak is a cluster under load for a long time: three NATS servers, three indexers, eight engines whose small
-// caches churn, queries, choices that are booked and freed, and every twenty seconds a process that is killed and
-// started again. One of each kind of process is never touched. Of these, the heap that lived through the last
-// collection, resident memory, goroutines and descriptors are sampled, and of the cluster how much log and snapshots
-// take. After a third of the time, in which caches fill, none may grow; resident memory, which first grows until the
-// collector has found its pace, after half of it. Growth is the slope of Theil and Sen through medians of samples,
-// judged by flatShare and spreadTimes. At the end every answer must be what the engines say.
+// TestSoak runs a cluster under load for a long time: three NATS servers, three indexers, eight engines with small
+// caches, queries, bookings with ends, and a kill with a restart every twenty seconds. A process of every kind is never
+// killed. The test samples the live heap after the last collection, resident memory, goroutines and descriptors of
+// these processes, and the size of the log and the snapshots. Caches fill in the first third of the time. After that,
+// no quantity may grow. Resident memory counts after half of the time, because the collector needs time to settle.
+// Growth is the slope of Theil and Sen through medians of samples, judged by flatShare and spreadTimes. At the end
+// every answer must have the engines' blocks.
 func TestSoak(t *testing.T) {
 	pyenv.Python(t)
 	seed := scheduleSeed()
@@ -78,7 +78,7 @@ func TestSoak(t *testing.T) {
 	defer func() {
 		if t.Failed() {
 			for _, d := range r.w.daemons() {
-				t.Logf("the end of what %s said (all of it is in %s):\n%s", d.name, d.said, d.tail(20))
+				t.Logf("the end of the output of %s (full output in %s):\n%s", d.name, d.said, d.tail(20))
 			}
 		}
 		r.w.end()
@@ -96,14 +96,14 @@ func TestSoak(t *testing.T) {
 type soak struct {
 	clusterTorture
 	series map[string]*series
-	killed atomic.Value // the kind of what was killed last
+	killed atomic.Value // kind of the last killed process
 }
 
-// series are samples of one quantity.
+// series has the samples of a quantity.
 type series struct {
 	unit   string
-	least  float64 // rises below it say nothing
-	from   float64 // share of the time before it is judged
+	least  float64 // smaller rises do not count
+	from   float64 // share of the time before the judged time
 	at     []time.Duration
 	values []float64
 }
@@ -143,7 +143,7 @@ func (r *soak) run() {
 		}
 		time.Sleep(soakRest)
 	}
-	r.Logf("what is in the heaps, early and late: %v %v", early, r.profile(untouched, "late"))
+	r.Logf("heap profiles, early and late: %v %v", early, r.profile(untouched, "late"))
 	stop()
 	bookers.Wait()
 	for _, counts := range booked {
@@ -160,8 +160,9 @@ func (r *soak) run() {
 	}
 }
 
-// book chooses workers for prompts and ends the requests, again and again. It returns how often what came of it. The
-// last caller knows all NATS servers, as callers should; each other knows one. The first one's is never killed.
+// book selects workers for prompts and ends the requests, in a loop. It returns the counts of results. As recommended,
+// the last caller has the addresses of all NATS servers. Every other caller has a single address. The server of the
+// first caller is never killed.
 func (r *soak) book(ctx context.Context, number int) map[string]int {
 	counts := map[string]int{}
 	rng := rand.New(rand.NewPCG(uint64(number), 7))
@@ -219,11 +220,12 @@ func (r *soak) add(name, unit string, at time.Duration, value float64) {
 
 const mib = 1 << 20
 
-// sample reads what processes take, and what the cluster stores. A process that does not answer is read the next time.
+// sample reads the resources of processes and the storage of the cluster. A process without a reply is read at the next
+// time.
 func (r *soak) sample(at time.Duration, list []*daemon) {
 	for _, d := range list {
 		if !d.alive() {
-			r.Fatalf("%s, which nobody has touched, does not run", d.name)
+			r.Fatalf("%s has ended without a kill", d.name)
 		}
 		proc := fmt.Sprintf("/proc/%d", d.running.cmd.Process.Pid)
 		status, err := os.ReadFile(proc + "/status")
@@ -263,7 +265,7 @@ func (r *soak) sample(at time.Duration, list []*daemon) {
 			answers++
 		}
 	}
-	if answers == len(r.w.servers) { // clients of one that is away go to the others, and stay
+	if answers == len(r.w.servers) { // clients of a dead server move to other servers and stay there
 		r.add("cluster: connections to NATS", "", at, float64(sum.Connections))
 		r.add("cluster: consumers", "", at, float64(sum.Consumers))
 	}
@@ -291,10 +293,10 @@ func (r *soak) sample(at time.Duration, list []*daemon) {
 	}
 }
 
-// natsCounts are what a NATS server says of itself.
+// natsCounts are counters of a NATS server.
 type natsCounts struct{ Connections, Consumers int }
 
-// natsCounts asks a NATS server; nil: it does not answer.
+// natsCounts reads the counters of a NATS server; nil without a reply.
 func (r *soak) natsCounts(i int) *natsCounts {
 	of := &natsCounts{}
 	for _, path := range []string{"/varz", "/jsz"} {
@@ -305,8 +307,8 @@ func (r *soak) natsCounts(i int) *natsCounts {
 	return of
 }
 
-// profile writes what is in the heaps of processes, and where their goroutines are, into files, which a failure leaves,
-// for go tool pprof -base.
+// profile writes the heap and goroutine profiles of processes to files for go tool pprof -base. A failure keeps the
+// files.
 func (r *soak) profile(list []*daemon, when string) (files []string) {
 	for _, d := range list {
 		found := profiledAt.FindStringSubmatch(d.words(d.begun.Load()))
@@ -361,8 +363,8 @@ func quantile(values []float64, q float64) float64 {
 	return low + part*(values[min(int(at)+1, len(values)-1)]-low)
 }
 
-// line is the line of Theil and Sen through the medians that are judged: by how much it rises over them, their median,
-// and the interquartile range of what is left of them without it.
+// line returns the line of Theil and Sen through the judged medians: the rise, the median, and the interquartile range
+// of the residuals.
 func (s *series) line() (rise, middle, spread float64) {
 	all := s.medians()
 	from := int(s.from * soakMedians)
@@ -384,7 +386,7 @@ func (s *series) line() (rise, middle, spread float64) {
 	return slope * float64(soakMedians-from), median(values), quantile(rest, 0.75) - quantile(rest, 0.25)
 }
 
-// judge prints all series, and fails for each that grows.
+// judge prints all series, and fails for every growing series.
 func (r *soak) judge() {
 	var text strings.Builder
 	table := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
@@ -394,7 +396,7 @@ func (r *soak) judge() {
 	for _, name := range names {
 		s := r.series[name]
 		if len(s.at) < 2*soakMedians {
-			r.Errorf("%s has only %d samples: let it run for longer", name, len(s.at))
+			r.Errorf("%s has only %d samples: increase the duration", name, len(s.at))
 			continue
 		}
 		rise, middle, spread := s.line()
@@ -405,7 +407,7 @@ func (r *soak) judge() {
 		}
 	}
 	_ = table.Flush()
-	r.Logf("lines through medians of %v, after %v, those of resident memory after %v:\n%s",
+	r.Logf("lines through medians of %v, after %v, for resident memory after %v:\n%s",
 		*soakFor/soakMedians, time.Duration(soakSettle*float64(*soakFor)).Round(time.Second),
 		time.Duration(soakPages*float64(*soakFor)).Round(time.Second), text.String())
 	for kind, list := range groups(names) {
@@ -416,7 +418,7 @@ func (r *soak) judge() {
 	}
 }
 
-// groups are the series of each kind of process, in order.
+// groups returns the series of every kind of process, in order.
 func groups(names []string) iter.Seq2[string, []string] {
 	return func(yield func(string, []string) bool) {
 		for len(names) > 0 {

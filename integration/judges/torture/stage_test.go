@@ -19,13 +19,13 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// stage is what every torture plays on: engines and their shims, NATS servers and indexers, the connections between
-// them, and how each is reached.
+// stage is the environment of a torture test: engines with shims, NATS servers, indexers, and the connections between
+// them.
 type stage struct {
 	t       testing.TB
 	dir     string
 	servers []*daemon // of NATS
-	nodes   []*daemon // the indexers that are to run
+	nodes   []*daemon // the running indexers
 	engines []*tortured
 	shims   []*daemon
 	proxies []*proxy
@@ -45,7 +45,7 @@ func newStage(t testing.TB, counters map[string]int) *stage {
 	return s
 }
 
-// engine adds an engine and the shim that reads it, not started. nats is what the shim is told of NATS.
+// engine adds an engine with a stopped shim. nats returns the shim's NATS addresses.
 func (s *stage) engine(i int, rng *rand.Rand, programs func(string) string, nats func(who string) string) {
 	e := &tortured{
 		name: fmt.Sprintf("w%d-%d", i+1, rng.IntN(1000)), rng: rand.New(rand.NewPCG(rng.Uint64(), rng.Uint64())),
@@ -65,7 +65,7 @@ func (s *stage) engine(i int, rng *rand.Rand, programs func(string) string, nats
 	}
 	s.ways[e] = [2]*proxy{engine, replay}
 	shim := s.daemon("shim of "+e.name, programs("worker-shim"), func(code int, last string) bool {
-		// What the life before had on its way arrived after this one had looked: a supervisor starts it again.
+		// The writes of the life before arrived after the new shim's check: a supervisor restarts the shim.
 		return code == 1 && strings.Contains(last, "another shim publishes for this worker and rank")
 	}, "run", "--engine", "tcp://"+engine.addr(), "--replay", "tcp://"+replay.addr(), "--worker", e.name, "--model",
 		"m", "--block-size", fmt.Sprint(harness.BlockSize),
@@ -94,12 +94,12 @@ func (s *stage) proxy(name, target string) *proxy {
 	return p
 }
 
-// daemons are all that are to run, in the order in which they are started.
+// daemons returns all running daemons in the order of their starts.
 func (s *stage) daemons() (all []*daemon) {
 	return append(append(append(all, s.servers...), s.nodes...), s.shims...)
 }
 
-// end stops everything, each in good order if the test stands well.
+// end stops all daemons, gracefully unless the test has failed.
 func (s *stage) end() {
 	for _, d := range slices.Backward(s.daemons()) {
 		if d.running != nil && !s.t.Failed() {
@@ -120,7 +120,7 @@ func (s *stage) end() {
 	}
 }
 
-// mend undoes every fault and starts what does not run.
+// mend ends all faults and starts the stopped processes.
 func (s *stage) mend() {
 	for _, p := range s.proxies {
 		p.set(false, false)
@@ -139,7 +139,7 @@ func (s *stage) revive() {
 	}
 }
 
-// ask asks the HTTP port of a node's present life. Any goroutine may call it.
+// ask sends a request to the HTTP port of a node's present life. It is safe for concurrent use.
 func (s *stage) ask(d *daemon, method, path string, body any, into any) error {
 	addr, err := d.served()
 	if err != nil {
@@ -148,7 +148,7 @@ func (s *stage) ask(d *daemon, method, path string, body any, into any) error {
 	return harness.HTTPOnce(addr, method, path, body, into)
 }
 
-// depths asks a node who holds how much of a prompt.
+// depths queries a node for the workers' prefixes of a prompt.
 func (s *stage) depths(d *daemon, locals []events.LocalHash) (map[events.WorkerID][events.NumTiers]uint32, error) {
 	var a api.Answer
 	if err := s.ask(d, "POST", "/v1/find", harness.LocalsQuery(locals), &a); err != nil {
@@ -164,7 +164,7 @@ func (s *stage) depths(d *daemon, locals []events.LocalHash) (map[events.WorkerI
 	return out, nil
 }
 
-// until asks again and again, starting what does not run, until check returns nil.
+// until polls check until the error is nil, and starts stopped processes.
 func (s *stage) until(what string, check func() error) {
 	s.t.Helper()
 	s.await(what, func() error {
@@ -173,7 +173,7 @@ func (s *stage) until(what string, check func() error) {
 	})
 }
 
-// await asks again and again until check returns nil.
+// await polls check until the error is nil.
 func (s *stage) await(what string, check func() error) {
 	s.t.Helper()
 	var err error
@@ -187,16 +187,16 @@ func (s *stage) await(what string, check func() error) {
 	}
 	for _, d := range s.daemons() {
 		if d.alive() && !slices.Contains(s.servers, d) {
-			d.signal(syscall.SIGQUIT) // its goroutines, in its file
+			d.signal(syscall.SIGQUIT) // writes the goroutines to the output
 			<-d.running.done
 			d.running = nil
 		}
 	}
-	s.t.Fatalf("it does not come about that %s: %v", what, err)
+	s.t.Fatalf("timeout: %s: %v", what, err)
 }
 
-// inOrder says what is not in order on a node: it is to be ready and without problems, and all but so many messages of
-// each log applied.
+// inOrder returns an error unless a node is ready without problems and has applied all messages of every log, except
+// for a permitted lag.
 func (s *stage) inOrder(d *daemon, lag uint64) (*api.Status, error) {
 	var status api.Status
 	if err := s.ask(d, "GET", "/v1/status", nil, &status); err != nil {
@@ -220,8 +220,8 @@ func (s *stage) inOrder(d *daemon, lag uint64) (*api.Status, error) {
 	return &status, nil
 }
 
-// awaitMarks has every engine announce a block of its own, and waits until each node has it, and so all that came
-// before. It returns the blocks.
+// awaitMarks announces a new block of every engine, and waits until every node has the block and so all earlier events.
+// It returns the blocks.
 func (s *stage) awaitMarks() (marks []events.LocalHash) {
 	for _, e := range s.engines {
 		s.marks++
@@ -229,7 +229,7 @@ func (s *stage) awaitMarks() (marks []events.LocalHash) {
 	}
 	for i, e := range s.engines {
 		for _, d := range s.nodes {
-			s.until(fmt.Sprintf("%s has all that %s announced, up to message %d", d.name, e.name, e.next-1),
+			s.until(fmt.Sprintf("%s has all events of %s, up to message %d", d.name, e.name, e.next-1),
 				func() error {
 					got, err := s.depths(d, marks[i:i+1])
 					if err == nil && got[events.WorkerID(e.name)][0] != 1 {
@@ -242,8 +242,8 @@ func (s *stage) awaitMarks() (marks []events.LocalHash) {
 	return marks
 }
 
-// judge asks a node for every prompt and for its workers, and compares what it says with the truth. It returns how many
-// answers it judged.
+// judge queries a node for every prompt and for the workers, and compares the answers with the truth. It returns the
+// number of answers.
 func (s *stage) judge(d *daemon, prompts []path) (judged int) {
 	for _, p := range prompts {
 		locals := s.engines[0].hasher.Hash(nil, p.tokens(0, p.blocks()))
@@ -281,7 +281,7 @@ func (s *stage) judge(d *daemon, prompts []path) (judged int) {
 		b := list.Workers[i].Blocks
 		if held := b.Device + b.Host + b.Disk + b.External; held > uint64(e.truth.Holdings()) ||
 			e.exact() && held < uint64(e.truth.Holdings()) {
-			s.t.Fatalf("%s: %s holds %d blocks, the list of workers says %d", d.name, e.name, e.truth.Holdings(), held)
+			s.t.Fatalf("%s: %s holds %d blocks, the list of workers has %d", d.name, e.name, e.truth.Holdings(), held)
 		}
 	}
 	return judged

@@ -23,13 +23,13 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// TestTorture keeps a deployment of real processes under load while whatever can fail does: processes are killed and
-// held, connections cut, stalled and refused, messages dropped, the store filled, the log trimmed, rolled back and
-// deleted. After each round all runs again, and then the index must say what the engines announced; of an engine that
-// has lost messages for good, no block that it does not hold. History lasts over rounds; now and then a new deployment
-// begins.
+// TestTorture runs a deployment of real processes under load with all kinds of faults: processes are killed and paused,
+// connections are closed, stalled and refused, messages are dropped, the store is filled, and the log is trimmed,
+// rolled back and deleted. After a round all processes run again, and the index must have the announced blocks. For an
+// engine with permanently lost messages, the index must not have a block that the engine does not hold. Rounds share a
+// history; now and then a new deployment begins.
 //
-// The schedule follows from the seed; where in a process's work it strikes, does not.
+// The seed determines the schedule, but not the position of a fault in a process's work.
 func TestTorture(t *testing.T) {
 	pyenv.Python(t)
 	seed, rounds := scheduleSeed(), roundsOr(8)
@@ -41,9 +41,9 @@ func TestTorture(t *testing.T) {
 	begun := time.Now()
 	defer func() {
 		if t.Failed() {
-			t.Logf("seed %d, round %d; what was done in it:\n%s", seed, r.round, strings.Join(r.transcript, "\n"))
+			t.Logf("seed %d, round %d; transcript:\n%s", seed, r.round, strings.Join(r.transcript, "\n"))
 			for _, d := range r.w.daemons() {
-				t.Logf("the end of what %s said (all of it is in %s):\n%s", d.name, d.said, d.tail(60))
+				t.Logf("the end of the output of %s (full output in %s):\n%s", d.name, d.said, d.tail(60))
 			}
 		}
 		if r.w != nil {
@@ -71,7 +71,8 @@ type torture struct {
 	round    int
 	prompts  []path
 
-	losses map[*tortured]int64 // who has lost a message for good in this round, and where its shim's words were
+	// engines with permanently lost messages in this round, and the offsets of their shims' output
+	losses map[*tortured]int64
 }
 
 func (r *torture) any() *tortured { return r.w.engines[r.rng.IntN(len(r.w.engines))] }
@@ -80,7 +81,7 @@ func (r *torture) anyProcess() *daemon { return r.w.daemons()[r.rng.IntN(2+len(r
 
 func (r *torture) shimOf(e *tortured) *daemon { return r.w.shims[slices.Index(r.w.engines, e)] }
 
-// play plays one round.
+// play plays a round.
 func (r *torture) play() {
 	r.transcript, r.losses, r.begun = nil, map[*tortured]int64{}, time.Now()
 	if r.w == nil || r.rng.IntN(15) == 0 {
@@ -134,7 +135,7 @@ func (r *torture) play() {
 	r.verify()
 }
 
-// step does one thing, mostly announcing.
+// step performs a single action, usually an announcement.
 func (r *torture) step() {
 	r.undo(false)
 	e := r.any()
@@ -148,7 +149,7 @@ func (r *torture) step() {
 			e.announce()
 		}
 	case n < 66:
-		d := 100 // so that faults meet work of every kind, and some last
+		d := 100 // long enough for faults during all kinds of work; some faults last
 		if r.rng.IntN(4) == 0 {
 			d = 1500
 		}
@@ -177,7 +178,7 @@ func (r *torture) step() {
 	case n == 94:
 		if r.rng.IntN(2) == 0 {
 			k := r.rng.IntN(4)
-			r.note("%s forgets all but %d messages", e.name, k)
+			r.note("%s keeps only %d messages", e.name, k)
 			r.count("replay buffers forgotten")
 			e.forget(k)
 		}
@@ -193,15 +194,15 @@ func (r *torture) step() {
 	}
 }
 
-// hideEngine has an engine's ports refuse for a while, and its connections end, as if its process had ended. It lives
-// and goes on: what its shim has cleared then must be known again.
+// hideEngine closes an engine's ports and connections for a while, as the end of the process does. The engine lives on.
+// After the return, the index must have the blocks that the shim cleared.
 func (r *torture) hideEngine(e *tortured) {
 	r.note("the ports of %s refuse", e.name)
-	r.count("engines that seemed gone")
+	r.count("engines with closed ports")
 	for _, p := range r.w.ways[e] {
 		p.leave()
 	}
-	// a shim takes some 200 ms to be sure
+	// a shim needs about 200 ms to detect the end
 	back := time.Now().Add(time.Duration(100+r.rng.IntN(1000)) * time.Millisecond)
 	r.later = append(r.later, undoing{back, func() {
 		r.note("the ports of %s are open", e.name)
@@ -220,18 +221,18 @@ func (r *torture) restartEngine(e *tortured) {
 	e.restart(seen)
 }
 
-// snapshotNow has a snapshot written, and does not wait for it.
+// snapshotNow requests a snapshot without waiting.
 func (r *torture) snapshotNow() {
 	w := r.w
-	r.note("a snapshot is asked for")
+	r.note("a snapshot is requested")
 	r.count("snapshots asked for")
 	go func() {
 		var list api.SnapshotList
-		_ = w.ask(w.indexer, "POST", "/v1/snapshot", nil, &list) // whoever is asked may not be there
+		_ = w.ask(w.indexer, "POST", "/v1/snapshot", nil, &list) // the node may be stopped
 	}()
 }
 
-// snapshotAllTheTime has snapshots written one after the other, until the returned function is called.
+// snapshotAllTheTime writes snapshots in a loop, until the returned function is called.
 func (r *torture) snapshotAllTheTime() (end func()) {
 	r.note("from here on snapshots are written all the time")
 	r.count("rounds of snapshots all the time")
@@ -254,8 +255,7 @@ func (r *torture) snapshotAllTheTime() (end func()) {
 	}
 }
 
-// settle ends every fault and waits until the index has applied what every engine has said, and misses nothing that it
-// could ask for.
+// settle ends all faults and waits until the index has applied all announced events and has no replayable gap.
 func (r *torture) settle() {
 	r.undo(true)
 	r.note("all faults end")
@@ -265,11 +265,11 @@ func (r *torture) settle() {
 		_, err := r.w.inOrder(r.w.indexer, 0)
 		return err
 	})
-	r.w.awaitMarks() // what shims were asked to say again is there too
+	r.w.awaitMarks() // the index then has the shims' resyncs too
 	r.note("settled")
 }
 
-// verify asks for every prompt and reads what the programs said.
+// verify queries every prompt and reads the programs' output.
 func (r *torture) verify() {
 	w := r.w
 	r.counts["answers judged"] += w.judge(w.indexer, r.prompts)
@@ -277,15 +277,15 @@ func (r *torture) verify() {
 		said := r.shimOf(e).words(from)
 		if !strings.Contains(said, "could not be replayed") && !strings.Contains(said, "a new incarnation") &&
 			!strings.Contains(said, "cannot say it again") {
-			r.Fatalf("%s has lost messages for good, and its shim says nothing of it", e.name)
+			r.Fatalf("%s has permanently lost messages, but the shim does not log the loss", e.name)
 		}
 		r.count("losses for good, noticed")
 	}
 	for _, e := range w.engines {
 		if e.exact() {
-			r.count("engines known wholly at a round's end")
+			r.count("engines with all blocks at a round's end")
 		} else {
-			r.count("engines known in part at a round's end")
+			r.count("engines with some blocks at a round's end")
 		}
 		r.counts["events announced"] += e.events
 		r.counts["messages dropped for good"] += e.dropped
@@ -295,7 +295,7 @@ func (r *torture) verify() {
 	r.count("rounds")
 }
 
-// admin calls the server past everything of ours, until it works.
+// admin calls the server without the proxies, until success.
 func (r *torture) admin(what string, do func(ctx context.Context, js jetstream.JetStream) error) {
 	r.w.until(what, func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
@@ -308,8 +308,8 @@ func (r *torture) admin(what string, do func(ctx context.Context, js jetstream.J
 	})
 }
 
-// fillStore fills what the server may store with somebody else's data. The log refuses events, and they wait in the
-// shims; when there is room again everything goes on, and no process had to be started again.
+// fillStore fills the server's storage with other data. The log refuses events, and the events wait in the shims. With
+// free space the log continues, without restarts of processes.
 func (r *torture) fillStore() {
 	r.note("the store is filled")
 	r.count("stores filled")
@@ -324,7 +324,7 @@ func (r *torture) fillStore() {
 			Subjects: []string{"filler"}}); err != nil {
 			return err
 		}
-		for size := len(junk); size > 0; size /= 16 { // what no longer fits is tried smaller
+		for size := len(junk); size > 0; size /= 16 { // use smaller messages when a size no longer fits
 			for {
 				_, err := js.Publish(ctx, "filler", junk[:size])
 				var refused *jetstream.APIError
@@ -338,7 +338,7 @@ func (r *torture) fillStore() {
 		return nil
 	}
 	for _, e := range r.w.engines {
-		r.admin("the shim of "+e.name+" says that the log is full",
+		r.admin("the shim of "+e.name+" reports a full log",
 			func(ctx context.Context, js jetstream.JetStream) error {
 				if err := fill(ctx, js); err != nil { // again and again: a snapshot makes room
 					return err
@@ -375,13 +375,12 @@ func (r *torture) lives() (all []*running) {
 	return all
 }
 
-// trimLog makes the log drop what the indexer has not read: it is held, or dead, while more is published than the log
-// may keep. The indexer finds out and asks the shims to say again what the engines hold, so that nothing is missing in
-// the end.
+// trimLog makes the log drop unread messages: the indexer is paused or dead while engines publish more than the log may
+// keep. The indexer detects the gap and requests resyncs of the shims, so that no block is missing at the end.
 func (r *torture) trimLog() {
 	e := r.any()
 	p := r.partitionOf(e)
-	r.note("the indexer is held, or dead, while %s says more than the log of partition %d keeps", e.name, p)
+	r.note("the indexer is paused or dead while %s publishes more than the log of partition %d keeps", e.name, p)
 	r.count("logs trimmed past the indexer")
 	dead := r.rng.IntN(2) == 0
 	if dead {
@@ -430,7 +429,7 @@ func (r *torture) trimLog() {
 	}
 }
 
-// rollBack has the server come back with the files that it had some time ago.
+// rollBack restores an earlier state of the server's files.
 func (r *torture) rollBack() {
 	store, backup := filepath.Join(r.w.dir, "store"), filepath.Join(r.w.dir, "backup")
 	r.w.nats.kill()
@@ -470,7 +469,7 @@ func (r *torture) rollBack() {
 	time.Sleep(time.Duration(r.rng.IntN(500)) * time.Millisecond)
 }
 
-// deleteStream deletes a partition's log. The indexer makes it anew when it starts.
+// deleteStream deletes a partition's log. The indexer recreates the log at its start.
 func (r *torture) deleteStream() {
 	p := events.Partition(r.rng.IntN(partitionsT))
 	r.note("the log of partition %d is deleted", p)

@@ -20,7 +20,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// world is one deployment and all its history: a NATS server and its files, an indexer, and engines with their shims.
+// world is a deployment with its history: a NATS server with files, an indexer, and engines with shims.
 type world struct {
 	*stage
 	natsAddr string
@@ -30,7 +30,8 @@ type world struct {
 	admin    *nats.Conn
 }
 
-// tortureServer is the server's configuration. What the account may store is little, so that somebody can fill it.
+// tortureServer is the server's configuration. The storage limit of the account is small, so a test can fill the
+// storage.
 const tortureServer = `
 listen: %q
 jetstream { store_dir: %q, max_file_store: 4GB, max_memory_store: 256MB }
@@ -39,7 +40,7 @@ no_auth_user: torture
 `
 
 const (
-	logBytes    = 1 << 20 // of each partition: the least that is allowed
+	logBytes    = 1 << 20 // of every partition: the least permitted size
 	partitionsT = 2
 )
 

@@ -1,30 +1,31 @@
 package vllm
 
-// class says how an engine's answer stands to what was predicted. docs/engines/vllm.md names all but the last.
+// class is the relation of an engine's answer to the prediction. docs/engines/vllm.md describes all but the last class.
 type class string
 
 const (
 	equal          class = "equal"
-	promptLogprobs class = "prompt_logprobs" // the engine reads no cache for such a request
-	sibling        class = "n=2"             // the engine tells what the last child reused, also of its sibling's
-	concurrent     class = "concurrent"      // another request changed the cache between the question and the look-up
-	resetHeldBack  class = "reset"           // a cleared cache is announced with the engine's next step
-	unexplained    class = "unexplained"
+	promptLogprobs class = "prompt_logprobs" // the engine does not use the cache for such a request
+	// the engine reports the reuse of the last child, including blocks of its siblings
+	sibling       class = "n=2"
+	concurrent    class = "concurrent" // another request changed the cache between the question and the look-up
+	resetHeldBack class = "reset"      // a cleared cache is announced with the engine's next step
+	unexplained   class = "unexplained"
 )
 
-// classes are all of them, in the order of the table.
+// classes lists all classes in the order of the table.
 var classes = []class{equal, promptLogprobs, sibling, concurrent, resetHeldBack, unexplained}
 
-// circumstances are those under which a request was made.
+// circumstances are the circumstances of a request.
 type circumstances int
 
 const (
-	alone      circumstances = iota // everything that the engine had announced was known, and nothing else ran
+	alone      circumstances = iota // kvatlas had all announced events, and no other request ran
 	among                           // other requests ran at the same time
 	afterReset                      // alone, after the cache was reset, with no step since
 )
 
-// observation is one request, what was predicted of it, and what the engine said.
+// observation is a request with the prediction and the engine's answer.
 type observation struct {
 	request request
 	under   circumstances
@@ -32,12 +33,12 @@ type observation struct {
 	predicted int // blocks, by kvatlas
 	reused    int // blocks, by the engine
 
-	// What the engine announced between the question and some time after the reply, by the twin.
+	// The events between the query and some time after the reply, from the twin.
 	from, to int // versions
 	messages []message
 }
 
-// classify says to which class an observation belongs. The twin must have been told everything up to o.to.
+// classify returns the class of an observation. The twin must have all messages up to o.to.
 func classify(t *twin, o *observation) class {
 	asked := o.request.prompt.reusable()
 	switch {

@@ -24,18 +24,18 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// startPatience is how long an engine may take to start; on two busy cores it takes minutes.
+// startPatience is the longest start of an engine; with two busy cores a start takes minutes.
 const startPatience = 60 * time.Minute
 
-// model is a model of random weights, and the size of the cache that it gets.
+// model is a model of random weights with the size of the cache.
 type model struct {
 	name    string
 	blocks  int
-	learned bool           // the shim learns from the engine where it is and what it serves
-	config  map[string]any // beside what both models have in common
+	learned bool           // the shim reads the addresses and the model from the engine
+	config  map[string]any // in addition to the common configuration
 }
 
-// models are one of full attention alone, and one like Gemma 3.
+// models are a model with only full attention, and a model like Gemma 3.
 var models = []model{
 	{"full", 200, false, map[string]any{
 		"architectures": []string{"LlamaForCausalLM"}, "model_type": "llama", "hidden_act": "silu",
@@ -49,18 +49,18 @@ var models = []model{
 	}},
 }
 
-// Of both models.
+// Constants of both models.
 const (
 	layers    = 2
 	hidden    = 128
 	heads     = 4
 	keyHeads  = 2
 	headSize  = 32
-	blockSize = 32 // tokens; the smallest that vLLM takes on a CPU
+	blockSize = 32 // tokens; vLLM's minimum on a CPU
 	loraRank  = 8
 )
 
-// write makes the folder of a model that vLLM loads.
+// write makes a model folder for vLLM.
 func (m model) write(t *testing.T) string {
 	t.Helper()
 	config := map[string]any{
@@ -139,7 +139,7 @@ type engine struct {
 	client               http.Client
 
 	cmd  *exec.Cmd
-	log  bytes.Buffer // of the present life; read when that has ended
+	log  bytes.Buffer // of the present life; read after its end
 	done chan struct{}
 }
 
@@ -147,13 +147,13 @@ type engine struct {
 type server struct {
 	python    string
 	blockSize int      // tokens
-	args, env []string // beside those that every server has
+	args, env []string // in addition to the common arguments
 }
 
 // cpuEnvironment are variables of a server on the CPU.
 var cpuEnvironment = []string{"VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1"}
 
-// newEngine makes a place for an engine on the CPU that has adapters. Nothing runs there yet.
+// newEngine prepares an engine on the CPU with adapters, without starting a process.
 func newEngine(t *testing.T, m model) *engine {
 	t.Helper()
 	args := []string{
@@ -191,7 +191,7 @@ func newPlace(t *testing.T, m model, of server) *engine {
 		"--enable-prompt-tokens-details", "--kv-events-config", string(config),
 	}, of.args...)
 	for _, v := range os.Environ() {
-		if !strings.HasPrefix(v, "PYTHONDONTWRITEBYTECODE=") { // each start would compile everything again
+		if !strings.HasPrefix(v, "PYTHONDONTWRITEBYTECODE=") { // otherwise every start would compile all modules again
 			e.env = append(e.env, v)
 		}
 	}
@@ -203,13 +203,13 @@ func newPlace(t *testing.T, m model, of server) *engine {
 		e.kill()
 		if t.Failed() {
 			tail := e.log.Bytes()
-			t.Logf("the engine said at the end:\n%s", tail[max(0, len(tail)-8000):])
+			t.Logf("end of the engine's output:\n%s", tail[max(0, len(tail)-8000):])
 		}
 	})
 	return e
 }
 
-// start starts the engine and waits until it answers.
+// start starts the engine and waits for a reply.
 func (e *engine) start() {
 	e.t.Helper()
 	e.begin()
@@ -222,12 +222,12 @@ func (e *engine) begin() {
 	e.log.Reset()
 	e.cmd, e.done = exec.Command("nice", e.args...), make(chan struct{})
 	e.cmd.Env, e.cmd.Stdout, e.cmd.Stderr = e.env, &e.log, &e.log
-	e.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // it has children, which are killed with it
+	e.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the children are killed with the process
 	if err := e.cmd.Start(); err != nil {
 		e.t.Fatal(err)
 	}
 	go func() {
-		_ = e.cmd.Wait() // it is killed, or the test fails
+		_ = e.cmd.Wait() // the process is killed, or the test fails
 		close(e.done)
 	}()
 }
@@ -258,11 +258,11 @@ func (e *engine) kill() {
 	if e.cmd == nil || e.cmd.Process == nil {
 		return
 	}
-	_ = syscall.Kill(-e.cmd.Process.Pid, syscall.SIGKILL) // they may have ended
+	_ = syscall.Kill(-e.cmd.Process.Pid, syscall.SIGKILL) // the processes may have ended
 	<-e.done
 }
 
-// completion is what the engine says of a request.
+// completion is the engine's answer to a request.
 type completion struct {
 	generated []uint32
 	reused    int // tokens

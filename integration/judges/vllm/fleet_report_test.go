@@ -24,7 +24,7 @@ type fleetReport struct {
 func newFleetReport(t *testing.T, folder string) *fleetReport {
 	t.Helper()
 	r := &fleetReport{t: t, rows: []string{"arm\trequests/s\trequests\treused\tTTFT p50\tp90\tp99\tmean, ms\tend p50\tp99, ms" +
-		"\task p50\tp99, ms\tequal\texplained\tmost computed by one engine"}}
+		"\task p50\tp99, ms\tequal\texplained\tmost computed by an engine"}}
 	if folder == "" {
 		return r
 	}
@@ -47,7 +47,7 @@ func (r *fleetReport) note(format string, args ...any) {
 	r.more = append(r.more, fmt.Sprintf(format, args...))
 }
 
-// add adds an arm that was judged.
+// add adds a judged arm.
 func (r *fleetReport) add(a *arm) {
 	r.t.Helper()
 	var ttft, end, ask []float64

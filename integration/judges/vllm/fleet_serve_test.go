@@ -47,7 +47,7 @@ var ways = []way{
 
 func atRandom(a *arm, _ int) int { return a.random.IntN(len(a.at)) }
 
-// leastLoad chooses the engine with the fewest requests under way, then the fewest tokens of their prompts.
+// leastLoad chooses the engine with the fewest running requests, then the fewest tokens of their prompts.
 func leastLoad(a *arm, _ int) (best int) {
 	for w := range a.at {
 		if a.requests[w] < a.requests[best] || a.requests[w] == a.requests[best] && a.tokens[w] < a.tokens[best] {
@@ -57,21 +57,21 @@ func leastLoad(a *arm, _ int) (best int) {
 	return best
 }
 
-// arm is one way at one rate, and what became of its requests.
+// arm is a routing method at a rate, with the results of the requests.
 type arm struct {
 	*fleet
 	way    *way
 	rate   float64 // requests per second; 0: a calibration
 	served []served
 
-	mu       sync.Mutex // of what follows
+	mu       sync.Mutex // guards the following fields
 	random   *rand.Rand
 	turn     int
 	requests []int // under way, by engine
-	tokens   []int // of their prompts
+	tokens   []int // of the prompts of running requests
 }
 
-// served is what became of a request.
+// served is the result of a request.
 type served struct {
 	Arm     string  `json:"arm"`
 	Rate    float64 `json:"rate"`
@@ -86,7 +86,7 @@ type served struct {
 	End     float64 `json:"end_to_end_ms"`
 	Class   class   `json:"class"`
 
-	from, to int // events of the engine that kvatlas knew before the question and after the answer
+	from, to int // kvatlas's numbers of the engine's events before the query and after the answer
 	replied  int // the twin's version when the engine's answer ended
 	err      error
 }
@@ -96,7 +96,7 @@ func (a *arm) prepare() {
 	a.requests, a.tokens = make([]int, len(a.at)), make([]int, len(a.at))
 }
 
-// serve chooses an engine for a request, sends it there, and notes what came of it.
+// serve chooses an engine for a request, sends the request, and records the result.
 func (a *arm) serve(i int) {
 	s := &a.served[i]
 	*s = served{Arm: a.way.name, Rate: a.rate, Request: i, Session: a.prompts[i].session, Tokens: len(a.prompts[i].tokens)}
@@ -135,7 +135,7 @@ func (a *arm) try(i int, s *served) error {
 	return nil
 }
 
-// choose returns the engine for a request, and how many leading blocks kvatlas says that it holds.
+// choose returns the engine for a request, and kvatlas's number of held leading blocks.
 func (a *arm) choose(i int, id string) (w, said int, err error) {
 	q := api.Query{Model: a.model.name, Tokens: a.prompts[i].tokens}
 	if a.way.policy != "" {
@@ -177,7 +177,7 @@ func (a *arm) choose(i int, id string) (w, said int, err error) {
 	return w, said, nil
 }
 
-// stream sends a request to its engine, and tells kvatlas of its first token and of its end.
+// stream sends a request to the engine, and reports the first token and the end to kvatlas.
 func (a *arm) stream(s *served, i int, id string, begun time.Time) (err error) {
 	tell := func(what string) {
 		if e := a.ask("POST", "/v1/"+what, api.RequestRef{Model: a.model.name, RequestID: id}, nil); err == nil {
@@ -245,21 +245,21 @@ func (a *arm) stream(s *served, i int, id string, begun time.Time) (err error) {
 	return err
 }
 
-// judge compares what kvatlas said with what the engine had announced, and with what it reused.
+// judge compares kvatlas's answers with the announced events of the engine and with the reuse.
 func (a *arm) judge() {
 	a.t.Helper()
 	a.settle()
 	for i := range a.served {
 		s := &a.served[i]
 		if s.Arm == "" {
-			continue // a calibration serves some of them
+			continue // a calibration serves only some of the requests
 		}
 		if s.err != nil {
 			a.t.Errorf("%s, request %d: %v", s.Arm, i, s.err)
 			continue
 		}
 		if s.Reused%a.server.blockSize != 0 {
-			a.t.Errorf("%s, request %d: the engine reused %d tokens, which are no whole blocks", s.Arm, i, s.Reused)
+			a.t.Errorf("%s, request %d: the engine reused %d tokens, not whole blocks", s.Arm, i, s.Reused)
 		}
 		of := a.twins[s.Worker]
 		asked := a.prompts[i].reusable()
@@ -267,17 +267,17 @@ func (a *arm) judge() {
 			predicted: min(s.Said, len(asked.tokens)/a.server.blockSize), reused: s.Reused / a.server.blockSize,
 			from: of.versionAt(s.from), to: of.versionAfter(s.replied, afterReply)}
 		if !of.everUsable(asked, o.from, of.versionAt(s.to), o.predicted) {
-			a.t.Errorf("%s, request %d: kvatlas said %d blocks, which engine %d had not announced with events %d to %d",
+			a.t.Errorf("%s, request %d: kvatlas has %d blocks, but engine %d did not announce them with events %d to %d",
 				s.Arm, i, s.Said, s.Worker, s.from, s.to)
 		}
 		if s.Class = classify(of, &o); s.Class == unexplained {
-			a.t.Errorf("%s, request %d: kvatlas said %d blocks, engine %d reused %d of %d tokens", s.Arm, i, s.Said, s.Worker,
+			a.t.Errorf("%s, request %d: kvatlas has %d blocks, engine %d reused %d of %d tokens", s.Arm, i, s.Said, s.Worker,
 				s.Reused, s.Tokens)
 		}
 	}
 }
 
-// checkBookings compares the requests under way, of which there are none any more.
+// checkBookings checks that no request is running.
 func (a *arm) checkBookings() {
 	a.t.Helper()
 	var list api.LoadList
@@ -300,13 +300,13 @@ type fleetClients struct{ kvatlas, engines http.Client }
 
 func newFleetClients() fleetClients {
 	pool := func() http.RoundTripper {
-		// Engines close connections that are idle for five seconds.
+		// Engines close connections after five idle seconds.
 		return &http.Transport{MaxIdleConnsPerHost: 1024, IdleConnTimeout: 2 * time.Second}
 	}
 	return fleetClients{http.Client{Transport: pool(), Timeout: harness.Patience}, http.Client{Transport: pool()}}
 }
 
-// ask asks kvatlas once.
+// ask sends a request to kvatlas once.
 func (f *fleet) ask(method, path string, body, into any) error {
 	text, err := json.Marshal(body)
 	if err != nil {

@@ -25,26 +25,26 @@ import (
 var (
 	fleetPython   = flag.String("fleet.python", "", "interpreter with a vLLM for GPUs; empty: the pinned vLLM on the CPU")
 	fleetEngines  = flag.Int("fleet.engines", 0, "engines; 0: two on the CPU, four on GPUs")
-	fleetGPUs     = flag.String("fleet.gpus", "0", "GPUs that the engines share in turn, such as 0,1,2,3")
-	fleetRequests = flag.Int("fleet.requests", 0, "requests of each arm; 0: 120 on the CPU, 1,200 on GPUs")
+	fleetGPUs     = flag.String("fleet.gpus", "0", "GPUs for the engines in turn, such as 0,1,2,3")
+	fleetRequests = flag.Int("fleet.requests", 0, "requests of an arm; 0: 120 on the CPU, 1,200 on GPUs")
 	fleetRates    = flag.String("fleet.rates", "", "loads of the arms: shares of the calibrated rate such as 0.85,1.2, "+
 		"or requests per second such as =24.5,=34.6; empty: 0.7 on the CPU, 0.85 and 1.2 on GPUs")
 	fleetArms = flag.String("fleet.arms", "", "arms to run, separated by commas; empty: all")
 	fleetArgs = flag.String("fleet.engine-args", "", "further arguments of the engines, separated by spaces")
-	fleetOut  = flag.String("fleet.out", "", "folder for the file requests.jsonl with a line for each request; empty: none")
+	fleetOut  = flag.String("fleet.out", "", "folder for the file requests.jsonl with a line for every request; empty: none")
 )
 
-// profile is the size of a fleet, and how its engines run.
+// profile is the size of a fleet with the parameters of the engines.
 type profile struct {
 	engines, requests int
 	model             model
 	server            server
 	span              int // tokens of a hash id of the workload
-	output            int // tokens of each answer
+	output            int // tokens of an answer
 	rates             []string
 }
 
-// tiny is a fleet that two busy cores can serve.
+// tiny is a fleet for two busy cores.
 func tiny(t *testing.T) profile {
 	return profile{engines: 2, requests: 120, span: 16, output: 4, rates: []string{"0.7"},
 		model: model{name: "m", blocks: 160, config: models[0].config},
@@ -52,8 +52,8 @@ func tiny(t *testing.T) profile {
 			"--max-num-batched-tokens", "256", "--max-num-seqs", "8"}, cpuEnvironment}}
 }
 
-// large is four servers with the shape of Llama 3.2 3B, whose caches hold a fifth of the workload. Engines that share a
-// GPU get a cache of a given size, so that none measures the memory of another.
+// large is four servers with the shape of Llama 3.2 3B and caches for a fifth of the workload. Engines on a shared GPU
+// get a fixed cache size, so that no engine measures the memory of another.
 func large(python string) profile {
 	const blocks, block, batch = 4500, 16, 8192
 	cache := blocks * block * 28 * 2 * 8 * 128 * 2 // bytes: 28 layers, keys and values, 8 heads of 128 numbers of 2 bytes
@@ -74,7 +74,7 @@ func large(python string) profile {
 			[]string{"VLLM_USE_FLASHINFER_SAMPLER=0", "VLLM_USE_DEEP_GEMM=0", "PYTHONHASHSEED=0", "OMP_NUM_THREADS=2"}}}
 }
 
-// fleet is several engines with a shim and a twin each, and one indexer.
+// fleet is several engines with a shim and a twin each, and an indexer.
 type fleet struct {
 	t *testing.T
 	profile
@@ -83,18 +83,18 @@ type fleet struct {
 	indexer *harness.Indexer
 	clients fleetClients
 	prompts []conversation
-	gaps    []float64  // between arrivals, at one request per second
+	gaps    []float64  // between arrivals, at a request per second
 	fences  *generator // of prompts that no arm sends
 }
 
-// conversation is a prompt, and the conversation that it belongs to.
+// conversation is a prompt with its conversation.
 type conversation struct {
 	prompt
 	session int
 }
 
-// TestFleet serves the same requests at the same moments through each way of choosing an engine, and compares what
-// kvatlas says of each request with what the chosen engine has announced and with what it reused.
+// TestFleet sends the same requests at the same moments with every routing method. It compares kvatlas's answer for
+// every request with the announced events and the reuse of the chosen engine.
 func TestFleet(t *testing.T) {
 	p := tiny(t)
 	if *fleetPython != "" {
@@ -164,7 +164,7 @@ func newFleet(t *testing.T, p profile) *fleet {
 		of, opened, _ := newListener(t, e.events, own.blockSize)
 		f.at, f.twins, waits = append(f.at, e), append(f.twins, of), append(waits, opened)
 	}
-	for _, e := range f.at { // all at once: each takes a minute or more
+	for _, e := range f.at { // all at once: a start takes a minute or more
 		e.begin()
 	}
 	for i, e := range f.at {
@@ -175,11 +175,11 @@ func newFleet(t *testing.T, p profile) *fleet {
 	return f
 }
 
-// workerName is what engine i is called.
+// workerName returns the name of engine i.
 func workerName(i int) string { return fmt.Sprint("w", i+1) }
 
-// makePrompts makes the requests of the measured run, with span tokens for each hash id. The tokens depend on the id
-// alone.
+// makePrompts makes the requests of the measured run, with span tokens for every hash id. The tokens depend only on the
+// id.
 func (f *fleet) makePrompts() {
 	m := routesim.MeasuredH200()
 	f.gaps = m.Gaps
@@ -206,7 +206,7 @@ func (f *fleet) makePrompts() {
 	}
 }
 
-// reset empties the caches, and waits until kvatlas and the twins have it from the engines.
+// reset empties the caches, and waits until kvatlas and the twins have the engines' clear events.
 func (f *fleet) reset() {
 	f.t.Helper()
 	deadline := time.Now().Add(harness.Patience)
@@ -227,7 +227,7 @@ func (f *fleet) reset() {
 	f.settle()
 }
 
-// fence waits until the twin of an engine has all that the engine announced before: see stage.fence.
+// fence waits until the twin of an engine has all earlier events: see stage.fence.
 func (f *fleet) fence(i int) {
 	f.t.Helper()
 	r := request{prompt: prompt{tokens: f.fences.tokens(f.server.blockSize)}, maxTokens: 1, n: 1}
@@ -241,13 +241,13 @@ func (f *fleet) fence(i int) {
 	}
 }
 
-// settle waits until kvatlas and the twins know all that the engines announced.
+// settle waits until kvatlas and the twins have all events of the engines.
 func (f *fleet) settle() {
 	f.t.Helper()
 	for i := range f.at {
 		f.fence(i)
 	}
-	harness.Eventually(f.t, "kvatlas knows all events", func() (bool, string) {
+	harness.Eventually(f.t, "kvatlas has all events", func() (bool, string) {
 		known, err := f.known()
 		for i := range known {
 			_, _, events := f.twins[i].now()
@@ -259,7 +259,7 @@ func (f *fleet) settle() {
 	})
 }
 
-// known is how many events of each engine kvatlas knows. An incarnation begins with an event of the shim's.
+// known returns kvatlas's number of events of every engine. An incarnation begins with an event of the shim.
 func (f *fleet) known() ([]int, error) {
 	var list api.WorkerList
 	known := make([]int, len(f.at))
@@ -276,10 +276,10 @@ func (f *fleet) known() ([]int, error) {
 	return known, nil
 }
 
-// callers is how many requests to each engine are under way in a calibration.
+// callers is the number of running requests on an engine in a calibration.
 const callers = 12
 
-// calibrate returns how many requests per second the fleet serves with cold caches, each engine chosen at random.
+// calibrate returns the requests per second of the fleet with cold caches and random engines.
 func (f *fleet) calibrate() float64 {
 	f.reset()
 	random := &arm{fleet: f, way: &way{name: "calibration", choose: atRandom}, random: rand.New(rand.NewPCG(*seed, 5))}
@@ -311,7 +311,7 @@ func (f *fleet) calibrate() float64 {
 	return rate
 }
 
-// run serves all requests through one way of choosing an engine, and judges them.
+// run serves all requests with a routing method, and judges the results.
 func (f *fleet) run(w *way, rate float64, report *fleetReport) {
 	f.reset()
 	a := &arm{fleet: f, way: w, rate: rate, random: rand.New(rand.NewPCG(*seed, 5))}

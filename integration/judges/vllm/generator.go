@@ -5,20 +5,20 @@ import (
 	"slices"
 )
 
-// prompt is a prompt as it is looked up: engine and index hash all of it.
+// prompt is a prompt of a look-up: engine and index hash all fields.
 type prompt struct {
 	tokens     []uint32
 	lora, salt string
 }
 
-// reusable is the part of a prompt of which blocks can be reused: an engine computes the last token in any case, and so
-// all of the block that it is in.
+// reusable returns the part of a prompt with reusable blocks. An engine always computes the last token, and so the
+// whole block of the last token.
 func (p prompt) reusable() prompt {
 	p.tokens = p.tokens[:max(0, len(p.tokens)-1)]
 	return p
 }
 
-// request is one request to the engine.
+// request is a request to the engine.
 type request struct {
 	kind           string // for people
 	prompt         prompt
@@ -27,29 +27,29 @@ type request struct {
 	promptLogprobs bool
 }
 
-// Bounds of what a generator makes.
+// Limits of generated requests.
 const (
 	vocabulary = 1024 // tokens of the models here; the first few mean something to an engine
 	longest    = 1000 // tokens of a prompt
 	remembered = 30   // conversations
 )
 
-// adapters and salts are those that requests name.
+// adapters and salts are the names in requests.
 var (
 	adapters = []string{"adapter-a", "adapter-b"}
 	salts    = []string{"tenant-1", "tenant-2"}
 )
 
-// generator makes requests of many kinds: a function of its seed and of the engine's replies.
+// generator makes requests of many kinds. The requests depend only on the seed and the engine's replies.
 type generator struct {
 	rand      *rand.Rand
 	blockSize int
 	logprobs  bool       // make requests with prompt_logprobs
-	prefixes  [][]uint32 // that requests have in common
-	past      []prompt   // with what was generated, oldest first
+	prefixes  [][]uint32 // common prefixes of requests
+	past      []prompt   // with the generated tokens, oldest first
 }
 
-// newGenerator returns a generator. Those that share a pool share the prefixes that their prompts begin with.
+// newGenerator returns a generator. Generators with the same pool share the prefixes of prompts.
 func newGenerator(seed, pool uint64, blockSize int, logprobs bool) *generator {
 	g := &generator{rand: rand.New(rand.NewPCG(pool, 0)), blockSize: blockSize, logprobs: logprobs}
 	for range 4 {
@@ -67,7 +67,7 @@ func (g *generator) tokens(n int) []uint32 {
 	return tokens
 }
 
-// kinds of requests, each with its share of a hundred.
+// kinds are the kinds of requests with their percentages.
 var kinds = []struct {
 	name  string
 	share int
@@ -125,7 +125,7 @@ func (g *generator) make(kind string) request {
 	return r
 }
 
-// tenant is an empty prompt of somebody: with an adapter, a salt, both or none.
+// tenant returns an empty prompt of a random tenant: with an adapter, a salt, both or none.
 func (g *generator) tenant() (p prompt) {
 	if g.rand.IntN(4) == 0 {
 		p.lora = adapters[g.rand.IntN(len(adapters))]
@@ -136,7 +136,7 @@ func (g *generator) tenant() (p prompt) {
 	return p
 }
 
-// earlier is an earlier prompt with what was generated for it, the youngest the likeliest.
+// earlier returns an earlier prompt with its generated tokens. Recent prompts are more likely.
 func (g *generator) earlier() prompt {
 	if len(g.past) == 0 {
 		p := g.tenant()
@@ -148,7 +148,7 @@ func (g *generator) earlier() prompt {
 	return p
 }
 
-// answered takes what the engine generated for a request.
+// answered records the generated tokens of a request.
 func (g *generator) answered(r request, generated []uint32) {
 	p := r.prompt
 	p.tokens = append(slices.Clone(p.tokens), generated...)

@@ -14,16 +14,16 @@ import (
 )
 
 var (
-	requests = flag.Int("vllm.requests", 300, "requests one at a time, and as many four at a time, to each model")
+	requests = flag.Int("vllm.requests", 300, "requests in sequence, and the same number four at a time, to every model")
 	probes   = flag.Int("vllm.probes", 40, "requests after each failure")
-	restarts = flag.Int("vllm.restarts", 2, "how often each model's engine is killed and started again")
+	restarts = flag.Int("vllm.restarts", 2, "number of kills and restarts of every model's engine")
 	seed     = flag.Uint64("vllm.seed", 1, "seed of the requests")
 )
 
 func TestMain(m *testing.M) { harness.Main(m) }
 
-// TestRealVLLM makes requests to real engines, asks kvatlas before each, and compares. Between them, everything that
-// can die does.
+// TestRealVLLM sends requests to real engines, queries kvatlas before every request, and compares the results. Between
+// requests, all parts are killed.
 func TestRealVLLM(t *testing.T) {
 	into := &table{}
 	t.Cleanup(func() { t.Logf("\n%s", into) })
@@ -48,7 +48,7 @@ func TestRealVLLM(t *testing.T) {
 	}
 }
 
-// oneAtATime makes requests one at a time, each when kvatlas knows all that the engine announced before.
+// oneAtATime sends requests in sequence. kvatlas has all earlier events before every request.
 func (s *stage) oneAtATime(part string, g *generator, n int) {
 	s.t.Helper()
 	into := s.table.row(s.engine.model.name, part)
@@ -59,7 +59,7 @@ func (s *stage) oneAtATime(part string, g *generator, n int) {
 	s.check()
 }
 
-// observe makes one request, and settles. It returns how many removals the engine had held back.
+// observe sends a request, and settles. It returns the number of removals that the engine held back.
 func (s *stage) observe(into *row, g *generator, r request, under circumstances) (heldBack int) {
 	s.t.Helper()
 	o := observation{request: r, under: under}
@@ -67,7 +67,7 @@ func (s *stage) observe(into *row, g *generator, r request, under circumstances)
 	o.from, messages, _ = s.twin.now()
 	s.ask(&o)
 	if want := s.twin.reusable(r.prompt.reusable()); o.predicted != want {
-		s.t.Errorf("%s, %s: kvatlas says %d blocks, the twin %d\n%s",
+		s.t.Errorf("%s, %s: kvatlas has %d blocks, the twin %d\n%s",
 			into.part, r.kind, o.predicted, want, s.knowledge(r.prompt.reusable()))
 	}
 	if s.twin.reusable(r.prompt.reusable()) < s.twin.fullyHeld(r.prompt.reusable()) {
@@ -81,18 +81,18 @@ func (s *stage) observe(into *row, g *generator, r request, under circumstances)
 	return heldBack
 }
 
-// knowledge is what the twin and kvatlas know of a prompt, for people.
+// knowledge describes the twin's and kvatlas's state of a prompt.
 func (s *stage) knowledge(p prompt) string {
 	_, _, events := s.twin.now()
 	w, err := s.worker()
 	q := api.Query{Model: s.engine.model.name, Tokens: p.tokens, LoRA: p.lora, CacheSalt: p.salt, Explain: true}
 	var explained string
 	errFind := harness.HTTPDo(s.indexer.HTTP, "POST", "/v1/find", q, &explained)
-	return fmt.Sprintf("the twin knows %d events:\n%skvatlas: %+v, %v\n%s, %v",
+	return fmt.Sprintf("the twin has %d events:\n%skvatlas: %+v, %v\n%s, %v",
 		events, s.twin.describe(p), w, err, explained, errFind)
 }
 
-// ask asks kvatlas for an observation's prompt.
+// ask queries kvatlas for an observation's prompt.
 func (s *stage) ask(o *observation) {
 	s.t.Helper()
 	var err error
@@ -109,19 +109,19 @@ func (s *stage) make(o *observation, g *generator) {
 		s.t.Fatal(err)
 	}
 	if c.reused%blockSize != 0 {
-		s.t.Errorf("the engine reused %d tokens, which are no whole blocks", c.reused)
+		s.t.Errorf("the engine reused %d tokens, not whole blocks", c.reused)
 	}
 	o.reused = c.reused / blockSize
 	g.answered(o.request, c.generated)
 }
 
-// judge counts an observation, and fails the test if its difference is of no class.
+// judge counts an observation, and fails the test for a difference without a class.
 func (s *stage) judge(into *row, o *observation) {
 	s.t.Helper()
 	c := classify(s.twin, o)
 	into.add(c, o)
 	if c == unexplained {
-		s.t.Errorf("%s, %s: kvatlas said %d blocks, the engine reused %d, of %d tokens (adapter %q, salt %q)",
+		s.t.Errorf("%s, %s: kvatlas has %d blocks, the engine reused %d, of %d tokens (adapter %q, salt %q)",
 			into.part, o.request.kind, o.predicted, o.reused, len(o.request.prompt.tokens),
 			o.request.prompt.lora, o.request.prompt.salt)
 	}
@@ -130,8 +130,8 @@ func (s *stage) judge(into *row, o *observation) {
 	}
 }
 
-// fourAtATime makes requests from four clients at the same time. What kvatlas says must be what the engine had
-// announced at some time between the events that kvatlas knew before the question and after it.
+// fourAtATime sends requests of four concurrent clients. kvatlas's answer must be the engine's announced state at a
+// moment between kvatlas's events before the query and after the answer.
 func (s *stage) fourAtATime(part string, n int) {
 	s.t.Helper()
 	const clients = 4
@@ -139,14 +139,14 @@ func (s *stage) fourAtATime(part string, n int) {
 	into.heldBack += s.settle()
 	type asked struct {
 		observation
-		from, to int // events that kvatlas knew before the question and after it
+		from, to int // kvatlas's events before the query and after the answer
 	}
 	all := make([][]asked, clients)
 	errs := make([]error, clients)
 	var wg sync.WaitGroup
 	for i := range clients {
 		wg.Go(func() {
-			// An engine with adapters ends when prompt_logprobs meets other requests in a batch.
+			// An engine with adapters crashes if prompt_logprobs meets other requests in a batch.
 			g := newGenerator(*seed+uint64(i)+100, *seed, blockSize, false)
 			for range n / clients {
 				a := asked{observation: observation{request: g.next(), under: among}}
@@ -191,7 +191,7 @@ func (s *stage) fourAtATime(part string, n int) {
 			from, to := s.twin.versionAt(a.from), s.twin.versionAt(a.to)
 			if !s.twin.everUsable(a.request.prompt.reusable(), from, to, a.predicted) {
 				s.t.Errorf(
-					"%s: kvatlas said %d blocks, which is not what the engine had announced with events %d to %d",
+					"%s: kvatlas has %d blocks, but the engine did not announce them with events %d to %d",
 					a.request.kind, a.predicted, a.from, a.to)
 			}
 			// The reply may be here before the last step's message.
@@ -202,11 +202,11 @@ func (s *stage) fourAtATime(part string, n int) {
 	s.check()
 }
 
-// afterReply is how many messages may come after a reply that the engine had sent before it: one for each of the last
-// steps.
+// afterReply is the number of messages that may arrive after a reply, although the engine sent them before: a message
+// for each of the last steps.
 const afterReply = 2
 
-// killShim kills the shim, makes requests without it, and starts it again.
+// killShim kills the shim, sends requests without the shim, and restarts the shim.
 func (s *stage) killShim(g *generator) {
 	s.t.Helper()
 	s.shim.Kill()
@@ -218,8 +218,8 @@ func (s *stage) killShim(g *generator) {
 	s.oneAtATime("shim killed", g, *probes)
 }
 
-// killShimThatKnowsASalt kills the shim between two requests, of which the second goes on from blocks of the first.
-// Only with the first one did the engine announce the salt of both.
+// killShimThatKnowsASalt kills the shim between two requests. The second request continues the blocks of the first. The
+// engine announces the salt of both only with the first request.
 func (s *stage) killShimThatKnowsASalt(g *generator) {
 	s.t.Helper()
 	r := request{kind: "salted", prompt: prompt{tokens: g.tokens(5 * blockSize), salt: salts[0]}, maxTokens: 1, n: 1}
@@ -235,7 +235,7 @@ func (s *stage) killShimThatKnowsASalt(g *generator) {
 	s.check()
 }
 
-// killIndexer kills the indexer with the NATS server in it, makes requests without it, and starts it again.
+// killIndexer kills the indexer with the NATS server, sends requests without the indexer, and restarts the indexer.
 func (s *stage) killIndexer(g *generator) {
 	s.t.Helper()
 	s.indexer.Kill()
@@ -248,18 +248,18 @@ func (s *stage) killIndexer(g *generator) {
 	s.oneAtATime("indexer killed", g, *probes)
 }
 
-// unseen makes requests of which kvatlas is not asked.
+// unseen sends requests without queries to kvatlas.
 func (s *stage) unseen(g *generator) {
 	s.t.Helper()
 	for range *probes {
 		o := observation{request: g.next()}
 		s.make(&o, g)
 	}
-	// The twin is waited for, so that one knows what kvatlas is to come to.
+	// Wait for the twin, to know the final state of kvatlas.
 	s.fence()
 }
 
-// resetCache empties the engine's cache some times, and asks before the engine has announced that.
+// resetCache empties the engine's cache several times, and queries kvatlas before the engine has announced the reset.
 func (s *stage) resetCache(g *generator) {
 	s.t.Helper()
 	into := s.table.row(s.engine.model.name, "cache reset")
@@ -275,14 +275,14 @@ func (s *stage) resetCache(g *generator) {
 		}
 	}
 	if into.counts[resetHeldBack] != 3 {
-		s.t.Errorf("of 3 resets, %d were not known before the next step: docs/engines/vllm.md says that all are",
+		s.t.Errorf("of 3 resets, %d were missing before the next step: by docs/engines/vllm.md all are missing",
 			into.counts[resetHeldBack])
 	}
 	s.check()
 }
 
-// killEngine kills the engine and starts it again. kvatlas must give up the dead engine's blocks, and must not credit
-// the new one with them.
+// killEngine kills and restarts the engine. kvatlas must drop the dead engine's blocks, and must not credit the new
+// engine with them.
 func (s *stage) killEngine(g *generator) {
 	s.t.Helper()
 	name := s.engine.model.name
@@ -299,7 +299,7 @@ func (s *stage) killEngine(g *generator) {
 
 	ready := s.startEngine()
 	if n, err := s.find(held); err != nil || n != 0 {
-		s.t.Errorf("the new engine is credited with %d blocks of the dead one's: %v", n, err)
+		s.t.Errorf("the new engine is credited with %d blocks of the dead engine: %v", n, err)
 	}
 	o := observation{request: request{kind: "first", prompt: held, maxTokens: 1, n: 1}}
 	s.make(&o, g)
@@ -311,16 +311,16 @@ func (s *stage) killEngine(g *generator) {
 		n, err := s.find(held)
 		return n > 0, err
 	}); err != nil {
-		s.t.Fatalf("the new engine's blocks do not become known: %v", err)
+		s.t.Fatalf("the index does not receive the new engine's blocks: %v", err)
 	}
 	s.table.note("%s: engine killed: nothing held after %s; ready again after %.0f s; "+
-		"its first blocks known %s after its first reply, %s after it was ready",
+		"first blocks in the index %s after the first reply, %s after readiness",
 		name, gone.Round(time.Millisecond), ready.Sub(killed).Seconds(),
 		time.Since(replied).Round(time.Millisecond), time.Since(ready).Round(time.Millisecond))
 	s.oneAtATime("engine killed", g, *probes)
 }
 
-// longestHeld is the past prompt of which the engine holds most.
+// longestHeld returns the past prompt with the most blocks on the engine.
 func (s *stage) longestHeld(g *generator) (best prompt) {
 	s.t.Helper()
 	most := 0
@@ -330,7 +330,7 @@ func (s *stage) longestHeld(g *generator) (best prompt) {
 		}
 	}
 	if n, err := s.find(best); err != nil || n != most || most == 0 {
-		s.t.Fatalf("of the prompt of which the engine holds most, %d blocks, kvatlas says %d: %v", most, n, err)
+		s.t.Fatalf("the engine holds %d blocks of the best prompt, kvatlas has %d: %v", most, n, err)
 	}
 	return best
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// stage is an engine, its shim, an indexer with a NATS server in it, and a twin.
+// stage is an engine, its shim, an indexer with an embedded NATS server, and a twin.
 type stage struct {
 	t      *testing.T
 	engine *engine
@@ -27,14 +27,14 @@ type stage struct {
 	data, nats string
 	indexer    *harness.Indexer
 	shim       *harness.Process
-	corrected  int // events with which shims that were started again have corrected what they had published
+	corrected  int // correction events of restarted shims
 
 	twin     *twin
 	stopTwin func()
-	fences   *generator // of prompts that nobody else makes
+	fences   *generator // of prompts outside of all other generators
 }
 
-// newStage starts everything, for one model.
+// newStage starts all parts for a model.
 func newStage(t *testing.T, m model, into *table) *stage {
 	t.Helper()
 	s := &stage{t: t, engine: newEngine(t, m), table: into}
@@ -51,7 +51,7 @@ func (s *stage) startIndexer() {
 	s.indexer = harness.StartIndexer(s.t, s.data, s.nats)
 }
 
-// startShim starts a shim that is told all about the engine, or one that learns it from the engine.
+// startShim starts a shim with full flags, or a shim that reads the settings from the engine.
 func (s *stage) startShim() {
 	s.t.Helper()
 	about := []string{"--engine-http", "http://" + s.engine.http}
@@ -65,11 +65,11 @@ func (s *stage) startShim() {
 	s.shim = harness.Start(s.t, "worker-shim", args...)
 }
 
-// instance is what the engine is called.
+// instance is the engine's worker name.
 const instance = "engine-1"
 
-// startEngine starts the engine and a new twin, which listens before the engine says anything. It returns when the
-// engine was ready.
+// startEngine starts the engine and a new twin, which subscribes before the first event. It returns the time of
+// readiness.
 func (s *stage) startEngine() time.Time {
 	s.t.Helper()
 	s.corrected = 0
@@ -84,8 +84,8 @@ func (s *stage) startEngine() time.Time {
 	return ready
 }
 
-// newListener returns a twin that subscribes to the events of an engine, which may start later. opened waits until the
-// twin is connected. stop ends the subscription; the end of the test does too.
+// newListener returns a twin that subscribes to the events of an engine, which may start later. opened waits for the
+// twin's connection. stop ends the subscription; the end of the test does too.
 func newListener(t *testing.T, events string, blockSize int) (of *twin, opened, stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -112,7 +112,7 @@ func newListener(t *testing.T, events string, blockSize int) (of *twin, opened, 
 	}, stop
 }
 
-// listen tells the twin what the engine says, until the connection ends. opened is closed when it begins.
+// listen passes the engine's messages to the twin until the end of the connection. opened is closed at the start.
 func listen(sub *zmtp.Sub, into *twin, opened chan<- struct{}) {
 	for {
 		m, err := sub.Recv(context.Background())
@@ -133,7 +133,7 @@ func listen(sub *zmtp.Sub, into *twin, opened chan<- struct{}) {
 	}
 }
 
-// find asks kvatlas how many of a prompt's blocks the engine would reuse.
+// find queries kvatlas for the number of a prompt's reusable blocks.
 func (s *stage) find(p prompt) (int, error) {
 	asked := p.reusable()
 	if len(asked.tokens) < blockSize {
@@ -145,7 +145,7 @@ func (s *stage) find(p prompt) (int, error) {
 		return 0, err
 	}
 	if !a.Complete {
-		return 0, fmt.Errorf("an answer that is not complete: %+v", a)
+		return 0, fmt.Errorf("an incomplete answer: %+v", a)
 	}
 	for _, w := range a.Workers {
 		if w.Instance == instance {
@@ -158,7 +158,7 @@ func (s *stage) find(p prompt) (int, error) {
 	return 0, nil
 }
 
-// worker is what kvatlas knows of the engine.
+// worker returns kvatlas's information about the engine.
 func (s *stage) worker() (w api.WorkerInfo, err error) {
 	var list api.WorkerList
 	if err := harness.HTTPDo(s.indexer.HTTP, "GET", "/v1/workers", nil, &list); err != nil {
@@ -169,17 +169,16 @@ func (s *stage) worker() (w api.WorkerInfo, err error) {
 			return w, nil
 		}
 	}
-	return w, errors.New("kvatlas does not know the worker")
+	return w, errors.New("kvatlas does not have the worker")
 }
 
-// known is how many of the engine's events kvatlas knows. An incarnation begins with an event of the shim's.
+// known returns kvatlas's number of the engine's events. An incarnation begins with an event of the shim.
 func (s *stage) known() (int, error) {
 	w, err := s.worker()
 	return int(w.LastEvent) - 1 - s.corrected, err
 }
 
-// restartShim starts a shim that goes on from where one that was killed had come, and waits until the log has all that
-// it publishes for that.
+// restartShim starts a shim that continues after a killed shim, and waits until the log has all catch-up events.
 func (s *stage) restartShim() {
 	s.t.Helper()
 	s.startShim()
@@ -194,7 +193,7 @@ func (s *stage) restartShim() {
 	s.catchUp()
 }
 
-// settle waits until kvatlas knows all that the engine announced. It returns what fence does.
+// settle waits until kvatlas has all events of the engine. It returns the result of fence.
 func (s *stage) settle() (heldBack int) {
 	s.t.Helper()
 	heldBack = s.fence()
@@ -202,8 +201,8 @@ func (s *stage) settle() (heldBack int) {
 	return heldBack
 }
 
-// fence waits until the twin knows all that the engine announced. It makes a request that stores one block: when that
-// is announced, all before it was. It returns how many removals the engine had held back until then.
+// fence waits until the twin has all events of the engine. It sends a request that stores a single block: the
+// announcement of the block follows all earlier events. It returns the number of removals that the engine held back.
 func (s *stage) fence() (heldBack int) {
 	s.t.Helper()
 	r := request{prompt: prompt{tokens: s.fences.tokens(blockSize)}, maxTokens: 1, n: 1}
@@ -217,26 +216,27 @@ func (s *stage) fence() (heldBack int) {
 		s.t.Fatal(err)
 	}
 	messages := s.twin.messagesFrom(before)
-	return max(0, messages[len(messages)-1].removed-s.twin.groupCount()) // a new block of each group may remove another
+	// a new block of every group may evict another block
+	return max(0, messages[len(messages)-1].removed-s.twin.groupCount())
 }
 
-// catchUp waits until kvatlas knows as much as the twin.
+// catchUp waits until kvatlas has the twin's events.
 func (s *stage) catchUp() {
 	s.t.Helper()
 	_, _, events := s.twin.now()
 	err := s.await(func() (bool, error) {
 		known, err := s.known()
 		if known > events {
-			s.t.Fatalf("kvatlas knows %d events, of %d", known, events)
+			s.t.Fatalf("kvatlas has %d of %d events", known, events)
 		}
 		return known == events, err
 	})
 	if err != nil {
-		s.t.Fatalf("kvatlas does not come to know %d events: %v", events, err)
+		s.t.Fatalf("kvatlas does not receive %d events: %v", events, err)
 	}
 }
 
-// await asks again and again until a condition holds.
+// await polls a condition.
 func (s *stage) await(condition func() (bool, error)) error {
 	for deadline := time.Now().Add(harness.Patience); ; time.Sleep(2 * time.Millisecond) {
 		ok, err := condition()
@@ -249,7 +249,7 @@ func (s *stage) await(condition func() (bool, error)) error {
 	}
 }
 
-// check compares how many blocks kvatlas and the twin know the engine to hold.
+// check compares kvatlas's and the twin's numbers of held blocks.
 func (s *stage) check() {
 	s.t.Helper()
 	w, err := s.worker()
@@ -257,6 +257,6 @@ func (s *stage) check() {
 		s.t.Fatal(err)
 	}
 	if want := s.twin.fullBlocks(); int(w.Blocks.Device) != want {
-		s.t.Errorf("kvatlas knows %d blocks, the twin %d", w.Blocks.Device, want)
+		s.t.Errorf("kvatlas has %d blocks, the twin %d", w.Blocks.Device, want)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 )
 
-// table counts, for each part of the test, requests by class.
+// table counts requests by class for every part of the test.
 type table struct {
 	mu    sync.Mutex
 	rows  []*row
@@ -23,10 +23,10 @@ type row struct {
 	counts          map[class]int
 	tooHigh, tooLow int // differences of all classes
 	reused, of      int // blocks
-	windows         int // requests, one at a time, of which windows made the reusable prefix shorter
+	windows         int // requests in sequence with a reusable prefix shortened by windows
 	atStep          int // concurrent changes explained at the very step of the look-up
-	heldBack        int // removals that waited for the next step
-	behind          int // events that kvatlas did not know yet when it was asked, at most
+	heldBack        int // removals before the next step
+	behind          int // greatest number of missing events in kvatlas at a query
 }
 
 func (t *table) row(model, part string) *row {
@@ -44,7 +44,7 @@ func (t *table) note(format string, args ...any) {
 	t.notes = append(t.notes, fmt.Sprintf(format, args...))
 }
 
-// notBehind takes how many events kvatlas did not know when it was asked.
+// notBehind records the number of missing events in kvatlas at a query.
 func (r *row) notBehind(events int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// twin is what one life of an engine has announced. It keeps all its past states: a version is the number of changes
-// that made it, a change being one block of one group stored or removed, or everything cleared.
+// twin is the announced state of an engine's life. It keeps all past states: a version is the number of changes before,
+// and a change is a stored or removed block of a group, or a clear.
 //
 // It shares no code with kvatlas. It is safe for concurrent use.
 type twin struct {
@@ -26,28 +26,28 @@ type twin struct {
 	err      error         // why no more messages are applied
 	version  int
 	messages []message
-	events   []int // the version after each event
+	events   []int // the version after every event
 	names    map[place]string
 	groups   map[int]*group
 }
 
-// message is one of the engine's messages.
+// message is a message of the engine.
 type message struct {
 	before  int  // version
-	removed int  // blocks that it removes
-	cleared bool // its first event clears everything
+	removed int  // number of removed blocks
+	cleared bool // the first event is a clear
 }
 
-// place is a block by its content: the engine's name of the block before it, and its own tokens and extra keys.
+// place is a block by content: the engine's name of the block before, and the block's own tokens and extra keys.
 type place struct{ parent, content string }
 
-// group is one of the engine's groups of layers.
+// group is a group of layers in the engine.
 type group struct {
 	window int                 // tokens; 0: full attention
 	held   map[string][]change // by the engine's name of a block
 }
 
-// change says how many copies of a block there are from a version on.
+// change is the number of a block's copies from a version on.
 type change struct{ version, copies int }
 
 func newTwin(blockSize int) *twin {
@@ -70,7 +70,7 @@ func (g *group) copies(name string) int {
 	return 0
 }
 
-// apply applies one message as it came from the engine's socket: topic, number, payload.
+// apply applies a message from the engine's socket: topic, number, payload.
 func (t *twin) apply(frames [][]byte) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -82,7 +82,7 @@ func (t *twin) apply(frames [][]byte) error {
 	return t.err
 }
 
-// fail ends the twin: whoever waits for it gets the error.
+// fail ends the twin. All waiting goroutines get the error.
 func (t *twin) fail(err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -125,7 +125,7 @@ func (t *twin) applyMessage(frames [][]byte) error {
 	return nil
 }
 
-// wireEvent has the fields of vLLM's events that matter here.
+// wireEvent has the used fields of vLLM's events.
 type wireEvent struct {
 	Type   string  `msgpack:"type"`
 	Names  []any   `msgpack:"block_hashes"`
@@ -145,7 +145,7 @@ func (t *twin) applyEvent(e *wireEvent) error {
 		g := t.groups[e.Group]
 		for _, name := range e.Names {
 			if g == nil || g.copies(text(name)) == 0 {
-				return fmt.Errorf("removes block %v of group %d, which is not there", name, e.Group)
+				return fmt.Errorf("removes the missing block %v of group %d", name, e.Group)
 			}
 			t.change(g, text(name), g.copies(text(name))-1)
 		}
@@ -178,7 +178,7 @@ func (t *twin) stored(e *wireEvent) error {
 			return fmt.Errorf("a group of kind %q", e.Kind)
 		}
 	}
-	if g.window == 0 { // a window group's event may leave out blocks that its tokens cover
+	if g.window == 0 { // a window group's event may omit blocks of the event's tokens
 		if len(e.Tokens) != len(e.Names)*t.blockSize || e.Extra != nil && len(e.Extra) != len(e.Names) {
 			return fmt.Errorf("%d blocks, %d tokens, extra keys of %d blocks", len(e.Names), len(e.Tokens),
 				len(e.Extra))
@@ -218,7 +218,7 @@ func text(name any) string {
 
 func content(tokens []int64, extra []any) string { return fmt.Sprint(tokens, extra) }
 
-// namesOf are the engine's names of a prompt's whole blocks, as far as it has ever announced them.
+// namesOf returns the engine's names of a prompt's whole blocks, as far as ever announced.
 func (t *twin) namesOf(p prompt) (names []string) {
 	parent := ""
 	for i := 0; (i+1)*t.blockSize <= len(p.tokens); i++ {
@@ -242,8 +242,8 @@ func (t *twin) namesOf(p prompt) (names []string) {
 	return names
 }
 
-// usable is how many of the first of some blocks the engine could reuse at a version: the longest prefix of which each
-// full-attention group holds every block, and each window group those that the window before its end touches.
+// usable returns the number of leading blocks that the engine could reuse at a version: the longest prefix for which
+// every full-attention group holds all blocks, and every window group holds the blocks in the last window.
 func (t *twin) usable(names []string, version int) int {
 	for n := t.fullDepth(names, version); n > 0; n-- {
 		if t.windowsHold(names[:n], version) {
@@ -279,21 +279,22 @@ func (t *twin) windowsHold(names []string, version int) bool {
 	return true
 }
 
-// now is the present version, and the numbers of messages and events that led to it.
+// now returns the present version, and the numbers of messages and events.
 func (t *twin) now() (version, messages, events int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.version, len(t.messages), len(t.events)
 }
 
-// reusable is how many of a prompt's blocks the engine would reuse by what it has announced.
+// reusable returns the number of a prompt's blocks that the engine would reuse by its announcements.
 func (t *twin) reusable(p prompt) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.usable(t.namesOf(p), t.version)
 }
 
-// fullyHeld is how many of the first of a prompt's blocks full attention has: what is reusable but for windows.
+// fullyHeld returns the number of a prompt's leading blocks in full attention: the reusable blocks without the effect
+// of windows.
 func (t *twin) fullyHeld(p prompt) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -314,8 +315,8 @@ func (t *twin) fullBlocks() (n int) {
 	return n
 }
 
-// everUsable reports whether, at a version from one to another, the engine would have reused so many of a prompt's
-// blocks.
+// everUsable reports whether the engine would have reused the given number of a prompt's blocks at some version in a
+// range.
 func (t *twin) everUsable(p prompt, from, to, want int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -323,7 +324,7 @@ func (t *twin) everUsable(p prompt, from, to, want int) bool {
 	if t.usable(names, from) == want {
 		return true
 	}
-	for _, g := range t.groups { // the answer changes only with one of the prompt's own blocks
+	for _, g := range t.groups { // the result changes only with the prompt's own blocks
 		for _, name := range names {
 			changes := g.held[name]
 			for _, c := range changes[sort.Search(len(changes), func(i int) bool { return changes[i].version > from }):] {
@@ -339,9 +340,9 @@ func (t *twin) everUsable(p prompt, from, to, want int) bool {
 	return false
 }
 
-// usableAtStep reports whether the engine would have reused so many of a request's blocks within one of its steps,
-// between two versions, that stored the first block which it did not reuse. Such a step is the one of the look-up,
-// unless that had no room left for a whole block.
+// usableAtStep reports whether the engine would have reused the given number of a request's blocks within a step
+// between two versions that stored the first block without reuse. Such a step is the step of the look-up, unless the
+// step had no room for a whole block.
 func (t *twin) usableAtStep(r request, from, to, reused int) bool {
 	t.mu.Lock()
 	names, reusable := t.namesOf(r.prompt), t.namesOf(r.prompt.reusable())
@@ -368,7 +369,7 @@ func (t *twin) usableAtStep(r request, from, to, reused int) bool {
 	return false
 }
 
-// describe says how many copies of each of a prompt's blocks each group holds.
+// describe lists the copies of a prompt's blocks in every group.
 func (t *twin) describe(p prompt) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -383,7 +384,7 @@ func (t *twin) describe(p prompt) string {
 	return b.String()
 }
 
-// versionAfter is the version so many messages after the one that made a version.
+// versionAfter returns the version a number of messages after the message of a version.
 func (t *twin) versionAfter(version, messages int) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -426,7 +427,7 @@ func (t *twin) holdsAll(p prompt) bool {
 	return len(names) == len(p.tokens)/t.blockSize && t.fullDepth(names, t.version) == len(names)
 }
 
-// wait waits until a condition holds that only messages can change.
+// wait waits for a condition that only messages can change.
 func (t *twin) wait(ctx context.Context, condition func() bool) error {
 	for {
 		t.mu.Lock()
@@ -441,7 +442,7 @@ func (t *twin) wait(ctx context.Context, condition func() bool) error {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return errors.Join(errors.New("the engine has not announced what it must"), ctx.Err())
+			return errors.Join(errors.New("the engine has not announced the expected events"), ctx.Err())
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// tell sends a twin the next message, with these events.
+// tell sends the next message with the given events to a twin.
 func tell(t *testing.T, into *twin, evs ...map[string]any) {
 	t.Helper()
 	if err := into.apply(encode(t, len(into.messages), evs...)); err != nil {
@@ -26,7 +26,7 @@ func encode(t *testing.T, seq int, evs ...map[string]any) [][]byte {
 	return [][]byte{{}, binary.BigEndian.AppendUint64(nil, uint64(seq)), payload}
 }
 
-// Events of blocks of two tokens, as vLLM 0.32 has them.
+// Events of blocks of two tokens, in the form of vLLM 0.32.
 func stored(group int, kind string, window any, parent any, names []int, tokens ...int) map[string]any {
 	return map[string]any{
 		"type": "BlockStored", "block_hashes": names, "parent_block_hash": parent, "token_ids": tokens,
@@ -77,7 +77,7 @@ func TestTwinOfFullAttention(t *testing.T) {
 	now, _, _ := tw.now()
 	p := of(1, 2, 3, 4, 5, 6)
 	if !tw.everUsable(p, before, now, 3) || tw.everUsable(p, before+1, now, 2) {
-		t.Error("the twin does not remember what was")
+		t.Error("the twin does not keep past states")
 	}
 	if tw.versionAt(2) != before || tw.versionAt(0) != 0 {
 		t.Errorf("the version after two events is %d, want %d", tw.versionAt(2), before)
@@ -101,7 +101,7 @@ func TestTwinOfWindows(t *testing.T) {
 	p := of(1, 2, 3, 4, 5, 6, 7, 8)
 	tell(t, tw, full(nil, []int{1, 2, 3, 4}, 1, 2, 3, 4, 5, 6, 7, 8), window(3, 4))
 	wantReusable(t, tw, p, 4)
-	wantReusable(t, tw, of(1, 2, 3, 4, 5, 6), 0) // it lacks the block before the last
+	wantReusable(t, tw, of(1, 2, 3, 4, 5, 6), 0) // the group lacks the second-last block
 	if n := tw.fullyHeld(of(1, 2, 3, 4, 5, 6)); n != 3 {
 		t.Errorf("full attention has %d blocks, want 3", n)
 	}
@@ -128,7 +128,7 @@ func TestTwinRefuses(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 		if err := tw.wait(t.Context(), func() bool { return true }); err == nil {
-			t.Errorf("%s: who waits hears nothing of it", want)
+			t.Errorf("%s: the waiting goroutine gets no error", want)
 		}
 	}
 }
@@ -197,7 +197,7 @@ func TestGenerator(t *testing.T) {
 		}
 	}
 	if runs[0].String() != runs[1].String() {
-		t.Error("two runs with one seed differ")
+		t.Error("two runs with the same seed differ")
 	}
 	for _, k := range kinds {
 		if !seen[k.name] {

@@ -15,7 +15,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// TestShimIsRefusedBySecurity runs the shim against libzmq publishers that demand CURVE and PLAIN.
+// TestShimIsRefusedBySecurity runs the shim with libzmq publishers that require CURVE and PLAIN.
 func TestShimIsRefusedBySecurity(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	const script = `import sys, zmq
@@ -58,9 +58,9 @@ sys.stdin.read()`
 	}
 }
 
-// TestShimSaysWhatIsWrongWithBlocks runs the shim beside engines whose blocks are not of its --block-size: smaller (as
-// with SGLang's pages of one token; of less than a whole block they may be the end of a prompt), larger, and of none at
-// all.
+// TestShimSaysWhatIsWrongWithBlocks runs the shim beside engines with another block size than --block-size. The blocks
+// are smaller, as with SGLang's pages of a token, larger, or have no size. Fewer tokens than a block may be the end of
+// a prompt.
 func TestShimSaysWhatIsWrongWithBlocks(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	for i, c := range []struct {

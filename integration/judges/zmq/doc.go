@@ -1,3 +1,3 @@
-// Package zmq goes the whole way, from a publisher on real libzmq to the answer that a user sees. Build tag judges; see
-// `make judges`.
+// Package zmq tests the whole path, from a publisher on real libzmq to a user's answer. Build tag judges; see `make
+// judges`.
 package zmq

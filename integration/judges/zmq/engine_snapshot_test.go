@@ -9,9 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// TestEngineSnapshots has an engine on real libzmq give snapshots of what it holds, in the frames of both proposals for
-// vLLM. Where the replay buffer has moved on, what the engine still holds is found all the same, and what it dropped is
-// not.
+// TestEngineSnapshots runs an engine on real libzmq with snapshots of the held blocks, in the frames of both proposals
+// for vLLM. If the replay buffer has moved on, the index has the held blocks and not the dropped blocks.
 func TestEngineSnapshots(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	for _, c := range []struct {
@@ -38,7 +37,7 @@ func TestEngineSnapshots(t *testing.T) {
 				return names
 			}
 			first := store(0, 6)
-			engine.Remove(first[2]) // its children are still there
+			engine.Remove(first[2]) // the children remain
 			engine.Store(prompt[:harness.BlockSize], nil)
 			engine.Forget(1)
 
@@ -49,11 +48,11 @@ func TestEngineSnapshots(t *testing.T) {
 			engine.Publish(pyenv.Event{Op: "store", Tokens: prompt[2*harness.BlockSize : 3*harness.BlockSize],
 				Parent: &first[1], Hashes: first[2:3]})
 			x.WaitDepth(t, "m", prompt, c.name, 6)
-			engine.Remove(first[0]) // one of two copies
+			engine.Remove(first[0]) // a copy of two
 			store(6, 7)
 			x.WaitDepth(t, "m", prompt, c.name, 7)
 
-			// A gap that no replay fills.
+			// A gap without a replay.
 			engine.Drop(3, false)
 			store(7, 9)
 			engine.Remove(first[5])
@@ -70,7 +69,7 @@ func TestEngineSnapshots(t *testing.T) {
 			shim = startShim(t, x, engine, c.name, args...)
 			x.WaitDepth(t, "m", prompt, c.name, 9)
 
-			// There is none for a while: then nothing is claimed, and it is asked for again.
+			// Without a snapshot for a while, the index has no blocks, and the shim requests a snapshot again.
 			engine.SnapshotMode("never")
 			engine.Drop(1, false)
 			engine.Store(harness.Tokens(9100, harness.BlockSize), nil)

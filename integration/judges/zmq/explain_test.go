@@ -19,9 +19,9 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// TestExplain asks as a user would where each block of a prompt is, and which rule stopped each worker: a hole, a tier,
-// another prompt, a page of which the store has a part, a threshold, a worker without a store. NATS, HTTP and the table
-// say the same.
+// TestExplain queries the location of every block of a prompt, as a user would, with the rule that stopped every
+// worker: a hole, a tier, another prompt, a partly stored page, a threshold, a worker without a store. NATS, HTTP and
+// the table must be equal.
 func TestExplain(t *testing.T) {
 	folder := t.TempDir()
 	store := hicache.SGLang{Backend: "file", PageSize: harness.BlockSize, TPSize: 2, PPSize: 1, ModelName: "org/m",
@@ -53,7 +53,7 @@ func TestExplain(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// What each worker says, as one line of text; "other" holds nothing of the prompt.
+	// The explanation of every worker as a line of text. "other" holds no block of the prompt.
 	told := func(a *api.Answer) string {
 		var lines []string
 		for _, o := range a.Workers {
@@ -97,7 +97,7 @@ other: own 0 not_held behind 0 loads 0 no_store behind 0`
 	if err := json.Unmarshal([]byte(text), &web); err != nil {
 		t.Fatal(err)
 	}
-	// What is remembered grows older, and the log may go on by what changes no answer.
+	// The ages grow, and the log may have further messages without an effect on the answer.
 	a.Partitions, web.Partitions = nil, nil
 	if a.L3.AgeMS, web.L3.AgeMS = 0, 0; err != nil || status != 200 || !reflect.DeepEqual(a, web) {
 		t.Errorf("over HTTP: %d %v\n%+v\n%+v", status, err, web, a)
@@ -122,10 +122,10 @@ other: own 0 not_held behind 0 loads 0 no_store behind 0`
 	}
 	if a, failure := x.Query(t, "--model", "m", "--hashes", "1,2", "--explain"); failure != nil ||
 		len(a.Workers) != 4 || a.Workers[0].Path == nil || a.Workers[0].Path.Stop != "unknown_block" {
-		t.Errorf("hashes that nobody holds: %+v, %v", a, failure)
+		t.Errorf("hashes without a holder: %+v, %v", a, failure)
 	}
 	if a, failure := x.Query(t, "--model", "m", "--tokens", harness.CommaList(prompt)); failure != nil ||
 		a.Workers[0].Path != nil {
-		t.Errorf("not asked for: %+v, %v", a, failure)
+		t.Errorf("without explain: %+v, %v", a, failure)
 	}
 }

@@ -22,8 +22,8 @@ func startShim(t testing.TB, x *harness.Indexer, p *pyenv.Publisher, instance st
 	return harness.Start(t, "worker-shim", args...)
 }
 
-// TestFromEngineToAnswer goes the whole way, from a publisher on real libzmq to the answer that a user sees, and keeps
-// the answer right while every part is killed in turn.
+// TestFromEngineToAnswer tests the whole path, from a publisher on real libzmq to a user's answer. The answer must stay
+// right while every part is killed in turn.
 func TestFromEngineToAnswer(t *testing.T) {
 	for _, form := range []string{"map", "array"} {
 		t.Run(form, func(t *testing.T) {
@@ -31,7 +31,7 @@ func TestFromEngineToAnswer(t *testing.T) {
 			data := t.TempDir()
 			x := harness.StartIndexer(t, data, "")
 			prompt := harness.Tokens(1000, 12*harness.BlockSize)
-			_, first := engine.Store(prompt[:4*harness.BlockSize], nil) // before anybody listens
+			_, first := engine.Store(prompt[:4*harness.BlockSize], nil) // before the first subscriber
 
 			shim := startShim(t, x, engine, "w1")
 			x.WaitDepth(t, "m", prompt, "w1", 4)
@@ -45,7 +45,7 @@ func TestFromEngineToAnswer(t *testing.T) {
 			engine.Remove(second[1])
 			x.WaitDepth(t, "m", prompt, "w1", 5)
 
-			// Messages that cannot be read cost nothing but themselves, and the connection stays.
+			// An undecodable message is skipped, without another effect, and the connection stays.
 			engine.Raw([]byte("\xc1 this is no MessagePack"))
 			engine.Raw(nil)
 			engine.Frames([]byte("one"), []byte("two"))
@@ -54,7 +54,7 @@ func TestFromEngineToAnswer(t *testing.T) {
 			shim.WaitFor(`cannot be decoded`)
 			shim.WaitFor(`no engine's event message`)
 			said := shim.Said()
-			// an engine that stood still is left
+			// a paused engine is disconnected
 			silent := len(regexp.MustCompile(`the engine's connection has ended.*peer is silent`).FindAllString(said,
 				-1))
 			if n := strings.Count(said, "connected to the engine"); n != 1+silent {
@@ -67,7 +67,7 @@ func TestFromEngineToAnswer(t *testing.T) {
 			_, fifth := engine.Store(prompt[8*harness.BlockSize:9*harness.BlockSize], &fourth[0])
 			x.WaitDepth(t, "m", prompt, "w1", 9)
 
-			// The indexer and its NATS server crash while the engine goes on.
+			// The indexer and the NATS server crash while the engine continues.
 			x.Kill()
 			_, sixth := engine.Store(prompt[9*harness.BlockSize:10*harness.BlockSize], &fifth[0])
 			x = harness.StartIndexer(t, data, x.NATS)
@@ -79,7 +79,7 @@ func TestFromEngineToAnswer(t *testing.T) {
 			shim = startShim(t, x, engine, "w1")
 			x.WaitDepth(t, "m", prompt, "w1", 11)
 
-			// The log may be trimmed past the shim's last message: the snapshot has its cursor.
+			// The log may be trimmed beyond the shim's last message, because the snapshot has the cursor.
 			for range 2 {
 				if r := harness.Run(t, "indexer", "snapshot", "now", "--nats", x.NATS); r.Code != 0 {
 					t.Fatalf("snapshot now: %+v", r)
@@ -97,7 +97,7 @@ func TestFromEngineToAnswer(t *testing.T) {
 			x.WaitDepth(t, "m", prompt, "w1", 12)
 
 			if n := strings.Count(shim.Said(), "a new incarnation of the engine begins"); n != 0 {
-				t.Fatalf("the shim saw %d new lives of an engine that lived on:\n%s", n, shim.Said())
+				t.Fatalf("the shim detected %d new lives of a running engine:\n%s", n, shim.Said())
 			}
 			engine.Clear()
 			if a := x.WaitDepth(t, "m", prompt, "w1", 0); a.Reason != api.ReasonNotCached {
@@ -107,7 +107,7 @@ func TestFromEngineToAnswer(t *testing.T) {
 	}
 }
 
-// TestWhatCannotBeReplayedIsCleared loses messages for good: nothing of what was known may be claimed any more.
+// TestWhatCannotBeReplayedIsCleared permanently loses messages. The index must drop all earlier blocks.
 func TestWhatCannotBeReplayedIsCleared(t *testing.T) {
 	engine := pyenv.StartPublisher(t, pyenv.PublisherOptions{BlockSize: harness.BlockSize})
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -124,7 +124,7 @@ func TestWhatCannotBeReplayedIsCleared(t *testing.T) {
 	x.WaitDepth(t, "m", prompt, "w1", 0)
 	shim.WaitFor(`could not be replayed`)
 
-	// A new life of the engine, of which nothing was heard: its numbers begin again.
+	// A new life of the engine without notice: the sequence restarts.
 	engine.Do(map[string]any{"op": "restart"}, nil)
 	engine.Store(prompt[:harness.BlockSize], nil)
 	x.WaitDepth(t, "m", prompt, "w1", 1)

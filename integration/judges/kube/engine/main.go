@@ -1,6 +1,6 @@
-// Command engine stands in for vLLM and SGLang in pods, as no GPU is there. It takes the arguments of `vllm serve` and
-// of `python3 -m sglang.launch_server` that the documentation names, and refuses others. It answers /health, /metrics
-// and completions of token ids. With --kv-events-config it publishes KV-cache events for each data-parallel rank.
+// Command engine simulates vLLM and SGLang in pods without a GPU. It accepts the arguments of `vllm serve` and of
+// `python3 -m sglang.launch_server` in the documentation, and refuses other arguments. It serves /health, /metrics and
+// completions of token ids. With --kv-events-config it publishes KV-cache events for every data-parallel rank.
 package main
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 )
 
-// settings are what the arguments of both engines say.
+// settings are the arguments of both engines.
 type settings struct {
 	model     string
 	kvEvents  string
@@ -35,7 +35,7 @@ type settings struct {
 	needsEnable bool // vLLM publishes only with "enable_kv_cache_events": true
 }
 
-// kvEventsConfig has the fields of vLLM's KVEventsConfig that the documentation uses.
+// kvEventsConfig has the fields of vLLM's KVEventsConfig in the documentation.
 type kvEventsConfig struct {
 	Enable    *bool  `json:"enable_kv_cache_events"`
 	Publisher string `json:"publisher"`
@@ -92,7 +92,7 @@ func parse(args []string) (*settings, error) {
 	return s, nil
 }
 
-// onPort returns an endpoint for a rank: all addresses, and the port as many further as the rank says.
+// onPort returns an endpoint for a rank: all addresses, and the port plus the rank.
 func onPort(endpoint string, rank int) (string, error) {
 	port, ok := strings.CutPrefix(endpoint, "tcp://*:")
 	if !ok {
@@ -101,8 +101,7 @@ func onPort(endpoint string, rank int) (string, error) {
 	return zmtp.PortsAfter("tcp://0.0.0.0:"+port, uint32(rank))
 }
 
-// publish starts the publishers of all ranks, as --kv-events-config says. Without that flag an engine publishes
-// nothing.
+// publish starts the publishers of all ranks by --kv-events-config. Without the flag, an engine publishes nothing.
 func (s *settings) publish(ctx context.Context) (ranks []*enginesim.Engine, err error) {
 	if s.kvEvents == "" {
 		return nil, nil

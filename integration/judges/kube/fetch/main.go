@@ -1,5 +1,5 @@
-// Command fetch builds the programs of a Kubernetes into the user's cache folder, unless they are there, and installs
-// the programs of Debian that its nodes run, for which it needs root. `make kube` runs it before the tests.
+// Command fetch builds the programs of a Kubernetes into the user's cache folder, unless present, and installs Debian's
+// programs for the nodes, which needs root. `make kube` runs the command before the tests.
 //
 //	go run ./integration/judges/kube/fetch
 package main
@@ -15,7 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// packages maps a program, or a file, to the Debian package that contains it.
+// packages maps a program or file to the Debian package.
 var packages = map[string]string{
 	"containerd":       "containerd",
 	"runc":             "runc",
@@ -37,7 +37,7 @@ func main() {
 }
 
 func fetch(progress io.Writer) error {
-	// The build takes minutes. A machine on which the cluster cannot run is refused before.
+	// The build takes minutes, so check the machine for a cluster first.
 	if os.Geteuid() != 0 {
 		return errors.New("the cluster needs root: run make kube as root, or make judges KUBE=skip")
 	}

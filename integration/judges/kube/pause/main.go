@@ -1,4 +1,4 @@
-// Command pause is the first container of every pod of the judge. It holds the pod's namespaces until it is stopped.
+// Command pause is the first container of every pod of the judge. It keeps the pod's namespaces until stopped.
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Command gonja renders chat templates with github.com/nikolalohinski/gonja, as integration/python/render_chats.py
-// does with Jinja2: each line on stdin is a JSON object {"template", "vars"}, and each on stdout {"text"} or {"error"}.
-// It is a module of its own, so that kvatlas does not depend on gonja.
+// Command gonja renders chat templates with github.com/nikolalohinski/gonja, as integration/python/render_chats.py does
+// with Jinja2. A line on stdin is a JSON object {"template", "vars"}, and a line on stdout is {"text"} or {"error"}.
+// The command is a separate module, so kvatlas does not depend on gonja.
 package main
 
 import (

