@@ -254,7 +254,8 @@ func (q *Query) Check() error {
 	switch {
 	case q.Model == "":
 		return Errorf(CodeMissingModel, "the query has no model")
-	case q.Text != nil && (q.Tokens != nil || q.Hashes != nil || q.Hashed != nil || q.EngineHashes != nil):
+	case q.Text != nil && (q.Hashes != nil || q.Hashed != nil || q.EngineHashes != nil ||
+		q.Tokens != nil && (q.Text.Whole() || q.Text.Request == nil)):
 		return Errorf(CodeMalformed, "the query has a text, and tokens or hashes; give one of them")
 	case q.Text != nil && q.Text.Check() != nil:
 		return q.Text.Check()

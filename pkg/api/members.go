@@ -243,7 +243,7 @@ func (t *Text) members(list []member) []member {
 		{"prompt", (*promptText)(&t.Prompt)}, {"messages", &t.Messages}, {"tools", &t.Tools},
 		{"chat_template", &t.ChatTemplate}, {"chat_template_kwargs", (*objectValue)(&t.ChatTemplateKwargs)},
 		{"add_generation_prompt", &t.AddGenerationPrompt}, {"continue_final_message", &t.ContinueFinalMessage},
-		{"return_token_ids", &t.ReturnTokenIDs},
+		{"api", &t.API}, {"request", (*objectValue)(&t.Request)}, {"return_token_ids", &t.ReturnTokenIDs},
 	}...)
 }
 

@@ -52,6 +52,7 @@ func jsonAnswer(a *Answer) ([]byte, bool) {
 		p.optText(`,"tokenize_error":`, t.TokenizeError)
 		p.putInt(`,"prompt_tokens":`, t.PromptTokens)
 		putNumbers(&p, `,"token_ids":`, t.TokenIDs, t.TokenIDs != nil)
+		p.optReflect(`,"unsupported_fields":`, t.UnsupportedFields, len(t.UnsupportedFields) > 0)
 	}
 	p.raw(`}`)
 	return p.out, p.err == nil

@@ -26,6 +26,14 @@ type Text struct {
 	AddGenerationPrompt  *bool `json:"add_generation_prompt,omitempty" msgpack:"add_generation_prompt,omitempty"`
 	ContinueFinalMessage *bool `json:"continue_final_message,omitempty" msgpack:"continue_final_message,omitempty"`
 
+	// API names the engines' API that Request belongs to: completions, chat, responses, messages, embeddings, score or
+	// rerank. If it is empty, the fields decide.
+	API string `json:"api,omitempty" msgpack:"api,omitempty"`
+
+	// Request has the fields of a request to an engine, as an object: in place of the other fields, or beside them. Each
+	// field has its effect in the engine. A request with a field of unknown effect is not looked up.
+	Request Value `json:"request,omitzero" msgpack:"request,omitempty"`
+
 	// ReturnTokenIDs adds the tokens to the answer, so that the client can send them to an engine.
 	ReturnTokenIDs bool `json:"return_token_ids,omitempty" msgpack:"return_token_ids,omitempty"`
 }
@@ -42,6 +50,10 @@ type Tokenization struct {
 	PromptTokens int `json:"prompt_tokens" msgpack:"prompt_tokens"`
 
 	TokenIDs Tokens `json:"token_ids,omitzero" msgpack:"token_ids,omitempty"` // if Text.ReturnTokenIDs is set
+
+	// UnsupportedFields has the names of the fields that prevented a look-up: unknown fields, and fields of the tokens or
+	// of the tenant whose effect the node cannot reproduce.
+	UnsupportedFields []string `json:"unsupported_fields,omitempty" msgpack:"unsupported_fields,omitempty"`
 }
 
 // Value is a JSON value that is forwarded unchanged. In MessagePack it is text with JSON, or a value, whose maps keep
@@ -227,6 +239,9 @@ func (t *Text) HasTemplate() bool {
 	return has || err != nil
 }
 
+// Whole reports whether the text has a prompt or messages of its own, and not only the fields of Request.
+func (t *Text) Whole() bool { return t.Prompt != "" || t.Messages != nil }
+
 // Check returns an error for a text that cannot be tokenized. The error is an [Error].
 func (t *Text) Check() error {
 	for _, f := range []struct {
@@ -234,7 +249,7 @@ func (t *Text) Check() error {
 		value Value
 		want  kind
 	}{{"messages", t.Messages, kindList}, {"tools", t.Tools, kindList},
-		{"chat_template_kwargs", t.ChatTemplateKwargs, kindObject}} {
+		{"chat_template_kwargs", t.ChatTemplateKwargs, kindObject}, {"request", t.Request, kindObject}} {
 		if s := (&jsonSource{data: f.value}); f.value != nil && s.kind() != f.want {
 			return Errorf(CodeMalformed, "%s is %s, not %s", f.name, s.shown(), f.want)
 		}
@@ -242,11 +257,11 @@ func (t *Text) Check() error {
 	chat := t.Tools != nil || t.ChatTemplate != "" || t.ChatTemplateKwargs != nil || t.AddGenerationPrompt != nil ||
 		t.ContinueFinalMessage != nil
 	switch {
-	case t.Prompt == "" && t.Messages == nil:
+	case t.Prompt == "" && t.Messages == nil && t.Request == nil:
 		return Errorf(CodeMalformed, "the query has neither a prompt nor messages")
 	case t.Prompt != "" && t.Messages != nil:
 		return Errorf(CodeMalformed, "the query has a prompt and messages; give one of them")
-	case t.Messages == nil && chat:
+	case t.Messages == nil && t.Request == nil && chat:
 		return Errorf(CodeMalformed, "tools and other inputs of a chat template are valid with messages only")
 	case len(t.ChatTemplate) > MaxChatTemplate:
 		return Errorf(CodeTooLarge, "chat_template has %d bytes, more than %d; give the model's file a template of that size",

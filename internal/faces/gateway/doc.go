@@ -8,7 +8,7 @@
 // A stream is one HTTP request. A [Machine] decides the effects of each message, and [Service.Process] executes them:
 //
 //	proxy                             Machine                     effects
-//	request headers, body, trailers → begin, reading, choosing  → Ask: choose a worker and book the request there
+//	request headers, body, trailers → begin, reading, choosing  → Ask: choose a worker for the request
 //	                                ← headers with x-gateway-destination-endpoint, body
 //	response headers                → waiting                   → Served: the answering worker, if not the chosen one
 //	response body, trailers         → answering                 → PrefillComplete at the first bytes, Free at the end

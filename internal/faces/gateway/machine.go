@@ -9,6 +9,7 @@ import (
 	modev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/kvatlas/kvatlas/internal/text/fields"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"google.golang.org/protobuf/types/known/structpb"
 )
@@ -25,19 +26,25 @@ const (
 	maxChunk          = 62_000  // bytes of a body in one message: gRPC's default window has 64 KiB
 	maxBody           = 8 << 20 // of a request
 	contentTypeHeader = "content-type"
+	pathHeader        = ":path"
+
+	// unsupportedFields is a header of requests and responses.
+	unsupportedFields = "x-kvatlas-unsupported-fields"
 )
 
-// Ask is a request that needs a worker.
+// Ask is a request without a worker.
 type Ask struct {
-	Body   []byte   // nil without a body
-	JSON   bool     // whether the body is JSON; true unless the content type contradicts
-	Subset []string // addresses of the permitted workers; nil permits all
+	API    fields.API // by the path; may be empty
+	Body   []byte     // nil without a body, and for a body that is not JSON
+	Subset []string   // addresses of the permitted workers; nil permits all
 }
 
 // Choice is the destination of a request.
 type Choice struct {
 	Addresses []string // as IP:PORT; the addresses after the first are fallbacks
 	Rank      string   // data-parallel rank behind the first address, if it has several
+
+	Unsupported []string // fields that prevent a look-up
 }
 
 // Effects are the effects of a message, in the order of the fields.
@@ -71,7 +78,10 @@ type (
 	begin struct{}
 
 	// reading waits for the rest of the request's body.
-	reading struct{ ask Ask }
+	reading struct {
+		ask  Ask
+		skip bool // the choice does not need the body
+	}
 
 	// choosing waits for a choice.
 	choosing struct {
@@ -80,14 +90,20 @@ type (
 		trailers bool // the request has trailers
 	}
 
-	// waiting waits for the response's headers.
-	waiting struct{ address string }
+	// waiting waits for the response's headers. The rest of a streamed body without JSON arrives meanwhile.
+	waiting struct {
+		address     string
+		unsupported string // value of the header unsupportedFields; may be empty
+		streamed    bool   // the choice did not need the body, which is not complete yet
+	}
 
 	// answering waits for the rest of the response.
 	answering struct {
 		own   bool // a response of the proxy itself, which refuses a request before the choice
 		begun bool // a part of the body has arrived
 		usage usage
+
+		streamed bool // the request's body is not complete yet
 	}
 
 	// over waits for the end of the stream: the request has ended, or was refused.
@@ -101,6 +117,7 @@ const (
 	afterHeaders after = iota + 1 // the request has no body
 	afterBuffered
 	afterDuplex
+	beforeDuplex // the choice does not need the body
 )
 
 // NewMachine returns the machine of a new stream.
@@ -168,19 +185,21 @@ func (begin) step(m *Machine, r *extprocv3.ProcessingRequest) Effects {
 		m.duplexResponse = c.ResponseBodyMode == modev3.ProcessingMode_FULL_DUPLEX_STREAMED
 	}
 	m.duplexRequest = mode == modev3.ProcessingMode_FULL_DUPLEX_STREAMED
-	contentType := header(h, contentTypeHeader)
-	ask := Ask{Subset: subset(r), JSON: contentType == "" || strings.HasPrefix(contentType, "application/json")}
+	ask := Ask{API: fields.OfPath(header(h, pathHeader)), Subset: subset(r)}
+	isJSON := isJSON(header(h, contentTypeHeader))
 	switch {
 	case h.EndOfStream || mode == modev3.ProcessingMode_NONE:
 		return m.choose(ask, afterHeaders, false)
+	case m.duplexRequest && !isJSON:
+		return m.choose(ask, beforeDuplex, false)
 	case m.duplexRequest:
-		m.phase = &reading{ask}
+		m.phase = &reading{ask: ask}
 		return Effects{}
 	case mode == modev3.ProcessingMode_BUFFERED:
-		m.phase = &reading{ask}
+		m.phase = &reading{ask, !isJSON}
 		return Effects{Replies: []*extprocv3.ProcessingResponse{headersReply(false, nil)}}
 	}
-	m.phase = &reading{ask}
+	m.phase = &reading{ask: ask}
 	return m.Refuse(api.Errorf(api.CodeInternal,
 		"the proxy sends bodies in the mode %v; set request_body_mode to FULL_DUPLEX_STREAMED or BUFFERED", mode))
 }
@@ -188,6 +207,9 @@ func (begin) step(m *Machine, r *extprocv3.ProcessingRequest) Effects {
 func (p *reading) step(m *Machine, r *extprocv3.ProcessingRequest) Effects {
 	switch q := r.Request.(type) {
 	case *extprocv3.ProcessingRequest_RequestBody:
+		if p.skip {
+			return m.choose(p.ask, afterBuffered, false)
+		}
 		if len(p.ask.Body)+len(q.RequestBody.Body) > maxBody {
 			return m.Refuse(api.Errorf(api.CodeTooLarge, "the body has more than %d bytes (%d MiB)", maxBody, maxBody>>20))
 		}
@@ -223,11 +245,15 @@ func (m *Machine) Chosen(c *Choice) (e Effects) {
 	if !ok {
 		return e // the stream has ended
 	}
-	m.phase = &waiting{c.Addresses[0]}
+	w := &waiting{c.Addresses[0], strings.Join(c.Unsupported, ","), p.after == beforeDuplex}
+	m.phase = w
 	to := strings.Join(c.Addresses, ",")
 	set := []*corev3.HeaderValueOption{setHeader(destination, to)}
 	if c.Rank != "" {
 		set = append(set, setHeader(dataParallelRank, c.Rank))
+	}
+	if w.unsupported != "" {
+		set = append(set, setHeader(unsupportedFields, w.unsupported))
 	}
 	mutation := &extprocv3.HeaderMutation{SetHeaders: set}
 	var first *extprocv3.ProcessingResponse
@@ -274,18 +300,31 @@ func (m *Machine) Refuse(err error) Effects {
 
 func (p *waiting) step(m *Machine, r *extprocv3.ProcessingRequest) (e Effects) {
 	switch q := r.Request.(type) {
-	case *extprocv3.ProcessingRequest_RequestTrailers:
-		if m.duplexRequest {
+	case *extprocv3.ProcessingRequest_RequestBody:
+		if !p.streamed {
 			return m.broken(r)
 		}
+		p.streamed = !q.RequestBody.EndOfStream
+		e.Replies = appendChunks(nil, false, q.RequestBody.Body, q.RequestBody.EndOfStream)
+		return e
+	case *extprocv3.ProcessingRequest_RequestTrailers:
+		if m.duplexRequest && !p.streamed {
+			return m.broken(r)
+		}
+		p.streamed = false
 		e.Replies = append(e.Replies, trailersReply(false))
 		return e
 	case *extprocv3.ProcessingRequest_ResponseHeaders:
 		if by := served(r); by != p.address {
 			e.Served = by
 		}
-		e.Replies = append(e.Replies, headersReply(true, nil))
-		m.phase = &answering{}
+		var mutation *extprocv3.CommonResponse
+		if p.unsupported != "" {
+			mutation = &extprocv3.CommonResponse{HeaderMutation: &extprocv3.HeaderMutation{
+				SetHeaders: []*corev3.HeaderValueOption{setHeader(unsupportedFields, p.unsupported)}}}
+		}
+		e.Replies = append(e.Replies, headersReply(true, mutation))
+		m.phase = &answering{streamed: p.streamed}
 		if q.ResponseHeaders.EndOfStream {
 			m.phase, e.Free = over{}, true
 		}
@@ -296,6 +335,13 @@ func (p *waiting) step(m *Machine, r *extprocv3.ProcessingRequest) (e Effects) {
 
 func (p *answering) step(m *Machine, r *extprocv3.ProcessingRequest) (e Effects) {
 	switch q := r.Request.(type) {
+	case *extprocv3.ProcessingRequest_RequestBody, *extprocv3.ProcessingRequest_RequestTrailers:
+		if p.streamed { // the engine answers before it has the whole body
+			w := waiting{streamed: true}
+			e = w.step(m, r)
+			p.streamed = w.streamed
+			return e
+		}
 	case *extprocv3.ProcessingRequest_ResponseBody:
 		b := q.ResponseBody
 		if !p.own {
@@ -376,6 +422,14 @@ func header(h *extprocv3.HttpHeaders, name string) string {
 		}
 	}
 	return ""
+}
+
+// isJSON reports whether a content type is JSON's. A request without a content type counts as JSON.
+func isJSON(contentType string) bool {
+	media, _, _ := strings.Cut(contentType, ";")
+	media = strings.ToLower(textproto.TrimString(media))
+	return media == "" || media == "application/json" ||
+		strings.HasPrefix(media, "application/") && strings.HasSuffix(media, "+json")
 }
 
 // metadata returns a value of the stream's metadata; nil without the value.

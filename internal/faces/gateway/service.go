@@ -20,6 +20,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/dial"
 	"github.com/kvatlas/kvatlas/internal/edge/web"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
+	"github.com/kvatlas/kvatlas/internal/text/fields"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/routing"
@@ -59,6 +60,10 @@ type Config struct {
 type Metrics interface {
 	ReportReused(requestID string, tokens uint64) // records the reused tokens of a prompt, as the engine reported them
 	Moved(model string)                           // counts an answer of another worker than the chosen one
+
+	// Unsupported receives the fields that prevent a look-up of a request. The list may be empty. Select counts the
+	// fields without support in the source of tokens.
+	Unsupported(api string, names []string)
 }
 
 // Service is the external processor. It serves any number of streams concurrently.
@@ -243,28 +248,36 @@ func (s *Service) move(ctx context.Context, b *booking, to string) {
 		Worker: ranks[at].Instance, Rank: ranks[at].Rank, EffectivePrefillTokens: b.prompt.ISLTokens})
 }
 
-// choose chooses a worker, and books the request there if its model is known.
+// choose chooses a worker, and books the request there if the model is known.
 func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) {
-	if len(a.Body) == 0 || !a.JSON {
+	if len(a.Body) == 0 {
 		c, err := s.anyWorker(a)
 		return c, booking{}, err
 	}
-	p, tokens, err := readPrompt(a.Body)
+	r, err := fields.Read(a.API, a.Body)
 	if err != nil {
 		return nil, booking{}, err
 	}
 	q := &api.SelectRequest{RequestID: rand.Text(), Book: true}
-	q.Model, q.CacheSalt, q.Tokens, q.Explain = p.Model, p.CacheSalt, tokens, true
+	q.Model, q.Explain = r.Model, true
 	if err := s.serving(q); err != nil {
 		return nil, booking{}, err
 	}
-	q.LoRA = cmp.Or(q.LoRA, p.numberedLoRA())
+	q.LoRA = cmp.Or(q.LoRA, r.LoRA)
+	if r.Text.HasTemplate() && !s.cfg.Templates {
+		r.Unsupported = append(r.Unsupported, "chat_template")
+	}
 	switch {
-	case tokens != nil:
-	case s.cfg.Text && (s.cfg.Templates || !p.HasTemplate()) && p.Text.Check() == nil:
-		q.Text = &p.Text
+	case !r.Prompted() || r.Tokens == nil && !s.cfg.Text:
+		q.ISLTokens = r.Length // a salt requires tokens; the adapter restricts the candidates
+		s.cfg.Metrics.Unsupported(string(r.API), r.Unsupported)
+	case r.Tokens != nil:
+		q.Tokens, q.CacheSalt = r.Tokens, r.Salt
+		if r.Further > 0 {
+			q.ISLTokens = uint64(len(r.Tokens)) + r.Further
+		}
 	default:
-		q.ISLTokens, q.CacheSalt = p.estimate(), "" // a salt requires tokens; the adapter restricts the candidates
+		q.Text, q.CacheSalt, q.ISLTokens = &r.Text, r.Salt, r.Further
 	}
 	if q.Endpoints, err = s.allowed(q.Model, a.Subset); err != nil {
 		return nil, booking{}, err
@@ -275,8 +288,13 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	}
 	b := booking{ref: api.RequestRef{Model: q.Model, RequestID: q.RequestID}, prompt: q.Prompt()}
 	b.prompt.ISLTokens = chosen.ISLTokens
+	if t := chosen.Tokenization; t != nil {
+		r.Unsupported = t.UnsupportedFields
+	}
 	c := s.choice(chosen, a.Subset)
-	if c == nil {
+	if c != nil {
+		c.Unsupported = r.Unsupported
+	} else {
 		_ = s.cfg.Bookings.Free(ctx, &b.ref)
 		return nil, booking{}, api.Errorf(api.CodeNoWorkers,
 			"the chosen worker of %q has left its permitted address", q.Model)
@@ -312,7 +330,7 @@ type places struct {
 	all       bool     // the pool has no other addresses
 }
 
-// places returns the addresses of a model. It recomputes them after a change of the pool.
+// places returns the addresses of a model. A change of the pool recomputes the addresses.
 func (s *Service) places(model string) *places {
 	pool := s.cfg.Pool(model)
 	known, _ := s.known.Load(model)

@@ -77,6 +77,12 @@ func (w *world) config() Config {
 func (w *world) ReportReused(_ string, n uint64) { w.say("reused %d", n) }
 func (w *world) Moved(model string)              { w.say("moved %s", model) }
 
+func (w *world) Unsupported(api string, names []string) {
+	if len(names) > 0 {
+		w.say("unsupported %s %v", api, names)
+	}
+}
+
 func (w *world) say(format string, args ...any) { w.log = append(w.log, fmt.Sprintf(format, args...)) }
 
 // id returns a short name for a request's id.
@@ -173,7 +179,7 @@ func TestChoices(t *testing.T) {
 		},
 		"an adapter, a subset, and no answer": {
 			[]string{from + " 10.0.0.1:8000,10.9.9.9:1", `body {"model":"adapter","prompt":[[1],[2]]}`}, nil,
-			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "adapter" salt "" of [http://10.0.0.1:8000/v1]`,
+			[]string{"<- headers", `select r1 m tokens [1] isl 2 lora "adapter" salt "" of [http://10.0.0.1:8000/v1]`,
 				"<- body gateway-destination-endpoint=10.0.0.1:8000 metadata=10.0.0.1:8000", "free r1"},
 		},
 		"an adapter by its number, as for TensorRT-LLM": {
@@ -184,12 +190,14 @@ func TestChoices(t *testing.T) {
 		},
 		"a lora_request of another form": {
 			[]string{from + " 10.0.0.1:8000", `body {"model":"m","prompt":[1],"lora_request":"sql"}`}, nil,
-			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "" salt "" of [http://10.0.0.1:8000/v1]`,
-				"<- body gateway-destination-endpoint=10.0.0.1:8000 metadata=10.0.0.1:8000", "free r1"},
+			[]string{"<- headers", "unsupported completions [lora_request]",
+				`select r1 m tokens [] isl 2 lora "" salt "" of [http://10.0.0.1:8000/v1]`,
+				"<- body gateway-destination-endpoint=10.0.0.1:8000 kvatlas-unsupported-fields=lora_request " +
+					"metadata=10.0.0.1:8000", "free r1"},
 		},
 		"text, and another answers": {
 			[]string{from, `body {"prompt":["hello","you"]}`, "response 10.0.0.3:80", "response-body x"}, nil,
-			[]string{"<- headers", `select r1 m tokens [] isl 0 lora "" salt "" of ` + all + ` text "hello" `,
+			[]string{"<- headers", `select r1 m tokens [] isl 1 lora "" salt "" of ` + all + ` text "hello" `,
 				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
 					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000",
 				"moved m", "free r1", "book r2 at c/0 prefill 7 of 7", "<- response",
@@ -368,7 +376,7 @@ func TestBodiesAreBounded(t *testing.T) {
 	}
 }
 
-// stalled is a stream that sends messages and then stalls until its end.
+// stalled is a stream with messages and then a pause until the end.
 type stalled struct {
 	script
 	ended chan struct{}
@@ -472,16 +480,16 @@ func TestCanceledStreams(t *testing.T) {
 	}
 }
 
-// TestKeysAreExact: the model comes from the key "model" in exactly this spelling, and the key must be unique.
+// TestKeysAreExact: names of fields are case-sensitive and unique. Other spellings are unknown.
 func TestKeysAreExact(t *testing.T) {
 	for body, want := range map[string]string{
-		`{"model":"m","MODEL":"n","prompt":[1]}`:                             "select r1 m tokens [1]",
-		`{"MODEL":"n","model":"m","Prompt":[2],"prompt":[1]}`:                "select r1 m tokens [1]",
-		`{"\u006dodel":"m","prompt":[1]}`:                                    "select r1 m tokens [1]",
-		`{"model":"m","prompt":[1],"Cache_Salt":"s"}`:                        `salt "" of`,
-		`{"model":"m","model":"m","prompt":[1]}`:                             "<- status 400",
-		`{"model":"m","prompt":[1],"prompt":[2]}`:                            "<- status 400",
-		`{"model":"m","prompt":[1],"temperature":1,"unknown":{"model":"n"}}`: "select r1 m tokens [1]",
+		`{"model":"m","MODEL":"n","prompt":[1]}`:                       "[MODEL]\nselect r1 m tokens []",
+		`{"MODEL":"n","model":"m","Prompt":[2],"prompt":[1]}`:          "[MODEL Prompt]\nselect r1 m tokens []",
+		`{"\u006dodel":"m","prompt":[1]}`:                              "select r1 m tokens [1]",
+		`{"model":"m","prompt":[1],"Cache_Salt":"s"}`:                  `salt "" of`,
+		`{"model":"m","model":"m","prompt":[1]}`:                       "<- status 400",
+		`{"model":"m","prompt":[1],"prompt":[2]}`:                      "<- status 400",
+		`{"model":"m","prompt":[1],"temperature":1,"x":{"model":"n"}}`: "kvatlas-unsupported-fields=x ",
 	} {
 		w := newWorld()
 		send := []string{"headers buffered ", "body " + body}

@@ -195,6 +195,7 @@ func everything(t *testing.T) string {
 	q.Selected("dynamo", "ok")
 	q.Reused("m", 1)
 	q.Moved("m")
+	q.Unsupported("chat", []string{"task"})
 	q.Routed("m", 1, 1, [4]uint64{1}, [4]uint64{1}, "best")
 	q.Best("m", 1)
 	q.Tokenized("m", "local", "ok", 1)
@@ -263,5 +264,29 @@ func TestModelsAreBounded(t *testing.T) {
 	}
 	if n := strings.Count(text, "\nkvatlas_route_reused_tokens_total{"); n != maxModels+1 {
 		t.Errorf("%d models", n)
+	}
+}
+
+// TestUnsupportedFields: the names that clients invent have a bounded number of series, and do not hide known names.
+func TestUnsupportedFields(t *testing.T) {
+	handler, q := New(Config{Figures: func() *Figures { return full() }})
+	for i := range 1000 {
+		q.Unsupported("chat", []string{fmt.Sprint("made-up-", i)})
+	}
+	q.Unsupported("chat", []string{"reasoning", "made-up-3"})
+	recorder := httptest.NewRecorder()
+	handler.ServeHTTP(recorder, httptest.NewRequest("GET", "/metrics", nil))
+	text := recorder.Body.String()
+	if n := strings.Count(text, "\nkvatlas_unsupported_fields_total{"); n != maxUnknown+2 {
+		t.Errorf("%d series, want %d", n, maxUnknown+2)
+	}
+	for _, line := range []string{
+		`kvatlas_unsupported_fields_total{api="chat",field="reasoning"} 1`,
+		`kvatlas_unsupported_fields_total{api="chat",field="made-up-3"} 2`,
+		`kvatlas_unsupported_fields_total{api="chat",field="other"} 936`,
+	} {
+		if !strings.Contains(text, line+"\n") {
+			t.Errorf("missing: %s", line)
+		}
 	}
 }

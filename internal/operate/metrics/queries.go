@@ -1,11 +1,13 @@
 package metrics
 
 import (
+	"cmp"
 	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/text/fields"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -27,6 +29,7 @@ type Queries struct {
 	checks    *prometheus.CounterVec
 	reused    *prometheus.CounterVec
 	moved     *prometheus.CounterVec
+	fields    *prometheus.CounterVec
 	routed    [4]*prometheus.CounterVec // tokens by step; the last two also by tier
 	outcomes  *prometheus.CounterVec
 
@@ -36,18 +39,23 @@ type Queries struct {
 	// stages.
 	stages, selection map[string]prometheus.Observer
 
-	models bounded
+	models  bounded
+	unknown bounded // names of fields that no table has
 }
 
 // maxModels bounds the models with separate series, because requests may name any model. Further models count as
 // "other".
 const maxModels = 1000
 
+// maxUnknown bounds the unknown names of fields with separate series, because clients choose the names.
+const maxUnknown = 64
+
 // other is the label of values above a bound.
 const other = "other"
 
 // bounded accepts a bounded number of values of a label, in order of appearance.
 type bounded struct {
+	most  int64
 	known sync.Map
 	n     atomic.Int64
 }
@@ -56,7 +64,7 @@ func (b *bounded) label(value string) string {
 	if _, ok := b.known.Load(value); ok {
 		return value
 	}
-	if b.n.Add(1) > maxModels {
+	if b.n.Add(1) > b.most {
 		b.n.Add(-1)
 		return other
 	}
@@ -118,6 +126,16 @@ func (q *Queries) Routed(model string, asked, seen uint64, held, selected [event
 // Moved counts a request with an answer from another worker than the chosen one.
 func (q *Queries) Moved(model string) { q.moved.WithLabelValues(q.models.label(model)).Inc() }
 
+// Unsupported counts a request that was routed by load because of fields, by API and field.
+func (q *Queries) Unsupported(of string, names []string) {
+	for _, name := range names {
+		if !fields.Known(name) {
+			name = q.unknown.label(name)
+		}
+		q.fields.WithLabelValues(cmp.Or(of, other), name).Inc()
+	}
+}
+
 // Stage records the duration of a part of a request: one of Stages.
 func (q *Queries) Stage(stage string, took time.Duration) {
 	if of := q.stages[stage]; of != nil {
@@ -170,6 +188,7 @@ func New(cfg Config) (http.Handler, *Queries) {
 	}
 	usual := prometheus.ExponentialBuckets(10e-6, 2.5, 14)
 	q := &Queries{
+		models: bounded{most: maxModels}, unknown: bounded{most: maxUnknown},
 		duration: histogram("kvatlas_request_duration_seconds", "Time from a request's arrival at the node's handler to "+
 			"its answer. Operations with the prefix own_ are requests of other nodes.", usual, "operation", "outcome"),
 		asked: counter("kvatlas_peer_requests_total", "Requests to other nodes for shares of a query: first, next "+
@@ -199,6 +218,9 @@ func New(cfg Config) (http.Handler, *Queries) {
 			"(cached_tokens, through a gateway or in a report).", "model"),
 		moved: counter("kvatlas_route_moved_total",
 			"Requests through a gateway with an answer from another worker than the chosen one.", "model"),
+		fields: counter("kvatlas_unsupported_fields_total", "Requests routed by load because of a field that determines "+
+			"tokens or tenant and is not supported, or is unknown; by API and field. At most 64 unknown names have series.",
+			"api", "field"),
 		routed: [4]*prometheus.CounterVec{
 			counter("kvatlas_route_asked_tokens_total", "Tokens of queried or routed prompts.", "model"),
 			counter("kvatlas_route_seen_prefix_tokens_total", "Thereof tokens of prefixes queried or stored "+

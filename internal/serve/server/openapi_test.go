@@ -75,6 +75,7 @@ var limits = map[string]object{
 	"served_model_names":            {"maxItems": 64, "items": shortText},
 	"topology_domains":              {"maxProperties": 64},
 	"events":                        {"enum": []any{api.EventsNone}},
+	"api":                           {"enum": apis},
 	"events_endpoint":               {"minLength": 1}, "replay_endpoint": {"minLength": 1},
 	"snapshot_endpoint": {"minLength": 1}, "source": {"minLength": 1},
 	"why":                              {"maxLength": 255},
@@ -84,6 +85,8 @@ var limits = map[string]object{
 	"EngineLoad.active_decode_blocks":  {"maximum": events.MaxEngineCount},
 	"EngineLoad.active_prefill_tokens": {"maximum": events.MaxEngineCount},
 }
+
+var apis = []any{"completions", "chat", "responses", "messages", "embeddings", "score", "rerank"}
 
 var shortText = object{"type": "string", "minLength": 1, "maxLength": 255}
 

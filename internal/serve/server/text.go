@@ -1,14 +1,18 @@
 package server
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/kvatlas/kvatlas/internal/edge/tracing"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
+	"github.com/kvatlas/kvatlas/internal/text/fields"
 	"github.com/kvatlas/kvatlas/internal/text/tokenize"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -47,44 +51,83 @@ func servingEndpoints(pool *registry.Pool) (list []string) {
 	return list
 }
 
-// readText makes tokens of a query's text. Without any, the query is that of a prompt of which nobody holds anything.
-// An error says that nothing here makes tokens at all.
-func (s *Server) readText(ctx context.Context, q *api.Query) (asked api.Query, out *api.Tokenization, err error) {
-	if q.Text.HasTemplate() && !s.RequestTemplates {
-		return asked, nil, api.Errorf(api.CodeMalformed, "the query has a chat_template, and this node runs no chat "+
+// readText returns a query with tokens in place of its text. Without tokens, the returned query is that of a prompt of
+// which no worker holds a block. The error means that this node has no source of tokens.
+func (s *Server) readText(ctx context.Context, q *api.Query) (
+	asked api.Query, r *fields.Request, out *api.Tokenization, err error,
+) {
+	if r, err = fields.Expand(q.Text); err != nil {
+		return asked, nil, nil, err
+	}
+	own := q.Text.Request == nil // the text is the query's own, and an error can be corrected there
+	asked, out = *q, &api.Tokenization{UnsupportedFields: r.Unsupported}
+	asked.Text = nil
+	asked.LoRA, asked.CacheSalt = cmp.Or(q.LoRA, r.LoRA), cmp.Or(q.CacheSalt, r.Salt)
+	if asked.Tokens == nil {
+		asked.Tokens = r.Tokens
+	}
+	template := r.Text.HasTemplate() && !s.RequestTemplates
+	switch {
+	case template && own:
+		return asked, r, nil, api.Errorf(api.CodeMalformed, "the query has a chat_template, and this node runs no chat "+
 			"templates of requests: leave it out, so that the model's own is used, or start indexer serve with "+
 			"--request-templates")
-	}
-	if s.tokenizers == nil {
-		return asked, nil, api.Errorf(api.CodeMalformed, "this node makes no tokens of prompts and messages: "+
+	case s.tokenizers == nil && own:
+		return asked, r, nil, api.Errorf(api.CodeMalformed, "this node makes no tokens of prompts and messages: "+
 			"send tokens, or start indexer serve with --tokenizers")
+	case template:
+		out.UnsupportedFields = append(out.UnsupportedFields, "chat_template")
 	}
-	asked, out = *q, &api.Tokenization{}
-	asked.Text = nil
-	begun := time.Now()
-	making, span := tracing.Start(ctx, "tokenize")
-	tokens, err := s.tokenizers.Tokenize(making, q.Model, q.Text)
-	s.queries.Stage("tokenize", time.Since(begun))
-	if err != nil {
-		span.Fail(string(tokenize.OutcomeOf(err)), true)
-	} else if span.On() {
-		span.Set(attribute.Int("llm_d.epp.token_producer.token_count", len(tokens.IDs)))
-	}
-	span.End()
+	var tokens tokenize.Tokens
 	switch {
-	case err != nil && ctx.Err() != nil:
-		return asked, nil, ctx.Err()
-	case err != nil:
-		out.TokenizeError = fmt.Sprintf("%s: %v", tokenize.OutcomeOf(err), err)
-		asked.Hashes, asked.LoRA, asked.CacheSalt = api.Hashes{}, "", ""
-		return asked, out, nil
+	case len(out.UnsupportedFields) > 0:
+		err = fmt.Errorf("unsupported_field: the request has %s; the tokens or the tenant may differ",
+			strings.Join(out.UnsupportedFields, ", "))
+	case asked.Tokens != nil:
+		out.Tokenized, out.PromptTokens = true, len(asked.Tokens)
+		return asked, r, out, nil
+	case !r.Prompted():
+		err = errors.New("the request has no prompt that this node can tokenize")
+	case s.tokenizers == nil:
+		err = errors.New("this node has no --tokenizers")
+	default:
+		tokens, err = s.tokenize(ctx, q.Model, &r.Text)
+		if ctx.Err() != nil {
+			return asked, r, nil, ctx.Err()
+		}
+		if e, is := errors.AsType[*tokenize.Error](err); is && len(e.Fields) > 0 {
+			out.UnsupportedFields = e.Fields
+		}
+	}
+	if err != nil {
+		out.TokenizeError = err.Error()
+		s.queries.Unsupported(string(r.API), out.UnsupportedFields)
+		asked.Tokens, asked.Hashes, asked.CacheSalt = nil, api.Hashes{}, ""
+		return asked, r, out, nil
 	}
 	out.Tokenized, out.PromptTokens = true, len(tokens.IDs)
 	asked.Tokens, asked.Media = tokens.IDs[:tokens.Known], tokens.Media
-	if q.ReturnTokenIDs {
+	if q.Text.ReturnTokenIDs {
 		out.TokenIDs = tokens.IDs
 	}
-	return asked, out, nil
+	return asked, r, out, nil
+}
+
+// tokenize returns the tokens of a text. The error begins with its outcome.
+func (s *Server) tokenize(ctx context.Context, model string, t *api.Text) (tokenize.Tokens, error) {
+	begun := time.Now()
+	making, span := tracing.Start(ctx, "tokenize")
+	defer span.End()
+	tokens, err := s.tokenizers.Tokenize(making, model, t)
+	s.queries.Stage("tokenize", time.Since(begun))
+	if err != nil {
+		span.Fail(string(tokenize.OutcomeOf(err)), true)
+		return tokens, fmt.Errorf("%s: %w", tokenize.OutcomeOf(err), err)
+	}
+	if span.On() {
+		span.Set(attribute.Int("llm_d.epp.token_producer.token_count", len(tokens.IDs)))
+	}
+	return tokens, nil
 }
 
 // findText is Find for a query with a text.
@@ -92,9 +135,12 @@ func (s *Server) findText(ctx context.Context, q *api.Query) (*api.Answer, error
 	if err := s.admit(); err != nil {
 		return nil, err
 	}
-	asked, out, err := s.readText(ctx, q)
+	asked, _, out, err := s.readText(ctx, q)
 	if err != nil {
 		return nil, err
+	}
+	if !out.Tokenized {
+		asked.LoRA = "" // valid with tokens only
 	}
 	a, err := s.Find(ctx, &asked)
 	if err != nil {
@@ -133,27 +179,26 @@ func (s *Server) worker(ctx context.Context, rank api.RankPlace) *api.WorkerInfo
 	return nil
 }
 
-// bytesPerToken is what texts have about, for the load of those whose tokens are not known.
-const bytesPerToken = 4
-
-// selectText is Select for a request with a text. Its prompt is as long as its text says: an estimate, if there are no
-// tokens.
+// selectText is Select for a request with a text. ISLTokens is the length of further prompts of the request. The length
+// of a text without tokens is estimated. Its adapter restricts the candidates.
 func (s *Server) selectText(ctx context.Context, q *api.SelectRequest) (*api.Selection, error) {
-	asked := *q
-	query, out, err := s.readText(ctx, &q.Query)
+	query, r, out, err := s.readText(ctx, &q.Query)
 	if err != nil {
 		return nil, err
 	}
+	asked := *q
 	asked.Query = query
-	if asked.ISLTokens = uint64(out.PromptTokens); !out.Tokenized {
-		t := q.Text
-		asked.ISLTokens = uint64(len(t.Prompt)+len(t.Messages)+len(t.Tools))/bytesPerToken + 1
+	if out.Tokenized {
+		asked.ISLTokens += uint64(out.PromptTokens) + r.Further
+	} else {
+		asked.ISLTokens += r.Length
 	}
 	selection, err := s.selection.Select(ctx, &asked)
+	made := out.Tokenized && r.Tokens == nil && q.Tokens == nil
 	q.Tokens = asked.Tokens // for what is recorded of it
 	if err == nil {
-		if selection.Tokenization = out; out.Tokenized {
-			s.announced.Begin(&query, q.Text.Messages != nil, selection)
+		if selection.Tokenization = out; made {
+			s.announced.Begin(&query, r.Text.Messages != nil, selection)
 		}
 	}
 	return selection, err

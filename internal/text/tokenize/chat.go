@@ -99,7 +99,7 @@ func (c *renderer) with(ctx context.Context, text string) (*renderer, error) {
 const adviceURL = "use a render or tokenize URL"
 
 // render renders a chat to one text.
-func (c *renderer) render(ctx context.Context, t *api.Text) (string, error) {
+func (c *renderer) render(ctx context.Context, t *api.Text, o *options) (string, error) {
 	vars := jinja.Vars{"tools": nil, "documents": nil, "add_generation_prompt": true}
 	for name, text := range c.tokens {
 		if text != "" {
@@ -107,6 +107,9 @@ func (c *renderer) render(ctx context.Context, t *api.Text) (string, error) {
 		}
 	}
 	if err := templateArguments(ctx, vars, t.ChatTemplateKwargs); err != nil {
+		return "", err
+	}
+	if err := o.variables(ctx, vars); err != nil {
 		return "", err
 	}
 	messages, err := messages(ctx, t.Messages)
@@ -367,8 +370,8 @@ func content(v any, system bool) (string, error) {
 	return strings.Join(texts, "\n"), nil
 }
 
-// fields returns an object with some keys of another first, in the given order, and the other keys after them.
-func fields(v any, names ...string) (*jinja.Dict, error) {
+// ordered returns an object with some keys of another first, in the given order, and the other keys after them.
+func ordered(v any, names ...string) (*jinja.Dict, error) {
 	in, is := v.(*jinja.Dict)
 	if !is {
 		return nil, errors.New("not an object")
@@ -384,7 +387,7 @@ func fields(v any, names ...string) (*jinja.Dict, error) {
 
 // toolCall returns a tool call with its arguments as an object. Engines keep further fields, such as index.
 func toolCall(ctx context.Context, v any) (*jinja.Dict, error) {
-	call, err := fields(v, "id", "function", "type")
+	call, err := ordered(v, "id", "function", "type")
 	if err != nil {
 		return nil, err
 	}
@@ -392,7 +395,7 @@ func toolCall(ctx context.Context, v any) (*jinja.Dict, error) {
 		return nil, errors.New("not a function")
 	}
 	of, _ := call.Get("function")
-	function, err := fields(of, "arguments", "name")
+	function, err := ordered(of, "arguments", "name")
 	if err != nil {
 		return nil, fmt.Errorf("function: %w", err)
 	}
@@ -437,7 +440,7 @@ func tools(ctx context.Context, data api.Value) (any, error) {
 	}
 	list := make([]any, len(items))
 	for i, item := range items {
-		tool, err := fields(item, "type", "function")
+		tool, err := ordered(item, "type", "function")
 		if err != nil {
 			return nil, fmt.Errorf("tool %d: %w", i, err)
 		}
@@ -445,7 +448,7 @@ func tools(ctx context.Context, data api.Value) (any, error) {
 			return nil, fmt.Errorf("tool %d is not a function", i)
 		}
 		of, _ := tool.Get("function")
-		given, err := fields(of)
+		given, err := ordered(of)
 		if err != nil {
 			return nil, fmt.Errorf("tool %d: function: %w", i, err)
 		}

@@ -51,7 +51,7 @@ func TestChats(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := r.render(t.Context(), &text)
+		got, err := r.render(t.Context(), &text, &options{})
 		if got != c.Text || (err != nil) != (c.Error != "") {
 			t.Errorf("%s:\n%q, %v, not\n%q, %s", c.Request, got, err, c.Text, c.Error)
 		}
@@ -76,7 +76,7 @@ func TestChatFields(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := r.render(t.Context(), &c.Request); err != nil || got != c.Text {
+		if got, err := r.render(t.Context(), &c.Request, &options{}); err != nil || got != c.Text {
 			t.Errorf("%s %s:\n%q, %v, not\n%q", c.Request.Messages, c.Request.Tools, got, err, c.Text)
 		}
 	}
@@ -144,7 +144,7 @@ func TestChatsRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = (&Local{chat: r}).render(t.Context(), &text)
+		_, err = (&Local{chat: r}).render(t.Context(), &text, &options{})
 		if OutcomeOf(err) != Refused || !strings.Contains(fmt.Sprint(err), want) {
 			t.Errorf("%s: %v", request, err)
 		}

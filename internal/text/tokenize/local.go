@@ -36,19 +36,29 @@ func (l *Local) readTemplate(dir, path string, read func(string) ([]byte, error)
 
 // Tokenize accepts prompts, and messages if the model has a template.
 func (l *Local) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
+	o, err := localOptions(t)
+	if err != nil {
+		return Tokens{}, err
+	}
+	text, special := t.Prompt, true
 	if t.Messages != nil {
-		text, err := l.render(ctx, t)
-		if err != nil {
+		special = false
+		if text, err = l.render(ctx, t, &o); err != nil {
 			return Tokens{}, err
 		}
+	}
+	if o.special != nil {
+		special = *o.special
+	}
+	if !special {
 		return l.encode(ctx, text, func(ctx context.Context, to []uint32, text string) ([]uint32, error) {
 			return l.bpe.EncodeText(ctx, to, text, l.parts)
 		})
 	}
-	return l.encode(ctx, t.Prompt, l.bpe.Encode)
+	return l.encode(ctx, text, l.bpe.Encode)
 }
 
-func (l *Local) render(ctx context.Context, t *api.Text) (string, error) {
+func (l *Local) render(ctx context.Context, t *api.Text, o *options) (string, error) {
 	c := l.chat
 	if c == nil {
 		return "", failed(Refused, "the model has no chat template for messages, because the folder of its "+
@@ -64,7 +74,7 @@ func (l *Local) render(ctx context.Context, t *api.Text) (string, error) {
 			return "", failed(Refused, "chat_template: %w", err)
 		}
 	}
-	text, err := c.render(ctx, t)
+	text, err := c.render(ctx, t, o)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return "", ctx.Err()

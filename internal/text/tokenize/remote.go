@@ -53,10 +53,18 @@ const (
 	maxReply  = 64 << 20 // bytes; renders of images contain the pixels
 )
 
-// body is the body of a request. Fields with the same name in [Text] are copied unchanged.
-type body struct {
-	Model string `json:"model"`
-	api.Text
+// body returns the body of a request, with the fields of the text and of its Request.
+func body(model string, t *api.Text) ([]byte, error) {
+	of := struct {
+		Model string `json:"model"`
+		api.Text
+	}{model, *t}
+	of.API, of.Request, of.ReturnTokenIDs = "", nil, false
+	text, err := json.Marshal(of)
+	if err == nil && t.Request != nil {
+		text = append(append(text[:len(text)-1], ','), t.Request[1:]...)
+	}
+	return text, err
 }
 
 // reply is the union of the servers' answers.
@@ -86,9 +94,12 @@ func (r *Remote) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
 	if err != nil {
 		return Tokens{}, err
 	}
-	asked := body{Model: r.Model, Text: *t}
-	asked.ReturnTokenIDs = false
-	text, err := json.Marshal(asked)
+	if r.Kind == Tokenize {
+		if t, err = forTokenizer(t); err != nil {
+			return Tokens{}, err
+		}
+	}
+	text, err := body(r.Model, t)
 	if err != nil {
 		return Tokens{}, failed(Refused, "%w", err)
 	}

@@ -420,7 +420,7 @@ func (x *source) within(ctx context.Context, t *api.Text) (Tokens, error) {
 // keyOf returns the digest of a text's input.
 func keyOf(t *api.Text) (k key) {
 	h := sha256.New()
-	if t.Messages == nil {
+	if t.Messages == nil && t.Request == nil {
 		_, _ = io.WriteString(h, "prompt "+t.Prompt)
 	} else {
 		asked := *t

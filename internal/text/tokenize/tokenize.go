@@ -46,6 +46,7 @@ var Outcomes = []Outcome{OK, Cached, Busy, TimedOut, Unavailable, Refused, Malfo
 // Error is the reason for missing tokens.
 type Error struct {
 	Outcome Outcome
+	Fields  []string // the fields of the request that the source does not support
 	Err     error
 }
 

@@ -1,0 +1,189 @@
+package fields
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/binary"
+	"fmt"
+	"image"
+	"image/png"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf16"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
+)
+
+// TestTables: no name has two classes in a table.
+func TestTables(t *testing.T) {
+	for _, names := range []string{generation + " " + generationUnsupported + " " + identityFields + " " + openAI,
+		pooling + " " + scoringUnsupported + " " + identityFields} {
+		seen := map[string]bool{}
+		for _, name := range strings.Fields(names) {
+			if seen[name] {
+				t.Errorf("%s is listed twice", name)
+			}
+			seen[name] = true
+		}
+	}
+}
+
+func TestOfPath(t *testing.T) {
+	for path, want := range map[string]API{
+		"/v1/completions": Completions, "/v1/chat/completions": Chat, "/llama/v1/chat/completions/?a=/v1/score": Chat,
+		"/v1/responses": Responses, "/v1/messages": Messages, "/v1/embeddings": Embeddings, "/score": Score,
+		"/v2/rerank": Rerank, "": "", "/v1/models": "", "/v1/chat/completions/batch": "", "/v1/messages/count_tokens": "",
+	} {
+		if got := OfPath(path); got != want {
+			t.Errorf("%s is %q, want %q", path, got, want)
+		}
+	}
+}
+
+// show formats the parts of a request.
+func show(r *Request) string {
+	t := r.Text
+	text := fmt.Sprintf("%s tokens %v prompt %q messages %s request %s", r.API, r.Tokens, t.Prompt, t.Messages, t.Request)
+	return text + fmt.Sprintf(" salt %q lora %q unsupported %v", r.Salt, r.LoRA, r.Unsupported)
+}
+
+func TestRead(t *testing.T) {
+	const m = `"messages":[{"role":"user"}]`
+	const messages = `messages [{"role":"user"}]`
+	for _, c := range []struct {
+		api        API
+		body, want string
+	}{
+		{"", `{"prompt":"a","temperature":0.5,"user":"u"}`,
+			`completions tokens [] prompt "a" messages  request  salt "" lora "" unsupported []`},
+		{"", `{"prompt":[[1,2],[3]],"cache_salt":"s","add_special_tokens":false}`,
+			`completions tokens [1 2] prompt "" messages  request  salt "s" lora "" unsupported []`},
+		{"", `{"prompt":"a","add_special_tokens":false,"truncate_prompt_tokens":5}`,
+			`completions tokens [] prompt "a" messages  request {"add_special_tokens":false,"truncate_prompt_tokens":5} ` +
+				`salt "" lora "" unsupported []`},
+		{"", `{"prompt":[1,2],"truncate_prompt_tokens":1,"suffix":"x","prompt_embeds":"AA=="}`,
+			`completions tokens [1 2] prompt "" messages  request  salt "" lora "" ` +
+				`unsupported [prompt_embeds truncate_prompt_tokens suffix]`},
+		{Chat, `{` + m + `,"reasoning_effort":"high","documents":[{"a":"b"}],"extra_key":"","thinking":null,"task":"query"}`,
+			`chat tokens [] prompt "" ` + messages + ` request {"reasoning_effort":"high","documents":[{"a":"b"}]} ` +
+				`salt "" lora "" unsupported [task]`},
+		{Chat, `{` + m + `,"extra_key":"k","reasoning":{"effort":"low"},"kv_transfer_params":{"prompt_token_ids":[1]}}`,
+			`chat tokens [] prompt "" ` + messages + ` request  salt "" lora "" ` +
+				`unsupported [extra_key reasoning kv_transfer_params]`},
+		{Chat, `{` + m + `,"lora_path":"a","cache_salt":["x"]}`,
+			`chat tokens [] prompt "" ` + messages + ` request  salt "" lora "a" unsupported [cache_salt]`},
+		{Chat, `{` + m + `,"lora_request":{"lora_int_id":3},"add_generation_prompt":"true"}`,
+			`chat tokens [] prompt "" ` + messages + ` request  salt "" lora "lora_id:3" unsupported [add_generation_prompt]`},
+		{Chat, `{` + m + `,"Cache_Salt":"s","new\nline":1,"` + strings.Repeat("x", 99) + `":1,"temperature":NaN}`,
+			`chat tokens [] prompt "" ` + messages + ` request  salt "" lora "" unsupported [Cache_Salt other]`},
+		{Chat, `{` + m + `,"chat_template_kwargs":{"x":-Infinity},"documents":"NaN","top_p":Infinity}`,
+			`chat tokens [] prompt "" ` + messages + ` request {"documents":"NaN"} salt "" lora "" ` +
+				`unsupported [chat_template_kwargs]`},
+		{Embeddings, `{"input":[5,6],"dimensions":3}`,
+			`embeddings tokens [5 6] prompt "" messages  request  salt "" lora "" unsupported []`},
+		{Embeddings, `{"input":"text"}`,
+			`embeddings tokens [] prompt "" messages  request  salt "" lora "" unsupported [input]`},
+		{Score, `{"queries":"a","documents":["b"],"cache_salt":"s"}`,
+			`score tokens [] prompt "" messages  request  salt "s" lora "" unsupported [queries documents]`},
+		{Rerank, `{"query":"a","documents":["b"],"top_n":3}`,
+			`rerank tokens [] prompt "" messages  request  salt "" lora "" unsupported [query documents]`},
+		{"", `{"text":"a","input_ids":[1]}`, ` tokens [] prompt "" messages  request  salt "" lora "" unsupported []`},
+	} {
+		for name, encode := range encodings {
+			r, err := Read(c.api, encode(c.body))
+			if err != nil {
+				t.Errorf("%s in %s: %v", c.body, name, err)
+			} else if got := show(r); got != c.want {
+				t.Errorf("%s in %s:\n%s\nwant\n%s", c.body, name, got, c.want)
+			}
+		}
+	}
+	for _, body := range []string{``, `[]`, `{"a":1`, `{"a":1}x`, `"a"`, `{"a":1,"a":2}`, `{"a":nan}`, `{"model":1}`,
+		`{"a":-NaN}`} {
+		if r, err := Read("", []byte(body)); err == nil {
+			t.Errorf("%s is read as %s", body, show(r))
+		}
+	}
+}
+
+// encodings are the forms of a body that Python's json module accepts.
+var encodings = map[string]func(string) []byte{
+	"UTF-8":           func(s string) []byte { return []byte(s) },
+	"UTF-8 with mark": func(s string) []byte { return []byte("\ufeff" + s) },
+	"UTF-16LE":        func(s string) []byte { return utf16Bytes(s, binary.LittleEndian) },
+	"UTF-16BE":        func(s string) []byte { return utf16Bytes(s, binary.BigEndian) },
+	"UTF-16 with mark": func(s string) []byte {
+		return utf16Bytes("\ufeff"+s, binary.LittleEndian)
+	},
+	"UTF-32LE": func(s string) []byte { return utf32Bytes(s, binary.LittleEndian) },
+	"UTF-32 with mark": func(s string) []byte {
+		return utf32Bytes("\ufeff"+s, binary.BigEndian)
+	},
+}
+
+func utf16Bytes(s string, order binary.AppendByteOrder) (b []byte) {
+	for _, u := range utf16.Encode([]rune(s)) {
+		b = order.AppendUint16(b, u)
+	}
+	return b
+}
+
+func utf32Bytes(s string, order binary.AppendByteOrder) (b []byte) {
+	for _, c := range s {
+		b = order.AppendUint32(b, uint32(c))
+	}
+	return b
+}
+
+// TestExpand merges the fields of a query with those of its request.
+func TestExpand(t *testing.T) {
+	r, err := Expand(&api.Text{Messages: api.Value(`[{}]`), Request: api.Value(`{"cache_salt":"s","x":1,"tools":[{}]}`)})
+	if want := `chat tokens [] prompt "" messages [{}] request  salt "s" lora "" unsupported [x]`; err != nil ||
+		show(r) != want || string(r.Text.Tools) != `[{}]` {
+		t.Errorf("%s, %v, want %s", show(r), err, want)
+	}
+	again, err := Expand(&r.Text)
+	if err != nil || again.Text.API != "chat" || string(again.Text.Messages) != `[{}]` {
+		t.Errorf("expanded again: %s, %v", show(again), err)
+	}
+	for _, text := range []api.Text{{Prompt: "a", Request: api.Value(`{"prompt":"b"}`)}, {API: "chats", Prompt: "a"},
+		{Request: api.Value(`{"a":1,"a":1}`)}} {
+		if _, err := Expand(&text); err == nil {
+			t.Errorf("%+v is accepted", text)
+		}
+	}
+}
+
+// TestLength compares estimates with their bounds.
+func TestLength(t *testing.T) {
+	picture := func(width, height int) string {
+		var b bytes.Buffer
+		if err := png.Encode(&b, image.NewGray(image.Rect(0, 0, width, height))); err != nil {
+			t.Fatal(err)
+		}
+		return base64.StdEncoding.EncodeToString(b.Bytes())
+	}
+	part := func(p string) string { return `{"messages":[{"role":"user","content":[` + p + `]}]}` }
+	prompts := `{"prompt":["` + strings.Join(slices.Repeat([]string{strings.Repeat("word ", 800)}, 64), `","`) + `"]}`
+	for _, c := range []struct {
+		name, body  string
+		least, most uint64
+	}{
+		{"a batch of prompts", prompts, 60_000, 68_000},
+		{"a batch of token ids", `{"prompt":[` + strings.Repeat("[1,2,3,4],", 99) + `[5]]}`, 397, 400},
+		{"instructions and input", `{"instructions":"x","input":"` + strings.Repeat("word ", 8000) + `"}`, 9_000, 11_000},
+		{"data without a header", part(`{"type":"image_url","image_url":{"url":"data:image/png;base64,` +
+			strings.Repeat("iVBORw0KGgo", 1000) + `"}}`), 500, 3000},
+		{"a picture", part(`{"type":"image_url","image_url":{"url":"data:image/png;base64,` + picture(560, 560) + `"}}`),
+			400, 450},
+		{"a large picture", part(`{"type":"image","source":{"type":"base64","data":"` + picture(5600, 5600) + `"}}`),
+			16384, 16450},
+		{"a picture elsewhere", part(`{"type":"image_url","image_url":{"url":"https://x.example/a.png"}}`), 1000, 1050},
+		{"a link in a text", `{"messages":[{"role":"user","content":"https://x.example/a.png"}]}`, 5, 30},
+	} {
+		if r, err := Read("", []byte(c.body)); err != nil || r.Length < c.least || r.Length > c.most {
+			t.Errorf("%s: %d tokens (%v), want %d to %d", c.name, r.Length, err, c.least, c.most)
+		}
+	}
+}
